@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the library holds: one row per kernel and device. A new kernel adds its row here.
+#pragma once
+
+namespace xlstm {
+
+struct KernelEntry {
+  const char* op;      // the torch op
+  const char* device;  // torch's device type
+  const char* dtypes;  // of q, k, v
+  const char* states;  // dtype they are kept in
+  const char* source;
+};
+
+inline constexpr const char* kAllDtypes = "float32 bfloat16 float16 float64";
+inline constexpr const char* kWide = "float32, float64 with float64";
+inline constexpr KernelEntry kCatalogue[] = {
+    {"mlstm_chunkwise", "cpu", kAllDtypes, kWide, "csrc/mlstm/chunkwise_cpu.cpp"},
+    {"mlstm_chunkwise_states", "cpu", kAllDtypes, kWide, "csrc/mlstm/chunkwise_cpu.cpp"},
+    {"mlstm_sequence", "cpu", kAllDtypes, kWide, "csrc/mlstm/recurrent_cpu.cpp"},
+    {"mlstm_backward", "cpu", kAllDtypes, kWide, "csrc/mlstm/chunkwise_cpu.cpp"},
+    {"mlstm_backward_states", "cpu", kAllDtypes, kWide, "csrc/mlstm/chunkwise_cpu.cpp"},
+    {"mlstm_step", "cpu", kAllDtypes, kWide, "csrc/mlstm/recurrent_cpu.cpp"},
+    {"mlstm_step_", "cpu", kAllDtypes, kWide, "csrc/mlstm/recurrent_cpu.cpp"},
+};
+
+}  // namespace xlstm

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/threads.h"
+
+#include <thread>
+#include <vector>
+
+namespace xlstm {
+
+int32_t hardware_threads() {
+  const unsigned n = std::thread::hardware_concurrency();
+  return n ? int32_t(n) : 1;
+}
+
+void run_on_own_threads(void*, int32_t workers, void (*body)(void*, int32_t), void* arg) {
+  std::vector<std::thread> threads;
+  for (int32_t w = 1; w < workers; ++w) threads.emplace_back(body, arg, w);
+  body(arg, 0);
+  for (std::thread& t : threads) t.join();
+}
+
+}  // namespace xlstm

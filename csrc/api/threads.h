@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads for callers of the C API that bring none: started per call, joined before it returns.
+#pragma once
+
+#include <cstdint>
+
+namespace xlstm {
+
+int32_t hardware_threads();
+void run_on_own_threads(void* self, int32_t workers, void (*body)(void* arg, int32_t worker), void* arg);
+
+}  // namespace xlstm

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a CPU kernel knows about the machine: vector width, register tile, loads and stores by dtype, exp.
+//
+// Kernel sources (*_cpu.cpp) are compiled once per instruction set with -DXLSTM_ISA=name and live in a namespace of that
+// name. They must not use inline functions of the standard library: the linker would merge an AVX-512 copy into code
+// that runs on older machines. Only this file asks which instruction set it is compiled for.
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#include "api/xlstm_hip.h"
+
+#ifndef XLSTM_ISA
+#define XLSTM_ISA portable
+#endif
+
+namespace xlstm::XLSTM_ISA {
+
+// The register tile of a matrix product: kRows rows times kVectors vectors of accumulators, sized so that accumulators,
+// one row of the right operand and one broadcast fit the register file.
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64, kRows = 8, kVectors = 2;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32, kRows = 4, kVectors = 3;
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16, kRows = 4, kVectors = 5;
+#else
+constexpr int kVectorBytes = 16, kRows = 4, kVectors = 2;
+#endif
+
+template <class T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(kVectorBytes), may_alias));
+};
+template <class T>
+using Vec = typename VectorOf<T>::type;
+template <class T>
+constexpr int kLanes = kVectorBytes / sizeof(T);
+
+template <class T>
+inline Vec<T> load(const T* p) {
+  Vec<T> v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class T>
+inline void store(T* p, Vec<T> v) {
+  memcpy(p, &v, sizeof v);
+}
+template <class T>
+inline Vec<T> broadcast(T x) {
+  return x - Vec<T>{};
+}
+template <class T>
+inline T sum(Vec<T> v) {
+  T s = 0;
+  for (int e = 0; e < kLanes<T>; ++e) s += v[e];
+  return s;
+}
+
+// ---- dtype at the memory's edge, wide inside
+
+inline float bf16_to_float(uint16_t x) {
+  const uint32_t bits = uint32_t(x) << 16;
+  float f;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+inline uint16_t float_to_bf16(float f) {  // to nearest even; NaN stays a quiet NaN
+  uint32_t bits;
+  memcpy(&bits, &f, 4);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return uint16_t(f != f ? (bits >> 16) | 0x40 : rounded);
+}
+
+#if defined(__F16C__)
+inline float half_to_float(uint16_t x) { return _cvtsh_ss(x); }
+inline uint16_t float_to_half(float f) { return _cvtss_sh(f, 0); }
+#elif defined(__aarch64__)
+inline float half_to_float(uint16_t x) {
+  __fp16 h;
+  memcpy(&h, &x, 2);
+  return float(h);
+}
+inline uint16_t float_to_half(float f) {
+  const __fp16 h = __fp16(f);
+  uint16_t x;
+  memcpy(&x, &h, 2);
+  return x;
+}
+#else
+inline float half_to_float(uint16_t x) {
+  const float magnitude = (x & 0x7c00) == 0x7c00
+                              ? ((x & 0x3ff) ? __builtin_nanf("") : __builtin_inff())
+                          : (x & 0x7c00) ? ldexpf(float(0x400 | (x & 0x3ff)), ((x >> 10) & 31) - 25)
+                                         : ldexpf(float(x & 0x3ff), -24);
+  return x & 0x8000 ? -magnitude : magnitude;
+}
+inline uint16_t float_to_half(float f) {
+  uint32_t bits;
+  memcpy(&bits, &f, 4);
+  const uint16_t sign = uint16_t((bits >> 16) & 0x8000);
+  const float a = fabsf(f);
+  if (f != f) return sign | 0x7e00;
+  if (a >= 65520.f) return sign | 0x7c00;
+  int e;
+  frexpf(a, &e);                                     // a = m 2^e, m in [0.5, 1)
+  const int unit = e - 11 < -24 ? -24 : e - 11;      // the exponent of the last place
+  const float ulps = rintf(ldexpf(a, -unit));        // to nearest even, as the mode is
+  const uint32_t n = uint32_t(ulps);
+  return uint16_t(sign | (unit == -24 ? n : ((unit + 24) << 10) + n));
+}
+#endif
+
+template <class T>
+inline T widen(const void* p, xlstm_dtype dtype, int64_t at) {
+  switch (dtype) {
+    case XLSTM_FLOAT32: return T(static_cast<const float*>(p)[at]);
+    case XLSTM_FLOAT64: return T(static_cast<const double*>(p)[at]);
+    case XLSTM_BFLOAT16: return T(bf16_to_float(static_cast<const uint16_t*>(p)[at]));
+    default: return T(half_to_float(static_cast<const uint16_t*>(p)[at]));
+  }
+}
+
+// Reads n elements from p + at. Written as four plain loops: the compiler makes vectors of them.
+template <class T>
+inline void load_row(T* __restrict to, const void* p, xlstm_dtype dtype, int64_t at, int64_t n) {
+  if (dtype == XLSTM_FLOAT32) {
+    const float* s = static_cast<const float*>(p) + at;
+    for (int64_t j = 0; j < n; ++j) to[j] = T(s[j]);
+  } else if (dtype == XLSTM_FLOAT64) {
+    const double* s = static_cast<const double*>(p) + at;
+    for (int64_t j = 0; j < n; ++j) to[j] = T(s[j]);
+  } else if (dtype == XLSTM_BFLOAT16) {
+    const uint16_t* s = static_cast<const uint16_t*>(p) + at;
+    for (int64_t j = 0; j < n; ++j) to[j] = T(bf16_to_float(s[j]));
+  } else {
+    const uint16_t* s = static_cast<const uint16_t*>(p) + at;
+    int64_t j = 0;
+#if defined(__F16C__)
+    if constexpr (sizeof(T) == 4)
+      for (; j + 8 <= n; j += 8)
+        _mm256_storeu_ps(to + j, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(s + j))));
+#endif
+    for (; j < n; ++j) to[j] = T(half_to_float(s[j]));
+  }
+}
+
+template <class T>
+inline void store_row(void* p, xlstm_dtype dtype, int64_t at, const T* __restrict from, int64_t n) {
+  if (dtype == XLSTM_FLOAT32) {
+    float* d = static_cast<float*>(p) + at;
+    for (int64_t j = 0; j < n; ++j) d[j] = float(from[j]);
+  } else if (dtype == XLSTM_FLOAT64) {
+    double* d = static_cast<double*>(p) + at;
+    for (int64_t j = 0; j < n; ++j) d[j] = double(from[j]);
+  } else if (dtype == XLSTM_BFLOAT16) {
+    uint16_t* d = static_cast<uint16_t*>(p) + at;
+    for (int64_t j = 0; j < n; ++j) d[j] = float_to_bf16(float(from[j]));
+  } else {
+    uint16_t* d = static_cast<uint16_t*>(p) + at;
+    int64_t j = 0;
+#if defined(__F16C__)
+    if constexpr (sizeof(T) == 4)
+      for (; j + 8 <= n; j += 8)
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(d + j), _mm256_cvtps_ph(_mm256_loadu_ps(from + j), 0));
+#endif
+    for (; j < n; ++j) d[j] = float_to_half(float(from[j]));
+  }
+}
+
+// ---- exp of a vector: 2^n e^r with |r| <= ln2/2 and a Taylor polynomial of degree 7; 1 ulp. Below the smallest normal
+// number it is zero, above the largest infinity.
+inline Vec<float> exp(Vec<float> x) {
+  typedef int32_t Int __attribute__((vector_size(kVectorBytes)));
+  const Vec<float> shift = broadcast(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vec<float> t = x * 1.44269504f + shift;
+  const Vec<float> n = t - shift;
+  const Vec<float> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vec<float> p = broadcast(1.f / 5040);
+  p = p * r + 1.f / 720;
+  p = p * r + 1.f / 120;
+  p = p * r + 1.f / 24;
+  p = p * r + 1.f / 6;
+  p = p * r + 0.5f;
+  p = p * r * r + r + 1.f;
+  Int bits;
+  memcpy(&bits, &t, sizeof bits);
+  bits = (bits - 0x4b400000 + 127) << 23;
+  Vec<float> scale;
+  memcpy(&scale, &bits, sizeof scale);
+  Vec<float> y = p * scale;
+  y = x < -87.3f ? Vec<float>{} : y;
+  y = x > 88.3f ? broadcast(__builtin_inff()) : y;
+  return x != x ? x : y;
+}
+inline Vec<double> exp(Vec<double> x) {
+  Vec<double> y;
+  for (int e = 0; e < kLanes<double>; ++e) y[e] = ::exp(x[e]);
+  return y;
+}
+
+}  // namespace xlstm::XLSTM_ISA

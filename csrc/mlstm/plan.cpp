@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mlstm/plan.h"
+
+#include <algorithm>
+
+namespace xlstm {
+
+MlstmCpuPlan plan_mlstm_cpu(int64_t sequences, int64_t heads, int64_t longest, int64_t chunk_size, int64_t threads) {
+  constexpr int64_t kLeastChunks = 4;
+  const int64_t walks = sequences * heads;
+  const int64_t chunk = std::min(chunk_size, longest);
+  const int64_t chunks = (longest + chunk - 1) / chunk;
+  const int64_t wanted = (threads + walks - 1) / walks;
+  const int64_t segments = std::max<int64_t>(1, std::min(wanted, chunks / kLeastChunks));
+  const int64_t chunks_each = (chunks + segments - 1) / segments;
+  MlstmCpuPlan plan;
+  plan.chunk = chunk;
+  plan.segment_length = segments == 1 ? longest : chunks_each * chunk;
+  plan.segments = (longest + plan.segment_length - 1) / plan.segment_length;
+  plan.workers = std::max<int64_t>(1, std::min(threads, walks * plan.segments));
+  return plan;
+}
+
+}  // namespace xlstm

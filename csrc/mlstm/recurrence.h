@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scalar maths of the mLSTM, for the host and for GPU kernels: what one token does to the stabiliser, and what the
+// output is divided by. Everything that a kernel does to the gates is written here and nowhere else.
+//
+//   exp gate:      lf = logsigmoid(f)   ig = i               m' = max(lf + m, ig)
+//   sigmoid gate:  lf = logsigmoid(f)   ig = logsigmoid(i)   m' = 0
+//   C' = e^(lf + m - m') C + e^(ig - m') k v^T    n' likewise    h = q C' / N    N = max(|q n'|, e^-m') + eps
+//
+// With the sigmoid gate m is the stabiliser of the initial state only, and e^-m' = 1.
+#pragma once
+
+#include <math.h>
+
+#include "arch/host_device.h"
+
+namespace xlstm {
+
+XLSTM_HOST_DEVICE static inline double log_sigmoid(double x) {
+  // The branch keeps exp below one. NaN takes the second one and stays NaN.
+  return x < 0 ? x - log1p(exp(x)) : -log1p(exp(-x));
+}
+
+XLSTM_HOST_DEVICE static inline double sigmoid(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x)); }
+
+// max that hands on NaN, as torch.maximum does.
+XLSTM_HOST_DEVICE static inline double nan_max(double a, double b) { return a != a || a > b ? a : b; }
+
+// Whether m' came from the forget path. Backward asks the same question as forward did.
+XLSTM_HOST_DEVICE static inline bool keeps_stabiliser(double lf, double m, double ig) { return lf + m > ig; }
+
+XLSTM_HOST_DEVICE static inline double next_stabiliser(bool sigmoid_gate, double lf, double m, double ig) {
+  return sigmoid_gate ? 0.0 : nan_max(lf + m, ig);
+}
+
+// What num is divided by. l = q n', signed.
+XLSTM_HOST_DEVICE static inline double normaliser(bool normalize, double l, double m, double eps) {
+  if (!normalize) return 1.0;
+  return nan_max(fabs(l), exp(-m)) + eps;
+}
+
+// What reaches l and m' through N, given dot = dh . h: dh/dN = -h / N, and at a fixed unstabilised state moving m' changes
+// only the weight of eps.
+struct NormaliserGrad {
+  double dl, dm;
+};
+XLSTM_HOST_DEVICE static inline NormaliserGrad normaliser_grad(bool normalize, double l, double m, double eps, double dot) {
+  if (!normalize) return {0.0, 0.0};
+  const double n = normaliser(true, l, m, eps);
+  const bool l_wins = fabs(l) > exp(-m);
+  return {l_wins ? -dot / n * (l < 0 ? -1.0 : 1.0) : 0.0, -dot * (eps / n)};
+}
+
+}  // namespace xlstm

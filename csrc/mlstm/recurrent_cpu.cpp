@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// The recurrent mLSTM on a CPU: any number of tokens, one after the other; one token is the decode step.
+//
+// Each element of C is read, decayed, added to, used and written once per token: 8 bytes moved for 6 flops in float, so
+// memory binds. A task owns one head's rows of C for a tile of values; every task of a head makes q.n for itself (one row
+// against 256 or more). n and m are written when all tasks are done, so the states may be updated in place.
+#include "mlstm/kernels_cpu.h"
+#include "mlstm/sequences.h"
+
+namespace xlstm::XLSTM_ISA {
+namespace {
+
+struct Tiling {
+  int64_t width, count;  // values per task, tasks per head
+
+  // Split values only when the heads do not fill the workers, in whole cache lines of at least 64 values.
+  Tiling(int64_t dhv, int64_t heads, int64_t workers) {
+    constexpr int64_t kLeast = 64;
+    const int64_t wanted = (workers + heads - 1) / heads, most = (dhv + kLeast - 1) / kLeast;
+    const int64_t tiles = wanted < most ? wanted : most;
+    width = ((dhv + tiles - 1) / tiles + 15) / 16 * 16;
+    count = (dhv + width - 1) / width;
+  }
+};
+
+template <class T>
+struct Memory {
+  T *n, *m;  // after the last token, per head
+  T* rows;   // per worker: q, k, n, v, h
+
+  Memory(Arena& arena, const xlstm_mlstm& in, int64_t workers)
+      : n(arena.take<T>(Heads{in}.count() * in.dqk)),
+        m(arena.take<T>(Heads{in}.count())),
+        rows(arena.take<T>(workers * per_worker(in))) {}
+  static int64_t per_worker(const xlstm_mlstm& in) { return (3 * (in.dqk + 16) + 2 * (in.dhv + 16) + 15) / 16 * 16; }
+};
+
+// c' = forget c + (input k) v^T and h = q c', for `width` values; four rows of c at a time share the loads of v and h.
+template <class T>
+void update(const T* c, T* c_next, int64_t stride, const T* q, const T* k, const T* v, T* h, int64_t dqk, int64_t width,
+            T forget, T input) {
+  for (int64_t j = 0; j < width; ++j) h[j] = 0;
+  int64_t d = 0;
+  const int64_t whole = width / kLanes<T> * kLanes<T>;
+  for (; d + 4 <= dqk; d += 4) {
+    const T k0 = input * k[d], k1 = input * k[d + 1], k2 = input * k[d + 2], k3 = input * k[d + 3];
+    const T *c0 = c + d * stride, *c1 = c0 + stride, *c2 = c1 + stride, *c3 = c2 + stride;
+    T *o0 = c_next + d * stride, *o1 = o0 + stride, *o2 = o1 + stride, *o3 = o2 + stride;
+    for (int64_t j = 0; j < whole; j += kLanes<T>) {
+      const Vec<T> value = load(v + j);
+      const Vec<T> x0 = load(c0 + j) * forget + value * k0, x1 = load(c1 + j) * forget + value * k1;
+      const Vec<T> x2 = load(c2 + j) * forget + value * k2, x3 = load(c3 + j) * forget + value * k3;
+      store(o0 + j, x0);
+      store(o1 + j, x1);
+      store(o2 + j, x2);
+      store(o3 + j, x3);
+      store(h + j, load(h + j) + (x0 * q[d] + x1 * q[d + 1]) + (x2 * q[d + 2] + x3 * q[d + 3]));
+    }
+    for (int64_t j = whole; j < width; ++j)
+      for (int64_t r = d; r < d + 4; ++r) {
+        const T x = c[r * stride + j] * forget + v[j] * (input * k[r]);
+        c_next[r * stride + j] = x;
+        h[j] += x * q[r];
+      }
+  }
+  for (; d < dqk; ++d)
+    for (int64_t j = 0; j < width; ++j) {
+      const T x = c[d * stride + j] * forget + v[j] * (input * k[d]);
+      c_next[d * stride + j] = x;
+      h[j] += x * q[d];
+    }
+}
+
+template <class T>
+void run(const xlstm_mlstm_forward& p, void* workspace, const Executor& executor) {
+  const xlstm_mlstm& in = p.in;
+  Arena arena(workspace);
+  const Memory<T> memory(arena, in, executor.workers);
+  const Heads heads{in};
+  const Tiling tiling(in.dhv, heads.count(), executor.workers);
+  const bool sigmoid_gate = in.gate == XLSTM_GATE_SIGMOID, normalize = !sigmoid_gate || in.normalize;
+  const T scale = T(1 / ::sqrt(double(in.dqk)));
+
+  parallel_tasks(executor, heads.count() * tiling.count, [&](int64_t task, int32_t worker) {
+    const Head h = heads[task / tiling.count];
+    const int64_t tile = task % tiling.count, column = tile * tiling.width;
+    const int64_t width = in.dhv - column < tiling.width ? in.dhv - column : tiling.width;
+    T* q = memory.rows + worker * Memory<T>::per_worker(in);
+    T *k = q + in.dqk + 16, *n = k + in.dqk + 16, *v = n + in.dqk + 16, *out = v + in.dhv + 16;
+    T* c = static_cast<T*>(p.c_last) + h.state * in.dqk * in.dhv + column;
+    const T* c_before = in.c_initial ? static_cast<const T*>(in.c_initial) + h.state * in.dqk * in.dhv + column : nullptr;
+    double m = in.m_initial ? double(static_cast<const T*>(in.m_initial)[h.state]) : 0.0;
+    for (int64_t d = 0; d < in.dqk; ++d) n[d] = in.n_initial ? static_cast<const T*>(in.n_initial)[h.state * in.dqk + d] : T(0);
+    if (!c_before) {
+      for (int64_t d = 0; d < in.dqk; ++d)
+        for (int64_t j = 0; j < width; ++j) c[d * in.dhv + j] = 0;
+      c_before = c;
+    }
+    Rows<T> rows_q = rows_of<T>(in.q, h, in.dqk);
+    rows_q.gain = scale;
+    const Rows<T> rows_k = rows_of<T>(in.k, h, in.dqk);
+    for (int64_t t = h.begin; t < h.end; ++t) {
+      rows_q.read(t, q);
+      rows_k.read(t, k);
+      load_row(v, at(in.v, h), in.v.dtype, t * in.v.stride[2] + column, width);
+      const double i = widen<double>(in.i.data, in.i.dtype, offset(in.i, h) + t * in.i.stride[2]);
+      const double lf = log_sigmoid(widen<double>(in.f.data, in.f.dtype, offset(in.f, h) + t * in.f.stride[2]));
+      const double ig = sigmoid_gate ? log_sigmoid(i) : i;
+      const double m_next = next_stabiliser(sigmoid_gate, lf, m, ig);
+      const T forget = T(::exp(lf + m - m_next)), input = T(::exp(ig - m_next));
+      m = m_next;
+      T l = 0;
+      for (int64_t d = 0; d < in.dqk; ++d) {
+        n[d] = forget * n[d] + input * k[d];
+        l += q[d] * n[d];
+      }
+      update(c_before, c, in.dhv, q, k, v, out, in.dqk, width, forget, input);
+      c_before = c;
+      const T inverse = T(1 / normaliser(normalize, l, m, in.eps));
+      for (int64_t j = 0; j < width; ++j) out[j] *= inverse;
+      store_row(p.h.data, p.h.dtype, offset(p.h, h) + t * p.h.stride[2] + column, out, width);
+      if (tile == 0 && p.l) static_cast<T*>(p.l)[h.row + t] = l;
+    }
+    if (tile != 0) return;
+    for (int64_t d = 0; d < in.dqk; ++d) memory.n[h.state * in.dqk + d] = n[d];
+    memory.m[h.state] = T(m);
+  });
+  memcpy(p.n_last, memory.n, heads.count() * in.dqk * sizeof(T));
+  memcpy(p.m_last, memory.m, heads.count() * sizeof(T));
+}
+
+}  // namespace
+
+size_t recurrent_workspace(const xlstm_mlstm_forward& p, int64_t workers) {
+  Arena counter(nullptr);
+  if (p.in.q.dtype == XLSTM_FLOAT64)
+    Memory<double>(counter, p.in, workers);
+  else
+    Memory<float>(counter, p.in, workers);
+  return counter.used();
+}
+void recurrent(const xlstm_mlstm_forward& p, void* workspace, const Executor& executor) {
+  p.in.q.dtype == XLSTM_FLOAT64 ? run<double>(p, workspace, executor) : run<float>(p, workspace, executor);
+}
+
+}  // namespace xlstm::XLSTM_ISA

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// Heads, sequences and segments as tasks; the gates of every token; states between memory and a walk. Shared by the
+// chunkwise forward and backward on a CPU.
+#pragma once
+
+#include "mlstm/kernels_cpu.h"
+#include "mlstm/walk.h"
+
+namespace xlstm::XLSTM_ISA {
+
+// f(task, worker) for every task. Workers take the next one when they are free, so long and short sequences mix well;
+// no result depends on who computed it.
+template <class F>
+inline void parallel_tasks(const Executor& executor, int64_t tasks, F&& f) {
+  struct Shared {
+    F& f;
+    int64_t tasks, next;
+  } shared{f, tasks, 0};
+  const auto body = [](void* arg, int32_t worker) {
+    Shared& s = *static_cast<Shared*>(arg);
+    for (int64_t task; (task = __atomic_fetch_add(&s.next, 1, __ATOMIC_RELAXED)) < s.tasks;) s.f(task, worker);
+  };
+  const int32_t workers = int32_t(tasks < executor.workers ? tasks : executor.workers);
+  executor.parallel(executor.self, workers, body, &shared);
+}
+
+// One head of one sequence.
+struct Head {
+  int64_t batch, head, begin, end;  // where its tokens are
+  int64_t state;                    // index of its states
+  int64_t row;                      // index of its first token in a contiguous (B, NH, S) array, less begin
+};
+
+struct Heads {
+  const xlstm_mlstm& in;
+
+  int64_t sequences() const { return in.cu_seqlens ? in.sequences : in.batch; }
+  int64_t count() const { return sequences() * in.heads; }
+  Head operator[](int64_t index) const {
+    const int64_t sequence = index / in.heads, head = index % in.heads;
+    const int64_t batch = in.cu_seqlens ? 0 : sequence;
+    return {batch,
+            head,
+            in.cu_seqlens ? in.cu_seqlens[sequence] : 0,
+            in.cu_seqlens ? in.cu_seqlens[sequence + 1] : in.length,
+            index,
+            (batch * in.heads + head) * in.length};
+  }
+};
+
+inline int64_t offset(const xlstm_tensor& x, const Head& h) { return h.batch * x.stride[0] + h.head * x.stride[1]; }
+
+inline const void* at(const xlstm_tensor& x, const Head& h) {
+  const int64_t bytes = x.dtype == XLSTM_FLOAT64 ? 8 : x.dtype == XLSTM_FLOAT32 ? 4 : 2;
+  return static_cast<const char*>(x.data) + offset(x, h) * bytes;
+}
+
+template <class T>
+inline Rows<T> rows_of(const xlstm_tensor& x, const Head& h, int64_t features) {
+  Rows<T> r;
+  r.data = at(x, h);
+  r.dtype = x.dtype;
+  r.stride = x.stride[2];
+  r.features = features;
+  return r;
+}
+
+// lf, ig and m of every token, (B, NH, S) doubles.
+struct GateArrays {
+  double *lf, *ig, *m;
+
+  GateArrays(Arena& arena, const xlstm_mlstm& in) {
+    const int64_t tokens = in.batch * in.heads * in.length;
+    lf = arena.take<double>(tokens);
+    ig = arena.take<double>(tokens);
+    m = arena.take<double>(tokens);
+  }
+};
+
+template <class T>
+inline Gates gates_of(const GateArrays& arrays, const xlstm_mlstm& in, const Head& h) {
+  const double m_initial = in.m_initial ? double(static_cast<const T*>(in.m_initial)[h.state]) : 0.0;
+  return {arrays.lf + h.row, arrays.ig + h.row, arrays.m + h.row, h.begin, m_initial};
+}
+
+// Fills the gates of one head; returns m after its last token.
+template <class T>
+inline double fill_gates(const Gates& g, const xlstm_mlstm& in, const Head& h) {
+  const bool sigmoid_gate = in.gate == XLSTM_GATE_SIGMOID;
+  double m = g.m_initial;
+  for (int64_t t = h.begin; t < h.end; ++t) {
+    const double i = widen<double>(in.i.data, in.i.dtype, offset(in.i, h) + t * in.i.stride[2]);
+    const double f = widen<double>(in.f.data, in.f.dtype, offset(in.f, h) + t * in.f.stride[2]);
+    g.lf[t] = log_sigmoid(f);
+    g.ig[t] = sigmoid_gate ? log_sigmoid(i) : i;
+    g.m[t] = m = next_stabiliser(sigmoid_gate, g.lf[t], m, g.ig[t]);
+  }
+  return m;
+}
+
+// States in memory are c (DHQK, DHHV) and n (DHQK). A walk holds them as x by y, or transposed: n is the last column, or
+// the last row; where the walk has neither, n stays out.
+template <class T>
+struct StateLayout {
+  int64_t dqk, dhv;
+  bool transposed, with_n;
+
+  int64_t x() const { return transposed ? dhv + with_n : dqk; }
+  int64_t y() const { return transposed ? dqk : dhv + with_n; }
+
+  // f(value in memory, value in the walk) for each element; without n, for those of c.
+  template <class U, class F>
+  void each(U* c, U* n, T* state, F&& f) const {
+    for (int64_t i = 0; i < x(); ++i)
+      for (int64_t j = 0; j < y(); ++j) {
+        T& in_walk = state[(j / NR<T> * x() + i) * NR<T> + j % NR<T>];
+        const int64_t key = transposed ? j : i, value = transposed ? i : j;
+        if (value < dhv)
+          f(c[key * dhv + value], in_walk);
+        else if (n)
+          f(n[key], in_walk);
+      }
+  }
+  void load(const void* c, const void* n, int64_t index, T* state) const {
+    for (int64_t j = 0; j < x() * padded<T>(y()); ++j) state[j] = 0;
+    if (!c) return;
+    each(static_cast<const T*>(c) + index * dqk * dhv, n ? static_cast<const T*>(n) + index * dqk : nullptr, state,
+         [](const T& outside, T& inside) { inside = outside; });
+  }
+  void store(void* c, void* n, int64_t index, T* state) const {
+    each(static_cast<T*>(c) + index * dqk * dhv, static_cast<T*>(n) + index * dqk, state,
+         [](T& outside, T& inside) { outside = inside; });
+  }
+  void store_n(void* n, int64_t index, const T* state) const {  // a transposed state's last row
+    for (int64_t j = 0; j < dqk; ++j) static_cast<T*>(n)[index * dqk + j] = state[(j / NR<T> * x() + dhv) * NR<T> + j % NR<T>];
+  }
+  double dot(const void* c, const void* n, int64_t index, T* state) const {
+    double total = 0;
+    each(static_cast<const T*>(c) + index * dqk * dhv, n ? static_cast<const T*>(n) + index * dqk : nullptr, state,
+         [&](const T& outside, T& inside) { total += double(outside) * double(inside); });
+    return total;
+  }
+};
+
+// The states between segments: for each head, one per segment but the last. Empty when nothing is cut.
+template <class T>
+struct SegmentStates {
+  T* states = nullptr;
+  int64_t size = 0, per_head = 0;
+
+  SegmentStates(Arena& arena, const Heads& heads, const MlstmCpuPlan& plan, int64_t state_size)
+      : size(state_size), per_head(plan.segments - 1) {
+    if (per_head > 0) states = arena.take<T>(heads.count() * per_head * size);
+  }
+  // After the segment that is `order`th in the walk's direction.
+  T* after(int64_t head, int64_t order) const { return states + (head * per_head + order) * size; }
+};
+
+// Walks every head. make(head) -> Walk<T>; load(head, state) fills the state before the first token in the walk's
+// direction; sink(head, worker) -> a sink for Walk::run; finish(head, state) sees the state after the last one.
+//
+// With one segment a head is one task. Else three passes: what each segment alone adds to the state, a scan that turns
+// those into the state before each segment, and the full walk of every segment.
+template <class T, class Make, class Load, class Sink, class Finish>
+inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const Heads& heads, bool last_state,
+                       const SegmentStates<T>& between, WalkScratch<T>* scratch, Make&& make, Load&& load, Sink&& sink,
+                       Finish&& finish) {
+  struct Span {
+    int64_t begin, end, order;
+    bool last;
+  };
+  const auto segments = [&](const Head& h) { return (h.end - h.begin + plan.segment_length - 1) / plan.segment_length; };
+  const auto span = [&](const Head& h, int64_t order, bool reverse) {
+    const int64_t count = segments(h), j = reverse ? count - 1 - order : order;
+    const int64_t begin = h.begin + j * plan.segment_length, end = begin + plan.segment_length;
+    return Span{begin, end < h.end ? end : h.end, order, order + 1 == count};
+  };
+  const auto copy = [](const T* from, T* to, int64_t n) { memcpy(to, from, n * sizeof(T)); };
+
+  if (plan.segments > 1) {
+    parallel_tasks(executor, heads.count() * (plan.segments - 1), [&](int64_t task, int32_t worker) {
+      const int64_t index = task / (plan.segments - 1), order = task % (plan.segments - 1);
+      const Head h = heads[index];
+      if (order + 1 >= segments(h)) return;
+      WalkScratch<T>& s = scratch[worker];
+      const Walk<T> walk = make(h);
+      const Span p = span(h, order, walk.reverse);
+      for (int64_t j = 0; j < between.size; ++j) s.state[j] = 0;
+      walk.run(p.begin, p.end, plan.chunk, false, true, s, [](auto&&...) {});
+      copy(s.state, between.after(index, order), between.size);
+    });
+    parallel_tasks(executor, heads.count(), [&](int64_t index, int32_t worker) {
+      const Head h = heads[index];
+      const Walk<T> walk = make(h);
+      const T* before = scratch[worker].state;
+      load(h, scratch[worker].state);
+      for (int64_t order = 0; order + 1 < segments(h); ++order) {
+        const Span p = span(h, order, walk.reverse);
+        const T decay = T(walk.gates.decay(p.begin, p.end));
+        T* after = between.after(index, order);
+        for (int64_t j = 0; j < between.size; ++j) after[j] += decay * before[j];
+        before = after;
+      }
+    });
+  }
+  parallel_tasks(executor, heads.count() * plan.segments, [&](int64_t task, int32_t worker) {
+    const int64_t index = task / plan.segments, order = task % plan.segments;
+    const Head h = heads[index];
+    if (order >= segments(h)) return;
+    WalkScratch<T>& s = scratch[worker];
+    const Walk<T> walk = make(h);
+    const Span p = span(h, order, walk.reverse);
+    if (order == 0)
+      load(h, s.state);
+    else
+      copy(between.after(index, order - 1), s.state, between.size);
+    walk.run(p.begin, p.end, plan.chunk, true, last_state || !p.last, s, sink(h, s));
+    if (p.last && last_state) finish(h, s.state);
+  });
+}
+
+}  // namespace xlstm::XLSTM_ISA

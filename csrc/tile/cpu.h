@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tile algebra on a CPU. One product does all the work:
+//
+//   acc (rows x NR) += sum_k  a[k][row] * b[k][NR]        NR = kVectors vectors
+//
+// Both operands run along k: a row of b is NR contiguous values, and the rows of a are contiguous at each k, so that one
+// pointer walks each. Matrices are therefore kept in panels:
+//   column panels  (K, NR) blocks, one after the other: the right operand, and the state
+//   token panels   the same with tokens across and features down: a transposed matrix, which serves as the left operand
+//                  of one product and the right operand of another
+#pragma once
+
+#include "arch/cpu.h"
+
+namespace xlstm::XLSTM_ISA {
+
+template <class T>
+constexpr int NR = kVectors * kLanes<T>;
+template <class T>
+constexpr int64_t panels(int64_t columns) {
+  return (columns + NR<T> - 1) / NR<T>;
+}
+template <class T>
+constexpr int64_t padded(int64_t columns) {
+  return panels<T>(columns) * NR<T>;
+}
+
+template <class T, int R, int V>
+struct Tile {
+  Vec<T> acc[R][V];
+
+  void zero() {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) acc[r][v] = Vec<T>{};
+  }
+  void load_scaled(const T* p, T factor) {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) acc[r][v] = load(p + r * NR<T> + v * kLanes<T>) * factor;
+  }
+  void store_to(T* p) const {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) store(p + r * NR<T> + v * kLanes<T>, acc[r][v]);
+  }
+  void scale_rows(const T* factor) {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) acc[r][v] *= factor[r];
+  }
+  // a: row r of step k at a[k * a_step + r].  b: step k at b[k * NR].
+  void multiply(const T* __restrict a, int64_t a_step, const T* __restrict b, int64_t steps) {
+    for (int64_t k = 0; k < steps; ++k, a += a_step, b += NR<T>) {
+      Vec<T> right[V];
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) right[v] = load(b + v * kLanes<T>);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) acc[r][v] += right[v] * a[r];
+    }
+  }
+};
+
+// Calls f(Tile<T, R, V>&) with R = rows <= kRows and V = the vectors that columns <= NR need: full panels take all of
+// them, a last panel with few columns one.
+template <class T, int V, class F>
+inline void with_rows(int64_t rows, F&& f) {
+  switch (rows) {
+#define XLSTM_ROWS(n)                    \
+  case n:                                \
+    if constexpr (n <= kRows) {          \
+      Tile<T, n, V> tile;                \
+      f(tile);                           \
+    }                                    \
+    break;
+    XLSTM_ROWS(1) XLSTM_ROWS(2) XLSTM_ROWS(3) XLSTM_ROWS(4) XLSTM_ROWS(5) XLSTM_ROWS(6) XLSTM_ROWS(7) XLSTM_ROWS(8)
+#undef XLSTM_ROWS
+  }
+}
+template <class T, class F>
+inline void with_tile(int64_t rows, int64_t columns, F&& f) {
+  if (columns <= kLanes<T>)
+    with_rows<T, 1>(rows, f);
+  else
+    with_rows<T, kVectors>(rows, f);
+}
+
+// A matrix of tokens by features in memory, with what is done to it on the way in: one factor for all, one per token, and
+// one more feature at the end, the same for all tokens or one per token. Reads as T whatever the dtype.
+template <class T>
+struct Rows {
+  const void* data = nullptr;
+  xlstm_dtype dtype = XLSTM_FLOAT32;
+  int64_t stride = 0, features = 0;
+  T gain = 1;
+  const T* token_gain = nullptr;
+  bool extra = false;             // has one more feature
+  const T* extra_value = nullptr;  // its value per token; null: 1
+
+  int64_t width() const { return features + (extra ? 1 : 0); }
+
+  // Row t into to[0 .. width).
+  void read(int64_t t, T* to) const {
+    load_row(to, data, dtype, t * stride, features);
+    const T g = token_gain ? gain * token_gain[t] : gain;
+    if (g != T(1))
+      for (int64_t j = 0; j < features; ++j) to[j] *= g;
+    if (extra) to[features] = extra_value ? extra_value[t] : T(1);
+  }
+};
+
+// tokens [t0, t0 + n) of rows -> token panels (width, NR), zero beyond n. scratch holds kRows rows.
+template <class T>
+inline void pack_transposed(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* scratch) {
+  const int64_t width = rows.width(), ld = (width + 15) / 16 * 16;
+  for (int64_t t = 0; t < padded<T>(n); t += kRows) {
+    for (int r = 0; r < kRows; ++r) {
+      if (t + r < n)
+        rows.read(t0 + t + r, scratch + r * ld);
+      else
+        memset(scratch + r * ld, 0, width * sizeof(T));
+    }
+    T* panel = to + t / NR<T> * width * NR<T> + t % NR<T>;
+    for (int64_t d = 0; d < width; ++d)
+      for (int r = 0; r < kRows; ++r) panel[d * NR<T> + r] = scratch[r * ld + d];
+  }
+}
+
+// tokens [t0, t0 + n) -> rows of width ld, each times weight.
+template <class T>
+inline void pack_weighted(const Rows<T>& rows, int64_t t0, int64_t n, const T* weight, T* to, int64_t ld) {
+  const int64_t width = rows.width();
+  for (int64_t t = 0; t < n; ++t, to += ld) {
+    rows.read(t0 + t, to);
+    for (int64_t j = 0; j < width; ++j) to[j] *= weight[t];
+  }
+}
+
+// tokens [t0, t0 + n) -> column panels (n, NR). Returns whether every value is finite. scratch holds one row.
+template <class T>
+inline bool pack_columns(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* scratch) {
+  const int64_t width = rows.width(), full = padded<T>(width);
+  int bad = 0;
+  for (int64_t j = width; j < full; ++j) scratch[j] = 0;
+  for (int64_t t = 0; t < n; ++t) {
+    rows.read(t0 + t, scratch);
+    for (int64_t j = 0; j < width; ++j) bad |= scratch[j] - scratch[j] != 0;  // NaN unless finite
+    for (int64_t p = 0; p < full / NR<T>; ++p) memcpy(to + (p * n + t) * NR<T>, scratch + p * NR<T>, NR<T> * sizeof(T));
+  }
+  return !bad;
+}
+
+}  // namespace xlstm::XLSTM_ISA

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Between torch's tensors and the C API: views, checks, memory and threads. The ops' arguments were checked and worded
+// for people in checks.py; here is what keeps a direct call of torch.ops from reading outside a tensor.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "api/xlstm_hip.h"
+
+namespace xlstm::torch_ops {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+inline xlstm_dtype dtype_of(const char* name, const Tensor& x) {
+  switch (x.scalar_type()) {
+    case ScalarType::Float: return XLSTM_FLOAT32;
+    case ScalarType::BFloat16: return XLSTM_BFLOAT16;
+    case ScalarType::Half: return XLSTM_FLOAT16;
+    case ScalarType::Double: return XLSTM_FLOAT64;
+    default: STD_TORCH_CHECK(false, name, ": expected float32, bfloat16, float16 or float64");
+  }
+}
+
+inline ScalarType wide_dtype(const Tensor& q) {
+  return q.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+inline void check_shape(const char* name, const Tensor& x, std::initializer_list<int64_t> shape) {
+  bool same = x.dim() == int64_t(shape.size());
+  int64_t axis = 0;
+  for (int64_t size : shape) same = same && x.size(axis++) == size;
+  std::string expected, got;
+  for (int64_t size : shape) expected.append(" ").append(std::to_string(size));
+  for (int64_t j = 0; j < x.dim(); ++j) got.append(" ").append(std::to_string(x.size(j)));
+  STD_TORCH_CHECK(same, name, ": expected shape (", expected, " ), got (", got, " )");
+}
+
+// A tensor with a batch and a head axis, perhaps a token axis, and features at the end unless it is a gate.
+inline xlstm_tensor view(const char* name, const Tensor& x, std::initializer_list<int64_t> shape, bool features) {
+  check_shape(name, x, shape);
+  if (features)
+    STD_TORCH_CHECK(x.stride(x.dim() - 1) == 1 || x.size(x.dim() - 1) == 1, name,
+                    ": expected the last dimension to be contiguous");
+  const int64_t axes = x.dim() - (features ? 1 : 0);
+  xlstm_tensor t{x.data_ptr(), dtype_of(name, x), {0, 0, 0}};
+  for (int64_t j = 0; j < axes && j < 3; ++j) t.stride[j] = x.stride(j);
+  return t;
+}
+
+// A contiguous tensor of the wide dtype: states and what belongs to them.
+inline void* wide(const char* name, const Tensor& x, const Tensor& q, std::initializer_list<int64_t> shape) {
+  check_shape(name, x, shape);
+  STD_TORCH_CHECK(x.scalar_type() == wide_dtype(q), name, ": expected the accumulation dtype (float32, or float64 with float64)");
+  STD_TORCH_CHECK(x.is_contiguous(), name, ": expected a contiguous tensor");
+  return x.data_ptr();
+}
+inline void* wide(const char* name, const OptionalTensor& x, const Tensor& q, std::initializer_list<int64_t> shape) {
+  return x ? wide(name, *x, q, shape) : nullptr;
+}
+
+inline void check_status(xlstm_status status) { STD_TORCH_CHECK(status == XLSTM_OK, "xlstm_hip: ", xlstm_last_error()); }
+
+// Runs a call of the C API on torch's threads, with workspace from torch.
+template <class Params>
+void run(const Tensor& q, const Params& params, size_t (*workspace_bytes)(const Params*, int32_t),
+         xlstm_status (*call)(const Params*, const xlstm_runtime*)) {
+  xlstm_runtime runtime{};
+  runtime.threads = int32_t(torch::stable::get_num_threads());
+  runtime.workspace_bytes = workspace_bytes(&params, runtime.threads);
+  STD_TORCH_CHECK(runtime.workspace_bytes > 0, "xlstm_hip: ", xlstm_last_error());
+  const Tensor workspace = torch::stable::new_empty(q, {int64_t(runtime.workspace_bytes)}, ScalarType::Byte);
+  runtime.workspace = workspace.data_ptr();
+  runtime.parallel = [](void*, int32_t workers, void (*body)(void*, int32_t), void* arg) {
+    torch::stable::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t w = begin; w < end; ++w) body(arg, int32_t(w));
+    });
+  };
+  check_status(call(&params, &runtime));
+}
+
+}  // namespace xlstm::torch_ops

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mLSTM ops: tensors into params, results allocated, the C API called.
+#include <tuple>
+
+#include "torch/check.h"
+
+namespace xlstm::torch_ops {
+namespace {
+
+// Shapes of one call, and results to go with them.
+struct Shapes {
+  int64_t batch, heads, length, dqk, dhv, sequences;
+  bool bshd;
+
+  Tensor tokens(const Tensor& like, int64_t features, ScalarType dtype) const {  // (B, NH, S, features)
+    if (!bshd) return torch::stable::new_empty(like, {batch, heads, length, features}, dtype);
+    return torch::stable::transpose(torch::stable::new_empty(like, {batch, length, heads, features}, dtype), 1, 2);
+  }
+  Tensor gates(const Tensor& like) const {  // (B, NH, S)
+    if (!bshd) return torch::stable::new_empty(like, {batch, heads, length}, like.scalar_type());
+    return torch::stable::transpose(torch::stable::new_empty(like, {batch, length, heads}, like.scalar_type()), 1, 2);
+  }
+  Tensor c(const Tensor& q) const { return torch::stable::new_empty(q, {sequences, heads, dqk, dhv}, wide_dtype(q)); }
+  Tensor n(const Tensor& q) const { return torch::stable::new_empty(q, {sequences, heads, dqk}, wide_dtype(q)); }
+  Tensor m(const Tensor& q) const { return torch::stable::new_empty(q, {sequences, heads, 1}, wide_dtype(q)); }
+};
+
+Shapes shapes_of(const Tensor& q, const Tensor& v, const OptionalTensor& cu_seqlens, bool bshd) {
+  STD_TORCH_CHECK(q.dim() == 4, "q: expected 4 dimensions (B, NH, S, DHQK)");
+  STD_TORCH_CHECK(v.dim() == 4, "v: expected 4 dimensions (B, NH, S, DHHV)");
+  int64_t sequences = q.size(0);
+  if (cu_seqlens) {
+    STD_TORCH_CHECK(cu_seqlens->dim() == 1 && cu_seqlens->size(0) >= 2 && cu_seqlens->is_contiguous() &&
+                        cu_seqlens->scalar_type() == ScalarType::Long,
+                    "cu_seqlens: expected a contiguous int64 vector of N + 1 offsets");
+    sequences = cu_seqlens->size(0) - 1;
+  }
+  return {q.size(0), q.size(1), q.size(2), q.size(3), v.size(3), sequences, bshd};
+}
+
+struct Inputs {
+  const Tensor &q, &k, &v, &i, &f;
+  const OptionalTensor &c, &n, &m, &cu_seqlens;
+};
+
+xlstm_mlstm params_of(const Inputs& x, const Shapes& s, bool sigmoid_gate, bool normalize, double eps, int64_t chunk_size) {
+  xlstm_mlstm p{};
+  p.batch = s.batch;
+  p.heads = s.heads;
+  p.length = s.length;
+  p.dqk = s.dqk;
+  p.dhv = s.dhv;
+  if (x.cu_seqlens) p.cu_seqlens = static_cast<const int64_t*>(x.cu_seqlens->data_ptr());
+  p.sequences = s.sequences;
+  p.gate = sigmoid_gate ? XLSTM_GATE_SIGMOID : XLSTM_GATE_EXP;
+  p.normalize = normalize;
+  p.normalizer_grad = 1;
+  p.eps = eps;
+  p.chunk_size = chunk_size;
+  p.q = view("q", x.q, {s.batch, s.heads, s.length, s.dqk}, true);
+  p.k = view("k", x.k, {s.batch, s.heads, s.length, s.dqk}, true);
+  p.v = view("v", x.v, {s.batch, s.heads, s.length, s.dhv}, true);
+  p.i = view("i", x.i, {s.batch, s.heads, s.length}, false);
+  p.f = view("f", x.f, {s.batch, s.heads, s.length}, false);
+  p.c_initial = wide("c_initial", x.c, x.q, {s.sequences, s.heads, s.dqk, s.dhv});
+  p.n_initial = wide("n_initial", x.n, x.q, {s.sequences, s.heads, s.dqk});
+  p.m_initial = wide("m_initial", x.m, x.q, {s.sequences, s.heads, 1});
+  return p;
+}
+
+using HL = std::tuple<Tensor, Tensor>;
+using HLStates = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+HLStates forward(const Inputs& x, bool sigmoid_gate, bool normalize, double eps, int64_t chunk_size, bool bshd, bool states,
+                 bool recurrent) {
+  const Shapes s = shapes_of(x.q, x.v, x.cu_seqlens, bshd);
+  xlstm_mlstm_forward p{};
+  p.in = params_of(x, s, sigmoid_gate, normalize, eps, chunk_size);
+  Tensor h = s.tokens(x.q, s.dhv, x.q.scalar_type());
+  Tensor l = torch::stable::new_empty(x.q, {s.batch, s.heads, s.length}, wide_dtype(x.q));
+  p.h = view("h", h, {s.batch, s.heads, s.length, s.dhv}, true);
+  p.l = l.data_ptr();
+  Tensor c, n, m;
+  if (states) {
+    c = s.c(x.q), n = s.n(x.q), m = s.m(x.q);
+    p.c_last = c.data_ptr();
+    p.n_last = n.data_ptr();
+    p.m_last = m.data_ptr();
+  }
+  if (recurrent)
+    run(x.q, p, xlstm_mlstm_recurrent_workspace, xlstm_mlstm_recurrent);
+  else
+    run(x.q, p, xlstm_mlstm_chunkwise_workspace, xlstm_mlstm_chunkwise);
+  return {h, l, c, n, m};
+}
+
+HL mlstm_chunkwise(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f,
+                   const OptionalTensor& c, const OptionalTensor& n, const OptionalTensor& m,
+                   const OptionalTensor& cu_seqlens, bool sigmoid_gate, bool normalize, double eps, int64_t chunk_size,
+                   bool bshd) {
+  const HLStates r =
+      forward({q, k, v, i, f, c, n, m, cu_seqlens}, sigmoid_gate, normalize, eps, chunk_size, bshd, false, false);
+  return {std::get<0>(r), std::get<1>(r)};
+}
+
+HLStates mlstm_chunkwise_states(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f,
+                                const OptionalTensor& c, const OptionalTensor& n, const OptionalTensor& m,
+                                const OptionalTensor& cu_seqlens, bool sigmoid_gate, bool normalize, double eps,
+                                int64_t chunk_size, bool bshd) {
+  return forward({q, k, v, i, f, c, n, m, cu_seqlens}, sigmoid_gate, normalize, eps, chunk_size, bshd, true, false);
+}
+
+HLStates mlstm_sequence(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f,
+                        const OptionalTensor& c, const OptionalTensor& n, const OptionalTensor& m,
+                        const OptionalTensor& cu_seqlens, bool sigmoid_gate, bool normalize, double eps, bool bshd) {
+  return forward({q, k, v, i, f, c, n, m, cu_seqlens}, sigmoid_gate, normalize, eps, 1, bshd, true, true);
+}
+
+using Grads = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using GradsStates = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+struct Cotangents {
+  const Tensor &h, &l, &dh;
+  const OptionalTensor &dc, &dn, &dm;
+};
+
+GradsStates backward(const Inputs& x, const Cotangents& y, bool sigmoid_gate, bool normalize, bool normalizer_grad,
+                     double eps, int64_t chunk_size, bool bshd, bool states) {
+  const Shapes s = shapes_of(x.q, x.v, x.cu_seqlens, bshd);
+  xlstm_mlstm_backward p{};
+  p.in = params_of(x, s, sigmoid_gate, normalize, eps, chunk_size);
+  p.in.normalizer_grad = normalizer_grad;
+  p.h = view("h", y.h, {s.batch, s.heads, s.length, s.dhv}, true);
+  p.dh = view("dh", y.dh, {s.batch, s.heads, s.length, s.dhv}, true);
+  p.l = wide("l", y.l, x.q, {s.batch, s.heads, s.length});
+  p.dc_last = wide("dc_last", y.dc, x.q, {s.sequences, s.heads, s.dqk, s.dhv});
+  p.dn_last = wide("dn_last", y.dn, x.q, {s.sequences, s.heads, s.dqk});
+  p.dm_last = wide("dm_last", y.dm, x.q, {s.sequences, s.heads, 1});
+  const ScalarType dtype = x.q.scalar_type();
+  Tensor dq = s.tokens(x.q, s.dqk, dtype), dk = s.tokens(x.q, s.dqk, dtype), dv = s.tokens(x.q, s.dhv, dtype);
+  Tensor di = s.gates(x.i), df = s.gates(x.f);
+  p.dq = view("dq", dq, {s.batch, s.heads, s.length, s.dqk}, true);
+  p.dk = view("dk", dk, {s.batch, s.heads, s.length, s.dqk}, true);
+  p.dv = view("dv", dv, {s.batch, s.heads, s.length, s.dhv}, true);
+  p.di = view("di", di, {s.batch, s.heads, s.length}, false);
+  p.df = view("df", df, {s.batch, s.heads, s.length}, false);
+  Tensor dc, dn, dm;
+  if (states) {
+    dc = s.c(x.q), dn = s.n(x.q), dm = s.m(x.q);
+    p.dc_initial = dc.data_ptr();
+    p.dn_initial = dn.data_ptr();
+    p.dm_initial = dm.data_ptr();
+  }
+  run(x.q, p, xlstm_mlstm_backward_workspace, xlstm_mlstm_backward_pass);
+  return {dq, dk, dv, di, df, dc, dn, dm};
+}
+
+Grads mlstm_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f,
+                     const OptionalTensor& c, const OptionalTensor& n, const OptionalTensor& m,
+                     const OptionalTensor& cu_seqlens, const Tensor& h, const Tensor& l, const Tensor& dh,
+                     const OptionalTensor& dc, const OptionalTensor& dn, const OptionalTensor& dm, bool sigmoid_gate,
+                     bool normalize, bool normalizer_grad, double eps, int64_t chunk_size, bool bshd) {
+  const GradsStates r = backward({q, k, v, i, f, c, n, m, cu_seqlens}, {h, l, dh, dc, dn, dm}, sigmoid_gate, normalize,
+                                 normalizer_grad, eps, chunk_size, bshd, false);
+  return {std::get<0>(r), std::get<1>(r), std::get<2>(r), std::get<3>(r), std::get<4>(r)};
+}
+
+GradsStates mlstm_backward_states(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f,
+                                  const Tensor& c, const Tensor& n, const Tensor& m, const OptionalTensor& cu_seqlens,
+                                  const Tensor& h, const Tensor& l, const Tensor& dh, const OptionalTensor& dc,
+                                  const OptionalTensor& dn, const OptionalTensor& dm, bool sigmoid_gate, bool normalize,
+                                  bool normalizer_grad, double eps, int64_t chunk_size, bool bshd) {
+  const OptionalTensor c0 = c, n0 = n, m0 = m;
+  return backward({q, k, v, i, f, c0, n0, m0, cu_seqlens}, {h, l, dh, dc, dn, dm}, sigmoid_gate, normalize,
+                  normalizer_grad, eps, chunk_size, bshd, true);
+}
+
+// One token: (B, NH, D) is (B, NH, 1, D) with any token stride.
+Tensor step_into(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const Tensor& c,
+                 const Tensor& n, const Tensor& m, const Tensor& c_next, const Tensor& n_next, const Tensor& m_next,
+                 bool sigmoid_gate, bool normalize, double eps) {
+  STD_TORCH_CHECK(q.dim() == 3, "q: expected 3 dimensions (B, NH, DHQK)");
+  STD_TORCH_CHECK(v.dim() == 3, "v: expected 3 dimensions (B, NH, DHHV)");
+  xlstm_mlstm_forward p{};
+  const int64_t batch = q.size(0), heads = q.size(1), dqk = q.size(2), dhv = v.size(2);
+  p.in.batch = batch;
+  p.in.heads = heads;
+  p.in.length = 1;
+  p.in.dqk = dqk;
+  p.in.dhv = dhv;
+  p.in.gate = sigmoid_gate ? XLSTM_GATE_SIGMOID : XLSTM_GATE_EXP;
+  p.in.normalize = normalize;
+  p.in.normalizer_grad = 1;
+  p.in.eps = eps;
+  p.in.chunk_size = 1;
+  p.in.q = view("q", q, {batch, heads, dqk}, true);
+  p.in.k = view("k", k, {batch, heads, dqk}, true);
+  p.in.v = view("v", v, {batch, heads, dhv}, true);
+  p.in.i = view("i", i, {batch, heads, 1}, false);
+  p.in.f = view("f", f, {batch, heads, 1}, false);
+  p.in.c_initial = wide("c", c, q, {batch, heads, dqk, dhv});
+  p.in.n_initial = wide("n", n, q, {batch, heads, dqk});
+  p.in.m_initial = wide("m", m, q, {batch, heads, 1});
+  p.c_last = c_next.data_ptr();
+  p.n_last = n_next.data_ptr();
+  p.m_last = m_next.data_ptr();
+  Tensor h = torch::stable::new_empty(q, {batch, heads, dhv}, q.scalar_type());
+  p.h = view("h", h, {batch, heads, dhv}, true);
+  run(q, p, xlstm_mlstm_recurrent_workspace, xlstm_mlstm_recurrent);
+  return h;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> mlstm_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i,
+                                                      const Tensor& f, const Tensor& c, const Tensor& n, const Tensor& m,
+                                                      bool sigmoid_gate, bool normalize, double eps) {
+  Tensor c_next = torch::stable::empty_like(c), n_next = torch::stable::empty_like(n), m_next = torch::stable::empty_like(m);
+  Tensor h = step_into(q, k, v, i, f, c, n, m, c_next, n_next, m_next, sigmoid_gate, normalize, eps);
+  return {h, c_next, n_next, m_next};
+}
+
+Tensor mlstm_step_(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const Tensor& c,
+                   const Tensor& n, const Tensor& m, bool sigmoid_gate, bool normalize, double eps) {
+  return step_into(q, k, v, i, f, c, n, m, c, n, m, sigmoid_gate, normalize, eps);
+}
+
+}  // namespace
+}  // namespace xlstm::torch_ops
+
+STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CPU, m) {
+  using namespace xlstm::torch_ops;
+  m.impl("mlstm_chunkwise", TORCH_BOX(&mlstm_chunkwise));
+  m.impl("mlstm_chunkwise_states", TORCH_BOX(&mlstm_chunkwise_states));
+  m.impl("mlstm_sequence", TORCH_BOX(&mlstm_sequence));
+  m.impl("mlstm_backward", TORCH_BOX(&mlstm_backward));
+  m.impl("mlstm_backward_states", TORCH_BOX(&mlstm_backward_states));
+  m.impl("mlstm_step", TORCH_BOX(&mlstm_step));
+  m.impl("mlstm_step_", TORCH_BOX(&mlstm_step_));
+}

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernels accept, said once.
+
+Every public entry runs its tensors through here before any kernel sees them, so that a wrong call ends in an error that
+names the argument, says what was expected and what came.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IO_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+STATE_NAMES = ("c_initial", "n_initial", "m_initial")
+LAYOUTS = ("bhsd", "bshd")
+GATES = ("exp", "sigmoid")
+
+
+def shape_text(x: Tensor) -> str:
+    return "(" + ", ".join(str(n) for n in x.shape) + ")"
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """States and sums are float32, or float64 when the inputs are."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def is_tensor(name: str, x: Any) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    return x
+
+
+def has_shape(name: str, x: Any, shape: tuple[int, ...], meaning: str) -> Tensor:
+    is_tensor(name, x)
+    if tuple(x.shape) != shape:
+        raise ValueError(f"{name}: expected shape {meaning} = {shape}, got {shape_text(x)}")
+    return x
+
+
+def has_rank(name: str, x: Any, rank: int, meaning: str) -> Tensor:
+    is_tensor(name, x)
+    if x.dim() != rank:
+        raise ValueError(f"{name}: expected {rank} dimensions {meaning}, got {x.dim()}: {shape_text(x)}")
+    return x
+
+
+def one_of(name: str, value: Any, allowed: tuple) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def non_negative(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name}: expected a finite number >= 0, got {value!r}")
+
+
+def positive_int(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < 1:
+        raise ValueError(f"{name}: expected an integer >= 1, got {value!r}")
+
+
+def no_unknown_keywords(function: str, kwargs: dict[str, Any], known: tuple[str, ...] = ()) -> None:
+    unknown = [k for k in kwargs if k not in known]
+    if unknown:
+        hint = f" (it takes {', '.join(known)})" if known else ""
+        raise TypeError(f"{function}: unexpected keyword argument {', '.join(map(repr, unknown))}{hint}")
+
+
+def _same_device(q: Tensor, **others: Tensor | None) -> None:
+    for name, x in others.items():
+        if x is not None and x.device != q.device:
+            raise ValueError(f"{name}: expected device {q.device} as q has, got {x.device}")
+
+
+def _dtypes(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, states: dict[str, Tensor]) -> None:
+    if q.dtype not in IO_DTYPES:
+        raise TypeError(f"q: expected float32, bfloat16, float16 or float64, got {q.dtype}")
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name}: expected {q.dtype} as q has, got {x.dtype}")
+    wide = accumulate_dtype(q.dtype)
+    for name, x in (("i", i), ("f", f)):
+        if x.dtype not in (q.dtype, wide):
+            raise TypeError(f"{name}: expected {q.dtype} as q has, or {wide}, got {x.dtype}")
+    for name, x in states.items():
+        if x.dtype not in IO_DTYPES:
+            raise TypeError(f"{name}: expected a floating dtype, got {x.dtype}")
+
+
+def _unit_last_stride(**tensors: Tensor) -> None:
+    for name, x in tensors.items():
+        if x.shape[-1] > 1 and x.stride(-1) != 1:
+            raise ValueError(
+                f"{name}: expected the last dimension to be contiguous (stride 1), got strides {tuple(x.stride())}; "
+                f"call {name}.contiguous() first"
+            )
+
+
+def check_cu_seqlens(cu_seqlens: Any, batch: int, length: int) -> list[int]:
+    """cu_seqlens (N + 1) -> its values. They start at 0, rise, and end at S; the batch is one packed row."""
+    is_tensor("cu_seqlens", cu_seqlens)
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"cu_seqlens: expected int32 or int64, got {cu_seqlens.dtype}")
+    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
+        raise ValueError(f"cu_seqlens: expected shape (N + 1) with N >= 1, got {shape_text(cu_seqlens)}")
+    if batch != 1:
+        raise ValueError(f"cu_seqlens: expected packed inputs with batch size 1, got batch size {batch}")
+    ends = [int(e) for e in cu_seqlens.tolist()]
+    if ends[0] != 0:
+        raise ValueError(f"cu_seqlens: expected to start at 0, got {ends[0]}")
+    for n in range(1, len(ends)):
+        if ends[n] <= ends[n - 1]:
+            raise ValueError(
+                f"cu_seqlens: expected values that rise, got {ends[n - 1]} then {ends[n]} at position {n}"
+            )
+    if ends[-1] != length:
+        raise ValueError(f"cu_seqlens: expected to end at S = {length}, got {ends[-1]}")
+    return ends
+
+
+def check_states(
+    q: Tensor, c: Any, n: Any, m: Any, batch: int, heads: int, dqk: int, dhv: int, names: tuple[str, str, str]
+) -> dict[str, Tensor]:
+    """All three states or none. Returns those given, by name."""
+    given = {name: x for name, x in zip(names, (c, n, m), strict=True) if x is not None}
+    if given and len(given) != 3:
+        missing = [name for name in names if name not in given]
+        raise ValueError(f"{', '.join(missing)}: expected all three states or none, got only {', '.join(given)}")
+    if given:
+        has_shape(names[0], c, (batch, heads, dqk, dhv), "(B, NH, DHQK, DHHV)")
+        has_shape(names[1], n, (batch, heads, dqk), "(B, NH, DHQK)")
+        has_shape(names[2], m, (batch, heads, 1), "(B, NH, 1)")
+        _same_device(q, **given)
+    return given
+
+
+def check_sequence_inputs(
+    q: Any,
+    k: Any,
+    v: Any,
+    i: Any,
+    f: Any,
+    c_initial: Any = None,
+    n_initial: Any = None,
+    m_initial: Any = None,
+    eps: Any = 1e-6,
+    chunk_size: Any = 64,
+    cu_seqlens: Any = None,
+) -> None:
+    """q, k (B, NH, S, DHQK)  v (B, NH, S, DHHV)  i, f (B, NH, S)  states (N, NH, ...), N the number of sequences."""
+    has_rank("q", q, 4, "(B, NH, S, DHQK)")
+    batch, heads, length, dqk = q.shape
+    for axis, size in (("B", batch), ("NH", heads), ("S", length), ("DHQK", dqk)):
+        if size < 1:
+            raise ValueError(f"q: expected {axis} >= 1, got shape {shape_text(q)}")
+    has_shape("k", k, (batch, heads, length, dqk), "(B, NH, S, DHQK)")
+    has_rank("v", v, 4, "(B, NH, S, DHHV)")
+    dhv = v.shape[-1]
+    if tuple(v.shape[:3]) != (batch, heads, length) or dhv < 1:
+        raise ValueError(
+            f"v: expected shape (B, NH, S, DHHV) = ({batch}, {heads}, {length}, DHHV >= 1), got {shape_text(v)}"
+        )
+    has_shape("i", i, (batch, heads, length), "(B, NH, S)")
+    has_shape("f", f, (batch, heads, length), "(B, NH, S)")
+    non_negative("eps", eps)
+    positive_int("chunk_size", chunk_size)
+    sequences = batch
+    if cu_seqlens is not None:
+        sequences = len(check_cu_seqlens(cu_seqlens, batch, length)) - 1
+    states = check_states(q, c_initial, n_initial, m_initial, sequences, heads, dqk, dhv, STATE_NAMES)
+    _dtypes(q, k, v, i, f, states)
+    _same_device(q, k=k, v=v, i=i, f=f)
+    _unit_last_stride(q=q, k=k, v=v)
+
+
+def check_step_inputs(q: Any, k: Any, v: Any, i: Any, f: Any, c: Any, n: Any, m: Any, eps: Any = 1e-6) -> None:
+    """q, k (B, NH, DHQK)  v (B, NH, DHHV)  i, f (B, NH, 1)  c (B, NH, DHQK, DHHV)  n (B, NH, DHQK)  m (B, NH, 1)."""
+    has_rank("q", q, 3, "(B, NH, DHQK)")
+    batch, heads, dqk = q.shape
+    for axis, size in (("B", batch), ("NH", heads), ("DHQK", dqk)):
+        if size < 1:
+            raise ValueError(f"q: expected {axis} >= 1, got shape {shape_text(q)}")
+    has_shape("k", k, (batch, heads, dqk), "(B, NH, DHQK)")
+    has_rank("v", v, 3, "(B, NH, DHHV)")
+    dhv = v.shape[-1]
+    if tuple(v.shape[:2]) != (batch, heads) or dhv < 1:
+        raise ValueError(f"v: expected shape (B, NH, DHHV) = ({batch}, {heads}, DHHV >= 1), got {shape_text(v)}")
+    has_shape("i", i, (batch, heads, 1), "(B, NH, 1)")
+    has_shape("f", f, (batch, heads, 1), "(B, NH, 1)")
+    non_negative("eps", eps)
+    for name, x in (("c", c), ("n", n), ("m", m)):
+        is_tensor(name, x)
+    states = check_states(q, c, n, m, batch, heads, dqk, dhv, ("c", "n", "m"))
+    _dtypes(q, k, v, i, f, states)
+    _same_device(q, k=k, v=v, i=i, f=f)
+    _unit_last_stride(q=q, k=k, v=v)
