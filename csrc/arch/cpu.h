@@ -43,6 +43,19 @@ template <class T>
 constexpr int kLanes = kVectorBytes / sizeof(T);
 
 template <class T>
+struct IntegerOf_;
+template <>
+struct IntegerOf_<float> {
+  using type = int32_t;
+};
+template <>
+struct IntegerOf_<double> {
+  using type = int64_t;
+};
+template <class T>
+using IntegerOf = typename IntegerOf_<T>::type;  // as wide as T: what comparing vectors of T gives
+
+template <class T>
 inline Vec<T> load(const T* p) {
   Vec<T> v;
   memcpy(&v, p, sizeof v);

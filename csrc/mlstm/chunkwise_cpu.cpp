@@ -28,10 +28,15 @@ WalkScratch<T>* scratch_of_workers(Arena& arena, const MlstmCpuPlan& plan, const
   return all;
 }
 
+// Lanes are summed in T, a few dozen products each, and the lanes in double.
 template <class T>
 double dot(const T* a, const T* b, int64_t n) {
+  Vec<T> lanes{};
+  int64_t j = 0;
+  for (; j + kLanes<T> <= n; j += kLanes<T>) lanes += load(a + j) * load(b + j);
   double total = 0;
-  for (int64_t j = 0; j < n; ++j) total += double(a[j]) * double(b[j]);
+  for (int e = 0; e < kLanes<T>; ++e) total += double(lanes[e]);
+  for (; j < n; ++j) total += double(a[j]) * double(b[j]);
   return total;
 }
 
@@ -192,8 +197,9 @@ void gate_gradients(const xlstm_mlstm_backward& p, const BackwardMemory<T>& memo
   if (!p.dm_initial) return;
   const int64_t c = h.state * in.dqk * in.dhv, n = h.state * in.dqk;
   const T *c0 = static_cast<const T*>(in.c_initial) + c, *n0 = static_cast<const T*>(in.n_initial) + n;
-  const double scale = dot(static_cast<const T*>(p.dc_initial) + c, c0, in.dqk * in.dhv) +
-                       dot(static_cast<const T*>(p.dn_initial) + n, n0, in.dqk);
+  double scale = dot(static_cast<const T*>(p.dn_initial) + n, n0, in.dqk);
+  for (int64_t j = 0; j < in.dqk; ++j)
+    scale += dot(static_cast<const T*>(p.dc_initial) + c + j * in.dhv, c0 + j * in.dhv, in.dhv);
   static_cast<T*>(p.dm_initial)[h.state] = in.normalizer_grad ? T(scale + dm) : T(0);
 }
 

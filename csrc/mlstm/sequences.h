@@ -80,7 +80,7 @@ struct GateArrays {
 template <class T>
 inline Gates gates_of(const GateArrays& arrays, const xlstm_mlstm& in, const Head& h) {
   const double m_initial = in.m_initial ? double(static_cast<const T*>(in.m_initial)[h.state]) : 0.0;
-  return {arrays.lf + h.row, arrays.ig + h.row, arrays.m + h.row, h.begin, m_initial};
+  return {arrays.lf + h.row, arrays.ig + h.row, arrays.m + h.row, h.begin, h.end, m_initial};
 }
 
 // Fills the gates of one head; returns m after its last token.

@@ -44,8 +44,8 @@ class Arena {
 // What the gates say about each token of one head's row: log forget, log input, stabiliser after the token.
 struct Gates {
   double *lf, *ig, *m;
-  int64_t begin;     // first token of the sequence
-  double m_initial;  // before it
+  int64_t begin, end;  // the sequence's tokens
+  double m_initial;    // before them
 
   double m_before(int64_t t) const { return t == begin ? m_initial : m[t - 1]; }
   // What is left of a state from before token t0 after token t1 - 1, in stabilised terms.
@@ -70,15 +70,15 @@ struct WalkScratch {
   T decay = 1;
 
   WalkScratch(Arena& arena, const WalkDims& d) {
-    const int64_t tokens = padded<T>(d.chunk), wide = (d.x > padded<T>(d.y) ? d.x : padded<T>(d.y)) + 16;
-    x_stride = (d.x + 15) / 16 * 16;
+    const int64_t tokens = padded<T>(d.chunk), wide = round_up(d.x, kLanes<T>);
+    x_stride = round_up(d.x, 16);
     state = arena.take<T>(d.x * padded<T>(d.y));
     a = arena.take<T>(tokens * d.x);
     x = arena.take<T>(tokens * d.x);
     x_weighted = arena.take<T>(d.chunk * x_stride);
     y = arena.take<T>(d.chunk * padded<T>(d.y));
     scores = arena.take<T>(d.chunk * tokens);
-    row = arena.take<T>(kRows * wide);
+    row = arena.take<T>(kLanes<T> * wide > padded<T>(d.y) ? kLanes<T> * wide : padded<T>(d.y));
     tile = arena.take<T>(kRows * NR<T>);
     row_factor = arena.take<T>(tokens);
     weight = arena.take<T>(tokens);
@@ -130,6 +130,7 @@ struct Walk {
       const int64_t column = p * NR<T>, columns = y.width() - column < NR<T> ? y.width() - column : NR<T>;
       T* state = s.state + p * x.width() * NR<T>;
       const T* right = s.y + p * n * NR<T>;
+      prefetch(t0 + (reverse ? -n : n), n, p, panels<T>(y.width()), outputs);
       for (int64_t t = 0; outputs && t < n; t += kRows) {
         const int64_t rows = n - t < kRows ? n - t : kRows;
         const int64_t first = reverse ? t : 0, last = reverse ? n : t + rows;
@@ -148,6 +149,16 @@ struct Walk {
           tile.multiply(s.x_weighted + f, s.x_stride, right, n);
           tile.store_to(state + f * NR<T>);
         });
+    }
+  }
+
+  // A share of the next chunk's rows, asked for while this chunk is multiplied.
+  void prefetch(int64_t t0, int64_t n, int64_t share, int64_t shares, bool outputs) const {
+    if (t0 < gates.begin || t0 + n > gates.end) return;
+    for (int64_t t = t0 + n * share / shares; t < t0 + n * (share + 1) / shares; ++t) {
+      if (outputs) a.prefetch(t);
+      x.prefetch(t);
+      y.prefetch(t);
     }
   }
 

@@ -14,6 +14,8 @@
 
 namespace xlstm::XLSTM_ISA {
 
+constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
 template <class T>
 constexpr int NR = kVectors * kLanes<T>;
 template <class T>
@@ -22,7 +24,7 @@ constexpr int64_t panels(int64_t columns) {
 }
 template <class T>
 constexpr int64_t padded(int64_t columns) {
-  return panels<T>(columns) * NR<T>;
+  return round_up(columns, NR<T>);
 }
 
 template <class T, int R, int V>
@@ -97,6 +99,13 @@ struct Rows {
 
   int64_t width() const { return features + (extra ? 1 : 0); }
 
+  // Asks for row t ahead of its use.
+  void prefetch(int64_t t) const {
+    const int64_t bytes = dtype == XLSTM_FLOAT64 ? 8 : dtype == XLSTM_FLOAT32 ? 4 : 2;
+    const char* p = static_cast<const char*>(data) + t * stride * bytes;
+    for (int64_t j = 0; j < features * bytes; j += 64) __builtin_prefetch(p + j, 0, 2);
+  }
+
   // Row t into to[0 .. width).
   void read(int64_t t, T* to) const {
     load_row(to, data, dtype, t * stride, features);
@@ -107,20 +116,45 @@ struct Rows {
   }
 };
 
-// tokens [t0, t0 + n) of rows -> token panels (width, NR), zero beyond n. scratch holds kRows rows.
+// A square block of kLanes vectors, transposed in place by log2(kLanes) rounds of interleaving.
+template <class T>
+inline void transpose(Vec<T>* rows) {
+  constexpr int n = kLanes<T>;
+  using Index = typename VectorOf<IntegerOf<T>>::type;
+  Index low, high;
+  for (int e = 0; e < n; ++e) {
+    low[e] = e / 2 + (e % 2 ? n : 0);
+    high[e] = low[e] + n / 2;
+  }
+  for (int round = 1; round < n; round *= 2) {
+    Vec<T> next[n];
+    for (int r = 0; r < n / 2; ++r) {
+      next[2 * r] = __builtin_shuffle(rows[r], rows[r + n / 2], low);
+      next[2 * r + 1] = __builtin_shuffle(rows[r], rows[r + n / 2], high);
+    }
+    for (int r = 0; r < n; ++r) rows[r] = next[r];
+  }
+}
+
+// tokens [t0, t0 + n) of rows -> token panels (width, NR), zero beyond n. scratch holds kLanes rows.
 template <class T>
 inline void pack_transposed(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* scratch) {
-  const int64_t width = rows.width(), ld = (width + 15) / 16 * 16;
-  for (int64_t t = 0; t < padded<T>(n); t += kRows) {
-    for (int r = 0; r < kRows; ++r) {
+  constexpr int lanes = kLanes<T>;
+  const int64_t width = rows.width(), ld = round_up(width, lanes);
+  for (int64_t t = 0; t < padded<T>(n); t += lanes) {
+    for (int r = 0; r < lanes; ++r) {
       if (t + r < n)
         rows.read(t0 + t + r, scratch + r * ld);
       else
         memset(scratch + r * ld, 0, width * sizeof(T));
     }
     T* panel = to + t / NR<T> * width * NR<T> + t % NR<T>;
-    for (int64_t d = 0; d < width; ++d)
-      for (int r = 0; r < kRows; ++r) panel[d * NR<T> + r] = scratch[r * ld + d];
+    for (int64_t d = 0; d < width; d += lanes) {
+      Vec<T> block[lanes];
+      for (int r = 0; r < lanes; ++r) block[r] = load(scratch + r * ld + d);
+      transpose<T>(block);
+      for (int j = 0; j < lanes && d + j < width; ++j) store(panel + (d + j) * NR<T>, block[j]);
+    }
   }
 }
 
@@ -138,14 +172,20 @@ inline void pack_weighted(const Rows<T>& rows, int64_t t0, int64_t n, const T* w
 template <class T>
 inline bool pack_columns(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* scratch) {
   const int64_t width = rows.width(), full = padded<T>(width);
-  int bad = 0;
+  typename VectorOf<IntegerOf<T>>::type bad{};
   for (int64_t j = width; j < full; ++j) scratch[j] = 0;
   for (int64_t t = 0; t < n; ++t) {
     rows.read(t0 + t, scratch);
-    for (int64_t j = 0; j < width; ++j) bad |= scratch[j] - scratch[j] != 0;  // NaN unless finite
-    for (int64_t p = 0; p < full / NR<T>; ++p) memcpy(to + (p * n + t) * NR<T>, scratch + p * NR<T>, NR<T> * sizeof(T));
+    for (int64_t p = 0; p < full / NR<T>; ++p)
+      for (int v = 0; v < NR<T>; v += kLanes<T>) {
+        const Vec<T> x = load(scratch + p * NR<T> + v);
+        bad |= (x - x) != Vec<T>{};  // NaN unless x is finite
+        store(to + (p * n + t) * NR<T> + v, x);
+      }
   }
-  return !bad;
+  bool finite = true;
+  for (int e = 0; e < kLanes<T>; ++e) finite = finite && !bad[e];
+  return finite;
 }
 
 }  // namespace xlstm::XLSTM_ISA

@@ -13,16 +13,16 @@ struct Shapes {
   bool bshd;
 
   Tensor tokens(const Tensor& like, int64_t features, ScalarType dtype) const {  // (B, NH, S, features)
-    if (!bshd) return torch::stable::new_empty(like, {batch, heads, length, features}, dtype);
-    return torch::stable::transpose(torch::stable::new_empty(like, {batch, length, heads, features}, dtype), 1, 2);
+    if (!bshd) return new_tensor(like, {batch, heads, length, features}, dtype);
+    return torch::stable::transpose(new_tensor(like, {batch, length, heads, features}, dtype), 1, 2);
   }
   Tensor gates(const Tensor& like) const {  // (B, NH, S)
-    if (!bshd) return torch::stable::new_empty(like, {batch, heads, length}, like.scalar_type());
-    return torch::stable::transpose(torch::stable::new_empty(like, {batch, length, heads}, like.scalar_type()), 1, 2);
+    if (!bshd) return new_tensor(like, {batch, heads, length}, like.scalar_type());
+    return torch::stable::transpose(new_tensor(like, {batch, length, heads}, like.scalar_type()), 1, 2);
   }
-  Tensor c(const Tensor& q) const { return torch::stable::new_empty(q, {sequences, heads, dqk, dhv}, wide_dtype(q)); }
-  Tensor n(const Tensor& q) const { return torch::stable::new_empty(q, {sequences, heads, dqk}, wide_dtype(q)); }
-  Tensor m(const Tensor& q) const { return torch::stable::new_empty(q, {sequences, heads, 1}, wide_dtype(q)); }
+  Tensor c(const Tensor& q) const { return new_tensor(q, {sequences, heads, dqk, dhv}, wide_dtype(q)); }
+  Tensor n(const Tensor& q) const { return new_tensor(q, {sequences, heads, dqk}, wide_dtype(q)); }
+  Tensor m(const Tensor& q) const { return new_tensor(q, {sequences, heads, 1}, wide_dtype(q)); }
 };
 
 Shapes shapes_of(const Tensor& q, const Tensor& v, const OptionalTensor& cu_seqlens, bool bshd) {
@@ -77,7 +77,7 @@ HLStates forward(const Inputs& x, bool sigmoid_gate, bool normalize, double eps,
   xlstm_mlstm_forward p{};
   p.in = params_of(x, s, sigmoid_gate, normalize, eps, chunk_size);
   Tensor h = s.tokens(x.q, s.dhv, x.q.scalar_type());
-  Tensor l = torch::stable::new_empty(x.q, {s.batch, s.heads, s.length}, wide_dtype(x.q));
+  Tensor l = new_tensor(x.q, {s.batch, s.heads, s.length}, wide_dtype(x.q));
   p.h = view("h", h, {s.batch, s.heads, s.length, s.dhv}, true);
   p.l = l.data_ptr();
   Tensor c, n, m;
@@ -204,7 +204,7 @@ Tensor step_into(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   p.c_last = c_next.data_ptr();
   p.n_last = n_next.data_ptr();
   p.m_last = m_next.data_ptr();
-  Tensor h = torch::stable::new_empty(q, {batch, heads, dhv}, q.scalar_type());
+  Tensor h = new_tensor(q, {batch, heads, dhv}, q.scalar_type());
   p.h = view("h", h, {batch, heads, dhv}, true);
   run(q, p, xlstm_mlstm_recurrent_workspace, xlstm_mlstm_recurrent);
   return h;

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# What every target shares: the language level, hidden symbols, warnings, ccache, sanitizers.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+find_program(XLSTM_HIP_CCACHE NAMES ccache sccache DOC "Compiler cache; used when present")
+if(XLSTM_HIP_CCACHE)
+  foreach(language IN ITEMS CXX HIP CUDA)
+    if(NOT DEFINED CMAKE_${language}_COMPILER_LAUNCHER)
+      set(CMAKE_${language}_COMPILER_LAUNCHER ${XLSTM_HIP_CCACHE})
+    endif()
+  endforeach()
+endif()
+
+set(XLSTM_HIP_GENERATED_DIR ${CMAKE_CURRENT_BINARY_DIR}/generated)
+set(XLSTM_HIP_WARNINGS -Wall -Wextra)
+if(XLSTM_HIP_WERROR)
+  list(APPEND XLSTM_HIP_WARNINGS -Werror)
+endif()
+
+# No path of the building machine in the libraries: __FILE__ is relative.
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/=>")
+if(TORCH_DIR)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${TORCH_DIR}/=torch/>")
+endif()
+
+if(XLSTM_HIP_SANITIZE)
+  set(sanitize -fsanitize=${XLSTM_HIP_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${sanitize}>")
+  add_link_options(${sanitize})
+endif()
+
+# An object library of framework-free sources. Without sources there is still a target, so that callers need no cases.
+function(xlstm_hip_objects name)
+  if(NOT ARGN)
+    file(CONFIGURE OUTPUT ${XLSTM_HIP_GENERATED_DIR}/empty.cpp CONTENT "// this build has no such sources\n")
+    set(ARGN ${XLSTM_HIP_GENERATED_DIR}/empty.cpp)
+  endif()
+  add_library(${name} OBJECT ${ARGN})
+  target_include_directories(${name} PRIVATE
+    ${CMAKE_CURRENT_SOURCE_DIR}/csrc ${CMAKE_CURRENT_SOURCE_DIR}/csrc/api ${XLSTM_HIP_GENERATED_DIR})
+  target_compile_options(${name} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${XLSTM_HIP_WARNINGS}>")
+endfunction()
+
+# A program from one source file, named <prefix>_<file> (or as the file, where that already has the prefix), which links
+# the static library; its name comes back in `program`.
+function(xlstm_hip_program prefix source)
+  get_filename_component(name ${source} NAME_WE)
+  if(NOT name MATCHES "^${prefix}_")
+    set(name ${prefix}_${name})
+  endif()
+  add_executable(${name} ${source})
+  target_compile_options(${name} PRIVATE ${XLSTM_HIP_WARNINGS} -UNDEBUG)  # an assert in a test is a test
+  target_link_libraries(${name} PRIVATE xlstm_hip)
+  set(program ${name} PARENT_SCOPE)
+endfunction()

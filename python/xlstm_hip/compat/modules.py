@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The modules that stand in for mlstm_kernels, and their contents."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Literal
+
+from .. import backend, interface, peers, reference, registry, wrappers
+from .registries import RegistryView
+
+GETTERS = (
+    "get_available_mlstm_kernels",
+    "get_mlstm_kernel",
+    "get_available_mlstm_sequence_kernels",
+    "get_mlstm_sequence_kernel",
+    "get_available_mlstm_step_kernels",
+    "get_mlstm_step_kernel",
+)
+NATIVE_CHUNKWISE = ("mlstm_chunkwise__native_autograd", "mlstm_chunkwise__native_custbw")
+NATIVE_PARALLEL = ("mlstm_parallel__native_autograd", "mlstm_parallel__native_custbw")
+NATIVE_STABLEF = ("mlstm_parallel__native_stablef_autograd", "mlstm_parallel__native_stablef_custbw")
+NATIVE_SIGING = ("mlstm_siging_parallel__native_autograd", "mlstm_siging_parallel__native_custbw")
+WRAPPERS = (
+    "wrap_chunkwise__pad_zeros",
+    "wrap_chunkwise__arbitrary_sequence_length",
+    "wrap_chunkwise__arbitrary_sequence_length_with_padding",
+)
+BACKEND = ("mLSTMBackend", "mLSTMBackendConfig")
+# Annotations that xlstm's configuration takes from backend_module; here any registered kernel is legal.
+TYPES = {
+    "ChunkwiseKernelType": str,
+    "SequenceKernelType": str,
+    "StepKernelType": str,
+    "BackendModeType": Literal["train", "train_with_padding", "inference"],
+    "DtypeType": Literal["float32", "bfloat16", "float16"],
+}
+LIMIT_CHUNK = {"mlstm_chunkwise__limit_chunk": peers.limit_chunk}
+XL_CHUNK = {"mlstm_chunkwise__xl_chunk": peers.xl_chunk}
+XL_CHUNK_SIGING = {"mlstm_siging_chunkwise__xl_chunk": peers.xl_chunk_siging}
+LIMIT_HEADDIM = {"mlstm_parallel__limit_headdim": peers.limit_headdim}
+
+
+def _take(module: ModuleType, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(module, name) for name in names}
+
+
+def contents() -> dict[str, Mapping[str, Any]]:
+    """Module name to what it holds."""
+    getters = _take(registry, GETTERS)
+    chunkwise, parallel = _take(reference, NATIVE_CHUNKWISE), _take(reference, NATIVE_PARALLEL)
+    stablef, siging = _take(reference, NATIVE_STABLEF), _take(reference, NATIVE_SIGING)
+    native_sequence = _take(reference, ("mlstm_recurrent_sequence__native_fw",))
+    native_step = _take(reference, ("mlstm_recurrent_step__native",))
+    triton_step = {"mlstm_recurrent_step__triton": peers.step}
+    triton_sequence = {"mlstm_recurrent_sequence__triton_step_fused_fw": peers.sequence}
+    public_backend = _take(backend, BACKEND)
+    torch = "mlstm_kernels.torch"
+    return {
+        "mlstm_kernels": {},
+        "mlstm_kernels.mlstm": {
+            **_take(interface, ("mlstm_interface", "mlstm_step_interface")), **getters, **public_backend,
+        },
+        torch: getters,
+        f"{torch}.backend_module": {**public_backend, **TYPES},
+        f"{torch}.kernel_wrappers": _take(wrappers, WRAPPERS),
+        f"{torch}.chunkwise": {
+            "registry": RegistryView("chunkwise", "chunkwise--"),
+            **chunkwise, **LIMIT_CHUNK, **XL_CHUNK, **XL_CHUNK_SIGING,
+        },
+        f"{torch}.chunkwise.native": chunkwise,
+        f"{torch}.chunkwise.native.fwbw": chunkwise,
+        f"{torch}.chunkwise.triton_limit_chunk": LIMIT_CHUNK,
+        f"{torch}.chunkwise.triton_xl_chunk": XL_CHUNK,
+        f"{torch}.chunkwise.triton_xl_chunk_siging": XL_CHUNK_SIGING,
+        f"{torch}.parallel": {
+            "registry": RegistryView("parallel", "parallel--"),
+            **parallel, **stablef, **siging, **LIMIT_HEADDIM,
+        },
+        f"{torch}.parallel.native": parallel,
+        f"{torch}.parallel.native.fwbw": parallel,
+        f"{torch}.parallel.native_stablef": stablef,
+        f"{torch}.parallel.native_stablef.fwbw": stablef,
+        f"{torch}.parallel.native_siging": siging,
+        f"{torch}.parallel.native_siging.fwbw": siging,
+        f"{torch}.parallel.triton_limit_headdim": LIMIT_HEADDIM,
+        f"{torch}.recurrent": {
+            "registry_step": RegistryView("step"), "registry_sequence": RegistryView("sequence"),
+            **native_sequence, **native_step, **triton_step, **triton_sequence,
+        },
+        f"{torch}.recurrent.native_sequence": {**native_sequence, **triton_sequence},
+        f"{torch}.recurrent.native_step": native_step,
+        f"{torch}.recurrent.triton_step": triton_step,
+    }  # fmt: skip
+
+
+def install() -> None:
+    loaded = sys.modules.get("mlstm_kernels")
+    if loaded is not None and not peers.stands_in(loaded):
+        raise ImportError(
+            "xlstm_hip.compat: the real mlstm_kernels is imported already and cannot be replaced any more; "
+            "import xlstm_hip.compat before it, or do without one of the two"
+        )
+    held = contents()
+    for name, attributes in held.items():
+        module = ModuleType(name, "xlstm_hip in the place of mlstm_kernels.")
+        module.__dict__.update(attributes)
+        module.__dict__["__xlstm_hip__"] = True
+        # As packages with nowhere to look, they answer what is not offered with a plain "No module named".
+        module.__path__ = []
+        module.__package__ = name
+        module.__spec__ = ModuleSpec(name, loader=None, is_package=True)
+        sys.modules[name] = module
+    for name in held:
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, sys.modules[name])

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernels to use for a shape: ours, and the rules others have published, by name.
+
+Sources of the published ones: "stock" is what the released NX-AI/xLSTM-7b configuration names. "hybrid" and
+"amd" come from the guides of Eliovp's xlstm-kernels for MI300X: the hybrid configuration of its quick start,
+and the rule of its AMD optimization guide for xLSTM-7B, which picks by batch size and length between the
+hybrid, the AMD and the native configuration. They are kept to reproduce such runs; nothing here has measured
+them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .checks import one_of, positive_int
+from .device import default_device
+from .registry import KernelInfo, kernel_info
+
+REGIMES = ("auto", "stock", "amd", "hybrid")
+
+#         chunkwise_kernel, sequence_kernel, step_kernel
+FUSED = ("chunkwise--fused", "fused", "fused")
+NATIVE = ("chunkwise--native_autograd", "native_sequence__native", "native")
+STOCK = ("chunkwise--triton_limit_chunk", "native_sequence__triton", "triton")
+HYBRID = ("chunkwise--native_autograd", "native_sequence__triton", "native")
+AMD = ("chunkwise--triton_xl_chunk", "native_sequence__native", "triton")
+
+HYBRID_LARGEST_BATCH, HYBRID_SHORTEST_LENGTH, AMD_LARGEST_BATCH = 2, 1024, 8
+
+
+def get_optimal_kernel_config(
+    batch_size: int,
+    seq_len: int,
+    head_dim: int | None = None,
+    regime: str = "auto",
+    device: torch.device | str | None = None,
+) -> dict[str, str]:
+    """The keys chunkwise_kernel, sequence_kernel and step_kernel, as mLSTMBackendConfig takes them.
+
+    "auto" takes the fused kernels wherever the op library has them for the device (without an argument: the
+    GPU, or the CPU where there is none), else the native ones; they take every batch size, length and
+    head_dim, so only the published rule "amd" looks at batch_size and seq_len, and none of the rules at
+    head_dim. The published ones are the same for every device.
+    """
+    positive_int("batch_size", batch_size)
+    positive_int("seq_len", seq_len)
+    if head_dim is not None:
+        positive_int("head_dim", head_dim)
+    one_of("regime", regime, REGIMES)
+    if regime == "auto":
+        chosen = _auto(default_device() if device is None else torch.device(device))
+    elif regime == "amd":
+        chosen = _amd_rule(batch_size, seq_len)
+    else:
+        chosen = STOCK if regime == "stock" else HYBRID
+    return dict(zip(("chunkwise_kernel", "sequence_kernel", "step_kernel"), chosen, strict=True))
+
+
+def _amd_rule(batch_size: int, seq_len: int) -> tuple[str, str, str]:
+    if batch_size <= HYBRID_LARGEST_BATCH and seq_len >= HYBRID_SHORTEST_LENGTH:
+        return HYBRID
+    return AMD if batch_size <= AMD_LARGEST_BATCH else NATIVE
+
+
+def _auto(device: torch.device) -> tuple[str, str, str]:
+    fused = [
+        kernel_info(name, kind) for name, kind in zip(FUSED, ("chunkwise", "sequence", "step"), strict=True)
+    ]
+    return FUSED if all(_runs_on(info, device) for info in fused) else NATIVE
+
+
+def _runs_on(info: KernelInfo, device: torch.device) -> bool:
+    return "*" in info.devices or device.type in info.devices

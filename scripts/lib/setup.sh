@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+# Set-up shared by scripts/test and scripts/demo: from a machine with Python alone to an environment with xlstm_hip in it.
+# Sourced; leaves $python, the interpreter of that environment. Every step says what it does and takes no time when it
+# has nothing to do.
+#
+#   PYTHON=python3.12 ./scripts/test    start from another interpreter than python3
+#
+# The environment is the active virtual one, if any, else .venv in the repository. A torch that is there already (in that
+# environment, or in the interpreter that .venv is made from) is kept; otherwise the pinned one is installed.
+
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+cd "$root"
+pinned_torch="torch==2.13.0"
+oldest_torch="2.10"
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+export PIP_ROOT_USER_ACTION=ignore
+
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+
+clock() { printf '%02d:%02d' $((SECONDS / 60)) $((SECONDS % 60)); }
+say() { printf '[%s] %s\n' "$(clock)" "$*"; }
+fail() { printf '[%s] %s\n' "$(clock)" "$*" >&2; exit 1; }
+
+# run_quietly WHAT COMMAND...: says what runs, shows a sign of life every half minute, and the output if it fails.
+run_quietly() {
+  local what=$1 log started=$SECONDS pid
+  shift
+  log=$(mktemp)
+  say "$what"
+  "$@" >"$log" 2>&1 &
+  pid=$!
+  while kill -0 "$pid" 2>/dev/null; do
+    sleep 1
+    if (( (SECONDS - started) % 30 == 29 )); then say "  still at it: $(tail -n 1 "$log" | cut -c 1-100)"; fi
+  done
+  if ! wait "$pid"; then
+    cat "$log" >&2
+    rm -f "$log"
+    fail "failed: $what"
+  fi
+  rm -f "$log"
+}
+
+# What the build needs from the system, installed where it is missing and we may.
+ensure_system_packages() {
+  local missing=() base=${PYTHON:-python3}
+  command -v "$base" >/dev/null || missing+=(python3)
+  command -v g++ >/dev/null || command -v clang++ >/dev/null || [ -n "${CXX:-}" ] || missing+=(g++)
+  if command -v "$base" >/dev/null; then
+    "$base" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+    "$base" -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
+      missing+=(python3-dev)
+  else
+    missing+=(python3-venv python3-dev)
+  fi
+  [ ${#missing[@]} -eq 0 ] && return
+  if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    fail "missing: ${missing[*]}. Install them (on Debian: apt-get install ${missing[*]}) or run this as root."
+  fi
+  run_quietly "apt-get update" apt-get update
+  run_quietly "apt-get install ${missing[*]} ccache" \
+    env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}" ccache
+}
+
+# Whether an interpreter sees a torch that is new enough; it is looked up, not imported.
+has_torch() {
+  "$1" - "$oldest_torch" 2>/dev/null <<'PY'
+import sys
+from importlib.metadata import version
+number = lambda text: [int(part) for part in text.split(".")[:2]]
+sys.exit(number(version("torch")) < number(sys.argv[1]))
+PY
+}
+
+is_virtual() { "$1" -c 'import os, sys; sys.exit(sys.prefix == sys.base_prefix and "CONDA_PREFIX" not in os.environ)'; }
+
+ensure_environment() {
+  local base=${PYTHON:-python3} flags=()
+  if is_virtual "$base"; then
+    python=$(command -v "$base")
+    say "environment: $("$python" -c 'import sys; print(sys.prefix)')"
+  else
+    python=$root/.venv/bin/python
+    if ! "$python" -m pip --version >/dev/null 2>&1; then
+      if has_torch "$base"; then flags=(--system-site-packages); fi
+      run_quietly "making .venv with $("$base" --version)" "$base" -m venv --clear "${flags[@]}" .venv
+    fi
+    say "environment: .venv"
+  fi
+  # By exact name, and first: a bare requirement on torch could bring another one.
+  has_torch "$python" || run_quietly "installing $pinned_torch" "$python" -m pip install "$pinned_torch"
+  PATH=$(dirname "$python"):$PATH
+  export PATH
+  say "$("$python" build_backend/find_torch.py)"
+}
+
+is_editable() {
+  "$python" - 2>/dev/null <<'PY'
+import json, sys
+from importlib.metadata import distribution
+facts = json.loads(distribution("xlstm_hip").read_text("direct_url.json") or "{}")
+sys.exit(not facts.get("dir_info", {}).get("editable"))
+PY
+}
+
+# Builds and installs the package with an extra, as a user does; a developer's editable install stays one.
+ensure_package() {
+  local extra=$1
+  if is_editable; then
+    run_quietly "building xlstm_hip[$extra] (editable)" "$python" -m pip install -v --no-build-isolation -e ".[$extra]"
+  else
+    run_quietly "building and installing xlstm_hip[$extra]" "$python" -m pip install -v ".[$extra]"
+  fi
+}
+
+set_up() {
+  ensure_system_packages
+  ensure_environment
+  ensure_package "$1"
+}

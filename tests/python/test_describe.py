@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""describe(): every kernel in a table, with rich and without."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+
+import pytest
+import torch
+
+from xlstm_hip import device, registry
+from xlstm_hip._version import __version__
+
+module = importlib.import_module("xlstm_hip.describe")  # the package's attribute of that name is the function
+
+
+def lines_of(text: str) -> tuple[dict[str, str], list[str]]:
+    header, _, table = text.partition("\n\n")
+    facts = dict(line.split(":", 1) for line in header.splitlines())
+    return {label: value.strip() for label, value in facts.items()}, table.splitlines()
+
+
+@pytest.fixture(params=["rich", "plain"])
+def printed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    find = importlib.util.find_spec
+    if request.param == "rich":
+        pytest.importorskip("rich")
+    else:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "rich" else find(name))
+    out = io.StringIO()
+    assert module.describe(out) is None
+    return out.getvalue()
+
+
+def test_every_kernel_is_there(printed: str) -> None:
+    facts, table = lines_of(printed)
+    assert list(facts) == ["xlstm_hip", "torch", "op library", "CPU kernels", "CPU", "GPU"]
+    assert facts["xlstm_hip"] == __version__ and facts["torch"] == torch.__version__
+    assert "_xlstm_hip_ops" in facts["op library"]
+    assert facts["CPU kernels"] in ("avx512", "avx2", "portable")
+    assert table[0].split() == list(module.COLUMNS)
+    kernels = registry.all_kernels()
+    assert len(table) == len(kernels) + 1
+    for line, info in zip(table[1:], kernels, strict=True):
+        name, kind, gate = line.split()[:3]
+        assert (name, kind, gate) == (info.name, info.kind, info.gate)
+        assert info.gradient in line and line.rstrip().endswith(info.note)
+    starts = {line.index(info.kind, 30) for line, info in zip(table[1:], kernels, strict=True)}
+    assert starts == {table[0].index("kind")}, "the columns are aligned"
+
+
+def test_a_users_kernel_is_there_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))
+    registry.register_mlstm_kernel(
+        "own",
+        lambda: None,
+        kind="step",
+        devices=("cpu", "xpu"),
+        dtypes=(torch.float16,),
+        gradient="none",
+        note="mine",
+    )
+    module.describe()
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("own "))
+    assert line.split() == ["own", "step", "exp", "cpu", "xpu", "fp16", "none", "yes", "mine"]
+
+
+def test_devices_in_words() -> None:
+    gpu = device.DeviceFacts("AMD Instinct MI300X", "amd", "gfx942", 304, 64 << 10, 64, 192 << 30)
+    assert module._device_text(gpu) == "AMD Instinct MI300X, gfx942, 304 CUs, 64 KB LDS, wave 64, 192 GB"
+    cpu = device.DeviceFacts("AMD EPYC", "cpu", "x86_64", 2, 0, 1, 0)
+    assert module._device_text(cpu) == "AMD EPYC, x86_64, 2 cores"
