@@ -124,9 +124,7 @@ def find_torch(torch_dir: str | None = None) -> Torch | None:
     named = torch_dir or os.environ.get("TORCH_DIR")
     if named:
         if not (Path(named) / "version.py").is_file():
-            raise TorchError(
-                f"TORCH_DIR: expected a torch package folder, with version.py in it; got {named}"
-            )
+            raise TorchError(f"TORCH_DIR: expected a torch package folder, with version.py in it; got {named}")
         return read_torch(Path(named))
     for folder in candidate_folders():
         if (folder / "torch" / "version.py").is_file():

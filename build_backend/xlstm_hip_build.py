@@ -5,7 +5,7 @@
 torch's files. So this finds them in the environment that the package goes to (find_torch.py), caps the
 parallel jobs by free memory (jobs.py), and leaves the rest to scikit-build-core and CMakeLists.txt.
 
-Settings, each as `-Ccmake.define.NAME=value` or as an environment variable:
+Settings, each as `-Ccmake.define.NAME=value` (before pip 23.1 `--config-settings=`) or environment variable:
   GPU       AUTO (default), HIP, CUDA or OFF           environment: XLSTM_HIP_GPU
   TORCH_DIR the folder of the torch package to use     environment: TORCH_DIR
 """
@@ -88,9 +88,7 @@ def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: S
     return scikit_build.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
 
 
-def prepare_metadata_for_build_editable(
-    metadata_directory: str, config_settings: Settings | None = None
-) -> str:
+def prepare_metadata_for_build_editable(metadata_directory: str, config_settings: Settings | None = None) -> str:
     return scikit_build.prepare_metadata_for_build_editable(metadata_directory, config_settings)
 
 

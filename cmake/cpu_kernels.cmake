@@ -24,7 +24,12 @@ foreach(isa IN LISTS XLSTM_HIP_CPU_ISAS)
 endforeach()
 
 # ISO mode turns off fused multiply-adds in gcc; kernels want them. No flag here changes what NaN and infinity do.
-set(isa_common_flags -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
+set(isa_common_flags ${XLSTM_HIP_OPTIMIZE} -ffp-contract=fast -fno-math-errno -fno-trapping-math)
+
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # gcc's own intrinsics headers set these off where they leave a register undefined on purpose.
+  list(APPEND isa_common_flags -Wno-uninitialized -Wno-maybe-uninitialized)
+endif()
 
 # xlstm_hip_cpu_kernels(<out> <source>...): the names of the object libraries, one per instruction set, in <out>.
 function(xlstm_hip_cpu_kernels out)

@@ -41,7 +41,7 @@ class Case:
     wide_gates: bool = True  # i, f in float32 beside half-precision q, k, v
     normalizer_grad: bool = True
     eps: float = 1e-6
-    every_kernel: bool = True  # False: too long for the kernels that are a Python loop or keep S x S weights
+    long: bool = False  # too long for the kernels that are a Python loop or keep S x S weights
 
     @property
     def cu_seqlens(self) -> list[int] | None:
@@ -49,6 +49,11 @@ class Case:
         for n in self.lengths:
             ends.append(ends[-1] + n)
         return ends if self.lengths else None
+
+    @property
+    def same_values(self) -> bool:
+        """Inputs that half dtypes can hold, for every dtype: one truth does for all."""
+        return self.long
 
     @property
     def sequences(self) -> int:
@@ -75,9 +80,9 @@ CASES = (
     Case("head dims of 256 and 512", 40, 256, 512, heads=1, chunk=16, states=True),
     Case("head dims of 512 and 1", 33, 512, 1, heads=1, chunk=16, states=True),
     Case("head dims of 1 and 24", 33, 1, 24, chunk=16, states=True),
-    Case("1000 tokens", 1000, 24, 16, states=True, every_kernel=False),
-    Case("2049 tokens", 2049, 16, 24, heads=1, states=True, every_kernel=False),
-    Case("2049 tokens, chunks of 256", 2049, 16, 16, heads=1, chunk=256, every_kernel=False),
+    Case("1000 tokens", 1000, 24, 16, states=True, long=True),
+    Case("2049 tokens", 2049, 16, 24, heads=1, states=True, long=True),
+    Case("2049 tokens, chunks of 256", 2049, 16, 16, heads=1, chunk=256, long=True),
     Case("packed", 131, 24, 17, chunk=16, lengths=(1, 64, 2, 47, 17)),
     Case("packed, states", 97, 33, 48, chunk=32, lengths=(31, 33, 1, 32), states=True),
     Case("packed, bshd", 70, 16, 16, chunk=16, lengths=(16, 54), states=True, layout="bshd"),
@@ -90,15 +95,24 @@ CASES = (
     Case("forgets some tokens wholly", 130, gates="forget some wholly", states=True),
     Case("enters nothing", 80, gates="enter nothing", states=True, chunk=32),
     Case("enters everything", 80, gates="enter everything", states=True, chunk=32),
-    Case("4096 tokens without forgetting", 4096, 8, 8, heads=1, gates="forget nothing", every_kernel=False),
+    Case("4096 tokens without forgetting", 4096, 8, 8, heads=1, gates="forget nothing", long=True),
     Case("the peers' gradient", 75, 24, 16, chunk=32, states=True, normalizer_grad=False),
     Case("the peers' gradient, no states", 75, 24, 16, chunk=32, normalizer_grad=False),
 )
-BY_NAME = {case.name: case for case in CASES}
+STEP_CASES = (
+    Case("step", 1, 24, 33, batch=2, heads=3, states=True),
+    Case("step, one head of 1 and 1", 1, 1, 1, heads=1, states=True),
+    Case("step, 256 and 512", 1, 256, 512, heads=2, states=True),
+    Case("step, half gates", 1, 64, 96, states=True, wide_gates=False),
+    Case("step, large eps", 1, 17, 16, states=True, eps=0.25),
+    *(Case(f"step, {gates}", 1, 48, 24, batch=2, heads=4, states=True, gates=gates) for gates in GATES),
+)
+BY_NAME = {case.name: case for case in (*CASES, *STEP_CASES)}
+FEW = tuple(BY_NAME[name] for name in ("65 tokens", "17 tokens, a tail of 1", "forgets nothing"))
 
 
 def make(case: Case, dtype: torch.dtype) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-    """Inputs by name, and cotangents of h, c, n, m. Every dtype of a half or of a wide pair gets the same values."""
+    """Inputs by name, and cotangents of h, c, n, m. float32 and float64 get the same values, and so do both halves."""
     rng = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
     wide = torch.promote_types(dtype, torch.float32)
 
@@ -106,7 +120,7 @@ def make(case: Case, dtype: torch.dtype) -> tuple[dict[str, Tensor], tuple[Tenso
         return torch.randn(*shape, dtype=torch.float64, generator=rng)
 
     def narrow(x: Tensor) -> Tensor:
-        if dtype in HALF:  # values that both half dtypes can hold
+        if dtype in HALF or case.same_values:  # values that both half dtypes can hold
             return x.to(torch.float16).to(torch.bfloat16).to(torch.float16).to(dtype)
         return x.float().to(dtype)
 

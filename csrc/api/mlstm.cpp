@@ -14,9 +14,9 @@
 
 namespace xlstm {
 
-#define XLSTM_DECLARE_TABLE(isa)                \
-  namespace isa {                               \
-  extern const MlstmCpuKernels mlstm_kernels;   \
+#define XLSTM_DECLARE_TABLE(isa)              \
+  namespace isa {                             \
+  extern const MlstmCpuKernels mlstm_kernels; \
   }
 XLSTM_FOR_EACH_ISA(XLSTM_DECLARE_TABLE)
 #undef XLSTM_DECLARE_TABLE
@@ -42,6 +42,12 @@ struct WorkspaceTooSmall : std::runtime_error {
 
 [[noreturn]] void invalid(const std::string& what) { throw std::invalid_argument(what); }
 
+template <class Struct>
+const Struct& given(const Struct* p) {
+  if (!p) invalid("params, runtime: expected a struct, got NULL");
+  return *p;
+}
+
 void at_least_one(const char* name, int64_t value) {
   if (value < 1) invalid(std::string(name) + ": expected >= 1, got " + std::to_string(value));
 }
@@ -54,13 +60,16 @@ void has_data(const char* name, const xlstm_tensor& x) {
 
 void has_dtype(const char* name, const xlstm_tensor& x, xlstm_dtype dtype) {
   has_data(name, x);
-  if (x.dtype != dtype) invalid(std::string(name) + ": expected q's dtype");
+  if (x.dtype != dtype)
+    invalid(std::string(name) + ": expected q's dtype " + std::to_string(int(dtype)) + ", got " +
+            std::to_string(int(x.dtype)));
 }
 
 void is_gate(const char* name, const xlstm_tensor& x, const xlstm_tensor& q) {
   has_data(name, x);
   const xlstm_dtype wide = q.dtype == XLSTM_FLOAT64 ? XLSTM_FLOAT64 : XLSTM_FLOAT32;
-  if (x.dtype != q.dtype && x.dtype != wide) invalid(std::string(name) + ": expected q's dtype or the wide one");
+  if (x.dtype != q.dtype && x.dtype != wide)
+    invalid(std::string(name) + ": expected q's dtype or the wide one, got " + std::to_string(int(x.dtype)));
 }
 
 void all_or_none(const char* names, const void* c, const void* n, const void* m) {
@@ -74,8 +83,10 @@ void check(const xlstm_mlstm& in) {
   at_least_one("dqk", in.dqk);
   at_least_one("dhv", in.dhv);
   at_least_one("chunk_size", in.chunk_size);
-  if (!(in.eps >= 0) || std::isinf(in.eps)) invalid("eps: expected a finite number >= 0, got " + std::to_string(in.eps));
-  if (in.gate != XLSTM_GATE_EXP && in.gate != XLSTM_GATE_SIGMOID) invalid("gate: expected exp or sigmoid");
+  if (!(in.eps >= 0) || std::isinf(in.eps))
+    invalid("eps: expected a finite number >= 0, got " + std::to_string(in.eps));
+  if (in.gate != XLSTM_GATE_EXP && in.gate != XLSTM_GATE_SIGMOID)
+    invalid("gate: expected exp (0) or sigmoid (1), got " + std::to_string(int(in.gate)));
   if (in.gate == XLSTM_GATE_EXP && !in.normalize) invalid("normalize: the exp gate is always normalised");
   has_data("q", in.q);
   has_dtype("k", in.k, in.q.dtype);
@@ -98,6 +109,12 @@ void check(const xlstm_mlstm_forward& p) {
   check(p.in);
   has_dtype("h", p.h, p.in.q.dtype);
   all_or_none("c_last, n_last, m_last", p.c_last, p.n_last, p.m_last);
+}
+
+void check_chunkwise(const xlstm_mlstm_forward& p) {
+  check(p);
+  if (p.c_last && (p.c_last == p.in.c_initial || p.n_last == p.in.n_initial || p.m_last == p.in.m_initial))
+    invalid("c_last, n_last, m_last: expected other memory than the initial states'");
 }
 
 void check_recurrent(const xlstm_mlstm_forward& p) {
@@ -175,29 +192,29 @@ using namespace xlstm;
 
 size_t xlstm_mlstm_chunkwise_workspace(const xlstm_mlstm_forward* p, int32_t threads) {
   return counted([&] {
-    check(*p);
+    check_chunkwise(given(p));
     return kernels().chunkwise_workspace(*p, plan(p->in, threads));
   });
 }
 
 size_t xlstm_mlstm_recurrent_workspace(const xlstm_mlstm_forward* p, int32_t threads) {
   return counted([&] {
-    check_recurrent(*p);
+    check_recurrent(given(p));
     return kernels().recurrent_workspace(*p, threads_or_all(threads));
   });
 }
 
 size_t xlstm_mlstm_backward_workspace(const xlstm_mlstm_backward* p, int32_t threads) {
   return counted([&] {
-    check(*p);
+    check(given(p));
     return kernels().backward_workspace(*p, plan(p->in, threads));
   });
 }
 
 xlstm_status xlstm_mlstm_chunkwise(const xlstm_mlstm_forward* p, const xlstm_runtime* r) {
   return guarded([&] {
-    check(*p);
-    const MlstmCpuPlan cut = plan(p->in, r->threads);
+    check_chunkwise(given(p));
+    const MlstmCpuPlan cut = plan(p->in, given(r).threads);
     check_workspace(*r, kernels().chunkwise_workspace(*p, cut) + 64);
     kernels().chunkwise(*p, cut, aligned(r->workspace), executor(*r, cut.workers));
   });
@@ -205,8 +222,8 @@ xlstm_status xlstm_mlstm_chunkwise(const xlstm_mlstm_forward* p, const xlstm_run
 
 xlstm_status xlstm_mlstm_recurrent(const xlstm_mlstm_forward* p, const xlstm_runtime* r) {
   return guarded([&] {
-    check_recurrent(*p);
-    const int32_t threads = threads_or_all(r->threads);
+    check_recurrent(given(p));
+    const int32_t threads = threads_or_all(given(r).threads);
     check_workspace(*r, kernels().recurrent_workspace(*p, threads) + 64);
     kernels().recurrent(*p, aligned(r->workspace), executor(*r, threads));
   });
@@ -214,8 +231,8 @@ xlstm_status xlstm_mlstm_recurrent(const xlstm_mlstm_forward* p, const xlstm_run
 
 xlstm_status xlstm_mlstm_backward_pass(const xlstm_mlstm_backward* p, const xlstm_runtime* r) {
   return guarded([&] {
-    check(*p);
-    const MlstmCpuPlan cut = plan(p->in, r->threads);
+    check(given(p));
+    const MlstmCpuPlan cut = plan(p->in, given(r).threads);
     check_workspace(*r, kernels().backward_workspace(*p, cut) + 64);
     kernels().backward(*p, cut, aligned(r->workspace), executor(*r, cut.workers));
   });
@@ -224,7 +241,7 @@ xlstm_status xlstm_mlstm_backward_pass(const xlstm_mlstm_backward* p, const xlst
 const char* xlstm_last_error(void) { return last_error.c_str(); }
 
 const char* xlstm_cpu_isa(void) {
-  static const char* name = "";
-  guarded([] { name = isa_name(cpu_isa()); });
+  const char* name = "";
+  guarded([&] { name = isa_name(cpu_isa()); });
   return name;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/threads.h"
 
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -13,7 +14,12 @@ int32_t hardware_threads() {
 
 void run_on_own_threads(void*, int32_t workers, void (*body)(void*, int32_t), void* arg) {
   std::vector<std::thread> threads;
-  for (int32_t w = 1; w < workers; ++w) threads.emplace_back(body, arg, w);
+  threads.reserve(size_t(workers));
+  try {
+    for (int32_t w = 1; w < workers; ++w) threads.emplace_back(body, arg, w);
+  } catch (const std::system_error&) {
+    // No more threads to be had. Workers take tasks until none is left, so those that run do all of them.
+  }
   body(arg, 0);
   for (std::thread& t : threads) t.join();
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads for callers of the C API that bring none: started per call, joined before it returns.
+// Threads for callers of the C API that bring none: started per call, joined before it returns. Fewer than `workers`
+// may start; body takes tasks until none is left.
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,8 @@
  *
  * Shapes are B batch, NH heads, S tokens, DHQK and DHHV head dims. A packed call has B = 1 and cu_seqlens: N + 1 rising
  * token offsets from 0 to S; its states have N in the place of B. Absent tensors have data = NULL.
- * Working precision ("wide") is float, or double when q is double; states, l and gate-sized results of it are contiguous. */
+ * Working precision ("wide") is float, or double when q is double; states, l and gate-sized results of it are
+ * contiguous. */
 #ifndef XLSTM_HIP_H
 #define XLSTM_HIP_H
 
@@ -27,9 +28,15 @@ typedef enum xlstm_status {
   XLSTM_UNSUPPORTED = 3
 } xlstm_status;
 
-typedef enum xlstm_dtype { XLSTM_FLOAT32 = 0, XLSTM_BFLOAT16 = 1, XLSTM_FLOAT16 = 2, XLSTM_FLOAT64 = 3 } xlstm_dtype;
+typedef enum xlstm_dtype {
+  XLSTM_FLOAT32 = 0,
+  XLSTM_BFLOAT16 = 1,
+  XLSTM_FLOAT16 = 2,
+  XLSTM_FLOAT64 = 3,
+  XLSTM_DTYPE_INT = 0x7fffffff /* any int may be stored, and is checked */
+} xlstm_dtype;
 
-typedef enum xlstm_gate { XLSTM_GATE_EXP = 0, XLSTM_GATE_SIGMOID = 1 } xlstm_gate;
+typedef enum xlstm_gate { XLSTM_GATE_EXP = 0, XLSTM_GATE_SIGMOID = 1, XLSTM_GATE_INT = 0x7fffffff } xlstm_gate;
 
 /* q, k, v, h: (B, NH, S, D) with D contiguous; gates: (B, NH, S). Strides of B, NH, S count elements. */
 typedef struct xlstm_tensor {
@@ -54,9 +61,9 @@ typedef struct xlstm_mlstm {
 
 typedef struct xlstm_mlstm_forward {
   xlstm_mlstm in;
-  xlstm_tensor h;                  /* (B, NH, S, DHHV) in q's dtype */
-  void* l;                         /* (B, NH, S) the normaliser before abs and max, for backward; may be NULL */
-  void *c_last, *n_last, *m_last;  /* all or none; in the recurrent call they may be the initial ones: in place */
+  xlstm_tensor h;                 /* (B, NH, S, DHHV) in q's dtype */
+  void* l;                        /* (B, NH, S) the normaliser before abs and max, for backward; may be NULL */
+  void *c_last, *n_last, *m_last; /* all or none; the recurrent call alone may have the initial ones here: in place */
 } xlstm_mlstm_forward;
 
 typedef struct xlstm_mlstm_backward {
@@ -68,8 +75,9 @@ typedef struct xlstm_mlstm_backward {
   void *dc_initial, *dn_initial, *dm_initial; /* all or none; need the initial states */
 } xlstm_mlstm_backward;
 
-/* Where a call runs. parallel runs body(arg, 0) to body(arg, workers - 1), in any order, and returns when all are done;
- * NULL starts threads of its own. threads <= 0: as many as the machine has. */
+/* Where a call runs. parallel runs body(arg, w) for different w < workers, at least one of them, at once or one after
+ * the other, and returns when all are done; NULL starts threads of its own. threads <= 0: as many as the machine has.
+ */
 typedef struct xlstm_runtime {
   void* workspace;
   size_t workspace_bytes;
@@ -87,9 +95,9 @@ XLSTM_API xlstm_status xlstm_mlstm_chunkwise(const xlstm_mlstm_forward*, const x
 XLSTM_API xlstm_status xlstm_mlstm_recurrent(const xlstm_mlstm_forward*, const xlstm_runtime*);
 XLSTM_API xlstm_status xlstm_mlstm_backward_pass(const xlstm_mlstm_backward*, const xlstm_runtime*);
 
-/* The message of this thread's last failed call. */
+/* The message of this thread's last call, empty when it succeeded. */
 XLSTM_API const char* xlstm_last_error(void);
-/* The instruction set that the CPU kernels use: "avx512", "avx2" or "portable". */
+/* The instruction set that the CPU kernels use: "avx512bf16", "avx512", "avx2" or "portable". */
 XLSTM_API const char* xlstm_cpu_isa(void);
 
 #ifdef __cplusplus

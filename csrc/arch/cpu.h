@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a CPU kernel knows about the machine: vector width, register tile, loads and stores by dtype, exp.
 //
-// Kernel sources (*_cpu.cpp) are compiled once per instruction set with -DXLSTM_ISA=name and live in a namespace of that
-// name. They must not use inline functions of the standard library: the linker would merge an AVX-512 copy into code
-// that runs on older machines. Only this file asks which instruction set it is compiled for.
+// Kernel sources (*_cpu.cpp) are compiled once per instruction set with -DXLSTM_ISA=name and live in a namespace of
+// that name. They must not use inline functions of the standard library: the linker would merge an AVX-512 copy into
+// code that runs on older machines. Only this file asks which instruction set it is compiled for.
 #pragma once
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__F16C__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -28,7 +28,7 @@ constexpr int kVectorBytes = 64, kRows = 8, kVectors = 2;
 #elif defined(__AVX2__)
 constexpr int kVectorBytes = 32, kRows = 4, kVectors = 3;
 #elif defined(__aarch64__)
-constexpr int kVectorBytes = 16, kRows = 4, kVectors = 5;
+constexpr int kVectorBytes = 16, kRows = 4, kVectors = 4;
 #else
 constexpr int kVectorBytes = 16, kRows = 4, kVectors = 2;
 #endif
@@ -69,13 +69,6 @@ template <class T>
 inline Vec<T> broadcast(T x) {
   return x - Vec<T>{};
 }
-template <class T>
-inline T sum(Vec<T> v) {
-  T s = 0;
-  for (int e = 0; e < kLanes<T>; ++e) s += v[e];
-  return s;
-}
-
 // ---- dtype at the memory's edge, wide inside
 
 inline float bf16_to_float(uint16_t x) {
@@ -108,10 +101,9 @@ inline uint16_t float_to_half(float f) {
 }
 #else
 inline float half_to_float(uint16_t x) {
-  const float magnitude = (x & 0x7c00) == 0x7c00
-                              ? ((x & 0x3ff) ? __builtin_nanf("") : __builtin_inff())
-                          : (x & 0x7c00) ? ldexpf(float(0x400 | (x & 0x3ff)), ((x >> 10) & 31) - 25)
-                                         : ldexpf(float(x & 0x3ff), -24);
+  const float magnitude = (x & 0x7c00) == 0x7c00 ? ((x & 0x3ff) ? __builtin_nanf("") : __builtin_inff())
+                          : (x & 0x7c00)         ? ldexpf(float(0x400 | (x & 0x3ff)), ((x >> 10) & 31) - 25)
+                                                 : ldexpf(float(x & 0x3ff), -24);
   return x & 0x8000 ? -magnitude : magnitude;
 }
 inline uint16_t float_to_half(float f) {
@@ -121,10 +113,11 @@ inline uint16_t float_to_half(float f) {
   const float a = fabsf(f);
   if (f != f) return sign | 0x7e00;
   if (a >= 65520.f) return sign | 0x7c00;
+  if (a == 0) return sign;
   int e;
-  frexpf(a, &e);                                     // a = m 2^e, m in [0.5, 1)
-  const int unit = e - 11 < -24 ? -24 : e - 11;      // the exponent of the last place
-  const float ulps = rintf(ldexpf(a, -unit));        // to nearest even, as the mode is
+  frexpf(a, &e);                                 // a = m 2^e, m in [0.5, 1)
+  const int unit = e - 11 < -24 ? -24 : e - 11;  // the exponent of the last place
+  const float ulps = rintf(ldexpf(a, -unit));    // to nearest even, as the mode is
   const uint32_t n = uint32_t(ulps);
   return uint16_t(sign | (unit == -24 ? n : ((unit + 24) << 10) + n));
 }
@@ -133,10 +126,14 @@ inline uint16_t float_to_half(float f) {
 template <class T>
 inline T widen(const void* p, xlstm_dtype dtype, int64_t at) {
   switch (dtype) {
-    case XLSTM_FLOAT32: return T(static_cast<const float*>(p)[at]);
-    case XLSTM_FLOAT64: return T(static_cast<const double*>(p)[at]);
-    case XLSTM_BFLOAT16: return T(bf16_to_float(static_cast<const uint16_t*>(p)[at]));
-    default: return T(half_to_float(static_cast<const uint16_t*>(p)[at]));
+    case XLSTM_FLOAT32:
+      return T(static_cast<const float*>(p)[at]);
+    case XLSTM_FLOAT64:
+      return T(static_cast<const double*>(p)[at]);
+    case XLSTM_BFLOAT16:
+      return T(bf16_to_float(static_cast<const uint16_t*>(p)[at]));
+    default:
+      return T(half_to_float(static_cast<const uint16_t*>(p)[at]));
   }
 }
 
@@ -187,8 +184,46 @@ inline void store_row(void* p, xlstm_dtype dtype, int64_t at, const T* __restric
   }
 }
 
-// ---- exp of a vector: 2^n e^r with |r| <= ln2/2 and a Taylor polynomial of degree 7; 1 ulp. Below the smallest normal
-// number it is zero, above the largest infinity.
+// ---- what a matrix product multiplies
+//
+// An operand's element holds kPack values that follow each other along the summed dimension, in the bits of a Scalar:
+// one value as it is, or, where the machine has a bfloat16 dot product, two bfloat16 values. Sums are always Scalars.
+template <class T>
+struct Plain {
+  using Scalar = T;
+  static constexpr int kPack = 1;
+  static constexpr xlstm_dtype kStored = sizeof(T) == 8 ? XLSTM_FLOAT64 : XLSTM_FLOAT32;
+  static Vec<T> multiply_add(Vec<T> acc, Vec<T> right, T left) { return acc + right * left; }
+  static Vec<T> pack(Vec<T> first, Vec<T>) { return first; }
+  static Vec<T> rest(Vec<T>) { return Vec<T>{}; }  // what pack() rounds away
+};
+
+#if defined(__AVX512BF16__)
+struct Bf16Pairs {
+  using Scalar = float;
+  static constexpr int kPack = 2;
+  static constexpr xlstm_dtype kStored = XLSTM_BFLOAT16;
+  static Vec<float> multiply_add(Vec<float> acc, Vec<float> right, float left) {
+    const __m512i l = _mm512_set1_epi32(__builtin_bit_cast(int32_t, left));
+    return Vec<float>(_mm512_dpbf16_ps(__m512(acc), __m512bh(right), __m512bh(l)));
+  }
+  static Vec<float> pack(Vec<float> first, Vec<float> second) {
+    typedef uint16_t Halves __attribute__((vector_size(kVectorBytes)));
+    constexpr Halves interleave = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                   8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const Halves both = Halves(_mm512_cvtne2ps_pbh(__m512(second), __m512(first)));
+    return Vec<float>(__builtin_shuffle(both, interleave));
+  }
+  static Vec<float> rest(Vec<float> x) {
+    typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
+    const Words high = Words(pack(Vec<float>{}, x)) & 0xffff0000u;
+    return x - Vec<float>(high);
+  }
+};
+#endif
+
+// ---- exp of a vector: 2^n e^r with |r| <= ln2/2 and a Taylor polynomial of degree 7; 1 ulp. Below e^-87.3 it is zero,
+// above e^88.3 infinity.
 inline Vec<float> exp(Vec<float> x) {
   typedef int32_t Int __attribute__((vector_size(kVectorBytes)));
   const Vec<float> shift = broadcast(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPUs that plans are made for, by name and published figures; plans for a device at hand use what the device itself says.
+// GPUs that plans are made for, by name and published figures; plans for a device at hand use what the device itself
+// says.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +10,12 @@ namespace xlstm {
 struct DeviceFacts {
   const char* name;
   const char* arch;
-  int32_t compute_units;   // CUs, or SMs
+  int32_t compute_units;  // CUs, or SMs
   int32_t wave_size;
-  int32_t lds_bytes;       // shared memory a block may have
+  int32_t lds_bytes;  // shared memory a block may have
   int64_t memory_bytes;
-  double peak_bandwidth;   // bytes/s
-  double peak_bf16;        // flop/s, dense matrix units
+  double peak_bandwidth;  // bytes/s
+  double peak_bf16;       // flop/s, dense matrix units
 };
 
 constexpr int64_t kGiB = int64_t(1) << 30;

@@ -41,12 +41,14 @@ const char* isa_name(Isa isa) {
 bool isa_runs_here(Isa isa) {
 #if defined(__x86_64__)
   switch (isa) {
+    case Isa::avx512bf16:
+      return __builtin_cpu_supports("avx512bf16") && isa_runs_here(Isa::avx512);
     case Isa::avx512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-             __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && isa_runs_here(Isa::avx2);
     case Isa::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+             __builtin_cpu_supports("f16c");
     case Isa::portable:
       return true;
   }

@@ -3,7 +3,7 @@
 #pragma once
 
 #if defined(__x86_64__) || defined(_M_X64)
-#define XLSTM_FOR_EACH_ISA(X) X(avx512) X(avx2) X(portable)
+#define XLSTM_FOR_EACH_ISA(X) X(avx512bf16) X(avx512) X(avx2) X(portable)
 #else
 #define XLSTM_FOR_EACH_ISA(X) X(portable)
 #endif
@@ -19,8 +19,8 @@ enum class Isa {
 const char* isa_name(Isa isa);
 bool isa_runs_here(Isa isa);
 
-// The best one that runs here; XLSTM_HIP_CPU_ISA=name takes a lesser one, for tests. Decided once. A name that is unknown
-// or does not run here ends in an exception that says which do.
+// The best one that runs here; XLSTM_HIP_CPU_ISA=name takes a lesser one, for tests. Decided once. A name that is
+// unknown or does not run here ends in an exception that says which do.
 Isa cpu_isa();
 
 }  // namespace xlstm

@@ -6,7 +6,9 @@
 // and a scan over the tokens for the gates:
 //     dlf_t = sum_{t' >= t} (q.dq - k.dk) + <dC_last, C_last> + <dn_last, n_last>      di = k.dk
 // plus what reaches the stabilisers, which flows to whatever the max picked. Forward leaves one value a token, l; no
-// state is kept. q.dq and k.dk are taken before dq and dk are rounded.
+// state is kept. q.dq and k.dk are taken before dq and dk are rounded, and without each token's own term, which both
+// have: what is left is what flows across the token, so that it is small where the gates forget and dlf keeps its
+// digits.
 #include "mlstm/kernels_cpu.h"
 #include "mlstm/sequences.h"
 
@@ -18,11 +20,11 @@ T query_scale(const xlstm_mlstm& in) {
   return T(1 / ::sqrt(double(in.dqk)));
 }
 
-template <class T>
-WalkScratch<T>* scratch_of_workers(Arena& arena, const MlstmCpuPlan& plan, const WalkDims& dims) {
-  WalkScratch<T>* all = arena.take<WalkScratch<T>>(plan.workers);
+template <class Op>
+WalkScratch<Op>* scratch_of_workers(Arena& arena, const MlstmCpuPlan& plan, const WalkDims& dims) {
+  WalkScratch<Op>* all = arena.take<WalkScratch<Op>>(plan.workers);
   for (int64_t w = 0; w < plan.workers; ++w) {
-    const WalkScratch<T> one(arena, dims);
+    const WalkScratch<Op> one(arena, dims);
     if (all) all[w] = one;
   }
   return all;
@@ -42,23 +44,25 @@ double dot(const T* a, const T* b, int64_t n) {
 
 // ---- forward
 
-template <class T>
+template <class Op>
 struct ForwardMemory {
+  using T = typename Op::Scalar;
   GateArrays gates;
   SegmentStates<T> between;
-  WalkScratch<T>* scratch;
+  WalkScratch<Op>* scratch;
 
   ForwardMemory(Arena& arena, const xlstm_mlstm& in, const MlstmCpuPlan& plan)
       : gates(arena, in),
         between(arena, Heads{in}, plan, in.dqk * padded<T>(in.dhv + 1)),
-        scratch(scratch_of_workers<T>(arena, plan, {plan.chunk, in.dqk, in.dhv + 1})) {}
+        scratch(scratch_of_workers<Op>(arena, plan, {plan.chunk, in.dqk, in.dhv + 1})) {}
 };
 
-template <class T>
+template <class Op>
 void forward(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan, void* workspace, const Executor& executor) {
   const xlstm_mlstm& in = p.in;
   Arena arena(workspace);
-  const ForwardMemory<T> memory(arena, in, plan);
+  using T = typename Op::Scalar;
+  const ForwardMemory<Op> memory(arena, in, plan);
   const Heads heads{in};
   const StateLayout<T> layout{in.dqk, in.dhv, false, true};
   const bool normalize = in.gate == XLSTM_GATE_EXP || in.normalize;
@@ -70,21 +74,26 @@ void forward(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan, void* works
   });
 
   const auto make = [&](const Head& h) {
-    Walk<T> walk{rows_of<T>(in.q, h, in.dqk), rows_of<T>(in.k, h, in.dqk), rows_of<T>(in.v, h, in.dhv), false,
-                 gates_of<T>(memory.gates, in, h)};
-    walk.a.gain = query_scale<T>(in);
+    Walk<Op> walk{rows_of<T>(in.q, h, in.dqk),
+                  rows_of<T>(in.k, h, in.dqk),
+                  rows_of<T>(in.v, h, in.dhv),
+                  false,
+                  gates_of<T>(memory.gates, in, h),
+                  {query_scale<T>(in)},
+                  {}};
     walk.y.extra = true;
     return walk;
   };
   const auto load = [&](const Head& h, T* state) { layout.load(in.c_initial, in.n_initial, h.state, state); };
-  const auto sink = [&](const Head& h, WalkScratch<T>& s) {
-    return [&, h](int64_t token, int64_t rows, int64_t column, int64_t columns, T* values) {
-      T* inverse = s.inverse + (token - h.begin) % plan.chunk;
+  const auto sink = [&](const Head& h, WalkScratch<Op>& s) {
+    return [&, h](int64_t token, int64_t rows, int64_t column, int64_t columns, T* values, const T*) {
+      const int64_t local = s.token_in_chunk(token);
+      T* inverse = s.inverse + local;
       const double* m = memory.gates.m + h.row + token;
       if (column + columns > in.dhv) {  // the first panel to come: its last column is l
         columns -= 1;
         for (int64_t r = 0; r < rows; ++r) {
-          const T l = values[r * NR<T> + columns];
+          const T l = values[r * NR<T> + columns] + s.score_rest[local + r];
           inverse[r] = T(1 / normaliser(normalize, l, m[r], in.eps));
           if (p.l) static_cast<T*>(p.l)[h.row + token + r] = l;
         }
@@ -97,30 +106,34 @@ void forward(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan, void* works
     };
   };
   const auto finish = [&](const Head& h, T* state) { layout.store(p.c_last, p.n_last, h.state, state); };
-  walk_heads(executor, plan, heads, p.c_last != nullptr, memory.between, memory.scratch, make, load, sink, finish);
+  const StateFor wanted = p.c_last ? StateFor::after_last_token : StateFor::nobody;
+  walk_heads(executor, plan, heads, wanted, memory.between, memory.scratch, make, load, sink, finish);
 }
 
 // ---- backward
 
-template <class T>
+template <class Op>
 struct BackwardMemory {
+  using T = typename Op::Scalar;
   GateArrays gates;
-  T *inverse, *dl;            // per token: 1 / N, what reaches l
-  double *dm, *q_dq, *k_dk;   // per token: what reaches m, and the two sums
-  double* state_dot;          // per head: <dC_last, C_last> + <dn_last, n_last>
-  SegmentStates<T> between;   // of one walk after the other
-  WalkScratch<T>* scratch;
+  T *s_over_n, *dl_times_n;  // per token: s / N, and N times what reaches l
+  double *dm, *q_dq, *k_dk;  // per token: what reaches m, and the two sums without the token's own term
+  double* k_dk_own;          // per token: that term
+  double* carry;             // per head: <dC_last, C> + <dn_last, n> of the state that the last token decays
+  SegmentStates<T> between;  // of one walk after the other
+  WalkScratch<Op>* scratch;
 
   BackwardMemory(Arena& arena, const xlstm_mlstm& in, const MlstmCpuPlan& plan)
       : gates(arena, in),
-        inverse(arena.take<T>(tokens(in))),
-        dl(arena.take<T>(tokens(in))),
+        s_over_n(arena.take<T>(tokens(in))),
+        dl_times_n(arena.take<T>(tokens(in))),
         dm(arena.take<double>(tokens(in))),
         q_dq(arena.take<double>(tokens(in))),
         k_dk(arena.take<double>(tokens(in))),
-        state_dot(arena.take<double>(Heads{in}.count())),
+        k_dk_own(arena.take<double>(tokens(in))),
+        carry(arena.take<double>(Heads{in}.count())),
         between(arena, Heads{in}, plan, dims(in, plan).x * padded<T>(dims(in, plan).y)),
-        scratch(scratch_of_workers<T>(arena, plan, dims(in, plan))) {}
+        scratch(scratch_of_workers<Op>(arena, plan, dims(in, plan))) {}
 
   static int64_t tokens(const xlstm_mlstm& in) { return in.batch * in.heads * in.length; }
   static WalkDims dims(const xlstm_mlstm& in, const MlstmCpuPlan& plan) {
@@ -132,51 +145,66 @@ struct BackwardMemory {
 // The three walks' operands for one head.
 template <class T>
 struct BackwardRows {
-  Rows<T> q, k, v, scaled_q, v_one, dnum, dnum_dl;
+  Rows<T> q, k, v, v_one, dh, dh_dl;
 
-  BackwardRows(const xlstm_mlstm_backward& p, const BackwardMemory<T>& memory, const Head& h) {
-    const xlstm_mlstm& in = p.in;
-    q = scaled_q = rows_of<T>(in.q, h, in.dqk);
-    scaled_q.gain = query_scale<T>(in);
-    k = rows_of<T>(in.k, h, in.dqk);
-    v = v_one = rows_of<T>(in.v, h, in.dhv);
-    v_one.extra = true;
-    dnum = rows_of<T>(p.dh, h, in.dhv);
-    dnum.token_gain = memory.inverse + h.row;
-    dnum_dl = dnum;
-    dnum_dl.extra = true;
-    dnum_dl.extra_value = memory.dl + h.row;
+  BackwardRows(const xlstm_mlstm_backward& p, const T* dl_times_n, const Head& h)
+      : q(rows_of<T>(p.in.q, h, p.in.dqk)),
+        k(rows_of<T>(p.in.k, h, p.in.dqk)),
+        v(rows_of<T>(p.in.v, h, p.in.dhv)),
+        v_one(v),
+        dh(rows_of<T>(p.dh, h, p.in.dhv)),
+        dh_dl(dh) {
+    v_one.extra = dh_dl.extra = true;
+    dh_dl.extra_value = dl_times_n + h.row;
   }
 };
 
-// Writes a walk's tiles, each value times gain, and adds their product with partner to products.
+// Writes a walk's tiles.
 template <class T>
-auto gradient_sink(const xlstm_tensor& to, const Head& h, T gain, const Rows<T>& partner, double* products, T* room) {
-  return [=, &to](int64_t token, int64_t rows, int64_t column, int64_t columns, T* values) {
+auto gradient_sink(const xlstm_tensor& to, const Head& h) {
+  return [&to, h](int64_t token, int64_t rows, int64_t column, int64_t columns, const T* values, const T*) {
+    for (int64_t r = 0; r < rows; ++r)
+      store_row(to.data, to.dtype, offset(to, h) + (token + r) * to.stride[2] + column, values + r * NR<T>, columns);
+  };
+}
+
+// The same for a walk without_self: adds to others[t] the product of row t with the token of `with`, then the token's
+// own term, whose share of that product goes to own[t].
+template <class T>
+auto gradient_sink(const xlstm_tensor& to, const Head& h, const Rows<T>& with, const Rows<T>& y, double* others,
+                   double* own, T* room) {
+  return [=, &to](int64_t token, int64_t rows, int64_t column, int64_t columns, T* values, const T* self) {
+    T *with_row = room, *y_row = room + NR<T>;
     for (int64_t r = 0; r < rows; ++r) {
+      const int64_t t = token + r;
       T* row = values + r * NR<T>;
-      for (int64_t j = 0; j < columns; ++j) row[j] *= gain;
-      store_row(to.data, to.dtype, offset(to, h) + (token + r) * to.stride[2] + column, row, columns);
-      if (!products) continue;
-      load_row(room, partner.data, partner.dtype, (token + r) * partner.stride + column, columns);
-      products[token + r] += dot(row, room, columns);
+      load_row(with_row, with.data, with.dtype, t * with.stride + column, columns);
+      load_row(y_row, y.data, y.dtype, t * y.stride + column, columns);
+      others[t] += dot(row, with_row, columns);
+      if (own) own[t] += double(self[r]) * dot(y_row, with_row, columns);
+      for (int64_t j = 0; j < columns; ++j) row[j] += self[r] * y_row[j];
+      store_row(to.data, to.dtype, offset(to, h) + t * to.stride[2] + column, row, columns);
     }
   };
 }
 
 // The gates of one head, from the last token to the first.
-template <class T>
-void gate_gradients(const xlstm_mlstm_backward& p, const BackwardMemory<T>& memory, const Head& h) {
+template <class Op>
+void gate_gradients(const xlstm_mlstm_backward& p, const BackwardMemory<Op>& memory, const Head& h) {
+  using T = typename Op::Scalar;
   const xlstm_mlstm& in = p.in;
   const Gates g = gates_of<T>(memory.gates, in, h);
   const bool sigmoid_gate = in.gate == XLSTM_GATE_SIGMOID;
-  double dlf = memory.state_dot[h.state];
+  // What reaches the last states is what was carried there and what the last token added: all of its k.dk. Its own
+  // forget gate moves only the first.
+  const double carry = memory.carry[h.state], added = memory.k_dk[h.row + h.end - 1];
+  double dlf = carry + added;
   // A move of m_last alone scales the states that go with it. It flows back along the max, as each token's dm does.
   const bool through_m = !sigmoid_gate && in.normalizer_grad;
-  double dm = p.dm_last && through_m ? double(static_cast<const T*>(p.dm_last)[h.state]) - memory.state_dot[h.state] : 0;
+  double dm = p.dm_last && through_m ? double(static_cast<const T*>(p.dm_last)[h.state]) - dlf : 0;
   for (int64_t t = h.end - 1; t >= h.begin; --t) {
-    double di = memory.k_dk[h.row + t];
-    dlf += memory.q_dq[h.row + t] - di;
+    dlf = t == h.end - 1 ? carry + memory.q_dq[h.row + t] : dlf + memory.q_dq[h.row + t] - memory.k_dk[h.row + t];
+    double di = memory.k_dk[h.row + t] + memory.k_dk_own[h.row + t];
     double dlf_t = dlf;
     if (through_m) {
       dm += memory.dm[h.row + t];
@@ -203,11 +231,12 @@ void gate_gradients(const xlstm_mlstm_backward& p, const BackwardMemory<T>& memo
   static_cast<T*>(p.dm_initial)[h.state] = in.normalizer_grad ? T(scale + dm) : T(0);
 }
 
-template <class T>
+template <class Op>
 void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* workspace, const Executor& executor) {
   const xlstm_mlstm& in = p.in;
   Arena arena(workspace);
-  const BackwardMemory<T> memory(arena, in, plan);
+  using T = typename Op::Scalar;
+  const BackwardMemory<Op> memory(arena, in, plan);
   const Heads heads{in};
   const bool normalize = in.gate == XLSTM_GATE_EXP || in.normalize;
   const void* dn_last = in.normalizer_grad ? p.dn_last : nullptr;  // else n and m count as constants, like N
@@ -221,66 +250,84 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
     const Head h = heads[index];
     const Gates g = gates_of<T>(memory.gates, in, h);
     fill_gates<T>(g, in, h);
-    memory.state_dot[index] = 0;
+    memory.carry[index] = 0;
     const Rows<T> rows_h = rows_of<T>(p.h, h, in.dhv), rows_dh = rows_of<T>(p.dh, h, in.dhv);
     T *row_h = memory.scratch[worker].y, *row_dh = memory.scratch[worker].state;
     for (int64_t t = h.begin; t < h.end; ++t) {
       rows_h.read(t, row_h);
       rows_dh.read(t, row_dh);
       const double l = static_cast<const T*>(p.l)[h.row + t];
-      const NormaliserGrad grad = normaliser_grad(normalize && in.normalizer_grad, l, g.m[t], in.eps,
-                                                  dot(row_dh, row_h, in.dhv));
-      memory.inverse[h.row + t] = T(1 / normaliser(normalize, l, g.m[t], in.eps));
-      memory.dl[h.row + t] = T(grad.dl);
+      const NormaliserGrad grad =
+          normaliser_grad(normalize && in.normalizer_grad, l, g.m[t], in.eps, dot(row_dh, row_h, in.dhv));
+      memory.s_over_n[h.row + t] = T(double(query_scale<T>(in)) / normaliser(normalize, l, g.m[t], in.eps));
+      memory.dl_times_n[h.row + t] = T(grad.dl_times_n);
       memory.dm[h.row + t] = grad.dm;
-      memory.q_dq[h.row + t] = memory.k_dk[h.row + t] = 0;
+      memory.q_dq[h.row + t] = memory.k_dk[h.row + t] = memory.k_dk_own[h.row + t] = 0;
     }
   });
+
+  const auto operands = [&](const Head& h) { return BackwardRows<T>(p, memory.dl_times_n, h); };
+  const auto s_over_n = [&](const Head& h) { return Gain<T>{1, memory.s_over_n + h.row}; };
 
   {  // dq: forward in time, over [C, n] transposed
     const StateLayout<T> layout{in.dqk, in.dhv, true, true};
     walk_heads(
-        executor, plan, heads, p.dc_last != nullptr, between(layout), memory.scratch,
+        executor, plan, heads, p.dc_last ? StateFor::before_last_token : StateFor::nobody, between(layout),
+        memory.scratch,
         [&](const Head& h) {
-          const BackwardRows<T> r(p, memory, h);
-          return Walk<T>{r.dnum_dl, r.v_one, r.k, false, gates_of<T>(memory.gates, in, h)};
+          const BackwardRows<T> r = operands(h);
+          return Walk<Op>{r.dh_dl, r.v_one, r.k, false, gates_of<T>(memory.gates, in, h), s_over_n(h), {}, true};
         },
         [&](const Head& h, T* state) { layout.load(in.c_initial, in.n_initial, h.state, state); },
-        [&](const Head& h, WalkScratch<T>& s) {
-          return gradient_sink(p.dq, h, query_scale<T>(in), BackwardRows<T>(p, memory, h).q, memory.q_dq + h.row, s.row);
+        [&](const Head& h, WalkScratch<Op>& s) {
+          const BackwardRows<T> r = operands(h);
+          return gradient_sink<T>(p.dq, h, r.q, r.k, memory.q_dq + h.row, nullptr, s.room);
         },
-        [&](const Head& h, T* state) { memory.state_dot[h.state] = layout.dot(p.dc_last, dn_last, h.state, state); });
+        [&](const Head& h, T* state) {
+          const double decay = gates_of<T>(memory.gates, in, h).decay(h.end - 1, h.end);
+          memory.carry[h.state] = decay * layout.dot(p.dc_last, dn_last, h.state, state);
+        });
   }
   {  // dk: back in time, over [dC, dn] transposed
     const StateLayout<T> layout{in.dqk, in.dhv, true, true};
     walk_heads(
-        executor, plan, heads, p.dc_initial != nullptr, between(layout), memory.scratch,
+        executor, plan, heads, p.dc_initial ? StateFor::after_last_token : StateFor::nobody, between(layout),
+        memory.scratch,
         [&](const Head& h) {
-          const BackwardRows<T> r(p, memory, h);
-          return Walk<T>{r.v_one, r.dnum_dl, r.scaled_q, true, gates_of<T>(memory.gates, in, h)};
+          const BackwardRows<T> r = operands(h);
+          return Walk<Op>{r.v_one, r.dh_dl, r.q, true, gates_of<T>(memory.gates, in, h), {}, s_over_n(h), true};
         },
         [&](const Head& h, T* state) { layout.load(p.dc_last, dn_last, h.state, state); },
-        [&](const Head& h, WalkScratch<T>& s) {
-          return gradient_sink(p.dk, h, T(1), BackwardRows<T>(p, memory, h).k, memory.k_dk + h.row, s.row);
+        [&](const Head& h, WalkScratch<Op>& s) {
+          const BackwardRows<T> r = operands(h);
+          return gradient_sink<T>(p.dk, h, r.k, r.q, memory.k_dk + h.row, memory.k_dk_own + h.row, s.room);
         },
         [&](const Head& h, T* state) { layout.store_n(p.dn_initial, h.state, state); });
   }
   {  // dv: back in time, over dC
     const StateLayout<T> layout{in.dqk, in.dhv, false, false};
     walk_heads(
-        executor, plan, heads, p.dc_initial != nullptr, between(layout), memory.scratch,
+        executor, plan, heads, p.dc_initial ? StateFor::after_last_token : StateFor::nobody, between(layout),
+        memory.scratch,
         [&](const Head& h) {
-          const BackwardRows<T> r(p, memory, h);
-          return Walk<T>{r.k, r.scaled_q, r.dnum, true, gates_of<T>(memory.gates, in, h)};
+          const BackwardRows<T> r = operands(h);
+          return Walk<Op>{r.k, r.q, r.dh, true, gates_of<T>(memory.gates, in, h), {}, s_over_n(h)};
         },
         [&](const Head& h, T* state) { layout.load(p.dc_last, dn_last, h.state, state); },
-        [&](const Head& h, WalkScratch<T>& s) { return gradient_sink<T>(p.dv, h, T(1), Rows<T>{}, nullptr, s.row); },
+        [&](const Head& h, WalkScratch<Op>&) { return gradient_sink<T>(p.dv, h); },
         [&](const Head& h, T* state) { layout.store(p.dc_initial, p.dn_initial, h.state, state); });
   }
   parallel_tasks(executor, heads.count(), [&](int64_t index, int32_t) { gate_gradients(p, memory, heads[index]); });
 }
 
-bool is_double(const xlstm_mlstm& in) { return in.q.dtype == XLSTM_FLOAT64; }
+// Calls f(Op) with the operands that suit the inputs' dtype here.
+template <class F>
+auto with_operands(const xlstm_mlstm& in, F&& f) {
+#if defined(__AVX512BF16__)
+  if (in.q.dtype == XLSTM_BFLOAT16) return f(Bf16Pairs{});
+#endif
+  return in.q.dtype == XLSTM_FLOAT64 ? f(Plain<double>{}) : f(Plain<float>{});
+}
 
 template <class Memory>
 size_t bytes(const xlstm_mlstm& in, const MlstmCpuPlan& plan) {
@@ -292,16 +339,16 @@ size_t bytes(const xlstm_mlstm& in, const MlstmCpuPlan& plan) {
 }  // namespace
 
 size_t chunkwise_workspace(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan) {
-  return is_double(p.in) ? bytes<ForwardMemory<double>>(p.in, plan) : bytes<ForwardMemory<float>>(p.in, plan);
+  return with_operands(p.in, [&](auto op) { return bytes<ForwardMemory<decltype(op)>>(p.in, plan); });
 }
 void chunkwise(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan, void* workspace, const Executor& executor) {
-  is_double(p.in) ? forward<double>(p, plan, workspace, executor) : forward<float>(p, plan, workspace, executor);
+  with_operands(p.in, [&](auto op) { forward<decltype(op)>(p, plan, workspace, executor); });
 }
 size_t backward_workspace(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan) {
-  return is_double(p.in) ? bytes<BackwardMemory<double>>(p.in, plan) : bytes<BackwardMemory<float>>(p.in, plan);
+  return with_operands(p.in, [&](auto op) { return bytes<BackwardMemory<decltype(op)>>(p.in, plan); });
 }
 void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* workspace, const Executor& executor) {
-  is_double(p.in) ? backward<double>(p, plan, workspace, executor) : backward<float>(p, plan, workspace, executor);
+  with_operands(p.in, [&](auto op) { backward<decltype(op)>(p, plan, workspace, executor); });
 }
 
 }  // namespace xlstm::XLSTM_ISA

@@ -16,7 +16,12 @@ size_t recurrent_workspace(const xlstm_mlstm_forward&, int64_t);
 void recurrent(const xlstm_mlstm_forward&, void*, const Executor&);
 
 extern const MlstmCpuKernels mlstm_kernels;
-const MlstmCpuKernels mlstm_kernels = {XLSTM_TEXT(XLSTM_ISA), chunkwise_workspace, chunkwise, backward_workspace,
-                                       backward,              recurrent_workspace, recurrent};
+const MlstmCpuKernels mlstm_kernels = {XLSTM_TEXT(XLSTM_ISA),
+                                       chunkwise_workspace,
+                                       chunkwise,
+                                       backward_workspace,
+                                       backward,
+                                       recurrent_workspace,
+                                       recurrent};
 
 }  // namespace xlstm::XLSTM_ISA

@@ -13,8 +13,9 @@ struct MlstmCpuPlan {
   int64_t workers;
 };
 
-// sequences times heads walks are independent. When they do not fill the threads, each sequence is cut into segments: that
-// costs a second pass over the states (half a forward), so only for two segments or more of at least four chunks each.
+// sequences times heads walks are independent. When they do not fill the threads, each sequence is cut into segments:
+// that costs a second pass over the states (half a forward), so only where each gets four chunks or more (the last one
+// takes what is left).
 MlstmCpuPlan plan_mlstm_cpu(int64_t sequences, int64_t heads, int64_t longest, int64_t chunk_size, int64_t threads);
 
 }  // namespace xlstm

@@ -38,16 +38,16 @@ XLSTM_HOST_DEVICE static inline double normaliser(bool normalize, double l, doub
   return nan_max(fabs(l), exp(-m)) + eps;
 }
 
-// What reaches l and m' through N, given dot = dh . h: dh/dN = -h / N, and at a fixed unstabilised state moving m' changes
-// only the weight of eps.
+// What reaches l and m' through N, given dot = dh . h: dh/dN = -h / N, and at a fixed unstabilised state moving m'
+// changes only the weight of eps. dl comes times N, for a walk whose rows are dh rather than dh / N.
 struct NormaliserGrad {
-  double dl, dm;
+  double dl_times_n, dm;
 };
-XLSTM_HOST_DEVICE static inline NormaliserGrad normaliser_grad(bool normalize, double l, double m, double eps, double dot) {
+XLSTM_HOST_DEVICE static inline NormaliserGrad normaliser_grad(bool normalize, double l, double m, double eps,
+                                                               double dot) {
   if (!normalize) return {0.0, 0.0};
-  const double n = normaliser(true, l, m, eps);
   const bool l_wins = fabs(l) > exp(-m);
-  return {l_wins ? -dot / n * (l < 0 ? -1.0 : 1.0) : 0.0, -dot * (eps / n)};
+  return {l_wins ? (l < 0 ? dot : -dot) : 0.0, -dot * (eps / normaliser(true, l, m, eps))};
 }
 
 }  // namespace xlstm

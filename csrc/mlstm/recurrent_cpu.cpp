@@ -2,8 +2,8 @@
 // The recurrent mLSTM on a CPU: any number of tokens, one after the other; one token is the decode step.
 //
 // Each element of C is read, decayed, added to, used and written once per token: 8 bytes moved for 6 flops in float, so
-// memory binds. A task owns one head's rows of C for a tile of values; every task of a head makes q.n for itself (one row
-// against 256 or more). n and m are written when all tasks are done, so the states may be updated in place.
+// memory binds. A task owns one head's rows of C for a tile of values; every task of a head makes q.n for itself (one
+// row against 256 or more). n and m are written when all tasks are done, so the states may be updated in place.
 #include "mlstm/kernels_cpu.h"
 #include "mlstm/sequences.h"
 
@@ -88,19 +88,20 @@ void run(const xlstm_mlstm_forward& p, void* workspace, const Executor& executor
     T* q = memory.rows + worker * Memory<T>::per_worker(in);
     T *k = q + in.dqk + 16, *n = k + in.dqk + 16, *v = n + in.dqk + 16, *out = v + in.dhv + 16;
     T* c = static_cast<T*>(p.c_last) + h.state * in.dqk * in.dhv + column;
-    const T* c_before = in.c_initial ? static_cast<const T*>(in.c_initial) + h.state * in.dqk * in.dhv + column : nullptr;
+    const T* c_before =
+        in.c_initial ? static_cast<const T*>(in.c_initial) + h.state * in.dqk * in.dhv + column : nullptr;
     double m = in.m_initial ? double(static_cast<const T*>(in.m_initial)[h.state]) : 0.0;
-    for (int64_t d = 0; d < in.dqk; ++d) n[d] = in.n_initial ? static_cast<const T*>(in.n_initial)[h.state * in.dqk + d] : T(0);
+    for (int64_t d = 0; d < in.dqk; ++d)
+      n[d] = in.n_initial ? static_cast<const T*>(in.n_initial)[h.state * in.dqk + d] : T(0);
     if (!c_before) {
       for (int64_t d = 0; d < in.dqk; ++d)
         for (int64_t j = 0; j < width; ++j) c[d * in.dhv + j] = 0;
       c_before = c;
     }
-    Rows<T> rows_q = rows_of<T>(in.q, h, in.dqk);
-    rows_q.gain = scale;
-    const Rows<T> rows_k = rows_of<T>(in.k, h, in.dqk);
+    const Rows<T> rows_q = rows_of<T>(in.q, h, in.dqk), rows_k = rows_of<T>(in.k, h, in.dqk);
     for (int64_t t = h.begin; t < h.end; ++t) {
       rows_q.read(t, q);
+      for (int64_t d = 0; d < in.dqk; ++d) q[d] *= scale;
       rows_k.read(t, k);
       load_row(v, at(in.v, h), in.v.dtype, t * in.v.stride[2] + column, width);
       const double i = widen<double>(in.i.data, in.i.dtype, offset(in.i, h) + t * in.i.stride[2]);

@@ -98,8 +98,8 @@ inline double fill_gates(const Gates& g, const xlstm_mlstm& in, const Head& h) {
   return m;
 }
 
-// States in memory are c (DHQK, DHHV) and n (DHQK). A walk holds them as x by y, or transposed: n is the last column, or
-// the last row; where the walk has neither, n stays out.
+// States in memory are c (DHQK, DHHV) and n (DHQK). A walk holds them as x by y, or transposed: n is the last column,
+// or the last row; where the walk has neither, n stays out.
 template <class T>
 struct StateLayout {
   int64_t dqk, dhv;
@@ -132,7 +132,8 @@ struct StateLayout {
          [](T& outside, T& inside) { outside = inside; });
   }
   void store_n(void* n, int64_t index, const T* state) const {  // a transposed state's last row
-    for (int64_t j = 0; j < dqk; ++j) static_cast<T*>(n)[index * dqk + j] = state[(j / NR<T> * x() + dhv) * NR<T> + j % NR<T>];
+    for (int64_t j = 0; j < dqk; ++j)
+      static_cast<T*>(n)[index * dqk + j] = state[(j / NR<T> * x() + dhv) * NR<T> + j % NR<T>];
   }
   double dot(const void* c, const void* n, int64_t index, T* state) const {
     double total = 0;
@@ -156,20 +157,25 @@ struct SegmentStates {
   T* after(int64_t head, int64_t order) const { return states + (head * per_head + order) * size; }
 };
 
-// Walks every head. make(head) -> Walk<T>; load(head, state) fills the state before the first token in the walk's
-// direction; sink(head, worker) -> a sink for Walk::run; finish(head, state) sees the state after the last one.
+// Walks every head. make(head) -> Walk; load(head, state) fills the state before the first token in the walk's
+// direction; sink(head, scratch) -> a sink for Walk::run; finish(head, state) sees the state after the last one, or,
+// with StateFor::before_last_token, before it.
 //
 // With one segment a head is one task. Else three passes: what each segment alone adds to the state, a scan that turns
 // those into the state before each segment, and the full walk of every segment.
-template <class T, class Make, class Load, class Sink, class Finish>
-inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const Heads& heads, bool last_state,
-                       const SegmentStates<T>& between, WalkScratch<T>* scratch, Make&& make, Load&& load, Sink&& sink,
+enum class StateFor { nobody, after_last_token, before_last_token };
+
+template <class Op, class T, class Make, class Load, class Sink, class Finish>
+inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const Heads& heads, StateFor wanted,
+                       const SegmentStates<T>& between, WalkScratch<Op>* scratch, Make&& make, Load&& load, Sink&& sink,
                        Finish&& finish) {
   struct Span {
     int64_t begin, end, order;
     bool last;
   };
-  const auto segments = [&](const Head& h) { return (h.end - h.begin + plan.segment_length - 1) / plan.segment_length; };
+  const auto segments = [&](const Head& h) {
+    return (h.end - h.begin + plan.segment_length - 1) / plan.segment_length;
+  };
   const auto span = [&](const Head& h, int64_t order, bool reverse) {
     const int64_t count = segments(h), j = reverse ? count - 1 - order : order;
     const int64_t begin = h.begin + j * plan.segment_length, end = begin + plan.segment_length;
@@ -182,8 +188,8 @@ inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const
       const int64_t index = task / (plan.segments - 1), order = task % (plan.segments - 1);
       const Head h = heads[index];
       if (order + 1 >= segments(h)) return;
-      WalkScratch<T>& s = scratch[worker];
-      const Walk<T> walk = make(h);
+      WalkScratch<Op>& s = scratch[worker];
+      const Walk<Op> walk = make(h);
       const Span p = span(h, order, walk.reverse);
       for (int64_t j = 0; j < between.size; ++j) s.state[j] = 0;
       walk.run(p.begin, p.end, plan.chunk, false, true, s, [](auto&&...) {});
@@ -191,7 +197,7 @@ inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const
     });
     parallel_tasks(executor, heads.count(), [&](int64_t index, int32_t worker) {
       const Head h = heads[index];
-      const Walk<T> walk = make(h);
+      const Walk<Op> walk = make(h);
       const T* before = scratch[worker].state;
       load(h, scratch[worker].state);
       for (int64_t order = 0; order + 1 < segments(h); ++order) {
@@ -207,15 +213,21 @@ inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const
     const int64_t index = task / plan.segments, order = task % plan.segments;
     const Head h = heads[index];
     if (order >= segments(h)) return;
-    WalkScratch<T>& s = scratch[worker];
-    const Walk<T> walk = make(h);
+    WalkScratch<Op>& s = scratch[worker];
+    const Walk<Op> walk = make(h);
     const Span p = span(h, order, walk.reverse);
     if (order == 0)
       load(h, s.state);
     else
       copy(between.after(index, order - 1), s.state, between.size);
-    walk.run(p.begin, p.end, plan.chunk, true, last_state || !p.last, s, sink(h, s));
-    if (p.last && last_state) finish(h, s.state);
+    if (p.last && wanted == StateFor::before_last_token) {
+      walk.run(p.begin, p.end - 1, plan.chunk, true, true, s, sink(h, s));
+      finish(h, s.state);
+      walk.run(p.end - 1, p.end, plan.chunk, true, false, s, sink(h, s));
+    } else {
+      walk.run(p.begin, p.end, plan.chunk, true, !p.last || wanted == StateFor::after_last_token, s, sink(h, s));
+      if (p.last && wanted == StateFor::after_last_token) finish(h, s.state);
+    }
   });
 }
 

@@ -6,17 +6,22 @@
 //     out = f ∘ (a C) + ((a x^T) ∘ D) y         D_ts = e^(row_t + col_s), s <= t forward, s >= t in reverse
 //     C   = decay C + (x w)^T y
 //
-//               direction   a           x           y         out      state
-//   forward     forward     q           k           [v, 1]    num, l   [C, n]
-//   dq          forward     [dnum, dl]  [v, 1]      k         dq / s   [C, n]^T
-//   dk          reverse     [v, 1]      [dnum, dl]  s q       dk       [dC, dn]^T
-//   dv          reverse     k           s q         dnum      dv       dC
+//               direction   a                  x           y      rows times   columns times   out      state
+//   forward     forward     q                  k           [v,1]  s            1               num, l   [C, n]
+//   dq          forward     [dh, dl N]         [v, 1]      k      s / N        1               dq       [C, n]^T
+//   dk          reverse     [v, 1]             [dh, dl N]  q      1            s / N           dk       [dC, dn]^T
+//   dv          reverse     k                  q           dh     1            s / N           dv       dC
 //
-// The normaliser is the column 1 (and dl, and n), so it needs no formula of its own.
+// The normaliser is the column 1 (and dl, and n), so it needs no formula of its own. Factors of tokens (s = DHQK^-1/2
+// and 1 / N) belong to f, D and w, so that operands are packed as they lie in memory.
 //
 // Who owns what: one task walks one segment of one head with the state in its scratch, 0.5 MB at 256 x 512 in float: it
 // and a packed chunk live in L2. Per chunk of L tokens the products are 2 L DHQK DHHV multiply-adds for the state and
-// L^2 (DHQK + DHHV) / 2 for the scores; packing touches each element once. The fused multiply-add units bind.
+// L^2 (DHQK + DHHV) / 2 for the scores; packing touches each element once. The fused multiply-add units bind: at 256 x
+// 512 and L = 64 on two Zen 4 cores the products take 85% of the time, the rest is reading q, k, v and writing h.
+//
+// With Op = Bf16Pairs the products take bfloat16 operands and sum in float. The state is kept in float; each product
+// reads it, the scores and the weighted x rounded once, as a bfloat16 matmul in torch would.
 #pragma once
 
 #include "mlstm/recurrence.h"
@@ -61,45 +66,73 @@ struct WalkDims {
   int64_t chunk, x, y;
 };
 
-template <class T>
+template <class Op>
 struct WalkScratch {
-  T *state, *a, *x, *x_weighted, *y, *scores, *row, *tile;
-  T *row_factor, *weight, *inverse;
+  using T = typename Op::Scalar;
+  T* state;                                            // column panels (x, NR) of T
+  T *state_operand, *a, *x, *x_weighted, *y, *scores;  // elements of Op
+  T *room, *tile;
+  T *row_factor, *weight, *row_gain, *column_gain, *row_rest, *column_rest, *score_rest, *self, *inverse;
   double *row_exponent, *column_exponent;
   int64_t x_stride;
+  int64_t first_token = 0;  // of the chunk at hand
   T decay = 1;
 
+  int64_t token_in_chunk(int64_t token) const { return token - first_token; }
+
   WalkScratch(Arena& arena, const WalkDims& d) {
-    const int64_t tokens = padded<T>(d.chunk), wide = round_up(d.x, kLanes<T>);
+    const int64_t tokens = padded<T>(d.chunk), steps = packed<Op>(d.chunk), wide = d.x > d.y ? d.x : d.y;
     x_stride = round_up(d.x, 16);
     state = arena.take<T>(d.x * padded<T>(d.y));
-    a = arena.take<T>(tokens * d.x);
-    x = arena.take<T>(tokens * d.x);
-    x_weighted = arena.take<T>(d.chunk * x_stride);
-    y = arena.take<T>(d.chunk * padded<T>(d.y));
-    scores = arena.take<T>(d.chunk * tokens);
-    row = arena.take<T>(kLanes<T> * wide > padded<T>(d.y) ? kLanes<T> * wide : padded<T>(d.y));
+    state_operand = Op::kPack == 1 ? state : arena.take<T>(packed<Op>(d.x) * padded<T>(d.y));
+    a = arena.take<T>(tokens * packed<Op>(d.x));
+    x = arena.take<T>(tokens * packed<Op>(d.x));
+    x_weighted = arena.take<T>(steps * x_stride);
+    y = arena.take<T>(steps * padded<T>(d.y));
+    scores = arena.take<T>(steps * tokens);
+    room = arena.take<T>(pack_room<T>(wide));
     tile = arena.take<T>(kRows * NR<T>);
     row_factor = arena.take<T>(tokens);
     weight = arena.take<T>(tokens);
+    row_gain = arena.take<T>(tokens);
+    column_gain = arena.take<T>(tokens);
+    row_rest = arena.take<T>(tokens);
+    column_rest = arena.take<T>(tokens);
+    score_rest = arena.take<T>(tokens);
+    self = arena.take<T>(tokens);
     inverse = arena.take<T>(tokens);
     row_exponent = arena.take<double>(tokens);
     column_exponent = arena.take<double>(tokens);
   }
 };
 
+// A factor of each token: one for all, times one per token where there are such.
 template <class T>
+struct Gain {
+  T all = 1;
+  const T* per_token = nullptr;
+
+  T operator()(int64_t t) const { return per_token ? all * per_token[t] : all; }
+};
+
+template <class Op>
 struct Walk {
+  using T = typename Op::Scalar;
   Rows<T> a, x, y;
   bool reverse;
   Gates gates;
+  Gain<T> rows, columns;
+  // Leaves each token's own term, score_tt y_t, out of its row and hands score_tt to the sink.
+  bool without_self = false;
 
   int64_t state_size() const { return x.width() * padded<T>(y.width()); }
 
-  // Walks tokens [begin, end) in chunks, from and to s.state. sink(token, rows, column, columns, values) receives each
-  // tile of out, values (rows, NR), the last columns first. Without outputs only the state moves.
+  // Walks tokens [begin, end) in chunks, from and to s.state. sink(token, rows, column, columns, values, self) receives
+  // each tile of out, values (rows, NR), the last columns first. Without outputs only the state moves.
   template <class Sink>
-  void run(int64_t begin, int64_t end, int64_t chunk, bool outputs, bool last_state, WalkScratch<T>& s, Sink&& sink) const {
+  void run(int64_t begin, int64_t end, int64_t chunk, bool outputs, bool last_state, WalkScratch<Op>& s,
+           Sink&& sink) const {
+    if (outputs) pack_state(s);
     const int64_t chunks = (end - begin + chunk - 1) / chunk;
     for (int64_t j = 0; j < chunks; ++j) {
       const int64_t t0 = begin + (reverse ? chunks - 1 - j : j) * chunk;
@@ -110,46 +143,57 @@ struct Walk {
 
  private:
   template <class Sink>
-  void step(int64_t t0, int64_t n, bool outputs, bool update, WalkScratch<T>& s, Sink& sink) const {
-    if (n > 1 && (!measure(t0, n, s) || !pack_columns(y, t0, n, s.y, s.row))) {
+  void step(int64_t t0, int64_t n, bool outputs, bool update, WalkScratch<Op>& s, Sink& sink) const {
+    const bool whole = measure(t0, n, s);
+    const bool finite = pack_columns<Op>(y, t0, n, s.y, s.room);
+    if (n > 1 && !(whole && finite)) {
       // A NaN or an infinity must not reach tokens on its far side: zero times it is not zero. One by one, then.
       for (int64_t j = 0; j < n; ++j) step(t0 + (reverse ? n - 1 - j : j), 1, outputs, update || j + 1 < n, s, sink);
       return;
     }
-    if (n == 1) {
-      measure(t0, 1, s);
-      pack_columns(y, t0, 1, s.y, s.row);
-    }
     if (outputs) {
-      pack_transposed(a, t0, n, s.a, s.row);
-      pack_transposed(x, t0, n, s.x, s.row);
-      score(n, s);
+      pack_transposed<Op>(a, t0, n, s.a, s.room);
+      pack_transposed<Op>(x, t0, n, s.x, s.room);
+      score(t0, n, s);
     }
-    if (update) pack_weighted(x, t0, n, s.weight, s.x_weighted, s.x_stride);
+    if (update) pack_weighted<Op>(x, t0, n, s.weight, s.x_weighted, s.x_stride, s.room);
+    const int64_t width = x.width(), steps = packed<Op>(width), tokens = packed<Op>(n), ld = padded<T>(n);
     for (int64_t p = panels<T>(y.width()) - 1; p >= 0; --p) {
       const int64_t column = p * NR<T>, columns = y.width() - column < NR<T> ? y.width() - column : NR<T>;
-      T* state = s.state + p * x.width() * NR<T>;
-      const T* right = s.y + p * n * NR<T>;
+      T *state = s.state + p * width * NR<T>, *operand = s.state_operand + p * steps * NR<T>;
+      const T* right = s.y + p * tokens * NR<T>;
       prefetch(t0 + (reverse ? -n : n), n, p, panels<T>(y.width()), outputs);
       for (int64_t t = 0; outputs && t < n; t += kRows) {
         const int64_t rows = n - t < kRows ? n - t : kRows;
-        const int64_t first = reverse ? t : 0, last = reverse ? n : t + rows;
+        const int64_t first = reverse ? t / Op::kPack : 0, last = reverse ? tokens : packed<Op>(t + rows);
         with_tile<T>(rows, columns, [&](auto& tile) {
           tile.zero();
-          tile.multiply(s.a + t / NR<T> * x.width() * NR<T> + t % NR<T>, NR<T>, state, x.width());
+          tile.template multiply<Op>(s.a + t / NR<T> * steps * NR<T> + t % NR<T>, NR<T>, operand, steps);
           tile.scale_rows(s.row_factor + t);
-          tile.multiply(s.scores + first * padded<T>(n) + t, padded<T>(n), right + first * NR<T>, last - first);
+          tile.template multiply<Op>(s.scores + first * ld + t, ld, right + first * NR<T>, last - first);
           tile.store_to(s.tile);
         });
-        sink(t0 + t, rows, column, columns, s.tile);
+        sink(t0 + t, rows, column, columns, s.tile, s.self + t);
       }
-      for (int64_t f = 0; update && f < x.width(); f += kRows)
-        with_tile<T>(x.width() - f < kRows ? x.width() - f : kRows, columns, [&](auto& tile) {
+      for (int64_t f = 0; update && f < width; f += kRows)
+        with_tile<T>(width - f < kRows ? width - f : kRows, columns, [&](auto& tile) {
           tile.load_scaled(state + f * NR<T>, s.decay);
-          tile.multiply(s.x_weighted + f, s.x_stride, right, n);
+          tile.template multiply<Op>(s.x_weighted + f, s.x_stride, right, tokens);
           tile.store_to(state + f * NR<T>);
+          if constexpr (Op::kPack > 1) tile.template store_packed<Op>(operand + f / Op::kPack * NR<T>);
         });
     }
+  }
+
+  // The state as an operand, when it does not come out of an update.
+  void pack_state(WalkScratch<Op>& s) const {
+    if constexpr (Op::kPack > 1)
+      for (int64_t p = 0; p < panels<T>(y.width()); ++p)
+        for (int64_t f = 0; f < x.width(); f += kRows)
+          with_rows<T, kVectors>(x.width() - f < kRows ? x.width() - f : kRows, [&](auto& tile) {
+            tile.load_scaled(s.state + (p * x.width() + f) * NR<T>, T(1));
+            tile.template store_packed<Op>(s.state_operand + (p * packed<Op>(x.width()) + f / Op::kPack) * NR<T>);
+          });
   }
 
   // A share of the next chunk's rows, asked for while this chunk is multiplied.
@@ -162,57 +206,90 @@ struct Walk {
     }
   }
 
-  // The chunk's gate factors. Differences of cumulative sums are taken in double: after forgetting e^-60 for 64 tokens a
-  // float sum has lost what the next token adds. The first token's lf is kept apart, so a chunk may begin with lf = -inf;
-  // returns false when another token has it.
-  bool measure(int64_t t0, int64_t n, WalkScratch<T>& s) const {
+  // The chunk's gate factors. Differences of cumulative sums are taken in double: after forgetting e^-60 for 64 tokens
+  // a float sum has lost what the next token adds. The first token's lf is kept apart, so a chunk may begin with lf =
+  // -inf; returns false when another token has it.
+  bool measure(int64_t t0, int64_t n, WalkScratch<Op>& s) const {
+    s.first_token = t0;
     const double *lf = gates.lf + t0, *ig = gates.ig + t0, *m = gates.m + t0;
     const double m_before = gates.m_before(t0), m_end = m[n - 1];
     double* from_row = reverse ? s.column_exponent : s.row_exponent;
     double* from_column = reverse ? s.row_exponent : s.column_exponent;
     T* inter = reverse ? s.weight : s.row_factor;
     T* into = reverse ? s.row_factor : s.weight;
-    bool splittable = true;
+    bool whole = true;
     double b = 0;
     for (int64_t t = 0; t < n; ++t) {
       if (t > 0) b += lf[t];
-      splittable = splittable && (t == 0 || lf[t] != -__builtin_inf());
+      whole = whole && (t == 0 || lf[t] != -__builtin_inf());
       from_row[t] = b - m[t];
       from_column[t] = ig[t] - b;
-      inter[t] = T(::exp(lf[0] + b + m_before - m[t]));
+      inter[t] = T(::exp(lf[0] + b + (m_before - m[t])));
     }
-    for (int64_t t = 0; t < n; ++t) into[t] = T(::exp(from_column[t] + b - m_end));
-    for (int64_t t = n; t < padded<T>(n); ++t) s.row_exponent[t] = 0;
-    s.decay = T(::exp(lf[0] + b + m_before - m_end));
-    return splittable;
+    for (int64_t t = 0; t < n; ++t) into[t] = T(::exp(from_column[t] + (b - m_end)));
+    for (int64_t t = 0; t < n; ++t) {
+      s.row_gain[t] = rows(t0 + t);
+      s.column_gain[t] = columns(t0 + t);
+      s.row_factor[t] *= s.row_gain[t];
+      s.weight[t] *= s.column_gain[t];
+    }
+    for (int64_t t = n; t < padded<T>(n); ++t) s.row_exponent[t] = s.row_gain[t] = 0;
+    s.decay = T(::exp(lf[0] + b + (m_before - m_end)));
+    return whole;
   }
 
-  // scores[c][r] = (x_c . a_r) e^(row_r + column_c) where c may reach r, else 0: transposed, tokens of x down.
-  void score(int64_t n, WalkScratch<T>& s) const {
-    const int64_t width = x.width(), ld = padded<T>(n);
+  // scores[c][r] = (x_c . a_r) D_rc with its gains where c may reach r, else 0: transposed, tokens of x down. Where
+  // operands are rounded, two things are kept whole: dl, which cancels against dh v / N where a token forgets all
+  // others, and the row sums (score_rest is their lost part), since l decides against e^-m.
+  void score(int64_t t0, int64_t n, WalkScratch<Op>& s) const {
+    const int64_t width = packed<Op>(x.width()), ld = padded<T>(n);
+    extra_rest(a, t0, n, s.row_rest);
+    extra_rest(x, t0, n, s.column_rest);
+    for (int64_t t = 0; t < ld; ++t) s.score_rest[t] = 0;
     for (int64_t r0 = 0; r0 < n; r0 += NR<T>) {
       const int64_t first = reverse ? r0 : 0, last = reverse ? n : (r0 + NR<T> < n ? r0 + NR<T> : n);
       for (int64_t c = first; c < last; c += kRows) {
         const int64_t rows = last - c < kRows ? last - c : kRows;
-        with_tile<T>(rows, NR<T>, [&](auto& tile) {
+        with_rows<T, kVectors>(rows, [&](auto& tile) {
           tile.zero();
-          tile.multiply(s.x + c / NR<T> * width * NR<T> + c % NR<T>, NR<T>, s.a + r0 * width, width);
-          tile.store_to(s.tile);
+          tile.template multiply<Op>(s.x + c / NR<T> * width * NR<T> + c % NR<T>, NR<T>, s.a + r0 * width, width);
+          decay_tile(tile, c, r0, s);
+          tile.template store_packed<Op>(s.scores + c / Op::kPack * ld + r0, ld);
         });
-        for (int64_t j = 0; j < rows; ++j) decayed(s.tile + j * NR<T>, s.scores + (c + j) * ld + r0, c + j, r0, s);
       }
     }
   }
 
-  void decayed(const T* dot, T* to, int64_t c, int64_t r0, const WalkScratch<T>& s) const {
-    const double column = s.column_exponent[c];
-    T e[NR<T>];
-    for (int j = 0; j < NR<T>; ++j) e[j] = T(column + s.row_exponent[r0 + j]);
-    for (int j = 0; j < NR<T>; j += kLanes<T>) store(e + j, exp(load(e + j)));
-    if (reverse)
-      for (int j = 0; j < NR<T>; ++j) to[j] = c >= r0 + j ? dot[j] * e[j] : T(0);
-    else
-      for (int j = 0; j < NR<T>; ++j) to[j] = c <= r0 + j ? dot[j] * e[j] : T(0);
+  template <class Tile>
+  void decay_tile(Tile& tile, int64_t c0, int64_t r0, WalkScratch<Op>& s) const {
+    for (int j = 0; j < Tile::kTileRows; ++j) {
+      const int64_t c = c0 + j;
+      T d[NR<T>];
+      for (int e = 0; e < NR<T>; ++e) d[e] = T(s.column_exponent[c] + s.row_exponent[r0 + e]);
+      for (int v = 0; v < kVectors; ++v) {
+        T* part = d + v * kLanes<T>;
+        const int64_t r = r0 + v * kLanes<T>;
+        const Vec<T> dot = tile.acc[j][v] + load(s.row_rest + r) + s.column_rest[c];
+        store(part, exp(load(part)) * (load(s.row_gain + r) * s.column_gain[c]) * dot);
+      }
+      if (without_self && c >= r0 && c < r0 + NR<T>) {
+        s.self[c] = d[c - r0];
+        d[c - r0] = 0;
+      }
+      for (int e = 0; e < NR<T>; ++e) d[e] = (reverse ? c >= r0 + e : c <= r0 + e) ? d[e] : T(0);
+      for (int v = 0; v < kVectors; ++v) {
+        tile.acc[j][v] = load(d + v * kLanes<T>);
+        T* lost = s.score_rest + r0 + v * kLanes<T>;
+        if constexpr (Op::kPack > 1) store(lost, load(lost) + Op::rest(tile.acc[j][v]));
+      }
+    }
+  }
+
+  // What the operand's rounding takes from the extra feature.
+  static void extra_rest(const Rows<T>& r, int64_t t0, int64_t n, T* to) {
+    for (int64_t t = 0; t < padded<T>(n); t += kLanes<T>) store(to + t, Vec<T>{});
+    if (Op::kPack > 1 && r.extra_value)
+      for (int64_t t = 0; t < n; ++t) to[t] = Op::rest(broadcast(r.extra_value[t0 + t]))[0];
   }
 };
 

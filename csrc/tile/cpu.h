@@ -3,11 +3,12 @@
 //
 //   acc (rows x NR) += sum_k  a[k][row] * b[k][NR]        NR = kVectors vectors
 //
-// Both operands run along k: a row of b is NR contiguous values, and the rows of a are contiguous at each k, so that one
-// pointer walks each. Matrices are therefore kept in panels:
+// Both operands run along k: a row of b is NR contiguous elements, and the rows of a are contiguous at each k, so that
+// one pointer walks each. Matrices are therefore kept in panels:
 //   column panels  (K, NR) blocks, one after the other: the right operand, and the state
 //   token panels   the same with tokens across and features down: a transposed matrix, which serves as the left operand
 //                  of one product and the right operand of another
+// K counts elements: Op::kPack values each (arch/cpu.h).
 #pragma once
 
 #include "arch/cpu.h"
@@ -18,6 +19,7 @@ constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * t
 
 template <class T>
 constexpr int NR = kVectors * kLanes<T>;
+static_assert(NR<float> % kRows == 0 && NR<double> % kRows == 0, "a tile's rows must not straddle token panels");
 template <class T>
 constexpr int64_t panels(int64_t columns) {
   return (columns + NR<T> - 1) / NR<T>;
@@ -26,9 +28,14 @@ template <class T>
 constexpr int64_t padded(int64_t columns) {
   return round_up(columns, NR<T>);
 }
+template <class Op>
+constexpr int64_t packed(int64_t values) {  // elements
+  return (values + Op::kPack - 1) / Op::kPack;
+}
 
 template <class T, int R, int V>
 struct Tile {
+  static constexpr int kTileRows = R, kTileVectors = V;
   Vec<T> acc[R][V];
 
   void zero() {
@@ -43,11 +50,21 @@ struct Tile {
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < V; ++v) store(p + r * NR<T> + v * kLanes<T>, acc[r][v]);
   }
+  // The rows as elements along k, kPack rows to one, ld apart: for use as an operand.
+  template <class Op>
+  void store_packed(T* p, int64_t ld = NR<T>) const {
+    for (int r = 0; r < R; r += Op::kPack)
+      for (int v = 0; v < V; ++v) {
+        const Vec<T> second = r + 1 < R ? acc[r + 1 < R ? r + 1 : r][v] : Vec<T>{};
+        store(p + r / Op::kPack * ld + v * kLanes<T>, Op::pack(acc[r][v], second));
+      }
+  }
   void scale_rows(const T* factor) {
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < V; ++v) acc[r][v] *= factor[r];
   }
   // a: row r of step k at a[k * a_step + r].  b: step k at b[k * NR].
+  template <class Op>
   void multiply(const T* __restrict a, int64_t a_step, const T* __restrict b, int64_t steps) {
     for (int64_t k = 0; k < steps; ++k, a += a_step, b += NR<T>) {
       Vec<T> right[V];
@@ -56,7 +73,7 @@ struct Tile {
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) acc[r][v] += right[v] * a[r];
+        for (int v = 0; v < V; ++v) acc[r][v] = Op::multiply_add(acc[r][v], right[v], a[r]);
     }
   }
 };
@@ -66,12 +83,12 @@ struct Tile {
 template <class T, int V, class F>
 inline void with_rows(int64_t rows, F&& f) {
   switch (rows) {
-#define XLSTM_ROWS(n)                    \
-  case n:                                \
-    if constexpr (n <= kRows) {          \
-      Tile<T, n, V> tile;                \
-      f(tile);                           \
-    }                                    \
+#define XLSTM_ROWS(n)           \
+  case n:                       \
+    if constexpr (n <= kRows) { \
+      Tile<T, n, V> tile;       \
+      f(tile);                  \
+    }                           \
     break;
     XLSTM_ROWS(1) XLSTM_ROWS(2) XLSTM_ROWS(3) XLSTM_ROWS(4) XLSTM_ROWS(5) XLSTM_ROWS(6) XLSTM_ROWS(7) XLSTM_ROWS(8)
 #undef XLSTM_ROWS
@@ -85,16 +102,14 @@ inline void with_tile(int64_t rows, int64_t columns, F&& f) {
     with_rows<T, kVectors>(rows, f);
 }
 
-// A matrix of tokens by features in memory, with what is done to it on the way in: one factor for all, one per token, and
-// one more feature at the end, the same for all tokens or one per token. Reads as T whatever the dtype.
+// A matrix of tokens by features in memory, perhaps with one more feature at the end: the same for all tokens, or one
+// value per token. Factors per token are not applied here but to the gate factors, so that rows go in as they lie.
 template <class T>
 struct Rows {
   const void* data = nullptr;
   xlstm_dtype dtype = XLSTM_FLOAT32;
   int64_t stride = 0, features = 0;
-  T gain = 1;
-  const T* token_gain = nullptr;
-  bool extra = false;             // has one more feature
+  bool extra = false;              // has one more feature
   const T* extra_value = nullptr;  // its value per token; null: 1
 
   int64_t width() const { return features + (extra ? 1 : 0); }
@@ -106,14 +121,30 @@ struct Rows {
     for (int64_t j = 0; j < features * bytes; j += 64) __builtin_prefetch(p + j, 0, 2);
   }
 
-  // Row t into to[0 .. width).
-  void read(int64_t t, T* to) const {
+  // Row t into to[0 .. width), then zeros to `end`.
+  void read(int64_t t, T* to, int64_t end = 0) const {
     load_row(to, data, dtype, t * stride, features);
-    const T g = token_gain ? gain * token_gain[t] : gain;
-    if (g != T(1))
-      for (int64_t j = 0; j < features; ++j) to[j] *= g;
     if (extra) to[features] = extra_value ? extra_value[t] : T(1);
+    for (int64_t j = width(); j < end; ++j) to[j] = 0;
   }
+
+  // Row t as elements along the features, then zeros to `end` elements. room holds kPack * end values.
+  template <class Op>
+  void read_packed(int64_t t, T* to, int64_t end, T* room) const {
+    if constexpr (Op::kPack == 1) {
+      read(t, to, end);
+    } else {
+      if (dtype == Op::kStored) {  // the bits are already there
+        memcpy(to, static_cast<const uint16_t*>(data) + t * stride, features * 2);
+        if (extra) store_row(to, Op::kStored, features, extra_value ? extra_value + t : &kOne, 1);
+      } else {
+        read(t, room);
+        store_row(to, Op::kStored, 0, room, width());
+      }
+      memset(reinterpret_cast<uint16_t*>(to) + width(), 0, (Op::kPack * end - width()) * 2);
+    }
+  }
+  static constexpr T kOne = 1;
 };
 
 // A square block of kLanes vectors, transposed in place by log2(kLanes) rounds of interleaving.
@@ -136,52 +167,67 @@ inline void transpose(Vec<T>* rows) {
   }
 }
 
-// tokens [t0, t0 + n) of rows -> token panels (width, NR), zero beyond n. scratch holds kLanes rows.
+// Values that pack_* need as room for a matrix of this width.
 template <class T>
-inline void pack_transposed(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* scratch) {
+constexpr int64_t pack_room(int64_t width) {
+  return (kLanes<T> + 2) * round_up(width, NR<T>);
+}
+
+// tokens [t0, t0 + n) of rows -> token panels (packed width, NR), zero beyond n.
+template <class Op, class T>
+inline void pack_transposed(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* room) {
   constexpr int lanes = kLanes<T>;
-  const int64_t width = rows.width(), ld = round_up(width, lanes);
+  const int64_t width = packed<Op>(rows.width()), ld = round_up(width, lanes);
   for (int64_t t = 0; t < padded<T>(n); t += lanes) {
     for (int r = 0; r < lanes; ++r) {
       if (t + r < n)
-        rows.read(t0 + t + r, scratch + r * ld);
+        rows.template read_packed<Op>(t0 + t + r, room + r * ld, ld, room + lanes * ld);
       else
-        memset(scratch + r * ld, 0, width * sizeof(T));
+        memset(room + r * ld, 0, ld * sizeof(T));
     }
     T* panel = to + t / NR<T> * width * NR<T> + t % NR<T>;
     for (int64_t d = 0; d < width; d += lanes) {
       Vec<T> block[lanes];
-      for (int r = 0; r < lanes; ++r) block[r] = load(scratch + r * ld + d);
+      for (int r = 0; r < lanes; ++r) block[r] = load(room + r * ld + d);
       transpose<T>(block);
       for (int j = 0; j < lanes && d + j < width; ++j) store(panel + (d + j) * NR<T>, block[j]);
     }
   }
 }
 
-// tokens [t0, t0 + n) -> rows of width ld, each times weight.
-template <class T>
-inline void pack_weighted(const Rows<T>& rows, int64_t t0, int64_t n, const T* weight, T* to, int64_t ld) {
-  const int64_t width = rows.width();
-  for (int64_t t = 0; t < n; ++t, to += ld) {
-    rows.read(t0 + t, to);
-    for (int64_t j = 0; j < width; ++j) to[j] *= weight[t];
+// tokens [t0, t0 + n), each times weight -> one row of ld values per element along the tokens.
+template <class Op, class T>
+inline void pack_weighted(const Rows<T>& rows, int64_t t0, int64_t n, const T* weight, T* to, int64_t ld, T* room) {
+  for (int64_t t = 0; t < n; t += Op::kPack, to += ld) {
+    T *first = room, *second = room + ld;
+    rows.read(t0 + t, first, ld);
+    if (Op::kPack == 2 && t + 1 < n)
+      rows.read(t0 + t + 1, second, ld);
+    else if (Op::kPack == 2)
+      memset(second, 0, ld * sizeof(T));
+    const T w0 = weight[t], w1 = t + 1 < n ? weight[t + 1] : T(0);
+    for (int64_t j = 0; j < ld; j += kLanes<T>)
+      store(to + j, Op::pack(load(first + j) * w0, Op::kPack == 2 ? load(second + j) * w1 : Vec<T>{}));
   }
 }
 
-// tokens [t0, t0 + n) -> column panels (n, NR). Returns whether every value is finite. scratch holds one row.
-template <class T>
-inline bool pack_columns(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* scratch) {
-  const int64_t width = rows.width(), full = padded<T>(width);
+// tokens [t0, t0 + n) -> column panels (packed n, NR). Returns whether every value is finite.
+template <class Op, class T>
+inline bool pack_columns(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* room) {
+  const int64_t full = padded<T>(rows.width()), steps = packed<Op>(n);
   typename VectorOf<IntegerOf<T>>::type bad{};
-  for (int64_t j = width; j < full; ++j) scratch[j] = 0;
-  for (int64_t t = 0; t < n; ++t) {
-    rows.read(t0 + t, scratch);
-    for (int64_t p = 0; p < full / NR<T>; ++p)
-      for (int v = 0; v < NR<T>; v += kLanes<T>) {
-        const Vec<T> x = load(scratch + p * NR<T> + v);
-        bad |= (x - x) != Vec<T>{};  // NaN unless x is finite
-        store(to + (p * n + t) * NR<T> + v, x);
-      }
+  T *first = room, *second = room + full;
+  for (int64_t t = 0; t < n; t += Op::kPack) {
+    rows.read(t0 + t, first, full);
+    if (Op::kPack == 2 && t + 1 < n)
+      rows.read(t0 + t + 1, second, full);
+    else if (Op::kPack == 2)
+      memset(second, 0, full * sizeof(T));
+    for (int64_t j = 0; j < full; j += kLanes<T>) {
+      const Vec<T> x = load(first + j), y = Op::kPack == 2 ? load(second + j) : Vec<T>{};
+      bad |= ((x - x) + (y - y)) != Vec<T>{};  // NaN unless both are finite
+      store(to + (j / NR<T> * steps + t / Op::kPack) * NR<T> + j % NR<T>, Op::pack(x, y));
+    }
   }
   bool finite = true;
   for (int e = 0; e < kLanes<T>; ++e) finite = finite && !bad[e];

@@ -29,11 +29,16 @@ using OptionalTensor = std::optional<Tensor>;
 
 inline xlstm_dtype dtype_of(const char* name, const Tensor& x) {
   switch (x.scalar_type()) {
-    case ScalarType::Float: return XLSTM_FLOAT32;
-    case ScalarType::BFloat16: return XLSTM_BFLOAT16;
-    case ScalarType::Half: return XLSTM_FLOAT16;
-    case ScalarType::Double: return XLSTM_FLOAT64;
-    default: STD_TORCH_CHECK(false, name, ": expected float32, bfloat16, float16 or float64");
+    case ScalarType::Float:
+      return XLSTM_FLOAT32;
+    case ScalarType::BFloat16:
+      return XLSTM_BFLOAT16;
+    case ScalarType::Half:
+      return XLSTM_FLOAT16;
+    case ScalarType::Double:
+      return XLSTM_FLOAT64;
+    default:
+      STD_TORCH_CHECK(false, name, ": expected float32, bfloat16, float16 or float64");
   }
 }
 
@@ -51,8 +56,8 @@ inline void check_shape(const char* name, const Tensor& x, std::initializer_list
   STD_TORCH_CHECK(same, name, ": expected shape (", expected, " ), got (", got, " )");
 }
 
-// A new tensor on q's device. On the CPU a large one is asked to lie on huge pages: the kernel writes it once, and in pages
-// of 4 KB the first touch costs more than the write (a quarter of the forward's time at 33 MB of output).
+// A new tensor on q's device. On the CPU a large one is asked to lie on huge pages: the kernel writes it once, and in
+// pages of 4 KB the first touch costs more than the write (a quarter of the forward's time at 33 MB of output).
 inline Tensor new_tensor(const Tensor& q, std::initializer_list<int64_t> shape, ScalarType dtype) {
   Tensor x = torch::stable::new_empty(q, shape, dtype);
 #if defined(MADV_HUGEPAGE)
@@ -80,7 +85,8 @@ inline xlstm_tensor view(const char* name, const Tensor& x, std::initializer_lis
 // A contiguous tensor of the wide dtype: states and what belongs to them.
 inline void* wide(const char* name, const Tensor& x, const Tensor& q, std::initializer_list<int64_t> shape) {
   check_shape(name, x, shape);
-  STD_TORCH_CHECK(x.scalar_type() == wide_dtype(q), name, ": expected the accumulation dtype (float32, or float64 with float64)");
+  STD_TORCH_CHECK(x.scalar_type() == wide_dtype(q), name,
+                  ": expected the accumulation dtype (float32, or float64 with float64)");
   STD_TORCH_CHECK(x.is_contiguous(), name, ": expected a contiguous tensor");
   return x.data_ptr();
 }
@@ -88,7 +94,9 @@ inline void* wide(const char* name, const OptionalTensor& x, const Tensor& q, st
   return x ? wide(name, *x, q, shape) : nullptr;
 }
 
-inline void check_status(xlstm_status status) { STD_TORCH_CHECK(status == XLSTM_OK, "xlstm_hip: ", xlstm_last_error()); }
+inline void check_status(xlstm_status status) {
+  STD_TORCH_CHECK(status == XLSTM_OK, "xlstm_hip: ", xlstm_last_error());
+}
 
 // Runs a call of the C API on torch's threads, with workspace from torch.
 template <class Params>

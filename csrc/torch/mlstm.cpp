@@ -43,7 +43,8 @@ struct Inputs {
   const OptionalTensor &c, &n, &m, &cu_seqlens;
 };
 
-xlstm_mlstm params_of(const Inputs& x, const Shapes& s, bool sigmoid_gate, bool normalize, double eps, int64_t chunk_size) {
+xlstm_mlstm params_of(const Inputs& x, const Shapes& s, bool sigmoid_gate, bool normalize, double eps,
+                      int64_t chunk_size) {
   xlstm_mlstm p{};
   p.batch = s.batch;
   p.heads = s.heads;
@@ -71,8 +72,8 @@ xlstm_mlstm params_of(const Inputs& x, const Shapes& s, bool sigmoid_gate, bool 
 using HL = std::tuple<Tensor, Tensor>;
 using HLStates = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-HLStates forward(const Inputs& x, bool sigmoid_gate, bool normalize, double eps, int64_t chunk_size, bool bshd, bool states,
-                 bool recurrent) {
+HLStates forward(const Inputs& x, bool sigmoid_gate, bool normalize, double eps, int64_t chunk_size, bool bshd,
+                 bool states, bool recurrent) {
   const Shapes s = shapes_of(x.q, x.v, x.cu_seqlens, bshd);
   xlstm_mlstm_forward p{};
   p.in = params_of(x, s, sigmoid_gate, normalize, eps, chunk_size);
@@ -210,10 +211,12 @@ Tensor step_into(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   return h;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> mlstm_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i,
-                                                      const Tensor& f, const Tensor& c, const Tensor& n, const Tensor& m,
-                                                      bool sigmoid_gate, bool normalize, double eps) {
-  Tensor c_next = torch::stable::empty_like(c), n_next = torch::stable::empty_like(n), m_next = torch::stable::empty_like(m);
+std::tuple<Tensor, Tensor, Tensor, Tensor> mlstm_step(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                      const Tensor& i, const Tensor& f, const Tensor& c,
+                                                      const Tensor& n, const Tensor& m, bool sigmoid_gate,
+                                                      bool normalize, double eps) {
+  Tensor c_next = torch::stable::empty_like(c), n_next = torch::stable::empty_like(n),
+         m_next = torch::stable::empty_like(m);
   Tensor h = step_into(q, k, v, i, f, c, n, m, c_next, n_next, m_next, sigmoid_gate, normalize, eps);
   return {h, c_next, n_next, m_next};
 }

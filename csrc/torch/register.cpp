@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every op's schema. Implementations stand in one file per family beside this one, fakes and autograd in ops.py.
 //
-// q, k (B, NH, S, DHQK)  v, h (B, NH, S, DHHV)  i, f, l (B, NH, S)  c (N, NH, DHQK, DHHV)  n (N, NH, DHQK)  m (N, NH, 1)
-// bshd: results with a token axis lie in memory as (B, S, NH, ...).
+// q, k (B, NH, S, DHQK)  v, h (B, NH, S, DHHV)  i, f, l (B, NH, S)  c (N, NH, DHQK, DHHV)  n (N, NH, DHQK)  m (N, NH,
+// 1) bshd: results with a token axis lie in memory as (B, S, NH, ...).
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(xlstm_hip, m) {

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 IO_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)  # under torch.compile a number may be symbolic
 STATE_NAMES = ("c_initial", "n_initial", "m_initial")
 LAYOUTS = ("bhsd", "bshd")
 GATES = ("exp", "sigmoid")
@@ -54,7 +55,7 @@ def one_of(name: str, value: Any, allowed: tuple) -> None:
 
 
 def non_negative(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS) or not 0 <= value < math.inf:
         raise ValueError(f"{name}: expected a finite number >= 0, got {value!r}")
 
 
@@ -114,9 +115,7 @@ def check_cu_seqlens(cu_seqlens: Any, batch: int, length: int) -> list[int]:
         raise ValueError(f"cu_seqlens: expected to start at 0, got {ends[0]}")
     for n in range(1, len(ends)):
         if ends[n] <= ends[n - 1]:
-            raise ValueError(
-                f"cu_seqlens: expected values that rise, got {ends[n - 1]} then {ends[n]} at position {n}"
-            )
+            raise ValueError(f"cu_seqlens: expected values that rise, got {ends[n - 1]} then {ends[n]} at position {n}")
     if ends[-1] != length:
         raise ValueError(f"cu_seqlens: expected to end at S = {length}, got {ends[-1]}")
     return ends

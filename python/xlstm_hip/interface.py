@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """mlstm_interface and mlstm_step_interface: check, choose a kernel, call it.
 
-Options that a kernel lacks are met here where that changes no number: a layout is a transposed view, packed sequences are
-run one by one. What cannot be met is an error that names the option.
+Options that a kernel lacks are met here where that changes no number: a layout is a transposed view, packed sequences
+are run one by one. What cannot be met is an error that names the option.
 """
 
 from __future__ import annotations
@@ -37,14 +37,18 @@ def _choose(kernel: str | None, gate: str | None, kinds: tuple[str, ...], normal
     if gate is not None and info.gate != gate:
         raise ValueError(f"gate: expected {info.gate!r}, the gate of kernel {info.name!r}, got {gate!r}")
     if normalize is not None and info.gate != "sigmoid":
-        raise ValueError(f"normalize: kernel {info.name!r} has the exp gate, which is always normalised; use gate='sigmoid'")
+        raise ValueError(
+            f"normalize: kernel {info.name!r} has the exp gate, which is always normalised; use gate='sigmoid'"
+        )
     return info
 
 
 def _options(info: KernelInfo, given: dict[str, Any]) -> dict[str, Any]:
     for name in given:
         if name not in info.options:
-            raise ValueError(f"{name}: kernel {info.name!r} has no such option (it has {', '.join(info.options) or 'none'})")
+            raise ValueError(
+                f"{name}: kernel {info.name!r} has no such option (it has {', '.join(info.options) or 'none'})"
+            )
     return given
 
 
@@ -85,7 +89,7 @@ def mlstm_interface(
     chunk_size         tokens per matrix product; changes speed, not the result
     kwargs             further options of the kernel, by its KernelInfo; an unknown one is an error
 
-    Any S >= 1, any head dims, any strides with the last dimension contiguous. States are float32 (float64 with float64).
+    Any S >= 1, any head dims, any strides with the last dimension contiguous. States are float32 (float64 for float64).
     """
     info = _choose(kernel, gate, SEQUENCE_KINDS, normalize)
     checks.no_unknown_keywords("mlstm_interface", kwargs, info.options)
@@ -99,7 +103,9 @@ def mlstm_interface(
         raise ValueError(f"c_initial: kernel {info.name!r} takes no initial states")
     if return_last_states and not info.states:
         raise ValueError(f"return_last_states: kernel {info.name!r} returns no states")
-    registry.check_kernel_accepts(info, checks.is_tensor("q", q), _gradient_needed(q, k, v, i, f, c_initial, n_initial, m_initial))
+    registry.check_kernel_accepts(
+        info, checks.is_tensor("q", q), _gradient_needed(q, k, v, i, f, c_initial, n_initial, m_initial)
+    )
 
     common: dict[str, Any] = {
         "eps": eps,
@@ -118,12 +124,14 @@ def mlstm_interface(
         common["cu_seqlens"] = cu_seqlens
     if cu_seqlens is not None and "cu_seqlens" not in info.options:
         checks.check_sequence_inputs(q, k, v, i, f, *states, eps, chunk_size, cu_seqlens)
-        out = _one_by_one(info, (q, k, v, i, f), states, cu_seqlens.tolist(), common)
+        out: Tensor | tuple[Tensor, States] = _one_by_one(info, (q, k, v, i, f), states, cu_seqlens.tolist(), common)
     else:
         out = info.function(q, k, v, i, f, *states, **common)
     if not turned:
         return out
-    return (out[0].transpose(1, 2), out[1]) if return_last_states else out.transpose(1, 2)
+    if isinstance(out, Tensor):
+        return out.transpose(1, 2)
+    return out[0].transpose(1, 2), out[1]
 
 
 def _one_by_one(

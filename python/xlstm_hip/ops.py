@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled kernels as torch ops: loading, shapes for the compiler, gradients, and the four fused functions.
 
-The op library lies beside this file. Its schemas are in csrc/torch/register.cpp; what torch needs to know in Python, fakes
-and autograd, is here. The functions keep the ecosystem's names and argument order; `interface.py` checks and calls them.
+The op library lies beside this file. Its schemas are in csrc/torch/register.cpp; what torch needs to know in Python,
+fakes and autograd, is here. The functions keep the ecosystem's names and argument order; `interface.py` checks and
+calls them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from . import checks
 
 LIBRARY = Path(__file__).with_name("_xlstm_hip_ops.so")
 if not LIBRARY.exists():
-    raise ImportError(f"{LIBRARY.name} is missing beside {__file__}: build the package with `pip install .` in its source tree")
+    raise ImportError(
+        f"{LIBRARY.name} is missing beside {__file__}: build the package with `pip install .` in its source tree"
+    )
 torch.ops.load_library(str(LIBRARY))
 _ops = torch.ops.xlstm_hip
 
@@ -81,12 +85,56 @@ def _gradients(q: Tensor, v: Tensor, i: Tensor, f: Tensor, bshd: bool) -> tuple[
 
 
 @torch.library.register_fake("xlstm_hip::mlstm_backward")
-def _(q, k, v, i, f, c, n, m, cu_seqlens, h, l, dh, dc, dn, dm, sigmoid_gate, normalize, normalizer_grad, eps, chunk_size, bshd):
+def _(
+    q,
+    k,
+    v,
+    i,
+    f,
+    c,
+    n,
+    m,
+    cu_seqlens,
+    h,
+    l,
+    dh,
+    dc,
+    dn,
+    dm,
+    sigmoid_gate,
+    normalize,
+    normalizer_grad,
+    eps,
+    chunk_size,
+    bshd,
+):
     return _gradients(q, v, i, f, bshd)
 
 
 @torch.library.register_fake("xlstm_hip::mlstm_backward_states")
-def _(q, k, v, i, f, c, n, m, cu_seqlens, h, l, dh, dc, dn, dm, sigmoid_gate, normalize, normalizer_grad, eps, chunk_size, bshd):
+def _(
+    q,
+    k,
+    v,
+    i,
+    f,
+    c,
+    n,
+    m,
+    cu_seqlens,
+    h,
+    l,
+    dh,
+    dc,
+    dn,
+    dm,
+    sigmoid_gate,
+    normalize,
+    normalizer_grad,
+    eps,
+    chunk_size,
+    bshd,
+):
     return *_gradients(q, v, i, f, bshd), *_states(q, v, cu_seqlens)
 
 
@@ -105,6 +153,10 @@ def _(q, k, v, i, f, c, n, m, sigmoid_gate, normalize, eps):
 
 def _unit_last_stride(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _zeros_for_none(xs: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(y) if x is None else x.contiguous() for x, y in zip(xs, like, strict=True)]
 
 
 class _Sequence(torch.autograd.Function):
@@ -145,13 +197,12 @@ class _SequenceWithoutStates(torch.autograd.Function):
         return *_backward(ctx, dh, (None, None, None)), None, None
 
 
-def _backward(ctx, dh: Tensor | None, dlast: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+def _backward(ctx, dh: Tensor | None, dlast: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     q, k, v, i, f, c, n, m, cu_seqlens, h, l = ctx.saved_tensors
     sigmoid_gate, normalize, normalizer_grad, eps, chunk_size, bshd = ctx.options
     dh = torch.zeros_like(h) if dh is None else _unit_last_stride(dh)
     if any(x is not None for x in dlast):
-        like = _states(q, v, cu_seqlens)
-        dlast = tuple(torch.zeros_like(y) if x is None else x.contiguous() for x, y in zip(dlast, like, strict=True))
+        dlast = _zeros_for_none(dlast, _states(q, v, cu_seqlens))
     flags = (sigmoid_gate, normalize, normalizer_grad, eps, chunk_size, bshd)
     if c is None:
         return *_ops.mlstm_backward(q, k, v, i, f, c, n, m, cu_seqlens, h, l, dh, *dlast, *flags), None, None, None
@@ -179,8 +230,12 @@ class _Step(torch.autograd.Function):
         dh = torch.zeros_like(h) if dh is None else _unit_last_stride(dh)[:, :, None]
         dlast = [dc, dn, dm]
         if any(x is not None for x in dlast):
-            dlast = [torch.zeros_like(y) if x is None else x.contiguous() for x, y in zip(dlast, (c, n, m), strict=True)]
-        dq, dk, dv, *rest = _ops.mlstm_backward_states(*one, h, l, dh, *dlast, sigmoid_gate, normalize, True, eps, 1, False)
+            dlast = [
+                torch.zeros_like(y) if x is None else x.contiguous() for x, y in zip(dlast, (c, n, m), strict=True)
+            ]
+        dq, dk, dv, *rest = _ops.mlstm_backward_states(
+            *one, h, l, dh, *dlast, sigmoid_gate, normalize, True, eps, 1, False
+        )
         return dq[:, :, 0], dk[:, :, 0], dv[:, :, 0], *rest, None
 
 
@@ -226,7 +281,9 @@ def _sequence(
     checks.one_of("layout", layout, checks.LAYOUTS)
     bshd = layout == "bshd"
     if bshd:
-        q, k, v, i, f = (checks.is_tensor(name, x).transpose(1, 2) for name, x in zip("qkvif", (q, k, v, i, f), strict=True))
+        q, k, v, i, f = (
+            checks.is_tensor(name, x).transpose(1, 2) for name, x in zip("qkvif", (q, k, v, i, f), strict=True)
+        )
     cu_seqlens = kwargs.get("cu_seqlens")
     checks.check_sequence_inputs(q, k, v, i, f, c_initial, n_initial, m_initial, eps, chunk_size, cu_seqlens)
     q, k, v, i, f = _autocast(q, autocast_kernel_dtype, k, v, i, f)
@@ -366,7 +423,9 @@ def _step(
             if x.dtype != wide or not x.is_contiguous():
                 raise ValueError(f"in_place: expected {name} to be contiguous and {wide}, got {x.dtype}")
         if _needs_grad(q, k, v, i, f, c, n, m):
-            raise ValueError("in_place: expected no gradient to be needed; states of a training step must not be overwritten")
+            raise ValueError(
+                "in_place: expected no gradient to be needed; states of a training step must not be overwritten"
+            )
         h = _ops.mlstm_step_(q, k, v, i, f, c, n, m, *options)
         return h, (c, n, m)
     tensors = (q, k, v, i, f, *(x.to(wide).contiguous() for x in (c, n, m)))

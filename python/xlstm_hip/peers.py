@@ -56,9 +56,7 @@ def _peer(getter: str, name: str, q: Tensor) -> Callable | None:
         return getattr(importlib.import_module("mlstm_kernels.torch"), getter)(name)
     if name not in _told:
         _told.add(name)
-        logger.warning(
-            "%s: mlstm_kernels' Triton kernel cannot run here; using the fused kernel of xlstm_hip", name
-        )
+        logger.warning("%s: mlstm_kernels' Triton kernel cannot run here; using the fused kernel of xlstm_hip", name)
     return None
 
 
@@ -85,9 +83,7 @@ def _with_sigmoid_states(peer: Callable) -> Callable:
         if c_initial is not None and n_initial is not None and m_initial is not None:
             scale = m_initial.float().exp()
             c_initial, n_initial = c_initial * scale[..., None], n_initial * scale
-        out = peer(
-            q=q, c_initial=c_initial, n_initial=n_initial, return_last_states=return_last_states, **kwargs
-        )
+        out = peer(q=q, c_initial=c_initial, n_initial=n_initial, return_last_states=return_last_states, **kwargs)
         if not return_last_states:
             return out
         h, states = out
@@ -165,13 +161,10 @@ def _parallel(name: str, fused: str) -> Callable:
             )
         no_unknown_keywords(name, kwargs)
         if return_last_states or any(s is not None for s in states):
-            raise ValueError(
-                f"{name}: mlstm_kernels' kernel takes no initial states and returns no last ones"
-            )
+            raise ValueError(f"{name}: mlstm_kernels' kernel takes no initial states and returns no last ones")
         if q.shape[-1] != v.shape[-1] or q.shape[-1] not in LIMIT_HEADDIM_SIZES:
             raise ValueError(
-                f"{name}: expected DHQK == DHHV, one of {LIMIT_HEADDIM_SIZES}, "
-                f"got {q.shape[-1]} and {v.shape[-1]}"
+                f"{name}: expected DHQK == DHHV, one of {LIMIT_HEADDIM_SIZES}, got {q.shape[-1]} and {v.shape[-1]}"
             )
         from .wrappers import wrap_chunkwise__pad_zeros
 

@@ -84,9 +84,7 @@ def register_mlstm_kernel(
     if not devices or not dtypes:
         raise ValueError(f"{'devices' if not devices else 'dtypes'}: expected at least one, got none")
     if not overwrite and _has(kind, name):
-        raise ValueError(
-            f"name: a {kind} kernel {name!r} is registered already; pass overwrite=True to replace it"
-        )
+        raise ValueError(f"name: a {kind} kernel {name!r} is registered already; pass overwrite=True to replace it")
     info = KernelInfo(
         name,
         kind,
@@ -157,9 +155,7 @@ def kernel_info(name: str, kind: str | Sequence[str] | None = None) -> KernelInf
         one_of("kind", k, KINDS)
     having = [k for k in kinds if _has(k, name)]
     if len(having) > 1:
-        raise ValueError(
-            f"name: {name!r} is a kernel of kinds {' and '.join(having)}; pass kind= to say which"
-        )
+        raise ValueError(f"name: {name!r} is a kernel of kinds {' and '.join(having)}; pass kind= to say which")
     info = _find(having[0], name) if having else None
     if info is None:
         raise ValueError(unknown_name_text(name, kinds))
@@ -190,9 +186,7 @@ def with_gate(info: KernelInfo, gate: str) -> KernelInfo:
         return info
     twin = SIGMOID_TWINS.get((info.kind, info.name)) if gate == "sigmoid" else None
     if twin is None:
-        raise ValueError(
-            f"{info.kind} kernel {info.name!r} has the {info.gate} input gate, and no twin for {gate!r}"
-        )
+        raise ValueError(f"{info.kind} kernel {info.name!r} has the {info.gate} input gate, and no twin for {gate!r}")
     return kernel_info(twin, info.kind)
 
 

@@ -63,9 +63,7 @@ def _amd_rule(batch_size: int, seq_len: int) -> tuple[str, str, str]:
 
 
 def _auto(device: torch.device) -> tuple[str, str, str]:
-    fused = [
-        kernel_info(name, kind) for name, kind in zip(FUSED, ("chunkwise", "sequence", "step"), strict=True)
-    ]
+    fused = [kernel_info(name, kind) for name, kind in zip(FUSED, ("chunkwise", "sequence", "step"), strict=True)]
     return FUSED if all(_runs_on(info, device) for info in fused) else NATIVE
 
 

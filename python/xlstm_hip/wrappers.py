@@ -69,9 +69,7 @@ class Call:
     chunk_size: int
     keywords: dict[str, Any]
 
-    def layer(
-        self, kernel: Kernel, last_states: bool, q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor
-    ) -> Any:
+    def layer(self, kernel: Kernel, last_states: bool, q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor) -> Any:
         kernel.check(q, k, v, i, f, self.c, self.n, self.m)
         return kernel.function(
             q=q, k=k, v=v, i=i, f=f, c_initial=self.c, n_initial=self.n, m_initial=self.m,

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-# Set-up shared by scripts/test and scripts/demo: from a machine with Python alone to an environment with xlstm_hip in it.
-# Sourced; leaves $python, the interpreter of that environment. Every step says what it does and takes no time when it
-# has nothing to do.
+# Set-up shared by scripts/test and scripts/demo: from a machine with Python alone to an environment with xlstm_hip.
+# Sourced; leaves $python, the interpreter of that environment. Every step says what it does, and does only what is
+# still to do.
 #
 #   PYTHON=python3.12 ./scripts/test    start from another interpreter than python3
 #
-# The environment is the active virtual one, if any, else .venv in the repository. A torch that is there already (in that
-# environment, or in the interpreter that .venv is made from) is kept; otherwise the pinned one is installed.
+# The environment is the active virtual one, if any, else .venv in the repository. A torch that is there already (in
+# that environment, or in the interpreter that .venv is made from) is kept; otherwise the pinned one is installed.
 
 set -euo pipefail
 

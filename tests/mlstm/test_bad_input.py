@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+
 from xlstm_hip import mlstm_interface, mlstm_step_interface
 
 B, NH, S, DQK, DHV = 2, 3, 6, 8, 4
@@ -192,7 +193,9 @@ def test_step(what: str) -> None:
         mlstm_step_interface(**(call | change(call)))
 
 
-@pytest.mark.parametrize("kernel", ["chunkwise--native_autograd", "parallel--native_custbw", "native_sequence__native", "fused"])
+@pytest.mark.parametrize(
+    "kernel", ["chunkwise--native_autograd", "parallel--native_custbw", "native_sequence__native", "fused"]
+)
 @pytest.mark.parametrize("what", [what for what in SEQUENCE if "kernel" not in what and "without" not in what])
 def test_every_kind_of_kernel_says_the_same(what: str, kernel: str) -> None:
     change, error, words = SEQUENCE[what]

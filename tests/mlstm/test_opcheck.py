@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import xlstm_hip.ops  # noqa: F401  loads the op library
 from torch import Tensor
 from torch.library import opcheck
+
+import xlstm_hip.ops  # noqa: F401  loads the op library
 
 FLAGS: dict[str, Any] = {"normalize": True, "eps": 1e-6}
 
@@ -38,7 +39,9 @@ def arguments(
     if op.startswith("mlstm_step"):
         one = [torch.randn(b, nh, x, dtype=dtype) for x in (dqk, dqk, dhv, 1, 1)]
         c, last = torch.randn(b, nh, dqk, dhv, dtype=wide), torch.randn(b, nh, dqk, dtype=wide)
-        return dict(zip("qkvif", one, strict=True)) | flags | {"c": c, "n": last, "m": torch.randn(b, nh, 1, dtype=wide)}
+        return (
+            dict(zip("qkvif", one, strict=True)) | flags | {"c": c, "n": last, "m": torch.randn(b, nh, 1, dtype=wide)}
+        )
     made: dict[str, Any] = {"q": tokens(dqk), "k": tokens(dqk), "v": tokens(dhv), "i": tokens(), "f": tokens()}
     made |= {"cu_seqlens": torch.tensor([0, 4, s]) if packed else None, "bshd": bshd} | flags
     for name, shape in (("c", (dqk, dhv)), ("n", (dqk,)), ("m", (1,))):

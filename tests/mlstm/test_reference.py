@@ -280,9 +280,7 @@ def step_inputs(states: bool = True, dtype: torch.dtype = torch.float64) -> dict
     return token | {x: inputs[f"{x}_initial"] for x in "cnm"}
 
 
-def true_step(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, c: Tensor, n: Tensor, m: Tensor, **options: Any
-):
+def true_step(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, c: Tensor, n: Tensor, m: Tensor, **options: Any):
     h, states = truth(q[:, :, None], k[:, :, None], v[:, :, None], i, f, c, n, m, **options)
     return h[:, :, 0], states
 
@@ -295,9 +293,7 @@ def test_step(name: str, options: dict[str, bool]) -> None:
     inputs = step_inputs()
     _, cotangents = make_inputs(2, 3, 1, 6, 5, seed=1)
     cotangents = (cotangents[0][:, :, 0], *cotangents[1:])
-    expected, expected_gradients = outputs_and_gradients(
-        true_step, inputs, cotangents, eps=0.3, gate=gate, **options
-    )
+    expected, expected_gradients = outputs_and_gradients(true_step, inputs, cotangents, eps=0.3, gate=gate, **options)
     outputs, gradients = outputs_and_gradients(kernel, inputs, cotangents, eps=0.3, **options)
     assert_small({x: relative_error(outputs[x], expected[x]) for x in expected}, 1e-12)
     assert_small({x: relative_error(gradients[x], expected_gradients[x]) for x in gradients}, 1e-12)
@@ -375,9 +371,7 @@ PEER_NAMES = [
 def test_agrees_with_mlstm_kernels(peer_name: str) -> None:
     peers = pytest.importorskip("mlstm_kernels.torch")
     form, kind = peer_name.split("--")
-    ours = getattr(
-        kernels, f"mlstm_{'siging_' if 'siging' in kind else ''}{form}__{kind.replace('siging_', '')}"
-    )
+    ours = getattr(kernels, f"mlstm_{'siging_' if 'siging' in kind else ''}{form}__{kind.replace('siging_', '')}")
     chunkwise = form == "chunkwise"
     inputs, _ = make_inputs(1, 2, 128, 16, 32, states=chunkwise, dtype=torch.float32)
     expected = peers.get_mlstm_kernel(peer_name)(**inputs, chunk_size=64, return_last_states=chunkwise)

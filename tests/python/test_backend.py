@@ -21,9 +21,7 @@ SETTINGS = {"chunk_size": 16, "eps": 1e-3, "autocast_kernel_dtype": "float16"}
 FUSED = {"chunkwise_kernel": "chunkwise--fused", "sequence_kernel": "fused", "step_kernel": "fused"}
 
 
-def inputs(
-    length: int = 20, dtype: torch.dtype = torch.float32, states: bool = False
-) -> dict[str, torch.Tensor]:
+def inputs(length: int = 20, dtype: torch.dtype = torch.float32, states: bool = False) -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(1)
 
     def random(*shape: int) -> torch.Tensor:
@@ -189,9 +187,7 @@ def test_state_dtype_in_inference(length: int, dtype: str) -> None:
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("length", [1, 20])
 def test_sigmoid_kernels_in_all_modes(kernel: str, normalize: bool, length: int) -> None:
-    module = backend(
-        chunkwise_kernel=kernel, normalize_siging=normalize, return_last_states=False, **SETTINGS
-    )
+    module = backend(chunkwise_kernel=kernel, normalize_siging=normalize, return_last_states=False, **SETTINGS)
     x = inputs(length, states=True)
     h, last = truth(**x, eps=1e-3, gate="sigmoid", normalize=normalize)
     for mode in MODES:
@@ -218,9 +214,7 @@ def test_a_decoded_sequence_is_the_sequence() -> None:
 
 def test_transformers_names() -> None:
     x = inputs(states=True)
-    theirs = dict(
-        zip(("query", "key", "value", "igate", "fgate"), (x[name] for name in "qkvif"), strict=True)
-    )
+    theirs = dict(zip(("query", "key", "value", "igate", "fgate"), (x[name] for name in "qkvif"), strict=True))
     expected = backend()(**x)
     for names in (STATES, ("cstate", "nstate", "mstate")):
         states = dict(zip(names, (x[name] for name in STATES), strict=True))
@@ -251,12 +245,8 @@ def test_what_a_kernel_cannot_do_is_named(mode: str, monkeypatch: pytest.MonkeyP
     facts: dict[str, Any] = {"devices": ("cuda",), "dtypes": IO_DTYPES, "gradient": "none"}
     for kind, name in (("chunkwise", "chunkwise--own"), ("step", "own")):
         registry.register_mlstm_kernel(name, lambda **call: call, kind=kind, **facts)
-    module = backend(
-        chunkwise_kernel="chunkwise--own", step_kernel="own", mode=mode, return_last_states=False
-    )
-    with pytest.raises(
-        ValueError, match="q: chunkwise kernel 'chunkwise--own' runs on cuda, got a tensor on cpu"
-    ):
+    module = backend(chunkwise_kernel="chunkwise--own", step_kernel="own", mode=mode, return_last_states=False)
+    with pytest.raises(ValueError, match="q: chunkwise kernel 'chunkwise--own' runs on cuda, got a tensor on cpu"):
         module(**inputs(20))
     if mode == "inference":
         with pytest.raises(ValueError, match="q: step kernel 'own' runs on cuda, got a tensor on cpu"):

@@ -149,9 +149,7 @@ def test_a_device_that_is_not_there(gpus, monkeypatch: pytest.MonkeyPatch) -> No
         device_facts("cuda:0")
     with pytest.raises(ValueError, match="device: mps was asked for, but torch sees no Apple GPU"):
         device_facts("mps")
-    with pytest.raises(
-        ValueError, match="device: expected a cuda .ROCm included., mps or cpu device, got 'meta'"
-    ):
+    with pytest.raises(ValueError, match="device: expected a cuda .ROCm included., mps or cpu device, got 'meta'"):
         device_facts("meta")
 
 

@@ -20,9 +20,7 @@ CHUNKWISE = (
 )
 
 
-def inputs(
-    length: int, dqk: int = 16, dhv: int = 16, states: bool = False, **to: Any
-) -> dict[str, torch.Tensor]:
+def inputs(length: int, dqk: int = 16, dhv: int = 16, states: bool = False, **to: Any) -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(4)
 
     def random(*shape: int) -> torch.Tensor:
@@ -42,9 +40,7 @@ class StandIn:
         self.calls: list[dict[str, Any]] = []
 
     def __call__(self, getter: str, name: str, q: torch.Tensor) -> Callable:
-        def chunkwise(
-            *, q: torch.Tensor, chunk_size: int, num_warps_intra: int | None = None, **call: Any
-        ) -> Any:
+        def chunkwise(*, q: torch.Tensor, chunk_size: int, num_warps_intra: int | None = None, **call: Any) -> Any:
             assert q.shape[2] % chunk_size == 0
             self.calls.append({"name": name, "length": q.shape[2], "chunk_size": chunk_size, **call})
             if "siging" not in name:
@@ -151,9 +147,7 @@ def test_sequence_and_step(stand_in: StandIn) -> None:
             call()
 
 
-@pytest.mark.skipif(
-    not peers.peers_usable(), reason="mlstm_kernels' Triton kernels need the package, triton and a GPU"
-)
+@pytest.mark.skipif(not peers.peers_usable(), reason="mlstm_kernels' Triton kernels need the package, triton and a GPU")
 @pytest.mark.parametrize("name", [*CHUNKWISE, "parallel--triton_limit_headdim", "native_sequence__triton"])
 @pytest.mark.parametrize("length", [128, 200])
 def test_the_real_ones(name: str, length: int) -> None:
@@ -173,9 +167,7 @@ def test_the_real_ones(name: str, length: int) -> None:
         assert x["v"].grad is not None and x["v"].grad.isfinite().all()
 
 
-@pytest.mark.skipif(
-    not peers.peers_usable(), reason="mlstm_kernels' Triton kernels need the package, triton and a GPU"
-)
+@pytest.mark.skipif(not peers.peers_usable(), reason="mlstm_kernels' Triton kernels need the package, triton and a GPU")
 def test_the_real_step() -> None:
     x = inputs(1, 64, 64, states=True, device="cuda")
     token = {name: x[name][:, :, 0] for name in "qkv"} | {name: x[name] for name in "if"}

@@ -133,10 +133,9 @@ OPTION_VALUES = {
 def test_kernels_take_their_options_and_no_others(kind: str, name: str) -> None:
     info = registry.kernel_info(name, kind)
     row = names.BUILTIN[kind, name]
-    if row.stands_in:  # on CPU tensors the fused kernel, whether mlstm_kernels can run on others or not
-        facts = registry.kernel_info(row.stands_in, "chunkwise" if kind == "parallel" else kind)
-    else:
-        facts = info
+    # on CPU tensors the fused kernel, whether mlstm_kernels can run on others or not
+    stood_for = "chunkwise" if kind == "parallel" else kind
+    facts = registry.kernel_info(row.stands_in, stood_for) if row.stands_in else info
     for option, value in OPTION_VALUES.items():
         if option == "autocast_kernel_dtype" and kind != "step":
             continue  # part of the common call there
@@ -238,9 +237,7 @@ def test_bad_registrations(changes: dict, error: type, text: str) -> None:
 
 def test_a_kernel_must_be_callable() -> None:
     with pytest.raises(TypeError, match="function: expected a callable, got int"):
-        registry.register_mlstm_kernel(
-            "x", 3, kind="step", devices=("cpu",), dtypes=IO_DTYPES, gradient="none"
-        )
+        registry.register_mlstm_kernel("x", 3, kind="step", devices=("cpu",), dtypes=IO_DTYPES, gradient="none")
 
 
 @pytest.mark.usefixtures("clean_registry")
@@ -248,9 +245,7 @@ def test_what_a_kernel_cannot_do_is_named() -> None:
     info = register()
     q = torch.zeros(1, 1, 1, 1)
     registry.check_kernel_accepts(info, q, gradient_needed=False)
-    with pytest.raises(
-        ValueError, match="q: chunkwise kernel 'chunkwise--own' runs on cpu, got a tensor on meta"
-    ):
+    with pytest.raises(ValueError, match="q: chunkwise kernel 'chunkwise--own' runs on cpu, got a tensor on meta"):
         registry.check_kernel_accepts(info, q.to("meta"), False)
     with pytest.raises(TypeError, match="takes torch.float32, got torch.bfloat16"):
         registry.check_kernel_accepts(info, q.bfloat16(), False)

@@ -64,9 +64,7 @@ def assert_same(out: Any, expected: Any, tolerance: float = 1e-9) -> None:
     assert h.shape == expected_h.shape
     for x, y in zip((h, *states), (expected_h, *expected_states), strict=True):
         assert x.shape == y.shape
-        assert float((x.detach().double() - y.detach()).abs().max()) <= tolerance * (
-            1 + float(y.detach().abs().max())
-        )
+        assert float((x.detach().double() - y.detach()).abs().max()) <= tolerance * (1 + float(y.detach().abs().max()))
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -79,9 +77,7 @@ def assert_same(out: Any, expected: Any, tolerance: float = 1e-9) -> None:
         wrappers.wrap_chunkwise__arbitrary_sequence_length_with_padding,
     ],
 )
-def test_any_length_from_a_kernel_that_wants_multiples(
-    length: int, states: bool, gate: str, wrap: Callable
-) -> None:
+def test_any_length_from_a_kernel_that_wants_multiples(length: int, states: bool, gate: str, wrap: Callable) -> None:
     layer, (sequence, step) = (
         (mlstm_chunkwise__native_autograd, NATIVE)
         if gate == "exp"
@@ -106,13 +102,9 @@ def test_padding_changes_neither_h_nor_states_nor_gradients(length: int, gate: s
     foreign = Foreign(layer)
     out = wrappers.wrap_chunkwise__pad_zeros(foreign, **x, chunk_size=16, eps=1e-3, return_last_states=True)
     assert_same(out, expected)
-    assert [(c["length"], c["eps"], c["chunk_size"]) for c in foreign.calls] == [
-        (-(-length // 16) * 16, 1e-3, 16)
-    ]
+    assert [(c["length"], c["eps"], c["chunk_size"]) for c in foreign.calls] == [(-(-length // 16) * 16, 1e-3, 16)]
     gradients = [
-        torch.autograd.grad(
-            h.sum() + sum(s.square().sum() for s in last), list(x.values()), allow_unused=True
-        )
+        torch.autograd.grad(h.sum() + sum(s.square().sum() for s in last), list(x.values()), allow_unused=True)
         for h, last in (out, expected)
     ]
     for name, ours, true in zip(x, *gradients, strict=True):
@@ -154,9 +146,7 @@ def test_a_registered_kernel_is_called_as_it_is(monkeypatch: pytest.MonkeyPatch)
     calls = []
 
     def own(q: torch.Tensor, **call: Any) -> Any:
-        calls.append(
-            (q.shape[2], call["chunk_size"], call["eps"], call["autocast_kernel_dtype"], call["speed"])
-        )
+        calls.append((q.shape[2], call["chunk_size"], call["eps"], call["autocast_kernel_dtype"], call["speed"]))
         call.pop("speed")
         return mlstm_chunkwise__native_autograd(q=q, **call)
 
@@ -213,9 +203,7 @@ def test_a_sigmoid_kernel_gets_sigmoid_company(length: int, normalize: bool) -> 
         )
         assert_same(out, truth(**x, gate="sigmoid", normalize=normalize))
     with pytest.raises(ValueError, match="has the sigmoid input gate, and no twin for 'exp'"):
-        wrappers.wrap_chunkwise__arbitrary_sequence_length(
-            mlstm_chunkwise__native_autograd, *NATIVE_SIGING, **x
-        )
+        wrappers.wrap_chunkwise__arbitrary_sequence_length(mlstm_chunkwise__native_autograd, *NATIVE_SIGING, **x)
 
 
 @pytest.mark.parametrize("length", [1, 20])
@@ -278,9 +266,7 @@ def test_bad_calls() -> None:
     wrap, layer = wrappers.wrap_chunkwise__arbitrary_sequence_length, mlstm_chunkwise__native_autograd
     x = inputs(4)
     for keyword in ("layout", "cu_seqlens", "in_place"):
-        with pytest.raises(
-            TypeError, match=f"{keyword}: the wrappers have no such keyword; mlstm_interface has"
-        ):
+        with pytest.raises(TypeError, match=f"{keyword}: the wrappers have no such keyword; mlstm_interface has"):
             wrap(layer, *NATIVE, **x, **{keyword: None})
     with pytest.raises(TypeError, match="speed"):
         wrap(layer, *NATIVE, **x, speed=3)
@@ -325,7 +311,6 @@ def test_agreement_with_mlstm_kernels(length: int) -> None:
     )
     x = inputs(length, torch.float32)
     out = [
-        module.wrap_chunkwise__arbitrary_sequence_length(*kernels, **x, chunk_size=16)
-        for module in (theirs, wrappers)
+        module.wrap_chunkwise__arbitrary_sequence_length(*kernels, **x, chunk_size=16) for module in (theirs, wrappers)
     ]
     assert_same(out[1], out[0], 1e-4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that torch.compile builds on their first call. Importing this compiles nothing and does not import Ray."""
+"""Kernels that torch.compile builds on their first call. Importing them compiles nothing."""
 
 from .chunkwise import mlstm_chunkwise__native_compiled_autograd
 from .metal import mlstm_recurrent_sequence__metal, mlstm_recurrent_step__metal

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The band schedule: heads in bands, sequences in small chunks, the chunks of a band in order.
 
-A band is a few heads of every batch entry. Its chunks form a chain: each takes the (c, n, m) that the one before it left.
-Bands know nothing of each other. So any worker may run any band's next chunk, and the result does not depend on who did.
+A band is a few heads of every batch entry. Its chunks form a chain: each takes the (c, n, m) that the one
+before it left. Bands know nothing of each other. So any worker may run any band's next chunk, and the result
+does not depend on who did.
 
-This file holds the plan, the queue that keeps the order, and the autograd function that walks the chains, forward in time
-and then backward. Who runs a chunk is a StepRunner: threads in queued.py, Ray actors in ray_actors.py.
+This file holds the plan, the queue that keeps the order, and the autograd function that walks the chains,
+forward in time and then backward. Who runs a chunk is a StepRunner: threads in queued.py, Ray actors in
+ray_actors.py.
 
-The forward keeps the state that enters each chunk, the backward runs the chunk again: memory for one state per chunk, and
-exact gradients.
+The forward keeps the state that enters each chunk, the backward runs the chunk again: memory for one state
+per chunk, and exact gradients.
 """
 
 from __future__ import annotations
@@ -43,10 +45,9 @@ class Schedule:
         return f"band {band} (heads {heads.start} to {heads.stop - 1})"
 
 
-def plan(heads: int, length: int, chunk_size: int, heads_per_band: int | None, workers: int | None) -> Schedule:
-    """Bands of heads_per_band heads (None: one band per worker) and chunks of chunk_size tokens; the last may be smaller."""
-    if workers is None:
-        workers = min(heads, available_cpus())
+def plan(heads: int, length: int, chunk_size: int, heads_per_band: int | None, workers: int) -> Schedule:
+    """Bands of heads_per_band heads (None: one band per worker), chunks of chunk_size tokens; the last ones
+    may be smaller."""
     checks.positive_int("workers", workers)
     if heads_per_band is None:
         heads_per_band = -(-heads // workers)
@@ -55,8 +56,12 @@ def plan(heads: int, length: int, chunk_size: int, heads_per_band: int | None, w
     return Schedule(bands, _cut(length, chunk_size), min(workers, len(bands)))
 
 
-def available_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+def default_workers(heads: int, device: torch.device) -> int:
+    """One per head, at most one per CPU. A GPU runs a chunk sooner than Python enqueues it: one will do."""
+    if device.type != "cpu":
+        return 1
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return min(heads, cpus)
 
 
 def _cut(total: int, size: int) -> tuple[slice, ...]:
@@ -64,7 +69,7 @@ def _cut(total: int, size: int) -> tuple[slice, ...]:
 
 
 class StepRunner(Protocol):
-    """Runs single chunks of bands. All but `session` is called in worker threads; for one band, by one at a time."""
+    """Runs chunks of bands. All but `session` is called in worker threads; for a band, by one at a time."""
 
     def session(self, schedule: Schedule, device: torch.device) -> AbstractContextManager[None]:
         """Around one walk of all chains, in the calling thread."""
@@ -79,7 +84,10 @@ class StepRunner(Protocol):
         ...
 
     def forward(self, band: int, inputs: tuple[Tensor, ...], state: Any, eps: float) -> tuple[Tensor, Any]:
-        """q, k, v, i, f of a chunk and the state that enters -> h and the state that leaves, in any form `fetch` knows."""
+        """q, k, v, i, f of a chunk and the state that enters -> h and the state that leaves.
+
+        That state may be in any form that `fetch` understands.
+        """
         ...
 
     def backward(
@@ -94,12 +102,13 @@ class StepRunner(Protocol):
 def run_in_order(
     schedule: Schedule, order: Sequence[int], advance: Callable[[int, int], None], prepare: Callable[[], None]
 ) -> None:
-    """Call advance(band, chunk) for every band and every chunk of `order`: in that order within a band, by any worker.
+    """Call advance(band, chunk) for every band and every chunk of `order`, in that order within a band.
 
-    `prepare` runs first, in a worker thread of its own. The first error stops every band after the chunk it is at, and is
-    raised here with its band named. No worker is left when this returns or raises.
+    `prepare` runs first, in a worker thread and alone. The first error stops every band after the chunk it is
+    at, and is raised here with its band named. No worker is left when this returns or raises.
     """
-    ready: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()  # (band, place in order); each band once
+    # (band, place in order), each band in it at most once: so its chunks never overlap
+    ready: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
     unfinished = set(range(len(schedule.bands)))
     errors: list[tuple[int, int, BaseException]] = []
 
@@ -137,7 +146,8 @@ def run_in_order(
             raise
     if errors:
         band, chunk, error = errors[0]
-        raise RuntimeError(f"{schedule.band_name(band)}, chunk {chunk}: {type(error).__name__}: {error}") from error
+        what = f"{type(error).__name__}: {error}"
+        raise RuntimeError(f"{schedule.band_name(band)}, chunk {chunk}: {what}") from error
 
 
 def banded_chunkwise(
@@ -163,6 +173,8 @@ def banded_chunkwise(
     checks.no_unknown_keywords(function, unknown)
     q, k, v, i, f = in_kernel_dtype((q, k, v, i, f), autocast_kernel_dtype)
     checks.check_sequence_inputs(q, k, v, i, f, c_initial, n_initial, m_initial, eps, chunk_size)
+    if workers is None:
+        workers = default_workers(q.shape[1], q.device)
     schedule = plan(q.shape[1], q.shape[2], chunk_size, heads_per_band, workers)
     runner = make_runner(schedule, q.device)
     states = wide_states(q, v, c_initial, n_initial, m_initial)
@@ -186,8 +198,8 @@ class _Bands(torch.autograd.Function):
         n: Tensor,  # (B, NH, DHQK)
         m: Tensor,  # (B, NH, 1)
     ) -> tuple[Tensor, ...]:
-        # Workers write into tensors made here, so that those belong to the caller's stream; and they are not in the caller's
-        # inference mode (it is a thread's own), in which those tensors would be closed to them.
+        # Workers write into tensors made here, so that those belong to the caller's stream. Inference mode is
+        # a thread's own: tensors made in it would be closed to the workers.
         with torch.inference_mode(False):
             h = torch.empty_like(v, memory_format=torch.contiguous_format)
             last = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (c, n, m)]
@@ -201,7 +213,8 @@ class _Bands(torch.autograd.Function):
                 state = carried[band] if band in carried else _take_states((c, n, m), heads)
                 if kept:
                     _put_states([x[chunk] for x in entering], heads, runner.fetch(state))
-                out, carried[band] = runner.forward(band, _take_tokens((q, k, v, i, f), heads, tokens), state, eps)
+                inputs = _take_tokens((q, k, v, i, f), heads, tokens)
+                out, carried[band] = runner.forward(band, inputs, state, eps)
                 _put(h[:, heads, tokens], out)
                 if tokens.stop == q.shape[2]:
                     _put_states(last, heads, runner.fetch(carried.pop(band)))
@@ -238,7 +251,8 @@ class _Bands(torch.autograd.Function):
                 if tokens.start == 0:
                     _put_states(dstates, heads, runner.fetch(carried.pop(band)))
 
-        _walk(runner, schedule, range(len(schedule.chunks))[::-1], advance, inputs[0], inputs[2], backward=True)
+        backwards = range(len(schedule.chunks))[::-1]
+        _walk(runner, schedule, backwards, advance, inputs[0], inputs[2], backward=True)
         return None, None, None, *dinputs, *dstates
 
 
@@ -261,8 +275,9 @@ def _walk(
 def _take_tokens(
     tensors: Sequence[Tensor], heads: slice, tokens: slice, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, ...]:
-    """(B, NH, S, ...) -> (N, L, ...) in the accumulation dtype: copies, so that all chunks look alike to torch.compile."""
-    return tuple(_take(x[:, heads, tokens], dtype or checks.accumulate_dtype(tensors[0].dtype)) for x in tensors)
+    """(B, NH, S, ...) -> (N, L, ...) in the accumulation dtype: copies, all alike to torch.compile."""
+    dtype = dtype or checks.accumulate_dtype(tensors[0].dtype)
+    return tuple(_take(x[:, heads, tokens], dtype) for x in tensors)
 
 
 def _take_states(states: Sequence[Tensor], heads: slice) -> State:
@@ -272,7 +287,9 @@ def _take_states(states: Sequence[Tensor], heads: slice) -> State:
 
 def _take(x: Tensor, dtype: torch.dtype) -> Tensor:
     batch, heads, *rest = x.shape
-    return torch.empty((batch * heads, *rest), dtype=dtype, device=x.device).copy_(x.reshape(batch * heads, *rest))
+    taken = torch.empty((batch * heads, *rest), dtype=dtype, device=x.device)
+    taken.view(x.shape).copy_(x)
+    return taken
 
 
 def _put_states(whole: Sequence[Tensor], heads: slice, parts: State) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plain-torch chunkwise mLSTM through torch.compile.
 
-A loop over chunks inside a compiled graph would make a new graph for every sequence length. So two graphs hold the work,
-each over all chunks at once and of dynamic size; the states between chunks are walked outside them.
+A loop over chunks inside a compiled graph would make a new graph for every sequence length. So two graphs
+hold the work, each over all chunks at once and of dynamic size; the states between chunks are walked outside.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ def mlstm_chunkwise__native_compiled_autograd(
 ) -> Tensor | tuple[Tensor, State]:  # h (B, NH, S, DHHV), (c, n, m)
     """Exponential input gate, any device that torch.compile serves; the gradient is autograd's, exact.
 
-    The first call of a process compiles, which takes from seconds to a minute; later calls of other sizes do not, except
-    where a size is 1 or the dtype changes.
+    The first call of a process compiles, which takes from seconds to a minute; later calls of other sizes do
+    not, except where a size is 1 or the dtype changes.
     """
     checks.no_unknown_keywords("mlstm_chunkwise__native_compiled_autograd", kwargs)
     autocast_off = without_autocast(q)
     q, k, v, i, f = in_kernel_dtype((q, k, v, i, f), autocast_kernel_dtype)
     checks.check_sequence_inputs(q, k, v, i, f, c_initial, n_initial, m_initial, eps, chunk_size)
     with autocast_off:
-        h, states = _chunkwise(q, k, v, i, f, wide_states(q, v, c_initial, n_initial, m_initial), eps, chunk_size)
+        initial = wide_states(q, v, c_initial, n_initial, m_initial)
+        h, states = _chunkwise(q, k, v, i, f, initial, eps, chunk_size)
     return (h, states) if return_last_states else h
 
 
@@ -54,7 +55,8 @@ def _chunkwise(
 ) -> tuple[Tensor, State]:
     wide, batch_heads = checks.accumulate_dtype(q.dtype), q.shape[:2]
     parts = [_side_by_side(x.to(wide), chunk_size) for x in (q, k, v)]
-    parts += [_side_by_side(i.to(wide), chunk_size, fill=-torch.inf), _side_by_side(f.to(wide), chunk_size, fill=torch.inf)]
+    parts.append(_side_by_side(i.to(wide), chunk_size, fill=-torch.inf))  # the filled tail neither enters
+    parts.append(_side_by_side(f.to(wide), chunk_size, fill=torch.inf))  # nor forgets
 
     log_decay, added = _update(*parts[1:])
     c, n, m = (x.flatten(0, 1) for x in state)
@@ -70,5 +72,5 @@ def _chunkwise(
 
 
 def _side_by_side(x: Tensor, chunk_size: int, fill: float = 0.0) -> Tensor:
-    """(B, NH, S, ...) -> (NC * B * NH, L, ...). A tensor of its own: of a view, torch.compile watches the base's sizes too."""
+    """(B, NH, S, ...) -> (NC * B * NH, L, ...). No view: torch.compile would watch its base's sizes too."""
     return torch.cat(to_chunks(x, chunk_size, fill).flatten(0, 1).unbind(1))

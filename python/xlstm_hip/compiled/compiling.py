@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.compile on first use, with two promises kept: it never falls back to eager unseen, and it names what is missing."""
+"""torch.compile on first use. It never falls back to eager unseen, and it names what is missing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-# Past this many variants of one function torch.compile stops compiling. Ours vary by dtype, by gradient and by which sizes
-# are 1 (torch never makes those dynamic), a small number, but one that can pass torch's own limit of 8.
+# Past this many variants of one function torch.compile stops compiling. Ours vary by dtype, by gradient and
+# by which sizes are 1 (torch never makes those dynamic): few, but possibly more than torch's own limit of 8.
 VARIANTS = 64
 
 
@@ -28,15 +28,13 @@ class CompiledFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         import torch._dynamo
-        import torch.fx.experimental._config as symbols
+        from torch.fx.experimental import _config as symbols
 
-        # specialize_float: eps is a constant of the graph. use_duck_shape off: sizes that happen to be equal (a chunk of 64
-        # tokens, a head of 64) are still two sizes.
-        with (
-            torch._dynamo.config.patch(recompile_limit=VARIANTS, specialize_float=True),
-            symbols.patch(use_duck_shape=False),
-            _missing_tools_named(),
-        ):
+        # specialize_float: a float argument is a constant of the graph. No duck shapes: sizes that happen to
+        # be equal (a chunk of 64 tokens, a head of 64) are still two sizes.
+        limits = torch._dynamo.config.patch(recompile_limit=VARIANTS, specialize_float=True)
+        sizes = symbols.patch(use_duck_shape=False)  # type: ignore[attr-defined]
+        with limits, sizes, _missing_tools_named():
             return self.warm(*args, **kwargs)
 
 
@@ -49,8 +47,8 @@ def _missing_tools_named() -> Iterator[None]:
         if missing is None:
             raise
         raise RuntimeError(
-            f"torch.compile cannot build this kernel: {missing}. Install it, or choose a kernel that is not compiled "
-            "at run time (chunkwise--fused, chunkwise--native_autograd)."
+            f"torch.compile cannot build this kernel: {missing}. Install it, or choose a kernel that is not "
+            "compiled at run time (chunkwise--fused, chunkwise--native_autograd)."
         ) from error
 
 
@@ -59,6 +57,6 @@ def _missing_tool(error: BaseException | None) -> str | None:
         if type(error).__name__ == "InvalidCxxCompiler":
             return "no C++ compiler was found (g++ or clang++ on the PATH, or the one that CXX names)"
         if "Python.h" in str(error):
-            return "the C++ compiler finds no Python.h (package python3-dev on Debian, python3-devel on Fedora)"
+            return "the C++ compiler finds no Python.h (Debian's python3-dev, Fedora's python3-devel)"
         error = error.__cause__ or error.__context__
     return None

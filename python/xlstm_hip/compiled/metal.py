@@ -65,7 +65,7 @@ def mlstm_recurrent_sequence__metal(
 
 def _on_apple_gpu(q: Tensor) -> None:
     if q.device.type != "mps":
-        raise RuntimeError(f"the metal kernels run on Apple's GPU: expected q on device 'mps', got '{q.device}'")
+        raise RuntimeError(f"the metal kernels need Apple's GPU: expected q on device 'mps', got '{q.device}'")
 
 
 def _compiled_step(

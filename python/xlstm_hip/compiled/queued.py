@@ -43,8 +43,9 @@ def mlstm_chunkwise__queued_compiled_steps(
 ) -> Tensor | tuple[Tensor, State]:  # h (B, NH, S, DHHV), (c, n, m)
     """Exponential input gate, exact gradient, any device that torch.compile serves.
 
-    workers: threads; None is one per head, at most one per CPU. heads_per_band: None is one band per worker.
-    streams: GPU streams that the bands are dealt to; None is one per worker. A device without streams takes None only.
+    workers: threads; None is one per head, at most one per CPU, and one on a GPU.
+    heads_per_band: None is one band per worker.
+    streams: GPU streams that the bands are dealt to; None is one per worker. Only None without a GPU.
     The first call of a process compiles.
     """
 
@@ -88,7 +89,7 @@ class _ThreadRunner:
         return torch.cuda.stream(self._streams[band % len(self._streams)]) if self._streams else nullcontext()
 
     def prepare(self, shapes: list[tuple[int, int]], q: Tensor, v: Tensor, backward: bool) -> None:
-        """Compiles for what comes, on zeros, in a worker: torch.compile ties its code to state that threads do not share."""
+        """Compiles on zeros, in a worker: torch.compile ties its code to modes which are a thread's own."""
         wide, dqk, dhv = checks.accumulate_dtype(q.dtype), q.shape[-1], v.shape[-1]
         for n, length in shapes:
             key = (backward, n, length, dqk, dhv, wide, q.device)

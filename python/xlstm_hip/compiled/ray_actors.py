@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The band schedule on a pool of Ray actors: processes, on this machine or a cluster, each running compiled chunks.
+"""The band schedule on a pool of Ray actors: processes, here or on a cluster, each running compiled chunks.
 
-The caller's threads keep the order, as in queued.py; each hands its band's next chunk to the actor that the band belongs to
-and waits. The state between two chunks stays in Ray's object store until the caller needs it.
+The caller's threads keep the order, as in queued.py; each hands its band's next chunk to the actor that the
+band belongs to and waits. The state between two chunks stays in Ray's object store until the caller needs it.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def mlstm_chunkwise__ray_compiled_steps(
     """Exponential input gate, exact gradient, CPU tensors.
 
     workers: actors; None is one per head, at most one per CPU. heads_per_band: None is one band per worker.
-    A running Ray is used, else one is started on this machine. The actors stay for later calls; `shutdown_ray_pool` ends
-    them. On a cluster xlstm_hip must be installed on every node. Each actor compiles at its first call.
+    A running Ray is used, else one is started on this machine. The actors stay for later calls;
+    `shutdown_ray_pool` ends them. On a cluster xlstm_hip must be installed on every node. Each actor compiles
+    at its first call.
     """
     return banded_chunkwise(
         "mlstm_chunkwise__ray_compiled_steps", _make_runner, q, k, v, i, f, c_initial, n_initial, m_initial,
@@ -60,7 +61,7 @@ def shutdown_ray_pool() -> None:
 
 def _make_runner(schedule: Schedule, device: torch.device) -> _ActorRunner:
     if device.type != "cpu":
-        raise ValueError(f"q: expected a CPU tensor, for Ray's actors are processes with CPU memory, got one on {device}")
+        raise ValueError(f"q: expected a CPU tensor, as Ray's actors compute on CPUs, got one on {device}")
     return _ActorRunner(_import_ray())
 
 
@@ -130,7 +131,7 @@ class _Pool:
     def kill_actors(self, ray: Any) -> None:
         with self._lock:
             actors, self._actors = self._actors, []
-            if ray.is_initialized() and ray.get_runtime_context().get_node_id() == self._node:
+            if self._ray_still_runs(ray):
                 for actor in actors:
                     ray.kill(actor)
 
@@ -139,9 +140,12 @@ class _Pool:
             return
         ray = _import_ray()
         self.kill_actors(ray)
-        if self._started_ray and ray.is_initialized() and ray.get_runtime_context().get_node_id() == self._node:
+        if self._started_ray and self._ray_still_runs(ray):
             ray.shutdown()
         self._node, self._started_ray = None, False
+
+    def _ray_still_runs(self, ray: Any) -> bool:
+        return ray.is_initialized() and ray.get_runtime_context().get_node_id() == self._node
 
 
 _pool = _Pool()
@@ -149,7 +153,7 @@ atexit.register(_pool.shut_down)
 
 
 class _ActorRunner:
-    """A StepRunner whose steps run in actors. A state in hand is a reference into Ray's object store, but for the first."""
+    """A StepRunner on actors. All states but the first are references into Ray's object store."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray

@@ -90,8 +90,6 @@ def mlstm_siging_chunkwise__native_custbw(
     normalizer_grad: bool = True,
 ) -> Tensor | tuple[Tensor, States]:  # h (B, NH, S, DHHV), (c, n, m)
     """Sigmoid input gate; exact gradient by formula, nothing but the inputs kept for it."""
-    variant = Variant(
-        gate="sigmoid", normalize=normalize, normalizer_grad=normalizer_grad, custom_backward=True
-    )
+    variant = Variant(gate="sigmoid", normalize=normalize, normalizer_grad=normalizer_grad, custom_backward=True)
     inputs = (q, k, v, i, f, c_initial, n_initial, m_initial)
     return run(inputs, return_last_states, eps, autocast_kernel_dtype, chunk_size, variant)

@@ -138,8 +138,6 @@ def mlstm_siging_parallel__native_custbw(
     normalizer_grad: bool = True,
 ) -> Tensor | tuple[Tensor, States]:  # h (B, NH, S, DHHV), (c, n, m)
     """Sigmoid input gate; exact gradient by formula."""
-    variant = Variant(
-        "sigmoid", normalize, normalizer_grad, stable_fgate, custom_backward=True, one_chunk=True
-    )
+    variant = Variant("sigmoid", normalize, normalizer_grad, stable_fgate, custom_backward=True, one_chunk=True)
     inputs = (q, k, v, i, f, c_initial, n_initial, m_initial)
     return run(inputs, return_last_states, eps, autocast_kernel_dtype, chunk_size, variant)

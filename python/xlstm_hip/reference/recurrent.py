@@ -64,9 +64,7 @@ def _one_step(
 ) -> tuple[Tensor, States]:
     check_step_inputs(q, k, v, i, f, c, n, m, eps)
     if in_place and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, i, f, c, n, m)):
-        raise ValueError(
-            "in_place: expected inputs that need no gradient (or torch.no_grad()), got one that does"
-        )
+        raise ValueError("in_place: expected inputs that need no gradient (or torch.no_grad()), got one that does")
     wide = accumulate_dtype(q.dtype)
     with without_autocast(q):
         start = m.to(wide)

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs tests once per instruction set that this machine has. The library chooses once per process, so each has its own.
+#pragma once
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "api/xlstm_hip.h"
+#include "arch/isa.h"
+#include "check.h"
+
+inline int run_for_each_isa(void (*tests)()) {
+  constexpr xlstm::Isa all[] = {
+#define XLSTM_TEST_ISA(name) xlstm::Isa::name,
+      XLSTM_FOR_EACH_ISA(XLSTM_TEST_ISA)
+#undef XLSTM_TEST_ISA
+  };
+  for (xlstm::Isa isa : all) {
+    const char* name = xlstm::isa_name(isa);
+    if (!xlstm::isa_runs_here(isa)) {
+      std::printf("%s: not on this machine\n", name);
+      continue;
+    }
+    std::printf("%s\n", name);
+    std::fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+      failures = 0;  // the child counts its own
+      setenv("XLSTM_HIP_CPU_ISA", name, 1);
+      CHECK(xlstm_cpu_isa() == std::string(name));
+      tests();
+      std::exit(finish());
+    }
+    int status = -1;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0, "%s failed: wait status %d", name, status);
+  }
+  return finish();
+}
+
+// Whether chunkwise products take bfloat16 operands from bfloat16 tensors, and so round scores and states on the way.
+inline bool bf16_products() { return xlstm_cpu_isa() == std::string("avx512bf16"); }

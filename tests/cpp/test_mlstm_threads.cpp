@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The runtime of a call: threads of the library's own and any executor of the caller give the same bits.
+#include <atomic>
+#include <thread>
+
+#include "each_isa.h"
+#include "mlstm_call.h"
+
+namespace {
+
+// What a caller's executor saw.
+struct Seen {
+  std::atomic<int> calls{0};
+  std::atomic<int32_t> most{0};
+};
+
+void note(void* self, int32_t workers) {
+  Seen& seen = *static_cast<Seen*>(self);
+  ++seen.calls;
+  if (workers > seen.most) seen.most = workers;
+  CHECK(workers >= 1);
+}
+
+void last_worker_first(void* self, int32_t workers, void (*body)(void*, int32_t), void* arg) {
+  note(self, workers);
+  for (int32_t w = workers - 1; w >= 0; --w) body(arg, w);
+}
+
+void with_threads(void* self, int32_t workers, void (*body)(void*, int32_t), void* arg) {
+  note(self, workers);
+  std::vector<std::thread> threads;
+  for (int32_t w = 0; w < workers; ++w) threads.emplace_back(body, arg, w);
+  for (std::thread& t : threads) t.join();
+}
+
+bool same(const Solution& a, const Solution& b) {
+  return same_bits(a.h, b.h) && same_bits(a.l, b.l) && same_bits(a.c, b.c) && same_bits(a.n, b.n) &&
+         same_bits(a.m, b.m);
+}
+
+bool same(const Gradients& a, const Gradients& b) {
+  return same_bits(a.q, b.q) && same_bits(a.k, b.k) && same_bits(a.v, b.v) && same_bits(a.i, b.i) &&
+         same_bits(a.f, b.f) && same_bits(a.c, b.c) && same_bits(a.n, b.n) && same_bits(a.m, b.m);
+}
+
+void test_executors(const Problem& p, int32_t threads) {
+  const Runner own{threads};
+  const Solution expected = chunkwise(p, own), expected_recurrent = recurrent(p, own);
+  const Gradients expected_gradients = backward(p, expected, own);
+  for (auto parallel : {last_worker_first, with_threads}) {
+    Seen seen;
+    const Runner callers{threads, Layout::bhsd, parallel, &seen};
+    CHECK(same(chunkwise(p, callers), expected), "chunkwise, %s", described(p, callers).c_str());
+    CHECK(same(recurrent(p, callers), expected_recurrent), "recurrent, %s", described(p, callers).c_str());
+    CHECK(same(backward(p, expected, callers), expected_gradients), "backward, %s", described(p, callers).c_str());
+    CHECK(seen.calls > 0 && seen.most <= threads, "%d calls, %d workers at most; %s", int(seen.calls), int(seen.most),
+          described(p, callers).c_str());
+    if (p.shape.walks() >= threads)
+      CHECK(seen.most == threads, "%d workers; %s", int(seen.most), described(p, callers).c_str());
+  }
+  for (int again = 0; again < 3; ++again) {
+    CHECK(same(chunkwise(p, own), expected), "chunkwise again, %s", described(p, own).c_str());
+    CHECK(same(backward(p, expected, own), expected_gradients), "backward again, %s", described(p, own).c_str());
+  }
+}
+
+// threads <= 0 takes all of the machine's.
+void test_all_threads() {
+  const Problem p = random_problem({1, 4, 20, 5, 6, 8}, {}, 1);
+  const int32_t machine = int32_t(std::max(1u, std::thread::hardware_concurrency()));
+  for (int32_t threads : {0, -1}) {
+    CHECK(same(chunkwise(p, {threads}), chunkwise(p, {machine})));
+    CHECK(same(recurrent(p, {threads}), recurrent(p, {machine})));
+  }
+}
+
+void tests() {
+  for (xlstm_dtype dtype : {XLSTM_FLOAT32, XLSTM_BFLOAT16, XLSTM_FLOAT64}) {
+    Settings set;
+    set.dtype = dtype;
+    test_executors(random_problem({2, 3, 50, 9, 20, 16}, set, 2), 4);    // more heads than threads
+    test_executors(random_problem({1, 1, 700, 8, 150, 32}, set, 3), 4);  // one head: segments, tiles of values
+    test_executors(random_problem({1, 2, 300, 8, 10, 16, {0, 10, 290, 300}}, set, 4),
+                   9);                                                // sequences of unequal length
+    test_executors(random_problem({1, 1, 3, 4, 5, 64}, set, 5), 16);  // more threads than tasks
+  }
+  test_all_threads();
+}
+
+}  // namespace
+
+int main() { return run_for_each_isa(tests); }

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.compile, whole graph and dynamic shapes, through the public functions: the same numbers, compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from xlstm_hip import mlstm_interface, mlstm_step_interface
+
+B, NH, DQK, DHV = 2, 3, 8, 6
+LENGTHS = (17, 40, 75)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def sequence(length: int, grad: bool = False, states: bool = False) -> dict[str, Tensor]:
+    made = {
+        "q": torch.randn(B, NH, length, DQK),
+        "k": torch.randn(B, NH, length, DQK),
+        "v": torch.randn(B, NH, length, DHV),
+        "i": torch.randn(B, NH, length),
+        "f": torch.randn(B, NH, length) + 2,
+    }
+    if states:
+        made |= {"c_initial": torch.randn(B, NH, DQK, DHV), "n_initial": torch.randn(B, NH, DQK)}
+        made["m_initial"] = torch.randn(B, NH, 1)
+    return {name: x.requires_grad_(grad) for name, x in made.items()}
+
+
+def step(grad: bool = False) -> dict[str, Tensor]:
+    states = {"c": torch.randn(B, NH, DQK, DHV), "n": torch.randn(B, NH, DQK), "m": torch.randn(B, NH, 1)}
+    token = {name: x[:, :, 0] for name, x in sequence(1).items() if name in "qkv"}
+    gates = {"i": torch.randn(B, NH, 1), "f": torch.randn(B, NH, 1)}
+    return {name: x.detach().requires_grad_(grad) for name, x in (token | gates | states).items()}
+
+
+def compiled(
+    function: Callable[..., Any], backend: str = "aot_eager"
+) -> tuple[Callable[..., Any], CompileCounterWithBackend]:
+    counter = CompileCounterWithBackend(backend)
+    return torch.compile(function, fullgraph=True, dynamic=True, backend=counter), counter
+
+
+def flat(out: Any) -> tuple[Tensor, ...]:
+    return (out,) if isinstance(out, Tensor) else (out[0], *out[1])
+
+
+def same(function: Callable[..., Any], twin: Callable[..., Any], inputs: dict[str, Tensor]) -> None:
+    """Outputs, and gradients where the inputs need them, of function and its compiled twin."""
+    expected, got = flat(function(**inputs)), flat(twin(**inputs))
+    assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
+    leaves = [x for x in inputs.values() if x.requires_grad]
+    if leaves:
+        sent = [torch.randn_like(x) for x in expected]
+        pairs = zip(torch.autograd.grad(got, leaves, sent), torch.autograd.grad(expected, leaves, sent), strict=True)
+        for x, y in pairs:  # compiled, a cotangent that is missing is zeros: another path to the same sums
+            assert (x - y).norm() <= 1e-6 * y.norm()
+
+
+@pytest.mark.parametrize("kernel", ["chunkwise--fused", "chunkwise--fused_siging", "fused"])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("states", [False, True], ids=["h only", "states"])
+def test_sequence(kernel: str, training: bool, states: bool) -> None:
+    def function(**inputs: Tensor) -> Any:
+        return mlstm_interface(**inputs, kernel=kernel, return_last_states=states, chunk_size=16)
+
+    twin, counter = compiled(function)
+    same(function, twin, sequence(LENGTHS[0], training, states))
+    compilations = counter.frame_count
+    for length in LENGTHS[1:]:
+        same(function, twin, sequence(length, training, states))
+    assert counter.frame_count == compilations, "another length was compiled for again"
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("kernel", ["fused", "fused_siging"])
+def test_step(kernel: str, training: bool) -> None:
+    def function(**inputs: Tensor) -> Any:
+        return mlstm_step_interface(**inputs, kernel=kernel)
+
+    twin, counter = compiled(function)
+    same(function, twin, step(training))
+    compilations = counter.frame_count
+    for _ in range(2):
+        same(function, twin, step(training))
+    assert counter.frame_count == compilations
+
+
+def test_step_in_place() -> None:
+    def function(**inputs: Tensor) -> Any:
+        return mlstm_step_interface(**inputs, in_place=True)
+
+    twin, _ = compiled(function)
+    for _ in range(2):
+        ours = step()
+        theirs = {name: x.clone() for name, x in ours.items()}
+        h, states = twin(**ours)
+        expected, _ = function(**theirs)
+        assert torch.equal(h, expected)
+        assert all(
+            torch.equal(ours[x], theirs[x]) and torch.equal(ours[x], y) for x, y in zip("cnm", states, strict=True)
+        )
+
+
+def test_layout() -> None:
+    def function(**inputs: Tensor) -> Any:
+        return mlstm_interface(**inputs, layout="bshd", return_last_states=True)
+
+    twin, _ = compiled(function)
+    for length in LENGTHS:
+        inputs = {name: x.transpose(1, 2).contiguous() for name, x in sequence(length).items()}
+        same(function, twin, inputs)
+
+
+def test_inside_a_layer_with_inductor() -> None:
+    """What stands around the call is fused with nothing lost: projections in, a gated output out."""
+
+    def layer(x: Tensor, w: Tensor) -> Tensor:
+        q, k, v = (x @ w).unflatten(-1, (NH, 3 * DQK)).transpose(1, 2).chunk(3, dim=-1)
+        gates = x[..., :NH].transpose(1, 2)
+        return torch.tanh(mlstm_interface(q, k, v, gates, gates + 1)).sum(1)
+
+    twin = torch.compile(layer, fullgraph=True, dynamic=True)
+    for length in (12, 33):
+        x, w = torch.randn(B, length, 16), torch.randn(16, NH * 3 * DQK, requires_grad=True)
+        got, expected = twin(x, w), layer(x, w)
+        assert torch.allclose(got, expected, atol=1e-5)
+        (dw,), (dw_expected,) = (torch.autograd.grad(y.square().sum(), w) for y in (got, expected))
+        assert torch.allclose(dw, dw_expected, rtol=1e-3, atol=1e-4)
