@@ -157,7 +157,7 @@ def _plain_runs(case: Case, gate: str, all_plain: bool) -> Iterator[tuple[Case, 
         return
     for seed, chunk in enumerate(PLAIN_CHUNKS * (1 if case.long else 2), start=1):
         yield dataclasses.replace(case, chunk=chunk), PLAIN[gate], seed, {}
-    for seed in range(4):
+    for seed in range(2 if case.long else 4):
         if case.length <= LONGEST_PARALLEL and not (case.long and seed):
             yield case, PLAIN_PARALLEL[gate], seed, {"stable_fgate": False} if gate == "sigmoid" else {}
         if case.normalizer_grad:

@@ -30,18 +30,6 @@ WalkScratch<Op>* scratch_of_workers(Arena& arena, const MlstmCpuPlan& plan, cons
   return all;
 }
 
-// Lanes are summed in T, a few dozen products each, and the lanes in double.
-template <class T>
-double dot(const T* a, const T* b, int64_t n) {
-  Vec<T> lanes{};
-  int64_t j = 0;
-  for (; j + kLanes<T> <= n; j += kLanes<T>) lanes += load(a + j) * load(b + j);
-  double total = 0;
-  for (int e = 0; e < kLanes<T>; ++e) total += double(lanes[e]);
-  for (; j < n; ++j) total += double(a[j]) * double(b[j]);
-  return total;
-}
-
 // ---- forward
 
 template <class Op>

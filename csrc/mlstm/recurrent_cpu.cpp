@@ -110,11 +110,8 @@ void run(const xlstm_mlstm_forward& p, void* workspace, const Executor& executor
       const double m_next = next_stabiliser(sigmoid_gate, lf, m, ig);
       const T forget = T(::exp(lf + m - m_next)), input = T(::exp(ig - m_next));
       m = m_next;
-      T l = 0;
-      for (int64_t d = 0; d < in.dqk; ++d) {
-        n[d] = forget * n[d] + input * k[d];
-        l += q[d] * n[d];
-      }
+      for (int64_t d = 0; d < in.dqk; ++d) n[d] = forget * n[d] + input * k[d];
+      const T l = T(dot(q, n, in.dqk));
       update(c_before, c, in.dhv, q, k, v, out, in.dqk, width, forget, input);
       c_before = c;
       const T inverse = T(1 / normaliser(normalize, l, m, in.eps));

@@ -234,4 +234,16 @@ inline bool pack_columns(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* r
   return finite;
 }
 
+// Lanes are summed in T, a few dozen products each, and the lanes in double.
+template <class T>
+inline double dot(const T* a, const T* b, int64_t n) {
+  Vec<T> lanes{};
+  int64_t j = 0;
+  for (; j + kLanes<T> <= n; j += kLanes<T>) lanes += load(a + j) * load(b + j);
+  double total = 0;
+  for (int e = 0; e < kLanes<T>; ++e) total += double(lanes[e]);
+  for (; j < n; ++j) total += double(a[j]) * double(b[j]);
+  return total;
+}
+
 }  // namespace xlstm::XLSTM_ISA

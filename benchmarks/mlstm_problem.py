@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mLSTM problems that are timed: shapes, inputs, operation counts, and the float64 truth of their results."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+EPS = 1e-6
+SEQUENCE_INPUTS = ("q", "k", "v", "i", "f")
+STATES = ("c", "n", "m")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One line of the result: a work at a shape and dtype, done by several kernels."""
+
+    work: str  # "forward", "forward+backward" or "step"
+    dtype: str
+    batch: int
+    heads: int
+    tokens: int  # S; 1 for the step
+    dqk: int
+    dhv: int
+    chunk_size: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.work} {self.dtype} {self.size}"
+
+    @property
+    def size(self) -> str:
+        return f"B{self.batch}" if self.work == "step" else f"S{self.tokens}"
+
+    @property
+    def flops(self) -> float:
+        """Of the matrix products that the definition needs; a backward pass needs twice the forward's.
+
+        Per token: into the state and out of it, and half a chunk of scores. What a kernel makes again does not count.
+        """
+        if self.work == "step":
+            return 4.0 * self.batch * self.heads * self.dqk * self.dhv
+        per_token = 4 * self.dqk * self.dhv + (self.dqk + self.dhv) * self.chunk_size
+        forward = float(self.batch * self.heads * self.tokens * per_token)
+        return 3 * forward if self.work == "forward+backward" else forward
+
+    @property
+    def state_bytes(self) -> int:
+        """Of c, n and m, all heads, in float32."""
+        return 4 * self.batch * self.heads * (self.dqk * self.dhv + self.dqk + 1)
+
+    @property
+    def result_bytes(self) -> int:
+        """Of h and the gradients of q, k, v, i and f."""
+        width = DTYPES[self.dtype].itemsize
+        return width * self.batch * self.heads * self.tokens * (2 * self.dqk + 2 * self.dhv + 2)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "size": self.size, "gflop": self.flops / 1e9}
+
+
+def make_inputs(cell: Cell) -> dict[str, Tensor]:
+    """q, k, v, i, f; for a step float32 states c, n, m; for a sequence dh. Most gates forget little."""
+    rng = torch.Generator().manual_seed(0)
+    dtype = DTYPES[cell.dtype]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng)
+
+    lead = (cell.batch, cell.heads)
+    if cell.work == "step":
+        token = {"q": normal(*lead, cell.dqk), "k": normal(*lead, cell.dqk), "v": normal(*lead, cell.dhv)}
+        token |= {"i": normal(*lead, 1), "f": normal(*lead, 1) + 3}
+        states = {"c": normal(*lead, cell.dqk, cell.dhv), "n": normal(*lead, cell.dqk), "m": torch.zeros(*lead, 1)}
+        return {name: x.to(dtype) for name, x in token.items()} | states
+    lead = (*lead, cell.tokens)
+    made = {"q": normal(*lead, cell.dqk), "k": normal(*lead, cell.dqk), "v": normal(*lead, cell.dhv)}
+    made |= {"i": normal(*lead), "f": normal(*lead) + 3, "dh": normal(*lead, cell.dhv)}
+    return {name: x.to(dtype) for name, x in made.items()}
+
+
+def head_truth(
+    q: Tensor,  # (S, DHQK)
+    k: Tensor,  # (S, DHQK)
+    v: Tensor,  # (S, DHHV)
+    i: Tensor,  # (S)
+    f: Tensor,  # (S)
+) -> Tensor:
+    """h (S, DHHV) of one head from zero states, in the quadratic form: short, exact, and quick at the timed lengths."""
+    kept = F.logsigmoid(f).cumsum(0)
+    log_weight = kept[:, None] - kept[None, :] + i[None, :]
+    later = torch.ones_like(log_weight, dtype=torch.bool).triu(1)
+    log_weight = log_weight.masked_fill(later, -torch.inf)
+    m = torch.maximum(log_weight.amax(1), kept)  # the zero state has m = 0
+    weight = torch.exp(log_weight - m[:, None]) * (q @ k.T) * q.shape[-1] ** -0.5
+    return weight @ v / (torch.maximum(weight.sum(1).abs(), torch.exp(-m)) + EPS)[:, None]
+
+
+def step_truth(
+    q: Tensor,  # (B, NH, DHQK)
+    k: Tensor,  # (B, NH, DHQK)
+    v: Tensor,  # (B, NH, DHHV)
+    i: Tensor,  # (B, NH, 1)
+    f: Tensor,  # (B, NH, 1)
+    c: Tensor,  # (B, NH, DHQK, DHHV)
+    n: Tensor,  # (B, NH, DHQK)
+    m: Tensor,  # (B, NH, 1)
+) -> tuple[Tensor, Tensor]:
+    """h (B, NH, DHHV) and the next c."""
+    decayed = F.logsigmoid(f) + m
+    m_next = torch.maximum(decayed, i)
+    forget, enter = torch.exp(decayed - m_next), torch.exp(i - m_next)
+    c_next = forget[..., None] * c + enter[..., None] * k[..., :, None] * v[..., None, :]
+    n_next = forget * n + enter * k
+    q = q * q.shape[-1] ** -0.5
+    size = (q * n_next).sum(-1, keepdim=True).abs()
+    h = (q[..., :, None] * c_next).sum(-2) / (torch.maximum(size, torch.exp(-m_next)) + EPS)
+    return h, c_next
+
+
+def true_results(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What errors_of compares with, in float64: h, gradients of one head of a sequence; h and c of a step."""
+    wide = {name: x.double() for name, x in inputs.items()}
+    if cell.work == "step":
+        h, c = step_truth(**wide)
+        return {"h": h, "c": c}
+    leaves = {name: wide[name][-1, -1].clone().requires_grad_() for name in SEQUENCE_INPUTS}
+    h = head_truth(**leaves)
+    gradients = torch.autograd.grad(h, list(leaves.values()), wide["dh"][-1, -1])
+    return {"h": h.detach(), **{f"d{name}": g for name, g in zip(leaves, gradients, strict=True)}}
+
+
+def relative_error(x: Tensor, truth: Tensor) -> float:
+    return float((x.double() - truth).norm() / truth.norm())
+
+
+def errors_of(cell: Cell, results: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, float]:
+    """||x - truth|| / ||truth|| of each result; of a sequence's, the last head counts."""
+    own = {name: x if cell.work == "step" else x[-1, -1] for name, x in results.items()}
+    return {name: relative_error(x.detach(), truth[name]) for name, x in own.items()}

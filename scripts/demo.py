@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main job, shown: the mLSTM on a long sequence beside plain torch, timed, with the error and a picture.
+
+Run by ./scripts/demo once everything is set up. Three parts, in one process, on the CPU:
+  1. forward, and forward with backward, over growing lengths
+  2. at the full length, the error against the same formulas in float64, and the peak memory
+  3. decoding from the last state, token by token: the time of a token does not depend on its position
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import importlib.util
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+from xlstm_hip import device_facts, mlstm_interface, mlstm_step_interface
+
+OURS, PLAIN = "chunkwise--fused", ("chunkwise--native_autograd", "chunkwise--native_custbw")
+TRUTH = "chunkwise--native_custbw"  # in float64
+STEP_KERNELS = {"ours": "fused", "plain torch": "native"}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+QUANTITIES = ("h", "dq", "dk", "dv", "di", "df")
+MODES = ("forward", "forward + backward")
+MOST_RUNS = 6
+DECODE_WINDOWS = 32
+OUR_COLOUR, PLAIN_COLOUR = "#c8102e", "#5b6770"
+
+
+# ---- what to run
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number >= {least}, got {text!r}")
+        return number
+
+    return parse
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Times the fused mLSTM beside plain torch on the CPU, and draws the result.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--length", type=at_least(1), default=8192, help="tokens of the longest sequence")
+    parser.add_argument("--heads", type=at_least(1), default=4)
+    parser.add_argument("--dqk", type=at_least(1), default=256, help="head dim of q and k")
+    parser.add_argument("--dhv", type=at_least(1), default=512, help="head dim of v and h")
+    parser.add_argument("--chunk-size", type=at_least(1), default=64, help="tokens per matrix product, for all kernels")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["fp32", "bf16"])
+    parser.add_argument("--decode", type=at_least(DECODE_WINDOWS), default=4096, help="tokens to decode afterwards")
+    parser.add_argument("--threads", type=at_least(1), default=torch.get_num_threads())
+    parser.add_argument("--output", type=Path, default=Path("demo_outputs"), help="folder for the picture")
+    parser.add_argument("--seed", type=at_least(0), default=0)
+    given = parser.parse_args()
+    if given.output.exists() and not given.output.is_dir():
+        parser.error(f"argument --output: expected a folder, got the file {str(given.output)!r}")
+    given.dtypes = list(dict.fromkeys(given.dtypes))
+    return given
+
+
+def inputs(job: argparse.Namespace, dtype: torch.dtype, length: int) -> list[Tensor]:
+    """q, k (1, NH, S, DHQK), v (1, NH, S, DHHV), i, f (1, NH, S); gates stay float32, as in training."""
+    rng = torch.Generator().manual_seed(job.seed)
+    q, k, v = (torch.randn(1, job.heads, length, d, generator=rng).to(dtype) for d in (job.dqk, job.dqk, job.dhv))
+    i, f = (torch.randn(1, job.heads, length, generator=rng) for _ in range(2))
+    return [q, k, v, i, f + 3]
+
+
+def cotangent(job: argparse.Namespace, dtype: torch.dtype, length: int) -> Tensor:  # (1, NH, S, DHHV)
+    rng = torch.Generator().manual_seed(job.seed + 1)
+    return torch.randn(1, job.heads, length, job.dhv, generator=rng).to(dtype)
+
+
+def forward(job: argparse.Namespace, kernel: str, tensors: list[Tensor]) -> Tensor:
+    with torch.no_grad():
+        return mlstm_interface(*tensors, kernel=kernel, chunk_size=job.chunk_size)
+
+
+def forward_and_backward(job: argparse.Namespace, kernel: str, tensors: list[Tensor], dh: Tensor) -> list[Tensor]:
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    h = mlstm_interface(*leaves, kernel=kernel, chunk_size=job.chunk_size)
+    return [h.detach(), *torch.autograd.grad(h, leaves, dh)]
+
+
+# ---- how it is measured
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """The fastest of several runs in three seconds: what else the machine does only adds to a time."""
+    times: list[float] = []
+    while len(times) < MOST_RUNS and sum(times) < 3:
+        began = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+@dataclass
+class Peak:
+    bytes: int | None = None  # None where the system does not tell
+
+
+@contextmanager
+def peak_memory() -> Iterator[Peak]:
+    """How far the process grows inside the block, at its highest. Linux keeps that mark and lets it be reset."""
+    peak, status, reset = Peak(), Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+    def mark(name: str) -> int:
+        return next(int(line.split()[1]) << 10 for line in status.read_text().splitlines() if line.startswith(name))
+
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # memory that was freed is given back first
+        reset.write_text("5")
+        before: int | None = mark("VmRSS")
+    except (OSError, AttributeError, StopIteration):
+        before = None
+    yield peak
+    if before is not None:
+        peak.bytes = max(0, mark("VmHWM") - before)
+
+
+def relative_error(x: Tensor, true: Tensor) -> float:
+    return float((x.double() - true).norm() / true.norm())
+
+
+@dataclass
+class Results:
+    times: dict[tuple[str, str, str, int], float] = field(default_factory=dict)  # dtype, kernel, mode, length
+    errors: dict[tuple[str, str], list[float]] = field(default_factory=dict)  # dtype, kernel: as QUANTITIES
+    memory: dict[tuple[str, str], int | None] = field(default_factory=dict)  # dtype, kernel
+    decode: dict[str, list[float]] = field(default_factory=dict)  # whose: seconds of the median token, by window
+    lengths: list[int] = field(default_factory=list)
+
+    def plain_time(self, dtype: str, mode: str, length: int) -> float:
+        """The faster plain kernel counts."""
+        return min(self.times[dtype, kernel, mode, length] for kernel in PLAIN)
+
+    def faster(self, dtype: str, mode: str) -> float:
+        return self.plain_time(dtype, mode, self.lengths[-1]) / self.times[dtype, OURS, mode, self.lengths[-1]]
+
+
+# ---- the three parts
+
+
+def measure(job: argparse.Namespace, progress: Progress) -> Results:
+    results = Results(lengths=sorted({max(1, job.length // n) for n in (16, 8, 4, 2, 1)}))
+    for name in job.dtypes:
+        for length in results.lengths:
+            progress.stage(f"{name}, {length} tokens: forward, and forward + backward")
+            time_kernels(job, name, length, results, progress)
+    for name in job.dtypes:
+        progress.stage(f"{name}, {job.length} tokens: error against float64, peak memory")
+        compare_with_float64(job, name, results, progress)
+    progress.stage(f"{job.dtypes[-1]}, {job.decode} tokens decoded after the first {job.length}")
+    decode(job, results, progress)
+    return results
+
+
+def measurements(job: argparse.Namespace) -> int:
+    lengths = len({max(1, job.length // n) for n in (16, 8, 4, 2, 1)})
+    kernels = 1 + len(PLAIN)
+    return len(job.dtypes) * (lengths * kernels * len(MODES) + kernels + 1) + len(STEP_KERNELS)
+
+
+def time_kernels(job: argparse.Namespace, name: str, length: int, results: Results, progress: Progress) -> None:
+    tensors, dh = inputs(job, DTYPES[name], length), cotangent(job, DTYPES[name], length)
+    for kernel in (OURS, *PLAIN):
+        calls = (lambda: forward(job, kernel, tensors), lambda: forward_and_backward(job, kernel, tensors, dh))  # noqa: B023
+        for mode, call in zip(MODES, calls, strict=True):
+            results.times[name, kernel, mode, length] = seconds(call)
+            progress.advance()
+
+
+def compare_with_float64(job: argparse.Namespace, name: str, results: Results, progress: Progress) -> None:
+    tensors, dh = inputs(job, DTYPES[name], job.length), cotangent(job, DTYPES[name], job.length)
+    true = forward_and_backward(job, TRUTH, [x.double() for x in tensors], dh.double())
+    progress.advance()
+    for kernel in (OURS, *PLAIN):
+        with peak_memory() as peak:
+            got = forward_and_backward(job, kernel, tensors, dh)
+        results.memory[name, kernel] = peak.bytes
+        results.errors[name, kernel] = [relative_error(x, y) for x, y in zip(got, true, strict=True)]
+        progress.advance()
+
+
+def decode(job: argparse.Namespace, results: Results, progress: Progress) -> None:
+    """Each token is random: what a token costs does not depend on what it says."""
+    dtype = DTYPES[job.dtypes[-1]]
+    _, states = mlstm_interface(*inputs(job, dtype, job.length), return_last_states=True)
+    q, k, v, i, f = inputs(job, dtype, 64)
+    tokens = [(q[:, :, t], k[:, :, t], v[:, :, t], i[:, :, t, None], f[:, :, t, None]) for t in range(64)]
+    for who, kernel in STEP_KERNELS.items():
+        own = [x.clone() for x in states]
+        for token in tokens:
+            mlstm_step_interface(*token, *own, kernel=kernel, in_place=True)
+        window = job.decode // DECODE_WINDOWS
+        results.decode[who] = []
+        for _ in range(DECODE_WINDOWS):
+            times = []
+            for t in range(window):
+                began = time.perf_counter()
+                mlstm_step_interface(*tokens[t % 64], *own, kernel=kernel, in_place=True)
+                times.append(time.perf_counter() - began)
+            results.decode[who].append(statistics.median(times))
+        progress.advance()
+
+
+# ---- what is printed
+
+
+class Progress:
+    """A bar where rich and a terminal are there, else a line per stage."""
+
+    def __init__(self, total: int) -> None:
+        self._began, self._done, self._total = time.perf_counter(), 0, total
+        self._bar = None
+        if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
+            from rich import progress
+
+            columns = ("[progress.description]{task.description}", progress.BarColumn(), progress.TimeElapsedColumn())
+            self._bar = progress.Progress(*columns)
+            self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, description="done" if kind is None else "stopped")
+            self._bar.stop()
+
+    def stage(self, what: str) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, description=what)
+        else:
+            print(
+                f"  {self._done:3}/{self._total}  {time.perf_counter() - self._began:5.0f} s  {what}", flush=True
+            )
+
+    def advance(self) -> None:
+        self._done += 1
+        if self._bar is not None:
+            self._bar.advance(self._task)
+
+
+def print_table(rows: list[tuple[str, ...]]) -> None:
+    """The first row is the header; the first column reads from the left, numbers from the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, row in enumerate(rows):
+        cells = [x.rjust(w) if j else x.ljust(w) for j, (x, w) in enumerate(zip(row, widths, strict=True))]
+        print("  " + "   ".join(cells))
+        if number == 0:
+            print("  " + "   ".join("-" * w for w in widths))
+
+
+def print_results(job: argparse.Namespace, results: Results) -> None:
+    for name in job.dtypes:
+        rows = [("kernel", *MODES, "peak memory", "error of h", "worst gradient")]
+        for kernel in (OURS, *PLAIN):
+            times = (f"{1e3 * results.times[name, kernel, mode, job.length]:.0f} ms" for mode in MODES)
+            size = results.memory[name, kernel]
+            memory = "not known" if size is None else f"{size / 2**20:.0f} MiB"
+            h, *gradients = results.errors[name, kernel]
+            worst = max(range(len(gradients)), key=gradients.__getitem__)
+            rows.append((kernel, *times, memory, f"{h:.1e}", f"{gradients[worst]:.1e} ({QUANTITIES[1 + worst]})"))
+        print(f"\n{name}, {job.length} tokens")
+        print_table(rows)
+        print(f"  the faster plain kernel takes {' and '.join(f'{results.faster(name, m):.1f}x' for m in MODES)} as long")
+    print(f"\ndecoding, {job.dtypes[-1]} with float32 states, after {job.length} tokens")
+    rows = [("step", "first tokens", "last tokens")]
+    for who, times in results.decode.items():
+        quarter = DECODE_WINDOWS // 4
+        ends = (statistics.median(part) for part in (times[:quarter], times[-quarter:]))
+        rows.append((f"{who} ({STEP_KERNELS[who]})", *(f"{1e6 * x:.0f} us" for x in ends)))
+    print_table(rows)
+    print("\nErrors are ||x - x64|| / ||x64|| against the same formulas in float64; peak memory is that of forward +")
+    print("backward beyond its inputs. benchmarks/mlstm_cpu.py compares with other projects' kernels.")
+
+
+# ---- the picture
+
+
+def draw(job: argparse.Namespace, results: Results, to: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    plt.rcParams.update(
+        {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25}
+    )
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.6), layout="constrained")
+    draw_times(job, results, left)
+    draw_errors(job, results, middle)
+    draw_decode(job, results, right)
+    shape = f"batch 1, {job.heads} heads, head dims {job.dqk} and {job.dhv}, {torch.get_num_threads()} threads"
+    figure.suptitle(f"mLSTM on the CPU: xlstm_hip beside plain torch   ({shape}; {device_facts('cpu').name})")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(to, dpi=150)
+    plt.close(figure)
+
+
+def draw_times(job, results, axes) -> None:  # type: ignore[no-untyped-def]
+    for name, style in zip(job.dtypes, ("-o", "--s", ":^"), strict=False):
+        ours = [1e3 * results.times[name, OURS, MODES[1], n] for n in results.lengths]
+        plain = [1e3 * results.plain_time(name, MODES[1], n) for n in results.lengths]
+        axes.plot(results.lengths, plain, style, color=PLAIN_COLOUR, label=f"plain torch, {name}")
+        axes.plot(results.lengths, ours, style, color=OUR_COLOUR, label=f"xlstm_hip, {name}")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(results.lengths, [str(n) for n in results.lengths])
+    axes.set(title="Forward + backward", xlabel="tokens", ylabel="ms")
+    axes.legend(frameon=False)
+
+
+def draw_errors(job, results, axes) -> None:  # type: ignore[no-untyped-def]
+    width = 0.8 / (2 * len(job.dtypes))
+    for j, name in enumerate(job.dtypes):
+        for who, colour, kernel in (("plain torch", PLAIN_COLOUR, PLAIN[0]), ("xlstm_hip", OUR_COLOUR, OURS)):
+            shift = (2 * j + (kernel == OURS) - len(job.dtypes) + 0.5) * width
+            places = [place + shift for place in range(len(QUANTITIES))]
+            hatch = (None, "////", "....")[j]
+            axes.bar(places, results.errors[name, kernel], width * 0.9, color=colour, hatch=hatch, edgecolor="white",
+                     label=f"{who}, {name}")  # fmt: skip
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(QUANTITIES)), QUANTITIES)
+    axes.grid(axis="x", visible=False)
+    axes.set(title=f"Relative error against float64, {job.length} tokens", ylabel="||x - x64|| / ||x64||")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** 0.35)  # room for the legend
+    axes.legend(frameon=False, ncols=len(job.dtypes), loc="upper center", fontsize=9)
+
+
+def draw_decode(job, results, axes) -> None:  # type: ignore[no-untyped-def]
+    window = job.decode // DECODE_WINDOWS
+    places = [job.length + (n + 0.5) * window for n in range(DECODE_WINDOWS)]
+    for who, colour in (("plain torch", PLAIN_COLOUR), ("ours", OUR_COLOUR)):
+        label = "xlstm_hip" if who == "ours" else who
+        axes.plot(places, [1e6 * x for x in results.decode[who]], "-o", markersize=3, color=colour, label=label)
+    axes.set_ylim(0, 1.35e6 * max(max(times) for times in results.decode.values()))
+    axes.set(title=f"Decoding, {job.dtypes[-1]} with float32 states", xlabel="position in the sequence",
+             ylabel="us per token")  # fmt: skip
+    axes.legend(frameon=False)
+
+
+def main() -> None:
+    job = arguments()
+    torch.set_num_threads(job.threads)
+    print(
+        f"The mLSTM over {job.length} tokens (batch 1, {job.heads} heads, head dims {job.dqk} and {job.dhv}) on "
+        f"{device_facts('cpu').name}, {job.threads} threads, torch {torch.__version__}:"
+    )
+    print(f"{OURS} beside the two plain-torch kernels of this package.\n")
+    with Progress(measurements(job)) as progress:
+        results = measure(job, progress)
+    print_results(job, results)
+    if importlib.util.find_spec("matplotlib") is None:
+        print("No picture: matplotlib is not installed (pip install 'xlstm_hip[plot]').")
+        return
+    picture = job.output / "mlstm_demo.png"
+    draw(job, results, picture)
+    print(f"Picture: {picture}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("stopped")
