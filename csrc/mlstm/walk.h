@@ -20,8 +20,8 @@
 // L^2 (DHQK + DHHV) / 2 for the scores; packing touches each element once. The fused multiply-add units bind: at 256 x
 // 512 and L = 64 on two Zen 4 cores the products take 85% of the time, the rest is reading q, k, v and writing h.
 //
-// With Op = Bf16Pairs the products take bfloat16 operands and sum in float. The state is kept in float; each product
-// reads it, the scores and the weighted x rounded once, as a bfloat16 matmul in torch would.
+// With Op = Bf16Pairs (on request: arch/isa.h) products take bfloat16 operands and sum in float. The state is kept in
+// float; each product reads it, the scores and the weighted x rounded once, as a bfloat16 matmul in torch would.
 #pragma once
 
 #include "mlstm/recurrence.h"

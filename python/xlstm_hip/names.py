@@ -80,7 +80,7 @@ def _fused(kind: str, name: str) -> Builtin:
     gate = "exp"
     if name.endswith("_siging"):
         gate, options = "sigmoid", ("normalize", *options)
-    target = f"ops:mlstm_{kind}_{name.removeprefix('chunkwise--')}"
+    target = f"fused:mlstm_{kind}_{name.removeprefix('chunkwise--')}"
     return Builtin(kind, name, target, op=f"mlstm_{kind}", gate=gate, options=options, note="C++, one call")
 
 

@@ -65,8 +65,8 @@ def _no_gradient(name: str, *tensors: Tensor | None) -> None:
         raise ValueError(f"{name}: mlstm_kernels' Triton kernel has no gradient, but an input requires one")
 
 
-def _ops(function: str) -> Callable:
-    return getattr(importlib.import_module(f"{__package__}.ops"), function)
+def _fused(function: str) -> Callable:
+    return getattr(importlib.import_module(f"{__package__}.fused"), function)
 
 
 def _with_sigmoid_states(peer: Callable) -> Callable:
@@ -115,7 +115,7 @@ def _chunkwise(name: str, fused: str, tuning: tuple[str, ...] = (), sigmoid: boo
         }  # fmt: skip
         peer = _peer("get_mlstm_kernel", name, q)
         if peer is None:
-            return _ops(fused)(q, k, v, i, f, **common)
+            return _fused(fused)(q, k, v, i, f, **common)
         no_unknown_keywords(name, kwargs, tuning)
         if sigmoid:
             peer = _with_sigmoid_states(peer)
@@ -156,7 +156,7 @@ def _parallel(name: str, fused: str) -> Callable:
         peer = _peer("get_mlstm_kernel", name, q)
         states = (c_initial, n_initial, m_initial)
         if peer is None:
-            return _ops(fused)(
+            return _fused(fused)(
                 q, k, v, i, f, *states, return_last_states, eps, autocast_kernel_dtype, chunk_size, **kwargs
             )
         no_unknown_keywords(name, kwargs)
@@ -195,7 +195,7 @@ def _sequence(name: str, fused: str) -> Callable:
         peer = _peer("get_mlstm_sequence_kernel", name, q)
         states = (c_initial, n_initial, m_initial)
         if peer is None:
-            return _ops(fused)(
+            return _fused(fused)(
                 q, k, v, i, f, *states, return_last_states, eps, autocast_kernel_dtype, chunk_size, **kwargs
             )
         no_unknown_keywords(name, kwargs)
@@ -223,7 +223,7 @@ def _step(name: str, fused: str) -> Callable:
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         peer = _peer("get_mlstm_step_kernel", name, q)
         if peer is None:
-            return _ops(fused)(q, k, v, i, f, c, n, m, eps, **kwargs)
+            return _fused(fused)(q, k, v, i, f, c, n, m, eps, **kwargs)
         no_unknown_keywords(name, kwargs)
         _no_gradient(name, q, k, v, i, f, c, n, m)
         return peer(q=q, k=k, v=v, i=i, f=f, c=c, n=n, m=m, eps=eps, dtype_state=torch.float32)

@@ -62,7 +62,7 @@ def test_sequence(info: KernelInfo, case: Case, dtype: torch.dtype, report: Repo
     accuracy.check(f"{info.name}, {SHORT[dtype]}, {case.name}", measured)
 
 
-WITHOUT_NORMALISER = [c for c in CASES if not c.long and c.states and c.normalizer_grad]
+WITHOUT_NORMALISER = [case for case in CASES if not case.long and case.states and case.normalizer_grad][::3]
 
 
 @pytest.mark.parametrize("case", WITHOUT_NORMALISER, ids=lambda case: case.name)

@@ -138,12 +138,12 @@ CASES = {
     "the triton names are the fused kernels": """
         import torch, logging
         from mlstm_kernels.torch.chunkwise.triton_xl_chunk import mlstm_chunkwise__xl_chunk
-        from xlstm_hip import ops, peers
+        from xlstm_hip import fused, peers
         torch.cuda.is_available = lambda: True
         assert not peers.peers_usable()
         x = torch.randn(1, 2, 40, 8)
         assert mlstm_chunkwise__xl_chunk(x, x, x, x[..., 0], x[..., 1]).equal(
-            ops.mlstm_chunkwise_fused(x, x, x, x[..., 0], x[..., 1]))
+            fused.mlstm_chunkwise_fused(x, x, x, x[..., 0], x[..., 1]))
     """,
 }
 

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fused kernels as functions, with the ecosystem's names and argument order: checks, casts, then one op.
+
+Sequence functions share `_sequence`, steps share `_step`; what differs is the gate and whether tokens go one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .ops import OPS, HiddenFunction, SequenceFunction, StepFunction
+
+
+def _wide_state(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if x is None else x.to(dtype).contiguous()
+
+
+def _needs_grad(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _autocast(q: Tensor, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Inside an autocast region of q's device, the inputs in dtype; outside, as they are."""
+    if torch.is_autocast_enabled(q.device.type):
+        return tuple(x.to(dtype) for x in (q, *tensors))
+    return q, *tensors
+
+
+def _sequence(
+    function: str,
+    sigmoid_gate: bool,
+    recurrent: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    c_initial: Tensor | None,
+    n_initial: Tensor | None,
+    m_initial: Tensor | None,
+    return_last_states: bool,
+    eps: float,
+    autocast_kernel_dtype: torch.dtype,
+    chunk_size: int,
+    kwargs: dict[str, Any],
+) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    known = ("cu_seqlens", "layout", "normalizer_grad") + (("normalize",) if sigmoid_gate else ())
+    checks.no_unknown_keywords(function, kwargs, known)
+    layout = kwargs.get("layout", "bhsd")
+    checks.one_of("layout", layout, checks.LAYOUTS)
+    bshd = layout == "bshd"
+    if bshd:
+        q, k, v, i, f = (
+            checks.is_tensor(name, x).transpose(1, 2) for name, x in zip("qkvif", (q, k, v, i, f), strict=True)
+        )
+    cu_seqlens = kwargs.get("cu_seqlens")
+    checks.check_sequence_inputs(q, k, v, i, f, c_initial, n_initial, m_initial, eps, chunk_size, cu_seqlens)
+    q, k, v, i, f = _autocast(q, autocast_kernel_dtype, k, v, i, f)
+    wide = checks.accumulate_dtype(q.dtype)
+    c, n, m = (_wide_state(x, wide) for x in (c_initial, n_initial, m_initial))
+    if cu_seqlens is not None:
+        cu_seqlens = cu_seqlens.to(torch.int64).contiguous()
+    normalize = bool(kwargs.get("normalize", True))
+    options = (sigmoid_gate, normalize, bool(kwargs.get("normalizer_grad", True)), float(eps), chunk_size, bshd)
+    tensors = (q, k, v, i, f, c, n, m)
+    last: tuple[Tensor, ...] | list[Tensor]
+    if _needs_grad(*tensors):
+        if return_last_states or recurrent:
+            h, *last = SequenceFunction.apply(*tensors, cu_seqlens, recurrent, options)
+        else:
+            h, last = HiddenFunction.apply(*tensors, cu_seqlens, options), []
+    elif recurrent:
+        h, _, *last = OPS.mlstm_sequence(*tensors, cu_seqlens, sigmoid_gate, normalize, float(eps), bshd)
+    else:
+        op = OPS.mlstm_chunkwise_states if return_last_states else OPS.mlstm_chunkwise
+        h, _, *last = op(*tensors, cu_seqlens, sigmoid_gate, normalize, float(eps), chunk_size, bshd)
+    if bshd:
+        h = h.transpose(1, 2)
+    return (h, (last[0], last[1], last[2])) if return_last_states else h
+
+
+def mlstm_chunkwise_fused(
+    q: Tensor,  # (B, NH, S, DHQK)
+    k: Tensor,  # (B, NH, S, DHQK)
+    v: Tensor,  # (B, NH, S, DHHV)
+    i: Tensor,  # (B, NH, S)
+    f: Tensor,  # (B, NH, S)
+    c_initial: Tensor | None = None,  # (B, NH, DHQK, DHHV)
+    n_initial: Tensor | None = None,  # (B, NH, DHQK)
+    m_initial: Tensor | None = None,  # (B, NH, 1)
+    return_last_states: bool = False,
+    eps: float = 1e-6,
+    autocast_kernel_dtype: torch.dtype = torch.bfloat16,
+    chunk_size: int = 64,
+    **kwargs: Any,
+) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """The chunkwise mLSTM with the exp input gate. Also takes cu_seqlens, layout, normalizer_grad."""
+    return _sequence(
+        "chunkwise--fused", False, False, q, k, v, i, f, c_initial, n_initial, m_initial,
+        return_last_states, eps, autocast_kernel_dtype, chunk_size, kwargs,
+    )  # fmt: skip
+
+
+def mlstm_chunkwise_fused_siging(
+    q: Tensor,  # (B, NH, S, DHQK)
+    k: Tensor,  # (B, NH, S, DHQK)
+    v: Tensor,  # (B, NH, S, DHHV)
+    i: Tensor,  # (B, NH, S)
+    f: Tensor,  # (B, NH, S)
+    c_initial: Tensor | None = None,  # (B, NH, DHQK, DHHV)
+    n_initial: Tensor | None = None,  # (B, NH, DHQK)
+    m_initial: Tensor | None = None,  # (B, NH, 1)
+    return_last_states: bool = False,
+    eps: float = 1e-6,
+    autocast_kernel_dtype: torch.dtype = torch.bfloat16,
+    chunk_size: int = 64,
+    **kwargs: Any,
+) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """The chunkwise mLSTM with the sigmoid input gate. Also takes normalize, cu_seqlens, layout, normalizer_grad."""
+    return _sequence(
+        "chunkwise--fused_siging", True, False, q, k, v, i, f, c_initial, n_initial, m_initial,
+        return_last_states, eps, autocast_kernel_dtype, chunk_size, kwargs,
+    )  # fmt: skip
+
+
+def mlstm_sequence_fused(
+    q: Tensor,  # (B, NH, S, DHQK)
+    k: Tensor,  # (B, NH, S, DHQK)
+    v: Tensor,  # (B, NH, S, DHHV)
+    i: Tensor,  # (B, NH, S)
+    f: Tensor,  # (B, NH, S)
+    c_initial: Tensor | None = None,  # (B, NH, DHQK, DHHV)
+    n_initial: Tensor | None = None,  # (B, NH, DHQK)
+    m_initial: Tensor | None = None,  # (B, NH, 1)
+    return_last_states: bool = False,
+    eps: float = 1e-6,
+    autocast_kernel_dtype: torch.dtype = torch.bfloat16,
+    chunk_size: int = 64,
+    **kwargs: Any,
+) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Token after token in one call, for few tokens. chunk_size is that of the backward pass."""
+    return _sequence(
+        "fused", False, True, q, k, v, i, f, c_initial, n_initial, m_initial,
+        return_last_states, eps, autocast_kernel_dtype, chunk_size, kwargs,
+    )  # fmt: skip
+
+
+def mlstm_sequence_fused_siging(
+    q: Tensor,  # (B, NH, S, DHQK)
+    k: Tensor,  # (B, NH, S, DHQK)
+    v: Tensor,  # (B, NH, S, DHHV)
+    i: Tensor,  # (B, NH, S)
+    f: Tensor,  # (B, NH, S)
+    c_initial: Tensor | None = None,  # (B, NH, DHQK, DHHV)
+    n_initial: Tensor | None = None,  # (B, NH, DHQK)
+    m_initial: Tensor | None = None,  # (B, NH, 1)
+    return_last_states: bool = False,
+    eps: float = 1e-6,
+    autocast_kernel_dtype: torch.dtype = torch.bfloat16,
+    chunk_size: int = 64,
+    **kwargs: Any,
+) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """mlstm_sequence_fused with the sigmoid input gate. Also takes normalize."""
+    return _sequence(
+        "fused_siging", True, True, q, k, v, i, f, c_initial, n_initial, m_initial,
+        return_last_states, eps, autocast_kernel_dtype, chunk_size, kwargs,
+    )  # fmt: skip
+
+
+def _step(
+    function: str,
+    sigmoid_gate: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    c: Tensor,
+    n: Tensor,
+    m: Tensor,
+    eps: float,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    known = ("in_place", "autocast_kernel_dtype") + (("normalize",) if sigmoid_gate else ())
+    checks.no_unknown_keywords(function, kwargs, known)
+    checks.check_step_inputs(q, k, v, i, f, c, n, m, eps)
+    q, k, v, i, f = _autocast(q, kwargs.get("autocast_kernel_dtype", torch.bfloat16), k, v, i, f)
+    wide = checks.accumulate_dtype(q.dtype)
+    options = (sigmoid_gate, bool(kwargs.get("normalize", True)), float(eps))
+    if kwargs.get("in_place", False):
+        for name, x in (("c", c), ("n", n), ("m", m)):
+            if x.dtype != wide or not x.is_contiguous():
+                raise ValueError(f"in_place: expected {name} to be contiguous and {wide}, got {x.dtype}")
+        if _needs_grad(q, k, v, i, f, c, n, m):
+            raise ValueError(
+                "in_place: expected no gradient to be needed; states of a training step must not be overwritten"
+            )
+        h = OPS.mlstm_step_(q, k, v, i, f, c, n, m, *options)
+        return h, (c, n, m)
+    tensors = (q, k, v, i, f, *(x.to(wide).contiguous() for x in (c, n, m)))
+    if _needs_grad(*tensors):
+        h, c_next, n_next, m_next = StepFunction.apply(*tensors, options)
+    else:
+        h, c_next, n_next, m_next = OPS.mlstm_step(*tensors, *options)
+    return h, (c_next, n_next, m_next)
+
+
+def mlstm_step_fused(
+    q: Tensor,  # (B, NH, DHQK)
+    k: Tensor,  # (B, NH, DHQK)
+    v: Tensor,  # (B, NH, DHHV)
+    i: Tensor,  # (B, NH, 1)
+    f: Tensor,  # (B, NH, 1)
+    c: Tensor,  # (B, NH, DHQK, DHHV)
+    n: Tensor,  # (B, NH, DHQK)
+    m: Tensor,  # (B, NH, 1)
+    eps: float = 1e-6,
+    **kwargs: Any,
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """One token. Also takes in_place: c, n and m are overwritten and returned."""
+    return _step("fused", False, q, k, v, i, f, c, n, m, eps, kwargs)
+
+
+def mlstm_step_fused_siging(
+    q: Tensor,  # (B, NH, DHQK)
+    k: Tensor,  # (B, NH, DHQK)
+    v: Tensor,  # (B, NH, DHHV)
+    i: Tensor,  # (B, NH, 1)
+    f: Tensor,  # (B, NH, 1)
+    c: Tensor,  # (B, NH, DHQK, DHHV)
+    n: Tensor,  # (B, NH, DHQK)
+    m: Tensor,  # (B, NH, 1)
+    eps: float = 1e-6,
+    **kwargs: Any,
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """One token with the sigmoid input gate. Also takes normalize and in_place."""
+    return _step("fused_siging", True, q, k, v, i, f, c, n, m, eps, kwargs)
