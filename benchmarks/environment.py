@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import time
@@ -27,10 +28,9 @@ def _installed_version(package: str) -> str | None:
 def native_module() -> Any | None:
     """xlstm_hip._native, which a development tree may not have built."""
     try:
-        from xlstm_hip import _native
-    except ImportError:
+        return importlib.import_module("xlstm_hip._native")
+    except ModuleNotFoundError:
         return None
-    return _native
 
 
 def environment() -> dict[str, Any]:

@@ -78,9 +78,9 @@ def make_inputs(cell: Cell) -> dict[str, Tensor]:
         token |= {"i": normal(*lead, 1), "f": normal(*lead, 1) + 3}
         states = {"c": normal(*lead, cell.dqk, cell.dhv), "n": normal(*lead, cell.dqk), "m": torch.zeros(*lead, 1)}
         return {name: x.to(dtype) for name, x in token.items()} | states
-    lead = (*lead, cell.tokens)
-    made = {"q": normal(*lead, cell.dqk), "k": normal(*lead, cell.dqk), "v": normal(*lead, cell.dhv)}
-    made |= {"i": normal(*lead), "f": normal(*lead) + 3, "dh": normal(*lead, cell.dhv)}
+    rows = (*lead, cell.tokens)
+    made = {"q": normal(*rows, cell.dqk), "k": normal(*rows, cell.dqk), "v": normal(*rows, cell.dhv)}
+    made |= {"i": normal(*rows), "f": normal(*rows) + 3, "dh": normal(*rows, cell.dhv)}
     return {name: x.to(dtype) for name, x in made.items()}
 
 

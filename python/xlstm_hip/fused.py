@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import checks
+from .autocast import in_kernel_dtype
 from .ops import OPS, HiddenFunction, SequenceFunction, StepFunction
 
 
@@ -21,13 +22,6 @@ def _wide_state(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 def _needs_grad(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-
-
-def _autocast(q: Tensor, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Inside an autocast region of q's device, the inputs in dtype; outside, as they are."""
-    if torch.is_autocast_enabled(q.device.type):
-        return tuple(x.to(dtype) for x in (q, *tensors))
-    return q, *tensors
 
 
 def _sequence(
@@ -59,7 +53,7 @@ def _sequence(
         )
     cu_seqlens = kwargs.get("cu_seqlens")
     checks.check_sequence_inputs(q, k, v, i, f, c_initial, n_initial, m_initial, eps, chunk_size, cu_seqlens)
-    q, k, v, i, f = _autocast(q, autocast_kernel_dtype, k, v, i, f)
+    q, k, v, i, f = in_kernel_dtype((q, k, v, i, f), autocast_kernel_dtype)
     wide = checks.accumulate_dtype(q.dtype)
     c, n, m = (_wide_state(x, wide) for x in (c_initial, n_initial, m_initial))
     if cu_seqlens is not None:
@@ -188,7 +182,7 @@ def _step(
     known = ("in_place", "autocast_kernel_dtype") + (("normalize",) if sigmoid_gate else ())
     checks.no_unknown_keywords(function, kwargs, known)
     checks.check_step_inputs(q, k, v, i, f, c, n, m, eps)
-    q, k, v, i, f = _autocast(q, kwargs.get("autocast_kernel_dtype", torch.bfloat16), k, v, i, f)
+    q, k, v, i, f = in_kernel_dtype((q, k, v, i, f), kwargs.get("autocast_kernel_dtype", torch.bfloat16))
     wide = checks.accumulate_dtype(q.dtype)
     options = (sigmoid_gate, bool(kwargs.get("normalize", True)), float(eps))
     if kwargs.get("in_place", False):

@@ -28,7 +28,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .. import checks
-from ..reference.inputs import in_kernel_dtype, wide_states
+from ..autocast import in_kernel_dtype
+from ..reference.inputs import wide_states
 from .chunk import State
 
 DEFAULT_CHUNK_SIZE = 32

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..reference.inputs import from_chunks, in_kernel_dtype, to_chunks, wide_states, without_autocast
+from ..autocast import in_kernel_dtype
+from ..reference.inputs import from_chunks, to_chunks, wide_states, without_autocast
 from .chunk import State, chunk_output, chunk_update, next_state
 from .compiling import CompiledFunction
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..reference.inputs import in_kernel_dtype, wide_states, without_autocast
+from ..autocast import in_kernel_dtype
+from ..reference.inputs import wide_states, without_autocast
 from ..reference.recurrent import mlstm_recurrent_step__native
 from .chunk import State
 from .compiling import CompiledFunction

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every reference kernel does to its tensors before the maths: autocast, wide states, chunks."""
+"""What every reference kernel does to its tensors before the maths: wide states, chunks, no autocast within."""
 
 from __future__ import annotations
 
@@ -9,25 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..checks import IO_DTYPES, accumulate_dtype, one_of
+from ..autocast import inside_autocast
+from ..checks import accumulate_dtype
 
 # q, k, v, i, f and the initial c, n, m; shapes as in the kernels' signatures
 SequenceInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
-def in_kernel_dtype(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Casts the tensors to dtype inside an autocast region of their device, leaves them alone elsewhere."""
-    one_of("autocast_kernel_dtype", dtype, IO_DTYPES)
-    return tuple(x.to(dtype) if isinstance(x, Tensor) and _autocast_on(x) else x for x in tensors)
-
-
 def without_autocast(x: Tensor) -> AbstractContextManager:
     """Autocast would cast the float32 sums inside a kernel; the kernel chooses its own dtypes."""
-    return torch.autocast(x.device.type, enabled=False) if _autocast_on(x) else nullcontext()
-
-
-def _autocast_on(x: Tensor) -> bool:
-    return torch.is_autocast_enabled(x.device.type)
+    return torch.autocast(x.device.type, enabled=False) if inside_autocast(x) else nullcontext()
 
 
 def wide_states(

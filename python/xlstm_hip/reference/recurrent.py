@@ -6,10 +6,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..autocast import in_kernel_dtype
 from ..checks import accumulate_dtype, check_sequence_inputs, check_step_inputs
 from .core import States
 from .gates import log_gates
-from .inputs import SequenceInputs, in_kernel_dtype, wide_states, without_autocast
+from .inputs import SequenceInputs, wide_states, without_autocast
 
 
 def _step(

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU benchmark: it runs, its truth is the tests' truth, a missing peer is said, and its arithmetic is right."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from reference import truth
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+MODULES = ("environment", "memory", "mlstm_contenders", "mlstm_cpu", "mlstm_problem", "plot", "table", "timing")
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    """load(name): a module of benchmarks/, which is no package; forgotten again after the test."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("matplotlib")
+    out = tmp_path_factory.mktemp("benchmark") / "made" / "smoke.json"
+    command = [sys.executable, str(BENCHMARKS / "mlstm_cpu.py"), "--quick", "--threads", "1", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(out.with_suffix(".md").read_text())
+    return out
+
+
+def test_smoke_run_measures_everything(smoke_run: Path) -> None:
+    results = json.loads(smoke_run.read_text())
+    assert {(cell["work"], cell["dtype"]) for cell in results["cells"]} == {
+        (work, dtype) for work in ("forward", "forward+backward", "step") for dtype in ("fp32", "bf16")
+    }
+    assert results["environment"]["threads"] == 1
+    for cell in results["cells"]:
+        ours = [kernel for kernel in cell["kernels"] if kernel["side"] == "xlstm_hip"]
+        assert len(ours) == (2 if cell["work"] == "step" else 1)
+        for kernel in cell["kernels"]:
+            if "missing" in kernel:
+                continue
+            assert len(kernel["ms"]["samples"]) == cell["rounds"]
+            assert 0 < kernel["ms"]["min"] <= kernel["ms"]["median"] <= kernel["ms"]["max"]
+            expected = {"forward": {"h"}, "forward+backward": {"h", "dq", "dk", "dv", "di", "df"}, "step": {"h", "c"}}
+            assert set(kernel["errors"]) == expected[cell["work"]]
+        assert all(kernel["exact"] for kernel in ours)
+        peers = {kernel["side"] for kernel in cell["kernels"] if "ms" in kernel} - {"xlstm_hip"}
+        assert {ratio["side"] for ratio in cell["ratios"]} == peers
+    (memory,) = results["memory"]["cells"]
+    assert [kernel["name"] for kernel in memory["kernels"]] == ["chunkwise--fused"]
+
+
+def test_smoke_run_is_marked(smoke_run: Path) -> None:
+    text = smoke_run.with_suffix(".md").read_text()
+    assert "A smoke run" in text
+    assert text.count("\n| step, in place") == 2
+
+
+def test_picture_comes_from_the_file_alone(smoke_run: Path, tmp_path: Path) -> None:
+    assert smoke_run.with_suffix(".png").stat().st_size > 10_000
+    again = tmp_path / "again.png"
+    command = [sys.executable, str(BENCHMARKS / "plot.py"), str(smoke_run), str(again)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert again.stat().st_size > 10_000
+
+
+def test_missing_peers_are_said(load: object, smoke_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With neither peer installed there is a table and a picture, with the reasons."""
+    mlstm_cpu, mlstm_problem, timing = load("mlstm_cpu"), load("mlstm_problem"), load("timing")
+    monkeypatch.setitem(sys.modules, "mlstm_kernels.torch", None)
+    monkeypatch.setitem(sys.modules, "transformers.models.xlstm.modeling_xlstm", None)
+    pace = timing.Pace(seconds=0.01, least_rounds=2, most_rounds=2, sample_seconds=1e-4)
+    cells = [
+        mlstm_problem.Cell(work, "fp32", 1, 1, 1 if work == "step" else 32, 8, 8, 16)
+        for work in ("forward", "forward+backward", "step")
+    ]
+    measured = [mlstm_cpu.measure(cell, pace, True, lambda fraction: None) for cell in cells]
+    assert all(cell["ratios"] == [] for cell in measured)
+    results = {**json.loads(smoke_run.read_text()), "cells": measured}
+    text = load("table").markdown(results)
+    assert "mlstm_kernels is not installed" in text
+    assert "transformers is not installed" in text
+    load("plot").draw(results, tmp_path / "alone.png")
+
+
+@pytest.mark.parametrize("work", ["forward+backward", "step"])
+def test_truth_is_the_reference(load: object, work: str) -> None:
+    problem = load("mlstm_problem")
+    cell = problem.Cell(work, "fp32", 1, 2, 1 if work == "step" else 24, 6, 10, 8)
+    inputs = problem.make_inputs(cell)
+    got = problem.true_results(cell, inputs)
+    if work == "step":
+        token = {name: inputs[name][:, :, None] for name in "qkv"} | {name: inputs[name] for name in "if"}
+        h, (c, _, _) = truth(**token, **{f"{name}_initial": inputs[name] for name in "cnm"})
+        expected = {"h": h[:, :, 0], "c": c}
+    else:
+        leaves = {name: inputs[name].double().requires_grad_() for name in "qkvif"}
+        h, _ = truth(**leaves)
+        gradients = torch.autograd.grad(h, list(leaves.values()), inputs["dh"].double())
+        expected = {"h": h[-1, -1], **{f"d{n}": g[-1, -1] for n, g in zip("qkvif", gradients, strict=True)}}
+    assert set(got) == set(expected)
+    for name, x in got.items():
+        torch.testing.assert_close(x, expected[name], rtol=1e-10, atol=1e-12)
+
+
+def test_a_wrong_result_of_ours_ends_the_run(load: object) -> None:
+    mlstm_cpu, problem, contenders = load("mlstm_cpu"), load("mlstm_problem"), load("mlstm_contenders")
+    cell = problem.Cell("forward", "fp32", 1, 1, 32, 8, 8, 16)
+    truth_of_cell = problem.true_results(cell, problem.make_inputs(cell))
+    right = contenders.by_name("chunkwise--fused").make()
+
+    def wrong(*tensors: torch.Tensor, chunk_size: int) -> torch.Tensor:
+        return 1.01 * right(*tensors, chunk_size=chunk_size)
+
+    assert mlstm_cpu.checked(cell, "right", contenders.OURS, right, truth_of_cell)["exact"]
+    assert not mlstm_cpu.checked(cell, "a peer", contenders.OFFICIAL, wrong, truth_of_cell)["exact"]
+    with pytest.raises(SystemExit, match="wrong is wrong: relative errors"):
+        mlstm_cpu.checked(cell, "wrong", contenders.OURS, wrong, truth_of_cell)
+
+
+def test_rounds_take_turns(load: object) -> None:
+    timing = load("timing")
+    order: list[str] = []
+    calls = {name: lambda name=name: order.append(name) for name in "abc"}
+    fractions: list[float] = []
+    # A sample of no length is one call, so that every entry of `order` after the first calls is a sample.
+    pace = timing.Pace(seconds=60, least_rounds=1, most_rounds=3, sample_seconds=0.0)
+    samples = timing.interleaved(calls, pace, fractions.append)
+    assert "".join(order[3:]) == "abc" + "bca" + "cab"
+    assert sum(fractions) == pytest.approx(1)
+    assert all(len(x.ms) == 3 and x.calls_per_sample == 1 for x in samples.values())
+
+
+def test_ratios_are_paired(load: object) -> None:
+    """A machine that slows down by ten in the middle does not change a ratio."""
+    ratio = load("timing").paired_ratio([30.0, 300.0, 33.0], [10.0, 100.0, 11.0])
+    assert ratio == {"median": pytest.approx(3), "min": pytest.approx(3), "max": pytest.approx(3)}
+
+
+def test_operations_are_counted(load: object) -> None:
+    """Against the matrix products of the quadratic-in-a-chunk form, written out."""
+    problem = load("mlstm_problem")
+    heads, tokens, dqk, dhv, chunk = 3, 64, 8, 24, 16
+    into_and_out_of_the_state = 2 * (2 * tokens * dqk * dhv)
+    scores_and_values = 2 * tokens * chunk * (dqk + dhv) / 2  # half of a chunk is in the past
+    forward = heads * (into_and_out_of_the_state + scores_and_values)
+    assert problem.Cell("forward", "fp32", 1, heads, tokens, dqk, dhv, chunk).flops == forward
+    assert problem.Cell("forward+backward", "fp32", 1, heads, tokens, dqk, dhv, chunk).flops == 3 * forward
+
+
+@pytest.mark.parametrize("flag", ["--threads", "--chunk-size"])
+def test_bad_arguments_are_named(flag: str) -> None:
+    command = [sys.executable, str(BENCHMARKS / "mlstm_cpu.py"), flag, "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert f"{flag}: expected at least 1, got 0" in done.stderr
+
+
+def test_memory_grows_by_what_a_kernel_makes(load: object) -> None:
+    """At least h and the gradients; where the system cannot tell, it says so."""
+    problem, memory = load("mlstm_problem"), load("memory")
+    cell = problem.Cell("forward+backward", "fp32", 1, 4, 1024, 64, 128, 64)
+    try:
+        (grown,) = memory.growth_in_own_process("chunkwise--fused", [cell], 1)
+    except memory.MemoryUnknown as reason:
+        pytest.skip(str(reason))
+    assert cell.result_bytes * 0.9 < grown < 4 * cell.result_bytes
+
+
+def test_unknown_memory_says_why(load: object) -> None:
+    problem, memory = load("mlstm_problem"), load("memory")
+    with pytest.raises(memory.MemoryUnknown, match="StopIteration"):
+        memory.growth_in_own_process("no such kernel", [problem.Cell("forward+backward", "fp32", 1, 1, 8, 4, 4, 8)], 1)
+
+
+def test_every_module_is_listed() -> None:
+    assert {path.stem for path in BENCHMARKS.glob("*.py")} == set(MODULES), "MODULES above misses one"
+    assert isinstance(sys, ModuleType)
