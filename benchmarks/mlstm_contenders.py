@@ -93,7 +93,10 @@ def contenders_for(cell: Cell) -> list[Contender]:
 
 
 def by_name(name: str) -> Contender:
-    return next(x for x in CONTENDERS if x.name == name)
+    known = {x.name: x for x in CONTENDERS}
+    if name not in known:
+        raise ValueError(f"kernel: expected one of {', '.join(known)}, got {name!r}")
+    return known[name]
 
 
 def results_of(cell: Cell, function: Function, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -26,14 +26,21 @@ STYLES = {
     "HF step native": ("HF transformers, native", "#999999"),
 }
 AIM_COLOUR, MATMUL_COLOUR = "black", "#CC3399"
-PANELS = {"forward": "µs per token", "forward+backward": "µs per token", "step": "µs per sequence"}
+PANELS = {"forward": "µs per token", "forward+backward": "µs per token", "step": "ms per sequence"}
 GROUP = 0.8  # of the distance between two groups
-SMALL = 7.5
+SMALL = 7  # points, fits four digits on a bar
 
 
 def _per_work(cell: Results, ms: float) -> float:
-    """Microseconds per token or sequence, so that lengths and batches share an axis."""
-    return ms * 1e3 / (cell["batch"] * cell["tokens"])
+    """Microseconds per token, of a step milliseconds per sequence, so that lengths and batches share an axis."""
+    return ms / cell["batch"] if cell["work"] == "step" else ms * 1e3 / (cell["batch"] * cell["tokens"])
+
+
+def _short(value: float) -> str:
+    """Few digits, never an exponent."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}" if value >= 1 else f"{value:.2g}"
 
 
 def _panel(axes: Any, results: Results, work: str) -> None:
@@ -54,15 +61,19 @@ def _panel(axes: Any, results: Results, work: str) -> None:
             axes.bar(x, middle, width * 0.92, color=colour, label=label if group == 0 else None)
             axes.errorbar(x, middle, [[middle - low], [high - middle]], color="0.25", capsize=2, linewidth=0.8)
             text = axes.annotate(
-                f"{middle:.3g}", (x, high), (0, 2), textcoords="offset points", ha="center", fontsize=SMALL, zorder=5
+                _short(middle), (x, middle), (0, 2), textcoords="offset points", ha="center", fontsize=SMALL, zorder=5
             )
             text.set_path_effects([withStroke(linewidth=2, foreground="white")])  # readable where a line crosses it
         _aims(axes, results, cell, left)
     axes.set_xticks(range(len(cells)), [f"{cell['dtype']}\n{cell['size']}" for cell in cells])
     axes.set_title(work)
     axes.set_ylabel(PANELS[work])
-    axes.set_ylim(bottom=0)
-    axes.margins(x=0.02, y=0.12)
+    # By the medians: one disturbed round must not flatten the bars.
+    medians = [
+        _per_work(cell, kernel["ms"]["median"]) for cell in cells for kernel in cell["kernels"] if "ms" in kernel
+    ]
+    axes.set_ylim(0, 1.25 * max(medians))
+    axes.margins(x=0.02)
     axes.grid(axis="y", color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -90,7 +101,7 @@ def draw(results: Results, path: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.lines import Line2D
 
-    figure, panels = plt.subplots(1, len(PANELS), figsize=(15, 6), layout="constrained")
+    figure, panels = plt.subplots(1, len(PANELS), figsize=(17, 6), layout="constrained")
     for axes, work in zip(panels, PANELS, strict=True):
         _panel(axes, results, work)
         handles, labels = axes.get_legend_handles_labels()
