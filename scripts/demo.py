@@ -16,15 +16,17 @@ import importlib.util
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor
+
 from xlstm_hip import device_facts, mlstm_interface, mlstm_step_interface
 
 OURS = "chunkwise--fused"
@@ -258,9 +260,7 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, description=what)
         else:
-            print(
-                f"  {self._done:3}/{self._total}  {time.perf_counter() - self._began:5.0f} s  {what}", flush=True
-            )
+            print(f"  {self._done:3}/{self._total}  {time.perf_counter() - self._began:5.0f} s  {what}", flush=True)
 
     def advance(self) -> None:
         self._done += 1
@@ -268,7 +268,7 @@ class Progress:
             self._bar.advance(self._task)
 
 
-def print_table(rows: list[tuple[str, ...]]) -> None:
+def print_table(rows: Sequence[tuple[str, ...]]) -> None:
     """The first row is the header; the first column reads from the left, numbers from the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for number, row in enumerate(rows):
@@ -325,7 +325,7 @@ def draw(job: argparse.Namespace, results: Results, to: Path) -> None:
     plt.close(figure)
 
 
-def draw_times(job, results, axes) -> None:  # type: ignore[no-untyped-def]
+def draw_times(job: argparse.Namespace, results: Results, axes: Any) -> None:
     for name, style in zip(job.dtypes, ("-o", "--s", ":^"), strict=False):
         ours = [1e3 * results.times[name, OURS, MODES[1], n] for n in results.lengths]
         plain = [1e3 * results.times[name, PLAIN, MODES[1], n] for n in results.lengths]
@@ -338,7 +338,7 @@ def draw_times(job, results, axes) -> None:  # type: ignore[no-untyped-def]
     axes.legend(frameon=False)
 
 
-def draw_errors(job, results, axes) -> None:  # type: ignore[no-untyped-def]
+def draw_errors(job: argparse.Namespace, results: Results, axes: Any) -> None:
     width = 0.8 / (2 * len(job.dtypes))
     for j, name in enumerate(job.dtypes):
         for who, colour, kernel in (("plain torch", PLAIN_COLOUR, PLAIN), ("xlstm_hip", OUR_COLOUR, OURS)):
@@ -356,7 +356,7 @@ def draw_errors(job, results, axes) -> None:  # type: ignore[no-untyped-def]
     axes.legend(frameon=False, ncols=len(job.dtypes), loc="upper center", fontsize=9)
 
 
-def draw_decode(job, results, axes) -> None:  # type: ignore[no-untyped-def]
+def draw_decode(job: argparse.Namespace, results: Results, axes: Any) -> None:
     window = job.decode // DECODE_WINDOWS
     places = [job.length + (n + 0.5) * window for n in range(DECODE_WINDOWS)]
     for who, colour in (("plain torch", PLAIN_COLOUR), ("ours", OUR_COLOUR)):

@@ -24,8 +24,9 @@ inline double rounded(double x, xlstm_dtype dtype) {
       return kBfloat16.decode(kBfloat16.encode(x));
     case XLSTM_FLOAT16:
       return kFloat16.decode(kFloat16.encode(x));
+    default:
+      return NAN;
   }
-  return NAN;
 }
 
 inline xlstm_dtype wide(xlstm_dtype dtype) { return dtype == XLSTM_FLOAT64 ? XLSTM_FLOAT64 : XLSTM_FLOAT32; }

@@ -17,8 +17,9 @@ double h_tolerance(xlstm_dtype dtype) {
       return bf16_products() ? 0.1 : 1.0 / 256;
     case XLSTM_FLOAT16:
       return 1.0 / 1024;
+    default:
+      return 0;
   }
-  return 0;
 }
 
 double wide_tolerance(xlstm_dtype dtype) {

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""README and docs say what is: their Python runs, the files they name exist, their kernel names are the registry's."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from xlstm_hip import names, select
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "docs/api.md", "docs/design.md")
+FOLDERS = "build_backend|cmake|csrc|docs|examples|python|scripts|tests"
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def python_of(page: str) -> str:
+    """The page with everything but its Python blanked out, so that a traceback has the page's line numbers."""
+    text = text_of(page)
+    lines = [""] * (text.count("\n") + 1)
+    for block in FENCE.finditer(text):
+        if block[1] == "python":
+            first = text.count("\n", 0, block.start(2))
+            for n, line in enumerate(block[2].splitlines()):
+                lines[first + n] = line
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_examples_run(page: str) -> None:
+    """One after the other, as a reader would; in a process of its own, as compat changes what imports mean."""
+    code = python_of(page)
+    if not code.strip():
+        pytest.skip("no Python in it")
+    done = subprocess.run(
+        [sys.executable, "-c", f"exec(compile({code!r}, {page!r}, 'exec'))"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_readme_has_examples() -> None:
+    assert python_of("README.md").count("mlstm_interface(") >= 4
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_named_exist(page: str) -> None:
+    """Backticked paths and links; names with <placeholders> or * are patterns, not files."""
+    text = text_of(page)
+    named = set(re.findall(rf"`((?:{FOLDERS})/[\w./-]+)`", text))
+    links = {link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link}
+    missing = {path for path in named if not (ROOT / path).exists()}
+    missing |= {link for link in links if not (ROOT / page).parent.joinpath(link).exists()}
+    assert not missing
+
+
+def test_the_house_is_as_drawn() -> None:
+    """Each entry of docs/design.md's tree exists, and no source file is left out."""
+    tree = next(block[2] for block in FENCE.finditer(text_of("docs/design.md")) if block[2].startswith("csrc/"))
+    drawn, folder = set(), ""
+    for line in tree.splitlines():
+        entry = re.split(r" {2,}", line.strip())[0]
+        if not line.startswith(" "):
+            folder = entry
+            assert (ROOT / entry).is_dir(), entry
+            continue
+        for name in re.split(r", | ", entry):
+            stem, endings = re.fullmatch(r"([^{]*)(?:\{(.*)\})?", name).groups()  # type: ignore[union-attr]
+            drawn |= {folder + stem + ending for ending in (endings or "").split(",")}
+    assert not {path for path in drawn if not (ROOT / path).exists()}
+    sources = [p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".h", ".cpp", ".hip")]
+    sources += [p for p in (ROOT / "python/xlstm_hip").glob("*.py") if not p.name.startswith("_")]
+    assert not {str(p.relative_to(ROOT)) for p in sources} - drawn
+
+
+def test_kernel_names() -> None:
+    text = text_of("docs/api.md")
+    first_cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("|")]
+    in_tables = set(re.findall(r"`([\w-]+)`", " ".join(first_cells)))
+    known = {name for _, name in (*names.BUILTIN, *names.ALIASES)}
+    assert known <= in_tables
+    mentioned = set().union(*(re.findall(r"\b(?:chunkwise|parallel)--\w+", text_of(page)) for page in PAGES))
+    assert mentioned <= known
+    assert all(f"`{regime}`" in text for regime in select.REGIMES)
+
+
+def test_kernel_facts() -> None:
+    """Gate and options of each kernel in docs/api.md's table are those of names.py."""
+    lines = text_of("docs/api.md").splitlines()
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    table = [row for row in rows if len(row) == 5 and row[1] in ("chunkwise", "parallel", "sequence", "step")]
+    documented = {
+        (kind, name): (gate, set(filter(None, options.split(", "))))
+        for name_cell, kind, gate, _, options in table
+        for name in re.findall(r"`([\w-]+)`", name_cell)
+    }
+    own = {key: row for key, row in names.BUILTIN.items() if not row.stands_in}
+    assert documented == {key: (row.gate, set(row.options)) for key, row in own.items()}
