@@ -19,6 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+
 from mlstm_contenders import by_name, results_of
 from mlstm_problem import Cell, make_inputs
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from mlstm_problem import EPS, SEQUENCE_INPUTS, STATES, Cell
 from torch import Tensor
 
 import xlstm_hip
+from mlstm_problem import EPS, SEQUENCE_INPUTS, STATES, Cell
 
 OURS, OFFICIAL, HUGGING_FACE = "xlstm_hip", "mlstm_kernels", "transformers"
 Function = Callable[..., Any]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from environment import environment, native_module
 from memory import METHOD, MemoryUnknown, growth_in_own_process
 from mlstm_contenders import (

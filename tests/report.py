@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from accuracy import Measured
 
 ROOT = Path(__file__).resolve().parents[1] / "test_outputs"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What autocast_kernel_dtype means: inside an autocast region of a tensor's device inputs are cast to it, states never."""
+"""What autocast_kernel_dtype means: inside an autocast region inputs are cast to it, states never."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+
 from xlstm_hip import mlstm_interface, mlstm_step_interface
 
 B, NH, S, DQK, DHV = 2, 2, 37, 8, 6

@@ -10,12 +10,12 @@ import textwrap
 from dataclasses import replace
 from pathlib import Path
 
-import accuracy
 import pytest
 import torch
-from shapes import BY_NAME, Case
 from torch import Tensor
 
+import accuracy
+from shapes import BY_NAME, Case
 from xlstm_hip import kernel_info
 
 TESTS = Path(__file__).resolve().parents[1]

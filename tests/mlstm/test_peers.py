@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+
 from xlstm_hip import (
     get_mlstm_kernel,
     get_mlstm_sequence_kernel,

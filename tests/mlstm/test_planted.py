@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import accuracy
 import pytest
 import torch
-from shapes import BY_NAME
 from torch import Tensor
+
+import accuracy
+from shapes import BY_NAME
 from xlstm_hip import kernel_info, ops
 
 NAMES = ("q", "k", "v", "i", "f", "c_initial", "n_initial", "m_initial")

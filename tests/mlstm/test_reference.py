@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-import xlstm_hip.reference as kernels
 from torch import Tensor
+
+import xlstm_hip.reference as kernels
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reference import doubled, max_error, outputs_and_gradients, relative_error, truth  # noqa: E402

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import accuracy
 import pytest
 import torch
+
+import accuracy
 from report import SHORT, Report
 from shapes import CASES, FEW, HALF, STEP_CASES, Case
-
 from xlstm_hip.registry import KernelInfo, all_kernels, kernel_info
 
 # Kernels of these modules are tried on a few cases: what torch compiles at run time is slow to start and works in
