@@ -33,10 +33,10 @@ typedef enum xlstm_dtype {
   XLSTM_BFLOAT16 = 1,
   XLSTM_FLOAT16 = 2,
   XLSTM_FLOAT64 = 3,
-  XLSTM_DTYPE_INT = 0x7fffffff /* any int may be stored, and is checked */
+  XLSTM_DTYPE_INT = -2147483647 - 1 /* any int may be stored, and is checked */
 } xlstm_dtype;
 
-typedef enum xlstm_gate { XLSTM_GATE_EXP = 0, XLSTM_GATE_SIGMOID = 1, XLSTM_GATE_INT = 0x7fffffff } xlstm_gate;
+typedef enum xlstm_gate { XLSTM_GATE_EXP = 0, XLSTM_GATE_SIGMOID = 1, XLSTM_GATE_INT = -2147483647 - 1 } xlstm_gate;
 
 /* q, k, v, h: (B, NH, S, D) with D contiguous; gates: (B, NH, S). Strides of B, NH, S count elements. */
 typedef struct xlstm_tensor {
