@@ -101,8 +101,11 @@ def _unit_last_stride(**tensors: Tensor) -> None:
             )
 
 
-def check_cu_seqlens(cu_seqlens: Any, batch: int, length: int) -> list[int]:
-    """cu_seqlens (N + 1) -> its values. They start at 0, rise, and end at S; the batch is one packed row."""
+def check_cu_seqlens(cu_seqlens: Any, batch: int, length: int) -> int:
+    """cu_seqlens (N + 1) -> N. Its values start at 0, rise, and end at S; the batch is one packed row.
+
+    Under torch.compile values are not known here; the op itself looks at them when it runs.
+    """
     is_tensor("cu_seqlens", cu_seqlens)
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"cu_seqlens: expected int32 or int64, got {cu_seqlens.dtype}")
@@ -110,6 +113,8 @@ def check_cu_seqlens(cu_seqlens: Any, batch: int, length: int) -> list[int]:
         raise ValueError(f"cu_seqlens: expected shape (N + 1) with N >= 1, got {shape_text(cu_seqlens)}")
     if batch != 1:
         raise ValueError(f"cu_seqlens: expected packed inputs with batch size 1, got batch size {batch}")
+    if torch.compiler.is_compiling():
+        return cu_seqlens.shape[0] - 1
     ends = [int(e) for e in cu_seqlens.tolist()]
     if ends[0] != 0:
         raise ValueError(f"cu_seqlens: expected to start at 0, got {ends[0]}")
@@ -118,7 +123,7 @@ def check_cu_seqlens(cu_seqlens: Any, batch: int, length: int) -> list[int]:
             raise ValueError(f"cu_seqlens: expected values that rise, got {ends[n - 1]} then {ends[n]} at position {n}")
     if ends[-1] != length:
         raise ValueError(f"cu_seqlens: expected to end at S = {length}, got {ends[-1]}")
-    return ends
+    return len(ends) - 1
 
 
 def check_states(
@@ -169,7 +174,7 @@ def check_sequence_inputs(
     positive_int("chunk_size", chunk_size)
     sequences = batch
     if cu_seqlens is not None:
-        sequences = len(check_cu_seqlens(cu_seqlens, batch, length)) - 1
+        sequences = check_cu_seqlens(cu_seqlens, batch, length)
     states = check_states(q, c_initial, n_initial, m_initial, sequences, heads, dqk, dhv, STATE_NAMES)
     _dtypes(q, k, v, i, f, states)
     _same_device(q, k=k, v=v, i=i, f=f)

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -138,3 +141,28 @@ def test_inside_a_layer_with_inductor() -> None:
         assert torch.allclose(got, expected, atol=1e-5)
         (dw,), (dw_expected,) = (torch.autograd.grad(y.square().sum(), w) for y in (got, expected))
         assert torch.allclose(dw, dw_expected, rtol=1e-3, atol=1e-4)
+
+
+def test_packed_sequences_in_one_graph() -> None:
+    """Values of cu_seqlens are unknown while tracing; the op looks at them when it runs."""
+
+    @torch.compile(fullgraph=True)
+    def call(q: torch.Tensor, v: torch.Tensor, g: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return mlstm_interface(q, q, v, g, g + 3, cu_seqlens=ends)
+
+    q, v, g = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9)
+    ends = torch.tensor([0, 5, 9])
+    torch.testing.assert_close(call(q, v, g, ends), mlstm_interface(q, q, v, g, g + 3, cu_seqlens=ends))
+    with pytest.raises(RuntimeError, match="cu_seqlens: expected to end at S = 9, got 8"):
+        call(q, v, g, torch.tensor([0, 5, 8]))
+
+
+def test_the_first_call_may_be_compiled() -> None:
+    code = """
+        import torch
+        from xlstm_hip import mlstm_interface
+        x = torch.randn(1, 2, 9, 8)
+        torch.compile(mlstm_interface, fullgraph=True)(x, x, x, x[..., 0], x[..., 1])
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
