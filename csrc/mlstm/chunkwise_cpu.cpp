@@ -57,7 +57,7 @@ void forward(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan, void* works
 
   parallel_tasks(executor, heads.count(), [&](int64_t index, int32_t) {
     const Head h = heads[index];
-    const double m = fill_gates<T>(gates_of<T>(memory.gates, in, h), in, h);
+    const double m = fill_gates(gates_of<T>(memory.gates, in, h), in, h);
     if (p.m_last) static_cast<T*>(p.m_last)[h.state] = T(m);
   });
 
@@ -237,7 +237,7 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
   parallel_tasks(executor, heads.count(), [&](int64_t index, int32_t worker) {
     const Head h = heads[index];
     const Gates g = gates_of<T>(memory.gates, in, h);
-    fill_gates<T>(g, in, h);
+    fill_gates(g, in, h);
     memory.carry[index] = 0;
     const Rows<T> rows_h = rows_of<T>(p.h, h, in.dhv), rows_dh = rows_of<T>(p.dh, h, in.dhv);
     T *row_h = memory.scratch[worker].y, *row_dh = memory.scratch[worker].state;

@@ -84,7 +84,6 @@ inline Gates gates_of(const GateArrays& arrays, const xlstm_mlstm& in, const Hea
 }
 
 // Fills the gates of one head; returns m after its last token.
-template <class T>
 inline double fill_gates(const Gates& g, const xlstm_mlstm& in, const Head& h) {
   const bool sigmoid_gate = in.gate == XLSTM_GATE_SIGMOID;
   double m = g.m_initial;

@@ -125,8 +125,6 @@ struct Walk {
   // Leaves each token's own term, score_tt y_t, out of its row and hands score_tt to the sink.
   bool without_self = false;
 
-  int64_t state_size() const { return x.width() * padded<T>(y.width()); }
-
   // Walks tokens [begin, end) in chunks, from and to s.state. sink(token, rows, column, columns, values, self) receives
   // each tile of out, values (rows, NR), the last columns first. Without outputs only the state moves.
   template <class Sink>

@@ -35,7 +35,7 @@ constexpr int64_t packed(int64_t values) {  // elements
 
 template <class T, int R, int V>
 struct Tile {
-  static constexpr int kTileRows = R, kTileVectors = V;
+  static constexpr int kTileRows = R;
   Vec<T> acc[R][V];
 
   void zero() {

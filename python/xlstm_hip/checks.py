@@ -71,6 +71,10 @@ def no_unknown_keywords(function: str, kwargs: dict[str, Any], known: tuple[str,
         raise TypeError(f"{function}: unexpected keyword argument {', '.join(map(repr, unknown))}{hint}")
 
 
+def gradient_needed(*tensors: Any) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
+
+
 def _same_device(q: Tensor, **others: Tensor | None) -> None:
     for name, x in others.items():
         if x is not None and x.device != q.device:

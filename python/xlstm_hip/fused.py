@@ -20,10 +20,6 @@ def _wide_state(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if x is None else x.to(dtype).contiguous()
 
 
-def _needs_grad(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-
-
 def _sequence(
     function: str,
     sigmoid_gate: bool,
@@ -62,7 +58,7 @@ def _sequence(
     options = (sigmoid_gate, normalize, bool(kwargs.get("normalizer_grad", True)), float(eps), chunk_size, bshd)
     tensors = (q, k, v, i, f, c, n, m)
     last: tuple[Tensor, ...] | list[Tensor]
-    if _needs_grad(*tensors):
+    if checks.gradient_needed(*tensors):
         if return_last_states or recurrent:
             h, *last = SequenceFunction.apply(*tensors, cu_seqlens, recurrent, options)
         else:
@@ -189,14 +185,14 @@ def _step(
         for name, x in (("c", c), ("n", n), ("m", m)):
             if x.dtype != wide or not x.is_contiguous():
                 raise ValueError(f"in_place: expected {name} to be contiguous and {wide}, got {x.dtype}")
-        if _needs_grad(q, k, v, i, f, c, n, m):
+        if checks.gradient_needed(q, k, v, i, f, c, n, m):
             raise ValueError(
                 "in_place: expected no gradient to be needed; states of a training step must not be overwritten"
             )
         h = OPS.mlstm_step_(q, k, v, i, f, c, n, m, *options)
         return h, (c, n, m)
     tensors = (q, k, v, i, f, *(x.to(wide).contiguous() for x in (c, n, m)))
-    if _needs_grad(*tensors):
+    if checks.gradient_needed(*tensors):
         h, c_next, n_next, m_next = StepFunction.apply(*tensors, options)
     else:
         h, c_next, n_next, m_next = OPS.mlstm_step(*tensors, *options)

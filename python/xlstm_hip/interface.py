@@ -55,10 +55,6 @@ def _options(info: KernelInfo, given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _gradient_needed(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
-
-
 def mlstm_interface(
     q: Tensor,  # (B, NH, S, DHQK)
     k: Tensor,  # (B, NH, S, DHQK)
@@ -107,7 +103,7 @@ def mlstm_interface(
     if return_last_states and not info.states:
         raise ValueError(f"return_last_states: kernel {info.name!r} returns no states")
     registry.check_kernel_accepts(
-        info, checks.is_tensor("q", q), _gradient_needed(q, k, v, i, f, c_initial, n_initial, m_initial)
+        info, checks.is_tensor("q", q), checks.gradient_needed(q, k, v, i, f, c_initial, n_initial, m_initial)
     )
 
     common: dict[str, Any] = {
@@ -188,5 +184,5 @@ def mlstm_step_interface(
     if in_place:
         options["in_place"] = True
     options = _options(info, options)
-    registry.check_kernel_accepts(info, checks.is_tensor("q", q), _gradient_needed(q, k, v, i, f, c, n, m))
+    registry.check_kernel_accepts(info, checks.is_tensor("q", q), checks.gradient_needed(q, k, v, i, f, c, n, m))
     return info.function(q, k, v, i, f, c, n, m, eps=eps, **options)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import no_unknown_keywords
+from .checks import gradient_needed, no_unknown_keywords
 
 logger = logging.getLogger("xlstm_hip")
 
@@ -61,7 +61,7 @@ def _peer(getter: str, name: str, q: Tensor) -> Callable | None:
 
 
 def _no_gradient(name: str, *tensors: Tensor | None) -> None:
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+    if gradient_needed(*tensors):
         raise ValueError(f"{name}: mlstm_kernels' Triton kernel has no gradient, but an input requires one")
 
 
