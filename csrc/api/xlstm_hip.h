@@ -95,6 +95,24 @@ XLSTM_API xlstm_status xlstm_mlstm_chunkwise(const xlstm_mlstm_forward*, const x
 XLSTM_API xlstm_status xlstm_mlstm_recurrent(const xlstm_mlstm_forward*, const xlstm_runtime*);
 XLSTM_API xlstm_status xlstm_mlstm_backward_pass(const xlstm_mlstm_backward*, const xlstm_runtime*);
 
+/* The same calls on a GPU: tensors, states, cu_seqlens and workspace lie in the memory of the current device, and the
+ * work is put on `stream` (a hipStream_t or cudaStream_t) without waiting for anything, so a call may be captured in a
+ * graph. cu_seqlens is not read here: offsets that do not rise or leave the row are cut off. q is float, bfloat16 or
+ * float16. DHQK and DHHV are at most 512 but for the recurrent call. */
+typedef struct xlstm_gpu {
+  void* stream;
+  void* workspace;
+  size_t workspace_bytes;
+} xlstm_gpu;
+
+XLSTM_API size_t xlstm_gpu_mlstm_chunkwise_workspace(const xlstm_mlstm_forward*);
+XLSTM_API size_t xlstm_gpu_mlstm_recurrent_workspace(const xlstm_mlstm_forward*);
+XLSTM_API size_t xlstm_gpu_mlstm_backward_workspace(const xlstm_mlstm_backward*);
+
+XLSTM_API xlstm_status xlstm_gpu_mlstm_chunkwise(const xlstm_mlstm_forward*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_mlstm_recurrent(const xlstm_mlstm_forward*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_mlstm_backward_pass(const xlstm_mlstm_backward*, const xlstm_gpu*);
+
 /* The message of this thread's last call, empty when it succeeded. */
 XLSTM_API const char* xlstm_last_error(void);
 /* The instruction set that the CPU kernels use: "avx512bf16", "avx512", "avx2" or "portable". */

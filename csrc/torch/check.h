@@ -3,6 +3,7 @@
 // for people in checks.py; here is what keeps a direct call of torch.ops from reading outside a tensor.
 #pragma once
 
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -20,6 +21,9 @@
 #include <vector>
 
 #include "api/xlstm_hip.h"
+
+// Only a torch with a GPU has it, and one library serves every torch.
+extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream) __attribute__((weak));
 
 namespace xlstm::torch_ops {
 
@@ -70,9 +74,16 @@ inline Tensor new_tensor(const Tensor& q, std::initializer_list<int64_t> shape, 
   return x;
 }
 
+inline void check_device(const char* name, const Tensor& x, const Tensor& q) {
+  STD_TORCH_CHECK(x.is_cpu() == q.is_cpu() && x.get_device_index() == q.get_device_index(), name,
+                  ": expected a tensor on q's device");
+}
+
 // A tensor with a batch and a head axis, perhaps a token axis, and features at the end unless it is a gate.
-inline xlstm_tensor view(const char* name, const Tensor& x, std::initializer_list<int64_t> shape, bool features) {
+inline xlstm_tensor view(const char* name, const Tensor& x, const Tensor& q, std::initializer_list<int64_t> shape,
+                         bool features) {
   check_shape(name, x, shape);
+  check_device(name, x, q);
   if (features)
     STD_TORCH_CHECK(x.stride(x.dim() - 1) == 1 || x.size(x.dim() - 1) == 1, name,
                     ": expected the last dimension to be contiguous");
@@ -85,6 +96,7 @@ inline xlstm_tensor view(const char* name, const Tensor& x, std::initializer_lis
 // A contiguous tensor of the wide dtype: states and what belongs to them.
 inline void* wide(const char* name, const Tensor& x, const Tensor& q, std::initializer_list<int64_t> shape) {
   check_shape(name, x, shape);
+  check_device(name, x, q);
   STD_TORCH_CHECK(x.scalar_type() == wide_dtype(q), name,
                   ": expected the accumulation dtype (float32, or float64 with float64)");
   STD_TORCH_CHECK(x.is_contiguous(), name, ": expected a contiguous tensor");
@@ -98,22 +110,53 @@ inline void check_status(xlstm_status status) {
   STD_TORCH_CHECK(status == XLSTM_OK, "xlstm_hip: ", xlstm_last_error());
 }
 
-// Runs a call of the C API on torch's threads, with workspace from torch.
+// One call of the C API on either device.
 template <class Params>
-void run(const Tensor& q, const Params& params, size_t (*workspace_bytes)(const Params*, int32_t),
-         xlstm_status (*call)(const Params*, const xlstm_runtime*)) {
+struct Call {
+  size_t (*cpu_workspace)(const Params*, int32_t);
+  xlstm_status (*cpu)(const Params*, const xlstm_runtime*);
+  size_t (*gpu_workspace)(const Params*);
+  xlstm_status (*gpu)(const Params*, const xlstm_gpu*);
+};
+
+inline Tensor workspace_of(const Tensor& q, size_t bytes) {
+  STD_TORCH_CHECK(bytes > 0, "xlstm_hip: ", xlstm_last_error());
+  return torch::stable::new_empty(q, {int64_t(bytes)}, ScalarType::Byte);
+}
+
+// On torch's threads, with workspace from torch.
+template <class Params>
+void run_cpu(const Tensor& q, const Params& params, const Call<Params>& call) {
   xlstm_runtime runtime{};
   runtime.threads = int32_t(torch::stable::get_num_threads());
-  runtime.workspace_bytes = workspace_bytes(&params, runtime.threads);
-  STD_TORCH_CHECK(runtime.workspace_bytes > 0, "xlstm_hip: ", xlstm_last_error());
-  const Tensor workspace = torch::stable::new_empty(q, {int64_t(runtime.workspace_bytes)}, ScalarType::Byte);
+  runtime.workspace_bytes = call.cpu_workspace(&params, runtime.threads);
+  const Tensor workspace = workspace_of(q, runtime.workspace_bytes);
   runtime.workspace = workspace.data_ptr();
   runtime.parallel = [](void*, int32_t workers, void (*body)(void*, int32_t), void* arg) {
     torch::stable::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
       for (int64_t w = begin; w < end; ++w) body(arg, int32_t(w));
     });
   };
-  check_status(call(&params, &runtime));
+  check_status(call.cpu(&params, &runtime));
+}
+
+// On torch's current stream of q's device.
+template <class Params>
+void run_gpu(const Tensor& q, const Params& params, const Call<Params>& call) {
+  const int32_t device = int32_t(q.get_device_index());
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  xlstm_gpu gpu{};
+  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr, "xlstm_hip: this torch has no GPU streams");
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &gpu.stream));
+  gpu.workspace_bytes = call.gpu_workspace(&params);
+  const Tensor workspace = workspace_of(q, gpu.workspace_bytes);
+  gpu.workspace = workspace.data_ptr();
+  check_status(call.gpu(&params, &gpu));
+}
+
+template <class Params>
+void run(const Tensor& q, const Params& params, const Call<Params>& call) {
+  q.is_cpu() ? run_cpu(q, params, call) : run_gpu(q, params, call);
 }
 
 }  // namespace xlstm::torch_ops

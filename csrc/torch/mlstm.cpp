@@ -7,6 +7,13 @@
 namespace xlstm::torch_ops {
 namespace {
 
+constexpr Call<xlstm_mlstm_forward> kChunkwise = {xlstm_mlstm_chunkwise_workspace, xlstm_mlstm_chunkwise,
+                                                  xlstm_gpu_mlstm_chunkwise_workspace, xlstm_gpu_mlstm_chunkwise};
+constexpr Call<xlstm_mlstm_forward> kRecurrent = {xlstm_mlstm_recurrent_workspace, xlstm_mlstm_recurrent,
+                                                  xlstm_gpu_mlstm_recurrent_workspace, xlstm_gpu_mlstm_recurrent};
+constexpr Call<xlstm_mlstm_backward> kBackward = {xlstm_mlstm_backward_workspace, xlstm_mlstm_backward_pass,
+                                                  xlstm_gpu_mlstm_backward_workspace, xlstm_gpu_mlstm_backward_pass};
+
 // Shapes of one call, and results to go with them.
 struct Shapes {
   int64_t batch, heads, length, dqk, dhv, sequences;
@@ -51,6 +58,7 @@ xlstm_mlstm params_of(const Inputs& x, const Shapes& s, bool sigmoid_gate, bool 
   p.length = s.length;
   p.dqk = s.dqk;
   p.dhv = s.dhv;
+  if (x.cu_seqlens) check_device("cu_seqlens", *x.cu_seqlens, x.q);
   if (x.cu_seqlens) p.cu_seqlens = static_cast<const int64_t*>(x.cu_seqlens->data_ptr());
   p.sequences = s.sequences;
   p.gate = sigmoid_gate ? XLSTM_GATE_SIGMOID : XLSTM_GATE_EXP;
@@ -58,11 +66,11 @@ xlstm_mlstm params_of(const Inputs& x, const Shapes& s, bool sigmoid_gate, bool 
   p.normalizer_grad = 1;
   p.eps = eps;
   p.chunk_size = chunk_size;
-  p.q = view("q", x.q, {s.batch, s.heads, s.length, s.dqk}, true);
-  p.k = view("k", x.k, {s.batch, s.heads, s.length, s.dqk}, true);
-  p.v = view("v", x.v, {s.batch, s.heads, s.length, s.dhv}, true);
-  p.i = view("i", x.i, {s.batch, s.heads, s.length}, false);
-  p.f = view("f", x.f, {s.batch, s.heads, s.length}, false);
+  p.q = view("q", x.q, x.q, {s.batch, s.heads, s.length, s.dqk}, true);
+  p.k = view("k", x.k, x.q, {s.batch, s.heads, s.length, s.dqk}, true);
+  p.v = view("v", x.v, x.q, {s.batch, s.heads, s.length, s.dhv}, true);
+  p.i = view("i", x.i, x.q, {s.batch, s.heads, s.length}, false);
+  p.f = view("f", x.f, x.q, {s.batch, s.heads, s.length}, false);
   p.c_initial = wide("c_initial", x.c, x.q, {s.sequences, s.heads, s.dqk, s.dhv});
   p.n_initial = wide("n_initial", x.n, x.q, {s.sequences, s.heads, s.dqk});
   p.m_initial = wide("m_initial", x.m, x.q, {s.sequences, s.heads, 1});
@@ -79,7 +87,7 @@ HLStates forward(const Inputs& x, bool sigmoid_gate, bool normalize, double eps,
   p.in = params_of(x, s, sigmoid_gate, normalize, eps, chunk_size);
   Tensor h = s.tokens(x.q, s.dhv, x.q.scalar_type());
   Tensor l = new_tensor(x.q, {s.batch, s.heads, s.length}, wide_dtype(x.q));
-  p.h = view("h", h, {s.batch, s.heads, s.length, s.dhv}, true);
+  p.h = view("h", h, x.q, {s.batch, s.heads, s.length, s.dhv}, true);
   p.l = l.data_ptr();
   Tensor c, n, m;
   if (states) {
@@ -88,10 +96,7 @@ HLStates forward(const Inputs& x, bool sigmoid_gate, bool normalize, double eps,
     p.n_last = n.data_ptr();
     p.m_last = m.data_ptr();
   }
-  if (recurrent)
-    run(x.q, p, xlstm_mlstm_recurrent_workspace, xlstm_mlstm_recurrent);
-  else
-    run(x.q, p, xlstm_mlstm_chunkwise_workspace, xlstm_mlstm_chunkwise);
+  run(x.q, p, recurrent ? kRecurrent : kChunkwise);
   return {h, l, c, n, m};
 }
 
@@ -131,8 +136,8 @@ GradsStates backward(const Inputs& x, const Cotangents& y, bool sigmoid_gate, bo
   xlstm_mlstm_backward p{};
   p.in = params_of(x, s, sigmoid_gate, normalize, eps, chunk_size);
   p.in.normalizer_grad = normalizer_grad;
-  p.h = view("h", y.h, {s.batch, s.heads, s.length, s.dhv}, true);
-  p.dh = view("dh", y.dh, {s.batch, s.heads, s.length, s.dhv}, true);
+  p.h = view("h", y.h, x.q, {s.batch, s.heads, s.length, s.dhv}, true);
+  p.dh = view("dh", y.dh, x.q, {s.batch, s.heads, s.length, s.dhv}, true);
   p.l = wide("l", y.l, x.q, {s.batch, s.heads, s.length});
   p.dc_last = wide("dc_last", y.dc, x.q, {s.sequences, s.heads, s.dqk, s.dhv});
   p.dn_last = wide("dn_last", y.dn, x.q, {s.sequences, s.heads, s.dqk});
@@ -140,11 +145,11 @@ GradsStates backward(const Inputs& x, const Cotangents& y, bool sigmoid_gate, bo
   const ScalarType dtype = x.q.scalar_type();
   Tensor dq = s.tokens(x.q, s.dqk, dtype), dk = s.tokens(x.q, s.dqk, dtype), dv = s.tokens(x.q, s.dhv, dtype);
   Tensor di = s.gates(x.i), df = s.gates(x.f);
-  p.dq = view("dq", dq, {s.batch, s.heads, s.length, s.dqk}, true);
-  p.dk = view("dk", dk, {s.batch, s.heads, s.length, s.dqk}, true);
-  p.dv = view("dv", dv, {s.batch, s.heads, s.length, s.dhv}, true);
-  p.di = view("di", di, {s.batch, s.heads, s.length}, false);
-  p.df = view("df", df, {s.batch, s.heads, s.length}, false);
+  p.dq = view("dq", dq, x.q, {s.batch, s.heads, s.length, s.dqk}, true);
+  p.dk = view("dk", dk, x.q, {s.batch, s.heads, s.length, s.dqk}, true);
+  p.dv = view("dv", dv, x.q, {s.batch, s.heads, s.length, s.dhv}, true);
+  p.di = view("di", di, x.q, {s.batch, s.heads, s.length}, false);
+  p.df = view("df", df, x.q, {s.batch, s.heads, s.length}, false);
   Tensor dc, dn, dm;
   if (states) {
     dc = s.c(x.q), dn = s.n(x.q), dm = s.m(x.q);
@@ -152,7 +157,7 @@ GradsStates backward(const Inputs& x, const Cotangents& y, bool sigmoid_gate, bo
     p.dn_initial = dn.data_ptr();
     p.dm_initial = dm.data_ptr();
   }
-  run(x.q, p, xlstm_mlstm_backward_workspace, xlstm_mlstm_backward_pass);
+  run(x.q, p, kBackward);
   return {dq, dk, dv, di, df, dc, dn, dm};
 }
 
@@ -194,11 +199,11 @@ Tensor step_into(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   p.in.normalizer_grad = 1;
   p.in.eps = eps;
   p.in.chunk_size = 1;
-  p.in.q = view("q", q, {batch, heads, dqk}, true);
-  p.in.k = view("k", k, {batch, heads, dqk}, true);
-  p.in.v = view("v", v, {batch, heads, dhv}, true);
-  p.in.i = view("i", i, {batch, heads, 1}, false);
-  p.in.f = view("f", f, {batch, heads, 1}, false);
+  p.in.q = view("q", q, q, {batch, heads, dqk}, true);
+  p.in.k = view("k", k, q, {batch, heads, dqk}, true);
+  p.in.v = view("v", v, q, {batch, heads, dhv}, true);
+  p.in.i = view("i", i, q, {batch, heads, 1}, false);
+  p.in.f = view("f", f, q, {batch, heads, 1}, false);
   p.in.c_initial = wide("c", c, q, {batch, heads, dqk, dhv});
   p.in.n_initial = wide("n", n, q, {batch, heads, dqk});
   p.in.m_initial = wide("m", m, q, {batch, heads, 1});
@@ -206,8 +211,8 @@ Tensor step_into(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   p.n_last = n_next.data_ptr();
   p.m_last = m_next.data_ptr();
   Tensor h = new_tensor(q, {batch, heads, dhv}, q.scalar_type());
-  p.h = view("h", h, {batch, heads, dhv}, true);
-  run(q, p, xlstm_mlstm_recurrent_workspace, xlstm_mlstm_recurrent);
+  p.h = view("h", h, q, {batch, heads, dhv}, true);
+  run(q, p, kRecurrent);
   return h;
 }
 
@@ -229,13 +234,24 @@ Tensor mlstm_step_(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
 }  // namespace
 }  // namespace xlstm::torch_ops
 
+// One function serves both devices: the C API's call is chosen by where q lies.
+#define XLSTM_IMPLEMENT(m)                                              \
+  m.impl("mlstm_chunkwise", TORCH_BOX(&mlstm_chunkwise));               \
+  m.impl("mlstm_chunkwise_states", TORCH_BOX(&mlstm_chunkwise_states)); \
+  m.impl("mlstm_sequence", TORCH_BOX(&mlstm_sequence));                 \
+  m.impl("mlstm_backward", TORCH_BOX(&mlstm_backward));                 \
+  m.impl("mlstm_backward_states", TORCH_BOX(&mlstm_backward_states));   \
+  m.impl("mlstm_step", TORCH_BOX(&mlstm_step));                         \
+  m.impl("mlstm_step_", TORCH_BOX(&mlstm_step_))
+
 STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CPU, m) {
   using namespace xlstm::torch_ops;
-  m.impl("mlstm_chunkwise", TORCH_BOX(&mlstm_chunkwise));
-  m.impl("mlstm_chunkwise_states", TORCH_BOX(&mlstm_chunkwise_states));
-  m.impl("mlstm_sequence", TORCH_BOX(&mlstm_sequence));
-  m.impl("mlstm_backward", TORCH_BOX(&mlstm_backward));
-  m.impl("mlstm_backward_states", TORCH_BOX(&mlstm_backward_states));
-  m.impl("mlstm_step", TORCH_BOX(&mlstm_step));
-  m.impl("mlstm_step_", TORCH_BOX(&mlstm_step_));
+  XLSTM_IMPLEMENT(m);
 }
+
+#if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
+STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CUDA, m) {  // ROCm's devices too are torch's "cuda"
+  using namespace xlstm::torch_ops;
+  XLSTM_IMPLEMENT(m);
+}
+#endif

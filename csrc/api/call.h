@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every mLSTM call of the C API does first and last: check the params, turn exceptions into a status and a message.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "api/xlstm_hip.h"
+
+namespace xlstm {
+
+// Throw std::invalid_argument that names the argument. on_host: cu_seqlens can be read.
+void check_chunkwise(const xlstm_mlstm_forward&, bool on_host);
+void check_recurrent(const xlstm_mlstm_forward&, bool on_host);
+void check_backward(const xlstm_mlstm_backward&, bool on_host);
+
+template <class Struct>
+const Struct& given(const Struct* p) {
+  if (!p) throw std::invalid_argument("params, runtime: expected a struct, got NULL");
+  return *p;
+}
+
+struct WorkspaceTooSmall : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+void check_workspace(const void* workspace, size_t bytes, size_t needed);
+
+// The message of this thread's last call.
+std::string& last_error();
+
+// No exception leaves the C API.
+template <class F>
+xlstm_status guarded(F&& f) {
+  try {
+    f();
+    last_error().clear();
+    return XLSTM_OK;
+  } catch (const std::invalid_argument& e) {
+    last_error() = e.what();
+    return XLSTM_INVALID_ARGUMENT;
+  } catch (const WorkspaceTooSmall& e) {
+    last_error() = e.what();
+    return XLSTM_WORKSPACE_TOO_SMALL;
+  } catch (const std::exception& e) {
+    last_error() = e.what();
+    return XLSTM_UNSUPPORTED;
+  }
+}
+
+// Bytes of workspace, with room to align the block; 0 when the call failed.
+inline constexpr size_t kWorkspaceAlignment = 256;
+template <class F>
+size_t counted(F&& f) {
+  size_t bytes = 0;
+  guarded([&] { bytes = f() + kWorkspaceAlignment; });
+  return bytes;
+}
+inline void* aligned(void* p) {
+  const uintptr_t last = kWorkspaceAlignment - 1;
+  return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(p) + last) & ~last);
+}
+
+}  // namespace xlstm

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mLSTM calls of the C API on a GPU: check, plan, launch.
+#include "api/call.h"
+
+#if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
+#include "mlstm/kernels_gpu.h"
+
+namespace xlstm {
+namespace {
+
+gpu::MlstmShape shape_of(const xlstm_mlstm& in) {
+  if (in.q.dtype == XLSTM_FLOAT64)
+    throw std::invalid_argument("q: expected float32, bfloat16 or float16 on a GPU, got float64");
+  return {in.cu_seqlens ? in.sequences : in.batch, in.heads, in.length, in.dqk, in.dhv, in.cu_seqlens != nullptr,
+          in.q.dtype == XLSTM_FLOAT32 ? 4 : 2};
+}
+
+gpu::ForwardPlan plan(const xlstm_mlstm_forward& p) { return plan_forward(shape_of(p.in), gpu::current_chip()); }
+gpu::BackwardPlan plan(const xlstm_mlstm_backward& p) { return plan_backward(shape_of(p.in), gpu::current_chip()); }
+gpu::Chip recurrent_plan(const xlstm_mlstm_forward& p) {
+  shape_of(p.in);
+  return gpu::current_chip();
+}
+
+void check_runtime(const xlstm_gpu& g, size_t needed) {
+  check_workspace(g.workspace, g.workspace_bytes, needed + kWorkspaceAlignment);
+}
+
+}  // namespace
+}  // namespace xlstm
+
+using namespace xlstm;
+
+size_t xlstm_gpu_mlstm_chunkwise_workspace(const xlstm_mlstm_forward* p) {
+  return counted([&] {
+    check_chunkwise(given(p), false);
+    return gpu::chunkwise_workspace(*p, plan(*p));
+  });
+}
+
+size_t xlstm_gpu_mlstm_recurrent_workspace(const xlstm_mlstm_forward* p) {
+  return counted([&] {
+    check_recurrent(given(p), false);
+    return gpu::recurrent_workspace(*p, recurrent_plan(*p));
+  });
+}
+
+size_t xlstm_gpu_mlstm_backward_workspace(const xlstm_mlstm_backward* p) {
+  return counted([&] {
+    check_backward(given(p), false);
+    return gpu::backward_workspace(*p, plan(*p));
+  });
+}
+
+xlstm_status xlstm_gpu_mlstm_chunkwise(const xlstm_mlstm_forward* p, const xlstm_gpu* g) {
+  return guarded([&] {
+    check_chunkwise(given(p), false);
+    const gpu::ForwardPlan cut = plan(*p);
+    check_runtime(given(g), gpu::chunkwise_workspace(*p, cut));
+    gpu::chunkwise(*p, cut, aligned(g->workspace), g->stream);
+  });
+}
+
+xlstm_status xlstm_gpu_mlstm_recurrent(const xlstm_mlstm_forward* p, const xlstm_gpu* g) {
+  return guarded([&] {
+    check_recurrent(given(p), false);
+    const gpu::Chip chip = recurrent_plan(*p);
+    check_runtime(given(g), gpu::recurrent_workspace(*p, chip));
+    gpu::recurrent(*p, chip, aligned(g->workspace), g->stream);
+  });
+}
+
+xlstm_status xlstm_gpu_mlstm_backward_pass(const xlstm_mlstm_backward* p, const xlstm_gpu* g) {
+  return guarded([&] {
+    check_backward(given(p), false);
+    const gpu::BackwardPlan cut = plan(*p);
+    check_runtime(given(g), gpu::backward_workspace(*p, cut));
+    gpu::backward(*p, cut, aligned(g->workspace), g->stream);
+  });
+}
+
+#else  // a library without GPU kernels says so
+
+namespace {
+xlstm_status none() {
+  return xlstm::guarded([] { throw std::runtime_error("this library was built without GPU kernels"); });
+}
+size_t no_bytes() {
+  none();
+  return 0;
+}
+}  // namespace
+
+size_t xlstm_gpu_mlstm_chunkwise_workspace(const xlstm_mlstm_forward*) { return no_bytes(); }
+size_t xlstm_gpu_mlstm_recurrent_workspace(const xlstm_mlstm_forward*) { return no_bytes(); }
+size_t xlstm_gpu_mlstm_backward_workspace(const xlstm_mlstm_backward*) { return no_bytes(); }
+xlstm_status xlstm_gpu_mlstm_chunkwise(const xlstm_mlstm_forward*, const xlstm_gpu*) { return none(); }
+xlstm_status xlstm_gpu_mlstm_recurrent(const xlstm_mlstm_forward*, const xlstm_gpu*) { return none(); }
+xlstm_status xlstm_gpu_mlstm_backward_pass(const xlstm_mlstm_backward*, const xlstm_gpu*) { return none(); }
+
+#endif

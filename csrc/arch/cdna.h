@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// AMD CDNA (gfx90a, gfx942, gfx950): MFMA in waves of 64. The stream side is A (i), the chain side B (j): accumulator
+// rows lie four to a lane, as the B operand wants its k, so a strip is the chain operand of the next product as it is.
+//
+// 2-byte elements: a step is 32 stream rows by 32 k, two 16x16x16 instructions along each; the rows of the two
+// accumulators alternate in fours (arch/family.h), so that 8 consecutive k, 16 bytes, are one lane's. Floats use the
+// float instruction 16x16x4, four to a step of 16 by 16.
+#pragma once
+
+namespace xlstm::gpu {
+
+constexpr bool kAsyncCopies = false;  // global to LDS goes through registers
+
+typedef float Float4 __attribute__((ext_vector_type(4)));
+typedef short Short4 __attribute__((ext_vector_type(4)));
+typedef _Float16 Half4 __attribute__((ext_vector_type(4)));
+
+template <class E>
+struct ChainOperand {  // 16 bytes of k for one column
+  Piece k;
+};
+template <class E>
+struct StreamOperand {  // the same for one row of each accumulator
+  Piece k[sizeof(E) == 2 ? 2 : 1];
+};
+
+XLSTM_DEVICE Float4 mfma(BFloat16, uint64_t a, uint64_t b, Float4 c) {
+  return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(Short4, a), __builtin_bit_cast(Short4, b), c, 0, 0,
+                                                   0);
+}
+XLSTM_DEVICE Float4 mfma(Float16, uint64_t a, uint64_t b, Float4 c) {
+  return __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(Half4, a), __builtin_bit_cast(Half4, b), c, 0, 0, 0);
+}
+XLSTM_DEVICE uint64_t half_of(const Piece& p, int h) { return uint64_t(p.word[2 * h + 1]) << 32 | p.word[2 * h]; }
+
+template <class E>
+XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const ChainOperand<E>& chain) {
+#pragma unroll
+  for (int j = 0; j < Strip<E>::kRegisters / 4; ++j) {
+    float* v = s.value + 4 * j;
+    Float4 sum = {v[0], v[1], v[2], v[3]};
+    if constexpr (sizeof(E) == 2) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) sum = mfma(E{}, half_of(stream.k[j], h), half_of(chain.k, h), sum);
+    } else {
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        sum = __builtin_amdgcn_mfma_f32_16x16x4f32(as_float(stream.k[j].word[r]), as_float(chain.k.word[r]), sum, 0, 0, 0);
+    }
+#pragma unroll
+    for (int r = 0; r < 4; ++r) v[r] = sum[r];
+  }
+}
+
+// The strip, times a number, as the next product's chain operand: its rows become k.
+template <class E>
+XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
+  ChainOperand<E> o;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    if constexpr (sizeof(E) == 2)
+      o.k.word[w] = pack(E{}, s.value[2 * w] * scale, s.value[2 * w + 1] * scale);
+    else
+      o.k.word[w] = as_bits(s.value[w] * scale);
+  }
+  return o;
+}
+
+// From a Tile (tile/gpu.h), which holds [side][k] whatever lies in memory.
+template <bool kAlong, class E, class Tile>
+XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0) {
+  StreamOperand<E> o;
+  const int i = lane_id() % 16, k = k0 + lane_id() / 16 * kPieceElements<E>;
+  if constexpr (sizeof(E) == 2) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) o.k[j] = *reinterpret_cast<const Piece*>(t.at(s0 + interleaved_row(i, j), k));
+  } else {
+    o.k[0] = *reinterpret_cast<const Piece*>(t.at(s0 + i, k));
+  }
+  return o;
+}
+
+template <class E, class Tile>
+XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0) {
+  return {*reinterpret_cast<const Piece*>(t.at(c0 + lane_id() % 16, k0 + lane_id() / 16 * kPieceElements<E>))};
+}
+
+// The chain side of a matrix whose k is tokens: `plain` as it is, `weighted` with row k times weight[k].
+template <class E, class Tile>
+XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, ChainOperand<E>& plain,
+                             ChainOperand<E>& weighted) {
+  const int k = k0 + lane_id() / 16 * kPieceElements<E>;
+  plain.k = *reinterpret_cast<const Piece*>(t.at(c0 + lane_id() % 16, k));
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    const uint32_t x = plain.k.word[w];
+    if constexpr (sizeof(E) == 2)
+      weighted.k.word[w] = pack(E{}, low_float(E{}, x) * weight[k + 2 * w], high_float(E{}, x) * weight[k + 2 * w + 1]);
+    else
+      weighted.k.word[w] = as_bits(as_float(x) * weight[k + w]);
+  }
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a plan must know of a GPU. Filled from the device at hand, or from kKnownDevices for plans without one.
+#pragma once
+
+#include "arch/devices.h"
+#include "arch/family.h"
+
+namespace xlstm::gpu {
+
+struct Chip {
+  Family family;
+  int compute_units;  // CUs, or SMs
+  int lds_bytes;      // that a block may have
+};
+
+Chip chip_of(const DeviceFacts& facts);
+
+// The current device. Throws std::runtime_error, with its arch and those that the library holds code for, when the
+// library has none for it.
+Chip current_chip();
+
+}  // namespace xlstm::gpu

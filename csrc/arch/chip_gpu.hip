@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The device at hand.
+#include <array>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+
+#include "arch/chip.h"
+#include "arch/gpu.h"
+#include "build_info.h"
+
+namespace xlstm::gpu {
+namespace {
+
+template <int>
+__global__ void nothing() {}  // there to be asked whether the library has code for the device
+
+void check(Status status) {
+  if (status != kSuccess) throw std::runtime_error(std::string("the current GPU: ") + status_text(status));
+}
+
+Chip ask(int device) {
+  XLSTM_GPU(DeviceProp) facts;
+#if defined(__CUDACC__)
+  check(cudaGetDeviceProperties(&facts, device));
+  const std::string arch = "sm_" + std::to_string(facts.major) + std::to_string(facts.minor);
+  const int lds = int(facts.sharedMemPerBlockOptin);
+  const Family family = Family::nvidia;
+#else
+  check(hipGetDeviceProperties(&facts, device));
+  const std::string arch = facts.gcnArchName;
+  const int lds = int(facts.sharedMemPerBlock);
+  const Family family = facts.warpSize == 64 ? Family::cdna : Family::rdna;
+#endif
+  if (!has_code(nothing<0>))
+    throw std::runtime_error("the library has no GPU code for " + arch + ", only for " + build_info::gpu_archs +
+                             ": build it with this arch in its list (docs/install.md)");
+  return {family, facts.multiProcessorCount, lds};
+}
+
+}  // namespace
+
+Chip current_chip() {
+  constexpr int kMost = 64;
+  static std::array<Chip, kMost> known;
+  static std::array<std::once_flag, kMost> asked;
+  int device = 0;
+  check(current_device(device));
+  if (device >= kMost) return ask(device);
+  std::call_once(asked[device], [&] { known[device] = ask(device); });  // one that throws is asked again
+  return known[device];
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// What host code must know of a GPU's family: its wave, and where the matrix instructions keep their operands. Plans and
+// tests use these without a GPU; kernels use the same functions for the family that they are compiled for.
+#pragma once
+
+namespace xlstm::gpu {
+
+enum class Family { nvidia, cdna, rdna };
+
+constexpr int wave_size(Family f) { return f == Family::cdna ? 64 : 32; }
+
+// Rows of a strip, and k of one multiply. On CDNA two 16x16x16 instructions share a 16-byte LDS read of 2-byte elements.
+constexpr int strip_step(Family f, int element_bytes) { return f == Family::cdna && element_bytes == 2 ? 32 : 16; }
+constexpr int kStripColumns = 16;
+// Accumulators of a strip in each lane.
+constexpr int strip_registers(Family f, int element_bytes) {
+  return strip_step(f, element_bytes) * kStripColumns / wave_size(f);
+}
+
+struct StripPosition {
+  int row, column;
+};
+
+// Which element of a strip a lane's register holds.
+constexpr StripPosition strip_position(Family f, int element_bytes, int lane, int r) {
+  if (f == Family::nvidia)  // two m16n8 accumulators side by side, transposed
+    return {8 * (r / 4) + 2 * (lane % 4) + r % 2, lane / 4 + 8 * ((r / 2) % 2)};
+  if (f == Family::rdna) return {2 * r + lane / 16, lane % 16};
+  if (element_bytes == 4) return {4 * (lane / 16) + r, lane % 16};
+  // Two 16x16 accumulators; their rows alternate in fours, so that 8 consecutive rows are one lane's.
+  return {8 * (lane / 16) + r, lane % 16};
+}
+
+// Which row of a 32-row group the row i of accumulator j is: the same alternation, for loading stream operands.
+constexpr int interleaved_row(int i, int j) { return 8 * (i / 4) + 4 * j + i % 4; }
+
+// Where a 16-byte piece lies in a row of an LDS tile: permuted so that the lanes that are served together hit different
+// banks. pieces: of a row, a power of two.
+constexpr int swizzled_piece(Family f, int pieces, int row, int piece) {
+  if (f != Family::cdna) {  // 8 consecutive rows at one piece; shorter rows share a line of 128 bytes
+    const int rows_in_line = pieces < 8 ? 8 / pieces : 1, reach = pieces < 8 ? pieces : 8;
+    return piece ^ ((row / rows_in_line) % reach);
+  }
+  // ds_read_b128 serves lanes {0-3, 20-23}, {4-7, 16-19}, ... together: rows r..r+3 at one piece, r+8..r+11 (or, with
+  // 4-byte elements, r+4..r+7) at the next.
+  if (pieces >= 8) return piece ^ (row % 4 + 4 * ((row / 8) % 2));
+  if (pieces == 4) return piece ^ ((row / 2) % 2 + 2 * ((row / 8) % 2));
+  return piece;
+}
+
+// Rows of 64 bytes: two share a line, and swap halves in every other group of 8, where a transposing store puts its
+// lanes.
+constexpr int swizzled_row(Family f, int pieces, int row) {
+  return f == Family::cdna && pieces == 4 ? row ^ ((row / 8) % 2) : row;
+}
+
+}  // namespace xlstm::gpu

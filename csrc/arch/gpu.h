@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GPU that this pass of the compiler is for, behind one set of names. HIP is the language; under nvcc the few hip*
+// names in use are the cuda* ones. Nothing outside arch/ asks which GPU it is.
+//
+// A kernel is written in strips. A strip is a matrix of kStep rows ("stream") by 16 columns ("chain"), kept in the
+// accumulators of a wave, and three products are all there is:
+//     multiply(strip, stream operand, chain operand)      strip[s][c] += sum_k stream[s][k] chain[k][c]
+// An accumulated strip becomes the chain operand of the next product (its rows are then k) without leaving the
+// registers: that is what fixes which side of the instruction each operand takes. On CDNA an accumulator's rows lie as
+// the B operand wants its k; on NVIDIA they lie as the A operand wants it, so there everything is transposed; RDNA3
+// exchanges halves of a wave. Each arch's header says so in constexpr maps (lane, register) -> (row, column), which
+// tests/cpp check on the CPU.
+#pragma once
+
+#include <stdint.h>
+
+#include "arch/family.h"
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#else
+#include <hip/hip_runtime.h>
+#endif
+
+#define XLSTM_DEVICE __device__ __forceinline__
+
+namespace xlstm::gpu {
+
+#if defined(__CUDACC__)
+#define XLSTM_GPU(name) cuda##name
+#else
+#define XLSTM_GPU(name) hip##name
+#endif
+
+using Stream = XLSTM_GPU(Stream_t);
+using Status = XLSTM_GPU(Error_t);
+constexpr Status kSuccess = XLSTM_GPU(Success);
+inline const char* status_text(Status s) { return XLSTM_GPU(GetErrorString)(s); }
+inline Status last_status() { return XLSTM_GPU(GetLastError)(); }
+inline Status current_device(int& device) { return XLSTM_GPU(GetDevice)(&device); }
+
+// Whether the library holds code of this kernel for the current device.
+template <class Kernel>
+bool has_code(Kernel* kernel) {
+  XLSTM_GPU(FuncAttributes) attributes;
+  const Status s = XLSTM_GPU(FuncGetAttributes)(&attributes, reinterpret_cast<const void*>(kernel));
+  last_status();  // the answer is no error of the caller's
+  return s == kSuccess;
+}
+
+// More LDS than a block has without asking. A HIP kernel may have all of its CU's.
+template <class Kernel>
+Status allow_lds(Kernel* kernel, int bytes) {
+#if defined(__CUDACC__)
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+#else
+  (void)kernel, (void)bytes;
+  return hipSuccess;
+#endif
+}
+
+// Elements as they lie in memory.
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+// Which family this pass compiles for. The host's pass compiles no kernel body and takes any.
+#if defined(__CUDA_ARCH__) || (defined(__CUDACC__) && !defined(__HIP_DEVICE_COMPILE__))
+constexpr Family kFamily = Family::nvidia;
+#elif defined(__GFX11__)
+constexpr Family kFamily = Family::rdna;
+#else
+constexpr Family kFamily = Family::cdna;
+#endif
+constexpr int kWave = wave_size(kFamily);
+
+XLSTM_DEVICE int lane_id() { return threadIdx.x % kWave; }
+XLSTM_DEVICE int wave_id() {  // the same in every lane; on AMD the compiler is told so
+#if defined(__CUDACC__)
+  return threadIdx.x / kWave;
+#else
+  return __builtin_amdgcn_readfirstlane(threadIdx.x / kWave);
+#endif
+}
+
+XLSTM_DEVICE float shuffle_xor(float x, int mask) {
+#if defined(__CUDACC__)
+  return __shfl_xor_sync(~0u, x, mask);
+#else
+  return __shfl_xor(x, mask, kWave);
+#endif
+}
+
+XLSTM_DEVICE float exp2_fast(float x) {
+#if defined(__CUDACC__)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return __builtin_amdgcn_exp2f(x);
+#endif
+}
+
+// ---- elements and floats
+
+XLSTM_DEVICE uint32_t as_bits(float x) { return __builtin_bit_cast(uint32_t, x); }
+XLSTM_DEVICE float as_float(uint32_t x) { return __builtin_bit_cast(float, x); }
+
+XLSTM_DEVICE float to_float(float x) { return x; }
+XLSTM_DEVICE float to_float(BFloat16 x) { return as_float(uint32_t(x.bits) << 16); }
+XLSTM_DEVICE float to_float(Float16 x) {
+#if defined(__CUDACC__)
+  return __half2float(__ushort_as_half(x.bits));
+#else
+  return float(__builtin_bit_cast(_Float16, x.bits));
+#endif
+}
+
+template <class E>
+XLSTM_DEVICE E from_float(float x);
+template <>
+XLSTM_DEVICE float from_float<float>(float x) {
+  return x;
+}
+template <>
+XLSTM_DEVICE BFloat16 from_float<BFloat16>(float x) {
+#if defined(__CUDACC__)
+  return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+#else
+  const uint32_t u = as_bits(x);
+  if (x != x) return {uint16_t((u >> 16) | 0x40)};
+  return {uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16)};
+#endif
+}
+template <>
+XLSTM_DEVICE Float16 from_float<Float16>(float x) {
+#if defined(__CUDACC__)
+  return {__half_as_ushort(__float2half_rn(x))};
+#else
+  return {__builtin_bit_cast(uint16_t, _Float16(x))};
+#endif
+}
+
+// Two elements in a register, low half first. pack rounds to nearest, away from zero where it is a tie on CDNA: one
+// instruction less there, and operands inside a product need no more.
+XLSTM_DEVICE float low_float(BFloat16, uint32_t x) { return as_float(x << 16); }
+XLSTM_DEVICE float high_float(BFloat16, uint32_t x) { return as_float(x & 0xffff0000u); }
+XLSTM_DEVICE float low_float(Float16, uint32_t x) { return to_float(Float16{uint16_t(x)}); }
+XLSTM_DEVICE float high_float(Float16, uint32_t x) { return to_float(Float16{uint16_t(x >> 16)}); }
+
+XLSTM_DEVICE uint32_t pack(BFloat16, float low, float high) {
+#if defined(__CUDACC__)
+  uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+#else
+  return __builtin_amdgcn_perm(as_bits(high) + 0x8000u, as_bits(low) + 0x8000u, 0x07060302u);
+#endif
+}
+XLSTM_DEVICE uint32_t pack(Float16, float low, float high) {
+#if defined(__CUDACC__)
+  uint32_t r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+#else
+  return uint32_t(from_float<Float16>(low).bits) | uint32_t(from_float<Float16>(high).bits) << 16;
+#endif
+}
+// The upper halves of two floats: what truncation to bfloat16 keeps.
+XLSTM_DEVICE uint32_t pack_truncated(float low, float high) {
+#if defined(__CUDACC__)
+  return __byte_perm(as_bits(low), as_bits(high), 0x7632);
+#else
+  return __builtin_amdgcn_perm(as_bits(high), as_bits(low), 0x07060302u);
+#endif
+}
+
+// 8 or 4 elements: 16 bytes, what one lane moves at a time.
+struct alignas(16) Piece {
+  uint32_t word[4];
+};
+template <class E>
+constexpr int kPieceElements = 16 / int(sizeof(E));
+
+// kStep rows by 16 columns of a matrix in a wave's accumulators; strip_position() says which lane has what.
+template <class E>
+constexpr int kStep = strip_step(kFamily, sizeof(E));
+template <class E>
+struct Strip {
+  static constexpr int kRegisters = strip_registers(kFamily, sizeof(E));
+  float value[kRegisters];
+
+  XLSTM_DEVICE void zero() {
+#pragma unroll
+    for (int r = 0; r < kRegisters; ++r) value[r] = 0;
+  }
+  XLSTM_DEVICE void scale(float by) {
+#pragma unroll
+    for (int r = 0; r < kRegisters; ++r) value[r] *= by;
+  }
+  XLSTM_DEVICE static StripPosition position(int r) { return strip_position(kFamily, sizeof(E), lane_id(), r); }
+};
+
+}  // namespace xlstm::gpu
+
+#if defined(__CUDACC__)
+#include "arch/nvidia.h"
+#elif defined(__GFX11__)
+#include "arch/rdna.h"
+#else
+#include "arch/cdna.h"
+#endif

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// NVIDIA sm_80 and later: mma.sync m16n8k16, ldmatrix, cp.async. The chain side is A (m), the stream side B (n): an
+// accumulator (m x n) read as A (m x k) is the chain operand of the next product.
+//
+// float has no such instruction: its operands are split into three bfloat16 whose sum is exact, and the six products
+// that reach 24 bits are added up, small ones first. Each step of k starts from zero and is added in float, because the
+// matrix unit truncates what it accumulates.
+#pragma once
+
+namespace xlstm::gpu {
+
+constexpr bool kAsyncCopies = true;  // global to LDS without registers
+
+template <class E>
+struct Operand {  // 16 x 16 of either side
+  uint32_t word[4];
+};
+template <>
+struct Operand<float> {
+  uint32_t part[3][4];  // high, middle, low
+};
+template <class E>
+using StreamOperand = Operand<E>;
+template <class E>
+using ChainOperand = Operand<E>;
+
+XLSTM_DEVICE void mma_m16n8k16(BFloat16, float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+XLSTM_DEVICE void mma_m16n8k16(Float16, float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <class E>
+XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const ChainOperand<E>& chain) {
+  if constexpr (sizeof(E) == 2) {
+    mma_m16n8k16(E{}, s.value, chain.word, stream.word[0], stream.word[1]);
+    mma_m16n8k16(E{}, s.value + 4, chain.word, stream.word[2], stream.word[3]);
+  } else {
+    Strip<E> sum;
+    sum.zero();
+#pragma unroll
+    for (int order = 2; order >= 0; --order)  // products of parts whose places add up to the same
+#pragma unroll
+      for (int j = 0; j <= order; ++j) {
+        const uint32_t *c = chain.part[j], *b = stream.part[order - j];
+        mma_m16n8k16(BFloat16{}, sum.value, c, b[0], b[1]);
+        mma_m16n8k16(BFloat16{}, sum.value + 4, c, b[2], b[3]);
+      }
+#pragma unroll
+    for (int r = 0; r < 8; ++r) s.value[r] += sum.value[r];
+  }
+}
+
+// ---- registers to operands
+
+XLSTM_DEVICE float rest_of_truncation(float x) {  // an infinity is kept whole: inf - inf would be NaN
+  const float r = x - as_float(as_bits(x) & 0xffff0000u);
+  return fabsf(x) == INFINITY ? 0.0f : r;
+}
+// Word w of all three parts.
+XLSTM_DEVICE void split(Operand<float>& o, int w, float low, float high) {
+#pragma unroll
+  for (int p = 0; p < 3; ++p) {
+    o.part[p][w] = pack_truncated(low, high);
+    low = rest_of_truncation(low);
+    high = rest_of_truncation(high);
+  }
+}
+
+template <class E>
+XLSTM_DEVICE void set_word(Operand<E>& o, int w, float low, float high) {
+  if constexpr (sizeof(E) == 2)
+    o.word[w] = pack(E{}, low, high);
+  else
+    split(o, w, low, high);
+}
+
+// The strip, times a number, as the next product's chain operand: its rows become k.
+template <class E>
+XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
+  ChainOperand<E> o;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) set_word(o, w, s.value[2 * w] * scale, s.value[2 * w + 1] * scale);
+  return o;
+}
+
+// ---- LDS to operands
+
+XLSTM_DEVICE uint32_t lds_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+
+XLSTM_DEVICE void ldmatrix(uint32_t* r, const void* p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(lds_address(p)));
+}
+XLSTM_DEVICE void ldmatrix_transposed(uint32_t* r, const void* p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(lds_address(p)));
+}
+
+// From a Tile (tile/gpu.h). The matrix in it lies as in memory; `along`: k runs along its rows.
+template <bool kAlong, class E, class Tile>
+XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0) {
+  StreamOperand<E> o;
+  const int lane = lane_id();
+  if constexpr (sizeof(E) == 2) {
+    const int m = lane / 8, i = lane % 8;
+    if constexpr (kAlong)
+      ldmatrix(o.word, t.at(s0 + 8 * (m / 2) + i, k0 + 8 * (m % 2)));
+    else
+      ldmatrix_transposed(o.word, t.at(k0 + 8 * (m % 2) + i, s0 + 8 * (m / 2)));
+  } else {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const int s = s0 + 8 * (w / 2) + lane / 4, k = k0 + 8 * (w % 2) + 2 * (lane % 4);
+      split(o, w, *(kAlong ? t.at(s, k) : t.at(k, s)), *(kAlong ? t.at(s, k + 1) : t.at(k + 1, s)));
+    }
+  }
+  return o;
+}
+
+// The chain side of a matrix whose k is features, [c][k].
+template <class E, class Tile>
+XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0) {
+  ChainOperand<E> o;
+  const int lane = lane_id();
+  if constexpr (sizeof(E) == 2) {
+    ldmatrix(o.word, t.at(c0 + 8 * ((lane / 8) % 2) + lane % 8, k0 + 8 * (lane / 16)));
+  } else {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const int c = c0 + 8 * (w % 2) + lane / 4, k = k0 + 8 * (w / 2) + 2 * (lane % 4);
+      split(o, w, *t.at(c, k), *t.at(c, k + 1));
+    }
+  }
+  return o;
+}
+
+// The chain side of a matrix whose k is tokens, [k][c]: `plain` as it is, `weighted` with row k times weight[k].
+template <class E, class Tile>
+XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, ChainOperand<E>& plain,
+                             ChainOperand<E>& weighted) {
+  const int lane = lane_id();
+  if constexpr (sizeof(E) == 2)
+    ldmatrix_transposed(plain.word, t.at(k0 + 8 * (lane / 16) + lane % 8, c0 + 8 * ((lane / 8) % 2)));
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    const int c = c0 + 8 * (w % 2) + lane / 4, k = k0 + 8 * (w / 2) + 2 * (lane % 4);
+    float low, high;
+    if constexpr (sizeof(E) == 2) {
+      low = low_float(E{}, plain.word[w]);
+      high = high_float(E{}, plain.word[w]);
+    } else {
+      low = *t.at(k, c);
+      high = *t.at(k + 1, c);
+      set_word(plain, w, low, high);
+    }
+    set_word(weighted, w, low * weight[k], high * weight[k + 1]);
+  }
+}
+
+// ---- global to LDS
+
+XLSTM_DEVICE void copy_async(void* lds, const void* global, bool valid) {  // 16 bytes, or zeros
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(lds_address(lds)), "l"(global), "r"(bytes));
+}
+XLSTM_DEVICE void copies_commit() { asm volatile("cp.async.commit_group;"); }
+XLSTM_DEVICE void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+}  // namespace xlstm::gpu

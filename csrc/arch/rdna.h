@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// AMD RDNA3 (gfx11): WMMA 16x16x16 in waves of 32. The stream side is A, the chain side B; both halves of a wave hold the
+// same 16 k of an operand, but each half has every other row of an accumulator, so a strip becomes a chain operand by
+// one exchange between the halves for each register.
+//
+// float has no such instruction: its operands are split into three bfloat16 whose sum is exact, and the six products
+// that reach 24 bits are added up, small ones first.
+#pragma once
+
+namespace xlstm::gpu {
+
+constexpr bool kAsyncCopies = false;  // global to LDS goes through registers
+
+typedef float Float8 __attribute__((ext_vector_type(8)));
+typedef short Short16 __attribute__((ext_vector_type(16)));
+typedef _Float16 Half16 __attribute__((ext_vector_type(16)));
+typedef uint32_t Word8 __attribute__((ext_vector_type(8)));
+
+template <class E>
+struct Operand {  // 16 k of one row or column
+  Word8 word;
+};
+template <>
+struct Operand<float> {
+  Word8 part[3];  // high, middle, low
+};
+template <class E>
+using StreamOperand = Operand<E>;
+template <class E>
+using ChainOperand = Operand<E>;
+
+XLSTM_DEVICE Float8 wmma(BFloat16, Word8 a, Word8 b, Float8 c) {
+  return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(__builtin_bit_cast(Short16, a), __builtin_bit_cast(Short16, b), c);
+}
+XLSTM_DEVICE Float8 wmma(Float16, Word8 a, Word8 b, Float8 c) {
+  return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(__builtin_bit_cast(Half16, a), __builtin_bit_cast(Half16, b), c);
+}
+
+template <class E>
+XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const ChainOperand<E>& chain) {
+  Float8 sum;
+#pragma unroll
+  for (int r = 0; r < 8; ++r) sum[r] = sizeof(E) == 2 ? s.value[r] : 0.0f;
+  if constexpr (sizeof(E) == 2) {
+    sum = wmma(E{}, stream.word, chain.word, sum);
+  } else {
+#pragma unroll
+    for (int order = 2; order >= 0; --order)  // products of parts whose places add up to the same
+#pragma unroll
+      for (int j = 0; j <= order; ++j) sum = wmma(BFloat16{}, stream.part[order - j], chain.part[j], sum);
+  }
+#pragma unroll
+  for (int r = 0; r < 8; ++r) s.value[r] = sizeof(E) == 2 ? sum[r] : s.value[r] + sum[r];
+}
+
+XLSTM_DEVICE float rest_of_truncation(float x) {  // an infinity is kept whole: inf - inf would be NaN
+  const float r = x - as_float(as_bits(x) & 0xffff0000u);
+  return __builtin_fabsf(x) == __builtin_inff() ? 0.0f : r;
+}
+
+template <class E>
+XLSTM_DEVICE void set_word(Operand<E>& o, int w, float low, float high) {
+  if constexpr (sizeof(E) == 2) {
+    o.word[w] = pack(E{}, low, high);
+  } else {
+#pragma unroll
+    for (int p = 0; p < 3; ++p) {
+      o.part[p][w] = pack_truncated(low, high);
+      low = rest_of_truncation(low);
+      high = rest_of_truncation(high);
+    }
+  }
+}
+
+// The strip, times a number, as the next product's chain operand: its rows become k.
+template <class E>
+XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
+  ChainOperand<E> o;
+  const bool upper = lane_id() >= 16;
+#pragma unroll
+  for (int r = 0; r < 8; ++r) {
+    const float own = s.value[r] * scale;
+    const uint32_t bits = as_bits(own);
+    const float other =
+        as_float(__builtin_amdgcn_permlanex16(bits, bits, 0x76543210u, 0xfedcba98u, false, false));
+    set_word(o, r, upper ? other : own, upper ? own : other);
+  }
+  return o;
+}
+
+// From a Tile (tile/gpu.h), which holds [side][k] whatever lies in memory.
+template <class E, class Tile>
+XLSTM_DEVICE void load_row(const Tile& t, int row, int k0, float* values) {
+#pragma unroll
+  for (int p = 0; p < 16 / kPieceElements<E>; ++p) {
+    const Piece x = *reinterpret_cast<const Piece*>(t.at(row, k0 + p * kPieceElements<E>));
+#pragma unroll
+    for (int w = 0; w < 4; ++w) values[4 * p + w] = as_float(x.word[w]);
+  }
+}
+template <bool kAlong, class E, class Tile>
+XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0) {
+  StreamOperand<E> o;
+  float x[4 * sizeof(E)];
+  load_row<E>(t, s0 + lane_id() % 16, k0, x);
+#pragma unroll
+  for (int w = 0; w < 8; ++w) {
+    if constexpr (sizeof(E) == 2)
+      o.word[w] = as_bits(x[w]);
+    else
+      set_word(o, w, x[2 * w], x[2 * w + 1]);
+  }
+  return o;
+}
+
+template <class E, class Tile>
+XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0) {
+  return load_stream<true, E>(t, c0, k0);
+}
+
+// The chain side of a matrix whose k is tokens: `plain` as it is, `weighted` with row k times weight[k].
+template <class E, class Tile>
+XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, ChainOperand<E>& plain,
+                             ChainOperand<E>& weighted) {
+  plain = load_stream<true, E>(t, c0, k0);
+  float x[4 * sizeof(E)];
+  if constexpr (sizeof(E) == 4) load_row<E>(t, c0 + lane_id() % 16, k0, x);
+#pragma unroll
+  for (int w = 0; w < 8; ++w) {
+    const float* at = weight + k0 + 2 * w;
+    if constexpr (sizeof(E) == 2)
+      set_word(weighted, w, low_float(E{}, plain.word[w]) * at[0], high_float(E{}, plain.word[w]) * at[1]);
+    else
+      set_word(weighted, w, x[2 * w] * at[0], x[2 * w + 1] * at[1]);
+  }
+}
+
+}  // namespace xlstm::gpu

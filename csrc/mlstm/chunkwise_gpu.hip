@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+// The chunkwise mLSTM on a GPU: which kernel runs after which, on what memory.
+//   forward    stabilisers - scores - n before each chunk - normalisers - walk
+//   backward   stabilisers - scores - n, dn before each chunk - walks dq and dk in one grid - walk dv - gates
+// A walk that is cut into segments is three launches (walk_launch.h).
+#include "mlstm/gates_gpu.h"
+#include "mlstm/kernels_gpu.h"
+#include "mlstm/launch_gpu.h"
+#include "mlstm/scores_gpu.h"
+#include "mlstm/vectors_gpu.h"
+#include "tile/arena.h"
+
+namespace xlstm::gpu {
+namespace {
+
+int element_bytes(const xlstm_tensor& x) { return x.dtype == XLSTM_FLOAT32 ? 4 : 2; }
+
+Tokens tokens(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& in) {
+  const int64_t bytes = element_bytes(x), sizes[] = {in.batch, in.heads, in.length};
+  bool aligned = reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+  for (int axis = 0; axis < 3; ++axis) aligned = aligned && (sizes[axis] == 1 || x.stride[axis] * bytes % 16 == 0);
+  return {x.data, {x.stride[0], x.stride[1], x.stride[2]}, int(columns), int(x.dtype), aligned};
+}
+
+Sequences sequences(const xlstm_mlstm& in, int chunk) {
+  Sequences s{};
+  s.cu_seqlens = in.cu_seqlens;
+  s.length = in.length;
+  s.heads = in.heads;
+  s.sequences = in.cu_seqlens ? in.sequences : in.batch;
+  s.rows = in.batch * in.heads;
+  s.chunk = chunk;
+  s.slots = in.cu_seqlens ? in.length / chunk + in.sequences : (in.length + chunk - 1) / chunk;
+  return s;
+}
+
+int64_t states(const Sequences& s) { return s.sequences * s.heads; }
+int64_t chunks(const Sequences& s) { return s.rows * s.slots; }
+int64_t padded_tokens(const Sequences& s) { return chunks(s) * s.chunk; }
+
+const float* floats(const void* p) { return static_cast<const float*>(p); }
+float* floats(void* p) { return static_cast<float*>(p); }
+
+bool normalised(const xlstm_mlstm& in) { return in.gate == XLSTM_GATE_EXP || in.normalize; }
+
+// f(E) with the element type of q.
+template <class F>
+auto with_element(const xlstm_mlstm& in, F&& f) {
+  return in.q.dtype == XLSTM_FLOAT32    ? f(float{})
+         : in.q.dtype == XLSTM_BFLOAT16 ? f(BFloat16{})
+                                        : f(Float16{});
+}
+
+template <class E, bool kBackward>
+void launch_scores(const ScoreParams& p, const Chip& chip, Stream stream) {
+  const Grid grid{chunks(p.where), scores_threads(chip.family),
+                  scores_lds_bytes(chip.family, sizeof(E), p.where.chunk, kBackward)};
+  if (p.where.chunk == 32)
+    launch("scores", scores<E, 32, kBackward>, grid, stream, p);
+  else
+    launch("scores", scores<E, 16, kBackward>, grid, stream, p);
+}
+
+void launch_vectors(const VectorParams& p, Stream stream) {
+  const int64_t pieces = (p.columns + kVectorThreads - 1) / kVectorThreads;
+  launch("vectors", scan_vectors<0>, {states(p.where) * pieces, kVectorThreads, 0}, stream, p);
+}
+
+// What forward and backward both compute of the gates.
+struct CommonMemory {
+  Sequences where;
+  double* m;
+  void* scores;
+  float *inter, *into, *decay, *keys;
+
+  CommonMemory(Arena& arena, const xlstm_mlstm& in, int chunk)
+      : where(sequences(in, chunk)),
+        m(arena.take<double>(where.rows * where.length)),
+        scores(arena.take<char>(padded_tokens(where) * chunk * element_bytes(in.q))),
+        inter(arena.take<float>(padded_tokens(where))),
+        into(arena.take<float>(padded_tokens(where))),
+        decay(arena.take<float>(chunks(where))),
+        keys(arena.take<float>(chunks(where) * in.dqk)) {}
+};
+
+void launch_stabilisers(const CommonMemory& memory, const xlstm_mlstm& in, void* m_last, Stream stream) {
+  GateParams p{memory.where,     tokens(in.i, 1, in), tokens(in.f, 1, in), floats(in.m_initial), floats(m_last),
+               memory.m, in.gate == XLSTM_GATE_SIGMOID};
+  launch("stabilisers", stabilisers<0>, {states(memory.where), kScanThreads, 0}, stream, p);
+}
+
+ScoreParams score_params(const CommonMemory& memory, const xlstm_mlstm& in) {
+  ScoreParams p{};
+  p.where = memory.where;
+  p.q = tokens(in.q, in.dqk, in);
+  p.k = tokens(in.k, in.dqk, in);
+  p.i = tokens(in.i, 1, in);
+  p.f = tokens(in.f, 1, in);
+  p.m = memory.m;
+  p.m_initial = floats(in.m_initial);
+  p.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
+  p.normalize = normalised(in);
+  p.normalizer_grad = in.normalizer_grad;
+  p.eps = in.eps;
+  p.scale = 1 / sqrt(double(in.dqk));
+  p.scores = memory.scores;
+  p.inter = memory.inter;
+  p.into = memory.into;
+  p.decay = memory.decay;
+  p.keys = memory.keys;
+  return p;
+}
+
+WalkParams walk_params(const CommonMemory& memory, const WalkPlan& plan, const Tokens& a, const Tokens& x,
+                       const Tokens& y, const Tokens& out, float* between) {
+  WalkParams p{};
+  p.where = memory.where;
+  p.a = a;
+  p.x = x;
+  p.y = y;
+  p.out = out;
+  p.decay = memory.decay;
+  p.between = between;
+  p.segments = plan.segments;
+  p.segment_chunks = plan.segment_chunks;
+  p.tiles = plan.tiles;
+  return p;
+}
+
+// ---- forward
+
+struct ForwardMemory : CommonMemory {
+  float *row_sums, *gain, *between;
+
+  ForwardMemory(Arena& arena, const xlstm_mlstm& in, const ForwardPlan& plan)
+      : CommonMemory(arena, in, plan.walk.chunk),
+        row_sums(arena.take<float>(padded_tokens(where))),
+        gain(arena.take<float>(padded_tokens(where))),
+        between(arena.take<float>(between_floats(plan.walk, states(where)))) {}
+};
+
+template <class E>
+void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const ForwardMemory& memory, Stream stream) {
+  const xlstm_mlstm& in = call.in;
+  const Chip& chip = plan.chip;
+  launch_stabilisers(memory, in, call.m_last, stream);
+  ScoreParams scores = score_params(memory, in);
+  scores.l = memory.row_sums;
+  launch_scores<E, false>(scores, chip, stream);
+  launch_vectors({memory.where, memory.keys, memory.decay, floats(in.n_initial), floats(call.n_last), int(in.dqk), false},
+                 stream);
+  const NormaliserParams normaliser{memory.where, scores.q,     memory.inter, memory.row_sums, memory.keys,
+                                    memory.m,     floats(call.l), memory.gain,  in.eps,          normalised(in)};
+  launch("normalisers", normalisers<E>, {chunks(memory.where), kNormaliserThreads, 0}, stream, normaliser);
+
+  WalkParams p = walk_params(memory, plan.walk, scores.q, scores.k, tokens(in.v, in.dhv, in),
+                             tokens(call.h, in.dhv, in), memory.between);
+  p.scores = memory.scores;
+  p.inter = memory.inter;
+  p.weight = memory.into;
+  p.gain = memory.gain;
+  p.state_in = floats(in.c_initial);
+  p.state_out = floats(call.c_last);
+  p.state_x = in.dhv;
+  p.state_y = 1;
+  launch_walks<E>(plan.walk, chip, &p, 1, stream);
+}
+
+// ---- backward
+
+struct BackwardMemory : CommonMemory {
+  void* d_scores;
+  float *self, *own, *dl_inter, *queries, *q_dots, *k_dots, *state_dots, *n_last, *between[2];
+  double* dm;
+
+  BackwardMemory(Arena& arena, const xlstm_mlstm& in, const BackwardPlan& plan)
+      : CommonMemory(arena, in, plan.dq.chunk),
+        d_scores(arena.take<char>(padded_tokens(where) * where.chunk * element_bytes(in.q))),
+        self(arena.take<float>(padded_tokens(where))),
+        own(arena.take<float>(padded_tokens(where))),
+        dl_inter(arena.take<float>(padded_tokens(where))),
+        queries(arena.take<float>(chunks(where) * in.dqk)),
+        q_dots(arena.take<float>(plan.dq.tiles * padded_tokens(where))),
+        k_dots(arena.take<float>(plan.dk.tiles * padded_tokens(where))),
+        state_dots(arena.take<float>(plan.dq.tiles * states(where))),
+        n_last(arena.take<float>(states(where) * in.dqk)),
+        dm(arena.take<double>(padded_tokens(where))) {
+    // dq and dk run side by side; dv follows and takes the first one's room.
+    const int64_t pair = between_floats(plan.dq, states(where)), dv = between_floats(plan.dv, states(where));
+    between[0] = arena.take<float>(pair > dv ? pair : dv);
+    between[1] = arena.take<float>(pair);
+  }
+};
+
+template <class E>
+void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, const BackwardMemory& memory,
+                  Stream stream) {
+  const xlstm_mlstm& in = call.in;
+  const Chip& chip = plan.chip;
+  const float* dn_last = in.normalizer_grad ? floats(call.dn_last) : nullptr;  // else n counts as a constant, like N
+  launch_stabilisers(memory, in, nullptr, stream);
+  ScoreParams s = score_params(memory, in);
+  s.v = tokens(in.v, in.dhv, in);
+  s.h = tokens(call.h, in.dhv, in);
+  s.dh = tokens(call.dh, in.dhv, in);
+  s.l_saved = floats(call.l);
+  s.d_scores = memory.d_scores;
+  s.self = memory.self;
+  s.own = memory.own;
+  s.dl_inter = memory.dl_inter;
+  s.queries = memory.queries;
+  s.dm = memory.dm;
+  launch_scores<E, true>(s, chip, stream);
+  const int dqk = int(in.dqk);
+  launch_vectors({memory.where, memory.keys, memory.decay, floats(in.n_initial), memory.n_last, dqk, false}, stream);
+  launch_vectors({memory.where, memory.queries, memory.decay, dn_last, floats(call.dn_initial), dqk, true}, stream);
+
+  WalkParams dq = walk_params(memory, plan.dq, s.dh, s.v, s.k, tokens(call.dq, in.dqk, in), memory.between[0]);
+  dq.scores = memory.d_scores;
+  dq.inter = memory.inter;
+  dq.weight = memory.into;
+  dq.vector = memory.keys;
+  dq.along = memory.dl_inter;
+  dq.self = memory.self;
+  dq.with = s.q;
+  dq.dots = memory.q_dots;
+  dq.state_in = floats(in.c_initial);
+  dq.state_x = 1;
+  dq.state_y = in.dhv;
+  dq.dot_with = floats(call.dc_last);
+  dq.state_dots = memory.state_dots;
+
+  WalkParams dk = walk_params(memory, plan.dk, s.v, s.dh, s.q, tokens(call.dk, in.dqk, in), memory.between[1]);
+  dk.reverse = true;
+  dk.scores = memory.d_scores;
+  dk.inter = memory.into;
+  dk.weight = memory.inter;
+  dk.vector = memory.queries;
+  dk.along = memory.into;
+  dk.self = memory.self;
+  dk.with = s.k;
+  dk.dots = memory.k_dots;
+  dk.state_in = floats(call.dc_last);
+  dk.state_x = 1;
+  dk.state_y = in.dhv;
+  const WalkParams pair[] = {dq, dk};
+  launch_walks<E>(plan.dq, chip, pair, 2, stream);
+
+  WalkParams dv = walk_params(memory, plan.dv, s.k, s.q, s.dh, tokens(call.dv, in.dhv, in), memory.between[0]);
+  dv.reverse = true;
+  dv.scores = memory.scores;
+  dv.inter = memory.into;
+  dv.weight = memory.inter;
+  dv.state_in = floats(call.dc_last);
+  dv.state_out = floats(call.dc_initial);
+  dv.state_x = in.dhv;
+  dv.state_y = 1;
+  launch_walks<E>(plan.dv, chip, &dv, 1, stream);
+
+  GateGradParams g{};
+  g.where = memory.where;
+  g.i = s.i;
+  g.f = s.f;
+  g.di = tokens(call.di, 1, in);
+  g.df = tokens(call.df, 1, in);
+  g.k = s.k;
+  g.m = memory.m;
+  g.m_initial = floats(in.m_initial);
+  g.dm = memory.dm;
+  g.q_dots = memory.q_dots;
+  g.k_dots = memory.k_dots;
+  g.own = memory.own;
+  g.into = memory.into;
+  g.q_tiles = plan.dq.tiles;
+  g.k_tiles = plan.dk.tiles;
+  g.state_dots = call.dc_last ? memory.state_dots : nullptr;
+  g.dn_last = floats(call.dn_last);
+  g.n_last = memory.n_last;
+  g.dm_last = floats(call.dm_last);
+  g.dc_initial = floats(call.dc_initial);
+  g.dn_initial = floats(call.dn_initial);
+  g.c_initial = floats(in.c_initial);
+  g.n_initial = floats(in.n_initial);
+  g.dm_initial = floats(call.dm_initial);
+  g.dqk = in.dqk;
+  g.dhv = in.dhv;
+  g.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
+  g.normalizer_grad = in.normalizer_grad;
+  launch("gate gradients", gate_gradients<0>, {states(memory.where), kScanThreads, 0}, stream, g);
+}
+
+}  // namespace
+
+size_t chunkwise_workspace(const xlstm_mlstm_forward& call, const ForwardPlan& plan) {
+  Arena counter(nullptr);
+  ForwardMemory(counter, call.in, plan);
+  return counter.used();
+}
+void chunkwise(const xlstm_mlstm_forward& call, const ForwardPlan& plan, void* workspace, void* stream) {
+  Arena arena(workspace);
+  const ForwardMemory memory(arena, call.in, plan);
+  with_element(call.in, [&](auto e) { run_forward<decltype(e)>(call, plan, memory, static_cast<Stream>(stream)); });
+}
+
+size_t backward_workspace(const xlstm_mlstm_backward& call, const BackwardPlan& plan) {
+  Arena counter(nullptr);
+  BackwardMemory(counter, call.in, plan);
+  return counter.used();
+}
+void backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, void* workspace, void* stream) {
+  Arena arena(workspace);
+  const BackwardMemory memory(arena, call.in, plan);
+  with_element(call.in, [&](auto e) { run_backward<decltype(e)>(call, plan, memory, static_cast<Stream>(stream)); });
+}
+
+}  // namespace xlstm::gpu

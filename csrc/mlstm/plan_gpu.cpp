@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mlstm/plan_gpu.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace xlstm::gpu {
+
+Chip chip_of(const DeviceFacts& facts) {
+  const std::string arch = facts.arch;
+  const Family family = arch.rfind("sm_", 0) == 0     ? Family::nvidia
+                        : arch.rfind("gfx11", 0) == 0 ? Family::rdna
+                                                      : Family::cdna;
+  return {family, facts.compute_units, facts.lds_bytes};
+}
+
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The time of a walk cut into `segments`, in walks of a whole sequence by one block. Blocks run `at_once` at a time. A
+// cut one makes the states of all segments but the last first, at half the cost of a walk.
+double walk_time(int64_t blocks, int64_t segments, int64_t at_once) {
+  const double each = 1.0 / double(segments);
+  const double walk = double(ceil_div(blocks * segments, at_once)) * each;
+  return segments == 1 ? walk : walk + 0.5 * double(ceil_div(blocks * (segments - 1), at_once)) * each;
+}
+
+int rows_of(const char* name, int64_t dimension) {
+  if (const int rows = walk_rows(dimension)) return rows;
+  throw std::invalid_argument(std::string(name) + ": expected at most " + std::to_string(kMostWalkRows) +
+                              " on a GPU, got " + std::to_string(dimension));
+}
+
+// The longest chunk that every one of `rows` has a kernel for which fits this chip.
+int chunk_for(const MlstmShape& s, const Chip& chip, std::initializer_list<int> rows) {
+  const auto fits = [&](int chunk) {
+    return std::all_of(rows.begin(), rows.end(), [&](int r) {
+      return has_walk(chip.family, s.element_bytes, r, chunk) &&
+             walk_shape(chip.family, s.element_bytes, r, chunk).lds_bytes <= chip.lds_bytes;
+    });
+  };
+  for (const int chunk : kChunks)
+    if (fits(chunk)) return chunk;
+  throw std::invalid_argument("DHQK, DHHV: no kernel for these fits the " + std::to_string(chip.lds_bytes) +
+                              " bytes of LDS of this GPU");
+}
+
+// together: walks that share a launch.
+WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int rows, int64_t columns, int chunk, int together) {
+  const WalkShape shape = walk_shape(chip.family, s.element_bytes, rows, chunk);
+  // Four waves of 255 registers leave room for a second block on NVIDIA's 64K and RDNA's 96K or more.
+  const int64_t at_once = int64_t(chip.compute_units) * (shape.threads <= 128 ? 2 : 1);
+  WalkPlan p{};
+  p.rows = rows;
+  p.chunk = chunk;
+  p.y_tile = shape.y_tile;
+  p.tiles = int(ceil_div(columns, shape.y_tile));
+  const int64_t blocks = s.sequences * s.heads * p.tiles * together;
+  const int64_t chunks = ceil_div(s.length, chunk);
+  // A segment of fewer than eight chunks is mostly beginning and end.
+  const int64_t most = std::max<int64_t>(1, std::min<int64_t>(chunks / 8, 64));
+  int64_t best = 1;
+  for (int64_t n = 2; n <= most; ++n)
+    if (walk_time(blocks, n, at_once) < 0.95 * walk_time(blocks, best, at_once)) best = n;
+  p.segment_chunks = int(ceil_div(chunks, best));
+  // The sequences of a packed row end anywhere: each may begin one segment more than its share.
+  p.segments = int(ceil_div(chunks, p.segment_chunks));
+  p.blocks = int(s.sequences * s.heads * p.tiles * p.segments);
+  return p;
+}
+
+}  // namespace
+
+int64_t between_floats(const WalkPlan& p, int64_t states) {
+  return states * (p.segments - 1) * p.tiles * p.rows * p.y_tile;
+}
+
+ForwardPlan plan_forward(const MlstmShape& s, const Chip& chip) {
+  const int rows = rows_of("DHQK", s.dqk);
+  return {chip, plan_walk(s, chip, rows, s.dhv, chunk_for(s, chip, {rows}), 1)};
+}
+
+BackwardPlan plan_backward(const MlstmShape& s, const Chip& chip) {
+  const int keys = rows_of("DHQK", s.dqk), values = rows_of("DHHV", s.dhv);
+  const int chunk = chunk_for(s, chip, {keys, values});
+  return {chip, plan_walk(s, chip, values, s.dqk, chunk, 2), plan_walk(s, chip, values, s.dqk, chunk, 2),
+          plan_walk(s, chip, keys, s.dhv, chunk, 1)};
+}
+
+}  // namespace xlstm::gpu

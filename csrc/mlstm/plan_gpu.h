@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the mLSTM is cut up on a GPU: a pure function of shape and chip, so that it is tested anywhere.
+#pragma once
+
+#include <cstdint>
+
+#include "arch/chip.h"
+#include "mlstm/walk_shape.h"
+
+namespace xlstm::gpu {
+
+// What a plan depends on.
+struct MlstmShape {
+  int64_t sequences, heads, length, dqk, dhv;  // length: of a row; the sequences of a packed row are together that long
+  bool packed;
+  int element_bytes;  // of q
+};
+
+// One walk: which kernel, and into how many segments a sequence is cut.
+struct WalkPlan {
+  int rows, chunk;  // the kernel's
+  int y_tile, tiles;  // columns of y in a block; blocks along y
+  int segments, segment_chunks;
+  int blocks;       // of the walk itself; states only between segments come before
+};
+
+// Floats of the states between its segments.
+int64_t between_floats(const WalkPlan&, int64_t states);
+
+struct ForwardPlan {
+  Chip chip;
+  WalkPlan walk;
+};
+struct BackwardPlan {
+  Chip chip;
+  WalkPlan dq, dk, dv;  // one chunk length for all
+};
+
+// Throw std::invalid_argument, naming the dimension, where there is no kernel.
+ForwardPlan plan_forward(const MlstmShape&, const Chip&);
+BackwardPlan plan_backward(const MlstmShape&, const Chip&);
+
+}  // namespace xlstm::gpu

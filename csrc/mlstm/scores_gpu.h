@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scores of every chunk, all at once, and what the gates say about its tokens:
+//     forward    s (q k) D, row sums of it, and what the chunk adds to n
+//     backward   s (q k) D / N and dS = s / N (dh v + dl N) D, what the chunk adds to n and dn, and dS's diagonal apart:
+//                both dq and dk have it, and without it their products with q and k are what flows across a token
+// with D_ts = e^(b_t - m_t + i_s - b_s), s <= t. The walks (walk_gpu.h) read them once per block; made here, each
+// product and each exp is made once per head.
+//
+// Who owns what: a block of four waves has one chunk of one head. Its products q k^T (and dh v^T) are summed over slices
+// of 64 features, in strips of the lower triangle that the waves share out; then the block goes over the chunk's pairs of
+// tokens by rows. Exponents are sums of two floats each, high and low, from double: where b is -3000, a float's
+// difference of two b would be wrong in the fourth digit.
+//
+// Floor: L (DHQK + DHHV) flops a token, L bytes or 2 L bytes a token written beside q, k, v, h, dh read. The reads bind.
+#pragma once
+
+#include "mlstm/sequences_gpu.h"
+#include "mlstm/walk_shape.h"
+
+namespace xlstm::gpu {
+
+constexpr double kLog2E = 1.4426950408889634;
+
+// One chunk's gates in LDS.
+template <int kChunk>
+struct ChunkGates {
+  double lf[kChunk], ig[kChunk], b[kChunk];
+  float row_high[kChunk], row_low[kChunk], column_high[kChunk], column_low[kChunk];  // exponents of 2
+  float over_n[kChunk], dl_n[kChunk], into[kChunk], dl_inter[kChunk];
+};
+
+template <class E, int kChunk, bool kBackward>
+struct Scores {
+  static constexpr int kThreads = scores_threads(kFamily), kWaves = 4, kStepRows = kStep<E>;
+  static constexpr int kBuffers = kAsyncCopies ? 2 : 1, kRowStrips = kChunk / kStepRows;
+  static constexpr int kColumnStrips = kChunk / kStripColumns, kStride = kChunk + 1;
+  using StageSlice = Stage<E, kChunk, kSliceColumns, false, kThreads>;
+  using SliceTile = typename StageSlice::Storage;
+
+  // Strips with a pair s <= t, and how many a wave has at most.
+  static constexpr bool reached(int ts, int cs) { return cs * kStripColumns < (ts + 1) * kStepRows; }
+  static constexpr int strips() {
+    int n = 0;
+    for (int ts = 0; ts < kRowStrips; ++ts)
+      for (int cs = 0; cs < kColumnStrips; ++cs) n += reached(ts, cs);
+    return n;
+  }
+  static constexpr int kMine = (strips() + kWaves - 1) / kWaves;
+
+  const ScoreParams& p;
+  Head head;
+  int64_t slot_index, t0;  // row slots + slot; first token
+  int valid;
+  char* lds;
+  ChunkGates<kChunk>* gates;
+  int strip_row[kMine], strip_column[kMine];  // -1: none
+
+  static_assert(sizeof(ChunkGates<kChunk>) == 56 * kChunk);
+
+  XLSTM_DEVICE Scores(const ScoreParams& params, const Head& h, int64_t chunk, char* memory)
+      : p(params), head(h), t0(h.begin + chunk * kChunk), lds(memory) {
+    slot_index = h.in_slots(p.where, chunk) / kChunk;
+    valid = int(h.end - t0 < kChunk ? h.end - t0 : kChunk);
+    gates = reinterpret_cast<ChunkGates<kChunk>*>(
+        lds + scores_lds_bytes(kFamily, sizeof(E), kChunk, kBackward) - int(sizeof(ChunkGates<kChunk>)));
+    int n = 0;
+    for (int j = 0; j < kMine; ++j) strip_row[j] = strip_column[j] = -1;
+#pragma unroll
+    for (int ts = 0; ts < kRowStrips; ++ts)
+#pragma unroll
+      for (int cs = 0; cs < kColumnStrips; ++cs)
+        if (reached(ts, cs)) {
+          if (n % kWaves == wave_id()) {
+            strip_row[n / kWaves] = ts;
+            strip_column[n / kWaves] = cs;
+          }
+          ++n;
+        }
+  }
+
+  XLSTM_DEVICE int64_t in_slots(int t) const { return slot_index * kChunk + t; }
+
+  XLSTM_DEVICE void measure_gates() {
+    ChunkGates<kChunk>& g = *gates;
+    const int t = threadIdx.x;
+    if (t < kChunk) {
+      const TokenGates x = t < valid ? token_gates(p.i, p.f, p.sigmoid, head, t0 + t) : TokenGates{0, -INFINITY};
+      g.lf[t] = x.lf;
+      g.ig[t] = x.ig;
+    }
+    __syncthreads();
+    if (t < kChunk) {
+      double b = 0, end = 0;  // the first token's lf is left out: it is in what comes from before the chunk
+      for (int u = 1; u < kChunk; ++u) {
+        end += g.lf[u];
+        if (u == t) b = end;
+      }
+      const double* m = p.m + head.row * p.where.length + t0;
+      const double m_before =
+          t0 > head.begin ? m[-1] : p.m_initial ? double(p.m_initial[head.state]) : 0.0;
+      const double m_end = m[valid - 1], m_t = t < valid ? m[t] : m_end;
+      const double row = (b - m_t) * kLog2E, column = (g.ig[t] - b) * kLog2E;
+      g.row_high[t] = float(row);
+      g.row_low[t] = float(row - float(row));
+      g.column_high[t] = float(column);
+      g.column_low[t] = t < valid ? float(column - float(column)) : 0.0f;
+      const bool inside = t < valid;
+      double inter = inside ? p.scale * exp(g.lf[0] + b + (m_before - m_t)) : 0.0;
+      const float into = inside ? float(exp(g.ig[t] - b + (end - m_end))) : 0.0f;
+      g.into[t] = into;
+      if constexpr (kBackward) {
+        const double l = inside ? p.l_saved[head.row * p.where.length + t0 + t] : 0.0;
+        const double n = normaliser(p.normalize, l, m_t, p.eps);
+        const NormaliserGrad grad =
+            normaliser_grad(p.normalize && p.normalizer_grad, l, m_t, p.eps, inside ? double(g.dl_n[t]) : 0.0);
+        inter /= n;
+        g.over_n[t] = float(p.scale / n);
+        g.dl_n[t] = float(grad.dl_times_n);
+        g.dl_inter[t] = float(inter * grad.dl_times_n);
+        p.dl_inter[in_slots(t)] = g.dl_inter[t];
+        p.dm[in_slots(t)] = inside ? grad.dm : 0.0;
+      }
+      p.inter[in_slots(t)] = float(inter);
+      p.into[in_slots(t)] = into;
+      if (t == 0) p.decay[slot_index] = float(exp(g.lf[0] + end + (m_before - m_end)));
+    }
+    __syncthreads();
+  }
+
+  // dh . h of each token, into dl_n.
+  XLSTM_DEVICE void dot_outputs() {
+    const TokenRows<E> h = rows<E>(p.h, head), dh = rows<E>(p.dh, head);
+    constexpr int n = kPieceElements<E>, kLanes = 16;
+    for (int t = threadIdx.x / kLanes; t < kChunk; t += kThreads / kLanes) {
+      float dot = 0;
+      for (int c = threadIdx.x % kLanes * n; c < p.h.columns; c += kLanes * n) {
+        const Piece x = h.piece(t0 + t, c, t < valid), y = dh.piece(t0 + t, c, t < valid);
+#pragma unroll
+        for (int j = 0; j < n; ++j) dot += element<E>(x, j) * element<E>(y, j);
+      }
+#pragma unroll
+      for (int mask = kLanes / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
+      if (threadIdx.x % kLanes == 0) gates->dl_n[t] = dot;
+    }
+  }
+
+  XLSTM_DEVICE SliceTile slice(int buffer, int which) const {
+    return {reinterpret_cast<E*>(lds + (buffer * 2 + which) * SliceTile::kBytes)};
+  }
+
+  // sum over features of row t of `left` times row s of `right`; between(left slice, right slice, first column) sees
+  // each slice.
+  template <class F>
+  XLSTM_DEVICE void multiply_rows(Strip<E> (&sum)[kMine], const Tokens& left, const Tokens& right, F&& between) {
+    TokenRows<E> l = rows<E>(left, head), r = rows<E>(right, head);
+    const int columns = left.columns, slices = (columns + kSliceColumns - 1) / kSliceColumns;
+    StageSlice stage_l, stage_r;
+    const auto fetch = [&](int n) {
+      if (n >= slices) return;
+      stage_l.fetch(slice(n % kBuffers, 0), l, t0, valid);
+      stage_r.fetch(slice(n % kBuffers, 1), r, t0, valid);
+      l.data += kSliceColumns, r.data += kSliceColumns;
+      l.columns -= kSliceColumns, r.columns -= kSliceColumns;
+    };
+#pragma unroll
+    for (int j = 0; j < kMine; ++j) sum[j].zero();
+    fetch(0);
+    for (int n = 0; n < slices; ++n) {
+      const SliceTile lt = slice(n % kBuffers, 0), rt = slice(n % kBuffers, 1);
+      arrive([&] {
+        stage_l.store(lt);
+        stage_r.store(rt);
+      });
+      fetch(n + 1);
+#pragma unroll
+      for (int j = 0; j < kMine; ++j)
+        if (strip_row[j] >= 0)
+#pragma unroll
+          for (int k = 0; k < kSliceColumns; k += kStep<E>)
+            multiply(sum[j], load_stream<true, E>(lt, strip_row[j] * kStepRows, k),
+                     load_chain_along<E>(rt, strip_column[j] * kStripColumns, k));
+      between(lt, rt, n * kSliceColumns);
+    }
+    __syncthreads();  // the next products, or the pairs, take this memory
+  }
+
+  // vector[column] = sum over tokens of weight row: 64 threads have a column each.
+  XLSTM_DEVICE void add_rows(const SliceTile& tile, const float* weight, float* vector, int first, int columns) {
+    const int column = threadIdx.x % kSliceColumns;
+    float sum = 0;
+    for (int t = 0; t < kChunk; ++t) sum += weight[t] * to_float(*tile.at(t, column));
+    if (first + column < columns) vector[slot_index * columns + first + column] = sum;
+  }
+
+  XLSTM_DEVICE void spread(const Strip<E> (&sum)[kMine], float* products) {
+#pragma unroll
+    for (int j = 0; j < kMine; ++j)
+      if (strip_row[j] >= 0)
+#pragma unroll
+        for (int r = 0; r < Strip<E>::kRegisters; ++r) {
+          const StripPosition at = Strip<E>::position(r);
+          products[(strip_row[j] * kStepRows + at.row) * kStride + strip_column[j] * kStripColumns + at.column] =
+              sum[j].value[r];
+        }
+  }
+
+  // The chunk's pairs, a piece of a row at a time.
+  XLSTM_DEVICE void weigh_pairs(const float* qk, const float* dhv) {
+    const ChunkGates<kChunk>& g = *gates;
+    constexpr int n = kPieceElements<E>, kLanes = kChunk / n;
+    for (int t = threadIdx.x / kLanes; t < kChunk; t += kThreads / kLanes) {
+      const int first = threadIdx.x % kLanes * n;
+      float score[n], d_score[n], sum = 0;
+#pragma unroll
+      for (int j = 0; j < n; ++j) {
+        const int s = first + j;
+        score[j] = d_score[j] = 0;
+        if (s > t || t >= valid) continue;
+        const float exponent = (g.row_high[t] + g.column_high[s]) + (g.row_low[t] + g.column_low[s]);
+        const float d = sizeof(E) == 4 ? exp2f(exponent) : exp2_fast(exponent);
+        const float product = qk[t * kStride + s];
+        if constexpr (kBackward) {
+          score[j] = g.over_n[t] * product * d;
+          const float x = g.over_n[t] * (dhv[t * kStride + s] + g.dl_n[t]) * d;
+          if (s < t) {
+            d_score[j] = x;
+          } else {
+            p.self[in_slots(t)] = x;
+            p.own[in_slots(t)] = x * product;
+          }
+        } else {
+          score[j] = float(p.scale) * product * d;
+          sum += score[j];
+        }
+      }
+      const TokenRows<E> to = {static_cast<const E*>(p.scores) + slot_index * kChunk * kChunk, kChunk, kChunk, true};
+      store_piece(to, t, first, score);
+      if constexpr (kBackward) {
+        const TokenRows<E> d_to = {static_cast<const E*>(p.d_scores) + slot_index * kChunk * kChunk, kChunk, kChunk, true};
+        store_piece(d_to, t, first, d_score);
+      } else {
+#pragma unroll
+        for (int mask = kLanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+        if (first == 0) p.l[in_slots(t)] = sum;
+      }
+    }
+    if (kBackward && threadIdx.x < kChunk && int(threadIdx.x) >= valid)
+      p.self[in_slots(threadIdx.x)] = p.own[in_slots(threadIdx.x)] = 0;
+  }
+
+  XLSTM_DEVICE void run() {
+    Strip<E> dhv[kMine], qk[kMine];
+    if constexpr (kBackward) {
+      dot_outputs();
+      __syncthreads();
+    }
+    measure_gates();
+    if constexpr (kBackward) multiply_rows(dhv, p.dh, p.v, [](auto&&...) {});
+    multiply_rows(qk, p.q, p.k, [&](const SliceTile& q, const SliceTile& k, int first) {
+      if (threadIdx.x / kSliceColumns == 0) add_rows(k, gates->into, p.keys, first, p.q.columns);
+      if constexpr (kBackward)
+        if (threadIdx.x / kSliceColumns == 1) add_rows(q, gates->dl_inter, p.queries, first, p.q.columns);
+    });
+    float *products = reinterpret_cast<float*>(lds), *more = products + kChunk * kStride;
+    spread(qk, products);
+    if constexpr (kBackward) spread(dhv, more);
+    __syncthreads();
+    weigh_pairs(products, more);
+  }
+};
+
+template <class E, int kChunk, bool kBackward>
+__global__ __launch_bounds__(scores_threads(kFamily)) void scores(const ScoreParams p) {
+  if constexpr (kChunk >= kStep<E>) {
+    extern __shared__ __align__(16) char lds[];
+    Head head;
+    int64_t chunk;
+    if (!head_at(p.where, blockIdx.x / p.where.slots, blockIdx.x % p.where.slots, head, chunk)) return;
+    Scores<E, kChunk, kBackward>(p, head, chunk, lds).run();
+  }
+}
+
+}  // namespace xlstm::gpu

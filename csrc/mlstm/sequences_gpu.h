@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Heads, sequences, chunks and segments as a block of threads finds them.
+#pragma once
+
+#include "mlstm/params_gpu.h"
+#include "mlstm/recurrence.h"
+#include "tile/gpu.h"
+
+namespace xlstm::gpu {
+
+// One head of one sequence. Offsets that the caller gives are kept inside the row, whatever they are.
+struct Head {
+  int64_t state, batch, head, row;  // row = batch NH + head
+  int64_t begin, end;               // its tokens
+  int64_t slot;                     // its first chunk's
+
+  XLSTM_DEVICE int64_t in_slots(const Sequences& s, int64_t chunk) const {
+    return (row * s.slots + slot + chunk) * s.chunk;
+  }
+};
+
+XLSTM_DEVICE int64_t clamp_offset(const Sequences& s, int64_t n) {
+  const int64_t x = s.cu_seqlens[n];
+  return x < 0 ? 0 : x > s.length ? s.length : x;
+}
+
+XLSTM_DEVICE Head head_of(const Sequences& s, int64_t state) {
+  const int64_t sequence = state / s.heads, head = state % s.heads;
+  Head h{state, sequence, head, state, 0, s.length, 0};
+  if (s.cu_seqlens) {
+    h.batch = 0;
+    h.row = head;
+    h.begin = clamp_offset(s, sequence);
+    h.end = clamp_offset(s, sequence + 1);
+    h.slot = h.begin / s.chunk + sequence;
+  }
+  return h;
+}
+
+// The head and the chunk that a slot of a row holds; false when it holds none.
+XLSTM_DEVICE bool head_at(const Sequences& s, int64_t row, int64_t slot, Head& h, int64_t& chunk) {
+  int64_t sequence = 0;
+  if (s.cu_seqlens) {  // the last sequence whose slots begin here or before
+    int64_t last = s.sequences - 1;
+    while (sequence < last) {
+      const int64_t middle = (sequence + last + 1) / 2;
+      if (clamp_offset(s, middle) / s.chunk + middle <= slot)
+        sequence = middle;
+      else
+        last = middle - 1;
+    }
+    h = head_of(s, sequence * s.heads + row);
+  } else {
+    h = head_of(s, row);
+  }
+  chunk = slot - h.slot;
+  return h.begin + chunk * s.chunk < h.end;
+}
+
+struct Segment : Head {
+  int64_t first_chunk, last_chunk;  // its chunks, the last one excluded
+  int order;                        // in the walk's direction
+  bool last, empty;
+};
+
+XLSTM_DEVICE Segment segment_of(const Sequences& s, int64_t state, int order, int segment_chunks, bool reverse) {
+  Segment g{head_of(s, state), 0, 0, order, false, true};
+  const int64_t chunks = (g.end - g.begin + s.chunk - 1) / s.chunk;
+  const int64_t count = (chunks + segment_chunks - 1) / segment_chunks;
+  if (order >= count) return g;
+  g.first_chunk = (reverse ? count - 1 - order : order) * segment_chunks;
+  g.last_chunk = g.first_chunk + segment_chunks < chunks ? g.first_chunk + segment_chunks : chunks;
+  g.last = order + 1 == count;
+  g.empty = false;
+  return g;
+}
+
+template <class E>
+XLSTM_DEVICE TokenRows<E> rows(const Tokens& x, const Head& h) {
+  return {static_cast<const E*>(x.data) + h.batch * x.stride[0] + h.head * x.stride[1], x.stride[2], x.columns, x.aligned};
+}
+
+template <class E>
+XLSTM_DEVICE float element(const Piece& p, int j) {
+  if constexpr (sizeof(E) == 4)
+    return as_float(p.word[j]);
+  else
+    return j % 2 ? high_float(E{}, p.word[j / 2]) : low_float(E{}, p.word[j / 2]);
+}
+
+template <class E, int n>
+XLSTM_DEVICE void store_piece(const TokenRows<E>& rows, int64_t token, int column, const float (&value)[n]) {
+  if (column >= rows.columns) return;
+  E* to = const_cast<E*>(rows.data) + token * rows.stride + column;
+  E e[n];
+#pragma unroll
+  for (int j = 0; j < n; ++j) e[j] = from_float<E>(value[j]);
+  if (rows.aligned && column + n <= rows.columns) {
+    Piece p;
+    __builtin_memcpy(&p, e, 16);
+    *reinterpret_cast<Piece*>(to) = p;
+  } else {
+#pragma unroll
+    for (int j = 0; j < n; ++j)
+      if (column + j < rows.columns) to[j] = e[j];
+  }
+}
+
+// A gate: one number a token, in q's dtype or float.
+XLSTM_DEVICE int64_t gate_offset(const Tokens& x, const Head& h, int64_t token) {
+  return h.batch * x.stride[0] + h.head * x.stride[1] + token * x.stride[2];
+}
+XLSTM_DEVICE double load_gate(const Tokens& x, const Head& h, int64_t token) {
+  const int64_t at = gate_offset(x, h, token);
+  if (x.element == 0) return static_cast<const float*>(x.data)[at];
+  if (x.element == 1) return to_float(static_cast<const BFloat16*>(x.data)[at]);
+  return to_float(static_cast<const Float16*>(x.data)[at]);
+}
+XLSTM_DEVICE void store_gate(const Tokens& x, const Head& h, int64_t token, float value) {
+  const int64_t at = gate_offset(x, h, token);
+  if (x.element == 0)
+    static_cast<float*>(x.data)[at] = value;
+  else if (x.element == 1)
+    static_cast<BFloat16*>(x.data)[at] = from_float<BFloat16>(value);
+  else
+    static_cast<Float16*>(x.data)[at] = from_float<Float16>(value);
+}
+
+// What a gate's token does: log forget, log input. lf is kept finite, so that sums of it have differences; e^-100000 is
+// zero as e^-inf is.
+struct TokenGates {
+  double lf, ig;
+};
+XLSTM_DEVICE TokenGates token_gates(const Tokens& i, const Tokens& f, bool sigmoid_gate, const Head& h, int64_t token) {
+  const double ig = load_gate(i, h, token), lf = log_sigmoid(load_gate(f, h, token));
+  return {lf < -1e5 ? -1e5 : lf, sigmoid_gate ? log_sigmoid(ig) : ig};
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hands out aligned arrays from one block. With no block it only counts, so layout and size are written once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace xlstm {
+
+class Arena {
+ public:
+  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
+  template <class T>
+  T* take(int64_t n) {
+    constexpr size_t kLine = 256;
+    char* p = base_ ? base_ + used_ : nullptr;
+    used_ += (size_t(n) * sizeof(T) + kLine - 1) / kLine * kLine;
+    return reinterpret_cast<T*>(p);
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* base_;
+  size_t used_ = 0;
+};
+
+}  // namespace xlstm
