@@ -96,6 +96,16 @@ XLSTM_DEVICE float shuffle_xor(float x, int mask) {
 #endif
 }
 
+// From a lane of this lane's group of `width`.
+template <class T>
+XLSTM_DEVICE T shuffle_from(T x, int lane, int width) {
+#if defined(__CUDACC__)
+  return __shfl_sync(~0u, x, lane, width);
+#else
+  return __shfl(x, lane, width);
+#endif
+}
+
 XLSTM_DEVICE float exp2_fast(float x) {
 #if defined(__CUDACC__)
   float y;

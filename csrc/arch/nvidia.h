@@ -173,7 +173,9 @@ XLSTM_DEVICE void copy_async(void* lds, const void* global, bool valid) {  // 16
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(lds_address(lds)), "l"(global), "r"(bytes));
 }
-XLSTM_DEVICE void copies_commit() { asm volatile("cp.async.commit_group;"); }
+XLSTM_DEVICE void copy_async_float(float* lds, const float* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(lds_address(lds)), "l"(global));
+}
 XLSTM_DEVICE void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 }  // namespace xlstm::gpu

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The chunkwise mLSTM on a GPU: which kernel runs after which, on what memory.
-//   forward    stabilisers - scores - n before each chunk - normalisers - walk
-//   backward   stabilisers - scores - n, dn before each chunk - walks dq and dk in one grid - walk dv - gates
+//   forward    gates, stabilisers - scores - n before each chunk - normalisers - walk
+//   backward   gates, stabilisers - scores - n, dn before each chunk - walks dq and dk in one grid - walk dv - flows, gates
 // A walk that is cut into segments is three launches (walk_launch.h).
+#include "mlstm/flows_gpu.h"
 #include "mlstm/gates_gpu.h"
 #include "mlstm/kernels_gpu.h"
 #include "mlstm/launch_gpu.h"
@@ -69,13 +70,16 @@ void launch_vectors(const VectorParams& p, Stream stream) {
 // What forward and backward both compute of the gates.
 struct CommonMemory {
   Sequences where;
-  double* m;
+  double *sums, *mosts, *m_before, *m;
   void* scores;
   float *inter, *into, *decay, *keys;
 
   CommonMemory(Arena& arena, const xlstm_mlstm& in, int chunk)
       : where(sequences(in, chunk)),
-        m(arena.take<double>(where.rows * where.length)),
+        sums(arena.take<double>(chunks(where))),
+        mosts(arena.take<double>(chunks(where))),
+        m_before(arena.take<double>(chunks(where))),
+        m(arena.take<double>(padded_tokens(where))),
         scores(arena.take<char>(padded_tokens(where) * chunk * element_bytes(in.q))),
         inter(arena.take<float>(padded_tokens(where))),
         into(arena.take<float>(padded_tokens(where))),
@@ -84,9 +88,11 @@ struct CommonMemory {
 };
 
 void launch_stabilisers(const CommonMemory& memory, const xlstm_mlstm& in, void* m_last, Stream stream) {
-  GateParams p{memory.where,     tokens(in.i, 1, in), tokens(in.f, 1, in), floats(in.m_initial), floats(m_last),
-               memory.m, in.gate == XLSTM_GATE_SIGMOID};
-  launch("stabilisers", stabilisers<0>, {states(memory.where), kScanThreads, 0}, stream, p);
+  const GateParams p{memory.where, tokens(in.i, 1, in), tokens(in.f, 1, in), floats(in.m_initial), floats(m_last),
+                     memory.sums,  memory.mosts,        memory.m_before,     in.gate == XLSTM_GATE_SIGMOID};
+  launch("gates", chunk_gates<0>, {(chunks(memory.where) + kGatesPerBlock - 1) / kGatesPerBlock, kGateThreads, 0}, stream,
+         p);
+  launch("stabilisers", stabilisers<0>, {states(memory.where), kGateScanThreads, 0}, stream, p);
 }
 
 ScoreParams score_params(const CommonMemory& memory, const xlstm_mlstm& in) {
@@ -96,8 +102,8 @@ ScoreParams score_params(const CommonMemory& memory, const xlstm_mlstm& in) {
   p.k = tokens(in.k, in.dqk, in);
   p.i = tokens(in.i, 1, in);
   p.f = tokens(in.f, 1, in);
+  p.m_before = memory.m_before;
   p.m = memory.m;
-  p.m_initial = floats(in.m_initial);
   p.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
   p.normalize = normalised(in);
   p.normalizer_grad = in.normalizer_grad;
@@ -171,20 +177,24 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
 struct BackwardMemory : CommonMemory {
   void* d_scores;
   float *self, *own, *dl_inter, *queries, *q_dots, *k_dots, *state_dots, *n_last, *between[2];
-  double* dm;
+  float *reach, *across, *leaving, *walk_reaching, *walk_leaving;
+  double *dm, *local, *reaching, *entering, *over, *moving, *behind;
+  int* stops;
 
   BackwardMemory(Arena& arena, const xlstm_mlstm& in, const BackwardPlan& plan)
-      : CommonMemory(arena, in, plan.dq.chunk),
-        d_scores(arena.take<char>(padded_tokens(where) * where.chunk * element_bytes(in.q))),
-        self(arena.take<float>(padded_tokens(where))),
-        own(arena.take<float>(padded_tokens(where))),
-        dl_inter(arena.take<float>(padded_tokens(where))),
-        queries(arena.take<float>(chunks(where) * in.dqk)),
-        q_dots(arena.take<float>(plan.dq.tiles * padded_tokens(where))),
-        k_dots(arena.take<float>(plan.dk.tiles * padded_tokens(where))),
-        state_dots(arena.take<float>(plan.dq.tiles * states(where))),
-        n_last(arena.take<float>(states(where) * in.dqk)),
-        dm(arena.take<double>(padded_tokens(where))) {
+      : CommonMemory(arena, in, plan.dq.chunk) {
+    const int64_t all_tokens = padded_tokens(where), all_chunks = chunks(where);
+    d_scores = arena.take<char>(all_tokens * where.chunk * element_bytes(in.q));
+    for (float** x : {&self, &own, &dl_inter, &reach, &across, &leaving, &walk_reaching, &walk_leaving})
+      *x = arena.take<float>(all_tokens);
+    for (double** x : {&dm, &local}) *x = arena.take<double>(all_tokens);
+    for (double** x : {&reaching, &entering, &over, &moving, &behind}) *x = arena.take<double>(all_chunks);
+    stops = arena.take<int>(all_chunks);
+    queries = arena.take<float>(all_chunks * in.dqk);
+    q_dots = arena.take<float>(plan.dq.tiles * all_tokens);
+    k_dots = arena.take<float>(plan.dk.tiles * all_tokens);
+    state_dots = arena.take<float>(plan.dq.tiles * states(where));
+    n_last = arena.take<float>(states(where) * in.dqk);
     // dq and dk run side by side; dv follows and takes the first one's room.
     const int64_t pair = between_floats(plan.dq, states(where)), dv = between_floats(plan.dv, states(where));
     between[0] = arena.take<float>(pair > dv ? pair : dv);
@@ -210,6 +220,11 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   s.dl_inter = memory.dl_inter;
   s.queries = memory.queries;
   s.dm = memory.dm;
+  s.reach = memory.reach;
+  s.across = memory.across;
+  s.leaving = memory.leaving;
+  s.walk_reaching = memory.walk_reaching;
+  s.walk_leaving = memory.walk_leaving;
   launch_scores<E, true>(s, chip, stream);
   const int dqk = int(in.dqk);
   launch_vectors({memory.where, memory.keys, memory.decay, floats(in.n_initial), memory.n_last, dqk, false}, stream);
@@ -257,36 +272,51 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   dv.state_y = 1;
   launch_walks<E>(plan.dv, chip, &dv, 1, stream);
 
-  GateGradParams g{};
-  g.where = memory.where;
-  g.i = s.i;
-  g.f = s.f;
-  g.di = tokens(call.di, 1, in);
-  g.df = tokens(call.df, 1, in);
-  g.k = s.k;
-  g.m = memory.m;
-  g.m_initial = floats(in.m_initial);
-  g.dm = memory.dm;
-  g.q_dots = memory.q_dots;
-  g.k_dots = memory.k_dots;
-  g.own = memory.own;
-  g.into = memory.into;
-  g.q_tiles = plan.dq.tiles;
-  g.k_tiles = plan.dk.tiles;
-  g.state_dots = call.dc_last ? memory.state_dots : nullptr;
-  g.dn_last = floats(call.dn_last);
-  g.n_last = memory.n_last;
-  g.dm_last = floats(call.dm_last);
-  g.dc_initial = floats(call.dc_initial);
-  g.dn_initial = floats(call.dn_initial);
-  g.c_initial = floats(in.c_initial);
-  g.n_initial = floats(in.n_initial);
-  g.dm_initial = floats(call.dm_initial);
-  g.dqk = in.dqk;
-  g.dhv = in.dhv;
-  g.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
-  g.normalizer_grad = in.normalizer_grad;
-  launch("gate gradients", gate_gradients<0>, {states(memory.where), kScanThreads, 0}, stream, g);
+  FlowParams f{};
+  f.where = memory.where;
+  f.i = s.i;
+  f.f = s.f;
+  f.di = tokens(call.di, 1, in);
+  f.df = tokens(call.df, 1, in);
+  f.m = memory.m;
+  f.m_before = memory.m_before;
+  f.dm = memory.dm;
+  f.q_dots = memory.q_dots;
+  f.k_dots = memory.k_dots;
+  f.q_tiles = plan.dq.tiles;
+  f.k_tiles = plan.dk.tiles;
+  f.reach = memory.reach;
+  f.into = memory.into;
+  f.own = memory.own;
+  f.across = memory.across;
+  f.leaving = memory.leaving;
+  f.walk_reaching = memory.walk_reaching;
+  f.walk_leaving = memory.walk_leaving;
+  f.decay = memory.decay;
+  f.local = memory.local;
+  f.reaching = memory.reaching;
+  f.entering = memory.entering;
+  f.over = memory.over;
+  f.moving = memory.moving;
+  f.behind = memory.behind;
+  f.stops = memory.stops;
+  f.state_dots = call.dc_last ? memory.state_dots : nullptr;
+  f.dn_last = floats(call.dn_last);
+  f.keys = memory.keys;
+  f.dm_last = floats(call.dm_last);
+  f.dc_initial = floats(call.dc_initial);
+  f.dn_initial = floats(call.dn_initial);
+  f.c_initial = floats(in.c_initial);
+  f.n_initial = floats(in.n_initial);
+  f.dm_initial = floats(call.dm_initial);
+  f.dqk = in.dqk;
+  f.dhv = in.dhv;
+  f.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
+  f.normalizer_grad = in.normalizer_grad;
+  const int64_t flow_blocks = (chunks(memory.where) + kFlowsPerBlock - 1) / kFlowsPerBlock;
+  launch("flows of chunks", sum_chunk_flows<0>, {flow_blocks, kFlowThreads, 0}, stream, f);
+  launch("flows between chunks", scan_flows<0>, {states(memory.where), kFlowScanThreads, 0}, stream, f);
+  launch("gate gradients", gate_gradients<0>, {flow_blocks, kFlowThreads, 0}, stream, f);
 }
 
 }  // namespace

@@ -29,15 +29,16 @@ struct GateParams {
   Tokens i, f;
   const float* m_initial;  // (N, NH), or null
   float* m_last;           // or null
-  double* m;               // (rows, S): after each token
+  double *sums, *mosts;    // (rows, slots): what a chunk does to m
+  double* m_before;        // (rows, slots)
   bool sigmoid;
 };
 
 struct ScoreParams {
   Sequences where;
   Tokens q, k, i, f;
-  const double* m;
-  const float* m_initial;
+  const double* m_before;  // (rows, slots)
+  double* m;               // (rows, slots, L): after each token
   bool sigmoid, normalize, normalizer_grad;
   double eps, scale;
   void* scores;         // (rows, slots, L, L): s (q k) D; in backward over N
@@ -54,6 +55,10 @@ struct ScoreParams {
   float* dl_inter;      // inter dl N
   float* queries;       // (rows, slots, DHQK): sum of inter dl N q, what the chunk adds to dn
   double* dm;           // what reaches m
+  float* reach;         // what is left of the chunk's first state at each token
+  // With G_ts = dS_ts q_t k_s, s < t, what flows inside the chunk: from the tokens before each to it and to those after;
+  // what leaves each token; and, from dS as the walks see it, rounded, what reaches and what leaves each.
+  float *across, *leaving, *walk_reaching, *walk_leaving;
 };
 
 // Turns what each chunk adds to a vector into the vector before the chunk.
@@ -94,7 +99,7 @@ struct WalkParams {
   const float* state_in; // (N, NH, DHQK, DHHV), or null
   float* state_out;      // or null
   int64_t state_x, state_y;  // strides of x and y in those
-  const float* dot_with;     // (N, NH, DHQK, DHHV), or null: its product with the state that the last token decays
+  const float* dot_with;     // (N, NH, DHQK, DHHV), or null: its product with the state before the last chunk
   float* state_dots;         // (tiles of y, N NH)
   float* between;            // (N NH, segments - 1, tiles, accumulators): states between segments, or null
   int segments, segment_chunks, tiles;
@@ -111,16 +116,21 @@ struct ScanParams {  // of `between`
   bool reverse;
 };
 
-struct GateGradParams {
+// The gates' gradients: flows.h has what is what. All per token arrays are (rows, slots, L), per chunk (rows, slots).
+struct FlowParams {
   Sequences where;
-  Tokens i, f, di, df, k;
-  const double* m;
-  const float* m_initial;
+  Tokens i, f, di, df;
+  const double *m, *m_before;
   const double* dm;
-  const float *q_dots, *k_dots, *own, *into;
+  const float *q_dots, *k_dots;  // (tiles, rows, slots, L)
   int q_tiles, k_tiles;
-  const float* state_dots;  // (q_tiles, N NH), or null
-  const float *dn_last, *n_last, *dm_last;
+  const float *reach, *into, *own, *across, *leaving, *walk_reaching, *walk_leaving, *decay;
+  double* local;                                // per token
+  double *reaching, *entering, *over, *moving;  // per chunk
+  double* behind;                               // what reaches m from behind the chunk
+  int* stops;
+  const float* state_dots;  // (q_tiles, N NH): <dC_last, C before the last chunk>, or null
+  const float *dn_last, *keys, *dm_last;
   const float *dc_initial, *dn_initial, *c_initial, *n_initial;
   float* dm_initial;
   int64_t dqk, dhv;

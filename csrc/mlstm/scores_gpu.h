@@ -95,17 +95,21 @@ struct Scores {
         end += g.lf[u];
         if (u == t) b = end;
       }
-      const double* m = p.m + head.row * p.where.length + t0;
-      const double m_before =
-          t0 > head.begin ? m[-1] : p.m_initial ? double(p.m_initial[head.state]) : 0.0;
-      const double m_end = m[valid - 1], m_t = t < valid ? m[t] : m_end;
+      const double m_before = p.m_before[slot_index];
+      double m_end = m_before, m_t = m_before;
+      for (int u = 0; u < valid; ++u) {
+        m_end = next_stabiliser(p.sigmoid, g.lf[u], m_end, g.ig[u]);
+        if (u <= t) m_t = m_end;
+      }
+      p.m[in_slots(t)] = m_t;
       const double row = (b - m_t) * kLog2E, column = (g.ig[t] - b) * kLog2E;
       g.row_high[t] = float(row);
       g.row_low[t] = float(row - float(row));
       g.column_high[t] = float(column);
       g.column_low[t] = t < valid ? float(column - float(column)) : 0.0f;
       const bool inside = t < valid;
-      double inter = inside ? p.scale * exp(g.lf[0] + b + (m_before - m_t)) : 0.0;
+      const double reach = inside ? exp(g.lf[0] + b + (m_before - m_t)) : 0.0;
+      double inter = p.scale * reach;
       const float into = inside ? float(exp(g.ig[t] - b + (end - m_end))) : 0.0f;
       g.into[t] = into;
       if constexpr (kBackward) {
@@ -118,6 +122,7 @@ struct Scores {
         g.dl_n[t] = float(grad.dl_times_n);
         g.dl_inter[t] = float(inter * grad.dl_times_n);
         p.dl_inter[in_slots(t)] = g.dl_inter[t];
+        p.reach[in_slots(t)] = float(reach);
         p.dm[in_slots(t)] = inside ? grad.dm : 0.0;
       }
       p.inter[in_slots(t)] = float(inter);
@@ -204,8 +209,9 @@ struct Scores {
         }
   }
 
-  // The chunk's pairs, a piece of a row at a time.
-  XLSTM_DEVICE void weigh_pairs(const float* qk, const float* dhv) {
+  // The chunk's pairs, a piece of a row at a time. In backward each product makes room for the pair's flow: that of dS
+  // as it is in `dhv`, that of dS as it is rounded for the walks in `qk`.
+  XLSTM_DEVICE void weigh_pairs(float* qk, float* dhv) {
     const ChunkGates<kChunk>& g = *gates;
     constexpr int n = kPieceElements<E>, kLanes = kChunk / n;
     for (int t = threadIdx.x / kLanes; t < kChunk; t += kThreads / kLanes) {
@@ -215,22 +221,31 @@ struct Scores {
       for (int j = 0; j < n; ++j) {
         const int s = first + j;
         score[j] = d_score[j] = 0;
-        if (s > t || t >= valid) continue;
-        const float exponent = (g.row_high[t] + g.column_high[s]) + (g.row_low[t] + g.column_low[s]);
-        const float d = sizeof(E) == 4 ? exp2f(exponent) : exp2_fast(exponent);
-        const float product = qk[t * kStride + s];
-        if constexpr (kBackward) {
-          score[j] = g.over_n[t] * product * d;
-          const float x = g.over_n[t] * (dhv[t * kStride + s] + g.dl_n[t]) * d;
-          if (s < t) {
-            d_score[j] = x;
+        float flow = 0, walk_flow = 0;
+        if (s <= t && t < valid) {
+          const float exponent = (g.row_high[t] + g.column_high[s]) + (g.row_low[t] + g.column_low[s]);
+          const float d = sizeof(E) == 4 ? exp2f(exponent) : exp2_fast(exponent);
+          const float product = qk[t * kStride + s];
+          if constexpr (kBackward) {
+            score[j] = g.over_n[t] * product * d;
+            const float x = g.over_n[t] * (dhv[t * kStride + s] + g.dl_n[t]) * d;
+            if (s < t) {
+              d_score[j] = x;
+              flow = x * product;
+              walk_flow = to_float(from_float<E>(x)) * product;
+              sum += walk_flow;
+            } else {
+              p.self[in_slots(t)] = x;
+              p.own[in_slots(t)] = x * product;
+            }
           } else {
-            p.self[in_slots(t)] = x;
-            p.own[in_slots(t)] = x * product;
+            score[j] = float(p.scale) * product * d;
+            sum += score[j];
           }
-        } else {
-          score[j] = float(p.scale) * product * d;
-          sum += score[j];
+        }
+        if constexpr (kBackward) {
+          dhv[t * kStride + s] = flow;
+          qk[t * kStride + s] = walk_flow;
         }
       }
       const TokenRows<E> to = {static_cast<const E*>(p.scores) + slot_index * kChunk * kChunk, kChunk, kChunk, true};
@@ -238,14 +253,40 @@ struct Scores {
       if constexpr (kBackward) {
         const TokenRows<E> d_to = {static_cast<const E*>(p.d_scores) + slot_index * kChunk * kChunk, kChunk, kChunk, true};
         store_piece(d_to, t, first, d_score);
-      } else {
-#pragma unroll
-        for (int mask = kLanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-        if (first == 0) p.l[in_slots(t)] = sum;
       }
+#pragma unroll
+      for (int mask = kLanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+      if (first == 0) (kBackward ? p.walk_reaching : p.l)[in_slots(t)] = sum;
     }
     if (kBackward && threadIdx.x < kChunk && int(threadIdx.x) >= valid)
       p.self[in_slots(threadIdx.x)] = p.own[in_slots(threadIdx.x)] = 0;
+  }
+
+  // Sums of the pairs' flows: no differences, so that where the gates let nothing through, nothing is left.
+  XLSTM_DEVICE void sum_flows(const float* walk_flow, float* flow) {
+    const int j = threadIdx.x;
+    float leaving = 0, walk_leaving = 0, across = 0;
+    if (j < kChunk) {
+      for (int t = 0; t < kChunk; ++t) {
+        leaving += flow[t * kStride + j];
+        walk_leaving += walk_flow[t * kStride + j];
+      }
+    }
+    __syncthreads();
+    if (j < kChunk) {  // row j: from all before a token
+      float before = 0;
+      for (int s = 0; s < kChunk; ++s) {
+        const float x = flow[j * kStride + s];
+        flow[j * kStride + s] = before;
+        before += x;
+      }
+    }
+    __syncthreads();
+    if (j >= kChunk) return;
+    for (int t = j; t < kChunk; ++t) across += flow[t * kStride + j];
+    p.across[in_slots(j)] = across;
+    p.leaving[in_slots(j)] = leaving;
+    p.walk_leaving[in_slots(j)] = walk_leaving;
   }
 
   XLSTM_DEVICE void run() {
@@ -266,6 +307,10 @@ struct Scores {
     if constexpr (kBackward) spread(dhv, more);
     __syncthreads();
     weigh_pairs(products, more);
+    if constexpr (kBackward) {
+      __syncthreads();
+      sum_flows(products, more);
+    }
   }
 };
 

@@ -57,6 +57,24 @@ XLSTM_DEVICE bool head_at(const Sequences& s, int64_t row, int64_t slot, Head& h
   return h.begin + chunk * s.chunk < h.end;
 }
 
+// One token of a chunk for each lane of a group.
+constexpr int kTokenLanes = 32;  // a chunk has at most 32 tokens
+struct ChunkToken {
+  Head head;
+  int64_t chunk, token, slot, at;  // slot: in arrays of chunks; at: in arrays of tokens
+  int lane;
+  bool chunk_inside, inside;
+
+  XLSTM_DEVICE ChunkToken(const Sequences& s, int chunks_per_block) {
+    slot = int64_t(blockIdx.x) * chunks_per_block + threadIdx.x / kTokenLanes;
+    lane = threadIdx.x % kTokenLanes;
+    chunk_inside = slot < s.rows * s.slots && head_at(s, slot / s.slots, slot % s.slots, head, chunk);
+    token = head.begin + chunk * s.chunk + lane;
+    at = slot * s.chunk + lane;
+    inside = chunk_inside && lane < s.chunk && token < head.end;
+  }
+};
+
 struct Segment : Head {
   int64_t first_chunk, last_chunk;  // its chunks, the last one excluded
   int order;                        // in the walk's direction

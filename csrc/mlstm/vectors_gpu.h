@@ -10,7 +10,7 @@ namespace xlstm::gpu {
 
 constexpr int kVectorThreads = 128;
 
-// In place: what each chunk adds becomes the vector before the chunk, in the walk's direction. Latency binds, so eight
+// In place: what each chunk adds becomes the vector before the chunk, in the walk's direction. Latency binds, so many
 // chunks are read at a time.
 template <int>
 __global__ __launch_bounds__(kVectorThreads) void scan_vectors(const VectorParams p) {
@@ -22,7 +22,7 @@ __global__ __launch_bounds__(kVectorThreads) void scan_vectors(const VectorParam
   const int64_t first = h.row * p.where.slots + h.slot;
   const int64_t state = h.state * p.columns + column;
   float now = p.initial ? p.initial[state] : 0.0f;
-  constexpr int kAhead = 8;
+  constexpr int kAhead = 32;
   for (int64_t n0 = 0; n0 < chunks; n0 += kAhead) {
     float added[kAhead], decay[kAhead];
     int64_t slot[kAhead];
@@ -73,7 +73,7 @@ __global__ __launch_bounds__(kNormaliserThreads) void normalisers(const Normalis
       continue;
     }
     const float l = p.inter[slots + t] * dot + p.row_sums[slots + t];
-    p.gain[slots + t] = float(1 / normaliser(p.normalize, l, p.m[h.row * p.where.length + t0 + t], p.eps));
+    p.gain[slots + t] = float(1 / normaliser(p.normalize, l, p.m[slots + t], p.eps));
     if (p.l) p.l[h.row * p.where.length + t0 + t] = l;
   }
 }

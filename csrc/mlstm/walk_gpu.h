@@ -13,9 +13,10 @@
 // scores_gpu.h, once for all blocks of a head. What n, dn and l add is of rank one, and is added in float.)
 //
 // Who owns what: a block walks one segment of one head for y_tile columns of y. Its waves hold the state, all rows by
-// y_tile columns in float, in 128 accumulators a lane, for the whole walk: no chunk's state goes to memory. a, then x, y
-// and the scores of one chunk take turns in LDS; what comes next is under way while the waves multiply. The state's
-// accumulators are the next product's chain operand as they are.
+// y_tile columns in float, in 128 accumulators a lane, for the whole walk: no chunk's state goes to memory. The
+// state's accumulators are the next product's chain operand as they are. A chunk's a, x, y and scores come through LDS:
+// where copies need no registers (NVIDIA) the next chunk is on its way into a second buffer while this one is multiplied;
+// elsewhere a, and then the rest, take turns in one, and what comes next waits in registers.
 //
 // Floor, forward at 256/512: 4 DHQK DHHV + L (DHHV + DHQK) flops a token for the matrix units, each of q, k, v, h moved
 // once. Each wave reads all of a and x from LDS for its 32 columns: with 128 rows a wave (NVIDIA, RDNA) that is
@@ -39,32 +40,71 @@ struct Walk {
   using StageA = Stage<E, kChunk, kRows, false, kThreads>;
   using StageX = Stage<E, kChunk, kRows, true, kThreads>;
   using StageY = Stage<E, kChunk, kY, true, kThreads>;
+  using StageRows = Stage<E, kChunk, kY, false, kThreads>;  // of outputs
   using StageScores = Stage<E, kChunk, kChunk, false, kThreads>;
   using StageScoresTurned = Stage<E, kChunk, kChunk, true, kThreads>;
+  using StageNumbers = FloatStage<kShape.numbers, kThreads>;
+
+  // Where a chunk lies in LDS.
+  struct Room {
+    typename StageA::Storage a;
+    typename StageX::Storage x;
+    typename StageY::Storage y;
+    typename StageScores::Storage scores;
+    typename StageRows::Storage with;
+    float* numbers;
+
+    XLSTM_DEVICE const float* inter() const { return numbers; }
+    XLSTM_DEVICE const float* weight() const { return numbers + kChunk; }
+    XLSTM_DEVICE const float* gain() const { return numbers + 2 * kChunk; }
+    XLSTM_DEVICE const float* along() const { return numbers + 3 * kChunk; }
+    XLSTM_DEVICE const float* self() const { return numbers + 4 * kChunk; }
+    XLSTM_DEVICE const float* vector() const { return numbers + 5 * kChunk; }
+  };
+
+  // What is on its way there.
+  struct Stages {
+    StageA a;
+    StageX x;
+    StageY y;
+    StageScores scores;
+    StageScoresTurned scores_turned;
+    StageRows with, own;
+    StageNumbers numbers;
+    float decay;
+  };
 
   const WalkParams& p;
   Segment segment;
   int tile, x0, y0, wave_x;
-  typename StageA::Storage a_tile;
-  typename StageX::Storage x_tile;
-  typename StageY::Storage y_tile;
-  typename StageScores::Storage score_tile;
-  float *out_tile, *factors;
+  char* lds;
   Strip<E> state[kXStrips][kYStrips];
 
-  XLSTM_DEVICE Walk(const WalkParams& params, const Segment& where, int y_tile_index, char* lds)
-      : p(params), segment(where), tile(y_tile_index) {
+  XLSTM_DEVICE Walk(const WalkParams& params, const Segment& where, int y_tile_index, char* memory)
+      : p(params), segment(where), tile(y_tile_index), lds(memory) {
     const int wave = wave_id();
     wave_x = wave % kShape.waves_x;
     x0 = wave_x * kShape.x_per_wave;
     y0 = wave / kShape.waves_x * kColumnsPerWave;
-    a_tile.base = reinterpret_cast<E*>(lds);
-    if (!kShape.shared_a_x) lds += kShape.a_bytes;
-    x_tile.base = reinterpret_cast<E*>(lds);
-    y_tile.base = reinterpret_cast<E*>(lds += kShape.x_bytes);
-    score_tile.base = reinterpret_cast<E*>(lds += kShape.y_bytes);
-    out_tile = reinterpret_cast<float*>(lds += kShape.scores_bytes);
-    factors = reinterpret_cast<float*>(lds + kShape.out_bytes);
+  }
+
+  XLSTM_DEVICE Room room(int n) const {
+    Room r;
+    char* at = lds + n % kShape.buffers * kShape.buffer_bytes;
+    const auto take = [&](auto& tile, int bytes) {
+      tile.base = reinterpret_cast<E*>(at);
+      at += bytes;
+    };
+    take(r.a, kShape.a_x_take_turns ? 0 : kShape.a_bytes);
+    take(r.x, kShape.x_bytes);
+    take(r.y, kShape.y_bytes);
+    take(r.scores, kShape.scores_bytes);
+    take(r.with, kShape.with_bytes);
+    r.numbers = reinterpret_cast<float*>(lds + kShape.buffers * kShape.buffer_bytes) + n % 2 * kShape.numbers;
+    return r;
+  }
+  XLSTM_DEVICE float* out_tile() const {
+    return reinterpret_cast<float*>(lds + kShape.buffers * kShape.buffer_bytes) + 2 * kShape.numbers;
   }
 
   // ---- the state
@@ -115,32 +155,25 @@ struct Walk {
     }
   }
 
-  // <dot_with, the state without the last token's share>: what its forget gate decays.
+  // <dot_with, C>.
   XLSTM_DEVICE void store_state_dot() {
-    const int64_t token = segment.end - 1;
-    const E *x_row = rows<E>(p.x, segment).data + token * p.x.stride[2],
-            *y_row = rows<E>(p.y, segment).data + token * p.y.stride[2];
-    const float weight = p.weight[segment.in_slots(p.where, (segment.end - 1 - segment.begin) / kChunk) +
-                                  (segment.end - 1 - segment.begin) % kChunk];
     float sum = 0;
     each([&](int x, int y, float& v) {
-      if (!inside(x, y)) return;
-      const float share = to_float(x_row[x]) * to_float(from_float<E>(to_float(y_row[y]) * weight));
-      sum += p.dot_with[offset(x, y)] * (v - share);
+      if (inside(x, y)) sum += p.dot_with[offset(x, y)] * v;
     });
     for (int mask = kWave / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
     __syncthreads();
-    if (lane_id() == 0) out_tile[wave_id()] = sum;
+    if (lane_id() == 0) out_tile()[wave_id()] = sum;
     __syncthreads();
     if (threadIdx.x != 0) return;
-    for (int w = 1; w < kThreads / kWave; ++w) sum += out_tile[w];
+    for (int w = 1; w < kThreads / kWave; ++w) sum += out_tile()[w];
     p.state_dots[tile * (p.where.sequences * p.where.heads) + segment.state] = sum;
   }
 
   // ---- one chunk's products
 
   // out = f (a C)
-  XLSTM_DEVICE void read_state(Strip<E> (&out)[kTStrips][kYStrips], const float* f) {
+  XLSTM_DEVICE void read_state(Strip<E> (&out)[kTStrips][kYStrips], const Room& r) {
     const float up = operand_scale();
 #pragma unroll
     for (int xs = 0; xs < kXStrips; ++xs) {
@@ -149,7 +182,7 @@ struct Walk {
       for (int ys = 0; ys < kYStrips; ++ys) chain[ys] = as_chain(state[xs][ys], up);
 #pragma unroll
       for (int ts = 0; ts < kTStrips; ++ts) {
-        const auto stream = load_stream<true, E>(a_tile, ts * kStep<E>, x0 + xs * kStep<E>);
+        const auto stream = load_stream<true, E>(r.a, ts * kStep<E>, x0 + xs * kStep<E>);
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream, chain[ys]);
       }
@@ -158,10 +191,10 @@ struct Walk {
 #pragma unroll
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
-      for (int r = 0; r < Strip<E>::kRegisters; ++r) {
-        const float factor = f[ts * kStep<E> + Strip<E>::position(r).row] * down;
+      for (int j = 0; j < Strip<E>::kRegisters; ++j) {
+        const float factor = r.inter()[ts * kStep<E> + Strip<E>::position(j).row] * down;
 #pragma unroll
-        for (int ys = 0; ys < kYStrips; ++ys) out[ts][ys].value[r] *= factor;
+        for (int ys = 0; ys < kYStrips; ++ys) out[ts][ys].value[j] *= factor;
       }
   }
 
@@ -179,7 +212,7 @@ struct Walk {
   }
 
   // out += scores y; C = decay C + (w x)^T y. The waves along x share the first.
-  XLSTM_DEVICE void add_chunk(Strip<E> (&out)[kTStrips][kYStrips], const float* weight, float decay) {
+  XLSTM_DEVICE void add_chunk(Strip<E> (&out)[kTStrips][kYStrips], const Room& r, float decay) {
 #pragma unroll
     for (int xs = 0; xs < kXStrips; ++xs)
 #pragma unroll
@@ -189,141 +222,169 @@ struct Walk {
       ChainOperand<E> plain[kYStrips], weighted[kYStrips];
 #pragma unroll
       for (int ys = 0; ys < kYStrips; ++ys)
-        load_chain<E>(y_tile, y0 + ys * kStripColumns, k, weight, plain[ys], weighted[ys]);
+        load_chain<E>(r.y, y0 + ys * kStripColumns, k, r.weight(), plain[ys], weighted[ys]);
       if (p.out.data && k / kStep<E> % kShape.waves_x == wave_x)
 #pragma unroll
         for (int ts = 0; ts < kTStrips; ++ts) {
           const int t = ts * kStep<E>;
           if (p.reverse ? t > k : t < k) continue;  // no token of the strip is reached
-          const auto stream = p.reverse ? load_stream<false, E>(score_tile, t, k) : load_stream<true, E>(score_tile, t, k);
+          const auto stream = p.reverse ? load_stream<false, E>(r.scores, t, k) : load_stream<true, E>(r.scores, t, k);
 #pragma unroll
           for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream, plain[ys]);
         }
 #pragma unroll
       for (int xs = 0; xs < kXStrips; ++xs) {
-        const auto stream = load_stream<false, E>(x_tile, x0 + xs * kStep<E>, k);
+        const auto stream = load_stream<false, E>(r.x, x0 + xs * kStep<E>, k);
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) multiply(state[xs][ys], stream, weighted[ys]);
       }
     }
   }
 
-  // Outputs from accumulators to memory, a row of tokens at a time.
-  XLSTM_DEVICE void write(Strip<E> (&out)[kTStrips][kYStrips], int64_t t0, int valid, int64_t slots) {
-    float* mine = out_tile + wave_x * kChunk * kShape.out_stride;
+  // Outputs from accumulators to memory, a piece of a token's row at a time.
+  XLSTM_DEVICE void write(Strip<E> (&out)[kTStrips][kYStrips], const Room& r, const Stages& stages, int64_t t0,
+                          int valid, int64_t slots) {
+    float* mine = out_tile() + wave_x * kChunk * kShape.out_stride;
 #pragma unroll
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
       for (int ys = 0; ys < kYStrips; ++ys)
 #pragma unroll
-        for (int r = 0; r < Strip<E>::kRegisters; ++r) {
-          const StripPosition at = Strip<E>::position(r);
-          mine[(ts * kStep<E> + at.row) * kShape.out_stride + y0 + ys * kStripColumns + at.column] = out[ts][ys].value[r];
+        for (int j = 0; j < Strip<E>::kRegisters; ++j) {
+          const StripPosition at = Strip<E>::position(j);
+          mine[(ts * kStep<E> + at.row) * kShape.out_stride + y0 + ys * kStripColumns + at.column] = out[ts][ys].value[j];
         }
     __syncthreads();
-    constexpr int n = kPieceElements<E>, kLanes = kY / n;
-    const int column = threadIdx.x % kLanes * n, y = tile * kY + column;
-    for (int t = threadIdx.x / kLanes; t < kChunk; t += kThreads / kLanes) {
+    constexpr int n = kPieceElements<E>;
+#pragma unroll
+    for (int i = 0; i < StageRows::kEach; ++i) {
+      const int t = StageRows::token(i), column = StageRows::column(i);
       float value[n];
 #pragma unroll
-      for (int j = 0; j < n; ++j) value[j] = out_tile[t * kShape.out_stride + column + j];
+      for (int j = 0; j < n; ++j) value[j] = out_tile()[t * kShape.out_stride + column + j];
 #pragma unroll
       for (int w = 1; w < kShape.waves_x; ++w)
 #pragma unroll
-        for (int j = 0; j < n; ++j) value[j] += out_tile[(w * kChunk + t) * kShape.out_stride + column + j];
-      finish_row(value, t0 + t, t < valid, slots + t, y);
+        for (int j = 0; j < n; ++j) value[j] += out_tile()[(w * kChunk + t) * kShape.out_stride + column + j];
+      if (p.gain) {
+#pragma unroll
+        for (int j = 0; j < n; ++j) value[j] *= r.gain()[t];
+      }
+      if (p.along) {
+#pragma unroll
+        for (int j = 0; j < n; ++j) value[j] += r.along()[t] * r.vector()[column + j];
+      }
+      if (p.with.data) {
+        const Piece with = stages.with.piece(r.with, i);
+        float dot = 0;
+#pragma unroll
+        for (int j = 0; j < n; ++j) dot += value[j] * element<E>(with, j);
+#pragma unroll
+        for (int mask = kY / n / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
+        if (column == 0) p.dots[tile * (p.where.rows * p.where.slots * kChunk) + slots + t] = dot;
+      }
+      if (p.self) {
+        const Piece own = own_piece(r, stages, i);
+#pragma unroll
+        for (int j = 0; j < n; ++j) value[j] += r.self()[t] * element<E>(own, j);
+      }
+      if (t < valid) store_piece(rows<E>(p.out, segment), t0 + t, tile * kY + column, value);
     }
   }
+  XLSTM_DEVICE static Piece own_piece(const Room& r, const Stages& stages, int i) {
+    if constexpr (kAsyncCopies)
+      return *reinterpret_cast<const Piece*>(r.y.at(StageRows::token(i), StageRows::column(i)));  // y lies as in memory
+    else
+      return stages.own.held[i];
+  }
 
-  template <int n>
-  XLSTM_DEVICE void finish_row(float (&value)[n], int64_t token, bool valid, int64_t in_slots, int y) {
-    if (p.gain) {
-      const float gain = p.gain[in_slots];
-#pragma unroll
-      for (int j = 0; j < n; ++j) value[j] *= gain;
-    }
-    if (p.along) {
-      const float along = p.along[in_slots];
-      const float* vector = p.vector + in_slots / kChunk * p.y.columns + y;
-#pragma unroll
-      for (int j = 0; j < n; ++j)
-        if (y + j < p.y.columns) value[j] += along * vector[j];
-    }
-    if (p.with.data) {
-      const Piece with = rows<E>(p.with, segment).piece(token, y, valid);
-      float dot = 0;
-#pragma unroll
-      for (int j = 0; j < n; ++j) dot += value[j] * element<E>(with, j);
-#pragma unroll
-      for (int mask = kY / n / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
-      if (threadIdx.x % (kY / n) == 0) p.dots[tile * (p.where.rows * p.where.slots * kChunk) + in_slots] = dot;
-    }
-    if (!valid) return;
-    if (p.self) {
-      const float self = p.self[in_slots];
-      const Piece own = rows<E>(p.y, segment).piece(token, y, true);
-#pragma unroll
-      for (int j = 0; j < n; ++j) value[j] += self * element<E>(own, j);
-    }
-    store_piece(rows<E>(p.out, segment), token, y, value);
+  // ---- the loop
+
+  // Tokens of y's tile.
+  XLSTM_DEVICE TokenRows<E> tile_rows(const Tokens& x) const {
+    TokenRows<E> t = rows<E>(x, segment);
+    t.data += tile * kY;
+    t.columns -= tile * kY;
+    return t;
+  }
+  XLSTM_DEVICE int64_t chunk_at(int n) const {
+    return p.reverse ? segment.last_chunk - 1 - n : segment.first_chunk + n;
+  }
+  XLSTM_DEVICE int64_t begin_of(int n) const { return segment.begin + chunk_at(n) * kChunk; }
+  XLSTM_DEVICE int valid_of(int64_t t0) const { return int(segment.end - t0 < kChunk ? segment.end - t0 : kChunk); }
+
+  XLSTM_DEVICE void fetch_a(Stages& s, int n) {
+    const int64_t t0 = begin_of(n), slots = segment.in_slots(p.where, chunk_at(n));
+    const Room r = room(n);
+    if (p.out.data) s.a.fetch(r.a, rows<E>(p.a, segment), t0, valid_of(t0));
+    s.numbers.fetch(r.numbers, [&](int index) -> const float* {
+      const int y = index - kTokenFactors * kChunk;
+      if (y >= 0)
+        return p.along && tile * kY + y < p.y.columns ? p.vector + slots / kChunk * p.y.columns + tile * kY + y : nullptr;
+      const int which = index / kChunk;
+      const float* from = which == 0   ? p.inter
+                          : which == 1 ? p.weight
+                          : which == 2 ? p.gain
+                          : which == 3 ? p.along
+                                       : p.self;
+      return from ? from + slots + index % kChunk : nullptr;
+    });
+  }
+  XLSTM_DEVICE void fetch_rest(Stages& s, int n) {
+    const int64_t t0 = begin_of(n), slots = segment.in_slots(p.where, chunk_at(n));
+    const int valid = valid_of(t0);
+    const Room r = room(n);
+    s.x.fetch(r.x, rows<E>(p.x, segment), t0, valid);
+    s.y.fetch(r.y, tile_rows(p.y), t0, valid);
+    s.decay = p.decay[slots / kChunk];
+    if (!p.out.data) return;
+    const TokenRows<E> scores = {static_cast<const E*>(p.scores) + slots * kChunk, kChunk, kChunk, true};
+    p.reverse ? s.scores_turned.fetch(r.scores, scores, 0, kChunk) : s.scores.fetch(r.scores, scores, 0, kChunk);
+    if (p.with.data) s.with.fetch(r.with, tile_rows(p.with), t0, valid);
+    if constexpr (!kAsyncCopies)
+      if (p.self) s.own.fetch(r.with, tile_rows(p.y), t0, valid);
   }
 
   XLSTM_DEVICE void run() {
-    const bool outputs = p.out.data;
-    const TokenRows<E> a = rows<E>(p.a, segment), x = rows<E>(p.x, segment);
-    TokenRows<E> y = rows<E>(p.y, segment);
-    y.data += tile * kY;
-    y.columns -= tile * kY;
-    StageA stage_a;
-    StageX stage_x;
-    StageY stage_y;
-    StageScores stage_scores;
-    StageScoresTurned stage_turned;
+    Stages s;
     load_state();
-    const int chunks = segment.last_chunk - segment.first_chunk;
-    const auto chunk_at = [&](int n) { return p.reverse ? segment.last_chunk - 1 - n : segment.first_chunk + n; };
-    const auto begin_of = [&](int64_t chunk) { return segment.begin + chunk * kChunk; };
-    const auto valid_of = [&](int64_t t0) { return int(segment.end - t0 < kChunk ? segment.end - t0 : kChunk); };
-    const auto fetch_a = [&](int n) {
-      const int64_t t0 = begin_of(chunk_at(n));
-      if (outputs && n < chunks) stage_a.fetch(a_tile, a, t0, valid_of(t0));
-    };
-    fetch_a(0);
+    const int chunks = int(segment.last_chunk - segment.first_chunk);
+    fetch_a(s, 0);
+    if (kAsyncCopies) fetch_rest(s, 0);
     for (int n = 0; n < chunks; ++n) {
-      const int64_t t0 = begin_of(chunk_at(n)), slots = segment.in_slots(p.where, chunk_at(n));
-      const int valid = valid_of(t0);
-      float* const inter = factors + n % 2 * 2 * kChunk;
-      float* const weight = inter + kChunk;
+      if (p.dot_with && !p.alone && segment.last && n + 1 == chunks) store_state_dot();
+      const Room r = room(n);
+      const int64_t t0 = begin_of(n);
+      float decay = s.decay;
       arrive([&] {
-        if (outputs) stage_a.store(a_tile);
-        if (threadIdx.x < kChunk) {
-          inter[threadIdx.x] = p.inter[slots + threadIdx.x];
-          weight[threadIdx.x] = p.weight[slots + threadIdx.x];
-        }
+        if (p.out.data) s.a.store(r.a);
+        s.numbers.store(r.numbers);
       });
-      stage_x.fetch(x_tile, x, t0, valid);
-      stage_y.fetch(y_tile, y, t0, valid);
-      if (outputs) {
-        const TokenRows<E> scores = {static_cast<const E*>(p.scores) + slots * kChunk, kChunk, kChunk, true};
-        p.reverse ? stage_turned.fetch(score_tile, scores, 0, kChunk) : stage_scores.fetch(score_tile, scores, 0, kChunk);
+      if (!kAsyncCopies) {
+        fetch_rest(s, n);
+      } else if (n + 1 < chunks) {
+        fetch_a(s, n + 1);
+        fetch_rest(s, n + 1);
       }
       Strip<E> out[kTStrips][kYStrips];
 #pragma unroll
       for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) out[ts][ys].zero();
-      if (outputs) read_state(out, inter);
-      arrive([&] {
-        stage_x.store(x_tile);
-        stage_y.store(y_tile);
-        if (outputs) p.reverse ? stage_turned.store(score_tile) : stage_scores.store(score_tile);
-      });
-      fetch_a(n + 1);
-      add_chunk(out, weight, p.decay[slots / kChunk]);
-      if (outputs) write(out, t0, valid, slots);
+      if (p.out.data) read_state(out, r);
+      if constexpr (!kAsyncCopies) {
+        arrive([&] {
+          s.x.store(r.x);
+          s.y.store(r.y);
+          if (p.out.data) p.reverse ? s.scores_turned.store(r.scores) : s.scores.store(r.scores);
+        });
+        decay = s.decay;
+        if (n + 1 < chunks) fetch_a(s, n + 1);
+      }
+      add_chunk(out, r, decay);
+      if (p.out.data) write(out, r, s, t0, valid_of(t0), segment.in_slots(p.where, chunk_at(n)));
     }
     store_state();
-    if (!p.alone && segment.last && p.dot_with) store_state_dot();
   }
 };
 

@@ -83,9 +83,16 @@ struct Stage {
 #endif
       }
     }
-#if defined(__CUDACC__)
-    copies_commit();
-#endif
+  }
+
+  // The piece that a straight fetch of this thread brought as its jth, at (token(j), column(j)).
+  XLSTM_DEVICE static int token(int j) { return (threadIdx.x + j * kThreads) / (kFeatures / n); }
+  XLSTM_DEVICE static int column(int j) { return (threadIdx.x + j * kThreads) % (kFeatures / n) * n; }
+  XLSTM_DEVICE Piece piece(const Storage& tile, int j) const {
+    if constexpr (kAsyncCopies)
+      return *reinterpret_cast<const Piece*>(tile.at(token(j), column(j)));
+    else
+      return held[j];
   }
 
   // What was fetched into the tile. Between two barriers.
@@ -125,6 +132,33 @@ struct Stage {
       }
     }
 #endif
+  }
+};
+
+// Single floats on the same way: kCount of them, each from where source(index) says, or nowhere.
+template <int kCount, int kThreads>
+struct FloatStage {
+  static constexpr int kEach = (kCount + kThreads - 1) / kThreads;
+  float held[kAsyncCopies ? 1 : kEach];
+
+  template <class Source>
+  XLSTM_DEVICE void fetch(float* to, Source&& source) {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const int index = threadIdx.x + j * kThreads;
+      const float* from = index < kCount ? source(index) : nullptr;
+#if defined(__CUDACC__)
+      if (from) copy_async_float(to + index, from);
+#else
+      held[j] = from ? *from : 0.0f;
+#endif
+    }
+  }
+  XLSTM_DEVICE void store(float* to) {
+    if constexpr (!kAsyncCopies)
+#pragma unroll
+      for (int j = 0; j < kEach; ++j)
+        if (int(threadIdx.x) + j * kThreads < kCount) to[threadIdx.x + j * kThreads] = held[j];
   }
 };
 

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gradients of the gates. With G_ts = dS_ts q_t k_s, what the pair (t, s) carries from token s to token t, the forget
+// gate of token j sees what flows across it, and the input gate of s what leaves it:
+//     dlf_j = sum of G_ts over s < j <= t      di_s = k_s dk_s = G_ss + sum of G_ts over t > s
+// Summed as sum over t >= j of (q dq - k dk), rounding adds up along the sequence, and where a gate forgets everything
+// that sum of noise is all there is. So flows are taken apart at the chunks' borders:
+//     dlf_j = over + sum_{t >= j} reaching_t + sum_{s < j} entering_s + across_j          tokens of j's chunk
+//     reaching_t   from before the chunk to t:  q_t dq_t less the chunk's own pairs
+//     entering_s   from s to behind the chunk:  k_s dk_s less the chunk's own pairs
+//     across_j     the chunk's own pairs        (scores_gpu.h)
+//     over         from before the chunk to behind it, from the next chunk's: over + sum entering = over' + sum reaching'
+// and a chunk that lets nothing through has over = 0: there the sum along the sequence starts again.
+//
+// What reaches the stabilisers flows back to whatever the max picked: to the input gate, where it stops, or over the
+// forget gate to the token before.
+//
+// Three kernels: each chunk's sums by one wave; over and what reaches m, chunk after chunk, by one thread a head; the
+// gates by one wave a chunk. Some 100 bytes a token; latency binds the one in the middle.
+#pragma once
+
+#include "mlstm/sequences_gpu.h"
+
+namespace xlstm::gpu {
+
+constexpr int kFlowThreads = 128, kFlowsPerBlock = kFlowThreads / kTokenLanes;
+constexpr float kNothing = 0x1p-40f;  // a share this small of what was there is no flow
+
+XLSTM_DEVICE double from_lane_above(double x, int lane, int by) {
+  const double other = shuffle_from(x, lane + by, kTokenLanes);
+  return lane + by < kTokenLanes ? other : 0.0;
+}
+XLSTM_DEVICE double from_lane_below(double x, int lane, int by) {
+  const double other = shuffle_from(x, lane - by, kTokenLanes);
+  return lane - by >= 0 ? other : 0.0;
+}
+
+// What reaches m at each token from the chunk's tokens from it on. A token that stops it holds back what comes from
+// above. held: whether what comes from behind the chunk is held back on the way.
+struct Moving {
+  double sum;
+  bool held;
+};
+XLSTM_DEVICE Moving moving_from(double sum, bool stop, int lane) {
+  int held = shuffle_from(int(stop), lane + 1, kTokenLanes);
+  if (lane == kTokenLanes - 1) held = 0;
+#pragma unroll
+  for (int by = 1; by < kTokenLanes; by *= 2) {
+    const double above = from_lane_above(sum, lane, by);
+    const int above_held = shuffle_from(held, lane + by, kTokenLanes);
+    if (lane + by < kTokenLanes && !held) {
+      sum += above;
+      held = above_held;
+    }
+  }
+  return {sum, held != 0};
+}
+
+XLSTM_DEVICE double sum_tiles(const FlowParams& p, const float* dots, int tiles, int64_t at) {
+  double sum = 0;
+  for (int j = 0; j < tiles; ++j) sum += dots[j * (p.where.rows * p.where.slots * p.where.chunk) + at];
+  return sum;
+}
+
+// Whether the stabiliser after a token came from its input gate.
+XLSTM_DEVICE bool stops_at(const FlowParams& p, const ChunkToken& t) {
+  if (!t.inside) return false;
+  const double m_before = t.lane > 0 ? p.m[t.at - 1] : p.m_before[t.slot];
+  const TokenGates x = token_gates(p.i, p.f, p.sigmoid, t.head, t.token);
+  return !keeps_stabiliser(x.lf, m_before, x.ig);
+}
+
+template <int>
+__global__ __launch_bounds__(kFlowThreads) void sum_chunk_flows(const FlowParams p) {
+  const ChunkToken t(p.where, kFlowsPerBlock);
+  double reaching = 0, entering = 0, move = 0;
+  if (t.inside) {
+    if (p.reach[t.at] >= kNothing) reaching = sum_tiles(p, p.q_dots, p.q_tiles, t.at) - p.walk_reaching[t.at];
+    if (p.into[t.at] >= kNothing) entering = sum_tiles(p, p.k_dots, p.k_tiles, t.at) - p.walk_leaving[t.at];
+    move = p.dm[t.at];
+  }
+#pragma unroll
+  for (int by = 1; by < kTokenLanes; by *= 2) {
+    reaching += from_lane_above(reaching, t.lane, by);  // from each token on
+    entering += from_lane_below(entering, t.lane, by);  // up to each token
+  }
+  const double entering_before = from_lane_below(entering, t.lane, 1);
+  const bool stop = stops_at(p, t);
+  const Moving moving = moving_from(move, stop, t.lane);
+  if (t.inside) p.local[t.at] = reaching + entering_before + p.across[t.at];
+  if (!t.chunk_inside) return;
+  if (t.lane == 0) {
+    p.reaching[t.slot] = reaching;
+    p.moving[t.slot] = stop ? 0.0 : moving.sum;
+    p.stops[t.slot] = stop || moving.held;
+  } else if (t.lane == kTokenLanes - 1) {
+    p.entering[t.slot] = entering;
+  }
+}
+
+constexpr int kFlowScanThreads = 256;
+
+XLSTM_DEVICE double block_sum(double x, double* room) {  // in a fixed order
+  __syncthreads();
+  room[threadIdx.x] = x;
+  __syncthreads();
+  for (int half = kFlowScanThreads / 2; half > 0; half /= 2) {
+    if (int(threadIdx.x) < half) room[threadIdx.x] += room[threadIdx.x + half];
+    __syncthreads();
+  }
+  return room[0];
+}
+
+template <int>
+__global__ __launch_bounds__(kFlowScanThreads) void scan_flows(const FlowParams p) {
+  __shared__ double reaching[kFlowScanThreads], entering[kFlowScanThreads], moving[kFlowScanThreads];
+  __shared__ float decay[kFlowScanThreads];
+  __shared__ int stops[kFlowScanThreads];
+  const Head h = head_of(p.where, blockIdx.x);
+  if (h.begin >= h.end) return;
+  const int64_t chunks = (h.end - h.begin + p.where.chunk - 1) / p.where.chunk;
+  const int64_t first = h.row * p.where.slots + h.slot, last = first + chunks - 1;
+
+  // <dC_last, C> + <dn_last, n> over the last chunk.
+  double over = 0;
+  if (p.state_dots) {
+    for (int j = threadIdx.x; j < p.q_tiles; j += kFlowScanThreads)
+      over += p.state_dots[j * (p.where.sequences * p.where.heads) + h.state];
+    for (int64_t d = threadIdx.x; p.normalizer_grad && d < p.dqk; d += kFlowScanThreads)
+      over += double(p.dn_last[h.state * p.dqk + d]) * p.keys[last * p.dqk + d];
+    over = block_sum(over, reaching) * p.decay[last];
+  }
+  const bool through_m = !p.sigmoid && p.normalizer_grad;
+  double behind = p.dm_last && through_m ? double(p.dm_last[h.state]) - (over + p.entering[last]) : 0.0;
+
+  // Blocks of chunks from the end: read together, gone through by one thread.
+  for (int64_t done = 0; done < chunks; done += kFlowScanThreads) {
+    const int64_t mine = last - done - threadIdx.x;
+    __syncthreads();
+    if (mine >= first) {
+      reaching[threadIdx.x] = p.reaching[mine];
+      moving[threadIdx.x] = p.moving[mine];
+      stops[threadIdx.x] = p.stops[mine];
+      decay[threadIdx.x] = mine > first ? p.decay[mine - 1] : 0.0f;
+      entering[threadIdx.x] = mine > first ? p.entering[mine - 1] : 0.0;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const int count = int(chunks - done < kFlowScanThreads ? chunks - done : kFlowScanThreads);
+      for (int j = 0; j < count; ++j) {
+        const double over_before = decay[j] < kNothing ? 0.0 : over + reaching[j] - entering[j];
+        const double behind_before = stops[j] ? moving[j] : behind + moving[j];
+        reaching[j] = over;
+        moving[j] = behind;
+        over = over_before;
+        behind = behind_before;
+      }
+    }
+    __syncthreads();
+    if (mine >= first) {
+      p.over[mine] = reaching[threadIdx.x];
+      p.behind[mine] = moving[threadIdx.x];
+    }
+  }
+  if (!p.dm_initial) return;
+  double scale = 0;
+  const int64_t c = h.state * p.dqk * p.dhv, n = h.state * p.dqk;
+  for (int64_t j = threadIdx.x; j < p.dqk * p.dhv; j += kFlowScanThreads)
+    scale += double(p.dc_initial[c + j]) * p.c_initial[c + j];
+  for (int64_t j = threadIdx.x; j < p.dqk; j += kFlowScanThreads)
+    scale += double(p.dn_initial[n + j]) * p.n_initial[n + j];
+  scale = block_sum(scale, entering);
+  if (threadIdx.x == 0) p.dm_initial[h.state] = p.normalizer_grad ? float(scale + (through_m ? behind : 0.0)) : 0.0f;
+}
+
+template <int>
+__global__ __launch_bounds__(kFlowThreads) void gate_gradients(const FlowParams p) {
+  const ChunkToken t(p.where, kFlowsPerBlock);
+  const bool stop = stops_at(p, t), through_m = !p.sigmoid && p.normalizer_grad;
+  const Moving moving = moving_from(t.inside ? p.dm[t.at] : 0.0, stop, t.lane);
+  if (!t.inside) return;
+  double di = sum_tiles(p, p.k_dots, p.k_tiles, t.at) - p.walk_leaving[t.at] + p.leaving[t.at] + p.own[t.at];
+  double dlf = p.local[t.at] + p.over[t.slot];
+  if (through_m) (stop ? di : dlf) += moving.sum + (moving.held ? 0.0 : p.behind[t.slot]);
+  if (p.sigmoid) di *= sigmoid(-load_gate(p.i, t.head, t.token));
+  store_gate(p.df, t.head, t.token, float(dlf * sigmoid(-load_gate(p.f, t.head, t.token))));
+  store_gate(p.di, t.head, t.token, float(di));
+}
+
+}  // namespace xlstm::gpu
