@@ -158,11 +158,38 @@ def test_packed_sequences_in_one_graph() -> None:
 
 
 def test_the_first_call_may_be_compiled() -> None:
+    """Of every kernel, in a process that has called none: nothing is looked up or loaded that a graph cannot hold."""
     code = """
         import torch
-        from xlstm_hip import mlstm_interface
-        x = torch.randn(1, 2, 9, 8)
-        torch.compile(mlstm_interface, fullgraph=True)(x, x, x, x[..., 0], x[..., 1])
+        from xlstm_hip import mlstm_interface, mlstm_step_interface, names
+        from xlstm_hip.registry import kernel_info
+
+        def sequence(x, name):
+            return mlstm_interface(x, x, x, x[..., 0], x[..., 1], kernel=name)
+
+        def step(x, name):
+            token, gate, c = x[:, :, 0], x[:, :, 0, :1], torch.zeros(1, 2, 8, 8)
+            return mlstm_step_interface(token, token, token, gate, gate, c, c[..., 0], c[..., 0, :1], kernel=name)[0]
+
+        x = torch.randn(1, 2, 3, 8)
+        own_graphs = {"chunkwise--queued_compiled_steps", "chunkwise--ray_compiled_steps"}
+        for kind, name in (*names.BUILTIN, *names.ALIASES):
+            if not {"cpu", "*"} & set(kernel_info(name, kind).devices) or name in own_graphs:
+                continue
+            call = step if kind == "step" else sequence
+            got = torch.compile(call, fullgraph=True, backend="eager")(x, name)
+            if name != "chunkwise--native_compiled_autograd":  # which would now compile for itself
+                torch.testing.assert_close(got, call(x, name))
+            print(kind, name)
+            torch._dynamo.reset()
         """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) > 20
+
+
+@pytest.mark.parametrize("kernel", ["chunkwise--queued_compiled_steps", "chunkwise--ray_compiled_steps"])
+def test_a_kernel_that_cannot_join_a_graph_says_so(kernel: str) -> None:
+    twin, _ = compiled(lambda **inputs: mlstm_interface(**inputs, kernel=kernel))
+    with pytest.raises(Exception, match="cannot be part of a torch.compile graph: call it outside"):
+        twin(**sequence(5))
