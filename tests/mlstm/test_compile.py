@@ -59,16 +59,22 @@ def flat(out: Any) -> tuple[Tensor, ...]:
     return (out,) if isinstance(out, Tensor) else (out[0], *out[1])
 
 
-def same(function: Callable[..., Any], twin: Callable[..., Any], inputs: dict[str, Tensor]) -> None:
-    """Outputs, and gradients where the inputs need them, of function and its compiled twin."""
+def same(
+    function: Callable[..., Any], twin: Callable[..., Any], inputs: dict[str, Tensor], rounded: tuple[str, ...] = ()
+) -> None:
+    """Outputs and, where the inputs need them, gradients of function and its compiled twin: to the last bit, but for
+    the gradients named."""
     expected, got = flat(function(**inputs)), flat(twin(**inputs))
     assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
-    leaves = [x for x in inputs.values() if x.requires_grad]
+    leaves = {name: x for name, x in inputs.items() if x.requires_grad}
     if leaves:
         sent = [torch.randn_like(x) for x in expected]
-        pairs = zip(torch.autograd.grad(got, leaves, sent), torch.autograd.grad(expected, leaves, sent), strict=True)
-        for x, y in pairs:  # compiled, a cotangent that is missing is zeros: another path to the same sums
-            assert (x - y).norm() <= 1e-6 * y.norm()
+        pairs = (torch.autograd.grad(x, list(leaves.values()), sent) for x in (got, expected))
+        for name, x, y in zip(leaves, *pairs, strict=True):
+            if name in rounded:
+                assert (x - y).norm() <= 1e-5 * y.norm(), name
+            else:
+                assert torch.equal(x, y), name
 
 
 @pytest.mark.parametrize("kernel", ["chunkwise--fused", "chunkwise--fused_siging", "fused"])
@@ -78,11 +84,15 @@ def test_sequence(kernel: str, training: bool, states: bool) -> None:
     def function(**inputs: Tensor) -> Any:
         return mlstm_interface(**inputs, kernel=kernel, return_last_states=states, chunk_size=16)
 
+    # The sequence kernel has its last states at hand, and here they get no cotangent. In eager mode that is None;
+    # torch.compile makes zeros of it. Given a cotangent, the backward pass needs the state before the last token, and
+    # ends the chunks of dq there: dq, and df which sums q.dq, are then rounded elsewhere. The rest is the same.
+    rounded = ("q", "f") if kernel == "fused" and not states else ()
     twin, counter = compiled(function)
-    same(function, twin, sequence(LENGTHS[0], training, states))
+    same(function, twin, sequence(LENGTHS[0], training, states), rounded)
     compilations = counter.frame_count
     for length in LENGTHS[1:]:
-        same(function, twin, sequence(length, training, states))
+        same(function, twin, sequence(length, training, states), rounded)
     assert counter.frame_count == compilations, "another length was compiled for again"
 
 
