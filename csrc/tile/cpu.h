@@ -13,6 +13,9 @@
 
 #include "arch/cpu.h"
 
+// Out of line, a tile would go through memory at every call.
+#define XLSTM_ALWAYS_INLINE __attribute__((always_inline)) inline
+
 namespace xlstm::XLSTM_ISA {
 
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -74,7 +77,7 @@ struct Tile {
   // a: row r of step k at a[k * a_step + r].  b: step k at b[k * NR].
   // A long sum is taken in parts, so that its rounding errors grow with their length and not with its own.
   template <class Op>
-  void multiply(const T* a, int64_t a_step, const T* b, int64_t steps) {
+  XLSTM_ALWAYS_INLINE void multiply(const T* a, int64_t a_step, const T* b, int64_t steps) {
     constexpr int64_t kPart = 128;
     multiply_part<Op>(a, a_step, b, steps < kPart ? steps : kPart);
     for (int64_t k = kPart; k < steps; k += kPart) {
@@ -86,7 +89,7 @@ struct Tile {
     }
   }
   template <class Op>
-  void multiply_part(const T* __restrict a, int64_t a_step, const T* __restrict b, int64_t steps) {
+  XLSTM_ALWAYS_INLINE void multiply_part(const T* __restrict a, int64_t a_step, const T* __restrict b, int64_t steps) {
     for (int64_t k = 0; k < steps; ++k, a += a_step, b += NR<T>) {
       Vec<T> right[V];
 #pragma GCC unroll 8
