@@ -82,15 +82,24 @@ inline Gates gates_of(const GateArrays& arrays, const xlstm_mlstm& in, const Hea
   return {arrays.lf + h.row, arrays.ig + h.row, arrays.m + h.row, h.begin, h.end, m_initial};
 }
 
+// The log forget and log input gate of one token.
+struct TokenGates {
+  double lf, ig;
+};
+inline TokenGates token_gates(const xlstm_mlstm& in, const Head& h, int64_t t) {
+  const double i = widen<double>(in.i.data, in.i.dtype, offset(in.i, h) + t * in.i.stride[2]);
+  const double f = widen<double>(in.f.data, in.f.dtype, offset(in.f, h) + t * in.f.stride[2]);
+  return {log_sigmoid(f), in.gate == XLSTM_GATE_SIGMOID ? log_sigmoid(i) : i};
+}
+
 // Fills the gates of one head; returns m after its last token.
 inline double fill_gates(const Gates& g, const xlstm_mlstm& in, const Head& h) {
   const bool sigmoid_gate = in.gate == XLSTM_GATE_SIGMOID;
   double m = g.m_initial;
   for (int64_t t = h.begin; t < h.end; ++t) {
-    const double i = widen<double>(in.i.data, in.i.dtype, offset(in.i, h) + t * in.i.stride[2]);
-    const double f = widen<double>(in.f.data, in.f.dtype, offset(in.f, h) + t * in.f.stride[2]);
-    g.lf[t] = log_sigmoid(f);
-    g.ig[t] = sigmoid_gate ? log_sigmoid(i) : i;
+    const TokenGates token = token_gates(in, h, t);
+    g.lf[t] = token.lf;
+    g.ig[t] = token.ig;
     g.m[t] = m = next_stabiliser(sigmoid_gate, g.lf[t], m, g.ig[t]);
   }
   return m;
