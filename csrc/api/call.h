@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every mLSTM call of the C API does first and last: check the params, turn exceptions into a status and a message.
+// What every mLSTM call of the C API does first and last: check the params, turn exceptions into a status and a
+// message.
 #pragma once
 
 #include <stdexcept>

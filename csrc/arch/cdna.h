@@ -25,8 +25,8 @@ struct StreamOperand {  // the same for one row of each accumulator
 };
 
 XLSTM_DEVICE Float4 mfma(BFloat16, uint64_t a, uint64_t b, Float4 c) {
-  return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(Short4, a), __builtin_bit_cast(Short4, b), c, 0, 0,
-                                                   0);
+  return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(Short4, a), __builtin_bit_cast(Short4, b), c, 0,
+                                                   0, 0);
 }
 XLSTM_DEVICE Float4 mfma(Float16, uint64_t a, uint64_t b, Float4 c) {
   return __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(Half4, a), __builtin_bit_cast(Half4, b), c, 0, 0, 0);
@@ -45,7 +45,8 @@ XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const Ch
     } else {
 #pragma unroll
       for (int r = 0; r < 4; ++r)
-        sum = __builtin_amdgcn_mfma_f32_16x16x4f32(as_float(stream.k[j].word[r]), as_float(chain.k.word[r]), sum, 0, 0, 0);
+        sum = __builtin_amdgcn_mfma_f32_16x16x4f32(as_float(stream.k[j].word[r]), as_float(chain.k.word[r]), sum, 0, 0,
+                                                   0);
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) v[r] = sum[r];
@@ -95,7 +96,8 @@ XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight,
   for (int w = 0; w < 4; ++w) {
     const uint32_t x = plain.k.word[w];
     if constexpr (sizeof(E) == 2)
-      weighted.k.word[w] = pack(E{}, low_float(E{}, x) * (weight[k + 2 * w] * scale), high_float(E{}, x) * (weight[k + 2 * w + 1] * scale));
+      weighted.k.word[w] = pack(E{}, low_float(E{}, x) * (weight[k + 2 * w] * scale),
+                                high_float(E{}, x) * (weight[k + 2 * w + 1] * scale));
     else
       weighted.k.word[w] = as_bits(as_float(x) * (weight[k + w] * scale));
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What host code must know of a GPU's family: its wave, and where the matrix instructions keep their operands. Plans and
-// tests use these without a GPU; kernels use the same functions for the family that they are compiled for.
+// What host code must know of a GPU's family: its wave, and where the matrix instructions keep their operands. Plans
+// and tests use these without a GPU; kernels use the same functions for the family that they are compiled for.
 #pragma once
 
 namespace xlstm::gpu {
@@ -9,7 +9,8 @@ enum class Family { nvidia, cdna, rdna };
 
 constexpr int wave_size(Family f) { return f == Family::cdna ? 64 : 32; }
 
-// Rows of a strip, and k of one multiply. On CDNA two 16x16x16 instructions share a 16-byte LDS read of 2-byte elements.
+// Rows of a strip, and k of one multiply. On CDNA two 16x16x16 instructions share a 16-byte LDS read of 2-byte
+// elements.
 constexpr int strip_step(Family f, int element_bytes) { return f == Family::cdna && element_bytes == 2 ? 32 : 16; }
 constexpr int kStripColumns = 16;
 // Accumulators of a strip in each lane.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// AMD RDNA3 (gfx11): WMMA 16x16x16 in waves of 32. The stream side is A, the chain side B; both halves of a wave hold the
-// same 16 k of an operand, but each half has every other row of an accumulator, so a strip becomes a chain operand by
-// one exchange between the halves for each register.
+// AMD RDNA3 (gfx11): WMMA 16x16x16 in waves of 32. The stream side is A, the chain side B; both halves of a wave hold
+// the same 16 k of an operand, but each half has every other row of an accumulator, so a strip becomes a chain operand
+// by one exchange between the halves for each register.
 //
 // float has no such instruction: its operands are split into three bfloat16 whose sum is exact, and the six products
 // that reach 24 bits are added up, small ones first.
@@ -81,8 +81,7 @@ XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
   for (int r = 0; r < 8; ++r) {
     const float own = s.value[r] * scale;
     const uint32_t bits = as_bits(own);
-    const float other =
-        as_float(__builtin_amdgcn_permlanex16(bits, bits, 0x76543210u, 0xfedcba98u, false, false));
+    const float other = as_float(__builtin_amdgcn_permlanex16(bits, bits, 0x76543210u, 0xfedcba98u, false, false));
     set_word(o, r, upper ? other : own, upper ? own : other);
   }
   return o;
@@ -129,7 +128,8 @@ XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight,
   for (int w = 0; w < 8; ++w) {
     const float* at = weight + k0 + 2 * w;
     if constexpr (sizeof(E) == 2)
-      set_word(weighted, w, low_float(E{}, plain.word[w]) * (at[0] * scale), high_float(E{}, plain.word[w]) * (at[1] * scale));
+      set_word(weighted, w, low_float(E{}, plain.word[w]) * (at[0] * scale),
+               high_float(E{}, plain.word[w]) * (at[1] * scale));
     else
       set_word(weighted, w, x[2 * w] * (at[0] * scale), x[2 * w + 1] * (at[1] * scale));
   }

@@ -21,8 +21,8 @@ int element_bytes(const xlstm_tensor& x) { return x.dtype == XLSTM_FLOAT32 ? 4 :
 Tokens tokens(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& in) {
   const int64_t bytes = element_bytes(x), sizes[] = {in.batch, in.heads, in.length};
   // Pieces within a chunk are found by 32-bit offsets.
-  bool whole = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && columns * bytes % 16 == 0 &&
-               x.stride[2] >= 0 && x.stride[2] * bytes < int64_t(1) << 26;
+  bool whole = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && columns * bytes % 16 == 0 && x.stride[2] >= 0 &&
+               x.stride[2] * bytes < int64_t(1) << 26;
   for (int axis = 0; axis < 3; ++axis) whole = whole && (sizes[axis] == 1 || x.stride[axis] * bytes % 16 == 0);
   return {x.data, {x.stride[0], x.stride[1], x.stride[2]}, int(columns), int(x.dtype), whole};
 }
@@ -51,9 +51,7 @@ bool normalised(const xlstm_mlstm& in) { return in.gate == XLSTM_GATE_EXP || in.
 // f(E) with the element type of q.
 template <class F>
 auto with_element(const xlstm_mlstm& in, F&& f) {
-  return in.q.dtype == XLSTM_FLOAT32    ? f(float{})
-         : in.q.dtype == XLSTM_BFLOAT16 ? f(BFloat16{})
-                                        : f(Float16{});
+  return in.q.dtype == XLSTM_FLOAT32 ? f(float{}) : in.q.dtype == XLSTM_BFLOAT16 ? f(BFloat16{}) : f(Float16{});
 }
 
 template <class E, bool kBackward>
@@ -91,10 +89,11 @@ struct CommonMemory {
 };
 
 void launch_stabilisers(const CommonMemory& memory, const xlstm_mlstm& in, void* m_last, Stream stream) {
-  const GateParams p{memory.where, tokens(in.i, 1, in), tokens(in.f, 1, in), floats(in.m_initial), floats(m_last),
-                     memory.sums,  memory.mosts,        memory.m_before,     in.gate == XLSTM_GATE_SIGMOID};
-  launch("gates", chunk_gates<0>, {(chunks(memory.where) + kGatesPerBlock - 1) / kGatesPerBlock, kGateThreads, 0}, stream,
-         p);
+  const GateParams p{memory.where,         tokens(in.i, 1, in), tokens(in.f, 1, in),
+                     floats(in.m_initial), floats(m_last),      memory.sums,
+                     memory.mosts,         memory.m_before,     in.gate == XLSTM_GATE_SIGMOID};
+  launch("gates", chunk_gates<0>, {(chunks(memory.where) + kGatesPerBlock - 1) / kGatesPerBlock, kGateThreads, 0},
+         stream, p);
   launch("stabilisers", stabilisers<0>, {states(memory.where), kGateScanThreads, 0}, stream, p);
 }
 
@@ -155,8 +154,8 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
   ScoreParams scores = score_params(memory, in);
   scores.l = memory.row_sums;
   launch_scores<E, false>(scores, chip, stream);
-  launch_vectors({memory.where, memory.keys, memory.decay, floats(in.n_initial), floats(call.n_last), int(in.dqk), false},
-                 stream);
+  launch_vectors(
+      {memory.where, memory.keys, memory.decay, floats(in.n_initial), floats(call.n_last), int(in.dqk), false}, stream);
   const NormaliserParams normaliser{memory.where,   scores.q,       memory.row_sums, memory.keys,   memory.m,
                                     floats(call.l), memory.factors, in.eps,          normalised(in)};
   launch("normalisers", normalisers<E>, {chunks(memory.where), kNormaliserThreads, 0}, stream, normaliser);
@@ -190,7 +189,8 @@ struct BackwardMemory : CommonMemory {
     for (float** x : {&own, &reach, &across, &leaving, &walk_reaching, &walk_leaving})
       *x = arena.take<float>(all_tokens);
     for (double** x : {&dm, &local}) *x = arena.take<double>(all_tokens);
-    for (double** x : {&reaching, &entering, &over, &moving, &behind, &spread, &correction}) *x = arena.take<double>(all_chunks);
+    for (double** x : {&reaching, &entering, &over, &moving, &behind, &spread, &correction})
+      *x = arena.take<double>(all_chunks);
     stops = arena.take<int>(all_chunks);
     queries = arena.take<float>(all_chunks * in.dqk);
     q_dots = arena.take<float>(plan.dq.tiles * all_tokens);

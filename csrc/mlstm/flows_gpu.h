@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradients of the gates. With G_ts = dS_ts q_t k_s, what the pair (t, s) carries from token s to token t, the forget
-// gate of token j sees what flows across it, and the input gate of s what leaves it:
+// The gradients of the gates. With G_ts = dS_ts q_t k_s, what the pair (t, s) carries from token s to token t, the
+// forget gate of token j sees what flows across it, and the input gate of s what leaves it:
 //     dlf_j = sum of G_ts over s < j <= t      di_s = k_s dk_s = G_ss + sum of G_ts over t > s
 // Summed as sum over t >= j of (q dq - k dk), rounding adds up along the sequence, and where a gate forgets everything
 // that sum of noise is all there is. So flows are taken apart at the chunks' borders:
@@ -8,10 +8,11 @@
 //     reaching_t   from before the chunk to t:  q_t dq_t less the chunk's own pairs
 //     entering_s   from s to behind the chunk:  k_s dk_s less the chunk's own pairs
 //     across_j     the chunk's own pairs        (scores_gpu.h)
-//     over         from before the chunk to behind it, from the next chunk's: over + sum entering = over' + sum reaching'
-// and a chunk that lets nothing through has over = 0: there the sum along the sequence starts again. So between two such
-// chunks, or the sequence's ends, where <dC, C> is known, the sum has a value to meet; by what it misses it, each step is
-// corrected in proportion to the squares of what it added, where rounding came from.
+//     over         from before the chunk to behind it, from the next chunk's: over + sum entering = over' + sum
+//     reaching'
+// and a chunk that lets nothing through has over = 0: there the sum along the sequence starts again. So between two
+// such chunks, or the sequence's ends, where <dC, C> is known, the sum has a value to meet; by what it misses it, each
+// step is corrected in proportion to the squares of what it added, where rounding came from.
 //
 // What reaches the stabilisers flows back to whatever the max picked: to the input gate, where it stops, or over the
 // forget gate to the token before.
@@ -77,7 +78,8 @@ __global__ __launch_bounds__(kFlowThreads) void sum_chunk_flows(const FlowParams
   double reaching = 0, entering = 0, move = 0;
   if (t.inside) {
     if (p.reach[t.at] >= kNothing) reaching = sum_tiles(p, p.q_dots, p.q_tiles, t.at) - p.walk_reaching[t.at];
-    if (p.factors[factor_at(t.slot, kInto, t.lane, p.where.chunk)] >= kNothing) entering = sum_tiles(p, p.k_dots, p.k_tiles, t.at) - p.walk_leaving[t.at];
+    if (p.factors[factor_at(t.slot, kInto, t.lane, p.where.chunk)] >= kNothing)
+      entering = sum_tiles(p, p.k_dots, p.k_tiles, t.at) - p.walk_leaving[t.at];
     move = p.dm[t.at];
   }
 #pragma unroll
@@ -137,15 +139,16 @@ __global__ __launch_bounds__(kFlowScanThreads) void scan_flows(const FlowParams 
   double before = 0;
   if (p.dm_initial) {
     const int64_t c = h.state * p.dqk * p.dhv, n = h.state * p.dqk;
-    for (int64_t j = me; j < p.dqk * p.dhv; j += kFlowScanThreads) before += double(p.dc_initial[c + j]) * p.c_initial[c + j];
+    for (int64_t j = me; j < p.dqk * p.dhv; j += kFlowScanThreads)
+      before += double(p.dc_initial[c + j]) * p.c_initial[c + j];
     for (int64_t j = me; j < p.dqk; j += kFlowScanThreads) before += double(p.dn_initial[n + j]) * p.n_initial[n + j];
     before = block_sum(before, reaching);
   }
   const bool through_m = !p.sigmoid && p.normalizer_grad, before_known = p.dm_initial || !p.has_initial;
   double behind = p.dm_last && through_m ? double(p.dm_last[h.state]) - (over + p.entering[last]) : 0.0;
 
-  // From the last chunk to the first: over, and in `spread` the squares since the last known value. Where the next value
-  // is known, `correction` is what was missed by for each of them; elsewhere NaN.
+  // From the last chunk to the first: over, and in `spread` the squares since the last known value. Where the next
+  // value is known, `correction` is what was missed by for each of them; elsewhere NaN.
   double squares = 0;
   for (int64_t done = 0; done < chunks; done += kFlowScanThreads) {
     const int64_t mine = last - done - me;

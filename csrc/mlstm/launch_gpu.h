@@ -21,7 +21,8 @@ struct Grid {
 };
 
 template <class... Params, class... Arguments>
-void launch(const char* name, void (*kernel)(Params...), const Grid& grid, Stream stream, const Arguments&... arguments) {
+void launch(const char* name, void (*kernel)(Params...), const Grid& grid, Stream stream,
+            const Arguments&... arguments) {
   if (grid.blocks == 0) return;
   if (grid.blocks > INT32_MAX) throw std::runtime_error(std::string(name) + ": more blocks than a grid may have");
   if (grid.lds_bytes > 48 << 10) check_launch(name, allow_lds(kernel, grid.lds_bytes));

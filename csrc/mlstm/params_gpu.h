@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the GPU kernels of the mLSTM are given: PODs by value. Tokens of a head are addressed in two ways: as the caller's
-// tensors lie, by strides, and in workspace as (row, slot, token of the chunk), where row = batch NH + head and a slot
-// holds one chunk. A packed row holds several sequences; sequence n has slots from cu_seqlens[n] / L + n on, which are
-// enough for any lengths, so that nothing needs to be read on the host.
+// What the GPU kernels of the mLSTM are given: PODs by value. Tokens of a head are addressed in two ways: as the
+// caller's tensors lie, by strides, and in workspace as (row, slot, token of the chunk), where row = batch NH + head
+// and a slot holds one chunk. A packed row holds several sequences; sequence n has slots from cu_seqlens[n] / L + n on,
+// which are enough for any lengths, so that nothing needs to be read on the host.
 #pragma once
 
 #include <stdint.h>
@@ -15,7 +15,8 @@ struct Sequences {
   int chunk;
 };
 
-// (B, NH, S, columns), or (B, NH, S) with columns 1. element: its dtype as in xlstm_dtype, where it may differ from q's.
+// (B, NH, S, columns), or (B, NH, S) with columns 1. element: its dtype as in xlstm_dtype, where it may differ from
+// q's.
 struct Tokens {
   void* data;
   int64_t stride[3];
@@ -36,11 +37,11 @@ struct GateParams {
 
 // Numbers per token that the walks read, side by side for each chunk, so that one copy brings them.
 enum Factor {
-  kInter,  // s e^(b + m_before - m), in backward over N
-  kInto,   // e^(i - b + b_end - m_end)
-  kGain,   // forward: 1 / N
+  kInter,          // s e^(b + m_before - m), in backward over N
+  kInto,           // e^(i - b + b_end - m_end)
+  kGain,           // forward: 1 / N
   kAlong = kGain,  // backward: inter dl N
-  kSelf,   // the diagonal of dS
+  kSelf,           // the diagonal of dS
   kFactors
 };
 
@@ -51,20 +52,20 @@ struct ScoreParams {
   double* m;               // (rows, slots, L): after each token
   bool sigmoid, normalize, normalizer_grad;
   double eps, scale;
-  void* scores;         // (rows, slots, L, L): s (q k) D; in backward over N
-  float* factors;       // (rows, slots, Factor, L)
-  float* decay;         // (rows, slots)
-  float* keys;          // (rows, slots, DHQK): sum of into k, what the chunk adds to n
-  float* l;             // forward: (rows, slots, L), row sums of the scores
-  Tokens v, h, dh;      // the rest: backward
-  const float* l_saved; // (rows, S)
-  void* d_scores;       // s / N (dh v + dl N) D without the diagonal
-  float* own;           // its diagonal times q k
-  float* queries;       // (rows, slots, DHQK): sum of inter dl N q, what the chunk adds to dn
-  double* dm;           // what reaches m
-  float* reach;         // what is left of the chunk's first state at each token
-  // With G_ts = dS_ts q_t k_s, s < t, what flows inside the chunk: from the tokens before each to it and to those after;
-  // what leaves each token; and, from dS as the walks see it, rounded, what reaches and what leaves each.
+  void* scores;          // (rows, slots, L, L): s (q k) D; in backward over N
+  float* factors;        // (rows, slots, Factor, L)
+  float* decay;          // (rows, slots)
+  float* keys;           // (rows, slots, DHQK): sum of into k, what the chunk adds to n
+  float* l;              // forward: (rows, slots, L), row sums of the scores
+  Tokens v, h, dh;       // the rest: backward
+  const float* l_saved;  // (rows, S)
+  void* d_scores;        // s / N (dh v + dl N) D without the diagonal
+  float* own;            // its diagonal times q k
+  float* queries;        // (rows, slots, DHQK): sum of inter dl N q, what the chunk adds to dn
+  double* dm;            // what reaches m
+  float* reach;          // what is left of the chunk's first state at each token
+  // With G_ts = dS_ts q_t k_s, s < t, what flows inside the chunk: from the tokens before each to it and to those
+  // after; what leaves each token; and, from dS as the walks see it, rounded, what reaches and what leaves each.
   float *across, *leaving, *walk_reaching, *walk_leaving;
 };
 
@@ -100,11 +101,11 @@ struct WalkParams {
   const float* decay;    // (rows, slots)
   const float* vector;   // (rows, slots, y's columns), or null: out += along vector
   Factor along;
-  bool with_self;        // out += kSelf y
-  Tokens with;           // and dots += out with, before self is added; or without data
-  float* dots;           // (tiles of y, rows, slots, L)
-  const float* state_in; // (N, NH, DHQK, DHHV), or null
-  float* state_out;      // or null
+  bool with_self;            // out += kSelf y
+  Tokens with;               // and dots += out with, before self is added; or without data
+  float* dots;               // (tiles of y, rows, slots, L)
+  const float* state_in;     // (N, NH, DHQK, DHHV), or null
+  float* state_out;          // or null
   int64_t state_x, state_y;  // strides of x and y in those
   float* before_last;        // (N NH, tiles, accumulators): the state before the last chunk, or null
   float* between;            // (N NH, segments - 1, tiles, accumulators): states between segments, or null

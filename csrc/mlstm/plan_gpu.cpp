@@ -49,8 +49,7 @@ int chunk_for(const MlstmShape& s, const Chip& chip, std::initializer_list<int> 
 
 WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int rows, int64_t columns, int chunk) {
   const WalkShape shape = walk_shape(chip.family, s.element_bytes, rows, chunk);
-  // Four waves of 32 lanes leave room for a second block, in registers and in LDS.
-  const int64_t at_once = int64_t(chip.compute_units) * (shape.threads <= 128 ? 2 : 1);
+  const int64_t at_once = int64_t(chip.compute_units) * shape.blocks;
   WalkPlan p{};
   p.rows = rows;
   p.chunk = chunk;

@@ -18,10 +18,10 @@ struct MlstmShape {
 
 // One walk: which kernel, and into how many segments a sequence is cut.
 struct WalkPlan {
-  int rows, chunk;  // the kernel's
+  int rows, chunk;    // the kernel's
   int y_tile, tiles;  // columns of y in a block; blocks along y
   int segments, segment_chunks;
-  int blocks;       // of the walk itself; states only between segments come before
+  int blocks;  // of the walk itself; states only between segments come before
 };
 
 // Floats of the states between its segments.

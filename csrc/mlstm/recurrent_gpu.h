@@ -281,7 +281,7 @@ __global__ __launch_bounds__(kMostRecurrentThreads, !kOneToken ? 1
     else if (t + 1 < end)
       tile.fetch_next(p);
 
-      // Over the keys: the lanes of a wave that have the same values, then the waves.
+    // Over the keys: the lanes of a wave that have the same values, then the waves.
 #pragma unroll
     for (int mask = Tile::kLanes; mask < kWave; mask *= 2) {
 #pragma unroll

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scores of every chunk, all at once, and what the gates say about its tokens:
 //     forward    s (q k) D, row sums of it, and what the chunk adds to n
-//     backward   s (q k) D / N and dS = s / N (dh v + dl N) D, what the chunk adds to n and dn, and dS's diagonal apart:
+//     backward   s (q k) D / N and dS = s / N (dh v + dl N) D, what the chunk adds to n and dn, and dS's diagonal
+//     apart:
 //                both dq and dk have it, and without it their products with q and k are what flows across a token
 // with D_ts = e^(b_t - m_t + i_s - b_s), s <= t. The walks (walk_gpu.h) read them once per block; made here, each
 // product and each exp is made once per head.
 //
-// Who owns what: a block of four waves has one chunk of one head. Its products q k^T (and dh v^T) are summed over slices
-// of 64 features, in strips of the lower triangle that the waves share out; then the block goes over the chunk's pairs of
-// tokens by rows. Exponents are sums of two floats each, high and low, from double: where b is -3000, a float's
-// difference of two b would be wrong in the fourth digit.
+// Who owns what: a block of four waves has one chunk of one head. Its products q k^T (and dh v^T) are summed over
+// slices of 64 features, in strips of the lower triangle that the waves share out; then the block goes over the chunk's
+// pairs of tokens by rows. Exponents are sums of two floats each, high and low, from double: where b is -3000, a
+// float's difference of two b would be wrong in the fourth digit.
 //
-// Floor: L (DHQK + DHHV) flops a token, L bytes or 2 L bytes a token written beside q, k, v, h, dh read. The reads bind.
+// Floor: L (DHQK + DHHV) flops a token, L bytes or 2 L bytes a token written beside q, k, v, h, dh read. The reads
+// bind.
 #pragma once
 
 #include "mlstm/sequences_gpu.h"
@@ -61,8 +63,8 @@ struct Scores {
       : p(params), head(h), t0(h.begin + chunk * kChunk), lds(memory) {
     slot_index = h.in_slots(p.where, chunk) / kChunk;
     valid = int(h.end - t0 < kChunk ? h.end - t0 : kChunk);
-    gates = reinterpret_cast<ChunkGates<kChunk>*>(
-        lds + scores_lds_bytes(kFamily, sizeof(E), kChunk, kBackward) - int(sizeof(ChunkGates<kChunk>)));
+    gates = reinterpret_cast<ChunkGates<kChunk>*>(lds + scores_lds_bytes(kFamily, sizeof(E), kChunk, kBackward) -
+                                                  int(sizeof(ChunkGates<kChunk>)));
     int n = 0;
     for (int j = 0; j < kMine; ++j) strip_row[j] = strip_column[j] = -1;
 #pragma unroll
@@ -251,7 +253,8 @@ struct Scores {
       const TokenRows<E> to = {static_cast<const E*>(p.scores) + slot_index * kChunk * kChunk, kChunk, kChunk, true};
       store_piece(to, t, first, score);
       if constexpr (kBackward) {
-        const TokenRows<E> d_to = {static_cast<const E*>(p.d_scores) + slot_index * kChunk * kChunk, kChunk, kChunk, true};
+        const TokenRows<E> d_to = {static_cast<const E*>(p.d_scores) + slot_index * kChunk * kChunk, kChunk, kChunk,
+                                   true};
         store_piece(d_to, t, first, d_score);
       }
 #pragma unroll

@@ -100,7 +100,8 @@ XLSTM_DEVICE Segment segment_of(const Sequences& s, int64_t state, int order, in
 
 template <class E>
 XLSTM_DEVICE TokenRows<E> rows(const Tokens& x, const Head& h) {
-  return {static_cast<const E*>(x.data) + h.batch * x.stride[0] + h.head * x.stride[1], x.stride[2], x.columns, x.whole};
+  return {static_cast<const E*>(x.data) + h.batch * x.stride[0] + h.head * x.stride[1], x.stride[2], x.columns,
+          x.whole};
 }
 
 template <class E>

@@ -13,10 +13,10 @@
 // scores_gpu.h, once for all blocks of a head. What n, dn and l add is of rank one, and is added in float.)
 //
 // Who owns what: a block walks one segment of one head for y_tile columns of y. Its waves hold the state, all rows by
-// y_tile columns in float, in 128 accumulators a lane, for the whole walk: no chunk's state goes to memory. The
+// y_tile columns in float, in accumulators, for the whole walk: no chunk's state goes to memory. The
 // state's accumulators are the next product's chain operand as they are. A chunk's a, x, y and scores come through LDS:
-// where copies need no registers (NVIDIA) the next chunk is on its way into a second buffer while this one is multiplied;
-// elsewhere a, and then the rest, take turns in one, and what comes next waits in registers.
+// where copies need no registers (NVIDIA) the next chunk is on its way into a second buffer while this one is
+// multiplied; elsewhere a, and then the rest, take turns in one, and what comes next waits in registers.
 //
 // Floor, forward at 256/512: 4 DHQK DHHV + L (DHHV + DHQK) flops a token for the matrix units, each of q, k, v, h moved
 // once. Each wave reads all of a and x from LDS for its 32 columns: with 128 rows a wave (NVIDIA, RDNA) that is
@@ -54,7 +54,7 @@ struct Walk {
     typename StageY::Storage y;
     typename StageScores::Storage scores;
     typename StageRows::Storage with;
-    float* numbers;
+    float *numbers, *out;
 
     XLSTM_DEVICE const float* factor(Factor which) const { return numbers + which * kChunk; }
     XLSTM_DEVICE float* vector() const { return numbers + kFactors * kChunk; }
@@ -95,18 +95,16 @@ struct Walk {
       tile.base = reinterpret_cast<E*>(at);
       at += bytes;
     };
+    r.out = reinterpret_cast<float*>(at);
     take(r.a, kShape.a_x_take_turns ? 0 : kShape.a_bytes);
     take(r.x, kShape.x_bytes);
-    take(r.y, kShape.y_bytes);
     take(r.scores, kShape.scores_bytes);
+    at = reinterpret_cast<char*>(r.out) + kShape.out_room;
+    take(r.y, kShape.y_bytes);
     take(r.with, kShape.with_bytes);
     r.numbers = reinterpret_cast<float*>(lds + kShape.buffers * kShape.buffer_bytes) + n % 2 * kShape.numbers;
     return r;
   }
-  XLSTM_DEVICE float* out_tile() const {
-    return reinterpret_cast<float*>(lds + kShape.buffers * kShape.buffer_bytes) + 2 * kShape.numbers;
-  }
-
   // ---- the state
 
   // f(x, y, value) for each element that this lane holds.
@@ -205,8 +203,8 @@ struct Walk {
     return 1.0f;
   }
 
-  // out += scores y; C = decay C + (w x)^T y. The waves along x share the first. A decay joins what is held apart, and w
-  // is divided by it, until it has grown too small for that; float16's products end early.
+  // out += scores y; C = decay C + (w x)^T y. The waves along x share the first. A decay joins what is held apart, and
+  // w is divided by it, until it has grown too small for that; float16's products end early.
   XLSTM_DEVICE void add_chunk(Strip<E> (&out)[kTStrips][kYStrips], const Room& r, float decay) {
     constexpr float kLeast = __is_same(E, Float16) ? 0x1p-4f : 0x1p-40f;
     held *= decay;
@@ -242,7 +240,8 @@ struct Walk {
   // Outputs from accumulators to memory, a piece of a token's row at a time.
   XLSTM_DEVICE void write(Strip<E> (&out)[kTStrips][kYStrips], const Room& r, const Stages& stages, int64_t t0,
                           int valid, int64_t slots) {
-    float* mine = out_tile() + wave_x * kChunk * kShape.out_stride;
+    __syncthreads();  // a, x and scores are done with
+    float* mine = r.out + wave_x * kChunk * kShape.out_stride;
 #pragma unroll
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
@@ -250,7 +249,8 @@ struct Walk {
 #pragma unroll
         for (int j = 0; j < Strip<E>::kRegisters; ++j) {
           const StripPosition at = Strip<E>::position(j);
-          mine[(ts * kStep<E> + at.row) * kShape.out_stride + y0 + ys * kStripColumns + at.column] = out[ts][ys].value[j];
+          mine[(ts * kStep<E> + at.row) * kShape.out_stride + y0 + ys * kStripColumns + at.column] =
+              out[ts][ys].value[j];
         }
     __syncthreads();
     constexpr int n = kPieceElements<E>;
@@ -259,13 +259,14 @@ struct Walk {
 #pragma unroll
     for (int i = 0; i < StageRows::kEach; ++i) {
       const int t = StageRows::token(i), column = StageRows::column(i);
+      if (StageRows::kUnits % kThreads != 0 && t >= kChunk) break;  // whole waves
       float value[n];
 #pragma unroll
-      for (int j = 0; j < n; ++j) value[j] = out_tile()[t * kShape.out_stride + column + j];
+      for (int j = 0; j < n; ++j) value[j] = r.out[t * kShape.out_stride + column + j];
 #pragma unroll
       for (int w = 1; w < kShape.waves_x; ++w)
 #pragma unroll
-        for (int j = 0; j < n; ++j) value[j] += out_tile()[(w * kChunk + t) * kShape.out_stride + column + j];
+        for (int j = 0; j < n; ++j) value[j] += r.out[(w * kChunk + t) * kShape.out_stride + column + j];
       if (p.gained) {
 #pragma unroll
         for (int j = 0; j < n; ++j) value[j] *= r.factor(kGain)[t];
@@ -386,7 +387,8 @@ struct Walk {
 };
 
 template <class E, int kRows, int kChunk>
-__global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads, 1) void walk(const WalkParams p) {
+__global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads,
+                             walk_shape(kFamily, sizeof(E), kRows, kChunk).blocks) void walk(const WalkParams p) {
   if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) {
     extern __shared__ __align__(128) char lds[];
     const int tile = blockIdx.x % p.tiles, order = blockIdx.x / p.tiles % p.segments;

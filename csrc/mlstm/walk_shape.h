@@ -14,14 +14,15 @@ struct WalkShape {
   int x_per_wave;        // of its rows; its columns are kColumnsPerWave
   int y_tile;            // columns of the state that a block keeps
   int threads;
-  // In LDS: what chunks bring, once, or twice where the next chunk is copied there while this one is multiplied; numbers
-  // per token, twice; outputs.
+  int blocks;  // that shall share a multiprocessor: a bound on registers
+  // In LDS: what chunks bring, once, or twice where the next chunk is copied there while this one is multiplied, and
+  // numbers, twice. Outputs take the room of a, x and scores when those are done.
   int buffers;
   bool a_x_take_turns;  // in one room
-  int a_bytes, x_bytes, y_bytes, scores_bytes, with_bytes, buffer_bytes;
+  int a_bytes, x_bytes, scores_bytes, out_room, y_bytes, with_bytes, buffer_bytes;
   int numbers;     // floats: factors of the tokens, and of the columns
   int out_stride;  // of a row of outputs, in floats
-  int out_bytes, lds_bytes;
+  int lds_bytes;
 };
 
 constexpr int kColumnsPerWave = 32;
@@ -40,15 +41,16 @@ constexpr int kTokenFactors = 4;  // numbers a token that a walk reads
 
 constexpr WalkShape walk_shape(Family f, int element_bytes, int rows, int chunk) {
   WalkShape s{};
-  // Four waves; on wave32 the 512 rows take eight. Where registers are for eight, two blocks fill each other's gaps.
-  const int waves = f == Family::cdna || rows <= 256 ? 4 : 8;
-  // 128 accumulators a lane hold the state: 256 x 32 in a wave of 64, 128 x 32 in a wave of 32.
+  // 128 accumulators a lane hold the state: 256 x 32 in a wave of 64, 128 x 32 in a wave of 32. Fewer a lane, in more
+  // waves, cost more instructions than their company hides. Two small blocks fill each other's gaps.
   const int most = f == Family::cdna ? 256 : 128;
+  const int waves = f == Family::cdna || rows <= 256 ? 4 : 8;
   s.x_per_wave = rows < most ? rows : most;
   s.waves_x = rows / s.x_per_wave;
   s.waves_y = waves / s.waves_x;
   s.y_tile = kColumnsPerWave * s.waves_y;
   s.threads = waves * wave_size(f);
+  s.blocks = f == Family::nvidia ? 256 / s.threads : 1;
   const bool copies = f == Family::nvidia;  // to LDS without registers
   s.buffers = copies ? 2 : 1;
   s.a_x_take_turns = !copies;
@@ -56,12 +58,14 @@ constexpr WalkShape walk_shape(Family f, int element_bytes, int rows, int chunk)
   s.y_bytes = chunk * s.y_tile * element_bytes;
   s.scores_bytes = chunk * chunk * element_bytes;
   s.with_bytes = copies ? s.y_bytes : 0;
-  s.buffer_bytes = s.a_bytes + (s.a_x_take_turns ? 0 : s.x_bytes) + s.y_bytes + s.scores_bytes + s.with_bytes;
+  // Lanes that write outputs together differ by 2, 8 or 1 in the token: the odd columns put them into different banks.
+  s.out_stride = s.y_tile + (f == Family::nvidia ? 4 : f == Family::rdna ? 16 : 2);
+  const int out_bytes = s.waves_x * chunk * s.out_stride * 4;
+  const int products = s.a_bytes + (s.a_x_take_turns ? 0 : s.x_bytes) + s.scores_bytes;
+  s.out_room = ((out_bytes > products ? out_bytes : products) + 127) / 128 * 128;
+  s.buffer_bytes = s.out_room + s.y_bytes + s.with_bytes;
   s.numbers = kTokenFactors * chunk + s.y_tile;
-  // Lanes that write outputs together differ by 2, 8 or 1 in the token: this puts them into different banks.
-  s.out_stride = s.y_tile + (f == Family::nvidia ? 4 : f == Family::cdna ? 2 : 16);
-  s.out_bytes = s.waves_x * chunk * s.out_stride * 4;
-  s.lds_bytes = s.buffers * s.buffer_bytes + 2 * s.numbers * 4 + s.out_bytes;
+  s.lds_bytes = s.buffers * s.buffer_bytes + 2 * s.numbers * 4;
   return s;
 }
 

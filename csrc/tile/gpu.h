@@ -33,7 +33,9 @@ struct Tile {
       return (first ^ uint32_t(piece % kReach * 16)) + uint32_t((r * kPieces + piece / kReach * kReach) * 16);
     }
   };
-  XLSTM_DEVICE Cursor cursor(int row, int column) const { return {uint32_t(at(row, column) - base) * uint32_t(sizeof(E))}; }
+  XLSTM_DEVICE Cursor cursor(int row, int column) const {
+    return {uint32_t(at(row, column) - base) * uint32_t(sizeof(E))};
+  }
 };
 
 // Features of one head's tokens in memory.
@@ -53,7 +55,8 @@ struct TokenRows {
 #pragma unroll 1
     for (int j = 0; j < kPieceElements<E> && column + j < columns; ++j) {
       constexpr int kPerWord = 4 / sizeof(E);
-      const uint32_t bits = sizeof(E) == 4 ? __builtin_bit_cast(uint32_t, to_float(from[j])) : *reinterpret_cast<const uint16_t*>(from + j);
+      const uint32_t bits = sizeof(E) == 4 ? __builtin_bit_cast(uint32_t, to_float(from[j]))
+                                           : *reinterpret_cast<const uint16_t*>(from + j);
 #pragma unroll
       for (int w = 0; w < 4; ++w)
         if (j / kPerWord == w) p.word[w] |= bits << (32 / kPerWord * (j % kPerWord));
@@ -140,7 +143,8 @@ struct Stage {
       for (int j = 0; j < kEach; ++j) {
         if (kUnits % kThreads != 0 && token0 + j * kRows >= kTokens) break;
         // Rows that the block takes next differ in bits that its own do not have, or in none that are swizzled.
-        copy_async((to ^ uint32_t(j * kRows % 8 * 16)) + uint32_t(j * kRows * Storage::kPieces * 16), base + offset, inside);
+        copy_async((to ^ uint32_t(j * kRows % 8 * 16)) + uint32_t(j * kRows * Storage::kPieces * 16), base + offset,
+                   inside);
         offset += kRows * stride;
       }
       return;
@@ -164,7 +168,8 @@ struct Stage {
           *reinterpret_cast<uint64_t*>(tile.at(column + 2 * w + h, token)) = uint64_t(high) << 32 | low;
         }
       } else {
-        *reinterpret_cast<Piece*>(tile.at(column + w, token)) = {{p[0].word[w], p[1].word[w], p[2].word[w], p[3].word[w]}};
+        *reinterpret_cast<Piece*>(tile.at(column + w, token)) = {
+            {p[0].word[w], p[1].word[w], p[2].word[w], p[3].word[w]}};
       }
     }
 #endif
