@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 
-from .checks import IO_DTYPES
+from .checks import GPU_DTYPES, IO_DTYPES
 from .peers import XL_CHUNK_TUNING, peers_usable
 from .registry import KernelInfo
 
 ANY = ("*",)
 COMPILED_DEVICES = ("cpu", "cuda", "mps")
-HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ class Builtin:
     note: str = ""
     stands_in: str = ""  # a Triton name: the fused kernel that takes its calls where mlstm_kernels cannot
     states: bool = True
+    gpu_dtypes: tuple[torch.dtype, ...] = ()
 
     @property
     def key(self) -> tuple[str, str]:
@@ -70,6 +70,7 @@ class Builtin:
             states=facts.states,
             options=facts.options,
             note=note,
+            gpu_dtypes=facts.gpu_dtypes if "cuda" in devices else (),
         )
 
 
@@ -81,7 +82,9 @@ def _fused(kind: str, name: str) -> Builtin:
     if name.endswith("_siging"):
         gate, options = "sigmoid", ("normalize", *options)
     target = f"fused:mlstm_{kind}_{name.removeprefix('chunkwise--')}"
-    return Builtin(kind, name, target, op=f"mlstm_{kind}", gate=gate, options=options, note="C++, one call")
+    return Builtin(
+        kind, name, target, op=f"mlstm_{kind}", gate=gate, options=options, note="C++, one call", gpu_dtypes=GPU_DTYPES
+    )
 
 
 def _native(kind: str, name: str, function: str, *more: str, note: str = "plain torch") -> Builtin:
@@ -105,7 +108,7 @@ def _triton(
         name,
         f"peers:{function}",
         ("cuda",),
-        dtypes=HALF_AND_SINGLE,
+        dtypes=GPU_DTYPES,
         gradient=gradient,
         stands_in=stands_in,
         **facts,
@@ -146,13 +149,13 @@ _ROWS = (
     _native("sequence", "native_sequence__native_siging", "siging_recurrent_sequence__native_fw",
             note="plain torch, a loop"),
     _compiled("sequence", "native_sequence__metal", "recurrent_sequence__metal", devices=("mps",),
-              dtypes=HALF_AND_SINGLE, note="torch.compile, a loop in float32"),
+              dtypes=GPU_DTYPES, note="torch.compile, a loop in float32"),
     _triton("sequence", "native_sequence__triton", "sequence", "fused", gradient="none"),
     _fused("step", "fused"),
     _fused("step", "fused_siging"),
     _native("step", "native", "recurrent_step__native"),
     _native("step", "native_siging", "siging_recurrent_step__native"),
-    _compiled("step", "metal", "recurrent_step__metal", devices=("mps",), dtypes=HALF_AND_SINGLE,
+    _compiled("step", "metal", "recurrent_step__metal", devices=("mps",), dtypes=GPU_DTYPES,
               note="torch.compile, float32"),
     _triton("step", "triton", "step", "fused", gradient="none"),
 )  # fmt: skip

@@ -30,7 +30,8 @@ class KernelInfo:
     devices: torch device types, "*" for any. gradient: "exact", "no normaliser" (the peers' gradient, which
     holds the normaliser constant), "none", or "unstated" for a function whose author did not say. states:
     takes initial states and returns the last ones. options: the keywords it understands beyond the common
-    contract. any_length: takes any S >= 1; otherwise S must be a multiple of chunk_size.
+    contract. any_length: takes any S >= 1; otherwise S must be a multiple of chunk_size. gpu_dtypes: on a GPU
+    ("cuda"), where those are fewer than dtypes; empty: the same.
     """
 
     name: str
@@ -44,6 +45,10 @@ class KernelInfo:
     options: tuple[str, ...] = ()
     note: str = ""
     any_length: bool = True
+    gpu_dtypes: tuple[torch.dtype, ...] = ()
+
+    def dtypes_on(self, device_type: str) -> tuple[torch.dtype, ...]:
+        return self.gpu_dtypes if device_type == "cuda" and self.gpu_dtypes else self.dtypes
 
 
 _loaded: dict[tuple[str, str], KernelInfo] = {}  # what users registered, and the built-ins looked up so far
@@ -62,6 +67,7 @@ def register_mlstm_kernel(
     options: Sequence[str] = (),
     note: str = "",
     any_length: bool = True,
+    gpu_dtypes: Sequence[torch.dtype] = (),
     overwrite: bool = False,
 ) -> KernelInfo:
     """Adds a kernel. Chunkwise and parallel names are "<kind>--<name>"; a taken name needs overwrite=True."""
@@ -77,6 +83,7 @@ def register_mlstm_kernel(
     for what, values, member in (
         ("devices", devices, str),
         ("dtypes", dtypes, torch.dtype),
+        ("gpu_dtypes", gpu_dtypes, torch.dtype),
         ("options", options, str),
     ):
         if isinstance(values, str) or not all(isinstance(x, member) for x in values):
@@ -97,6 +104,7 @@ def register_mlstm_kernel(
         tuple(options),
         note,
         any_length,
+        tuple(gpu_dtypes),
     )
     _loaded[(kind, name)] = info
     return info
@@ -221,8 +229,10 @@ def check_kernel_accepts(info: KernelInfo, q: Tensor, gradient_needed: bool) -> 
     what = f"{info.kind} kernel {info.name!r}"
     if "*" not in info.devices and q.device.type not in info.devices:
         raise ValueError(f"q: {what} runs on {', '.join(info.devices)}, got a tensor on {q.device}")
-    if q.dtype not in info.dtypes:
-        raise TypeError(f"q: {what} takes {', '.join(map(str, info.dtypes))}, got {q.dtype}")
+    dtypes = info.dtypes_on(q.device.type)
+    if q.dtype not in dtypes:
+        where = " on a GPU" if q.dtype in info.dtypes else ""
+        raise TypeError(f"q: {what} takes {', '.join(map(str, dtypes))}{where}, got {q.dtype}")
     if gradient_needed and info.gradient == "none":
         raise ValueError(
             f"{what} has no gradient, but an input requires one; "
