@@ -12,10 +12,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 States = tuple[Tensor, Tensor, Tensor]
 
 TINY = 1e-30  # what is smaller counts as zero: float32 cannot hold much less
+LARGE = 1 << 29  # bytes: where the states of all tokens are more, backward makes them again, so many tokens at a time
+TOKENS_AT_A_TIME = 256
 
 
 def recurrence(
@@ -32,13 +35,38 @@ def recurrence(
     normalize: bool,
     normalizer_grad: bool,
 ) -> tuple[Tensor, States]:
+    state_bytes = c.numel() * c.element_size()
+    settings = (eps, gate, normalize, normalizer_grad)
+    if q.shape[2] <= TOKENS_AT_A_TIME or state_bytes * q.shape[2] <= LARGE:
+        return _tokens(q, k, v, i, f, c, n, m, *settings)
+    hs = []
+    for parts in zip(*(x.split(TOKENS_AT_A_TIME, dim=2) for x in (q, k, v, i, f)), strict=True):
+        h, (c, n, m) = checkpoint(_tokens, *parts, c, n, m, *settings, use_reentrant=False, preserve_rng_state=False)
+        hs.append(h)
+    return torch.cat(hs, dim=2), (c, n, m)
+
+
+def _tokens(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    c: Tensor,
+    n: Tensor,
+    m: Tensor,
+    eps: float,
+    gate: str,
+    normalize: bool,
+    normalizer_grad: bool,
+) -> tuple[Tensor, States]:
     # normalizer_grad=False is the gradient of mlstm_kernels: normaliser, n and m count as constants
     constant: Callable[[Tensor], Tensor] = (lambda x: x) if normalizer_grad else torch.Tensor.detach
     n, m = constant(n), constant(m)
     hs = []
-    for t in range(q.shape[2]):
-        qt, kt, vt = q[:, :, t] * q.shape[-1] ** -0.5, k[:, :, t], v[:, :, t]
-        it, lf = i[:, :, t, None], F.logsigmoid(f[:, :, t, None])
+    # Unbound, not indexed: the gradient of an index is as long as the sequence.
+    for qt, kt, vt, it, ft in zip(*(x.unbind(2) for x in (q, k, v, i, f)), strict=True):
+        qt, it, lf = qt * q.shape[-1] ** -0.5, it[..., None], F.logsigmoid(ft[..., None])
         if gate == "exp":
             m_next = constant(torch.maximum(lf + m, it))
         else:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 IO_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+GPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of the fused kernels; float64 is the CPU's alone
+GPU_HEAD_DIM = 512  # the chunkwise kernels' largest on a GPU, as csrc/mlstm/walk_shape.h has it
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)  # under torch.compile a number may be symbolic
 STATE_NAMES = ("c_initial", "n_initial", "m_initial")
 LAYOUTS = ("bhsd", "bshd")
@@ -105,20 +107,33 @@ def _unit_last_stride(**tensors: Tensor) -> None:
             )
 
 
-def check_cu_seqlens(cu_seqlens: Any, batch: int, length: int) -> int:
+def fused_dtype(q: Tensor) -> None:
+    """A fused kernel has no float64 on a GPU."""
+    if q.device.type == "cuda" and q.dtype not in GPU_DTYPES:
+        raise TypeError(f"q: expected float32, bfloat16 or float16 on a GPU, got {q.dtype}; the CPU takes float64")
+
+
+def check_cu_seqlens(cu_seqlens: Any, q: Tensor) -> int:
     """cu_seqlens (N + 1) -> N. Its values start at 0, rise, and end at S; the batch is one packed row.
 
-    Under torch.compile values are not known here; the op itself looks at them when it runs.
+    Values are looked at on the CPU alone. To read those of a GPU, the host would wait for it, and no graph could be
+    captured. Under torch.compile they are not known here; the CPU's op itself looks at them when it runs.
     """
     is_tensor("cu_seqlens", cu_seqlens)
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"cu_seqlens: expected int32 or int64, got {cu_seqlens.dtype}")
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
         raise ValueError(f"cu_seqlens: expected shape (N + 1) with N >= 1, got {shape_text(cu_seqlens)}")
-    if batch != 1:
-        raise ValueError(f"cu_seqlens: expected packed inputs with batch size 1, got batch size {batch}")
-    if torch.compiler.is_compiling():
-        return cu_seqlens.shape[0] - 1
+    if q.shape[0] != 1:
+        raise ValueError(f"cu_seqlens: expected packed inputs with batch size 1, got batch size {q.shape[0]}")
+    _same_device(q, cu_seqlens=cu_seqlens)
+    if not torch.compiler.is_compiling() and cu_seqlens.device.type == "cpu":
+        ends_of(cu_seqlens, q.shape[2])
+    return cu_seqlens.shape[0] - 1
+
+
+def ends_of(cu_seqlens: Tensor, length: int) -> list[int]:
+    """The values of cu_seqlens, which must start at 0, rise, and end at S = length."""
     ends = [int(e) for e in cu_seqlens.tolist()]
     if ends[0] != 0:
         raise ValueError(f"cu_seqlens: expected to start at 0, got {ends[0]}")
@@ -127,7 +142,7 @@ def check_cu_seqlens(cu_seqlens: Any, batch: int, length: int) -> int:
             raise ValueError(f"cu_seqlens: expected values that rise, got {ends[n - 1]} then {ends[n]} at position {n}")
     if ends[-1] != length:
         raise ValueError(f"cu_seqlens: expected to end at S = {length}, got {ends[-1]}")
-    return len(ends) - 1
+    return ends
 
 
 def check_states(
@@ -178,7 +193,7 @@ def check_sequence_inputs(
     positive_int("chunk_size", chunk_size)
     sequences = batch
     if cu_seqlens is not None:
-        sequences = check_cu_seqlens(cu_seqlens, batch, length)
+        sequences = check_cu_seqlens(cu_seqlens, q)
     states = check_states(q, c_initial, n_initial, m_initial, sequences, heads, dqk, dhv, STATE_NAMES)
     _dtypes(q, k, v, i, f, states)
     _same_device(q, k=k, v=v, i=i, f=f)

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -40,6 +40,7 @@ def _header() -> list[tuple[str, str]]:
         ("torch", torch.__version__),
         ("op library", _op_library()),
         ("CPU kernels", _cpu_instruction_set()),
+        ("GPU kernels", _gpu_kernels()),
         ("CPU", _device_text(device_facts("cpu"))),
         ("GPU", "none" if gpu.type == "cpu" else _device_text(device_facts(gpu))),
     ]
@@ -50,12 +51,27 @@ def _op_library() -> str:
     return str(built[0]) if built else "not built"
 
 
-def _cpu_instruction_set() -> str:
+def _native() -> Any:
     try:
-        native = importlib.import_module(f"{__package__}._native")
+        return importlib.import_module(f"{__package__}._native")
     except ModuleNotFoundError:
-        return "not built"
-    return native.cpu_isa()
+        return None
+
+
+def _cpu_instruction_set() -> str:
+    native = _native()
+    return native.cpu_isa() if native else "not built"
+
+
+def _gpu_kernels() -> str:
+    """Those of the op library, whatever GPU is here; _native, built with it, knows for which chips."""
+    from .ops import devices_with_kernels
+
+    native = _native()
+    facts = native.build_facts() if native else {"gpu": "", "gpu_archs": (), "gpu_note": ""}
+    if "cuda" in devices_with_kernels():
+        return f"{facts['gpu'] if facts['gpu_archs'] else 'built'} {' '.join(facts['gpu_archs'])}".rstrip()
+    return "none" + (f": {facts['gpu_note']}" if facts["gpu_note"] else "")
 
 
 def _device_text(facts: DeviceFacts) -> str:
@@ -68,13 +84,18 @@ def _device_text(facts: DeviceFacts) -> str:
     return ", ".join(parts)
 
 
+def _dtype_text(info: KernelInfo, dtype: torch.dtype) -> str:
+    text = DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch."))
+    return text if dtype in info.dtypes_on("cuda") else f"{text}(cpu)"
+
+
 def _row(info: KernelInfo) -> tuple[str, ...]:
     return (
         info.name,
         info.kind,
         info.gate,
         "any" if "*" in info.devices else " ".join(info.devices),
-        " ".join(DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch.")) for dtype in info.dtypes),
+        " ".join(_dtype_text(info, dtype) for dtype in info.dtypes),
         info.gradient,
         "yes" if info.states else "no",
         info.note,

@@ -2,6 +2,11 @@
 """The fused kernels as functions, with the ecosystem's names and argument order: checks, casts, then one op.
 
 Sequence functions share `_sequence`, steps share `_step`; what differs is the gate and whether tokens go one by one.
+
+The tensors' device chooses the kernel: the CPU's, or the GPU's of a library that has them. A call on a GPU waits for
+nothing and reads nothing on the host, cu_seqlens neither: it lies on q's device, is made int64 there, and offsets that
+do not rise or leave the row are cut off, where the CPU has an error. float64 is an error there, and so are head dims
+above 512 of the chunkwise kernels and of every backward pass.
 """
 
 from __future__ import annotations
@@ -50,6 +55,7 @@ def _sequence(
     cu_seqlens = kwargs.get("cu_seqlens")
     checks.check_sequence_inputs(q, k, v, i, f, c_initial, n_initial, m_initial, eps, chunk_size, cu_seqlens)
     q, k, v, i, f = in_kernel_dtype((q, k, v, i, f), autocast_kernel_dtype)
+    checks.fused_dtype(q)
     wide = checks.accumulate_dtype(q.dtype)
     c, n, m = (_wide_state(x, wide) for x in (c_initial, n_initial, m_initial))
     if cu_seqlens is not None:
@@ -179,6 +185,7 @@ def _step(
     checks.no_unknown_keywords(function, kwargs, known)
     checks.check_step_inputs(q, k, v, i, f, c, n, m, eps)
     q, k, v, i, f = in_kernel_dtype((q, k, v, i, f), kwargs.get("autocast_kernel_dtype", torch.bfloat16))
+    checks.fused_dtype(q)
     wide = checks.accumulate_dtype(q.dtype)
     options = (sigmoid_gate, bool(kwargs.get("normalize", True)), float(eps))
     if kwargs.get("in_place", False):

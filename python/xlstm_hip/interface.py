@@ -80,7 +80,8 @@ def mlstm_interface(
     gate               "exp" or "sigmoid", the input gate; default: the kernel's
     normalize          sigmoid gate only: divide by max(|q n|, 1) + eps; default True
     layout             "bhsd", or "bshd": q, k, v, h are (B, S, NH, D) and the gates (B, S, NH), without copies
-    cu_seqlens         (N + 1) int offsets 0 .. S of N sequences packed in one row (B = 1); states are then per sequence
+    cu_seqlens         (N + 1) int offsets 0 .. S of N sequences packed in one row (B = 1), on q's device; states are
+                       then per sequence. On a GPU the fused kernels do not check its values
     normalizer_grad    False: the normaliser counts as a constant in backward, as in mlstm_kernels; default True, exact
     chunk_size         tokens per matrix product; changes speed, not the result
     kwargs             further options of the kernel, by its KernelInfo; an unknown one is an error
@@ -120,7 +121,8 @@ def mlstm_interface(
         common["cu_seqlens"] = cu_seqlens
     if cu_seqlens is not None and "cu_seqlens" not in info.options:
         checks.check_sequence_inputs(q, k, v, i, f, *states, eps, chunk_size, cu_seqlens)
-        out: Tensor | tuple[Tensor, States] = _one_by_one(info, (q, k, v, i, f), states, cu_seqlens.tolist(), common)
+        ends = checks.ends_of(cu_seqlens, q.shape[2])  # it is a loop in Python: on a GPU too it waits for the values
+        out: Tensor | tuple[Tensor, States] = _one_by_one(info, (q, k, v, i, f), states, ends, common)
     else:
         out = info.function(q, k, v, i, f, *states, **common)
     if not turned:

@@ -11,15 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from . import compiled, fused, ops, peers, reference
-from .checks import IO_DTYPES
+from .checks import GPU_DTYPES, IO_DTYPES
 from .peers import XL_CHUNK_TUNING, peers_usable
 from .registry import KernelInfo, add_builtins
 
 COMPILED_DEVICES = ("cpu", "cuda", "mps")
-HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -41,9 +38,8 @@ def _fused(kind: str, name: str) -> Builtin:
         gate, options = "sigmoid", ("normalize", *options)
     function = getattr(fused, f"mlstm_{kind}_{name.removeprefix('chunkwise--')}")
     devices = ops.devices_with_kernels(f"mlstm_{kind}")
-    return Builtin(
-        KernelInfo(name, kind, function, devices, IO_DTYPES, "exact", gate, options=options, note="C++, one call")
-    )
+    facts = KernelInfo(name, kind, function, devices, IO_DTYPES, "exact", gate, options=options, note="C++, one call")
+    return Builtin(replace(facts, gpu_dtypes=GPU_DTYPES if "cuda" in devices else ()))
 
 
 def _native(kind: str, name: str, function: Callable, *more: str, note: str = "plain torch") -> Builtin:
@@ -69,7 +65,7 @@ def _triton(
             kind,
             function,
             devices=tuple(dict.fromkeys(("cuda", *other.devices))),
-            dtypes=HALF_AND_SINGLE,
+            dtypes=GPU_DTYPES,
             gradient=gradient,
             gate=other.gate,
             note=f"mlstm_kernels' own on a GPU, elsewhere {other.name}",
@@ -116,13 +112,13 @@ _ROWS = (
     _native("sequence", "native_sequence__native_siging", reference.mlstm_siging_recurrent_sequence__native_fw,
             note="plain torch, a loop"),
     _compiled("sequence", "native_sequence__metal", compiled.mlstm_recurrent_sequence__metal, devices=("mps",),
-              dtypes=HALF_AND_SINGLE, note="torch.compile, a loop in float32"),
+              dtypes=GPU_DTYPES, note="torch.compile, a loop in float32"),
     _triton("sequence", "native_sequence__triton", peers.sequence, SEQUENCE, gradient="none"),
     STEP,
     _fused("step", "fused_siging"),
     _native("step", "native", reference.mlstm_recurrent_step__native),
     _native("step", "native_siging", reference.mlstm_siging_recurrent_step__native),
-    _compiled("step", "metal", compiled.mlstm_recurrent_step__metal, devices=("mps",), dtypes=HALF_AND_SINGLE,
+    _compiled("step", "metal", compiled.mlstm_recurrent_step__metal, devices=("mps",), dtypes=GPU_DTYPES,
               note="torch.compile, float32"),
     _triton("step", "triton", peers.step, STEP, gradient="none"),
 )  # fmt: skip

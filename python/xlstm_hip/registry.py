@@ -28,7 +28,8 @@ class KernelInfo:
     devices: torch device types, "*" for any. gradient: "exact", "no normaliser" (the peers' gradient, which
     holds the normaliser constant), "none", or "unstated" for a function whose author did not say. states:
     takes initial states and returns the last ones. options: the keywords it understands beyond the common
-    contract. any_length: takes any S >= 1; otherwise S must be a multiple of chunk_size.
+    contract. any_length: takes any S >= 1; otherwise S must be a multiple of chunk_size. gpu_dtypes: on a GPU
+    ("cuda"), where those are fewer than dtypes; empty: the same.
     """
 
     name: str
@@ -42,6 +43,10 @@ class KernelInfo:
     options: tuple[str, ...] = ()
     note: str = ""
     any_length: bool = True
+    gpu_dtypes: tuple[torch.dtype, ...] = ()
+
+    def dtypes_on(self, device_type: str) -> tuple[torch.dtype, ...]:
+        return self.gpu_dtypes if device_type == "cuda" and self.gpu_dtypes else self.dtypes
 
 
 Key = tuple[str, str]  # kind, name
@@ -74,6 +79,7 @@ def register_mlstm_kernel(
     options: Sequence[str] = (),
     note: str = "",
     any_length: bool = True,
+    gpu_dtypes: Sequence[torch.dtype] = (),
     overwrite: bool = False,
 ) -> KernelInfo:
     """Adds a kernel. Chunkwise and parallel names are "<kind>--<name>"; a taken name needs overwrite=True."""
@@ -89,6 +95,7 @@ def register_mlstm_kernel(
     for what, values, member in (
         ("devices", devices, str),
         ("dtypes", dtypes, torch.dtype),
+        ("gpu_dtypes", gpu_dtypes, torch.dtype),
         ("options", options, str),
     ):
         if isinstance(values, str) or not all(isinstance(x, member) for x in values):
@@ -109,6 +116,7 @@ def register_mlstm_kernel(
         tuple(options),
         note,
         any_length,
+        tuple(gpu_dtypes),
     )
     _registered[(kind, name)] = info
     return info
@@ -215,8 +223,10 @@ def check_kernel_accepts(info: KernelInfo, q: Tensor, gradient_needed: bool) -> 
     what = f"{info.kind} kernel {info.name!r}"
     if "*" not in info.devices and q.device.type not in info.devices:
         raise ValueError(f"q: {what} runs on {', '.join(info.devices)}, got a tensor on {q.device}")
-    if q.dtype not in info.dtypes:
-        raise TypeError(f"q: {what} takes {', '.join(map(str, info.dtypes))}, got {q.dtype}")
+    dtypes = info.dtypes_on(q.device.type)
+    if q.dtype not in dtypes:
+        where = " on a GPU" if q.dtype in info.dtypes else ""
+        raise TypeError(f"q: {what} takes {', '.join(map(str, dtypes))}{where}, got {q.dtype}")
     if gradient_needed and info.gradient == "none":
         raise ValueError(
             f"{what} has no gradient, but an input requires one; "

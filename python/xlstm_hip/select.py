@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from .checks import one_of, positive_int
+from .checks import GPU_HEAD_DIM, one_of, positive_int
 from .device import default_device
 from .registry import KernelInfo, kernel_info
 
@@ -38,9 +38,9 @@ def get_optimal_kernel_config(
     """The keys chunkwise_kernel, sequence_kernel and step_kernel, as mLSTMBackendConfig takes them.
 
     "auto" takes the fused kernels wherever the op library has them for the device (without an argument: the
-    GPU, or the CPU where there is none), else the native ones; they take every batch size, length and
-    head_dim, so only the published rule "amd" looks at batch_size and seq_len, and none of the rules at
-    head_dim. The published ones are the same for every device.
+    GPU, or the CPU where there is none) and, on a GPU, for head_dim, the larger of the two; else the native
+    ones. They take every batch size and length, so only the published rule "amd" looks at batch_size and
+    seq_len. The published ones are the same for every device.
     """
     positive_int("batch_size", batch_size)
     positive_int("seq_len", seq_len)
@@ -48,7 +48,7 @@ def get_optimal_kernel_config(
         positive_int("head_dim", head_dim)
     one_of("regime", regime, REGIMES)
     if regime == "auto":
-        chosen = _auto(default_device() if device is None else torch.device(device))
+        chosen = _auto(default_device() if device is None else torch.device(device), head_dim)
     elif regime == "amd":
         chosen = _amd_rule(batch_size, seq_len)
     else:
@@ -62,7 +62,9 @@ def _amd_rule(batch_size: int, seq_len: int) -> tuple[str, str, str]:
     return AMD if batch_size <= AMD_LARGEST_BATCH else NATIVE
 
 
-def _auto(device: torch.device) -> tuple[str, str, str]:
+def _auto(device: torch.device, head_dim: int | None) -> tuple[str, str, str]:
+    if device.type == "cuda" and head_dim is not None and head_dim > GPU_HEAD_DIM:
+        return NATIVE
     fused = [kernel_info(name, kind) for name, kind in zip(FUSED, ("chunkwise", "sequence", "step"), strict=True)]
     return FUSED if all(_runs_on(info, device) for info in fused) else NATIVE
 

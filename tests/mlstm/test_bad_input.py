@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
-from xlstm_hip import mlstm_interface, mlstm_step_interface
+from xlstm_hip import checks, kernel_info, mlstm_interface, mlstm_step_interface
+from xlstm_hip.fused import mlstm_chunkwise_fused, mlstm_step_fused
+from xlstm_hip.registry import check_kernel_accepts
 
 B, NH, S, DQK, DHV = 2, 3, 6, 8, 4
 Change = Callable[[dict[str, Any]], dict[str, Any]]
@@ -121,6 +125,11 @@ SEQUENCE: dict[str, tuple[Change, type[Exception], str]] = {
     "cu_seqlens ends late": (packed(0, S + 1), ValueError, "^cu_seqlens: .*end at S"),
     "cu_seqlens has one end": (packed(0), ValueError, "^cu_seqlens: .*shape"),
     "cu_seqlens is float": (packed(0, S, dtype=torch.float32), TypeError, "^cu_seqlens: .*float32"),
+    "cu_seqlens on another device": (
+        lambda c: packed(0, S)(c) | {"cu_seqlens": torch.tensor([0, S], device="meta")},
+        ValueError,
+        "^cu_seqlens: .*device cpu as q has, got meta",
+    ),
     "cu_seqlens with a batch": (lambda c: {"cu_seqlens": torch.tensor([0, S])}, ValueError, "^cu_seqlens: .*batch"),
 }
 STATES: dict[str, tuple[Change, type[Exception], str]] = {
@@ -289,3 +298,35 @@ def test_ops_refuse_wrong_numbers(op: str) -> None:
             with pytest.raises(RuntimeError):
                 function(**(good | wrong))
                 pytest.fail(f"{op} took {wrong}")
+
+
+# ---- what a GPU takes, said without one
+
+
+def test_float64_on_a_gpu() -> None:
+    with FakeTensorMode():
+        for function, call in ((mlstm_chunkwise_fused, sequence_call()), (mlstm_step_fused, step_call())):
+            wide = {name: torch.empty(x.shape, dtype=torch.float64, device="cuda") for name, x in call.items()}
+            with pytest.raises(TypeError, match="^q: expected float32, bfloat16 or float16 on a GPU"):
+                function(**wide)
+
+
+def test_the_registry_knows_what_a_gpu_takes() -> None:
+    info = replace(kernel_info("chunkwise--fused"), devices=("cpu", "cuda"), gpu_dtypes=checks.GPU_DTYPES)
+    with FakeTensorMode():
+        q = torch.empty(1, 1, 1, 1, device="cuda", dtype=torch.float64)
+        with pytest.raises(TypeError, match=r"^q: .*float32.*on a GPU, got torch\.float64"):
+            check_kernel_accepts(info, q, False)
+        check_kernel_accepts(info, q.float(), False)
+    check_kernel_accepts(info, torch.empty(1, 1, 1, 1, dtype=torch.float64), False)
+
+
+def test_offsets_on_a_gpu_are_not_read() -> None:
+    """Their shape, dtype and device are looked at, no value: fake tensors have none."""
+    with FakeTensorMode():
+        call = {name: torch.empty((1, *x.shape[1:]), device="cuda") for name, x in sequence_call().items()}
+        ends = torch.empty(3, dtype=torch.int32, device="cuda")
+        h, (c, _, _) = mlstm_chunkwise_fused(**call, cu_seqlens=ends, return_last_states=True)
+        assert h.shape == call["v"].shape and c.shape == (2, NH, DQK, DHV)
+        with pytest.raises(ValueError, match="^cu_seqlens: expected device cuda:0 as q has, got cpu"):
+            mlstm_chunkwise_fused(**call, cu_seqlens=torch.empty(3, dtype=torch.int32))

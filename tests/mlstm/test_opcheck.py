@@ -3,56 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 from torch.library import opcheck
 
-import xlstm_hip.ops  # noqa: F401  loads the op library
-
-FLAGS: dict[str, Any] = {"normalize": True, "eps": 1e-6}
-
-
-def registered_ops() -> list[str]:
-    names = torch._C._dispatch_get_all_op_names()
-    return sorted(name.partition("::")[2] for name in names if name.startswith("xlstm_hip::mlstm_"))
-
-
-def arguments(
-    op: str, sigmoid_gate: bool, states: bool, packed: bool, bshd: bool, dtype: torch.dtype
-) -> dict[str, Any]:
-    b, nh, s, dqk, dhv = (1 if packed else 2), 3, 9, 8, 5
-    n = 2 if packed else b
-    wide = torch.promote_types(dtype, torch.float32)
-
-    def tokens(*features: int) -> Tensor:
-        if bshd:
-            return torch.randn(b, s, nh, *features, dtype=dtype).transpose(1, 2)
-        return torch.randn(b, nh, s, *features, dtype=dtype)
-
-    def state(*shape: int) -> Tensor:
-        return torch.randn(n, nh, *shape, dtype=wide)
-
-    flags = FLAGS | {"sigmoid_gate": sigmoid_gate}
-    if op.startswith("mlstm_step"):
-        one = [torch.randn(b, nh, x, dtype=dtype) for x in (dqk, dqk, dhv, 1, 1)]
-        c, last = torch.randn(b, nh, dqk, dhv, dtype=wide), torch.randn(b, nh, dqk, dtype=wide)
-        return (
-            dict(zip("qkvif", one, strict=True)) | flags | {"c": c, "n": last, "m": torch.randn(b, nh, 1, dtype=wide)}
-        )
-    made: dict[str, Any] = {"q": tokens(dqk), "k": tokens(dqk), "v": tokens(dhv), "i": tokens(), "f": tokens()}
-    made |= {"cu_seqlens": torch.tensor([0, 4, s]) if packed else None, "bshd": bshd} | flags
-    for name, shape in (("c", (dqk, dhv)), ("n", (dqk,)), ("m", (1,))):
-        made[f"{name}_initial"] = state(*shape) if states else None
-        if op.startswith("mlstm_backward"):
-            made[f"d{name}_last"] = state(*shape) if states else None
-    if op.startswith("mlstm_backward"):
-        made |= {"h": tokens(dhv), "dh": tokens(dhv), "l": torch.randn(b, nh, s, dtype=wide), "normalizer_grad": True}
-    if op != "mlstm_sequence":
-        made["chunk_size"] = 4
-    return made
+from op_calls import arguments, registered_ops
 
 
 @pytest.mark.parametrize(

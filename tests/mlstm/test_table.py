@@ -11,7 +11,7 @@ import torch
 
 import accuracy
 from report import SHORT, Report
-from shapes import CASES, FEW, HALF, STEP_CASES, Case
+from shapes import CASES, FEW, HALF, STEP_CASES, WITHOUT_NORMALISER, Case
 from xlstm_hip.registry import KernelInfo, all_kernels, kernel_info
 
 # Kernels of these modules are tried on a few cases: what torch compiles at run time is slow to start and works in
@@ -60,9 +60,6 @@ def test_sequence(info: KernelInfo, case: Case, dtype: torch.dtype, report: Repo
     measured = accuracy.measure(info, case, dtype)
     report.add(info.name, dtype, case.name, measured)
     accuracy.check(f"{info.name}, {SHORT[dtype]}, {case.name}", measured)
-
-
-WITHOUT_NORMALISER = [case for case in CASES if not case.long and case.states and case.normalizer_grad][::3]
 
 
 @pytest.mark.parametrize("case", WITHOUT_NORMALISER, ids=lambda case: case.name)

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import io
+import types
 
 import pytest
 import torch
@@ -36,7 +38,7 @@ def printed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_every_kernel_is_there(printed: str) -> None:
     facts, table = lines_of(printed)
-    assert list(facts) == ["xlstm_hip", "torch", "op library", "CPU kernels", "CPU", "GPU"]
+    assert list(facts) == ["xlstm_hip", "torch", "op library", "CPU kernels", "GPU kernels", "CPU", "GPU"]
     assert facts["xlstm_hip"] == __version__ and facts["torch"] == torch.__version__
     assert "_xlstm_hip_ops" in facts["op library"]
     assert facts["CPU kernels"] in ("avx512", "avx2", "portable")
@@ -65,6 +67,31 @@ def test_a_users_kernel_is_there_too(monkeypatch: pytest.MonkeyPatch, capsys: py
     module.describe()
     (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("own "))
     assert line.split() == ["own", "step", "exp", "cpu", "xpu", "fp16", "none", "yes", "mine"]
+
+
+def test_dtypes_that_a_gpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = registry.KernelInfo("own", "step", lambda: None, ("cpu", "cuda"), (torch.float16, torch.float64), "none")
+    assert module._row(info)[4] == "fp16 fp64"
+    info = dataclasses.replace(info, gpu_dtypes=(torch.float16,))
+    assert module._row(info)[4] == "fp16 fp64(cpu)"
+
+
+@pytest.mark.parametrize(
+    "devices, facts, expected",
+    [
+        (("cpu", "cuda"), {"gpu": "HIP", "gpu_archs": ["gfx90a", "gfx942"], "gpu_note": ""}, "HIP gfx90a gfx942"),
+        (("cpu",), {"gpu": "OFF", "gpu_archs": [], "gpu_note": "torch is a CPU build"}, "none: torch is a CPU build"),
+        (("cpu", "cuda"), None, "built"),
+        (("cpu",), None, "none"),
+    ],
+)
+def test_gpu_kernels_in_words(
+    devices: tuple[str, ...], facts: dict | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = None if facts is None else types.SimpleNamespace(build_facts=lambda: facts)
+    monkeypatch.setattr(module, "_native", lambda: native)
+    monkeypatch.setattr("xlstm_hip.ops.devices_with_kernels", lambda: devices)
+    assert module._gpu_kernels() == expected
 
 
 def test_devices_in_words() -> None:
