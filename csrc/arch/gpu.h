@@ -88,6 +88,15 @@ XLSTM_DEVICE int wave_id() {  // the same in every lane; on AMD the compiler is 
 #endif
 }
 
+// A number that is the same in every lane, for branches: AMD's compiler must be told.
+XLSTM_DEVICE float same_in_all(float x) {
+#if defined(__CUDACC__)
+  return x;
+#else
+  return __builtin_bit_cast(float, __builtin_amdgcn_readfirstlane(__builtin_bit_cast(int, x)));
+#endif
+}
+
 XLSTM_DEVICE float shuffle_xor(float x, int mask) {
 #if defined(__CUDACC__)
   return __shfl_xor_sync(~0u, x, mask);
@@ -197,6 +206,38 @@ XLSTM_DEVICE uint32_t pack_truncated(float low, float high) {
   return __byte_perm(as_bits(low), as_bits(high), 0x7632);
 #else
   return __builtin_amdgcn_perm(as_bits(high), as_bits(low), 0x07060302u);
+#endif
+}
+
+XLSTM_DEVICE uint32_t element_bits(float x) { return as_bits(x); }
+XLSTM_DEVICE uint32_t element_bits(BFloat16 x) { return x.bits; }
+XLSTM_DEVICE uint32_t element_bits(Float16 x) { return x.bits; }
+
+// The same pointer, which the compiler takes for a new one: it then makes addresses where they are used, rather than a
+// register for each of hundreds ahead of a loop.
+template <class T>
+XLSTM_DEVICE T* made_here(T* p) {
+#if defined(__CUDACC__)
+  asm volatile("" : "+l"(p));
+#else
+  asm volatile("" : "+v"(p));
+#endif
+  return p;
+}
+
+// threadIdx.x, and what is made of it made here, for the same reason.
+XLSTM_DEVICE int thread_here() {
+  int t = threadIdx.x;
+#if !defined(__CUDACC__)
+  asm volatile("" : "+v"(t));
+#endif
+  return t;
+}
+
+// Nothing is moved over this: what comes after waits with its registers until what comes before is done with its own.
+XLSTM_DEVICE void in_order() {
+#if !defined(__CUDACC__)
+  __builtin_amdgcn_sched_barrier(0);
 #endif
 }
 

@@ -63,50 +63,35 @@ __global__ __launch_bounds__(kVectorThreads) void scan_vectors(const VectorParam
 
 constexpr int kNormaliserThreads = 256;
 
-// l = s q n + row sums of the scores, and 1 / N. 16 lanes have a token at a time; what they read of q is under way for
-// several tokens before the first is summed.
+// l = s q n + row sums of the scores, and 1 / N. Half of a wave has a token.
 template <class E>
 __global__ __launch_bounds__(kNormaliserThreads) void normalisers(const NormaliserParams p) {
-  constexpr int n = kPieceElements<E>, kLanes = 16, kGroups = kNormaliserThreads / kLanes, kTokens = 32 / kGroups;
+  constexpr int n = kPieceElements<E>, kLanes = 16;
   Head h;
   int64_t chunk;
   if (!head_at(p.where, blockIdx.x / p.where.slots, blockIdx.x % p.where.slots, h, chunk)) return;
   const int64_t t0 = h.begin + chunk * p.where.chunk, slots = h.in_slots(p.where, chunk);
   const int64_t slot = slots / p.where.chunk;
-  const int group = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const TokenRows<E> q = rows<E>(p.q, h);
   const float* vector = p.n + slot * p.q.columns;
-  const auto inside = [&](int t) { return t < p.where.chunk && t0 + t < h.end; };
-  float dot[kTokens] = {};
-  for (int c0 = 0; c0 < p.q.columns; c0 += 2 * kLanes * n) {
-    Piece x[2][kTokens];
-    float v[2][n];
+  for (int t = threadIdx.x / kLanes; t < p.where.chunk; t += kNormaliserThreads / kLanes) {
+    const bool inside = t0 + t < h.end;
+    float dot = 0;
+    for (int c = threadIdx.x % kLanes * n; c < p.q.columns; c += kLanes * n) {
+      const Piece x = q.piece(t0 + t, c, inside);
 #pragma unroll
-    for (int u = 0; u < 2; ++u) {
-      const int c = c0 + (u * kLanes + lane) * n;
-#pragma unroll
-      for (int i = 0; i < kTokens; ++i) x[u][i] = q.piece(t0 + group + i * kGroups, c, inside(group + i * kGroups));
-#pragma unroll
-      for (int j = 0; j < n; ++j) v[u][j] = c + j < p.q.columns ? vector[c + j] : 0.0f;
+      for (int j = 0; j < n; ++j)
+        if (c + j < p.q.columns) dot += element<E>(x, j) * vector[c + j];
     }
 #pragma unroll
-    for (int u = 0; u < 2; ++u)
-#pragma unroll
-      for (int i = 0; i < kTokens; ++i)
-#pragma unroll
-        for (int j = 0; j < n; ++j) dot[i] += element<E>(x[u][i], j) * v[u][j];
-  }
-#pragma unroll
-  for (int i = 0; i < kTokens; ++i) {
-    const int t = group + i * kGroups;
-#pragma unroll
-    for (int mask = kLanes / 2; mask > 0; mask /= 2) dot[i] += shuffle_xor(dot[i], mask);
-    if (lane != 0 || t >= p.where.chunk) continue;
-    float* gain = p.factors + factor_at(slot, kGain, t, p.where.chunk);
-    *gain = 0;
-    if (!inside(t)) continue;
-    const float l = p.factors[factor_at(slot, kInter, t, p.where.chunk)] * dot[i] + p.row_sums[slots + t];
-    *gain = float(1 / normaliser(p.normalize, l, p.m[slots + t], p.eps));
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
+    if (threadIdx.x % kLanes != 0) continue;
+    if (!inside) {
+      p.factors[factor_at(slot, kGain, t, p.where.chunk)] = 0;
+      continue;
+    }
+    const float l = p.factors[factor_at(slot, kInter, t, p.where.chunk)] * dot + p.row_sums[slots + t];
+    p.factors[factor_at(slot, kGain, t, p.where.chunk)] = float(1 / normaliser(p.normalize, l, p.m[slots + t], p.eps));
     if (p.l) p.l[h.row * p.where.length + t0 + t] = l;
   }
 }
@@ -122,7 +107,7 @@ XLSTM_DEVICE StripPosition state_position(int r, int tile) {
           tile * kShape.y_tile + wave_y * kColumnsPerWave + strip % kYStrips * kStripColumns + at.column};
 }
 template <class E, int kRows, int kChunk>
-constexpr int kStateRegisters = kRows * walk_shape(kFamily, sizeof(E), kRows, kChunk).y_tile /
+constexpr int kStateRegisters = kRows* walk_shape(kFamily, sizeof(E), kRows, kChunk).y_tile /
                                 walk_shape(kFamily, sizeof(E), kRows, kChunk).threads;
 
 constexpr int kAhead = 8;  // segments that are read at a time

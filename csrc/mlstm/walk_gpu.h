@@ -130,16 +130,31 @@ struct Walk {
            threadIdx.x;
   }
 
+  // f(value, address) for each element, strip by strip, where the states lie as the registers do.
+  template <class F>
+  XLSTM_DEVICE void each_register(float* base, F&& f) {
+#pragma unroll
+    for (int xs = 0; xs < kXStrips; ++xs)
+#pragma unroll
+      for (int ys = 0; ys < kYStrips; ++ys) {
+        constexpr int kRegisters = Strip<E>::kRegisters;
+        in_order();
+        float* at = made_here(base) + (xs * kYStrips + ys) * kRegisters * kThreads;
+#pragma unroll
+        for (int r = 0; r < kRegisters; ++r) f(state[xs][ys].value[r], at + r * kThreads);
+      }
+  }
+
   XLSTM_DEVICE void load_state() {
-    if (p.alone || (segment.order == 0 && !p.state_in)) {
+    if (p.alone || (segment.order == 0 && !p.state_in))
       each([](int, int, float& v) { v = 0; });
-    } else if (segment.order == 0) {
-      each([&](int x, int y, float& v) { v = inside(x, y) ? p.state_in[offset(x, y)] : 0.0f; });
-    } else {
-      const float* from = between(segment.order - 1);
-      int r = 0;
-      each([&](int, int, float& v) { v = from[kThreads * r++]; });
-    }
+    else if (segment.order == 0)
+      each([&](int x, int y, float& v) {
+        in_order();
+        v = inside(x, y) ? made_here(p.state_in)[offset(x, y)] : 0.0f;
+      });
+    else
+      each_register(between(segment.order - 1), [](float& v, const float* from) { v = *from; });
   }
   // Multiplies the state by what was kept apart.
   XLSTM_DEVICE void settle(float by) {
@@ -149,17 +164,16 @@ struct Walk {
       for (int ys = 0; ys < kYStrips; ++ys) state[xs][ys].scale(by);
   }
   XLSTM_DEVICE void store_registers(float* to) {
-    int r = 0;
-    each([&](int, int, float& v) { to[kThreads * r++] = v * held; });
+    each_register(to, [&](float& v, float* at) { *at = v * held; });
   }
   XLSTM_DEVICE void store_state() {
-    if (p.alone) {
+    if (p.alone)
       store_registers(between(segment.order));
-    } else if (segment.last && p.state_out) {
+    else if (segment.last && p.state_out)
       each([&](int x, int y, float& v) {
-        if (inside(x, y)) p.state_out[offset(x, y)] = v * held;
+        in_order();
+        if (inside(x, y)) made_here(p.state_out)[offset(x, y)] = v * held;
       });
-    }
   }
 
   // ---- one chunk's products
@@ -167,17 +181,23 @@ struct Walk {
   // out = f (a C)
   XLSTM_DEVICE void read_state(Strip<E> (&out)[kTStrips][kYStrips], const Room& r) {
     const float up = operand_scale();
+    const auto load = [&](int xs, StreamOperand<E>(&stream)[kTStrips]) {
+#pragma unroll
+      for (int ts = 0; ts < kTStrips; ++ts) stream[ts] = load_stream<true, E>(r.a, ts * kStep<E>, x0 + xs * kStep<E>);
+    };
+    StreamOperand<E> stream[2][kTStrips];  // of this strip and the next
+    load(0, stream[0]);
 #pragma unroll
     for (int xs = 0; xs < kXStrips; ++xs) {
+      in_order();
+      if (xs + 1 < kXStrips) load(xs + 1, stream[(xs + 1) % 2]);
       ChainOperand<E> chain[kYStrips];
 #pragma unroll
       for (int ys = 0; ys < kYStrips; ++ys) chain[ys] = as_chain(state[xs][ys], up);
 #pragma unroll
-      for (int ts = 0; ts < kTStrips; ++ts) {
-        const auto stream = load_stream<true, E>(r.a, ts * kStep<E>, x0 + xs * kStep<E>);
+      for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
-        for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream, chain[ys]);
-      }
+        for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream[xs % 2][ts], chain[ys]);
     }
     const float down = held / up;
 #pragma unroll
@@ -207,7 +227,7 @@ struct Walk {
   // w is divided by it, until it has grown too small for that; float16's products end early.
   XLSTM_DEVICE void add_chunk(Strip<E> (&out)[kTStrips][kYStrips], const Room& r, float decay) {
     constexpr float kLeast = __is_same(E, Float16) ? 0x1p-4f : 0x1p-40f;
-    held *= decay;
+    held = same_in_all(held * decay);
     if (!(held >= kLeast)) {
       settle(held);
       held = 1;
@@ -228,11 +248,14 @@ struct Walk {
 #pragma unroll
           for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream, plain[ys]);
         }
+      StreamOperand<E> stream[2];
+      stream[0] = load_stream<false, E>(r.x, x0, k);
 #pragma unroll
       for (int xs = 0; xs < kXStrips; ++xs) {
-        const auto stream = load_stream<false, E>(r.x, x0 + xs * kStep<E>, k);
+        in_order();
+        if (xs + 1 < kXStrips) stream[(xs + 1) % 2] = load_stream<false, E>(r.x, x0 + (xs + 1) * kStep<E>, k);
 #pragma unroll
-        for (int ys = 0; ys < kYStrips; ++ys) multiply(state[xs][ys], stream, weighted[ys]);
+        for (int ys = 0; ys < kYStrips; ++ys) multiply(state[xs][ys], stream[xs % 2], weighted[ys]);
       }
     }
   }
@@ -336,9 +359,14 @@ struct Walk {
     if (!p.out.data) return;
     const TokenRows<E> scores = {static_cast<const E*>(p.scores) + slots * kChunk, kChunk, kChunk, true};
     p.reverse ? s.scores_turned.fetch(r.scores, scores, 0, kChunk) : s.scores.fetch(r.scores, scores, 0, kChunk);
-    if (p.with.data) s.with.fetch(r.with, tile_rows(p.with), t0, valid);
+  }
+  // What the outputs are multiplied with. In registers it comes late, when x and y have left theirs.
+  XLSTM_DEVICE void fetch_outputs(Stages& s, int n) {
+    const int64_t t0 = begin_of(n);
+    const Room r = room(n);
+    if (p.with.data) s.with.fetch(r.with, tile_rows(p.with), t0, valid_of(t0));
     if constexpr (!kAsyncCopies)
-      if (p.with_self) s.own.fetch(r.with, tile_rows(p.y), t0, valid);
+      if (p.with_self) s.own.fetch(r.with, tile_rows(p.y), t0, valid_of(t0));
   }
 
   XLSTM_DEVICE void run() {
@@ -346,7 +374,10 @@ struct Walk {
     load_state();
     const int chunks = int(segment.last_chunk - segment.first_chunk);
     fetch_a(s, 0);
-    if (kAsyncCopies) fetch_rest(s, 0);
+    if (kAsyncCopies) {
+      fetch_rest(s, 0);
+      fetch_outputs(s, 0);
+    }
     for (int n = 0; n < chunks; ++n) {
       if (p.before_last && !p.alone && segment.last && n + 1 == chunks)
         store_registers(p.before_last + (segment.state * p.tiles + tile) * (kStateRegisters * kThreads) + threadIdx.x);
@@ -363,6 +394,7 @@ struct Walk {
       } else if (n + 1 < chunks) {
         fetch_a(s, n + 1);
         fetch_rest(s, n + 1);
+        fetch_outputs(s, n + 1);
       }
       Strip<E> out[kTStrips][kYStrips];
 #pragma unroll
@@ -378,6 +410,7 @@ struct Walk {
         });
         decay = s.decay;
         if (n + 1 < chunks) fetch_a(s, n + 1);
+        fetch_outputs(s, n);
       }
       add_chunk(out, r, decay);
       if (p.out.data) write(out, r, s, t0, valid_of(t0), segment.in_slots(p.where, chunk_at(n)));

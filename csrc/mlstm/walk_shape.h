@@ -41,10 +41,12 @@ constexpr int kTokenFactors = 4;  // numbers a token that a walk reads
 
 constexpr WalkShape walk_shape(Family f, int element_bytes, int rows, int chunk) {
   WalkShape s{};
-  // 128 accumulators a lane hold the state: 256 x 32 in a wave of 64, 128 x 32 in a wave of 32. Fewer a lane, in more
-  // waves, cost more instructions than their company hides. Two small blocks fill each other's gaps.
-  const int most = f == Family::cdna ? 256 : 128;
-  const int waves = f == Family::cdna || rows <= 256 ? 4 : 8;
+  // Accumulators hold the state: 128 a lane, for 256 x 32 in a wave of 64 and 128 x 32 in one of 32. (On NVIDIA 64 a
+  // lane in twice the waves were a third slower: more instructions than their company hides.) RDNA has 256 registers,
+  // and operands of 8: 64 a lane, for 64 x 32. Two small blocks fill each other's gaps on NVIDIA.
+  const int most = f == Family::cdna ? 256 : f == Family::nvidia ? 128 : 64;
+  const int few = f == Family::rdna ? 64 : 256;
+  const int waves = f == Family::cdna || rows <= few ? 4 : f == Family::nvidia || rows <= 256 ? 8 : 16;
   s.x_per_wave = rows < most ? rows : most;
   s.waves_x = rows / s.x_per_wave;
   s.waves_y = waves / s.waves_x;
@@ -74,8 +76,9 @@ constexpr int kChunks[] = {32, 16};
 
 // Whether a family has a kernel for this. Floats take 16 tokens everywhere, so that 512 rows of them fit; 2-byte
 // elements 32, and 16 where the LDS of RDNA, or of the smaller chips of NVIDIA, holds no more of 512 rows.
-constexpr bool has_walk(Family f, int element_bytes, int, int chunk) {
-  return element_bytes == 4 ? chunk == 16 : chunk == 32 || f != Family::cdna;
+constexpr bool has_walk(Family f, int element_bytes, int rows, int chunk) {
+  if (element_bytes == 4) return chunk == 16;
+  return chunk == 32 ? f != Family::rdna || rows < 512 : f != Family::cdna;
 }
 
 constexpr int scores_threads(Family f) { return 4 * wave_size(f); }

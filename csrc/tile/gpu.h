@@ -48,20 +48,16 @@ struct TokenRows {
 
   // The piece at (token, column), zeros where it is outside.
   XLSTM_DEVICE Piece piece(int64_t token, int column, bool inside) const {
-    Piece p = {{0, 0, 0, 0}};
-    if (!inside || column >= columns) return p;
+    if (!inside || column >= columns) return {{0, 0, 0, 0}};
     const E* from = data + token * stride + column;
     if (whole) return *reinterpret_cast<const Piece*>(from);
+    uint64_t low = 0, high = 0;
 #pragma unroll 1
     for (int j = 0; j < kPieceElements<E> && column + j < columns; ++j) {
-      constexpr int kPerWord = 4 / sizeof(E);
-      const uint32_t bits = sizeof(E) == 4 ? __builtin_bit_cast(uint32_t, to_float(from[j]))
-                                           : *reinterpret_cast<const uint16_t*>(from + j);
-#pragma unroll
-      for (int w = 0; w < 4; ++w)
-        if (j / kPerWord == w) p.word[w] |= bits << (32 / kPerWord * (j % kPerWord));
+      const int at = j * 8 * int(sizeof(E));
+      (at < 64 ? low : high) |= uint64_t(element_bits(from[j])) << (at % 64);
     }
-    return p;
+    return {{uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)}};
   }
 };
 
@@ -80,10 +76,11 @@ struct Stage {
   // Tokens first..first + valid - 1 of `from`, from column0 on; the tile's further tokens are zeros. Where copies are
   // asynchronous this writes the tile already.
   XLSTM_DEVICE void fetch(const Storage& tile, const TokenRows<E>& from, int64_t first, int valid) {
+    const int me = thread_here();
     if constexpr (kTurn) {
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
-        const int unit = threadIdx.x + j * kThreads;
+        const int unit = me + j * kThreads;
         if (kUnits % kThreads != 0 && unit >= kUnits) break;
         const int token = unit % (kTokens / 4) * 4, column = unit / (kTokens / 4) * n;
 #pragma unroll
@@ -94,14 +91,16 @@ struct Stage {
     } else {
 #pragma unroll
       for (int j = 0; j < kEach; ++j)
-        if (kUnits % kThreads == 0 || int(threadIdx.x) + j * kThreads < kUnits)
-          held[j] = from.piece(first + token(j), column(j), token(j) < valid);
+        if (const int unit = me + j * kThreads; kUnits % kThreads == 0 || unit < kUnits) {
+          const int token = unit / (kFeatures / n);
+          held[j] = from.piece(first + token, unit % (kFeatures / n) * n, token < valid);
+        }
     }
   }
 
   // The piece that a straight fetch of this thread brought as its jth, at (token(j), column(j)).
-  XLSTM_DEVICE static int token(int j) { return (threadIdx.x + j * kThreads) / (kFeatures / n); }
-  XLSTM_DEVICE static int column(int j) { return (threadIdx.x + j * kThreads) % (kFeatures / n) * n; }
+  XLSTM_DEVICE static int token(int j) { return (thread_here() + j * kThreads) / (kFeatures / n); }
+  XLSTM_DEVICE static int column(int j) { return (thread_here() + j * kThreads) % (kFeatures / n) * n; }
   XLSTM_DEVICE Piece piece(const Storage& tile, int j) const {
     if constexpr (kAsyncCopies)
       return *reinterpret_cast<const Piece*>(tile.at(token(j), column(j)));
@@ -112,9 +111,10 @@ struct Stage {
   // What was fetched into the tile. Between two barriers.
   XLSTM_DEVICE void store(const Storage& tile) {
     if constexpr (!kAsyncCopies) {
+      const int me = thread_here();
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
-        const int unit = threadIdx.x + j * kThreads;
+        const int unit = me + j * kThreads;
         if (kUnits % kThreads != 0 && unit >= kUnits) break;
         if constexpr (kTurn) {
           const int token = unit % (kTokens / 4) * 4, column = unit / (kTokens / 4) * n;
@@ -132,7 +132,7 @@ struct Stage {
 #if defined(__CUDACC__)
     constexpr int kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;  // rows that the block takes at a time
     static_assert(kRows >= 8 || Storage::kPieces >= 8 || kEach == 1);
-    const int token0 = threadIdx.x / kRowPieces, column0 = threadIdx.x % kRowPieces * n;
+    const int token0 = thread_here() / kRowPieces, column0 = thread_here() % kRowPieces * n;
     if (from.whole && valid == kTokens) {  // all but odd tensors and a sequence's last chunk
       const char* base = reinterpret_cast<const char*>(from.data + first * from.stride);
       const bool inside = column0 < from.columns;
@@ -186,7 +186,7 @@ struct FloatStage {
   XLSTM_DEVICE void fetch(float* to, Source&& source) {
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-      const int index = threadIdx.x + j * kThreads;
+      const int index = thread_here() + j * kThreads;
       const float* from = index < kCount ? source(index) : nullptr;
 #if defined(__CUDACC__)
       if (from)
@@ -202,7 +202,7 @@ struct FloatStage {
     if constexpr (!kAsyncCopies)
 #pragma unroll
       for (int j = 0; j < kEach; ++j)
-        if (int(threadIdx.x) + j * kThreads < kCount) to[threadIdx.x + j * kThreads] = held[j];
+        if (thread_here() + j * kThreads < kCount) to[thread_here() + j * kThreads] = held[j];
   }
 };
 
