@@ -166,10 +166,16 @@ gpu::Family family_of(const std::string& name) {
   throw std::invalid_argument("family: expected cdna, rdna or nvidia, got " + name);
 }
 
-// The LDS that a launch of walk<element, rows, chunk> asks for; none where the family has no such kernel.
-int walk_lds_bytes(const std::string& family, int element_bytes, int rows, int chunk) {
+// Of walk<element, rows, chunk>; None where the family has no such kernel.
+py::object walk_shape(const std::string& family, int element_bytes, int rows, int chunk) {
   const gpu::Family f = family_of(family);
-  return gpu::has_walk(f, element_bytes, rows, chunk) ? gpu::walk_shape(f, element_bytes, rows, chunk).lds_bytes : 0;
+  if (!gpu::has_walk(f, element_bytes, rows, chunk)) return py::none();
+  const gpu::WalkShape s = gpu::walk_shape(f, element_bytes, rows, chunk);
+  py::dict d;
+  d["threads"] = s.threads;
+  d["y_tile"] = s.y_tile;
+  d["lds_bytes"] = s.lds_bytes;
+  return d;
 }
 int scores_lds_bytes(const std::string& family, int element_bytes, int chunk, bool backward) {
   return gpu::scores_lds_bytes(family_of(family), element_bytes, chunk, backward);
@@ -189,9 +195,9 @@ PYBIND11_MODULE(_native, m) {
   m.def("plan_mlstm_gpu", plan_mlstm_gpu, py::arg("device"), py::arg("sequences"), py::arg("heads"), py::arg("length"),
         py::arg("dqk"), py::arg("dhv"), py::arg("element_bytes"),
         "How the mLSTM is cut up on one of known_devices(): forward, the three walks of backward, sequence and step.");
-  m.def("walk_lds_bytes", walk_lds_bytes, py::arg("family"), py::arg("element_bytes"), py::arg("rows"),
-        py::arg("chunk"),
-        "LDS of a block of the walk kernel; 0 where the family (cdna, rdna, nvidia) has no such kernel.");
+  m.def("walk_shape", walk_shape, py::arg("family"), py::arg("element_bytes"), py::arg("rows"), py::arg("chunk"),
+        "A block of the walk kernel: threads, columns of the state, LDS; None where the family (cdna, rdna, nvidia) has "
+        "no such kernel.");
   m.def("scores_lds_bytes", scores_lds_bytes, py::arg("family"), py::arg("element_bytes"), py::arg("chunk"),
         py::arg("backward"), "LDS of a block of the score kernel.");
 }
