@@ -85,9 +85,9 @@ XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0) {
   return {*reinterpret_cast<const Piece*>(t.at(c0 + lane_id() % 16, k0 + lane_id() / 16 * kPieceElements<E>))};
 }
 
-// The chain side of a matrix whose k is tokens: `plain` as it is, `weighted` with row k times weight[k].
+// The chain side of a matrix whose k is tokens: `plain` as it is, `weighted` with row k times weight[k] scale.
 template <class E, class Tile>
-XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, ChainOperand<E>& plain,
+XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, float scale, ChainOperand<E>& plain,
                              ChainOperand<E>& weighted) {
   const int k = k0 + lane_id() / 16 * kPieceElements<E>;
   plain.k = *reinterpret_cast<const Piece*>(t.at(c0 + lane_id() % 16, k));
@@ -95,9 +95,9 @@ XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight,
   for (int w = 0; w < 4; ++w) {
     const uint32_t x = plain.k.word[w];
     if constexpr (sizeof(E) == 2)
-      weighted.k.word[w] = pack(E{}, low_float(E{}, x) * weight[k + 2 * w], high_float(E{}, x) * weight[k + 2 * w + 1]);
+      weighted.k.word[w] = pack(E{}, low_float(E{}, x) * (weight[k + 2 * w] * scale), high_float(E{}, x) * (weight[k + 2 * w + 1] * scale));
     else
-      weighted.k.word[w] = as_bits(as_float(x) * weight[k + w]);
+      weighted.k.word[w] = as_bits(as_float(x) * (weight[k + w] * scale));
   }
 }
 

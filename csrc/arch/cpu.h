@@ -123,6 +123,8 @@ inline uint16_t float_to_half(float f) {
 }
 #endif
 
+inline int64_t element_bytes(xlstm_dtype dtype) { return dtype == XLSTM_FLOAT64 ? 8 : dtype == XLSTM_FLOAT32 ? 4 : 2; }
+
 template <class T>
 inline T widen(const void* p, xlstm_dtype dtype, int64_t at) {
   switch (dtype) {

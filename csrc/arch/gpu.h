@@ -181,6 +181,16 @@ XLSTM_DEVICE uint32_t pack(Float16, float low, float high) {
   return uint32_t(from_float<Float16>(low).bits) | uint32_t(from_float<Float16>(high).bits) << 16;
 #endif
 }
+// The same, to nearest even everywhere: for what goes to memory.
+template <class E>
+XLSTM_DEVICE uint32_t pack_exact(E e, float low, float high) {
+#if defined(__CUDACC__)
+  return pack(e, low, high);
+#else
+  (void)e;
+  return uint32_t(from_float<E>(low).bits) | uint32_t(from_float<E>(high).bits) << 16;
+#endif
+}
 // The upper halves of two floats: what truncation to bfloat16 keeps.
 XLSTM_DEVICE uint32_t pack_truncated(float low, float high) {
 #if defined(__CUDACC__)

@@ -95,15 +95,15 @@ XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
 
 XLSTM_DEVICE uint32_t lds_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
-XLSTM_DEVICE void ldmatrix(uint32_t* r, const void* p) {
+XLSTM_DEVICE void ldmatrix(uint32_t* r, uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(lds_address(p)));
+               : "r"(address));
 }
-XLSTM_DEVICE void ldmatrix_transposed(uint32_t* r, const void* p) {
+XLSTM_DEVICE void ldmatrix_transposed(uint32_t* r, uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(lds_address(p)));
+               : "r"(address));
 }
 
 // From a Tile (tile/gpu.h). The matrix in it lies as in memory; `along`: k runs along its rows.
@@ -114,9 +114,9 @@ XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0) {
   if constexpr (sizeof(E) == 2) {
     const int m = lane / 8, i = lane % 8;
     if constexpr (kAlong)
-      ldmatrix(o.word, t.at(s0 + 8 * (m / 2) + i, k0 + 8 * (m % 2)));
+      ldmatrix(o.word, lds_address(t.base) + t.cursor(8 * (m / 2) + i, 8 * (m % 2)).at(s0, k0));
     else
-      ldmatrix_transposed(o.word, t.at(k0 + 8 * (m % 2) + i, s0 + 8 * (m / 2)));
+      ldmatrix_transposed(o.word, lds_address(t.base) + t.cursor(8 * (m % 2) + i, 8 * (m / 2)).at(k0, s0));
   } else {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -133,7 +133,7 @@ XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0) {
   ChainOperand<E> o;
   const int lane = lane_id();
   if constexpr (sizeof(E) == 2) {
-    ldmatrix(o.word, t.at(c0 + 8 * ((lane / 8) % 2) + lane % 8, k0 + 8 * (lane / 16)));
+    ldmatrix(o.word, lds_address(t.base) + t.cursor(8 * ((lane / 8) % 2) + lane % 8, 8 * (lane / 16)).at(c0, k0));
   } else {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -144,13 +144,14 @@ XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0) {
   return o;
 }
 
-// The chain side of a matrix whose k is tokens, [k][c]: `plain` as it is, `weighted` with row k times weight[k].
+// The chain side of a matrix whose k is tokens, [k][c]: `plain` as it is, `weighted` with row k times weight[k] scale.
 template <class E, class Tile>
-XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, ChainOperand<E>& plain,
+XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, float scale, ChainOperand<E>& plain,
                              ChainOperand<E>& weighted) {
   const int lane = lane_id();
   if constexpr (sizeof(E) == 2)
-    ldmatrix_transposed(plain.word, t.at(k0 + 8 * (lane / 16) + lane % 8, c0 + 8 * ((lane / 8) % 2)));
+    ldmatrix_transposed(plain.word,
+                        lds_address(t.base) + t.cursor(8 * (lane / 16) + lane % 8, 8 * ((lane / 8) % 2)).at(k0, c0));
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
     const int c = c0 + 8 * (w % 2) + lane / 4, k = k0 + 8 * (w / 2) + 2 * (lane % 4);
@@ -163,15 +164,15 @@ XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight,
       high = *t.at(k + 1, c);
       set_word(plain, w, low, high);
     }
-    set_word(weighted, w, low * weight[k], high * weight[k + 1]);
+    set_word(weighted, w, low * (weight[k] * scale), high * (weight[k + 1] * scale));
   }
 }
 
 // ---- global to LDS
 
-XLSTM_DEVICE void copy_async(void* lds, const void* global, bool valid) {  // 16 bytes, or zeros
+XLSTM_DEVICE void copy_async(uint32_t lds, const void* global, bool valid) {  // 16 bytes, or zeros
   const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(lds_address(lds)), "l"(global), "r"(bytes));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(lds), "l"(global), "r"(bytes));
 }
 XLSTM_DEVICE void copy_async_float(float* lds, const float* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(lds_address(lds)), "l"(global));

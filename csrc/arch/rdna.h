@@ -118,9 +118,9 @@ XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0) {
   return load_stream<true, E>(t, c0, k0);
 }
 
-// The chain side of a matrix whose k is tokens: `plain` as it is, `weighted` with row k times weight[k].
+// The chain side of a matrix whose k is tokens: `plain` as it is, `weighted` with row k times weight[k] scale.
 template <class E, class Tile>
-XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, ChainOperand<E>& plain,
+XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, float scale, ChainOperand<E>& plain,
                              ChainOperand<E>& weighted) {
   plain = load_stream<true, E>(t, c0, k0);
   float x[4 * sizeof(E)];
@@ -129,9 +129,9 @@ XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight,
   for (int w = 0; w < 8; ++w) {
     const float* at = weight + k0 + 2 * w;
     if constexpr (sizeof(E) == 2)
-      set_word(weighted, w, low_float(E{}, plain.word[w]) * at[0], high_float(E{}, plain.word[w]) * at[1]);
+      set_word(weighted, w, low_float(E{}, plain.word[w]) * (at[0] * scale), high_float(E{}, plain.word[w]) * (at[1] * scale));
     else
-      set_word(weighted, w, x[2 * w] * at[0], x[2 * w + 1] * at[1]);
+      set_word(weighted, w, x[2 * w] * (at[0] * scale), x[2 * w + 1] * (at[1] * scale));
   }
 }
 

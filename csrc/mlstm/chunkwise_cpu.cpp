@@ -4,13 +4,13 @@
 // Forward is one walk. Backward, with N the normaliser, dnum = dh / N and dl = what reaches l through N, is three:
 //     dq = s (dS k + inter)      dk      dv
 // and a scan over the tokens for the gates:
-//     dlf_t = sum_{t' >= t} (q.dq - k.dk) + <dC_last, C_last> + <dn_last, n_last>      di = k.dk
-// plus what reaches the stabilisers, which flows to whatever the max picked. Forward leaves one value a token, l; no
-// state is kept. q.dq and k.dk are taken before dq and dk are rounded, and without each token's own term, which both
-// have: what is left is what flows across the token, so that it is small where the gates forget and dlf keeps its
-// digits.
+//     dlf_t = what flows from tokens before t to tokens from t on: sum_{s < t <= u} score_us (k_s . q_u)      di = k.dk
+// plus what reaches the stabilisers, which flows to whatever the max picked. The walks sum the flows while dq and dk
+// are not yet rounded: pairs of tokens within a chunk one by one, what leaves a chunk and what enters it by token, and
+// what crosses it is the rest of what flows across its borders (borders.h). So dlf is small where the gates forget,
+// without a difference of large sums. Forward leaves one value a token, l; no state is kept.
+#include "mlstm/borders.h"
 #include "mlstm/kernels_cpu.h"
-#include "mlstm/sequences.h"
 
 namespace xlstm::XLSTM_ISA {
 namespace {
@@ -39,10 +39,12 @@ struct ForwardMemory {
   SegmentStates<T> between;
   WalkScratch<Op>* scratch;
 
-  ForwardMemory(Arena& arena, const xlstm_mlstm& in, const MlstmCpuPlan& plan)
-      : gates(arena, in),
-        between(arena, Heads{in}, plan, in.dqk * padded<T>(in.dhv + 1)),
-        scratch(scratch_of_workers<Op>(arena, plan, {plan.chunk, in.dqk, in.dhv + 1})) {}
+  ForwardMemory(Arena& arena, const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan)
+      : gates(arena, p.in),
+        between(arena, Heads{p.in}, plan, layout(p.in).size()),
+        scratch(scratch_of_workers<Op>(arena, plan, {plan.chunk, p.in.dqk, p.in.dhv})) {}
+
+  static StateLayout<T> layout(const xlstm_mlstm& in) { return {in.dqk, in.dhv, false, true}; }
 };
 
 template <class Op>
@@ -50,9 +52,9 @@ void forward(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan, void* works
   const xlstm_mlstm& in = p.in;
   Arena arena(workspace);
   using T = typename Op::Scalar;
-  const ForwardMemory<Op> memory(arena, in, plan);
+  const ForwardMemory<Op> memory(arena, p, plan);
   const Heads heads{in};
-  const StateLayout<T> layout{in.dqk, in.dhv, false, true};
+  const StateLayout<T> layout = ForwardMemory<Op>::layout(in);
   const bool normalize = in.gate == XLSTM_GATE_EXP || in.normalize;
 
   parallel_tasks(executor, heads.count(), [&](int64_t index, int32_t) {
@@ -69,23 +71,21 @@ void forward(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan, void* works
                   gates_of<T>(memory.gates, in, h),
                   {query_scale<T>(in)},
                   {}};
-    walk.y.extra = true;
+    walk.ones = true;
     return walk;
   };
   const auto load = [&](const Head& h, T* state) { layout.load(in.c_initial, in.n_initial, h.state, state); };
   const auto sink = [&](const Head& h, WalkScratch<Op>& s) {
-    return [&, h](int64_t token, int64_t rows, int64_t column, int64_t columns, T* values, const T*) {
+    return [&, h](int64_t token, int64_t rows, int64_t column, int64_t columns, T* values) {
       const int64_t local = s.token_in_chunk(token);
       T* inverse = s.inverse + local;
       const double* m = memory.gates.m + h.row + token;
-      if (column + columns > in.dhv) {  // the first panel to come: its last column is l
-        columns -= 1;
+      if (column + columns == in.dhv)  // the first panel to come
         for (int64_t r = 0; r < rows; ++r) {
-          const T l = values[r * NR<T> + columns] + s.score_rest[local + r];
+          const double l = s.ones[local + r];
           inverse[r] = T(1 / normaliser(normalize, l, m[r], in.eps));
-          if (p.l) static_cast<T*>(p.l)[h.row + token + r] = l;
+          if (p.l) static_cast<T*>(p.l)[h.row + token + r] = T(l);
         }
-      }
       for (int64_t r = 0; r < rows; ++r) {
         T* row = values + r * NR<T>;
         for (int64_t j = 0; j < columns; ++j) row[j] *= inverse[r];
@@ -94,39 +94,47 @@ void forward(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan, void* works
     };
   };
   const auto finish = [&](const Head& h, T* state) { layout.store(p.c_last, p.n_last, h.state, state); };
-  const StateFor wanted = p.c_last ? StateFor::after_last_token : StateFor::nobody;
-  walk_heads(executor, plan, heads, wanted, memory.between, memory.scratch, make, load, sink, finish);
+  walk_heads(executor, plan, heads, p.c_last != nullptr, memory.between, memory.scratch, make, load, sink, kIgnore,
+             finish);
 }
 
 // ---- backward
+
+// Flows are rounded to eps of what they are sums of; this is eps^2.
+template <class T>
+constexpr double kNegligible = sizeof(T) == 8 ? 0x1p-104 : 0x1p-46;
 
 template <class Op>
 struct BackwardMemory {
   using T = typename Op::Scalar;
   GateArrays gates;
-  T *s_over_n, *dl_times_n;  // per token: s / N, and N times what reaches l
-  double *dm, *q_dq, *k_dk;  // per token: what reaches m, and the two sums without the token's own term
-  double* k_dk_own;          // per token: that term
-  double* carry;             // per head: <dC_last, C> + <dn_last, n> of the state that the last token decays
+  T *s_over_n, *dl_times_n, *dm;  // per token: s / N, N times what reaches l, what reaches m
+  T *to_here, *from_here;         // per token: what flows to its q from before the chunk, from its k beyond it
+  T *across, *inside;             // per token: what flows within the chunk, across its forget gate and from its k
+  double *first, *last;           // per head: <dC, C> + <dn, n> of the states on either side of that chunk
+  Borders<T> borders;
   SegmentStates<T> between;  // of one walk after the other
   WalkScratch<Op>* scratch;
 
-  BackwardMemory(Arena& arena, const xlstm_mlstm& in, const MlstmCpuPlan& plan)
-      : gates(arena, in),
-        s_over_n(arena.take<T>(tokens(in))),
-        dl_times_n(arena.take<T>(tokens(in))),
-        dm(arena.take<double>(tokens(in))),
-        q_dq(arena.take<double>(tokens(in))),
-        k_dk(arena.take<double>(tokens(in))),
-        k_dk_own(arena.take<double>(tokens(in))),
-        carry(arena.take<double>(Heads{in}.count())),
-        between(arena, Heads{in}, plan, dims(in, plan).x * padded<T>(dims(in, plan).y)),
-        scratch(scratch_of_workers<Op>(arena, plan, dims(in, plan))) {}
+  BackwardMemory(Arena& arena, const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan)
+      : gates(arena, p.in),
+        s_over_n(arena.take<T>(tokens(p.in))),
+        dl_times_n(arena.take<T>(tokens(p.in))),
+        dm(arena.take<T>(tokens(p.in))),
+        to_here(arena.take<T>(tokens(p.in))),
+        from_here(arena.take<T>(tokens(p.in))),
+        across(arena.take<T>(tokens(p.in))),
+        inside(arena.take<T>(tokens(p.in))),
+        first(arena.take<double>(Heads{p.in}.count())),
+        last(arena.take<double>(Heads{p.in}.count())),
+        borders(arena, p.in, p.dv, plan.chunk),
+        between(arena, Heads{p.in}, plan, WalkScratch<Op>::state_size(dims(p.in, plan).x, dims(p.in, plan).y)),
+        scratch(scratch_of_workers<Op>(arena, plan, dims(p.in, plan))) {}
 
   static int64_t tokens(const xlstm_mlstm& in) { return in.batch * in.heads * in.length; }
   static WalkDims dims(const xlstm_mlstm& in, const MlstmCpuPlan& plan) {
     const int64_t values = in.dhv + 1, d = in.dqk > values ? in.dqk : values;
-    return {plan.chunk, d, d};
+    return {plan.chunk, d, d, true};
   }
 };
 
@@ -147,68 +155,81 @@ struct BackwardRows {
   }
 };
 
+inline int64_t last_chunk(const Head& h, int64_t chunk) { return h.begin + (h.end - 1 - h.begin) / chunk * chunk; }
+
 // Writes a walk's tiles.
 template <class T>
 auto gradient_sink(const xlstm_tensor& to, const Head& h) {
-  return [&to, h](int64_t token, int64_t rows, int64_t column, int64_t columns, const T* values, const T*) {
+  return [&to, h](int64_t token, int64_t rows, int64_t column, int64_t columns, const T* values) {
     for (int64_t r = 0; r < rows; ++r)
       store_row(to.data, to.dtype, offset(to, h) + (token + r) * to.stride[2] + column, values + r * NR<T>, columns);
   };
 }
 
-// The same for a walk without_self: adds to others[t] the product of row t with the token of `with`, then the token's
-// own term, whose share of that product goes to own[t].
-template <class T>
-auto gradient_sink(const xlstm_tensor& to, const Head& h, const Rows<T>& with, const Rows<T>& y, double* others,
-                   double* own, T* room) {
-  return [=, &to](int64_t token, int64_t rows, int64_t column, int64_t columns, T* values, const T* self) {
-    T *with_row = room, *y_row = room + NR<T>;
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t t = token + r;
-      T* row = values + r * NR<T>;
-      load_row(with_row, with.data, with.dtype, t * with.stride + column, columns);
-      load_row(y_row, y.data, y.dtype, t * y.stride + column, columns);
-      others[t] += dot(row, with_row, columns);
-      if (own) own[t] += double(self[r]) * dot(y_row, with_row, columns);
-      for (int64_t j = 0; j < columns; ++j) row[j] += self[r] * y_row[j];
-      store_row(to.data, to.dtype, offset(to, h) + t * to.stride[2] + column, row, columns);
-    }
-  };
-}
-
-// The gates of one head, from the last token to the first.
+// The gates of one head, chunk by chunk from the last to the first.
 template <class Op>
-void gate_gradients(const xlstm_mlstm_backward& p, const BackwardMemory<Op>& memory, const Head& h) {
+void gate_gradients(const xlstm_mlstm_backward& p, const BackwardMemory<Op>& memory, const Head& h, int64_t chunk) {
   using T = typename Op::Scalar;
   const xlstm_mlstm& in = p.in;
   const Gates g = gates_of<T>(memory.gates, in, h);
-  const bool sigmoid_gate = in.gate == XLSTM_GATE_SIGMOID;
-  // What reaches the last states is what was carried there and what the last token added: all of its k.dk. Its own
-  // forget gate moves only the first.
-  const double carry = memory.carry[h.state], added = memory.k_dk[h.row + h.end - 1];
-  double dlf = carry + added;
-  // A move of m_last alone scales the states that go with it. It flows back along the max, as each token's dm does.
-  const bool through_m = !sigmoid_gate && in.normalizer_grad;
-  double dm = p.dm_last && through_m ? double(static_cast<const T*>(p.dm_last)[h.state]) - dlf : 0;
-  for (int64_t t = h.end - 1; t >= h.begin; --t) {
-    dlf = t == h.end - 1 ? carry + memory.q_dq[h.row + t] : dlf + memory.q_dq[h.row + t] - memory.k_dk[h.row + t];
-    double di = memory.k_dk[h.row + t] + memory.k_dk_own[h.row + t];
-    double dlf_t = dlf;
-    if (through_m) {
-      dm += memory.dm[h.row + t];
-      if (keeps_stabiliser(g.lf[t], g.m_before(t), g.ig[t])) {
-        dlf_t += dm;
-      } else {
-        di += dm;
-        dm = 0;
-      }
+  const bool sigmoid_gate = in.gate == XLSTM_GATE_SIGMOID, through_m = !sigmoid_gate && in.normalizer_grad;
+  const T *to_here = memory.to_here + h.row, *from_here = memory.from_here + h.row;
+  T* across = memory.across + h.row;
+
+  // Pieces of a chunk, as the walks took them.
+  const auto piece_before = [&](int64_t end) {
+    int64_t begin = h.begin + (end - 1 - h.begin) / chunk * chunk;
+    for (int64_t n; (n = whole(g, begin, end - begin)) < end - begin;) begin += n;
+    return begin;
+  };
+  double flow = 0;  // across the end of the piece
+  double dm = 0;    // what reaches m
+  for (int64_t begin, end = h.end; end > h.begin; end = begin) {
+    begin = piece_before(end);
+    double starting = 0, ending = 0;  // the flows that start or end in the piece, and go beyond it
+    for (int64_t t = begin; t < end; ++t) {
+      across[t] += T(starting);
+      starting += from_here[t];
     }
-    const double f = widen<double>(in.f.data, in.f.dtype, offset(in.f, h) + t * in.f.stride[2]);
-    const T df = T(dlf_t * sigmoid(-f));
-    if (sigmoid_gate) di *= sigmoid(-widen<double>(in.i.data, in.i.dtype, offset(in.i, h) + t * in.i.stride[2]));
-    const T di_t = T(di);
-    store_row(p.df.data, p.df.dtype, offset(p.df, h) + t * p.df.stride[2], &df, 1);
-    store_row(p.di.data, p.di.dtype, offset(p.di, h) + t * p.di.stride[2], &di_t, 1);
+    // What crosses the whole piece: known at the ends of the sequence and at most borders. Else it is a difference of
+    // rounded flows, and only their rounding where the piece forgets as much.
+    const double decay = g.decay(begin, end);
+    double crossing;
+    if (end == h.end)
+      crossing = decay * (begin == last_chunk(h, chunk) ? memory.last[h.state] : 0);
+    else if (begin == h.begin)
+      crossing = decay * (end == begin + chunk ? memory.first[h.state] : 0);
+    else if (memory.borders.knows_crossing(h, begin, end))
+      crossing = decay * memory.borders.found(h, begin);
+    else
+      crossing = decay < kNegligible<T> ? 0 : flow - starting;
+    if (end == h.end) {
+      flow = crossing + starting;
+      // A move of m_last alone scales the states that go with it. It flows back along the max, as each token's dm does.
+      if (p.dm_last && through_m) dm = double(static_cast<const T*>(p.dm_last)[h.state]) - flow;
+    }
+    for (int64_t t = end - 1; t >= begin; --t) {
+      ending += to_here[t];
+      const double dlf = crossing + ending + across[t];
+      double di = double(from_here[t]) + memory.inside[h.row + t];
+      double dlf_t = dlf;
+      if (through_m) {
+        dm += memory.dm[h.row + t];
+        if (keeps_stabiliser(g.lf[t], g.m_before(t), g.ig[t])) {
+          dlf_t += dm;
+        } else {
+          di += dm;
+          dm = 0;
+        }
+      }
+      const double f = widen<double>(in.f.data, in.f.dtype, offset(in.f, h) + t * in.f.stride[2]);
+      const T df = T(dlf_t * sigmoid(-f));
+      if (sigmoid_gate) di *= sigmoid(-widen<double>(in.i.data, in.i.dtype, offset(in.i, h) + t * in.i.stride[2]));
+      const T di_t = T(di);
+      store_row(p.df.data, p.df.dtype, offset(p.df, h) + t * p.df.stride[2], &df, 1);
+      store_row(p.di.data, p.di.dtype, offset(p.di, h) + t * p.di.stride[2], &di_t, 1);
+    }
+    flow = memory.borders.knows_flow(h, begin) ? memory.borders.found(h, begin) : crossing + ending;
   }
   if (!p.dm_initial) return;
   const int64_t c = h.state * in.dqk * in.dhv, n = h.state * in.dqk;
@@ -224,13 +245,13 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
   const xlstm_mlstm& in = p.in;
   Arena arena(workspace);
   using T = typename Op::Scalar;
-  const BackwardMemory<Op> memory(arena, in, plan);
+  const BackwardMemory<Op> memory(arena, p, plan);
   const Heads heads{in};
   const bool normalize = in.gate == XLSTM_GATE_EXP || in.normalize;
   const void* dn_last = in.normalizer_grad ? p.dn_last : nullptr;  // else n and m count as constants, like N
   const auto between = [&](const StateLayout<T>& layout) {
     SegmentStates<T> b = memory.between;
-    b.size = layout.x() * padded<T>(layout.y());
+    b.size = layout.size();
     return b;
   };
 
@@ -238,7 +259,7 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
     const Head h = heads[index];
     const Gates g = gates_of<T>(memory.gates, in, h);
     fill_gates(g, in, h);
-    memory.carry[index] = 0;
+    memory.first[index] = memory.last[index] = 0;
     const Rows<T> rows_h = rows_of<T>(p.h, h, in.dhv), rows_dh = rows_of<T>(p.dh, h, in.dhv);
     T *row_h = memory.scratch[worker].y, *row_dh = memory.scratch[worker].state;
     for (int64_t t = h.begin; t < h.end; ++t) {
@@ -249,8 +270,8 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
           normaliser_grad(normalize && in.normalizer_grad, l, g.m[t], in.eps, dot(row_dh, row_h, in.dhv));
       memory.s_over_n[h.row + t] = T(double(query_scale<T>(in)) / normaliser(normalize, l, g.m[t], in.eps));
       memory.dl_times_n[h.row + t] = T(grad.dl_times_n);
-      memory.dm[h.row + t] = grad.dm;
-      memory.q_dq[h.row + t] = memory.k_dk[h.row + t] = memory.k_dk_own[h.row + t] = 0;
+      memory.dm[h.row + t] = T(grad.dm);
+      memory.to_here[h.row + t] = memory.from_here[h.row + t] = 0;
     }
   });
 
@@ -260,52 +281,65 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
   {  // dq: forward in time, over [C, n] transposed
     const StateLayout<T> layout{in.dqk, in.dhv, true, true};
     walk_heads(
-        executor, plan, heads, p.dc_last ? StateFor::before_last_token : StateFor::nobody, between(layout),
-        memory.scratch,
+        executor, plan, heads, false, between(layout), memory.scratch,
         [&](const Head& h) {
           const BackwardRows<T> r = operands(h);
-          return Walk<Op>{r.dh_dl, r.v_one, r.k, false, gates_of<T>(memory.gates, in, h), s_over_n(h), {}, true};
+          return Walk<Op>{r.dh_dl,
+                          r.v_one,
+                          r.k,
+                          false,
+                          gates_of<T>(memory.gates, in, h),
+                          s_over_n(h),
+                          {},
+                          {r.q, memory.to_here + h.row, memory.across + h.row, memory.inside + h.row}};
         },
         [&](const Head& h, T* state) { layout.load(in.c_initial, in.n_initial, h.state, state); },
-        [&](const Head& h, WalkScratch<Op>& s) {
-          const BackwardRows<T> r = operands(h);
-          return gradient_sink<T>(p.dq, h, r.q, r.k, memory.q_dq + h.row, nullptr, s.room);
+        [&](const Head& h, WalkScratch<Op>&) { return gradient_sink<T>(p.dq, h); },
+        [&](const Head& h, int64_t token, T* state, WalkScratch<Op>&) {
+          memory.borders.leave(h, token, state);
+          if (p.dc_last && token == last_chunk(h, plan.chunk))
+            memory.last[h.state] = layout.dot(p.dc_last, dn_last, h.state, state);
         },
-        [&](const Head& h, T* state) {
-          const double decay = gates_of<T>(memory.gates, in, h).decay(h.end - 1, h.end);
-          memory.carry[h.state] = decay * layout.dot(p.dc_last, dn_last, h.state, state);
-        });
+        kIgnore);
   }
   {  // dk: back in time, over [dC, dn] transposed
     const StateLayout<T> layout{in.dqk, in.dhv, true, true};
     walk_heads(
-        executor, plan, heads, p.dc_initial ? StateFor::after_last_token : StateFor::nobody, between(layout),
-        memory.scratch,
+        executor, plan, heads, p.dc_initial != nullptr, between(layout), memory.scratch,
         [&](const Head& h) {
           const BackwardRows<T> r = operands(h);
-          return Walk<Op>{r.v_one, r.dh_dl, r.q, true, gates_of<T>(memory.gates, in, h), {}, s_over_n(h), true};
+          return Walk<Op>{r.v_one,
+                          r.dh_dl,
+                          r.q,
+                          true,
+                          gates_of<T>(memory.gates, in, h),
+                          {},
+                          s_over_n(h),
+                          {r.k, memory.from_here + h.row}};
         },
         [&](const Head& h, T* state) { layout.load(p.dc_last, dn_last, h.state, state); },
-        [&](const Head& h, WalkScratch<Op>& s) {
-          const BackwardRows<T> r = operands(h);
-          return gradient_sink<T>(p.dk, h, r.k, r.q, memory.k_dk + h.row, memory.k_dk_own + h.row, s.room);
+        [&](const Head& h, WalkScratch<Op>&) { return gradient_sink<T>(p.dk, h); },
+        [&](const Head& h, int64_t token, T* state, WalkScratch<Op>& s) {
+          memory.borders.meet(h, token, state, s.room);
+          if (in.c_initial && token == h.begin + plan.chunk)
+            memory.first[h.state] = layout.dot(in.c_initial, in.n_initial, h.state, state);
         },
         [&](const Head& h, T* state) { layout.store_n(p.dn_initial, h.state, state); });
   }
   {  // dv: back in time, over dC
     const StateLayout<T> layout{in.dqk, in.dhv, false, false};
     walk_heads(
-        executor, plan, heads, p.dc_initial ? StateFor::after_last_token : StateFor::nobody, between(layout),
-        memory.scratch,
+        executor, plan, heads, p.dc_initial != nullptr, between(layout), memory.scratch,
         [&](const Head& h) {
           const BackwardRows<T> r = operands(h);
           return Walk<Op>{r.k, r.q, r.dh, true, gates_of<T>(memory.gates, in, h), {}, s_over_n(h)};
         },
         [&](const Head& h, T* state) { layout.load(p.dc_last, dn_last, h.state, state); },
-        [&](const Head& h, WalkScratch<Op>&) { return gradient_sink<T>(p.dv, h); },
+        [&](const Head& h, WalkScratch<Op>&) { return gradient_sink<T>(p.dv, h); }, kIgnore,
         [&](const Head& h, T* state) { layout.store(p.dc_initial, p.dn_initial, h.state, state); });
   }
-  parallel_tasks(executor, heads.count(), [&](int64_t index, int32_t) { gate_gradients(p, memory, heads[index]); });
+  parallel_tasks(executor, heads.count(),
+                 [&](int64_t index, int32_t) { gate_gradients(p, memory, heads[index], plan.chunk); });
 }
 
 // Calls f(Op) with the operands that suit the inputs' dtype here.
@@ -317,23 +351,23 @@ auto with_operands(const xlstm_mlstm& in, F&& f) {
   return in.q.dtype == XLSTM_FLOAT64 ? f(Plain<double>{}) : f(Plain<float>{});
 }
 
-template <class Memory>
-size_t bytes(const xlstm_mlstm& in, const MlstmCpuPlan& plan) {
+template <class Memory, class Params>
+size_t bytes(const Params& p, const MlstmCpuPlan& plan) {
   Arena counter(nullptr);
-  Memory(counter, in, plan);
+  Memory(counter, p, plan);
   return counter.used();
 }
 
 }  // namespace
 
 size_t chunkwise_workspace(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan) {
-  return with_operands(p.in, [&](auto op) { return bytes<ForwardMemory<decltype(op)>>(p.in, plan); });
+  return with_operands(p.in, [&](auto op) { return bytes<ForwardMemory<decltype(op)>>(p, plan); });
 }
 void chunkwise(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan, void* workspace, const Executor& executor) {
   with_operands(p.in, [&](auto op) { forward<decltype(op)>(p, plan, workspace, executor); });
 }
 size_t backward_workspace(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan) {
-  return with_operands(p.in, [&](auto op) { return bytes<BackwardMemory<decltype(op)>>(p.in, plan); });
+  return with_operands(p.in, [&](auto op) { return bytes<BackwardMemory<decltype(op)>>(p, plan); });
 }
 void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* workspace, const Executor& executor) {
   with_operands(p.in, [&](auto op) { backward<decltype(op)>(p, plan, workspace, executor); });

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The chunkwise mLSTM on a GPU: which kernel runs after which, on what memory.
 //   forward    gates, stabilisers - scores - n before each chunk - normalisers - walk
-//   backward   gates, stabilisers - scores - n, dn before each chunk - walks dq and dk in one grid - walk dv - flows, gates
+//   backward   gates, stabilisers - scores - n, dn before each chunk - walks dq, dk, dv - flows, gates
 // A walk that is cut into segments is three launches (walk_launch.h).
+#include <algorithm>
+
 #include "mlstm/flows_gpu.h"
 #include "mlstm/gates_gpu.h"
 #include "mlstm/kernels_gpu.h"
@@ -18,9 +20,11 @@ int element_bytes(const xlstm_tensor& x) { return x.dtype == XLSTM_FLOAT32 ? 4 :
 
 Tokens tokens(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& in) {
   const int64_t bytes = element_bytes(x), sizes[] = {in.batch, in.heads, in.length};
-  bool aligned = reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
-  for (int axis = 0; axis < 3; ++axis) aligned = aligned && (sizes[axis] == 1 || x.stride[axis] * bytes % 16 == 0);
-  return {x.data, {x.stride[0], x.stride[1], x.stride[2]}, int(columns), int(x.dtype), aligned};
+  // Pieces within a chunk are found by 32-bit offsets.
+  bool whole = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && columns * bytes % 16 == 0 &&
+               x.stride[2] >= 0 && x.stride[2] * bytes < int64_t(1) << 26;
+  for (int axis = 0; axis < 3; ++axis) whole = whole && (sizes[axis] == 1 || x.stride[axis] * bytes % 16 == 0);
+  return {x.data, {x.stride[0], x.stride[1], x.stride[2]}, int(columns), int(x.dtype), whole};
 }
 
 Sequences sequences(const xlstm_mlstm& in, int chunk) {
@@ -63,7 +67,7 @@ void launch_scores(const ScoreParams& p, const Chip& chip, Stream stream) {
 }
 
 void launch_vectors(const VectorParams& p, Stream stream) {
-  const int64_t pieces = (p.columns + kVectorThreads - 1) / kVectorThreads;
+  const int64_t pieces = (p.columns + kVectorColumns - 1) / kVectorColumns;
   launch("vectors", scan_vectors<0>, {states(p.where) * pieces, kVectorThreads, 0}, stream, p);
 }
 
@@ -72,7 +76,7 @@ struct CommonMemory {
   Sequences where;
   double *sums, *mosts, *m_before, *m;
   void* scores;
-  float *inter, *into, *decay, *keys;
+  float *factors, *decay, *keys;
 
   CommonMemory(Arena& arena, const xlstm_mlstm& in, int chunk)
       : where(sequences(in, chunk)),
@@ -81,8 +85,7 @@ struct CommonMemory {
         m_before(arena.take<double>(chunks(where))),
         m(arena.take<double>(padded_tokens(where))),
         scores(arena.take<char>(padded_tokens(where) * chunk * element_bytes(in.q))),
-        inter(arena.take<float>(padded_tokens(where))),
-        into(arena.take<float>(padded_tokens(where))),
+        factors(arena.take<float>(kFactors * padded_tokens(where))),
         decay(arena.take<float>(chunks(where))),
         keys(arena.take<float>(chunks(where) * in.dqk)) {}
 };
@@ -110,8 +113,7 @@ ScoreParams score_params(const CommonMemory& memory, const xlstm_mlstm& in) {
   p.eps = in.eps;
   p.scale = 1 / sqrt(double(in.dqk));
   p.scores = memory.scores;
-  p.inter = memory.inter;
-  p.into = memory.into;
+  p.factors = memory.factors;
   p.decay = memory.decay;
   p.keys = memory.keys;
   return p;
@@ -125,6 +127,7 @@ WalkParams walk_params(const CommonMemory& memory, const WalkPlan& plan, const T
   p.x = x;
   p.y = y;
   p.out = out;
+  p.factors = memory.factors;
   p.decay = memory.decay;
   p.between = between;
   p.segments = plan.segments;
@@ -136,12 +139,11 @@ WalkParams walk_params(const CommonMemory& memory, const WalkPlan& plan, const T
 // ---- forward
 
 struct ForwardMemory : CommonMemory {
-  float *row_sums, *gain, *between;
+  float *row_sums, *between;
 
   ForwardMemory(Arena& arena, const xlstm_mlstm& in, const ForwardPlan& plan)
       : CommonMemory(arena, in, plan.walk.chunk),
         row_sums(arena.take<float>(padded_tokens(where))),
-        gain(arena.take<float>(padded_tokens(where))),
         between(arena.take<float>(between_floats(plan.walk, states(where)))) {}
 };
 
@@ -155,50 +157,52 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
   launch_scores<E, false>(scores, chip, stream);
   launch_vectors({memory.where, memory.keys, memory.decay, floats(in.n_initial), floats(call.n_last), int(in.dqk), false},
                  stream);
-  const NormaliserParams normaliser{memory.where, scores.q,     memory.inter, memory.row_sums, memory.keys,
-                                    memory.m,     floats(call.l), memory.gain,  in.eps,          normalised(in)};
+  const NormaliserParams normaliser{memory.where,   scores.q,       memory.row_sums, memory.keys,   memory.m,
+                                    floats(call.l), memory.factors, in.eps,          normalised(in)};
   launch("normalisers", normalisers<E>, {chunks(memory.where), kNormaliserThreads, 0}, stream, normaliser);
 
   WalkParams p = walk_params(memory, plan.walk, scores.q, scores.k, tokens(in.v, in.dhv, in),
                              tokens(call.h, in.dhv, in), memory.between);
   p.scores = memory.scores;
-  p.inter = memory.inter;
-  p.weight = memory.into;
-  p.gain = memory.gain;
+  p.inter = kInter;
+  p.weight = kInto;
+  p.gained = true;
   p.state_in = floats(in.c_initial);
   p.state_out = floats(call.c_last);
   p.state_x = in.dhv;
   p.state_y = 1;
-  launch_walks<E>(plan.walk, chip, &p, 1, stream);
+  launch_walk<E>(plan.walk, chip, p, nullptr, nullptr, stream);
 }
 
 // ---- backward
 
 struct BackwardMemory : CommonMemory {
   void* d_scores;
-  float *self, *own, *dl_inter, *queries, *q_dots, *k_dots, *state_dots, *n_last, *between[2];
+  float *own, *queries, *q_dots, *k_dots, *state_dots, *n_last, *between, *before_last;
   float *reach, *across, *leaving, *walk_reaching, *walk_leaving;
-  double *dm, *local, *reaching, *entering, *over, *moving, *behind;
+  double *dm, *local, *reaching, *entering, *over, *moving, *behind, *spread, *correction;
   int* stops;
 
-  BackwardMemory(Arena& arena, const xlstm_mlstm& in, const BackwardPlan& plan)
+  BackwardMemory(Arena& arena, const xlstm_mlstm& in, const BackwardPlan& plan, bool with_last)
       : CommonMemory(arena, in, plan.dq.chunk) {
     const int64_t all_tokens = padded_tokens(where), all_chunks = chunks(where);
     d_scores = arena.take<char>(all_tokens * where.chunk * element_bytes(in.q));
-    for (float** x : {&self, &own, &dl_inter, &reach, &across, &leaving, &walk_reaching, &walk_leaving})
+    for (float** x : {&own, &reach, &across, &leaving, &walk_reaching, &walk_leaving})
       *x = arena.take<float>(all_tokens);
     for (double** x : {&dm, &local}) *x = arena.take<double>(all_tokens);
-    for (double** x : {&reaching, &entering, &over, &moving, &behind}) *x = arena.take<double>(all_chunks);
+    for (double** x : {&reaching, &entering, &over, &moving, &behind, &spread, &correction}) *x = arena.take<double>(all_chunks);
     stops = arena.take<int>(all_chunks);
     queries = arena.take<float>(all_chunks * in.dqk);
     q_dots = arena.take<float>(plan.dq.tiles * all_tokens);
     k_dots = arena.take<float>(plan.dk.tiles * all_tokens);
     state_dots = arena.take<float>(plan.dq.tiles * states(where));
     n_last = arena.take<float>(states(where) * in.dqk);
-    // dq and dk run side by side; dv follows and takes the first one's room.
-    const int64_t pair = between_floats(plan.dq, states(where)), dv = between_floats(plan.dv, states(where));
-    between[0] = arena.take<float>(pair > dv ? pair : dv);
-    between[1] = arena.take<float>(pair);
+    // The walks run one after the other and take the same room.
+    int64_t floats = 0;
+    for (const WalkPlan* walk : {&plan.dq, &plan.dk, &plan.dv})
+      floats = std::max(floats, between_floats(*walk, states(where)));
+    between = arena.take<float>(floats);
+    before_last = arena.take<float>(with_last ? states(where) * plan.dq.tiles * plan.dq.rows * plan.dq.y_tile : 0);
   }
 };
 
@@ -215,9 +219,7 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   s.dh = tokens(call.dh, in.dhv, in);
   s.l_saved = floats(call.l);
   s.d_scores = memory.d_scores;
-  s.self = memory.self;
   s.own = memory.own;
-  s.dl_inter = memory.dl_inter;
   s.queries = memory.queries;
   s.dm = memory.dm;
   s.reach = memory.reach;
@@ -230,47 +232,46 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   launch_vectors({memory.where, memory.keys, memory.decay, floats(in.n_initial), memory.n_last, dqk, false}, stream);
   launch_vectors({memory.where, memory.queries, memory.decay, dn_last, floats(call.dn_initial), dqk, true}, stream);
 
-  WalkParams dq = walk_params(memory, plan.dq, s.dh, s.v, s.k, tokens(call.dq, in.dqk, in), memory.between[0]);
+  WalkParams dq = walk_params(memory, plan.dq, s.dh, s.v, s.k, tokens(call.dq, in.dqk, in), memory.between);
   dq.scores = memory.d_scores;
-  dq.inter = memory.inter;
-  dq.weight = memory.into;
+  dq.inter = kInter;
+  dq.weight = kInto;
   dq.vector = memory.keys;
-  dq.along = memory.dl_inter;
-  dq.self = memory.self;
+  dq.along = kAlong;
+  dq.with_self = true;
   dq.with = s.q;
   dq.dots = memory.q_dots;
   dq.state_in = floats(in.c_initial);
   dq.state_x = 1;
   dq.state_y = in.dhv;
-  dq.dot_with = floats(call.dc_last);
-  dq.state_dots = memory.state_dots;
+  dq.before_last = call.dc_last ? memory.before_last : nullptr;
+  launch_walk<E>(plan.dq, chip, dq, floats(call.dc_last), memory.state_dots, stream);
 
-  WalkParams dk = walk_params(memory, plan.dk, s.v, s.dh, s.q, tokens(call.dk, in.dqk, in), memory.between[1]);
+  WalkParams dk = walk_params(memory, plan.dk, s.v, s.dh, s.q, tokens(call.dk, in.dqk, in), memory.between);
   dk.reverse = true;
   dk.scores = memory.d_scores;
-  dk.inter = memory.into;
-  dk.weight = memory.inter;
+  dk.inter = kInto;
+  dk.weight = kInter;
   dk.vector = memory.queries;
-  dk.along = memory.into;
-  dk.self = memory.self;
+  dk.along = kInto;
+  dk.with_self = true;
   dk.with = s.k;
   dk.dots = memory.k_dots;
   dk.state_in = floats(call.dc_last);
   dk.state_x = 1;
   dk.state_y = in.dhv;
-  const WalkParams pair[] = {dq, dk};
-  launch_walks<E>(plan.dq, chip, pair, 2, stream);
+  launch_walk<E>(plan.dk, chip, dk, nullptr, nullptr, stream);
 
-  WalkParams dv = walk_params(memory, plan.dv, s.k, s.q, s.dh, tokens(call.dv, in.dhv, in), memory.between[0]);
+  WalkParams dv = walk_params(memory, plan.dv, s.k, s.q, s.dh, tokens(call.dv, in.dhv, in), memory.between);
   dv.reverse = true;
   dv.scores = memory.scores;
-  dv.inter = memory.into;
-  dv.weight = memory.inter;
+  dv.inter = kInto;
+  dv.weight = kInter;
   dv.state_in = floats(call.dc_last);
   dv.state_out = floats(call.dc_initial);
   dv.state_x = in.dhv;
   dv.state_y = 1;
-  launch_walks<E>(plan.dv, chip, &dv, 1, stream);
+  launch_walk<E>(plan.dv, chip, dv, nullptr, nullptr, stream);
 
   FlowParams f{};
   f.where = memory.where;
@@ -286,7 +287,7 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   f.q_tiles = plan.dq.tiles;
   f.k_tiles = plan.dk.tiles;
   f.reach = memory.reach;
-  f.into = memory.into;
+  f.factors = memory.factors;
   f.own = memory.own;
   f.across = memory.across;
   f.leaving = memory.leaving;
@@ -299,6 +300,9 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   f.over = memory.over;
   f.moving = memory.moving;
   f.behind = memory.behind;
+  f.spread = memory.spread;
+  f.correction = memory.correction;
+  f.has_initial = in.c_initial;
   f.stops = memory.stops;
   f.state_dots = call.dc_last ? memory.state_dots : nullptr;
   f.dn_last = floats(call.dn_last);
@@ -334,12 +338,12 @@ void chunkwise(const xlstm_mlstm_forward& call, const ForwardPlan& plan, void* w
 
 size_t backward_workspace(const xlstm_mlstm_backward& call, const BackwardPlan& plan) {
   Arena counter(nullptr);
-  BackwardMemory(counter, call.in, plan);
+  BackwardMemory(counter, call.in, plan, call.dc_last);
   return counter.used();
 }
 void backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, void* workspace, void* stream) {
   Arena arena(workspace);
-  const BackwardMemory memory(arena, call.in, plan);
+  const BackwardMemory memory(arena, call.in, plan, call.dc_last);
   with_element(call.in, [&](auto e) { run_backward<decltype(e)>(call, plan, memory, static_cast<Stream>(stream)); });
 }
 

@@ -9,7 +9,9 @@
 //     entering_s   from s to behind the chunk:  k_s dk_s less the chunk's own pairs
 //     across_j     the chunk's own pairs        (scores_gpu.h)
 //     over         from before the chunk to behind it, from the next chunk's: over + sum entering = over' + sum reaching'
-// and a chunk that lets nothing through has over = 0: there the sum along the sequence starts again.
+// and a chunk that lets nothing through has over = 0: there the sum along the sequence starts again. So between two such
+// chunks, or the sequence's ends, where <dC, C> is known, the sum has a value to meet; by what it misses it, each step is
+// corrected in proportion to the squares of what it added, where rounding came from.
 //
 // What reaches the stabilisers flows back to whatever the max picked: to the input gate, where it stops, or over the
 // forget gate to the token before.
@@ -75,7 +77,7 @@ __global__ __launch_bounds__(kFlowThreads) void sum_chunk_flows(const FlowParams
   double reaching = 0, entering = 0, move = 0;
   if (t.inside) {
     if (p.reach[t.at] >= kNothing) reaching = sum_tiles(p, p.q_dots, p.q_tiles, t.at) - p.walk_reaching[t.at];
-    if (p.into[t.at] >= kNothing) entering = sum_tiles(p, p.k_dots, p.k_tiles, t.at) - p.walk_leaving[t.at];
+    if (p.factors[factor_at(t.slot, kInto, t.lane, p.where.chunk)] >= kNothing) entering = sum_tiles(p, p.k_dots, p.k_tiles, t.at) - p.walk_leaving[t.at];
     move = p.dm[t.at];
   }
 #pragma unroll
@@ -112,64 +114,90 @@ XLSTM_DEVICE double block_sum(double x, double* room) {  // in a fixed order
 
 template <int>
 __global__ __launch_bounds__(kFlowScanThreads) void scan_flows(const FlowParams p) {
+  // Blocks of chunks are read together and gone through by one thread.
   __shared__ double reaching[kFlowScanThreads], entering[kFlowScanThreads], moving[kFlowScanThreads];
+  __shared__ double missed[kFlowScanThreads];
   __shared__ float decay[kFlowScanThreads];
   __shared__ int stops[kFlowScanThreads];
   const Head h = head_of(p.where, blockIdx.x);
   if (h.begin >= h.end) return;
   const int64_t chunks = (h.end - h.begin + p.where.chunk - 1) / p.where.chunk;
   const int64_t first = h.row * p.where.slots + h.slot, last = first + chunks - 1;
+  const int me = threadIdx.x;
 
-  // <dC_last, C> + <dn_last, n> over the last chunk.
+  // <dC_last, C> + <dn_last, n> over the last chunk, and the same before the first.
   double over = 0;
   if (p.state_dots) {
-    for (int j = threadIdx.x; j < p.q_tiles; j += kFlowScanThreads)
+    for (int j = me; j < p.q_tiles; j += kFlowScanThreads)
       over += p.state_dots[j * (p.where.sequences * p.where.heads) + h.state];
-    for (int64_t d = threadIdx.x; p.normalizer_grad && d < p.dqk; d += kFlowScanThreads)
+    for (int64_t d = me; p.normalizer_grad && d < p.dqk; d += kFlowScanThreads)
       over += double(p.dn_last[h.state * p.dqk + d]) * p.keys[last * p.dqk + d];
     over = block_sum(over, reaching) * p.decay[last];
   }
-  const bool through_m = !p.sigmoid && p.normalizer_grad;
+  double before = 0;
+  if (p.dm_initial) {
+    const int64_t c = h.state * p.dqk * p.dhv, n = h.state * p.dqk;
+    for (int64_t j = me; j < p.dqk * p.dhv; j += kFlowScanThreads) before += double(p.dc_initial[c + j]) * p.c_initial[c + j];
+    for (int64_t j = me; j < p.dqk; j += kFlowScanThreads) before += double(p.dn_initial[n + j]) * p.n_initial[n + j];
+    before = block_sum(before, reaching);
+  }
+  const bool through_m = !p.sigmoid && p.normalizer_grad, before_known = p.dm_initial || !p.has_initial;
   double behind = p.dm_last && through_m ? double(p.dm_last[h.state]) - (over + p.entering[last]) : 0.0;
 
-  // Blocks of chunks from the end: read together, gone through by one thread.
+  // From the last chunk to the first: over, and in `spread` the squares since the last known value. Where the next value
+  // is known, `correction` is what was missed by for each of them; elsewhere NaN.
+  double squares = 0;
   for (int64_t done = 0; done < chunks; done += kFlowScanThreads) {
-    const int64_t mine = last - done - threadIdx.x;
+    const int64_t mine = last - done - me;
     __syncthreads();
     if (mine >= first) {
-      reaching[threadIdx.x] = p.reaching[mine];
-      moving[threadIdx.x] = p.moving[mine];
-      stops[threadIdx.x] = p.stops[mine];
-      decay[threadIdx.x] = mine > first ? p.decay[mine - 1] : 0.0f;
-      entering[threadIdx.x] = mine > first ? p.entering[mine - 1] : 0.0;
+      reaching[me] = p.reaching[mine];
+      moving[me] = p.moving[mine];
+      stops[me] = p.stops[mine];
+      decay[me] = mine > first ? p.decay[mine - 1] : 1.0f;
+      entering[me] = mine > first ? p.entering[mine - 1] : 0.0;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (me == 0) {
       const int count = int(chunks - done < kFlowScanThreads ? chunks - done : kFlowScanThreads);
       for (int j = 0; j < count; ++j) {
-        const double over_before = decay[j] < kNothing ? 0.0 : over + reaching[j] - entering[j];
-        const double behind_before = stops[j] ? moving[j] : behind + moving[j];
+        const bool at_first = done + j + 1 == chunks, nothing = decay[j] < kNothing;
+        const double r = reaching[j], e = entering[j], all = squares + r * r + e * e;
+        const double next = over + r - e, known = at_first ? before : 0.0;
+        missed[j] = nothing || (at_first && before_known) ? (all > 0 ? (next - known) / all : 0.0) : NAN;
         reaching[j] = over;
+        entering[j] = squares;
+        over = nothing ? 0.0 : next;
+        squares = nothing ? 0.0 : all;
+        const double m = moving[j];
         moving[j] = behind;
-        over = over_before;
-        behind = behind_before;
+        behind = stops[j] ? m : behind + m;
       }
     }
     __syncthreads();
     if (mine >= first) {
-      p.over[mine] = reaching[threadIdx.x];
-      p.behind[mine] = moving[threadIdx.x];
+      p.over[mine] = reaching[me];
+      p.spread[mine] = entering[me];
+      p.correction[mine] = missed[me];
+      p.behind[mine] = moving[me];
     }
   }
-  if (!p.dm_initial) return;
-  double scale = 0;
-  const int64_t c = h.state * p.dqk * p.dhv, n = h.state * p.dqk;
-  for (int64_t j = threadIdx.x; j < p.dqk * p.dhv; j += kFlowScanThreads)
-    scale += double(p.dc_initial[c + j]) * p.c_initial[c + j];
-  for (int64_t j = threadIdx.x; j < p.dqk; j += kFlowScanThreads)
-    scale += double(p.dn_initial[n + j]) * p.n_initial[n + j];
-  scale = block_sum(scale, entering);
-  if (threadIdx.x == 0) p.dm_initial[h.state] = p.normalizer_grad ? float(scale + (through_m ? behind : 0.0)) : 0.0f;
+  // From the first to the last: the corrections to the chunks behind them.
+  double correction = 0;
+  for (int64_t done = 0; done < chunks; done += kFlowScanThreads) {
+    const int64_t mine = first + done + me;
+    __syncthreads();
+    if (mine <= last) missed[me] = p.correction[mine];
+    __syncthreads();
+    if (me == 0) {
+      const int count = int(chunks - done < kFlowScanThreads ? chunks - done : kFlowScanThreads);
+      for (int j = 0; j < count; ++j) missed[j] = correction = missed[j] == missed[j] ? missed[j] : correction;
+    }
+    __syncthreads();
+    if (mine <= last) p.over[mine] -= missed[me] * p.spread[mine];
+  }
+  if (p.dm_initial && me == 0)
+    p.dm_initial[h.state] = p.normalizer_grad ? float(before + (through_m ? behind : 0.0)) : 0.0f;
 }
 
 template <int>

@@ -18,7 +18,6 @@ inline void check_launch(const char* kernel, Status status) {
 struct Grid {
   int64_t blocks;
   int threads, lds_bytes;
-  int sets = 1;  // of params, along y
 };
 
 template <class... Params, class... Arguments>
@@ -26,12 +25,12 @@ void launch(const char* name, void (*kernel)(Params...), const Grid& grid, Strea
   if (grid.blocks == 0) return;
   if (grid.blocks > INT32_MAX) throw std::runtime_error(std::string(name) + ": more blocks than a grid may have");
   if (grid.lds_bytes > 48 << 10) check_launch(name, allow_lds(kernel, grid.lds_bytes));
-  kernel<<<dim3(uint32_t(grid.blocks), grid.sets), grid.threads, grid.lds_bytes, stream>>>(arguments...);
+  kernel<<<uint32_t(grid.blocks), grid.threads, grid.lds_bytes, stream>>>(arguments...);
   check_launch(name, last_status());
 }
 
-// One or two walks of one plan, with what their segments need before.
+// A walk, with what its segments need before. With before_last also the dots of that and dc_last.
 template <class E>
-void launch_walks(const WalkPlan&, const Chip&, const WalkParams* walks, int count, Stream);
+void launch_walk(const WalkPlan&, const Chip&, const WalkParams&, const float* dc_last, float* dots, Stream);
 
 }  // namespace xlstm::gpu

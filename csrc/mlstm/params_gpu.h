@@ -21,7 +21,7 @@ struct Tokens {
   int64_t stride[3];
   int columns;
   int element;
-  bool aligned;  // every piece of 16 bytes starts at a multiple of 16
+  bool whole;  // rows are whole pieces of 16 bytes, at multiples of 16
 };
 
 struct GateParams {
@@ -34,6 +34,16 @@ struct GateParams {
   bool sigmoid;
 };
 
+// Numbers per token that the walks read, side by side for each chunk, so that one copy brings them.
+enum Factor {
+  kInter,  // s e^(b + m_before - m), in backward over N
+  kInto,   // e^(i - b + b_end - m_end)
+  kGain,   // forward: 1 / N
+  kAlong = kGain,  // backward: inter dl N
+  kSelf,   // the diagonal of dS
+  kFactors
+};
+
 struct ScoreParams {
   Sequences where;
   Tokens q, k, i, f;
@@ -42,17 +52,14 @@ struct ScoreParams {
   bool sigmoid, normalize, normalizer_grad;
   double eps, scale;
   void* scores;         // (rows, slots, L, L): s (q k) D; in backward over N
-  float* inter;         // (rows, slots, L): s e^(b + m_before - m), in backward over N
-  float* into;          // e^(i - b + b_end - m_end)
+  float* factors;       // (rows, slots, Factor, L)
   float* decay;         // (rows, slots)
   float* keys;          // (rows, slots, DHQK): sum of into k, what the chunk adds to n
   float* l;             // forward: (rows, slots, L), row sums of the scores
   Tokens v, h, dh;      // the rest: backward
   const float* l_saved; // (rows, S)
   void* d_scores;       // s / N (dh v + dl N) D without the diagonal
-  float* self;          // the diagonal
-  float* own;           // times q k
-  float* dl_inter;      // inter dl N
+  float* own;           // its diagonal times q k
   float* queries;       // (rows, slots, DHQK): sum of inter dl N q, what the chunk adds to dn
   double* dm;           // what reaches m
   float* reach;         // what is left of the chunk's first state at each token
@@ -75,10 +82,10 @@ struct VectorParams {
 struct NormaliserParams {
   Sequences where;
   Tokens q;
-  const float *inter, *row_sums, *n;  // n before each chunk
+  const float *row_sums, *n;  // n before each chunk
   const double* m;
-  float* l;     // (rows, S)
-  float* gain;  // (rows, slots, L): 1 / N
+  float* l;        // (rows, S)
+  float* factors;  // kInter in, kGain out
   double eps;
   bool normalize;
 };
@@ -87,23 +94,29 @@ struct WalkParams {
   Sequences where;
   Tokens a, x, y, out;   // out without data: states only
   const void* scores;    // (rows, slots, L, L)
-  const float* inter;    // what each token's row of a C is multiplied by
-  const float* weight;   // what each token's x y is multiplied by
+  const float* factors;  // (rows, slots, Factor, L)
+  Factor inter, weight;  // what each token's row of a C, and its x y, is multiplied by
+  bool gained;           // the output is multiplied by kGain
   const float* decay;    // (rows, slots)
-  const float* gain;     // of the output, or null
-  const float* vector;   // (rows, slots, y's columns) with
-  const float* along;    // (rows, slots, L): out += along vector; or null
-  const float* self;     // out += self y, or null
+  const float* vector;   // (rows, slots, y's columns), or null: out += along vector
+  Factor along;
+  bool with_self;        // out += kSelf y
   Tokens with;           // and dots += out with, before self is added; or without data
   float* dots;           // (tiles of y, rows, slots, L)
   const float* state_in; // (N, NH, DHQK, DHHV), or null
   float* state_out;      // or null
   int64_t state_x, state_y;  // strides of x and y in those
-  const float* dot_with;     // (N, NH, DHQK, DHHV), or null: its product with the state before the last chunk
-  float* state_dots;         // (tiles of y, N NH)
+  float* before_last;        // (N NH, tiles, accumulators): the state before the last chunk, or null
   float* between;            // (N NH, segments - 1, tiles, accumulators): states between segments, or null
   int segments, segment_chunks, tiles;
   bool reverse, alone;  // alone: from zero, each segment but the last, to `between`
+};
+
+struct StateDotParams {  // <dc_last, before_last> of each tile
+  const float *before_last, *dc_last;
+  float* dots;  // (tiles, N NH)
+  int64_t states, state_x, state_y;
+  int tiles, x_columns, y_columns;
 };
 
 struct ScanParams {  // of `between`
@@ -124,17 +137,17 @@ struct FlowParams {
   const double* dm;
   const float *q_dots, *k_dots;  // (tiles, rows, slots, L)
   int q_tiles, k_tiles;
-  const float *reach, *into, *own, *across, *leaving, *walk_reaching, *walk_leaving, *decay;
+  const float *reach, *factors, *own, *across, *leaving, *walk_reaching, *walk_leaving, *decay;
   double* local;                                // per token
   double *reaching, *entering, *over, *moving;  // per chunk
-  double* behind;                               // what reaches m from behind the chunk
+  double *behind, *spread, *correction;         // what reaches m from behind; see scan_flows
   int* stops;
   const float* state_dots;  // (q_tiles, N NH): <dC_last, C before the last chunk>, or null
   const float *dn_last, *keys, *dm_last;
   const float *dc_initial, *dn_initial, *c_initial, *n_initial;
   float* dm_initial;
   int64_t dqk, dhv;
-  bool sigmoid, normalizer_grad;
+  bool sigmoid, normalizer_grad, has_initial;
 };
 
 }  // namespace xlstm::gpu

@@ -47,20 +47,19 @@ int chunk_for(const MlstmShape& s, const Chip& chip, std::initializer_list<int> 
                               " bytes of LDS of this GPU");
 }
 
-// together: walks that share a launch.
-WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int rows, int64_t columns, int chunk, int together) {
+WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int rows, int64_t columns, int chunk) {
   const WalkShape shape = walk_shape(chip.family, s.element_bytes, rows, chunk);
-  // Four waves of 255 registers leave room for a second block on NVIDIA's 64K and RDNA's 96K or more.
+  // Four waves of 32 lanes leave room for a second block, in registers and in LDS.
   const int64_t at_once = int64_t(chip.compute_units) * (shape.threads <= 128 ? 2 : 1);
   WalkPlan p{};
   p.rows = rows;
   p.chunk = chunk;
   p.y_tile = shape.y_tile;
   p.tiles = int(ceil_div(columns, shape.y_tile));
-  const int64_t blocks = s.sequences * s.heads * p.tiles * together;
+  const int64_t blocks = s.sequences * s.heads * p.tiles;
   const int64_t chunks = ceil_div(s.length, chunk);
   // A segment of fewer than eight chunks is mostly beginning and end.
-  const int64_t most = std::max<int64_t>(1, std::min<int64_t>(chunks / 8, 64));
+  const int64_t most = std::max<int64_t>(1, std::min<int64_t>(chunks / 8, kMostSegments));
   int64_t best = 1;
   for (int64_t n = 2; n <= most; ++n)
     if (walk_time(blocks, n, at_once) < 0.95 * walk_time(blocks, best, at_once)) best = n;
@@ -79,14 +78,14 @@ int64_t between_floats(const WalkPlan& p, int64_t states) {
 
 ForwardPlan plan_forward(const MlstmShape& s, const Chip& chip) {
   const int rows = rows_of("DHQK", s.dqk);
-  return {chip, plan_walk(s, chip, rows, s.dhv, chunk_for(s, chip, {rows}), 1)};
+  return {chip, plan_walk(s, chip, rows, s.dhv, chunk_for(s, chip, {rows}))};
 }
 
 BackwardPlan plan_backward(const MlstmShape& s, const Chip& chip) {
   const int keys = rows_of("DHQK", s.dqk), values = rows_of("DHHV", s.dhv);
   const int chunk = chunk_for(s, chip, {keys, values});
-  return {chip, plan_walk(s, chip, values, s.dqk, chunk, 2), plan_walk(s, chip, values, s.dqk, chunk, 2),
-          plan_walk(s, chip, keys, s.dhv, chunk, 1)};
+  return {chip, plan_walk(s, chip, values, s.dqk, chunk), plan_walk(s, chip, values, s.dqk, chunk),
+          plan_walk(s, chip, keys, s.dhv, chunk)};
 }
 
 }  // namespace xlstm::gpu

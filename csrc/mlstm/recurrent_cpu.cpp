@@ -104,11 +104,9 @@ void run(const xlstm_mlstm_forward& p, void* workspace, const Executor& executor
       for (int64_t d = 0; d < in.dqk; ++d) q[d] *= scale;
       rows_k.read(t, k);
       load_row(v, at(in.v, h), in.v.dtype, t * in.v.stride[2] + column, width);
-      const double i = widen<double>(in.i.data, in.i.dtype, offset(in.i, h) + t * in.i.stride[2]);
-      const double lf = log_sigmoid(widen<double>(in.f.data, in.f.dtype, offset(in.f, h) + t * in.f.stride[2]));
-      const double ig = sigmoid_gate ? log_sigmoid(i) : i;
-      const double m_next = next_stabiliser(sigmoid_gate, lf, m, ig);
-      const T forget = T(::exp(lf + m - m_next)), input = T(::exp(ig - m_next));
+      const TokenGates g = token_gates(in, h, t);
+      const double m_next = next_stabiliser(sigmoid_gate, g.lf, m, g.ig);
+      const T forget = T(::exp(g.lf + m - m_next)), input = T(::exp(g.ig - m_next));
       m = m_next;
       for (int64_t d = 0; d < in.dqk; ++d) n[d] = forget * n[d] + input * k[d];
       const T l = T(dot(q, n, in.dqk));

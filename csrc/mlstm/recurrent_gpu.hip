@@ -18,15 +18,15 @@ bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0
 Tokens tokens(const xlstm_tensor& x, const xlstm_mlstm& in, int64_t columns) {
   Tokens t{x.data, {x.stride[0], x.stride[1], x.stride[2]}, int(columns), int(x.dtype), is_aligned(x.data)};
   const int64_t extent[3] = {in.batch, in.heads, in.length}, piece = x.dtype == XLSTM_FLOAT32 ? 4 : 8;
-  for (int d = 0; d < 3; ++d) t.aligned &= extent[d] == 1 || x.stride[d] % piece == 0;
+  for (int d = 0; d < 3; ++d) t.whole &= extent[d] == 1 || x.stride[d] % piece == 0;
   return t;
 }
 
 RecurrentPlan plan_of(const xlstm_mlstm_forward& p, const Chip& chip) {
   const xlstm_mlstm& in = p.in;
   const bool pieces = in.dqk % kRecurrentRows == 0 && in.dhv % kRecurrentColumns == 0 &&
-                      tokens(in.q, in, in.dqk).aligned && tokens(in.k, in, in.dqk).aligned &&
-                      tokens(in.v, in, in.dhv).aligned && is_aligned(in.c_initial) && is_aligned(in.n_initial) &&
+                      tokens(in.q, in, in.dqk).whole && tokens(in.k, in, in.dqk).whole &&
+                      tokens(in.v, in, in.dhv).whole && is_aligned(in.c_initial) && is_aligned(in.n_initial) &&
                       is_aligned(p.c_last) && is_aligned(p.n_last);
   return plan_recurrent(heads_of(in), in.dqk, in.dhv, pieces, chip);
 }

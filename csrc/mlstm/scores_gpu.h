@@ -121,12 +121,12 @@ struct Scores {
         g.over_n[t] = float(p.scale / n);
         g.dl_n[t] = float(grad.dl_times_n);
         g.dl_inter[t] = float(inter * grad.dl_times_n);
-        p.dl_inter[in_slots(t)] = g.dl_inter[t];
+        p.factors[factor_at(slot_index, kAlong, t, kChunk)] = g.dl_inter[t];
         p.reach[in_slots(t)] = float(reach);
         p.dm[in_slots(t)] = inside ? grad.dm : 0.0;
       }
-      p.inter[in_slots(t)] = float(inter);
-      p.into[in_slots(t)] = into;
+      p.factors[factor_at(slot_index, kInter, t, kChunk)] = float(inter);
+      p.factors[factor_at(slot_index, kInto, t, kChunk)] = into;
       if (t == 0) p.decay[slot_index] = float(exp(g.lf[0] + end + (m_before - m_end)));
     }
     __syncthreads();
@@ -235,7 +235,7 @@ struct Scores {
               walk_flow = to_float(from_float<E>(x)) * product;
               sum += walk_flow;
             } else {
-              p.self[in_slots(t)] = x;
+              p.factors[factor_at(slot_index, kSelf, t, kChunk)] = x;
               p.own[in_slots(t)] = x * product;
             }
           } else {
@@ -259,7 +259,7 @@ struct Scores {
       if (first == 0) (kBackward ? p.walk_reaching : p.l)[in_slots(t)] = sum;
     }
     if (kBackward && threadIdx.x < kChunk && int(threadIdx.x) >= valid)
-      p.self[in_slots(threadIdx.x)] = p.own[in_slots(threadIdx.x)] = 0;
+      p.factors[factor_at(slot_index, kSelf, threadIdx.x, kChunk)] = p.own[in_slots(threadIdx.x)] = 0;
   }
 
   // Sums of the pairs' flows: no differences, so that where the gates let nothing through, nothing is left.
@@ -317,7 +317,7 @@ struct Scores {
 template <class E, int kChunk, bool kBackward>
 __global__ __launch_bounds__(scores_threads(kFamily)) void scores(const ScoreParams p) {
   if constexpr (kChunk >= kStep<E>) {
-    extern __shared__ __align__(16) char lds[];
+    extern __shared__ __align__(128) char lds[];
     Head head;
     int64_t chunk;
     if (!head_at(p.where, blockIdx.x / p.where.slots, blockIdx.x % p.where.slots, head, chunk)) return;

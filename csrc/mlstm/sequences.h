@@ -51,8 +51,7 @@ struct Heads {
 inline int64_t offset(const xlstm_tensor& x, const Head& h) { return h.batch * x.stride[0] + h.head * x.stride[1]; }
 
 inline const void* at(const xlstm_tensor& x, const Head& h) {
-  const int64_t bytes = x.dtype == XLSTM_FLOAT64 ? 8 : x.dtype == XLSTM_FLOAT32 ? 4 : 2;
-  return static_cast<const char*>(x.data) + offset(x, h) * bytes;
+  return static_cast<const char*>(x.data) + offset(x, h) * element_bytes(x.dtype);
 }
 
 template <class T>
@@ -83,29 +82,39 @@ inline Gates gates_of(const GateArrays& arrays, const xlstm_mlstm& in, const Hea
   return {arrays.lf + h.row, arrays.ig + h.row, arrays.m + h.row, h.begin, h.end, m_initial};
 }
 
+// The log forget and log input gate of one token.
+struct TokenGates {
+  double lf, ig;
+};
+inline TokenGates token_gates(const xlstm_mlstm& in, const Head& h, int64_t t) {
+  const double i = widen<double>(in.i.data, in.i.dtype, offset(in.i, h) + t * in.i.stride[2]);
+  const double f = widen<double>(in.f.data, in.f.dtype, offset(in.f, h) + t * in.f.stride[2]);
+  return {log_sigmoid(f), in.gate == XLSTM_GATE_SIGMOID ? log_sigmoid(i) : i};
+}
+
 // Fills the gates of one head; returns m after its last token.
 inline double fill_gates(const Gates& g, const xlstm_mlstm& in, const Head& h) {
   const bool sigmoid_gate = in.gate == XLSTM_GATE_SIGMOID;
   double m = g.m_initial;
   for (int64_t t = h.begin; t < h.end; ++t) {
-    const double i = widen<double>(in.i.data, in.i.dtype, offset(in.i, h) + t * in.i.stride[2]);
-    const double f = widen<double>(in.f.data, in.f.dtype, offset(in.f, h) + t * in.f.stride[2]);
-    g.lf[t] = log_sigmoid(f);
-    g.ig[t] = sigmoid_gate ? log_sigmoid(i) : i;
+    const TokenGates token = token_gates(in, h, t);
+    g.lf[t] = token.lf;
+    g.ig[t] = token.ig;
     g.m[t] = m = next_stabiliser(sigmoid_gate, g.lf[t], m, g.ig[t]);
   }
   return m;
 }
 
-// States in memory are c (DHQK, DHHV) and n (DHQK). A walk holds them as x by y, or transposed: n is the last column,
-// or the last row; where the walk has neither, n stays out.
+// States in memory are c (DHQK, DHHV) and n (DHQK). A walk holds c as x by y with n behind; or transposed, where n is
+// the last row. Where the walk has none, n stays out.
 template <class T>
 struct StateLayout {
   int64_t dqk, dhv;
   bool transposed, with_n;
 
   int64_t x() const { return transposed ? dhv + with_n : dqk; }
-  int64_t y() const { return transposed ? dqk : dhv + with_n; }
+  int64_t y() const { return transposed ? dqk : dhv; }
+  int64_t size() const { return x() * padded<T>(y()) + x(); }
 
   // f(value in memory, value in the walk) for each element; without n, for those of c.
   template <class U, class F>
@@ -119,9 +128,10 @@ struct StateLayout {
         else if (n)
           f(n[key], in_walk);
       }
+    for (int64_t i = 0; n && with_n && !transposed && i < dqk; ++i) f(n[i], state[x() * padded<T>(y()) + i]);
   }
   void load(const void* c, const void* n, int64_t index, T* state) const {
-    for (int64_t j = 0; j < x() * padded<T>(y()); ++j) state[j] = 0;
+    for (int64_t j = 0; j < size(); ++j) state[j] = 0;
     if (!c) return;
     each(static_cast<const T*>(c) + index * dqk * dhv, n ? static_cast<const T*>(n) + index * dqk : nullptr, state,
          [](const T& outside, T& inside) { inside = outside; });
@@ -157,17 +167,17 @@ struct SegmentStates {
 };
 
 // Walks every head. make(head) -> Walk; load(head, state) fills the state before the first token in the walk's
-// direction; sink(head, scratch) -> a sink for Walk::run; finish(head, state) sees the state after the last one, or,
-// with StateFor::before_last_token, before it.
+// direction; sink(head, scratch) -> a sink for Walk::run; border(head, token, state, scratch) sees the state between
+// chunks, token being the first after it in time; finish(head, state) sees the last one, if wanted.
 //
 // With one segment a head is one task. Else three passes: what each segment alone adds to the state, a scan that turns
 // those into the state before each segment, and the full walk of every segment.
-enum class StateFor { nobody, after_last_token, before_last_token };
+constexpr auto kIgnore = [](auto&&...) {};
 
-template <class Op, class T, class Make, class Load, class Sink, class Finish>
-inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const Heads& heads, StateFor wanted,
+template <class Op, class T, class Make, class Load, class Sink, class Border, class Finish>
+inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const Heads& heads, bool wanted,
                        const SegmentStates<T>& between, WalkScratch<Op>* scratch, Make&& make, Load&& load, Sink&& sink,
-                       Finish&& finish) {
+                       Border&& border, Finish&& finish) {
   struct Span {
     int64_t begin, end, order;
     bool last;
@@ -191,7 +201,7 @@ inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const
       const Walk<Op> walk = make(h);
       const Span p = span(h, order, walk.reverse);
       for (int64_t j = 0; j < between.size; ++j) s.state[j] = 0;
-      walk.run(p.begin, p.end, plan.chunk, false, true, s, [](auto&&...) {});
+      walk.run(p.begin, p.end, plan.chunk, false, true, s, kIgnore, kIgnore);
       copy(s.state, between.after(index, order), between.size);
     });
     parallel_tasks(executor, heads.count(), [&](int64_t index, int32_t worker) {
@@ -215,18 +225,13 @@ inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const
     WalkScratch<Op>& s = scratch[worker];
     const Walk<Op> walk = make(h);
     const Span p = span(h, order, walk.reverse);
+    const auto at_border = [&](int64_t token) { border(h, token, s.state, s); };
     if (order == 0)
       load(h, s.state);
     else
       copy(between.after(index, order - 1), s.state, between.size);
-    if (p.last && wanted == StateFor::before_last_token) {
-      walk.run(p.begin, p.end - 1, plan.chunk, true, true, s, sink(h, s));
-      finish(h, s.state);
-      walk.run(p.end - 1, p.end, plan.chunk, true, false, s, sink(h, s));
-    } else {
-      walk.run(p.begin, p.end, plan.chunk, true, !p.last || wanted == StateFor::after_last_token, s, sink(h, s));
-      if (p.last && wanted == StateFor::after_last_token) finish(h, s.state);
-    }
+    walk.run(p.begin, p.end, plan.chunk, true, !p.last || wanted, s, sink(h, s), at_border);
+    if (p.last && wanted) finish(h, s.state);
   });
 }
 

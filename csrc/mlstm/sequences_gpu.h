@@ -75,6 +75,11 @@ struct ChunkToken {
   }
 };
 
+// A factor of a token of a chunk.
+XLSTM_DEVICE int64_t factor_at(int64_t slot, Factor which, int token, int chunk) {
+  return (slot * kFactors + which) * chunk + token;
+}
+
 struct Segment : Head {
   int64_t first_chunk, last_chunk;  // its chunks, the last one excluded
   int order;                        // in the walk's direction
@@ -95,7 +100,7 @@ XLSTM_DEVICE Segment segment_of(const Sequences& s, int64_t state, int order, in
 
 template <class E>
 XLSTM_DEVICE TokenRows<E> rows(const Tokens& x, const Head& h) {
-  return {static_cast<const E*>(x.data) + h.batch * x.stride[0] + h.head * x.stride[1], x.stride[2], x.columns, x.aligned};
+  return {static_cast<const E*>(x.data) + h.batch * x.stride[0] + h.head * x.stride[1], x.stride[2], x.columns, x.whole};
 }
 
 template <class E>
@@ -110,17 +115,25 @@ template <class E, int n>
 XLSTM_DEVICE void store_piece(const TokenRows<E>& rows, int64_t token, int column, const float (&value)[n]) {
   if (column >= rows.columns) return;
   E* to = const_cast<E*>(rows.data) + token * rows.stride + column;
-  E e[n];
+  Piece p;
 #pragma unroll
-  for (int j = 0; j < n; ++j) e[j] = from_float<E>(value[j]);
-  if (rows.aligned && column + n <= rows.columns) {
-    Piece p;
-    __builtin_memcpy(&p, e, 16);
+  for (int w = 0; w < 4; ++w) {
+    if constexpr (sizeof(E) == 4)
+      p.word[w] = as_bits(value[w]);
+    else
+      p.word[w] = pack_exact(E{}, value[2 * w], value[2 * w + 1]);
+  }
+  if (rows.whole) {
     *reinterpret_cast<Piece*>(to) = p;
-  } else {
+    return;
+  }
 #pragma unroll
-    for (int j = 0; j < n; ++j)
-      if (column + j < rows.columns) to[j] = e[j];
+  for (int j = 0; j < n; ++j) {
+    if (column + j >= rows.columns) return;
+    if constexpr (sizeof(E) == 4)
+      to[j] = as_float(p.word[j]);
+    else
+      to[j] = E{uint16_t(p.word[j / 2] >> (16 * (j % 2)))};
   }
 }
 

@@ -8,40 +8,57 @@
 
 namespace xlstm::gpu {
 
-constexpr int kVectorThreads = 128;
+constexpr int kVectorColumns = 32, kVectorSpans = 8, kVectorThreads = kVectorColumns * kVectorSpans;
 
-// In place: what each chunk adds becomes the vector before the chunk, in the walk's direction. Latency binds, so many
-// chunks are read at a time.
+// In place: what each chunk adds becomes the vector before the chunk, in the walk's direction. Latency binds: eight
+// groups of threads have a span of chunks each, find out what their span does, and go over it again.
 template <int>
 __global__ __launch_bounds__(kVectorThreads) void scan_vectors(const VectorParams p) {
-  const int pieces = (p.columns + kVectorThreads - 1) / kVectorThreads;
+  __shared__ float sums[kVectorThreads], decays[kVectorThreads];
+  const int pieces = (p.columns + kVectorColumns - 1) / kVectorColumns;
   const Head h = head_of(p.where, blockIdx.x / pieces);
-  const int column = blockIdx.x % pieces * kVectorThreads + threadIdx.x;
-  if (column >= p.columns || h.begin >= h.end) return;
+  const int lane = threadIdx.x % kVectorColumns, span = threadIdx.x / kVectorColumns;
+  const int column = blockIdx.x % pieces * kVectorColumns + lane;
+  const bool inside = column < p.columns;
   const int64_t chunks = (h.end - h.begin + p.where.chunk - 1) / p.where.chunk;
+  const int64_t each = (chunks + kVectorSpans - 1) / kVectorSpans, begin = span * each;
+  const int64_t end = begin + each < chunks ? begin + each : chunks;
   const int64_t first = h.row * p.where.slots + h.slot;
-  const int64_t state = h.state * p.columns + column;
-  float now = p.initial ? p.initial[state] : 0.0f;
-  constexpr int kAhead = 32;
-  for (int64_t n0 = 0; n0 < chunks; n0 += kAhead) {
-    float added[kAhead], decay[kAhead];
-    int64_t slot[kAhead];
+
+  // f(slot, what it adds, its decay), in order; several chunks are read at a time.
+  const auto go = [&](auto&& f) {
+    constexpr int kAhead = 8;
+    for (int64_t n0 = begin; n0 < end; n0 += kAhead) {
+      float added[kAhead], decay[kAhead];
+      int64_t slot[kAhead];
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      slot[j] = first + (p.reverse ? chunks - 1 - (n0 + j) : n0 + j);
-      if (n0 + j < chunks) {
-        added[j] = p.vectors[slot[j] * p.columns + column];
-        decay[j] = p.decay[slot[j]];
+      for (int j = 0; j < kAhead; ++j) {
+        slot[j] = first + (p.reverse ? chunks - 1 - (n0 + j) : n0 + j);
+        const bool there = n0 + j < end;
+        added[j] = there && inside ? p.vectors[slot[j] * p.columns + column] : 0.0f;
+        decay[j] = there ? p.decay[slot[j]] : 1.0f;
       }
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j)
+        if (n0 + j < end) f(slot[j], added[j], decay[j]);
     }
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j)
-      if (n0 + j < chunks) {
-        p.vectors[slot[j] * p.columns + column] = now;
-        now = decay[j] * now + added[j];
-      }
-  }
-  if (p.last) p.last[state] = now;
+  };
+  float sum = 0, whole = 1;
+  go([&](int64_t, float added, float decay) {
+    sum = decay * sum + added;
+    whole *= decay;
+  });
+  sums[threadIdx.x] = sum;
+  decays[threadIdx.x] = whole;
+  __syncthreads();
+  const int64_t state = h.state * p.columns + column;
+  float now = p.initial && inside ? p.initial[state] : 0.0f;
+  for (int j = 0; j < span; ++j) now = decays[j * kVectorColumns + lane] * now + sums[j * kVectorColumns + lane];
+  go([&](int64_t slot, float added, float decay) {
+    if (inside) p.vectors[slot * p.columns + column] = now;
+    now = decay * now + added;
+  });
+  if (p.last && inside && span == kVectorSpans - 1) p.last[state] = now;
 }
 
 constexpr int kNormaliserThreads = 256;
@@ -54,8 +71,9 @@ __global__ __launch_bounds__(kNormaliserThreads) void normalisers(const Normalis
   int64_t chunk;
   if (!head_at(p.where, blockIdx.x / p.where.slots, blockIdx.x % p.where.slots, h, chunk)) return;
   const int64_t t0 = h.begin + chunk * p.where.chunk, slots = h.in_slots(p.where, chunk);
+  const int64_t slot = slots / p.where.chunk;
   const TokenRows<E> q = rows<E>(p.q, h);
-  const float* vector = p.n + slots / p.where.chunk * p.q.columns;
+  const float* vector = p.n + slot * p.q.columns;
   for (int t = threadIdx.x / kLanes; t < p.where.chunk; t += kNormaliserThreads / kLanes) {
     const bool inside = t0 + t < h.end;
     float dot = 0;
@@ -69,43 +87,92 @@ __global__ __launch_bounds__(kNormaliserThreads) void normalisers(const Normalis
     for (int mask = kLanes / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
     if (threadIdx.x % kLanes != 0) continue;
     if (!inside) {
-      p.gain[slots + t] = 0;
+      p.factors[factor_at(slot, kGain, t, p.where.chunk)] = 0;
       continue;
     }
-    const float l = p.inter[slots + t] * dot + p.row_sums[slots + t];
-    p.gain[slots + t] = float(1 / normaliser(p.normalize, l, p.m[slots + t], p.eps));
+    const float l = p.factors[factor_at(slot, kInter, t, p.where.chunk)] * dot + p.row_sums[slots + t];
+    p.factors[factor_at(slot, kGain, t, p.where.chunk)] = float(1 / normaliser(p.normalize, l, p.m[slots + t], p.eps));
     if (p.l) p.l[h.row * p.where.length + t0 + t] = l;
   }
 }
 
-// `between` holds what each segment alone adds to the state; afterwards the state after each segment.
+// Which element of a walk's state is the rth accumulator of this thread, in a block that has the walk's shape.
+template <class E, int kRows, int kChunk>
+XLSTM_DEVICE StripPosition state_position(int r, int tile) {
+  constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kRows, kChunk);
+  constexpr int kYStrips = kColumnsPerWave / kStripColumns;
+  const int wave_x = wave_id() % kShape.waves_x, wave_y = wave_id() / kShape.waves_x, strip = r / Strip<E>::kRegisters;
+  const StripPosition at = Strip<E>::position(r % Strip<E>::kRegisters);
+  return {wave_x * kShape.x_per_wave + strip / kYStrips * kStep<E> + at.row,
+          tile * kShape.y_tile + wave_y * kColumnsPerWave + strip % kYStrips * kStripColumns + at.column};
+}
+template <class E, int kRows, int kChunk>
+constexpr int kStateRegisters = kRows * walk_shape(kFamily, sizeof(E), kRows, kChunk).y_tile /
+                                walk_shape(kFamily, sizeof(E), kRows, kChunk).threads;
+
+constexpr int kAhead = 8;  // segments that are read at a time
+
+// `between` holds what each segment alone adds to the state; afterwards the state after each segment. A block has one
+// accumulator of every thread of one tile.
 template <class E, int kRows, int kChunk>
 __global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads) void scan_segments(const ScanParams p) {
   if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) {
-    constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kRows, kChunk);
-    constexpr int kYStrips = kColumnsPerWave / kStripColumns, kStripRegisters = Strip<E>::kRegisters;
-    constexpr int kRegisters = kShape.x_per_wave / kStep<E> * kYStrips * kStripRegisters;
-    // One accumulator register of every thread of one tile.
+    constexpr int kThreads = walk_shape(kFamily, sizeof(E), kRows, kChunk).threads;
+    constexpr int kRegisters = kStateRegisters<E, kRows, kChunk>;
     const int r = blockIdx.x % kRegisters, tile = blockIdx.x / kRegisters % p.tiles;
     const int64_t state = blockIdx.x / kRegisters / p.tiles;
-    const int wave = wave_id(), wave_x = wave % kShape.waves_x, wave_y = wave / kShape.waves_x;
-    const int strip = r / kStripRegisters;
-    const StripPosition at = Strip<E>::position(r % kStripRegisters);
-    const int x = wave_x * kShape.x_per_wave + strip / kYStrips * kStep<E> + at.row;
-    const int y = tile * kShape.y_tile + wave_y * kColumnsPerWave + strip % kYStrips * kStripColumns + at.column;
+    const auto [x, y] = state_position<E, kRows, kChunk>(r, tile);
     float now = 0;
     if (p.state_in && x < p.x_columns && y < p.y_columns)
       now = p.state_in[state * int64_t(p.x_columns) * p.y_columns + x * p.state_x + y * p.state_y];
-    for (int order = 0; order + 1 < p.segments; ++order) {
+    // Each segment's decay, the product of its chunks', by one wave.
+    __shared__ float decays[kMostSegments];
+    const Segment whole = segment_of(p.where, state, 0, p.segment_chunks, p.reverse);
+    const int64_t chunks = (whole.end - whole.begin + p.where.chunk - 1) / p.where.chunk;
+    const int count = int((chunks + p.segment_chunks - 1) / p.segment_chunks) - 1;  // the last one's state is nobody's
+    for (int order = wave_id(); order < count; order += kThreads / kWave) {
       const Segment g = segment_of(p.where, state, order, p.segment_chunks, p.reverse);
-      if (g.empty || g.last) return;
+      const int64_t slot = g.in_slots(p.where, g.first_chunk) / p.where.chunk;
       float decay = 1;
-      for (int64_t chunk = g.first_chunk; chunk < g.last_chunk; ++chunk)
-        decay *= p.decay[g.in_slots(p.where, chunk) / p.where.chunk];
-      float* after = p.between + ((state * (p.segments - 1) + order) * p.tiles + tile) * int64_t(kRegisters * kShape.threads) +
-                     r * kShape.threads + threadIdx.x;
-      *after = now = decay * now + *after;
+      for (int64_t j = lane_id(); j < g.last_chunk - g.first_chunk; j += kWave) decay *= p.decay[slot + j];
+      for (int mask = kWave / 2; mask > 0; mask /= 2) decay *= shuffle_xor(decay, mask);
+      if (lane_id() == 0) decays[order] = decay;
     }
+    __syncthreads();
+    const int64_t stride = int64_t(p.tiles) * kRegisters * kThreads;
+    float* after = p.between + (state * (p.segments - 1) * p.tiles + tile) * int64_t(kRegisters * kThreads) +
+                   r * kThreads + threadIdx.x;
+    for (int order = 0; order < count; order += kAhead) {
+      float added[kAhead];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) added[j] = order + j < count ? after[(order + j) * stride] : 0.0f;
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j)
+        if (order + j < count) after[(order + j) * stride] = now = decays[order + j] * now + added[j];
+    }
+  }
+}
+
+template <class E, int kRows, int kChunk>
+__global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads) void dot_states(const StateDotParams p) {
+  if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) {
+    constexpr int kThreads = walk_shape(kFamily, sizeof(E), kRows, kChunk).threads;
+    __shared__ float sums[kThreads / kWave];
+    const int tile = blockIdx.x % p.tiles;
+    const int64_t state = blockIdx.x / p.tiles;
+    const float* from = p.before_last + (state * p.tiles + tile) * (kStateRegisters<E, kRows, kChunk> * kThreads) + threadIdx.x;
+    const float* with = p.dc_last + state * int64_t(p.x_columns) * p.y_columns;
+    float sum = 0;
+    for (int r = 0; r < kStateRegisters<E, kRows, kChunk>; ++r) {
+      const auto [x, y] = state_position<E, kRows, kChunk>(r, tile);
+      if (x < p.x_columns && y < p.y_columns) sum += with[x * p.state_x + y * p.state_y] * from[r * kThreads];
+    }
+    for (int mask = kWave / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+    if (lane_id() == 0) sums[wave_id()] = sum;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (int w = 1; w < kThreads / kWave; ++w) sum += sums[w];
+    p.dots[tile * p.states + state] = sum;
   }
 }
 

@@ -7,13 +7,14 @@
 //     C   = decay C + (x w)^T y
 //
 //               direction   a                  x           y      rows times   columns times   out      state
-//   forward     forward     q                  k           [v,1]  s            1               num, l   [C, n]
+//   forward     forward     q                  k           v, 1   s            1               num, l   C, n
 //   dq          forward     [dh, dl N]         [v, 1]      k      s / N        1               dq       [C, n]^T
 //   dk          reverse     [v, 1]             [dh, dl N]  q      1            s / N           dk       [dC, dn]^T
 //   dv          reverse     k                  q           dh     1            s / N           dv       dC
 //
-// The normaliser is the column 1 (and dl, and n), so it needs no formula of its own. Factors of tokens (s = DHQK^-1/2
-// and 1 / N) belong to f, D and w, so that operands are packed as they lie in memory.
+// The normaliser is the column 1 (and dl, and n), so it needs no formula of its own. In the forward walk that column is
+// kept apart and summed in double: where l cancels, its rounding is all that h has of errors. Factors of tokens (s =
+// DHQK^-1/2 and 1 / N) belong to f, D and w, so that operands are packed as they lie in memory.
 //
 // Who owns what: one task walks one segment of one head with the state in its scratch, 0.5 MB at 256 x 512 in float: it
 // and a packed chunk live in L2. Per chunk of L tokens the products are 2 L DHQK DHHV multiply-adds for the state and
@@ -61,35 +62,50 @@ struct Gates {
   }
 };
 
+// Tokens of [t0, t0 + n) up to the first, but t0 itself, that has lf = -inf: what stands on either side of it does not
+// mix, and differences of sums over it would be NaN.
+inline int64_t whole(const Gates& gates, int64_t t0, int64_t n) {
+  int64_t j = 1;
+  while (j < n && gates.lf[t0 + j] != -__builtin_inf()) ++j;
+  return j;
+}
+
 // Dims that fix the size of a walk's scratch.
 struct WalkDims {
   int64_t chunk, x, y;
+  bool pairs = false;  // has Flows with pairs
 };
 
 template <class Op>
 struct WalkScratch {
   using T = typename Op::Scalar;
-  T* state;                                            // column panels (x, NR) of T
+  T* state;                                            // column panels (x, NR) of T, then the state of the ones (x)
   T *state_operand, *a, *x, *x_weighted, *y, *scores;  // elements of Op
+  T *with, *y_transposed, *pairs;                      // for flows
   T *room, *tile;
-  T *row_factor, *weight, *row_gain, *column_gain, *row_rest, *column_rest, *score_rest, *self, *inverse;
-  double *row_exponent, *column_exponent;
+  T *row_factor, *weight, *row_gain, *column_gain, *row_rest, *column_rest, *inverse;
+  double *row_exponent, *column_exponent, *ones, *ones_next;
   int64_t x_stride;
   int64_t first_token = 0;  // of the chunk at hand
   T decay = 1;
 
+  static int64_t state_size(int64_t x, int64_t y) { return x * padded<T>(y) + x; }
+  T* ones_state(int64_t x, int64_t y) const { return state + x * padded<T>(y); }
   int64_t token_in_chunk(int64_t token) const { return token - first_token; }
 
   WalkScratch(Arena& arena, const WalkDims& d) {
     const int64_t tokens = padded<T>(d.chunk), steps = packed<Op>(d.chunk), wide = d.x > d.y ? d.x : d.y;
     x_stride = round_up(d.x, 16);
-    state = arena.take<T>(d.x * padded<T>(d.y));
+    state = arena.take<T>(state_size(d.x, d.y));
     state_operand = Op::kPack == 1 ? state : arena.take<T>(packed<Op>(d.x) * padded<T>(d.y));
     a = arena.take<T>(tokens * packed<Op>(d.x));
     x = arena.take<T>(tokens * packed<Op>(d.x));
     x_weighted = arena.take<T>(steps * x_stride);
     y = arena.take<T>(steps * padded<T>(d.y));
     scores = arena.take<T>(steps * tokens);
+    with = arena.take<T>(d.pairs ? tokens * packed<Op>(d.y) : 0);
+    y_transposed = arena.take<T>(d.pairs ? tokens * packed<Op>(d.y) : 0);
+    pairs = arena.take<T>(d.pairs ? (d.chunk + 1) * tokens : 0);
     room = arena.take<T>(pack_room<T>(wide));
     tile = arena.take<T>(kRows * NR<T>);
     row_factor = arena.take<T>(tokens);
@@ -98,11 +114,11 @@ struct WalkScratch {
     column_gain = arena.take<T>(tokens);
     row_rest = arena.take<T>(tokens);
     column_rest = arena.take<T>(tokens);
-    score_rest = arena.take<T>(tokens);
-    self = arena.take<T>(tokens);
     inverse = arena.take<T>(tokens);
     row_exponent = arena.take<double>(tokens);
     column_exponent = arena.take<double>(tokens);
+    ones = arena.take<double>(tokens);
+    ones_next = arena.take<double>(d.x);
   }
 };
 
@@ -115,6 +131,16 @@ struct Gain {
   T operator()(int64_t t) const { return per_token ? all * per_token[t] : all; }
 };
 
+// What flows between tokens, by token: out_t . with_t is a sum of terms score_ts (y_s . with_t) and of what the state
+// brings. Their signs are those of the gradient itself, so sums of them keep their digits where differences would not.
+template <class T>
+struct Flows {
+  Rows<T> with;
+  T* outside = nullptr;  // out . with of what came with the state, from beyond the chunk; null: no flows
+  T* across = nullptr;   // of the pairs s < token <= t in the chunk: the sum; null: pairs are not wanted
+  T* inside = nullptr;   // of the pairs token = s <= t in the chunk: the sum
+};
+
 template <class Op>
 struct Walk {
   using T = typename Op::Scalar;
@@ -122,19 +148,21 @@ struct Walk {
   bool reverse;
   Gates gates;
   Gain<T> rows, columns;
-  // Leaves each token's own term, score_tt y_t, out of its row and hands score_tt to the sink.
-  bool without_self = false;
+  Flows<T> flows = {};
+  bool ones = false;  // y has a column of ones, which goes to s.ones and not to the sink
 
-  // Walks tokens [begin, end) in chunks, from and to s.state. sink(token, rows, column, columns, values, self) receives
-  // each tile of out, values (rows, NR), the last columns first. Without outputs only the state moves.
-  template <class Sink>
-  void run(int64_t begin, int64_t end, int64_t chunk, bool outputs, bool last_state, WalkScratch<Op>& s,
-           Sink&& sink) const {
+  // Walks tokens [begin, end) in chunks, from and to s.state. sink(token, rows, column, columns, values) receives
+  // each tile of out, values (rows, NR), the last columns first. Without outputs only the state moves. border(token) is
+  // called before each chunk, token being the first after s.state in time.
+  template <class Sink, class Border>
+  void run(int64_t begin, int64_t end, int64_t chunk, bool outputs, bool last_state, WalkScratch<Op>& s, Sink&& sink,
+           Border&& border) const {
     if (outputs) pack_state(s);
     const int64_t chunks = (end - begin + chunk - 1) / chunk;
     for (int64_t j = 0; j < chunks; ++j) {
       const int64_t t0 = begin + (reverse ? chunks - 1 - j : j) * chunk;
       const int64_t n = t0 + chunk < end ? chunk : end - t0;
+      border(reverse ? t0 + n : t0);
       step(t0, n, outputs, last_state || j + 1 < chunks, s, sink);
     }
   }
@@ -142,9 +170,13 @@ struct Walk {
  private:
   template <class Sink>
   void step(int64_t t0, int64_t n, bool outputs, bool update, WalkScratch<Op>& s, Sink& sink) const {
-    const bool whole = measure(t0, n, s);
-    const bool finite = pack_columns<Op>(y, t0, n, s.y, s.room);
-    if (n > 1 && !(whole && finite)) {
+    if (const int64_t first = whole(gates, t0, n); first < n) {
+      step(reverse ? t0 + first : t0, reverse ? n - first : first, outputs, true, s, sink);
+      step(reverse ? t0 : t0 + first, reverse ? first : n - first, outputs, update, s, sink);
+      return;
+    }
+    measure(t0, n, s);
+    if (!pack_columns<Op>(y, t0, n, s.y, s.room) && n > 1) {
       // A NaN or an infinity must not reach tokens on its far side: zero times it is not zero. One by one, then.
       for (int64_t j = 0; j < n; ++j) step(t0 + (reverse ? n - 1 - j : j), 1, outputs, update || j + 1 < n, s, sink);
       return;
@@ -155,6 +187,7 @@ struct Walk {
       score(t0, n, s);
     }
     if (update) pack_weighted<Op>(x, t0, n, s.weight, s.x_weighted, s.x_stride, s.room);
+    if (ones) add_ones(t0, n, outputs, update, s);
     const int64_t width = x.width(), steps = packed<Op>(width), tokens = packed<Op>(n), ld = padded<T>(n);
     for (int64_t p = panels<T>(y.width()) - 1; p >= 0; --p) {
       const int64_t column = p * NR<T>, columns = y.width() - column < NR<T> ? y.width() - column : NR<T>;
@@ -167,16 +200,20 @@ struct Walk {
         with_tile<T>(rows, columns, [&](auto& tile) {
           tile.zero();
           tile.template multiply<Op>(s.a + t / NR<T> * steps * NR<T> + t % NR<T>, NR<T>, operand, steps);
-          tile.scale_rows(s.row_factor + t);
+          tile.store_to(s.tile);
+          if (flows.outside) flow_outside(t0 + t, rows, column, columns, s);
+          tile.zero();  // again: what the state brings can be large, and would round each token's share
           tile.template multiply<Op>(s.scores + first * ld + t, ld, right + first * NR<T>, last - first);
+          tile.add_scaled_rows(s.tile, s.row_factor + t);
           tile.store_to(s.tile);
         });
-        sink(t0 + t, rows, column, columns, s.tile, s.self + t);
+        sink(t0 + t, rows, column, columns, s.tile);
       }
       for (int64_t f = 0; update && f < width; f += kRows)
         with_tile<T>(width - f < kRows ? width - f : kRows, columns, [&](auto& tile) {
-          tile.load_scaled(state + f * NR<T>, s.decay);
+          tile.zero();  // the chunk is summed first: a large state would round each of its tokens
           tile.template multiply<Op>(s.x_weighted + f, s.x_stride, right, tokens);
+          tile.add_scaled(state + f * NR<T>, s.decay);
           tile.store_to(state + f * NR<T>);
           if constexpr (Op::kPack > 1) tile.template store_packed<Op>(operand + f / Op::kPack * NR<T>);
         });
@@ -189,7 +226,7 @@ struct Walk {
       for (int64_t p = 0; p < panels<T>(y.width()); ++p)
         for (int64_t f = 0; f < x.width(); f += kRows)
           with_rows<T, kVectors>(x.width() - f < kRows ? x.width() - f : kRows, [&](auto& tile) {
-            tile.load_scaled(s.state + (p * x.width() + f) * NR<T>, T(1));
+            tile.load_from(s.state + (p * x.width() + f) * NR<T>);
             tile.template store_packed<Op>(s.state_operand + (p * packed<Op>(x.width()) + f / Op::kPack) * NR<T>);
           });
   }
@@ -206,8 +243,8 @@ struct Walk {
 
   // The chunk's gate factors. Differences of cumulative sums are taken in double: after forgetting e^-60 for 64 tokens
   // a float sum has lost what the next token adds. The first token's lf is kept apart, so a chunk may begin with lf =
-  // -inf; returns false when another token has it.
-  bool measure(int64_t t0, int64_t n, WalkScratch<Op>& s) const {
+  // -inf.
+  void measure(int64_t t0, int64_t n, WalkScratch<Op>& s) const {
     s.first_token = t0;
     const double *lf = gates.lf + t0, *ig = gates.ig + t0, *m = gates.m + t0;
     const double m_before = gates.m_before(t0), m_end = m[n - 1];
@@ -215,11 +252,9 @@ struct Walk {
     double* from_column = reverse ? s.row_exponent : s.column_exponent;
     T* inter = reverse ? s.weight : s.row_factor;
     T* into = reverse ? s.row_factor : s.weight;
-    bool whole = true;
     double b = 0;
     for (int64_t t = 0; t < n; ++t) {
       if (t > 0) b += lf[t];
-      whole = whole && (t == 0 || lf[t] != -__builtin_inf());
       from_row[t] = b - m[t];
       from_column[t] = ig[t] - b;
       inter[t] = T(::exp(lf[0] + b + (m_before - m[t])));
@@ -233,28 +268,64 @@ struct Walk {
     }
     for (int64_t t = n; t < padded<T>(n); ++t) s.row_exponent[t] = s.row_gain[t] = 0;
     s.decay = T(::exp(lf[0] + b + (m_before - m_end)));
-    return whole;
   }
 
   // scores[c][r] = (x_c . a_r) D_rc with its gains where c may reach r, else 0: transposed, tokens of x down. Where
-  // operands are rounded, two things are kept whole: dl, which cancels against dh v / N where a token forgets all
-  // others, and the row sums (score_rest is their lost part), since l decides against e^-m.
+  // operands are rounded, dl is kept whole: it cancels against dh v / N where a token forgets all others.
   void score(int64_t t0, int64_t n, WalkScratch<Op>& s) const {
     const int64_t width = packed<Op>(x.width()), ld = padded<T>(n);
     extra_rest(a, t0, n, s.row_rest);
     extra_rest(x, t0, n, s.column_rest);
-    for (int64_t t = 0; t < ld; ++t) s.score_rest[t] = 0;
+    for (int64_t t = 0; t < ld; ++t) s.ones[t] = 0;
+    const int64_t pair_width = packed<Op>(y.width());
+    if (flows.across) {
+      pack_transposed<Op>(flows.with, t0, n, s.with, s.room);
+      pack_transposed<Op>(y, t0, n, s.y_transposed, s.room);
+    }
     for (int64_t r0 = 0; r0 < n; r0 += NR<T>) {
       const int64_t first = reverse ? r0 : 0, last = reverse ? n : (r0 + NR<T> < n ? r0 + NR<T> : n);
       for (int64_t c = first; c < last; c += kRows) {
         const int64_t rows = last - c < kRows ? last - c : kRows;
+        if (flows.across)
+          with_rows<T, kVectors>(rows, [&](auto& tile) {
+            tile.zero();
+            tile.template multiply<Op>(s.y_transposed + c / NR<T> * pair_width * NR<T> + c % NR<T>, NR<T>,
+                                       s.with + r0 * pair_width, pair_width);
+            tile.store_to(s.tile);
+          });
         with_rows<T, kVectors>(rows, [&](auto& tile) {
           tile.zero();
           tile.template multiply<Op>(s.x + c / NR<T> * width * NR<T> + c % NR<T>, NR<T>, s.a + r0 * width, width);
           decay_tile(tile, c, r0, s);
           tile.template store_packed<Op>(s.scores + c / Op::kPack * ld + r0, ld);
+          if (!flows.across) return;
+          tile.scale_by(s.tile);
+          tile.store_to(s.pairs + c * ld + r0, ld);
         });
       }
+    }
+    if (flows.across) sum_pairs(t0, n, s);
+  }
+
+  // From pairs, which hold score_ts (y_s . with_t) at [s][t] for t from the panel of s on.
+  void sum_pairs(int64_t t0, int64_t n, WalkScratch<Op>& s) const {
+    const int64_t ld = padded<T>(n);
+    T* before = s.pairs + n * ld;  // for each t, of the tokens before the one at hand
+    for (int64_t t = 0; t < ld; ++t) before[t] = 0;
+    for (int64_t j = 0; j < n; ++j) {
+      const T* row = s.pairs + j * ld;
+      const int64_t panel = j / NR<T> * NR<T>;
+      flows.across[t0 + j] = T(sum(before + j, n - j));
+      flows.inside[t0 + j] = T(sum(row + j, n - j));
+      for (int64_t t = panel; t < ld; t += kLanes<T>) store(before + t, load(before + t) + load(row + t));
+    }
+  }
+
+  void flow_outside(int64_t token, int64_t rows, int64_t column, int64_t columns, WalkScratch<Op>& s) const {
+    for (int64_t r = 0; r < rows; ++r) {
+      load_row(s.room, flows.with.data, flows.with.dtype, (token + r) * flows.with.stride + column, columns);
+      flows.outside[token + r] +=
+          s.row_factor[s.token_in_chunk(token + r)] * T(dot(s.tile + r * NR<T>, s.room, columns));
     }
   }
 
@@ -270,17 +341,31 @@ struct Walk {
         const Vec<T> dot = tile.acc[j][v] + load(s.row_rest + r) + s.column_rest[c];
         store(part, exp(load(part)) * (load(s.row_gain + r) * s.column_gain[c]) * dot);
       }
-      if (without_self && c >= r0 && c < r0 + NR<T>) {
-        s.self[c] = d[c - r0];
-        d[c - r0] = 0;
-      }
       for (int e = 0; e < NR<T>; ++e) d[e] = (reverse ? c >= r0 + e : c <= r0 + e) ? d[e] : T(0);
-      for (int v = 0; v < kVectors; ++v) {
-        tile.acc[j][v] = load(d + v * kLanes<T>);
-        T* lost = s.score_rest + r0 + v * kLanes<T>;
-        if constexpr (Op::kPack > 1) store(lost, load(lost) + Op::rest(tile.acc[j][v]));
-      }
+      for (int v = 0; v < kVectors; ++v) tile.acc[j][v] = load(d + v * kLanes<T>);
+      if (ones)
+        for (int e = 0; e < NR<T>; ++e) s.ones[r0 + e] += double(d[e]);
     }
+  }
+
+  // The column of ones in y: s.ones, which holds the scores' row sums, gets f (a n) too; then n takes in the chunk.
+  void add_ones(int64_t t0, int64_t n, bool outputs, bool update, WalkScratch<Op>& s) const {
+    const int64_t width = x.width();
+    T* state = s.ones_state(width, y.width());
+    for (int64_t j = 0; j < width; ++j) s.ones_next[j] = double(state[j]) * double(s.decay);
+    for (int64_t t = 0; t < n; ++t) {
+      if (outputs) {
+        a.read(t0 + t, s.room);
+        double total = 0;
+        for (int64_t j = 0; j < width; ++j) total += double(s.room[j]) * double(state[j]);
+        s.ones[t] += double(s.row_factor[t]) * total;
+      }
+      if (!update) continue;
+      x.read(t0 + t, s.room);
+      const double weight = s.weight[t];
+      for (int64_t j = 0; j < width; ++j) s.ones_next[j] += weight * double(s.room[j]);
+    }
+    for (int64_t j = 0; update && j < width; ++j) state[j] = T(s.ones_next[j]);
   }
 
   // What the operand's rounding takes from the extra feature.

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mlstm/walk_launch.h"
 
-template void xlstm::gpu::launch_walks<float>(const WalkPlan&, const Chip&, const WalkParams*, int, Stream);
+template void xlstm::gpu::launch_walk<float>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*, Stream);

@@ -43,7 +43,9 @@ struct Walk {
   using StageRows = Stage<E, kChunk, kY, false, kThreads>;  // of outputs
   using StageScores = Stage<E, kChunk, kChunk, false, kThreads>;
   using StageScoresTurned = Stage<E, kChunk, kChunk, true, kThreads>;
-  using StageNumbers = FloatStage<kShape.numbers, kThreads>;
+  using StageFactors = Stage<float, 1, kFactors * kChunk, false, kThreads>;
+  using StageVector = FloatStage<kY, kThreads>;
+  static_assert(kFactors == kTokenFactors);
 
   // Where a chunk lies in LDS.
   struct Room {
@@ -54,12 +56,8 @@ struct Walk {
     typename StageRows::Storage with;
     float* numbers;
 
-    XLSTM_DEVICE const float* inter() const { return numbers; }
-    XLSTM_DEVICE const float* weight() const { return numbers + kChunk; }
-    XLSTM_DEVICE const float* gain() const { return numbers + 2 * kChunk; }
-    XLSTM_DEVICE const float* along() const { return numbers + 3 * kChunk; }
-    XLSTM_DEVICE const float* self() const { return numbers + 4 * kChunk; }
-    XLSTM_DEVICE const float* vector() const { return numbers + 5 * kChunk; }
+    XLSTM_DEVICE const float* factor(Factor which) const { return numbers + which * kChunk; }
+    XLSTM_DEVICE float* vector() const { return numbers + kFactors * kChunk; }
   };
 
   // What is on its way there.
@@ -70,7 +68,8 @@ struct Walk {
     StageScores scores;
     StageScoresTurned scores_turned;
     StageRows with, own;
-    StageNumbers numbers;
+    StageFactors factors;
+    StageVector vector;
     float decay;
   };
 
@@ -78,7 +77,8 @@ struct Walk {
   Segment segment;
   int tile, x0, y0, wave_x;
   char* lds;
-  Strip<E> state[kXStrips][kYStrips];
+  Strip<E> state[kXStrips][kYStrips];  // C / held: the decay of chunks is kept apart until it is small
+  float held = 1;
 
   XLSTM_DEVICE Walk(const WalkParams& params, const Segment& where, int y_tile_index, char* memory)
       : p(params), segment(where), tile(y_tile_index), lds(memory) {
@@ -143,31 +143,25 @@ struct Walk {
       each([&](int, int, float& v) { v = from[kThreads * r++]; });
     }
   }
+  // Multiplies the state by what was kept apart.
+  XLSTM_DEVICE void settle(float by) {
+#pragma unroll
+    for (int xs = 0; xs < kXStrips; ++xs)
+#pragma unroll
+      for (int ys = 0; ys < kYStrips; ++ys) state[xs][ys].scale(by);
+  }
+  XLSTM_DEVICE void store_registers(float* to) {
+    int r = 0;
+    each([&](int, int, float& v) { to[kThreads * r++] = v * held; });
+  }
   XLSTM_DEVICE void store_state() {
     if (p.alone) {
-      float* to = between(segment.order);
-      int r = 0;
-      each([&](int, int, float& v) { to[kThreads * r++] = v; });
+      store_registers(between(segment.order));
     } else if (segment.last && p.state_out) {
       each([&](int x, int y, float& v) {
-        if (inside(x, y)) p.state_out[offset(x, y)] = v;
+        if (inside(x, y)) p.state_out[offset(x, y)] = v * held;
       });
     }
-  }
-
-  // <dot_with, C>.
-  XLSTM_DEVICE void store_state_dot() {
-    float sum = 0;
-    each([&](int x, int y, float& v) {
-      if (inside(x, y)) sum += p.dot_with[offset(x, y)] * v;
-    });
-    for (int mask = kWave / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-    __syncthreads();
-    if (lane_id() == 0) out_tile()[wave_id()] = sum;
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    for (int w = 1; w < kThreads / kWave; ++w) sum += out_tile()[w];
-    p.state_dots[tile * (p.where.sequences * p.where.heads) + segment.state] = sum;
   }
 
   // ---- one chunk's products
@@ -187,12 +181,12 @@ struct Walk {
         for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream, chain[ys]);
       }
     }
-    const float down = 1 / up;
+    const float down = held / up;
 #pragma unroll
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
       for (int j = 0; j < Strip<E>::kRegisters; ++j) {
-        const float factor = r.inter()[ts * kStep<E> + Strip<E>::position(j).row] * down;
+        const float factor = r.factor(p.inter)[ts * kStep<E> + Strip<E>::position(j).row] * down;
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) out[ts][ys].value[j] *= factor;
       }
@@ -211,18 +205,22 @@ struct Walk {
     return 1.0f;
   }
 
-  // out += scores y; C = decay C + (w x)^T y. The waves along x share the first.
+  // out += scores y; C = decay C + (w x)^T y. The waves along x share the first. A decay joins what is held apart, and w
+  // is divided by it, until it has grown too small for that; float16's products end early.
   XLSTM_DEVICE void add_chunk(Strip<E> (&out)[kTStrips][kYStrips], const Room& r, float decay) {
-#pragma unroll
-    for (int xs = 0; xs < kXStrips; ++xs)
-#pragma unroll
-      for (int ys = 0; ys < kYStrips; ++ys) state[xs][ys].scale(decay);
+    constexpr float kLeast = __is_same(E, Float16) ? 0x1p-4f : 0x1p-40f;
+    held *= decay;
+    if (!(held >= kLeast)) {
+      settle(held);
+      held = 1;
+    }
+    const float up = 1 / held;
 #pragma unroll
     for (int k = 0; k < kChunk; k += kStep<E>) {
       ChainOperand<E> plain[kYStrips], weighted[kYStrips];
 #pragma unroll
       for (int ys = 0; ys < kYStrips; ++ys)
-        load_chain<E>(r.y, y0 + ys * kStripColumns, k, r.weight(), plain[ys], weighted[ys]);
+        load_chain<E>(r.y, y0 + ys * kStripColumns, k, r.factor(p.weight), up, plain[ys], weighted[ys]);
       if (p.out.data && k / kStep<E> % kShape.waves_x == wave_x)
 #pragma unroll
         for (int ts = 0; ts < kTStrips; ++ts) {
@@ -256,6 +254,8 @@ struct Walk {
         }
     __syncthreads();
     constexpr int n = kPieceElements<E>;
+    TokenRows<E> to = tile_rows(p.out);
+    to.data += t0 * to.stride;
 #pragma unroll
     for (int i = 0; i < StageRows::kEach; ++i) {
       const int t = StageRows::token(i), column = StageRows::column(i);
@@ -266,13 +266,13 @@ struct Walk {
       for (int w = 1; w < kShape.waves_x; ++w)
 #pragma unroll
         for (int j = 0; j < n; ++j) value[j] += out_tile()[(w * kChunk + t) * kShape.out_stride + column + j];
-      if (p.gain) {
+      if (p.gained) {
 #pragma unroll
-        for (int j = 0; j < n; ++j) value[j] *= r.gain()[t];
+        for (int j = 0; j < n; ++j) value[j] *= r.factor(kGain)[t];
       }
-      if (p.along) {
+      if (p.vector) {
 #pragma unroll
-        for (int j = 0; j < n; ++j) value[j] += r.along()[t] * r.vector()[column + j];
+        for (int j = 0; j < n; ++j) value[j] += r.factor(p.along)[t] * r.vector()[column + j];
       }
       if (p.with.data) {
         const Piece with = stages.with.piece(r.with, i);
@@ -283,12 +283,12 @@ struct Walk {
         for (int mask = kY / n / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
         if (column == 0) p.dots[tile * (p.where.rows * p.where.slots * kChunk) + slots + t] = dot;
       }
-      if (p.self) {
+      if (p.with_self) {
         const Piece own = own_piece(r, stages, i);
 #pragma unroll
-        for (int j = 0; j < n; ++j) value[j] += r.self()[t] * element<E>(own, j);
+        for (int j = 0; j < n; ++j) value[j] += r.factor(kSelf)[t] * element<E>(own, j);
       }
-      if (t < valid) store_piece(rows<E>(p.out, segment), t0 + t, tile * kY + column, value);
+      if (t < valid) store_piece(to, t, column, value);
     }
   }
   XLSTM_DEVICE static Piece own_piece(const Room& r, const Stages& stages, int i) {
@@ -317,18 +317,13 @@ struct Walk {
     const int64_t t0 = begin_of(n), slots = segment.in_slots(p.where, chunk_at(n));
     const Room r = room(n);
     if (p.out.data) s.a.fetch(r.a, rows<E>(p.a, segment), t0, valid_of(t0));
-    s.numbers.fetch(r.numbers, [&](int index) -> const float* {
-      const int y = index - kTokenFactors * kChunk;
-      if (y >= 0)
-        return p.along && tile * kY + y < p.y.columns ? p.vector + slots / kChunk * p.y.columns + tile * kY + y : nullptr;
-      const int which = index / kChunk;
-      const float* from = which == 0   ? p.inter
-                          : which == 1 ? p.weight
-                          : which == 2 ? p.gain
-                          : which == 3 ? p.along
-                                       : p.self;
-      return from ? from + slots + index % kChunk : nullptr;
-    });
+    const int64_t slot = slots / kChunk;
+    s.factors.fetch({r.numbers}, {p.factors + slot * kFactors * kChunk, 0, kFactors * kChunk, true}, 0, 1);
+    if (p.vector)
+      s.vector.fetch(r.vector(), [&](int index) {
+        const int y = tile * kY + index;
+        return y < p.y.columns ? p.vector + slot * p.y.columns + y : nullptr;
+      });
   }
   XLSTM_DEVICE void fetch_rest(Stages& s, int n) {
     const int64_t t0 = begin_of(n), slots = segment.in_slots(p.where, chunk_at(n));
@@ -342,7 +337,7 @@ struct Walk {
     p.reverse ? s.scores_turned.fetch(r.scores, scores, 0, kChunk) : s.scores.fetch(r.scores, scores, 0, kChunk);
     if (p.with.data) s.with.fetch(r.with, tile_rows(p.with), t0, valid);
     if constexpr (!kAsyncCopies)
-      if (p.self) s.own.fetch(r.with, tile_rows(p.y), t0, valid);
+      if (p.with_self) s.own.fetch(r.with, tile_rows(p.y), t0, valid);
   }
 
   XLSTM_DEVICE void run() {
@@ -352,13 +347,15 @@ struct Walk {
     fetch_a(s, 0);
     if (kAsyncCopies) fetch_rest(s, 0);
     for (int n = 0; n < chunks; ++n) {
-      if (p.dot_with && !p.alone && segment.last && n + 1 == chunks) store_state_dot();
+      if (p.before_last && !p.alone && segment.last && n + 1 == chunks)
+        store_registers(p.before_last + (segment.state * p.tiles + tile) * (kStateRegisters * kThreads) + threadIdx.x);
       const Room r = room(n);
       const int64_t t0 = begin_of(n);
       float decay = s.decay;
       arrive([&] {
         if (p.out.data) s.a.store(r.a);
-        s.numbers.store(r.numbers);
+        s.factors.store({r.numbers});
+        if (p.vector) s.vector.store(r.vector());
       });
       if (!kAsyncCopies) {
         fetch_rest(s, n);
@@ -388,16 +385,10 @@ struct Walk {
   }
 };
 
-// Up to two walks of one shape in a grid: y of the block index chooses.
-struct WalkPair {
-  WalkParams walk[2];
-};
-
 template <class E, int kRows, int kChunk>
-__global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads, 1) void walk(const WalkPair pair) {
+__global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads, 1) void walk(const WalkParams p) {
   if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) {
-    extern __shared__ __align__(16) char lds[];
-    const WalkParams& p = pair.walk[blockIdx.y];
+    extern __shared__ __align__(128) char lds[];
     const int tile = blockIdx.x % p.tiles, order = blockIdx.x / p.tiles % p.segments;
     if (p.alone && order + 1 == p.segments) return;
     const Segment segment = segment_of(p.where, blockIdx.x / p.tiles / p.segments, order, p.segment_chunks, p.reverse);

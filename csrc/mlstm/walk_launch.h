@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// launch_walks() for one dtype: included by one file per dtype.
+// launch_walk() for one dtype: included by one file per dtype.
 #pragma once
 
 #include "mlstm/launch_gpu.h"
@@ -9,49 +9,49 @@
 namespace xlstm::gpu {
 
 template <class E, int kRows, int kChunk>
-void launch_shape(const WalkPlan& plan, const Chip& chip, const WalkParams* walks, int count, Stream stream) {
+void launch_shape(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const float* dc_last, float* dots,
+                  Stream stream) {
   const WalkShape shape = walk_shape(chip.family, sizeof(E), kRows, kChunk);
-  const int64_t states = walks[0].where.sequences * walks[0].where.heads;
-  const Grid grid{states * plan.segments * plan.tiles, shape.threads, shape.lds_bytes, count};
-  WalkPair pair{{walks[0], walks[count - 1]}};
+  const int64_t states = p.where.sequences * p.where.heads;
+  const Grid grid{states * plan.segments * plan.tiles, shape.threads, shape.lds_bytes};
   if (plan.segments > 1) {
-    WalkPair alone = pair;
-    for (WalkParams& w : alone.walk) {
-      w.alone = true;
-      w.out.data = nullptr;
-    }
+    WalkParams alone = p;
+    alone.alone = true;
+    alone.out.data = nullptr;
     launch("states of segments", walk<E, kRows, kChunk>, grid, stream, alone);
-    for (int n = 0; n < count; ++n) {
-      const WalkParams& w = walks[n];
-      const ScanParams scan{w.where,       w.between,          w.decay,     w.state_in, w.state_x,   w.state_y,
-                            w.segments,    w.segment_chunks,   w.tiles,     w.x.columns, w.y.columns, w.reverse};
-      const int64_t registers = int64_t(kRows) * shape.y_tile / shape.threads;
-      launch("scan of segments", scan_segments<E, kRows, kChunk>, {states * plan.tiles * registers, shape.threads, 0},
-             stream, scan);
-    }
+    const ScanParams scan{p.where,    p.between,        p.decay, p.state_in,  p.state_x,   p.state_y,
+                          p.segments, p.segment_chunks, p.tiles, p.x.columns, p.y.columns, p.reverse};
+    const int64_t registers = int64_t(kRows) * shape.y_tile / shape.threads;
+    launch("scan of segments", scan_segments<E, kRows, kChunk>, {states * plan.tiles * registers, shape.threads, 0},
+           stream, scan);
   }
-  launch("walk", walk<E, kRows, kChunk>, grid, stream, pair);
+  launch("walk", walk<E, kRows, kChunk>, grid, stream, p);
+  if (!p.before_last) return;
+  const StateDotParams dot{p.before_last, dc_last, dots,        states,     p.state_x,
+                           p.state_y,     p.tiles, p.x.columns, p.y.columns};
+  launch("dots of states", dot_states<E, kRows, kChunk>, {states * plan.tiles, shape.threads, 0}, stream, dot);
 }
 
-template <class E, int kChunk>
-void launch_rows(const WalkPlan& plan, const Chip& chip, const WalkParams* walks, int count, Stream stream) {
+template <class E, int kChunk, class... Arguments>
+void launch_rows(const WalkPlan& plan, const Arguments&... arguments) {
   switch (plan.rows) {
     case 64:
-      return launch_shape<E, 64, kChunk>(plan, chip, walks, count, stream);
+      return launch_shape<E, 64, kChunk>(plan, arguments...);
     case 128:
-      return launch_shape<E, 128, kChunk>(plan, chip, walks, count, stream);
+      return launch_shape<E, 128, kChunk>(plan, arguments...);
     case 256:
-      return launch_shape<E, 256, kChunk>(plan, chip, walks, count, stream);
+      return launch_shape<E, 256, kChunk>(plan, arguments...);
     default:
-      return launch_shape<E, 512, kChunk>(plan, chip, walks, count, stream);
+      return launch_shape<E, 512, kChunk>(plan, arguments...);
   }
 }
 
 template <class E>
-void launch_walks(const WalkPlan& plan, const Chip& chip, const WalkParams* walks, int count, Stream stream) {
+void launch_walk(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const float* dc_last, float* dots,
+                 Stream stream) {
   if constexpr (sizeof(E) == 2)
-    if (plan.chunk == 32) return launch_rows<E, 32>(plan, chip, walks, count, stream);
-  launch_rows<E, 16>(plan, chip, walks, count, stream);
+    if (plan.chunk == 32) return launch_rows<E, 32>(plan, chip, p, dc_last, dots, stream);
+  launch_rows<E, 16>(plan, chip, p, dc_last, dots, stream);
 }
 
 }  // namespace xlstm::gpu

@@ -35,11 +35,13 @@ constexpr int walk_rows(int64_t dimension) {
   return 0;
 }
 
-constexpr int kTokenFactors = 5;  // arrays of one number a token that a walk reads
+constexpr int kMostSegments = 64;
+constexpr int kTokenFactors = 4;  // numbers a token that a walk reads
 
 constexpr WalkShape walk_shape(Family f, int element_bytes, int rows, int chunk) {
   WalkShape s{};
-  const int waves = f == Family::cdna || rows <= 128 ? 4 : 8;
+  // Four waves; on wave32 the 512 rows take eight. Where registers are for eight, two blocks fill each other's gaps.
+  const int waves = f == Family::cdna || rows <= 256 ? 4 : 8;
   // 128 accumulators a lane hold the state: 256 x 32 in a wave of 64, 128 x 32 in a wave of 32.
   const int most = f == Family::cdna ? 256 : 128;
   s.x_per_wave = rows < most ? rows : most;

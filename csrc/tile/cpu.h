@@ -13,6 +13,9 @@
 
 #include "arch/cpu.h"
 
+// Out of line, a tile would go through memory at every call.
+#define XLSTM_ALWAYS_INLINE __attribute__((always_inline)) inline
+
 namespace xlstm::XLSTM_ISA {
 
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -42,13 +45,21 @@ struct Tile {
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < V; ++v) acc[r][v] = Vec<T>{};
   }
-  void load_scaled(const T* p, T factor) {
+  void load_from(const T* p) {
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) acc[r][v] = load(p + r * NR<T> + v * kLanes<T>) * factor;
+      for (int v = 0; v < V; ++v) acc[r][v] = load(p + r * NR<T> + v * kLanes<T>);
   }
-  void store_to(T* p) const {
+  void add_scaled(const T* p, T factor) {
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) store(p + r * NR<T> + v * kLanes<T>, acc[r][v]);
+      for (int v = 0; v < V; ++v) acc[r][v] += load(p + r * NR<T> + v * kLanes<T>) * factor;
+  }
+  void scale_by(const T* p) {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) acc[r][v] *= load(p + r * NR<T> + v * kLanes<T>);
+  }
+  void store_to(T* p, int64_t ld = NR<T>) const {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) store(p + r * ld + v * kLanes<T>, acc[r][v]);
   }
   // The rows as elements along k, kPack rows to one, ld apart: for use as an operand.
   template <class Op>
@@ -59,13 +70,26 @@ struct Tile {
         store(p + r / Op::kPack * ld + v * kLanes<T>, Op::pack(acc[r][v], second));
       }
   }
-  void scale_rows(const T* factor) {
+  void add_scaled_rows(const T* p, const T* factor) {
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) acc[r][v] *= factor[r];
+      for (int v = 0; v < V; ++v) acc[r][v] += load(p + r * NR<T> + v * kLanes<T>) * factor[r];
   }
   // a: row r of step k at a[k * a_step + r].  b: step k at b[k * NR].
+  // A long sum is taken in parts, so that its rounding errors grow with their length and not with its own.
   template <class Op>
-  void multiply(const T* __restrict a, int64_t a_step, const T* __restrict b, int64_t steps) {
+  XLSTM_ALWAYS_INLINE void multiply(const T* a, int64_t a_step, const T* b, int64_t steps) {
+    constexpr int64_t kPart = 128;
+    multiply_part<Op>(a, a_step, b, steps < kPart ? steps : kPart);
+    for (int64_t k = kPart; k < steps; k += kPart) {
+      Tile part;
+      part.zero();
+      part.template multiply_part<Op>(a + k * a_step, a_step, b + k * NR<T>, steps - k < kPart ? steps - k : kPart);
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) acc[r][v] += part.acc[r][v];
+    }
+  }
+  template <class Op>
+  XLSTM_ALWAYS_INLINE void multiply_part(const T* __restrict a, int64_t a_step, const T* __restrict b, int64_t steps) {
     for (int64_t k = 0; k < steps; ++k, a += a_step, b += NR<T>) {
       Vec<T> right[V];
 #pragma GCC unroll 8
@@ -116,7 +140,7 @@ struct Rows {
 
   // Asks for row t ahead of its use.
   void prefetch(int64_t t) const {
-    const int64_t bytes = dtype == XLSTM_FLOAT64 ? 8 : dtype == XLSTM_FLOAT32 ? 4 : 2;
+    const int64_t bytes = element_bytes(dtype);
     const char* p = static_cast<const char*>(data) + t * stride * bytes;
     for (int64_t j = 0; j < features * bytes; j += 64) __builtin_prefetch(p + j, 0, 2);
   }
@@ -232,6 +256,18 @@ inline bool pack_columns(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* r
   bool finite = true;
   for (int e = 0; e < kLanes<T>; ++e) finite = finite && !bad[e];
   return finite;
+}
+
+// Lanes are summed in T, a few values each, and the lanes in double.
+template <class T>
+inline double sum(const T* a, int64_t n) {
+  Vec<T> lanes{};
+  int64_t j = 0;
+  for (; j + kLanes<T> <= n; j += kLanes<T>) lanes += load(a + j);
+  double total = 0;
+  for (int e = 0; e < kLanes<T>; ++e) total += double(lanes[e]);
+  for (; j < n; ++j) total += double(a[j]);
+  return total;
 }
 
 // Lanes are summed in T, a few dozen products each, and the lanes in double.

@@ -22,6 +22,18 @@ struct Tile {
     const int piece = swizzled_piece(kFamily, kPieces, row, column / n);
     return base + (swizzled_row(kFamily, kPieces, row) * kPieces + piece) * n + column % n;
   }
+
+  // Where a lane reads step after step: bytes from the tile's beginning of (row + r, column + c), for r and c that the
+  // compiler knows, r a multiple of 8 and c of two pieces. What the swizzle mixes is mixed once; the rest is constant.
+  struct Cursor {
+    uint32_t first;
+    XLSTM_DEVICE uint32_t at(int r, int c) const {
+      constexpr int kReach = kPieces < 8 ? kPieces : 8;
+      const int piece = c * int(sizeof(E)) / 16;
+      return (first ^ uint32_t(piece % kReach * 16)) + uint32_t((r * kPieces + piece / kReach * kReach) * 16);
+    }
+  };
+  XLSTM_DEVICE Cursor cursor(int row, int column) const { return {uint32_t(at(row, column) - base) * uint32_t(sizeof(E))}; }
 };
 
 // Features of one head's tokens in memory.
@@ -29,19 +41,23 @@ template <class E>
 struct TokenRows {
   const E* data;  // of token 0
   int64_t stride;
-  int columns;   // features; a tile's further columns are zeros
-  bool aligned;  // every piece starts at a multiple of 16 bytes
+  int columns;  // features; a tile's further columns are zeros
+  bool whole;   // pieces start at multiples of 16 bytes and end with the row
 
   // The piece at (token, column), zeros where it is outside.
   XLSTM_DEVICE Piece piece(int64_t token, int column, bool inside) const {
     Piece p = {{0, 0, 0, 0}};
     if (!inside || column >= columns) return p;
     const E* from = data + token * stride + column;
-    if (aligned && column + kPieceElements<E> <= columns) return *reinterpret_cast<const Piece*>(from);
-    E e[kPieceElements<E>];
+    if (whole) return *reinterpret_cast<const Piece*>(from);
+#pragma unroll 1
+    for (int j = 0; j < kPieceElements<E> && column + j < columns; ++j) {
+      constexpr int kPerWord = 4 / sizeof(E);
+      const uint32_t bits = sizeof(E) == 4 ? __builtin_bit_cast(uint32_t, to_float(from[j])) : *reinterpret_cast<const uint16_t*>(from + j);
 #pragma unroll
-    for (int j = 0; j < kPieceElements<E>; ++j) e[j] = column + j < columns ? from[j] : from_float<E>(0.0f);
-    __builtin_memcpy(&p, e, 16);
+      for (int w = 0; w < 4; ++w)
+        if (j / kPerWord == w) p.word[w] |= bits << (32 / kPerWord * (j % kPerWord));
+    }
     return p;
   }
 };
@@ -58,30 +74,25 @@ struct Stage {
 
   Piece held[kAsyncCopies ? 1 : kEach * kUnitPieces];
 
-  // Tokens first..first + valid - 1 of `from`, from column0 on; the tile's further tokens are zeros. On NVIDIA this
-  // writes the tile already.
+  // Tokens first..first + valid - 1 of `from`, from column0 on; the tile's further tokens are zeros. Where copies are
+  // asynchronous this writes the tile already.
   XLSTM_DEVICE void fetch(const Storage& tile, const TokenRows<E>& from, int64_t first, int valid) {
+    if constexpr (kTurn) {
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      const int unit = threadIdx.x + j * kThreads;
-      if (kUnits % kThreads != 0 && unit >= kUnits) break;
-      if constexpr (kTurn) {
+      for (int j = 0; j < kEach; ++j) {
+        const int unit = threadIdx.x + j * kThreads;
+        if (kUnits % kThreads != 0 && unit >= kUnits) break;
         const int token = unit % (kTokens / 4) * 4, column = unit / (kTokens / 4) * n;
 #pragma unroll
         for (int i = 0; i < 4; ++i) held[4 * j + i] = from.piece(first + token + i, column, token + i < valid);
-      } else {
-        const int token = unit / (kFeatures / n), column = unit % (kFeatures / n) * n;
-#if defined(__CUDACC__)
-        const bool inside = token < valid && column < from.columns;
-        if (!inside || (from.aligned && column + n <= from.columns))
-          copy_async(tile.at(token, column), inside ? from.data + (first + token) * from.stride + column : from.data,
-                     inside);
-        else
-          *reinterpret_cast<Piece*>(tile.at(token, column)) = from.piece(first + token, column, true);
-#else
-        held[j] = from.piece(first + token, column, token < valid);
-#endif
       }
+    } else if constexpr (kAsyncCopies) {
+      copy(tile, from, first, valid);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j)
+        if (kUnits % kThreads == 0 || int(threadIdx.x) + j * kThreads < kUnits)
+          held[j] = from.piece(first + token(j), column(j), token(j) < valid);
     }
   }
 
@@ -114,6 +125,31 @@ struct Stage {
   }
 
  private:
+  XLSTM_DEVICE static void copy(const Storage& tile, const TokenRows<E>& from, int64_t first, int valid) {
+#if defined(__CUDACC__)
+    constexpr int kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;  // rows that the block takes at a time
+    static_assert(kRows >= 8 || Storage::kPieces >= 8 || kEach == 1);
+    const int token0 = threadIdx.x / kRowPieces, column0 = threadIdx.x % kRowPieces * n;
+    if (from.whole && valid == kTokens) {  // all but odd tensors and a sequence's last chunk
+      const char* base = reinterpret_cast<const char*>(from.data + first * from.stride);
+      const bool inside = column0 < from.columns;
+      const uint32_t stride = uint32_t(from.stride) * uint32_t(sizeof(E));
+      uint32_t offset = inside ? token0 * stride + column0 * uint32_t(sizeof(E)) : 0;
+      const uint32_t to = lds_address(tile.at(token0, column0));
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        if (kUnits % kThreads != 0 && token0 + j * kRows >= kTokens) break;
+        // Rows that the block takes next differ in bits that its own do not have, or in none that are swizzled.
+        copy_async((to ^ uint32_t(j * kRows % 8 * 16)) + uint32_t(j * kRows * Storage::kPieces * 16), base + offset, inside);
+        offset += kRows * stride;
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int token = token0; token < kTokens; token += kRows)
+      *reinterpret_cast<Piece*>(tile.at(token, column0)) = from.piece(first + token, column0, token < valid);
+#endif
+  }
   // Four tokens of n features each, to n rows of four tokens.
   XLSTM_DEVICE static void store_turned(const Storage& tile, const Piece* p, int token, int column) {
 #if !defined(__CUDACC__)
@@ -148,7 +184,10 @@ struct FloatStage {
       const int index = threadIdx.x + j * kThreads;
       const float* from = index < kCount ? source(index) : nullptr;
 #if defined(__CUDACC__)
-      if (from) copy_async_float(to + index, from);
+      if (from)
+        copy_async_float(to + index, from);
+      else if (index < kCount)
+        to[index] = 0;
 #else
       held[j] = from ? *from : 0.0f;
 #endif

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """xlstm_hip: the mLSTM and the layers of xLSTM as native kernels for AMD GPUs, with CPU kernels beside them."""
 
+from . import names  # noqa: F401  (it fills the registry)
 from ._version import __version__
 from .backend import mLSTMBackend, mLSTMBackendConfig
 from .describe import describe

@@ -23,9 +23,6 @@ DEFAULT_KERNELS = {
     ("step", "sigmoid"): "fused_siging",
 }
 SEQUENCE_KINDS = ("chunkwise", "parallel", "sequence")
-# Looked up on import: a first look-up loads libraries, which torch.compile cannot trace.
-for _what, _gate in DEFAULT_KERNELS:
-    registry.kernel_info(DEFAULT_KERNELS[_what, _gate], "chunkwise" if _what == "sequence" else "step")
 
 
 def _choose(kernel: str | None, gate: str | None, kinds: tuple[str, ...], normalize: bool | None) -> KernelInfo:

@@ -1,76 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The built-in kernel names: one table, one line each, the aliases, and which kernel is which one's sigmoid
-twin.
+"""The built-in kernels: one table, one line each, the aliases, and which kernel is which one's sigmoid twin.
 
-A row says where the function lives as "module:name" below this package; nothing is imported until a name is
-looked up.
+Importing this fills the registry. The functions are imported with it, which takes milliseconds: a lookup is then a
+matter of two dicts, and torch.compile can trace it.
 """
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from . import compiled, fused, ops, peers, reference
 from .checks import IO_DTYPES
 from .peers import XL_CHUNK_TUNING, peers_usable
-from .registry import KernelInfo
+from .registry import KernelInfo, add_builtins
 
-ANY = ("*",)
 COMPILED_DEVICES = ("cpu", "cuda", "mps")
 HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class Builtin:
-    kind: str
-    name: str
-    target: str  # "module:function"
-    devices: tuple[str, ...] = ANY
-    op: str = ""  # for a kernel of the op library: the op, which knows its devices
-    dtypes: tuple[torch.dtype, ...] = IO_DTYPES
-    gradient: str = "exact"
-    gate: str = "exp"
-    options: tuple[str, ...] = ()
-    note: str = ""
-    stands_in: str = ""  # a Triton name: the fused kernel that takes its calls where mlstm_kernels cannot
-    states: bool = True
+    info: KernelInfo
+    stand_in: KernelInfo | None = None  # a Triton name: its facts where the fused kernel takes all its calls
 
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.kind, self.name
-
-    @property
-    def module(self) -> str:
-        return f"{__package__}.{self.target.partition(':')[0]}"
-
-    def load(self) -> KernelInfo:
-        facts, devices, note = self, self.devices, self.note
-        if self.stands_in:
-            fused = BUILTIN["chunkwise" if self.kind == "parallel" else self.kind, self.stands_in]
-            if peers_usable():
-                devices = tuple(dict.fromkeys((*self.devices, *fused.load().devices)))
-                note = f"mlstm_kernels' own on a GPU, elsewhere {self.stands_in}"
-            else:
-                facts, devices, note = fused, fused.load().devices, f"here it is {self.stands_in}"
-        elif self.op:
-            from . import ops
-
-            devices = ops.devices_with_kernels(self.op)
-        return KernelInfo(
-            name=self.name,
-            kind=self.kind,
-            function=getattr(importlib.import_module(self.module), self.target.partition(":")[2]),
-            devices=devices,
-            dtypes=facts.dtypes,
-            gradient=facts.gradient,
-            gate=self.gate,
-            states=facts.states,
-            options=facts.options,
-            note=note,
-        )
+    def here(self) -> KernelInfo:
+        """What the name means in this process; it may change when xlstm_hip.compat is imported."""
+        return self.info if self.stand_in is None or peers_usable() else self.stand_in
 
 
 def _fused(kind: str, name: str) -> Builtin:
@@ -80,83 +39,94 @@ def _fused(kind: str, name: str) -> Builtin:
     gate = "exp"
     if name.endswith("_siging"):
         gate, options = "sigmoid", ("normalize", *options)
-    target = f"fused:mlstm_{kind}_{name.removeprefix('chunkwise--')}"
-    return Builtin(kind, name, target, op=f"mlstm_{kind}", gate=gate, options=options, note="C++, one call")
+    function = getattr(fused, f"mlstm_{kind}_{name.removeprefix('chunkwise--')}")
+    devices = ops.devices_with_kernels(f"mlstm_{kind}")
+    return Builtin(
+        KernelInfo(name, kind, function, devices, IO_DTYPES, "exact", gate, options=options, note="C++, one call")
+    )
 
 
-def _native(kind: str, name: str, function: str, *more: str, note: str = "plain torch") -> Builtin:
+def _native(kind: str, name: str, function: Callable, *more: str, note: str = "plain torch") -> Builtin:
     own = {"step": ("in_place",), "sequence": ()}.get(kind, ("normalizer_grad",))
     gate, options = "exp", (*own, *more)
     if "siging" in name:
         gate, options = "sigmoid", ("normalize", *options)
-    return Builtin(kind, name, f"reference:mlstm_{function}", gate=gate, options=options, note=note)
+    return Builtin(KernelInfo(name, kind, function, ("*",), IO_DTYPES, "exact", gate, options=options, note=note))
 
 
-def _compiled(kind: str, name: str, function: str, *options: str, **facts: Any) -> Builtin:
-    facts = {"devices": COMPILED_DEVICES, "note": "torch.compile"} | facts
-    return Builtin(kind, name, f"compiled:mlstm_{function}", options=options, **facts)
+def _compiled(kind: str, name: str, function: Callable, *options: str, **facts: Any) -> Builtin:
+    facts = {"devices": COMPILED_DEVICES, "dtypes": IO_DTYPES, "note": "torch.compile"} | facts
+    return Builtin(KernelInfo(name, kind, function, gradient="exact", options=options, **facts))
 
 
 def _triton(
-    kind: str, name: str, function: str, stands_in: str, gradient: str = "no normaliser", **facts: Any
+    kind: str, name: str, function: Callable, stand_in: Builtin, gradient: str = "no normaliser", **facts: Any
 ) -> Builtin:
+    other = stand_in.info
     return Builtin(
-        kind,
-        name,
-        f"peers:{function}",
-        ("cuda",),
-        dtypes=HALF_AND_SINGLE,
-        gradient=gradient,
-        stands_in=stands_in,
-        **facts,
+        KernelInfo(
+            name,
+            kind,
+            function,
+            devices=tuple(dict.fromkeys(("cuda", *other.devices))),
+            dtypes=HALF_AND_SINGLE,
+            gradient=gradient,
+            gate=other.gate,
+            note=f"mlstm_kernels' own on a GPU, elsewhere {other.name}",
+            **facts,
+        ),
+        replace(other, name=name, kind=kind, function=function, note=f"here it is {other.name}"),
     )
 
 
+CHUNKWISE, CHUNKWISE_SIGING = (_fused("chunkwise", f"chunkwise--{name}") for name in ("fused", "fused_siging"))
+SEQUENCE, STEP = _fused("sequence", "fused"), _fused("step", "fused")
+
 _ROWS = (
-    _fused("chunkwise", "chunkwise--fused"),
-    _fused("chunkwise", "chunkwise--fused_siging"),
-    _native("chunkwise", "chunkwise--native_autograd", "chunkwise__native_autograd"),
-    _native("chunkwise", "chunkwise--native_custbw", "chunkwise__native_custbw"),
-    _native("chunkwise", "chunkwise--native_siging_autograd", "siging_chunkwise__native_autograd"),
-    _native("chunkwise", "chunkwise--native_siging_custbw", "siging_chunkwise__native_custbw"),
-    _compiled("chunkwise", "chunkwise--native_compiled_autograd", "chunkwise__native_compiled_autograd"),
-    _compiled("chunkwise", "chunkwise--queued_compiled_steps", "chunkwise__queued_compiled_steps",
+    CHUNKWISE,
+    CHUNKWISE_SIGING,
+    _native("chunkwise", "chunkwise--native_autograd", reference.mlstm_chunkwise__native_autograd),
+    _native("chunkwise", "chunkwise--native_custbw", reference.mlstm_chunkwise__native_custbw),
+    _native("chunkwise", "chunkwise--native_siging_autograd", reference.mlstm_siging_chunkwise__native_autograd),
+    _native("chunkwise", "chunkwise--native_siging_custbw", reference.mlstm_siging_chunkwise__native_custbw),
+    _compiled("chunkwise", "chunkwise--native_compiled_autograd", compiled.mlstm_chunkwise__native_compiled_autograd),
+    _compiled("chunkwise", "chunkwise--queued_compiled_steps", compiled.mlstm_chunkwise__queued_compiled_steps,
               "heads_per_band", "workers", "streams", note="torch.compile, bands on threads"),
-    _compiled("chunkwise", "chunkwise--ray_compiled_steps", "chunkwise__ray_compiled_steps",
+    _compiled("chunkwise", "chunkwise--ray_compiled_steps", compiled.mlstm_chunkwise__ray_compiled_steps,
               "heads_per_band", "workers", devices=("cpu",), note="torch.compile, bands on Ray actors"),
-    _triton("chunkwise", "chunkwise--triton_limit_chunk", "limit_chunk", "chunkwise--fused"),
-    _triton("chunkwise", "chunkwise--triton_xl_chunk", "xl_chunk", "chunkwise--fused",
+    _triton("chunkwise", "chunkwise--triton_limit_chunk", peers.limit_chunk, CHUNKWISE),
+    _triton("chunkwise", "chunkwise--triton_xl_chunk", peers.xl_chunk, CHUNKWISE,
             options=XL_CHUNK_TUNING),
-    _triton("chunkwise", "chunkwise--triton_xl_chunk_siging", "xl_chunk_siging", "chunkwise--fused_siging",
-            gate="sigmoid", options=("normalize", *XL_CHUNK_TUNING)),
-    _native("parallel", "parallel--native_autograd", "parallel__native_autograd"),
-    _native("parallel", "parallel--native_custbw", "parallel__native_custbw"),
-    _native("parallel", "parallel--native_stablef_autograd", "parallel__native_stablef_autograd"),
-    _native("parallel", "parallel--native_stablef_custbw", "parallel__native_stablef_custbw"),
-    _native("parallel", "parallel--native_siging_autograd", "siging_parallel__native_autograd",
+    _triton("chunkwise", "chunkwise--triton_xl_chunk_siging", peers.xl_chunk_siging, CHUNKWISE_SIGING,
+            options=("normalize", *XL_CHUNK_TUNING)),
+    _native("parallel", "parallel--native_autograd", reference.mlstm_parallel__native_autograd),
+    _native("parallel", "parallel--native_custbw", reference.mlstm_parallel__native_custbw),
+    _native("parallel", "parallel--native_stablef_autograd", reference.mlstm_parallel__native_stablef_autograd),
+    _native("parallel", "parallel--native_stablef_custbw", reference.mlstm_parallel__native_stablef_custbw),
+    _native("parallel", "parallel--native_siging_autograd", reference.mlstm_siging_parallel__native_autograd,
             "stable_fgate"),
-    _native("parallel", "parallel--native_siging_custbw", "siging_parallel__native_custbw",
+    _native("parallel", "parallel--native_siging_custbw", reference.mlstm_siging_parallel__native_custbw,
             "stable_fgate"),
-    _triton("parallel", "parallel--triton_limit_headdim", "limit_headdim", "chunkwise--fused",
+    _triton("parallel", "parallel--triton_limit_headdim", peers.limit_headdim, CHUNKWISE,
             states=False),
-    _fused("sequence", "fused"),
+    SEQUENCE,
     _fused("sequence", "fused_siging"),
-    _native("sequence", "native_sequence__native", "recurrent_sequence__native_fw",
+    _native("sequence", "native_sequence__native", reference.mlstm_recurrent_sequence__native_fw,
             note="plain torch, a loop"),
-    _native("sequence", "native_sequence__native_siging", "siging_recurrent_sequence__native_fw",
+    _native("sequence", "native_sequence__native_siging", reference.mlstm_siging_recurrent_sequence__native_fw,
             note="plain torch, a loop"),
-    _compiled("sequence", "native_sequence__metal", "recurrent_sequence__metal", devices=("mps",),
+    _compiled("sequence", "native_sequence__metal", compiled.mlstm_recurrent_sequence__metal, devices=("mps",),
               dtypes=HALF_AND_SINGLE, note="torch.compile, a loop in float32"),
-    _triton("sequence", "native_sequence__triton", "sequence", "fused", gradient="none"),
-    _fused("step", "fused"),
+    _triton("sequence", "native_sequence__triton", peers.sequence, SEQUENCE, gradient="none"),
+    STEP,
     _fused("step", "fused_siging"),
-    _native("step", "native", "recurrent_step__native"),
-    _native("step", "native_siging", "siging_recurrent_step__native"),
-    _compiled("step", "metal", "recurrent_step__metal", devices=("mps",), dtypes=HALF_AND_SINGLE,
+    _native("step", "native", reference.mlstm_recurrent_step__native),
+    _native("step", "native_siging", reference.mlstm_siging_recurrent_step__native),
+    _compiled("step", "metal", compiled.mlstm_recurrent_step__metal, devices=("mps",), dtypes=HALF_AND_SINGLE,
               note="torch.compile, float32"),
-    _triton("step", "triton", "step", "fused", gradient="none"),
+    _triton("step", "triton", peers.step, STEP, gradient="none"),
 )  # fmt: skip
-BUILTIN = {row.key: row for row in _ROWS}
+BUILTIN = {(row.info.kind, row.info.name): row for row in _ROWS}
 
 # Names of mlstm_kernels 1, still found in configuration files.
 ALIASES = {
@@ -182,3 +152,5 @@ SIGMOID_TWINS = {
     ("step", "native"): "native_siging",
     ("step", "triton"): "fused_siging",
 }
+
+add_builtins({key: row.here for key, row in BUILTIN.items()}, ALIASES, SIGMOID_TWINS)

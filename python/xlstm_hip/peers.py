@@ -10,6 +10,7 @@ take goes through the native sequence kernel, or is padded.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import logging
@@ -21,7 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import fused, reference
 from .checks import gradient_needed, no_unknown_keywords
+from .wrappers import wrap_chunkwise__arbitrary_sequence_length, wrap_chunkwise__pad_zeros
 
 logger = logging.getLogger("xlstm_hip")
 
@@ -41,32 +44,45 @@ def stands_in(module: ModuleType | None) -> bool:
     return getattr(module, "__xlstm_hip__", False)
 
 
+@functools.cache
+def _installed_beside_a_gpu() -> bool:
+    installed = all(importlib.util.find_spec(name) is not None for name in ("triton", "mlstm_kernels"))
+    return installed and torch.cuda.is_available()
+
+
+# The three that follow look outside of the tensors, which torch.compile cannot trace: it takes their answers as given.
+
+
+@torch.compiler.assume_constant_result
 def peers_usable() -> bool:
     """Whether mlstm_kernels' Triton kernels can run in this process. Not when xlstm_hip.compat stands in for
     it."""
-    if stands_in(sys.modules.get("mlstm_kernels")):
-        return False
-    installed = all(importlib.util.find_spec(name) is not None for name in ("triton", "mlstm_kernels"))
-    return installed and torch.cuda.is_available()
+    return not stands_in(sys.modules.get("mlstm_kernels")) and _installed_beside_a_gpu()
+
+
+@torch.compiler.assume_constant_result
+def _kernel_of_mlstm_kernels(getter: str, name: str) -> Callable:
+    return getattr(importlib.import_module("mlstm_kernels.torch"), getter)(name)
+
+
+@torch.compiler.assume_constant_result
+def _tell_once(name: str) -> None:
+    if name not in _told:
+        _told.add(name)
+        logger.warning("%s: mlstm_kernels' Triton kernel cannot run here; using the fused kernel of xlstm_hip", name)
 
 
 def _peer(getter: str, name: str, q: Tensor) -> Callable | None:
     """mlstm_kernels' kernel for these tensors, or None and, the first time, a log line."""
     if q.is_cuda and peers_usable():
-        return getattr(importlib.import_module("mlstm_kernels.torch"), getter)(name)
-    if name not in _told:
-        _told.add(name)
-        logger.warning("%s: mlstm_kernels' Triton kernel cannot run here; using the fused kernel of xlstm_hip", name)
+        return _kernel_of_mlstm_kernels(getter, name)
+    _tell_once(name)
     return None
 
 
 def _no_gradient(name: str, *tensors: Tensor | None) -> None:
     if gradient_needed(*tensors):
         raise ValueError(f"{name}: mlstm_kernels' Triton kernel has no gradient, but an input requires one")
-
-
-def _fused(function: str) -> Callable:
-    return getattr(importlib.import_module(f"{__package__}.fused"), function)
 
 
 def _with_sigmoid_states(peer: Callable) -> Callable:
@@ -92,7 +108,17 @@ def _with_sigmoid_states(peer: Callable) -> Callable:
     return kernel
 
 
-def _chunkwise(name: str, fused: str, tuning: tuple[str, ...] = (), sigmoid: bool = False) -> Callable:
+def _chunkwise(name: str, fused_kernel: Callable, tuning: tuple[str, ...] = (), sigmoid: bool = False) -> Callable:
+    leftovers: tuple[Callable, Callable] = (
+        reference.mlstm_recurrent_sequence__native_fw,
+        reference.mlstm_recurrent_step__native,
+    )
+    if sigmoid:
+        leftovers = (
+            reference.mlstm_siging_recurrent_sequence__native_fw,
+            reference.mlstm_siging_recurrent_step__native,
+        )
+
     def kernel(
         q: Tensor,  # (B, NH, S, DHQK)
         k: Tensor,  # (B, NH, S, DHQK)
@@ -115,29 +141,18 @@ def _chunkwise(name: str, fused: str, tuning: tuple[str, ...] = (), sigmoid: boo
         }  # fmt: skip
         peer = _peer("get_mlstm_kernel", name, q)
         if peer is None:
-            return _fused(fused)(q, k, v, i, f, **common)
+            return fused_kernel(q, k, v, i, f, **common)
         no_unknown_keywords(name, kwargs, tuning)
         if sigmoid:
             peer = _with_sigmoid_states(peer)
         if q.shape[2] % chunk_size == 0:
             return peer(q=q, k=k, v=v, i=i, f=f, **common)
-        from . import reference
-        from .wrappers import wrap_chunkwise__arbitrary_sequence_length
-
-        sequence, step = "mlstm_recurrent_sequence__native_fw", "mlstm_recurrent_step__native"
-        if sigmoid:
-            sequence, step = (
-                "mlstm_siging_recurrent_sequence__native_fw",
-                "mlstm_siging_recurrent_step__native",
-            )
-        return wrap_chunkwise__arbitrary_sequence_length(
-            peer, getattr(reference, sequence), getattr(reference, step), q=q, k=k, v=v, i=i, f=f, **common
-        )
+        return wrap_chunkwise__arbitrary_sequence_length(peer, *leftovers, q=q, k=k, v=v, i=i, f=f, **common)
 
     return _named(kernel, name)
 
 
-def _parallel(name: str, fused: str) -> Callable:
+def _parallel(name: str, fused_kernel: Callable) -> Callable:
     def kernel(
         q: Tensor,  # (B, NH, S, DHQK)
         k: Tensor,  # (B, NH, S, DHQK)
@@ -156,7 +171,7 @@ def _parallel(name: str, fused: str) -> Callable:
         peer = _peer("get_mlstm_kernel", name, q)
         states = (c_initial, n_initial, m_initial)
         if peer is None:
-            return _fused(fused)(
+            return fused_kernel(
                 q, k, v, i, f, *states, return_last_states, eps, autocast_kernel_dtype, chunk_size, **kwargs
             )
         no_unknown_keywords(name, kwargs)
@@ -166,8 +181,6 @@ def _parallel(name: str, fused: str) -> Callable:
             raise ValueError(
                 f"{name}: expected DHQK == DHHV, one of {LIMIT_HEADDIM_SIZES}, got {q.shape[-1]} and {v.shape[-1]}"
             )
-        from .wrappers import wrap_chunkwise__pad_zeros
-
         return wrap_chunkwise__pad_zeros(
             peer, q=q, k=k, v=v, i=i, f=f, eps=eps, autocast_kernel_dtype=autocast_kernel_dtype,
             chunk_size=LIMIT_HEADDIM_BLOCK,
@@ -176,7 +189,7 @@ def _parallel(name: str, fused: str) -> Callable:
     return _named(kernel, name)
 
 
-def _sequence(name: str, fused: str) -> Callable:
+def _sequence(name: str, fused_kernel: Callable) -> Callable:
     def kernel(
         q: Tensor,  # (B, NH, S, DHQK)
         k: Tensor,  # (B, NH, S, DHQK)
@@ -195,7 +208,7 @@ def _sequence(name: str, fused: str) -> Callable:
         peer = _peer("get_mlstm_sequence_kernel", name, q)
         states = (c_initial, n_initial, m_initial)
         if peer is None:
-            return _fused(fused)(
+            return fused_kernel(
                 q, k, v, i, f, *states, return_last_states, eps, autocast_kernel_dtype, chunk_size, **kwargs
             )
         no_unknown_keywords(name, kwargs)
@@ -208,7 +221,7 @@ def _sequence(name: str, fused: str) -> Callable:
     return _named(kernel, name)
 
 
-def _step(name: str, fused: str) -> Callable:
+def _step(name: str, fused_kernel: Callable) -> Callable:
     def kernel(
         q: Tensor,  # (B, NH, DHQK)
         k: Tensor,  # (B, NH, DHQK)
@@ -223,7 +236,7 @@ def _step(name: str, fused: str) -> Callable:
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         peer = _peer("get_mlstm_step_kernel", name, q)
         if peer is None:
-            return _fused(fused)(q, k, v, i, f, c, n, m, eps, **kwargs)
+            return fused_kernel(q, k, v, i, f, c, n, m, eps, **kwargs)
         no_unknown_keywords(name, kwargs)
         _no_gradient(name, q, k, v, i, f, c, n, m)
         return peer(q=q, k=k, v=v, i=i, f=f, c=c, n=n, m=m, eps=eps, dtype_state=torch.float32)
@@ -237,14 +250,14 @@ def _named(kernel: Callable, name: str) -> Callable:
     return kernel
 
 
-limit_chunk = _chunkwise("chunkwise--triton_limit_chunk", "mlstm_chunkwise_fused")
-xl_chunk = _chunkwise("chunkwise--triton_xl_chunk", "mlstm_chunkwise_fused", tuning=XL_CHUNK_TUNING)
+limit_chunk = _chunkwise("chunkwise--triton_limit_chunk", fused.mlstm_chunkwise_fused)
+xl_chunk = _chunkwise("chunkwise--triton_xl_chunk", fused.mlstm_chunkwise_fused, tuning=XL_CHUNK_TUNING)
 xl_chunk_siging = _chunkwise(
     "chunkwise--triton_xl_chunk_siging",
-    "mlstm_chunkwise_fused_siging",
+    fused.mlstm_chunkwise_fused_siging,
     (*XL_CHUNK_TUNING, "normalize"),
     sigmoid=True,
 )
-limit_headdim = _parallel("parallel--triton_limit_headdim", "mlstm_chunkwise_fused")
-sequence = _sequence("native_sequence__triton", "mlstm_sequence_fused")
-step = _step("triton", "mlstm_step_fused")
+limit_headdim = _parallel("parallel--triton_limit_headdim", fused.mlstm_chunkwise_fused)
+sequence = _sequence("native_sequence__triton", fused.mlstm_sequence_fused)
+step = _step("triton", fused.mlstm_step_fused)

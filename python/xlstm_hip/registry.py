@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every mLSTM kernel by name, with what it can do.
 
-The built-in names stand in names.py as a table of strings; the function behind a name is imported at its
-first lookup, so `import xlstm_hip` stays cheap. Kernels registered by a user stand beside them and may take a
-built-in's place.
+names.py puts the built-in ones here when the package is imported. Kernels registered by a user stand beside them and
+may take a built-in's place.
 """
 
 from __future__ import annotations
 
 import difflib
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +44,21 @@ class KernelInfo:
     any_length: bool = True
 
 
-_loaded: dict[tuple[str, str], KernelInfo] = {}  # what users registered, and the built-ins looked up so far
+Key = tuple[str, str]  # kind, name
+_registered: dict[Key, KernelInfo] = {}  # by users
+_builtins: dict[Key, Callable[[], KernelInfo]] = {}
+_aliases: dict[Key, str] = {}
+_sigmoid_twins: dict[Key, str] = {}
+
+
+def add_builtins(
+    kernels: Mapping[Key, Callable[[], KernelInfo]], aliases: Mapping[Key, str], sigmoid_twins: Mapping[Key, str]
+) -> None:
+    """What cannot be unregistered. Facts are asked for at every lookup: those of a Triton name depend on the process.
+    aliases: other name to name. sigmoid_twins: name to that of the kernel which does the same for the other gate."""
+    _builtins.update(kernels)
+    _aliases.update(aliases)
+    _sigmoid_twins.update(sigmoid_twins)
 
 
 def register_mlstm_kernel(
@@ -98,45 +110,34 @@ def register_mlstm_kernel(
         note,
         any_length,
     )
-    _loaded[(kind, name)] = info
+    _registered[(kind, name)] = info
     return info
 
 
 def unregister_mlstm_kernel(name: str, kind: str) -> None:
     """Takes a user's kernel out; a built-in it stood in for comes back. The built-ins themselves stay."""
-    from .names import BUILTIN
-
-    key = (kind, name)
-    if _find(kind, name) is None:
+    if not _has(kind, name):
         raise ValueError(unknown_name_text(name, (kind,)))
-    if key not in _loaded or (key in BUILTIN and BUILTIN[key].load() == _loaded[key]):
+    if (kind, name) not in _registered:
         raise ValueError(f"name: {kind} kernel {name!r} is built in and stays")
-    del _loaded[key]
+    del _registered[(kind, name)]
 
 
-def _find(kind: str, name: str) -> KernelInfo | None:
-    from .names import ALIASES, BUILTIN
-
-    if (kind, name) not in _loaded:
-        name = ALIASES.get((kind, name), name)
+def _find(kind: str, name: str) -> KernelInfo:
+    if (kind, name) not in _registered:
+        name = _aliases.get((kind, name), name)
     key = (kind, name)
-    if key not in _loaded and key in BUILTIN:
-        _loaded[key] = BUILTIN[key].load()
-    return _loaded.get(key)
+    return _registered[key] if key in _registered else _builtins[key]()
 
 
 def _has(kind: str, name: str) -> bool:
-    from .names import ALIASES, BUILTIN
-
     key = (kind, name)
-    return key in _loaded or key in BUILTIN or key in ALIASES
+    return key in _registered or key in _builtins or key in _aliases
 
 
 def kernel_names(kinds: Sequence[str], aliases: bool = False) -> list[str]:
     """Names of these kinds: the built-in ones in the table's order, then the users'."""
-    from .names import ALIASES, BUILTIN
-
-    keys = [*BUILTIN, *(ALIASES if aliases else ()), *_loaded]
+    keys = [*_builtins, *(_aliases if aliases else ()), *_registered]
     return list(dict.fromkeys(name for kind, name in keys if kind in kinds))
 
 
@@ -156,10 +157,9 @@ def kernel_info(name: str, kind: str | Sequence[str] | None = None) -> KernelInf
     having = [k for k in kinds if _has(k, name)]
     if len(having) > 1:
         raise ValueError(f"name: {name!r} is a kernel of kinds {' and '.join(having)}; pass kind= to say which")
-    info = _find(having[0], name) if having else None
-    if info is None:
+    if not having:
         raise ValueError(unknown_name_text(name, kinds))
-    return info
+    return _find(having[0], name)
 
 
 def all_kernels(kinds: Sequence[str] = KINDS) -> list[KernelInfo]:
@@ -169,22 +169,16 @@ def all_kernels(kinds: Sequence[str] = KINDS) -> list[KernelInfo]:
 
 def info_of(function: Callable) -> KernelInfo | None:
     """What is registered for this very function; None for one nobody registered."""
-    from .names import BUILTIN
-
-    for builtin in BUILTIN.values():  # a function can only be at hand if its module has been imported
-        if builtin.key not in _loaded and builtin.module in sys.modules:
-            _loaded[builtin.key] = builtin.load()
-    return next((info for info in _loaded.values() if info.function is function), None)
+    infos = (_find(*key) for key in {**_builtins, **_registered})
+    return next((info for info in infos if info.function is function), None)
 
 
 def with_gate(info: KernelInfo, gate: str) -> KernelInfo:
     """The kernel itself where it has this input gate, else its twin that has it."""
-    from .names import SIGMOID_TWINS
-
     one_of("gate", gate, GATES)
     if info.gate == gate:
         return info
-    twin = SIGMOID_TWINS.get((info.kind, info.name)) if gate == "sigmoid" else None
+    twin = _sigmoid_twins.get((info.kind, info.name)) if gate == "sigmoid" else None
     if twin is None:
         raise ValueError(f"{info.kind} kernel {info.name!r} has the {info.gate} input gate, and no twin for {gate!r}")
     return kernel_info(twin, info.kind)

@@ -24,7 +24,7 @@ std::vector<T> random_values(int64_t n) {
 template <class T>
 constexpr double kTolerance = sizeof(T) == 4 ? 1e-5 : 1e-14;
 
-// From zero or a scaled start: a product, rows scaled, another product, as a walk does it.
+// A product, and to it another with its rows scaled, or a scaled state, as a walk does it.
 template <class T>
 void test_product(int64_t rows, int64_t columns, int64_t steps) {
   const int64_t a_step = kRows + 3;
@@ -36,11 +36,12 @@ void test_product(int64_t rows, int64_t columns, int64_t steps) {
     ++called;
     tile.zero();
     tile.template multiply<Plain<T>>(a.data(), a_step, b.data(), steps);
-    tile.scale_rows(factor.data());
-    tile.template multiply<Plain<T>>(a.data(), a_step, b.data(), steps);
     tile.store_to(plain.data());
-    tile.load_scaled(before.data(), T(0.5));
+    tile.add_scaled_rows(plain.data(), factor.data());
+    tile.store_to(plain.data());
+    tile.zero();
     tile.template multiply<Plain<T>>(a.data(), a_step, b.data(), steps);
+    tile.add_scaled(before.data(), T(0.5));
     tile.store_to(loaded.data());
   });
   CHECK(called == 1, "%d rows, %d columns", int(rows), int(columns));

@@ -59,16 +59,22 @@ def flat(out: Any) -> tuple[Tensor, ...]:
     return (out,) if isinstance(out, Tensor) else (out[0], *out[1])
 
 
-def same(function: Callable[..., Any], twin: Callable[..., Any], inputs: dict[str, Tensor]) -> None:
-    """Outputs, and gradients where the inputs need them, of function and its compiled twin."""
+def same(
+    function: Callable[..., Any], twin: Callable[..., Any], inputs: dict[str, Tensor], rounded: tuple[str, ...] = ()
+) -> None:
+    """Outputs and, where the inputs need them, gradients of function and its compiled twin: to the last bit, but for
+    the gradients named."""
     expected, got = flat(function(**inputs)), flat(twin(**inputs))
     assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
-    leaves = [x for x in inputs.values() if x.requires_grad]
+    leaves = {name: x for name, x in inputs.items() if x.requires_grad}
     if leaves:
         sent = [torch.randn_like(x) for x in expected]
-        pairs = zip(torch.autograd.grad(got, leaves, sent), torch.autograd.grad(expected, leaves, sent), strict=True)
-        for x, y in pairs:  # compiled, a cotangent that is missing is zeros: another path to the same sums
-            assert (x - y).norm() <= 1e-6 * y.norm()
+        pairs = (torch.autograd.grad(x, list(leaves.values()), sent) for x in (got, expected))
+        for name, x, y in zip(leaves, *pairs, strict=True):
+            if name in rounded:
+                assert (x - y).norm() <= 1e-5 * y.norm(), name
+            else:
+                assert torch.equal(x, y), name
 
 
 @pytest.mark.parametrize("kernel", ["chunkwise--fused", "chunkwise--fused_siging", "fused"])
@@ -78,11 +84,15 @@ def test_sequence(kernel: str, training: bool, states: bool) -> None:
     def function(**inputs: Tensor) -> Any:
         return mlstm_interface(**inputs, kernel=kernel, return_last_states=states, chunk_size=16)
 
+    # The sequence kernel has its last states at hand, and here they get no cotangent. In eager mode that is None;
+    # torch.compile makes zeros of it. Given a cotangent, the backward pass needs the state before the last token, and
+    # ends the chunks of dq there: dq, and df which sums q.dq, are then rounded elsewhere. The rest is the same.
+    rounded = ("q", "f") if kernel == "fused" and not states else ()
     twin, counter = compiled(function)
-    same(function, twin, sequence(LENGTHS[0], training, states))
+    same(function, twin, sequence(LENGTHS[0], training, states), rounded)
     compilations = counter.frame_count
     for length in LENGTHS[1:]:
-        same(function, twin, sequence(length, training, states))
+        same(function, twin, sequence(length, training, states), rounded)
     assert counter.frame_count == compilations, "another length was compiled for again"
 
 
@@ -158,11 +168,38 @@ def test_packed_sequences_in_one_graph() -> None:
 
 
 def test_the_first_call_may_be_compiled() -> None:
+    """Of every kernel, in a process that has called none: nothing is looked up or loaded that a graph cannot hold."""
     code = """
         import torch
-        from xlstm_hip import mlstm_interface
-        x = torch.randn(1, 2, 9, 8)
-        torch.compile(mlstm_interface, fullgraph=True)(x, x, x, x[..., 0], x[..., 1])
+        from xlstm_hip import mlstm_interface, mlstm_step_interface, names
+        from xlstm_hip.registry import kernel_info
+
+        def sequence(x, name):
+            return mlstm_interface(x, x, x, x[..., 0], x[..., 1], kernel=name)
+
+        def step(x, name):
+            token, gate, c = x[:, :, 0], x[:, :, 0, :1], torch.zeros(1, 2, 8, 8)
+            return mlstm_step_interface(token, token, token, gate, gate, c, c[..., 0], c[..., 0, :1], kernel=name)[0]
+
+        x = torch.randn(1, 2, 3, 8)
+        own_graphs = {"chunkwise--queued_compiled_steps", "chunkwise--ray_compiled_steps"}
+        for kind, name in (*names.BUILTIN, *names.ALIASES):
+            if not {"cpu", "*"} & set(kernel_info(name, kind).devices) or name in own_graphs:
+                continue
+            call = step if kind == "step" else sequence
+            got = torch.compile(call, fullgraph=True, backend="eager")(x, name)
+            if name != "chunkwise--native_compiled_autograd":  # which would now compile for itself
+                torch.testing.assert_close(got, call(x, name))
+            print(kind, name)
+            torch._dynamo.reset()
         """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) > 20
+
+
+@pytest.mark.parametrize("kernel", ["chunkwise--queued_compiled_steps", "chunkwise--ray_compiled_steps"])
+def test_a_kernel_that_cannot_join_a_graph_says_so(kernel: str) -> None:
+    twin, _ = compiled(lambda **inputs: mlstm_interface(**inputs, kernel=kernel))
+    with pytest.raises(Exception, match="cannot be part of a torch.compile graph: call it outside"):
+        twin(**sequence(5))

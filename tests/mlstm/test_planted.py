@@ -70,8 +70,8 @@ def test_a_wrong_output_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         h, states = right(*args, **kwargs)  # type: ignore[misc]
         return torch.cat([h[:, :1], 1.1 * h[:, 1:]], dim=1), states
 
-    expected = accuracy.tolerances(case, torch.bfloat16, "exp", True, False)  # before the bug is in
+    expected = accuracy.tolerances(case, torch.bfloat16, "exp", True, False, True)  # before the bug is in
     monkeypatch.setattr(accuracy, "mlstm_interface", wrong)
-    assert accuracy.tolerances(case, torch.bfloat16, "exp", True, False) is expected
+    assert accuracy.tolerances(case, torch.bfloat16, "exp", True, False, True) is expected
     with pytest.raises(AssertionError, match="h "):
         accuracy.check("one head a tenth too large", accuracy.measure(INFO, case, torch.bfloat16))

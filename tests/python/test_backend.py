@@ -45,7 +45,7 @@ def backend(**config: Any) -> mLSTMBackend:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Registers chunkwise--foreign, which wants multiples of chunk_size and records its calls."""
-    monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     calls: list[dict[str, Any]] = []
 
     def kernel(q: torch.Tensor, **call: Any) -> Any:
@@ -241,7 +241,7 @@ def test_bad_calls() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_a_kernel_cannot_do_is_named(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     facts: dict[str, Any] = {"devices": ("cuda",), "dtypes": IO_DTYPES, "gradient": "none"}
     for kind, name in (("chunkwise", "chunkwise--own"), ("step", "own")):
         registry.register_mlstm_kernel(name, lambda **call: call, kind=kind, **facts)

@@ -52,7 +52,7 @@ def test_every_kernel_is_there(printed: str) -> None:
 
 
 def test_a_users_kernel_is_there_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     registry.register_mlstm_kernel(
         "own",
         lambda: None,

@@ -76,7 +76,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     kernels = StandIn()
     monkeypatch.setattr(peers, "_peer", kernels)
     monkeypatch.setattr(names, "peers_usable", lambda: True)
-    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(registry, "_registered", {})
     return kernels
 
 

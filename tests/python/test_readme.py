@@ -106,5 +106,5 @@ def test_kernel_facts() -> None:
         for name_cell, kind, gate, _, options in table
         for name in re.findall(r"`([\w-]+)`", name_cell)
     }
-    own = {key: row for key, row in names.BUILTIN.items() if not row.stands_in}
-    assert documented == {key: (row.gate, set(row.options)) for key, row in own.items()}
+    own = {key: row.info for key, row in names.BUILTIN.items() if row.stand_in is None}
+    assert documented == {key: (info.gate, set(info.options)) for key, info in own.items()}

@@ -142,7 +142,7 @@ def test_registered_kernels_take_any_length_in_one_call(key: tuple[str, str], le
 
 
 def test_a_registered_kernel_is_called_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     calls = []
 
     def own(q: torch.Tensor, **call: Any) -> Any:
@@ -162,7 +162,7 @@ def test_a_registered_kernel_is_called_as_it_is(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_kernel_without_states_leaves_them_to_the_sequence_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     lengths = []
 
     def stateless(q, k, v, i, f, c_initial, n_initial, m_initial, return_last_states, **call):

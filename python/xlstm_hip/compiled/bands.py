@@ -171,6 +171,11 @@ def banded_chunkwise(
     unknown: dict[str, Any],
 ) -> Tensor | tuple[Tensor, State]:  # h (B, NH, S, DHHV), (c, n, m)
     """What a kernel that runs on the band schedule does with its arguments."""
+    if torch.compiler.is_compiling():
+        raise RuntimeError(
+            f"{function} compiles and schedules its own steps, so it cannot be part of a torch.compile graph: call it "
+            "outside of one, or choose another kernel (chunkwise--fused, chunkwise--native_autograd)"
+        )
     checks.no_unknown_keywords(function, unknown)
     q, k, v, i, f = in_kernel_dtype((q, k, v, i, f), autocast_kernel_dtype)
     checks.check_sequence_inputs(q, k, v, i, f, c_initial, n_initial, m_initial, eps, chunk_size)

@@ -27,12 +27,14 @@ class CompiledFunction:
         return torch.compile(self._function, fullgraph=True, dynamic=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        import torch._dynamo
+        if torch.compiler.is_compiling():  # the caller's own graph, which this becomes a part of
+            return self._function(*args, **kwargs)
+        from torch import _dynamo
         from torch.fx.experimental import _config as symbols
 
         # specialize_float: a float argument is a constant of the graph. No duck shapes: sizes that happen to
         # be equal (a chunk of 64 tokens, a head of 64) are still two sizes.
-        limits = torch._dynamo.config.patch(recompile_limit=VARIANTS, specialize_float=True)
+        limits = _dynamo.config.patch(recompile_limit=VARIANTS, specialize_float=True)
         sizes = symbols.patch(use_duck_shape=False)  # type: ignore[attr-defined]
         with limits, sizes, _missing_tools_named():
             return self.warm(*args, **kwargs)
