@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-# Kernels that have no matrix product: scans and sums over gates, vectors and segments, and the recurrent kernels, whose
-# only product is of a vector. Every other kernel must use the matrix unit.
+# Kernels that have no matrix product: scans and sums over gates, vectors, states and segments, and the recurrent ones,
+# whose only product is of a vector. Every other kernel must use the matrix unit.
 WITHOUT_MATRICES = {
     "chunk_gates",
+    "dot_states",
     "gate_gradients",
     "normalisers",
     "recurrent_tokens",

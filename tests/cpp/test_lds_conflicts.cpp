@@ -162,7 +162,7 @@ bool is_known(const Pattern& p) {
 // next, r+8..r+11 (interleaved streams) or r+4..r+7 (everything else): both differ in row / 4 + row / 8. Short rows
 // share a line of 128 bytes; a transposing store puts lanes 4 or 8 rows apart (8 to 24 where a row has 32 bytes), which
 // a change of place in the line separates. NVIDIA's floats must also be read in pairs: then four rows at two pieces are
-// served together, or, transposed, every other row.
+// served together, or, transposed, every other row; every eighth row is permuted alike, as Tile::Cursor wants it.
 int freeing_piece(Family f, int pieces, int row, int piece) {
   const int eighth = (row / 4 + row / 8) % 2;
   if (f == Family::cdna) {
@@ -173,9 +173,9 @@ int freeing_piece(Family f, int pieces, int row, int piece) {
   if (pieces == 4) return piece ^ (2 * ((row / 2) % 2) + (row / 4) % 2);
   return pieces == 2 ? piece ^ ((row / 4) % 2) : piece;
 }
-int freeing_row(Family, int pieces, int row) {
-  if (pieces == 4) return row ^ ((row / 4 + row / 8) % 2);
-  return pieces == 2 ? row ^ ((row / 8) % 4) : row;
+int freeing_row(Family f, int pieces, int row) {
+  if (pieces == 4) return row ^ ((row / 4 + (f == Family::nvidia ? 0 : row / 8)) % 2);
+  return pieces == 2 && f == Family::rdna ? row ^ ((row / 8) % 4) : row;
 }
 
 bool every_element_has_a_place(const lds::Tile& t) {
