@@ -3,8 +3,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "api/catalogue.h"
@@ -12,6 +14,8 @@
 #include "arch/isa.h"
 #include "build_info.h"
 #include "mlstm/plan.h"
+#include "mlstm/plan_gpu.h"
+#include "mlstm/recurrent_plan.h"
 
 namespace py = pybind11;
 using namespace xlstm;
@@ -84,13 +88,17 @@ std::vector<py::dict> catalogue() {
   return all;
 }
 
-py::dict plan_mlstm(int64_t sequences, int64_t heads, int64_t longest, int64_t chunk_size, int64_t threads) {
-  for (const auto& [name, value] : {std::pair<const char*, int64_t>{"sequences", sequences},
-                                    {"heads", heads},
-                                    {"longest", longest},
-                                    {"chunk_size", chunk_size},
-                                    {"threads", threads}})
+void check_positive(std::initializer_list<std::pair<const char*, int64_t>> values) {
+  for (const auto& [name, value] : values)
     if (value < 1) throw std::invalid_argument(std::string(name) + ": expected >= 1, got " + std::to_string(value));
+}
+
+py::dict plan_mlstm(int64_t sequences, int64_t heads, int64_t longest, int64_t chunk_size, int64_t threads) {
+  check_positive({{"sequences", sequences},
+                  {"heads", heads},
+                  {"longest", longest},
+                  {"chunk_size", chunk_size},
+                  {"threads", threads}});
   const MlstmCpuPlan p = plan_mlstm_cpu(sequences, heads, longest, chunk_size, threads);
   py::dict d;
   d["chunk"] = p.chunk;
@@ -98,6 +106,79 @@ py::dict plan_mlstm(int64_t sequences, int64_t heads, int64_t longest, int64_t c
   d["segments"] = p.segments;
   d["workers"] = p.workers;
   return d;
+}
+
+// ---- GPU plans, for known devices
+
+const DeviceFacts& device_of(const std::string& name) {
+  std::string names;
+  for (const DeviceFacts& f : kKnownDevices) {
+    if (name == f.name) return f;
+    names += names.empty() ? f.name : std::string(", ") + f.name;
+  }
+  throw std::invalid_argument("device: expected one of " + names + ", got " + name);
+}
+
+py::dict walk_plan(const gpu::WalkPlan& p, const gpu::Chip& chip, int element_bytes) {
+  const gpu::WalkShape shape = gpu::walk_shape(chip.family, element_bytes, p.rows, p.chunk);
+  py::dict d;
+  d["rows"] = p.rows;
+  d["chunk"] = p.chunk;
+  d["y_tile"] = p.y_tile;
+  d["tiles"] = p.tiles;
+  d["segments"] = p.segments;
+  d["segment_chunks"] = p.segment_chunks;
+  d["blocks"] = p.blocks;
+  d["threads"] = shape.threads;
+  d["lds_bytes"] = shape.lds_bytes;
+  return d;
+}
+
+py::dict plan_mlstm_gpu(const std::string& device, int64_t sequences, int64_t heads, int64_t length, int64_t dqk,
+                        int64_t dhv, int element_bytes) {
+  check_positive({{"sequences", sequences}, {"heads", heads}, {"length", length}, {"dqk", dqk}, {"dhv", dhv}});
+  if (element_bytes != 2 && element_bytes != 4)
+    throw std::invalid_argument("element_bytes: expected 2 or 4, got " + std::to_string(element_bytes));
+  const gpu::Chip chip = gpu::chip_of(device_of(device));
+  const gpu::MlstmShape shape{sequences, heads, length, dqk, dhv, false, element_bytes};
+  const gpu::ForwardPlan forward = gpu::plan_forward(shape, chip);
+  const gpu::BackwardPlan backward = gpu::plan_backward(shape, chip);
+  const gpu::RecurrentPlan step = gpu::plan_recurrent(sequences * heads, dqk, dhv, true, chip);
+  py::dict d, recurrent;
+  d["compute_units"] = chip.compute_units;
+  d["forward"] = walk_plan(forward.walk, chip, element_bytes);
+  d["dq"] = walk_plan(backward.dq, chip, element_bytes);
+  d["dk"] = walk_plan(backward.dk, chip, element_bytes);
+  d["dv"] = walk_plan(backward.dv, chip, element_bytes);
+  recurrent["in_registers"] = step.in_registers;
+  recurrent["columns"] = step.columns;
+  recurrent["tiles"] = step.tiles;
+  recurrent["threads"] = step.threads;
+  recurrent["blocks"] = step.blocks;
+  d["recurrent"] = recurrent;
+  return d;
+}
+
+gpu::Family family_of(const std::string& name) {
+  if (name == "cdna") return gpu::Family::cdna;
+  if (name == "rdna") return gpu::Family::rdna;
+  if (name == "nvidia") return gpu::Family::nvidia;
+  throw std::invalid_argument("family: expected cdna, rdna or nvidia, got " + name);
+}
+
+// Of walk<element, rows, chunk>; None where the family has no such kernel.
+py::object walk_shape(const std::string& family, int element_bytes, int rows, int chunk) {
+  const gpu::Family f = family_of(family);
+  if (!gpu::has_walk(f, element_bytes, rows, chunk)) return py::none();
+  const gpu::WalkShape s = gpu::walk_shape(f, element_bytes, rows, chunk);
+  py::dict d;
+  d["threads"] = s.threads;
+  d["y_tile"] = s.y_tile;
+  d["lds_bytes"] = s.lds_bytes;
+  return d;
+}
+int scores_lds_bytes(const std::string& family, int element_bytes, int chunk, bool backward) {
+  return gpu::scores_lds_bytes(family_of(family), element_bytes, chunk, backward);
 }
 
 }  // namespace
@@ -111,4 +192,13 @@ PYBIND11_MODULE(_native, m) {
   m.def("catalogue", catalogue, "The kernels in the op library.");
   m.def("plan_mlstm_cpu", plan_mlstm, py::arg("sequences"), py::arg("heads"), py::arg("longest"), py::arg("chunk_size"),
         py::arg("threads"), "How the chunkwise mLSTM is cut into tasks on a CPU.");
+  m.def("plan_mlstm_gpu", plan_mlstm_gpu, py::arg("device"), py::arg("sequences"), py::arg("heads"), py::arg("length"),
+        py::arg("dqk"), py::arg("dhv"), py::arg("element_bytes"),
+        "How the mLSTM is cut up on one of known_devices(): forward, the three walks of backward, sequence and step.");
+  m.def(
+      "walk_shape", walk_shape, py::arg("family"), py::arg("element_bytes"), py::arg("rows"), py::arg("chunk"),
+      "A block of the walk kernel: threads, columns of the state, LDS; None where the family (cdna, rdna, nvidia) has "
+      "no such kernel.");
+  m.def("scores_lds_bytes", scores_lds_bytes, py::arg("family"), py::arg("element_bytes"), py::arg("chunk"),
+        py::arg("backward"), "LDS of a block of the score kernel.");
 }

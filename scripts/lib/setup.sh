@@ -64,6 +64,23 @@ ensure_system_packages() {
     env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}" ccache
 }
 
+# A compiler for AMD GPUs: ROCm's own where it is installed, else Debian 12's clang.
+amd_packages=(clang-19 clang-tools-19 lld-19 llvm-19 rocm-device-libs libamdhip64-dev hipcc)
+has_amd_compiler() {
+  [ -x "${ROCM_PATH:-/opt/rocm}/llvm/bin/clang++" ] || dpkg-query -W "${amd_packages[@]}" >/dev/null 2>&1
+}
+can_compile_for_amd() {
+  has_amd_compiler || { [ "$(id -u)" -eq 0 ] && grep -qs '^VERSION_CODENAME=bookworm$' /etc/os-release; }
+}
+ensure_amd_compiler() {
+  if has_amd_compiler; then return; fi
+  can_compile_for_amd ||
+    fail "no compiler for AMD GPUs. Install ROCm, or on Debian 12: apt-get install ${amd_packages[*]}"
+  run_quietly "apt-get update" apt-get update
+  run_quietly "apt-get install ${amd_packages[*]}" \
+    env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${amd_packages[@]}"
+}
+
 # Whether an interpreter sees a torch that is new enough; it is looked up, not imported.
 has_torch() {
   "$1" - "$oldest_torch" 2>/dev/null <<'PY'

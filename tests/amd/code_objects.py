@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The AMD code in the build's object files: each kernel's notes (registers, LDS, scratch, spills) and instructions.
+
+An object file holds a bundle with a code object per chip. The compiler's own tools take it apart: they lie beside the
+compiler that CMake chose, in ROCm as in a distribution.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import jobs
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "amd"
+ARCHS = ("gfx90a", "gfx942", "gfx1100")
+# The options of `./scripts/test amd`, so that after that stage nothing is left to compile.
+OPTIONS = ("-DGPU=HIP", "-DXLSTM_HIP_PYTHON=OFF", f"-DCMAKE_HIP_ARCHITECTURES={';'.join(ARCHS)}")
+TARGETS = ("xlstm_hip_gpu", "xlstm_hip_host")
+
+
+class NoCompiler(RuntimeError):
+    """This machine cannot compile for AMD GPUs, in the build's own words."""
+
+
+def run(*command: str | Path) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # cmake may be this environment's
+    done = subprocess.run(
+        [str(x) for x in command],
+        env={**os.environ, "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))} ended with {done.returncode}\n{done.stdout}")
+    return done.stdout
+
+
+def build() -> None:
+    """All GPU kernels, and the host code that launches them."""
+    try:
+        run("cmake", "-G", "Ninja", "-S", ROOT, "-B", BUILD, *OPTIONS)
+    except RuntimeError as error:
+        reason = re.search(r"GPU=HIP cannot be built:(.*?)(?:Call Stack|\Z)", str(error), re.DOTALL)
+        if reason:
+            raise NoCompiler(" ".join(reason[1].split())) from None
+        raise
+    run("cmake", "--build", BUILD, "-j", str(jobs.job_limit()), "--target", *TARGETS)
+
+
+@dataclass(frozen=True)
+class Compiler:
+    path: Path
+
+    @classmethod
+    def of_build(cls) -> Compiler:
+        cache = (BUILD / "CMakeCache.txt").read_text()
+        found = re.search(r"^CMAKE_HIP_COMPILER:\w+=(.*)$", cache, re.MULTILINE)
+        if not found:
+            raise RuntimeError(f"{BUILD} is no HIP build")
+        return cls(Path(found[1]))
+
+    def tool(self, name: str) -> Path:
+        tool = self.path.resolve().parent / name
+        if not tool.exists():
+            raise RuntimeError(f"{self.path} has no {name} beside it: install the llvm package of its version")
+        return tool
+
+    @cached_property
+    def version(self) -> str:
+        found = re.search(r"clang version (\S+)", run(self.path, "--version"))
+        if not found:
+            raise RuntimeError(f"{self.path} does not say its version")
+        return f"clang {found[1]}"
+
+
+@dataclass(frozen=True)
+class Instruction:
+    address: int
+    name: str
+    operands: str
+
+
+@dataclass
+class Kernel:
+    name: str  # as written in the source, without namespace and parameters: walk<bf16, 256, 32>
+    arch: str
+    notes: dict[str, str]
+    instructions: list[Instruction] = field(default_factory=list)
+
+    def note(self, key: str) -> int:
+        return int(self.notes[key])
+
+    @property
+    def family(self) -> str:
+        return "cdna" if self.arch.startswith("gfx9") else "rdna"
+
+    @property
+    def template(self) -> str:
+        return self.name.partition("<")[0]
+
+    @property
+    def arguments(self) -> list[str]:
+        inside = self.name.partition("<")[2].rstrip(">")
+        return [x.strip() for x in inside.split(",")] if inside else []
+
+    @property
+    def is_empty(self) -> bool:
+        """A kernel that this family's plans never launch has an empty body."""
+        return {x.name for x in self.instructions} <= {"s_endpgm", "s_nop", "s_code_end"}
+
+
+SHORT = {"xlstm::gpu::BFloat16": "bf16", "xlstm::gpu::Float16": "fp16", "float": "fp32"}
+
+
+def short_name(demangled: str) -> str:
+    name = re.sub(r"^void |\([^()]*\)$", "", demangled.replace("(anonymous namespace)::", ""))
+    for long, short in SHORT.items():
+        name = re.sub(rf"\b{long}\b", short, name)
+    return re.sub(r"(\w+::)+", "", name).replace("<0>", "")
+
+
+def parse_notes(text: str) -> list[dict[str, str]]:
+    """The scalars of each kernel in `llvm-readelf --notes`; arguments and other lists lie deeper."""
+    kernels: list[dict[str, str]] = []
+    inside = False
+    for line in text.splitlines():
+        if not line.startswith(" "):
+            inside = line == "amdhsa.kernels:"
+        elif inside:
+            if line.startswith("  - "):
+                kernels.append({})
+            found = re.match(r"(?:  - |    )\.(\w+):\s+(\S.*)$", line)
+            if found:
+                kernels[-1][found[1]] = found[2].strip("'\"")
+    return kernels
+
+
+def parse_disassembly(text: str) -> dict[str, list[Instruction]]:
+    """Symbol -> instructions, of `llvm-objdump -d --no-show-raw-insn`."""
+    symbols: dict[str, list[Instruction]] = {}
+    now: list[Instruction] = []
+    for line in text.splitlines():
+        start = re.match(r"[0-9a-f]+ <(.+)>:$", line)
+        if start:
+            now = symbols.setdefault(start[1], [])
+            continue
+        found = re.match(r"\s+(\w+)(?: +(.*?))?\s*// ([0-9A-F]+):", line)
+        if found:
+            now.append(Instruction(int(found[3], 16), found[1], found[2] or ""))
+    for instructions in symbols.values():  # what pads the last kernel to a cache line
+        while instructions and instructions[-1].name in ("s_code_end", "s_nop"):
+            instructions.pop()
+    return symbols
+
+
+def kernels_in(compiler: Compiler, object_file: Path, scratch: Path) -> list[Kernel]:
+    bundle = scratch / "bundle"
+    run(compiler.tool("llvm-objcopy"), f"--dump-section=.hip_fatbin={bundle}", object_file, scratch / "unused")
+    kernels = []
+    for arch in ARCHS:
+        code = scratch / arch
+        target = f"hipv4-amdgcn-amd-amdhsa--{arch}"
+        bundler = compiler.tool("clang-offload-bundler")
+        run(bundler, "--unbundle", "--type=o", f"--input={bundle}", f"--targets={target}", f"--output={code}")
+        found = parse_notes(run(compiler.tool("llvm-readelf"), "--notes", code))
+        if not found:
+            continue
+        disassembly = parse_disassembly(run(compiler.tool("llvm-objdump"), "-d", "--no-show-raw-insn", code))
+        names = run(compiler.tool("llvm-cxxfilt"), *(notes["name"] for notes in found)).splitlines()
+        for notes, name in zip(found, names, strict=True):
+            kernels.append(Kernel(short_name(name), arch, notes, disassembly[notes["name"]]))
+    return kernels
+
+
+def all_kernels(scratch: Path) -> list[Kernel]:
+    """Of every GPU source, in the order of names."""
+    compiler = Compiler.of_build()
+    sources = {path.name for path in (ROOT / "csrc").rglob("*_gpu.hip")}
+    objects = [path for path in BUILD.rglob("*_gpu.hip.o") if path.name.removesuffix(".o") in sources]
+    missing = sources - {path.name.removesuffix(".o") for path in objects}
+    if missing:
+        raise RuntimeError(f"not built: {', '.join(sorted(missing))}")
+    return [kernel for path in sorted(objects) for kernel in kernels_in(compiler, path, scratch)]

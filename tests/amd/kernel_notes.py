@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of kernels: which ones multiply matrices, and why some need more vector instructions than the aim."""
+
+from __future__ import annotations
+
+# Kernels that have no matrix product: scans and sums over gates, vectors, states and segments, and the recurrent ones,
+# whose only product is of a vector. Every other kernel must use the matrix unit.
+WITHOUT_MATRICES = {
+    "chunk_gates",
+    "dot_states",
+    "gate_gradients",
+    "normalisers",
+    "recurrent_tokens",
+    "recurrent_tokens_any",
+    "scan_flows",
+    "scan_segments",
+    "scan_vectors",
+    "settle",
+    "stabilisers",
+    "sum_chunk_flows",
+}
+
+# (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
+CDNA = "gfx90a|gfx942"
+NOTES: list[tuple[str, str, str]] = [
+    (
+        CDNA,
+        r"walk<fp16, .*",
+        "the greatest of the state, by which float16 operands are scaled to stay below 65504, and packing, which takes "
+        "two conversions a pair; with 64 and 128 rows, what is said of bfloat16 there.",
+    ),
+    (
+        CDNA,
+        r"walk<bf16, (64|128), .*",
+        "a chunk's costs that do not grow with the rows: zeros for pieces outside, addresses, factors, outputs on "
+        "their way through LDS.",
+    ),
+    (
+        CDNA,
+        r"walk<bf16, 512, .*",
+        "as with 256 rows, and adding up the outputs of the two waves that share a tile's columns.",
+    ),
+    (
+        "gfx1100",
+        r"walk<(bf16|fp16), .*",
+        "the exchange between the halves of a wave that makes accumulators an operand (one permlanex16 and two selects "
+        "for each register), rounding and packing, and registers that are spilled. WMMA shares its issue slots with "
+        "all of these.",
+    ),
+    (
+        "gfx1100",
+        r"(walk|scores)<fp32, .*",
+        "floats are split into three bfloat16, each by a mask, a difference and a test for infinity: WMMA takes no "
+        "floats.",
+    ),
+    (
+        "gfx1100",
+        r"scores<(bf16|fp16), .*",
+        "addresses and moves of a slice of 64 features, for the one strip (four WMMA) that a wave has of it.",
+    ),
+]

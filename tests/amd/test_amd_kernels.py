@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU kernels as AMD's compiler makes them: registers, LDS, scratch, and matrix instructions in the loops.
+
+No GPU is needed. `./scripts/test amd` compiles what is looked at here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import time
+
+import pytest
+
+import code_objects
+import kernel_table
+from code_objects import ARCHS, Compiler
+from kernel_notes import NOTES, WITHOUT_MATRICES
+from kernel_table import LDS_BYTES, MOST_VECTOR, Row
+from xlstm_hip import _native
+
+pytestmark = pytest.mark.amd
+CDNA = ("gfx90a", "gfx942")
+OUTPUTS = code_objects.ROOT / "test_outputs"
+AGAIN = "PYTHONPATH=build_backend python tests/amd/kernel_table.py --write"
+
+
+@pytest.fixture(scope="session")
+def table() -> list[Row]:
+    try:
+        code_objects.build()
+    except code_objects.NoCompiler as error:
+        pytest.skip(f"no compiler for AMD GPUs; ./scripts/test amd installs one as root: {error}")
+    rows = kernel_table.rows()
+    folder = OUTPUTS / time.strftime("amd_%Y-%m-%d_%H-%M-%S")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "amd_kernels.md").write_text(kernel_table.markdown(rows, Compiler.of_build().version))
+    with (folder / "amd_kernels.jsonl").open("w") as file:
+        for row in rows:
+            file.write(json.dumps(dataclasses.asdict(row)) + "\n")
+    print(f"written to {folder}")
+    return rows
+
+
+def text(rows: list[Row], *facts: str) -> str:
+    """For the message of a failed check."""
+    return "\n".join(f"{r.arch} {r.kernel}: " + ", ".join(f"{f} {getattr(r, f)}" for f in facts) for r in rows)
+
+
+def test_every_chip_has_the_kernels(table: list[Row]) -> None:
+    templates = {arch: {row.kernel.partition("<")[0] for row in table if row.arch == arch} for arch in ARCHS}
+    assert {"walk", "scores", "recurrent_tokens"} <= templates["gfx942"]
+    assert templates["gfx90a"] == templates["gfx942"] == templates["gfx1100"]
+
+
+def test_no_scratch_and_no_spills_on_cdna(table: list[Row]) -> None:
+    bad = [row for row in table if row.arch in CDNA and (row.scratch or row.spills)]
+    assert not bad, "\n" + text(bad, "scratch", "spills", "vgprs", "agprs")
+
+
+def test_lds_fits_a_block(table: list[Row]) -> None:
+    bad = [row for row in table if row.lds > LDS_BYTES]
+    assert not bad, "\n" + text(bad, "lds")
+    for family in ("cdna", "rdna"):
+        for element_bytes in (2, 4):
+            for rows in (64, 128, 256, 512):
+                shapes = [_native.walk_shape(family, element_bytes, rows, chunk) for chunk in (32, 16)]
+                assert min(shape["lds_bytes"] for shape in shapes if shape) <= LDS_BYTES, (family, element_bytes, rows)
+
+
+def test_a_block_fits_a_compute_unit(table: list[Row]) -> None:
+    bad = [row for row in table if row.blocks < 1]
+    assert not bad, "\n" + text(bad, "waves", "threads", "vgprs", "lds")
+
+
+def test_matrix_products_are_made_by_the_matrix_unit(table: list[Row]) -> None:
+    multiplying = [row for row in table if row.kernel.partition("<")[0] not in WITHOUT_MATRICES]
+    idle = [row for row in multiplying if not row.matrix]
+    assert not idle, "no MFMA or WMMA in a loop (kernel_notes.py lists the kernels that need none)\n" + text(idle)
+    partly = [row for row in multiplying if row.units < row.least_units]
+    assert not partly, "products beside the matrix unit\n" + text(partly, "units", "least_units")
+    scalar = [row for row in multiplying if row.fma_share > 0.05]
+    assert not scalar, "many multiply-adds one by one\n" + text(scalar, "fma_share")
+
+
+def test_vector_instructions_around_the_matrix_unit(table: list[Row]) -> None:
+    """At most ten a unit; with a note, not over a tenth more than docs/amd_kernels.md has."""
+    many = [row for row in table if row.vector > MOST_VECTOR]
+    unexplained = [row for row in many if not row.note]
+    assert not unexplained, "a note in kernel_notes.py must say what for\n" + text(unexplained, "vector", "units")
+    _, cells = kernel_table.recorded()
+    place = kernel_table.COLUMNS.index("vector")
+    before = {key: float(row[place]) for key, row in cells.items() if row[place]}
+    worse = [row for row in many if row.vector > 1.1 * before.get((row.arch, row.kernel), MOST_VECTOR) + 0.05]
+    assert not worse, f"more than docs/amd_kernels.md has; on purpose? {AGAIN}\n" + text(worse, "vector", "units")
+
+
+def test_every_note_is_of_a_kernel(table: list[Row]) -> None:
+    for archs, kernels, _ in NOTES:
+        assert any(re.fullmatch(archs, r.arch) and re.fullmatch(kernels, r.kernel) for r in table), (archs, kernels)
+    assert {row.kernel.partition("<")[0] for row in table} >= WITHOUT_MATRICES
+
+
+def test_the_page_is_not_stale(table: list[Row]) -> None:
+    """Row by row; the figures of another compiler may differ."""
+    compiler, cells = kernel_table.recorded()
+    now = {(row.arch, row.kernel): row.cells() for row in table}
+    assert set(cells) == set(now), f"docs/amd_kernels.md lists other kernels: {AGAIN}"
+    if compiler != Compiler.of_build().version:
+        pytest.skip(f"docs/amd_kernels.md is of {compiler}, this is {Compiler.of_build().version}")
+    changed = [key for key, row in now.items() if row != cells[key]]
+    assert not changed, f"docs/amd_kernels.md has other figures for {changed}: {AGAIN}"

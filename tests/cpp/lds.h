@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// LDS on the CPU: the addresses that Tile::at (csrc/tile/gpu.h) computes, and how often lanes that are served together
+// meet in a bank.
+#pragma once
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "arch/family.h"
+
+namespace lds {
+
+using xlstm::gpu::Family;
+
+// How a tile's pieces are permuted: arch/family.h's way, or another that is tried.
+struct Swizzle {
+  int (*piece)(Family, int pieces, int row, int piece);
+  int (*row)(Family, int pieces, int row);
+};
+inline Swizzle own_swizzle() {
+  return {[](Family f, int pieces, int row, int piece) { return xlstm::gpu::swizzled_piece(f, pieces, row, piece); },
+          [](Family f, int pieces, int row) { return xlstm::gpu::swizzled_row(f, pieces, row); }};
+}
+
+struct Tile {
+  Family family;
+  int element_bytes, rows, columns;
+  Swizzle swizzle = own_swizzle();
+
+  int pieces() const { return columns * element_bytes / 16; }
+  int at(int row, int column) const {  // in bytes
+    const int n = 16 / element_bytes;
+    const int place = swizzle.row(family, pieces(), row) * pieces() + swizzle.piece(family, pieces(), row, column / n);
+    return 16 * place + column % n * element_bytes;
+  }
+};
+
+// Which lanes of a wave are served together, for accesses of so many bytes a lane.
+enum class Access { read, write, ldmatrix };
+inline std::vector<std::vector<int>> served_together(Family f, Access access, int bytes) {
+  std::vector<std::vector<int>> groups;
+  if (f == Family::cdna && access == Access::read && bytes == 16) {
+    const int first[4][2] = {{0, 20}, {4, 16}, {8, 28}, {12, 24}};
+    for (int half = 0; half < 64; half += 32)
+      for (const auto& starts : first) {
+        std::vector<int> group;
+        for (int start : starts)
+          for (int lane = 0; lane < 4; ++lane) group.push_back(half + start + lane);
+        groups.push_back(group);
+      }
+    return groups;
+  }
+  const int size = access == Access::ldmatrix ? 8 : std::min(32, 128 / bytes);
+  for (int first = 0; first < xlstm::gpu::wave_size(f); first += size) {
+    std::vector<int> group;
+    for (int lane = first; lane < first + size; ++lane) group.push_back(lane);
+    groups.push_back(group);
+  }
+  return groups;
+}
+
+// How many times as long the worst group takes as it would without conflicts. address[lane], -1: the lane takes no
+// part.
+inline int conflict(Family f, Access access, int bytes, const std::vector<int>& address) {
+  int worst = 1;
+  for (const auto& group : served_together(f, access, bytes)) {
+    std::set<int> words[32];
+    for (int lane : group)
+      if (address[lane] >= 0)
+        for (int at = address[lane] / 4; at < (address[lane] + bytes + 3) / 4; ++at) words[at % 32].insert(at);
+    for (const auto& bank : words) worst = std::max(worst, int(bank.size()));
+  }
+  return worst;
+}
+
+}  // namespace lds
