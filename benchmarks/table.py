@@ -19,7 +19,7 @@ SIDES = ("mlstm_kernels", "transformers")
 ERROR_COLUMNS = ("h", "c", "dq", "dk", "dv", "di", "df")
 
 
-def _lines(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def lines_of(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     padded = [
         "| " + " | ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)) + " |" for row in (columns, *rows)
@@ -90,7 +90,7 @@ def _times(results: Results) -> list[str]:
         for kernel in cell["kernels"]
         if kernel["side"] == "xlstm_hip"
     ]
-    return _lines(columns, rows)
+    return lines_of(columns, rows)
 
 
 def _errors(results: Results) -> list[str]:
@@ -107,7 +107,7 @@ def _errors(results: Results) -> list[str]:
             wrong = [name for name, error in errors.items() if not error <= limit]
             note = f"inexact: {', '.join(wrong)}" if wrong else ""
             rows.append((*lead, _spread(kernel["ms"]), *cells, note))
-    return _lines(("work", "dtype", "size", "kernel", "ms", *ERROR_COLUMNS, "note"), rows)
+    return lines_of(("work", "dtype", "size", "kernel", "ms", *ERROR_COLUMNS, "note"), rows)
 
 
 def _memory(results: Results) -> list[str]:
@@ -120,7 +120,7 @@ def _memory(results: Results) -> list[str]:
         states = cell["segment_state_bytes"]
         allowed = "n/a" if states is None else f"{(cell['result_bytes'] + states) / MB:.0f}"
         rows.append((cell["dtype"], cell["size"], *grown, f"{cell['result_bytes'] / MB:.0f}", allowed))
-    return _lines(columns, rows)
+    return lines_of(columns, rows)
 
 
 def markdown(results: Results) -> str:

@@ -54,13 +54,21 @@ def _seconds(call: Call, times: int) -> float:
     return time.perf_counter() - begin
 
 
-def interleaved(calls: Mapping[str, Call], pace: Pace, each_round: Callable[[float], None]) -> dict[str, Samples]:
-    """Every round takes one sample of every call; each_round gets the fraction of the whole that it was."""
+def interleaved(
+    calls: Mapping[str, Call],
+    pace: Pace,
+    each_round: Callable[[float], None],
+    seconds: Callable[[Call, int], float] = _seconds,
+) -> dict[str, Samples]:
+    """Every round takes one sample of every call; each_round gets the fraction of the whole that it was.
+
+    seconds: how long so many calls, one after the other, take.
+    """
     names = list(calls)
     once = {}
     for name in names:
-        first = _seconds(calls[name], 1)  # pays for allocations and caches
-        once[name] = first if first > pace.sample_seconds else _seconds(calls[name], 1)
+        first = seconds(calls[name], 1)  # pays for allocations and caches
+        once[name] = first if first > pace.sample_seconds else seconds(calls[name], 1)
     repeats = {name: max(1, math.ceil(pace.sample_seconds / once[name])) for name in names}
     # One more call per sample is not timed: it brings back the caches that the other calls emptied.
     warm = {name: repeats[name] > 1 for name in names}
@@ -77,7 +85,7 @@ def interleaved(calls: Mapping[str, Call], pace: Pace, each_round: Callable[[flo
             for name in names[start:] + names[:start]:
                 if warm[name]:
                     calls[name]()
-                ms[name].append(_seconds(calls[name], repeats[name]) / repeats[name] * 1e3)
+                ms[name].append(seconds(calls[name], repeats[name]) / repeats[name] * 1e3)
             each_round(1 / rounds)
     finally:
         gc.enable()

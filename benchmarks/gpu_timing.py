@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clocks for calls on a GPU: by its own events, in a graph, with a cold L2; and the memory that a call takes.
+
+On the CPU, to try a benchmark out, the clock is the host's, and graphs and memory are not to be had.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from timing import Call
+
+FLUSH_FACTOR = 4  # so many times L2 is written to empty it
+SETS_FACTOR = 3  # input sets that take turns fill L2 so many times
+CPU_CACHE = 32 << 20  # stands for L2 where there is none to ask for
+
+
+class Machine:
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self.gpu = self.device.type == "cuda"
+        self.l2_bytes = CPU_CACHE
+        if self.gpu:
+            self.l2_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
+        self._flush = torch.empty(FLUSH_FACTOR * self.l2_bytes if self.gpu else 1, dtype=torch.uint8, device=device)
+
+    def synchronize(self) -> None:
+        if self.gpu:
+            torch.cuda.synchronize(self.device)
+
+    def free_bytes(self) -> int:
+        if not self.gpu:
+            return 4 << 30
+        reserved = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return torch.cuda.mem_get_info(self.device)[0] + reserved
+
+    def sets(self, set_bytes: int) -> int:
+        """How many sets of inputs must take turns so that none is in L2 when its turn comes."""
+        return max(1, -(-SETS_FACTOR * self.l2_bytes // set_bytes)) if set_bytes < SETS_FACTOR * self.l2_bytes else 1
+
+    def seconds(self, call: Call, times: int) -> float:
+        """Of so many calls back to back; where the host is slower than the GPU, its time."""
+        if not self.gpu:
+            begin = time.perf_counter()
+            for _ in range(times):
+                call()
+            return time.perf_counter() - begin
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(times):
+            call()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e-3
+
+    def cold_seconds(self, call: Call, times: int) -> float:
+        """Of so many calls, each with an empty L2: the flush, which is not counted, also hides the host's part."""
+        if not self.gpu:
+            return self.seconds(call, times)
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(times)]
+        for begin, end in events:
+            self._flush.zero_()
+            begin.record()
+            call()
+            end.record()
+        self.synchronize()
+        return sum(begin.elapsed_time(end) for begin, end in events) * 1e-3
+
+    def host_ms(self, call: Call, times: int = 10) -> float:
+        """What the host needs to put one call on the stream."""
+        call()
+        self.synchronize()
+        begin = time.perf_counter()
+        for _ in range(times):
+            call()
+        taken = (time.perf_counter() - begin) / times * 1e3
+        self.synchronize()
+        return taken
+
+    def peak_bytes(self, call: Call) -> int | None:
+        """Allocated at the worst moment of a call, beyond what was before."""
+        if not self.gpu:
+            return None
+        self.synchronize()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        out = call()
+        self.synchronize()
+        peak = torch.cuda.max_memory_allocated(self.device) - before
+        del out
+        return peak
+
+    def graph_of(self, calls: Sequence[Call]) -> Call:
+        """One replay does all the calls; each has run before, so nothing is compiled in the capture."""
+        if not self.gpu:
+            raise LookupError("no graphs on the CPU")
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            calls[0]()
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+        return graph.replay
+
+
+def taking_turns(calls: Sequence[Call]) -> Call:
+    """One call that is the next of these each time."""
+    turns = itertools.cycle(calls)
+    return lambda: next(turns)()
+
+
+def ceilings(machine: Machine, quick: bool) -> dict[str, float]:
+    """What the device itself does: a copy, bytes read and written a second, and a bf16 matrix product."""
+    size = 1 << (20 if quick else 30)
+    source = torch.zeros(size, dtype=torch.uint8, device=machine.device)
+    target = torch.empty_like(source)
+    side = 256 if quick else 8192
+    a, b = (torch.randn(side, side, device=machine.device).bfloat16() for _ in range(2))
+    product = torch.empty_like(a)
+
+    def best(call: Callable[[], Any], times: int) -> float:
+        machine.seconds(call, times)
+        return min(machine.seconds(call, times) / times for _ in range(5))
+
+    copy = best(lambda: target.copy_(source), 3 if quick else 20)
+    matmul = best(lambda: torch.matmul(a, b, out=product), 3 if quick else 20)
+    return {"copy_bytes_per_second": 2 * size / copy, "bf16_flops": 2 * side**3 / matmul}

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU benchmark, tried on the CPU: it runs, reports peers that are missing, and tables what was measured."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+MODULES = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
+SCRIPT = BENCHMARKS / "mlstm_gpu.py"
+Load = Callable[[str], Any]
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setenv("DISABLE_LLVM_OPT", "1")  # the module sets it; put back afterwards
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("benchmark") / "made" / "gpu.json"
+    command = [sys.executable, str(SCRIPT), "--quick", "--device", "cpu", "--out", str(out)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def test_smoke_run(smoke_run: Path) -> None:
+    results = json.loads(smoke_run.read_text())
+    assert [cell["work"] for cell in results["cells"]] == ["forward", "forward+backward", "step", "step"]
+    for cell in results["cells"]:
+        for kernel in cell["kernels"]:
+            if kernel["side"] == "xlstm_hip":
+                assert kernel["eager"]["median"] > 0 and max(kernel["errors"].values()) < 0.01
+            else:
+                assert kernel["missing"]
+    assert [(x["work"], x["tokens"]) for x in results["lengths"]] == [
+        (work, tokens) for work in ("forward", "forward+backward") for tokens in (256, 512)
+    ]
+    text = smoke_run.with_suffix(".md").read_text()
+    assert "A smoke run" in text and "No module named 'fla'" in text
+
+
+def as_on_a_gpu(results: dict[str, Any]) -> dict[str, Any]:
+    """The smoke run's file with peers, graphs and memory filled in."""
+    results = copy.deepcopy(results)
+    results["settings"]["quick"] = False
+    spread = {"median": 1.0, "min": 0.9, "max": 1.2}
+    for cell in results["cells"]:
+        step = cell["work"] == "step"
+        modes = ("graph", "one replay") if step else ("eager", "graph")
+        shape = "B1 NH8 256/512" if step else "B8 NH8 S8192 256/512"
+        cell["title"] = f"{cell['work']} {shape}"
+        cell["ratios"] = []
+        for kernel in cell["kernels"]:
+            kernel |= {mode: spread for mode in modes} | {"peak_bytes": 1537 << 20, "host_ms": 0.05}
+            kernel.pop("missing", None)
+            for peer in (k for k in cell["kernels"] if k["side"] != "xlstm_hip" and kernel["side"] == "xlstm_hip"):
+                pair = {"ours": kernel["name"], "peer": peer["name"], "side": peer["side"]}
+                median = 4.0 if peer["side"] == "mlstm_kernels" else 3.5
+                cell["ratios"] += [pair | {"mode": mode, "median": median, "min": 1, "max": 9} for mode in modes]
+    return results
+
+
+def test_the_table_holds_figures_to_the_aims(load: Load, smoke_run: Path, tmp_path: Path) -> None:
+    report = load("gpu_report")
+    results = as_on_a_gpu(json.loads(smoke_run.read_text()))
+    text = report.markdown(results)
+    forward, both = (
+        next(line for line in text.splitlines() if f"| {work} " in line and " ours  " in line)
+        for work in ("forward", "forward+backward")
+    )
+    assert "4.00x, 4.00x, aim 8.5 MISSED, common aim 3.6 met" in forward
+    assert "3.50x, 3.50x, aim 3.3 met, common aim 1.4 met" in forward
+    assert "aim 5.8 MISSED" in both and "1537 (results" in both and "aim 1536 MISSED" in both
+    assert "aim 5 MISSED" in text  # a step of 1000 us
+    pytest.importorskip("matplotlib")
+    report.draw(results, tmp_path / "gpu.png")
+    assert (tmp_path / "gpu.png").stat().st_size > 10_000
+
+
+def test_plot_from_the_file_alone(smoke_run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(smoke_run.read_text())
+    done = subprocess.run([sys.executable, str(SCRIPT), "--plot", str(other)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert other.with_suffix(".md").read_text() == smoke_run.with_suffix(".md").read_text()
+
+
+def test_what_is_late_is_said(load: Load, tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--quick", "--device", "cpu", "--seconds", "0"]
+    done = subprocess.run([*command, "--out", str(tmp_path / "late.json")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "late.json").read_text())
+    assert all(x["missing"] == "left out for time" for x in results["cells"] + results["lengths"])
+
+
+def test_a_wrong_result_is_told(load: Load) -> None:
+    kernels = [
+        {"side": side, "name": side, "errors": {"h": error}}
+        for side, error in (("xlstm_hip", 0.2), ("xlstm_hip", float("nan")), ("xlstm_hip", 0.001), ("peer", 1.0))
+    ]
+    found = load("mlstm_gpu").wrong_results({"cells": [{"title": "T", "kernels": kernels}]})
+    assert found == ["T: xlstm_hip: h is 0.2 from the truth", "T: xlstm_hip: h is nan from the truth"]
+
+
+def test_a_peer_that_ends_the_process_is_not_run(load: Load, tmp_path: Path) -> None:
+    contenders = load("gpu_contenders")
+    script = tmp_path / "dies.py"
+    script.write_text(
+        "import os, sys\n"
+        "print('done forward', flush=True)\n"
+        "print('x.cpp:1: Assertion `good` failed.', file=sys.stderr, flush=True)\n"
+        "os.abort() if 'xl_chunk' in sys.argv[-1] else print('done forward+backward\\ndone step')\n"
+    )
+    lost = contenders.not_survived([sys.executable, str(script)], dict(os.environ))
+    assert set(lost) == {("xl_chunk 128", "forward+backward")}
+    assert "Assertion `good` failed" in lost["xl_chunk 128", "forward+backward"]
+
+
+def test_llvm_is_off_for_one_kernel_alone(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    contenders = load("gpu_contenders")
+    seen = {}
+    for contender in contenders.CONTENDERS:
+        with contenders.compiling(contender):
+            seen[contender.name] = os.environ.get("DISABLE_LLVM_OPT")
+    assert seen["xl_chunk 128"] == "1" and seen["limit_chunk 64"] is seen["FLA simple_gla"] is None
+    assert os.environ["DISABLE_LLVM_OPT"] == "1"
+
+
+def test_floors(load: Load) -> None:
+    """Written out: q, k, v, i, f read and h written; then those, h and dh read and the gradients written."""
+    gpu, problem = load("mlstm_gpu"), load("mlstm_problem")
+    cell = problem.Cell("forward", "bf16", 2, 3, 10, 4, 8, 64)
+    tokens = 2 * 3 * 10
+    assert gpu.bytes_of(cell) == 2 * tokens * (4 + 4 + 8 + 8 + 2)
+    both = problem.Cell("forward+backward", "bf16", 2, 3, 10, 4, 8, 64)
+    assert gpu.bytes_of(both) == gpu.bytes_of(cell) + 2 * tokens * (4 + 4 + 3 * 8 + 2 + 4 + 4 + 8 + 2)
+    assert gpu.result_bytes(both) == 2 * tokens * (8 + 4 + 4 + 8 + 2)
+    machine = load("gpu_timing").Machine("cpu")
+    assert machine.sets(machine.l2_bytes) == 3 and machine.sets(10 * machine.l2_bytes) == 1
+
+
+def test_our_inputs_make_finite_results(load: Load) -> None:
+    contenders, problem = load("gpu_contenders"), load("mlstm_problem")
+    cell = problem.Cell("step", "bf16", 1, 2, 1, 8, 16, 64)
+    inputs = contenders.make_inputs(cell, torch.device("cpu"))
+    before = inputs["c"].clone()
+    in_place, other = contenders.contenders_for("step")[:2]
+    first, again = in_place.prepare(cell, inputs), other.prepare(cell, inputs)
+    assert torch.equal(first()["c"], again()["c"])
+    assert torch.equal(inputs["c"], before), "a contender in place has states of its own"
