@@ -107,7 +107,7 @@ XLSTM_DEVICE StripPosition state_position(int r, int tile) {
           tile * kShape.y_tile + wave_y * kColumnsPerWave + strip % kYStrips * kStripColumns + at.column};
 }
 template <class E, int kRows, int kChunk>
-constexpr int kStateRegisters = kRows* walk_shape(kFamily, sizeof(E), kRows, kChunk).y_tile /
+constexpr int kStateRegisters = kRows * walk_shape(kFamily, sizeof(E), kRows, kChunk).y_tile /
                                 walk_shape(kFamily, sizeof(E), kRows, kChunk).threads;
 
 constexpr int kAhead = 8;  // segments that are read at a time
