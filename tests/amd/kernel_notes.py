@@ -26,19 +26,19 @@ NOTES: list[tuple[str, str, str]] = [
     (
         CDNA,
         r"walk<fp16, .*",
-        "the greatest of the state, by which float16 operands are scaled to stay below 65504, and packing, which takes "
-        "two conversions a pair; with 64 and 128 rows, what is said of bfloat16 there.",
+        "what is said of bfloat16, the greatest of the state, by which operands are scaled to stay below 65504, "
+        "and packing, which takes two conversions a pair.",
     ),
     (
         CDNA,
-        r"walk<bf16, (64|128), .*",
-        "a chunk's costs that do not grow with the rows: zeros for pieces outside, addresses, factors, outputs on "
-        "their way through LDS.",
+        r"walk<bf16, .*",
+        "a chunk's costs that hardly grow with the rows: addresses, made anew so that they are not spilled, zeros for "
+        "pieces outside, factors, scalars back from lanes, outputs on their way through LDS.",
     ),
     (
         CDNA,
-        r"walk<bf16, 512, .*",
-        "as with 256 rows, and adding up the outputs of the two waves that share a tile's columns.",
+        r"scores<(bf16|fp16), .*",
+        "addresses of a slice of 64 features, made anew for each, and of the one strip that a wave has of it.",
     ),
     (
         "gfx1100",

