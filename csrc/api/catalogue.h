@@ -13,6 +13,7 @@ struct KernelEntry {
 };
 
 inline constexpr const char* kAllDtypes = "float32 bfloat16 float16 float64";
+[[maybe_unused]] inline constexpr const char* kGpuDtypes = "float32 bfloat16 float16";
 inline constexpr const char* kWide = "float32, float64 with float64";
 inline constexpr KernelEntry kCatalogue[] = {
     {"mlstm_chunkwise", "cpu", kAllDtypes, kWide, "csrc/mlstm/chunkwise_cpu.cpp"},
@@ -22,6 +23,15 @@ inline constexpr KernelEntry kCatalogue[] = {
     {"mlstm_backward_states", "cpu", kAllDtypes, kWide, "csrc/mlstm/chunkwise_cpu.cpp"},
     {"mlstm_step", "cpu", kAllDtypes, kWide, "csrc/mlstm/recurrent_cpu.cpp"},
     {"mlstm_step_", "cpu", kAllDtypes, kWide, "csrc/mlstm/recurrent_cpu.cpp"},
+#if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
+    {"mlstm_chunkwise", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise_gpu.hip"},
+    {"mlstm_chunkwise_states", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise_gpu.hip"},
+    {"mlstm_sequence", "cuda", kGpuDtypes, "float32", "csrc/mlstm/recurrent_gpu.hip"},
+    {"mlstm_backward", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise_gpu.hip"},
+    {"mlstm_backward_states", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise_gpu.hip"},
+    {"mlstm_step", "cuda", kGpuDtypes, "float32", "csrc/mlstm/recurrent_gpu.hip"},
+    {"mlstm_step_", "cuda", kGpuDtypes, "float32", "csrc/mlstm/recurrent_gpu.hip"},
+#endif
 };
 
 }  // namespace xlstm

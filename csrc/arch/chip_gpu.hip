@@ -20,13 +20,14 @@ void check(Status status) {
 }
 
 Chip ask(int device) {
-  XLSTM_GPU(DeviceProp) facts;
 #if defined(__CUDACC__)
+  cudaDeviceProp facts;
   check(cudaGetDeviceProperties(&facts, device));
   const std::string arch = "sm_" + std::to_string(facts.major) + std::to_string(facts.minor);
   const int lds = int(facts.sharedMemPerBlockOptin);
   const Family family = Family::nvidia;
 #else
+  hipDeviceProp_t facts;
   check(hipGetDeviceProperties(&facts, device));
   const std::string arch = facts.gcnArchName;
   const int lds = int(facts.sharedMemPerBlock);

@@ -35,24 +35,28 @@ constexpr StripPosition strip_position(Family f, int element_bytes, int lane, in
 // Which row of a 32-row group the row i of accumulator j is: the same alternation, for loading stream operands.
 constexpr int interleaved_row(int i, int j) { return 8 * (i / 4) + 4 * j + i % 4; }
 
-// Where a 16-byte piece lies in a row of an LDS tile: permuted so that the lanes that are served together hit different
-// banks. pieces: of a row, a power of two.
+// Where a 16-byte piece lies in a row of an LDS tile, and which row takes which place: permuted so that the lanes that
+// are served together hit different banks (tests/cpp/test_lds_conflicts.cpp counts). pieces: of a row, a power of two;
+// rows of fewer than eight share a line of 128 bytes.
 constexpr int swizzled_piece(Family f, int pieces, int row, int piece) {
-  if (f != Family::cdna) {  // 8 consecutive rows at one piece; shorter rows share a line of 128 bytes
+  if (f == Family::nvidia) {  // ldmatrix: 8 consecutive rows at one piece
     const int rows_in_line = pieces < 8 ? 8 / pieces : 1, reach = pieces < 8 ? pieces : 8;
     return piece ^ ((row / rows_in_line) % reach);
   }
-  // ds_read_b128 serves lanes {0-3, 20-23}, {4-7, 16-19}, ... together: rows r..r+3 at one piece, r+8..r+11 (or, with
-  // 4-byte elements, r+4..r+7) at the next.
-  if (pieces >= 8) return piece ^ (row % 4 + 4 * ((row / 8) % 2));
-  if (pieces == 4) return piece ^ ((row / 2) % 2 + 2 * ((row / 8) % 2));
-  return piece;
+  if (f == Family::cdna) {
+    // ds_read_b128 serves lanes {0-3, 20-23}, {4-7, 16-19}, ... together: rows r..r+3 at one piece, r+8..r+11 (or, with
+    // 4-byte elements, r+4..r+7) at the next.
+    const int eighth = (row / 4 + row / 8) % 2;
+    return pieces >= 8 ? piece ^ (row % 4 + 4 * eighth) : pieces == 4 ? piece ^ ((row / 2) % 2 + 2 * eighth) : piece;
+  }
+  if (pieces >= 8) return piece ^ (4 * ((row / 2) % 2) + 2 * ((row + row / 4) % 2) + (row / 4) % 2);
+  return pieces == 4 ? piece ^ (2 * ((row / 2) % 2) + (row / 4) % 2) : piece ^ ((row / 4) % 2);
 }
 
-// Rows of 64 bytes: two share a line, and swap halves in every other group of 8, where a transposing store puts its
-// lanes.
+// A transposing store puts its lanes into rows 8 apart.
 constexpr int swizzled_row(Family f, int pieces, int row) {
-  return f == Family::cdna && pieces == 4 ? row ^ ((row / 8) % 2) : row;
+  if (f == Family::nvidia) return row;
+  return pieces == 4 ? row ^ ((row / 4 + row / 8) % 2) : pieces == 2 ? row ^ ((row / 8) % 4) : row;
 }
 
 }  // namespace xlstm::gpu

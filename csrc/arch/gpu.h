@@ -46,7 +46,7 @@ template <class Kernel>
 bool has_code(Kernel* kernel) {
   XLSTM_GPU(FuncAttributes) attributes;
   const Status s = XLSTM_GPU(FuncGetAttributes)(&attributes, reinterpret_cast<const void*>(kernel));
-  last_status();  // the answer is no error of the caller's
+  (void)last_status();  // the answer is no error of the caller's
   return s == kSuccess;
 }
 
@@ -213,16 +213,54 @@ XLSTM_DEVICE uint32_t element_bits(float x) { return as_bits(x); }
 XLSTM_DEVICE uint32_t element_bits(BFloat16 x) { return x.bits; }
 XLSTM_DEVICE uint32_t element_bits(Float16 x) { return x.bits; }
 
-// The same pointer, which the compiler takes for a new one: it then makes addresses where they are used, rather than a
-// register for each of hundreds ahead of a loop.
+// The same pointer to device memory, which the compiler takes for a new one: it then makes addresses where they are
+// used, rather than a register for each of hundreds ahead of a loop.
 template <class T>
 XLSTM_DEVICE T* made_here(T* p) {
 #if defined(__CUDACC__)
   asm volatile("" : "+l"(p));
-#else
-  asm volatile("" : "+v"(p));
-#endif
   return p;
+#else
+  auto device = (__attribute__((address_space(1))) T*)p;
+  asm volatile("" : "+v"(device));
+  return (T*)device;
+#endif
+}
+
+// A kernel's params, read anew from here on: else the compiler reads all of them ahead of a loop, into more scalar
+// registers than there are.
+template <class Params>
+XLSTM_DEVICE const Params* read_here(const Params* p) {
+#if defined(__CUDACC__)
+  return p;
+#else
+  auto constant = (const __attribute__((address_space(4))) Params*)p;
+  asm volatile("" : "+s"(constant));
+  return (const Params*)constant;
+#endif
+}
+
+// A pointer to device memory: what read_here() hides from AMD's compiler is that params hold no others.
+template <class T>
+XLSTM_DEVICE T* global(T* p) {
+#if defined(__CUDACC__)
+  return p;
+#else
+  auto device = (__attribute__((address_space(1))) T*)p;
+  asm("" : "+s"(device));
+  return (T*)device;
+#endif
+}
+
+// The only param of this kernel, for read_here().
+template <class Params>
+XLSTM_DEVICE const Params* only_param(const Params& p) {
+#if defined(__CUDACC__)
+  return &p;
+#else
+  (void)p;  // its address would make a copy in scratch
+  return (const Params*)__builtin_amdgcn_kernarg_segment_ptr();
+#endif
 }
 
 // threadIdx.x, and what is made of it made here, for the same reason.
@@ -230,6 +268,7 @@ XLSTM_DEVICE int thread_here() {
   int t = threadIdx.x;
 #if !defined(__CUDACC__)
   asm volatile("" : "+v"(t));
+  __builtin_assume(t >= 0 && t < 1024);
 #endif
   return t;
 }

@@ -52,7 +52,7 @@ XLSTM_DEVICE bool find_tile(const RecurrentParams& p, int64_t& state, int& tile)
 // head_of, where every row is a sequence of one token; a block's number is an int, so its head is too.
 XLSTM_DEVICE Head only_token(const RecurrentParams& p, int64_t state) {
   const unsigned heads = unsigned(p.where.heads), row = unsigned(state);
-  return {state, row / heads, row % heads, state, 0, 1, 0};
+  return {int(state), int(row / heads), int(row % heads), int(state), 0, 1, 0};
 }
 
 // ---- the gates

@@ -10,9 +10,9 @@ namespace xlstm::gpu {
 
 // One head of one sequence. Offsets that the caller gives are kept inside the row, whatever they are.
 struct Head {
-  int64_t state, batch, head, row;  // row = batch NH + head
-  int64_t begin, end;               // its tokens
-  int64_t slot;                     // its first chunk's
+  int state, batch, head, row;  // row = batch NH + head. A grid has a block for each: 32 bits hold them
+  int64_t begin, end;           // its tokens
+  int64_t slot;                 // its first chunk's
 
   XLSTM_DEVICE int64_t in_slots(const Sequences& s, int64_t chunk) const {
     return (row * s.slots + slot + chunk) * s.chunk;
@@ -20,13 +20,13 @@ struct Head {
 };
 
 XLSTM_DEVICE int64_t clamp_offset(const Sequences& s, int64_t n) {
-  const int64_t x = s.cu_seqlens[n];
+  const int64_t x = global(s.cu_seqlens)[n];
   return x < 0 ? 0 : x > s.length ? s.length : x;
 }
 
 XLSTM_DEVICE Head head_of(const Sequences& s, int64_t state) {
-  const int64_t sequence = state / s.heads, head = state % s.heads;
-  Head h{state, sequence, head, state, 0, s.length, 0};
+  const int sequence = int(uint32_t(state) / uint32_t(s.heads)), head = int(uint32_t(state) % uint32_t(s.heads));
+  Head h{int(state), sequence, head, int(state), 0, s.length, 0};
   if (s.cu_seqlens) {
     h.batch = 0;
     h.row = head;
@@ -81,15 +81,15 @@ XLSTM_DEVICE int64_t factor_at(int64_t slot, Factor which, int token, int chunk)
 }
 
 struct Segment : Head {
-  int64_t first_chunk, last_chunk;  // its chunks, the last one excluded
-  int order;                        // in the walk's direction
+  int first_chunk, last_chunk;  // its chunks, the last one excluded
+  int order;                    // in the walk's direction
   bool last, empty;
 };
 
 XLSTM_DEVICE Segment segment_of(const Sequences& s, int64_t state, int order, int segment_chunks, bool reverse) {
   Segment g{head_of(s, state), 0, 0, order, false, true};
-  const int64_t chunks = (g.end - g.begin + s.chunk - 1) / s.chunk;
-  const int64_t count = (chunks + segment_chunks - 1) / segment_chunks;
+  const int chunks = int((g.end - g.begin + s.chunk - 1) / s.chunk);
+  const int count = (chunks + segment_chunks - 1) / segment_chunks;
   if (order >= count) return g;
   g.first_chunk = (reverse ? count - 1 - order : order) * segment_chunks;
   g.last_chunk = g.first_chunk + segment_chunks < chunks ? g.first_chunk + segment_chunks : chunks;
@@ -100,7 +100,7 @@ XLSTM_DEVICE Segment segment_of(const Sequences& s, int64_t state, int order, in
 
 template <class E>
 XLSTM_DEVICE TokenRows<E> rows(const Tokens& x, const Head& h) {
-  return {static_cast<const E*>(x.data) + h.batch * x.stride[0] + h.head * x.stride[1], x.stride[2], x.columns,
+  return {global(static_cast<const E*>(x.data)) + h.batch * x.stride[0] + h.head * x.stride[1], x.stride[2], x.columns,
           x.whole};
 }
 

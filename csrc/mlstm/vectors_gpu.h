@@ -51,7 +51,7 @@ __global__ __launch_bounds__(kVectorThreads) void scan_vectors(const VectorParam
   sums[threadIdx.x] = sum;
   decays[threadIdx.x] = whole;
   __syncthreads();
-  const int64_t state = h.state * p.columns + column;
+  const int64_t state = int64_t(h.state) * p.columns + column;
   float now = p.initial && inside ? p.initial[state] : 0.0f;
   for (int j = 0; j < span; ++j) now = decays[j * kVectorColumns + lane] * now + sums[j * kVectorColumns + lane];
   go([&](int64_t slot, float added, float decay) {

@@ -73,14 +73,14 @@ struct Walk {
     float decay;
   };
 
-  const WalkParams& p;
+  const WalkParams* p;
   Segment segment;
   int tile, x0, y0, wave_x;
   char* lds;
   Strip<E> state[kXStrips][kYStrips];  // C / held: the decay of chunks is kept apart until it is small
   float held = 1;
 
-  XLSTM_DEVICE Walk(const WalkParams& params, const Segment& where, int y_tile_index, char* memory)
+  XLSTM_DEVICE Walk(const WalkParams* params, const Segment& where, int y_tile_index, char* memory)
       : p(params), segment(where), tile(y_tile_index), lds(memory) {
     const int wave = wave_id();
     wave_x = wave % kShape.waves_x;
@@ -120,13 +120,14 @@ struct Walk {
           f(x0 + xs * kStep<E> + at.row, tile * kY + y0 + ys * kStripColumns + at.column, state[xs][ys].value[r]);
         }
   }
-  XLSTM_DEVICE bool inside(int x, int y) const { return x < p.x.columns && y < p.y.columns; }
+  XLSTM_DEVICE bool inside(int x, int y) const { return x < p->x.columns && y < p->y.columns; }
   XLSTM_DEVICE int64_t offset(int x, int y) const {
-    return segment.state * int64_t(p.x.columns) * p.y.columns + x * p.state_x + y * p.state_y;
+    return segment.state * int64_t(p->x.columns) * p->y.columns + x * p->state_x + y * p->state_y;
   }
   // Between segments the state lies as the registers do.
   XLSTM_DEVICE float* between(int order) const {
-    return p.between + ((segment.state * (p.segments - 1) + order) * p.tiles + tile) * (kStateRegisters * kThreads) +
+    return global(p->between) +
+           ((int64_t(segment.state) * (p->segments - 1) + order) * p->tiles + tile) * (kStateRegisters * kThreads) +
            threadIdx.x;
   }
 
@@ -146,12 +147,12 @@ struct Walk {
   }
 
   XLSTM_DEVICE void load_state() {
-    if (p.alone || (segment.order == 0 && !p.state_in))
+    if (p->alone || (segment.order == 0 && !p->state_in))
       each([](int, int, float& v) { v = 0; });
     else if (segment.order == 0)
       each([&](int x, int y, float& v) {
         in_order();
-        v = inside(x, y) ? made_here(p.state_in)[offset(x, y)] : 0.0f;
+        v = inside(x, y) ? made_here(p->state_in)[offset(x, y)] : 0.0f;
       });
     else
       each_register(between(segment.order - 1), [](float& v, const float* from) { v = *from; });
@@ -167,12 +168,12 @@ struct Walk {
     each_register(to, [&](float& v, float* at) { *at = v * held; });
   }
   XLSTM_DEVICE void store_state() {
-    if (p.alone)
+    if (p->alone)
       store_registers(between(segment.order));
-    else if (segment.last && p.state_out)
+    else if (segment.last && p->state_out)
       each([&](int x, int y, float& v) {
         in_order();
-        if (inside(x, y)) made_here(p.state_out)[offset(x, y)] = v * held;
+        if (inside(x, y)) made_here(p->state_out)[offset(x, y)] = v * held;
       });
   }
 
@@ -204,7 +205,7 @@ struct Walk {
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
       for (int j = 0; j < Strip<E>::kRegisters; ++j) {
-        const float factor = r.factor(p.inter)[ts * kStep<E> + Strip<E>::position(j).row] * down;
+        const float factor = r.factor(p->inter)[ts * kStep<E> + Strip<E>::position(j).row] * down;
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) out[ts][ys].value[j] *= factor;
       }
@@ -238,13 +239,13 @@ struct Walk {
       ChainOperand<E> plain[kYStrips], weighted[kYStrips];
 #pragma unroll
       for (int ys = 0; ys < kYStrips; ++ys)
-        load_chain<E>(r.y, y0 + ys * kStripColumns, k, r.factor(p.weight), up, plain[ys], weighted[ys]);
-      if (p.out.data && k / kStep<E> % kShape.waves_x == wave_x)
+        load_chain<E>(r.y, y0 + ys * kStripColumns, k, r.factor(p->weight), up, plain[ys], weighted[ys]);
+      if (p->out.data && k / kStep<E> % kShape.waves_x == wave_x)
 #pragma unroll
         for (int ts = 0; ts < kTStrips; ++ts) {
           const int t = ts * kStep<E>;
-          if (p.reverse ? t > k : t < k) continue;  // no token of the strip is reached
-          const auto stream = p.reverse ? load_stream<false, E>(r.scores, t, k) : load_stream<true, E>(r.scores, t, k);
+          if (p->reverse ? t > k : t < k) continue;  // no token of the strip is reached
+          const auto stream = p->reverse ? load_stream<false, E>(r.scores, t, k) : load_stream<true, E>(r.scores, t, k);
 #pragma unroll
           for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream, plain[ys]);
         }
@@ -277,7 +278,7 @@ struct Walk {
         }
     __syncthreads();
     constexpr int n = kPieceElements<E>;
-    TokenRows<E> to = tile_rows(p.out);
+    TokenRows<E> to = tile_rows(p->out);
     to.data += t0 * to.stride;
 #pragma unroll
     for (int i = 0; i < StageRows::kEach; ++i) {
@@ -290,24 +291,24 @@ struct Walk {
       for (int w = 1; w < kShape.waves_x; ++w)
 #pragma unroll
         for (int j = 0; j < n; ++j) value[j] += r.out[(w * kChunk + t) * kShape.out_stride + column + j];
-      if (p.gained) {
+      if (p->gained) {
 #pragma unroll
         for (int j = 0; j < n; ++j) value[j] *= r.factor(kGain)[t];
       }
-      if (p.vector) {
+      if (p->vector) {
 #pragma unroll
-        for (int j = 0; j < n; ++j) value[j] += r.factor(p.along)[t] * r.vector()[column + j];
+        for (int j = 0; j < n; ++j) value[j] += r.factor(p->along)[t] * r.vector()[column + j];
       }
-      if (p.with.data) {
+      if (p->with.data) {
         const Piece with = stages.with.piece(r.with, i);
         float dot = 0;
 #pragma unroll
         for (int j = 0; j < n; ++j) dot += value[j] * element<E>(with, j);
 #pragma unroll
         for (int mask = kY / n / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
-        if (column == 0) p.dots[tile * (p.where.rows * p.where.slots * kChunk) + slots + t] = dot;
+        if (column == 0) global(p->dots)[tile * (p->where.rows * p->where.slots * kChunk) + slots + t] = dot;
       }
-      if (p.with_self) {
+      if (p->with_self) {
         const Piece own = own_piece(r, stages, i);
 #pragma unroll
         for (int j = 0; j < n; ++j) value[j] += r.factor(kSelf)[t] * element<E>(own, j);
@@ -331,63 +332,62 @@ struct Walk {
     t.columns -= tile * kY;
     return t;
   }
-  XLSTM_DEVICE int64_t chunk_at(int n) const {
-    return p.reverse ? segment.last_chunk - 1 - n : segment.first_chunk + n;
-  }
-  XLSTM_DEVICE int64_t begin_of(int n) const { return segment.begin + chunk_at(n) * kChunk; }
+  XLSTM_DEVICE int chunk_at(int n) const { return p->reverse ? segment.last_chunk - 1 - n : segment.first_chunk + n; }
+  XLSTM_DEVICE int64_t begin_of(int n) const { return segment.begin + int64_t(chunk_at(n)) * kChunk; }
   XLSTM_DEVICE int valid_of(int64_t t0) const { return int(segment.end - t0 < kChunk ? segment.end - t0 : kChunk); }
 
   XLSTM_DEVICE void fetch_a(Stages& s, int n) {
-    const int64_t t0 = begin_of(n), slots = segment.in_slots(p.where, chunk_at(n));
+    const int64_t t0 = begin_of(n), slots = segment.in_slots(p->where, chunk_at(n));
     const Room r = room(n);
-    if (p.out.data) s.a.fetch(r.a, rows<E>(p.a, segment), t0, valid_of(t0));
+    if (p->out.data) s.a.fetch(r.a, rows<E>(p->a, segment), t0, valid_of(t0));
     const int64_t slot = slots / kChunk;
-    s.factors.fetch({r.numbers}, {p.factors + slot * kFactors * kChunk, 0, kFactors * kChunk, true}, 0, 1);
-    if (p.vector)
-      s.vector.fetch(r.vector(), [&](int index) {
-        const int y = tile * kY + index;
-        return y < p.y.columns ? p.vector + slot * p.y.columns + y : nullptr;
-      });
+    s.factors.fetch({r.numbers}, {global(p->factors) + slot * kFactors * kChunk, 0, kFactors * kChunk, true}, 0, 1);
   }
   XLSTM_DEVICE void fetch_rest(Stages& s, int n) {
-    const int64_t t0 = begin_of(n), slots = segment.in_slots(p.where, chunk_at(n));
+    const int64_t t0 = begin_of(n), slots = segment.in_slots(p->where, chunk_at(n));
     const int valid = valid_of(t0);
     const Room r = room(n);
-    s.x.fetch(r.x, rows<E>(p.x, segment), t0, valid);
-    s.y.fetch(r.y, tile_rows(p.y), t0, valid);
-    s.decay = p.decay[slots / kChunk];
-    if (!p.out.data) return;
-    const TokenRows<E> scores = {static_cast<const E*>(p.scores) + slots * kChunk, kChunk, kChunk, true};
-    p.reverse ? s.scores_turned.fetch(r.scores, scores, 0, kChunk) : s.scores.fetch(r.scores, scores, 0, kChunk);
+    s.x.fetch(r.x, rows<E>(p->x, segment), t0, valid);
+    s.y.fetch(r.y, tile_rows(p->y), t0, valid);
+    s.decay = global(p->decay)[slots / kChunk];
+    if (p->vector)
+      s.vector.fetch(r.vector(), [&](int index) {
+        const int y = tile * kY + index;
+        return y < p->y.columns ? global(p->vector) + slots / kChunk * p->y.columns + y : nullptr;
+      });
+    if (!p->out.data) return;
+    const TokenRows<E> scores = {global(static_cast<const E*>(p->scores)) + slots * kChunk, kChunk, kChunk, true};
+    p->reverse ? s.scores_turned.fetch(r.scores, scores, 0, kChunk) : s.scores.fetch(r.scores, scores, 0, kChunk);
   }
   // What the outputs are multiplied with. In registers it comes late, when x and y have left theirs.
   XLSTM_DEVICE void fetch_outputs(Stages& s, int n) {
     const int64_t t0 = begin_of(n);
     const Room r = room(n);
-    if (p.with.data) s.with.fetch(r.with, tile_rows(p.with), t0, valid_of(t0));
+    if (p->with.data) s.with.fetch(r.with, tile_rows(p->with), t0, valid_of(t0));
     if constexpr (!kAsyncCopies)
-      if (p.with_self) s.own.fetch(r.with, tile_rows(p.y), t0, valid_of(t0));
+      if (p->with_self) s.own.fetch(r.with, tile_rows(p->y), t0, valid_of(t0));
   }
 
   XLSTM_DEVICE void run() {
     Stages s;
     load_state();
-    const int chunks = int(segment.last_chunk - segment.first_chunk);
+    const int chunks = segment.last_chunk - segment.first_chunk;
     fetch_a(s, 0);
     if (kAsyncCopies) {
       fetch_rest(s, 0);
       fetch_outputs(s, 0);
     }
     for (int n = 0; n < chunks; ++n) {
-      if (p.before_last && !p.alone && segment.last && n + 1 == chunks)
-        store_registers(p.before_last + (segment.state * p.tiles + tile) * (kStateRegisters * kThreads) + threadIdx.x);
+      p = read_here(p);
+      if (p->before_last && !p->alone && segment.last && n + 1 == chunks)
+        store_registers(global(p->before_last) +
+                        (int64_t(segment.state) * p->tiles + tile) * (kStateRegisters * kThreads) + threadIdx.x);
       const Room r = room(n);
       const int64_t t0 = begin_of(n);
       float decay = s.decay;
       arrive([&] {
-        if (p.out.data) s.a.store(r.a);
+        if (p->out.data) s.a.store(r.a);
         s.factors.store({r.numbers});
-        if (p.vector) s.vector.store(r.vector());
       });
       if (!kAsyncCopies) {
         fetch_rest(s, n);
@@ -401,19 +401,22 @@ struct Walk {
       for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) out[ts][ys].zero();
-      if (p.out.data) read_state(out, r);
+      if (p->out.data) read_state(out, r);
       if constexpr (!kAsyncCopies) {
         arrive([&] {
           s.x.store(r.x);
           s.y.store(r.y);
-          if (p.out.data) p.reverse ? s.scores_turned.store(r.scores) : s.scores.store(r.scores);
+          if (p->out.data) p->reverse ? s.scores_turned.store(r.scores) : s.scores.store(r.scores);
+          if (p->vector) s.vector.store(r.vector());
         });
         decay = s.decay;
         if (n + 1 < chunks) fetch_a(s, n + 1);
-        fetch_outputs(s, n);
       }
+      p = read_here(p);
       add_chunk(out, r, decay);
-      if (p.out.data) write(out, r, s, t0, valid_of(t0), segment.in_slots(p.where, chunk_at(n)));
+      p = read_here(p);
+      if constexpr (!kAsyncCopies) fetch_outputs(s, n);
+      if (p->out.data) write(out, r, s, t0, valid_of(t0), segment.in_slots(p->where, chunk_at(n)));
     }
     store_state();
   }
@@ -421,13 +424,15 @@ struct Walk {
 
 template <class E, int kRows, int kChunk>
 __global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads,
-                             walk_shape(kFamily, sizeof(E), kRows, kChunk).blocks) void walk(const WalkParams p) {
+                             walk_shape(kFamily, sizeof(E), kRows, kChunk).blocks) void walk(const WalkParams params) {
   if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) {
     extern __shared__ __align__(128) char lds[];
-    const int tile = blockIdx.x % p.tiles, order = blockIdx.x / p.tiles % p.segments;
-    if (p.alone && order + 1 == p.segments) return;
-    const Segment segment = segment_of(p.where, blockIdx.x / p.tiles / p.segments, order, p.segment_chunks, p.reverse);
-    if (segment.empty || (p.alone && segment.last)) return;
+    const WalkParams* p = read_here(only_param(params));
+    const int tile = blockIdx.x % p->tiles, order = blockIdx.x / p->tiles % p->segments;
+    if (p->alone && order + 1 == p->segments) return;
+    const Segment segment =
+        segment_of(p->where, blockIdx.x / p->tiles / p->segments, order, p->segment_chunks, p->reverse);
+    if (segment.empty || (p->alone && segment.last)) return;
     Walk<E, kRows, kChunk>(p, segment, tile, lds).run();
   }
 }

@@ -75,7 +75,7 @@ struct Stage {
 
   // Tokens first..first + valid - 1 of `from`, from column0 on; the tile's further tokens are zeros. Where copies are
   // asynchronous this writes the tile already.
-  XLSTM_DEVICE void fetch(const Storage& tile, const TokenRows<E>& from, int64_t first, int valid) {
+  XLSTM_DEVICE void fetch([[maybe_unused]] const Storage& tile, const TokenRows<E>& from, int64_t first, int valid) {
     const int me = thread_here();
     if constexpr (kTurn) {
 #pragma unroll
@@ -128,7 +128,8 @@ struct Stage {
   }
 
  private:
-  XLSTM_DEVICE static void copy(const Storage& tile, const TokenRows<E>& from, int64_t first, int valid) {
+  XLSTM_DEVICE static void copy([[maybe_unused]] const Storage& tile, [[maybe_unused]] const TokenRows<E>& from,
+                                [[maybe_unused]] int64_t first, [[maybe_unused]] int valid) {
 #if defined(__CUDACC__)
     constexpr int kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;  // rows that the block takes at a time
     static_assert(kRows >= 8 || Storage::kPieces >= 8 || kEach == 1);
@@ -183,7 +184,7 @@ struct FloatStage {
   float held[kAsyncCopies ? 1 : kEach];
 
   template <class Source>
-  XLSTM_DEVICE void fetch(float* to, Source&& source) {
+  XLSTM_DEVICE void fetch([[maybe_unused]] float* to, Source&& source) {
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       const int index = thread_here() + j * kThreads;
@@ -198,7 +199,7 @@ struct FloatStage {
 #endif
     }
   }
-  XLSTM_DEVICE void store(float* to) {
+  XLSTM_DEVICE void store([[maybe_unused]] float* to) {
     if constexpr (!kAsyncCopies)
 #pragma unroll
       for (int j = 0; j < kEach; ++j)

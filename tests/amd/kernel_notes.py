@@ -20,6 +20,9 @@ WITHOUT_MATRICES = {
     "sum_chunk_flows",
 }
 
+# Spills that end in free accumulators, not in memory: what is fetched of a vector waits there for its turn.
+TO_ACCUMULATORS = {"walk<bf16, 512, 32>": 2, "walk<fp16, 512, 32>": 2}
+
 # (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
 CDNA = "gfx90a|gfx942"
 NOTES: list[tuple[str, str, str]] = [

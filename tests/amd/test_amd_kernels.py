@@ -16,7 +16,7 @@ import pytest
 import code_objects
 import kernel_table
 from code_objects import ARCHS, Compiler
-from kernel_notes import NOTES, WITHOUT_MATRICES
+from kernel_notes import NOTES, TO_ACCUMULATORS, WITHOUT_MATRICES
 from kernel_table import LDS_BYTES, MOST_VECTOR, Row
 from xlstm_hip import _native
 
@@ -55,7 +55,9 @@ def test_every_chip_has_the_kernels(table: list[Row]) -> None:
 
 
 def test_no_scratch_and_no_spills_on_cdna(table: list[Row]) -> None:
-    bad = [row for row in table if row.arch in CDNA and (row.scratch or row.spills)]
+    bad = [
+        row for row in table if row.arch in CDNA and (row.scratch or row.spills > TO_ACCUMULATORS.get(row.kernel, 0))
+    ]
     assert not bad, "\n" + text(bad, "scratch", "spills", "vgprs", "agprs")
 
 
