@@ -20,6 +20,7 @@ import accuracy
 from accuracy import Quantities
 from gpu_table import SEQUENCE_KERNELS, STEP_KERNELS, poisoned, same_bits
 from op_calls import arguments, registered_ops
+from reference import relative_error
 from shapes import Case
 from xlstm_hip import kernel_info, mlstm_interface, mlstm_step_interface
 
@@ -150,7 +151,11 @@ def a_step_from_one_projection(device: str) -> None:
             with poisoned():
                 h, last = mlstm_step_interface(**token, **states, kernel=kernel)
             expected, expected_last = mlstm_step_interface(**apart, **states, kernel=kernel)
-            same_bits(f"{kernel} {dtype}", named((h, *last)), named((expected, *expected_last)))
+            # Unaligned rows take another kernel, which sums in another order.
+            wanted = named((expected, *expected_last))
+            for name, x in named((h, *last)).items():
+                allowed = 4 * torch.finfo(x.dtype).eps
+                assert relative_error(x, wanted[name]) <= allowed, f"{kernel} {dtype}: {name}"
             own = {name: x.clone() for name, x in states.items()}
             in_place, _ = mlstm_step_interface(**token, **own, kernel=kernel, in_place=True)
             same_bits(f"{kernel} {dtype}, in place", named((in_place, *own.values())), named((h, *last)))
