@@ -209,6 +209,12 @@ XLSTM_DEVICE uint32_t pack_truncated(float low, float high) {
 #endif
 }
 
+// And what it loses, exactly. An infinity is kept whole: inf - inf would be NaN.
+XLSTM_DEVICE float rest_of_truncation(float x) {
+  const float rest = x - as_float(as_bits(x) & 0xffff0000u);
+  return __builtin_fabsf(x) == __builtin_inff() ? 0.0f : rest;
+}
+
 XLSTM_DEVICE uint32_t element_bits(float x) { return as_bits(x); }
 XLSTM_DEVICE uint32_t element_bits(BFloat16 x) { return x.bits; }
 XLSTM_DEVICE uint32_t element_bits(Float16 x) { return x.bits; }

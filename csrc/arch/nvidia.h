@@ -58,10 +58,6 @@ XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const Ch
 
 // ---- registers to operands
 
-XLSTM_DEVICE float rest_of_truncation(float x) {  // an infinity is kept whole: inf - inf would be NaN
-  const float r = x - as_float(as_bits(x) & 0xffff0000u);
-  return fabsf(x) == INFINITY ? 0.0f : r;
-}
 // Word w of all three parts.
 XLSTM_DEVICE void split(Operand<float>& o, int w, float low, float high) {
 #pragma unroll

@@ -53,11 +53,6 @@ XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const Ch
   for (int r = 0; r < 8; ++r) s.value[r] = sizeof(E) == 2 ? sum[r] : s.value[r] + sum[r];
 }
 
-XLSTM_DEVICE float rest_of_truncation(float x) {  // an infinity is kept whole: inf - inf would be NaN
-  const float r = x - as_float(as_bits(x) & 0xffff0000u);
-  return __builtin_fabsf(x) == __builtin_inff() ? 0.0f : r;
-}
-
 template <class E>
 XLSTM_DEVICE void set_word(Operand<E>& o, int w, float low, float high) {
   if constexpr (sizeof(E) == 2) {

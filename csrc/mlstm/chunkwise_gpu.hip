@@ -177,7 +177,7 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
 
 struct BackwardMemory : CommonMemory {
   void* d_scores;
-  float *own, *queries, *q_dots, *k_dots, *state_dots, *n_last, *between, *before_last;
+  float *own, *queries, *q_dots, *k_dots, *state_dots, *between, *before_last;
   float *reach, *across, *leaving, *walk_reaching, *walk_leaving;
   double *dm, *local, *reaching, *entering, *over, *moving, *behind, *spread, *correction;
   int* stops;
@@ -196,7 +196,6 @@ struct BackwardMemory : CommonMemory {
     q_dots = arena.take<float>(plan.dq.tiles * all_tokens);
     k_dots = arena.take<float>(plan.dk.tiles * all_tokens);
     state_dots = arena.take<float>(plan.dq.tiles * states(where));
-    n_last = arena.take<float>(states(where) * in.dqk);
     // The walks run one after the other and take the same room.
     int64_t floats = 0;
     for (const WalkPlan* walk : {&plan.dq, &plan.dk, &plan.dv})
@@ -229,7 +228,7 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   s.walk_leaving = memory.walk_leaving;
   launch_scores<E, true>(s, chip, stream);
   const int dqk = int(in.dqk);
-  launch_vectors({memory.where, memory.keys, memory.decay, floats(in.n_initial), memory.n_last, dqk, false}, stream);
+  launch_vectors({memory.where, memory.keys, memory.decay, floats(in.n_initial), nullptr, dqk, false}, stream);
   launch_vectors({memory.where, memory.queries, memory.decay, dn_last, floats(call.dn_initial), dqk, true}, stream);
 
   WalkParams dq = walk_params(memory, plan.dq, s.dh, s.v, s.k, tokens(call.dq, in.dqk, in), memory.between);

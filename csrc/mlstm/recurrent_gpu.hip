@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 #include <cstdint>
-#include <stdexcept>
-#include <string>
 
 #include "mlstm/kernels_gpu.h"
+#include "mlstm/launch_gpu.h"
 #include "mlstm/recurrent_gpu.h"
 #include "mlstm/recurrent_plain_gpu.h"
 
@@ -45,29 +44,23 @@ struct Memory {
   }
 };
 
-void launched(const char* what) {
-  if (const Status s = last_status(); s != kSuccess)
-    throw std::runtime_error(std::string(what) + ": " + status_text(s));
-}
-
 template <class E, int kColumns>
-void launch(const RecurrentParams& p, const RecurrentPlan& plan, Stream stream) {
+void launch_columns(const RecurrentParams& p, const RecurrentPlan& plan, Stream stream) {
   const bool one_token = p.where.length == 1 && !p.where.cu_seqlens;
   const auto kernel = one_token ? recurrent_tokens<E, kColumns, true> : recurrent_tokens<E, kColumns, false>;
-  kernel<<<unsigned(plan.blocks), unsigned(plan.threads), 0, stream>>>(p);
+  launch("recurrent mLSTM", kernel, {plan.blocks, int(plan.threads), 0}, stream, p);
 }
 
 template <class E>
-void launch(const RecurrentParams& p, const RecurrentPlan& plan, Stream stream) {
+void launch_element(const RecurrentParams& p, const RecurrentPlan& plan, Stream stream) {
   if (!plan.in_registers)
-    recurrent_tokens_any<E><<<unsigned(plan.blocks), unsigned(plan.threads), 0, stream>>>(p);
+    launch("recurrent mLSTM", recurrent_tokens_any<E>, {plan.blocks, int(plan.threads), 0}, stream, p);
   else if (plan.columns == 32)
-    launch<E, 32>(p, plan, stream);
+    launch_columns<E, 32>(p, plan, stream);
   else if (plan.columns == 16)
-    launch<E, 16>(p, plan, stream);
+    launch_columns<E, 16>(p, plan, stream);
   else
-    launch<E, 8>(p, plan, stream);
-  launched("recurrent mLSTM");
+    launch_columns<E, 8>(p, plan, stream);
 }
 
 void run(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, void* workspace, Stream stream) {
@@ -102,19 +95,19 @@ void run(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, void* works
   p.eps = in.eps;
   switch (in.q.dtype) {
     case XLSTM_BFLOAT16:
-      launch<BFloat16>(p, plan, stream);
+      launch_element<BFloat16>(p, plan, stream);
       break;
     case XLSTM_FLOAT16:
-      launch<Float16>(p, plan, stream);
+      launch_element<Float16>(p, plan, stream);
       break;
     default:
-      launch<float>(p, plan, stream);
+      launch_element<float>(p, plan, stream);
   }
   if (!in_place) return;
   const SettleParams s{memory.settling, static_cast<float*>(call.n_last), static_cast<float*>(call.m_last), n_size,
                        n_size + heads};
-  settle<0><<<unsigned((s.size + kSettleThreads - 1) / kSettleThreads), kSettleThreads, 0, stream>>>(s);
-  launched("recurrent mLSTM, n and m in place");
+  launch("recurrent mLSTM, n and m in place", settle<0>,
+         {(s.size + kSettleThreads - 1) / kSettleThreads, kSettleThreads, 0}, stream, s);
 }
 
 }  // namespace

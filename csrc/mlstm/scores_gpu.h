@@ -2,8 +2,8 @@
 // The scores of every chunk, all at once, and what the gates say about its tokens:
 //     forward    s (q k) D, row sums of it, and what the chunk adds to n
 //     backward   s (q k) D / N and dS = s / N (dh v + dl N) D, what the chunk adds to n and dn, and dS's diagonal
-//     apart:
-//                both dq and dk have it, and without it their products with q and k are what flows across a token
+//                apart: both dq and dk have it, and without it their products with q and k are what flows across a
+//                token
 // with D_ts = e^(b_t - m_t + i_s - b_s), s <= t. The walks (walk_gpu.h) read them once per block; made here, each
 // product and each exp is made once per head.
 //
@@ -26,7 +26,7 @@ constexpr double kLog2E = 1.4426950408889634;
 // One chunk's gates in LDS.
 template <int kChunk>
 struct ChunkGates {
-  double lf[kChunk], ig[kChunk], b[kChunk];
+  double lf[kChunk], ig[kChunk];
   float row_high[kChunk], row_low[kChunk], column_high[kChunk], column_low[kChunk];  // exponents of 2
   float over_n[kChunk], dl_n[kChunk], into[kChunk], dl_inter[kChunk];
 };
@@ -57,7 +57,7 @@ struct Scores {
   ChunkGates<kChunk>* gates;
   int strip_row[kMine], strip_column[kMine];  // -1: none
 
-  static_assert(sizeof(ChunkGates<kChunk>) == 56 * kChunk);
+  static_assert(sizeof(ChunkGates<kChunk>) == 48 * kChunk);
 
   XLSTM_DEVICE Scores(const ScoreParams& params, const Head& h, int64_t chunk, char* memory)
       : p(params), head(h), t0(h.begin + chunk * kChunk), lds(memory) {

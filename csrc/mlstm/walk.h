@@ -26,26 +26,10 @@
 #pragma once
 
 #include "mlstm/recurrence.h"
+#include "tile/arena.h"
 #include "tile/cpu.h"
 
 namespace xlstm::XLSTM_ISA {
-
-// Hands out aligned arrays from one block. With no block it only counts, so layout and size are written once.
-class Arena {
- public:
-  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
-  template <class T>
-  T* take(int64_t n) {
-    char* p = base_ ? base_ + used_ : nullptr;
-    used_ += (n * sizeof(T) + 63) / 64 * 64;
-    return reinterpret_cast<T*>(p);
-  }
-  size_t used() const { return used_; }
-
- private:
-  char* base_;
-  size_t used_ = 0;
-};
 
 // What the gates say about each token of one head's row: log forget, log input, stabiliser after the token.
 struct Gates {

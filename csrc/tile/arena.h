@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hands out aligned arrays from one block. With no block it only counts, so layout and size are written once.
+// Hands out aligned arrays from one block. With no block it only counts, so layout and size are written once. Always
+// inline: CPU kernels are compiled for several instruction sets, and the linker would keep one set's copy for all.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +10,15 @@ namespace xlstm {
 
 class Arena {
  public:
-  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
+  [[gnu::always_inline]] explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
   template <class T>
-  T* take(int64_t n) {
+  [[gnu::always_inline]] T* take(int64_t n) {
     constexpr size_t kLine = 256;
     char* p = base_ ? base_ + used_ : nullptr;
     used_ += (size_t(n) * sizeof(T) + kLine - 1) / kLine * kLine;
     return reinterpret_cast<T*>(p);
   }
-  size_t used() const { return used_; }
+  [[gnu::always_inline]] size_t used() const { return used_; }
 
  private:
   char* base_;
