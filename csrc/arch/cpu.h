@@ -197,7 +197,9 @@ struct Plain {
   static constexpr xlstm_dtype kStored = sizeof(T) == 8 ? XLSTM_FLOAT64 : XLSTM_FLOAT32;
   static Vec<T> multiply_add(Vec<T> acc, Vec<T> right, T left) { return acc + right * left; }
   static Vec<T> pack(Vec<T> first, Vec<T>) { return first; }
-  static Vec<T> rest(Vec<T>) { return Vec<T>{}; }  // what pack() rounds away
+  static void unpack(Vec<T> element, Vec<T>& first, Vec<T>& second) { first = element, second = Vec<T>{}; }
+  // Elements of values that lie as kStored.
+  static Vec<T> zip(const void* first, const void*) { return load(static_cast<const T*>(first)); }
 };
 
 #if defined(__AVX512BF16__)
@@ -216,10 +218,18 @@ struct Bf16Pairs {
     const Halves both = Halves(_mm512_cvtne2ps_pbh(__m512(second), __m512(first)));
     return Vec<float>(__builtin_shuffle(both, interleave));
   }
-  static Vec<float> rest(Vec<float> x) {
+  static void unpack(Vec<float> element, Vec<float>& first, Vec<float>& second) {
     typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
-    const Words high = Words(pack(Vec<float>{}, x)) & 0xffff0000u;
-    return x - Vec<float>(high);
+    first = Vec<float>(Words(element) << 16);
+    second = Vec<float>(Words(element) & 0xffff0000u);
+  }
+  static Vec<float> zip(const void* first, const void* second) {
+    const auto wide = [](const void* p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p))); };
+    return Vec<float>(_mm512_or_si512(wide(first), _mm512_slli_epi32(wide(second), 16)));
+  }
+  // 2 kLanes values that follow each other -> kLanes elements.
+  static Vec<float> join(Vec<float> low, Vec<float> high) {
+    return Vec<float>(_mm512_cvtne2ps_pbh(__m512(high), __m512(low)));
   }
 };
 #endif

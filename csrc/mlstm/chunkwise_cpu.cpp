@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The chunkwise mLSTM on a CPU, forward and backward, as walks (walk.h) over the heads (sequences.h).
 //
-// Forward is one walk. Backward, with N the normaliser, dnum = dh / N and dl = what reaches l through N, is three:
-//     dq = s (dS k + inter)      dk      dv
+// Forward is one walk. Backward, with N the normaliser, dnum = dh / N and dl = what reaches l through N, is two,
+//     dq = s (dS k + inter)      and, back in time,      dk, dv
 // and a scan over the tokens for the gates:
 //     dlf_t = what flows from tokens before t to tokens from t on: sum_{s < t <= u} score_us (k_s . q_u)      di = k.dk
 // plus what reaches the stabilisers, which flows to whatever the max picked. The walks sum the flows while dq and dk
@@ -44,7 +44,7 @@ struct ForwardMemory {
         between(arena, Heads{p.in}, plan, layout(p.in).size()),
         scratch(scratch_of_workers<Op>(arena, plan, {plan.chunk, p.in.dqk, p.in.dhv})) {}
 
-  static StateLayout<T> layout(const xlstm_mlstm& in) { return {in.dqk, in.dhv, false, true}; }
+  static StateLayout<T> layout(const xlstm_mlstm& in) { return {in.dqk, in.dhv, false}; }
 };
 
 template <class Op>
@@ -64,17 +64,16 @@ void forward(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan, void* works
   });
 
   const auto make = [&](const Head& h) {
-    Walk<Op> walk{rows_of<T>(in.q, h, in.dqk),
-                  rows_of<T>(in.k, h, in.dqk),
-                  rows_of<T>(in.v, h, in.dhv),
-                  false,
-                  gates_of<T>(memory.gates, in, h),
-                  {query_scale<T>(in)},
-                  {}};
+    Walk<Op> walk;
+    walk.a = rows_of<T>(in.q, h, in.dqk);
+    walk.x = rows_of<T>(in.k, h, in.dqk);
+    walk.y = rows_of<T>(in.v, h, in.dhv);
+    walk.gates = gates_of<T>(memory.gates, in, h);
+    walk.rows.all = query_scale<T>(in);
     walk.ones = true;
     return walk;
   };
-  const auto load = [&](const Head& h, T* state) { layout.load(in.c_initial, in.n_initial, h.state, state); };
+  const auto load = [&](const Head& h, T* state) { return layout.load(in.c_initial, in.n_initial, h.state, state); };
   const auto sink = [&](const Head& h, WalkScratch<Op>& s) {
     return [&, h](int64_t token, int64_t rows, int64_t column, int64_t columns, T* values) {
       const int64_t local = s.token_in_chunk(token);
@@ -113,7 +112,7 @@ struct BackwardMemory {
   T *across, *inside;             // per token: what flows within the chunk, across its forget gate and from its k
   double *first, *last;           // per head: <dC, C> + <dn, n> of the states on either side of that chunk
   Borders<T> borders;
-  SegmentStates<T> between;  // of one walk after the other
+  SegmentStates<T> between;  // of one walk, then the other
   WalkScratch<Op>* scratch;
 
   BackwardMemory(Arena& arena, const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan)
@@ -127,32 +126,12 @@ struct BackwardMemory {
         inside(arena.take<T>(tokens(p.in))),
         first(arena.take<double>(Heads{p.in}.count())),
         last(arena.take<double>(Heads{p.in}.count())),
-        borders(arena, p.in, p.dv, plan.chunk),
+        borders(arena, p.in, p.dv, plan),
         between(arena, Heads{p.in}, plan, WalkScratch<Op>::state_size(dims(p.in, plan).x, dims(p.in, plan).y)),
         scratch(scratch_of_workers<Op>(arena, plan, dims(p.in, plan))) {}
 
   static int64_t tokens(const xlstm_mlstm& in) { return in.batch * in.heads * in.length; }
-  static WalkDims dims(const xlstm_mlstm& in, const MlstmCpuPlan& plan) {
-    const int64_t values = in.dhv + 1, d = in.dqk > values ? in.dqk : values;
-    return {plan.chunk, d, d, true};
-  }
-};
-
-// The three walks' operands for one head.
-template <class T>
-struct BackwardRows {
-  Rows<T> q, k, v, v_one, dh, dh_dl;
-
-  BackwardRows(const xlstm_mlstm_backward& p, const T* dl_times_n, const Head& h)
-      : q(rows_of<T>(p.in.q, h, p.in.dqk)),
-        k(rows_of<T>(p.in.k, h, p.in.dqk)),
-        v(rows_of<T>(p.in.v, h, p.in.dhv)),
-        v_one(v),
-        dh(rows_of<T>(p.dh, h, p.in.dhv)),
-        dh_dl(dh) {
-    v_one.extra = dh_dl.extra = true;
-    dh_dl.extra_value = dl_times_n + h.row;
-  }
+  static WalkDims dims(const xlstm_mlstm& in, const MlstmCpuPlan& plan) { return {plan.chunk, in.dhv, in.dqk, true}; }
 };
 
 inline int64_t last_chunk(const Head& h, int64_t chunk) { return h.begin + (h.end - 1 - h.begin) / chunk * chunk; }
@@ -165,6 +144,12 @@ auto gradient_sink(const xlstm_tensor& to, const Head& h) {
       store_row(to.data, to.dtype, offset(to, h) + (token + r) * to.stride[2] + column, values + r * NR<T>, columns);
   };
 }
+
+// The sinks of a walk with two outputs.
+template <class Out, class Twin>
+struct WithTwin : Out {
+  Twin twin;
+};
 
 // The gates of one head, chunk by chunk from the last to the first.
 template <class Op>
@@ -249,11 +234,7 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
   const Heads heads{in};
   const bool normalize = in.gate == XLSTM_GATE_EXP || in.normalize;
   const void* dn_last = in.normalizer_grad ? p.dn_last : nullptr;  // else n and m count as constants, like N
-  const auto between = [&](const StateLayout<T>& layout) {
-    SegmentStates<T> b = memory.between;
-    b.size = layout.size();
-    return b;
-  };
+  const StateLayout<T> layout{in.dqk, in.dhv, true};
 
   parallel_tasks(executor, heads.count(), [&](int64_t index, int32_t worker) {
     const Head h = heads[index];
@@ -275,69 +256,48 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
     }
   });
 
-  const auto operands = [&](const Head& h) { return BackwardRows<T>(p, memory.dl_times_n, h); };
-  const auto s_over_n = [&](const Head& h) { return Gain<T>{1, memory.s_over_n + h.row}; };
-
-  {  // dq: forward in time, over [C, n] transposed
-    const StateLayout<T> layout{in.dqk, in.dhv, true, true};
-    walk_heads(
-        executor, plan, heads, false, between(layout), memory.scratch,
-        [&](const Head& h) {
-          const BackwardRows<T> r = operands(h);
-          return Walk<Op>{r.dh_dl,
-                          r.v_one,
-                          r.k,
-                          false,
-                          gates_of<T>(memory.gates, in, h),
-                          s_over_n(h),
-                          {},
-                          {r.q, memory.to_here + h.row, memory.across + h.row, memory.inside + h.row}};
-        },
-        [&](const Head& h, T* state) { layout.load(in.c_initial, in.n_initial, h.state, state); },
-        [&](const Head& h, WalkScratch<Op>&) { return gradient_sink<T>(p.dq, h); },
-        [&](const Head& h, int64_t token, T* state, WalkScratch<Op>&) {
-          memory.borders.leave(h, token, state);
-          if (p.dc_last && token == last_chunk(h, plan.chunk))
-            memory.last[h.state] = layout.dot(p.dc_last, dn_last, h.state, state);
-        },
-        kIgnore);
-  }
-  {  // dk: back in time, over [dC, dn] transposed
-    const StateLayout<T> layout{in.dqk, in.dhv, true, true};
-    walk_heads(
-        executor, plan, heads, p.dc_initial != nullptr, between(layout), memory.scratch,
-        [&](const Head& h) {
-          const BackwardRows<T> r = operands(h);
-          return Walk<Op>{r.v_one,
-                          r.dh_dl,
-                          r.q,
-                          true,
-                          gates_of<T>(memory.gates, in, h),
-                          {},
-                          s_over_n(h),
-                          {r.k, memory.from_here + h.row}};
-        },
-        [&](const Head& h, T* state) { layout.load(p.dc_last, dn_last, h.state, state); },
-        [&](const Head& h, WalkScratch<Op>&) { return gradient_sink<T>(p.dk, h); },
-        [&](const Head& h, int64_t token, T* state, WalkScratch<Op>& s) {
-          memory.borders.meet(h, token, state, s.room);
-          if (in.c_initial && token == h.begin + plan.chunk)
-            memory.first[h.state] = layout.dot(in.c_initial, in.n_initial, h.state, state);
-        },
-        [&](const Head& h, T* state) { layout.store_n(p.dn_initial, h.state, state); });
-  }
-  {  // dv: back in time, over dC
-    const StateLayout<T> layout{in.dqk, in.dhv, false, false};
-    walk_heads(
-        executor, plan, heads, p.dc_initial != nullptr, between(layout), memory.scratch,
-        [&](const Head& h) {
-          const BackwardRows<T> r = operands(h);
-          return Walk<Op>{r.k, r.q, r.dh, true, gates_of<T>(memory.gates, in, h), {}, s_over_n(h)};
-        },
-        [&](const Head& h, T* state) { layout.load(p.dc_last, dn_last, h.state, state); },
-        [&](const Head& h, WalkScratch<Op>&) { return gradient_sink<T>(p.dv, h); }, kIgnore,
-        [&](const Head& h, T* state) { layout.store(p.dc_initial, p.dn_initial, h.state, state); });
-  }
+  const auto make = [&](const Head& h, bool reverse) {
+    const Rows<T> q = rows_of<T>(in.q, h, in.dqk), k = rows_of<T>(in.k, h, in.dqk);
+    const Rows<T> v = rows_of<T>(in.v, h, in.dhv), dh = rows_of<T>(p.dh, h, in.dhv);
+    const Gain<T> one, s_over_n{1, memory.s_over_n + h.row}, dl{1, memory.dl_times_n + h.row};
+    Walk<Op> walk;
+    walk.reverse = reverse;
+    walk.gates = gates_of<T>(memory.gates, in, h);
+    walk.extra = true;
+    if (reverse) {
+      walk.a = v, walk.x = dh, walk.y = q;
+      walk.columns = s_over_n, walk.x_extra = dl;
+      walk.flows = {k, memory.from_here + h.row, memory.across + h.row, memory.inside + h.row};
+    } else {
+      walk.a = dh, walk.x = v, walk.y = k;
+      walk.rows = s_over_n, walk.a_extra = dl;
+      walk.flows = {q, memory.to_here + h.row};
+    }
+    return walk;
+  };
+  walk_heads(
+      executor, plan, heads, false, memory.between, memory.scratch, [&](const Head& h) { return make(h, false); },
+      [&](const Head& h, T* state) { return layout.load(in.c_initial, in.n_initial, h.state, state); },
+      [&](const Head& h, WalkScratch<Op>&) { return gradient_sink<T>(p.dq, h); },
+      [&](const Head& h, int64_t token, T* state, WalkScratch<Op>&) {
+        memory.borders.leave(h, token, state);
+        if (p.dc_last && token == last_chunk(h, plan.chunk))
+          memory.last[h.state] = layout.dot(p.dc_last, dn_last, h.state, state);
+      },
+      kIgnore);
+  walk_heads(
+      executor, plan, heads, p.dc_initial != nullptr, memory.between, memory.scratch,
+      [&](const Head& h) { return make(h, true); },
+      [&](const Head& h, T* state) { return layout.load(p.dc_last, dn_last, h.state, state); },
+      [&](const Head& h, WalkScratch<Op>&) {
+        return WithTwin{gradient_sink<T>(p.dk, h), gradient_sink<T>(p.dv, h)};
+      },
+      [&](const Head& h, int64_t token, T* state, WalkScratch<Op>& s) {
+        memory.borders.meet(h, token, state, s.room);
+        if (in.c_initial && token == h.begin + plan.chunk)
+          memory.first[h.state] = layout.dot(in.c_initial, in.n_initial, h.state, state);
+      },
+      [&](const Head& h, T* state) { layout.store(p.dc_initial, p.dn_initial, h.state, state); });
   parallel_tasks(executor, heads.count(),
                  [&](int64_t index, int32_t) { gate_gradients(p, memory, heads[index], plan.chunk); });
 }

@@ -105,44 +105,39 @@ inline double fill_gates(const Gates& g, const xlstm_mlstm& in, const Head& h) {
   return m;
 }
 
-// States in memory are c (DHQK, DHHV) and n (DHQK). A walk holds c as x by y with n behind; or transposed, where n is
-// the last row. Where the walk has none, n stays out.
+// States in memory are c (DHQK, DHHV) and n (DHQK). A walk holds c as x by y, or transposed, and n behind it where it has
+// one.
 template <class T>
 struct StateLayout {
   int64_t dqk, dhv;
-  bool transposed, with_n;
+  bool transposed;
 
-  int64_t x() const { return transposed ? dhv + with_n : dqk; }
+  int64_t x() const { return transposed ? dhv : dqk; }
   int64_t y() const { return transposed ? dqk : dhv; }
-  int64_t size() const { return x() * padded<T>(y()) + x(); }
+  int64_t c_size() const { return x() * padded<T>(y()); }
+  int64_t size() const { return c_size() + padded<T>(dqk); }
 
   // f(value in memory, value in the walk) for each element; without n, for those of c.
   template <class U, class F>
   void each(U* c, U* n, T* state, F&& f) const {
     for (int64_t i = 0; i < x(); ++i)
       for (int64_t j = 0; j < y(); ++j) {
-        T& in_walk = state[(j / NR<T> * x() + i) * NR<T> + j % NR<T>];
         const int64_t key = transposed ? j : i, value = transposed ? i : j;
-        if (value < dhv)
-          f(c[key * dhv + value], in_walk);
-        else if (n)
-          f(n[key], in_walk);
+        f(c[key * dhv + value], state[(j / NR<T> * x() + i) * NR<T> + j % NR<T>]);
       }
-    for (int64_t i = 0; n && with_n && !transposed && i < dqk; ++i) f(n[i], state[x() * padded<T>(y()) + i]);
+    for (int64_t key = 0; n && key < dqk; ++key) f(n[key], state[c_size() + key]);
   }
-  void load(const void* c, const void* n, int64_t index, T* state) const {
+  // Returns whether there is one; else the state is zero.
+  bool load(const void* c, const void* n, int64_t index, T* state) const {
     for (int64_t j = 0; j < size(); ++j) state[j] = 0;
-    if (!c) return;
+    if (!c) return false;
     each(static_cast<const T*>(c) + index * dqk * dhv, n ? static_cast<const T*>(n) + index * dqk : nullptr, state,
          [](const T& outside, T& inside) { inside = outside; });
+    return true;
   }
   void store(void* c, void* n, int64_t index, T* state) const {
     each(static_cast<T*>(c) + index * dqk * dhv, static_cast<T*>(n) + index * dqk, state,
          [](T& outside, T& inside) { outside = inside; });
-  }
-  void store_n(void* n, int64_t index, const T* state) const {  // a transposed state's last row
-    for (int64_t j = 0; j < dqk; ++j)
-      static_cast<T*>(n)[index * dqk + j] = state[(j / NR<T> * x() + dhv) * NR<T> + j % NR<T>];
   }
   double dot(const void* c, const void* n, int64_t index, T* state) const {
     double total = 0;
@@ -167,7 +162,7 @@ struct SegmentStates {
 };
 
 // Walks every head. make(head) -> Walk; load(head, state) fills the state before the first token in the walk's
-// direction; sink(head, scratch) -> a sink for Walk::run; border(head, token, state, scratch) sees the state between
+// direction and says whether it is another than zero; sink(head, scratch) -> a sink for Walk::run; border(head, token, state, scratch) sees the state between
 // chunks, token being the first after it in time; finish(head, state) sees the last one, if wanted.
 //
 // With one segment a head is one task. Else three passes: what each segment alone adds to the state, a scan that turns
@@ -201,6 +196,7 @@ inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const
       const Walk<Op> walk = make(h);
       const Span p = span(h, order, walk.reverse);
       for (int64_t j = 0; j < between.size; ++j) s.state[j] = 0;
+      s.empty = true;
       walk.run(p.begin, p.end, plan.chunk, false, true, s, kIgnore, kIgnore);
       copy(s.state, between.after(index, order), between.size);
     });
@@ -226,10 +222,8 @@ inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const
     const Walk<Op> walk = make(h);
     const Span p = span(h, order, walk.reverse);
     const auto at_border = [&](int64_t token) { border(h, token, s.state, s); };
-    if (order == 0)
-      load(h, s.state);
-    else
-      copy(between.after(index, order - 1), s.state, between.size);
+    s.empty = order == 0 && !load(h, s.state);
+    if (order > 0) copy(between.after(index, order - 1), s.state, between.size);
     walk.run(p.begin, p.end, plan.chunk, true, !p.last || wanted, s, sink(h, s), at_border);
     if (p.last && wanted) finish(h, s.state);
   });

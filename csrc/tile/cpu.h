@@ -49,6 +49,10 @@ struct Tile {
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < V; ++v) acc[r][v] = load(p + r * NR<T> + v * kLanes<T>);
   }
+  void add(const Tile& other) {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) acc[r][v] += other.acc[r][v];
+  }
   void add_scaled(const T* p, T factor) {
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < V; ++v) acc[r][v] += load(p + r * NR<T> + v * kLanes<T>) * factor;
@@ -56,6 +60,14 @@ struct Tile {
   void scale_by(const T* p) {
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < V; ++v) acc[r][v] *= load(p + r * NR<T> + v * kLanes<T>);
+  }
+  // The other way: scales what lies at p.
+  void scale(T* p, int64_t ld) const {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) {
+        T* at = p + r * ld + v * kLanes<T>;
+        store(at, load(at) * acc[r][v]);
+      }
   }
   void store_to(T* p, int64_t ld = NR<T>) const {
     for (int r = 0; r < R; ++r)
@@ -74,30 +86,45 @@ struct Tile {
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < V; ++v) acc[r][v] += load(p + r * NR<T> + v * kLanes<T>) * factor[r];
   }
-  // a: row r of step k at a[k * a_step + r].  b: step k at b[k * NR].
+  // acc[r][c] += row[r] * column[c].
+  void add_outer(const T* row, const T* column) {
+    for (int v = 0; v < V; ++v) {
+      const Vec<T> c = load(column + v * kLanes<T>);
+      for (int r = 0; r < R; ++r) acc[r][v] += c * row[r];
+    }
+  }
+  void add_scaled_columns(const T* p, const T* factor) {
+    for (int v = 0; v < V; ++v) {
+      const Vec<T> f = load(factor + v * kLanes<T>);
+      for (int r = 0; r < R; ++r) acc[r][v] += load(p + r * NR<T> + v * kLanes<T>) * f;
+    }
+  }
+  // a: row r of step k at a[k * a_step + r].  b: step k at b[k * b_step].
   // A long sum is taken in parts, so that its rounding errors grow with their length and not with its own.
   template <class Op>
-  XLSTM_ALWAYS_INLINE void multiply(const T* a, int64_t a_step, const T* b, int64_t steps) {
+  XLSTM_ALWAYS_INLINE void multiply(const T* a, int64_t a_step, const T* b, int64_t steps, int64_t b_step = NR<T>) {
     constexpr int64_t kPart = 128;
-    multiply_part<Op>(a, a_step, b, steps < kPart ? steps : kPart);
+    multiply_part<Op>(a, a_step, 1, b, b_step, steps < kPart ? steps : kPart);
     for (int64_t k = kPart; k < steps; k += kPart) {
       Tile part;
       part.zero();
-      part.template multiply_part<Op>(a + k * a_step, a_step, b + k * NR<T>, steps - k < kPart ? steps - k : kPart);
-      for (int r = 0; r < R; ++r)
-        for (int v = 0; v < V; ++v) acc[r][v] += part.acc[r][v];
+      part.template multiply_part<Op>(a + k * a_step, a_step, 1, b + k * b_step, b_step,
+                                      steps - k < kPart ? steps - k : kPart);
+      add(part);
     }
   }
+  // a: row r of step k at a[k * a_step + r * a_row].  b: step k at b[k * b_step].
   template <class Op>
-  XLSTM_ALWAYS_INLINE void multiply_part(const T* __restrict a, int64_t a_step, const T* __restrict b, int64_t steps) {
-    for (int64_t k = 0; k < steps; ++k, a += a_step, b += NR<T>) {
+  XLSTM_ALWAYS_INLINE void multiply_part(const T* __restrict a, int64_t a_step, int64_t a_row, const T* __restrict b,
+                                         int64_t b_step, int64_t steps) {
+    for (int64_t k = 0; k < steps; ++k, a += a_step, b += b_step) {
       Vec<T> right[V];
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) right[v] = load(b + v * kLanes<T>);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) acc[r][v] = Op::multiply_add(acc[r][v], right[v], a[r]);
+        for (int v = 0; v < V; ++v) acc[r][v] = Op::multiply_add(acc[r][v], right[v], a[r * a_row]);
     }
   }
 };
@@ -126,17 +153,13 @@ inline void with_tile(int64_t rows, int64_t columns, F&& f) {
     with_rows<T, kVectors>(rows, f);
 }
 
-// A matrix of tokens by features in memory, perhaps with one more feature at the end: the same for all tokens, or one
-// value per token. Factors per token are not applied here but to the gate factors, so that rows go in as they lie.
+// A matrix of tokens by features in memory. Factors per token are not applied here but to the gate factors, so that rows
+// go in as they lie.
 template <class T>
 struct Rows {
   const void* data = nullptr;
   xlstm_dtype dtype = XLSTM_FLOAT32;
   int64_t stride = 0, features = 0;
-  bool extra = false;              // has one more feature
-  const T* extra_value = nullptr;  // its value per token; null: 1
-
-  int64_t width() const { return features + (extra ? 1 : 0); }
 
   // Asks for row t ahead of its use.
   void prefetch(int64_t t) const {
@@ -145,30 +168,35 @@ struct Rows {
     for (int64_t j = 0; j < features * bytes; j += 64) __builtin_prefetch(p + j, 0, 2);
   }
 
-  // Row t into to[0 .. width), then zeros to `end`.
+  // Features [from, from + n) of row t into to[0 .. n).
+  void read_part(int64_t t, int64_t from, int64_t n, T* to) const { load_row(to, data, dtype, t * stride + from, n); }
+
+  // Row t into to[0 .. features), then zeros to `end`.
   void read(int64_t t, T* to, int64_t end = 0) const {
-    load_row(to, data, dtype, t * stride, features);
-    if (extra) to[features] = extra_value ? extra_value[t] : T(1);
-    for (int64_t j = width(); j < end; ++j) to[j] = 0;
+    read_part(t, 0, features, to);
+    for (int64_t j = features; j < end; ++j) to[j] = 0;
   }
 
-  // Row t as elements along the features, then zeros to `end` elements. room holds kPack * end values.
+  // Row t as elements along the features, then zeros to `end` elements: where it lies if it is that already, else in
+  // `to`. room holds kPack * end values.
   template <class Op>
-  void read_packed(int64_t t, T* to, int64_t end, T* room) const {
+  const T* read_packed(int64_t t, T* to, int64_t end, T* room) const {
+    const int64_t bytes = element_bytes(dtype);
+    const char* row = static_cast<const char*>(data) + t * stride * bytes;
+    if (dtype == Op::kStored && features == Op::kPack * end) return reinterpret_cast<const T*>(row);
     if constexpr (Op::kPack == 1) {
       read(t, to, end);
     } else {
-      if (dtype == Op::kStored) {  // the bits are already there
-        memcpy(to, static_cast<const uint16_t*>(data) + t * stride, features * 2);
-        if (extra) store_row(to, Op::kStored, features, extra_value ? extra_value + t : &kOne, 1);
+      if (dtype == Op::kStored) {
+        memcpy(to, row, features * bytes);
       } else {
         read(t, room);
-        store_row(to, Op::kStored, 0, room, width());
+        store_row(to, Op::kStored, 0, room, features);
       }
-      memset(reinterpret_cast<uint16_t*>(to) + width(), 0, (Op::kPack * end - width()) * 2);
+      memset(reinterpret_cast<uint16_t*>(to) + features, 0, (Op::kPack * end - features) * 2);
     }
+    return to;
   }
-  static constexpr T kOne = 1;
 };
 
 // A square block of kLanes vectors, transposed in place by log2(kLanes) rounds of interleaving.
@@ -197,22 +225,24 @@ constexpr int64_t pack_room(int64_t width) {
   return (kLanes<T> + 2) * round_up(width, NR<T>);
 }
 
-// tokens [t0, t0 + n) of rows -> token panels (packed width, NR), zero beyond n.
+// tokens [t0, t0 + n) of rows -> token panels (packed features, NR), zero beyond n.
 template <class Op, class T>
 inline void pack_transposed(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* room) {
   constexpr int lanes = kLanes<T>;
-  const int64_t width = packed<Op>(rows.width()), ld = round_up(width, lanes);
+  const int64_t width = packed<Op>(rows.features), ld = round_up(width, lanes);
   for (int64_t t = 0; t < padded<T>(n); t += lanes) {
+    const T* row[lanes];
     for (int r = 0; r < lanes; ++r) {
+      row[r] = room + r * ld;
       if (t + r < n)
-        rows.template read_packed<Op>(t0 + t + r, room + r * ld, ld, room + lanes * ld);
+        row[r] = rows.template read_packed<Op>(t0 + t + r, room + r * ld, ld, room + lanes * ld);
       else
         memset(room + r * ld, 0, ld * sizeof(T));
     }
     T* panel = to + t / NR<T> * width * NR<T> + t % NR<T>;
     for (int64_t d = 0; d < width; d += lanes) {
       Vec<T> block[lanes];
-      for (int r = 0; r < lanes; ++r) block[r] = load(room + r * ld + d);
+      for (int r = 0; r < lanes; ++r) block[r] = load(row[r] + d);
       transpose<T>(block);
       for (int j = 0; j < lanes && d + j < width; ++j) store(panel + (d + j) * NR<T>, block[j]);
     }
@@ -235,27 +265,62 @@ inline void pack_weighted(const Rows<T>& rows, int64_t t0, int64_t n, const T* w
   }
 }
 
-// tokens [t0, t0 + n) -> column panels (packed n, NR). Returns whether every value is finite.
-template <class Op, class T>
-inline bool pack_columns(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* room) {
-  const int64_t full = padded<T>(rows.width()), steps = packed<Op>(n);
+// tokens [t0, t0 + n) as elements along the tokens: of element k, features [j, j + kLanes) go to to(k, j), j running to
+// `full` with zeros beyond the features. Returns whether every value is finite.
+template <class Op, class T, class To>
+inline bool pack_along_tokens(const Rows<T>& rows, int64_t t0, int64_t n, int64_t full, T* room, To&& to) {
   typename VectorOf<IntegerOf<T>>::type bad{};
-  T *first = room, *second = room + full;
+  const auto put = [&](int64_t t, int64_t j, Vec<T> element) {
+    Vec<T> x, y;
+    Op::unpack(element, x, y);
+    bad |= ((x - x) + (y - y)) != Vec<T>{};  // NaN unless both are finite
+    store(to(t / Op::kPack, j), element);
+  };
   for (int64_t t = 0; t < n; t += Op::kPack) {
-    rows.read(t0 + t, first, full);
-    if (Op::kPack == 2 && t + 1 < n)
-      rows.read(t0 + t + 1, second, full);
-    else if (Op::kPack == 2)
-      memset(second, 0, full * sizeof(T));
-    for (int64_t j = 0; j < full; j += kLanes<T>) {
-      const Vec<T> x = load(first + j), y = Op::kPack == 2 ? load(second + j) : Vec<T>{};
-      bad |= ((x - x) + (y - y)) != Vec<T>{};  // NaN unless both are finite
-      store(to + (j / NR<T> * steps + t / Op::kPack) * NR<T> + j % NR<T>, Op::pack(x, y));
+    int64_t j = 0;
+    if (rows.dtype == Op::kStored && t + Op::kPack <= n) {
+      const int64_t bytes = sizeof(T) / Op::kPack;
+      const char* first = static_cast<const char*>(rows.data) + (t0 + t) * rows.stride * bytes;
+      const char* second = first + (Op::kPack - 1) * rows.stride * bytes;
+      for (; j + kLanes<T> <= rows.features; j += kLanes<T>) put(t, j, Op::zip(first + j * bytes, second + j * bytes));
     }
+    if (j == full) continue;
+    T *first = room, *second = room + full;
+    for (int64_t r = 0; r < Op::kPack; ++r) {
+      memset(room + r * full, 0, full * sizeof(T));
+      if (t + r < n) rows.read_part(t0 + t + r, j, rows.features - j, room + r * full + j);
+    }
+    for (; j < full; j += kLanes<T>)
+      put(t, j, Op::pack(load(first + j), Op::kPack == 2 ? load(second + j) : Vec<T>{}));
   }
   bool finite = true;
   for (int e = 0; e < kLanes<T>; ++e) finite = finite && !bad[e];
   return finite;
+}
+
+// tokens [t0, t0 + n) -> column panels (packed n, NR). Returns whether every value is finite.
+template <class Op, class T>
+inline bool pack_columns(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* room) {
+  const int64_t steps = packed<Op>(n);
+  return pack_along_tokens<Op>(rows, t0, n, padded<T>(rows.features), room, [=](int64_t k, int64_t j) {
+    return to + (j / NR<T> * steps + k) * NR<T> + j % NR<T>;
+  });
+}
+
+// The same as one row of ld values per element.
+template <class Op, class T>
+inline bool pack_rows(const Rows<T>& rows, int64_t t0, int64_t n, T* to, int64_t ld, T* room) {
+  return pack_along_tokens<Op>(rows, t0, n, ld, room, [=](int64_t k, int64_t j) { return to + k * ld + j; });
+}
+
+// The lanes' sum in double, by halves.
+template <class T>
+inline double total(Vec<T> lanes) {
+  double sums[kLanes<T>];
+  for (int e = 0; e < kLanes<T>; ++e) sums[e] = double(lanes[e]);
+  for (int half = kLanes<T> / 2; half > 0; half /= 2)
+    for (int e = 0; e < half; ++e) sums[e] += sums[e + half];
+  return sums[0];
 }
 
 // Lanes are summed in T, a few values each, and the lanes in double.
@@ -264,10 +329,9 @@ inline double sum(const T* a, int64_t n) {
   Vec<T> lanes{};
   int64_t j = 0;
   for (; j + kLanes<T> <= n; j += kLanes<T>) lanes += load(a + j);
-  double total = 0;
-  for (int e = 0; e < kLanes<T>; ++e) total += double(lanes[e]);
-  for (; j < n; ++j) total += double(a[j]);
-  return total;
+  double rest = 0;
+  for (; j < n; ++j) rest += double(a[j]);
+  return total<T>(lanes) + rest;
 }
 
 // Lanes are summed in T, a few dozen products each, and the lanes in double.
@@ -276,10 +340,23 @@ inline double dot(const T* a, const T* b, int64_t n) {
   Vec<T> lanes{};
   int64_t j = 0;
   for (; j + kLanes<T> <= n; j += kLanes<T>) lanes += load(a + j) * load(b + j);
-  double total = 0;
-  for (int e = 0; e < kLanes<T>; ++e) total += double(lanes[e]);
-  for (; j < n; ++j) total += double(a[j]) * double(b[j]);
-  return total;
+  double rest = 0;
+  for (; j < n; ++j) rest += double(a[j]) * double(b[j]);
+  return total<T>(lanes) + rest;
+}
+
+// The same with every product and sum in double.
+template <class T>
+inline double wide_dot(const T* __restrict a, const double* __restrict b, int64_t n) {
+  constexpr int kWide = 2 * kLanes<double>;
+  double lanes[kWide] = {};
+  int64_t j = 0;
+  for (; j + kWide <= n; j += kWide)
+    for (int e = 0; e < kWide; ++e) lanes[e] += double(a[j + e]) * b[j + e];
+  for (; j < n; ++j) lanes[0] += double(a[j]) * b[j];
+  for (int half = kWide / 2; half > 0; half /= 2)
+    for (int e = 0; e < half; ++e) lanes[e] += lanes[e + half];
+  return lanes[0];
 }
 
 }  // namespace xlstm::XLSTM_ISA
