@@ -216,13 +216,7 @@ void gate_gradients(const xlstm_mlstm_backward& p, const BackwardMemory<Op>& mem
     }
     flow = memory.borders.knows_flow(h, begin) ? memory.borders.found(h, begin) : crossing + ending;
   }
-  if (!p.dm_initial) return;
-  const int64_t c = h.state * in.dqk * in.dhv, n = h.state * in.dqk;
-  const T *c0 = static_cast<const T*>(in.c_initial) + c, *n0 = static_cast<const T*>(in.n_initial) + n;
-  double scale = dot(static_cast<const T*>(p.dn_initial) + n, n0, in.dqk);
-  for (int64_t j = 0; j < in.dqk; ++j)
-    scale += dot(static_cast<const T*>(p.dc_initial) + c + j * in.dhv, c0 + j * in.dhv, in.dhv);
-  static_cast<T*>(p.dm_initial)[h.state] = in.normalizer_grad ? T(scale + dm) : T(0);
+  if (p.dm_initial) static_cast<T*>(p.dm_initial)[h.state] = in.normalizer_grad ? T(flow + dm) : T(0);
 }
 
 template <class Op>

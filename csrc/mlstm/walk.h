@@ -51,6 +51,7 @@ struct Walk {
   void run(int64_t begin, int64_t end, int64_t chunk, bool outputs, bool last_state, WalkScratch<Op>& s, Sink&& sink,
            Border&& border) const {
     if (outputs) pack_state(s);
+    s.given = outputs && !s.empty;
     const int64_t chunks = (end - begin + chunk - 1) / chunk;
     for (int64_t j = 0; j < chunks; ++j) {
       const int64_t t0 = begin + (reverse ? chunks - 1 - j : j) * chunk;
@@ -98,7 +99,7 @@ struct Walk {
     }
     for (int64_t t = 0; flows.outside && outputs && t < n; ++t)
       flows.outside[t0 + t] += s.row_factor[t] * T(total<T>(load(s.flow + t * kLanes<T>)));
-    if (update || late) s.empty = false;
+    if (update || late) s.empty = s.given = false;
   }
 
   int64_t columns_of(int64_t panel) const {
@@ -112,14 +113,17 @@ struct Walk {
     const int64_t steps = packed<Op>(width), tokens = packed<Op>(n);
     const T *operand = s.state_operand + p * steps * NR<T>, *right = s.y + p * tokens * NR<T>;
     const T *of_ones = s.ones_state(width, y.features) + column, *factor = late ? s.row_gain : s.row_factor;
-    const bool from_state = late || !s.empty;
+    const bool from_state = late || !s.empty, with_rest = Op::kPack > 1 && s.given && !late;
+    if (with_rest) pack_rest(p, s);
     for (int64_t t = 0; t < n; t += kRows) {
       const int64_t rows = n - t < kRows ? n - t : kRows;
       const int64_t first = reverse ? t / Op::kPack : 0, last = reverse ? tokens : packed<Op>(t + rows);
       with_tile<T>(rows, columns, [&](auto& tile) {
         if (from_state) {
           tile.zero();
-          tile.template multiply<Op>(s.a + t / NR<T> * steps * NR<T> + t % NR<T>, NR<T>, operand, steps);
+          const T* left = s.a + t / NR<T> * steps * NR<T> + t % NR<T>;
+          tile.template multiply<Op>(left, NR<T>, operand, steps);
+          if (with_rest) tile.template multiply<Op>(left, NR<T>, s.rest, steps);
           if (extra) tile.add_outer(s.row_extra + t, of_ones);
           tile.store_to(s.tile);
           if (flows.outside) flow_outside(t0 + t, rows, column, columns, s);
@@ -231,6 +235,19 @@ struct Walk {
             tile.load_from(s.state + (p * width + f) * NR<T>);
             tile.template store_packed<Op>(s.state_operand + (p * packed<Op>(width) + f / Op::kPack) * NR<T>);
           });
+  }
+
+  // What a panel of the state loses as an operand. A state that was given is read with it: what flows from it, into
+  // dm_initial above all, is few numbers in which roundings do not average out.
+  void pack_rest(int64_t p, WalkScratch<Op>& s) const {
+    const int64_t width = x.features;
+    if constexpr (Op::kPack > 1)
+      for (int64_t f = 0; f < width; f += kRows)
+        with_rows<T, kVectors>(width - f < kRows ? width - f : kRows, [&](auto& tile) {
+          tile.load_from(s.state + (p * width + f) * NR<T>);
+          tile.template keep_rest<Op>();
+          tile.template store_packed<Op>(s.rest + f / Op::kPack * NR<T>);
+        });
   }
 
   // A share of the next chunk's rows, asked for while this chunk is multiplied.

@@ -63,6 +63,7 @@ struct WalkScratch {
   T *state_operand, *a, *x, *x_weighted, *y, *scores;  // elements of Op
   T *with, *y_transposed, *x_rows, *twin_scores;       // for a second output
   T *left, *block, *pairs;                             // too
+  T *rest;                                             // of a panel of state_operand
   T *room, *tile, *decays, *flow;
   T *row_factor, *weight, *row_gain, *column_gain, *row_extra, *column_extra, *inverse;
   double *row_exponent, *column_exponent, *ones, *wide, *ones_next;
@@ -70,6 +71,7 @@ struct WalkScratch {
   int64_t first_token = 0;  // of the chunk at hand
   T decay = 1;
   bool empty = false;  // the state is zero
+  bool given = false;  // the state is one that the walk was given
 
   static int64_t state_size(int64_t x, int64_t y) { return x * padded<T>(y) + padded<T>(x > y ? x : y); }
   T* ones_state(int64_t x, int64_t y) const { return state + x * padded<T>(y); }
@@ -93,6 +95,7 @@ struct WalkScratch {
     left = twin(Op::kPack == 1 ? 0 : kRows * padded<T>(d.y) / Op::kPack);
     block = twin(NR<T> * tokens);
     pairs = twin((d.chunk + 1) * tokens);
+    rest = arena.take<T>(Op::kPack == 1 ? 0 : packed<Op>(d.x) * NR<T>);
     room = arena.take<T>(pack_room<T>(wide_dim));
     tile = arena.take<T>(NR<T> * NR<T>);
     decays = arena.take<T>(kRows * NR<T>);

@@ -82,6 +82,16 @@ struct Tile {
         store(p + r / Op::kPack * ld + v * kLanes<T>, Op::pack(acc[r][v], second));
       }
   }
+  // What store_packed rounds away.
+  template <class Op>
+  void keep_rest() {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) {
+        Vec<T> rounded, same;
+        Op::unpack(Op::pack(acc[r][v], acc[r][v]), rounded, same);
+        acc[r][v] -= rounded;
+      }
+  }
   void add_scaled_rows(const T* p, const T* factor) {
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < V; ++v) acc[r][v] += load(p + r * NR<T> + v * kLanes<T>) * factor[r];
