@@ -224,7 +224,9 @@ struct Bf16Pairs {
     second = Vec<float>(Words(element) & 0xffff0000u);
   }
   static Vec<float> zip(const void* first, const void* second) {
-    const auto wide = [](const void* p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p))); };
+    const auto wide = [](const void* p) {
+      return _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+    };
     return Vec<float>(_mm512_or_si512(wide(first), _mm512_slli_epi32(wide(second), 16)));
   }
   // 2 kLanes values that follow each other -> kLanes elements.

@@ -19,7 +19,7 @@ Isa choose() {
   std::string runnable;
   for (Isa isa : kAll) {
     if (!isa_runs_here(isa)) continue;
-    if (wanted && *wanted ? std::string(wanted) == isa_name(isa) : !isa_on_request(isa)) return isa;
+    if (!wanted || !*wanted || std::string(wanted) == isa_name(isa)) return isa;
     runnable += std::string(runnable.empty() ? "" : ", ") + isa_name(isa);
   }
   throw std::runtime_error("XLSTM_HIP_CPU_ISA: expected one of " + runnable + " on this machine, got '" + wanted + "'");
@@ -54,13 +54,6 @@ bool isa_runs_here(Isa isa) {
   }
 #endif
   return isa == Isa::portable;
-}
-
-bool isa_on_request([[maybe_unused]] Isa isa) {
-#if defined(__x86_64__)
-  if (isa == Isa::avx512bf16) return true;
-#endif
-  return false;
 }
 
 Isa cpu_isa() {

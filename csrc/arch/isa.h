@@ -19,11 +19,7 @@ enum class Isa {
 const char* isa_name(Isa isa);
 bool isa_runs_here(Isa isa);
 
-// Whether it is taken only when asked for by name: avx512bf16 rounds the operands of bfloat16 products that the others
-// take in float, for 1.7 times the speed.
-bool isa_on_request(Isa isa);
-
-// The best one that runs here and need not be asked for; XLSTM_HIP_CPU_ISA=name takes that one. Decided once. A name
+// The best one that runs here; XLSTM_HIP_CPU_ISA=name takes that one. Decided once. A name
 // that is unknown or does not run here ends in an exception that says which do.
 Isa cpu_isa();
 

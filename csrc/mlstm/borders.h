@@ -18,7 +18,11 @@ template <class T>
 class Borders {
  public:
   Borders(Arena& arena, const xlstm_mlstm& in, const xlstm_tensor& dv, const MlstmCpuPlan& plan)
-      : dv_(dv), dhv_(in.dhv), length_(in.length), segment_(plan.segment_length), row_values_(in.dhv * element_bytes(dv.dtype) / int64_t(sizeof(T))) {
+      : dv_(dv),
+        dhv_(in.dhv),
+        length_(in.length),
+        segment_(plan.segment_length),
+        row_values_(in.dhv * element_bytes(dv.dtype) / int64_t(sizeof(T))) {
     if (row_values_ == 0) return;  // one value per token, in half precision
     rows_per_panel_ = (NR<T> * dhv_ + row_values_ - 1) / row_values_;
     panels_ = panels<T>(in.dqk);

@@ -30,6 +30,17 @@ WalkScratch<Op>* scratch_of_workers(Arena& arena, const MlstmCpuPlan& plan, cons
   return all;
 }
 
+// Writes a row of a tile; most of them are whole, with a length that the compiler knows.
+template <class T>
+inline void store_part(const xlstm_tensor& to, const Head& h, int64_t token, int64_t column, const T* row,
+                       int64_t columns) {
+  const int64_t at = offset(to, h) + token * to.stride[2] + column;
+  if (columns == NR<T>)
+    store_row(to.data, to.dtype, at, row, NR<T>);
+  else
+    store_row(to.data, to.dtype, at, row, columns);
+}
+
 // ---- forward
 
 template <class Op>
@@ -87,8 +98,8 @@ void forward(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan, void* works
         }
       for (int64_t r = 0; r < rows; ++r) {
         T* row = values + r * NR<T>;
-        for (int64_t j = 0; j < columns; ++j) row[j] *= inverse[r];
-        store_row(p.h.data, p.h.dtype, offset(p.h, h) + (token + r) * p.h.stride[2] + column, row, columns);
+        for (int64_t j = 0; j < NR<T>; ++j) row[j] *= inverse[r];
+        store_part(p.h, h, token + r, column, row, columns);
       }
     };
   };
@@ -140,8 +151,7 @@ inline int64_t last_chunk(const Head& h, int64_t chunk) { return h.begin + (h.en
 template <class T>
 auto gradient_sink(const xlstm_tensor& to, const Head& h) {
   return [&to, h](int64_t token, int64_t rows, int64_t column, int64_t columns, const T* values) {
-    for (int64_t r = 0; r < rows; ++r)
-      store_row(to.data, to.dtype, offset(to, h) + (token + r) * to.stride[2] + column, values + r * NR<T>, columns);
+    for (int64_t r = 0; r < rows; ++r) store_part(to, h, token + r, column, values + r * NR<T>, columns);
   };
 }
 
@@ -283,9 +293,7 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
       executor, plan, heads, p.dc_initial != nullptr, memory.between, memory.scratch,
       [&](const Head& h) { return make(h, true); },
       [&](const Head& h, T* state) { return layout.load(p.dc_last, dn_last, h.state, state); },
-      [&](const Head& h, WalkScratch<Op>&) {
-        return WithTwin{gradient_sink<T>(p.dk, h), gradient_sink<T>(p.dv, h)};
-      },
+      [&](const Head& h, WalkScratch<Op>&) { return WithTwin{gradient_sink<T>(p.dk, h), gradient_sink<T>(p.dv, h)}; },
       [&](const Head& h, int64_t token, T* state, WalkScratch<Op>& s) {
         memory.borders.meet(h, token, state, s.room);
         if (in.c_initial && token == h.begin + plan.chunk)
@@ -296,11 +304,13 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
                  [&](int64_t index, int32_t) { gate_gradients(p, memory, heads[index], plan.chunk); });
 }
 
-// Calls f(Op) with the operands that suit the inputs' dtype here.
+// Calls f(Op) with the operands that suit the inputs' dtype here. Products of a few tokens gain nothing from narrow
+// operands, and lose: what flows from chunk to chunk, behind df, is then differences of many rounded sums.
 template <class F>
-auto with_operands(const xlstm_mlstm& in, F&& f) {
+auto with_operands(const xlstm_mlstm& in, [[maybe_unused]] const MlstmCpuPlan& plan, F&& f) {
 #if defined(__AVX512BF16__)
-  if (in.q.dtype == XLSTM_BFLOAT16) return f(Bf16Pairs{});
+  constexpr int64_t kLeastTokens = 16;
+  if (in.q.dtype == XLSTM_BFLOAT16 && plan.chunk >= kLeastTokens) return f(Bf16Pairs{});
 #endif
   return in.q.dtype == XLSTM_FLOAT64 ? f(Plain<double>{}) : f(Plain<float>{});
 }
@@ -315,16 +325,16 @@ size_t bytes(const Params& p, const MlstmCpuPlan& plan) {
 }  // namespace
 
 size_t chunkwise_workspace(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan) {
-  return with_operands(p.in, [&](auto op) { return bytes<ForwardMemory<decltype(op)>>(p, plan); });
+  return with_operands(p.in, plan, [&](auto op) { return bytes<ForwardMemory<decltype(op)>>(p, plan); });
 }
 void chunkwise(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan, void* workspace, const Executor& executor) {
-  with_operands(p.in, [&](auto op) { forward<decltype(op)>(p, plan, workspace, executor); });
+  with_operands(p.in, plan, [&](auto op) { forward<decltype(op)>(p, plan, workspace, executor); });
 }
 size_t backward_workspace(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan) {
-  return with_operands(p.in, [&](auto op) { return bytes<BackwardMemory<decltype(op)>>(p, plan); });
+  return with_operands(p.in, plan, [&](auto op) { return bytes<BackwardMemory<decltype(op)>>(p, plan); });
 }
 void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* workspace, const Executor& executor) {
-  with_operands(p.in, [&](auto op) { backward<decltype(op)>(p, plan, workspace, executor); });
+  with_operands(p.in, plan, [&](auto op) { backward<decltype(op)>(p, plan, workspace, executor); });
 }
 
 }  // namespace xlstm::XLSTM_ISA

@@ -105,8 +105,8 @@ inline double fill_gates(const Gates& g, const xlstm_mlstm& in, const Head& h) {
   return m;
 }
 
-// States in memory are c (DHQK, DHHV) and n (DHQK). A walk holds c as x by y, or transposed, and n behind it where it has
-// one.
+// States in memory are c (DHQK, DHHV) and n (DHQK). A walk holds c as x by y, or transposed, and n behind it where it
+// has one.
 template <class T>
 struct StateLayout {
   int64_t dqk, dhv;
@@ -162,8 +162,9 @@ struct SegmentStates {
 };
 
 // Walks every head. make(head) -> Walk; load(head, state) fills the state before the first token in the walk's
-// direction and says whether it is another than zero; sink(head, scratch) -> a sink for Walk::run; border(head, token, state, scratch) sees the state between
-// chunks, token being the first after it in time; finish(head, state) sees the last one, if wanted.
+// direction and says whether it is another than zero; sink(head, scratch) -> a sink for Walk::run; border(head, token,
+// state, scratch) sees the state between chunks, token being the first after it in time; finish(head, state) sees the
+// last one, if wanted.
 //
 // With one segment a head is one task. Else three passes: what each segment alone adds to the state, a scan that turns
 // those into the state before each segment, and the full walk of every segment.

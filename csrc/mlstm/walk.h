@@ -13,10 +13,10 @@
 //   dq          forward     dh, dl N v, 1       k      s / N        1               dq                   [C, n]^T
 //   dk, dv      reverse     v, 1     dh, dl N   q      1            s / N           dk       dv (b: k)   [dC, dn]^T
 //
-// The normaliser is the column 1 (and dl, and n), so it needs no formula of its own. That column is never an operand: it
-// adds one multiply-add to a product, in T, whatever operands are rounded to; and in the forward walk it is summed in
-// double: where l cancels, its rounding is all that h has of errors. Factors of tokens (s = DHQK^-1/2 and 1 / N) belong
-// to f, D and w, so that operands are packed as they lie in memory.
+// The normaliser is the column 1 (and dl, and n), so it needs no formula of its own. That column is never an operand:
+// it adds one multiply-add to a product, in T, whatever operands are rounded to; and in the forward walk it is summed
+// in double: where l cancels, its rounding is all that h has of errors. Factors of tokens (s = DHQK^-1/2 and 1 / N)
+// belong to f, D and w, so that operands are packed as they lie in memory.
 //
 // Who owns what: one task walks one segment of one head with the state in its scratch, 0.5 MB at 256 x 512 in float: it
 // and a packed chunk live in L2. Per chunk of L tokens the products are 2 L DHQK DHHV multiply-adds for the state (3
@@ -24,7 +24,9 @@
 // units bind.
 //
 // With Op = Bf16Pairs products take bfloat16 operands and sum in float. The state is kept in float; each product reads
-// it, the scores and the weighted x rounded once, as a bfloat16 matmul in torch would.
+// it, the scores and the weighted x rounded once, as a bfloat16 matmul in torch would. Twice it is not enough, because
+// sums behind df cancel, and what rounding leaves is multiplied too: the scores of forward, since dl comes from h; and
+// a state that was given.
 #pragma once
 
 #include "mlstm/walk_memory.h"
@@ -118,18 +120,26 @@ struct Walk {
     for (int64_t t = 0; t < n; t += kRows) {
       const int64_t rows = n - t < kRows ? n - t : kRows;
       const int64_t first = reverse ? t / Op::kPack : 0, last = reverse ? tokens : packed<Op>(t + rows);
-      with_tile<T>(rows, columns, [&](auto& tile) {
+      with_tile<T>(rows, columns, [&](auto& tile) XLSTM_INLINED {
         if (from_state) {
-          tile.zero();
           const T* left = s.a + t / NR<T> * steps * NR<T> + t % NR<T>;
-          tile.template multiply<Op>(left, NR<T>, operand, steps);
-          if (with_rest) tile.template multiply<Op>(left, NR<T>, s.rest, steps);
+          tile.template product<Op>(left, NR<T>, operand, steps);
+          if (with_rest) {
+            auto rest = tile;
+            rest.template product<Op>(left, NR<T>, s.rest, steps);
+            tile.add(rest);
+          }
           if (extra) tile.add_outer(s.row_extra + t, of_ones);
           tile.store_to(s.tile);
           if (flows.outside) flow_outside(t0 + t, rows, column, columns, s);
         }
-        tile.zero();  // again: what the state brings can be large, and would round each token's share
-        if (!late) tile.template multiply<Op>(s.scores + first * ld + t, ld, right + first * NR<T>, last - first);
+        // Summed on its own: what the state brings can be large, and would round each token's share.
+        tile.template product<Op>(s.scores + first * ld + t, ld, right + first * NR<T>, late ? 0 : last - first);
+        if (Op::kPack > 1 && ones && !late) {
+          auto rest = tile;
+          rest.template product<Op>(s.scores_rest + first * ld + t, ld, right + first * NR<T>, last - first);
+          tile.add(rest);
+        }
         if (from_state) tile.add_scaled_rows(s.tile, factor + t);
         tile.store_to(s.tile);
       });
@@ -142,9 +152,9 @@ struct Walk {
     T *state = s.state + p * width * NR<T>, *operand = s.state_operand + p * packed<Op>(width) * NR<T>;
     const T* right = s.y + p * tokens * NR<T>;
     for (int64_t f = 0; f < width; f += kRows)
-      with_tile<T>(width - f < kRows ? width - f : kRows, columns_of(p), [&](auto& tile) {
-        tile.zero();  // the chunk is summed first: a large state would round each of its tokens
-        tile.template multiply<Op>(s.x_weighted + f, s.x_stride, right, tokens);
+      with_tile<T>(width - f < kRows ? width - f : kRows, columns_of(p), [&](auto& tile) XLSTM_INLINED {
+        // The chunk is summed first: a large state would round each of its tokens.
+        tile.template product<Op>(s.x_weighted + f, s.x_stride, right, tokens);
         if (!s.empty) tile.add_scaled(state + f * NR<T>, s.decay);
         tile.store_to(state + f * NR<T>);
         if constexpr (Op::kPack > 1) tile.template store_packed<Op>(operand + f / Op::kPack * NR<T>);
@@ -168,7 +178,7 @@ struct Walk {
   template <class Sink>
   void twin(int64_t t0, int64_t n, WalkScratch<Op>& s, Sink& sink) const {
     const int64_t width = x.features, depth = packed<Op>(y.features), ld = padded<T>(n), tokens = packed<Op>(n);
-    constexpr int64_t kPanelSteps = NR<T> / Op::kPack, kPanelsInPart = 128 / kPanelSteps;
+    constexpr int64_t kPanelSteps = NR<T> / Op::kPack;
     const int64_t panel = Op::kPack == 1 ? width * NR<T> : kRows * kPanelSteps;  // of the state as a left operand
     const int64_t count = panels<T>(y.features);
     for (int64_t f = 0; f < width; f += kRows) {
@@ -183,30 +193,29 @@ struct Walk {
           }
       }
       for (int64_t r0 = 0; r0 < n; r0 += NR<T>) {
-        const int64_t first = reverse ? r0 / Op::kPack : 0, last = reverse || r0 + NR<T> > n ? tokens : packed<Op>(r0 + NR<T>);
-        with_rows<T, kVectors>(features, [&](auto& tile) {
+        const int64_t first = reverse ? r0 / Op::kPack : 0,
+                      last = reverse || r0 + NR<T> > n ? tokens : packed<Op>(r0 + NR<T>);
+        with_rows<T, kVectors>(features, [&](auto& tile) XLSTM_INLINED {
           if (!s.empty) {
             tile.zero();
-            for (int64_t p = 0; p < count; p += kPanelsInPart) {
+            for (int64_t p = 0; p < count; ++p) {
               auto part = tile;
-              part.zero();
-              for (int64_t q = p; q < count && q < p + kPanelsInPart; ++q) {
-                const int64_t steps = depth - q * kPanelSteps;
-                part.template multiply_part<Op>(state + q * panel, 1, kPanelSteps, s.with + (r0 * depth + q * kPanelSteps * NR<T>),
-                                                NR<T>, steps < kPanelSteps ? steps : kPanelSteps);
-              }
+              const int64_t steps = depth - p * kPanelSteps;
+              part.template product_part<Op>(state + p * panel, 1, kPanelSteps,
+                                             s.with + (r0 * depth + p * kPanelSteps * NR<T>), NR<T>,
+                                             steps < kPanelSteps ? steps : kPanelSteps);
               tile.add(part);
             }
             tile.store_to(s.tile);
           }
-          tile.zero();
-          tile.template multiply<Op>(s.x_rows + first * s.x_stride + f, s.x_stride, s.twin_scores + first * ld + r0,
-                                     last - first, ld);
+          tile.template product<Op>(s.x_rows + first * s.x_stride + f, s.x_stride, s.twin_scores + first * ld + r0,
+                                    last - first, ld);
           if (!s.empty) tile.add_scaled_columns(s.tile, s.row_factor + r0);
           tile.store_to(s.block + f % NR<T> * ld + r0, ld);
         });
       }
-      if ((f + features) % NR<T> == 0 || f + features == width) sink_block(t0, n, f / NR<T> * NR<T>, f + features, s, sink);
+      if ((f + features) % NR<T> == 0 || f + features == width)
+        sink_block(t0, n, f / NR<T> * NR<T>, f + features, s, sink);
     }
   }
 
@@ -231,7 +240,7 @@ struct Walk {
     if constexpr (Op::kPack > 1)
       for (int64_t p = 0; p < panels<T>(y.features); ++p)
         for (int64_t f = 0; f < width; f += kRows)
-          with_rows<T, kVectors>(width - f < kRows ? width - f : kRows, [&](auto& tile) {
+          with_rows<T, kVectors>(width - f < kRows ? width - f : kRows, [&](auto& tile) XLSTM_INLINED {
             tile.load_from(s.state + (p * width + f) * NR<T>);
             tile.template store_packed<Op>(s.state_operand + (p * packed<Op>(width) + f / Op::kPack) * NR<T>);
           });
@@ -243,7 +252,7 @@ struct Walk {
     const int64_t width = x.features;
     if constexpr (Op::kPack > 1)
       for (int64_t f = 0; f < width; f += kRows)
-        with_rows<T, kVectors>(width - f < kRows ? width - f : kRows, [&](auto& tile) {
+        with_rows<T, kVectors>(width - f < kRows ? width - f : kRows, [&](auto& tile) XLSTM_INLINED {
           tile.load_from(s.state + (p * width + f) * NR<T>);
           tile.template keep_rest<Op>();
           tile.template store_packed<Op>(s.rest + f / Op::kPack * NR<T>);
@@ -305,23 +314,26 @@ struct Walk {
       for (int64_t c = first; c < last; c += kRows) {
         const int64_t rows = last - c < kRows ? last - c : kRows;
         T* pairs = s.pairs + c * ld + r0;
-        with_rows<T, kVectors>(rows, [&](auto& tile) {
-          tile.zero();
-          tile.template multiply<Op>(s.x + c / NR<T> * width * NR<T> + c % NR<T>, NR<T>, s.a + r0 * width, width);
+        with_rows<T, kVectors>(rows, [&](auto& tile) XLSTM_INLINED {
+          tile.template product<Op>(s.x + c / NR<T> * width * NR<T> + c % NR<T>, NR<T>, s.a + r0 * width, width);
           if (extra) tile.add_outer(s.column_extra + c, s.row_extra + r0);
           find_decays(c, rows, r0, s);
           weigh(tile, c, r0, s);
           tile.template store_packed<Op>(s.scores + c / Op::kPack * ld + r0, ld);
           if (flows.across) tile.store_to(pairs, ld);
           if (ones) tile.store_to(s.tile);
+          if constexpr (Op::kPack > 1)
+            if (ones) {
+              tile.template keep_rest<Op>();
+              tile.template store_packed<Op>(s.scores_rest + c / Op::kPack * ld + r0, ld);
+            }
         });
         for (int64_t j = 0; ones && j < rows; ++j)
           for (int e = 0; e < NR<T>; ++e) s.ones[r0 + e] += double(s.tile[j * NR<T> + e]);
         if (flows.across)
-          with_rows<T, kVectors>(rows, [&](auto& tile) {
-            tile.zero();
-            tile.template multiply<Op>(s.y_transposed + c / NR<T> * twin_width * NR<T> + c % NR<T>, NR<T>,
-                                       s.with + r0 * twin_width, twin_width);
+          with_rows<T, kVectors>(rows, [&](auto& tile) XLSTM_INLINED {
+            tile.template product<Op>(s.y_transposed + c / NR<T> * twin_width * NR<T> + c % NR<T>, NR<T>,
+                                      s.with + r0 * twin_width, twin_width);
             tile.scale(pairs, ld);
             weigh(tile, c, r0, s);
             tile.template store_packed<Op>(s.twin_scores + c / Op::kPack * ld + r0, ld);
@@ -357,7 +369,8 @@ struct Walk {
       }
   }
 
-  // From pairs, which hold score_ts (y_t . with_s) at [t][s], in reverse walks: s up to t, and zeros to the panel's end.
+  // From pairs, which hold score_ts (y_t . with_s) at [t][s], in reverse walks: s up to t, and zeros to the panel's
+  // end.
   void sum_pairs(int64_t t0, int64_t n, WalkScratch<Op>& s) const {
     const int64_t ld = padded<T>(n);
     T* until = s.pairs + n * ld;  // for each s, of the tokens from the one at hand on

@@ -63,7 +63,7 @@ struct WalkScratch {
   T *state_operand, *a, *x, *x_weighted, *y, *scores;  // elements of Op
   T *with, *y_transposed, *x_rows, *twin_scores;       // for a second output
   T *left, *block, *pairs;                             // too
-  T *rest;                                             // of a panel of state_operand
+  T *rest, *scores_rest;                               // of a panel of state_operand, of scores
   T *room, *tile, *decays, *flow;
   T *row_factor, *weight, *row_gain, *column_gain, *row_extra, *column_extra, *inverse;
   double *row_exponent, *column_exponent, *ones, *wide, *ones_next;
@@ -80,7 +80,7 @@ struct WalkScratch {
   WalkScratch(Arena& arena, const WalkDims& d) {
     const int64_t tokens = padded<T>(d.chunk), steps = packed<Op>(d.chunk), wide_dim = d.x > d.y ? d.x : d.y;
     const auto twin = [&](int64_t n) { return arena.take<T>(d.twin ? n : 0); };
-    x_stride = round_up(d.x, 16);
+    x_stride = round_up(d.x, 16) + 16;  // no power of two: a column of it would fall into few sets of the cache
     state = arena.take<T>(state_size(d.x, d.y));
     state_operand = Op::kPack == 1 ? state : arena.take<T>(packed<Op>(d.x) * padded<T>(d.y));
     a = arena.take<T>(tokens * packed<Op>(d.x));
@@ -95,6 +95,7 @@ struct WalkScratch {
     left = twin(Op::kPack == 1 ? 0 : kRows * padded<T>(d.y) / Op::kPack);
     block = twin(NR<T> * tokens);
     pairs = twin((d.chunk + 1) * tokens);
+    scores_rest = arena.take<T>(Op::kPack == 1 ? 0 : steps * tokens);
     rest = arena.take<T>(Op::kPack == 1 ? 0 : packed<Op>(d.x) * NR<T>);
     room = arena.take<T>(pack_room<T>(wide_dim));
     tile = arena.take<T>(NR<T> * NR<T>);

@@ -13,8 +13,10 @@
 
 #include "arch/cpu.h"
 
-// Out of line, a tile would go through memory at every call.
+// Out of line, a tile would go through memory at every call. The second one is for lambdas.
 #define XLSTM_ALWAYS_INLINE __attribute__((always_inline)) inline
+#define XLSTM_INLINED __attribute__((always_inline))
+#define XLSTM_UNROLL _Pragma("GCC unroll 8")
 
 namespace xlstm::XLSTM_ISA {
 
@@ -36,106 +38,93 @@ constexpr int64_t packed(int64_t values) {  // elements
   return (values + Op::kPack - 1) / Op::kPack;
 }
 
+// Its methods are unrolled to the last row, so that accumulators are registers and not an array.
 template <class T, int R, int V>
 struct Tile {
   static constexpr int kTileRows = R;
   Vec<T> acc[R][V];
 
-  void zero() {
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) acc[r][v] = Vec<T>{};
+  // f(row, vector, its place in rows of memory that are ld apart) for each.
+  template <class F>
+  XLSTM_ALWAYS_INLINE static void each(int64_t ld, F&& f) {
+    XLSTM_UNROLL for (int r = 0; r < R; ++r) XLSTM_UNROLL for (int v = 0; v < V; ++v) f(r, v, r * ld + v * kLanes<T>);
   }
-  void load_from(const T* p) {
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) acc[r][v] = load(p + r * NR<T> + v * kLanes<T>);
+  XLSTM_ALWAYS_INLINE void zero() {
+    each(0, [&](int r, int v, int64_t) XLSTM_INLINED { acc[r][v] = Vec<T>{}; });
   }
-  void add(const Tile& other) {
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) acc[r][v] += other.acc[r][v];
+  XLSTM_ALWAYS_INLINE void load_from(const T* p) {
+    each(NR<T>, [&](int r, int v, int64_t at) XLSTM_INLINED { acc[r][v] = load(p + at); });
   }
-  void add_scaled(const T* p, T factor) {
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) acc[r][v] += load(p + r * NR<T> + v * kLanes<T>) * factor;
+  XLSTM_ALWAYS_INLINE void add(const Tile& other) {
+    each(0, [&](int r, int v, int64_t) XLSTM_INLINED { acc[r][v] += other.acc[r][v]; });
   }
-  void scale_by(const T* p) {
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) acc[r][v] *= load(p + r * NR<T> + v * kLanes<T>);
+  XLSTM_ALWAYS_INLINE void add_scaled(const T* p, T factor) {
+    each(NR<T>, [&](int r, int v, int64_t at) XLSTM_INLINED { acc[r][v] += load(p + at) * factor; });
+  }
+  XLSTM_ALWAYS_INLINE void add_scaled_rows(const T* p, const T* factor) {
+    each(NR<T>, [&](int r, int v, int64_t at) XLSTM_INLINED { acc[r][v] += load(p + at) * factor[r]; });
+  }
+  XLSTM_ALWAYS_INLINE void add_scaled_columns(const T* p, const T* factor) {
+    each(NR<T>,
+         [&](int r, int v, int64_t at) XLSTM_INLINED { acc[r][v] += load(p + at) * load(factor + v * kLanes<T>); });
+  }
+  // acc[r][c] += row[r] * column[c].
+  XLSTM_ALWAYS_INLINE void add_outer(const T* row, const T* column) {
+    each(0, [&](int r, int v, int64_t) XLSTM_INLINED { acc[r][v] += load(column + v * kLanes<T>) * row[r]; });
+  }
+  XLSTM_ALWAYS_INLINE void scale_by(const T* p) {
+    each(NR<T>, [&](int r, int v, int64_t at) XLSTM_INLINED { acc[r][v] *= load(p + at); });
   }
   // The other way: scales what lies at p.
-  void scale(T* p, int64_t ld) const {
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) {
-        T* at = p + r * ld + v * kLanes<T>;
-        store(at, load(at) * acc[r][v]);
-      }
+  XLSTM_ALWAYS_INLINE void scale(T* p, int64_t ld) const {
+    each(ld, [&](int r, int v, int64_t at) XLSTM_INLINED { store(p + at, load(p + at) * acc[r][v]); });
   }
-  void store_to(T* p, int64_t ld = NR<T>) const {
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) store(p + r * ld + v * kLanes<T>, acc[r][v]);
+  XLSTM_ALWAYS_INLINE void store_to(T* p, int64_t ld = NR<T>) const {
+    each(ld, [&](int r, int v, int64_t at) XLSTM_INLINED { store(p + at, acc[r][v]); });
   }
   // The rows as elements along k, kPack rows to one, ld apart: for use as an operand.
   template <class Op>
-  void store_packed(T* p, int64_t ld = NR<T>) const {
-    for (int r = 0; r < R; r += Op::kPack)
-      for (int v = 0; v < V; ++v) {
-        const Vec<T> second = r + 1 < R ? acc[r + 1 < R ? r + 1 : r][v] : Vec<T>{};
-        store(p + r / Op::kPack * ld + v * kLanes<T>, Op::pack(acc[r][v], second));
-      }
+  XLSTM_ALWAYS_INLINE void store_packed(T* p, int64_t ld = NR<T>) const {
+    XLSTM_UNROLL for (int r = 0; r < R; r += Op::kPack) XLSTM_UNROLL for (int v = 0; v < V; ++v) {
+      const Vec<T> second = r + 1 < R ? acc[r + 1 < R ? r + 1 : r][v] : Vec<T>{};
+      store(p + r / Op::kPack * ld + v * kLanes<T>, Op::pack(acc[r][v], second));
+    }
   }
   // What store_packed rounds away.
   template <class Op>
-  void keep_rest() {
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) {
-        Vec<T> rounded, same;
-        Op::unpack(Op::pack(acc[r][v], acc[r][v]), rounded, same);
-        acc[r][v] -= rounded;
-      }
+  XLSTM_ALWAYS_INLINE void keep_rest() {
+    each(0, [&](int r, int v, int64_t) XLSTM_INLINED {
+      Vec<T> rounded, same;
+      Op::unpack(Op::pack(acc[r][v], acc[r][v]), rounded, same);
+      acc[r][v] -= rounded;
+    });
   }
-  void add_scaled_rows(const T* p, const T* factor) {
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) acc[r][v] += load(p + r * NR<T> + v * kLanes<T>) * factor[r];
-  }
-  // acc[r][c] += row[r] * column[c].
-  void add_outer(const T* row, const T* column) {
-    for (int v = 0; v < V; ++v) {
-      const Vec<T> c = load(column + v * kLanes<T>);
-      for (int r = 0; r < R; ++r) acc[r][v] += c * row[r];
-    }
-  }
-  void add_scaled_columns(const T* p, const T* factor) {
-    for (int v = 0; v < V; ++v) {
-      const Vec<T> f = load(factor + v * kLanes<T>);
-      for (int r = 0; r < R; ++r) acc[r][v] += load(p + r * NR<T> + v * kLanes<T>) * f;
-    }
-  }
-  // a: row r of step k at a[k * a_step + r].  b: step k at b[k * b_step].
+  // The product of a: row r of step k at a[k * a_step + r], and b: step k at b[k * b_step].
   // A long sum is taken in parts, so that its rounding errors grow with their length and not with its own.
   template <class Op>
-  XLSTM_ALWAYS_INLINE void multiply(const T* a, int64_t a_step, const T* b, int64_t steps, int64_t b_step = NR<T>) {
-    constexpr int64_t kPart = 128;
-    multiply_part<Op>(a, a_step, 1, b, b_step, steps < kPart ? steps : kPart);
+  XLSTM_ALWAYS_INLINE void product(const T* a, int64_t a_step, const T* b, int64_t steps, int64_t b_step = NR<T>) {
+    product_part<Op>(a, a_step, 1, b, b_step, steps < kPart ? steps : kPart);
     for (int64_t k = kPart; k < steps; k += kPart) {
       Tile part;
-      part.zero();
-      part.template multiply_part<Op>(a + k * a_step, a_step, 1, b + k * b_step, b_step,
-                                      steps - k < kPart ? steps - k : kPart);
+      part.template product_part<Op>(a + k * a_step, a_step, 1, b + k * b_step, b_step,
+                                     steps - k < kPart ? steps - k : kPart);
       add(part);
     }
   }
+  static constexpr int64_t kPart = 128;
   // a: row r of step k at a[k * a_step + r * a_row].  b: step k at b[k * b_step].
   template <class Op>
-  XLSTM_ALWAYS_INLINE void multiply_part(const T* __restrict a, int64_t a_step, int64_t a_row, const T* __restrict b,
-                                         int64_t b_step, int64_t steps) {
+  XLSTM_ALWAYS_INLINE void product_part(const T* __restrict a, int64_t a_step, int64_t a_row, const T* __restrict b,
+                                        int64_t b_step, int64_t steps) {
+    Vec<T> sums[R][V];
+    each(0, [&](int r, int v, int64_t) XLSTM_INLINED { sums[r][v] = Vec<T>{}; });
     for (int64_t k = 0; k < steps; ++k, a += a_step, b += b_step) {
       Vec<T> right[V];
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) right[v] = load(b + v * kLanes<T>);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) acc[r][v] = Op::multiply_add(acc[r][v], right[v], a[r * a_row]);
+      XLSTM_UNROLL for (int v = 0; v < V; ++v) right[v] = load(b + v * kLanes<T>);
+      XLSTM_UNROLL for (int r = 0; r < R; ++r) XLSTM_UNROLL for (int v = 0; v < V; ++v) sums[r][v] =
+          Op::multiply_add(sums[r][v], right[v], a[r * a_row]);
     }
+    each(0, [&](int r, int v, int64_t) XLSTM_INLINED { acc[r][v] = sums[r][v]; });
   }
 };
 
@@ -163,8 +152,8 @@ inline void with_tile(int64_t rows, int64_t columns, F&& f) {
     with_rows<T, kVectors>(rows, f);
 }
 
-// A matrix of tokens by features in memory. Factors per token are not applied here but to the gate factors, so that rows
-// go in as they lie.
+// A matrix of tokens by features in memory. Factors per token are not applied here but to the gate factors, so that
+// rows go in as they lie.
 template <class T>
 struct Rows {
   const void* data = nullptr;
@@ -300,8 +289,7 @@ inline bool pack_along_tokens(const Rows<T>& rows, int64_t t0, int64_t n, int64_
       memset(room + r * full, 0, full * sizeof(T));
       if (t + r < n) rows.read_part(t0 + t + r, j, rows.features - j, room + r * full + j);
     }
-    for (; j < full; j += kLanes<T>)
-      put(t, j, Op::pack(load(first + j), Op::kPack == 2 ? load(second + j) : Vec<T>{}));
+    for (; j < full; j += kLanes<T>) put(t, j, Op::pack(load(first + j), Op::kPack == 2 ? load(second + j) : Vec<T>{}));
   }
   bool finite = true;
   for (int e = 0; e < kLanes<T>; ++e) finite = finite && !bad[e];
@@ -312,9 +300,8 @@ inline bool pack_along_tokens(const Rows<T>& rows, int64_t t0, int64_t n, int64_
 template <class Op, class T>
 inline bool pack_columns(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* room) {
   const int64_t steps = packed<Op>(n);
-  return pack_along_tokens<Op>(rows, t0, n, padded<T>(rows.features), room, [=](int64_t k, int64_t j) {
-    return to + (j / NR<T> * steps + k) * NR<T> + j % NR<T>;
-  });
+  return pack_along_tokens<Op>(rows, t0, n, padded<T>(rows.features), room,
+                               [=](int64_t k, int64_t j) { return to + (j / NR<T> * steps + k) * NR<T> + j % NR<T>; });
 }
 
 // The same as one row of ld values per element.

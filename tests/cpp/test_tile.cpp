@@ -34,13 +34,11 @@ void test_product(int64_t rows, int64_t columns, int64_t steps) {
   int64_t called = 0;
   with_tile<T>(rows, columns, [&](auto& tile) {
     ++called;
-    tile.zero();
-    tile.template multiply<Plain<T>>(a.data(), a_step, b.data(), steps);
+    tile.template product<Plain<T>>(a.data(), a_step, b.data(), steps);
     tile.store_to(plain.data());
     tile.add_scaled_rows(plain.data(), factor.data());
     tile.store_to(plain.data());
-    tile.zero();
-    tile.template multiply<Plain<T>>(a.data(), a_step, b.data(), steps);
+    tile.template product<Plain<T>>(a.data(), a_step, b.data(), steps);
     tile.add_scaled(before.data(), T(0.5));
     tile.store_to(loaded.data());
   });
@@ -59,40 +57,64 @@ void test_product(int64_t rows, int64_t columns, int64_t steps) {
     CHECK(plain[at] == 99 && loaded[at] == 99, "%d rows: wrote row %d", int(rows), int(at / NR<T>));
 }
 
+// A left operand that lies by rows, as a state does, and what a twin does to its tile.
+template <class T>
+void test_product_by_rows(int64_t rows, int64_t steps) {
+  const auto a = random_values<T>(kRows * NR<T>), b = random_values<T>(steps * NR<T>);
+  const auto before = random_values<T>(kRows * NR<T>), of_row = random_values<T>(kRows),
+             of_column = random_values<T>(NR<T>);
+  std::vector<T> got(kRows * NR<T>);
+  with_rows<T, kVectors>(rows, [&](auto& tile) {
+    tile.template product_part<Plain<T>>(a.data(), 1, NR<T>, b.data(), NR<T>, steps);
+    tile.add_outer(of_row.data(), of_column.data());
+    tile.add_scaled_columns(before.data(), of_column.data());
+    tile.store_to(got.data());
+  });
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < NR<T>; ++c) {
+      double expected = (double(of_row[r]) + double(before[r * NR<T> + c])) * double(of_column[c]);
+      for (int64_t k = 0; k < steps; ++k) expected += double(a[r * NR<T> + k]) * double(b[k * NR<T> + c]);
+      CHECK(std::fabs(got[r * NR<T> + c] - expected) <= kTolerance<T> * (1 + double(steps)), "%d rows, %d steps",
+            int(rows), int(steps));
+    }
+}
+
+template <class T>
+void test_sums() {
+  for (int64_t n = 0; n <= 5 * NR<T>; ++n) {
+    const auto a = random_values<T>(n), b = random_values<T>(n);
+    const std::vector<double> wide(b.begin(), b.end());
+    double sum_of_a = 0, product = 0;
+    for (int64_t j = 0; j < n; ++j) sum_of_a += double(a[j]), product += double(a[j]) * double(b[j]);
+    CHECK(std::fabs(sum(a.data(), n) - sum_of_a) <= kTolerance<T> * double(1 + n), "sum of %d", int(n));
+    CHECK(std::fabs(dot(a.data(), b.data(), n) - product) <= kTolerance<T> * double(1 + n), "dot of %d", int(n));
+    CHECK(std::fabs(wide_dot(a.data(), wide.data(), n) - product) <= 1e-14 * double(1 + n), "wide_dot of %d", int(n));
+  }
+}
+
 // Tokens by features as a Rows, and what it should read as.
 template <class T>
 struct Sample {
   int64_t tokens, features;
-  std::vector<T> data, extra_value;
+  std::vector<T> data;
   Rows<T> rows;
 
-  Sample(int64_t tokens, int64_t features, bool extra, bool per_token)
-      : tokens(tokens),
-        features(features),
-        data(random_values<T>(tokens * (features + 2))),
-        extra_value(random_values<T>(tokens)) {
+  Sample(int64_t tokens, int64_t features)
+      : tokens(tokens), features(features), data(random_values<T>(tokens * (features + 2))) {
     rows.data = data.data();
     rows.dtype = sizeof(T) == 4 ? XLSTM_FLOAT32 : XLSTM_FLOAT64;
     rows.stride = features + 2;
     rows.features = features;
-    rows.extra = extra;
-    if (per_token) rows.extra_value = extra_value.data();
   }
-  T expected(int64_t token, int64_t feature) const {
-    if (feature == features) return rows.extra_value ? extra_value[token] : T(1);
-    return data[token * (features + 2) + feature];
-  }
+  T expected(int64_t token, int64_t feature) const { return data[token * (features + 2) + feature]; }
 };
 
 template <class T>
-void test_packing(int64_t t0, int64_t n, int64_t features, bool extra, bool per_token) {
+void test_packing(int64_t t0, int64_t n, int64_t width) {
   using Op = Plain<T>;
-  const Sample<T> s(t0 + n, features, extra, per_token);
-  const int64_t width = s.rows.width();
-  CHECK(width == features + extra);
+  const Sample<T> s(t0 + n, width);
   const auto where = [&](const char* what, bool right) {
-    CHECK(right, "%s: %d tokens from %d, %d features, extra %d, per token %d", what, int(n), int(t0), int(features),
-          int(extra), int(per_token));
+    CHECK(right, "%s: %d tokens from %d, %d features", what, int(n), int(t0), int(width));
   };
   std::vector<T> room(pack_room<T>(width));
 
@@ -117,13 +139,19 @@ void test_packing(int64_t t0, int64_t n, int64_t features, bool extra, bool per_
     for (int64_t j = 0; j < padded<T>(width); ++j)
       where("pack_columns",
             columns[(j / NR<T> * n + t) * NR<T> + j % NR<T>] == (j < width ? s.expected(t0 + t, j) : T(0)));
+
+  std::vector<T> by_token(n * ld, T(99));
+  where("pack_rows", pack_rows<Op>(s.rows, t0, n, by_token.data(), ld, room.data()));
+  for (int64_t t = 0; t < n; ++t)
+    for (int64_t j = 0; j < ld; ++j)
+      where("pack_rows", by_token[t * ld + j] == (j < width ? s.expected(t0 + t, j) : T(0)));
 }
 
 template <class T>
 void test_finite(T bad) {
   for (int64_t token = 0; token < 5; ++token)
     for (int64_t feature = 0; feature < 11; ++feature) {
-      Sample<T> s(5, 11, true, false);
+      Sample<T> s(5, 11);
       s.data[token * 13 + feature] = bad;
       std::vector<T> to(5 * padded<T>(12)), room(pack_room<T>(12));
       const bool finite = pack_columns<Plain<T>>(s.rows, 0, 5, to.data(), room.data());
@@ -146,14 +174,15 @@ template <class T>
 void test_all() {
   CHECK(NR<T> % kRows == 0);  // the walk reads kRows tokens of one token panel at a time
   test_transpose<T>();
+  test_sums<T>();
+  for (int64_t rows = 1; rows <= kRows; ++rows)
+    for (int64_t steps = 0; steps <= NR<T>; ++steps) test_product_by_rows<T>(rows, steps);
   CHECK(panels<T>(1) == 1 && panels<T>(NR<T>) == 1 && panels<T>(NR<T> + 1) == 2 && padded<T>(NR<T> + 1) == 2 * NR<T>);
   for (int64_t rows = 1; rows <= kRows; ++rows)
     for (int64_t columns = 1; columns <= NR<T>; ++columns)
       for (int64_t steps : {0, 1, 2, 7, 64}) test_product<T>(rows, columns, steps);
   for (int64_t n = 1; n <= 2 * NR<T> + 1; ++n)
-    for (int64_t features = 1; features <= 2 * NR<T> + 1; ++features)
-      for (bool extra : {false, true})
-        for (bool per_token : {false, true}) test_packing<T>(n % 3, n, features, extra, per_token);
+    for (int64_t features = 1; features <= 2 * NR<T> + 1; ++features) test_packing<T>(n % 3, n, features);
   for (T bad : {T(NAN), T(INFINITY), T(-INFINITY)}) test_finite<T>(bad);
 }
 
