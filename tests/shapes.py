@@ -96,6 +96,7 @@ CASES = (
     Case("enters nothing", 80, gates="enter nothing", states=True, chunk=32),
     Case("enters everything", 80, gates="enter everything", states=True, chunk=32),
     Case("4096 tokens without forgetting", 4096, 8, 8, heads=1, gates="forget nothing", long=True),
+    Case("8192 tokens, nothing forgotten", 8192, gates="forget nothing", states=True, long=True, eps=0.05),
     Case("the peers' gradient", 75, 24, 16, chunk=32, states=True, normalizer_grad=False),
     Case("the peers' gradient, no states", 75, 24, 16, chunk=32, normalizer_grad=False),
 )

@@ -73,6 +73,7 @@ struct Walk {
       return;
     }
     measure(t0, n, s);
+    if (s.decay != s.decay) s.empty = false;  // NaN times zero is NaN
     bool finite = pack_columns<Op>(y, t0, n, s.y, s.room);
     if (has_twin && outputs) finite &= pack_rows<Op>(x, t0, n, s.x_rows, s.x_stride, s.room);
     if (!finite && n > 1) {

@@ -59,11 +59,12 @@ struct WalkDims {
 template <class Op>
 struct WalkScratch {
   using T = typename Op::Scalar;
-  T* state;                                            // column panels (x, NR) of T, then the vector of the ones
-  T *state_operand, *a, *x, *x_weighted, *y, *scores;  // elements of Op
-  T *with, *y_transposed, *x_rows, *twin_scores;       // for a second output
-  T *left, *block, *pairs;                             // too
-  T *rest, *scores_rest;                               // of a panel of state_operand, of scores
+  T* state;                                       // column panels (x, NR) of T, then the vector of the ones
+  T *state_operand, *a, *y, *scores;              // elements of Op
+  T *x, *x_weighted;                              // too; the second replaces the first when scores are made
+  T *with, *y_transposed, *x_rows, *twin_scores;  // for a second output
+  T *left, *block, *pairs;                        // too
+  T *rest, *scores_rest;                          // of a panel of state_operand, of scores
   T *room, *tile, *decays, *flow;
   T *row_factor, *weight, *row_gain, *column_gain, *row_extra, *column_extra, *inverse;
   double *row_exponent, *column_exponent, *ones, *wide, *ones_next;
@@ -84,8 +85,8 @@ struct WalkScratch {
     state = arena.take<T>(state_size(d.x, d.y));
     state_operand = Op::kPack == 1 ? state : arena.take<T>(packed<Op>(d.x) * padded<T>(d.y));
     a = arena.take<T>(tokens * packed<Op>(d.x));
-    x = arena.take<T>(tokens * packed<Op>(d.x));
-    x_weighted = arena.take<T>(steps * x_stride);
+    const int64_t across = tokens * packed<Op>(d.x), down = steps * x_stride;
+    x = x_weighted = arena.take<T>(across > down ? across : down);
     y = arena.take<T>(steps * padded<T>(d.y));
     scores = arena.take<T>(steps * tokens);
     with = twin(tokens * packed<Op>(d.y));

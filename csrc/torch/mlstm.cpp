@@ -119,7 +119,12 @@ HLStates mlstm_chunkwise_states(const Tensor& q, const Tensor& k, const Tensor& 
 HLStates mlstm_sequence(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f,
                         const OptionalTensor& c, const OptionalTensor& n, const OptionalTensor& m,
                         const OptionalTensor& cu_seqlens, bool sigmoid_gate, bool normalize, double eps, bool bshd) {
-  return forward({q, k, v, i, f, c, n, m, cu_seqlens}, sigmoid_gate, normalize, eps, 1, bshd, true, true);
+  // Token by token a float state takes up a rounding per token, and is moved through memory for each. On a CPU, more
+  // tokens than a chunk are chunks.
+  constexpr int64_t kChunk = 64;
+  const bool recurrent = !q.is_cpu() || (q.dim() == 4 && q.size(2) <= kChunk);
+  return forward({q, k, v, i, f, c, n, m, cu_seqlens}, sigmoid_gate, normalize, eps, recurrent ? 1 : kChunk, bshd, true,
+                 recurrent);
 }
 
 using Grads = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;

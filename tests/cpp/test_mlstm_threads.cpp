@@ -64,6 +64,31 @@ void test_executors(const Problem& p, int32_t threads) {
   }
 }
 
+// What backward asks for at 256 x 512, in bytes beside its tensors.
+size_t backward_workspace(xlstm_dtype dtype, int64_t heads, int64_t length, int32_t threads) {
+  Settings set;
+  set.dtype = dtype;
+  const Problem p = random_problem({1, 1, 2, 4, 4, 64}, set, 6);
+  BackwardCall call(p, chunkwise(p), Layout::bhsd);
+  call.api.in.heads = heads, call.api.in.length = length, call.api.in.dqk = 256, call.api.in.dhv = 512;
+  return xlstm_mlstm_backward_workspace(&call.api, threads);
+}
+
+// One state per head where heads fill the threads. Else also one per segment between them, and what a worker needs.
+void test_memory() {
+  const double state = 4.0 * 256 * (512 + 1), per_token = 64, chunk = 4.0 * 64 * (256 + 512);
+  for (xlstm_dtype dtype : {XLSTM_FLOAT32, XLSTM_BFLOAT16})
+    for (int64_t length : {512, 2048, 16384}) {
+      const double many = double(backward_workspace(dtype, 8, length, 2)),
+                   one = double(backward_workspace(dtype, 1, length, 4));
+      const double segments = length / 64 / 4 < 4 ? double(length) / 256 : 4;
+      CHECK(many > 0 && many <= 8 * state + 8 * per_token * double(length), "%d tokens: %g MB", int(length),
+            many / 1e6);
+      CHECK(one > 0 && one <= (segments - 1) * state + segments * (2 * state + 5 * chunk) + per_token * double(length),
+            "%d tokens in %g segments: %g MB", int(length), segments, one / 1e6);
+    }
+}
+
 // threads <= 0 takes all of the machine's.
 void test_all_threads() {
   const Problem p = random_problem({1, 4, 20, 5, 6, 8}, {}, 1);
@@ -85,6 +110,7 @@ void tests() {
     test_executors(random_problem({1, 1, 3, 4, 5, 64}, set, 5), 16);  // more threads than tasks
   }
   test_all_threads();
+  test_memory();
 }
 
 }  // namespace
