@@ -37,8 +37,9 @@ def _seconds(begun: float) -> str:
 
 
 class Run:
-    def __init__(self, device: str, seconds: float, out: Path | None) -> None:
+    def __init__(self, device: str, truth_on: str, seconds: float, out: Path | None) -> None:
         self.device = device
+        self.truth_on = truth_on
         self.begun = time.monotonic()
         self.seconds = seconds
         self.out = out
@@ -89,7 +90,7 @@ class Run:
     def row(self, row: Row) -> None:
         self.done += 1
         try:
-            measured, problems = gpu_table.measure(row, self.device)
+            measured, problems = gpu_table.measure(row, self.device, self.truth_on)
         except Exception as error:  # every row has its say
             self.error(str(row), error)
             return
@@ -118,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("text", nargs="*", help="only checks and rows whose name holds one of these")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--truth-on", help="the device for truth and plain torch; as a rule the same")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing after so many")
     parser.add_argument("--out", type=Path, help="a file of JSON lines, one a row")
     parser.add_argument("--list", action="store_true", help="print the names and end")
@@ -137,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not checks and not rows:
         parser.error(f"no check or row has {' or '.join(map(repr, given.text))} in its name")
     gpu_table.full_precision()
-    run = Run(given.device, given.seconds, given.out)
+    run = Run(given.device, given.truth_on or given.device, given.seconds, given.out)
     name = torch.cuda.get_device_name(given.device) if torch.device(given.device).type == "cuda" else given.device
     print(f"{len(checks)} checks and {len(rows)} rows on {name}, torch {torch.__version__}", flush=True)
     for function in checks:

@@ -96,13 +96,15 @@ def same_bits(what: str, got: Quantities | dict[str, Tensor], expected: Quantiti
         )
 
 
-def measure(row: Row, device: str) -> tuple[Measured, list[str]]:
-    """Errors and tolerances, and what is wrong in words."""
+def measure(row: Row, device: str, truth_on: str | None = None) -> tuple[Measured, list[str]]:
+    """Errors and tolerances, and what is wrong in words. Truth and plain torch may run on another device."""
+    truth_on = truth_on or device
     inputs, cotangents = accuracy.made_on(row.case, row.dtype, device)
     call = accuracy.call_of(row.info, row.case, row.normalize)
     with poisoned():
         got = accuracy.quantities(call, inputs, cotangents)
-    measured = accuracy.judge(row.info, row.case, row.dtype, got, row.normalize, device)
+    moved = {name: x.to(truth_on) for name, x in got.items()}
+    measured = accuracy.judge(row.info, row.case, row.dtype, moved, row.normalize, truth_on)
     problems = []
     for check in (
         lambda: accuracy.check(str(row), measured),

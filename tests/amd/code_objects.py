@@ -43,29 +43,35 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-def build() -> None:
-    """All GPU kernels, and the host code that launches them."""
+def configure(source: Path, folder: Path, *options: str) -> None:
     try:
-        run("cmake", "-G", "Ninja", "-S", ROOT, "-B", BUILD, *OPTIONS)
+        run("cmake", "-G", "Ninja", "-S", source, "-B", folder, *options)
     except RuntimeError as error:
-        reason = re.search(r"GPU=HIP cannot be built:(.*?)(?:Call Stack|\Z)", str(error), re.DOTALL)
+        reason = re.search(r"cannot be built:(.*?)(?:Call Stack|\Z)", str(error), re.DOTALL)
         if reason:
             raise NoCompiler(" ".join(reason[1].split())) from None
         raise
+
+
+def build() -> None:
+    """All GPU kernels, and the host code that launches them."""
+    configure(ROOT, BUILD, *OPTIONS)
     run("cmake", "--build", BUILD, "-j", str(jobs.job_limit()), "--target", *TARGETS)
 
 
 @dataclass(frozen=True)
 class Compiler:
     path: Path
+    flags: tuple[str, ...] = ()  # where it finds HIP and the device libraries
 
     @classmethod
-    def of_build(cls) -> Compiler:
-        cache = (BUILD / "CMakeCache.txt").read_text()
-        found = re.search(r"^CMAKE_HIP_COMPILER:\w+=(.*)$", cache, re.MULTILINE)
-        if not found:
-            raise RuntimeError(f"{BUILD} is no HIP build")
-        return cls(Path(found[1]))
+    def of_build(cls, folder: Path = BUILD) -> Compiler:
+        entries = re.findall(r"^(CMAKE_HIP_\w+):\w+=(.*)$", (folder / "CMakeCache.txt").read_text(), re.MULTILINE)
+        cache = dict(entries)
+        if "CMAKE_HIP_COMPILER" not in cache:
+            raise RuntimeError(f"{folder} is no HIP build")
+        root = f"--rocm-path={cache['CMAKE_HIP_COMPILER_ROCM_ROOT']}"
+        return cls(Path(cache["CMAKE_HIP_COMPILER"]), (root, *cache["CMAKE_HIP_FLAGS"].split()))
 
     def tool(self, name: str) -> Path:
         tool = self.path.resolve().parent / name

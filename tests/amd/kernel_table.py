@@ -17,6 +17,7 @@ from pathlib import Path
 from code_objects import ARCHS, ROOT, Compiler, Kernel, all_kernels, build
 from control_flow import MACS_OF_A_UNIT, Loop, matrix_loops
 from kernel_notes import NOTES
+from occupancy import FAMILIES, SHARED_LDS, SIMDS
 from xlstm_hip import _native
 
 PAGE = ROOT / "docs" / "amd_kernels.md"
@@ -28,26 +29,6 @@ CHIPS = {
     "gfx942": "CDNA3: MI300A, MI300X, MI325X",
     "gfx1100": "RDNA3: RX 7900",
 }
-
-
-@dataclass(frozen=True)
-class Registers:
-    """What limits the waves of a SIMD: attention.md's rules, which llc's own remarks follow."""
-
-    lanes: int  # of a wave
-    file: int  # registers of a lane in a SIMD, for all of its waves
-    granule: int
-    most_waves: int
-
-    def waves(self, vgprs: int) -> int:
-        taken = -(-max(vgprs, 1) // self.granule) * self.granule
-        return min(self.most_waves, self.file // taken)
-
-
-# CDNA: 512 arch and acc registers together. RDNA3: 1536. Four SIMDs share LDS: a CU's 64 KB, or a WGP's 128 KB.
-FAMILIES = {"cdna": Registers(64, 512, 8, 8), "rdna": Registers(32, 1536, 24, 16)}
-SIMDS = 4
-SHARED_LDS = {"cdna": 64 << 10, "rdna": 128 << 10}
 
 
 def walk_shape(kernel: Kernel) -> dict[str, int] | None:

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many waves and blocks an AMD chip holds at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Registers:
+    """What limits the waves of a SIMD: attention.md's rules, which llc's own remarks follow."""
+
+    lanes: int  # of a wave
+    file: int  # registers of a lane in a SIMD, for all of its waves
+    granule: int
+    most_waves: int
+
+    def waves(self, vgprs: int) -> int:
+        taken = -(-max(vgprs, 1) // self.granule) * self.granule
+        return min(self.most_waves, self.file // taken)
+
+
+# CDNA: 512 arch and acc registers together. RDNA3: 1536. Four SIMDs share LDS: a CU's 64 KB, or a WGP's 128 KB.
+FAMILIES = {"cdna": Registers(64, 512, 8, 8), "rdna": Registers(32, 1536, 24, 16)}
+SIMDS = 4
+SHARED_LDS = {"cdna": 64 << 10, "rdna": 128 << 10}

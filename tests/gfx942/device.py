@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs kernels for gfx942 on this machine, from Python:
+
+source = '#include <hip/hip_runtime.h>\\nextern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
+module = Module(compile_hip(source))
+x = np.arange(64, dtype=np.float32)
+module.launch("twice", grid=1, block=64, args=(x,))  # x is now twice what it was
+counters()[0].instructions
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import builds
+from builds import assemble, compile_hip
+
+__all__ = ["Fault", "HipError", "Module", "assemble", "compile_hip", "counters", "hip", "operations", "reset_counters"]
+
+LAUNCH_FAILURE = 719  # hipErrorLaunchFailure
+Extent = int | Sequence[int]
+
+
+class HipError(RuntimeError):
+    """A call of HIP failed."""
+
+
+class Fault(HipError):
+    """A kernel did what it must not, or an instruction is not implemented."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Loaded for everyone: libraries that need a libamdhip64.so.5 take this one."""
+    loaded = ctypes.CDLL(str(builds.interpreter()), mode=ctypes.RTLD_GLOBAL)
+    for name in ("hipGetErrorString", "hipGetErrorName", "gfx942_last_fault", "gfx942_counters_json"):
+        getattr(loaded, name).restype = ctypes.c_char_p
+    for name in ("gfx942_device_json", "gfx942_kernel_json", "gfx942_kernels_json", "gfx942_operations"):
+        getattr(loaded, name).restype = ctypes.c_char_p
+    return loaded
+
+
+def hip(name: str, *args: Any) -> None:
+    """Calls a function of HIP; an error is raised with its text."""
+    status = getattr(library(), name)(*args)
+    if status:
+        library().hipGetLastError()  # as it is raised here, nobody else should find it
+        text = library().hipGetErrorString(status).decode()
+        raise (Fault if status == LAUNCH_FAILURE else HipError)(f"{name}: {text}")
+
+
+def set_threads(threads: int) -> None:
+    """How many of the host's threads run the workgroups of a launch; 0: as many as there are cores."""
+    library().gfx942_set_threads(threads)
+
+
+def set_sample(every: int) -> None:
+    """Run only each so many-th workgroup: for counters alone, as results are then incomplete."""
+    library().gfx942_set_sample(every)
+
+
+def properties() -> dict[str, Any]:
+    return json.loads(library().gfx942_device_json())
+
+
+def operations() -> list[str]:
+    """The mnemonics that are implemented."""
+    return library().gfx942_operations().decode().split()
+
+
+# ---- kernels
+
+
+@dataclass(frozen=True)
+class Argument:
+    kind: str  # by_value, global_buffer, hidden_...
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a code object says of a kernel."""
+
+    name: str
+    vgprs: int
+    agprs: int
+    sgprs: int
+    vgpr_spills: int
+    sgpr_spills: int
+    lds_bytes: int
+    scratch_bytes: int
+    most_threads: int
+    kernarg_bytes: int
+    instructions_in_code: int
+    arguments: tuple[Argument, ...]
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> Kernel:
+        return cls(**found | {"arguments": tuple(Argument(**x) for x in found["arguments"])})
+
+
+def kernels() -> list[Kernel]:
+    """Of every code object that is loaded."""
+    return [Kernel.of(x) for x in json.loads(library().gfx942_kernels_json())]
+
+
+class Module:
+    """A loaded code object. Its counters go with it, when it is closed."""
+
+    def __init__(self, code: bytes) -> None:
+        self._handle = ctypes.c_void_p()
+        hip("hipModuleLoadData", ctypes.byref(self._handle), code)
+
+    def close(self) -> None:
+        hip("hipModuleUnload", self._handle)
+
+    def __enter__(self) -> Module:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _function(self, name: str) -> ctypes.c_void_p:
+        function = ctypes.c_void_p()
+        hip("hipModuleGetFunction", ctypes.byref(function), self._handle, name.encode())
+        return function
+
+    def kernel(self, name: str) -> Kernel:
+        return Kernel.of(json.loads(library().gfx942_kernel_json(self._function(name))))
+
+    def launch(self, name: str, grid: Extent, block: Extent, args: Sequence[Any] = (), lds: int = 0) -> None:
+        """Grid is in blocks, lds the dynamic part. Arrays are what the kernel sees and changes, exactly as long as
+        they are; numbers become what the parameter's size says, bytes and NumPy scalars are taken as they are."""
+        kernel = self.kernel(name)
+        explicit = [a for a in kernel.arguments if not a.kind.startswith("hidden_")]
+        if len(explicit) != len(args):
+            raise TypeError(f"{name}: expected {len(explicit)} arguments, got {len(args)}")
+        segment = bytearray(kernel.kernarg_bytes)
+        for a, x in zip(explicit, args, strict=True):
+            segment[a.offset : a.offset + a.size] = _bytes_of(x, a.size)
+        buffer = (ctypes.c_char * len(segment)).from_buffer(segment)
+        size = ctypes.c_size_t(len(segment))
+        extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 3)
+        ranges = _ranges([x for x in args if isinstance(x, np.ndarray)])
+        for begin, end in ranges:
+            library().gfx942_register_memory(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin))
+        try:
+            hip("hipModuleLaunchKernel", self._function(name), *_three(grid), *_three(block), lds, None, None, extra)
+        finally:
+            for begin, _ in ranges:
+                library().gfx942_unregister_memory(ctypes.c_void_p(begin))
+
+
+def _three(extent: Extent) -> tuple[int, int, int]:
+    sizes = (extent,) if isinstance(extent, int) else tuple(extent)
+    x, y, z = sizes + (1,) * (3 - len(sizes))
+    return x, y, z
+
+
+def _bytes_of(x: Any, size: int) -> bytes:
+    if isinstance(x, np.ndarray):
+        x = x.ctypes.data
+    if isinstance(x, int):
+        return (x % (1 << 8 * size)).to_bytes(size, "little")
+    if isinstance(x, float):
+        return struct.pack({2: "e", 4: "f", 8: "d"}[size], x)
+    found = x if isinstance(x, bytes) else x.tobytes()
+    if len(found) != size:
+        raise TypeError(f"expected an argument of {size} bytes, got {len(found)}")
+    return found
+
+
+def _ranges(arrays: Sequence[np.ndarray]) -> list[tuple[int, int]]:
+    """The memory of the arrays; views of one array become one range."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(np.lib.array_utils.byte_bounds(x) for x in arrays if x.size):
+        if found and begin < found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((begin, end))
+    return found
+
+
+# ---- counters
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """Sums over all waves of all launches. Cycles are those that its unit is taken for one wave."""
+
+    offset: int
+    mnemonic: str
+    text: str
+    unit: str
+    cycles: int
+    executed: int
+    lanes: int
+    lds_cycles: int
+    lds_ideal_cycles: int
+    bytes: int
+    lines: int  # of 128 bytes of memory
+
+
+@dataclass(frozen=True)
+class Shape:
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    dynamic_lds: int
+    launches: int
+
+
+@dataclass(frozen=True)
+class Counters:
+    kernel: Kernel
+    launches: int
+    workgroups: int
+    waves: int
+    shapes: tuple[Shape, ...]
+    instructions: tuple[Instruction, ...]
+
+
+def counters() -> list[Counters]:
+    """Of the kernels that were launched since the last reset."""
+    found = []
+    for x in json.loads(library().gfx942_counters_json()):
+        shapes = tuple(
+            Shape(tuple(s["grid"]), tuple(s["block"]), s["dynamic_lds"], s["launches"]) for s in x.pop("shapes")
+        )
+        instructions = tuple(Instruction(**i) for i in x.pop("instructions"))
+        totals = {name: x.pop(name) for name in ("launches", "workgroups", "waves")}
+        found.append(Counters(Kernel.of(x), **totals, shapes=shapes, instructions=instructions))
+    return found
+
+
+def reset_counters() -> None:
+    library().gfx942_reset_counters()

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// What kernels are and what they did, as JSON.
+#include "gfx942_control.h"
+#include "operations.h"
+#include "runtime.h"
+
+namespace gfx942::hip {
+namespace {
+
+constexpr const char* kUnitNames[kUnits] = {"scalar", "scalar_memory", "vector", "transcendental", "matrix",
+                                            "lds",    "memory",        "branch", "barrier",        "wait"};
+
+// JSON as it grows; a comma goes before each member but the first.
+class Json {
+ public:
+  Json& open(char bracket) {
+    separate();
+    text_ += bracket;
+    first_ = true;
+    return *this;
+  }
+  Json& close(char bracket) {
+    text_ += bracket;
+    first_ = false;
+    return *this;
+  }
+  Json& key(const char* name) {
+    value(std::string_view(name));
+    text_ += ':';
+    first_ = true;
+    return *this;
+  }
+  Json& value(uint64_t x) {
+    separate();
+    text_ += std::to_string(x);
+    return *this;
+  }
+  Json& value(std::string_view x) {
+    separate();
+    text_ += '"';
+    for (char c : x) {
+      if (c == '"' || c == '\\') text_ += '\\';
+      text_ += uint8_t(c) < 32 ? ' ' : c;
+    }
+    text_ += '"';
+    return *this;
+  }
+  template <class T>
+  Json& member(const char* name, const T& x) {
+    return key(name).value(x);
+  }
+  template <class Range>
+  Json& list(const Range& xs) {
+    open('[');
+    for (const auto& x : xs) value(x);
+    return close(']');
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  void separate() {
+    if (!first_) text_ += ',';
+    first_ = false;
+  }
+  std::string text_;
+  bool first_ = true;
+};
+
+void describe(Json& json, const Code& code) {
+  json.member("name", std::string_view(code.name)).member("vgprs", uint64_t(code.vgprs));
+  json.member("agprs", uint64_t(code.agprs)).member("sgprs", uint64_t(code.sgprs));
+  json.member("vgpr_spills", uint64_t(code.vgpr_spills)).member("sgpr_spills", uint64_t(code.sgpr_spills));
+  json.member("lds_bytes", uint64_t(code.lds_bytes)).member("scratch_bytes", uint64_t(code.scratch_bytes));
+  json.member("most_threads", uint64_t(code.most_threads)).member("kernarg_bytes", uint64_t(code.kernarg_bytes));
+  json.member("instructions_in_code", uint64_t(code.instructions.size()));
+  json.key("arguments").open('[');
+  for (const Argument& a : code.arguments)
+    json.open('{')
+        .member("kind", std::string_view(a.kind))
+        .member("offset", uint64_t(a.offset))
+        .member("size", uint64_t(a.size))
+        .close('}');
+  json.close(']');
+}
+
+void count(Json& json, const Code& code, const Record& record) {
+  const Tally& t = record.tally;
+  json.member("launches", t.launches).member("workgroups", t.workgroups).member("waves", t.waves);
+  json.key("shapes").open('[');
+  for (const auto& [shape, times] : record.launches)
+    json.open('{')
+        .key("grid")
+        .list(shape.grid)
+        .key("block")
+        .list(shape.block)
+        .member("dynamic_lds", uint64_t(shape.dynamic_lds))
+        .member("launches", times)
+        .close('}');
+  json.close(']').key("instructions").open('[');
+  for (const Instruction& i : code.instructions) {
+    const auto of = [&](const std::vector<uint64_t>& counter) {
+      return i.index < counter.size() ? counter[i.index] : 0;
+    };
+    json.open('{').member("offset", i.address - code.base).member("mnemonic", std::string_view(i.mnemonic));
+    json.member("text", std::string_view(i.text)).member("unit", std::string_view(kUnitNames[int(i.operation->unit)]));
+    json.member("cycles", uint64_t(i.operation->cycles))
+        .member("executed", of(t.executed))
+        .member("lanes", of(t.lanes));
+    json.member("lds_cycles", of(t.cycles)).member("lds_ideal_cycles", of(t.ideal));
+    json.member("bytes", of(t.bytes)).member("lines", of(t.lines)).close('}');
+  }
+  json.close(']');
+}
+
+// Texts that are returned live here.
+const char* kept(std::string& room, std::string text) {
+  room = std::move(text);
+  return room.c_str();
+}
+
+}  // namespace
+}  // namespace gfx942::hip
+
+using namespace gfx942;
+using namespace gfx942::hip;
+
+extern "C" {
+
+void gfx942_set_threads(unsigned threads) {
+  const std::lock_guard guard(runtime().lock);
+  runtime().options.threads = threads;
+}
+void gfx942_set_sample(uint32_t every) {
+  const std::lock_guard guard(runtime().lock);
+  runtime().options.sample = every ? every : 1;
+}
+
+void gfx942_reset_counters() {
+  const std::lock_guard guard(runtime().lock);
+  runtime().records.clear();
+}
+
+const char* gfx942_counters_json() {
+  static std::string room;
+  const std::lock_guard guard(runtime().lock);
+  Json json;
+  json.open('[');
+  for (const auto& [function, record] : runtime().records) {
+    json.open('{');
+    describe(json, function->code());
+    count(json, function->code(), record);
+    json.close('}');
+  }
+  json.close(']');
+  return kept(room, json.text());
+}
+
+const char* gfx942_device_json() {
+  static std::string room;
+  const std::lock_guard guard(runtime().lock);
+  const hipDeviceProp_t& p = kProperties;
+  Json json;
+  json.open('{').member("name", std::string_view(p.name)).member("arch", std::string_view(p.gcnArchName));
+  json.member("compute_units", uint64_t(p.multiProcessorCount)).member("wave_size", uint64_t(p.warpSize));
+  json.member("lds_bytes", uint64_t(p.sharedMemPerBlock)).member("memory_bytes", uint64_t(p.totalGlobalMem));
+  json.member("major", uint64_t(p.major)).member("minor", uint64_t(p.minor)).close('}');
+  return kept(room, json.text());
+}
+
+const char* gfx942_kernel_json(void* function) {
+  static std::string room;
+  const std::lock_guard guard(runtime().lock);
+  Json json;
+  json.open('{');
+  describe(json, static_cast<Function*>(function)->code());
+  json.close('}');
+  return kept(room, json.text());
+}
+
+const char* gfx942_kernels_json() {
+  static std::string room;
+  const std::lock_guard guard(runtime().lock);
+  Json json;
+  json.open('[');
+  for (const auto& [module, owned] : runtime().modules)
+    for (const std::string& name : module->object().names()) {
+      json.open('{');
+      describe(json, module->object().kernel(name));
+      json.close('}');
+    }
+  json.close(']');
+  return kept(room, json.text());
+}
+
+const char* gfx942_operations() {
+  static std::string room;
+  std::set<std::string_view> names;
+  for (const auto& [name, operation] : operations()) names.insert(name);
+  std::string text;
+  for (std::string_view name : names) text.append(name).append("\n");
+  return kept(room, text);
+}
+
+}  // extern "C"

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one device: an MI300X, as its own runtime describes it.
+#include <climits>
+#include <cstring>
+
+#include "runtime.h"
+
+namespace gfx942::hip {
+
+const hipDeviceProp_t kProperties = [] {
+  hipDeviceProp_t p;
+  std::memset(&p, 0, sizeof p);
+  std::strcpy(p.name, "AMD Instinct MI300X");
+  std::strcpy(p.gcnArchName, "gfx942:sramecc+:xnack-");
+  p.totalGlobalMem = size_t(192) << 30;
+  p.sharedMemPerBlock = p.maxSharedMemoryPerMultiProcessor = kLdsBytes;
+  p.regsPerBlock = 64 << 10;
+  p.warpSize = kLanes;
+  p.maxThreadsPerBlock = kMostThreads;
+  p.maxThreadsDim[0] = p.maxThreadsDim[1] = p.maxThreadsDim[2] = kMostThreads;
+  p.maxGridSize[0] = INT_MAX;
+  p.maxGridSize[1] = p.maxGridSize[2] = 65536;
+  p.clockRate = 2100000;  // kHz, like those below
+  p.memoryClockRate = 1300000;
+  p.clockInstructionRate = 100000;
+  p.memoryBusWidth = 8192;
+  p.totalConstMem = INT_MAX;
+  p.major = 9;
+  p.minor = 4;
+  p.multiProcessorCount = 304;
+  p.l2CacheSize = 4 << 20;  // of one of the eight dies
+  p.maxThreadsPerMultiProcessor = 2048;
+  p.arch.hasGlobalInt32Atomics = p.arch.hasGlobalFloatAtomicExch = p.arch.hasSharedInt32Atomics = 1;
+  p.arch.hasSharedFloatAtomicExch = p.arch.hasFloatAtomicAdd = p.arch.hasGlobalInt64Atomics = 1;
+  p.arch.hasSharedInt64Atomics = p.arch.hasDoubles = p.arch.hasWarpVote = p.arch.hasWarpBallot = 1;
+  p.arch.hasWarpShuffle = p.arch.hasThreadFenceSystem = p.arch.has3dGrid = 1;
+  p.canMapHostMemory = p.isLargeBar = p.ECCEnabled = 1;
+  p.memPitch = INT_MAX;
+  return p;
+}();
+
+namespace {
+
+int attribute_of(hipDeviceAttribute_t which) {
+  const hipDeviceProp_t& p = kProperties;
+  switch (which) {
+    case hipDeviceAttributeEccEnabled:
+      return p.ECCEnabled;
+    case hipDeviceAttributeCanMapHostMemory:
+      return p.canMapHostMemory;
+    case hipDeviceAttributeClockRate:
+      return p.clockRate;
+    case hipDeviceAttributeL2CacheSize:
+      return p.l2CacheSize;
+    case hipDeviceAttributeComputeCapabilityMajor:
+      return p.major;
+    case hipDeviceAttributeComputeCapabilityMinor:
+      return p.minor;
+    case hipDeviceAttributeMaxBlockDimX:
+    case hipDeviceAttributeMaxBlockDimY:
+    case hipDeviceAttributeMaxBlockDimZ:
+    case hipDeviceAttributeMaxThreadsPerBlock:
+      return p.maxThreadsPerBlock;
+    case hipDeviceAttributeMaxGridDimX:
+      return p.maxGridSize[0];
+    case hipDeviceAttributeMaxGridDimY:
+      return p.maxGridSize[1];
+    case hipDeviceAttributeMaxGridDimZ:
+      return p.maxGridSize[2];
+    case hipDeviceAttributeMaxThreadsPerMultiProcessor:
+      return p.maxThreadsPerMultiProcessor;
+    case hipDeviceAttributeMemoryBusWidth:
+      return p.memoryBusWidth;
+    case hipDeviceAttributeMemoryClockRate:
+      return p.memoryClockRate;
+    case hipDeviceAttributeMultiprocessorCount:
+    case hipDeviceAttributePhysicalMultiProcessorCount:
+      return p.multiProcessorCount;
+    case hipDeviceAttributeMaxRegistersPerBlock:
+      return p.regsPerBlock;
+    case hipDeviceAttributeMaxSharedMemoryPerBlock:
+    case hipDeviceAttributeMaxSharedMemoryPerMultiprocessor:
+      return int(kLdsBytes);
+    case hipDeviceAttributeTotalConstantMemory:
+      return int(p.totalConstMem);
+    case hipDeviceAttributeWarpSize:
+      return p.warpSize;
+    case hipDeviceAttributeClockInstructionRate:
+      return p.clockInstructionRate;
+    case hipDeviceAttributeIsLargeBar:
+      return p.isLargeBar;
+    case hipDeviceAttributeConcurrentKernels:
+    case hipDeviceAttributeCooperativeLaunch:
+    case hipDeviceAttributeCooperativeMultiDeviceLaunch:
+    case hipDeviceAttributeIntegrated:
+    case hipDeviceAttributeIsMultiGpuBoard:
+    case hipDeviceAttributeKernelExecTimeout:
+    case hipDeviceAttributeManagedMemory:
+    case hipDeviceAttributeConcurrentManagedAccess:
+    case hipDeviceAttributePageableMemoryAccess:
+    case hipDeviceAttributeMemoryPoolsSupported:
+    case hipDeviceAttributeImageSupport:
+      return 0;
+    default:
+      throw Error(hipErrorInvalidValue, "device attribute " + std::to_string(int(which)) + " is not known here");
+  }
+}
+
+void check_device(int device) {
+  if (device != 0) throw Error(hipErrorInvalidDevice, "there is one device, 0");
+}
+
+}  // namespace
+}  // namespace gfx942::hip
+
+using namespace gfx942::hip;
+
+extern "C" {
+
+hipError_t hipInit(unsigned) { return hipSuccess; }
+hipError_t hipDriverGetVersion(int* version) { return hipRuntimeGetVersion(version); }
+hipError_t hipRuntimeGetVersion(int* version) {
+  return call([&] { given(version, "the version") = HIP_VERSION; });
+}
+hipError_t hipGetDeviceCount(int* count) {
+  return call([&] { given(count, "the count") = 1; });
+}
+hipError_t hipGetDevice(int* device) {
+  return call([&] { given(device, "the device") = 0; });
+}
+hipError_t hipSetDevice(int device) {
+  return call([&] { check_device(device); });
+}
+hipError_t hipDeviceGet(hipDevice_t* device, int ordinal) {
+  return call([&] { check_device(ordinal), given(device, "the device") = ordinal; });
+}
+hipError_t hipDeviceGetName(char* name, int room, hipDevice_t device) {
+  return call([&] {
+    check_device(device);
+    std::strncpy(&given(name, "the name"), kProperties.name, size_t(room));
+  });
+}
+hipError_t hipDeviceTotalMem(size_t* bytes, hipDevice_t device) {
+  return call([&] { check_device(device), given(bytes, "the size") = kProperties.totalGlobalMem; });
+}
+hipError_t hipGetDeviceProperties(hipDeviceProp_t* properties, int device) {
+  return call([&] { check_device(device), given(properties, "the properties") = kProperties; });
+}
+hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t attribute, int device) {
+  return call([&] { check_device(device), given(value, "the value") = attribute_of(attribute); });
+}
+hipError_t hipDeviceSynchronize() { return hipSuccess; }
+
+}  // extern "C"

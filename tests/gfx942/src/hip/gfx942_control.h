@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tests and tools ask of this libamdhip64 beyond HIP. C, so that ctypes reaches it. Texts that are returned live
+// until the same function is called again.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- how launches run
+void gfx942_set_threads(unsigned threads);  // 0: as many as the machine has cores
+void gfx942_set_sample(uint32_t every);     // only each so many-th workgroup of a launch: results are then incomplete
+
+// ---- memory of the host that kernels may touch, beside what hipMalloc gave
+void gfx942_register_memory(const void* begin, size_t bytes);
+void gfx942_unregister_memory(const void* begin);
+
+// ---- what happened. JSON is a list with an object per kernel.
+const char* gfx942_last_fault(void);     // the text of this thread's last failed call
+const char* gfx942_counters_json(void);  // of kernels that were launched, instruction by instruction
+void gfx942_reset_counters(void);
+
+// ---- what there is
+const char* gfx942_device_json(void);            // the device, as an object
+const char* gfx942_kernel_json(void* function);  // of a hipFunction_t: its arguments, registers, LDS
+const char* gfx942_kernels_json(void);           // of every kernel in every code object that was loaded
+const char* gfx942_operations(void);             // the mnemonics that the interpreter implements, a line each
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "workgroup.h"
+
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+namespace gfx942 {
+
+void Tally::add(const Tally& other) {
+  const auto sum = [](std::vector<uint64_t>& to, const std::vector<uint64_t>& from) {
+    if (to.size() < from.size()) to.resize(from.size());
+    for (size_t k = 0; k < from.size(); ++k) to[k] += from[k];
+  };
+  sum(executed, other.executed), sum(lanes, other.lanes), sum(cycles, other.cycles), sum(ideal, other.ideal);
+  sum(bytes, other.bytes), sum(lines, other.lines);
+  workgroups += other.workgroups, waves += other.waves, launches += other.launches;
+}
+
+// ---- a workgroup
+
+Workgroup::Workgroup(const Launch& l, Tally& tally) : launch(l), lds(l.lds_bytes(), int(l.waves())), tally_(tally) {
+  const int waves = int(l.waves());
+  for (int k = 0; k < waves; ++k) waves_.push_back(std::make_unique<Wave>(*this, *l.code, k));
+}
+
+// The registers that the hardware fills: https://llvm.org/docs/AMDGPUUsage.html#initial-kernel-execution-state
+void Workgroup::start(Wave& w, int number) {
+  const Code& code = *launch.code;
+  int next = 0;
+  const auto give = [&](uint32_t x) { w.s[next] = x, w.s_defined[next++] = ~0u; };
+  const auto give_pointer = [&](const void* p) {
+    const auto x = reinterpret_cast<uint64_t>(p);
+    give(uint32_t(x)), give(uint32_t(x >> 32));
+  };
+  enum {
+    kSegmentBuffer = 1,
+    kDispatchPtr = 2,
+    kQueuePtr = 4,
+    kKernargPtr = 8,
+    kDispatchId = 16,
+    kFlatScratch = 32,
+    kPrivateSize = 64
+  };
+  if (code.properties & (kSegmentBuffer | kQueuePtr | kFlatScratch))
+    throw Fault("kernel " + code.name + " wants a segment buffer, a queue or a flat scratch pointer: not implemented");
+  if (code.properties & kDispatchPtr) give_pointer(launch.packet);
+  if (code.properties & kKernargPtr) give_pointer(launch.arguments);
+  if (code.properties & kDispatchId) give(0), give(0);
+  if (code.properties & kPrivateSize) give(code.scratch_bytes);
+  if (next > int(code.user_sgprs)) throw Fault("kernel " + code.name + " has fewer user registers than it asks for");
+  next = int(code.user_sgprs);
+  for (int axis = 0; axis < 3; ++axis)
+    if (code.rsrc2 >> (7 + axis) & 1) give(id[axis]);
+  if (code.rsrc2 >> 10 & 1) throw Fault("kernel " + code.name + " wants workgroup info: not implemented");
+
+  const uint32_t first = uint32_t(number) * kLanes, threads = launch.threads();
+  const uint32_t lanes = std::min<uint32_t>(kLanes, threads - first);
+  const Mask on = lanes == kLanes ? ~Mask(0) : (Mask(1) << lanes) - 1;
+  for (uint32_t l = 0; l < lanes; ++l) {
+    const uint32_t t = first + l;
+    w.v[0].lane[l] = t % launch.block[0] | t / launch.block[0] % launch.block[1] << 10 |
+                     t / (launch.block[0] * launch.block[1]) << 20;
+  }
+  w.v_defined[0] = on;
+  w.set_exec(on);
+  w.set_pair_defined(kExec, ~uint64_t(0));
+  w.mode.bits = code.mode;
+  w.scratch.assign(size_t(code.scratch_bytes) * kLanes, 0);
+  w.scratch_defined.assign(w.scratch.size(), 0);
+  w.tally = &tally_;
+}
+
+void Workgroup::run(std::array<uint32_t, 3> position) {
+  id = position;
+  lds.reset();
+  for (size_t k = 0; k < waves_.size(); ++k) {
+    waves_[k]->reset();
+    start(*waves_[k], int(k));
+  }
+  ++tally_.workgroups;
+  tally_.waves += waves_.size();
+  // A wave runs until it ends or waits for the others.
+  for (;;) {
+    size_t ended = 0, waiting = 0;
+    for (auto& w : waves_) {
+      if (!w->ended && !w->at_barrier) w->run();
+      ended += w->ended, waiting += w->at_barrier;
+    }
+    if (ended == waves_.size()) return;
+    if (waiting && ended) {  // hardware counts a wave that has ended as arrived, and so hides the mistake
+      for (auto& w : waves_)
+        if (w->at_barrier) w->fail(w->code.instructions[w->pc - 1], "divergent barrier: other waves have ended");
+    }
+    // Barriers of different places are no fault of themselves, but nobody writes them on purpose.
+    for (auto& w : waves_)
+      if (w->pc != waves_[0]->pc)
+        w->fail(w->code.instructions[w->pc - 1], "divergent barrier: wave 0 waits at another one");
+    lds.next_epoch();
+    for (auto& w : waves_) w->leave_barrier();
+  }
+}
+
+// ---- a launch
+
+void run(const Launch& launch, Tally& tally, const RunOptions& options) {
+  const uint64_t all = uint64_t(launch.grid[0]) * launch.grid[1] * launch.grid[2];
+  const uint64_t count = (all + options.sample - 1) / options.sample;
+  std::atomic<uint64_t> next{0};
+  std::atomic<bool> stop{false};
+  std::exception_ptr first;
+  std::mutex lock;
+  const auto work = [&] {
+    Tally mine(launch.code->instructions.size());
+    try {
+      Workgroup group(launch, mine);
+      for (uint64_t k; !stop && (k = next++) < count;) {
+        const uint64_t at = k * options.sample;
+        group.run({uint32_t(at % launch.grid[0]), uint32_t(at / launch.grid[0] % launch.grid[1]),
+                   uint32_t(at / launch.grid[0] / launch.grid[1])});
+      }
+    } catch (...) {
+      const std::lock_guard guard(lock);
+      if (!first) first = std::current_exception();
+      stop = true;
+    }
+    const std::lock_guard guard(lock);
+    tally.add(mine);
+  };
+  const uint64_t cores = options.threads ? options.threads : std::max(1u, std::thread::hardware_concurrency());
+  std::vector<std::thread> threads;
+  for (uint64_t k = 1; k < std::min(cores, count); ++k) threads.emplace_back(work);
+  work();
+  for (std::thread& t : threads) t.join();
+  ++tally.launches;
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace gfx942

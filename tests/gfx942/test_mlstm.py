@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package's own calls, its kernels run as gfx942 code: rows of the GPU's table at small shapes, forward and
+backward, and what the GPU's checks ask beside them. Every kernel that the library holds must have run.
+
+Truth and plain torch run on the CPU. `python tests/gfx942/sweep.py` runs the GPU's whole table instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from emulated_torch import CHECKS
+from shapes import BY_NAME, HALF, Case
+
+SEQUENCE = ("chunkwise--fused", "fused")
+SIGMOID = ("chunkwise--fused_siging", "fused_siging")
+DTYPES = (torch.float32, *HALF)
+
+# One pair for each class of walk rows, as keys and as values; none a multiple of a tile, most wider than one. The
+# sequences are cut into two segments, with a tail: chunks are of 16 tokens for floats and of 32 for the rest.
+CLASSES = ((60, 130), (130, 60), (70, 260), (260, 70))
+SEGMENTS = {torch.float32: 270, torch.bfloat16: 530, torch.float16: 530}
+
+# How wide a tile of C a recurrent block has follows from how many heads there are for 304 compute units.
+HEADS = tuple(
+    Case(f"{heads} heads, length {n}", n, 8, 32, heads=heads, states=True, long=True)
+    for n in (1, 3)
+    for heads in (304, 152, 20)
+)
+# Of tests/shapes.py. In the half dtypes one run of plain torch says what is allowed: where a sum all but vanishes, one
+# row in fifty of the whole table is above it, by what rounding alone does to products of two-byte operands.
+TABLE = (
+    "1 token",
+    "17 tokens, a tail of 1",
+    "65 tokens, half gates",
+    "127 tokens, chunks of 32",
+    "head dims of 256 and 512",
+    "head dims of 1 and 24",
+    "packed, states",
+    "packed, bshd",
+    "strided",
+    "gates from -60 to 60, chunks of 16",
+    "forgets some tokens wholly",
+    "the peers' gradient",
+)
+STEPS = ("step", "step, one head of 1 and 1", "step, half gates")
+
+
+class Wanted(NamedTuple):
+    """A row before the package is imported: which package that is, is not known when tests are collected."""
+
+    case: Case
+    kind: str
+    kernel: str
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.case.name}-{self.kind} {self.kernel}-{str(self.dtype).removeprefix('torch.')}"
+
+
+def rows() -> Iterator[Wanted]:
+    for dqk, dhv in CLASSES:
+        for dtype, length in SEGMENTS.items():
+            name = f"{length} tokens, head dims of {dqk} and {dhv}"
+            case = Case(name, length, dqk, dhv, heads=1, states=True, long=True, eps=0.05)
+            yield Wanted(case, "sequence", "chunkwise--fused", dtype)
+    for name in TABLE:
+        for kernel in (*SEQUENCE, *SIGMOID):
+            yield from (Wanted(BY_NAME[name], "sequence", kernel, dtype) for dtype in DTYPES)
+    for case in HEADS:
+        kind = "step" if case.length == 1 else "sequence"
+        yield from (Wanted(case, kind, "fused", dtype) for dtype in DTYPES)
+    for name in STEPS:
+        for kernel in ("fused", "fused_siging"):
+            yield from (Wanted(BY_NAME[name], "step", kernel, dtype) for dtype in DTYPES)
+
+
+ROWS = tuple(rows())
+_ran: set[Wanted | str] = set()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _counted(device: ModuleType) -> None:
+    device.reset_counters()
+
+
+@pytest.mark.parametrize("wanted", ROWS, ids=str)
+def test_table(package: ModuleType, wanted: Wanted, report: Any) -> None:
+    from gpu_table import Row, measure
+
+    _ran.add(wanted)
+    kinds = ("chunkwise", "sequence") if wanted.kind == "sequence" else "step"
+    row = Row(wanted.case, package.kernel_info(wanted.kernel, kinds), wanted.dtype)
+    measured, problems = measure(row, "cuda", truth_on="cpu")
+    report.add(f"{row.kernel}, gfx942", row.dtype, row.case.name, measured)
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_check(package: ModuleType, name: str) -> None:
+    import gpu_checks
+
+    _ran.add(name)
+    getattr(gpu_checks, name)("cuda")
+
+
+def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
+    left_out = [str(x) for x in (*ROWS, *CHECKS) if x not in _ran]
+    if left_out:
+        pytest.skip(f"{len(left_out)} of the tests above were not chosen")
+    held = {k.name for k in device.kernels() if k.name.startswith("_ZN5xlstm") and k.instructions_in_code > 1}
+    ran = {c.kernel.name for c in device.counters()}
+    assert held, "the library holds no kernels"
+    assert held <= ran, "never ran: " + ", ".join(sorted(held - ran))
