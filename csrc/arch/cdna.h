@@ -31,7 +31,12 @@ XLSTM_DEVICE Float4 mfma(BFloat16, uint64_t a, uint64_t b, Float4 c) {
 XLSTM_DEVICE Float4 mfma(Float16, uint64_t a, uint64_t b, Float4 c) {
   return __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(Half4, a), __builtin_bit_cast(Half4, b), c, 0, 0, 0);
 }
-XLSTM_DEVICE uint64_t half_of(const Piece& p, int h) { return uint64_t(p.word[2 * h + 1]) << 32 | p.word[2 * h]; }
+// The operands of two instructions. What it does not see through, the compiler does not read from LDS again for a half.
+XLSTM_DEVICE Halves halves_of(const Piece& p) {
+  Halves h = __builtin_bit_cast(Halves, p);
+  asm("" : "+v"(h));
+  return h;
+}
 
 template <class E>
 XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const ChainOperand<E>& chain) {
@@ -41,7 +46,7 @@ XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const Ch
     Float4 sum = {v[0], v[1], v[2], v[3]};
     if constexpr (sizeof(E) == 2) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) sum = mfma(E{}, half_of(stream.k[j], h), half_of(chain.k, h), sum);
+      for (int h = 0; h < 2; ++h) sum = mfma(E{}, halves_of(stream.k[j])[h], halves_of(chain.k)[h], sum);
     } else {
 #pragma unroll
       for (int r = 0; r < 4; ++r)
@@ -69,37 +74,37 @@ XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
 
 // From a Tile (tile/gpu.h), which holds [side][k] whatever lies in memory.
 template <bool kAlong, class E, class Tile>
-XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0) {
+XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0, int lane = lane_id()) {
   StreamOperand<E> o;
-  const int i = lane_id() % 16, k = k0 + lane_id() / 16 * kPieceElements<E>;
-  if constexpr (sizeof(E) == 2) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) o.k[j] = *reinterpret_cast<const Piece*>(t.at(s0 + interleaved_row(i, j), k));
-  } else {
-    o.k[0] = *reinterpret_cast<const Piece*>(t.at(s0 + i, k));
-  }
+  const int i = lane % 16, k = lane / 16 * kPieceElements<E>;
+  const auto at = t.cursor(sizeof(E) == 2 ? interleaved_row(i, 0) : i, k);
+  o.k[0] = read_piece(t.at(at, s0, k0));
+  if constexpr (sizeof(E) == 2) o.k[1] = read_piece(t.at(at, s0 + interleaved_row(0, 1), k0));
   return o;
 }
 
 template <class E, class Tile>
-XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0) {
-  return {*reinterpret_cast<const Piece*>(t.at(c0 + lane_id() % 16, k0 + lane_id() / 16 * kPieceElements<E>))};
+XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0, int lane = lane_id()) {
+  return {read_piece(t.at(t.cursor(lane % 16, lane / 16 * kPieceElements<E>), c0, k0))};
 }
 
 // The chain side of a matrix whose k is tokens: `plain` as it is, `weighted` with row k times weight[k] scale.
 template <class E, class Tile>
 XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, float scale, ChainOperand<E>& plain,
-                             ChainOperand<E>& weighted) {
-  const int k = k0 + lane_id() / 16 * kPieceElements<E>;
-  plain.k = *reinterpret_cast<const Piece*>(t.at(c0 + lane_id() % 16, k));
+                             ChainOperand<E>& weighted, int lane = lane_id()) {
+  plain = load_chain_along<E>(t, c0, k0, lane);
+  const float* at = weight + k0 + lane / 16 * kPieceElements<E>;
+  Piece by[kPieceElements<E> / 4];
+#pragma unroll
+  for (int h = 0; h < kPieceElements<E> / 4; ++h) by[h] = read_piece(at + 4 * h);
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
     const uint32_t x = plain.k.word[w];
     if constexpr (sizeof(E) == 2)
-      weighted.k.word[w] = pack(E{}, low_float(E{}, x) * (weight[k + 2 * w] * scale),
-                                high_float(E{}, x) * (weight[k + 2 * w + 1] * scale));
+      weighted.k.word[w] = pack(E{}, low_float(E{}, x) * (as_float(by[w / 2].word[w % 2 * 2]) * scale),
+                                high_float(E{}, x) * (as_float(by[w / 2].word[w % 2 * 2 + 1]) * scale));
     else
-      weighted.k.word[w] = as_bits(as_float(x) * (weight[k + w] * scale));
+      weighted.k.word[w] = as_bits(as_float(x) * (as_float(by[0].word[w]) * scale));
   }
 }
 

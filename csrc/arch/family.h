@@ -53,6 +53,13 @@ constexpr int swizzled_piece(Family f, int pieces, int row, int piece) {
   return pieces == 4 ? piece ^ (2 * ((row / 2) % 2) + (row / 4) % 2) : piece ^ ((row / 4) % 2);
 }
 
+// In which order a small square's words of features are turned (tile/gpu.h): lanes that store together have rows in
+// different parts of a line.
+constexpr int turned_word(int element_bytes, int side, int w) {
+  if (element_bytes == 4) return w;
+  return side == 32 ? w / 4 * 4 + w % 2 * 2 + w / 2 % 2 : w / 8 * 8 + w / 2 % 2 * 4 + w / 4 % 2 * 2 + w % 2;
+}
+
 // A transposing store puts its lanes into rows 8 apart.
 constexpr int swizzled_row(Family f, int pieces, int row) {
   if (f == Family::nvidia) return row;

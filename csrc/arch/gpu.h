@@ -97,6 +97,15 @@ XLSTM_DEVICE float same_in_all(float x) {
 #endif
 }
 
+// The same for a number that is kept for long: of a bool AMD's compiler keeps a bit for every lane, two registers.
+XLSTM_DEVICE int same_in_all(int x) {
+#if defined(__CUDACC__)
+  return x;
+#else
+  return __builtin_amdgcn_readfirstlane(x);
+#endif
+}
+
 XLSTM_DEVICE float shuffle_xor(float x, int mask) {
 #if defined(__CUDACC__)
   return __shfl_xor_sync(~0u, x, mask);
@@ -122,6 +131,16 @@ XLSTM_DEVICE float exp2_fast(float x) {
   return y;
 #else
   return __builtin_amdgcn_exp2f(x);
+#endif
+}
+
+// Of a normal number, to the last bit or the one before: a division's care for others takes ten instructions more.
+XLSTM_DEVICE float inverse(float x) {
+#if defined(__CUDACC__)
+  return 1 / x;
+#else
+  const float r = __builtin_amdgcn_rcpf(x);
+  return __builtin_fmaf(__builtin_fmaf(-x, r, 1.0f), r, r);
 #endif
 }
 
@@ -292,6 +311,28 @@ struct alignas(16) Piece {
 };
 template <class E>
 constexpr int kPieceElements = 16 / int(sizeof(E));
+
+#if !defined(__CUDACC__)
+typedef uint64_t Halves __attribute__((ext_vector_type(2)));
+#endif
+
+// A piece in one access.
+XLSTM_DEVICE Piece read_piece(const void* from) {
+#if defined(__CUDACC__)
+  return *reinterpret_cast<const Piece*>(from);
+#else
+  return __builtin_bit_cast(Piece, *reinterpret_cast<const Halves*>(from));
+#endif
+}
+
+// A piece of device memory, at a place that all lanes share and a distance that each has: on AMD that is an address.
+XLSTM_DEVICE Piece load_piece(const char* shared, uint32_t mine) {
+#if defined(__CUDACC__)
+  return read_piece(shared + mine);
+#else
+  return __builtin_bit_cast(Piece, *(const __attribute__((address_space(1))) Halves*)(shared + mine));
+#endif
+}
 
 // kStep rows by 16 columns of a matrix in a wave's accumulators; strip_position() says which lane has what.
 template <class E>

@@ -102,9 +102,8 @@ XLSTM_DEVICE void ldmatrix_transposed(uint32_t* r, uint32_t address) {
 
 // From a Tile (tile/gpu.h). The matrix in it lies as in memory; `along`: k runs along its rows.
 template <bool kAlong, class E, class Tile>
-XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0) {
+XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0, int lane = lane_id()) {
   StreamOperand<E> o;
-  const int lane = lane_id();
   if constexpr (sizeof(E) == 2) {
     const int m = lane / 8, i = lane % 8;
     if constexpr (kAlong)
@@ -123,9 +122,8 @@ XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0) {
 
 // The chain side of a matrix whose k is features, [c][k].
 template <class E, class Tile>
-XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0) {
+XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0, int lane = lane_id()) {
   ChainOperand<E> o;
-  const int lane = lane_id();
   if constexpr (sizeof(E) == 2) {
     ldmatrix(o.word, lds_address(t.base) + t.cursor(8 * ((lane / 8) % 2) + lane % 8, 8 * (lane / 16)).at(c0, k0));
   } else {
@@ -141,8 +139,7 @@ XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0) {
 // The chain side of a matrix whose k is tokens, [k][c]: `plain` as it is, `weighted` with row k times weight[k] scale.
 template <class E, class Tile>
 XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, float scale, ChainOperand<E>& plain,
-                             ChainOperand<E>& weighted) {
-  const int lane = lane_id();
+                             ChainOperand<E>& weighted, int lane = lane_id()) {
   if constexpr (sizeof(E) == 2)
     ldmatrix_transposed(plain.word,
                         lds_address(t.base) + t.cursor(8 * (lane / 16) + lane % 8, 8 * ((lane / 8) % 2)).at(k0, c0));

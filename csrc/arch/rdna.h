@@ -84,19 +84,20 @@ XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
 
 // From a Tile (tile/gpu.h), which holds [side][k] whatever lies in memory.
 template <class E, class Tile>
-XLSTM_DEVICE void load_row(const Tile& t, int row, int k0, float* values) {
+XLSTM_DEVICE void load_row(const Tile& t, int row, int k0, int lane, float* values) {  // a lane's of 16 from `row` on
+  const auto at = t.cursor(lane % 16, 0);
 #pragma unroll
   for (int p = 0; p < 16 / kPieceElements<E>; ++p) {
-    const Piece x = *reinterpret_cast<const Piece*>(t.at(row, k0 + p * kPieceElements<E>));
+    const Piece x = read_piece(t.at(at, row, k0 + p * kPieceElements<E>));
 #pragma unroll
     for (int w = 0; w < 4; ++w) values[4 * p + w] = as_float(x.word[w]);
   }
 }
 template <bool kAlong, class E, class Tile>
-XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0) {
+XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0, int lane = lane_id()) {
   StreamOperand<E> o;
   float x[4 * sizeof(E)];
-  load_row<E>(t, s0 + lane_id() % 16, k0, x);
+  load_row<E>(t, s0, k0, lane, x);
 #pragma unroll
   for (int w = 0; w < 8; ++w) {
     if constexpr (sizeof(E) == 2)
@@ -108,17 +109,17 @@ XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0) {
 }
 
 template <class E, class Tile>
-XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0) {
-  return load_stream<true, E>(t, c0, k0);
+XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0, int lane = lane_id()) {
+  return load_stream<true, E>(t, c0, k0, lane);
 }
 
 // The chain side of a matrix whose k is tokens: `plain` as it is, `weighted` with row k times weight[k] scale.
 template <class E, class Tile>
 XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, float scale, ChainOperand<E>& plain,
-                             ChainOperand<E>& weighted) {
-  plain = load_stream<true, E>(t, c0, k0);
+                             ChainOperand<E>& weighted, int lane = lane_id()) {
+  plain = load_stream<true, E>(t, c0, k0, lane);
   float x[4 * sizeof(E)];
-  if constexpr (sizeof(E) == 4) load_row<E>(t, c0 + lane_id() % 16, k0, x);
+  if constexpr (sizeof(E) == 4) load_row<E>(t, c0, k0, lane, x);
 #pragma unroll
   for (int w = 0; w < 8; ++w) {
     const float* at = weight + k0 + 2 * w;

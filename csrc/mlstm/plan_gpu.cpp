@@ -49,7 +49,7 @@ int chunk_for(const MlstmShape& s, const Chip& chip, std::initializer_list<int> 
 
 WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int rows, int64_t columns, int chunk) {
   const WalkShape shape = walk_shape(chip.family, s.element_bytes, rows, chunk);
-  const int64_t at_once = int64_t(chip.compute_units) * shape.blocks;
+  const int64_t at_once = int64_t(chip.compute_units) * shape.blocks_at_once;
   WalkPlan p{};
   p.rows = rows;
   p.chunk = chunk;

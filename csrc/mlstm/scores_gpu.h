@@ -319,7 +319,7 @@ struct Scores {
 
 template <class E, int kChunk, bool kBackward>
 __global__ __launch_bounds__(scores_threads(kFamily)) void scores(const ScoreParams p) {
-  if constexpr (kChunk >= kStep<E>) {
+  if constexpr (has_walk(kFamily, sizeof(E), kWalkRows[0], kChunk)) {
     extern __shared__ __align__(128) char lds[];
     Head head;
     int64_t chunk;

@@ -82,18 +82,21 @@ XLSTM_DEVICE int64_t factor_at(int64_t slot, Factor which, int token, int chunk)
 
 struct Segment : Head {
   int first_chunk, last_chunk;  // its chunks, the last one excluded
-  int order;                    // in the walk's direction
-  bool last, empty;
+  int place;  // in the walk's direction, twice, and one more for the last: AMD keeps a bool in two registers
+  bool empty;
+
+  XLSTM_DEVICE int order() const { return place / 2; }
+  XLSTM_DEVICE bool last() const { return place % 2; }
 };
 
 XLSTM_DEVICE Segment segment_of(const Sequences& s, int64_t state, int order, int segment_chunks, bool reverse) {
-  Segment g{head_of(s, state), 0, 0, order, false, true};
+  Segment g{head_of(s, state), 0, 0, 2 * order, true};
   const int chunks = int((g.end - g.begin + s.chunk - 1) / s.chunk);
   const int count = (chunks + segment_chunks - 1) / segment_chunks;
   if (order >= count) return g;
   g.first_chunk = (reverse ? count - 1 - order : order) * segment_chunks;
   g.last_chunk = g.first_chunk + segment_chunks < chunks ? g.first_chunk + segment_chunks : chunks;
-  g.last = order + 1 == count;
+  g.place = same_in_all(2 * order + int(order + 1 == count));
   g.empty = false;
   return g;
 }

@@ -42,7 +42,7 @@ struct Walk {
   using StageY = Stage<E, kChunk, kY, true, kThreads>;
   using StageRows = Stage<E, kChunk, kY, false, kThreads>;  // of outputs
   using StageScores = Stage<E, kChunk, kChunk, false, kThreads>;
-  using StageScoresTurned = Stage<E, kChunk, kChunk, true, kThreads>;
+  using ScoresTurned = TurnedSquare<E, kChunk, kThreads>;
   using StageFactors = Stage<float, 1, kFactors * kChunk, false, kThreads>;
   using StageVector = FloatStage<kY, kThreads>;
   static_assert(kFactors == kTokenFactors);
@@ -66,7 +66,7 @@ struct Walk {
     StageX x;
     StageY y;
     StageScores scores;
-    StageScoresTurned scores_turned;
+    ScoresTurned scores_turned;  // of a reverse walk, where LDS is not read transposed
     StageRows with, own;
     StageFactors factors;
     StageVector vector;
@@ -76,6 +76,7 @@ struct Walk {
   const WalkParams* p;
   Segment segment;
   int tile, x0, y0, wave_x;
+  int lane;  // made anew for each chunk, with the addresses that follow from it
   char* lds;
   Strip<E> state[kXStrips][kYStrips];  // C / held: the decay of chunks is kept apart until it is small
   float held = 1;
@@ -127,8 +128,7 @@ struct Walk {
   // Between segments the state lies as the registers do.
   XLSTM_DEVICE float* between(int order) const {
     return global(p->between) +
-           ((int64_t(segment.state) * (p->segments - 1) + order) * p->tiles + tile) * (kStateRegisters * kThreads) +
-           threadIdx.x;
+           ((int64_t(segment.state) * (p->segments - 1) + order) * p->tiles + tile) * (kStateRegisters * kThreads);
   }
 
   // f(value, address) for each element, strip by strip, where the states lie as the registers do.
@@ -147,15 +147,15 @@ struct Walk {
   }
 
   XLSTM_DEVICE void load_state() {
-    if (p->alone || (segment.order == 0 && !p->state_in))
+    if (p->alone || (segment.order() == 0 && !p->state_in))
       each([](int, int, float& v) { v = 0; });
-    else if (segment.order == 0)
+    else if (segment.order() == 0)
       each([&](int x, int y, float& v) {
         in_order();
         v = inside(x, y) ? made_here(p->state_in)[offset(x, y)] : 0.0f;
       });
     else
-      each_register(between(segment.order - 1), [](float& v, const float* from) { v = *from; });
+      each_register(between(segment.order() - 1) + thread_here(), [](float& v, const float* from) { v = *from; });
   }
   // Multiplies the state by what was kept apart.
   XLSTM_DEVICE void settle(float by) {
@@ -165,12 +165,13 @@ struct Walk {
       for (int ys = 0; ys < kYStrips; ++ys) state[xs][ys].scale(by);
   }
   XLSTM_DEVICE void store_registers(float* to) {
+    to += thread_here();
     each_register(to, [&](float& v, float* at) { *at = v * held; });
   }
   XLSTM_DEVICE void store_state() {
     if (p->alone)
-      store_registers(between(segment.order));
-    else if (segment.last && p->state_out)
+      store_registers(between(segment.order()));
+    else if (segment.last() && p->state_out)
       each([&](int x, int y, float& v) {
         in_order();
         if (inside(x, y)) made_here(p->state_out)[offset(x, y)] = v * held;
@@ -181,10 +182,15 @@ struct Walk {
 
   // out = f (a C)
   XLSTM_DEVICE void read_state(Strip<E> (&out)[kTStrips][kYStrips], const Room& r) {
+#pragma unroll
+    for (int ts = 0; ts < kTStrips; ++ts)
+#pragma unroll
+      for (int ys = 0; ys < kYStrips; ++ys) out[ts][ys].zero();
     const float up = operand_scale();
     const auto load = [&](int xs, StreamOperand<E>(&stream)[kTStrips]) {
 #pragma unroll
-      for (int ts = 0; ts < kTStrips; ++ts) stream[ts] = load_stream<true, E>(r.a, ts * kStep<E>, x0 + xs * kStep<E>);
+      for (int ts = 0; ts < kTStrips; ++ts)
+        stream[ts] = load_stream<true, E>(r.a, ts * kStep<E>, x0 + xs * kStep<E>, lane);
     };
     StreamOperand<E> stream[2][kTStrips];  // of this strip and the next
     load(0, stream[0]);
@@ -233,48 +239,55 @@ struct Walk {
       settle(held);
       held = 1;
     }
-    const float up = 1 / held;
+    const float up = same_in_all(inverse(held));
 #pragma unroll
     for (int k = 0; k < kChunk; k += kStep<E>) {
       ChainOperand<E> plain[kYStrips], weighted[kYStrips];
 #pragma unroll
       for (int ys = 0; ys < kYStrips; ++ys)
-        load_chain<E>(r.y, y0 + ys * kStripColumns, k, r.factor(p->weight), up, plain[ys], weighted[ys]);
+        load_chain<E>(r.y, y0 + ys * kStripColumns, k, r.factor(p->weight), up, plain[ys], weighted[ys], lane);
       if (p->out.data && k / kStep<E> % kShape.waves_x == wave_x)
 #pragma unroll
         for (int ts = 0; ts < kTStrips; ++ts) {
           const int t = ts * kStep<E>;
           if (p->reverse ? t > k : t < k) continue;  // no token of the strip is reached
-          const auto stream = p->reverse ? load_stream<false, E>(r.scores, t, k) : load_stream<true, E>(r.scores, t, k);
+          const auto stream =
+              p->reverse ? load_stream<false, E>(r.scores, t, k, lane) : load_stream<true, E>(r.scores, t, k, lane);
 #pragma unroll
           for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream, plain[ys]);
         }
       StreamOperand<E> stream[2];
-      stream[0] = load_stream<false, E>(r.x, x0, k);
+      stream[0] = load_stream<false, E>(r.x, x0, k, lane);
 #pragma unroll
       for (int xs = 0; xs < kXStrips; ++xs) {
         in_order();
-        if (xs + 1 < kXStrips) stream[(xs + 1) % 2] = load_stream<false, E>(r.x, x0 + (xs + 1) * kStep<E>, k);
+        if (xs + 1 < kXStrips) stream[(xs + 1) % 2] = load_stream<false, E>(r.x, x0 + (xs + 1) * kStep<E>, k, lane);
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) multiply(state[xs][ys], stream[xs % 2], weighted[ys]);
       }
     }
   }
 
+  XLSTM_DEVICE static int out_place(int token, int column) {
+    return xlstm::gpu::out_place(kFamily, sizeof(E), kY, token, column);
+  }
+
   // Outputs from accumulators to memory, a piece of a token's row at a time.
   XLSTM_DEVICE void write(Strip<E> (&out)[kTStrips][kYStrips], const Room& r, const Stages& stages, int64_t t0,
                           int valid, int64_t slots) {
     __syncthreads();  // a, x and scores are done with
-    float* mine = r.out + wave_x * kChunk * kShape.out_stride;
+    const StripPosition first =
+        strip_position(kFamily, sizeof(E), lane, 0);  // the others lie at distances that the compiler knows
+    const int mine = out_place(wave_x * kChunk + first.row, y0 + first.column);
 #pragma unroll
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
       for (int ys = 0; ys < kYStrips; ++ys)
 #pragma unroll
         for (int j = 0; j < Strip<E>::kRegisters; ++j) {
-          const StripPosition at = Strip<E>::position(j);
-          mine[(ts * kStep<E> + at.row) * kShape.out_stride + y0 + ys * kStripColumns + at.column] =
-              out[ts][ys].value[j];
+          const StripPosition at = strip_position(kFamily, sizeof(E), 0, j);
+          const int t = ts * kStep<E> + at.row, column = ys * kStripColumns + at.column;
+          r.out[xlstm::gpu::out_place_from(mine, kFamily, sizeof(E), kY, t, column)] = out[ts][ys].value[j];
         }
     __syncthreads();
     constexpr int n = kPieceElements<E>;
@@ -286,11 +299,13 @@ struct Walk {
       if (StageRows::kUnits % kThreads != 0 && t >= kChunk) break;  // whole waves
       float value[n];
 #pragma unroll
-      for (int j = 0; j < n; ++j) value[j] = r.out[t * kShape.out_stride + column + j];
+      for (int w = 0; w < kShape.waves_x; ++w)
 #pragma unroll
-      for (int w = 1; w < kShape.waves_x; ++w)
+        for (int j = 0; j < n; j += 4) {
+          const Piece four = read_piece(r.out + out_place(w * kChunk + t, column + j));
 #pragma unroll
-        for (int j = 0; j < n; ++j) value[j] += r.out[(w * kChunk + t) * kShape.out_stride + column + j];
+          for (int e = 0; e < 4; ++e) value[j + e] = as_float(four.word[e]) + (w ? value[j + e] : 0.0f);
+        }
       if (p->gained) {
 #pragma unroll
         for (int j = 0; j < n; ++j) value[j] *= r.factor(kGain)[t];
@@ -351,13 +366,14 @@ struct Walk {
     s.y.fetch(r.y, tile_rows(p->y), t0, valid);
     s.decay = global(p->decay)[slots / kChunk];
     if (p->vector)
-      s.vector.fetch(r.vector(), [&](int index) {
-        const int y = tile * kY + index;
-        return y < p->y.columns ? global(p->vector) + slots / kChunk * p->y.columns + y : nullptr;
-      });
+      s.vector.fetch(r.vector(), global(p->vector) + slots / kChunk * p->y.columns + tile * kY,
+                     p->y.columns - tile * kY);
     if (!p->out.data) return;
-    const TokenRows<E> scores = {global(static_cast<const E*>(p->scores)) + slots * kChunk, kChunk, kChunk, true};
-    p->reverse ? s.scores_turned.fetch(r.scores, scores, 0, kChunk) : s.scores.fetch(r.scores, scores, 0, kChunk);
+    const E* scores = global(static_cast<const E*>(p->scores)) + slots * kChunk;
+    if (!kAsyncCopies && p->reverse)
+      s.scores_turned.fetch(scores);
+    else
+      s.scores.fetch(r.scores, {scores, kChunk, kChunk, true}, 0, kChunk);
   }
   // What the outputs are multiplied with. In registers it comes late, when x and y have left theirs.
   XLSTM_DEVICE void fetch_outputs(Stages& s, int n) {
@@ -379,9 +395,10 @@ struct Walk {
     }
     for (int n = 0; n < chunks; ++n) {
       p = read_here(p);
-      if (p->before_last && !p->alone && segment.last && n + 1 == chunks)
+      lane = kFamily == Family::nvidia ? lane_id() : thread_here() % kWave;
+      if (n + 1 == chunks && p->before_last && !p->alone && segment.last())
         store_registers(global(p->before_last) +
-                        (int64_t(segment.state) * p->tiles + tile) * (kStateRegisters * kThreads) + threadIdx.x);
+                        (int64_t(segment.state) * p->tiles + tile) * (kStateRegisters * kThreads));
       const Room r = room(n);
       const int64_t t0 = begin_of(n);
       float decay = s.decay;
@@ -396,11 +413,7 @@ struct Walk {
         fetch_rest(s, n + 1);
         fetch_outputs(s, n + 1);
       }
-      Strip<E> out[kTStrips][kYStrips];
-#pragma unroll
-      for (int ts = 0; ts < kTStrips; ++ts)
-#pragma unroll
-        for (int ys = 0; ys < kYStrips; ++ys) out[ts][ys].zero();
+      Strip<E> out[kTStrips][kYStrips];  // nobody's where there are no outputs
       if (p->out.data) read_state(out, r);
       if constexpr (!kAsyncCopies) {
         arrive([&] {
@@ -432,7 +445,7 @@ __global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threa
     if (p->alone && order + 1 == p->segments) return;
     const Segment segment =
         segment_of(p->where, blockIdx.x / p->tiles / p->segments, order, p->segment_chunks, p->reverse);
-    if (segment.empty || (p->alone && segment.last)) return;
+    if (segment.empty || (p->alone && segment.last())) return;
     Walk<E, kRows, kChunk>(p, segment, tile, lds).run();
   }
 }

@@ -17,24 +17,27 @@ struct Tile {
   static constexpr int kBytes = kRows * kColumns * int(sizeof(E));
   E* base;
 
-  XLSTM_DEVICE E* at(int row, int column) const {
+  // The element's place behind base.
+  XLSTM_DEVICE static constexpr int place(int row, int column) {
     constexpr int n = kPieceElements<E>;
     const int piece = swizzled_piece(kFamily, kPieces, row, column / n);
-    return base + (swizzled_row(kFamily, kPieces, row) * kPieces + piece) * n + column % n;
+    return (swizzled_row(kFamily, kPieces, row) * kPieces + piece) * n + column % n;
   }
+  XLSTM_DEVICE E* at(int row, int column) const { return base + place(row, column); }
 
-  // Where a lane reads step after step: bytes from the tile's beginning of (row + r, column + c), for r and c that the
-  // compiler knows, r a multiple of 8 and c of two pieces. What the swizzle mixes is mixed once; the rest is constant.
+  // Where a lane reads step after step: the bytes behind base of (row + r, column + c), for r and c that the compiler
+  // knows and that have no bit in common with row and column. The swizzle is an exclusive or of bits, within a line of
+  // 128 bytes: so that of (row, column) is made once, and r and c add constants, which instructions have room for.
   struct Cursor {
     uint32_t first;
     XLSTM_DEVICE uint32_t at(int r, int c) const {
-      constexpr int kReach = kPieces < 8 ? kPieces : 8;
-      const int piece = c * int(sizeof(E)) / 16;
-      return (first ^ uint32_t(piece % kReach * 16)) + uint32_t((r * kPieces + piece / kReach * kReach) * 16);
+      const uint32_t further = uint32_t(place(r, c)) * uint32_t(sizeof(E));
+      return (first ^ further % 128) + further / 128 * 128;
     }
   };
-  XLSTM_DEVICE Cursor cursor(int row, int column) const {
-    return {uint32_t(at(row, column) - base) * uint32_t(sizeof(E))};
+  XLSTM_DEVICE Cursor cursor(int row, int column) const { return {uint32_t(place(row, column)) * uint32_t(sizeof(E))}; }
+  XLSTM_DEVICE char* at(const Cursor& from, int r, int c) const {
+    return reinterpret_cast<char*>(base) + from.at(r, c);
   }
 };
 
@@ -44,7 +47,7 @@ struct TokenRows {
   const E* data;  // of token 0
   int64_t stride;
   int columns;  // features; a tile's further columns are zeros
-  bool whole;   // pieces start at multiples of 16 bytes and end with the row
+  bool whole;   // pieces start at multiples of 16 bytes and end with the row; 32 bits hold the bytes of 32 tokens
 
   // The piece at (token, column), zeros where it is outside.
   XLSTM_DEVICE Piece piece(int64_t token, int column, bool inside) const {
@@ -77,6 +80,8 @@ struct Stage {
   // asynchronous this writes the tile already.
   XLSTM_DEVICE void fetch([[maybe_unused]] const Storage& tile, const TokenRows<E>& from, int64_t first, int valid) {
     const int me = thread_here();
+    if constexpr (!kAsyncCopies)
+      if (from.whole && valid == kTokens && from.columns >= kFeatures) return fetch_plain(from, first, me);
     if constexpr (kTurn) {
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
@@ -112,22 +117,47 @@ struct Stage {
   XLSTM_DEVICE void store(const Storage& tile) {
     if constexpr (!kAsyncCopies) {
       const int me = thread_here();
+      if constexpr (kTurn) {
 #pragma unroll
-      for (int j = 0; j < kEach; ++j) {
-        const int unit = me + j * kThreads;
-        if (kUnits % kThreads != 0 && unit >= kUnits) break;
-        if constexpr (kTurn) {
-          const int token = unit % (kTokens / 4) * 4, column = unit / (kTokens / 4) * n;
-          store_turned(tile, held + 4 * j, token, column);
-        } else {
-          const int token = unit / (kFeatures / n), column = unit % (kFeatures / n) * n;
-          *reinterpret_cast<Piece*>(tile.at(token, column)) = held[j];
+        for (int j = 0; j < kEach; ++j) {
+          const int unit = me + j * kThreads;
+          if (kUnits % kThreads != 0 && unit >= kUnits) break;
+          store_turned(tile, held + 4 * j, unit % (kTokens / 4) * 4, unit / (kTokens / 4) * n);
+        }
+      } else {
+        constexpr int kRowUnits = kFeatures / n, kRows = kThreads / kRowUnits;  // rows that the block takes at a time
+        const auto to = tile.cursor(me / kRowUnits, me % kRowUnits * n);
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) {
+          if (kUnits % kThreads != 0 && me + j * kThreads >= kUnits) break;
+          *reinterpret_cast<Piece*>(tile.at(to, j * kRows, 0)) = held[j];
         }
       }
     }
   }
 
  private:
+  // All of the tile is there: a lane's place is made once, what follows lies at distances that all lanes share.
+  XLSTM_DEVICE void fetch_plain(const TokenRows<E>& from, int64_t first, int me) {
+    me %= kUnits < kThreads ? kUnits : kThreads;  // who has no unit brings another's: a condition would be waited for
+    constexpr int kRowUnits = kTurn ? kTokens / 4 : kFeatures / n;  // that lie along one row of units
+    static_assert(kThreads % kRowUnits == 0 || kEach == 1);
+    const int along = me % kRowUnits, across = me / kRowUnits;
+    const int token = kTurn ? along * 4 : across, column = kTurn ? across * n : along * n;
+    const uint32_t stride = uint32_t(from.stride) * uint32_t(sizeof(E));
+    const uint32_t mine = uint32_t(token) * stride + uint32_t(column) * uint32_t(sizeof(E));
+    const char* base = reinterpret_cast<const char*>(from.data + first * from.stride);
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const int next = j * (kThreads / kRowUnits);  // unit
+#pragma unroll
+      for (int i = 0; i < kUnitPieces; ++i) {
+        const uint32_t shared = kTurn ? i * stride + next * n * uint32_t(sizeof(E)) : next * stride;
+        held[kUnitPieces * j + i] = load_piece(base + shared, mine);
+      }
+    }
+  }
+
   XLSTM_DEVICE static void copy([[maybe_unused]] const Storage& tile, [[maybe_unused]] const TokenRows<E>& from,
                                 [[maybe_unused]] int64_t first, [[maybe_unused]] int valid) {
 #if defined(__CUDACC__)
@@ -158,6 +188,7 @@ struct Stage {
   // Four tokens of n features each, to n rows of four tokens.
   XLSTM_DEVICE static void store_turned(const Storage& tile, const Piece* p, int token, int column) {
 #if !defined(__CUDACC__)
+    const auto to = tile.cursor(column, token);
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       if constexpr (sizeof(E) == 2) {
@@ -166,36 +197,71 @@ struct Stage {
           const uint32_t select = h ? 0x07060302u : 0x05040100u;
           const uint32_t low = __builtin_amdgcn_perm(p[1].word[w], p[0].word[w], select);
           const uint32_t high = __builtin_amdgcn_perm(p[3].word[w], p[2].word[w], select);
-          *reinterpret_cast<uint64_t*>(tile.at(column + 2 * w + h, token)) = uint64_t(high) << 32 | low;
+          *reinterpret_cast<uint64_t*>(tile.at(to, 2 * w + h, 0)) = uint64_t(high) << 32 | low;
         }
       } else {
-        *reinterpret_cast<Piece*>(tile.at(column + w, token)) = {
-            {p[0].word[w], p[1].word[w], p[2].word[w], p[3].word[w]}};
+        *reinterpret_cast<Piece*>(tile.at(to, w, 0)) = {{p[0].word[w], p[1].word[w], p[2].word[w], p[3].word[w]}};
       }
     }
 #endif
   }
 };
 
-// Single floats on the same way: kCount of them, each from where source(index) says, or nowhere.
+// A square of kSide tokens by kSide features that lie side by side in memory, turned on its way through registers: a
+// thread brings four tokens of one word of features, four registers, where a Stage would take sixteen.
+template <class E, int kSide, int kThreads>
+struct TurnedSquare {
+  using Storage = Tile<E, kSide, kSide>;
+  static constexpr int kInWord = 4 / int(sizeof(E)), kWords = kSide / kInWord;  // features of a word; words of a row
+  static constexpr int kFours = kSide / 4, kUnits = kFours * kWords;
+  static_assert(kUnits <= kThreads);
+  Piece held;
+
+  XLSTM_DEVICE static int four(int unit) { return unit % kFours; }
+  XLSTM_DEVICE static int word(int unit) { return turned_word(sizeof(E), kSide, unit / kFours); }
+  XLSTM_DEVICE void fetch(const E* from) {
+    const int unit = thread_here() % kUnits;  // as in Stage
+    const uint32_t* at = reinterpret_cast<const uint32_t*>(from) + four(unit) * 4 * kWords + word(unit);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) held.word[i] = at[i * kWords];
+  }
+  XLSTM_DEVICE void store([[maybe_unused]] const Storage& tile) const {
+#if !defined(__CUDACC__)
+    const int unit = thread_here();
+    if (unit >= kUnits) return;
+    const auto to = tile.cursor(word(unit) * kInWord, four(unit) * 4);
+    if constexpr (sizeof(E) == 2) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t select = h ? 0x07060302u : 0x05040100u;
+        const uint32_t low = __builtin_amdgcn_perm(held.word[1], held.word[0], select);
+        const uint32_t high = __builtin_amdgcn_perm(held.word[3], held.word[2], select);
+        *reinterpret_cast<uint64_t*>(tile.at(to, h, 0)) = uint64_t(high) << 32 | low;
+      }
+    } else {
+      *reinterpret_cast<Piece*>(tile.at(to, 0, 0)) = held;
+    }
+#endif
+  }
+};
+
+// Single floats on the same way: `count` of them side by side, zeros for the others of kCount.
 template <int kCount, int kThreads>
 struct FloatStage {
   static constexpr int kEach = (kCount + kThreads - 1) / kThreads;
   float held[kAsyncCopies ? 1 : kEach];
 
-  template <class Source>
-  XLSTM_DEVICE void fetch([[maybe_unused]] float* to, Source&& source) {
+  XLSTM_DEVICE void fetch([[maybe_unused]] float* to, const float* from, int count) {
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       const int index = thread_here() + j * kThreads;
-      const float* from = index < kCount ? source(index) : nullptr;
 #if defined(__CUDACC__)
-      if (from)
-        copy_async_float(to + index, from);
+      if (index < count && index < kCount)
+        copy_async_float(to + index, from + index);
       else if (index < kCount)
         to[index] = 0;
 #else
-      held[j] = from ? *from : 0.0f;
+      held[j] = index < count && index < kCount ? from[index] : 0.0f;
 #endif
     }
   }

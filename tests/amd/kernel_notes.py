@@ -20,8 +20,8 @@ WITHOUT_MATRICES = {
     "sum_chunk_flows",
 }
 
-# Spills that end in free accumulators, not in memory: what is fetched of a vector waits there for its turn.
-TO_ACCUMULATORS = {"walk<bf16, 512, 32>": 2, "walk<fp16, 512, 32>": 2}
+# Vector registers that are spilled, and bytes of scratch. gfx90a has fewer scalar registers: flat scratch takes six.
+SPILLS = {("gfx90a", "walk<bf16, 256, 32>"): (3, 16)}
 
 # (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
 CDNA = "gfx90a|gfx942"
@@ -35,8 +35,8 @@ NOTES: list[tuple[str, str, str]] = [
     (
         CDNA,
         r"walk<bf16, .*",
-        "a chunk's costs that hardly grow with the rows: addresses, made anew so that they are not spilled, zeros for "
-        "pieces outside, factors, scalars back from lanes, outputs on their way through LDS.",
+        "a chunk's costs that hardly grow with a wave's rows: operands weighted and rounded, addresses in LDS, outputs "
+        "on their way through it.",
     ),
     (
         CDNA,

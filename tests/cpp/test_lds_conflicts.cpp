@@ -120,6 +120,16 @@ void add_along_tokens(Patterns& all, const std::string& name, lds::Tile t, int t
   }
 }
 
+// TurnedSquare::store: rows are features.
+void add_square(Patterns& all, const std::string& name, const lds::Tile& t, int threads) {
+  const int in_word = 4 / t.element_bytes, fours = t.columns / 4, units = fours * t.rows / in_word;
+  all.push_back({name, t, Access::write, 4 * t.element_bytes, threads, in_word, [=](int thread, int half) {
+                   if (thread >= units) return -1;
+                   const int word = turned_word(t.element_bytes, t.columns, thread / fours);
+                   return t.at(word * in_word + half, thread % fours * 4);
+                 }});
+}
+
 Patterns patterns(Family f, const lds::Swizzle& swizzle) {
   Patterns all;
   for (int bytes : {2, 4})
@@ -136,7 +146,12 @@ Patterns patterns(Family f, const lds::Swizzle& swizzle) {
         add_along_tokens(all, walk + "x", tokens, s.threads, true);
         add_along_tokens(all, walk + "y", {f, bytes, chunk, s.y_tile, swizzle}, s.threads, false);
         add_along_features(all, walk + "scores", scores, s.threads, true);
-        add_along_tokens(all, walk + "scores of a reverse walk", scores, s.threads, true);
+        if (f == Family::nvidia) {
+          add_along_tokens(all, walk + "scores of a reverse walk", scores, s.threads, true);
+        } else {
+          add_square(all, walk + "scores of a reverse walk", scores, s.threads);
+          add_operand(all, walk + "scores of a reverse walk", scores, true, true);
+        }
       }
       if (!any) continue;
       const std::string scores = "scores<" + std::to_string(bytes) + " bytes, " + std::to_string(chunk) + "> ";
@@ -160,6 +175,47 @@ bool every_element_has_a_place(const lds::Tile& t) {
          *places.rbegin() == (t.rows * t.columns - 1) * t.element_bytes;
 }
 
+// Walk::write: accumulators into LDS as floats, and pieces of a token's row out of it.
+int outputs_conflict(Family f, int bytes, int rows, int chunk) {
+  const WalkShape s = walk_shape(f, bytes, rows, chunk);
+  const int lanes = wave_size(f), step = strip_step(f, bytes), n = 16 / bytes;
+  int worst = 1;
+  std::vector<int> address(lanes);
+  for (int wave = 0; wave < s.threads / lanes; ++wave)
+    for (int t0 = 0; t0 < chunk; t0 += step)
+      for (int ys = 0; ys < kColumnsPerWave / kStripColumns; ++ys)
+        for (int j = 0; j < strip_registers(f, bytes); ++j) {
+          const int token = wave % s.waves_x * chunk, column = wave / s.waves_x * kColumnsPerWave;
+          for (int lane = 0; lane < lanes; ++lane) {
+            const StripPosition at = strip_position(f, bytes, lane, j), first = strip_position(f, bytes, lane, 0),
+                                further = strip_position(f, bytes, 0, j);
+            const int place =
+                out_place(f, bytes, s.y_tile, token + t0 + at.row, column + ys * kStripColumns + at.column);
+            const int base = out_place(f, bytes, s.y_tile, token + first.row, column + first.column);
+            CHECK(place ==
+                      out_place_from(base, f, bytes, s.y_tile, t0 + further.row, ys * kStripColumns + further.column),
+                  "%d bytes, %d rows: token %d, column %d", bytes, rows, token + t0 + at.row, column + at.column);
+            address[lane] = 4 * place;
+          }
+          worst = std::max(worst, lds::conflict(f, Access::write, 4, address));
+        }
+  for (int first = 0; first < chunk * s.y_tile / n; first += lanes)
+    for (int part = 0; part < n; part += 4) {
+      for (int lane = 0; lane < lanes; ++lane) {
+        const int unit = first + lane;
+        address[lane] = 4 * out_place(f, bytes, s.y_tile, unit / (s.y_tile / n), unit % (s.y_tile / n) * n + part);
+      }
+      worst = std::max(worst, lds::conflict(f, Access::read, 16, address));
+    }
+  std::set<int> places;
+  for (int token = 0; token < s.waves_x * chunk; ++token)
+    for (int column = 0; column < s.y_tile; ++column) places.insert(out_place(f, bytes, s.y_tile, token, column));
+  CHECK(int(places.size()) == s.waves_x * chunk * s.y_tile && *places.begin() == 0 &&
+            *places.rbegin() < s.waves_x * chunk * out_stride(f, s.y_tile),
+        "%d bytes, %d rows: outputs share places", bytes, rows);
+  return worst;
+}
+
 const char* name(Family f) { return f == Family::nvidia ? "nvidia" : f == Family::cdna ? "cdna" : "rdna"; }
 
 }  // namespace
@@ -174,6 +230,16 @@ int main() {
       CHECK(times == 1 || is_known(pattern), "%s: %s takes %d times as long", name(f), pattern.name.c_str(), times);
       CHECK(every_element_has_a_place(pattern.tile), "%s: %s", name(f), pattern.name.c_str());
     }
+    for (int bytes : {2, 4})
+      for (int chunk : kChunks)
+        for (int rows : kWalkRows) {
+          if (!has_walk(f, bytes, rows, chunk)) continue;
+          const int times = outputs_conflict(f, bytes, rows, chunk);
+          CHECK(times == 1 || f != Family::cdna, "cdna: outputs of %d bytes, %d rows take %d times as long", bytes,
+                rows, times);
+          if (times > 1)
+            std::printf("%s: outputs of %d bytes, %d rows take %d times as long\n", name(f), bytes, rows, times);
+        }
     std::printf("%s: %d ways to touch a tile, %d of them with known conflicts\n", name(f), int(own.size()), known);
   }
   return finish();
