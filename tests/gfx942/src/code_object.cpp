@@ -194,14 +194,12 @@ void CodeObject::decode(Code& code) {
   const uint32_t rsrc1 = word(48);
   code.lds_bytes = word(0);
   code.scratch_bytes = word(4);
-  code.rsrc3 = word(44);
   code.rsrc2 = word(52);
   code.properties = word(56) & 0xffff;
   if (word(56) >> 16) throw Fault("code object: kernel " + code.name + " wants preloaded arguments; not implemented");
   code.user_sgprs = code.rsrc2 >> 1 & 31;
   code.mode = (rsrc1 >> 12 & 0xff) | (rsrc1 >> 21 & 1) << 8 | (rsrc1 >> 23 & 1) << 9;
   if (!(rsrc1 >> 23 & 1)) throw Fault("code object: kernel " + code.name + " runs without IEEE mode; not implemented");
-  code.first_accumulator = ((code.rsrc3 & 63) + 1) * 4;
   code.base = reinterpret_cast<uint64_t>(image_);
   code.object = this;
   const uint8_t* begin = d + entry;  // assembly may not say how long it is

@@ -257,23 +257,22 @@ bool dpp(string_view name, string_view value, Modifiers& m, string_view text) {
 void modifier(string_view s, Modifiers& m, string_view text) {
   const size_t colon = s.find(':');
   const string_view name = s.substr(0, colon), value = colon == string_view::npos ? "" : s.substr(colon + 1);
-  const auto flag = [&](bool& which) { which = true; };
   if (name == "sc0")
-    flag(m.sc0);
+    m.sc0 = true;
   else if (name == "sc1")
-    flag(m.sc1);
+    m.sc1 = true;
   else if (name == "nt")
-    flag(m.nt);
+    m.nt = true;
   else if (name == "gds")
-    flag(m.gds);
+    m.gds = true;
   else if (name == "lds")
-    flag(m.lds);
+    m.lds = true;
   else if (name == "offen")
-    flag(m.offen);
+    m.offen = true;
   else if (name == "idxen")
-    flag(m.idxen);
+    m.idxen = true;
   else if (name == "clamp")
-    flag(m.clamp);
+    m.clamp = true;
   else if (name == "op_sel")
     m.op_sel = bits_of_list(value, text);
   else if (name == "op_sel_hi")

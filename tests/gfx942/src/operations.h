@@ -285,13 +285,27 @@ auto of_lane(const Mode& mode, A... x) {
 
 enum class Nan : uint8_t { named, as_computed };  // as_computed: the function chooses the NaN itself
 
-template <class F, Nan nan, class R, class... A>
+// The destination as it was: v_fmac's last source. It has no modifiers.
+template <class T>
+const T* old_result(Wave& w, const Instruction& i, Lanes<T>& room, Mask& defined) {
+  static_assert(sizeof(T) >= 4);
+  if constexpr (sizeof(T) == 8)
+    w.source64(i, i.destination(), reinterpret_cast<uint64_t(&)[kLanes]>(room.lane), defined);
+  else
+    std::memcpy(&room, w.source32(i, i.destination(), reinterpret_cast<Vector&>(room), defined), sizeof room);
+  if (flushes_inputs<T>(w.mode))
+    for (T& x : room.lane) x = flushed(x);
+  return room.lane;
+}
+
+// `accumulates`: the last argument is the destination as it was.
+template <class F, Nan nan, bool accumulates, class R, class... A>
 struct VectorAction {
   static void run(Wave& w, const Instruction& i) {
     [&]<size_t... J>(std::index_sequence<J...>) {
       Mask defined = ~Mask(0);
       std::tuple<Lanes<A>...> room;
-      const std::tuple<const A*...> from = {source<A>(w, i, int(J), std::get<J>(room), defined)...};
+      const std::tuple<const A*...> from = {argument<A, J>(w, i, std::get<J>(room), defined)...};
       Lanes<R> result;
       {
         const Rounding rounding(rounding_of<R>(w.mode));
@@ -302,16 +316,23 @@ struct VectorAction {
       store_lanes(w, i, i.destination(), result, defined, w.exec());
     }(std::index_sequence_for<A...>{});
   }
+  template <class T, size_t j>
+  static const T* argument(Wave& w, const Instruction& i, Lanes<T>& room, Mask& defined) {
+    if constexpr (accumulates && j + 1 == sizeof...(A))
+      return old_result<T>(w, i, room, defined);
+    else
+      return source<T>(w, i, int(j), room, defined);
+  }
 };
 
 // Deduces the types from the lambda: R(A...).
 template <class F, Nan nan, class R, class... A>
 Operation make_vector(R (F::*)(A...) const, uint8_t cycles) {
-  return {&VectorAction<F, nan, R, A...>::run, Unit::vector, cycles, 1, {kType<R>, kType<A>...}};
+  return {&VectorAction<F, nan, false, R, A...>::run, Unit::vector, cycles, 1, {kType<R>, kType<A>...}};
 }
 template <class F, Nan nan, class R, class... A>
 Operation make_vector(R (F::*)(const Mode&, A...) const, uint8_t cycles) {
-  return {&VectorAction<F, nan, R, A...>::run, Unit::vector, cycles, 1, {kType<R>, kType<A>...}};
+  return {&VectorAction<F, nan, false, R, A...>::run, Unit::vector, cycles, 1, {kType<R>, kType<A>...}};
 }
 template <Nan nan = Nan::named, class F>
 Operation vector_op(F, uint8_t cycles = 4) {
@@ -346,7 +367,7 @@ template <class F, class R, class... A>
 Operation make_lower_half(R (F::*)(A...) const) {
   constexpr auto run = [](Wave& w, const Instruction& i) {
     const LowerHalf lower(w, i);
-    VectorAction<F, Nan::named, R, A...>::run(w, i);
+    VectorAction<F, Nan::named, false, R, A...>::run(w, i);
   };
   return {run, Unit::vector, 4, 1, {kType<R>, kType<A>...}};
 }
@@ -355,43 +376,9 @@ Operation lower_half_op(F) {
   return make_lower_half<F>(&F::operator());
 }
 
-// An operation whose destination is its last source too: v_fmac.
-template <class F, class R, class... A>
-struct AccumulateAction {
-  static void run(Wave& w, const Instruction& i) {
-    [&]<size_t... J>(std::index_sequence<J...>) {
-      Mask defined = ~Mask(0);
-      std::tuple<Lanes<A>...> room;
-      const std::tuple<const A*...> from = {source_or_result<A, J>(w, i, std::get<J>(room), defined)...};
-      Lanes<R> result;
-      {
-        const Rounding rounding(rounding_of<R>(w.mode));
-        for (int l = 0; l < kLanes; ++l) result.lane[l] = F{}(std::get<J>(from)[l]...);
-      }
-      name_nans(result, std::get<J>(from)...);
-      finish(w, i, result);
-      store_lanes(w, i, i.destination(), result, defined, w.exec());
-    }(std::index_sequence_for<A...>{});
-  }
-  template <class T, size_t j>
-  static const T* source_or_result(Wave& w, const Instruction& i, Lanes<T>& room, Mask& defined) {
-    if constexpr (j + 1 < sizeof...(A)) {
-      return source<T>(w, i, int(j), room, defined);
-    } else {
-      static_assert(sizeof(T) >= 4);
-      if constexpr (sizeof(T) == 8)
-        w.source64(i, i.destination(), reinterpret_cast<uint64_t(&)[kLanes]>(room.lane), defined);
-      else
-        std::memcpy(&room, w.source32(i, i.destination(), reinterpret_cast<Vector&>(room), defined), sizeof room);
-      if (flushes_inputs<T>(w.mode))
-        for (T& x : room.lane) x = flushed(x);
-      return room.lane;
-    }
-  }
-};
 template <class F, class R, class... A>
 Operation make_accumulate(R (F::*)(A...) const) {
-  return {&AccumulateAction<F, R, A...>::run, Unit::vector, 4, 1, {kType<R>, kType<A>...}};
+  return {&VectorAction<F, Nan::named, true, R, A...>::run, Unit::vector, 4, 1, {kType<R>, kType<A>...}};
 }
 template <class F>
 Operation accumulate_op(F) {

@@ -59,7 +59,7 @@ template <class T, class F>
 void sum(Wave& w, const Instruction& i) {
   using U = std::make_unsigned_t<T>;
   using Plain = decltype([](U a, U b) { return U(F{}(a, b)); });
-  if (!i.with.clamp) return VectorAction<Plain, Nan::named, U, U, U>::run(w, i);
+  if (!i.with.clamp) return VectorAction<Plain, Nan::named, false, U, U, U>::run(w, i);
   Mask defined = ~Mask(0);
   Lanes<T> room_a, room_b, r;
   const T* a = source<T>(w, i, 0, room_a, defined);
