@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One block of xLSTM-7B: norm, mLSTM, norm, feed-forward.
+
+The work is done by functions over the parts of a block, by the names that the official package, transformers and the
+modules here all use. So the same code runs a block of either of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import layers
+from .config import xLSTMLargeConfig
+from .mlstm_call import LayerState, MLSTMCall
+
+
+def normed(norm: Any, x: Tensor) -> Tensor:
+    return layers.rms_norm(x, norm.weight, norm.bias, norm.eps, norm.force_float32_reductions)
+
+
+def project(layer: Any, x: Tensor, qk_dim: int, v_dim: int) -> tuple[Tensor, ...]:
+    """q, k, v, output gate, input gate, forget gate, of single or fused weights; (B, S, features) each."""
+    if hasattr(layer, "qkv_opreact"):
+        q, k, v, o = layer.qkv_opreact(x).split((qk_dim, qk_dim, v_dim, v_dim), dim=-1)
+        i, f = layer.ifgate_preact(x).chunk(2, dim=-1)
+        return q, k, v, o, i, f
+    return layer.q(x), layer.k(x), layer.v(x), layer.ogate_preact(x), layer.igate_preact(x), layer.fgate_preact(x)
+
+
+def run_mlstm_layer(
+    layer: Any,
+    config: Any,
+    call: MLSTMCall,
+    x: Tensor,  # (B, S, D)
+    state: LayerState | None,
+    mask: Tensor | None,  # (B, S)
+) -> tuple[Tensor, LayerState | None]:
+    heads, norm = config.num_heads, layer.multihead_norm
+    q, k, v, o, i, f = project(layer, x, layer.qk_dim, layer.v_dim)
+    i, f = layers.soft_cap(i, config.gate_soft_cap), layers.soft_cap(f, config.gate_soft_cap)
+    q, k, v = (y.unflatten(-1, (heads, -1)) for y in (q, k, v))
+    h, state = call(q, k, v, i, f, state, mask)
+    h = layers.head_norm_gate(h, o, norm.weight, norm.bias, norm.eps, norm.force_float32_reductions)
+    return layer.out_proj(h), state
+
+
+def run_feed_forward(ffn: Any, x: Tensor) -> Tensor:
+    if hasattr(ffn, "proj_up_gate_z"):
+        gate, up = ffn.proj_up_gate_z(x).chunk(2, dim=-1)
+    else:
+        gate, up = ffn.proj_up_gate(x), ffn.proj_up(x)
+    return ffn.proj_down(layers.swiglu(gate, up))
+
+
+def run_block(
+    block: Any,
+    config: Any,
+    call: MLSTMCall,
+    x: Tensor,  # (B, S, D)
+    state: LayerState | None,
+    mask: Tensor | None,  # (B, S)
+) -> tuple[Tensor, LayerState | None]:
+    y, state = run_mlstm_layer(block.mlstm_layer, config, call, normed(block.norm_mlstm, x), state, mask)
+    norm = block.norm_ffn
+    x, y = layers.add_rms_norm(x, y, norm.weight, norm.bias, norm.eps, norm.force_float32_reductions)
+    return x + run_feed_forward(block.ffn, y), state
+
+
+class Norm(nn.Module):
+    """Weight, and with use_bias bias, of a norm over the features or over those of each head."""
+
+    def __init__(self, features: int, config: xLSTMLargeConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features)) if config.use_bias else None
+        self.eps = config.norm_eps
+        self.force_float32_reductions = config.norm_reduction_force_float32
+
+
+class RMSNorm(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        return normed(self, x)
+
+
+class mLSTMLayer(nn.Module):
+    def __init__(self, config: xLSTMLargeConfig) -> None:
+        super().__init__()
+        self.config = config
+        d, qk, v, heads, bias = config.embedding_dim, config.qk_dim, config.v_dim, config.num_heads, config.use_bias
+        self.qk_dim, self.v_dim = qk, v
+        if config.weight_mode == "fused":
+            self.qkv_opreact = nn.Linear(d, 2 * qk + 2 * v, bias=bias)
+            self.ifgate_preact = nn.Linear(d, 2 * heads)
+        else:
+            self.q, self.k = nn.Linear(d, qk, bias=bias), nn.Linear(d, qk, bias=bias)
+            self.v, self.ogate_preact = nn.Linear(d, v, bias=bias), nn.Linear(d, v, bias=bias)
+            self.igate_preact, self.fgate_preact = nn.Linear(d, heads), nn.Linear(d, heads)
+        self.multihead_norm = Norm(v, config)
+        self.out_proj = nn.Linear(v, d, bias=bias)
+
+    def forward(
+        self, x: Tensor, state: LayerState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, LayerState | None]:
+        return run_mlstm_layer(self, self.config, MLSTMCall.of(self.config.backend_config()), x, state, mask)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: xLSTMLargeConfig) -> None:
+        super().__init__()
+        d, up, bias = config.embedding_dim, config.ffn_dim, config.use_bias
+        if config.weight_mode == "fused":
+            self.proj_up_gate_z = nn.Linear(d, 2 * up, bias=bias)
+        else:
+            self.proj_up_gate, self.proj_up = nn.Linear(d, up, bias=bias), nn.Linear(d, up, bias=bias)
+        self.proj_down = nn.Linear(up, d, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return run_feed_forward(self, x)
+
+
+class mLSTMBlock(nn.Module):
+    def __init__(self, config: xLSTMLargeConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.norm_mlstm = RMSNorm(config.embedding_dim, config)
+        self.mlstm_layer = mLSTMLayer(config)
+        self.norm_ffn = RMSNorm(config.embedding_dim, config)
+        self.ffn = FeedForward(config)
+
+    def forward(
+        self,
+        x: Tensor,  # (B, S, D)
+        state: LayerState | None = None,
+        mask: Tensor | None = None,  # (B, S)
+        call: MLSTMCall | None = None,
+    ) -> tuple[Tensor, LayerState | None]:
+        call = MLSTMCall.of(self.config.backend_config()) if call is None else call
+        return run_block(self, self.config, call, x, state, mask)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a model calls the mLSTM: which kernel for how many tokens, and what happens to the state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..backend import DTYPES, mLSTMBackend, mLSTMBackendConfig
+from ..checks import accumulate_dtype, gradient_needed
+from ..interface import mlstm_interface, mlstm_step_interface
+from ..registry import LAYER_KINDS, kernel_info, with_gate
+from ..wrappers import PADDED_FORGET_GATE, PADDED_INPUT_GATE
+
+LayerState = tuple[Tensor, Tensor, Tensor]  # c (B, NH, DHQK, DHHV), n (B, NH, DHQK), m (B, NH, 1)
+
+
+@dataclass(frozen=True)
+class MLSTMCall:
+    chunkwise_kernel: str
+    step_kernel: str
+    step_in_place: bool  # whether that kernel can
+    chunk_size: int
+    eps: float
+    autocast_kernel_dtype: torch.dtype
+    state_dtype: torch.dtype  # of c and n between calls without gradient
+    keep_state: bool
+    multiples_only: mLSTMBackend | None  # runs a user's kernel that takes multiples of chunk_size alone
+
+    @classmethod
+    def of(cls, config: mLSTMBackendConfig) -> MLSTMCall:
+        chunkwise = kernel_info(config.chunkwise_kernel, LAYER_KINDS)
+        step = with_gate(kernel_info(config.step_kernel, "step"), chunkwise.gate)
+        return cls(
+            chunkwise.name,
+            step.name,
+            "in_place" in step.options,
+            config.chunk_size,
+            config.eps,
+            DTYPES[config.autocast_kernel_dtype],
+            DTYPES[config.inference_state_dtype],
+            config.mode == "inference" or config.return_last_states,
+            None if chunkwise.any_length else mLSTMBackend(config),
+        )
+
+    def __call__(
+        self,
+        q: Tensor,  # (B, S, NH, DHQK)
+        k: Tensor,  # (B, S, NH, DHQK)
+        v: Tensor,  # (B, S, NH, DHHV)
+        i: Tensor,  # (B, S, NH)
+        f: Tensor,  # (B, S, NH)
+        state: LayerState | None,
+        mask: Tensor | None,  # (B, S) bool: False for tokens that leave the state as it is
+    ) -> tuple[Tensor, LayerState | None]:  # h (B, S, NH, DHHV)
+        """Without gradient, a given state is overwritten where its dtype allows it, and returned."""
+        if mask is not None:
+            i = torch.where(mask.unsqueeze(-1), i, PADDED_INPUT_GATE)
+            f = torch.where(mask.unsqueeze(-1), f, PADDED_FORGET_GATE)
+        functional = gradient_needed(q, k, v, i, f, *(state or ()))
+        if q.shape[1] == 1 and state is not None and not functional:
+            h, last = self._step(q, k, v, i, f, state)
+        else:
+            h, last = self._sequence(q, k, v, i, f, state)
+        if last is None or functional:
+            return h, last
+        return h, self._stored(state, last)
+
+    def _step(self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: LayerState) -> tuple:
+        wide = accumulate_dtype(q.dtype)
+        in_place = self.step_in_place and all(x.dtype == wide and x.is_contiguous() for x in state)
+        tokens = (q[:, 0], k[:, 0], v[:, 0], i[:, 0, :, None], f[:, 0, :, None])
+        if not in_place:
+            state = (state[0].to(wide), state[1].to(wide), state[2].to(wide))
+        h, last = mlstm_step_interface(*tokens, *state, self.eps, kernel=self.step_kernel, in_place=in_place)
+        return h.unsqueeze(1), last
+
+    def _sequence(self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: LayerState | None) -> tuple:
+        c, n, m = state or (None, None, None)
+        if self.multiples_only is not None:
+            heads_first = (x.transpose(1, 2) for x in (q, k, v, i, f))
+            out = self.multiples_only(*heads_first, c, n, m)
+            h, last = out if isinstance(out, tuple) else (out, None)
+            return h.transpose(1, 2), last
+        out = mlstm_interface(
+            q, k, v, i, f, c, n, m,
+            return_last_states=self.keep_state, eps=self.eps, autocast_kernel_dtype=self.autocast_kernel_dtype,
+            chunk_size=self.chunk_size, kernel=self.chunkwise_kernel, layout="bshd",
+        )  # fmt: skip
+        return out if isinstance(out, tuple) else (out, None)
+
+    def _stored(self, given: LayerState | None, last: LayerState) -> LayerState:
+        """The new state in the memory of the given one where that loses nothing; else in tensors of state_dtype."""
+        wanted = (self.state_dtype, self.state_dtype, accumulate_dtype(self.state_dtype))
+        if given is None or any(x.dtype != dtype for x, dtype in zip(given, wanted, strict=True)):
+            c, n, m = (x.to(dtype) for x, dtype in zip(last, wanted, strict=True))
+            return c, n, m
+        for old, new in zip(given, last, strict=True):
+            if old is not new:
+                old.copy_(new)
+        return given

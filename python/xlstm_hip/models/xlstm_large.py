@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""xLSTMLarge: embedding, blocks, norm, head, as the official xlstm_large model has them, on this package's kernels."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .. import layers
+from ..checks import has_rank, has_shape, is_tensor
+from ..select import get_optimal_kernel_config
+from .blocks import RMSNorm, mLSTMBlock
+from .config import xLSTMLargeConfig
+from .initial_weights import fill_initial_weights
+from .mlstm_call import LayerState, MLSTMCall
+
+logger = logging.getLogger("xlstm_hip")
+
+State = dict[int, LayerState]
+
+
+class xLSTMLargeBlockStack(nn.Module):
+    def __init__(self, config: xLSTMLargeConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.blocks = nn.ModuleList(mLSTMBlock(config) for _ in range(config.num_blocks))
+        self.out_norm: nn.Module = RMSNorm(config.embedding_dim, config) if config.add_out_norm else nn.Identity()
+        self.activation_checkpointing = False
+
+    def forward(
+        self,
+        x: Tensor,  # (B, S, D)
+        state: State | None = None,
+        mask: Tensor | None = None,  # (B, S)
+    ) -> tuple[Tensor, State]:
+        call = MLSTMCall.of(self.config.backend_config())
+        last: State = {}
+        for number, block in enumerate(self.blocks):
+            own = None if state is None else state[number]
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                x, new = checkpoint(block, x, own, mask, call, use_reentrant=False)
+            else:
+                x, new = block(x, own, mask, call)
+            if new is not None:
+                last[number] = new
+        if state is not None and not x.requires_grad:
+            state.update(last)  # as the official model does, so that a caller may keep its dict
+        return self.out_norm(x), last
+
+
+class xLSTMLarge(nn.Module):
+    config_class = xLSTMLargeConfig
+
+    def __init__(self, config: xLSTMLargeConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.embedding_dim)
+        self.backbone = xLSTMLargeBlockStack(config)
+        self.lm_head = nn.Linear(config.embedding_dim, config.vocab_size, bias=False)
+        self._told_kernels: dict[str, str] | None = None
+        if self.lm_head.weight.device.type != "meta":
+            fill_initial_weights(self)
+
+    def forward(
+        self,
+        x: Tensor,  # (B, S) token ids
+        state: State | None = None,
+        *,
+        mask: Tensor | None = None,
+    ) -> Any:
+        """Logits (B, S, V), or with config.return_last_states (logits, state).
+
+        state    of an earlier call. Without gradient its tensors are overwritten, as the official model does;
+                 with gradient they are left alone and the new ones carry it
+        mask     (B, S), False or 0 for padding: such tokens leave the state as it is, wherever they stand
+        """
+        hidden, last = self.hidden(x, state, mask)
+        logits = self.logits(hidden)
+        return (logits, last) if self.config.return_last_states else logits
+
+    def hidden(self, x: Tensor, state: State | None = None, mask: Tensor | None = None) -> tuple[Tensor, State]:
+        """What the head sees (B, S, D), and the state where the mode makes one, else an empty dict."""
+        has_rank("x", x, 2, "(B, S)")
+        if x.shape[1] < 1:
+            raise ValueError(f"x: expected S >= 1, got shape {tuple(x.shape)}")
+        if mask is not None:
+            mask = has_shape("mask", is_tensor("mask", mask), tuple(x.shape), "(B, S)").bool()
+        if state is not None and sorted(state) != list(range(self.config.num_blocks)):
+            raise ValueError(f"state: expected blocks 0 to {self.config.num_blocks - 1}, got {sorted(state)}")
+        return self.backbone(self.embedding(x), state, mask)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return layers.soft_cap(self.lm_head(hidden), self.config.output_logit_soft_cap)
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The mean negative log-probability of targets (B, S) after x (B, S), in nats."""
+        logits = self.lm_head(self.hidden(x)[0])
+        return layers.capped_cross_entropy(logits.flatten(0, 1), targets.flatten(), self.config.output_logit_soft_cap)
+
+    def select_optimal_kernels(self, batch_size: int, seq_len: int) -> dict[str, str]:
+        """Takes the best kernels for this model, its device and this shape; a choice is logged when it changes."""
+        config = self.config
+        head_dim = max(config.qk_dim, config.v_dim) // config.num_heads
+        chosen = get_optimal_kernel_config(batch_size, seq_len, head_dim, device=self.embedding.weight.device)
+        for name, kernel in chosen.items():
+            setattr(config, name, kernel)
+        if chosen != self._told_kernels:
+            self._told_kernels = chosen
+            logger.info("kernels for batch %d, length %d: %s", batch_size, seq_len, ", ".join(chosen.values()))
+        return chosen
