@@ -1,7 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xLSTM-7B's architecture, on this package's kernels."""
+"""xLSTM-7B's architecture on this package's kernels; its checkpoints."""
 
+from .checkpoint import load_pretrained, save_pretrained
 from .config import xLSTMLargeConfig
+from .config_files import SpecialTokens
+from .mapping import CheckpointError, create_parameter_mapping
 from .xlstm_large import xLSTMLarge
 
-__all__ = ["xLSTMLarge", "xLSTMLargeConfig"]
+__all__ = [
+    "CheckpointError",
+    "SpecialTokens",
+    "create_parameter_mapping",
+    "load_pretrained",
+    "save_pretrained",
+    "xLSTMLarge",
+    "xLSTMLargeConfig",
+]

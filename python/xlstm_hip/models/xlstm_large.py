@@ -15,6 +15,7 @@ from ..checks import has_rank, has_shape, is_tensor
 from ..select import get_optimal_kernel_config
 from .blocks import RMSNorm, mLSTMBlock
 from .config import xLSTMLargeConfig
+from .config_files import SpecialTokens
 from .initial_weights import fill_initial_weights
 from .mlstm_call import LayerState, MLSTMCall
 
@@ -61,6 +62,7 @@ class xLSTMLarge(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.embedding_dim)
         self.backbone = xLSTMLargeBlockStack(config)
         self.lm_head = nn.Linear(config.embedding_dim, config.vocab_size, bias=False)
+        self.special_tokens = SpecialTokens()
         self._told_kernels: dict[str, str] | None = None
         if self.lm_head.weight.device.type != "meta":
             fill_initial_weights(self)

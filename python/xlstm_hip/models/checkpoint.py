@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""load_pretrained and save_pretrained: checkpoints of transformers and of xlstm_large, as safetensors alone.
+
+Everything that can be wrong is looked at before the first weight is read: the names, shapes and dtypes in the headers,
+and whether the files are as long as they say. Weights are then read one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ..checks import IO_DTYPES, one_of, positive_int
+from ..progress import Progress
+from ..select import get_optimal_kernel_config
+from .config import WEIGHT_MODES, xLSTMLargeConfig
+from .config_files import FIELDS, SpecialTokens, read_config, write_json, write_yaml
+from .mapping import CheckpointError, ParameterMapping, Piece, hf_names, map_shapes
+from .shards import INDEX, SINGLE, Stored, find_tensors
+from .xlstm_large import xLSTMLarge
+
+SCHEMES = ("hf", "xlstm_large")
+
+
+def load_pretrained(
+    path: str | os.PathLike[str],
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    weight_mode: str = "single",
+    *,
+    progress: bool = True,
+    **changes: Any,
+) -> xLSTMLarge:
+    """The model in a folder that transformers or the official xlstm_large wrote, for inference.
+
+    dtype          of the weights; default that of the checkpoint
+    weight_mode    "single" or "fused", whatever the checkpoint has
+    progress       shows a bar, or a line now and then, on stderr
+    changes        fields of xLSTMLargeConfig to set otherwise. Default: mode="inference", return_last_states=True, and
+                   the best kernels for the device, whatever kernels the checkpoint names
+
+    Host memory beyond the model is that of the largest tensor. A checkpoint that does not fit is a CheckpointError
+    which names the tensor or the file, before anything is read.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"path: expected the folder of a checkpoint, got {str(path)!r}")
+    if dtype is not None:
+        one_of("dtype", dtype, IO_DTYPES)
+    one_of("weight_mode", weight_mode, WEIGHT_MODES)
+    unknown = sorted(changes.keys() - set(FIELDS))
+    if unknown:
+        raise TypeError(f"load_pretrained: unexpected keyword argument {', '.join(map(repr, unknown))}")
+    device = torch.device(device)
+    fields, tokens = read_config(folder)
+    fields |= {"mode": "inference", "return_last_states": True, "weight_mode": weight_mode}
+    config = xLSTMLargeConfig(**(fields | changes))
+    head_dim = max(config.qk_dim, config.v_dim) // config.num_heads
+    kernels = get_optimal_kernel_config(1, 1, head_dim, device=device)
+    for name, kernel in kernels.items():
+        if name not in changes:
+            setattr(config, name, kernel)
+
+    stored = find_tensors(folder)
+    with torch.device("meta"):
+        model = xLSTMLarge(config)
+    shapes = {name: tuple(x.shape) for name, x in model.state_dict().items()}
+    mapping = map_shapes({name: x.shape for name, x in stored.items()}, shapes)
+    total = sum(x.bytes for x in stored.values()) / 1e9
+    with Progress(f"loading {folder.name}", total, "GB", enabled=progress) as bar:
+        _fill(model, mapping, stored, dtype, device, bar)
+    model.special_tokens = tokens
+    return model.eval()
+
+
+def _fill(
+    model: nn.Module,
+    mapping: ParameterMapping,
+    stored: dict[str, Stored],
+    dtype: torch.dtype | None,
+    device: torch.device,
+    bar: Progress,
+) -> None:
+    """Parameters are made when the first of their pieces is read, and every tensor of the checkpoint is read once."""
+    wanted: dict[str, list[tuple[str, Piece, int]]] = {name: [] for name in stored}
+    for name, pieces in mapping.items():
+        row = 0
+        for piece in pieces:
+            wanted[piece.name].append((name, piece, row))
+            row += piece.end - piece.begin
+    parameters: dict[str, Tensor] = {}
+    largest = max((x.bytes for x in stored.values()), default=0)
+    staging: Tensor | None = None  # for what is converted, taken apart or moved to another device
+    for source in sorted(wanted, key=lambda name: (str(stored[name].file), stored[name].offset)):
+        tensor = stored[source]
+        for name, piece, _ in wanted[source]:
+            if name not in parameters:
+                shape = model.get_parameter(name).shape
+                parameters[name] = torch.empty(shape, dtype=dtype or stored[piece.name].dtype, device=device)
+        targets = [(parameters[name][row : row + p.end - p.begin], p) for name, p, row in wanted[source]]
+        only = targets[0][0]
+        if len(targets) == 1 and only.device.type == "cpu" and only.dtype == tensor.dtype:
+            tensor.read_into(only)
+        else:
+            if staging is None:
+                staging = torch.empty(largest, dtype=torch.uint8, pin_memory=device.type == "cuda")
+            host = staging[: tensor.bytes].view(tensor.dtype).view(tensor.shape)
+            tensor.read_into(host)
+            for target, piece in targets:
+                target.copy_(host[piece.begin : piece.end])
+        bar.advance(tensor.bytes / 1e9)
+    for name, value in parameters.items():
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, nn.Parameter(value))
+
+
+def save_pretrained(
+    model: xLSTMLarge,
+    path: str | os.PathLike[str],
+    scheme: str = "hf",
+    weight_mode: str | None = None,
+    max_shard_bytes: int = 5_000_000_000,
+) -> None:
+    """Writes the model as transformers ("hf") or the official xlstm_large reads it.
+
+    weight_mode: "single" or "fused"; default the model's. The official loader reads single weights alone.
+    """
+    one_of("scheme", scheme, SCHEMES)
+    positive_int("max_shard_bytes", max_shard_bytes)
+    config = model.config
+    weight_mode = config.weight_mode if weight_mode is None else weight_mode
+    one_of("weight_mode", weight_mode, WEIGHT_MODES)
+    if scheme == "hf":
+        for name, needed in (("add_out_norm", True), ("use_bias", False)):
+            if getattr(config, name) is not needed:
+                raise ValueError(f"scheme: transformers' model needs {name}={needed}, got {not needed}")
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = xLSTMLargeConfig(**{name: getattr(config, name) for name in FIELDS} | {"weight_mode": weight_mode})
+    own = model.state_dict()
+    with torch.device("meta"):
+        shapes = {name: tuple(x.shape) for name, x in xLSTMLarge(config).state_dict().items()}
+    mapping = map_shapes({name: tuple(x.shape) for name, x in own.items()}, shapes)
+    names = hf_names(mapping) if scheme == "hf" else {name: name for name in mapping}
+    shards = _shards(mapping, shapes, own, max_shard_bytes)
+    for old in (folder / INDEX, *folder.glob("model*.safetensors")):
+        old.unlink(missing_ok=True)
+    files = _file_names(scheme, len(shards))
+    for file, shard in zip(files, shards, strict=True):
+        tensors = {names[name]: _assembled(mapping[name], own) for name in shard}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    if scheme == "hf":
+        if len(shards) > 1:
+            places = {names[name]: file for file, shard in zip(files, shards, strict=True) for name in shard}
+            size = sum(x.numel() * x.element_size() for x in own.values())
+            index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
+            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        dtype = str(own["lm_head.weight"].dtype).removeprefix("torch.")
+        write_json(folder, config, model.special_tokens, dtype)
+    else:
+        write_yaml(folder, config)
+
+
+def _assembled(pieces: tuple[Piece, ...], own: dict[str, Tensor]) -> Tensor:
+    parts = [own[piece.name][piece.begin : piece.end].detach().cpu() for piece in pieces]
+    return torch.cat(parts) if len(parts) > 1 else parts[0].clone()  # a slice would be saved with all of its storage
+
+
+def _shards(
+    mapping: ParameterMapping, shapes: dict[str, tuple[int, ...]], own: dict[str, Tensor], most: int
+) -> list[list[str]]:
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, pieces in mapping.items():
+        size = torch.Size(shapes[name]).numel() * own[pieces[0].name].element_size()
+        if shards[-1] and filled + size > most:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    return shards
+
+
+def _file_names(scheme: str, count: int) -> list[str]:
+    if count == 1:
+        return [SINGLE]
+    if scheme == "hf":
+        return [f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
+    return [f"model_{n}.safetensors" for n in range(count)]
+
+
+__all__ = ["CheckpointError", "SpecialTokens", "load_pretrained", "save_pretrained"]

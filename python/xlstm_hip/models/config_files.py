@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""config.json of transformers and config.yaml of xlstm_large, to xLSTMLargeConfig and back.
+
+Kernel names are not taken over: they say what another package ran, and which of ours runs depends on the device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .config import xLSTMLargeConfig
+from .mapping import CheckpointError
+
+JSON_FILE, YAML_FILE = "config.json", "config.yaml"
+KERNELS = ("chunkwise_kernel", "sequence_kernel", "step_kernel")
+FIELDS = tuple(field.name for field in dataclasses.fields(xLSTMLargeConfig))
+# transformers' defaults, where its config.json leaves a field out, and its names for two of ours.
+HF_DEFAULTS = {
+    "embedding_dim": 4096, "num_blocks": 32, "num_heads": 8, "vocab_size": 50304,
+    "ffn_proj_factor": 2.667, "mode": "inference", "return_last_states": True,
+}  # fmt: skip
+HF_NAMES = {"hidden_size": "embedding_dim", "num_hidden_layers": "num_blocks"}
+# Without the xlstm package transformers accepts no other kernel names.
+HF_KERNELS = {
+    "chunkwise_kernel": "chunkwise--native_autograd",
+    "sequence_kernel": "native_sequence__native",
+    "step_kernel": "native",
+}
+_FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids with a meaning; None for none. bos goes before every prompt of a model that was trained so."""
+
+    bos: int | None = 0
+    eos: tuple[int, ...] = (2,)
+    pad: int | None = 1
+
+
+def read_config(folder: Path) -> tuple[dict[str, Any], SpecialTokens]:
+    """The fields that the checkpoint sets, without its kernels, and its special tokens."""
+    if (folder / JSON_FILE).exists():
+        return _from_json(folder / JSON_FILE)
+    if (folder / YAML_FILE).exists():
+        given = _read_yaml(folder / YAML_FILE)
+        unknown = sorted(given.keys() - set(FIELDS))
+        if unknown:
+            raise CheckpointError(f"{folder / YAML_FILE}: unknown fields: {', '.join(unknown)}")
+        return {name: value for name, value in given.items() if name not in KERNELS}, SpecialTokens()
+    raise CheckpointError(f"{folder}: expected {JSON_FILE} or {YAML_FILE}, found neither")
+
+
+def _from_json(file: Path) -> tuple[dict[str, Any], SpecialTokens]:
+    try:
+        given = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{file}: no JSON: {error}") from None
+    if given.get("model_type") != "xlstm":
+        raise CheckpointError(f"{file}: expected model_type 'xlstm', got {given.get('model_type')!r}")
+    if given.get("tie_word_embeddings"):
+        raise CheckpointError(f"{file}: tie_word_embeddings: expected false, as in xLSTM-7B, got true")
+    fields = dict(HF_DEFAULTS)
+    fields |= {ours: given[theirs] for theirs, ours in HF_NAMES.items() if given.get(theirs) is not None}
+    fields |= {name: given[name] for name in FIELDS if given.get(name) is not None and name not in KERNELS}
+    fields["add_out_norm"] = True  # transformers' model always has it
+    eos = given.get("eos_token_id", 2)
+    eos = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+    return fields, SpecialTokens(given.get("bos_token_id", 0), eos, given.get("pad_token_id", 1))
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    """The flat mapping that xlstm_large writes; anything deeper is an error."""
+    given: dict[str, Any] = {}
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        text = line.split(" #")[0].rstrip()
+        if not text or text.startswith(("#", "---")):
+            continue
+        match = re.fullmatch(r"(\w+):(?:\s+(.*))?", text)
+        if match is None:
+            raise CheckpointError(f"{file}: line {number}: expected `name: value`, got {line!r}")
+        if match[1] in given:
+            raise CheckpointError(f"{file}: {match[1]} is there twice")
+        given[match[1]] = _scalar((match[2] or "").strip())
+    return given
+
+
+def _scalar(text: str) -> Any:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    if re.fullmatch(r"[-+]?\d+", text):
+        return int(text)
+    return float(text) if _FLOAT.fullmatch(text) else text
+
+
+def write_json(folder: Path, config: xLSTMLargeConfig, tokens: SpecialTokens, dtype: str) -> None:
+    fields = {name: getattr(config, name) for name in FIELDS} | HF_KERNELS
+    fields |= {theirs: fields[ours] for theirs, ours in HF_NAMES.items()}
+    fields |= {"mode": "inference", "return_last_states": True}  # what its generate needs
+    eos = tokens.eos[0] if len(tokens.eos) == 1 else list(tokens.eos) or None
+    fields |= {"bos_token_id": tokens.bos, "eos_token_id": eos, "pad_token_id": tokens.pad}
+    fields |= {"model_type": "xlstm", "architectures": ["xLSTMForCausalLM"], "dtype": dtype}
+    (folder / JSON_FILE).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
+
+
+def write_yaml(folder: Path, config: xLSTMLargeConfig) -> None:
+    lines = [f"{name}: {_yaml_text(getattr(config, name))}" for name in FIELDS if name not in KERNELS]
+    (folder / YAML_FILE).write_text("\n".join(lines) + "\n")
+
+
+def _yaml_text(value: Any) -> str:
+    text = json.dumps(value)
+    # YAML 1.1 takes 1e-06 for a word: its floats have a point.
+    return re.sub(r"^(-?\d+)e", r"\1.0e", text) if isinstance(value, float) else text

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensor of a checkpoint is which parameter, by rules that hold for any number of blocks.
+
+Three things differ between checkpoints: transformers calls the embedding otherwise, weights are single or fused, and a
+fused one is several single ones stacked along the first dimension. So every tensor is a stack of named pieces, and a
+parameter is put together from the pieces that its own name stands for, wherever they lie.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+HF_EMBEDDING, EMBEDDING = "backbone.embeddings.weight", "embedding.weight"
+FUSED = {
+    "mlstm_layer.qkv_opreact": ("mlstm_layer.q", "mlstm_layer.k", "mlstm_layer.v", "mlstm_layer.ogate_preact"),
+    "mlstm_layer.ifgate_preact": ("mlstm_layer.igate_preact", "mlstm_layer.fgate_preact"),
+    "ffn.proj_up_gate_z": ("ffn.proj_up_gate", "ffn.proj_up"),
+}
+_BLOCK_TENSOR = re.compile(r"(backbone\.blocks\.\d+\.)(.+)\.(weight|bias)")
+MOST_NAMES = 8  # in one message
+
+
+class Piece(NamedTuple):
+    """Rows begin to end of a tensor of the checkpoint."""
+
+    name: str
+    begin: int
+    end: int
+
+
+ParameterMapping = dict[str, tuple[Piece, ...]]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is not what its model needs; says what is wrong with which tensor or file."""
+
+
+def listed(names: Iterable[str]) -> str:
+    names = sorted(names)
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
+
+
+def _rows(name: str, shapes: Shapes) -> list[tuple[str, int]]:
+    """The single weights that a tensor is a stack of, with how many rows each has."""
+    rows = shapes[name][0] if shapes[name] else 0
+    if name == HF_EMBEDDING:
+        return [(EMBEDDING, rows)]
+    match = _BLOCK_TENSOR.fullmatch(name)
+    if match is None or match[2] not in FUSED:
+        return [(name, rows)]
+    block, module, kind = match.groups()
+    parts = FUSED[module]
+    if len(parts) == 2:
+        sizes = [rows // 2, rows - rows // 2]
+    else:
+        # q and k are as wide as each other, v and the output gate too; the norm after the mLSTM is as wide as v.
+        norm = shapes.get(f"{block}mlstm_layer.multihead_norm.weight")
+        if norm is None:
+            raise CheckpointError(f"{block}mlstm_layer.multihead_norm.weight: missing; {name} cannot be split without")
+        v = norm[0]
+        qk = rows // 2 - v
+        if qk < 1 or 2 * (qk + v) != rows:
+            raise CheckpointError(f"{name}: expected an even number of rows above {2 * v}, got {rows}")
+        sizes = [qk, qk, v, v]
+    return [(f"{block}{part}.{kind}", size) for part, size in zip(parts, sizes, strict=True)]
+
+
+def map_shapes(checkpoint: Shapes, model: Shapes) -> ParameterMapping:
+    """create_parameter_mapping on shapes alone."""
+    pieces: dict[str, Piece] = {}
+    for name in checkpoint:
+        begin = 0
+        for single, size in _rows(name, checkpoint):
+            if single in pieces:
+                raise CheckpointError(f"{single}: there twice, as {pieces[single].name} and as {name}")
+            pieces[single] = Piece(name, begin, begin + size)
+            begin += size
+    wanted = {name: [single for single, _ in _rows(name, model)] for name in model}
+    missing = {name for name, singles in wanted.items() if any(single not in pieces for single in singles)}
+    if missing:
+        raise CheckpointError(f"missing from the checkpoint: {listed(missing)}")
+    used = {single for singles in wanted.values() for single in singles}
+    extra = {piece.name for single, piece in pieces.items() if single not in used}
+    if extra:
+        raise CheckpointError(f"in the checkpoint but not in the model: {listed(extra)}")
+    mapping = {name: tuple(pieces[single] for single in singles) for name, singles in wanted.items()}
+    for name, sources in mapping.items():
+        _check_shape(name, sources, checkpoint, model)
+    return mapping
+
+
+def _check_shape(name: str, sources: tuple[Piece, ...], checkpoint: Shapes, model: Shapes) -> None:
+    sizes = [size for _, size in _rows(name, model)]
+    for piece, size in zip(sources, sizes, strict=True):
+        got = (piece.end - piece.begin, *checkpoint[piece.name][1:])
+        want = (size, *model[name][1:])
+        if got != want:
+            whole = piece.begin == 0 and got == checkpoint[piece.name]
+            rows = "" if whole else f" in rows {piece.begin} to {piece.end}"
+            raise CheckpointError(f"{piece.name}: expected shape {want} for {name}, got {got}{rows}")
+
+
+def create_parameter_mapping(hf_state_dict: Mapping[str, Any], model_state_dict: Mapping[str, Any]) -> ParameterMapping:
+    """For each name of the model, the pieces of the checkpoint's tensors that it is made of, in their order.
+
+    Either may have the names of transformers or of xlstm_large, single or fused weights; values need a `shape`. A
+    parameter that is missing, there twice, misshapen or too many is a CheckpointError that names it.
+    """
+    shapes = ({name: tuple(x.shape) for name, x in d.items()} for d in (hf_state_dict, model_state_dict))
+    return map_shapes(*shapes)
+
+
+def hf_names(model_names: Iterable[str]) -> dict[str, str]:
+    """The model's names to transformers'."""
+    return {name: HF_EMBEDDING if name == EMBEDDING else name for name in model_names}

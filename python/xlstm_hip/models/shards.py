@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading safetensors files one tensor at a time, straight into the memory that it is for.
+
+The safetensors library maps a file into memory, where every page that was read stays counted for as long as the file is
+open. Here a tensor is read with read(), so that loading needs one tensor's memory whatever the file's size, and a file
+that is cut off, or names a tensor twice, is told by name before anything is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .mapping import CheckpointError, listed
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+}  # fmt: skip
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+LONGEST_HEADER = 100 << 20  # as the format has it
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor lies."""
+
+    file: Path
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int  # in the file
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def read_into(self, memory: Tensor) -> None:
+        """memory: on the CPU, contiguous, of this dtype and size."""
+        bytes_of: Any = memory.reshape(-1).view(torch.uint8).numpy()
+        view = memoryview(bytes_of)
+        with open(self.file, "rb", buffering=0) as file:
+            file.seek(self.offset)
+            done = 0
+            while done < len(view):
+                count = file.readinto(view[done:])
+                if not count:
+                    raise CheckpointError(f"{self.file}: {self.name} is cut off after {done} of {len(view)} bytes")
+                done += count
+
+
+def _no_doubles(file: Path) -> Any:
+    def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        doubled = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+        if doubled:
+            raise CheckpointError(f"{file}: named twice: {listed(doubled)}")
+        return dict(pairs)
+
+    return collect
+
+
+def read_header(file: Path) -> dict[str, Stored]:
+    size = os.path.getsize(file)
+    with open(file, "rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if size < 8 or length > LONGEST_HEADER or 8 + length > size:
+            raise CheckpointError(f"{file}: cut off, or no safetensors file: its header does not fit in {size} bytes")
+        try:
+            header = json.loads(opened.read(length), object_pairs_hook=_no_doubles(file))
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise CheckpointError(f"{file}: its header is no JSON: {error}") from None
+    header.pop("__metadata__", None)
+    tensors = {name: _stored(file, name, entry, 8 + length) for name, entry in header.items()}
+    for x in tensors.values():
+        if x.offset + x.bytes > size:
+            raise CheckpointError(f"{file}: {x.name} is cut off: it ends at byte {x.offset + x.bytes} of {size}")
+    return tensors
+
+
+def _stored(file: Path, name: str, entry: Any, start: int) -> Stored:
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    except (TypeError, KeyError, ValueError):
+        raise CheckpointError(f"{file}: {name}: expected dtype, shape and data_offsets, got {entry!r}") from None
+    if dtype not in DTYPES:
+        raise CheckpointError(f"{file}: {name}: expected one of {', '.join(DTYPES)}, got {dtype}")
+    stored = Stored(file, name, DTYPES[dtype], shape, start + begin)
+    if end - begin != stored.bytes:
+        raise CheckpointError(f"{file}: {name}: {shape} of {dtype} is {stored.bytes} bytes, got {end - begin}")
+    return stored
+
+
+def find_tensors(folder: Path) -> dict[str, Stored]:
+    """Every tensor of a checkpoint: in one file, in shards with an index, or in xlstm_large's numbered shards."""
+    files, index = list(_files(folder)), folder / INDEX
+    tensors: dict[str, Stored] = {}
+    for file in files:
+        for name, stored in read_header(file).items():
+            if name in tensors:
+                raise CheckpointError(f"{name}: there twice, in {tensors[name].file.name} and {file.name}")
+            tensors[name] = stored
+    if index.exists() and not (folder / SINGLE).exists():
+        _check_index(index, tensors)
+    return tensors
+
+
+def _index(file: Path) -> dict[str, str]:
+    try:
+        return dict(json.loads(file.read_text(), object_pairs_hook=_no_doubles(file))["weight_map"])
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{file}: expected a JSON object with a weight_map: {error}") from None
+
+
+def _check_index(file: Path, tensors: dict[str, Stored]) -> None:
+    places = _index(file)
+    wrong = {name for name, place in places.items() if name not in tensors or tensors[name].file.name != place}
+    if wrong:
+        raise CheckpointError(f"{file.name}: not in the shard that it names: {listed(wrong)}")
+    unlisted = tensors.keys() - places.keys()
+    if unlisted:
+        raise CheckpointError(f"{file.name}: in a shard but not in the index: {listed(unlisted)}")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    if (folder / SINGLE).exists():
+        yield folder / SINGLE
+        return
+    if (folder / INDEX).exists():
+        for name in sorted(set(_index(folder / INDEX).values())):
+            if not (folder / name).exists():
+                raise CheckpointError(f"{folder}: the shard {name} of {INDEX} is missing")
+            yield folder / name
+        return
+    numbered = {int(p.stem.removeprefix("model_")): p for p in folder.glob("model_*.safetensors") if _is_numbered(p)}
+    if not numbered:
+        pickles = [p.name for pattern in PICKLES for p in folder.glob(pattern)]
+        hint = f"; {listed(pickles)} is a pickle, which can run code when it is read" if pickles else ""
+        raise CheckpointError(f"{folder}: expected {SINGLE}, {INDEX} or model_0.safetensors{hint}")
+    missing = set(range(max(numbered))) - numbered.keys()
+    if missing:
+        raise CheckpointError(f"{folder}: missing: {listed(f'model_{n}.safetensors' for n in missing)}")
+    yield from (numbered[n] for n in sorted(numbered))
+
+
+def _is_numbered(file: Path) -> bool:
+    return file.stem.removeprefix("model_").isdecimal()

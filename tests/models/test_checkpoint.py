@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: both schemes, both weight modes, one file or shards, beside the official loaders; and damaged ones."""
+
+from __future__ import annotations
+
+import json
+import random
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from peer_models import ours, relative, tokens
+from xlstm_hip.models import (
+    CheckpointError,
+    SpecialTokens,
+    create_parameter_mapping,
+    load_pretrained,
+    save_pretrained,
+    xLSTMLarge,
+    xLSTMLargeConfig,
+)
+from xlstm_hip.models.shards import find_tensors
+
+THIN = {"embedding_dim": 8, "num_heads": 2, "vocab_size": 11, "ffn_round_up_to_multiple_of": 4}
+
+
+def logits(model: xLSTMLarge, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        out = model(x)
+    return out[0] if isinstance(out, tuple) else out
+
+
+@pytest.mark.parametrize("scheme", ["hf", "xlstm_large"])
+@pytest.mark.parametrize("saved", ["single", "fused"])
+@pytest.mark.parametrize("loaded", ["single", "fused"])
+@pytest.mark.parametrize("shard", [5_000_000_000, 50_000])
+def test_round_trip(tmp_path: Path, scheme: str, saved: str, loaded: str, shard: int) -> None:
+    model, x = ours(), tokens(1, 9)
+    model.special_tokens = SpecialTokens(3, (4, 5), None)
+    save_pretrained(model, tmp_path, scheme, saved, shard)
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard < 1e6)
+    again = load_pretrained(tmp_path, weight_mode=loaded, progress=False)
+    assert again.config.weight_mode == loaded
+    assert relative(logits(again, x), logits(model, x)) < 1e-6
+    assert scheme != "hf" or again.special_tokens == model.special_tokens
+    assert again.config.ffn_proj_factor == model.config.ffn_proj_factor
+    if loaded == saved:
+        assert not create_parameter_mapping(again.state_dict(), again.state_dict()).keys() ^ again.state_dict().keys()
+    if loaded == "single":
+        assert all(torch.equal(a, model.state_dict()[name]) for name, a in again.state_dict().items())
+
+
+@pytest.mark.parametrize("blocks", [1, 32, 40])
+def test_mapping_of_many_blocks(blocks: int) -> None:
+    """Both ways between transformers' single and our fused names; 32 blocks are the 483 tensors of xLSTM-7B."""
+    with torch.device("meta"):
+        single, fused = (
+            xLSTMLarge(xLSTMLargeConfig(**THIN, num_blocks=blocks, weight_mode=mode)).state_dict()
+            for mode in ("single", "fused")
+        )
+    hf = {("backbone.embeddings.weight" if k == "embedding.weight" else k): v for k, v in single.items()}
+    assert len(hf) == 15 * blocks + 3
+    shuffled = list(hf.items())
+    random.Random(0).shuffle(shuffled)  # the order of names means nothing
+    mapping = create_parameter_mapping(dict(shuffled), fused)
+    assert mapping.keys() == fused.keys()
+    assert sorted(p.name for pieces in mapping.values() for p in pieces) == sorted(hf)
+    last = f"backbone.blocks.{blocks - 1}.mlstm_layer."
+    assert [p.name for p in mapping[f"{last}qkv_opreact.weight"]] == [
+        f"{last}{part}.weight" for part in ("q", "k", "v", "ogate_preact")
+    ]
+    back = create_parameter_mapping(fused, hf)
+    assert back[f"{last}v.weight"] == ((f"{last}qkv_opreact.weight", 8, 16),)
+    assert back["backbone.embeddings.weight"] == (("embedding.weight", 0, 11),)
+    assert create_parameter_mapping(hf, single)["embedding.weight"] == (("backbone.embeddings.weight", 0, 11),)
+
+
+@pytest.mark.parametrize("blocks", [32, 40])
+def test_all_tensors_of_the_7b_at_thin_widths(tmp_path: Path, blocks: int) -> None:
+    model = xLSTMLarge(xLSTMLargeConfig(**THIN, num_blocks=blocks))
+    save_pretrained(model, tmp_path, max_shard_bytes=20_000)
+    names = find_tensors(tmp_path)
+    assert len(names) == 15 * blocks + 3
+    assert blocks != 32 or len(names) == 483
+    again = load_pretrained(tmp_path, weight_mode="fused", progress=False)
+    x = tokens(1, 5, vocab=11)
+    assert relative(logits(again, x), logits(model, x)) < 1e-6
+
+
+def test_dtype_and_device(tmp_path: Path) -> None:
+    save_pretrained(ours(dtype=torch.bfloat16), tmp_path)
+    assert load_pretrained(tmp_path, progress=False).lm_head.weight.dtype == torch.bfloat16
+    wide = load_pretrained(tmp_path, torch.float32, torch.device("cpu"), progress=False, mode="train")
+    assert wide.lm_head.weight.dtype == torch.float32
+    assert wide.config.mode == "train"
+    assert wide.config.chunkwise_kernel == "chunkwise--fused"
+
+
+def test_official_loader_reads_ours_and_we_read_its(tmp_path: Path) -> None:
+    module = pytest.importorskip("xlstm.xlstm_large.from_pretrained")
+    model, x = ours(), tokens(1, 9)
+    for shard in (5_000_000_000, 50_000):
+        save_pretrained(model, tmp_path, "xlstm_large", max_shard_bytes=shard)
+        peer = module.load_from_pretrained(
+            tmp_path,
+            return_last_states=True,
+            chunkwise_kernel_name="chunkwise--native_autograd",
+            sequence_kernel_name="native_sequence__native",
+            step_kernel_name="native",
+        )
+        with torch.no_grad():
+            assert relative(peer(x)[0], logits(model, x)) < 1e-5
+    yaml = pytest.importorskip("yaml")
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    config |= {"chunkwise_kernel": "chunkwise--triton_limit_chunk", "autocast_kernel_dtype": "float32"}
+    (tmp_path / "config.yaml").write_text("# as saved by hand\n" + yaml.safe_dump(config))
+    assert relative(logits(load_pretrained(tmp_path, progress=False), x), logits(model, x)) < 1e-6
+
+
+def test_transformers_reads_ours_and_we_read_its(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model, x = ours(), tokens(2, 9)
+    save_pretrained(model, tmp_path / "ours", max_shard_bytes=200_000)
+    peer, report = transformers.xLSTMForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    with torch.no_grad():
+        assert relative(peer(x).logits, logits(model, x)) < 1e-5
+    peer.save_pretrained(tmp_path / "theirs", max_shard_size="200KB")
+    again = load_pretrained(tmp_path / "theirs", weight_mode="fused", progress=False)
+    assert relative(logits(again, x), logits(model, x)) < 1e-6
+
+
+# ---- damage
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def raw_header(folder: Path, change: Callable[[str], str]) -> None:
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = change(data[8 : 8 + length].decode()).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+
+
+def cut(folder: Path, keep: float) -> None:
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * keep)])
+
+
+def drop_q(tensors: dict) -> None:
+    del tensors["backbone.blocks.1.mlstm_layer.q.weight"]
+
+
+def misshape(tensors: dict) -> None:
+    tensors["backbone.blocks.2.ffn.proj_up.weight"] = torch.zeros(3, 128)
+
+
+def integers(tensors: dict) -> None:
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].to(torch.int32)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda f: rewrite(f, drop_q), r"missing from the checkpoint: .*blocks\.1\.mlstm_layer\.q\.weight"),
+    "extra": (lambda f: rewrite(f, lambda t: t.update(rotary=torch.ones(1))), "not in the model: rotary"),
+    "misshapen": (lambda f: rewrite(f, misshape), r"2\.ffn\.proj_up\.weight: expected shape \(256, 128\).*\(3, 128\)"),
+    "another dtype": (lambda f: rewrite(f, integers), r"lm_head\.weight: expected one of F64.*got I32"),
+    "doubled in a header": (
+        lambda f: raw_header(f, lambda h: f'{h.rstrip()[:-1]},"lm_head.weight":{{}}}}'),
+        "named twice: lm_head.weight",
+    ),
+    "doubled by both names": (
+        lambda f: rewrite(f, lambda t: t.update({"embedding.weight": torch.ones(97, 128)})),
+        r"embedding\.weight: there twice, as .*embedding.* and as .*embedding",
+    ),
+    "truncated data": (lambda f: cut(f, 0.7), "is cut off: it ends at byte"),
+    "truncated header": (lambda f: cut(f, 0.0005), "cut off, or no safetensors file"),
+    "empty": (lambda f: (f / "model.safetensors").write_bytes(b""), "cut off, or no safetensors file"),
+    "wrong offsets": (
+        lambda f: raw_header(f, lambda h: h.replace('"shape":[97,128]', '"shape":[96,128]', 1)),
+        "is 49152 bytes, got 49664",
+    ),
+    "no JSON": (lambda f: raw_header(f, lambda h: h[:-9]), "its header is no JSON"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "expected model.safetensors, model.safetensors.index"),
+    "a pickle": (
+        lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
+        "pytorch_model.bin is a pickle",
+    ),
+    "no config": (lambda f: (f / "config.json").unlink(), "expected config.json or config.yaml"),
+    "another model": (
+        lambda f: (f / "config.json").write_text('{"model_type": "llama"}'),
+        "expected model_type 'xlstm', got 'llama'",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damage_is_named(tmp_path: Path, what: str) -> None:
+    save_pretrained(ours(), tmp_path)
+    damage, words = DAMAGE[what]
+    damage(tmp_path)
+    with pytest.raises(CheckpointError, match=words):
+        load_pretrained(tmp_path, progress=False)
+
+
+def index_of(folder: Path) -> dict:
+    return json.loads((folder / "model.safetensors.index.json").read_text())
+
+
+def test_damaged_shards_are_named(tmp_path: Path) -> None:
+    save_pretrained(ours(), tmp_path, max_shard_bytes=200_000)
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    whole = {p: p.read_bytes() for p in (*shards, tmp_path / "model.safetensors.index.json")}
+
+    def fails(words: str) -> None:
+        with pytest.raises(CheckpointError, match=words):
+            load_pretrained(tmp_path, progress=False)
+        for path, data in whole.items():
+            path.write_bytes(data)
+
+    shards[1].unlink()
+    fails(f"the shard {shards[1].name} of model.safetensors.index.json is missing")
+    save_file({**load_file(shards[0]), **load_file(shards[1])}, shards[1])
+    fails(f"there twice, in {shards[0].name} and {shards[1].name}")
+    index = index_of(tmp_path)
+    index["weight_map"]["lm_head.weight"] = shards[0].name
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    fails("not in the shard that it names: lm_head.weight")
+    index = index_of(tmp_path)
+    del index["weight_map"]["lm_head.weight"]
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    fails("in a shard but not in the index: lm_head.weight")
+    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    fails("expected a JSON object with a weight_map")
+    assert load_pretrained(tmp_path, progress=False)
+
+
+def test_a_numbered_shard_is_missing(tmp_path: Path) -> None:
+    save_pretrained(ours(), tmp_path, "xlstm_large", max_shard_bytes=200_000)
+    (tmp_path / "model_1.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"missing: model_1\.safetensors"):
+        load_pretrained(tmp_path, progress=False)
+
+
+def test_yaml_mistakes(tmp_path: Path) -> None:
+    save_pretrained(ours(), tmp_path, "xlstm_large")
+    text = (tmp_path / "config.yaml").read_text()
+    for addition, words in (("colour: red", "unknown fields: colour"), ("  - a", "line 22: expected `name: value`"),
+                            ("eps: 1", "eps is there twice")):  # fmt: skip
+        (tmp_path / "config.yaml").write_text(text + addition + "\n")
+        with pytest.raises(CheckpointError, match=words):
+            load_pretrained(tmp_path, progress=False)
+
+
+def test_a_wrong_call(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="path: expected the folder"):
+        load_pretrained(tmp_path / "nowhere")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'kernels'"):
+        load_pretrained(tmp_path, kernels="fused")
+    with pytest.raises(ValueError, match="transformers' model needs use_bias=False"):
+        save_pretrained(ours(use_bias=True), tmp_path)
+    with pytest.raises(ValueError, match="scheme: expected one of 'hf', 'xlstm_large', got 'gguf'"):
+        save_pretrained(ours(), tmp_path, "gguf")
+
+
+def test_memory_is_that_of_the_model_and_one_tensor(tmp_path: Path) -> None:
+    """Bytes that a read asks for, by the allocations of torch: none but the parameters and one tensor's staging."""
+    model = ours()
+    save_pretrained(model, tmp_path)
+    made: list[int] = []
+    empty = torch.empty
+
+    def counting(*args, **kwargs):
+        x = empty(*args, **kwargs)
+        if x.device.type == "cpu":
+            made.append(x.numel() * x.element_size())
+        return x
+
+    largest = max(x.bytes for x in find_tensors(tmp_path).values())
+    tracemalloc.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", counting)
+        load_pretrained(tmp_path, torch.bfloat16, progress=False)
+    _, python_peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    weights = sum(p.numel() for p in model.parameters())
+    assert sum(made) == 2 * weights + largest
+    assert python_peak < 2_000_000
