@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xLSTM-7B's architecture on this package's kernels; its checkpoints."""
+"""xLSTM-7B's architecture on this package's kernels; its checkpoints; generation."""
 
+from ..generation import Generated, Stream, generate
+from ..sampling import Sampling
 from .checkpoint import load_pretrained, save_pretrained
 from .config import xLSTMLargeConfig
 from .config_files import SpecialTokens
@@ -9,8 +11,12 @@ from .xlstm_large import xLSTMLarge
 
 __all__ = [
     "CheckpointError",
+    "Generated",
+    "Sampling",
     "SpecialTokens",
+    "Stream",
     "create_parameter_mapping",
+    "generate",
     "load_pretrained",
     "save_pretrained",
     "xLSTMLarge",

@@ -30,7 +30,7 @@ class MLSTMCall:
     multiples_only: mLSTMBackend | None  # runs a user's kernel that takes multiples of chunk_size alone
 
     @classmethod
-    def of(cls, config: mLSTMBackendConfig) -> MLSTMCall:
+    def of(cls, config: mLSTMBackendConfig, keep_state: bool = False) -> MLSTMCall:
         chunkwise = kernel_info(config.chunkwise_kernel, LAYER_KINDS)
         step = with_gate(kernel_info(config.step_kernel, "step"), chunkwise.gate)
         return cls(
@@ -41,7 +41,7 @@ class MLSTMCall:
             config.eps,
             DTYPES[config.autocast_kernel_dtype],
             DTYPES[config.inference_state_dtype],
-            config.mode == "inference" or config.return_last_states,
+            keep_state or config.mode == "inference" or config.return_last_states,
             None if chunkwise.any_length else mLSTMBackend(config),
         )
 
@@ -81,7 +81,8 @@ class MLSTMCall:
         c, n, m = state or (None, None, None)
         if self.multiples_only is not None:
             heads_first = (x.transpose(1, 2) for x in (q, k, v, i, f))
-            out = self.multiples_only(*heads_first, c, n, m)
+            mode = "inference" if self.keep_state else None
+            out = self.multiples_only(*heads_first, c, n, m, mode=mode)
             h, last = out if isinstance(out, tuple) else (out, None)
             return h.transpose(1, 2), last
         out = mlstm_interface(

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .. import layers
-from ..checks import has_rank, has_shape, is_tensor
+from ..checks import has_rank, has_shape, is_tensor, one_of
+from ..generation import generate
 from ..select import get_optimal_kernel_config
 from .blocks import RMSNorm, mLSTMBlock
 from .config import xLSTMLargeConfig
@@ -37,8 +38,9 @@ class xLSTMLargeBlockStack(nn.Module):
         x: Tensor,  # (B, S, D)
         state: State | None = None,
         mask: Tensor | None = None,  # (B, S)
+        keep_state: bool = False,
     ) -> tuple[Tensor, State]:
-        call = MLSTMCall.of(self.config.backend_config())
+        call = MLSTMCall.of(self.config.backend_config(), keep_state)
         last: State = {}
         for number, block in enumerate(self.blocks):
             own = None if state is None else state[number]
@@ -84,8 +86,10 @@ class xLSTMLarge(nn.Module):
         logits = self.logits(hidden)
         return (logits, last) if self.config.return_last_states else logits
 
-    def hidden(self, x: Tensor, state: State | None = None, mask: Tensor | None = None) -> tuple[Tensor, State]:
-        """What the head sees (B, S, D), and the state where the mode makes one, else an empty dict."""
+    def hidden(
+        self, x: Tensor, state: State | None = None, mask: Tensor | None = None, keep_state: bool = False
+    ) -> tuple[Tensor, State]:
+        """What the head sees (B, S, D), and the state where keep_state or the mode asks for it, else an empty dict."""
         has_rank("x", x, 2, "(B, S)")
         if x.shape[1] < 1:
             raise ValueError(f"x: expected S >= 1, got shape {tuple(x.shape)}")
@@ -93,7 +97,7 @@ class xLSTMLarge(nn.Module):
             mask = has_shape("mask", is_tensor("mask", mask), tuple(x.shape), "(B, S)").bool()
         if state is not None and sorted(state) != list(range(self.config.num_blocks)):
             raise ValueError(f"state: expected blocks 0 to {self.config.num_blocks - 1}, got {sorted(state)}")
-        return self.backbone(self.embedding(x), state, mask)
+        return self.backbone(self.embedding(x), state, mask, keep_state)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return layers.soft_cap(self.lm_head(hidden), self.config.output_logit_soft_cap)
@@ -102,6 +106,24 @@ class xLSTMLarge(nn.Module):
         """The mean negative log-probability of targets (B, S) after x (B, S), in nats."""
         logits = self.lm_head(self.hidden(x)[0])
         return layers.capped_cross_entropy(logits.flatten(0, 1), targets.flatten(), self.config.output_logit_soft_cap)
+
+    def generate(
+        self,
+        prefill_tokens: Tensor,  # (B, S)
+        max_length: int,
+        sampling_type: str = "greedy",
+        state: State | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, State]:
+        """The official call: max_length new tokens (B, max_length) and the state, without BOS or end token.
+
+        sampling_type "sample" draws them, at temperature 1 unless options say otherwise. options: those of
+        xlstm_hip.models.generate, which is the fuller function; with eos rows may end earlier.
+        """
+        one_of("sampling_type", sampling_type, ("greedy", "sample"))
+        given = {"bos": None, "eos": (), "temperature": 0.0 if sampling_type == "greedy" else 1.0} | options
+        tokens, _, state = generate(self, prefill_tokens, max_length, state=state, **given)
+        return tokens, state
 
     def select_optimal_kernels(self, batch_size: int, seq_len: int) -> dict[str, str]:
         """Takes the best kernels for this model, its device and this shape; a choice is logged when it changes."""

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text from an xLSTMLarge, and through it: a Stream holds a model's state, which is all there is to remember.
+
+Whatever length has gone in or come out, a Stream is as large as before. generate() is a Stream fed with prompts and
+then with its own tokens; what it returns is what streaming yields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .checks import positive_int
+from .sampling import RandomRows, Sampling, row_seeds
+
+if TYPE_CHECKING:
+    from .models.xlstm_large import State, xLSTMLarge
+
+SLICE = 4096  # tokens of a prompt that go through the model at a time: bounds what the layers need
+PAD_WITHOUT_ONE = 0
+
+
+class Generated(NamedTuple):
+    tokens: Tensor  # (B, N) the new tokens; after a row's end token its row is padding
+    lengths: Tensor  # (B) how many are the row's own, the end token among them
+    state: State  # everything but each row's last token has gone in
+
+
+class Stream:
+    """A model reading and writing a batch of endless sequences.
+
+    state              of an earlier Stream or model call; it is overwritten. Default: the beginning
+    remember_tokens    keeps which tokens each row has seen, (B, V) bool, for a repetition penalty
+    """
+
+    def __init__(
+        self, model: xLSTMLarge, batch_size: int = 1, state: State | None = None, remember_tokens: bool = False
+    ) -> None:
+        positive_int("batch_size", batch_size)
+        self.model, self.batch_size, self.state = model, batch_size, state
+        device, vocab = model.embedding.weight.device, model.config.vocab_size
+        self.logits: Tensor | None = None  # (B, V) of what comes next; None before the first token
+        self.seen = torch.zeros(batch_size, vocab, dtype=torch.bool, device=device) if remember_tokens else None
+
+    @torch.no_grad()
+    def feed(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """tokens (B, S), mask (B, S) with False for left padding -> logits (B, V) of the token after them."""
+        for begin in range(0, self._checked(tokens).shape[1], SLICE):
+            part = tokens[:, begin : begin + SLICE]
+            part_mask = None if mask is None else mask[:, begin : begin + SLICE]
+            hidden = self._through(part, part_mask)
+        logits = self.model.logits(hidden[:, -1])
+        self.logits = logits
+        return logits
+
+    @torch.no_grad()
+    def score(self, tokens: Tensor) -> Tensor:
+        """tokens (B, S) -> (B, S) float32, each one's log-probability after all before it; they are then fed.
+
+        The first token of a new Stream follows nothing, and has none: NaN.
+        """
+        scores = []
+        for begin in range(0, self._checked(tokens).shape[1], SLICE):
+            part = tokens[:, begin : begin + SLICE]
+            before = self.logits
+            logits = self.model.logits(self._through(part, None))
+            self.logits = logits[:, -1]
+            first = torch.full_like(logits[:, :1], torch.nan) if before is None else before.unsqueeze(1)
+            ahead = torch.cat((first, logits[:, :-1]), dim=1).float().log_softmax(-1)
+            scores.append(ahead.gather(-1, part.unsqueeze(-1)).squeeze(-1))
+        return torch.cat(scores, dim=1)
+
+    def tokens(
+        self,
+        most: int | None = None,
+        sampling: Sampling | None = None,
+        seed: int | Sequence[int] = 0,
+        eos: Sequence[int] = (),
+    ) -> Iterator[Tensor]:
+        """Yields the next tokens (B), up to `most` times (None: for ever), and feeds them back.
+
+        A row that drew a token of `eos` is over: it yields padding, and its state stays. Row r draws its random
+        numbers from seed + r, or from its own of a list of seeds, so that it says the same in any batch.
+        """
+        sampling = Sampling() if sampling is None else sampling
+        if self.logits is None:
+            raise ValueError("tokens: expected feed() before it; nothing has been read yet")
+        if sampling.repetition_penalty != 1 and self.seen is None:
+            raise ValueError("repetition_penalty: expected a Stream with remember_tokens=True")
+        return self._tokens(most, sampling, row_seeds(seed, self.batch_size), tuple(eos))
+
+    @torch.no_grad()
+    def _tokens(self, most: int | None, sampling: Sampling, seeds: list[int], eos: tuple[int, ...]) -> Iterator[Tensor]:
+        assert self.logits is not None
+        device = self.logits.device
+        random = None if sampling.greedy else RandomRows(seeds, device)
+        pad = self.model.special_tokens.pad
+        pad = PAD_WITHOUT_ONE if pad is None else pad
+        ends = torch.tensor(eos, device=device)
+        over = torch.zeros(self.batch_size, dtype=torch.bool, device=device)
+        made = 0
+        while most is None or made < most:
+            drawn = sampling.pick(self.logits, self.seen, random.draw() if random else None)
+            if eos:
+                drawn = drawn.masked_fill(over, pad)
+                over = over | torch.isin(drawn, ends)
+            made += 1
+            yield drawn
+            if eos and bool(over.all()):
+                return
+            if made != most:
+                self.feed(drawn.unsqueeze(1), (~over).unsqueeze(1) if eos and bool(over.any()) else None)
+
+    def _through(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        hidden, self.state = self.model.hidden(tokens, self.state, mask, keep_state=True)
+        if self.seen is not None:
+            taken = tokens if mask is None else torch.where(mask.bool(), tokens, tokens[:, -1:])
+            self.seen.scatter_(1, taken, True)
+        return hidden
+
+    def _checked(self, tokens: Tensor) -> Tensor:
+        if tokens.dim() != 2 or tokens.shape[0] != self.batch_size or tokens.shape[1] < 1:
+            raise ValueError(f"tokens: expected shape ({self.batch_size}, S >= 1), got {tuple(tokens.shape)}")
+        return tokens
+
+
+def padded_prompts(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Rows of tokens (B, S), padded on the left to the longest, and their mask, None where all are as long."""
+    longest = max(map(len, prompts))
+    rows = [[pad] * (longest - len(p)) + list(p) for p in prompts]
+    tokens = torch.tensor(rows, dtype=torch.int64, device=device)
+    if all(len(p) == longest for p in prompts):
+        return tokens, None
+    return tokens, torch.tensor([[n >= longest - len(p) for n in range(longest)] for p in prompts], device=device)
+
+
+def with_bos(prompts: Sequence[Sequence[int]], bos: int | None) -> list[list[int]]:
+    """The rule of xLSTM-7B: every text begins with the BOS token, which is put before those that lack it."""
+    return [list(p) if bos is None or list(p[:1]) == [bos] else [bos, *p] for p in prompts]
+
+
+def generate(
+    model: xLSTMLarge,
+    prompts: Tensor | Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    repetition_penalty: float = 1.0,
+    seed: int | Sequence[int] = 0,
+    bos: int | None | str = "model",
+    eos: Sequence[int] | str = "model",
+    state: State | None = None,
+    callback: Callable[[Tensor], Any] | None = None,
+) -> Generated:
+    """Up to max_new_tokens after each prompt.
+
+    prompts      (B, S) or lists of token ids of any lengths
+    temperature  0: greedy; see Sampling for it and the three that follow
+    seed         row r draws from seed + r, or from its own of a list: the same text alone, batched or streamed
+    bos          put before a prompt that does not begin with it, unless it continues a state; "model": the
+                 checkpoint's, None: nothing
+    eos          tokens that end a row; "model": the checkpoint's
+    state        of an earlier call, to go on from; it is overwritten. A repetition penalty counts this call's tokens
+    callback     called with each step's tokens (B), as soon as they are drawn
+    """
+    positive_int("max_new_tokens", max_new_tokens)
+    sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+    rows = prompts.tolist() if isinstance(prompts, Tensor) else [list(p) for p in prompts]
+    tokens = model.special_tokens
+    if state is None:
+        rows = with_bos(rows, tokens.bos if bos == "model" else bos)  # type: ignore[arg-type]
+    if not rows or not all(rows):
+        raise ValueError("prompts: expected at least one, of at least one token each")
+    device = model.embedding.weight.device
+    ids, mask = padded_prompts(rows, PAD_WITHOUT_ONE if tokens.pad is None else tokens.pad, device)
+    ends = tokens.eos if isinstance(eos, str) else tuple(eos)
+    stream = Stream(model, len(rows), state, remember_tokens=repetition_penalty != 1)
+    stream.feed(ids, mask)
+    steps = []
+    for step in stream.tokens(max_new_tokens, sampling, seed, ends):
+        steps.append(step)
+        if callback is not None:
+            callback(step)
+    made = torch.stack(steps, dim=1)
+    ended = torch.isin(made, torch.tensor(ends, device=device)) if ends else torch.zeros_like(made, dtype=torch.bool)
+    lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, made.shape[1])
+    assert stream.state is not None
+    return Generated(made, lengths, stream.state)

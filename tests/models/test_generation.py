@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""generate and Stream: the same text however it is asked for; transformers' processors; ends, seeds, states, memory."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from peer_models import SMALL, official, ours, relative, tokens
+from xlstm_hip.models import Sampling, Stream, generate, xLSTMLarge
+from xlstm_hip.models.config_files import SpecialTokens
+from xlstm_hip.sampling import RandomRows
+
+DRAWN = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
+
+
+@pytest.fixture(scope="module")
+def model() -> xLSTMLarge:
+    return ours(dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, DRAWN, {"temperature": 1.0, "seed": [7, 7, 1, 2]}], ids=["greedy", "drawn", "seeds"]
+)
+def test_the_same_text_alone_batched_and_streamed(model: xLSTMLarge, options: dict) -> None:
+    options = {"eos": (), "seed": 3, **options}
+    batch = generate(model, PROMPTS, 24, **options)
+    assert batch.tokens.shape == (4, 24) and batch.lengths.tolist() == [24] * 4
+    assert torch.equal(generate(model, PROMPTS, 24, **options).tokens, batch.tokens)
+    seeds = options["seed"] if isinstance(options["seed"], list) else [3, 4, 5, 6]
+    for row, prompt in enumerate(PROMPTS):
+        streamed: list[int] = []
+        alone = generate(
+            model,
+            [prompt],
+            24,
+            **options | {"seed": seeds[row]},
+            callback=lambda step, to=streamed: to.extend(step.tolist()),
+        )
+        assert alone.tokens[0].tolist() == streamed == batch.tokens[row].tolist()
+    if options.get("temperature"):
+        other = generate(model, PROMPTS, 24, **options | {"seed": 100})
+        assert not torch.equal(other.tokens, batch.tokens)
+
+
+def test_greedy_is_the_official_one() -> None:
+    own, x = ours(mode="inference", return_last_states=True), tokens(2, 9)
+    peer = official(own, mode="inference")
+    theirs, their_state = peer.generate(x, 20)
+    made, state = own.generate(x, 20)
+    assert torch.equal(made, theirs)
+    assert all(relative(a, b) < 1e-4 for n in state for a, b in zip(state[n], their_state[n], strict=True))
+    drawn, _ = own.generate(x, 20, "sample", seed=1)
+    assert not torch.equal(drawn, made)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(0.7), Sampling(1.0, top_k=5), Sampling(1.3, top_p=0.8), Sampling(0.9, 20, 0.6, 1.4), Sampling(1.0, 1000)],
+    ids=str,
+)
+def test_probabilities_are_those_of_transformers(sampling: Sampling, seed: int) -> None:
+    logits_process = pytest.importorskip("transformers.generation.logits_process")
+    rng = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(3, 97, generator=rng, dtype=torch.float64)
+    history = tokens(3, 12, seed=seed)
+    seen = torch.zeros(3, 97, dtype=torch.bool).scatter_(1, history, True)
+    scores = logits_process.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(history, logits.clone())
+    scores = logits_process.TemperatureLogitsWarper(sampling.temperature)(history, scores)
+    if sampling.top_k:
+        scores = logits_process.TopKLogitsWarper(sampling.top_k)(history, scores)
+    if sampling.top_p < 1:
+        scores = logits_process.TopPLogitsWarper(sampling.top_p)(history, scores)
+    got = sampling.probabilities(logits.float().double(), seen)
+    assert torch.allclose(got, scores.softmax(-1), atol=1e-5)
+    assert torch.equal(got > 0, scores.softmax(-1) > 0)
+
+
+def test_what_is_drawn_has_its_probability() -> None:
+    sampling = Sampling(1.0, top_k=3)
+    logits = torch.tensor([[1.0, 3.0, 2.0, -4.0, 2.5]])
+    random = RandomRows([5], torch.device("cpu"))
+    drawn = torch.cat([sampling.pick(logits, None, random.draw()) for _ in range(4000)])
+    share = torch.bincount(drawn, minlength=5) / 4000
+    assert (share - sampling.probabilities(logits, None)[0]).abs().max() < 0.03
+    assert share[[0, 3]].tolist() == [0, 0]
+    for edge in (0.0, 1 - 2**-53):
+        at = sampling.pick(logits, None, torch.tensor([edge], dtype=torch.float64))
+        assert sampling.probabilities(logits, None)[0, at] > 0
+
+
+def test_end_tokens(model: xLSTMLarge) -> None:
+    free = generate(model, PROMPTS, 30, eos=(), seed=1, temperature=1.0)
+    ends = (int(free.tokens[1, 4]), int(free.tokens[2, 9]))
+    got = generate(model, PROMPTS, 30, eos=ends, seed=1, temperature=1.0)
+    pad = model.special_tokens.pad
+    for row in range(len(PROMPTS)):
+        own = free.tokens[row].tolist()
+        length = next((n + 1 for n, token in enumerate(own) if token in ends), 30)
+        assert got.lengths[row] == length
+        width = got.tokens.shape[1]
+        assert got.tokens[row].tolist() == (own[:length] + [pad] * width)[:width]
+    alone = generate(model, [PROMPTS[1]], 30, eos=ends, seed=2, temperature=1.0)
+    assert alone.tokens.shape[1] == alone.lengths[0] < 30
+    # The state of a row that is over stays where it was, whatever the others still do.
+    for n, own in alone.state.items():
+        assert all(relative(a[1:2], b) < 1e-12 for a, b in zip(got.state[n], own, strict=True))
+
+
+def test_bos_rule(model: xLSTMLarge) -> None:
+    first = generate(model, [[5, 6]], 8)
+    assert torch.equal(first.tokens, generate(model, [[0, 5, 6]], 8).tokens)
+    assert torch.equal(first.tokens, generate(model, [[0, 5, 6]], 8, bos=None).tokens)
+    without = generate(model, [[5, 6]], 8, bos=None)
+    assert not torch.allclose(without.state[0][0], first.state[0][0])
+    assert torch.equal(generate(model, [[]], 8).tokens, generate(model, [[0]], 8, bos=None).tokens)
+    with pytest.raises(ValueError, match="prompts: expected at least one"):
+        generate(model, [[]], 8, bos=None)
+
+
+def test_state_goes_on(model: xLSTMLarge) -> None:
+    whole = generate(model, [[5, 6, 7]], 20, eos=())
+    first = generate(model, [[5, 6, 7]], 12, eos=())
+    rest = generate(model, first.tokens[:, -1:], 8, eos=(), state=first.state)
+    assert torch.equal(torch.cat((first.tokens, rest.tokens), 1), whole.tokens)
+
+
+def test_repetition_penalty_counts_prompt_and_output(model: xLSTMLarge) -> None:
+    made = generate(model, [[5, 6, 7]], 40, eos=(), repetition_penalty=1e6).tokens[0].tolist()
+    positive = [t for t in made if t not in (0, 5, 6, 7)]
+    assert len(set(positive)) == len(positive) == 40
+
+
+def test_left_padding_is_not_seen() -> None:
+    own = ours(dtype=torch.float64)
+    own.special_tokens = SpecialTokens(pad=1)
+    stream = Stream(own, 2, remember_tokens=True)
+    stream.feed(torch.tensor([[1, 1, 4], [2, 3, 4]]), torch.tensor([[False, False, True], [True, True, True]]))
+    assert stream.seen is not None
+    assert [row.nonzero().flatten().tolist() for row in stream.seen] == [[4], [2, 3, 4]]
+
+
+def test_score(model: xLSTMLarge) -> None:
+    x = tokens(2, 40)
+    with torch.no_grad():
+        want = model(x)[:, :-1].log_softmax(-1).gather(-1, x[:, 1:, None]).squeeze(-1)
+    stream = Stream(model, 2)
+    got = torch.cat([stream.score(x[:, a:b]) for a, b in ((0, 1), (1, 17), (17, 40))], dim=1)
+    assert got[:, 0].isnan().all()
+    assert torch.allclose(got[:, 1:].double(), want, atol=1e-5)
+
+
+def test_a_stream_keeps_its_memory_and_its_result() -> None:
+    """A long input in pieces: the state's size, the number of tensors alive and the result of one long call."""
+    own = ours()
+    x = tokens(1, 20_000)
+    stream = Stream(own)
+    alive = []
+    for begin in range(0, x.shape[1], 1000):
+        stream.feed(x[:, begin : begin + 1000])
+        gc.collect()
+        alive.append(sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects()))
+    assert alive[2] == alive[-1]
+    with torch.no_grad():
+        hidden, _ = own.hidden(x)
+        assert relative(stream.logits, own.logits(hidden[:, -1])) < 1e-4
+    endless = stream.tokens()
+    before = [s.data_ptr() for s in stream.state[0]]
+    for _ in range(300):
+        next(endless)
+    assert [s.data_ptr() for s in stream.state[0]] == before
+
+
+def test_a_training_model_generates_too() -> None:
+    training, inference = ours(mode="train"), ours(mode="inference", return_last_states=True)
+    assert torch.equal(generate(training, [[4, 5]], 10).tokens, generate(inference, [[4, 5]], 10).tokens)
+    assert SMALL["vocab_size"] == 97
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda m: generate(m, [[1]], 0), "max_new_tokens: expected an integer >= 1, got 0"),
+        (lambda m: generate(m, [[1]], 1, temperature=-1), "temperature: expected a number from 0.0 to inf, got -1"),
+        (lambda m: generate(m, [[1]], 1, top_k=5), "temperature: expected above 0 with top_k or top_p"),
+        (lambda m: generate(m, [[1]], 1, temperature=1, top_p=0), "top_p: expected a finite number above 0, got 0"),
+        (lambda m: generate(m, [[1]], 1, temperature=1, top_k=-1), "top_k: expected an integer >= 0, got -1"),
+        (lambda m: generate(m, [[1]], 1, seed=[1, 2]), "seed: expected an integer, or one for each of 1 rows"),
+        (lambda m: Stream(m).tokens(), r"tokens: expected feed\(\) before it"),
+        (lambda m: Stream(m, 2).feed(torch.zeros(1, 3)), r"tokens: expected shape \(2, S >= 1\), got \(1, 3\)"),
+        (
+            lambda m: m.generate(torch.zeros(1, 1).long(), 1, "beam"),
+            "sampling_type: expected one of 'greedy', 'sample'",
+        ),
+    ],
+)
+def test_wrong_calls(model: xLSTMLarge, call, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call(model)
