@@ -88,6 +88,49 @@ CASES = {
         except ValueError as e:
             assert "is built in and stays" in str(e)
     """,
+    "xlstm.xlstm_large": """
+        import tempfile
+        import torch
+        from xlstm.xlstm_large.model import xLSTMLargeConfig, xLSTMLarge
+        from xlstm.xlstm_large.from_pretrained import load_from_pretrained
+        from xlstm.xlstm_large.utils import convert_single_weights_to_fused_weights
+        import xlstm.xlstm_large, xlstm_hip.models
+        assert xLSTMLarge is xlstm_hip.models.xLSTMLarge is xlstm.xlstm_large.xLSTMLarge
+        fields = dict(embedding_dim=32, num_heads=4, num_blocks=12, vocab_size=50, ffn_proj_factor=1.0)
+        released = dict(chunkwise_kernel="chunkwise--triton_limit_chunk", step_kernel="triton",
+                        sequence_kernel="native_sequence__triton")
+        model = xLSTMLarge(xLSTMLargeConfig(**fields, **released, mode="inference", return_last_states=True))
+        x = torch.randint(0, 50, (1, 16))
+        with torch.no_grad():
+            logits, state = model(x)
+            tokens, state = model.generate(prefill_tokens=x, max_length=5, sampling_type="greedy", state=None)
+            assert tokens.shape == (1, 5)
+            fused = xLSTMLarge(xLSTMLargeConfig(**fields, weight_mode="fused"))
+            names = dict(sorted(model.state_dict().items()))
+            fused.load_state_dict(convert_single_weights_to_fused_weights(names))
+            torch.testing.assert_close(fused(x), logits, atol=1e-5, rtol=1e-5)
+            with tempfile.TemporaryDirectory() as folder:
+                xlstm_hip.models.save_pretrained(model, folder, "xlstm_large")
+                again = load_from_pretrained(folder, return_last_states=False, chunk_size=32)
+            torch.testing.assert_close(again(x), logits, atol=1e-5, rtol=1e-5)
+            assert again.config.chunk_size == 32
+    """,
+    "transformers takes its blocks from it": """
+        import importlib.util
+        if importlib.util.find_spec("transformers") is None:
+            raise SystemExit(0)
+        import torch
+        from transformers import xLSTMConfig, xLSTMForCausalLM
+        from transformers.models.xlstm import modeling_xlstm
+        import xlstm_hip.models.blocks
+        assert issubclass(modeling_xlstm.xLSTMBlock, xlstm_hip.models.blocks.mLSTMBlock)
+        config = xLSTMConfig(hidden_size=128, num_heads=4, num_hidden_layers=2, vocab_size=50, ffn_proj_factor=1.0)
+        x = torch.randint(3, 50, (1, 16))
+        model = xLSTMForCausalLM(config).eval()
+        want = model.generate(x, max_new_tokens=6, do_sample=False)
+        from xlstm_hip import hf
+        assert torch.equal(hf.accelerate(model).generate(x, max_new_tokens=6, do_sample=False), want)
+    """,
     "function modules": """
         import importlib
         for line in '''

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules that stand in for mlstm_kernels, and their contents."""
+"""The modules that stand in for mlstm_kernels and xlstm.xlstm_large, and their contents."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Mapping
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 from .. import backend, interface, peers, reference, registry, wrappers
+from . import xlstm_large
 from .registries import RegistryView
 
 GETTERS = (
@@ -30,14 +33,6 @@ WRAPPERS = (
     "wrap_chunkwise__arbitrary_sequence_length_with_padding",
 )
 BACKEND = ("mLSTMBackend", "mLSTMBackendConfig")
-# Annotations that xlstm's configuration takes from backend_module; here any registered kernel is legal.
-TYPES = {
-    "ChunkwiseKernelType": str,
-    "SequenceKernelType": str,
-    "StepKernelType": str,
-    "BackendModeType": Literal["train", "train_with_padding", "inference"],
-    "DtypeType": Literal["float32", "bfloat16", "float16"],
-}
 LIMIT_CHUNK = {"mlstm_chunkwise__limit_chunk": peers.limit_chunk}
 XL_CHUNK = {"mlstm_chunkwise__xl_chunk": peers.xl_chunk}
 XL_CHUNK_SIGING = {"mlstm_siging_chunkwise__xl_chunk": peers.xl_chunk_siging}
@@ -65,7 +60,7 @@ def contents() -> dict[str, Mapping[str, Any]]:
             **_take(interface, ("mlstm_interface", "mlstm_step_interface")), **getters, **public_backend,
         },
         torch: getters,
-        f"{torch}.backend_module": {**public_backend, **TYPES},
+        f"{torch}.backend_module": {**public_backend, **xlstm_large.TYPES},
         f"{torch}.kernel_wrappers": _take(wrappers, WRAPPERS),
         f"{torch}.chunkwise": {
             "registry": RegistryView("chunkwise", "chunkwise--"),
@@ -97,16 +92,33 @@ def contents() -> dict[str, Mapping[str, Any]]:
     }  # fmt: skip
 
 
+class Offered(MetaPathFinder, Loader):
+    """Makes modules when they are imported: below a real package too, which then knows them as its own."""
+
+    def __init__(self, held: Mapping[str, Mapping[str, Any]]) -> None:
+        self._held = held
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, loader=self, is_package=True) if fullname in self._held else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__doc__ = f"xlstm_hip in the place of {module.__name__}."
+        module.__dict__.update(self._held[module.__name__], __xlstm_hip__=True)
+
+
 def install() -> None:
-    loaded = sys.modules.get("mlstm_kernels")
-    if loaded is not None and not peers.stands_in(loaded):
-        raise ImportError(
-            "xlstm_hip.compat: the real mlstm_kernels is imported already and cannot be replaced any more; "
-            "import xlstm_hip.compat before it, or do without one of the two"
-        )
     held = contents()
+    large = {"xlstm.xlstm_large" + name: attributes for name, attributes in xlstm_large.contents().items()}
+    for package in ("mlstm_kernels", "xlstm.xlstm_large"):
+        loaded = sys.modules.get(package)
+        if loaded is not None and not peers.stands_in(loaded):
+            raise ImportError(
+                f"xlstm_hip.compat: the real {package} is imported already and cannot be replaced any more; "
+                "import xlstm_hip.compat before it, or do without one of the two"
+            )
+    sys.meta_path.insert(0, Offered(large if importlib.util.find_spec("xlstm") else {"xlstm": {}, **large}))
     for name, attributes in held.items():
-        module = ModuleType(name, "xlstm_hip in the place of mlstm_kernels.")
+        module = ModuleType(name, f"xlstm_hip in the place of {name}.")
         module.__dict__.update(attributes)
         module.__dict__["__xlstm_hip__"] = True
         # As packages with nowhere to look, they answer what is not offered with a plain "No module named".

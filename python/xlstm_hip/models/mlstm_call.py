@@ -25,7 +25,7 @@ class MLSTMCall:
     chunk_size: int
     eps: float
     autocast_kernel_dtype: torch.dtype
-    state_dtype: torch.dtype  # of c and n between calls without gradient
+    state_dtype: torch.dtype  # of c and n between calls without gradient; float32: float64 for a float64 model
     keep_state: bool
     multiples_only: mLSTMBackend | None  # runs a user's kernel that takes multiples of chunk_size alone
 
@@ -93,8 +93,9 @@ class MLSTMCall:
         return out if isinstance(out, tuple) else (out, None)
 
     def _stored(self, given: LayerState | None, last: LayerState) -> LayerState:
-        """The new state in the memory of the given one where that loses nothing; else in tensors of state_dtype."""
-        wanted = (self.state_dtype, self.state_dtype, accumulate_dtype(self.state_dtype))
+        """The new state in the memory of the given one where it has the dtypes wanted, else in tensors that do."""
+        narrow = last[0].dtype if self.state_dtype == torch.float32 else self.state_dtype  # float64 stays
+        wanted = (narrow, narrow, last[2].dtype)
         if given is None or any(x.dtype != dtype for x, dtype in zip(given, wanted, strict=True)):
             c, n, m = (x.to(dtype) for x, dtype in zip(last, wanted, strict=True))
             return c, n, m

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our kernels and layers in transformers' xLSTM: accelerate(model), and restore(model) to have it back.
+
+The model keeps its weights, its class and its calls; its backbone and blocks become subclasses of themselves that run
+the blocks of models/blocks.py. With that come states in float32, attention_mask (left padding), caches that beam search
+can reorder, and states that gradients flow through. Importing this module also lets an xLSTMConfig name any registered
+kernel: without the xlstm package transformers accepts no kernel names but its own, and so no released config.json.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import xLSTMConfig
+from transformers.models.xlstm.modeling_xlstm import xLSTMCache, xLSTMModel, xLSTMOutput
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .backend import mLSTMBackendConfig
+from .checks import accumulate_dtype, has_rank
+from .models.blocks import run_block
+from .models.mlstm_call import LayerState, MLSTMCall
+from .registry import LAYER_KINDS, kernel_info
+from .select import get_optimal_kernel_config
+
+Model = TypeVar("Model", bound=nn.Module)
+KERNEL_KINDS: dict[str, tuple[str, ...]] = {
+    "chunkwise_kernel": LAYER_KINDS, "sequence_kernel": ("sequence",), "step_kernel": ("step",),
+}  # fmt: skip
+
+
+def _accept_registered_kernels() -> None:
+    config: Any = xLSTMConfig
+    for field, kinds in KERNEL_KINDS.items():
+        config.__validators__[field] = [functools.partial(_registered, field, kinds)]
+
+
+def _registered(field: str, kinds: tuple[str, ...], name: object) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"{field}: expected a kernel name, got {name!r}")
+    kernel_info(name, kinds)
+
+
+_accept_registered_kernels()
+
+
+class FloatStateCache(xLSTMCache):
+    """transformers' cache with c, n and m in float32 whatever the model's dtype, for beam search too."""
+
+    def __init__(self, backbone: Any, x: Tensor) -> None:
+        batch, heads, layer = x.shape[0], backbone.config.num_heads, backbone.blocks[0].mlstm_layer
+        self.config, self.dtype = backbone.config, accumulate_dtype(x.dtype)
+        self.seqlen_offset = torch.zeros(1, dtype=torch.int64, device=x.device)
+        dqk, dhv = layer.qk_dim // heads, layer.v_dim // heads  # transformers' cache rounds them up to multiples of 64
+        sizes = ((batch, heads, dqk, dhv), (batch, heads, dqk), (batch, heads, 1))
+        self.rnn_state: Any = {
+            number: tuple(torch.zeros(size, dtype=self.dtype, device=x.device) for size in sizes)
+            for number in range(len(backbone.blocks))
+        }
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.rnn_state = {
+            number: tuple(x.index_select(0, beam_idx.to(x.device)) for x in own)
+            for number, own in self.rnn_state.items()
+        }
+
+
+@merge_with_config_defaults
+@capture_outputs
+def _backbone_forward(
+    self: Any,
+    input_ids: Tensor | None = None,  # (B, S)
+    inputs_embeds: Tensor | None = None,  # (B, S, D)
+    cache_params: xLSTMCache | None = None,
+    use_cache: bool | None = None,
+    attention_mask: Tensor | None = None,  # (B, S or more): the last S are of these tokens
+    **kwargs: Any,
+) -> xLSTMOutput:
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("input_ids: expected either input_ids or inputs_embeds, got both or neither")
+    x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+    length = x.shape[1]
+    mask = None if attention_mask is None else _mask_of(attention_mask, x)
+    if use_cache and cache_params is None:
+        cache_params = FloatStateCache(self, x)
+    call = _call(self, x, keep_state=cache_params is not None)
+    # Long prompts go through in slices, which bounds what the layers need; hidden states are wanted whole.
+    capturing = kwargs.get("output_hidden_states") or self.config.output_hidden_states
+    whole = torch.is_grad_enabled() or capturing or cache_params is None
+    size = length if whole else self.config.max_inference_chunksize
+    slices = []
+    for begin in range(0, length, size):
+        part = x[:, begin : begin + size]
+        part_mask = None if mask is None else mask[:, begin : begin + size]
+        slices.append(_through_blocks(self, part, part_mask, cache_params, call))
+    x = slices[0] if len(slices) == 1 else torch.cat(slices, dim=1)
+    if use_cache and cache_params is not None:
+        cache_params.seqlen_offset += length
+    return xLSTMOutput(last_hidden_state=self.out_norm(x), cache_params=cache_params)
+
+
+def _through_blocks(backbone: Any, x: Tensor, mask: Tensor | None, cache: xLSTMCache | None, call: MLSTMCall) -> Tensor:
+    for layer, block in enumerate(backbone.blocks):
+        x, state = block(x, None if cache is None else cache.rnn_state[layer], mask, call)
+        if cache is not None:
+            cache.rnn_state[layer] = state
+    return x
+
+
+def _block_forward(self: Any, x: Tensor, state: LayerState | None, mask: Tensor | None, call: MLSTMCall) -> Any:
+    return run_block(self, self.config, call, x, state, mask)
+
+
+def _mask_of(attention_mask: Tensor, x: Tensor) -> Tensor:
+    has_rank("attention_mask", attention_mask, 2, "(B, S)")
+    if attention_mask.shape[0] != x.shape[0] or attention_mask.shape[1] < x.shape[1]:
+        raise ValueError(
+            f"attention_mask: expected shape ({x.shape[0]}, {x.shape[1]} or more), got {tuple(attention_mask.shape)}"
+        )
+    return attention_mask[:, -x.shape[1] :].bool()
+
+
+def _call(backbone: Any, x: Tensor, keep_state: bool) -> MLSTMCall:
+    config, layer = backbone.config, backbone.blocks[0].mlstm_layer
+    head_dim = max(layer.qk_dim, layer.v_dim) // config.num_heads
+    kernels = backbone._xlstm_hip_kernels or get_optimal_kernel_config(
+        x.shape[0], x.shape[1], head_dim, device=x.device
+    )
+    backend = mLSTMBackendConfig(
+        **kernels,
+        return_last_states=keep_state,
+        chunk_size=config.chunk_size,
+        eps=config.eps,
+        autocast_kernel_dtype=config.autocast_kernel_dtype,
+    )
+    return MLSTMCall.of(backend)
+
+
+@functools.cache
+def _subclass(base: Any, forward: Any) -> Any:
+    """Of the same name, which others go by: device maps, hooks for hidden states, config.architectures."""
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    return type(base.__name__, (base,), {**names, "forward": forward, "_xlstm_hip": base})
+
+
+def _backbone(model: nn.Module) -> Any:
+    backbone = getattr(model, "backbone", model)
+    if not isinstance(backbone, xLSTMModel):
+        raise TypeError(f"model: expected transformers' xLSTMForCausalLM or xLSTMModel, got {type(model).__name__}")
+    return backbone
+
+
+def accelerate(model: Model, **kernels: str) -> Model:
+    """Swaps our kernels and layers into transformers' xLSTM, in place; returns the model.
+
+    kernels: chunkwise_kernel, sequence_kernel and step_kernel by their registry names, all three, where other than the
+    best for the device are wanted. What the model's configuration names is for transformers alone, and not used here.
+    """
+    backbone = _backbone(model)
+    if kernels and kernels.keys() != KERNEL_KINDS.keys():
+        raise TypeError(f"accelerate: expected {', '.join(KERNEL_KINDS)} or none of them, got {', '.join(kernels)}")
+    for field, name in kernels.items():
+        _registered(field, KERNEL_KINDS[field], name)
+    if hasattr(type(backbone), "_xlstm_hip"):
+        restore(model)
+    backbone._xlstm_hip_kernels = kernels
+    for module, forward in ((backbone, _backbone_forward), *((block, _block_forward) for block in backbone.blocks)):
+        kind: Any = type(module)
+        module.__class__ = _subclass(kind, forward)
+    return model
+
+
+def restore(model: Model) -> Model:
+    """Undoes accelerate."""
+    backbone = _backbone(model)
+    if not hasattr(type(backbone), "_xlstm_hip"):
+        raise ValueError("model: expected one that accelerate() was called on")
+    for module in (backbone, *backbone.blocks):
+        module.__class__ = type(module)._xlstm_hip
+    del backbone._xlstm_hip_kernels
+    return model
