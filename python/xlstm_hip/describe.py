@@ -51,7 +51,8 @@ def _op_library() -> str:
     return str(built[0]) if built else "not built"
 
 
-def _native() -> Any:
+def native() -> Any:
+    """The module of build and machine facts; None where it was not built."""
     try:
         return importlib.import_module(f"{__package__}._native")
     except ModuleNotFoundError:
@@ -59,16 +60,16 @@ def _native() -> Any:
 
 
 def _cpu_instruction_set() -> str:
-    native = _native()
-    return native.cpu_isa() if native else "not built"
+    built = native()
+    return built.cpu_isa() if built else "not built"
 
 
 def _gpu_kernels() -> str:
     """Those of the op library, whatever GPU is here; _native, built with it, knows for which chips."""
     from .ops import devices_with_kernels
 
-    native = _native()
-    facts = native.build_facts() if native else {"gpu": "", "gpu_archs": (), "gpu_note": ""}
+    built = native()
+    facts = built.build_facts() if built else {"gpu": "", "gpu_archs": (), "gpu_note": ""}
     if "cuda" in devices_with_kernels():
         return f"{facts['gpu'] if facts['gpu_archs'] else 'built'} {' '.join(facts['gpu_archs'])}".rstrip()
     return "none" + (f": {facts['gpu_note']}" if facts["gpu_note"] else "")

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command xlstm-hip. Each subcommand is a module with `add(subparsers)` and `run(arguments) -> exit code`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from .._version import __version__
+from . import convert, doctor, evaluate, generate, plan
+
+COMMANDS = (generate, convert, evaluate, doctor, plan)
+INTERRUPTED = 130  # as a shell has it for Ctrl-C
+
+
+def parser() -> argparse.ArgumentParser:
+    root = argparse.ArgumentParser(prog="xlstm-hip", description="xLSTM models on the kernels of xlstm_hip.")
+    root.add_argument("--version", action="version", version=f"xlstm-hip {__version__}")
+    commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add(commands)
+    return root
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: done. 1: it failed, or doctor found a problem. 2: wrong arguments. 130: Ctrl-C."""
+    given = parser().parse_args(argv)
+    try:
+        return given.run(given)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
+        print(f"xlstm-hip {given.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments and checks that subcommands share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..device import default_device
+from ..models import load_pretrained, xLSTMLarge
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number >= {least}, got {text!r}")
+        return int(text)
+
+    return parse
+
+
+def add_command(commands: Any, name: str, run: Callable, text: str, examples: str = "") -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.set_defaults(run=run)
+    return command
+
+
+def add_model_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--dtype", choices=DTYPES, help="of the weights (default: the checkpoint's)")
+    command.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: the GPU if the package has kernels for it)")
+    command.add_argument("--weights", choices=("single", "fused"), default="fused", help="(default: fused)")
+    command.add_argument("--threads", metavar="N", type=at_least(1), help="on the CPU (default: one per core)")
+
+
+def default_device_name() -> str:
+    from ..ops import devices_with_kernels
+
+    device = default_device()
+    return str(device) if device.type in devices_with_kernels() else "cpu"
+
+
+def load(folder: Path, given: argparse.Namespace) -> xLSTMLarge:
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    dtype = None if given.dtype is None else DTYPES[given.dtype]
+    return load_pretrained(folder, dtype, given.device or default_device_name(), given.weights)

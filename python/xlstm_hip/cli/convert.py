@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""xlstm-hip convert: a checkpoint in another scheme, dtype or kind of weights."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ..models import load_pretrained, save_pretrained
+from ..models.checkpoint import SCHEMES
+from ..text import TOKENIZER_FILE
+from .common import DTYPES, add_command
+
+TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+
+
+def add(commands: Any) -> None:
+    text = "Write a checkpoint in another scheme, dtype or kind of weights."
+    command = add_command(commands, "convert", run, text)
+    command.add_argument("source", type=Path, help="folder of a checkpoint")
+    command.add_argument("target", type=Path, help="folder to write; must be new or empty")
+    command.add_argument("--scheme", choices=SCHEMES, default="hf", help="names and files (default: hf)")
+    command.add_argument("--weights", choices=("single", "fused"), default="single", help="(default: single)")
+    command.add_argument("--dtype", choices=DTYPES, help="(default: as it is)")
+    command.add_argument("--shard-gb", metavar="GB", type=float, default=5.0, help="largest file (default: 5)")
+
+
+def run(given: argparse.Namespace) -> int:
+    if given.target.exists() and (not given.target.is_dir() or any(given.target.iterdir())):
+        raise ValueError(f"target: expected a new or empty folder, got {str(given.target)!r}")
+    if not given.shard_gb > 0:
+        raise ValueError(f"--shard-gb: expected above 0, got {given.shard_gb}")
+    model = load_pretrained(given.source, None if given.dtype is None else DTYPES[given.dtype])
+    save_pretrained(model, given.target, given.scheme, given.weights, max(1, int(given.shard_gb * 1e9)))
+    for name in TOKENIZER_FILES:
+        if (given.source / name).exists():
+            shutil.copy(given.source / name, given.target / name)
+    size = sum(file.stat().st_size for file in given.target.iterdir())
+    print(f"{given.target}: {sum(p.numel() for p in model.parameters())} weights, {size / 1e6:.1f} MB")
+    return 0

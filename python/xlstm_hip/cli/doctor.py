@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""xlstm-hip doctor: what is installed, what does not go together, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .._version import __version__
+from ..describe import native
+from ..device import DeviceFacts, default_device, device_facts
+from ..interface import mlstm_interface
+from .common import add_command
+
+PACKAGES = ("safetensors", "transformers", "tokenizers", "xlstm", "mlstm_kernels", "triton", "rich", "matplotlib")
+RUNTIMES = {"HIP": r"libamdhip64\.so[\d.]*", "CUDA": r"libcudart\.so[\d.]*"}
+SELF_TEST_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: str  # "ok", "note", "PROBLEM"
+    text: str
+    remedy: str = ""
+
+
+def add(commands: Any) -> None:
+    text = "Check torch, the GPU, this package's libraries and what else is loaded; says what to do where it is wrong."
+    add_command(commands, "doctor", run, text, "exit code: 0, or 1 where there is a problem")
+
+
+def run(given: argparse.Namespace) -> int:
+    findings = list(examine())
+    for finding in findings:
+        print(f"{finding.level:<8} {finding.text}")
+        if finding.remedy:
+            print(f"{'':<8} -> {finding.remedy}")
+    problems = sum(finding.level == "PROBLEM" for finding in findings)
+    print(f"\n{problems} problem{'s' * (problems != 1)} found." if problems else "\nAll is well.")
+    return 1 if problems else 0
+
+
+def examine() -> Iterator[Finding]:
+    from .. import ops
+
+    built = native()
+    if built is None:
+        yield Finding("PROBLEM", "the module _native is not there", "install the package with pip")
+        return
+    facts, isa = built.build_facts(), built.cpu_isa()
+    yield Finding(
+        "ok", f"xlstm_hip {__version__} ({facts['git_sha'] or 'no git'}), built by {facts['compiler']}; {isa}"
+    )
+    if isa == "portable" and os.uname().machine == "x86_64":
+        yield Finding("note", "the CPU has no AVX2, or XLSTM_HIP_CPU_ISA says portable: kernels are slow")
+    built_gpu = facts["gpu"] if "cuda" in ops.devices_with_kernels() else ""
+    device = default_device()
+    gpu = None if device.type == "cpu" else device_facts(device)
+    torch_gpu = "HIP" if torch.version.hip else "CUDA" if torch.version.cuda else ""
+    yield from torch_findings(torch_gpu, gpu, os.path.exists)
+    yield from kernel_findings(gpu, built_gpu, list(facts["gpu_archs"]), facts["gpu_note"], torch_gpu)
+    yield from runtime_findings(Path("/proc/self/maps").read_text() if os.path.exists("/proc/self/maps") else "")
+    yield from environment_findings(dict(os.environ))
+    yield Finding("ok", "beside it: " + ", ".join(f"{name} {v}" for name, v in installed(PACKAGES)))
+    for where in ("cpu", *(["cuda"] if gpu is not None and built_gpu else [])):
+        yield self_test(where)
+
+
+def installed(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for name in names:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue
+
+
+def torch_findings(torch_gpu: str, gpu: DeviceFacts | None, exists: Callable[[str], bool]) -> Iterator[Finding]:
+    yield Finding("ok", f"torch {torch.__version__}, {torch_gpu or 'CPU only'}")
+    if gpu is not None:
+        yield Finding("ok", f"GPU: {gpu.name}, {gpu.arch}")
+        return
+    amd, nvidia = exists("/dev/kfd"), exists("/dev/nvidia0")
+    if not amd and not nvidia:
+        yield Finding("note", "no GPU here: the CPU kernels are used")
+    elif (amd and torch_gpu == "HIP") or (nvidia and torch_gpu == "CUDA"):
+        hidden = [
+            name for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if os.environ.get(name) in ("", "-1")
+        ]
+        remedy = f"unset {hidden[0]}" if hidden else (
+            "join the groups that own /dev/kfd and /dev/dri (usermod -aG render,video $USER), then log in again"
+            if amd else "see whether nvidia-smi works: the driver and torch's CUDA must fit"
+        )  # fmt: skip
+        yield Finding("PROBLEM", "there is a GPU, and torch does not see it", remedy)
+    else:
+        index = "rocm6.4" if amd else "cu130"
+        remedy = (
+            f"pip install torch --index-url https://download.pytorch.org/whl/{index}, then install this package again"
+        )
+        yield Finding(
+            "PROBLEM", f"there is {'an AMD' if amd else 'an NVIDIA'} GPU, and this torch is not for it", remedy
+        )
+
+
+def kernel_findings(
+    gpu: DeviceFacts | None, built: str, archs: list[str], note: str, torch_gpu: str
+) -> Iterator[Finding]:
+    if not built:
+        if gpu is None:
+            yield Finding("ok", f"no GPU kernels in the library{f': {note}' if note else ''}")
+        else:
+            remedy = "install ROCm or CUDA, and this package again with XLSTM_HIP_GPU=" + torch_gpu
+            yield Finding("PROBLEM", f"no GPU kernels in the library{f': {note}' if note else ''}", remedy)
+        return
+    yield Finding("ok", f"GPU kernels: {built} {' '.join(archs)}")
+    if torch_gpu and built != torch_gpu:
+        remedy = "install this package again in the environment that has this torch"
+        yield Finding("PROBLEM", f"the library was built for {built} and torch is for {torch_gpu}", remedy)
+    elif gpu is not None and archs and not any(same_arch(gpu.arch, arch) for arch in archs):
+        variable = "PYTORCH_ROCM_ARCH" if gpu.kind == "amd" else "TORCH_CUDA_ARCH_LIST"
+        value = gpu.arch if gpu.kind == "amd" else ".".join(gpu.arch.removeprefix("sm_"))
+        yield Finding("PROBLEM", f"no kernels for {gpu.arch} among them", f"install again with {variable}={value}")
+
+
+def same_arch(here: str, built: str) -> bool:
+    """gfx942 and gfx942:xnack-; sm_90, 90, 90a and 9.0."""
+    number = re.sub(r"\D", "", built)
+    return built.split(":")[0] == here or here.startswith("sm_") and number == here.removeprefix("sm_")
+
+
+def runtime_findings(maps: str) -> Iterator[Finding]:
+    """maps: as /proc/self/maps has it, with torch and this package loaded."""
+    for what, name in RUNTIMES.items():
+        found = sorted(set(re.findall(rf"\s(/\S*/{name})(?:\s|$)", maps)))
+        if len(found) > 1:
+            remedy = (
+                "keep the one that torch brings: take the other's folder out of LD_LIBRARY_PATH, or install this "
+                "package again beside this torch"
+            )
+            yield Finding("PROBLEM", f"{len(found)} {what} runtimes in one process: {', '.join(found)}", remedy)
+        elif found:
+            yield Finding("ok", f"{what} runtime: {found[0]}")
+
+
+def environment_findings(environment: dict[str, str]) -> Iterator[Finding]:
+    override = environment.get("HSA_OVERRIDE_GFX_VERSION")
+    if override:
+        text = f"HSA_OVERRIDE_GFX_VERSION={override}: the GPU passes for another, whose kernels are used"
+        yield Finding("note", text, "unset it if kernels fail or results are wrong")
+    isa = environment.get("XLSTM_HIP_CPU_ISA")
+    if isa:
+        yield Finding("note", f"XLSTM_HIP_CPU_ISA={isa}: the CPU kernels are those, not the machine's best")
+
+
+def self_test(device: str) -> Finding:
+    rng = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 100, 32, generator=rng) for _ in range(3))
+    i, f = (torch.randn(1, 2, 100, generator=rng) for _ in range(2))
+    want = mlstm_interface(q, k, v, i, f + 3, kernel="chunkwise--native_autograd")
+    q, k, v, i, f = (x.to(device) for x in (q, k, v, i, f))
+    got = mlstm_interface(q, k, v, i, f + 3)
+    assert isinstance(want, torch.Tensor) and isinstance(got, torch.Tensor)
+    error = float((got.cpu() - want).norm() / want.norm())
+    if error < SELF_TEST_TOLERANCE:
+        return Finding("ok", f"the mLSTM on {device} is right: error {error:.1g} beside plain torch")
+    return Finding("PROBLEM", f"the mLSTM on {device} is wrong: error {error:.1g}", "report it with this output")

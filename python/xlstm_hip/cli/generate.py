@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""xlstm-hip generate: goes on with a text, printing as it goes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..generation import Stream, with_bos
+from ..sampling import Sampling
+from ..text import load_tokenizer
+from .common import add_command, add_model_options, at_least, load
+
+EXAMPLES = """examples:
+  xlstm-hip generate models/demo --prompt "In the beginning" --temperature 0.7
+  xlstm-hip generate models/xlstm-7b --file question.txt --dtype bfloat16
+  git log | xlstm-hip generate models/demo --max-tokens 0      # until an end token or Ctrl-C
+"""
+
+
+def add(commands: Any) -> None:
+    command = add_command(commands, "generate", run, "Go on with a text: from --prompt, --file or stdin.", EXAMPLES)
+    command.add_argument("model", type=Path, help="folder of a checkpoint, transformers' or xlstm_large's")
+    source = command.add_mutually_exclusive_group()
+    source.add_argument("--prompt", metavar="TEXT", help="the text")
+    source.add_argument("--file", metavar="FILE", type=Path, help="file with the text")
+    command.add_argument("--max-tokens", metavar="N", type=at_least(0), default=256, help="0: no end (default: 256)")
+    command.add_argument(
+        "--temperature", metavar="T", type=float, default=0.8, help="0: the likeliest token (default: 0.8)"
+    )
+    command.add_argument(
+        "--top-k", metavar="K", type=at_least(0), default=0, help="draw from the k likeliest (default: 0, all)"
+    )
+    command.add_argument(
+        "--top-p", metavar="P", type=float, default=1.0, help="draw from the likeliest of this sum (default: 1)"
+    )
+    command.add_argument(
+        "--repetition-penalty", metavar="R", type=float, default=1.0, help="above 1: fewer repeats (default: 1)"
+    )
+    command.add_argument(
+        "--seed", metavar="N", type=at_least(0), default=0, help="the same seed, the same text (default: 0)"
+    )
+    command.add_argument("--no-bos", action="store_true", help="do not put the BOS token before the text")
+    command.add_argument("--ignore-end", action="store_true", help="go on after an end token")
+    command.add_argument("--echo", action="store_true", help="print the text first")
+    command.add_argument("--stats", action="store_true", help="print times to stderr at the end")
+    add_model_options(command)
+
+
+def read_prompt(given: argparse.Namespace) -> str:
+    if given.prompt is not None:
+        return given.prompt
+    if given.file is not None:
+        return given.file.read_text(encoding="utf-8")
+    return sys.stdin.read()
+
+
+def run(given: argparse.Namespace) -> int:
+    sampling = Sampling(given.temperature, given.top_k, given.top_p, given.repetition_penalty)
+    text = read_prompt(given)
+    model = load(given.model, given)
+    tokenizer = load_tokenizer(given.model, model.config.vocab_size)
+    tokens = with_bos([tokenizer.encode(text)], None if given.no_bos else model.special_tokens.bos)
+    if not tokens[0]:
+        raise ValueError("the text is empty, and there is no BOS token to begin with")
+    began = time.perf_counter()
+    stream = Stream(model, remember_tokens=sampling.repetition_penalty != 1)
+    stream.feed(torch.tensor(tokens, device=model.embedding.weight.device))
+    ready = time.perf_counter()
+    if given.echo:
+        print(text, end="", flush=True)
+    ends = () if given.ignore_end else model.special_tokens.eos
+    complete, made = tokenizer.streamer(), 0
+    try:
+        for token in stream.tokens(given.max_tokens or None, sampling, given.seed, ends):
+            made += 1
+            if int(token) in ends:
+                break
+            print(complete(int(token)), end="", flush=True)
+    finally:
+        print(flush=True)
+        if given.stats:
+            wall = time.perf_counter() - ready
+            prompt = f"{len(tokens[0])} tokens read in {ready - began:.2f} s"
+            print(f"{prompt}; {made} written in {wall:.2f} s, {made / wall:.1f} a second", file=sys.stderr)
+    return 0

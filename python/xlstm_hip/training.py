@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts/train.py is made of: windows of bytes, data-parallel models, and checkpoints that resume exactly.
+
+A batch is a function of the seed and the step alone, and ranks share its rows. So a run that is resumed, or that has
+another number of processes, sees the same data, and there is no reader's state to save.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from .models import save_pretrained, xLSTMLarge
+
+BYTE_VALUES = 256
+BOS = 0  # bytes 0, 1 and 2 occur in no text: they are BOS, padding and end, as transformers' defaults have it
+OPTIMIZER_FILE, PROGRESS_FILE = "optimizer.safetensors", "training.json"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+PARALLEL = ("ddp", "fsdp")
+
+
+class ByteWindows:
+    """Random windows of the bytes of some files, the last part of which is kept for validation."""
+
+    def __init__(self, files: Sequence[Path], length: int, validation: float) -> None:
+        data = b"".join(Path(file).read_bytes() for file in files)
+        text = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        kept = max(length + 1, int(len(text) * validation))
+        if len(text) < kept + length + 1:
+            raise ValueError(
+                f"data: expected at least {kept + length + 1} bytes for windows of {length}, got {len(text)}"
+            )
+        self.length, self.text, self.held_out = length, text[:-kept], text[-kept:]
+
+    def batch(self, seed: int, step: int, rows: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, Tensor]:
+        """This rank's share of the rows of a step: tokens, and what follows each. A window begins with BOS."""
+        rng = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        begins = torch.randint(len(self.text) - self.length + 1, (rows,), generator=rng)
+        return self._windows(self.text, begins[rank::ranks])
+
+    def validation(self, rows: int) -> tuple[Tensor, Tensor]:
+        """The same rows every time, spread over what was held out."""
+        return self._windows(self.held_out, torch.linspace(0, len(self.held_out) - self.length, rows).long())
+
+    def _windows(self, text: Tensor, begins: Tensor) -> tuple[Tensor, Tensor]:
+        targets = torch.stack([text[b : b + self.length] for b in begins.tolist()]).long()
+        return torch.cat((torch.full_like(targets[:, :1], BOS), targets[:, :-1]), dim=1), targets
+
+
+class LossOf(nn.Module):
+    """The loss as a module's forward, which is where DDP and FSDP look."""
+
+    def __init__(self, model: xLSTMLarge) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        return self.model.loss(x, targets)
+
+
+def in_parallel(model: xLSTMLarge, how: str, device: torch.device) -> nn.Module:
+    """The loss of a model over the processes of torchrun; alone, of the model itself."""
+    loss = LossOf(model)
+    if not dist.is_initialized():
+        return loss
+    if how == "ddp":
+        ids = [device.index] if device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(loss, device_ids=ids)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for block in model.backbone.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(loss, mesh=mesh)
+    return loss
+
+
+def make_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW; matrices decay, norms, biases and the embedding do not."""
+    matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and not n.endswith("embedding.weight")]
+    chosen = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in chosen]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95))
+
+
+def learning_rate(step: int, steps: int, warmup: int, highest: float) -> float:
+    """Up in a line, down along a cosine to a tenth."""
+    if step < warmup:
+        return highest * (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return highest * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
+
+
+# ---- checkpoints
+
+
+def _whole(x: Tensor) -> Tensor:
+    """All of a tensor that may be spread over processes; each of them must ask."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+
+def _like(whole: Tensor, parameter: Tensor) -> Tensor:
+    """The part of it that this process has of the parameter."""
+    whole = whole.to(parameter.device)
+    spread: Any = parameter
+    if not hasattr(spread, "device_mesh"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, spread.device_mesh, spread.placements)
+
+
+def save_checkpoint(
+    folder: Path, model: xLSTMLarge, optimizer: torch.optim.Optimizer, progress: dict[str, Any]
+) -> None:
+    """The model as transformers reads it, the optimizer's moments, and `progress` as JSON. It is there as a whole or
+    not at all: files are written beside and moved into place."""
+    weights = {name: _whole(p).detach().cpu() for name, p in model.named_parameters()}
+    moments = {
+        f"{moment}.{name}": _whole(optimizer.state[p][moment]).cpu()
+        for name, p in model.named_parameters()
+        if p in optimizer.state
+        for moment in MOMENTS
+    }
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        unfinished = folder.with_name(folder.name + ".unfinished")
+        unfinished.mkdir(parents=True, exist_ok=True)
+        with torch.device("meta"):
+            whole = xLSTMLarge(model.config)
+        whole.load_state_dict(weights, assign=True)
+        save_pretrained(whole, unfinished)
+        save_file(moments, unfinished / OPTIMIZER_FILE)
+        (unfinished / PROGRESS_FILE).write_text(json.dumps(progress, indent=2) + "\n")
+        os.replace(unfinished, folder)
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def read_progress(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / PROGRESS_FILE).read_text())
+
+
+def load_optimizer(folder: Path, model: xLSTMLarge, optimizer: torch.optim.Optimizer, step: int) -> None:
+    moments = load_file(folder / OPTIMIZER_FILE)
+    for name, p in model.named_parameters():
+        state: dict[str, Tensor] = {"step": torch.tensor(float(step))}
+        state |= {moment: _like(moments[f"{moment}.{name}"], p) for moment in MOMENTS}
+        optimizer.state[p] = state
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter], most: float) -> float:
+    """Clips the gradients together to a norm of `most`; returns what it was."""
+    return float(_whole(nn.utils.clip_grad_norm_(list(parameters), most)))

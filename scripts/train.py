@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a byte-level xLSTM on text files, on one process or, under torchrun, on many.
+
+  python scripts/train.py book.txt --output runs/book
+  torchrun --nproc-per-node 8 scripts/train.py book.txt --output runs/book --parallel fsdp --amp bfloat16
+  python scripts/train.py --resume runs/book/step-500 --output runs/book
+
+Checkpoints are folders that transformers and xlstm_hip.models.load_pretrained read. A resumed run continues exactly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from xlstm_hip import training
+from xlstm_hip.models import load_pretrained, xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.progress import Progress
+
+AMP = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PER_RUN = ("output", "resume", "threads")  # never taken from the checkpoint that is resumed
+NORM_CLIP = 1.0
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Trains a byte-level xLSTM on text files.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = parser.add_argument
+    add("data", nargs="*", type=str, help="text files")
+    add("--output", type=Path, required=True, help="folder for checkpoints, losses.csv and losses.png")
+    add("--resume", type=Path, help="checkpoint to continue; its settings hold where none are given")
+    add("--init", type=str, help="checkpoint whose weights to start from, instead of new ones")
+    model = parser.add_argument_group("a new model")
+    model.add_argument("--dim", type=int, default=128)
+    model.add_argument("--heads", type=int, default=4)
+    model.add_argument("--blocks", type=int, default=4)
+    model.add_argument("--ffn-factor", type=float, default=2.667)
+    run = parser.add_argument_group("training")
+    run.add_argument("--steps", type=int, default=1000)
+    run.add_argument("--batch", type=int, default=16, help="windows of a step, over all processes")
+    run.add_argument("--length", type=int, default=256, help="bytes of a window")
+    run.add_argument("--lr", type=float, default=3e-3)
+    run.add_argument("--warmup", type=int, default=50, help="steps")
+    run.add_argument("--weight-decay", type=float, default=0.1)
+    run.add_argument("--seed", type=int, default=0)
+    run.add_argument("--amp", choices=AMP, default="off", help="autocast to this dtype")
+    run.add_argument("--checkpoint-activations", action="store_true", help="less memory, a second forward pass")
+    run.add_argument("--parallel", choices=training.PARALLEL, default="ddp", help="under torchrun")
+    run.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    run.add_argument("--threads", type=int, help="of a process, on the CPU")
+    run.add_argument("--save-every", type=int, default=500, help="steps; the last one is always saved")
+    run.add_argument("--validate-every", type=int, default=100, help="steps")
+    run.add_argument("--validation", type=float, default=0.02, help="part of the data to hold out, its end")
+    return parser
+
+
+def settings_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Defaults, over them those of a resumed checkpoint, over them what was given on the command line."""
+    given = parser.parse_args()
+    if given.resume is None:
+        if not given.data:
+            parser.error("expected text files, or --resume")
+        return given
+    if not (given.resume / training.PROGRESS_FILE).exists():
+        parser.error(f"argument --resume: {str(given.resume)!r} is no checkpoint of this script")
+    saved = training.read_progress(given.resume)["settings"]
+    parser.set_defaults(**{name: value for name, value in saved.items() if name not in PER_RUN})
+    settings = parser.parse_args()
+    settings.data = given.data or saved["data"]
+    return settings
+
+
+def start_processes(settings: argparse.Namespace) -> torch.device:
+    on_gpu = settings.device == "cuda" or settings.device == "auto" and torch.cuda.is_available()
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group("nccl" if on_gpu else "gloo")
+        if settings.batch % dist.get_world_size():
+            sys.exit(f"--batch: expected a multiple of the {dist.get_world_size()} processes, got {settings.batch}")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    return device
+
+
+def make_model(settings: argparse.Namespace, device: torch.device) -> xLSTMLarge:
+    weights = settings.resume or settings.init
+    if weights is not None:
+        changes: dict[str, Any] = {"mode": "train", "return_last_states": False}
+        model = load_pretrained(weights, torch.float32, device, progress=False, **changes).train()
+    else:
+        torch.manual_seed(settings.seed)
+        config = xLSTMLargeConfig(
+            settings.dim, settings.heads, settings.blocks, training.BYTE_VALUES, ffn_proj_factor=settings.ffn_factor
+        )
+        model = xLSTMLarge(config).to(device)
+    model.backbone.activation_checkpointing = settings.checkpoint_activations
+    return model
+
+
+class Run:
+    def __init__(self, settings: argparse.Namespace, device: torch.device) -> None:
+        self.settings, self.device = settings, device
+        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.data = training.ByteWindows([Path(x) for x in settings.data], settings.length, settings.validation)
+        self.model = make_model(settings, device)
+        self.loss = training.in_parallel(self.model, settings.parallel, device)
+        self.optimizer = training.make_optimizer(self.model, settings.lr, settings.weight_decay)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=settings.amp == "float16")
+        self.history: list[tuple[int, float, float | None]] = []  # step, loss, that of validation
+        self.step = 0
+        if settings.resume is not None:
+            saved = training.read_progress(settings.resume)
+            self.step, self.history = saved["step"], [tuple(row) for row in saved["history"]]
+            self.scaler.load_state_dict(saved["scaler"])
+            training.load_optimizer(settings.resume, self.model, self.optimizer, saved["optimizer_steps"])
+        self.optimizer_steps = saved["optimizer_steps"] if settings.resume is not None else 0
+
+    def autocast(self) -> Any:
+        dtype = AMP[self.settings.amp]
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
+
+    def mean(self, loss: torch.Tensor) -> float:
+        loss = loss.detach().float()
+        if self.ranks > 1:
+            dist.all_reduce(loss)
+        return float(loss) / self.ranks
+
+    def train_step(self) -> float:
+        settings = self.settings
+        rate = training.learning_rate(self.step, settings.steps, settings.warmup, settings.lr)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        x, targets = self.data.batch(settings.seed, self.step, settings.batch, self.rank, self.ranks)
+        with self.autocast():
+            loss = self.loss(x.to(self.device), targets.to(self.device))
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        training.gradient_norm(self.model.parameters(), NORM_CLIP)
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer_steps += self.scaler.get_scale() >= scale  # a lower scale: the step overflowed, and was left out
+        self.step += 1
+        return self.mean(loss)
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        x, targets = self.data.validation(self.settings.batch)
+        with self.autocast():
+            loss = self.loss(
+                x[self.rank :: self.ranks].to(self.device), targets[self.rank :: self.ranks].to(self.device)
+            )
+        return self.mean(loss)
+
+    def save(self) -> None:
+        settings = {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in vars(self.settings).items()
+            if name not in PER_RUN
+        }
+        progress = {
+            "step": self.step,
+            "optimizer_steps": self.optimizer_steps,
+            "scaler": self.scaler.state_dict(),
+            "settings": settings,
+            "history": self.history,
+        }
+        training.save_checkpoint(self.settings.output / f"step-{self.step}", self.model, self.optimizer, progress)
+
+    def go(self) -> None:
+        settings = self.settings
+        with Progress("training", settings.steps, "steps", enabled=self.rank == 0) as bar:
+            bar.advance(self.step)
+            while self.step < settings.steps:
+                loss = self.train_step()
+                last = self.step == settings.steps
+                held_out = self.validate() if last or self.step % settings.validate_every == 0 else None
+                self.history.append((self.step, loss, held_out))
+                if last or self.step % settings.save_every == 0:
+                    self.save()
+                bar.advance(1, f"loss {loss:.3f}" + (f", held out {held_out:.3f}" if held_out is not None else ""))
+
+
+def write_losses(run: Run) -> None:
+    with open(run.settings.output / "losses.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("step", "loss", "validation"))
+        writer.writerows((step, loss, "" if held_out is None else held_out) for step, loss, held_out in run.history)
+    if importlib.util.find_spec("matplotlib") is None:
+        print("no plot: matplotlib is not installed (pip install 'xlstm_hip[plot]')", file=sys.stderr)
+        return
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(
+        [row[0] for row in run.history], [row[1] for row in run.history], color="#5b6770", lw=0.8, label="training"
+    )
+    held_out = [(row[0], row[2]) for row in run.history if row[2] is not None]
+    axes.plot(*zip(*held_out, strict=True), "-o", color="#c8102e", markersize=3, label="held out")
+    axes.set(xlabel="step", ylabel="nats per byte", title="Loss")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    figure.savefig(run.settings.output / "losses.png", dpi=120)
+    plt.close(figure)
+
+
+def main() -> None:
+    settings = settings_of(arguments())
+    device = start_processes(settings)
+    try:
+        run = Run(settings, device)
+        if run.rank == 0:
+            settings.output.mkdir(parents=True, exist_ok=True)
+        run.go()
+        if run.rank == 0:
+            write_losses(run)
+            last = run.history[-1]
+            print(f"step {last[0]}: loss {last[1]:.4f}, held out {last[2]:.4f} nats per byte; {settings.output}")
+    except (ValueError, OSError) as error:
+        sys.exit(f"train.py: {error}")
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("stopped")

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""xlstm-hip: what its commands print, their exit codes, errors of one line, Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer_models import scramble
+from xlstm_hip import cli
+from xlstm_hip.cli import doctor
+from xlstm_hip.cli.evaluate import distinct
+from xlstm_hip.device import DeviceFacts
+from xlstm_hip.models import generate, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
+
+MI300X = DeviceFacts("AMD Instinct MI300X", "amd", "gfx942", 304, 65536, 64, 192 << 30)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    model = xLSTMLarge(xLSTMLargeConfig(64, 2, 2, 256, ffn_proj_factor=1.0))
+    scramble(model)
+    save_pretrained(model, folder)
+    return folder
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    try:
+        code = cli.main([str(x) for x in arguments])
+    except SystemExit as stopped:  # argparse
+        code = int(stopped.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_generate(checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_pretrained(checkpoint, weight_mode="fused", progress=False)
+    made = generate(model, [list(b"Hello")], 30, temperature=0.7, seed=3, eos=()).tokens[0].tolist()
+    want = bytes(made).decode("utf-8", "replace")
+    options = ("--max-tokens", 30, "--temperature", 0.7, "--seed", 3, "--ignore-end")
+    code, out, _ = run(capsys, "generate", checkpoint, "--prompt", "Hello", *options)
+    assert code == 0 and len(out) > 10 and want.startswith(out[:-1])  # less the bytes of a character without its end
+    file = checkpoint / "prompt.txt"
+    file.write_text("Hello")
+    assert run(capsys, "generate", checkpoint, "--file", file, *options)[1] == out
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello"))
+    code, again, err = run(capsys, "generate", checkpoint, "--echo", "--stats", *options)
+    assert again == "Hello" + out
+    assert "6 tokens read in" in err and "30 written in" in err
+
+
+def test_characters_of_several_bytes_come_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    from xlstm_hip.text import BYTES
+
+    complete = BYTES.streamer()
+    assert [complete(token) for token in "é€a".encode()] == ["", "é", "", "", "€", "a"]
+    assert BYTES.decode(BYTES.encode("é€a")) == "é€a"
+
+
+def test_a_tokenizer_file(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    from xlstm_hip.text import load_tokenizer
+
+    words = {"the": 0, "fox": 1, "[UNK]": 2}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path, 3)
+    assert loaded.encode("the fox") == [0, 1]
+    complete = loaded.streamer()
+    assert "".join(complete(t) for t in (0, 1)).split() == ["the", "fox"]
+    with pytest.raises(FileNotFoundError, match="expected tokenizer.json for a vocabulary of 50304"):
+        load_tokenizer(tmp_path / "none", 50304)
+
+
+def test_convert(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "new"
+    options = ("--scheme", "xlstm_large", "--weights", "fused", "--dtype", "bfloat16", "--shard-gb", 0.0001)
+    code, out, _ = run(capsys, "convert", checkpoint, target, *options)
+    assert code == 0 and "weights, " in out
+    assert (target / "model_0.safetensors").exists() and (target / "config.yaml").exists()
+    old, new = (load_pretrained(f, torch.float32, progress=False).state_dict() for f in (checkpoint, target))
+    assert all(torch.allclose(old[name], new[name], rtol=1e-2) for name in old)
+    code, _, err = run(capsys, "convert", checkpoint, target)
+    assert (
+        code == 1
+        and err.startswith("xlstm-hip convert: target: expected a new or empty folder")
+        and err.count("\n") == 1
+    )
+
+
+def test_eval(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("a b a b a\nb a b\n\n")
+    code, out, _ = run(capsys, "eval", "--model", checkpoint, "--lines", "--json", "--weights", "single", file)
+    got = json.loads(out)
+    model = load_pretrained(checkpoint, progress=False)
+    scores = []
+    for line in (b"a b a b a", b"b a b"):
+        x = torch.tensor([[0, *line]])
+        with torch.no_grad():
+            logits = model(x)[0][:, :-1].log_softmax(-1)
+        scores += logits.gather(-1, x[:, 1:, None]).flatten().tolist()
+    assert code == 0 and got["texts"] == 2 and got["tokens"] == len(scores) == 14
+    assert got["avg_logprob"] == pytest.approx(sum(scores) / 14, rel=1e-4)
+    assert got["perplexity"] == pytest.approx(math.exp(-got["avg_logprob"]), rel=1e-6)
+    assert got["distinct-2"] == 2 / 6 and got["distinct-3"] == 2 / 4
+    code, out, _ = run(capsys, "eval", "--lines", file)
+    assert code == 0 and "perplexity" not in out and "distinct-2   0.3333" in out
+    assert distinct(["one"], 2) != distinct(["one"], 2)
+
+
+def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "plan", "--device", "mi300x", "--length", 8192)
+    assert code == 0 and "compute_units 304" in out and "forward: rows 256" in out
+    assert "segments" in json.loads(run(capsys, "plan", "--json")[1])
+    assert "MI300X" in run(capsys, "plan", "--device", "list")[1].splitlines()
+    code, _, err = run(capsys, "plan", "--device", "MI9000")
+    assert code == 1 and "--device: expected one of cpu, MI300X" in err
+
+
+def test_doctor_here(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "doctor")
+    assert "the mLSTM on cpu is right" in out
+    assert code == (1 if "PROBLEM" in out else 0)
+
+
+def levels(findings: object) -> str:
+    return " ".join(f"{x.level}: {x.text} -> {x.remedy}" for x in findings)  # type: ignore[attr-defined]
+
+
+def test_doctor_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    kfd = {"/dev/kfd"}.__contains__
+    maps = (
+        "7f0 r-xp 00 08:01 1 /opt/rocm-6.4/lib/libamdhip64.so.6.4.2\n"
+        "7f1 r-xp 00 08:01 1 /opt/rocm-6.4/lib/libamdhip64.so.6.4.2\n"
+        "7f2 r-xp 00 08:01 2 /venv/torch/lib/libamdhip64.so\n"
+    )
+    assert "PROBLEM: 2 HIP runtimes in one process: /opt/rocm-6.4" in levels(doctor.runtime_findings(maps))
+    assert levels(doctor.runtime_findings(maps.splitlines()[2])).startswith("ok: HIP runtime: /venv")
+    assert "join the groups" in levels(doctor.torch_findings("HIP", None, kfd))
+    assert "an AMD GPU, and this torch is not for it" in levels(doctor.torch_findings("", None, kfd))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "unset CUDA_VISIBLE_DEVICES" in levels(doctor.torch_findings("CUDA", None, {"/dev/nvidia0"}.__contains__))
+    assert "no GPU here" in levels(doctor.torch_findings("", None, lambda path: False))
+    assert "PYTORCH_ROCM_ARCH=gfx942" in levels(doctor.kernel_findings(MI300X, "HIP", ["gfx90a"], "", "HIP"))
+    assert "PROBLEM" not in levels(doctor.kernel_findings(MI300X, "HIP", ["gfx942"], "", "HIP"))
+    assert "built for CUDA and torch is for HIP" in levels(doctor.kernel_findings(MI300X, "CUDA", ["90a"], "", "HIP"))
+    assert "XLSTM_HIP_GPU=HIP" in levels(doctor.kernel_findings(MI300X, "", [], "no hipcc", "HIP"))
+    assert doctor.same_arch("sm_90", "90a") and not doctor.same_arch("sm_80", "90")
+    assert "passes for another" in levels(doctor.environment_findings({"HSA_OVERRIDE_GFX_VERSION": "11.0.0"}))
+
+
+@pytest.mark.parametrize("command", ["", "generate", "convert", "eval", "doctor", "plan"])
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *([command] if command else []), "--help")
+    assert code == 0 and out.startswith("usage: xlstm-hip") and max(map(len, out.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((), 2, "the following arguments are required: COMMAND"),
+        (("quantise",), 2, "invalid choice: 'quantise'"),
+        (("generate", "nowhere", "--prompt", "x"), 1, "xlstm-hip generate: path: expected the folder of a checkpoint"),
+        (("generate", "x", "--top-p", "0", "--prompt", "x"), 1, "top_p: expected a finite number above 0"),
+        (("generate", "x", "--max-tokens", "-1"), 2, "expected a whole number >= 0, got '-1'"),
+        (("generate", "x", "--file", "nothing.txt"), 1, "No such file or directory: 'nothing.txt'"),
+        (("eval", "nothing.txt"), 1, "No such file or directory: 'nothing.txt'"),
+    ],
+)
+def test_errors(arguments: tuple, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    got, _, err = run(capsys, *arguments)
+    assert got == code and words in err
+    assert code == 2 or err.count("\n") == 1
+
+
+def command(*arguments: object, **options: object) -> subprocess.Popen[str]:
+    paths = os.pathsep.join(p for p in sys.path if p)
+    return subprocess.Popen(
+        [sys.executable, "-m", "xlstm_hip", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def test_ctrl_c_and_closed_pipes(checkpoint: Path) -> None:
+    endless = ("generate", checkpoint, "--prompt", "x", "--max-tokens", 0, "--ignore-end")
+    for stop in ("interrupt", "close"):
+        running = command(*endless)
+        assert running.stdout is not None and running.stderr is not None
+        assert running.stdout.read(1)  # it streams before it ends
+        if stop == "interrupt":
+            time.sleep(0.2)
+            running.send_signal(signal.SIGINT)
+            _, err = running.communicate(timeout=60)
+            assert running.returncode == 130
+        else:
+            running.stdout.close()
+            err = running.stderr.read()
+            assert running.wait(timeout=60) == 0
+        assert "Traceback" not in err
