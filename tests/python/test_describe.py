@@ -89,7 +89,7 @@ def test_gpu_kernels_in_words(
     devices: tuple[str, ...], facts: dict | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native = None if facts is None else types.SimpleNamespace(build_facts=lambda: facts)
-    monkeypatch.setattr(module, "_native", lambda: native)
+    monkeypatch.setattr(module, "native", lambda: native)
     monkeypatch.setattr("xlstm_hip.ops.devices_with_kernels", lambda: devices)
     assert module._gpu_kernels() == expected
 
