@@ -30,8 +30,7 @@ def rms_norm(
     eps: float = 1e-6,
     wide: bool = True,
 ) -> Tensor:
-    y = _widened(x, wide)
-    y = y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + eps)
+    y = F.rms_norm(_widened(x, wide), x.shape[-1:], eps=eps)
     return _scaled(y.to(x.dtype), weight, bias)
 
 
@@ -57,9 +56,7 @@ def head_norm_gate(
     wide: bool = True,
 ) -> Tensor:  # (B, S, NH * DHHV)
     """LayerNorm over each head by itself, then sigmoid(o) times it."""
-    y = _widened(h, wide)
-    y = y - y.mean(dim=-1, keepdim=True)
-    y = y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + eps)
+    y = F.layer_norm(_widened(h, wide), h.shape[-1:], eps=eps)
     return torch.sigmoid(o) * _scaled(y.to(h.dtype).flatten(2), weight, bias)
 
 
