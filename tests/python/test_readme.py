@@ -26,7 +26,7 @@ def text_of(page: str) -> str:
 def python_of(page: str) -> str:
     """The page with everything but its Python blanked out, so that a traceback has the page's line numbers.
 
-    A block marked `py` is left out: xlstm_hip.compat must come before what earlier blocks import; test_compat.py has it."""
+    A block marked `py` is left out: xlstm_hip.compat must come before what earlier blocks import."""
     text = text_of(page)
     lines = [""] * (text.count("\n") + 1)
     for block in FENCE.finditer(text):
