@@ -155,7 +155,7 @@ def test_training() -> None:
         if step == "ours":
             hf.accelerate(model)
         if step == "checkpointed":
-            model.gradient_checkpointing_enable()
+            model.activation_checkpointing_enable()
         model.zero_grad()
         loss = model(x, labels=x, use_cache=False).loss
         loss.backward()
