@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A long text through one Stream of the demo model: what it keeps in memory, and how far it is from float64, on the way.
+"""A long text through one Stream of the demo model: what it keeps in memory, and how far it is from float64.
 
     python benchmarks/stream.py TEXT [--tokens 1000000] [--output benchmarks/results/stream.json]
 
 The same bytes go through a float32 and a float64 model, a slice at a time. After each part the logits of the next byte
-are compared, a few bytes are timed one by one on a copy of the state, and the size of state and process is noted. The text
-is read again from its beginning when it ends.
+are compared, a few bytes are timed one by one on a copy of the state, and the sizes of state and process are noted. The
+text is read again from its beginning when it ends.
 """
 
 from __future__ import annotations

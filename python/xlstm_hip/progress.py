@@ -53,7 +53,8 @@ class Progress:
             self._bar.update(self._task, advance=amount, note=self._note)
         elif self._enabled and time.monotonic() - self._told >= QUIET_SECONDS:
             self._told = time.monotonic()
-            self._line(f"{100 * self._done / self._total:3.0f}% of {self._total:.6g} {self._unit}".rstrip())
+            total = f"{self._total:,}" if isinstance(self._total, int) else f"{self._total:.3g}"
+            self._line(f"{100 * self._done / self._total:3.0f}% of {total} {self._unit}".rstrip())
 
     def _line(self, text: str) -> None:
         seconds = time.monotonic() - self._began

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,8 +125,8 @@ def _like(whole: Tensor, parameter: Tensor) -> Tensor:
 def save_checkpoint(
     folder: Path, model: xLSTMLarge, optimizer: torch.optim.Optimizer, progress: dict[str, Any]
 ) -> None:
-    """The model as transformers reads it, the optimizer's moments, and `progress` as JSON. It is there as a whole or
-    not at all: files are written beside and moved into place."""
+    """The model as transformers reads it, the optimizer's moments, and `progress` as JSON: written beside, then moved
+    into place, so that what is there is whole."""
     weights = {name: _whole(p).detach().cpu() for name, p in model.named_parameters()}
     moments = {
         f"{moment}.{name}": _whole(optimizer.state[p][moment]).cpu()
@@ -142,6 +143,8 @@ def save_checkpoint(
         save_pretrained(whole, unfinished)
         save_file(moments, unfinished / OPTIMIZER_FILE)
         (unfinished / PROGRESS_FILE).write_text(json.dumps(progress, indent=2) + "\n")
+        if folder.exists():  # of an earlier run into the same output
+            shutil.rmtree(folder)
         os.replace(unfinished, folder)
     if dist.is_initialized():
         dist.barrier()

@@ -70,6 +70,8 @@ def test_resume_is_exact(plain: Path, tmp_path: Path) -> None:
     done = train("--resume", str(plain / "step-4"), "--output", str(tmp_path), "--threads", "1")
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path) == losses(plain)
+    done = train("--resume", str(plain / "step-4"), "--output", str(tmp_path), "--threads", "1")
+    assert done.returncode == 0, done.stderr  # over what is there
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (tmp_path / "step-8" / name).read_bytes() == (plain / "step-8" / name).read_bytes()
 
