@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import __version__ as transformers_version
 from transformers import xLSTMConfig
 from transformers.models.xlstm.modeling_xlstm import xLSTMCache, xLSTMModel, xLSTMOutput
 from transformers.utils.generic import merge_with_config_defaults
@@ -32,6 +33,16 @@ KERNEL_KINDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+# Older ones do not reorder this model's cache, and end beam search with another text than they should.
+OLDEST_TRANSFORMERS = "5.13"
+
+
+def _check_version(version: str) -> None:
+    numbers = [tuple(map(int, text.split(".")[:2])) for text in (version, OLDEST_TRANSFORMERS)]
+    if numbers[0] < numbers[1]:
+        raise ImportError(f"xlstm_hip.hf: expected transformers {OLDEST_TRANSFORMERS} or newer, got {version}")
+
+
 def _accept_registered_kernels() -> None:
     config: Any = xLSTMConfig
     for field, kinds in KERNEL_KINDS.items():
@@ -44,6 +55,7 @@ def _registered(field: str, kinds: tuple[str, ...], name: object) -> None:
     kernel_info(name, kinds)
 
 
+_check_version(transformers_version)
 _accept_registered_kernels()
 
 

@@ -221,3 +221,5 @@ def test_kernels_by_name_and_wrong_calls() -> None:
         hf.restore(model)
     with pytest.raises(TypeError, match="model: expected transformers' xLSTMForCausalLM or xLSTMModel, got Linear"):
         hf.accelerate(torch.nn.Linear(2, 2))
+    with pytest.raises(ImportError, match=r"expected transformers 5\.13 or newer, got 5\.9\.0"):
+        hf._check_version("5.9.0")
