@@ -134,6 +134,20 @@ def test_transformers_reads_ours_and_we_read_its(tmp_path: Path) -> None:
     assert relative(logits(again, x), logits(model, x)) < 1e-6
 
 
+def test_a_released_configuration(tmp_path: Path) -> None:
+    """Fields that only its authors' package knows, Triton kernels: as in xLSTM-7B's config.json."""
+    model, x = ours(), tokens(1, 9)
+    save_pretrained(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"head_dim": 32, "force_bos_token_insert": True, "igate_bias_init_range": -10.0, "cell_norm_eps": 1e-6}
+    config |= {"chunkwise_kernel": "chunkwise--triton_xl_chunk", "step_kernel": "triton", "eos_token_id": [2, 5]}
+    del config["num_blocks"], config["embedding_dim"], config["norm_eps"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    again = load_pretrained(tmp_path, progress=False)
+    assert again.config.chunkwise_kernel == "chunkwise--fused" and again.special_tokens.eos == (2, 5)
+    assert relative(logits(again, x), logits(model, x)) < 1e-6
+
+
 # ---- damage
 
 
