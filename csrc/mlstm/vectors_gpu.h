@@ -96,87 +96,94 @@ __global__ __launch_bounds__(kNormaliserThreads) void normalisers(const Normalis
   }
 }
 
-// Which element of a walk's state is the rth accumulator of this thread, in a block that has the walk's shape.
+// Where a walk keeps its state: which element is the rth accumulator of this thread, in a block that has the walk's shape.
 template <class E, int kRows, int kChunk>
-XLSTM_DEVICE StripPosition state_position(int r, int tile) {
-  constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kRows, kChunk);
-  constexpr int kYStrips = kColumnsPerWave / kStripColumns;
-  const int wave_x = wave_id() % kShape.waves_x, wave_y = wave_id() / kShape.waves_x, strip = r / Strip<E>::kRegisters;
-  const StripPosition at = Strip<E>::position(r % Strip<E>::kRegisters);
-  return {wave_x * kShape.x_per_wave + strip / kYStrips * kStep<E> + at.row,
-          tile * kShape.y_tile + wave_y * kColumnsPerWave + strip % kYStrips * kStripColumns + at.column};
-}
-template <class E, int kRows, int kChunk>
-constexpr int kStateRegisters = kRows * walk_shape(kFamily, sizeof(E), kRows, kChunk).y_tile /
-                                walk_shape(kFamily, sizeof(E), kRows, kChunk).threads;
+struct WalkState {
+  static constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kRows, kChunk);
+  static constexpr int kThreads = kShape.threads, kRegisters = kRows * kShape.y_tile / kThreads;
+
+  XLSTM_DEVICE static StripPosition position(int r, int tile) {
+    constexpr int kYStrips = kColumnsPerWave / kStripColumns;
+    const int wave_x = wave_id() % kShape.waves_x, wave_y = wave_id() / kShape.waves_x;
+    const int strip = r / Strip<E>::kRegisters;
+    const StripPosition at = Strip<E>::position(r % Strip<E>::kRegisters);
+    return {wave_x * kShape.x_per_wave + strip / kYStrips * kStep<E> + at.row,
+            tile * kShape.y_tile + wave_y * kColumnsPerWave + strip % kYStrips * kStripColumns + at.column};
+  }
+};
 
 constexpr int kAhead = 8;  // segments that are read at a time
 
 // `between` holds what each segment alone adds to the state; afterwards the state after each segment. A block has one
 // accumulator of every thread of one tile.
+template <class State>
+XLSTM_DEVICE void scan_between(const ScanParams& p) {
+  constexpr int kThreads = State::kThreads, kRegisters = State::kRegisters;
+  const int r = blockIdx.x % kRegisters, tile = blockIdx.x / kRegisters % p.tiles;
+  const int64_t state = blockIdx.x / kRegisters / p.tiles;
+  const auto [x, y] = State::position(r, tile);
+  float now = 0;
+  if (p.state_in && x < p.x_columns && y < p.y_columns)
+    now = p.state_in[state * int64_t(p.x_columns) * p.y_columns + x * p.state_x + y * p.state_y];
+  // Each segment's decay, the product of its chunks', by one wave.
+  __shared__ float decays[kMostSegments];
+  const Segment whole = segment_of(p.where, state, 0, p.segment_chunks, p.reverse);
+  const int64_t chunks = (whole.end - whole.begin + p.where.chunk - 1) / p.where.chunk;
+  const int count = int((chunks + p.segment_chunks - 1) / p.segment_chunks) - 1;  // the last one's state is nobody's
+  for (int order = wave_id(); order < count; order += kThreads / kWave) {
+    const Segment g = segment_of(p.where, state, order, p.segment_chunks, p.reverse);
+    const int64_t slot = g.in_slots(p.where, g.first_chunk) / p.where.chunk;
+    float decay = 1;
+    for (int64_t j = lane_id(); j < g.last_chunk - g.first_chunk; j += kWave) decay *= p.decay[slot + j];
+    for (int mask = kWave / 2; mask > 0; mask /= 2) decay *= shuffle_xor(decay, mask);
+    if (lane_id() == 0) decays[order] = decay;
+  }
+  __syncthreads();
+  const int64_t stride = int64_t(p.tiles) * kRegisters * kThreads;
+  float* after = p.between + (state * (p.segments - 1) * p.tiles + tile) * int64_t(kRegisters * kThreads) +
+                 r * kThreads + threadIdx.x;
+  for (int order = 0; order < count; order += kAhead) {
+    float added[kAhead];
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) added[j] = order + j < count ? after[(order + j) * stride] : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j)
+      if (order + j < count) after[(order + j) * stride] = now = decays[order + j] * now + added[j];
+  }
+}
+
 template <class E, int kRows, int kChunk>
 __global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads) void scan_segments(
     const ScanParams p) {
-  if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) {
-    constexpr int kThreads = walk_shape(kFamily, sizeof(E), kRows, kChunk).threads;
-    constexpr int kRegisters = kStateRegisters<E, kRows, kChunk>;
-    const int r = blockIdx.x % kRegisters, tile = blockIdx.x / kRegisters % p.tiles;
-    const int64_t state = blockIdx.x / kRegisters / p.tiles;
-    const auto [x, y] = state_position<E, kRows, kChunk>(r, tile);
-    float now = 0;
-    if (p.state_in && x < p.x_columns && y < p.y_columns)
-      now = p.state_in[state * int64_t(p.x_columns) * p.y_columns + x * p.state_x + y * p.state_y];
-    // Each segment's decay, the product of its chunks', by one wave.
-    __shared__ float decays[kMostSegments];
-    const Segment whole = segment_of(p.where, state, 0, p.segment_chunks, p.reverse);
-    const int64_t chunks = (whole.end - whole.begin + p.where.chunk - 1) / p.where.chunk;
-    const int count = int((chunks + p.segment_chunks - 1) / p.segment_chunks) - 1;  // the last one's state is nobody's
-    for (int order = wave_id(); order < count; order += kThreads / kWave) {
-      const Segment g = segment_of(p.where, state, order, p.segment_chunks, p.reverse);
-      const int64_t slot = g.in_slots(p.where, g.first_chunk) / p.where.chunk;
-      float decay = 1;
-      for (int64_t j = lane_id(); j < g.last_chunk - g.first_chunk; j += kWave) decay *= p.decay[slot + j];
-      for (int mask = kWave / 2; mask > 0; mask /= 2) decay *= shuffle_xor(decay, mask);
-      if (lane_id() == 0) decays[order] = decay;
-    }
-    __syncthreads();
-    const int64_t stride = int64_t(p.tiles) * kRegisters * kThreads;
-    float* after = p.between + (state * (p.segments - 1) * p.tiles + tile) * int64_t(kRegisters * kThreads) +
-                   r * kThreads + threadIdx.x;
-    for (int order = 0; order < count; order += kAhead) {
-      float added[kAhead];
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j) added[j] = order + j < count ? after[(order + j) * stride] : 0.0f;
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j)
-        if (order + j < count) after[(order + j) * stride] = now = decays[order + j] * now + added[j];
-    }
+  if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) scan_between<WalkState<E, kRows, kChunk>>(p);
+}
+
+// <dc_last, state before the last chunk> of one tile.
+template <class State>
+XLSTM_DEVICE void dot_tile(const StateDotParams& p) {
+  constexpr int kThreads = State::kThreads, kRegisters = State::kRegisters;
+  __shared__ float sums[kThreads / kWave];
+  const int tile = blockIdx.x % p.tiles;
+  const int64_t state = blockIdx.x / p.tiles;
+  const float* from = p.before_last + (state * p.tiles + tile) * (kRegisters * kThreads) + threadIdx.x;
+  const float* with = p.dc_last + state * int64_t(p.x_columns) * p.y_columns;
+  float sum = 0;
+  for (int r = 0; r < kRegisters; ++r) {
+    const auto [x, y] = State::position(r, tile);
+    if (x < p.x_columns && y < p.y_columns) sum += with[x * p.state_x + y * p.state_y] * from[r * kThreads];
   }
+  for (int mask = kWave / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+  if (lane_id() == 0) sums[wave_id()] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int w = 1; w < kThreads / kWave; ++w) sum += sums[w];
+  p.dots[tile * p.states + state] = sum;
 }
 
 template <class E, int kRows, int kChunk>
 __global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads) void dot_states(
     const StateDotParams p) {
-  if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) {
-    constexpr int kThreads = walk_shape(kFamily, sizeof(E), kRows, kChunk).threads;
-    __shared__ float sums[kThreads / kWave];
-    const int tile = blockIdx.x % p.tiles;
-    const int64_t state = blockIdx.x / p.tiles;
-    const float* from =
-        p.before_last + (state * p.tiles + tile) * (kStateRegisters<E, kRows, kChunk> * kThreads) + threadIdx.x;
-    const float* with = p.dc_last + state * int64_t(p.x_columns) * p.y_columns;
-    float sum = 0;
-    for (int r = 0; r < kStateRegisters<E, kRows, kChunk>; ++r) {
-      const auto [x, y] = state_position<E, kRows, kChunk>(r, tile);
-      if (x < p.x_columns && y < p.y_columns) sum += with[x * p.state_x + y * p.state_y] * from[r * kThreads];
-    }
-    for (int mask = kWave / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-    if (lane_id() == 0) sums[wave_id()] = sum;
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    for (int w = 1; w < kThreads / kWave; ++w) sum += sums[w];
-    p.dots[tile * p.states + state] = sum;
-  }
+  if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) dot_tile<WalkState<E, kRows, kChunk>>(p);
 }
 
 }  // namespace xlstm::gpu

@@ -1,0 +1,454 @@
+// SPDX-License-Identifier: Apache-2.0
+// The walk (walk_gpu.h has the table of what it is) as Hopper likes it: out = f (a C) + scores y, C = decay C + (w x)^T y.
+//
+// Everything is transposed, so that the state, in accumulators, is the left operand of the next product as it lies:
+//     out^T [64 of y][tokens] = C^T a^T      += y^T scores^T      C^T += (w y)^T x
+// Who owns what: two warpgroups hold 128 numbers of the state in each thread, 64 columns of y by 256 rows (or twice 64 by
+// 128) in each. They take turns: while one multiplies by the state, the other packs, weighs, writes. Of the third
+// warpgroup one warp brings tiles of 64 tokens by bulk copies, two chunks ahead, and three turn sums into outputs: gains,
+// what n and dn add, dots, the diagonal. Rows beyond 256 are a second block's, of the same cluster; each of the two sends
+// the other half of its sums, and finishes its own half.
+//
+// Floor, forward at 256/512: flops, with each of q, k, v, h and scores moved once; the scores cost 8 % of the bytes.
+// Operands in shared memory are read at 64 bytes a cycle, half of what it gives, while 20 to 36 bytes a cycle arrive.
+#pragma once
+
+#include "arch/hopper.h"
+#include "mlstm/sequences_gpu.h"
+#include "mlstm/walk_hopper_shape.h"
+
+namespace xlstm::gpu {
+
+struct HopperWalkParams {
+  WalkParams walk;
+  CUtensorMap a, x, y, scores;
+};
+
+// Where it keeps its state.
+template <int kRows, int kHalves, bool kPair>
+struct HopperState {
+  static constexpr HopperShape kShape{kRows, kHalves, kPair};
+  static constexpr int kThreads = kHopperStateThreads, kRegisters = kShape.registers(), kHalfRegisters = kRows / 2;
+
+  // The ith accumulator of 64 columns of y, of a thread of a warpgroup: its row is x, or a token, its column one of y.
+  XLSTM_DEVICE static StripPosition in_half(int i) {
+    const int thread = threadIdx.x % kWarpgroup, lane = thread % 32;
+    return {8 * (i / 4) + 2 * (lane % 4) + i % 2, thread / 32 * 16 + lane / 4 + 8 * (i / 2 % 2)};
+  }
+  XLSTM_DEVICE static int first_row(int tile) { return kPair ? tile % 2 * kRows : 0; }
+  XLSTM_DEVICE static int first_column(int tile) { return (kPair ? tile & ~1 : tile) * kShape.y_tile(); }
+  XLSTM_DEVICE static StripPosition position(int r, int tile, int group) {
+    const StripPosition at = in_half(r % kHalfRegisters);
+    const int half = group * kShape.per_warpgroup() + r / kHalfRegisters;
+    return {first_row(tile) + at.row, first_column(tile) + half * 64 + at.column};
+  }
+  XLSTM_DEVICE static StripPosition position(int r, int tile) { return position(r, tile, threadIdx.x / kWarpgroup); }
+};
+
+constexpr int kHopperThreads = 3 * kWarpgroup;
+constexpr int kOutputWarps = 3;                                  // the fourth of their warpgroup copies
+constexpr int kHopperStateRegisters = 208, kHopperOutputRegisters = 96;  // of a thread, after they were shared out anew
+
+template <int kRows, int kHalves, bool kPair, bool kOutputs>
+struct HopperWalk {
+  using Place = HopperState<kRows, kHalves, kPair>;
+  static constexpr HopperShape kShape = Place::kShape;
+  static constexpr int kChunk = kHopperChunk, kMine = kHalves / 2, kStages = 2;
+  static constexpr int kStateRow = Place::kHalfRegisters;  // of 64 columns
+  static constexpr int kPanels = kRows / kPanelColumns, kPanel = panel_bytes(kChunk);
+  static constexpr int kHalfFloats = kChunk * 64;  // sums of 64 columns of y
+
+  // Shared memory. A stage: a, x, y, scores, the factors inter and into.
+  static constexpr int kA = 0, kX = kA + kPanels * kPanel, kY = kX + kPanels * kPanel, kScores = kY + kHalves * kPanel;
+  static constexpr int kFactorBytes = 2 * kChunk * 4, kStage = kScores + kPanel;
+  static constexpr int kSums = kStages * kStage, kIncoming = kSums + kHalves * kHalfFloats * 4;
+  static constexpr int kNumbers = kIncoming + (kPair ? kHalfFloats * 4 : 0);
+  static constexpr int kBarriers = kNumbers + kStages * kFactorBytes;
+  enum BarrierIndex {
+    kAFull, kYFull = kAFull + kStages, kXFull = kYFull + kStages,
+    kAFree = kXFull + kStages, kYFree = kAFree + kStages, kXFree = kYFree + kStages,
+    kSumsFull = kXFree + kStages, kSumsFree, kIncomingFull, kSentFree, kBarrierCount
+  };
+  static constexpr int kBytes = kBarriers + kBarrierCount * 8;
+  static_assert(kBytes <= 227 << 10);
+  static constexpr int kTurn = 1;  // named barriers 1 and 2: whose turn it is to multiply by the state
+
+  const HopperWalkParams& params;
+  const WalkParams& p;
+  const Segment segment;
+  const int tile, chunks;
+  char* lds;
+  uint32_t base;
+
+  XLSTM_DEVICE HopperWalk(const HopperWalkParams& all, const Segment& where, int y_tile_index, char* memory)
+      : params(all), p(all.walk), segment(where), tile(y_tile_index), chunks(where.last_chunk - where.first_chunk),
+        lds(memory), base(lds_address(memory)) {}
+
+  XLSTM_DEVICE Barrier barrier(int index) const { return {base + uint32_t(kBarriers + 8 * index)}; }
+  XLSTM_DEVICE uint32_t stage(int n) const { return base + uint32_t(n % kStages * kStage); }
+  XLSTM_DEVICE static uint32_t parity(int n) { return uint32_t(n / kStages % 2); }
+  XLSTM_DEVICE int chunk_at(int n) const { return p.reverse ? segment.last_chunk - 1 - n : segment.first_chunk + n; }
+  XLSTM_DEVICE int64_t slot_of(int n) const { return int64_t(segment.row) * p.where.slots + chunk_at(n); }
+  // Of the two blocks of a pair: this one, and the half whose outputs are its.
+  XLSTM_DEVICE int owned_half() const { return kPair ? tile % 2 : 0; }
+
+  // ---- tiles, by one thread
+
+  XLSTM_DEVICE void copy_chunks() const {
+    prefetch(&params.a), prefetch(&params.x), prefetch(&params.y), prefetch(&params.scores);
+    for (int n = 0; n < chunks; ++n) {
+      const int s = n % kStages, token = chunk_at(n) * kChunk, head = segment.head, batch = segment.batch;
+      const uint32_t at = stage(n), before = parity(n) ^ 1;
+      const int64_t slot = slot_of(n);
+      if constexpr (kOutputs) {
+        const Barrier full = barrier(kAFull + s);
+        barrier(kAFree + s).wait(before);
+        full.expect(kPanels * kPanel);
+#pragma unroll
+        for (int i = 0; i < kPanels; ++i)
+          copy_panel(at + kA + i * kPanel, &params.a, Place::first_row(tile) + i * kPanelColumns, token, head, batch, full);
+      }
+      Barrier full = barrier(kYFull + s);
+      barrier(kYFree + s).wait(before);
+      full.expect(kHalves * kPanel + kFactorBytes + (kOutputs ? kPanel : 0));
+      copy_bytes(base + kNumbers + s * kFactorBytes, p.factors + slot * kFactors * kChunk, kFactorBytes, full);
+#pragma unroll
+      for (int i = 0; i < kHalves; ++i)
+        copy_panel(at + kY + i * kPanel, &params.y, Place::first_column(tile) + i * kPanelColumns, token, head, batch, full);
+      if constexpr (kOutputs) copy_panel(at + kScores, &params.scores, 0, int(slot * kChunk), 0, 0, full);
+      full = barrier(kXFull + s);
+      barrier(kXFree + s).wait(before);
+      full.expect(kPanels * kPanel);
+#pragma unroll
+      for (int i = 0; i < kPanels; ++i)
+        copy_panel(at + kX + i * kPanel, &params.x, Place::first_row(tile) + i * kPanelColumns, token, head, batch, full);
+    }
+  }
+
+  // ---- the state and its products, by two warpgroups
+
+  struct State {
+    float c[kMine][kStateRow];  // C^T / held: the decay of chunks is kept apart until it is small
+    float held = 1;
+  };
+
+  // f(value, x, y) for each of this thread's numbers of the state.
+  template <class F>
+  XLSTM_DEVICE void each(State& state, int group, F&& f) const {
+#pragma unroll
+    for (int m = 0; m < kMine; ++m)
+#pragma unroll
+      for (int i = 0; i < kStateRow; ++i) {
+        const auto [x, y] = Place::position(m * kStateRow + i, tile, group);
+        f(state.c[m][i], x, y);
+      }
+  }
+  template <class F>
+  XLSTM_DEVICE void each_register(State& state, float* memory, F&& f) const {
+    memory += threadIdx.x - kWarpgroup;
+#pragma unroll
+    for (int m = 0; m < kMine; ++m)
+#pragma unroll
+      for (int i = 0; i < kStateRow; ++i) f(state.c[m][i], memory + (m * kStateRow + i) * kHopperStateThreads);
+  }
+  XLSTM_DEVICE bool inside(int x, int y) const { return x < p.x.columns && y < p.y.columns; }
+  XLSTM_DEVICE int64_t offset(int x, int y) const {
+    return segment.state * int64_t(p.x.columns) * p.y.columns + x * p.state_x + y * p.state_y;
+  }
+  static constexpr int kStateFloats = kShape.registers() * kHopperStateThreads;
+  XLSTM_DEVICE float* between(int order) const {
+    return p.between + ((int64_t(segment.state) * (p.segments - 1) + order) * p.tiles + tile) * kStateFloats;
+  }
+
+  XLSTM_DEVICE void load_state(State& state, int group) const {
+    if (p.alone || (segment.order() == 0 && !p.state_in))
+      each(state, group, [](float& v, int, int) { v = 0; });
+    else if (segment.order() == 0)
+      each(state, group, [&](float& v, int x, int y) { v = inside(x, y) ? p.state_in[offset(x, y)] : 0.0f; });
+    else
+      each_register(state, between(segment.order() - 1), [](float& v, const float* at) { v = *at; });
+  }
+  XLSTM_DEVICE void store_registers(State& state, float* to) const {
+    each_register(state, to, [&](float& v, float* at) { *at = v * state.held; });
+  }
+  XLSTM_DEVICE void store_state(State& state, int group) const {
+    if (p.alone)
+      store_registers(state, between(segment.order()));
+    else if (segment.last() && p.state_out)
+      each(state, group, [&](float& v, int x, int y) {
+        if (inside(x, y)) p.state_out[offset(x, y)] = v * state.held;
+      });
+  }
+
+  // sum = C^T a^T, 64 columns of y by the chunk's tokens. A step's operand is packed while the one before is multiplied.
+  XLSTM_DEVICE static void read_state(float (&sum)[32], const float (&c)[kStateRow], uint32_t a) {
+#pragma unroll
+    for (int q = 0; q < kRows / 16; ++q) {
+      uint32_t left[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) left[w] = pack(BFloat16{}, c[8 * q + 2 * w], c[8 * q + 2 * w + 1]);
+      products_begin();
+      multiply_held<false>(sum, left, along(a + q / 4 * kPanel) + q % 4 * kNextAlong, q > 0);
+      products_end();
+      if (q) products_wait<1>();
+    }
+  }
+
+  // y^T times each token's weight: the left operand of C^T += (w y)^T x.
+  XLSTM_DEVICE static void weigh(uint32_t (&left)[kChunk / 4], uint32_t y, const float* weight, float up) {
+    const int thread = threadIdx.x % kWarpgroup, lane = thread % 32, column = 2 * (lane % 4);
+#pragma unroll
+    for (int k = 0; k < kChunk / 16; ++k) {
+      const int token = 16 * k + lane % 8 + lane / 16 * 8, piece = thread / 32 * 2 + lane / 8 % 2;
+      uint32_t* r = left + 4 * k;
+      ldmatrix_transposed(r, y + panel_piece(token, piece));
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const float2 by = *reinterpret_cast<const float2*>(weight + 16 * k + w / 2 * 8 + column);
+        r[w] = pack(BFloat16{}, low_float(BFloat16{}, r[w]) * (by.x * up), high_float(BFloat16{}, r[w]) * (by.y * up));
+      }
+    }
+  }
+
+  // sum += y^T scores^T, or scores of a walk back in time as they lie.
+  template <bool kReverse>
+  XLSTM_DEVICE static void add_scored(float (&sum)[32], uint32_t y, uint32_t scores) {
+    const uint64_t right = kReverse ? across(scores, kPanel) : along(scores);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < kChunk / 16; ++k)
+      multiply_shared<true, kReverse>(sum, across(y, kPanel) + k * kNextAcross,
+                                      right + k * (kReverse ? kNextAcross : kNextAlong));
+    products_end();
+  }
+
+  // Sums lie token by token, 64 columns each; a swizzle keeps the tokens that a warp writes together in different banks.
+  XLSTM_DEVICE static int sum_place(int token, int column) { return token * 64 + (column ^ token / 2 % 4 * 8); }
+  XLSTM_DEVICE void write_sums(const float (&sum)[32], int half) const {
+    float* to = reinterpret_cast<float*>(lds + kSums) + half * kHalfFloats;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const StripPosition at = Place::in_half(i);  // of a token
+      to[sum_place(at.row, at.column)] = sum[i];
+    }
+  }
+
+  XLSTM_DEVICE void keep_state(int group) const {
+    constexpr float kLeast = 0x1p-40f;
+    const int thread = threadIdx.x % kWarpgroup;
+    State state;
+    load_state(state, group);
+    float decay = p.decay[slot_of(0)];
+    if (kOutputs && group == 1) pass(kTurn, kHopperStateThreads);  // the first turn is the other's
+    for (int n = 0; n < chunks; ++n) {
+      const int s = n % kStages;
+      const uint32_t at = stage(n), phase = parity(n);
+      const float* inter = reinterpret_cast<const float*>(lds + kNumbers + s * kFactorBytes) + p.inter * kChunk;
+      const float* weight = reinterpret_cast<const float*>(lds + kNumbers + s * kFactorBytes) + p.weight * kChunk;
+      const float decay_now = decay, held_before = state.held;
+      if (n + 1 < chunks) decay = p.decay[slot_of(n + 1)];
+      if (n + 1 == chunks && p.before_last && !p.alone && segment.last())
+        store_registers(state, p.before_last + (int64_t(segment.state) * p.tiles + tile) * kStateFloats);
+      state.held *= decay_now;
+      const bool settle = !(state.held >= kLeast);
+      const float settled = state.held;
+      if (settle) state.held = 1;
+      const float up = 1 / state.held;
+
+#pragma unroll
+      for (int m = 0; m < kMine; ++m) {
+        const int half = group * kMine + m;
+        float sum[32];
+        uint32_t left[kChunk / 4];
+        if constexpr (kOutputs) {
+          if (m == 0) barrier(kAFull + s).wait(phase);
+          meet(kTurn + group, kHopperStateThreads);
+          read_state(sum, state.c[m], at + kA);
+          if (!(group == 1 && n + 1 == chunks && m + 1 == kMine)) pass(kTurn + (group ^ 1), kHopperStateThreads);
+        }
+        if (m == 0) barrier(kYFull + s).wait(phase);
+        weigh(left, at + kY + half * kPanel, weight, up);
+        if constexpr (kOutputs) {
+          products_wait<0>(sum);
+          hold(state.c[m]);
+          if (m + 1 == kMine && thread == 0) barrier(kAFree + s).arrive();
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            const float2 by = *reinterpret_cast<const float2*>(inter + 8 * j + 2 * (thread % 4));
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sum[4 * j + e] *= (e % 2 ? by.y : by.x) * held_before;
+          }
+          if (p.reverse)
+            add_scored<true>(sum, at + kY + half * kPanel, at + kScores);
+          else
+            add_scored<false>(sum, at + kY + half * kPanel, at + kScores);
+        }
+        if (settle) {
+#pragma unroll
+          for (int i = 0; i < kStateRow; ++i) state.c[m][i] *= settled;
+        }
+        if (m == 0) barrier(kXFull + s).wait(phase);
+        products_begin();
+#pragma unroll
+        for (int k = 0; k < kChunk / 16; ++k)
+          multiply_held<true>(state.c[m], left + 4 * k, across(at + kX, kPanel) + k * kNextAcross);
+        products_end();
+        if constexpr (kOutputs) {
+          products_wait<1>(sum);
+          if (m + 1 == kMine && thread % 32 == 0) barrier(kYFree + s).arrive();
+          if (m == 0) barrier(kPair && half != owned_half() ? kSentFree : kSumsFree).wait(uint32_t(n % 2) ^ 1);
+          write_sums(sum, half);
+          if (kPair && half != owned_half()) shared_written();  // a copy reads it
+          if (m + 1 == kMine) barrier(kSumsFull).arrive();
+        } else {
+          if (m + 1 == kMine && thread % 32 == 0) barrier(kYFree + s).arrive();
+        }
+        products_wait<0>(state.c[m]);
+      }
+      if (thread == 0) barrier(kXFree + s).arrive();
+    }
+    store_state(state, group);
+  }
+
+  // ---- outputs, by three warps: pieces of 8 columns of a token
+
+  static constexpr int kRowPieces = kShape.y_tile() / 8, kTokensAtOnce = 32 / kRowPieces;
+  static constexpr int kRounds = kChunk / kTokensAtOnce, kAhead = 6;  // rounds of a chunk; that a warp has in flight
+
+  XLSTM_DEVICE TokenRows<BFloat16> tile_rows(const Tokens& x) const {
+    TokenRows<BFloat16> t = rows<BFloat16>(x, segment);
+    t.data += tile * kShape.y_tile();
+    t.columns -= tile * kShape.y_tile();
+    return t;
+  }
+
+  XLSTM_DEVICE void finish_outputs(int warp) const {
+    const int lane = threadIdx.x % 32, column = lane % kRowPieces * 8;
+    const TokenRows<BFloat16> with = tile_rows(p.with);
+    const int64_t all_tokens = p.where.rows * p.where.slots * kChunk;
+    for (int n = 0; n < chunks; ++n) {
+      const int64_t slot = slot_of(n), t0 = int64_t(chunk_at(n)) * kChunk;
+      const int valid = int(segment.end - t0 < kChunk ? segment.end - t0 : kChunk);
+      const float* factors = p.factors + slot * kFactors * kChunk;
+      TokenRows<BFloat16> to = tile_rows(p.out);
+      to.data += t0 * to.stride;
+      float vector[8] = {};
+      if (p.vector) {
+        const float* from = p.vector + slot * p.y.columns + tile * kShape.y_tile() + column;
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+          if (column + j < to.columns) vector[j] = from[j];
+      }
+      bool here = false;
+      for (int first = warp; first < kRounds; first += kAhead * kOutputWarps) {
+        Piece other[kAhead];
+        float gain[kAhead], add[kAhead], self[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          const int t = (first + i * kOutputWarps) * kTokensAtOnce + lane / kRowPieces;
+          if (t >= kChunk) continue;
+          if (p.with.data) other[i] = with.piece(t0 + t, column, t < valid);
+          gain[i] = p.gained ? factors[kGain * kChunk + t] : 1.0f;
+          add[i] = p.vector ? factors[p.along * kChunk + t] : 0.0f;
+          self[i] = p.with_self ? factors[kSelf * kChunk + t] : 0.0f;
+        }
+        if (!here) {
+          barrier(kSumsFull).wait(uint32_t(n % 2));
+          if constexpr (kPair) {
+            if (warp == 0 && lane == 0) {
+              const Barrier full = barrier(kIncomingFull);
+              const int other_block = owned_half() ^ 1;
+              full.expect(kHalfFloats * 4);
+              copy_to_block(other_block, base + kIncoming, base + kSums + other_block * kHalfFloats * 4, kHalfFloats * 4,
+                            full);
+            }
+            barrier(kIncomingFull).wait(uint32_t(n % 2));
+          }
+          here = true;
+        }
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          const int t = (first + i * kOutputWarps) * kTokensAtOnce + lane / kRowPieces;
+          if (t >= kChunk) continue;  // of whole warps
+          const int half = kPair ? owned_half() : column / 64, place = sum_place(t, column % 64);
+          const float* sums = reinterpret_cast<const float*>(lds + kSums) + half * kHalfFloats + place;
+          const float* incoming = reinterpret_cast<const float*>(lds + kIncoming) + place;
+          float value[8];
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            value[j] = sums[j];
+            if constexpr (kPair) value[j] = owned_half() ? incoming[j] + value[j] : value[j] + incoming[j];
+            value[j] = value[j] * gain[i] + add[i] * vector[j];
+          }
+          if (p.with.data) {
+            float dot = 0;
+#pragma unroll
+            for (int j = 0; j < 8; ++j) dot += value[j] * element<BFloat16>(other[i], j);
+#pragma unroll
+            for (int mask = kRowPieces / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
+            if (column == 0) p.dots[tile * all_tokens + slot * kChunk + t] = dot;
+          }
+          if (p.with_self) {
+            const char* y = lds + n % kStages * kStage + kY + (kPair ? owned_half() : column / 64) * kPanel;
+            const Piece own = read_piece(y + panel_piece(t, column % 64 / 8));
+#pragma unroll
+            for (int j = 0; j < 8; ++j) value[j] += self[i] * element<BFloat16>(own, j);
+          }
+          if (t < valid) store_piece(to, t, column, value);
+        }
+      }
+      __syncwarp();
+      if (lane == 0) {
+        barrier(kYFree + n % kStages).arrive();
+        barrier(kSumsFree).arrive();
+        if constexpr (kPair) barrier(kSentFree).arrive_at(owned_half() ^ 1);
+      }
+    }
+  }
+
+  XLSTM_DEVICE void run() const {
+    const int warp = shuffle_from(int(threadIdx.x / 32), 0, 32), group = warp / 4;
+    if (threadIdx.x == 0) {
+      for (int s = 0; s < kStages; ++s) {
+        barrier(kAFull + s).init(1), barrier(kYFull + s).init(1), barrier(kXFull + s).init(1);
+        barrier(kAFree + s).init(2), barrier(kXFree + s).init(2);
+        barrier(kYFree + s).init(kHopperStateThreads / 32 + (kOutputs ? kOutputWarps : 0));
+      }
+      barrier(kSumsFull).init(kHopperStateThreads);
+      barrier(kSumsFree).init(kOutputWarps);
+      barrier(kIncomingFull).init(1);
+      barrier(kSentFree).init(kOutputWarps);
+      barriers_ready();
+    }
+    if constexpr (kPair)
+      meet_cluster();
+    else
+      __syncthreads();
+    if (group == 0) {
+      leave_registers<kHopperOutputRegisters>();
+      if (warp == kOutputWarps) {
+        if (threadIdx.x % 32 == 0) copy_chunks();
+      } else if constexpr (kOutputs) {
+        finish_outputs(warp);
+      }
+    } else {
+      take_registers<kHopperStateRegisters>();
+      keep_state(group - 1);
+    }
+    if constexpr (kPair) meet_cluster();  // nobody leaves while the other still writes here
+  }
+};
+
+template <int kRows, int kHalves, bool kPair, bool kOutputs>
+__global__ __launch_bounds__(kHopperThreads, 1) void walk_hopper(const __grid_constant__ HopperWalkParams params) {
+  if constexpr (kHopper) {
+    extern __shared__ __align__(kPanelAlignment) char panels[];
+    const WalkParams& p = params.walk;
+    const int tile = blockIdx.x % p.tiles, order = blockIdx.x / p.tiles % p.segments;
+    const Segment segment = segment_of(p.where, blockIdx.x / p.tiles / p.segments, order, p.segment_chunks, p.reverse);
+    if (segment.empty || (p.alone && segment.last())) return;
+    HopperWalk<kRows, kHalves, kPair, kOutputs>(params, segment, tile, panels).run();
+  }
+}
+
+}  // namespace xlstm::gpu
