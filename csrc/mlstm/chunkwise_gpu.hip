@@ -58,6 +58,8 @@ template <class E, bool kBackward>
 void launch_scores(const ScoreParams& p, const Chip& chip, Stream stream) {
   const Grid grid{chunks(p.where), scores_threads(chip.family),
                   scores_lds_bytes(chip.family, sizeof(E), p.where.chunk, kBackward)};
+  if constexpr (__is_same(E, BFloat16))
+    if (p.where.chunk == 64) return launch("scores", scores<E, 64, kBackward>, grid, stream, p);
   if (p.where.chunk == 32)
     launch("scores", scores<E, 32, kBackward>, grid, stream, p);
   else
@@ -92,8 +94,8 @@ void launch_stabilisers(const CommonMemory& memory, const xlstm_mlstm& in, void*
   const GateParams p{memory.where,         tokens(in.i, 1, in), tokens(in.f, 1, in),
                      floats(in.m_initial), floats(m_last),      memory.sums,
                      memory.mosts,         memory.m_before,     in.gate == XLSTM_GATE_SIGMOID};
-  launch("gates", chunk_gates<0>, {(chunks(memory.where) + kGatesPerBlock - 1) / kGatesPerBlock, kGateThreads, 0},
-         stream, p);
+  launch("gates", memory.where.chunk > kTokenLanes ? chunk_gates<2> : chunk_gates<1>,
+         {(chunks(memory.where) + kGatesPerBlock - 1) / kGatesPerBlock, kGateThreads, 0}, stream, p);
   launch("stabilisers", stabilisers<0>, {states(memory.where), kGateScanThreads, 0}, stream, p);
 }
 
@@ -317,9 +319,11 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   f.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
   f.normalizer_grad = in.normalizer_grad;
   const int64_t flow_blocks = (chunks(memory.where) + kFlowsPerBlock - 1) / kFlowsPerBlock;
-  launch("flows of chunks", sum_chunk_flows<0>, {flow_blocks, kFlowThreads, 0}, stream, f);
+  const bool two_each = memory.where.chunk > kTokenLanes;
+  launch("flows of chunks", two_each ? sum_chunk_flows<2> : sum_chunk_flows<1>, {flow_blocks, kFlowThreads, 0}, stream,
+         f);
   launch("flows between chunks", scan_flows<0>, {states(memory.where), kFlowScanThreads, 0}, stream, f);
-  launch("gate gradients", gate_gradients<0>, {flow_blocks, kFlowThreads, 0}, stream, f);
+  launch("gate gradients", two_each ? gate_gradients<2> : gate_gradients<1>, {flow_blocks, kFlowThreads, 0}, stream, f);
 }
 
 }  // namespace
