@@ -137,6 +137,17 @@ XLSTM_DEVICE void copy_to_block(uint32_t block, uint32_t to, uint32_t from, uint
       "r"(from), "r"(bytes), "r"(done.at), "r"(block)
       : "memory");
 }
+// A panel back to memory, as far as it lies inside the tensor. One thread: stores are its own to wait for.
+XLSTM_DEVICE void store_panel(const CUtensorMap* to, int column, int token, int head, int batch, uint32_t from) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];\n"
+               "cp.async.bulk.commit_group;" ::"l"(to),
+               "r"(column), "r"(token), "r"(head), "r"(batch), "r"(from)
+               : "memory");
+}
+// Until all of them have left shared memory, or arrived.
+XLSTM_DEVICE void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+XLSTM_DEVICE void stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // The kernel's params hold the map; fetching it early hides its latency.
 XLSTM_DEVICE void prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -237,9 +248,16 @@ XLSTM_DEVICE void multiply_held(float (&sum)[128], const uint32_t* a, uint64_t b
 #undef XLSTM_TEXT64
 #undef XLSTM_TEXT128
 
+// Four 8 x 8 matrices of 2-byte elements: lane l says where row l % 8 of matrix l / 8 goes; or, turned, its column.
 XLSTM_DEVICE void store_matrices(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r0), "r"(r1), "r"(r2),
                "r"(r3)
+               : "memory");
+}
+
+XLSTM_DEVICE void store_turned_matrices(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r0), "r"(r1),
+               "r"(r2), "r"(r3)
                : "memory");
 }
 

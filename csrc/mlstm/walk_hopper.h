@@ -5,8 +5,9 @@
 //     out^T [64 of y][tokens] = C^T a^T      += y^T scores^T      C^T += (w y)^T x
 // Who owns what: two warpgroups hold 128 numbers of the state in each thread, 64 columns of y by 256 rows (or twice 64 by
 // 128) in each. They take turns: while one multiplies by the state, the other packs, weighs, writes. Of the third
-// warpgroup one warp brings tiles of 64 tokens by bulk copies, two chunks ahead, and three turn sums into outputs: gains,
-// what n and dn add, dots, the diagonal. Rows beyond 256 are a second block's, of the same cluster; each of the two sends
+// warpgroup one warp brings tiles of 64 tokens by bulk copies, two chunks ahead. Outputs that are sums times a gain (h, dv)
+// leave by bulk copies as well; those with more to them (dq, dk: what n and dn add, dots, the diagonal) three more warps
+// finish. Rows beyond 256 are a second block's, of the same cluster; each of the two sends
 // the other half of its sums, and finishes its own half.
 //
 // Floor, forward at 256/512: flops, with each of q, k, v, h and scores moved once; the scores cost 8 % of the bytes.
@@ -21,7 +22,7 @@ namespace xlstm::gpu {
 
 struct HopperWalkParams {
   WalkParams walk;
-  CUtensorMap a, x, y, scores;
+  CUtensorMap a, x, y, scores, out;
 };
 
 // Where it keeps its state.
@@ -50,8 +51,10 @@ constexpr int kOutputWarps = 3;                                  // the fourth o
 constexpr int kHopperStateRegisters = 208, kHopperOutputRegisters = 88;
 static_assert(2 * kHopperStateRegisters + kHopperOutputRegisters == 3 * 168);
 
-template <int kRows, int kHalves, bool kPair, bool kOutputs>
+template <int kRows, int kHalves, bool kPair, HopperOutput kOutput>
 struct HopperWalk {
+  static constexpr bool kOutputs = kOutput != HopperOutput::none, kFinish = kOutput == HopperOutput::finished;
+  static_assert(!kPair || kOutput != HopperOutput::plain);  // two blocks' sums are to be added
   using Place = HopperState<kRows, kHalves, kPair>;
   static constexpr HopperShape kShape = Place::kShape;
   static constexpr int kChunk = kHopperChunk, kMine = kHalves / 2, kStages = 2;
@@ -59,20 +62,22 @@ struct HopperWalk {
   static constexpr int kPanels = kRows / kPanelColumns, kPanel = panel_bytes(kChunk);
   static constexpr int kHalfFloats = kChunk * 64;  // sums of 64 columns of y
 
-  // Shared memory. A stage: a, x, y, scores, the factors inter and into.
+  // Shared memory. A stage: a, x, y, scores; the factors inter, into, gain. Outputs: floats, or what is stored.
   static constexpr int kA = 0, kX = kA + kPanels * kPanel, kY = kX + kPanels * kPanel, kScores = kY + kHalves * kPanel;
-  static constexpr int kFactorBytes = 2 * kChunk * 4, kStage = kScores + kPanel;
-  static constexpr int kSums = kStages * kStage, kIncoming = kSums + kHalves * kHalfFloats * 4;
-  static constexpr int kNumbers = kIncoming + (kPair ? kHalfFloats * 4 : 0);
+  static constexpr int kFactorBytes = 3 * kChunk * 4, kStage = kScores + kPanel;
+  static constexpr int kHalfBytes = kFinish ? kHalfFloats * 4 : kPanel;
+  static constexpr int kSums = kStages * kStage, kIncoming = kSums + (kOutputs ? kHalves * kHalfBytes : 0);
+  static constexpr int kNumbers = kIncoming + (kPair && kOutputs ? kHalfBytes : 0);
   static constexpr int kBarriers = kNumbers + kStages * kFactorBytes;
   enum BarrierIndex {
     kAFull, kYFull = kAFull + kStages, kXFull = kYFull + kStages,
     kAFree = kXFull + kStages, kYFree = kAFree + kStages, kXFree = kYFree + kStages,
     kSumsFull = kXFree + kStages, kSumsFree, kIncomingFull, kSentFree, kBarrierCount
   };
-  static constexpr int kBytes = kShape.lds_bytes();
+  static constexpr int kBytes = kShape.lds_bytes(kOutput);
   static_assert(kBarrierCount == kHopperBarriers && kBytes == kBarriers + 8 * kBarrierCount && kBytes <= 227 << 10);
-  static constexpr int kTurn = 1;  // named barriers 1 and 2: whose turn it is to multiply by the state
+  // Named barriers: 1 and 2, whose turn it is to multiply by the state; 3 and 4, a warpgroup for itself.
+  static constexpr int kTurn = 1, kGroup = 3;
 
   const HopperWalkParams& params;
   const WalkParams& p;
@@ -97,6 +102,7 @@ struct HopperWalk {
 
   XLSTM_DEVICE void copy_chunks() const {
     prefetch(&params.a), prefetch(&params.x), prefetch(&params.y), prefetch(&params.scores);
+    if constexpr (kOutput == HopperOutput::plain) prefetch(&params.out);
     for (int n = 0; n < chunks; ++n) {
       const int s = n % kStages, token = chunk_at(n) * kChunk, head = segment.head, batch = segment.batch;
       const uint32_t at = stage(n), before = parity(n) ^ 1;
@@ -227,6 +233,30 @@ struct HopperWalk {
 
   // Sums lie token by token, 64 columns each; a swizzle keeps the tokens that a warp writes together in different banks.
   XLSTM_DEVICE static int sum_place(int token, int column) { return token * 64 + (column ^ token / 2 % 4 * 8); }
+  // sum times gain, as they go to memory.
+  XLSTM_DEVICE void store_outputs(const float (&sum)[32], const float* gain, int half, int group, int64_t token) const {
+    const int thread = threadIdx.x % kWarpgroup, lane = thread % 32;
+    const uint32_t panel = base + uint32_t(kSums + half * kPanel);
+    if (thread == 0) stores_read();  // of the chunk before
+    meet(kGroup + group, kWarpgroup);
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      uint32_t r[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const int i = 4 * (j + w / 2) + w % 2 * 2;
+        const float2 by = p.gained ? *reinterpret_cast<const float2*>(gain + 8 * (j + w / 2) + 2 * (lane % 4)) : float2{1, 1};
+        r[w] = pack(BFloat16{}, sum[i] * by.x, sum[i + 1] * by.y);
+      }
+      const int row = 8 * j + lane % 8 + lane / 16 * 8, piece = thread / 32 * 2 + lane / 8 % 2;
+      store_turned_matrices(panel + panel_piece(row, piece), r[0], r[1], r[2], r[3]);
+    }
+    shared_written();
+    meet(kGroup + group, kWarpgroup);
+    if (thread == 0)
+      store_panel(&params.out, Place::first_column(tile) + half * 64, int(token), segment.head, segment.batch, panel);
+  }
+
   XLSTM_DEVICE void write_sums(const float (&sum)[32], int half) const {
     float* to = reinterpret_cast<float*>(lds + kSums) + half * kHalfFloats;
 #pragma unroll
@@ -298,11 +328,16 @@ struct HopperWalk {
         products_end();
         if constexpr (kOutputs) {
           products_wait<1>(sum);
+          if constexpr (kFinish) {
+            const bool sent = kPair && half != owned_half();
+            if (m == 0) barrier(sent ? kSentFree : kSumsFree).wait(uint32_t(n % 2) ^ 1);
+            write_sums(sum, half);
+            if (sent) shared_written();  // a copy reads it
+            if (m + 1 == kMine) barrier(kSumsFull).arrive();
+          } else {
+            store_outputs(sum, inter + (kGain - p.inter) * kChunk, half, group, int64_t(chunk_at(n)) * kChunk);
+          }
           if (m + 1 == kMine && thread % 32 == 0) barrier(kYFree + s).arrive();
-          if (m == 0) barrier(kPair && half != owned_half() ? kSentFree : kSumsFree).wait(uint32_t(n % 2) ^ 1);
-          write_sums(sum, half);
-          if (kPair && half != owned_half()) shared_written();  // a copy reads it
-          if (m + 1 == kMine) barrier(kSumsFull).arrive();
         } else {
           if (m + 1 == kMine && thread % 32 == 0) barrier(kYFree + s).arrive();
         }
@@ -311,12 +346,15 @@ struct HopperWalk {
       if (thread == 0) barrier(kXFree + s).arrive();
     }
     store_state(state, group);
+    if constexpr (kOutput == HopperOutput::plain)
+      if (thread == 0) stores_done();
   }
 
-  // ---- outputs, by three warps: pieces of 8 columns of a token
+  // ---- outputs with more to them, by three warps: pieces of 8 columns of a token
 
   static constexpr int kRowPieces = kShape.y_tile() / 8, kTokensAtOnce = 32 / kRowPieces;
-  static constexpr int kRounds = kChunk / kTokensAtOnce, kAhead = 6;  // rounds of a chunk; that a warp has in flight
+  static constexpr int kRounds = kChunk / kTokensAtOnce;                 // of a chunk
+  static constexpr int kAhead = kRounds / kOutputWarps < 6 ? 6 : 4;      // that a warp has in flight
 
   XLSTM_DEVICE TokenRows<BFloat16> tile_rows(const Tokens& x) const {
     TokenRows<BFloat16> t = rows<BFloat16>(x, segment);
@@ -324,80 +362,95 @@ struct HopperWalk {
     t.columns -= tile * kShape.y_tile();
     return t;
   }
+  // Eight floats side by side.
+  XLSTM_DEVICE static void read_eight(float (&value)[8], const float* from) {
+    const Piece low = read_piece(from), high = read_piece(from + 4);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) value[j] = as_float(low.word[j]), value[4 + j] = as_float(high.word[j]);
+  }
+
+  // The sums of the other block of a pair, and this one's of its half.
+  XLSTM_DEVICE void exchange(int n, int warp, int lane) const {
+    const Barrier full = barrier(kIncomingFull);
+    const int other = owned_half() ^ 1;
+    if (warp == 0 && lane == 0) {
+      full.expect(kHalfBytes);
+      copy_to_block(other, base + kIncoming, base + kSums + other * kHalfBytes, kHalfBytes, full);
+    }
+    full.wait(uint32_t(n % 2));
+  }
 
   XLSTM_DEVICE void finish_outputs(int warp) const {
-    const int lane = threadIdx.x % 32, column = lane % kRowPieces * 8;
-    const TokenRows<BFloat16> with = tile_rows(p.with);
+    const int lane = threadIdx.x % 32, column = lane % kRowPieces * 8, token = warp * kTokensAtOnce + lane / kRowPieces;
+    const int half = kPair ? owned_half() : column / 64;
+    const float* sums = reinterpret_cast<const float*>(lds + kSums) + half * kHalfFloats;
+    const float* incoming = reinterpret_cast<const float*>(lds + kIncoming);
+    const TokenRows<BFloat16> with = tile_rows(p.with), out = tile_rows(p.out);
+    const bool inside = column < out.columns, gained = p.gained, dots = p.with.data && inside;
     const int64_t all_tokens = p.where.rows * p.where.slots * kChunk;
+    constexpr int kStep = kOutputWarps * kTokensAtOnce;  // tokens between a warp's rounds
     for (int n = 0; n < chunks; ++n) {
       const int64_t slot = slot_of(n), t0 = int64_t(chunk_at(n)) * kChunk;
       const int valid = int(segment.end - t0 < kChunk ? segment.end - t0 : kChunk);
       const float* factors = p.factors + slot * kFactors * kChunk;
-      TokenRows<BFloat16> to = tile_rows(p.out);
-      to.data += t0 * to.stride;
+      const BFloat16* from = with.data + (t0 + token) * with.stride + column;
+      BFloat16* to = const_cast<BFloat16*>(out.data) + (t0 + token) * out.stride + column;
+      float* dot_to = p.dots + tile * all_tokens + slot * kChunk;
+      const char* y = lds + n % kStages * kStage + kY + half * kPanel;
       float vector[8] = {};
-      if (p.vector) {
-        const float* from = p.vector + slot * p.y.columns + tile * kShape.y_tile() + column;
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-          if (column + j < to.columns) vector[j] = from[j];
-      }
-      bool here = false;
-      for (int first = warp; first < kRounds; first += kAhead * kOutputWarps) {
+      if (p.vector && inside) read_eight(vector, p.vector + slot * p.y.columns + tile * kShape.y_tile() + column);
+#pragma unroll 1
+      for (int first = 0; first < kRounds; first += kAhead * kOutputWarps) {
         Piece other[kAhead];
         float gain[kAhead], add[kAhead], self[kAhead];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-          const int t = (first + i * kOutputWarps) * kTokensAtOnce + lane / kRowPieces;
+          const int t = token + first * kTokensAtOnce + i * kStep;
+          if (dots && t < valid) other[i] = read_piece(from + int64_t(first * kTokensAtOnce + i * kStep) * with.stride);
           if (t >= kChunk) continue;
-          if (p.with.data) other[i] = with.piece(t0 + t, column, t < valid);
-          gain[i] = p.gained ? factors[kGain * kChunk + t] : 1.0f;
+          gain[i] = gained ? factors[kGain * kChunk + t] : 1.0f;
           add[i] = p.vector ? factors[p.along * kChunk + t] : 0.0f;
           self[i] = p.with_self ? factors[kSelf * kChunk + t] : 0.0f;
         }
-        if (!here) {
+        if (first == 0) {
           barrier(kSumsFull).wait(uint32_t(n % 2));
-          if constexpr (kPair) {
-            if (warp == 0 && lane == 0) {
-              const Barrier full = barrier(kIncomingFull);
-              const int other_block = owned_half() ^ 1;
-              full.expect(kHalfFloats * 4);
-              copy_to_block(other_block, base + kIncoming, base + kSums + other_block * kHalfFloats * 4, kHalfFloats * 4,
-                            full);
-            }
-            barrier(kIncomingFull).wait(uint32_t(n % 2));
-          }
-          here = true;
+          if constexpr (kPair) exchange(n, warp, lane);
         }
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-          const int t = (first + i * kOutputWarps) * kTokensAtOnce + lane / kRowPieces;
+          const int t = token + first * kTokensAtOnce + i * kStep;
           if (t >= kChunk) continue;  // of whole warps
-          const int half = kPair ? owned_half() : column / 64, place = sum_place(t, column % 64);
-          const float* sums = reinterpret_cast<const float*>(lds + kSums) + half * kHalfFloats + place;
-          const float* incoming = reinterpret_cast<const float*>(lds + kIncoming) + place;
+          const int place = sum_place(t, column % 64);
           float value[8];
+          read_eight(value, sums + place);
+          if constexpr (kPair) {
+            float more[8];
+            read_eight(more, incoming + place);
 #pragma unroll
-          for (int j = 0; j < 8; ++j) {
-            value[j] = sums[j];
-            if constexpr (kPair) value[j] = owned_half() ? incoming[j] + value[j] : value[j] + incoming[j];
-            value[j] = value[j] * gain[i] + add[i] * vector[j];
+            for (int j = 0; j < 8; ++j) value[j] += more[j];
           }
+#pragma unroll
+          for (int j = 0; j < 8; ++j) value[j] = value[j] * gain[i] + add[i] * vector[j];
           if (p.with.data) {
             float dot = 0;
+            if (dots && t < valid) {
 #pragma unroll
-            for (int j = 0; j < 8; ++j) dot += value[j] * element<BFloat16>(other[i], j);
+              for (int j = 0; j < 8; ++j) dot += value[j] * element<BFloat16>(other[i], j);
+            }
 #pragma unroll
             for (int mask = kRowPieces / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
-            if (column == 0) p.dots[tile * all_tokens + slot * kChunk + t] = dot;
+            if (column == 0) dot_to[t] = dot;
           }
           if (p.with_self) {
-            const char* y = lds + n % kStages * kStage + kY + (kPair ? owned_half() : column / 64) * kPanel;
             const Piece own = read_piece(y + panel_piece(t, column % 64 / 8));
 #pragma unroll
             for (int j = 0; j < 8; ++j) value[j] += self[i] * element<BFloat16>(own, j);
           }
-          if (t < valid) store_piece(to, t, column, value);
+          Piece result;
+#pragma unroll
+          for (int w = 0; w < 4; ++w) result.word[w] = pack(BFloat16{}, value[2 * w], value[2 * w + 1]);
+          if (inside && t < valid)
+            *reinterpret_cast<Piece*>(to + int64_t(first * kTokensAtOnce + i * kStep) * out.stride) = result;
         }
       }
       __syncwarp();
@@ -415,7 +468,7 @@ struct HopperWalk {
       for (int s = 0; s < kStages; ++s) {
         barrier(kAFull + s).init(1), barrier(kYFull + s).init(1), barrier(kXFull + s).init(1);
         barrier(kAFree + s).init(2), barrier(kXFree + s).init(2);
-        barrier(kYFree + s).init(kHopperStateThreads / 32 + (kOutputs ? kOutputWarps : 0));
+        barrier(kYFree + s).init(kHopperStateThreads / 32 + (kFinish ? kOutputWarps : 0));
       }
       barrier(kSumsFull).init(kHopperStateThreads);
       barrier(kSumsFree).init(kOutputWarps);
@@ -431,7 +484,7 @@ struct HopperWalk {
       leave_registers<kHopperOutputRegisters>();
       if (warp == kOutputWarps) {
         if (threadIdx.x % 32 == 0) copy_chunks();
-      } else if constexpr (kOutputs) {
+      } else if constexpr (kFinish) {
         finish_outputs(warp);
       }
     } else {
@@ -442,7 +495,7 @@ struct HopperWalk {
   }
 };
 
-template <int kRows, int kHalves, bool kPair, bool kOutputs>
+template <int kRows, int kHalves, bool kPair, HopperOutput kOutput>
 __global__ __launch_bounds__(kHopperBlockThreads, 1) void walk_hopper(const __grid_constant__ HopperWalkParams params) {
   if constexpr (kHopper) {
     extern __shared__ __align__(kPanelAlignment) char panels[];
@@ -450,7 +503,7 @@ __global__ __launch_bounds__(kHopperBlockThreads, 1) void walk_hopper(const __gr
     const int tile = blockIdx.x % p.tiles, order = blockIdx.x / p.tiles % p.segments;
     const Segment segment = segment_of(p.where, blockIdx.x / p.tiles / p.segments, order, p.segment_chunks, p.reverse);
     if (segment.empty || (p.alone && segment.last())) return;
-    HopperWalk<kRows, kHalves, kPair, kOutputs>(params, segment, tile, panels).run();
+    HopperWalk<kRows, kHalves, kPair, kOutput>(params, segment, tile, panels).run();
   }
 }
 

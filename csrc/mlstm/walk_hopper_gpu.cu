@@ -20,10 +20,10 @@ CUtensorMap token_map(const Tokens& x, const Sequences& where) {
   return panel_map(x.data, x.columns, where.length, where.heads, where.rows / where.heads, x.stride, kHopperChunk);
 }
 
-template <int kRows, int kHalves, bool kPair, bool kOutputs>
+template <int kRows, int kHalves, bool kPair, HopperOutput kOutput>
 void launch_kernel(const char* name, const HopperWalkParams& p, int64_t blocks, Stream stream) {
-  const auto kernel = walk_hopper<kRows, kHalves, kPair, kOutputs>;
-  constexpr int kBytes = HopperWalk<kRows, kHalves, kPair, kOutputs>::kBytes;
+  const auto kernel = walk_hopper<kRows, kHalves, kPair, kOutput>;
+  constexpr int kBytes = HopperWalk<kRows, kHalves, kPair, kOutput>::kBytes;
   if (blocks > INT32_MAX) throw std::runtime_error(std::string(name) + ": more blocks than a grid may have");
   check_launch(name, allow_lds(kernel, kBytes));
   cudaLaunchAttribute cluster{};
@@ -44,11 +44,11 @@ void launch_shape(const WalkPlan& plan, const WalkParams& p, const float* dc_las
   using State = HopperState<kRows, kHalves, kPair>;
   const int64_t states = p.where.sequences * p.where.heads, blocks = states * plan.segments * plan.tiles;
   if (blocks == 0) return;
-  HopperWalkParams all{p, {}, token_map(p.x, p.where), token_map(p.y, p.where), {}};
+  HopperWalkParams all{p, {}, token_map(p.x, p.where), token_map(p.y, p.where), {}, {}};
   if (plan.segments > 1) {
     all.walk.alone = true;
     all.walk.out.data = nullptr;
-    launch_kernel<kRows, kHalves, kPair, false>("states of segments", all, blocks, stream);
+    launch_kernel<kRows, kHalves, kPair, HopperOutput::none>("states of segments", all, blocks, stream);
     const ScanParams scan{p.where,    p.between,        p.decay, p.state_in,  p.state_x,   p.state_y,
                           p.segments, p.segment_chunks, p.tiles, p.x.columns, p.y.columns, p.reverse};
     launch("scan of segments", scan_segments_hopper<kRows, kHalves, kPair>,
@@ -58,7 +58,12 @@ void launch_shape(const WalkPlan& plan, const WalkParams& p, const float* dc_las
   all.a = token_map(p.a, p.where);
   all.scores =
       panel_map(p.scores, kHopperChunk, p.where.rows * p.where.slots * kHopperChunk, 1, 1, {0, 0, kHopperChunk}, kHopperChunk);
-  launch_kernel<kRows, kHalves, kPair, true>("walk", all, blocks, stream);
+  all.out = token_map(p.out, p.where);
+  constexpr HopperOutput kPlain = kPair ? HopperOutput::finished : HopperOutput::plain;
+  if (p.vector || p.with.data || p.with_self)
+    launch_kernel<kRows, kHalves, kPair, HopperOutput::finished>("walk", all, blocks, stream);
+  else
+    launch_kernel<kRows, kHalves, kPair, kPlain>("walk", all, blocks, stream);
   if (!p.before_last) return;
   const StateDotParams dot{p.before_last, dc_last, dots,        states,     p.state_x,
                            p.state_y,     p.tiles, p.x.columns, p.y.columns};

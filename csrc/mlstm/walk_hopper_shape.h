@@ -8,6 +8,9 @@ namespace xlstm::gpu {
 
 constexpr int kHopperChunk = 64, kHopperBarriers = 16;
 
+// What a walk's sums become: nothing, outputs that are sums times a gain, or outputs with more to them.
+enum class HopperOutput { none, plain, finished };
+
 // A state of `rows` by 64 `halves` columns in a block, half of the halves in each of two warpgroups. 512 rows are a pair
 // of blocks' of 256, each of which owns the outputs of one half.
 struct HopperShape {
@@ -17,11 +20,12 @@ struct HopperShape {
   constexpr int columns() const { return 64 * halves; }              // of the state in a block
   constexpr int y_tile() const { return pair ? 64 : 64 * halves; }  // of the outputs
   constexpr int per_warpgroup() const { return halves / 2; }
-  constexpr int incoming_bytes() const { return pair ? 64 * kHopperChunk * 4 : 0; }
-  // Two stages of a, x, y, scores, and their factors; sums; barriers.
+  // Two stages of a, x, y, scores, and three factors of their tokens; outputs of 64 columns each; barriers.
   constexpr int stage_bytes() const { return (2 * rows / 64 + halves + 1) * 128 * kHopperChunk; }
-  constexpr int lds_bytes() const {
-    return 2 * stage_bytes() + columns() * kHopperChunk * 4 + incoming_bytes() + 4 * kHopperChunk * 4 + kHopperBarriers * 8;
+  constexpr int lds_bytes(HopperOutput output) const {
+    const int half = output == HopperOutput::finished ? 64 * kHopperChunk * 4 : 128 * kHopperChunk;
+    const int outputs = output == HopperOutput::none ? 0 : halves + (pair ? 1 : 0);
+    return 2 * stage_bytes() + outputs * half + 2 * 3 * kHopperChunk * 4 + kHopperBarriers * 8;
   }
   constexpr int registers() const { return rows / 2 * per_warpgroup(); }  // of the state in a thread
 };
