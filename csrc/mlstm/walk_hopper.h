@@ -53,7 +53,8 @@ static_assert(2 * kHopperStateRegisters + kHopperOutputRegisters == 3 * 168);
 
 template <int kRows, int kHalves, bool kPair, HopperOutput kOutput>
 struct HopperWalk {
-  static constexpr bool kOutputs = kOutput != HopperOutput::none, kFinish = kOutput == HopperOutput::finished;
+  static constexpr bool kOutputs = kOutput != HopperOutput::none, kFlowing = kOutput == HopperOutput::flowing;
+  static constexpr bool kFinish = kFlowing || kOutput == HopperOutput::summed;
   static_assert(!kPair || kOutput != HopperOutput::plain);  // two blocks' sums are to be added
   using Place = HopperState<kRows, kHalves, kPair>;
   static constexpr HopperShape kShape = Place::kShape;
@@ -380,77 +381,82 @@ struct HopperWalk {
     full.wait(uint32_t(n % 2));
   }
 
+  // What memory has for one piece, brought before the sums are there. No condition stands in the way of a load, or the
+  // next one would wait for it: where there is no piece, another one's is read.
+  struct Beside {
+    Piece with;
+    float factor, self;  // of the vector, or the gain
+  };
+
   XLSTM_DEVICE void finish_outputs(int warp) const {
-    const int lane = threadIdx.x % 32, column = lane % kRowPieces * 8, token = warp * kTokensAtOnce + lane / kRowPieces;
+    constexpr int kStep = kOutputWarps * kTokensAtOnce;  // tokens between a warp's rounds
+    const int lane = threadIdx.x % 32, first_token = warp * kTokensAtOnce + lane / kRowPieces;
+    const TokenRows<BFloat16> with = tile_rows(kFlowing ? p.with : p.out), out = tile_rows(p.out);
+    const int column = lane % kRowPieces * 8, there = column < out.columns ? column : 0;
     const int half = kPair ? owned_half() : column / 64;
     const float* sums = reinterpret_cast<const float*>(lds + kSums) + half * kHalfFloats;
     const float* incoming = reinterpret_cast<const float*>(lds + kIncoming);
-    const TokenRows<BFloat16> with = tile_rows(p.with), out = tile_rows(p.out);
-    const bool inside = column < out.columns, gained = p.gained, dots = p.with.data && inside;
+    const int which = kFlowing ? p.along : kGain;
+    const float plain = kFlowing || p.gained ? 0.0f : 1.0f;  // in the place of a gain that there is not
     const int64_t all_tokens = p.where.rows * p.where.slots * kChunk;
-    constexpr int kStep = kOutputWarps * kTokensAtOnce;  // tokens between a warp's rounds
     for (int n = 0; n < chunks; ++n) {
       const int64_t slot = slot_of(n), t0 = int64_t(chunk_at(n)) * kChunk;
       const int valid = int(segment.end - t0 < kChunk ? segment.end - t0 : kChunk);
       const float* factors = p.factors + slot * kFactors * kChunk;
-      const BFloat16* from = with.data + (t0 + token) * with.stride + column;
-      BFloat16* to = const_cast<BFloat16*>(out.data) + (t0 + token) * out.stride + column;
-      float* dot_to = p.dots + tile * all_tokens + slot * kChunk;
+      const BFloat16* from = with.data + t0 * with.stride + there;
+      BFloat16* to = const_cast<BFloat16*>(out.data) + t0 * out.stride + column;
       const char* y = lds + n % kStages * kStage + kY + half * kPanel;
-      float vector[8] = {};
-      if (p.vector && inside) read_eight(vector, p.vector + slot * p.y.columns + tile * kShape.y_tile() + column);
+      float vector[8];
+      if constexpr (kFlowing) read_eight(vector, p.vector + slot * p.y.columns + tile * kShape.y_tile() + there);
 #pragma unroll 1
-      for (int first = 0; first < kRounds; first += kAhead * kOutputWarps) {
-        Piece other[kAhead];
-        float gain[kAhead], add[kAhead], self[kAhead];
+      for (int first = first_token; first < kChunk; first += kAhead * kStep) {
+        Beside beside[kAhead];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-          const int t = token + first * kTokensAtOnce + i * kStep;
-          if (dots && t < valid) other[i] = read_piece(from + int64_t(first * kTokensAtOnce + i * kStep) * with.stride);
-          if (t >= kChunk) continue;
-          gain[i] = gained ? factors[kGain * kChunk + t] : 1.0f;
-          add[i] = p.vector ? factors[p.along * kChunk + t] : 0.0f;
-          self[i] = p.with_self ? factors[kSelf * kChunk + t] : 0.0f;
+          const int t = first + i * kStep < valid ? first + i * kStep : 0;
+          beside[i].factor = factors[which * kChunk + t];
+          if constexpr (kFlowing) {
+            beside[i].self = factors[kSelf * kChunk + t];
+            beside[i].with = read_piece(from + t * with.stride);
+          }
         }
-        if (first == 0) {
+        if (first == first_token) {
           barrier(kSumsFull).wait(uint32_t(n % 2));
           if constexpr (kPair) exchange(n, warp, lane);
         }
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-          const int t = token + first * kTokensAtOnce + i * kStep;
-          if (t >= kChunk) continue;  // of whole warps
-          const int place = sum_place(t, column % 64);
+          const int t = first + i * kStep;
+          if (t >= kChunk) break;  // of whole warps
           float value[8];
-          read_eight(value, sums + place);
+          read_eight(value, sums + sum_place(t, column % 64));
           if constexpr (kPair) {
             float more[8];
-            read_eight(more, incoming + place);
+            read_eight(more, incoming + sum_place(t, column % 64));
 #pragma unroll
             for (int j = 0; j < 8; ++j) value[j] += more[j];
           }
-#pragma unroll
-          for (int j = 0; j < 8; ++j) value[j] = value[j] * gain[i] + add[i] * vector[j];
-          if (p.with.data) {
+          if constexpr (kFlowing) {
+            const Piece own = read_piece(y + panel_piece(t, column % 64 / 8));
             float dot = 0;
-            if (dots && t < valid) {
 #pragma unroll
-              for (int j = 0; j < 8; ++j) dot += value[j] * element<BFloat16>(other[i], j);
+            for (int j = 0; j < 8; ++j) {
+              value[j] += beside[i].factor * vector[j];
+              dot += value[j] * element<BFloat16>(beside[i].with, j);
+              value[j] += beside[i].self * element<BFloat16>(own, j);
             }
+            if (column >= out.columns || t >= valid) dot = 0;
 #pragma unroll
             for (int mask = kRowPieces / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
-            if (column == 0) dot_to[t] = dot;
-          }
-          if (p.with_self) {
-            const Piece own = read_piece(y + panel_piece(t, column % 64 / 8));
+            if (column == 0) p.dots[tile * all_tokens + slot * kChunk + t] = dot;
+          } else {
 #pragma unroll
-            for (int j = 0; j < 8; ++j) value[j] += self[i] * element<BFloat16>(own, j);
+            for (int j = 0; j < 8; ++j) value[j] *= plain == 0 ? beside[i].factor : plain;
           }
           Piece result;
 #pragma unroll
           for (int w = 0; w < 4; ++w) result.word[w] = pack(BFloat16{}, value[2 * w], value[2 * w + 1]);
-          if (inside && t < valid)
-            *reinterpret_cast<Piece*>(to + int64_t(first * kTokensAtOnce + i * kStep) * out.stride) = result;
+          if (column < out.columns && t < valid) *reinterpret_cast<Piece*>(to + t * out.stride) = result;
         }
       }
       __syncwarp();

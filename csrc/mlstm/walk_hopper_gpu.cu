@@ -59,9 +59,9 @@ void launch_shape(const WalkPlan& plan, const WalkParams& p, const float* dc_las
   all.scores =
       panel_map(p.scores, kHopperChunk, p.where.rows * p.where.slots * kHopperChunk, 1, 1, {0, 0, kHopperChunk}, kHopperChunk);
   all.out = token_map(p.out, p.where);
-  constexpr HopperOutput kPlain = kPair ? HopperOutput::finished : HopperOutput::plain;
-  if (p.vector || p.with.data || p.with_self)
-    launch_kernel<kRows, kHalves, kPair, HopperOutput::finished>("walk", all, blocks, stream);
+  constexpr HopperOutput kPlain = kPair ? HopperOutput::summed : HopperOutput::plain;
+  if (p.with_self)  // and with them a vector and dots
+    launch_kernel<kRows, kHalves, kPair, HopperOutput::flowing>("walk", all, blocks, stream);
   else
     launch_kernel<kRows, kHalves, kPair, kPlain>("walk", all, blocks, stream);
   if (!p.before_last) return;

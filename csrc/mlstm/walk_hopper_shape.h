@@ -8,8 +8,9 @@ namespace xlstm::gpu {
 
 constexpr int kHopperChunk = 64, kHopperBarriers = 16;
 
-// What a walk's sums become: nothing, outputs that are sums times a gain, or outputs with more to them.
-enum class HopperOutput { none, plain, finished };
+// What a walk's sums become: nothing; outputs, times a gain, and that of sums of two blocks; or gradients that have more
+// to them, those of q and k.
+enum class HopperOutput { none, plain, summed, flowing };
 
 // A state of `rows` by 64 `halves` columns in a block, half of the halves in each of two warpgroups. 512 rows are a pair
 // of blocks' of 256, each of which owns the outputs of one half.
@@ -23,7 +24,7 @@ struct HopperShape {
   // Two stages of a, x, y, scores, and three factors of their tokens; outputs of 64 columns each; barriers.
   constexpr int stage_bytes() const { return (2 * rows / 64 + halves + 1) * 128 * kHopperChunk; }
   constexpr int lds_bytes(HopperOutput output) const {
-    const int half = output == HopperOutput::finished ? 64 * kHopperChunk * 4 : 128 * kHopperChunk;
+    const int half = output > HopperOutput::plain ? 64 * kHopperChunk * 4 : 128 * kHopperChunk;
     const int outputs = output == HopperOutput::none ? 0 : halves + (pair ? 1 : 0);
     return 2 * stage_bytes() + outputs * half + 2 * 3 * kHopperChunk * 4 + kHopperBarriers * 8;
   }
