@@ -27,7 +27,7 @@ constexpr int kPanelAlignment = 1024;
 constexpr int panel_bytes(int rows) { return rows * kPanelRowBytes; }
 
 // Bytes from a panel's start to a piece of 16 bytes.
-constexpr uint32_t panel_piece(int row, int piece) { return uint32_t(row * kPanelRowBytes + ((piece ^ (row % 8)) << 4)); }
+constexpr uint32_t panel_piece(uint32_t row, uint32_t piece) { return row * kPanelRowBytes + ((piece ^ (row % 8)) << 4); }
 
 // ---- barriers in shared memory: a phase ends when `count` have arrived and all bytes that were announced are there
 
@@ -259,6 +259,16 @@ XLSTM_DEVICE void store_turned_matrices(uint32_t at, uint32_t r0, uint32_t r1, u
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r0), "r"(r1),
                "r"(r2), "r"(r3)
                : "memory");
+}
+
+// Stores that happen or not, without a branch that would keep what comes after from being moved before.
+XLSTM_DEVICE void store_if(bool happens, void* to, const Piece& x) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v4.b32 [%1], {%2, %3, %4, %5}; }" ::"r"(int(happens)),
+               "l"(to), "r"(x.word[0]), "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3]));
+}
+XLSTM_DEVICE void store_if(bool happens, float* to, float x) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.f32 [%1], %2; }" ::"r"(int(happens)), "l"(to),
+               "f"(x));
 }
 
 // ---- host

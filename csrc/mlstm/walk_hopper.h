@@ -233,7 +233,9 @@ struct HopperWalk {
   }
 
   // Sums lie token by token, 64 columns each; a swizzle keeps the tokens that a warp writes together in different banks.
-  XLSTM_DEVICE static int sum_place(int token, int column) { return token * 64 + (column ^ token / 2 % 4 * 8); }
+  XLSTM_DEVICE static uint32_t sum_place(uint32_t token, uint32_t column) {
+    return token * 64 + (column ^ token / 2 % 4 * 8);
+  }
   // sum times gain, as they go to memory.
   XLSTM_DEVICE void store_outputs(const float (&sum)[32], const float* gain, int half, int group, int64_t token) const {
     const int thread = threadIdx.x % kWarpgroup, lane = thread % 32;
@@ -355,7 +357,8 @@ struct HopperWalk {
 
   static constexpr int kRowPieces = kShape.y_tile() / 8, kTokensAtOnce = 32 / kRowPieces;
   static constexpr int kRounds = kChunk / kTokensAtOnce;                 // of a chunk
-  static constexpr int kAhead = kRounds / kOutputWarps < 6 ? 6 : 4;      // that a warp has in flight
+  static constexpr int kAhead = 6;                                        // that a warp has in flight
+  static constexpr int kBatches = (kRounds + kAhead * kOutputWarps - 1) / (kAhead * kOutputWarps);
 
   XLSTM_DEVICE TokenRows<BFloat16> tile_rows(const Tokens& x) const {
     TokenRows<BFloat16> t = rows<BFloat16>(x, segment);
@@ -399,6 +402,8 @@ struct HopperWalk {
     const int which = kFlowing ? p.along : kGain;
     const float plain = kFlowing || p.gained ? 0.0f : 1.0f;  // in the place of a gain that there is not
     const int64_t all_tokens = p.where.rows * p.where.slots * kChunk;
+    float* dots = p.dots + tile * all_tokens;
+    const uint32_t out_stride = uint32_t(out.stride), with_stride = uint32_t(with.stride);  // 2^26 bytes at most
     for (int n = 0; n < chunks; ++n) {
       const int64_t slot = slot_of(n), t0 = int64_t(chunk_at(n)) * kChunk;
       const int valid = int(segment.end - t0 < kChunk ? segment.end - t0 : kChunk);
@@ -409,7 +414,8 @@ struct HopperWalk {
       float vector[8];
       if constexpr (kFlowing) read_eight(vector, p.vector + slot * p.y.columns + tile * kShape.y_tile() + there);
 #pragma unroll 1
-      for (int first = first_token; first < kChunk; first += kAhead * kStep) {
+      for (int batch = 0; batch < kBatches; ++batch) {
+        const int first = first_token + batch * kAhead * kStep;
         Beside beside[kAhead];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
@@ -417,38 +423,39 @@ struct HopperWalk {
           beside[i].factor = factors[which * kChunk + t];
           if constexpr (kFlowing) {
             beside[i].self = factors[kSelf * kChunk + t];
-            beside[i].with = read_piece(from + t * with.stride);
+            beside[i].with = read_piece(from + uint32_t(t) * with_stride);
           }
         }
-        if (first == first_token) {
+        if (batch == 0) {
           barrier(kSumsFull).wait(uint32_t(n % 2));
           if constexpr (kPair) exchange(n, warp, lane);
         }
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
           const int t = first + i * kStep;
-          if (t >= kChunk) break;  // of whole warps
+          const uint32_t in = uint32_t(t) % kChunk;  // beyond the chunk any
           float value[8];
-          read_eight(value, sums + sum_place(t, column % 64));
+          read_eight(value, sums + sum_place(in, column % 64));
           if constexpr (kPair) {
             float more[8];
-            read_eight(more, incoming + sum_place(t, column % 64));
+            read_eight(more, incoming + sum_place(in, column % 64));
 #pragma unroll
             for (int j = 0; j < 8; ++j) value[j] += more[j];
           }
+          const bool inside = column < out.columns && t < valid;
           if constexpr (kFlowing) {
-            const Piece own = read_piece(y + panel_piece(t, column % 64 / 8));
-            float dot = 0;
+            const Piece own = read_piece(y + panel_piece(in, uint32_t(column) % 64 / 8));
+            float even = 0, odd = 0;
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
               value[j] += beside[i].factor * vector[j];
-              dot += value[j] * element<BFloat16>(beside[i].with, j);
+              (j % 2 ? odd : even) += value[j] * element<BFloat16>(beside[i].with, j);
               value[j] += beside[i].self * element<BFloat16>(own, j);
             }
-            if (column >= out.columns || t >= valid) dot = 0;
+            float dot = inside ? even + odd : 0.0f;
 #pragma unroll
             for (int mask = kRowPieces / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
-            if (column == 0) p.dots[tile * all_tokens + slot * kChunk + t] = dot;
+            store_if(column == 0 && t < kChunk, dots + slot * kChunk + t, dot);
           } else {
 #pragma unroll
             for (int j = 0; j < 8; ++j) value[j] *= plain == 0 ? beside[i].factor : plain;
@@ -456,7 +463,7 @@ struct HopperWalk {
           Piece result;
 #pragma unroll
           for (int w = 0; w < 4; ++w) result.word[w] = pack(BFloat16{}, value[2 * w], value[2 * w + 1]);
-          if (column < out.columns && t < valid) *reinterpret_cast<Piece*>(to + t * out.stride) = result;
+          store_if(inside, to + in * out_stride, result);
         }
       }
       __syncwarp();
