@@ -73,10 +73,11 @@ struct HopperWalk {
   enum BarrierIndex {
     kAFull, kYFull = kAFull + kStages, kXFull = kYFull + kStages,
     kAFree = kXFull + kStages, kYFree = kAFree + kStages, kXFree = kYFree + kStages,
-    kSumsFull = kXFree + kStages, kSumsFree, kIncomingFull, kSentFree, kBarrierCount
+    kSumsFull = kXFree + kStages, kSumsFree = kSumsFull + kHalves, kIncomingFull = kSumsFree + kHalves, kSentFree,
+    kBarrierCount
   };
   static constexpr int kBytes = kShape.lds_bytes(kOutput);
-  static_assert(kBarrierCount == kHopperBarriers && kBytes == kBarriers + 8 * kBarrierCount && kBytes <= 227 << 10);
+  static_assert(kBarrierCount <= kHopperBarriers && kBytes == kBarriers + 8 * kHopperBarriers && kBytes <= 227 << 10);
   // Named barriers: 1 and 2, whose turn it is to multiply by the state; 3 and 4, a warpgroup for itself.
   static constexpr int kTurn = 1, kGroup = 3;
 
@@ -333,10 +334,12 @@ struct HopperWalk {
           products_wait<1>(sum);
           if constexpr (kFinish) {
             const bool sent = kPair && half != owned_half();
-            if (m == 0) barrier(sent ? kSentFree : kSumsFree).wait(uint32_t(n % 2) ^ 1);
+            barrier(sent ? kSentFree : kSumsFree + half).wait(uint32_t(n % 2) ^ 1);
             write_sums(sum, half);
-            if (sent) shared_written();  // a copy reads it
-            if (m + 1 == kMine) barrier(kSumsFull).arrive();
+            if (sent)
+              send_sums(group);
+            else
+              barrier(kSumsFull + half).arrive();
           } else {
             store_outputs(sum, inter + (kGain - p.inter) * kChunk, half, group, int64_t(chunk_at(n)) * kChunk);
           }
@@ -353,12 +356,20 @@ struct HopperWalk {
       if (thread == 0) stores_done();
   }
 
-  // ---- outputs with more to them, by three warps: pieces of 8 columns of a token
+  // To the other block of a pair, when all of the warpgroup has written them.
+  XLSTM_DEVICE void send_sums(int group) const {
+    shared_written();
+    meet(kGroup + group, kWarpgroup);
+    const int other = owned_half() ^ 1;
+    if (threadIdx.x % kWarpgroup == 0)
+      copy_to_block(other, base + kIncoming, base + kSums + other * kHalfBytes, kHalfBytes, barrier(kIncomingFull));
+  }
 
-  static constexpr int kRowPieces = kShape.y_tile() / 8, kTokensAtOnce = 32 / kRowPieces;
-  static constexpr int kRounds = kChunk / kTokensAtOnce;                 // of a chunk
-  static constexpr int kAhead = 6;                                        // that a warp has in flight
-  static constexpr int kBatches = (kRounds + kAhead * kOutputWarps - 1) / (kAhead * kOutputWarps);
+  // ---- outputs with more to them, by three warps: 64 columns after the other, pieces of 8 columns of a token
+
+  static constexpr int kTokensAtOnce = 32 / 8, kStep = kOutputWarps * kTokensAtOnce;  // of a warp, of all three
+  static constexpr int kRounds = (kChunk + kStep - 1) / kStep;
+  static constexpr int kOwned = kPair ? 1 : kHalves;
 
   XLSTM_DEVICE TokenRows<BFloat16> tile_rows(const Tokens& x) const {
     TokenRows<BFloat16> t = rows<BFloat16>(x, segment);
@@ -373,17 +384,6 @@ struct HopperWalk {
     for (int j = 0; j < 4; ++j) value[j] = as_float(low.word[j]), value[4 + j] = as_float(high.word[j]);
   }
 
-  // The sums of the other block of a pair, and this one's of its half.
-  XLSTM_DEVICE void exchange(int n, int warp, int lane) const {
-    const Barrier full = barrier(kIncomingFull);
-    const int other = owned_half() ^ 1;
-    if (warp == 0 && lane == 0) {
-      full.expect(kHalfBytes);
-      copy_to_block(other, base + kIncoming, base + kSums + other * kHalfBytes, kHalfBytes, full);
-    }
-    full.wait(uint32_t(n % 2));
-  }
-
   // What memory has for one piece, brought before the sums are there. No condition stands in the way of a load, or the
   // next one would wait for it: where there is no piece, another one's is read.
   struct Beside {
@@ -392,33 +392,31 @@ struct HopperWalk {
   };
 
   XLSTM_DEVICE void finish_outputs(int warp) const {
-    constexpr int kStep = kOutputWarps * kTokensAtOnce;  // tokens between a warp's rounds
-    const int lane = threadIdx.x % 32, first_token = warp * kTokensAtOnce + lane / kRowPieces;
+    const int lane = threadIdx.x % 32, first = warp * kTokensAtOnce + lane / 8, column = lane % 8 * 8;
     const TokenRows<BFloat16> with = tile_rows(kFlowing ? p.with : p.out), out = tile_rows(p.out);
-    const int column = lane % kRowPieces * 8, there = column < out.columns ? column : 0;
-    const int half = kPair ? owned_half() : column / 64;
-    const float* sums = reinterpret_cast<const float*>(lds + kSums) + half * kHalfFloats;
+    const uint32_t out_stride = uint32_t(out.stride), with_stride = uint32_t(with.stride);  // 2^26 bytes at most
     const float* incoming = reinterpret_cast<const float*>(lds + kIncoming);
     const int which = kFlowing ? p.along : kGain;
     const float plain = kFlowing || p.gained ? 0.0f : 1.0f;  // in the place of a gain that there is not
-    const int64_t all_tokens = p.where.rows * p.where.slots * kChunk;
-    float* dots = p.dots + tile * all_tokens;
-    const uint32_t out_stride = uint32_t(out.stride), with_stride = uint32_t(with.stride);  // 2^26 bytes at most
+    float* dots = p.dots + tile * (p.where.rows * p.where.slots * kChunk);
     for (int n = 0; n < chunks; ++n) {
       const int64_t slot = slot_of(n), t0 = int64_t(chunk_at(n)) * kChunk;
       const int valid = int(segment.end - t0 < kChunk ? segment.end - t0 : kChunk);
       const float* factors = p.factors + slot * kFactors * kChunk;
-      const BFloat16* from = with.data + t0 * with.stride + there;
-      BFloat16* to = const_cast<BFloat16*>(out.data) + t0 * out.stride + column;
-      const char* y = lds + n % kStages * kStage + kY + half * kPanel;
-      float vector[8];
-      if constexpr (kFlowing) read_eight(vector, p.vector + slot * p.y.columns + tile * kShape.y_tile() + there);
+      const float* vectors = p.vector + slot * p.y.columns + tile * kShape.y_tile();
+      float dot[kRounds] = {};
 #pragma unroll 1
-      for (int batch = 0; batch < kBatches; ++batch) {
-        const int first = first_token + batch * kAhead * kStep;
-        Beside beside[kAhead];
+      for (int h = 0; h < kOwned; ++h) {
+        const int half = kPair ? owned_half() : h, begin = h * 64 + column, there = begin < out.columns ? begin : 0;
+        const BFloat16* from = with.data + t0 * with.stride + there;
+        BFloat16* to = const_cast<BFloat16*>(out.data) + t0 * out.stride + begin;
+        const char* y = lds + n % kStages * kStage + kY + half * kPanel;
+        const float* sums = reinterpret_cast<const float*>(lds + kSums) + half * kHalfFloats;
+        float vector[8];
+        if constexpr (kFlowing) read_eight(vector, vectors + there);
+        Beside beside[kRounds];
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
+        for (int i = 0; i < kRounds; ++i) {
           const int t = first + i * kStep < valid ? first + i * kStep : 0;
           beside[i].factor = factors[which * kChunk + t];
           if constexpr (kFlowing) {
@@ -426,25 +424,26 @@ struct HopperWalk {
             beside[i].with = read_piece(from + uint32_t(t) * with_stride);
           }
         }
-        if (batch == 0) {
-          barrier(kSumsFull).wait(uint32_t(n % 2));
-          if constexpr (kPair) exchange(n, warp, lane);
+        if constexpr (kPair) {
+          if (warp == 0 && lane == 0) barrier(kIncomingFull).expect(kHalfBytes);
+          barrier(kIncomingFull).wait(uint32_t(n % 2));
         }
+        barrier(kSumsFull + half).wait(uint32_t(n % 2));
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
+        for (int i = 0; i < kRounds; ++i) {
           const int t = first + i * kStep;
           const uint32_t in = uint32_t(t) % kChunk;  // beyond the chunk any
           float value[8];
-          read_eight(value, sums + sum_place(in, column % 64));
+          read_eight(value, sums + sum_place(in, column));
           if constexpr (kPair) {
             float more[8];
-            read_eight(more, incoming + sum_place(in, column % 64));
+            read_eight(more, incoming + sum_place(in, column));
 #pragma unroll
             for (int j = 0; j < 8; ++j) value[j] += more[j];
           }
-          const bool inside = column < out.columns && t < valid;
+          const bool inside = begin < out.columns && t < valid;
           if constexpr (kFlowing) {
-            const Piece own = read_piece(y + panel_piece(in, uint32_t(column) % 64 / 8));
+            const Piece own = read_piece(y + panel_piece(in, column / 8));
             float even = 0, odd = 0;
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
@@ -452,10 +451,7 @@ struct HopperWalk {
               (j % 2 ? odd : even) += value[j] * element<BFloat16>(beside[i].with, j);
               value[j] += beside[i].self * element<BFloat16>(own, j);
             }
-            float dot = inside ? even + odd : 0.0f;
-#pragma unroll
-            for (int mask = kRowPieces / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
-            store_if(column == 0 && t < kChunk, dots + slot * kChunk + t, dot);
+            dot[i] += inside ? even + odd : 0.0f;
           } else {
 #pragma unroll
             for (int j = 0; j < 8; ++j) value[j] *= plain == 0 ? beside[i].factor : plain;
@@ -465,12 +461,20 @@ struct HopperWalk {
           for (int w = 0; w < 4; ++w) result.word[w] = pack(BFloat16{}, value[2 * w], value[2 * w + 1]);
           store_if(inside, to + in * out_stride, result);
         }
+        __syncwarp();
+        if (lane == 0) {
+          barrier(kSumsFree + half).arrive();
+          if constexpr (kPair) barrier(kSentFree).arrive_at(owned_half() ^ 1);
+          if (h + 1 == kOwned) barrier(kYFree + n % kStages).arrive();
+        }
       }
-      __syncwarp();
-      if (lane == 0) {
-        barrier(kYFree + n % kStages).arrive();
-        barrier(kSumsFree).arrive();
-        if constexpr (kPair) barrier(kSentFree).arrive_at(owned_half() ^ 1);
+      if constexpr (kFlowing) {
+#pragma unroll
+        for (int i = 0; i < kRounds; ++i) {
+#pragma unroll
+          for (int mask = 4; mask > 0; mask /= 2) dot[i] += shuffle_xor(dot[i], mask);
+          store_if(lane % 8 == 0 && first + i * kStep < kChunk, dots + slot * kChunk + first + i * kStep, dot[i]);
+        }
       }
     }
   }
@@ -483,8 +487,10 @@ struct HopperWalk {
         barrier(kAFree + s).init(2), barrier(kXFree + s).init(2);
         barrier(kYFree + s).init(kHopperStateThreads / 32 + (kFinish ? kOutputWarps : 0));
       }
-      barrier(kSumsFull).init(kHopperStateThreads);
-      barrier(kSumsFree).init(kOutputWarps);
+      for (int half = 0; half < kHalves; ++half) {
+        barrier(kSumsFull + half).init(kWarpgroup);
+        barrier(kSumsFree + half).init(kOutputWarps);
+      }
       barrier(kIncomingFull).init(1);
       barrier(kSentFree).init(kOutputWarps);
       barriers_ready();

@@ -6,7 +6,7 @@
 
 namespace xlstm::gpu {
 
-constexpr int kHopperChunk = 64, kHopperBarriers = 16;
+constexpr int kHopperChunk = 64, kHopperBarriers = 22;
 
 // What a walk's sums become: nothing; outputs, times a gain, and that of sums of two blocks; or gradients that have more
 // to them, those of q and k.
