@@ -42,6 +42,8 @@ XLSTM_DEVICE TokenMeasure measure_gates(const ScoreParams& p, const Chunk& c, Ch
                                         Sync&& sync) {
   constexpr int kGroups = ChunkGates<kChunk>::kGroups;
   const bool inside = t < c.valid;
+  const double m_before = p.m_before[c.slot];
+  const float l = kBackward && inside ? p.l_saved[c.head.row * p.where.length + c.t0 + t] : 0.0f;
   double ig = -INFINITY;
   GateSums x[1];
   if (t < kGroups * kTokenLanes) {
@@ -61,22 +63,21 @@ XLSTM_DEVICE TokenMeasure measure_gates(const ScoreParams& p, const Chunk& c, Ch
     if (t >= kTokenLanes) here = whole.then(here);
     whole = whole.then(g.group[1]);
   }
-  const double m_before = p.m_before[c.slot], from_before = g.first_lf + m_before;
+  const double from_before = g.first_lf + m_before;
   const double m = here.after(p.sigmoid, from_before), m_end = whole.after(p.sigmoid, from_before);
   const double row = (here.sum - m) * kLog2E, column = (ig - here.sum) * kLog2E;
   g.row_high[t] = float(row);
   g.row_low[t] = float(row - float(row));
   g.column_high[t] = float(column);
-  g.column_low[t] = inside ? float(column - float(column)) : 0.0f;
+  g.column_low[t] = column > -INFINITY ? float(column - float(column)) : 0.0f;
   const double reach = inside ? exp(g.first_lf + here.sum + (m_before - m)) : 0.0;
   const float into = inside ? float(exp(ig - here.sum + (whole.sum - m_end))) : 0.0f;
-  TokenMeasure kept{m, 0, p.scale * reach};
+  TokenMeasure kept{m, l, p.scale * reach};
   g.into[t] = into;
   const int64_t at = c.slot * kChunk + t;
   p.m[at] = m;
   if constexpr (kBackward) {
-    if (inside) kept.l = p.l_saved[c.head.row * p.where.length + c.t0 + t];
-    const double n = normaliser(p.normalize, kept.l, m, p.eps);
+    const double n = normaliser(p.normalize, l, m, p.eps);
     kept.inter /= n;
     g.over_n[t] = float(p.scale / n);
     p.reach[at] = float(reach);
