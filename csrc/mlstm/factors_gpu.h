@@ -16,7 +16,7 @@ struct Chunk {
   int valid;         // tokens
 
   XLSTM_DEVICE Chunk(const Sequences& s, const Head& h, int64_t chunk)
-      : head(h), slot(h.in_slots(s, chunk) / s.chunk), t0(h.begin + chunk * s.chunk) {
+      : head(h), slot(h.slot_of(s, chunk)), t0(h.begin + chunk * s.chunk) {
     valid = int(h.end - t0 < s.chunk ? h.end - t0 : s.chunk);
   }
 };

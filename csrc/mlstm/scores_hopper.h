@@ -284,6 +284,7 @@ struct HopperScores {
     if (thread == 0) {
       for (int s = 0; s < kStages; ++s) full(s).init(1);
       barriers_ready();
+#pragma unroll 1
       for (int n = 0; n < kStages; ++n) bring(n);
     }
     const auto sync = [] { __syncthreads(); };
@@ -317,10 +318,8 @@ __global__ __launch_bounds__(HopperScores<kBackward>::kThreads,
   if constexpr (kHopper) {
     extern __shared__ __align__(1024) char lds[];
     const Sequences& where = params.scores.where;
-    Head head;
-    int64_t chunk;
-    if (!head_at(where, blockIdx.x / where.slots, blockIdx.x % where.slots, head, chunk)) return;
-    HopperScores<kBackward>(params, Chunk(where, head, chunk), lds).run();
+    const uint32_t slots = uint32_t(where.slots);
+    HopperScores<kBackward>(params, Chunk(where, head_of(where, blockIdx.x / slots), blockIdx.x % slots), lds).run();
   }
 }
 

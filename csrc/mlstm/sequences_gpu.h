@@ -14,9 +14,8 @@ struct Head {
   int64_t begin, end;           // its tokens
   int64_t slot;                 // its first chunk's
 
-  XLSTM_DEVICE int64_t in_slots(const Sequences& s, int64_t chunk) const {
-    return (row * s.slots + slot + chunk) * s.chunk;
-  }
+  XLSTM_DEVICE int64_t slot_of(const Sequences& s, int64_t chunk) const { return row * s.slots + slot + chunk; }
+  XLSTM_DEVICE int64_t in_slots(const Sequences& s, int64_t chunk) const { return slot_of(s, chunk) * s.chunk; }
 };
 
 XLSTM_DEVICE int64_t clamp_offset(const Sequences& s, int64_t n) {
