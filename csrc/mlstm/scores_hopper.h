@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scores of every chunk of 64 tokens (scores_gpu.h says what they are) as Hopper likes them.
 //
-// Who owns what: a warpgroup has one chunk of one head; three of them share an SM. Its first thread brings slices of 64
-// features by bulk copies, as many ahead as there is room for; the gates are measured meanwhile. Each slice is
-// multiplied where it lies, and read once more for the sums over tokens. A thread then holds two rows of 16 pairs each
-// in its accumulators, and weighs and sums them there. What is packed goes to memory through the slices' room.
+// Who owns what: a warpgroup has one chunk of one head; three of them share an SM. A thread of its last warp brings
+// slices of 64 features by bulk copies, as many ahead as there is room for, while the first two measure the gates. Each
+// slice is multiplied where it lies, and read once more for the sums over tokens. A thread then holds two rows of 16
+// pairs each in its accumulators, and weighs and sums them there. What is packed goes to memory through the slices'
+// room.
 //
 // Floor: the bytes of q and k, in backward of v, dh and h too. Three blocks have 192 KB or more under way or in use,
 // and the rest of what one does (gates in double, pairs) takes less time than the other two need for their copies.
@@ -24,6 +25,7 @@ struct HopperScoreParams {
 template <bool kBackward>
 struct HopperScores {
   static constexpr int kChunk = kHopperChunk, kPanel = panel_bytes(kChunk), kThreads = kWarpgroup;
+  static constexpr int kBringer = 96;  // of a warp that has no gates to measure
   using Gates = ChunkGates<kChunk>;
 
   // Shared memory: gates, barriers, and stages of a slice each: left and right operand, and h beside dh and v.
@@ -94,7 +96,7 @@ struct HopperScores {
     also(at);
     products_wait<0>(sum);
     __syncthreads();
-    if (thread == 0) bring(n + kStages);
+    if (thread == kBringer) bring(n + kStages);
   }
 
   // This thread's half of a row of dh, times h's.
@@ -281,7 +283,7 @@ struct HopperScores {
   }
 
   XLSTM_DEVICE void run() const {
-    if (thread == 0) {
+    if (thread == kBringer) {
       for (int s = 0; s < kStages; ++s) full(s).init(1);
       barriers_ready();
 #pragma unroll 1
