@@ -16,14 +16,8 @@
 namespace xlstm::gpu {
 namespace {
 
-int element_bytes(const xlstm_tensor& x) { return x.dtype == XLSTM_FLOAT32 ? 4 : 2; }
-
 Tokens tokens(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& in) {
-  const int64_t bytes = element_bytes(x), sizes[] = {in.batch, in.heads, in.length};
-  // Pieces within a chunk are found by 32-bit offsets.
-  bool whole = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && columns * bytes % 16 == 0 && x.stride[2] >= 0 &&
-               x.stride[2] * bytes < int64_t(1) << 26;
-  for (int axis = 0; axis < 3; ++axis) whole = whole && (sizes[axis] == 1 || x.stride[axis] * bytes % 16 == 0);
+  const bool whole = whole_rows(x, columns, in);
   return {x.data, {x.stride[0], x.stride[1], x.stride[2]}, int(columns), int(x.dtype), whole};
 }
 
@@ -69,6 +63,15 @@ void launch_scores(const ScoreParams& p, const Chip& chip, Stream stream) {
 void launch_vectors(const VectorParams& p, Stream stream) {
   const int64_t pieces = (p.columns + kVectorColumns - 1) / kVectorColumns;
   launch("vectors", scan_vectors<0>, {states(p.where) * pieces, kVectorThreads, 0}, stream, p);
+}
+
+// The walk of the plan's schedule. With before_last also the dots of that and dc_last.
+template <class E>
+void run_walk(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const float* dc_last, float* dots,
+              Stream stream) {
+  if constexpr (kHasHopperKernels && __is_same(E, BFloat16))
+    if (plan.schedule == Schedule::hopper) return launch_walk_hopper(plan, p, dc_last, dots, stream);
+  launch_walk<E>(plan, chip, p, dc_last, dots, stream);
 }
 
 // What forward and backward both compute of the gates.
@@ -172,7 +175,7 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
   p.state_out = floats(call.c_last);
   p.state_x = in.dhv;
   p.state_y = 1;
-  launch_walk<E>(plan.walk, chip, p, nullptr, nullptr, stream);
+  run_walk<E>(plan.walk, chip, p, nullptr, nullptr, stream);
 }
 
 // ---- backward
@@ -246,7 +249,7 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   dq.state_x = 1;
   dq.state_y = in.dhv;
   dq.before_last = call.dc_last ? memory.before_last : nullptr;
-  launch_walk<E>(plan.dq, chip, dq, floats(call.dc_last), memory.state_dots, stream);
+  run_walk<E>(plan.dq, chip, dq, floats(call.dc_last), memory.state_dots, stream);
 
   WalkParams dk = walk_params(memory, plan.dk, s.v, s.dh, s.q, tokens(call.dk, in.dqk, in), memory.between);
   dk.reverse = true;
@@ -261,7 +264,7 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   dk.state_in = floats(call.dc_last);
   dk.state_x = 1;
   dk.state_y = in.dhv;
-  launch_walk<E>(plan.dk, chip, dk, nullptr, nullptr, stream);
+  run_walk<E>(plan.dk, chip, dk, nullptr, nullptr, stream);
 
   WalkParams dv = walk_params(memory, plan.dv, s.k, s.q, s.dh, tokens(call.dv, in.dhv, in), memory.between);
   dv.reverse = true;
@@ -272,7 +275,7 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   dv.state_out = floats(call.dc_initial);
   dv.state_x = in.dhv;
   dv.state_y = 1;
-  launch_walk<E>(plan.dv, chip, dv, nullptr, nullptr, stream);
+  run_walk<E>(plan.dv, chip, dv, nullptr, nullptr, stream);
 
   FlowParams f{};
   f.where = memory.where;

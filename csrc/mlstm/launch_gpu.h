@@ -34,7 +34,7 @@ void launch(const char* name, void (*kernel)(Params...), const Grid& grid, Strea
 template <class E>
 void launch_walk(const WalkPlan&, const Chip&, const WalkParams&, const float* dc_last, float* dots, Stream);
 
-// The same for bfloat16 where the plan says Schedule::hopper.
+// The same for bfloat16 where the plan says Schedule::hopper, in a library for CUDA.
 void launch_walk_hopper(const WalkPlan&, const WalkParams&, const float* dc_last, float* dots, Stream);
 template <bool kBackward>
 void launch_scores_hopper(const ScoreParams&, Stream);

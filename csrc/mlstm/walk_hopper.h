@@ -45,9 +45,10 @@ struct HopperState {
   XLSTM_DEVICE static StripPosition position(int r, int tile) { return position(r, tile, threadIdx.x / kWarpgroup); }
 };
 
-constexpr int kHopperThreads = 3 * kWarpgroup;
 constexpr int kOutputWarps = 3;                                  // the fourth of their warpgroup copies
-constexpr int kHopperStateRegisters = 208, kHopperOutputRegisters = 96;  // of a thread, after they were shared out anew
+// Of a thread, after they were shared out anew: together what 168 for each are.
+constexpr int kHopperStateRegisters = 208, kHopperOutputRegisters = 88;
+static_assert(2 * kHopperStateRegisters + kHopperOutputRegisters == 3 * 168);
 
 template <int kRows, int kHalves, bool kPair, bool kOutputs>
 struct HopperWalk {
@@ -69,8 +70,8 @@ struct HopperWalk {
     kAFree = kXFull + kStages, kYFree = kAFree + kStages, kXFree = kYFree + kStages,
     kSumsFull = kXFree + kStages, kSumsFree, kIncomingFull, kSentFree, kBarrierCount
   };
-  static constexpr int kBytes = kBarriers + kBarrierCount * 8;
-  static_assert(kBytes <= 227 << 10);
+  static constexpr int kBytes = kShape.lds_bytes();
+  static_assert(kBarrierCount == kHopperBarriers && kBytes == kBarriers + 8 * kBarrierCount && kBytes <= 227 << 10);
   static constexpr int kTurn = 1;  // named barriers 1 and 2: whose turn it is to multiply by the state
 
   const HopperWalkParams& params;
@@ -210,15 +211,17 @@ struct HopperWalk {
     }
   }
 
-  // sum += y^T scores^T, or scores of a walk back in time as they lie.
+  // sum += y^T scores^T, or scores of a walk back in time as they lie. The blocks of a pair have half of the tokens each.
   template <bool kReverse>
-  XLSTM_DEVICE static void add_scored(float (&sum)[32], uint32_t y, uint32_t scores) {
-    const uint64_t right = kReverse ? across(scores, kPanel) : along(scores);
+  XLSTM_DEVICE void add_scored(float (&sum)[32], uint32_t y, uint32_t scores) const {
+    constexpr int kSteps = kChunk / 16 / (kPair ? 2 : 1);
+    constexpr uint64_t kNext = kReverse ? kNextAcross : kNextAlong;
+    const uint64_t first = owned_half() * kSteps;
+    const uint64_t left = across(y, kPanel) + first * kNextAcross;
+    const uint64_t right = (kReverse ? across(scores, kPanel) : along(scores)) + first * kNext;
     products_begin();
 #pragma unroll
-    for (int k = 0; k < kChunk / 16; ++k)
-      multiply_shared<true, kReverse>(sum, across(y, kPanel) + k * kNextAcross,
-                                      right + k * (kReverse ? kNextAcross : kNextAlong));
+    for (int k = 0; k < kSteps; ++k) multiply_shared<true, kReverse>(sum, left + k * kNextAcross, right + k * kNext);
     products_end();
   }
 
@@ -440,7 +443,7 @@ struct HopperWalk {
 };
 
 template <int kRows, int kHalves, bool kPair, bool kOutputs>
-__global__ __launch_bounds__(kHopperThreads, 1) void walk_hopper(const __grid_constant__ HopperWalkParams params) {
+__global__ __launch_bounds__(kHopperBlockThreads, 1) void walk_hopper(const __grid_constant__ HopperWalkParams params) {
   if constexpr (kHopper) {
     extern __shared__ __align__(kPanelAlignment) char panels[];
     const WalkParams& p = params.walk;

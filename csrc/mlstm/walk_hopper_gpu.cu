@@ -27,7 +27,7 @@ void launch_kernel(const char* name, const HopperWalkParams& p, int64_t blocks, 
   cluster.val.clusterDim = {kPair ? 2u : 1u, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(uint32_t(blocks));
-  config.blockDim = dim3(kHopperThreads);
+  config.blockDim = dim3(kHopperBlockThreads);
   config.dynamicSmemBytes = kBytes;
   config.stream = stream;
   config.attrs = &cluster;
