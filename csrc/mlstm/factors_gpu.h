@@ -9,19 +9,7 @@ namespace xlstm::gpu {
 
 constexpr double kLog2E = 1.4426950408889634;
 
-// One chunk of one head.
-struct Chunk {
-  Head head;
-  int64_t slot, t0;  // row slots + slot; first token
-  int valid;         // tokens
-
-  XLSTM_DEVICE Chunk(const Sequences& s, const Head& h, int64_t chunk)
-      : head(h), slot(h.slot_of(s, chunk)), t0(h.begin + chunk * s.chunk) {
-    valid = int(h.end - t0 < s.chunk ? h.end - t0 : s.chunk);
-  }
-};
-
-// Its gates in LDS.
+// Its gates, in LDS.
 template <int kChunk>
 struct ChunkGates {
   static constexpr int kGroups = (kChunk + kTokenLanes - 1) / kTokenLanes;

@@ -56,6 +56,18 @@ XLSTM_DEVICE bool head_at(const Sequences& s, int64_t row, int64_t slot, Head& h
   return h.begin + chunk * s.chunk < h.end;
 }
 
+// One chunk of one head.
+struct Chunk {
+  Head head;
+  int64_t slot, t0;  // row slots + slot; first token
+  int valid;         // tokens
+
+  XLSTM_DEVICE Chunk(const Sequences& s, const Head& h, int64_t chunk)
+      : head(h), slot(h.slot_of(s, chunk)), t0(h.begin + chunk * s.chunk) {
+    valid = int(h.end - t0 < s.chunk ? h.end - t0 : s.chunk);
+  }
+};
+
 // The tokens of a chunk for a group of lanes: kEach that follow each other for each.
 constexpr int kTokenLanes = 32;
 template <int kEach>
