@@ -50,10 +50,10 @@ auto with_element(const xlstm_mlstm& in, F&& f) {
 
 template <class E, bool kBackward>
 void launch_scores(const ScoreParams& p, const Chip& chip, Stream stream) {
+  if constexpr (kHasHopperKernels && __is_same(E, BFloat16))
+    if (p.where.chunk == kHopperChunk) return launch_scores_hopper<kBackward>(p, stream);
   const Grid grid{chunks(p.where), scores_threads(chip.family),
                   scores_lds_bytes(chip.family, sizeof(E), p.where.chunk, kBackward)};
-  if constexpr (__is_same(E, BFloat16))
-    if (p.where.chunk == 64) return launch("scores", scores<E, 64, kBackward>, grid, stream, p);
   if (p.where.chunk == 32)
     launch("scores", scores<E, 32, kBackward>, grid, stream, p);
   else

@@ -9,19 +9,7 @@ namespace xlstm::gpu {
 
 constexpr double kLog2E = 1.4426950408889634;
 
-// One chunk of one head.
-struct Chunk {
-  Head head;
-  int64_t slot, t0;  // row slots + slot; first token
-  int valid;         // tokens
-
-  XLSTM_DEVICE Chunk(const Sequences& s, const Head& h, int64_t chunk)
-      : head(h), slot(h.in_slots(s, chunk) / s.chunk), t0(h.begin + chunk * s.chunk) {
-    valid = int(h.end - t0 < s.chunk ? h.end - t0 : s.chunk);
-  }
-};
-
-// Its gates in LDS.
+// Its gates, in LDS.
 template <int kChunk>
 struct ChunkGates {
   static constexpr int kGroups = (kChunk + kTokenLanes - 1) / kTokenLanes;
@@ -42,6 +30,8 @@ XLSTM_DEVICE TokenMeasure measure_gates(const ScoreParams& p, const Chunk& c, Ch
                                         Sync&& sync) {
   constexpr int kGroups = ChunkGates<kChunk>::kGroups;
   const bool inside = t < c.valid;
+  const double m_before = p.m_before[c.slot];
+  const float l = kBackward && inside ? p.l_saved[c.head.row * p.where.length + c.t0 + t] : 0.0f;
   double ig = -INFINITY;
   GateSums x[1];
   if (t < kGroups * kTokenLanes) {
@@ -61,22 +51,21 @@ XLSTM_DEVICE TokenMeasure measure_gates(const ScoreParams& p, const Chunk& c, Ch
     if (t >= kTokenLanes) here = whole.then(here);
     whole = whole.then(g.group[1]);
   }
-  const double m_before = p.m_before[c.slot], from_before = g.first_lf + m_before;
+  const double from_before = g.first_lf + m_before;
   const double m = here.after(p.sigmoid, from_before), m_end = whole.after(p.sigmoid, from_before);
   const double row = (here.sum - m) * kLog2E, column = (ig - here.sum) * kLog2E;
   g.row_high[t] = float(row);
   g.row_low[t] = float(row - float(row));
   g.column_high[t] = float(column);
-  g.column_low[t] = inside ? float(column - float(column)) : 0.0f;
+  g.column_low[t] = column > -INFINITY ? float(column - float(column)) : 0.0f;
   const double reach = inside ? exp(g.first_lf + here.sum + (m_before - m)) : 0.0;
   const float into = inside ? float(exp(ig - here.sum + (whole.sum - m_end))) : 0.0f;
-  TokenMeasure kept{m, 0, p.scale * reach};
+  TokenMeasure kept{m, l, p.scale * reach};
   g.into[t] = into;
   const int64_t at = c.slot * kChunk + t;
   p.m[at] = m;
   if constexpr (kBackward) {
-    if (inside) kept.l = p.l_saved[c.head.row * p.where.length + c.t0 + t];
-    const double n = normaliser(p.normalize, kept.l, m, p.eps);
+    const double n = normaliser(p.normalize, l, m, p.eps);
     kept.inter /= n;
     g.over_n[t] = float(p.scale / n);
     p.reach[at] = float(reach);

@@ -36,5 +36,7 @@ void launch_walk(const WalkPlan&, const Chip&, const WalkParams&, const float* d
 
 // The same for bfloat16 where the plan says Schedule::hopper, in a library for CUDA.
 void launch_walk_hopper(const WalkPlan&, const WalkParams&, const float* dc_last, float* dots, Stream);
+template <bool kBackward>
+void launch_scores_hopper(const ScoreParams&, Stream);
 
 }  // namespace xlstm::gpu

@@ -14,9 +14,8 @@ struct Head {
   int64_t begin, end;           // its tokens
   int64_t slot;                 // its first chunk's
 
-  XLSTM_DEVICE int64_t in_slots(const Sequences& s, int64_t chunk) const {
-    return (row * s.slots + slot + chunk) * s.chunk;
-  }
+  XLSTM_DEVICE int64_t slot_of(const Sequences& s, int64_t chunk) const { return row * s.slots + slot + chunk; }
+  XLSTM_DEVICE int64_t in_slots(const Sequences& s, int64_t chunk) const { return slot_of(s, chunk) * s.chunk; }
 };
 
 XLSTM_DEVICE int64_t clamp_offset(const Sequences& s, int64_t n) {
@@ -56,6 +55,18 @@ XLSTM_DEVICE bool head_at(const Sequences& s, int64_t row, int64_t slot, Head& h
   chunk = slot - h.slot;
   return h.begin + chunk * s.chunk < h.end;
 }
+
+// One chunk of one head.
+struct Chunk {
+  Head head;
+  int64_t slot, t0;  // row slots + slot; first token
+  int valid;         // tokens
+
+  XLSTM_DEVICE Chunk(const Sequences& s, const Head& h, int64_t chunk)
+      : head(h), slot(h.slot_of(s, chunk)), t0(h.begin + chunk * s.chunk) {
+    valid = int(h.end - t0 < s.chunk ? h.end - t0 : s.chunk);
+  }
+};
 
 // The tokens of a chunk for a group of lanes: kEach that follow each other for each.
 constexpr int kTokenLanes = 32;

@@ -63,40 +63,56 @@ __global__ __launch_bounds__(kVectorThreads) void scan_vectors(const VectorParam
 
 constexpr int kNormaliserThreads = 256;
 
-// l = s q n + row sums of the scores, and 1 / N. Half of a wave has a token.
+// l = s q n + row sums of the scores, and 1 / N. A block has a chunk, sixteen lanes every sixteenth token of it: a
+// piece of n is read once for all of them.
 template <class E>
 __global__ __launch_bounds__(kNormaliserThreads) void normalisers(const NormaliserParams p) {
-  constexpr int n = kPieceElements<E>, kLanes = 16;
+  constexpr int n = kPieceElements<E>, kLanes = 16, kGroups = kNormaliserThreads / kLanes;
+  constexpr int kTokens = kMostChunk / kGroups;  // of a group, at most
   Head h;
   int64_t chunk;
   if (!head_at(p.where, blockIdx.x / p.where.slots, blockIdx.x % p.where.slots, h, chunk)) return;
-  const int64_t t0 = h.begin + chunk * p.where.chunk, slots = h.in_slots(p.where, chunk);
-  const int64_t slot = slots / p.where.chunk;
+  const Chunk c(p.where, h, chunk);
+  const int lane = threadIdx.x % kLanes, first = threadIdx.x / kLanes, columns = p.q.columns;
   const TokenRows<E> q = rows<E>(p.q, h);
-  const float* vector = p.n + slot * p.q.columns;
-  for (int t = threadIdx.x / kLanes; t < p.where.chunk; t += kNormaliserThreads / kLanes) {
-    const bool inside = t0 + t < h.end;
-    float dot = 0;
-    for (int c = threadIdx.x % kLanes * n; c < p.q.columns; c += kLanes * n) {
-      const Piece x = q.piece(t0 + t, c, inside);
+  const float* vector = p.n + c.slot * columns;
+  float dot[kTokens] = {};
+  for (int column = lane * n; column < columns; column += kLanes * n) {
+    float of_n[n];
 #pragma unroll
-      for (int j = 0; j < n; ++j)
-        if (c + j < p.q.columns) dot += element<E>(x, j) * vector[c + j];
-    }
+    for (int j = 0; j < n; ++j) of_n[j] = column + j < columns ? vector[column + j] : 0.0f;
 #pragma unroll
-    for (int mask = kLanes / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
-    if (threadIdx.x % kLanes != 0) continue;
-    if (!inside) {
-      p.factors[factor_at(slot, kGain, t, p.where.chunk)] = 0;
-      continue;
+    for (int i = 0; i < kTokens; ++i) {
+      if (i * kGroups >= p.where.chunk) break;
+      const int t = first + i * kGroups;
+      const Piece x = q.piece(c.t0 + t, column, t < c.valid);
+#pragma unroll
+      for (int j = 0; j < n; ++j) dot[i] += element<E>(x, j) * of_n[j];
     }
-    const float l = p.factors[factor_at(slot, kInter, t, p.where.chunk)] * dot + p.row_sums[slots + t];
-    p.factors[factor_at(slot, kGain, t, p.where.chunk)] = float(1 / normaliser(p.normalize, l, p.m[slots + t], p.eps));
-    if (p.l) p.l[h.row * p.where.length + t0 + t] = l;
   }
+  float mine = 0;  // of the token that this lane finishes
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) {
+    if (i * kGroups >= p.where.chunk) break;
+#pragma unroll
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) dot[i] += shuffle_xor(dot[i], mask);
+    if (lane == i) mine = dot[i];
+  }
+  const int t = first + lane * kGroups;
+  if (t >= p.where.chunk) return;
+  float& gain = p.factors[factor_at(c.slot, kGain, t, p.where.chunk)];
+  if (t >= c.valid) {
+    gain = 0;
+    return;
+  }
+  const int64_t at = c.slot * p.where.chunk + t;
+  const float l = p.factors[factor_at(c.slot, kInter, t, p.where.chunk)] * mine + p.row_sums[at];
+  gain = float(1 / normaliser(p.normalize, l, p.m[at], p.eps));
+  if (p.l) p.l[h.row * p.where.length + c.t0 + t] = l;
 }
 
-// Where a walk keeps its state: which element is the rth accumulator of this thread, in a block that has the walk's shape.
+// Where a walk keeps its state: which element is the rth accumulator of this thread, in a block that has the walk's
+// shape.
 template <class E, int kRows, int kChunk>
 struct WalkState {
   static constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kRows, kChunk);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // launch_walk() of the Hopper schedule.
-#include "mlstm/launch_gpu.h"
+#include "mlstm/launch_hopper.h"
 #include "mlstm/vectors_gpu.h"
 #include "mlstm/walk_hopper.h"
 
@@ -14,10 +14,6 @@ __global__ __launch_bounds__(kHopperStateThreads) void scan_segments_hopper(cons
 template <int kRows, int kHalves, bool kPair>
 __global__ __launch_bounds__(kHopperStateThreads) void dot_states_hopper(const StateDotParams p) {
   dot_tile<HopperState<kRows, kHalves, kPair>>(p);
-}
-
-CUtensorMap token_map(const Tokens& x, const Sequences& where) {
-  return panel_map(x.data, x.columns, where.length, where.heads, where.rows / where.heads, x.stride, kHopperChunk);
 }
 
 template <int kRows, int kHalves, bool kPair, HopperOutput kOutput>

@@ -102,8 +102,9 @@ constexpr bool has_walk(Family f, int element_bytes, int rows, int chunk) {
 }
 
 // Whether it has the kernels around the walk: those for 64 bfloat16 tokens stand around a walk of NVIDIA's Hopper.
+constexpr int kMostChunk = 64;
 constexpr bool has_scores(Family f, int element_bytes, int chunk) {
-  if (chunk == 64) return f == Family::nvidia && element_bytes == 2;
+  if (chunk == kMostChunk) return f == Family::nvidia && element_bytes == 2;
   return has_walk(f, element_bytes, kWalkRows[0], chunk);
 }
 

@@ -47,7 +47,7 @@ struct TokenRows {
   const E* data;  // of token 0
   int64_t stride;
   int columns;  // features; a tile's further columns are zeros
-  bool whole;   // pieces start at multiples of 16 bytes and end with the row; 32 bits hold the bytes of 64 tokens
+  bool whole;   // pieces start at multiples of 16 bytes and end with the row; 32 bits hold the bytes of 32 tokens
 
   // The piece at (token, column), zeros where it is outside.
   XLSTM_DEVICE Piece piece(int64_t token, int column, bool inside) const {
