@@ -46,10 +46,10 @@ struct HopperState {
   XLSTM_DEVICE static StripPosition position(int r, int tile) { return position(r, tile, threadIdx.x / kWarpgroup); }
 };
 
-constexpr int kOutputWarps = 3;                                  // the fourth of their warpgroup copies
-// Of a thread, after they were shared out anew: together what 168 for each are.
-constexpr int kHopperStateRegisters = 208, kHopperOutputRegisters = 88;
-static_assert(2 * kHopperStateRegisters + kHopperOutputRegisters == 3 * 168);
+// The first warpgroup's last warp copies, its others finish outputs; two warpgroups hold the state. What each of their
+// threads keeps of the 168 registers that all begin with:
+constexpr int kOutputWarps = 3, kFinishRegisters = 88, kStateRegisters = 208;
+static_assert(kFinishRegisters + 2 * kStateRegisters == 3 * 168);
 
 template <int kRows, int kHalves, bool kPair, HopperOutput kOutput>
 struct HopperWalk {
@@ -367,8 +367,9 @@ struct HopperWalk {
 
   // ---- outputs with more to them, by three warps: 64 columns after the other, pieces of 8 columns of a token
 
-  static constexpr int kTokensAtOnce = 32 / 8, kStep = kOutputWarps * kTokensAtOnce;  // of a warp, of all three
-  static constexpr int kRounds = (kChunk + kStep - 1) / kStep;
+  static constexpr int kTokensAtOnce = 32 / 8, kStep = kOutputWarps * kTokensAtOnce;  // of a warp, of all
+  static constexpr int kRounds = (kChunk + kStep - 1) / kStep, kInGroup = 2;
+  static_assert(kRounds % kInGroup == 0);
   static constexpr int kOwned = kPair ? 1 : kHalves;
 
   XLSTM_DEVICE TokenRows<BFloat16> tile_rows(const Tokens& x) const {
@@ -430,44 +431,54 @@ struct HopperWalk {
         }
         barrier(kSumsFull + half).wait(uint32_t(n % 2));
 #pragma unroll
-        for (int i = 0; i < kRounds; ++i) {
-          const int t = first + i * kStep;
-          const uint32_t in = uint32_t(t) % kChunk;  // beyond the chunk any
-          float value[8];
-          read_eight(value, sums + sum_place(in, column));
-          if constexpr (kPair) {
-            float more[8];
-            read_eight(more, incoming + sum_place(in, column));
+        for (int group = 0; group < kRounds; group += kInGroup) {
+          float value[kInGroup][8];
 #pragma unroll
-            for (int j = 0; j < 8; ++j) value[j] += more[j];
-          }
-          const bool inside = begin < out.columns && t < valid;
-          if constexpr (kFlowing) {
-            const Piece own = read_piece(y + panel_piece(in, column / 8));
-            float even = 0, odd = 0;
+          for (int i = 0; i < kInGroup; ++i) {
+            const uint32_t place = sum_place((first + (group + i) * kStep) % kChunk, column);  // beyond the chunk any
+            read_eight(value[i], sums + place);
+            if constexpr (kPair) {
+              float more[8];
+              read_eight(more, incoming + place);
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-              value[j] += beside[i].factor * vector[j];
-              (j % 2 ? odd : even) += value[j] * element<BFloat16>(beside[i].with, j);
-              value[j] += beside[i].self * element<BFloat16>(own, j);
+              for (int j = 0; j < 8; ++j) value[i][j] += more[j];
             }
-            dot[i] += inside ? even + odd : 0.0f;
-          } else {
-#pragma unroll
-            for (int j = 0; j < 8; ++j) value[j] *= plain == 0 ? beside[i].factor : plain;
           }
-          Piece result;
+          if (group + kInGroup == kRounds) {  // who waits to write the next ones need not wait for the rest
+            __syncwarp();
+            if (lane == 0) {
+              barrier(kSumsFree + half).arrive();
+              if constexpr (kPair) barrier(kSentFree).arrive_at(owned_half() ^ 1);
+            }
+          }
 #pragma unroll
-          for (int w = 0; w < 4; ++w) result.word[w] = pack(BFloat16{}, value[2 * w], value[2 * w + 1]);
-          store_if(inside, to + in * out_stride, result);
-        }
-        __syncwarp();
-        if (lane == 0) {
-          barrier(kSumsFree + half).arrive();
-          if constexpr (kPair) barrier(kSentFree).arrive_at(owned_half() ^ 1);
-          if (h + 1 == kOwned) barrier(kYFree + n % kStages).arrive();
+          for (int i = 0; i < kInGroup; ++i) {
+            const Beside& more = beside[group + i];
+            const uint32_t t = first + (group + i) * kStep;
+            const bool inside = begin < out.columns && int(t) < valid;
+            if constexpr (kFlowing) {
+              const Piece own = read_piece(y + panel_piece(t % kChunk, column / 8));
+              float even = 0, odd = 0;
+#pragma unroll
+              for (int j = 0; j < 8; ++j) {
+                value[i][j] += more.factor * vector[j];
+                (j % 2 ? odd : even) += value[i][j] * element<BFloat16>(more.with, j);
+                value[i][j] += more.self * element<BFloat16>(own, j);
+              }
+              dot[group + i] += inside ? even + odd : 0.0f;
+            } else {
+#pragma unroll
+              for (int j = 0; j < 8; ++j) value[i][j] *= plain == 0 ? more.factor : plain;
+            }
+            Piece result;
+#pragma unroll
+            for (int w = 0; w < 4; ++w) result.word[w] = pack(BFloat16{}, value[i][2 * w], value[i][2 * w + 1]);
+            store_if(inside, to + t * out_stride, result);
+          }
         }
       }
+      __syncwarp();
+      if (lane == 0) barrier(kYFree + n % kStages).arrive();
       if constexpr (kFlowing) {
 #pragma unroll
         for (int i = 0; i < kRounds; ++i) {
@@ -500,14 +511,14 @@ struct HopperWalk {
     else
       __syncthreads();
     if (group == 0) {
-      leave_registers<kHopperOutputRegisters>();
+      leave_registers<kFinishRegisters>();
       if (warp == kOutputWarps) {
         if (threadIdx.x % 32 == 0) copy_chunks();
       } else if constexpr (kFinish) {
         finish_outputs(warp);
       }
     } else {
-      take_registers<kHopperStateRegisters>();
+      take_registers<kStateRegisters>();
       keep_state(group - 1);
     }
     if constexpr (kPair) meet_cluster();  // nobody leaves while the other still writes here
