@@ -129,7 +129,7 @@ XLSTM_DEVICE void copy_bytes(uint32_t to, const void* from, uint32_t bytes, Barr
                "l"(from), "r"(bytes), "r"(done.at)
                : "memory");
 }
-// From this block's shared memory to another's, with a word to the barrier there.
+// From this block's shared memory to the same block's or another's of the cluster, with a word to the barrier there.
 XLSTM_DEVICE void copy_to_block(uint32_t block, uint32_t to, uint32_t from, uint32_t bytes, Barrier done) {
   asm volatile(
       "{ .reg .b32 there, barrier; mapa.shared::cluster.u32 there, %0, %4; mapa.shared::cluster.u32 barrier, %3, %4;\n"
@@ -261,7 +261,23 @@ XLSTM_DEVICE void store_turned_matrices(uint32_t at, uint32_t r0, uint32_t r1, u
                : "memory");
 }
 
-// Stores that happen or not, without a branch that would keep what comes after from being moved before.
+// The same number, which the compiler takes for a new one (as arch/gpu.h's made_here): what follows from it is made where
+// it is used, rather than kept through a loop.
+XLSTM_DEVICE int made_here(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// Accesses that happen or not, without a branch that what comes after would have to stay behind. What is not read is 0.
+XLSTM_DEVICE Piece read_if(bool happens, const void* from) {
+  Piece x;
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+      "@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+      : "=&r"(x.word[0]), "=&r"(x.word[1]), "=&r"(x.word[2]), "=&r"(x.word[3])
+      : "l"(from), "r"(int(happens)));
+  return x;
+}
 XLSTM_DEVICE void store_if(bool happens, void* to, const Piece& x) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v4.b32 [%1], {%2, %3, %4, %5}; }" ::"r"(int(happens)),
                "l"(to), "r"(x.word[0]), "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3]));

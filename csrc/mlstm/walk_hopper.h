@@ -233,9 +233,10 @@ struct HopperWalk {
     products_end();
   }
 
-  // Sums lie token by token, 64 columns each; a swizzle keeps the tokens that a warp writes together in different banks.
+  // Sums lie token by token, 64 columns each; what a warp writes together, and what eight lanes read, lies
+  // in different banks.
   XLSTM_DEVICE static uint32_t sum_place(uint32_t token, uint32_t column) {
-    return token * 64 + (column ^ token / 2 % 4 * 8);
+    return token * 64 + (column ^ token / 2 % 4 * 8 ^ column / 32 * 4);
   }
   // sum times gain, as they go to memory.
   XLSTM_DEVICE void store_outputs(const float (&sum)[32], const float* gain, int half, int group, int64_t token) const {
@@ -365,12 +366,12 @@ struct HopperWalk {
       copy_to_block(other, base + kIncoming, base + kSums + other * kHalfBytes, kHalfBytes, barrier(kIncomingFull));
   }
 
-  // ---- outputs with more to them, by three warps: 64 columns after the other, pieces of 8 columns of a token
+  // ---- outputs with more to them, by three warps: pieces of 8 columns of a token
 
-  static constexpr int kTokensAtOnce = 32 / 8, kStep = kOutputWarps * kTokensAtOnce;  // of a warp, of all
-  static constexpr int kRounds = (kChunk + kStep - 1) / kStep, kInGroup = 2;
-  static_assert(kRounds % kInGroup == 0);
-  static constexpr int kOwned = kPair ? 1 : kHalves;
+  static constexpr int kOwned = kPair ? 1 : kHalves;  // halves that are finished here
+  static constexpr int kRowPieces = 8 * kOwned, kTokensAtOnce = 32 / kRowPieces, kStep = kOutputWarps * kTokensAtOnce;
+  static constexpr int kAhead = 6, kInGroup = 2;  // rounds of a warp on their way; in registers
+  static constexpr int kBatches = (kChunk / kStep + kAhead) / kAhead;
 
   XLSTM_DEVICE TokenRows<BFloat16> tile_rows(const Tokens& x) const {
     TokenRows<BFloat16> t = rows<BFloat16>(x, segment);
@@ -378,9 +379,9 @@ struct HopperWalk {
     t.columns -= tile * kShape.y_tile();
     return t;
   }
-  // Eight floats side by side.
-  XLSTM_DEVICE static void read_eight(float (&value)[8], const float* from) {
-    const Piece low = read_piece(from), high = read_piece(from + 4);
+  // Eight columns of a token: four, and the four beside them.
+  XLSTM_DEVICE static void read_sums(float (&value)[8], const float* sums, uint32_t place) {
+    const Piece low = read_piece(sums + place), high = read_piece(sums + (place ^ 4));
 #pragma unroll
     for (int j = 0; j < 4; ++j) value[j] = as_float(low.word[j]), value[4 + j] = as_float(high.word[j]);
   }
@@ -393,9 +394,12 @@ struct HopperWalk {
   };
 
   XLSTM_DEVICE void finish_outputs(int warp) const {
-    const int lane = threadIdx.x % 32, first = warp * kTokensAtOnce + lane / 8, column = lane % 8 * 8;
+    const int lane = threadIdx.x % 32, first_token = warp * kTokensAtOnce + lane / kRowPieces;
     const TokenRows<BFloat16> with = tile_rows(kFlowing ? p.with : p.out), out = tile_rows(p.out);
     const uint32_t out_stride = uint32_t(out.stride), with_stride = uint32_t(with.stride);  // 2^26 bytes at most
+    const int column = lane % kRowPieces * 8, there = column < out.columns ? column : 0;
+    const int half = kPair ? owned_half() : column / 64;
+    const float* sums = reinterpret_cast<const float*>(lds + kSums) + half * kHalfFloats;
     const float* incoming = reinterpret_cast<const float*>(lds + kIncoming);
     const int which = kFlowing ? p.along : kGain;
     const float plain = kFlowing || p.gained ? 0.0f : 1.0f;  // in the place of a gain that there is not
@@ -404,20 +408,25 @@ struct HopperWalk {
       const int64_t slot = slot_of(n), t0 = int64_t(chunk_at(n)) * kChunk;
       const int valid = int(segment.end - t0 < kChunk ? segment.end - t0 : kChunk);
       const float* factors = p.factors + slot * kFactors * kChunk;
-      const float* vectors = p.vector + slot * p.y.columns + tile * kShape.y_tile();
-      float dot[kRounds] = {};
-#pragma unroll 1
-      for (int h = 0; h < kOwned; ++h) {
-        const int half = kPair ? owned_half() : h, begin = h * 64 + column, there = begin < out.columns ? begin : 0;
-        const BFloat16* from = with.data + t0 * with.stride + there;
-        BFloat16* to = const_cast<BFloat16*>(out.data) + t0 * out.stride + begin;
-        const char* y = lds + n % kStages * kStage + kY + half * kPanel;
-        const float* sums = reinterpret_cast<const float*>(lds + kSums) + half * kHalfFloats;
-        float vector[8];
-        if constexpr (kFlowing) read_eight(vector, vectors + there);
-        Beside beside[kRounds];
+      const BFloat16* from = with.data + t0 * with.stride + there;
+      BFloat16* to = const_cast<BFloat16*>(out.data) + t0 * out.stride + column;
+      const char* y = lds + n % kStages * kStage + kY + half * kPanel;
+      float vector[8];
+      if constexpr (kFlowing) {
+        const float* at = p.vector + slot * p.y.columns + tile * kShape.y_tile() + there;
 #pragma unroll
-        for (int i = 0; i < kRounds; ++i) {
+        for (int j = 0; j < 8; j += 4) {
+          const Piece four = read_piece(at + j);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) vector[j + e] = as_float(four.word[e]);
+        }
+      }
+#pragma unroll 1
+      for (int batch = 0; batch < kBatches; ++batch) {
+        const int first = first_token + batch * kAhead * kStep;
+        Beside beside[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
           const int t = first + i * kStep < valid ? first + i * kStep : 0;
           beside[i].factor = factors[which * kChunk + t];
           if constexpr (kFlowing) {
@@ -425,68 +434,75 @@ struct HopperWalk {
             beside[i].with = read_piece(from + uint32_t(t) * with_stride);
           }
         }
-        if constexpr (kPair) {
-          if (warp == 0 && lane == 0) barrier(kIncomingFull).expect(kHalfBytes);
-          barrier(kIncomingFull).wait(uint32_t(n % 2));
-        }
-        barrier(kSumsFull + half).wait(uint32_t(n % 2));
+        if (batch == 0) {
+          if constexpr (kPair) {
+            if (warp == 0 && lane == 0) barrier(kIncomingFull).expect(kHalfBytes);
+            barrier(kIncomingFull).wait(uint32_t(n % 2));
+            barrier(kSumsFull + half).wait(uint32_t(n % 2));
+          } else {
 #pragma unroll
-        for (int group = 0; group < kRounds; group += kInGroup) {
+            for (int h = 0; h < kOwned; ++h) barrier(kSumsFull + h).wait(uint32_t(n % 2));
+          }
+        }
+#pragma unroll
+        for (int group = 0; group < kAhead; group += kInGroup) {
           float value[kInGroup][8];
 #pragma unroll
           for (int i = 0; i < kInGroup; ++i) {
-            const uint32_t place = sum_place((first + (group + i) * kStep) % kChunk, column);  // beyond the chunk any
-            read_eight(value[i], sums + place);
+            const uint32_t place = sum_place(uint32_t(first + (group + i) * kStep) % kChunk, column % 64);  // beyond any
+            read_sums(value[i], sums, place);
             if constexpr (kPair) {
               float more[8];
-              read_eight(more, incoming + place);
+              read_sums(more, incoming, place);
 #pragma unroll
               for (int j = 0; j < 8; ++j) value[i][j] += more[j];
             }
           }
-          if (group + kInGroup == kRounds) {  // who waits to write the next ones need not wait for the rest
+          if (batch + 1 == kBatches && group + kInGroup == kAhead) {  // who waits to write need not wait for the rest
             __syncwarp();
             if (lane == 0) {
-              barrier(kSumsFree + half).arrive();
-              if constexpr (kPair) barrier(kSentFree).arrive_at(owned_half() ^ 1);
+              if constexpr (kPair) {
+                barrier(kSumsFree + half).arrive();
+                barrier(kSentFree).arrive_at(owned_half() ^ 1);
+              } else {
+#pragma unroll
+                for (int h = 0; h < kOwned; ++h) barrier(kSumsFree + h).arrive();
+              }
             }
           }
 #pragma unroll
           for (int i = 0; i < kInGroup; ++i) {
             const Beside& more = beside[group + i];
-            const uint32_t t = first + (group + i) * kStep;
-            const bool inside = begin < out.columns && int(t) < valid;
+            const int t = first + (group + i) * kStep;
+            const uint32_t in = uint32_t(t) % kChunk;
+            const bool inside = column < out.columns && t < valid;
+            float(&x)[8] = value[i];
             if constexpr (kFlowing) {
-              const Piece own = read_piece(y + panel_piece(t % kChunk, column / 8));
+              const Piece own = read_piece(y + panel_piece(in, uint32_t(column) % 64 / 8));
               float even = 0, odd = 0;
 #pragma unroll
               for (int j = 0; j < 8; ++j) {
-                value[i][j] += more.factor * vector[j];
-                (j % 2 ? odd : even) += value[i][j] * element<BFloat16>(more.with, j);
-                value[i][j] += more.self * element<BFloat16>(own, j);
+                x[j] += more.factor * vector[j];
+                (j % 2 ? odd : even) += x[j] * element<BFloat16>(more.with, j);
+                x[j] += more.self * element<BFloat16>(own, j);
               }
-              dot[group + i] += inside ? even + odd : 0.0f;
+              float dot = inside ? even + odd : 0.0f;
+#pragma unroll
+              for (int mask = kRowPieces / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
+              store_if(column == 0 && t < kChunk, dots + slot * kChunk + t, dot);
             } else {
 #pragma unroll
-              for (int j = 0; j < 8; ++j) value[i][j] *= plain == 0 ? more.factor : plain;
+              for (int j = 0; j < 8; ++j) x[j] *= plain == 0 ? more.factor : plain;
             }
             Piece result;
 #pragma unroll
-            for (int w = 0; w < 4; ++w) result.word[w] = pack(BFloat16{}, value[i][2 * w], value[i][2 * w + 1]);
-            store_if(inside, to + t * out_stride, result);
+            for (int w = 0; w < 4; ++w) result.word[w] = pack(BFloat16{}, x[2 * w], x[2 * w + 1]);
+            store_if(inside, to + in * out_stride, result);
           }
         }
       }
       __syncwarp();
       if (lane == 0) barrier(kYFree + n % kStages).arrive();
-      if constexpr (kFlowing) {
-#pragma unroll
-        for (int i = 0; i < kRounds; ++i) {
-#pragma unroll
-          for (int mask = 4; mask > 0; mask /= 2) dot[i] += shuffle_xor(dot[i], mask);
-          store_if(lane % 8 == 0 && first + i * kStep < kChunk, dots + slot * kChunk + first + i * kStep, dot[i]);
-        }
-      }
     }
   }
 
