@@ -17,8 +17,14 @@ bool has_panels(const xlstm_mlstm& in) {
 gpu::MlstmShape shape_of(const xlstm_mlstm& in, bool panels) {
   if (in.q.dtype == XLSTM_FLOAT64)
     throw std::invalid_argument("q: expected float32, bfloat16 or float16 on a GPU, got float64");
-  return {in.cu_seqlens ? in.sequences : in.batch, in.heads, in.length, in.dqk, in.dhv, in.cu_seqlens != nullptr,
-          gpu::element_bytes(in.q), panels};
+  return {in.cu_seqlens ? in.sequences : in.batch,
+          in.heads,
+          in.length,
+          in.dqk,
+          in.dhv,
+          in.cu_seqlens != nullptr,
+          gpu::element_bytes(in.q),
+          panels};
 }
 
 gpu::ForwardPlan plan(const xlstm_mlstm_forward& p, bool panels) {

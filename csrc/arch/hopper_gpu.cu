@@ -32,10 +32,9 @@ CUtensorMap panel_map(const void* data, int columns, int64_t tokens, int64_t hea
   const cuuint64_t strides[] = {bytes(tokens, stride[2]), bytes(heads, stride[1]), bytes(batch, stride[0])};
   const cuuint32_t box[] = {kPanelColumns, cuuint32_t(panel_tokens), 1, 1}, every[] = {1, 1, 1, 1};
   CUtensorMap map;
-  const CUresult result =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), sizes, strides, box, every,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), sizes, strides,
+                                 box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
     throw std::runtime_error("the driver refuses a tensor map: error " + std::to_string(int(result)));
   return map;

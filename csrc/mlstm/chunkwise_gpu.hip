@@ -68,9 +68,9 @@ void launch_vectors(const VectorParams& p, Stream stream) {
 // The walk of the plan's schedule. With before_last also the dots of that and dc_last.
 template <class E>
 void run_walk(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const float* dc_last, float* dots,
-              Stream stream) {
+              Stream stream, const NormaliserParams* normaliser = nullptr) {
   if constexpr (kHasHopperKernels && __is_same(E, BFloat16))
-    if (plan.schedule == Schedule::hopper) return launch_walk_hopper(plan, p, dc_last, dots, stream);
+    if (plan.schedule == Schedule::hopper) return launch_walk_hopper(plan, p, normaliser, dc_last, dots, stream);
   launch_walk<E>(plan, chip, p, dc_last, dots, stream);
 }
 
@@ -163,7 +163,8 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
       {memory.where, memory.keys, memory.decay, floats(in.n_initial), floats(call.n_last), int(in.dqk), false}, stream);
   const NormaliserParams normaliser{memory.where,   scores.q,       memory.row_sums, memory.keys,   memory.m,
                                     floats(call.l), memory.factors, in.eps,          normalised(in)};
-  launch("normalisers", normalisers<E>, {chunks(memory.where), kNormaliserThreads, 0}, stream, normaliser);
+  if (!plan.walk.normalises)
+    launch("normalisers", normalisers<E>, {chunks(memory.where), kNormaliserThreads, 0}, stream, normaliser);
 
   WalkParams p = walk_params(memory, plan.walk, scores.q, scores.k, tokens(in.v, in.dhv, in),
                              tokens(call.h, in.dhv, in), memory.between);
@@ -175,7 +176,7 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
   p.state_out = floats(call.c_last);
   p.state_x = in.dhv;
   p.state_y = 1;
-  run_walk<E>(plan.walk, chip, p, nullptr, nullptr, stream);
+  run_walk<E>(plan.walk, chip, p, nullptr, nullptr, stream, plan.walk.normalises ? &normaliser : nullptr);
 }
 
 // ---- backward

@@ -26,6 +26,7 @@ struct WalkPlan {
   Schedule schedule;
   int rows, chunk;    // the kernel's
   int y_tile, tiles;  // columns of y in a block; blocks along y
+  bool normalises;    // a forward walk makes its normalisers itself
   int segments, segment_chunks;
   int blocks;  // of the walk itself; states only between segments come before
 };

@@ -128,19 +128,17 @@ struct WalkState {
   }
 };
 
-constexpr int kAhead = 8;  // segments that are read at a time
+constexpr int kAhead = 8;        // segments that are read at a time
+constexpr int kScannedEach = 4;  // accumulators of a thread
 
-// `between` holds what each segment alone adds to the state; afterwards the state after each segment. A block has one
-// accumulator of every thread of one tile.
+// `between` holds what each segment alone adds to the state; afterwards the state after each segment. A block has a few
+// accumulators of every thread of one tile.
 template <class State>
 XLSTM_DEVICE void scan_between(const ScanParams& p) {
-  constexpr int kThreads = State::kThreads, kRegisters = State::kRegisters;
-  const int r = blockIdx.x % kRegisters, tile = blockIdx.x / kRegisters % p.tiles;
-  const int64_t state = blockIdx.x / kRegisters / p.tiles;
-  const auto [x, y] = State::position(r, tile);
-  float now = 0;
-  if (p.state_in && x < p.x_columns && y < p.y_columns)
-    now = p.state_in[state * int64_t(p.x_columns) * p.y_columns + x * p.state_x + y * p.state_y];
+  constexpr int kThreads = State::kThreads, kRegisters = State::kRegisters, kParts = kRegisters / kScannedEach;
+  static_assert(kRegisters % kScannedEach == 0);
+  const int first = blockIdx.x % kParts * kScannedEach, tile = blockIdx.x / kParts % p.tiles;
+  const int64_t state = blockIdx.x / kParts / p.tiles;
   // Each segment's decay, the product of its chunks', by one wave.
   __shared__ float decays[kMostSegments];
   const Segment whole = segment_of(p.where, state, 0, p.segment_chunks, p.reverse);
@@ -156,15 +154,21 @@ XLSTM_DEVICE void scan_between(const ScanParams& p) {
   }
   __syncthreads();
   const int64_t stride = int64_t(p.tiles) * kRegisters * kThreads;
-  float* after = p.between + (state * (p.segments - 1) * p.tiles + tile) * int64_t(kRegisters * kThreads) +
-                 r * kThreads + threadIdx.x;
-  for (int order = 0; order < count; order += kAhead) {
-    float added[kAhead];
+  for (int r = first; r < first + kScannedEach; ++r) {
+    const auto [x, y] = State::position(r, tile);
+    float now = 0;
+    if (p.state_in && x < p.x_columns && y < p.y_columns)
+      now = p.state_in[state * int64_t(p.x_columns) * p.y_columns + x * p.state_x + y * p.state_y];
+    float* after = p.between + (state * (p.segments - 1) * p.tiles + tile) * int64_t(kRegisters * kThreads) +
+                   r * kThreads + threadIdx.x;
+    for (int order = 0; order < count; order += kAhead) {
+      float added[kAhead];
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) added[j] = order + j < count ? after[(order + j) * stride] : 0.0f;
+      for (int j = 0; j < kAhead; ++j) added[j] = order + j < count ? after[(order + j) * stride] : 0.0f;
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j)
-      if (order + j < count) after[(order + j) * stride] = now = decays[order + j] * now + added[j];
+      for (int j = 0; j < kAhead; ++j)
+        if (order + j < count) after[(order + j) * stride] = now = decays[order + j] * now + added[j];
+    }
   }
 }
 

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The walk (walk_gpu.h has the table of what it is) as Hopper likes it: out = f (a C) + scores y, C = decay C + (w x)^T y.
+// The walk (walk_gpu.h has the table of what it is) as Hopper likes it: out = f (a C) + scores y, C = decay C + (w x)^T
+// y.
 //
 // Everything is transposed, so that the state, in accumulators, is the left operand of the next product as it lies:
 //     out^T [64 of y][tokens] = C^T a^T      += y^T scores^T      C^T += (w y)^T x
-// Who owns what: two warpgroups hold 128 numbers of the state in each thread, 64 columns of y by 256 rows (or twice 64 by
-// 128) in each. They take turns: while one multiplies by the state, the other packs, weighs, writes. Of the third
-// warpgroup one warp brings tiles of 64 tokens by bulk copies, two chunks ahead. Outputs that are sums times a gain (h, dv)
-// leave by bulk copies as well; those with more to them (dq, dk: what n and dn add, dots, the diagonal) three more warps
-// finish. Rows beyond 256 are a second block's, of the same cluster; each of the two sends
-// the other half of its sums, and finishes its own half.
+// Who owns what: two warpgroups hold 128 numbers of the state in each thread, 64 columns of y by 256 rows (or twice 64
+// by 128) in each. They take turns: while one multiplies by the state, the other packs, weighs, writes. Of the third
+// warpgroup one warp brings tiles of 64 tokens by bulk copies, two chunks ahead. Outputs that are sums times a gain (h,
+// dv) leave by bulk copies as well; those with more to them (dq, dk: what n and dn add, dots, the diagonal) three more
+// warps finish. Rows beyond 256 are a second block's, of the same cluster; each of the two sends the other half of its
+// sums, and finishes its own half.
 //
 // Floor, forward at 256/512: flops, with each of q, k, v, h and scores moved once; the scores cost 8 % of the bytes.
 // Operands in shared memory are read at 64 bytes a cycle, half of what it gives, while 20 to 36 bytes a cycle arrive.
@@ -23,6 +24,7 @@ namespace xlstm::gpu {
 struct HopperWalkParams {
   WalkParams walk;
   CUtensorMap a, x, y, scores, out;
+  NormaliserParams normaliser;  // HopperOutput::normalised
 };
 
 // Where it keeps its state.
@@ -55,7 +57,9 @@ template <int kRows, int kHalves, bool kPair, HopperOutput kOutput>
 struct HopperWalk {
   static constexpr bool kOutputs = kOutput != HopperOutput::none, kFlowing = kOutput == HopperOutput::flowing;
   static constexpr bool kFinish = kFlowing || kOutput == HopperOutput::summed;
-  static_assert(!kPair || kOutput != HopperOutput::plain);  // two blocks' sums are to be added
+  static constexpr bool kNormalise = kOutput == HopperOutput::normalised,
+                        kStored = kNormalise || kOutput == HopperOutput::plain;
+  static_assert(!kPair || !kStored);  // two blocks' sums are to be added
   using Place = HopperState<kRows, kHalves, kPair>;
   static constexpr HopperShape kShape = Place::kShape;
   static constexpr int kChunk = kHopperChunk, kMine = kHalves / 2, kStages = 2;
@@ -69,12 +73,24 @@ struct HopperWalk {
   static constexpr int kHalfBytes = kFinish ? kHalfFloats * 4 : kPanel;
   static constexpr int kSums = kStages * kStage, kIncoming = kSums + (kOutputs ? kHalves * kHalfBytes : 0);
   static constexpr int kNumbers = kIncoming + (kPair && kOutputs ? kHalfBytes : 0);
-  static constexpr int kBarriers = kNumbers + kStages * kFactorBytes;
+  // Of a stage, for the normalisers: n, row sums of the scores, m, and what comes of them.
+  static constexpr int kNormal = kNumbers + kStages * kFactorBytes,
+                       kNormalBytes = kNormalise ? kRows * 4 + kChunk * 16 : 0;
+  static constexpr int kRowSums = kRows * 4, kM = kRowSums + kChunk * 4, kGains = kM + kChunk * 8;
+  static constexpr int kBarriers = kNormal + kStages * kNormalBytes;
   enum BarrierIndex {
-    kAFull, kYFull = kAFull + kStages, kXFull = kYFull + kStages,
-    kAFree = kXFull + kStages, kYFree = kAFree + kStages, kXFree = kYFree + kStages,
-    kSumsFull = kXFree + kStages, kSumsFree = kSumsFull + kHalves, kIncomingFull = kSumsFree + kHalves, kSentFree,
-    kBarrierCount
+    kAFull,
+    kYFull = kAFull + kStages,
+    kXFull = kYFull + kStages,
+    kAFree = kXFull + kStages,
+    kYFree = kAFree + kStages,
+    kXFree = kYFree + kStages,
+    kSumsFull = kXFree + kStages,
+    kSumsFree = kSumsFull + kHalves,
+    kIncomingFull = kSumsFree + kHalves,
+    kSentFree,
+    kGainFull,
+    kBarrierCount = kGainFull + kStages
   };
   static constexpr int kBytes = kShape.lds_bytes(kOutput);
   static_assert(kBarrierCount <= kHopperBarriers && kBytes == kBarriers + 8 * kHopperBarriers && kBytes <= 227 << 10);
@@ -89,8 +105,13 @@ struct HopperWalk {
   uint32_t base;
 
   XLSTM_DEVICE HopperWalk(const HopperWalkParams& all, const Segment& where, int y_tile_index, char* memory)
-      : params(all), p(all.walk), segment(where), tile(y_tile_index), chunks(where.last_chunk - where.first_chunk),
-        lds(memory), base(lds_address(memory)) {}
+      : params(all),
+        p(all.walk),
+        segment(where),
+        tile(y_tile_index),
+        chunks(where.last_chunk - where.first_chunk),
+        lds(memory),
+        base(lds_address(memory)) {}
 
   XLSTM_DEVICE Barrier barrier(int index) const { return {base + uint32_t(kBarriers + 8 * index)}; }
   XLSTM_DEVICE uint32_t stage(int n) const { return base + uint32_t(n % kStages * kStage); }
@@ -104,7 +125,7 @@ struct HopperWalk {
 
   XLSTM_DEVICE void copy_chunks() const {
     prefetch(&params.a), prefetch(&params.x), prefetch(&params.y), prefetch(&params.scores);
-    if constexpr (kOutput == HopperOutput::plain) prefetch(&params.out);
+    if constexpr (kStored) prefetch(&params.out);
     for (int n = 0; n < chunks; ++n) {
       const int s = n % kStages, token = chunk_at(n) * kChunk, head = segment.head, batch = segment.batch;
       const uint32_t at = stage(n), before = parity(n) ^ 1;
@@ -112,10 +133,19 @@ struct HopperWalk {
       if constexpr (kOutputs) {
         const Barrier full = barrier(kAFull + s);
         barrier(kAFree + s).wait(before);
-        full.expect(kPanels * kPanel);
+        const int n_bytes = p.a.columns * 4;
+        full.expect(kPanels * kPanel + (kNormalise ? n_bytes + kChunk * 12 : 0));
+        if constexpr (kNormalise) {
+          const NormaliserParams& q = params.normaliser;
+          const uint32_t to = base + uint32_t(kNormal + s * kNormalBytes);
+          copy_bytes(to, q.n + slot * p.a.columns, n_bytes, full);
+          copy_bytes(to + kRowSums, q.row_sums + slot * kChunk, kChunk * 4, full);
+          copy_bytes(to + kM, q.m + slot * kChunk, kChunk * 8, full);
+        }
 #pragma unroll
         for (int i = 0; i < kPanels; ++i)
-          copy_panel(at + kA + i * kPanel, &params.a, Place::first_row(tile) + i * kPanelColumns, token, head, batch, full);
+          copy_panel(at + kA + i * kPanel, &params.a, Place::first_row(tile) + i * kPanelColumns, token, head, batch,
+                     full);
       }
       Barrier full = barrier(kYFull + s);
       barrier(kYFree + s).wait(before);
@@ -123,14 +153,16 @@ struct HopperWalk {
       copy_bytes(base + kNumbers + s * kFactorBytes, p.factors + slot * kFactors * kChunk, kFactorBytes, full);
 #pragma unroll
       for (int i = 0; i < kHalves; ++i)
-        copy_panel(at + kY + i * kPanel, &params.y, Place::first_column(tile) + i * kPanelColumns, token, head, batch, full);
+        copy_panel(at + kY + i * kPanel, &params.y, Place::first_column(tile) + i * kPanelColumns, token, head, batch,
+                   full);
       if constexpr (kOutputs) copy_panel(at + kScores, &params.scores, 0, int(slot * kChunk), 0, 0, full);
       full = barrier(kXFull + s);
       barrier(kXFree + s).wait(before);
       full.expect(kPanels * kPanel);
 #pragma unroll
       for (int i = 0; i < kPanels; ++i)
-        copy_panel(at + kX + i * kPanel, &params.x, Place::first_row(tile) + i * kPanelColumns, token, head, batch, full);
+        copy_panel(at + kX + i * kPanel, &params.x, Place::first_row(tile) + i * kPanelColumns, token, head, batch,
+                   full);
     }
   }
 
@@ -189,7 +221,8 @@ struct HopperWalk {
       });
   }
 
-  // sum = C^T a^T, 64 columns of y by the chunk's tokens. A step's operand is packed while the one before is multiplied.
+  // sum = C^T a^T, 64 columns of y by the chunk's tokens. A step's operand is packed while the one before is
+  // multiplied.
   XLSTM_DEVICE static void read_state(float (&sum)[32], const float (&c)[kStateRow], uint32_t a) {
 #pragma unroll
     for (int q = 0; q < kRows / 16; ++q) {
@@ -219,7 +252,8 @@ struct HopperWalk {
     }
   }
 
-  // sum += y^T scores^T, or scores of a walk back in time as they lie. The blocks of a pair have half of the tokens each.
+  // sum += y^T scores^T, or scores of a walk back in time as they lie. The blocks of a pair have half of the tokens
+  // each.
   template <bool kReverse>
   XLSTM_DEVICE void add_scored(float (&sum)[32], uint32_t y, uint32_t scores) const {
     constexpr int kSteps = kChunk / 16 / (kPair ? 2 : 1);
@@ -238,8 +272,11 @@ struct HopperWalk {
   XLSTM_DEVICE static uint32_t sum_place(uint32_t token, uint32_t column) {
     return token * 64 + (column ^ token / 2 % 4 * 8 ^ column / 32 * 4);
   }
-  // sum times gain, as they go to memory.
-  XLSTM_DEVICE void store_outputs(const float (&sum)[32], const float* gain, int half, int group, int64_t token) const {
+  // Sums, times 1 / N of each token, as they go to memory.
+  XLSTM_DEVICE void store_outputs(const float (&sum)[32], int n, int half, int group) const {
+    const int s = n % kStages;
+    const float* gain = reinterpret_cast<const float*>(lds + kNormal + s * kNormalBytes + kGains);
+    if constexpr (kNormalise) barrier(kGainFull + s).wait(parity(n));
     const int thread = threadIdx.x % kWarpgroup, lane = thread % 32;
     const uint32_t panel = base + uint32_t(kSums + half * kPanel);
     if (thread == 0) stores_read();  // of the chunk before
@@ -250,7 +287,8 @@ struct HopperWalk {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const int i = 4 * (j + w / 2) + w % 2 * 2;
-        const float2 by = p.gained ? *reinterpret_cast<const float2*>(gain + 8 * (j + w / 2) + 2 * (lane % 4)) : float2{1, 1};
+        float2 by{1, 1};
+        if constexpr (kNormalise) by = *reinterpret_cast<const float2*>(gain + 8 * (j + w / 2) + 2 * (lane % 4));
         r[w] = pack(BFloat16{}, sum[i] * by.x, sum[i + 1] * by.y);
       }
       const int row = 8 * j + lane % 8 + lane / 16 * 8, piece = thread / 32 * 2 + lane / 8 % 2;
@@ -259,7 +297,8 @@ struct HopperWalk {
     shared_written();
     meet(kGroup + group, kWarpgroup);
     if (thread == 0)
-      store_panel(&params.out, Place::first_column(tile) + half * 64, int(token), segment.head, segment.batch, panel);
+      store_panel(&params.out, Place::first_column(tile) + half * 64, chunk_at(n) * kChunk, segment.head, segment.batch,
+                  panel);
   }
 
   XLSTM_DEVICE void write_sums(const float (&sum)[32], int half) const {
@@ -342,7 +381,7 @@ struct HopperWalk {
             else
               barrier(kSumsFull + half).arrive();
           } else {
-            store_outputs(sum, inter + (kGain - p.inter) * kChunk, half, group, int64_t(chunk_at(n)) * kChunk);
+            store_outputs(sum, n, half, group);
           }
           if (m + 1 == kMine && thread % 32 == 0) barrier(kYFree + s).arrive();
         } else {
@@ -353,7 +392,7 @@ struct HopperWalk {
       if (thread == 0) barrier(kXFree + s).arrive();
     }
     store_state(state, group);
-    if constexpr (kOutput == HopperOutput::plain)
+    if constexpr (kStored)
       if (thread == 0) stores_done();
   }
 
@@ -449,7 +488,8 @@ struct HopperWalk {
           float value[kInGroup][8];
 #pragma unroll
           for (int i = 0; i < kInGroup; ++i) {
-            const uint32_t place = sum_place(uint32_t(first + (group + i) * kStep) % kChunk, column % 64);  // beyond any
+            const uint32_t place =
+                sum_place(uint32_t(first + (group + i) * kStep) % kChunk, column % 64);  // beyond any
             read_sums(value[i], sums, place);
             if constexpr (kPair) {
               float more[8];
@@ -506,13 +546,47 @@ struct HopperWalk {
     }
   }
 
+  // ---- normalisers, by two warps: a thread has a token. l = inter q n + the row's sum of scores
+
+  XLSTM_DEVICE void normalise(int warp) const {
+    const NormaliserParams& q = params.normaliser;
+    const int t = warp * 32 + threadIdx.x % 32;
+    for (int n = 0; n < chunks; ++n) {
+      const int s = n % kStages, t0 = chunk_at(n) * kChunk;
+      const char* numbers = lds + kNormal + s * kNormalBytes;
+      barrier(kAFull + s).wait(parity(n));
+      float part[4] = {};
+#pragma unroll 4
+      for (int piece = 0; piece < kRows / 8; ++piece) {
+        const Piece x = read_piece(lds + s * kStage + kA + piece / 8 * kPanel + panel_piece(t, piece % 8));
+        const float4 low = *reinterpret_cast<const float4*>(numbers + piece * 32);
+        const float4 high = *reinterpret_cast<const float4*>(numbers + piece * 32 + 16);
+        const float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int j = 0; j < 8; ++j) part[j % 4] += element<BFloat16>(x, j) * v[j];
+      }
+      barrier(kYFull + s).wait(parity(n));
+      const float inter = reinterpret_cast<const float*>(lds + kNumbers + s * kFactorBytes)[kInter * kChunk + t];
+      const float row_sum = reinterpret_cast<const float*>(numbers + kRowSums)[t];
+      const float l = inter * ((part[0] + part[1]) + (part[2] + part[3])) + row_sum;
+      const double m = reinterpret_cast<const double*>(numbers + kM)[t];
+      const bool inside = t0 + t < segment.end;
+      reinterpret_cast<float*>(lds + kNormal + s * kNormalBytes + kGains)[t] =
+          inside ? float(1 / xlstm::normaliser(q.normalize, l, m, q.eps)) : 0.0f;
+      barrier(kGainFull + s).arrive();
+      if (tile == 0 && q.l && inside) q.l[segment.row * p.where.length + t0 + t] = l;
+      if (threadIdx.x % 32 == 0) barrier(kAFree + s).arrive(), barrier(kYFree + s).arrive();
+    }
+  }
+
   XLSTM_DEVICE void run() const {
     const int warp = shuffle_from(int(threadIdx.x / 32), 0, 32), group = warp / 4;
     if (threadIdx.x == 0) {
       for (int s = 0; s < kStages; ++s) {
         barrier(kAFull + s).init(1), barrier(kYFull + s).init(1), barrier(kXFull + s).init(1);
-        barrier(kAFree + s).init(2), barrier(kXFree + s).init(2);
-        barrier(kYFree + s).init(kHopperStateThreads / 32 + (kFinish ? kOutputWarps : 0));
+        barrier(kAFree + s).init(2 + (kNormalise ? 2 : 0)), barrier(kXFree + s).init(2);
+        barrier(kGainFull + s).init(kChunk);
+        barrier(kYFree + s).init(kHopperStateThreads / 32 + (kFinish ? kOutputWarps : kNormalise ? 2 : 0));
       }
       for (int half = 0; half < kHalves; ++half) {
         barrier(kSumsFull + half).init(kWarpgroup);
@@ -522,6 +596,10 @@ struct HopperWalk {
       barrier(kSentFree).init(kOutputWarps);
       barriers_ready();
     }
+    if constexpr (kNormalise)  // where q has no columns n has none: zeros
+      for (int i = threadIdx.x; i < kStages * kNormalBytes / 4; i += kHopperBlockThreads)
+        reinterpret_cast<float*>(lds + kNormal)[i] = 0;
+    if constexpr (kNormalise) shared_written();
     if constexpr (kPair)
       meet_cluster();
     else
@@ -532,6 +610,8 @@ struct HopperWalk {
         if (threadIdx.x % 32 == 0) copy_chunks();
       } else if constexpr (kFinish) {
         finish_outputs(warp);
+      } else if constexpr (kNormalise) {
+        if (warp < 2) normalise(warp);
       }
     } else {
       take_registers<kStateRegisters>();

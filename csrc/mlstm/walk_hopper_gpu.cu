@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // launch_walk() of the Hopper schedule.
+#include <type_traits>
+
 #include "mlstm/launch_hopper.h"
 #include "mlstm/vectors_gpu.h"
 #include "mlstm/walk_hopper.h"
@@ -36,11 +38,12 @@ void launch_kernel(const char* name, const HopperWalkParams& p, int64_t blocks, 
 }
 
 template <int kRows, int kHalves, bool kPair>
-void launch_shape(const WalkPlan& plan, const WalkParams& p, const float* dc_last, float* dots, Stream stream) {
+void launch_shape(const WalkPlan& plan, const WalkParams& p, const NormaliserParams* normaliser, const float* dc_last,
+                  float* dots, Stream stream) {
   using State = HopperState<kRows, kHalves, kPair>;
   const int64_t states = p.where.sequences * p.where.heads, blocks = states * plan.segments * plan.tiles;
   if (blocks == 0) return;
-  HopperWalkParams all{p, {}, token_map(p.x, p.where), token_map(p.y, p.where), {}, {}};
+  HopperWalkParams all{p, {}, token_map(p.x, p.where), token_map(p.y, p.where), {}, {}, {}};
   if (plan.segments > 1) {
     all.walk.alone = true;
     all.walk.out.data = nullptr;
@@ -48,18 +51,26 @@ void launch_shape(const WalkPlan& plan, const WalkParams& p, const float* dc_las
     const ScanParams scan{p.where,    p.between,        p.decay, p.state_in,  p.state_x,   p.state_y,
                           p.segments, p.segment_chunks, p.tiles, p.x.columns, p.y.columns, p.reverse};
     launch("scan of segments", scan_segments_hopper<kRows, kHalves, kPair>,
-           {states * plan.tiles * State::kRegisters, State::kThreads, 0}, stream, scan);
+           {states * plan.tiles * (State::kRegisters / kScannedEach), State::kThreads, 0}, stream, scan);
     all.walk = p;
   }
   all.a = token_map(p.a, p.where);
-  all.scores =
-      panel_map(p.scores, kHopperChunk, p.where.rows * p.where.slots * kHopperChunk, 1, 1, {0, 0, kHopperChunk}, kHopperChunk);
+  all.scores = panel_map(p.scores, kHopperChunk, p.where.rows * p.where.slots * kHopperChunk, 1, 1,
+                         {0, 0, kHopperChunk}, kHopperChunk);
   all.out = token_map(p.out, p.where);
-  constexpr HopperOutput kPlain = kPair ? HopperOutput::summed : HopperOutput::plain;
-  if (p.with_self)  // and with them a vector and dots
-    launch_kernel<kRows, kHalves, kPair, HopperOutput::flowing>("walk", all, blocks, stream);
-  else
-    launch_kernel<kRows, kHalves, kPair, kPlain>("walk", all, blocks, stream);
+  const auto run = [&](auto output) {
+    launch_kernel<kRows, kHalves, kPair, decltype(output)::value>("walk", all, blocks, stream);
+  };
+  if (p.with_self) {  // and with them a vector and dots
+    run(std::integral_constant<HopperOutput, HopperOutput::flowing>{});
+  } else if constexpr (kPair) {
+    run(std::integral_constant<HopperOutput, HopperOutput::summed>{});
+  } else if (normaliser) {
+    all.normaliser = *normaliser;
+    run(std::integral_constant<HopperOutput, HopperOutput::normalised>{});
+  } else {
+    run(std::integral_constant<HopperOutput, HopperOutput::plain>{});
+  }
   if (!p.before_last) return;
   const StateDotParams dot{p.before_last, dc_last, dots,        states,     p.state_x,
                            p.state_y,     p.tiles, p.x.columns, p.y.columns};
@@ -69,11 +80,12 @@ void launch_shape(const WalkPlan& plan, const WalkParams& p, const float* dc_las
 
 }  // namespace
 
-void launch_walk_hopper(const WalkPlan& plan, const WalkParams& p, const float* dc_last, float* dots, Stream stream) {
-  if (plan.rows == 512) return launch_shape<256, 2, true>(plan, p, dc_last, dots, stream);
-  if (plan.rows == 256) return launch_shape<256, 2, false>(plan, p, dc_last, dots, stream);
-  if (plan.y_tile == 256) return launch_shape<128, 4, false>(plan, p, dc_last, dots, stream);
-  launch_shape<128, 2, false>(plan, p, dc_last, dots, stream);
+void launch_walk_hopper(const WalkPlan& plan, const WalkParams& p, const NormaliserParams* normaliser,
+                        const float* dc_last, float* dots, Stream stream) {
+  if (plan.rows == 512) return launch_shape<256, 2, true>(plan, p, normaliser, dc_last, dots, stream);
+  if (plan.rows == 256) return launch_shape<256, 2, false>(plan, p, normaliser, dc_last, dots, stream);
+  if (plan.y_tile == 256) return launch_shape<128, 4, false>(plan, p, normaliser, dc_last, dots, stream);
+  launch_shape<128, 2, false>(plan, p, normaliser, dc_last, dots, stream);
 }
 
 }  // namespace xlstm::gpu
