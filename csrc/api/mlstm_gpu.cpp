@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mLSTM calls of the C API on a GPU: check, plan, launch.
+#include <algorithm>
+
 #include "api/call.h"
 
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
@@ -8,17 +10,45 @@
 namespace xlstm {
 namespace {
 
-gpu::MlstmShape shape_of(const xlstm_mlstm& in) {
-  if (in.q.dtype == XLSTM_FLOAT64)
-    throw std::invalid_argument("q: expected float32, bfloat16 or float16 on a GPU, got float64");
-  return {in.cu_seqlens ? in.sequences : in.batch, in.heads, in.length, in.dqk, in.dhv, in.cu_seqlens != nullptr,
-          in.q.dtype == XLSTM_FLOAT32 ? 4 : 2};
+bool has_panels(const xlstm_mlstm& in) {
+  return gpu::has_panels(in.q, in.dqk, in) && gpu::has_panels(in.k, in.dqk, in) && gpu::has_panels(in.v, in.dhv, in);
 }
 
-gpu::ForwardPlan plan(const xlstm_mlstm_forward& p) { return plan_forward(shape_of(p.in), gpu::current_chip()); }
-gpu::BackwardPlan plan(const xlstm_mlstm_backward& p) { return plan_backward(shape_of(p.in), gpu::current_chip()); }
+gpu::MlstmShape shape_of(const xlstm_mlstm& in, bool panels) {
+  if (in.q.dtype == XLSTM_FLOAT64)
+    throw std::invalid_argument("q: expected float32, bfloat16 or float16 on a GPU, got float64");
+  return {in.cu_seqlens ? in.sequences : in.batch,
+          in.heads,
+          in.length,
+          in.dqk,
+          in.dhv,
+          in.cu_seqlens != nullptr,
+          gpu::element_bytes(in.q),
+          panels};
+}
+
+gpu::ForwardPlan plan(const xlstm_mlstm_forward& p, bool panels) {
+  return plan_forward(shape_of(p.in, panels), gpu::current_chip());
+}
+gpu::BackwardPlan plan(const xlstm_mlstm_backward& p, bool panels) {
+  return plan_backward(shape_of(p.in, panels), gpu::current_chip());
+}
+gpu::ForwardPlan plan(const xlstm_mlstm_forward& p) {
+  return plan(p, has_panels(p.in) && gpu::has_panels(p.h, p.in.dhv, p.in));
+}
+gpu::BackwardPlan plan(const xlstm_mlstm_backward& p) {
+  bool panels = has_panels(p.in);
+  for (const xlstm_tensor* x : {&p.h, &p.dh, &p.dv}) panels = panels && gpu::has_panels(*x, p.in.dhv, p.in);
+  for (const xlstm_tensor* x : {&p.dq, &p.dk}) panels = panels && gpu::has_panels(*x, p.in.dqk, p.in);
+  return plan(p, panels);
+}
+// What a call needs must not change with where its tensors lie: room for either schedule.
+template <class Call>
+size_t for_any_plan(const Call& p, size_t (&workspace)(const Call&, const decltype(plan(p))&)) {
+  return std::max(workspace(p, plan(p, false)), p.in.q.dtype == XLSTM_BFLOAT16 ? workspace(p, plan(p, true)) : 0);
+}
 gpu::Chip recurrent_plan(const xlstm_mlstm_forward& p) {
-  shape_of(p.in);
+  shape_of(p.in, false);
   return gpu::current_chip();
 }
 
@@ -34,7 +64,7 @@ using namespace xlstm;
 size_t xlstm_gpu_mlstm_chunkwise_workspace(const xlstm_mlstm_forward* p) {
   return counted([&] {
     check_chunkwise(given(p), false);
-    return gpu::chunkwise_workspace(*p, plan(*p));
+    return for_any_plan(*p, gpu::chunkwise_workspace);
   });
 }
 
@@ -48,7 +78,7 @@ size_t xlstm_gpu_mlstm_recurrent_workspace(const xlstm_mlstm_forward* p) {
 size_t xlstm_gpu_mlstm_backward_workspace(const xlstm_mlstm_backward* p) {
   return counted([&] {
     check_backward(given(p), false);
-    return gpu::backward_workspace(*p, plan(*p));
+    return for_any_plan(*p, gpu::backward_workspace);
   });
 }
 

@@ -11,6 +11,7 @@ struct Chip {
   Family family;
   int compute_units;  // CUs, or SMs
   int lds_bytes;      // that a block may have
+  bool hopper;        // has what arch/hopper.h is about, and the library code for it
 };
 
 Chip chip_of(const DeviceFacts& facts);

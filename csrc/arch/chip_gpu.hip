@@ -26,17 +26,19 @@ Chip ask(int device) {
   const std::string arch = "sm_" + std::to_string(facts.major) + std::to_string(facts.minor);
   const int lds = int(facts.sharedMemPerBlockOptin);
   const Family family = Family::nvidia;
+  const bool hopper = arch == "sm_90" && std::string(build_info::gpu_archs).find("90a") != std::string::npos;
 #else
   hipDeviceProp_t facts;
   check(hipGetDeviceProperties(&facts, device));
   const std::string arch = facts.gcnArchName;
   const int lds = int(facts.sharedMemPerBlock);
   const Family family = facts.warpSize == 64 ? Family::cdna : Family::rdna;
+  const bool hopper = false;
 #endif
   if (!has_code(nothing<0>))
     throw std::runtime_error("the library has no GPU code for " + arch + ", only for " + build_info::gpu_archs +
                              ": build it with this arch in its list (docs/install.md)");
-  return {family, facts.multiProcessorCount, lds};
+  return {family, facts.multiProcessorCount, lds, hopper};
 }
 
 }  // namespace

@@ -69,6 +69,13 @@ struct Float16 {
   uint16_t bits;
 };
 
+// Whether the library has kernels for Hopper (arch/hopper.h): a CUDA library does, for sm_90a.
+#if defined(__CUDACC__)
+constexpr bool kHasHopperKernels = true;
+#else
+constexpr bool kHasHopperKernels = false;
+#endif
+
 // Which family this pass compiles for. The host's pass compiles no kernel body and takes any.
 #if defined(__CUDA_ARCH__) || (defined(__CUDACC__) && !defined(__HIP_DEVICE_COMPILE__))
 constexpr Family kFamily = Family::nvidia;

@@ -16,14 +16,8 @@
 namespace xlstm::gpu {
 namespace {
 
-int element_bytes(const xlstm_tensor& x) { return x.dtype == XLSTM_FLOAT32 ? 4 : 2; }
-
 Tokens tokens(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& in) {
-  const int64_t bytes = element_bytes(x), sizes[] = {in.batch, in.heads, in.length};
-  // Pieces within a chunk are found by 32-bit offsets.
-  bool whole = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && columns * bytes % 16 == 0 && x.stride[2] >= 0 &&
-               x.stride[2] * bytes < int64_t(1) << 26;
-  for (int axis = 0; axis < 3; ++axis) whole = whole && (sizes[axis] == 1 || x.stride[axis] * bytes % 16 == 0);
+  const bool whole = whole_rows(x, columns, in);
   return {x.data, {x.stride[0], x.stride[1], x.stride[2]}, int(columns), int(x.dtype), whole};
 }
 
@@ -56,6 +50,8 @@ auto with_element(const xlstm_mlstm& in, F&& f) {
 
 template <class E, bool kBackward>
 void launch_scores(const ScoreParams& p, const Chip& chip, Stream stream) {
+  if constexpr (kHasHopperKernels && __is_same(E, BFloat16))
+    if (p.where.chunk == kHopperChunk) return launch_scores_hopper<kBackward>(p, stream);
   const Grid grid{chunks(p.where), scores_threads(chip.family),
                   scores_lds_bytes(chip.family, sizeof(E), p.where.chunk, kBackward)};
   if (p.where.chunk == 32)
@@ -67,6 +63,15 @@ void launch_scores(const ScoreParams& p, const Chip& chip, Stream stream) {
 void launch_vectors(const VectorParams& p, Stream stream) {
   const int64_t pieces = (p.columns + kVectorColumns - 1) / kVectorColumns;
   launch("vectors", scan_vectors<0>, {states(p.where) * pieces, kVectorThreads, 0}, stream, p);
+}
+
+// The walk of the plan's schedule. With before_last also the dots of that and dc_last.
+template <class E>
+void run_walk(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const float* dc_last, float* dots,
+              Stream stream, const NormaliserParams* normaliser = nullptr) {
+  if constexpr (kHasHopperKernels && __is_same(E, BFloat16))
+    if (plan.schedule == Schedule::hopper) return launch_walk_hopper(plan, p, normaliser, dc_last, dots, stream);
+  launch_walk<E>(plan, chip, p, dc_last, dots, stream);
 }
 
 // What forward and backward both compute of the gates.
@@ -92,8 +97,8 @@ void launch_stabilisers(const CommonMemory& memory, const xlstm_mlstm& in, void*
   const GateParams p{memory.where,         tokens(in.i, 1, in), tokens(in.f, 1, in),
                      floats(in.m_initial), floats(m_last),      memory.sums,
                      memory.mosts,         memory.m_before,     in.gate == XLSTM_GATE_SIGMOID};
-  launch("gates", chunk_gates<0>, {(chunks(memory.where) + kGatesPerBlock - 1) / kGatesPerBlock, kGateThreads, 0},
-         stream, p);
+  launch("gates", memory.where.chunk > kTokenLanes ? chunk_gates<2> : chunk_gates<1>,
+         {(chunks(memory.where) + kGatesPerBlock - 1) / kGatesPerBlock, kGateThreads, 0}, stream, p);
   launch("stabilisers", stabilisers<0>, {states(memory.where), kGateScanThreads, 0}, stream, p);
 }
 
@@ -158,7 +163,8 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
       {memory.where, memory.keys, memory.decay, floats(in.n_initial), floats(call.n_last), int(in.dqk), false}, stream);
   const NormaliserParams normaliser{memory.where,   scores.q,       memory.row_sums, memory.keys,   memory.m,
                                     floats(call.l), memory.factors, in.eps,          normalised(in)};
-  launch("normalisers", normalisers<E>, {chunks(memory.where), kNormaliserThreads, 0}, stream, normaliser);
+  if (!plan.walk.normalises)
+    launch("normalisers", normalisers<E>, {chunks(memory.where), kNormaliserThreads, 0}, stream, normaliser);
 
   WalkParams p = walk_params(memory, plan.walk, scores.q, scores.k, tokens(in.v, in.dhv, in),
                              tokens(call.h, in.dhv, in), memory.between);
@@ -170,7 +176,7 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
   p.state_out = floats(call.c_last);
   p.state_x = in.dhv;
   p.state_y = 1;
-  launch_walk<E>(plan.walk, chip, p, nullptr, nullptr, stream);
+  run_walk<E>(plan.walk, chip, p, nullptr, nullptr, stream, plan.walk.normalises ? &normaliser : nullptr);
 }
 
 // ---- backward
@@ -244,7 +250,7 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   dq.state_x = 1;
   dq.state_y = in.dhv;
   dq.before_last = call.dc_last ? memory.before_last : nullptr;
-  launch_walk<E>(plan.dq, chip, dq, floats(call.dc_last), memory.state_dots, stream);
+  run_walk<E>(plan.dq, chip, dq, floats(call.dc_last), memory.state_dots, stream);
 
   WalkParams dk = walk_params(memory, plan.dk, s.v, s.dh, s.q, tokens(call.dk, in.dqk, in), memory.between);
   dk.reverse = true;
@@ -259,7 +265,7 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   dk.state_in = floats(call.dc_last);
   dk.state_x = 1;
   dk.state_y = in.dhv;
-  launch_walk<E>(plan.dk, chip, dk, nullptr, nullptr, stream);
+  run_walk<E>(plan.dk, chip, dk, nullptr, nullptr, stream);
 
   WalkParams dv = walk_params(memory, plan.dv, s.k, s.q, s.dh, tokens(call.dv, in.dhv, in), memory.between);
   dv.reverse = true;
@@ -270,7 +276,7 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   dv.state_out = floats(call.dc_initial);
   dv.state_x = in.dhv;
   dv.state_y = 1;
-  launch_walk<E>(plan.dv, chip, dv, nullptr, nullptr, stream);
+  run_walk<E>(plan.dv, chip, dv, nullptr, nullptr, stream);
 
   FlowParams f{};
   f.where = memory.where;
@@ -317,9 +323,11 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   f.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
   f.normalizer_grad = in.normalizer_grad;
   const int64_t flow_blocks = (chunks(memory.where) + kFlowsPerBlock - 1) / kFlowsPerBlock;
-  launch("flows of chunks", sum_chunk_flows<0>, {flow_blocks, kFlowThreads, 0}, stream, f);
+  const bool two_each = memory.where.chunk > kTokenLanes;
+  launch("flows of chunks", two_each ? sum_chunk_flows<2> : sum_chunk_flows<1>, {flow_blocks, kFlowThreads, 0}, stream,
+         f);
   launch("flows between chunks", scan_flows<0>, {states(memory.where), kFlowScanThreads, 0}, stream, f);
-  launch("gate gradients", gate_gradients<0>, {flow_blocks, kFlowThreads, 0}, stream, f);
+  launch("gate gradients", two_each ? gate_gradients<2> : gate_gradients<1>, {flow_blocks, kFlowThreads, 0}, stream, f);
 }
 
 }  // namespace

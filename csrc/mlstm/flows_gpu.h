@@ -22,6 +22,7 @@
 #pragma once
 
 #include "mlstm/sequences_gpu.h"
+#include "mlstm/walk_shape.h"
 
 namespace xlstm::gpu {
 
@@ -37,25 +38,73 @@ XLSTM_DEVICE double from_lane_below(double x, int lane, int by) {
   return lane - by >= 0 ? other : 0.0;
 }
 
+// Of kEach tokens in each lane, each with those after it, or with those before it.
+template <int kEach>
+XLSTM_DEVICE void sum_from(double (&x)[kEach], int lane) {
+#pragma unroll
+  for (int j = kEach - 2; j >= 0; --j) x[j] += x[j + 1];
+  double all = x[0];
+#pragma unroll
+  for (int by = 1; by < kTokenLanes; by *= 2) all += from_lane_above(all, lane, by);
+  if constexpr (kEach > 1) {
+    const double after = from_lane_above(all, lane, 1);
+#pragma unroll
+    for (int j = 1; j < kEach; ++j) x[j] += after;
+  }
+  x[0] = all;
+}
+template <int kEach>
+XLSTM_DEVICE void sum_up_to(double (&x)[kEach], int lane) {
+#pragma unroll
+  for (int j = 1; j < kEach; ++j) x[j] += x[j - 1];
+  double all = x[kEach - 1];
+#pragma unroll
+  for (int by = 1; by < kTokenLanes; by *= 2) all += from_lane_below(all, lane, by);
+  if constexpr (kEach > 1) {
+    const double before = from_lane_below(all, lane, 1);
+#pragma unroll
+    for (int j = 0; j + 1 < kEach; ++j) x[j] += before;
+  }
+  x[kEach - 1] = all;
+}
+
 // What reaches m at each token from the chunk's tokens from it on. A token that stops it holds back what comes from
 // above. held: whether what comes from behind the chunk is held back on the way.
 struct Moving {
   double sum;
-  bool held;
+  int held;
+
+  XLSTM_DEVICE void add_behind(const Moving& next) {
+    if (held) return;
+    sum += next.sum;
+    held = next.held;
+  }
 };
-XLSTM_DEVICE Moving moving_from(double sum, bool stop, int lane) {
-  int held = shuffle_from(int(stop), lane + 1, kTokenLanes);
-  if (lane == kTokenLanes - 1) held = 0;
+// From what each token moves, and whether it stops what comes from above.
+template <int kEach>
+XLSTM_DEVICE void moving_from(Moving (&x)[kEach], const bool (&stop)[kEach], int lane) {
+  const int next_stops = shuffle_from(int(stop[0]), lane + 1, kTokenLanes);
+#pragma unroll
+  for (int j = 0; j < kEach; ++j)
+    x[j].held = j + 1 < kEach ? int(stop[j + 1]) : lane == kTokenLanes - 1 ? 0 : next_stops;
+#pragma unroll
+  for (int j = kEach - 2; j >= 0; --j) x[j].add_behind(x[j + 1]);
+  Moving all = x[0];
+  const auto above = [&](int by) {
+    return Moving{from_lane_above(all.sum, lane, by), shuffle_from(all.held, lane + by, kTokenLanes)};
+  };
 #pragma unroll
   for (int by = 1; by < kTokenLanes; by *= 2) {
-    const double above = from_lane_above(sum, lane, by);
-    const int above_held = shuffle_from(held, lane + by, kTokenLanes);
-    if (lane + by < kTokenLanes && !held) {
-      sum += above;
-      held = above_held;
-    }
+    const Moving behind = above(by);
+    if (lane + by < kTokenLanes) all.add_behind(behind);
   }
-  return {sum, held != 0};
+  if constexpr (kEach > 1) {
+    const Moving behind = above(1);
+#pragma unroll
+    for (int j = 1; j < kEach; ++j)
+      if (lane + 1 < kTokenLanes) x[j].add_behind(behind);
+  }
+  x[0] = all;
 }
 
 XLSTM_DEVICE double sum_tiles(const FlowParams& p, const float* dots, int tiles, int64_t at) {
@@ -65,39 +114,48 @@ XLSTM_DEVICE double sum_tiles(const FlowParams& p, const float* dots, int tiles,
 }
 
 // Whether the stabiliser after a token came from its input gate.
-XLSTM_DEVICE bool stops_at(const FlowParams& p, const ChunkToken& t) {
-  if (!t.inside) return false;
-  const double m_before = t.lane > 0 ? p.m[t.at - 1] : p.m_before[t.slot];
-  const TokenGates x = token_gates(p.i, p.f, p.sigmoid, t.head, t.token);
+template <int kEach>
+XLSTM_DEVICE bool stops_at(const FlowParams& p, const ChunkTokens<kEach>& t, int j) {
+  if (!t.inside(j)) return false;
+  const double m_before = t.here + j > 0 ? p.m[t.at + j - 1] : p.m_before[t.slot];
+  const TokenGates x = token_gates(p.i, p.f, p.sigmoid, t.head, t.first + j);
   return !keeps_stabiliser(x.lf, m_before, x.ig);
 }
 
-template <int>
+template <int kEach>
 __global__ __launch_bounds__(kFlowThreads) void sum_chunk_flows(const FlowParams p) {
-  const ChunkToken t(p.where, kFlowsPerBlock);
-  double reaching = 0, entering = 0, move = 0;
-  if (t.inside) {
-    if (p.reach[t.at] >= kNothing) reaching = sum_tiles(p, p.q_dots, p.q_tiles, t.at) - p.walk_reaching[t.at];
-    if (p.factors[factor_at(t.slot, kInto, t.lane, p.where.chunk)] >= kNothing)
-      entering = sum_tiles(p, p.k_dots, p.k_tiles, t.at) - p.walk_leaving[t.at];
-    move = p.dm[t.at];
-  }
+  if constexpr (has_scores(kFamily, 2, kEach * kTokenLanes)) {
+    const ChunkTokens<kEach> t(p.where, kFlowsPerBlock);
+    double reaching[kEach], entering[kEach];
+    Moving moving[kEach];
+    bool stop[kEach];
 #pragma unroll
-  for (int by = 1; by < kTokenLanes; by *= 2) {
-    reaching += from_lane_above(reaching, t.lane, by);  // from each token on
-    entering += from_lane_below(entering, t.lane, by);  // up to each token
-  }
-  const double entering_before = from_lane_below(entering, t.lane, 1);
-  const bool stop = stops_at(p, t);
-  const Moving moving = moving_from(move, stop, t.lane);
-  if (t.inside) p.local[t.at] = reaching + entering_before + p.across[t.at];
-  if (!t.chunk_inside) return;
-  if (t.lane == 0) {
-    p.reaching[t.slot] = reaching;
-    p.moving[t.slot] = stop ? 0.0 : moving.sum;
-    p.stops[t.slot] = stop || moving.held;
-  } else if (t.lane == kTokenLanes - 1) {
-    p.entering[t.slot] = entering;
+    for (int j = 0; j < kEach; ++j) {
+      const int64_t at = t.at + j;
+      reaching[j] = entering[j] = moving[j].sum = 0;
+      stop[j] = stops_at(p, t, j);
+      if (!t.inside(j)) continue;
+      if (p.reach[at] >= kNothing) reaching[j] = sum_tiles(p, p.q_dots, p.q_tiles, at) - p.walk_reaching[at];
+      if (p.factors[factor_at(t.slot, kInto, t.here + j, p.where.chunk)] >= kNothing)
+        entering[j] = sum_tiles(p, p.k_dots, p.k_tiles, at) - p.walk_leaving[at];
+      moving[j].sum = p.dm[at];
+    }
+    sum_from(reaching, t.lane);
+    sum_up_to(entering, t.lane);
+    moving_from(moving, stop, t.lane);
+    const double entering_below = from_lane_below(entering[kEach - 1], t.lane, 1);
+#pragma unroll
+    for (int j = 0; j < kEach; ++j)
+      if (t.inside(j))
+        p.local[t.at + j] = reaching[j] + (j > 0 ? entering[j - 1] : entering_below) + p.across[t.at + j];
+    if (!t.chunk_inside) return;
+    if (t.lane == 0) {
+      p.reaching[t.slot] = reaching[0];
+      p.moving[t.slot] = stop[0] ? 0.0 : moving[0].sum;
+      p.stops[t.slot] = stop[0] || moving[0].held;
+    } else if (t.lane == kTokenLanes - 1) {
+      p.entering[t.slot] = entering[kEach - 1];
+    }
   }
 }
 
@@ -203,18 +261,31 @@ __global__ __launch_bounds__(kFlowScanThreads) void scan_flows(const FlowParams 
     p.dm_initial[h.state] = p.normalizer_grad ? float(before + (through_m ? behind : 0.0)) : 0.0f;
 }
 
-template <int>
+template <int kEach>
 __global__ __launch_bounds__(kFlowThreads) void gate_gradients(const FlowParams p) {
-  const ChunkToken t(p.where, kFlowsPerBlock);
-  const bool stop = stops_at(p, t), through_m = !p.sigmoid && p.normalizer_grad;
-  const Moving moving = moving_from(t.inside ? p.dm[t.at] : 0.0, stop, t.lane);
-  if (!t.inside) return;
-  double di = sum_tiles(p, p.k_dots, p.k_tiles, t.at) - p.walk_leaving[t.at] + p.leaving[t.at] + p.own[t.at];
-  double dlf = p.local[t.at] + p.over[t.slot];
-  if (through_m) (stop ? di : dlf) += moving.sum + (moving.held ? 0.0 : p.behind[t.slot]);
-  if (p.sigmoid) di *= sigmoid(-load_gate(p.i, t.head, t.token));
-  store_gate(p.df, t.head, t.token, float(dlf * sigmoid(-load_gate(p.f, t.head, t.token))));
-  store_gate(p.di, t.head, t.token, float(di));
+  if constexpr (has_scores(kFamily, 2, kEach * kTokenLanes)) {
+    const ChunkTokens<kEach> t(p.where, kFlowsPerBlock);
+    const bool through_m = !p.sigmoid && p.normalizer_grad;
+    Moving moving[kEach];
+    bool stop[kEach];
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      stop[j] = stops_at(p, t, j);
+      moving[j].sum = t.inside(j) ? p.dm[t.at + j] : 0.0;
+    }
+    moving_from(moving, stop, t.lane);
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      if (!t.inside(j)) break;
+      const int64_t at = t.at + j, token = t.first + j;
+      double di = sum_tiles(p, p.k_dots, p.k_tiles, at) - p.walk_leaving[at] + p.leaving[at] + p.own[at];
+      double dlf = p.local[at] + p.over[t.slot];
+      if (through_m) (stop[j] ? di : dlf) += moving[j].sum + (moving[j].held ? 0.0 : p.behind[t.slot]);
+      if (p.sigmoid) di *= sigmoid(-load_gate(p.i, t.head, token));
+      store_gate(p.df, t.head, token, float(dlf * sigmoid(-load_gate(p.f, t.head, token))));
+      store_gate(p.di, t.head, token, float(di));
+    }
+  }
 }
 
 }  // namespace xlstm::gpu

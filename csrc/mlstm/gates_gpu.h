@@ -7,29 +7,29 @@
 #pragma once
 
 #include "mlstm/sequences_gpu.h"
+#include "mlstm/walk_shape.h"
 
 namespace xlstm::gpu {
 
 constexpr int kGateThreads = 128, kGateScanThreads = 256;
 constexpr int kGatesPerBlock = kGateThreads / kTokenLanes;
 
-template <int>
+template <int kEach>
 __global__ __launch_bounds__(kGateThreads) void chunk_gates(const GateParams p) {
-  const ChunkToken t(p.where, kGatesPerBlock);
-  const TokenGates x = t.inside ? token_gates(p.i, p.f, p.sigmoid, t.head, t.token) : TokenGates{0, -INFINITY};
-  double sum = x.lf, most = x.ig;
+  if constexpr (has_scores(kFamily, 2, kEach * kTokenLanes)) {
+    const ChunkTokens<kEach> t(p.where, kGatesPerBlock);
+    GateSums x[kEach];
 #pragma unroll
-  for (int by = 1; by < kTokenLanes; by *= 2) {  // this lane's tokens, then those above
-    const double sum_above = shuffle_from(sum, t.lane + by, kTokenLanes);
-    const double most_above = shuffle_from(most, t.lane + by, kTokenLanes);
-    if (t.lane + by < kTokenLanes) {
-      most = nan_max(most + sum_above, most_above);
-      sum += sum_above;
-    }
+    for (int j = 0; j < kEach; ++j)
+      if (t.inside(j)) {
+        const TokenGates gates = token_gates(p.i, p.f, p.sigmoid, t.head, t.first + j);
+        x[j] = {gates.lf, gates.ig};
+      }
+    scan_gates(x, t.lane);
+    if (t.lane != kTokenLanes - 1 || !t.chunk_inside) return;
+    p.sums[t.slot] = x[kEach - 1].sum;
+    p.mosts[t.slot] = x[kEach - 1].most;
   }
-  if (t.lane != 0 || !t.chunk_inside) return;
-  p.sums[t.slot] = sum;
-  p.mosts[t.slot] = most;
 }
 
 template <int>
@@ -51,7 +51,7 @@ __global__ __launch_bounds__(kGateScanThreads) void stabilisers(const GateParams
     if (threadIdx.x == 0) {
       const int count = int(chunks - done < kGateScanThreads ? chunks - done : kGateScanThreads);
       for (int j = 0; j < count; ++j) {
-        const double after = p.sigmoid ? 0.0 : nan_max(m + sums[j], mosts[j]);
+        const double after = GateSums{sums[j], mosts[j]}.after(p.sigmoid, m);
         sums[j] = m;
         m = after;
       }

@@ -10,6 +10,26 @@
 
 namespace xlstm::gpu {
 
+inline int element_bytes(const xlstm_tensor& x) { return x.dtype == XLSTM_FLOAT32 ? 4 : 2; }
+
+// Whether a token's columns are whole pieces of 16 bytes, at multiples of 16. Pieces within a chunk are found by 32-bit
+// offsets.
+inline bool whole_rows(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& in) {
+  const int64_t bytes = element_bytes(x), sizes[] = {in.batch, in.heads, in.length};
+  bool whole = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && columns * bytes % 16 == 0 && x.stride[2] >= 0 &&
+               x.stride[2] * bytes < int64_t(1) << 26;
+  for (int axis = 0; axis < 3; ++axis) whole = whole && (sizes[axis] == 1 || x.stride[axis] * bytes % 16 == 0);
+  return whole;
+}
+
+// Whether bulk copies can take it: bfloat16, whole rows, and strides that go forward.
+inline bool has_panels(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& in) {
+  const int64_t sizes[] = {in.batch, in.heads, in.length};
+  bool forward = true;
+  for (int axis = 0; axis < 3; ++axis) forward = forward && (sizes[axis] == 1 || x.stride[axis] > 0);
+  return x.dtype == XLSTM_BFLOAT16 && forward && whole_rows(x, columns, in);
+}
+
 size_t chunkwise_workspace(const xlstm_mlstm_forward&, const ForwardPlan&);
 void chunkwise(const xlstm_mlstm_forward&, const ForwardPlan&, void* workspace, void* stream);
 

@@ -34,4 +34,11 @@ void launch(const char* name, void (*kernel)(Params...), const Grid& grid, Strea
 template <class E>
 void launch_walk(const WalkPlan&, const Chip&, const WalkParams&, const float* dc_last, float* dots, Stream);
 
+// The same for bfloat16 where the plan says Schedule::hopper, in a library for CUDA.
+// normaliser: it makes them too, from n before each chunk; or null.
+void launch_walk_hopper(const WalkPlan&, const WalkParams&, const NormaliserParams* normaliser, const float* dc_last,
+                        float* dots, Stream);
+template <bool kBackward>
+void launch_scores_hopper(const ScoreParams&, Stream);
+
 }  // namespace xlstm::gpu

@@ -12,7 +12,7 @@ Chip chip_of(const DeviceFacts& facts) {
   const Family family = arch.rfind("sm_", 0) == 0     ? Family::nvidia
                         : arch.rfind("gfx11", 0) == 0 ? Family::rdna
                                                       : Family::cdna;
-  return {family, facts.compute_units, facts.lds_bytes};
+  return {family, facts.compute_units, facts.lds_bytes, arch == "sm_90"};
 }
 
 namespace {
@@ -33,8 +33,14 @@ int rows_of(const char* name, int64_t dimension) {
                               " on a GPU, got " + std::to_string(dimension));
 }
 
+// Whether the Hopper walk is there for these tensors and fills its tiles.
+bool suits_hopper(const MlstmShape& s, const Chip& chip) {
+  return chip.hopper && s.panels && !s.packed && s.dqk >= 128 && s.dhv >= 128 && s.length >= 2 * kHopperChunk;
+}
+
 // The longest chunk that every one of `rows` has a kernel for which fits this chip.
 int chunk_for(const MlstmShape& s, const Chip& chip, std::initializer_list<int> rows) {
+  if (suits_hopper(s, chip)) return kHopperChunk;
   const auto fits = [&](int chunk) {
     return std::all_of(rows.begin(), rows.end(), [&](int r) {
       return has_walk(chip.family, s.element_bytes, r, chunk) &&
@@ -48,13 +54,24 @@ int chunk_for(const MlstmShape& s, const Chip& chip, std::initializer_list<int> 
 }
 
 WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int rows, int64_t columns, int chunk) {
-  const WalkShape shape = walk_shape(chip.family, s.element_bytes, rows, chunk);
-  const int64_t at_once = int64_t(chip.compute_units) * shape.blocks_at_once;
   WalkPlan p{};
-  p.rows = rows;
   p.chunk = chunk;
-  p.y_tile = shape.y_tile;
-  p.tiles = int(ceil_div(columns, shape.y_tile));
+  int64_t at_once = chip.compute_units;
+  if (chunk == kHopperChunk) {
+    p.schedule = Schedule::hopper;
+    p.rows = std::max(rows, 128);
+    const HopperShape shape = hopper_shape(p.rows, columns);
+    p.y_tile = shape.y_tile();
+    p.tiles = int(ceil_div(columns, p.y_tile));
+    p.normalises = p.rows == 128;  // with more rows two warps are not done in a chunk's time
+    if (shape.pair) p.tiles = int(ceil_div(p.tiles, 2)) * 2;
+  } else {
+    const WalkShape shape = walk_shape(chip.family, s.element_bytes, rows, chunk);
+    p.rows = rows;
+    at_once *= shape.blocks_at_once;
+    p.y_tile = shape.y_tile;
+    p.tiles = int(ceil_div(columns, p.y_tile));
+  }
   const int64_t blocks = s.sequences * s.heads * p.tiles;
   const int64_t chunks = ceil_div(s.length, chunk);
   // A segment of fewer than eight chunks is mostly beginning and end.

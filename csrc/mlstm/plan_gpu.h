@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "arch/chip.h"
+#include "mlstm/walk_hopper_shape.h"
 #include "mlstm/walk_shape.h"
 
 namespace xlstm::gpu {
@@ -14,12 +15,18 @@ struct MlstmShape {
   int64_t sequences, heads, length, dqk, dhv;  // length: of a row; the sequences of a packed row are together that long
   bool packed;
   int element_bytes;  // of q
+  bool panels;        // bfloat16 throughout, and all tensors lie so that bulk copies can take them (Schedule::hopper)
 };
+
+// common: walk_gpu.h, on every chip. hopper: walk_hopper.h.
+enum class Schedule { common, hopper };
 
 // One walk: which kernel, and into how many segments a sequence is cut.
 struct WalkPlan {
+  Schedule schedule;
   int rows, chunk;    // the kernel's
   int y_tile, tiles;  // columns of y in a block; blocks along y
+  bool normalises;    // a forward walk makes its normalisers itself
   int segments, segment_chunks;
   int blocks;  // of the walk itself; states only between segments come before
 };

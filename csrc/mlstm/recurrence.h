@@ -16,11 +16,14 @@
 namespace xlstm {
 
 XLSTM_HOST_DEVICE static inline double log_sigmoid(double x) {
-  // The branch keeps exp below one. NaN takes the second one and stays NaN.
-  return x < 0 ? x - log1p(exp(x)) : -log1p(exp(-x));
+  const double rest = log1p(exp(-fabs(x)));  // exp below one; NaN stays NaN
+  return x < 0 ? x - rest : -rest;
 }
 
-XLSTM_HOST_DEVICE static inline double sigmoid(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x)); }
+XLSTM_HOST_DEVICE static inline double sigmoid(double x) {
+  const double e = exp(-fabs(x));
+  return (x < 0 ? e : 1) / (1 + e);
+}
 
 // max that hands on NaN, as torch.maximum does.
 XLSTM_HOST_DEVICE static inline double nan_max(double a, double b) { return a != a || a > b ? a : b; }

@@ -16,20 +16,10 @@
 // bind.
 #pragma once
 
-#include "mlstm/sequences_gpu.h"
+#include "mlstm/factors_gpu.h"
 #include "mlstm/walk_shape.h"
 
 namespace xlstm::gpu {
-
-constexpr double kLog2E = 1.4426950408889634;
-
-// One chunk's gates in LDS.
-template <int kChunk>
-struct ChunkGates {
-  double lf[kChunk], ig[kChunk];
-  float row_high[kChunk], row_low[kChunk], column_high[kChunk], column_low[kChunk];  // exponents of 2
-  float over_n[kChunk], dl_n[kChunk], into[kChunk], dl_inter[kChunk];
-};
 
 template <class E, int kChunk, bool kBackward>
 struct Scores {
@@ -50,19 +40,14 @@ struct Scores {
   static constexpr int kMine = (strips() + kWaves - 1) / kWaves;
 
   const ScoreParams& p;
-  Head head;
-  int64_t slot_index, t0;  // row slots + slot; first token
-  int valid;
+  Chunk c;
   char* lds;
   ChunkGates<kChunk>* gates;
   int strip_row[kMine], strip_column[kMine];  // -1: none
 
-  static_assert(sizeof(ChunkGates<kChunk>) == 48 * kChunk);
+  static_assert(sizeof(ChunkGates<kChunk>) == 32 * kChunk + 40);
 
-  XLSTM_DEVICE Scores(const ScoreParams& params, const Head& h, int64_t chunk, char* memory)
-      : p(params), head(h), t0(h.begin + chunk * kChunk), lds(memory) {
-    slot_index = h.in_slots(p.where, chunk) / kChunk;
-    valid = int(h.end - t0 < kChunk ? h.end - t0 : kChunk);
+  XLSTM_DEVICE Scores(const ScoreParams& params, const Chunk& chunk, char* memory) : p(params), c(chunk), lds(memory) {
     gates = reinterpret_cast<ChunkGates<kChunk>*>(lds + scores_lds_bytes(kFamily, sizeof(E), kChunk, kBackward) -
                                                   int(sizeof(ChunkGates<kChunk>)));
     int n = 0;
@@ -80,68 +65,16 @@ struct Scores {
         }
   }
 
-  XLSTM_DEVICE int64_t in_slots(int t) const { return slot_index * kChunk + t; }
-
-  XLSTM_DEVICE void measure_gates() {
-    ChunkGates<kChunk>& g = *gates;
-    const int t = threadIdx.x;
-    if (t < kChunk) {
-      const TokenGates x = t < valid ? token_gates(p.i, p.f, p.sigmoid, head, t0 + t) : TokenGates{0, -INFINITY};
-      g.lf[t] = x.lf;
-      g.ig[t] = x.ig;
-    }
-    __syncthreads();
-    if (t < kChunk) {
-      double b = 0, end = 0;  // the first token's lf is left out: it is in what comes from before the chunk
-      for (int u = 1; u < kChunk; ++u) {
-        end += g.lf[u];
-        if (u == t) b = end;
-      }
-      const double m_before = p.m_before[slot_index];
-      double m_end = m_before, m_t = m_before;
-      for (int u = 0; u < valid; ++u) {
-        m_end = next_stabiliser(p.sigmoid, g.lf[u], m_end, g.ig[u]);
-        if (u <= t) m_t = m_end;
-      }
-      p.m[in_slots(t)] = m_t;
-      const double row = (b - m_t) * kLog2E, column = (g.ig[t] - b) * kLog2E;
-      g.row_high[t] = float(row);
-      g.row_low[t] = float(row - float(row));
-      g.column_high[t] = float(column);
-      g.column_low[t] = t < valid ? float(column - float(column)) : 0.0f;
-      const bool inside = t < valid;
-      const double reach = inside ? exp(g.lf[0] + b + (m_before - m_t)) : 0.0;
-      double inter = p.scale * reach;
-      const float into = inside ? float(exp(g.ig[t] - b + (end - m_end))) : 0.0f;
-      g.into[t] = into;
-      if constexpr (kBackward) {
-        const double l = inside ? p.l_saved[head.row * p.where.length + t0 + t] : 0.0;
-        const double n = normaliser(p.normalize, l, m_t, p.eps);
-        const NormaliserGrad grad =
-            normaliser_grad(p.normalize && p.normalizer_grad, l, m_t, p.eps, inside ? double(g.dl_n[t]) : 0.0);
-        inter /= n;
-        g.over_n[t] = float(p.scale / n);
-        g.dl_n[t] = float(grad.dl_times_n);
-        g.dl_inter[t] = float(inter * grad.dl_times_n);
-        p.factors[factor_at(slot_index, kAlong, t, kChunk)] = g.dl_inter[t];
-        p.reach[in_slots(t)] = float(reach);
-        p.dm[in_slots(t)] = inside ? grad.dm : 0.0;
-      }
-      p.factors[factor_at(slot_index, kInter, t, kChunk)] = float(inter);
-      p.factors[factor_at(slot_index, kInto, t, kChunk)] = into;
-      if (t == 0) p.decay[slot_index] = float(exp(g.lf[0] + end + (m_before - m_end)));
-    }
-    __syncthreads();
-  }
+  XLSTM_DEVICE int64_t in_slots(int t) const { return c.slot * kChunk + t; }
 
   // dh . h of each token, into dl_n.
   XLSTM_DEVICE void dot_outputs() {
-    const TokenRows<E> h = rows<E>(p.h, head), dh = rows<E>(p.dh, head);
+    const TokenRows<E> h = rows<E>(p.h, c.head), dh = rows<E>(p.dh, c.head);
     constexpr int n = kPieceElements<E>, kLanes = 16;
     for (int t = threadIdx.x / kLanes; t < kChunk; t += kThreads / kLanes) {
       float dot = 0;
-      for (int c = threadIdx.x % kLanes * n; c < p.h.columns; c += kLanes * n) {
-        const Piece x = h.piece(t0 + t, c, t < valid), y = dh.piece(t0 + t, c, t < valid);
+      for (int column = threadIdx.x % kLanes * n; column < p.h.columns; column += kLanes * n) {
+        const Piece x = h.piece(c.t0 + t, column, t < c.valid), y = dh.piece(c.t0 + t, column, t < c.valid);
 #pragma unroll
         for (int j = 0; j < n; ++j) dot += element<E>(x, j) * element<E>(y, j);
       }
@@ -159,13 +92,13 @@ struct Scores {
   // each slice.
   template <class F>
   XLSTM_DEVICE void multiply_rows(Strip<E> (&sum)[kMine], const Tokens& left, const Tokens& right, F&& between) {
-    TokenRows<E> l = rows<E>(left, head), r = rows<E>(right, head);
+    TokenRows<E> l = rows<E>(left, c.head), r = rows<E>(right, c.head);
     const int columns = left.columns, slices = (columns + kSliceColumns - 1) / kSliceColumns;
     StageSlice stage_l, stage_r;
     const auto fetch = [&](int n) {
       if (n >= slices) return;
-      stage_l.fetch(slice(n % kBuffers, 0), l, t0, valid);
-      stage_r.fetch(slice(n % kBuffers, 1), r, t0, valid);
+      stage_l.fetch(slice(n % kBuffers, 0), l, c.t0, c.valid);
+      stage_r.fetch(slice(n % kBuffers, 1), r, c.t0, c.valid);
       l.data += kSliceColumns, r.data += kSliceColumns;
       l.columns -= kSliceColumns, r.columns -= kSliceColumns;
     };
@@ -196,7 +129,7 @@ struct Scores {
     const int column = threadIdx.x % kSliceColumns;
     float sum = 0;
     for (int t = 0; t < kChunk; ++t) sum += weight[t] * to_float(*tile.at(t, column));
-    if (first + column < columns) vector[slot_index * columns + first + column] = sum;
+    if (first + column < columns) vector[c.slot * columns + first + column] = sum;
   }
 
   XLSTM_DEVICE void spread(const Strip<E> (&sum)[kMine], float* products) {
@@ -224,7 +157,7 @@ struct Scores {
         const int s = first + j;
         score[j] = d_score[j] = 0;
         float flow = 0, walk_flow = 0;
-        if (s <= t && t < valid) {
+        if (s <= t && t < c.valid) {
           const float exponent = (g.row_high[t] + g.column_high[s]) + (g.row_low[t] + g.column_low[s]);
           const float d = sizeof(E) == 4 ? exp2f(exponent) : exp2_fast(exponent);
           const float product = qk[t * kStride + s];
@@ -237,7 +170,7 @@ struct Scores {
               walk_flow = to_float(from_float<E>(x)) * product;
               sum += walk_flow;
             } else {
-              p.factors[factor_at(slot_index, kSelf, t, kChunk)] = x;
+              p.factors[factor_at(c.slot, kSelf, t, kChunk)] = x;
               p.own[in_slots(t)] = x * product;
             }
           } else {
@@ -250,19 +183,18 @@ struct Scores {
           qk[t * kStride + s] = walk_flow;
         }
       }
-      const TokenRows<E> to = {static_cast<const E*>(p.scores) + slot_index * kChunk * kChunk, kChunk, kChunk, true};
+      const TokenRows<E> to = {static_cast<const E*>(p.scores) + c.slot * kChunk * kChunk, kChunk, kChunk, true};
       store_piece(to, t, first, score);
       if constexpr (kBackward) {
-        const TokenRows<E> d_to = {static_cast<const E*>(p.d_scores) + slot_index * kChunk * kChunk, kChunk, kChunk,
-                                   true};
+        const TokenRows<E> d_to = {static_cast<const E*>(p.d_scores) + c.slot * kChunk * kChunk, kChunk, kChunk, true};
         store_piece(d_to, t, first, d_score);
       }
 #pragma unroll
       for (int mask = kLanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
       if (first == 0) (kBackward ? p.walk_reaching : p.l)[in_slots(t)] = sum;
     }
-    if (kBackward && threadIdx.x < kChunk && int(threadIdx.x) >= valid)
-      p.factors[factor_at(slot_index, kSelf, threadIdx.x, kChunk)] = p.own[in_slots(threadIdx.x)] = 0;
+    if (kBackward && threadIdx.x < kChunk && int(threadIdx.x) >= c.valid)
+      p.factors[factor_at(c.slot, kSelf, threadIdx.x, kChunk)] = p.own[in_slots(threadIdx.x)] = 0;
   }
 
   // Sums of the pairs' flows: no differences, so that where the gates let nothing through, nothing is left.
@@ -294,11 +226,12 @@ struct Scores {
 
   XLSTM_DEVICE void run() {
     Strip<E> dhv[kMine], qk[kMine];
-    if constexpr (kBackward) {
-      dot_outputs();
-      __syncthreads();
-    }
-    measure_gates();
+    if constexpr (kBackward) dot_outputs();  // there to read after the sync
+    const int t = threadIdx.x;
+    const TokenMeasure kept = measure_gates<kBackward>(p, c, *gates, t, [] { __syncthreads(); });
+    if constexpr (kBackward)
+      if (t < kChunk) measure_gradient(p, c, *gates, t, kept, gates->dl_n[t]);
+    __syncthreads();
     if constexpr (kBackward) multiply_rows(dhv, p.dh, p.v, [](auto&&...) {});
     multiply_rows(qk, p.q, p.k, [&](const SliceTile& q, const SliceTile& k, int first) {
       if (threadIdx.x / kSliceColumns == 0) add_rows(k, gates->into, p.keys, first, p.q.columns);
@@ -319,12 +252,12 @@ struct Scores {
 
 template <class E, int kChunk, bool kBackward>
 __global__ __launch_bounds__(scores_threads(kFamily)) void scores(const ScoreParams p) {
-  if constexpr (has_walk(kFamily, sizeof(E), kWalkRows[0], kChunk)) {
+  if constexpr (has_scores(kFamily, sizeof(E), kChunk)) {
     extern __shared__ __align__(128) char lds[];
     Head head;
     int64_t chunk;
     if (!head_at(p.where, blockIdx.x / p.where.slots, blockIdx.x % p.where.slots, head, chunk)) return;
-    Scores<E, kChunk, kBackward>(p, head, chunk, lds).run();
+    Scores<E, kChunk, kBackward>(p, Chunk(p.where, head, chunk), lds).run();
   }
 }
 

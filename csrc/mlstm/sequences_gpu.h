@@ -14,9 +14,8 @@ struct Head {
   int64_t begin, end;           // its tokens
   int64_t slot;                 // its first chunk's
 
-  XLSTM_DEVICE int64_t in_slots(const Sequences& s, int64_t chunk) const {
-    return (row * s.slots + slot + chunk) * s.chunk;
-  }
+  XLSTM_DEVICE int64_t slot_of(const Sequences& s, int64_t chunk) const { return row * s.slots + slot + chunk; }
+  XLSTM_DEVICE int64_t in_slots(const Sequences& s, int64_t chunk) const { return slot_of(s, chunk) * s.chunk; }
 };
 
 XLSTM_DEVICE int64_t clamp_offset(const Sequences& s, int64_t n) {
@@ -57,22 +56,39 @@ XLSTM_DEVICE bool head_at(const Sequences& s, int64_t row, int64_t slot, Head& h
   return h.begin + chunk * s.chunk < h.end;
 }
 
-// One token of a chunk for each lane of a group.
-constexpr int kTokenLanes = 32;  // a chunk has at most 32 tokens
-struct ChunkToken {
+// One chunk of one head.
+struct Chunk {
   Head head;
-  int64_t chunk, token, slot, at;  // slot: in arrays of chunks; at: in arrays of tokens
-  int lane;
-  bool chunk_inside, inside;
+  int64_t slot, t0;  // row slots + slot; first token
+  int valid;         // tokens
 
-  XLSTM_DEVICE ChunkToken(const Sequences& s, int chunks_per_block) {
+  XLSTM_DEVICE Chunk(const Sequences& s, const Head& h, int64_t chunk)
+      : head(h), slot(h.slot_of(s, chunk)), t0(h.begin + chunk * s.chunk) {
+    valid = int(h.end - t0 < s.chunk ? h.end - t0 : s.chunk);
+  }
+};
+
+// The tokens of a chunk for a group of lanes: kEach that follow each other for each.
+constexpr int kTokenLanes = 32;
+template <int kEach>
+struct ChunkTokens {
+  Head head;
+  int64_t chunk, first, slot, at;  // of the lane's first token; slot: in arrays of chunks; at: in arrays of tokens
+  int lane, here;                  // its place in the chunk
+  int count;                       // of the chunk's tokens that there are
+  bool chunk_inside;
+
+  XLSTM_DEVICE ChunkTokens(const Sequences& s, int chunks_per_block) {
     slot = int64_t(blockIdx.x) * chunks_per_block + threadIdx.x / kTokenLanes;
     lane = threadIdx.x % kTokenLanes;
+    here = lane * kEach;
     chunk_inside = slot < s.rows * s.slots && head_at(s, slot / s.slots, slot % s.slots, head, chunk);
-    token = head.begin + chunk * s.chunk + lane;
-    at = slot * s.chunk + lane;
-    inside = chunk_inside && lane < s.chunk && token < head.end;
+    const int64_t begin = head.begin + chunk * s.chunk;
+    first = begin + here;
+    at = slot * s.chunk + here;
+    count = !chunk_inside ? 0 : int(head.end - begin < s.chunk ? head.end - begin : s.chunk);
   }
+  XLSTM_DEVICE bool inside(int j) const { return here + j < count; }
 };
 
 // A factor of a token of a chunk.
@@ -169,6 +185,39 @@ struct TokenGates {
 XLSTM_DEVICE TokenGates token_gates(const Tokens& i, const Tokens& f, bool sigmoid_gate, const Head& h, int64_t token) {
   const double ig = load_gate(i, h, token), lf = log_sigmoid(load_gate(f, h, token));
   return {lf < -1e5 ? -1e5 : lf, sigmoid_gate ? log_sigmoid(ig) : ig};
+}
+
+// What tokens that follow each other do to the exp gate's m: it becomes max(m + sum, most).
+struct GateSums {
+  double sum = 0, most = -INFINITY;
+
+  XLSTM_DEVICE GateSums then(const GateSums& next) const {
+    return {sum + next.sum, nan_max(most + next.sum, next.most)};
+  }
+  XLSTM_DEVICE double after(bool sigmoid_gate, double m) const { return sigmoid_gate ? 0.0 : nan_max(m + sum, most); }
+};
+
+// Each token with those before it, where kTokenLanes lanes have kEach tokens each.
+template <int kEach>
+XLSTM_DEVICE void scan_gates(GateSums (&x)[kEach], int lane) {
+#pragma unroll
+  for (int j = 1; j < kEach; ++j) x[j] = x[j - 1].then(x[j]);
+  GateSums all = x[kEach - 1];
+  const auto below = [&](int by) {
+    return GateSums{shuffle_from(all.sum, lane - by, kTokenLanes), shuffle_from(all.most, lane - by, kTokenLanes)};
+  };
+#pragma unroll
+  for (int by = 1; by < kTokenLanes; by *= 2) {
+    const GateSums before = below(by);
+    if (lane >= by) all = before.then(all);
+  }
+  if constexpr (kEach > 1) {
+    const GateSums before = below(1);
+#pragma unroll
+    for (int j = 0; j + 1 < kEach; ++j)
+      if (lane > 0) x[j] = before.then(x[j]);
+  }
+  x[kEach - 1] = all;
 }
 
 }  // namespace xlstm::gpu

@@ -63,84 +63,102 @@ __global__ __launch_bounds__(kVectorThreads) void scan_vectors(const VectorParam
 
 constexpr int kNormaliserThreads = 256;
 
-// l = s q n + row sums of the scores, and 1 / N. Half of a wave has a token.
+// l = s q n + row sums of the scores, and 1 / N. A block has a chunk, sixteen lanes every sixteenth token of it: a
+// piece of n is read once for all of them.
 template <class E>
 __global__ __launch_bounds__(kNormaliserThreads) void normalisers(const NormaliserParams p) {
-  constexpr int n = kPieceElements<E>, kLanes = 16;
+  constexpr int n = kPieceElements<E>, kLanes = 16, kGroups = kNormaliserThreads / kLanes;
+  constexpr int kTokens = kMostChunk / kGroups;  // of a group, at most
   Head h;
   int64_t chunk;
   if (!head_at(p.where, blockIdx.x / p.where.slots, blockIdx.x % p.where.slots, h, chunk)) return;
-  const int64_t t0 = h.begin + chunk * p.where.chunk, slots = h.in_slots(p.where, chunk);
-  const int64_t slot = slots / p.where.chunk;
+  const Chunk c(p.where, h, chunk);
+  const int lane = threadIdx.x % kLanes, first = threadIdx.x / kLanes, columns = p.q.columns;
   const TokenRows<E> q = rows<E>(p.q, h);
-  const float* vector = p.n + slot * p.q.columns;
-  for (int t = threadIdx.x / kLanes; t < p.where.chunk; t += kNormaliserThreads / kLanes) {
-    const bool inside = t0 + t < h.end;
-    float dot = 0;
-    for (int c = threadIdx.x % kLanes * n; c < p.q.columns; c += kLanes * n) {
-      const Piece x = q.piece(t0 + t, c, inside);
+  const float* vector = p.n + c.slot * columns;
+  float dot[kTokens] = {};
+  for (int column = lane * n; column < columns; column += kLanes * n) {
+    float of_n[n];
 #pragma unroll
-      for (int j = 0; j < n; ++j)
-        if (c + j < p.q.columns) dot += element<E>(x, j) * vector[c + j];
-    }
+    for (int j = 0; j < n; ++j) of_n[j] = column + j < columns ? vector[column + j] : 0.0f;
 #pragma unroll
-    for (int mask = kLanes / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
-    if (threadIdx.x % kLanes != 0) continue;
-    if (!inside) {
-      p.factors[factor_at(slot, kGain, t, p.where.chunk)] = 0;
-      continue;
+    for (int i = 0; i < kTokens; ++i) {
+      if (i * kGroups >= p.where.chunk) break;
+      const int t = first + i * kGroups;
+      const Piece x = q.piece(c.t0 + t, column, t < c.valid);
+#pragma unroll
+      for (int j = 0; j < n; ++j) dot[i] += element<E>(x, j) * of_n[j];
     }
-    const float l = p.factors[factor_at(slot, kInter, t, p.where.chunk)] * dot + p.row_sums[slots + t];
-    p.factors[factor_at(slot, kGain, t, p.where.chunk)] = float(1 / normaliser(p.normalize, l, p.m[slots + t], p.eps));
-    if (p.l) p.l[h.row * p.where.length + t0 + t] = l;
   }
+  float mine = 0;  // of the token that this lane finishes
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) {
+    if (i * kGroups >= p.where.chunk) break;
+#pragma unroll
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) dot[i] += shuffle_xor(dot[i], mask);
+    if (lane == i) mine = dot[i];
+  }
+  const int t = first + lane * kGroups;
+  if (t >= p.where.chunk) return;
+  float& gain = p.factors[factor_at(c.slot, kGain, t, p.where.chunk)];
+  if (t >= c.valid) {
+    gain = 0;
+    return;
+  }
+  const int64_t at = c.slot * p.where.chunk + t;
+  const float l = p.factors[factor_at(c.slot, kInter, t, p.where.chunk)] * mine + p.row_sums[at];
+  gain = float(1 / normaliser(p.normalize, l, p.m[at], p.eps));
+  if (p.l) p.l[h.row * p.where.length + c.t0 + t] = l;
 }
 
-// Which element of a walk's state is the rth accumulator of this thread, in a block that has the walk's shape.
+// Where a walk keeps its state: which element is the rth accumulator of this thread, in a block that has the walk's
+// shape.
 template <class E, int kRows, int kChunk>
-XLSTM_DEVICE StripPosition state_position(int r, int tile) {
-  constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kRows, kChunk);
-  constexpr int kYStrips = kColumnsPerWave / kStripColumns;
-  const int wave_x = wave_id() % kShape.waves_x, wave_y = wave_id() / kShape.waves_x, strip = r / Strip<E>::kRegisters;
-  const StripPosition at = Strip<E>::position(r % Strip<E>::kRegisters);
-  return {wave_x * kShape.x_per_wave + strip / kYStrips * kStep<E> + at.row,
-          tile * kShape.y_tile + wave_y * kColumnsPerWave + strip % kYStrips * kStripColumns + at.column};
-}
-template <class E, int kRows, int kChunk>
-constexpr int kStateRegisters = kRows * walk_shape(kFamily, sizeof(E), kRows, kChunk).y_tile /
-                                walk_shape(kFamily, sizeof(E), kRows, kChunk).threads;
+struct WalkState {
+  static constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kRows, kChunk);
+  static constexpr int kThreads = kShape.threads, kRegisters = kRows * kShape.y_tile / kThreads;
 
-constexpr int kAhead = 8;  // segments that are read at a time
+  XLSTM_DEVICE static StripPosition position(int r, int tile) {
+    constexpr int kYStrips = kColumnsPerWave / kStripColumns;
+    const int wave_x = wave_id() % kShape.waves_x, wave_y = wave_id() / kShape.waves_x;
+    const int strip = r / Strip<E>::kRegisters;
+    const StripPosition at = Strip<E>::position(r % Strip<E>::kRegisters);
+    return {wave_x * kShape.x_per_wave + strip / kYStrips * kStep<E> + at.row,
+            tile * kShape.y_tile + wave_y * kColumnsPerWave + strip % kYStrips * kStripColumns + at.column};
+  }
+};
 
-// `between` holds what each segment alone adds to the state; afterwards the state after each segment. A block has one
-// accumulator of every thread of one tile.
-template <class E, int kRows, int kChunk>
-__global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads) void scan_segments(
-    const ScanParams p) {
-  if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) {
-    constexpr int kThreads = walk_shape(kFamily, sizeof(E), kRows, kChunk).threads;
-    constexpr int kRegisters = kStateRegisters<E, kRows, kChunk>;
-    const int r = blockIdx.x % kRegisters, tile = blockIdx.x / kRegisters % p.tiles;
-    const int64_t state = blockIdx.x / kRegisters / p.tiles;
-    const auto [x, y] = state_position<E, kRows, kChunk>(r, tile);
+constexpr int kAhead = 8;        // segments that are read at a time
+constexpr int kScannedEach = 4;  // accumulators of a thread
+
+// `between` holds what each segment alone adds to the state; afterwards the state after each segment. A block has a few
+// accumulators of every thread of one tile.
+template <class State>
+XLSTM_DEVICE void scan_between(const ScanParams& p) {
+  constexpr int kThreads = State::kThreads, kRegisters = State::kRegisters, kParts = kRegisters / kScannedEach;
+  static_assert(kRegisters % kScannedEach == 0);
+  const int first = blockIdx.x % kParts * kScannedEach, tile = blockIdx.x / kParts % p.tiles;
+  const int64_t state = blockIdx.x / kParts / p.tiles;
+  // Each segment's decay, the product of its chunks', by one wave.
+  __shared__ float decays[kMostSegments];
+  const Segment whole = segment_of(p.where, state, 0, p.segment_chunks, p.reverse);
+  const int64_t chunks = (whole.end - whole.begin + p.where.chunk - 1) / p.where.chunk;
+  const int count = int((chunks + p.segment_chunks - 1) / p.segment_chunks) - 1;  // the last one's state is nobody's
+  for (int order = wave_id(); order < count; order += kThreads / kWave) {
+    const Segment g = segment_of(p.where, state, order, p.segment_chunks, p.reverse);
+    const int64_t slot = g.in_slots(p.where, g.first_chunk) / p.where.chunk;
+    float decay = 1;
+    for (int64_t j = lane_id(); j < g.last_chunk - g.first_chunk; j += kWave) decay *= p.decay[slot + j];
+    for (int mask = kWave / 2; mask > 0; mask /= 2) decay *= shuffle_xor(decay, mask);
+    if (lane_id() == 0) decays[order] = decay;
+  }
+  __syncthreads();
+  const int64_t stride = int64_t(p.tiles) * kRegisters * kThreads;
+  for (int r = first; r < first + kScannedEach; ++r) {
+    const auto [x, y] = State::position(r, tile);
     float now = 0;
     if (p.state_in && x < p.x_columns && y < p.y_columns)
       now = p.state_in[state * int64_t(p.x_columns) * p.y_columns + x * p.state_x + y * p.state_y];
-    // Each segment's decay, the product of its chunks', by one wave.
-    __shared__ float decays[kMostSegments];
-    const Segment whole = segment_of(p.where, state, 0, p.segment_chunks, p.reverse);
-    const int64_t chunks = (whole.end - whole.begin + p.where.chunk - 1) / p.where.chunk;
-    const int count = int((chunks + p.segment_chunks - 1) / p.segment_chunks) - 1;  // the last one's state is nobody's
-    for (int order = wave_id(); order < count; order += kThreads / kWave) {
-      const Segment g = segment_of(p.where, state, order, p.segment_chunks, p.reverse);
-      const int64_t slot = g.in_slots(p.where, g.first_chunk) / p.where.chunk;
-      float decay = 1;
-      for (int64_t j = lane_id(); j < g.last_chunk - g.first_chunk; j += kWave) decay *= p.decay[slot + j];
-      for (int mask = kWave / 2; mask > 0; mask /= 2) decay *= shuffle_xor(decay, mask);
-      if (lane_id() == 0) decays[order] = decay;
-    }
-    __syncthreads();
-    const int64_t stride = int64_t(p.tiles) * kRegisters * kThreads;
     float* after = p.between + (state * (p.segments - 1) * p.tiles + tile) * int64_t(kRegisters * kThreads) +
                    r * kThreads + threadIdx.x;
     for (int order = 0; order < count; order += kAhead) {
@@ -155,28 +173,37 @@ __global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threa
 }
 
 template <class E, int kRows, int kChunk>
+__global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads) void scan_segments(
+    const ScanParams p) {
+  if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) scan_between<WalkState<E, kRows, kChunk>>(p);
+}
+
+// <dc_last, state before the last chunk> of one tile.
+template <class State>
+XLSTM_DEVICE void dot_tile(const StateDotParams& p) {
+  constexpr int kThreads = State::kThreads, kRegisters = State::kRegisters;
+  __shared__ float sums[kThreads / kWave];
+  const int tile = blockIdx.x % p.tiles;
+  const int64_t state = blockIdx.x / p.tiles;
+  const float* from = p.before_last + (state * p.tiles + tile) * (kRegisters * kThreads) + threadIdx.x;
+  const float* with = p.dc_last + state * int64_t(p.x_columns) * p.y_columns;
+  float sum = 0;
+  for (int r = 0; r < kRegisters; ++r) {
+    const auto [x, y] = State::position(r, tile);
+    if (x < p.x_columns && y < p.y_columns) sum += with[x * p.state_x + y * p.state_y] * from[r * kThreads];
+  }
+  for (int mask = kWave / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+  if (lane_id() == 0) sums[wave_id()] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int w = 1; w < kThreads / kWave; ++w) sum += sums[w];
+  p.dots[tile * p.states + state] = sum;
+}
+
+template <class E, int kRows, int kChunk>
 __global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads) void dot_states(
     const StateDotParams p) {
-  if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) {
-    constexpr int kThreads = walk_shape(kFamily, sizeof(E), kRows, kChunk).threads;
-    __shared__ float sums[kThreads / kWave];
-    const int tile = blockIdx.x % p.tiles;
-    const int64_t state = blockIdx.x / p.tiles;
-    const float* from =
-        p.before_last + (state * p.tiles + tile) * (kStateRegisters<E, kRows, kChunk> * kThreads) + threadIdx.x;
-    const float* with = p.dc_last + state * int64_t(p.x_columns) * p.y_columns;
-    float sum = 0;
-    for (int r = 0; r < kStateRegisters<E, kRows, kChunk>; ++r) {
-      const auto [x, y] = state_position<E, kRows, kChunk>(r, tile);
-      if (x < p.x_columns && y < p.y_columns) sum += with[x * p.state_x + y * p.state_y] * from[r * kThreads];
-    }
-    for (int mask = kWave / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-    if (lane_id() == 0) sums[wave_id()] = sum;
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    for (int w = 1; w < kThreads / kWave; ++w) sum += sums[w];
-    p.dots[tile * p.states + state] = sum;
-  }
+  if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) dot_tile<WalkState<E, kRows, kChunk>>(p);
 }
 
 }  // namespace xlstm::gpu

@@ -21,9 +21,9 @@ void launch_shape(const WalkPlan& plan, const Chip& chip, const WalkParams& p, c
     launch("states of segments", walk<E, kRows, kChunk>, grid, stream, alone);
     const ScanParams scan{p.where,    p.between,        p.decay, p.state_in,  p.state_x,   p.state_y,
                           p.segments, p.segment_chunks, p.tiles, p.x.columns, p.y.columns, p.reverse};
-    const int64_t registers = int64_t(kRows) * shape.y_tile / shape.threads;
-    launch("scan of segments", scan_segments<E, kRows, kChunk>, {states * plan.tiles * registers, shape.threads, 0},
-           stream, scan);
+    const int64_t parts = int64_t(kRows) * shape.y_tile / shape.threads / kScannedEach;
+    launch("scan of segments", scan_segments<E, kRows, kChunk>, {states * plan.tiles * parts, shape.threads, 0}, stream,
+           scan);
   }
   launch("walk", walk<E, kRows, kChunk>, grid, stream, p);
   if (!p.before_last) return;

@@ -101,12 +101,19 @@ constexpr bool has_walk(Family f, int element_bytes, int rows, int chunk) {
   return chunk == 32 ? f != Family::rdna || rows < 512 : f != Family::cdna;
 }
 
+// Whether it has the kernels around the walk: those for 64 bfloat16 tokens stand around a walk of NVIDIA's Hopper.
+constexpr int kMostChunk = 64;
+constexpr bool has_scores(Family f, int element_bytes, int chunk) {
+  if (chunk == kMostChunk) return f == Family::nvidia && element_bytes == 2;
+  return has_walk(f, element_bytes, kWalkRows[0], chunk);
+}
+
 constexpr int scores_threads(Family f) { return 4 * wave_size(f); }
 constexpr int kSliceColumns = 64;  // features that the score kernel takes at a time
 constexpr int scores_lds_bytes(Family f, int element_bytes, int chunk, bool backward) {
   const int slices = (f == Family::nvidia ? 2 : 1) * 2 * chunk * kSliceColumns * element_bytes;
   const int products = (backward ? 2 : 1) * chunk * (chunk + 1) * 4;
-  return (slices > products ? slices : products) + 48 * chunk;  // ChunkGates
+  return (slices > products ? slices : products) + 32 * chunk + 40;  // ChunkGates
 }
 
 }  // namespace xlstm::gpu

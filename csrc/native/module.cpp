@@ -120,8 +120,10 @@ const DeviceFacts& device_of(const std::string& name) {
 }
 
 py::dict walk_plan(const gpu::WalkPlan& p, const gpu::Chip& chip, int element_bytes) {
-  const gpu::WalkShape shape = gpu::walk_shape(chip.family, element_bytes, p.rows, p.chunk);
+  const bool hopper = p.schedule == gpu::Schedule::hopper;
+  const gpu::WalkShape shape = gpu::walk_shape(chip.family, element_bytes, p.rows, hopper ? 32 : p.chunk);
   py::dict d;
+  d["schedule"] = hopper ? "hopper" : "common";
   d["rows"] = p.rows;
   d["chunk"] = p.chunk;
   d["y_tile"] = p.y_tile;
@@ -129,8 +131,9 @@ py::dict walk_plan(const gpu::WalkPlan& p, const gpu::Chip& chip, int element_by
   d["segments"] = p.segments;
   d["segment_chunks"] = p.segment_chunks;
   d["blocks"] = p.blocks;
-  d["threads"] = shape.threads;
-  d["lds_bytes"] = shape.lds_bytes;
+  d["threads"] = hopper ? gpu::kHopperBlockThreads : shape.threads;
+  d["lds_bytes"] =
+      hopper ? gpu::hopper_shape(p.rows, p.tiles * p.y_tile).lds_bytes(gpu::HopperOutput::flowing) : shape.lds_bytes;
   return d;
 }
 
@@ -140,7 +143,7 @@ py::dict plan_mlstm_gpu(const std::string& device, int64_t sequences, int64_t he
   if (element_bytes != 2 && element_bytes != 4)
     throw std::invalid_argument("element_bytes: expected 2 or 4, got " + std::to_string(element_bytes));
   const gpu::Chip chip = gpu::chip_of(device_of(device));
-  const gpu::MlstmShape shape{sequences, heads, length, dqk, dhv, false, element_bytes};
+  const gpu::MlstmShape shape{sequences, heads, length, dqk, dhv, false, element_bytes, element_bytes == 2};
   const gpu::ForwardPlan forward = gpu::plan_forward(shape, chip);
   const gpu::BackwardPlan backward = gpu::plan_backward(shape, chip);
   const gpu::RecurrentPlan step = gpu::plan_recurrent(sequences * heads, dqk, dhv, true, chip);

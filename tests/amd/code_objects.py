@@ -130,7 +130,8 @@ def short_name(demangled: str) -> str:
     name = re.sub(r"^void |\([^()]*\)$", "", demangled.replace("(anonymous namespace)::", ""))
     for long, short in SHORT.items():
         name = re.sub(rf"\b{long}\b", short, name)
-    return re.sub(r"(\w+::)+", "", name).replace("<0>", "")
+    # A dummy, or one token a lane: there is no other such kernel for AMD.
+    return re.sub(r"<[01]>$", "", re.sub(r"(\w+::)+", "", name))
 
 
 def parse_notes(text: str) -> list[dict[str, str]]:

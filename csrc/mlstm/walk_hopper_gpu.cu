@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// launch_walk() of the Hopper schedule.
+#include <type_traits>
+
+#include "mlstm/launch_hopper.h"
+#include "mlstm/vectors_gpu.h"
+#include "mlstm/walk_hopper.h"
+
+namespace xlstm::gpu {
+namespace {
+
+template <int kRows, int kHalves, bool kPair>
+__global__ __launch_bounds__(kHopperStateThreads) void scan_segments_hopper(const ScanParams p) {
+  scan_between<HopperState<kRows, kHalves, kPair>>(p);
+}
+template <int kRows, int kHalves, bool kPair>
+__global__ __launch_bounds__(kHopperStateThreads) void dot_states_hopper(const StateDotParams p) {
+  dot_tile<HopperState<kRows, kHalves, kPair>>(p);
+}
+
+template <int kRows, int kHalves, bool kPair, HopperOutput kOutput>
+void launch_kernel(const char* name, const HopperWalkParams& p, int64_t blocks, Stream stream) {
+  const auto kernel = walk_hopper<kRows, kHalves, kPair, kOutput>;
+  constexpr int kBytes = HopperWalk<kRows, kHalves, kPair, kOutput>::kBytes;
+  if (blocks > INT32_MAX) throw std::runtime_error(std::string(name) + ": more blocks than a grid may have");
+  check_launch(name, allow_lds(kernel, kBytes));
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {kPair ? 2u : 1u, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(uint32_t(blocks));
+  config.blockDim = dim3(kHopperBlockThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  check_launch(name, cudaLaunchKernelEx(&config, kernel, p));
+}
+
+template <int kRows, int kHalves, bool kPair>
+void launch_shape(const WalkPlan& plan, const WalkParams& p, const NormaliserParams* normaliser, const float* dc_last,
+                  float* dots, Stream stream) {
+  using State = HopperState<kRows, kHalves, kPair>;
+  const int64_t states = p.where.sequences * p.where.heads, blocks = states * plan.segments * plan.tiles;
+  if (blocks == 0) return;
+  HopperWalkParams all{p, {}, token_map(p.x, p.where), token_map(p.y, p.where), {}, {}, {}};
+  if (plan.segments > 1) {
+    all.walk.alone = true;
+    all.walk.out.data = nullptr;
+    launch_kernel<kRows, kHalves, kPair, HopperOutput::none>("states of segments", all, blocks, stream);
+    const ScanParams scan{p.where,    p.between,        p.decay, p.state_in,  p.state_x,   p.state_y,
+                          p.segments, p.segment_chunks, p.tiles, p.x.columns, p.y.columns, p.reverse};
+    launch("scan of segments", scan_segments_hopper<kRows, kHalves, kPair>,
+           {states * plan.tiles * (State::kRegisters / kScannedEach), State::kThreads, 0}, stream, scan);
+    all.walk = p;
+  }
+  all.a = token_map(p.a, p.where);
+  all.scores = panel_map(p.scores, kHopperChunk, p.where.rows * p.where.slots * kHopperChunk, 1, 1,
+                         {0, 0, kHopperChunk}, kHopperChunk);
+  all.out = token_map(p.out, p.where);
+  const auto run = [&](auto output) {
+    launch_kernel<kRows, kHalves, kPair, decltype(output)::value>("walk", all, blocks, stream);
+  };
+  if (p.with_self) {  // and with them a vector and dots
+    run(std::integral_constant<HopperOutput, HopperOutput::flowing>{});
+  } else if constexpr (kPair) {
+    run(std::integral_constant<HopperOutput, HopperOutput::summed>{});
+  } else if (normaliser) {
+    all.normaliser = *normaliser;
+    run(std::integral_constant<HopperOutput, HopperOutput::normalised>{});
+  } else {
+    run(std::integral_constant<HopperOutput, HopperOutput::plain>{});
+  }
+  if (!p.before_last) return;
+  const StateDotParams dot{p.before_last, dc_last, dots,        states,     p.state_x,
+                           p.state_y,     p.tiles, p.x.columns, p.y.columns};
+  launch("dots of states", dot_states_hopper<kRows, kHalves, kPair>, {states * plan.tiles, State::kThreads, 0}, stream,
+         dot);
+}
+
+}  // namespace
+
+void launch_walk_hopper(const WalkPlan& plan, const WalkParams& p, const NormaliserParams* normaliser,
+                        const float* dc_last, float* dots, Stream stream) {
+  if (plan.rows == 512) return launch_shape<256, 2, true>(plan, p, normaliser, dc_last, dots, stream);
+  if (plan.rows == 256) return launch_shape<256, 2, false>(plan, p, normaliser, dc_last, dots, stream);
+  if (plan.y_tile == 256) return launch_shape<128, 4, false>(plan, p, normaliser, dc_last, dots, stream);
+  launch_shape<128, 2, false>(plan, p, normaliser, dc_last, dots, stream);
+}
+
+}  // namespace xlstm::gpu
