@@ -60,7 +60,9 @@ def test_every_plan_holds(device: str, shape: tuple[int, int, int, int, int], el
         chunks = -(-length // p["chunk"])
         assert p["lds_bytes"] <= DEVICES[device]["lds_bytes"], walk
         assert p["rows"] >= rows, walk
-        assert p["tiles"] * p["y_tile"] >= columns > (p["tiles"] - 1) * p["y_tile"], walk
+        pair = 2 if p["schedule"] == "hopper" and p["rows"] == 512 else 1  # blocks that share a state
+        assert p["tiles"] % pair == 0, walk
+        assert p["tiles"] * p["y_tile"] >= columns > (p["tiles"] - pair) * p["y_tile"], walk
         assert p["segments"] * p["segment_chunks"] >= chunks > (p["segments"] - 1) * p["segment_chunks"], walk
         assert p["blocks"] == sequences * heads * p["tiles"] * p["segments"], walk
         assert p["segments"] == 1 or p["segment_chunks"] >= 8, walk
@@ -89,6 +91,23 @@ def test_one_sequence_fills_the_chip(device: str, shape: tuple[int, int, int, in
 def test_a_batch_that_fills_the_chip_is_not_cut(device: str) -> None:
     cut = plan(device, (8, 8, 8192, 256, 512))
     assert [cut[walk]["segments"] for walk in WALKS] == [1, 1, 1, 1]
+
+
+def test_hopper_has_a_schedule_of_its_own() -> None:
+    """For the shapes that it is faster for, in chunks of 64; the common one for the others, and on every other chip."""
+    large, small, floats = plan("H200", SHAPES[0]), plan("H200", SHAPES[5]), plan("H200", SHAPES[0], 4)
+    assert {(large[walk]["schedule"], large[walk]["chunk"]) for walk in WALKS} == {("hopper", 64)}
+    assert {p[walk]["schedule"] for p in (small, floats) for walk in WALKS} == {"common"}
+    others = [plan(device, SHAPES[0]) for device in DEVICES if device != "H200"]
+    assert {p[walk]["schedule"] for p in others for walk in WALKS} == {"common"}
+    # A state of 512 rows is two blocks', and a block of 128 rows has 256 columns.
+    assert [(large[walk]["rows"], large[walk]["y_tile"]) for walk in WALKS] == [
+        (256, 128),
+        (512, 64),
+        (512, 64),
+        (256, 128),
+    ]
+    assert plan("H200", SHAPES[3])["forward"]["y_tile"] == 256
 
 
 @pytest.mark.parametrize("device", DEVICES)

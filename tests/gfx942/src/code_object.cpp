@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 
 #include "code.h"
 #include "fault.h"
@@ -144,8 +145,8 @@ std::pair<void*, size_t> CodeObject::variable(const std::string& name) const {
 // LLVM's symbolizer reads the file; it is asked only when something went wrong.
 std::string CodeObject::source_of(uint64_t address) const {
   if (with_lines_.empty()) return "";
-  char path[] = "/tmp/gfx942-XXXXXX";
-  const int file = mkstemp(path);
+  std::string path = std::filesystem::temp_directory_path() / "gfx942-XXXXXX";
+  const int file = mkstemp(path.data());
   if (file < 0) return "";
   const bool written = write(file, with_lines_.data(), with_lines_.size()) == ssize_t(with_lines_.size());
   close(file);
@@ -154,8 +155,8 @@ std::string CodeObject::source_of(uint64_t address) const {
     char command[256];
     std::snprintf(
         command, sizeof command,
-        "$(command -v llvm-symbolizer-19 || command -v llvm-symbolizer) -f=none -s --obj=%s 0x%llx 2>/dev/null", path,
-        (unsigned long long)(address - reinterpret_cast<uint64_t>(image_)));
+        "$(command -v llvm-symbolizer-19 || command -v llvm-symbolizer) -f=none -s --obj=%s 0x%llx 2>/dev/null",
+        path.c_str(), (unsigned long long)(address - reinterpret_cast<uint64_t>(image_)));
     if (FILE* out = popen(command, "r")) {
       char line[512];
       while (std::fgets(line, sizeof line, out)) {
@@ -166,7 +167,7 @@ std::string CodeObject::source_of(uint64_t address) const {
       pclose(out);
     }
   }
-  unlink(path);
+  unlink(path.c_str());
   return text;
 }
 
