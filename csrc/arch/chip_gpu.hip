@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The device at hand.
 #include <array>
+#include <cstdlib>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -17,6 +18,15 @@ __global__ void nothing() {}  // there to be asked whether the library has code 
 
 void check(Status status) {
   if (status != kSuccess) throw std::runtime_error(std::string("the current GPU: ") + status_text(status));
+}
+
+// XLSTM_HIP_GPU_SCHEDULE=common: the schedule that every chip has, to compare with.
+bool common_schedule() {
+  const char* asked = std::getenv("XLSTM_HIP_GPU_SCHEDULE");
+  const std::string schedule = asked ? asked : "";
+  if (schedule != "" && schedule != "auto" && schedule != "common")
+    throw std::runtime_error("XLSTM_HIP_GPU_SCHEDULE: expected auto or common, got " + schedule);
+  return schedule == "common";
 }
 
 Chip ask(int device) {
@@ -38,7 +48,7 @@ Chip ask(int device) {
   if (!has_code(nothing<0>))
     throw std::runtime_error("the library has no GPU code for " + arch + ", only for " + build_info::gpu_archs +
                              ": build it with this arch in its list (docs/install.md)");
-  return {family, facts.multiProcessorCount, lds, hopper};
+  return {family, facts.multiProcessorCount, lds, hopper && !common_schedule()};
 }
 
 }  // namespace
