@@ -85,6 +85,9 @@ size_t combine_bytes(const xlstm_attention_combine& p, int32_t threads) {
 }
 
 }  // namespace
+
+int64_t attention_panel(xlstm_dtype dtype) { return dtype == XLSTM_FLOAT64 ? kernels().wide_panel : kernels().panel; }
+
 }  // namespace xlstm
 
 using namespace xlstm;

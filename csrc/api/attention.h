@@ -12,4 +12,7 @@ void check_attention_backward(const xlstm_attention_backward&, bool on_host);
 void check_attention_append(const xlstm_attention_append&, bool on_host);
 void check_attention_combine(const xlstm_attention_combine&);
 
+// Rows of a register tile of the CPU kernels that run here.
+int64_t attention_panel(xlstm_dtype);
+
 }  // namespace xlstm

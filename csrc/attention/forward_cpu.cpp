@@ -230,7 +230,7 @@ struct ForwardBlock {
             s.row[j] = in.dropout_p > 0 && s.keep[j * NR<T> + r] == 0 ? T(-weight) : T(weight);
           }
           const int64_t at = sequence.index * p.probs.stride[0] + head(row) * p.probs.stride[1] + i * p.probs.stride[2];
-          store_row(p.probs.data, p.probs.dtype, at + from, s.row, to - from);
+          store_row(p.probs.data, p.probs.dtype, at + sequence.first_key + from, s.row, to - from);
         }
       });
     });
