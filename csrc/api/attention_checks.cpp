@@ -36,6 +36,11 @@ void has_dtype(const char* name, const xlstm_tensor& x, xlstm_dtype dtype) {
     invalid(std::string(name) + ": expected dtype " + std::to_string(int(dtype)) + ", got " +
             std::to_string(int(x.dtype)));
 }
+// Where there are no keys, there may be no memory for them.
+void is_keys(const char* name, const xlstm_tensor& x, const xlstm_attention& in) {
+  const bool none = in.cu_seqlens_k ? in.total_k == 0 : in.length_k == 0;
+  has_dtype(name, none && !x.data ? xlstm_tensor{in.q.data, x.dtype, {}} : x, in.q.dtype);
+}
 xlstm_dtype wide(const xlstm_attention& in) { return in.q.dtype == XLSTM_FLOAT64 ? XLSTM_FLOAT64 : XLSTM_FLOAT32; }
 
 void offsets(const char* name, const int32_t* values, int64_t batch, int64_t longest, int64_t total) {
@@ -80,8 +85,8 @@ void check(const xlstm_attention& in, bool on_host) {
   in_range("length_k", in.length_k, 0, kMostTokens);
   is_dtype("q", in.q.dtype);
   is_given("q", in.q.data);
-  has_dtype("k", in.k, in.q.dtype);
-  has_dtype("v", in.v, in.q.dtype);
+  is_keys("k", in.k, in);
+  is_keys("v", in.v, in);
   finite("softmax_scale", in.softmax_scale);
   finite("softcap", in.softcap);
   if (in.softcap < 0) invalid("softcap: expected >= 0, got " + std::to_string(in.softcap));
@@ -113,9 +118,11 @@ void check_attention_backward(const xlstm_attention_backward& p, bool on_host) {
   check(p.in, on_host);
   if (p.in.block_table) invalid("block_table: there is no backward pass through pages");
   if (p.in.cache_batch_idx) invalid("cache_batch_idx: there is no backward pass through a cache");
-  for (const auto& [name, x] :
-       {std::pair{"out", &p.out}, {"dout", &p.dout}, {"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}})
-    has_dtype(name, *x, p.in.q.dtype);
+  has_dtype("out", p.out, p.in.q.dtype);
+  has_dtype("dout", p.dout, p.in.q.dtype);
+  has_dtype("dq", p.dq, p.in.q.dtype);
+  is_keys("dk", p.dk, p.in);
+  is_keys("dv", p.dv, p.in);
   has_dtype("lse", p.lse, wide(p.in));
   if (p.dlse.data) has_dtype("dlse", p.dlse, wide(p.in));
   if (p.dsink && !p.in.sink) invalid("dsink: needs sink");

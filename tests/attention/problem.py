@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import truth
 from torch import Tensor
 
-import truth
 from xlstm_hip import attention as ours
 from xlstm_hip.reference import attention as plain
 
@@ -58,7 +58,7 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def values(case: Case) -> Leaves:
     """Of the case, in float64 but as its dtype has them; per sequence "q0", "k0", "v0" and cotangents, and "sink"."""
     g = generator(len(case.lengths) + case.dims[0])
@@ -92,9 +92,7 @@ def rng_state() -> Tensor:
 
 def rules(case: Case, sink: Tensor | None, drawn: Tensor | None) -> truth.Rules:
     scale = case.dims[0] ** -0.5 if case.scale is None else case.scale
-    return truth.Rules(
-        scale, case.causal, case.window, case.softcap, slopes(case), sink, case.dropout_p, drawn
-    )
+    return truth.Rules(scale, case.causal, case.window, case.softcap, slopes(case), sink, case.dropout_p, drawn)
 
 
 Results = dict[str, Tensor]
@@ -105,7 +103,9 @@ def gathered(case: Case, outs: list[Tensor], lses: list[Tensor], leaves: Leaves)
     given = values(case)
     sent = [given[f"dout{b}"].to(out.dtype) for b, out in enumerate(outs)]
     seen = [lse.isfinite() for lse in lses]
-    sent += [torch.where(s, given[f"dlse{b}"].to(lse.dtype), 0) for b, (lse, s) in enumerate(zip(lses, seen, strict=True))]
+    sent += [
+        torch.where(s, given[f"dlse{b}"].to(lse.dtype), 0) for b, (lse, s) in enumerate(zip(lses, seen, strict=True))
+    ]
     names = list(leaves)
     gradients = torch.autograd.grad([*outs, *lses], [leaves[n] for n in names], sent, allow_unused=True)
     by_name = {n: torch.zeros_like(leaves[n]) if g is None else g for n, g in zip(names, gradients, strict=True)}
@@ -119,12 +119,10 @@ def gathered(case: Case, outs: list[Tensor], lses: list[Tensor], leaves: Leaves)
 
 
 def leaves_of(case: Case, dtype: torch.dtype) -> Leaves:
-    return {
-        n: x.to(dtype).requires_grad_() for n, x in values(case).items() if n[0] in "qkvs"
-    }
+    return {n: x.to(dtype).requires_grad_() for n, x in values(case).items() if n[0] in "qkvs"}
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def true_results(case: Case) -> Results:
     torch.manual_seed(5)
     leaves = leaves_of(case, torch.float64)
@@ -178,10 +176,7 @@ def our_results(case: Case) -> Results:
     batch = range(len(case.lengths))
     q = [leaves[f"q{b}"] for b in batch]
     kv = [
-        [
-            padded(leaves[f"{kind}{b}"], case.pads[b], case.room[b] - case.pads[b] - case.lengths[b][1])
-            for b in batch
-        ]
+        [padded(leaves[f"{kind}{b}"], case.pads[b], case.room[b] - case.pads[b] - case.lengths[b][1]) for b in batch]
         for kind in "kv"
     ]
     if case.leftpad:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from pairs import pairwise
 from problem import Case, check, errors, our_results, plain_results, true_results, variant
 

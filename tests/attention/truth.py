@@ -94,9 +94,7 @@ def one_head(
     return used @ v, lse, softmax
 
 
-def attention(
-    sequences: Sequence[tuple[Tensor, Tensor, Tensor]], rules: Rules
-) -> list[tuple[Tensor, Tensor, Tensor]]:
+def attention(sequences: Sequence[tuple[Tensor, Tensor, Tensor]], rules: Rules) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Per sequence (Q, H, D), (K, H_k, D), (K, H_k, D_v) -> out (Q, H, D_v), lse (H, Q), softmax (H, Q, K)."""
     made = []
     for b, (q, k, v) in enumerate(sequences):

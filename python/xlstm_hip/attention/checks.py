@@ -96,7 +96,7 @@ def on_device(name: str, x: Tensor, like: Tensor) -> Tensor:
 def key_heads(name: str, x: Tensor, q: Tensor) -> None:
     if q.shape[-2] % x.shape[-2]:
         raise ValueError(
-            f"{name}: expected heads that divide q's {q.shape[-2]}, each shared by as many query heads, got {x.shape[-2]}"
+            f"{name}: expected heads that divide q's {q.shape[-2]}, each for as many query heads, got {x.shape[-2]}"
         )
 
 
@@ -105,7 +105,9 @@ def keys_and_values(q: Tensor, k: Tensor, v: Tensor, k_name: str = "k", v_name: 
     if k.shape[-1] != q.shape[-1]:
         raise ValueError(f"{k_name}: expected head dim {q.shape[-1]} as q has, got {shape_text(k)}")
     if k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(f"{v_name}: expected shape {shape_text(k)} as {k_name} has but for the head dim, got {shape_text(v)}")
+        raise ValueError(
+            f"{v_name}: expected shape {shape_text(k)} as {k_name} has but for the head dim, got {shape_text(v)}"
+        )
 
 
 def indices(name: str, x: Any, q: Tensor, shape: tuple[int | None, ...], meaning: str) -> Tensor | None:
@@ -135,9 +137,10 @@ def slopes(x: Any, q: Tensor, batch: int) -> Tensor | None:
     if x is None:
         return None
     is_tensor("alibi_slopes", x)
-    if tuple(x.shape) not in ((q.shape[-2],), (batch, q.shape[-2])):
+    if x.shape != (q.shape[-2],) and x.shape != (batch, q.shape[-2]):
         raise ValueError(
-            f"alibi_slopes: expected shape (H) = ({q.shape[-2]},) or (B, H) = ({batch}, {q.shape[-2]}), got {shape_text(x)}"
+            f"alibi_slopes: expected shape (H) = ({q.shape[-2]},) or (B, H) = ({batch}, {q.shape[-2]}), "
+            f"got {shape_text(x)}"
         )
     if x.dtype != torch.float32:
         raise TypeError(f"alibi_slopes: expected float32, got {x.dtype}")
@@ -150,7 +153,7 @@ def sinks(name: str, x: Any, q: Tensor) -> Tensor | None:
     if x is None:
         return None
     is_tensor(name, x)
-    if tuple(x.shape) != (q.shape[-2],):
+    if x.shape != (q.shape[-2],):
         raise ValueError(f"{name}: expected shape (H) = ({q.shape[-2]},), got {shape_text(x)}")
     if x.dtype not in IO_DTYPES:
         raise TypeError(f"{name}: expected a floating dtype, got {x.dtype}")

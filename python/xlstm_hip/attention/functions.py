@@ -63,9 +63,7 @@ def flash_attn_func(
         leftpad_k=checks.indices("leftpad_k", leftpad_k, q, (batch,), f"(B) = ({batch},)"),
     )
     probs = checks.flag("return_attn_probs", return_attn_probs) and options.dropout_p > 0
-    made = attend(
-        q, k, v, checks.sinks("sink", sink, q), checks.slopes(alibi_slopes, q, batch), places, options, probs
-    )
+    made = attend(q, k, v, checks.sinks("sink", sink, q), checks.slopes(alibi_slopes, q, batch), places, options, probs)
     return _result(made, q, return_attn_probs)
 
 
@@ -142,7 +140,7 @@ def flash_attn_varlen_func(
 ) -> Result:
     """Attention of B sequences of any lengths, zero included, packed one after the other. Returns out (T_q, H_q, D_v);
     with return_attn_probs also softmax_lse (H_q, T_q) and S_dmask (B, H_q, max_seqlen_q, max_seqlen_k), empty without
-    dropout. No sequence may be longer than the max_seqlen given. With block_table there is no dropout and no gradient."""
+    dropout. No sequence may be longer than the max_seqlen given. With block_table there is no dropout, no gradient."""
     q = checks.heads("q", q, 3, "(T, H, D)")
     paged = block_table is not None
     rank, meaning = (4, "(pages, page size, H, D) with block_table") if paged else (3, "(T, H, D)")

@@ -53,9 +53,7 @@ def flash_attn_with_kvcache(
         if checks.heads(name, x, 4, meaning, q) is not x:
             raise ValueError(f"{name}: expected the last dimension to be contiguous, got strides {tuple(x.stride())}")
     checks.keys_and_values(q, k_cache, v_cache, "k_cache", "v_cache")
-    checks.no_gradient(
-        "flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, sink=sink
-    )
+    checks.no_gradient("flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, sink=sink)
     batch = q.shape[0]
     table = checks.indices("block_table", block_table, q, (batch, None), f"(B, pages) = ({batch}, pages)")
     rows = checks.indices("cache_batch_idx", cache_batch_idx, q, (batch,), f"(B) = ({batch},)")

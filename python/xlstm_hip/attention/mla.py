@@ -8,6 +8,7 @@ like FlashMLA's, a row per part; the newer as an object that the first call fill
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +33,8 @@ class FlashMLASchedMeta:
 
 
 def _splits(batch: int, heads_k: int, rows: int, keys: int) -> int:
-    from .. import _native
-
-    return _native.plan_attention_cpu(batch, heads_k, rows, keys, torch.get_num_threads())["splits"]
+    native = importlib.import_module("xlstm_hip._native")
+    return native.plan_attention_cpu(batch, heads_k, rows, keys, torch.get_num_threads())["splits"]
 
 
 def get_mla_metadata(
@@ -120,7 +120,9 @@ def flash_mla_with_kvcache(
     batch, queries, heads_q, features = q.shape
     meaning = "(B, S, H, D), block_table being None" if block_table is None else "(pages, page size, H, D)"
     if checks.heads("k_cache", k_cache, 4, meaning, q) is not k_cache:
-        raise ValueError(f"k_cache: expected the last dimension to be contiguous, got strides {tuple(k_cache.stride())}")
+        raise ValueError(
+            f"k_cache: expected the last dimension to be contiguous, got strides {tuple(k_cache.stride())}"
+        )
     if isinstance(head_dim_v, bool) or not isinstance(head_dim_v, int) or not 1 <= head_dim_v <= features:
         raise ValueError(f"head_dim_v: expected an integer from 1 to q's head dim {features}, got {head_dim_v!r}")
     values = k_cache[..., :head_dim_v]

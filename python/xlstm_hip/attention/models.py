@@ -12,7 +12,14 @@ from .functions import flash_attn_func, flash_attn_varlen_func
 
 NAME = "xlstm_hip"
 # Of the keywords that models pass on: those that say nothing about attention's result here.
-_IDLE = {"use_cache", "output_attentions", "output_hidden_states", "return_dict", "cache_position", "position_embeddings"}
+_IDLE = {
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "cache_position",
+    "position_embeddings",
+}
 _IDLE |= {"position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "num_items_in_batch"}
 
 
@@ -32,7 +39,9 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """transformers' attention call. Returns out (B, S_q, H_q, D_v) and no weights."""
     if kwargs.get("output_attentions"):
-        raise ValueError('output_attentions: expected False with attn_implementation="xlstm_hip", which keeps no weights')
+        raise ValueError(
+            'output_attentions: expected False with attn_implementation="xlstm_hip", which keeps no weights'
+        )
     unknown = [name for name, x in kwargs.items() if name not in _IDLE and x is not None]
     if unknown:
         raise NotImplementedError(f"{', '.join(unknown)}: unknown to attn_implementation={NAME!r}")
@@ -116,6 +125,8 @@ def register_with_transformers() -> None:
         from transformers import AttentionInterface
         from transformers.masking_utils import AttentionMaskInterface
     except ImportError as reason:
-        raise ImportError("register_with_transformers: transformers with AttentionInterface is not installed") from reason
+        raise ImportError(
+            "register_with_transformers: transformers with AttentionInterface is not installed"
+        ) from reason
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)

@@ -17,6 +17,8 @@ class FlashAttention(nn.Module):
     What the constructor is given holds for every call; causal may be given per call.
     """
 
+    alibi_slopes: Tensor | None
+
     def __init__(
         self,
         attention_dropout: float = 0.0,

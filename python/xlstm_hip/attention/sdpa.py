@@ -34,13 +34,15 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """SDPA's arguments, shapes and top-left causal mask; attn_mask must be None. Returns (B, H_q, S_q, D_v)."""
     if attn_mask is not None:
-        raise NotImplementedError("attn_mask: expected None; of masks there are is_causal, and windows in flash_attn_func")
+        raise NotImplementedError(
+            "attn_mask: expected None; of masks there are is_causal, and windows in flash_attn_func"
+        )
     for name, x in (("query", query), ("key", key), ("value", value)):
         if is_tensor(name, x).dim() != 4:
             raise ValueError(f"{name}: expected 4 dimensions (B, H, S, D), got {shape_text(x)}")
     if not checks.flag("enable_gqa", enable_gqa) and query.shape[1] != key.shape[1]:
         raise ValueError(f"key: expected {query.shape[1]} heads as query has, or enable_gqa=True, got {key.shape[1]}")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    options = {"dropout_p": dropout_p, "softmax_scale": scale}
+    options: dict[str, Any] = {"dropout_p": dropout_p, "softmax_scale": scale}
     causal = checks.flag("is_causal", is_causal)
     return (top_left if causal else flash_attn_func)(q, k, v, **options).transpose(1, 2)

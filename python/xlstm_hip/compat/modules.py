@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules that stand in for mlstm_kernels, and their contents."""
+"""The modules that stand in for other packages, and their contents."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from .. import backend, interface, peers, reference, registry, wrappers
+from .attention import attention_contents
 from .registries import RegistryView
 
 GETTERS = (
@@ -98,15 +99,16 @@ def contents() -> dict[str, Mapping[str, Any]]:
 
 
 def install() -> None:
-    loaded = sys.modules.get("mlstm_kernels")
-    if loaded is not None and not peers.stands_in(loaded):
-        raise ImportError(
-            "xlstm_hip.compat: the real mlstm_kernels is imported already and cannot be replaced any more; "
-            "import xlstm_hip.compat before it, or do without one of the two"
-        )
-    held = contents()
+    held = {**contents(), **attention_contents()}
+    for package in sorted({name.partition(".")[0] for name in held}):
+        loaded = sys.modules.get(package)
+        if loaded is not None and not peers.stands_in(loaded):
+            raise ImportError(
+                f"xlstm_hip.compat: the real {package} is imported already and cannot be replaced any more; "
+                "import xlstm_hip.compat before it, or do without one of the two"
+            )
     for name, attributes in held.items():
-        module = ModuleType(name, "xlstm_hip in the place of mlstm_kernels.")
+        module = ModuleType(name, f"xlstm_hip in the place of {name.partition('.')[0]}.")
         module.__dict__.update(attributes)
         module.__dict__["__xlstm_hip__"] = True
         # As packages with nowhere to look, they answer what is not offered with a plain "No module named".

@@ -97,8 +97,10 @@ def attention(
         assert rng_state is not None
         shape = (batch, heads, queries, keys)
         # Key 0 of the mask is a sequence's first key in use.
-        kept = philox_mask(rng_state, *shape, dropout_p).to(q.device).gather(
-            3, (j - begin[:, None, None, None]).clamp(min=0).expand(shape)
+        kept = (
+            philox_mask(rng_state, *shape, dropout_p)
+            .to(q.device)
+            .gather(3, (j - begin[:, None, None, None]).clamp(min=0).expand(shape))
         )
         weights = weights * kept / (1 - dropout_threshold(dropout_p) / 65536)
         softmax = torch.where(kept, softmax, -softmax)
