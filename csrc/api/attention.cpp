@@ -66,8 +66,9 @@ template <class Params, class Check, class Count, class Run>
 xlstm_status call(const Params* p, const xlstm_runtime* r, Check check, Count needed, Run run) {
   return guarded([&] {
     check(given(p), true);
-    check_workspace(r ? r->workspace : nullptr, given(r).workspace_bytes, needed(*p, r->threads) + kWorkspaceAlignment);
-    run(*p, r->threads, aligned(r->workspace));
+    const xlstm_runtime& runtime = given(r);
+    check_workspace(runtime.workspace, runtime.workspace_bytes, needed(*p, runtime.threads) + kWorkspaceAlignment);
+    run(*p, runtime.threads, aligned(runtime.workspace));
   });
 }
 

@@ -6,7 +6,7 @@
 namespace xlstm {
 namespace {
 
-constexpr int64_t kDefaultBlock = 128;
+constexpr int64_t kDefaultBlock = 128, kDefaultBackwardBlock = 64;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -38,7 +38,7 @@ AttentionBackwardCpuPlan plan_attention_backward_cpu(const AttentionShape& shape
   const int64_t heads = std::max<int64_t>(1, shape.batch * shape.heads_k);
   const int64_t panels = std::max<int64_t>(1, ceil_div(shape.rows, shape.panel));
   AttentionBackwardCpuPlan plan;
-  plan.block_k = block_k ? block_k : kDefaultBlock;
+  plan.block_k = block_k ? block_k : kDefaultBackwardBlock;
   plan.group = std::min(kMostPanels, panels) * shape.panel;
   const int64_t groups = ceil_div(panels * shape.panel, plan.group);
   plan.parts = std::max<int64_t>(1, std::min(ceil_div(threads, heads), groups));
