@@ -172,11 +172,12 @@ def memory_of(cell: Cell, name: str, machine: Machine, threads: int) -> dict[str
         return entry | {"missing": str(reason).strip().splitlines()[0]}
 
 
-def measure_memory(cells: list[Cell], machine: Machine, threads: int, progress: Progress) -> list[dict[str, Any]]:
+def measure_memory(
+    cells: list[Cell], names: list[str], machine: Machine, threads: int, progress: Progress
+) -> list[dict[str, Any]]:
     rows = []
     for cell in cells:
         progress.begin(f"memory, {cell.title}")
-        names = contenders(machine.device.type)
         rows.append(asdict(cell) | {"contenders": [memory_of(cell, name, machine, threads) for name in names]})
         progress.advance(1)
     return rows
@@ -209,7 +210,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             progress.begin(cell.title)
             speed.append(measure(cell, machine, QUICK if quick else FULL, progress.advance))
             gc.collect()
-        memory = measure_memory(of_memory, machine, arguments.threads, progress)
+        names = list(contenders(machine.device.type))
+        names = names[:1] if quick else names  # each takes a process of its own, which is slow to start
+        memory = measure_memory(of_memory, names, machine, arguments.threads, progress)
     return {
         "benchmark": "attention",
         "environment": facts,
@@ -240,7 +243,7 @@ def main() -> None:
         return
     on_cpu = arguments.device == "cpu"
     arguments.heads = arguments.heads or (2 if on_cpu else 16)
-    arguments.longest = arguments.longest or (256 if arguments.quick else 2048 if on_cpu else 8192)
+    arguments.longest = arguments.longest or (128 if arguments.quick else 2048 if on_cpu else 8192)
     if arguments.quick:
         arguments.batch = min(arguments.batch, 2)
     out: Path = arguments.out or FOLDER / f"attention_{arguments.device}.json"

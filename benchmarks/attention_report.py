@@ -82,7 +82,8 @@ def markdown(results: Results) -> str:
         ]
         for cell in results["memory"]
     ]
-    lines += [_table(["S", *names], rows), ""]
+    measured = [entry["name"] for entry in results["memory"][0]["contenders"]]
+    lines += [_table(["S", *measured], rows), ""]
     missing = {
         f"{e['name']}: {e['missing']}"
         for c in results["speed"] + results["memory"]

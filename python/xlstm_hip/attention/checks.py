@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from ..checks import IO_DTYPES, accumulate_dtype, is_tensor, shape_text
+from ..ops import devices_with_kernels
 
 BLOCK_SIZES = (32, 64, 128, 256)  # as csrc/attention/plan.h has them
 MOST_SPLITS = 256
+DEVICES = devices_with_kernels("attention_forward")
 _INTEGERS = (int, torch.SymInt)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
@@ -80,6 +82,10 @@ def heads(name: str, x: Any, rank: int, meaning: str, like: Tensor | None = None
     if like is None:
         if x.dtype not in IO_DTYPES:
             raise TypeError(f"{name}: expected float32, bfloat16, float16 or float64, got {x.dtype}")
+        if x.device.type not in DEVICES:
+            raise ValueError(
+                f"{name}: expected device {' or '.join(DEVICES)}, for which there are kernels, got {x.device}"
+            )
     else:
         if x.dtype != like.dtype:
             raise TypeError(f"{name}: expected {like.dtype} as q has, got {x.dtype}")
