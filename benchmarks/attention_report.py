@@ -121,7 +121,7 @@ def draw(results: Results, path: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.set_xlabel("tokens")
     panels[0].set_ylabel("GFLOP/s of the products")
-    panels[0].legend(fontsize=7, frameon=False)
+    panels[0].legend(fontsize=7, frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(0, -0.14))
     for name, colour in zip(names, COLOURS, strict=False):
         points = [
             (c["length"], e["bytes"] / 1e6)

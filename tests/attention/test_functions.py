@@ -203,7 +203,7 @@ def test_beside_sdpa(dtype: torch.dtype, causal: bool, lengths: tuple[int, int])
     expected = F.scaled_dot_product_attention(q.transpose(1, 2), *repeated, attn_mask=bias).transpose(1, 2)
     eps = torch.finfo(dtype).eps
     for x, y in zip((got, *gradients(got, q, k, v)), (expected, *gradients(expected, q, k, v)), strict=True):
-        torch.testing.assert_close(x, y, atol=8 * eps * float(y.abs().max()), rtol=0)
+        torch.testing.assert_close(x, y, atol=8 * eps * float(y.detach().abs().max()), rtol=0)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -139,6 +139,15 @@ def offsets(name: str, x: Any, q: Tensor, batch: int | None = None) -> Tensor:
     return made
 
 
+def lengths_fit(name: str, x: Tensor | None, most: int) -> None:
+    """Values of 0 to most, where they can be read: on the CPU, outside a graph."""
+    if x is None or x.device.type != "cpu" or torch.compiler.is_compiling() or not x.numel():
+        return
+    for value in (int(x.min()), int(x.max())):
+        if not 0 <= value <= most:
+            raise ValueError(f"{name}: expected 0 to {most}, for which the cache has room, got {value}")
+
+
 def slopes(x: Any, q: Tensor, batch: int) -> Tensor | None:
     if x is None:
         return None

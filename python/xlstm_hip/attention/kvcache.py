@@ -76,7 +76,7 @@ def flash_attn_with_kvcache(
     checks.flag("return_softmax_lse", return_softmax_lse)
 
     cos, sin = _rotary(rotary_cos, rotary_sin, q, before)
-    used = before
+    used, room = before, k_cache.shape[1] * (1 if table is None else table.shape[1])
     if (k is None) != (v is None):
         raise ValueError(f"{'k' if k is None else 'v'}: expected both k and v, or neither")
     if k is not None:
@@ -87,9 +87,12 @@ def flash_attn_with_kvcache(
             expected = (batch, k.shape[1], *cache.shape[2:])
             if tuple(x.shape) != expected:
                 raise ValueError(f"{name}: expected shape {expected}, got {shape_text(x)}")
+        checks.lengths_fit("cache_seqlens", before, room - k.shape[1])
         OPS.attention_append_(k_cache, k, cos, sin, before, rows, table, rotary_interleaved)
         OPS.attention_append_(v_cache, v, None, None, before, rows, table, rotary_interleaved)
         used = before + k.shape[1]
+    else:
+        checks.lengths_fit("cache_seqlens", before, room)
     if cos is not None:
         same_position = left < 0 and right < 0
         q = OPS.attention_rotary(q, cos, sin, before, rotary_interleaved, same_position)

@@ -135,6 +135,7 @@ def flash_mla_with_kvcache(
     used = checks.indices("cache_seqlens", cache_seqlens, q, (batch,), f"(B) = ({batch},)")
     heads_k = k_cache.shape[2]
     keys = k_cache.shape[1] * (1 if table is None else table.shape[1])
+    checks.lengths_fit("cache_seqlens", used, keys)
     shapes = (batch, queries, heads_q, heads_k, features, head_dim_v, keys, q.dtype, q.device)
     splits = _scheduled_splits(tile_scheduler_metadata, num_splits, shapes)
     _, right = checks.window((-1, -1), checks.flag("causal", causal))
