@@ -15,8 +15,10 @@ import gc
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -48,17 +50,22 @@ def _forget_peak() -> None:
         raise MemoryUnknown(f"peak memory cannot be measured here: {error}") from error
 
 
+def growth_of(call: Callable[[], Any]) -> int:
+    """Bytes that a call adds at its worst moment."""
+    gc.collect()
+    _forget_peak()
+    before = _status_bytes("VmRSS")
+    call()
+    return _status_bytes("VmHWM") - before
+
+
 def growth(name: str, cell: Cell) -> int:
     """Bytes added by one forward and backward."""
     function = by_name(name).make()
     small = replace(cell, tokens=2 * cell.chunk_size)
     results_of(small, function, make_inputs(small))
     inputs = make_inputs(cell)
-    gc.collect()
-    _forget_peak()
-    before = _status_bytes("VmRSS")
-    results_of(cell, function, inputs)
-    return _status_bytes("VmHWM") - before
+    return growth_of(lambda: results_of(cell, function, inputs))
 
 
 def growth_in_own_process(name: str, cells: list[Cell], threads: int) -> list[int]:

@@ -8,7 +8,7 @@ struct KernelEntry {
   const char* op;      // the torch op
   const char* device;  // torch's device type
   const char* dtypes;  // of q, k, v
-  const char* states;  // dtype they are kept in
+  const char* states;  // dtype they, and sums, are kept in
   const char* source;
 };
 
@@ -23,6 +23,12 @@ inline constexpr KernelEntry kCatalogue[] = {
     {"mlstm_backward_states", "cpu", kAllDtypes, kWide, "csrc/mlstm/chunkwise_cpu.cpp"},
     {"mlstm_step", "cpu", kAllDtypes, kWide, "csrc/mlstm/recurrent_cpu.cpp"},
     {"mlstm_step_", "cpu", kAllDtypes, kWide, "csrc/mlstm/recurrent_cpu.cpp"},
+    {"attention_forward", "cpu", kAllDtypes, kWide, "csrc/attention/forward_cpu.cpp"},
+    {"attention_forward_probs", "cpu", kAllDtypes, kWide, "csrc/attention/forward_cpu.cpp"},
+    {"attention_backward", "cpu", kAllDtypes, kWide, "csrc/attention/backward_cpu.cpp"},
+    {"attention_rotary", "cpu", kAllDtypes, kWide, "csrc/attention/decode_cpu.cpp"},
+    {"attention_append_", "cpu", kAllDtypes, kWide, "csrc/attention/decode_cpu.cpp"},
+    {"attention_combine", "cpu", "float32 float64", kWide, "csrc/attention/decode_cpu.cpp"},
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
     {"mlstm_chunkwise", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise_gpu.hip"},
     {"mlstm_chunkwise_states", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise_gpu.hip"},

@@ -113,6 +113,101 @@ XLSTM_API xlstm_status xlstm_gpu_mlstm_chunkwise(const xlstm_mlstm_forward*, con
 XLSTM_API xlstm_status xlstm_gpu_mlstm_recurrent(const xlstm_mlstm_forward*, const xlstm_gpu*);
 XLSTM_API xlstm_status xlstm_gpu_mlstm_backward_pass(const xlstm_mlstm_backward*, const xlstm_gpu*);
 
+/* ---- attention
+ *
+ * B sequences, HQ query heads, HK key heads (HQ a multiple of HK: query head h reads key head h / (HQ / HK)), head dims
+ * DQK and DV. Tensors have strides of sequence, head and token, and contiguous features. A sequence is a row of the
+ * batch; with cu_seqlens, tokens [cu_seqlens[b], cu_seqlens[b + 1]) of one row; with block_table, the pages that its
+ * row of the table names, a tensor's first stride being that of pages. Keys of sequence b are those of indices
+ * [leftpad_k[b], seqused_k[b]), by default all. Query i and key j (both from 0, in the sequence) of Q queries and K
+ * keys:
+ *
+ *   y_ij = softcap tanh(scale q_i.k_j / softcap) - slope |i + K - Q - j|     where -left <= j - (i + K - Q) <= right
+ *   out_i = sum_j keep_ij e^(y_ij - lse_i) v_j / (1 - p)                     lse_i = log(e^sink + sum_j e^y_ij)
+ *
+ * A negative window side has no end, causal is right = 0; softcap 0 and absent slopes, sinks and dropout leave their
+ * terms out. A row without keys and sink has out = 0 and lse = +infinity. keep_ij comes from Philox 4x32-10 of the
+ * seed, the offset, (b, head), i and j alone: csrc/attention/rules.h. */
+typedef struct xlstm_attention {
+  int64_t batch, heads_q, heads_k, dqk, dv;
+  int64_t length_q, length_k;     /* of a row of the batch; with cu_seqlens of the longest; a page table's keys */
+  const int32_t* cu_seqlens_q;    /* batch + 1 offsets, or NULL */
+  const int32_t* cu_seqlens_k;    /* likewise */
+  int64_t total_q, total_k;       /* with cu_seqlens: tokens there are */
+  const int32_t* seqused_k;       /* (batch), or NULL */
+  const int32_t* leftpad_k;       /* (batch), or NULL */
+  const int32_t* cache_batch_idx; /* (batch): the row of k and v that each sequence reads, or NULL */
+  int64_t cache_batch;            /* rows of k and v that there are, with cache_batch_idx */
+  const int32_t* block_table;     /* (batch, pages of a sequence), or NULL */
+  int64_t block_table_stride;
+  int64_t page_size, pages; /* tokens of a page; pages that there are */
+  xlstm_tensor q, k, v;
+  double softmax_scale, softcap, dropout_p;
+  int64_t window_left, window_right; /* < 0: no end */
+  const float* alibi_slopes;         /* (heads_q), or (batch, heads_q) with that stride; NULL */
+  int64_t alibi_stride;
+  const void* sink;         /* (heads_q), wide; NULL */
+  const int64_t* rng_state; /* seed, offset; NULL without dropout */
+  int64_t block_size;       /* keys of a tile: 32, 64, 128 or 256; 0 leaves it to the plan */
+} xlstm_attention;
+
+typedef struct xlstm_attention_forward {
+  xlstm_attention in;
+  xlstm_tensor out;      /* like q with DV features, in q's dtype */
+  xlstm_tensor lse;      /* strides of sequence, head and token; wide */
+  int32_t lse_with_sink; /* whether lse counts the sink */
+  xlstm_tensor probs;    /* (B, HQ, length_q, length_k) in q's dtype with contiguous keys, zeroed by the caller: the
+                            softmax, with a minus sign where dropped. data NULL: not asked for */
+  int64_t splits;        /* parts that a sequence's keys are cut into; 0 leaves it to the plan */
+} xlstm_attention_forward;
+
+typedef struct xlstm_attention_backward {
+  xlstm_attention in; /* no block_table, no cache_batch_idx */
+  xlstm_tensor out, dout, lse;
+  xlstm_tensor dlse; /* gradient of lse, or data NULL */
+  xlstm_tensor dq, dk, dv;
+  void* dsink; /* (heads_q), wide, or NULL */
+} xlstm_attention_backward;
+
+/* What precedes a call with a cache: rotary embedding of q, and new keys, rotated, and values into the cache. Token t
+ * of sequence b stands at start[b] + t. Pairs are features (2 j, 2 j + 1) when interleaved, else (j, j + dim / 2). */
+typedef struct xlstm_attention_append {
+  int64_t batch, length; /* of the new tokens */
+  xlstm_tensor from, to; /* to may be a cache: by block_table or cache_batch_idx */
+  int64_t heads, features;
+  const int32_t* start;  /* (batch), or NULL: 0 */
+  int32_t to_cache;      /* whether token t goes to place start[b] + t, or t */
+  int32_t same_position; /* every token is rotated as the first is */
+  const int32_t* cache_batch_idx;
+  int64_t cache_batch, cache_length;
+  const int32_t* block_table;
+  int64_t block_table_stride, page_size, pages;
+  const void *cos, *sin; /* (rotary_length, rotary_dim / 2) contiguous, in from's dtype; NULL: no rotation */
+  int64_t rotary_length, rotary_dim;
+  int32_t interleaved;
+} xlstm_attention_append;
+
+/* out = sum of e^(lse_s - lse) out_s over parts s, lse = log sum e^lse_s. A part without keys has lse -+infinity. */
+typedef struct xlstm_attention_combine {
+  int64_t splits, batch, length, heads, dv;
+  const void* out_partial; /* wide, (splits, batch, length, heads, dv) with these strides, dv contiguous */
+  int64_t out_stride[4];
+  const void* lse_partial; /* wide, (splits, batch, length, heads) with these strides */
+  int64_t lse_stride[4];
+  xlstm_dtype wide;      /* of the parts and lse: float, or double */
+  xlstm_tensor out, lse; /* strides of batch, head and token */
+} xlstm_attention_combine;
+
+XLSTM_API size_t xlstm_attention_forward_workspace(const xlstm_attention_forward*, int32_t threads);
+XLSTM_API size_t xlstm_attention_backward_workspace(const xlstm_attention_backward*, int32_t threads);
+XLSTM_API size_t xlstm_attention_append_workspace(const xlstm_attention_append*, int32_t threads);
+XLSTM_API size_t xlstm_attention_combine_workspace(const xlstm_attention_combine*, int32_t threads);
+
+XLSTM_API xlstm_status xlstm_attention_forward_pass(const xlstm_attention_forward*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_attention_backward_pass(const xlstm_attention_backward*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_attention_append_tokens(const xlstm_attention_append*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_attention_combine_parts(const xlstm_attention_combine*, const xlstm_runtime*);
+
 /* The message of this thread's last call, empty when it succeeded. */
 XLSTM_API const char* xlstm_last_error(void);
 /* The instruction set that the CPU kernels use: "avx512bf16", "avx512", "avx2" or "portable". */

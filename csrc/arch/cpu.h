@@ -267,4 +267,22 @@ inline Vec<double> exp(Vec<double> x) {
   return y;
 }
 
+// ---- tanh of a vector: an odd polynomial near zero, where exp would leave no digits, else 1 - 2 / (e^2x + 1); 2 ulp
+inline Vec<float> tanh(Vec<float> x) {
+  const Vec<float> z = x * x;
+  Vec<float> p = broadcast(-0.00566477536f);
+  p = p * z + 0.02059568f;
+  p = p * z - 0.0537226793f;
+  p = p * z + 0.133311502f;
+  p = p * z - 0.333332616f;
+  const Vec<float> near = x * z * p + x;
+  const Vec<float> far = 1.f - 2.f / (exp(x + x) + 1.f);
+  return z < 0.390625f ? near : far;
+}
+inline Vec<double> tanh(Vec<double> x) {
+  Vec<double> y;
+  for (int e = 0; e < kLanes<double>; ++e) y[e] = ::tanh(x[e]);
+  return y;
+}
+
 }  // namespace xlstm::XLSTM_ISA

@@ -2,17 +2,11 @@
 // The CPU kernels of the mLSTM as a table: one per instruction set, filled by *_cpu.cpp, chosen in api/.
 #pragma once
 
+#include "api/executor.h"
 #include "api/xlstm_hip.h"
 #include "mlstm/plan.h"
 
 namespace xlstm {
-
-// Where tasks run: parallel(n, f) calls f(task, worker) for every task in [0, n); worker < workers.
-struct Executor {
-  int32_t workers;
-  void (*parallel)(void* self, int32_t workers, void (*body)(void*, int32_t), void* arg);
-  void* self;
-};
 
 struct MlstmCpuKernels {
   const char* isa;

@@ -9,9 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "api/attention.h"
 #include "api/catalogue.h"
 #include "arch/devices.h"
 #include "arch/isa.h"
+#include "attention/plan.h"
 #include "build_info.h"
 #include "mlstm/plan.h"
 #include "mlstm/plan_gpu.h"
@@ -108,6 +110,26 @@ py::dict plan_mlstm(int64_t sequences, int64_t heads, int64_t longest, int64_t c
   return d;
 }
 
+py::dict plan_attention(int64_t batch, int64_t heads_k, int64_t rows, int64_t keys, int64_t threads, int64_t block_size,
+                        int64_t splits) {
+  check_positive({{"batch", batch}, {"heads_k", heads_k}, {"threads", threads}});
+  const AttentionShape shape{batch, heads_k, rows, keys, attention_panel(XLSTM_FLOAT32), false};
+  const AttentionCpuPlan p = plan_attention_cpu(shape, block_size, splits, threads);
+  const AttentionBackwardCpuPlan b = plan_attention_backward_cpu(shape, block_size, threads);
+  py::dict d, backward;
+  d["panel"] = shape.panel;
+  d["block_k"] = p.block_k;
+  d["rows"] = p.rows;
+  d["blocks"] = p.blocks;
+  d["splits"] = p.splits;
+  d["workers"] = p.workers;
+  backward["group"] = b.group;
+  backward["parts"] = b.parts;
+  backward["workers"] = b.workers;
+  d["backward"] = backward;
+  return d;
+}
+
 // ---- GPU plans, for known devices
 
 const DeviceFacts& device_of(const std::string& name) {
@@ -195,6 +217,10 @@ PYBIND11_MODULE(_native, m) {
   m.def("catalogue", catalogue, "The kernels in the op library.");
   m.def("plan_mlstm_cpu", plan_mlstm, py::arg("sequences"), py::arg("heads"), py::arg("longest"), py::arg("chunk_size"),
         py::arg("threads"), "How the chunkwise mLSTM is cut into tasks on a CPU.");
+  m.def("plan_attention_cpu", plan_attention, py::arg("batch"), py::arg("heads_k"), py::arg("rows"), py::arg("keys"),
+        py::arg("threads"), py::arg("block_size") = 0, py::arg("splits") = 0,
+        "How attention is cut into tasks on a CPU; rows: queries times the query heads of a key head. 0: the plan's "
+        "own.");
   m.def("plan_mlstm_gpu", plan_mlstm_gpu, py::arg("device"), py::arg("sequences"), py::arg("heads"), py::arg("length"),
         py::arg("dqk"), py::arg("dhv"), py::arg("element_bytes"),
         "How the mLSTM is cut up on one of known_devices(): forward, the three walks of backward, sequence and step.");

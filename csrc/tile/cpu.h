@@ -159,16 +159,19 @@ struct Rows {
   const void* data = nullptr;
   xlstm_dtype dtype = XLSTM_FLOAT32;
   int64_t stride = 0, features = 0;
+  const int64_t* places = nullptr;  // where rows are not a stride apart (pages, heads that share keys): each row's own
+
+  int64_t place(int64_t t) const { return places ? places[t] : t * stride; }
 
   // Asks for row t ahead of its use.
   void prefetch(int64_t t) const {
     const int64_t bytes = element_bytes(dtype);
-    const char* p = static_cast<const char*>(data) + t * stride * bytes;
+    const char* p = static_cast<const char*>(data) + place(t) * bytes;
     for (int64_t j = 0; j < features * bytes; j += 64) __builtin_prefetch(p + j, 0, 2);
   }
 
   // Features [from, from + n) of row t into to[0 .. n).
-  void read_part(int64_t t, int64_t from, int64_t n, T* to) const { load_row(to, data, dtype, t * stride + from, n); }
+  void read_part(int64_t t, int64_t from, int64_t n, T* to) const { load_row(to, data, dtype, place(t) + from, n); }
 
   // Row t into to[0 .. features), then zeros to `end`.
   void read(int64_t t, T* to, int64_t end = 0) const {
@@ -181,7 +184,7 @@ struct Rows {
   template <class Op>
   const T* read_packed(int64_t t, T* to, int64_t end, T* room) const {
     const int64_t bytes = element_bytes(dtype);
-    const char* row = static_cast<const char*>(data) + t * stride * bytes;
+    const char* row = static_cast<const char*>(data) + place(t) * bytes;
     if (dtype == Op::kStored && features == Op::kPack * end) return reinterpret_cast<const T*>(row);
     if constexpr (Op::kPack == 1) {
       read(t, to, end);
@@ -279,8 +282,8 @@ inline bool pack_along_tokens(const Rows<T>& rows, int64_t t0, int64_t n, int64_
     int64_t j = 0;
     if (rows.dtype == Op::kStored && t + Op::kPack <= n) {
       const int64_t bytes = sizeof(T) / Op::kPack;
-      const char* first = static_cast<const char*>(rows.data) + (t0 + t) * rows.stride * bytes;
-      const char* second = first + (Op::kPack - 1) * rows.stride * bytes;
+      const char* first = static_cast<const char*>(rows.data) + rows.place(t0 + t) * bytes;
+      const char* second = static_cast<const char*>(rows.data) + rows.place(t0 + t + Op::kPack - 1) * bytes;
       for (; j + kLanes<T> <= rows.features; j += kLanes<T>) put(t, j, Op::zip(first + j * bytes, second + j * bytes));
     }
     if (j == full) continue;

@@ -3,6 +3,9 @@
 //
 // q, k (B, NH, S, DHQK)  v, h (B, NH, S, DHHV)  i, f, l (B, NH, S)  c (N, NH, DHQK, DHHV)  n (N, NH, DHQK)  m (N, NH,
 // 1) bshd: results with a token axis lie in memory as (B, S, NH, ...).
+//
+// Attention: q, out (B, S, HQ, D) or packed (T, HQ, D)  k, v (B, S, HK, D), packed, or pages (N, page, HK, D)  lse (B,
+// HQ, S) or (HQ, T)  index tensors int32. A window side below 0 has no end; causal is window_right = 0.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(xlstm_hip, m) {
@@ -34,4 +37,27 @@ STABLE_TORCH_LIBRARY(xlstm_hip, m) {
   m.def(
       "mlstm_step_(Tensor q, Tensor k, Tensor v, Tensor i, Tensor f, Tensor(a!) c, Tensor(b!) n, Tensor(c!) m, "
       "bool sigmoid_gate, bool normalize, float eps) -> Tensor");
+  m.def(
+      "attention_forward(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, "
+      "Tensor? leftpad_k, Tensor? block_table, Tensor? cache_batch_idx, Tensor? alibi_slopes, Tensor? sink, "
+      "Tensor? rng_state, int max_seqlen_q, int max_seqlen_k, float softmax_scale, int window_left, int window_right, "
+      "float softcap, float dropout_p, int block_size, int splits, bool lse_with_sink) -> (Tensor out, Tensor lse)");
+  m.def(
+      "attention_forward_probs(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+      "Tensor? seqused_k, Tensor? leftpad_k, Tensor? alibi_slopes, Tensor? sink, Tensor? rng_state, int max_seqlen_q, "
+      "int max_seqlen_k, float softmax_scale, int window_left, int window_right, float softcap, float dropout_p, "
+      "int block_size) -> (Tensor out, Tensor lse, Tensor probs)");
+  m.def(
+      "attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor dout, Tensor? dlse, "
+      "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? leftpad_k, Tensor? alibi_slopes, "
+      "Tensor? sink, Tensor? rng_state, int max_seqlen_q, int max_seqlen_k, float softmax_scale, int window_left, "
+      "int window_right, float softcap, float dropout_p, int block_size) "
+      "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)");
+  m.def(
+      "attention_rotary(Tensor x, Tensor cos, Tensor sin, Tensor? start, bool interleaved, bool same_position) -> "
+      "Tensor");
+  m.def(
+      "attention_append_(Tensor(a!) cache, Tensor x, Tensor? cos, Tensor? sin, Tensor? start, Tensor? cache_batch_idx, "
+      "Tensor? block_table, bool interleaved) -> ()");
+  m.def("attention_combine(Tensor out_partial, Tensor lse_partial) -> (Tensor out, Tensor lse)");
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules that stand in for mlstm_kernels and xlstm.xlstm_large, and their contents."""
+"""The modules that stand in for other packages, and their contents."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import backend, interface, peers, reference, registry, wrappers
 from . import xlstm_large
+from .attention import attention_contents
 from .registries import RegistryView
 
 GETTERS = (
@@ -107,9 +108,9 @@ class Offered(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    held = contents()
+    held = {**contents(), **attention_contents()}
     large = {"xlstm.xlstm_large" + name: attributes for name, attributes in xlstm_large.contents().items()}
-    for package in ("mlstm_kernels", "xlstm.xlstm_large"):
+    for package in (*sorted({name.partition(".")[0] for name in held}), "xlstm.xlstm_large"):
         loaded = sys.modules.get(package)
         if loaded is not None and not peers.stands_in(loaded):
             raise ImportError(

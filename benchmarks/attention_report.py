@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables and the figure of a result file of attention.py, made from the file alone.
+
+python benchmarks/attention_report.py results/attention_cpu.json [picture.png]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from environment import summary
+
+Results = dict[str, Any]
+OURS = "xlstm_hip"
+COLOURS = ("#0072B2", "#D55E00", "#E69F00", "#999999")  # ours first; they stay apart for colour-blind readers
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join([_row(head), "|" + "---|" * len(head), *map(_row, rows)])
+
+
+def _mask(cell: Results) -> str:
+    return "causal" if cell["causal"] else "full"
+
+
+def _speed(entry: Results) -> str:
+    if "missing" in entry:
+        return "n/a"
+    text = f"{entry['ms']['median']:.3g}"
+    return (
+        text if entry["name"] == OURS or "times_ours" not in entry else f"{text} ({entry['times_ours']['median']:.2f}x)"
+    )
+
+
+def _below_aim(results: Results) -> list[str]:
+    lines = []
+    for cell in results["speed"]:
+        aim = results["aims"].get(cell["work"], {}).get(cell["dtype"])
+        for entry in cell["contenders"]:
+            if aim and entry["name"].startswith("torch SDPA") and entry.get("times_ours", {}).get("median", aim) < aim:
+                ratio = entry["times_ours"]["median"]
+                lines.append(f"- {cell['work']}, {cell['dtype']}, {_mask(cell)}, S {cell['length']}: {ratio:.2f}x")
+    return lines
+
+
+def markdown(results: Results) -> str:
+    names = [entry["name"] for entry in results["speed"][0]["contenders"]]
+    first = results["speed"][0]
+    shape = f"batch {first['batch']}, {first['heads']} heads of {first['head_dim']}"
+    lines = ["# Attention beside torch's", ""]
+    if results["settings"]["quick"]:
+        lines += ["**A smoke run: its figures mean nothing.**", ""]
+    lines += [f"{summary(results['environment'])}; device {results['settings']['device']}.", "", "## Speed", ""]
+    lines += [
+        f"Median ms of {shape}; in brackets how many times longer than ours, the median of the rounds' ratios.",
+        "",
+    ]
+    rows = [
+        [cell["work"], cell["dtype"], _mask(cell), str(cell["length"]), *map(_speed, cell["contenders"]),
+         *(f"{entry['error']:.1e}" if "error" in entry else "n/a" for entry in cell["contenders"][:2])]
+        for cell in results["speed"]
+    ]  # fmt: skip
+    head = ["work", "dtype", "mask", "S", *names, *(f"error of {name}" for name in names[:2])]
+    lines += [_table(head, rows), ""]
+    if results["aims"]:
+        below = _below_aim(results)
+        aims = "; ".join(f"{w} {d} {x:g}x" for w, by in results["aims"].items() for d, x in by.items())
+        lines += [f"Aims, times faster than torch SDPA: {aims}. " + ("Below them:" if below else "All are met."), ""]
+        lines += [*below, ""] if below else []
+    lines += ["## Memory", "", f"MB that one forward and backward adds to its inputs, causal, {shape}.", ""]
+    rows = [
+        [
+            str(cell["length"]),
+            *(f"{e['bytes'] / 1e6:.0f}" if e.get("bytes") is not None else "n/a" for e in cell["contenders"]),
+        ]
+        for cell in results["memory"]
+    ]
+    measured = [entry["name"] for entry in results["memory"][0]["contenders"]]
+    lines += [_table(["S", *measured], rows), ""]
+    missing = {
+        f"{e['name']}: {e['missing']}"
+        for c in results["speed"] + results["memory"]
+        for e in c["contenders"]
+        if "missing" in e
+    }
+    lines += [f"n/a: {reason}" for reason in sorted(missing)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def draw(results: Results, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    kinds = list(dict.fromkeys((c["work"], c["dtype"]) for c in results["speed"]))
+    figure, panels = plt.subplots(1, len(kinds) + 1, figsize=(4.2 * (len(kinds) + 1), 4.6), layout="constrained")
+    names = [entry["name"] for entry in results["speed"][0]["contenders"]]
+    for axes, (work, dtype) in zip(panels, kinds, strict=False):
+        for causal, style in ((False, "-"), (True, "--")):
+            cells = [c for c in results["speed"] if (c["work"], c["dtype"], c["causal"]) == (work, dtype, causal)]
+            for name, colour in zip(names, COLOURS, strict=False):
+                points = [
+                    (c["length"], e["tflops"] * 1e3)
+                    for c in cells
+                    for e in c["contenders"]
+                    if e["name"] == name and "ms" in e
+                ]
+                label = f"{name}{', causal' if causal else ''}"
+                if points:
+                    axes.plot(*zip(*points, strict=True), style, color=colour, marker="o", markersize=3, label=label)
+        axes.set_title(f"{work}, {dtype}", fontsize=10)
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("tokens")
+    panels[0].set_ylabel("GFLOP/s of the products")
+    panels[0].legend(fontsize=7, frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(0, -0.14))
+    for name, colour in zip(names, COLOURS, strict=False):
+        points = [
+            (c["length"], e["bytes"] / 1e6)
+            for c in results["memory"]
+            for e in c["contenders"]
+            if e["name"] == name and e.get("bytes")
+        ]
+        if points:
+            panels[-1].plot(*zip(*points, strict=True), color=colour, marker="o", label=name)
+    panels[-1].set_title("forward+backward: memory, MB", fontsize=10)
+    panels[-1].set_xscale("log", base=2)
+    panels[-1].set_yscale("log")
+    panels[-1].set_xlabel("tokens")
+    for axes in panels:
+        axes.grid(color="0.9")
+        axes.spines[["top", "right"]].set_visible(False)
+    quick = "SMOKE RUN, not to be quoted: " if results["settings"]["quick"] else ""
+    figure.suptitle(f"{quick}attention, {summary(results['environment'])}", fontsize=9)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    source = Path(sys.argv[1])
+    target = Path(sys.argv[2]) if len(sys.argv) > 2 else source.with_suffix(".png")
+    draw(json.loads(source.read_text()), target)
+    print(target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include "api/attention.h"
+#include "attention/plan.h"
+
+namespace xlstm {
+namespace {
+
+[[noreturn]] void invalid(const std::string& what) { throw std::invalid_argument(what); }
+
+void in_range(const std::string& name, int64_t value, int64_t least, int64_t most) {
+  if (value < least || value > most)
+    invalid(name + ": expected " + std::to_string(least) + " to " + std::to_string(most) + ", got " +
+            std::to_string(value));
+}
+void at_least(const char* name, int64_t value, int64_t least) {
+  if (value < least)
+    invalid(std::string(name) + ": expected >= " + std::to_string(least) + ", got " + std::to_string(value));
+}
+void finite(const char* name, double value) {
+  if (!std::isfinite(value)) invalid(std::string(name) + ": expected a finite number, got " + std::to_string(value));
+}
+void is_given(const char* name, const void* p) {
+  if (!p) invalid(std::string(name) + ": expected data, got NULL");
+}
+void is_dtype(const char* name, xlstm_dtype dtype) {
+  if (dtype < XLSTM_FLOAT32 || dtype > XLSTM_FLOAT64)
+    invalid(std::string(name) + ": expected a dtype of xlstm_dtype, got " + std::to_string(int(dtype)));
+}
+void has_dtype(const char* name, const xlstm_tensor& x, xlstm_dtype dtype) {
+  is_given(name, x.data);
+  if (x.dtype != dtype)
+    invalid(std::string(name) + ": expected dtype " + std::to_string(int(dtype)) + ", got " +
+            std::to_string(int(x.dtype)));
+}
+// Where there are no keys, there may be no memory for them.
+void is_keys(const char* name, const xlstm_tensor& x, const xlstm_attention& in) {
+  const bool none = in.cu_seqlens_k ? in.total_k == 0 : in.length_k == 0;
+  has_dtype(name, none && !x.data ? xlstm_tensor{in.q.data, x.dtype, {}} : x, in.q.dtype);
+}
+xlstm_dtype wide(const xlstm_attention& in) { return in.q.dtype == XLSTM_FLOAT64 ? XLSTM_FLOAT64 : XLSTM_FLOAT32; }
+
+void offsets(const char* name, const int32_t* values, int64_t batch, int64_t longest, int64_t total) {
+  if (!values) return;
+  if (values[0] != 0) invalid(std::string(name) + ": expected to start at 0, got " + std::to_string(values[0]));
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t length = int64_t(values[b + 1]) - values[b];
+    if (length < 0) invalid(std::string(name) + ": expected values that do not fall");
+    if (length > longest)
+      invalid(std::string(name) + ": sequence " + std::to_string(b) + " has " + std::to_string(length) +
+              " tokens, more than the longest is said to have: " + std::to_string(longest));
+  }
+  in_range(std::string(name) + ": the last value", values[batch], 0, total);
+}
+
+void check_values(const xlstm_attention& in) {
+  offsets("cu_seqlens_q", in.cu_seqlens_q, in.batch, in.length_q, in.total_q);
+  offsets("cu_seqlens_k", in.cu_seqlens_k, in.batch, in.length_k, in.total_k);
+  for (int64_t b = 0; b < in.batch; ++b) {
+    const int64_t room = in.cu_seqlens_k ? in.cu_seqlens_k[b + 1] - in.cu_seqlens_k[b] : in.length_k;
+    const int64_t used = in.seqused_k ? in.seqused_k[b] : room;
+    if (in.seqused_k) in_range("seqused_k", used, 0, room);
+    if (in.leftpad_k) in_range("leftpad_k", in.leftpad_k[b], 0, room);
+    if (in.cache_batch_idx) in_range("cache_batch_idx", in.cache_batch_idx[b], 0, in.cache_batch - 1);
+    for (int64_t t = 0; in.block_table && t < used; t += in.page_size)  // unused entries may hold anything
+      in_range("block_table", in.block_table[b * in.block_table_stride + t / in.page_size], 0, in.pages - 1);
+  }
+  if (in.rng_state) at_least("rng_state: the offset", in.rng_state[1], 0);
+}
+
+void check(const xlstm_attention& in, bool on_host) {
+  at_least("batch", in.batch, 1);
+  at_least("heads_k", in.heads_k, 1);
+  at_least("heads_q", in.heads_q, 1);
+  if (in.heads_q % in.heads_k)
+    invalid("heads_q: expected a multiple of heads_k = " + std::to_string(in.heads_k) + ", got " +
+            std::to_string(in.heads_q));
+  at_least("dqk", in.dqk, 1);
+  at_least("dv", in.dv, 1);
+  constexpr int64_t kMostTokens = int64_t(1) << 30;
+  in_range("length_q", in.length_q, 0, kMostTokens);
+  in_range("length_k", in.length_k, 0, kMostTokens);
+  is_dtype("q", in.q.dtype);
+  is_given("q", in.q.data);
+  is_keys("k", in.k, in);
+  is_keys("v", in.v, in);
+  finite("softmax_scale", in.softmax_scale);
+  finite("softcap", in.softcap);
+  if (in.softcap < 0) invalid("softcap: expected >= 0, got " + std::to_string(in.softcap));
+  if (!(in.dropout_p >= 0 && in.dropout_p < 1))
+    invalid("dropout_p: expected 0 <= p < 1, got " + std::to_string(in.dropout_p));
+  if (in.dropout_p > 0) is_given("rng_state", in.rng_state);
+  bool legal = in.block_size == 0;
+  for (int64_t size : kAttentionBlocks) legal = legal || in.block_size == size;
+  if (!legal) invalid("block_size: expected 32, 64, 128 or 256, got " + std::to_string(in.block_size));
+  if (in.block_table) {
+    at_least("page_size", in.page_size, 1);
+    if (in.cu_seqlens_k) invalid("block_table: expected no cu_seqlens_k beside it");
+    if (in.cache_batch_idx) invalid("block_table: expected no cache_batch_idx beside it");
+  }
+  if (on_host) check_values(in);
+}
+
+}  // namespace
+
+void check_attention_forward(const xlstm_attention_forward& p, bool on_host) {
+  check(p.in, on_host);
+  has_dtype("out", p.out, p.in.q.dtype);
+  has_dtype("lse", p.lse, wide(p.in));
+  if (p.probs.data) has_dtype("probs", p.probs, p.in.q.dtype);
+  in_range("splits", p.splits, 0, kMostSplits);
+}
+
+void check_attention_backward(const xlstm_attention_backward& p, bool on_host) {
+  check(p.in, on_host);
+  if (p.in.block_table) invalid("block_table: there is no backward pass through pages");
+  if (p.in.cache_batch_idx) invalid("cache_batch_idx: there is no backward pass through a cache");
+  has_dtype("out", p.out, p.in.q.dtype);
+  has_dtype("dout", p.dout, p.in.q.dtype);
+  has_dtype("dq", p.dq, p.in.q.dtype);
+  is_keys("dk", p.dk, p.in);
+  is_keys("dv", p.dv, p.in);
+  has_dtype("lse", p.lse, wide(p.in));
+  if (p.dlse.data) has_dtype("dlse", p.dlse, wide(p.in));
+  if (p.dsink && !p.in.sink) invalid("dsink: needs sink");
+}
+
+void check_attention_append(const xlstm_attention_append& p, bool on_host) {
+  at_least("batch", p.batch, 1);
+  at_least("length", p.length, 1);
+  at_least("heads", p.heads, 1);
+  at_least("features", p.features, 1);
+  is_dtype("from", p.from.dtype);
+  is_given("from", p.from.data);
+  has_dtype("to", p.to, p.from.dtype);
+  if ((p.cos == nullptr) != (p.sin == nullptr)) invalid("rotary_cos, rotary_sin: expected both or none");
+  if (p.cos) {
+    in_range("rotary_dim", p.rotary_dim, 2, p.features);
+    if (p.rotary_dim % 2) invalid("rotary_dim: expected an even number, got " + std::to_string(p.rotary_dim));
+  }
+  if (p.block_table) at_least("page_size", p.page_size, 1);
+  if (p.to_cache && p.block_table && p.cache_batch_idx) invalid("block_table: expected no cache_batch_idx beside it");
+  for (int64_t b = 0; on_host && b < p.batch; ++b) {
+    const int64_t start = p.start ? p.start[b] : 0, last = start + p.length - 1;
+    at_least("cache_seqlens", start, 0);
+    if (p.cos) in_range("cache_seqlens: a rotary position", p.same_position ? start : last, 0, p.rotary_length - 1);
+    if (!p.to_cache) continue;
+    in_range("cache_seqlens: a new key's place", last, 0, p.cache_length - 1);
+    if (p.cache_batch_idx) in_range("cache_batch_idx", p.cache_batch_idx[b], 0, p.cache_batch - 1);
+    for (int64_t t = start; p.block_table && t <= last; ++t)
+      in_range("block_table", p.block_table[b * p.block_table_stride + t / p.page_size], 0, p.pages - 1);
+  }
+}
+
+void check_attention_combine(const xlstm_attention_combine& p) {
+  at_least("splits", p.splits, 1);
+  at_least("batch", p.batch, 1);
+  at_least("length", p.length, 1);
+  at_least("heads", p.heads, 1);
+  at_least("dv", p.dv, 1);
+  is_given("out_partial", p.out_partial);
+  is_given("lse_partial", p.lse_partial);
+  if (p.wide != XLSTM_FLOAT32 && p.wide != XLSTM_FLOAT64) invalid("wide: expected float32 or float64");
+  is_dtype("out", p.out.dtype);
+  is_given("out", p.out.data);
+  has_dtype("lse", p.lse, p.wide);
+}
+
+}  // namespace xlstm

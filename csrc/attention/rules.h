@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scalar rules of attention, for the host and for GPU kernels: which keys a query sees, how far away it takes a key
+// to be, and which weights dropout keeps. They are written here and nowhere else.
+//
+// Queries i of Q and keys j of K are counted within a sequence, and the last query stands beside the last key: query i
+// stands at i + K - Q. Dropout draws 16 bits per weight from Philox 4x32-10 (Salmon et al., SC 2011) with
+//     key = seed      counter = (j / 8, i, b HQ + head, offset)
+// so that a mask depends on no tile, direction, thread or machine: weight j is half j % 8 of the 128 bits.
+#pragma once
+
+#include <stdint.h>
+
+#include "arch/host_device.h"
+
+namespace xlstm {
+
+#define XLSTM_RULE XLSTM_HOST_DEVICE static inline __attribute__((always_inline))
+
+// The keys [begin, end) that a query sees.
+struct KeyRange {
+  int64_t begin, end;
+};
+XLSTM_RULE KeyRange visible_keys(int64_t i, int64_t queries, int64_t keys, int64_t left, int64_t right) {
+  const int64_t place = i + keys - queries;
+  int64_t begin = left < 0 || place - left < 0 ? 0 : place - left;
+  int64_t end = right < 0 || right > keys - 1 - place ? keys : place + right + 1;
+  if (end < 0) end = 0;
+  if (begin > end) begin = end;
+  return {begin, end};
+}
+
+struct Philox {
+  uint32_t word[4];
+};
+XLSTM_RULE Philox philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t seed) {
+  uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
+#if defined(__GNUC__)
+#pragma GCC unroll 10
+#endif
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t(0xD2511F53u) * c0, b = uint64_t(0xCD9E8D57u) * c2;
+    const uint32_t n0 = uint32_t(b >> 32) ^ c1 ^ k0, n2 = uint32_t(a >> 32) ^ c3 ^ k1;
+    c0 = n0, c1 = uint32_t(b), c2 = n2, c3 = uint32_t(a);
+    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+constexpr int kDrawsAtOnce = 8;
+XLSTM_RULE Philox dropout_draws(int64_t j, int64_t i, int64_t row, uint64_t seed, uint64_t offset) {
+  return philox(uint32_t(j / kDrawsAtOnce), uint32_t(i), uint32_t(row), uint32_t(offset), seed);
+}
+XLSTM_RULE uint32_t draw_of(const Philox& draws, int j) { return draws.word[j % 8 / 2] >> (j % 2 * 16) & 0xffff; }
+
+// A weight is dropped where its draw is below the threshold: p in steps of 2^-16, never none of them for p > 0.
+XLSTM_RULE uint32_t dropout_threshold(double p) {
+  const uint32_t nearest = uint32_t(p * 65536 + 0.5);
+  return p > 0 && nearest == 0 ? 1 : nearest > 65535 ? 65535 : nearest;
+}
+XLSTM_RULE double dropout_scale(double p) { return 1 / (1 - dropout_threshold(p) / 65536.0); }
+
+}  // namespace xlstm

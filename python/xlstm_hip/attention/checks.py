@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What attention accepts, said once. Errors name the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checks import IO_DTYPES, accumulate_dtype, is_tensor, shape_text
+from ..ops import devices_with_kernels
+
+BLOCK_SIZES = (32, 64, 128, 256)  # as csrc/attention/plan.h has them
+MOST_SPLITS = 256
+DEVICES = devices_with_kernels("attention_forward")
+_INTEGERS = (int, torch.SymInt)
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+
+
+def finite(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS) or not -math.inf < value < math.inf:
+        raise ValueError(f"{name}: expected a finite number, got {value!r}")
+    return float(value)
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected True or False, got {value!r}")
+    return value
+
+
+def dropout(value: Any) -> float:
+    if not 0 <= finite("dropout_p", value) < 1:
+        raise ValueError(f"dropout_p: expected 0 <= p < 1, got {value!r}")
+    return float(value)
+
+
+def scale_of(value: Any, head_dim: int) -> float:
+    return head_dim**-0.5 if value is None else finite("softmax_scale", value)
+
+
+def cap(value: Any) -> float:
+    if finite("softcap", value) < 0:
+        raise ValueError(f"softcap: expected a number >= 0 (0: none), got {value!r}")
+    return float(value)
+
+
+def window(value: Any, causal: bool) -> tuple[int, int]:
+    """(left, right), -1 without an end; causal closes the right side."""
+    fits = isinstance(value, (tuple, list)) and len(value) == 2
+    if not fits or any(isinstance(x, bool) or not isinstance(x, int) or x < -1 for x in value):
+        raise ValueError(f"window_size: expected (left, right), integers >= -1, got {value!r}")
+    return value[0], 0 if causal else value[1]
+
+
+def block(value: Any) -> int:
+    if value is None:
+        return 0
+    if value not in BLOCK_SIZES:
+        raise ValueError(f"block_size: expected one of {', '.join(map(str, BLOCK_SIZES))}, got {value!r}")
+    return int(value)
+
+
+def length(name: str, value: Any) -> int:
+    """A count of tokens; a tensor of one number is read."""
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_floating_point():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, _INTEGERS) or value < 0:
+        raise ValueError(f"{name}: expected an integer >= 0, got {value!r}")
+    return value  # type: ignore[return-value]
+
+
+def heads(name: str, x: Any, rank: int, meaning: str, like: Tensor | None = None) -> Tensor:
+    """A tensor of tokens by heads by features: rank, dtype, device; the features contiguous, by a copy if need be."""
+    is_tensor(name, x)
+    if x.dim() != rank:
+        raise ValueError(f"{name}: expected {rank} dimensions {meaning}, got {x.dim()}: {shape_text(x)}")
+    if x.shape[-1] < 1 or x.shape[-2] < 1:
+        raise ValueError(f"{name}: expected at least one head and one feature, got {shape_text(x)}")
+    if like is None:
+        if x.dtype not in IO_DTYPES:
+            raise TypeError(f"{name}: expected float32, bfloat16, float16 or float64, got {x.dtype}")
+        if x.device.type not in DEVICES:
+            raise ValueError(
+                f"{name}: expected device {' or '.join(DEVICES)}, for which there are kernels, got {x.device}"
+            )
+    else:
+        if x.dtype != like.dtype:
+            raise TypeError(f"{name}: expected {like.dtype} as q has, got {x.dtype}")
+        on_device(name, x, like)
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def on_device(name: str, x: Tensor, like: Tensor) -> Tensor:
+    if x.device != like.device:
+        raise ValueError(f"{name}: expected device {like.device} as q has, got {x.device}")
+    return x
+
+
+def key_heads(name: str, x: Tensor, q: Tensor) -> None:
+    if q.shape[-2] % x.shape[-2]:
+        raise ValueError(
+            f"{name}: expected heads that divide q's {q.shape[-2]}, each for as many query heads, got {x.shape[-2]}"
+        )
+
+
+def keys_and_values(q: Tensor, k: Tensor, v: Tensor, k_name: str = "k", v_name: str = "v") -> None:
+    key_heads(k_name, k, q)
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"{k_name}: expected head dim {q.shape[-1]} as q has, got {shape_text(k)}")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(
+            f"{v_name}: expected shape {shape_text(k)} as {k_name} has but for the head dim, got {shape_text(v)}"
+        )
+
+
+def indices(name: str, x: Any, q: Tensor, shape: tuple[int | None, ...], meaning: str) -> Tensor | None:
+    """An integer tensor as contiguous int32; None in a shape stands for any size."""
+    if x is None:
+        return None
+    is_tensor(name, x)
+    if x.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: expected int32 or int64, got {x.dtype}")
+    if x.dim() != len(shape) or any(size is not None and x.shape[j] != size for j, size in enumerate(shape)):
+        raise ValueError(f"{name}: expected shape {meaning}, got {shape_text(x)}")
+    on_device(name, x, q)
+    return x.to(torch.int32).contiguous()
+
+
+def offsets(name: str, x: Any, q: Tensor, batch: int | None = None) -> Tensor:
+    is_tensor(name, x)
+    if x.dim() != 1 or x.shape[0] < 2 or (batch is not None and x.shape[0] != batch + 1):
+        sequences = "B" if batch is None else str(batch)
+        raise ValueError(f"{name}: expected shape ({sequences} + 1), offsets from 0 up, got {shape_text(x)}")
+    made = indices(name, x, q, (None,), "(B + 1)")
+    assert made is not None
+    return made
+
+
+def lengths_fit(name: str, x: Tensor | None, most: int) -> None:
+    """Values of 0 to most, where they can be read: on the CPU, outside a graph."""
+    if x is None or x.device.type != "cpu" or torch.compiler.is_compiling() or not x.numel():
+        return
+    for value in (int(x.min()), int(x.max())):
+        if not 0 <= value <= most:
+            raise ValueError(f"{name}: expected 0 to {most}, for which the cache has room, got {value}")
+
+
+def slopes(x: Any, q: Tensor, batch: int) -> Tensor | None:
+    if x is None:
+        return None
+    is_tensor("alibi_slopes", x)
+    if x.shape != (q.shape[-2],) and x.shape != (batch, q.shape[-2]):
+        raise ValueError(
+            f"alibi_slopes: expected shape (H) = ({q.shape[-2]},) or (B, H) = ({batch}, {q.shape[-2]}), "
+            f"got {shape_text(x)}"
+        )
+    if x.dtype != torch.float32:
+        raise TypeError(f"alibi_slopes: expected float32, got {x.dtype}")
+    if x.requires_grad:
+        raise ValueError("alibi_slopes: expected no gradient to be needed; they get none, as in FlashAttention-2")
+    return on_device("alibi_slopes", x, q).contiguous()
+
+
+def sinks(name: str, x: Any, q: Tensor) -> Tensor | None:
+    if x is None:
+        return None
+    is_tensor(name, x)
+    if x.shape != (q.shape[-2],):
+        raise ValueError(f"{name}: expected shape (H) = ({q.shape[-2]},), got {shape_text(x)}")
+    if x.dtype not in IO_DTYPES:
+        raise TypeError(f"{name}: expected a floating dtype, got {x.dtype}")
+    return on_device(name, x, q).to(accumulate_dtype(q.dtype)).contiguous()
+
+
+def splits(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_SPLITS:
+        raise ValueError(f"num_splits: expected 0 (the library chooses) to {MOST_SPLITS}, got {value!r}")
+    return value
+
+
+def no_gradient(function: str, **tensors: Tensor | None) -> None:
+    for name, x in tensors.items():
+        if x is not None and x.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name}: a gradient is needed, and {function} has none; call it under torch.no_grad()")

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlashAttention-2's six functions: its names, argument order, defaults, shapes and return values.
+
+What it does not have comes after, by keyword alone: block_size, sink, seqused_k, leftpad_k. Results are the same bits
+from run to run, deterministic=True or not: no kernel here adds in an order that depends on chance.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import OPS
+from . import checks
+from .ops import Options, Pages, Places, attend
+
+Window = tuple[int, int]
+Result = Any  # out, or (out, softmax_lse, S_dmask)
+
+
+def _result(made: tuple[Tensor, ...], out: Tensor, return_attn_probs: bool) -> Result:
+    if not return_attn_probs:
+        return made[0]
+    return made[0], made[1], made[2] if len(made) == 3 else out.new_empty(0)
+
+
+def flash_attn_func(
+    q: Tensor,  # (B, S_q, H_q, D)
+    k: Tensor,  # (B, S_k, H_k, D)
+    v: Tensor,  # (B, S_k, H_k, D_v)
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,  # (H_q) or (B, H_q), float32
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    block_size: int | None = None,
+    sink: Tensor | None = None,  # (H_q)
+    seqused_k: Tensor | None = None,  # (B)
+    leftpad_k: Tensor | None = None,  # (B)
+) -> Result:
+    """Attention of B sequences of one length. Returns out (B, S_q, H_q, D_v); with return_attn_probs also softmax_lse
+    (B, H_q, S_q) and S_dmask: with dropout the softmax (B, H_q, S_q, S_k), negative where dropped, else empty."""
+    q = checks.heads("q", q, 4, "(B, S, H, D)")
+    k, v = checks.heads("k", k, 4, "(B, S, H, D)", q), checks.heads("v", v, 4, "(B, S, H, D)", q)
+    batch = q.shape[0]
+    if k.shape[0] != batch:
+        raise ValueError(f"k: expected batch size {batch} as q has, got {checks.shape_text(k)}")
+    checks.keys_and_values(q, k, v)
+    checks.flag("deterministic", deterministic)
+    left, right = checks.window(window_size, checks.flag("causal", causal))
+    options = Options(
+        q.shape[1], k.shape[1], checks.scale_of(softmax_scale, q.shape[-1]), left, right, checks.cap(softcap),
+        checks.dropout(dropout_p), checks.block(block_size),
+    )  # fmt: skip
+    places = Places(
+        seqused_k=checks.indices("seqused_k", seqused_k, q, (batch,), f"(B) = ({batch},)"),
+        leftpad_k=checks.indices("leftpad_k", leftpad_k, q, (batch,), f"(B) = ({batch},)"),
+    )
+    probs = checks.flag("return_attn_probs", return_attn_probs) and options.dropout_p > 0
+    made = attend(q, k, v, checks.sinks("sink", sink, q), checks.slopes(alibi_slopes, q, batch), places, options, probs)
+    return _result(made, q, return_attn_probs)
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,  # (B, S_q, H_q, D)
+    kv: Tensor,  # (B, S_k, 2, H_k, D)
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    **more: Any,
+) -> Result:
+    """flash_attn_func with k and v in one tensor. Also takes its keyword-only arguments."""
+    k, v = _unpacked("kv", kv, 5, "(B, S, 2, H, D)", 2, ("k", "v"))
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs, **more,
+    )  # fmt: skip
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,  # (B, S, 3, H, D)
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    **more: Any,
+) -> Result:
+    """flash_attn_func with q, k and v in one tensor. Also takes its keyword-only arguments."""
+    q, k, v = _unpacked("qkv", qkv, 5, "(B, S, 3, H, D)", 3, ("q", "k", "v"))
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs, **more,
+    )  # fmt: skip
+
+
+def _unpacked(name: str, x: Any, rank: int, meaning: str, count: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+    checks.is_tensor(name, x)
+    if x.dim() != rank or x.shape[-3] != count:
+        raise ValueError(f"{name}: expected shape {meaning} with {' '.join(names)}, got {checks.shape_text(x)}")
+    return x.unbind(-3)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,  # (T_q, H_q, D)
+    k: Tensor,  # (T_k, H_k, D), or with block_table pages (N, page, H_k, D)
+    v: Tensor,  # (T_k, H_k, D_v), or pages
+    cu_seqlens_q: Tensor,  # (B + 1)
+    cu_seqlens_k: Tensor,  # (B + 1)
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,  # (H_q) or (B, H_q), float32
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,  # (B, pages of a sequence)
+    *,
+    block_size: int | None = None,
+    sink: Tensor | None = None,
+    seqused_k: Tensor | None = None,  # (B)
+    leftpad_k: Tensor | None = None,  # (B)
+) -> Result:
+    """Attention of B sequences of any lengths, zero included, packed one after the other. Returns out (T_q, H_q, D_v);
+    with return_attn_probs also softmax_lse (H_q, T_q) and S_dmask (B, H_q, max_seqlen_q, max_seqlen_k), empty without
+    dropout. No sequence may be longer than the max_seqlen given. With block_table there is no dropout, no gradient."""
+    q = checks.heads("q", q, 3, "(T, H, D)")
+    paged = block_table is not None
+    rank, meaning = (4, "(pages, page size, H, D) with block_table") if paged else (3, "(T, H, D)")
+    k, v = checks.heads("k", k, rank, meaning, q), checks.heads("v", v, rank, meaning, q)
+    checks.keys_and_values(q, k, v)
+    cu_q = checks.offsets("cu_seqlens_q", cu_seqlens_q, q)
+    batch = cu_q.shape[0] - 1
+    cu_k = checks.offsets("cu_seqlens_k", cu_seqlens_k, q, batch)
+    checks.flag("deterministic", deterministic)
+    left, right = checks.window(window_size, checks.flag("causal", causal))
+    options = Options(
+        checks.length("max_seqlen_q", max_seqlen_q), checks.length("max_seqlen_k", max_seqlen_k),
+        checks.scale_of(softmax_scale, q.shape[-1]), left, right, checks.cap(softcap), checks.dropout(dropout_p),
+        checks.block(block_size),
+    )  # fmt: skip
+    used = checks.indices("seqused_k", seqused_k, q, (batch,), f"(B) = ({batch},)")
+    leftpad = checks.indices("leftpad_k", leftpad_k, q, (batch,), f"(B) = ({batch},)")
+    slopes, sinks = checks.slopes(alibi_slopes, q, batch), checks.sinks("sink", sink, q)
+    if not paged:
+        probs = checks.flag("return_attn_probs", return_attn_probs) and options.dropout_p > 0
+        made = attend(q, k, v, sinks, slopes, Places(cu_q, cu_k, used, leftpad), options, probs)
+        return _result(made, q, return_attn_probs)
+
+    if options.dropout_p > 0:
+        raise ValueError(f"dropout_p: expected 0 with block_table, got {dropout_p}")
+    checks.no_gradient("flash_attn_varlen_func with block_table", q=q, k=k, v=v, sink=sink)
+    table = checks.indices("block_table", block_table, q, (batch, None), f"(B, pages) = ({batch}, pages)")
+    lengths = (cu_k[1:] - cu_k[:-1]).contiguous()
+    places = Places(cu_q, None, lengths if used is None else torch.minimum(used, lengths), leftpad)
+    made = OPS.attention_forward(q, k, v, *places, *Pages(table), slopes, sinks, None, *options, 0, True)
+    return _result(tuple(made), q, checks.flag("return_attn_probs", return_attn_probs))
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,  # (T_q, H_q, D)
+    kv: Tensor,  # (T_k, 2, H_k, D)
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    **more: Any,
+) -> Result:
+    """flash_attn_varlen_func with k and v in one tensor. Also takes its keyword-only arguments."""
+    k, v = _unpacked("kv", kv, 4, "(T, 2, H, D)", 2, ("k", "v"))
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
+        softcap, alibi_slopes, deterministic, return_attn_probs, **more,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,  # (T, 3, H, D)
+    cu_seqlens: Tensor,  # (B + 1)
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    **more: Any,
+) -> Result:
+    """flash_attn_varlen_func with q, k and v in one tensor. Also takes its keyword-only arguments."""
+    q, k, v = _unpacked("qkv", qkv, 4, "(T, 3, H, D)", 3, ("q", "k", "v"))
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size,
+        softcap, alibi_slopes, deterministic, return_attn_probs, **more,
+    )  # fmt: skip

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MLA decode with FlashMLA's two published interfaces: absorbed queries against one latent key, whose first columns are
+the value.
+
+Its schedule is a count of parts that each sequence's keys are cut into. The older interface returns it as tensors made
+like FlashMLA's, a row per part; the newer as an object that the first call fills in.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checks import shape_text
+from ..ops import OPS
+from . import checks
+from .ops import Options, Pages, Places
+
+SCHEDULE_COLUMNS = 8  # begin and end (sequence, block), first split, as FlashMLA lays them out; three are unused
+_BLOCK = 64  # keys that a schedule counts in
+
+
+@dataclass
+class FlashMLASchedMeta:
+    """The newer interface's schedule: made empty, filled in by the first call, good for calls of those shapes."""
+
+    shapes: tuple[Any, ...] | None = None
+    splits: int = 0
+
+
+def _splits(batch: int, heads_k: int, rows: int, keys: int) -> int:
+    native = importlib.import_module("xlstm_hip._native")
+    return native.plan_attention_cpu(batch, heads_k, rows, keys, torch.get_num_threads())["splits"]
+
+
+def get_mla_metadata(
+    cache_seqlens: Tensor | None = None,  # (B)
+    num_q_tokens_per_head_k: int | None = None,  # S_q * H_q / H_k
+    num_heads_k: int | None = None,
+    num_heads_q: int | None = None,
+    is_fp8_kvcache: bool = False,
+    topk: int | None = None,
+) -> tuple[Any, Tensor | None]:
+    """Without arguments (FlashMLASchedMeta(), None). With cache_seqlens and the two counts after it the older pair:
+    tile_scheduler_metadata (parts, 8) and num_splits (B + 1), how many parts come before each sequence's."""
+    _refuse(is_fp8_kvcache=is_fp8_kvcache, topk=topk)
+    if cache_seqlens is None:
+        for name, x in (
+            ("num_q_tokens_per_head_k", num_q_tokens_per_head_k),
+            ("num_heads_k", num_heads_k),
+            ("num_heads_q", num_heads_q),
+        ):
+            if x is not None:
+                raise ValueError(f"{name}: expected cache_seqlens beside it")
+        return FlashMLASchedMeta(), None
+    checks.is_tensor("cache_seqlens", cache_seqlens)
+    if cache_seqlens.dim() != 1 or cache_seqlens.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"cache_seqlens: expected an integer tensor (B), got {shape_text(cache_seqlens)}")
+    for name, x in (("num_q_tokens_per_head_k", num_q_tokens_per_head_k), ("num_heads_k", num_heads_k)):
+        if isinstance(x, bool) or not isinstance(x, int) or x < 1:
+            raise ValueError(f"{name}: expected an integer >= 1, got {x!r}")
+    assert num_q_tokens_per_head_k is not None and num_heads_k is not None
+    if num_heads_q is not None and (num_heads_q < 1 or num_heads_q % num_heads_k):
+        raise ValueError(f"num_heads_q: expected a multiple of num_heads_k = {num_heads_k}, got {num_heads_q}")
+    if num_heads_q is not None and num_q_tokens_per_head_k % (num_heads_q // num_heads_k):
+        raise ValueError(
+            f"num_q_tokens_per_head_k: expected a multiple of num_heads_q / num_heads_k = "
+            f"{num_heads_q // num_heads_k}, got {num_q_tokens_per_head_k}"
+        )
+    batch, lengths = cache_seqlens.shape[0], cache_seqlens.to(torch.int32)
+    longest = int(lengths.max()) if batch and cache_seqlens.device.type == "cpu" else 1 << 20
+    splits = _splits(batch, num_heads_k, num_q_tokens_per_head_k, longest) if batch else 1
+    blocks = ((lengths + _BLOCK - 1) // _BLOCK)[:, None]
+    part = torch.arange(splits + 1, dtype=torch.int32, device=lengths.device)
+    edges = blocks * part // splits  # (B, splits + 1)
+    sequence = torch.arange(batch, dtype=torch.int32, device=lengths.device)[:, None].expand(batch, splits)
+    columns = [sequence, edges[:, :-1], sequence, edges[:, 1:], part[:-1].expand(batch, splits)]
+    columns += [torch.zeros_like(sequence)] * (SCHEDULE_COLUMNS - len(columns))
+    first = torch.arange(batch + 1, dtype=torch.int32, device=lengths.device) * splits
+    return torch.stack(columns, dim=-1).reshape(batch * splits, SCHEDULE_COLUMNS).to(torch.int32), first
+
+
+def _refuse(**unsupported: Any) -> None:
+    for name, x in unsupported.items():
+        if x is not None and x is not False:
+            raise NotImplementedError(f"{name}: expected {'False' if x is True else 'None'}; there is no kernel for it")
+
+
+def flash_mla_with_kvcache(
+    q: Tensor,  # (B, S_q, H_q, D): D is 576, 512 and 64 for the position, or 512
+    k_cache: Tensor,  # (pages, page size, H_k, D), or (B, S, H_k, D) where block_table is None
+    block_table: Tensor | None,  # (B, pages of a sequence)
+    cache_seqlens: Tensor,  # (B)
+    head_dim_v: int,  # the columns of k_cache that are the value: 512
+    tile_scheduler_metadata: Any = None,
+    num_splits: Tensor | None = None,  # (B + 1), with the older metadata
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    is_fp8_kvcache: bool = False,
+    indices: Tensor | None = None,
+    attn_sink: Tensor | None = None,  # (H_q): scales out, and leaves lse alone
+    extra_k_cache: Tensor | None = None,
+    extra_indices_in_kvcache: Tensor | None = None,
+    topk_length: Tensor | None = None,
+    extra_topk_length: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Returns out (B, S_q, H_q, head_dim_v) and softmax_lse (B, H_q, S_q), +infinity for a sequence without keys.
+
+    Pages may have any size. Sums over parts of the keys are kept in float32, float64 with float64.
+    """
+    _refuse(
+        is_fp8_kvcache=is_fp8_kvcache, indices=indices, extra_k_cache=extra_k_cache,
+        extra_indices_in_kvcache=extra_indices_in_kvcache, topk_length=topk_length, extra_topk_length=extra_topk_length,
+    )  # fmt: skip
+    q = checks.heads("q", q, 4, "(B, S, H, D)")
+    batch, queries, heads_q, features = q.shape
+    meaning = "(B, S, H, D), block_table being None" if block_table is None else "(pages, page size, H, D)"
+    if checks.heads("k_cache", k_cache, 4, meaning, q) is not k_cache:
+        raise ValueError(
+            f"k_cache: expected the last dimension to be contiguous, got strides {tuple(k_cache.stride())}"
+        )
+    if isinstance(head_dim_v, bool) or not isinstance(head_dim_v, int) or not 1 <= head_dim_v <= features:
+        raise ValueError(f"head_dim_v: expected an integer from 1 to q's head dim {features}, got {head_dim_v!r}")
+    values = k_cache[..., :head_dim_v]
+    checks.keys_and_values(q, k_cache, values, "k_cache", "k_cache")
+    checks.no_gradient("flash_mla_with_kvcache", q=q, k_cache=k_cache, attn_sink=attn_sink)
+    if block_table is None and k_cache.shape[0] != batch:
+        raise ValueError(f"k_cache: expected batch size {batch} as q has, or block_table, got {shape_text(k_cache)}")
+    table = checks.indices("block_table", block_table, q, (batch, None), f"(B, pages) = ({batch}, pages)")
+    checks.is_tensor("cache_seqlens", cache_seqlens)
+    used = checks.indices("cache_seqlens", cache_seqlens, q, (batch,), f"(B) = ({batch},)")
+    heads_k = k_cache.shape[2]
+    keys = k_cache.shape[1] * (1 if table is None else table.shape[1])
+    checks.lengths_fit("cache_seqlens", used, keys)
+    shapes = (batch, queries, heads_q, heads_k, features, head_dim_v, keys, q.dtype, q.device)
+    splits = _scheduled_splits(tile_scheduler_metadata, num_splits, shapes)
+    _, right = checks.window((-1, -1), checks.flag("causal", causal))
+    options = Options(queries, 0, checks.scale_of(softmax_scale, features), -1, right, 0.0, 0.0, 0)
+    out, lse = OPS.attention_forward(
+        q, k_cache, values, *Places(seqused_k=used), *Pages(table), None, checks.sinks("attn_sink", attn_sink, q),
+        None, *options, splits, False,
+    )  # fmt: skip
+    return out, lse
+
+
+def _scheduled_splits(metadata: Any, num_splits: Any, shapes: tuple[Any, ...]) -> int:
+    batch, queries, heads_q, heads_k, _, _, keys, *_ = shapes
+    if metadata is None or isinstance(metadata, FlashMLASchedMeta):
+        if num_splits is not None:
+            raise ValueError("num_splits: expected None without the older tile_scheduler_metadata (parts, 8)")
+        if metadata is None:
+            return 0
+        if metadata.shapes is None:
+            metadata.shapes = shapes
+            metadata.splits = _splits(max(1, batch), heads_k, queries * heads_q // heads_k, keys)
+        elif metadata.shapes != shapes:
+            raise ValueError(
+                f"tile_scheduler_metadata: expected one for these shapes {shapes}, got one that a call with "
+                f"{metadata.shapes} filled in; make a new one with get_mla_metadata()"
+            )
+        return metadata.splits
+    checks.is_tensor("tile_scheduler_metadata", metadata)
+    parts = metadata.shape[0] if metadata.dim() == 2 and metadata.shape[1] == SCHEDULE_COLUMNS else 0
+    if parts < 1 or parts % max(1, batch):
+        raise ValueError(
+            "tile_scheduler_metadata: expected what get_mla_metadata gave for these cache_seqlens, "
+            f"got shape {shape_text(metadata)} for {batch} sequences"
+        )
+    checks.is_tensor("num_splits", num_splits)
+    if tuple(num_splits.shape) != (batch + 1,):
+        raise ValueError(f"num_splits: expected shape (B + 1) = ({batch + 1},), got {shape_text(num_splits)}")
+    return parts // max(1, batch)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face models on these kernels: attn_implementation="xlstm_hip"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .functions import flash_attn_func, flash_attn_varlen_func
+
+NAME = "xlstm_hip"
+# Of the keywords that models pass on: those that say nothing about attention's result here.
+_IDLE = {
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "cache_position",
+    "position_embeddings",
+}
+_IDLE |= {"position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "num_items_in_batch"}
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,  # (B, H_q, S_q, D)
+    key: Tensor,  # (B, H_k, S_k, D)
+    value: Tensor,  # (B, H_k, S_k, D_v)
+    attention_mask: Tensor | None,  # (B, S_k), true for keys in use
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention call. Returns out (B, S_q, H_q, D_v) and no weights."""
+    if kwargs.get("output_attentions"):
+        raise ValueError(
+            'output_attentions: expected False with attn_implementation="xlstm_hip", which keeps no weights'
+        )
+    unknown = [name for name, x in kwargs.items() if name not in _IDLE and x is not None]
+    if unknown:
+        raise NotImplementedError(f"{', '.join(unknown)}: unknown to attn_implementation={NAME!r}")
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    window = (-1, -1) if sliding_window is None else (sliding_window - 1, -1 if causal else sliding_window - 1)
+    options: dict[str, Any] = {
+        "dropout_p": dropout, "softmax_scale": scaling, "causal": causal, "window_size": window,
+        "softcap": softcap or 0.0, "sink": s_aux,
+    }  # fmt: skip
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    if kwargs.get("cu_seq_lens_q") is not None:
+        if q.shape[0] != 1 or attention_mask is not None:
+            raise ValueError("cu_seq_lens_q: expected one packed row, without attention_mask")
+        names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+        return flash_attn_varlen_func(q[0], k[0], v[0], *(kwargs[name] for name in names), **options)[None], None
+    if attention_mask is not None:
+        k, v = k[:, : attention_mask.shape[1]], v[:, : attention_mask.shape[1]]  # of a static cache, what is in use
+        return _padded(q, k, v, attention_mask, options), None
+    ends = _packed_ends(kwargs.get("position_ids"), q.shape[0], q.shape[1])
+    if ends is None:
+        return flash_attn_func(q, k, v, **options), None
+    return flash_attn_varlen_func(q[0], k[0], v[0], ends, ends, q.shape[1], k.shape[1], **options)[None], None
+
+
+def _packed_ends(position_ids: Tensor | None, batch: int, queries: int) -> Tensor | None:
+    """cu_seqlens of one row whose positions start over; None where they do not."""
+    if position_ids is None or batch != 1 or queries == 1 or position_ids.dim() > 2:
+        return None
+    positions = position_ids.reshape(-1)
+    starts = torch.nonzero(positions[1:] != positions[:-1] + 1).flatten() + 1
+    if positions.shape[0] != queries or not starts.numel():
+        return None
+    return torch.nn.functional.pad(starts, (1, 1)).index_fill(0, torch.tensor([starts.numel() + 1]), queries)
+
+
+def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: dict[str, Any]) -> Tensor:
+    """Rows of which some tokens are padding. The queries are a row's last ones, so its mask's end is theirs; their
+    tokens are packed, and padding comes out as zero."""
+    batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
+    if mask.dim() != 2 or mask.shape[0] != batch:
+        raise ValueError(f"attention_mask: expected (B, S) = ({batch}, S), got {tuple(mask.shape)}")
+    used = mask[:, -keys:].bool()
+    used_q = used[:, -queries:]
+
+    def packed(x: Tensor, of: Tensor) -> tuple[Tensor, Tensor]:
+        ends = torch.nn.functional.pad(of.sum(1, dtype=torch.int32).cumsum(0, dtype=torch.int32), (1, 0))
+        return x[of], ends
+
+    (q_tokens, ends_q), (k_tokens, ends_k), (v_tokens, _) = packed(q, used_q), packed(k, used), packed(v, used)
+    tokens = flash_attn_varlen_func(q_tokens, k_tokens, v_tokens, ends_q, ends_k, queries, keys, **options)
+    out = tokens.new_zeros(*q.shape[:-1], v.shape[-1])
+    out[used_q] = tokens
+    return out
+
+
+def attention_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Any = None,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    device: Any = None,
+    **kwargs: Any,
+) -> Tensor | None:
+    """transformers' mask call: (B, keys in use), true but for padding, or None where it says nothing."""
+    if use_vmap:
+        raise NotImplementedError(f"mask_function: a model's own masks are unknown to attn_implementation={NAME!r}")
+    in_use = min(kv_length, int(q_offset) + q_length - int(kv_offset))
+    if attention_mask is None:
+        return None if in_use == kv_length else torch.ones(batch_size, in_use, dtype=torch.bool, device=device)
+    attention_mask = attention_mask[:, -kv_length:][:, :in_use]
+    return None if attention_mask.shape[1] == kv_length and attention_mask.all() else attention_mask
+
+
+def register_with_transformers() -> None:
+    """After it `from_pretrained(..., attn_implementation="xlstm_hip")` runs a model's attention on these kernels."""
+    try:
+        from transformers import AttentionInterface
+        from transformers.masking_utils import AttentionMaskInterface
+    except ImportError as reason:
+        raise ImportError(
+            "register_with_transformers: transformers with AttentionInterface is not installed"
+        ) from reason
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, attention_mask)

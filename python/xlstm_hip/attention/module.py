@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention as a module, for models that hold one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from . import checks
+from .functions import flash_attn_func
+
+
+class FlashAttention(nn.Module):
+    """Called as (q, k, v, causal=...) with tensors (B, S, H, D). Dropout works in training mode alone.
+
+    What the constructor is given holds for every call; causal may be given per call.
+    """
+
+    alibi_slopes: Tensor | None
+
+    def __init__(
+        self,
+        attention_dropout: float = 0.0,
+        causal: bool = False,
+        *,
+        softmax_scale: float | None = None,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        alibi_slopes: Tensor | None = None,
+        deterministic: bool = False,
+        block_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.attention_dropout = checks.dropout(attention_dropout)
+        self.causal = checks.flag("causal", causal)
+        self.options: dict[str, Any] = {
+            "softmax_scale": None if softmax_scale is None else checks.finite("softmax_scale", softmax_scale),
+            "window_size": window_size,
+            "softcap": checks.cap(softcap),
+            "deterministic": checks.flag("deterministic", deterministic),
+            "block_size": checks.block(block_size) or None,
+        }
+        checks.window(window_size, False)
+        self.register_buffer("alibi_slopes", alibi_slopes, persistent=False)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool | None = None, return_attn_probs: bool = False
+    ) -> Any:
+        return flash_attn_func(
+            q,
+            k,
+            v,
+            dropout_p=self.attention_dropout if self.training else 0.0,
+            causal=self.causal if causal is None else causal,
+            alibi_slopes=self.alibi_slopes,
+            return_attn_probs=return_attn_probs,
+            **self.options,
+        )
+
+    def extra_repr(self) -> str:
+        return f"attention_dropout={self.attention_dropout}, causal={self.causal}"

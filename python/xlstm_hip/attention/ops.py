@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention ops as torch sees them: shapes for the compiler, gradients, and one call for all of them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..checks import accumulate_dtype, gradient_needed
+from ..ops import OPS
+
+
+class Places(NamedTuple):
+    """Which tokens are whose: int32 tensors, or None."""
+
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
+    seqused_k: Tensor | None = None
+    leftpad_k: Tensor | None = None
+
+
+class Pages(NamedTuple):
+    block_table: Tensor | None = None
+    cache_batch_idx: Tensor | None = None
+
+
+class Options(NamedTuple):
+    max_seqlen_q: int
+    max_seqlen_k: int
+    softmax_scale: float
+    window_left: int
+    window_right: int
+    softcap: float
+    dropout_p: float
+    block_size: int
+
+
+# ---- shapes
+
+
+def _keys(k: Tensor, cu_seqlens_k: Tensor | None, max_seqlen_k: int) -> Any:
+    return k.shape[1] if cu_seqlens_k is None else max_seqlen_k
+
+
+def _out_and_lse(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    wide = accumulate_dtype(q.dtype)
+    rows = (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(rows, dtype=wide)
+
+
+@torch.library.register_fake("xlstm_hip::attention_forward")
+def _(q, k, v, *rest):
+    return _out_and_lse(q, v)
+
+
+@torch.library.register_fake("xlstm_hip::attention_forward_probs")
+def _(q, k, v, cu_q, cu_k, seqused_k, leftpad_k, slopes, sink, rng_state, max_seqlen_q, max_seqlen_k, *rest):
+    batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
+    queries = q.shape[1] if cu_q is None else max_seqlen_q
+    probs = q.new_empty(batch, q.shape[-2], queries, _keys(k, cu_k, max_seqlen_k))
+    return *_out_and_lse(q, v), probs
+
+
+@torch.library.register_fake("xlstm_hip::attention_backward")
+def _(q, k, v, out, lse, dout, dlse, cu_q, cu_k, seqused_k, leftpad_k, slopes, sink, *rest):
+    dsink = q.new_empty(0 if sink is None else q.shape[-2], dtype=accumulate_dtype(q.dtype))
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
+
+
+@torch.library.register_fake("xlstm_hip::attention_rotary")
+def _(x, cos, sin, start, interleaved, same_position):
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake("xlstm_hip::attention_append_")
+def _(cache, x, *rest):
+    return None
+
+
+@torch.library.register_fake("xlstm_hip::attention_combine")
+def _(out_partial, lse_partial):
+    return out_partial.new_empty(out_partial.shape[1:]), lse_partial.new_empty(lse_partial.shape[1:])
+
+
+# ---- gradients
+
+
+class AttentionFunction(torch.autograd.Function):
+    """out, lse and, if asked for, the softmax, which gets no gradient."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, sink, slopes, rng_state, places, options, probs):
+        out, lse, *weights = _forward(q, k, v, sink, slopes, rng_state, places, options, probs)
+        ctx.save_for_backward(q, k, v, sink, slopes, rng_state, out, lse, *places)
+        ctx.options = options
+        ctx.mark_non_differentiable(*weights)
+        ctx.set_materialize_grads(False)
+        return out, lse, *weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout, dlse, *_):
+        q, k, v, sink, slopes, rng_state, out, lse, *places = ctx.saved_tensors
+        if dout is None:
+            dout = torch.zeros_like(out)
+        elif dout.stride(-1) != 1:
+            dout = dout.contiguous()
+        dq, dk, dv, dsink = OPS.attention_backward(
+            q, k, v, out, lse, dout, dlse, *places, slopes, sink, rng_state, *ctx.options
+        )
+        return dq, dk, dv, None if sink is None else dsink, None, None, None, None, None
+
+
+def _forward(q, k, v, sink, slopes, rng_state, places, options, probs):
+    if probs:
+        return OPS.attention_forward_probs(q, k, v, *places, slopes, sink, rng_state, *options)
+    return OPS.attention_forward(q, k, v, *places, *Pages(), slopes, sink, rng_state, *options, 0, True)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    slopes: Tensor | None,
+    places: Places,
+    options: Options,
+    probs: bool = False,
+) -> tuple[Tensor, ...]:
+    """out, lse and, if asked for, the softmax with dropped weights negative. Draws a seed where there is dropout."""
+    rng_state = None
+    if options.dropout_p > 0:
+        rng_state = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=q.device)
+    if gradient_needed(q, k, v, sink):
+        return AttentionFunction.apply(q, k, v, sink, slopes, rng_state, places, options, probs)
+    return tuple(_forward(q, k, v, sink, slopes, rng_state, places, options, probs))

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every argument of every public function: changing it changes the result or raises, by its name.
+
+The functions' own signatures are walked, so an argument that is added without a line here fails. What cannot change a
+result says so: SAME holds arguments whose other values must give the same numbers, up to rounding, and why.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from xlstm_hip import attention as ours
+
+B, S, H, D = 2, 40, 4, 16
+G = torch.Generator().manual_seed(0)
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=G)
+
+
+X = {name: draw(B, S, H, D) for name in ("q", "k", "v")}
+OTHER = {name: draw(B, S, H, D) for name in ("q", "k", "v")}
+ENDS, OTHER_ENDS = torch.tensor([0, 30, 80]), torch.tensor([0, 40, 80])
+SLOPES = torch.tensor([0.1, 0.2, 0.3, 0.4])
+TABLE = torch.arange(10).reshape(2, 5).flip(0)
+
+# Of an argument that functions share: another value than the default.
+COMMON: dict[str, Any] = {
+    "dropout_p": 0.3, "softmax_scale": 0.1, "causal": True, "window_size": (3, 3), "softcap": 1.0,
+    "alibi_slopes": SLOPES, "return_attn_probs": True, "sink": torch.ones(H), "block_size": 32,
+}  # fmt: skip
+SAME = {
+    "deterministic": "sums are taken in one order, asked for or not",
+    "block_size": "tiles change roundings alone",
+    "num_splits": "parts change roundings alone",
+    "max_seqlen_q": "a bound: too low a one raises",
+    "max_seqlen_k": "a bound: too low a one raises",
+    "max_seqlen": "a bound: too low a one raises",
+    "tile_scheduler_metadata": "a schedule changes roundings alone",
+}
+
+Call = tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]  # function, base arguments, changes
+flat = {name: x.flatten(0, 1) for name, x in X.items()}
+flat_other = {name: x.flatten(0, 1) for name, x in OTHER.items()}
+packed = {"cu_seqlens_q": ENDS, "cu_seqlens_k": ENDS, "max_seqlen_q": 50, "max_seqlen_k": 50}
+dense_more = {"seqused_k": torch.tensor([40, 7]), "leftpad_k": torch.tensor([0, 9])}
+varlen_more = {"seqused_k": torch.tensor([30, 7]), "leftpad_k": torch.tensor([0, 9])}
+varlen_changes = {
+    "cu_seqlens_q": OTHER_ENDS, "cu_seqlens_k": OTHER_ENDS, "max_seqlen_q": 60, "max_seqlen_k": 60,
+    "block_table": ValueError,
+}  # fmt: skip
+cache_base: dict[str, Any] = {
+    "q": X["q"][:, :3], "k_cache": X["k"], "v_cache": X["v"], "k": draw(B, 3, H, D), "v": draw(B, 3, H, D),
+    "rotary_cos": draw(50, 4), "rotary_sin": draw(50, 4), "cache_seqlens": torch.tensor([20, 9]),
+}  # fmt: skip
+mla_base: dict[str, Any] = {
+    "q": draw(2, 2, 8, 24), "k_cache": draw(10, 8, 1, 24), "block_table": TABLE, "cache_seqlens": torch.tensor([9, 40]),
+    "head_dim_v": 16,
+}  # fmt: skip
+parts = {"out_partial": draw(3, B, 5, H, D), "lse_partial": draw(3, B, 5, H)}
+
+CALLS: dict[str, Call] = {
+    "flash_attn_func": (ours.flash_attn_func, X, OTHER | dense_more),
+    "flash_attn_kvpacked_func": (
+        ours.flash_attn_kvpacked_func,
+        {"q": X["q"], "kv": torch.stack([X["k"], X["v"]], 2)},
+        {"q": OTHER["q"], "kv": torch.stack([X["v"], X["k"]], 2)},
+    ),
+    "flash_attn_qkvpacked_func": (
+        ours.flash_attn_qkvpacked_func, {"qkv": torch.stack(list(X.values()), 2)},
+        {"qkv": torch.stack(list(OTHER.values()), 2)},
+    ),
+    "flash_attn_varlen_func": (ours.flash_attn_varlen_func, flat | packed, flat_other | varlen_changes | varlen_more),
+    "flash_attn_varlen_kvpacked_func": (
+        ours.flash_attn_varlen_kvpacked_func, {"q": flat["q"], "kv": torch.stack([flat["k"], flat["v"]], 1), **packed},
+        {"q": flat_other["q"], "kv": torch.stack([flat["v"], flat["k"]], 1), **varlen_changes},
+    ),
+    "flash_attn_varlen_qkvpacked_func": (
+        ours.flash_attn_varlen_qkvpacked_func,
+        {"qkv": torch.stack(list(flat.values()), 1), "cu_seqlens": ENDS, "max_seqlen": 50},
+        {"qkv": torch.stack(list(flat_other.values()), 1), "cu_seqlens": OTHER_ENDS, "max_seqlen": 60},
+    ),
+    "flash_attn_with_kvcache": (
+        ours.flash_attn_with_kvcache, cache_base,
+        {
+            "q": OTHER["q"][:, :3], "k_cache": OTHER["k"], "v_cache": OTHER["v"], "k": draw(B, 3, H, D),
+            "v": draw(B, 3, H, D), "rotary_cos": draw(50, 4), "rotary_sin": draw(50, 4),
+            "cache_seqlens": torch.tensor([5, 9]), "cache_batch_idx": torch.tensor([1, 0]),
+            "cache_leftpad": torch.tensor([2, 3]), "block_table": torch.tensor([[1], [0]]), "rotary_interleaved": False,
+            "num_splits": 3, "return_softmax_lse": True,
+        },
+    ),
+    "flash_attn_combine": (
+        ours.flash_attn_combine, parts,
+        {
+            "out_partial": draw(3, B, 5, H, D), "lse_partial": draw(3, B, 5, H), "out": torch.zeros(B, 5, H, D).half(),
+            "out_dtype": torch.bfloat16,
+        },
+    ),
+    "flash_mla_with_kvcache": (
+        ours.flash_mla_with_kvcache, mla_base,
+        {
+            "q": draw(2, 2, 8, 24), "k_cache": draw(10, 8, 1, 24), "block_table": TABLE.flip(0),
+            "cache_seqlens": torch.tensor([3, 9]), "head_dim_v": 12,
+            "tile_scheduler_metadata": ours.get_mla_metadata()[0], "num_splits": ValueError, "softmax_scale": 0.1,
+            "is_fp8_kvcache": NotImplementedError, "indices": NotImplementedError, "attn_sink": torch.ones(8),
+            "extra_k_cache": NotImplementedError, "extra_indices_in_kvcache": NotImplementedError,
+            "topk_length": NotImplementedError, "extra_topk_length": NotImplementedError,
+        },
+    ),
+    "get_mla_metadata": (
+        ours.get_mla_metadata,
+        {"cache_seqlens": torch.tensor([500, 80]), "num_q_tokens_per_head_k": 16, "num_heads_k": 1, "num_heads_q": 8},
+        {
+            "cache_seqlens": torch.tensor([80, 500]), "num_q_tokens_per_head_k": 0, "num_heads_k": 0, "num_heads_q": 3,
+            "is_fp8_kvcache": NotImplementedError, "topk": NotImplementedError,
+        },
+    ),
+    "scaled_dot_product_attention": (
+        ours.scaled_dot_product_attention, {"query": X["q"], "key": X["k"], "value": X["v"]},
+        {
+            "query": OTHER["q"], "key": OTHER["k"], "value": OTHER["v"], "attn_mask": NotImplementedError,
+            "is_causal": True, "scale": 0.1, "enable_gqa": "later",
+        },
+    ),
+}  # fmt: skip
+RAISES = (ValueError, NotImplementedError, RuntimeError)
+
+
+def names_of(function: Callable[..., Any]) -> list[str]:
+    kinds = inspect.signature(function).parameters.values()
+    own = [p.name for p in kinds if p.kind is not p.VAR_KEYWORD]
+    if len(own) < len(kinds):  # packed functions hand on the rest
+        own += ["block_size", "sink"]
+    return own
+
+
+def run(function: Callable[..., Any], arguments: dict[str, Any]) -> list[Tensor]:
+    torch.manual_seed(0)
+    fresh = {n: x.clone() if isinstance(x, Tensor) else x for n, x in arguments.items()}
+    made = function(**fresh)
+    return [x for x in (made if isinstance(made, tuple) else (made,)) if isinstance(x, Tensor)]
+
+
+def the_same(a: list[Tensor], b: list[Tensor], exactly: bool = True) -> bool:
+    if [x.shape for x in a] != [x.shape for x in b] or [x.dtype for x in a] != [x.dtype for x in b]:
+        return False
+    return all(torch.equal(x, y) if exactly else torch.allclose(x, y, atol=1e-5) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("name, argument", [(n, a) for n, (f, *_) in CALLS.items() for a in names_of(f)])
+def test_argument(name: str, argument: str) -> None:
+    function, base, changes = CALLS[name]
+    before = run(function, base)
+    if argument == "deterministic":
+        change: Any = True
+    elif argument in changes:
+        change = changes[argument]
+    else:
+        assert argument in COMMON, f"{argument}: no other value to try; add one to this file"
+        change = COMMON[argument]
+    if change == "later" if isinstance(change, str) else False:
+        return  # test_gqa_must_be_enabled
+    if isinstance(change, type):
+        value: Any = True if argument.startswith("is_") else 5 if argument == "topk" else torch.zeros(2, 1).int()
+        with pytest.raises(RAISES, match=argument):
+            run(function, base | {argument: value})
+        return
+    try:
+        after = run(function, base | {argument: change})
+    except RAISES as refusal:
+        assert argument in str(refusal), f"{argument}: refused without its name: {refusal}"
+        return
+    if argument in SAME:
+        assert the_same(before, after, exactly=False), f"{argument}: {SAME[argument]}"
+    else:
+        assert not the_same(before, after), f"{argument}: accepted and ignored"
+
+
+@pytest.mark.parametrize("function", [ours.flash_attn_varlen_func])
+@pytest.mark.parametrize("argument", ["max_seqlen_q", "max_seqlen_k"])
+def test_a_bound_that_is_too_low_raises(function: Callable[..., Any], argument: str) -> None:
+    with pytest.raises(RuntimeError, match=f"cu_seqlens_{argument[-1]}: sequence 1 has 50 tokens"):
+        function(**(flat | packed | {argument: 49}))
+
+
+def test_gqa_must_be_enabled() -> None:
+    q, k, v = (X[n].transpose(1, 2) for n in "qkv")
+    with pytest.raises(ValueError, match="key: expected 4 heads as query has, or enable_gqa=True, got 2"):
+        ours.scaled_dot_product_attention(q, k[:, :2], v[:, :2])
+    assert ours.scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True).shape == q.shape
+
+
+def test_every_public_function_is_walked() -> None:
+    functions = {n for n in ours.__all__ if inspect.isfunction(getattr(ours, n))}
+    assert functions - set(CALLS) == {"register_with_transformers"}
+
+
+def test_signatures_begin_as_published() -> None:
+    """FlashAttention-2's order of arguments and defaults."""
+    tail = "dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic return_attn_probs"
+    lengths = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
+    published = {
+        "flash_attn_func": f"q k v {tail}",
+        "flash_attn_kvpacked_func": f"q kv {tail}",
+        "flash_attn_qkvpacked_func": f"qkv {tail}",
+        "flash_attn_varlen_func": f"q k v {lengths} {tail} block_table",
+        "flash_attn_varlen_kvpacked_func": f"q kv {lengths} {tail}",
+        "flash_attn_varlen_qkvpacked_func": f"qkv cu_seqlens max_seqlen {tail}",
+        "flash_attn_with_kvcache": (
+            "q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad block_table "
+            "softmax_scale causal window_size softcap rotary_interleaved alibi_slopes num_splits return_softmax_lse"
+        ),
+        "flash_attn_combine": "out_partial lse_partial out out_dtype",
+        "flash_mla_with_kvcache": (
+            "q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale causal "
+            "is_fp8_kvcache indices attn_sink extra_k_cache extra_indices_in_kvcache topk_length extra_topk_length"
+        ),
+    }
+    defaults = {
+        "dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": (-1, -1), "softcap": 0.0,
+        "alibi_slopes": None, "deterministic": False, "return_attn_probs": False, "rotary_interleaved": True,
+        "num_splits": 0, "return_softmax_lse": False,
+    }  # fmt: skip
+    for name, names in published.items():
+        parameters = inspect.signature(getattr(ours, name)).parameters
+        positional = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        assert [p.name for p in positional] == names.split(), name
+        for p in positional:
+            if p.name in defaults and not (name == "flash_mla_with_kvcache" and p.name == "num_splits"):
+                assert p.default == defaults[p.name], (name, p.name)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong calls end in an error that begins with the argument's name and says what was expected and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from xlstm_hip import attention as ours
+
+X = torch.randn(2, 20, 4, 16)
+FLAT = X.flatten(0, 1)
+ENDS = torch.tensor([0, 20, 40])
+CACHE = torch.randn(2, 50, 2, 16)
+NEW = torch.randn(2, 1, 2, 16)
+TABLE = torch.zeros(2, 1, dtype=torch.int32)
+
+
+def dense(**changes: Any) -> Any:
+    return ours.flash_attn_func(**({"q": X, "k": X, "v": X} | changes))
+
+
+def varlen(**changes: Any) -> Any:
+    base = {"q": FLAT, "k": FLAT, "v": FLAT, "cu_seqlens_q": ENDS, "cu_seqlens_k": ENDS}
+    return ours.flash_attn_varlen_func(**(base | {"max_seqlen_q": 20, "max_seqlen_k": 20} | changes))
+
+
+def cached(**changes: Any) -> Any:
+    return ours.flash_attn_with_kvcache(
+        **({"q": X[:, :1], "k_cache": CACHE.clone(), "v_cache": CACHE.clone()} | changes)
+    )
+
+
+def mla(**changes: Any) -> Any:
+    base = {"q": torch.randn(2, 1, 8, 24), "k_cache": torch.randn(2, 9, 1, 24), "block_table": None}
+    return ours.flash_mla_with_kvcache(**(base | {"cache_seqlens": torch.tensor([9, 3]), "head_dim_v": 16} | changes))
+
+
+def combine(**changes: Any) -> Any:
+    base = {"out_partial": torch.randn(3, 2, 5, 4, 8), "lse_partial": torch.randn(3, 2, 5, 4)}
+    return ours.flash_attn_combine(**(base | changes))
+
+
+Wrong = tuple[Callable[..., Any], str, Any, str]  # function, argument, value, what the message says
+WRONG: list[Wrong] = [
+    (dense, "q", None, "expected a torch.Tensor, got NoneType"),
+    (dense, "q", X[0], "expected 4 dimensions"),
+    (dense, "q", X.int(), "expected float32, bfloat16, float16 or float64"),
+    (dense, "q", X.to("meta"), "expected device cpu"),
+    (dense, "k", X.half(), "expected torch.float32 as q has, got torch.float16"),
+    (dense, "k", X[:1], "expected batch size 2"),
+    (dense, "k", X[:, :, :3], "expected heads that divide q's 4"),
+    (dense, "k", X[..., :8], "expected head dim 16"),
+    (dense, "v", X[:, :9], r"expected shape \(2, 20, 4, 16\)"),
+    (dense, "dropout_p", 1.0, "expected 0 <= p < 1"),
+    (dense, "dropout_p", "0.1", "expected a finite number"),
+    (dense, "softmax_scale", float("nan"), "expected a finite number"),
+    (dense, "causal", 1, "expected True or False"),
+    (dense, "window_size", 3, r"expected \(left, right\)"),
+    (dense, "window_size", (-2, 0), r"expected \(left, right\)"),
+    (dense, "softcap", -1.0, "expected a number >= 0"),
+    (dense, "alibi_slopes", torch.rand(3), r"expected shape \(H\) = \(4,\)"),
+    (dense, "alibi_slopes", torch.rand(4).double(), "expected float32"),
+    (dense, "alibi_slopes", torch.rand(4, requires_grad=True), "expected no gradient"),
+    (dense, "deterministic", None, "expected True or False"),
+    (dense, "return_attn_probs", 1, "expected True or False"),
+    (dense, "block_size", 48, "expected one of 32, 64, 128, 256, got 48"),
+    (dense, "sink", torch.rand(2), r"expected shape \(H\)"),
+    (dense, "seqused_k", torch.rand(2), "expected int32 or int64"),
+    (dense, "seqused_k", torch.tensor([1]), r"expected shape \(B\)"),
+    (dense, "seqused_k", torch.tensor([1, 21]), "expected 0 to 20, got 21"),
+    (dense, "leftpad_k", torch.tensor([-1, 0]), "expected 0 to 20, got -1"),
+    (varlen, "q", X, "expected 3 dimensions"),
+    (varlen, "cu_seqlens_q", ENDS.float(), "expected int32 or int64"),
+    (varlen, "cu_seqlens_k", ENDS[:2], r"expected shape \(2 \+ 1\)"),
+    (varlen, "cu_seqlens_q", torch.tensor([1, 20, 40]), "expected to start at 0, got 1"),
+    (varlen, "cu_seqlens_k", torch.tensor([0, 20, 10]), "expected values that do not fall"),
+    (varlen, "cu_seqlens_k", torch.tensor([0, 20, 41]), "has 21 tokens, more than"),
+    (varlen, "max_seqlen_q", -1, "expected an integer >= 0"),
+    (varlen, "max_seqlen_k", None, "expected an integer >= 0"),
+    (varlen, "seqused_k", torch.tensor([1, 30]), "expected 0 to 20, got 30"),
+    (cached, "k", NEW, "expected both k and v"),
+    (cached, "cache_batch_idx", torch.tensor([0, 2]), "expected 0 to 1, got 2"),
+    (cached, "cache_seqlens", torch.tensor([0, 51]), "expected 0 to 50, for which the cache has room, got 51"),
+    (cached, "cache_seqlens", -1, "expected >= 0"),
+    (cached, "cache_leftpad", torch.tensor([0]), r"expected shape \(B\)"),
+    (cached, "k_cache", CACHE.transpose(2, 3).contiguous().transpose(2, 3), "expected the last dimension to be"),
+    (cached, "k_cache", CACHE[:1], "expected"),
+    (cached, "num_splits", 257, r"expected 0 \(the library chooses\) to 256"),
+    (cached, "num_splits", -1, r"expected 0 \(the library chooses\) to 256"),
+    (mla, "head_dim_v", 25, "expected an integer from 1 to q's head dim 24"),
+    (mla, "tile_scheduler_metadata", torch.zeros(3, 8), "expected what get_mla_metadata gave"),
+    (mla, "num_splits", torch.zeros(3), "expected None without"),
+    (mla, "cache_seqlens", torch.tensor([10, 0]), "expected 0 to 9, for which the cache has room, got 10"),
+    (mla, "cache_seqlens", None, "expected a torch.Tensor"),
+    (combine, "out_partial", torch.randn(3, 2, 5, 4, 8).half(), "expected float32 or float64"),
+    (combine, "lse_partial", torch.randn(3, 2, 4, 5), r"expected shape \(splits, B, S, H\)"),
+    (combine, "out", torch.zeros(1), r"expected shape \(B, S, H, D\)"),
+]
+
+
+@pytest.mark.parametrize("function, argument, value, message", WRONG)
+def test_wrong(function: Callable[..., Any], argument: str, value: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=message) as raised:
+        function(**{argument: value})
+    assert argument in str(raised.value)
+
+
+def test_together() -> None:
+    """What is wrong only beside something else."""
+    with pytest.raises(ValueError, match="rotary_sin: expected both rotary tables, or neither"):
+        cached(rotary_cos=torch.rand(9, 4))
+    with pytest.raises(ValueError, match="cache_seqlens: expected the keys that are in the cache"):
+        cached(k=NEW, v=NEW)
+    with pytest.raises(ValueError, match="cache_seqlens: expected 0 to 49, for which the cache has room, got 50"):
+        cached(k=NEW, v=NEW, cache_seqlens=50)
+    with pytest.raises(ValueError, match="cache_batch_idx: expected None with block_table"):
+        cached(block_table=TABLE, cache_batch_idx=torch.tensor([0, 1]))
+    with pytest.raises(RuntimeError, match="block_table: expected 0 to 1, got 2"):
+        cached(block_table=TABLE + 2, cache_seqlens=3)
+    cos = torch.rand(9, 4)
+    with pytest.raises(ValueError, match="cache_seqlens: expected with rotary_cos"):
+        cached(rotary_cos=cos, rotary_sin=cos)
+    with pytest.raises(RuntimeError, match="cache_seqlens: a rotary position: expected 0 to 8, got 9"):
+        cached(rotary_cos=cos, rotary_sin=cos, cache_seqlens=9)
+    with pytest.raises(ValueError, match="rotary_sin: expected shape"):
+        cached(rotary_cos=cos, rotary_sin=cos[:, :2], cache_seqlens=1)
+    with pytest.raises(TypeError, match="rotary_cos: expected torch.float32"):
+        cached(rotary_cos=cos.half(), rotary_sin=cos, cache_seqlens=1)
+    with pytest.raises(ValueError, match="dropout_p: expected 0 with block_table"):
+        varlen(k=CACHE, v=CACHE, block_table=TABLE, dropout_p=0.1)
+    q = X[:, :1].clone().requires_grad_()
+    with pytest.raises(ValueError, match="q: a gradient is needed, and flash_attn_with_kvcache has none"):
+        cached(q=q)
+    with torch.no_grad():
+        assert cached(q=q).shape == q.shape
+    with pytest.raises(ValueError, match="out_dtype: expected None or torch.float32"):
+        combine(out=torch.zeros(2, 5, 4, 8), out_dtype=torch.half)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'attention_chunk'"):
+        dense(attention_chunk=3)
+    with pytest.raises(NotImplementedError, match="attn_mask: expected None"):
+        ours.scaled_dot_product_attention(X, X, X, attn_mask=torch.ones(4, 4))
+    with pytest.raises(ValueError, match="qkv: expected shape"):
+        ours.flash_attn_qkvpacked_func(X)
+    with pytest.raises(ValueError, match="num_heads_k: expected cache_seqlens beside it"):
+        ours.get_mla_metadata(num_heads_k=1)
