@@ -214,35 +214,69 @@ struct HopperOutputs {
     }
   }
 
-  // ---- normalisers, by two warps: a thread has a token. l = inter q n + the row's sum of scores
+  // ---- normalisers, by the same warps: three rounds of 8 tokens each. l = inter q n + the row's sum of scores
+
+  static constexpr int kAtOnce = 8, kLanes = kShape.rows / 8;  // of a token: a lane has 8 columns
+  static constexpr int kEach = kAtOnce * kLanes / 32;          // tokens that a lane has columns of
+  static constexpr int kRounds = 3;
+  static_assert(kOutputWarps * kRounds == kChunk / kAtOnce + 1);  // one round is done by two warps, which find the same
+
+  // Each of the sums over lanes that are kNearest to kFarthest apart. At each step a lane gives half of what it has to
+  // the lane that keeps those, until it has one: sum lane / kNearest of them.
+  template <int kFarthest, int kNearest, int kCount>
+  XLSTM_DEVICE static float sum_lanes(float (&sum)[kCount], int lane) {
+    static_assert(kCount == 2 * kFarthest / kNearest);
+#pragma unroll
+    for (int mask = kFarthest; mask >= kNearest; mask /= 2) {
+      const bool upper = lane & mask;
+#pragma unroll
+      for (int j = 0; j < mask / kNearest; ++j) {
+        const float low = sum[j], high = sum[j + mask / kNearest];
+        sum[j] = (upper ? high : low) + shuffle_xor(upper ? low : high, mask);
+      }
+    }
+    return sum[0];
+  }
 
   XLSTM_DEVICE void normalise(int warp) const {
     const NormaliserParams& q = room.params.normaliser;
-    const int t = warp * 32 + threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, piece = lane % kLanes;
+    const int first = (warp * kRounds - warp / 2) * kAtOnce, among = lane / kLanes * kEach;
+    const bool finishes = lane % 4 < kRounds;  // a token of each round
+    const int token = first + (finishes ? lane % 4 * kAtOnce + lane / 4 : 0);
     for (int n = 0; n < room.chunks; ++n) {
-      const int t0 = room.chunk_at(n) * kChunk;
       const char* numbers = room.normal(n);
+      const char* panel = room.stage(n) + Room::kA + piece / 8 * kPanel + first * kPanelRowBytes;
       room.a_full(n).wait(room.parity(n));
-      float part[4] = {};
-#pragma unroll 4
-      for (int piece = 0; piece < kShape.rows / 8; ++piece) {
-        const Piece x = read_piece(room.stage(n) + Room::kA + piece / 8 * kPanel + panel_piece(t, piece % 8));
-        const float4 low = *reinterpret_cast<const float4*>(numbers + piece * 32);
-        const float4 high = *reinterpret_cast<const float4*>(numbers + piece * 32 + 16);
-        const float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+      const float4 low = *reinterpret_cast<const float4*>(numbers + piece * 32);
+      const float4 high = *reinterpret_cast<const float4*>(numbers + piece * 32 + 16);
+      const float of_n[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+      float part[4] = {};  // of token lane / 4 of each round
 #pragma unroll
-        for (int j = 0; j < 8; ++j) part[j % 4] += element<BFloat16>(x, j) * v[j];
+      for (int round = 0; round < kRounds; ++round) {
+        float sum[kEach];
+#pragma unroll
+        for (int t = 0; t < kEach; ++t) {
+          const Piece x = read_piece(panel + panel_piece(round * kAtOnce + among + t, piece % 8));
+          sum[t] = 0;
+#pragma unroll
+          for (int j = 0; j < 8; ++j) sum[t] += element<BFloat16>(x, j) * of_n[j];
+        }
+        part[round] = sum_lanes<kLanes / 2, 4>(sum, lane);
       }
+      const float dot = sum_lanes<2, 1>(part, lane);
+      const float row_sum = reinterpret_cast<const float*>(numbers + Room::kRowSums)[token];
+      const double m = reinterpret_cast<const double*>(numbers + Room::kM)[token];
       room.y_full(n).wait(room.parity(n));
-      const float inter = room.factors(n, kInter)[t];
-      const float row_sum = reinterpret_cast<const float*>(numbers + Room::kRowSums)[t];
-      const float l = inter * ((part[0] + part[1]) + (part[2] + part[3])) + row_sum;
-      const double m = reinterpret_cast<const double*>(numbers + Room::kM)[t];
-      const bool inside = t0 + t < room.segment.end;
-      room.gains(n)[t] = inside ? float(1 / xlstm::normaliser(q.normalize, l, m, q.eps)) : 0.0f;
-      room.gain_full(n).arrive();
-      if (room.tile == 0 && q.l && inside) q.l[room.segment.row * p.where.length + t0 + t] = l;
-      if (threadIdx.x % 32 == 0) room.a_free(n).arrive(), room.y_free(n).arrive();
+      const float l = room.factors(n, kInter)[token] * dot + row_sum;
+      __syncwarp();
+      if (lane == 0) room.a_free(n).arrive(), room.y_free(n).arrive();
+      const int64_t t = int64_t(room.chunk_at(n)) * kChunk + token;
+      const bool inside = finishes && t < room.segment.end;
+      if (finishes) room.gains(n)[token] = inside ? float(1 / xlstm::normaliser(q.normalize, l, m, q.eps)) : 0.0f;
+      __syncwarp();
+      if (lane == 0) room.gain_full(n).arrive();
+      if (room.tile == 0 && q.l && inside) q.l[room.segment.row * p.where.length + t] = l;
     }
   }
 };

@@ -37,7 +37,7 @@ struct HopperState {
 };
 
 // The first warpgroup's last warp copies; the warps before it finish outputs or make normalisers.
-constexpr int kCopyWarp = 3, kOutputWarps = 3, kNormaliserWarps = 2;
+constexpr int kOutputWarps = 3, kCopyWarp = kOutputWarps;
 
 template <int kRows, int kHalves, bool kPair, HopperOutput kOutput>
 struct HopperRoom {
@@ -47,7 +47,6 @@ struct HopperRoom {
   static constexpr bool kFinish = kFlowing || kOutput == HopperOutput::summed;
   static constexpr bool kNormalise = kOutput == HopperOutput::normalised,
                         kStored = kNormalise || kOutput == HopperOutput::plain;
-  static constexpr int kHelpers = kFinish ? kOutputWarps : kNormalise ? kNormaliserWarps : 0;  // read stages too
   static_assert(!kPair || !kStored);  // two blocks' sums are to be added
   static constexpr int kChunk = kHopperChunk, kStages = 2;
   static constexpr int kPanels = kRows / kPanelColumns, kPanel = panel_bytes(kChunk);
@@ -138,9 +137,9 @@ struct HopperRoom {
   XLSTM_DEVICE void open() const {
     if (threadIdx.x == 0) {
       for (int s = 0; s < kStages; ++s) {
-        a_full(s).init(1), y_full(s).init(1), x_full(s).init(1), gain_full(s).init(kChunk);
-        a_free(s).init(2 + (kNormalise ? kHelpers : 0)), x_free(s).init(2);
-        y_free(s).init(kHopperStateThreads / 32 + kHelpers);
+        a_full(s).init(1), y_full(s).init(1), x_full(s).init(1), gain_full(s).init(kOutputWarps);
+        a_free(s).init(2 + (kNormalise ? kOutputWarps : 0)), x_free(s).init(2);
+        y_free(s).init(kHopperStateThreads / 32 + (kFinish || kNormalise ? kOutputWarps : 0));
       }
       for (int half = 0; half < kHalves; ++half) {
         sums_full(half).init(kWarpgroup), sums_free(half).init(kOutputWarps);
