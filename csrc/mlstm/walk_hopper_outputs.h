@@ -25,7 +25,7 @@ struct HopperOutputs {
   XLSTM_DEVICE void store(const float (&sum)[32], int n, int half, int group) const {
     const float* gain = room.gains(n);
     if constexpr (kNormalise) room.gain_full(n).wait(room.parity(n));
-    const int thread = threadIdx.x % kWarpgroup, lane = thread % 32;
+    const int thread = threadIdx.x % kWarpgroup, lane = thread % 32, here = made_here(thread);
     const uint32_t panel = room.base + uint32_t(Room::kSums + half * kPanel);
     if (thread == 0) stores_read();  // of the chunk before
     meet(kGroup + group, kWarpgroup);
@@ -39,7 +39,7 @@ struct HopperOutputs {
         if constexpr (kNormalise) by = *reinterpret_cast<const float2*>(gain + 8 * (j + w / 2) + 2 * (lane % 4));
         r[w] = pack(BFloat16{}, sum[i] * by.x, sum[i + 1] * by.y);
       }
-      const int row = 8 * j + lane % 8 + lane / 16 * 8, piece = thread / 32 * 2 + lane / 8 % 2;
+      const int row = 8 * j + here % 8 + here / 16 % 2 * 8, piece = here / 32 * 2 + here / 8 % 2;
       store_turned_matrices(panel + panel_piece(row, piece), r[0], r[1], r[2], r[3]);
     }
     shared_written();
