@@ -21,7 +21,7 @@ __global__ __launch_bounds__(kHopperStateThreads) void dot_states_hopper(const S
 template <int kRows, int kHalves, bool kPair, HopperOutput kOutput>
 void launch_kernel(const char* name, const HopperWalkParams& p, int64_t blocks, Stream stream) {
   const auto kernel = walk_hopper<kRows, kHalves, kPair, kOutput>;
-  constexpr int kBytes = HopperWalk<kRows, kHalves, kPair, kOutput>::kBytes;
+  constexpr int kBytes = HopperRoom<kRows, kHalves, kPair, kOutput>::kBytes;
   if (blocks > INT32_MAX) throw std::runtime_error(std::string(name) + ": more blocks than a grid may have");
   check_launch(name, allow_lds(kernel, kBytes));
   cudaLaunchAttribute cluster{};

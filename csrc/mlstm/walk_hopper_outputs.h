@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// What becomes of a Hopper walk's sums (walk_hopper.h): the warpgroups that make them store them, or leave them in
+// shared memory, of this block or of the other of a pair, to the warps that finish them; and those that make
+// normalisers.
+#pragma once
+
+#include "mlstm/walk_hopper_room.h"
+
+namespace xlstm::gpu {
+
+template <class Room>
+struct HopperOutputs {
+  using Place = typename Room::Place;
+  static constexpr HopperShape kShape = Room::kShape;
+  static constexpr bool kPair = kShape.pair, kFlowing = Room::kFlowing, kNormalise = Room::kNormalise;
+  static constexpr int kChunk = Room::kChunk, kPanel = Room::kPanel, kHalfFloats = Room::kHalfFloats;
+  static constexpr int kGroup = 3;  // named barriers: 3 and 4, a warpgroup for itself
+
+  const Room& room;
+  const WalkParams& p = room.p;
+
+  // ---- by the warpgroups that hold the state, 64 columns of y each
+
+  // Outputs that are sums, or sums over N of each token, to memory.
+  XLSTM_DEVICE void store(const float (&sum)[32], int n, int half, int group) const {
+    const float* gain = room.gains(n);
+    if constexpr (kNormalise) room.gain_full(n).wait(room.parity(n));
+    const int thread = threadIdx.x % kWarpgroup, lane = thread % 32, here = made_here(thread);
+    const uint32_t panel = room.base + uint32_t(Room::kSums + half * kPanel);
+    if (thread == 0) stores_read();  // of the chunk before
+    meet(kGroup + group, kWarpgroup);
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      uint32_t r[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const int i = 4 * (j + w / 2) + w % 2 * 2;
+        float2 by{1, 1};
+        if constexpr (kNormalise) by = *reinterpret_cast<const float2*>(gain + 8 * (j + w / 2) + 2 * (lane % 4));
+        r[w] = pack(BFloat16{}, sum[i] * by.x, sum[i + 1] * by.y);
+      }
+      const int row = 8 * j + here % 8 + here / 16 % 2 * 8, piece = here / 32 * 2 + here / 8 % 2;
+      store_turned_matrices(panel + panel_piece(row, piece), r[0], r[1], r[2], r[3]);
+    }
+    shared_written();
+    meet(kGroup + group, kWarpgroup);
+    if (thread == 0)
+      store_panel(&room.params.out, Place::first_column(room.tile) + half * 64, room.chunk_at(n) * kChunk,
+                  room.segment.head, room.segment.batch, panel);
+  }
+
+  // Sums that others finish lie token by token, 64 columns each; what a warp writes together, and what eight lanes
+  // read, lies in different banks.
+  XLSTM_DEVICE static uint32_t sum_place(uint32_t token, uint32_t column) {
+    return token * 64 + (column ^ token / 2 % 4 * 8 ^ column / 32 * 4);
+  }
+  XLSTM_DEVICE void write_sums(const float (&sum)[32], int half) const {
+    float* to = room.sums(half);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const StripPosition at = Place::in_half(i);  // of a token
+      to[sum_place(at.row, at.column)] = sum[i];
+    }
+  }
+
+  // To the other block of a pair, when all of the warpgroup has written them.
+  XLSTM_DEVICE void send(int group) const {
+    shared_written();
+    meet(kGroup + group, kWarpgroup);
+    const int other = room.owned_half() ^ 1;
+    if (threadIdx.x % kWarpgroup == 0)
+      copy_to_block(other, room.base + Room::kIncoming, room.base + Room::kSums + other * Room::kHalfBytes,
+                    Room::kHalfBytes, room.incoming_full());
+  }
+
+  // ---- outputs with more to them, by three warps: pieces of 8 columns of a token
+
+  static constexpr int kOwned = kPair ? 1 : kShape.halves;  // halves that are finished here
+  static constexpr int kRowPieces = 8 * kOwned, kTokensAtOnce = 32 / kRowPieces, kStep = kOutputWarps * kTokensAtOnce;
+  static constexpr int kAhead = 6, kInGroup = 2;  // rounds of a warp on their way; in registers
+  static constexpr int kBatches = (kChunk / kStep + kAhead) / kAhead;
+
+  XLSTM_DEVICE TokenRows<BFloat16> tile_rows(const Tokens& x) const {
+    TokenRows<BFloat16> t = rows<BFloat16>(x, room.segment);
+    t.data += room.tile * kShape.y_tile();
+    t.columns -= room.tile * kShape.y_tile();
+    return t;
+  }
+  // Eight columns of a token: four, and the four beside them.
+  XLSTM_DEVICE static void read_sums(float (&value)[8], const float* sums, uint32_t place) {
+    const Piece low = read_piece(sums + place), high = read_piece(sums + (place ^ 4));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) value[j] = as_float(low.word[j]), value[4 + j] = as_float(high.word[j]);
+  }
+
+  // What memory has for one piece, brought before the sums are there. No condition stands in the way of a load, or the
+  // next one would wait for it: where there is no piece, another one's is read.
+  struct Beside {
+    Piece with;
+    float factor, self;  // of the vector, or the gain
+  };
+
+  XLSTM_DEVICE void finish(int warp) const {
+    const int lane = threadIdx.x % 32, first_token = warp * kTokensAtOnce + lane / kRowPieces;
+    const TokenRows<BFloat16> with = tile_rows(kFlowing ? p.with : p.out), out = tile_rows(p.out);
+    const uint32_t out_stride = uint32_t(out.stride), with_stride = uint32_t(with.stride);  // 2^26 bytes at most
+    const int column = lane % kRowPieces * 8, there = column < out.columns ? column : 0;
+    const int half = kPair ? room.owned_half() : column / 64;
+    const float* sums = room.sums(half);
+    const float* incoming = room.incoming();
+    const int which = kFlowing ? p.along : kGain;
+    const float plain = kFlowing || p.gained ? 0.0f : 1.0f;  // in the place of a gain that there is not
+    float* dots = p.dots + room.tile * (p.where.rows * p.where.slots * kChunk);
+    for (int n = 0; n < room.chunks; ++n) {
+      const int64_t slot = room.slot_of(n), t0 = int64_t(room.chunk_at(n)) * kChunk;
+      const int valid = int(room.segment.end - t0 < kChunk ? room.segment.end - t0 : kChunk);
+      const float* factors = p.factors + slot * kFactors * kChunk;
+      const BFloat16* from = with.data + t0 * with.stride + there;
+      BFloat16* to = const_cast<BFloat16*>(out.data) + t0 * out.stride + column;
+      const char* y = room.stage(n) + Room::kY + half * kPanel;
+      float vector[8];
+      if constexpr (kFlowing) {
+        const float* at = p.vector + slot * p.y.columns + room.tile * kShape.y_tile() + there;
+#pragma unroll
+        for (int j = 0; j < 8; j += 4) {
+          const Piece four = read_piece(at + j);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) vector[j + e] = as_float(four.word[e]);
+        }
+      }
+#pragma unroll 1
+      for (int batch = 0; batch < kBatches; ++batch) {
+        const int first = first_token + batch * kAhead * kStep;
+        Beside beside[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          const int t = first + i * kStep < valid ? first + i * kStep : 0;
+          beside[i].factor = factors[which * kChunk + t];
+          if constexpr (kFlowing) {
+            beside[i].self = factors[kSelf * kChunk + t];
+            beside[i].with = read_piece(from + uint32_t(t) * with_stride);
+          }
+        }
+        if (batch == 0) {
+          if constexpr (kPair) {
+            if (warp == 0 && lane == 0) room.incoming_full().expect(Room::kHalfBytes);
+            room.incoming_full().wait(room.every_parity(n));
+            room.sums_full(half).wait(room.every_parity(n));
+          } else {
+#pragma unroll
+            for (int h = 0; h < kOwned; ++h) room.sums_full(h).wait(room.every_parity(n));
+          }
+        }
+#pragma unroll
+        for (int group = 0; group < kAhead; group += kInGroup) {
+          float value[kInGroup][8];
+#pragma unroll
+          for (int i = 0; i < kInGroup; ++i) {
+            const uint32_t place =
+                sum_place(uint32_t(first + (group + i) * kStep) % kChunk, column % 64);  // beyond any
+            read_sums(value[i], sums, place);
+            if constexpr (kPair) {
+              float more[8];
+              read_sums(more, incoming, place);
+#pragma unroll
+              for (int j = 0; j < 8; ++j) value[i][j] += more[j];
+            }
+          }
+          if (batch + 1 == kBatches && group + kInGroup == kAhead) {  // who waits to write need not wait for the rest
+            __syncwarp();
+            if (lane == 0) {
+              if constexpr (kPair) {
+                room.sums_free(half).arrive();
+                room.sent_free().arrive_at(room.owned_half() ^ 1);
+              } else {
+#pragma unroll
+                for (int h = 0; h < kOwned; ++h) room.sums_free(h).arrive();
+              }
+            }
+          }
+#pragma unroll
+          for (int i = 0; i < kInGroup; ++i) {
+            const Beside& more = beside[group + i];
+            const int t = first + (group + i) * kStep;
+            const uint32_t in = uint32_t(t) % kChunk;
+            const bool inside = column < out.columns && t < valid;
+            float(&x)[8] = value[i];
+            if constexpr (kFlowing) {
+              const Piece own = read_piece(y + panel_piece(in, uint32_t(column) % 64 / 8));
+              float even = 0, odd = 0;
+#pragma unroll
+              for (int j = 0; j < 8; ++j) {
+                x[j] += more.factor * vector[j];
+                (j % 2 ? odd : even) += x[j] * element<BFloat16>(more.with, j);
+                x[j] += more.self * element<BFloat16>(own, j);
+              }
+              float dot = inside ? even + odd : 0.0f;
+#pragma unroll
+              for (int mask = kRowPieces / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
+              store_if(column == 0 && t < kChunk, dots + slot * kChunk + t, dot);
+            } else {
+#pragma unroll
+              for (int j = 0; j < 8; ++j) x[j] *= plain == 0 ? more.factor : plain;
+            }
+            Piece result;
+#pragma unroll
+            for (int w = 0; w < 4; ++w) result.word[w] = pack(BFloat16{}, x[2 * w], x[2 * w + 1]);
+            store_if(inside, to + in * out_stride, result);
+          }
+        }
+      }
+      __syncwarp();
+      if (lane == 0) room.y_free(n).arrive();
+    }
+  }
+
+  // ---- normalisers, by the same warps: three rounds of 8 tokens each. l = inter q n + the row's sum of scores
+
+  static constexpr int kAtOnce = 8, kLanes = kShape.rows / 8;  // of a token: a lane has 8 columns
+  static constexpr int kEach = kAtOnce * kLanes / 32;          // tokens that a lane has columns of
+  static constexpr int kRounds = 3;
+  static_assert(kOutputWarps * kRounds == kChunk / kAtOnce + 1);  // one round is done by two warps, which find the same
+
+  // Each of the sums over lanes that are kNearest to kFarthest apart. At each step a lane gives half of what it has to
+  // the lane that keeps those, until it has one: sum lane / kNearest of them.
+  template <int kFarthest, int kNearest, int kCount>
+  XLSTM_DEVICE static float sum_lanes(float (&sum)[kCount], int lane) {
+    static_assert(kCount == 2 * kFarthest / kNearest);
+#pragma unroll
+    for (int mask = kFarthest; mask >= kNearest; mask /= 2) {
+      const bool upper = lane & mask;
+#pragma unroll
+      for (int j = 0; j < mask / kNearest; ++j) {
+        const float low = sum[j], high = sum[j + mask / kNearest];
+        sum[j] = (upper ? high : low) + shuffle_xor(upper ? low : high, mask);
+      }
+    }
+    return sum[0];
+  }
+
+  XLSTM_DEVICE void normalise(int warp) const {
+    const NormaliserParams& q = room.params.normaliser;
+    const int lane = threadIdx.x % 32, piece = lane % kLanes;
+    const int first = (warp * kRounds - warp / 2) * kAtOnce, among = lane / kLanes * kEach;
+    const bool finishes = lane % 4 < kRounds;  // a token of each round
+    const int token = first + (finishes ? lane % 4 * kAtOnce + lane / 4 : 0);
+    for (int n = 0; n < room.chunks; ++n) {
+      const char* numbers = room.normal(n);
+      const char* panel = room.stage(n) + Room::kA + piece / 8 * kPanel + first * kPanelRowBytes;
+      room.a_full(n).wait(room.parity(n));
+      const float4 low = *reinterpret_cast<const float4*>(numbers + piece * 32);
+      const float4 high = *reinterpret_cast<const float4*>(numbers + piece * 32 + 16);
+      const float of_n[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+      float part[4] = {};  // of token lane / 4 of each round
+#pragma unroll
+      for (int round = 0; round < kRounds; ++round) {
+        float sum[kEach];
+#pragma unroll
+        for (int t = 0; t < kEach; ++t) {
+          const Piece x = read_piece(panel + panel_piece(round * kAtOnce + among + t, piece % 8));
+          sum[t] = 0;
+#pragma unroll
+          for (int j = 0; j < 8; ++j) sum[t] += element<BFloat16>(x, j) * of_n[j];
+        }
+        part[round] = sum_lanes<kLanes / 2, 4>(sum, lane);
+      }
+      const float dot = sum_lanes<2, 1>(part, lane);
+      const float row_sum = reinterpret_cast<const float*>(numbers + Room::kRowSums)[token];
+      const double m = reinterpret_cast<const double*>(numbers + Room::kM)[token];
+      room.y_full(n).wait(room.parity(n));
+      const float l = room.factors(n, kInter)[token] * dot + row_sum;
+      __syncwarp();
+      if (lane == 0) room.a_free(n).arrive(), room.y_free(n).arrive();
+      const int64_t t = int64_t(room.chunk_at(n)) * kChunk + token;
+      const bool inside = finishes && t < room.segment.end;
+      if (finishes) room.gains(n)[token] = inside ? float(1 / xlstm::normaliser(q.normalize, l, m, q.eps)) : 0.0f;
+      __syncwarp();
+      if (lane == 0) room.gain_full(n).arrive();
+      if (room.tile == 0 && q.l && inside) q.l[room.segment.row * p.where.length + t] = l;
+    }
+  }
+};
+
+}  // namespace xlstm::gpu
