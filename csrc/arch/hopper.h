@@ -86,11 +86,6 @@ XLSTM_DEVICE void pass(int barrier, int threads) {
 XLSTM_DEVICE void meet_cluster() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
-XLSTM_DEVICE uint32_t block_in_cluster() {
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
 
 // ---- registers of a warpgroup, all of whose warps call this; multiples of 8
 
@@ -112,15 +107,6 @@ XLSTM_DEVICE void copy_panel(uint32_t to, const CUtensorMap* from, int column, i
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
       "[%6];" ::"r"(to),
       "l"(from), "r"(column), "r"(token), "r"(head), "r"(batch), "r"(done.at)
-      : "memory");
-}
-// The same to the same place in every block of the cluster whose bit is set, with a word to each one's barrier.
-XLSTM_DEVICE void copy_panel_to(uint32_t to, const CUtensorMap* from, int column, int token, int head, int batch,
-                                Barrier done, uint16_t blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-      "[%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
-      "l"(from), "r"(column), "r"(token), "r"(head), "r"(batch), "r"(done.at), "h"(blocks)
       : "memory");
 }
 // Bytes side by side; addresses and count are multiples of 16.
@@ -269,16 +255,7 @@ XLSTM_DEVICE int made_here(int x) {
   return x;
 }
 
-// Accesses that happen or not, without a branch that what comes after would have to stay behind. What is not read is 0.
-XLSTM_DEVICE Piece read_if(bool happens, const void* from) {
-  Piece x;
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
-      "@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4]; }"
-      : "=&r"(x.word[0]), "=&r"(x.word[1]), "=&r"(x.word[2]), "=&r"(x.word[3])
-      : "l"(from), "r"(int(happens)));
-  return x;
-}
+// Stores that happen or not, without a branch that what comes after would have to stay behind.
 XLSTM_DEVICE void store_if(bool happens, void* to, const Piece& x) {
   asm volatile(
       "{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v4.b32 [%1], {%2, %3, %4, %5}; }" ::"r"(int(happens)),

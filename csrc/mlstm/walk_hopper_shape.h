@@ -18,10 +18,10 @@ struct HopperShape {
   int rows, halves;
   bool pair;
 
-  constexpr int columns() const { return 64 * halves; }             // of the state in a block
   constexpr int y_tile() const { return pair ? 64 : 64 * halves; }  // of the outputs
   constexpr int per_warpgroup() const { return halves / 2; }
-  // Two stages of a, x, y, scores, and three factors of their tokens; outputs of 64 columns each; barriers.
+  // Two stages of a, x, y, scores, and three factors of their tokens; outputs of 64 columns each; two stages of what
+  // normalisers are made of, and become; barriers.
   constexpr int stage_bytes() const { return (2 * rows / 64 + halves + 1) * 128 * kHopperChunk; }
   constexpr int lds_bytes(HopperOutput output) const {
     const int half = output >= HopperOutput::summed ? 64 * kHopperChunk * 4 : 128 * kHopperChunk;
