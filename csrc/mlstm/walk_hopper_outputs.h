@@ -21,9 +21,9 @@ struct HopperOutputs {
 
   // ---- by the warpgroups that hold the state, 64 columns of y each
 
-  // Outputs that are sums, or sums over N of each token, to memory.
+  // Outputs that are sums, or sums over N of each token, which is made here or was before, to memory.
   XLSTM_DEVICE void store(const float (&sum)[32], int n, int half, int group) const {
-    const float* gain = room.gains(n);
+    const float* gain = kNormalise ? room.gains(n) : p.gained ? room.factors(n, kGain) : nullptr;
     if constexpr (kNormalise) room.gain_full(n).wait(room.parity(n));
     const int thread = threadIdx.x % kWarpgroup, lane = thread % 32, here = made_here(thread);
     const uint32_t panel = room.base + uint32_t(Room::kSums + half * kPanel);
@@ -36,7 +36,7 @@ struct HopperOutputs {
       for (int w = 0; w < 4; ++w) {
         const int i = 4 * (j + w / 2) + w % 2 * 2;
         float2 by{1, 1};
-        if constexpr (kNormalise) by = *reinterpret_cast<const float2*>(gain + 8 * (j + w / 2) + 2 * (lane % 4));
+        if (kNormalise || gain) by = *reinterpret_cast<const float2*>(gain + 8 * (j + w / 2) + 2 * (lane % 4));
         r[w] = pack(BFloat16{}, sum[i] * by.x, sum[i + 1] * by.y);
       }
       const int row = 8 * j + here % 8 + here / 16 % 2 * 8, piece = here / 32 * 2 + here / 8 % 2;

@@ -123,7 +123,7 @@ def test_eval(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "plan", "--device", "mi300x", "--length", 8192)
-    assert code == 0 and "compute_units 304" in out and "forward: rows 256" in out
+    assert code == 0 and "compute_units 304" in out and "forward: schedule common, rows 256" in out
     assert "segments" in json.loads(run(capsys, "plan", "--json")[1])
     assert "MI300X" in run(capsys, "plan", "--device", "list")[1].splitlines()
     code, _, err = run(capsys, "plan", "--device", "MI9000")

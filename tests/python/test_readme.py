@@ -82,7 +82,7 @@ def test_the_house_is_as_drawn() -> None:
             stem, endings = re.fullmatch(r"([^{]*)(?:\{(.*)\})?", name).groups()  # type: ignore[union-attr]
             drawn |= {folder + stem + ending for ending in (endings or "").split(",")}
     assert not {path for path in drawn if not (ROOT / path).exists()}
-    sources = [p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".h", ".cpp", ".hip")]
+    sources = [p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".h", ".cpp", ".hip", ".cu")]
     sources += [p for p in (ROOT / "python/xlstm_hip").glob("*.py") if not p.name.startswith("_")]
     assert not {str(p.relative_to(ROOT)) for p in sources} - drawn
 
