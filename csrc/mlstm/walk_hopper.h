@@ -7,10 +7,10 @@
 // Who owns what: two warpgroups hold 128 numbers of the state in each thread, 64 columns of y by 256 rows (or twice 64
 // by 128) in each. They take turns: while one multiplies by the state, the other packs, weighs, writes. Of the third
 // warpgroup one warp brings tiles of 64 tokens by bulk copies, two chunks ahead. Outputs that are sums (dv), or sums
-// over normalisers that the other three make (h), leave by bulk copies as well; those with more to them (dq, dk: what n
-// and dn add, dots, the diagonal) the three finish. Rows beyond 256 are a second block's, of the same cluster; each of
-// the two sends the other half of its sums, and its three warps finish its own half, h and dv too.
-// walk_hopper_room.h has the shared memory, walk_hopper_outputs.h what becomes of sums.
+// over normalisers (h; of 128 rows the other three warps make them on the way), leave by bulk copies as well; those
+// with more to them (dq, dk: what n and dn add, dots, the diagonal) the three finish. Rows beyond 256 are a second
+// block's, of the same cluster; each of the two sends the other half of its sums, and its three warps finish its own
+// half, h and dv too. walk_hopper_room.h has the shared memory, walk_hopper_outputs.h what becomes of sums.
 //
 // Floor, forward at 256/512: flops, with each of q, k, v, h and scores moved once; the scores cost 8 % of the bytes.
 // Operands in shared memory are read at 64 bytes a cycle, half of what it gives, while 20 to 36 bytes a cycle arrive.

@@ -65,9 +65,11 @@ void launch_shape(const WalkPlan& plan, const WalkParams& p, const NormaliserPar
     run(std::integral_constant<HopperOutput, HopperOutput::flowing>{});
   } else if constexpr (kPair) {
     run(std::integral_constant<HopperOutput, HopperOutput::summed>{});
-  } else if (normaliser) {
-    all.normaliser = *normaliser;
-    run(std::integral_constant<HopperOutput, HopperOutput::normalised>{});
+  } else if (kRows == 128 && normaliser) {
+    if constexpr (kRows == 128) {
+      all.normaliser = *normaliser;
+      run(std::integral_constant<HopperOutput, HopperOutput::normalised>{});
+    }
   } else {
     run(std::integral_constant<HopperOutput, HopperOutput::plain>{});
   }

@@ -8,8 +8,8 @@ namespace xlstm::gpu {
 
 constexpr int kHopperChunk = 64, kHopperBarriers = 24;
 
-// What a walk's sums become: nothing; outputs; outputs over normalisers that are made on the way; outputs of sums of
-// two blocks, times a gain; or gradients that have more to them, those of q and k.
+// What a walk's sums become: nothing; outputs, times a gain where there is one; outputs over normalisers that are made
+// on the way; outputs of sums of two blocks, times a gain; or gradients that have more to them, those of q and k.
 enum class HopperOutput { none, plain, normalised, summed, flowing };
 
 // A state of `rows` by 64 `halves` columns in a block, half of the halves in each of two warpgroups. 512 rows are a
