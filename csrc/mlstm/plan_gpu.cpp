@@ -63,7 +63,7 @@ WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int rows, int64_t colu
     const HopperShape shape = hopper_shape(p.rows, columns);
     p.y_tile = shape.y_tile();
     p.tiles = int(ceil_div(columns, p.y_tile));
-    p.normalises = p.rows == 128;  // of more rows it takes as long as a kernel before the walk
+    p.normalises = shape.normalises();
     if (shape.pair) p.tiles = int(ceil_div(p.tiles, 2)) * 2;
   } else {
     const WalkShape shape = walk_shape(chip.family, s.element_bytes, rows, chunk);

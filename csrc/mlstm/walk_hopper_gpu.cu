@@ -65,8 +65,8 @@ void launch_shape(const WalkPlan& plan, const WalkParams& p, const NormaliserPar
     run(std::integral_constant<HopperOutput, HopperOutput::flowing>{});
   } else if constexpr (kPair) {
     run(std::integral_constant<HopperOutput, HopperOutput::summed>{});
-  } else if (kRows == 128 && normaliser) {
-    if constexpr (kRows == 128) {
+  } else if (State::kShape.normalises() && normaliser) {
+    if constexpr (State::kShape.normalises()) {  // of other shapes there is no such kernel
       all.normaliser = *normaliser;
       run(std::integral_constant<HopperOutput, HopperOutput::normalised>{});
     }

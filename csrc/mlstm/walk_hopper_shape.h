@@ -29,6 +29,8 @@ struct HopperShape {
     const int normal = output == HopperOutput::normalised ? 2 * (rows * 4 + kHopperChunk * 16) : 0;
     return 2 * stage_bytes() + outputs * half + 2 * 3 * kHopperChunk * 4 + normal + kHopperBarriers * 8;
   }
+  // Whether a forward walk makes its normalisers itself: of more rows that takes as long as a kernel before the walk.
+  constexpr bool normalises() const { return rows == 128; }
   constexpr int registers() const { return rows / 2 * per_warpgroup(); }  // of the state in a thread
 };
 constexpr int kHopperStateThreads = 256, kHopperBlockThreads = 384;
