@@ -33,6 +33,7 @@ from attention_report import draw, markdown
 from environment import environment
 from gpu_timing import Machine
 from memory import MemoryUnknown, growth_of
+from result_files import write
 from timing import Pace, Progress, interleaved, paired_ratio
 from xlstm_hip.attention import flash_attn_func
 
@@ -249,13 +250,7 @@ def main() -> None:
     out: Path = arguments.out or FOLDER / f"attention_{arguments.device}.json"
 
     results = run(arguments)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=1) + "\n")
-    text = markdown(results)
-    out.with_suffix(".md").write_text(text)
-    print(text)
-    draw(results, out.with_suffix(".png"))
-    print(f"written: {out}, {out.with_suffix('.md').name}, {out.with_suffix('.png').name}")
+    write(results, out, markdown, draw)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +34,7 @@ from mlstm_contenders import (
 )
 from mlstm_problem import DTYPES, Cell, errors_of, make_inputs, true_results
 from plot import draw
+from result_files import write
 from table import markdown
 from timing import Pace, Progress, Samples, interleaved, paired_ratio, spread
 
@@ -212,14 +212,7 @@ def main() -> None:
 
     warnings.filterwarnings("ignore", module="(mlstm_kernels|transformers|torch)")
     results = run(arguments.quick, arguments.threads, arguments.chunk_size)
-    out: Path = arguments.out
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=1) + "\n")
-    text = markdown(results)
-    out.with_suffix(".md").write_text(text)
-    print(text)
-    draw(results, out.with_suffix(".png"))
-    print(f"written: {out}, {out.with_suffix('.md').name}, {out.with_suffix('.png').name}")
+    write(results, arguments.out, markdown, draw)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@ python benchmarks/plot.py results/mlstm_cpu.json [picture.png]
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from environment import summary
+from result_files import redraw
 
 Results = dict[str, Any]
 # Label and colour of each kernel; colours that stay apart for colour-blind readers, ours are the blues.
@@ -120,12 +119,5 @@ def draw(results: Results, path: Path) -> None:
     plt.close(figure)
 
 
-def main() -> None:
-    source = Path(sys.argv[1])
-    target = Path(sys.argv[2]) if len(sys.argv) > 2 else source.with_suffix(".png")
-    draw(json.loads(source.read_text()), target)
-    print(target)
-
-
 if __name__ == "__main__":
-    main()
+    redraw(draw)

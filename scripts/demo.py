@@ -374,6 +374,14 @@ def draw_decode(job: argparse.Namespace, results: Results, axes: Any) -> None:
     axes.legend(frameon=False)
 
 
+def leave_picture(picture: Path, draw_to: Callable[[Path], None]) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        print("No picture: matplotlib is not installed (pip install 'xlstm_hip[plot]').")
+        return
+    draw_to(picture)
+    print(f"Picture: {picture}")
+
+
 def main() -> None:
     job = arguments()
     torch.set_num_threads(job.threads)
@@ -385,12 +393,7 @@ def main() -> None:
     with Progress(measurements(job)) as progress:
         results = measure(job, progress)
     print_results(job, results)
-    if importlib.util.find_spec("matplotlib") is None:
-        print("No picture: matplotlib is not installed (pip install 'xlstm_hip[plot]').")
-        return
-    picture = job.output / "mlstm_demo.png"
-    draw(job, results, picture)
-    print(f"Picture: {picture}")
+    leave_picture(job.output / "mlstm_demo.png", lambda picture: draw(job, results, picture))
 
 
 if __name__ == "__main__":

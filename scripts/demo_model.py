@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from demo import OUR_COLOUR, PLAIN_COLOUR, at_least, print_table, seconds
+from demo import OUR_COLOUR, PLAIN_COLOUR, at_least, leave_picture, print_table, seconds
 from xlstm_hip import device_facts
 from xlstm_hip.models import Sampling, Stream, generate, load_pretrained, xLSTMLarge
 from xlstm_hip.text import BYTES
@@ -193,12 +193,8 @@ def main() -> None:
     prompt = torch.cat((torch.full_like(prompt[:, :1], model.special_tokens.bos), prompt), dim=1)
     rates = measure(job, prompt)
     print_rates(rates)
-    if importlib.util.find_spec("matplotlib") is None:
-        print("No picture: matplotlib is not installed (pip install 'xlstm_hip[plot]').")
-        return
-    picture = job.output / "model_demo.png"
-    draw(job, rates, picture)
-    print(f"Picture: {picture}\n")
+    leave_picture(job.output / "model_demo.png", lambda picture: draw(job, rates, picture))
+    print()
 
 
 if __name__ == "__main__":
