@@ -196,6 +196,9 @@ def command(*arguments: object, **options: object) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell starts what it puts in the background (a CI's pytest, say) with Ctrl-C ignored, and children
+        # inherit that: here it does what it does at a terminal.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         **options,  # type: ignore[call-overload]
     )
 
@@ -205,14 +208,17 @@ def test_ctrl_c_and_closed_pipes(checkpoint: Path) -> None:
     for stop in ("interrupt", "close"):
         running = command(*endless)
         assert running.stdout is not None and running.stderr is not None
-        assert running.stdout.read(1)  # it streams before it ends
-        if stop == "interrupt":
-            time.sleep(0.2)
-            running.send_signal(signal.SIGINT)
-            _, err = running.communicate(timeout=60)
-            assert running.returncode == 130
-        else:
-            running.stdout.close()
-            err = running.stderr.read()
-            assert running.wait(timeout=60) == 0
+        try:
+            assert running.stdout.read(1)  # it streams before it ends
+            if stop == "interrupt":
+                time.sleep(0.2)
+                running.send_signal(signal.SIGINT)
+                _, err = running.communicate(timeout=60)
+                assert running.returncode == 130
+            else:
+                running.stdout.close()
+                err = running.stderr.read()
+                assert running.wait(timeout=60) == 0
+        finally:
+            running.kill()
         assert "Traceback" not in err
