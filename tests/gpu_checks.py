@@ -18,8 +18,9 @@ from torch import Tensor
 
 import accuracy
 from accuracy import Quantities
-from gpu_table import SEQUENCE_KERNELS, STEP_KERNELS, poisoned, same_bits
+from gpu_table import SEQUENCE_KERNELS, STEP_KERNELS, same_bits
 from op_calls import arguments, registered_ops
+from poison import poisoned
 from reference import relative_error
 from shapes import Case
 from xlstm_hip import kernel_info, mlstm_interface, mlstm_step_interface

@@ -208,6 +208,18 @@ XLSTM_API xlstm_status xlstm_attention_backward_pass(const xlstm_attention_backw
 XLSTM_API xlstm_status xlstm_attention_append_tokens(const xlstm_attention_append*, const xlstm_runtime*);
 XLSTM_API xlstm_status xlstm_attention_combine_parts(const xlstm_attention_combine*, const xlstm_runtime*);
 
+/* The same calls on a GPU, as for the mLSTM: tensors and index tensors lie in its memory, and what they hold is not read
+ * here; offsets, pages and lengths that leave a tensor are cut off. q is float, bfloat16 or float16. */
+XLSTM_API size_t xlstm_gpu_attention_forward_workspace(const xlstm_attention_forward*);
+XLSTM_API size_t xlstm_gpu_attention_backward_workspace(const xlstm_attention_backward*);
+XLSTM_API size_t xlstm_gpu_attention_append_workspace(const xlstm_attention_append*);
+XLSTM_API size_t xlstm_gpu_attention_combine_workspace(const xlstm_attention_combine*);
+
+XLSTM_API xlstm_status xlstm_gpu_attention_forward_pass(const xlstm_attention_forward*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_attention_backward_pass(const xlstm_attention_backward*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_attention_append_tokens(const xlstm_attention_append*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_attention_combine_parts(const xlstm_attention_combine*, const xlstm_gpu*);
+
 /* The message of this thread's last call, empty when it succeeded. */
 XLSTM_API const char* xlstm_last_error(void);
 /* The instruction set that the CPU kernels use: "avx512bf16", "avx512", "avx2" or "portable". */
