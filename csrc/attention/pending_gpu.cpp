@@ -12,7 +12,5 @@ namespace xlstm::gpu {
 
 XLSTM_PENDING(attention_forward, xlstm_attention_forward)
 XLSTM_PENDING(attention_backward, xlstm_attention_backward)
-XLSTM_PENDING(attention_append, xlstm_attention_append)
-XLSTM_PENDING(attention_combine, xlstm_attention_combine)
 }  // namespace xlstm::gpu
 #endif
