@@ -39,6 +39,11 @@ constexpr int lane_column(Family f, int r) { return f == Family::nvidia ? r / 2 
 constexpr int column_position(Family f, int lane, int j) { return f == Family::nvidia ? lane / 4 + 8 * j : lane % 16; }
 constexpr int row_lanes(Family f) { return f == Family::nvidia ? 3 : f == Family::cdna ? 48 : 16; }
 
+// Registers of a lane, from the first on, whose rows are of one eight and whose column is one.
+constexpr int eight_registers(Family f, int element_bytes) {
+  return f == Family::nvidia ? 2 : f == Family::cdna && element_bytes == 2 ? 8 : 4;
+}
+
 // Which row of a 32-row group the row i of accumulator j is: the same alternation, for loading stream operands.
 constexpr int interleaved_row(int i, int j) { return 8 * (i / 4) + 4 * j + i % 4; }
 

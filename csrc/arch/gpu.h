@@ -113,6 +113,17 @@ XLSTM_DEVICE int same_in_all(int x) {
 #endif
 }
 
+// Whether it is so in any lane.
+XLSTM_DEVICE bool any_lane(bool x) {
+#if defined(__CUDACC__)
+  return __any_sync(~0u, x);
+#elif defined(__GFX11__)
+  return __builtin_amdgcn_ballot_w32(x) != 0;
+#else
+  return __builtin_amdgcn_ballot_w64(x) != 0;
+#endif
+}
+
 XLSTM_DEVICE float shuffle_xor(float x, int mask) {
 #if defined(__CUDACC__)
   return __shfl_xor_sync(~0u, x, mask);

@@ -10,7 +10,6 @@ namespace xlstm::gpu {
   size_t name##_workspace(const params&, const Chip&) { throw std::runtime_error(#name ": no GPU kernel yet"); } \
   void name(const params&, const Chip&, void*, void*) { throw std::runtime_error(#name ": no GPU kernel yet"); }
 
-XLSTM_PENDING(attention_forward, xlstm_attention_forward)
 XLSTM_PENDING(attention_backward, xlstm_attention_backward)
 }  // namespace xlstm::gpu
 #endif
