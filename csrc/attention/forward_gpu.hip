@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention forward on a GPU: which kernel a call takes, and what it works in.
+#include "attention/decode_launch.h"
 #include "attention/forward_launch.h"
 #include "attention/kernels_gpu.h"
 
@@ -8,12 +9,14 @@ namespace {
 
 int element_bytes(const xlstm_tensor& x) { return x.dtype == XLSTM_FLOAT32 ? 4 : 2; }
 
-AttentionForwardPlan plan(const xlstm_attention_forward& p, const Chip& chip) {
+AttentionCall call_of(const xlstm_attention_forward& p) {
   const xlstm_attention& in = p.in;
   const bool bent = in.softcap > 0 || in.alibi_slopes || in.dropout_p > 0 || !(in.softmax_scale > 0);
-  return plan_attention_forward({in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.dqk, in.dv,
-                                 element_bytes(in.q), bent, p.probs.data != nullptr},
-                                in.block_size, p.splits, chip);
+  return {in.batch, in.heads_q, in.heads_k,          in.length_q, in.length_k,
+          in.dqk,   in.dv,      element_bytes(in.q), bent,        p.probs.data != nullptr};
+}
+AttentionForwardPlan plan(const xlstm_attention_forward& p, const Chip& chip) {
+  return plan_attention_forward(call_of(p), p.in.block_size, p.splits, chip);
 }
 
 // Rows of whole pieces at multiples of 16 bytes, a tile of whose tokens 32 bits reach.
@@ -24,14 +27,42 @@ bool is_whole(const xlstm_tensor& x, int64_t features) {
   return whole && x.stride[2] >= 0 && x.stride[2] * bytes < int64_t(1) << 24;
 }
 
-}  // namespace
-
-size_t attention_forward_workspace(const xlstm_attention_forward& p, const Chip& chip) {
-  plan(p, chip);
-  return 0;
+// Few rows against many keys. A tile of a size that the caller names is the other kernel's.
+bool may_decode(const xlstm_attention_forward& p) {
+  return has_few_rows(call_of(p)) && !p.probs.data && !(p.in.dropout_p > 0) && p.in.block_size == 0;
+}
+bool decodes(const xlstm_attention_forward& p) {
+  return may_decode(p) && is_whole(p.in.q, p.in.dqk) && is_whole(p.in.k, p.in.dqk) && is_whole(p.in.v, p.in.dv);
 }
 
-void attention_forward(const xlstm_attention_forward& p, const Chip& chip, void*, void* stream) {
+template <class Launch>
+void with_element(xlstm_dtype dtype, Launch&& launch) {
+  if (dtype == XLSTM_BFLOAT16)
+    launch(BFloat16{});
+  else if (dtype == XLSTM_FLOAT16)
+    launch(Float16{});
+  else
+    launch(float{});
+}
+
+void decode(const xlstm_attention_forward& p, const Chip& chip, void* workspace, Stream stream) {
+  const DecodePlan cut = plan_decode(call_of(p), p.splits, chip);
+  const DecodeParams params{p, cut.blocks, cut.splits, is_whole(p.out, p.in.dv),
+                            ForwardParts::in_workspace(p.in, cut.splits, workspace)};
+  with_element(p.in.q.dtype, [&](auto e) { launch_decode<decltype(e)>(cut, params, stream); });
+  if (cut.splits > 1) combine_forward_parts(p, params.parts, cut.splits, stream);
+}
+
+}  // namespace
+
+// What a call needs must not change with where its tensors lie.
+size_t attention_forward_workspace(const xlstm_attention_forward& p, const Chip& chip) {
+  plan(p, chip);
+  return may_decode(p) ? ForwardParts::bytes(p.in, plan_decode(call_of(p), p.splits, chip).splits) : 0;
+}
+
+void attention_forward(const xlstm_attention_forward& p, const Chip& chip, void* workspace, void* stream) {
+  if (decodes(p)) return decode(p, chip, workspace, static_cast<Stream>(stream));
   const AttentionForwardPlan cut = plan(p, chip);
   const xlstm_attention& in = p.in;
   const ForwardParams params{p,
@@ -44,12 +75,7 @@ void attention_forward(const xlstm_attention_forward& p, const Chip& chip, void*
                              nullptr,
                              nullptr};
   const auto s = static_cast<Stream>(stream);
-  if (in.q.dtype == XLSTM_BFLOAT16)
-    launch_forward<BFloat16>(cut, params, s);
-  else if (in.q.dtype == XLSTM_FLOAT16)
-    launch_forward<Float16>(cut, params, s);
-  else
-    launch_forward<float>(cut, params, s);
+  with_element(in.q.dtype, [&](auto e) { launch_forward<decltype(e)>(cut, params, s); });
 }
 
 }  // namespace xlstm::gpu
