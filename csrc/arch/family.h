@@ -81,6 +81,12 @@ constexpr int swizzled_row(Family f, int pieces, int row) {
 // ---- Operands from rows of tokens by features as they lie, in memory or in LDS, 16 or 8 bytes of a row at a time
 // (arch/pieces.h).
 //
+// In LDS a row of a tile that is read both ways is a whole number of lines of 128 bytes, and its pieces are permuted
+// within each line so that no way of reading or writing them has conflicts.
+constexpr int both_ways_piece(Family f, int row, int piece) {
+  return f == Family::nvidia ? piece ^ (row / 2 % 4 * 2 ^ row % 2 * 4) : swizzled_piece(f, 8, row, piece);
+}
+
 // With features as k: a unit of features at a time, in an order of k that the stream and the chain side share.
 constexpr int unit_features(Family f, int element_bytes) { return element_bytes == 2 && f != Family::rdna ? 32 : 16; }
 constexpr int stream_pieces(Family f, int element_bytes) {  // of a unit in each lane

@@ -3,6 +3,7 @@
 #include "attention/decode_launch.h"
 #include "attention/forward_launch.h"
 #include "attention/kernels_gpu.h"
+#include "attention/mla_launch.h"
 
 namespace xlstm::gpu {
 namespace {
@@ -53,15 +54,53 @@ void decode(const xlstm_attention_forward& p, const Chip& chip, void* workspace,
   if (cut.splits > 1) combine_forward_parts(p, params.parts, cut.splits, stream);
 }
 
+// Values that are the first features of the keys.
+bool is_mla(const xlstm_attention_forward& p) {
+  const xlstm_tensor &k = p.in.k, &v = p.in.v;
+  bool same = v.data == k.data;
+  for (int j = 0; j < 3; ++j) same = same && v.stride[j] == k.stride[j];
+  return same && p.in.dv == kMlaValues && (p.in.dqk == kMlaFeatures[0] || p.in.dqk == kMlaFeatures[1]);
+}
+void check_mla(const xlstm_attention_forward& p) {
+  const xlstm_attention& in = p.in;
+  const auto expect = [&](bool as_expected, const std::string& what) {
+    if (!as_expected)
+      throw std::invalid_argument(what + " on a GPU with head dims of " + std::to_string(in.dqk) + " and 512");
+  };
+  expect(in.q.dtype != XLSTM_FLOAT32, "q: expected bfloat16 or float16");
+  expect(!(in.softcap > 0), "softcap: expected 0");
+  expect(!(in.dropout_p > 0), "dropout_p: expected 0");
+  expect(!p.probs.data, "return_attn_probs: expected False");
+  expect(!in.alibi_slopes, "alibi_slopes: expected None");
+  expect(in.block_size == 0, "block_size: expected None");
+  expect(is_whole(in.q, in.dqk), "q: expected rows that begin at multiples of 16 bytes");
+  expect(is_whole(in.k, in.dqk), "k_cache: expected rows that begin at multiples of 16 bytes");
+}
+void run_mla(const xlstm_attention_forward& p, const Chip& chip, void* workspace, Stream stream) {
+  const MlaPlan cut = plan_mla(call_of(p), p.splits, chip);
+  const MlaParams params{p, cut.blocks, cut.splits, is_whole(p.out, p.in.dv),
+                         ForwardParts::in_workspace(p.in, cut.splits, workspace)};
+  if (p.in.q.dtype == XLSTM_BFLOAT16)
+    launch_mla<BFloat16>(cut, params, stream);
+  else
+    launch_mla<Float16>(cut, params, stream);
+  if (cut.splits > 1) combine_forward_parts(p, params.parts, cut.splits, stream);
+}
+
 }  // namespace
 
 // What a call needs must not change with where its tensors lie.
 size_t attention_forward_workspace(const xlstm_attention_forward& p, const Chip& chip) {
+  if (is_mla(p)) {
+    check_mla(p);
+    return ForwardParts::bytes(p.in, plan_mla(call_of(p), p.splits, chip).splits);
+  }
   plan(p, chip);
   return may_decode(p) ? ForwardParts::bytes(p.in, plan_decode(call_of(p), p.splits, chip).splits) : 0;
 }
 
 void attention_forward(const xlstm_attention_forward& p, const Chip& chip, void* workspace, void* stream) {
+  if (is_mla(p)) return run_mla(p, chip, workspace, static_cast<Stream>(stream));
   if (decodes(p)) return decode(p, chip, workspace, static_cast<Stream>(stream));
   const AttentionForwardPlan cut = plan(p, chip);
   const xlstm_attention& in = p.in;
