@@ -11,9 +11,9 @@ int element_bytes(const xlstm_tensor& x) { return x.dtype == XLSTM_FLOAT32 ? 4 :
 AttentionForwardPlan plan(const xlstm_attention_forward& p, const Chip& chip) {
   const xlstm_attention& in = p.in;
   const bool bent = in.softcap > 0 || in.alibi_slopes || in.dropout_p > 0 || !(in.softmax_scale > 0);
-  return plan_attention_forward({in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.dqk, in.dv,
-                                 element_bytes(in.q), bent, p.probs.data != nullptr},
-                                in.block_size, p.splits, chip);
+  return plan_attention_forward(
+      {in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.dqk, in.dv, element_bytes(in.q), bent},
+      in.block_size, p.splits, chip);
 }
 
 // Rows of whole pieces at multiples of 16 bytes, a tile of whose tokens 32 bits reach.
@@ -27,11 +27,10 @@ bool is_whole(const xlstm_tensor& x, int64_t features) {
 }  // namespace
 
 size_t attention_forward_workspace(const xlstm_attention_forward& p, const Chip& chip) {
-  plan(p, chip);
-  return 0;
+  return ForwardParts::bytes(p.in, plan(p, chip).splits);
 }
 
-void attention_forward(const xlstm_attention_forward& p, const Chip& chip, void*, void* stream) {
+void attention_forward(const xlstm_attention_forward& p, const Chip& chip, void* workspace, void* stream) {
   const AttentionForwardPlan cut = plan(p, chip);
   const xlstm_attention& in = p.in;
   const ForwardParams params{p,
@@ -41,8 +40,7 @@ void attention_forward(const xlstm_attention_forward& p, const Chip& chip, void*
                              is_whole(in.k, in.dqk),
                              is_whole(in.v, in.dv),
                              is_whole(p.out, in.dv),
-                             nullptr,
-                             nullptr};
+                             ForwardParts::in_workspace(in, cut.splits, workspace)};
   const auto s = static_cast<Stream>(stream);
   if (in.q.dtype == XLSTM_BFLOAT16)
     launch_forward<BFloat16>(cut, params, s);

@@ -11,7 +11,5 @@ namespace xlstm::gpu {
   void name(const params&, const Chip&, void*, void*) { throw std::runtime_error(#name ": no GPU kernel yet"); }
 
 XLSTM_PENDING(attention_backward, xlstm_attention_backward)
-XLSTM_PENDING(attention_append, xlstm_attention_append)
-XLSTM_PENDING(attention_combine, xlstm_attention_combine)
 }  // namespace xlstm::gpu
 #endif
