@@ -26,6 +26,13 @@
 
 #define XLSTM_DEVICE __device__ __forceinline__
 
+// Before a kernel's only param, whose address is taken: NVIDIA's compiler then makes no copy of it.
+#if defined(__CUDACC__)
+#define XLSTM_PARAM const __grid_constant__
+#else
+#define XLSTM_PARAM const
+#endif
+
 namespace xlstm::gpu {
 
 #if defined(__CUDACC__)

@@ -5,8 +5,8 @@
 //
 // The query heads of one key head are one matrix of rows (attention/layout.h), so GQA and MQA share K and V. Everything
 // is transposed: K is the stream operand, along the features, Q the chain; the strips of S have keys down and rows
-// across, and once they are weights they are the chain operand of V^T P^T as they lie. A row's maximum and sum are those
-// of a column.
+// across, and once they are weights they are the chain operand of V^T P^T as they lie. A row's maximum and sum are
+// those of a column.
 //
 // Who owns what: a block has `rows` rows of one key head, each of its waves 16 or 32 of them with O in accumulators and
 // Q in registers (in LDS where they would not fit), and walks tiles of keys. K and V have a room each in LDS; the one
@@ -21,19 +21,19 @@
 // sum and half a packing.
 #pragma once
 
+#include "attention/combine_gpu.h"
 #include "attention/keys_gpu.h"
 #include "attention/plan_gpu.h"
 #include "attention/scores_gpu.h"
+#include "tile/elements.h"
 
 namespace xlstm::gpu {
 
 struct ForwardParams {
   xlstm_attention_forward call;
-  int64_t blocks, splits;  // of the plan
+  int64_t blocks, splits;                     // of the plan
   bool whole_q, whole_k, whole_v, whole_out;  // rows are whole pieces of 16 bytes, at multiples of 16
-  float *out_parts, *lse_parts;               // with splits: (splits, B, HQ, length_q, DV) and without DV
-
-  XLSTM_HOST_DEVICE static int64_t part(const xlstm_attention& in) { return in.batch * in.heads_q * in.length_q; }
+  ForwardParts parts;                         // with splits
 };
 
 template <class E, int kDqk, int kDv, bool kFull>
@@ -108,8 +108,8 @@ struct Forward {
         for (int c = 0; c < kStrips; ++c)
 #pragma unroll
           for (int d = 0; d < kDepths; ++d)
-            q[d][c] = chain_of<E>(
-                [&](int column, int k) { return q_piece(first_row + c * kStripColumns + column, k); }, d * kStep<E>);
+            q[d][c] = chain_of<E>([&](int column, int k) { return q_piece(first_row + c * kStripColumns + column, k); },
+                                  d * kStep<E>);
       }
     }
   }
@@ -133,16 +133,18 @@ struct Forward {
     StreamOperand<E> stream[2];  // of this step and the next
     stream[0] = load(0);
 #pragma unroll
-    for (int step = 0; step < kDepths * kKeyStrips; ++step) {
-      const int depth = step / kKeyStrips;
-      in_order();
-      if (step + 1 < kDepths * kKeyStrips) stream[(step + 1) % 2] = load(step + 1);
-      if (kShape.q_in_lds && step % kKeyStrips == 0)
+    for (int depth = 0; depth < kDepths; ++depth) {
+      if constexpr (kShape.q_in_lds)
 #pragma unroll
         for (int c = 0; c < kStrips; ++c) q[0][c] = q_operand(depth, c);
 #pragma unroll
-      for (int c = 0; c < kStrips; ++c)
-        multiply(s[step % kKeyStrips][c], stream[step % 2], q[kShape.q_in_lds ? 0 : depth][c]);
+      for (int k = 0; k < kKeyStrips; ++k) {
+        const int step = depth * kKeyStrips + k;
+        in_order();
+        if (step + 1 < kDepths * kKeyStrips) stream[(step + 1) % 2] = load(step + 1);
+#pragma unroll
+        for (int c = 0; c < kStrips; ++c) multiply(s[k][c], stream[step % 2], q[kShape.q_in_lds ? 0 : depth][c]);
+      }
     }
   }
 
@@ -205,45 +207,34 @@ struct Forward {
     };
     StreamOperand<E> stream[2];
     stream[0] = load(0);
-    ChainOperand<E> weights[kStrips];
 #pragma unroll
-    for (int step = 0; step < kKeyStrips * kFeatureStrips; ++step) {
-      const int v = step % kFeatureStrips;
-      in_order();
-      if (step + 1 < kKeyStrips * kFeatureStrips) stream[(step + 1) % 2] = load(step + 1);
+    for (int k = 0; k < kKeyStrips; ++k) {
+      ChainOperand<E> weights[kStrips];
 #pragma unroll
-      for (int c = 0; c < kStrips; ++c) {
-        if (v == 0) weights[c] = as_chain(s[step / kFeatureStrips][c], 1.0f);
-        multiply(out[v][c], stream[step % 2], weights[c]);
+      for (int c = 0; c < kStrips; ++c) weights[c] = as_chain(s[k][c], 1.0f);
+#pragma unroll
+      for (int v = 0; v < kFeatureStrips; ++v) {
+        const int step = k * kFeatureStrips + v;
+        in_order();
+        if (step + 1 < kKeyStrips * kFeatureStrips) stream[(step + 1) % 2] = load(step + 1);
+#pragma unroll
+        for (int c = 0; c < kStrips; ++c) multiply(out[v][c], stream[step % 2], weights[c]);
       }
     }
   }
 
-  // A run of a row's features from `column` on.
+  // A run of a row's elements from `column` on. whole: the row is whole pieces.
   template <class T>
   XLSTM_DEVICE static void store_run(T* row, int column, int columns, bool whole, const float (&value)[kRun<E>]) {
-    constexpr int kWords = kRun<E> * int(sizeof(T)) / 4;
-    uint32_t word[kWords];
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      if constexpr (sizeof(T) == 4)
-        word[w] = as_bits(value[w]);
-      else
-        word[w] = pack_exact(T{}, value[2 * w], value[2 * w + 1]);
-    }
-    if (whole && column + kRun<E> <= columns) {
-      struct alignas(kWords < 4 ? kWords * 4 : 16) Run {
-        uint32_t word[kWords];
-      } run;
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) run.word[w] = word[w];
-      *reinterpret_cast<Run*>(row + column) = run;
-      return;
-    }
+    if (whole && column + kRun<E> <= columns) return store_elements(row + column, value);
 #pragma unroll
     for (int j = 0; j < kRun<E>; ++j)
       if (column + j < columns) row[column + j] = from_float<T>(value[j]);
   }
+  // The row in column j of strip c.
+  XLSTM_DEVICE int64_t row_of(int c, int j) const { return first_row + c * kStripColumns + Columns::position(j); }
+  XLSTM_DEVICE bool inside(int c, int j) const { return row_of(c, j) < at.rows(); }
+  XLSTM_DEVICE int64_t head_of(int64_t row) const { return key_head * at.group() + live(row) % at.group(); }
 
   XLSTM_DEVICE void store() {
     const xlstm_attention& in = p.call.in;
@@ -253,58 +244,70 @@ struct Forward {
     for (int c = 0; c < kStrips; ++c) {
       sum[c].over_rows([](float a, float b) { return a + b; });
       Columns factor;
-      E* row[Columns::kEach];
-      float* part[Columns::kEach];
-      bool inside[Columns::kEach];
+      int64_t place[Columns::kEach];
 #pragma unroll
       for (int j = 0; j < Columns::kEach; ++j) {
-        const int64_t r = first_row + c * kStripColumns + Columns::position(j);
-        const int64_t group = at.group(), i = live(r) / group, head = key_head * group + live(r) % group;
-        inside[j] = r < at.rows();
-        row[j] = static_cast<E*>(p.call.out.data) + at.query(p.call.out, head, i);
-        part[j] = nullptr;
-        const float l = sum[c].value[j], m = most[c].value[j], lse = m + log2f(l);
-        float* lse_to;
-        float lse_of;
-        factor.value[j] = l > 0 ? kept / l : 0;
-        if (l != l) factor.value[j] = l;
+        const int64_t i = live(row_of(c, j)) / at.group(), head = head_of(row_of(c, j));
+        const float l = sum[c].value[j], keys = l == 0 ? -__builtin_inff() : (most[c].value[j] + log2f(l)) * kLn2;
+        const float* sinks = static_cast<const float*>(in.sink);
+        const WithSink<float> with =
+            sinks && p.splits == 1 ? with_sink(keys, sinks[head], p.call.lse_with_sink) : without_sink(keys);
+        factor.value[j] = l == 0 ? 0.0f : kept * with.factor / l;
+        const bool writes = inside(c, j) && (lane_id() & row_lanes(kFamily)) == 0;  // one lane of each column
         if (p.splits > 1) {
-          const int64_t place =
-              split * ForwardParams::part(in) + (at.index * in.heads_q + head) * in.length_q + i;
-          part[j] = p.out_parts + place * in.dv;
-          lse_to = p.lse_parts + place;
-          lse_of = l == 0 ? -__builtin_inff() : lse * kLn2;
+          const int64_t row = split * ForwardParts::rows(in) + ForwardParts::row(in, at.index, head, i);
+          place[j] = row * in.dv;
+          if (writes) p.parts.lse[row] = with.lse;
         } else {
-          float seen = lse;
-          if (in.sink) {
-            const float sink = static_cast<const float*>(in.sink)[head] * kLog2E, top = fmaxf(m, sink);
-            const float whole = l * exp2_fast(m - top) + exp2_fast(sink - top);
-            factor.value[j] = whole == 0 ? 0 : kept * exp2_fast(m - top) / whole;
-            if (p.call.lse_with_sink) seen = whole == 0 ? -__builtin_inff() : top + log2f(whole);
-          }
-          lse_to = static_cast<float*>(p.call.lse.data) + at.query(p.call.lse, head, i);
-          lse_of = seen == -__builtin_inff() ? __builtin_inff() : seen * kLn2;
+          place[j] = at.query(p.call.out, head, i);
+          if (writes) static_cast<float*>(p.call.lse.data)[at.query(p.call.lse, head, i)] = with.lse;
         }
-        if (inside[j] && lane_writes(j)) *lse_to = lse_of;
       }
 #pragma unroll
       for (int v = 0; v < kFeatureStrips; ++v) {
         in_order();
         scale_columns(out[v][c], factor);
         each_run(out[v][c], [&](int first, int j, const float(&value)[kRun<E>]) {
-          if (!inside[j]) return;
+          if (!inside(c, j)) return;
           if (p.splits > 1)
-            store_run(part[j], v * kStep<E> + first, columns, in.dv % 4 == 0, value);
+            store_run(p.parts.out + place[j], v * kStep<E> + first, columns, in.dv % 8 == 0, value);
           else
-            store_run(row[j], v * kStep<E> + first, columns, p.whole_out, value);
+            store_run(static_cast<E*>(p.call.out.data) + place[j], v * kStep<E> + first, columns, p.whole_out, value);
         });
       }
     }
   }
-  // One lane for each column.
-  XLSTM_DEVICE static bool lane_writes(int) { return (lane_id() & row_lanes(kFamily)) == 0; }
 
-  XLSTM_DEVICE void run(int64_t block_rows_first) {
+  // Tiles that some row of the block sees, of this part of the keys.
+  struct Tiles {
+    int from, to;
+
+    XLSTM_DEVICE Tiles(const Forward& f, int64_t first) {
+      const RowsSee all(f.at, first, f.live(first + kShape.rows - 1) - first + 1);
+      const int begin = all.begin / kKeys, count = all.end > all.begin ? (all.end + kKeys - 1) / kKeys - begin : 0;
+      from = begin + int(count * f.split / f.p.splits), to = begin + int(count * (f.split + 1) / f.p.splits);
+    }
+  };
+  XLSTM_DEVICE int valid(int first) const { return int(at.keys) - first < kKeys ? int(at.keys) - first : kKeys; }
+  XLSTM_DEVICE void fetch_k(StageK (&stage)[kParts], const HeadTokens<E>& keys, int first) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      stage[part].fetch(tile_k(part), keys, first, valid(first), part * kKeyPart);
+  }
+  XLSTM_DEVICE void store_k(StageK (&stage)[kParts]) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) stage[part].store(tile_k(part));
+  }
+  // What comes next into a room of LDS that K and V may share.
+  template <class Store>
+  XLSTM_DEVICE static void arrive_in_turn(Store&& store) {
+    if constexpr (kShape.take_turns)
+      arrive(store);
+    else
+      arrive_free(store);
+  }
+
+  XLSTM_DEVICE void run(int64_t block_first) {
     const xlstm_attention& in = p.call.in;
     load_q();
 #pragma unroll
@@ -314,40 +317,22 @@ struct Forward {
 #pragma unroll
       for (int v = 0; v < kFeatureStrips; ++v) out[v][c].zero();
     }
-    // Tiles that some row of the block sees, of this part of the keys.
-    const RowsSee all(at, block_rows_first, live(block_rows_first + kShape.rows - 1) - block_rows_first + 1);
-    const int tile0 = all.begin / kKeys, tiles = all.end > all.begin ? (all.end + kKeys - 1) / kKeys - tile0 : 0;
-    const int from = tile0 + int(tiles * split / p.splits), to = tile0 + int(tiles * (split + 1) / p.splits);
-    if (from < to) {
+    const Tiles tiles(*this, block_first);
+    if (tiles.from < tiles.to) {
       const HeadTokens<E> keys(at, in.k, key_head, in.dqk, p.whole_k), values(at, in.v, key_head, in.dv, p.whole_v);
       const ScoreRules rules(in);
       StageK stage_k[kParts];
       StageV stage_v;
-      const auto valid = [&](int first) { return int(at.keys) - first < kKeys ? int(at.keys) - first : kKeys; };
-      const auto fetch_k = [&](int first) {
-#pragma unroll
-        for (int part = 0; part < kParts; ++part)
-          stage_k[part].fetch(tile_k(part), keys, first, valid(first), part * kKeyPart);
-      };
-      const auto arrive_in_turn = [&](auto&& store) {
-        if constexpr (kShape.take_turns)
-          arrive(store);
-        else
-          arrive_free(store);
-      };
-      fetch_k(from * kKeys);
-      for (int tile = from; tile < to; ++tile) {
+      fetch_k(stage_k, keys, tiles.from * kKeys);
+      for (int tile = tiles.from; tile < tiles.to; ++tile) {
         const int first = tile * kKeys;
         const bool seen = see.some(first, kKeys);
-        arrive_in_turn([&] {
-#pragma unroll
-          for (int part = 0; part < kParts; ++part) stage_k[part].store(tile_k(part));
-        });
+        arrive_in_turn([&] { store_k(stage_k); });
         stage_v.fetch(tile_v(), values, first, valid(first), 0);
         Scores s;
         if (seen) multiply_keys(s);
         arrive_in_turn([&] { stage_v.store(tile_v()); });
-        if (tile + 1 < to) fetch_k(first + kKeys);
+        if (tile + 1 < tiles.to) fetch_k(stage_k, keys, first + kKeys);
         if (seen) {
           weigh(s, rules, first);
           multiply_values(s);
@@ -359,8 +344,9 @@ struct Forward {
 };
 
 template <class E, int kDqk, int kDv, bool kFull>
-__global__ __launch_bounds__(forward_shape(kFamily, sizeof(E), {kDqk, kDv}).threads,
-                             forward_shape(kFamily, sizeof(E), {kDqk, kDv}).blocks) void attend(const ForwardParams p) {
+__global__ __launch_bounds__(
+    forward_shape(kFamily, sizeof(E), {kDqk, kDv}).threads,
+    forward_shape(kFamily, sizeof(E), {kDqk, kDv}).blocks) void attend(XLSTM_PARAM ForwardParams p) {
   extern __shared__ __align__(128) char lds[];
   const xlstm_attention& in = p.call.in;
   const ForwardPlace place = forward_place(blockIdx.x, in.batch * in.heads_k, p.splits, p.blocks);

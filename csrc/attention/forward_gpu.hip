@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention forward on a GPU: which kernel a call takes, and what it works in.
+#include <algorithm>
+
 #include "attention/decode_launch.h"
 #include "attention/forward_launch.h"
 #include "attention/kernels_gpu.h"
@@ -13,8 +15,7 @@ int element_bytes(const xlstm_tensor& x) { return x.dtype == XLSTM_FLOAT32 ? 4 :
 AttentionCall call_of(const xlstm_attention_forward& p) {
   const xlstm_attention& in = p.in;
   const bool bent = in.softcap > 0 || in.alibi_slopes || in.dropout_p > 0 || !(in.softmax_scale > 0);
-  return {in.batch, in.heads_q, in.heads_k,          in.length_q, in.length_k,
-          in.dqk,   in.dv,      element_bytes(in.q), bent,        p.probs.data != nullptr};
+  return {in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.dqk, in.dv, element_bytes(in.q), bent};
 }
 AttentionForwardPlan plan(const xlstm_attention_forward& p, const Chip& chip) {
   return plan_attention_forward(call_of(p), p.in.block_size, p.splits, chip);
@@ -95,8 +96,8 @@ size_t attention_forward_workspace(const xlstm_attention_forward& p, const Chip&
     check_mla(p);
     return ForwardParts::bytes(p.in, plan_mla(call_of(p), p.splits, chip).splits);
   }
-  plan(p, chip);
-  return may_decode(p) ? ForwardParts::bytes(p.in, plan_decode(call_of(p), p.splits, chip).splits) : 0;
+  const int64_t few = may_decode(p) ? plan_decode(call_of(p), p.splits, chip).splits : 1;
+  return ForwardParts::bytes(p.in, std::max(few, plan(p, chip).splits));
 }
 
 void attention_forward(const xlstm_attention_forward& p, const Chip& chip, void* workspace, void* stream) {
@@ -111,8 +112,7 @@ void attention_forward(const xlstm_attention_forward& p, const Chip& chip, void*
                              is_whole(in.k, in.dqk),
                              is_whole(in.v, in.dv),
                              is_whole(p.out, in.dv),
-                             nullptr,
-                             nullptr};
+                             ForwardParts::in_workspace(in, cut.splits, workspace)};
   const auto s = static_cast<Stream>(stream);
   with_element(in.q.dtype, [&](auto e) { launch_forward<decltype(e)>(cut, params, s); });
 }

@@ -73,8 +73,8 @@ XLSTM_DEVICE float tanh_of(float x) {
 }
 
 struct ScoreRules {
-  float scale;         // of q k, to base 2
-  float to_cap, cap;   // softcap: cap tanh(to_cap q k), to base 2; cap 0: none
+  float scale;        // of q k, to base 2
+  float to_cap, cap;  // softcap: cap tanh(to_cap q k), to base 2; cap 0: none
   bool slopes;
   bool drops;
   uint32_t threshold, offset;
@@ -114,8 +114,8 @@ struct ScoreRules {
     for (int r = 0; r < Strip<E>::kRegisters; ++r) {
       const int row = Strip<E>::position(r).row, j = Columns::of(r);
       if (r % kAtOnce == 0)
-        draws = philox(uint32_t(first + row) / kDrawsAtOnce, uint32_t(facts.query[c][j]), uint32_t(facts.draw_row[c][j]),
-                       offset, seed);
+        draws = philox(uint32_t(first + row) / kDrawsAtOnce, uint32_t(facts.query[c][j]),
+                       uint32_t(facts.draw_row[c][j]), offset, seed);
       f(r, draw_of(draws, row) >= threshold);
     }
   }

@@ -14,6 +14,7 @@
 #include "arch/devices.h"
 #include "arch/isa.h"
 #include "attention/plan.h"
+#include "attention/plan_gpu.h"
 #include "build_info.h"
 #include "mlstm/plan.h"
 #include "mlstm/plan_gpu.h"
@@ -184,6 +185,35 @@ py::dict plan_mlstm_gpu(const std::string& device, int64_t sequences, int64_t he
   return d;
 }
 
+py::dict plan_attention_gpu(const std::string& device, int64_t batch, int64_t heads_q, int64_t heads_k, int64_t queries,
+                            int64_t keys, int64_t dqk, int64_t dv, int element_bytes, bool bent, int64_t block_size,
+                            int64_t splits) {
+  check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
+  const gpu::AttentionForwardPlan p =
+      gpu::plan_attention_forward({batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, bent}, block_size,
+                                  splits, gpu::chip_of(device_of(device)));
+  py::dict d;
+  d["head_dims"] = py::make_tuple(p.head.dqk, p.head.dv);
+  d["full"] = p.full;
+  d["keys"] = p.shape.keys;
+  d["rows"] = p.shape.rows;
+  d["threads"] = p.shape.threads;
+  d["lds_bytes"] = p.shape.lds_bytes;
+  d["blocks"] = p.blocks;
+  d["splits"] = p.splits;
+  d["grid"] = p.grid;
+  return d;
+}
+// What each block of a forward call has: key head, part of the keys, rows.
+py::list attention_places(int64_t heads, int64_t splits, int64_t row_blocks) {
+  py::list all;
+  for (int64_t block = 0; block < heads * splits * row_blocks; ++block) {
+    const gpu::ForwardPlace at = gpu::forward_place(block, heads, splits, row_blocks);
+    all.append(py::make_tuple(at.head, at.split, at.rows));
+  }
+  return all;
+}
+
 gpu::Family family_of(const std::string& name) {
   if (name == "cdna") return gpu::Family::cdna;
   if (name == "rdna") return gpu::Family::rdna;
@@ -224,6 +254,12 @@ PYBIND11_MODULE(_native, m) {
   m.def("plan_mlstm_gpu", plan_mlstm_gpu, py::arg("device"), py::arg("sequences"), py::arg("heads"), py::arg("length"),
         py::arg("dqk"), py::arg("dhv"), py::arg("element_bytes"),
         "How the mLSTM is cut up on one of known_devices(): forward, the three walks of backward, sequence and step.");
+  m.def("plan_attention_gpu", plan_attention_gpu, py::arg("device"), py::arg("batch"), py::arg("heads_q"),
+        py::arg("heads_k"), py::arg("queries"), py::arg("keys"), py::arg("dqk"), py::arg("dv"),
+        py::arg("element_bytes"), py::arg("bent") = false, py::arg("block_size") = 0, py::arg("splits") = 0,
+        "How attention's forward pass is cut up on one of known_devices(); bent: with softcap, ALiBi or dropout.");
+  m.def("attention_places", attention_places, py::arg("heads"), py::arg("splits"), py::arg("row_blocks"),
+        "(key head, part of the keys, block of rows) of each block of a forward call on a GPU, in their order.");
   m.def(
       "walk_shape", walk_shape, py::arg("family"), py::arg("element_bytes"), py::arg("rows"), py::arg("chunk"),
       "A block of the walk kernel: threads, columns of the state, LDS; None where the family (cdna, rdna, nvidia) has "
