@@ -124,7 +124,18 @@ struct Forward {
     return load_chain_along<E>(tile_q(depth / kPartDepths), row, depth % kPartDepths * kStep<E>);
   }
 
+  XLSTM_DEVICE StreamOperand<E> key_operand(int step, int lane) const {
+    const int depth = step / kKeyStrips, k = step % kKeyStrips;
+    return load_stream<true, E>(tile_k(depth / kPartDepths), k * kStep<E>, depth % kPartDepths * kStep<E>, lane);
+  }
+  XLSTM_DEVICE StreamOperand<E> value_operand(int step, int lane) const {
+    return load_stream<false, E>(tile_v(), step % kFeatureStrips * kStep<E>, step / kFeatureStrips * kStep<E>, lane);
+  }
+
   using Scores = Strip<E>[kKeyStrips][kStrips];
+
+  // Where addresses would be kept from tile to tile and registers are too few for them, they are made anew for each.
+  XLSTM_DEVICE static int lane_of_tile() { return kFull || kShape.q_in_lds ? lane_here() : lane_id(); }
 
   // s = K Q^T
   XLSTM_DEVICE void multiply_keys(Scores& s) {
@@ -132,12 +143,9 @@ struct Forward {
     for (int k = 0; k < kKeyStrips; ++k)
 #pragma unroll
       for (int c = 0; c < kStrips; ++c) s[k][c].zero();
-    const auto load = [&](int step) {
-      const int depth = step / kKeyStrips, k = step % kKeyStrips;
-      return load_stream<true, E>(tile_k(depth / kPartDepths), k * kStep<E>, depth % kPartDepths * kStep<E>);
-    };
+    const int lane = lane_of_tile();
     StreamOperand<E> stream[2];  // of this step and the next
-    stream[0] = load(0);
+    stream[0] = key_operand(0, lane);
 #pragma unroll
     for (int depth = 0; depth < kDepths; ++depth) {
       if constexpr (kShape.q_in_lds)
@@ -147,7 +155,7 @@ struct Forward {
       for (int k = 0; k < kKeyStrips; ++k) {
         const int step = depth * kKeyStrips + k;
         in_order();
-        if (step + 1 < kDepths * kKeyStrips) stream[(step + 1) % 2] = load(step + 1);
+        if (step + 1 < kDepths * kKeyStrips) stream[(step + 1) % 2] = key_operand(step + 1, lane);
 #pragma unroll
         for (int c = 0; c < kStrips; ++c) multiply(s[k][c], stream[step % 2], q[kShape.q_in_lds ? 0 : depth][c]);
       }
@@ -208,11 +216,9 @@ struct Forward {
 
   // O^T += V^T P^T
   XLSTM_DEVICE void multiply_values(Scores& s) {
-    const auto load = [&](int step) {
-      return load_stream<false, E>(tile_v(), step % kFeatureStrips * kStep<E>, step / kFeatureStrips * kStep<E>);
-    };
+    const int lane = lane_of_tile();
     StreamOperand<E> stream[2];
-    stream[0] = load(0);
+    stream[0] = value_operand(0, lane);
 #pragma unroll
     for (int k = 0; k < kKeyStrips; ++k) {
       ChainOperand<E> weights[kStrips];
@@ -222,7 +228,7 @@ struct Forward {
       for (int v = 0; v < kFeatureStrips; ++v) {
         const int step = k * kFeatureStrips + v;
         in_order();
-        if (step + 1 < kKeyStrips * kFeatureStrips) stream[(step + 1) % 2] = load(step + 1);
+        if (step + 1 < kKeyStrips * kFeatureStrips) stream[(step + 1) % 2] = value_operand(step + 1, lane);
 #pragma unroll
         for (int c = 0; c < kStrips; ++c) multiply(out[v][c], stream[step % 2], weights[c]);
       }
@@ -343,11 +349,11 @@ struct Forward {
         Scores s;
         if (seen) multiply_keys(s);
         arrive_in_turn([&] { stage_v.store(tile_v(), v, first, valid(first), 0); });
-        if (tile + 1 < tiles.to) fetch_k(stage_k, k, first + kKeys);
-        if (seen) {
-          weigh(s, rules, first);
-          multiply_values(s);
-        }
+        // Registers for the next keys are free when scores are weights.
+        if (kAsyncCopies && tile + 1 < tiles.to) fetch_k(stage_k, k, first + kKeys);
+        if (seen) weigh(s, rules, first);
+        if (!kAsyncCopies && tile + 1 < tiles.to) fetch_k(stage_k, k, first + kKeys);
+        if (seen) multiply_values(s);
       }
     }
     store();

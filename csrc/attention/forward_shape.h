@@ -41,11 +41,11 @@ constexpr ForwardShape forward_shape(Family f, int element_bytes, HeadClass head
     s.keys = half && head.dqk <= 128 ? 64 : 32;
     s.blocks = wide || (!half && head.dqk > 128) ? 1 : 2;
   } else if (f == Family::rdna) {
-    // 16 rows a wave: operands are of 8 registers, there are 256. Split into three, Q of floats would take too many.
+    // 16 rows a wave: operands are of 8 registers, there are 256.
     s.strips = 1;
     s.keys = half && head.dqk <= 128 ? 64 : 32;
-    s.q_in_lds = !half || wide;
-    s.waves = half ? (wide ? 4 : 8) : head.dqk > 128 ? 2 : 4;
+    s.q_in_lds = !half || head.dqk > 64;
+    s.waves = half ? (head.dqk > 128 ? 4 : 8) : head.dqk > 128 ? 2 : 4;
     s.take_turns = !half && wide;
     s.blocks = 1;
   } else {

@@ -103,7 +103,7 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
   // Whatever it is, from memory to the tile.
   XLSTM_DEVICE void bring(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {
 #pragma unroll 1
-    for (int unit = threadIdx.x; unit < kUnits; unit += kThreads) {
+    for (int unit = thread_here(); unit < kUnits; unit += kThreads) {
       const int token = token_of(unit), column = column_of(unit);
       Piece p[kUnitPieces];
 #pragma unroll
