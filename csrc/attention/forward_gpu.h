@@ -46,33 +46,39 @@ struct Forward {
   static constexpr float kGrowth = 8;  // of a maximum, to base 2, before sums are scaled
   static constexpr float kLowest = -0x1p126f;
 
-  using StageK = KeyStage<E, kKeys, kKeyPart, false, kThreads>;
-  using StageV = KeyStage<E, kKeys, kDv, true, kThreads>;
+  using StageK = KeyStage<E, kKeys, kKeyPart, false, kThreads, kShape.ahead>;
+  using StageV = KeyStage<E, kKeys, kDv, true, kThreads, kShape.ahead>;
   using TileQ = Tile<E, kShape.rows, kKeyPart>;
 
-  const ForwardParams& p;
-  AttentionLayout at;
-  int64_t key_head, split, first_row;  // of the wave
+  const ForwardParams* p;
+  int sequence, key_head, split, rows, keys;
+  int block_first, first_row;  // of the block's rows, and of the wave's
   char* lds;
-  RowsSee see;
+  RowsSee see;  // those of the wave
   RowFacts<kStrips> facts;
   ChainOperand<E> q[kShape.q_in_lds ? 1 : kDepths][kStrips];
   Strip<E> out[kFeatureStrips][kStrips];
   Columns most[kStrips], sum[kStrips];
 
-  XLSTM_DEVICE Forward(const ForwardParams& params, const AttentionLayout& layout, int64_t key_head, int64_t split,
+  XLSTM_DEVICE Forward(const ForwardParams* params, const AttentionLayout& at, int64_t key_head, int64_t split,
                        int64_t first, char* memory)
       : p(params),
-        at(layout),
-        key_head(key_head),
-        split(split),
-        first_row(first + wave_id() * kWaveRows),
+        sequence(int(at.index)),
+        key_head(int(key_head)),
+        split(int(split)),
+        rows(int(at.rows())),
+        keys(int(at.keys)),
+        block_first(int(first)),
+        first_row(int(first) + wave_id() * kWaveRows),
         lds(memory),
-        see(at, live(first_row), live(first_row + kWaveRows - 1) - live(first_row) + 1),
+        see(rows_see(at, first_row, kWaveRows)),
         facts(at, key_head, first_row) {}
 
   // Rows beyond the last one repeat it.
-  XLSTM_DEVICE int64_t live(int64_t row) const { return row < at.rows() ? row : at.rows() - 1; }
+  XLSTM_DEVICE int live(int row) const { return row < rows ? row : rows - 1; }
+  XLSTM_DEVICE RowsSee rows_see(const AttentionLayout& at, int first, int count) const {
+    return {at, live(first), live(first + count - 1) - live(first) + 1};
+  }
 
   XLSTM_DEVICE TileQ tile_q(int part) const { return {reinterpret_cast<E*>(lds) + part * (kShape.rows * kKeyPart)}; }
   XLSTM_DEVICE typename StageK::Storage tile_k(int part) const {
@@ -82,18 +88,18 @@ struct Forward {
     return {reinterpret_cast<E*>(lds + kShape.q_bytes + (kShape.take_turns ? 0 : kShape.k_bytes))};
   }
 
-  XLSTM_DEVICE Piece q_piece(int64_t row, int column) const {
-    const E* from = static_cast<const E*>(p.call.in.q.data) + at.row(p.call.in.q, key_head, live(row));
-    return TokenRows<E>{from, 0, int(p.call.in.dqk), p.whole_q}.piece(0, column, true);
-  }
-  XLSTM_DEVICE void load_q() {
+  XLSTM_DEVICE void load_q(const AttentionLayout& at) {
+    const auto q_piece = [&](int row, int column) {
+      const E* from = static_cast<const E*>(at.in.q.data) + at.row(at.in.q, key_head, live(row));
+      return TokenRows<E>{from, 0, int(at.in.dqk), p->whole_q}.piece(0, column, true);
+    };
     if constexpr (kShape.q_bytes > 0) {
       constexpr int kRowPieces = kDqk / n;
-      const int64_t first = first_row - wave_id() * kWaveRows;
 #pragma unroll 1
       for (int unit = threadIdx.x; unit < kShape.rows * kRowPieces; unit += kThreads) {
         const int row = unit / kRowPieces, column = unit % kRowPieces * n;
-        *reinterpret_cast<Piece*>(tile_q(column / kKeyPart).at(row, column % kKeyPart)) = q_piece(first + row, column);
+        *reinterpret_cast<Piece*>(tile_q(column / kKeyPart).at(row, column % kKeyPart)) =
+            q_piece(block_first + row, column);
       }
     }
     if constexpr (!kShape.q_in_lds) {
@@ -118,7 +124,18 @@ struct Forward {
     return load_chain_along<E>(tile_q(depth / kPartDepths), row, depth % kPartDepths * kStep<E>);
   }
 
+  XLSTM_DEVICE StreamOperand<E> key_operand(int step, int lane) const {
+    const int depth = step / kKeyStrips, k = step % kKeyStrips;
+    return load_stream<true, E>(tile_k(depth / kPartDepths), k * kStep<E>, depth % kPartDepths * kStep<E>, lane);
+  }
+  XLSTM_DEVICE StreamOperand<E> value_operand(int step, int lane) const {
+    return load_stream<false, E>(tile_v(), step % kFeatureStrips * kStep<E>, step / kFeatureStrips * kStep<E>, lane);
+  }
+
   using Scores = Strip<E>[kKeyStrips][kStrips];
+
+  // Where addresses would be kept from tile to tile and registers are too few for them, they are made anew for each.
+  XLSTM_DEVICE static int lane_of_tile() { return kFull || kShape.q_in_lds ? lane_here() : lane_id(); }
 
   // s = K Q^T
   XLSTM_DEVICE void multiply_keys(Scores& s) {
@@ -126,12 +143,9 @@ struct Forward {
     for (int k = 0; k < kKeyStrips; ++k)
 #pragma unroll
       for (int c = 0; c < kStrips; ++c) s[k][c].zero();
-    const auto load = [&](int step) {
-      const int depth = step / kKeyStrips, k = step % kKeyStrips;
-      return load_stream<true, E>(tile_k(depth / kPartDepths), k * kStep<E>, depth % kPartDepths * kStep<E>);
-    };
+    const int lane = lane_of_tile();
     StreamOperand<E> stream[2];  // of this step and the next
-    stream[0] = load(0);
+    stream[0] = key_operand(0, lane);
 #pragma unroll
     for (int depth = 0; depth < kDepths; ++depth) {
       if constexpr (kShape.q_in_lds)
@@ -141,7 +155,7 @@ struct Forward {
       for (int k = 0; k < kKeyStrips; ++k) {
         const int step = depth * kKeyStrips + k;
         in_order();
-        if (step + 1 < kDepths * kKeyStrips) stream[(step + 1) % 2] = load(step + 1);
+        if (step + 1 < kDepths * kKeyStrips) stream[(step + 1) % 2] = key_operand(step + 1, lane);
 #pragma unroll
         for (int c = 0; c < kStrips; ++c) multiply(s[k][c], stream[step % 2], q[kShape.q_in_lds ? 0 : depth][c]);
       }
@@ -202,11 +216,9 @@ struct Forward {
 
   // O^T += V^T P^T
   XLSTM_DEVICE void multiply_values(Scores& s) {
-    const auto load = [&](int step) {
-      return load_stream<false, E>(tile_v(), step % kFeatureStrips * kStep<E>, step / kFeatureStrips * kStep<E>);
-    };
+    const int lane = lane_of_tile();
     StreamOperand<E> stream[2];
-    stream[0] = load(0);
+    stream[0] = value_operand(0, lane);
 #pragma unroll
     for (int k = 0; k < kKeyStrips; ++k) {
       ChainOperand<E> weights[kStrips];
@@ -216,7 +228,7 @@ struct Forward {
       for (int v = 0; v < kFeatureStrips; ++v) {
         const int step = k * kFeatureStrips + v;
         in_order();
-        if (step + 1 < kKeyStrips * kFeatureStrips) stream[(step + 1) % 2] = load(step + 1);
+        if (step + 1 < kKeyStrips * kFeatureStrips) stream[(step + 1) % 2] = value_operand(step + 1, lane);
 #pragma unroll
         for (int c = 0; c < kStrips; ++c) multiply(out[v][c], stream[step % 2], weights[c]);
       }
@@ -232,13 +244,14 @@ struct Forward {
       if (column + j < columns) row[column + j] = from_float<T>(value[j]);
   }
   // The row in column j of strip c.
-  XLSTM_DEVICE int64_t row_of(int c, int j) const { return first_row + c * kStripColumns + Columns::position(j); }
-  XLSTM_DEVICE bool inside(int c, int j) const { return row_of(c, j) < at.rows(); }
-  XLSTM_DEVICE int64_t head_of(int64_t row) const { return key_head * at.group() + live(row) % at.group(); }
+  XLSTM_DEVICE int row_of(int c, int j) const { return first_row + c * kStripColumns + Columns::position(j); }
+  XLSTM_DEVICE bool inside(int c, int j) const { return row_of(c, j) < rows; }
 
   XLSTM_DEVICE void store() {
-    const xlstm_attention& in = p.call.in;
-    const int columns = int(in.dv);
+    p = read_here(p);
+    const xlstm_attention& in = p->call.in;
+    const AttentionLayout at(in, sequence);
+    const int columns = int(in.dv), group = int(at.group());
     const float kept = in.dropout_p > 0 ? float(dropout_scale(in.dropout_p)) : 1.0f;
 #pragma unroll
     for (int c = 0; c < kStrips; ++c) {
@@ -247,20 +260,21 @@ struct Forward {
       int64_t place[Columns::kEach];
 #pragma unroll
       for (int j = 0; j < Columns::kEach; ++j) {
-        const int64_t i = live(row_of(c, j)) / at.group(), head = head_of(row_of(c, j));
-        const float l = sum[c].value[j], keys = l == 0 ? -__builtin_inff() : (most[c].value[j] + log2f(l)) * kLn2;
-        const float* sinks = static_cast<const float*>(in.sink);
+        const int row = live(row_of(c, j)), i = row / group, head = key_head * group + row % group;
+        const float l = sum[c].value[j], lse = l == 0 ? -__builtin_inff() : (most[c].value[j] + log2f(l)) * kLn2;
+        const bool has_sink = in.sink && p->splits == 1;
         const WithSink<float> with =
-            sinks && p.splits == 1 ? with_sink(keys, sinks[head], p.call.lse_with_sink) : without_sink(keys);
+            has_sink ? with_sink(lse, global(static_cast<const float*>(in.sink))[head], p->call.lse_with_sink)
+                     : without_sink(lse);
         factor.value[j] = l == 0 ? 0.0f : kept * with.factor / l;
         const bool writes = inside(c, j) && (lane_id() & row_lanes(kFamily)) == 0;  // one lane of each column
-        if (p.splits > 1) {
-          const int64_t row = split * ForwardParts::rows(in) + ForwardParts::row(in, at.index, head, i);
-          place[j] = row * in.dv;
-          if (writes) p.parts.lse[row] = with.lse;
+        if (p->splits > 1) {
+          const int64_t part = split * ForwardParts::rows(in) + ForwardParts::row(in, sequence, head, i);
+          place[j] = part * in.dv;
+          if (writes) global(p->parts.lse)[part] = with.lse;
         } else {
-          place[j] = at.query(p.call.out, head, i);
-          if (writes) static_cast<float*>(p.call.lse.data)[at.query(p.call.lse, head, i)] = with.lse;
+          place[j] = at.query(p->call.out, head, i);
+          if (writes) global(static_cast<float*>(p->call.lse.data))[at.query(p->call.lse, head, i)] = with.lse;
         }
       }
 #pragma unroll
@@ -269,10 +283,11 @@ struct Forward {
         scale_columns(out[v][c], factor);
         each_run(out[v][c], [&](int first, int j, const float(&value)[kRun<E>]) {
           if (!inside(c, j)) return;
-          if (p.splits > 1)
-            store_run(p.parts.out + place[j], v * kStep<E> + first, columns, in.dv % 8 == 0, value);
+          const int column = v * kStep<E> + first;
+          if (p->splits > 1)
+            store_run(global(p->parts.out) + place[j], column, columns, in.dv % 8 == 0, value);
           else
-            store_run(static_cast<E*>(p.call.out.data) + place[j], v * kStep<E> + first, columns, p.whole_out, value);
+            store_run(global(static_cast<E*>(p->call.out.data)) + place[j], column, columns, p->whole_out, value);
         });
       }
     }
@@ -282,21 +297,23 @@ struct Forward {
   struct Tiles {
     int from, to;
 
-    XLSTM_DEVICE Tiles(const Forward& f, int64_t first) {
-      const RowsSee all(f.at, first, f.live(first + kShape.rows - 1) - first + 1);
+    XLSTM_DEVICE Tiles(const Forward& f, const AttentionLayout& at) {
+      const RowsSee all = f.rows_see(at, f.block_first, kShape.rows);
       const int begin = all.begin / kKeys, count = all.end > all.begin ? (all.end + kKeys - 1) / kKeys - begin : 0;
-      from = begin + int(count * f.split / f.p.splits), to = begin + int(count * (f.split + 1) / f.p.splits);
+      const int splits = int(f.p->splits);
+      from = begin + int(int64_t(count) * f.split / splits), to = begin + int(int64_t(count) * (f.split + 1) / splits);
     }
   };
-  XLSTM_DEVICE int valid(int first) const { return int(at.keys) - first < kKeys ? int(at.keys) - first : kKeys; }
-  XLSTM_DEVICE void fetch_k(StageK (&stage)[kParts], const HeadTokens<E>& keys, int first) const {
+  XLSTM_DEVICE int valid(int first) const { return keys - first < kKeys ? keys - first : kKeys; }
+  XLSTM_DEVICE void fetch_k(StageK (&stage)[kParts], const HeadTokens<E>& from, int first) const {
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
-      stage[part].fetch(tile_k(part), keys, first, valid(first), part * kKeyPart);
+      stage[part].fetch(tile_k(part), from, first, valid(first), part * kKeyPart);
   }
-  XLSTM_DEVICE void store_k(StageK (&stage)[kParts]) const {
+  XLSTM_DEVICE void store_k(StageK (&stage)[kParts], const HeadTokens<E>& from, int first) const {
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) stage[part].store(tile_k(part));
+    for (int part = 0; part < kParts; ++part)
+      stage[part].store(tile_k(part), from, first, valid(first), part * kKeyPart);
   }
   // What comes next into a room of LDS that K and V may share.
   template <class Store>
@@ -307,9 +324,8 @@ struct Forward {
       arrive_free(store);
   }
 
-  XLSTM_DEVICE void run(int64_t block_first) {
-    const xlstm_attention& in = p.call.in;
-    load_q();
+  XLSTM_DEVICE void run(const AttentionLayout& at) {
+    load_q(at);
 #pragma unroll
     for (int c = 0; c < kStrips; ++c) {
       most[c] = Columns::all(kLowest);
@@ -317,43 +333,52 @@ struct Forward {
 #pragma unroll
       for (int v = 0; v < kFeatureStrips; ++v) out[v][c].zero();
     }
-    const Tiles tiles(*this, block_first);
+    const Tiles tiles(*this, at);
     if (tiles.from < tiles.to) {
-      const HeadTokens<E> keys(at, in.k, key_head, in.dqk, p.whole_k), values(at, in.v, key_head, in.dv, p.whole_v);
-      const ScoreRules rules(in);
+      const HeadTokens<E> k(at, at.in.k, key_head, at.in.dqk, p->whole_k);
+      const HeadTokens<E> v(at, at.in.v, key_head, at.in.dv, p->whole_v);
+      const ScoreRules rules(at.in);
       StageK stage_k[kParts];
       StageV stage_v;
-      fetch_k(stage_k, keys, tiles.from * kKeys);
+      fetch_k(stage_k, k, tiles.from * kKeys);
       for (int tile = tiles.from; tile < tiles.to; ++tile) {
         const int first = tile * kKeys;
         const bool seen = see.some(first, kKeys);
-        arrive_in_turn([&] { store_k(stage_k); });
-        stage_v.fetch(tile_v(), values, first, valid(first), 0);
+        arrive_in_turn([&] { store_k(stage_k, k, first); });
+        stage_v.fetch(tile_v(), v, first, valid(first), 0);
         Scores s;
         if (seen) multiply_keys(s);
-        arrive_in_turn([&] { stage_v.store(tile_v()); });
-        if (tile + 1 < tiles.to) fetch_k(stage_k, keys, first + kKeys);
-        if (seen) {
-          weigh(s, rules, first);
-          multiply_values(s);
-        }
+        arrive_in_turn([&] { stage_v.store(tile_v(), v, first, valid(first), 0); });
+        // Registers for the next keys are free when scores are weights.
+        if (kAsyncCopies && tile + 1 < tiles.to) fetch_k(stage_k, k, first + kKeys);
+        if (seen) weigh(s, rules, first);
+        if (!kAsyncCopies && tile + 1 < tiles.to) fetch_k(stage_k, k, first + kKeys);
+        if (seen) multiply_values(s);
       }
     }
     store();
   }
 };
 
+// The block's rows of its head, if there are any: run(sequence, key head, part of the keys, first row).
+template <int kRows, class Run>
+XLSTM_DEVICE void at_block(const ForwardParams& p, Run&& run) {
+  const xlstm_attention& in = p.call.in;
+  const ForwardPlace place = forward_place(blockIdx.x, in.batch * in.heads_k, p.splits, p.blocks);
+  const AttentionLayout at(in, place.head / in.heads_k);
+  const int64_t first = place.rows * kRows;
+  if (first < at.rows()) run(at, place.head % in.heads_k, place.split, first);
+}
+
 template <class E, int kDqk, int kDv, bool kFull>
 __global__ __launch_bounds__(
     forward_shape(kFamily, sizeof(E), {kDqk, kDv}).threads,
     forward_shape(kFamily, sizeof(E), {kDqk, kDv}).blocks) void attend(XLSTM_PARAM ForwardParams p) {
+  using Kernel = Forward<E, kDqk, kDv, kFull>;
   extern __shared__ __align__(128) char lds[];
-  const xlstm_attention& in = p.call.in;
-  const ForwardPlace place = forward_place(blockIdx.x, in.batch * in.heads_k, p.splits, p.blocks);
-  const AttentionLayout at(in, place.head / in.heads_k);
-  const int64_t first = place.rows * Forward<E, kDqk, kDv, kFull>::kShape.rows;
-  if (first >= at.rows()) return;
-  Forward<E, kDqk, kDv, kFull>(p, at, place.head % in.heads_k, place.split, first, lds).run(first);
+  at_block<Kernel::kShape.rows>(p, [&](const AttentionLayout& at, int64_t key_head, int64_t split, int64_t first) {
+    Kernel(only_param(p), at, key_head, split, first, lds).run(at);
+  });
 }
 
 }  // namespace xlstm::gpu

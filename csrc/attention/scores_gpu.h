@@ -3,6 +3,7 @@
 // sees, softcap, ALiBi, dropout. Scores are logarithms to base 2.
 #pragma once
 
+#include "arch/pieces.h"
 #include "attention/layout.h"
 #include "attention/rules.h"
 #include "tile/columns.h"
@@ -33,12 +34,15 @@ template <int kStrips>
 struct RowFacts {
   static constexpr int kEach = Columns::kEach;
   int begin[kStrips][kEach], end[kStrips][kEach];  // the keys that the row sees
-  int query[kStrips][kEach], draw_row[kStrips][kEach], place[kStrips][kEach];
+  int place[kStrips][kEach];                       // the key that it stands beside
+  int draw_row[kStrips][kEach];
   float slope[kStrips][kEach];
+  int to_query;  // from a place
 
   XLSTM_DEVICE RowFacts(const AttentionLayout& at, int64_t key_head, int64_t first) {
     const xlstm_attention& in = at.in;
     const uint32_t group = uint32_t(at.group()), last = uint32_t(at.rows() - 1);
+    to_query = same_in_all(int(at.queries - at.keys));
 #pragma unroll
     for (int c = 0; c < kStrips; ++c)
 #pragma unroll
@@ -47,7 +51,7 @@ struct RowFacts {
         const uint32_t i = row / group, head = uint32_t(key_head) * group + row % group;
         const KeyRange sees = visible_keys(i, at.queries, at.keys, in.window_left, in.window_right);
         begin[c][j] = int(sees.begin), end[c][j] = int(sees.end);
-        query[c][j] = int(i), draw_row[c][j] = int(uint32_t(at.index) * uint32_t(in.heads_q) + head);
+        draw_row[c][j] = int(uint32_t(at.index) * uint32_t(in.heads_q) + head);
         place[c][j] = int(i + at.keys - at.queries);
         slope[c][j] = in.alibi_slopes ? in.alibi_slopes[at.index * in.alibi_stride + head] * kLog2E : 0.0f;
       }
@@ -78,7 +82,7 @@ struct ScoreRules {
   bool slopes;
   bool drops;
   uint32_t threshold, offset;
-  uint64_t seed;
+  int seed[2];  // its halves, low and high
 
   XLSTM_DEVICE explicit ScoreRules(const xlstm_attention& in)
       : scale(float(in.softmax_scale * 1.44269504088896340736)),
@@ -87,14 +91,15 @@ struct ScoreRules {
         slopes(in.alibi_slopes != nullptr),
         drops(in.dropout_p > 0),
         threshold(dropout_threshold(in.dropout_p)),
-        offset(drops ? uint32_t(in.rng_state[1]) : 0),
-        seed(drops ? uint64_t(in.rng_state[0]) : 0) {}
+        offset(uint32_t(same_in_all(drops ? int(in.rng_state[1]) : 0))),
+        seed{same_in_all(drops ? int(in.rng_state[0]) : 0), same_in_all(drops ? int(in.rng_state[0] >> 32) : 0)} {}
 
   // Products into scores, of a strip that begins with key `first`.
   template <class E, int kStrips>
   XLSTM_DEVICE void bend(Strip<E>& s, const RowFacts<kStrips>& facts, int c, int first) const {
 #pragma unroll
     for (int r = 0; r < Strip<E>::kRegisters; ++r) {
+      if (r % 4 == 0) in_order();
       const int j = Columns::of(r);
       float y = cap > 0 ? cap * tanh_of<E>(s.value[r] * to_cap) : s.value[r] * scale;
       if (slopes) {
@@ -113,11 +118,21 @@ struct ScoreRules {
 #pragma unroll
     for (int r = 0; r < Strip<E>::kRegisters; ++r) {
       const int row = Strip<E>::position(r).row, j = Columns::of(r);
-      if (r % kAtOnce == 0)
-        draws = philox(uint32_t(first + row) / kDrawsAtOnce, uint32_t(facts.query[c][j]),
-                       uint32_t(facts.draw_row[c][j]), offset, seed);
-      f(r, draw_of(draws, row) >= threshold);
+      if (r % kAtOnce == 0) {
+        in_order();  // one at a time: there are no registers for more, nor for the keys of its rounds
+        const uint64_t key = uint64_t(uint32_t(number_here(seed[1]))) << 32 | uint32_t(number_here(seed[0]));
+        draws = philox(uint32_t(first + row) / kDrawsAtOnce, uint32_t(facts.place[c][j] + facts.to_query),
+                       uint32_t(facts.draw_row[c][j]), offset, key);
+      }
+      f(r, draw_at(draws, row) >= threshold);
     }
+  }
+
+ private:
+  // draw_of() without an index, which would put the words into memory.
+  XLSTM_DEVICE static uint32_t draw_at(const Philox& draws, int j) {
+    const uint32_t low = j & 2 ? draws.word[1] : draws.word[0], high = j & 2 ? draws.word[3] : draws.word[2];
+    return (j & 4 ? high : low) >> (j & 1) * 16 & 0xffff;
   }
 };
 
