@@ -38,9 +38,8 @@ def _splits(device: torch.device, batch: int, heads_k: int, rows: int, keys: int
     if device.type == "cpu":
         return native.plan_attention_cpu(batch, heads_k, rows, keys, torch.get_num_threads())["splits"]
     facts = device_facts(device)
-    return native.plan_mla_gpu(
-        facts.arch, facts.compute_units, facts.lds_bytes, batch, heads_k, max(1, rows), keys
-    )["splits"]
+    plan = native.plan_mla_gpu(facts.arch, facts.compute_units, facts.lds_bytes, batch, heads_k, max(1, rows), keys)
+    return min(plan["splits"], checks.MOST_SPLITS)
 
 
 def get_mla_metadata(
