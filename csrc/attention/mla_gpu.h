@@ -50,6 +50,7 @@ struct Mla {
   // A place in a tile of which the compiler knows how far others are: no bit of theirs may be in it.
   struct Cursor {
     uint32_t first;
+    XLSTM_DEVICE explicit Cursor(uint32_t place) : first(place) {}
     XLSTM_DEVICE Cursor(int row, int byte)
         : first(uint32_t(row * kRowBytes + both_ways_piece(kFamily, row, byte / 16) * 16 + byte % 16)) {}
     XLSTM_DEVICE uint32_t at(int row, int byte) const {
@@ -166,12 +167,13 @@ struct Mla {
     constexpr PiecePosition kZero = stream_piece(kFamily, sizeof(E), 0, 0);
     // With the features in parts, every kParts-th unit is this wave's; the places of a wave's are those of part 0
     // moved.
-    const Cursor from(mine.row, mine.feature * int(sizeof(E)));
+    const Cursor begin(mine.row, mine.feature * int(sizeof(E)));
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
       const int unit = part + i * kParts;
       if (kUnits % kParts != 0 && unit >= kUnits) break;
       if constexpr (kFamily != Family::cdna) in_order();  // there are no registers for more units at once
+      const Cursor from = kFamily != Family::cdna ? Cursor(made_here(begin.first)) : begin;
 #pragma unroll
       for (int ks = 0; ks < kKeyStrips; ++ks) {
         Piece piece[kStreamPieces<E>];
@@ -254,12 +256,9 @@ struct Mla {
       for (int t = 0; t < kTurnedStrips<E>; ++t) scale_columns(out[b][t][row_strip], by);
   }
 
-  // The weights of all rows as operands.
-  using Weights = ChainOperand<E>[kRowStrips][kKeyStrips];
-  XLSTM_DEVICE void share(const Scores& s, bool more, const Columns& by, Weights& all) {
+  // The weights of all rows to all waves, as operands; and out is scaled where a maximum has grown.
+  XLSTM_DEVICE void share(const Scores& s, bool more, const Columns& by) {
     if constexpr (kRowStrips == 1) {
-#pragma unroll
-      for (int ks = 0; ks < kKeyStrips; ++ks) all[0][ks] = as_chain(s[ks], 1.0f);
       if (more) scale_out(0, by);
     } else {
       if (part == 0) {
@@ -270,11 +269,8 @@ struct Mla {
       }
       __syncthreads();
 #pragma unroll
-      for (int rs = 0; rs < kRowStrips; ++rs) {
-#pragma unroll
-        for (int ks = 0; ks < kKeyStrips; ++ks) all[rs][ks] = *weights(rs, ks);
+      for (int rs = 0; rs < kRowStrips; ++rs)
         if (same_in_all(*grown(rs))) scale_out(rs, read_rows(kFactor, rs));
-      }
     }
   }
   XLSTM_DEVICE void write_rows(Number which, const Columns& x) const {  // of this wave's rows
@@ -290,13 +286,21 @@ struct Mla {
   }
 
   XLSTM_DEVICE int feature0(int block) const { return (wave_id() * kBlocks + block) * kTurnedFeatures<E>; }
-  XLSTM_DEVICE void multiply_values(const Weights& all, const char* values) {
+  XLSTM_DEVICE void multiply_values(const Scores& s, const char* values) {
     const PiecePosition mine = turned_piece(kFamily, sizeof(E), lane_id(), 0);
     const Cursor from(mine.row, feature0(0) * int(sizeof(E)) + mine.feature * int(sizeof(E)));
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b)
+    for (int ks = 0; ks < kKeyStrips; ++ks) {
+      ChainOperand<E> chain[kRowStrips];
 #pragma unroll
-      for (int ks = 0; ks < kKeyStrips; ++ks) {
+      for (int rs = 0; rs < kRowStrips; ++rs) {
+        if constexpr (kRowStrips == 1)
+          chain[rs] = as_chain(s[ks], 1.0f);
+        else
+          chain[rs] = *weights(rs, ks);
+      }
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
         TurnedPiece<E> piece[kTurnedPieces<E>];
 #pragma unroll
         for (int c = 0; c < kTurnedPieces<E>; ++c) {
@@ -308,9 +312,10 @@ struct Mla {
           if constexpr (kFamily != Family::cdna) in_order();
           const StreamOperand<E> stream = turned<E>(piece, t);
 #pragma unroll
-          for (int rs = 0; rs < kRowStrips; ++rs) multiply(out[b][t][rs], stream, all[rs][ks]);
+          for (int rs = 0; rs < kRowStrips; ++rs) multiply(out[b][t][rs], stream, chain[rs]);
         }
       }
+    }
   }
 
   // Keys [begin, end), a tile at a time. begin is a multiple of a tile.
@@ -341,9 +346,8 @@ struct Mla {
       add_parts(s);
       Columns by;
       const bool more = weigh(s, first, see.whole(first, kKeys), by);
-      Weights all;
-      share(s, more, by, all);
-      multiply_values(all, tile(n));
+      share(s, more, by);
+      multiply_values(s, tile(n));
     }
     sum.over_rows([](float x, float y) { return x + y; });
     if (part == 0) {
