@@ -254,6 +254,17 @@ gpu::Family family_of(const std::string& name) {
   throw std::invalid_argument("family: expected cdna, rdna or nvidia, got " + name);
 }
 
+// LDS that a launch asks for: of decode<element, dqk, dv, ...>, and of mla<element, rows, features>, None where the
+// family has no such kernel.
+int decode_lds_bytes(const std::string& family, int element_bytes, int dqk, int dv) {
+  return gpu::decode_shape(family_of(family), element_bytes, {dqk, dv}).lds_bytes;
+}
+py::object mla_lds_bytes(const std::string& family, int rows, int features) {
+  const gpu::Family f = family_of(family);
+  if (!gpu::has_mla(f, rows)) return py::none();
+  return py::int_(gpu::mla_shape(f, rows, features).lds_bytes);
+}
+
 // Of walk<element, rows, chunk>; None where the family has no such kernel.
 py::object walk_shape(const std::string& family, int element_bytes, int rows, int chunk) {
   const gpu::Family f = family_of(family);
@@ -303,6 +314,10 @@ PYBIND11_MODULE(_native, m) {
       "walk_shape", walk_shape, py::arg("family"), py::arg("element_bytes"), py::arg("rows"), py::arg("chunk"),
       "A block of the walk kernel: threads, columns of the state, LDS; None where the family (cdna, rdna, nvidia) has "
       "no such kernel.");
+  m.def("decode_lds_bytes", decode_lds_bytes, py::arg("family"), py::arg("element_bytes"), py::arg("dqk"),
+        py::arg("dv"), "LDS of a block of the decode kernel.");
+  m.def("mla_lds_bytes", mla_lds_bytes, py::arg("family"), py::arg("rows"), py::arg("features"),
+        "LDS of a block of the MLA kernel; None where the family has no such kernel.");
   m.def("scores_lds_bytes", scores_lds_bytes, py::arg("family"), py::arg("element_bytes"), py::arg("chunk"),
         py::arg("backward"), "LDS of a block of the score kernel.");
 }

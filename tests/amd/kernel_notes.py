@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-# Kernels that have no matrix product: scans and sums over gates, vectors, states and segments, and the recurrent ones,
-# whose only product is of a vector. Every other kernel must use the matrix unit.
+# Kernels that have no matrix product: scans and sums over gates, vectors, states and segments, what stands around
+# decoding, and the recurrent ones, whose only product is of a vector. Every other kernel must use the matrix unit.
 WITHOUT_MATRICES = {
+    "append_token",
     "chunk_gates",
+    "combine_forward",
+    "combine_parts",
     "dot_states",
     "gate_gradients",
     "normalisers",
@@ -26,6 +29,18 @@ SPILLS = {("gfx90a", "walk<bf16, 256, 32>"): (3, 16)}
 # (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
 CDNA = "gfx90a|gfx942"
 NOTES: list[tuple[str, str, str]] = [
+    (
+        f"{CDNA}|gfx1100",
+        r"decode<.*",
+        "16 rows share what a key costs whatever their number: where it lies, addresses of its pieces, values turned "
+        "in registers, masks. Memory binds: a tile's bytes take several times as long.",
+    ),
+    (
+        f"{CDNA}|gfx1100",
+        r"mla<.*",
+        "with 16 rows, what a tile costs whatever their number: it goes through registers into LDS, values are turned, "
+        "parts of the scores added up. On gfx1100 weights are exchanged between the halves of a wave.",
+    ),
     (
         CDNA,
         r"walk<fp16, .*",
