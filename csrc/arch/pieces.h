@@ -9,6 +9,14 @@
 
 namespace xlstm::gpu {
 
+// in_order() for loads on every family: what is asked for after it does not take registers before it.
+XLSTM_DEVICE void loads_in_order() {
+  in_order();
+#if defined(__CUDACC__)
+  asm volatile("" ::: "memory");
+#endif
+}
+
 // Half words of two registers: the low or the high ones, a's first.
 template <bool kHigh>
 XLSTM_DEVICE uint32_t join_halves(uint32_t a, uint32_t b) {

@@ -62,7 +62,8 @@ struct Mla {
   const MlaParams& p;
   const xlstm_attention& in;
   AttentionLayout at;
-  int64_t key_head, first_row;
+  int64_t key_head;
+  uint32_t group, first_row;
   char* lds;
   int strip, part;  // of the scores' product: this wave's rows and features
   RowFacts<1> facts;
@@ -77,12 +78,18 @@ struct Mla {
         in(params.call.in),
         at(layout),
         key_head(head),
-        first_row(first),
+        group(uint32_t(in.heads_q) / uint32_t(in.heads_k)),
+        first_row(uint32_t(first)),
         lds(memory),
         strip(wave_id() % kRowStrips),
         part(wave_id() / kRowStrips),
         facts(at, head, first + strip * kStripColumns),
         scale(float(in.softmax_scale * 1.44269504088896340736)) {}
+
+  XLSTM_DEVICE int64_t head_of(uint32_t row) const { return key_head * group + row % group; }
+  XLSTM_DEVICE int64_t query(const xlstm_tensor& x, uint32_t row) const {
+    return at.query(x, head_of(row), row / group);
+  }
 
   // ---- LDS
 
@@ -108,7 +115,7 @@ struct Mla {
   // ---- Q, and tiles on their way
 
   XLSTM_DEVICE void load_q() {
-    const int64_t last = at.rows() - 1;
+    const uint32_t last = uint32_t(at.queries) * group - 1;
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
       Piece piece[kChainPieces<E>];
@@ -116,8 +123,8 @@ struct Mla {
 #pragma unroll
       for (int c = 0; c < kChainPieces<E>; ++c) {
         const PiecePosition of = chain_piece(kFamily, sizeof(E), lane_id(), c);
-        const int64_t row = first_row + strip * kStripColumns + of.row;
-        const E* from = static_cast<const E*>(in.q.data) + at.row(in.q, key_head, row < last ? row : last);
+        const uint32_t row = first_row + strip * kStripColumns + of.row;
+        const E* from = static_cast<const E*>(in.q.data) + query(in.q, row < last ? row : last);
         piece[c] = read_piece(from + (unit < kUnits ? unit : 0) * kUnit<E> + of.feature);
       }
 #pragma unroll
@@ -172,7 +179,7 @@ struct Mla {
     for (int i = 0; i < kMine; ++i) {
       const int unit = part + i * kParts;
       if (kUnits % kParts != 0 && unit >= kUnits) break;
-      if constexpr (kFamily != Family::cdna) in_order();  // there are no registers for more units at once
+      if constexpr (kFamily != Family::cdna) loads_in_order();  // there are no registers for more units at once
       const Cursor from = kFamily != Family::cdna ? Cursor(made_here(begin.first)) : begin;
 #pragma unroll
       for (int ks = 0; ks < kKeyStrips; ++ks) {
@@ -309,7 +316,7 @@ struct Mla {
         }
 #pragma unroll
         for (int t = 0; t < kTurnedStrips<E>; ++t) {
-          if constexpr (kFamily != Family::cdna) in_order();
+          if constexpr (kFamily != Family::cdna) loads_in_order();
           const StreamOperand<E> stream = turned<E>(piece, t);
 #pragma unroll
           for (int rs = 0; rs < kRowStrips; ++rs) multiply(out[b][t][rs], stream, chain[rs]);
@@ -366,10 +373,10 @@ struct Mla {
       int64_t to[Columns::kEach];  // where the row of out lies; -1: there is none
 #pragma unroll
       for (int j = 0; j < Columns::kEach; ++j) {
-        const int64_t r = first_row + rs * kStripColumns + Columns::position(j);
+        const uint32_t r = first_row + rs * kStripColumns + Columns::position(j);
         to[j] = -1;
-        if (r >= at.rows()) continue;
-        const int64_t head = key_head * at.group() + r % at.group(), i = r / at.group();
+        if (r >= uint32_t(at.queries) * group) continue;
+        const int64_t head = head_of(r), i = r / group;
         const float whole = row_sum.value[j],
                     keys = whole > 0 ? row_most.value[j] * kLn2 + ::log(whole) : -__builtin_inff();
         WithSink<float> sink = without_sink(keys);
@@ -418,15 +425,16 @@ __global__ __launch_bounds__(mla_shape(kFamily, kRows, kFeatures).threads, 1) vo
     extern __shared__ __align__(128) char lds[];
     const xlstm_attention& in = p.call.in;
     const ForwardPlace place = forward_place(blockIdx.x, in.batch * in.heads_k, p.splits, p.blocks);
-    const AttentionLayout at(in, place.head / in.heads_k);
+    const uint32_t head = uint32_t(place.head), heads_k = uint32_t(in.heads_k);
+    const AttentionLayout at(in, head / heads_k);
     const int64_t first = place.rows * kRows, left = at.rows() - first;
     if (left <= 0) return;
-    Mla<E, kRows, kFeatures> block(p, at, place.head % in.heads_k, first, lds);
+    Mla<E, kRows, kFeatures> block(p, at, head % heads_k, first, lds);
     const RowsSee see(at, first, left < kRows ? left : kRows);
     constexpr int kKeys = Mla<E, kRows, kFeatures>::kKeys;
     const int origin = see.begin / kKeys, tiles = (see.end + kKeys - 1) / kKeys - origin;
-    const int from = origin + int(int64_t(tiles) * place.split / p.splits);
-    const int to = origin + int(int64_t(tiles) * (place.split + 1) / p.splits);
+    const int from = origin + part_of(tiles, place.split, p.splits);
+    const int to = origin + part_of(tiles, place.split + 1, p.splits);
     block.load_q();
     block.walk(from * kKeys, to * kKeys < see.end ? to * kKeys : see.end, see);
     block.write(place.split);
