@@ -98,7 +98,7 @@ XLSTM_API xlstm_status xlstm_mlstm_backward_pass(const xlstm_mlstm_backward*, co
 /* The same calls on a GPU: tensors, states, cu_seqlens and workspace lie in the memory of the current device, and the
  * work is put on `stream` (a hipStream_t or cudaStream_t) without waiting for anything, so a call may be captured in a
  * graph. cu_seqlens is not read here: offsets that do not rise or leave the row are cut off. q is float, bfloat16 or
- * float16. DHQK and DHHV are at most 512 but for the recurrent call. */
+ * float16. */
 typedef struct xlstm_gpu {
   void* stream;
   void* workspace;
