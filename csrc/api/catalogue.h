@@ -29,6 +29,7 @@ inline constexpr KernelEntry kCatalogue[] = {
     {"attention_rotary", "cpu", kAllDtypes, kWide, "csrc/attention/decode_cpu.cpp"},
     {"attention_append_", "cpu", kAllDtypes, kWide, "csrc/attention/decode_cpu.cpp"},
     {"attention_combine", "cpu", "float32 float64", kWide, "csrc/attention/decode_cpu.cpp"},
+    {"decode_step_", "cpu", "float32 bfloat16 float16 int8 int4", "float32", "csrc/decode/step_cpu.cpp"},
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
     {"mlstm_chunkwise", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise_gpu.hip"},
     {"mlstm_chunkwise_states", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise_gpu.hip"},

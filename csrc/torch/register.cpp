@@ -6,6 +6,10 @@
 //
 // Attention: q, out (B, S, HQ, D) or packed (T, HQ, D)  k, v (B, S, HK, D), packed, or pages (N, page, HK, D)  lse (B,
 // HQ, S) or (HQ, T)  index tensors int32. A window side below 0 has no end; causal is window_right = 0.
+//
+// Decode: a token of each row, tokens (B), through a whole model. `places` says which of `weights` is what, and -1
+// where there is none: 46 numbers for each block, then 7, in the order of csrc/torch/decode.cpp. `states` are c, n, m
+// of each block. out (B, V), or (B, D) without a head. Caps of 0 are none.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(xlstm_hip, m) {
@@ -60,4 +64,7 @@ STABLE_TORCH_LIBRARY(xlstm_hip, m) {
       "attention_append_(Tensor(a!) cache, Tensor x, Tensor? cos, Tensor? sin, Tensor? start, Tensor? cache_batch_idx, "
       "Tensor? block_table, bool interleaved) -> ()");
   m.def("attention_combine(Tensor out_partial, Tensor lse_partial) -> (Tensor out, Tensor lse)");
+  m.def(
+      "decode_step_(Tensor(a!) out, Tensor tokens, Tensor? keep, Tensor[] weights, Tensor places, "
+      "Tensor(b!)[] states, int heads, float norm_eps, float eps, float gate_cap, float output_cap) -> ()");
 }
