@@ -9,6 +9,9 @@
 //
 // Layers: x, y, gate, up, o (..., D)  h (..., NH, DHHV) with o and y (..., NH * DHHV)  logits (N, V), loss (N), exps
 // (N, 2). A gradient of what was not given is empty.
+// Decode: a token of each row, tokens (B), through a whole model. `places` says which of `weights` is what, and -1
+// where there is none: 46 numbers for each block, then 7, in the order of csrc/torch/decode.cpp. `states` are c, n, m
+// of each block. out (B, V), or (B, D) without a head. Caps of 0 are none.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(xlstm_hip, m) {
@@ -85,4 +88,7 @@ STABLE_TORCH_LIBRARY(xlstm_hip, m) {
   m.def(
       "cross_entropy_backward_(Tensor dloss, Tensor(a!) logits, Tensor targets, Tensor exps, float? cap, "
       "int ignore_index) -> ()");
+  m.def(
+      "decode_step_(Tensor(a!) out, Tensor tokens, Tensor? keep, Tensor[] weights, Tensor places, "
+      "Tensor(b!)[] states, int heads, float norm_eps, float eps, float gate_cap, float output_cap) -> ()");
 }
