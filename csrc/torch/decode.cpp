@@ -49,7 +49,7 @@ class Weights {
     STD_TORCH_CHECK(x->numel() == size, name, ": expected ", size, " elements, got ", x->numel());
     return {x->data_ptr(), dtype_of(name, *x)};
   }
-  xlstm_norm norm(const char* name, int64_t size) {
+  xlstm_decode_norm norm(const char* name, int64_t size) {
     const xlstm_vector weight = vector(name, size);
     return {weight, vector(name, size)};
   }
