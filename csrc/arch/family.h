@@ -32,6 +32,13 @@ constexpr StripPosition strip_position(Family f, int element_bytes, int lane, in
   return {8 * (lane / 16) + r, lane % 16};
 }
 
+// A lane's registers of a strip lie in one or two of its columns: how many, which of them each is in, and where that
+// is. The lanes that hold the other rows of the same columns differ from it in the bits of row_lanes().
+constexpr int lane_columns(Family f) { return f == Family::nvidia ? 2 : 1; }
+constexpr int lane_column(Family f, int r) { return f == Family::nvidia ? r / 2 % 2 : 0; }
+constexpr int column_position(Family f, int lane, int j) { return f == Family::nvidia ? lane / 4 + 8 * j : lane % 16; }
+constexpr int row_lanes(Family f) { return f == Family::nvidia ? 3 : f == Family::cdna ? 48 : 16; }
+
 // Which row of a 32-row group the row i of accumulator j is: the same alternation, for loading stream operands.
 constexpr int interleaved_row(int i, int j) { return 8 * (i / 4) + 4 * j + i % 4; }
 

@@ -147,6 +147,7 @@ py::dict walk_plan(const gpu::WalkPlan& p, const gpu::Chip& chip, int element_by
   py::dict d;
   d["schedule"] = hopper ? "hopper" : "common";
   d["rows"] = p.rows;
+  d["slices"] = p.slices;
   d["chunk"] = p.chunk;
   d["y_tile"] = p.y_tile;
   d["tiles"] = p.tiles;

@@ -31,6 +31,27 @@ void test_strip_is_a_bijection(Family f, int bytes) {
     CHECK(times[i] == 1, "%s, %d bytes: element %d has %d places", name(f), bytes, int(i), times[i]);
 }
 
+// Lanes that exchange a column's values over its rows have that column, and together all of its rows.
+void test_columns(Family f, int bytes) {
+  const int rows = strip_step(f, bytes), registers = strip_registers(f, bytes), others = row_lanes(f);
+  for (int lane = 0; lane < wave_size(f); ++lane)
+    for (int j = 0; j < lane_columns(f); ++j) {
+      std::vector<int> times(rows);
+      for (int bits = 0; bits < wave_size(f); ++bits) {
+        if (bits & ~others) continue;
+        const int other = lane ^ bits;
+        for (int r = 0; r < registers; ++r) {
+          if (lane_column(f, r) != j) continue;
+          const StripPosition at = strip_position(f, bytes, other, r);
+          CHECK(at.column == column_position(f, lane, j), "%s, %d bytes: lane %d and %d", name(f), bytes, lane, other);
+          ++times[at.row];
+        }
+      }
+      for (int row = 0; row < rows; ++row)
+        CHECK(times[row] == 1, "%s, %d bytes: lane %d, row %d", name(f), bytes, lane, row);
+    }
+}
+
 void test_a_tile_is_a_bijection(Family f, int bytes, int rows, int columns) {
   const lds::Tile tile{f, bytes, rows, columns};
   std::vector<int> times(rows * columns);
@@ -307,6 +328,7 @@ int main() {
   for (Family f : {Family::nvidia, Family::cdna, Family::rdna})
     for (int bytes : {2, 4}) {
       test_strip_is_a_bijection(f, bytes);
+      test_columns(f, bytes);
       for (int rows : {16, 32, 64, 128, 256, 512})
         for (int columns : {16, 32, 64, 128, 256, 512}) test_a_tile_is_a_bijection(f, bytes, rows, columns);
     }

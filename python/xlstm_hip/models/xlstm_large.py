@@ -155,7 +155,8 @@ class xLSTMLarge(nn.Module):
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """The mean negative log-probability of targets (B, S) after x (B, S), in nats."""
         logits = self.lm_head(self.hidden(x)[0])
-        return layers.capped_cross_entropy(logits.flatten(0, 1), targets.flatten(), self.config.output_logit_soft_cap)
+        cap = self.config.output_logit_soft_cap
+        return layers.capped_cross_entropy(logits.flatten(0, 1), targets.flatten(), cap, in_place=True)
 
     def generate(
         self,
