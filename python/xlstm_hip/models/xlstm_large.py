@@ -12,17 +12,15 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import layers
 from ..checks import has_rank, has_shape, is_tensor, one_of
-from ..generation import generate
+from ..generation import State, generate
 from ..select import get_optimal_kernel_config
 from .blocks import RMSNorm, mLSTMBlock
 from .config import xLSTMLargeConfig
 from .config_files import SpecialTokens
 from .initial_weights import fill_initial_weights
-from .mlstm_call import LayerState, MLSTMCall
+from .mlstm_call import MLSTMCall
 
 logger = logging.getLogger("xlstm_hip")
-
-State = dict[int, LayerState]
 
 
 class xLSTMLargeBlockStack(nn.Module):
