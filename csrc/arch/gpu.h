@@ -323,6 +323,13 @@ XLSTM_DEVICE void in_order() {
 #endif
 }
 
+// What was read from LDS is there: before a barrier, where nothing else waits for it.
+XLSTM_DEVICE void reads_done() {
+#if !defined(__CUDACC__)
+  asm volatile("s_waitcnt lgkmcnt(0)" ::: "memory");
+#endif
+}
+
 // 8 or 4 elements: 16 bytes, what one lane moves at a time.
 struct alignas(16) Piece {
   uint32_t word[4];
