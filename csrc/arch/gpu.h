@@ -375,6 +375,13 @@ struct Strip {
 #pragma unroll
     for (int r = 0; r < kRegisters; ++r) value[r] *= by;
   }
+  // It is made here: AMD's compiler puts no product off to a later branch, with all its operands in registers until then.
+  XLSTM_DEVICE void made() {
+#if !defined(__CUDACC__)
+#pragma unroll
+    for (int r = 0; r < kRegisters; ++r) asm volatile("" : "+v"(value[r]));
+#endif
+  }
   XLSTM_DEVICE static StripPosition position(int r) { return strip_position(kFamily, sizeof(E), lane_id(), r); }
 };
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "attention/backward_plan.h"
-#include "attention/layout.h"
+#include "attention/scores_gpu.h"
 #include "tile/gpu.h"
 
 namespace xlstm::gpu {
@@ -24,6 +24,11 @@ struct BackwardParams {
   XLSTM_HOST_DEVICE int64_t heads_all_q() const { return call.in.batch * call.in.heads_q; }
   XLSTM_HOST_DEVICE int64_t heads_all_k() const { return call.in.batch * call.in.heads_k; }
 };
+
+// What scores and lse are in: logarithms to base 2. Of floats they are natural ones: their differences are small where
+// weights are large, so that a factor behind the difference rounds off less.
+template <class E>
+constexpr float score_unit = sizeof(E) == 4 ? 1.0f : kLog2E;
 
 // All launches, for one dtype: backward_launch.h.
 template <class E>

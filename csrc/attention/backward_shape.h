@@ -23,6 +23,7 @@ struct BackwardShape {
   int tile;                       // tokens of a tile
   int at_once;                    // tokens of a tile whose scores are in registers
   bool chain_in_lds;              // what is owned is read from LDS for each tile, else held in registers
+  bool operands_ahead;            // the next operand is read from LDS while this one is multiplied
   bool ahead;                     // the next tile comes while this one is multiplied
   // AMD has a tile along its rows and turned, in LDS at once or, where there is no room, one after the other.
   int matrices;  // of a tile that LDS has at a time
@@ -40,6 +41,7 @@ constexpr int most(int a, int b) { return a > b ? a : b; }
 constexpr BackwardShape finished(BackwardShape s, Family f, int element_bytes, int dqk, int dv, bool second_turned,
                                  bool facts_of_tile) {
   s.owned = s.waves_along * s.columns;
+  s.operands_ahead = f != Family::rdna || element_bytes == 2;  // floats', split in three, take 24 registers there
   s.threads = s.waves_along * s.waves_across * wave_size(f);
   const int first = s.tile * dqk * element_bytes, second = s.tile * dv * element_bytes;
   if (f == Family::nvidia)
@@ -78,12 +80,12 @@ constexpr BackwardShape key_gradients_shape(Family f, int element_bytes, int dqk
   } else if (f == Family::rdna) {
     // 256 registers: sums of 128 features and 16 keys take half of them.
     s.columns = 16;
-    s.waves_across = wide ? 2 : 1;
+    s.waves_across = wide || (!half && dqk > 128) ? 2 : 1;
     s.waves_along = wide ? (half ? 2 : 1) : half ? 4 : dqk > 64 ? 2 : 4;
     s.tile = s.at_once = 16;
     s.chain_in_lds = !(half && dqk == 64);
     s.matrices = !half ? (wide ? 1 : 2) : wide ? 2 : 4;
-    s.ahead = half || dqk == 64;
+    s.ahead = half ? dqk <= 128 : dqk == 64;
     s.blocks = 1;
   } else {
     // K and V in LDS but for 64 features.
@@ -118,7 +120,7 @@ constexpr BackwardShape query_gradients_shape(Family f, int element_bytes, int d
     s.tile = s.at_once = 16;
     s.chain_in_lds = !(half && dqk == 64);
     s.matrices = !half ? (wide ? 1 : 2) : 3;
-    s.ahead = half ? !wide : dqk == 64;
+    s.ahead = half ? dqk <= 128 : dqk == 64;
     s.blocks = 1;
   } else {
     s.columns = 16;

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What backward must know of each query before its matrix products, and the gradient of the sinks:
-//     lse to base 2      D = dout . out - dlse      dsink = -sum over queries of e^(sink - lse) D
+//     lse      D = dout . out - dlse      dsink = -sum over queries of e^(sink - lse) D
 // Queries beyond the last one of a sequence get lse = infinity and D = 0: their weights are zero.
 //
 // A block has 64 queries of one head, 16 lanes each. Floor: out and dout are read once, memory binds.
 #pragma once
 
 #include "attention/backward_params.h"
-#include "attention/scores_gpu.h"
 
 namespace xlstm::gpu {
 
@@ -40,12 +39,12 @@ __global__ __launch_bounds__(kDeltaThreads) void attention_delta(const BackwardP
     if (threadIdx.x % kLanes != 0) continue;
     float lse = __builtin_inff(), through_sink = 0;
     if (there) {
-      lse = static_cast<const float*>(p->call.lse.data)[at.query(p->call.lse, head, i)] * kLog2E;
+      lse = static_cast<const float*>(p->call.lse.data)[at.query(p->call.lse, head, i)];
       if (p->call.dlse.data) dot -= static_cast<const float*>(p->call.dlse.data)[at.query(p->call.dlse, head, i)];
-      if (p->call.dsink) through_sink = -exp2f(static_cast<const float*>(in.sink)[head] * kLog2E - lse) * dot;
+      if (p->call.dsink) through_sink = -exp2f((static_cast<const float*>(in.sink)[head] - lse) * kLog2E) * dot;
     }
     if (i < padded) {
-      facts[fact_place(int(i))] = lse;
+      facts[fact_place(int(i))] = lse * score_unit<E>;
       facts[fact_place(int(i)) + kFactGroup] = there ? dot : 0.0f;
     }
     sunk[t] = through_sink;

@@ -12,15 +12,6 @@
 
 namespace xlstm::gpu {
 
-// Where a lane's four tokens and its piece are in a square.
-struct SquarePlace {
-  int four, piece;
-};
-constexpr SquarePlace square_place(int tokens, int lane) {
-  const int fours = tokens >= 32 ? 2 : 1;  // beyond the first four
-  return {lane % 4 + 4 * (lane / 8 % fours), lane / 4 % 2 + 2 * (lane / (8 * fours))};
-}
-
 template <class E, int kTokens, int kFirst, int kSecond, int kThreads>
 struct PairStage {
   static constexpr int n = kPieceElements<E>, kWaves = kThreads / kWave;

@@ -62,8 +62,8 @@ def on_gpu(x: Any) -> Any:
 def problem(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """tests/attention/problem.py, with gradients from the GPU, twice the same bits."""
     import problem
-    from poison import poisoned
 
+    from poison import poisoned
     from xlstm_hip.attention import ops
 
     def backward(*arguments: Any) -> tuple[Tensor, ...]:
