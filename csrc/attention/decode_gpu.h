@@ -133,6 +133,7 @@ struct Decode {
   XLSTM_DEVICE void fetch_values(const Places& at, int block) {
 #pragma unroll
     for (int c = 0; c < kTurnedPieces<E>; ++c) {
+      if (c % 4 == 0) in_order();  // addresses of a few pieces at a time
       const PiecePosition of = turned_piece(kFamily, sizeof(E), lane, c);
       v[block % kAheadV][c] = load_turned<E>(row_of(in.v, at.value, of.row),
                                              inside(block * kTurnedFeatures<E> + of.feature, dv - kTurnedElements<E>));

@@ -12,7 +12,7 @@
 namespace xlstm::gpu {
 
 constexpr int64_t kMostDecodeRowBlocks = 2;  // of a key head: with more, keys are better shared in LDS
-constexpr int64_t kMostParts = 256;
+constexpr int64_t kMostParts = 1024;
 
 struct DecodePlan {
   HeadClass head;

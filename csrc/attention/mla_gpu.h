@@ -171,6 +171,7 @@ struct Mla {
     for (int i = 0; i < kMine; ++i) {
       const int unit = part + i * kParts;
       if (kUnits % kParts != 0 && unit >= kUnits) break;
+      if constexpr (kFamily != Family::cdna) in_order();  // there are no registers for more units at once
 #pragma unroll
       for (int ks = 0; ks < kKeyStrips; ++ks) {
         Piece piece[kStreamPieces<E>];
@@ -304,6 +305,7 @@ struct Mla {
         }
 #pragma unroll
         for (int t = 0; t < kTurnedStrips<E>; ++t) {
+          if constexpr (kFamily != Family::cdna) in_order();
           const StreamOperand<E> stream = turned<E>(piece, t);
 #pragma unroll
           for (int rs = 0; rs < kRowStrips; ++rs) multiply(out[b][t][rs], stream, all[rs][ks]);

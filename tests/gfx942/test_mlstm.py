@@ -25,6 +25,7 @@ DTYPES = (torch.float32, *HALF)
 # One pair for each class of walk rows, as keys and as values; none a multiple of a tile, most wider than one. The
 # sequences are cut into two segments, with a tail: chunks are of 16 tokens for floats and of 32 for the rest.
 CLASSES = ((60, 130), (130, 60), (70, 260), (260, 70))
+WIDE = ((520, 40), (40, 577))  # states of more rows than registers: walked in slices
 SEGMENTS = {torch.float32: 270, torch.bfloat16: 530, torch.float16: 530}
 
 # How wide a tile of C a recurrent block has follows from how many heads there are for 304 compute units.
@@ -74,6 +75,10 @@ def rows() -> Iterator[Wanted]:
             name = f"{length} tokens, head dims of {dqk} and {dhv}"
             case = Case(name, length, dqk, dhv, heads=1, states=True, long=True, eps=0.05)
             yield Wanted(case, "sequence", "chunkwise--fused", dtype)
+    for dqk, dhv in WIDE:
+        case = Case(f"70 tokens, head dims of {dqk} and {dhv}", 70, dqk, dhv, heads=2, states=True)
+        for kernel in (SEQUENCE[0], SIGMOID[0]):
+            yield from (Wanted(case, "sequence", kernel, dtype) for dtype in DTYPES)
     for name in TABLE:
         for kernel in (*SEQUENCE, *SIGMOID):
             yield from (Wanted(BY_NAME[name], "sequence", kernel, dtype) for dtype in DTYPES)
