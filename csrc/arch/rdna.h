@@ -82,8 +82,8 @@ XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
   return o;
 }
 
-// The rows of a strip that a lane holds one after the other: f(first row, which of its columns, their values). Halves of
-// the wave have every other row: each gives the other those of its eight.
+// The rows of a strip that a lane holds one after the other: f(first row, which of its columns, their values). Halves
+// of the wave have every other row: each gives the other those of its eight.
 template <class E>
 constexpr int kRun = 8;
 template <class E, class F>

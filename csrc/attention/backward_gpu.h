@@ -119,7 +119,12 @@ struct Backward : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
       if constexpr (!kAllAtOnce) arrive_with(kOfKeys ? 2 : 3);
       if constexpr (!kAllAtOnce && kShape.matrices == 2) fetch_next();
       if constexpr (kOfKeys) add_rows(second_sums, second_turned(here), row0, weights, lane());
-      if constexpr (!kAllAtOnce && kShape.matrices == 1 && kOfKeys) arrive_with(3);
+      if constexpr (!kAllAtOnce && kShape.matrices == 1 && kOfKeys) {
+        each_strip([](bool is_first, int, int, Strip<E>& sum) {
+          if (!is_first) sum.made();
+        });
+        arrive_with(3);
+      }
       if constexpr (!kAllAtOnce && kShape.matrices == 1) fetch_next();
       add_rows(first_sums, first_turned(here), row0, ds, lane());
     }

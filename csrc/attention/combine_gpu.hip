@@ -8,9 +8,8 @@
 namespace xlstm::gpu {
 namespace {
 
-template <class E>
 __global__ __launch_bounds__(kCombineThreads) void combine_parts(const xlstm_attention_combine p, const Parts parts) {
-  combine_rows(parts, static_cast<E*>(p.out.data), static_cast<float*>(p.lse.data), [&](int64_t n, PartsRow& row) {
+  combine_rows(parts, static_cast<float*>(p.out.data), static_cast<float*>(p.lse.data), [&](int64_t n, PartsRow& row) {
     const int64_t head = n % p.heads, t = n / p.heads % p.length, b = n / p.heads / p.length;
     if (b >= p.batch) return false;
     const auto at = [&](const int64_t* stride) { return b * stride[1] + t * stride[2] + head * stride[3]; };
@@ -41,7 +40,6 @@ __global__ __launch_bounds__(kCombineThreads) void combine_forward(const xlstm_a
 
 bool is_piece(int64_t bytes) { return bytes % 16 == 0; }
 
-template <class E>
 void combine(const xlstm_attention_combine& p, Stream stream) {
   bool pieces = is_piece(p.dv * 4) && is_piece(intptr_t(p.out_partial)) && is_piece(intptr_t(p.out.data));
   for (int64_t stride : p.out_stride) pieces = pieces && is_piece(stride * 4);
@@ -54,7 +52,7 @@ void combine(const xlstm_attention_combine& p, Stream stream) {
                     int(p.dv),
                     combine_groups(p.splits),
                     pieces};
-  launch("attention, combination", combine_parts<E>,
+  launch("attention, combination", combine_parts,
          {combine_blocks(p.batch * p.length * p.heads, parts), kCombineThreads, 0}, stream, p, parts);
 }
 
@@ -84,15 +82,8 @@ void combine_forward_parts(const xlstm_attention_forward& p, const ForwardParts&
 
 size_t attention_combine_workspace(const xlstm_attention_combine&, const Chip&) { return 0; }
 void attention_combine(const xlstm_attention_combine& p, const Chip&, void*, void* stream) {
-  const auto on = static_cast<Stream>(stream);
-  switch (p.out.dtype) {
-    case XLSTM_BFLOAT16:
-      return combine<BFloat16>(p, on);
-    case XLSTM_FLOAT16:
-      return combine<Float16>(p, on);
-    default:
-      return combine<float>(p, on);
-  }
+  if (p.out.dtype != XLSTM_FLOAT32) throw std::invalid_argument("out: expected float32 on a GPU, as the parts have");
+  combine(p, static_cast<Stream>(stream));
 }
 
 }  // namespace xlstm::gpu

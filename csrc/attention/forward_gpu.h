@@ -5,8 +5,8 @@
 //
 // The query heads of one key head are one matrix of rows (attention/layout.h), so GQA and MQA share K and V. Everything
 // is transposed: K is the stream operand, along the features, Q the chain; the strips of S have keys down and rows
-// across, and once they are weights they are the chain operand of V^T P^T as they lie. A row's maximum and sum are those
-// of a column.
+// across, and once they are weights they are the chain operand of V^T P^T as they lie. A row's maximum and sum are
+// those of a column.
 //
 // Who owns what: a block has `rows` rows of one key head, each of its waves 16 or 32 of them with O in accumulators and
 // Q in registers (in LDS where they would not fit), and walks tiles of keys. K and V have a room each in LDS; the one
@@ -21,19 +21,33 @@
 // sum and half a packing.
 #pragma once
 
+#include "attention/combine_gpu.h"
 #include "attention/keys_gpu.h"
 #include "attention/plan_gpu.h"
 #include "attention/scores_gpu.h"
+#include "tile/elements.h"
 
 namespace xlstm::gpu {
 
 struct ForwardParams {
   xlstm_attention_forward call;
-  int64_t blocks, splits;  // of the plan
+  int64_t blocks, splits;                     // of the plan
   bool whole_q, whole_k, whole_v, whole_out;  // rows are whole pieces of 16 bytes, at multiples of 16
-  float *out_parts, *lse_parts;               // with splits: (splits, B, HQ, length_q, DV) and without DV
+  ForwardParts parts;                         // with splits
+};
 
-  XLSTM_HOST_DEVICE static int64_t part(const xlstm_attention& in) { return in.batch * in.heads_q * in.length_q; }
+// What a block of threads has.
+struct ForwardBlock {
+  ForwardPlace place;
+  AttentionLayout at;
+  int64_t key_head, first;  // of its rows
+
+  XLSTM_DEVICE ForwardBlock(const ForwardParams& p, int rows)
+      : place(forward_place(blockIdx.x, p.call.in.batch * p.call.in.heads_k, p.splits, p.blocks)),
+        at(p.call.in, place.head / p.call.in.heads_k),
+        key_head(place.head % p.call.in.heads_k),
+        first(place.rows * rows) {}
+  XLSTM_DEVICE bool empty() const { return first >= at.rows(); }
 };
 
 template <class E, int kDqk, int kDv, bool kFull>
@@ -43,36 +57,42 @@ struct Forward {
   static constexpr int kKeyStrips = kKeys / kStep<E>, kDepths = kDqk / kStep<E>, kFeatureStrips = kDv / kStep<E>;
   static constexpr int kParts = kDqk / kKeyPart, kPartDepths = kKeyPart / kStep<E>;
   static constexpr int kWaveRows = kStrips * kStripColumns, n = kPieceElements<E>;
+  static constexpr bool kOperandAhead = sizeof(StreamOperand<E>) <= 32;
   static constexpr float kGrowth = 8;  // of a maximum, to base 2, before sums are scaled
   static constexpr float kLowest = -0x1p126f;
 
-  using StageK = KeyStage<E, kKeys, kKeyPart, false, kThreads>;
-  using StageV = KeyStage<E, kKeys, kDv, true, kThreads>;
+  using StageK = KeyStage<E, kKeys, kKeyPart, false, kThreads, kShape.ahead>;
+  using StageV = KeyStage<E, kKeys, kDv, true, kThreads, kShape.ahead>;
   using TileQ = Tile<E, kShape.rows, kKeyPart>;
 
-  const ForwardParams& p;
-  AttentionLayout at;
-  int64_t key_head, split, first_row;  // of the wave
+  const ForwardParams* p;
+  int sequence, key_head, split, rows, keys;
+  int block_first, first_row;  // of the block's rows, and of the wave's
   char* lds;
-  RowsSee see;
+  RowsSee see;  // those of the wave
   RowFacts<kStrips> facts;
   ChainOperand<E> q[kShape.q_in_lds ? 1 : kDepths][kStrips];
   Strip<E> out[kFeatureStrips][kStrips];
   Columns most[kStrips], sum[kStrips];
 
-  XLSTM_DEVICE Forward(const ForwardParams& params, const AttentionLayout& layout, int64_t key_head, int64_t split,
-                       int64_t first, char* memory)
+  XLSTM_DEVICE Forward(const ForwardParams* params, const ForwardBlock& block, char* memory)
       : p(params),
-        at(layout),
-        key_head(key_head),
-        split(split),
-        first_row(first + wave_id() * kWaveRows),
+        sequence(int(block.at.index)),
+        key_head(int(block.key_head)),
+        split(int(block.place.split)),
+        rows(int(block.at.rows())),
+        keys(int(block.at.keys)),
+        block_first(int(block.first)),
+        first_row(block_first + wave_id() * kWaveRows),
         lds(memory),
-        see(at, live(first_row), live(first_row + kWaveRows - 1) - live(first_row) + 1),
-        facts(at, key_head, first_row) {}
+        see(rows_see(block.at, first_row, kWaveRows)),
+        facts(block.at, key_head, first_row) {}
 
   // Rows beyond the last one repeat it.
-  XLSTM_DEVICE int64_t live(int64_t row) const { return row < at.rows() ? row : at.rows() - 1; }
+  XLSTM_DEVICE int live(int row) const { return row < rows ? row : rows - 1; }
+  XLSTM_DEVICE RowsSee rows_see(const AttentionLayout& at, int first, int count) const {
+    return {at, live(first), live(first + count - 1) - live(first) + 1};
+  }
 
   XLSTM_DEVICE TileQ tile_q(int part) const { return {reinterpret_cast<E*>(lds) + part * (kShape.rows * kKeyPart)}; }
   XLSTM_DEVICE typename StageK::Storage tile_k(int part) const {
@@ -82,18 +102,18 @@ struct Forward {
     return {reinterpret_cast<E*>(lds + kShape.q_bytes + (kShape.take_turns ? 0 : kShape.k_bytes))};
   }
 
-  XLSTM_DEVICE Piece q_piece(int64_t row, int column) const {
-    const E* from = static_cast<const E*>(p.call.in.q.data) + at.row(p.call.in.q, key_head, live(row));
-    return TokenRows<E>{from, 0, int(p.call.in.dqk), p.whole_q}.piece(0, column, true);
-  }
-  XLSTM_DEVICE void load_q() {
+  XLSTM_DEVICE void load_q(const AttentionLayout& at) {
+    const auto q_piece = [&](int row, int column) {
+      const E* from = static_cast<const E*>(at.in.q.data) + at.row(at.in.q, key_head, live(row));
+      return TokenRows<E>{from, 0, int(at.in.dqk), p->whole_q}.piece(0, column, true);
+    };
     if constexpr (kShape.q_bytes > 0) {
       constexpr int kRowPieces = kDqk / n;
-      const int64_t first = first_row - wave_id() * kWaveRows;
 #pragma unroll 1
       for (int unit = threadIdx.x; unit < kShape.rows * kRowPieces; unit += kThreads) {
         const int row = unit / kRowPieces, column = unit % kRowPieces * n;
-        *reinterpret_cast<Piece*>(tile_q(column / kKeyPart).at(row, column % kKeyPart)) = q_piece(first + row, column);
+        *reinterpret_cast<Piece*>(tile_q(column / kKeyPart).at(row, column % kKeyPart)) =
+            q_piece(block_first + row, column);
       }
     }
     if constexpr (!kShape.q_in_lds) {
@@ -108,8 +128,8 @@ struct Forward {
         for (int c = 0; c < kStrips; ++c)
 #pragma unroll
           for (int d = 0; d < kDepths; ++d)
-            q[d][c] = chain_of<E>(
-                [&](int column, int k) { return q_piece(first_row + c * kStripColumns + column, k); }, d * kStep<E>);
+            q[d][c] = chain_of<E>([&](int column, int k) { return q_piece(first_row + c * kStripColumns + column, k); },
+                                  d * kStep<E>);
       }
     }
   }
@@ -118,7 +138,18 @@ struct Forward {
     return load_chain_along<E>(tile_q(depth / kPartDepths), row, depth % kPartDepths * kStep<E>);
   }
 
+  XLSTM_DEVICE StreamOperand<E> key_operand(int step, int lane) const {
+    const int depth = step / kKeyStrips, k = step % kKeyStrips;
+    return load_stream<true, E>(tile_k(depth / kPartDepths), k * kStep<E>, depth % kPartDepths * kStep<E>, lane);
+  }
+  XLSTM_DEVICE StreamOperand<E> value_operand(int step, int lane) const {
+    return load_stream<false, E>(tile_v(), step % kFeatureStrips * kStep<E>, step / kFeatureStrips * kStep<E>, lane);
+  }
+
   using Scores = Strip<E>[kKeyStrips][kStrips];
+
+  // Where addresses would be kept from tile to tile and registers are too few for them, they are made anew for each.
+  XLSTM_DEVICE static int lane_of_tile() { return kFull || kShape.q_in_lds ? lane_here() : lane_id(); }
 
   // s = K Q^T
   XLSTM_DEVICE void multiply_keys(Scores& s) {
@@ -126,23 +157,23 @@ struct Forward {
     for (int k = 0; k < kKeyStrips; ++k)
 #pragma unroll
       for (int c = 0; c < kStrips; ++c) s[k][c].zero();
-    const auto load = [&](int step) {
-      const int depth = step / kKeyStrips, k = step % kKeyStrips;
-      return load_stream<true, E>(tile_k(depth / kPartDepths), k * kStep<E>, depth % kPartDepths * kStep<E>);
-    };
-    StreamOperand<E> stream[2];  // of this step and the next
-    stream[0] = load(0);
+    const int lane = lane_of_tile();
+    StreamOperand<E> stream[2];  // of this step and, where registers suffice, the next
+    if (kOperandAhead) stream[0] = key_operand(0, lane);
 #pragma unroll
-    for (int step = 0; step < kDepths * kKeyStrips; ++step) {
-      const int depth = step / kKeyStrips;
-      in_order();
-      if (step + 1 < kDepths * kKeyStrips) stream[(step + 1) % 2] = load(step + 1);
-      if (kShape.q_in_lds && step % kKeyStrips == 0)
+    for (int depth = 0; depth < kDepths; ++depth) {
+      if constexpr (kShape.q_in_lds)
 #pragma unroll
         for (int c = 0; c < kStrips; ++c) q[0][c] = q_operand(depth, c);
 #pragma unroll
-      for (int c = 0; c < kStrips; ++c)
-        multiply(s[step % kKeyStrips][c], stream[step % 2], q[kShape.q_in_lds ? 0 : depth][c]);
+      for (int k = 0; k < kKeyStrips; ++k) {
+        const int step = depth * kKeyStrips + k;
+        in_order();
+        if (!kOperandAhead) stream[step % 2] = key_operand(step, lane);
+        if (kOperandAhead && step + 1 < kDepths * kKeyStrips) stream[(step + 1) % 2] = key_operand(step + 1, lane);
+#pragma unroll
+        for (int c = 0; c < kStrips; ++c) multiply(s[k][c], stream[step % 2], q[kShape.q_in_lds ? 0 : depth][c]);
+      }
     }
   }
 
@@ -200,113 +231,120 @@ struct Forward {
 
   // O^T += V^T P^T
   XLSTM_DEVICE void multiply_values(Scores& s) {
-    const auto load = [&](int step) {
-      return load_stream<false, E>(tile_v(), step % kFeatureStrips * kStep<E>, step / kFeatureStrips * kStep<E>);
-    };
+    const int lane = lane_of_tile();
     StreamOperand<E> stream[2];
-    stream[0] = load(0);
-    ChainOperand<E> weights[kStrips];
+    if (kOperandAhead) stream[0] = value_operand(0, lane);
 #pragma unroll
-    for (int step = 0; step < kKeyStrips * kFeatureStrips; ++step) {
-      const int v = step % kFeatureStrips;
-      in_order();
-      if (step + 1 < kKeyStrips * kFeatureStrips) stream[(step + 1) % 2] = load(step + 1);
+    for (int k = 0; k < kKeyStrips; ++k) {
+      ChainOperand<E> weights[kStrips];
 #pragma unroll
-      for (int c = 0; c < kStrips; ++c) {
-        if (v == 0) weights[c] = as_chain(s[step / kFeatureStrips][c], 1.0f);
-        multiply(out[v][c], stream[step % 2], weights[c]);
+      for (int c = 0; c < kStrips; ++c) weights[c] = as_chain(s[k][c], 1.0f);
+#pragma unroll
+      for (int v = 0; v < kFeatureStrips; ++v) {
+        const int step = k * kFeatureStrips + v;
+        in_order();
+        if (!kOperandAhead) stream[step % 2] = value_operand(step, lane);
+        if (kOperandAhead && step + 1 < kKeyStrips * kFeatureStrips)
+          stream[(step + 1) % 2] = value_operand(step + 1, lane);
+#pragma unroll
+        for (int c = 0; c < kStrips; ++c) multiply(out[v][c], stream[step % 2], weights[c]);
       }
     }
   }
 
-  // A run of a row's features from `column` on.
+  // A run of a row's elements from `column` on. whole: the row is whole pieces.
   template <class T>
   XLSTM_DEVICE static void store_run(T* row, int column, int columns, bool whole, const float (&value)[kRun<E>]) {
-    constexpr int kWords = kRun<E> * int(sizeof(T)) / 4;
-    uint32_t word[kWords];
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      if constexpr (sizeof(T) == 4)
-        word[w] = as_bits(value[w]);
-      else
-        word[w] = pack_exact(T{}, value[2 * w], value[2 * w + 1]);
-    }
-    if (whole && column + kRun<E> <= columns) {
-      struct alignas(kWords < 4 ? kWords * 4 : 16) Run {
-        uint32_t word[kWords];
-      } run;
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) run.word[w] = word[w];
-      *reinterpret_cast<Run*>(row + column) = run;
-      return;
-    }
+    if (whole && column + kRun<E> <= columns) return store_elements(row + column, value);
 #pragma unroll
     for (int j = 0; j < kRun<E>; ++j)
       if (column + j < columns) row[column + j] = from_float<T>(value[j]);
   }
+  // The row in column j of strip c.
+  XLSTM_DEVICE int row_of(int c, int j) const { return first_row + c * kStripColumns + Columns::position(j); }
+  XLSTM_DEVICE bool inside(int c, int j) const { return row_of(c, j) < rows; }
 
   XLSTM_DEVICE void store() {
-    const xlstm_attention& in = p.call.in;
-    const int columns = int(in.dv);
+    p = read_here(p);
+    const xlstm_attention& in = p->call.in;
+    const AttentionLayout at(in, sequence);
+    const int columns = int(in.dv), group = int(at.group());
     const float kept = in.dropout_p > 0 ? float(dropout_scale(in.dropout_p)) : 1.0f;
 #pragma unroll
     for (int c = 0; c < kStrips; ++c) {
       sum[c].over_rows([](float a, float b) { return a + b; });
       Columns factor;
-      E* row[Columns::kEach];
-      float* part[Columns::kEach];
-      bool inside[Columns::kEach];
+      int64_t place[Columns::kEach];
 #pragma unroll
       for (int j = 0; j < Columns::kEach; ++j) {
-        const int64_t r = first_row + c * kStripColumns + Columns::position(j);
-        const int64_t group = at.group(), i = live(r) / group, head = key_head * group + live(r) % group;
-        inside[j] = r < at.rows();
-        row[j] = static_cast<E*>(p.call.out.data) + at.query(p.call.out, head, i);
-        part[j] = nullptr;
-        const float l = sum[c].value[j], m = most[c].value[j], lse = m + log2f(l);
-        float* lse_to;
-        float lse_of;
-        factor.value[j] = l > 0 ? kept / l : 0;
-        if (l != l) factor.value[j] = l;
-        if (p.splits > 1) {
-          const int64_t place =
-              split * ForwardParams::part(in) + (at.index * in.heads_q + head) * in.length_q + i;
-          part[j] = p.out_parts + place * in.dv;
-          lse_to = p.lse_parts + place;
-          lse_of = l == 0 ? -__builtin_inff() : lse * kLn2;
+        const int row = live(row_of(c, j)), i = row / group, head = key_head * group + row % group;
+        const float l = sum[c].value[j], lse = l == 0 ? -__builtin_inff() : (most[c].value[j] + log2f(l)) * kLn2;
+        const bool has_sink = in.sink && p->splits == 1;
+        const WithSink<float> with =
+            has_sink ? with_sink(lse, global(static_cast<const float*>(in.sink))[head], p->call.lse_with_sink)
+                     : without_sink(lse);
+        factor.value[j] = l == 0 ? 0.0f : kept * with.factor / l;
+        const bool writes = inside(c, j) && (lane_id() & row_lanes(kFamily)) == 0;  // one lane of each column
+        if (p->splits > 1) {
+          const int64_t part = split * ForwardParts::rows(in) + ForwardParts::row(in, sequence, head, i);
+          place[j] = part * in.dv;
+          if (writes) global(p->parts.lse)[part] = with.lse;
         } else {
-          float seen = lse;
-          if (in.sink) {
-            const float sink = static_cast<const float*>(in.sink)[head] * kLog2E, top = fmaxf(m, sink);
-            const float whole = l * exp2_fast(m - top) + exp2_fast(sink - top);
-            factor.value[j] = whole == 0 ? 0 : kept * exp2_fast(m - top) / whole;
-            if (p.call.lse_with_sink) seen = whole == 0 ? -__builtin_inff() : top + log2f(whole);
-          }
-          lse_to = static_cast<float*>(p.call.lse.data) + at.query(p.call.lse, head, i);
-          lse_of = seen == -__builtin_inff() ? __builtin_inff() : seen * kLn2;
+          place[j] = at.query(p->call.out, head, i);
+          if (writes) global(static_cast<float*>(p->call.lse.data))[at.query(p->call.lse, head, i)] = with.lse;
         }
-        if (inside[j] && lane_writes(j)) *lse_to = lse_of;
       }
 #pragma unroll
       for (int v = 0; v < kFeatureStrips; ++v) {
         in_order();
         scale_columns(out[v][c], factor);
         each_run(out[v][c], [&](int first, int j, const float(&value)[kRun<E>]) {
-          if (!inside[j]) return;
-          if (p.splits > 1)
-            store_run(part[j], v * kStep<E> + first, columns, in.dv % 4 == 0, value);
+          if (!inside(c, j)) return;
+          const int column = v * kStep<E> + first;
+          if (p->splits > 1)
+            store_run(global(p->parts.out) + place[j], column, columns, in.dv % 8 == 0, value);
           else
-            store_run(row[j], v * kStep<E> + first, columns, p.whole_out, value);
+            store_run(global(static_cast<E*>(p->call.out.data)) + place[j], column, columns, p->whole_out, value);
         });
       }
     }
   }
-  // One lane for each column.
-  XLSTM_DEVICE static bool lane_writes(int) { return (lane_id() & row_lanes(kFamily)) == 0; }
 
-  XLSTM_DEVICE void run(int64_t block_rows_first) {
-    const xlstm_attention& in = p.call.in;
-    load_q();
+  // Tiles that some row of the block sees, of this part of the keys.
+  struct Tiles {
+    int from, to;
+
+    XLSTM_DEVICE Tiles(const Forward& f, const AttentionLayout& at) {
+      const RowsSee all = f.rows_see(at, f.block_first, kShape.rows);
+      const int begin = all.begin / kKeys, count = all.end > all.begin ? (all.end + kKeys - 1) / kKeys - begin : 0;
+      const int splits = int(f.p->splits);
+      from = begin + int(int64_t(count) * f.split / splits), to = begin + int(int64_t(count) * (f.split + 1) / splits);
+    }
+  };
+  XLSTM_DEVICE int valid(int first) const { return keys - first < kKeys ? keys - first : kKeys; }
+  XLSTM_DEVICE void fetch_k(StageK (&stage)[kParts], const HeadTokens<E>& from, int first) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      stage[part].fetch(tile_k(part), from, first, valid(first), part * kKeyPart);
+  }
+  XLSTM_DEVICE void store_k(StageK (&stage)[kParts], const HeadTokens<E>& from, int first) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      stage[part].store(tile_k(part), from, first, valid(first), part * kKeyPart);
+  }
+  // What comes next into a room of LDS that K and V may share.
+  template <class Store>
+  XLSTM_DEVICE static void arrive_in_turn(Store&& store) {
+    if constexpr (kShape.take_turns)
+      arrive(store);
+    else
+      arrive_free(store);
+  }
+
+  XLSTM_DEVICE void run(const AttentionLayout& at) {
+    const Tiles tiles(*this, at);
+    HeadTokens<E> k(at, at.in.k, key_head, at.in.dqk, p->whole_k), v(at, at.in.v, key_head, at.in.dv, p->whole_v);
+    load_q(at);
 #pragma unroll
     for (int c = 0; c < kStrips; ++c) {
       most[c] = Columns::all(kLowest);
@@ -314,44 +352,26 @@ struct Forward {
 #pragma unroll
       for (int v = 0; v < kFeatureStrips; ++v) out[v][c].zero();
     }
-    // Tiles that some row of the block sees, of this part of the keys.
-    const RowsSee all(at, block_rows_first, live(block_rows_first + kShape.rows - 1) - block_rows_first + 1);
-    const int tile0 = all.begin / kKeys, tiles = all.end > all.begin ? (all.end + kKeys - 1) / kKeys - tile0 : 0;
-    const int from = tile0 + int(tiles * split / p.splits), to = tile0 + int(tiles * (split + 1) / p.splits);
-    if (from < to) {
-      const HeadTokens<E> keys(at, in.k, key_head, in.dqk, p.whole_k), values(at, in.v, key_head, in.dv, p.whole_v);
-      const ScoreRules rules(in);
+    if (tiles.from < tiles.to) {
+      const ScoreRules rules(at.in);
       StageK stage_k[kParts];
       StageV stage_v;
-      const auto valid = [&](int first) { return int(at.keys) - first < kKeys ? int(at.keys) - first : kKeys; };
-      const auto fetch_k = [&](int first) {
-#pragma unroll
-        for (int part = 0; part < kParts; ++part)
-          stage_k[part].fetch(tile_k(part), keys, first, valid(first), part * kKeyPart);
-      };
-      const auto arrive_in_turn = [&](auto&& store) {
-        if constexpr (kShape.take_turns)
-          arrive(store);
-        else
-          arrive_free(store);
-      };
-      fetch_k(from * kKeys);
-      for (int tile = from; tile < to; ++tile) {
+      fetch_k(stage_k, k, tiles.from * kKeys);
+      for (int tile = tiles.from; tile < tiles.to; ++tile) {
+        p = read_here(p);
+        k.in = v.in = &p->call.in, k.x = &p->call.in.k, v.x = &p->call.in.v;
         const int first = tile * kKeys;
         const bool seen = see.some(first, kKeys);
-        arrive_in_turn([&] {
-#pragma unroll
-          for (int part = 0; part < kParts; ++part) stage_k[part].store(tile_k(part));
-        });
-        stage_v.fetch(tile_v(), values, first, valid(first), 0);
+        arrive_in_turn([&] { store_k(stage_k, k, first); });
+        stage_v.fetch(tile_v(), v, first, valid(first), 0);
         Scores s;
         if (seen) multiply_keys(s);
-        arrive_in_turn([&] { stage_v.store(tile_v()); });
-        if (tile + 1 < to) fetch_k(first + kKeys);
-        if (seen) {
-          weigh(s, rules, first);
-          multiply_values(s);
-        }
+        arrive_in_turn([&] { stage_v.store(tile_v(), v, first, valid(first), 0); });
+        // Registers for the next keys are free when scores are weights.
+        if (kAsyncCopies && tile + 1 < tiles.to) fetch_k(stage_k, k, first + kKeys);
+        if (seen) weigh(s, rules, first);
+        if (!kAsyncCopies && tile + 1 < tiles.to) fetch_k(stage_k, k, first + kKeys);
+        if (seen) multiply_values(s);
       }
     }
     store();
@@ -359,15 +379,13 @@ struct Forward {
 };
 
 template <class E, int kDqk, int kDv, bool kFull>
-__global__ __launch_bounds__(forward_shape(kFamily, sizeof(E), {kDqk, kDv}).threads,
-                             forward_shape(kFamily, sizeof(E), {kDqk, kDv}).blocks) void attend(const ForwardParams p) {
+__global__ __launch_bounds__(
+    forward_shape(kFamily, sizeof(E), {kDqk, kDv}).threads,
+    forward_shape(kFamily, sizeof(E), {kDqk, kDv}).blocks) void attend(XLSTM_PARAM ForwardParams p) {
+  using Kernel = Forward<E, kDqk, kDv, kFull>;
   extern __shared__ __align__(128) char lds[];
-  const xlstm_attention& in = p.call.in;
-  const ForwardPlace place = forward_place(blockIdx.x, in.batch * in.heads_k, p.splits, p.blocks);
-  const AttentionLayout at(in, place.head / in.heads_k);
-  const int64_t first = place.rows * Forward<E, kDqk, kDv, kFull>::kShape.rows;
-  if (first >= at.rows()) return;
-  Forward<E, kDqk, kDv, kFull>(p, at, place.head % in.heads_k, place.split, first, lds).run(first);
+  const ForwardBlock block(p, Kernel::kShape.rows);
+  if (!block.empty()) Kernel(only_param(p), block, lds).run(block.at);
 }
 
 }  // namespace xlstm::gpu

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "arch/launch.h"
-#include "attention/forward_gpu.h"
+#include "attention/weights_gpu.h"
 
 namespace xlstm::gpu {
 
@@ -16,9 +16,16 @@ namespace {
 template <class E, int kDqk, int kDv>
 void launch_class(const AttentionForwardPlan& plan, const ForwardParams& p, Stream stream) {
   const Grid grid{plan.grid, plan.shape.threads, plan.shape.lds_bytes};
-  if constexpr (sizeof(E) == 2)
-    if (!plan.full) return launch("attention forward", attend<E, kDqk, kDv, false>, grid, stream, p);
-  launch("attention forward", attend<E, kDqk, kDv, true>, grid, stream, p);
+  if (plan.full)
+    launch("attention forward", attend<E, kDqk, kDv, true>, grid, stream, p);
+  else if constexpr (sizeof(E) == 2)
+    launch("attention forward", attend<E, kDqk, kDv, false>, grid, stream, p);
+  if (plan.splits > 1) combine_forward_parts(p.call, p.parts, plan.splits, stream);
+  if (!p.call.probs.data) return;
+  ForwardParams unsplit = p;
+  unsplit.splits = 1;
+  launch("attention weights", write_weights<E, kDqk, kDv>,
+         {plan.grid / plan.splits, plan.shape.threads, plan.shape.lds_bytes}, stream, unsplit);
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ struct ForwardShape {
   int keys;           // of a tile
   bool q_in_lds;      // else in registers for the whole walk
   bool take_turns;    // K and V in one room
+  bool ahead;         // K and V come through registers while others are multiplied: there are enough of them
   int threads;
   int blocks;  // that shall share a multiprocessor: a bound on registers
   int q_bytes, k_bytes, v_bytes, lds_bytes;
@@ -32,18 +33,19 @@ constexpr ForwardShape forward_shape(Family f, int element_bytes, HeadClass head
   const bool half = element_bytes == 2, wide = head.dv > 128;
   ForwardShape s{};
   s.waves = 4;
+  s.ahead = f != Family::rdna || (half && !wide);
   if (f == Family::cdna) {
     // 32 rows a wave: with 16, LDS would be read as long as the matrix unit multiplies. Accumulators and Q of 128
     // features take 96 of 256 registers, so two waves share a SIMD; of 256 features, one has it to itself.
     s.strips = !half && wide ? 1 : 2;
-    s.keys = half && head.dqk != 192 ? 64 : 32;
+    s.keys = half && head.dqk <= 128 ? 64 : 32;
     s.blocks = wide || (!half && head.dqk > 128) ? 1 : 2;
   } else if (f == Family::rdna) {
-    // 16 rows a wave: operands are of 8 registers, there are 256. Split into three, Q of floats would take too many.
+    // 16 rows a wave: operands are of 8 registers, there are 256.
     s.strips = 1;
     s.keys = half && head.dqk <= 128 ? 64 : 32;
-    s.q_in_lds = !half || wide;
-    s.waves = half ? (wide ? 4 : 8) : head.dqk > 128 ? 2 : 4;
+    s.q_in_lds = !half || head.dqk > 64;
+    s.waves = half ? (head.dqk > 128 ? 4 : 8) : head.dqk > 128 ? 2 : 4;
     s.take_turns = !half && wide;
     s.blocks = 1;
   } else {

@@ -8,84 +8,114 @@
 
 namespace xlstm::gpu {
 
-// The keys of one head of one sequence, or their values, from its first key on.
+// The keys of one head of one sequence, or their values, from its first key on. What a call's params say is read where
+// it is used, from `in` and `x`, which may be set to what read_here() makes of them.
 template <class E>
 struct HeadTokens {
-  const AttentionLayout& where;
-  TokenRows<E> rows;  // of key 0; with pages, of the head's first token in the first page
-  int64_t page_stride;
+  const xlstm_attention* in;
+  const xlstm_tensor* x;
+  const E* data;  // of key 0; in pages, of the head's first token in the first page
+  int features, first_key, sequence;
+  int whole;  // rows are whole pieces: a number, of a bool AMD's compiler keeps a bit for every lane
 
   XLSTM_DEVICE HeadTokens(const AttentionLayout& at, const xlstm_tensor& x, int64_t head, int64_t features, bool whole)
-      : where(at), page_stride(x.stride[0]) {
-    const int64_t first = in_pages() ? head * x.stride[1] : at.key(x, head, at.first_key);
-    rows = {static_cast<const E*>(x.data) + first, x.stride[2], int(features), whole};
-  }
-  XLSTM_DEVICE bool in_pages() const { return where.in.block_table != nullptr; }
+      : in(&at.in),
+        x(&x),
+        data(static_cast<const E*>(x.data) + (in_pages() ? head * x.stride[1] : at.key(x, head, at.first_key))),
+        features(int(features)),
+        first_key(int(at.first_key)),
+        sequence(int(at.index)),
+        whole(same_in_all(int(whole))) {}
+  XLSTM_DEVICE bool in_pages() const { return in->block_table != nullptr; }
 
   // Key j's features.
-  XLSTM_DEVICE const E* at(int64_t j) const {
-    if (!in_pages()) return rows.data + j * rows.stride;
-    const int64_t token = where.first_key + j;
-    return rows.data + where.page(token) * page_stride + where.in_page(token) * rows.stride;
+  XLSTM_DEVICE const E* at(int j) const {
+    if (!in_pages()) return data + j * x->stride[2];
+    const uint32_t token = uint32_t(first_key + j), size = uint32_t(in->page_size);
+    const int entry = global(in->block_table)[sequence * in->block_table_stride + token / size],
+              last = int(in->pages - 1);
+    const int page = entry < 0 ? 0 : entry < last ? entry : last;
+    return data + page * x->stride[0] + int64_t(token % size) * x->stride[2];
+  }
+  XLSTM_DEVICE TokenRows<E> rows(int column0) const { return {data + column0, x->stride[2], features - column0, true}; }
+  XLSTM_DEVICE Piece piece(const E* row, int column) const {
+    return TokenRows<E>{row, 0, features, whole != 0}.piece(0, column, true);
   }
 };
 
 // A Stage that brings features column0 .. column0 + kFeatures - 1 of keys. Keys beyond the valid ones repeat the last
-// of these: what scores they have is for the caller to mask.
-template <class E, int kTokens, int kFeatures, bool kTransposed, int kThreads>
+// of these: what scores they have is for the caller to mask. What registers are too few for, and rows that are no whole
+// pieces, is brought when it is stored.
+template <class E, int kTokens, int kFeatures, bool kTransposed, int kThreads, bool kAhead>
 struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
   using Base = Stage<E, kTokens, kFeatures, kTransposed, kThreads>;
   using Storage = typename Base::Storage;
-  static constexpr int n = Base::n;
+  static constexpr int n = Base::n, kEach = Base::kEach, kUnits = Base::kUnits, kUnitPieces = Base::kUnitPieces;
+  static constexpr int kAlong = Base::kTurn ? kTokens / 4 : kFeatures / n;  // units along a row of them
 
-  XLSTM_DEVICE void fetch(const Storage& tile, const HeadTokens<E>& from, int64_t first, int valid, int column0) {
-    if (!from.in_pages() && from.rows.whole && valid >= kTokens && from.rows.columns - column0 >= kFeatures) {
-      TokenRows<E> rows = from.rows;
-      rows.data += column0;
-      this->fetch_whole(tile, rows, first);
+  XLSTM_DEVICE static int token_of(int unit) { return Base::kTurn ? unit % kAlong * 4 : unit / kAlong; }
+  XLSTM_DEVICE static int column_of(int unit) { return (Base::kTurn ? unit / kAlong : unit % kAlong) * n; }
+
+  XLSTM_DEVICE void fetch(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {
+    if constexpr (!kAsyncCopies && !kAhead) return;
+    if (!from.whole) {
+      if constexpr (kAsyncCopies) bring(tile, from, first, valid, column0);
+    } else if (!from.in_pages() && valid >= kTokens && from.features - column0 >= kFeatures) {
+      this->fetch_whole(tile, from.rows(column0), first);
     } else {
-      fetch_any(tile, from, first, valid, column0);
+      gather(tile, from, first, valid, column0);
     }
+  }
+  XLSTM_DEVICE void store(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {
+    if constexpr (kAsyncCopies) return;
+    if (kAhead && from.whole)
+      Base::store(tile);
+    else
+      bring(tile, from, first, valid, column0);
   }
 
  private:
-  XLSTM_DEVICE void fetch_any([[maybe_unused]] const Storage& tile, const HeadTokens<E>& from, int64_t first, int valid,
-                              int column0) {
-    constexpr int kAlong = Base::kTurn ? kTokens / 4 : kFeatures / n;
+  // Whole pieces, wherever their rows are.
+  XLSTM_DEVICE void gather([[maybe_unused]] const Storage& tile, const HeadTokens<E>& from, int first, int valid,
+                           int column0) {
     const int me = thread_here();
-#pragma unroll
-    for (int j = 0; j < Base::kEach; ++j) {
+    constexpr int kAtOnce = kAsyncCopies ? 1 : kEach;  // copies need no registers, only their addresses
+#pragma unroll kAtOnce
+    for (int j = 0; j < kEach; ++j) {
       int unit = me + j * kThreads;
-      if (Base::kUnits % kThreads != 0 && unit >= Base::kUnits) unit = 0;  // who has none brings another's
-      const int token = Base::kTurn ? unit % kAlong * 4 : unit / kAlong;
-      const int column = (Base::kTurn ? unit / kAlong : unit % kAlong) * n;
+      if (kUnits % kThreads != 0 && unit >= kUnits) unit = 0;  // who has none brings another's
+      const int token = token_of(unit), column = column_of(unit);
+      const bool inside = column0 + column < from.features;
+      const int place = inside ? column0 + column : 0;
 #pragma unroll
-      for (int i = 0; i < Base::kUnitPieces; ++i) {
-        const int t = token + i < valid ? token + i : valid - 1;
-        const E* row = from.at(first + t);
-        if constexpr (kAsyncCopies) {
+      for (int i = 0; i < kUnitPieces; ++i) {
+        const E* row = from.at(first + (token + i < valid ? token + i : valid - 1));
 #if defined(__CUDACC__)
-          const bool inside = column0 + column < from.rows.columns;
-          if (Base::kUnits % kThreads != 0 && me + j * kThreads >= Base::kUnits) continue;
-          if (from.rows.whole)
-            copy_async(lds_address(tile.at(token, column)), row + (inside ? column0 + column : 0), inside);
-          else
-            *reinterpret_cast<Piece*>(tile.at(token, column)) = piece(row, from, column0 + column);
+        if (kUnits % kThreads == 0 || me + j * kThreads < kUnits)
+          copy_async(lds_address(tile.at(token, column)), row + place, inside);
+#else
+        Piece& held = this->held[kUnitPieces * j + i];
+        held = load_piece(reinterpret_cast<const char*>(row + place), 0);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) held.word[w] = inside ? held.word[w] : 0;
 #endif
-        } else {
-          this->held[Base::kUnitPieces * j + i] = piece(row, from, column0 + column);
-        }
       }
     }
   }
-
-  XLSTM_DEVICE static Piece piece(const E* row, const HeadTokens<E>& from, int column) {
-    if (!from.rows.whole) return TokenRows<E>{row, 0, from.rows.columns, false}.piece(0, column, true);
-    const bool inside = column < from.rows.columns;
-    Piece p = read_piece(row + (inside ? column : 0));
+  // Whatever it is, from memory to the tile.
+  XLSTM_DEVICE void bring(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {
+#pragma unroll 1
+    for (int unit = thread_here(); unit < kUnits; unit += kThreads) {
+      const int token = token_of(unit), column = column_of(unit);
+      Piece p[kUnitPieces];
 #pragma unroll
-    for (int w = 0; w < 4; ++w) p.word[w] = inside ? p.word[w] : 0;
-    return p;
+      for (int i = 0; i < kUnitPieces; ++i)
+        p[i] = from.piece(from.at(first + (token + i < valid ? token + i : valid - 1)), column0 + column);
+      if constexpr (Base::kTurn)
+        Base::store_turned(tile, p, token, column);
+      else
+        *reinterpret_cast<Piece*>(tile.at(token, column)) = p[0];
+    }
   }
 };
 

@@ -38,14 +38,11 @@ AttentionForwardPlan plan_attention_forward(const AttentionCall& call, int64_t b
   const int64_t heads = call.batch * call.heads_k, rows = call.queries * (call.heads_q / call.heads_k);
   plan.blocks = ceil_div(rows, plan.shape.rows);
   const int64_t blocks = std::max<int64_t>(1, heads * plan.blocks);
-  if (call.whole_rows) {
-    plan.splits = 1;
-  } else if (splits == 0) {  // as many as fill the chip, where blocks of rows do not
+  plan.splits = splits;
+  if (splits == 0) {  // as many as fill the chip, where blocks of rows do not
     const int64_t at_once = int64_t(chip.compute_units) * plan.shape.blocks;
     const int64_t most = std::min(kMostSplits, call.keys / kLeastSplitKeys);
     plan.splits = 2 * blocks > at_once ? 1 : std::max<int64_t>(1, std::min(at_once / blocks, most));
-  } else {
-    plan.splits = splits;
   }
   plan.grid = heads * plan.blocks * plan.splits;
   return plan;

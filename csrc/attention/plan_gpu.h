@@ -13,8 +13,7 @@ namespace xlstm::gpu {
 struct AttentionCall {
   int64_t batch, heads_q, heads_k, queries, keys, dqk, dv;  // queries, keys: of the longest sequence
   int element_bytes;
-  bool bent;        // scores are more than a positive number times products: softcap, ALiBi, dropout
-  bool whole_rows;  // the weights are wanted, so the keys may not be split
+  bool bent;  // scores are more than a positive number times products: softcap, ALiBi, dropout
 };
 
 struct AttentionForwardPlan {

@@ -29,7 +29,8 @@
 
 namespace xlstm::gpu {
 
-template <class E, int kRows, int kChunk>
+// kWide: the state has more rows than fit, and the walk takes them a slice at a time (walk_wide_gpu.h).
+template <class E, int kRows, int kChunk, bool kWide = false>
 struct Walk {
   static constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kRows, kChunk);
   static constexpr int kY = kShape.y_tile, kThreads = kShape.threads;
@@ -80,6 +81,7 @@ struct Walk {
   char* lds;
   Strip<E> state[kXStrips][kYStrips];  // C / held: the decay of chunks is kept apart until it is small
   float held = 1;
+  int first_row = 0;  // of the slice at hand
 
   XLSTM_DEVICE Walk(const WalkParams* params, const Segment& where, int y_tile_index, char* memory)
       : p(params), segment(where), tile(y_tile_index), lds(memory) {
@@ -118,9 +120,11 @@ struct Walk {
 #pragma unroll
         for (int r = 0; r < Strip<E>::kRegisters; ++r) {
           const StripPosition at = Strip<E>::position(r);
-          f(x0 + xs * kStep<E> + at.row, tile * kY + y0 + ys * kStripColumns + at.column, state[xs][ys].value[r]);
+          f(slice_row() + x0 + xs * kStep<E> + at.row, tile * kY + y0 + ys * kStripColumns + at.column,
+            state[xs][ys].value[r]);
         }
   }
+  XLSTM_DEVICE int slice_row() const { return kWide ? first_row : 0; }
   XLSTM_DEVICE bool inside(int x, int y) const { return x < p->x.columns && y < p->y.columns; }
   XLSTM_DEVICE int64_t offset(int x, int y) const {
     return segment.state * int64_t(p->x.columns) * p->y.columns + x * p->state_x + y * p->state_y;
@@ -246,7 +250,7 @@ struct Walk {
 #pragma unroll
       for (int ys = 0; ys < kYStrips; ++ys)
         load_chain<E>(r.y, y0 + ys * kStripColumns, k, r.factor(p->weight), up, plain[ys], weighted[ys], lane);
-      if (p->out.data && k / kStep<E> % kShape.waves_x == wave_x)
+      if (p->out.data && slice_row() == 0 && k / kStep<E> % kShape.waves_x == wave_x)
 #pragma unroll
         for (int ts = 0; ts < kTStrips; ++ts) {
           const int t = ts * kStep<E>;
@@ -340,6 +344,13 @@ struct Walk {
 
   // ---- the loop
 
+  // Tokens of the state's rows.
+  XLSTM_DEVICE TokenRows<E> slice_rows(const Tokens& x) const {
+    TokenRows<E> t = rows<E>(x, segment);
+    t.data += slice_row();
+    t.columns -= slice_row();
+    return t;
+  }
   // Tokens of y's tile.
   XLSTM_DEVICE TokenRows<E> tile_rows(const Tokens& x) const {
     TokenRows<E> t = rows<E>(x, segment);
@@ -354,7 +365,7 @@ struct Walk {
   XLSTM_DEVICE void fetch_a(Stages& s, int n) {
     const int64_t t0 = begin_of(n), slots = segment.in_slots(p->where, chunk_at(n));
     const Room r = room(n);
-    if (p->out.data) s.a.fetch(r.a, rows<E>(p->a, segment), t0, valid_of(t0));
+    if (p->out.data) s.a.fetch(r.a, slice_rows(p->a), t0, valid_of(t0));
     const int64_t slot = slots / kChunk;
     s.factors.fetch({r.numbers}, {global(p->factors) + slot * kFactors * kChunk, 0, kFactors * kChunk, true}, 0, 1);
   }
@@ -362,7 +373,7 @@ struct Walk {
     const int64_t t0 = begin_of(n), slots = segment.in_slots(p->where, chunk_at(n));
     const int valid = valid_of(t0);
     const Room r = room(n);
-    s.x.fetch(r.x, rows<E>(p->x, segment), t0, valid);
+    s.x.fetch(r.x, slice_rows(p->x), t0, valid);
     s.y.fetch(r.y, tile_rows(p->y), t0, valid);
     s.decay = global(p->decay)[slots / kChunk];
     if (p->vector)

@@ -242,8 +242,9 @@ struct HopperOutputs {
     const NormaliserParams& q = room.params.normaliser;
     const int lane = threadIdx.x % 32, piece = lane % kLanes;
     const int first = (warp * kRounds - warp / 2) * kAtOnce, among = lane / kLanes * kEach;
-    const bool finishes = lane % 4 < kRounds;  // a token of each round
-    const int token = first + (finishes ? lane % 4 * kAtOnce + lane / 4 : 0);
+    // A token of each round; where two warps find the same, the first of them.
+    const bool finishes = lane % 4 < kRounds && !(warp == kOutputWarps - 1 && lane % 4 == 0);
+    const int token = first + (lane % 4 < kRounds ? lane % 4 * kAtOnce + lane / 4 : 0);
     for (int n = 0; n < room.chunks; ++n) {
       const char* numbers = room.normal(n);
       const char* panel = room.stage(n) + Room::kA + piece / 8 * kPanel + first * kPanelRowBytes;

@@ -153,7 +153,7 @@ struct Stage {
     }
   }
 
- private:
+ protected:
   // All of the tile is there: a lane's place is made once, what follows lies at distances that all lanes share.
   XLSTM_DEVICE void fetch_plain(const TokenRows<E>& from, int64_t first, int me) {
     me %= kUnits < kThreads ? kUnits : kThreads;  // who has no unit brings another's: a condition would be waited for
