@@ -52,6 +52,8 @@ inline constexpr KernelEntry kCatalogue[] = {
     {"mlstm_backward_states", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise_gpu.hip"},
     {"mlstm_step", "cuda", kGpuDtypes, "float32", "csrc/mlstm/recurrent_gpu.hip"},
     {"mlstm_step_", "cuda", kGpuDtypes, "float32", "csrc/mlstm/recurrent_gpu.hip"},
+    {"attention_forward", "cuda", kGpuDtypes, "float32", "csrc/attention/forward_gpu.hip"},
+    {"attention_forward_probs", "cuda", kGpuDtypes, "float32", "csrc/attention/forward_gpu.hip"},
     {"attention_rotary", "cuda", kGpuDtypes, "float32", "csrc/attention/append_gpu.hip"},
     {"attention_append_", "cuda", kGpuDtypes, "float32", "csrc/attention/append_gpu.hip"},
     {"attention_combine", "cuda", "float32", "float32", "csrc/attention/combine_gpu.hip"},
