@@ -398,7 +398,8 @@ struct Strip {
 #pragma unroll
     for (int r = 0; r < kRegisters; ++r) value[r] *= by;
   }
-  // It is made here: AMD's compiler puts no product off to a later branch, with all its operands in registers until then.
+  // It is made here: AMD's compiler puts no product off to a later branch, with all its operands in registers until
+  // then.
   XLSTM_DEVICE void made() {
 #if !defined(__CUDACC__)
 #pragma unroll

@@ -37,14 +37,15 @@ struct RowFacts {
   int place[kStrips][kEach];            // the key that the row stands beside
   int draw_row[kStrips][kEach];
   float slope[kStrips][kEach];
-  int to_query;          // from a place
-  int keys, left, span;  // a row sees keys [place - left, place - left + span] of those that there are
+  int to_query;  // from a place
+  int keys, left;
+  uint32_t span;  // a row sees keys [place - left, place - left + span] of those that there are
 
   XLSTM_DEVICE RowFacts(const AttentionLayout& at, int64_t key_head, int64_t first) {
     const xlstm_attention& in = at.in;
     const uint32_t group = uint32_t(at.group()), last = uint32_t(at.rows() - 1);
     to_query = same_in_all(int(at.queries - at.keys)), keys = same_in_all(int(at.keys));
-    left = far(in.window_left), span = left + far(in.window_right);
+    left = far(in.window_left), span = uint32_t(left) + uint32_t(far(in.window_right));
 #pragma unroll
     for (int c = 0; c < kStrips; ++c)
 #pragma unroll
@@ -64,7 +65,7 @@ struct RowFacts {
     for (int r = 0; r < Strip<E>::kRegisters; ++r) {
       const int key = first + Strip<E>::position(r).row;
       const uint32_t from_left = uint32_t(key) - uint32_t(place[c][Columns::of(r)]) + uint32_t(left);
-      s.value[r] = from_left <= uint32_t(span) && key < keys ? s.value[r] : -__builtin_inff();
+      s.value[r] = from_left <= span && key < keys ? s.value[r] : -__builtin_inff();
     }
   }
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every way in which the GPU kernels touch an LDS tile, for every tile that walk_shape(), the score kernel and
-// attention's backward pass have, and how often lanes that are served together meet in a bank. Lane formulas are those
-// of csrc/tile/gpu.h (fetch, store) and csrc/arch/{cdna,rdna,nvidia}.h (operands). is_known() lists those that do.
+// Every way in which the GPU kernels touch an LDS tile, for every tile that walk_shape(), the score kernel,
+// forward_shape() and attention's backward pass have, and how often lanes that are served together meet in a bank. Lane
+// formulas are those of csrc/tile/gpu.h (fetch, store) and csrc/arch/{cdna,rdna,nvidia}.h (operands). is_known() lists
+// those that do.
 #include <functional>
 #include <set>
 #include <string>
 
 #include "attention/backward_shape.h"
+#include "attention/forward_shape.h"
 #include "check.h"
 #include "lds.h"
 #include "mlstm/walk_shape.h"
@@ -158,6 +160,15 @@ Patterns patterns(Family f, const lds::Swizzle& swizzle) {
       const lds::Tile slice{f, bytes, chunk, kSliceColumns, swizzle};
       add_along_features(all, scores + "left", slice, scores_threads(f), true);
       add_along_features(all, scores + "right", slice, scores_threads(f), false);
+    }
+  for (int bytes : {2, 4})
+    for (const HeadClass& head : kHeadClasses) {
+      const ForwardShape s = forward_shape(f, bytes, head);
+      const std::string attend = "attend<" + std::to_string(bytes) + " bytes, " + std::to_string(head.dqk) + ", " +
+                                 std::to_string(head.dv) + "> ";
+      add_along_features(all, attend + "k", {f, bytes, s.keys, kKeyPart, swizzle}, s.threads, true);
+      add_along_tokens(all, attend + "v", {f, bytes, s.keys, head.dv, swizzle}, s.threads, true);
+      if (s.q_bytes > 0) add_along_features(all, attend + "q", {f, bytes, s.rows, kKeyPart, swizzle}, s.threads, false);
     }
   return all;
 }
