@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-# Kernels that have no matrix product: scans and sums over gates, vectors, states and segments, what stands
-# around attention's backward pass, and the recurrent ones, whose only product is of a vector. Every other kernel must use the matrix unit.
+# Kernels that have no matrix product: scans and sums over gates, vectors, states and segments, what stands around
+# attention's backward pass, and the recurrent ones, whose only product is of a vector. Every other kernel must use the
+# matrix unit.
 WITHOUT_MATRICES = {
     "attention_delta",
     "chunk_gates",
@@ -32,8 +33,8 @@ NOTES: list[tuple[str, str, str]] = [
     (
         f"{CDNA}|gfx1100",
         r"attention_gradients<.*, true, (true|false)>",
-        "softcap, ALiBi, dropout and masks stand in the loop behind branches, each for calls that ask for it; counted is "
-        "a pass that takes all of them. On gfx1100 floats are split into three bfloat16 beside that.",
+        "softcap, ALiBi, dropout and masks stand in the loop behind branches, each for calls that ask for it; counted "
+        "is a pass that takes all of them. On gfx1100 floats are split into three bfloat16 beside that.",
     ),
     (
         f"{CDNA}|gfx1100",
