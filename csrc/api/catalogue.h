@@ -52,6 +52,20 @@ inline constexpr KernelEntry kCatalogue[] = {
     {"mlstm_backward_states", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise_gpu.hip"},
     {"mlstm_step", "cuda", kGpuDtypes, "float32", "csrc/mlstm/recurrent_gpu.hip"},
     {"mlstm_step_", "cuda", kGpuDtypes, "float32", "csrc/mlstm/recurrent_gpu.hip"},
+    {"rms_norm", "cuda", kGpuDtypes, "float32", "csrc/layer/norm_gpu.hip"},
+    {"add_rms_norm", "cuda", kGpuDtypes, "float32", "csrc/layer/norm_gpu.hip"},
+    {"rms_norm_backward", "cuda", kGpuDtypes, "float32", "csrc/layer/norm_gpu.hip"},
+    {"head_norm_gate", "cuda", kGpuDtypes, "float32", "csrc/layer/norm_gpu.hip"},
+    {"head_norm_gate_backward", "cuda", kGpuDtypes, "float32", "csrc/layer/norm_gpu.hip"},
+    {"soft_cap", "cuda", kGpuDtypes, "float32", "csrc/layer/pointwise_gpu.hip"},
+    {"soft_cap_backward", "cuda", kGpuDtypes, "float32", "csrc/layer/pointwise_gpu.hip"},
+    {"swiglu", "cuda", kGpuDtypes, "float32", "csrc/layer/pointwise_gpu.hip"},
+    {"swiglu_fused", "cuda", kGpuDtypes, "float32", "csrc/layer/pointwise_gpu.hip"},
+    {"swiglu_backward", "cuda", kGpuDtypes, "float32", "csrc/layer/pointwise_gpu.hip"},
+    {"swiglu_fused_backward", "cuda", kGpuDtypes, "float32", "csrc/layer/pointwise_gpu.hip"},
+    {"cross_entropy", "cuda", kGpuDtypes, "float32", "csrc/layer/cross_entropy_gpu.hip"},
+    {"cross_entropy_backward", "cuda", kGpuDtypes, "float32", "csrc/layer/cross_entropy_gpu.hip"},
+    {"cross_entropy_backward_", "cuda", kGpuDtypes, "float32", "csrc/layer/cross_entropy_gpu.hip"},
 #endif
 };
 
