@@ -66,6 +66,9 @@ inline constexpr KernelEntry kCatalogue[] = {
     {"cross_entropy", "cuda", kGpuDtypes, "float32", "csrc/layer/cross_entropy_gpu.hip"},
     {"cross_entropy_backward", "cuda", kGpuDtypes, "float32", "csrc/layer/cross_entropy_gpu.hip"},
     {"cross_entropy_backward_", "cuda", kGpuDtypes, "float32", "csrc/layer/cross_entropy_gpu.hip"},
+    {"attention_rotary", "cuda", kGpuDtypes, "float32", "csrc/attention/append_gpu.hip"},
+    {"attention_append_", "cuda", kGpuDtypes, "float32", "csrc/attention/append_gpu.hip"},
+    {"attention_combine", "cuda", "float32", "float32", "csrc/attention/combine_gpu.hip"},
 #endif
 };
 

@@ -54,17 +54,7 @@ struct Bfloat16Weights {
 };
 struct Float16Weights {
   using Element = uint16_t;
-  static XLSTM_ALWAYS_INLINE Floats widen(const uint16_t* p) {
-#if defined(__AVX512F__)
-    return Floats(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
-#elif defined(__F16C__)
-    return Floats(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-#else
-    Floats x;
-    for (int j = 0; j < kWide; ++j) x[j] = half_to_float(p[j]);
-    return x;
-#endif
-  }
+  static XLSTM_ALWAYS_INLINE Floats widen(const uint16_t* p) { return widen_halves(p); }
 };
 
 // ---- sums across lanes
@@ -103,7 +93,8 @@ XLSTM_ALWAYS_INLINE Floats plain_tile(const char* const* row, const float* x, in
   const auto add = [&](int64_t k, auto&& weights) XLSTM_INLINED {
     XLSTM_UNROLL for (int r = 0; r < R; ++r) {
       const Floats w = weights(reinterpret_cast<const Element*>(row[r]));
-      XLSTM_UNROLL for (int c = 0; c < C; ++c) sums[c * R + r] += w * load(x + c * x_stride + k);
+      XLSTM_UNROLL for (int c = 0; c < C; ++c) sums[c * R + r] =
+          add_product(sums[c * R + r], w, load(x + c * x_stride + k));
     }
   };
   int64_t k = 0;
@@ -135,7 +126,7 @@ XLSTM_ALWAYS_INLINE Floats quantised_tile(const char* const* row, const float* c
         const char* q = row[r] + g * group_size;
         for (int64_t k = 0; k < group_size; k += kWide) {
           const Floats w = floats_of<int8_t>(load_narrow<int8_t>(q + k));
-          XLSTM_UNROLL for (int c = 0; c < C; ++c) part[c] += w * load(own + c * x_stride + k);
+          XLSTM_UNROLL for (int c = 0; c < C; ++c) part[c] = add_product(part[c], w, load(own + c * x_stride + k));
         }
       } else {
         const char* q = row[r] + g * group_size / 2;
@@ -145,14 +136,14 @@ XLSTM_ALWAYS_INLINE Floats quantised_tile(const char* const* row, const float* c
             const Floats low = floats_of<uint8_t>(both & 15);
             const Floats high = floats_of<uint8_t>(both >> 4);
             XLSTM_UNROLL for (int c = 0; c < C; ++c) {
-              part[c] += low * load(own + c * x_stride + block + k);
-              part[c] += high * load(own + c * x_stride + block + 16 + k);
+              part[c] = add_product(part[c], low, load(own + c * x_stride + block + k));
+              part[c] = add_product(part[c], high, load(own + c * x_stride + block + 16 + k));
             }
           }
       }
       XLSTM_UNROLL for (int c = 0; c < C; ++c) {
-        sums[c * R + r] += part[c] * scale[r][g];
-        if constexpr (Offsets) sums[c * R + r] += inputs[c] * offset[r][g];
+        sums[c * R + r] = add_product(sums[c * R + r], part[c], broadcast(scale[r][g]));
+        if constexpr (Offsets) sums[c * R + r] = add_product(sums[c * R + r], inputs[c], broadcast(offset[r][g]));
       }
     }
   }

@@ -39,7 +39,7 @@ inline void widen_vector(float* to, const xlstm_vector& v, int64_t n, int64_t pa
 inline void rms_norm(float* to, const float* x, const float* weight, const float* bias, int64_t n, int64_t padded,
                      double eps) {
   Floats squares = {};
-  for (int64_t j = 0; j < padded; j += kWide) squares += load(x + j) * load(x + j);
+  for (int64_t j = 0; j < padded; j += kWide) squares = add_product(squares, load(x + j), load(x + j));
   const float scale = float(1 / ::sqrt(double(sum_of(squares)) / double(n) + eps));
   for (int64_t j = 0; j < padded; j += kWide) store(to + j, load(x + j) * scale * load(weight + j) + load(bias + j));
 }
@@ -53,7 +53,7 @@ inline void head_norm(float* to, const float* h, const float* weight, const floa
   for (int64_t j = whole; j < n; ++j) total += h[j];
   const float mean = float(total / double(n));
   Floats squares = {};
-  for (int64_t j = 0; j < whole; j += kWide) squares += (load(h + j) - mean) * (load(h + j) - mean);
+  for (int64_t j = 0; j < whole; j += kWide) squares = add_product(squares, load(h + j) - mean, load(h + j) - mean);
   double spread = sum_of(squares);
   for (int64_t j = whole; j < n; ++j) spread += double(h[j] - mean) * double(h[j] - mean);
   const float scale = float(1 / ::sqrt(spread / double(n) + eps));

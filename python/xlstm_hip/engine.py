@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as all_modules
 
 from . import ops
+from .quantize import STORED, QuantizedLinear
 from .registry import LAYER_KINDS, kernel_info
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -61,10 +62,10 @@ class _Parts:
             self.called[child] = type(child)
         return child
 
-    def tensor(self, owner: nn.Module, name: str) -> None:
-        value = owner._parameters.get(name)
-        self.held.append((owner._parameters, name, value))
-        if value is not None and value.dtype not in WEIGHT_DTYPES:
+    def tensor(self, owner: dict[str, Any], name: str, dtypes: tuple[torch.dtype, ...] = WEIGHT_DTYPES) -> None:
+        value = owner.get(name)
+        self.held.append((owner, name, value))
+        if value is not None and value.dtype not in dtypes:
             raise Unknown(f"{name} of {value.dtype}")
         self.places.append(-1 if value is None else len(self.tensors))
         if value is not None:
@@ -75,19 +76,23 @@ class _Parts:
 
     def norm(self, norm: Any) -> None:
         self.eps.add(float(norm.eps))
-        self.tensor(norm, "weight")
-        self.tensor(norm, "bias")
+        self.tensor(norm._parameters, "weight")
+        self.tensor(norm._parameters, "bias")
 
     def linear(self, parent: nn.Module, name: str | None) -> None:
         if name is None:
             self.absent(4)
             return
         layer = self.module(parent, name, called=True)
-        if type(layer) is not nn.Linear:
+        if type(layer) is QuantizedLinear:
+            for stored in STORED:
+                self.tensor(layer._buffers, stored, (torch.int8, torch.uint8) if stored == "qweight" else WEIGHT_DTYPES)
+        elif type(layer) is nn.Linear:
+            self.tensor(layer._parameters, "weight")
+            self.absent(2)
+        else:
             raise Unknown(f"{name} is a {type(layer).__name__}")
-        self.tensor(layer, "weight")
-        self.absent(2)
-        self.tensor(layer, "bias")
+        self.tensor(layer._parameters, "bias")
 
     def block(self, block: Any) -> None:
         layer, ffn = self.module(block, "mlstm_layer"), self.module(block, "ffn")
@@ -148,7 +153,7 @@ class DecodeEngine:
         table = parts.module(embedding[0], embedding[1], called=True)
         if type(table) is not nn.Embedding or table.max_norm is not None:
             raise Unknown(f"{embedding[1]} is a {type(table).__name__}, or renormalises")
-        parts.tensor(table, "weight")
+        parts.tensor(table._parameters, "weight")
         norm = parts.module(out_norm[0], out_norm[1], called=True)
         if type(norm) is nn.Identity:
             parts.absent(2)
@@ -189,7 +194,7 @@ class DecodeEngine:
         keep: Tensor | None,  # (B) bool: False for rows whose states stay as they are
         numbers: Numbers,
     ) -> Tensor:  # (B, V), or (B, D) without a head; float32
-        features = self._table.weight.shape[1] if self._head is None else self._head.weight.shape[0]
+        features = self._table.weight.shape[1] if self._head is None else self._head.out_features
         out = torch.empty(tokens.shape[0], features, dtype=torch.float32, device=tokens.device)
         ops.OPS.decode_step_(
             out, tokens.contiguous(), keep, self._parts.tensors, self._places, states, numbers.heads, self._norm_eps,

@@ -13,7 +13,7 @@ from builds import ROOT
 @functools.cache
 def _names(family: str) -> frozenset[str]:
     sources = [path for path in (ROOT / "csrc" / family).iterdir() if path.suffix in (".h", ".hip")]
-    found = (re.findall(r"__global__[^;{]*?\bvoid\s+(\w+)\(", path.read_text()) for path in sources)
+    found = (re.findall(r"__global__[^;]*?\bvoid\s+(\w+)\(", path.read_text()) for path in sources)
     return frozenset(name for names in found for name in names)
 
 

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from .. import layers
 from ..checks import has_rank, has_shape, is_tensor, one_of
 from ..engine import DecodeEngine, Numbers, engine_of, may_step, own_step_kernels
-from ..generation import generate
+from ..generation import State, generate
+from ..quantize import Scheme
 from ..select import get_optimal_kernel_config
 from .blocks import RMSNorm, mLSTMBlock
 from .config import xLSTMLargeConfig
@@ -22,8 +23,6 @@ from .initial_weights import fill_initial_weights
 from .mlstm_call import LayerState, MLSTMCall
 
 logger = logging.getLogger("xlstm_hip")
-
-State = dict[int, LayerState]
 
 
 class xLSTMLargeBlockStack(nn.Module):
@@ -66,6 +65,7 @@ class xLSTMLarge(nn.Module):
         self.backbone = xLSTMLargeBlockStack(config)
         self.lm_head = nn.Linear(config.embedding_dim, config.vocab_size, bias=False)
         self.special_tokens = SpecialTokens()
+        self.quantization: Scheme | None = None  # how its weights are kept, of xlstm_hip.quantize
         self._told_kernels: dict[str, str] | None = None
         if self.lm_head.weight.device.type != "meta":
             fill_initial_weights(self)
@@ -87,7 +87,7 @@ class xLSTMLarge(nn.Module):
         if state is not None and x.dim() == 2 and x.shape[1] == 1 and not torch.is_grad_enabled():
             made = self._decoded(x[:, 0], state, None if mask is None else self._checked_mask(mask, x)[:, 0])
         if made is not None:
-            logits, last = made.unsqueeze(1).to(self.lm_head.weight.dtype), state
+            logits, last = made.unsqueeze(1).to(self.embedding.weight.dtype), state
         else:
             hidden, last = self.hidden(x, state, mask)
             logits = self.logits(hidden)
