@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 # Kernels that have no matrix product: scans and sums over gates, vectors, states and segments, what stands around
-# attention's backward pass, the recurrent ones, whose only product is of a vector, and the layers. Every other kernel must
-# use the matrix unit.
+# attention's backward pass, the recurrent ones, whose only product is of a vector, and the layers. Every other kernel
+# must use the matrix unit.
 WITHOUT_MATRICES = {
     "attention_delta",
     "chunk_gates",
