@@ -8,7 +8,7 @@ by luck. In float64 plain torch is the truth, and its roundings are as large as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ class Case:
     scale: float = 1.0  # of the first argument
     wide: tuple[int, ...] = ()  # arguments that are float32 whatever the dtype
     gaps: tuple[int, ...] = ()  # arguments that are slices of something wider
+    gap: tuple[int, int] = (8, 16)  # of it, before and after
 
     def __str__(self) -> str:
         return self.name
@@ -45,7 +46,7 @@ class Case:
             own = torch.promote_types(dtype, torch.float32) if place in self.wide else dtype
             x = x.to(own).to(device)
             if place in self.gaps:
-                x = torch.nn.functional.pad(x, (8, 16))[..., 8:-16]
+                x = torch.nn.functional.pad(x, self.gap)[..., self.gap[0] : -self.gap[1]]
             made.append(x)
         return made
 
@@ -153,11 +154,13 @@ CASES = (
     _cap((1, 7, 4), 0.5),
     _cap((2, 40, 8), 15.0, scale=15.0, gaps=(0,), also=", strided"),
     _cap((9, 5000), 30.0, scale=20.0),
+    _cap((11, 24), 3.0, gaps=(0,), gap=(3, 2), also=", unaligned"),
     _swiglu((1, 1)),
     _swiglu((2, 9, 24), scale=6.0),
     _swiglu((7, 1003)),
     _swiglu((5, 64), fused=True),
     _swiglu((3, 2, 341), fused=True, scale=4.0),
+    _swiglu((6, 40), gaps=(1,), gap=(1, 1), also=", unaligned"),
     _swiglu((4, 48), gaps=(0, 1), wide=(1,), also=", mixed"),
     _loss(1, 1),
     _loss(5, 7, cap=None),
@@ -169,14 +172,21 @@ CASES = (
 )  # fmt: skip
 
 
-def results(function: Callable[..., Any], inputs: list[Tensor], seed: int = 1) -> list[Tensor]:
-    """Outputs, then gradients for random cotangents."""
+def _random_like(outputs: list[Tensor]) -> list[Tensor]:
+    rng = torch.Generator().manual_seed(1)
+    return [torch.randn(x.shape, generator=rng, dtype=torch.float64).to(x.device, x.dtype) for x in outputs]
+
+
+def results(
+    function: Callable[..., Any],
+    inputs: list[Tensor],
+    cotangents: Callable[[list[Tensor]], list[Tensor]] = _random_like,
+) -> list[Tensor]:
+    """Outputs, then gradients for these cotangents."""
     inputs = [x.detach().requires_grad_() for x in inputs]
     out = function(*inputs)
     outputs = list(out) if isinstance(out, tuple) else [out]
-    rng = torch.Generator().manual_seed(seed)
-    sent = [torch.randn(x.shape, generator=rng, dtype=torch.float64).to(x.device, x.dtype) for x in outputs]
-    return [x.detach() for x in outputs] + list(torch.autograd.grad(outputs, inputs, sent))
+    return [x.detach() for x in outputs] + list(torch.autograd.grad(outputs, inputs, cotangents(outputs)))
 
 
 def errors(got: list[Tensor], truth: list[Tensor]) -> list[float]:
@@ -209,3 +219,35 @@ def judge(case: Case, dtype: torch.dtype, got: list[Tensor], device: str = "cpu"
                 f"result {number // 2}, {('norm', 'max')[number % 2]}: error {error:.3g}, allowed {tolerance:.3g}"
             )
     return problems
+
+
+def measure(case: Case, dtype: torch.dtype, device: str, truth_on: str) -> list[str]:
+    """The same, and that a second run gives the same bits."""
+    inputs = case.arguments(dtype, device)
+    got, again = (results(case.ours, inputs) for _ in range(2))
+    problems = judge(case, dtype, got, truth_on)
+    return problems + [
+        f"result {n}: other bits" for n, (x, y) in enumerate(zip(got, again, strict=True)) if not x.equal(y)
+    ]
+
+
+INF, NAN = float("inf"), float("nan")
+ROWS = ([0.0, -0.0, 1.0], [INF, 1.0, -1.0], [-INF, 1.0, 2.0], [NAN, 1.0, 2.0], [0.0, 0.0, 0.0], [-INF, -INF, -INF])
+
+
+def not_finite(dtype: torch.dtype, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Ours of rows with zeros of both signs, infinities and NaN, and plain torch's on the CPU."""
+    x = torch.tensor(ROWS, dtype=dtype)
+    w, y = torch.tensor([1.0, -2.0, 0.5], dtype=dtype), torch.ones(len(ROWS), 3, dtype=dtype)
+    heads, targets = x.unsqueeze(1), torch.arange(len(ROWS)) % 3
+    to_x, to_w, to_y, to_heads, to_targets = (t.to(device) for t in (x, w, y, heads, targets))
+    yield layers.rms_norm(to_x, to_w), plain.rms_norm(x, w, None, EPS)
+    yield from zip(layers.add_rms_norm(to_x, to_y, to_w), plain.add_rms_norm(x, y, w, None, EPS), strict=True)
+    for o in (x, y):
+        want = plain.head_norm_gate(heads, o, w, None, EPS, True)
+        yield layers.head_norm_gate(to_heads, o.to(device), to_w), want
+    yield layers.soft_cap(to_x, 2.0), plain.soft_cap(x, 2.0)
+    yield layers.swiglu(to_x, to_y), plain.swiglu(x, y)
+    for cap in (None, 2.0):
+        got = layers.capped_cross_entropy(to_x, to_targets, cap, reduction="none")
+        yield got, plain.capped_cross_entropy(x, targets, cap, -100, "none")

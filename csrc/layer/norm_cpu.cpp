@@ -135,22 +135,27 @@ template <class T>
 void add_to(T* __restrict sums, const Tile<T>& x, int n) {
   for (int j = 0; j < n; ++j) sums[j] += x.value[j];
 }
+template <class T>
+void add_products_to(T* __restrict sums, const Tile<T>& x, const Tile<T>& y, int n) {
+  for (int j = 0; j < n; ++j) sums[j] += x.value[j] * y.value[j];
+}
 
 template <class T>
 void backward_head(const xlstm_norm_backward& p, int64_t row, int64_t from, T* dweight, T* dbias, T* row_n, T* row_g) {
   const xlstm_norm& in = p.in;
-  Tile<T> x, dz, other, bias, weight;
-  if (in.features <= kTile) x.load(in.x, row, from, int(in.features));
+  Tile<T> x, dz, z, other, bias, weight;
+  const bool one_tile = in.features <= kTile;  // which then stays in x and dz
+  if (one_tile) x.load(in.x, row, from, int(in.features));
   const Moments<T> m = moments(in, in.x, row, from, x);
   Vec<T> sum_g{}, sum_gn{};
   for_tiles(in.features, [&](int64_t at, int n) {
-    if (in.features > kTile) x.load(in.x, row, from + at, n);
+    if (!one_tile) x.load(in.x, row, from + at, n);
     for_vectors<T>(n, [&](Vec<T>& v) { v = (v - m.mean) * m.rstd; }, x);
     dz.load(p.dy, row, from + at, n);
     if (in.weight.data) weight.load(in.weight, 0, from + at, n);
     if (in.gate.data) {
       other.load(in.gate, row, from + at, n);
-      Tile<T> z = x;
+      for_vectors<T>(n, [](Vec<T>& to, Vec<T>& v) { to = v; }, z, x);
       if (in.weight.data) for_vectors<T>(n, [](Vec<T>& v, Vec<T>& w) { v *= w; }, z, weight);
       if (in.bias.data) {
         bias.load(in.bias, 0, from + at, n);
@@ -167,21 +172,20 @@ void backward_head(const xlstm_norm_backward& p, int64_t row, int64_t from, T* d
       other.store(p.dgate, row, from + at, n);
     }
     if (dbias) add_to(dbias + from + at, dz, n);
-    if (dweight) {
-      other = x;
-      for_vectors<T>(n, [](Vec<T>& v, Vec<T>& d) { v *= d; }, other, dz);
-      add_to(dweight + from + at, other, n);
-    }
+    if (dweight) add_products_to(dweight + from + at, x, dz, n);
     if (in.weight.data) for_vectors<T>(n, [](Vec<T>& d, Vec<T>& w) { d *= w; }, dz, weight);
     for_vectors<T>(n, [&](Vec<T>& d, Vec<T>& v) { sum_g += d, sum_gn += d * v; }, dz, x);
+    if (one_tile) return;
     memcpy(row_n + at, x.value, sizeof x.value);
     memcpy(row_g + at, dz.value, sizeof dz.value);
   });
   const T mean_g = in.centred ? sum_lanes<T>(sum_g) / T(in.features) : T(0);
   const T mean_gn = sum_lanes<T>(sum_gn) / T(in.features);
   for_tiles(in.features, [&](int64_t at, int n) {
-    memcpy(x.value, row_n + at, sizeof x.value);
-    memcpy(dz.value, row_g + at, sizeof dz.value);
+    if (!one_tile) {
+      memcpy(x.value, row_n + at, sizeof x.value);
+      memcpy(dz.value, row_g + at, sizeof dz.value);
+    }
     for_vectors<T>(n, [&](Vec<T>& d, Vec<T>& v) { d = (d - mean_g - v * mean_gn) * m.rstd; }, dz, x);
     if (p.dsum.data) {
       other.load(p.dsum, row, from + at, n);

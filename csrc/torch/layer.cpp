@@ -420,3 +420,10 @@ STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CPU, m) {
   using namespace xlstm::torch_ops;
   XLSTM_IMPLEMENT(m);
 }
+
+#if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
+STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CUDA, m) {
+  using namespace xlstm::torch_ops;
+  XLSTM_IMPLEMENT(m);
+}
+#endif

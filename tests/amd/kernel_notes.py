@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 # Kernels that have no matrix product: scans and sums over gates, vectors, states and segments, what stands around
-# attention's backward pass, and the recurrent ones, whose only product is of a vector. Every other kernel must use the
-# matrix unit.
+# attention's backward pass, the recurrent ones, whose only product is of a vector, and the layers. Every other kernel
+# must use the matrix unit.
 WITHOUT_MATRICES = {
     "attention_delta",
     "chunk_gates",
+    "cross_entropy_backward_rows",
+    "cross_entropy_rows",
     "dot_states",
     "gate_gradients",
+    "norm_backward_rows",
+    "norm_forward_rows",
     "normalisers",
+    "pointwise",
     "recurrent_tokens",
     "recurrent_tokens_any",
     "scan_flows",
@@ -22,6 +27,7 @@ WITHOUT_MATRICES = {
     "sum_chunk_flows",
     "sum_dsink",
     "sum_parts",
+    "sum_slices",
 }
 
 # Vector registers that are spilled, and bytes of scratch. gfx90a has fewer scalar registers: flat scratch takes six.

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package's own calls, its kernels run as gfx942 code: rows of the GPU's table at small shapes, forward and
-backward, and what the GPU's checks ask beside them. Every kernel that the library holds must have run.
+backward, and what the GPU's checks ask beside them. Every mLSTM kernel that the library holds must have run.
 
 Truth and plain torch run on the CPU. `python tests/gfx942/sweep.py` runs the GPU's whole table instead.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ import pytest
 import torch
 
 from emulated_torch import CHECKS
+from kernels_ran import check_every_kernel_ran
 from shapes import BY_NAME, HALF, Case
 
 SEQUENCE = ("chunkwise--fused", "fused")
@@ -51,10 +51,6 @@ TABLE = (
     "the peers' gradient",
 )
 STEPS = ("step", "step, one head of 1 and 1", "step, half gates")
-KERNELS = re.compile(
-    r"_ZN5xlstm3gpu\d+(walk|scores|normalisers|stabilisers|settle|chunk_gates|dot_states|gate_gradients|scan_\w+|"
-    r"sum_chunk_flows|recurrent_tokens\w*)[IE]"
-)
 
 
 class Wanted(NamedTuple):
@@ -123,7 +119,4 @@ def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
     left_out = [str(x) for x in (*ROWS, *CHECKS) if x not in _ran]
     if left_out:
         pytest.skip(f"{len(left_out)} of the tests above were not chosen")
-    held = {k.name for k in device.kernels() if KERNELS.match(k.name) and k.instructions_in_code > 1}
-    ran = {c.kernel.name for c in device.counters()}
-    assert held, "the library holds no kernels"
-    assert held <= ran, "never ran: " + ", ".join(sorted(held - ran))
+    check_every_kernel_ran(device, "mlstm")

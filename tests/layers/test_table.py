@@ -18,11 +18,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_table(case: Case, dtype: torch.dtype) -> None:
-    inputs = case.arguments(dtype)
-    got = cases.results(case.ours, inputs)
-    problems = cases.judge(case, dtype, got)
-    again = cases.results(case.ours, inputs)
-    problems += [f"result {n}: other bits" for n, (x, y) in enumerate(zip(got, again, strict=True)) if not x.equal(y)]
+    problems = cases.measure(case, dtype, "cpu", "cpu")
     assert not problems, "\n".join(problems)
 
 
