@@ -40,7 +40,7 @@ void check(const Name& name, const xlstm_vector& x, bool needed) {
   if (x.data) has_float_dtype(name, x.dtype);
 }
 
-void check(const Name& name, const xlstm_norm& norm) {
+void check(const Name& name, const xlstm_decode_norm& norm) {
   check({name.what, name.block, " weight"}, norm.weight, true);
   check({name.what, name.block, " bias"}, norm.bias, false);
 }

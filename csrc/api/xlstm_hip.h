@@ -348,12 +348,12 @@ typedef struct xlstm_linear {
   xlstm_vector bias;   /* (rows) */
 } xlstm_linear;
 
-typedef struct xlstm_norm {
+typedef struct xlstm_decode_norm {
   xlstm_vector weight, bias;
-} xlstm_norm;
+} xlstm_decode_norm;
 
 typedef struct xlstm_decode_block {
-  xlstm_norm norm_mlstm, head_norm, norm_ffn;
+  xlstm_decode_norm norm_mlstm, head_norm, norm_ffn;
   xlstm_linear q, k, v, o, i, f, out, gate, up, down;
   float *c, *n, *m; /* (B, NH, DHQK, DHHV), (B, NH, DHQK), (B, NH): read and overwritten */
 } xlstm_decode_block;
@@ -364,7 +364,7 @@ typedef struct xlstm_decode {
   const uint8_t* keep;    /* (B) 0 for a row whose states stay as they are, or NULL */
   xlstm_vector embedding; /* (vocab, dim) */
   const xlstm_decode_block* block;
-  xlstm_norm out_norm; /* weight.data NULL: none */
+  xlstm_decode_norm out_norm; /* weight.data NULL: none */
   xlstm_linear head;
   xlstm_gate gate;             /* of the mLSTM */
   int32_t normalize;           /* as in xlstm_mlstm */
@@ -375,6 +375,11 @@ typedef struct xlstm_decode {
 
 XLSTM_API size_t xlstm_decode_workspace(const xlstm_decode*, int32_t threads);
 XLSTM_API xlstm_status xlstm_decode_step(const xlstm_decode*, const xlstm_runtime*);
+
+/* On a GPU: everything but the structs themselves lies in the memory of the current device. At most 64 heads. A row
+ * whose token is not one of the vocabulary gives NaN: nothing is read here, so nothing can be refused. */
+XLSTM_API size_t xlstm_gpu_decode_workspace(const xlstm_decode*);
+XLSTM_API xlstm_status xlstm_gpu_decode_step(const xlstm_decode*, const xlstm_gpu*);
 
 /* The message of this thread's last call, empty when it succeeded. */
 XLSTM_API const char* xlstm_last_error(void);

@@ -74,7 +74,7 @@ struct Worker {
     head = room + scale_room(larger(memory.inner, memory.ffn));
   }
 
-  void norm_input(const xlstm_norm& norm) {
+  void norm_input(const xlstm_decode_norm& norm) {
     widen_vector(weight, norm.weight, p.dim, at.dim, 1);
     widen_vector(bias, norm.bias, p.dim, at.dim, 0);
     for (int64_t b = 0; b < p.batch; ++b)
