@@ -53,6 +53,9 @@ inline constexpr KernelEntry kCatalogue[] = {
     {"mlstm_backward_states", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise_gpu.hip"},
     {"mlstm_step", "cuda", kGpuDtypes, "float32", "csrc/mlstm/recurrent_gpu.hip"},
     {"mlstm_step_", "cuda", kGpuDtypes, "float32", "csrc/mlstm/recurrent_gpu.hip"},
+    {"attention_rotary", "cuda", kGpuDtypes, "float32", "csrc/attention/append_gpu.hip"},
+    {"attention_append_", "cuda", kGpuDtypes, "float32", "csrc/attention/append_gpu.hip"},
+    {"attention_combine", "cuda", "float32", "float32", "csrc/attention/combine_gpu.hip"},
 #endif
 };
 

@@ -10,9 +10,6 @@ namespace xlstm::gpu {
   size_t name##_workspace(const params&, const Chip&) { throw std::runtime_error(#name ": no GPU kernel yet"); } \
   void name(const params&, const Chip&, void*, void*) { throw std::runtime_error(#name ": no GPU kernel yet"); }
 
-XLSTM_PENDING(attention_forward, xlstm_attention_forward)
 XLSTM_PENDING(attention_backward, xlstm_attention_backward)
-XLSTM_PENDING(attention_append, xlstm_attention_append)
-XLSTM_PENDING(attention_combine, xlstm_attention_combine)
 }  // namespace xlstm::gpu
 #endif
