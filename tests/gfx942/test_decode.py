@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from types import ModuleType
 from typing import Any
 
@@ -24,9 +25,19 @@ CASES: tuple[tuple[str, torch.dtype, int, int, dict[str, Any]], ...] = (
     ("int4, six rows, fused", torch.bfloat16, 4, 6, {"weight_mode": "fused"}),
     ("rows that are no pieces of 16 bytes", torch.float32, 0, 2, ODD),
     ("no caps, no last norm", torch.bfloat16, 0, 1, BARE),
+    ("no caps, no last norm, three rows", torch.bfloat16, 0, 3, BARE),
     ("more columns than a tile", torch.bfloat16, 0, 1, WIDE),
 )
+KERNELS = re.compile(r"_ZN5xlstm3gpu\d+(products|embed|last_norm)[IE]")
 ERROR = 1e-5  # both are float between the weights; 2.4e-6 was the worst
+
+
+_ran: set[tuple] = set()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _counted(device: ModuleType) -> None:
+    device.reset_counters()
 
 
 @pytest.mark.parametrize(("dtype", "bits", "batch", "changes"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
@@ -37,6 +48,7 @@ def test_step(package: ModuleType, dtype: torch.dtype, bits: int, batch: int, ch
     from xlstm_hip.ops import OPS
     from xlstm_hip.quantize import quantize
 
+    _ran.add((dtype, bits, batch, head, str(changes)))
     model = ours(dtype=dtype, **changes)
     if bits:
         quantize(model, bits, progress=False)
@@ -83,3 +95,12 @@ def test_errors(package: ModuleType) -> None:
     nowhere = torch.full((1,), 97).to("cuda")
     OPS.decode_step_(out, nowhere, None, weights, made._places, states, 64, 1e-6, 1e-6, 15.0, 30.0)
     assert out.cpu().isnan().all()
+
+
+def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
+    if len(_ran) < 2 * len(CASES):
+        pytest.skip(f"{2 * len(CASES) - len(_ran)} of the tests above were not chosen")
+    held = {k.name for k in device.kernels() if KERNELS.match(k.name) and k.instructions_in_code > 1}
+    ran = {c.kernel.name for c in device.counters()}
+    assert held, "the library holds no kernels"
+    assert held <= ran, "never ran: " + ", ".join(sorted(held - ran))
