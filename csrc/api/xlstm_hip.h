@@ -376,6 +376,11 @@ typedef struct xlstm_decode {
 XLSTM_API size_t xlstm_decode_workspace(const xlstm_decode*, int32_t threads);
 XLSTM_API xlstm_status xlstm_decode_step(const xlstm_decode*, const xlstm_runtime*);
 
+/* On a GPU: everything but the structs themselves lies in the memory of the current device. At most 64 heads. A row
+ * whose token is not one of the vocabulary gives NaN: nothing is read here, so nothing can be refused. */
+XLSTM_API size_t xlstm_gpu_decode_workspace(const xlstm_decode*);
+XLSTM_API xlstm_status xlstm_gpu_decode_step(const xlstm_decode*, const xlstm_gpu*);
+
 /* The message of this thread's last call, empty when it succeeded. */
 XLSTM_API const char* xlstm_last_error(void);
 /* The instruction set that the CPU kernels use: "avx512bf16", "avx512", "avx2" or "portable". */

@@ -29,6 +29,9 @@
 #define XLSTM_DEVICE __device__ __forceinline__
 #if defined(__CUDACC__)
 #include "arch/ptx.h"
+#define XLSTM_READ_IN_PLACE __grid_constant__  // of a kernel's param: its address makes no copy
+#else
+#define XLSTM_READ_IN_PLACE
 #endif
 
 // Before a kernel's only param, whose address is taken: NVIDIA's compiler then makes no copy of it.

@@ -194,8 +194,9 @@ void decode_step_(const Tensor& out, const Tensor& tokens, const OptionalTensor&
   p.gate_cap = gate_cap;
   p.output_cap = output_cap;
   p.out = floats("out", out, tokens, {p.batch, p.head.data ? p.head.rows : p.dim});
-  constexpr Call<xlstm_decode> kDecode = {xlstm_decode_workspace, xlstm_decode_step, nullptr, nullptr};
-  run_cpu(tokens, p, kDecode);
+  constexpr Call<xlstm_decode> kDecode = {xlstm_decode_workspace, xlstm_decode_step, xlstm_gpu_decode_workspace,
+                                          xlstm_gpu_decode_step};
+  run(tokens, p, kDecode);
 }
 
 }  // namespace
@@ -205,3 +206,10 @@ STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CPU, m) {
   using namespace xlstm::torch_ops;
   m.impl("decode_step_", TORCH_BOX(&decode_step_));
 }
+
+#if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
+STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CUDA, m) {  // ROCm's devices too are torch's "cuda"
+  using namespace xlstm::torch_ops;
+  m.impl("decode_step_", TORCH_BOX(&decode_step_));
+}
+#endif

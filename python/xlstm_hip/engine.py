@@ -10,6 +10,7 @@ model that it does not know in every part (hooks, other classes, float64, other 
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -108,6 +109,45 @@ class _Parts:
         self.linear(ffn, "proj_down")
 
 
+def captured(call: Callable[[], None]) -> Callable[[], None]:
+    """What a call puts on the stream, as a graph; capturing does none of it."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+class StepGraph:
+    """A step on a GPU as one graph, for the same weights, states and batch: those it holds by address.
+
+    The first step is made as it is, which loads what is loaded once; the second is captured. Tokens and mask go into
+    memory of the graph's own, and logits come out of it.
+    """
+
+    def __init__(self, key: tuple) -> None:
+        self.key = key
+        self._steps = 0
+        self._replay: Callable[[], None] | None = None
+
+    def step(
+        self, call: Callable[[Tensor, Tensor, Tensor | None], None], shape: tuple[int, int], tokens: Tensor,
+        keep: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        self._steps += 1
+        if self._steps == 1:
+            self._out = torch.empty(shape, dtype=torch.float32, device=tokens.device)
+            self._tokens, self._keep = tokens.clone(), None if keep is None else keep.clone()
+            call(self._out, self._tokens, self._keep)
+            return self._out.clone()
+        self._tokens.copy_(tokens)
+        if keep is not None and self._keep is not None:
+            self._keep.copy_(keep)
+        if self._replay is None:
+            self._replay = captured(functools.partial(call, self._out, self._tokens, self._keep))
+        self._replay()
+        return self._out.clone()
+
+
 class DecodeEngine:
     """A model's parts in the order of csrc/torch/decode.cpp.
 
@@ -135,6 +175,7 @@ class DecodeEngine:
         except Unknown as reason:
             self.why_not = str(reason)
         self._places = torch.tensor(parts.places)
+        self._graph: StepGraph | None = None
 
     def _take_apart(
         self, blocks: Part, embedding: Part, out_norm: Part, head: Part | None, knows_block: Callable[[nn.Module], bool]
@@ -195,12 +236,25 @@ class DecodeEngine:
         numbers: Numbers,
     ) -> Tensor:  # (B, V), or (B, D) without a head; float32
         features = self._table.weight.shape[1] if self._head is None else self._head.out_features
-        out = torch.empty(tokens.shape[0], features, dtype=torch.float32, device=tokens.device)
+        shape = (tokens.shape[0], features)
+        if tokens.is_cuda and not torch.cuda.is_current_stream_capturing():
+            weights = self._parts.tensors
+            key = (shape, keep is None, numbers, *(x.data_ptr() for x in weights), *(x.data_ptr() for x in states))
+            if self._graph is None or self._graph.key != key:
+                self._graph = StepGraph(key)
+            call = functools.partial(self._call, states=states, numbers=numbers)
+            return self._graph.step(call, shape, tokens, keep)
+        out = torch.empty(shape, dtype=torch.float32, device=tokens.device)
+        self._call(out, tokens.contiguous(), keep, states, numbers)
+        return out
+
+    def _call(
+        self, out: Tensor, tokens: Tensor, keep: Tensor | None, states: Sequence[Tensor], numbers: Numbers
+    ) -> None:
         ops.OPS.decode_step_(
-            out, tokens.contiguous(), keep, self._parts.tensors, self._places, states, numbers.heads, self._norm_eps,
+            out, tokens, keep, self._parts.tensors, self._places, states, numbers.heads, self._norm_eps,
             numbers.eps, numbers.gate_cap, numbers.output_cap,
         )  # fmt: skip
-        return out
 
 
 _ENGINES: weakref.WeakKeyDictionary[nn.Module, DecodeEngine] = weakref.WeakKeyDictionary()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -172,6 +173,36 @@ def test_the_same_text_as_layer_by_layer(options: dict) -> None:
     assert torch.equal(got.tokens, want.tokens) and torch.equal(got.lengths, want.lengths)
     for n, own in want.state.items():
         assert all(relative(a, b) < 1e-4 for a, b in zip(got.state[n], own, strict=True))
+
+
+def test_a_graph_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bookkeeping, with a stand-in for the graph that makes the call again: a GPU is not asked for."""
+    made = []
+
+    def stand_in(call):
+        made.append(call)
+        return call
+
+    monkeypatch.setattr(engines, "captured", stand_in)
+    model = ours()
+    begun, x = state_after(model, tokens(2, 5)), tokens(2, 5, seed=2)
+    engine = engines.engine_of(model, model._new_engine)
+    numbers = engines.Numbers(4, 1e-6, 15.0, 30.0)
+    keep = torch.tensor([True, False])
+    for mask in (None, keep):
+        want_state, state = copied(begun), copied(begun)
+        states = [s for n in sorted(state) for s in state[n]]
+        graph = engines.StepGraph(())
+        call = functools.partial(engine._call, states=states, numbers=numbers)
+        results = []
+        for t in range(5):
+            own = mask if mask is None or t != 3 else ~mask
+            want = model.step(x[:, t], want_state, own)
+            results.append(graph.step(call, (2, 97), x[:, t], own))
+            assert torch.equal(results[-1], want)
+        assert not torch.equal(results[0], results[1])  # results are not the graph's memory
+        assert all(torch.equal(a, b) for n in state for a, b in zip(state[n], want_state[n], strict=True))
+    assert len(made) == 2
 
 
 # ---- weights that change
