@@ -54,6 +54,7 @@ inline constexpr KernelEntry kCatalogue[] = {
     {"mlstm_step_", "cuda", kGpuDtypes, "float32", "csrc/mlstm/recurrent_gpu.hip"},
     {"attention_forward", "cuda", kGpuDtypes, "float32", "csrc/attention/forward_gpu.hip"},
     {"attention_forward_probs", "cuda", kGpuDtypes, "float32", "csrc/attention/forward_gpu.hip"},
+    {"attention_backward", "cuda", kGpuDtypes, "float32", "csrc/attention/backward_gpu.hip"},
     {"attention_rotary", "cuda", kGpuDtypes, "float32", "csrc/attention/append_gpu.hip"},
     {"attention_append_", "cuda", kGpuDtypes, "float32", "csrc/attention/append_gpu.hip"},
     {"attention_combine", "cuda", "float32", "float32", "csrc/attention/combine_gpu.hip"},

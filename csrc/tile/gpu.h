@@ -64,6 +64,15 @@ struct TokenRows {
   }
 };
 
+// Element j of a piece.
+template <class E>
+XLSTM_DEVICE float element(const Piece& p, int j) {
+  if constexpr (sizeof(E) == 4)
+    return as_float(p.word[j]);
+  else
+    return j % 2 ? high_float(E{}, p.word[j / 2]) : low_float(E{}, p.word[j / 2]);
+}
+
 template <class E, int kTokens, int kFeatures, bool kTransposed, int kThreads>
 struct Stage {
   static constexpr bool kTurn = kTransposed && !kAsyncCopies;
@@ -198,6 +207,8 @@ struct Stage {
     }
 #endif
   }
+
+ public:
   // Four tokens of n features each, to n rows of four tokens.
   XLSTM_DEVICE static void store_turned(const Storage& tile, const Piece* p, int token, int column) {
 #if !defined(__CUDACC__)

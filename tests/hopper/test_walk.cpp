@@ -37,7 +37,7 @@ int main(int count, char** arguments) {
       {Kind::flowing, 512, 130, 512, 128},
       {Kind::flowing, 512, 330, 328, 192, true, true, 2},
   };
-  const int seeds = count > 1 ? std::atoi(arguments[1]) : 1;
+  const int seeds = count > 1 ? std::atoi(arguments[1]) : 2;
   for (int seed = 1; seed <= seeds; ++seed)
     for (const WalkCase& c : cases) {
       emulator::set_seed(unsigned(1000 * seed));

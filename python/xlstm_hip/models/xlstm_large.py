@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from .. import layers
 from ..checks import has_rank, has_shape, is_tensor, one_of
 from ..engine import DecodeEngine, Numbers, engine_of, may_step, own_step_kernels
-from ..generation import generate
+from ..generation import State, generate
 from ..quantize import Scheme
 from ..select import get_optimal_kernel_config
 from .blocks import RMSNorm, mLSTMBlock
@@ -23,8 +23,6 @@ from .initial_weights import fill_initial_weights
 from .mlstm_call import LayerState, MLSTMCall
 
 logger = logging.getLogger("xlstm_hip")
-
-State = dict[int, LayerState]
 
 
 class xLSTMLargeBlockStack(nn.Module):

@@ -6,6 +6,7 @@
 
 #include "block.h"
 #include "fault.h"
+#include "plants.h"
 #include "sync.h"
 
 namespace emulator {
@@ -78,6 +79,7 @@ void copy_panel(uint32_t to, const TensorMap& from, const int (&at)[4], uint32_t
 }
 
 void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  if (planted(Bug::moved_copy)) to += 8;
   check_aligned("a target at", to, 16);
   check_aligned("a source at", reinterpret_cast<uintptr_t>(from), 16);
   check_aligned("a size of", bytes, 16);
@@ -127,6 +129,7 @@ void store_panel(const TensorMap& to, const int (&at)[4], uint32_t from) {
 }
 
 void wait_for_stores() {
+  if (planted(Bug::stores_wait)) return;
   Thread& me = *running;
   while (me.stores_read < me.stores) me.block->stores.wait({"its bulk stores"});
   me.stores_waited = me.stores;
@@ -150,6 +153,7 @@ const uint64_t* rows(uint32_t at) {
 }  // namespace
 
 void load_matrices(uint32_t (&r)[4], uint32_t at, bool turned) {
+  if (planted(Bug::turned_matrices)) turned = !turned;
   Thread& me = *running;
   const uint64_t* addresses = rows(at);
   char* mine = me.block->at(at, 16, "loads matrices from");

@@ -7,6 +7,7 @@
 
 #include "block.h"
 #include "fault.h"
+#include "plants.h"
 
 namespace emulator {
 namespace {
@@ -98,7 +99,9 @@ void run(Block& block, int group, const IssuedProduct& p) {
   }
 }
 
-void issue(const Product& product, float* sum, const uint32_t* held) {
+void issue(Product product, float* sum, const uint32_t* held) {
+  if (planted(Bug::far_operand)) product.b |= (255 << 10) >> 4;
+  if (planted(Bug::slipped_operand)) product.b += 32 >> 4;
   Thread& me = *running;
   const int group = group_of(me), in_group = me.index % kGroup, registers = product.columns / 2;
   ProductGroup& products = me.block->groups[group];
@@ -128,7 +131,9 @@ void issue(const Product& product, float* sum, const uint32_t* held) {
 
 }  // namespace
 
-void products_begin() { running->begun = true; }
+void products_begin() {
+  if (!planted(Bug::products_fence)) running->begun = true;
+}
 
 void products_end() {
   Thread& me = *running;
@@ -152,6 +157,7 @@ void products_end() {
 }
 
 void products_wait(int but_the_last) {
+  if (planted(Bug::products_wait)) return;
   Thread& me = *running;
   const int group = group_of(me), until = me.committed - but_the_last;
   ProductGroup& products = me.block->groups[group];

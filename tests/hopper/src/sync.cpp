@@ -3,6 +3,7 @@
 
 #include "block.h"
 #include "fault.h"
+#include "plants.h"
 
 namespace emulator {
 
@@ -45,15 +46,18 @@ void Meeting::meet(int threads, bool waits, const Waiting& waiting) {
 }
 
 void sync_block() {
+  if (planted(Bug::block_barrier)) return;
   Block& block = *running->block;
   block.named[0].meet(int(block.threads.size()), true, {"__syncthreads()"});
 }
 void sync_warp() {
+  if (planted(Bug::warp_barrier)) return;
   running->block->warps[running->warp()].meet(kWarp, true, {"__syncwarp() of warp %d", running->warp()});
 }
 
 namespace {
 void named(int barrier, int threads, bool waits) {
+  if (planted(Bug::named_barrier, barrier)) return;
   if (barrier < 1 || barrier > 15) fault(text("uses named barrier %d: there are 1 to 15", barrier));
   if (threads % kWarp) fault(text("meets %d threads at a barrier, which is no number of warps", threads));
   running->block->named[barrier].meet(threads, waits, {"named barrier %d", barrier});
@@ -63,6 +67,7 @@ void sync_named(int barrier, int threads) { named(barrier, threads, true); }
 void arrive_named(int barrier, int threads) { named(barrier, threads, false); }
 
 void sync_cluster() {
+  if (planted(Bug::cluster_barrier)) return;
   int threads = 0;
   for (auto& block : cluster->blocks) threads += int(block->threads.size());
   cluster->meeting.meet(threads, true, {"the cluster's barrier"});
@@ -118,6 +123,7 @@ void barrier_init(uint32_t at, int count) {
 }
 
 void barrier_arrive(uint32_t at, int rank) {
+  if (planted(Bug::barrier_arrival, int(at - kFirstAddress))) return;
   if (rank >= int(cluster->blocks.size()))
     fault(text("arrives at block %d of a cluster of %zu", rank, cluster->blocks.size()));
   Block& there = rank < 0 ? *running->block : *cluster->blocks[rank];
@@ -130,11 +136,14 @@ void barrier_arrive(uint32_t at, int rank) {
 }
 
 void barrier_expect(uint32_t at, uint32_t bytes) {
+  if (planted(Bug::fewer_bytes)) bytes -= 16;
+  if (planted(Bug::more_bytes)) bytes += 16;
   running->block->barrier(at).bytes += bytes;
   barrier_arrive(at, -1);
 }
 
 void barrier_wait(uint32_t at, uint32_t parity) {
+  if (planted(Bug::barrier_wait, int(at - kFirstAddress))) return;
   PhaseBarrier& barrier = running->block->barrier(at);
   if (parity > 1) fault(text("waits for parity %u", parity));
   if (barrier.phase % 2 == parity)
@@ -143,12 +152,15 @@ void barrier_wait(uint32_t at, uint32_t parity) {
     running->known.join(barrier.last);
 }
 
-void fence_proxy() { running->fence(); }
+void fence_proxy() {
+  if (!planted(Bug::proxy_fence)) running->fence();
+}
 
 // ---- registers
 
 void change_registers(int count, bool more) {
   Thread& me = *running;
+  if (more && planted(Bug::more_registers)) count += 8;
   if (count % 8 || count < 24 || count > 256) fault(text("sets %d registers: a multiple of 8 from 24 to 256", count));
   if (more ? count < me.registers : count > me.registers)
     fault(text("%s registers from %d to %d", more ? "takes" : "leaves", me.registers, count));
