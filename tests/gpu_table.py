@@ -7,17 +7,15 @@ may lack (gpu_runner.py). It all runs on the CPU as well, to try it out.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils import deterministic
 
 import accuracy
 from accuracy import Measured, Quantities
+from poison import poisoned
 from report import SHORT
 from shapes import CASES, GPU_CASES, GPU_STEP_CASES, STEP_CASES, WITHOUT_NORMALISER, Case
 from xlstm_hip import KernelInfo, kernel_info
@@ -66,22 +64,6 @@ def full_precision() -> None:
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """What torch allocates is NaN, and bytes of workspace are 255, which is NaN in every dtype."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = deterministic.fill_uninitialized_memory
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of plain operations that are not deterministic
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        deterministic.fill_uninitialized_memory = True
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-            deterministic.fill_uninitialized_memory = fill
 
 
 def same_bits(what: str, got: Quantities | dict[str, Tensor], expected: Quantities | dict[str, Tensor]) -> None:

@@ -56,6 +56,15 @@ size_t counted(F&& f) {
   guarded([&] { bytes = f() + kWorkspaceAlignment; });
   return bytes;
 }
+// What the GPU calls of a library without GPU kernels answer.
+inline xlstm_status no_gpu() {
+  return guarded([] { throw std::runtime_error("this library was built without GPU kernels"); });
+}
+inline size_t no_gpu_bytes() {
+  no_gpu();
+  return 0;
+}
+
 inline void* aligned(void* p) {
   const uintptr_t last = kWorkspaceAlignment - 1;
   return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(p) + last) & ~last);

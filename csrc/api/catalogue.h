@@ -29,6 +29,21 @@ inline constexpr KernelEntry kCatalogue[] = {
     {"attention_rotary", "cpu", kAllDtypes, kWide, "csrc/attention/decode_cpu.cpp"},
     {"attention_append_", "cpu", kAllDtypes, kWide, "csrc/attention/decode_cpu.cpp"},
     {"attention_combine", "cpu", "float32 float64", kWide, "csrc/attention/decode_cpu.cpp"},
+    {"rms_norm", "cpu", kAllDtypes, kWide, "csrc/layer/norm_cpu.cpp"},
+    {"add_rms_norm", "cpu", kAllDtypes, kWide, "csrc/layer/norm_cpu.cpp"},
+    {"rms_norm_backward", "cpu", kAllDtypes, kWide, "csrc/layer/norm_cpu.cpp"},
+    {"head_norm_gate", "cpu", kAllDtypes, kWide, "csrc/layer/norm_cpu.cpp"},
+    {"head_norm_gate_backward", "cpu", kAllDtypes, kWide, "csrc/layer/norm_cpu.cpp"},
+    {"soft_cap", "cpu", kAllDtypes, kWide, "csrc/layer/pointwise_cpu.cpp"},
+    {"soft_cap_backward", "cpu", kAllDtypes, kWide, "csrc/layer/pointwise_cpu.cpp"},
+    {"swiglu", "cpu", kAllDtypes, kWide, "csrc/layer/pointwise_cpu.cpp"},
+    {"swiglu_fused", "cpu", kAllDtypes, kWide, "csrc/layer/pointwise_cpu.cpp"},
+    {"swiglu_backward", "cpu", kAllDtypes, kWide, "csrc/layer/pointwise_cpu.cpp"},
+    {"swiglu_fused_backward", "cpu", kAllDtypes, kWide, "csrc/layer/pointwise_cpu.cpp"},
+    {"cross_entropy", "cpu", kAllDtypes, kWide, "csrc/layer/cross_entropy_cpu.cpp"},
+    {"cross_entropy_backward", "cpu", kAllDtypes, kWide, "csrc/layer/cross_entropy_cpu.cpp"},
+    {"cross_entropy_backward_", "cpu", kAllDtypes, kWide, "csrc/layer/cross_entropy_cpu.cpp"},
+    {"decode_step_", "cpu", "float32 bfloat16 float16 int8 int4", "float32", "csrc/decode/step_cpu.cpp"},
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
     {"mlstm_chunkwise", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise_gpu.hip"},
     {"mlstm_chunkwise_states", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise_gpu.hip"},
@@ -37,6 +52,9 @@ inline constexpr KernelEntry kCatalogue[] = {
     {"mlstm_backward_states", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise_gpu.hip"},
     {"mlstm_step", "cuda", kGpuDtypes, "float32", "csrc/mlstm/recurrent_gpu.hip"},
     {"mlstm_step_", "cuda", kGpuDtypes, "float32", "csrc/mlstm/recurrent_gpu.hip"},
+    {"attention_rotary", "cuda", kGpuDtypes, "float32", "csrc/attention/append_gpu.hip"},
+    {"attention_append_", "cuda", kGpuDtypes, "float32", "csrc/attention/append_gpu.hip"},
+    {"attention_combine", "cuda", "float32", "float32", "csrc/attention/combine_gpu.hip"},
 #endif
 };
 

@@ -111,21 +111,11 @@ xlstm_status xlstm_gpu_mlstm_backward_pass(const xlstm_mlstm_backward* p, const 
 
 #else  // a library without GPU kernels says so
 
-namespace {
-xlstm_status none() {
-  return xlstm::guarded([] { throw std::runtime_error("this library was built without GPU kernels"); });
-}
-size_t no_bytes() {
-  none();
-  return 0;
-}
-}  // namespace
-
-size_t xlstm_gpu_mlstm_chunkwise_workspace(const xlstm_mlstm_forward*) { return no_bytes(); }
-size_t xlstm_gpu_mlstm_recurrent_workspace(const xlstm_mlstm_forward*) { return no_bytes(); }
-size_t xlstm_gpu_mlstm_backward_workspace(const xlstm_mlstm_backward*) { return no_bytes(); }
-xlstm_status xlstm_gpu_mlstm_chunkwise(const xlstm_mlstm_forward*, const xlstm_gpu*) { return none(); }
-xlstm_status xlstm_gpu_mlstm_recurrent(const xlstm_mlstm_forward*, const xlstm_gpu*) { return none(); }
-xlstm_status xlstm_gpu_mlstm_backward_pass(const xlstm_mlstm_backward*, const xlstm_gpu*) { return none(); }
+size_t xlstm_gpu_mlstm_chunkwise_workspace(const xlstm_mlstm_forward*) { return xlstm::no_gpu_bytes(); }
+size_t xlstm_gpu_mlstm_recurrent_workspace(const xlstm_mlstm_forward*) { return xlstm::no_gpu_bytes(); }
+size_t xlstm_gpu_mlstm_backward_workspace(const xlstm_mlstm_backward*) { return xlstm::no_gpu_bytes(); }
+xlstm_status xlstm_gpu_mlstm_chunkwise(const xlstm_mlstm_forward*, const xlstm_gpu*) { return xlstm::no_gpu(); }
+xlstm_status xlstm_gpu_mlstm_recurrent(const xlstm_mlstm_forward*, const xlstm_gpu*) { return xlstm::no_gpu(); }
+xlstm_status xlstm_gpu_mlstm_backward_pass(const xlstm_mlstm_backward*, const xlstm_gpu*) { return xlstm::no_gpu(); }
 
 #endif

@@ -72,6 +72,20 @@ XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
   return o;
 }
 
+// The rows of a strip that a lane holds one after the other: f(first row, which of its columns, their values).
+template <class E>
+constexpr int kRun = Strip<E>::kRegisters;
+template <class E, class F>
+XLSTM_DEVICE void each_run(const Strip<E>& s, F&& f) {
+  f(lane_id() / 16 * kRun<E>, 0, s.value);
+}
+
+// A chain operand whose k is features, from memory: piece(column, k) has a lane's 16 bytes there.
+template <class E, class F>
+XLSTM_DEVICE ChainOperand<E> chain_of(F&& piece, int k0) {
+  return {piece(lane_id() % 16, k0 + lane_id() / 16 * kPieceElements<E>)};
+}
+
 // From a Tile (tile/gpu.h), which holds [side][k] whatever lies in memory.
 template <bool kAlong, class E, class Tile>
 XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0, int lane = lane_id()) {

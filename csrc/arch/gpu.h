@@ -31,6 +31,13 @@
 #include "arch/ptx.h"
 #endif
 
+// Before a kernel's only param, whose address is taken: NVIDIA's compiler then makes no copy of it.
+#if defined(__CUDACC__)
+#define XLSTM_PARAM const __grid_constant__
+#else
+#define XLSTM_PARAM const
+#endif
+
 namespace xlstm::gpu {
 
 #if defined(__CUDACC__)
@@ -133,6 +140,17 @@ XLSTM_DEVICE int same_in_all(int x) {
   return x;
 #else
   return __builtin_amdgcn_readfirstlane(x);
+#endif
+}
+
+// Whether it is so in any lane.
+XLSTM_DEVICE bool any_lane(bool x) {
+#if defined(__CUDACC__)
+  return __any_sync(~0u, x);
+#elif defined(__GFX11__)
+  return __builtin_amdgcn_ballot_w32(x) != 0;
+#else
+  return __builtin_amdgcn_ballot_w64(x) != 0;
 #endif
 }
 

@@ -81,6 +81,18 @@ XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
   return o;
 }
 
+// The rows of a strip that a lane holds one after the other: f(first row, which of its columns, their values).
+template <class E>
+constexpr int kRun = 2;
+template <class E, class F>
+XLSTM_DEVICE void each_run(const Strip<E>& s, F&& f) {
+#pragma unroll
+  for (int r = 0; r < 8; r += 2) {
+    const float run[2] = {s.value[r], s.value[r + 1]};
+    f(8 * (r / 4) + 2 * (lane_id() % 4), r / 2 % 2, run);
+  }
+}
+
 // ---- LDS to operands
 
 XLSTM_DEVICE uint32_t lds_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }

@@ -82,6 +82,39 @@ XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
   return o;
 }
 
+// The rows of a strip that a lane holds one after the other: f(first row, which of its columns, their values). Halves
+// of the wave have every other row: each gives the other those of its eight.
+template <class E>
+constexpr int kRun = 8;
+template <class E, class F>
+XLSTM_DEVICE void each_run(const Strip<E>& s, F&& f) {
+  const bool upper = lane_id() >= 16;
+  float run[8];
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const float own = upper ? s.value[4 + r] : s.value[r];
+    const uint32_t given = as_bits(upper ? s.value[r] : s.value[4 + r]);
+    const float other = as_float(__builtin_amdgcn_permlanex16(given, given, 0x76543210u, 0xfedcba98u, false, false));
+    run[2 * r] = upper ? other : own;
+    run[2 * r + 1] = upper ? own : other;
+  }
+  f(lane_id() / 16 * 8, 0, run);
+}
+
+// A chain operand of 2-byte elements whose k is features, from memory: piece(column, k) has a lane's 16 bytes there.
+template <class E, class F>
+XLSTM_DEVICE ChainOperand<E> chain_of(F&& piece, int k0) {
+  static_assert(sizeof(E) == 2);
+  ChainOperand<E> o;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const Piece p = piece(lane_id() % 16, k0 + 8 * h);
+#pragma unroll
+    for (int w = 0; w < 4; ++w) o.word[4 * h + w] = p.word[w];
+  }
+  return o;
+}
+
 // From a Tile (tile/gpu.h), which holds [side][k] whatever lies in memory.
 template <class E, class Tile>
 XLSTM_DEVICE void load_row(const Tile& t, int row, int k0, int lane, float* values) {  // a lane's of 16 from `row` on

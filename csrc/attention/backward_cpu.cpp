@@ -307,14 +307,14 @@ void backward(const xlstm_attention_backward& p, const AttentionBackwardCpuPlan&
                                     plan.group, s,        sums,     dsink};
       group.run(plan.block_k);
     }
-    if (plan.parts == 1) store_both(sequence, key_head, &sums, 0, sequence.capacity(), s.row);
+    if (plan.parts == 1) store_both(sequence, key_head, &sums, 0, sequence.capacity, s.row);
   });
   if (plan.parts > 1) {
     const int64_t tiles = (in.length_k + plan.block_k - 1) / plan.block_k;
     parallel_tasks(executor, heads * tiles, [&](int64_t task, int32_t worker) {
       const int64_t head = task / tiles, from = task % tiles * plan.block_k;
       const AttentionSequence sequence(in, head / in.heads_k);
-      const int64_t end = sequence.capacity() < from + plan.block_k ? sequence.capacity() : from + plan.block_k;
+      const int64_t end = sequence.capacity < from + plan.block_k ? sequence.capacity : from + plan.block_k;
       store_both(sequence, head % in.heads_k, memory.sums + head * plan.parts, from, end, memory.scratch[worker].row);
     });
   }

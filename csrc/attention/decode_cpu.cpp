@@ -3,22 +3,14 @@
 // parts. Decoding itself is the forward of few rows (forward_cpu.cpp), its keys cut into parts.
 //
 // A task moves one token of one sequence with all its heads. Each feature is read and written once: memory binds.
-#include "attention/combine.h"
+#include "attention/append.h"
+#include "attention/combine_cpu.h"
 #include "attention/kernels_cpu.h"
 #include "tile/arena.h"
 #include "tile/tasks.h"
 
 namespace xlstm::XLSTM_ISA {
 namespace {
-
-int64_t target(const xlstm_attention_append& p, int64_t b, int64_t t, int64_t position) {
-  if (!p.to_cache) return b * p.to.stride[0] + t * p.to.stride[2];
-  if (p.block_table) {
-    const int64_t page = p.block_table[b * p.block_table_stride + position / p.page_size];
-    return page * p.to.stride[0] + position % p.page_size * p.to.stride[2];
-  }
-  return (p.cache_batch_idx ? p.cache_batch_idx[b] : b) * p.to.stride[0] + position * p.to.stride[2];
-}
 
 template <class T>
 void rotate(const xlstm_attention_append& p, int64_t position, const T* x, T* y, T* cos, T* sin) {
@@ -27,8 +19,8 @@ void rotate(const xlstm_attention_append& p, int64_t position, const T* x, T* y,
   load_row(sin, p.sin, p.from.dtype, position * half, half);
   for (int64_t j = 0; j < half; ++j) {
     const T a = x[j * step], b = x[j * step + apart];
-    y[j * step] = a * cos[j] - b * sin[j];
-    y[j * step + apart] = a * sin[j] + b * cos[j];
+    y[j * step] = rotated(a, b, cos[j], sin[j], true);
+    y[j * step + apart] = rotated(b, a, cos[j], sin[j], false);
   }
 }
 
@@ -44,14 +36,14 @@ void append(const xlstm_attention_append& p, void* workspace, const Executor& ex
   const int64_t width = append_width(p);
   T* rows = rows_of_workers<T>(arena, executor.workers, width);
   parallel_tasks(executor, p.batch * p.length, [&](int64_t task, int32_t worker) {
-    const int64_t b = task / p.length, t = task % p.length, start = p.start ? p.start[b] : 0;
+    const int64_t b = task / p.length, t = task % p.length, to = append_place(p, b, t);
     T *x = rows + worker * width, *y = x + p.features, *cos = y + p.features, *sin = cos + p.rotary_dim / 2;
     for (int64_t head = 0; head < p.heads; ++head) {
       const int64_t from = b * p.from.stride[0] + head * p.from.stride[1] + t * p.from.stride[2];
       load_row(x, p.from.data, p.from.dtype, from, p.features);
       memcpy(y, x, size_t(p.features) * sizeof(T));
-      if (p.cos) rotate(p, start + (p.same_position ? 0 : t), x, y, cos, sin);
-      store_row(p.to.data, p.to.dtype, target(p, b, t, start + t) + head * p.to.stride[1], y, p.features);
+      if (p.cos) rotate(p, rotary_position(p, b, t), x, y, cos, sin);
+      store_row(p.to.data, p.to.dtype, to + head * p.to.stride[1], y, p.features);
     }
   });
 }
@@ -71,7 +63,7 @@ void combine(const xlstm_attention_combine& p, void* workspace, const Executor& 
                       p.splits, p.dv, row);
       const auto at = [&](const xlstm_tensor& x) { return b * x.stride[0] + head * x.stride[1] + t * x.stride[2]; };
       store_row(p.out.data, p.out.dtype, at(p.out), row, p.dv);
-      static_cast<T*>(p.lse.data)[at(p.lse)] = lse == -T(__builtin_inff()) ? T(__builtin_inff()) : lse;
+      static_cast<T*>(p.lse.data)[at(p.lse)] = seen_lse(lse);
     }
   });
 }

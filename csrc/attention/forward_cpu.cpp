@@ -17,7 +17,7 @@
 //
 // Where few rows do not fill the threads, a sequence's keys are cut into parts; each leaves its own out and lse in the
 // workspace, and they are combined (decode_cpu.cpp has the same as a call).
-#include "attention/combine.h"
+#include "attention/combine_cpu.h"
 #include "attention/kernels_cpu.h"
 #include "attention/scores.h"
 #include "tile/tasks.h"
@@ -82,7 +82,7 @@ struct ForwardMemory {
 template <class T>
 void store_out(const xlstm_attention_forward& p, const AttentionSequence& sequence, int64_t head, int64_t i, T keys,
                T* row) {
-  const WithSink sink = with_sink(p, head, keys);
+  const WithSink<double> sink = whole_row(p, head, keys);
   for (int64_t j = 0; p.in.sink && j < p.in.dv; ++j) row[j] *= T(sink.factor);
   store_row(p.out.data, p.out.dtype, sequence.query(p.out, head, i), row, p.in.dv);
   static_cast<T*>(p.lse.data)[sequence.query(p.lse, head, i)] = T(sink.lse);
@@ -224,7 +224,7 @@ struct ForwardBlock {
         if (in.dropout_p > 0) fill_keep(s.facts, panel * NR<T>, in, from, to - from, s.keep);
         for (int64_t r = 0; r < NR<T> && panel * NR<T> + r < live; ++r) {
           const int64_t row = panel * NR<T> + r, i = s.facts.query[row];
-          const double lse = with_sink(p, head(row), T(double(s.m[row]) + ::log(double(s.l[row])))).whole;
+          const double lse = whole_row(p, head(row), T(double(s.m[row]) + ::log(double(s.l[row])))).whole;
           for (int64_t j = 0; j < to - from; ++j) {
             const double y = double(s.scores[j * NR<T> + r]), weight = y == -__builtin_inf() ? 0 : ::exp(y - lse);
             s.row[j] = in.dropout_p > 0 && s.keep[j * NR<T> + r] == 0 ? T(-weight) : T(weight);

@@ -82,7 +82,8 @@ inline void apply_rules(const RowFacts<T>& facts, int64_t first, double softcap,
   }
 }
 
-// keep (n, NR): 1 where dropout keeps a weight, else 0. j0 is a multiple of kDrawsAtOnce.
+// keep: 1 where dropout keeps a weight, else 0, for n keys (n, NR) and on to a whole number of kDrawsAtOnce: those
+// beyond are multiplied by weights of 0. j0 is a multiple of kDrawsAtOnce.
 template <class T>
 inline void fill_keep(const RowFacts<T>& facts, int64_t first, const xlstm_attention& in, int64_t j0, int64_t n,
                       T* keep) {
@@ -94,7 +95,7 @@ inline void fill_keep(const RowFacts<T>& facts, int64_t first, const xlstm_atten
       const Philox draws = dropout_draws(j0 + j, facts.query[first + r], facts.draw_row[first + r], seed, offset);
       for (int w = 0; w < 4; ++w) words[w][r] = draws.word[w];
     }
-    for (int e = 0; e < kDrawsAtOnce && j + e < n; ++e)
+    for (int e = 0; e < kDrawsAtOnce; ++e)
       for (int64_t r = 0; r < NR<T>; ++r)
         keep[(j + e) * NR<T> + r] = T((words[e / 2][r] >> (e % 2 * 16) & 0xffff) >= threshold);
   }

@@ -1,57 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the tokens of a sequence lie, whatever layout a call has: rows of a batch, packed sequences, pages; and the
-// rows of one task. Shared by the CPU kernels of attention.
-//
-// The query heads that share a key head are one matrix: row r is query r / group of head hk * group + r % group.
+// A sequence's tokens as rows for the CPU kernels of attention, and the rows of one task.
 #pragma once
 
-#include "api/xlstm_hip.h"
+#include "attention/layout.h"
 #include "attention/rules.h"
 #include "tile/arena.h"
 #include "tile/cpu.h"
 
 namespace xlstm::XLSTM_ISA {
 
-struct AttentionSequence {
-  const xlstm_attention& in;
-  int64_t index, queries, keys, first_key, kv_row;
+struct AttentionSequence : AttentionLayout {
+  using AttentionLayout::AttentionLayout;
 
-  AttentionSequence(const xlstm_attention& in, int64_t b) : in(in), index(b), kv_row(b) {
-    queries = in.cu_seqlens_q ? in.cu_seqlens_q[b + 1] - in.cu_seqlens_q[b] : in.length_q;
-    first_key = in.leftpad_k ? in.leftpad_k[b] : 0;
-    const int64_t end = in.seqused_k ? in.seqused_k[b] : capacity();
-    keys = end > first_key ? end - first_key : 0;
-    if (in.cache_batch_idx) kv_row = in.cache_batch_idx[b];
-  }
-
-  // Keys that there is room for, those before first_key and after the last one included.
-  int64_t capacity() const {
-    return in.cu_seqlens_k ? in.cu_seqlens_k[index + 1] - in.cu_seqlens_k[index] : in.length_k;
-  }
-  int64_t group() const { return in.heads_q / in.heads_k; }
-  int64_t rows() const { return queries * group(); }
-
-  // Offset of a query's features, or of its lse.
-  int64_t query(const xlstm_tensor& x, int64_t head, int64_t i) const {
-    const int64_t token =
-        in.cu_seqlens_q ? (in.cu_seqlens_q[index] + i) * x.stride[2] : index * x.stride[0] + i * x.stride[2];
-    return token + head * x.stride[1];
-  }
-  int64_t row(const xlstm_tensor& x, int64_t key_head, int64_t r) const {
-    return query(x, key_head * group() + r % group(), r / group());
-  }
-  // Of the token at place t: key j of the sequence is at first_key + j.
-  int64_t key(const xlstm_tensor& x, int64_t head, int64_t t) const {
-    int64_t place;
-    if (in.block_table)
-      place = in.block_table[index * in.block_table_stride + t / in.page_size] * x.stride[0] +
-              t % in.page_size * x.stride[2];
-    else if (in.cu_seqlens_k)
-      place = (in.cu_seqlens_k[index] + t) * x.stride[2];
-    else
-      place = kv_row * x.stride[0] + t * x.stride[2];
-    return place + head * x.stride[1];
-  }
   // Keys [j, j + n) of a head as rows; their places go to `room` where they are not a stride apart.
   template <class T>
   Rows<T> keys_at(const xlstm_tensor& x, int64_t head, int64_t features, int64_t j, int64_t n, int64_t* room) const {

@@ -8,7 +8,8 @@
 
 namespace xlstm::gpu {
 
-template <class E, int kRows, int kChunk>
+// kWide: the state has more rows than fit, and the walk takes them a slice at a time (walk_wide_gpu.h).
+template <class E, int kRows, int kChunk, bool kWide>
 struct WalkChunks {
   static constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kRows, kChunk);
   static constexpr int kY = kShape.y_tile, kThreads = kShape.threads;
@@ -53,7 +54,9 @@ struct WalkChunks {
   Segment segment;
   int tile;
   char* lds;
+  int first_row = 0;  // of the slice at hand
 
+  XLSTM_DEVICE int slice_row() const { return kWide ? first_row : 0; }
   XLSTM_DEVICE Room room(int n) const {
     Room r;
     char* at = lds + n % kShape.buffers * kShape.buffer_bytes;
@@ -72,6 +75,13 @@ struct WalkChunks {
     return r;
   }
 
+  // Tokens of the state's rows.
+  XLSTM_DEVICE TokenRows<E> slice_rows(const Tokens& x) const {
+    TokenRows<E> t = rows<E>(x, segment);
+    t.data += slice_row();
+    t.columns -= slice_row();
+    return t;
+  }
   // Tokens of y's tile.
   XLSTM_DEVICE TokenRows<E> tile_rows(const Tokens& x) const {
     TokenRows<E> t = rows<E>(x, segment);
@@ -86,7 +96,7 @@ struct WalkChunks {
   XLSTM_DEVICE void fetch_a(Stages& s, int n) {
     const int64_t t0 = begin_of(n), slots = segment.in_slots(p->where, chunk_at(n));
     const Room r = room(n);
-    if (p->out.data) s.a.fetch(r.a, rows<E>(p->a, segment), t0, valid_of(t0));
+    if (p->out.data) s.a.fetch(r.a, slice_rows(p->a), t0, valid_of(t0));
     const int64_t slot = slots / kChunk;
     s.factors.fetch({r.numbers}, {global(p->factors) + slot * kFactors * kChunk, 0, kFactors * kChunk, true}, 0, 1);
   }
@@ -94,7 +104,7 @@ struct WalkChunks {
     const int64_t t0 = begin_of(n), slots = segment.in_slots(p->where, chunk_at(n));
     const int valid = valid_of(t0);
     const Room r = room(n);
-    s.x.fetch(r.x, rows<E>(p->x, segment), t0, valid);
+    s.x.fetch(r.x, slice_rows(p->x), t0, valid);
     s.y.fetch(r.y, tile_rows(p->y), t0, valid);
     s.decay = global(p->decay)[slots / kChunk];
     if (p->vector)

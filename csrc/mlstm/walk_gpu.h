@@ -27,13 +27,13 @@
 
 namespace xlstm::gpu {
 
-template <class E, int kRows, int kChunk>
-struct Walk : WalkChunks<E, kRows, kChunk> {
-  using Chunks = WalkChunks<E, kRows, kChunk>;
+template <class E, int kRows, int kChunk, bool kWide = false>
+struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
+  using Chunks = WalkChunks<E, kRows, kChunk, kWide>;
   using Chunks::fetch_a, Chunks::fetch_rest, Chunks::fetch_outputs;
   using Chunks::kShape, Chunks::kY, Chunks::kThreads;
   using Chunks::p, Chunks::segment, Chunks::tile;
-  using Chunks::room, Chunks::tile_rows, Chunks::chunk_at, Chunks::begin_of, Chunks::valid_of;
+  using Chunks::room, Chunks::slice_row, Chunks::tile_rows, Chunks::chunk_at, Chunks::begin_of, Chunks::valid_of;
   using typename Chunks::Room, typename Chunks::Stages, typename Chunks::StageRows;
 
   static constexpr int kXStrips = kShape.x_per_wave / kStep<E>, kTStrips = kChunk / kStep<E>;
@@ -65,7 +65,8 @@ struct Walk : WalkChunks<E, kRows, kChunk> {
 #pragma unroll
         for (int r = 0; r < Strip<E>::kRegisters; ++r) {
           const StripPosition at = Strip<E>::position(r);
-          f(x0 + xs * kStep<E> + at.row, tile * kY + y0 + ys * kStripColumns + at.column, state[xs][ys].value[r]);
+          f(slice_row() + x0 + xs * kStep<E> + at.row, tile * kY + y0 + ys * kStripColumns + at.column,
+            state[xs][ys].value[r]);
         }
   }
   XLSTM_DEVICE bool inside(int x, int y) const { return x < p->x.columns && y < p->y.columns; }
@@ -193,7 +194,7 @@ struct Walk : WalkChunks<E, kRows, kChunk> {
 #pragma unroll
       for (int ys = 0; ys < kYStrips; ++ys)
         load_chain<E>(r.y, y0 + ys * kStripColumns, k, r.factor(p->weight), up, plain[ys], weighted[ys], lane);
-      if (p->out.data && k / kStep<E> % kShape.waves_x == wave_x)
+      if (p->out.data && slice_row() == 0 && k / kStep<E> % kShape.waves_x == wave_x)
 #pragma unroll
         for (int ts = 0; ts < kTStrips; ++ts) {
           const int t = ts * kStep<E>;

@@ -13,7 +13,9 @@
 #include "api/catalogue.h"
 #include "arch/devices.h"
 #include "arch/isa.h"
+#include "attention/mla_plan.h"
 #include "attention/plan.h"
+#include "attention/plan_gpu.h"
 #include "build_info.h"
 #include "mlstm/plan.h"
 #include "mlstm/plan_gpu.h"
@@ -147,6 +149,7 @@ py::dict walk_plan(const gpu::WalkPlan& p, const gpu::Chip& chip, int element_by
   py::dict d;
   d["schedule"] = hopper ? "hopper" : "common";
   d["rows"] = p.rows;
+  d["slices"] = p.slices;
   d["chunk"] = p.chunk;
   d["y_tile"] = p.y_tile;
   d["tiles"] = p.tiles;
@@ -182,6 +185,67 @@ py::dict plan_mlstm_gpu(const std::string& device, int64_t sequences, int64_t he
   recurrent["blocks"] = step.blocks;
   d["recurrent"] = recurrent;
   return d;
+}
+
+py::dict plan_attention_gpu(const std::string& device, int64_t batch, int64_t heads_q, int64_t heads_k, int64_t queries,
+                            int64_t keys, int64_t dqk, int64_t dv, int element_bytes, bool bent, int64_t block_size,
+                            int64_t splits) {
+  check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
+  const gpu::AttentionForwardPlan p =
+      gpu::plan_attention_forward({batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, bent}, block_size,
+                                  splits, gpu::chip_of(device_of(device)));
+  py::dict d;
+  d["head_dims"] = py::make_tuple(p.head.dqk, p.head.dv);
+  d["full"] = p.full;
+  d["keys"] = p.shape.keys;
+  d["rows"] = p.shape.rows;
+  d["threads"] = p.shape.threads;
+  d["lds_bytes"] = p.shape.lds_bytes;
+  d["blocks"] = p.blocks;
+  d["splits"] = p.splits;
+  d["grid"] = p.grid;
+  return d;
+}
+// The same for few rows, whose kernel has waves along the keys.
+py::dict plan_decode_gpu(const std::string& device, int64_t batch, int64_t heads_q, int64_t heads_k, int64_t queries,
+                         int64_t keys, int64_t dqk, int64_t dv, int element_bytes, int64_t splits) {
+  check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
+  const gpu::AttentionCall call{batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, false};
+  py::dict d;
+  d["few_rows"] = gpu::has_few_rows(call);
+  if (!gpu::has_few_rows(call)) return d;
+  const gpu::DecodePlan p = gpu::plan_decode(call, splits, gpu::chip_of(device_of(device)));
+  d["head_dims"] = py::make_tuple(p.head.dqk, p.head.dv);
+  d["threads"] = p.shape.threads;
+  d["lds_bytes"] = p.shape.lds_bytes;
+  d["blocks"] = p.blocks;
+  d["splits"] = p.splits;
+  d["grid"] = p.grid;
+  return d;
+}
+// rows: of a key head. compute_units, arch: of the device at hand, or of a known one.
+py::dict plan_mla_gpu(const std::string& arch, int32_t compute_units, int32_t lds_bytes, int64_t batch, int64_t heads_k,
+                      int64_t rows, int64_t keys, int64_t dqk, int64_t splits) {
+  check_positive({{"compute_units", compute_units}, {"batch", batch}, {"heads_k", heads_k}, {"rows", rows}});
+  const gpu::Chip chip = gpu::chip_of({"", arch.c_str(), compute_units, 0, lds_bytes, 0, 0, 0});
+  const gpu::MlaPlan p = gpu::plan_mla({batch, rows * heads_k, heads_k, 1, keys, dqk, 512, 2, false}, splits, chip);
+  py::dict d;
+  d["rows"] = p.rows;
+  d["threads"] = p.shape.threads;
+  d["lds_bytes"] = p.shape.lds_bytes;
+  d["blocks"] = p.blocks;
+  d["splits"] = p.splits;
+  d["grid"] = p.grid;
+  return d;
+}
+// What each block of a forward call has: key head, part of the keys, rows.
+py::list attention_places(int64_t heads, int64_t splits, int64_t row_blocks) {
+  py::list all;
+  for (int64_t block = 0; block < heads * splits * row_blocks; ++block) {
+    const gpu::ForwardPlace at = gpu::forward_place(block, heads, splits, row_blocks);
+    all.append(py::make_tuple(at.head, at.split, at.rows));
+  }
+  return all;
 }
 
 gpu::Family family_of(const std::string& name) {
@@ -224,6 +288,18 @@ PYBIND11_MODULE(_native, m) {
   m.def("plan_mlstm_gpu", plan_mlstm_gpu, py::arg("device"), py::arg("sequences"), py::arg("heads"), py::arg("length"),
         py::arg("dqk"), py::arg("dhv"), py::arg("element_bytes"),
         "How the mLSTM is cut up on one of known_devices(): forward, the three walks of backward, sequence and step.");
+  m.def("plan_attention_gpu", plan_attention_gpu, py::arg("device"), py::arg("batch"), py::arg("heads_q"),
+        py::arg("heads_k"), py::arg("queries"), py::arg("keys"), py::arg("dqk"), py::arg("dv"),
+        py::arg("element_bytes"), py::arg("bent") = false, py::arg("block_size") = 0, py::arg("splits") = 0,
+        "How attention's forward pass is cut up on one of known_devices(); bent: with softcap, ALiBi or dropout.");
+  m.def("plan_decode_gpu", plan_decode_gpu, py::arg("device"), py::arg("batch"), py::arg("heads_q"), py::arg("heads_k"),
+        py::arg("queries"), py::arg("keys"), py::arg("dqk"), py::arg("dv"), py::arg("element_bytes"),
+        py::arg("splits") = 0, "The same for few rows of a key head, where few_rows says that they are few.");
+  m.def("plan_mla_gpu", plan_mla_gpu, py::arg("arch"), py::arg("compute_units"), py::arg("lds_bytes"), py::arg("batch"),
+        py::arg("heads_k"), py::arg("rows"), py::arg("keys"), py::arg("dqk") = 576, py::arg("splits") = 0,
+        "How MLA decoding is cut up on a GPU; rows: queries of all heads of a key head.");
+  m.def("attention_places", attention_places, py::arg("heads"), py::arg("splits"), py::arg("row_blocks"),
+        "(key head, part of the keys, block of rows) of each block of a forward call on a GPU, in their order.");
   m.def(
       "walk_shape", walk_shape, py::arg("family"), py::arg("element_bytes"), py::arg("rows"), py::arg("chunk"),
       "A block of the walk kernel: threads, columns of the state, LDS; None where the family (cdna, rdna, nvidia) has "

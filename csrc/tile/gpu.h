@@ -122,6 +122,14 @@ struct Stage {
     }
   }
 
+  // The same where all of the tile is there, in whole pieces.
+  XLSTM_DEVICE void fetch_whole(const Storage& tile, const TokenRows<E>& from, int64_t first) {
+    if constexpr (kAsyncCopies)
+      copy_whole(tile, from, first);
+    else
+      fetch_plain(from, first, thread_here());
+  }
+
   // The piece that a straight fetch of this thread brought as its jth, at (token(j), column(j)).
   XLSTM_DEVICE static int token(int j) { return (thread_here() + j * kThreads) / (kFeatures / n); }
   XLSTM_DEVICE static int column(int j) { return (thread_here() + j * kThreads) % (kFeatures / n) * n; }
@@ -155,7 +163,7 @@ struct Stage {
     }
   }
 
- private:
+ protected:
   // All of the tile is there: a lane's place is made once, what follows lies at distances that all lanes share.
   XLSTM_DEVICE void fetch_plain(const TokenRows<E>& from, int64_t first, int me) {
     me %= kUnits < kThreads ? kUnits : kThreads;  // who has no unit brings another's: a condition would be waited for
@@ -179,29 +187,34 @@ struct Stage {
 
   XLSTM_DEVICE static void copy([[maybe_unused]] const Storage& tile, [[maybe_unused]] const TokenRows<E>& from,
                                 [[maybe_unused]] int64_t first, [[maybe_unused]] int valid) {
+    if (from.whole && valid == kTokens) return copy_whole(tile, from, first);  // all but odd tensors and a last chunk
 #if defined(__CUDACC__)
     constexpr int kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;  // rows that the block takes at a time
-    static_assert(kRows >= 8 || Storage::kPieces >= 8 || kEach == 1);
     const int token0 = thread_here() / kRowPieces, column0 = thread_here() % kRowPieces * n;
-    if (from.whole && valid == kTokens) {  // all but odd tensors and a sequence's last chunk
-      const char* base = reinterpret_cast<const char*>(from.data + first * from.stride);
-      const bool inside = column0 < from.columns;
-      const uint32_t stride = uint32_t(from.stride) * uint32_t(sizeof(E));
-      uint32_t offset = inside ? token0 * stride + column0 * uint32_t(sizeof(E)) : 0;
-      const uint32_t to = lds_address(tile.at(token0, column0));
-#pragma unroll
-      for (int j = 0; j < kEach; ++j) {
-        if (kUnits % kThreads != 0 && token0 + j * kRows >= kTokens) break;
-        // Rows that the block takes next differ in bits that its own do not have, or in none that are swizzled.
-        copy_async((to ^ uint32_t(j * kRows % 8 * 16)) + uint32_t(j * kRows * Storage::kPieces * 16), base + offset,
-                   inside);
-        offset += kRows * stride;
-      }
-      return;
-    }
 #pragma unroll 1
     for (int token = token0; token < kTokens; token += kRows)
       *reinterpret_cast<Piece*>(tile.at(token, column0)) = from.piece(first + token, column0, token < valid);
+#endif
+  }
+  XLSTM_DEVICE static void copy_whole([[maybe_unused]] const Storage& tile, [[maybe_unused]] const TokenRows<E>& from,
+                                      [[maybe_unused]] int64_t first) {
+#if defined(__CUDACC__)
+    constexpr int kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;
+    static_assert(kRows >= 8 || Storage::kPieces >= 8 || kEach == 1);
+    const int token0 = thread_here() / kRowPieces, column0 = thread_here() % kRowPieces * n;
+    const char* base = reinterpret_cast<const char*>(from.data + first * from.stride);
+    const bool inside = column0 < from.columns;
+    const uint32_t stride = uint32_t(from.stride) * uint32_t(sizeof(E));
+    uint32_t offset = inside ? token0 * stride + column0 * uint32_t(sizeof(E)) : 0;
+    const uint32_t to = lds_address(tile.at(token0, column0));
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      if (kUnits % kThreads != 0 && token0 + j * kRows >= kTokens) break;
+      // Rows that the block takes next differ in bits that its own do not have, or in none that are swizzled.
+      copy_async((to ^ uint32_t(j * kRows % 8 * 16)) + uint32_t(j * kRows * Storage::kPieces * 16), base + offset,
+                 inside);
+      offset += kRows * stride;
+    }
 #endif
   }
   // Four tokens of n features each, to n rows of four tokens.
@@ -267,15 +280,20 @@ struct FloatStage {
   }
 };
 
-// Makes what was fetched visible to the block: everybody is done with the tiles' old contents, then has the new ones.
+// Makes what was fetched visible to the block, where everybody is done with the tiles' old contents.
 template <class Store>
-XLSTM_DEVICE void arrive(Store&& store) {
-  if constexpr (!kAsyncCopies) __syncthreads();
+XLSTM_DEVICE void arrive_free(Store&& store) {
   store();
 #if defined(__CUDACC__)
   copies_wait();
 #endif
   __syncthreads();
+}
+// The same where somebody may still read them.
+template <class Store>
+XLSTM_DEVICE void arrive(Store&& store) {
+  if constexpr (!kAsyncCopies) __syncthreads();
+  arrive_free(store);
 }
 
 }  // namespace xlstm::gpu

@@ -8,13 +8,17 @@ namespace xlstm::torch_ops {
 namespace {
 
 constexpr Call<xlstm_attention_forward> kForward = {xlstm_attention_forward_workspace, xlstm_attention_forward_pass,
-                                                    nullptr, nullptr};
+                                                    xlstm_gpu_attention_forward_workspace,
+                                                    xlstm_gpu_attention_forward_pass};
 constexpr Call<xlstm_attention_backward> kBackward = {xlstm_attention_backward_workspace, xlstm_attention_backward_pass,
-                                                      nullptr, nullptr};
+                                                      xlstm_gpu_attention_backward_workspace,
+                                                      xlstm_gpu_attention_backward_pass};
 constexpr Call<xlstm_attention_append> kAppend = {xlstm_attention_append_workspace, xlstm_attention_append_tokens,
-                                                  nullptr, nullptr};
+                                                  xlstm_gpu_attention_append_workspace,
+                                                  xlstm_gpu_attention_append_tokens};
 constexpr Call<xlstm_attention_combine> kCombine = {xlstm_attention_combine_workspace, xlstm_attention_combine_parts,
-                                                    nullptr, nullptr};
+                                                    xlstm_gpu_attention_combine_workspace,
+                                                    xlstm_gpu_attention_combine_parts};
 
 // (B, S, H, D), or packed (T, H, D), whose features are contiguous; strides of sequence, head and token.
 xlstm_tensor tokens(const char* name, const Tensor& x, const Tensor& q) {
@@ -146,7 +150,7 @@ std::tuple<Tensor, Tensor, Tensor> forward(const Inputs& x, const Options& o, in
     p.splits = splits;
     if (probs && weights.numel() > 0)
       p.probs = {weights.data_ptr(), p.in.q.dtype, {weights.stride(0), weights.stride(1), weights.stride(2)}};
-    run_cpu(x.q, p, kForward);
+    run(x.q, p, kForward);
   }
   return {out, lse, weights};
 }
@@ -209,7 +213,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     p.dk = tokens("dk", dk, q);
     p.dv = tokens("dv", dv, q);
     p.dsink = sink ? dsink.data_ptr() : nullptr;
-    run_cpu(q, p, kBackward);
+    run(q, p, kBackward);
   }
   return {dq, dk, dv, dsink};
 }
@@ -252,7 +256,7 @@ Tensor attention_rotary(const Tensor& x, const Tensor& cos, const Tensor& sin, c
   set_rotary(p, cos, sin, x);
   p.interleaved = interleaved;
   p.same_position = same_position;
-  if (x.numel() > 0) run_cpu(x, p, kAppend);
+  if (x.numel() > 0) run(x, p, kAppend);
   return y;
 }
 
@@ -275,7 +279,7 @@ void attention_append_(const Tensor& cache, const Tensor& x, const OptionalTenso
   } else {
     STD_TORCH_CHECK(cache_batch_idx || cache.size(0) == p.batch, "cache: expected the new tokens' batch size");
   }
-  if (x.numel() > 0) run_cpu(x, p, kAppend);
+  if (x.numel() > 0) run(x, p, kAppend);
 }
 
 std::tuple<Tensor, Tensor> attention_combine(const Tensor& out_partial, const Tensor& lse_partial) {
@@ -299,19 +303,30 @@ std::tuple<Tensor, Tensor> attention_combine(const Tensor& out_partial, const Te
   Tensor lse = new_tensor(out_partial, {p.batch, p.length, p.heads}, out_partial.scalar_type());
   p.out = tokens("out", out, out_partial);
   p.lse = {lse.data_ptr(), p.wide, {lse.stride(0), lse.stride(2), lse.stride(1)}};
-  if (out_partial.numel() > 0) run_cpu(out_partial, p, kCombine);
+  if (out_partial.numel() > 0) run(out_partial, p, kCombine);
   return {out, lse};
 }
 
 }  // namespace
 }  // namespace xlstm::torch_ops
 
+// One function serves both devices: the C API's call is chosen by where q lies.
+#define XLSTM_IMPLEMENT(m)                                                \
+  m.impl("attention_forward", TORCH_BOX(&attention_forward));             \
+  m.impl("attention_forward_probs", TORCH_BOX(&attention_forward_probs)); \
+  m.impl("attention_backward", TORCH_BOX(&attention_backward));           \
+  m.impl("attention_rotary", TORCH_BOX(&attention_rotary));               \
+  m.impl("attention_append_", TORCH_BOX(&attention_append_));             \
+  m.impl("attention_combine", TORCH_BOX(&attention_combine))
+
 STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CPU, m) {
   using namespace xlstm::torch_ops;
-  m.impl("attention_forward", TORCH_BOX(&attention_forward));
-  m.impl("attention_forward_probs", TORCH_BOX(&attention_forward_probs));
-  m.impl("attention_backward", TORCH_BOX(&attention_backward));
-  m.impl("attention_rotary", TORCH_BOX(&attention_rotary));
-  m.impl("attention_append_", TORCH_BOX(&attention_append_));
-  m.impl("attention_combine", TORCH_BOX(&attention_combine));
+  XLSTM_IMPLEMENT(m);
 }
+
+#if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
+STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CUDA, m) {  // ROCm's devices too are torch's "cuda"
+  using namespace xlstm::torch_ops;
+  XLSTM_IMPLEMENT(m);
+}
+#endif

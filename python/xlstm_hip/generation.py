@@ -34,6 +34,8 @@ class LanguageModel(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor: ...
 
+    def step(self, tokens: Tensor, state: State, mask: Tensor | None = None) -> Tensor: ...
+
 
 class Generated(NamedTuple):
     tokens: Tensor  # (B, N) the new tokens; after a row's end token its row is padding
@@ -60,13 +62,16 @@ class Stream:
     @torch.no_grad()
     def feed(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """tokens (B, S), mask (B, S) with False for left padding -> logits (B, V) of the token after them."""
-        for begin in range(0, self._checked(tokens).shape[1], SLICE):
+        if self._checked(tokens).shape[1] == 1 and self.state is not None:
+            self._remember(tokens, mask)
+            self.logits = self.model.step(tokens[:, 0], self.state, None if mask is None else mask[:, 0])
+            return self.logits
+        for begin in range(0, tokens.shape[1], SLICE):
             part = tokens[:, begin : begin + SLICE]
             part_mask = None if mask is None else mask[:, begin : begin + SLICE]
             hidden = self._through(part, part_mask)
-        logits = self.model.logits(hidden[:, -1])
-        self.logits = logits
-        return logits
+        self.logits = self.model.logits(hidden[:, -1])
+        return self.logits
 
     @torch.no_grad()
     def score(self, tokens: Tensor) -> Tensor:
@@ -128,10 +133,13 @@ class Stream:
 
     def _through(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         hidden, self.state = self.model.hidden(tokens, self.state, mask, keep_state=True)
+        self._remember(tokens, mask)
+        return hidden
+
+    def _remember(self, tokens: Tensor, mask: Tensor | None) -> None:
         if self.seen is not None:
             taken = tokens if mask is None else torch.where(mask.bool(), tokens, tokens[:, -1:])
             self.seen.scatter_(1, taken, True)
-        return hidden
 
     def _checked(self, tokens: Tensor) -> Tensor:
         if tokens.dim() != 2 or tokens.shape[0] != self.batch_size or tokens.shape[1] < 1:

@@ -82,12 +82,13 @@ def slopes(case: Case) -> Tensor | None:
     return {"": None, "h": whole[0], "bh": whole}[case.alibi]
 
 
-def rng_state() -> Tensor:
-    """What the next call with dropout will draw."""
-    state = torch.get_rng_state()
-    drawn = torch.randint(2**63 - 1, (2,), dtype=torch.int64)
-    torch.set_rng_state(state)
-    return drawn
+SEED = 5
+
+
+def rng_state(device: str) -> Tensor:
+    """What the next call with dropout will draw after torch.manual_seed(SEED)."""
+    torch.manual_seed(SEED)
+    return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=device).cpu()
 
 
 def rules(case: Case, sink: Tensor | None, drawn: Tensor | None) -> truth.Rules:
@@ -98,46 +99,53 @@ def rules(case: Case, sink: Tensor | None, drawn: Tensor | None) -> truth.Rules:
 Results = dict[str, Tensor]
 
 
-def gathered(case: Case, outs: list[Tensor], lses: list[Tensor], leaves: Leaves) -> Results:
+def gathered(case: Case, outs: list[Tensor], lses: list[Tensor], leaves: Leaves, backward: bool = True) -> Results:
     """Everything in one tensor per quantity: outputs and the gradients of the leaves."""
-    given = values(case)
+    made = {"out": torch.cat([x.flatten() for x in outs]), "lse": torch.cat([x.flatten() for x in lses])}
+    if backward:
+        made |= gradients(case, outs, lses, leaves)
+    return {n: x.detach().cpu().double() for n, x in made.items()}
+
+
+def gradients(case: Case, outs: list[Tensor], lses: list[Tensor], leaves: Leaves) -> Results:
+    given = {name: x.to(outs[0].device) for name, x in values(case).items()}
     sent = [given[f"dout{b}"].to(out.dtype) for b, out in enumerate(outs)]
     seen = [lse.isfinite() for lse in lses]
     sent += [
         torch.where(s, given[f"dlse{b}"].to(lse.dtype), 0) for b, (lse, s) in enumerate(zip(lses, seen, strict=True))
     ]
     names = list(leaves)
-    gradients = torch.autograd.grad([*outs, *lses], [leaves[n] for n in names], sent, allow_unused=True)
-    by_name = {n: torch.zeros_like(leaves[n]) if g is None else g for n, g in zip(names, gradients, strict=True)}
-    made = {"out": torch.cat([x.flatten() for x in outs]), "lse": torch.cat([x.flatten() for x in lses])}
+    found = torch.autograd.grad([*outs, *lses], [leaves[n] for n in names], sent, allow_unused=True)
+    by_name = {n: torch.zeros_like(leaves[n]) if g is None else g for n, g in zip(names, found, strict=True)}
+    made = {}
     for kind in "qkv":
         parts = [by_name[n].flatten() for n in names if n[0] == kind]
         made[f"d{kind}"] = torch.cat(parts)
     if "sink" in by_name:
         made["dsink"] = by_name["sink"]
-    return {n: x.detach().double() for n, x in made.items()}
+    return made
 
 
-def leaves_of(case: Case, dtype: torch.dtype) -> Leaves:
-    return {n: x.to(dtype).requires_grad_() for n, x in values(case).items() if n[0] in "qkvs"}
+def leaves_of(case: Case, dtype: torch.dtype, device: str = "cpu") -> Leaves:
+    return {n: x.to(dtype).to(device).requires_grad_() for n, x in values(case).items() if n[0] in "qkvs"}
 
 
 @functools.cache
-def true_results(case: Case) -> Results:
-    torch.manual_seed(5)
+def true_results(case: Case, device: str = "cpu") -> Results:
+    """device: that of the call, for what dropout draws there."""
     leaves = leaves_of(case, torch.float64)
     sequences = [(leaves[f"q{b}"], leaves[f"k{b}"], leaves[f"v{b}"]) for b in range(len(case.lengths))]
-    made = truth.attention(sequences, rules(case, leaves.get("sink"), rng_state()))
+    made = truth.attention(sequences, rules(case, leaves.get("sink"), rng_state(device)))
     results = gathered(case, [x[0] for x in made], [x[1] for x in made], leaves)
     results["probs"] = torch.cat([x[2].flatten() for x in made]).detach()
     return results
 
 
-def plain_results(case: Case, dtype: torch.dtype) -> Results:
+@functools.cache
+def plain_results(case: Case, dtype: torch.dtype, device: str = "cpu") -> Results:
     """The plain reference, each sequence on its own."""
-    torch.manual_seed(5)
     leaves = leaves_of(case, dtype)
-    drawn = rng_state()
+    drawn = rng_state(device)
     outs, lses, weights = [], [], []
     for b in range(len(case.lengths)):
         q, k, v = (leaves[f"{kind}{b}"][None] for kind in "qkv")
@@ -167,10 +175,11 @@ def arguments(case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def our_results(case: Case) -> Results:
-    torch.manual_seed(5)
-    leaves = leaves_of(case, case.dtype)
+def our_results(case: Case, device: str = "cpu", backward: bool = True) -> Results:
+    leaves = leaves_of(case, case.dtype, device)
     options = arguments(case)
+    if case.alibi:
+        options["alibi_slopes"] = options["alibi_slopes"].to(device)
     if case.sink:
         options["sink"] = leaves["sink"]
     batch = range(len(case.lengths))
@@ -180,12 +189,14 @@ def our_results(case: Case) -> Results:
         for kind in "kv"
     ]
     if case.leftpad:
-        options["leftpad_k"] = torch.tensor(case.pads, dtype=torch.int32)
+        options["leftpad_k"] = torch.tensor(case.pads, dtype=torch.int32, device=device)
     if case.unused or (case.layout != "packed" and len({n for _, n in case.lengths}) > 1) or case.leftpad:
-        options["seqused_k"] = torch.tensor([p + n for p, (_, n) in zip(case.pads, case.lengths, strict=True)])
+        used = [p + n for p, (_, n) in zip(case.pads, case.lengths, strict=True)]
+        options["seqused_k"] = torch.tensor(used, device=device)
+    torch.manual_seed(SEED)
     if case.layout == "packed":
-        ends_q = torch.tensor([0, *(n for n, _ in case.lengths)]).cumsum(0)
-        ends_k = torch.tensor([0, *case.room]).cumsum(0)
+        ends_q = torch.tensor([0, *(n for n, _ in case.lengths)]).cumsum(0).to(device)
+        ends_k = torch.tensor([0, *case.room]).cumsum(0).to(device)
         longest = max(n for n, _ in case.lengths), max(case.room)
         out, lse, weights = ours.flash_attn_varlen_func(
             torch.cat(q), *(torch.cat(x) for x in kv), ends_q, ends_k, *longest, **options, return_attn_probs=True
@@ -200,10 +211,10 @@ def our_results(case: Case) -> Results:
             tensors = [torch.nn.functional.pad(x, (0, 8, 0, 1, 0, 3), value=POISON)[:, :-3, :-1, :-8] for x in tensors]
         out, lse, weights = ours.flash_attn_func(*tensors, **options, return_attn_probs=True)
         outs, lses = list(out), list(lse)
-    results = gathered(case, outs, lses, leaves)
+    results = gathered(case, outs, lses, leaves, backward)
     if case.dropout_p:
         of = [weights[b, :, : case.lengths[b][0], case.pads[b] : case.pads[b] + case.lengths[b][1]] for b in batch]
-        results["probs"] = torch.cat([x.flatten() for x in of]).double()
+        results["probs"] = torch.cat([x.flatten() for x in of]).cpu().double()
     return results
 
 
@@ -221,11 +232,11 @@ def errors(got: Results, true: Results) -> dict[str, float]:
     return made
 
 
-def check(case: Case, got: Results | None = None) -> None:
+def check(case: Case, got: Results | None = None, device: str = "cpu") -> None:
     """Fails where an error is above twice that of plain torch, or no number."""
-    true = true_results(case)
+    true = true_results(case, device)
     measured = errors(our_results(case) if got is None else got, true)
-    allowed = errors(plain_results(case, case.dtype), true)
+    allowed = errors(plain_results(case, case.dtype, device), true)
     eps = EPS[case.dtype]
     # In float64 the truth itself is rounded as much, and plain torch's error is one draw of the same size.
     times, least = (4, 4 * FLOOR) if case.dtype == torch.float64 else (2, FLOOR)

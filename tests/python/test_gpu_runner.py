@@ -15,6 +15,7 @@ import torch
 import gpu_runner
 import gpu_table
 from gpu_checks import CHECKS
+from poison import poisoned
 from shapes import CASES, GPU_CASES, GPU_STEP_CASES, STEP_CASES
 
 SCRIPT = Path(__file__).resolve().parents[1] / "mlstm" / "test_gpu.py"
@@ -86,7 +87,7 @@ def test_a_text_that_fits_nothing(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_poison_and_bits() -> None:
-    with gpu_table.poisoned():
+    with poisoned():
         assert torch.empty(5).isnan().all() and (torch.empty(5, dtype=torch.uint8) == 255).all()
     assert not torch.are_deterministic_algorithms_enabled()
     x = torch.ones(3)

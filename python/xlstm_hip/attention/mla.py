@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..checks import shape_text
+from ..device import device_facts
 from ..ops import OPS
 from . import checks
 from .ops import Options, Pages, Places
@@ -32,9 +33,13 @@ class FlashMLASchedMeta:
     splits: int = 0
 
 
-def _splits(batch: int, heads_k: int, rows: int, keys: int) -> int:
+def _splits(device: torch.device, batch: int, heads_k: int, rows: int, keys: int) -> int:
     native = importlib.import_module("xlstm_hip._native")
-    return native.plan_attention_cpu(batch, heads_k, rows, keys, torch.get_num_threads())["splits"]
+    if device.type == "cpu":
+        return native.plan_attention_cpu(batch, heads_k, rows, keys, torch.get_num_threads())["splits"]
+    facts = device_facts(device)
+    plan = native.plan_mla_gpu(facts.arch, facts.compute_units, facts.lds_bytes, batch, heads_k, max(1, rows), keys)
+    return min(plan["splits"], checks.MOST_SPLITS)
 
 
 def get_mla_metadata(
@@ -73,7 +78,7 @@ def get_mla_metadata(
         )
     batch, lengths = cache_seqlens.shape[0], cache_seqlens.to(torch.int32)
     longest = int(lengths.max()) if batch and cache_seqlens.device.type == "cpu" else 1 << 20
-    splits = _splits(batch, num_heads_k, num_q_tokens_per_head_k, longest) if batch else 1
+    splits = _splits(lengths.device, batch, num_heads_k, num_q_tokens_per_head_k, longest) if batch else 1
     blocks = ((lengths + _BLOCK - 1) // _BLOCK)[:, None]
     part = torch.arange(splits + 1, dtype=torch.int32, device=lengths.device)
     edges = blocks * part // splits  # (B, splits + 1)
@@ -156,7 +161,7 @@ def _scheduled_splits(metadata: Any, num_splits: Any, shapes: tuple[Any, ...]) -
             return 0
         if metadata.shapes is None:
             metadata.shapes = shapes
-            metadata.splits = _splits(max(1, batch), heads_k, queries * heads_q // heads_k, keys)
+            metadata.splits = _splits(shapes[-1], max(1, batch), heads_k, queries * heads_q // heads_k, keys)
         elif metadata.shapes != shapes:
             raise ValueError(
                 f"tile_scheduler_metadata: expected one for these shapes {shapes}, got one that a call with "

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every launch of a kernel does: the LDS it needs, the caller's stream, and an error that names it.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "arch/gpu.h"
+
+namespace xlstm::gpu {
+
+inline void check_launch(const char* kernel, Status status) {
+  if (status != kSuccess) throw std::runtime_error(std::string(kernel) + ": " + status_text(status));
+}
+
+struct Grid {
+  int64_t blocks;
+  int threads, lds_bytes;
+};
+
+template <class... Params, class... Arguments>
+void launch(const char* name, void (*kernel)(Params...), const Grid& grid, Stream stream,
+            const Arguments&... arguments) {
+  if (grid.blocks == 0) return;
+  if (grid.blocks > INT32_MAX) throw std::runtime_error(std::string(name) + ": more blocks than a grid may have");
+  if (grid.lds_bytes > 48 << 10) check_launch(name, allow_lds(kernel, grid.lds_bytes));
+  check_launch(name, start(kernel, uint32_t(grid.blocks), grid.threads, grid.lds_bytes, stream, arguments...));
+}
+
+}  // namespace xlstm::gpu

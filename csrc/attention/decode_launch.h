@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a plan to the launch of the decode kernel, for one dtype: included by one file per dtype, so that they compile
+// side by side.
+#pragma once
+
+#include "arch/launch.h"
+#include "attention/decode_gpu.h"
+#include "attention/decode_plan.h"
+
+namespace xlstm::gpu {
+
+template <class E>
+void launch_decode(const DecodePlan&, const DecodeParams&, Stream);
+
+namespace {
+
+template <class E, int kDqk, int kDv>
+void launch_decode_class(const DecodePlan& plan, const DecodeParams& p, Stream stream) {
+  const Grid grid{plan.grid, plan.shape.threads, plan.shape.lds_bytes};
+  const bool bent = p.call.in.softcap > 0 || p.call.in.alibi_slopes;
+  if constexpr (sizeof(E) == 2)
+    if (!bent) return launch("attention decode", decode<E, kDqk, kDv, false>, grid, stream, p);
+  launch("attention decode", decode<E, kDqk, kDv, true>, grid, stream, p);
+}
+
+}  // namespace
+
+template <class E>
+void launch_decode(const DecodePlan& plan, const DecodeParams& p, Stream stream) {
+  if (plan.head.dqk == 64) return launch_decode_class<E, 64, 64>(plan, p, stream);
+  if (plan.head.dqk == 128) return launch_decode_class<E, 128, 128>(plan, p, stream);
+  if (plan.head.dqk == 192) return launch_decode_class<E, 192, 128>(plan, p, stream);
+  launch_decode_class<E, 256, 256>(plan, p, stream);
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention forward on a GPU.
+//
+//   S^T = K Q^T     m' = max(m, max_j S)     P^T = 2^(S^T - m')     O^T = O^T 2^(m - m') + V^T P^T     l likewise
+//
+// The query heads of one key head are one matrix of rows (attention/layout.h), so GQA and MQA share K and V. Everything
+// is transposed: K is the stream operand, along the features, Q the chain; the strips of S have keys down and rows
+// across, and once they are weights they are the chain operand of V^T P^T as they lie. A row's maximum and sum are
+// those of a column.
+//
+// Who owns what: a block has `rows` rows of one key head, each of its waves 16 or 32 of them with O in accumulators and
+// Q in registers (in LDS where they would not fit), and walks tiles of keys. K and V have a room each in LDS; the one
+// comes while the other is multiplied: through registers on AMD, by asynchronous copies on NVIDIA. Tiles that no row of
+// the block sees are not visited, those that a wave does not see it does not multiply, and masks are applied where a
+// wave does not see the whole tile.
+//
+// O and l are scaled only when a maximum has grown by more than 2^8 since they last were: weights are at most 256, and
+// their rounding is relative.
+//
+// Floor: 2 (dqk + dv) flops for each row and key. Beside them a score costs one exp, a fused multiply-add, a maximum, a
+// sum and half a packing.
+#pragma once
+
+#include "attention/combine_gpu.h"
+#include "attention/keys_gpu.h"
+#include "attention/plan_gpu.h"
+#include "attention/scores_gpu.h"
+#include "tile/elements.h"
+
+namespace xlstm::gpu {
+
+struct ForwardParams {
+  xlstm_attention_forward call;
+  int64_t blocks, splits;                     // of the plan
+  bool whole_q, whole_k, whole_v, whole_out;  // rows are whole pieces of 16 bytes, at multiples of 16
+  ForwardParts parts;                         // with splits
+};
+
+template <class E, int kDqk, int kDv, bool kFull>
+struct Forward {
+  static constexpr ForwardShape kShape = forward_shape(kFamily, sizeof(E), {kDqk, kDv});
+  static constexpr int kThreads = kShape.threads, kKeys = kShape.keys, kStrips = kShape.strips;
+  static constexpr int kKeyStrips = kKeys / kStep<E>, kDepths = kDqk / kStep<E>, kFeatureStrips = kDv / kStep<E>;
+  static constexpr int kParts = kDqk / kKeyPart, kPartDepths = kKeyPart / kStep<E>;
+  static constexpr int kWaveRows = kStrips * kStripColumns, n = kPieceElements<E>;
+  static constexpr float kGrowth = 8;  // of a maximum, to base 2, before sums are scaled
+  static constexpr float kLowest = -0x1p126f;
+
+  using StageK = KeyStage<E, kKeys, kKeyPart, false, kThreads, kShape.ahead>;
+  using StageV = KeyStage<E, kKeys, kDv, true, kThreads, kShape.ahead>;
+  using TileQ = Tile<E, kShape.rows, kKeyPart>;
+
+  const ForwardParams* p;
+  int sequence, key_head, split, rows, keys;
+  int block_first, first_row;  // of the block's rows, and of the wave's
+  char* lds;
+  RowsSee see;  // those of the wave
+  RowFacts<kStrips> facts;
+  ChainOperand<E> q[kShape.q_in_lds ? 1 : kDepths][kStrips];
+  Strip<E> out[kFeatureStrips][kStrips];
+  Columns most[kStrips], sum[kStrips];
+
+  XLSTM_DEVICE Forward(const ForwardParams* params, const AttentionLayout& at, int64_t key_head, int64_t split,
+                       int64_t first, char* memory)
+      : p(params),
+        sequence(int(at.index)),
+        key_head(int(key_head)),
+        split(int(split)),
+        rows(int(at.rows())),
+        keys(int(at.keys)),
+        block_first(int(first)),
+        first_row(int(first) + wave_id() * kWaveRows),
+        lds(memory),
+        see(rows_see(at, first_row, kWaveRows)),
+        facts(at, key_head, first_row) {}
+
+  // Rows beyond the last one repeat it.
+  XLSTM_DEVICE int live(int row) const { return row < rows ? row : rows - 1; }
+  XLSTM_DEVICE RowsSee rows_see(const AttentionLayout& at, int first, int count) const {
+    return {at, live(first), live(first + count - 1) - live(first) + 1};
+  }
+
+  XLSTM_DEVICE TileQ tile_q(int part) const { return {reinterpret_cast<E*>(lds) + part * (kShape.rows * kKeyPart)}; }
+  XLSTM_DEVICE typename StageK::Storage tile_k(int part) const {
+    return {reinterpret_cast<E*>(lds + kShape.q_bytes) + part * (kKeys * kKeyPart)};
+  }
+  XLSTM_DEVICE typename StageV::Storage tile_v() const {
+    return {reinterpret_cast<E*>(lds + kShape.q_bytes + (kShape.take_turns ? 0 : kShape.k_bytes))};
+  }
+
+  XLSTM_DEVICE void load_q(const AttentionLayout& at) {
+    const auto q_piece = [&](int row, int column) {
+      const E* from = static_cast<const E*>(at.in.q.data) + at.row(at.in.q, key_head, live(row));
+      return TokenRows<E>{from, 0, int(at.in.dqk), p->whole_q}.piece(0, column, true);
+    };
+    if constexpr (kShape.q_bytes > 0) {
+      constexpr int kRowPieces = kDqk / n;
+#pragma unroll 1
+      for (int unit = threadIdx.x; unit < kShape.rows * kRowPieces; unit += kThreads) {
+        const int row = unit / kRowPieces, column = unit % kRowPieces * n;
+        *reinterpret_cast<Piece*>(tile_q(column / kKeyPart).at(row, column % kKeyPart)) =
+            q_piece(block_first + row, column);
+      }
+    }
+    if constexpr (!kShape.q_in_lds) {
+      if constexpr (kAsyncCopies) {
+        __syncthreads();
+#pragma unroll
+        for (int d = 0; d < kDepths; ++d)
+#pragma unroll
+          for (int c = 0; c < kStrips; ++c) q[d][c] = q_operand(d, c);
+      } else {
+#pragma unroll
+        for (int c = 0; c < kStrips; ++c)
+#pragma unroll
+          for (int d = 0; d < kDepths; ++d)
+            q[d][c] = chain_of<E>([&](int column, int k) { return q_piece(first_row + c * kStripColumns + column, k); },
+                                  d * kStep<E>);
+      }
+    }
+  }
+  XLSTM_DEVICE ChainOperand<E> q_operand(int depth, int c) const {
+    const int row = wave_id() * kWaveRows + c * kStripColumns;
+    return load_chain_along<E>(tile_q(depth / kPartDepths), row, depth % kPartDepths * kStep<E>);
+  }
+
+  XLSTM_DEVICE StreamOperand<E> key_operand(int step, int lane) const {
+    const int depth = step / kKeyStrips, k = step % kKeyStrips;
+    return load_stream<true, E>(tile_k(depth / kPartDepths), k * kStep<E>, depth % kPartDepths * kStep<E>, lane);
+  }
+  XLSTM_DEVICE StreamOperand<E> value_operand(int step, int lane) const {
+    return load_stream<false, E>(tile_v(), step % kFeatureStrips * kStep<E>, step / kFeatureStrips * kStep<E>, lane);
+  }
+
+  using Scores = Strip<E>[kKeyStrips][kStrips];
+
+  // Where addresses would be kept from tile to tile and registers are too few for them, they are made anew for each.
+  XLSTM_DEVICE static int lane_of_tile() { return kFull || kShape.q_in_lds ? lane_here() : lane_id(); }
+
+  // s = K Q^T
+  XLSTM_DEVICE void multiply_keys(Scores& s) {
+#pragma unroll
+    for (int k = 0; k < kKeyStrips; ++k)
+#pragma unroll
+      for (int c = 0; c < kStrips; ++c) s[k][c].zero();
+    const int lane = lane_of_tile();
+    StreamOperand<E> stream[2];  // of this step and the next
+    stream[0] = key_operand(0, lane);
+#pragma unroll
+    for (int depth = 0; depth < kDepths; ++depth) {
+      if constexpr (kShape.q_in_lds)
+#pragma unroll
+        for (int c = 0; c < kStrips; ++c) q[0][c] = q_operand(depth, c);
+#pragma unroll
+      for (int k = 0; k < kKeyStrips; ++k) {
+        const int step = depth * kKeyStrips + k;
+        in_order();
+        if (step + 1 < kDepths * kKeyStrips) stream[(step + 1) % 2] = key_operand(step + 1, lane);
+#pragma unroll
+        for (int c = 0; c < kStrips; ++c) multiply(s[k][c], stream[step % 2], q[kShape.q_in_lds ? 0 : depth][c]);
+      }
+    }
+  }
+
+  // Products to weights; the maximum, the sums and what there is of O follow.
+  XLSTM_DEVICE void weigh(Scores& s, const ScoreRules& rules, int first) {
+    const bool masked = !see.whole(first, kKeys);
+    const float unit = kFull ? 1.0f : rules.scale;
+    bool grew = false;
+    Columns high[kStrips];
+#pragma unroll
+    for (int c = 0; c < kStrips; ++c) {
+      high[c] = Columns::all(-__builtin_inff());
+#pragma unroll
+      for (int k = 0; k < kKeyStrips; ++k) {
+        const int key = first + k * kStep<E>;
+        if constexpr (kFull) rules.bend(s[k][c], facts, c, key);
+        if (masked) facts.mask(s[k][c], c, key);
+        high[c].take_in(s[k][c], [](float a, float b) { return fmaxf(a, b); });
+      }
+      high[c].over_rows([](float a, float b) { return fmaxf(a, b); });
+#pragma unroll
+      for (int j = 0; j < Columns::kEach; ++j) {
+        high[c].value[j] *= unit;
+        grew = grew || high[c].value[j] > most[c].value[j] + kGrowth;
+      }
+    }
+    if (any_lane(grew))
+#pragma unroll
+      for (int c = 0; c < kStrips; ++c) {
+        Columns shrink;
+#pragma unroll
+        for (int j = 0; j < Columns::kEach; ++j) {
+          const float next = fmaxf(most[c].value[j], high[c].value[j]);
+          shrink.value[j] = exp2_fast(most[c].value[j] - next);
+          most[c].value[j] = next;
+          sum[c].value[j] *= shrink.value[j];
+        }
+#pragma unroll
+        for (int v = 0; v < kFeatureStrips; ++v) scale_columns(out[v][c], shrink);
+      }
+#pragma unroll
+    for (int c = 0; c < kStrips; ++c)
+#pragma unroll
+      for (int k = 0; k < kKeyStrips; ++k) {
+#pragma unroll
+        for (int r = 0; r < Strip<E>::kRegisters; ++r)
+          s[k][c].value[r] = exp2_fast(__builtin_fmaf(s[k][c].value[r], unit, -most[c].value[Columns::of(r)]));
+        sum[c].take_in(s[k][c], [](float a, float b) { return a + b; });
+        if constexpr (kFull)
+          if (rules.drops)
+            rules.each_draw<E>(facts, c, first + k * kStep<E>,
+                               [&](int r, bool kept) { s[k][c].value[r] = kept ? s[k][c].value[r] : 0.0f; });
+      }
+  }
+
+  // O^T += V^T P^T
+  XLSTM_DEVICE void multiply_values(Scores& s) {
+    const int lane = lane_of_tile();
+    StreamOperand<E> stream[2];
+    stream[0] = value_operand(0, lane);
+#pragma unroll
+    for (int k = 0; k < kKeyStrips; ++k) {
+      ChainOperand<E> weights[kStrips];
+#pragma unroll
+      for (int c = 0; c < kStrips; ++c) weights[c] = as_chain(s[k][c], 1.0f);
+#pragma unroll
+      for (int v = 0; v < kFeatureStrips; ++v) {
+        const int step = k * kFeatureStrips + v;
+        in_order();
+        if (step + 1 < kKeyStrips * kFeatureStrips) stream[(step + 1) % 2] = value_operand(step + 1, lane);
+#pragma unroll
+        for (int c = 0; c < kStrips; ++c) multiply(out[v][c], stream[step % 2], weights[c]);
+      }
+    }
+  }
+
+  // A run of a row's elements from `column` on. whole: the row is whole pieces.
+  template <class T>
+  XLSTM_DEVICE static void store_run(T* row, int column, int columns, bool whole, const float (&value)[kRun<E>]) {
+    if (whole && column + kRun<E> <= columns) return store_elements(row + column, value);
+#pragma unroll
+    for (int j = 0; j < kRun<E>; ++j)
+      if (column + j < columns) row[column + j] = from_float<T>(value[j]);
+  }
+  // The row in column j of strip c.
+  XLSTM_DEVICE int row_of(int c, int j) const { return first_row + c * kStripColumns + Columns::position(j); }
+  XLSTM_DEVICE bool inside(int c, int j) const { return row_of(c, j) < rows; }
+
+  XLSTM_DEVICE void store() {
+    p = read_here(p);
+    const xlstm_attention& in = p->call.in;
+    const AttentionLayout at(in, sequence);
+    const int columns = int(in.dv), group = int(at.group());
+    const float kept = in.dropout_p > 0 ? float(dropout_scale(in.dropout_p)) : 1.0f;
+#pragma unroll
+    for (int c = 0; c < kStrips; ++c) {
+      sum[c].over_rows([](float a, float b) { return a + b; });
+      Columns factor;
+      int64_t place[Columns::kEach];
+#pragma unroll
+      for (int j = 0; j < Columns::kEach; ++j) {
+        const int row = live(row_of(c, j)), i = row / group, head = key_head * group + row % group;
+        const float l = sum[c].value[j], lse = l == 0 ? -__builtin_inff() : (most[c].value[j] + log2f(l)) * kLn2;
+        const bool has_sink = in.sink && p->splits == 1;
+        const WithSink<float> with =
+            has_sink ? with_sink(lse, global(static_cast<const float*>(in.sink))[head], p->call.lse_with_sink)
+                     : without_sink(lse);
+        factor.value[j] = l == 0 ? 0.0f : kept * with.factor / l;
+        const bool writes = inside(c, j) && (lane_id() & row_lanes(kFamily)) == 0;  // one lane of each column
+        if (p->splits > 1) {
+          const int64_t part = split * ForwardParts::rows(in) + ForwardParts::row(in, sequence, head, i);
+          place[j] = part * in.dv;
+          if (writes) global(p->parts.lse)[part] = with.lse;
+        } else {
+          place[j] = at.query(p->call.out, head, i);
+          if (writes) global(static_cast<float*>(p->call.lse.data))[at.query(p->call.lse, head, i)] = with.lse;
+        }
+      }
+#pragma unroll
+      for (int v = 0; v < kFeatureStrips; ++v) {
+        in_order();
+        scale_columns(out[v][c], factor);
+        each_run(out[v][c], [&](int first, int j, const float(&value)[kRun<E>]) {
+          if (!inside(c, j)) return;
+          const int column = v * kStep<E> + first;
+          if (p->splits > 1)
+            store_run(global(p->parts.out) + place[j], column, columns, in.dv % 8 == 0, value);
+          else
+            store_run(global(static_cast<E*>(p->call.out.data)) + place[j], column, columns, p->whole_out, value);
+        });
+      }
+    }
+  }
+
+  // Tiles that some row of the block sees, of this part of the keys.
+  struct Tiles {
+    int from, to;
+
+    XLSTM_DEVICE Tiles(const Forward& f, const AttentionLayout& at) {
+      const RowsSee all = f.rows_see(at, f.block_first, kShape.rows);
+      const int begin = all.begin / kKeys, count = all.end > all.begin ? (all.end + kKeys - 1) / kKeys - begin : 0;
+      const int splits = int(f.p->splits);
+      from = begin + int(int64_t(count) * f.split / splits), to = begin + int(int64_t(count) * (f.split + 1) / splits);
+    }
+  };
+  XLSTM_DEVICE int valid(int first) const { return keys - first < kKeys ? keys - first : kKeys; }
+  XLSTM_DEVICE void fetch_k(StageK (&stage)[kParts], const HeadTokens<E>& from, int first) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      stage[part].fetch(tile_k(part), from, first, valid(first), part * kKeyPart);
+  }
+  XLSTM_DEVICE void store_k(StageK (&stage)[kParts], const HeadTokens<E>& from, int first) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      stage[part].store(tile_k(part), from, first, valid(first), part * kKeyPart);
+  }
+  // What comes next into a room of LDS that K and V may share.
+  template <class Store>
+  XLSTM_DEVICE static void arrive_in_turn(Store&& store) {
+    if constexpr (kShape.take_turns)
+      arrive(store);
+    else
+      arrive_free(store);
+  }
+
+  XLSTM_DEVICE void run(const AttentionLayout& at) {
+    load_q(at);
+#pragma unroll
+    for (int c = 0; c < kStrips; ++c) {
+      most[c] = Columns::all(kLowest);
+      sum[c] = Columns::all(0);
+#pragma unroll
+      for (int v = 0; v < kFeatureStrips; ++v) out[v][c].zero();
+    }
+    const Tiles tiles(*this, at);
+    if (tiles.from < tiles.to) {
+      const HeadTokens<E> k(at, at.in.k, key_head, at.in.dqk, p->whole_k);
+      const HeadTokens<E> v(at, at.in.v, key_head, at.in.dv, p->whole_v);
+      const ScoreRules rules(at.in);
+      StageK stage_k[kParts];
+      StageV stage_v;
+      fetch_k(stage_k, k, tiles.from * kKeys);
+      for (int tile = tiles.from; tile < tiles.to; ++tile) {
+        const int first = tile * kKeys;
+        const bool seen = see.some(first, kKeys);
+        arrive_in_turn([&] { store_k(stage_k, k, first); });
+        stage_v.fetch(tile_v(), v, first, valid(first), 0);
+        Scores s;
+        if (seen) multiply_keys(s);
+        arrive_in_turn([&] { stage_v.store(tile_v(), v, first, valid(first), 0); });
+        // Registers for the next keys are free when scores are weights.
+        if (kAsyncCopies && tile + 1 < tiles.to) fetch_k(stage_k, k, first + kKeys);
+        if (seen) weigh(s, rules, first);
+        if (!kAsyncCopies && tile + 1 < tiles.to) fetch_k(stage_k, k, first + kKeys);
+        if (seen) multiply_values(s);
+      }
+    }
+    store();
+  }
+};
+
+// The block's rows of its head, if there are any: run(sequence, key head, part of the keys, first row).
+template <int kRows, class Run>
+XLSTM_DEVICE void at_block(const ForwardParams& p, Run&& run) {
+  const xlstm_attention& in = p.call.in;
+  const ForwardPlace place = forward_place(blockIdx.x, in.batch * in.heads_k, p.splits, p.blocks);
+  const AttentionLayout at(in, place.head / in.heads_k);
+  const int64_t first = place.rows * kRows;
+  if (first < at.rows()) run(at, place.head % in.heads_k, place.split, first);
+}
+
+template <class E, int kDqk, int kDv, bool kFull>
+__global__ __launch_bounds__(
+    forward_shape(kFamily, sizeof(E), {kDqk, kDv}).threads,
+    forward_shape(kFamily, sizeof(E), {kDqk, kDv}).blocks) void attend(XLSTM_PARAM ForwardParams p) {
+  using Kernel = Forward<E, kDqk, kDv, kFull>;
+  extern __shared__ __align__(128) char lds[];
+  at_block<Kernel::kShape.rows>(p, [&](const AttentionLayout& at, int64_t key_head, int64_t split, int64_t first) {
+    Kernel(only_param(p), at, key_head, split, first, lds).run(at);
+  });
+}
+
+}  // namespace xlstm::gpu

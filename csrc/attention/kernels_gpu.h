@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GPU kernels of attention as the C API calls them: params, the chip, workspace and a stream in, launches out.
+// Nothing waits, allocates or reads the device. A launch that fails throws std::runtime_error, what there is no kernel
+// for std::invalid_argument that names the argument.
+#pragma once
+
+#include <cstddef>
+
+#include "api/xlstm_hip.h"
+#include "arch/chip.h"
+
+namespace xlstm::gpu {
+
+size_t attention_forward_workspace(const xlstm_attention_forward&, const Chip&);
+void attention_forward(const xlstm_attention_forward&, const Chip&, void* workspace, void* stream);
+
+size_t attention_backward_workspace(const xlstm_attention_backward&, const Chip&);
+void attention_backward(const xlstm_attention_backward&, const Chip&, void* workspace, void* stream);
+
+size_t attention_append_workspace(const xlstm_attention_append&, const Chip&);
+void attention_append(const xlstm_attention_append&, const Chip&, void* workspace, void* stream);
+
+size_t attention_combine_workspace(const xlstm_attention_combine&, const Chip&);
+void attention_combine(const xlstm_attention_combine&, const Chip&, void* workspace, void* stream);
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// How keys and values come from memory into LDS tiles, whatever layout they have: a stride apart or in pages, a tail,
+// fewer features than the tile, rows that are no whole pieces.
+#pragma once
+
+#include "attention/layout.h"
+#include "tile/gpu.h"
+
+namespace xlstm::gpu {
+
+// The keys of one head of one sequence, or their values, from its first key on.
+template <class E>
+struct HeadTokens {
+  TokenRows<E> rows;     // of key 0; in pages, of the head's first token in the first page
+  const int32_t* table;  // the sequence's pages, or null
+  int64_t page_stride;
+  int page_size, last_page, first_key;
+  int whole;  // rows.whole, as a number: of a bool AMD's compiler keeps a bit for every lane
+
+  XLSTM_DEVICE HeadTokens(const AttentionLayout& at, const xlstm_tensor& x, int64_t head, int64_t features, bool whole)
+      : table(at.in.block_table ? at.in.block_table + at.index * at.in.block_table_stride : nullptr),
+        page_stride(x.stride[0]),
+        page_size(int(at.in.page_size)),
+        last_page(int(at.in.pages - 1)),
+        first_key(int(at.first_key)),
+        whole(same_in_all(int(whole))) {
+    const int64_t first = table ? head * x.stride[1] : at.key(x, head, at.first_key);
+    rows = {static_cast<const E*>(x.data) + first, x.stride[2], int(features), whole};
+  }
+
+  // Key j's features.
+  XLSTM_DEVICE const E* at(int j) const {
+    if (!table) return rows.data + j * rows.stride;
+    const uint32_t token = uint32_t(first_key + j), size = uint32_t(page_size);
+    const int entry = table[token / size], page = entry < 0 ? 0 : entry < last_page ? entry : last_page;
+    return rows.data + page * page_stride + int64_t(token % size) * rows.stride;
+  }
+  XLSTM_DEVICE Piece piece(const E* row, int column) const {
+    return TokenRows<E>{row, 0, rows.columns, whole != 0}.piece(0, column, true);
+  }
+};
+
+// A Stage that brings features column0 .. column0 + kFeatures - 1 of keys. Keys beyond the valid ones repeat the last
+// of these: what scores they have is for the caller to mask. What registers are too few for, and rows that are no whole
+// pieces, is brought when it is stored.
+template <class E, int kTokens, int kFeatures, bool kTransposed, int kThreads, bool kAhead>
+struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
+  using Base = Stage<E, kTokens, kFeatures, kTransposed, kThreads>;
+  using Storage = typename Base::Storage;
+  static constexpr int n = Base::n, kEach = Base::kEach, kUnits = Base::kUnits, kUnitPieces = Base::kUnitPieces;
+  static constexpr int kAlong = Base::kTurn ? kTokens / 4 : kFeatures / n;  // units along a row of them
+
+  XLSTM_DEVICE static int token_of(int unit) { return Base::kTurn ? unit % kAlong * 4 : unit / kAlong; }
+  XLSTM_DEVICE static int column_of(int unit) { return (Base::kTurn ? unit / kAlong : unit % kAlong) * n; }
+
+  XLSTM_DEVICE void fetch(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {
+    if constexpr (!kAsyncCopies && !kAhead) return;
+    if (!from.whole) {
+      if constexpr (kAsyncCopies) bring(tile, from, first, valid, column0);
+    } else if (!from.table && valid >= kTokens && from.rows.columns - column0 >= kFeatures) {
+      TokenRows<E> rows = from.rows;
+      rows.data += column0;
+      this->fetch_whole(tile, rows, first);
+    } else {
+      gather(tile, from, first, valid, column0);
+    }
+  }
+  XLSTM_DEVICE void store(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {
+    if constexpr (kAsyncCopies) return;
+    if (kAhead && from.whole)
+      Base::store(tile);
+    else
+      bring(tile, from, first, valid, column0);
+  }
+
+ private:
+  // Whole pieces, wherever their rows are.
+  XLSTM_DEVICE void gather([[maybe_unused]] const Storage& tile, const HeadTokens<E>& from, int first, int valid,
+                           int column0) {
+    const int me = thread_here();
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      int unit = me + j * kThreads;
+      if (kUnits % kThreads != 0 && unit >= kUnits) unit = 0;  // who has none brings another's
+      const int token = token_of(unit), column = column_of(unit);
+      const bool inside = column0 + column < from.rows.columns;
+      const int place = inside ? column0 + column : 0;
+#pragma unroll
+      for (int i = 0; i < kUnitPieces; ++i) {
+        const E* row = from.at(first + (token + i < valid ? token + i : valid - 1));
+#if defined(__CUDACC__)
+        if (kUnits % kThreads == 0 || me + j * kThreads < kUnits)
+          copy_async(lds_address(tile.at(token, column)), row + place, inside);
+#else
+        Piece& held = this->held[kUnitPieces * j + i];
+        held = load_piece(reinterpret_cast<const char*>(row + place), 0);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) held.word[w] = inside ? held.word[w] : 0;
+#endif
+      }
+    }
+  }
+  // Whatever it is, from memory to the tile.
+  XLSTM_DEVICE void bring(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {
+#pragma unroll 1
+    for (int unit = thread_here(); unit < kUnits; unit += kThreads) {
+      const int token = token_of(unit), column = column_of(unit);
+      Piece p[kUnitPieces];
+#pragma unroll
+      for (int i = 0; i < kUnitPieces; ++i)
+        p[i] = from.piece(from.at(first + (token + i < valid ? token + i : valid - 1)), column0 + column);
+      if constexpr (Base::kTurn)
+        Base::store_turned(tile, p, token, column);
+      else
+        *reinterpret_cast<Piece*>(tile.at(token, column)) = p[0];
+    }
+  }
+};
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a plan to the launch of the MLA kernel, for one dtype: included by one file per dtype, so that they compile side
+// by side.
+#pragma once
+
+#include "arch/launch.h"
+#include "attention/mla_gpu.h"
+#include "attention/mla_plan.h"
+
+namespace xlstm::gpu {
+
+template <class E>
+void launch_mla(const MlaPlan&, const MlaParams&, Stream);
+
+namespace {
+
+template <class E, int kRows>
+void launch_mla_rows(const MlaPlan& plan, const MlaParams& p, Stream stream) {
+  const Grid grid{plan.grid, plan.shape.threads, plan.shape.lds_bytes};
+  launch("MLA decode", plan.features == 512 ? mla<E, kRows, 512> : mla<E, kRows, 576>, grid, stream, p);
+}
+
+}  // namespace
+
+template <class E>
+void launch_mla(const MlaPlan& plan, const MlaParams& p, Stream stream) {
+  plan.rows == 64 ? launch_mla_rows<E, 64>(plan, p, stream) : launch_mla_rows<E, 16>(plan, p, stream);
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// How an MLA call is cut up on a GPU: a pure function of shape and chip, so that it is tested anywhere.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "attention/decode_plan.h"
+#include "attention/mla_shape.h"
+
+namespace xlstm::gpu {
+
+struct MlaPlan {
+  int rows, features;  // which kernel
+  MlaShape shape;
+  int64_t blocks;  // along the rows
+  int64_t splits;  // along the keys
+  int64_t grid;
+};
+
+// splits: 0 leaves them to the plan. 64 rows share a tile where there are more than 16.
+inline MlaPlan plan_mla(const AttentionCall& call, int64_t splits, const Chip& chip) {
+  MlaPlan plan{};
+  const int64_t rows = call.queries * (call.heads_q / call.heads_k), heads = call.batch * call.heads_k;
+  plan.features = int(call.dqk);
+  for (const int each : kMlaRows) {
+    const MlaShape shape = mla_shape(chip.family, each, plan.features);
+    if (!has_mla(chip.family, each) || shape.lds_bytes > chip.lds_bytes) continue;
+    plan.rows = each;
+    plan.shape = shape;
+    if (rows <= each) break;
+  }
+  if (plan.rows == 0)
+    throw std::invalid_argument("head_dim_v: the kernel for 512 features of " + std::to_string(call.dqk) +
+                                " needs more LDS than this GPU has: " + std::to_string(chip.lds_bytes) + " bytes");
+  plan.blocks = std::max<int64_t>(1, (rows + plan.rows - 1) / plan.rows);
+  plan.splits =
+      splits ? splits : parts_that_fill(std::max<int64_t>(1, heads * plan.blocks), chip.compute_units, call.keys, 256);
+  plan.grid = heads * plan.blocks * plan.splits;
+  return plan;
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// A number for each column of a strip, and what goes between it and the strip's rows: softmax statistics and factors of
+// tokens that lie along the chain. A lane has those of its own columns (arch/family.h), two on NVIDIA and one
+// elsewhere.
+#pragma once
+
+#include "arch/gpu.h"
+
+namespace xlstm::gpu {
+
+struct Columns {
+  static constexpr int kEach = lane_columns(kFamily);
+  float value[kEach];
+
+  XLSTM_DEVICE static Columns all(float x) {
+    Columns c;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) c.value[j] = x;
+    return c;
+  }
+  // Which of a lane's columns its register r of a strip is in, and where its column j is.
+  XLSTM_DEVICE static constexpr int of(int r) { return lane_column(kFamily, r); }
+  XLSTM_DEVICE static int position(int j) { return column_position(kFamily, lane_id(), j); }
+
+  // f(x, y) of this and what the lanes with the other rows of the same columns have; every lane gets the result.
+  template <class F>
+  XLSTM_DEVICE void over_rows(F&& f) {
+#pragma unroll
+    for (int bit = 1; bit < kWave; bit *= 2)
+      if (row_lanes(kFamily) & bit)
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) value[j] = f(value[j], shuffle_xor(value[j], bit));
+  }
+  // value = f(value, x) for each x of a strip in this lane.
+  template <class E, class F>
+  XLSTM_DEVICE void take_in(const Strip<E>& s, F&& f) {
+#pragma unroll
+    for (int r = 0; r < Strip<E>::kRegisters; ++r) value[of(r)] = f(value[of(r)], s.value[r]);
+  }
+};
+
+template <class E>
+XLSTM_DEVICE void scale_columns(Strip<E>& s, const Columns& by) {
+#pragma unroll
+  for (int r = 0; r < Strip<E>::kRegisters; ++r) s.value[r] *= by.value[Columns::of(r)];
+}
+
+}  // namespace xlstm::gpu

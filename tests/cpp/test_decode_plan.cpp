@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// How decoding and MLA are cut up on known GPUs: every multiprocessor has work at batch 1, parts are worth their
+// combination, what a caller names is kept, LDS suffices.
+#include "attention/decode_plan.h"
+#include "attention/mla_plan.h"
+#include "check.h"
+
+using namespace xlstm::gpu;
+
+namespace {
+
+constexpr struct {
+  const char* name;
+  Chip chip;
+} kChips[] = {{"MI300X", {Family::cdna, 304, 64 << 10, false}},
+              {"RX 7900 XTX", {Family::rdna, 96, 64 << 10, false}},
+              {"H200", {Family::nvidia, 132, 227 << 10, true}},
+              {"A100", {Family::nvidia, 108, 163 << 10, false}}};
+
+double busy(int64_t blocks, int64_t at_once) {
+  return double(blocks) / double((blocks + at_once - 1) / at_once * at_once);
+}
+
+AttentionCall call(int64_t batch, int64_t hq, int64_t hk, int64_t queries, int64_t keys, int64_t d, int64_t dv,
+                   int bytes) {
+  return {batch, hq, hk, queries, keys, d, dv, bytes, false};
+}
+
+void test_decode() {
+  for (const auto& [name, chip] : kChips)
+    for (int bytes : {2, 4})
+      for (const HeadClass& head : kHeadClasses) {
+        const DecodePlan one = plan_decode(call(1, 32, 8, 1, 1 << 17, head.dqk, head.dv, bytes), 0, chip);
+        CHECK(one.head.dqk == head.dqk && one.head.dv == head.dv, "%s: class of %d", name, head.dqk);
+        CHECK(one.shape.lds_bytes <= chip.lds_bytes, "%s: %d bytes of LDS", name, one.shape.lds_bytes);
+        const int64_t at_once = int64_t(chip.compute_units) * one.shape.blocks;
+        CHECK(busy(one.grid, at_once) >= 0.9, "%s: %d blocks", name, int(one.grid));
+        CHECK((1 << 17) / one.splits >= 256, "%s: %d parts", name, int(one.splits));
+        const DecodePlan full = plan_decode(call(4096, 32, 8, 1, 4096, head.dqk, head.dv, bytes), 0, chip);
+        CHECK(full.splits == 1, "%s: %d parts of a full chip", name, int(full.splits));
+        const DecodePlan brief = plan_decode(call(1, 32, 8, 1, 300, head.dqk, head.dv, bytes), 0, chip);
+        CHECK(brief.splits == 1, "%s: %d parts of 300 keys", name, int(brief.splits));
+        const DecodePlan named = plan_decode(call(3, 32, 8, 1, 300, head.dqk, head.dv, bytes), 7, chip);
+        CHECK(named.splits == 7 && named.grid == 3 * 8 * 7, "%s: %d parts", name, int(named.splits));
+      }
+  CHECK(has_few_rows(call(1, 32, 8, 8, 999, 128, 128, 2)) && !has_few_rows(call(1, 32, 8, 9, 999, 128, 128, 2)),
+        "32 rows of a key head are few");
+  CHECK(!has_few_rows(call(1, 8, 8, 1, 999, 264, 264, 2)), "head dims that there is no kernel for");
+}
+
+void test_mla() {
+  for (const auto& [name, chip] : kChips)
+    for (int features : kMlaFeatures)
+      for (int64_t heads : {8, 16, 32, 128}) {
+        const MlaPlan p = plan_mla(call(1, heads, 1, 1, 1 << 17, features, 512, 2), 0, chip);
+        CHECK(p.rows == (heads > 16 && chip.family != Family::rdna ? 64 : 16), "%s: %d rows", name, p.rows);
+        CHECK(p.shape.lds_bytes <= chip.lds_bytes, "%s: %d bytes of LDS", name, p.shape.lds_bytes);
+        CHECK(p.blocks == (heads + p.rows - 1) / p.rows, "%s: %d blocks", name, int(p.blocks));
+        CHECK(busy(p.grid, chip.compute_units) >= 0.9, "%s: %d blocks for %d heads", name, int(p.grid), int(heads));
+        const MlaPlan named = plan_mla(call(2, heads, 1, 3, 500, features, 512, 2), 5, chip);
+        CHECK(named.splits == 5 && named.grid == 2 * 5 * named.blocks, "%s: %d parts", name, int(named.splits));
+      }
+  bool refused = false;
+  try {
+    plan_mla(call(1, 128, 1, 1, 500, 576, 512, 2), 0, {Family::nvidia, 46, 48 << 10, false});
+  } catch (const std::invalid_argument& e) {
+    refused = std::string(e.what()).find("head_dim_v: ") == 0;
+  }
+  CHECK(refused, "a chip with less LDS than a tile");
+}
+
+}  // namespace
+
+int main() {
+  test_decode();
+  test_mla();
+  return finish();
+}

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention's public functions, the forward kernels run as gfx942 code: every class of head dims, rows of the table of
+arguments, pages, parts of the keys, and errors that only a GPU has."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attention"))
+
+NAME = "MI300X"
+FORWARD = ("attend", "write_weights", "combine_forward")
+_ran: set[str] = set()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _counted(device: ModuleType) -> None:
+    device.reset_counters()
+
+
+@pytest.fixture(scope="module")
+def cases(package: ModuleType) -> list[Any]:
+    from gpu_rows import rows
+
+    return list(rows(NAME))
+
+
+def test_table(package: ModuleType, cases: list[Any]) -> None:
+    """In one test: rows are known when the package is there. Every row has its say."""
+    from gpu_rows import measure
+
+    failed = []
+    for n, case in enumerate(cases):
+        try:
+            measure(case, "cuda", backward=False)
+        except Exception as error:
+            failed.append(f"row {n}: {error}")
+    _ran.add("table")
+    assert len(cases) > 60
+    assert not failed, f"{len(failed)} of {len(cases)} rows\n" + "\n".join(failed)
+
+
+@pytest.mark.parametrize("planted", ["out", "lse"])
+def test_a_wrong_result_fails(package: ModuleType, planted: str) -> None:
+    from problem import Case, check, our_results
+
+    case = Case(torch.bfloat16, causal=True, sink=True)
+    got = our_results(case, "cuda", backward=False)
+    check(case, got, "cuda")
+    got[planted] = got[planted] * 1.1
+    with pytest.raises(AssertionError, match=planted):
+        check(case, got, "cuda")
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(*shape, dtype=dtype).to("cuda")
+
+
+@pytest.mark.parametrize("page", [1, 16, 100, 256])
+def test_pages(package: ModuleType, page: int) -> None:
+    """Keys in pages give the bits of the same keys side by side; entries that are not used may point anywhere."""
+    from xlstm_hip import attention as ours
+
+    q, k, v = draw(60, 4, 64), draw(170, 2, 64), draw(170, 2, 64)
+    ends_q, ends_k = torch.tensor([0, 20, 60]).to("cuda"), torch.tensor([0, 93, 170]).to("cuda")
+    per = -(-120 // page)
+    table = torch.randperm(2 * per).reshape(2, per).int()
+    pages = [torch.full((2 * per, page, 2, 64), math.nan, dtype=torch.bfloat16).to("cuda") for _ in range(2)]
+    for b in range(2):
+        count = int(ends_k[b + 1] - ends_k[b])
+        for t in range(count):
+            for cache, x in zip(pages, (k, v), strict=True):
+                cache[table[b, t // page], t % page] = x[ends_k[b] + t]
+        table[b, -(-count // page) :] = 10**6 * (-1) ** b
+    arguments: dict[str, Any] = {"causal": True, "return_attn_probs": True}
+    out, lse, _ = ours.flash_attn_varlen_func(
+        q, *pages, ends_q, ends_k, 40, 93, **arguments, block_table=table.to("cuda")
+    )
+    expected, expected_lse, _ = ours.flash_attn_varlen_func(q, k, v, ends_q, ends_k, 40, 93, **arguments)
+    assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("splits", [2, 5])
+def test_parts_of_the_keys(package: ModuleType, dtype: torch.dtype, splits: int) -> None:
+    """More parts than tiles are empty ones. A sink counts once."""
+    from xlstm_hip import attention as ours
+
+    q, k, v = draw(2, 3, 4, 64, dtype=dtype), draw(2, 200, 2, 64, dtype=dtype), draw(2, 200, 2, 64, dtype=dtype)
+    used = torch.tensor([200, 70]).int().to("cuda")
+    options: dict[str, Any] = {
+        "cache_seqlens": used, "causal": True, "return_softmax_lse": True, "sink": draw(4, dtype=dtype)
+    }  # fmt: skip
+    whole, lse = ours.flash_attn_with_kvcache(q, k, v, num_splits=1, **options)
+    got, got_lse = ours.flash_attn_with_kvcache(q, k, v, num_splits=splits, **options)
+    torch.testing.assert_close(got_lse, lse)
+    near = 4 * torch.finfo(dtype).eps  # weights are rounded before their parts are scaled
+    torch.testing.assert_close(got, whole, rtol=near, atol=near * float(whole.abs().max()))
+    again, _ = ours.flash_attn_with_kvcache(q, k, v, num_splits=splits, **options)
+    assert torch.equal(got, again)
+
+
+def test_errors(package: ModuleType) -> None:
+    from xlstm_hip import attention as ours
+
+    x = draw(1, 8, 2, 64)
+    with pytest.raises(RuntimeError, match="q: expected float32, bfloat16 or float16 on a GPU, got float64"):
+        ours.flash_attn_func(x.double(), x.double(), x.double())
+    with pytest.raises(RuntimeError, match="block_size: expected 64 .* got 256"):
+        ours.flash_attn_func(x, x, x, block_size=256)
+    wide = draw(1, 8, 2, 264)
+    with pytest.raises((RuntimeError, ValueError), match="256"):
+        ours.flash_attn_func(wide, wide, wide)
+
+
+def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
+    if "table" not in _ran:
+        pytest.skip("the table above was not chosen")
+    held = {k.name for k in device.kernels() if any(name in k.name for name in FORWARD) and k.instructions_in_code > 1}
+    ran = {c.kernel.name for c in device.counters()}
+    assert held, "the library holds no kernels"
+    assert held <= ran, "never ran: " + ", ".join(sorted(held - ran))

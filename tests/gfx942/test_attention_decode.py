@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding's public functions, its kernels run as gfx942 code: append, rotary embedding, combination, few rows against
+caches of every kind, MLA. Every kernel of them that the library holds must have run."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attention"))
+
+KERNELS = re.compile(r"_ZN5xlstm3gpu(12_GLOBAL__N_1)?\d+(decode|mla|append_token|combine_parts|combine_forward)[IE]")
+_ran: set[str] = set()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _counted(device: ModuleType) -> None:
+    device.reset_counters()
+
+
+@pytest.mark.parametrize("table", ["rows", "mla"])
+def test_table(package: ModuleType, table: str) -> None:
+    """In one test: rows are known when the package is there. Every row has its say."""
+    import decode_rows
+
+    rows, run = {
+        "rows": (decode_rows.gpu_rows, decode_rows.run_row),
+        "mla": (decode_rows.gpu_mla_rows, decode_rows.run_mla),
+    }[table]
+    failed = []
+    for row in rows():
+        try:
+            run(row, "cuda")
+        except Exception as error:
+            failed.append(f"{row}: {error}")
+    _ran.add(table)
+    assert not failed, f"{len(failed)} of {len(rows())} rows\n" + "\n".join(failed)
+
+
+def test_rotary_pairs_that_are_no_whole_pieces(package: ModuleType) -> None:
+    """And everything else that a token may be moved with one feature at a time."""
+    import decode_rows
+
+    row = decode_rows.gpu_rows()[0] | {"new": 7, "rotary_dim": 6, "cache": "rows", "dims": (32, 48)}
+    for dtype in decode_rows.GPU_DTYPES:
+        for rotary in ("interleaved", "halves"):
+            decode_rows.run_row(row | {"dtype": dtype, "rotary": rotary}, "cuda")
+    _ran.add("rotary")
+
+
+@pytest.mark.parametrize("splits", [1, 3, 40])
+def test_combine(package: ModuleType, splits: int) -> None:
+    from xlstm_hip import attention as ours
+
+    outs, lses = torch.randn(splits, 2, 3, 4, 72), 5 * torch.randn(splits, 2, 3, 4)
+    lses[0, :, 0] = torch.inf
+    lses[-1, 1] = -torch.inf
+    outs[lses.isinf()] = torch.nan
+    out, lse = ours.flash_attn_combine(outs.to("cuda"), lses.to("cuda"))
+    expected, expected_lse = ours.flash_attn_combine(outs, lses)
+    torch.testing.assert_close(out.cpu(), expected)
+    torch.testing.assert_close(lse.cpu(), expected_lse)
+    # Strides and a number of features that are no whole pieces.
+    out, lse = ours.flash_attn_combine(outs.to("cuda")[..., 1:70], lses.to("cuda"), out_dtype=torch.bfloat16)
+    torch.testing.assert_close(out.cpu(), expected[..., 1:70].bfloat16())
+    _ran.add("combine")
+
+
+def test_places_outside_the_cache_are_left_out(package: ModuleType) -> None:
+    """What the host cannot check reads and writes nothing outside the tensors."""
+    from xlstm_hip import attention as ours
+
+    q, new = torch.randn(2, 1, 4, 64).to("cuda"), torch.randn(2, 3, 2, 64).to("cuda")
+    pools = [torch.zeros(6, 16, 2, 64).to("cuda") for _ in range(2)]
+    table = torch.tensor([[0, 99], [-5, 4]]).int().to("cuda")
+    out = ours.flash_attn_with_kvcache(
+        q, *pools, new, new, cache_seqlens=torch.tensor([15, 31]).int().to("cuda"), block_table=table
+    )
+    assert out.isfinite().all()
+    written = pools[0].cpu().abs().sum((2, 3)).nonzero().tolist()
+    assert written == [[0, 15], [4, 15]]  # the others' pages and places are not there
+
+
+def test_mla_says_what_it_lacks(package: ModuleType) -> None:
+    from xlstm_hip import attention as ours
+
+    q, cache = torch.randn(1, 1, 8, 576).to("cuda"), torch.randn(1, 9, 1, 576).to("cuda")
+    used = torch.tensor([9]).to("cuda")
+    with pytest.raises(RuntimeError, match="q: expected bfloat16 or float16 on a GPU with head dims of 576 and 512"):
+        ours.flash_mla_with_kvcache(q, cache, None, used, 512)
+
+
+def test_a_planted_error_is_seen(package: ModuleType) -> None:
+    """A table entry that points at another page."""
+    import decode_rows
+
+    row = decode_rows.gpu_mla_rows()[0] | {"page": 64}
+    decode_rows.run_mla(row, "cuda")
+    move = torch.Tensor.to
+
+    def moved(x: torch.Tensor, *where: object, **how: object) -> torch.Tensor:
+        y = move(x, *where, **how)
+        if where == ("cuda",) and y.dim() == 2 and y.dtype == torch.int32:
+            y[0, 0] = y[0, 1]
+        return y
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError, match="error"):
+        patch.setattr(torch.Tensor, "to", moved)
+        decode_rows.run_mla(row, "cuda")
+
+
+def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
+    left_out = {"rows", "mla", "rotary", "combine"} - _ran
+    if left_out:
+        pytest.skip(f"not chosen: {left_out}")
+    held = {k.name for k in device.kernels() if KERNELS.match(k.name) and k.instructions_in_code > 1}
+    ran = {c.kernel.name for c in device.counters()}
+    assert len(held) > 30, "the library does not hold the kernels"
+    assert held <= ran, "never ran: " + ", ".join(sorted(held - ran))
