@@ -78,15 +78,15 @@ WalkProblem::WalkProblem(const WalkCase& of, unsigned seed)
   if (shape_.pair) tiles_ = tiles_ / 2 * 2;
   dots_ = DeviceArray<float>(tiles_ * padded_);
   state_dots_ = DeviceArray<float>(tiles_ * kHeads);
-  plan_ = {Schedule::hopper,
-           of.rows,
-           kChunk,
-           shape_.y_tile(),
-           tiles_,
-           of.kind == Kind::normalised,
-           of.segments,
-           (slots_ + of.segments - 1) / of.segments,
-           0};
+  plan_.schedule = Schedule::hopper;
+  plan_.rows = of.rows;
+  plan_.slices = 1;
+  plan_.chunk = kChunk;
+  plan_.y_tile = shape_.y_tile();
+  plan_.tiles = tiles_;
+  plan_.normalises = of.kind == Kind::normalised;
+  plan_.segments = of.segments;
+  plan_.segment_chunks = (slots_ + of.segments - 1) / of.segments;
   std::mt19937 engine(seed);
   std::normal_distribution<double> normal;
   std::uniform_real_distribution<double> exponent(-3, 3);
@@ -142,6 +142,7 @@ void WalkProblem::run() {
   p.segments = plan_.segments;
   p.segment_chunks = plan_.segment_chunks;
   p.tiles = tiles_;
+  p.slices = plan_.slices;
   p.reverse = case_.reverse;
   const NormaliserParams normaliser{p.where, p.a, row_sums_.data(), n_.data(), m_.data(), l_.data(), factors_.data(),
                                     kEps,    true};

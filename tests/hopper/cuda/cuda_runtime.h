@@ -56,6 +56,12 @@ T __shfl_sync(uint32_t, T x, int lane, int width) {
 inline float __shfl_xor_sync(uint32_t all, float x, int mask) {
   return __shfl_sync(all, x, int(threadIdx.x % 32) ^ mask, 32);
 }
+inline int __any_sync(uint32_t, int mine) {
+  const uint64_t* all = emulator::exchange(uint64_t(mine != 0));
+  int any = 0;
+  for (int lane = 0; lane < 32; ++lane) any |= int(all[lane]);
+  return any;
+}
 inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t select) {
   const uint64_t both = uint64_t(high) << 32 | low;
   uint32_t r = 0;

@@ -5,7 +5,6 @@
 #include <execinfo.h>
 #include <unistd.h>
 
-#include <map>
 #include <set>
 
 #include "block.h"
