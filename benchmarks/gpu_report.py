@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -230,15 +229,3 @@ def draw(results: Results, path: Path) -> None:
     figure.suptitle(f"{quick}mLSTM in bf16 on {_header(results)}; lower is better", fontsize=12)
     figure.savefig(path, dpi=120)
     plt.close(figure)
-
-
-def write(results: Results, out: Path) -> None:
-    """Beside the JSON; without matplotlib the picture can be drawn later, from the file."""
-    text = markdown(results)
-    out.with_suffix(".md").write_text(text)
-    print(text)
-    if importlib.util.find_spec("matplotlib") is None:
-        print(f"no matplotlib here: python benchmarks/mlstm_gpu.py --plot {out} draws the picture elsewhere")
-    else:
-        draw(results, out.with_suffix(".png"))
-    print(f"written: {out} and what stands beside it")

@@ -28,6 +28,7 @@ import torch
 
 import gpu_contenders
 import gpu_report
+import result_files
 from environment import environment
 from gpu_contenders import OURS, WORKS, Contender, add_peers, compiling, contenders_for, make_inputs
 from gpu_timing import Machine, ceilings, taking_turns
@@ -99,8 +100,7 @@ class Benchmark:
         return time.monotonic() > self.ends
 
     def save(self) -> None:
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        self.out.write_text(json.dumps(self.results, indent=1) + "\n")
+        result_files.save(self.results, self.out)
 
     def clean(self) -> None:
         gc.collect()
@@ -314,12 +314,12 @@ def main() -> None:
         gpu_contenders.trial(given.trial, given.device)
         return
     if given.plot:
-        gpu_report.write(json.loads(given.plot.read_text()), given.plot)
+        result_files.report(json.loads(given.plot.read_text()), given.plot, gpu_report.markdown, gpu_report.draw)
         return
     if torch.device(given.device).type == "cuda" and not torch.cuda.is_available():
         parser.error("--device: torch sees no GPU; --device cpu --quick tries the benchmark out")
     results = run(given)
-    gpu_report.write(results, given.out)
+    result_files.report(results, given.out, gpu_report.markdown, gpu_report.draw)
     wrong = wrong_results(results)
     if wrong:
         raise SystemExit("WRONG RESULTS:\n" + "\n".join(wrong))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -12,16 +13,30 @@ from typing import Any
 Results = dict[str, Any]
 
 
-def write(
-    results: Results, out: Path, markdown: Callable[[Results], str], draw: Callable[[Results, Path], None]
-) -> None:
+def save(results: Results, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def report(
+    results: Results, out: Path, markdown: Callable[[Results], str], draw: Callable[[Results, Path], None]
+) -> None:
+    """Beside the JSON. Without matplotlib the picture can be drawn later, from that alone."""
     text = markdown(results)
     out.with_suffix(".md").write_text(text)
     print(text)
+    if importlib.util.find_spec("matplotlib") is None:
+        print(f"written: {out}, {out.with_suffix('.md').name}; no picture: there is no matplotlib here")
+        return
     draw(results, out.with_suffix(".png"))
     print(f"written: {out}, {out.with_suffix('.md').name}, {out.with_suffix('.png').name}")
+
+
+def write(
+    results: Results, out: Path, markdown: Callable[[Results], str], draw: Callable[[Results, Path], None]
+) -> None:
+    save(results, out)
+    report(results, out, markdown, draw)
 
 
 def redraw(draw: Callable[[Results, Path], None]) -> None:

@@ -24,4 +24,17 @@ void run_on_own_threads(void*, int32_t workers, void (*body)(void*, int32_t), vo
   for (std::thread& t : threads) t.join();
 }
 
+void wait_a_little(int64_t tries) {
+  constexpr int64_t kPauses = 4096;  // about 100 us, longer than a part that threads share evenly keeps one waiting
+  if (tries >= kPauses) {
+    std::this_thread::yield();
+    return;
+  }
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ __volatile__("yield");
+#endif
+}
+
 }  // namespace xlstm

@@ -98,7 +98,7 @@ XLSTM_API xlstm_status xlstm_mlstm_backward_pass(const xlstm_mlstm_backward*, co
 /* The same calls on a GPU: tensors, states, cu_seqlens and workspace lie in the memory of the current device, and the
  * work is put on `stream` (a hipStream_t or cudaStream_t) without waiting for anything, so a call may be captured in a
  * graph. cu_seqlens is not read here: offsets that do not rise or leave the row are cut off. q is float, bfloat16 or
- * float16. DHQK and DHHV are at most 512 but for the recurrent call. */
+ * float16. */
 typedef struct xlstm_gpu {
   void* stream;
   void* workspace;
@@ -208,8 +208,8 @@ XLSTM_API xlstm_status xlstm_attention_backward_pass(const xlstm_attention_backw
 XLSTM_API xlstm_status xlstm_attention_append_tokens(const xlstm_attention_append*, const xlstm_runtime*);
 XLSTM_API xlstm_status xlstm_attention_combine_parts(const xlstm_attention_combine*, const xlstm_runtime*);
 
-/* The same calls on a GPU, as for the mLSTM: tensors and index tensors lie in its memory, and what they hold is not read
- * here; offsets, pages and lengths that leave a tensor are cut off. q is float, bfloat16 or float16. */
+/* The same calls on a GPU, as for the mLSTM: tensors and index tensors lie in its memory, and what they hold is not
+ * read here; offsets, pages and lengths that leave a tensor are cut off. q is float, bfloat16 or float16. */
 XLSTM_API size_t xlstm_gpu_attention_forward_workspace(const xlstm_attention_forward*);
 XLSTM_API size_t xlstm_gpu_attention_backward_workspace(const xlstm_attention_backward*);
 XLSTM_API size_t xlstm_gpu_attention_append_workspace(const xlstm_attention_append*);
@@ -219,6 +219,167 @@ XLSTM_API xlstm_status xlstm_gpu_attention_forward_pass(const xlstm_attention_fo
 XLSTM_API xlstm_status xlstm_gpu_attention_backward_pass(const xlstm_attention_backward*, const xlstm_gpu*);
 XLSTM_API xlstm_status xlstm_gpu_attention_append_tokens(const xlstm_attention_append*, const xlstm_gpu*);
 XLSTM_API xlstm_status xlstm_gpu_attention_combine_parts(const xlstm_attention_combine*, const xlstm_gpu*);
+
+/* ---- the layers around the mLSTM
+ *
+ * A tensor is rows of contiguous features; stride is from row to row, in elements. "->" rounds to a dtype: mixed dtypes
+ * promote as torch's do, and each product is rounded as torch rounds it. Sums are wide. Gradients take roundings for
+ * the identity, and have the dtypes of what they are gradients of. */
+typedef struct xlstm_rows {
+  void* data;
+  xlstm_dtype dtype;
+  int64_t stride;
+} xlstm_rows;
+
+/* x' = x + residual, also written to sum; each head of x' by itself:
+ *   n = x' / sqrt(mean x'^2 + eps), or centred (x' - mean) / sqrt(var + eps) -> x's dtype
+ *   z = n weight -> , + bias -> ;    y = sigmoid(gate) -> z ->  */
+typedef struct xlstm_norm {
+  int64_t rows, heads, features; /* features of a head: a row has heads * features */
+  double eps;
+  int32_t centred;
+  xlstm_rows x;
+  xlstm_rows residual;     /* data NULL: none. With it, sum is wanted */
+  xlstm_rows weight, bias; /* one row of heads * features; data NULL: none */
+  xlstm_rows gate;         /* data NULL: none */
+} xlstm_norm;
+
+typedef struct xlstm_norm_forward {
+  xlstm_norm in;
+  xlstm_rows sum; /* x' */
+  xlstm_rows y;
+} xlstm_norm_forward;
+
+typedef struct xlstm_norm_backward {
+  xlstm_norm in; /* without residual: x is x' */
+  xlstm_rows dy;
+  xlstm_rows dsum; /* what flows to x' from elsewhere, or data NULL */
+  xlstm_rows dx;
+  xlstm_rows dgate;          /* with gate */
+  xlstm_rows dweight, dbias; /* data NULL: not wanted */
+} xlstm_norm_backward;
+
+/* y = cap tanh(x / cap) */
+typedef struct xlstm_soft_cap {
+  int64_t rows, features;
+  double cap;
+  xlstm_rows x;
+  xlstm_rows y;      /* forward */
+  xlstm_rows dy, dx; /* backward */
+} xlstm_soft_cap;
+
+/* y = gate sigmoid(gate) up */
+typedef struct xlstm_swiglu {
+  int64_t rows, features;
+  xlstm_rows gate, up;
+  xlstm_rows y;              /* forward */
+  xlstm_rows dy, dgate, dup; /* backward */
+} xlstm_swiglu;
+
+/* loss = log sum_c e^(y_c) - y_target, of y = cap tanh(logits / cap); 0 where target is ignore_index.
+ * Backward: dlogits = dloss dloss/dlogits, which may be in the memory of logits. */
+typedef struct xlstm_cross_entropy {
+  int64_t rows, classes;
+  double cap; /* 0: none */
+  int64_t ignore_index;
+  xlstm_rows logits;
+  const void* targets;   /* (rows) */
+  int32_t targets_bytes; /* 8: int64; 1: uint8 */
+  void* loss;            /* (rows), wide */
+  void* exps;            /* (rows, 2), wide: max y and sum e^(y - max y); backward reads them */
+  const void* dloss;     /* wide, rows dloss_stride apart */
+  int64_t dloss_stride;
+  xlstm_rows dlogits;
+} xlstm_cross_entropy;
+
+XLSTM_API size_t xlstm_norm_backward_workspace(const xlstm_norm_backward*, int32_t threads);
+
+XLSTM_API xlstm_status xlstm_norm_forward_pass(const xlstm_norm_forward*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_norm_backward_pass(const xlstm_norm_backward*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_soft_cap_forward_pass(const xlstm_soft_cap*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_soft_cap_backward_pass(const xlstm_soft_cap*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_swiglu_forward_pass(const xlstm_swiglu*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_swiglu_backward_pass(const xlstm_swiglu*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_cross_entropy_forward_pass(const xlstm_cross_entropy*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_cross_entropy_backward_pass(const xlstm_cross_entropy*, const xlstm_runtime*);
+
+/* On a GPU dtypes are float, bfloat16 and float16, and a target out of range has a loss of NaN, where the CPU has an
+ * error. */
+XLSTM_API size_t xlstm_gpu_norm_backward_workspace(const xlstm_norm_backward*);
+
+XLSTM_API xlstm_status xlstm_gpu_norm_forward_pass(const xlstm_norm_forward*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_norm_backward_pass(const xlstm_norm_backward*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_soft_cap_forward_pass(const xlstm_soft_cap*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_soft_cap_backward_pass(const xlstm_soft_cap*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_swiglu_forward_pass(const xlstm_swiglu*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_swiglu_backward_pass(const xlstm_swiglu*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_cross_entropy_forward_pass(const xlstm_cross_entropy*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_cross_entropy_backward_pass(const xlstm_cross_entropy*, const xlstm_gpu*);
+
+/* ---- one token through a whole xLSTM
+ *
+ * B rows, each of which reads one token, through blocks of norm, mLSTM, norm, feed-forward, then norm and head:
+ *
+ *   y = norm(x)                 q, k, v, o, i, f = W y      i, f = cap tanh(. / cap)      h = the mLSTM's step, in
+ * place x += W_out (sigmoid(o) head_norm(h))                    x += W_down (silu(W_gate y) W_up y),  y = norm(x) out =
+ * cap tanh(W_head norm(x) / cap), or norm(x) where there is no head
+ *
+ * Everything but the weights is float, and a row's result does not depend on the other rows. */
+
+/* Contiguous features, or data NULL: absent. */
+typedef struct xlstm_vector {
+  const void* data;
+  xlstm_dtype dtype;
+} xlstm_vector;
+
+/* A weight (rows, columns): a row makes one feature out of `columns` of them.
+ * bits 0: values of `dtype`. bits 8 or 4: row r, column c is scale[r][g] q + offset[r][g], g = c / group_size, where q
+ * is a signed byte or a nibble from 0 to 15; without offsets q 0, or nibble 8, is zero. Of 32 nibbles that follow each
+ * other, those of the columns 0 to 15 are the low halves of 16 bytes, those of 16 to 31 the high ones. A row of q is as
+ * long as its groups, the last of which is filled up. */
+typedef struct xlstm_linear {
+  int64_t rows, columns;
+  int32_t bits;
+  int64_t group_size;  /* with bits: 32, 64 or 128 */
+  xlstm_dtype dtype;   /* of the values, or of scales and offsets */
+  const void* data;    /* NULL: absent, for a head */
+  const void* scales;  /* (rows, groups) */
+  const void* offsets; /* likewise, or NULL */
+  xlstm_vector bias;   /* (rows) */
+} xlstm_linear;
+
+typedef struct xlstm_decode_norm {
+  xlstm_vector weight, bias;
+} xlstm_decode_norm;
+
+typedef struct xlstm_decode_block {
+  xlstm_decode_norm norm_mlstm, head_norm, norm_ffn;
+  xlstm_linear q, k, v, o, i, f, out, gate, up, down;
+  float *c, *n, *m; /* (B, NH, DHQK, DHHV), (B, NH, DHQK), (B, NH): read and overwritten */
+} xlstm_decode_block;
+
+typedef struct xlstm_decode {
+  int64_t batch, dim, heads, dqk, dhv, ffn, vocab, blocks;
+  const int64_t* tokens;  /* (B) */
+  const uint8_t* keep;    /* (B) 0 for a row whose states stay as they are, or NULL */
+  xlstm_vector embedding; /* (vocab, dim) */
+  const xlstm_decode_block* block;
+  xlstm_decode_norm out_norm; /* weight.data NULL: none */
+  xlstm_linear head;
+  xlstm_gate gate;             /* of the mLSTM */
+  int32_t normalize;           /* as in xlstm_mlstm */
+  double norm_eps, eps;        /* of the norms, and of the mLSTM */
+  double gate_cap, output_cap; /* 0: none */
+  float* out;                  /* (B, head.rows), or (B, dim) without a head */
+} xlstm_decode;
+
+XLSTM_API size_t xlstm_decode_workspace(const xlstm_decode*, int32_t threads);
+XLSTM_API xlstm_status xlstm_decode_step(const xlstm_decode*, const xlstm_runtime*);
+
+/* On a GPU: everything but the structs themselves lies in the memory of the current device. At most 64 heads. A row
+ * whose token is not one of the vocabulary gives NaN: nothing is read here, so nothing can be refused. */
+XLSTM_API size_t xlstm_gpu_decode_workspace(const xlstm_decode*);
+XLSTM_API xlstm_status xlstm_gpu_decode_step(const xlstm_decode*, const xlstm_gpu*);
 
 /* The message of this thread's last call, empty when it succeeded. */
 XLSTM_API const char* xlstm_last_error(void);

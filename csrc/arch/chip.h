@@ -9,7 +9,7 @@ namespace xlstm::gpu {
 
 struct Chip {
   Family family;
-  int compute_units;  // CUs, or SMs
+  int compute_units;  // as in DeviceFacts
   int lds_bytes;      // that a block may have
   bool hopper;        // has what arch/hopper.h is about, and the library code for it
 };

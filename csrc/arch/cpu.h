@@ -186,6 +186,30 @@ inline void store_row(void* p, xlstm_dtype dtype, int64_t at, const T* __restric
   }
 }
 
+// kLanes<float> halves, widened.
+inline Vec<float> widen_halves(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return Vec<float>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#elif defined(__F16C__)
+  return Vec<float>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+  Vec<float> x;
+  for (int j = 0; j < kLanes<float>; ++j) x[j] = half_to_float(p[j]);
+  return x;
+#endif
+}
+
+// sum + a b, rounded once where the machine can: for sums that must not depend on which products the compiler fuses.
+inline Vec<float> add_product(Vec<float> sum, Vec<float> a, Vec<float> b) {
+#if defined(__AVX512F__)
+  return Vec<float>(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(sum)));
+#elif defined(__FMA__)
+  return Vec<float>(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(sum)));
+#else
+  return sum + a * b;
+#endif
+}
+
 // ---- what a matrix product multiplies
 //
 // An operand's element holds kPack values that follow each other along the summed dimension, in the bits of a Scalar:

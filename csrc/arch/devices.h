@@ -10,7 +10,7 @@ namespace xlstm {
 struct DeviceFacts {
   const char* name;
   const char* arch;
-  int32_t compute_units;  // CUs, or SMs
+  int32_t compute_units;  // as HIP and CUDA count what a block has to itself: CUs, SMs; on RDNA pairs of CUs (WGPs)
   int32_t wave_size;
   int32_t lds_bytes;  // shared memory a block may have
   int64_t memory_bytes;
@@ -22,7 +22,7 @@ constexpr int64_t kGiB = int64_t(1) << 30;
 inline constexpr DeviceFacts kKnownDevices[] = {
     {"MI300X", "gfx942", 304, 64, 64 << 10, 192 * kGiB, 5.3e12, 1307e12},
     {"MI250X", "gfx90a", 110, 64, 64 << 10, 64 * kGiB, 1.6e12, 191e12},  // one of its two dies
-    {"RX 7900 XTX", "gfx1100", 96, 32, 64 << 10, 24 * kGiB, 0.96e12, 123e12},
+    {"RX 7900 XTX", "gfx1100", 48, 32, 64 << 10, 24 * kGiB, 0.96e12, 123e12},
     {"H200", "sm_90", 132, 32, 227 << 10, 141 * kGiB, 4.8e12, 989e12},
     {"A100", "sm_80", 108, 32, 163 << 10, 80 * kGiB, 2.0e12, 312e12},
 };

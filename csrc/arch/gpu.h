@@ -14,6 +14,8 @@
 
 #include <stdint.h>
 
+#include <type_traits>
+
 #include "arch/family.h"
 
 #if defined(__CUDACC__)
@@ -25,6 +27,12 @@
 #endif
 
 #define XLSTM_DEVICE __device__ __forceinline__
+#if defined(__CUDACC__)
+#include "arch/ptx.h"
+#define XLSTM_READ_IN_PLACE __grid_constant__  // of a kernel's param: its address makes no copy
+#else
+#define XLSTM_READ_IN_PLACE
+#endif
 
 // Before a kernel's only param, whose address is taken: NVIDIA's compiler then makes no copy of it.
 #if defined(__CUDACC__)
@@ -65,6 +73,24 @@ Status allow_lds(Kernel* kernel, int bytes) {
 #else
   (void)kernel, (void)bytes;
   return hipSuccess;
+#endif
+}
+
+// Starts a kernel, without the syntax that only compilers for GPUs have.
+template <class... Params>
+Status start(void (*kernel)(Params...), uint32_t blocks, int threads, int lds_bytes, Stream stream,
+             const std::type_identity_t<Params>&... arguments) {
+#if defined(__CUDACC__)
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(uint32_t(threads));
+  config.dynamicSmemBytes = size_t(lds_bytes);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+#else
+  const void* values[] = {&arguments...};
+  return hipLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(uint32_t(threads)),
+                         const_cast<void**>(values), size_t(lds_bytes), stream);
 #endif
 }
 
@@ -151,9 +177,7 @@ XLSTM_DEVICE T shuffle_from(T x, int lane, int width) {
 
 XLSTM_DEVICE float exp2_fast(float x) {
 #if defined(__CUDACC__)
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
+  return exp2_approximate(x);
 #else
   return __builtin_amdgcn_exp2f(x);
 #endif
@@ -218,18 +242,14 @@ XLSTM_DEVICE float high_float(Float16, uint32_t x) { return to_float(Float16{uin
 
 XLSTM_DEVICE uint32_t pack(BFloat16, float low, float high) {
 #if defined(__CUDACC__)
-  uint32_t r;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
+  return pack_bfloat16(low, high);
 #else
   return __builtin_amdgcn_perm(as_bits(high) + 0x8000u, as_bits(low) + 0x8000u, 0x07060302u);
 #endif
 }
 XLSTM_DEVICE uint32_t pack(Float16, float low, float high) {
 #if defined(__CUDACC__)
-  uint32_t r;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
+  return pack_float16(low, high);
 #else
   return uint32_t(from_float<Float16>(low).bits) | uint32_t(from_float<Float16>(high).bits) << 16;
 #endif
@@ -268,8 +288,7 @@ XLSTM_DEVICE uint32_t element_bits(Float16 x) { return x.bits; }
 template <class T>
 XLSTM_DEVICE T* made_here(T* p) {
 #if defined(__CUDACC__)
-  asm volatile("" : "+l"(p));
-  return p;
+  return unknown_pointer(p);
 #else
   auto device = (__attribute__((address_space(1))) T*)p;
   asm volatile("" : "+v"(device));
@@ -330,6 +349,13 @@ XLSTM_DEVICE void in_order() {
 #endif
 }
 
+// What was read from LDS is there: before a barrier, where nothing else waits for it.
+XLSTM_DEVICE void reads_done() {
+#if !defined(__CUDACC__)
+  asm volatile("s_waitcnt lgkmcnt(0)" ::: "memory");
+#endif
+}
+
 // 8 or 4 elements: 16 bytes, what one lane moves at a time.
 struct alignas(16) Piece {
   uint32_t word[4];
@@ -374,6 +400,14 @@ struct Strip {
   XLSTM_DEVICE void scale(float by) {
 #pragma unroll
     for (int r = 0; r < kRegisters; ++r) value[r] *= by;
+  }
+  // It is made here: AMD's compiler puts no product off to a later branch, with all its operands in registers until
+  // then.
+  XLSTM_DEVICE void made() {
+#if !defined(__CUDACC__)
+#pragma unroll
+    for (int r = 0; r < kRegisters; ++r) asm volatile("" : "+v"(value[r]));
+#endif
   }
   XLSTM_DEVICE static StripPosition position(int r) { return strip_position(kFamily, sizeof(E), lane_id(), r); }
 };

@@ -25,14 +25,10 @@ template <class E>
 using ChainOperand = Operand<E>;
 
 XLSTM_DEVICE void mma_m16n8k16(BFloat16, float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  mma_bfloat16(c, a, b0, b1);
 }
 XLSTM_DEVICE void mma_m16n8k16(Float16, float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  mma_float16(c, a, b0, b1);
 }
 
 template <class E>
@@ -101,17 +97,6 @@ XLSTM_DEVICE void each_run(const Strip<E>& s, F&& f) {
 
 XLSTM_DEVICE uint32_t lds_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
-XLSTM_DEVICE void ldmatrix(uint32_t* r, uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address));
-}
-XLSTM_DEVICE void ldmatrix_transposed(uint32_t* r, uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address));
-}
-
 // From a Tile (tile/gpu.h). The matrix in it lies as in memory; `along`: k runs along its rows.
 template <bool kAlong, class E, class Tile>
 XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0, int lane = lane_id()) {
@@ -174,12 +159,8 @@ XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight,
 // ---- global to LDS
 
 XLSTM_DEVICE void copy_async(uint32_t lds, const void* global, bool valid) {  // 16 bytes, or zeros
-  const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(lds), "l"(global), "r"(bytes));
+  copy_16_bytes(lds, global, valid ? 16 : 0);
 }
-XLSTM_DEVICE void copy_async_float(float* lds, const float* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(lds_address(lds)), "l"(global));
-}
-XLSTM_DEVICE void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+XLSTM_DEVICE void copy_async_float(float* lds, const float* global) { copy_4_bytes(lds_address(lds), global); }
 
 }  // namespace xlstm::gpu

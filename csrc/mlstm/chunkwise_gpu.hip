@@ -137,6 +137,7 @@ WalkParams walk_params(const CommonMemory& memory, const WalkPlan& plan, const T
   p.segments = plan.segments;
   p.segment_chunks = plan.segment_chunks;
   p.tiles = plan.tiles;
+  p.slices = plan.slices;
   return p;
 }
 
@@ -201,13 +202,14 @@ struct BackwardMemory : CommonMemory {
     queries = arena.take<float>(all_chunks * in.dqk);
     q_dots = arena.take<float>(plan.dq.tiles * all_tokens);
     k_dots = arena.take<float>(plan.dk.tiles * all_tokens);
-    state_dots = arena.take<float>(plan.dq.tiles * states(where));
+    state_dots = arena.take<float>(plan.dq.tiles * plan.dq.slices * states(where));
     // The walks run one after the other and take the same room.
     int64_t floats = 0;
     for (const WalkPlan* walk : {&plan.dq, &plan.dk, &plan.dv})
       floats = std::max(floats, between_floats(*walk, states(where)));
     between = arena.take<float>(floats);
-    before_last = arena.take<float>(with_last ? states(where) * plan.dq.tiles * plan.dq.rows * plan.dq.y_tile : 0);
+    const int64_t last = states(where) * plan.dq.tiles * plan.dq.slices * plan.dq.rows * plan.dq.y_tile;
+    before_last = arena.take<float>(with_last ? last : 0);
   }
 };
 
@@ -291,6 +293,7 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   f.k_dots = memory.k_dots;
   f.q_tiles = plan.dq.tiles;
   f.k_tiles = plan.dk.tiles;
+  f.state_tiles = plan.dq.tiles * plan.dq.slices;
   f.reach = memory.reach;
   f.factors = memory.factors;
   f.own = memory.own;

@@ -188,7 +188,7 @@ __global__ __launch_bounds__(kFlowScanThreads) void scan_flows(const FlowParams 
   // <dC_last, C> + <dn_last, n> over the last chunk, and the same before the first.
   double over = 0;
   if (p.state_dots) {
-    for (int j = me; j < p.q_tiles; j += kFlowScanThreads)
+    for (int j = me; j < p.state_tiles; j += kFlowScanThreads)
       over += p.state_dots[j * (p.where.sequences * p.where.heads) + h.state];
     for (int64_t d = me; p.normalizer_grad && d < p.dqk; d += kFlowScanThreads)
       over += double(p.dn_last[h.state * p.dqk + d]) * p.keys[last * p.dqk + d];

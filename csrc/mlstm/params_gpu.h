@@ -107,17 +107,18 @@ struct WalkParams {
   const float* state_in;     // (N, NH, DHQK, DHHV), or null
   float* state_out;          // or null
   int64_t state_x, state_y;  // strides of x and y in those
-  float* before_last;        // (N NH, tiles, accumulators): the state before the last chunk, or null
-  float* between;            // (N NH, segments - 1, tiles, accumulators): states between segments, or null
-  int segments, segment_chunks, tiles;
+  float* before_last;        // (N NH, tiles, slices, accumulators): the state before the last chunk, or null
+  float* between;            // (N NH, segments - 1, tiles, accumulators): states between segments; with slices the
+                             // states themselves, (N NH, tiles, slices, accumulators); or null
+  int segments, segment_chunks, tiles, slices;
   bool reverse, alone;  // alone: from zero, each segment but the last, to `between`
 };
 
 struct StateDotParams {  // <dc_last, before_last> of each tile
   const float *before_last, *dc_last;
-  float* dots;  // (tiles, N NH)
+  float* dots;  // (tiles, slices, N NH)
   int64_t states, state_x, state_y;
-  int tiles, x_columns, y_columns;
+  int tiles, slices, x_columns, y_columns;
 };
 
 struct ScanParams {  // of `between`
@@ -137,13 +138,13 @@ struct FlowParams {
   const double *m, *m_before;
   const double* dm;
   const float *q_dots, *k_dots;  // (tiles, rows, slots, L)
-  int q_tiles, k_tiles;
+  int q_tiles, k_tiles, state_tiles;
   const float *reach, *factors, *own, *across, *leaving, *walk_reaching, *walk_leaving, *decay;
   double* local;                                // per token
   double *reaching, *entering, *over, *moving;  // per chunk
   double *behind, *spread, *correction;         // what reaches m from behind; see scan_flows
   int* stops;
-  const float* state_dots;  // (q_tiles, N NH): <dC_last, C before the last chunk>, or null
+  const float* state_dots;  // (state_tiles, N NH): <dC_last, C before the last chunk>, or null
   const float *dn_last, *keys, *dm_last;
   const float *dc_initial, *dn_initial, *c_initial, *n_initial;
   float* dm_initial;

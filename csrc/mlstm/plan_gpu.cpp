@@ -27,24 +27,21 @@ double walk_time(int64_t blocks, int64_t segments, int64_t at_once) {
   return segments == 1 ? walk : walk + 0.5 * double(ceil_div(blocks * (segments - 1), at_once)) * each;
 }
 
-int rows_of(const char* name, int64_t dimension) {
-  if (const int rows = walk_rows(dimension)) return rows;
-  throw std::invalid_argument(std::string(name) + ": expected at most " + std::to_string(kMostWalkRows) +
-                              " on a GPU, got " + std::to_string(dimension));
-}
-
 // Whether the Hopper walk is there for these tensors and fills its tiles.
 bool suits_hopper(const MlstmShape& s, const Chip& chip) {
-  return chip.hopper && s.panels && !s.packed && s.dqk >= 128 && s.dhv >= 128 && s.length >= 2 * kHopperChunk;
+  const auto fits = [](int64_t dimension) { return dimension >= 128 && dimension <= kMostWalkRows; };
+  return chip.hopper && s.panels && !s.packed && fits(s.dqk) && fits(s.dhv) && s.length >= 2 * kHopperChunk;
 }
 
-// The longest chunk that every one of `rows` has a kernel for which fits this chip.
-int chunk_for(const MlstmShape& s, const Chip& chip, std::initializer_list<int> rows) {
+// The longest chunk that every walk with a state of so many rows has a kernel for which fits this chip.
+int chunk_for(const MlstmShape& s, const Chip& chip, std::initializer_list<int64_t> dimensions) {
   if (suits_hopper(s, chip)) return kHopperChunk;
   const auto fits = [&](int chunk) {
-    return std::all_of(rows.begin(), rows.end(), [&](int r) {
-      return has_walk(chip.family, s.element_bytes, r, chunk) &&
-             walk_shape(chip.family, s.element_bytes, r, chunk).lds_bytes <= chip.lds_bytes;
+    return std::all_of(dimensions.begin(), dimensions.end(), [&](int64_t dimension) {
+      const int rows = walk_rows(dimension);
+      return has_walk(chip.family, s.element_bytes, rows, chunk) &&
+             (dimension <= kMostWalkRows || has_wide_walk(chip.family, s.element_bytes, chunk)) &&
+             walk_shape(chip.family, s.element_bytes, rows, chunk).lds_bytes <= chip.lds_bytes;
     });
   };
   for (const int chunk : kChunks)
@@ -53,21 +50,23 @@ int chunk_for(const MlstmShape& s, const Chip& chip, std::initializer_list<int> 
                               " bytes of LDS of this GPU");
 }
 
-WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int rows, int64_t columns, int chunk) {
+// rows, columns: of the state.
+WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int64_t rows, int64_t columns, int chunk) {
   WalkPlan p{};
   p.chunk = chunk;
+  p.rows = walk_rows(rows);
+  p.slices = rows > kMostWalkRows ? int(ceil_div(rows, p.rows)) : 1;
   int64_t at_once = chip.compute_units;
   if (chunk == kHopperChunk) {
     p.schedule = Schedule::hopper;
-    p.rows = std::max(rows, 128);
+    p.rows = std::max(p.rows, 128);
     const HopperShape shape = hopper_shape(p.rows, columns);
     p.y_tile = shape.y_tile();
     p.tiles = int(ceil_div(columns, p.y_tile));
     p.normalises = shape.normalises();
     if (shape.pair) p.tiles = int(ceil_div(p.tiles, 2)) * 2;
   } else {
-    const WalkShape shape = walk_shape(chip.family, s.element_bytes, rows, chunk);
-    p.rows = rows;
+    const WalkShape shape = walk_shape(chip.family, s.element_bytes, p.rows, chunk);
     at_once *= shape.blocks_at_once;
     p.y_tile = shape.y_tile;
     p.tiles = int(ceil_div(columns, p.y_tile));
@@ -75,7 +74,7 @@ WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int rows, int64_t colu
   const int64_t blocks = s.sequences * s.heads * p.tiles;
   const int64_t chunks = ceil_div(s.length, chunk);
   // A segment of fewer than eight chunks is mostly beginning and end.
-  const int64_t most = std::max<int64_t>(1, std::min<int64_t>(chunks / 8, kMostSegments));
+  const int64_t most = p.slices > 1 ? 1 : std::max<int64_t>(1, std::min<int64_t>(chunks / 8, kMostSegments));
   int64_t best = 1;
   for (int64_t n = 2; n <= most; ++n)
     if (walk_time(blocks, n, at_once) < 0.95 * walk_time(blocks, best, at_once)) best = n;
@@ -89,19 +88,17 @@ WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int rows, int64_t colu
 }  // namespace
 
 int64_t between_floats(const WalkPlan& p, int64_t states) {
-  return states * (p.segments - 1) * p.tiles * p.rows * p.y_tile;
+  return states * (p.slices > 1 ? p.slices : p.segments - 1) * p.tiles * p.rows * p.y_tile;
 }
 
 ForwardPlan plan_forward(const MlstmShape& s, const Chip& chip) {
-  const int rows = rows_of("DHQK", s.dqk);
-  return {chip, plan_walk(s, chip, rows, s.dhv, chunk_for(s, chip, {rows}))};
+  return {chip, plan_walk(s, chip, s.dqk, s.dhv, chunk_for(s, chip, {s.dqk}))};
 }
 
 BackwardPlan plan_backward(const MlstmShape& s, const Chip& chip) {
-  const int keys = rows_of("DHQK", s.dqk), values = rows_of("DHHV", s.dhv);
-  const int chunk = chunk_for(s, chip, {keys, values});
-  return {chip, plan_walk(s, chip, values, s.dqk, chunk), plan_walk(s, chip, values, s.dqk, chunk),
-          plan_walk(s, chip, keys, s.dhv, chunk)};
+  const int chunk = chunk_for(s, chip, {s.dqk, s.dhv});
+  return {chip, plan_walk(s, chip, s.dhv, s.dqk, chunk), plan_walk(s, chip, s.dhv, s.dqk, chunk),
+          plan_walk(s, chip, s.dqk, s.dhv, chunk)};
 }
 
 }  // namespace xlstm::gpu

@@ -25,13 +25,14 @@ enum class Schedule { common, hopper };
 struct WalkPlan {
   Schedule schedule;
   int rows, chunk;    // the kernel's
+  int slices;         // of rows, where a state has more than any kernel keeps; else 1
   int y_tile, tiles;  // columns of y in a block; blocks along y
   bool normalises;    // a forward walk makes its normalisers itself
   int segments, segment_chunks;
   int blocks;  // of the walk itself; states only between segments come before
 };
 
-// Floats of the states between its segments.
+// Floats of the states between its segments, or of those that are walked in slices.
 int64_t between_floats(const WalkPlan&, int64_t states);
 
 struct ForwardPlan {
@@ -43,7 +44,7 @@ struct BackwardPlan {
   WalkPlan dq, dk, dv;  // one chunk length for all
 };
 
-// Throw std::invalid_argument, naming the dimension, where there is no kernel.
+// Throw std::invalid_argument where the chip's LDS has no room for any kernel.
 ForwardPlan plan_forward(const MlstmShape&, const Chip&);
 BackwardPlan plan_backward(const MlstmShape&, const Chip&);
 

@@ -6,22 +6,10 @@
 // row against 256 or more). n and m are written when all tasks are done, so the states may be updated in place.
 #include "mlstm/kernels_cpu.h"
 #include "mlstm/sequences.h"
+#include "mlstm/token.h"
 
 namespace xlstm::XLSTM_ISA {
 namespace {
-
-struct Tiling {
-  int64_t width, count;  // values per task, tasks per head
-
-  // Split values only when the heads do not fill the workers, in whole cache lines of at least 64 values.
-  Tiling(int64_t dhv, int64_t heads, int64_t workers) {
-    constexpr int64_t kLeast = 64;
-    const int64_t wanted = (workers + heads - 1) / heads, most = (dhv + kLeast - 1) / kLeast;
-    const int64_t tiles = wanted < most ? wanted : most;
-    width = ((dhv + tiles - 1) / tiles + 15) / 16 * 16;
-    count = (dhv + width - 1) / width;
-  }
-};
 
 template <class T>
 struct Memory {
@@ -34,42 +22,6 @@ struct Memory {
         rows(arena.take<T>(workers * per_worker(in))) {}
   static int64_t per_worker(const xlstm_mlstm& in) { return (3 * (in.dqk + 16) + 2 * (in.dhv + 16) + 15) / 16 * 16; }
 };
-
-// c' = forget c + (input k) v^T and h = q c', for `width` values; four rows of c at a time share the loads of v and h.
-template <class T>
-void update(const T* c, T* c_next, int64_t stride, const T* q, const T* k, const T* v, T* h, int64_t dqk, int64_t width,
-            T forget, T input) {
-  for (int64_t j = 0; j < width; ++j) h[j] = 0;
-  int64_t d = 0;
-  const int64_t whole = width / kLanes<T> * kLanes<T>;
-  for (; d + 4 <= dqk; d += 4) {
-    const T k0 = input * k[d], k1 = input * k[d + 1], k2 = input * k[d + 2], k3 = input * k[d + 3];
-    const T *c0 = c + d * stride, *c1 = c0 + stride, *c2 = c1 + stride, *c3 = c2 + stride;
-    T *o0 = c_next + d * stride, *o1 = o0 + stride, *o2 = o1 + stride, *o3 = o2 + stride;
-    for (int64_t j = 0; j < whole; j += kLanes<T>) {
-      const Vec<T> value = load(v + j);
-      const Vec<T> x0 = load(c0 + j) * forget + value * k0, x1 = load(c1 + j) * forget + value * k1;
-      const Vec<T> x2 = load(c2 + j) * forget + value * k2, x3 = load(c3 + j) * forget + value * k3;
-      store(o0 + j, x0);
-      store(o1 + j, x1);
-      store(o2 + j, x2);
-      store(o3 + j, x3);
-      store(h + j, load(h + j) + (x0 * q[d] + x1 * q[d + 1]) + (x2 * q[d + 2] + x3 * q[d + 3]));
-    }
-    for (int64_t j = whole; j < width; ++j)
-      for (int64_t r = d; r < d + 4; ++r) {
-        const T x = c[r * stride + j] * forget + v[j] * (input * k[r]);
-        c_next[r * stride + j] = x;
-        h[j] += x * q[r];
-      }
-  }
-  for (; d < dqk; ++d)
-    for (int64_t j = 0; j < width; ++j) {
-      const T x = c[d * stride + j] * forget + v[j] * (input * k[d]);
-      c_next[d * stride + j] = x;
-      h[j] += x * q[d];
-    }
-}
 
 template <class T>
 void run(const xlstm_mlstm_forward& p, void* workspace, const Executor& executor) {
@@ -105,12 +57,10 @@ void run(const xlstm_mlstm_forward& p, void* workspace, const Executor& executor
       rows_k.read(t, k);
       load_row(v, at(in.v, h), in.v.dtype, t * in.v.stride[2] + column, width);
       const TokenGates g = token_gates(in, h, t);
-      const double m_next = next_stabiliser(sigmoid_gate, g.lf, m, g.ig);
-      const T forget = T(::exp(g.lf + m - m_next)), input = T(::exp(g.ig - m_next));
-      m = m_next;
-      for (int64_t d = 0; d < in.dqk; ++d) n[d] = forget * n[d] + input * k[d];
-      const T l = T(dot(q, n, in.dqk));
-      update(c_before, c, in.dhv, q, k, v, out, in.dqk, width, forget, input);
+      const Decay<T> d = decay<T>(sigmoid_gate, g, m);
+      m = d.m;
+      const T l = take_key(d, q, k, n, in.dqk);
+      take_value(d, c_before, c, in.dhv, q, k, v, out, in.dqk, width);
       c_before = c;
       const T inverse = T(1 / normaliser(normalize, l, m, in.eps));
       for (int64_t j = 0; j < width; ++j) out[j] *= inverse;

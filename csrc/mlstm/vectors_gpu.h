@@ -116,7 +116,7 @@ __global__ __launch_bounds__(kNormaliserThreads) void normalisers(const Normalis
 template <class E, int kRows, int kChunk>
 struct WalkState {
   static constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kRows, kChunk);
-  static constexpr int kThreads = kShape.threads, kRegisters = kRows * kShape.y_tile / kThreads;
+  static constexpr int kThreads = kShape.threads, kRegisters = kRows * kShape.y_tile / kThreads, kSliceRows = kRows;
 
   XLSTM_DEVICE static StripPosition position(int r, int tile) {
     constexpr int kYStrips = kColumnsPerWave / kStripColumns;
@@ -178,18 +178,19 @@ __global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threa
   if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) scan_between<WalkState<E, kRows, kChunk>>(p);
 }
 
-// <dc_last, state before the last chunk> of one tile.
+// <dc_last, state before the last chunk> of one slice of one tile.
 template <class State>
 XLSTM_DEVICE void dot_tile(const StateDotParams& p) {
   constexpr int kThreads = State::kThreads, kRegisters = State::kRegisters;
   __shared__ float sums[kThreads / kWave];
-  const int tile = blockIdx.x % p.tiles;
-  const int64_t state = blockIdx.x / p.tiles;
-  const float* from = p.before_last + (state * p.tiles + tile) * (kRegisters * kThreads) + threadIdx.x;
+  const int parts = p.tiles * p.slices, part = blockIdx.x % parts;
+  const int64_t state = blockIdx.x / parts;
+  const float* from = p.before_last + (state * parts + part) * (kRegisters * kThreads) + threadIdx.x;
   const float* with = p.dc_last + state * int64_t(p.x_columns) * p.y_columns;
   float sum = 0;
   for (int r = 0; r < kRegisters; ++r) {
-    const auto [x, y] = State::position(r, tile);
+    auto [x, y] = State::position(r, part / p.slices);
+    x += part % p.slices * State::kSliceRows;
     if (x < p.x_columns && y < p.y_columns) sum += with[x * p.state_x + y * p.state_y] * from[r * kThreads];
   }
   for (int mask = kWave / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
@@ -197,7 +198,7 @@ XLSTM_DEVICE void dot_tile(const StateDotParams& p) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   for (int w = 1; w < kThreads / kWave; ++w) sum += sums[w];
-  p.dots[tile * p.states + state] = sum;
+  p.dots[part * p.states + state] = sum;
 }
 
 template <class E, int kRows, int kChunk>

@@ -23,89 +23,36 @@
 // 0.25 bytes a multiply-add, which binds before the matrix units do.
 #pragma once
 
-#include "mlstm/sequences_gpu.h"
-#include "mlstm/walk_shape.h"
-#include "tile/gpu.h"
+#include "mlstm/walk_chunks_gpu.h"
 
 namespace xlstm::gpu {
 
-template <class E, int kRows, int kChunk>
-struct Walk {
-  static constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kRows, kChunk);
-  static constexpr int kY = kShape.y_tile, kThreads = kShape.threads;
+template <class E, int kRows, int kChunk, bool kWide = false>
+struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
+  using Chunks = WalkChunks<E, kRows, kChunk, kWide>;
+  using Chunks::fetch_a, Chunks::fetch_rest, Chunks::fetch_outputs;
+  using Chunks::kShape, Chunks::kY, Chunks::kThreads;
+  using Chunks::p, Chunks::segment, Chunks::tile;
+  using Chunks::room, Chunks::slice_row, Chunks::tile_rows, Chunks::chunk_at, Chunks::begin_of, Chunks::valid_of;
+  using typename Chunks::Room, typename Chunks::Stages, typename Chunks::StageRows;
+
   static constexpr int kXStrips = kShape.x_per_wave / kStep<E>, kTStrips = kChunk / kStep<E>;
   static constexpr int kYStrips = kColumnsPerWave / kStripColumns;
   static constexpr int kStateRegisters = kXStrips * kYStrips * Strip<E>::kRegisters;
 
-  using StageA = Stage<E, kChunk, kRows, false, kThreads>;
-  using StageX = Stage<E, kChunk, kRows, true, kThreads>;
-  using StageY = Stage<E, kChunk, kY, true, kThreads>;
-  using StageRows = Stage<E, kChunk, kY, false, kThreads>;  // of outputs
-  using StageScores = Stage<E, kChunk, kChunk, false, kThreads>;
-  using ScoresTurned = TurnedSquare<E, kChunk, kThreads>;
-  using StageFactors = Stage<float, 1, kFactors * kChunk, false, kThreads>;
-  using StageVector = FloatStage<kY, kThreads>;
-  static_assert(kFactors == kTokenFactors);
-
-  // Where a chunk lies in LDS.
-  struct Room {
-    typename StageA::Storage a;
-    typename StageX::Storage x;
-    typename StageY::Storage y;
-    typename StageScores::Storage scores;
-    typename StageRows::Storage with;
-    float *numbers, *out;
-
-    XLSTM_DEVICE const float* factor(Factor which) const { return numbers + which * kChunk; }
-    XLSTM_DEVICE float* vector() const { return numbers + kFactors * kChunk; }
-  };
-
-  // What is on its way there.
-  struct Stages {
-    StageA a;
-    StageX x;
-    StageY y;
-    StageScores scores;
-    ScoresTurned scores_turned;  // of a reverse walk, where LDS is not read transposed
-    StageRows with, own;
-    StageFactors factors;
-    StageVector vector;
-    float decay;
-  };
-
-  const WalkParams* p;
-  Segment segment;
-  int tile, x0, y0, wave_x;
-  int lane;  // made anew for each chunk, with the addresses that follow from it
-  char* lds;
+  int x0, y0, wave_x;
+  int lane;                            // made anew for each chunk, with the addresses that follow from it
   Strip<E> state[kXStrips][kYStrips];  // C / held: the decay of chunks is kept apart until it is small
   float held = 1;
 
   XLSTM_DEVICE Walk(const WalkParams* params, const Segment& where, int y_tile_index, char* memory)
-      : p(params), segment(where), tile(y_tile_index), lds(memory) {
+      : Chunks{params, where, y_tile_index, memory} {
     const int wave = wave_id();
     wave_x = wave % kShape.waves_x;
     x0 = wave_x * kShape.x_per_wave;
     y0 = wave / kShape.waves_x * kColumnsPerWave;
   }
 
-  XLSTM_DEVICE Room room(int n) const {
-    Room r;
-    char* at = lds + n % kShape.buffers * kShape.buffer_bytes;
-    const auto take = [&](auto& tile, int bytes) {
-      tile.base = reinterpret_cast<E*>(at);
-      at += bytes;
-    };
-    r.out = reinterpret_cast<float*>(at);
-    take(r.a, kShape.a_x_take_turns ? 0 : kShape.a_bytes);
-    take(r.x, kShape.x_bytes);
-    take(r.scores, kShape.scores_bytes);
-    at = reinterpret_cast<char*>(r.out) + kShape.out_room;
-    take(r.y, kShape.y_bytes);
-    take(r.with, kShape.with_bytes);
-    r.numbers = reinterpret_cast<float*>(lds + kShape.buffers * kShape.buffer_bytes) + n % 2 * kShape.numbers;
-    return r;
-  }
   // ---- the state
 
   // f(x, y, value) for each element that this lane holds.
@@ -118,7 +65,8 @@ struct Walk {
 #pragma unroll
         for (int r = 0; r < Strip<E>::kRegisters; ++r) {
           const StripPosition at = Strip<E>::position(r);
-          f(x0 + xs * kStep<E> + at.row, tile * kY + y0 + ys * kStripColumns + at.column, state[xs][ys].value[r]);
+          f(slice_row() + x0 + xs * kStep<E> + at.row, tile * kY + y0 + ys * kStripColumns + at.column,
+            state[xs][ys].value[r]);
         }
   }
   XLSTM_DEVICE bool inside(int x, int y) const { return x < p->x.columns && y < p->y.columns; }
@@ -246,7 +194,7 @@ struct Walk {
 #pragma unroll
       for (int ys = 0; ys < kYStrips; ++ys)
         load_chain<E>(r.y, y0 + ys * kStripColumns, k, r.factor(p->weight), up, plain[ys], weighted[ys], lane);
-      if (p->out.data && k / kStep<E> % kShape.waves_x == wave_x)
+      if (p->out.data && slice_row() == 0 && k / kStep<E> % kShape.waves_x == wave_x)
 #pragma unroll
         for (int ts = 0; ts < kTStrips; ++ts) {
           const int t = ts * kStep<E>;
@@ -339,50 +287,6 @@ struct Walk {
   }
 
   // ---- the loop
-
-  // Tokens of y's tile.
-  XLSTM_DEVICE TokenRows<E> tile_rows(const Tokens& x) const {
-    TokenRows<E> t = rows<E>(x, segment);
-    t.data += tile * kY;
-    t.columns -= tile * kY;
-    return t;
-  }
-  XLSTM_DEVICE int chunk_at(int n) const { return p->reverse ? segment.last_chunk - 1 - n : segment.first_chunk + n; }
-  XLSTM_DEVICE int64_t begin_of(int n) const { return segment.begin + int64_t(chunk_at(n)) * kChunk; }
-  XLSTM_DEVICE int valid_of(int64_t t0) const { return int(segment.end - t0 < kChunk ? segment.end - t0 : kChunk); }
-
-  XLSTM_DEVICE void fetch_a(Stages& s, int n) {
-    const int64_t t0 = begin_of(n), slots = segment.in_slots(p->where, chunk_at(n));
-    const Room r = room(n);
-    if (p->out.data) s.a.fetch(r.a, rows<E>(p->a, segment), t0, valid_of(t0));
-    const int64_t slot = slots / kChunk;
-    s.factors.fetch({r.numbers}, {global(p->factors) + slot * kFactors * kChunk, 0, kFactors * kChunk, true}, 0, 1);
-  }
-  XLSTM_DEVICE void fetch_rest(Stages& s, int n) {
-    const int64_t t0 = begin_of(n), slots = segment.in_slots(p->where, chunk_at(n));
-    const int valid = valid_of(t0);
-    const Room r = room(n);
-    s.x.fetch(r.x, rows<E>(p->x, segment), t0, valid);
-    s.y.fetch(r.y, tile_rows(p->y), t0, valid);
-    s.decay = global(p->decay)[slots / kChunk];
-    if (p->vector)
-      s.vector.fetch(r.vector(), global(p->vector) + slots / kChunk * p->y.columns + tile * kY,
-                     p->y.columns - tile * kY);
-    if (!p->out.data) return;
-    const E* scores = global(static_cast<const E*>(p->scores)) + slots * kChunk;
-    if (!kAsyncCopies && p->reverse)
-      s.scores_turned.fetch(scores);
-    else
-      s.scores.fetch(r.scores, {scores, kChunk, kChunk, true}, 0, kChunk);
-  }
-  // What the outputs are multiplied with. In registers it comes late, when x and y have left theirs.
-  XLSTM_DEVICE void fetch_outputs(Stages& s, int n) {
-    const int64_t t0 = begin_of(n);
-    const Room r = room(n);
-    if (p->with.data) s.with.fetch(r.with, tile_rows(p->with), t0, valid_of(t0));
-    if constexpr (!kAsyncCopies)
-      if (p->with_self) s.own.fetch(r.with, tile_rows(p->y), t0, valid_of(t0));
-  }
 
   XLSTM_DEVICE void run() {
     Stages s;

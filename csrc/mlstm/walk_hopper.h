@@ -211,7 +211,10 @@ struct HopperWalk {
             outputs.store(sum, n, half, group);
           }
         }
-        if (m + 1 == kMine && thread % 32 == 0) room.y_free(n).arrive();
+        if (m + 1 == kMine) {
+          if constexpr (!kOutputs) __syncwarp();  // else outputs bring the warp together
+          if (thread % 32 == 0) room.y_free(n).arrive();
+        }
         products_wait<0>(state.c[m]);
       }
       if (thread == 0) room.x_free(n).arrive();
@@ -244,13 +247,13 @@ struct HopperWalk {
 template <int kRows, int kHalves, bool kPair, HopperOutput kOutput>
 __global__ __launch_bounds__(kHopperBlockThreads, 1) void walk_hopper(const __grid_constant__ HopperWalkParams params) {
   if constexpr (kHopper) {
-    extern __shared__ __align__(kPanelAlignment) char panels[];
+    extern __shared__ __align__(1024) char lds[];
     const WalkParams& p = params.walk;
     const int tile = blockIdx.x % p.tiles, order = blockIdx.x / p.tiles % p.segments;
     const Segment segment = segment_of(p.where, blockIdx.x / p.tiles / p.segments, order, p.segment_chunks, p.reverse);
     if (segment.empty || (p.alone && segment.last())) return;
     using Room = HopperRoom<kRows, kHalves, kPair, kOutput>;
-    const Room room(params, segment, tile, panels);
+    const Room room(params, segment, tile, lds);
     HopperWalk<Room>{room}.run();
   }
 }

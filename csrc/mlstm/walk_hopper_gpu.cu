@@ -74,8 +74,8 @@ void launch_shape(const WalkPlan& plan, const WalkParams& p, const NormaliserPar
     run(std::integral_constant<HopperOutput, HopperOutput::plain>{});
   }
   if (!p.before_last) return;
-  const StateDotParams dot{p.before_last, dc_last, dots,        states,     p.state_x,
-                           p.state_y,     p.tiles, p.x.columns, p.y.columns};
+  const StateDotParams dot{p.before_last, dc_last, dots,     states,      p.state_x,
+                           p.state_y,     p.tiles, p.slices, p.x.columns, p.y.columns};
   launch("dots of states", dot_states_hopper<kRows, kHalves, kPair>, {states * plan.tiles, State::kThreads, 0}, stream,
          dot);
 }

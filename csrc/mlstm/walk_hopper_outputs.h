@@ -80,6 +80,8 @@ struct HopperOutputs {
   static constexpr int kAhead = 6, kInGroup = 2;  // rounds of a warp on their way; in registers
   static constexpr int kBatches = (kChunk / kStep + kAhead) / kAhead;
 
+  XLSTM_DEVICE int owned(int h) const { return kPair ? room.owned_half() : h; }  // of the halves
+
   XLSTM_DEVICE TokenRows<BFloat16> tile_rows(const Tokens& x) const {
     TokenRows<BFloat16> t = rows<BFloat16>(x, room.segment);
     t.data += room.tile * kShape.y_tile();
@@ -105,11 +107,10 @@ struct HopperOutputs {
     const TokenRows<BFloat16> with = tile_rows(kFlowing ? p.with : p.out), out = tile_rows(p.out);
     const uint32_t out_stride = uint32_t(out.stride), with_stride = uint32_t(with.stride);  // 2^26 bytes at most
     const int column = lane % kRowPieces * 8, there = column < out.columns ? column : 0;
-    const int half = kPair ? room.owned_half() : column / 64;
+    const int half = owned(column / 64);
     const float* sums = room.sums(half);
     const float* incoming = room.incoming();
     const int which = kFlowing ? p.along : kGain;
-    const float plain = kFlowing || p.gained ? 0.0f : 1.0f;  // in the place of a gain that there is not
     float* dots = p.dots + room.tile * (p.where.rows * p.where.slots * kChunk);
     for (int n = 0; n < room.chunks; ++n) {
       const int64_t slot = room.slot_of(n), t0 = int64_t(room.chunk_at(n)) * kChunk;
@@ -145,11 +146,9 @@ struct HopperOutputs {
           if constexpr (kPair) {
             if (warp == 0 && lane == 0) room.incoming_full().expect(Room::kHalfBytes);
             room.incoming_full().wait(room.every_parity(n));
-            room.sums_full(half).wait(room.every_parity(n));
-          } else {
-#pragma unroll
-            for (int h = 0; h < kOwned; ++h) room.sums_full(h).wait(room.every_parity(n));
           }
+#pragma unroll
+          for (int h = 0; h < kOwned; ++h) room.sums_full(owned(h)).wait(room.every_parity(n));
         }
 #pragma unroll
         for (int group = 0; group < kAhead; group += kInGroup) {
@@ -169,13 +168,9 @@ struct HopperOutputs {
           if (batch + 1 == kBatches && group + kInGroup == kAhead) {  // who waits to write need not wait for the rest
             __syncwarp();
             if (lane == 0) {
-              if constexpr (kPair) {
-                room.sums_free(half).arrive();
-                room.sent_free().arrive_at(room.owned_half() ^ 1);
-              } else {
 #pragma unroll
-                for (int h = 0; h < kOwned; ++h) room.sums_free(h).arrive();
-              }
+              for (int h = 0; h < kOwned; ++h) room.sums_free(owned(h)).arrive();
+              if constexpr (kPair) room.sent_free().arrive_at(room.owned_half() ^ 1);
             }
           }
 #pragma unroll
@@ -200,7 +195,7 @@ struct HopperOutputs {
               store_if(column == 0 && t < kChunk, dots + slot * kChunk + t, dot);
             } else {
 #pragma unroll
-              for (int j = 0; j < 8; ++j) x[j] *= plain == 0 ? more.factor : plain;
+              for (int j = 0; j < 8; ++j) x[j] *= p.gained ? more.factor : 1.0f;
             }
             Piece result;
 #pragma unroll
@@ -242,8 +237,9 @@ struct HopperOutputs {
     const NormaliserParams& q = room.params.normaliser;
     const int lane = threadIdx.x % 32, piece = lane % kLanes;
     const int first = (warp * kRounds - warp / 2) * kAtOnce, among = lane / kLanes * kEach;
-    const bool finishes = lane % 4 < kRounds;  // a token of each round
-    const int token = first + (finishes ? lane % 4 * kAtOnce + lane / 4 : 0);
+    // A token of each round; where two warps find the same, the first of them.
+    const bool finishes = lane % 4 < kRounds && !(warp == kOutputWarps - 1 && lane % 4 == 0);
+    const int token = first + (lane % 4 < kRounds ? lane % 4 * kAtOnce + lane / 4 : 0);
     for (int n = 0; n < room.chunks; ++n) {
       const char* numbers = room.normal(n);
       const char* panel = room.stage(n) + Room::kA + piece / 8 * kPanel + first * kPanelRowBytes;

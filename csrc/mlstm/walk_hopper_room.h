@@ -19,7 +19,8 @@ struct HopperWalkParams {
 template <int kRows, int kHalves, bool kPair>
 struct HopperState {
   static constexpr HopperShape kShape{kRows, kHalves, kPair};
-  static constexpr int kThreads = kHopperStateThreads, kRegisters = kShape.registers(), kHalfRegisters = kRows / 2;
+  static constexpr int kThreads = kHopperStateThreads, kRegisters = kShape.registers(), kHalfRegisters = kRows / 2,
+                       kSliceRows = kRows;
 
   // The ith accumulator of 64 columns of y, of a thread of a warpgroup: its row is x, or a token, its column one of y.
   XLSTM_DEVICE static StripPosition in_half(int i) {

@@ -3,10 +3,31 @@
 #pragma once
 
 #include "mlstm/launch_gpu.h"
-#include "mlstm/vectors_gpu.h"
-#include "mlstm/walk_gpu.h"
+#include "mlstm/walk_wide_gpu.h"
 
 namespace xlstm::gpu {
+
+// <dc_last, the state before the last chunk>.
+template <class E, int kRows, int kChunk>
+void launch_dots(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const float* dc_last, float* dots,
+                 Stream stream) {
+  if (!p.before_last) return;
+  const int64_t states = p.where.sequences * p.where.heads;
+  const StateDotParams dot{p.before_last, dc_last, dots,     states,      p.state_x,
+                           p.state_y,     p.tiles, p.slices, p.x.columns, p.y.columns};
+  launch("dots of states", dot_states<E, kRows, kChunk>,
+         {states * plan.tiles * plan.slices, walk_shape(chip.family, sizeof(E), kRows, kChunk).threads, 0}, stream,
+         dot);
+}
+
+template <class E, int kChunk>
+void launch_wide(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const float* dc_last, float* dots,
+                 Stream stream) {
+  const WalkShape shape = walk_shape(chip.family, sizeof(E), kWideRows, kChunk);
+  const int64_t states = p.where.sequences * p.where.heads;
+  launch("walk in slices", walk_wide<E, kChunk>, {states * plan.tiles, shape.threads, shape.lds_bytes}, stream, p);
+  launch_dots<E, kWideRows, kChunk>(plan, chip, p, dc_last, dots, stream);
+}
 
 template <class E, int kRows, int kChunk>
 void launch_shape(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const float* dc_last, float* dots,
@@ -26,14 +47,12 @@ void launch_shape(const WalkPlan& plan, const Chip& chip, const WalkParams& p, c
            scan);
   }
   launch("walk", walk<E, kRows, kChunk>, grid, stream, p);
-  if (!p.before_last) return;
-  const StateDotParams dot{p.before_last, dc_last, dots,        states,     p.state_x,
-                           p.state_y,     p.tiles, p.x.columns, p.y.columns};
-  launch("dots of states", dot_states<E, kRows, kChunk>, {states * plan.tiles, shape.threads, 0}, stream, dot);
+  launch_dots<E, kRows, kChunk>(plan, chip, p, dc_last, dots, stream);
 }
 
 template <class E, int kChunk, class... Arguments>
 void launch_rows(const WalkPlan& plan, const Arguments&... arguments) {
+  if (plan.slices > 1) return launch_wide<E, kChunk>(plan, arguments...);
   switch (plan.rows) {
     case 64:
       return launch_shape<E, 64, kChunk>(plan, arguments...);

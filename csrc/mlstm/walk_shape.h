@@ -27,13 +27,14 @@ struct WalkShape {
 
 constexpr int kColumnsPerWave = 32;
 
-// The classes of state rows that there are kernels for; a dimension takes the next one.
+// The classes of state rows that there are kernels for; a dimension takes the next one. What has more than the largest
+// is walked a slice of kWideRows at a time (walk_wide_gpu.h).
 constexpr int kWalkRows[] = {64, 128, 256, 512};
-constexpr int kMostWalkRows = 512;
+constexpr int kMostWalkRows = 512, kWideRows = 64;
 constexpr int walk_rows(int64_t dimension) {
   for (int rows : kWalkRows)
     if (dimension <= rows) return rows;
-  return 0;
+  return kWideRows;
 }
 
 constexpr int kMostSegments = 64;
@@ -99,6 +100,11 @@ constexpr int kChunks[] = {32, 16};
 constexpr bool has_walk(Family f, int element_bytes, int rows, int chunk) {
   if (element_bytes == 4) return chunk == 16;
   return chunk == 32 ? f != Family::rdna || rows < 512 : f != Family::cdna;
+}
+
+// The chunk of a walk in slices: the shorter of two, for the registers that a sum over slices takes.
+constexpr bool has_wide_walk(Family f, int element_bytes, int chunk) {
+  return chunk == (f == Family::cdna && element_bytes == 2 ? 32 : 16);
 }
 
 // Whether it has the kernels around the walk: those for 64 bfloat16 tokens stand around a walk of NVIDIA's Hopper.

@@ -13,6 +13,7 @@
 #include "api/catalogue.h"
 #include "arch/devices.h"
 #include "arch/isa.h"
+#include "attention/backward_shape.h"
 #include "attention/mla_plan.h"
 #include "attention/plan.h"
 #include "attention/plan_gpu.h"
@@ -149,6 +150,7 @@ py::dict walk_plan(const gpu::WalkPlan& p, const gpu::Chip& chip, int element_by
   py::dict d;
   d["schedule"] = hopper ? "hopper" : "common";
   d["rows"] = p.rows;
+  d["slices"] = p.slices;
   d["chunk"] = p.chunk;
   d["y_tile"] = p.y_tile;
   d["tiles"] = p.tiles;
@@ -279,6 +281,11 @@ py::object walk_shape(const std::string& family, int element_bytes, int rows, in
   d["lds_bytes"] = s.lds_bytes;
   return d;
 }
+int attention_gradients_lds_bytes(const std::string& family, int element_bytes, int dqk, int dv, bool of_keys) {
+  const auto shape = of_keys ? gpu::key_gradients_shape : gpu::query_gradients_shape;
+  return shape(family_of(family), element_bytes, dqk, dv).lds_bytes;
+}
+
 int scores_lds_bytes(const std::string& family, int element_bytes, int chunk, bool backward) {
   return gpu::scores_lds_bytes(family_of(family), element_bytes, chunk, backward);
 }
@@ -321,6 +328,9 @@ PYBIND11_MODULE(_native, m) {
         py::arg("dv"), "LDS of a block of the decode kernel; None where the family has no such kernel.");
   m.def("mla_lds_bytes", mla_lds_bytes, py::arg("family"), py::arg("rows"), py::arg("features"),
         "LDS of a block of the MLA kernel; None where the family has no such kernel.");
+  m.def("attention_gradients_lds_bytes", attention_gradients_lds_bytes, py::arg("family"), py::arg("element_bytes"),
+        py::arg("dqk"), py::arg("dv"), py::arg("of_keys"),
+        "LDS of a block of attention's backward pass, dk and dv or dq.");
   m.def("scores_lds_bytes", scores_lds_bytes, py::arg("family"), py::arg("element_bytes"), py::arg("chunk"),
         py::arg("backward"), "LDS of a block of the score kernel.");
 }

@@ -64,6 +64,34 @@ struct TokenRows {
   }
 };
 
+// Element j of a piece.
+template <class E>
+XLSTM_DEVICE float element(const Piece& p, int j) {
+  if constexpr (sizeof(E) == 4)
+    return as_float(p.word[j]);
+  else
+    return j % 2 ? high_float(E{}, p.word[j / 2]) : low_float(E{}, p.word[j / 2]);
+}
+
+// One word of features of each of four tokens into a tile of features by tokens, at `row` from `to` on.
+template <class E, class Tile>
+XLSTM_DEVICE void store_turned_word([[maybe_unused]] const Tile& tile, [[maybe_unused]] const typename Tile::Cursor& to,
+                                    [[maybe_unused]] int row, [[maybe_unused]] const Piece& token) {
+#if !defined(__CUDACC__)  // which turns tiles as it reads them
+  if constexpr (sizeof(E) == 2) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t select = h ? 0x07060302u : 0x05040100u;
+      const uint32_t low = __builtin_amdgcn_perm(token.word[1], token.word[0], select);
+      const uint32_t high = __builtin_amdgcn_perm(token.word[3], token.word[2], select);
+      *reinterpret_cast<uint64_t*>(tile.at(to, row + h, 0)) = uint64_t(high) << 32 | low;
+    }
+  } else {
+    *reinterpret_cast<Piece*>(tile.at(to, row, 0)) = token;
+  }
+#endif
+}
+
 template <class E, int kTokens, int kFeatures, bool kTransposed, int kThreads>
 struct Stage {
   static constexpr bool kTurn = kTransposed && !kAsyncCopies;
@@ -198,25 +226,15 @@ struct Stage {
     }
 #endif
   }
+
+ public:
   // Four tokens of n features each, to n rows of four tokens.
   XLSTM_DEVICE static void store_turned(const Storage& tile, const Piece* p, int token, int column) {
-#if !defined(__CUDACC__)
     const auto to = tile.cursor(column, token);
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      if constexpr (sizeof(E) == 2) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const uint32_t select = h ? 0x07060302u : 0x05040100u;
-          const uint32_t low = __builtin_amdgcn_perm(p[1].word[w], p[0].word[w], select);
-          const uint32_t high = __builtin_amdgcn_perm(p[3].word[w], p[2].word[w], select);
-          *reinterpret_cast<uint64_t*>(tile.at(to, 2 * w + h, 0)) = uint64_t(high) << 32 | low;
-        }
-      } else {
-        *reinterpret_cast<Piece*>(tile.at(to, w, 0)) = {{p[0].word[w], p[1].word[w], p[2].word[w], p[3].word[w]}};
-      }
-    }
-#endif
+    for (int w = 0; w < 4; ++w)
+      store_turned_word<E>(tile, to, w * 4 / int(sizeof(E)),
+                           {{p[0].word[w], p[1].word[w], p[2].word[w], p[3].word[w]}});
   }
 };
 
@@ -238,23 +256,10 @@ struct TurnedSquare {
 #pragma unroll
     for (int i = 0; i < 4; ++i) held.word[i] = at[i * kWords];
   }
-  XLSTM_DEVICE void store([[maybe_unused]] const Storage& tile) const {
-#if !defined(__CUDACC__)
+  XLSTM_DEVICE void store(const Storage& tile) const {
     const int unit = thread_here();
     if (unit >= kUnits) return;
-    const auto to = tile.cursor(word(unit) * kInWord, four(unit) * 4);
-    if constexpr (sizeof(E) == 2) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const uint32_t select = h ? 0x07060302u : 0x05040100u;
-        const uint32_t low = __builtin_amdgcn_perm(held.word[1], held.word[0], select);
-        const uint32_t high = __builtin_amdgcn_perm(held.word[3], held.word[2], select);
-        *reinterpret_cast<uint64_t*>(tile.at(to, h, 0)) = uint64_t(high) << 32 | low;
-      }
-    } else {
-      *reinterpret_cast<Piece*>(tile.at(to, 0, 0)) = held;
-    }
-#endif
+    store_turned_word<E>(tile, tile.cursor(word(unit) * kInWord, four(unit) * 4), 0, held);
   }
 };
 

@@ -62,7 +62,7 @@ inline void check_shape(const char* name, const Tensor& x, std::initializer_list
 
 // A new tensor on q's device. On the CPU a large one is asked to lie on huge pages: the kernel writes it once, and in
 // pages of 4 KB the first touch costs more than the write (a quarter of the forward's time at 33 MB of output).
-inline Tensor new_tensor(const Tensor& q, std::initializer_list<int64_t> shape, ScalarType dtype) {
+inline Tensor new_tensor(const Tensor& q, torch::headeronly::IntHeaderOnlyArrayRef shape, ScalarType dtype) {
   Tensor x = torch::stable::new_empty(q, shape, dtype);
 #if defined(MADV_HUGEPAGE)
   constexpr uintptr_t kHuge = uintptr_t(2) << 20;
@@ -110,7 +110,7 @@ inline void check_status(xlstm_status status) {
   STD_TORCH_CHECK(status == XLSTM_OK, "xlstm_hip: ", xlstm_last_error());
 }
 
-// One call of the C API on either device.
+// One call of the C API on either device. Without functions for its workspace it needs none.
 template <class Params>
 struct Call {
   size_t (*cpu_workspace)(const Params*, int32_t);
@@ -129,9 +129,12 @@ template <class Params>
 void run_cpu(const Tensor& q, const Params& params, const Call<Params>& call) {
   xlstm_runtime runtime{};
   runtime.threads = int32_t(torch::stable::get_num_threads());
-  runtime.workspace_bytes = call.cpu_workspace(&params, runtime.threads);
-  const Tensor workspace = workspace_of(q, runtime.workspace_bytes);
-  runtime.workspace = workspace.data_ptr();
+  Tensor workspace;
+  if (call.cpu_workspace) {
+    runtime.workspace_bytes = call.cpu_workspace(&params, runtime.threads);
+    workspace = workspace_of(q, runtime.workspace_bytes);
+    runtime.workspace = workspace.data_ptr();
+  }
   runtime.parallel = [](void*, int32_t workers, void (*body)(void*, int32_t), void* arg) {
     torch::stable::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
       for (int64_t w = begin; w < end; ++w) body(arg, int32_t(w));
@@ -148,9 +151,12 @@ void run_gpu(const Tensor& q, const Params& params, const Call<Params>& call) {
   xlstm_gpu gpu{};
   STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr, "xlstm_hip: this torch has no GPU streams");
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &gpu.stream));
-  gpu.workspace_bytes = call.gpu_workspace(&params);
-  const Tensor workspace = workspace_of(q, gpu.workspace_bytes);
-  gpu.workspace = workspace.data_ptr();
+  Tensor workspace;
+  if (call.gpu_workspace) {
+    gpu.workspace_bytes = call.gpu_workspace(&params);
+    workspace = workspace_of(q, gpu.workspace_bytes);
+    gpu.workspace = workspace.data_ptr();
+  }
   check_status(call.gpu(&params, &gpu));
 }
 

@@ -6,6 +6,12 @@
 //
 // Attention: q, out (B, S, HQ, D) or packed (T, HQ, D)  k, v (B, S, HK, D), packed, or pages (N, page, HK, D)  lse (B,
 // HQ, S) or (HQ, T)  index tensors int32. A window side below 0 has no end; causal is window_right = 0.
+//
+// Layers: x, y, gate, up, o (..., D)  h (..., NH, DHHV) with o and y (..., NH * DHHV)  logits (N, V), loss (N), exps
+// (N, 2). A gradient of what was not given is empty.
+// Decode: a token of each row, tokens (B), through a whole model. `places` says which of `weights` is what, and -1
+// where there is none: 46 numbers for each block, then 7, in the order of csrc/torch/decode.cpp. `states` are c, n, m
+// of each block. out (B, V), or (B, D) without a head. Caps of 0 are none.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(xlstm_hip, m) {
@@ -60,4 +66,29 @@ STABLE_TORCH_LIBRARY(xlstm_hip, m) {
       "attention_append_(Tensor(a!) cache, Tensor x, Tensor? cos, Tensor? sin, Tensor? start, Tensor? cache_batch_idx, "
       "Tensor? block_table, bool interleaved) -> ()");
   m.def("attention_combine(Tensor out_partial, Tensor lse_partial) -> (Tensor out, Tensor lse)");
+  m.def("rms_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor");
+  m.def("add_rms_norm(Tensor x, Tensor y, Tensor? weight, Tensor? bias, float eps) -> (Tensor total, Tensor normed)");
+  m.def(
+      "rms_norm_backward(Tensor dy, Tensor? dtotal, Tensor x, Tensor? weight, Tensor? bias, float eps) "
+      "-> (Tensor dx, Tensor dweight, Tensor dbias)");
+  m.def("head_norm_gate(Tensor h, Tensor? o, Tensor? weight, Tensor? bias, float eps, bool centred) -> Tensor");
+  m.def(
+      "head_norm_gate_backward(Tensor dy, Tensor h, Tensor? o, Tensor? weight, Tensor? bias, float eps, bool centred) "
+      "-> (Tensor dh, Tensor do, Tensor dweight, Tensor dbias)");
+  m.def("soft_cap(Tensor x, float cap) -> Tensor");
+  m.def("soft_cap_backward(Tensor dy, Tensor x, float cap) -> Tensor");
+  m.def("swiglu(Tensor gate, Tensor up) -> Tensor");
+  m.def("swiglu_fused(Tensor gate_and_up) -> Tensor");
+  m.def("swiglu_backward(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)");
+  m.def("swiglu_fused_backward(Tensor dy, Tensor gate_and_up) -> Tensor");
+  m.def("cross_entropy(Tensor logits, Tensor targets, float? cap, int ignore_index) -> (Tensor loss, Tensor exps)");
+  m.def(
+      "cross_entropy_backward(Tensor dloss, Tensor logits, Tensor targets, Tensor exps, float? cap, int ignore_index) "
+      "-> Tensor");
+  m.def(
+      "cross_entropy_backward_(Tensor dloss, Tensor(a!) logits, Tensor targets, Tensor exps, float? cap, "
+      "int ignore_index) -> ()");
+  m.def(
+      "decode_step_(Tensor(a!) out, Tensor tokens, Tensor? keep, Tensor[] weights, Tensor places, "
+      "Tensor(b!)[] states, int heads, float norm_eps, float eps, float gate_cap, float output_cap) -> ()");
 }

@@ -20,9 +20,9 @@ METAL_SIMD_WIDTH = 32
 class DeviceFacts:
     """kind: "amd", "nvidia", "apple" or "cpu". arch: "gfx942", "sm_90", the CPU's machine name.
 
-    compute_units: CUs, SMs, GPU cores, or the CPU's cores. lds_bytes: shared memory one workgroup may have, 0
-    on a CPU. wave_size: lanes that run in step, 1 on a CPU. memory_bytes: 0 where the system does not say.
-    features: what follows the arch in ROCm's name of it, such as "sramecc+".
+    compute_units: CUs (of RDNA pairs of them, as HIP counts), SMs, GPU cores, or the CPU's cores. lds_bytes: shared
+    memory one workgroup may have, 0 on a CPU. wave_size: lanes that run in step, 1 on a CPU. memory_bytes: 0 where the
+    system does not say. features: what follows the arch in ROCm's name of it, such as "sramecc+".
     """
 
     name: str

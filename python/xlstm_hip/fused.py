@@ -5,8 +5,8 @@ Sequence functions share `_sequence`, steps share `_step`; what differs is the g
 
 The tensors' device chooses the kernel: the CPU's, or the GPU's of a library that has them. A call on a GPU waits for
 nothing and reads nothing on the host, cu_seqlens neither: it lies on q's device, is made int64 there, and offsets that
-do not rise or leave the row are cut off, where the CPU has an error. float64 is an error there, and so are head dims
-above 512 of the chunkwise kernels and of every backward pass.
+do not rise or leave the row are cut off, where the CPU has an error. float64 is an error there. Head dims above 512
+are slow there in the chunkwise kernels and in every backward pass: their states go through memory in each chunk.
 """
 
 from __future__ import annotations

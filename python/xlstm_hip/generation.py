@@ -8,19 +8,33 @@ then with its own tokens; what it returns is what streaming yields.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .checks import positive_int
 from .sampling import RandomRows, Sampling, row_seeds
 
-if TYPE_CHECKING:
-    from .models.xlstm_large import State, xLSTMLarge
-
 SLICE = 4096  # tokens of a prompt that go through the model at a time: bounds what the layers need
 PAD_WITHOUT_ONE = 0
+State = dict[int, tuple[Tensor, Tensor, Tensor]]  # of each block: c, n, m
+
+
+class LanguageModel(Protocol):
+    """What is asked of a model: xLSTMLarge, or what has these as it does."""
+
+    config: Any  # its vocab_size
+    special_tokens: Any  # bos, eos and pad
+    embedding: nn.Embedding
+
+    def hidden(
+        self, x: Tensor, state: State | None = None, mask: Tensor | None = None, keep_state: bool = False
+    ) -> tuple[Tensor, State]: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def step(self, tokens: Tensor, state: State, mask: Tensor | None = None) -> Tensor: ...
 
 
 class Generated(NamedTuple):
@@ -37,7 +51,7 @@ class Stream:
     """
 
     def __init__(
-        self, model: xLSTMLarge, batch_size: int = 1, state: State | None = None, remember_tokens: bool = False
+        self, model: LanguageModel, batch_size: int = 1, state: State | None = None, remember_tokens: bool = False
     ) -> None:
         positive_int("batch_size", batch_size)
         self.model, self.batch_size, self.state = model, batch_size, state
@@ -48,13 +62,16 @@ class Stream:
     @torch.no_grad()
     def feed(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """tokens (B, S), mask (B, S) with False for left padding -> logits (B, V) of the token after them."""
-        for begin in range(0, self._checked(tokens).shape[1], SLICE):
+        if self._checked(tokens).shape[1] == 1 and self.state is not None:
+            self._remember(tokens, mask)
+            self.logits = self.model.step(tokens[:, 0], self.state, None if mask is None else mask[:, 0])
+            return self.logits
+        for begin in range(0, tokens.shape[1], SLICE):
             part = tokens[:, begin : begin + SLICE]
             part_mask = None if mask is None else mask[:, begin : begin + SLICE]
             hidden = self._through(part, part_mask)
-        logits = self.model.logits(hidden[:, -1])
-        self.logits = logits
-        return logits
+        self.logits = self.model.logits(hidden[:, -1])
+        return self.logits
 
     @torch.no_grad()
     def score(self, tokens: Tensor) -> Tensor:
@@ -116,10 +133,13 @@ class Stream:
 
     def _through(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         hidden, self.state = self.model.hidden(tokens, self.state, mask, keep_state=True)
+        self._remember(tokens, mask)
+        return hidden
+
+    def _remember(self, tokens: Tensor, mask: Tensor | None) -> None:
         if self.seen is not None:
             taken = tokens if mask is None else torch.where(mask.bool(), tokens, tokens[:, -1:])
             self.seen.scatter_(1, taken, True)
-        return hidden
 
     def _checked(self, tokens: Tensor) -> Tensor:
         if tokens.dim() != 2 or tokens.shape[0] != self.batch_size or tokens.shape[1] < 1:
@@ -143,7 +163,7 @@ def with_bos(prompts: Sequence[Sequence[int]], bos: int | None) -> list[list[int
 
 
 def generate(
-    model: xLSTMLarge,
+    model: LanguageModel,
     prompts: Tensor | Sequence[Sequence[int]],
     max_new_tokens: int,
     *,

@@ -22,6 +22,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .backend import mLSTMBackendConfig
 from .checks import accumulate_dtype, has_rank
+from .engine import DecodeEngine, Numbers, engine_of, may_step, own_step_kernels
 from .models.blocks import run_block
 from .models.mlstm_call import LayerState, MLSTMCall
 from .registry import LAYER_KINDS, kernel_info
@@ -93,6 +94,13 @@ def _backbone_forward(
 ) -> xLSTMOutput:
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("input_ids: expected either input_ids or inputs_embeds, got both or neither")
+    capturing = kwargs.get("output_hidden_states") or self.config.output_hidden_states
+    if input_ids is not None and cache_params is not None and input_ids.shape[1] == 1 and not capturing:
+        made = _decoded(self, input_ids, attention_mask, cache_params)
+        if made is not None:
+            if use_cache:
+                cache_params.seqlen_offset += 1
+            return xLSTMOutput(last_hidden_state=made, cache_params=cache_params)
     x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
     length = x.shape[1]
     mask = None if attention_mask is None else _mask_of(attention_mask, x)
@@ -100,7 +108,6 @@ def _backbone_forward(
         cache_params = FloatStateCache(self, x)
     call = _call(self, x, keep_state=cache_params is not None)
     # Long prompts go through in slices, which bounds what the layers need; hidden states are wanted whole.
-    capturing = kwargs.get("output_hidden_states") or self.config.output_hidden_states
     whole = torch.is_grad_enabled() or capturing or cache_params is None
     size = length if whole else self.config.max_inference_chunksize
     slices = []
@@ -112,6 +119,29 @@ def _backbone_forward(
     if use_cache and cache_params is not None:
         cache_params.seqlen_offset += length
     return xLSTMOutput(last_hidden_state=self.out_norm(x), cache_params=cache_params)
+
+
+def _decoded(backbone: Any, input_ids: Tensor, attention_mask: Tensor | None, cache: xLSTMCache) -> Tensor | None:
+    """What the head sees (B, 1, D), by the decode engine; None where it is not for this call."""
+    states = [x for layer in range(len(backbone.blocks)) for x in cache.rnn_state[layer]]
+    if not may_step(input_ids, states):
+        return None
+    kernels = _kernels(backbone, input_ids)
+    if not own_step_kernels(kernels["chunkwise_kernel"], kernels["step_kernel"], "float32"):
+        return None
+    engine = engine_of(backbone, functools.partial(_new_engine, backbone))
+    if engine.why_not is not None or engine.hooked():
+        return None
+    keep = None if attention_mask is None else _mask_of(attention_mask, input_ids)[:, 0].contiguous()
+    config = backbone.config
+    numbers = Numbers(config.num_heads, config.eps, config.gate_soft_cap or 0.0, 0.0)
+    hidden = engine.step(input_ids[:, 0], states, keep, numbers)
+    return hidden.to(backbone.embeddings.weight.dtype).unsqueeze(1)
+
+
+def _new_engine(backbone: Any) -> DecodeEngine:
+    blocks, embedding, out_norm = ((backbone, name) for name in ("blocks", "embeddings", "out_norm"))
+    return DecodeEngine(blocks, embedding, out_norm, None, lambda block: "_xlstm_hip" in vars(type(block)))
 
 
 def _through_blocks(backbone: Any, x: Tensor, mask: Tensor | None, cache: xLSTMCache | None, call: MLSTMCall) -> Tensor:
@@ -135,14 +165,16 @@ def _mask_of(attention_mask: Tensor, x: Tensor) -> Tensor:
     return attention_mask[:, -x.shape[1] :].bool()
 
 
+def _kernels(backbone: Any, x: Tensor) -> dict[str, Any]:
+    layer = backbone.blocks[0].mlstm_layer
+    head_dim = max(layer.qk_dim, layer.v_dim) // backbone.config.num_heads
+    return backbone._xlstm_hip_kernels or get_optimal_kernel_config(x.shape[0], x.shape[1], head_dim, device=x.device)
+
+
 def _call(backbone: Any, x: Tensor, keep_state: bool) -> MLSTMCall:
-    config, layer = backbone.config, backbone.blocks[0].mlstm_layer
-    head_dim = max(layer.qk_dim, layer.v_dim) // config.num_heads
-    kernels = backbone._xlstm_hip_kernels or get_optimal_kernel_config(
-        x.shape[0], x.shape[1], head_dim, device=x.device
-    )
+    config = backbone.config
     backend = mLSTMBackendConfig(
-        **kernels,
+        **_kernels(backbone, x),
         return_last_states=keep_state,
         chunk_size=config.chunk_size,
         eps=config.eps,

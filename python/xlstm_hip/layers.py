@@ -1,78 +1,116 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layers around the mLSTM, one function each. Models call these and nothing below them.
 
-Reductions run in float32 (float64 for float64) where `wide` is set, and the result is rounded to the input's dtype
-before the weight is applied: that order is the one xLSTM-7B was trained with.
+Each is one op where the library has a kernel for the tensors' device and dtype: on the CPU, and on a GPU in float32,
+bfloat16 and float16. Elsewhere it is plain torch (reference/layers.py). Either way reductions run in float32 (float64
+for float64), dtypes promote as torch's do, and a norm is rounded to its input's dtype before the weight is applied:
+that order is the one xLSTM-7B was trained with.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from .checks import accumulate_dtype
+from . import layer_ops as ops
+from .checks import gradient_needed, one_of
+from .ops import devices_with_kernels
+from .reference import layers as plain
+
+_DEVICES = devices_with_kernels("rms_norm")
 
 
-def _widened(x: Tensor, wide: bool) -> Tensor:
-    return x.to(accumulate_dtype(x.dtype)) if wide else x
-
-
-def _scaled(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    x = x * weight
-    return x if bias is None else x + bias
+def _has_kernel(x: Tensor) -> bool:
+    device = x.device.type
+    return device in _DEVICES and (device == "cpu" or x.dtype != torch.float64)
 
 
 def rms_norm(
     x: Tensor,  # (..., D)
-    weight: Tensor,  # (D)
+    weight: Tensor | None,  # (D)
     bias: Tensor | None = None,  # (D)
     eps: float = 1e-6,
-    wide: bool = True,
 ) -> Tensor:
-    y = F.rms_norm(_widened(x, wide), x.shape[-1:], eps=eps)
-    return _scaled(y.to(x.dtype), weight, bias)
+    if not _has_kernel(x):
+        return plain.rms_norm(x, weight, bias, eps)
+    call = ops.RMSNormFunction.apply if gradient_needed(x, weight, bias) else ops.rms_norm
+    return call(x, weight, bias, eps)
 
 
 def add_rms_norm(
     x: Tensor,  # (..., D), the residual stream
     y: Tensor,  # (..., D), what is added to it
-    weight: Tensor,  # (D)
+    weight: Tensor | None,  # (D)
     bias: Tensor | None = None,  # (D)
     eps: float = 1e-6,
-    wide: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """x + y, and its norm."""
-    x = x + y
-    return x, rms_norm(x, weight, bias, eps, wide)
+    if not _has_kernel(x):
+        return plain.add_rms_norm(x, y, weight, bias, eps)
+    call = ops.AddRMSNormFunction.apply if gradient_needed(x, y, weight, bias) else ops.add_rms_norm
+    return call(x, y, weight, bias, eps)
 
 
 def head_norm_gate(
-    h: Tensor,  # (B, S, NH, DHHV)
-    o: Tensor,  # (B, S, NH * DHHV), the output gate before its sigmoid
-    weight: Tensor,  # (NH * DHHV)
+    h: Tensor,  # (..., NH, DHHV)
+    o: Tensor | None,  # (..., NH * DHHV), the output gate before its sigmoid; None: no gate
+    weight: Tensor | None,  # (NH * DHHV)
     bias: Tensor | None = None,  # (NH * DHHV)
     eps: float = 1e-6,
-    wide: bool = True,
-) -> Tensor:  # (B, S, NH * DHHV)
-    """LayerNorm over each head by itself, then sigmoid(o) times it."""
-    y = F.layer_norm(_widened(h, wide), h.shape[-1:], eps=eps)
-    return torch.sigmoid(o) * _scaled(y.to(h.dtype).flatten(2), weight, bias)
+    centred: bool = True,
+) -> Tensor:  # (..., NH * DHHV)
+    """LayerNorm over each head by itself, or RMSNorm where it is not centred; then sigmoid(o) times it."""
+    if not _has_kernel(h):
+        return plain.head_norm_gate(h, o, weight, bias, eps, centred)
+    call = ops.HeadNormGateFunction.apply if gradient_needed(h, o, weight, bias) else ops.head_norm_gate
+    return call(h, o, weight, bias, eps, centred)
 
 
 def soft_cap(x: Tensor, cap: float | None) -> Tensor:
     """cap * tanh(x / cap): about x where x is small, never beyond cap. None caps nothing."""
-    return x if cap is None else cap * torch.tanh(x / cap)
+    if cap is None:
+        return x
+    if not _has_kernel(x):
+        return plain.soft_cap(x, cap)
+    return (ops.SoftCapFunction.apply if gradient_needed(x) else ops.soft_cap)(x, cap)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    return F.silu(gate) * up
+    """silu(gate) * up."""
+    if not _has_kernel(gate):
+        return plain.swiglu(gate, up)
+    return (ops.SwigluFunction.apply if gradient_needed(gate, up) else ops.swiglu)(gate, up)
+
+
+def swiglu_fused(gate_and_up: Tensor) -> Tensor:
+    """The same of both in one tensor (..., 2 * D), gate first, as a fused projection leaves them."""
+    if not _has_kernel(gate_and_up):
+        return plain.swiglu_fused(gate_and_up)
+    return (ops.SwigluFusedFunction.apply if gradient_needed(gate_and_up) else ops.swiglu_fused)(gate_and_up)
 
 
 def capped_cross_entropy(
     logits: Tensor,  # (N, V), before the cap
-    targets: Tensor,  # (N)
+    targets: Tensor,  # (N) class indices, int64 or uint8
     cap: float | None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    in_place: bool = False,
 ) -> Tensor:
-    """The mean negative log-probability of the targets under the capped logits, in float32 or wider."""
-    return F.cross_entropy(soft_cap(logits.to(accumulate_dtype(logits.dtype)), cap), targets)
+    """torch's cross_entropy of the capped logits, in float32 or wider, without another tensor of their size forward.
+
+    in_place  backward leaves the gradient in the logits' memory, so that there is none then either: for logits that
+              nobody looks at afterwards. Under torch.compile the compiler decides.
+    """
+    one_of("reduction", reduction, ("mean", "sum", "none"))
+    if not _has_kernel(logits):
+        return plain.capped_cross_entropy(logits, targets, cap, ignore_index, reduction)
+    if gradient_needed(logits):
+        overwrite = in_place and not torch.compiler.is_compiling()
+        loss = ops.CrossEntropyFunction.apply(logits, targets, cap, ignore_index, overwrite)
+    else:
+        loss = ops.OPS.cross_entropy(logits, targets, cap, ignore_index)[0]
+    if reduction == "none":
+        return loss
+    total = loss.sum()
+    return total if reduction == "sum" else total / (targets.long() != ignore_index).sum()

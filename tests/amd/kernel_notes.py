@@ -4,15 +4,22 @@
 from __future__ import annotations
 
 # Kernels that have no matrix product: scans and sums over gates, vectors, states and segments, what stands around
-# decoding, and the recurrent ones, whose only product is of a vector. Every other kernel must use the matrix unit.
+# attention's backward pass and decoding, the recurrent ones, whose only product is of a vector, and the layers. Every
+# other kernel must use the matrix unit.
 WITHOUT_MATRICES = {
     "append_token",
+    "attention_delta",
     "chunk_gates",
     "combine_forward",
     "combine_parts",
+    "cross_entropy_backward_rows",
+    "cross_entropy_rows",
     "dot_states",
     "gate_gradients",
+    "norm_backward_rows",
+    "norm_forward_rows",
     "normalisers",
+    "pointwise",
     "recurrent_tokens",
     "recurrent_tokens_any",
     "scan_flows",
@@ -21,6 +28,9 @@ WITHOUT_MATRICES = {
     "settle",
     "stabilisers",
     "sum_chunk_flows",
+    "sum_dsink",
+    "sum_parts",
+    "sum_slices",
 }
 
 # Vector registers that are spilled, and bytes of scratch. gfx90a has fewer scalar registers: flat scratch takes six.
@@ -40,6 +50,19 @@ NOTES: list[tuple[str, str, str]] = [
         r"mla<.*",
         "with 16 rows, what a tile costs whatever their number: it goes through registers into LDS, values are turned, "
         "parts of the scores added up. On gfx1100 weights are exchanged between the halves of a wave.",
+    ),
+    (
+        f"{CDNA}|gfx1100",
+        r"attention_gradients<.*, true, (true|false)>",
+        "softcap, ALiBi, dropout and masks stand in the loop behind branches, each for calls that ask for it; counted "
+        "is a pass that takes all of them. On gfx1100 floats are split into three bfloat16 beside that.",
+    ),
+    (
+        f"{CDNA}|gfx1100",
+        r"attention_gradients<.*",
+        "masks, behind a branch that only tiles at a border take, the careful way to bring a last tile, and for each "
+        "score an exp, a multiply-add, a difference, a product and two roundings, which do not shrink with the head "
+        "dim. On gfx1100 weights are exchanged between the halves of a wave too.",
     ),
     (
         CDNA,

@@ -51,6 +51,10 @@ def dynamic_lds(kernel: Kernel) -> int | None:
         return _native.decode_lds_bytes(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv))
     if kernel.template == "mla":
         return _native.mla_lds_bytes(kernel.family, int(kernel.arguments[1]), int(kernel.arguments[2]))
+    if kernel.template == "attention_gradients":
+        element, dqk, dv, _, of_keys = kernel.arguments
+        bytes_of = ELEMENT_BYTES[element]
+        return _native.attention_gradients_lds_bytes(kernel.family, bytes_of, int(dqk), int(dv), of_keys == "true")
     return 0
 
 

@@ -139,9 +139,8 @@ def run_row(row: dict[str, Any], device: str = "cpu") -> None:
         ours.flash_attn_with_kvcache(q, *caches, window_size=row["window"], return_softmax_lse=True, **arguments)
         for _ in range(1 if device == "cpu" else 2)
     ]
-    assert all(torch.equal(x.cpu(), y.cpu()) for x, y in zip(results[0], results[-1], strict=True)), (
-        "other bits the second time"
-    )
+    same = all(torch.equal(x.cpu(), y.cpu()) for x, y in zip(results[0], results[-1], strict=True))
+    assert same, "other bits the second time"
     (out, lse), (k_cache, v_cache) = ([x.cpu() for x in xs] for xs in (results[0], caches))
     true = truth.attention(problem.sequences(torch.float64), problem.rules())
     near = []

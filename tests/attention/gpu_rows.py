@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import torch
 from pairs import pairwise
-from poison import poisoned
 from problem import Case, check, our_results, variant
 
+from poison import poisoned
 from xlstm_hip import _native
 
 HALF = (torch.bfloat16, torch.float16)

@@ -53,8 +53,20 @@ def hip(name: str, *args: Any) -> None:
     status = getattr(library(), name)(*args)
     if status:
         library().hipGetLastError()  # as it is raised here, nobody else should find it
-        text = library().hipGetErrorString(status).decode()
-        raise (Fault if status == LAUNCH_FAILURE else HipError)(f"{name}: {text}")
+        raise _error(name, status)
+
+
+def _error(name: str, status: int) -> HipError:
+    text = library().hipGetErrorString(status).decode()
+    return (Fault if status == LAUNCH_FAILURE else HipError)(f"{name}: {text}")
+
+
+def described(name: str, *args: Any) -> Any:
+    """What one of the interpreter's own functions says, from its JSON."""
+    text = getattr(library(), name)(*args)
+    if text is None:
+        raise _error(name, library().hipGetLastError())
+    return json.loads(text)
 
 
 def set_threads(threads: int) -> None:
@@ -68,7 +80,7 @@ def set_sample(every: int) -> None:
 
 
 def properties() -> dict[str, Any]:
-    return json.loads(library().gfx942_device_json())
+    return described("gfx942_device_json")
 
 
 def operations() -> list[str]:
@@ -110,7 +122,7 @@ class Kernel:
 
 def kernels() -> list[Kernel]:
     """Of every code object that is loaded."""
-    return [Kernel.of(x) for x in json.loads(library().gfx942_kernels_json())]
+    return [Kernel.of(x) for x in described("gfx942_kernels_json")]
 
 
 class Module:
@@ -135,7 +147,7 @@ class Module:
         return function
 
     def kernel(self, name: str) -> Kernel:
-        return Kernel.of(json.loads(library().gfx942_kernel_json(self._function(name))))
+        return Kernel.of(described("gfx942_kernel_json", self._function(name)))
 
     def launch(self, name: str, grid: Extent, block: Extent, args: Sequence[Any] = (), lds: int = 0) -> None:
         """Grid is in blocks, lds the dynamic part. Arrays are what the kernel sees and changes, exactly as long as
@@ -231,7 +243,7 @@ class Counters:
 def counters() -> list[Counters]:
     """Of the kernels that were launched since the last reset."""
     found = []
-    for x in json.loads(library().gfx942_counters_json()):
+    for x in described("gfx942_counters_json"):
         shapes = tuple(
             Shape(tuple(s["grid"]), tuple(s["block"]), s["dynamic_lds"], s["launches"]) for s in x.pop("shapes")
         )

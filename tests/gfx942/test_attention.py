@@ -90,7 +90,8 @@ def test_pages(package: ModuleType, page: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("splits", [2, 5])
-def test_parts_of_the_keys(package: ModuleType, dtype: torch.dtype, splits: int) -> None:
+@pytest.mark.parametrize("tile", [False, True], ids=["any kernel", "the one with tiles"])
+def test_parts_of_the_keys(package: ModuleType, dtype: torch.dtype, splits: int, tile: bool) -> None:
     """More parts than tiles are empty ones. A sink counts once."""
     from xlstm_hip import attention as ours
 
@@ -99,6 +100,8 @@ def test_parts_of_the_keys(package: ModuleType, dtype: torch.dtype, splits: int)
     options: dict[str, Any] = {
         "cache_seqlens": used, "causal": True, "return_softmax_lse": True, "sink": draw(4, dtype=dtype)
     }  # fmt: skip
+    if tile:
+        options["block_size"] = 32 if dtype == torch.float32 else 64
     whole, lse = ours.flash_attn_with_kvcache(q, k, v, num_splits=1, **options)
     got, got_lse = ours.flash_attn_with_kvcache(q, k, v, num_splits=splits, **options)
     torch.testing.assert_close(got_lse, lse)

@@ -368,6 +368,17 @@ def test_undefined_values_may_be_moved_about(device: ModuleType) -> None:
     fault(device, "undefined value", body, loads, stores=["v44"], lds=256)
 
 
+def test_a_result_of_a_pair_is_as_defined_as_its_own_words(device: ModuleType) -> None:
+    """Compilers use one result of a packed instruction, and leave the other's sources as they are."""
+    body = """v_mov_b32 v40, 1.0
+  v_pk_add_f32 v[42:43], v[40:41], v[40:41]
+  v_pk_mov_b32 v[44:45], v[40:41], v[40:41] op_sel:[0,1]"""
+    loads = {"v4": (4 * LANES).astype(np.uint32)}
+    assert run(device, body, loads, ["v42", "v44"], lds=256)[0].view(np.float32).tolist() == [2.0] * 64
+    for wrong in ("v43", "v45"):
+        fault(device, "stores an undefined value", body, loads, stores=[wrong], lds=256)
+
+
 # ---- where it happened
 
 

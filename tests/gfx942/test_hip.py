@@ -206,6 +206,11 @@ def test_an_unknown_instruction_is_named(device) -> None:
         loaded.launch("kernel", 1, 64)
 
 
+def test_what_cannot_be_described_is_an_error(device) -> None:
+    with pytest.raises(device.HipError, match="gfx942_kernel_json: .*function is null"):
+        device.described("gfx942_kernel_json", None)
+
+
 def test_counters(module, device) -> None:
     device.reset_counters()
     x = np.zeros(100, np.float32)

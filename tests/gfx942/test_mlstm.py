@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package's own calls, its kernels run as gfx942 code: rows of the GPU's table at small shapes, forward and
-backward, and what the GPU's checks ask beside them. Every kernel that the library holds must have run.
+backward, and what the GPU's checks ask beside them. Every mLSTM kernel that the library holds must have run.
 
 Truth and plain torch run on the CPU. `python tests/gfx942/sweep.py` runs the GPU's whole table instead.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ import pytest
 import torch
 
 from emulated_torch import CHECKS
+from kernels_ran import check_every_kernel_ran
 from shapes import BY_NAME, HALF, Case
 
 SEQUENCE = ("chunkwise--fused", "fused")
@@ -25,6 +25,7 @@ DTYPES = (torch.float32, *HALF)
 # One pair for each class of walk rows, as keys and as values; none a multiple of a tile, most wider than one. The
 # sequences are cut into two segments, with a tail: chunks are of 16 tokens for floats and of 32 for the rest.
 CLASSES = ((60, 130), (130, 60), (70, 260), (260, 70))
+WIDE = ((520, 40), (40, 577))  # states of more rows than registers: walked in slices
 SEGMENTS = {torch.float32: 270, torch.bfloat16: 530, torch.float16: 530}
 
 # How wide a tile of C a recurrent block has follows from how many heads there are for 304 compute units.
@@ -50,10 +51,6 @@ TABLE = (
     "the peers' gradient",
 )
 STEPS = ("step", "step, one head of 1 and 1", "step, half gates")
-KERNELS = re.compile(
-    r"_ZN5xlstm3gpu\d+(walk|scores|normalisers|stabilisers|settle|chunk_gates|dot_states|gate_gradients|scan_\w+|"
-    r"sum_chunk_flows|recurrent_tokens\w*)[IE]"
-)
 
 
 class Wanted(NamedTuple):
@@ -74,6 +71,10 @@ def rows() -> Iterator[Wanted]:
             name = f"{length} tokens, head dims of {dqk} and {dhv}"
             case = Case(name, length, dqk, dhv, heads=1, states=True, long=True, eps=0.05)
             yield Wanted(case, "sequence", "chunkwise--fused", dtype)
+    for dqk, dhv in WIDE:
+        case = Case(f"70 tokens, head dims of {dqk} and {dhv}", 70, dqk, dhv, heads=2, states=True)
+        for kernel in (SEQUENCE[0], SIGMOID[0]):
+            yield from (Wanted(case, "sequence", kernel, dtype) for dtype in DTYPES)
     for name in TABLE:
         for kernel in (*SEQUENCE, *SIGMOID):
             yield from (Wanted(BY_NAME[name], "sequence", kernel, dtype) for dtype in DTYPES)
@@ -118,7 +119,4 @@ def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
     left_out = [str(x) for x in (*ROWS, *CHECKS) if x not in _ran]
     if left_out:
         pytest.skip(f"{len(left_out)} of the tests above were not chosen")
-    held = {k.name for k in device.kernels() if KERNELS.match(k.name) and k.instructions_in_code > 1}
-    ran = {c.kernel.name for c in device.counters()}
-    assert held, "the library holds no kernels"
-    assert held <= ran, "never ran: " + ", ".join(sorted(held - ran))
+    check_every_kernel_ran(device, "mlstm")

@@ -42,7 +42,7 @@ def test_devices_are_the_published_ones() -> None:
     assert facts == {
         "MI300X": ("gfx942", 304, 64, 64),
         "MI250X": ("gfx90a", 110, 64, 64),  # one of its two dies, which is what HIP calls a device
-        "RX 7900 XTX": ("gfx1100", 96, 32, 64),
+        "RX 7900 XTX": ("gfx1100", 48, 32, 64),  # of two CUs each, which is what HIP counts
         "H200": ("sm_90", 132, 32, 227),
         "A100": ("sm_80", 108, 32, 163),
     }
@@ -114,18 +114,20 @@ def test_hopper_has_a_schedule_of_its_own() -> None:
 @pytest.mark.parametrize("element_bytes", [2, 4])
 def test_every_head_dim_has_a_plan(device: str, element_bytes: int) -> None:
     lds = DEVICES[device]["lds_bytes"]
-    for d in range(1, 513):
-        for dqk, dhv in ((d, d), (d, 512), (512, d)):
+    for d in (*range(1, 515), 600, 1024, 2000):
+        for dqk, dhv in ((d, d), (d, 512), (512, d), (d, 4000)):
             cut = plan(device, (1, 2, 100, dqk, dhv), element_bytes)
             assert max(cut[walk]["lds_bytes"] for walk in WALKS) <= lds, (dqk, dhv)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_head_dim_beyond_the_kernels_is_named(device: str) -> None:
-    with pytest.raises(ValueError, match="DHQK: expected at most 512 on a GPU, got 513"):
-        plan(device, (1, 1, 100, 513, 64))
-    with pytest.raises(ValueError, match="DHHV: expected at most 512 on a GPU, got 513"):
-        plan(device, (1, 1, 100, 64, 513))
+def test_a_state_of_more_rows_than_registers_is_walked_in_slices(device: str) -> None:
+    cut = plan(device, (1, 1, 10000, 513, 1200))
+    rows = cut["dv"]["rows"]
+    assert [cut[walk]["slices"] for walk in ("forward", "dv", "dk")] == [-(-513 // rows)] * 2 + [-(-1200 // rows)]
+    assert all(cut[walk]["segments"] == 1 for walk in WALKS)
+    narrow = plan(device, (1, 1, 10000, 512, 1200))
+    assert narrow["forward"]["slices"] == 1 and narrow["dk"]["slices"] > 1
 
 
 def test_what_is_not_a_device_or_a_shape_is_named() -> None:

@@ -21,7 +21,7 @@ from peer_models import relative, scramble, tokens
 transformers = pytest.importorskip("transformers")
 from transformers.models.xlstm import modeling_xlstm  # noqa: E402
 
-from xlstm_hip import hf  # noqa: E402
+from xlstm_hip import engine, hf  # noqa: E402
 
 WITHOUT = "WITHOUT_XLSTM_PACKAGE"
 RELEASED = {  # what the released config.json names
@@ -61,6 +61,27 @@ def test_without_the_xlstm_package() -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_decode_engine_makes_single_tokens(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = hf.accelerate(theirs(dtype)), tokens(2, 6)
+    calls, own = [], engine.DecodeEngine.step
+    monkeypatch.setattr(engine.DecodeEngine, "step", lambda *given: calls.append(1) or own(*given))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    with torch.no_grad():
+        true = hf.accelerate(theirs(torch.float64))(x, attention_mask=mask).logits
+        last = model(x, attention_mask=mask).logits
+        cache = model(x[:, :4], attention_mask=mask[:, :4], use_cache=True).cache_params
+        for t in (4, 5):
+            out = model(x[:, t : t + 1], attention_mask=mask[:, : t + 1], cache_params=cache, use_cache=True)
+            assert relative(out.logits[:, 0], true[:, t]) <= 2 * relative(last[:, t], true[:, t]) + 1e-6
+        assert len(calls) == 2 and int(cache.seqlen_offset) == 6
+        text = greedy(model, x)
+        assert len(calls) > 10
+        hf.restore(model)
+        if dtype == torch.float32:
+            assert torch.equal(greedy(model, x), text)
 
 
 def test_logits_within_float32() -> None:

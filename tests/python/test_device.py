@@ -39,7 +39,7 @@ MI308X = amd("AMD Instinct MI308X", "gfx942:sramecc+:xnack-", 80, 192)
 MI325X = amd("AMD Instinct MI325X", "gfx942:sramecc+:xnack-", 304, 256)
 MI325X_NAMELESS = amd("AMD Radeon Graphics", "gfx942:sramecc+:xnack-", 304, 256)
 MI250X = amd("AMD Instinct MI250X", "gfx90a:sramecc+:xnack-", 110, 64)
-RX7900 = amd("AMD Radeon RX 7900 XTX", "gfx1100", 96, 24, wave=32)
+RX7900 = amd("AMD Radeon RX 7900 XTX", "gfx1100", 48, 24, wave=32)
 # A CUDA build of torch reports the name where ROCm reports the architecture.
 H200 = types.SimpleNamespace(
     name="NVIDIA H200",
@@ -69,7 +69,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch):
     [
         (MI300X, "amd", "gfx942", 304, 64, 64, ("sramecc+", "xnack-")),
         (MI250X, "amd", "gfx90a", 110, 64, 64, ("sramecc+", "xnack-")),
-        (RX7900, "amd", "gfx1100", 96, 64, 32, ()),
+        (RX7900, "amd", "gfx1100", 48, 64, 32, ()),
         (H200, "nvidia", "sm_90", 132, 227, 32, ()),
     ],
     ids=lambda x: getattr(x, "name", None),

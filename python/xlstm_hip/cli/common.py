@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import torch
 
 from ..device import default_device
 from ..models import load_pretrained, xLSTMLarge
+from ..text import TOKENIZER_FILE
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -31,6 +34,21 @@ def add_command(commands: Any, name: str, run: Callable, text: str, examples: st
     )
     command.set_defaults(run=run)
     return command
+
+
+def check_new_folder(name: str, folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{name}: expected a new or empty folder, got {str(folder)!r}")
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if (source / name).exists():
+            shutil.copy(source / name, target / name)
+
+
+def megabytes(folder: Path) -> float:
+    return sum(file.stat().st_size for file in folder.iterdir()) / 1e6
 
 
 def add_model_options(command: argparse.ArgumentParser) -> None:

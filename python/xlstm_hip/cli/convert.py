@@ -4,16 +4,12 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 from typing import Any
 
 from ..models import load_pretrained, save_pretrained
 from ..models.checkpoint import SCHEMES
-from ..text import TOKENIZER_FILE
-from .common import DTYPES, add_command
-
-TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+from .common import DTYPES, add_command, check_new_folder, copy_tokenizer, megabytes
 
 
 def add(commands: Any) -> None:
@@ -28,15 +24,11 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    if given.target.exists() and (not given.target.is_dir() or any(given.target.iterdir())):
-        raise ValueError(f"target: expected a new or empty folder, got {str(given.target)!r}")
+    check_new_folder("target", given.target)
     if not given.shard_gb > 0:
         raise ValueError(f"--shard-gb: expected above 0, got {given.shard_gb}")
     model = load_pretrained(given.source, None if given.dtype is None else DTYPES[given.dtype])
     save_pretrained(model, given.target, given.scheme, given.weights, max(1, int(given.shard_gb * 1e9)))
-    for name in TOKENIZER_FILES:
-        if (given.source / name).exists():
-            shutil.copy(given.source / name, given.target / name)
-    size = sum(file.stat().st_size for file in given.target.iterdir())
-    print(f"{given.target}: {sum(p.numel() for p in model.parameters())} weights, {size / 1e6:.1f} MB")
+    copy_tokenizer(given.source, given.target)
+    print(f"{given.target}: {sum(p.numel() for p in model.parameters())} weights, {megabytes(given.target):.1f} MB")
     return 0

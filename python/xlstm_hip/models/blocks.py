@@ -18,16 +18,17 @@ from .mlstm_call import LayerState, MLSTMCall
 
 
 def normed(norm: Any, x: Tensor) -> Tensor:
-    return layers.rms_norm(x, norm.weight, norm.bias, norm.eps, norm.force_float32_reductions)
+    return layers.rms_norm(x, norm.weight, norm.bias, norm.eps)
 
 
-def project(layer: Any, x: Tensor, qk_dim: int, v_dim: int) -> tuple[Tensor, ...]:
-    """q, k, v, output gate, input gate, forget gate, of single or fused weights; (B, S, features) each."""
+def project(layer: Any, x: Tensor, qk_dim: int, v_dim: int, cap: float | None) -> tuple[Tensor, ...]:
+    """q, k, v, output gate, input and forget gate (capped), of single or fused weights; (B, S, features) each."""
     if hasattr(layer, "qkv_opreact"):
         q, k, v, o = layer.qkv_opreact(x).split((qk_dim, qk_dim, v_dim, v_dim), dim=-1)
-        i, f = layer.ifgate_preact(x).chunk(2, dim=-1)
+        i, f = layers.soft_cap(layer.ifgate_preact(x), cap).chunk(2, dim=-1)
         return q, k, v, o, i, f
-    return layer.q(x), layer.k(x), layer.v(x), layer.ogate_preact(x), layer.igate_preact(x), layer.fgate_preact(x)
+    i, f = (layers.soft_cap(gate(x), cap) for gate in (layer.igate_preact, layer.fgate_preact))
+    return layer.q(x), layer.k(x), layer.v(x), layer.ogate_preact(x), i, f
 
 
 def run_mlstm_layer(
@@ -39,20 +40,17 @@ def run_mlstm_layer(
     mask: Tensor | None,  # (B, S)
 ) -> tuple[Tensor, LayerState | None]:
     heads, norm = config.num_heads, layer.multihead_norm
-    q, k, v, o, i, f = project(layer, x, layer.qk_dim, layer.v_dim)
-    i, f = layers.soft_cap(i, config.gate_soft_cap), layers.soft_cap(f, config.gate_soft_cap)
+    q, k, v, o, i, f = project(layer, x, layer.qk_dim, layer.v_dim, config.gate_soft_cap)
     q, k, v = (y.unflatten(-1, (heads, -1)) for y in (q, k, v))
     h, state = call(q, k, v, i, f, state, mask)
-    h = layers.head_norm_gate(h, o, norm.weight, norm.bias, norm.eps, norm.force_float32_reductions)
+    h = layers.head_norm_gate(h, o, norm.weight, norm.bias, norm.eps)
     return layer.out_proj(h), state
 
 
 def run_feed_forward(ffn: Any, x: Tensor) -> Tensor:
     if hasattr(ffn, "proj_up_gate_z"):
-        gate, up = ffn.proj_up_gate_z(x).chunk(2, dim=-1)
-    else:
-        gate, up = ffn.proj_up_gate(x), ffn.proj_up(x)
-    return ffn.proj_down(layers.swiglu(gate, up))
+        return ffn.proj_down(layers.swiglu_fused(ffn.proj_up_gate_z(x)))
+    return ffn.proj_down(layers.swiglu(ffn.proj_up_gate(x), ffn.proj_up(x)))
 
 
 def run_block(
@@ -65,7 +63,7 @@ def run_block(
 ) -> tuple[Tensor, LayerState | None]:
     y, state = run_mlstm_layer(block.mlstm_layer, config, call, normed(block.norm_mlstm, x), state, mask)
     norm = block.norm_ffn
-    x, y = layers.add_rms_norm(x, y, norm.weight, norm.bias, norm.eps, norm.force_float32_reductions)
+    x, y = layers.add_rms_norm(x, y, norm.weight, norm.bias, norm.eps)
     return x + run_feed_forward(block.ffn, y), state
 
 
@@ -77,7 +75,6 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(features))
         self.bias = nn.Parameter(torch.zeros(features)) if config.use_bias else None
         self.eps = config.norm_eps
-        self.force_float32_reductions = config.norm_reduction_force_float32
 
 
 class RMSNorm(Norm):

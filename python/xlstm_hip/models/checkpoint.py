@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from ..checks import IO_DTYPES, one_of, positive_int
 from ..progress import Progress
+from ..quantize import STORED, Scheme, quantizable, replaced
 from ..select import get_optimal_kernel_config
 from .config import WEIGHT_MODES, xLSTMLargeConfig
-from .config_files import FIELDS, SpecialTokens, read_config, write_json, write_yaml
-from .mapping import CheckpointError, ParameterMapping, Piece, hf_names, map_shapes
+from .config_files import FIELDS, SpecialTokens, read_config, read_scheme, write_json, write_yaml
+from .mapping import EMBEDDING, CheckpointError, ParameterMapping, Piece, hf_names, map_shapes
 from .shards import INDEX, SINGLE, Stored, find_tensors
 from .xlstm_large import xLSTMLarge
 
@@ -68,15 +69,42 @@ def load_pretrained(
             setattr(config, name, kernel)
 
     stored = find_tensors(folder)
-    with torch.device("meta"):
-        model = xLSTMLarge(config)
-    shapes = {name: tuple(x.shape) for name, x in model.state_dict().items()}
-    mapping = map_shapes({name: x.shape for name, x in stored.items()}, shapes)
+    model = _empty(config, read_scheme(folder))
+    own = model.state_dict()
+    mapping = map_shapes(
+        {name: x.shape for name, x in stored.items()}, {name: tuple(x.shape) for name, x in own.items()}
+    )
+    _check_dtypes(mapping, stored, own)
     total = sum(x.bytes for x in stored.values()) / 1e9
     with Progress(f"loading {folder.name}", total, "GB", enabled=progress) as bar:
         _fill(model, mapping, stored, dtype, device, bar)
     model.special_tokens = tokens
     return model.eval()
+
+
+def _empty(config: xLSTMLargeConfig, scheme: Scheme | None) -> xLSTMLarge:
+    """A model whose weights are shapes alone."""
+    with torch.device("meta"):
+        model = xLSTMLarge(config)
+        if scheme is not None:
+            for name, layer in quantizable(model, scheme):
+                replaced(model, name, layer, scheme)
+    model.quantization = scheme
+    return model
+
+
+def _is_quantised(name: str) -> bool:
+    """Whether a name is that of a quantised weight, its scales or offsets, whose dtypes are part of what they say."""
+    return name.rpartition(".")[2] in STORED
+
+
+def _check_dtypes(mapping: ParameterMapping, stored: dict[str, Stored], own: dict[str, Tensor]) -> None:
+    for name, pieces in mapping.items():
+        for piece in pieces:
+            got = stored[piece.name].dtype
+            if got != own[name].dtype if _is_quantised(name) else not got.is_floating_point:
+                want = str(own[name].dtype).removeprefix("torch.") if _is_quantised(name) else "a dtype of floats"
+                raise CheckpointError(f"{piece.name}: expected {want}, got {str(got).removeprefix('torch.')}")
 
 
 def _fill(
@@ -94,6 +122,7 @@ def _fill(
         for piece in pieces:
             wanted[piece.name].append((name, piece, row))
             row += piece.end - piece.begin
+    shapes = {name: x.shape for name, x in model.state_dict().items()}
     parameters: dict[str, Tensor] = {}
     largest = max((x.bytes for x in stored.values()), default=0)
     staging: Tensor | None = None  # for what is converted, taken apart or moved to another device
@@ -101,8 +130,10 @@ def _fill(
         tensor = stored[source]
         for name, piece, _ in wanted[source]:
             if name not in parameters:
-                shape = model.get_parameter(name).shape
-                parameters[name] = torch.empty(shape, dtype=dtype or stored[piece.name].dtype, device=device)
+                wanted_dtype = None if _is_quantised(name) else dtype
+                parameters[name] = torch.empty(
+                    shapes[name], dtype=wanted_dtype or stored[piece.name].dtype, device=device
+                )
         targets = [(parameters[name][row : row + p.end - p.begin], p) for name, p, row in wanted[source]]
         only = targets[0][0]
         if len(targets) == 1 and only.device.type == "cpu" and only.dtype == tensor.dtype:
@@ -117,7 +148,7 @@ def _fill(
         bar.advance(tensor.bytes / 1e9)
     for name, value in parameters.items():
         parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, nn.Parameter(value))
+        setattr(model.get_submodule(parent), leaf, value if _is_quantised(name) else nn.Parameter(value))
 
 
 def save_pretrained(
@@ -140,12 +171,14 @@ def save_pretrained(
         for name, needed in (("add_out_norm", True), ("use_bias", False)):
             if getattr(config, name) is not needed:
                 raise ValueError(f"scheme: transformers' model needs {name}={needed}, got {not needed}")
+    scheme_of_weights = model.quantization
+    if scheme_of_weights is not None and scheme != "hf":
+        raise ValueError(f"scheme: the official xlstm_large reads no quantised weights; expected 'hf', got {scheme!r}")
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     config = xLSTMLargeConfig(**{name: getattr(config, name) for name in FIELDS} | {"weight_mode": weight_mode})
     own = model.state_dict()
-    with torch.device("meta"):
-        shapes = {name: tuple(x.shape) for name, x in xLSTMLarge(config).state_dict().items()}
+    shapes = {name: tuple(x.shape) for name, x in _empty(config, scheme_of_weights).state_dict().items()}
     mapping = map_shapes({name: tuple(x.shape) for name, x in own.items()}, shapes)
     names = hf_names(mapping) if scheme == "hf" else {name: name for name in mapping}
     shards = _shards(mapping, shapes, own, max_shard_bytes)
@@ -161,8 +194,8 @@ def save_pretrained(
             size = sum(x.numel() * x.element_size() for x in own.values())
             index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
             (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-        dtype = str(own["lm_head.weight"].dtype).removeprefix("torch.")
-        write_json(folder, config, model.special_tokens, dtype)
+        dtype = str(own[EMBEDDING].dtype).removeprefix("torch.")
+        write_json(folder, config, model.special_tokens, dtype, scheme_of_weights)
     else:
         write_yaml(folder, config)
 

@@ -21,6 +21,7 @@ class xLSTMLargeConfig:
     """Biases in the linear layers and norms. The gates always have theirs."""
     norm_eps: float = 1e-6
     norm_reduction_force_float32: bool = True
+    """Norms here never reduce in less, so that False, which allows it, changes nothing."""
     add_out_norm: bool = True
 
     qk_dim_factor: float = 0.5

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..quantize import Scheme
 from .config import xLSTMLargeConfig
 from .mapping import CheckpointError
 
 JSON_FILE, YAML_FILE = "config.json", "config.yaml"
+QUANTIZATION, METHOD = "quantization_config", "xlstm_hip"  # a field of config.json, and whose method it is
 KERNELS = ("chunkwise_kernel", "sequence_kernel", "step_kernel")
 FIELDS = tuple(field.name for field in dataclasses.fields(xLSTMLargeConfig))
 # transformers' defaults, where its config.json leaves a field out, and its names for two of ours.
@@ -101,13 +103,32 @@ def _scalar(text: str) -> Any:
     return float(text) if _FLOAT.fullmatch(text) else text
 
 
-def write_json(folder: Path, config: xLSTMLargeConfig, tokens: SpecialTokens, dtype: str) -> None:
+def read_scheme(folder: Path) -> Scheme | None:
+    """How config.json says that the weights are quantised; None: they are not."""
+    file = folder / JSON_FILE
+    given = json.loads(file.read_text()).get(QUANTIZATION) if file.exists() else None
+    if given is None:
+        return None
+    if not isinstance(given, dict) or given.get("quant_method") != METHOD:
+        raise CheckpointError(f"{file}: {QUANTIZATION}: expected quant_method {METHOD!r}, got {given!r}")
+    fields = {name: value for name, value in given.items() if name != "quant_method"}
+    try:
+        return Scheme(**fields | {"skip": tuple(fields.get("skip", ()))})
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{file}: {QUANTIZATION}: {error}") from None
+
+
+def write_json(
+    folder: Path, config: xLSTMLargeConfig, tokens: SpecialTokens, dtype: str, scheme: Scheme | None = None
+) -> None:
     fields = {name: getattr(config, name) for name in FIELDS} | HF_KERNELS
     fields |= {theirs: fields[ours] for theirs, ours in HF_NAMES.items()}
     fields |= {"mode": "inference", "return_last_states": True}  # what its generate needs
     eos = tokens.eos[0] if len(tokens.eos) == 1 else list(tokens.eos) or None
     fields |= {"bos_token_id": tokens.bos, "eos_token_id": eos, "pad_token_id": tokens.pad}
     fields |= {"model_type": "xlstm", "architectures": ["xLSTMForCausalLM"], "dtype": dtype}
+    if scheme is not None:
+        fields[QUANTIZATION] = {"quant_method": METHOD, **dataclasses.asdict(scheme)}
     (folder / JSON_FILE).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
 
 

@@ -18,7 +18,7 @@ FUSED = {
     "mlstm_layer.ifgate_preact": ("mlstm_layer.igate_preact", "mlstm_layer.fgate_preact"),
     "ffn.proj_up_gate_z": ("ffn.proj_up_gate", "ffn.proj_up"),
 }
-_BLOCK_TENSOR = re.compile(r"(backbone\.blocks\.\d+\.)(.+)\.(weight|bias)")
+_BLOCK_TENSOR = re.compile(r"(backbone\.blocks\.\d+\.)(.+)\.(weight|bias|qweight|scales|offsets)")
 MOST_NAMES = 8  # in one message
 
 

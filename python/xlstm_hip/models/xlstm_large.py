@@ -12,7 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import layers
 from ..checks import has_rank, has_shape, is_tensor, one_of
-from ..generation import generate
+from ..engine import DecodeEngine, Numbers, engine_of, may_step, own_step_kernels
+from ..generation import State, generate
+from ..quantize import Scheme
 from ..select import get_optimal_kernel_config
 from .blocks import RMSNorm, mLSTMBlock
 from .config import xLSTMLargeConfig
@@ -21,8 +23,6 @@ from .initial_weights import fill_initial_weights
 from .mlstm_call import LayerState, MLSTMCall
 
 logger = logging.getLogger("xlstm_hip")
-
-State = dict[int, LayerState]
 
 
 class xLSTMLargeBlockStack(nn.Module):
@@ -65,6 +65,7 @@ class xLSTMLarge(nn.Module):
         self.backbone = xLSTMLargeBlockStack(config)
         self.lm_head = nn.Linear(config.embedding_dim, config.vocab_size, bias=False)
         self.special_tokens = SpecialTokens()
+        self.quantization: Scheme | None = None  # how its weights are kept, of xlstm_hip.quantize
         self._told_kernels: dict[str, str] | None = None
         if self.lm_head.weight.device.type != "meta":
             fill_initial_weights(self)
@@ -82,9 +83,48 @@ class xLSTMLarge(nn.Module):
                  with gradient they are left alone and the new ones carry it
         mask     (B, S), False or 0 for padding: such tokens leave the state as it is, wherever they stand
         """
-        hidden, last = self.hidden(x, state, mask)
-        logits = self.logits(hidden)
+        made = None
+        if state is not None and x.dim() == 2 and x.shape[1] == 1 and not torch.is_grad_enabled():
+            made = self._decoded(x[:, 0], state, None if mask is None else self._checked_mask(mask, x)[:, 0])
+        if made is not None:
+            logits, last = made.unsqueeze(1).to(self.embedding.weight.dtype), state
+        else:
+            hidden, last = self.hidden(x, state, mask)
+            logits = self.logits(hidden)
         return (logits, last) if self.config.return_last_states else logits
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, state: State, mask: Tensor | None = None) -> Tensor:
+        """One token of each row: tokens (B), mask (B) -> logits (B, V); the state is overwritten.
+
+        In float32 by the decode engine (xlstm_hip.engine) where it can stand for the model, else as forward has them.
+        """
+        has_rank("tokens", tokens, 1, "(B)")
+        mask = None if mask is None else self._checked_mask(mask, tokens)
+        made = self._decoded(tokens, state, mask)
+        if made is not None:
+            return made
+        hidden, _ = self.hidden(tokens.unsqueeze(1), state, None if mask is None else mask.unsqueeze(1))
+        return self.logits(hidden)[:, 0]
+
+    def _decoded(self, tokens: Tensor, state: State, keep: Tensor | None) -> Tensor | None:
+        """Logits (B, V) by the decode engine, or None where it is not for this call."""
+        config = self.config
+        states = [x for own in self._checked_state(state) for x in own]
+        if not may_step(tokens, states) or not own_step_kernels(
+            config.chunkwise_kernel, config.step_kernel, config.inference_state_dtype
+        ):
+            return None
+        engine = engine_of(self, self._new_engine)
+        if engine.why_not is not None or engine.hooked():
+            return None
+        caps = (config.gate_soft_cap or 0.0, config.output_logit_soft_cap or 0.0)
+        return engine.step(tokens, states, keep, Numbers(config.num_heads, config.eps, *caps))
+
+    def _new_engine(self) -> DecodeEngine:
+        backbone = self.backbone
+        parts = ((backbone, "blocks"), (self, "embedding"), (backbone, "out_norm"), (self, "lm_head"))
+        return DecodeEngine(*parts, lambda block: type(block).forward is mLSTMBlock.forward)
 
     def hidden(
         self, x: Tensor, state: State | None = None, mask: Tensor | None = None, keep_state: bool = False
@@ -94,10 +134,18 @@ class xLSTMLarge(nn.Module):
         if x.shape[1] < 1:
             raise ValueError(f"x: expected S >= 1, got shape {tuple(x.shape)}")
         if mask is not None:
-            mask = has_shape("mask", is_tensor("mask", mask), tuple(x.shape), "(B, S)").bool()
-        if state is not None and sorted(state) != list(range(self.config.num_blocks)):
-            raise ValueError(f"state: expected blocks 0 to {self.config.num_blocks - 1}, got {sorted(state)}")
+            mask = self._checked_mask(mask, x)
+        if state is not None:
+            self._checked_state(state)
         return self.backbone(self.embedding(x), state, mask, keep_state)
+
+    def _checked_mask(self, mask: Tensor, like: Tensor) -> Tensor:
+        return has_shape("mask", is_tensor("mask", mask), tuple(like.shape), "that of the tokens").bool()
+
+    def _checked_state(self, state: State) -> list[LayerState]:
+        if sorted(state) != list(range(self.config.num_blocks)):
+            raise ValueError(f"state: expected blocks 0 to {self.config.num_blocks - 1}, got {sorted(state)}")
+        return [state[n] for n in range(self.config.num_blocks)]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return layers.soft_cap(self.lm_head(hidden), self.config.output_logit_soft_cap)
@@ -105,7 +153,8 @@ class xLSTMLarge(nn.Module):
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """The mean negative log-probability of targets (B, S) after x (B, S), in nats."""
         logits = self.lm_head(self.hidden(x)[0])
-        return layers.capped_cross_entropy(logits.flatten(0, 1), targets.flatten(), self.config.output_logit_soft_cap)
+        cap = self.config.output_logit_soft_cap
+        return layers.capped_cross_entropy(logits.flatten(0, 1), targets.flatten(), cap, in_place=True)
 
     def generate(
         self,

@@ -10,12 +10,13 @@ namespace {
 
 // ---- pairs of 32 bits
 
-// The two words of a source, for every lane. Compilers load a pair for one word of it: what the selections leave out
-// may be undefined. `first` and `second`: whether the lower and the upper result take the upper word.
+// The two words of a source, for every lane. Compilers load a pair for one word of it, and use an instruction for one
+// result of it: what the selections leave out may be undefined, and makes the other result no less defined. `first` and
+// `second`: whether the lower and the upper result take the upper word.
 struct Pair {
   Lanes<uint32_t> low, high;
 };
-void read_pair(Wave& w, const Instruction& i, int j, bool first, bool second, Pair& p, Mask& defined) {
+void read_pair(Wave& w, const Instruction& i, int j, bool first, bool second, Pair& p, Mask (&defined)[2]) {
   const Operand& o = i.source(j);
   Vector room;
   if (o.kind == Operand::Kind::constant) {  // 32 bits, which is the lower word; both results take that one
@@ -30,8 +31,8 @@ void read_pair(Wave& w, const Instruction& i, int j, bool first, bool second, Pa
   std::memcpy(&p.low, w.source32(i, half, room, low), sizeof p.low);
   ++half.index;
   std::memcpy(&p.high, w.source32(i, half, room, high), sizeof p.high);
-  if (!first || !second) defined &= low;
-  if (first || second) defined &= high;
+  defined[0] &= first ? high : low;
+  defined[1] &= second ? high : low;
 }
 template <class T>
 T part_of(const Pair& p, const Instruction& i, int j, int result, int lane) {
@@ -45,7 +46,7 @@ T part_of(const Pair& p, const Instruction& i, int j, int result, int lane) {
 
 template <class T, int n, class F>
 void pair_action(Wave& w, const Instruction& i) {
-  Mask defined = ~Mask(0);
+  Mask defined[2] = {~Mask(0), ~Mask(0)};
   Pair p[n];
   for (int j = 0; j < n; ++j) read_pair(w, i, j, i.with.op_sel >> j & 1, i.with.op_sel_hi >> j & 1, p[j], defined);
   Lanes<T> in[2][n], result[2];
@@ -74,7 +75,7 @@ void pair_action(Wave& w, const Instruction& i) {
     else
       name_nans(result[r], +in[r][0].lane, +in[r][1].lane, +in[r][2].lane);
     finish(w, i, result[r]);
-    store_lanes(w, i, to, result[r], defined, w.exec());
+    store_lanes(w, i, to, result[r], defined[r], w.exec());
     ++to.index;
   }
 }
@@ -86,11 +87,13 @@ Operation pair_op(F) {
 // v_pk_mov_b32: the lower result is of source 0, the upper of source 1.
 void pair_move(Wave& w, const Instruction& i) {
   refuse_clamp(w, i);
-  Mask defined = ~Mask(0);
+  Mask defined[2];
   Pair p[2];
   for (int j = 0; j < 2; ++j) {
     const bool upper = i.with.op_sel >> j & 1;
-    read_pair(w, i, j, upper, upper, p[j], defined);
+    Mask own[2] = {~Mask(0), ~Mask(0)};
+    read_pair(w, i, j, upper, upper, p[j], own);
+    defined[j] = own[0];
   }
   Lanes<uint32_t> r[2];
   for (int l = 0; l < kLanes; ++l) {
@@ -99,9 +102,9 @@ void pair_move(Wave& w, const Instruction& i) {
   }
   Operand to = i.destination();
   to.registers = 1;
-  store_lanes(w, i, to, r[0], defined, w.exec());
+  store_lanes(w, i, to, r[0], defined[0], w.exec());
   ++to.index;
-  store_lanes(w, i, to, r[1], defined, w.exec());
+  store_lanes(w, i, to, r[1], defined[1], w.exec());
 }
 
 // ---- pairs of 16 bits

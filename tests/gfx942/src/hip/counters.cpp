@@ -112,10 +112,14 @@ void count(Json& json, const Code& code, const Record& record) {
   json.close(']');
 }
 
-// Texts that are returned live here.
-const char* kept(std::string& room, std::string text) {
-  room = std::move(text);
-  return room.c_str();
+// The text that body writes, which lives in `room`; null where it fails, with the reason in gfx942_last_fault().
+template <class Body>
+const char* kept(std::string& room, Body body) {
+  const hipError_t status = call([&] {
+    const std::lock_guard guard(runtime().lock);
+    room = body();
+  });
+  return status == hipSuccess ? room.c_str() : nullptr;
 }
 
 }  // namespace
@@ -142,63 +146,69 @@ void gfx942_reset_counters() {
 
 const char* gfx942_counters_json() {
   static std::string room;
-  const std::lock_guard guard(runtime().lock);
-  Json json;
-  json.open('[');
-  for (const auto& [function, record] : runtime().records) {
-    json.open('{');
-    describe(json, function->code());
-    count(json, function->code(), record);
-    json.close('}');
-  }
-  json.close(']');
-  return kept(room, json.text());
+  return kept(room, [] {
+    Json json;
+    json.open('[');
+    for (const auto& [function, record] : runtime().records) {
+      json.open('{');
+      describe(json, function->code());
+      count(json, function->code(), record);
+      json.close('}');
+    }
+    json.close(']');
+    return json.text();
+  });
 }
 
 const char* gfx942_device_json() {
   static std::string room;
-  const std::lock_guard guard(runtime().lock);
-  const hipDeviceProp_t& p = kProperties;
-  Json json;
-  json.open('{').member("name", std::string_view(p.name)).member("arch", std::string_view(p.gcnArchName));
-  json.member("compute_units", uint64_t(p.multiProcessorCount)).member("wave_size", uint64_t(p.warpSize));
-  json.member("lds_bytes", uint64_t(p.sharedMemPerBlock)).member("memory_bytes", uint64_t(p.totalGlobalMem));
-  json.member("major", uint64_t(p.major)).member("minor", uint64_t(p.minor)).close('}');
-  return kept(room, json.text());
+  return kept(room, [] {
+    const hipDeviceProp_t& p = kProperties;
+    Json json;
+    json.open('{').member("name", std::string_view(p.name)).member("arch", std::string_view(p.gcnArchName));
+    json.member("compute_units", uint64_t(p.multiProcessorCount)).member("wave_size", uint64_t(p.warpSize));
+    json.member("lds_bytes", uint64_t(p.sharedMemPerBlock)).member("memory_bytes", uint64_t(p.totalGlobalMem));
+    json.member("major", uint64_t(p.major)).member("minor", uint64_t(p.minor)).close('}');
+    return json.text();
+  });
 }
 
 const char* gfx942_kernel_json(void* function) {
   static std::string room;
-  const std::lock_guard guard(runtime().lock);
-  Json json;
-  json.open('{');
-  describe(json, static_cast<Function*>(function)->code());
-  json.close('}');
-  return kept(room, json.text());
+  return kept(room, [function] {
+    Json json;
+    json.open('{');
+    describe(json, given(static_cast<Function*>(function), "function").code());
+    json.close('}');
+    return json.text();
+  });
 }
 
 const char* gfx942_kernels_json() {
   static std::string room;
-  const std::lock_guard guard(runtime().lock);
-  Json json;
-  json.open('[');
-  for (const auto& [module, owned] : runtime().modules)
-    for (const std::string& name : module->object().names()) {
-      json.open('{');
-      describe(json, module->object().kernel(name));
-      json.close('}');
-    }
-  json.close(']');
-  return kept(room, json.text());
+  return kept(room, [] {
+    Json json;
+    json.open('[');
+    for (const auto& [module, owned] : runtime().modules)
+      for (const std::string& name : module->object().names()) {
+        json.open('{');
+        describe(json, module->object().kernel(name));
+        json.close('}');
+      }
+    json.close(']');
+    return json.text();
+  });
 }
 
 const char* gfx942_operations() {
   static std::string room;
-  std::set<std::string_view> names;
-  for (const auto& [name, operation] : operations()) names.insert(name);
-  std::string text;
-  for (std::string_view name : names) text.append(name).append("\n");
-  return kept(room, text);
+  return kept(room, [] {
+    std::set<std::string_view> names;
+    for (const auto& [name, operation] : operations()) names.insert(name);
+    std::string text;
+    for (std::string_view name : names) text.append(name).append("\n");
+    return text;
+  });
 }
 
 }  // extern "C"

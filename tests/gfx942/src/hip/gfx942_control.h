@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What tests and tools ask of this libamdhip64 beyond HIP. C, so that ctypes reaches it. Texts that are returned live
-// until the same function is called again.
+// until the same function is called again; one that fails returns null, and gfx942_last_fault() says why.
 #pragma once
 
 #include <stddef.h>

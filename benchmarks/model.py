@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole models: decoding, reading a prompt, the first token, memory over what is written, loading.
+
+    python benchmarks/model.py                              on the CPU: models/demo, and 4.2 million random weights
+    python benchmarks/model.py --device cuda --size 7b      on a GPU, random weights of xLSTM-7B's shape
+    python benchmarks/model.py --quick                      a smoke run
+
+Contenders are ours (the dtype asked for, and int8 and int4), transformers' own xLSTM and the official xlstm_large, with
+the kernels that they run here. All write the same text before they are timed, but for what float32 rounds otherwise in
+half precision. They take turns, so ratios are the medians of the rounds' own. Results lie beside this file, in results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+from torch import Tensor, nn
+
+from environment import environment
+from gpu_timing import Machine
+from memory import MemoryUnknown, growth_of
+from model_report import draw, markdown
+from result_files import write
+from timing import Pace, Progress, interleaved, paired_ratio
+from xlstm_hip.models import Stream, generate, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.quantize import quantize
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = Path(__file__).resolve().parent / "results"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+OURS, THEIRS, OFFICIAL = "xlstm_hip", "transformers", "xlstm_large"
+SIZES: dict[str, dict[str, Any]] = {
+    "4m": {"embedding_dim": 256, "num_heads": 4, "num_blocks": 4, "vocab_size": 1920},
+    "7b": {"embedding_dim": 4096, "num_heads": 8, "num_blocks": 32, "vocab_size": 50304, "ffn_proj_factor": 2.667},
+}
+PROMPT = 16
+FULL = Pace(seconds=20, least_rounds=3, most_rounds=9, sample_seconds=0.1)
+QUICK = Pace(seconds=0.1, least_rounds=1, most_rounds=1, sample_seconds=0.001)
+NATIVE = {
+    "chunkwise_kernel": "chunkwise--native_autograd",
+    "sequence_kernel": "native_sequence__native",
+    "step_kernel": "native",
+}
+Calls = dict[str, Callable[[], Any]]
+
+
+class Contender:
+    """A model that reads x (B, S), and writes n tokens after it."""
+
+    def __init__(self, read: Callable[[Tensor], Any], write: Callable[[Tensor, int], Tensor]) -> None:
+        self.read, self.write = torch.no_grad()(read), torch.no_grad()(write)
+
+
+def of_ours(model: xLSTMLarge) -> Contender:
+    def read(x: Tensor) -> Tensor:
+        return Stream(model, x.shape[0]).feed(x)
+
+    return Contender(read, lambda x, n: generate(model, x, n, bos=None, eos=()).tokens)
+
+
+def of_transformers(folder: Path, dtype: torch.dtype, device: str) -> Contender:
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
+    model.generation_config.eos_token_id = None
+
+    def write_tokens(x: Tensor, n: int) -> Tensor:
+        return model.generate(x, max_new_tokens=n, min_new_tokens=n, do_sample=False)[:, x.shape[1] :]
+
+    return Contender(lambda x: model(x, use_cache=True, logits_to_keep=1).logits, write_tokens)
+
+
+def of_official(like: xLSTMLarge, dtype: torch.dtype, device: str) -> Contender:
+    from xlstm.xlstm_large.model import xLSTMLarge as Official
+    from xlstm.xlstm_large.model import xLSTMLargeConfig as OfficialConfig
+
+    fields = {name: getattr(like.config, name) for name in ("embedding_dim", "num_heads", "num_blocks", "vocab_size")}
+    fields |= {"ffn_proj_factor": like.config.ffn_proj_factor, "mode": "inference", "return_last_states": True}
+    model: nn.Module = Official(OfficialConfig(**fields, **(NATIVE if device == "cpu" else {})))
+    model.load_state_dict(like.state_dict())
+    model = model.to(device, dtype).eval()
+    return Contender(lambda x: model(x)[0][:, -1], lambda x, n: model.generate(x, n)[0])
+
+
+def contenders(folder: Path, dtype: torch.dtype, device: str) -> dict[str, Contender]:
+    def loaded(**options: Any) -> xLSTMLarge:
+        return load_pretrained(folder, dtype, device, progress=False, **options)
+
+    found = {OURS: of_ours(loaded(weight_mode="fused"))}
+    for bits in (8, 4):
+        model, _ = quantize(loaded(weight_mode="fused"), bits, progress=False)
+        found[f"{OURS} int{bits}"] = of_ours(model)
+    if importlib.util.find_spec("transformers") is not None:
+        found[THEIRS] = of_transformers(folder, dtype, device)
+    if importlib.util.find_spec("xlstm") is not None:
+        found[OFFICIAL] = of_official(loaded(), dtype, device)
+    return found
+
+
+def check(found: dict[str, Contender], x: Tensor, dtype: torch.dtype) -> None:
+    """Those that have the same weights write the same text, which in half precision rounding may change."""
+    want = found[OURS].write(x, PROMPT)
+    for name in (THEIRS, OFFICIAL):
+        if name in found and dtype == torch.float32 and not torch.equal(found[name].write(x, PROMPT), want):
+            raise SystemExit(f"{name} writes otherwise than {OURS}")
+
+
+def timed(
+    job: str, tokens: int, calls: Calls, machine: Machine, pace: Pace, advance: Callable[[float], None]
+) -> dict[str, Any]:
+    """tokens: of one call."""
+    samples = interleaved(calls, pace, advance, machine.seconds)
+    entries = []
+    for name in calls:
+        ms = samples[name].as_json()
+        ratio = paired_ratio(samples[name].ms, samples[OURS].ms)
+        entries.append({"name": name, "ms": ms, "tokens_per_s": 1e3 * tokens / ms["median"], "times_ours": ratio})
+    return {"job": job, "tokens": tokens, "contenders": entries}
+
+
+def memory_over_length(model: Contender, x: Tensor, lengths: tuple[int, ...], machine: Machine) -> list[dict[str, Any]]:
+    """What writing so much takes at its worst moment, beyond the model."""
+    rows: list[dict[str, Any]] = []
+    for length in lengths:
+        row: dict[str, Any] = {"length": length}
+        try:
+            call = lambda length=length: model.write(x, length)  # noqa: E731
+            row["bytes"] = machine.peak_bytes(call) if machine.gpu else growth_of(call)
+        except MemoryUnknown as reason:
+            row["missing"] = str(reason)
+        rows.append(row)
+    return rows
+
+
+def loading(folder: Path, device: str) -> dict[str, Any]:
+    """Seconds of the second of two goes each: what is in the page cache is so for both."""
+    files = sorted(folder.glob("*.safetensors"))
+    buffer = bytearray(16 << 20)
+
+    def read() -> None:
+        for file in files:
+            with open(file, "rb", buffering=0) as opened:
+                while opened.readinto(buffer):
+                    pass
+
+    seconds = {}
+    for name, call in (("read", read), ("load", lambda: load_pretrained(folder, None, device, progress=False))):
+        call()
+        began = time.perf_counter()
+        call()
+        seconds[name] = time.perf_counter() - began
+        gc.collect()
+    return {"bytes": sum(file.stat().st_size for file in files), **seconds, "share": seconds["read"] / seconds["load"]}
+
+
+def measure(size: str, folder: Path, arguments: argparse.Namespace, machine: Machine, progress: Progress) -> dict:
+    dtype, device, quick = DTYPES[arguments.dtype], arguments.device, arguments.quick
+    pace = QUICK if quick else FULL
+    write_tokens, read_tokens = (4, 32) if quick else (128, 8192 if machine.gpu else 2048)
+    found = contenders(folder, dtype, device)
+    model = load_pretrained(folder, dtype, device, progress=False)
+    vocab, weights = model.config.vocab_size, sum(p.numel() for p in model.parameters())
+    g = torch.Generator().manual_seed(0)
+
+    def tokens(batch: int, length: int) -> Tensor:
+        return torch.randint(3, vocab, (batch, length), generator=g).to(device)
+
+    check(found, tokens(1, PROMPT), dtype)
+    rows = []
+    for batch in (1, 8):
+        progress.begin(f"{size}: writing, batch {batch}")
+        x = tokens(batch, PROMPT)
+        calls: Calls = {name: (lambda own=own, x=x: own.write(x, write_tokens)) for name, own in found.items()}
+        rows.append(timed(f"write B{batch}", batch * write_tokens, calls, machine, pace, progress.advance))
+    for job, batch, length in (
+        (f"read B1 S{read_tokens}", 1, read_tokens),
+        ("read B2 S128", 2, 128),
+    ):
+        progress.begin(f"{size}: {job}")
+        x = tokens(batch, length)
+        calls = {name: (lambda own=own, x=x: own.read(x)) for name, own in found.items() if " int" not in name}
+        rows.append(timed(job, batch * length, calls, machine, pace, progress.advance))
+    progress.begin(f"{size}: the first token after {2048 if not quick else 32}")
+    x = tokens(1, 32 if quick else 2048)
+    calls = {name: (lambda own=own, x=x: own.write(x, 1)) for name, own in found.items() if " int" not in name}
+    rows.append(timed(f"first token after {x.shape[1]}", 1, calls, machine, pace, progress.advance))
+    progress.begin(f"{size}: memory, loading")
+    lengths = (4, 8) if quick else (64, 512, 2048)
+    memory = memory_over_length(found[OURS], tokens(1, PROMPT), lengths, machine)
+    load = loading(folder, device)
+    progress.advance(1)
+    return {"size": size, "weights": weights, "jobs": rows, "memory": memory, "loading": load}
+
+
+def random_checkpoint(size: str, dtype: torch.dtype, device: str, folder: Path) -> Path:
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = xLSTMLarge(xLSTMLargeConfig(**SIZES[size])).to(dtype)
+    save_pretrained(model, folder)
+    return folder
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    torch.set_num_threads(arguments.threads)
+    facts, machine = environment(), Machine(arguments.device)
+    results = []
+    with Progress(6 * len(arguments.size)) as progress, tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
+        for size in arguments.size:
+            folder = ROOT / "models" / "demo"
+            if size != "demo":
+                folder = random_checkpoint(size, DTYPES[arguments.dtype], arguments.device, Path(temporary) / size)
+            results.append(measure(size, folder, arguments, machine, progress))
+            gc.collect()
+    settings = {"quick": arguments.quick, "device": arguments.device, "dtype": arguments.dtype}
+    return {"benchmark": "model", "environment": facts, "settings": settings, "sizes": results}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--size", choices=("demo", *SIZES), nargs="+", help="(default: demo 4m; on a GPU 7b)")
+    parser.add_argument("--dtype", choices=DTYPES, help="(default: fp32; on a GPU bf16)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--folder", type=Path, help="where checkpoints of random weights go for the time being")
+    parser.add_argument("--out", type=Path, help="JSON; the tables and the plot go beside it")
+    parser.add_argument("--quick", action="store_true", help="a few tokens, one round: no figures, a smoke run")
+    arguments = parser.parse_args()
+    on_cpu = arguments.device == "cpu"
+    arguments.size = arguments.size or (["demo", "4m"] if on_cpu else ["7b"])
+    arguments.dtype = arguments.dtype or ("fp32" if on_cpu else "bf16")
+    out: Path = arguments.out or FOLDER / f"model_{arguments.device}.json"
+    write(run(arguments), out, markdown, draw)
+
+
+if __name__ == "__main__":
+    main()

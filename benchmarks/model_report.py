@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables and the figure of a result file of model.py, made from the file alone.
+
+python benchmarks/model_report.py results/model_cpu.json [picture.png]
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from environment import summary
+from result_files import redraw
+
+Results = dict[str, Any]
+OURS = "xlstm_hip"
+COLOURS = {
+    OURS: "#0072B2", f"{OURS} int8": "#56B4E9", f"{OURS} int4": "#009E73", "transformers": "#D55E00",
+    "xlstm_large": "#E69F00",
+}  # fmt: skip
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return [_row(head), "|" + "---|" * len(head), *map(_row, rows), ""]
+
+
+def _rate(job: Results, name: str) -> str:
+    for entry in job["contenders"]:
+        if entry["name"] == name:
+            ratio = "" if name == OURS else f" ({entry['times_ours']['median']:.2f}x)"
+            return f"{entry['tokens_per_s']:,.0f}{ratio}"
+    return ""
+
+
+def markdown(results: Results) -> str:
+    settings = results["settings"]
+    lines = ["# Whole models", ""]
+    if settings["quick"]:
+        lines += ["**A smoke run: its figures mean nothing.**", ""]
+    lines += [f"{summary(results['environment'])}; device {settings['device']}, {settings['dtype']}."]
+    lines += ["", "Tokens a second, medians; in brackets how many times as long as ours it takes.", ""]
+    for size in results["sizes"]:
+        names = [entry["name"] for entry in size["jobs"][0]["contenders"]]
+        lines += [f"## {size['size']}: {size['weights']:,} weights", ""]
+        lines += _table(["", *names], [[job["job"], *(_rate(job, name) for name in names)] for job in size["jobs"]])
+        grown = ", ".join(
+            f"{row['length']} tokens {row['bytes'] / 2**20:.1f} MiB" if "bytes" in row else row["missing"]
+            for row in size["memory"]
+        )
+        load = size["loading"]
+        lines += [
+            f"Memory that writing takes beyond the model, ours: {grown}. Loading {load['bytes'] / 1e6:.1f} MB: "
+            f"{load['load']:.3f} s; reading the files alone {load['read']:.3f} s ({100 * load['share']:.0f}% of it).",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def draw(results: Results, to: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    sizes = results["sizes"]
+    columns = max(len(size["jobs"]) for size in sizes)
+    figure, panels = plt.subplots(
+        len(sizes), columns, figsize=(3.4 * columns, 3.0 * len(sizes)), layout="constrained", squeeze=False
+    )
+    for size, row in zip(sizes, panels, strict=True):
+        for axes, job in zip(row, size["jobs"], strict=True):
+            names = [entry["name"] for entry in job["contenders"]]
+            bars = axes.bar(
+                names, [entry["tokens_per_s"] for entry in job["contenders"]], color=[COLOURS[name] for name in names]
+            )
+            axes.bar_label(bars, fmt="{:,.0f}", fontsize=8)
+            axes.set(title=f"{size['size']}: {job['job']}", ylabel="tokens a second")
+            axes.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names], fontsize=7)
+            axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"{summary(results['environment'])}, {results['settings']['dtype']}", fontsize=8)
+    figure.savefig(to, dpi=120)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    redraw(draw)

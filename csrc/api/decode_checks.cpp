@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <string>
+
+#include "api/call.h"
+#include "api/decode.h"
+
+namespace xlstm {
+namespace {
+
+[[noreturn]] void invalid(const std::string& what) { throw std::invalid_argument(what); }
+
+void at_least_one(const char* name, int64_t value) {
+  if (value < 1) invalid(std::string(name) + ": expected >= 1, got " + std::to_string(value));
+}
+
+void non_negative(const char* name, double value) {
+  if (!(value >= 0) || std::isinf(value))
+    invalid(std::string(name) + ": expected a finite number >= 0, got " + std::to_string(value));
+}
+
+// What an error calls a tensor; put together only where there is one.
+struct Name {
+  const char* what;
+  int64_t block = -1;  // of the model's blocks
+  const char* part = "";
+
+  [[noreturn]] void expected(const std::string& words) const {
+    invalid((block < 0 ? "" : "block " + std::to_string(block) + " ") + what + part + ": expected " + words);
+  }
+};
+
+void has_float_dtype(const Name& name, xlstm_dtype dtype) {
+  if (dtype != XLSTM_FLOAT32 && dtype != XLSTM_BFLOAT16 && dtype != XLSTM_FLOAT16)
+    name.expected("float32, bfloat16 or float16, got dtype " + std::to_string(int(dtype)));
+}
+
+void check(const Name& name, const xlstm_vector& x, bool needed) {
+  if (needed && !x.data) name.expected("data, got NULL");
+  if (x.data) has_float_dtype(name, x.dtype);
+}
+
+void check(const Name& name, const xlstm_decode_norm& norm) {
+  check({name.what, name.block, " weight"}, norm.weight, true);
+  check({name.what, name.block, " bias"}, norm.bias, false);
+}
+
+void check(const Name& name, const xlstm_linear& w, int64_t rows, int64_t columns) {
+  if (!w.data) name.expected("data, got NULL");
+  if (w.rows != rows || w.columns != columns)
+    name.expected("shape (" + std::to_string(rows) + ", " + std::to_string(columns) + "), got (" +
+                  std::to_string(w.rows) + ", " + std::to_string(w.columns) + ")");
+  has_float_dtype(name, w.dtype);
+  check({name.what, name.block, " bias"}, w.bias, false);
+  if (w.bits == 0) return;
+  if (w.bits != 8 && w.bits != 4) name.expected("bits 0, 4 or 8, got " + std::to_string(w.bits));
+  if (w.group_size != 32 && w.group_size != 64 && w.group_size != 128)
+    name.expected("group_size 32, 64 or 128, got " + std::to_string(w.group_size));
+  if (!w.scales) name.expected("scales, got NULL");
+}
+
+}  // namespace
+
+void check_decode(const xlstm_decode& p, bool on_host) {
+  at_least_one("batch", p.batch);
+  at_least_one("dim", p.dim);
+  at_least_one("heads", p.heads);
+  at_least_one("dqk", p.dqk);
+  at_least_one("dhv", p.dhv);
+  at_least_one("ffn", p.ffn);
+  at_least_one("vocab", p.vocab);
+  at_least_one("blocks", p.blocks);
+  non_negative("norm_eps", p.norm_eps);
+  non_negative("eps", p.eps);
+  non_negative("gate_cap", p.gate_cap);
+  non_negative("output_cap", p.output_cap);
+  if (p.gate != XLSTM_GATE_EXP && p.gate != XLSTM_GATE_SIGMOID)
+    invalid("gate: expected exp (0) or sigmoid (1), got " + std::to_string(int(p.gate)));
+  if (p.gate == XLSTM_GATE_EXP && !p.normalize) invalid("normalize: the exp gate is always normalised");
+  if (!p.tokens || !p.block || !p.out) invalid("tokens, block, out: expected data, got NULL");
+  check({"embedding"}, p.embedding, true);
+  const int64_t keys = p.heads * p.dqk, values = p.heads * p.dhv;
+  for (int64_t n = 0; n < p.blocks; ++n) {
+    const xlstm_decode_block& b = p.block[n];
+    check({"norm_mlstm", n}, b.norm_mlstm);
+    check({"head_norm", n}, b.head_norm);
+    check({"norm_ffn", n}, b.norm_ffn);
+    check({"q", n}, b.q, keys, p.dim);
+    check({"k", n}, b.k, keys, p.dim);
+    check({"v", n}, b.v, values, p.dim);
+    check({"o", n}, b.o, values, p.dim);
+    check({"i", n}, b.i, p.heads, p.dim);
+    check({"f", n}, b.f, p.heads, p.dim);
+    check({"out", n}, b.out, p.dim, values);
+    check({"gate", n}, b.gate, p.ffn, p.dim);
+    check({"up", n}, b.up, p.ffn, p.dim);
+    check({"down", n}, b.down, p.dim, p.ffn);
+    if (!b.c || !b.n || !b.m) Name{"c, n, m", n}.expected("data, got NULL");
+  }
+  if (p.out_norm.weight.data) check({"out_norm"}, p.out_norm);
+  if (p.head.data) check({"head"}, p.head, p.head.rows, p.dim);
+  for (int64_t b = 0; on_host && b < p.batch; ++b)
+    if (p.tokens[b] < 0 || p.tokens[b] >= p.vocab)
+      invalid("tokens: expected 0 to " + std::to_string(p.vocab - 1) + ", got " + std::to_string(p.tokens[b]));
+}
+
+}  // namespace xlstm

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// NVIDIA's instructions, from sm_80 on, that C++ has no name for, one function each. tests/hopper has the same
+// functions for a CPU.
+#pragma once
+
+namespace xlstm::gpu {
+
+XLSTM_DEVICE float exp2_approximate(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+XLSTM_DEVICE uint32_t pack_bfloat16(float low, float high) {
+  uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+XLSTM_DEVICE uint32_t pack_float16(float low, float high) {
+  uint32_t r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+// The same, which the compiler takes for a new one.
+template <class T>
+XLSTM_DEVICE T* unknown_pointer(T* p) {
+  asm volatile("" : "+l"(p));
+  return p;
+}
+
+// c[16][8] += a[16][16] b[16][8].
+XLSTM_DEVICE void mma_bfloat16(float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+XLSTM_DEVICE void mma_float16(float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four 8 x 8 matrices of 2-byte elements: lane l says where row l % 8 of matrix l / 8 lies.
+XLSTM_DEVICE void ldmatrix(uint32_t* r, uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+XLSTM_DEVICE void ldmatrix_transposed(uint32_t* r, uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+
+// From global to shared memory without registers. Of the 16 bytes only `bytes` are read, the others are zeros.
+XLSTM_DEVICE void copy_16_bytes(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
+XLSTM_DEVICE void copy_4_bytes(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from));
+}
+XLSTM_DEVICE void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+}  // namespace xlstm::gpu

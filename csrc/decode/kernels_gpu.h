@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// A decode step on a GPU as the C API calls it: workspace and a stream in, launches out. Nothing waits, allocates or
+// reads the device.
+#pragma once
+
+#include <cstddef>
+
+#include "api/xlstm_hip.h"
+#include "arch/chip.h"
+
+namespace xlstm::gpu {
+
+size_t decode_workspace(const xlstm_decode&, const Chip&);
+void decode_step(const xlstm_decode&, const Chip&, void* workspace, void* stream);
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the GPU kernels of a decode step are given, by value.
+#pragma once
+
+#include <cstdint>
+
+#include "api/xlstm_hip.h"
+
+namespace xlstm::gpu {
+
+constexpr int kMostHeads = 64;
+constexpr int kMostPieces = 6, kFirstGate = 4;  // q, k, v, o, then the gates i and f
+constexpr float kMaskedInputGate = -1e4f, kMaskedForgetGate = 1e4f;
+
+struct DeviceVector {
+  const void* data;
+  xlstm_dtype dtype;
+};
+
+struct DeviceLinear {
+  const void *data, *scales, *offsets;
+  DeviceVector bias;
+  int64_t row_bytes;
+  int rows, columns, bits, group_size, groups;
+  xlstm_dtype dtype;
+  bool whole;  // rows are pieces of 16 bytes at multiples of 16
+};
+
+struct ProductParams {
+  int batch, columns, heads, pieces;
+  const float *x, *gate;      // (batch, columns)
+  DeviceVector weight, bias;  // of the norm
+  float norm_eps;
+  float cap;  // of gates, or of everything
+  bool cap_all;
+  const uint8_t* keep;
+  float* to[kMostPieces];  // (batch, rows of the piece)
+  DeviceLinear linear[kMostPieces];
+};
+
+struct EmbedParams {
+  int batch;
+  int64_t dim, vocab;
+  const int64_t* tokens;
+  DeviceVector table;
+  float* x;
+};
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = W x for few x on a GPU, with what stands before and after it in a step: norms, gates, residuals, SwiGLU.
+//
+// A wave makes two rows of W for kBatch x's. Its lanes share a row 16 bytes at a time, so memory sees whole lines; x's,
+// made anew by every block (a norm reads 16 KB that L2 has, against the 64 KB of the block's weights), lie in LDS as
+// floats, kTile features at a time. Two rows a wave and no more, so that 304 compute units have blocks at batch 1: the
+// 4096 rows of a down projection are 512 of them. Sums are float, lane by lane in one order and then across lanes, so a
+// row of the batch has the same result in any company. Weights bind: 2 bytes for 2 flops.
+//
+// For swiglu the two rows are one of the gate's and the same of the other's.
+#pragma once
+
+#include "arch/gpu.h"
+#include "decode/params_gpu.h"
+
+namespace xlstm::gpu {
+
+constexpr int kProductThreads = 256, kWaves = kProductThreads / kWave;
+constexpr int kInputFloats = 4096;  // of x's in LDS: three blocks of a CU
+
+enum class Input { plain, rms, heads };
+enum class Output { store, add, swiglu };
+
+XLSTM_DEVICE float value_of(const DeviceVector& x, int64_t at) {
+  if (x.dtype == XLSTM_FLOAT32) return static_cast<const float*>(x.data)[at];
+  if (x.dtype == XLSTM_BFLOAT16) return to_float(static_cast<const BFloat16*>(x.data)[at]);
+  return to_float(static_cast<const Float16*>(x.data)[at]);
+}
+
+XLSTM_DEVICE float wave_sum(float x) {
+#pragma unroll
+  for (int mask = kWave / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+  return x;
+}
+
+constexpr float kLog2E = 1.44269504f;
+XLSTM_DEVICE float sigmoid_of(float x) { return 1 / (1 + exp2_fast(-kLog2E * x)); }
+XLSTM_DEVICE float capped(float x, float cap) {
+  return cap == 0 ? x : cap * (1 - 2 / (exp2_fast(2 * kLog2E / cap * x) + 1));
+}
+
+// ---- 16 bytes of a row times x's at `x`, kBatch of them kStride apart, added to sums
+
+template <int kBatch, int kStride>
+struct Piece16 {
+  const float* x;
+  float* sums;
+
+  XLSTM_DEVICE void add(int at, float w) const {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) sums[b] += w * x[b * kStride + at];
+  }
+  template <class E>
+  XLSTM_DEVICE void halves(const Piece& piece) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      add(2 * j, low_float(E{}, piece.word[j]));
+      add(2 * j + 1, high_float(E{}, piece.word[j]));
+    }
+  }
+  XLSTM_DEVICE void floats(const Piece& piece) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) add(j, as_float(piece.word[j]));
+  }
+  XLSTM_DEVICE void bytes(const Piece& piece, float scale, float offset) const {
+    float q[kBatch] = {}, all[kBatch] = {};
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const float w = float(int8_t(piece.word[j / 4] >> (8 * (j % 4))));
+      take(q, all, j, w);
+    }
+    scaled(q, all, scale, offset);
+  }
+  XLSTM_DEVICE void nibbles(const Piece& piece, float scale, float offset) const {
+    float q[kBatch] = {}, all[kBatch] = {};
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const uint32_t both = piece.word[j / 4] >> (8 * (j % 4));
+      take(q, all, j, float(both & 15));
+      take(q, all, 16 + j, float(both >> 4 & 15));
+    }
+    scaled(q, all, scale, offset);
+  }
+
+ private:
+  XLSTM_DEVICE void take(float* q, float* all, int at, float w) const {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      q[b] += w * x[b * kStride + at];
+      all[b] += x[b * kStride + at];
+    }
+  }
+  XLSTM_DEVICE void scaled(const float* q, const float* all, float scale, float offset) const {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) sums[b] += scale * q[b] + offset * all[b];
+  }
+};
+
+// Adds columns [begin, begin + kTile) of a row times the tile of x's.
+template <int kBatch, int kTile>
+XLSTM_DEVICE void add_row(const DeviceLinear& w, int row, int begin, const float* x, float* sums) {
+  const char* data = static_cast<const char*>(w.data) + int64_t(row) * w.row_bytes;
+  const int end = w.columns - begin < kTile ? w.columns - begin : kTile;
+  if (!w.whole) {  // rows that are not pieces of 16 bytes
+    const DeviceVector values{data, w.dtype};
+    for (int k = lane_id(); k < end; k += kWave) {
+      const float value = value_of(values, begin + k);
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) sums[b] += value * x[b * kTile + k];
+    }
+    return;
+  }
+  const int each = w.bits == 4 ? 32 : w.bits == 8 ? 16 : w.dtype == XLSTM_FLOAT32 ? 4 : 8;
+  const char* from = data + int64_t(begin) / each * 16;
+#pragma unroll 4
+  for (int k = lane_id() * each; k < end; k += kWave * each) {
+    const Piece piece = read_piece(from + k / each * 16);
+    const Piece16<kBatch, kTile> at{x + k, sums};
+    if (w.bits) {
+      const int64_t group = int64_t(row) * w.groups + (begin + k) / w.group_size;
+      const float scale = value_of({w.scales, w.dtype}, group);
+      if (w.bits == 8)
+        at.bytes(piece, scale, w.offsets ? value_of({w.offsets, w.dtype}, group) : 0.0f);
+      else
+        at.nibbles(piece, scale, w.offsets ? value_of({w.offsets, w.dtype}, group) : -8 * scale);
+    } else if (w.dtype == XLSTM_FLOAT32) {
+      at.floats(piece);
+    } else if (w.dtype == XLSTM_BFLOAT16) {
+      at.template halves<BFloat16>(piece);
+    } else {
+      at.template halves<Float16>(piece);
+    }
+  }
+}
+
+// ---- what a norm needs of each x: its mean and the inverse of its deviation, of the whole row or of each head
+
+struct Spread {
+  float mean, inverse;
+};
+
+template <Input kInput>
+XLSTM_DEVICE void measure(const ProductParams& p, int first, int count, Spread* spread) {
+  const int parts = kInput == Input::heads ? p.heads : 1, size = p.columns / parts;
+  for (int part = wave_id(); part < count * parts; part += kWaves) {
+    const float* x = p.x + int64_t(first) * p.columns + int64_t(part) * size;
+    float mean = 0, squares = 0;
+    if constexpr (kInput == Input::heads) {
+      for (int k = lane_id(); k < size; k += kWave) mean += x[k];
+      mean = wave_sum(mean) / float(size);
+    }
+    for (int k = lane_id(); k < size; k += kWave) squares += (x[k] - mean) * (x[k] - mean);
+    squares = wave_sum(squares);
+    if (lane_id() == 0) spread[part] = {mean, 1 / __builtin_sqrtf(squares / float(size) + p.norm_eps)};
+  }
+}
+
+template <Input kInput>
+XLSTM_DEVICE float input_value(const ProductParams& p, int first, int b, int k, const Spread* spread) {
+  const int64_t at = int64_t(first + b) * p.columns + k;
+  const float x = p.x[at];
+  if constexpr (kInput == Input::plain) return x;
+  const Spread s = spread[kInput == Input::heads ? b * p.heads + k / (p.columns / p.heads) : b];
+  float y = (x - s.mean) * s.inverse * value_of(p.weight, k);
+  if (p.bias.data) y += value_of(p.bias, k);
+  return kInput == Input::heads ? y * sigmoid_of(p.gate[at]) : y;
+}
+
+// ---- the kernel: blocks of kWaves times two rows, or one of each of two weights
+
+template <Input kInput, Output kOutput, int kBatch>
+__global__ __launch_bounds__(kProductThreads) void products(const XLSTM_READ_IN_PLACE ProductParams given) {
+  const ProductParams& p = *only_param(given);
+  constexpr int kTile = kInputFloats / kBatch;
+  alignas(16) __shared__ float inputs[kInputFloats];
+  __shared__ Spread spread[kInput == Input::heads ? kBatch * kMostHeads : kBatch];
+  const int wave = blockIdx.x * kWaves + wave_id();
+  const DeviceLinear* w[2];
+  float* to[2];
+  int row[2];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    int piece = kOutput == Output::swiglu ? j : 0;
+    row[j] = kOutput == Output::swiglu ? wave : 2 * wave + j;
+    if constexpr (kOutput == Output::store)
+      while (piece + 1 < p.pieces && row[j] >= p.linear[piece].rows) row[j] -= p.linear[piece++].rows;
+    w[j] = &p.linear[piece];
+    to[j] = p.to[piece];
+    if (row[j] >= w[j]->rows) w[j] = nullptr;  // beyond the last
+  }
+  for (int first = 0; first < p.batch; first += kBatch) {
+    const int count = p.batch - first < kBatch ? p.batch - first : kBatch;
+    if constexpr (kInput != Input::plain) measure<kInput>(p, first, count, spread);
+    float sums[2][kBatch] = {};
+    for (int begin = 0; begin < p.columns; begin += kTile) {
+      __syncthreads();
+      for (int at = threadIdx.x; at < kInputFloats; at += kProductThreads) {
+        const int b = at / kTile, k = begin + at % kTile;
+        inputs[at] = b < count && k < p.columns ? input_value<kInput>(p, first, b, k, spread) : 0.0f;
+      }
+      __syncthreads();
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        if (w[j]) add_row<kBatch, kTile>(*w[j], row[j], begin, inputs, sums[j]);
+    }
+    __syncthreads();
+    float y[2][kBatch];
+#pragma unroll
+    for (int j = 0; j < 2; ++j)
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        y[j][b] = wave_sum(sums[j][b]);
+        if (w[j] && w[j]->bias.data) y[j][b] += value_of(w[j]->bias, row[j]);
+      }
+    if (lane_id() != 0) continue;
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (b >= count) break;
+      if constexpr (kOutput == Output::swiglu) {
+        if (w[0]) to[0][int64_t(first + b) * w[0]->rows + row[0]] = y[0][b] * sigmoid_of(y[0][b]) * y[1][b];
+      } else {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          if (!w[j]) continue;
+          float& place = to[j][int64_t(first + b) * w[j]->rows + row[j]];
+          if constexpr (kOutput == Output::add) {
+            place += y[j][b];
+          } else {
+            const bool gate = w[j] - p.linear >= kFirstGate, keep = !p.keep || p.keep[first + b];
+            const float capped_y = gate || p.cap_all ? capped(y[j][b], p.cap) : y[j][b];
+            const float masked = w[j] - p.linear == kFirstGate ? kMaskedInputGate : kMaskedForgetGate;
+            place = gate && !keep ? masked : capped_y;
+          }
+        }
+      }
+    }
+  }
+}
+
+// x of each row is its token's; NaN where there is no such token, since a kernel raises no error.
+template <int>
+__global__ __launch_bounds__(kProductThreads) void embed(const EmbedParams p) {
+  const int64_t at = int64_t(blockIdx.x) * kProductThreads + threadIdx.x;
+  if (at >= int64_t(p.batch) * p.dim) return;
+  const int64_t token = p.tokens[at / p.dim];
+  p.x[at] = token >= 0 && token < p.vocab ? value_of(p.table, token * p.dim + at % p.dim) : __builtin_nanf("");
+}
+
+// The last norm, where there is no head to make it.
+template <bool kNorm>
+__global__ __launch_bounds__(kProductThreads) void last_norm(const ProductParams p) {
+  __shared__ Spread spread[1];
+  const int b = blockIdx.x;
+  if constexpr (kNorm) measure<Input::rms>(p, b, 1, spread);
+  __syncthreads();
+  for (int k = threadIdx.x; k < p.columns; k += kProductThreads)
+    p.to[0][int64_t(b) * p.columns + k] = input_value<kNorm ? Input::rms : Input::plain>(p, b, 0, k, spread);
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// One token of each row through a whole xLSTM on a GPU: of a block five parts, each a launch but the mLSTM's step,
+// which in place is two. All can be captured in a graph.
+#include "arch/launch.h"
+#include "decode/kernels_gpu.h"
+#include "decode/product_gpu.h"
+#include "mlstm/kernels_gpu.h"
+#include "tile/arena.h"
+
+namespace xlstm::gpu {
+namespace {
+
+constexpr int kBatchAtOnce = 4;
+
+struct Memory {
+  float *x, *q, *k, *v, *o, *i, *f, *h, *up;
+  char* step;
+
+  Memory(Arena& arena, const xlstm_decode& p, size_t step_bytes) {
+    const int64_t B = p.batch, keys = p.heads * p.dqk, values = p.heads * p.dhv;
+    x = arena.take<float>(B * p.dim);
+    q = arena.take<float>(B * keys), k = arena.take<float>(B * keys);
+    v = arena.take<float>(B * values), o = arena.take<float>(B * values), h = arena.take<float>(B * values);
+    i = arena.take<float>(B * p.heads), f = arena.take<float>(B * p.heads);
+    up = arena.take<float>(B * p.ffn);
+    step = arena.take<char>(int64_t(step_bytes));
+  }
+};
+
+xlstm_tensor tensor(float* data, int64_t heads, int64_t features) {
+  return {data, XLSTM_FLOAT32, {heads * features, features, features}};
+}
+
+xlstm_mlstm_forward mlstm_of(const xlstm_decode& p, const xlstm_decode_block& block, const Memory& at) {
+  xlstm_mlstm_forward step{};
+  xlstm_mlstm& in = step.in;
+  in.batch = p.batch, in.heads = p.heads, in.length = 1, in.dqk = p.dqk, in.dhv = p.dhv;
+  in.gate = p.gate;
+  in.normalize = p.normalize, in.normalizer_grad = 1;
+  in.eps = p.eps;
+  in.chunk_size = 1;
+  in.q = tensor(at.q, p.heads, p.dqk), in.k = tensor(at.k, p.heads, p.dqk), in.v = tensor(at.v, p.heads, p.dhv);
+  in.i = tensor(at.i, p.heads, 1), in.f = tensor(at.f, p.heads, 1);
+  in.c_initial = step.c_last = block.c;
+  in.n_initial = step.n_last = block.n;
+  in.m_initial = step.m_last = block.m;
+  step.h = tensor(at.h, p.heads, p.dhv);
+  return step;
+}
+
+DeviceLinear linear_of(const xlstm_linear& w) {
+  DeviceLinear d{};
+  d.data = w.data, d.scales = w.scales, d.offsets = w.offsets;
+  d.bias = {w.bias.data, w.bias.dtype};
+  d.rows = int(w.rows), d.columns = int(w.columns), d.bits = w.bits, d.dtype = w.dtype;
+  d.group_size = int(w.group_size);
+  d.groups = w.bits ? int((w.columns + w.group_size - 1) / w.group_size) : 0;
+  d.row_bytes = w.bits ? int64_t(d.groups) * w.group_size * w.bits / 8 : w.columns * (w.dtype == XLSTM_FLOAT32 ? 4 : 2);
+  d.whole = d.row_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(w.data) % 16 == 0;
+  return d;
+}
+
+ProductParams normed(const xlstm_decode& p, const xlstm_decode_norm& norm, const float* x, int64_t columns) {
+  ProductParams params{};
+  params.batch = int(p.batch), params.columns = int(columns), params.heads = int(p.heads);
+  params.x = x;
+  params.weight = {norm.weight.data, norm.weight.dtype};
+  params.bias = {norm.bias.data, norm.bias.dtype};
+  params.norm_eps = float(p.norm_eps);
+  return params;
+}
+
+void add_piece(ProductParams& params, const xlstm_linear& w, float* to) {
+  params.to[params.pieces] = to;
+  params.linear[params.pieces++] = linear_of(w);
+}
+
+template <Input kInput, Output kOutput>
+void run(const char* name, const ProductParams& params, const Chip& chip, Stream stream) {
+  int64_t rows = 0;
+  for (int j = 0; j < params.pieces; ++j) rows += params.linear[j].rows;
+  const int waves = kProductThreads / wave_size(chip.family);
+  const int64_t pairs = kOutput == Output::swiglu ? params.linear[0].rows : (rows + 1) / 2;
+  const Grid grid{(pairs + waves - 1) / waves, kProductThreads, 0};
+  if (params.batch == 1)
+    launch(name, products<kInput, kOutput, 1>, grid, stream, params);
+  else
+    launch(name, products<kInput, kOutput, kBatchAtOnce>, grid, stream, params);
+}
+
+}  // namespace
+
+size_t decode_workspace(const xlstm_decode& p, const Chip& chip) {
+  Arena without_step(nullptr), arena(nullptr);
+  const xlstm_mlstm_forward step = mlstm_of(p, p.block[0], Memory(without_step, p, 0));
+  const Memory counted(arena, p, recurrent_workspace(step, chip));
+  return arena.used();
+}
+
+void decode_step(const xlstm_decode& p, const Chip& chip, void* workspace, void* stream_pointer) {
+  const Stream stream = static_cast<Stream>(stream_pointer);
+  Arena counter(nullptr);
+  const size_t step_bytes = recurrent_workspace(mlstm_of(p, p.block[0], Memory(counter, p, 0)), chip);
+  Arena arena(workspace);
+  const Memory at(arena, p, step_bytes);
+  const int64_t values = p.heads * p.dhv, floats = p.batch * p.dim;
+  const EmbedParams table{int(p.batch), p.dim, p.vocab, p.tokens, {p.embedding.data, p.embedding.dtype}, at.x};
+  launch("decode embedding", embed<0>, {(floats + kProductThreads - 1) / kProductThreads, kProductThreads, 0}, stream,
+         table);
+  for (int64_t n = 0; n < p.blocks; ++n) {
+    const xlstm_decode_block& block = p.block[n];
+    ProductParams projections = normed(p, block.norm_mlstm, at.x, p.dim);
+    const xlstm_linear* const weights[kMostPieces] = {&block.q, &block.k, &block.v, &block.o, &block.i, &block.f};
+    float* const to[kMostPieces] = {at.q, at.k, at.v, at.o, at.i, at.f};
+    for (int j = 0; j < kMostPieces; ++j) add_piece(projections, *weights[j], to[j]);
+    projections.cap = float(p.gate_cap);
+    projections.keep = p.keep;
+    run<Input::rms, Output::store>("decode projections", projections, chip, stream);
+
+    recurrent(mlstm_of(p, block, at), chip, at.step, stream_pointer);
+
+    ProductParams output = normed(p, block.head_norm, at.h, values);
+    output.gate = at.o;
+    add_piece(output, block.out, at.x);
+    run<Input::heads, Output::add>("decode output", output, chip, stream);
+
+    ProductParams up = normed(p, block.norm_ffn, at.x, p.dim);
+    add_piece(up, block.gate, at.up);
+    add_piece(up, block.up, at.up);
+    run<Input::rms, Output::swiglu>("decode up", up, chip, stream);
+
+    ProductParams down = normed(p, {}, at.up, p.ffn);
+    add_piece(down, block.down, at.x);
+    run<Input::plain, Output::add>("decode down", down, chip, stream);
+  }
+  ProductParams last = normed(p, p.out_norm, at.x, p.dim);
+  const bool norm = p.out_norm.weight.data != nullptr;
+  if (p.head.data) {
+    add_piece(last, p.head, p.out);
+    last.cap = float(p.output_cap);
+    last.cap_all = true;
+    norm ? run<Input::rms, Output::store>("decode head", last, chip, stream)
+         : run<Input::plain, Output::store>("decode head", last, chip, stream);
+  } else {
+    last.to[0] = p.out;
+    const Grid grid{p.batch, kProductThreads, 0};
+    norm ? launch("decode norm", last_norm<true>, grid, stream, last)
+         : launch("decode norm", last_norm<false>, grid, stream, last);
+  }
+}
+
+}  // namespace xlstm::gpu

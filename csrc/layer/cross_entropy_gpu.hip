@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layer/cross_entropy_gpu.h"
+#include "layer/kernels_gpu.h"
+#include "layer/launch_gpu.h"
+
+namespace xlstm::gpu {
+
+void cross_entropy_forward(const xlstm_cross_entropy& p, const Chip& chip, void* stream) {
+  const int wave = wave_size(chip.family), lanes = group_lanes(p.classes);
+  with_kind<false>(p.rows, p.classes, {&p.logits}, [&](auto kind) {
+    using K = decltype(kind);
+    launch("cross entropy", cross_entropy_rows<typename K::Element, K::kWhole>,
+           {p.rows, lanes < wave ? wave : lanes, 0}, static_cast<Stream>(stream), p);
+  });
+}
+
+void cross_entropy_backward(const xlstm_cross_entropy& call, const Chip&, void* stream) {
+  constexpr int64_t kBlock = kPointwiseChunks * kLayerThreads * kChunk;
+  const CrossEntropyBackwardParams p{call, unsigned((call.classes + kBlock - 1) / kBlock)};
+  with_kind<false>(call.rows, call.classes, {&call.logits, &call.dlogits}, [&](auto kind) {
+    using K = decltype(kind);
+    launch("cross entropy, backward", cross_entropy_backward_rows<typename K::Element, K::kWhole>,
+           {call.rows * p.row_blocks, kLayerThreads, 0}, static_cast<Stream>(stream), p);
+  });
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layer/kernels_gpu.h"
+#include "layer/launch_gpu.h"
+#include "layer/norm_gpu.h"
+#include "tile/arena.h"
+
+namespace xlstm::gpu {
+namespace {
+
+int items_of(int64_t count) {
+  if (count > INT32_MAX) throw std::runtime_error("norm: more heads of rows than a GPU call takes, 2147483647");
+  return int(count);
+}
+
+int64_t blocks_of(int64_t items, int lanes, int threads) {
+  const int64_t together = threads / lanes;
+  return (items + together - 1) / together;
+}
+
+struct Memory {
+  int64_t slices, width;
+  float *dweight, *dbias;
+  size_t used;
+
+  Memory(const xlstm_norm_backward& p, const Chip& chip, void* workspace) {
+    slices = norm_slices(chip, p.in.rows, p.in.heads, p.in.features);
+    width = p.in.heads * p.in.features;
+    Arena arena(workspace);
+    dweight = p.dweight.data ? arena.take<float>(slices * width) : nullptr;
+    dbias = p.dbias.data ? arena.take<float>(slices * width) : nullptr;
+    used = arena.used();
+  }
+};
+
+void sum(const float* from, const Memory& memory, const xlstm_rows& to, Stream stream) {
+  if (!to.data) return;
+  const SumSlicesParams p{from, int(memory.slices), memory.width, to};
+  launch("norm, gradients of weight and bias", sum_slices<0>,
+         {(memory.width + kSliceColumns - 1) / kSliceColumns, kLayerThreads, 0}, stream, p);
+}
+
+}  // namespace
+
+void norm_forward(const xlstm_norm_forward& call, const Chip& chip, void* stream) {
+  const xlstm_norm& in = call.in;
+  const int lanes = group_lanes(in.features), threads = group_threads(chip, lanes);
+  const NormForwardParams p{call, dtypes_of(in), items_of(in.rows * in.heads), {lanes}};
+  const auto tensors = {&in.x, &in.residual, &in.weight, &in.bias, &in.gate, &call.sum, &call.y};
+  with_kind<true>(in.rows, in.features, tensors, [&](auto kind) {
+    using K = decltype(kind);
+    launch("norm", norm_forward_rows<typename K::Element, K::kWhole>, {blocks_of(p.items, lanes, threads), threads, 0},
+           static_cast<Stream>(stream), p);
+  });
+}
+
+size_t norm_backward_workspace(const xlstm_norm_backward& p, const Chip& chip) { return Memory(p, chip, nullptr).used; }
+
+void norm_backward(const xlstm_norm_backward& call, const Chip& chip, void* workspace, void* stream) {
+  const xlstm_norm& in = call.in;
+  const Memory memory(call, chip, workspace);
+  const int lanes = group_lanes(in.features, kMostBackwardThreads), threads = group_threads(chip, lanes);
+  const int items = items_of(memory.slices * in.heads);
+  const NormBackwardParams p{call, items, int(memory.slices), {lanes}, memory.dweight, memory.dbias};
+  const auto tensors = {&in.x, &in.weight, &in.bias, &in.gate, &call.dy, &call.dsum, &call.dx, &call.dgate};
+  with_kind<true>(in.rows, in.features, tensors, [&](auto kind) {
+    using K = decltype(kind);
+    launch("norm, backward", norm_backward_rows<typename K::Element, K::kWhole>,
+           {blocks_of(items, lanes, threads), threads, 0}, static_cast<Stream>(stream), p);
+  });
+  sum(memory.dweight, memory, call.dweight, static_cast<Stream>(stream));
+  sum(memory.dbias, memory, call.dbias, static_cast<Stream>(stream));
+}
+
+}  // namespace xlstm::gpu

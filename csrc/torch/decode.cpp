@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// The decode op: a model's tensors into params, the C API called. Weights are read where they lie, so a parameter that
+// changed in place, or moved, is the new one in the next call.
+#include <vector>
+
+#include "torch/check.h"
+
+namespace xlstm::torch_ops {
+namespace {
+
+constexpr int64_t kSlotsOfLinear = 4, kSlotsOfNorm = 2;
+constexpr int64_t kSlotsOfBlock = 3 * kSlotsOfNorm + 10 * kSlotsOfLinear;
+constexpr int64_t kOtherSlots = 1 + kSlotsOfNorm + kSlotsOfLinear;
+
+int64_t element_size(xlstm_dtype dtype) { return dtype == XLSTM_FLOAT32 ? 4 : 2; }
+
+// Takes tensors in the order of the slots: a norm is weight, bias; a linear layer weight or q, scales, offsets, bias; a
+// block its norms before the mLSTM, of the heads and before the feed-forward, then q, k, v, o, i, f, out, gate, up,
+// down; behind the blocks are the embedding, the last norm and the head. Where k, v and o are absent q holds them too,
+// and likewise i f's, gate up's.
+class Weights {
+ public:
+  Weights(const std::vector<Tensor>& tensors, const Tensor& places, const Tensor& tokens)
+      : tensors_(tensors), tokens_(tokens) {
+    STD_TORCH_CHECK(
+        places.is_cpu() && places.dim() == 1 && places.is_contiguous() && places.scalar_type() == ScalarType::Long,
+        "places: expected a contiguous int64 vector on the CPU");
+    next_ = static_cast<const int64_t*>(places.data_ptr());
+    count_ = places.numel();
+    STD_TORCH_CHECK(count_ > kOtherSlots && (count_ - kOtherSlots) % kSlotsOfBlock == 0, "places: expected ",
+                    kSlotsOfBlock, " for each block and ", kOtherSlots, ", got ", count_);
+    for (int64_t j = 0; j < count_; ++j)
+      STD_TORCH_CHECK(next_[j] >= -1 && next_[j] < int64_t(tensors.size()), "places: expected -1 to ",
+                      tensors.size() - 1, ", got ", next_[j]);
+  }
+  int64_t blocks() const { return (count_ - kOtherSlots) / kSlotsOfBlock; }
+
+  const Tensor* take() {
+    const int64_t place = *next_++;
+    if (place < 0) return nullptr;
+    const Tensor& x = tensors_[size_t(place)];
+    check_device("weights", x, tokens_);
+    STD_TORCH_CHECK(x.is_contiguous(), "weights: expected contiguous tensors");
+    return &x;
+  }
+  xlstm_vector vector(const char* name, int64_t size) {
+    const Tensor* x = take();
+    if (!x) return {nullptr, XLSTM_FLOAT32};
+    STD_TORCH_CHECK(x->numel() == size, name, ": expected ", size, " elements, got ", x->numel());
+    return {x->data_ptr(), dtype_of(name, *x)};
+  }
+  xlstm_decode_norm norm(const char* name, int64_t size) {
+    const xlstm_vector weight = vector(name, size);
+    return {weight, vector(name, size)};
+  }
+  xlstm_linear linear(const char* name, int64_t columns) {
+    const Tensor *data = take(), *scales = take(), *offsets = take();
+    xlstm_linear w{};
+    w.columns = columns;
+    if (!data) {
+      ++next_;  // no bias either
+      return w;
+    }
+    STD_TORCH_CHECK(data->dim() == 2, name, ": expected a matrix");
+    w.rows = data->size(0);
+    w.data = data->data_ptr();
+    if (scales) {
+      w.bits = data->scalar_type() == ScalarType::Char ? 8 : 4;
+      STD_TORCH_CHECK(w.bits == 8 || data->scalar_type() == ScalarType::Byte, name, ": expected int8 or uint8");
+      check_shape(name, *scales, {w.rows, scales->dim() == 2 ? scales->size(1) : 0});
+      const int64_t groups = scales->size(1), filled = data->size(1) * 8 / w.bits;
+      w.group_size = groups ? filled / groups : 0;
+      STD_TORCH_CHECK(groups && w.group_size * groups == filled && columns <= filled && columns > filled - w.group_size,
+                      name, ": expected the groups of ", columns, " columns, got ", groups, " of ", w.group_size);
+      w.dtype = dtype_of(name, *scales);
+      w.scales = scales->data_ptr();
+      if (offsets) {
+        check_shape(name, *offsets, {w.rows, groups});
+        STD_TORCH_CHECK(offsets->scalar_type() == scales->scalar_type(), name, ": expected offsets of scales' dtype");
+        w.offsets = offsets->data_ptr();
+      }
+    } else {
+      check_shape(name, *data, {w.rows, columns});
+      w.dtype = dtype_of(name, *data);
+    }
+    w.bias = vector(name, w.rows);
+    return w;
+  }
+
+ private:
+  const std::vector<Tensor>& tensors_;
+  const Tensor& tokens_;
+  const int64_t* next_;
+  int64_t count_;
+};
+
+// Rows [begin, begin + rows) of w.
+xlstm_linear rows_of(const xlstm_linear& w, int64_t begin, int64_t rows) {
+  const auto moved = [](const void* p, int64_t bytes) { return p ? static_cast<const char*>(p) + bytes : nullptr; };
+  xlstm_linear part = w;
+  part.rows = rows;
+  const int64_t groups = w.bits ? (w.columns + w.group_size - 1) / w.group_size : 0;
+  const int64_t row_bytes = w.bits ? groups * w.group_size * w.bits / 8 : w.columns * element_size(w.dtype);
+  part.data = moved(w.data, begin * row_bytes);
+  part.scales = moved(w.scales, begin * groups * element_size(w.dtype));
+  part.offsets = moved(w.offsets, begin * groups * element_size(w.dtype));
+  part.bias.data = moved(w.bias.data, begin * element_size(w.bias.dtype));
+  return part;
+}
+
+// The first of `parts` holds all of them, where the others are absent.
+void split(const char* name, std::initializer_list<xlstm_linear*> parts, std::initializer_list<int64_t> rows) {
+  const xlstm_linear whole = **parts.begin();
+  int64_t absent = 0, total = 0;
+  for (const xlstm_linear* w : parts) absent += !w->data;
+  if (!absent) return;
+  for (int64_t r : rows) total += r;
+  STD_TORCH_CHECK(absent == int64_t(parts.size()) - 1 && whole.data && whole.rows == total, name, ": expected ", total,
+                  " rows, got ", whole.rows);
+  int64_t begin = 0;
+  const int64_t* count = rows.begin();
+  for (xlstm_linear* w : parts) {
+    *w = rows_of(whole, begin, *count);
+    begin += *count++;
+  }
+}
+
+float* floats(const char* name, const Tensor& x, const Tensor& tokens, std::initializer_list<int64_t> shape) {
+  check_shape(name, x, shape);
+  check_device(name, x, tokens);
+  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float && x.is_contiguous(), name,
+                  ": expected a contiguous float32 tensor");
+  return static_cast<float*>(x.data_ptr());
+}
+
+void decode_step_(const Tensor& out, const Tensor& tokens, const OptionalTensor& keep,
+                  const std::vector<Tensor>& tensors, const Tensor& places, const std::vector<Tensor>& states,
+                  int64_t heads, double norm_eps, double eps, double gate_cap, double output_cap) {
+  STD_TORCH_CHECK(tokens.dim() == 1 && tokens.scalar_type() == ScalarType::Long && tokens.is_contiguous(),
+                  "tokens: expected a contiguous int64 vector");
+  Weights weights(tensors, places, tokens);
+  xlstm_decode p{};
+  p.batch = tokens.size(0);
+  p.tokens = static_cast<const int64_t*>(tokens.data_ptr());
+  if (keep) {
+    check_shape("keep", *keep, {p.batch});
+    check_device("keep", *keep, tokens);
+    STD_TORCH_CHECK(keep->scalar_type() == ScalarType::Bool && keep->is_contiguous(),
+                    "keep: expected a contiguous bool vector");
+    p.keep = static_cast<const uint8_t*>(keep->data_ptr());
+  }
+  p.heads = heads;
+  p.blocks = weights.blocks();
+  STD_TORCH_CHECK(int64_t(states.size()) == 3 * p.blocks, "states: expected c, n, m of ", p.blocks, " blocks, got ",
+                  states.size(), " tensors");
+  STD_TORCH_CHECK(states[0].dim() == 4, "states: expected c of shape (B, NH, DHQK, DHHV)");
+  p.dqk = states[0].size(2);
+  p.dhv = states[0].size(3);
+  const Tensor& embedding =
+      tensors[size_t(static_cast<const int64_t*>(places.data_ptr())[places.numel() - kOtherSlots])];
+  STD_TORCH_CHECK(embedding.dim() == 2, "weights: expected an embedding (V, D)");
+  p.vocab = embedding.size(0);
+  p.dim = embedding.size(1);
+  const int64_t keys = p.heads * p.dqk, values = p.heads * p.dhv;
+
+  std::vector<xlstm_decode_block> blocks(size_t(p.blocks));
+  for (int64_t n = 0; n < p.blocks; ++n) {
+    xlstm_decode_block& b = blocks[size_t(n)];
+    b.norm_mlstm = weights.norm("norm_mlstm", p.dim);
+    b.head_norm = weights.norm("head_norm", values);
+    b.norm_ffn = weights.norm("norm_ffn", p.dim);
+    for (xlstm_linear* w : {&b.q, &b.k, &b.v, &b.o, &b.i, &b.f}) *w = weights.linear("projections", p.dim);
+    b.out = weights.linear("out", values);
+    b.gate = weights.linear("gate", p.dim);
+    b.up = weights.linear("up", p.dim);
+    split("q, k, v, o", {&b.q, &b.k, &b.v, &b.o}, {keys, keys, values, values});
+    split("i, f", {&b.i, &b.f}, {p.heads, p.heads});
+    const int64_t ffn = b.up.data ? b.gate.rows : b.gate.rows / 2;
+    split("gate, up", {&b.gate, &b.up}, {ffn, ffn});
+    b.down = weights.linear("down", ffn);
+    p.ffn = n == 0 ? ffn : p.ffn;
+    b.c = floats("c", states[size_t(3 * n)], tokens, {p.batch, p.heads, p.dqk, p.dhv});
+    b.n = floats("n", states[size_t(3 * n + 1)], tokens, {p.batch, p.heads, p.dqk});
+    b.m = floats("m", states[size_t(3 * n + 2)], tokens, {p.batch, p.heads, 1});
+  }
+  p.block = blocks.data();
+  p.embedding = weights.vector("embedding", p.vocab * p.dim);
+  p.out_norm = weights.norm("out_norm", p.dim);
+  p.head = weights.linear("head", p.dim);
+  p.gate = XLSTM_GATE_EXP;
+  p.normalize = 1;
+  p.norm_eps = norm_eps;
+  p.eps = eps;
+  p.gate_cap = gate_cap;
+  p.output_cap = output_cap;
+  p.out = floats("out", out, tokens, {p.batch, p.head.data ? p.head.rows : p.dim});
+  constexpr Call<xlstm_decode> kDecode = {xlstm_decode_workspace, xlstm_decode_step, xlstm_gpu_decode_workspace,
+                                          xlstm_gpu_decode_step};
+  run(tokens, p, kDecode);
+}
+
+}  // namespace
+}  // namespace xlstm::torch_ops
+
+STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CPU, m) {
+  using namespace xlstm::torch_ops;
+  m.impl("decode_step_", TORCH_BOX(&decode_step_));
+}
+
+#if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
+STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CUDA, m) {  // ROCm's devices too are torch's "cuda"
+  using namespace xlstm::torch_ops;
+  m.impl("decode_step_", TORCH_BOX(&decode_step_));
+}
+#endif

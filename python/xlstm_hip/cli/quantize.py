@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""xlstm-hip quantize: a checkpoint with weights of 8 or 4 bits, and what that changed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from ..models import load_pretrained, save_pretrained
+from ..quantize import BITS, GATES, GROUP_SIZES, SCALE_DTYPES, SINGLE_NAMES, TensorError, quantize
+from ..text import load_tokenizer
+from .common import add_command, check_new_folder, copy_tokenizer, megabytes
+from .evaluate import log_probabilities
+
+EXAMPLES = """examples:
+  xlstm-hip quantize models/xlstm-7b models/xlstm-7b-int4 --bits 4
+  xlstm-hip quantize models/demo demo-int8 --bits 8 --report errors.json --text book.txt   # perplexity before and after
+
+The checkpoint that is written is for this package: generate and eval read it as they read any other.
+"""
+WORST = 5  # weights that are printed
+
+
+def add(commands: Any) -> None:
+    text = "Write a checkpoint with weights of 8 or 4 bits."
+    command = add_command(commands, "quantize", run, text, EXAMPLES)
+    command.add_argument("source", type=Path, help="folder of a checkpoint")
+    command.add_argument("target", type=Path, help="folder to write; must be new or empty")
+    command.add_argument("--bits", type=int, choices=BITS, default=8, help="of a weight (default: 8)")
+    command.add_argument(
+        "--group-size", type=int, choices=GROUP_SIZES, default=64, help="weights that share a scale (default: 64)"
+    )
+    kind = command.add_mutually_exclusive_group()
+    kind.add_argument("--symmetric", action="store_true", default=None, help="scales alone (default with 8 bits)")
+    kind.add_argument(
+        "--offsets", dest="symmetric", action="store_false", default=None,
+        help="an offset beside each scale (default with 4 bits)",
+    )  # fmt: skip
+    command.add_argument(
+        "--scales", choices=SCALE_DTYPES, default="float16", help="dtype of scales and offsets (default: float16)"
+    )
+    command.add_argument(
+        "--skip", metavar="NAME", nargs="*", choices=SINGLE_NAMES, default=GATES,
+        help=f"layers that stay as they are, of {', '.join(SINGLE_NAMES)} (default: {' '.join(GATES)})",
+    )  # fmt: skip
+    command.add_argument("--report", metavar="FILE", type=Path, help="write the errors of all weights as JSON")
+    command.add_argument(
+        "--text", metavar="FILE", type=Path, help="measure the perplexity of this text before and after"
+    )
+    command.add_argument("--shard-gb", metavar="GB", type=float, default=5.0, help="largest file (default: 5)")
+
+
+def run(given: argparse.Namespace) -> int:
+    check_new_folder("target", given.target)
+    if not given.shard_gb > 0:
+        raise ValueError(f"--shard-gb: expected above 0, got {given.shard_gb}")
+    texts = None if given.text is None else [given.text.read_text(encoding="utf-8")]
+    model = load_pretrained(given.source)
+
+    def log_probability() -> float:
+        total, count = log_probabilities(model, load_tokenizer(given.source, model.config.vocab_size), texts or [])
+        if not count:
+            raise ValueError(f"--text: expected at least two tokens in {given.text}")
+        return total / count
+
+    before = None if texts is None else log_probability()
+    model, errors = quantize(
+        model, given.bits, given.group_size,
+        symmetric=given.symmetric, scale_dtype=given.scales, skip=tuple(given.skip),
+    )  # fmt: skip
+    after = None if texts is None else log_probability()
+    save_pretrained(model, given.target, max_shard_bytes=max(1, int(given.shard_gb * 1e9)))
+    copy_tokenizer(given.source, given.target)
+    print_errors(errors)
+    report: dict[str, Any] = {"scheme": vars(model.quantization), "weights": [error._asdict() for error in errors]}
+    if before is not None and after is not None:
+        report |= {"perplexity_before": math.exp(-before), "perplexity_after": math.exp(-after)}
+        print(
+            f"perplexity {math.exp(-before):.4f} -> {math.exp(-after):.4f} ({100 * math.expm1(before - after):+.2f}%)"
+        )
+    if given.report is not None:
+        given.report.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"{given.target}: {megabytes(given.target):.1f} MB; {given.source} has {megabytes(given.source):.1f}")
+    return 0
+
+
+def print_errors(errors: list[TensorError]) -> None:
+    if not errors:
+        print("every layer was skipped: no weight is quantised")
+        return
+    before, after = (sum(getattr(error, name) for error in errors) for name in ("bytes_before", "bytes_after"))
+    mean = math.sqrt(sum(error.relative**2 for error in errors) / len(errors))
+    print(f"{len(errors)} weights, {before / 1e6:.1f} -> {after / 1e6:.1f} MB, relative error {mean:.4f}; the worst:")
+    for error in sorted(errors, key=lambda error: -error.relative)[:WORST]:
+        print(f"  {error.name:<48} {error.relative:.4f}, at most {error.largest:.2g}")

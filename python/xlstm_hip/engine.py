@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decode engine: one token of each row through a whole model, in one op.
+
+A step of a model layer by layer is some thirty small ops a block, which in decoding take longer than the work. The
+engine calls csrc/decode instead: same maths, float32 between the weights, and a row's result does not depend on its
+company. It holds no copy of a weight. The op reads each where it lies, so what training or loading writes in place
+counts in the next step; a parameter or module that was replaced by another is noticed, and the engine made anew. A
+model that it does not know in every part (hooks, other classes, float64, other kernels) goes layer by layer as before.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as all_modules
+
+from . import ops
+from .quantize import STORED, QuantizedLinear
+from .registry import LAYER_KINDS, kernel_info
+
+WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PROJECTIONS = ("q", "k", "v", "ogate_preact", "igate_preact", "fgate_preact")
+FUSED_PROJECTIONS = ("qkv_opreact", None, None, None, "ifgate_preact", None)
+Part = tuple[nn.Module, str]
+MOST_ROWS = 64  # a larger batch is a matrix product, which the layers do as well
+
+
+class Numbers(NamedTuple):
+    """What the op needs beside tensors."""
+
+    heads: int
+    eps: float
+    gate_cap: float  # 0: none
+    output_cap: float
+
+
+class Unknown(Exception):
+    """A part of a model that the engine does not know."""
+
+
+class _Parts:
+    """A model taken apart into what the op reads, and what tells that a part of it is another one now."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.places: list[int] = []
+        self.held: list[tuple[dict[str, Any], str, Any]] = []  # where each part was found, and what it was
+        self.counted: tuple[dict[str, Any], int] = ({}, 0)  # the blocks, and how many they were
+        self.called: dict[nn.Module, type] = {}  # those that going layer by layer would call, and what they were
+        self.eps: set[float] = set()
+
+    def module(self, parent: nn.Module, name: str, called: bool = False) -> Any:
+        child = parent._modules.get(name)
+        if child is None:
+            raise Unknown(f"{type(parent).__name__} without {name}")
+        self.held.append((parent._modules, name, child))
+        if called:
+            self.called[child] = type(child)
+        return child
+
+    def tensor(self, owner: dict[str, Any], name: str, dtypes: tuple[torch.dtype, ...] = WEIGHT_DTYPES) -> None:
+        value = owner.get(name)
+        self.held.append((owner, name, value))
+        if value is not None and value.dtype not in dtypes:
+            raise Unknown(f"{name} of {value.dtype}")
+        self.places.append(-1 if value is None else len(self.tensors))
+        if value is not None:
+            self.tensors.append(value)
+
+    def absent(self, count: int) -> None:
+        self.places.extend([-1] * count)
+
+    def norm(self, norm: Any) -> None:
+        self.eps.add(float(norm.eps))
+        self.tensor(norm._parameters, "weight")
+        self.tensor(norm._parameters, "bias")
+
+    def linear(self, parent: nn.Module, name: str | None) -> None:
+        if name is None:
+            self.absent(4)
+            return
+        layer = self.module(parent, name, called=True)
+        if type(layer) is QuantizedLinear:
+            for stored in STORED:
+                self.tensor(layer._buffers, stored, (torch.int8, torch.uint8) if stored == "qweight" else WEIGHT_DTYPES)
+        elif type(layer) is nn.Linear:
+            self.tensor(layer._parameters, "weight")
+            self.absent(2)
+        else:
+            raise Unknown(f"{name} is a {type(layer).__name__}")
+        self.tensor(layer._parameters, "bias")
+
+    def block(self, block: Any) -> None:
+        layer, ffn = self.module(block, "mlstm_layer"), self.module(block, "ffn")
+        self.norm(self.module(block, "norm_mlstm"))
+        self.norm(self.module(layer, "multihead_norm"))
+        self.norm(self.module(block, "norm_ffn"))
+        for projection in FUSED_PROJECTIONS if "qkv_opreact" in layer._modules else PROJECTIONS:
+            self.linear(layer, projection)
+        self.linear(layer, "out_proj")
+        fused = "proj_up_gate_z" in ffn._modules
+        for up in ("proj_up_gate_z", None) if fused else ("proj_up_gate", "proj_up"):
+            self.linear(ffn, up)
+        self.linear(ffn, "proj_down")
+
+
+def captured(call: Callable[[], None]) -> Callable[[], None]:
+    """What a call puts on the stream, as a graph; capturing does none of it."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+class StepGraph:
+    """A step on a GPU as one graph, for the same weights, states and batch: those it holds by address.
+
+    The first step is made as it is, which loads what is loaded once; the second is captured. Tokens and mask go into
+    memory of the graph's own, and logits come out of it.
+    """
+
+    def __init__(self, key: tuple) -> None:
+        self.key = key
+        self._steps = 0
+        self._replay: Callable[[], None] | None = None
+
+    def step(
+        self, call: Callable[[Tensor, Tensor, Tensor | None], None], shape: tuple[int, int], tokens: Tensor,
+        keep: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        self._steps += 1
+        if self._steps == 1:
+            self._out = torch.empty(shape, dtype=torch.float32, device=tokens.device)
+            self._tokens, self._keep = tokens.clone(), None if keep is None else keep.clone()
+            call(self._out, self._tokens, self._keep)
+            return self._out.clone()
+        self._tokens.copy_(tokens)
+        if keep is not None and self._keep is not None:
+            self._keep.copy_(keep)
+        if self._replay is None:
+            self._replay = captured(functools.partial(call, self._out, self._tokens, self._keep))
+        self._replay()
+        return self._out.clone()
+
+
+class DecodeEngine:
+    """A model's parts in the order of csrc/torch/decode.cpp.
+
+    blocks, embedding, out_norm, head   the module that has it, and its name there; head None: step() makes what the
+                                        head would see
+    knows_block                         whether the engine does what this block's forward does
+    why_not                             what keeps the engine from standing for the model; None: nothing
+    """
+
+    def __init__(
+        self,
+        blocks: Part,
+        embedding: Part,
+        out_norm: Part,
+        head: Part | None,
+        knows_block: Callable[[nn.Module], bool],
+    ) -> None:
+        self._parts = parts = _Parts()
+        self.why_not: str | None = None
+        self._table = getattr(*embedding)
+        self._head = None if head is None else getattr(*head)
+        self._first = self._placed()
+        try:
+            self._take_apart(blocks, embedding, out_norm, head, knows_block)
+        except Unknown as reason:
+            self.why_not = str(reason)
+        self._places = torch.tensor(parts.places)
+        self._graph: StepGraph | None = None
+
+    def _take_apart(
+        self, blocks: Part, embedding: Part, out_norm: Part, head: Part | None, knows_block: Callable[[nn.Module], bool]
+    ) -> None:
+        parts = self._parts
+        device = self._table.weight.device.type
+        if device not in ops.devices_with_kernels("decode_step_"):
+            raise Unknown(f"no kernel for {device}")
+        stack = parts.module(*blocks)
+        parts.counted = (stack._modules, len(stack._modules))
+        for name in stack._modules:
+            block = parts.module(stack, name, called=True)
+            if not knows_block(block):
+                raise Unknown(f"block {name} is a {type(block).__name__} with a forward of its own")
+            parts.block(block)
+        table = parts.module(embedding[0], embedding[1], called=True)
+        if type(table) is not nn.Embedding or table.max_norm is not None:
+            raise Unknown(f"{embedding[1]} is a {type(table).__name__}, or renormalises")
+        parts.tensor(table._parameters, "weight")
+        norm = parts.module(out_norm[0], out_norm[1], called=True)
+        if type(norm) is nn.Identity:
+            parts.absent(2)
+        else:
+            parts.norm(norm)
+        if head is None:
+            parts.absent(4)
+        else:
+            parts.linear(*head)
+        if len(parts.eps) != 1:
+            raise Unknown(f"norms of different eps: {sorted(parts.eps)}")
+        (self._norm_eps,) = parts.eps
+
+    def _placed(self) -> tuple[torch.dtype, torch.device]:
+        return self._table.weight.dtype, self._table.weight.device
+
+    def is_of_now(self) -> bool:
+        """Whether the model still has the parts that this was made of."""
+        held, (blocks, count) = self._parts.held, self._parts.counted
+        return (
+            all(owner.get(name) is part for owner, name, part in held)
+            and all(type(module) is kind for module, kind in self._parts.called.items())
+            and len(blocks) == count
+            and self._placed() == self._first
+        )
+
+    def hooked(self) -> bool:
+        """Whether somebody wants to see, or do otherwise, what the engine passes over."""
+        called = self._parts.called
+        return any(m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__ for m in called) or bool(
+            all_modules._global_forward_hooks or all_modules._global_forward_pre_hooks
+        )
+
+    def step(
+        self,
+        tokens: Tensor,  # (B)
+        states: Sequence[Tensor],  # c, n, m of each block, float32; overwritten
+        keep: Tensor | None,  # (B) bool: False for rows whose states stay as they are
+        numbers: Numbers,
+    ) -> Tensor:  # (B, V), or (B, D) without a head; float32
+        features = self._table.weight.shape[1] if self._head is None else self._head.out_features
+        shape = (tokens.shape[0], features)
+        if tokens.is_cuda and not torch.cuda.is_current_stream_capturing():
+            weights = self._parts.tensors
+            key = (shape, keep is None, numbers, *(x.data_ptr() for x in weights), *(x.data_ptr() for x in states))
+            if self._graph is None or self._graph.key != key:
+                self._graph = StepGraph(key)
+            call = functools.partial(self._call, states=states, numbers=numbers)
+            return self._graph.step(call, shape, tokens, keep)
+        out = torch.empty(shape, dtype=torch.float32, device=tokens.device)
+        self._call(out, tokens.contiguous(), keep, states, numbers)
+        return out
+
+    def _call(
+        self, out: Tensor, tokens: Tensor, keep: Tensor | None, states: Sequence[Tensor], numbers: Numbers
+    ) -> None:
+        ops.OPS.decode_step_(
+            out, tokens, keep, self._parts.tensors, self._places, states, numbers.heads, self._norm_eps,
+            numbers.eps, numbers.gate_cap, numbers.output_cap,
+        )  # fmt: skip
+
+
+_ENGINES: weakref.WeakKeyDictionary[nn.Module, DecodeEngine] = weakref.WeakKeyDictionary()
+
+
+def engine_of(model: nn.Module, make: Callable[[], DecodeEngine]) -> DecodeEngine:
+    """The engine of a model as it is now; `make` makes one."""
+    engine = _ENGINES.get(model)
+    if engine is None or not engine.is_of_now():
+        engine = _ENGINES[model] = make()
+    return engine
+
+
+def may_step(tokens: Tensor, states: Sequence[Tensor]) -> bool:
+    """Whether a call is one for the engine: int64 tokens, no gradient, autocast or tracing, float32 states."""
+    device = tokens.device.type
+    return (
+        not torch.is_grad_enabled()
+        and tokens.dtype == torch.int64
+        and tokens.shape[0] <= MOST_ROWS
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled(device)
+        and all(x.dtype == torch.float32 and x.is_contiguous() and x.device == tokens.device for x in states)
+    )
+
+
+def own_step_kernels(chunkwise_kernel: str, step_kernel: str, state_dtype: str) -> bool:
+    """Whether a model's configuration asks for the kernels that the engine is made of."""
+    if state_dtype != "float32" or step_kernel != "fused":
+        return False
+    return kernel_info(chunkwise_kernel, LAYER_KINDS).gate == "exp"

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decode step run as gfx942 code, beside the same step on the CPU: formats, batches, masks, odd widths."""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+FUSED = {"use_bias": True, "weight_mode": "fused"}
+ODD = {"embedding_dim": 36, "num_heads": 3, "qk_dim_factor": 0.25, "ffn_round_up_to_multiple_of": 7}
+BARE = {"gate_soft_cap": None, "output_logit_soft_cap": None, "add_out_norm": False}
+WIDE = {"embedding_dim": 256, "num_heads": 1, "v_dim_factor": 2.0, "num_blocks": 1, "ffn_proj_factor": 20.0}
+CASES: tuple[tuple[str, torch.dtype, int, int, dict[str, Any]], ...] = (
+    ("one row", torch.float32, 0, 1, {}),
+    ("five rows, biases, fused", torch.float32, 0, 5, FUSED),
+    ("bfloat16", torch.bfloat16, 0, 1, {}),
+    ("bfloat16, three rows, fused", torch.bfloat16, 0, 3, {"weight_mode": "fused"}),
+    ("float16, two rows", torch.float16, 0, 2, {}),
+    ("int8", torch.float32, 8, 1, {}),
+    ("int4", torch.float32, 4, 1, {}),
+    ("int4, six rows, fused", torch.bfloat16, 4, 6, {"weight_mode": "fused"}),
+    ("rows that are no pieces of 16 bytes", torch.float32, 0, 2, ODD),
+    ("no caps, no last norm", torch.bfloat16, 0, 1, BARE),
+    ("no caps, no last norm, three rows", torch.bfloat16, 0, 3, BARE),
+    ("more columns than a tile", torch.bfloat16, 0, 1, WIDE),
+)
+KERNELS = re.compile(r"_ZN5xlstm3gpu\d+(products|embed|last_norm)[IE]")
+ERROR = 1e-5  # both are float between the weights; 2.4e-6 was the worst
+
+
+_ran: set[tuple] = set()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _counted(device: ModuleType) -> None:
+    device.reset_counters()
+
+
+@pytest.mark.parametrize(("dtype", "bits", "batch", "changes"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize("head", [True, False], ids=["logits", "hidden"])
+def test_step(package: ModuleType, dtype: torch.dtype, bits: int, batch: int, changes: dict, head: bool) -> None:
+    from peer_models import ours, relative, tokens
+    from xlstm_hip.engine import DecodeEngine
+    from xlstm_hip.ops import OPS
+    from xlstm_hip.quantize import quantize
+
+    _ran.add((dtype, bits, batch, head, str(changes)))
+    model = ours(dtype=dtype, **changes)
+    if bits:
+        quantize(model, bits, progress=False)
+    made = model._new_engine()
+    backbone = model.backbone
+    if not head:
+        parts = ((backbone, "blocks"), (model, "embedding"), (backbone, "out_norm"))
+        made = DecodeEngine(*parts, None, lambda block: True)
+    assert made.why_not is None
+    x = tokens(batch, 1, seed=2)[:, 0]
+    keep = torch.tensor([row % 3 != 1 for row in range(batch)])
+    with torch.no_grad():
+        _, state = model.hidden(tokens(batch, 5), keep_state=True)
+    states = [s for n in sorted(state) for s in state[n]]
+    on_gpu = [s.to("cuda") for s in states]
+    config = model.config
+    out = torch.full((batch, 97 if head else config.embedding_dim), torch.nan)
+    numbers = (
+        config.num_heads, made._norm_eps, config.eps, config.gate_soft_cap or 0.0, config.output_logit_soft_cap or 0.0
+    )  # fmt: skip
+    weights = [w.detach() for w in made._parts.tensors]
+    got = out.to("cuda")
+    OPS.decode_step_(out, x, keep, weights, made._places, states, *numbers)
+    moved = [w.to("cuda") for w in weights]
+    OPS.decode_step_(got, x.to("cuda"), keep.to("cuda"), moved, made._places, on_gpu, *numbers)
+    assert relative(got.cpu(), out) < ERROR
+    for a, b in zip(on_gpu, states, strict=True):
+        assert relative(a.cpu(), b) < ERROR
+
+
+def test_errors(package: ModuleType) -> None:
+    from peer_models import ours, tokens
+    from xlstm_hip.ops import OPS
+
+    model = ours(num_heads=64, embedding_dim=128, num_blocks=1)
+    made = model._new_engine()
+    weights = [w.detach().to("cuda") for w in made._parts.tensors]
+    x = tokens(1, 1)[:, 0].to("cuda")
+    sizes = ((1, 64, 1, 2), (1, 64, 1), (1, 64, 1))
+    states = [torch.zeros(size).to("cuda") for size in sizes]
+    out = torch.empty(1, 97).to("cuda")
+    with pytest.raises(RuntimeError, match="norm_eps: expected a finite number >= 0"):
+        OPS.decode_step_(out, x, None, weights, made._places, states, 64, -1.0, 1e-6, 15.0, 30.0)
+    nowhere = torch.full((1,), 97).to("cuda")
+    OPS.decode_step_(out, nowhere, None, weights, made._places, states, 64, 1e-6, 1e-6, 15.0, 30.0)
+    assert out.cpu().isnan().all()
+
+
+def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
+    if len(_ran) < 2 * len(CASES):
+        pytest.skip(f"{2 * len(CASES) - len(_ran)} of the tests above were not chosen")
+    held = {k.name for k in device.kernels() if KERNELS.match(k.name) and k.instructions_in_code > 1}
+    ran = {c.kernel.name for c in device.counters()}
+    assert held, "the library holds no kernels"
+    assert held <= ran, "never ran: " + ", ".join(sorted(held - ran))

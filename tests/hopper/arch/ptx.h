@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// csrc/arch/ptx.h for a CPU: the same functions, by the emulator. The include path puts it first.
+#pragma once
+
+#include "copies.h"
+
+namespace xlstm::gpu {
+
+inline float exp2_approximate(float x) { return exp2f(x); }
+inline uint32_t pack_bfloat16(float low, float high) {
+  return uint32_t(__bfloat16_as_ushort(__float2bfloat16_rn(high))) << 16 |
+         __bfloat16_as_ushort(__float2bfloat16_rn(low));
+}
+inline uint32_t pack_float16(float low, float high) {
+  return uint32_t(__half_as_ushort(__float2half_rn(high))) << 16 | __half_as_ushort(__float2half_rn(low));
+}
+
+template <class T>
+T* unknown_pointer(T* p) {
+  return p;
+}
+
+inline void ldmatrix_transposed(uint32_t* r, uint32_t address) {
+  emulator::load_matrices(*reinterpret_cast<uint32_t(*)[4]>(r), address, true);
+}
+inline void ldmatrix(uint32_t* r, uint32_t address) {
+  emulator::load_matrices(*reinterpret_cast<uint32_t(*)[4]>(r), address, false);
+}
+
+// Of the common schedule, which is compiled here and not run.
+[[noreturn]] void no_common_schedule();
+inline void mma_bfloat16(float*, const uint32_t*, uint32_t, uint32_t) { no_common_schedule(); }
+inline void mma_float16(float*, const uint32_t*, uint32_t, uint32_t) { no_common_schedule(); }
+inline void copy_16_bytes(uint32_t, const void*, int) { no_common_schedule(); }
+inline void copy_4_bytes(uint32_t, const void*) { no_common_schedule(); }
+inline void copies_wait() { no_common_schedule(); }
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// The common schedule, which the launches name and these tests do not run.
+#include <stdexcept>
+
+#include "mlstm/launch_gpu.h"
+
+namespace xlstm::gpu {
+
+void no_common_schedule() { throw std::logic_error("the emulator has the Hopper schedule alone"); }
+
+template <class E>
+void launch_walk(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*, Stream) {
+  no_common_schedule();
+}
+template void launch_walk<float>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*, Stream);
+template void launch_walk<BFloat16>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*, Stream);
+template void launch_walk<Float16>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*, Stream);
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "copies.h"
+
+#include <cstring>
+#include <vector>
+
+#include "block.h"
+#include "fault.h"
+#include "plants.h"
+#include "sync.h"
+
+namespace emulator {
+namespace {
+
+constexpr int kRowBytes = 128;
+
+// Pieces of 16 bytes are permuted by the address's bits 7 to 9.
+uint32_t permuted(uint32_t at) { return at ^ (at / 128 % 8 * 16); }
+
+void check_aligned(const char* what, uint64_t value, uint64_t by) {
+  if (value % by)
+    fault(text("copies with %s %llu, no multiple of %llu", what, (unsigned long long)value, (unsigned long long)by));
+}
+
+// Of a copy that is issued now: what it will write is NaN until it has arrived.
+struct Arriving {
+  PhaseBarrier* barrier;
+  char* to;
+  uint32_t bytes;
+
+  Arriving(Block& there, uint32_t at, uint32_t size, uint32_t barrier_at)
+      : barrier(&there.barrier(barrier_at)), to(there.at(at, size, "copies to")), bytes(size) {
+    there.order->write(uint32_t(to - there.dynamic), size, SharedOrder::By::async, running->known, barrier->party,
+                       uint32_t(++barrier->copies));
+    std::memset(to, 0xff, size);
+    ++barrier->under_way;
+  }
+  void done() {
+    barrier->bytes -= bytes;
+    --barrier->under_way;
+    barrier->settle();
+  }
+};
+
+// Where a panel's element lies in the tensor, or null where it lies outside.
+char* element(const TensorMap& map, const int (&at)[4], int row, int column) {
+  const int64_t place[4] = {at[0] + column, at[1] + row, at[2], at[3]};
+  char* p = map.data + 2 * place[0];
+  for (int axis = 0; axis < 4; ++axis) {
+    if (place[axis] < 0 || place[axis] >= map.size[axis]) return nullptr;
+    if (axis) p += place[axis] * map.stride[axis - 1];
+  }
+  return p;
+}
+
+}  // namespace
+
+char* Block::at(uint32_t address, uint32_t bytes, const char* does) {
+  if (address < kFirstAddress || address + bytes > kFirstAddress + uint32_t(cluster->launch.dynamic_bytes))
+    fault(text("%s shared memory at %u to %u, where the block has %d bytes", does, address - kFirstAddress,
+               address - kFirstAddress + bytes, cluster->launch.dynamic_bytes));
+  return dynamic + (address - kFirstAddress);
+}
+
+void copy_panel(uint32_t to, const TensorMap& from, const int (&at)[4], uint32_t barrier) {
+  check_aligned("a panel at", to, 1024);
+  Arriving arriving(*running->block, to, uint32_t(from.rows * kRowBytes), barrier);
+  cluster->later(*running->block, [arriving, from, to, place = std::to_array(at)]() mutable {
+    const int where[4] = {place[0], place[1], place[2], place[3]};
+    for (int row = 0; row < from.rows; ++row)
+      for (int column = 0; column < 64; ++column) {
+        uint16_t value = 0;
+        if (const char* p = element(from, where, row, column)) std::memcpy(&value, p, 2);
+        const uint32_t offset = permuted(to + uint32_t(row * kRowBytes + 2 * column)) - to;
+        std::memcpy(arriving.to + offset, &value, 2);
+      }
+    arriving.done();
+  });
+}
+
+void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  if (planted(Bug::moved_copy)) to += 8;
+  check_aligned("a target at", to, 16);
+  check_aligned("a source at", reinterpret_cast<uintptr_t>(from), 16);
+  check_aligned("a size of", bytes, 16);
+  Arriving arriving(*running->block, to, bytes, barrier);
+  cluster->later(*running->block, [arriving, from]() mutable {
+    std::memcpy(arriving.to, from, arriving.bytes);
+    arriving.done();
+  });
+}
+
+void copy_to_block(uint32_t rank, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+  check_aligned("a target at", to, 16);
+  check_aligned("a source at", from, 16);
+  check_aligned("a size of", bytes, 16);
+  if (rank >= cluster->blocks.size())
+    fault(text("copies to block %u of a cluster of %zu", rank, cluster->blocks.size()));
+  Block &here = *running->block, &there = *cluster->blocks[rank];
+  if (!there.unfinished) fault("copies to a block that is gone");
+  const char* source = here.at(from, bytes, "copies from");
+  Arriving arriving(there, to, bytes, barrier);
+  // Its reading is over when it has arrived: who learns of that may write here.
+  here.order->read(uint32_t(source - here.dynamic), bytes, SharedOrder::By::async, running->known,
+                   arriving.barrier->party, uint32_t(arriving.barrier->copies));
+  cluster->later(here, [arriving, source]() mutable {
+    std::memcpy(arriving.to, source, arriving.bytes);
+    arriving.done();
+  });
+}
+
+void store_panel(const TensorMap& to, const int (&at)[4], uint32_t from) {
+  check_aligned("a panel at", from, 1024);
+  Thread& me = *running;
+  Block& block = *me.block;
+  const uint32_t bytes = uint32_t(to.rows * kRowBytes);
+  const char* source = block.at(from, bytes, "stores from");
+  block.order->read(uint32_t(source - block.dynamic), bytes, SharedOrder::By::async, me.known, block.stores_of(me),
+                    uint32_t(++me.stores));
+  cluster->later(block, [&me, &block, to, from, source, place = std::to_array(at)] {
+    const int where[4] = {place[0], place[1], place[2], place[3]};
+    for (int row = 0; row < to.rows; ++row)
+      for (int column = 0; column < 64; ++column)
+        if (char* p = element(to, where, row, column))
+          std::memcpy(p, source + (permuted(from + uint32_t(row * kRowBytes + 2 * column)) - from), 2);
+    ++me.stores_read;
+    block.stores.wake();
+  });
+}
+
+void wait_for_stores() {
+  if (planted(Bug::stores_wait)) return;
+  Thread& me = *running;
+  while (me.stores_read < me.stores) me.block->stores.wait({"its bulk stores"});
+  me.stores_waited = me.stores;
+  if (me.stores) me.known.over[me.block->stores_of(me)] = uint32_t(me.stores);
+}
+
+// ---- matrices of a warp
+
+namespace {
+
+// The 16 bytes at each lane's address, which this lane takes part in.
+char* row_of(const uint64_t* addresses, int lane) {
+  return running->block->at(uint32_t(addresses[lane]), 16, "moves matrices at");
+}
+
+const uint64_t* rows(uint32_t at) {
+  check_aligned("a matrix row at", at, 16);
+  return exchange(at);
+}
+
+}  // namespace
+
+void load_matrices(uint32_t (&r)[4], uint32_t at, bool turned) {
+  if (planted(Bug::turned_matrices)) turned = !turned;
+  Thread& me = *running;
+  const uint64_t* addresses = rows(at);
+  char* mine = me.block->at(at, 16, "loads matrices from");
+  me.block->order->read(uint32_t(mine - me.block->dynamic), 16, SharedOrder::By::threads, me.known, me.party(),
+                        me.epoch);
+  const int lane = me.lane();
+  for (int m = 0; m < 4; ++m)
+    for (int h = 0; h < 2; ++h) {
+      uint16_t value;
+      if (turned)
+        std::memcpy(&value, row_of(addresses, 8 * m + 2 * (lane % 4) + h) + lane / 4 * 2, 2);
+      else
+        std::memcpy(&value, row_of(addresses, 8 * m + lane / 4) + lane % 4 * 4 + 2 * h, 2);
+      r[m] = h ? r[m] | uint32_t(value) << 16 : value;
+    }
+  exchange(0);  // all have read
+}
+
+void store_matrices(const uint32_t (&r)[4], uint32_t at, bool turned) {
+  Thread& me = *running;
+  const uint64_t* addresses = rows(at);
+  char* mine = me.block->at(at, 16, "stores matrices to");
+  me.block->order->write(uint32_t(mine - me.block->dynamic), 16, SharedOrder::By::threads, me.known, me.party(),
+                         me.epoch);
+  const int lane = me.lane();
+  for (int m = 0; m < 4; ++m)
+    for (int h = 0; h < 2; ++h) {
+      const uint16_t value = uint16_t(r[m] >> (16 * h));
+      if (turned)
+        std::memcpy(row_of(addresses, 8 * m + 2 * (lane % 4) + h) + lane / 4 * 2, &value, 2);
+      else
+        std::memcpy(row_of(addresses, 8 * m + lane / 4) + lane % 4 * 4 + 2 * h, &value, 2);
+    }
+  exchange(0);  // all have written
+}
+
+}  // namespace emulator

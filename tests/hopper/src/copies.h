@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bulk copies, and a warp's matrix loads and stores. Addresses are of shared memory.
+#pragma once
+
+#include <cstdint>
+
+namespace emulator {
+
+// What cuTensorMapEncodeTiled() makes: four axes of 2-byte elements, the first without gaps; a box of 64 by `rows`.
+struct TensorMap {
+  char* data;
+  int64_t size[4], stride[3];  // strides in bytes, of the second axis on
+  int rows;
+};
+
+void copy_panel(uint32_t to, const TensorMap& from, const int (&at)[4], uint32_t barrier);
+void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier);
+void copy_to_block(uint32_t block, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier);
+void store_panel(const TensorMap& to, const int (&at)[4], uint32_t from);
+void wait_for_stores();
+
+// Four matrices of 8 rows of 16 bytes; lane l says where row l % 8 of matrix l / 8 lies.
+void load_matrices(uint32_t (&r)[4], uint32_t at, bool turned);
+void store_matrices(const uint32_t (&r)[4], uint32_t at, bool turned);
+
+}  // namespace emulator

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "products.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "block.h"
+#include "fault.h"
+#include "plants.h"
+
+namespace emulator {
+namespace {
+
+constexpr int kRows = 64, kDepth = 16;  // of a product: rows of the sum; k
+
+float bfloat16(uint16_t bits) { return std::bit_cast<float>(uint32_t(bits) << 16); }
+
+// An operand in shared memory as its descriptor says, in panels of 64 columns permuted in pieces of 16 bytes.
+struct Operand {
+  uint32_t start, next_panel, next_rows;
+  bool across;
+
+  Operand(uint64_t descriptor, bool runs_across)
+      : start(uint32_t(descriptor & 0x3fff) << 4),
+        next_panel(uint32_t(descriptor >> 16 & 0x3fff) << 4),
+        next_rows(uint32_t(descriptor >> 32 & 0x3fff) << 4),
+        across(runs_across) {
+    if (descriptor >> 62 != 1) fault("multiplies by an operand that is not permuted over 128 bytes");
+    if (descriptor >> 46 & 0xffff)
+      fault(text("multiplies by an operand with other bits: %llx", (unsigned long long)descriptor));
+    if (next_rows % 1024) fault(text("multiplies by an operand whose rows are %u bytes apart in eights", next_rows));
+    if (across && next_panel % 1024)
+      fault(text("multiplies by an operand whose panels are %u bytes apart", next_panel));
+  }
+  // Element k of row (of A) or column (of B) i.
+  uint32_t at(int i, int k) const {
+    const uint32_t u = uint32_t(i),
+                   place = across ? start + u / 64 * next_panel + k / 8 * next_rows + k % 8 * 128 + u % 64 * 2
+                                  : start + u / 8 * next_rows + u % 8 * 128 + k * 2;
+    return place ^ (place / 128 % 8 * 16);
+  }
+  // f(address, bytes) for the stretches of 16 bytes that its rows first to last - 1 consist of.
+  template <class F>
+  void each_piece(int first, int last, F&& f) const {
+    if (across) {
+      for (int k = 0; k < kDepth; ++k)
+        for (int i = first; i < last; i += 8) f(at(i, k), 16);
+    } else {
+      for (int i = first; i < last; ++i)
+        for (int k = 0; k < kDepth; k += 8) f(at(i, k), 16);
+    }
+  }
+  void read(Block& block, int count, double* values) const {  // values[i][k]
+    for (int i = 0; i < count; ++i)
+      for (int k = 0; k < kDepth; ++k) {
+        uint16_t bits;
+        std::memcpy(&bits, block.dynamic + (at(i, k) - kFirstAddress), 2);
+        values[i * kDepth + k] = bfloat16(bits);
+      }
+  }
+};
+
+void check_operand(const Operand& operand, int first, int last, Party reader, uint32_t epoch) {
+  Block& block = *running->block;
+  operand.each_piece(first, last, [&](uint32_t at, uint32_t bytes) {
+    const char* p = block.at(at, bytes, "multiplies by");
+    block.order->read(uint32_t(p - block.dynamic), bytes, SharedOrder::By::async, running->known, reader, epoch);
+  });
+}
+
+int group_of(const Thread& t) { return t.index / kGroup; }
+
+Sum& sum_of(Thread& thread, const float* at) {
+  return *std::find_if(thread.sums.begin(), thread.sums.end(), [&](const Sum& s) { return s.at == at; });
+}
+
+void run(Block& block, int group, const IssuedProduct& p) {
+  static double a[kRows * kDepth], b[256 * kDepth];
+  if (p.held) {
+    for (int t = 0; t < kGroup; ++t)
+      for (int w = 0; w < 4; ++w)
+        for (int e = 0; e < 2; ++e) {
+          const int row = t / kWarp * 16 + t % kWarp / 4 + 8 * (w % 2), k = 8 * (w / 2) + 2 * (t % 4) + e;
+          a[row * kDepth + k] = bfloat16(uint16_t(p.left[t][w] >> (16 * e)));
+        }
+  } else {
+    Operand(p.a, p.a_across).read(block, kRows, a);
+  }
+  Operand(p.b, p.b_across).read(block, p.columns, b);
+  for (int t = 0; t < kGroup; ++t) {
+    float* sum = sum_of(*block.threads[group * kGroup + t], p.sum[t]).values.data();
+    for (int i = 0; i < p.columns / 2; ++i) {
+      const int row = t / kWarp * 16 + t % kWarp / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (t % 4) + i % 2;
+      double x = 0;
+      for (int k = 0; k < kDepth; ++k) x += a[row * kDepth + k] * b[column * kDepth + k];
+      sum[i] = float((p.add ? double(sum[i]) : 0.0) + x);
+    }
+  }
+}
+
+void issue(Product product, float* sum, const uint32_t* held) {
+  if (planted(Bug::far_operand)) product.b |= (255 << 10) >> 4;
+  if (planted(Bug::slipped_operand)) product.b += 32 >> 4;
+  Thread& me = *running;
+  const int group = group_of(me), in_group = me.index % kGroup, registers = product.columns / 2;
+  ProductGroup& products = me.block->groups[group];
+  if (!me.begun) fault("multiplies without a fence before the group");
+  const int nth = products.issued[in_group]++ - products.dropped;
+  if (nth == int(products.products.size())) products.products.push_back({product, 0, {}, {}});
+  IssuedProduct& p = products.products[nth];
+  if (!(static_cast<const Product&>(p) == product)) fault("multiplies otherwise than its warpgroup");
+  if (held) std::copy_n(held, 4, p.left[in_group].begin());
+  p.sum[in_group] = sum;
+  ++p.issued;
+
+  const auto found = std::find_if(me.sums.begin(), me.sums.end(), [&](const Sum& s) { return s.at == sum; });
+  if (found == me.sums.end())
+    me.sums.push_back({sum, std::vector<float>(sum, sum + registers), me.committed});
+  else
+    found->group = me.committed;
+  std::fill_n(sum, registers, NAN);
+
+  if (me.lane()) return;  // a warp's first lane speaks for it
+  const Party party = me.block->products_of(group);
+  const uint32_t epoch = uint32_t(me.committed) + 1;
+  const int first = me.warp() % 4 * 16;
+  if (!product.held) check_operand({product.a, product.a_across}, first, first + 16, party, epoch);
+  check_operand({product.b, product.b_across}, 0, product.columns, party, epoch);
+}
+
+}  // namespace
+
+void products_begin() {
+  if (!planted(Bug::products_fence)) running->begun = true;
+}
+
+void products_end() {
+  Thread& me = *running;
+  const int group = group_of(me);
+  Block& block = *me.block;
+  ProductGroup& products = block.groups[group];
+  me.begun = false;
+  products.committed[me.index % kGroup] = ++me.committed;
+  const int complete = *std::min_element(products.committed.begin(), products.committed.end());
+  if (complete == products.complete) return;
+  products.complete = complete;
+  cluster->later(block, [&block, &products, group] {  // the next group, whichever event it was
+    while (!products.products.empty() && products.products.front().group == products.done) {
+      run(block, group, products.products.front());
+      products.products.pop_front();
+      ++products.dropped;
+    }
+    ++products.done;
+    products.queue.wake();
+  });
+}
+
+void products_wait(int but_the_last) {
+  if (planted(Bug::products_wait)) return;
+  Thread& me = *running;
+  const int group = group_of(me), until = me.committed - but_the_last;
+  ProductGroup& products = me.block->groups[group];
+  while (products.done < until) products.queue.wait({"products of warpgroup %d", group});
+  if (until > 0) {
+    uint32_t& over = me.known.over[me.block->products_of(group)];
+    over = std::max(over, uint32_t(until));
+  }
+  std::erase_if(me.sums, [&](Sum& sum) {
+    if (sum.group >= until) return false;
+    std::copy(sum.values.begin(), sum.values.end(), sum.at);
+    return true;
+  });
+}
+
+void multiply_shared(float* sum, uint64_t a, bool a_across, uint64_t b, bool b_across, bool add) {
+  issue({a, b, 64, running->committed, false, a_across, b_across, add}, sum, nullptr);
+}
+void multiply_held(float* sum, int columns, const uint32_t* a, uint64_t b, bool b_across, bool add) {
+  issue({0, b, columns, running->committed, true, false, b_across, add}, sum, a);
+}
+
+}  // namespace emulator

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of a warpgroup (wgmma): the running thread's part in them.
+#pragma once
+
+#include <cstdint>
+
+namespace emulator {
+
+void products_begin();
+void products_end();
+void products_wait(int but_the_last);
+
+// sum[64][columns] (+)= A[64][16] B[16][columns]; of `sum` and of a held A this thread has its registers.
+void multiply_shared(float* sum, uint64_t a, bool a_across, uint64_t b, bool b_across, bool add);
+void multiply_held(float* sum, int columns, const uint32_t* a, uint64_t b, bool b_across, bool add);
+
+}  // namespace emulator

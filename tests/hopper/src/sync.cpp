@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sync.h"
+
+#include "block.h"
+#include "fault.h"
+#include "plants.h"
+
+namespace emulator {
+
+Party Block::first_party() const { return Party(rank * cluster->parties_of_block); }
+Party Block::products_of(int group) const {
+  return first_party() + Party(threads.size()) + kMostBarriers + Party(group);
+}
+Party Block::stores_of(const Thread& thread) {
+  const auto [found, added] = storers.try_emplace(thread.index, int(storers.size()));
+  if (found->second >= kMostStorers) fault("is one of more threads that store in bulk than are counted");
+  return first_party() + Party(threads.size()) + kMostBarriers + kMostGroups + Party(found->second);
+}
+
+Party Thread::party() const { return block->first_party() + Party(index); }
+
+void Thread::tell(Knowledge& to) {
+  if (to.over.empty()) to.reset(block->cluster->parties());
+  to.join(known);
+  known.over[party()] = ++epoch;
+}
+
+void Thread::fence() {
+  known.fenced[party()] = epoch;
+  known.over[party()] = ++epoch;
+}
+
+void Meeting::meet(int threads, bool waits, const Waiting& waiting) {
+  if (arrived && threads != expected)
+    fault(text("comes to a barrier for %d threads where %d others came for %d", threads, arrived, expected));
+  expected = threads;
+  running->tell(gathered);
+  if (++arrived < threads) {
+    if (waits) queue.wait(waiting);
+    return;
+  }
+  arrived = 0;
+  if (waits) running->known.join(gathered);
+  queue.wake(&gathered);
+  gathered = {};
+}
+
+void sync_block() {
+  if (planted(Bug::block_barrier)) return;
+  Block& block = *running->block;
+  block.named[0].meet(int(block.threads.size()), true, {"__syncthreads()"});
+}
+void sync_warp() {
+  if (planted(Bug::warp_barrier)) return;
+  running->block->warps[running->warp()].meet(kWarp, true, {"__syncwarp() of warp %d", running->warp()});
+}
+
+namespace {
+void named(int barrier, int threads, bool waits) {
+  if (planted(Bug::named_barrier, barrier)) return;
+  if (barrier < 1 || barrier > 15) fault(text("uses named barrier %d: there are 1 to 15", barrier));
+  if (threads % kWarp) fault(text("meets %d threads at a barrier, which is no number of warps", threads));
+  running->block->named[barrier].meet(threads, waits, {"named barrier %d", barrier});
+}
+}  // namespace
+void sync_named(int barrier, int threads) { named(barrier, threads, true); }
+void arrive_named(int barrier, int threads) { named(barrier, threads, false); }
+
+void sync_cluster() {
+  if (planted(Bug::cluster_barrier)) return;
+  int threads = 0;
+  for (auto& block : cluster->blocks) threads += int(block->threads.size());
+  cluster->meeting.meet(threads, true, {"the cluster's barrier"});
+}
+
+const uint64_t* exchange(uint64_t mine) {
+  Thread& me = *running;
+  Exchange& with = me.block->exchanges[me.warp()];
+  uint64_t* room = with.value[with.generation % 2];
+  room[me.lane()] = mine;
+  if (++with.arrived < kWarp) {
+    with.queue.wait({"the other lanes of warp %d", me.warp()});
+  } else {
+    with.arrived = 0;
+    ++with.generation;
+    with.queue.wake();
+  }
+  return room;
+}
+
+// ---- mbarriers
+
+PhaseBarrier& Block::barrier(uint32_t address) {
+  const auto found = barriers.find(address);
+  if (found == barriers.end()) fault(text("uses an mbarrier at %u that nobody initialised", address));
+  return found->second;
+}
+
+void PhaseBarrier::settle() {
+  if (pending || bytes) return;
+  if (under_way)
+    fault(text("mbarrier %d has all the bytes that were announced while %d copies are under way", index, under_way));
+  pending = count;
+  ++phase;
+  gathered.over[party] = uint32_t(copies);
+  last = std::move(gathered);
+  gathered = {};
+  gathered.reset(cluster->parties());
+  queue.wake(&last);
+}
+
+void barrier_init(uint32_t at, int count) {
+  Block& block = *running->block;
+  if (at % 8) fault(text("initialises an mbarrier at %u, no multiple of 8", at));
+  block.at(at, 8, "initialises an mbarrier in");
+  if (block.barriers.count(at)) fault(text("initialises the mbarrier at %u again", at));
+  if (block.barriers.size() == kMostBarriers) fault("initialises more mbarriers than are counted");
+  PhaseBarrier& barrier = block.barriers[at];
+  barrier.index = int(block.barriers.size()) - 1;
+  barrier.party = block.first_party() + Party(block.threads.size()) + Party(barrier.index);
+  barrier.count = barrier.pending = count;
+  barrier.gathered.reset(cluster->parties());
+}
+
+void barrier_arrive(uint32_t at, int rank) {
+  if (planted(Bug::barrier_arrival, int(at - kFirstAddress))) return;
+  if (rank >= int(cluster->blocks.size()))
+    fault(text("arrives at block %d of a cluster of %zu", rank, cluster->blocks.size()));
+  Block& there = rank < 0 ? *running->block : *cluster->blocks[rank];
+  if (!there.unfinished) fault("arrives at an mbarrier of a block that is gone");
+  PhaseBarrier& barrier = there.barrier(at);
+  if (barrier.pending == 0) fault(text("arrives at mbarrier %d once more than its %d", barrier.index, barrier.count));
+  running->tell(barrier.gathered);
+  --barrier.pending;
+  barrier.settle();
+}
+
+void barrier_expect(uint32_t at, uint32_t bytes) {
+  if (planted(Bug::fewer_bytes)) bytes -= 16;
+  if (planted(Bug::more_bytes)) bytes += 16;
+  running->block->barrier(at).bytes += bytes;
+  barrier_arrive(at, -1);
+}
+
+void barrier_wait(uint32_t at, uint32_t parity) {
+  if (planted(Bug::barrier_wait, int(at - kFirstAddress))) return;
+  PhaseBarrier& barrier = running->block->barrier(at);
+  if (parity > 1) fault(text("waits for parity %u", parity));
+  if (barrier.phase % 2 == parity)
+    barrier.queue.wait({parity ? "an odd phase of mbarrier %d" : "an even phase of mbarrier %d", barrier.index});
+  else if (!barrier.last.over.empty())
+    running->known.join(barrier.last);
+}
+
+void fence_proxy() {
+  if (!planted(Bug::proxy_fence)) running->fence();
+}
+
+// ---- registers
+
+void change_registers(int count, bool more) {
+  Thread& me = *running;
+  if (more && planted(Bug::more_registers)) count += 8;
+  if (count % 8 || count < 24 || count > 256) fault(text("sets %d registers: a multiple of 8 from 24 to 256", count));
+  if (more ? count < me.registers : count > me.registers)
+    fault(text("%s registers from %d to %d", more ? "takes" : "leaves", me.registers, count));
+  int all = 0;
+  const int block_has = 65536 / int(me.block->threads.size()) / 8 * 8 * int(me.block->threads.size());
+  const auto fits = [&] {
+    all = count - me.registers;
+    for (auto& thread : me.block->threads) all += thread->registers;
+    return all <= block_has;
+  };
+  while (!fits()) me.block->registers.wait({"%d registers a thread", count});
+  me.registers = count;
+  if (!more) me.block->registers.wake();
+}
+
+}  // namespace emulator

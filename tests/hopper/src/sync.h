@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the running thread can do to wait for others.
+#pragma once
+
+#include <cstdint>
+
+namespace emulator {
+
+void sync_block();
+void sync_warp();
+void sync_named(int barrier, int threads);
+void arrive_named(int barrier, int threads);
+void sync_cluster();
+
+// Each lane hands a value over and sees all 32.
+const uint64_t* exchange(uint64_t mine);
+
+void barrier_init(uint32_t at, int count);
+void barrier_arrive(uint32_t at, int rank);  // rank: of the block in its cluster; -1: this one
+void barrier_expect(uint32_t at, uint32_t bytes);
+void barrier_wait(uint32_t at, uint32_t parity);
+void fence_proxy();
+
+void change_registers(int count, bool more);
+
+}  // namespace emulator

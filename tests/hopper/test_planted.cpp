@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bugs planted in the walks as they run: each must be found, and reported as what it is. Every wait for an mbarrier and
+// every arrival at one is left out in turn.
+#include <map>
+
+#include "arch/hopper.h"
+#include "check.h"
+#include "device.h"
+#include "mlstm/walk_hopper_room.h"
+#include "plants.h"
+#include "walk_problem.h"
+
+using namespace xlstm::gpu;
+using emulator::Bug;
+
+namespace {
+
+// What a run of this walk says, empty where all is well.
+std::string run(const WalkCase& c, unsigned seed) {
+  emulator::set_seed(seed);
+  WalkProblem problem(c);
+  try {
+    problem.run();
+    return problem.compare();
+  } catch (const std::exception& fault) {
+    return fault.what();
+  }
+}
+
+// Planted, the bug must be found in one of a few schedules; its report has one of these words.
+void expect(const char* name, Bug bug, int which, const WalkCase& c, const std::vector<std::string>& words) {
+  emulator::plant(bug, which);
+  std::string report;
+  for (unsigned seed = 1; report.empty() && seed <= 3; ++seed) report = run(c, seed);
+  emulator::plant(Bug::none);
+  bool said = false;
+  for (const std::string& word : words) said = said || report.find(word) != std::string::npos;
+  CHECK(said, "%s in the %s: %s", name, described(c).c_str(), report.empty() ? "not found" : report.c_str());
+  std::printf("%s, %s: %s\n", name, described(c).c_str(), report.substr(0, report.find('\n')).c_str());
+}
+
+const WalkCase kFlowing{Kind::flowing, 128, 330, 128, 128}, kNormalised{Kind::normalised, 128, 330, 128, 120},
+    kGained{Kind::gained, 256, 330, 192, 128}, kPair{Kind::gained, 512, 330, 264, 64};
+
+template <class Room>
+void leave_out_barriers(const WalkCase& c) {
+  using Index = typename Room::BarrierIndex;
+  const bool normalised = c.kind == Kind::normalised;
+  std::map<const char*, Index> barriers = {{"a_full", Room::kAFull}, {"y_full", Room::kYFull},
+                                           {"x_full", Room::kXFull}, {"a_free", Room::kAFree},
+                                           {"y_free", Room::kYFree}, {"x_free", Room::kXFree}};
+  if (normalised) barriers["gain_full"] = Room::kGainFull;
+  if (Room::kFinish) barriers["sums_full"] = Room::kSumsFull, barriers["sums_free"] = Room::kSumsFree;
+  if (Room::kShape.pair) {
+    barriers["incoming_full"] = Room::kIncomingFull, barriers["sent_free"] = Room::kSentFree;
+  }
+  for (const auto& [name, index] : barriers) {
+    const int at = Room::kBarriers + 8 * index;
+    const std::string wait = std::string("no wait for ") + name, arrival = std::string("no arrival at ") + name;
+    expect(wait.c_str(), Bug::barrier_wait, at, c,
+           {"without a barrier since", "may still be reading", "which nobody wrote", "once more than", "of the bound"});
+    expect(arrival.c_str(), Bug::barrier_arrival, at, c, {"phase of mbarrier"});
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const WalkCase& c : {kFlowing, kNormalised, kGained, kPair}) {
+    const std::string report = run(c, 1);
+    CHECK(report.empty(), "%s with no bug: %s", described(c).c_str(), report.c_str());
+  }
+  leave_out_barriers<HopperRoom<128, 2, false, HopperOutput::flowing>>(kFlowing);
+  leave_out_barriers<HopperRoom<128, 2, false, HopperOutput::normalised>>(kNormalised);
+  leave_out_barriers<HopperRoom<256, 2, false, HopperOutput::plain>>(kGained);
+  leave_out_barriers<HopperRoom<256, 2, true, HopperOutput::summed>>(kPair);
+
+  expect("no proxy fence", Bug::proxy_fence, -1, kGained, {"without a proxy fence"});
+  expect("no proxy fence", Bug::proxy_fence, -1, kPair, {"without a proxy fence"});
+  expect("no barrier of a warpgroup", Bug::named_barrier, 3, kGained, {"without a barrier", "may still be reading"});
+  expect("no barrier of a warp", Bug::warp_barrier, -1, kFlowing, {"may still be reading"});
+  expect("no fence before products", Bug::products_fence, -1, kGained, {"without a fence before the group"});
+  expect("no wait for products", Bug::products_wait, -1, kGained, {"may still be reading", "without waiting"});
+  expect("no wait for bulk stores", Bug::stores_wait, -1, kGained, {"may still be reading"});
+  expect("no barrier of the cluster", Bug::cluster_barrier, -1, kPair, {"gone", "initialised", "without a barrier"});
+  expect("fewer bytes announced", Bug::fewer_bytes, -1, kGained, {"all the bytes that were announced", "deadlock"});
+  expect("more bytes announced", Bug::more_bytes, -1, kGained, {"deadlock"});
+  expect("a copy to 8 bytes further on", Bug::moved_copy, -1, kGained, {"no multiple of 16"});
+  expect("an operand outside", Bug::far_operand, -1, kGained, {"where the block has"});
+  expect("an operand 32 bytes further on", Bug::slipped_operand, -1, kGained,
+         {"without a barrier since", "nobody wrote"});
+  expect("more registers than there are", Bug::more_registers, -1, kGained, {"registers a thread"});
+  expect("matrices not turned", Bug::turned_matrices, -1, kGained, {"of the bound"});
+  return finish();
+}

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// The truth is double throughout. Beside it goes a model that rounds to bfloat16 what the kernels round: the state
+// where it is read, the weighted y that is added to it. Bounds:
+//   truth   each term of a sum passes through at most two roundings of operands, of 2^-9 each, and the sum through one
+//           more: |error| <= 2^-8 (terms' sizes summed) + 2^-9 |result|
+//   model   the result's rounding, which may fall to the other side: 2^-8 |result|; an operand or two that double and
+//           float round apart, 2^-8 of a term each: 2^-7 (largest term); float sums: 2^-17 (terms' sizes summed)
+// States and dots leave in float: 2^-17 of their terms from the model.
+#include "walk_problem.h"
+
+namespace xlstm::gpu {
+namespace {
+
+constexpr double kEps = 1e-3;
+
+double rounded(double x) { return to_float(from_float<BFloat16>(float(x))); }
+
+// A sum beside what bounds its error.
+struct Sum {
+  double exact = 0, model = 0, sizes = 0, largest = 0;
+
+  void add(double term, double modelled) {
+    exact += term;
+    model += modelled;
+    const double size = std::fmax(std::fabs(term), std::fabs(modelled));
+    sizes += size;
+    largest = std::fmax(largest, size);
+  }
+  void scale(double by) { exact *= by, model *= by, sizes *= std::fabs(by), largest *= std::fabs(by); }
+};
+
+// The worst error, in bounds.
+struct Worst {
+  double value = 0;
+  std::string where;
+
+  void see(double error, double bound, const std::string& at) {
+    const double size = std::isnan(error) ? INFINITY : error == 0 ? 0 : error / bound;
+    if (size > value) value = size, where = at;
+  }
+  void see(double got, const Sum& want, const std::string& at) {
+    see(std::fabs(got - want.exact), 0x1p-8 * want.sizes + 0x1p-9 * std::fabs(want.exact), at + ", truth");
+    see(std::fabs(got - want.model), 0x1p-8 * std::fabs(want.model) + 0x1p-7 * want.largest + 0x1p-17 * want.sizes,
+        at + ", model");
+  }
+};
+
+std::string place(const char* what, int head, int i, int j) {
+  return std::string(what) + " of head " + std::to_string(head) + " at " + std::to_string(i) + ", " + std::to_string(j);
+}
+
+}  // namespace
+
+WalkProblem::WalkProblem(const WalkCase& of, unsigned seed)
+    : case_(of),
+      shape_(hopper_shape(of.rows, of.y_columns)),
+      slots_((of.length + kChunk - 1) / kChunk),
+      tiles_((of.y_columns + shape_.y_tile() - 1) / shape_.y_tile() + (shape_.pair ? 1 : 0)),
+      padded_(int64_t(kHeads) * slots_ * kChunk),
+      a_(kHeads, of.length, of.x_columns),
+      x_(kHeads, of.length, of.x_columns),
+      y_(kHeads, of.length, of.y_columns),
+      out_(kHeads, of.length, of.y_columns),
+      with_(kHeads, of.length, of.y_columns),
+      scores_(padded_ * kChunk),
+      factors_(padded_ * kFactors),
+      decay_(kHeads * slots_),
+      vector_(int64_t(kHeads) * slots_ * of.y_columns),
+      dots_(0),
+      state_in_(int64_t(kHeads) * of.x_columns * of.y_columns),
+      state_out_(state_in_.size()),
+      dc_last_(state_in_.size()),
+      state_dots_(0),
+      n_(int64_t(kHeads) * slots_ * of.x_columns),
+      row_sums_(padded_),
+      l_(int64_t(kHeads) * of.length),
+      m_(padded_) {
+  if (shape_.pair) tiles_ = tiles_ / 2 * 2;
+  dots_ = DeviceArray<float>(tiles_ * padded_);
+  state_dots_ = DeviceArray<float>(tiles_ * kHeads);
+  plan_.schedule = Schedule::hopper;
+  plan_.rows = of.rows;
+  plan_.slices = 1;
+  plan_.chunk = kChunk;
+  plan_.y_tile = shape_.y_tile();
+  plan_.tiles = tiles_;
+  plan_.normalises = of.kind == Kind::normalised;
+  plan_.segments = of.segments;
+  plan_.segment_chunks = (slots_ + of.segments - 1) / of.segments;
+  std::mt19937 engine(seed);
+  std::normal_distribution<double> normal;
+  std::uniform_real_distribution<double> exponent(-3, 3);
+  const auto next = [&] { return normal(engine); };
+  for (TokenArray* tokens : {&a_, &x_, &y_, &with_}) tokens->fill(next);
+  for (DeviceArray<float>* values : {&vector_, &state_in_, &dc_last_, &n_, &row_sums_})
+    for (int64_t i = 0; i < values->size(); ++i) (*values)[i] = float(next());
+  for (int64_t i = 0; i < padded_; ++i) m_[i] = next();
+  // What belongs to no token: scores and factors are zeros there, gains are never looked at.
+  std::fill_n(scores_.data(), scores_.size(), uint16_t(0));
+  for (int slot = 0; slot < kHeads * slots_; ++slot) {
+    decay_[slot] = of.decays[slot % slots_ % of.decays.size()];
+    for (int t = 0; t < kChunk; ++t) {
+      const bool inside = slot % slots_ * kChunk + t < of.length;
+      factor(slot, kInter, t) = inside ? float(std::exp(exponent(engine))) : 0;
+      factor(slot, kInto, t) = inside ? float(std::exp(exponent(engine))) : 0;
+      factor(slot, kSelf, t) = inside ? float(next()) : 0;
+      if (of.kind != Kind::flowing)
+        factor(slot, kGain, t) = !inside ? NAN : float((engine() % 2 ? 1 : -1) * std::exp(2 * exponent(engine)));
+      else
+        factor(slot, kAlong, t) = inside ? float(next()) : 0;
+      for (int s = 0; s <= t && inside; ++s)
+        scores_[(int64_t(slot) * kChunk + t) * kChunk + s] = from_float<BFloat16>(float(next())).bits;
+    }
+  }
+}
+
+void WalkProblem::run() {
+  WalkParams p{};
+  p.where = {nullptr, case_.length, kHeads, 1, kHeads, slots_, kChunk};
+  p.a = a_.tokens(), p.x = x_.tokens(), p.y = y_.tokens(), p.out = out_.tokens();
+  p.scores = scores_.data();
+  p.factors = factors_.data();
+  p.inter = case_.reverse ? kInto : kInter;
+  p.weight = case_.reverse ? kInter : kInto;
+  p.gained = case_.kind == Kind::gained || case_.kind == Kind::normalised;
+  p.decay = decay_.data();
+  if (case_.kind == Kind::flowing) {
+    p.vector = vector_.data();
+    p.along = case_.reverse ? kInto : kAlong;
+    p.with_self = true;
+    p.with = with_.tokens();
+    p.dots = dots_.data();
+  }
+  p.state_in = case_.state_in ? state_in_.data() : nullptr;
+  p.state_out = state_out_.data();
+  p.state_x = case_.y_columns;
+  p.state_y = 1;
+  const int64_t state_floats = int64_t(plan_.rows) * plan_.y_tile * tiles_;
+  DeviceArray<float> before_last(kHeads * state_floats), between(between_floats(plan_, kHeads));
+  p.before_last = before_last.data();
+  p.between = between.data();
+  p.segments = plan_.segments;
+  p.segment_chunks = plan_.segment_chunks;
+  p.tiles = tiles_;
+  p.slices = plan_.slices;
+  p.reverse = case_.reverse;
+  const NormaliserParams normaliser{p.where, p.a, row_sums_.data(), n_.data(), m_.data(), l_.data(), factors_.data(),
+                                    kEps,    true};
+  launch_walk_hopper(plan_, p, case_.kind == Kind::normalised ? &normaliser : nullptr, dc_last_.data(),
+                     state_dots_.data(), nullptr);
+}
+
+std::string WalkProblem::compare() {
+  const int rows = case_.x_columns, columns = case_.y_columns;
+  const Factor inter = case_.reverse ? kInto : kInter, weight = case_.reverse ? kInter : kInto;
+  const Factor along = case_.reverse ? kInto : kAlong;
+  const bool flowing = case_.kind == Kind::flowing;
+  Worst worst;
+  for (int head = 0; head < kHeads; ++head) {
+    // The state, and as the kernel holds it: rounded where it is read or added to, its decay apart until it is small.
+    std::vector<double> state(rows * columns), held_state(rows * columns), sizes(rows * columns);
+    double held = 1;
+    if (case_.state_in)
+      for (size_t i = 0; i < state.size(); ++i)
+        sizes[i] = std::fabs(state[i] = held_state[i] = state_in_[head * int64_t(state.size()) + i]);
+    for (int n = 0; n < slots_; ++n) {
+      const int chunk = case_.reverse ? slots_ - 1 - n : n, valid = std::min(kChunk, case_.length - chunk * kChunk);
+      const int64_t slot = head * slots_ + chunk;
+      if (n > 0 && (case_.reverse ? chunk + 1 : chunk) % plan_.segment_chunks == 0) {  // a segment begins
+        for (double& value : held_state) value = float(value * held);
+        held = 1;
+      }
+      if (n == slots_ - 1) {
+        Sum dot;
+        for (size_t i = 0; i < state.size(); ++i) {
+          const double with = dc_last_[head * int64_t(state.size()) + i];
+          dot.add(with * state[i], with * held_state[i] * held);
+        }
+        double got = 0;
+        for (int tile = 0; tile < tiles_; ++tile) got += state_dots_[tile * kHeads + head];
+        worst.see(got, dot, place("the dot of states", head, 0, 0));
+      }
+      for (int t = 0; t < valid; ++t) {
+        const int token = chunk * kChunk + t;
+        std::vector<Sum> row(columns);
+        for (int i = 0; i < rows; ++i) {
+          const double by = a_.at(head, token, i) * factor(slot, inter, t);
+          for (int j = 0; j < columns; ++j)
+            row[j].add(by * state[i * columns + j], by * held * rounded(held_state[i * columns + j]));
+        }
+        for (int s = 0; s < valid; ++s)
+          if (const double by = score(slot, t, s); by != 0)
+            for (int j = 0; j < columns; ++j)
+              row[j].add(by * y_.at(head, chunk * kChunk + s, j), by * y_.at(head, chunk * kChunk + s, j));
+        double gain = case_.kind == Kind::gained ? factor(slot, kGain, t) : 1;
+        if (case_.kind == Kind::normalised) {
+          double dot = 0;
+          for (int i = 0; i < rows; ++i) dot += a_.at(head, token, i) * n_[slot * rows + i];
+          const double l = factor(slot, kInter, t) * dot + row_sums_[slot * kChunk + t];
+          gain = 1 / normaliser(true, l, m_[slot * kChunk + t], kEps);
+          worst.see(std::fabs(l_[int64_t(head) * case_.length + token] - l), 1e-4 * (1 + std::fabs(l)),
+                    place("l", head, token, 0));
+        }
+        for (int tile = 0; tile * plan_.y_tile < columns && flowing; ++tile) {
+          Sum dot;
+          for (int j = tile * plan_.y_tile; j < std::min(columns, (tile + 1) * plan_.y_tile); ++j) {
+            const double flow = double(factor(slot, along, t)) * vector_[slot * columns + j],
+                         with = with_.at(head, token, j);
+            row[j].add(flow, flow);
+            dot.add(row[j].exact * with, row[j].model * with);
+            dot.sizes += 0x1p8 * (row[j].largest * 0x1p-7 + row[j].sizes * 0x1p-8) * std::fabs(with);
+            row[j].add(factor(slot, kSelf, t) * y_.at(head, token, j), factor(slot, kSelf, t) * y_.at(head, token, j));
+          }
+          worst.see(dots_[tile * padded_ + slot * kChunk + t], dot, place("dots", head, token, tile));
+        }
+        for (int j = 0; j < columns; ++j) {
+          row[j].scale(gain);
+          worst.see(out_.at(head, token, j), row[j], place("the output", head, token, j));
+        }
+      }
+      held = float(held * decay_[slot]);
+      if (!(held >= 0x1p-40)) {
+        for (double& value : held_state) value = float(value * held);
+        held = 1;
+      }
+      const float up = 1 / float(held);
+      for (double& value : state) value *= decay_[slot];
+      for (double& value : sizes) value *= decay_[slot];
+      for (int t = 0; t < valid; ++t)
+        for (int j = 0; j < columns; ++j) {
+          const double y = y_.at(head, chunk * kChunk + t, j), by = factor(slot, weight, t);
+          const double weighed = rounded(float(y) * (float(by) * up));
+          for (int i = 0; i < rows; ++i) {
+            const double x = x_.at(head, chunk * kChunk + t, i);
+            state[i * columns + j] += by * x * y;
+            held_state[i * columns + j] += x * weighed;
+            sizes[i * columns + j] += std::fabs(by * x * y);
+          }
+        }
+    }
+    for (size_t i = 0; i < state.size(); ++i) {
+      const double got = state_out_[head * int64_t(state.size()) + i];
+      const std::string at = place("the last state", head, int(i) / columns, int(i) % columns);
+      worst.see(std::fabs(got - state[i]), 0x1p-8 * sizes[i], at + ", truth");
+      worst.see(std::fabs(got - held_state[i] * held), 0x1p-14 * sizes[i], at + ", model");
+    }
+  }
+  char text[200];
+  std::snprintf(text, sizeof text, "%.2f of the bound: %s", worst.value, worst.where.c_str());
+  return worst.value <= 1 ? "" : text;
+}
+
+}  // namespace xlstm::gpu

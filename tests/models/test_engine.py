@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decode engine beside the same model in float64, layer by layer; and when it must not, or not yet, be used."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from peer_models import ours, relative, tokens
+from xlstm_hip import engine as engines
+from xlstm_hip import ops
+from xlstm_hip.models import Stream, generate, xLSTMLarge
+from xlstm_hip.models.config_files import SpecialTokens
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@contextlib.contextmanager
+def layer_by_layer() -> Iterator[None]:
+    own = xLSTMLarge._decoded
+    xLSTMLarge._decoded = lambda *_: None
+    try:
+        yield
+    finally:
+        xLSTMLarge._decoded = own
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[list[int]]:
+    """Collects the batch of every step that the engine made."""
+    own, calls = engines.DecodeEngine.step, []
+
+    def step(self, rows, *rest):
+        calls.append(rows.shape[0])
+        return own(self, rows, *rest)
+
+    engines.DecodeEngine.step = step
+    try:
+        yield calls
+    finally:
+        engines.DecodeEngine.step = own
+
+
+def state_after(model: xLSTMLarge, x: Tensor) -> dict:
+    with torch.no_grad():
+        return model.hidden(x, keep_state=True)[1]
+
+
+def copied(state: dict, dtype: torch.dtype | None = None) -> dict:
+    return {n: tuple(x.to(dtype or x.dtype, copy=True) for x in own) for n, own in state.items()}
+
+
+def steps(model: xLSTMLarge, state: dict, x: Tensor) -> Tensor:
+    return torch.stack([model.step(x[:, t], state) for t in range(x.shape[1])], dim=1)
+
+
+def in_double(model: xLSTMLarge) -> xLSTMLarge:
+    twin = xLSTMLarge(model.config)
+    twin.load_state_dict(model.state_dict())
+    return twin.double()
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 7, 9])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("weight_mode", ["single", "fused"])
+def test_error(dtype: torch.dtype, batch: int, weight_mode: str) -> None:
+    """No further from float64 than the layers are, twice at the most; states in and out likewise."""
+    model = ours(dtype=dtype, weight_mode=weight_mode, use_bias=batch % 2 == 1)
+    begun, x = state_after(model, tokens(batch, 5)), tokens(batch, 4, seed=2)
+    true_state = copied(begun, torch.float64)
+    true = steps(in_double(model), true_state, x)
+    with counted() as calls:
+        got_state = copied(begun)
+        got = steps(model, got_state, x)
+    assert calls == [batch] * 4 and got.dtype == torch.float32
+    with layer_by_layer():
+        layer_state = copied(begun)
+        layers = steps(model, layer_state, x)
+    allowed = 2 * relative(layers, true) + 8 * 2**-24
+    assert relative(got, true) <= allowed
+    for n, own in true_state.items():
+        for a, b, c in zip(got_state[n], layer_state[n], own, strict=True):
+            assert relative(a, c) <= 2 * relative(b, c) + 8 * 2**-24
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"embedding_dim": 40, "num_heads": 2, "ffn_round_up_to_multiple_of": 3, "vocab_size": 33},
+        {"embedding_dim": 36, "num_heads": 3, "qk_dim_factor": 0.25, "ffn_round_up_to_multiple_of": 7},
+        {"gate_soft_cap": None, "output_logit_soft_cap": None, "add_out_norm": False},
+        {"embedding_dim": 256, "num_heads": 1, "v_dim_factor": 2.0, "vocab_size": 700},
+    ],
+    ids=["odd", "thirds", "bare", "wide"],
+)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_shapes(changes: dict, dtype: torch.dtype) -> None:
+    model = ours(dtype=dtype, **changes)
+    vocab = model.config.vocab_size
+    begun, x = state_after(model, tokens(3, 5, vocab)), tokens(3, 2, vocab, seed=2)
+    true = steps(in_double(model), copied(begun, torch.float64), x)
+    with counted() as calls:
+        got = steps(model, copied(begun), x)
+    assert calls == [3, 3]
+    with layer_by_layer():
+        assert relative(got, true) <= 2 * relative(steps(model, copied(begun), x), true) + 8 * 2**-24
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_row_is_the_same_in_any_company(dtype: torch.dtype, threads: int) -> None:
+    model = ours(dtype=dtype)
+    begun, x = state_after(model, tokens(11, 5)), tokens(11, 3, seed=2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole_state = copied(begun)
+        whole = steps(model, whole_state, x)
+    finally:
+        torch.set_num_threads(before)
+    for row in (0, 3, 6, 10):
+        state = {n: tuple(s[row : row + 1].clone() for s in own) for n, own in begun.items()}
+        assert torch.equal(steps(model, state, x[row : row + 1])[0], whole[row])
+        assert all(torch.equal(a[0], b[row]) for n in state for a, b in zip(state[n], whole_state[n], strict=True))
+
+
+def test_rows_that_are_masked_keep_their_states() -> None:
+    model = ours()
+    begun, x = state_after(model, tokens(4, 5)), tokens(4, 1, seed=2)
+    keep = torch.tensor([True, False, True, False])
+    all_state, state = copied(begun), copied(begun)
+    every = model.step(x[:, 0], all_state)
+    with counted() as calls:
+        got = model.step(x[:, 0], state, keep)
+    assert calls == [4]
+    with torch.no_grad():
+        assert torch.equal(model(x, copied(begun), mask=keep[:, None])[:, 0], got)
+    assert torch.equal(got[keep], every[keep])
+    for n, own in begun.items():
+        for new, old, moved in zip(state[n], own, all_state[n], strict=True):
+            assert torch.equal(new[~keep], old[~keep])
+            assert torch.equal(new[keep], moved[keep])
+
+
+def test_forward_and_stream_use_it() -> None:
+    model = ours(dtype=torch.bfloat16, mode="inference", return_last_states=True)
+    x = tokens(2, 6)
+    with counted() as calls, torch.no_grad():
+        _, state = model(x[:, :5])
+        logits, same = model(x[:, 5:], state)
+        assert logits.shape == (2, 1, 97) and logits.dtype == torch.bfloat16 and same is state
+        stream = Stream(model, 2)
+        stream.feed(x[:, :5])
+        assert torch.equal(stream.feed(x[:, 5:]).bfloat16(), logits[:, 0])
+    assert calls == [2, 2]
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "top_k": 40, "repetition_penalty": 1.1}])
+def test_the_same_text_as_layer_by_layer(options: dict) -> None:
+    model = ours()
+    model.special_tokens = SpecialTokens(pad=1)
+    prompts = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
+    with counted() as calls:
+        got = generate(model, prompts, 24, seed=3, eos=(11, 30), **options)
+    assert calls and set(calls) == {4}
+    with layer_by_layer():
+        want = generate(model, prompts, 24, seed=3, eos=(11, 30), **options)
+    assert torch.equal(got.tokens, want.tokens) and torch.equal(got.lengths, want.lengths)
+    for n, own in want.state.items():
+        assert all(relative(a, b) < 1e-4 for a, b in zip(got.state[n], own, strict=True))
+
+
+def test_a_graph_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bookkeeping, with a stand-in for the graph that makes the call again: a GPU is not asked for."""
+    made = []
+
+    def stand_in(call):
+        made.append(call)
+        return call
+
+    monkeypatch.setattr(engines, "captured", stand_in)
+    model = ours()
+    begun, x = state_after(model, tokens(2, 5)), tokens(2, 5, seed=2)
+    engine = engines.engine_of(model, model._new_engine)
+    numbers = engines.Numbers(4, 1e-6, 15.0, 30.0)
+    keep = torch.tensor([True, False])
+    for mask in (None, keep):
+        want_state, state = copied(begun), copied(begun)
+        states = [s for n in sorted(state) for s in state[n]]
+        graph = engines.StepGraph(())
+        call = functools.partial(engine._call, states=states, numbers=numbers)
+        results = []
+        for t in range(5):
+            own = mask if mask is None or t != 3 else ~mask
+            want = model.step(x[:, t], want_state, own)
+            results.append(graph.step(call, (2, 97), x[:, t], own))
+            assert torch.equal(results[-1], want)
+        assert not torch.equal(results[0], results[1])  # results are not the graph's memory
+        assert all(torch.equal(a, b) for n in state for a, b in zip(state[n], want_state[n], strict=True))
+    assert len(made) == 2
+
+
+# ---- weights that change
+
+
+def moved_in_place(model: xLSTMLarge) -> None:
+    with torch.no_grad():
+        model.lm_head.weight.mul_(-1)
+
+
+def loaded(model: xLSTMLarge) -> None:
+    model.load_state_dict({name: -x for name, x in model.state_dict().items()})
+
+
+def assigned(model: xLSTMLarge) -> None:
+    model.load_state_dict({name: -x for name, x in model.state_dict().items()}, assign=True)
+
+
+def new_parameter(model: xLSTMLarge) -> None:
+    norm = model.backbone.blocks[1].norm_ffn
+    norm.weight = nn.Parameter(-norm.weight.detach())
+
+
+def new_module(model: xLSTMLarge) -> None:
+    layer = model.backbone.blocks[0].mlstm_layer
+    layer.v = nn.Linear(128, 128, bias=False)
+
+
+def new_dtype(model: xLSTMLarge) -> None:
+    model.bfloat16()
+
+
+def trained(model: xLSTMLarge) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with torch.enable_grad():
+        model.loss(tokens(2, 8), tokens(2, 8, seed=4)).backward()
+    optimizer.step()
+
+
+def swapped(model: xLSTMLarge) -> None:
+    blocks = model.backbone.blocks
+    blocks[0], blocks[1] = blocks[1], blocks[0]
+
+
+@pytest.mark.parametrize(
+    "change", [moved_in_place, loaded, assigned, new_parameter, new_module, new_dtype, trained, swapped]
+)
+def test_no_weight_is_stale(change) -> None:
+    model = ours()
+    begun, x = state_after(model, tokens(1, 5)), tokens(1, 1, seed=2)
+    before = model.step(x[:, 0], copied(begun))
+    change(model)
+    with counted() as calls:
+        after = model.step(x[:, 0], copied(begun))
+    with layer_by_layer():
+        want = model.step(x[:, 0], copied(begun))
+    assert calls == [1]
+    assert relative(after, want) < (0.05 if change is new_dtype else 1e-5)
+    assert relative(after, before) > (1e-4 if change in (new_dtype, trained) else 0.01)
+
+
+# ---- when it steps aside
+
+
+def hooked_linear(model: xLSTMLarge) -> None:
+    model.backbone.blocks[1].ffn.proj_down.register_forward_hook(lambda module, given, made: made * 2)
+
+
+def hooked_block(model: xLSTMLarge) -> None:
+    model.backbone.blocks[1].register_forward_pre_hook(lambda module, given: None)
+
+
+def patched(model: xLSTMLarge) -> None:
+    norm = model.backbone.out_norm
+    norm.forward = lambda x: x
+
+
+class Doubling(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def other_class(model: xLSTMLarge) -> None:
+    model.backbone.blocks[0].mlstm_layer.out_proj.__class__ = Doubling
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        hooked_linear,
+        hooked_block,
+        patched,
+        other_class,
+        lambda model: model.double(),
+        lambda model: setattr(model.config, "step_kernel", "native"),
+        lambda model: setattr(model.config, "inference_state_dtype", "bfloat16"),
+        lambda model: setattr(model.config, "chunkwise_kernel", "chunkwise--fused_siging"),
+    ],
+)
+@pytest.mark.parametrize("after_a_step", [False, True])
+def test_models_for_the_layers_alone(change, after_a_step: bool) -> None:
+    model = ours()
+    begun, x = state_after(model, tokens(2, 5)), tokens(2, 1, seed=2)
+    if after_a_step:
+        model.step(x[:, 0], copied(begun))
+    change(model)
+    dtype = model.embedding.weight.dtype
+    with counted() as calls:
+        got = model.step(x[:, 0], copied(begun, dtype))
+    assert not calls and got.dtype == dtype
+    with layer_by_layer():
+        assert torch.equal(got, model.step(x[:, 0], copied(begun, dtype)))
+
+
+def test_calls_for_the_layers_alone() -> None:
+    model = ours()
+    begun, x = state_after(model, tokens(2, 5)), tokens(2, 2, seed=2)
+    with counted() as calls:
+        model(x[:, :1], copied(begun))  # wants gradients
+        with torch.no_grad():
+            model(x, copied(begun))  # two tokens
+            transposed = {n: (c.mT.contiguous().mT, *rest) for n, (c, *rest) in copied(begun).items()}
+            model.step(x[:, 0], transposed)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                model.step(x[:, 0], copied(begun))
+            many = {n: tuple(s.repeat(33, *[1] * (s.dim() - 1)) for s in own) for n, own in begun.items()}
+            model.step(x[:, 0].repeat(33), many)
+    assert not calls
+
+
+# ---- the op itself
+
+
+def call_of(batch: int = 2) -> tuple[list, dict]:
+    """The arguments of the op for a model's step."""
+    model = ours(use_bias=True)
+    begun = state_after(model, tokens(batch, 5))
+    engine = engines.engine_of(model, model._new_engine)
+    states = [x for n in sorted(begun) for x in begun[n]]
+    weights = [x.detach() for x in engine._parts.tensors]
+    out = torch.empty(batch, 97)
+    x = tokens(batch, 1, seed=2)[:, 0]
+    return [out, x, torch.tensor([True] * batch), weights, engine._places, states, 4, 1e-6, 1e-6, 15.0, 30.0], begun
+
+
+def test_opcheck() -> None:
+    arguments, _ = call_of()
+    torch.library.opcheck(ops.OPS.decode_step_, tuple(arguments), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (0, torch.empty(2, 96), r"out: expected shape \( 2 97 \), got \( 2 96 \)"),
+        (1, torch.tensor([3, 97]), "tokens: expected 0 to 96, got 97"),
+        (1, torch.tensor([3, -1]), "tokens: expected 0 to 96, got -1"),
+        (1, torch.tensor([3, 4], dtype=torch.int32), "tokens: expected a contiguous int64 vector"),
+        (2, torch.tensor([True]), r"keep: expected shape \( 2 \), got \( 1 \)"),
+        (4, torch.zeros(5, dtype=torch.int64), "places: expected 46 for each block and 7, got 5"),
+        (6, 3, r"head_norm: expected 96 elements, got 128"),
+        (7, -1.0, "norm_eps: expected a finite number >= 0"),
+        (9, float("nan"), "gate_cap: expected a finite number >= 0"),
+    ],
+)
+def test_wrong_calls(place: int, value: object, words: str) -> None:
+    arguments, _ = call_of()
+    arguments[place] = value
+    with pytest.raises(RuntimeError, match=words):
+        ops.OPS.decode_step_(*arguments)
+
+
+def test_wrong_tensors() -> None:
+    arguments, _ = call_of()
+    weights, states = arguments[3], arguments[5]
+    for number, value, words in (
+        (0, weights[0][:-1], "norm_mlstm: expected 128 elements, got 127"),
+        (6, weights[6].double(), "q: expected float32, bfloat16 or float16"),
+        (6, weights[6][:, :-1].contiguous(), r"projections: expected shape"),
+        (6, weights[6].t(), "weights: expected contiguous tensors"),
+    ):
+        arguments[3] = [*weights[:number], value, *weights[number + 1 :]]
+        with pytest.raises(RuntimeError, match=words):
+            ops.OPS.decode_step_(*arguments)
+    arguments[3] = weights
+    arguments[5] = [states[0].double(), *states[1:]]
+    with pytest.raises(RuntimeError, match="c: expected a contiguous float32 tensor"):
+        ops.OPS.decode_step_(*arguments)
+    arguments[5] = states[:-1]
+    with pytest.raises(RuntimeError, match="states: expected c, n, m of 3 blocks, got 8 tensors"):
+        ops.OPS.decode_step_(*arguments)
+
+
+def test_wrong_steps() -> None:
+    model = ours()
+    state = state_after(model, tokens(2, 5))
+    with pytest.raises(ValueError, match="tokens: expected 1 dimension"):
+        model.step(tokens(2, 1), state)
+    with pytest.raises(ValueError, match=r"mask: expected .* got"):
+        model.step(tokens(2, 1)[:, 0], state, torch.tensor([True]))
+    with pytest.raises(ValueError, match="state: expected blocks 0 to 2, got"):
+        model.step(tokens(2, 1)[:, 0], {0: state[0]})
