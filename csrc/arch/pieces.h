@@ -9,6 +9,14 @@
 
 namespace xlstm::gpu {
 
+// in_order() for loads on every family: what is asked for after it does not take registers before it.
+XLSTM_DEVICE void loads_in_order() {
+  in_order();
+#if defined(__CUDACC__)
+  asm volatile("" ::: "memory");
+#endif
+}
+
 // Half words of two registers: the low or the high ones, a's first.
 template <bool kHigh>
 XLSTM_DEVICE uint32_t join_halves(uint32_t a, uint32_t b) {
@@ -19,14 +27,17 @@ XLSTM_DEVICE uint32_t join_halves(uint32_t a, uint32_t b) {
 #endif
 }
 
-// This lane, and what is made of it made here: not kept for a whole loop, nor read ahead of it.
-XLSTM_DEVICE int lane_here() {
-  int lane = lane_id();
+// A number of each lane, and this lane, with what is made of it made here: not kept for a whole loop, nor read ahead.
+XLSTM_DEVICE uint32_t made_here(uint32_t x) {
 #if defined(__CUDACC__)
-  asm volatile("" : "+r"(lane));
+  asm volatile("" : "+r"(x));
 #else
-  asm volatile("" : "+v"(lane));
+  asm volatile("" : "+v"(x));
 #endif
+  return x;
+}
+XLSTM_DEVICE int lane_here() {
+  const int lane = int(made_here(uint32_t(lane_id())));
   __builtin_assume(lane >= 0 && lane < kWave);
   return lane;
 }

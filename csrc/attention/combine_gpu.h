@@ -51,6 +51,11 @@ struct ForwardParts {
     return {out, out + splits * rows(in) * in.dv};
   }
 };
+// Where part `split` of `splits` of so many tiles begins. They differ by one tile at most.
+XLSTM_DEVICE int part_of(int tiles, int64_t split, int64_t splits) {
+  const uint32_t each = uint32_t(tiles) / uint32_t(splits), more = uint32_t(tiles) % uint32_t(splits);
+  return int(uint32_t(split) * each + (uint32_t(split) < more ? uint32_t(split) : more));
+}
 // Their combination into the call's out and lse, with its sink.
 void combine_forward_parts(const xlstm_attention_forward&, const ForwardParts&, int64_t splits, Stream);
 

@@ -41,7 +41,8 @@ struct Decode {
   const DecodeParams& p;
   const xlstm_attention& in;
   AttentionLayout at;
-  int64_t key_head, first_row;
+  int64_t key_head;
+  uint32_t group, first_row;
   char* lds;
   RowFacts<1> facts;
   ScoreRules rules;
@@ -59,7 +60,8 @@ struct Decode {
         in(params.call.in),
         at(layout),
         key_head(head),
-        first_row(first),
+        group(uint32_t(in.heads_q) / uint32_t(in.heads_k)),
+        first_row(uint32_t(first)),
         lds(memory),
         facts(at, head, first),
         rules(in),
@@ -67,7 +69,13 @@ struct Decode {
         dqk(int(in.dqk)),
         dv(int(in.dv)) {}
 
-  XLSTM_DEVICE int64_t live(int64_t row) const { return row < at.rows() ? row : at.rows() - 1; }
+  XLSTM_DEVICE uint32_t rows() const { return uint32_t(at.queries) * group; }
+  XLSTM_DEVICE uint32_t live(uint32_t row) const { return row < rows() ? row : rows() - 1; }
+
+  XLSTM_DEVICE int64_t head_of(uint32_t row) const { return key_head * group + row % group; }
+  XLSTM_DEVICE int64_t query(const xlstm_tensor& x, uint32_t row) const {
+    return at.query(x, head_of(row), row / group);
+  }
 
   // ---- Q
 
@@ -77,7 +85,7 @@ struct Decode {
   XLSTM_DEVICE Piece q_piece(int unit, int piece) const {
     const PiecePosition of = chain_piece(kFamily, sizeof(E), lane, piece);
     const int feature = unit * kUnit<E> + of.feature;
-    const E* row = static_cast<const E*>(in.q.data) + at.row(in.q, key_head, live(first_row + of.row));
+    const E* row = static_cast<const E*>(in.q.data) + query(in.q, live(first_row + of.row));
     return TokenRows<E>{row, 0, int(in.dqk), true}.piece(0, feature, true);
   }
   XLSTM_DEVICE void load_q() {
@@ -133,7 +141,7 @@ struct Decode {
   XLSTM_DEVICE void fetch_values(const Places& at, int block) {
 #pragma unroll
     for (int c = 0; c < kTurnedPieces<E>; ++c) {
-      if (c % 4 == 0) in_order();  // addresses of a few pieces at a time
+      if (c % 4 == 0) loads_in_order();  // addresses of a few pieces at a time
       const PiecePosition of = turned_piece(kFamily, sizeof(E), lane, c);
       v[block % kAheadV][c] = load_turned<E>(row_of(in.v, at.value, of.row),
                                              inside(block * kTurnedFeatures<E> + of.feature, dv - kTurnedElements<E>));
@@ -152,10 +160,10 @@ struct Decode {
       if (unit * kUnit<E> + kUnit < E >> in.dqk) clear_beyond(held, unit);
 #pragma unroll
       for (int step = 0; step < kUnitSteps<E>; ++step) {
-        in_order();
+        loads_in_order();
         multiply(s, stream_of<E>(held, step), q_operand(unit, step));
       }
-      in_order();
+      loads_in_order();
       fetch_keys(unit + kAheadK < kUnits ? here : next, (unit + kAheadK) % kUnits);
     }
   }
@@ -209,10 +217,10 @@ struct Decode {
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
       for (int t = 0; t < kTurnedStrips<E>; ++t) {
-        in_order();
+        loads_in_order();
         multiply(out[b][t], turned<E>(v[b % kAheadV], t), chain);
       }
-      in_order();
+      loads_in_order();
       if constexpr (kAheadV < kBlocks) lane = lane_here();  // else rows' places are kept from block to block
       fetch_values(b + kAheadV < kBlocks ? here : next, (b + kAheadV) % kBlocks);
     }
@@ -306,9 +314,9 @@ struct Decode {
 #pragma unroll 1
     for (int unit = int(threadIdx.x); unit < kDecodeRows * kLine; unit += kShape.threads) {
       const int row = unit / kLine, column = unit % kLine * 4;
-      const int64_t r = first_row + row;
-      if (r >= at.rows() || column >= in.dv) continue;
-      const int64_t head = key_head * at.group() + r % at.group(), i = r / at.group();
+      const uint32_t r = first_row + row;
+      if (r >= rows() || column >= in.dv) continue;
+      const int64_t head = head_of(r), i = r / group;
       const RowSum all = whole_of(row);
       const float keys = all.sum > 0 ? all.most * kLn2 + ::log(all.sum) : -__builtin_inff();
       WithSink<float> sink = without_sink(keys);
@@ -341,22 +349,25 @@ struct Decode {
 template <class E, int kDqk, int kDv, bool kFull>
 __global__ __launch_bounds__(decode_shape(kFamily, sizeof(E), {kDqk, kDv}).threads,
                              decode_shape(kFamily, sizeof(E), {kDqk, kDv}).blocks) void decode(const DecodeParams p) {
-  extern __shared__ __align__(128) char lds[];
-  const xlstm_attention& in = p.call.in;
-  const ForwardPlace place = forward_place(blockIdx.x, in.batch * in.heads_k, p.splits, p.blocks);
-  const AttentionLayout at(in, place.head / in.heads_k);
-  const int64_t first = place.rows * kDecodeRows, left = at.rows() - first;
-  if (left <= 0) return;
-  Decode<E, kDqk, kDv, kFull> block(p, at, place.head % in.heads_k, first, lds);
-  const RowsSee see(at, first, left < kDecodeRows ? left : kDecodeRows);
-  constexpr int kKeys = kStep<E>;
-  const int origin = see.begin / kKeys, tiles = (see.end + kKeys - 1) / kKeys - origin;
-  const int from = origin + int(int64_t(tiles) * place.split / p.splits);
-  const int to = origin + int(int64_t(tiles) * (place.split + 1) / p.splits);
-  block.load_q();
-  block.walk(from * kKeys, to * kKeys < see.end ? to * kKeys : see.end, see);
-  block.merge();
-  block.write(place.split);
+  if constexpr (has_decode(kFamily, sizeof(E), {kDqk, kDv})) {
+    extern __shared__ __align__(128) char lds[];
+    const xlstm_attention& in = p.call.in;
+    const ForwardPlace place = forward_place(blockIdx.x, in.batch * in.heads_k, p.splits, p.blocks);
+    const uint32_t head = uint32_t(place.head), heads_k = uint32_t(in.heads_k);
+    const AttentionLayout at(in, head / heads_k);
+    const int64_t first = place.rows * kDecodeRows, left = at.rows() - first;
+    if (left <= 0) return;
+    Decode<E, kDqk, kDv, kFull> block(p, at, head % heads_k, first, lds);
+    const RowsSee see(at, first, left < kDecodeRows ? left : kDecodeRows);
+    constexpr int kKeys = kStep<E>;
+    const int origin = see.begin / kKeys, tiles = (see.end + kKeys - 1) / kKeys - origin;
+    const int from = origin + part_of(tiles, place.split, p.splits);
+    const int to = origin + part_of(tiles, place.split + 1, p.splits);
+    block.load_q();
+    block.walk(from * kKeys, to * kKeys < see.end ? to * kKeys : see.end, see);
+    block.merge();
+    block.write(place.split);
+  }
 }
 
 }  // namespace xlstm::gpu

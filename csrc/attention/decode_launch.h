@@ -4,13 +4,9 @@
 #pragma once
 
 #include "arch/launch.h"
-#include "attention/decode_gpu.h"
-#include "attention/decode_plan.h"
+#include "attention/launches_gpu.h"
 
 namespace xlstm::gpu {
-
-template <class E>
-void launch_decode(const DecodePlan&, const DecodeParams&, Stream);
 
 namespace {
 

@@ -37,17 +37,24 @@ inline int64_t parts_that_fill(int64_t blocks, int64_t at_once, int64_t keys, in
   return std::max<int64_t>(1, most);
 }
 
-// Whether the rows of a key head are few. What dropout keeps, and the weights themselves, are the forward kernel's.
-inline bool has_few_rows(const AttentionCall& call) {
-  return call.queries * (call.heads_q / call.heads_k) <= kMostDecodeRowBlocks * kDecodeRows &&
-         call.dqk <= kMostHeadDim && call.dv <= kMostHeadDim;
+inline HeadClass decode_class(const AttentionCall& call) {  // of no features: there is none
+  for (const HeadClass& head : kHeadClasses)
+    if (call.dqk <= head.dqk && call.dv <= head.dv) return head;
+  return {};
+}
+
+// Whether the rows of a key head are few, and there is a kernel. What dropout keeps, and the weights themselves, are
+// the forward kernel's.
+inline bool has_few_rows(const AttentionCall& call, const Chip& chip) {
+  const HeadClass head = decode_class(call);
+  return call.queries * (call.heads_q / call.heads_k) <= kMostDecodeRowBlocks * kDecodeRows && head.dqk != 0 &&
+         has_decode(chip.family, call.element_bytes, head);
 }
 
 // splits: 0 leaves them to the plan.
 inline DecodePlan plan_decode(const AttentionCall& call, int64_t splits, const Chip& chip) {
   DecodePlan plan{};
-  for (const HeadClass& head : kHeadClasses)
-    if (plan.head.dqk == 0 && call.dqk <= head.dqk && call.dv <= head.dv) plan.head = head;
+  plan.head = decode_class(call);
   plan.shape = decode_shape(chip.family, call.element_bytes, plan.head);
   const int64_t rows = call.queries * (call.heads_q / call.heads_k), heads = call.batch * call.heads_k;
   plan.blocks = std::max<int64_t>(1, (rows + kDecodeRows - 1) / kDecodeRows);

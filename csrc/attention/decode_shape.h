@@ -12,6 +12,11 @@ namespace xlstm::gpu {
 
 constexpr int kDecodeRows = kStripColumns, kDecodeWaves = 4;
 
+// On RDNA operands are of 8 registers, of floats 24, and a wave has 256: what needs more is the forward kernel's.
+constexpr bool has_decode(Family f, int element_bytes, HeadClass head) {
+  return f != Family::rdna || (element_bytes == 2 && head.dqk <= 128);
+}
+
 struct DecodeShape {
   int threads;
   int blocks;              // that shall share a multiprocessor: a bound on registers
@@ -35,13 +40,12 @@ constexpr DecodeShape decode_shape(Family f, int element_bytes, HeadClass head) 
     // A whole tile of 32 keys: 16 KB of 128 features are under way in each wave.
     s.blocks = half && !wide ? 2 : 1;
   } else if (f == Family::rdna) {
-    // Operands are of 8 registers and there are 256.
     s.q_in_lds = true;
-    s.k_ahead = half ? 4 : 2;
+    s.k_ahead = 2;
     s.v_ahead = 1;
   } else {
     s.q_in_lds = wide || !half;
-    s.k_ahead = half && !wide && units > 2 ? 4 : 2;
+    s.k_ahead = half && !wide ? (units > 2 ? 4 : 2) : 2;
     s.v_ahead = half && !wide && all > 1 ? 2 : 1;
     s.blocks = wide || !half ? 1 : 2;
   }

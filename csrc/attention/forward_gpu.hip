@@ -2,10 +2,8 @@
 // Attention forward on a GPU: which kernel a call takes, and what it works in.
 #include <algorithm>
 
-#include "attention/decode_launch.h"
-#include "attention/forward_launch.h"
 #include "attention/kernels_gpu.h"
-#include "attention/mla_launch.h"
+#include "attention/launches_gpu.h"
 
 namespace xlstm::gpu {
 namespace {
@@ -30,11 +28,11 @@ bool is_whole(const xlstm_tensor& x, int64_t features) {
 }
 
 // Few rows against many keys. A tile of a size that the caller names is the other kernel's.
-bool may_decode(const xlstm_attention_forward& p) {
-  return has_few_rows(call_of(p)) && !p.probs.data && !(p.in.dropout_p > 0) && p.in.block_size == 0;
+bool may_decode(const xlstm_attention_forward& p, const Chip& chip) {
+  return has_few_rows(call_of(p), chip) && !p.probs.data && !(p.in.dropout_p > 0) && p.in.block_size == 0;
 }
-bool decodes(const xlstm_attention_forward& p) {
-  return may_decode(p) && is_whole(p.in.q, p.in.dqk) && is_whole(p.in.k, p.in.dqk) && is_whole(p.in.v, p.in.dv);
+bool decodes(const xlstm_attention_forward& p, const Chip& chip) {
+  return may_decode(p, chip) && is_whole(p.in.q, p.in.dqk) && is_whole(p.in.k, p.in.dqk) && is_whole(p.in.v, p.in.dv);
 }
 
 template <class Launch>
@@ -96,13 +94,13 @@ size_t attention_forward_workspace(const xlstm_attention_forward& p, const Chip&
     check_mla(p);
     return ForwardParts::bytes(p.in, plan_mla(call_of(p), p.splits, chip).splits);
   }
-  const int64_t few = may_decode(p) ? plan_decode(call_of(p), p.splits, chip).splits : 1;
+  const int64_t few = may_decode(p, chip) ? plan_decode(call_of(p), p.splits, chip).splits : 1;
   return ForwardParts::bytes(p.in, std::max(few, plan(p, chip).splits));
 }
 
 void attention_forward(const xlstm_attention_forward& p, const Chip& chip, void* workspace, void* stream) {
   if (is_mla(p)) return run_mla(p, chip, workspace, static_cast<Stream>(stream));
-  if (decodes(p)) return decode(p, chip, workspace, static_cast<Stream>(stream));
+  if (decodes(p, chip)) return decode(p, chip, workspace, static_cast<Stream>(stream));
   const AttentionForwardPlan cut = plan(p, chip);
   const xlstm_attention& in = p.in;
   const ForwardParams params{p,

@@ -4,12 +4,10 @@
 #pragma once
 
 #include "arch/launch.h"
+#include "attention/launches_gpu.h"
 #include "attention/weights_gpu.h"
 
 namespace xlstm::gpu {
-
-template <class E>
-void launch_forward(const AttentionForwardPlan&, const ForwardParams&, Stream);
 
 namespace {
 

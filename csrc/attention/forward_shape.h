@@ -72,11 +72,11 @@ constexpr ForwardShape forward_shape(Family f, int element_bytes, HeadClass head
 struct ForwardPlace {
   int64_t head, split, rows;  // head: batch heads_k + key head; rows: which block of them
 };
-constexpr ForwardPlace forward_place(int64_t block, int64_t heads, int64_t splits, int64_t row_blocks) {
-  constexpr int64_t kAtOnce = 8;
-  const int64_t items = heads * splits, first = block / (kAtOnce * row_blocks) * kAtOnce;
-  const int64_t here = items - first < kAtOnce ? items - first : kAtOnce, in_group = block - first * row_blocks;
-  const int64_t item = first + in_group % here;
+constexpr ForwardPlace forward_place(uint32_t block, uint32_t heads, uint32_t splits, uint32_t row_blocks) {
+  constexpr uint32_t kAtOnce = 8;
+  const uint32_t items = heads * splits, first = block / (kAtOnce * row_blocks) * kAtOnce;
+  const uint32_t here = items - first < kAtOnce ? items - first : kAtOnce, in_group = block - first * row_blocks;
+  const uint32_t item = first + in_group % here;
   return {item % heads, item / heads, row_blocks - 1 - in_group / here};
 }
 

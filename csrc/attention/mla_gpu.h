@@ -50,6 +50,7 @@ struct Mla {
   // A place in a tile of which the compiler knows how far others are: no bit of theirs may be in it.
   struct Cursor {
     uint32_t first;
+    XLSTM_DEVICE explicit Cursor(uint32_t place) : first(place) {}
     XLSTM_DEVICE Cursor(int row, int byte)
         : first(uint32_t(row * kRowBytes + both_ways_piece(kFamily, row, byte / 16) * 16 + byte % 16)) {}
     XLSTM_DEVICE uint32_t at(int row, int byte) const {
@@ -61,7 +62,8 @@ struct Mla {
   const MlaParams& p;
   const xlstm_attention& in;
   AttentionLayout at;
-  int64_t key_head, first_row;
+  int64_t key_head;
+  uint32_t group, first_row;
   char* lds;
   int strip, part;  // of the scores' product: this wave's rows and features
   RowFacts<1> facts;
@@ -76,12 +78,18 @@ struct Mla {
         in(params.call.in),
         at(layout),
         key_head(head),
-        first_row(first),
+        group(uint32_t(in.heads_q) / uint32_t(in.heads_k)),
+        first_row(uint32_t(first)),
         lds(memory),
         strip(wave_id() % kRowStrips),
         part(wave_id() / kRowStrips),
         facts(at, head, first + strip * kStripColumns),
         scale(float(in.softmax_scale * 1.44269504088896340736)) {}
+
+  XLSTM_DEVICE int64_t head_of(uint32_t row) const { return key_head * group + row % group; }
+  XLSTM_DEVICE int64_t query(const xlstm_tensor& x, uint32_t row) const {
+    return at.query(x, head_of(row), row / group);
+  }
 
   // ---- LDS
 
@@ -107,7 +115,7 @@ struct Mla {
   // ---- Q, and tiles on their way
 
   XLSTM_DEVICE void load_q() {
-    const int64_t last = at.rows() - 1;
+    const uint32_t last = uint32_t(at.queries) * group - 1;
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
       Piece piece[kChainPieces<E>];
@@ -115,8 +123,8 @@ struct Mla {
 #pragma unroll
       for (int c = 0; c < kChainPieces<E>; ++c) {
         const PiecePosition of = chain_piece(kFamily, sizeof(E), lane_id(), c);
-        const int64_t row = first_row + strip * kStripColumns + of.row;
-        const E* from = static_cast<const E*>(in.q.data) + at.row(in.q, key_head, row < last ? row : last);
+        const uint32_t row = first_row + strip * kStripColumns + of.row;
+        const E* from = static_cast<const E*>(in.q.data) + query(in.q, row < last ? row : last);
         piece[c] = read_piece(from + (unit < kUnits ? unit : 0) * kUnit<E> + of.feature);
       }
 #pragma unroll
@@ -166,12 +174,13 @@ struct Mla {
     constexpr PiecePosition kZero = stream_piece(kFamily, sizeof(E), 0, 0);
     // With the features in parts, every kParts-th unit is this wave's; the places of a wave's are those of part 0
     // moved.
-    const Cursor from(mine.row, mine.feature * int(sizeof(E)));
+    const Cursor begin(mine.row, mine.feature * int(sizeof(E)));
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
       const int unit = part + i * kParts;
       if (kUnits % kParts != 0 && unit >= kUnits) break;
-      if constexpr (kFamily != Family::cdna) in_order();  // there are no registers for more units at once
+      if constexpr (kFamily != Family::cdna) loads_in_order();  // there are no registers for more units at once
+      const Cursor from = kFamily != Family::cdna ? Cursor(made_here(begin.first)) : begin;
 #pragma unroll
       for (int ks = 0; ks < kKeyStrips; ++ks) {
         Piece piece[kStreamPieces<E>];
@@ -254,12 +263,9 @@ struct Mla {
       for (int t = 0; t < kTurnedStrips<E>; ++t) scale_columns(out[b][t][row_strip], by);
   }
 
-  // The weights of all rows as operands.
-  using Weights = ChainOperand<E>[kRowStrips][kKeyStrips];
-  XLSTM_DEVICE void share(const Scores& s, bool more, const Columns& by, Weights& all) {
+  // The weights of all rows to all waves, as operands; and out is scaled where a maximum has grown.
+  XLSTM_DEVICE void share(const Scores& s, bool more, const Columns& by) {
     if constexpr (kRowStrips == 1) {
-#pragma unroll
-      for (int ks = 0; ks < kKeyStrips; ++ks) all[0][ks] = as_chain(s[ks], 1.0f);
       if (more) scale_out(0, by);
     } else {
       if (part == 0) {
@@ -270,11 +276,8 @@ struct Mla {
       }
       __syncthreads();
 #pragma unroll
-      for (int rs = 0; rs < kRowStrips; ++rs) {
-#pragma unroll
-        for (int ks = 0; ks < kKeyStrips; ++ks) all[rs][ks] = *weights(rs, ks);
+      for (int rs = 0; rs < kRowStrips; ++rs)
         if (same_in_all(*grown(rs))) scale_out(rs, read_rows(kFactor, rs));
-      }
     }
   }
   XLSTM_DEVICE void write_rows(Number which, const Columns& x) const {  // of this wave's rows
@@ -290,13 +293,21 @@ struct Mla {
   }
 
   XLSTM_DEVICE int feature0(int block) const { return (wave_id() * kBlocks + block) * kTurnedFeatures<E>; }
-  XLSTM_DEVICE void multiply_values(const Weights& all, const char* values) {
+  XLSTM_DEVICE void multiply_values(const Scores& s, const char* values) {
     const PiecePosition mine = turned_piece(kFamily, sizeof(E), lane_id(), 0);
     const Cursor from(mine.row, feature0(0) * int(sizeof(E)) + mine.feature * int(sizeof(E)));
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b)
+    for (int ks = 0; ks < kKeyStrips; ++ks) {
+      ChainOperand<E> chain[kRowStrips];
 #pragma unroll
-      for (int ks = 0; ks < kKeyStrips; ++ks) {
+      for (int rs = 0; rs < kRowStrips; ++rs) {
+        if constexpr (kRowStrips == 1)
+          chain[rs] = as_chain(s[ks], 1.0f);
+        else
+          chain[rs] = *weights(rs, ks);
+      }
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
         TurnedPiece<E> piece[kTurnedPieces<E>];
 #pragma unroll
         for (int c = 0; c < kTurnedPieces<E>; ++c) {
@@ -305,12 +316,13 @@ struct Mla {
         }
 #pragma unroll
         for (int t = 0; t < kTurnedStrips<E>; ++t) {
-          if constexpr (kFamily != Family::cdna) in_order();
+          if constexpr (kFamily != Family::cdna) loads_in_order();
           const StreamOperand<E> stream = turned<E>(piece, t);
 #pragma unroll
-          for (int rs = 0; rs < kRowStrips; ++rs) multiply(out[b][t][rs], stream, all[rs][ks]);
+          for (int rs = 0; rs < kRowStrips; ++rs) multiply(out[b][t][rs], stream, chain[rs]);
         }
       }
+    }
   }
 
   // Keys [begin, end), a tile at a time. begin is a multiple of a tile.
@@ -341,9 +353,8 @@ struct Mla {
       add_parts(s);
       Columns by;
       const bool more = weigh(s, first, see.whole(first, kKeys), by);
-      Weights all;
-      share(s, more, by, all);
-      multiply_values(all, tile(n));
+      share(s, more, by);
+      multiply_values(s, tile(n));
     }
     sum.over_rows([](float x, float y) { return x + y; });
     if (part == 0) {
@@ -362,10 +373,10 @@ struct Mla {
       int64_t to[Columns::kEach];  // where the row of out lies; -1: there is none
 #pragma unroll
       for (int j = 0; j < Columns::kEach; ++j) {
-        const int64_t r = first_row + rs * kStripColumns + Columns::position(j);
+        const uint32_t r = first_row + rs * kStripColumns + Columns::position(j);
         to[j] = -1;
-        if (r >= at.rows()) continue;
-        const int64_t head = key_head * at.group() + r % at.group(), i = r / at.group();
+        if (r >= uint32_t(at.queries) * group) continue;
+        const int64_t head = head_of(r), i = r / group;
         const float whole = row_sum.value[j],
                     keys = whole > 0 ? row_most.value[j] * kLn2 + ::log(whole) : -__builtin_inff();
         WithSink<float> sink = without_sink(keys);
@@ -414,15 +425,16 @@ __global__ __launch_bounds__(mla_shape(kFamily, kRows, kFeatures).threads, 1) vo
     extern __shared__ __align__(128) char lds[];
     const xlstm_attention& in = p.call.in;
     const ForwardPlace place = forward_place(blockIdx.x, in.batch * in.heads_k, p.splits, p.blocks);
-    const AttentionLayout at(in, place.head / in.heads_k);
+    const uint32_t head = uint32_t(place.head), heads_k = uint32_t(in.heads_k);
+    const AttentionLayout at(in, head / heads_k);
     const int64_t first = place.rows * kRows, left = at.rows() - first;
     if (left <= 0) return;
-    Mla<E, kRows, kFeatures> block(p, at, place.head % in.heads_k, first, lds);
+    Mla<E, kRows, kFeatures> block(p, at, head % heads_k, first, lds);
     const RowsSee see(at, first, left < kRows ? left : kRows);
     constexpr int kKeys = Mla<E, kRows, kFeatures>::kKeys;
     const int origin = see.begin / kKeys, tiles = (see.end + kKeys - 1) / kKeys - origin;
-    const int from = origin + int(int64_t(tiles) * place.split / p.splits);
-    const int to = origin + int(int64_t(tiles) * (place.split + 1) / p.splits);
+    const int from = origin + part_of(tiles, place.split, p.splits);
+    const int to = origin + part_of(tiles, place.split + 1, p.splits);
     block.load_q();
     block.walk(from * kKeys, to * kKeys < see.end ? to * kKeys : see.end, see);
     block.write(place.split);

@@ -4,13 +4,9 @@
 #pragma once
 
 #include "arch/launch.h"
-#include "attention/mla_gpu.h"
-#include "attention/mla_plan.h"
+#include "attention/launches_gpu.h"
 
 namespace xlstm::gpu {
-
-template <class E>
-void launch_mla(const MlaPlan&, const MlaParams&, Stream);
 
 namespace {
 

@@ -213,9 +213,10 @@ py::dict plan_decode_gpu(const std::string& device, int64_t batch, int64_t heads
   check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
   const gpu::AttentionCall call{batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, false};
   py::dict d;
-  d["few_rows"] = gpu::has_few_rows(call);
-  if (!gpu::has_few_rows(call)) return d;
-  const gpu::DecodePlan p = gpu::plan_decode(call, splits, gpu::chip_of(device_of(device)));
+  const gpu::Chip chip = gpu::chip_of(device_of(device));
+  d["few_rows"] = gpu::has_few_rows(call, chip);
+  if (!gpu::has_few_rows(call, chip)) return d;
+  const gpu::DecodePlan p = gpu::plan_decode(call, splits, chip);
   d["head_dims"] = py::make_tuple(p.head.dqk, p.head.dv);
   d["threads"] = p.shape.threads;
   d["lds_bytes"] = p.shape.lds_bytes;
@@ -254,6 +255,19 @@ gpu::Family family_of(const std::string& name) {
   if (name == "rdna") return gpu::Family::rdna;
   if (name == "nvidia") return gpu::Family::nvidia;
   throw std::invalid_argument("family: expected cdna, rdna or nvidia, got " + name);
+}
+
+// LDS that a launch asks for, of decode<element, dqk, dv, ...> and of mla<element, rows, features>; None where the
+// family has no such kernel.
+py::object decode_lds_bytes(const std::string& family, int element_bytes, int dqk, int dv) {
+  const gpu::Family f = family_of(family);
+  if (!gpu::has_decode(f, element_bytes, {dqk, dv})) return py::none();
+  return py::int_(gpu::decode_shape(f, element_bytes, {dqk, dv}).lds_bytes);
+}
+py::object mla_lds_bytes(const std::string& family, int rows, int features) {
+  const gpu::Family f = family_of(family);
+  if (!gpu::has_mla(f, rows)) return py::none();
+  return py::int_(gpu::mla_shape(f, rows, features).lds_bytes);
 }
 
 // Of walk<element, rows, chunk>; None where the family has no such kernel.
@@ -310,6 +324,10 @@ PYBIND11_MODULE(_native, m) {
       "walk_shape", walk_shape, py::arg("family"), py::arg("element_bytes"), py::arg("rows"), py::arg("chunk"),
       "A block of the walk kernel: threads, columns of the state, LDS; None where the family (cdna, rdna, nvidia) has "
       "no such kernel.");
+  m.def("decode_lds_bytes", decode_lds_bytes, py::arg("family"), py::arg("element_bytes"), py::arg("dqk"),
+        py::arg("dv"), "LDS of a block of the decode kernel; None where the family has no such kernel.");
+  m.def("mla_lds_bytes", mla_lds_bytes, py::arg("family"), py::arg("rows"), py::arg("features"),
+        "LDS of a block of the MLA kernel; None where the family has no such kernel.");
   m.def("attention_gradients_lds_bytes", attention_gradients_lds_bytes, py::arg("family"), py::arg("element_bytes"),
         py::arg("dqk"), py::arg("dv"), py::arg("of_keys"),
         "LDS of a block of attention's backward pass, dk and dv or dq.");

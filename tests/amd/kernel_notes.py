@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 # Kernels that have no matrix product: scans and sums over gates, vectors, states and segments, what stands around
-# attention's backward pass, the recurrent ones, whose only product is of a vector, and the layers. Every other kernel
-# must use the matrix unit.
+# attention's backward pass and decoding, the recurrent ones, whose only product is of a vector, and the layers. Every
+# other kernel must use the matrix unit.
 WITHOUT_MATRICES = {
+    "append_token",
     "attention_delta",
     "chunk_gates",
+    "combine_forward",
+    "combine_parts",
     "cross_entropy_backward_rows",
     "cross_entropy_rows",
     "dot_states",
@@ -36,6 +39,18 @@ SPILLS = {("gfx90a", "walk<bf16, 256, 32>"): (3, 16)}
 # (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
 CDNA = "gfx90a|gfx942"
 NOTES: list[tuple[str, str, str]] = [
+    (
+        f"{CDNA}|gfx1100",
+        r"decode<.*",
+        "16 rows share what a key costs whatever their number: where it lies, addresses of its pieces, values turned "
+        "in registers, masks. Memory binds: a tile's bytes take several times as long.",
+    ),
+    (
+        f"{CDNA}|gfx1100",
+        r"mla<.*",
+        "with 16 rows, what a tile costs whatever their number: it goes through registers into LDS, values are turned, "
+        "parts of the scores added up. On gfx1100 weights are exchanged between the halves of a wave.",
+    ),
     (
         f"{CDNA}|gfx1100",
         r"attention_gradients<.*, true, (true|false)>",

@@ -46,6 +46,11 @@ def dynamic_lds(kernel: Kernel) -> int | None:
         if not _native.walk_shape(kernel.family, ELEMENT_BYTES[element], 64, int(chunk)):
             return None
         return _native.scores_lds_bytes(kernel.family, ELEMENT_BYTES[element], int(chunk), backward == "true")
+    if kernel.template == "decode":
+        element, dqk, dv = kernel.arguments[:3]
+        return _native.decode_lds_bytes(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv))
+    if kernel.template == "mla":
+        return _native.mla_lds_bytes(kernel.family, int(kernel.arguments[1]), int(kernel.arguments[2]))
     if kernel.template == "attention_gradients":
         element, dqk, dv, _, of_keys = kernel.arguments
         bytes_of = ELEMENT_BYTES[element]

@@ -261,5 +261,10 @@ def gpu_rows() -> list[dict[str, Any]]:
 
 def gpu_mla_rows() -> list[dict[str, Any]]:
     made = [row for row in MLA_ROWS if row["dtype"] in GPU_DTYPES[:2]]
-    each = {"heads": 32, "queries": 3, "page": 0, "causal": True, "schedule": "older", "sink": True}
-    return made + [each | {"dtype": dtype, "features": n} for dtype in GPU_DTYPES[:2] for n in (512, 576)]
+    each = {"page": 0, "causal": True, "schedule": "none", "sink": True}
+    for dtype in GPU_DTYPES[:2]:
+        for features in (512, 576):
+            for heads, queries in ((8, 1), (32, 3)):
+                row = {"dtype": dtype, "features": features, "heads": heads, "queries": queries}
+                made.append(each | row)
+    return made

@@ -106,7 +106,7 @@ def test_a_planted_error_is_seen(package: ModuleType) -> None:
     def moved(x: torch.Tensor, *where: object, **how: object) -> torch.Tensor:
         y = move(x, *where, **how)
         if where == ("cuda",) and y.dim() == 2 and y.dtype == torch.int32:
-            y[0, 0] = y[0, 1]
+            y[0, 1] = y[0, 0]
         return y
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError, match="error"):
