@@ -192,17 +192,18 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     facts = environment()
     machine = Machine(arguments.device)
     quick, shape = arguments.quick, (arguments.batch, arguments.heads)
-    lengths = [length for length in (128, 256, 512, 1024, 2048, 4096, 8192) if length <= arguments.longest]
+    lengths = [2**n for n in range(7, 15) if 2**n <= arguments.longest]
     dtypes = ["fp32", "bf16"] if not machine.gpu else ["bf16", "fp16"]
     cells = [
-        Cell(work, dtype, causal, *shape, length, arguments.head_dim)
+        Cell(work, dtype, causal, *shape, length, head_dim)
         for work in AIMS
         for dtype in dtypes
+        for head_dim in arguments.head_dim
         for causal in (False, True)
         for length in lengths
     ]
     of_memory = [
-        Cell("forward+backward", dtypes[0], True, *shape, length, arguments.head_dim)
+        Cell("forward+backward", dtypes[0], True, *shape, length, arguments.head_dim[0])
         for length in ((128,) if quick else MEMORY_LENGTHS)
     ]
     with Progress(len(cells) + len(of_memory)) as progress:
@@ -230,7 +231,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--heads", type=int)
-    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--head-dim", type=int, nargs="+", help="64; on a GPU 64 and 128")
     parser.add_argument("--longest", type=int, help="the longest sequence of the table of speed")
     parser.add_argument("--out", type=Path, help="JSON; the tables and the plot go beside it")
     parser.add_argument("--quick", action="store_true", help="small shapes and few rounds: no figures, a smoke run")
@@ -244,7 +245,8 @@ def main() -> None:
         return
     on_cpu = arguments.device == "cpu"
     arguments.heads = arguments.heads or (2 if on_cpu else 16)
-    arguments.longest = arguments.longest or (128 if arguments.quick else 2048 if on_cpu else 8192)
+    arguments.head_dim = arguments.head_dim or ([64] if on_cpu else [64, 128])
+    arguments.longest = arguments.longest or (128 if arguments.quick else 2048 if on_cpu else 16384)
     if arguments.quick:
         arguments.batch = min(arguments.batch, 2)
     out: Path = arguments.out or FOLDER / f"attention_{arguments.device}.json"

@@ -38,6 +38,10 @@ def _speed(entry: Results) -> str:
     )
 
 
+def _tflops(cell: Results) -> str:
+    return next(f"{e['tflops']:.0f}" if "tflops" in e else "n/a" for e in cell["contenders"] if e["name"] == OURS)
+
+
 def _below_aim(results: Results) -> list[str]:
     lines = []
     for cell in results["speed"]:
@@ -52,7 +56,10 @@ def _below_aim(results: Results) -> list[str]:
 def markdown(results: Results) -> str:
     names = [entry["name"] for entry in results["speed"][0]["contenders"]]
     first = results["speed"][0]
-    shape = f"batch {first['batch']}, {first['heads']} heads of {first['head_dim']}"
+    dims = " and ".join(dict.fromkeys(str(cell["head_dim"]) for cell in results["speed"]))
+    shape = f"batch {first['batch']}, {first['heads']} heads of {dims}"
+    of_memory = f"batch {first['batch']}, {first['heads']} heads of {results['memory'][0]['head_dim']}"
+    gpu = results["settings"]["device"] != "cpu"
     lines = ["# Attention beside torch's", ""]
     if results["settings"]["quick"]:
         lines += ["**A smoke run: its figures mean nothing.**", ""]
@@ -62,18 +69,28 @@ def markdown(results: Results) -> str:
         "",
     ]
     rows = [
-        [cell["work"], cell["dtype"], _mask(cell), str(cell["length"]), *map(_speed, cell["contenders"]),
+        [cell["work"], cell["dtype"], str(cell["head_dim"]), _mask(cell), str(cell["length"]),
+         *map(_speed, cell["contenders"]), *([_tflops(cell)] if gpu else []),
          *(f"{entry['error']:.1e}" if "error" in entry else "n/a" for entry in cell["contenders"][:2])]
         for cell in results["speed"]
     ]  # fmt: skip
-    head = ["work", "dtype", "mask", "S", *names, *(f"error of {name}" for name in names[:2])]
+    head = [
+        "work",
+        "dtype",
+        "D",
+        "mask",
+        "S",
+        *names,
+        *(["TFLOP/s of ours"] if gpu else []),
+        *(f"error of {name}" for name in names[:2]),
+    ]
     lines += [_table(head, rows), ""]
     if results["aims"]:
         below = _below_aim(results)
         aims = "; ".join(f"{w} {d} {x:g}x" for w, by in results["aims"].items() for d, x in by.items())
         lines += [f"Aims, times faster than torch SDPA: {aims}. " + ("Below them:" if below else "All are met."), ""]
         lines += [*below, ""] if below else []
-    lines += ["## Memory", "", f"MB that one forward and backward adds to its inputs, causal, {shape}.", ""]
+    lines += ["## Memory", "", f"MB that one forward and backward adds to its inputs, causal, {of_memory}.", ""]
     rows = [
         [
             str(cell["length"]),
@@ -99,12 +116,15 @@ def draw(results: Results, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    kinds = list(dict.fromkeys((c["work"], c["dtype"]) for c in results["speed"]))
+    kinds = list(dict.fromkeys((c["work"], c["dtype"], c["head_dim"]) for c in results["speed"]))
     figure, panels = plt.subplots(1, len(kinds) + 1, figsize=(4.2 * (len(kinds) + 1), 4.6), layout="constrained")
     names = [entry["name"] for entry in results["speed"][0]["contenders"]]
-    for axes, (work, dtype) in zip(panels, kinds, strict=False):
+    for axes, kind in zip(panels, kinds, strict=False):
+        work, dtype, head_dim = kind
         for causal, style in ((False, "-"), (True, "--")):
-            cells = [c for c in results["speed"] if (c["work"], c["dtype"], c["causal"]) == (work, dtype, causal)]
+            cells = [
+                c for c in results["speed"] if (c["work"], c["dtype"], c["head_dim"], c["causal"]) == (*kind, causal)
+            ]
             for name, colour in zip(names, COLOURS, strict=False):
                 points = [
                     (c["length"], e["tflops"] * 1e3)
@@ -115,7 +135,7 @@ def draw(results: Results, path: Path) -> None:
                 label = f"{name}{', causal' if causal else ''}"
                 if points:
                     axes.plot(*zip(*points, strict=True), style, color=colour, marker="o", markersize=3, label=label)
-        axes.set_title(f"{work}, {dtype}", fontsize=10)
+        axes.set_title(f"{work}, {dtype}, {head_dim}", fontsize=10)
         axes.set_xscale("log", base=2)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("tokens")

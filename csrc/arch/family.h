@@ -57,11 +57,13 @@ constexpr int swizzled_piece(Family f, int pieces, int row, int piece) {
   }
   if (f == Family::cdna) {
     // ds_read_b128 serves lanes {0-3, 20-23}, {4-7, 16-19}, ... together: rows r..r+3 at one piece, r+8..r+11 (or, with
-    // 4-byte elements, r+4..r+7) at the next.
+    // 4-byte elements, r+4..r+7) at the next. Those that store squares (tile/pair_gpu.h) have rows 4 apart.
     const int eighth = (row / 4 + row / 8) % 2;
-    return pieces >= 8 ? piece ^ (row % 4 + 4 * eighth) : pieces == 4 ? piece ^ ((row / 2) % 2 + 2 * eighth) : piece;
+    return pieces >= 8   ? piece ^ (row % 4 + 4 * eighth) ^ 2 * (row / 8 % 2)
+           : pieces == 4 ? piece ^ ((row / 2) % 2 + 2 * eighth)
+                         : piece;
   }
-  if (pieces >= 8) return piece ^ (4 * ((row / 2) % 2) + 2 * ((row + row / 4) % 2) + (row / 4) % 2);
+  if (pieces >= 8) return piece ^ (4 * ((row / 2 + row / 8) % 2) + 2 * ((row + row / 4) % 2) + (row / 4) % 2);
   return pieces == 4 ? piece ^ (2 * ((row / 2) % 2) + (row / 4) % 2) : piece ^ ((row / 4) % 2);
 }
 
@@ -76,6 +78,16 @@ constexpr int turned_word(int element_bytes, int side, int w) {
 constexpr int swizzled_row(Family f, int pieces, int row) {
   if (f == Family::nvidia) return row;
   return pieces == 4 ? row ^ ((row / 4 + row / 8) % 2) : pieces == 2 ? row ^ ((row / 8) % 4) : row;
+}
+
+// Where a lane's four tokens and its piece of features are in the square that a wave stores both ways
+// (tile/pair_gpu.h).
+struct SquarePlace {
+  int four, piece;
+};
+constexpr SquarePlace square_place(int tokens, int lane) {
+  const int fours = tokens >= 32 ? 2 : 1;  // beyond the first four
+  return {lane % 4 + 4 * (lane / 8 % fours), lane / 4 % 2 + 2 * (lane / (8 * fours))};
 }
 
 // ---- Operands from rows of tokens by features as they lie, in memory or in LDS, 16 or 8 bytes of a row at a time

@@ -346,6 +346,13 @@ XLSTM_DEVICE void in_order() {
 #endif
 }
 
+// What was read from LDS is there: before a barrier, where nothing else waits for it.
+XLSTM_DEVICE void reads_done() {
+#if !defined(__CUDACC__)
+  asm volatile("s_waitcnt lgkmcnt(0)" ::: "memory");
+#endif
+}
+
 // 8 or 4 elements: 16 bytes, what one lane moves at a time.
 struct alignas(16) Piece {
   uint32_t word[4];
@@ -390,6 +397,14 @@ struct Strip {
   XLSTM_DEVICE void scale(float by) {
 #pragma unroll
     for (int r = 0; r < kRegisters; ++r) value[r] *= by;
+  }
+  // It is made here: AMD's compiler puts no product off to a later branch, with all its operands in registers until
+  // then.
+  XLSTM_DEVICE void made() {
+#if !defined(__CUDACC__)
+#pragma unroll
+    for (int r = 0; r < kRegisters; ++r) asm volatile("" : "+v"(value[r]));
+#endif
   }
   XLSTM_DEVICE static StripPosition position(int r) { return strip_position(kFamily, sizeof(E), lane_id(), r); }
 };

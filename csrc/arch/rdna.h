@@ -89,11 +89,14 @@ constexpr int kRun = 8;
 template <class E, class F>
 XLSTM_DEVICE void each_run(const Strip<E>& s, F&& f) {
   const bool upper = lane_id() >= 16;
+  const uint32_t mask = upper ? ~0u : 0u;
   float run[8];
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
-    const float own = upper ? s.value[4 + r] : s.value[r];
-    const uint32_t given = as_bits(upper ? s.value[r] : s.value[4 + r]);
+    // By bits: of a choice the compiler makes one of addresses, and the strip goes to memory.
+    const uint32_t low = as_bits(s.value[r]), high = as_bits(s.value[4 + r]);
+    const float own = as_float((low & ~mask) | (high & mask));
+    const uint32_t given = (low & mask) | (high & ~mask);
     const float other = as_float(__builtin_amdgcn_permlanex16(given, given, 0x76543210u, 0xfedcba98u, false, false));
     run[2 * r] = upper ? other : own;
     run[2 * r + 1] = upper ? own : other;

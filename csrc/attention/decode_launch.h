@@ -33,4 +33,9 @@ void launch_decode(const DecodePlan& plan, const DecodeParams& p, Stream stream)
   launch_decode_class<E, 256, 256>(plan, p, stream);
 }
 
+// Each in a file of its own.
+extern template void launch_decode<BFloat16>(const DecodePlan&, const DecodeParams&, Stream);
+extern template void launch_decode<Float16>(const DecodePlan&, const DecodeParams&, Stream);
+extern template void launch_decode<float>(const DecodePlan&, const DecodeParams&, Stream);
+
 }  // namespace xlstm::gpu

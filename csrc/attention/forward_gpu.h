@@ -36,6 +36,20 @@ struct ForwardParams {
   ForwardParts parts;                         // with splits
 };
 
+// What a block of threads has.
+struct ForwardBlock {
+  ForwardPlace place;
+  AttentionLayout at;
+  int64_t key_head, first;  // of its rows
+
+  XLSTM_DEVICE ForwardBlock(const ForwardParams& p, int rows)
+      : place(forward_place(blockIdx.x, p.call.in.batch * p.call.in.heads_k, p.splits, p.blocks)),
+        at(p.call.in, place.head / p.call.in.heads_k),
+        key_head(place.head % p.call.in.heads_k),
+        first(place.rows * rows) {}
+  XLSTM_DEVICE bool empty() const { return first >= at.rows(); }
+};
+
 template <class E, int kDqk, int kDv, bool kFull>
 struct Forward {
   static constexpr ForwardShape kShape = forward_shape(kFamily, sizeof(E), {kDqk, kDv});
@@ -43,6 +57,7 @@ struct Forward {
   static constexpr int kKeyStrips = kKeys / kStep<E>, kDepths = kDqk / kStep<E>, kFeatureStrips = kDv / kStep<E>;
   static constexpr int kParts = kDqk / kKeyPart, kPartDepths = kKeyPart / kStep<E>;
   static constexpr int kWaveRows = kStrips * kStripColumns, n = kPieceElements<E>;
+  static constexpr bool kOperandAhead = sizeof(StreamOperand<E>) <= 32;
   static constexpr float kGrowth = 8;  // of a maximum, to base 2, before sums are scaled
   static constexpr float kLowest = -0x1p126f;
 
@@ -60,19 +75,18 @@ struct Forward {
   Strip<E> out[kFeatureStrips][kStrips];
   Columns most[kStrips], sum[kStrips];
 
-  XLSTM_DEVICE Forward(const ForwardParams* params, const AttentionLayout& at, int64_t key_head, int64_t split,
-                       int64_t first, char* memory)
+  XLSTM_DEVICE Forward(const ForwardParams* params, const ForwardBlock& block, char* memory)
       : p(params),
-        sequence(int(at.index)),
-        key_head(int(key_head)),
-        split(int(split)),
-        rows(int(at.rows())),
-        keys(int(at.keys)),
-        block_first(int(first)),
-        first_row(int(first) + wave_id() * kWaveRows),
+        sequence(int(block.at.index)),
+        key_head(int(block.key_head)),
+        split(int(block.place.split)),
+        rows(int(block.at.rows())),
+        keys(int(block.at.keys)),
+        block_first(int(block.first)),
+        first_row(block_first + wave_id() * kWaveRows),
         lds(memory),
-        see(rows_see(at, first_row, kWaveRows)),
-        facts(at, key_head, first_row) {}
+        see(rows_see(block.at, first_row, kWaveRows)),
+        facts(block.at, key_head, first_row) {}
 
   // Rows beyond the last one repeat it.
   XLSTM_DEVICE int live(int row) const { return row < rows ? row : rows - 1; }
@@ -144,8 +158,8 @@ struct Forward {
 #pragma unroll
       for (int c = 0; c < kStrips; ++c) s[k][c].zero();
     const int lane = lane_of_tile();
-    StreamOperand<E> stream[2];  // of this step and the next
-    stream[0] = key_operand(0, lane);
+    StreamOperand<E> stream[2];  // of this step and, where registers suffice, the next
+    if (kOperandAhead) stream[0] = key_operand(0, lane);
 #pragma unroll
     for (int depth = 0; depth < kDepths; ++depth) {
       if constexpr (kShape.q_in_lds)
@@ -155,7 +169,8 @@ struct Forward {
       for (int k = 0; k < kKeyStrips; ++k) {
         const int step = depth * kKeyStrips + k;
         in_order();
-        if (step + 1 < kDepths * kKeyStrips) stream[(step + 1) % 2] = key_operand(step + 1, lane);
+        if (!kOperandAhead) stream[step % 2] = key_operand(step, lane);
+        if (kOperandAhead && step + 1 < kDepths * kKeyStrips) stream[(step + 1) % 2] = key_operand(step + 1, lane);
 #pragma unroll
         for (int c = 0; c < kStrips; ++c) multiply(s[k][c], stream[step % 2], q[kShape.q_in_lds ? 0 : depth][c]);
       }
@@ -218,7 +233,7 @@ struct Forward {
   XLSTM_DEVICE void multiply_values(Scores& s) {
     const int lane = lane_of_tile();
     StreamOperand<E> stream[2];
-    stream[0] = value_operand(0, lane);
+    if (kOperandAhead) stream[0] = value_operand(0, lane);
 #pragma unroll
     for (int k = 0; k < kKeyStrips; ++k) {
       ChainOperand<E> weights[kStrips];
@@ -228,7 +243,9 @@ struct Forward {
       for (int v = 0; v < kFeatureStrips; ++v) {
         const int step = k * kFeatureStrips + v;
         in_order();
-        if (step + 1 < kKeyStrips * kFeatureStrips) stream[(step + 1) % 2] = value_operand(step + 1, lane);
+        if (!kOperandAhead) stream[step % 2] = value_operand(step, lane);
+        if (kOperandAhead && step + 1 < kKeyStrips * kFeatureStrips)
+          stream[(step + 1) % 2] = value_operand(step + 1, lane);
 #pragma unroll
         for (int c = 0; c < kStrips; ++c) multiply(out[v][c], stream[step % 2], weights[c]);
       }
@@ -325,6 +342,8 @@ struct Forward {
   }
 
   XLSTM_DEVICE void run(const AttentionLayout& at) {
+    const Tiles tiles(*this, at);
+    HeadTokens<E> k(at, at.in.k, key_head, at.in.dqk, p->whole_k), v(at, at.in.v, key_head, at.in.dv, p->whole_v);
     load_q(at);
 #pragma unroll
     for (int c = 0; c < kStrips; ++c) {
@@ -333,15 +352,14 @@ struct Forward {
 #pragma unroll
       for (int v = 0; v < kFeatureStrips; ++v) out[v][c].zero();
     }
-    const Tiles tiles(*this, at);
     if (tiles.from < tiles.to) {
-      const HeadTokens<E> k(at, at.in.k, key_head, at.in.dqk, p->whole_k);
-      const HeadTokens<E> v(at, at.in.v, key_head, at.in.dv, p->whole_v);
       const ScoreRules rules(at.in);
       StageK stage_k[kParts];
       StageV stage_v;
       fetch_k(stage_k, k, tiles.from * kKeys);
       for (int tile = tiles.from; tile < tiles.to; ++tile) {
+        p = read_here(p);
+        k.in = v.in = &p->call.in, k.x = &p->call.in.k, v.x = &p->call.in.v;
         const int first = tile * kKeys;
         const bool seen = see.some(first, kKeys);
         arrive_in_turn([&] { store_k(stage_k, k, first); });
@@ -360,25 +378,14 @@ struct Forward {
   }
 };
 
-// The block's rows of its head, if there are any: run(sequence, key head, part of the keys, first row).
-template <int kRows, class Run>
-XLSTM_DEVICE void at_block(const ForwardParams& p, Run&& run) {
-  const xlstm_attention& in = p.call.in;
-  const ForwardPlace place = forward_place(blockIdx.x, in.batch * in.heads_k, p.splits, p.blocks);
-  const AttentionLayout at(in, place.head / in.heads_k);
-  const int64_t first = place.rows * kRows;
-  if (first < at.rows()) run(at, place.head % in.heads_k, place.split, first);
-}
-
 template <class E, int kDqk, int kDv, bool kFull>
 __global__ __launch_bounds__(
     forward_shape(kFamily, sizeof(E), {kDqk, kDv}).threads,
     forward_shape(kFamily, sizeof(E), {kDqk, kDv}).blocks) void attend(XLSTM_PARAM ForwardParams p) {
   using Kernel = Forward<E, kDqk, kDv, kFull>;
   extern __shared__ __align__(128) char lds[];
-  at_block<Kernel::kShape.rows>(p, [&](const AttentionLayout& at, int64_t key_head, int64_t split, int64_t first) {
-    Kernel(only_param(p), at, key_head, split, first, lds).run(at);
-  });
+  const ForwardBlock block(p, Kernel::kShape.rows);
+  if (!block.empty()) Kernel(only_param(p), block, lds).run(block.at);
 }
 
 }  // namespace xlstm::gpu

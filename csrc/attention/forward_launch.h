@@ -38,4 +38,9 @@ void launch_forward(const AttentionForwardPlan& plan, const ForwardParams& p, St
   launch_class<E, 256, 256>(plan, p, stream);
 }
 
+// Each in a file of its own.
+extern template void launch_forward<BFloat16>(const AttentionForwardPlan&, const ForwardParams&, Stream);
+extern template void launch_forward<Float16>(const AttentionForwardPlan&, const ForwardParams&, Stream);
+extern template void launch_forward<float>(const AttentionForwardPlan&, const ForwardParams&, Stream);
+
 }  // namespace xlstm::gpu

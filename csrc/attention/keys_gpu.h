@@ -8,35 +8,38 @@
 
 namespace xlstm::gpu {
 
-// The keys of one head of one sequence, or their values, from its first key on.
+// The keys of one head of one sequence, or their values, from its first key on. What a call's params say is read where
+// it is used, from `in` and `x`, which may be set to what read_here() makes of them.
 template <class E>
 struct HeadTokens {
-  TokenRows<E> rows;     // of key 0; in pages, of the head's first token in the first page
-  const int32_t* table;  // the sequence's pages, or null
-  int64_t page_stride;
-  int page_size, last_page, first_key;
-  int whole;  // rows.whole, as a number: of a bool AMD's compiler keeps a bit for every lane
+  const xlstm_attention* in;
+  const xlstm_tensor* x;
+  const E* data;  // of key 0; in pages, of the head's first token in the first page
+  int features, first_key, sequence;
+  int whole;  // rows are whole pieces: a number, of a bool AMD's compiler keeps a bit for every lane
 
   XLSTM_DEVICE HeadTokens(const AttentionLayout& at, const xlstm_tensor& x, int64_t head, int64_t features, bool whole)
-      : table(at.in.block_table ? at.in.block_table + at.index * at.in.block_table_stride : nullptr),
-        page_stride(x.stride[0]),
-        page_size(int(at.in.page_size)),
-        last_page(int(at.in.pages - 1)),
+      : in(&at.in),
+        x(&x),
+        data(static_cast<const E*>(x.data) + (in_pages() ? head * x.stride[1] : at.key(x, head, at.first_key))),
+        features(int(features)),
         first_key(int(at.first_key)),
-        whole(same_in_all(int(whole))) {
-    const int64_t first = table ? head * x.stride[1] : at.key(x, head, at.first_key);
-    rows = {static_cast<const E*>(x.data) + first, x.stride[2], int(features), whole};
-  }
+        sequence(int(at.index)),
+        whole(same_in_all(int(whole))) {}
+  XLSTM_DEVICE bool in_pages() const { return in->block_table != nullptr; }
 
   // Key j's features.
   XLSTM_DEVICE const E* at(int j) const {
-    if (!table) return rows.data + j * rows.stride;
-    const uint32_t token = uint32_t(first_key + j), size = uint32_t(page_size);
-    const int entry = table[token / size], page = entry < 0 ? 0 : entry < last_page ? entry : last_page;
-    return rows.data + page * page_stride + int64_t(token % size) * rows.stride;
+    if (!in_pages()) return data + j * x->stride[2];
+    const uint32_t token = uint32_t(first_key + j), size = uint32_t(in->page_size);
+    const int entry = global(in->block_table)[sequence * in->block_table_stride + token / size],
+              last = int(in->pages - 1);
+    const int page = entry < 0 ? 0 : entry < last ? entry : last;
+    return data + page * x->stride[0] + int64_t(token % size) * x->stride[2];
   }
+  XLSTM_DEVICE TokenRows<E> rows(int column0) const { return {data + column0, x->stride[2], features - column0, true}; }
   XLSTM_DEVICE Piece piece(const E* row, int column) const {
-    return TokenRows<E>{row, 0, rows.columns, whole != 0}.piece(0, column, true);
+    return TokenRows<E>{row, 0, features, whole != 0}.piece(0, column, true);
   }
 };
 
@@ -57,10 +60,8 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
     if constexpr (!kAsyncCopies && !kAhead) return;
     if (!from.whole) {
       if constexpr (kAsyncCopies) bring(tile, from, first, valid, column0);
-    } else if (!from.table && valid >= kTokens && from.rows.columns - column0 >= kFeatures) {
-      TokenRows<E> rows = from.rows;
-      rows.data += column0;
-      this->fetch_whole(tile, rows, first);
+    } else if (!from.in_pages() && valid >= kTokens && from.features - column0 >= kFeatures) {
+      this->fetch_whole(tile, from.rows(column0), first);
     } else {
       gather(tile, from, first, valid, column0);
     }
@@ -78,12 +79,13 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
   XLSTM_DEVICE void gather([[maybe_unused]] const Storage& tile, const HeadTokens<E>& from, int first, int valid,
                            int column0) {
     const int me = thread_here();
-#pragma unroll
+    constexpr int kAtOnce = kAsyncCopies ? 1 : kEach;  // copies need no registers, only their addresses
+#pragma unroll kAtOnce
     for (int j = 0; j < kEach; ++j) {
       int unit = me + j * kThreads;
       if (kUnits % kThreads != 0 && unit >= kUnits) unit = 0;  // who has none brings another's
       const int token = token_of(unit), column = column_of(unit);
-      const bool inside = column0 + column < from.rows.columns;
+      const bool inside = column0 + column < from.features;
       const int place = inside ? column0 + column : 0;
 #pragma unroll
       for (int i = 0; i < kUnitPieces; ++i) {

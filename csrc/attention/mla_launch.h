@@ -27,4 +27,8 @@ void launch_mla(const MlaPlan& plan, const MlaParams& p, Stream stream) {
   plan.rows == 64 ? launch_mla_rows<E, 64>(plan, p, stream) : launch_mla_rows<E, 16>(plan, p, stream);
 }
 
+// Each in a file of its own.
+extern template void launch_mla<BFloat16>(const MlaPlan&, const MlaParams&, Stream);
+extern template void launch_mla<Float16>(const MlaPlan&, const MlaParams&, Stream);
+
 }  // namespace xlstm::gpu

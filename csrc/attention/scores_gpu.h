@@ -33,24 +33,25 @@ struct RowsSee {
 template <int kStrips>
 struct RowFacts {
   static constexpr int kEach = Columns::kEach;
-  int begin[kStrips][kEach], end[kStrips][kEach];  // the keys that the row sees
-  int place[kStrips][kEach];                       // the key that it stands beside
+  static constexpr int kFar = 1 << 30;  // tokens are fewer
+  int place[kStrips][kEach];            // the key that the row stands beside
   int draw_row[kStrips][kEach];
   float slope[kStrips][kEach];
   int to_query;  // from a place
+  int keys, left;
+  uint32_t span;  // a row sees keys [place - left, place - left + span] of those that there are
 
   XLSTM_DEVICE RowFacts(const AttentionLayout& at, int64_t key_head, int64_t first) {
     const xlstm_attention& in = at.in;
     const uint32_t group = uint32_t(at.group()), last = uint32_t(at.rows() - 1);
-    to_query = same_in_all(int(at.queries - at.keys));
+    to_query = same_in_all(int(at.queries - at.keys)), keys = same_in_all(int(at.keys));
+    left = far(in.window_left), span = uint32_t(left) + uint32_t(far(in.window_right));
 #pragma unroll
     for (int c = 0; c < kStrips; ++c)
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
         const uint32_t r = uint32_t(first) + c * kStripColumns + Columns::position(j), row = r < last ? r : last;
         const uint32_t i = row / group, head = uint32_t(key_head) * group + row % group;
-        const KeyRange sees = visible_keys(i, at.queries, at.keys, in.window_left, in.window_right);
-        begin[c][j] = int(sees.begin), end[c][j] = int(sees.end);
         draw_row[c][j] = int(uint32_t(at.index) * uint32_t(in.heads_q) + head);
         place[c][j] = int(i + at.keys - at.queries);
         slope[c][j] = in.alibi_slopes ? in.alibi_slopes[at.index * in.alibi_stride + head] * kLog2E : 0.0f;
@@ -62,10 +63,14 @@ struct RowFacts {
   XLSTM_DEVICE void mask(Strip<E>& s, int c, int first) const {
 #pragma unroll
     for (int r = 0; r < Strip<E>::kRegisters; ++r) {
-      const int key = first + Strip<E>::position(r).row, j = Columns::of(r);
-      s.value[r] = key >= begin[c][j] && key < end[c][j] ? s.value[r] : -__builtin_inff();
+      const int key = first + Strip<E>::position(r).row;
+      const uint32_t from_left = uint32_t(key) - uint32_t(place[c][Columns::of(r)]) + uint32_t(left);
+      s.value[r] = from_left <= span && key < keys ? s.value[r] : -__builtin_inff();
     }
   }
+
+ private:
+  XLSTM_DEVICE static int far(int64_t side) { return side < 0 || side > kFar ? kFar : int(side); }
 };
 
 // tanh of the 2-byte dtypes' scores: its error, 2^-23, is of 1.
@@ -79,20 +84,20 @@ XLSTM_DEVICE float tanh_of(float x) {
 struct ScoreRules {
   float scale;        // of q k, to base 2
   float to_cap, cap;  // softcap: cap tanh(to_cap q k), to base 2; cap 0: none
-  bool slopes;
-  bool drops;
+  int slopes, drops;  // whether there are any: numbers, of a bool AMD's compiler keeps a bit for every lane
   uint32_t threshold, offset;
-  int seed[2];  // its halves, low and high
+  uint64_t seed;
 
   XLSTM_DEVICE explicit ScoreRules(const xlstm_attention& in)
       : scale(float(in.softmax_scale * 1.44269504088896340736)),
         to_cap(in.softcap > 0 ? float(in.softmax_scale / in.softcap) : 0.0f),
         cap(float(in.softcap * 1.44269504088896340736)),
-        slopes(in.alibi_slopes != nullptr),
-        drops(in.dropout_p > 0),
+        slopes(same_in_all(int(in.alibi_slopes != nullptr))),
+        drops(same_in_all(int(in.dropout_p > 0))),
         threshold(dropout_threshold(in.dropout_p)),
         offset(uint32_t(same_in_all(drops ? int(in.rng_state[1]) : 0))),
-        seed{same_in_all(drops ? int(in.rng_state[0]) : 0), same_in_all(drops ? int(in.rng_state[0] >> 32) : 0)} {}
+        seed(uint64_t(uint32_t(same_in_all(drops ? int(in.rng_state[0] >> 32) : 0))) << 32 |
+             uint32_t(same_in_all(drops ? int(in.rng_state[0]) : 0))) {}
 
   // Products into scores, of a strip that begins with key `first`.
   template <class E, int kStrips>
@@ -120,18 +125,18 @@ struct ScoreRules {
       const int row = Strip<E>::position(r).row, j = Columns::of(r);
       if (r % kAtOnce == 0) {
         in_order();  // one at a time: there are no registers for more, nor for the keys of its rounds
-        const uint64_t key = uint64_t(uint32_t(number_here(seed[1]))) << 32 | uint32_t(number_here(seed[0]));
+        const uint64_t key = uint64_t(uint32_t(number_here(int(seed >> 32)))) << 32 | uint32_t(number_here(int(seed)));
         draws = philox(uint32_t(first + row) / kDrawsAtOnce, uint32_t(facts.place[c][j] + facts.to_query),
                        uint32_t(facts.draw_row[c][j]), offset, key);
       }
-      f(r, draw_at(draws, row) >= threshold);
+      f(r, draw_at(draws.word[0], draws.word[1], draws.word[2], draws.word[3], row) >= threshold);
     }
   }
 
  private:
   // draw_of() without an index, which would put the words into memory.
-  XLSTM_DEVICE static uint32_t draw_at(const Philox& draws, int j) {
-    const uint32_t low = j & 2 ? draws.word[1] : draws.word[0], high = j & 2 ? draws.word[3] : draws.word[2];
+  XLSTM_DEVICE static uint32_t draw_at(uint32_t a, uint32_t b, uint32_t c, uint32_t d, int j) {
+    const uint32_t low = j & 2 ? b : a, high = j & 2 ? d : c;
     return (j & 4 ? high : low) >> (j & 1) * 16 & 0xffff;
   }
 };

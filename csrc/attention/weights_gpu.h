@@ -75,9 +75,8 @@ __global__ __launch_bounds__(forward_shape(kFamily, sizeof(E), {kDqk, kDv}).thre
     XLSTM_PARAM ForwardParams p) {
   using Kernel = Weights<E, kDqk, kDv>;
   extern __shared__ __align__(128) char lds[];
-  at_block<Kernel::kShape.rows>(p, [&](const AttentionLayout& at, int64_t key_head, int64_t split, int64_t first) {
-    Kernel(only_param(p), at, key_head, split, first, lds).run(at);
-  });
+  const ForwardBlock block(p, Kernel::kShape.rows);
+  if (!block.empty()) Kernel(only_param(p), block, lds).run(block.at);
 }
 
 }  // namespace xlstm::gpu

@@ -123,14 +123,6 @@ XLSTM_DEVICE TokenRows<E> rows(const Tokens& x, const Head& h) {
           x.whole};
 }
 
-template <class E>
-XLSTM_DEVICE float element(const Piece& p, int j) {
-  if constexpr (sizeof(E) == 4)
-    return as_float(p.word[j]);
-  else
-    return j % 2 ? high_float(E{}, p.word[j / 2]) : low_float(E{}, p.word[j / 2]);
-}
-
 template <class E, int n>
 XLSTM_DEVICE void store_piece(const TokenRows<E>& rows, int64_t token, int column, const float (&value)[n]) {
   if (column >= rows.columns) return;

@@ -13,6 +13,7 @@
 #include "api/catalogue.h"
 #include "arch/devices.h"
 #include "arch/isa.h"
+#include "attention/backward_shape.h"
 #include "attention/mla_plan.h"
 #include "attention/plan.h"
 #include "attention/plan_gpu.h"
@@ -266,6 +267,11 @@ py::object walk_shape(const std::string& family, int element_bytes, int rows, in
   d["lds_bytes"] = s.lds_bytes;
   return d;
 }
+int attention_gradients_lds_bytes(const std::string& family, int element_bytes, int dqk, int dv, bool of_keys) {
+  const auto shape = of_keys ? gpu::key_gradients_shape : gpu::query_gradients_shape;
+  return shape(family_of(family), element_bytes, dqk, dv).lds_bytes;
+}
+
 int scores_lds_bytes(const std::string& family, int element_bytes, int chunk, bool backward) {
   return gpu::scores_lds_bytes(family_of(family), element_bytes, chunk, backward);
 }
@@ -304,6 +310,9 @@ PYBIND11_MODULE(_native, m) {
       "walk_shape", walk_shape, py::arg("family"), py::arg("element_bytes"), py::arg("rows"), py::arg("chunk"),
       "A block of the walk kernel: threads, columns of the state, LDS; None where the family (cdna, rdna, nvidia) has "
       "no such kernel.");
+  m.def("attention_gradients_lds_bytes", attention_gradients_lds_bytes, py::arg("family"), py::arg("element_bytes"),
+        py::arg("dqk"), py::arg("dv"), py::arg("of_keys"),
+        "LDS of a block of attention's backward pass, dk and dv or dq.");
   m.def("scores_lds_bytes", scores_lds_bytes, py::arg("family"), py::arg("element_bytes"), py::arg("chunk"),
         py::arg("backward"), "LDS of a block of the score kernel.");
 }

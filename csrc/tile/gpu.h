@@ -83,6 +83,15 @@ XLSTM_DEVICE void store_turned_word([[maybe_unused]] const Tile& tile, [[maybe_u
 #endif
 }
 
+// Element j of a piece.
+template <class E>
+XLSTM_DEVICE float element(const Piece& p, int j) {
+  if constexpr (sizeof(E) == 4)
+    return as_float(p.word[j]);
+  else
+    return j % 2 ? high_float(E{}, p.word[j / 2]) : low_float(E{}, p.word[j / 2]);
+}
+
 template <class E, int kTokens, int kFeatures, bool kTransposed, int kThreads>
 struct Stage {
   static constexpr bool kTurn = kTransposed && !kAsyncCopies;
@@ -217,6 +226,8 @@ struct Stage {
     }
 #endif
   }
+
+ public:
   // Four tokens of n features each, to n rows of four tokens.
   XLSTM_DEVICE static void store_turned(const Storage& tile, const Piece* p, int token, int column) {
     const auto to = tile.cursor(column, token);

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-# Kernels that have no matrix product: scans and sums over gates, vectors, states and segments, and the recurrent ones,
-# whose only product is of a vector. Every other kernel must use the matrix unit.
+# Kernels that have no matrix product: scans and sums over gates, vectors, states and segments, what stands around
+# attention's backward pass, and the recurrent ones, whose only product is of a vector. Every other kernel must use the
+# matrix unit.
 WITHOUT_MATRICES = {
+    "attention_delta",
     "chunk_gates",
     "dot_states",
     "gate_gradients",
@@ -18,6 +20,8 @@ WITHOUT_MATRICES = {
     "settle",
     "stabilisers",
     "sum_chunk_flows",
+    "sum_dsink",
+    "sum_parts",
 }
 
 # Vector registers that are spilled, and bytes of scratch. gfx90a has fewer scalar registers: flat scratch takes six.
@@ -26,6 +30,19 @@ SPILLS = {("gfx90a", "walk<bf16, 256, 32>"): (3, 16)}
 # (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
 CDNA = "gfx90a|gfx942"
 NOTES: list[tuple[str, str, str]] = [
+    (
+        f"{CDNA}|gfx1100",
+        r"attention_gradients<.*, true, (true|false)>",
+        "softcap, ALiBi, dropout and masks stand in the loop behind branches, each for calls that ask for it; counted "
+        "is a pass that takes all of them. On gfx1100 floats are split into three bfloat16 beside that.",
+    ),
+    (
+        f"{CDNA}|gfx1100",
+        r"attention_gradients<.*",
+        "masks, behind a branch that only tiles at a border take, the careful way to bring a last tile, and for each "
+        "score an exp, a multiply-add, a difference, a product and two roundings, which do not shrink with the head "
+        "dim. On gfx1100 weights are exchanged between the halves of a wave too.",
+    ),
     (
         CDNA,
         r"walk<fp16, .*",

@@ -46,6 +46,10 @@ def dynamic_lds(kernel: Kernel) -> int | None:
         if not _native.walk_shape(kernel.family, ELEMENT_BYTES[element], 64, int(chunk)):
             return None
         return _native.scores_lds_bytes(kernel.family, ELEMENT_BYTES[element], int(chunk), backward == "true")
+    if kernel.template == "attention_gradients":
+        element, dqk, dv, _, of_keys = kernel.arguments
+        bytes_of = ELEMENT_BYTES[element]
+        return _native.attention_gradients_lds_bytes(kernel.family, bytes_of, int(dqk), int(dv), of_keys == "true")
     return 0
 
 

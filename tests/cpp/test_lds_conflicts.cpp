@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every way in which the GPU kernels touch an LDS tile, for every tile that walk_shape() and the score kernel have, and
-// how often lanes that are served together meet in a bank. Lane formulas are those of csrc/tile/gpu.h (fetch, store)
-// and csrc/arch/{cdna,rdna,nvidia}.h (operands).
-// is_known() lists those that do.
+// Every way in which the GPU kernels touch an LDS tile, for every tile that walk_shape(), the score kernel,
+// forward_shape() and attention's backward pass have, and how often lanes that are served together meet in a bank. Lane
+// formulas are those of csrc/tile/gpu.h (fetch, store) and csrc/arch/{cdna,rdna,nvidia}.h (operands). is_known() lists
+// those that do.
 #include <functional>
 #include <set>
 #include <string>
 
+#include "attention/backward_shape.h"
+#include "attention/forward_shape.h"
 #include "check.h"
 #include "lds.h"
 #include "mlstm/walk_shape.h"
@@ -159,7 +161,63 @@ Patterns patterns(Family f, const lds::Swizzle& swizzle) {
       add_along_features(all, scores + "left", slice, scores_threads(f), true);
       add_along_features(all, scores + "right", slice, scores_threads(f), false);
     }
+  for (int bytes : {2, 4})
+    for (const HeadClass& head : kHeadClasses) {
+      const ForwardShape s = forward_shape(f, bytes, head);
+      const std::string attend = "attend<" + std::to_string(bytes) + " bytes, " + std::to_string(head.dqk) + ", " +
+                                 std::to_string(head.dv) + "> ";
+      add_along_features(all, attend + "k", {f, bytes, s.keys, kKeyPart, swizzle}, s.threads, true);
+      add_along_tokens(all, attend + "v", {f, bytes, s.keys, head.dv, swizzle}, s.threads, true);
+      if (s.q_bytes > 0) add_along_features(all, attend + "q", {f, bytes, s.rows, kKeyPart, swizzle}, s.threads, false);
+    }
   return all;
+}
+
+// PairStage of tile/pair_gpu.h: a wave's square of tokens by features, along the rows and turned, or NVIDIA's copies.
+void add_square_of_pair(Patterns& all, const std::string& name, const lds::Tile& t, int threads) {
+  const int wave = wave_size(t.family), n = 16 / t.element_bytes, square = wave / (t.rows / 4) * n;
+  if (t.family == Family::nvidia) {
+    const int at_once = threads / 8, rounds = (t.rows + at_once - 1) / at_once, lines = t.pieces() / 8;
+    all.push_back({name + " copied", t, Access::write, 16, threads, rounds * lines, [=](int thread, int round) {
+                     const int token = thread / 8 + round / lines * at_once;
+                     return token < t.rows ? t.at(token, (thread % 8 + round % lines * 8) * n) : -1;
+                   }});
+    return;
+  }
+  const int squares = t.columns / square;
+  lds::Tile turned = t;
+  std::swap(turned.rows, turned.columns);
+  all.push_back({name + " stored along", t, Access::write, 16, wave, 4 * squares, [=](int lane, int round) {
+                   const SquarePlace at = square_place(t.rows, lane);
+                   return t.at(4 * at.four + round % 4, round / 4 * square + at.piece * n);
+                 }});
+  all.push_back({name + " stored turned", turned, Access::write, 4 * t.element_bytes, wave, n * squares,
+                 [=](int lane, int round) {
+                   const SquarePlace at = square_place(t.rows, lane);
+                   return turned.at(round / n * square + at.piece * n + round % n, 4 * at.four);
+                 }});
+}
+
+// Attention backward: tiles of q and dout, or of k and v, read along their rows and turned; what a block owns in LDS.
+void add_backward(Patterns& all, Family f, const lds::Swizzle& swizzle) {
+  const int dims[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
+  for (int bytes : {2, 4})
+    for (const auto& [dqk, dv] : dims)
+      for (bool of_keys : {true, false}) {
+        const BackwardShape s =
+            of_keys ? key_gradients_shape(f, bytes, dqk, dv) : query_gradients_shape(f, bytes, dqk, dv);
+        const std::string name = std::string(of_keys ? "dk, dv<" : "dq<") + std::to_string(bytes) + " bytes, " +
+                                 std::to_string(dqk) + ", " + std::to_string(dv) + "> ";
+        for (const int features : {dqk, dv}) {
+          const lds::Tile tile{f, bytes, s.tile, features, swizzle};
+          lds::Tile turned = tile;
+          if (f != Family::nvidia) std::swap(turned.rows, turned.columns);
+          add_square_of_pair(all, name + "tile", tile, s.threads);
+          add_operand(all, name + "tile", tile, true, true);
+          add_operand(all, name + "turned", turned, f != Family::nvidia, true);
+          if (s.chain_in_lds) add_operand(all, name + "owned", {f, bytes, s.owned, features, swizzle}, true, false);
+        }
+      }
 }
 
 // What is left: NVIDIA's floats, which are read one by one, twice as long as need be.
@@ -222,7 +280,8 @@ const char* name(Family f) { return f == Family::nvidia ? "nvidia" : f == Family
 
 int main() {
   for (Family f : {Family::cdna, Family::rdna, Family::nvidia}) {
-    const Patterns own = patterns(f, lds::own_swizzle());
+    Patterns own = patterns(f, lds::own_swizzle());
+    add_backward(own, f, lds::own_swizzle());
     int known = 0;
     for (const Pattern& pattern : own) {
       const int times = conflict(pattern);

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What features cost attention on a GPU: packed sequences and shared key heads beside dense ones, windows, and decoding
+against a long cache, flat and in pages, beside what a copy moves.
+
+    python benchmarks/attention_features.py            on the GPU; results/attention_features.json and .md
+    python benchmarks/attention_features.py --quick    a smoke run at small shapes
+
+The calls of a table take turns, so ratios to its first row are the medians of the rounds' own. Speed is of the products
+of the pairs that are seen (TFLOP/s), for decoding of the keys and values that are read (GB/s).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention import FOLDER, FULL, QUICK
+from environment import environment, summary
+from gpu_timing import Machine, ceilings
+from table import lines_of
+from timing import Progress, interleaved, paired_ratio
+from xlstm_hip.attention import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+
+HEAD_DIM = 128
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    call: Callable[[], Tensor]
+    flops: float = 0.0
+    bytes: float = 0.0
+
+
+def draw(device: torch.device, *shape: int) -> Tensor:
+    return torch.randn(*shape, device=device, dtype=torch.bfloat16)
+
+
+def product_flops(pairs: float) -> float:
+    return 4 * HEAD_DIM * pairs
+
+
+def of_forward(device: torch.device, quick: bool) -> list[Row]:
+    """Causal, as many tokens and heads each. The first is what others are held to."""
+    length, heads = (512, 4) if quick else (8192, 16)
+    q, k, v = (draw(device, 2, length, heads, HEAD_DIM) for _ in range(3))
+    few = [x[:, :, : heads // 4].contiguous() for x in (k, v)]
+    flat = [x.flatten(0, 1) for x in (q, k, v)]
+    ends = torch.tensor([0, length, 2 * length], device=device, dtype=torch.int32)
+    pairs = 2 * heads * length**2 / 2
+    rows = [
+        Row("dense", lambda: flash_attn_func(q, k, v, causal=True), product_flops(pairs)),
+        Row("a key head for four", lambda: flash_attn_func(q, *few, causal=True), product_flops(pairs)),
+        Row(
+            "packed",
+            lambda: flash_attn_varlen_func(*flat, ends, ends, length, length, causal=True),
+            product_flops(pairs),
+        ),
+    ]
+    for side in (length // 32, length // 8):
+        seen = 2 * heads * (length * side - side**2 / 2)
+
+        def windowed(side: int = side) -> Tensor:
+            return flash_attn_func(q, k, v, causal=True, window_size=(side, 0))
+
+        rows.append(Row(f"a window of {side}", windowed, product_flops(seen)))
+    return rows
+
+
+def of_decoding(device: torch.device, quick: bool) -> list[Row]:
+    """One token against a cache of one sequence."""
+    keys, heads, key_heads = (2048, 8, 2) if quick else (128 << 10, 32, 8)
+    q = draw(device, 1, 1, heads, HEAD_DIM)
+    cache = [draw(device, 1, keys, key_heads, HEAD_DIM) for _ in range(2)]
+    moved = 2 * cache[0].numel() * cache[0].element_size()
+    rows = [Row("flat", lambda: flash_attn_with_kvcache(q, *cache, cache_seqlens=keys), bytes=moved)]
+    for size in (16, 256):
+        pages = [x.reshape(-1, size, key_heads, HEAD_DIM) for x in cache]
+        table = torch.randperm(keys // size, device=device).int()[None]
+
+        def paged(pages: list[Tensor] = pages, table: Tensor = table) -> Tensor:
+            return flash_attn_with_kvcache(q, *pages, cache_seqlens=keys, block_table=table)
+
+        rows.append(Row(f"pages of {size}", paged, bytes=moved))
+    return rows
+
+
+def measure(rows: list[Row], machine: Machine, quick: bool, progress: Progress) -> list[dict[str, Any]]:
+    progress.begin(rows[0].name)
+    samples = interleaved(
+        {row.name: row.call for row in rows}, QUICK if quick else FULL, progress.advance, machine.seconds
+    )
+    made = []
+    for row in rows:
+        ms = samples[row.name].as_json()
+        entry = {
+            "name": row.name,
+            "ms": ms,
+            "times_first": paired_ratio(samples[row.name].ms, samples[rows[0].name].ms),
+        }
+        if row.flops:
+            entry["tflops"] = row.flops / ms["median"] / 1e9
+        if row.bytes:
+            entry["gb_per_second"] = row.bytes / ms["median"] / 1e6
+        made.append(entry)
+    return made
+
+
+def markdown(results: dict[str, Any]) -> str:
+    lines = ["# What features cost attention", ""]
+    if results["settings"]["quick"]:
+        lines += ["**A smoke run: its figures mean nothing.**", ""]
+    copied = results["ceilings"]["copy_bytes_per_second"] / 1e9
+    lines += [f"{summary(results['environment'])}. bfloat16, head dim {HEAD_DIM}; a copy moves {copied:.0f} GB/s.", ""]
+    for title, entries in results["tables"].items():
+        unit = "gb_per_second" if "gb_per_second" in entries[0] else "tflops"
+        columns = ("", "ms", f"times {entries[0]['name']}", "GB/s" if unit == "gb_per_second" else "TFLOP/s")
+        rows = [
+            (e["name"], f"{e['ms']['median']:.3g}", f"{e['times_first']['median']:.2f}", f"{e[unit]:.0f}")
+            for e in entries
+        ]
+        lines += [f"## {title}", "", *lines_of(columns, rows), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--out", type=Path, help="JSON; the tables go beside it")
+    parser.add_argument("--quick", action="store_true", help="small shapes and few rounds: no figures, a smoke run")
+    given = parser.parse_args()
+    machine = Machine(given.device)
+    tables = {
+        "Forward, causal": of_forward(machine.device, given.quick),
+        "Decoding one token": of_decoding(machine.device, given.quick),
+    }
+    with Progress(len(tables)) as progress:
+        measured = {title: measure(rows, machine, given.quick, progress) for title, rows in tables.items()}
+    results = {
+        "benchmark": "attention features",
+        "environment": environment(),
+        "settings": {"quick": given.quick, "device": given.device},
+        "ceilings": ceilings(machine, given.quick),
+        "tables": measured,
+    }
+    out: Path = given.out or FOLDER / "attention_features.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(results, indent=1) + "\n")
+    text = markdown(results)
+    out.with_suffix(".md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

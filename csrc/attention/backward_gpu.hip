@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention backward on a GPU: which kernels a call takes, and what they work in.
+#include "attention/backward_params.h"
+#include "attention/kernels_gpu.h"
+#include "tile/arena.h"
+
+namespace xlstm::gpu {
+namespace {
+
+int element_bytes(const xlstm_tensor& x) { return x.dtype == XLSTM_FLOAT32 ? 4 : 2; }
+
+AttentionBackwardPlan plan_of(const xlstm_attention_backward& p, const Chip& chip) {
+  const xlstm_attention& in = p.in;
+  const bool bent = in.softcap > 0 || in.alibi_slopes || in.dropout_p > 0;
+  return plan_attention_backward({in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.total_q, in.dqk, in.dv,
+                                  in.cu_seqlens_q != nullptr, element_bytes(in.q), bent},
+                                 chip);
+}
+
+// Rows of whole pieces at multiples of 16 bytes, a tile of whose tokens 32 bits reach.
+bool is_whole(const xlstm_tensor& x, int64_t features) {
+  const int64_t bytes = element_bytes(x);
+  bool whole = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && features * bytes % 16 == 0;
+  for (const int64_t stride : x.stride) whole = whole && stride * bytes % 16 == 0;
+  return whole && x.stride[2] >= 0 && x.stride[2] * bytes < int64_t(1) << 24;
+}
+
+BackwardParams params_of(Arena& arena, const xlstm_attention_backward& call, const AttentionBackwardPlan& plan) {
+  const xlstm_attention& in = call.in;
+  BackwardParams p{};
+  p.call = call;
+  p.whole = {is_whole(in.q, in.dqk),    is_whole(in.k, in.dqk),     is_whole(in.v, in.dv),
+             is_whole(call.out, in.dv), is_whole(call.dout, in.dv), is_whole(call.dq, in.dqk),
+             is_whole(call.dk, in.dqk), is_whole(call.dv, in.dv)};
+  p.slots = plan.slots;
+  p.facts = arena.take<float>((in.cu_seqlens_q ? 1 : in.batch) * in.heads_q * plan.slots * 2);
+  p.dsink_parts = arena.take<float>(call.dsink ? plan.blocks_delta * in.batch * in.heads_q : 0);
+  p.sums = arena.take<float>(plan.sums);
+  p.blocks_delta = plan.blocks_delta;
+  p.blocks_q = plan.blocks_q;
+  p.blocks_k = plan.blocks_k;
+  p.parts = int(plan.parts);
+  return p;
+}
+
+}  // namespace
+
+size_t attention_backward_workspace(const xlstm_attention_backward& call, const Chip& chip) {
+  Arena counter(nullptr);
+  params_of(counter, call, plan_of(call, chip));
+  return counter.used();
+}
+
+void attention_backward(const xlstm_attention_backward& call, const Chip& chip, void* workspace, void* stream) {
+  const AttentionBackwardPlan plan = plan_of(call, chip);
+  Arena arena(workspace);
+  const BackwardParams params = params_of(arena, call, plan);
+  const auto s = static_cast<Stream>(stream);
+  if (call.in.q.dtype == XLSTM_BFLOAT16)
+    launch_backward<BFloat16>(plan, params, s);
+  else if (call.in.q.dtype == XLSTM_FLOAT16)
+    launch_backward<Float16>(plan, params, s);
+  else
+    launch_backward<float>(plan, params, s);
+}
+
+}  // namespace xlstm::gpu

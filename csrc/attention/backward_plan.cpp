@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/backward_plan.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace xlstm::gpu {
+namespace {
+
+constexpr int kDeltaRows = 64;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall& call, const Chip& chip) {
+  constexpr int kMost = 256, kMostParts = 32, kLeastTiles = 8;
+  if (call.dqk > kMost || call.dv > kMost)
+    throw std::invalid_argument(std::string(call.dqk > kMost ? "q" : "v") + ": expected a head dim of at most " +
+                                std::to_string(kMost) + " on a GPU, got " +
+                                std::to_string(std::max(call.dqk, call.dv)));
+  AttentionBackwardPlan p{};
+  const int64_t both = std::max(call.dqk, call.dv);
+  p.dqk = both <= 64 ? 64 : both <= 128 ? 128 : call.dqk <= 192 && call.dv <= 128 ? 192 : 256;
+  p.dv = p.dqk == 192 ? 128 : p.dqk;
+  p.full = call.bent || call.element_bytes == 4;
+  p.of_keys = key_gradients_shape(chip.family, call.element_bytes, p.dqk, p.dv);
+  p.of_queries = query_gradients_shape(chip.family, call.element_bytes, p.dqk, p.dv);
+  for (const BackwardShape& s : {p.of_keys, p.of_queries})
+    if (s.lds_bytes > chip.lds_bytes)
+      throw std::invalid_argument("q, v: head dims of " + std::to_string(call.dqk) + " and " + std::to_string(call.dv) +
+                                  " need " + std::to_string(s.lds_bytes) + " bytes of LDS, this GPU has " +
+                                  std::to_string(chip.lds_bytes));
+  const int64_t pads = ceil_div(call.queries, kFactPad);
+  p.slots = (call.packed ? call.total_q / kFactPad + call.batch + 1 : pads) * kFactPad;
+  p.blocks_delta = pads * (kFactPad / kDeltaRows);
+  p.blocks_k = ceil_div(call.keys, p.of_keys.owned);
+  p.blocks_q = ceil_div(call.queries, p.of_queries.owned);
+  const int64_t blocks = p.blocks_k * call.batch * call.heads_k;
+  const int64_t tiles = ceil_div(call.queries, p.of_keys.tile) * (call.heads_q / std::max<int64_t>(1, call.heads_k));
+  p.parts = 1;
+  if (blocks > 0)
+    p.parts = std::clamp<int64_t>(std::min(chip.compute_units / blocks, tiles / kLeastTiles), 1, kMostParts);
+  if (p.parts > 1) p.sums = p.parts * blocks * p.of_keys.owned * (p.dqk + p.dv);
+  return p;
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How attention's forward pass is cut up on GPUs that need not be here: tiles, LDS, blocks and their order, parts of
+the keys, and what has no kernel."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from xlstm_hip import _native
+
+DEVICES = {facts["name"]: facts for facts in _native.known_devices()}
+DIMS = ((64, 64), (1, 1), (80, 80), (128, 128), (128, 64), (192, 128), (130, 5), (256, 256), (16, 256))
+# Batch, query heads, key heads, queries, keys.
+SHAPES = ((8, 16, 16, 8192, 8192), (1, 32, 8, 4096, 4096), (1, 32, 8, 1, 131072), (3, 6, 1, 37, 70), (2, 2, 2, 0, 5))
+
+
+def plan(device: str, shape: tuple[int, ...], dims: tuple[int, int], element_bytes: int, **options: Any) -> Any:
+    return _native.plan_attention_gpu(device, *shape, *dims, element_bytes, **options)
+
+
+@pytest.mark.parametrize("device, dims, element_bytes", list(itertools.product(DEVICES, DIMS, (2, 4))))
+def test_every_plan_holds(device: str, dims: tuple[int, int], element_bytes: int) -> None:
+    for shape in SHAPES:
+        batch, heads_q, heads_k, queries, keys = shape
+        p = plan(device, shape, dims, element_bytes)
+        assert all(have >= wanted for have, wanted in zip(p["head_dims"], dims, strict=True))
+        assert p["full"] == (element_bytes == 4)
+        assert p["keys"] in (32, 64, 128, 256)
+        assert p["lds_bytes"] <= DEVICES[device]["lds_bytes"]
+        assert p["threads"] % DEVICES[device]["wave_size"] == 0 and p["threads"] <= 1024
+        rows = queries * heads_q // heads_k
+        assert p["blocks"] * p["rows"] >= rows > (p["blocks"] - 1) * p["rows"] or rows == p["blocks"] == 0
+        assert p["grid"] == batch * heads_k * p["blocks"] * p["splits"]
+        assert plan(device, shape, dims, element_bytes, block_size=p["keys"]) == p
+        assert plan(device, shape, dims, element_bytes, bent=True)["full"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_parts_fill_the_chip_and_no_more(device: str) -> None:
+    units = DEVICES[device]["compute_units"]
+    assert plan(device, SHAPES[0], (128, 128), 2)["splits"] == 1, "blocks of rows alone fill it"
+    few = plan(device, SHAPES[2], (128, 128), 2)
+    assert units <= few["grid"] * 2 and few["grid"] <= 4 * units
+    short = plan(device, (1, 8, 8, 1, 300), (128, 128), 2)
+    assert short["splits"] == 1, "too few keys to cut"
+    assert plan(device, SHAPES[2], (128, 128), 2, splits=7)["splits"] == 7
+
+
+def test_blocks_of_one_head_share_a_die() -> None:
+    """An MI300X deals blocks out to its eight dies in turn."""
+    heads, row_blocks = 32, 6
+    order = _native.attention_places(heads, 1, row_blocks)
+    assert sorted(order) == [(head, 0, block) for head in range(heads) for block in range(row_blocks)]
+    for head in range(heads):
+        mine = [n for n, place in enumerate(order) if place[0] == head]
+        assert len({n % 8 for n in mine}) == 1
+        assert [order[n][2] for n in mine] == list(reversed(range(row_blocks))), "the last rows see the most keys"
+        assert mine[-1] - mine[0] < 8 * row_blocks, "few heads at a time"
+
+
+@pytest.mark.parametrize("heads, splits, row_blocks", [(1, 1, 1), (3, 1, 5), (12, 2, 3), (5, 7, 1)])
+def test_every_block_has_its_place(heads: int, splits: int, row_blocks: int) -> None:
+    everything = itertools.product(range(heads), range(splits), range(row_blocks))
+    assert sorted(_native.attention_places(heads, splits, row_blocks)) == sorted(everything)
+
+
+@pytest.mark.parametrize(
+    "dims, element_bytes, options, what",
+    [
+        ((257, 64), 2, {}, "q, v: expected head dims of at most 256 on a GPU, got 257 and 64"),
+        ((64, 300), 2, {}, "q, v: expected head dims of at most 256 on a GPU, got 64 and 300"),
+        ((128, 128), 2, {"block_size": 256}, "block_size: expected 64 .* got 256"),
+        ((128, 128), 4, {"block_size": 64}, "block_size: expected 32 .* got 64"),
+    ],
+)
+def test_what_has_no_kernel(dims: tuple[int, int], element_bytes: int, options: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        plan("MI300X", SHAPES[0], dims, element_bytes, **options)

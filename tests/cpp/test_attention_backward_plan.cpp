@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// attention/backward_plan.h: what every plan must hold, and plans that were worked out by hand.
+#include <stdexcept>
+
+#include "arch/devices.h"
+#include "attention/backward_plan.h"
+#include "check.h"
+
+using namespace xlstm;
+using namespace xlstm::gpu;
+
+namespace {
+
+Chip chip(const DeviceFacts& facts) {
+  const Family family = facts.wave_size == 64               ? Family::cdna
+                        : std::string(facts.arch)[0] == 'g' ? Family::rdna
+                                                            : Family::nvidia;
+  return {family, facts.compute_units, facts.lds_bytes, false};
+}
+
+void test_properties(const DeviceFacts& facts, const AttentionBackwardCall& call) {
+  const AttentionBackwardPlan p = plan_attention_backward(call, chip(facts));
+  const auto holds = [&](bool condition, const char* what) {
+    CHECK(condition, "%s: %s: batch %d, heads %d and %d, %d queries, %d keys, head dims %d and %d, %d bytes",
+          facts.name, what, int(call.batch), int(call.heads_q), int(call.heads_k), int(call.queries), int(call.keys),
+          int(call.dqk), int(call.dv), call.element_bytes);
+  };
+  holds(p.dqk >= call.dqk && p.dv >= call.dv, "the kernel holds the head dims");
+  holds(p.full || (!call.bent && call.element_bytes == 2), "bent scores take the full kernel");
+  for (const BackwardShape& s : {p.of_keys, p.of_queries}) {
+    holds(s.lds_bytes <= facts.lds_bytes, "LDS");
+    holds(s.threads % facts.wave_size == 0 && s.threads <= 1024, "whole waves");
+    holds(s.tile % s.at_once == 0 && s.owned % s.tile == 0 && kFactPad % s.owned == 0 && kFactPad % s.tile == 0,
+          "tiles are whole parts of blocks, and both of what has facts");
+    holds(s.columns % kStripColumns == 0 && s.owned % 8 == 0 && s.tile % 8 == 0, "whole strips, and draws of dropout");
+  }
+  holds(p.blocks_k * p.of_keys.owned >= call.keys && p.blocks_q * p.of_queries.owned >= call.queries, "all tokens");
+  holds(p.slots % kFactPad == 0 && p.slots >= (call.packed ? call.total_q : call.queries), "facts of all queries");
+  holds(p.parts >= 1 && (p.parts > 1) == (p.sums > 0), "sums of parts");
+  const int64_t blocks = p.blocks_k * call.batch * call.heads_k;
+  holds(p.parts == 1 || blocks * p.parts <= facts.compute_units, "parts run at once");
+}
+
+void test_parts(const char* device, const AttentionBackwardCall& call, int64_t parts) {
+  for (const DeviceFacts& facts : kKnownDevices)
+    if (std::string(facts.name) == device) {
+      const int64_t got = plan_attention_backward(call, chip(facts)).parts;
+      CHECK(got == parts, "%s: expected %d parts, got %d", device, int(parts), int(got));
+    }
+}
+
+}  // namespace
+
+int main() {
+  for (const DeviceFacts& facts : kKnownDevices)
+    for (int64_t batch : {1, 3})
+      for (int64_t group : {1, 8})
+        for (int64_t queries : {0, 1, 100, 8192})
+          for (int64_t keys : {0, 1, 129, 8192})
+            for (const auto& [dqk, dv] : {std::pair{64, 64}, {5, 3}, {128, 128}, {192, 128}, {128, 192}, {256, 256}})
+              for (int bytes : {2, 4})
+                for (bool packed : {false, true})
+                  test_properties(facts, {batch, 2 * group, 2, queries, keys, batch * queries, dqk, dv, packed, bytes,
+                                          bytes == 2 && packed});
+
+  // 8 heads of 64 blocks of keys fill any chip; one key head of 8 is dealt out to 304 / 16 = 19 parts of its 8 x 64
+  // tiles.
+  test_parts("MI300X", {1, 8, 8, 8192, 8192, 0, 128, 128, false, 2, false}, 1);
+  test_parts("MI300X", {1, 8, 1, 2048, 2048, 0, 128, 128, false, 2, false}, 19);
+  test_parts("MI300X", {1, 1, 1, 64, 2048, 0, 128, 128, false, 2, false}, 1);  // two tiles: too few to share
+  for (const auto& [dqk, dv] : {std::pair{257, 64}, {64, 300}}) {
+    bool thrown = false;
+    try {
+      plan_attention_backward({1, 1, 1, 8, 8, 0, dqk, dv, false, 2, false}, chip(kKnownDevices[0]));
+    } catch (const std::invalid_argument& error) {
+      thrown = std::string(error.what()).find(dqk > 256 ? "q: " : "v: ") == 0;
+    }
+    CHECK(thrown, "head dims %d and %d are refused by name", dqk, dv);
+  }
+  return finish();
+}
