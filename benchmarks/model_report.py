@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from environment import summary
+from environment import BUSY, summary
 from result_files import redraw
 
 Results = dict[str, Any]
@@ -42,6 +42,9 @@ def markdown(results: Results) -> str:
     if settings["quick"]:
         lines += ["**A smoke run: its figures mean nothing.**", ""]
     lines += [f"{summary(results['environment'])}; device {settings['device']}, {settings['dtype']}."]
+    load = results["environment"]["load_before"]
+    if load > BUSY:
+        lines += ["", f"**The machine was busy when this began (load {load:.1f}).**"]
     lines += ["", "Tokens a second, medians; in brackets how many times as long as ours it takes.", ""]
     for size in results["sizes"]:
         names = [entry["name"] for entry in size["jobs"][0]["contenders"]]

@@ -125,7 +125,8 @@ XLSTM_ALWAYS_INLINE Floats quantised_tile(const char* const* row, const float* c
       if constexpr (Bits == 8) {
         const char* q = row[r] + g * group_size;
         for (int64_t k = 0; k < group_size; k += kWide) {
-          const Floats w = floats_of<int8_t>(load_narrow<int8_t>(q + k));
+          // As unsigned bytes: of signed ones gcc 12 makes floats one by one.
+          const Floats w = floats_of<uint8_t>(load_narrow<uint8_t>(q + k) ^ 128) - 128.f;
           XLSTM_UNROLL for (int c = 0; c < C; ++c) part[c] = add_product(part[c], w, load(own + c * x_stride + k));
         }
       } else {
