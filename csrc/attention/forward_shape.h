@@ -35,9 +35,9 @@ constexpr ForwardShape forward_shape(Family f, int element_bytes, HeadClass head
   s.waves = 4;
   s.ahead = f != Family::rdna || (half && !wide);
   if (f == Family::cdna) {
-    // 32 rows a wave: with 16, LDS would be read as long as the matrix unit multiplies. Accumulators and Q of 128
-    // features take 96 of 256 registers, so two waves share a SIMD; of 256 features, one has it to itself.
-    s.strips = !half && wide ? 1 : 2;
+    // 32 rows a wave: with 16, LDS would be read as long as the matrix unit multiplies 2-byte elements. Accumulators
+    // and Q of 128 features take 96 of 256 registers, so two waves share a SIMD; of 256 features, one has it to itself.
+    s.strips = !half && head.dqk > 128 ? 1 : 2;
     s.keys = half && head.dqk <= 128 ? 64 : 32;
     s.blocks = wide || (!half && head.dqk > 128) ? 1 : 2;
   } else if (f == Family::rdna) {

@@ -53,6 +53,13 @@ NOTES: list[tuple[str, str, str]] = [
     ),
     (
         f"{CDNA}|gfx1100",
+        r"(attend|write_weights)<.*",
+        "softmax: an exp, a fused multiply-add, a maximum, a sum and half a packing for each score; loops that gather "
+        "tails, pages and narrow heads; where scores are bent, tanh, slopes, and forty integer instructions of Philox "
+        "for eight weights. gfx1100's floats are split into three bfloat16.",
+    ),
+    (
+        f"{CDNA}|gfx1100",
         r"attention_gradients<.*, true, (true|false)>",
         "softcap, ALiBi, dropout and masks stand in the loop behind branches, each for calls that ask for it; counted "
         "is a pass that takes all of them. On gfx1100 floats are split into three bfloat16 beside that.",
