@@ -12,9 +12,11 @@ namespace xlstm::gpu {
 
 constexpr int kDecodeRows = kStripColumns, kDecodeWaves = 4;
 
-// On RDNA operands are of 8 registers, of floats 24, and a wave has 256: what needs more is the forward kernel's.
+// On RDNA operands are of 8 registers, of floats 24, and a wave has 256; on CDNA wide floats leave too few scalar
+// registers: what needs more is the forward kernel's.
 constexpr bool has_decode(Family f, int element_bytes, HeadClass head) {
-  return f != Family::rdna || (element_bytes == 2 && head.dqk <= 128);
+  if (f == Family::rdna) return element_bytes == 2 && head.dqk <= 128;
+  return f == Family::nvidia || element_bytes == 2 || head.dqk <= 64;
 }
 
 struct DecodeShape {

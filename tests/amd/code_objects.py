@@ -170,6 +170,8 @@ def parse_disassembly(text: str) -> dict[str, list[Instruction]]:
 
 def kernels_in(compiler: Compiler, object_file: Path, scratch: Path) -> list[Kernel]:
     bundle = scratch / "bundle"
+    if b".hip_fatbin" not in object_file.read_bytes():
+        return []  # it chooses between kernels that other objects hold
     run(compiler.tool("llvm-objcopy"), f"--dump-section=.hip_fatbin={bundle}", object_file, scratch / "unused")
     kernels = []
     for arch in ARCHS:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 # Kernels that have no matrix product: scans and sums over gates, vectors, states and segments, what stands around
-# attention's backward pass and decoding, the recurrent ones, whose only product is of a vector, and the layers. Every
-# other kernel must use the matrix unit.
+# attention's backward pass and decoding, the recurrent ones and a model's step, whose products are of few vectors, and
+# the layers. Every other kernel must use the matrix unit.
 WITHOUT_MATRICES = {
     "append_token",
     "attention_delta",
@@ -15,11 +15,14 @@ WITHOUT_MATRICES = {
     "cross_entropy_backward_rows",
     "cross_entropy_rows",
     "dot_states",
+    "embed",
     "gate_gradients",
+    "last_norm",
     "norm_backward_rows",
     "norm_forward_rows",
     "normalisers",
     "pointwise",
+    "products",
     "recurrent_tokens",
     "recurrent_tokens_any",
     "scan_flows",
@@ -34,11 +37,16 @@ WITHOUT_MATRICES = {
 }
 
 # Vector registers that are spilled, and bytes of scratch. gfx90a has fewer scalar registers: flat scratch takes six.
-SPILLS = {("gfx90a", "walk<bf16, 256, 32>"): (3, 16)}
+SPILLS = {("gfx90a", "walk<bf16, 256, 32>"): (1, 8)}
 
 # (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
 CDNA = "gfx90a|gfx942"
 NOTES: list[tuple[str, str, str]] = [
+    (
+        f"{CDNA}|gfx1100",
+        r"walk_wide<.*",
+        "a slice of the state comes from memory and goes back in each chunk, and with it a, x, scores: memory binds.",
+    ),
     (
         f"{CDNA}|gfx1100",
         r"decode<.*",

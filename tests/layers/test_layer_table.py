@@ -17,7 +17,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_table(case: Case, dtype: torch.dtype) -> None:
+def test_layers(case: Case, dtype: torch.dtype) -> None:
     problems = cases.measure(case, dtype, "cpu", "cpu")
     assert not problems, "\n".join(problems)
 
