@@ -2,7 +2,7 @@
 """The layers on a GPU: the table, graphs replayed with new data, another stream, offsets beyond 32 bits. Without a GPU
 it is skipped.
 
-`python tests/layers/test_layer_gpu.py` runs it without pytest, so nothing here imports pytest before pytest itself calls.
+`python tests/layers/test_layer_gpu.py` runs it without pytest, so nothing here imports pytest before pytest calls.
 """
 
 from __future__ import annotations
