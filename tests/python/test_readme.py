@@ -14,7 +14,7 @@ import pytest
 from xlstm_hip import names, select
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/api.md", "docs/design.md", "docs/install.md", "docs/amd_kernels.md", "docs/demo_model.md")
+PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
 FOLDERS = "build_backend|cmake|csrc|docs|examples|python|scripts|tests"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
