@@ -7,22 +7,12 @@
 namespace xlstm::gpu {
 namespace {
 
-int element_bytes(const xlstm_tensor& x) { return x.dtype == XLSTM_FLOAT32 ? 4 : 2; }
-
 AttentionBackwardPlan plan_of(const xlstm_attention_backward& p, const Chip& chip) {
   const xlstm_attention& in = p.in;
   const bool bent = in.softcap > 0 || in.alibi_slopes || in.dropout_p > 0;
   return plan_attention_backward({in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.total_q, in.dqk, in.dv,
                                   in.cu_seqlens_q != nullptr, element_bytes(in.q), bent},
                                  chip);
-}
-
-// Rows of whole pieces at multiples of 16 bytes, a tile of whose tokens 32 bits reach.
-bool is_whole(const xlstm_tensor& x, int64_t features) {
-  const int64_t bytes = element_bytes(x);
-  bool whole = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && features * bytes % 16 == 0;
-  for (const int64_t stride : x.stride) whole = whole && stride * bytes % 16 == 0;
-  return whole && x.stride[2] >= 0 && x.stride[2] * bytes < int64_t(1) << 24;
 }
 
 BackwardParams params_of(Arena& arena, const xlstm_attention_backward& call, const AttentionBackwardPlan& plan) {

@@ -8,8 +8,6 @@
 namespace xlstm::gpu {
 namespace {
 
-int element_bytes(const xlstm_tensor& x) { return x.dtype == XLSTM_FLOAT32 ? 4 : 2; }
-
 AttentionCall call_of(const xlstm_attention_forward& p) {
   const xlstm_attention& in = p.in;
   const bool bent = in.softcap > 0 || in.alibi_slopes || in.dropout_p > 0 || !(in.softmax_scale > 0);
@@ -17,14 +15,6 @@ AttentionCall call_of(const xlstm_attention_forward& p) {
 }
 AttentionForwardPlan plan(const xlstm_attention_forward& p, const Chip& chip) {
   return plan_attention_forward(call_of(p), p.in.block_size, p.splits, chip);
-}
-
-// Rows of whole pieces at multiples of 16 bytes, a tile of whose tokens 32 bits reach.
-bool is_whole(const xlstm_tensor& x, int64_t features) {
-  const int64_t bytes = element_bytes(x);
-  bool whole = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && features * bytes % 16 == 0;
-  for (const int64_t stride : x.stride) whole = whole && stride * bytes % 16 == 0;
-  return whole && x.stride[2] >= 0 && x.stride[2] * bytes < int64_t(1) << 24;
 }
 
 // Few rows against many keys. A tile of a size that the caller names is the other kernel's.

@@ -11,6 +11,16 @@
 
 namespace xlstm::gpu {
 
+inline int element_bytes(const xlstm_tensor& x) { return x.dtype == XLSTM_FLOAT32 ? 4 : 2; }
+
+// Rows of whole pieces at multiples of 16 bytes, a tile of whose tokens 32 bits reach.
+inline bool is_whole(const xlstm_tensor& x, int64_t features) {
+  const int64_t bytes = element_bytes(x);
+  bool whole = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && features * bytes % 16 == 0;
+  for (const int64_t stride : x.stride) whole = whole && stride * bytes % 16 == 0;
+  return whole && x.stride[2] >= 0 && x.stride[2] * bytes < int64_t(1) << 24;
+}
+
 size_t attention_forward_workspace(const xlstm_attention_forward&, const Chip&);
 void attention_forward(const xlstm_attention_forward&, const Chip&, void* workspace, void* stream);
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from pairs import pairwise
+from pairs import ON_A_GPU, RAGGED, pairwise
 from problem import Case, check, our_results, variant
 
 from poison import poisoned
@@ -43,19 +43,9 @@ VALUES = {
     "heads": [(2, 2), (4, 2), (6, 1)],
     "dims": [(32, 32), (64, 64), (80, 80), (5, 3), (48, 33), (192, 128)],
     "lengths": [((37, 70), (37, 70)), ((1, 150), (1, 90)), ((70, 33), (70, 33)), ((40, 40), (40, 11)), ((130, 130),)],
-    "layout": ["dense", "strided", "packed"],
-    "scale": [None, 0.3, -0.2],
-    "causal": [False, True],
-    "window": [(-1, -1), (9, 4), (3, -1), (-1, 0)],
-    "softcap": [0.0, 2.0],
-    "alibi": ["", "h", "bh"],
-    "sink": [False, True],
-    "dropout_p": [0.0, 0.2],
-    "leftpad": [False, True],
-    "unused": [False, True],
+    **ON_A_GPU,
     "block_size": [None, -1],  # -1: the kernel's own
 }
-RAGGED = ((3, 5), (0, 7), (41, 100), (6, 0), (33, 32), (0, 0), (1, 1))
 
 
 def rows(device: str) -> Iterator[Case]:

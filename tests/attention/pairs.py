@@ -11,6 +11,21 @@ from typing import Any
 Row = dict[str, Any]
 Pair = tuple[str, int, str, int]
 
+# What the tables of forward and backward on a GPU share: values of arguments; (queries, keys) of a packed row.
+ON_A_GPU: dict[str, list[Any]] = {
+    "layout": ["dense", "strided", "packed"],
+    "scale": [None, 0.3, -0.2],
+    "causal": [False, True],
+    "window": [(-1, -1), (9, 4), (3, -1), (-1, 0)],
+    "softcap": [0.0, 2.0],
+    "alibi": ["", "h", "bh"],
+    "sink": [False, True],
+    "dropout_p": [0.0, 0.2],
+    "leftpad": [False, True],
+    "unused": [False, True],
+}
+RAGGED = ((3, 5), (0, 7), (41, 100), (6, 0), (33, 32), (0, 0), (1, 1))
+
 
 def pairwise(values: Mapping[str, Sequence[Any]], legal: Callable[[Row], bool], tries: int = 60) -> list[Row]:
     """Greedy: the row, of several made around a pair that is missing, that brings most of the missing pairs."""

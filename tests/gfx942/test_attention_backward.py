@@ -19,7 +19,7 @@ import builds
 
 sys.path.insert(0, str(builds.ROOT / "tests" / "attention"))
 
-from pairs import pairwise  # noqa: E402
+from pairs import ON_A_GPU, RAGGED, pairwise  # noqa: E402
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 VALUES: dict[str, list[Any]] = {
@@ -27,22 +27,12 @@ VALUES: dict[str, list[Any]] = {
     "heads": [(2, 2), (4, 2), (3, 1)],
     "dims": [(64, 64), (128, 128), (80, 80), (5, 3), (192, 128), (256, 256), (48, 72)],
     "lengths": [((37, 70), (37, 70)), ((1, 150), (1, 90)), ((70, 33), (70, 33)), ((40, 40), (40, 11)), ((200, 200),)],
-    "layout": ["dense", "strided", "packed"],
-    "scale": [None, 0.3, -0.2],
-    "causal": [False, True],
-    "window": [(-1, -1), (9, 4), (3, -1), (-1, 0)],
-    "softcap": [0.0, 2.0],
-    "alibi": ["", "h", "bh"],
-    "sink": [False, True],
-    "dropout_p": [0.0, 0.2],
-    "leftpad": [False, True],
-    "unused": [False, True],
+    **ON_A_GPU,
 }
 ROWS = pairwise(VALUES, lambda row: True)
 # Plain kernels: the masks alone.
 MASKS = {name: values for name, values in VALUES.items() if name not in ("softcap", "alibi", "dropout_p", "scale")}
 PLAIN_ROWS = pairwise(MASKS | {"dtype": DTYPES[:2]}, lambda row: True)
-RAGGED = ((3, 5), (0, 7), (41, 100), (6, 0), (33, 32), (0, 0), (1, 1))
 _ran: set[str] = set()
 
 
