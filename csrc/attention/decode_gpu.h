@@ -35,6 +35,7 @@ struct Decode {
   static constexpr DecodeShape kShape = decode_shape(kFamily, sizeof(E), {kDqk, kDv});
   static constexpr int kKeys = kStep<E>, kUnits = kDqk / kUnit<E>, kBlocks = kDv / kTurnedFeatures<E>;
   static constexpr int kAheadK = kShape.k_ahead, kAheadV = kShape.v_ahead;
+  static_assert(kUnits % kAheadK == 0 && kBlocks % kAheadV == 0, "what follows the last is the next tile's first");
   static constexpr float kGrowth = 8;  // of a maximum, to base 2, before sums are scaled
   static constexpr float kLowest = -0x1p126f;
 

@@ -22,7 +22,7 @@ constexpr bool has_decode(Family f, int element_bytes, HeadClass head) {
 struct DecodeShape {
   int threads;
   int blocks;              // that shall share a multiprocessor: a bound on registers
-  int k_ahead, v_ahead;    // units of keys' features, blocks of values' that a wave has under way
+  int k_ahead, v_ahead;    // units of keys' features, blocks of values' that a wave has under way: they divide all
   bool q_in_lds;           // else in registers
   int q_bytes, lds_bytes;  // lds_bytes: q, or in its place what waves are merged through
 };
@@ -47,7 +47,7 @@ constexpr DecodeShape decode_shape(Family f, int element_bytes, HeadClass head) 
     s.v_ahead = 1;
   } else {
     s.q_in_lds = wide || !half;
-    s.k_ahead = half && !wide ? (units > 2 ? 4 : 2) : 2;
+    s.k_ahead = half && !wide ? (units % 4 == 0 ? 4 : units % 3 == 0 ? 3 : 2) : 2;
     s.v_ahead = half && !wide && all > 1 ? 2 : 1;
     s.blocks = wide || !half ? 1 : 2;
   }
