@@ -20,7 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,11 @@ from xlstm_hip.attention import flash_attn_func
 FOLDER = Path(__file__).resolve().parent / "results"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OURS, STANDARD, SDPA = "xlstm_hip", "standard attention", "torch SDPA"
+WORKS = ("forward", "forward+backward")
+ON_A_GPU = ("forward", "backward", "forward+backward")
 BACKENDS = {f"{SDPA} FLASH": SDPBackend.FLASH_ATTENTION, f"{SDPA} cuDNN": SDPBackend.CUDNN_ATTENTION}
 AIMS = {"forward": {"fp32": 1.0, "bf16": 1.0}, "forward+backward": {"fp32": 1.0, "bf16": 2.0}}  # of SDPA, on the CPU
+AIMS_OF_FLASH = {"forward": {"bf16": 1.0}, "backward": {"bf16": 1.0}}  # on a GPU, of FlashAttention-2 in torch
 EXACT = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 4e-3}
 FULL = Pace(seconds=4, least_rounds=5, most_rounds=21, sample_seconds=0.02)
 QUICK = Pace(seconds=0.1, least_rounds=2, most_rounds=3, sample_seconds=0.001)
@@ -50,7 +53,7 @@ MEMORY_LENGTHS = (1024, 2048, 4096)
 
 @dataclass(frozen=True)
 class Cell:
-    work: str  # forward, forward+backward
+    work: str  # of ON_A_GPU
     dtype: str
     causal: bool
     batch: int
@@ -66,7 +69,7 @@ class Cell:
     @property
     def flops(self) -> float:
         """Of the products alone: two forward, five backward; half of them behind a causal mask."""
-        products = 2 if self.work == "forward" else 7
+        products = {"forward": 2, "backward": 5}.get(self.work, 7)
         pairs = self.batch * self.heads * self.length**2 * (0.5 if self.causal else 1.0)
         return products * 2 * self.head_dim * pairs
 
@@ -114,6 +117,15 @@ def results_of(cell: Cell, function: Callable[..., Tensor], inputs: list[Tensor]
     return [out, *torch.autograd.grad(out, tensors, dout)]
 
 
+def call_of(cell: Cell, function: Callable[..., Tensor], inputs: list[Tensor]) -> Callable[[], Any]:
+    """What is timed: of a backward pass, that alone."""
+    if cell.work != "backward":
+        return lambda: results_of(cell, function, inputs)
+    *tensors, dout = inputs
+    out = function(*tensors, cell.causal)
+    return lambda: torch.autograd.grad(out, tensors, dout, retain_graph=True)
+
+
 def error_of(cell: Cell, results: list[Tensor], inputs: list[Tensor]) -> float:
     """The largest relative error, by norm, of the first head's results."""
     first = [x.detach()[:1, :, :1].double() for x in inputs]
@@ -139,7 +151,7 @@ def measure(cell: Cell, machine: Machine, pace: Pace, advance: Callable[[float],
             entry["error"] = error
             if name == OURS and not error <= EXACT[cell.dtype]:
                 raise SystemExit(f"{cell.title}: error {error:.3g}, expected at most {EXACT[cell.dtype]}")
-            calls[name] = lambda function=function: results_of(cell, function, inputs)
+            calls[name] = call_of(cell, function, inputs)
         entries.append(entry)
     samples = interleaved(calls, pace, advance, machine.seconds)
     for entry in entries:
@@ -192,11 +204,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     facts = environment()
     machine = Machine(arguments.device)
     quick, shape = arguments.quick, (arguments.batch, arguments.heads)
+    pace = QUICK if quick else replace(FULL, seconds=arguments.seconds)
     lengths = [2**n for n in range(7, 15) if 2**n <= arguments.longest]
-    dtypes = ["fp32", "bf16"] if not machine.gpu else ["bf16", "fp16"]
+    dtypes = arguments.dtype
     cells = [
         Cell(work, dtype, causal, *shape, length, head_dim)
-        for work in AIMS
+        for work in (ON_A_GPU if machine.gpu else WORKS)
         for dtype in dtypes
         for head_dim in arguments.head_dim
         for causal in (False, True)
@@ -210,7 +223,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         speed = []
         for cell in cells:
             progress.begin(cell.title)
-            speed.append(measure(cell, machine, QUICK if quick else FULL, progress.advance))
+            speed.append(measure(cell, machine, pace, progress.advance))
             gc.collect()
         names = list(contenders(machine.device.type))
         names = names[:1] if quick else names  # each takes a process of its own, which is slow to start
@@ -219,7 +232,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "benchmark": "attention",
         "environment": facts,
         "settings": {"quick": quick, "device": arguments.device, "exact": EXACT},
-        "aims": {} if machine.gpu else AIMS,
+        "aims": AIMS_OF_FLASH if machine.gpu else AIMS,
         "speed": speed,
         "memory": memory,
     }
@@ -232,6 +245,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--heads", type=int)
     parser.add_argument("--head-dim", type=int, nargs="+", help="64; on a GPU 64 and 128")
+    parser.add_argument("--dtype", choices=DTYPES, nargs="+", help="fp32 and bf16; on a GPU bf16 and fp16")
+    parser.add_argument(
+        "--seconds", type=float, default=FULL.seconds, help="for each row (default: %(default)s)"
+    )
     parser.add_argument("--longest", type=int, help="the longest sequence of the table of speed")
     parser.add_argument("--out", type=Path, help="JSON; the tables and the plot go beside it")
     parser.add_argument("--quick", action="store_true", help="small shapes and few rounds: no figures, a smoke run")
@@ -246,6 +263,7 @@ def main() -> None:
     on_cpu = arguments.device == "cpu"
     arguments.heads = arguments.heads or (2 if on_cpu else 16)
     arguments.head_dim = arguments.head_dim or ([64] if on_cpu else [64, 128])
+    arguments.dtype = arguments.dtype or (["fp32", "bf16"] if on_cpu else ["bf16", "fp16"])
     arguments.longest = arguments.longest or (128 if arguments.quick else 2048 if on_cpu else 16384)
     if arguments.quick:
         arguments.batch = min(arguments.batch, 2)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What features cost attention on a GPU: packed sequences and shared key heads beside dense ones, windows, and decoding
-against a long cache, flat and in pages, beside what a copy moves.
+against a long cache, flat and in pages, beside what a copy moves; and MLA.
 
     python benchmarks/attention_features.py            on the GPU; results/attention_features.json and .md
     python benchmarks/attention_features.py --quick    a smoke run at small shapes
@@ -26,9 +26,19 @@ from environment import environment, summary
 from gpu_timing import Machine, ceilings
 from table import lines_of
 from timing import Progress, interleaved, paired_ratio
-from xlstm_hip.attention import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from xlstm_hip.attention import (
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    flash_mla_with_kvcache,
+    get_mla_metadata,
+)
 
 HEAD_DIM = 128
+MLA_DIMS = (512, 64)  # of values, and what keys have beyond
+
+
+UNITS = {"tflops": "TFLOP/s", "gb_per_second": "GB/s"}
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,25 @@ def of_decoding(device: torch.device, quick: bool) -> list[Row]:
     return rows
 
 
+def of_mla(device: torch.device, quick: bool) -> list[Row]:
+    """Decoding with a latent cache: one token of each sequence, in pages of 64."""
+    batch, keys = (2, 256) if quick else (64, 8192)
+    cache = draw(device, batch * keys // 64, 64, 1, sum(MLA_DIMS))
+    table = torch.arange(batch * keys // 64, device=device, dtype=torch.int32).view(batch, -1)
+    lengths = torch.full((batch,), keys, device=device, dtype=torch.int32)
+    rows = []
+    for heads in (128, 64, 16):
+        q = draw(device, batch, 1, heads, sum(MLA_DIMS))
+        older = get_mla_metadata(lengths, heads, 1)
+
+        def call(q: Tensor = q, older: tuple[Any, ...] = older) -> Tensor:
+            return flash_mla_with_kvcache(q, cache, table, lengths, MLA_DIMS[0], *older)[0]
+
+        pairs = 2 * (2 * MLA_DIMS[0] + MLA_DIMS[1]) * batch * heads * keys
+        rows.append(Row(f"{heads} heads", call, flops=pairs, bytes=cache.numel() * cache.element_size()))
+    return rows
+
+
 def measure(rows: list[Row], machine: Machine, quick: bool, progress: Progress) -> list[dict[str, Any]]:
     progress.begin(rows[0].name)
     samples = interleaved(
@@ -120,10 +149,15 @@ def markdown(results: dict[str, Any]) -> str:
     copied = results["ceilings"]["copy_bytes_per_second"] / 1e9
     lines += [f"{summary(results['environment'])}. bfloat16, head dim {HEAD_DIM}; a copy moves {copied:.0f} GB/s.", ""]
     for title, entries in results["tables"].items():
-        unit = "gb_per_second" if "gb_per_second" in entries[0] else "tflops"
-        columns = ("", "ms", f"times {entries[0]['name']}", "GB/s" if unit == "gb_per_second" else "TFLOP/s")
+        units = {key: name for key, name in UNITS.items() if key in entries[0]}
+        columns = ("", "ms", f"times {entries[0]['name']}", *units.values())
         rows = [
-            (e["name"], f"{e['ms']['median']:.3g}", f"{e['times_first']['median']:.2f}", f"{e[unit]:.0f}")
+            (
+                e["name"],
+                f"{e['ms']['median']:.3g}",
+                f"{e['times_first']['median']:.2f}",
+                *(f"{e[u]:.0f}" for u in units),
+            )
             for e in entries
         ]
         lines += [f"## {title}", "", *lines_of(columns, rows), ""]
@@ -140,6 +174,7 @@ def main() -> None:
     tables = {
         "Forward, causal": of_forward(machine.device, given.quick),
         "Decoding one token": of_decoding(machine.device, given.quick),
+        "MLA, decoding one token": of_mla(machine.device, given.quick),
     }
     with Progress(len(tables)) as progress:
         measured = {title: measure(rows, machine, given.quick, progress) for title, rows in tables.items()}

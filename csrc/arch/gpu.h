@@ -28,9 +28,11 @@
 
 #define XLSTM_DEVICE __device__ __forceinline__
 #if defined(__CUDACC__)
+#define XLSTM_SELDOM __device__ __noinline__  // called where it would only be in the way of what is run over and over
 #include "arch/ptx.h"
 #define XLSTM_READ_IN_PLACE __grid_constant__  // of a kernel's param: its address makes no copy
 #else
+#define XLSTM_SELDOM XLSTM_DEVICE  // a call would take registers from the kernel
 #define XLSTM_READ_IN_PLACE
 #endif
 

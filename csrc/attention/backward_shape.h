@@ -89,11 +89,11 @@ constexpr BackwardShape key_gradients_shape(Family f, int element_bytes, int dqk
     s.blocks = 1;
   } else {
     // K and V in LDS but for 64 features.
-    s.columns = 16;
+    s.columns = half && dqk == 64 ? 32 : 16;
     s.waves_across = wide ? 2 : 1;
     s.waves_along = half ? (wide ? 4 : dqk == 64 ? 4 : dqk == 192 ? 4 : 8) : wide ? 1 : dqk > 128 ? 2 : 4;
     s.tile = half ? (wide ? 16 : dqk == 64 ? 64 : 32) : 16;
-    s.at_once = 16;
+    s.at_once = half && !wide ? 32 : 16;
     s.chain_in_lds = true;
     s.buffers = half || !wide ? 2 : 1;
     s.blocks = half && dqk == 64 ? 2 : 1;
@@ -123,13 +123,13 @@ constexpr BackwardShape query_gradients_shape(Family f, int element_bytes, int d
     s.ahead = half ? dqk <= 128 : dqk == 64;
     s.blocks = 1;
   } else {
-    s.columns = 16;
+    s.columns = half && dqk <= 128 ? 32 : 16;
     s.waves_along = half ? 4 : wide ? 1 : dqk > 128 ? 2 : 4;
     s.tile = half ? (wide ? 16 : dqk == 64 ? 64 : 32) : 16;
-    s.at_once = 16;
+    s.at_once = half && dqk <= 128 ? 32 : 16;
     s.chain_in_lds = true;
     s.buffers = half || !wide ? 2 : 1;
-    s.blocks = half && dqk == 64 ? 2 : 1;
+    s.blocks = half && dqk <= 128 ? 2 : 1;
   }
   return shapes::finished(s, f, element_bytes, dqk, dv, false, false);
 }

@@ -41,7 +41,7 @@ __global__ __launch_bounds__(kDeltaThreads) void attention_delta(const BackwardP
     if (there) {
       lse = static_cast<const float*>(p->call.lse.data)[at.query(p->call.lse, head, i)];
       if (p->call.dlse.data) dot -= static_cast<const float*>(p->call.dlse.data)[at.query(p->call.dlse, head, i)];
-      if (p->call.dsink) through_sink = -exp2f((static_cast<const float*>(in.sink)[head] - lse) * kLog2E) * dot;
+      if (p->call.dsink) through_sink = -expf(static_cast<const float*>(in.sink)[head] - lse) * dot;
     }
     if (i < padded) {
       facts[fact_place(int(i))] = lse * score_unit<E>;
@@ -52,9 +52,9 @@ __global__ __launch_bounds__(kDeltaThreads) void attention_delta(const BackwardP
   if (!p->call.dsink) return;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  float sum = 0;
-  for (int t = 0; t < kDeltaRows; ++t) sum += sunk[t];
-  p->dsink_parts[blockIdx.x] = sum;
+  double sum = 0;  // of terms that cancel
+  for (int t = 0; t < kDeltaRows; ++t) sum += double(sunk[t]);
+  p->dsink_parts[blockIdx.x] = float(sum);
 }
 
 // dsink of a head: the parts in the order of their blocks, whoever made them.

@@ -109,7 +109,7 @@ struct Forward {
     };
     if constexpr (kShape.q_bytes > 0) {
       constexpr int kRowPieces = kDqk / n;
-#pragma unroll 1
+#pragma unroll 4  // loads under way together
       for (int unit = threadIdx.x; unit < kShape.rows * kRowPieces; unit += kThreads) {
         const int row = unit / kRowPieces, column = unit % kRowPieces * n;
         *reinterpret_cast<Piece*>(tile_q(column / kKeyPart).at(row, column % kKeyPart)) =
@@ -177,22 +177,30 @@ struct Forward {
     }
   }
 
+  // f(strip, which column of strips, its first key)
+  template <class F>
+  XLSTM_DEVICE static void each_strip(Scores& s, int first, F&& f) {
+#pragma unroll
+    for (int c = 0; c < kStrips; ++c)
+#pragma unroll
+      for (int k = 0; k < kKeyStrips; ++k) f(s[k][c], c, first + k * kStep<E>);
+  }
+
   // Products to weights; the maximum, the sums and what there is of O follow.
   XLSTM_DEVICE void weigh(Scores& s, const ScoreRules& rules, int first) {
     const bool masked = !see.whole(first, kKeys);
     const float unit = kFull ? 1.0f : rules.scale;
     bool grew = false;
+    if constexpr (kFull)
+      each_strip(s, first, [&](Strip<E>& strip, int c, int key) { rules.bend(strip, facts, c, key); });
+    if (masked) each_strip(s, first, [&](Strip<E>& strip, int c, int key) { facts.mask(strip, c, key); });
     Columns high[kStrips];
 #pragma unroll
     for (int c = 0; c < kStrips; ++c) {
       high[c] = Columns::all(-__builtin_inff());
 #pragma unroll
-      for (int k = 0; k < kKeyStrips; ++k) {
-        const int key = first + k * kStep<E>;
-        if constexpr (kFull) rules.bend(s[k][c], facts, c, key);
-        if (masked) facts.mask(s[k][c], c, key);
+      for (int k = 0; k < kKeyStrips; ++k)
         high[c].take_in(s[k][c], [](float a, float b) { return fmaxf(a, b); });
-      }
       high[c].over_rows([](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
       for (int j = 0; j < Columns::kEach; ++j) {

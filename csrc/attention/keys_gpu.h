@@ -57,13 +57,17 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
   XLSTM_DEVICE static int column_of(int unit) { return (Base::kTurn ? unit / kAlong : unit % kAlong) * n; }
 
   XLSTM_DEVICE void fetch(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {
-    if constexpr (!kAsyncCopies && !kAhead) return;
-    if (!from.whole) {
-      if constexpr (kAsyncCopies) bring(tile, from, first, valid, column0);
-    } else if (!from.in_pages() && valid >= kTokens && from.features - column0 >= kFeatures) {
-      this->fetch_whole(tile, from.rows(column0), first);
-    } else {
-      gather(tile, from, first, valid, column0);
+    if constexpr (kAsyncCopies) {
+      if (from.whole && !from.in_pages())
+        this->copy_whole(tile, from.rows(column0), first, valid);
+      else
+        copy_apart(tile, from, first, valid, column0);
+    } else if constexpr (kAhead) {
+      if (!from.whole) return;
+      if (!from.in_pages() && valid >= kTokens && from.features - column0 >= kFeatures)
+        this->fetch_whole(from.rows(column0), first);
+      else
+        gather(from, first, valid, column0);
     }
   }
   XLSTM_DEVICE void store(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {
@@ -76,11 +80,9 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
 
  private:
   // Whole pieces, wherever their rows are.
-  XLSTM_DEVICE void gather([[maybe_unused]] const Storage& tile, const HeadTokens<E>& from, int first, int valid,
-                           int column0) {
+  XLSTM_DEVICE void gather(const HeadTokens<E>& from, int first, int valid, int column0) {
     const int me = thread_here();
-    constexpr int kAtOnce = kAsyncCopies ? 1 : kEach;  // copies need no registers, only their addresses
-#pragma unroll kAtOnce
+#pragma unroll
     for (int j = 0; j < kEach; ++j) {
       int unit = me + j * kThreads;
       if (kUnits % kThreads != 0 && unit >= kUnits) unit = 0;  // who has none brings another's
@@ -90,20 +92,30 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
 #pragma unroll
       for (int i = 0; i < kUnitPieces; ++i) {
         const E* row = from.at(first + (token + i < valid ? token + i : valid - 1));
-#if defined(__CUDACC__)
-        if (kUnits % kThreads == 0 || me + j * kThreads < kUnits)
-          copy_async(lds_address(tile.at(token, column)), row + place, inside);
-#else
         Piece& held = this->held[kUnitPieces * j + i];
         held = load_piece(reinterpret_cast<const char*>(row + place), 0);
 #pragma unroll
         for (int w = 0; w < 4; ++w) held.word[w] = inside ? held.word[w] : 0;
-#endif
       }
     }
   }
+  // The same on its way to the tile; rows that are no whole pieces go through registers.
+  XLSTM_SELDOM static void copy_apart([[maybe_unused]] Storage tile, [[maybe_unused]] HeadTokens<E> from,
+                                      [[maybe_unused]] int first, [[maybe_unused]] int valid,
+                                      [[maybe_unused]] int column0) {
+#if defined(__CUDACC__)
+    if (!from.whole) return bring(tile, from, first, valid, column0);
+#pragma unroll 1
+    for (int unit = threadIdx.x; unit < kUnits; unit += kThreads) {
+      const int token = token_of(unit), column = column_of(unit);
+      const bool inside = column0 + column < from.features;
+      copy_async(lds_address(tile.at(token, column)),
+                 from.at(first + (token < valid ? token : valid - 1)) + (inside ? column0 + column : 0), inside);
+    }
+#endif
+  }
   // Whatever it is, from memory to the tile.
-  XLSTM_DEVICE void bring(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {
+  XLSTM_DEVICE static void bring(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {
 #pragma unroll 1
     for (int unit = thread_here(); unit < kUnits; unit += kThreads) {
       const int token = token_of(unit), column = column_of(unit);

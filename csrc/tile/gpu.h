@@ -132,12 +132,7 @@ struct Stage {
   }
 
   // The same where all of the tile is there, in whole pieces.
-  XLSTM_DEVICE void fetch_whole(const Storage& tile, const TokenRows<E>& from, int64_t first) {
-    if constexpr (kAsyncCopies)
-      copy_whole(tile, from, first);
-    else
-      fetch_plain(from, first, thread_here());
-  }
+  XLSTM_DEVICE void fetch_whole(const TokenRows<E>& from, int64_t first) { fetch_plain(from, first, thread_here()); }
 
   // The piece that a straight fetch of this thread brought as its jth, at (token(j), column(j)).
   XLSTM_DEVICE static int token(int j) { return (thread_here() + j * kThreads) / (kFeatures / n); }
@@ -196,7 +191,8 @@ struct Stage {
 
   XLSTM_DEVICE static void copy([[maybe_unused]] const Storage& tile, [[maybe_unused]] const TokenRows<E>& from,
                                 [[maybe_unused]] int64_t first, [[maybe_unused]] int valid) {
-    if (from.whole && valid == kTokens) return copy_whole(tile, from, first);  // all but odd tensors and a last chunk
+    if (from.whole && valid == kTokens)
+      return copy_whole(tile, from, first, kTokens);  // all but odd tensors and a last chunk
 #if defined(__CUDACC__)
     constexpr int kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;  // rows that the block takes at a time
     const int token0 = thread_here() / kRowPieces, column0 = thread_here() % kRowPieces * n;
@@ -205,8 +201,9 @@ struct Stage {
       *reinterpret_cast<Piece*>(tile.at(token, column0)) = from.piece(first + token, column0, token < valid);
 #endif
   }
+  // In whole pieces. Tokens beyond the valid ones repeat the last of these.
   XLSTM_DEVICE static void copy_whole([[maybe_unused]] const Storage& tile, [[maybe_unused]] const TokenRows<E>& from,
-                                      [[maybe_unused]] int64_t first) {
+                                      [[maybe_unused]] int64_t first, [[maybe_unused]] int valid) {
 #if defined(__CUDACC__)
     constexpr int kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;
     static_assert(kRows >= 8 || Storage::kPieces >= 8 || kEach == 1);
@@ -214,15 +211,15 @@ struct Stage {
     const char* base = reinterpret_cast<const char*>(from.data + first * from.stride);
     const bool inside = column0 < from.columns;
     const uint32_t stride = uint32_t(from.stride) * uint32_t(sizeof(E));
-    uint32_t offset = inside ? token0 * stride + column0 * uint32_t(sizeof(E)) : 0;
+    const uint32_t mine = inside ? column0 * uint32_t(sizeof(E)) : 0;
     const uint32_t to = lds_address(tile.at(token0, column0));
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       if (kUnits % kThreads != 0 && token0 + j * kRows >= kTokens) break;
       // Rows that the block takes next differ in bits that its own do not have, or in none that are swizzled.
-      copy_async((to ^ uint32_t(j * kRows % 8 * 16)) + uint32_t(j * kRows * Storage::kPieces * 16), base + offset,
-                 inside);
-      offset += kRows * stride;
+      const int token = token0 + j * kRows < valid ? token0 + j * kRows : valid - 1;
+      copy_async((to ^ uint32_t(j * kRows % 8 * 16)) + uint32_t(j * kRows * Storage::kPieces * 16),
+                 base + (mine + uint32_t(token) * stride), inside);
     }
 #endif
   }
