@@ -32,7 +32,7 @@ struct MatrixProduct {
   static constexpr int kTileBytes = kTileFeatures * kSides * 2;
   static constexpr int kBuffers = kTileBytes <= 8 << 10 ? 2 : 1;
   // Weights on their way to a lane, in registers: steps ahead.
-  static constexpr int kHeld = 32;
+  static constexpr int kHeld = kRows > 32 ? 32 : 64;
   static constexpr int kStepWords = kChains * (kLaneRows * kLoads * int(sizeof(typename Weights::Load)) / 4 +
                                                (Weights::kGroups ? 2 * kColumns : 0));
   static constexpr int kDepth = kStepWords >= kHeld ? 1 : kHeld / kStepWords > 8 ? 8 : kHeld / kStepWords;
@@ -261,7 +261,6 @@ struct MatrixProduct {
 
   XLSTM_DEVICE void multiply_step(const Step& step, int buffer) {
     constexpr int kUnits = tile_units(kFamily) / kTileSteps, kEights = load_eights(Weights::kBits);
-    const DeviceLinear& w = p.linear[piece];
     const int lane = lane_id();
     Strip<E> part[Weights::kGroups ? kChains : 1][Weights::kGroups ? kStrips : 1];
     if constexpr (Weights::kGroups)
@@ -269,7 +268,6 @@ struct MatrixProduct {
       for (int c = 0; c < kChains; ++c)
 #pragma unroll
         for (int s = 0; s < kStrips; ++s) part[c][s].zero();
-    const uint32_t zero = w.offsets ? 0 : 0x00080008u;
     const char* const inputs = lds.tile[buffer] + lane % stream_slots(kFamily) * kSlotBytes;
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
@@ -280,7 +278,7 @@ struct MatrixProduct {
         for (int j = 0; j < kChainPieces<E>; ++j) {
           const int row = kLaneRows == 1 ? 0 : j, eight = u * unit_eights(kFamily) + (kLaneRows == 1 ? j : 0);
           Piece parts[Weights::kParts];
-          Weights::eight(step.load[c][row][eight / kEights], eight % kEights, zero, parts);
+          Weights::eight(step.load[c][row][eight / kEights], eight % kEights, parts);
 #pragma unroll
           for (int h = 0; h < Weights::kParts; ++h) chain[c][h][j] = parts[h];
         }
@@ -308,10 +306,11 @@ struct MatrixProduct {
       const float* const all = lds.sums[buffer][along()];
 #pragma unroll
       for (int c = 0; c < kChains; ++c) {
-        const xlstm_dtype dtype = p.linear[place((across() * kChains + c) * kStripColumns).piece].dtype;
+        const DeviceLinear& w = p.linear[place((across() * kChains + c) * kStripColumns).piece];
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
-          const float scale = scale_of(dtype, step.scale[c][j]), offset = scale_of(dtype, step.offset[c][j]);
+          const float scale = scale_of(w.dtype, step.scale[c][j]);
+          const float offset = w.offsets ? scale_of(w.dtype, step.offset[c][j]) + Weights::kZero * scale : 0.0f;
 #pragma unroll
           for (int s = 0; s < kStrips; ++s)
 #pragma unroll
@@ -399,7 +398,7 @@ struct MatrixProduct {
 };
 
 template <class Weights, int kBatch, int kRows>
-__global__ __launch_bounds__(kProductThreads, kBatch > 8 ? 1 : 2) void matrix_products(const XLSTM_READ_IN_PLACE ProductParams given) {
+__global__ __launch_bounds__(kProductThreads, kBatch * kRows > 8 * 64 || kRows == 32 ? 1 : 2) void matrix_products(const XLSTM_READ_IN_PLACE ProductParams given) {
   if constexpr (has_matrix_kernel(kFamily, kBatch)) {
     using Product = MatrixProduct<Weights, kBatch, kRows>;
     __shared__ typename Product::Memory lds;
