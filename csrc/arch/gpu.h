@@ -281,6 +281,26 @@ XLSTM_DEVICE float rest_of_truncation(float x) {
   return __builtin_fabsf(x) == __builtin_inff() ? 0.0f : rest;
 }
 
+// Byte n of a word, unsigned, less a small integer.
+template <int n, int kZero>
+XLSTM_DEVICE float byte_less(uint32_t word) {
+#if defined(__CUDACC__)
+  return as_float(__byte_perm(word, 0x4b000000u, 0x7540 + n)) - float((1 << 23) + kZero);  // 2^23 and the byte
+#else
+  return float(word >> 8 * n & 0xff) - kZero;
+#endif
+}
+// Bits 0 to 3 and 16 to 19, less a small integer, as two bfloat16.
+template <int kZero>
+XLSTM_DEVICE uint32_t nibbles_less(uint32_t word) {
+#if defined(__CUDACC__)
+  return subtract_bfloat16((word & 0x000f000fu) | 0x43004300u, 0x43004300u + kZero * 0x10001u);  // 128 and the nibble
+#else
+  const uint32_t both = word & 0x000f000fu;
+  return pack_truncated(float(both & 0xff) - kZero, float(both >> 16) - kZero);
+#endif
+}
+
 XLSTM_DEVICE uint32_t element_bits(float x) { return as_bits(x); }
 XLSTM_DEVICE uint32_t element_bits(BFloat16 x) { return x.bits; }
 XLSTM_DEVICE uint32_t element_bits(Float16 x) { return x.bits; }

@@ -21,6 +21,13 @@ XLSTM_DEVICE uint32_t pack_float16(float low, float high) {
   return r;
 }
 
+// Of two bfloat16 each.
+XLSTM_DEVICE uint32_t subtract_bfloat16(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("{ .reg .b32 one; mov.b32 one, 0xbf80bf80; fma.rn.bf16x2 %0, %2, one, %1; }" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+
 // The same, which the compiler takes for a new one.
 template <class T>
 XLSTM_DEVICE T* unknown_pointer(T* p) {

@@ -10,34 +10,11 @@
 // For swiglu the two rows are one of the gate's and the same of the other's.
 #pragma once
 
-#include "arch/gpu.h"
-#include "decode/params_gpu.h"
+#include "decode/rows_gpu.h"
 
 namespace xlstm::gpu {
 
-constexpr int kProductThreads = 256, kWaves = kProductThreads / kWave;
 constexpr int kInputFloats = 4096;  // of x's in LDS: three blocks of a CU
-
-enum class Input { plain, rms, heads };
-enum class Output { store, add, swiglu };
-
-XLSTM_DEVICE float value_of(const DeviceVector& x, int64_t at) {
-  if (x.dtype == XLSTM_FLOAT32) return static_cast<const float*>(x.data)[at];
-  if (x.dtype == XLSTM_BFLOAT16) return to_float(static_cast<const BFloat16*>(x.data)[at]);
-  return to_float(static_cast<const Float16*>(x.data)[at]);
-}
-
-XLSTM_DEVICE float wave_sum(float x) {
-#pragma unroll
-  for (int mask = kWave / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
-  return x;
-}
-
-constexpr float kLog2E = 1.44269504f;
-XLSTM_DEVICE float sigmoid_of(float x) { return 1 / (1 + exp2_fast(-kLog2E * x)); }
-XLSTM_DEVICE float capped(float x, float cap) {
-  return cap == 0 ? x : cap * (1 - 2 / (exp2_fast(2 * kLog2E / cap * x) + 1));
-}
 
 // ---- 16 bytes of a row times x's at `x`, kBatch of them kStride apart, added to sums
 
@@ -133,39 +110,6 @@ XLSTM_DEVICE void add_row(const DeviceLinear& w, int row, int begin, const float
   }
 }
 
-// ---- what a norm needs of each x: its mean and the inverse of its deviation, of the whole row or of each head
-
-struct Spread {
-  float mean, inverse;
-};
-
-template <Input kInput>
-XLSTM_DEVICE void measure(const ProductParams& p, int first, int count, Spread* spread) {
-  const int parts = kInput == Input::heads ? p.heads : 1, size = p.columns / parts;
-  for (int part = wave_id(); part < count * parts; part += kWaves) {
-    const float* x = p.x + int64_t(first) * p.columns + int64_t(part) * size;
-    float mean = 0, squares = 0;
-    if constexpr (kInput == Input::heads) {
-      for (int k = lane_id(); k < size; k += kWave) mean += x[k];
-      mean = wave_sum(mean) / float(size);
-    }
-    for (int k = lane_id(); k < size; k += kWave) squares += (x[k] - mean) * (x[k] - mean);
-    squares = wave_sum(squares);
-    if (lane_id() == 0) spread[part] = {mean, 1 / __builtin_sqrtf(squares / float(size) + p.norm_eps)};
-  }
-}
-
-template <Input kInput>
-XLSTM_DEVICE float input_value(const ProductParams& p, int first, int b, int k, const Spread* spread) {
-  const int64_t at = int64_t(first + b) * p.columns + k;
-  const float x = p.x[at];
-  if constexpr (kInput == Input::plain) return x;
-  const Spread s = spread[kInput == Input::heads ? b * p.heads + k / (p.columns / p.heads) : b];
-  float y = (x - s.mean) * s.inverse * value_of(p.weight, k);
-  if (p.bias.data) y += value_of(p.bias, k);
-  return kInput == Input::heads ? y * sigmoid_of(p.gate[at]) : y;
-}
-
 // ---- the kernel: blocks of kWaves times two rows, or one of each of two weights
 
 template <Input kInput, Output kOutput, int kBatch>
@@ -176,7 +120,6 @@ __global__ __launch_bounds__(kProductThreads) void products(const XLSTM_READ_IN_
   __shared__ Spread spread[kInput == Input::heads ? kBatch * kMostHeads : kBatch];
   const int wave = blockIdx.x * kWaves + wave_id();
   const DeviceLinear* w[2];
-  float* to[2];
   int row[2];
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
@@ -185,7 +128,6 @@ __global__ __launch_bounds__(kProductThreads) void products(const XLSTM_READ_IN_
     if constexpr (kOutput == Output::store)
       while (piece + 1 < p.pieces && row[j] >= p.linear[piece].rows) row[j] -= p.linear[piece++].rows;
     w[j] = &p.linear[piece];
-    to[j] = p.to[piece];
     if (row[j] >= w[j]->rows) w[j] = nullptr;  // beyond the last
   }
   for (int first = 0; first < p.batch; first += kBatch) {
@@ -217,21 +159,11 @@ __global__ __launch_bounds__(kProductThreads) void products(const XLSTM_READ_IN_
     for (int b = 0; b < kBatch; ++b) {
       if (b >= count) break;
       if constexpr (kOutput == Output::swiglu) {
-        if (w[0]) to[0][int64_t(first + b) * w[0]->rows + row[0]] = y[0][b] * sigmoid_of(y[0][b]) * y[1][b];
+        if (w[0]) put(p, kOutput, 0, row[0], first + b, swiglu(y[0][b], y[1][b]));
       } else {
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          if (!w[j]) continue;
-          float& place = to[j][int64_t(first + b) * w[j]->rows + row[j]];
-          if constexpr (kOutput == Output::add) {
-            place += y[j][b];
-          } else {
-            const bool gate = w[j] - p.linear >= kFirstGate, keep = !p.keep || p.keep[first + b];
-            const float capped_y = gate || p.cap_all ? capped(y[j][b], p.cap) : y[j][b];
-            const float masked = w[j] - p.linear == kFirstGate ? kMaskedInputGate : kMaskedForgetGate;
-            place = gate && !keep ? masked : capped_y;
-          }
-        }
+        for (int j = 0; j < 2; ++j)
+          if (w[j]) put(p, kOutput, int(w[j] - p.linear), row[j], first + b, y[j][b]);
       }
     }
   }

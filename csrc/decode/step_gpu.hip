@@ -3,6 +3,7 @@
 // which in place is two. All can be captured in a graph.
 #include "arch/launch.h"
 #include "decode/kernels_gpu.h"
+#include "decode/launches_gpu.h"
 #include "decode/product_gpu.h"
 #include "mlstm/kernels_gpu.h"
 #include "tile/arena.h"
@@ -48,6 +49,8 @@ xlstm_mlstm_forward mlstm_of(const xlstm_decode& p, const xlstm_decode_block& bl
   return step;
 }
 
+bool at_pieces(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+
 DeviceLinear linear_of(const xlstm_linear& w) {
   DeviceLinear d{};
   d.data = w.data, d.scales = w.scales, d.offsets = w.offsets;
@@ -56,7 +59,7 @@ DeviceLinear linear_of(const xlstm_linear& w) {
   d.group_size = int(w.group_size);
   d.groups = w.bits ? int((w.columns + w.group_size - 1) / w.group_size) : 0;
   d.row_bytes = w.bits ? int64_t(d.groups) * w.group_size * w.bits / 8 : w.columns * (w.dtype == XLSTM_FLOAT32 ? 4 : 2);
-  d.whole = d.row_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(w.data) % 16 == 0;
+  d.whole = d.row_bytes % 16 == 0 && at_pieces(w.data);
   return d;
 }
 
@@ -75,8 +78,26 @@ void add_piece(ProductParams& params, const xlstm_linear& w, float* to) {
   params.linear[params.pieces++] = linear_of(w);
 }
 
+// ---- a product by the kernel for its weights
+
+enum class Kernel { vectors, bfloat16, float16, int8, int4 };
+constexpr Kernel kMatrixKernels[] = {Kernel::bfloat16, Kernel::float16, Kernel::int8, Kernel::int4};
+
+Kernel kernel_of(const ProductParams& p, const DeviceLinear& w) {
+  const bool fits = w.whole && w.columns % kEight == 0 && at_pieces(p.weight.data) &&
+                    (p.input != Input::heads || p.heads <= kMostMatrixHeads);
+  if (!fits || (w.bits ? w.group_size % kStepFeatures != 0 : w.dtype == XLSTM_FLOAT32)) return Kernel::vectors;
+  if (w.bits) return w.bits == 8 ? Kernel::int8 : Kernel::int4;
+  return w.dtype == XLSTM_BFLOAT16 ? Kernel::bfloat16 : Kernel::float16;
+}
+
+// Whether blocks may have rows of both.
+bool alike(const DeviceLinear& a, const DeviceLinear& b) {
+  return a.group_size == b.group_size && a.dtype == b.dtype && !a.offsets == !b.offsets;
+}
+
 template <Input kInput, Output kOutput>
-void run(const char* name, const ProductParams& params, const Chip& chip, Stream stream) {
+void run_vectors(const char* name, const ProductParams& params, const Chip& chip, Stream stream) {
   int64_t rows = 0;
   for (int j = 0; j < params.pieces; ++j) rows += params.linear[j].rows;
   const int waves = kProductThreads / wave_size(chip.family);
@@ -86,6 +107,40 @@ void run(const char* name, const ProductParams& params, const Chip& chip, Stream
     launch(name, products<kInput, kOutput, 1>, grid, stream, params);
   else
     launch(name, products<kInput, kOutput, kBatchAtOnce>, grid, stream, params);
+}
+
+void run_matrix(Kernel kernel, const char* name, const ProductParams& params, const Chip& chip, Stream stream) {
+  int64_t rows[kMostPieces];
+  for (int j = 0; j < params.pieces; ++j) rows[j] = params.linear[j].rows;
+  const MatrixPlan plan =
+      plan_matrix({params.batch, params.output == Output::swiglu, params.pieces, rows}, chip);
+  if (kernel == Kernel::bfloat16) return launch_matrix<Bfloat16Weights>(name, plan, params, stream);
+  if (kernel == Kernel::float16) return launch_matrix<Float16Weights>(name, plan, params, stream);
+  if (kernel == Kernel::int8) return launch_matrix<ByteWeights>(name, plan, params, stream);
+  launch_matrix<NibbleWeights>(name, plan, params, stream);
+}
+
+// Pieces of one kernel are one launch: the others are then pieces without rows.
+template <Input kInput, Output kOutput>
+void run(const char* name, const ProductParams& given, const Chip& chip, Stream stream) {
+  ProductParams params = given;
+  params.input = kInput, params.output = kOutput;
+  Kernel of[kMostPieces];
+  for (int j = 0; j < params.pieces; ++j) of[j] = kernel_of(params, params.linear[j]);
+  if (kOutput == Output::swiglu && (of[0] != of[1] || !alike(params.linear[0], params.linear[1])))
+    of[0] = of[1] = Kernel::vectors;
+  const auto only = [&](Kernel kernel) {
+    int count = 0;
+    for (int j = 0; j < params.pieces; ++j) {
+      const bool own = of[j] == kernel;
+      params.linear[j].rows = own ? given.linear[j].rows : 0;
+      count += own;
+    }
+    return count > 0;
+  };
+  for (const Kernel kernel : kMatrixKernels)
+    if (only(kernel)) run_matrix(kernel, name, params, chip, stream);
+  if (only(Kernel::vectors)) run_vectors<kInput, kOutput>(name, params, chip, stream);
 }
 
 }  // namespace

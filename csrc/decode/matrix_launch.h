@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a plan to the launch of the kernel that multiplies on matrix units, for one format of weights: included by one
+// file per format, so that they compile side by side.
+#pragma once
+
+#include "arch/launch.h"
+#include "decode/launches_gpu.h"
+#include "decode/matrix_gpu.h"
+
+namespace xlstm::gpu {
+
+namespace {
+
+template <class Weights, int kBatch>
+void launch_rows(const char* name, const MatrixPlan& plan, const ProductParams& p, Stream stream) {
+  const Grid grid{plan.blocks, kMatrixThreads, 0};
+  if (plan.rows == 64) return launch(name, matrix_products<Weights, kBatch, 64>, grid, stream, p);
+  launch(name, matrix_products<Weights, kBatch, 32>, grid, stream, p);
+}
+
+}  // namespace
+
+template <class Weights>
+void launch_matrix(const char* name, const MatrixPlan& plan, const ProductParams& p, Stream stream) {
+  if (plan.batch == 8) return launch_rows<Weights, 8>(name, plan, p, stream);
+  if (plan.batch == 16) return launch_rows<Weights, 16>(name, plan, p, stream);
+  launch_rows<Weights, 32>(name, plan, p, stream);
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights in memory to operands of bfloat16 products, 8 features at a time: exactly, float16 as the sum of two.
+#pragma once
+
+#include "arch/pieces.h"
+#include "decode/matrix_shape.h"
+
+namespace xlstm::gpu {
+
+struct Bfloat16Weights {
+  static constexpr int kBits = 16, kParts = 1;
+  static constexpr bool kGroups = false;
+  using Load = Piece;
+
+  XLSTM_DEVICE static void eight(const Load& load, int, Piece (&part)[1]) { part[0] = load; }
+};
+
+struct Float16Weights {
+  static constexpr int kBits = 16, kParts = 2;
+  static constexpr bool kGroups = false;
+  using Load = Piece;
+
+  XLSTM_DEVICE static void eight(const Load& load, int, Piece (&part)[2]) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {  // 11 bits: truncation keeps 8, the rest has 3
+      const float low = low_float(Float16{}, load.word[w]), high = high_float(Float16{}, load.word[w]);
+      part[0].word[w] = pack_truncated(low, high);
+      part[1].word[w] = pack_truncated(rest_of_truncation(low), rest_of_truncation(high));
+    }
+  }
+};
+
+struct ByteWeights {
+  static constexpr int kBits = 8, kParts = 1, kZero = 0;
+  static constexpr bool kGroups = true;
+  using Load = Piece;
+
+  XLSTM_DEVICE static void eight(const Load& load, int n, Piece (&part)[1]) {
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      const uint32_t q = load.word[2 * n + w] ^ 0x80808080u;
+      part[0].word[2 * w] = pack_truncated(byte_less<0, 128>(q), byte_less<1, 128>(q));
+      part[0].word[2 * w + 1] = pack_truncated(byte_less<2, 128>(q), byte_less<3, 128>(q));
+    }
+  }
+};
+
+struct NibbleWeights {
+  static constexpr int kBits = 4, kParts = 1, kZero = 8;  // multiplied as q - kZero
+  static constexpr bool kGroups = true;
+  struct alignas(8) Load {
+    uint32_t word[2];
+  };
+
+  XLSTM_DEVICE static void eight(const Load& load, int n, Piece (&part)[1]) {
+#pragma unroll
+    for (int w = 0; w < 2; ++w)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) part[0].word[2 * w + h] = nibbles_less<kZero>(load.word[w] >> (4 * n + 8 * h));
+  }
+};
+
+}  // namespace xlstm::gpu

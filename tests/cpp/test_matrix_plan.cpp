@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of weights with few rows on matrix units: what lanes read of a row is all of it, once; x's lie where the
+// stream operand of each family looks for them; and known GPUs have blocks for every product of xLSTM-7B.
+#include <vector>
+
+#include "check.h"
+#include "decode/matrix_plan.h"
+
+using namespace xlstm::gpu;
+
+namespace {
+
+constexpr Family kFamilies[] = {Family::nvidia, Family::cdna, Family::rdna};
+
+// The feature that element e of the eight `n` of a lane's load `load` is, from where its bytes lie in a row's step: of
+// nibbles 16 bytes hold 32 features, the low halves first.
+int feature_in_memory(Family f, int bits, int lane, int load, int n, int e) {
+  const int offset = load_offset(f, bits, lane, load);
+  if (bits == 16) return offset / 2 + e;
+  if (bits == 8) return offset + 8 * n + e;
+  return offset / 16 * 32 + 16 * n + offset % 16 + eight_feature(4, e);
+}
+
+void test_order() {
+  for (const Family f : kFamilies)
+    for (const int bits : {4, 8, 16}) {
+      const int pieces = chain_pieces(f, 2);
+      for (int row = 0; row < kStripColumns; ++row) {
+        std::vector<int> seen(kStepFeatures);
+        for (int lane = 0; lane < wave_size(f); ++lane)
+          for (int eight = 0; eight < lane_eights(f); ++eight)
+            for (int j = 0; j < lane_rows(f); ++j) {
+              if (row_of_lane(f, lane, j) != row) continue;
+              if (f == Family::rdna && lane >= 16) continue;  // has what lane - 16 has
+              const int load = eight / load_eights(bits), n = eight % load_eights(bits);
+              // Where the chain operand has it: the piece of a unit, whose k the stream shares.
+              const int unit = eight / unit_eights(f), p = f == Family::rdna ? eight % 2 : lane_rows(f) == 1 ? 0 : j;
+              CHECK(p < pieces, "piece %d", p);
+              const PiecePosition at = chain_piece(f, 2, lane, p);
+              CHECK(at.row == row, "row %d of a lane's piece, expected %d", at.row, row);
+              for (int e = 0; e < kEight; ++e) {
+                const int feature = feature_in_memory(f, bits, lane, load, n, e);
+                ++seen[size_t(feature)];
+                const EightPlace place = eight_place(f, bits, feature / kEight);
+                CHECK(place.unit == unit && place.piece == at.feature / kEight,
+                      "%d bits, feature %d: unit %d piece %d, expected %d %d", bits, feature, place.unit, place.piece,
+                      unit, at.feature / kEight);
+                CHECK(feature % kEight == eight_feature(bits, e), "%d bits, feature %d is element %d", bits, feature,
+                      e);
+              }
+            }
+        for (int k = 0; k < kStepFeatures; ++k) CHECK(seen[size_t(k)] == 1, "feature %d read %d times", k, seen[size_t(k)]);
+      }
+    }
+}
+
+void test_slots() {
+  for (const Family f : kFamilies)
+    for (int lane = 0; lane < wave_size(f); ++lane)
+      for (int p = 0; p < stream_pieces(f, 2); ++p) {
+        const PiecePosition at = stream_piece(f, 2, lane, p);
+        const int slot = p * stream_slots(f) + lane % stream_slots(f);
+        CHECK(slot_in_strip(f, at.row, at.feature / kEight) == slot, "lane %d piece %d", lane, p);
+      }
+}
+
+constexpr struct {
+  const char* name;
+  Chip chip;
+} kChips[] = {{"MI300X", {Family::cdna, 304, 64 << 10, false}},
+              {"RX 7900 XTX", {Family::rdna, 48, 64 << 10, false}},
+              {"H200", {Family::nvidia, 132, 227 << 10, true}}};
+
+void test_plan() {
+  const int64_t projections[] = {2048, 2048, 4096, 4096, 8, 8}, up[] = {10944, 10944}, down[] = {4096}, none[] = {0, 5};
+  for (const auto& [name, chip] : kChips) {
+    for (const int64_t batch : {1, 2, 8, 9, 17, 32, 33, 64, 100}) {
+      const MatrixPlan p = plan_matrix({batch, false, 6, projections}, chip);
+      CHECK(has_matrix_kernel(chip.family, p.batch), "%s: a kernel for %d rows", name, p.batch);
+      CHECK(p.batch >= batch || p.batch == 32, "%s: %d rows of %d at once", name, p.batch, int(batch));
+      const int64_t passes = (batch + p.batch - 1) / p.batch;
+      CHECK(p.blocks == passes * blocks_of({batch, false, 6, projections}, p.rows), "%s: %d blocks", name, int(p.blocks));
+    }
+    const MatrixPlan wide = plan_matrix({8, true, 2, up}, chip), narrow = plan_matrix({8, false, 1, down}, chip);
+    CHECK(wide.rows == 64 && wide.blocks == 342, "%s: %d blocks of %d rows", name, int(wide.blocks), wide.rows);
+    CHECK(narrow.rows == (chip.compute_units > 64 ? 32 : 64), "%s: %d rows", name, narrow.rows);
+  }
+  CHECK(plan_matrix({1, false, 2, none}, kChips[0].chip).blocks == 1, "pieces without rows have no blocks");
+}
+
+}  // namespace
+
+int main() {
+  test_order();
+  test_slots();
+  test_plan();
+  return finish();
+}
