@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// What kernels that go over elements take of a GPU beside arch/gpu.h: short instructions for what memory must hide.
+#pragma once
+
+#include "arch/gpu.h"
+
+namespace xlstm::gpu {
+
+// The same piece, which the compiler takes for a new one: it then unpacks it where it is used, not ahead of a loop into
+// twice the registers.
+XLSTM_DEVICE void made_here(Piece& piece) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+#if defined(__CUDACC__)
+    unknown_bits(piece.word[j]);
+#else
+    asm volatile("" : "+v"(piece.word[j]));
+#endif
+}
+
+// 1 / x, wrong by a unit in the last place; 0 of more than 2^126.
+XLSTM_DEVICE float inverse_fast(float x) {
+#if defined(__CUDACC__)
+  return inverse_approximate(x);
+#else
+  return __builtin_amdgcn_rcpf(x);
+#endif
+}
+
+// Of x and a number; NaN stays.
+XLSTM_DEVICE float at_most(float x, float bound) {
+#if defined(__CUDACC__)
+  return lesser_or_nan(x, bound);
+#else
+  return x > bound ? bound : x;
+#endif
+}
+
+XLSTM_DEVICE float greater(float x, float y) { return __builtin_fmaxf(x, y); }
+
+// The greatest element; NaN counts for nothing.
+template <class E>
+XLSTM_DEVICE float greatest(E e, const Piece& piece) {
+  const uint32_t* w = piece.word;
+  if constexpr (sizeof(E) == 4) {
+    return greater(greater(as_float(w[0]), as_float(w[1])), greater(as_float(w[2]), as_float(w[3])));
+  } else {
+#if defined(__CUDACC__)
+    const auto pair = [](uint32_t x, uint32_t y) {
+      return std::is_same_v<E, BFloat16> ? greater_bfloat16(x, y) : greater_float16(x, y);
+    };
+    const uint32_t most = pair(pair(w[0], w[1]), pair(w[2], w[3]));
+    return greater(low_float(e, most), high_float(e, most));
+#else
+    float most = greater(low_float(e, w[0]), high_float(e, w[0]));
+#pragma unroll
+    for (int j = 1; j < 4; ++j) most = greater(most, greater(low_float(e, w[j]), high_float(e, w[j])));
+    return most;
+#endif
+  }
+}
+
+}  // namespace xlstm::gpu
