@@ -27,16 +27,23 @@ XLSTM_DEVICE float inverse_fast(float x) {
 #endif
 }
 
-// Of x and a number; NaN stays.
-XLSTM_DEVICE float at_most(float x, float bound) {
+XLSTM_DEVICE float greater(float x, float y) { return __builtin_fmaxf(x, y); }
+
+// Of each half, where the GPU has an instruction for two.
+XLSTM_DEVICE uint32_t greater_halves(Float16, uint32_t x, uint32_t y) {
 #if defined(__CUDACC__)
-  return lesser_or_nan(x, bound);
+  return greater_float16(x, y);
 #else
-  return x > bound ? bound : x;
+  typedef _Float16 Pair __attribute__((ext_vector_type(2)));
+  const Pair greater = __builtin_elementwise_max(__builtin_bit_cast(Pair, x), __builtin_bit_cast(Pair, y));
+  return __builtin_bit_cast(uint32_t, greater);
 #endif
 }
-
-XLSTM_DEVICE float greater(float x, float y) { return __builtin_fmaxf(x, y); }
+#if defined(__CUDACC__)
+XLSTM_DEVICE uint32_t greater_halves(BFloat16, uint32_t x, uint32_t y) { return greater_bfloat16(x, y); }
+#endif
+template <class E>
+constexpr bool kHasGreaterHalves = requires(uint32_t x) { greater_halves(E{}, x, x); };
 
 // The greatest element; NaN counts for nothing.
 template <class E>
@@ -44,19 +51,14 @@ XLSTM_DEVICE float greatest(E e, const Piece& piece) {
   const uint32_t* w = piece.word;
   if constexpr (sizeof(E) == 4) {
     return greater(greater(as_float(w[0]), as_float(w[1])), greater(as_float(w[2]), as_float(w[3])));
-  } else {
-#if defined(__CUDACC__)
-    const auto pair = [](uint32_t x, uint32_t y) {
-      return std::is_same_v<E, BFloat16> ? greater_bfloat16(x, y) : greater_float16(x, y);
-    };
-    const uint32_t most = pair(pair(w[0], w[1]), pair(w[2], w[3]));
+  } else if constexpr (kHasGreaterHalves<E>) {
+    const uint32_t most = greater_halves(e, greater_halves(e, w[0], w[1]), greater_halves(e, w[2], w[3]));
     return greater(low_float(e, most), high_float(e, most));
-#else
+  } else {
     float most = greater(low_float(e, w[0]), high_float(e, w[0]));
 #pragma unroll
     for (int j = 1; j < 4; ++j) most = greater(most, greater(low_float(e, w[j]), high_float(e, w[j])));
     return most;
-#endif
   }
 }
 

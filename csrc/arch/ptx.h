@@ -15,12 +15,6 @@ XLSTM_DEVICE float inverse_approximate(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// NaN where one is.
-XLSTM_DEVICE float lesser_or_nan(float x, float y) {
-  float r;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));
-  return r;
-}
 // Of each half; NaN where both are.
 XLSTM_DEVICE uint32_t greater_bfloat16(uint32_t x, uint32_t y) {
   uint32_t r;

@@ -6,8 +6,8 @@
 // exps that is rescaled once for each four chunks, and the threads' are then made one in a fixed order. Backward, a block has
 // 4096 classes of a row; a thread reads its logits before it writes their gradient, so both may be in one place.
 //
-// Memory binds, but closely: NVIDIA's multiprocessors make 16 exps or inverses a cycle, and two for each class are
-// nearly as long as its two bytes. So four classes share an inverse (Exponents).
+// Memory binds, but closely: NVIDIA's multiprocessors make 16 exps or inverses a cycle, and two for each class take
+// nearly as long as its two bytes. So four classes share an inverse.
 #pragma once
 
 #include "layer/plan.h"
@@ -18,8 +18,8 @@ namespace xlstm::gpu {
 constexpr float kNothing = -__builtin_inff();
 
 // y of logits, in a form that is a step from e^y: 2^(factor form) is e^y up to a constant factor. The form is y itself
-// or, for logits of two bytes, r in tanh(x / cap) = 1 - 2 r, r = 1 / (1 + e^(2 x / cap)): what it lacks near zero, digits, is
-// no more than 2^-23 of the cap. It is that only for small caps: with a large one, y is a small part of it.
+// or, for logits of two bytes, r in tanh(x / cap) = 1 - 2 r, r = 1 / (1 + e^(2 x / cap)), whose error is of the cap, not
+// of y: 2^-22 of it. So that is for small caps.
 struct Exponents {
   float cap, scale, factor;
   bool by_inverse;
@@ -37,31 +37,29 @@ struct Exponents {
     return 1.0f - t * t;
   }
   XLSTM_DEVICE float form(float x) const {
-    if (!by_inverse) return cap == 0 ? x : cap * soft_tanh(x * scale);
-    const float a = bounded(x);
-    return polished(a, inverse_fast(a));
+    if (cap == 0) return x;
+    return by_inverse ? inverse_fast(1.0f + exp2_fast(x * scale)) : cap * soft_tanh(x * scale);
   }
-  XLSTM_DEVICE void forms(Chunk& c) const {
-    if (!by_inverse)
-      each([&](float& x) { x = form(x); }, c);
-    else
+  // Whether inverses can be shared up to this logit: four of them have a product.
+  XLSTM_DEVICE bool shares(float most) const { return by_inverse && most * scale < 31; }
+  XLSTM_DEVICE void forms(Chunk& c, bool shared) const {
+    if (shared)
       inverses(c.value), inverses(c.value + 4);
+    else if (cap != 0)
+      each([&](float& x) { x = form(x); }, c);
   }
 
  private:
-  // 1 + e^(2 x / cap). Four of them have a product; beyond 2^31, tanh is 1.
-  XLSTM_DEVICE float bounded(float x) const { return 1.0f + exp2_fast(at_most(x * scale, 31.0f)); }
-  // Rounded once, but for the rarest ties: whichever the other three classes were.
-  XLSTM_DEVICE static float polished(float a, float r) { return __builtin_fmaf(__builtin_fmaf(-a, r, 1.0f), r, r); }
+  // Of a, b, c, d in 1 + a and so on.
   XLSTM_DEVICE void inverses(float* x) const {
-    float a[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) a[j] = bounded(x[j]);
-    const float ab = a[0] * a[1], cd = a[2] * a[3], r = inverse_fast(ab * cd), of_ab = r * cd, of_cd = r * ab;
-    x[0] = polished(a[0], of_ab * a[1]);
-    x[1] = polished(a[1], of_ab * a[0]);
-    x[2] = polished(a[2], of_cd * a[3]);
-    x[3] = polished(a[3], of_cd * a[2]);
+    for (int j = 0; j < 4; ++j) x[j] = exp2_fast(x[j] * scale);
+    const float b = 1.0f + x[1], ab = __builtin_fmaf(x[0], b, b), d = 1.0f + x[3], cd = __builtin_fmaf(x[2], d, d);
+    const float r = inverse_fast(ab * cd), of_ab = r * cd, of_cd = r * ab;
+    x[1] = __builtin_fmaf(of_ab, x[0], of_ab);
+    x[0] = of_ab * b;
+    x[3] = __builtin_fmaf(of_cd, x[2], of_cd);
+    x[2] = of_cd * d;
   }
 };
 
@@ -91,58 +89,61 @@ __global__ __launch_bounds__(kMostGroup, (kBlocksAtOnce<E, kWhole>)) void cross_
   const xlstm_cross_entropy& p = params.call;
   Exchange all{params.group, lds};
   const Exponents make(p.cap, kPacked<E, kWhole> && sizeof(E) == 2);
-  const int lane = params.group.lane(), step = kChunk * params.group.lanes;
-  const int slice = blockIdx.x * params.group.of_block() + params.group.in_block();
+  const int classes = int(p.classes), slice = blockIdx.x * params.group.of_block() + params.group.in_block();
+  const int first = kChunk * params.group.lane(), step = kChunk * params.group.lanes, batch = kBatchChunks * step;
+  // The batch at `at`, asked for. What is not there is read from where something is, and not looked at.
   RawChunk<E, kWhole> next[kBatchChunks];
-  const auto ask = [&](int k, int64_t row, int64_t batch) {
-    const int64_t at = batch + k * step + kChunk * lane;
-    if (row >= p.rows || at >= p.classes) return;
-    next[k] = load_raw<E, kWhole>(p.logits, row, at, p.classes);
+  const auto ask = [&](int k, int64_t row_start, int at) {
+    const int place = at + k * step < classes ? at + k * step : 0;
+    next[k] = load_raw<E, kWhole>(p.logits, 0, row_start + place, row_start + classes);
     if constexpr (!kWhole)
-      for (int j = 1; j < kChunk; ++j)
-        if (at + j >= p.classes) next[k].value[j] = kNothing;
-  };
 #pragma unroll
-  for (int k = 0; k < kBatchChunks; ++k) ask(k, slice, 0);
+      for (int j = 1; j < kChunk; ++j)
+        if (place + j >= classes) next[k].value[j] = kNothing;
+  };
+  const auto start_of = [&](int64_t row) { return (row < p.rows ? row : p.rows - 1) * p.logits.stride; };
+#pragma unroll
+  for (int k = 0; k < kBatchChunks; ++k) ask(k, start_of(slice), first);
   int64_t coming_target = slice < p.rows ? class_of(p, slice) : 0;
 
+  // As many rows, and batches of them, for every group: barriers and shuffles are met by all.
   for (int64_t row = slice, turn = 0; turn < p.rows; row += params.slices, turn += params.slices) {
-    const int64_t classes = row < p.rows ? p.classes : 0, target = coming_target, coming = row + params.slices;
-    const bool in_range = target >= 0 && target < classes;
+    const int64_t coming = row + params.slices, target = coming_target;
+    const bool here = row < p.rows, in_range = here && target >= 0 && target < classes;
     const float at_target = in_range ? load_chunk<E, false>(p.logits, row, target, target + 1).value[0] : 0.0f;
     if (coming < p.rows) coming_target = class_of(p, coming);
     RunningSum own;
-    for (int64_t batch = 0; batch < p.classes; batch += kBatchChunks * step) {
-      const bool ends = batch + kBatchChunks * step >= p.classes;
-      const auto place = [&](int k) { return batch + k * step + kChunk * lane; };
+    for (int start = 0; start < classes; start += batch) {
+      const int at = start + first, left = here ? classes - at : 0;
+      const bool ends = classes - start <= batch;
+      const int64_t next_start = start_of(ends ? coming : row);
+      const int next_at = ends ? first : at + batch;
       float most = own.most;
 #pragma unroll
       for (int k = 0; k < kBatchChunks; ++k)
-        if (place(k) < classes) most = greater(most, greatest(next[k]));
+        if (k * step < left) most = greater(most, greatest(next[k]));
       own.grow_to(most, make);
+      const float shift = own.shift();
+      const bool shared = make.shares(most);
 #pragma unroll
       for (int k = 0; k < kBatchChunks; ++k) {
-        if (place(k) >= classes) continue;
+        if (k * step >= left) continue;
         Chunk c = unpack(next[k]);
-        ask(k, ends ? coming : row, ends ? 0 : batch + kBatchChunks * step);
-        make.forms(c);
+        ask(k, next_start, next_at);
+        make.forms(c, shared);
 #pragma unroll
         for (int j = 0; j < kChunk; ++j) {
-          const float exponent = __builtin_fmaf(make.factor, c.value[j], -own.shift());
-          c.value[j] = kWhole || place(k) + j < classes ? exp2_fast(exponent) : 0.0f;
+          const float exponent = __builtin_fmaf(make.factor, c.value[j], -shift);
+          c.value[j] = kWhole || k * step + j < left ? exp2_fast(exponent) : 0.0f;
         }
-#pragma unroll
-        for (int apart = 1; apart < kChunk; apart *= 2)
-#pragma unroll
-          for (int j = 0; j < kChunk; j += 2 * apart) c.value[j] += c.value[j + apart];
-        own.total += c.value[0];
+        own.total += sum_of(c);
       }
     }
     own.grow_to(all.reduce(own.most, [](float a, float b) { return greater(a, b); }), make);
     // The exponent that was subtracted is a rounded one: the last exp takes back what it was too large or small.
     const float form = make.form(own.most), lost = __builtin_fmaf(make.factor, form, -own.exponent);
     const float total = all.sum(own.total) * exp2_fast(-lost);
-    if (lane || row >= p.rows) continue;
+    if (first || !here) continue;
     float* const exps = static_cast<float*>(p.exps) + 2 * row;
     exps[0] = make.y(form);
     exps[1] = total;
@@ -173,7 +174,7 @@ __global__ __launch_bounds__(kLayerThreads) void cross_entropy_backward_rows(Cro
     const int64_t at = kChunk * ((first * kPointwiseChunks + k) * kLayerThreads + threadIdx.x);
     if (at >= p.classes) return;
     Chunk c = load_chunk<E, kWhole>(p.logits, row, at, p.classes);
-    make.forms(c);
+    make.forms(c, make.shares(greatest(c)));
 #pragma unroll
     for (int j = 0; j < kChunk; ++j) {
       const float form = c.value[j];

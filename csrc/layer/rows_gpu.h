@@ -171,6 +171,14 @@ XLSTM_DEVICE void each(F&& f, Chunk& c, Chunks&... others) {
   for (int j = 0; j < kChunk; ++j) f(c.value[j], others.value[j]...);
 }
 
+XLSTM_DEVICE float sum_of(Chunk c) {
+#pragma unroll
+  for (int apart = 1; apart < kChunk; apart *= 2)
+#pragma unroll
+    for (int j = 0; j < kChunk; j += 2 * apart) c.value[j] += c.value[j + apart];
+  return c.value[0];
+}
+
 constexpr float kLog2E = 1.44269504f;
 
 XLSTM_DEVICE float sigmoid(float x) { return inverse_fast(1.0f + exp2_fast(-kLog2E * x)); }
