@@ -38,18 +38,21 @@ struct Exponents {
   }
   XLSTM_DEVICE float form(float x) const {
     if (cap == 0) return x;
-    return by_inverse ? inverse_fast(1.0f + exp2_fast(x * scale)) : cap * soft_tanh(x * scale);
+    return by_inverse ? inverse(x) : cap * soft_tanh(x * scale);
   }
   // Whether inverses can be shared up to this logit: four of them have a product.
   XLSTM_DEVICE bool shares(float most) const { return by_inverse && most * scale < 31; }
   XLSTM_DEVICE void forms(Chunk& c, bool shared) const {
     if (shared)
       inverses(c.value), inverses(c.value + 4);
+    else if (by_inverse)
+      each([&](float& x) { x = inverse(x); }, c);
     else if (cap != 0)
-      each([&](float& x) { x = form(x); }, c);
+      each([&](float& x) { x = cap * soft_tanh(x * scale); }, c);
   }
 
  private:
+  XLSTM_DEVICE float inverse(float x) const { return inverse_fast(1.0f + exp2_fast(x * scale)); }
   // Of a, b, c, d in 1 + a and so on.
   XLSTM_DEVICE void inverses(float* x) const {
 #pragma unroll
@@ -120,23 +123,21 @@ __global__ __launch_bounds__(kMostGroup, (kBlocksAtOnce<E, kWhole>)) void cross_
       const int next_at = ends ? first : at + batch;
       float most = own.most;
 #pragma unroll
-      for (int k = 0; k < kBatchChunks; ++k)
-        if (k * step < left) most = greater(most, greatest(next[k]));
+      for (int k = 0; k < kBatchChunks; ++k) most = greater(most, k * step < left ? greatest(next[k]) : kNothing);
       own.grow_to(most, make);
       const float shift = own.shift();
       const bool shared = make.shares(most);
 #pragma unroll
       for (int k = 0; k < kBatchChunks; ++k) {
-        if (k * step >= left) continue;
         Chunk c = unpack(next[k]);
-        ask(k, next_start, next_at);
         make.forms(c, shared);
 #pragma unroll
         for (int j = 0; j < kChunk; ++j) {
           const float exponent = __builtin_fmaf(make.factor, c.value[j], -shift);
           c.value[j] = kWhole || k * step + j < left ? exp2_fast(exponent) : 0.0f;
         }
-        own.total += sum_of(c);
+        own.total += k * step < left ? sum_of(c) : 0.0f;
+        ask(k, next_start, next_at);
       }
     }
     own.grow_to(all.reduce(own.most, [](float a, float b) { return greater(a, b); }), make);
