@@ -27,6 +27,16 @@ XLSTM_DEVICE float inverse_fast(float x) {
 #endif
 }
 
+// 1 / sqrt(x), to the last bit or the one before.
+XLSTM_DEVICE float inverse_root(float x) {
+#if defined(__CUDACC__)
+  const float r = inverse_root_approximate(x), closer = __builtin_fmaf(__builtin_fmaf(-x * r, r, 1.0f), 0.5f * r, r);
+  return closer == closer ? closer : r;  // of zero and infinity
+#else
+  return 1.0f / sqrtf(x);
+#endif
+}
+
 XLSTM_DEVICE float greater(float x, float y) { return __builtin_fmaxf(x, y); }
 
 // Of each half, where the GPU has an instruction for two.

@@ -15,6 +15,11 @@ XLSTM_DEVICE float inverse_approximate(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+XLSTM_DEVICE float inverse_root_approximate(float x) {
+  float y;
+  asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 // Of each half; NaN where both are.
 XLSTM_DEVICE uint32_t greater_bfloat16(uint32_t x, uint32_t y) {
   uint32_t r;

@@ -69,13 +69,12 @@ XLSTM_DEVICE void moments(HeadChunks<Raw>& x, Load&& load, const xlstm_norm& in,
   }
   float part = 0;
   x.each_chunk(load, [&](Chunk& c, int64_t at) {
+    if (in.centred)
 #pragma unroll
-    for (int j = 0; j < kChunk; ++j) {
-      const float d = kWhole || at + j < x.features ? c.value[j] - mean : 0.0f;
-      part += d * d;
-    }
+      for (int j = 0; j < kChunk; ++j) c.value[j] = kWhole || at + j < x.features ? c.value[j] - mean : 0.0f;
+    each([&](float& d) { part += d * d; }, c);
   });
-  rstd = 1.0f / sqrtf(all.sum(part) * share + float(in.eps));
+  rstd = inverse_root(all.sum(part) * share + float(in.eps));
 }
 
 template <class E, bool kWhole>
@@ -87,27 +86,28 @@ __global__ __launch_bounds__(kMostGroup, (kBlocksAtOnce<E, kWhole>)) void norm_f
   const NormDtypes& to = p.dtypes;
   const int item = blockIdx.x * p.group.of_block() + p.group.in_block(), slice = item / int(in.heads);
   const int64_t from = item % int(in.heads) * in.features, end = from + in.features;
-  const int features = item < p.items ? int(in.features) : 0;
+  const int features = item < p.items ? int(in.features) : 0, all_rows = int(in.rows);
   HeadChunks<Raw> x;
   x.group = p.group;
   Raw weight[kKeptChunks], next_x[kKeptChunks], beside[kKeptChunks];  // beside it: residual, or gate without one
   const auto load = [&](const xlstm_rows& rows, int64_t row, int64_t at) {
     return load_raw<E, kWhole>(rows, row, from + at, end);
   };
-  const auto ask = [&](const xlstm_rows& rows, int64_t row, Raw(&raw)[kKeptChunks]) {
-    if (!rows.data || row >= in.rows) return;
+  // What is not there is read from where something is, and not looked at.
+  const auto ask = [&](const xlstm_rows& rows, int row, Raw(&raw)[kKeptChunks]) {
+    if (!rows.data) return;
 #pragma unroll
     for (int k = 0; k < kKeptChunks; ++k)
-      if (x.place(k) < features) raw[k] = load(rows, row, x.place(k));
+      raw[k] = load(rows, row < all_rows ? row : all_rows - 1, x.place(k) < int(in.features) ? x.place(k) : 0);
   };
   const xlstm_rows& source = in.residual.data ? p.call.sum : in.x;
   ask(in.x, slice, next_x);
   ask(in.residual.data ? in.residual : in.gate, slice, beside);
-  if (in.rows) ask(in.weight, 0, weight);
+  ask(in.weight, 0, weight);
 
   // As many rows for every group: barriers and shuffles are met by all.
-  for (int64_t row = slice, turn = 0; turn < in.rows; row += p.slices, turn += p.slices) {
-    x.features = row < in.rows ? features : 0;
+  for (int row = slice, first = 0; first < all_rows; row += p.slices, first += p.slices) {
+    x.features = row < all_rows ? features : 0;
     const auto sum_of = [&](const Raw& a, const Raw& b, int64_t at) {
       Chunk c = unpack(a), other = unpack(b);
       each([](float& v, float& r) { v += r; }, c, other);
@@ -131,7 +131,8 @@ __global__ __launch_bounds__(kMostGroup, (kBlocksAtOnce<E, kWhole>)) void norm_f
     moments<kWhole>(x, load_x, in, all, mean, rstd);
     const auto finish = [&](const Raw& raw, int64_t at, const Raw& w, const Raw& o) {
       Chunk c = unpack(raw);
-      each([&](float& v) { v = (v - mean) * rstd; }, c);
+      if (in.centred) each([&](float& v) { v -= mean; }, c);
+      each([&](float& v) { v *= rstd; }, c);
       round_chunk<E>(c, to.n);
       if (in.weight.data) {
         Chunk other = unpack(w);

@@ -234,8 +234,10 @@ struct Exchange {
   template <class Op>
   XLSTM_DEVICE static float among(int lanes, float x, Op&& op) {
 #pragma unroll
-    for (int mask = 1; mask < kWave; mask *= 2)
-      if (mask < lanes) x = op(x, shuffle_xor(x, mask));
+    for (int mask = 1; mask < kWave; mask *= 2) {
+      const float other = shuffle_xor(x, mask);
+      if (mask < lanes) x = op(x, other);
+    }
     return x;
   }
 };
