@@ -10,6 +10,27 @@ XLSTM_DEVICE float exp2_approximate(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+XLSTM_DEVICE float inverse_approximate(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+XLSTM_DEVICE float inverse_root_approximate(float x) {
+  float y;
+  asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Of each half; NaN where both are.
+XLSTM_DEVICE uint32_t greater_bfloat16(uint32_t x, uint32_t y) {
+  uint32_t r;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+  return r;
+}
+XLSTM_DEVICE uint32_t greater_float16(uint32_t x, uint32_t y) {
+  uint32_t r;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+  return r;
+}
 XLSTM_DEVICE uint32_t pack_bfloat16(float low, float high) {
   uint32_t r;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
@@ -29,6 +50,7 @@ XLSTM_DEVICE uint32_t subtract_bfloat16(uint32_t a, uint32_t b) {
 }
 
 // The same, which the compiler takes for a new one.
+XLSTM_DEVICE void unknown_bits(uint32_t& x) { asm volatile("" : "+r"(x)); }
 template <class T>
 XLSTM_DEVICE T* unknown_pointer(T* p) {
   asm volatile("" : "+l"(p));

@@ -5,12 +5,16 @@
 
 namespace xlstm::gpu {
 
+constexpr int64_t kMostClasses = 1 << 30;
+
 void cross_entropy_forward(const xlstm_cross_entropy& p, const Chip& chip, void* stream) {
-  const int wave = wave_size(chip.family), lanes = group_lanes(p.classes);
+  if (p.classes > kMostClasses) throw std::runtime_error("cross entropy: more classes than a GPU call takes, 2^30");
+  const Walk walk = plan_walk(chip, p.rows, 1, class_lanes(chip, p.classes));
+  const CrossEntropyParams params{p, int(walk.slices), {walk.lanes}};
   with_kind<false>(p.rows, p.classes, {&p.logits}, [&](auto kind) {
     using K = decltype(kind);
-    launch("cross entropy", cross_entropy_rows<typename K::Element, K::kWhole>,
-           {p.rows, lanes < wave ? wave : lanes, 0}, static_cast<Stream>(stream), p);
+    launch("cross entropy", cross_entropy_rows<typename K::Element, K::kWhole>, {walk.blocks, walk.threads, 0},
+           static_cast<Stream>(stream), params);
   });
 }
 

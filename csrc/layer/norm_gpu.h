@@ -3,12 +3,15 @@
 //
 // A head of a row belongs to a group of threads, part of a wave or a block, as many as make two chunks of eight
 // features for each (plan.h); these stay in registers, so that x comes from memory once. What is beyond, with more than
-// 16384 features, is read again, from L1 or L2.
+// 8192 features, is read again, from L1 or L2. A group has one head of every slices-th row.
 //
-// Backward, a group has one head of every slices-th row; dy and gate are read twice, the second time from L1 or L2,
-// rather than held in registers. It keeps its sums of dweight and dbias in registers, those of
-// further chunks in its row of the workspace, and leaves all of them there; sum_slices adds the slices in their order,
-// so that the sums are the same bits each time.
+// Forward, the next row is asked for as soon as the registers of this one's are free: x and the residual before the
+// sums, which wait for shuffles and a barrier, the gate behind y. Weight stays in registers. So loads are always under
+// way, and a row's bits follow from its group's lanes alone.
+//
+// Backward, dy and gate are read twice, the second time from L1 or L2, rather than held in registers. A group keeps its
+// sums of dweight and dbias in registers, those of further chunks in its row of the workspace, and leaves all of them
+// there; sum_slices adds the slices in their order, so that the sums are the same bits each time.
 //
 // Floor: x, residual, gate read once and sum, y written once; memory binds.
 #pragma once
@@ -21,7 +24,7 @@ namespace xlstm::gpu {
 struct NormForwardParams {
   xlstm_norm_forward call;
   NormDtypes dtypes;
-  int items;  // rows * heads
+  int items, slices;  // items = slices * heads
   Group group;
 };
 
@@ -33,106 +36,148 @@ struct NormBackwardParams {
 };
 
 // A head's features as its group holds them: f(chunk, at) for each chunk of this thread, kept or loaded anew by `load`.
+template <class Raw>
 struct HeadChunks {
-  Chunk kept[kKeptChunks];
-  int64_t features;  // 0 without a head
+  Raw kept[kKeptChunks];
+  int features;  // 0 without a head
   Group group;
 
-  XLSTM_DEVICE int64_t place(int k) const { return int64_t(kChunk) * (group.lane() + k * group.lanes); }
+  XLSTM_DEVICE int place(int k) const { return kChunk * (group.lane() + k * group.lanes); }
 
   template <class Load, class F>
   XLSTM_DEVICE void each_chunk(Load&& load, F&& f) {
+    const auto unpacked = [&](const Raw& raw, int at) {
+      Chunk c = unpack(raw);
+      f(c, at);
+    };
 #pragma unroll
     for (int k = 0; k < kKeptChunks; ++k)
-      if (place(k) < features) f(kept[k], place(k));
-    for (int k = kKeptChunks; place(k) < features; ++k) {
-      Chunk c = load(place(k));
-      f(c, place(k));
-    }
+      if (place(k) < features) unpacked(kept[k], place(k));
+    for (int k = kKeptChunks; place(k) < features; ++k) unpacked(load(place(k)), place(k));
   }
 };
 
 // mean and 1 / deviation. Of the last chunk, features beyond the head count for nothing.
-template <class Load>
-XLSTM_DEVICE void moments(HeadChunks& x, Load&& load, const xlstm_norm& in, float* lds, float& mean, float& rstd) {
+template <bool kWhole, class Raw, class Load>
+XLSTM_DEVICE void moments(HeadChunks<Raw>& x, Load&& load, const xlstm_norm& in, Exchange& all, float& mean, float& rstd) {
+  const float share = 1.0f / float(int(in.features));
   mean = 0;
   if (in.centred) {
     float part = 0;
     x.each_chunk(load, [&](Chunk& c, int64_t) { each([&](float& v) { part += v; }, c); });
-    mean = sum(x.group, part, lds) / float(int(in.features));
+    mean = all.sum(part) * share;
   }
   float part = 0;
   x.each_chunk(load, [&](Chunk& c, int64_t at) {
+    if (in.centred)
 #pragma unroll
-    for (int j = 0; j < kChunk; ++j) {
-      const float d = at + j < x.features ? c.value[j] - mean : 0.0f;
-      part += d * d;
-    }
+      for (int j = 0; j < kChunk; ++j) c.value[j] = kWhole || at + j < x.features ? c.value[j] - mean : 0.0f;
+    each([&](float& d) { part += d * d; }, c);
   });
-  rstd = 1.0f / sqrtf(sum(x.group, part, lds) / float(int(in.features)) + float(in.eps));
+  rstd = inverse_root(all.sum(part) * share + float(in.eps));
 }
 
 template <class E, bool kWhole>
-__global__ __launch_bounds__(1024) void norm_forward_rows(NormForwardParams p) {
-  __shared__ float lds[kMostWaves];
+__global__ __launch_bounds__(kMostGroup, (kBlocksAtOnce<E, kWhole>)) void norm_forward_rows(NormForwardParams p) {
+  using Raw = RawChunk<E, kWhole>;
+  __shared__ float lds[2 * kMostWaves];
+  Exchange all{p.group, lds};
   const xlstm_norm& in = p.call.in;
   const NormDtypes& to = p.dtypes;
-  const int item = blockIdx.x * p.group.of_block() + p.group.in_block();
-  const int64_t row = item / int(in.heads), from = item % int(in.heads) * in.features, end = from + in.features;
-  HeadChunks x;
-  x.features = item < p.items ? in.features : 0;
+  const int item = blockIdx.x * p.group.of_block() + p.group.in_block(), slice = item / int(in.heads);
+  const int64_t from = item % int(in.heads) * in.features, end = from + in.features;
+  const int features = item < p.items ? int(in.features) : 0, all_rows = int(in.rows);
+  HeadChunks<Raw> x;
   x.group = p.group;
-  const auto load = [&](const xlstm_rows& rows, int64_t at) {
-    return load_chunk<E, kWhole>(rows, row, from + at, end);
+  Raw weight[kKeptChunks], next_x[kKeptChunks], beside[kKeptChunks];  // beside it: residual, or gate without one
+  const auto load = [&](const xlstm_rows& rows, int64_t row, int64_t at) {
+    return load_raw<E, kWhole>(rows, row, from + at, end);
+  };
+  // What is not there is read from where something is, and not looked at.
+  const auto ask = [&](const xlstm_rows& rows, int row, Raw(&raw)[kKeptChunks]) {
+    if (!rows.data) return;
+#pragma unroll
+    for (int k = 0; k < kKeptChunks; ++k)
+      raw[k] = load(rows, row < all_rows ? row : all_rows - 1, x.place(k) < int(in.features) ? x.place(k) : 0);
   };
   const xlstm_rows& source = in.residual.data ? p.call.sum : in.x;
-  const auto load_x = [&](int64_t at) { return load(source, at); };
-  const auto add = [&](Chunk& c, int64_t at) {
-    Chunk r = load(in.residual, at);
-    each([](float& v, float& other) { v += other; }, c, r);
-    round_chunk<E>(c, to.sum);
-    store_chunk<E, kWhole>(p.call.sum, row, from + at, end, c);
-  };
-#pragma unroll
-  for (int k = 0; k < kKeptChunks; ++k)
-    if (x.place(k) < x.features) x.kept[k] = load(in.x, x.place(k));
-  if (in.residual.data) x.each_chunk([&](int64_t at) { return load(in.x, at); }, add);
+  ask(in.x, slice, next_x);
+  ask(in.residual.data ? in.residual : in.gate, slice, beside);
+  ask(in.weight, 0, weight);
 
-  float mean, rstd;
-  moments(x, load_x, in, lds, mean, rstd);
-  x.each_chunk(load_x, [&](Chunk& c, int64_t at) {
-    each([&](float& v) { v = (v - mean) * rstd; }, c);
-    round_chunk<E>(c, to.n);
-    if (in.weight.data) {
-      Chunk w = load_chunk<E, kWhole>(in.weight, 0, from + at, end);
-      each([](float& v, float& other) { v *= other; }, c, w);
-      round_chunk<E>(c, to.weighted);
+  // As many rows for every group: barriers and shuffles are met by all.
+  for (int row = slice, first = 0; first < all_rows; row += p.slices, first += p.slices) {
+    x.features = row < all_rows ? features : 0;
+    const auto sum_of = [&](const Raw& a, const Raw& b, int64_t at) {
+      Chunk c = unpack(a), other = unpack(b);
+      each([](float& v, float& r) { v += r; }, c, other);
+      round_chunk<E>(c, to.sum);
+      const Raw sum = pack_chunk<E, kWhole>(c);
+      store_raw<E, kWhole>(p.call.sum, row, from + at, end, sum);
+      return sum;
+    };
+#pragma unroll
+    for (int k = 0; k < kKeptChunks; ++k)
+      if (x.place(k) < x.features)
+        x.kept[k] = in.residual.data ? sum_of(next_x[k], beside[k], x.place(k)) : next_x[k];
+    ask(in.x, row + p.slices, next_x);
+    ask(in.residual, row + p.slices, beside);
+    if (in.residual.data)
+      for (int k = kKeptChunks; x.place(k) < x.features; ++k)
+        sum_of(load(in.x, row, x.place(k)), load(in.residual, row, x.place(k)), x.place(k));
+
+    const auto load_x = [&](int64_t at) { return load(source, row, at); };
+    float mean, rstd;
+    moments<kWhole>(x, load_x, in, all, mean, rstd);
+    const auto finish = [&](const Raw& raw, int64_t at, const Raw& w, const Raw& o) {
+      Chunk c = unpack(raw);
+      if (in.centred) each([&](float& v) { v -= mean; }, c);
+      each([&](float& v) { v *= rstd; }, c);
+      round_chunk<E>(c, to.n);
+      if (in.weight.data) {
+        Chunk other = unpack(w);
+        each([](float& v, float& other) { v *= other; }, c, other);
+        round_chunk<E>(c, to.weighted);
+      }
+      if (in.bias.data) {
+        Chunk b = unpack(load(in.bias, 0, at));
+        each([](float& v, float& other) { v += other; }, c, b);
+        round_chunk<E>(c, to.z);
+      }
+      if (in.gate.data) {
+        Chunk s = unpack(o);
+        each([](float& v) { v = sigmoid(v); }, s);
+        round_chunk<E>(s, to.gate);
+        each([](float& v, float& s) { v *= s; }, c, s);
+      }
+      store_chunk<E, kWhole>(p.call.y, row, from + at, end, c);
+    };
+    const auto load_if = [&](const xlstm_rows& rows, int64_t row, int64_t at) { return rows.data ? load(rows, row, at) : Raw{}; };
+#pragma unroll
+    for (int k = 0; k < kKeptChunks; ++k) {
+      if (x.place(k) >= x.features) continue;
+      made_here(weight[k]);
+      finish(x.kept[k], x.place(k), weight[k], in.residual.data ? load_if(in.gate, row, x.place(k)) : beside[k]);
     }
-    if (in.bias.data) {
-      Chunk b = load_chunk<E, kWhole>(in.bias, 0, from + at, end);
-      each([](float& v, float& other) { v += other; }, c, b);
-      round_chunk<E>(c, to.z);
+    if (!in.residual.data) ask(in.gate, row + p.slices, beside);
+    for (int k = kKeptChunks; x.place(k) < x.features; ++k) {
+      const int64_t at = x.place(k);
+      finish(load_x(at), at, load_if(in.weight, 0, at), load_if(in.gate, row, at));
     }
-    if (in.gate.data) {
-      Chunk o = load(in.gate, at);
-      each([](float& v) { v = sigmoid(v); }, o);
-      round_chunk<E>(o, to.gate);
-      each([](float& v, float& s) { v *= s; }, c, o);
-    }
-    store_chunk<E, kWhole>(p.call.y, row, from + at, end, c);
-  });
+  }
 }
 
 template <class E, bool kWhole>
-__global__ __launch_bounds__(kMostBackwardThreads) void norm_backward_rows(const NormBackwardParams params) {
+__global__ __launch_bounds__(kMostGroup) void norm_backward_rows(const NormBackwardParams params) {
   const NormBackwardParams& p = params;
-  __shared__ float lds[kMostWaves];
+  __shared__ float lds[2 * kMostWaves];
+  Exchange all{p.group, lds};
   const xlstm_norm& in = p.call.in;
   const int item = blockIdx.x * p.group.of_block() + p.group.in_block();
   const int heads = int(in.heads), slice = item / heads;
   const int64_t from = item % heads * in.features, end = from + in.features, width = in.heads * in.features;
   const xlstm_rows dweights{p.dweight, XLSTM_FLOAT32, width}, dbiases{p.dbias, XLSTM_FLOAT32, width};
-  HeadChunks x;
+  HeadChunks<Chunk> x;
   x.group = p.group;
   Chunk dweight[kKeptChunks], dbias[kKeptChunks];
 #pragma unroll
@@ -143,7 +188,7 @@ __global__ __launch_bounds__(kMostBackwardThreads) void norm_backward_rows(const
     const xlstm_norm_backward& call = read_here(only_param(params))->call;
     const xlstm_norm& in = call.in;
     const int64_t row = slice + int64_t(turn) * p.slices;
-    x.features = item < p.items && row < in.rows ? in.features : 0;
+    x.features = item < p.items && row < in.rows ? int(in.features) : 0;
     const auto load = [&](const xlstm_rows& rows, int64_t at) {
       return load_chunk<E, kWhole>(rows, row, from + at, end);
     };
@@ -152,7 +197,7 @@ __global__ __launch_bounds__(kMostBackwardThreads) void norm_backward_rows(const
     for (int k = 0; k < kKeptChunks; ++k)
       if (x.place(k) < x.features) x.kept[k] = load_x(x.place(k));
     float mean, rstd, sum_g = 0, sum_gn = 0;
-    moments(x, load_x, in, lds, mean, rstd);
+    moments<kWhole>(x, load_x, in, all, mean, rstd);
 
     // dz of a chunk, whose x has become n. gate(o, flows, z): what becomes of the gate's gradient.
     const auto flow = [&](Chunk& n, int64_t at, auto&& gate) {
@@ -203,8 +248,8 @@ __global__ __launch_bounds__(kMostBackwardThreads) void norm_backward_rows(const
       if (p.dbias) store_chunk<float, false>(dbiases, slice, from + at, end, to_bias);
     }
 
-    const float mean_gn = sum(p.group, sum_gn, lds) / float(int(in.features));
-    const float mean_g = in.centred ? sum(p.group, sum_g, lds) / float(int(in.features)) : 0.0f;
+    const float mean_gn = all.sum(sum_gn) / float(int(in.features));
+    const float mean_g = in.centred ? all.sum(sum_g) / float(int(in.features)) : 0.0f;
     x.each_chunk(load_x, [&](Chunk& n, int64_t at) {
       Chunk d = flow(n, at, [](Chunk&, Chunk&, const Chunk&, int64_t) {});
       weigh(d, at);

@@ -7,9 +7,9 @@
 namespace xlstm::gpu {
 namespace {
 
-int items_of(int64_t count) {
-  if (count > INT32_MAX) throw std::runtime_error("norm: more heads of rows than a GPU call takes, 2147483647");
-  return int(count);
+// Rows, and a stride of them beyond, are counted in 32 bits.
+void check_size(const xlstm_norm& in) {
+  if (in.rows * in.heads > 1 << 30) throw std::runtime_error("norm: more heads of rows than a GPU call takes, 2^30");
 }
 
 int64_t blocks_of(int64_t items, int lanes, int threads) {
@@ -43,12 +43,13 @@ void sum(const float* from, const Memory& memory, const xlstm_rows& to, Stream s
 
 void norm_forward(const xlstm_norm_forward& call, const Chip& chip, void* stream) {
   const xlstm_norm& in = call.in;
-  const int lanes = group_lanes(in.features), threads = group_threads(chip, lanes);
-  const NormForwardParams p{call, dtypes_of(in), items_of(in.rows * in.heads), {lanes}};
+  const Walk walk = plan_walk(chip, in.rows, in.heads, group_lanes(in.features));
+  check_size(in);
+  const NormForwardParams p{call, dtypes_of(in), int(walk.slices * in.heads), int(walk.slices), {walk.lanes}};
   const auto tensors = {&in.x, &in.residual, &in.weight, &in.bias, &in.gate, &call.sum, &call.y};
   with_kind<true>(in.rows, in.features, tensors, [&](auto kind) {
     using K = decltype(kind);
-    launch("norm", norm_forward_rows<typename K::Element, K::kWhole>, {blocks_of(p.items, lanes, threads), threads, 0},
+    launch("norm", norm_forward_rows<typename K::Element, K::kWhole>, {walk.blocks, walk.threads, 0},
            static_cast<Stream>(stream), p);
   });
 }
@@ -58,8 +59,9 @@ size_t norm_backward_workspace(const xlstm_norm_backward& p, const Chip& chip) {
 void norm_backward(const xlstm_norm_backward& call, const Chip& chip, void* workspace, void* stream) {
   const xlstm_norm& in = call.in;
   const Memory memory(call, chip, workspace);
-  const int lanes = group_lanes(in.features, kMostBackwardThreads), threads = group_threads(chip, lanes);
-  const int items = items_of(memory.slices * in.heads);
+  const int lanes = group_lanes(in.features), threads = group_threads(lanes);
+  check_size(in);
+  const int items = int(memory.slices * in.heads);
   const NormBackwardParams p{call, items, int(memory.slices), {lanes}, memory.dweight, memory.dbias};
   const auto tensors = {&in.x, &in.weight, &in.bias, &in.gate, &call.dy, &call.dsum, &call.dx, &call.dgate};
   with_kind<true>(in.rows, in.features, tensors, [&](auto kind) {

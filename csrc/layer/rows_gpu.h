@@ -7,8 +7,9 @@
 // the same in all threads. Inside all is float.
 #pragma once
 
-#include "arch/gpu.h"
+#include "arch/elements.h"
 #include "layer/dtypes.h"
+#include "layer/plan.h"
 
 namespace xlstm::gpu {
 
@@ -29,61 +30,118 @@ XLSTM_DEVICE void with_dtype(xlstm_dtype dtype, F&& f) {
     f(Float16{});
 }
 
+// A chunk as it lies in memory, not looked at: its loads may be under way. Of mixed dtypes it is floats.
 template <class E>
-XLSTM_DEVICE void unpack(const Piece* pieces, Chunk& c) {
+struct PackedChunk {
+  Piece piece[sizeof(E) / 2];
+};
+template <class E, bool kWhole>
+constexpr bool kPacked = kWhole && !std::is_same_v<E, Any>;
+template <class E, bool kWhole>
+using RawChunk = std::conditional_t<kPacked<E, kWhole>, PackedChunk<E>, Chunk>;
+
+// Blocks of kMostGroup threads that share a multiprocessor: chunks of two-byte elements take half as many registers.
+template <class E, bool kWhole>
+constexpr int kBlocksAtOnce = kPacked<E, kWhole> && sizeof(E) == 2 ? kThreadsAtOnce / kMostGroup : 1;
+
+XLSTM_DEVICE Chunk unpack(const Chunk& c) { return c; }
+template <class E>
+XLSTM_DEVICE Chunk unpack(const PackedChunk<E>& raw) {
+  Chunk c;
 #pragma unroll
   for (int j = 0; j < kChunk; ++j) {
     if constexpr (sizeof(E) == 4)
-      c.value[j] = as_float(pieces[j / 4].word[j % 4]);
+      c.value[j] = as_float(raw.piece[j / 4].word[j % 4]);
     else
-      c.value[j] = j % 2 ? high_float(E{}, pieces[0].word[j / 2]) : low_float(E{}, pieces[0].word[j / 2]);
-  }
-}
-
-// Features [at, at + 8) of a row of `features`; zeros beyond.
-template <class E, bool kWhole>
-XLSTM_DEVICE Chunk load_chunk(const xlstm_rows& x, int64_t row, int64_t at, int64_t features) {
-  Chunk c;
-  if constexpr (__is_same(E, Any)) {
-    with_dtype(x.dtype, [&](auto e) { c = load_chunk<decltype(e), kWhole>(x, row, at, features); });
-  } else {
-    const E* from = global(static_cast<const E*>(x.data)) + (row * x.stride + at);
-    if constexpr (kWhole) {
-      Piece pieces[sizeof(E) / 2];
-#pragma unroll
-      for (int j = 0; j < int(sizeof(E)) / 2; ++j) pieces[j] = read_piece(reinterpret_cast<const Piece*>(from) + j);
-      unpack<E>(pieces, c);
-    } else {
-#pragma unroll
-      for (int j = 0; j < kChunk; ++j) c.value[j] = at + j < features ? to_float(from[j]) : 0.0f;
-    }
+      c.value[j] = j % 2 ? high_float(E{}, raw.piece[0].word[j / 2]) : low_float(E{}, raw.piece[0].word[j / 2]);
   }
   return c;
 }
 
+XLSTM_DEVICE void made_here(Chunk&) {}
+template <class E>
+XLSTM_DEVICE void made_here(PackedChunk<E>& raw) {
+#pragma unroll
+  for (Piece& piece : raw.piece) made_here(piece);
+}
+
+// Features [at, at + 8) of a row of `features`; zeros beyond.
 template <class E, bool kWhole>
-XLSTM_DEVICE void store_chunk(const xlstm_rows& x, int64_t row, int64_t at, int64_t features, const Chunk& c) {
-  if constexpr (__is_same(E, Any)) {
-    with_dtype(x.dtype, [&](auto e) { store_chunk<decltype(e), kWhole>(x, row, at, features, c); });
+XLSTM_DEVICE RawChunk<E, kWhole> load_raw(const xlstm_rows& x, int64_t row, int64_t at, int64_t features) {
+  RawChunk<E, kWhole> raw;
+  if constexpr (std::is_same_v<E, Any>) {
+    with_dtype(x.dtype, [&](auto e) { raw = unpack(load_raw<decltype(e), kWhole>(x, row, at, features)); });
+  } else {
+    const E* from = global(static_cast<const E*>(x.data)) + (row * x.stride + at);
+    if constexpr (kWhole) {
+#pragma unroll
+      for (int j = 0; j < int(sizeof(E)) / 2; ++j)
+        raw.piece[j] = read_piece(reinterpret_cast<const Piece*>(from) + j);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kChunk; ++j) raw.value[j] = at + j < features ? to_float(from[j]) : 0.0f;
+    }
+  }
+  return raw;
+}
+template <class E, bool kWhole>
+XLSTM_DEVICE Chunk load_chunk(const xlstm_rows& x, int64_t row, int64_t at, int64_t features) {
+  return unpack(load_raw<E, kWhole>(x, row, at, features));
+}
+
+XLSTM_DEVICE float greatest(const Chunk& c) {
+  float most = c.value[0];
+#pragma unroll
+  for (int j = 1; j < kChunk; ++j) most = greater(most, c.value[j]);
+  return most;
+}
+template <class E>
+XLSTM_DEVICE float greatest(const PackedChunk<E>& raw) {
+  float most = greatest(E{}, raw.piece[0]);
+  if constexpr (sizeof(E) == 4) most = greater(most, greatest(E{}, raw.piece[1]));
+  return most;
+}
+
+// Exactly what store_chunk() would leave in memory.
+template <class E, bool kWhole>
+XLSTM_DEVICE RawChunk<E, kWhole> pack_chunk(const Chunk& c) {
+  if constexpr (kPacked<E, kWhole>) {
+    PackedChunk<E> raw;
+#pragma unroll
+    for (int w = 0; w < int(sizeof(E)) * 2; ++w) {
+      if constexpr (sizeof(E) == 4)
+        raw.piece[w / 4].word[w % 4] = as_bits(c.value[w]);
+      else
+        raw.piece[0].word[w] = pack_exact(E{}, c.value[2 * w], c.value[2 * w + 1]);
+    }
+    return raw;
+  } else {
+    return c;
+  }
+}
+
+template <class E, bool kWhole>
+XLSTM_DEVICE void store_raw(const xlstm_rows& x, int64_t row, int64_t at, int64_t features,
+                            const RawChunk<E, kWhole>& raw) {
+  if constexpr (std::is_same_v<E, Any>) {
+    with_dtype(x.dtype, [&](auto e) {
+      store_raw<decltype(e), kWhole>(x, row, at, features, pack_chunk<decltype(e), kWhole>(raw));
+    });
   } else {
     E* to = global(static_cast<E*>(x.data)) + (row * x.stride + at);
     if constexpr (kWhole) {
-      Piece pieces[sizeof(E) / 2];
 #pragma unroll
-      for (int w = 0; w < int(sizeof(E)) * 2; ++w) {
-        if constexpr (sizeof(E) == 4)
-          pieces[w / 4].word[w % 4] = as_bits(c.value[w]);
-        else
-          pieces[0].word[w] = pack_exact(E{}, c.value[2 * w], c.value[2 * w + 1]);
-      }
-#pragma unroll
-      for (int j = 0; j < int(sizeof(E)) / 2; ++j) reinterpret_cast<Piece*>(to)[j] = pieces[j];
+      for (int j = 0; j < int(sizeof(E)) / 2; ++j) reinterpret_cast<Piece*>(to)[j] = raw.piece[j];
     } else {
 #pragma unroll
       for (int j = 0; j < kChunk; ++j)
-        if (at + j < features) to[j] = from_float<E>(c.value[j]);
+        if (at + j < features) to[j] = from_float<E>(raw.value[j]);
     }
   }
+}
+template <class E, bool kWhole>
+XLSTM_DEVICE void store_chunk(const xlstm_rows& x, int64_t row, int64_t at, int64_t features, const Chunk& c) {
+  store_raw<E, kWhole>(x, row, at, features, pack_chunk<E, kWhole>(c));
 }
 
 XLSTM_DEVICE void clear(Chunk& c) {
@@ -94,11 +152,15 @@ XLSTM_DEVICE void clear(Chunk& c) {
 // As it would come back from memory of this dtype.
 template <class E>
 XLSTM_DEVICE void round_chunk(Chunk& c, xlstm_dtype dtype) {
-  if constexpr (__is_same(E, Any)) {
+  if constexpr (std::is_same_v<E, Any>) {
     with_dtype(dtype, [&](auto e) { round_chunk<decltype(e)>(c, dtype); });
   } else if constexpr (sizeof(E) == 2) {
 #pragma unroll
-    for (int j = 0; j < kChunk; ++j) c.value[j] = to_float(from_float<E>(c.value[j]));
+    for (int j = 0; j < kChunk; j += 2) {
+      const uint32_t pair = pack_exact(E{}, c.value[j], c.value[j + 1]);
+      c.value[j] = low_float(E{}, pair);
+      c.value[j + 1] = high_float(E{}, pair);
+    }
   }
 }
 
@@ -109,7 +171,17 @@ XLSTM_DEVICE void each(F&& f, Chunk& c, Chunks&... others) {
   for (int j = 0; j < kChunk; ++j) f(c.value[j], others.value[j]...);
 }
 
-XLSTM_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+XLSTM_DEVICE float sum_of(Chunk c) {
+#pragma unroll
+  for (int apart = 1; apart < kChunk; apart *= 2)
+#pragma unroll
+    for (int j = 0; j < kChunk; j += 2 * apart) c.value[j] += c.value[j + apart];
+  return c.value[0];
+}
+
+constexpr float kLog2E = 1.44269504f;
+
+XLSTM_DEVICE float sigmoid(float x) { return inverse_fast(1.0f + exp2_fast(-kLog2E * x)); }
 
 // As the CPU's: an odd polynomial near zero, where exp would leave no digits.
 XLSTM_DEVICE float soft_tanh(float x) {
@@ -119,14 +191,12 @@ XLSTM_DEVICE float soft_tanh(float x) {
   p = p * z - 0.0537226793f;
   p = p * z + 0.133311502f;
   p = p * z - 0.333332616f;
-  return z < 0.390625f ? x * z * p + x : 1.0f - 2.0f / (expf(x + x) + 1.0f);
+  return z < 0.390625f ? x * z * p + x : 1.0f - 2.0f * inverse_fast(exp2_fast(2 * kLog2E * x) + 1.0f);
 }
 
 // ---- which threads share a row
 
-constexpr int kMostWaves = 32;  // of a block of 1024
-
-// A power of two of threads: part of a wave, or a block.
+// A power of two of threads: part of a wave, or whole waves of a block.
 struct Group {
   int lanes;
 
@@ -135,22 +205,41 @@ struct Group {
   XLSTM_DEVICE int of_block() const { return blockDim.x / unsigned(lanes); }
 };
 
-// op over the group's values of x, in an order that follows from the lanes alone. lds: kMostWaves floats.
-template <class Op>
-XLSTM_DEVICE float reduce(Group group, float x, float* lds, Op&& op) {
-  const int inside = group.lanes < kWave ? group.lanes : kWave;
-  for (int mask = 1; mask < inside; mask *= 2) x = op(x, shuffle_xor(x, mask));
-  if (group.lanes <= kWave) return x;
-  __syncthreads();  // what was there before has been read
-  if (lane_id() == 0) lds[wave_id()] = x;
-  __syncthreads();
-  x = lds[0];
-  for (int wave = 1; wave < group.lanes / kWave; ++wave) x = op(x, lds[wave]);
-  return x;
-}
+constexpr int kMostWaves = kMostGroup / kWave;
 
-XLSTM_DEVICE float sum(Group group, float x, float* lds) {
-  return reduce(group, x, lds, [](float a, float b) { return a + b; });
-}
+// What a block's groups pass between their waves: two halves that take turns, so that there is one barrier each time.
+// All groups of a block reduce together.
+struct Exchange {
+  Group group;
+  float* lds;  // 2 * kMostWaves
+  int half = 0;
+
+  // op over the group's values of x, in an order that follows from the lanes alone.
+  template <class Op>
+  XLSTM_DEVICE float reduce(float x, Op&& op) {
+    x = among(group.lanes, x, op);
+    if (group.lanes <= kWave) return x;
+    if (lane_id() == 0) lds[half + wave_id()] = x;
+    __syncthreads();
+    const int waves = group.lanes / kWave;
+    x = lds[half + (wave_id() & -waves) + (lane_id() & (waves - 1))];
+    half ^= kMostWaves;
+    return among(waves, x, op);
+  }
+  XLSTM_DEVICE float sum(float x) {
+    return reduce(x, [](float a, float b) { return a + b; });
+  }
+
+ private:
+  template <class Op>
+  XLSTM_DEVICE static float among(int lanes, float x, Op&& op) {
+#pragma unroll
+    for (int mask = 1; mask < kWave; mask *= 2) {
+      const float other = shuffle_xor(x, mask);
+      if (mask < lanes) x = op(x, other);
+    }
+    return x;
+  }
+};
 
 }  // namespace xlstm::gpu
