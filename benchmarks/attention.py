@@ -30,12 +30,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attention_report import draw, markdown
-from environment import environment
-from gpu_timing import Machine
-from memory import MemoryUnknown, growth_of
-from result_files import write
-from timing import Pace, Progress, interleaved, paired_ratio
 from xlstm_hip.attention import flash_attn_func
+from xlstm_hip.bench.environment import environment
+from xlstm_hip.bench.machine import Machine
+from xlstm_hip.bench.memory import MemoryUnknown, growth_of
+from xlstm_hip.bench.result_files import write
+from xlstm_hip.bench.timing import Pace, Progress, interleaved, paired_ratio
 
 FOLDER = Path(__file__).resolve().parent / "results"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

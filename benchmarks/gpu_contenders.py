@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mlstm_problem import EPS, SEQUENCE_INPUTS, STATES, Cell
+from xlstm_hip.bench.mlstm import EPS, SEQUENCE_INPUTS, STATES, Cell
 
 OURS, OFFICIAL, FLA = "xlstm_hip", "mlstm_kernels", "FLA"
 WORKS = ("forward", "forward+backward")

@@ -24,11 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from environment import environment, summary
-from gpu_timing import Machine
-from result_files import Results, write
-from timing import Pace, Progress, interleaved, paired_ratio
 from xlstm_hip import layers
+from xlstm_hip.bench.environment import environment, summary
+from xlstm_hip.bench.machine import Machine
+from xlstm_hip.bench.plot import save, subplots
+from xlstm_hip.bench.result_files import Results, write
+from xlstm_hip.bench.timing import Pace, Progress, interleaved, paired_ratio
 from xlstm_hip.reference import layers as plain
 
 FOLDER = Path(__file__).resolve().parent / "results"
@@ -195,13 +196,9 @@ def markdown(results: Results) -> str:
 
 
 def draw(results: Results, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
     kinds = list(dict.fromkeys((c["work"], c["dtype"]) for c in results["cells"] if c["tokens"] > 1))
-    figure, panels = plt.subplots(1, len(kinds), figsize=(3.6 * len(kinds), 3.6), layout="constrained", sharey=True)
+    figure, panels = subplots(1, len(kinds), (3.6 * len(kinds), 3.6), sharey=True)
     for axes, (work, dtype) in zip(panels, kinds, strict=True):
         cells = [c for c in results["cells"] if (c["work"], c["dtype"]) == (work, dtype) and c["tokens"] > 1]
         for place, name in enumerate((OURS, PLAIN)):
@@ -217,8 +214,7 @@ def draw(results: Results, path: Path) -> None:
     panels[0].legend(fontsize=7, frameon=False)
     quick = "SMOKE RUN, not to be quoted: " if results["settings"]["quick"] else ""
     figure.suptitle(f"{quick}layers, {summary(results['environment'])}", fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, dpi=110)
 
 
 # ---- the run

@@ -28,12 +28,12 @@ import torch
 
 import gpu_contenders
 import gpu_report
-import result_files
-from environment import environment
 from gpu_contenders import OURS, WORKS, Contender, add_peers, compiling, contenders_for, make_inputs
-from gpu_timing import Machine, ceilings, taking_turns
-from mlstm_problem import SEQUENCE_INPUTS, Cell, head_truth, relative_error, step_truth
-from timing import Pace, Samples, interleaved, paired_ratio, spread
+from xlstm_hip.bench import result_files
+from xlstm_hip.bench.environment import environment
+from xlstm_hip.bench.machine import Machine, ceilings, taking_turns
+from xlstm_hip.bench.mlstm import SEQUENCE_INPUTS, Cell, head_truth, relative_error, step_truth
+from xlstm_hip.bench.timing import Pace, Samples, interleaved, paired_ratio, spread
 
 DEFAULT_OUT = Path(__file__).resolve().parent / "results" / "mlstm_gpu.json"
 FLOOR_CHUNK = 128  # tokens of a chunk in the flop floor

@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+from xlstm_hip.bench import mlstm as problem
+from xlstm_hip.bench.machine import Machine
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MODULES = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
 SCRIPT = BENCHMARKS / "mlstm_gpu.py"
@@ -149,19 +152,19 @@ def test_llvm_is_off_for_one_kernel_alone(load: Load, monkeypatch: pytest.Monkey
 
 def test_floors(load: Load) -> None:
     """Written out: q, k, v, i, f read and h written; then those, h and dh read and the gradients written."""
-    gpu, problem = load("mlstm_gpu"), load("mlstm_problem")
+    gpu = load("mlstm_gpu")
     cell = problem.Cell("forward", "bf16", 2, 3, 10, 4, 8, 64)
     tokens = 2 * 3 * 10
     assert gpu.bytes_of(cell) == 2 * tokens * (4 + 4 + 8 + 8 + 2)
     both = problem.Cell("forward+backward", "bf16", 2, 3, 10, 4, 8, 64)
     assert gpu.bytes_of(both) == gpu.bytes_of(cell) + 2 * tokens * (4 + 4 + 3 * 8 + 2 + 4 + 4 + 8 + 2)
     assert gpu.result_bytes(both) == 2 * tokens * (8 + 4 + 4 + 8 + 2)
-    machine = load("gpu_timing").Machine("cpu")
+    machine = Machine("cpu")
     assert machine.sets(machine.l2_bytes) == 3 and machine.sets(10 * machine.l2_bytes) == 1
 
 
 def test_our_inputs_make_finite_results(load: Load) -> None:
-    contenders, problem = load("gpu_contenders"), load("mlstm_problem")
+    contenders = load("gpu_contenders")
     cell = problem.Cell("step", "bf16", 1, 2, 1, 8, 16, 64)
     inputs = contenders.make_inputs(cell, torch.device("cpu"))
     before = inputs["c"].clone()

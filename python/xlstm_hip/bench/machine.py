@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clocks for calls on a GPU: by its own events, in a graph, with a cold L2; and the memory that a call takes.
+"""A device and its clocks. On a GPU: its own events, a graph, a cold L2; and the memory that a call takes.
 
 On the CPU, to try a benchmark out, the clock is the host's, and graphs and memory are not to be had.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from timing import Call
+from .timing import Call
 
 FLUSH_FACTOR = 4  # so many times L2 is written to empty it
 SETS_FACTOR = 3  # input sets that take turns fill L2 so many times
@@ -50,13 +50,13 @@ class Machine:
             for _ in range(times):
                 call()
             return time.perf_counter() - begin
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
         for _ in range(times):
             call()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) * 1e-3
+        last.record()
+        last.synchronize()
+        return first.elapsed_time(last) * 1e-3
 
     def cold_seconds(self, call: Call, times: int) -> float:
         """Of so many calls, each with an empty L2: the flush, which is not counted, also hides the host's part."""

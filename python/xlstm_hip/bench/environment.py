@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import time
@@ -12,7 +11,9 @@ from typing import Any
 
 import torch
 
-import xlstm_hip
+from .._version import __version__
+from ..describe import native
+from ..device import device_facts
 
 PACKAGES = ("torch", "numpy", "mlstm_kernels", "transformers", "xlstm")
 BUSY = 0.3  # a load above this is somebody else's work: the benchmark itself has hardly begun
@@ -25,24 +26,15 @@ def _installed_version(package: str) -> str | None:
         return None
 
 
-def native_module() -> Any | None:
-    """xlstm_hip._native, which a development tree may not have built."""
-    try:
-        return importlib.import_module("xlstm_hip._native")
-    except ModuleNotFoundError:
-        return None
-
-
 def environment() -> dict[str, Any]:
-    cpu = xlstm_hip.device_facts("cpu")
-    native = native_module()
+    cpu, built = device_facts("cpu"), native()
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "cpu": cpu.name,
         "arch": cpu.arch,
         "cores": cpu.compute_units,
         "memory_bytes": cpu.memory_bytes,
-        "isa": native.cpu_isa() if native else None,
+        "isa": built.cpu_isa() if built else None,
         "threads": torch.get_num_threads(),
         "variables": {
             x: y for x, y in os.environ.items() if x.startswith(("OMP_", "KMP_", "GOMP_", "MKL_", "XLSTM_HIP_"))
@@ -51,10 +43,10 @@ def environment() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "packages": {
-            "xlstm_hip": xlstm_hip.__version__,
+            "xlstm_hip": __version__,
             **{name: _installed_version(name) for name in PACKAGES},
         },
-        "build": native.build_facts() if native else None,
+        "build": built.build_facts() if built else None,
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
 
