@@ -35,7 +35,7 @@ from plot import draw
 from table import markdown
 from xlstm_hip.bench.environment import environment
 from xlstm_hip.bench.memory import MemoryUnknown
-from xlstm_hip.bench.mlstm import DTYPES, Cell, errors_of, make_inputs, true_results
+from xlstm_hip.bench.mlstm import Cell, errors_of, make_inputs, true_results
 from xlstm_hip.bench.result_files import write
 from xlstm_hip.bench.timing import Pace, Progress, Samples, interleaved, paired_ratio, spread
 from xlstm_hip.describe import native
@@ -60,10 +60,10 @@ def cells_of(quick: bool, chunk_size: int) -> list[Cell]:
     sequences = [
         Cell(work, dtype, 1, heads, tokens, dqk, dhv, chunk_size)
         for work in ("forward", "forward+backward")
-        for dtype in DTYPES
+        for dtype in EXACT
         for tokens in lengths
     ]
-    steps = [Cell("step", dtype, batch, heads, 1, dqk, dhv, chunk_size) for dtype in DTYPES for batch in batches]
+    steps = [Cell("step", dtype, batch, heads, 1, dqk, dhv, chunk_size) for dtype in EXACT for batch in batches]
     return sequences + steps
 
 
