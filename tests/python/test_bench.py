@@ -191,6 +191,15 @@ def test_what_is_late_is_said(tmp_path: Path) -> None:
     assert runner.LATE in report.markdown(results) and pictures.draw(results, tmp_path / "late.json") == []
 
 
+def test_time_is_shared_and_points_stay_in_order(tmp_path: Path) -> None:
+    asked = Settings(operators=("step", "layers"), device="cpu", dtypes=("fp32",), quick=True, seconds=1000)
+    results = runner.run(asked, tmp_path / "order.json")
+    scale = Scale(False, True, ("fp32",))
+    want = [(name, p.cell.title) for name in asked.operators for p in operators.OPERATORS[name].points(scale)]
+    assert [(p["operator"], p["title"]) for p in results["points"]] == want
+    assert all("entries" in p for p in results["points"])
+
+
 def test_providers_that_are_not_asked_are_not_run(tmp_path: Path) -> None:
     results = run_steps(tmp_path, providers=(PLAIN,))
     assert {e["provider"] for p in results["points"] for e in p["entries"]} == {PLAIN}
@@ -280,15 +289,17 @@ def test_choices_are_held_to_the_fastest() -> None:
     found = {x.regime: x for x in selection.choices(selection_results({select.FUSED[0]: slow, select.NATIVE[0]: fast}))}
     assert set(found) == set(select.REGIMES)
     assert found["auto"].kernel == select.FUSED[0] and found["auto"].best == select.NATIVE[0]
-    assert found["auto"].times_best == pytest.approx(1.1) and not found["auto"].near
+    assert found["auto"].times_best == pytest.approx(10 / 9) and not found["auto"].near
     assert found["hybrid"].near and found["hybrid"].times_best == 1
     assert found["stock"].kernel == select.FUSED[0], "a Triton name that was not timed is the fused kernel's"
 
 
 def test_a_wrong_kernel_is_not_the_oracle() -> None:
-    results = selection_results({select.FUSED[0]: [1.0], select.NATIVE[0]: [0.1]})
+    results = selection_results({select.FUSED[0]: [1.0], select.NATIVE[0]: [0.1], select.STOCK[0]: [2.0]})
     results["points"][0]["entries"][1]["inexact"] = ["h"]
     assert {x.best for x in selection.choices(results)} == {select.FUSED[0]}
+    results["points"][0]["entries"][2]["inexact"] = ["h"]
+    assert not list(selection.choices(results)), "one kernel alone proves nothing"
 
 
 def test_selection_runs(tmp_path: Path) -> None:

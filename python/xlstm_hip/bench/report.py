@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -66,14 +67,17 @@ def _missing(results: Results) -> list[str]:
     reasons: dict[tuple[str, str], list[str]] = {}
     for point in results["points"]:
         if "missing" in point:
-            reasons.setdefault(("all", point["missing"]), []).append(f"{point['operator']} {point['title']}")
+            reasons.setdefault(("all", point["missing"]), []).append(point["operator"])
         for entry in point.get("entries", ()):
             for kind in ("missing", "failed"):
                 if kind in entry:
                     words = entry[kind] if kind == "missing" else f"FAILED: {entry[kind]}"
                     where = point["operator"] if kind == "missing" else f"{point['operator']} {point['title']}"
                     reasons.setdefault((f"{entry['provider']}: {entry['name']}", words), []).append(where)
-    rows = [(who, ", ".join(dict.fromkeys(where)), why) for (who, why), where in reasons.items()]
+    rows = [
+        (who, ", ".join(f"{x} ({n} points)" if n > 1 else x for x, n in Counter(where).items()), why)
+        for (who, why), where in reasons.items()
+    ]
     return lines_of(("implementation", "of", "why"), rows) if rows else ["Nothing is missing."]
 
 

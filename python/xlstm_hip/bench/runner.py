@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import random
 import sys
 import time
 import warnings
@@ -31,6 +32,7 @@ LEAST_ROUNDS, MOST_ROUNDS = 5, 31
 LONGEST_SHARE = 4.0  # seconds of rounds for a point, where there is time enough
 ROUNDS_PART = 0.6  # of a point's time; the rest is for inputs, truth, checks
 COLD_SAMPLES = 20  # a flush is not counted, and takes as long as many a call: samples are so many times shorter
+SLOW_SECONDS = 3.0  # the rounds of a contender may take so long, however short time is
 WORDS = 160  # characters of a reason
 
 
@@ -104,7 +106,7 @@ class Run:
         except Exception as error:  # a peer's failure is a result, and so is ours
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:WORDS]
             return entry | {"failed" if ours else "missing": reason}, None
-        if taken * LEAST_ROUNDS > 4 * share and not ours:
+        if taken * LEAST_ROUNDS > max(4 * share, SLOW_SECONDS) and not ours:
             return entry | {"missing": f"{LATE}: one call takes {taken:.1f} s"}, None
         return entry, call
 
@@ -165,27 +167,40 @@ class Run:
     # ---- all of them
 
     def go(self) -> None:
+        """Operators have their parts of the time by their numbers of points. Where time is limited, the points of an
+        operator come in an order by chance, so that what is late is not all of one kind; the file has them in order.
+        """
         scale = Scale(self.machine.gpu, self.settings.quick, self.settings.dtypes)
-        plan = [(OPERATORS[name], point) for name in self.settings.operators for point in OPERATORS[name].points(scale)]
-        last = None
-        with Progress(len(plan)) as progress:
-            for done, (operator, point) in enumerate(plan):
-                if operator is not last:  # whole models are large
-                    models.forget()
-                    last = operator
-                progress.begin(f"{operator.name} {point.cell.title}")
-                left = self.left()
-                share = min(LONGEST_SHARE, ROUNDS_PART * left / (len(plan) - done))
-                facts = {"operator": operator.name, "series": point.series, "x": point.x, "title": point.cell.title}
-                facts["shape"] = point.cell.as_json()
-                if left <= 0:
-                    measured: dict[str, Any] = {"missing": LATE}
-                else:
-                    measured = self.guarded(operator, point, share, progress.advance)
-                self.results["points"].append(facts | measured)
-                self.clean()
-                result_files.save(self.results, self.out)
-        models.forget()
+        plan = [(OPERATORS[name], OPERATORS[name].points(scale)) for name in self.settings.operators]
+        left_over = sum(len(points) for _, points in plan)
+        with Progress(left_over) as progress:
+            for operator, points in plan:
+                ends = self.left() - self.left() * len(points) / left_over if self.limited else -math.inf
+                left_over -= len(points)
+                self.all_of(operator, points, ends, progress)
+                models.forget()  # whole models are large
+
+    @property
+    def limited(self) -> bool:
+        return not math.isinf(self.settings.seconds)
+
+    def all_of(self, operator: Operator, points: list[Point], ends: float, progress: Progress) -> None:
+        """ends: how much of all the time is to be left."""
+        order = list(range(len(points)))
+        if self.limited:
+            random.Random(0).shuffle(order)
+        before, measured = list(self.results["points"]), {}
+        for done, place in enumerate(order):
+            point = points[place]
+            progress.begin(f"{operator.name} {point.cell.title}")
+            left = self.left() - ends
+            share = min(LONGEST_SHARE, ROUNDS_PART * left / (len(order) - done))
+            facts = {"operator": operator.name, "series": point.series, "x": point.x, "title": point.cell.title}
+            own = {"missing": LATE} if left <= 0 else self.guarded(operator, point, share, progress.advance)
+            measured[place] = facts | {"shape": point.cell.as_json()} | own
+            self.clean()
+            self.results["points"] = before + [measured[n] for n in sorted(measured)]
+            result_files.save(self.results, self.out)
 
     def guarded(self, operator: Operator, point: Point, share: float, advance: Advance) -> dict[str, Any]:
         """A point whose inputs or truth do not fit is a result too."""

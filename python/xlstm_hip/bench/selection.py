@@ -107,7 +107,7 @@ def choices(results: dict[str, Any]) -> Iterator[Choice]:
         entries = {
             entry["name"]: entry for entry in point.get("entries", ()) if "ms" in entry and not entry.get("inexact")
         }
-        if not entries:
+        if len(entries) < 2:  # one alone proves nothing
             continue
         work, shape = point["operator"].removeprefix("select-"), point["shape"]
         best = min(entries.values(), key=lambda entry: entry["ms"]["median"])
