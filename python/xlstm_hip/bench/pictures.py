@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from .report import timed
 Results = dict[str, Any]
 PANEL = (4.6, 3.6)  # inches
 MOST_COLUMNS = 4
+LEAST_WIDTH = 9.5  # what the line below needs
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,10 @@ SERIES = (
 )
 
 
-def colour_of(results: Results) -> dict[str, str]:
-    """By implementation; ours first, so that it has the same one everywhere."""
-    names = dict.fromkeys(e["name"] for _, e in timed(results))
-    ours = [n for n in names if any(e["name"] == n and e["provider"] == OURS for _, e in timed(results))]
-    order = [*ours[:1], *(n for n in names if n not in ours[:1])]
-    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(order)}
+def colour_of(entries: Iterable[Results]) -> dict[str, str]:
+    """By implementation; "ours" first, so that it has the same one everywhere."""
+    names = sorted(dict.fromkeys(e["name"] for e in entries), key=lambda name: name != "ours")
+    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
 
 
 def draw(results: Results, base: Path) -> list[Path]:
@@ -69,7 +69,7 @@ def draw(results: Results, base: Path) -> list[Path]:
 def _figure(count: int) -> tuple[Any, list[Any]]:
     columns = min(count, MOST_COLUMNS)
     rows = -(-count // columns)
-    figure, axes = subplots(rows, columns, (PANEL[0] * columns, PANEL[1] * rows + 0.6), squeeze=False)
+    figure, axes = subplots(rows, columns, (max(LEAST_WIDTH, PANEL[0] * columns), PANEL[1] * rows + 0.6), squeeze=False)
     flat = list(axes.flat)
     for unused in flat[count:]:
         unused.set_visible(False)
@@ -84,7 +84,7 @@ def _finish(results: Results, figure: Any, title: str, path: Path) -> None:
 
 
 def _lines(results: Results, series: Series, panels: list[tuple[str, str]], path: Path) -> None:
-    colours = colour_of(results)
+    colours = colour_of(e for p, e in timed(results) if p["series"] == series.name)
     figure, axes = _figure(len(panels))
     for panel, (operator, dtype) in zip(axes, panels, strict=True):
         own = [
@@ -113,8 +113,8 @@ def _lines(results: Results, series: Series, panels: list[tuple[str, str]], path
 
 
 def _layers(results: Results, path: Path) -> None:
-    colours = colour_of(results)
     own = [(p, e) for p, e in timed(results) if p["series"] == "layer"]
+    colours = colour_of(e for _, e in own)
     panels = list(dict.fromkeys((p["operator"], p["shape"]["dtype"]) for p, _ in own))
     figure, axes = _figure(len(panels))
     for panel, key in zip(axes, panels, strict=True):

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 # They stay apart for colour-blind readers; ours is the first.
-COLOURS = ("#0072B2", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999")
+COLOURS = (
+    "#0072B2", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999", "#882255", "#44AA99", "#000000",
+    "#999933", "#F0E442",
+)  # fmt: skip
 
 
 def subplots(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Any, Any]:
