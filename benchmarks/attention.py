@@ -30,12 +30,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attention_report import draw, markdown
-from environment import environment
-from gpu_timing import Machine
-from memory import MemoryUnknown, growth_of
-from result_files import write
-from timing import Pace, Progress, interleaved, paired_ratio
 from xlstm_hip.attention import flash_attn_func
+from xlstm_hip.bench.environment import environment
+from xlstm_hip.bench.machine import Machine
+from xlstm_hip.bench.memory import MemoryUnknown, growth_of
+from xlstm_hip.bench.result_files import write
+from xlstm_hip.bench.timing import Pace, Progress, interleaved, paired_ratio
 
 FOLDER = Path(__file__).resolve().parent / "results"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -246,9 +246,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int)
     parser.add_argument("--head-dim", type=int, nargs="+", help="64; on a GPU 64 and 128")
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", help="fp32 and bf16; on a GPU bf16 and fp16")
-    parser.add_argument(
-        "--seconds", type=float, default=FULL.seconds, help="for each row (default: %(default)s)"
-    )
+    parser.add_argument("--seconds", type=float, default=FULL.seconds, help="for each row (default: %(default)s)")
     parser.add_argument("--longest", type=int, help="the longest sequence of the table of speed")
     parser.add_argument("--out", type=Path, help="JSON; the tables and the plot go beside it")
     parser.add_argument("--quick", action="store_true", help="small shapes and few rounds: no figures, a smoke run")

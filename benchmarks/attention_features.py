@@ -22,10 +22,6 @@ import torch
 from torch import Tensor
 
 from attention import FOLDER, FULL, QUICK
-from environment import environment, summary
-from gpu_timing import Machine, ceilings
-from table import lines_of
-from timing import Progress, interleaved, paired_ratio
 from xlstm_hip.attention import (
     flash_attn_func,
     flash_attn_varlen_func,
@@ -33,11 +29,13 @@ from xlstm_hip.attention import (
     flash_mla_with_kvcache,
     get_mla_metadata,
 )
+from xlstm_hip.bench.environment import environment, summary
+from xlstm_hip.bench.machine import Machine, ceilings
+from xlstm_hip.bench.table import lines_of
+from xlstm_hip.bench.timing import Progress, interleaved, paired_ratio
 
 HEAD_DIM = 128
 MLA_DIMS = (512, 64)  # of values, and what keys have beyond
-
-
 UNITS = {"tflops": "TFLOP/s", "gb_per_second": "GB/s"}
 
 

@@ -9,21 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from environment import summary
-from result_files import redraw
+from xlstm_hip.bench.environment import summary
+from xlstm_hip.bench.plot import save, subplots
+from xlstm_hip.bench.result_files import redraw
+from xlstm_hip.bench.table import lines_of
 
 Results = dict[str, Any]
 OURS = "xlstm_hip"
 AIMED_AT = ("torch SDPA", "torch SDPA FLASH")  # on the CPU, and on a GPU
 COLOURS = ("#0072B2", "#D55E00", "#E69F00", "#999999")  # ours first; they stay apart for colour-blind readers
-
-
-def _row(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join([_row(head), "|" + "---|" * len(head), *map(_row, rows)])
 
 
 def _mask(cell: Results) -> str:
@@ -86,7 +80,7 @@ def markdown(results: Results) -> str:
         *(["TFLOP/s of ours"] if gpu else []),
         *(f"error of {name}" for name in names[:2]),
     ]
-    lines += [_table(head, rows), ""]
+    lines += [*lines_of(head, rows), ""]
     if results["aims"]:
         below = _below_aim(results)
         aims = "; ".join(f"{w} {d} {x:g}x" for w, by in results["aims"].items() for d, x in by.items())
@@ -105,7 +99,7 @@ def markdown(results: Results) -> str:
         for cell in results["memory"]
     ]
     measured = [entry["name"] for entry in results["memory"][0]["contenders"]]
-    lines += [_table(["S", *measured], rows), ""]
+    lines += [*lines_of(["S", *measured], rows), ""]
     missing = {
         f"{e['name']}: {e['missing']}"
         for c in results["speed"] + results["memory"]
@@ -117,13 +111,9 @@ def markdown(results: Results) -> str:
 
 
 def draw(results: Results, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
     kinds = list(dict.fromkeys((c["work"], c["dtype"], c["head_dim"]) for c in results["speed"]))
-    figure, panels = plt.subplots(1, len(kinds) + 1, figsize=(4.2 * (len(kinds) + 1), 4.6), layout="constrained")
+    figure, panels = subplots(1, len(kinds) + 1, (4.2 * (len(kinds) + 1), 4.6))
     names = [entry["name"] for entry in results["speed"][0]["contenders"]]
     for axes, kind in zip(panels, kinds, strict=False):
         work, dtype, head_dim = kind
@@ -165,8 +155,7 @@ def draw(results: Results, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     quick = "SMOKE RUN, not to be quoted: " if results["settings"]["quick"] else ""
     figure.suptitle(f"{quick}attention, {summary(results['environment'])}", fontsize=9)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, dpi=110)
 
 
 if __name__ == "__main__":

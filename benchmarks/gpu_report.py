@@ -6,7 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from table import lines_of
+from xlstm_hip.bench.plot import save, subplots
+from xlstm_hip.bench.table import lines_of
 
 Results = dict[str, Any]
 MIB = 1 << 20
@@ -182,13 +183,9 @@ def markdown(results: Results) -> str:
 
 
 def draw(results: Results, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
     panels = ("forward", "forward+backward", "step", "over the length")
-    figure, axes = plt.subplots(1, len(panels), figsize=(20, 6), layout="constrained")
+    figure, axes = subplots(1, len(panels), (20, 6))
     for panel, work in zip(axes, panels[:3], strict=False):
         mode = "one replay" if work == "step" else "eager"
         cells = [cell for cell in results["cells"] if cell["work"] == work and "missing" not in cell]
@@ -227,5 +224,4 @@ def draw(results: Results, path: Path) -> None:
         panel.spines[["top", "right"]].set_visible(False)
     quick = "SMOKE RUN, not to be quoted: " if results["settings"]["quick"] else ""
     figure.suptitle(f"{quick}mLSTM in bf16 on {_header(results)}; lower is better", fontsize=12)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save(figure, path)

@@ -17,131 +17,30 @@ import argparse
 import gc
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from environment import environment, summary
-from gpu_timing import Machine
-from result_files import Results, write
-from timing import Pace, Progress, interleaved, paired_ratio
-from xlstm_hip import layers
-from xlstm_hip.reference import layers as plain
+from xlstm_hip.bench.environment import environment, summary
+from xlstm_hip.bench.layers import LAYERS, Cell, bytes_of, error_of, inputs_of, layer_of, results_of
+from xlstm_hip.bench.machine import Machine
+from xlstm_hip.bench.plot import save, subplots
+from xlstm_hip.bench.result_files import Results, write
+from xlstm_hip.bench.timing import Pace, Progress, interleaved, paired_ratio
 
 FOLDER = Path(__file__).resolve().parent / "results"
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OURS, PLAIN, COPY = "xlstm_hip", "plain torch", "copy"
 COLOURS = {OURS: "#0072B2", PLAIN: "#D55E00"}
 EXACT = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 4e-3}
 FULL = Pace(seconds=1.5, least_rounds=5, most_rounds=21, sample_seconds=0.02)
 QUICK = Pace(seconds=0.05, least_rounds=2, most_rounds=3, sample_seconds=0.001)
-EPS, CAP = 1e-6, 30.0
-
-
-@dataclass(frozen=True)
-class Layer:
-    name: str
-    ours: Callable[..., Any]
-    plain: Callable[..., Any]
-    shapes: Callable[[int, int], list[tuple[int, ...]]]  # of the arguments, for so many tokens and features
-
-    def sizes(self, tokens: int, width: int) -> list[tuple[int, ...]]:
-        return self.shapes(tokens, width)
-
-
-def _head(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda h, o, w: function(h, o, w, None, EPS, True)
-
-
-def _loss(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(logits: Tensor) -> Tensor:
-        targets = torch.arange(logits.shape[0], device=logits.device) % logits.shape[1]
-        return function(logits, targets, CAP, -100, "mean")
-
-    return call
-
-
-LAYERS = (
-    Layer(
-        "RMSNorm",
-        lambda x, w: layers.rms_norm(x, w, None, EPS),
-        lambda x, w: plain.rms_norm(x, w, None, EPS),
-        lambda n, d: [(n, d), (d,)],
-    ),
-    Layer(
-        "add + RMSNorm",
-        lambda x, y, w: layers.add_rms_norm(x, y, w, None, EPS),
-        lambda x, y, w: plain.add_rms_norm(x, y, w, None, EPS),
-        lambda n, d: [(n, d), (n, d), (d,)],
-    ),
-    Layer(
-        "head norm + gate",
-        _head(layers.head_norm_gate),
-        _head(plain.head_norm_gate),
-        lambda n, d: [(n, 8, d // 8), (n, d), (d,)],
-    ),
-    Layer("soft cap", lambda x: layers.soft_cap(x, CAP), lambda x: plain.soft_cap(x, CAP), lambda n, d: [(n, d)]),
-    Layer("SwiGLU", layers.swiglu, plain.swiglu, lambda n, d: [(n, d), (n, d)]),
-    Layer(
-        "cross entropy", _loss(layers.capped_cross_entropy), _loss(plain.capped_cross_entropy), lambda n, d: [(n, d)]
-    ),
-)
-
-
-@dataclass(frozen=True)
-class Cell:
-    layer: str
-    work: str  # forward, forward+backward
-    dtype: str
-    tokens: int
-    width: int
-
-    @property
-    def title(self) -> str:
-        return f"{self.layer}, {self.work}, {self.dtype}, {self.tokens} x {self.width}"
-
-
-def layer_of(cell: Cell) -> Layer:
-    return next(layer for layer in LAYERS if layer.name == cell.layer)
-
-
-def results_of(cell: Cell, function: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
-    if cell.work == "forward":
-        with torch.no_grad():
-            out = function(*inputs)
-        return list(out) if isinstance(out, tuple) else [out]
-    out = function(*inputs)
-    outputs = list(out) if isinstance(out, tuple) else [out]
-    return outputs + list(torch.autograd.grad(outputs, inputs, [torch.ones_like(x) for x in outputs]))
-
-
-def bytes_of(cell: Cell, inputs: list[Tensor], results: list[Tensor]) -> int:
-    """Inputs and cotangents read once by each pass that needs them, results written once."""
-
-    def size(tensors: list[Tensor]) -> int:
-        return sum(x.numel() * x.element_size() for x in tensors)
-
-    if cell.work == "forward":
-        return size(inputs) + size(results)
-    outputs = results[: len(results) - len(inputs)]
-    return 2 * size(inputs) + 2 * size(outputs) + size(results[len(outputs) :])
-
-
-def error_of(cell: Cell, results: list[Tensor], inputs: list[Tensor]) -> float:
-    """The largest relative error by norm."""
-    truth = results_of(cell, layer_of(cell).plain, [x.detach().double().requires_grad_() for x in inputs])
-    pairs = zip(results, truth, strict=True)
-    return max(float((x.double() - y).norm() / y.norm()) for x, y in pairs)
 
 
 def measure(cell: Cell, machine: Machine, pace: Pace, advance: Callable[[float], None]) -> dict[str, Any]:
     layer, device = layer_of(cell), machine.device.type
-    rng = torch.Generator().manual_seed(0)
-    made = (torch.randn(shape, generator=rng) for shape in layer.sizes(cell.tokens, cell.width))
-    inputs = [x.to(device, DTYPES[cell.dtype]).requires_grad_() for x in made]
+    inputs = inputs_of(cell, device)
     calls: dict[str, Callable[[], Any]] = {}
     entries: dict[str, dict[str, Any]] = {}
     moved = 0
@@ -195,13 +94,9 @@ def markdown(results: Results) -> str:
 
 
 def draw(results: Results, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
     kinds = list(dict.fromkeys((c["work"], c["dtype"]) for c in results["cells"] if c["tokens"] > 1))
-    figure, panels = plt.subplots(1, len(kinds), figsize=(3.6 * len(kinds), 3.6), layout="constrained", sharey=True)
+    figure, panels = subplots(1, len(kinds), (3.6 * len(kinds), 3.6), sharey=True)
     for axes, (work, dtype) in zip(panels, kinds, strict=True):
         cells = [c for c in results["cells"] if (c["work"], c["dtype"]) == (work, dtype) and c["tokens"] > 1]
         for place, name in enumerate((OURS, PLAIN)):
@@ -217,8 +112,7 @@ def draw(results: Results, path: Path) -> None:
     panels[0].legend(fontsize=7, frameon=False)
     quick = "SMOKE RUN, not to be quoted: " if results["settings"]["quick"] else ""
     figure.suptitle(f"{quick}layers, {summary(results['environment'])}", fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, dpi=110)
 
 
 # ---- the run

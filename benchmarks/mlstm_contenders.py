@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import xlstm_hip
-from mlstm_problem import EPS, SEQUENCE_INPUTS, STATES, Cell
+from xlstm_hip.bench.mlstm import EPS, SEQUENCE_INPUTS, STATES, Cell
 
 OURS, OFFICIAL, HUGGING_FACE = "xlstm_hip", "mlstm_kernels", "transformers"
 Function = Callable[..., Any]

@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from environment import environment, native_module
-from memory import METHOD, MemoryUnknown, growth_in_own_process
+from memory import METHOD, growth_in_own_process
 from mlstm_contenders import (
     HUGGING_FACE,
     OFFICIAL,
@@ -32,11 +31,14 @@ from mlstm_contenders import (
     contenders_for,
     results_of,
 )
-from mlstm_problem import DTYPES, Cell, errors_of, make_inputs, true_results
 from plot import draw
-from result_files import write
 from table import markdown
-from timing import Pace, Progress, Samples, interleaved, paired_ratio, spread
+from xlstm_hip.bench.environment import environment
+from xlstm_hip.bench.memory import MemoryUnknown
+from xlstm_hip.bench.mlstm import Cell, errors_of, make_inputs, true_results
+from xlstm_hip.bench.result_files import write
+from xlstm_hip.bench.timing import Pace, Progress, Samples, interleaved, paired_ratio, spread
+from xlstm_hip.describe import native
 
 DEFAULT_OUT = Path(__file__).resolve().parent / "results" / "mlstm_cpu.json"
 MATMUL, COPY = "torch.matmul fp32", "torch copy"
@@ -58,10 +60,10 @@ def cells_of(quick: bool, chunk_size: int) -> list[Cell]:
     sequences = [
         Cell(work, dtype, 1, heads, tokens, dqk, dhv, chunk_size)
         for work in ("forward", "forward+backward")
-        for dtype in DTYPES
+        for dtype in EXACT
         for tokens in lengths
     ]
-    steps = [Cell("step", dtype, batch, heads, 1, dqk, dhv, chunk_size) for dtype in DTYPES for batch in batches]
+    steps = [Cell("step", dtype, batch, heads, 1, dqk, dhv, chunk_size) for dtype in EXACT for batch in batches]
     return sequences + steps
 
 
@@ -143,10 +145,10 @@ def measure(cell: Cell, pace: Pace, quick: bool, advance: Callable[[float], None
 
 def measure_memory(contenders: list[Contender], cells: list[Cell], threads: int, progress: Progress) -> dict[str, Any]:
     """Forward and backward of the kernels, and what the shapes alone ask for."""
-    native = native_module()
+    built = native()
     rows: list[dict[str, Any]] = []
     for cell in cells:
-        plan = native.plan_mlstm_cpu(cell.batch, cell.heads, cell.tokens, cell.chunk_size, threads) if native else None
+        plan = built.plan_mlstm_cpu(cell.batch, cell.heads, cell.tokens, cell.chunk_size, threads) if built else None
         states = plan["segments"] * cell.state_bytes if plan else None
         rows.append({**cell.as_json(), "result_bytes": cell.result_bytes, "segment_state_bytes": states, "kernels": []})
     for contender in contenders:

@@ -26,14 +26,15 @@ from typing import Any
 
 import torch
 
-import gpu_contenders
 import gpu_report
-import result_files
-from environment import environment
-from gpu_contenders import OURS, WORKS, Contender, add_peers, compiling, contenders_for, make_inputs
-from gpu_timing import Machine, ceilings, taking_turns
-from mlstm_problem import SEQUENCE_INPUTS, Cell, head_truth, relative_error, step_truth
-from timing import Pace, Samples, interleaved, paired_ratio, spread
+from xlstm_hip.bench import result_files
+from xlstm_hip.bench.environment import environment
+from xlstm_hip.bench.machine import Machine, ceilings, taking_turns
+from xlstm_hip.bench.mlstm import Cell, errors_of, make_inputs, true_results
+from xlstm_hip.bench.mlstm_contenders import GPU_SEQUENCES, GPU_STEPS
+from xlstm_hip.bench.registry import OURS, Implementation
+from xlstm_hip.bench.timing import Pace, Samples, interleaved, paired_ratio, spread
+from xlstm_hip.bench.trial import add_peers, before_triton, compiling, not_survived
 
 DEFAULT_OUT = Path(__file__).resolve().parent / "results" / "mlstm_gpu.json"
 FLOOR_CHUNK = 128  # tokens of a chunk in the flop floor
@@ -44,6 +45,31 @@ LENGTHS = tuple(1 << n for n in range(11, 21))
 QUICK_SHAPES = ((1, 2, 256, 32, 64),)
 EXACT = 5e-2  # a result further from the truth than this is wrong
 LATE = "left out for time"
+WORKS = ("forward", "forward+backward")
+
+
+def contenders_for(work: str) -> tuple[Implementation, ...]:
+    return GPU_STEPS if work == "step" else GPU_SEQUENCES
+
+
+def peers_tried() -> dict[str, tuple[str, ...]]:
+    """The works of each Triton peer, by its name."""
+    works = {x.name: WORKS for x in GPU_SEQUENCES if x.triton}
+    return works | {x.name: ("step",) for x in GPU_STEPS if x.triton}
+
+
+def trial(name: str, device: str) -> None:
+    """In a process of its own: each work once, and a word for each that ended."""
+    for work in peers_tried()[name]:
+        (contender,) = (x for x in contenders_for(work) if x.name == name)
+        cell = Cell(work, "bf16", 1, 2, 1 if work == "step" else 256, 256, 512, 64)
+        with compiling(contender):
+            try:
+                contender.prepare(cell, make_inputs(cell, device))()
+                torch.cuda.synchronize()
+            except Exception as error:  # it lives: the benchmark itself meets and reports this
+                print(f"{work}: {type(error).__name__}", file=sys.stderr)
+        print(f"done {work}", flush=True)
 
 
 def cells_of(quick: bool) -> list[Cell]:
@@ -57,34 +83,6 @@ def cells_of(quick: bool) -> list[Cell]:
 def title_of(cell: Cell) -> str:
     length = "" if cell.work == "step" else f" S{cell.tokens}"
     return f"{cell.work} B{cell.batch} NH{cell.heads}{length} {cell.dqk}/{cell.dhv}"
-
-
-def bytes_of(cell: Cell) -> int:
-    """That must be read and written: inputs and results once; in a backward pass q, k, v, h, dh are read again."""
-    tokens = cell.batch * cell.heads * cell.tokens * 2
-    if cell.work == "step":
-        return 2 * cell.state_bytes + tokens * (2 * cell.dqk + 2 * cell.dhv)
-    forward = tokens * (2 * cell.dqk + 2 * cell.dhv + 2)
-    return forward if cell.work == "forward" else forward + tokens * (4 * cell.dqk + 4 * cell.dhv + 4)
-
-
-def result_bytes(cell: Cell) -> int:
-    """Of h, and of the gradients where the work has them."""
-    tokens = cell.batch * cell.heads * cell.tokens * 2
-    return tokens * cell.dhv + (tokens * (2 * cell.dqk + cell.dhv + 2) if cell.work == "forward+backward" else 0)
-
-
-def truth_of(cell: Cell, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """In float64: a step's h and c; of a sequence the last head's h and gradients."""
-    if cell.work == "step":
-        wide = {name: x.double() for name, x in inputs.items()}
-        return dict(zip(("h", "c"), step_truth(**wide), strict=True))
-    leaves = {name: inputs[name][-1, -1].double().requires_grad_(cell.work != "forward") for name in SEQUENCE_INPUTS}
-    h = head_truth(**leaves)
-    if cell.work == "forward":
-        return {"h": h}
-    gradients = torch.autograd.grad(h, list(leaves.values()), inputs["dh"][-1, -1].double())
-    return {"h": h.detach()} | {f"d{name}": g for name, g in zip(leaves, gradients, strict=True)}
 
 
 class Benchmark:
@@ -110,10 +108,10 @@ class Benchmark:
     # ---- one shape and work
 
     def prepared(
-        self, cell: Cell, contender: Contender, sets: list[dict[str, torch.Tensor]], truth: dict[str, torch.Tensor]
+        self, cell: Cell, contender: Implementation, sets: list[dict[str, torch.Tensor]], truth: dict[str, torch.Tensor]
     ) -> tuple[dict[str, Any], dict[str, Callable[[], Any]]]:
         """What is known before the rounds, and the calls to time."""
-        entry: dict[str, Any] = {"name": contender.name, "side": contender.side}
+        entry: dict[str, Any] = {"name": contender.name, "side": contender.provider}
         if (contender.name, cell.work) in self.lost:
             return entry | {"missing": self.lost[contender.name, cell.work]}, {}
         try:
@@ -127,8 +125,7 @@ class Benchmark:
         except Exception as error:  # a peer's failure is a result, and so is ours
             return entry | {"missing": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"}, {}
         if contender.exact:
-            own = {name: x.detach() if cell.work == "step" else x.detach()[-1, -1] for name, x in got.items()}
-            entry["errors"] = {name: relative_error(x, truth[name]) for name, x in own.items() if name in truth}
+            entry["errors"] = errors_of(cell, got, truth)
         del got
         entry["peak_bytes"] = self.machine.peak_bytes(calls[0])
         entry["host_ms"] = self.machine.host_ms(taking_turns(calls))
@@ -154,7 +151,7 @@ class Benchmark:
         )
         sets = [inputs]
         sets += [make_inputs(cell, self.machine.device, n) for n in range(1, self.machine.sets(moved))]
-        truth = truth_of(cell, inputs)
+        truth = true_results(cell, inputs)
         kernels, timed = [], {}
         for contender in contenders_for(cell.work):
             entry, calls = self.prepared(cell, contender, sets, truth)
@@ -173,10 +170,10 @@ class Benchmark:
             **cell.as_json(),
             "sets": len(sets),
             "floors_ms": {
-                "bytes": bytes_of(cell) / rates["copy_bytes_per_second"] * 1e3,
+                "bytes": cell.bytes / rates["copy_bytes_per_second"] * 1e3,
                 "flops": floor_cell.flops / rates["bf16_flops"] * 1e3,
             },
-            "result_bytes": result_bytes(cell),
+            "result_bytes": cell.result_bytes,
             "kernels": kernels,
             "ratios": ratios_of(kernels, samples),
         }
@@ -198,10 +195,10 @@ class Benchmark:
     # ---- cost over the length
 
     def length(self, cell: Cell) -> dict[str, Any]:
-        facts = {"title": title_of(cell), "work": cell.work, "tokens": cell.tokens, "result_bytes": result_bytes(cell)}
+        facts = {"title": title_of(cell), "work": cell.work, "tokens": cell.tokens, "result_bytes": cell.result_bytes}
         tokens = cell.batch * cell.heads * cell.tokens * 2
         inputs_bytes = tokens * (2 * cell.dqk + 2 * cell.dhv + 2)
-        needed = 1.1 * (inputs_bytes + result_bytes(cell))
+        needed = 1.1 * (inputs_bytes + cell.result_bytes)
         free = self.machine.free_bytes()
         if needed > free:
             return facts | {"missing": f"needs {needed / 1e9:.0f} GB of the {free / 1e9:.0f} GB that are free"}
@@ -263,7 +260,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         bench.say("the peers, each tried in a process of its own")
         command = [sys.executable, str(Path(__file__).resolve()), "--device", given.device]
         command += ["--peers", str(given.peers)] if given.peers else []
-        bench.lost = gpu_contenders.not_survived(command, dict(os.environ))
+        bench.lost = not_survived(command, os.environ, peers_tried())
     for cell in cells:
         bench.say(title_of(cell))
         facts: dict[str, Any] = {"title": title_of(cell), **cell.as_json()}
@@ -310,8 +307,9 @@ def main() -> None:
     parser.add_argument("--try", dest="trial", help=argparse.SUPPRESS)
     given = parser.parse_args()
     add_peers(given.peers)
+    before_triton()
     if given.trial:
-        gpu_contenders.trial(given.trial, given.device)
+        trial(given.trial, given.device)
         return
     if given.plot:
         result_files.report(json.loads(given.plot.read_text()), given.plot, gpu_report.markdown, gpu_report.draw)

@@ -27,12 +27,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from torch import Tensor, nn
 
-from environment import environment
-from gpu_timing import Machine
-from memory import MemoryUnknown, growth_of
 from model_report import draw, markdown
-from result_files import write
-from timing import Pace, Progress, interleaved, paired_ratio
+from xlstm_hip.bench.environment import environment
+from xlstm_hip.bench.machine import Machine
+from xlstm_hip.bench.memory import MemoryUnknown, growth_of
+from xlstm_hip.bench.result_files import write
+from xlstm_hip.bench.timing import Pace, Progress, interleaved, paired_ratio
 from xlstm_hip.models import Stream, generate, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.quantize import quantize
 

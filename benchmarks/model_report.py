@@ -9,8 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from environment import BUSY, summary
-from result_files import redraw
+from xlstm_hip.bench.environment import BUSY, summary
+from xlstm_hip.bench.plot import save, subplots
+from xlstm_hip.bench.result_files import redraw
+from xlstm_hip.bench.table import lines_of
 
 Results = dict[str, Any]
 OURS = "xlstm_hip"
@@ -18,14 +20,6 @@ COLOURS = {
     OURS: "#0072B2", f"{OURS} int8": "#56B4E9", f"{OURS} int4": "#009E73", "transformers": "#D55E00",
     "xlstm_large": "#E69F00",
 }  # fmt: skip
-
-
-def _row(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return [_row(head), "|" + "---|" * len(head), *map(_row, rows), ""]
 
 
 def _rate(job: Results, name: str) -> str:
@@ -49,7 +43,8 @@ def markdown(results: Results) -> str:
     for size in results["sizes"]:
         names = [entry["name"] for entry in size["jobs"][0]["contenders"]]
         lines += [f"## {size['size']}: {size['weights']:,} weights", ""]
-        lines += _table(["", *names], [[job["job"], *(_rate(job, name) for name in names)] for job in size["jobs"]])
+        rows = [[job["job"], *(_rate(job, name) for name in names)] for job in size["jobs"]]
+        lines += [*lines_of(["", *names], rows), ""]
         grown = ", ".join(
             f"{row['length']} tokens {row['bytes'] / 2**20:.1f} MiB" if "bytes" in row else row["missing"]
             for row in size["memory"]
@@ -64,16 +59,10 @@ def markdown(results: Results) -> str:
 
 
 def draw(results: Results, to: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
 
     sizes = results["sizes"]
     columns = max(len(size["jobs"]) for size in sizes)
-    figure, panels = plt.subplots(
-        len(sizes), columns, figsize=(3.4 * columns, 3.0 * len(sizes)), layout="constrained", squeeze=False
-    )
+    figure, panels = subplots(len(sizes), columns, (3.4 * columns, 3.0 * len(sizes)), squeeze=False)
     for size, row in zip(sizes, panels, strict=True):
         for axes, job in zip(row, size["jobs"], strict=True):
             names = [entry["name"] for entry in job["contenders"]]
@@ -85,8 +74,7 @@ def draw(results: Results, to: Path) -> None:
             axes.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names], fontsize=7)
             axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{summary(results['environment'])}, {results['settings']['dtype']}", fontsize=8)
-    figure.savefig(to, dpi=120)
-    plt.close(figure)
+    save(figure, to)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from environment import summary
-from result_files import redraw
+from xlstm_hip.bench.environment import summary
+from xlstm_hip.bench.plot import save, subplots
+from xlstm_hip.bench.result_files import redraw
 
 Results = dict[str, Any]
 # Label and colour of each kernel; colours that stay apart for colour-blind readers, ours are the blues.
@@ -94,13 +95,9 @@ def _aims(axes: Any, results: Results, cell: Results, left: float) -> None:
 
 
 def draw(results: Results, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.lines import Line2D
 
-    figure, panels = plt.subplots(1, len(PANELS), figsize=(17, 6), layout="constrained")
+    figure, panels = subplots(1, len(PANELS), (17, 6))
     for axes, work in zip(panels, PANELS, strict=True):
         _panel(axes, results, work)
         handles, labels = axes.get_legend_handles_labels()
@@ -115,8 +112,7 @@ def draw(results: Results, path: Path) -> None:
     quick = "SMOKE RUN, not to be quoted: " if results["settings"]["quick"] else ""
     figure.suptitle(f"{quick}mLSTM on the CPU, {shape}: median time, whiskers min to max; lower is better", fontsize=13)
     figure.supxlabel(summary(results["environment"]), fontsize=8, color="0.35")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, path, dpi=130)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from environment import environment
+from xlstm_hip.bench.environment import environment
 from xlstm_hip.models import Stream, load_pretrained
 from xlstm_hip.progress import Progress
 

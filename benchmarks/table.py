@@ -11,28 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from environment import BUSY, summary
+from xlstm_hip.bench.environment import BUSY, summary
+from xlstm_hip.bench.table import lines_of, spread_text
 
 Results = dict[str, Any]
 MB = 1e6
 SIDES = ("mlstm_kernels", "transformers")
 ERROR_COLUMNS = ("h", "c", "dq", "dk", "dv", "di", "df")
-
-
-def lines_of(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    padded = [
-        "| " + " | ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)) + " |" for row in (columns, *rows)
-    ]
-    return [padded[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *padded[1:]]
-
-
-def _ms(value: float) -> str:
-    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
-
-
-def _spread(ms: dict[str, Any]) -> str:
-    return f"{_ms(ms['median'])} ({_ms(ms['min'])}..{_ms(ms['max'])})"
 
 
 def least_ratio(cell: Results, ours: str) -> dict[str, Any] | None:
@@ -57,7 +42,7 @@ def _time_row(results: Results, cell: Results, ours: Results) -> tuple[str, ...]
             ratios.append("n/a")
         else:
             variant = " " + ratio["peer"].rpartition("_")[2] if "--" in ratio["peer"] else ""
-            peers.append(_spread(kernels[ratio["peer"]]["ms"]) + variant)
+            peers.append(spread_text(kernels[ratio["peer"]]["ms"]) + variant)
             ratios.append(f"{ratio['median']:.2f}x ({ratio['min']:.2f}..{ratio['max']:.2f})")
     least = least_ratio(cell, ours["name"])
     aim = results["aims"][cell["work"]][cell["dtype"]]
@@ -68,7 +53,7 @@ def _time_row(results: Results, cell: Results, ours: Results) -> tuple[str, ...]
     else:
         floor = f"{share:.0%} ({_verdict(share >= results['aims']['share of matmul'])})"
     work = cell["work"] + (", in place" if "in place" in ours["name"] else "")
-    return (work, cell["dtype"], cell["size"], _spread(ours["ms"]), *peers, *ratios, f"{aim:g}x {verdict}", floor)
+    return (work, cell["dtype"], cell["size"], spread_text(ours["ms"]), *peers, *ratios, f"{aim:g}x {verdict}", floor)
 
 
 def _times(results: Results) -> list[str]:
@@ -106,7 +91,7 @@ def _errors(results: Results) -> list[str]:
             cells = (f"{errors[name]:.1e}" if name in errors else "" for name in ERROR_COLUMNS)
             wrong = [name for name, error in errors.items() if not error <= limit]
             note = f"inexact: {', '.join(wrong)}" if wrong else ""
-            rows.append((*lead, _spread(kernel["ms"]), *cells, note))
+            rows.append((*lead, spread_text(kernel["ms"]), *cells, note))
     return lines_of(("work", "dtype", "size", "kernel", "ms", *ERROR_COLUMNS, "note"), rows)
 
 

@@ -15,6 +15,9 @@ import pytest
 import torch
 
 from reference import truth
+from xlstm_hip.bench import mlstm as problem
+from xlstm_hip.bench import timing
+from xlstm_hip.bench.memory import MemoryUnknown
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MODULES = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
@@ -83,12 +86,12 @@ def test_picture_comes_from_the_file_alone(smoke_run: Path, tmp_path: Path) -> N
 
 def test_missing_peers_are_said(load: Load, smoke_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With neither peer installed there is a table and a picture, with the reasons."""
-    mlstm_cpu, mlstm_problem, timing = load("mlstm_cpu"), load("mlstm_problem"), load("timing")
+    mlstm_cpu = load("mlstm_cpu")
     monkeypatch.setitem(sys.modules, "mlstm_kernels.torch", None)
     monkeypatch.setitem(sys.modules, "transformers.models.xlstm.modeling_xlstm", None)
     pace = timing.Pace(seconds=0.01, least_rounds=2, most_rounds=2, sample_seconds=1e-4)
     cells = [
-        mlstm_problem.Cell(work, "fp32", 1, 1, 1 if work == "step" else 32, 8, 8, 16)
+        problem.Cell(work, "fp32", 1, 1, 1 if work == "step" else 32, 8, 8, 16)
         for work in ("forward", "forward+backward", "step")
     ]
     measured = [mlstm_cpu.measure(cell, pace, True, lambda fraction: None) for cell in cells]
@@ -101,8 +104,7 @@ def test_missing_peers_are_said(load: Load, smoke_run: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("work", ["forward+backward", "step"])
-def test_truth_is_the_reference(load: Load, work: str) -> None:
-    problem = load("mlstm_problem")
+def test_truth_is_the_reference(work: str) -> None:
     cell = problem.Cell(work, "fp32", 1, 2, 1 if work == "step" else 24, 6, 10, 8)
     inputs = problem.make_inputs(cell)
     got = problem.true_results(cell, inputs)
@@ -121,7 +123,7 @@ def test_truth_is_the_reference(load: Load, work: str) -> None:
 
 
 def test_a_wrong_result_of_ours_ends_the_run(load: Load) -> None:
-    mlstm_cpu, problem, contenders = load("mlstm_cpu"), load("mlstm_problem"), load("mlstm_contenders")
+    mlstm_cpu, contenders = load("mlstm_cpu"), load("mlstm_contenders")
     cell = problem.Cell("forward", "fp32", 1, 1, 32, 8, 8, 16)
     truth_of_cell = problem.true_results(cell, problem.make_inputs(cell))
     right = contenders.by_name("chunkwise--fused").make()
@@ -135,8 +137,7 @@ def test_a_wrong_result_of_ours_ends_the_run(load: Load) -> None:
         mlstm_cpu.checked(cell, "wrong", contenders.OURS, wrong, truth_of_cell)
 
 
-def test_rounds_take_turns(load: Load) -> None:
-    timing = load("timing")
+def test_rounds_take_turns() -> None:
     order: list[str] = []
     calls = {name: lambda name=name: order.append(name) for name in "abc"}
     fractions: list[float] = []
@@ -148,15 +149,14 @@ def test_rounds_take_turns(load: Load) -> None:
     assert all(len(x.ms) == 3 and x.calls_per_sample == 1 for x in samples.values())
 
 
-def test_ratios_are_paired(load: Load) -> None:
+def test_ratios_are_paired() -> None:
     """A machine that slows down by ten in the middle does not change a ratio."""
-    ratio = load("timing").paired_ratio([30.0, 300.0, 33.0], [10.0, 100.0, 11.0])
+    ratio = timing.paired_ratio([30.0, 300.0, 33.0], [10.0, 100.0, 11.0])
     assert ratio == {"median": pytest.approx(3), "min": pytest.approx(3), "max": pytest.approx(3)}
 
 
-def test_operations_are_counted(load: Load) -> None:
+def test_operations_are_counted() -> None:
     """Against the matrix products of the quadratic-in-a-chunk form, written out."""
-    problem = load("mlstm_problem")
     heads, tokens, dqk, dhv, chunk = 3, 64, 8, 24, 16
     into_and_out_of_the_state = 2 * (2 * tokens * dqk * dhv)
     scores_and_values = 2 * tokens * chunk * (dqk + dhv) / 2  # half of a chunk is in the past
@@ -175,16 +175,16 @@ def test_bad_arguments_are_named(flag: str) -> None:
 
 def test_memory_grows_by_what_a_kernel_makes(load: Load) -> None:
     """At least h and the gradients; where the system cannot tell, it says so."""
-    problem, memory = load("mlstm_problem"), load("memory")
+    memory = load("memory")
     cell = problem.Cell("forward+backward", "fp32", 1, 4, 1024, 64, 128, 64)
     try:
         (grown,) = memory.growth_in_own_process("chunkwise--fused", [cell], 1)
-    except memory.MemoryUnknown as reason:
+    except MemoryUnknown as reason:
         pytest.skip(str(reason))
     assert cell.result_bytes * 0.9 < grown < 4 * cell.result_bytes
 
 
 def test_unknown_memory_says_why(load: Load) -> None:
-    problem, memory = load("mlstm_problem"), load("memory")
-    with pytest.raises(memory.MemoryUnknown, match="got 'no such kernel'"):
+    memory = load("memory")
+    with pytest.raises(MemoryUnknown, match="got 'no such kernel'"):
         memory.growth_in_own_process("no such kernel", [problem.Cell("forward+backward", "fp32", 1, 1, 8, 4, 4, 8)], 1)

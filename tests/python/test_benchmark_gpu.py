@@ -16,6 +16,11 @@ from typing import Any
 import pytest
 import torch
 
+from xlstm_hip.bench import mlstm as problem
+from xlstm_hip.bench import mlstm_contenders as contenders
+from xlstm_hip.bench import trial
+from xlstm_hip.bench.machine import Machine
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MODULES = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
 SCRIPT = BENCHMARKS / "mlstm_gpu.py"
@@ -124,7 +129,8 @@ def test_a_wrong_result_is_told(load: Load) -> None:
 
 
 def test_a_peer_that_ends_the_process_is_not_run(load: Load, tmp_path: Path) -> None:
-    contenders = load("gpu_contenders")
+    tried = load("mlstm_gpu").peers_tried()
+    assert tried["xl_chunk 128"] == ("forward", "forward+backward") and tried["triton step"] == ("step",)
     script = tmp_path / "dies.py"
     script.write_text(
         "import os, sys\n"
@@ -132,40 +138,38 @@ def test_a_peer_that_ends_the_process_is_not_run(load: Load, tmp_path: Path) -> 
         "print('x.cpp:1: Assertion `good` failed.', file=sys.stderr, flush=True)\n"
         "os.abort() if 'xl_chunk' in sys.argv[-1] else print('done forward+backward\\ndone step')\n"
     )
-    lost = contenders.not_survived([sys.executable, str(script)], dict(os.environ))
+    lost = trial.not_survived([sys.executable, str(script)], os.environ, tried)
     assert set(lost) == {("xl_chunk 128", "forward+backward")}
     assert "Assertion `good` failed" in lost["xl_chunk 128", "forward+backward"]
 
 
-def test_llvm_is_off_for_one_kernel_alone(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    contenders = load("gpu_contenders")
+def test_llvm_is_off_for_one_kernel_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
     seen = {}
-    for contender in contenders.CONTENDERS:
-        with contenders.compiling(contender):
+    for contender in contenders.GPU_SEQUENCES:
+        with trial.compiling(contender):
             seen[contender.name] = os.environ.get("DISABLE_LLVM_OPT")
     assert seen["xl_chunk 128"] == "1" and seen["limit_chunk 64"] is seen["FLA simple_gla"] is None
     assert os.environ["DISABLE_LLVM_OPT"] == "1"
 
 
-def test_floors(load: Load) -> None:
+def test_floors() -> None:
     """Written out: q, k, v, i, f read and h written; then those, h and dh read and the gradients written."""
-    gpu, problem = load("mlstm_gpu"), load("mlstm_problem")
     cell = problem.Cell("forward", "bf16", 2, 3, 10, 4, 8, 64)
     tokens = 2 * 3 * 10
-    assert gpu.bytes_of(cell) == 2 * tokens * (4 + 4 + 8 + 8 + 2)
+    assert cell.bytes == 2 * tokens * (4 + 4 + 8 + 8 + 2)
     both = problem.Cell("forward+backward", "bf16", 2, 3, 10, 4, 8, 64)
-    assert gpu.bytes_of(both) == gpu.bytes_of(cell) + 2 * tokens * (4 + 4 + 3 * 8 + 2 + 4 + 4 + 8 + 2)
-    assert gpu.result_bytes(both) == 2 * tokens * (8 + 4 + 4 + 8 + 2)
-    machine = load("gpu_timing").Machine("cpu")
+    assert both.bytes == cell.bytes + 2 * tokens * (4 + 4 + 3 * 8 + 2 + 4 + 4 + 8 + 2)
+    assert both.result_bytes == 2 * tokens * (8 + 4 + 4 + 8 + 2)
+    machine = Machine("cpu")
     assert machine.sets(machine.l2_bytes) == 3 and machine.sets(10 * machine.l2_bytes) == 1
 
 
-def test_our_inputs_make_finite_results(load: Load) -> None:
-    contenders, problem = load("gpu_contenders"), load("mlstm_problem")
+def test_our_inputs_make_finite_results() -> None:
     cell = problem.Cell("step", "bf16", 1, 2, 1, 8, 16, 64)
-    inputs = contenders.make_inputs(cell, torch.device("cpu"))
+    inputs = problem.make_inputs(cell)
     before = inputs["c"].clone()
-    in_place, other = contenders.contenders_for("step")[:2]
+    in_place, other = contenders.GPU_STEPS[:2]
     first, again = in_place.prepare(cell, inputs), other.prepare(cell, inputs)
     assert torch.equal(first()["c"], again()["c"])
     assert torch.equal(inputs["c"], before), "a contender in place has states of its own"

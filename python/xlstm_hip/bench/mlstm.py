@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+from .registry import DTYPES, relative_error
+
 EPS = 1e-6
+QUADRATIC_LENGTH = 8192  # longer ones take too much memory
 SEQUENCE_INPUTS = ("q", "k", "v", "i", "f")
 STATES = ("c", "n", "m")
 
@@ -39,15 +41,32 @@ class Cell:
 
     @property
     def flops(self) -> float:
+        return self.flops_in_chunks(self.chunk_size)
+
+    def flops_in_chunks(self, length: int) -> float:
         """Of the matrix products that the definition needs; a backward pass needs twice the forward's.
 
         Per token: into the state and out of it, and half a chunk of scores. What a kernel makes again does not count.
         """
         if self.work == "step":
             return 4.0 * self.batch * self.heads * self.dqk * self.dhv
-        per_token = 4 * self.dqk * self.dhv + (self.dqk + self.dhv) * self.chunk_size
+        per_token = 4 * self.dqk * self.dhv + (self.dqk + self.dhv) * length
         forward = float(self.batch * self.heads * self.tokens * per_token)
         return 3 * forward if self.work == "forward+backward" else forward
+
+    @property
+    def bytes(self) -> int:
+        """That must be read and written: inputs and results once; in a backward pass q, k, v, h, dh are read again."""
+        if self.work == "step":
+            return 2 * self.state_bytes + self._token_bytes * (2 * self.dqk + 2 * self.dhv)
+        forward = self._token_bytes * (2 * self.dqk + 2 * self.dhv + 2)
+        both = forward + self._token_bytes * (4 * self.dqk + 4 * self.dhv + 4)
+        return both if self.work == "forward+backward" else forward
+
+    @property
+    def _token_bytes(self) -> int:
+        """Of one feature of all tokens."""
+        return self.batch * self.heads * self.tokens * DTYPES[self.dtype].itemsize
 
     @property
     def state_bytes(self) -> int:
@@ -56,32 +75,32 @@ class Cell:
 
     @property
     def result_bytes(self) -> int:
-        """Of h and the gradients of q, k, v, i and f."""
-        width = DTYPES[self.dtype].itemsize
-        return width * self.batch * self.heads * self.tokens * (2 * self.dqk + 2 * self.dhv + 2)
+        """Of h, and of the gradients of q, k, v, i and f where the work has them."""
+        gradients = 2 * self.dqk + self.dhv + 2 if self.work == "forward+backward" else 0
+        return self._token_bytes * (self.dhv + gradients)
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "size": self.size, "gflop": self.flops / 1e9}
 
 
-def make_inputs(cell: Cell) -> dict[str, Tensor]:
-    """q, k, v, i, f; for a step float32 states c, n, m; for a sequence dh. Most gates forget little."""
-    rng = torch.Generator().manual_seed(0)
-    dtype = DTYPES[cell.dtype]
+def make_inputs(cell: Cell, device: torch.device | str = "cpu", seed: int = 0) -> dict[str, Tensor]:
+    """q, k, v, i, f; for a step float32 states c, n, m; for a backward pass dh. Most gates forget little."""
+    rng = torch.Generator(device).manual_seed(seed)
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=rng)
+    def normal(*shape: int, dtype: torch.dtype = DTYPES[cell.dtype]) -> Tensor:
+        return torch.randn(*shape, generator=rng, device=device, dtype=dtype)
 
     lead = (cell.batch, cell.heads)
-    if cell.work == "step":
-        token = {"q": normal(*lead, cell.dqk), "k": normal(*lead, cell.dqk), "v": normal(*lead, cell.dhv)}
-        token |= {"i": normal(*lead, 1), "f": normal(*lead, 1) + 3}
-        states = {"c": normal(*lead, cell.dqk, cell.dhv), "n": normal(*lead, cell.dqk), "m": torch.zeros(*lead, 1)}
-        return {name: x.to(dtype) for name, x in token.items()} | states
-    rows = (*lead, cell.tokens)
+    rows = lead if cell.work == "step" else (*lead, cell.tokens)
+    gates = (*lead, 1) if cell.work == "step" else rows
     made = {"q": normal(*rows, cell.dqk), "k": normal(*rows, cell.dqk), "v": normal(*rows, cell.dhv)}
-    made |= {"i": normal(*rows), "f": normal(*rows) + 3, "dh": normal(*rows, cell.dhv)}
-    return {name: x.to(dtype) for name, x in made.items()}
+    made |= {"i": normal(*gates), "f": normal(*gates) + 3}
+    if cell.work == "step":
+        made |= {"c": normal(*lead, cell.dqk, cell.dhv, dtype=torch.float32), "m": torch.zeros(*lead, 1, device=device)}
+        made["n"] = normal(*lead, cell.dqk, dtype=torch.float32)
+    if cell.work == "forward+backward":
+        made["dh"] = normal(*rows, cell.dhv)
+    return made
 
 
 def head_truth(
@@ -99,6 +118,22 @@ def head_truth(
     m = torch.maximum(log_weight.amax(1), kept)  # the zero state has m = 0
     weight = torch.exp(log_weight - m[:, None]) * (q @ k.T) * q.shape[-1] ** -0.5
     return weight @ v / (torch.maximum(weight.sum(1).abs(), torch.exp(-m)) + EPS)[:, None]
+
+
+def long_head_truth(
+    q: Tensor,  # (S, DHQK)
+    k: Tensor,  # (S, DHQK)
+    v: Tensor,  # (S, DHHV)
+    i: Tensor,  # (S)
+    f: Tensor,  # (S)
+) -> Tensor:
+    """As head_truth, by the plain chunkwise kernel: the quadratic form would not fit."""
+    from ..reference import mlstm_chunkwise__native_autograd
+
+    q, k, v, i, f = (x[None, None] for x in (q, k, v, i, f))
+    h = mlstm_chunkwise__native_autograd(q, k, v, i, f, eps=EPS, autocast_kernel_dtype=torch.float64)
+    assert isinstance(h, Tensor)
+    return h[0, 0]
 
 
 def step_truth(
@@ -124,19 +159,16 @@ def step_truth(
 
 
 def true_results(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What errors_of compares with, in float64: h, gradients of one head of a sequence; h and c of a step."""
-    wide = {name: x.double() for name, x in inputs.items()}
+    """What errors_of compares with, in float64: a step's h and c; of a sequence the last head's h and gradients."""
     if cell.work == "step":
-        h, c = step_truth(**wide)
-        return {"h": h, "c": c}
-    leaves = {name: wide[name][-1, -1].clone().requires_grad_() for name in SEQUENCE_INPUTS}
-    h = head_truth(**leaves)
-    gradients = torch.autograd.grad(h, list(leaves.values()), wide["dh"][-1, -1])
-    return {"h": h.detach(), **{f"d{name}": g for name, g in zip(leaves, gradients, strict=True)}}
-
-
-def relative_error(x: Tensor, truth: Tensor) -> float:
-    return float((x.double() - truth).norm() / truth.norm())
+        return dict(zip(("h", "c"), step_truth(**{name: x.double() for name, x in inputs.items()}), strict=True))
+    with_gradients = cell.work == "forward+backward"
+    leaves = {name: inputs[name][-1, -1].double().requires_grad_(with_gradients) for name in SEQUENCE_INPUTS}
+    h = head_truth(**leaves) if cell.tokens <= QUADRATIC_LENGTH else long_head_truth(**leaves)
+    if not with_gradients:
+        return {"h": h}
+    gradients = torch.autograd.grad(h, list(leaves.values()), inputs["dh"][-1, -1].double())
+    return {"h": h.detach()} | {f"d{name}": g for name, g in zip(leaves, gradients, strict=True)}
 
 
 def errors_of(cell: Cell, results: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, float]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clocks for calls on a GPU: by its own events, in a graph, with a cold L2; and the memory that a call takes.
+"""A device and its clocks. On a GPU: its own events, a graph, a cold L2; and the memory that a call takes.
 
 On the CPU, to try a benchmark out, the clock is the host's, and graphs and memory are not to be had.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
-from timing import Call
+from .registry import DTYPES
+from .timing import Call
 
 FLUSH_FACTOR = 4  # so many times L2 is written to empty it
 SETS_FACTOR = 3  # input sets that take turns fill L2 so many times
@@ -50,13 +50,13 @@ class Machine:
             for _ in range(times):
                 call()
             return time.perf_counter() - begin
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
         for _ in range(times):
             call()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) * 1e-3
+        last.record()
+        last.synchronize()
+        return first.elapsed_time(last) * 1e-3
 
     def cold_seconds(self, call: Call, times: int) -> float:
         """Of so many calls, each with an empty L2: the flush, which is not counted, also hides the host's part."""
@@ -117,19 +117,29 @@ def taking_turns(calls: Sequence[Call]) -> Call:
     return lambda: next(turns)()
 
 
-def ceilings(machine: Machine, quick: bool) -> dict[str, float]:
-    """What the device itself does: a copy, bytes read and written a second, and a bf16 matrix product."""
-    size = 1 << (20 if quick else 30)
+def _best(machine: Machine, call: Call, quick: bool) -> float:
+    """Seconds of a call, the least of five goes."""
+    times = 3 if quick or not machine.gpu else 20
+    machine.seconds(call, times)
+    return min(machine.seconds(call, times) / times for _ in range(5))
+
+
+def copy_rate(machine: Machine, quick: bool) -> float:
+    """Bytes read and written a second by a copy that no cache holds."""
+    size = 1 << (20 if quick else 30 if machine.gpu else 28)
     source = torch.zeros(size, dtype=torch.uint8, device=machine.device)
     target = torch.empty_like(source)
-    side = 256 if quick else 8192
-    a, b = (torch.randn(side, side, device=machine.device).bfloat16() for _ in range(2))
+    return 2 * size / _best(machine, lambda: target.copy_(source), quick)
+
+
+def matmul_rate(machine: Machine, dtype: str, quick: bool) -> float:
+    """Operations a second of a large matrix product."""
+    side = 256 if quick else 8192 if machine.gpu else 2048
+    a, b = (torch.randn(side, side, device=machine.device).to(DTYPES[dtype]) for _ in range(2))
     product = torch.empty_like(a)
+    return 2 * side**3 / _best(machine, lambda: torch.matmul(a, b, out=product), quick)
 
-    def best(call: Callable[[], Any], times: int) -> float:
-        machine.seconds(call, times)
-        return min(machine.seconds(call, times) / times for _ in range(5))
 
-    copy = best(lambda: target.copy_(source), 3 if quick else 20)
-    matmul = best(lambda: torch.matmul(a, b, out=product), 3 if quick else 20)
-    return {"copy_bytes_per_second": 2 * size / copy, "bf16_flops": 2 * side**3 / matmul}
+def ceilings(machine: Machine, quick: bool) -> dict[str, float]:
+    """What the device itself does: a copy, bytes read and written a second, and a bf16 matrix product."""
+    return {"copy_bytes_per_second": copy_rate(machine, quick), "bf16_flops": matmul_rate(machine, "bf16", quick)}

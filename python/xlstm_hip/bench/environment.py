@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import time
@@ -12,9 +11,14 @@ from typing import Any
 
 import torch
 
-import xlstm_hip
+from .._version import __version__
+from ..describe import native
+from ..device import device_facts
+from ..ops import devices_with_kernels
 
-PACKAGES = ("torch", "numpy", "mlstm_kernels", "transformers", "xlstm")
+PACKAGES = (
+    "torch", "numpy", "mlstm_kernels", "transformers", "xlstm", "triton", "flash-linear-attention", "flash-attn",
+)  # fmt: skip
 BUSY = 0.3  # a load above this is somebody else's work: the benchmark itself has hardly begun
 
 
@@ -25,24 +29,28 @@ def _installed_version(package: str) -> str | None:
         return None
 
 
-def native_module() -> Any | None:
-    """xlstm_hip._native, which a development tree may not have built."""
-    try:
-        return importlib.import_module("xlstm_hip._native")
-    except ModuleNotFoundError:
-        return None
+def gpu_facts(device: torch.device | str) -> dict[str, Any]:
+    facts = device_facts(device)
+    return {
+        "name": facts.name,
+        "arch": facts.arch,
+        "units": facts.compute_units,
+        "memory_bytes": facts.memory_bytes,
+        "runtime": f"HIP {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}",
+        "kernels_for": list(devices_with_kernels()),
+    }
 
 
-def environment() -> dict[str, Any]:
-    cpu = xlstm_hip.device_facts("cpu")
-    native = native_module()
+def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
+    """device: the one that is measured; a GPU's facts stand beside the host's."""
+    cpu, built = device_facts("cpu"), native()
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "cpu": cpu.name,
         "arch": cpu.arch,
         "cores": cpu.compute_units,
         "memory_bytes": cpu.memory_bytes,
-        "isa": native.cpu_isa() if native else None,
+        "isa": built.cpu_isa() if built else None,
         "threads": torch.get_num_threads(),
         "variables": {
             x: y for x, y in os.environ.items() if x.startswith(("OMP_", "KMP_", "GOMP_", "MKL_", "XLSTM_HIP_"))
@@ -51,10 +59,11 @@ def environment() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "packages": {
-            "xlstm_hip": xlstm_hip.__version__,
+            "xlstm_hip": __version__,
             **{name: _installed_version(name) for name in PACKAGES},
         },
-        "build": native.build_facts() if native else None,
+        "build": built.build_facts() if built else None,
+        "gpu": None if torch.device(device).type == "cpu" else gpu_facts(device),
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
 
@@ -66,4 +75,6 @@ def summary(facts: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {packages[name] or 'not installed'}" for name in names)
     isa = facts["isa"] or "instruction set unknown (xlstm_hip._native is not built)"
     threads = f"{facts['threads']} thread{'' if facts['threads'] == 1 else 's'}"
-    return f"{facts['cpu']} ({isa}), {threads}; {versions}; {facts['date'][:10]}"
+    gpu = facts.get("gpu")
+    where = f"{facts['cpu']} ({isa}), {threads}" if gpu is None else f"{gpu['name']} ({gpu['arch']}), {gpu['runtime']}"
+    return f"{where}; {versions}; {facts['date'][:10]}"

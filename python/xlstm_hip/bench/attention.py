@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention: shapes, inputs, float64 truth of a head; ours, plain torch, torch's own and the flash_attn package."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..attention import flash_attn_func, flash_attn_with_kvcache
+from ..reference.attention import attention as plain_attention
+from .registry import (
+    DTYPES,
+    FLASH,
+    OURS,
+    PLAIN,
+    SDPA,
+    Call,
+    Implementation,
+    Point,
+    Prepare,
+    Scale,
+    Tensors,
+    relative_error,
+)
+
+GPU, CPU = ("cuda",), ("cpu",)
+WORKS = ("forward", "forward+backward")
+GRADIENTS = ("dq", "dk", "dv")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Causal self-attention of whole sequences; or one token each against a cache of so many keys ("decode")."""
+
+    work: str
+    dtype: str
+    batch: int
+    heads: int
+    key_heads: int
+    tokens: int
+    head_dim: int
+
+    @property
+    def title(self) -> str:
+        heads = f"H{self.heads}" if self.heads == self.key_heads else f"H{self.heads}/{self.key_heads}"
+        return f"{self.work} {self.dtype} B{self.batch} {heads} S{self.tokens} D{self.head_dim}"
+
+    @property
+    def flops(self) -> float:
+        """Of the products alone: two forward, five backward; half of them are behind the causal mask."""
+        if self.work == "decode":
+            return 4.0 * self.head_dim * self.batch * self.heads * self.tokens
+        products = 2 if self.work == "forward" else 7
+        return products * self.head_dim * self.batch * self.heads * float(self.tokens) ** 2
+
+    @property
+    def bytes(self) -> int:
+        """Inputs and results once; in a backward pass q, k, v, out, dout are read again."""
+        queries = self.batch * self.heads * (1 if self.work == "decode" else self.tokens)
+        keys = self.batch * self.key_heads * self.tokens
+        forward = 2 * queries + 2 * keys
+        back = 4 * queries + 4 * keys if self.work == "forward+backward" else 0
+        return (forward + back) * self.head_dim * DTYPES[self.dtype].itemsize
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "size": self.title.partition(f"{self.dtype} ")[2]}
+
+
+def make_inputs(cell: Cell, device: torch.device) -> Tensors:
+    rng = torch.Generator(device).manual_seed(0)
+
+    def normal(tokens: int, heads: int) -> Tensor:
+        shape = (cell.batch, tokens, heads, cell.head_dim)
+        return torch.randn(*shape, generator=rng, device=device, dtype=DTYPES[cell.dtype])
+
+    made = {"q": normal(1 if cell.work == "decode" else cell.tokens, cell.heads)}
+    made |= {"k": normal(cell.tokens, cell.key_heads), "v": normal(cell.tokens, cell.key_heads)}
+    return made | ({"dout": normal(cell.tokens, cell.heads)} if cell.work == "forward+backward" else {})
+
+
+def _run(cell: Cell, inputs: Tensors, forward: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Call:
+    if cell.work != "forward+backward":
+        q, k, v = (inputs[name] for name in "qkv")
+
+        def inference() -> Tensors:
+            with torch.no_grad():
+                return {"out": forward(q, k, v)}
+
+        return inference
+    leaves = [inputs[name].detach().requires_grad_() for name in "qkv"]
+
+    def training() -> Tensors:
+        out = forward(*leaves)
+        gradients = torch.autograd.grad(out, leaves, inputs["dout"])
+        return {"out": out.detach()} | dict(zip(GRADIENTS, gradients, strict=True))
+
+    return training
+
+
+def truth(cell: Cell, inputs: Tensors) -> Tensors:
+    """Of the last sequence's last head, which is alone on its keys; of shared keys the gradients are the group's."""
+    group = cell.heads // cell.key_heads
+    own = {n: x[-1:, :, (-group if n in ("q", "dout") else -1) :].double() for n, x in inputs.items()}
+    return _run(cell, own, _plain(cell))()
+
+
+def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
+    return {name: relative_error(x[-1:, :, -true[name].shape[2] :], true[name]) for name, x in results.items()}
+
+
+# ---- the implementations
+
+
+def _causal(cell: Cell) -> bool:
+    return cell.work != "decode"  # one token sees all keys
+
+
+def _plain(cell: Cell) -> Callable[..., Tensor]:
+    return lambda q, k, v: plain_attention(q, k, v, causal=_causal(cell))[0]
+
+
+def _plain_prepared(cell: Cell, inputs: Tensors) -> Call:
+    return _run(cell, inputs, _plain(cell))
+
+
+def _weights(cell: Cell) -> float:
+    """Bytes of all the weights and what is made of them, in plain torch."""
+    queries = 1 if cell.work == "decode" else cell.tokens
+    return 8.0 * DTYPES[cell.dtype].itemsize * cell.batch * cell.heads * queries * cell.tokens
+
+
+def _ours(cell: Cell, inputs: Tensors) -> Call:
+    if cell.work == "decode":
+        return _run(cell, inputs, lambda q, k, v: flash_attn_with_kvcache(q, k, v, cache_seqlens=cell.tokens))
+    return _run(cell, inputs, lambda q, k, v: flash_attn_func(q, k, v, causal=True))
+
+
+def _sdpa(backend: SDPBackend | None) -> Prepare:
+    def prepare(cell: Cell, inputs: Tensors) -> Call:
+        def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with nullcontext() if backend is None else sdpa_kernel(backend):
+                q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+                shared = cell.heads != cell.key_heads
+                out = F.scaled_dot_product_attention(q, k, v, is_causal=_causal(cell), enable_gqa=shared)
+            return out.transpose(1, 2)
+
+        return _run(cell, inputs, forward)
+
+    return prepare
+
+
+def _flash_attn(cell: Cell, inputs: Tensors) -> Call:
+    package = importlib.import_module("flash_attn")
+    if cell.work == "decode":
+        return _run(cell, inputs, lambda q, k, v: package.flash_attn_with_kvcache(q, k, v, cache_seqlens=cell.tokens))
+    return _run(cell, inputs, lambda q, k, v: package.flash_attn_func(q, k, v, causal=True))
+
+
+IMPLEMENTATIONS = (
+    Implementation("ours", OURS, _ours),
+    Implementation("plain torch", PLAIN, _plain_prepared, needs=_weights),
+    Implementation("torch SDPA", SDPA, _sdpa(None), CPU),
+    Implementation("torch SDPA FLASH", SDPA, _sdpa(SDPBackend.FLASH_ATTENTION), GPU),
+    Implementation("torch SDPA cuDNN", SDPA, _sdpa(SDPBackend.CUDNN_ATTENTION), GPU),
+    Implementation("flash_attn", FLASH, _flash_attn, GPU),
+)
+
+
+# ---- the points
+
+
+def sequence_points(scale: Scale, work: str) -> list[Point]:
+    """Over the length, with as many tokens in all; and over the head dim, as wide in all."""
+    lengths: tuple[int, ...]
+    dims: tuple[int, ...]
+    if scale.quick:
+        tokens, lengths, width, length, dims = 256, (64, 128), 64, 64, (32,)
+    elif scale.gpu:
+        tokens, lengths, width, length, dims = 65536, tuple(1 << n for n in range(9, 15)), 2048, 4096, (64, 128, 256)
+    else:
+        tokens, lengths, width, length, dims = 16384, (512, 1024, 2048, 4096), 128, 1024, (32, 64, 128)
+    made = []
+    for dtype in scale.dtypes:
+        dim = 128 if scale.gpu and not scale.quick else 64
+        for s in lengths:
+            made.append(Point("length", s, Cell(work, dtype, tokens // s, width // dim, width // dim, s, dim)))
+        for d in dims:
+            heads = width // d
+            made.append(Point("head dim", d, Cell(work, dtype, tokens // length, heads, heads, length, d)))
+    return made
+
+
+def decode_points(scale: Scale) -> list[Point]:
+    """One token against ever more keys."""
+    contexts: tuple[int, ...]
+    if scale.quick:
+        heads, key_heads, dim, contexts = 2, 1, 32, (128,)
+    elif scale.gpu:
+        heads, key_heads, dim, contexts = 32, 8, 128, tuple(1 << n for n in range(10, 19, 2))
+    else:
+        heads, key_heads, dim, contexts = 8, 2, 64, tuple(1 << n for n in range(8, 17, 2))
+    return [
+        Point("keys", keys, Cell("decode", dtype, 1, heads, key_heads, keys, dim))
+        for dtype in scale.dtypes
+        for keys in contexts
+    ]

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole models with random weights: the time to the first token after a prompt, and writing after ever more text.
+
+Ours (as they are, and with weights of 8 and 4 bits), ours with the plain-torch kernels, transformers' own xLSTM and the
+official xlstm_large, all with the same weights. Their logits are held to the plain kernels' in the same dtype.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models import Stream, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
+from ..quantize import quantize
+from ..select import NATIVE
+from .registry import (
+    DTYPES,
+    HUGGING_FACE,
+    LARGE,
+    OURS,
+    PLAIN,
+    Call,
+    Implementation,
+    Point,
+    Prepare,
+    Scale,
+    Tensors,
+    relative_error,
+)
+
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"embedding_dim": 128, "num_heads": 2, "num_blocks": 2, "vocab_size": 256},
+    "4m": {"embedding_dim": 256, "num_heads": 4, "num_blocks": 4, "vocab_size": 1920},
+    "7b": {"embedding_dim": 4096, "num_heads": 8, "num_blocks": 32, "vocab_size": 50304, "ffn_proj_factor": 2.667},
+}
+WRITTEN = 16
+# What the official model runs on a CPU: its default kernels are Triton's.
+OFFICIAL_CPU_KERNELS = dict(zip(("chunkwise_kernel", "sequence_kernel", "step_kernel"), NATIVE, strict=True))
+
+
+@dataclass(frozen=True)
+class Cell:
+    work: str  # first token, write
+    dtype: str
+    size: str
+    batch: int
+    read: int  # tokens of the prompt
+
+    @property
+    def title(self) -> str:
+        return f"{self.work} {self.dtype} {self.size} B{self.batch} after {self.read}"
+
+    @property
+    def tokens(self) -> int:
+        """That one call makes."""
+        return self.batch * (WRITTEN if self.work == "write" else 1)
+
+    @property
+    def flops(self) -> float:
+        """Two for each weight and token that goes through the model, but for the embedding, which is looked up."""
+        through = self.tokens if self.work == "write" else self.batch * self.read
+        return 2.0 * through * weights_of(self.size)
+
+    @property
+    def bytes(self) -> float:
+        """Every weight once a step."""
+        return float(DTYPES[self.dtype].itemsize * weights_of(self.size) * (WRITTEN if self.work == "write" else 1))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "tokens": self.tokens,
+            "model": self.size,
+            "size": self.title.partition(f"{self.dtype} ")[2],
+        }
+
+
+@functools.cache
+def weights_of(size: str) -> int:
+    with torch.device("meta"):
+        model = xLSTMLarge(xLSTMLargeConfig(**SIZES[size]))
+    return sum(p.numel() for p in model.parameters()) - model.embedding.weight.numel()
+
+
+class Written:
+    """A model that has read a text and writes on: `logits` of the next token, and `write(n)` tokens more."""
+
+    def __init__(self, logits: Tensor, write: Callable[[int], Any]) -> None:
+        self.logits, self.write = logits, write
+
+
+Reader = Callable[[Tensor], Written]  # (B, S) -> having read it
+
+
+def of_ours(model: xLSTMLarge) -> Reader:
+    def read(x: Tensor) -> Written:
+        stream = Stream(model, x.shape[0])
+        logits = stream.feed(x)
+
+        def write(n: int) -> None:
+            for _ in stream.tokens(n):
+                pass
+
+        return Written(logits, write)
+
+    return read
+
+
+def _greedy(first: Tensor, step: Callable[[Tensor], Tensor]) -> Callable[[int], None]:
+    """The loop that a user of a model with a state writes."""
+    last = [first]
+
+    def write(n: int) -> None:
+        for _ in range(n):
+            last[0] = step(last[0].argmax(-1, keepdim=True))
+
+    return write
+
+
+def of_transformers(folder: Path, dtype: torch.dtype, device: torch.device) -> Reader:
+    transformers = importlib.import_module("transformers")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
+
+    def read(x: Tensor) -> Written:
+        out = model(x, use_cache=True, logits_to_keep=1)
+        state = [out.cache_params]
+
+        def step(tokens: Tensor) -> Tensor:
+            made = model(tokens, use_cache=True, cache_params=state[0])
+            state[0] = made.cache_params
+            return made.logits[:, -1]
+
+        return Written(out.logits[:, -1], _greedy(out.logits[:, -1], step))
+
+    return read
+
+
+def of_official(like: xLSTMLarge, dtype: torch.dtype, device: torch.device) -> Reader:
+    package = importlib.import_module("xlstm.xlstm_large.model")
+    fields = {name: getattr(like.config, name) for name in ("embedding_dim", "num_heads", "num_blocks", "vocab_size")}
+    fields |= {"ffn_proj_factor": like.config.ffn_proj_factor, "mode": "inference", "return_last_states": True}
+    kernels = OFFICIAL_CPU_KERNELS if device.type == "cpu" else {}
+    model: nn.Module = package.xLSTMLarge(package.xLSTMLargeConfig(**fields, **kernels))
+    model.load_state_dict(like.state_dict())
+    model = model.to(device, dtype).eval()
+
+    def read(x: Tensor) -> Written:
+        logits, state = model(x)
+        states = [state]
+
+        def step(tokens: Tensor) -> Tensor:
+            made, states[0] = model(tokens, states[0])
+            return made[:, -1]
+
+        return Written(logits[:, -1], _greedy(logits[:, -1], step))
+
+    return read
+
+
+# ---- one set of weights for all, made when the first asks
+
+
+class Models:
+    """The readers of one size, dtype and device, made one by one, on a checkpoint in a temporary folder."""
+
+    def __init__(self, size: str, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self._temporary = tempfile.TemporaryDirectory(prefix="xlstm_hip_bench_")
+        self.folder = Path(self._temporary.name)
+        torch.manual_seed(0)
+        with torch.device(device):
+            model = xLSTMLarge(xLSTMLargeConfig(**SIZES[size])).to(dtype)
+        save_pretrained(model, self.folder)
+        self._readers: dict[str, Reader] = {}
+
+    def loaded(self, **options: Any) -> xLSTMLarge:
+        return load_pretrained(self.folder, self.dtype, str(self.device), progress=False, **options)
+
+    def reader(self, name: str) -> Reader:
+        if name not in self._readers:
+            self._readers[name] = MAKERS[name](self)
+        return self._readers[name]
+
+
+def _plain(models: Models) -> Reader:
+    model = models.loaded()
+    for key, kernel in OFFICIAL_CPU_KERNELS.items():
+        for module in (model, model.backbone):
+            setattr(module.config, key, kernel)
+    return of_ours(model)
+
+
+MAKERS: dict[str, Callable[[Models], Reader]] = {
+    "ours": lambda models: of_ours(models.loaded(weight_mode="fused")),
+    "ours int8": lambda models: of_ours(quantize(models.loaded(weight_mode="fused"), 8, progress=False)[0]),
+    "ours int4": lambda models: of_ours(quantize(models.loaded(weight_mode="fused"), 4, progress=False)[0]),
+    "plain torch": _plain,
+    "transformers": lambda models: of_transformers(models.folder, models.dtype, models.device),
+    "xlstm_large": lambda models: of_official(models.loaded(), models.dtype, models.device),
+}
+
+
+@functools.lru_cache(maxsize=1)  # the last one's memory is needed for the next
+def _models(size: str, dtype: str, device: torch.device) -> Models:
+    return Models(size, DTYPES[dtype], device)
+
+
+def forget() -> None:
+    """Gives back the models' memory and folder."""
+    _models.cache_clear()
+
+
+# ---- for the registry
+
+
+def make_inputs(cell: Cell, device: torch.device) -> Tensors:
+    rng = torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, SIZES[cell.size]["vocab_size"], (cell.batch, cell.read), generator=rng)
+    return {"tokens": tokens.to(device)}
+
+
+def _prepared(name: str) -> Prepare:
+    def prepare(cell: Cell, inputs: Tensors) -> Call:
+        x = inputs["tokens"]
+        read = _models(cell.size, cell.dtype, x.device).reader(name)
+        if cell.work == "first token":
+
+            def first() -> Tensors:
+                with torch.no_grad():
+                    logits = read(x).logits
+                    return {"logits": logits, "token": logits.argmax(-1)}
+
+            return first
+        with torch.no_grad():
+            written = read(x)
+
+        def write() -> Tensors:
+            with torch.no_grad():
+                written.write(WRITTEN)
+            return {"logits": written.logits}
+
+        return write
+
+    return prepare
+
+
+def truth(cell: Cell, inputs: Tensors) -> Tensors:
+    return _prepared("plain torch")(cell, inputs)()
+
+
+def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
+    return {"logits": relative_error(results["logits"], true["logits"])}
+
+
+IMPLEMENTATIONS = (
+    Implementation("ours", OURS, _prepared("ours")),
+    Implementation("ours int8", OURS, _prepared("ours int8"), exact=False),
+    Implementation("ours int4", OURS, _prepared("ours int4"), exact=False),
+    Implementation("plain torch", PLAIN, _prepared("plain torch")),
+    Implementation("transformers", HUGGING_FACE, _prepared("transformers")),
+    Implementation("xlstm_large", LARGE, _prepared("xlstm_large")),
+)
+
+
+def points(scale: Scale, work: str) -> list[Point]:
+    size = "tiny" if scale.quick else "7b" if scale.gpu else "4m"
+    reads = (16, 64) if scale.quick else (512, 2048, 8192, 32768) if scale.gpu else (64, 512, 2048)
+    series = "prompt" if work == "first token" else "context"
+    return [Point(series, n, Cell(work, dtype, size, 1, n)) for dtype in scale.dtypes for n in reads]

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of all that can be measured."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from . import attention, layers, mlstm, mlstm_points, models, selection
+from .mlstm_contenders import SEQUENCES, STEPS
+from .registry import Operator
+
+MLSTM_EXACT = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 2e-2}
+ATTENTION_EXACT = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 4e-3}
+LAYER_EXACT = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 4e-3}
+MODEL_EXACT = {"fp32": 1e-3, "bf16": 1e-1, "fp16": 2e-2}  # logits: rounding adds up over the blocks
+FORWARD, BACKWARD = "forward", "forward+backward"
+
+
+def _mlstm(name: str, text: str, work: str) -> Operator:
+    sequence = work != "step"
+    return Operator(
+        name,
+        text,
+        partial(mlstm_points.sequence_points, work=work) if sequence else mlstm_points.step_points,
+        mlstm.make_inputs,
+        mlstm.true_results,
+        mlstm.errors_of,
+        SEQUENCES if sequence else STEPS,
+        MLSTM_EXACT,
+        partial(mlstm_points.trial, work),
+    )
+
+
+def _attention(name: str, text: str, work: str) -> Operator:
+    points = attention.decode_points if work == "decode" else partial(attention.sequence_points, work=work)
+    return Operator(
+        name, text, points, attention.make_inputs, attention.truth, attention.errors, attention.IMPLEMENTATIONS,
+        ATTENTION_EXACT,
+    )  # fmt: skip
+
+
+def _layers(name: str, text: str, work: str) -> Operator:
+    return Operator(
+        name, text, partial(layers.points, work=work), layers.named_inputs, layers.truth, layers.errors,
+        layers.IMPLEMENTATIONS, LAYER_EXACT,
+    )  # fmt: skip
+
+
+def _model(name: str, text: str, work: str) -> Operator:
+    return Operator(
+        name, text, partial(models.points, work=work), models.make_inputs, models.truth, models.errors,
+        models.IMPLEMENTATIONS, MODEL_EXACT, cold=False,
+    )  # fmt: skip
+
+
+def _selection(work: str) -> Operator:
+    return Operator(
+        f"select-{work}",
+        f"what get_optimal_kernel_config chooses from: {work}",
+        partial(selection.points, work=work),
+        mlstm.make_inputs,
+        mlstm.true_results,
+        mlstm.errors_of,
+        selection.KERNELS[work],
+        MLSTM_EXACT,
+        partial(selection.trial, work),
+    )
+
+
+OPERATORS = {
+    operator.name: operator
+    for operator in (
+        _mlstm("mlstm", "the mLSTM over sequences", FORWARD),
+        _mlstm("mlstm-backward", "with gradients of all inputs", BACKWARD),
+        _mlstm("step", "one token of the mLSTM", "step"),
+        _attention("attention", "causal attention", FORWARD),
+        _attention("attention-backward", "with gradients of all inputs", BACKWARD),
+        _attention("decode", "attention of one token against a cache", "decode"),
+        _layers("layers", "norms, gates, soft cap, SwiGLU, loss", FORWARD),
+        _layers("layers-backward", "with gradients of all inputs", BACKWARD),
+        _model("first-token", "a model's time to the first token after a prompt", "first token"),
+        _model("write", "a model's tokens a second after a text", "write"),
+        *(_selection(work) for work in selection.KERNELS),
+    )
+}
+# What a name on the command line stands for, beside the operators' own.
+GROUPS = {"selection": tuple(name for name in OPERATORS if name.startswith("select-"))}
+DEFAULT = tuple(name for name in OPERATORS if name not in GROUPS["selection"])

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Goes through the points: inputs, truth, every implementation held to it, then the rounds in which they take turns."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import metrics, models, result_files
+from .environment import environment
+from .machine import Machine, copy_rate, matmul_rate
+from .memory import MemoryUnknown, growth_of
+from .operators import OPERATORS
+from .registry import OURS, PROVIDERS, Call, Implementation, Operator, Point, Scale, Tensors
+from .timing import Pace, Progress, Samples, interleaved, paired_ratio
+from .trial import before_triton, compiling, not_survived
+
+Advance = Callable[[float], None]
+LATE = "left out for time"
+LEAST_ROUNDS, MOST_ROUNDS = 5, 31
+LONGEST_SHARE = 4.0  # seconds of rounds for a point, where there is time enough
+ROUNDS_PART = 0.6  # of a point's time; the rest is for inputs, truth, checks
+COLD_SAMPLES = 20  # a flush is not counted, and takes as long as many a call: samples are so many times shorter
+SLOW_SECONDS = 3.0  # the rounds of a contender may take so long, however short time is
+WORDS = 160  # characters of a reason
+
+
+@dataclass(frozen=True)
+class Settings:
+    operators: tuple[str, ...]
+    providers: tuple[str, ...] = tuple(PROVIDERS)
+    device: str = "cpu"
+    dtypes: tuple[str, ...] = ("fp32",)
+    seconds: float = math.inf
+    quick: bool = False
+    peers: Path | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "operators": list(self.operators),
+            "providers": list(self.providers),
+            "device": self.device,
+            "dtypes": list(self.dtypes),
+            "seconds": None if math.isinf(self.seconds) else self.seconds,
+            "quick": self.quick,
+        }
+
+
+@dataclass
+class Run:
+    settings: Settings
+    machine: Machine
+    out: Path
+    results: dict[str, Any]
+    lost: Mapping[tuple[str, str], str] = field(default_factory=dict)  # (implementation, operator) to a reason
+    began: float = field(default_factory=time.monotonic)
+
+    def left(self) -> float:
+        return self.settings.seconds - (time.monotonic() - self.began)
+
+    # ---- one implementation
+
+    def prepared(
+        self,
+        operator: Operator,
+        implementation: Implementation,
+        cell: Any,
+        inputs: Tensors,
+        truth: Tensors,
+        share: float,
+    ) -> tuple[dict[str, Any], Call | None]:
+        """What is known before the rounds, and the call to time; None where there is nothing to time."""
+        entry: dict[str, Any] = {"name": implementation.name, "provider": implementation.provider}
+        missing = implementation.missing(self.machine.device) or self.lost.get((implementation.name, operator.name))
+        needs, free = implementation.needs(cell), self.machine.free_bytes()
+        if missing is None and needs > free:
+            missing = f"needs {needs / 1e9:.0f} GB of the {free / 1e9:.0f} GB that are free"
+        if missing is not None:
+            return entry | {"missing": missing}, None
+        ours = implementation.provider == OURS
+        try:
+            with compiling(implementation):
+                call = implementation.prepare(cell, inputs)
+                results = call()
+                self.machine.synchronize()
+            if implementation.exact:
+                entry["errors"] = operator.errors(cell, results, truth)
+                entry["inexact"] = [name for name, x in entry["errors"].items() if not x <= operator.exact[cell.dtype]]
+            del results
+            if ours and entry.get("inexact"):
+                return entry | {"failed": f"wrong: {', '.join(entry['inexact'])}; not timed"}, None
+            begin = time.monotonic()
+            entry["peak_bytes"] = self.peak_bytes(call)
+            taken = time.monotonic() - begin
+        except Exception as error:  # a peer's failure is a result, and so is ours
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:WORDS]
+            return entry | {"failed" if ours else "missing": reason}, None
+        if taken * LEAST_ROUNDS > max(4 * share, SLOW_SECONDS) and not ours:
+            return entry | {"missing": f"{LATE}: one call takes {taken:.1f} s"}, None
+        return entry, call
+
+    def peak_bytes(self, call: Call) -> int | None:
+        if self.machine.gpu:
+            return self.machine.peak_bytes(call)
+        try:
+            return growth_of(call)
+        except MemoryUnknown:
+            call()
+            return None
+
+    # ---- one point
+
+    def measure(self, operator: Operator, point: Point, share: float, advance: Advance) -> dict[str, Any]:
+        cell = point.cell
+        inputs = operator.inputs(cell, self.machine.device)
+        truth = operator.truth(cell, inputs)
+        entries: list[dict[str, Any]] = []
+        calls: dict[str, Call] = {}
+        for implementation in operator.implementations:
+            if implementation.provider not in self.settings.providers:
+                continue
+            entry, call = self.prepared(operator, implementation, cell, inputs, truth, share)
+            entries.append(entry)
+            if call is not None:
+                calls[implementation.name] = call
+        del truth
+        samples = self.rounds(operator, calls, share, advance)
+        for entry in entries:
+            if entry["name"] in samples:
+                entry["ms"] = samples[entry["name"]].as_json()
+        timed = [entry for entry in entries if "ms" in entry]
+        ours = next((e for e in timed if e["provider"] == OURS), None)  # the first of the operator's table
+        for entry in timed:
+            if ours is not None:
+                entry["times_ours"] = paired_ratio(entry["ms"]["samples"], ours["ms"]["samples"])
+            entry["metrics"] = metrics.of(cell, entry, self.results["ceilings"])
+        return {"flops": cell.flops, "bytes": cell.bytes, "entries": entries}
+
+    def rounds(
+        self, operator: Operator, calls: Mapping[str, Call], share: float, advance: Advance
+    ) -> dict[str, Samples]:
+        if not calls:
+            return {}
+        cold = operator.cold and self.machine.gpu
+        sample = 0.01 if self.machine.gpu else 0.02
+        pace = Pace(share, LEAST_ROUNDS, MOST_ROUNDS, sample / COLD_SAMPLES if cold else sample)
+        if self.settings.quick:
+            pace = Pace(0.05, 2, 3, 0.0005)
+        return interleaved(calls, pace, advance, self.machine.cold_seconds if cold else self.machine.seconds)
+
+    def clean(self) -> None:
+        gc.collect()
+        if self.machine.gpu:
+            torch.cuda.empty_cache()
+
+    # ---- all of them
+
+    def go(self) -> None:
+        """Operators have their parts of the time by their numbers of points. Where time is limited, the points of an
+        operator come in an order by chance, so that what is late is not all of one kind; the file has them in order.
+        """
+        scale = Scale(self.machine.gpu, self.settings.quick, self.settings.dtypes)
+        plan = [(OPERATORS[name], OPERATORS[name].points(scale)) for name in self.settings.operators]
+        left_over = sum(len(points) for _, points in plan)
+        with Progress(left_over) as progress:
+            for operator, points in plan:
+                ends = self.left() - self.left() * len(points) / left_over if self.limited else -math.inf
+                left_over -= len(points)
+                self.all_of(operator, points, ends, progress)
+                models.forget()  # whole models are large
+
+    @property
+    def limited(self) -> bool:
+        return not math.isinf(self.settings.seconds)
+
+    def all_of(self, operator: Operator, points: list[Point], ends: float, progress: Progress) -> None:
+        """ends: how much of all the time is to be left."""
+        order = list(range(len(points)))
+        if self.limited:
+            random.Random(0).shuffle(order)
+        before, measured = list(self.results["points"]), {}
+        for done, place in enumerate(order):
+            point = points[place]
+            progress.begin(f"{operator.name} {point.cell.title}")
+            left = self.left() - ends
+            share = min(LONGEST_SHARE, ROUNDS_PART * left / (len(order) - done))
+            facts = {"operator": operator.name, "series": point.series, "x": point.x, "title": point.cell.title}
+            own = {"missing": LATE} if left <= 0 else self.guarded(operator, point, share, progress.advance)
+            measured[place] = facts | {"shape": point.cell.as_json()} | own
+            self.clean()
+            self.results["points"] = before + [measured[n] for n in sorted(measured)]
+            result_files.save(self.results, self.out)
+
+    def guarded(self, operator: Operator, point: Point, share: float, advance: Advance) -> dict[str, Any]:
+        """A point whose inputs or truth do not fit is a result too."""
+        try:
+            return self.measure(operator, point, share, advance)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            return {"missing": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:WORDS]}
+
+
+def ceilings(machine: Machine, dtypes: Sequence[str], quick: bool) -> dict[str, Any]:
+    return {
+        "copy_bytes_per_second": copy_rate(machine, quick),
+        "flops_per_second": {dtype: matmul_rate(machine, dtype, quick) for dtype in dtypes},
+    }
+
+
+def tries(settings: Settings) -> dict[str, tuple[str, ...]]:
+    """Which Triton peers are to be tried in a process of their own, and for which operators."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in settings.operators:
+        for x in OPERATORS[name].implementations:
+            usable = x.provider in settings.providers and x.missing(torch.device(settings.device)) is None
+            if x.triton and usable and OPERATORS[name].trial is not None:
+                found[x.name] = (*found.get(x.name, ()), name)
+    return found
+
+
+def run(settings: Settings, out: Path) -> dict[str, Any]:
+    """The result file, which is written after each point too, so that a run which is cut short leaves what it has."""
+    before_triton()
+    warnings.filterwarnings("ignore", module="(mlstm_kernels|transformers|torch|xlstm)")
+    machine = Machine(settings.device)
+    asked = [PROVIDERS[name] for name in settings.providers]
+    results: dict[str, Any] = {
+        "benchmark": "xlstm-hip bench",
+        "environment": environment(settings.device),
+        "settings": settings.as_json(),
+        "providers": {x.name: {"text": x.text, "missing": x.missing()} for x in asked},
+        "exact": {name: dict(OPERATORS[name].exact) for name in settings.operators},
+        "ceilings": ceilings(machine, settings.dtypes, settings.quick),
+        "points": [],
+    }
+    own = Run(settings, machine, out, results)
+    wanted = tries(settings)
+    if wanted:
+        print(f"trying {', '.join(wanted)}, each in a process of its own", file=sys.stderr)
+        command = [sys.executable, "-m", f"{__package__}.trial", "--device", settings.device]
+        command += ["--dtype", settings.dtypes[0], *(["--peers", str(settings.peers)] if settings.peers else [])]
+        own.lost = not_survived(command, os.environ, wanted)
+    own.go()
+    return results
+
+
+def failures(results: dict[str, Any]) -> list[str]:
+    """Ours that were wrong or did not run: what makes a run fail."""
+    return [
+        f"{point['operator']} {point['title']}: {entry['name']}: {entry['failed']}"
+        for point in results["points"]
+        for entry in point.get("entries", ())
+        if "failed" in entry
+    ]

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether get_optimal_kernel_config chooses well: every kernel that a regime may name, timed over a grid.
+
+At each point the fastest kernel that gives right results is the oracle's; a regime's own choice is held to it by the
+median of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..select import AMD, FUSED, HYBRID, NATIVE, REGIMES, STOCK, get_optimal_kernel_config
+from .mlstm_contenders import by_kernel, by_step_kernel
+from .mlstm_points import CHUNK, Cell
+from .registry import OFFICIAL, OURS, PLAIN, Implementation, Point, Scale
+from .timing import paired_ratio
+
+NEAR = 1.05  # a choice that takes at most so many times the best one's time is as good
+AIM = 0.95  # of the points
+KEYS = ("chunkwise_kernel", "sequence_kernel", "step_kernel")
+# Which of a config's kernels does a work, and what the work is to the mLSTM.
+WORKS = {
+    "forward": ("chunkwise_kernel", "forward"),
+    "backward": ("chunkwise_kernel", "forward+backward"),
+    "sequence": ("sequence_kernel", "forward"),
+    "step": ("step_kernel", "step"),
+}
+
+
+def _kernels(work: str) -> tuple[Implementation, ...]:
+    place = KEYS.index(WORKS[work][0])
+    prepare = by_step_kernel if work == "step" else by_kernel
+    made = {}
+    for config in (FUSED, NATIVE, STOCK, HYBRID, AMD):
+        name = config[place]
+        triton = "triton" in name
+        provider = OFFICIAL if triton else OURS if "fused" in name else PLAIN
+        devices = ("cuda",) if triton else ("cpu", "cuda")  # elsewhere that name is the fused kernel's
+        made[name] = Implementation(
+            name, provider, prepare(name), devices, triton=triton, llvm_opt="xl_chunk" not in name
+        )
+    return tuple(made.values())
+
+
+KERNELS = {work: _kernels(work) for work in WORKS}
+
+
+def trial(work: str, dtype: str) -> Cell:
+    own = WORKS[work][1]
+    return Cell(own, dtype, 1, 2, 1 if own == "step" else 256, 256, 512, CHUNK)
+
+
+def points(scale: Scale, work: str) -> list[Point]:
+    batches: tuple[int, ...]
+    lengths: tuple[int, ...]
+    dims: tuple[int, ...]
+    if scale.quick:
+        batches, lengths, dims, heads_wide, most = (1,), (32,), (64,), 128, 64
+    elif scale.gpu:
+        batches, lengths, dims, heads_wide, most = (1, 8, 64), (16, 64, 500, 2048, 8192), (128, 256, 512), 4096, 1 << 17
+    else:
+        batches, lengths, dims, heads_wide, most = (1, 4), (2, 16, 100, 1024), (64, 128, 256), 512, 4096
+    own = WORKS[work][1]
+    if work == "step":
+        lengths = (1,)
+    elif work == "sequence":  # what a chunkwise kernel leaves over, and short prompts
+        lengths = tuple(x for x in lengths if x < 2 * CHUNK)
+    return [
+        Point("selection", f"B{b} S{s} {d // 2}/{d}", Cell(own, dtype, b, heads_wide // d, s, d // 2, d, CHUNK))
+        for dtype in scale.dtypes
+        for b in batches
+        for s in lengths
+        for d in dims
+        if b * s <= most
+    ]
+
+
+# ---- from a result file
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a regime names at a point, beside the oracle."""
+
+    operator: str
+    size: str
+    dtype: str
+    regime: str
+    kernel: str
+    best: str
+    times_best: float
+
+    @property
+    def near(self) -> bool:
+        return self.times_best <= NEAR
+
+
+def choices(results: dict[str, Any]) -> Iterator[Choice]:
+    device = torch.device(results["settings"]["device"])
+    for point in results["points"]:
+        if point["series"] != "selection":
+            continue
+        entries = {
+            entry["name"]: entry for entry in point.get("entries", ()) if "ms" in entry and not entry.get("inexact")
+        }
+        if len(entries) < 2:  # one alone proves nothing
+            continue
+        work, shape = point["operator"].removeprefix("select-"), point["shape"]
+        best = min(entries.values(), key=lambda entry: entry["ms"]["median"])
+        for regime in REGIMES:
+            config = get_optimal_kernel_config(
+                shape["batch"], shape["tokens"], max(shape["dqk"], shape["dhv"]), regime, device
+            )
+            kernel = config[WORKS[work][0]]
+            if kernel not in entries and "triton" in kernel:  # there the name is the fused kernel's
+                kernel = FUSED[KEYS.index(WORKS[work][0])]
+            if kernel not in entries:
+                continue
+            ratio = paired_ratio(entries[kernel]["ms"]["samples"], best["ms"]["samples"])["median"]
+            yield Choice(
+                point["operator"], shape["size"], shape["dtype"], regime, kernel, best["name"], max(ratio, 1.0)
+            )

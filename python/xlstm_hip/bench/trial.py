@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trial runs that tell which peers a process survives.
+
+    python -m xlstm_hip.bench.trial --device cuda --dtype bf16 --try NAME     one implementation, small
+
+A peer's compiler may end the process where a kernel does not suit it. So every Triton peer is tried at a small shape
+in a process of its own first; what that process did not live through is not run, and reported with its last words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+TRIAL_SECONDS = 240
+LLVM = "DISABLE_LLVM_OPT"
+
+
+class Compiled(Protocol):
+    @property
+    def triton(self) -> bool: ...
+    @property
+    def llvm_opt(self) -> bool: ...
+
+
+def before_triton() -> None:
+    """To be called before Triton is imported, which `compiling` then can tell what to do."""
+    os.environ.setdefault(LLVM, "1")
+
+
+@contextlib.contextmanager
+def compiling(implementation: Compiled) -> Iterator[None]:
+    """Triton asks the environment at each compilation: only the kernel that needs it goes without LLVM's optimiser."""
+    before = os.environ.get(LLVM)
+    if implementation.triton and implementation.llvm_opt:
+        os.environ.pop(LLVM, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[LLVM] = before
+
+
+def not_survived(
+    command: Sequence[str], environment: Mapping[str, str], tries: Mapping[str, Sequence[str]]
+) -> dict[tuple[str, str], str]:
+    """tries: by name the works that `command --try name` tries, which says "done WORK" after each.
+
+    (name, work) of those that end their process, with its last words. All are tried at once.
+    """
+    running = {
+        name: subprocess.Popen(
+            [*command, "--try", name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(environment)
+        )
+        for name in tries
+    }
+    lost = {}
+    for name, process in running.items():
+        try:
+            out, err = process.communicate(timeout=TRIAL_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            err += f"\nno end in {TRIAL_SECONDS} s"
+        words = [line for line in err.splitlines() if line.strip()] or ["no words"]
+        why = next((line for line in words if "Assert" in line or "assert" in line), words[-1])
+        for work in tries[name]:
+            if f"done {work}\n" not in out:
+                lost[name, work] = f"its trial ended with {process.returncode}: {why.strip()[:300]}"
+    return lost
+
+
+def add_peers(folder: Path | None) -> None:
+    if folder is not None:
+        sys.path.append(str(folder.resolve()))
+
+
+def main() -> None:
+    from .operators import OPERATORS
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--dtype", required=True)
+    parser.add_argument("--peers", type=Path)
+    parser.add_argument("--try", dest="name", required=True)
+    given = parser.parse_args()
+    add_peers(given.peers)
+    before_triton()
+    device = torch.device(given.device)
+    for operator in OPERATORS.values():
+        for implementation in operator.implementations:
+            if implementation.name != given.name or operator.trial is None:
+                continue
+            cell = operator.trial(given.dtype)
+            with compiling(implementation):
+                try:
+                    implementation.prepare(cell, operator.inputs(cell, device))()
+                    torch.cuda.synchronize()
+                except Exception as error:  # it lives: the benchmark itself meets and reports this
+                    print(f"{operator.name}: {type(error).__name__}", file=sys.stderr)
+            print(f"done {operator.name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

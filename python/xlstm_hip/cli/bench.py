@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""xlstm-hip bench: operators, ours and others', checked, then timed."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..describe import DTYPE_NAMES
+from .common import DTYPES, add_command, at_least, default_device_name
+
+EXAMPLES = """examples:
+  xlstm-hip bench --list                                  # operators, providers, metrics; what is missing here, and why
+  xlstm-hip bench mlstm step --seconds 120 --out b.json   # b.json, b.md and pictures beside them
+  xlstm-hip bench --quick                                 # everything at tiny shapes: no figures, a smoke run
+  xlstm-hip bench selection --device cuda --seconds 600   # get_optimal_kernel_config beside the fastest kernels
+  xlstm-hip bench --redraw b.json                         # the tables and pictures once more
+
+Every result is held to a truth first. exit code: 0, or 1 where one of ours was wrong or did not run.
+"""
+
+
+def _one_of(kind: str) -> Callable[[str], str]:
+    """A parser of names that imports what knows them only when one is given."""
+
+    def parse(text: str) -> str:
+        from ..bench.metrics import METRICS
+        from ..bench.operators import GROUPS, OPERATORS
+        from ..bench.registry import PROVIDERS, named
+
+        known: dict[str, Mapping[str, Any]] = {
+            "operator": {**OPERATORS, **GROUPS},
+            "provider": PROVIDERS,
+            "metric": METRICS,
+        }
+        try:
+            return named(kind, known[kind], text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error).partition(": ")[2]) from None
+
+    return parse
+
+
+def _device(text: str) -> str:
+    try:
+        kind = torch.device(text).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise argparse.ArgumentTypeError(f"expected cpu, cuda or cuda:N, got {text!r}")
+    return text
+
+
+def _json_file(text: str) -> Path:
+    if Path(text).suffix != ".json" or Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file name that ends in .json, got {text!r}")
+    return Path(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number > 0, got {text!r}")
+    return value
+
+
+def add(commands: Any) -> None:
+    command = add_command(commands, "bench", run, "Time operators, ours and others', results checked first.", EXAMPLES)
+    command.add_argument(
+        "operators", nargs="*", type=_one_of("operator"), help="names of --list (default: all but selection)"
+    )
+    command.add_argument("--providers", nargs="+", type=_one_of("provider"), help="(default: all)")
+    command.add_argument("--metrics", nargs="+", type=_one_of("metric"), help="columns of the tables (default: all)")
+    command.add_argument("--device", type=_device, help="(default: the GPU if the package has kernels for it)")
+    command.add_argument("--dtype", nargs="+", choices=DTYPES, help="(default: bfloat16; on the CPU float32 too)")
+    command.add_argument("--seconds", type=_seconds, help="take about so long; points share it (default: no limit)")
+    command.add_argument(
+        "--out", type=_json_file, help="JSON; tables and pictures go beside it (default: by device and time)"
+    )
+    command.add_argument("--threads", metavar="N", type=at_least(1), help="on the CPU (default: one per core)")
+    command.add_argument("--peers", type=Path, help="a folder with further packages, unpacked")
+    command.add_argument("--quick", action="store_true", help="tiny shapes and few rounds: no figures, a smoke run")
+    command.add_argument("--list", action="store_true", help="measure nothing: say what there is")
+    command.add_argument("--redraw", type=Path, metavar="FILE.json", help="measure nothing: tables and pictures of it")
+
+
+def run(given: argparse.Namespace) -> int:
+    from ..bench import runner
+    from ..bench.metrics import METRICS
+    from ..bench.operators import DEFAULT, GROUPS
+    from ..bench.registry import PROVIDERS
+    from ..bench.trial import add_peers
+
+    if given.peers is not None and not given.peers.is_dir():
+        raise ValueError(f"--peers: expected a folder, got {str(given.peers)!r}")
+    add_peers(given.peers)
+    device = given.device or default_device_name()
+    _nothing_else(given)
+    if given.list:
+        print(listing(torch.device(device)))
+        return 0
+    wanted = tuple(given.metrics or METRICS)
+    if given.redraw is not None:
+        results = read(given.redraw)
+        report(results, given.redraw, wanted)
+        return 0
+    gpu = torch.device(device).type == "cuda"
+    if gpu and not torch.cuda.is_available():
+        raise ValueError(f"--device: torch sees no GPU, got {device!r}")
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    asked = [own for name in given.operators or DEFAULT for own in GROUPS.get(name, (name,))]
+    settings = runner.Settings(
+        operators=tuple(dict.fromkeys(asked)),
+        providers=tuple(dict.fromkeys(given.providers or PROVIDERS)),
+        device=device,
+        dtypes=tuple(DTYPE_NAMES[DTYPES[x]] for x in given.dtype or (["bfloat16"] if gpu else ["float32", "bfloat16"])),
+        seconds=given.seconds or math.inf,
+        quick=given.quick,
+        peers=given.peers,
+    )
+    out = given.out or Path(f"bench_{torch.device(device).type}_{time.strftime('%Y%m%d_%H%M%S')}.json")
+    results = runner.run(settings, out)
+    report(results, out, wanted)
+    failed = runner.failures(results)
+    if failed:
+        raise RuntimeError(f"{len(failed)} of ours failed: {'; '.join(failed)}")
+    return 0
+
+
+def _nothing_else(given: argparse.Namespace) -> None:
+    """What measures nothing takes no arguments of a measurement."""
+    allowed = {"list": {"device", "peers"}, "redraw": {"metrics"}}
+    options = ("operators", "providers", "metrics", "device", "dtype", "seconds", "out", "threads", "peers", "quick")
+    for mode, own in allowed.items():
+        extra = [name for name in (*options, *(x for x in allowed if x != mode)) if getattr(given, name)]
+        if getattr(given, mode) and not set(extra) <= own:
+            names = ", ".join(name if name == "operators" else f"--{name}" for name in extra if name not in own)
+            raise ValueError(f"--{mode}: measures nothing, so it does not go with {names}")
+
+
+def read(file: Path) -> dict[str, Any]:
+    try:
+        results = json.loads(file.read_text())
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"--redraw: {str(file)!r} is not JSON: {error}") from None
+    if not isinstance(results, dict) or results.get("benchmark") != "xlstm-hip bench":
+        raise ValueError(f"--redraw: expected a result file of xlstm-hip bench, got {str(file)!r}")
+    return results
+
+
+def report(results: dict[str, Any], out: Path, wanted: Sequence[str]) -> None:
+    from ..bench.pictures import draw
+    from ..bench.report import markdown
+
+    text = markdown(results, wanted)
+    out.with_suffix(".md").write_text(text)
+    print(text)
+    if importlib.util.find_spec("matplotlib") is None:
+        print(f"written: {out}, {out.with_suffix('.md')}; no pictures: there is no matplotlib here")
+        return
+    pictures = draw(results, out)
+    print(f"written: {', '.join(str(x) for x in (out, out.with_suffix('.md'), *pictures))}")
+
+
+def listing(device: torch.device) -> str:
+    from ..bench.metrics import METRICS
+    from ..bench.operators import GROUPS, OPERATORS
+    from ..bench.registry import PROVIDERS
+
+    lines = ["operators"]
+    for operator in OPERATORS.values():
+        lines.append(f"  {operator.name:<18} {operator.text}")
+        for x in operator.implementations:
+            missing = x.missing(device)
+            lines.append(f"    {x.provider:<16} {x.name}{f'  -- missing: {missing}' if missing else ''}")
+    lines += ["", "groups", *(f"  {name:<18} {', '.join(own)}" for name, own in GROUPS.items())]
+    lines += ["", "providers"]
+    for provider in PROVIDERS.values():
+        missing = provider.missing()
+        lines.append(f"  {provider.name:<18} {provider.text}{f'  -- missing: {missing}' if missing else ''}")
+    lines += ["", "metrics", *(f"  {metric.name:<18} {metric.text}" for metric in METRICS.values())]
+    return "\n".join(lines)

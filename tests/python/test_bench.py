@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""xlstm-hip bench: what it measures is right first, what is missing is said, and its files hang together."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from xlstm_hip import cli, select
+from xlstm_hip.bench import attention, metrics, mlstm, mlstm_points, operators, pictures, report, runner, selection
+from xlstm_hip.bench.registry import FLA, FLASH, OFFICIAL, OURS, PLAIN, PROVIDERS, Implementation, Scale
+from xlstm_hip.bench.runner import Settings
+
+MEASURED = ("mlstm-backward", "step", "decode", "layers", "write")
+QUICK = ("--quick", "--dtype", "float32", "--threads", "1")
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "xlstm_hip", "bench", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("matplotlib")
+    out = tmp_path_factory.mktemp("bench") / "made" / "smoke.json"
+    done = command(*MEASURED, "--out", out, "--device", "cpu", *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(out.with_suffix(".md").read_text())
+    return out
+
+
+def test_smoke_run(smoke_run: Path) -> None:
+    results = json.loads(smoke_run.read_text())
+    assert tuple(dict.fromkeys(p["operator"] for p in results["points"])) == MEASURED
+    assert results["environment"]["packages"]["torch"] and results["environment"]["threads"] == 1
+    for point in results["points"]:
+        assert {e["name"] for e in point["entries"]} == {
+            x.name for x in operators.OPERATORS[point["operator"]].implementations
+        }
+        for entry in point["entries"]:
+            if "missing" in entry:
+                continue
+            assert 0 < entry["ms"]["min"] <= entry["ms"]["median"] <= entry["ms"]["max"]
+            assert set(entry["metrics"]) == set(metrics.METRICS)
+            if entry["provider"] in (OURS, PLAIN) and "errors" in entry:
+                assert entry["inexact"] == [] and max(entry["errors"].values()) < 1e-3
+        ours = next(e for e in point["entries"] if e["provider"] == OURS)
+        assert ours["metrics"]["times_ours"] == 1 and ours["metrics"]["roofline"] > 0
+    (first, *_) = (p for p in results["points"] if p["operator"] == "write")
+    assert first["entries"][0]["metrics"]["tokens_per_second"] > 0
+
+
+def test_what_is_missing_is_said(smoke_run: Path) -> None:
+    points = json.loads(smoke_run.read_text())["points"]
+    entries = {(e["provider"], e["name"]): e for p in points for e in p["entries"]}
+    for provider in (FLA, FLASH):
+        if PROVIDERS[provider].missing():
+            said = [e["missing"] for (own, _), e in entries.items() if own == provider]
+            assert said == [f"{PROVIDERS[provider].module} is not installed"]
+            assert said[0] in smoke_run.with_suffix(".md").read_text()
+    if PROVIDERS[OFFICIAL].missing() is None:
+        assert entries[OFFICIAL, "triton step"]["missing"] == "does not run on the CPU"
+
+
+def test_tables_and_pictures_come_from_the_file_alone(smoke_run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(smoke_run.read_text())
+    done = command("--redraw", other)
+    assert done.returncode == 0, done.stderr
+    assert other.with_suffix(".md").read_text() == smoke_run.with_suffix(".md").read_text()
+    names = {x.name.removeprefix("smoke") for x in smoke_run.parent.glob("*.png")}
+    wanted = {"length", "head_dim", "chunk_size", "batch", "keys", "context", "layers", "roofline"}
+    assert names == {x.name.removeprefix("other") for x in tmp_path.glob("*.png")} == {f"_{x}.png" for x in wanted}
+    assert all(x.stat().st_size > 8_000 for x in tmp_path.glob("*.png"))
+    text = other.with_suffix(".md").read_text()
+    assert "A smoke run" in text and "## mlstm-backward" in text
+    few = command("--redraw", other, "--metrics", "ms")
+    assert "of roofline" not in few.stdout and "TFLOP/s  " not in few.stdout and "| ms " in few.stdout
+
+
+def test_list() -> None:
+    done = command("--list", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    for name in (*operators.OPERATORS, *PROVIDERS, *metrics.METRICS, "selection"):
+        assert f"  {name}" in done.stdout
+    assert "triton step  -- missing: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("nosuch",), 2, "operators: expected one of mlstm, "),
+        (("--providers", "nosuch"), 2, "expected one of xlstm_hip, reference, "),
+        (("--metrics", "speed"), 2, "expected one of ms, "),
+        (("--seconds", "0"), 2, "--seconds: expected a number > 0, got '0'"),
+        (("--seconds", "nan"), 2, "--seconds: expected a number > 0, got 'nan'"),
+        (("--device", "gpu"), 2, "--device: expected cpu, cuda or cuda:N, got 'gpu'"),
+        (("--out", "results"), 2, "--out: expected a file name that ends in .json, got 'results'"),
+        (("--threads", "0"), 2, "--threads: expected a whole number >= 1, got '0'"),
+        (("--list", "--quick"), 1, "--list: measures nothing, so it does not go with --quick"),
+        (("--redraw", "a.json", "step"), 1, "--redraw: measures nothing, so it does not go with operators"),
+        (("--redraw", __file__), 1, "is not JSON"),
+        (("--peers", __file__), 1, "--peers: expected a folder, got "),
+    ],
+)
+def test_bad_arguments(arguments: tuple[str, ...], code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        got = cli.main(["bench", *arguments])
+    except SystemExit as stopped:
+        got = int(stopped.code or 0)
+    err = capsys.readouterr().err
+    assert got == code and text in err, err
+
+
+def test_a_file_of_another_benchmark_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other.json").write_text('{"benchmark": "layers"}')
+    assert cli.main(["bench", "--redraw", str(tmp_path / "other.json")]) == 1
+    assert "expected a result file of xlstm-hip bench" in capsys.readouterr().err
+
+
+# ---- correct before timed
+
+
+Make = Callable[[Any, dict[str, Tensor]], Callable[[], dict[str, Tensor]]]
+
+
+def with_step_implementations(monkeypatch: pytest.MonkeyPatch, **made: tuple[str, Make]) -> None:
+    own = tuple(Implementation(name, provider, prepare) for name, (provider, prepare) in made.items())
+    monkeypatch.setitem(operators.OPERATORS, "step", replace(operators.OPERATORS["step"], implementations=own))
+
+
+def run_steps(tmp_path: Path, **settings: Any) -> dict[str, Any]:
+    asked = Settings(operators=("step",), device="cpu", dtypes=("fp32",), quick=True, **settings)
+    return runner.run(asked, tmp_path / "steps.json")
+
+
+def test_a_wrong_result_of_ours_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (right,) = (x.prepare for x in operators.STEPS if x.name == "plain torch")
+
+    def wrong(cell: Any, inputs: dict[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
+        call = right(cell, inputs)
+        return lambda: {name: x * 1.01 for name, x in call().items()}
+
+    def breaks(cell: Any, inputs: dict[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
+        raise RuntimeError("no\nsuch kernel")
+
+    with_step_implementations(
+        monkeypatch,
+        right=(OURS, right),
+        wrong=(OURS, wrong),
+        breaks=(OURS, breaks),
+        peer_wrong=(PLAIN, wrong),
+        peer_breaks=(PLAIN, breaks),
+    )
+    results = run_steps(tmp_path)
+    for point in results["points"]:
+        entries = {e["name"]: e for e in point["entries"]}
+        assert entries["right"]["errors"]["h"] < 1e-5 and "ms" in entries["right"]
+        assert entries["wrong"]["failed"] == "wrong: h, c; not timed" and "ms" not in entries["wrong"]
+        assert entries["breaks"]["failed"] == "RuntimeError: no"
+        assert entries["peer_wrong"]["inexact"] == ["h", "c"] and "ms" in entries["peer_wrong"]
+        assert entries["peer_breaks"]["missing"] == "RuntimeError: no"
+    assert len(runner.failures(results)) == 2 * len(results["points"])
+    text = report.markdown(results)
+    assert "FAILED: wrong: h, c; not timed" in text and "inexact: h, c" in text
+    assert json.loads((tmp_path / "steps.json").read_text()) == results
+
+
+def test_a_failure_of_ours_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def breaks(cell: Any, inputs: dict[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
+        raise RuntimeError("broken")
+
+    with_step_implementations(monkeypatch, ours=(OURS, breaks))
+    assert cli.main(["bench", "step", "--device", "cpu", *QUICK, "--out", str(tmp_path / "b.json")]) == 1
+
+
+def test_what_is_late_is_said(tmp_path: Path) -> None:
+    results = run_steps(tmp_path, seconds=1e-6)
+    assert [p["missing"] for p in results["points"]] == [runner.LATE] * 2
+    assert runner.LATE in report.markdown(results) and pictures.draw(results, tmp_path / "late.json") == []
+
+
+def test_time_is_shared_and_points_stay_in_order(tmp_path: Path) -> None:
+    asked = Settings(operators=("step", "layers"), device="cpu", dtypes=("fp32",), quick=True, seconds=1000)
+    results = runner.run(asked, tmp_path / "order.json")
+    scale = Scale(False, True, ("fp32",))
+    want = [(name, p.cell.title) for name in asked.operators for p in operators.OPERATORS[name].points(scale)]
+    assert [(p["operator"], p["title"]) for p in results["points"]] == want
+    assert all("entries" in p for p in results["points"])
+
+
+def test_providers_that_are_not_asked_are_not_run(tmp_path: Path) -> None:
+    results = run_steps(tmp_path, providers=(PLAIN,))
+    assert {e["provider"] for p in results["points"] for e in p["entries"]} == {PLAIN}
+    assert list(results["providers"]) == [PLAIN]
+    assert all("times_ours" not in e for p in results["points"] for e in p["entries"])
+
+
+# ---- truths and counts
+
+
+@pytest.mark.parametrize("work", ["forward", "forward+backward"])
+def test_the_long_truth_is_the_short_one(work: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = mlstm_points.Cell(work, "fp32", 1, 2, 200, 16, 32, 64)
+    inputs = mlstm.make_inputs(cell)
+    want = mlstm.true_results(cell, inputs)
+    monkeypatch.setattr(mlstm, "QUADRATIC_LENGTH", 100)
+    got = mlstm.true_results(cell, inputs)
+    assert set(got) == set(want) == ({"h"} if work == "forward" else {"h", "dq", "dk", "dv", "di", "df"})
+    for name, x in got.items():
+        torch.testing.assert_close(x, want[name], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(("work", "heads", "key_heads"), [("forward+backward", 2, 2), ("decode", 4, 2)])
+def test_attention_is_held_to_its_definition(work: str, heads: int, key_heads: int) -> None:
+    cell = attention.Cell(work, "fp32", 2, heads, key_heads, 24, 8)
+    inputs = attention.make_inputs(cell, torch.device("cpu"))
+    q, k, v = (inputs[name].double().transpose(1, 2).requires_grad_() for name in "qkv")
+    k_all, v_all = (x.repeat_interleave(heads // key_heads, dim=1) for x in (k, v))
+    weights = q @ k_all.mT * cell.head_dim**-0.5
+    if work != "decode":
+        weights = weights.masked_fill(torch.ones(24, 24).triu(1).bool(), -torch.inf)
+    want = {"out": (weights.softmax(-1) @ v_all).transpose(1, 2)}
+    if work != "decode":
+        gradients = torch.autograd.grad(want["out"], (q, k, v), inputs["dout"].double())
+        want |= {name: g.transpose(1, 2) for name, g in zip(attention.GRADIENTS, gradients, strict=True)}
+    true = attention.truth(cell, inputs)
+    assert max(attention.errors(cell, want, true).values()) < 1e-10
+    off = {name: x + 0.1 for name, x in want.items()}
+    assert min(attention.errors(cell, off, true).values()) > 1e-3
+
+
+def test_counts() -> None:
+    cell = attention.Cell("forward", "bf16", 2, 3, 3, 100, 8)
+    assert cell.flops == 2 * 2 * 8 * 2 * 3 * 100 * 100 / 2  # two products, two operations each, half masked
+    assert cell.bytes == 2 * (4 * 2 * 3 * 100 * 8)
+    assert replace(cell, work="forward+backward").flops == 3.5 * cell.flops
+    decode = attention.Cell("decode", "bf16", 1, 4, 2, 1000, 8)
+    assert decode.bytes == 2 * (2 * 4 * 8 + 2 * 2 * 1000 * 8) and decode.flops == 4 * 4 * 1000 * 8
+    small, large = (mlstm_points.Cell("forward", "bf16", 1, 1, 64, 8, 16, chunk) for chunk in (16, 256))
+    assert small.flops == large.flops == mlstm.Cell("forward", "bf16", 1, 1, 64, 8, 16, 64).flops
+    ceilings = {"copy_bytes_per_second": 1e9, "flops_per_second": {"bf16": 1e12}}
+    assert metrics.floor_ms(cell, ceilings) == pytest.approx(1e3 * cell.bytes / 1e9)
+    ceilings["copy_bytes_per_second"] = math.inf
+    assert metrics.floor_ms(cell, ceilings) == pytest.approx(1e3 * cell.flops / 1e12)
+
+
+def test_every_series_has_a_picture_and_every_cell_a_size() -> None:
+    known = {x.name for x in pictures.SERIES} | {"layer", "selection"}
+    for operator in operators.OPERATORS.values():
+        for scale in (Scale(gpu, quick, ("bf16", "fp32")) for gpu in (False, True) for quick in (False, True)):
+            points = operator.points(scale)
+            assert points and {p.series for p in points} <= known
+            assert len({(p.series, p.cell.title) for p in points}) == len(points)
+            assert all(p.cell.dtype in operator.exact and p.cell.as_json()["size"] for p in points)
+
+
+def test_lengths_have_as_many_tokens() -> None:
+    for gpu in (False, True):
+        cells = [
+            p.cell for p in operators.OPERATORS["mlstm"].points(Scale(gpu, False, ("bf16",))) if p.series == "length"
+        ]
+        assert {cell.batch * cell.tokens for cell in cells} == {65536} and len(cells) >= 4
+
+
+# ---- selection
+
+
+def selection_results(times: dict[str, list[float]], device: str = "cpu", **shape: Any) -> dict[str, Any]:
+    entries = [{"name": name, "ms": {"median": sorted(ms)[len(ms) // 2], "samples": ms}} for name, ms in times.items()]
+    own = {"batch": 1, "tokens": 512, "dqk": 32, "dhv": 64, "dtype": "fp32", "size": "S"} | shape
+    point = {"operator": "select-forward", "series": "selection", "shape": own, "entries": entries}
+    return {"settings": {"device": device}, "points": [point]}
+
+
+def test_choices_are_held_to_the_fastest() -> None:
+    slow, fast = [1.0, 10.0, 1.1], [0.9, 9.0, 1.0]
+    found = {x.regime: x for x in selection.choices(selection_results({select.FUSED[0]: slow, select.NATIVE[0]: fast}))}
+    assert set(found) == set(select.REGIMES)
+    assert found["auto"].kernel == select.FUSED[0] and found["auto"].best == select.NATIVE[0]
+    assert found["auto"].times_best == pytest.approx(10 / 9) and not found["auto"].near
+    assert found["hybrid"].near and found["hybrid"].times_best == 1
+    assert found["stock"].kernel == select.FUSED[0], "a Triton name that was not timed is the fused kernel's"
+
+
+def test_a_wrong_kernel_is_not_the_oracle() -> None:
+    results = selection_results({select.FUSED[0]: [1.0], select.NATIVE[0]: [0.1], select.STOCK[0]: [2.0]})
+    results["points"][0]["entries"][1]["inexact"] = ["h"]
+    assert {x.best for x in selection.choices(results)} == {select.FUSED[0]}
+    results["points"][0]["entries"][2]["inexact"] = ["h"]
+    assert not list(selection.choices(results)), "one kernel alone proves nothing"
+
+
+def test_selection_runs(tmp_path: Path) -> None:
+    asked = Settings(operators=operators.GROUPS["selection"], device="cpu", dtypes=("fp32",), quick=True)
+    results = runner.run(asked, tmp_path / "s.json")
+    found = list(selection.choices(results))
+    assert {x.operator for x in found} == set(operators.GROUPS["selection"])
+    text = report.markdown(results)
+    assert "## Selection" in text and "| auto " in text and "| hybrid " in text
+    assert not runner.failures(results)
