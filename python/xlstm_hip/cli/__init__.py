@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from .._version import __version__
-from . import convert, doctor, evaluate, generate, plan, quantize
+from . import convert, doctor, evaluate, generate, plan, quantize, tune
 
-COMMANDS = (generate, convert, quantize, evaluate, doctor, plan)
+COMMANDS = (generate, convert, quantize, evaluate, doctor, plan, tune)
 INTERRUPTED = 130  # as a shell has it for Ctrl-C
 
 
