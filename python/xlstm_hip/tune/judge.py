@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from ..cli.evaluate import distinct
-from ..generation import State, Stream
+from ..generation import LanguageModel, State, Stream
 from ..models import xLSTMLarge
 from ..plans import AS_PLANNED, FUSED, Plan, trying
 from ..sampling import Sampling
 from ..text import Tokenizer
 from .runs import write_json
 
-TEXTS, READ, WRITTEN = 4, 512, 192  # tokens of each
+TEXTS, READ, WRITTEN = 4, 512, 128  # tokens of each
 SAMPLING = Sampling(temperature=0.8)
 SHIPPED = "shipped"
 JUDGED_OPS = ("mlstm_chunkwise", "mlstm_step")  # the ones that a model's outputs go through
@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 class Layers:
-    """A model whose steps too go through its layers, where the ops are, and not through the decode engine."""
+    """A model whose steps go through its layers, where mlstm_step is, and not through the decode engine."""
 
     def __init__(self, model: xLSTMLarge) -> None:
         self.model, self.config, self.special_tokens = model, model.config, model.special_tokens
@@ -77,10 +77,11 @@ def save_outputs_for_trials(
     first = torch.full((texts, 1), model.special_tokens.bos or 0, device=model.embedding.weight.device)
     with trying(op, AS_PLANNED):
         prompts = torch.cat((first, _written(model, first, read - 1, seed)), dim=1)
+    reader = Layers(model) if op == "mlstm_step" else model
     for name, plan in {SHIPPED: AS_PLANNED, **trials}.items():
         with trying(op, plan), _kernel(model, op, plan):
-            scores = _scores(model, prompts, by_steps=op == "mlstm_step")
-            made = _written(model, prompts, written, seed + texts)
+            scores = _scores(reader, prompts, by_steps=op == "mlstm_step")
+            made = _written(reader, prompts, written, seed + texts)
         outputs = {
             "trial": name,
             "op": op,
@@ -125,7 +126,7 @@ def _measured(model: xLSTMLarge, outputs: Mapping[str, Any]) -> dict[str, Any]:
     device = model.embedding.weight.device
     prompts, made = (torch.tensor(outputs[name], device=device) for name in ("prompts", "tokens"))
     with trying(outputs["op"], AS_PLANNED):
-        scores = Stream(Layers(model), len(made)).score(torch.cat((prompts, made), dim=1))[:, prompts.shape[1] :]
+        scores = Stream(model, len(made)).score(torch.cat((prompts, made), dim=1))[:, prompts.shape[1] :]
     mean = float(scores.double().mean())
     return {
         "avg_logprob": mean,
@@ -136,15 +137,15 @@ def _measured(model: xLSTMLarge, outputs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _written(model: xLSTMLarge, prompts: Tensor, count: int, seed: int) -> Tensor:
-    stream = Stream(Layers(model), len(prompts))
+def _written(model: LanguageModel, prompts: Tensor, count: int, seed: int) -> Tensor:
+    stream = Stream(model, len(prompts))
     stream.feed(prompts)
     return torch.stack(list(stream.tokens(count, SAMPLING, seed)), dim=1)
 
 
-def _scores(model: xLSTMLarge, prompts: Tensor, by_steps: bool) -> Tensor:
+def _scores(model: LanguageModel, prompts: Tensor, by_steps: bool) -> Tensor:
     """The mean log-probability of what follows the first token."""
-    stream = Stream(Layers(model), len(prompts))
+    stream = Stream(model, len(prompts))
     if not by_steps:
         return stream.score(prompts)[:, 1:].double().mean()
     scores = []

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..plans import AS_PLANNED, Plan
+from ..plans import Plan
 from .problem import Judged, Problem, WrongResult
 
 FLUSH_BYTES = 256 << 20  # more than any GPU's last cache
@@ -81,7 +81,7 @@ def measure(problem: Problem, plan: Plan, pace: Pace, threads: int) -> Result:
     arch = problem.arch
     try:
         judged = _judged(problem)
-        shipped, own = judged.call(AS_PLANNED), judged.call(plan)
+        shipped, own = judged.call(problem.shipped()), judged.call(plan)
         share = judged.check(own())
         shipped_ms, ms = paired_ms((shipped, own), problem.on, pace)
     except WrongResult as error:

@@ -15,7 +15,7 @@ from ..checks import GPU_DTYPES, one_of, positive_int
 from ..interface import mlstm_interface, mlstm_step_interface
 from ..ops import OPS as KERNELS
 from ..ops import devices_with_kernels
-from ..plans import CLASSES, FUSED, Plan, arch_of, class_of
+from ..plans import AS_PLANNED, CLASSES, FUSED, SHIPPED, Plan, arch_of, class_of, read_table, same_call, trying
 from ..reference.attention import attention
 
 OPS = tuple(CLASSES)
@@ -53,8 +53,7 @@ class Problem:
         for name in ("batch", "heads", "length", "dqk", "dhv"):
             positive_int(name, getattr(self, name))
         kind = torch.device(self.device).type
-        own = self.op if self.op != "mlstm_step" else "mlstm_step_"
-        one_of("device", kind, devices_with_kernels(own))
+        one_of("device", kind, devices_with_kernels(self.op))
         if kind == "cuda" and DTYPES[self.dtype] not in GPU_DTYPES:
             raise ValueError(f"dtype: expected one of the GPU's, got {self.dtype!r}")
         for name in ONLY_ATTENTION:
@@ -77,6 +76,11 @@ class Problem:
     def shape_class(self) -> dict[str, Any]:
         sizes = asdict(self) | {"heads_k": self.heads_k or self.heads, "queries": self.queries or self.length}
         return class_of(sizes.pop("op"), **sizes)
+
+    def shipped(self) -> Plan:
+        """The plan that an installation without a table of its own has."""
+        own = {"op": self.op, "arch": self.arch, "class": self.shape_class()}
+        return next((one["plan"] for one in read_table(SHIPPED) if same_call(one, own)), AS_PLANNED)
 
     def tensors(self, seed: int = 0) -> Inputs:
         """The same on every machine. Forget gates are open, input gates about zero, as trained models have them."""
@@ -106,8 +110,7 @@ class Problem:
 def call_of(problem: Problem, x: Inputs, plan: Plan) -> Callable[[], Results]:
     """One call of the op that is cut up as `plan` says, and by nothing else: what it leaves out is csrc/'s."""
     if problem.op == "attention_forward":
-        options = {"block_size": plan.get("block_size") or None, "num_splits": plan.get("splits", 0)}
-        return lambda: (flash_attn_func(**x, causal=problem.causal, **options),)
+        return lambda: _attended(x, problem.causal, plan)
     own = {name: value for name, value in plan.items() if name != "kernel"}
     if problem.op == "mlstm_backward":
         return _backward_call(x, own)
@@ -118,6 +121,11 @@ def call_of(problem: Problem, x: Inputs, plan: Plan) -> Callable[[], Results]:
         return lambda: _flat(mlstm_step_interface(**x, eps=EPS, kernel=kernel, **more))
     size = CHUNK if ours else own.get("chunk_size") or CHUNK
     return lambda: _flat(mlstm_interface(**x, return_last_states=True, eps=EPS, chunk_size=size, kernel=kernel, **more))
+
+
+def _attended(x: Inputs, causal: bool, plan: Plan) -> Results:
+    with trying("attention_forward", plan):
+        return (flash_attn_func(**x, causal=causal),)
 
 
 def _flat(made: Any) -> Results:
@@ -150,7 +158,7 @@ def plain(problem: Problem, x: Inputs, dtype: torch.dtype) -> Results:
     if problem.op == "mlstm_chunkwise":
         return _flat(mlstm_interface(**x, return_last_states=True, eps=EPS, chunk_size=CHUNK, kernel=kernel))
     dh = x.pop("dh")
-    leaves = {name: y.requires_grad_() for name, y in x.items()}
+    leaves = {name: y.detach().requires_grad_() for name, y in x.items()}
     h = mlstm_interface(**leaves, eps=EPS, chunk_size=CHUNK, kernel=kernel)
     assert isinstance(h, Tensor)
     return torch.autograd.grad(h, list(leaves.values()), dh)

@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 
 from .. import plans
 from .._version import __version__
+from ..device import device_facts
 from ..plans import Plan
 from .measure import Result
 
@@ -61,6 +63,7 @@ class Run:
         folder = parent / f"{backend}_{time.strftime('%Y%m%d-%H%M%S')}_{tag}"
         meta = {
             "settings": settings,
+            "device": asdict(device_facts(settings["device"])),
             "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "xlstm_hip": __version__,
             "torch": torch.__version__,
@@ -127,8 +130,15 @@ def ensure_table(path: Path) -> None:
     write_json(path, NEW)
 
 
-def enter(path: Path, entry: dict[str, Any]) -> None:
-    """Puts an entry into a table, in the place of one for the same call."""
-    plans.check_entry(entry)
-    others = [one for one in plans.read_table(path) if not plans.same_call(one, entry)]
-    write_json(path, NEW | {"entries": [*others, entry]})
+def entered(path: Path, call: Mapping[str, Any]) -> Plan | None:
+    """The plan that a table has for op, arch and class of a call."""
+    return next((one["plan"] for one in plans.read_table(path) if plans.same_call(one, call)), None)
+
+
+def enter(path: Path, call: Mapping[str, Any], entry: dict[str, Any] | None) -> None:
+    """Puts an entry for a call into a table, in the place of one that is there; None takes that one out."""
+    others = [one for one in plans.read_table(path) if not plans.same_call(one, call)]
+    if entry is not None:
+        plans.check_entry(entry)
+        others.append(entry)
+    write_json(path, NEW | {"entries": others})

@@ -56,7 +56,7 @@ class GeneticSearch:
         self._random = random.Random(seed)
         self._left = {_key(plan): plan for plan in space.candidates()}
         self._asked: list[Plan] = []
-        self._pool: list[tuple[float, Plan]] = [(1.0, {})]  # the shipped plan is as fast as itself
+        self._pool: list[tuple[float, Plan]] = [(1.0, space.shipped)]  # which is as fast as itself
 
     def ask(self) -> list[Plan]:
         first = len(self._pool) == 1 and not self._asked

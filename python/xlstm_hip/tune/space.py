@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..peers import peers_usable
 from ..plans import CHOICES, Plan
@@ -17,9 +17,10 @@ LEAST_SEGMENT, LEAST_SPLIT = 16, 32  # tokens, keys
 
 @dataclass(frozen=True)
 class Space:
-    """Choices by name, each with its values."""
+    """Choices by name, each with its values; and the plan that is to be beaten."""
 
     values: dict[str, tuple]
+    shipped: Plan = field(default_factory=dict)
 
     def candidates(self) -> list[Plan]:
         """Every plan but the shipped one, in one order. Kernels that are not fused have their chunk size alone."""
@@ -27,7 +28,8 @@ class Space:
             {name: value for name, value in zip(self.values, chosen, strict=True) if value}
             for chosen in itertools.product(*self.values.values())
         ]
-        return [plan for plan in plans if plan and ("kernel" not in plan or set(plan) <= {"kernel", "chunk_size"})]
+        whole = [plan for plan in plans if "kernel" not in plan or set(plan) <= {"kernel", "chunk_size"}]
+        return [plan for plan in whole if plan != self.shipped]
 
 
 def space_of(problem: Problem, threads: int) -> Space:
@@ -44,7 +46,8 @@ def space_of(problem: Problem, threads: int) -> Space:
         "block_size": (0,) if gpu else (0, 32, 64, 128, 256),
         "splits": (0, *(n for n in SPLITS if n * LEAST_SPLIT <= length and (gpu or n <= 4 * threads))),
     }
-    return Space({name: possible[name] for name in CHOICES[problem.op] if len(possible[name]) > 1})
+    values = {name: possible[name] for name in CHOICES[problem.op] if len(possible[name]) > 1}
+    return Space(values, problem.shipped())
 
 
 def _other_kernels(problem: Problem) -> tuple[str, ...]:

@@ -12,13 +12,14 @@ from typing import Any
 from ..checks import positive_int
 from ..plans import Plan
 from .engines import Engine
-from .measure import FINAL_PACE, OK, SEARCH_PACE, Pace, Result
+from .measure import FAILED, FINAL_PACE, OK, SEARCH_PACE, Pace, Result
 from .problem import Problem
-from .runs import BEST, Run, enter, plan_text, write_json
+from .runs import BEST, Run, enter, entered, plan_text, write_json
 from .search import Search
 
 Judge = Callable[[dict[int, Plan], Path], dict[int, dict[str, Any]]]  # trials, folder for outputs -> verdicts
 OUTPUTS = "outputs"
+OLD = -1  # the number of the plan that the table has already
 
 
 @dataclass(frozen=True)
@@ -77,56 +78,37 @@ class Tuner:
         for number, result in self.engine.run(self.problem, plans, pace):
             if result.status == OK and result.arch != self.run.meta["settings"]["arch"]:
                 text = f"measured on {result.arch}, not on {self.run.meta['settings']['arch']}"
-                result = Result("failed", text, result.arch)
+                result = Result(FAILED, text, result.arch)
             yield number, result
 
     def finish(self, finalists: int, table: Path) -> Outcome:
         """Measures the best again beside the shipped plan, for longer; the fastest that wins and whose outputs hold is
-        put into the table."""
+        put into the table. What the table has for this call is one of them, and goes if it is not the one."""
         positive_int("finalists", finalists)
-        ranked = sorted(
-            ((result.speedup_or_zero, -number) for number, (_, result) in self.run.trials.items()), reverse=True
-        )
-        best = [-number for speedup, number in ranked[:finalists] if speedup > 1]
-        again = dict(self._own_arch({number: self.run.trials[number][0] for number in best}, FINAL_PACE))
-        winners = sorted((n for n in best if again[n].wins), key=lambda n: -again[n].speedup_or_zero)
+        call = {"op": self.problem.op, "arch": self.run.meta["settings"]["arch"], "class": self.problem.shape_class()}
+        ranked = sorted(self.run.trials.items(), key=lambda one: (-one[1][1].speedup_or_zero, one[0]))
+        plans = {number: plan for number, (plan, result) in ranked[:finalists] if result.speedup_or_zero > 1}
+        old = entered(table, call)
+        if old is not None and old not in plans.values():
+            plans[OLD] = old
+        again = dict(self._own_arch(plans, FINAL_PACE))
+        winners = sorted((n for n in plans if again[n].wins), key=lambda n: -again[n].speedup_or_zero)
         judged: dict[int, dict[str, Any]] = {}
         if winners and self._judge is not None:
-            judged = self._judge({n: self.run.trials[n][0] for n in winners}, self.run.folder / OUTPUTS)
+            judged = self._judge({n: plans[n] for n in winners}, self.run.folder / OUTPUTS)
         passed = [n for n in winners if not judged.get(n, {}).get("refused")]
-        outcome = self._outcome(passed, winners, best, again, judged)
-        rows = [
-            {"trial": n, "plan": self.run.trials[n][0], "again": again[n].as_json(), "judged": judged.get(n)}
-            for n in best
-        ]
-        why = {"entry": outcome.entry, "why_not": outcome.why_not}
-        write_json(self.run.folder / BEST, why | {"finalists": rows})
-        if outcome.entry is not None:
-            enter(table, outcome.entry)
-        return outcome
-
-    def _outcome(
-        self,
-        passed: list[int],
-        winners: list[int],
-        best: list[int],
-        again: dict[int, Result],
-        judged: dict[int, dict[str, Any]],
-    ) -> Outcome:
-        if not best:
-            return Outcome(None, "no trial was faster than the shipped plan")
-        if not winners:
-            found = max(again[n].speedup_or_zero for n in best)
-            return Outcome(None, f"measured again, the best is {found:.3f} times as fast as the shipped plan: no gain")
-        if not passed:
-            return Outcome(None, "; ".join(f"trial {n} is refused: {judged[n]['refused']}" for n in winners))
-        won = passed[0]
-        entry = {
-            "op": self.problem.op,
-            "arch": self.run.meta["settings"]["arch"],
-            "class": self.problem.shape_class(),
-            "plan": dict(self.run.trials[won][0]),
-            "speedup": round(again[won].speedup_or_zero, 4),
-            "run": self.run.folder.name,
-        }
-        return Outcome(entry)
+        entry, why_not = None, ""
+        if passed:
+            speedup = round(again[passed[0]].speedup_or_zero, 4)
+            entry = call | {"plan": dict(plans[passed[0]]), "speedup": speedup, "run": self.run.folder.name}
+        elif winners:
+            why_not = "; ".join(f"trial {n} is refused: {judged[n]['refused']}" for n in winners)
+        elif plans:
+            most = max(result.speedup_or_zero for result in again.values())
+            why_not = f"measured again, the best is {most:.3f} times as fast as the shipped plan: no gain"
+        else:
+            why_not = "no trial was faster than the shipped plan"
+        rows = [{"trial": n, "plan": plans[n], "again": again[n].as_json(), "judged": judged.get(n)} for n in plans]
+        write_json(self.run.folder / BEST, {"entry": entry, "why_not": why_not, "finalists": rows})
+        enter(table, call, entry)
+        return Outcome(entry, why_not)
