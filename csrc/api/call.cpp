@@ -13,6 +13,10 @@ void at_least_one(const char* name, int64_t value) {
   if (value < 1) invalid(std::string(name) + ": expected >= 1, got " + std::to_string(value));
 }
 
+void not_negative(const char* name, int64_t value) {
+  if (value < 0) invalid(std::string(name) + ": expected >= 0, got " + std::to_string(value));
+}
+
 void has_data(const char* name, const xlstm_tensor& x) {
   if (!x.data) invalid(std::string(name) + ": expected data, got NULL");
   if (x.dtype < XLSTM_FLOAT32 || x.dtype > XLSTM_FLOAT64)
@@ -44,6 +48,11 @@ void check(const xlstm_mlstm& in, bool on_host) {
   at_least_one("dqk", in.dqk);
   at_least_one("dhv", in.dhv);
   at_least_one("chunk_size", in.chunk_size);
+  not_negative("segments", in.segments);
+  not_negative("walk_chunk", in.walk_chunk);
+  not_negative("step_columns", in.step_columns);
+  if (on_host && in.walk_chunk) invalid("walk_chunk: expected 0 on a CPU, whose chunks are of chunk_size");
+  if (on_host && in.step_columns) invalid("step_columns: expected 0 on a CPU");
   if (!(in.eps >= 0) || std::isinf(in.eps))
     invalid("eps: expected a finite number >= 0, got " + std::to_string(in.eps));
   if (in.gate != XLSTM_GATE_EXP && in.gate != XLSTM_GATE_SIGMOID)

@@ -37,7 +37,7 @@ MlstmCpuPlan plan(const xlstm_mlstm& in, int32_t threads) {
   for (int64_t n = 0; in.cu_seqlens && n < in.sequences; ++n)
     longest = std::max(longest, in.cu_seqlens[n + 1] - in.cu_seqlens[n]);
   const int64_t sequences = in.cu_seqlens ? in.sequences : in.batch;
-  return plan_mlstm_cpu(sequences, in.heads, longest, in.chunk_size, threads_or_all(threads));
+  return plan_mlstm_cpu(sequences, in.heads, longest, in.chunk_size, threads_or_all(threads), in.segments);
 }
 
 Executor executor(const xlstm_runtime& r, int64_t workers) {

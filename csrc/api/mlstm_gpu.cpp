@@ -24,7 +24,9 @@ gpu::MlstmShape shape_of(const xlstm_mlstm& in, bool panels) {
           in.dhv,
           in.cu_seqlens != nullptr,
           gpu::element_bytes(in.q),
-          panels};
+          panels,
+          in.walk_chunk,
+          in.segments};
 }
 
 gpu::ForwardPlan plan(const xlstm_mlstm_forward& p, bool panels) {

@@ -57,6 +57,10 @@ typedef struct xlstm_mlstm {
   int64_t chunk_size;
   xlstm_tensor q, k, v, i, f;
   const void *c_initial, *n_initial, *m_initial; /* (N, NH, DHQK, DHHV), (N, NH, DHQK), (N, NH); all or none */
+  /* How the call is cut up: 0 leaves it to the plan, and a value that there is no kernel for is an error. */
+  int64_t segments;     /* chunkwise and backward: parts of a sequence, each of a chunk or more */
+  int64_t walk_chunk;   /* the same on a GPU: tokens of a chunk, 16 or 32, by the schedule that every chip has */
+  int64_t step_columns; /* recurrent on a GPU: columns of C in a block, 8, 16 or 32, where it is kept in registers */
 } xlstm_mlstm;
 
 typedef struct xlstm_mlstm_forward {

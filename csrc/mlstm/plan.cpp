@@ -5,13 +5,14 @@
 
 namespace xlstm {
 
-MlstmCpuPlan plan_mlstm_cpu(int64_t sequences, int64_t heads, int64_t longest, int64_t chunk_size, int64_t threads) {
+MlstmCpuPlan plan_mlstm_cpu(int64_t sequences, int64_t heads, int64_t longest, int64_t chunk_size, int64_t threads,
+                            int64_t segments) {
   constexpr int64_t kLeastChunks = 4;
   const int64_t walks = sequences * heads;
   const int64_t chunk = std::min(chunk_size, longest);
   const int64_t chunks = (longest + chunk - 1) / chunk;
   const int64_t wanted = (threads + walks - 1) / walks;
-  const int64_t segments = std::max<int64_t>(1, std::min(wanted, chunks / kLeastChunks));
+  segments = segments ? std::min(segments, chunks) : std::max<int64_t>(1, std::min(wanted, chunks / kLeastChunks));
   const int64_t chunks_each = (chunks + segments - 1) / segments;
   MlstmCpuPlan plan;
   plan.chunk = chunk;

@@ -15,7 +15,8 @@ struct MlstmCpuPlan {
 
 // sequences times heads walks are independent. When they do not fill the threads, each sequence is cut into segments:
 // that costs a second pass over the states (half a forward), so only where each gets four chunks or more (the last one
-// takes what is left).
-MlstmCpuPlan plan_mlstm_cpu(int64_t sequences, int64_t heads, int64_t longest, int64_t chunk_size, int64_t threads);
+// takes what is left). segments: 0 leaves them to the plan; of fewer chunks there are fewer.
+MlstmCpuPlan plan_mlstm_cpu(int64_t sequences, int64_t heads, int64_t longest, int64_t chunk_size, int64_t threads,
+                            int64_t segments = 0);
 
 }  // namespace xlstm

@@ -30,7 +30,8 @@ double walk_time(int64_t blocks, int64_t segments, int64_t at_once) {
 // Whether the Hopper walk is there for these tensors and fills its tiles.
 bool suits_hopper(const MlstmShape& s, const Chip& chip) {
   const auto fits = [](int64_t dimension) { return dimension >= 128 && dimension <= kMostWalkRows; };
-  return chip.hopper && s.panels && !s.packed && fits(s.dqk) && fits(s.dhv) && s.length >= 2 * kHopperChunk;
+  return chip.hopper && s.chunk == 0 && s.panels && !s.packed && fits(s.dqk) && fits(s.dhv) &&
+         s.length >= 2 * kHopperChunk;
 }
 
 // The longest chunk that every walk with a state of so many rows has a kernel for which fits this chip.
@@ -45,7 +46,10 @@ int chunk_for(const MlstmShape& s, const Chip& chip, std::initializer_list<int64
     });
   };
   for (const int chunk : kChunks)
-    if (fits(chunk)) return chunk;
+    if ((s.chunk == 0 || s.chunk == chunk) && fits(chunk)) return chunk;
+  if (s.chunk != 0)
+    throw std::invalid_argument("walk_chunk: no kernel for chunks of " + std::to_string(s.chunk) +
+                                " tokens of these head dims and this dtype on this GPU");
   throw std::invalid_argument("DHQK, DHHV: no kernel for these fits the " + std::to_string(chip.lds_bytes) +
                               " bytes of LDS of this GPU");
 }
@@ -75,8 +79,12 @@ WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int64_t rows, int64_t 
   const int64_t chunks = ceil_div(s.length, chunk);
   // A segment of fewer than eight chunks is mostly beginning and end.
   const int64_t most = p.slices > 1 ? 1 : std::max<int64_t>(1, std::min<int64_t>(chunks / 8, kMostSegments));
-  int64_t best = 1;
-  for (int64_t n = 2; n <= most; ++n)
+  const int64_t possible = p.slices > 1 ? 1 : kMostSegments;
+  if (s.segments > possible)
+    throw std::invalid_argument("segments: expected at most " + std::to_string(possible) +
+                                " of these head dims on a GPU, got " + std::to_string(s.segments));
+  int64_t best = s.segments ? std::min(s.segments, chunks) : 1;
+  for (int64_t n = 2; s.segments == 0 && n <= most; ++n)
     if (walk_time(blocks, n, at_once) < 0.95 * walk_time(blocks, best, at_once)) best = n;
   p.segment_chunks = int(ceil_div(chunks, best));
   // The sequences of a packed row end anywhere: each may begin one segment more than its share.

@@ -16,6 +16,8 @@ struct MlstmShape {
   bool packed;
   int element_bytes;  // of q
   bool panels;        // bfloat16 throughout, and all tensors lie so that bulk copies can take them (Schedule::hopper)
+  int64_t chunk = 0;  // of the common schedule; 0 leaves it, and the schedule, to the plan
+  int64_t segments = 0;  // likewise; of fewer chunks there are fewer
 };
 
 // common: walk_gpu.h, on every chip. hopper: walk_hopper.h.
@@ -44,7 +46,7 @@ struct BackwardPlan {
   WalkPlan dq, dk, dv;  // one chunk length for all
 };
 
-// Throw std::invalid_argument where the chip's LDS has no room for any kernel.
+// Throw std::invalid_argument where the chip's LDS has no room for any kernel, or there is none for what was asked.
 ForwardPlan plan_forward(const MlstmShape&, const Chip&);
 BackwardPlan plan_backward(const MlstmShape&, const Chip&);
 

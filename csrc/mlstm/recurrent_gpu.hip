@@ -27,7 +27,7 @@ RecurrentPlan plan_of(const xlstm_mlstm_forward& p, const Chip& chip) {
                       tokens(in.q, in, in.dqk).whole && tokens(in.k, in, in.dqk).whole &&
                       tokens(in.v, in, in.dhv).whole && is_aligned(in.c_initial) && is_aligned(in.n_initial) &&
                       is_aligned(p.c_last) && is_aligned(p.n_last);
-  return plan_recurrent(heads_of(in), in.dqk, in.dhv, pieces, chip);
+  return plan_recurrent(heads_of(in), in.dqk, in.dhv, pieces, chip, in.step_columns);
 }
 
 // n and m on their way to where they are in place, and n from token to token; as floats. Enough for either kernel: the

@@ -3,7 +3,11 @@
 // anywhere.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
+#include <stdexcept>
+#include <string>
 
 #include "arch/chip.h"
 
@@ -43,16 +47,22 @@ inline RecurrentPlan plan_recurrent(int columns, int64_t heads, int64_t dqk, int
 
 // heads: of all sequences; pieces: every 8 elements of q and k, 4 of v and of the states, begin at a multiple of their
 // size. The widest tile that gives every compute unit a block: wide rows of C are whole cache lines, and q, k, n and
-// the gates are read once per tile.
-inline RecurrentPlan plan_recurrent(int64_t heads, int64_t dqk, int64_t dhv, bool pieces, const Chip& chip) {
+// the gates are read once per tile. asked: columns of that tile, 0 leaves them to the plan; one that there is no kernel
+// for is an std::invalid_argument.
+inline RecurrentPlan plan_recurrent(int64_t heads, int64_t dqk, int64_t dhv, bool pieces, const Chip& chip,
+                                    int64_t asked = 0) {
   RecurrentPlan best{};
   for (const int columns : kRecurrentTiles) {
+    if (asked && asked != columns) continue;
     const RecurrentPlan p = plan_recurrent(columns, heads, dqk, dhv, chip.family);
     if (!pieces || !p.in_registers) continue;
     best = p;
     if (heads * p.tiles >= chip.compute_units) break;
   }
   if (best.in_registers) return best;
+  if (asked && (pieces || std::ranges::find(kRecurrentTiles, asked) == std::end(kRecurrentTiles)))
+    throw std::invalid_argument("step_columns: no kernel for " + std::to_string(asked) +
+                                " columns of these head dims on this GPU");
   best = plan_recurrent(kAnyTile, heads, dqk, dhv, chip.family);
   best.in_registers = false;
   best.threads = kAnyThreads;

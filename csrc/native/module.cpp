@@ -98,13 +98,14 @@ void check_positive(std::initializer_list<std::pair<const char*, int64_t>> value
     if (value < 1) throw std::invalid_argument(std::string(name) + ": expected >= 1, got " + std::to_string(value));
 }
 
-py::dict plan_mlstm(int64_t sequences, int64_t heads, int64_t longest, int64_t chunk_size, int64_t threads) {
+py::dict plan_mlstm(int64_t sequences, int64_t heads, int64_t longest, int64_t chunk_size, int64_t threads,
+                    int64_t segments) {
   check_positive({{"sequences", sequences},
                   {"heads", heads},
                   {"longest", longest},
                   {"chunk_size", chunk_size},
                   {"threads", threads}});
-  const MlstmCpuPlan p = plan_mlstm_cpu(sequences, heads, longest, chunk_size, threads);
+  const MlstmCpuPlan p = plan_mlstm_cpu(sequences, heads, longest, chunk_size, threads, segments);
   py::dict d;
   d["chunk"] = p.chunk;
   d["segment_length"] = p.segment_length;
@@ -164,15 +165,16 @@ py::dict walk_plan(const gpu::WalkPlan& p, const gpu::Chip& chip, int element_by
 }
 
 py::dict plan_mlstm_gpu(const std::string& device, int64_t sequences, int64_t heads, int64_t length, int64_t dqk,
-                        int64_t dhv, int element_bytes) {
+                        int64_t dhv, int element_bytes, int64_t walk_chunk, int64_t segments, int64_t step_columns) {
   check_positive({{"sequences", sequences}, {"heads", heads}, {"length", length}, {"dqk", dqk}, {"dhv", dhv}});
   if (element_bytes != 2 && element_bytes != 4)
     throw std::invalid_argument("element_bytes: expected 2 or 4, got " + std::to_string(element_bytes));
   const gpu::Chip chip = gpu::chip_of(device_of(device));
-  const gpu::MlstmShape shape{sequences, heads, length, dqk, dhv, false, element_bytes, element_bytes == 2};
+  const gpu::MlstmShape shape{sequences,          heads,      length,  dqk, dhv, false, element_bytes,
+                              element_bytes == 2, walk_chunk, segments};
   const gpu::ForwardPlan forward = gpu::plan_forward(shape, chip);
   const gpu::BackwardPlan backward = gpu::plan_backward(shape, chip);
-  const gpu::RecurrentPlan step = gpu::plan_recurrent(sequences * heads, dqk, dhv, true, chip);
+  const gpu::RecurrentPlan step = gpu::plan_recurrent(sequences * heads, dqk, dhv, true, chip, step_columns);
   py::dict d, recurrent;
   d["compute_units"] = chip.compute_units;
   d["forward"] = walk_plan(forward.walk, chip, element_bytes);
@@ -300,13 +302,14 @@ PYBIND11_MODULE(_native, m) {
   m.def("known_devices", known_devices, "GPUs that plans are made for.");
   m.def("catalogue", catalogue, "The kernels in the op library.");
   m.def("plan_mlstm_cpu", plan_mlstm, py::arg("sequences"), py::arg("heads"), py::arg("longest"), py::arg("chunk_size"),
-        py::arg("threads"), "How the chunkwise mLSTM is cut into tasks on a CPU.");
+        py::arg("threads"), py::arg("segments") = 0, "How the chunkwise mLSTM is cut into tasks on a CPU.");
   m.def("plan_attention_cpu", plan_attention, py::arg("batch"), py::arg("heads_k"), py::arg("rows"), py::arg("keys"),
         py::arg("threads"), py::arg("block_size") = 0, py::arg("splits") = 0,
         "How attention is cut into tasks on a CPU; rows: queries times the query heads of a key head. 0: the plan's "
         "own.");
   m.def("plan_mlstm_gpu", plan_mlstm_gpu, py::arg("device"), py::arg("sequences"), py::arg("heads"), py::arg("length"),
-        py::arg("dqk"), py::arg("dhv"), py::arg("element_bytes"),
+        py::arg("dqk"), py::arg("dhv"), py::arg("element_bytes"), py::arg("walk_chunk") = 0, py::arg("segments") = 0,
+        py::arg("step_columns") = 0,
         "How the mLSTM is cut up on one of known_devices(): forward, the three walks of backward, sequence and step.");
   m.def("plan_attention_gpu", plan_attention_gpu, py::arg("device"), py::arg("batch"), py::arg("heads_q"),
         py::arg("heads_k"), py::arg("queries"), py::arg("keys"), py::arg("dqk"), py::arg("dv"),

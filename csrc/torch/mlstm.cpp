@@ -50,8 +50,12 @@ struct Inputs {
   const OptionalTensor &c, &n, &m, &cu_seqlens;
 };
 
-xlstm_mlstm params_of(const Inputs& x, const Shapes& s, bool sigmoid_gate, bool normalize, double eps,
-                      int64_t chunk_size) {
+// How a call is cut up; 0 leaves it to the plan.
+struct Cut {
+  int64_t chunk_size, segments = 0, walk_chunk = 0, step_columns = 0;
+};
+
+xlstm_mlstm params_of(const Inputs& x, const Shapes& s, bool sigmoid_gate, bool normalize, double eps, const Cut& cut) {
   xlstm_mlstm p{};
   p.batch = s.batch;
   p.heads = s.heads;
@@ -65,7 +69,10 @@ xlstm_mlstm params_of(const Inputs& x, const Shapes& s, bool sigmoid_gate, bool 
   p.normalize = normalize;
   p.normalizer_grad = 1;
   p.eps = eps;
-  p.chunk_size = chunk_size;
+  p.chunk_size = cut.chunk_size;
+  p.segments = cut.segments;
+  p.walk_chunk = cut.walk_chunk;
+  p.step_columns = cut.step_columns;
   p.q = view("q", x.q, x.q, {s.batch, s.heads, s.length, s.dqk}, true);
   p.k = view("k", x.k, x.q, {s.batch, s.heads, s.length, s.dqk}, true);
   p.v = view("v", x.v, x.q, {s.batch, s.heads, s.length, s.dhv}, true);
@@ -80,11 +87,11 @@ xlstm_mlstm params_of(const Inputs& x, const Shapes& s, bool sigmoid_gate, bool 
 using HL = std::tuple<Tensor, Tensor>;
 using HLStates = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-HLStates forward(const Inputs& x, bool sigmoid_gate, bool normalize, double eps, int64_t chunk_size, bool bshd,
-                 bool states, bool recurrent) {
+HLStates forward(const Inputs& x, bool sigmoid_gate, bool normalize, double eps, const Cut& cut, bool bshd, bool states,
+                 bool recurrent) {
   const Shapes s = shapes_of(x.q, x.v, x.cu_seqlens, bshd);
   xlstm_mlstm_forward p{};
-  p.in = params_of(x, s, sigmoid_gate, normalize, eps, chunk_size);
+  p.in = params_of(x, s, sigmoid_gate, normalize, eps, cut);
   Tensor h = s.tokens(x.q, s.dhv, x.q.scalar_type());
   Tensor l = new_tensor(x.q, {s.batch, s.heads, s.length}, wide_dtype(x.q));
   p.h = view("h", h, x.q, {s.batch, s.heads, s.length, s.dhv}, true);
@@ -103,28 +110,30 @@ HLStates forward(const Inputs& x, bool sigmoid_gate, bool normalize, double eps,
 HL mlstm_chunkwise(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f,
                    const OptionalTensor& c, const OptionalTensor& n, const OptionalTensor& m,
                    const OptionalTensor& cu_seqlens, bool sigmoid_gate, bool normalize, double eps, int64_t chunk_size,
-                   bool bshd) {
-  const HLStates r =
-      forward({q, k, v, i, f, c, n, m, cu_seqlens}, sigmoid_gate, normalize, eps, chunk_size, bshd, false, false);
+                   bool bshd, int64_t segments, int64_t walk_chunk) {
+  const HLStates r = forward({q, k, v, i, f, c, n, m, cu_seqlens}, sigmoid_gate, normalize, eps,
+                             {chunk_size, segments, walk_chunk}, bshd, false, false);
   return {std::get<0>(r), std::get<1>(r)};
 }
 
 HLStates mlstm_chunkwise_states(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f,
                                 const OptionalTensor& c, const OptionalTensor& n, const OptionalTensor& m,
                                 const OptionalTensor& cu_seqlens, bool sigmoid_gate, bool normalize, double eps,
-                                int64_t chunk_size, bool bshd) {
-  return forward({q, k, v, i, f, c, n, m, cu_seqlens}, sigmoid_gate, normalize, eps, chunk_size, bshd, true, false);
+                                int64_t chunk_size, bool bshd, int64_t segments, int64_t walk_chunk) {
+  return forward({q, k, v, i, f, c, n, m, cu_seqlens}, sigmoid_gate, normalize, eps, {chunk_size, segments, walk_chunk},
+                 bshd, true, false);
 }
 
 HLStates mlstm_sequence(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f,
                         const OptionalTensor& c, const OptionalTensor& n, const OptionalTensor& m,
-                        const OptionalTensor& cu_seqlens, bool sigmoid_gate, bool normalize, double eps, bool bshd) {
+                        const OptionalTensor& cu_seqlens, bool sigmoid_gate, bool normalize, double eps, bool bshd,
+                        int64_t step_columns) {
   // Token by token a float state takes up a rounding per token, and is moved through memory for each. On a CPU, more
   // tokens than a chunk are chunks.
   constexpr int64_t kChunk = 64;
   const bool recurrent = !q.is_cpu() || (q.dim() == 4 && q.size(2) <= kChunk);
-  return forward({q, k, v, i, f, c, n, m, cu_seqlens}, sigmoid_gate, normalize, eps, recurrent ? 1 : kChunk, bshd, true,
-                 recurrent);
+  return forward({q, k, v, i, f, c, n, m, cu_seqlens}, sigmoid_gate, normalize, eps,
+                 {recurrent ? 1 : kChunk, 0, 0, step_columns}, bshd, true, recurrent);
 }
 
 using Grads = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
@@ -136,10 +145,10 @@ struct Cotangents {
 };
 
 GradsStates backward(const Inputs& x, const Cotangents& y, bool sigmoid_gate, bool normalize, bool normalizer_grad,
-                     double eps, int64_t chunk_size, bool bshd, bool states) {
+                     double eps, const Cut& cut, bool bshd, bool states) {
   const Shapes s = shapes_of(x.q, x.v, x.cu_seqlens, bshd);
   xlstm_mlstm_backward p{};
-  p.in = params_of(x, s, sigmoid_gate, normalize, eps, chunk_size);
+  p.in = params_of(x, s, sigmoid_gate, normalize, eps, cut);
   p.in.normalizer_grad = normalizer_grad;
   p.h = view("h", y.h, x.q, {s.batch, s.heads, s.length, s.dhv}, true);
   p.dh = view("dh", y.dh, x.q, {s.batch, s.heads, s.length, s.dhv}, true);
@@ -170,9 +179,10 @@ Grads mlstm_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Te
                      const OptionalTensor& c, const OptionalTensor& n, const OptionalTensor& m,
                      const OptionalTensor& cu_seqlens, const Tensor& h, const Tensor& l, const Tensor& dh,
                      const OptionalTensor& dc, const OptionalTensor& dn, const OptionalTensor& dm, bool sigmoid_gate,
-                     bool normalize, bool normalizer_grad, double eps, int64_t chunk_size, bool bshd) {
+                     bool normalize, bool normalizer_grad, double eps, int64_t chunk_size, bool bshd, int64_t segments,
+                     int64_t walk_chunk) {
   const GradsStates r = backward({q, k, v, i, f, c, n, m, cu_seqlens}, {h, l, dh, dc, dn, dm}, sigmoid_gate, normalize,
-                                 normalizer_grad, eps, chunk_size, bshd, false);
+                                 normalizer_grad, eps, {chunk_size, segments, walk_chunk}, bshd, false);
   return {std::get<0>(r), std::get<1>(r), std::get<2>(r), std::get<3>(r), std::get<4>(r)};
 }
 
@@ -180,16 +190,17 @@ GradsStates mlstm_backward_states(const Tensor& q, const Tensor& k, const Tensor
                                   const Tensor& c, const Tensor& n, const Tensor& m, const OptionalTensor& cu_seqlens,
                                   const Tensor& h, const Tensor& l, const Tensor& dh, const OptionalTensor& dc,
                                   const OptionalTensor& dn, const OptionalTensor& dm, bool sigmoid_gate, bool normalize,
-                                  bool normalizer_grad, double eps, int64_t chunk_size, bool bshd) {
+                                  bool normalizer_grad, double eps, int64_t chunk_size, bool bshd, int64_t segments,
+                                  int64_t walk_chunk) {
   const OptionalTensor c0 = c, n0 = n, m0 = m;
   return backward({q, k, v, i, f, c0, n0, m0, cu_seqlens}, {h, l, dh, dc, dn, dm}, sigmoid_gate, normalize,
-                  normalizer_grad, eps, chunk_size, bshd, true);
+                  normalizer_grad, eps, {chunk_size, segments, walk_chunk}, bshd, true);
 }
 
 // One token: (B, NH, D) is (B, NH, 1, D) with any token stride.
 Tensor step_into(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const Tensor& c,
                  const Tensor& n, const Tensor& m, const Tensor& c_next, const Tensor& n_next, const Tensor& m_next,
-                 bool sigmoid_gate, bool normalize, double eps) {
+                 bool sigmoid_gate, bool normalize, double eps, int64_t step_columns) {
   STD_TORCH_CHECK(q.dim() == 3, "q: expected 3 dimensions (B, NH, DHQK)");
   STD_TORCH_CHECK(v.dim() == 3, "v: expected 3 dimensions (B, NH, DHHV)");
   xlstm_mlstm_forward p{};
@@ -204,6 +215,7 @@ Tensor step_into(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   p.in.normalizer_grad = 1;
   p.in.eps = eps;
   p.in.chunk_size = 1;
+  p.in.step_columns = step_columns;
   p.in.q = view("q", q, q, {batch, heads, dqk}, true);
   p.in.k = view("k", k, q, {batch, heads, dqk}, true);
   p.in.v = view("v", v, q, {batch, heads, dhv}, true);
@@ -224,16 +236,17 @@ Tensor step_into(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
 std::tuple<Tensor, Tensor, Tensor, Tensor> mlstm_step(const Tensor& q, const Tensor& k, const Tensor& v,
                                                       const Tensor& i, const Tensor& f, const Tensor& c,
                                                       const Tensor& n, const Tensor& m, bool sigmoid_gate,
-                                                      bool normalize, double eps) {
+                                                      bool normalize, double eps, int64_t step_columns) {
   Tensor c_next = torch::stable::empty_like(c), n_next = torch::stable::empty_like(n),
          m_next = torch::stable::empty_like(m);
-  Tensor h = step_into(q, k, v, i, f, c, n, m, c_next, n_next, m_next, sigmoid_gate, normalize, eps);
+  Tensor h = step_into(q, k, v, i, f, c, n, m, c_next, n_next, m_next, sigmoid_gate, normalize, eps, step_columns);
   return {h, c_next, n_next, m_next};
 }
 
 Tensor mlstm_step_(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const Tensor& c,
-                   const Tensor& n, const Tensor& m, bool sigmoid_gate, bool normalize, double eps) {
-  return step_into(q, k, v, i, f, c, n, m, c, n, m, sigmoid_gate, normalize, eps);
+                   const Tensor& n, const Tensor& m, bool sigmoid_gate, bool normalize, double eps,
+                   int64_t step_columns) {
+  return step_into(q, k, v, i, f, c, n, m, c, n, m, sigmoid_gate, normalize, eps, step_columns);
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 // q, k (B, NH, S, DHQK)  v, h (B, NH, S, DHHV)  i, f, l (B, NH, S)  c (N, NH, DHQK, DHHV)  n (N, NH, DHQK)  m (N, NH,
 // 1) bshd: results with a token axis lie in memory as (B, S, NH, ...).
 //
+// segments, walk_chunk, step_columns: how a call is cut up, as csrc/api/xlstm_hip.h has it; 0 leaves it to the plan.
+//
 // Attention: q, out (B, S, HQ, D) or packed (T, HQ, D)  k, v (B, S, HK, D), packed, or pages (N, page, HK, D)  lse (B,
 // HQ, S) or (HQ, T)  index tensors int32. A window side below 0 has no end; causal is window_right = 0.
 //
@@ -17,32 +19,37 @@
 STABLE_TORCH_LIBRARY(xlstm_hip, m) {
   m.def(
       "mlstm_chunkwise(Tensor q, Tensor k, Tensor v, Tensor i, Tensor f, Tensor? c_initial, Tensor? n_initial, "
-      "Tensor? m_initial, Tensor? cu_seqlens, bool sigmoid_gate, bool normalize, float eps, int chunk_size, bool bshd) "
+      "Tensor? m_initial, Tensor? cu_seqlens, bool sigmoid_gate, bool normalize, float eps, int chunk_size, bool bshd, "
+      "int segments=0, int walk_chunk=0) "
       "-> (Tensor h, Tensor l)");
   m.def(
       "mlstm_chunkwise_states(Tensor q, Tensor k, Tensor v, Tensor i, Tensor f, Tensor? c_initial, Tensor? n_initial, "
-      "Tensor? m_initial, Tensor? cu_seqlens, bool sigmoid_gate, bool normalize, float eps, int chunk_size, bool bshd) "
+      "Tensor? m_initial, Tensor? cu_seqlens, bool sigmoid_gate, bool normalize, float eps, int chunk_size, bool bshd, "
+      "int segments=0, int walk_chunk=0) "
       "-> (Tensor h, Tensor l, Tensor c, Tensor n, Tensor m)");
   m.def(
       "mlstm_sequence(Tensor q, Tensor k, Tensor v, Tensor i, Tensor f, Tensor? c_initial, Tensor? n_initial, "
-      "Tensor? m_initial, Tensor? cu_seqlens, bool sigmoid_gate, bool normalize, float eps, bool bshd) "
+      "Tensor? m_initial, Tensor? cu_seqlens, bool sigmoid_gate, bool normalize, float eps, bool bshd, int "
+      "step_columns=0) "
       "-> (Tensor h, Tensor l, Tensor c, Tensor n, Tensor m)");
   m.def(
       "mlstm_backward(Tensor q, Tensor k, Tensor v, Tensor i, Tensor f, Tensor? c_initial, Tensor? n_initial, "
       "Tensor? m_initial, Tensor? cu_seqlens, Tensor h, Tensor l, Tensor dh, Tensor? dc_last, Tensor? dn_last, "
-      "Tensor? dm_last, bool sigmoid_gate, bool normalize, bool normalizer_grad, float eps, int chunk_size, bool bshd) "
+      "Tensor? dm_last, bool sigmoid_gate, bool normalize, bool normalizer_grad, float eps, int chunk_size, bool bshd, "
+      "int segments=0, int walk_chunk=0) "
       "-> (Tensor dq, Tensor dk, Tensor dv, Tensor di, Tensor df)");
   m.def(
       "mlstm_backward_states(Tensor q, Tensor k, Tensor v, Tensor i, Tensor f, Tensor c_initial, Tensor n_initial, "
       "Tensor m_initial, Tensor? cu_seqlens, Tensor h, Tensor l, Tensor dh, Tensor? dc_last, Tensor? dn_last, "
-      "Tensor? dm_last, bool sigmoid_gate, bool normalize, bool normalizer_grad, float eps, int chunk_size, bool bshd) "
+      "Tensor? dm_last, bool sigmoid_gate, bool normalize, bool normalizer_grad, float eps, int chunk_size, bool bshd, "
+      "int segments=0, int walk_chunk=0) "
       "-> (Tensor dq, Tensor dk, Tensor dv, Tensor di, Tensor df, Tensor dc, Tensor dn, Tensor dm)");
   m.def(
       "mlstm_step(Tensor q, Tensor k, Tensor v, Tensor i, Tensor f, Tensor c, Tensor n, Tensor m, bool sigmoid_gate, "
-      "bool normalize, float eps) -> (Tensor h, Tensor c_next, Tensor n_next, Tensor m_next)");
+      "bool normalize, float eps, int step_columns=0) -> (Tensor h, Tensor c_next, Tensor n_next, Tensor m_next)");
   m.def(
       "mlstm_step_(Tensor q, Tensor k, Tensor v, Tensor i, Tensor f, Tensor(a!) c, Tensor(b!) n, Tensor(c!) m, "
-      "bool sigmoid_gate, bool normalize, float eps) -> Tensor");
+      "bool sigmoid_gate, bool normalize, float eps, int step_columns=0) -> Tensor");
   m.def(
       "attention_forward(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, "
       "Tensor? leftpad_k, Tensor? block_table, Tensor? cache_batch_idx, Tensor? alibi_slopes, Tensor? sink, "

@@ -16,13 +16,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks
+from . import checks, plans
 from .autocast import in_kernel_dtype
-from .ops import OPS, HiddenFunction, SequenceFunction, StepFunction
+from .ops import OPS, Cut, HiddenFunction, SequenceFunction, StepFunction
+
+DEFAULT_CHUNK_SIZE = 64  # leaves it to the table of plans, where that has an entry
 
 
 def _wide_state(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if x is None else x.to(dtype).contiguous()
+
+
+def _cut(op: str, q: Tensor, v: Tensor, chunk_size: int, cu_seqlens: Tensor | None, given: Any) -> Cut:
+    """As `given` says; where it is None, as the table of plans does for a call that is not packed."""
+    if given is not None:
+        given = plans.check_plan("plan" if op == "mlstm_chunkwise" else "backward_plan", op, given)
+    elif cu_seqlens is None:
+        batch, heads, length, dqk = q.shape
+        sizes = {"batch": batch, "heads": heads, "length": length, "dqk": dqk, "dhv": v.shape[-1]}
+        given = plans.own_plan(op, q.device, q.dtype, **sizes)
+        if chunk_size != DEFAULT_CHUNK_SIZE:
+            given = {**given, "chunk_size": 0}
+    else:
+        given = plans.AS_PLANNED
+    return Cut(given.get("chunk_size") or chunk_size, given.get("segments", 0), given.get("walk_chunk", 0))
 
 
 def _sequence(
@@ -43,7 +60,8 @@ def _sequence(
     chunk_size: int,
     kwargs: dict[str, Any],
 ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    known = ("cu_seqlens", "layout", "normalizer_grad") + (("normalize",) if sigmoid_gate else ())
+    known = ("cu_seqlens", "layout", "normalizer_grad", "backward_plan") + (() if recurrent else ("plan",))
+    known += ("normalize",) if sigmoid_gate else ()
     checks.no_unknown_keywords(function, kwargs, known)
     layout = kwargs.get("layout", "bhsd")
     checks.one_of("layout", layout, checks.LAYOUTS)
@@ -61,19 +79,21 @@ def _sequence(
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.to(torch.int64).contiguous()
     normalize = bool(kwargs.get("normalize", True))
-    options = (sigmoid_gate, normalize, bool(kwargs.get("normalizer_grad", True)), float(eps), chunk_size, bshd)
+    options = (sigmoid_gate, normalize, bool(kwargs.get("normalizer_grad", True)), float(eps), bshd)
+    cut = _cut("mlstm_chunkwise", q, v, chunk_size, cu_seqlens, plans.AS_PLANNED if recurrent else kwargs.get("plan"))
     tensors = (q, k, v, i, f, c, n, m)
     last: tuple[Tensor, ...] | list[Tensor]
     if checks.gradient_needed(*tensors):
+        cuts = (cut, _cut("mlstm_backward", q, v, chunk_size, cu_seqlens, kwargs.get("backward_plan")))
         if return_last_states or recurrent:
-            h, *last = SequenceFunction.apply(*tensors, cu_seqlens, recurrent, options)
+            h, *last = SequenceFunction.apply(*tensors, cu_seqlens, recurrent, options, cuts)
         else:
-            h, last = HiddenFunction.apply(*tensors, cu_seqlens, options), []
+            h, last = HiddenFunction.apply(*tensors, cu_seqlens, options, cuts), []
     elif recurrent:
         h, _, *last = OPS.mlstm_sequence(*tensors, cu_seqlens, sigmoid_gate, normalize, float(eps), bshd)
     else:
         op = OPS.mlstm_chunkwise_states if return_last_states else OPS.mlstm_chunkwise
-        h, _, *last = op(*tensors, cu_seqlens, sigmoid_gate, normalize, float(eps), chunk_size, bshd)
+        h, _, *last = op(*tensors, cu_seqlens, sigmoid_gate, normalize, float(eps), cut.chunk_size, bshd, *cut[1:])
     if bshd:
         h = h.transpose(1, 2)
     return (h, (last[0], last[1], last[2])) if return_last_states else h
@@ -94,7 +114,7 @@ def mlstm_chunkwise_fused(
     chunk_size: int = 64,
     **kwargs: Any,
 ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """The chunkwise mLSTM with the exp input gate. Also takes cu_seqlens, layout, normalizer_grad."""
+    """The chunkwise mLSTM, exp input gate. Also takes cu_seqlens, layout, normalizer_grad; plan, backward_plan."""
     return _sequence(
         "chunkwise--fused", False, False, q, k, v, i, f, c_initial, n_initial, m_initial,
         return_last_states, eps, autocast_kernel_dtype, chunk_size, kwargs,
@@ -116,7 +136,7 @@ def mlstm_chunkwise_fused_siging(
     chunk_size: int = 64,
     **kwargs: Any,
 ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """The chunkwise mLSTM with the sigmoid input gate. Also takes normalize, cu_seqlens, layout, normalizer_grad."""
+    """The same with the sigmoid input gate. Also takes normalize."""
     return _sequence(
         "chunkwise--fused_siging", True, False, q, k, v, i, f, c_initial, n_initial, m_initial,
         return_last_states, eps, autocast_kernel_dtype, chunk_size, kwargs,
@@ -181,13 +201,18 @@ def _step(
     eps: float,
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    known = ("in_place", "autocast_kernel_dtype") + (("normalize",) if sigmoid_gate else ())
+    known = ("in_place", "autocast_kernel_dtype", "plan") + (("normalize",) if sigmoid_gate else ())
     checks.no_unknown_keywords(function, kwargs, known)
     checks.check_step_inputs(q, k, v, i, f, c, n, m, eps)
     q, k, v, i, f = in_kernel_dtype((q, k, v, i, f), kwargs.get("autocast_kernel_dtype", torch.bfloat16))
     checks.fused_dtype(q)
     wide = checks.accumulate_dtype(q.dtype)
     options = (sigmoid_gate, bool(kwargs.get("normalize", True)), float(eps))
+    plan = kwargs.get("plan")
+    if plan is None:
+        sizes = {"batch": q.shape[0], "heads": q.shape[1], "dqk": q.shape[2], "dhv": v.shape[2]}
+        plan = plans.own_plan("mlstm_step", q.device, q.dtype, **sizes)
+    columns = plans.check_plan("plan", "mlstm_step", plan).get("step_columns", 0)
     if kwargs.get("in_place", False):
         for name, x in (("c", c), ("n", n), ("m", m)):
             if x.dtype != wide or not x.is_contiguous():
@@ -196,13 +221,13 @@ def _step(
             raise ValueError(
                 "in_place: expected no gradient to be needed; states of a training step must not be overwritten"
             )
-        h = OPS.mlstm_step_(q, k, v, i, f, c, n, m, *options)
+        h = OPS.mlstm_step_(q, k, v, i, f, c, n, m, *options, columns)
         return h, (c, n, m)
     tensors = (q, k, v, i, f, *(x.to(wide).contiguous() for x in (c, n, m)))
     if checks.gradient_needed(*tensors):
-        h, c_next, n_next, m_next = StepFunction.apply(*tensors, options)
+        h, c_next, n_next, m_next = StepFunction.apply(*tensors, options, columns)
     else:
-        h, c_next, n_next, m_next = OPS.mlstm_step(*tensors, *options)
+        h, c_next, n_next, m_next = OPS.mlstm_step(*tensors, *options, columns)
     return h, (c_next, n_next, m_next)
 
 
@@ -218,7 +243,7 @@ def mlstm_step_fused(
     eps: float = 1e-6,
     **kwargs: Any,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """One token. Also takes in_place: c, n and m are overwritten and returned."""
+    """One token. Also takes in_place: c, n and m are overwritten and returned; and plan."""
     return _step("fused", False, q, k, v, i, f, c, n, m, eps, kwargs)
 
 

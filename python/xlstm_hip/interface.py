@@ -84,6 +84,8 @@ def mlstm_interface(
                        then per sequence. On a GPU the fused kernels do not check its values
     normalizer_grad    False: the normaliser counts as a constant in backward, as in mlstm_kernels; default True, exact
     chunk_size         tokens per matrix product; changes speed, not the result
+    plan               of the fused kernels: how the call is cut up, {"segments": 2, ...}; backward_plan likewise. By
+                       default as the table of plans has it, and where that has nothing, as csrc/ plans
     kwargs             further options of the kernel, by its KernelInfo; an unknown one is an error
 
     Any S >= 1, any head dims, any strides with the last dimension contiguous. States are float32 (float64 for float64).

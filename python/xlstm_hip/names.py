@@ -30,9 +30,11 @@ class Builtin:
 
 
 def _fused(kind: str, name: str) -> Builtin:
-    options: tuple[str, ...] = ("normalizer_grad", "cu_seqlens", "layout")
+    options: tuple[str, ...] = ("normalizer_grad", "cu_seqlens", "layout", "backward_plan")
     if kind == "step":
-        options = ("in_place", "autocast_kernel_dtype")
+        options = ("in_place", "autocast_kernel_dtype", "plan")
+    elif kind == "chunkwise":
+        options += ("plan",)
     gate = "exp"
     if name.endswith("_siging"):
         gate, options = "sigmoid", ("normalize", *options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,17 +63,17 @@ def _h_and_l(q: Tensor, v: Tensor, bshd: bool) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.register_fake("xlstm_hip::mlstm_chunkwise")
-def _(q, k, v, i, f, c, n, m, cu_seqlens, sigmoid_gate, normalize, eps, chunk_size, bshd):
+def _(q, k, v, i, f, c, n, m, cu_seqlens, sigmoid_gate, normalize, eps, chunk_size, bshd, segments=0, walk_chunk=0):
     return _h_and_l(q, v, bshd)
 
 
 @torch.library.register_fake("xlstm_hip::mlstm_chunkwise_states")
-def _(q, k, v, i, f, c, n, m, cu_seqlens, sigmoid_gate, normalize, eps, chunk_size, bshd):
+def _(q, k, v, i, f, c, n, m, cu_seqlens, sigmoid_gate, normalize, eps, chunk_size, bshd, segments=0, walk_chunk=0):
     return *_h_and_l(q, v, bshd), *_states(q, v, cu_seqlens)
 
 
 @torch.library.register_fake("xlstm_hip::mlstm_sequence")
-def _(q, k, v, i, f, c, n, m, cu_seqlens, sigmoid_gate, normalize, eps, bshd):
+def _(q, k, v, i, f, c, n, m, cu_seqlens, sigmoid_gate, normalize, eps, bshd, step_columns=0):
     return *_h_and_l(q, v, bshd), *_states(q, v, cu_seqlens)
 
 
@@ -84,21 +84,21 @@ def _gradients(q: Tensor, v: Tensor, i: Tensor, f: Tensor, bshd: bool) -> tuple[
 
 @torch.library.register_fake("xlstm_hip::mlstm_backward")
 def _(q, k, v, i, f, *rest):
-    return _gradients(q, v, i, f, bshd=rest[-1])
+    return _gradients(q, v, i, f, bshd=rest[15])
 
 
 @torch.library.register_fake("xlstm_hip::mlstm_backward_states")
 def _(q, k, v, i, f, c, n, m, cu_seqlens, *rest):
-    return *_gradients(q, v, i, f, bshd=rest[-1]), *_states(q, v, cu_seqlens)
+    return *_gradients(q, v, i, f, bshd=rest[11]), *_states(q, v, cu_seqlens)
 
 
 @torch.library.register_fake("xlstm_hip::mlstm_step")
-def _(q, k, v, i, f, c, n, m, sigmoid_gate, normalize, eps):
+def _(q, k, v, i, f, c, n, m, sigmoid_gate, normalize, eps, step_columns=0):
     return q.new_empty(*q.shape[:2], v.shape[-1]), torch.empty_like(c), torch.empty_like(n), torch.empty_like(m)
 
 
 @torch.library.register_fake("xlstm_hip::mlstm_step_")
-def _(q, k, v, i, f, c, n, m, sigmoid_gate, normalize, eps):
+def _(q, k, v, i, f, c, n, m, sigmoid_gate, normalize, eps, step_columns=0):
     return q.new_empty(*q.shape[:2], v.shape[-1])
 
 
@@ -118,51 +118,64 @@ def _zeros_for_none(xs: Sequence[Tensor | None], like: Sequence[Tensor]) -> list
     return [torch.zeros_like(y) if x is None else x.contiguous() for x, y in zip(xs, like, strict=True)]
 
 
+class Cut(NamedTuple):
+    """How a chunkwise call, or its backward pass, is cut up; 0 leaves it to the plan."""
+
+    chunk_size: int
+    segments: int = 0
+    walk_chunk: int = 0
+
+
 class SequenceFunction(torch.autograd.Function):
     """Every token at once or one by one; the backward pass is the chunkwise one for both."""
 
     @staticmethod
-    def forward(ctx, q, k, v, i, f, c, n, m, cu_seqlens, recurrent, options):
-        sigmoid_gate, normalize, normalizer_grad, eps, chunk_size, bshd = options
+    def forward(ctx, q, k, v, i, f, c, n, m, cu_seqlens, recurrent, options, cuts):
+        sigmoid_gate, normalize, normalizer_grad, eps, bshd = options
+        chunk_size, *cut = cuts[0]
         if recurrent:
             h, l, *last = OPS.mlstm_sequence(q, k, v, i, f, c, n, m, cu_seqlens, sigmoid_gate, normalize, eps, bshd)
         else:
             h, l, *last = OPS.mlstm_chunkwise_states(
-                q, k, v, i, f, c, n, m, cu_seqlens, sigmoid_gate, normalize, eps, chunk_size, bshd
+                q, k, v, i, f, c, n, m, cu_seqlens, sigmoid_gate, normalize, eps, chunk_size, bshd, *cut
             )
         ctx.save_for_backward(q, k, v, i, f, c, n, m, cu_seqlens, h, l)
-        ctx.options = options
+        ctx.options, ctx.cut = options, cuts[1]
         ctx.set_materialize_grads(False)
         return h, *last
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dh, dc, dn, dm):
-        return *_backward(ctx, dh, (dc, dn, dm)), None, None, None
+        return *_backward(ctx, dh, (dc, dn, dm)), None, None, None, None
 
 
 class HiddenFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, i, f, c, n, m, cu_seqlens, options):
-        sigmoid_gate, normalize, normalizer_grad, eps, chunk_size, bshd = options
-        h, l = OPS.mlstm_chunkwise(q, k, v, i, f, c, n, m, cu_seqlens, sigmoid_gate, normalize, eps, chunk_size, bshd)
+    def forward(ctx, q, k, v, i, f, c, n, m, cu_seqlens, options, cuts):
+        sigmoid_gate, normalize, normalizer_grad, eps, bshd = options
+        chunk_size, *cut = cuts[0]
+        h, l = OPS.mlstm_chunkwise(
+            q, k, v, i, f, c, n, m, cu_seqlens, sigmoid_gate, normalize, eps, chunk_size, bshd, *cut
+        )
         ctx.save_for_backward(q, k, v, i, f, c, n, m, cu_seqlens, h, l)
-        ctx.options = options
+        ctx.options, ctx.cut = options, cuts[1]
         return h
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dh):
-        return *_backward(ctx, dh, (None, None, None)), None, None
+        return *_backward(ctx, dh, (None, None, None)), None, None, None
 
 
 def _backward(ctx, dh: Tensor | None, dlast: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     q, k, v, i, f, c, n, m, cu_seqlens, h, l = ctx.saved_tensors
-    sigmoid_gate, normalize, normalizer_grad, eps, chunk_size, bshd = ctx.options
+    sigmoid_gate, normalize, normalizer_grad, eps, bshd = ctx.options
+    chunk_size, *cut = ctx.cut
     dh = torch.zeros_like(h) if dh is None else _unit_last_stride(dh)
     if any(x is not None for x in dlast):
         dlast = _zeros_for_none(dlast, _states(q, v, cu_seqlens))
-    flags = (sigmoid_gate, normalize, normalizer_grad, eps, chunk_size, bshd)
+    flags = (sigmoid_gate, normalize, normalizer_grad, eps, chunk_size, bshd, *cut)
     if c is None:
         return *OPS.mlstm_backward(q, k, v, i, f, c, n, m, cu_seqlens, h, l, dh, *dlast, *flags), None, None, None
     return tuple(OPS.mlstm_backward_states(q, k, v, i, f, c, n, m, cu_seqlens, h, l, dh, *dlast, *flags))
@@ -170,9 +183,9 @@ def _backward(ctx, dh: Tensor | None, dlast: Sequence[Tensor | None]) -> tuple[T
 
 class StepFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, i, f, c, n, m, options):
+    def forward(ctx, q, k, v, i, f, c, n, m, options, columns):
         sigmoid_gate, normalize, eps = options
-        h, *last = OPS.mlstm_step(q, k, v, i, f, c, n, m, sigmoid_gate, normalize, eps)
+        h, *last = OPS.mlstm_step(q, k, v, i, f, c, n, m, sigmoid_gate, normalize, eps, columns)
         ctx.save_for_backward(q, k, v, i, f, c, n, m)
         ctx.options = options
         ctx.set_materialize_grads(False)
@@ -195,4 +208,4 @@ class StepFunction(torch.autograd.Function):
         dq, dk, dv, *rest = OPS.mlstm_backward_states(
             *one, h, l, dh, *dlast, sigmoid_gate, normalize, True, eps, 1, False
         )
-        return dq[:, :, 0], dk[:, :, 0], dv[:, :, 0], *rest, None
+        return dq[:, :, 0], dk[:, :, 0], dv[:, :, 0], *rest, None, None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from . import plans
 from .checks import GPU_HEAD_DIM, one_of, positive_int
 from .device import default_device
 from .registry import KernelInfo, kernel_info
@@ -39,8 +40,9 @@ def get_optimal_kernel_config(
 
     "auto" takes the fused kernels wherever the op library has them for the device (without an argument: the
     GPU, or the CPU where there is none) and, on a GPU, for head_dim, the larger of the two; else the native
-    ones. They take every batch size and length, so only the published rule "amd" looks at batch_size and
-    seq_len. The published ones are the same for every device.
+    ones. They take every batch size and length; batch_size and seq_len decide where the table of tuned plans
+    (xlstm_hip.plans) names another kernel for such calls, and in the published rule "amd". The published ones
+    are the same for every device.
     """
     positive_int("batch_size", batch_size)
     positive_int("seq_len", seq_len)
@@ -48,7 +50,10 @@ def get_optimal_kernel_config(
         positive_int("head_dim", head_dim)
     one_of("regime", regime, REGIMES)
     if regime == "auto":
-        chosen = _auto(default_device() if device is None else torch.device(device), head_dim)
+        where = default_device() if device is None else torch.device(device)
+        chosen = _auto(where, head_dim)
+        if head_dim is not None and chosen == FUSED and plans.has_entries():
+            chosen = _tuned(where, batch_size, seq_len, head_dim)
     elif regime == "amd":
         chosen = _amd_rule(batch_size, seq_len)
     else:
@@ -67,6 +72,15 @@ def _auto(device: torch.device, head_dim: int | None) -> tuple[str, str, str]:
         return NATIVE
     fused = [kernel_info(name, kind) for name, kind in zip(FUSED, ("chunkwise", "sequence", "step"), strict=True)]
     return FUSED if all(_runs_on(info, device) for info in fused) else NATIVE
+
+
+def _tuned(device: torch.device, batch: int, length: int, head_dim: int) -> tuple[str, str, str]:
+    chunkwise = plans.tuned_kernel("mlstm_chunkwise", device, batch, head_dim, length)
+    step = plans.tuned_kernel("mlstm_step", device, batch, head_dim)
+    for name, kind in ((chunkwise, "chunkwise"), (step, "step")):
+        if name is not None:
+            kernel_info(name, kind)  # an unknown name in the table is an error here
+    return chunkwise or FUSED[0], FUSED[1], step or FUSED[2]
 
 
 def _runs_on(info: KernelInfo, device: torch.device) -> bool:

@@ -45,6 +45,12 @@ int main() {
 
   // {chunk, segment_length, segments, workers}
   test_known(1, 8, 2048, 64, 1, {64, 2048, 1, 1});
+  // Segments that are asked for: as many, or one for each chunk.
+  const MlstmCpuPlan three = plan_mlstm_cpu(1, 8, 2048, 64, 2, 3), most = plan_mlstm_cpu(1, 1, 200, 64, 9, 77);
+  CHECK(three.segments == 3 && three.segment_length == 704, "%d segments of %d", int(three.segments),
+        int(three.segment_length));
+  CHECK(most.segments == 4 && most.segment_length == 64 && most.workers == 4, "%d segments, %d workers",
+        int(most.segments), int(most.workers));
   test_known(1, 8, 2048, 64, 2, {64, 2048, 1, 2});
   test_known(1, 8, 2048, 64, 8, {64, 2048, 1, 8});
   test_known(1, 8, 2048, 64, 16, {64, 1024, 2, 16});

@@ -143,3 +143,32 @@ def test_one_step_gives_every_compute_unit_of_an_mi300x_a_block() -> None:
     blocks = {heads: plan("MI300X", (1, heads, 1, 256, 512))["recurrent"]["blocks"] for heads in (4, 8, 16, 64)}
     assert blocks[8] >= 304 and blocks[16] >= 304 and blocks[64] >= 304
     assert blocks[4] >= 4 * 64  # tiles of 8 values are the narrowest there are
+
+
+def test_what_is_asked_for() -> None:
+    """segments, walk_chunk and step_columns of a call come before the plan's own; what has no kernel is an error."""
+
+    def asked(
+        device: str = "H200", shape: tuple[int, ...] = SHAPES[0], bytes_: int = 2, **options: int
+    ) -> dict[str, Any]:
+        return _native.plan_mlstm_gpu(device, *shape, bytes_, **options)
+
+    assert asked()["forward"]["schedule"] == "hopper" and asked(segments=5)["forward"]["schedule"] == "hopper"
+    for device, chunk in (("H200", 16), ("H200", 32), ("A100", 16), ("MI300X", 32), ("RX 7900 XTX", 16)):
+        cut = asked(device, walk_chunk=chunk, segments=5)
+        for walk in WALKS:
+            assert (cut[walk]["schedule"], cut[walk]["chunk"], cut[walk]["segments"]) == ("common", chunk, 5)
+    assert asked(shape=(1, 8, 40, 64, 64), segments=50, walk_chunk=16)["forward"]["segments"] == 3  # one for each chunk
+    for columns in (8, 16, 32):
+        assert asked(step_columns=columns)["recurrent"]["columns"] == columns
+    for options, text in (
+        ({"walk_chunk": 64}, "walk_chunk: no kernel for chunks of 64 tokens"),
+        ({"device": "MI300X", "walk_chunk": 16}, "walk_chunk: no kernel for chunks of 16 tokens"),
+        ({"bytes_": 4, "walk_chunk": 32}, "walk_chunk: no kernel for chunks of 32 tokens"),
+        ({"segments": 65}, "segments: expected at most 64 of these head dims on a GPU, got 65"),
+        ({"shape": (1, 1, 4096, 64, 1024), "segments": 2}, "segments: expected at most 1 of these head dims"),
+        ({"step_columns": 12}, "step_columns: no kernel for 12 columns"),
+        ({"shape": (1, 1, 64, 512, 512), "step_columns": 64}, "step_columns: no kernel for 64 columns"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            asked(**options)  # type: ignore[arg-type]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlashAttention-2's six functions: its names, argument order, defaults, shapes and return values.
 
-What it does not have comes after, by keyword alone: block_size, sink, seqused_k, leftpad_k. Results are the same bits
-from run to run, deterministic=True or not: no kernel here adds in an order that depends on chance.
+What it does not have comes after, by keyword alone: block_size, sink, seqused_k, leftpad_k, and num_splits of
+flash_attn_func. Results are the same bits from run to run, deterministic=True or not: no kernel here adds in an order
+that depends on chance.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ def flash_attn_func(
     sink: Tensor | None = None,  # (H_q)
     seqused_k: Tensor | None = None,  # (B)
     leftpad_k: Tensor | None = None,  # (B)
+    num_splits: int = 0,
 ) -> Result:
     """Attention of B sequences of one length. Returns out (B, S_q, H_q, D_v); with return_attn_probs also softmax_lse
-    (B, H_q, S_q) and S_dmask: with dropout the softmax (B, H_q, S_q, S_k), negative where dropped, else empty."""
+    (B, H_q, S_q) and S_dmask: with dropout the softmax (B, H_q, S_q, S_k), negative where dropped, else empty.
+    num_splits: parts that the keys are cut into, 0 leaves it to the plan."""
     q = checks.heads("q", q, 4, "(B, S, H, D)")
     k, v = checks.heads("k", k, 4, "(B, S, H, D)", q), checks.heads("v", v, 4, "(B, S, H, D)", q)
     batch = q.shape[0]
@@ -63,7 +66,11 @@ def flash_attn_func(
         leftpad_k=checks.indices("leftpad_k", leftpad_k, q, (batch,), f"(B) = ({batch},)"),
     )
     probs = checks.flag("return_attn_probs", return_attn_probs) and options.dropout_p > 0
-    made = attend(q, k, v, checks.sinks("sink", sink, q), checks.slopes(alibi_slopes, q, batch), places, options, probs)
+    slopes, sinks = checks.slopes(alibi_slopes, q, batch), checks.sinks("sink", sink, q)
+    parts = checks.splits(num_splits)
+    if probs and parts > 1:
+        raise ValueError(f"num_splits: expected 0 or 1 with dropout and return_attn_probs, got {num_splits}")
+    made = attend(q, k, v, sinks, slopes, places, options, probs, parts)
     return _result(made, q, return_attn_probs)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..checks import shape_text
 from ..ops import OPS
 from . import checks
-from .ops import Options, Pages, Places
+from .ops import Options, Pages, Places, cut_of
 
 
 def flash_attn_with_kvcache(
@@ -97,8 +97,9 @@ def flash_attn_with_kvcache(
         same_position = left < 0 and right < 0
         q = OPS.attention_rotary(q, cos, sin, before, rotary_interleaved, same_position)
     places = Places(seqused_k=used, leftpad_k=leftpad)
+    cut = cut_of(q, k_cache.shape[-2], room, v_cache.shape[-1], options, parts, packed=False)
     out, lse = OPS.attention_forward(
-        q, k_cache, v_cache, *places, *Pages(table, rows), slopes, sinks, None, *options, parts, True
+        q, k_cache, v_cache, *places, *Pages(table, rows), slopes, sinks, None, *options[:-1], *cut, True
     )
     return (out, lse) if return_softmax_lse else out
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .. import plans
 from ..checks import accumulate_dtype, gradient_needed
 from ..ops import OPS
 
@@ -92,8 +93,8 @@ class AttentionFunction(torch.autograd.Function):
     """out, lse and, if asked for, the softmax, which gets no gradient."""
 
     @staticmethod
-    def forward(ctx, q, k, v, sink, slopes, rng_state, places, options, probs):
-        out, lse, *weights = _forward(q, k, v, sink, slopes, rng_state, places, options, probs)
+    def forward(ctx, q, k, v, sink, slopes, rng_state, places, options, probs, cut):
+        out, lse, *weights = _forward(q, k, v, sink, slopes, rng_state, places, options, probs, cut)
         ctx.save_for_backward(q, k, v, sink, slopes, rng_state, out, lse, *places)
         ctx.options = options
         ctx.mark_non_differentiable(*weights)
@@ -111,13 +112,25 @@ class AttentionFunction(torch.autograd.Function):
         dq, dk, dv, dsink = OPS.attention_backward(
             q, k, v, out, lse, dout, dlse, *places, slopes, sink, rng_state, *ctx.options
         )
-        return dq, dk, dv, None if sink is None else dsink, None, None, None, None, None
+        return dq, dk, dv, None if sink is None else dsink, None, None, None, None, None, None
 
 
-def _forward(q, k, v, sink, slopes, rng_state, places, options, probs):
+def _forward(q, k, v, sink, slopes, rng_state, places, options, probs, cut):
     if probs:
         return OPS.attention_forward_probs(q, k, v, *places, slopes, sink, rng_state, *options)
-    return OPS.attention_forward(q, k, v, *places, *Pages(), slopes, sink, rng_state, *options, 0, True)
+    return OPS.attention_forward(q, k, v, *places, *Pages(), slopes, sink, rng_state, *options[:-1], *cut, True)
+
+
+def cut_of(q: Tensor, heads_k: int, keys: int, dv: int, options: Options, splits: int, packed: bool) -> tuple[int, int]:
+    """Block size and splits of a forward call: as given, or where neither is, as the table of plans has them."""
+    if options.block_size or splits or packed:
+        return options.block_size, splits
+    batch, queries, heads, dqk = q.shape
+    plan = plans.plan_for(
+        "attention_forward", q.device, q.dtype, batch=batch, heads=heads, heads_k=heads_k, queries=queries,
+        length=keys, dqk=dqk, dhv=dv, causal=options.window_right == 0,
+    )  # fmt: skip
+    return plan.get("block_size", 0), plan.get("splits", 0)
 
 
 def attend(
@@ -129,11 +142,14 @@ def attend(
     places: Places,
     options: Options,
     probs: bool = False,
+    splits: int = 0,
 ) -> tuple[Tensor, ...]:
     """out, lse and, if asked for, the softmax with dropped weights negative. Draws a seed where there is dropout."""
     rng_state = None
     if options.dropout_p > 0:
         rng_state = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=q.device)
+    packed = places.cu_seqlens_q is not None
+    cut = cut_of(q, k.shape[-2], k.shape[-3], v.shape[-1], options, splits, packed)
     if gradient_needed(q, k, v, sink):
-        return AttentionFunction.apply(q, k, v, sink, slopes, rng_state, places, options, probs)
-    return tuple(_forward(q, k, v, sink, slopes, rng_state, places, options, probs))
+        return AttentionFunction.apply(q, k, v, sink, slopes, rng_state, places, options, probs, cut)
+    return tuple(_forward(q, k, v, sink, slopes, rng_state, places, options, probs, cut))

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from .._version import __version__
-from . import bench, convert, doctor, evaluate, generate, plan, quantize
+from . import bench, convert, doctor, evaluate, generate, plan, quantize, tune
 
-COMMANDS = (generate, convert, quantize, evaluate, doctor, plan, bench)
+COMMANDS = (generate, convert, quantize, evaluate, doctor, plan, bench, tune)
 INTERRUPTED = 130  # as a shell has it for Ctrl-C
 
 

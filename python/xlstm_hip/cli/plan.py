@@ -29,6 +29,16 @@ def add(commands: Any) -> None:
     command.add_argument("--dhv", metavar="N", type=at_least(1), default=512, help="head dim of v and h (default: 512)")
     command.add_argument("--dtype", choices=ELEMENT_BYTES, default="bfloat16", help="(default: bfloat16)")
     command.add_argument("--chunk-size", metavar="N", type=at_least(1), default=64, help="on the CPU (default: 64)")
+    command.add_argument(
+        "--segments", metavar="N", type=at_least(0), default=0, help="of a sequence (default: 0, as fits)"
+    )
+    command.add_argument(
+        "--walk-chunk",
+        metavar="N",
+        type=at_least(0),
+        default=0,
+        help="tokens of a chunk on a GPU (default: 0, as fits)",
+    )
     command.add_argument("--threads", metavar="N", type=at_least(1), help="on the CPU (default: one per core)")
     command.add_argument("--json", action="store_true", help="print JSON")
 
@@ -42,15 +52,19 @@ def run(given: argparse.Namespace) -> int:
         print("\n".join(("cpu", *devices)))
         return 0
     if given.device == "cpu":
+        if given.walk_chunk:
+            raise ValueError(
+                f"--walk-chunk: expected none on a CPU, whose chunks are --chunk-size, got {given.walk_chunk}"
+            )
         threads = given.threads or torch.get_num_threads()
-        cut = built.plan_mlstm_cpu(given.batch, given.heads, given.length, given.chunk_size, threads)
+        cut = built.plan_mlstm_cpu(given.batch, given.heads, given.length, given.chunk_size, threads, given.segments)
     else:
         named = {name.lower(): name for name in devices}
         if given.device.lower() not in named:
             raise ValueError(f"--device: expected one of cpu, {', '.join(devices)}, got {given.device!r}")
         cut = built.plan_mlstm_gpu(
             named[given.device.lower()], given.batch, given.heads, given.length, given.dqk, given.dhv,
-            ELEMENT_BYTES[given.dtype],
+            ELEMENT_BYTES[given.dtype], given.walk_chunk, given.segments,
         )  # fmt: skip
     if given.json:
         print(json.dumps(cut))

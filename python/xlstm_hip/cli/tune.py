@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""xlstm-hip tune: looks for faster ways to cut calls up, and puts what it finds into a table that calls read."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..plans import ENVIRONMENT, Plan
+from .common import DTYPES, add_command, at_least, default_device_name
+
+EXAMPLES = f"""examples:
+  xlstm-hip tune --op mlstm_chunkwise --length 4096 --budget 64 --table plans.json
+  xlstm-hip tune --op mlstm_step --device cuda --batch 4 --heads 8 --search random --engine ray
+  xlstm-hip tune --resume runs/cpu_20260101-120000_mlstm_chunkwise --budget 128
+
+Calls read the shipped table and the one that {ENVIRONMENT} names. Without --table that one is written, and where it is
+not set, <run folder>/table.json.
+"""
+SETTINGS: dict[str, Any] = {  # what a run is: all of it is in run_meta.json, and --resume takes it from there
+    "op": "mlstm_chunkwise", "device": None, "dtype": "bfloat16", "threads": None,
+    "batch": 1, "heads": 8, "length": 2048, "dqk": 256, "dhv": 512, "heads_k": 0, "queries": 0, "causal": False,
+    "search": "genetic", "seed": 0,
+}  # fmt: skip
+BUDGET, FINALISTS, TRIAL_SECONDS = 64, 3, 300.0
+DEMO = Path("models/demo")
+
+
+def add(commands: Any) -> None:
+    from ..tune.engines import ENGINES
+    from ..tune.problem import OPS
+    from ..tune.search import SEARCHES
+
+    text = "Look for faster ways to cut calls up, for a table that calls read."
+    command = add_command(commands, "tune", run, text, EXAMPLES)
+    problem = command.add_argument_group("what is tuned")
+    command.set_defaults(**dict.fromkeys(SETTINGS))
+
+    def setting(name: str, text: str, **options: Any) -> None:
+        shown = SETTINGS[name]
+        default = "" if shown in (None, False) else f" (default: {shown})"
+        problem.add_argument(f"--{name.replace('_', '-')}", help=text + default, **options)
+
+    setting("op", "", choices=OPS)
+    setting("device", "cpu, cuda, cuda:1, ... (default: the GPU if the package has kernels for it)")
+    setting("dtype", "of q, k and v", choices=DTYPES)
+    for name, what in (("batch", "sequences"), ("heads", "of q"), ("length", "tokens; of attention the keys"),
+                       ("dqk", "head dim of q and k"), ("dhv", "head dim of v")):  # fmt: skip
+        setting(name, what, metavar="N", type=at_least(1))
+    setting("heads_k", "attention: of k and v (default: --heads)", metavar="N", type=at_least(1))
+    setting("queries", "attention: tokens of q (default: --length)", metavar="N", type=at_least(1))
+    setting("causal", "attention: with a causal mask", action="store_const", const=True)
+    setting("threads", "of a trial on the CPU (default: one per core)", metavar="N", type=at_least(1))
+    setting("search", "", choices=SEARCHES)
+    setting("seed", "the same seed, the same candidates", metavar="N", type=at_least(0))
+
+    command.add_argument("--budget", metavar="N", type=at_least(1), default=BUDGET, help=f"trials (default: {BUDGET})")
+    command.add_argument(
+        "--finalists", metavar="N", type=at_least(1), default=FINALISTS,
+        help=f"of the best trials that are measured again and judged (default: {FINALISTS})",
+    )  # fmt: skip
+    command.add_argument(
+        "--trial-seconds", metavar="S", type=float, default=TRIAL_SECONDS,
+        help=f"a trial that lasts longer has failed (default: {TRIAL_SECONDS:g})",
+    )  # fmt: skip
+    command.add_argument("--engine", choices=ENGINES, default="local", help="where trials run (default: local)")
+    command.add_argument("--ray-address", metavar="ADDRESS", help="of a Ray cluster (default: one on this machine)")
+    command.add_argument("--runs", metavar="DIR", type=Path, default=Path("runs"), help="(default: runs)")
+    command.add_argument("--tag", help="ends the name of the run's folder (default: the op)")
+    command.add_argument("--table", metavar="FILE", type=Path, help="the table that a plan that wins is put into")
+    command.add_argument(
+        "--model", metavar="DIR", type=Path,
+        help=f"the model whose outputs a plan must leave as good as they are (default: {DEMO} where that is)",
+    )  # fmt: skip
+    command.add_argument("--resume", metavar="DIR", type=Path, help="the folder of a run to go on with")
+
+
+def run(given: argparse.Namespace) -> int:
+    from ..tune.engines import make_engine
+    from ..tune.measure import Result
+    from ..tune.problem import Problem
+    from ..tune.runs import ensure_table, plan_text
+    from ..tune.search import make_search
+    from ..tune.space import space_of
+    from ..tune.tuner import Tuner
+
+    if not given.trial_seconds > 0:
+        raise ValueError(f"--trial-seconds: expected above 0, got {given.trial_seconds}")
+    found, settings = _run_and_settings(given)
+    threads = settings["threads"]
+    torch.set_num_threads(threads)
+    problem = Problem(**{name: settings[name] for name in Problem.__dataclass_fields__})
+    if settings["arch"] != problem.arch:
+        raise ValueError(
+            f"--resume: expected this machine to be {settings['arch']}, as the run's was; it is {problem.arch}"
+        )
+    judge = _judge(given.model, problem)
+    named = os.environ.get(ENVIRONMENT)
+    table = given.table or (Path(named) if named else found.folder / "table.json")
+    ensure_table(table)
+    search = make_search(settings["search"], space_of(problem, threads), settings["seed"])
+
+    def told(number: int, plan: Plan, result: Result) -> None:
+        speedup = result.speedup
+        said = result.error or f"{min(result.ms):.4g} ms, {speedup:.3f} times as fast as the shipped plan"
+        print(f"trial {number}: {plan_text(plan)}: {result.status}, {said}", flush=True)
+
+    print(f"{found.folder}: {problem.op} on {problem.arch}", flush=True)
+    engine = make_engine(given.engine, threads, given.trial_seconds, given.ray_address)
+    try:
+        tuner = Tuner(problem, found, engine, search, judge, told)
+        tuner.explore(given.budget)
+        outcome = tuner.finish(given.finalists, table)
+    except KeyboardInterrupt:
+        print(f"\ngo on with: xlstm-hip tune --resume {found.folder}", file=sys.stderr)
+        raise
+    finally:
+        engine.close()
+    if outcome.entry is None:
+        print(f"the shipped plan stays: {outcome.why_not}")
+    else:
+        print(f"{plan_text(outcome.entry['plan'])}: {outcome.entry['speedup']:.3f} times as fast, entered into {table}")
+        if not named or Path(named) != table:
+            print(f"calls read it with {ENVIRONMENT}={table}")
+    return 0
+
+
+def _run_and_settings(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """The run, new or to go on with, and what it is."""
+    from ..tune.problem import Problem
+    from ..tune.runs import Run, backend_name
+
+    asked = {name: getattr(given, name) for name in SETTINGS if getattr(given, name) is not None}
+    if given.resume is not None:
+        found = Run.open(given.resume)
+        settings = found.meta.get("settings")
+        if not isinstance(settings, dict) or not {*SETTINGS, "arch"} <= set(settings):
+            raise ValueError(f"--resume: expected the settings of a run in {given.resume}/run_meta.json")
+        for name, value in asked.items():
+            if settings[name] != value:
+                raise ValueError(
+                    f"--{name.replace('_', '-')}: expected {settings[name]!r} as the run has, got {value!r}"
+                )
+        if given.tag is not None:
+            raise ValueError("--tag: expected none with --resume")
+        return found, settings
+    settings = SETTINGS | asked
+    settings["device"] = settings["device"] or default_device_name()
+    settings["threads"] = settings["threads"] or torch.get_num_threads()
+    if settings["op"] == "mlstm_step":
+        if "length" in asked:
+            raise ValueError("--length: expected none for mlstm_step, which is one token")
+        settings["length"] = 1
+    torch.set_num_threads(settings["threads"])
+    problem = Problem(**{name: settings[name] for name in Problem.__dataclass_fields__})
+    settings["arch"] = problem.arch
+    return Run.create(given.runs, backend_name(problem.on), given.tag or problem.op, settings), settings
+
+
+def _judge(folder: Path | None, problem: Any) -> Any:
+    """What judges plans of this problem, and None where no model's outputs go through the op."""
+    from ..models import load_pretrained
+    from ..text import load_tokenizer
+    from ..tune.judge import JUDGED_OPS, judge_outputs, save_outputs_for_trials
+
+    if problem.op not in JUDGED_OPS:
+        if folder is not None:
+            raise ValueError(f"--model: expected none for {problem.op}, which no model's outputs go through")
+        return None
+    folder = folder or DEMO
+    if not folder.is_dir():
+        raise ValueError(f"--model: expected the folder of a model whose outputs are judged, got {str(folder)!r}")
+
+    def judge(trials: dict[int, Plan], outputs: Path) -> dict[int, dict[str, Any]]:
+        model = load_pretrained(folder, DTYPES[problem.dtype], problem.device)
+        tokenizer = load_tokenizer(folder, model.config.vocab_size)
+        named = {f"trial-{number}": plan for number, plan in trials.items()}
+        save_outputs_for_trials(model, tokenizer, problem.op, named, outputs)
+        verdicts = judge_outputs(model, outputs)
+        return {number: verdicts[f"trial-{number}"] for number in trials}
+
+    return judge

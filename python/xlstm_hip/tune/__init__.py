@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tuning: measures how calls may be cut up, and writes what wins into a table of xlstm_hip.plans.
+
+`xlstm-hip tune` is the command; docs/tuning.md says what it does and promises.
+"""
+
+from .judge import Refused, judge_outputs, save_outputs_for_trials
+from .problem import OPS, Problem
+from .search import GeneticSearch, RandomSearch, Search, make_search
+from .space import Space, space_of
+from .tuner import Outcome, Tuner
+
+__all__ = [
+    "OPS",
+    "GeneticSearch",
+    "Outcome",
+    "Problem",
+    "RandomSearch",
+    "Refused",
+    "Search",
+    "Space",
+    "Tuner",
+    "judge_outputs",
+    "make_search",
+    "save_outputs_for_trials",
+    "space_of",
+]

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trial: a plan's results held to the truth, then its time beside that of the shipped plan, round by round."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ..plans import Plan
+from .problem import Judged, Problem, WrongResult
+
+FLUSH_BYTES = 256 << 20  # more than any GPU's last cache
+LEAST_GAIN = 1.02  # a plan that gains less is no gain
+WON_ROUNDS = 0.75  # of the rounds
+
+OK, WRONG, FAILED = "ok", "wrong", "failed"
+
+
+@dataclass(frozen=True)
+class Pace:
+    rounds: int
+    sample_seconds: float  # a sample on a CPU repeats its call until it lasts so long
+
+
+SEARCH_PACE, FINAL_PACE = Pace(7, 0.02), Pace(21, 0.05)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a trial went. ms, shipped_ms: of a call in each round; a round's two were taken one after the other."""
+
+    status: str
+    error: str = ""
+    arch: str = ""
+    seconds: float = 0.0  # that the trial took
+    share_of_tolerance: float = 0.0
+    ms: tuple[float, ...] = ()
+    shipped_ms: tuple[float, ...] = ()
+
+    @property
+    def speedup(self) -> float | None:
+        """The median of the rounds' ratios; None where it failed."""
+        return statistics.median(self.ratios) if self.status == OK else None
+
+    @property
+    def ratios(self) -> list[float]:
+        return [shipped / own for shipped, own in zip(self.shipped_ms, self.ms, strict=True)]
+
+    @property
+    def wins(self) -> bool:
+        """Whether it is faster than the shipped plan beyond what the machine's noise can make it look."""
+        faster = sum(ratio > 1 for ratio in self.ratios)
+        return self.status == OK and self.speedup_or_zero >= LEAST_GAIN and faster >= WON_ROUNDS * len(self.ms)
+
+    @property
+    def speedup_or_zero(self) -> float:
+        return self.speedup or 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"speedup": self.speedup}
+
+    @classmethod
+    def of_json(cls, made: Mapping[str, Any]) -> Result:
+        own = {name: made[name] for name in cls.__dataclass_fields__}
+        return cls(**own | {"ms": tuple(made["ms"]), "shipped_ms": tuple(made["shipped_ms"])})
+
+
+Measure = Callable[[Problem, Plan, Pace, int], Result]  # the last: threads
+
+
+def measure(problem: Problem, plan: Plan, pace: Pace, threads: int) -> Result:
+    """A trial, whatever becomes of it: errors are results too."""
+    began = time.perf_counter()
+    torch.set_num_threads(threads)
+    arch = problem.arch
+    try:
+        judged = _judged(problem)
+        shipped, own = judged.call(problem.shipped()), judged.call(plan)
+        share = judged.check(own())
+        shipped_ms, ms = paired_ms((shipped, own), problem.on, pace)
+    except WrongResult as error:
+        return Result(WRONG, str(error), arch, time.perf_counter() - began)
+    except Exception as error:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return Result(FAILED, text[:500], arch, time.perf_counter() - began)
+    return Result(OK, "", arch, time.perf_counter() - began, share, tuple(ms), tuple(shipped_ms))
+
+
+@lru_cache(maxsize=1)
+def _judged(problem: Problem) -> Judged:
+    return Judged(problem)
+
+
+def paired_ms(calls: Sequence[Callable[[], Any]], device: torch.device, pace: Pace) -> list[list[float]]:
+    """Of each call its time in each round. Rounds begin with another call each time; the first is not counted."""
+    sample = _gpu_sampler(device) if device.type == "cuda" else _cpu_sampler(calls, pace.sample_seconds)
+    taken: list[list[float]] = [[] for _ in calls]
+    for number in range(-1, pace.rounds):
+        for n in sorted(range(len(calls)), reverse=number % 2 == 1):
+            ms = sample(n, calls[n])
+            if number >= 0:
+                taken[n].append(ms)
+    return taken
+
+
+def _cpu_sampler(calls: Sequence[Callable[[], Any]], seconds: float) -> Callable[[int, Callable[[], Any]], float]:
+    def timed(call: Callable[[], Any], times: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(times):
+            call()
+        return (time.perf_counter() - begin) / times
+
+    for call in calls:
+        call()
+    repeats = [max(1, round(seconds / timed(call, 1))) for call in calls]
+    return lambda n, call: 1e3 * timed(call, repeats[n])
+
+
+def _gpu_sampler(device: torch.device) -> Callable[[int, Callable[[], Any]], float]:
+    """One call between two events, after a fill that empties the cache and lets the host get ahead."""
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
+
+    def sample(_: int, call: Callable[[], Any]) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        flush.zero_()
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end)
+
+    return sample

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is tuned: one op at one shape on one device; its tensors, its calls, and the float64 truth of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention import flash_attn_func
+from ..checks import GPU_DTYPES, one_of, positive_int
+from ..interface import mlstm_interface, mlstm_step_interface
+from ..ops import OPS as KERNELS
+from ..ops import devices_with_kernels
+from ..plans import AS_PLANNED, CLASSES, FUSED, SHIPPED, Plan, arch_of, class_of, read_table, same_call, trying
+from ..reference.attention import attention
+
+OPS = tuple(CLASSES)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+EPS, CHUNK = 1e-6, 64
+ONLY_ATTENTION = ("heads_k", "queries", "causal")
+
+Results = tuple[Tensor, ...]
+Inputs = dict[str, Any]  # tensors, by the names that the calls have for them
+
+
+class WrongResult(Exception):
+    """What a plan computed is further from the truth than it may be."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """heads_k: 0 is heads; queries: 0 is length. Both, and causal, are attention's alone; a step has no length."""
+
+    op: str
+    device: str = "cpu"
+    dtype: str = "bfloat16"
+    batch: int = 1
+    heads: int = 8
+    length: int = 2048
+    dqk: int = 256
+    dhv: int = 512
+    heads_k: int = 0
+    queries: int = 0
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("op", self.op, OPS)
+        one_of("dtype", self.dtype, tuple(DTYPES))
+        for name in ("batch", "heads", "length", "dqk", "dhv"):
+            positive_int(name, getattr(self, name))
+        kind = torch.device(self.device).type
+        one_of("device", kind, devices_with_kernels(self.op))
+        if kind == "cuda" and DTYPES[self.dtype] not in GPU_DTYPES:
+            raise ValueError(f"dtype: expected one of the GPU's, got {self.dtype!r}")
+        for name in ONLY_ATTENTION:
+            value = getattr(self, name)
+            if value and self.op != "attention_forward":
+                raise ValueError(f"{name}: expected none for {self.op}, got {value}")
+            if isinstance(value, int) and value < 0:
+                raise ValueError(f"{name}: expected >= 0, got {value}")
+        if self.heads_k and self.heads % self.heads_k:
+            raise ValueError(f"heads_k: expected a divisor of the {self.heads} heads, got {self.heads_k}")
+
+    @property
+    def on(self) -> torch.device:
+        return torch.device(self.device)
+
+    @property
+    def arch(self) -> str:
+        return arch_of(self.on.type, self.on.index)
+
+    def shape_class(self) -> dict[str, Any]:
+        sizes = asdict(self) | {"heads_k": self.heads_k or self.heads, "queries": self.queries or self.length}
+        return class_of(sizes.pop("op"), **sizes)
+
+    def shipped(self) -> Plan:
+        """The plan that an installation without a table of its own has."""
+        own = {"op": self.op, "arch": self.arch, "class": self.shape_class()}
+        return next((one["plan"] for one in read_table(SHIPPED) if same_call(one, own)), AS_PLANNED)
+
+    def tensors(self, seed: int = 0) -> Inputs:
+        """The same on every machine. Forget gates are open, input gates about zero, as trained models have them."""
+        made = torch.Generator().manual_seed(seed)
+        dtype = DTYPES[self.dtype]
+
+        def normal(*shape: int, to: torch.dtype = dtype) -> Tensor:
+            return torch.randn(shape, generator=made).to(to).to(self.device)
+
+        b, nh, s, dqk, dhv = self.batch, self.heads, self.length, self.dqk, self.dhv
+        if self.op == "attention_forward":
+            kv = (b, s, self.heads_k or nh)
+            return {"q": normal(b, self.queries or s, nh, dqk), "k": normal(*kv, dqk), "v": normal(*kv, dhv)}
+        tokens = (b, nh) if self.op == "mlstm_step" else (b, nh, s)
+        gates = (b, nh, 1) if self.op == "mlstm_step" else tokens
+        out = {"q": normal(*tokens, dqk), "k": normal(*tokens, dqk), "v": normal(*tokens, dhv)}
+        out |= {"i": normal(*gates), "f": 3 + normal(*gates)}
+        if self.op == "mlstm_step":
+            wide = torch.float32
+            out |= {"c": normal(b, nh, dqk, dhv, to=wide), "n": normal(b, nh, dqk, to=wide)}
+            out["m"] = normal(b, nh, 1, to=wide)
+        if self.op == "mlstm_backward":
+            out["dh"] = normal(*tokens, dhv)
+        return out
+
+
+def call_of(problem: Problem, x: Inputs, plan: Plan) -> Callable[[], Results]:
+    """One call of the op that is cut up as `plan` says, and by nothing else: what it leaves out is csrc/'s."""
+    if problem.op == "attention_forward":
+        return lambda: _attended(x, problem.causal, plan)
+    own = {name: value for name, value in plan.items() if name != "kernel"}
+    if problem.op == "mlstm_backward":
+        return _backward_call(x, own)
+    kernel = plan.get("kernel")
+    ours = kernel in (None, FUSED[problem.op])
+    more: dict[str, Any] = {"plan": own} if ours else {}
+    if problem.op == "mlstm_step":
+        return lambda: _flat(mlstm_step_interface(**x, eps=EPS, kernel=kernel, **more))
+    size = CHUNK if ours else own.get("chunk_size") or CHUNK
+    return lambda: _flat(mlstm_interface(**x, return_last_states=True, eps=EPS, chunk_size=size, kernel=kernel, **more))
+
+
+def _attended(x: Inputs, causal: bool, plan: Plan) -> Results:
+    with trying("attention_forward", plan):
+        return (flash_attn_func(**x, causal=causal),)
+
+
+def _flat(made: Any) -> Results:
+    h, states = made
+    return h, *states
+
+
+def _backward_call(x: Inputs, plan: Plan) -> Callable[[], Results]:
+    inputs = (*(x[name] for name in "qkvif"), None, None, None, None)
+    h, l = KERNELS.mlstm_chunkwise(*inputs, False, True, EPS, CHUNK, False)
+    cut = (plan.get("segments", 0), plan.get("walk_chunk", 0))
+    chunk = plan.get("chunk_size") or CHUNK
+    return lambda: tuple(
+        KERNELS.mlstm_backward(
+            *inputs, h, l, x["dh"], None, None, None, False, True, True, EPS, chunk, False, *cut
+        )
+    )  # fmt: skip
+
+
+def plain(problem: Problem, x: Inputs, dtype: torch.dtype) -> Results:
+    """The same results by plain torch in a dtype; in float64 they are the truth."""
+    wide = torch.promote_types(dtype, torch.float32)
+    x = {name: y.to(wide if name in ("c", "n", "m") else dtype) for name, y in x.items()}
+    if problem.op == "attention_forward":
+        out, *_ = attention(**x, causal=problem.causal)
+        return (out,)
+    if problem.op == "mlstm_step":
+        return _flat(mlstm_step_interface(**x, eps=EPS, kernel="native"))
+    kernel = "chunkwise--native_autograd"
+    if problem.op == "mlstm_chunkwise":
+        return _flat(mlstm_interface(**x, return_last_states=True, eps=EPS, chunk_size=CHUNK, kernel=kernel))
+    dh = x.pop("dh")
+    leaves = {name: y.detach().requires_grad_() for name, y in x.items()}
+    h = mlstm_interface(**leaves, eps=EPS, chunk_size=CHUNK, kernel=kernel)
+    assert isinstance(h, Tensor)
+    return torch.autograd.grad(h, list(leaves.values()), dh)
+
+
+def error(made: Tensor, truth: Tensor) -> float:
+    """Relative, in the 2-norm."""
+    return float((made.double() - truth).norm() / truth.norm().clamp_min(1e-300))
+
+
+class Judged:
+    """A problem's tensors and their truth, which every plan is held to: twice plain torch's error in the same dtype."""
+
+    def __init__(self, problem: Problem, seed: int = 0) -> None:
+        self.problem = problem
+        self.inputs = problem.tensors(seed)
+        self.truth = plain(problem, self.inputs, torch.float64)
+        dtype = DTYPES[problem.dtype]
+        least = torch.finfo(dtype).eps
+        same = plain(problem, self.inputs, dtype)
+        self.tolerances = [2 * max(error(a, b), least) for a, b in zip(same, self.truth, strict=True)]
+
+    def call(self, plan: Plan) -> Callable[[], Results]:
+        return call_of(self.problem, self.inputs, plan)
+
+    def check(self, made: Results) -> float:
+        """The largest error as a share of what is allowed; more than that is a WrongResult."""
+        worst = 0.0
+        for n, (x, truth, allowed) in enumerate(zip(made, self.truth, self.tolerances, strict=True)):
+            share = error(x, truth) / allowed
+            if not share <= 1:
+                raise WrongResult(f"result {n}: error {share * allowed:.2g}, allowed are {allowed:.2g}")
+            worst = max(worst, share)
+        return worst

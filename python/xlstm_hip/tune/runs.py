@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's folder: run_meta.json, trials.jsonl, summary.csv, best.json. No file is ever half-written.
+
+A trial is one line that is written at once, and one that power loss cut short is dropped when the run is opened again;
+every other file is written beside its place and then put there.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import plans
+from .._version import __version__
+from ..device import device_facts
+from ..plans import Plan
+from .measure import Result
+
+META, TRIALS, SUMMARY, BEST = "run_meta.json", "trials.jsonl", "summary.csv", "best.json"
+COLUMNS = ("trial", "status", "speedup", "ms", "shipped_ms", "share_of_tolerance", "plan", "error")
+NEW = {"entries": [], "format": plans.FORMAT}
+
+
+def write_whole(path: Path, text: str) -> None:
+    """The file is the old one or the new one, whenever one looks."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("w", encoding="utf-8") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(beside, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_whole(path, json.dumps(value, indent=2) + "\n")
+
+
+def backend_name(device: torch.device) -> str:
+    return ("rocm" if torch.version.hip else "cuda") if device.type == "cuda" else device.type
+
+
+class Run:
+    """A folder and what its trials gave, by number."""
+
+    def __init__(self, folder: Path, meta: dict[str, Any]) -> None:
+        self.folder, self.meta = folder, meta
+        self.trials: dict[int, tuple[Plan, Result]] = {}
+
+    @classmethod
+    def create(cls, parent: Path, backend: str, tag: str, settings: dict[str, Any]) -> Run:
+        if not re.fullmatch(r"[\w.-]+", tag):
+            raise ValueError(f"tag: expected letters, digits, '.', '_' and '-', got {tag!r}")
+        folder = parent / f"{backend}_{time.strftime('%Y%m%d-%H%M%S')}_{tag}"
+        meta = {
+            "settings": settings,
+            "device": asdict(device_facts(settings["device"])),
+            "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "xlstm_hip": __version__,
+            "torch": torch.__version__,
+        }
+        folder.mkdir(parents=True)
+        write_json(folder / META, meta)
+        return cls(folder, meta)
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        try:
+            meta = json.loads((folder / META).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"resume: expected the folder of a run with {META}, got {str(folder)!r}: {error}"
+            ) from error
+        run = cls(folder, meta)
+        path = folder / TRIALS
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        whole = [line for line in lines if line.endswith(b"\n")]
+        for n, line in enumerate(whole):
+            try:
+                made = json.loads(line)
+                run.trials[made["trial"]] = made["plan"], Result.of_json(made)
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path}: line {n + 1}: expected a trial: {error!r}") from error
+        if len(whole) < len(lines):
+            write_whole(path, b"".join(whole).decode())
+        return run
+
+    def add(self, number: int, plan: Plan, result: Result) -> None:
+        line = json.dumps({"trial": number, "plan": dict(plan)} | result.as_json()) + "\n"
+        target = os.open(self.folder / TRIALS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(target, line.encode())
+            os.fsync(target)
+        finally:
+            os.close(target)
+        self.trials[number] = plan, result
+
+    def write_summary(self) -> None:
+        out = io.StringIO()
+        rows = csv.writer(out, lineterminator="\n")
+        rows.writerow(COLUMNS)
+        for number, (plan, result) in sorted(self.trials.items()):
+            ms, shipped = (min(x) if x else "" for x in (result.ms, result.shipped_ms))
+            rows.writerow(
+                (number, result.status, result.speedup or "", ms, shipped, result.share_of_tolerance,
+                 plan_text(plan), result.error)
+            )  # fmt: skip
+        write_whole(self.folder / SUMMARY, out.getvalue())
+
+
+def plan_text(plan: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in plan.items()) or "as planned"
+
+
+def ensure_table(path: Path) -> None:
+    """A table that is there is one that can be read; else there is an empty one."""
+    if path.exists():
+        plans.read_table(path)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, NEW)
+
+
+def entered(path: Path, call: Mapping[str, Any]) -> Plan | None:
+    """The plan that a table has for op, arch and class of a call."""
+    return next((one["plan"] for one in plans.read_table(path) if plans.same_call(one, call)), None)
+
+
+def enter(path: Path, call: Mapping[str, Any], entry: dict[str, Any] | None) -> None:
+    """Puts an entry for a call into a table, in the place of one that is there; None takes that one out."""
+    others = [one for one in plans.read_table(path) if not plans.same_call(one, call)]
+    if entry is not None:
+        plans.check_entry(entry)
+        others.append(entry)
+    write_json(path, NEW | {"entries": others})

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""xlstm-hip tune: real runs on this CPU, going on after Ctrl-C, and what is wrong in arguments."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from xlstm_hip import cli, plans
+from xlstm_hip.tune import judge, tuner
+from xlstm_hip.tune import measure as measuring
+from xlstm_hip.tune.measure import Pace
+
+DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
+SMALL = ("--heads", 2, "--length", 200, "--dqk", 16, "--dhv", 16, "--dtype", "float32", "--threads", 2)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "SEARCH_PACE", Pace(3, 1e-3))
+    monkeypatch.setattr(tuner, "FINAL_PACE", Pace(5, 1e-3))
+    monkeypatch.delenv(plans.ENVIRONMENT, raising=False)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    try:
+        code = cli.main(["tune", *(str(x) for x in arguments)])
+    except SystemExit as stopped:  # argparse
+        code = int(stopped.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def only(folder: Path) -> Path:
+    (found,) = folder.iterdir()
+    return found
+
+
+def test_a_real_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it finds depends on the machine; that it ends well, and that the table can be read, does not."""
+    code, out, err = run(capsys, *SMALL, "--budget", 4, "--runs", tmp_path, "--model", DEMO)
+    assert code == 0, err
+    folder = only(tmp_path)
+    assert folder.name.startswith("cpu_") and folder.name.endswith("_mlstm_chunkwise")
+    assert out.count("trial ") >= 4 and ("the shipped plan stays" in out or "times as fast, entered into" in out)
+    entries = plans.read_table(folder / "table.json")
+    assert (entries == []) == ("the shipped plan stays" in out)
+    best = json.loads((folder / "best.json").read_text())
+    assert (best["entry"] is None) == (entries == [])
+    code, out, _ = run(capsys, "--resume", folder, "--budget", 6, "--model", DEMO, "--table", tmp_path / "t.json")
+    assert code == 0 and "trial 3" not in out.partition("the shipped")[0] and "trial 5: " in out
+    assert len((folder / "trials.jsonl").read_text().splitlines()) == 6
+    plans.read_table(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize("op", ["mlstm_backward", "attention_forward"])
+def test_ops_without_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str], op: str) -> None:
+    more = ("--heads-k", 1, "--queries", 3, "--causal") if op == "attention_forward" else ()
+    code, out, err = run(capsys, "--op", op, *SMALL, *more, "--budget", 2, "--runs", tmp_path, "--tag", "x.y")
+    assert code == 0, err
+    assert only(tmp_path).name.endswith("_x.y") and "trial 1: " in out
+
+
+def test_the_environments_table_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: every trial is twice as fast."""
+    twice = measuring.paired_ms
+
+    def planted(calls, device, pace):
+        _, own = twice(calls, device, pace)
+        return [[2 * ms for ms in own], own]
+
+    class Here:
+        """Trials in this process, where the planted clock is."""
+
+        def __init__(self, *_: object) -> None: ...
+
+        def run(self, problem, plans, pace):
+            yield from ((n, measuring.measure(problem, plan, pace, 2)) for n, plan in plans.items())
+
+        def close(self) -> None: ...
+
+    few = partial(judge.save_outputs_for_trials, texts=1, read=40, written=20)
+    monkeypatch.setattr(judge, "save_outputs_for_trials", few)
+    monkeypatch.setattr(measuring, "paired_ms", planted)
+    monkeypatch.setattr("xlstm_hip.tune.engines.LocalEngine", Here)
+    table = tmp_path / "mine.json"
+    monkeypatch.setenv(plans.ENVIRONMENT, str(table))
+    code, out, err = run(capsys, *SMALL, "--budget", 3, "--runs", tmp_path / "runs", "--model", DEMO)
+    assert code == 0, err
+    assert f"2.000 times as fast, entered into {table}\n" in out and "calls read it with" not in out
+    (entry,) = plans.read_table(table)
+    assert entry["class"]["length"] == 256 and entry["arch"].endswith("/2")
+    outputs = only(tmp_path / "runs") / "outputs"
+    assert (outputs / "shipped.json").exists() and len(list(outputs.iterdir())) == 4
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+    def start(*more: object) -> subprocess.Popen:
+        words = [sys.executable, "-m", "xlstm_hip", "tune", *more]
+        path = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        return subprocess.Popen([str(x) for x in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                env=path, start_new_session=True)  # fmt: skip
+
+    first = start("--op", "mlstm_backward", *SMALL, "--budget", 1000, "--runs", tmp_path)
+    until = time.monotonic() + 120
+    trials = Path()
+    while time.monotonic() < until and not (trials.is_file() and trials.stat().st_size):
+        time.sleep(0.1)
+        trials = next(iter(tmp_path.glob("*/trials.jsonl")), Path())
+    os.killpg(first.pid, signal.SIGINT)  # as a terminal sends it: to the trial's process too
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == 130 and f"go on with: xlstm-hip tune --resume {trials.parent}" in err
+    assert "Traceback" not in err
+    before = trials.read_text()
+    done = len(before.splitlines())
+    again = start("--resume", trials.parent, "--budget", done + 1)
+    out, err = again.communicate(timeout=120)
+    assert again.returncode == 0, err
+    assert trials.read_text().startswith(before) and f"trial {done}: " in out and f"trial {done - 1}: " not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("--op", "mlstm"), 2, "argument --op: invalid choice: 'mlstm'"),
+        (("--search", "grid"), 2, "argument --search: invalid choice: 'grid'"),
+        (("--engine", "slurm"), 2, "argument --engine: invalid choice: 'slurm'"),
+        (("--dtype", "int8"), 2, "argument --dtype: invalid choice: 'int8'"),
+        (("--budget", 0), 2, "argument --budget: expected a whole number >= 1, got '0'"),
+        (("--finalists", 0), 2, "argument --finalists: expected a whole number >= 1"),
+        (("--seed", -1), 2, "argument --seed: expected a whole number >= 0"),
+        (("--batch", 0), 2, "argument --batch: expected a whole number >= 1"),
+        (("--heads", "x"), 2, "argument --heads: expected a whole number >= 1"),
+        (("--length", 0), 2, "argument --length: expected a whole number >= 1"),
+        (("--dqk", 0), 2, "argument --dqk: expected a whole number >= 1"),
+        (("--dhv", 0), 2, "argument --dhv: expected a whole number >= 1"),
+        (("--threads", 0), 2, "argument --threads: expected a whole number >= 1"),
+        (("--heads-k", 0), 2, "argument --heads-k: expected a whole number >= 1"),
+        (("--queries", 0), 2, "argument --queries: expected a whole number >= 1"),
+        (("--heads-k", 2), 1, "heads_k: expected none for mlstm_chunkwise, got 2"),
+        (("--causal",), 1, "causal: expected none for mlstm_chunkwise, got True"),
+        (("--device", "mps"), 1, "device: expected one of 'cpu'"),
+        (("--device", "nothing"), 1, "nothing"),
+        (("--trial-seconds", 0), 1, "--trial-seconds: expected above 0, got 0.0"),
+        (("--tag", "a/b"), 1, "tag: expected letters, digits"),
+        (("--op", "mlstm_step", "--length", 3), 1, "--length: expected none for mlstm_step, which is one token"),
+        (("--op", "mlstm_backward", "--model", DEMO), 1, "--model: expected none for mlstm_backward"),
+        (("--model", "nowhere"), 1, "--model: expected the folder of a model whose outputs are judged, got 'nowhere'"),
+        (("--ray-address", "auto", "--model", DEMO), 1, "ray_address: expected none with engine 'local', got 'auto'"),
+        (("--resume", "nowhere"), 1, "resume: expected the folder of a run with run_meta.json, got 'nowhere'"),
+    ],
+)
+def test_bad_arguments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple, code: int, text: str
+) -> None:
+    got, _, err = run(capsys, "--runs", tmp_path, *arguments)
+    assert got == code and text in err and "Traceback" not in err
+
+
+def test_bad_tables_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "table.json"
+    table.write_text('{"format": 1, "entries": [{"op": "x"}]}')
+    given = ("--runs", tmp_path / "runs", "--op", "mlstm_backward", *SMALL, "--budget", 1)
+    code, _, err = run(capsys, *given, "--table", table)
+    assert code == 1 and "entries[0].op: expected one of" in err
+    folder = only(tmp_path / "runs")
+    for more, text in (
+        (("--heads", 4), "--heads: expected 2 as the run has, got 4"),
+        (("--op", "mlstm_step"), "--op: expected 'mlstm_backward' as the run has, got 'mlstm_step'"),
+        (("--seed", 3), "--seed: expected 0 as the run has, got 3"),
+        (("--tag", "x"), "--tag: expected none with --resume"),
+    ):
+        code, _, err = run(capsys, "--resume", folder, *more)
+        assert code == 1 and text in err
+    meta = folder / "run_meta.json"
+    meta.write_text(meta.read_text().replace('"arch": "', '"arch": "other'))
+    code, _, err = run(capsys, "--resume", folder)
+    assert code == 1 and "--resume: expected this machine to be other" in err
+    meta.write_text("{}")
+    code, _, err = run(capsys, "--resume", folder)
+    assert code == 1 and "--resume: expected the settings of a run in" in err
