@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import checks
+from . import checks, observe
 
 LIBRARY = Path(__file__).with_name("_xlstm_hip_ops.so")
 if not LIBRARY.exists():
@@ -23,7 +23,7 @@ if not LIBRARY.exists():
         f"{LIBRARY.name} is missing beside {__file__}: build the package with `pip install .` in its source tree"
     )
 torch.ops.load_library(str(LIBRARY))
-OPS = torch.ops.xlstm_hip
+OPS = observe.watched(torch.ops.xlstm_hip)
 
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 

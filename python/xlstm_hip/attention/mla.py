@@ -17,9 +17,8 @@ from torch import Tensor
 
 from ..checks import shape_text
 from ..device import device_facts
-from ..ops import OPS
 from . import checks
-from .ops import Options, Pages, Places
+from .ops import Options, Pages, Places, ops_for
 
 SCHEDULE_COLUMNS = 8  # begin and end (sequence, block), first split, as FlashMLA lays them out; three are unused
 _BLOCK = 64  # keys that a schedule counts in
@@ -145,7 +144,7 @@ def flash_mla_with_kvcache(
     splits = _scheduled_splits(tile_scheduler_metadata, num_splits, shapes)
     _, right = checks.window((-1, -1), checks.flag("causal", causal))
     options = Options(queries, 0, checks.scale_of(softmax_scale, features), -1, right, 0.0, 0.0, 0)
-    out, lse = OPS.attention_forward(
+    out, lse = ops_for(q).attention_forward(
         q, k_cache, values, *Places(seqused_k=used), *Pages(table), None, checks.sinks("attn_sink", attn_sink, q),
         None, *options, splits, False,
     )  # fmt: skip
