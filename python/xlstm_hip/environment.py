@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What environment variables ask of the package, in one place.
 
-XLSTM_HIP_BACKEND   reference: the mLSTM, attention and the layers run in plain torch. Looked at in every call
-XLSTM_HIP_LOGS      any of dispatch, plan, build, with commas between. Looked at when the package is imported, as is
-XLSTM_HIP_RANGES    1: a named range around every op, for the profilers of NVIDIA and AMD
+XLSTM_HIP_BACKEND   reference: the mLSTM, attention and the layers run in plain torch. Read in every call
+XLSTM_HIP_LOGS      any of dispatch, plan, build, with commas between. Read when the package is imported
+XLSTM_HIP_RANGES    1: a named range around every op, for the profilers of NVIDIA and AMD. Read at import too
 
 An unknown value is an error that lists the known ones. (The C++ library has two of its own: XLSTM_HIP_CPU_ISA and
 XLSTM_HIP_GPU_SCHEDULE.)
