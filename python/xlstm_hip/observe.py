@@ -76,32 +76,32 @@ class _Watched:
 
     def __init__(self, name: str, op: Any) -> None:
         self.name, self.op = name, op
-        self.arguments = [argument.name for argument in op.default._schema.arguments]
+        self.arguments = {argument.name: argument.default_value for argument in op.default._schema.arguments}
 
     @property
     def default(self) -> Callable[..., Any]:
         return self
 
-    def __call__(self, *values: Any) -> Any:
+    def __call__(self, *values: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
-            return self.op(*values)
-        given = dict(zip(self.arguments, values, strict=True))
-        first = next(x for x in values if isinstance(x, Tensor))
+            return self.op(*values, **named)
+        given = self.arguments | dict(zip(self.arguments, values, strict=False)) | named
+        first = next(x for x in given.values() if isinstance(x, Tensor))
         if DISPATCH:
             chosen(self.name, _kernel_on(first.device), given)
         if PLAN:
             _say_plan(self.name, given)
         if not RANGES:
-            return self.op(*values)
+            return self.op(*values, **named)
         torch.cuda.nvtx.range_push(f"xlstm_hip::{self.name}")  # in a ROCm torch it is roctx
         try:
-            return self.op(*values)
+            return self.op(*values, **named)
         finally:
             torch.cuda.nvtx.range_pop()
 
 
 def _say_plan(name: str, given: dict[str, Any]) -> None:
-    from .plans import plan_lines, plan_of_call
+    from .plan_text import plan_lines, plan_of_call
 
     plan = plan_of_call(name, given)
     for line in plan_lines(plan) if plan else ():

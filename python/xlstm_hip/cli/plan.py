@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..describe import native
-from ..plans import plan_lines
+from ..plan_text import plan_lines
 from .common import add_command, at_least
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
