@@ -146,6 +146,25 @@ def test_layouts_under_the_reference(reference: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(layers.rms_norm(x, w), plain_layers.rms_norm(x, w, None, 1e-6), rtol=0, atol=0)
 
 
+GRAPHS: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
+    "mlstm": (mlstm_interface, tokens()),
+    "attention": (attention.flash_attn_func, [draw(1, 9, 2, DIM) for _ in range(3)]),
+    "rms_norm": (layers.rms_norm, [draw(3, 8), draw(8)]),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_reference_in_a_compiled_graph(name: str, reference: pytest.MonkeyPatch) -> None:
+    """One graph, which has the plain path and keeps it."""
+    torch._dynamo.reset()
+    function, inputs = GRAPHS[name]
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*inputs), function(*inputs))
+    reference.delenv("XLSTM_HIP_BACKEND")
+    assert library_ops(lambda: compiled(*inputs)) == set()
+    torch._dynamo.reset()
+
+
 def test_in_place_keeps_its_rules_under_the_reference(reference: pytest.MonkeyPatch) -> None:
     q, v, gate = draw(1, 2, 16), draw(1, 2, 24), draw(1, 2, 1)
     c, n, m = torch.zeros(1, 2, 16, 24), torch.zeros(1, 2, 16), torch.zeros(1, 2, 1)
