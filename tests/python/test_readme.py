@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -17,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
 FOLDERS = "build_backend|cmake|csrc|docs|examples|python|scripts|tests"
 FENCE = re.compile(r"^```(\w*)(?: title=\"needs ([^\"\n]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LANGUAGES = ("", "python", "py", "sh")  # "" is no code: figures, formulas, signatures
+LANGUAGES = ("", "python", "py", "sh", "json")  # "" is no code: figures, formulas, signatures
 
 
 def text_of(page: str) -> str:
@@ -101,6 +102,8 @@ def test_every_block_runs_or_says_what_it_needs(page: str) -> None:
     found = list(FENCE.finditer(text))
     assert sum(line.startswith("```") for line in text.splitlines()) == 2 * len(found)
     assert {block[1] for block in found} <= set(LANGUAGES)
+    for text in blocks(page, "json"):
+        json.loads(text)
     assert not [block[0] for block in found if block[2] and not block[1]]
     starts = re.compile(r"^\s*(?:pip|python|xlstm-hip|import|from|\./scripts)\s", re.MULTILINE)
     assert not [block[3] for block in found if not block[1] and starts.match(block[3])]  # code without a language
