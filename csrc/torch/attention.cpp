@@ -319,13 +319,13 @@ std::tuple<Tensor, Tensor> attention_combine(const Tensor& out_partial, const Te
   m.impl("attention_append_", TORCH_BOX(&attention_append_));             \
   m.impl("attention_combine", TORCH_BOX(&attention_combine))
 
-STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CPU, m) {
+XLSTM_OPS_IMPL(CPU, m) {
   using namespace xlstm::torch_ops;
   XLSTM_IMPLEMENT(m);
 }
 
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
-STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CUDA, m) {  // ROCm's devices too are torch's "cuda"
+XLSTM_OPS_IMPL(CUDA, m) {  // ROCm's devices too are torch's "cuda"
   using namespace xlstm::torch_ops;
   XLSTM_IMPLEMENT(m);
 }

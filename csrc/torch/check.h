@@ -4,7 +4,6 @@
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
@@ -21,6 +20,7 @@
 #include <vector>
 
 #include "api/xlstm_hip.h"
+#include "torch/library.h"
 
 // Only a torch with a GPU has it, and one library serves every torch.
 extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream) __attribute__((weak));

@@ -202,13 +202,13 @@ void decode_step_(const Tensor& out, const Tensor& tokens, const OptionalTensor&
 }  // namespace
 }  // namespace xlstm::torch_ops
 
-STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CPU, m) {
+XLSTM_OPS_IMPL(CPU, m) {
   using namespace xlstm::torch_ops;
   m.impl("decode_step_", TORCH_BOX(&decode_step_));
 }
 
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
-STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CUDA, m) {  // ROCm's devices too are torch's "cuda"
+XLSTM_OPS_IMPL(CUDA, m) {  // ROCm's devices too are torch's "cuda"
   using namespace xlstm::torch_ops;
   m.impl("decode_step_", TORCH_BOX(&decode_step_));
 }

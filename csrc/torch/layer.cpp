@@ -416,13 +416,13 @@ void cross_entropy_backward_(const Tensor& dloss, const Tensor& logits, const Te
   m.impl("cross_entropy_backward", TORCH_BOX(&cross_entropy_backward));   \
   m.impl("cross_entropy_backward_", TORCH_BOX(&cross_entropy_backward_))
 
-STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CPU, m) {
+XLSTM_OPS_IMPL(CPU, m) {
   using namespace xlstm::torch_ops;
   XLSTM_IMPLEMENT(m);
 }
 
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
-STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CUDA, m) {
+XLSTM_OPS_IMPL(CUDA, m) {
   using namespace xlstm::torch_ops;
   XLSTM_IMPLEMENT(m);
 }

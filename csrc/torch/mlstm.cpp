@@ -262,13 +262,13 @@ Tensor mlstm_step_(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
   m.impl("mlstm_step", TORCH_BOX(&mlstm_step));                         \
   m.impl("mlstm_step_", TORCH_BOX(&mlstm_step_))
 
-STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CPU, m) {
+XLSTM_OPS_IMPL(CPU, m) {
   using namespace xlstm::torch_ops;
   XLSTM_IMPLEMENT(m);
 }
 
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
-STABLE_TORCH_LIBRARY_IMPL(xlstm_hip, CUDA, m) {  // ROCm's devices too are torch's "cuda"
+XLSTM_OPS_IMPL(CUDA, m) {  // ROCm's devices too are torch's "cuda"
   using namespace xlstm::torch_ops;
   XLSTM_IMPLEMENT(m);
 }

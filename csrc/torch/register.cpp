@@ -14,9 +14,9 @@
 // Decode: a token of each row, tokens (B), through a whole model. `places` says which of `weights` is what, and -1
 // where there is none: 46 numbers for each block, then 7, in the order of csrc/torch/decode.cpp. `states` are c, n, m
 // of each block. out (B, V), or (B, D) without a head. Caps of 0 are none.
-#include <torch/csrc/stable/library.h>
+#include "torch/library.h"
 
-STABLE_TORCH_LIBRARY(xlstm_hip, m) {
+XLSTM_OPS_DEF(m) {
   m.def(
       "mlstm_chunkwise(Tensor q, Tensor k, Tensor v, Tensor i, Tensor f, Tensor? c_initial, Tensor? n_initial, "
       "Tensor? m_initial, Tensor? cu_seqlens, bool sigmoid_gate, bool normalize, float eps, int chunk_size, bool bshd, "

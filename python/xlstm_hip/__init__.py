@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """xlstm_hip: the mLSTM and the layers of xLSTM as native kernels for AMD GPUs, with CPU kernels beside them."""
 
-from . import names  # noqa: F401  (it fills the registry)
+from . import (
+    names,  # noqa: F401  (it fills the registry)
+    observe,
+)
 from ._version import __version__
 from .backend import mLSTMBackend, mLSTMBackendConfig
 from .describe import describe
@@ -44,3 +47,6 @@ __all__ = [
     "wrap_chunkwise__arbitrary_sequence_length",
     "wrap_chunkwise__pad_zeros",
 ]
+
+if observe.BUILD:
+    observe.say_built()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as all_modules
 
 from . import ops
+from .environment import plain_torch_forced
 from .quantize import STORED, QuantizedLinear
 from .registry import LAYER_KINDS, kernel_info
 
@@ -276,6 +277,7 @@ def may_step(tokens: Tensor, states: Sequence[Tensor]) -> bool:
         and tokens.dtype == torch.int64
         and tokens.shape[0] <= MOST_ROWS
         and not torch.compiler.is_compiling()
+        and not plain_torch_forced()
         and not torch.is_autocast_enabled(device)
         and all(x.dtype == torch.float32 and x.is_contiguous() and x.device == tokens.device for x in states)
     )

@@ -16,9 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks, plans
+from . import checks, observe, plans
 from .autocast import in_kernel_dtype
+from .environment import plain_torch_forced
 from .ops import OPS, Cut, HiddenFunction, SequenceFunction, StepFunction
+from .reference import mlstm_recurrent_step__native, mlstm_siging_recurrent_step__native
+from .reference.core import Variant, run
+from .reference.packed import one_by_one
 
 DEFAULT_CHUNK_SIZE = 64  # leaves it to the table of plans, where that has an entry
 
@@ -40,6 +44,38 @@ def _cut(op: str, q: Tensor, v: Tensor, chunk_size: int, cu_seqlens: Tensor | No
     else:
         given = plans.AS_PLANNED
     return Cut(given.get("chunk_size") or chunk_size, given.get("segments", 0), given.get("walk_chunk", 0))
+
+
+def _in_plain_torch(function: str, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    if not plain_torch_forced():
+        return False
+    if observe.DISPATCH:
+        observe.chosen(function, "plain torch, for XLSTM_HIP_BACKEND=reference", {"q": q, "k": k, "v": v})
+    return True
+
+
+def _plain_sequence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    c: Tensor | None,
+    n: Tensor | None,
+    m: Tensor | None,
+    cu_seqlens: Tensor | None,
+    chunk_size: int,
+    eps: float,
+    variant: Variant,
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    def kernel(*inputs: Tensor | None, return_last_states: bool) -> Any:
+        return run(inputs, return_last_states, eps, q.dtype, chunk_size, variant)  # type: ignore[arg-type]
+
+    if cu_seqlens is None:
+        return kernel(q, k, v, i, f, c, n, m, return_last_states=True)
+    ends = checks.ends_of(cu_seqlens, q.shape[2])
+    made: Any = one_by_one(kernel, (q, k, v, i, f), (c, n, m), ends, {"return_last_states": True})
+    return made
 
 
 def _sequence(
@@ -73,13 +109,19 @@ def _sequence(
     cu_seqlens = kwargs.get("cu_seqlens")
     checks.check_sequence_inputs(q, k, v, i, f, c_initial, n_initial, m_initial, eps, chunk_size, cu_seqlens)
     q, k, v, i, f = in_kernel_dtype((q, k, v, i, f), autocast_kernel_dtype)
+    normalize, normalizer_grad = bool(kwargs.get("normalize", True)), bool(kwargs.get("normalizer_grad", True))
+    if _in_plain_torch(function, q, k, v):
+        variant = Variant("sigmoid" if sigmoid_gate else "exp", normalize, normalizer_grad)
+        states = (c_initial, n_initial, m_initial)
+        h, ends = _plain_sequence(q, k, v, i, f, *states, cu_seqlens, chunk_size, eps, variant)
+        h = h.transpose(1, 2) if bshd else h
+        return (h, ends) if return_last_states else h
     checks.fused_dtype(q)
     wide = checks.accumulate_dtype(q.dtype)
     c, n, m = (_wide_state(x, wide) for x in (c_initial, n_initial, m_initial))
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.to(torch.int64).contiguous()
-    normalize = bool(kwargs.get("normalize", True))
-    options = (sigmoid_gate, normalize, bool(kwargs.get("normalizer_grad", True)), float(eps), bshd)
+    options = (sigmoid_gate, normalize, normalizer_grad, float(eps), bshd)
     cut = _cut("mlstm_chunkwise", q, v, chunk_size, cu_seqlens, plans.AS_PLANNED if recurrent else kwargs.get("plan"))
     tensors = (q, k, v, i, f, c, n, m)
     last: tuple[Tensor, ...] | list[Tensor]
@@ -205,7 +247,9 @@ def _step(
     checks.no_unknown_keywords(function, kwargs, known)
     checks.check_step_inputs(q, k, v, i, f, c, n, m, eps)
     q, k, v, i, f = in_kernel_dtype((q, k, v, i, f), kwargs.get("autocast_kernel_dtype", torch.bfloat16))
-    checks.fused_dtype(q)
+    plain = _in_plain_torch(function, q, k, v)
+    if not plain:
+        checks.fused_dtype(q)
     wide = checks.accumulate_dtype(q.dtype)
     options = (sigmoid_gate, bool(kwargs.get("normalize", True)), float(eps))
     plan = kwargs.get("plan")
@@ -213,7 +257,8 @@ def _step(
         sizes = {"batch": q.shape[0], "heads": q.shape[1], "dqk": q.shape[2], "dhv": v.shape[2]}
         plan = plans.own_plan("mlstm_step", q.device, q.dtype, **sizes)
     columns = plans.check_plan("plan", "mlstm_step", plan).get("step_columns", 0)
-    if kwargs.get("in_place", False):
+    in_place = kwargs.get("in_place", False)
+    if in_place:
         for name, x in (("c", c), ("n", n), ("m", m)):
             if x.dtype != wide or not x.is_contiguous():
                 raise ValueError(f"in_place: expected {name} to be contiguous and {wide}, got {x.dtype}")
@@ -221,6 +266,11 @@ def _step(
             raise ValueError(
                 "in_place: expected no gradient to be needed; states of a training step must not be overwritten"
             )
+    if plain and sigmoid_gate:
+        return mlstm_siging_recurrent_step__native(q, k, v, i, f, c, n, m, eps, options[1], in_place)
+    if plain:
+        return mlstm_recurrent_step__native(q, k, v, i, f, c, n, m, eps, in_place)
+    if in_place:
         h = OPS.mlstm_step_(q, k, v, i, f, c, n, m, *options, columns)
         return h, (c, n, m)
     tensors = (q, k, v, i, f, *(x.to(wide).contiguous() for x in (c, n, m)))

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks, registry
+from . import checks, observe, registry
+from .reference.packed import one_by_one
 from .registry import KernelInfo
 
 States = tuple[Tensor, Tensor, Tensor]
@@ -105,6 +106,8 @@ def mlstm_interface(
     registry.check_kernel_accepts(
         info, checks.is_tensor("q", q), checks.gradient_needed(q, k, v, i, f, c_initial, n_initial, m_initial)
     )
+    if observe.DISPATCH:
+        observe.chosen("mlstm_interface", f"{info.kind} kernel {info.name}", {"q": q, "k": k, "v": v})
 
     common: dict[str, Any] = {
         "eps": eps,
@@ -124,7 +127,7 @@ def mlstm_interface(
     if cu_seqlens is not None and "cu_seqlens" not in info.options:
         checks.check_sequence_inputs(q, k, v, i, f, *states, eps, chunk_size, cu_seqlens)
         ends = checks.ends_of(cu_seqlens, q.shape[2])  # it is a loop in Python: on a GPU too it waits for the values
-        out: Tensor | tuple[Tensor, States] = _one_by_one(info, (q, k, v, i, f), states, ends, common)
+        out: Tensor | tuple[Tensor, States] = one_by_one(info.function, (q, k, v, i, f), states, ends, common)
     else:
         out = info.function(q, k, v, i, f, *states, **common)
     if not turned:
@@ -132,28 +135,6 @@ def mlstm_interface(
     if isinstance(out, Tensor):
         return out.transpose(1, 2)
     return out[0].transpose(1, 2), out[1]
-
-
-def _one_by_one(
-    info: KernelInfo,
-    tensors: tuple[Tensor, ...],
-    states: tuple[Tensor | None, ...],
-    ends: list[int],
-    common: dict[str, Any],
-) -> Tensor | tuple[Tensor, States]:
-    """Packed sequences for a kernel that takes one at a time."""
-    outs, lasts = [], []
-    for n, (begin, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
-        own = (None if x is None else x[n : n + 1] for x in states)
-        out = info.function(*(x[:, :, begin:end] for x in tensors), *own, **common)
-        h, last = out if common["return_last_states"] else (out, ())
-        outs.append(h)
-        lasts.append(last)
-    h = torch.cat(outs, dim=2)
-    if not common["return_last_states"]:
-        return h
-    c, n_last, m = (torch.cat(same) for same in zip(*lasts, strict=True))
-    return h, (c, n_last, m)
 
 
 def mlstm_step_interface(
@@ -186,4 +167,6 @@ def mlstm_step_interface(
         options["in_place"] = True
     options = _options(info, options)
     registry.check_kernel_accepts(info, checks.is_tensor("q", q), checks.gradient_needed(q, k, v, i, f, c, n, m))
+    if observe.DISPATCH:
+        observe.chosen("mlstm_step_interface", f"step kernel {info.name}", {"q": q, "k": k, "v": v})
     return info.function(q, k, v, i, f, c, n, m, eps=eps, **options)

@@ -2,9 +2,9 @@
 """The layers around the mLSTM, one function each. Models call these and nothing below them.
 
 Each is one op where the library has a kernel for the tensors' device and dtype: on the CPU, and on a GPU in float32,
-bfloat16 and float16. Elsewhere it is plain torch (reference/layers.py). Either way reductions run in float32 (float64
-for float64), dtypes promote as torch's do, and a norm is rounded to its input's dtype before the weight is applied:
-that order is the one xLSTM-7B was trained with.
+bfloat16 and float16. Elsewhere, and where XLSTM_HIP_BACKEND=reference asks for it, it is plain torch
+(reference/layers.py). Either way reductions run in float32 (float64 for float64), dtypes promote as torch's do, and a
+norm is rounded to its input's dtype before the weight is applied: that order is the one xLSTM-7B was trained with.
 """
 
 from __future__ import annotations
@@ -13,16 +13,21 @@ import torch
 from torch import Tensor
 
 from . import layer_ops as ops
+from . import observe
 from .checks import gradient_needed, one_of
+from .environment import plain_torch_forced
 from .ops import devices_with_kernels
 from .reference import layers as plain
 
 _DEVICES = devices_with_kernels("rms_norm")
 
 
-def _has_kernel(x: Tensor) -> bool:
+def _has_kernel(x: Tensor, layer: str) -> bool:
     device = x.device.type
-    return device in _DEVICES and (device == "cpu" or x.dtype != torch.float64)
+    has = device in _DEVICES and (device == "cpu" or x.dtype != torch.float64) and not plain_torch_forced()
+    if observe.DISPATCH and not has:
+        observe.chosen(layer, "plain torch", {"x": x})
+    return has
 
 
 def rms_norm(
@@ -31,7 +36,7 @@ def rms_norm(
     bias: Tensor | None = None,  # (D)
     eps: float = 1e-6,
 ) -> Tensor:
-    if not _has_kernel(x):
+    if not _has_kernel(x, "rms_norm"):
         return plain.rms_norm(x, weight, bias, eps)
     call = ops.RMSNormFunction.apply if gradient_needed(x, weight, bias) else ops.rms_norm
     return call(x, weight, bias, eps)
@@ -45,7 +50,7 @@ def add_rms_norm(
     eps: float = 1e-6,
 ) -> tuple[Tensor, Tensor]:
     """x + y, and its norm."""
-    if not _has_kernel(x):
+    if not _has_kernel(x, "add_rms_norm"):
         return plain.add_rms_norm(x, y, weight, bias, eps)
     call = ops.AddRMSNormFunction.apply if gradient_needed(x, y, weight, bias) else ops.add_rms_norm
     return call(x, y, weight, bias, eps)
@@ -60,7 +65,7 @@ def head_norm_gate(
     centred: bool = True,
 ) -> Tensor:  # (..., NH * DHHV)
     """LayerNorm over each head by itself, or RMSNorm where it is not centred; then sigmoid(o) times it."""
-    if not _has_kernel(h):
+    if not _has_kernel(h, "head_norm_gate"):
         return plain.head_norm_gate(h, o, weight, bias, eps, centred)
     call = ops.HeadNormGateFunction.apply if gradient_needed(h, o, weight, bias) else ops.head_norm_gate
     return call(h, o, weight, bias, eps, centred)
@@ -70,21 +75,21 @@ def soft_cap(x: Tensor, cap: float | None) -> Tensor:
     """cap * tanh(x / cap): about x where x is small, never beyond cap. None caps nothing."""
     if cap is None:
         return x
-    if not _has_kernel(x):
+    if not _has_kernel(x, "soft_cap"):
         return plain.soft_cap(x, cap)
     return (ops.SoftCapFunction.apply if gradient_needed(x) else ops.soft_cap)(x, cap)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up."""
-    if not _has_kernel(gate):
+    if not _has_kernel(gate, "swiglu"):
         return plain.swiglu(gate, up)
     return (ops.SwigluFunction.apply if gradient_needed(gate, up) else ops.swiglu)(gate, up)
 
 
 def swiglu_fused(gate_and_up: Tensor) -> Tensor:
     """The same of both in one tensor (..., 2 * D), gate first, as a fused projection leaves them."""
-    if not _has_kernel(gate_and_up):
+    if not _has_kernel(gate_and_up, "swiglu_fused"):
         return plain.swiglu_fused(gate_and_up)
     return (ops.SwigluFusedFunction.apply if gradient_needed(gate_and_up) else ops.swiglu_fused)(gate_and_up)
 
@@ -103,7 +108,7 @@ def capped_cross_entropy(
               nobody looks at afterwards. Under torch.compile the compiler decides.
     """
     one_of("reduction", reduction, ("mean", "sum", "none"))
-    if not _has_kernel(logits):
+    if not _has_kernel(logits, "capped_cross_entropy"):
         return plain.capped_cross_entropy(logits, targets, cap, ignore_index, reduction)
     if gradient_needed(logits):
         overwrite = in_place and not torch.compiler.is_compiling()

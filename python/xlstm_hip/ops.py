@@ -1,36 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled kernels as torch ops: loading, shapes for the compiler, gradients.
+"""The compiled kernels as torch ops: shapes for the compiler, gradients.
 
-The op library lies beside this file. Its schemas are in csrc/torch/register.cpp; what torch needs to know in Python,
-fakes and autograd, is here; fused.py calls it.
+The op library lies beside this file, and _ops.py loads it. Its schemas are in csrc/torch/register.cpp; what torch needs
+to know in Python, fakes and autograd, is here; fused.py calls it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import checks
+from . import _ops, checks, observe
 
-LIBRARY = Path(__file__).with_name("_xlstm_hip_ops.so")
-if not LIBRARY.exists():
-    raise ImportError(
-        f"{LIBRARY.name} is missing beside {__file__}: build the package with `pip install .` in its source tree"
-    )
-torch.ops.load_library(str(LIBRARY))
-OPS = torch.ops.xlstm_hip
+OPS = observe.watched(_ops.ops)
 
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
 
 def devices_with_kernels(op: str = "mlstm_chunkwise") -> tuple[str, ...]:
     """The device types that the loaded library has a kernel for."""
-    name = f"xlstm_hip::{op}"
+    name = _ops.add_op_namespace_prefix(op)
     return tuple(d for d, key in _DISPATCH_KEYS.items() if torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from . import fused, reference
 from .checks import gradient_needed, no_unknown_keywords
+from .environment import plain_torch_forced
 from .wrappers import wrap_chunkwise__arbitrary_sequence_length, wrap_chunkwise__pad_zeros
 
 logger = logging.getLogger("xlstm_hip")
@@ -74,6 +75,8 @@ def _tell_once(name: str) -> None:
 
 def _peer(getter: str, name: str, q: Tensor) -> Callable | None:
     """mlstm_kernels' kernel for these tensors, or None and, the first time, a log line."""
+    if plain_torch_forced():
+        return None
     if q.is_cuda and peers_usable():
         return _kernel_of_mlstm_kernels(getter, name)
     _tell_once(name)

@@ -16,6 +16,8 @@ pinned_torch="torch==2.13.0"
 oldest_torch="2.10"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 export PIP_ROOT_USER_ACTION=ignore
+# A compiler cache knows a file again when it lies in another folder, as scripts/release.py has it.
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 

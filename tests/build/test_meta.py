@@ -82,8 +82,24 @@ def test_version_is_the_same_everywhere():
 
 def test_built_modules_carry_the_version():
     import xlstm_hip
+    from xlstm_hip.describe import native
 
-    assert xlstm_hip.__version__ == package_version()
+    assert xlstm_hip.__version__ == native().build_facts()["version"] == package_version()
+
+
+def test_version_is_written_once():
+    """pyproject.toml and CMake read _version.py; what must repeat it (CHANGELOG, CITATION) is held to it above."""
+    place = "python/xlstm_hip/_version.py"
+    assert f'input = "{place}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"file(STRINGS {place} " in (ROOT / "CMakeLists.txt").read_text()
+    expected = package_version()
+    again = [
+        str(path.relative_to(ROOT))
+        for path in project_files()
+        if path.suffix in (".py", ".toml", ".cmake", ".h", ".in", ".yml", ".txt")
+        and re.search(rf'version\S* ?[=:( ] ?"?{re.escape(expected)}\b', path.read_text(), re.IGNORECASE)
+    ]
+    assert again == [place]
 
 
 def test_every_source_names_its_licence():

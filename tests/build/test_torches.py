@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import xlstm_hip
-from xlstm_hip.ops import LIBRARY
+from xlstm_hip._ops import LIBRARY
 
 CHECK = Path(__file__).with_name("torch_check.py")
 OTHERS = [path for path in os.environ.get("XLSTM_HIP_OTHER_TORCH", "").split(os.pathsep) if path]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import xlstm_hip
-from xlstm_hip import mlstm_interface, mlstm_step_interface, ops
+from xlstm_hip import _ops, mlstm_interface, mlstm_step_interface
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reference import outputs_and_gradients, truth  # noqa: E402
@@ -84,7 +84,7 @@ def stepwise(gate: str, in_place: bool = False, **inputs: Tensor) -> Any:
 
 
 def main() -> None:
-    print(f"torch {torch.__version__}, xlstm_hip {xlstm_hip.__version__}, {ops.LIBRARY}", flush=True)
+    print(f"torch {torch.__version__}, xlstm_hip {xlstm_hip.__version__}, {_ops.LIBRARY}", flush=True)
     for gate, kernels in KERNELS.items():
         expected, h_alone = run(truth, gate=gate), run_h_alone(partial(truth, gate=gate))
         calls = {kernel: partial(mlstm_interface, kernel=kernel, chunk_size=16) for kernel in kernels}

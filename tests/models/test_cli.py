@@ -162,6 +162,7 @@ def test_doctor_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "XLSTM_HIP_GPU=HIP" in levels(doctor.kernel_findings(MI300X, "", [], "no hipcc", "HIP"))
     assert doctor.same_arch("sm_90", "90a") and not doctor.same_arch("sm_80", "90")
     assert "passes for another" in levels(doctor.environment_findings({"HSA_OVERRIDE_GFX_VERSION": "11.0.0"}))
+    assert "plain torch" in levels(doctor.environment_findings({"XLSTM_HIP_BACKEND": "reference"}))
 
 
 @pytest.mark.parametrize("command", ["", "generate", "convert", "eval", "doctor", "plan"])

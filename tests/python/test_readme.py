@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README and docs say what is: their Python runs, the files they name exist, their kernel names are the registry's."""
+"""README and docs say what is: their code runs, the files they name exist, their kernel names are the registry's."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -16,41 +17,96 @@ from xlstm_hip import names, select
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
 FOLDERS = "build_backend|cmake|csrc|docs|examples|python|scripts|tests"
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)(?: title=\"needs ([^\"\n]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LANGUAGES = ("", "python", "py", "sh", "json")  # "" is no code: figures, formulas, signatures
 
 
 def text_of(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
 
+def blocks(page: str, language: str) -> list[str]:
+    """Those that run here. A block whose title says what it needs is left out: other hardware, a network, an hour."""
+    return [block[3] for block in FENCE.finditer(text_of(page)) if block[1] == language and not block[2]]
+
+
 def python_of(page: str) -> str:
     """The page with everything but its Python blanked out, so that a traceback has the page's line numbers.
 
-    A block marked `py` is left out: xlstm_hip.compat must come before what earlier blocks import."""
+    A block marked `py` is left out: it runs by itself, as xlstm_hip.compat must come before what others import."""
     text = text_of(page)
     lines = [""] * (text.count("\n") + 1)
     for block in FENCE.finditer(text):
-        if block[1] == "python":
-            first = text.count("\n", 0, block.start(2))
-            for n, line in enumerate(block[2].splitlines()):
+        if block[1] == "python" and not block[2]:
+            first = text.count("\n", 0, block.start(3))
+            for n, line in enumerate(block[3].splitlines()):
                 lines[first + n] = line
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_python_examples_run(page: str) -> None:
-    """One after the other, as a reader would; in a process of its own, as compat changes what imports mean."""
-    code = python_of(page)
-    if not code.strip():
-        pytest.skip("no Python in it")
+def run_python(code: str, page: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", f"exec(compile({code!r}, {page!r}, 'exec'))"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_python_examples_run(page: str) -> None:
+    """One after the other, as a reader would; in a process of its own, as compat changes what imports mean."""
+    run_python(python_of(page), page)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "py")])
+def test_examples_of_their_own_run(page: str) -> None:
+    for code in blocks(page, "py"):
+        run_python(code, page)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A folder that looks like a clone, into which commands may write, with xlstm-hip, python and a text in it."""
+    folder = tmp_path_factory.mktemp("clone")
+    for name in ("benchmarks", "docs", "examples", "models", "scripts", "tests"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "book.txt").write_text("And it came to pass in those days. " * 40, encoding="utf-8")
+    commands = folder / "bin"
+    commands.mkdir()
+    for name, arguments in (("python", ""), ("xlstm-hip", " -m xlstm_hip")):
+        (commands / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n', encoding="utf-8")
+        (commands / name).chmod(0o755)
+    paths = {"PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return folder, {**os.environ, **paths}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")])
+def test_shell_examples_run(page: str, clone: tuple[Path, dict[str, str]]) -> None:
+    folder, environment = clone
+    for code in blocks(page, "sh"):
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", code],
+            cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_runs_or_says_what_it_needs(page: str) -> None:
+    """No block in a language that no test runs, none with another title, none left open."""
+    text = text_of(page)
+    found = list(FENCE.finditer(text))
+    assert sum(line.startswith("```") for line in text.splitlines()) == 2 * len(found)
+    assert {block[1] for block in found} <= set(LANGUAGES)
+    for text in blocks(page, "json"):
+        json.loads(text)
+    assert not [block[0] for block in found if block[2] and not block[1]]
+    starts = re.compile(r"^\s*(?:pip|python|xlstm-hip|import|from|\./scripts)\s", re.MULTILINE)
+    assert not [block[3] for block in found if not block[1] and starts.match(block[3])]  # code without a language
 
 
 def test_readme_has_examples() -> None:
@@ -70,7 +126,7 @@ def test_files_named_exist(page: str) -> None:
 
 def test_the_house_is_as_drawn() -> None:
     """Each entry of docs/design.md's tree exists, and no source file is left out."""
-    tree = next(block[2] for block in FENCE.finditer(text_of("docs/design.md")) if block[2].startswith("csrc/"))
+    tree = next(block[3] for block in FENCE.finditer(text_of("docs/design.md")) if block[3].startswith("csrc/"))
     drawn, folder = set(), ""
     for line in tree.splitlines():
         entry = re.split(r" {2,}", line.strip())[0]

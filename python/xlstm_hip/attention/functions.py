@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import OPS
 from . import checks
-from .ops import Options, Pages, Places, attend
+from .ops import Options, Pages, Places, attend, ops_for
 
 Window = tuple[int, int]
 Result = Any  # out, or (out, softmax_lse, S_dmask)
@@ -177,7 +176,7 @@ def flash_attn_varlen_func(
     table = checks.indices("block_table", block_table, q, (batch, None), f"(B, pages) = ({batch}, pages)")
     lengths = (cu_k[1:] - cu_k[:-1]).contiguous()
     places = Places(cu_q, None, lengths if used is None else torch.minimum(used, lengths), leftpad)
-    made = OPS.attention_forward(q, k, v, *places, *Pages(table), slopes, sinks, None, *options, 0, True)
+    made = ops_for(q).attention_forward(q, k, v, *places, *Pages(table), slopes, sinks, None, *options, 0, True)
     return _result(tuple(made), q, checks.flag("return_attn_probs", return_attn_probs))
 
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ..checks import shape_text
-from ..ops import OPS
 from . import checks
-from .ops import Options, Pages, Places, cut_of
+from .ops import Options, Pages, Places, cut_of, ops_for
 
 
 def flash_attn_with_kvcache(
@@ -75,6 +74,7 @@ def flash_attn_with_kvcache(
     checks.flag("rotary_interleaved", rotary_interleaved)
     checks.flag("return_softmax_lse", return_softmax_lse)
 
+    ops = ops_for(q)
     cos, sin = _rotary(rotary_cos, rotary_sin, q, before)
     used, room = before, k_cache.shape[1] * (1 if table is None else table.shape[1])
     if (k is None) != (v is None):
@@ -88,17 +88,17 @@ def flash_attn_with_kvcache(
             if tuple(x.shape) != expected:
                 raise ValueError(f"{name}: expected shape {expected}, got {shape_text(x)}")
         checks.lengths_fit("cache_seqlens", before, room - k.shape[1])
-        OPS.attention_append_(k_cache, k, cos, sin, before, rows, table, rotary_interleaved)
-        OPS.attention_append_(v_cache, v, None, None, before, rows, table, rotary_interleaved)
+        ops.attention_append_(k_cache, k, cos, sin, before, rows, table, rotary_interleaved)
+        ops.attention_append_(v_cache, v, None, None, before, rows, table, rotary_interleaved)
         used = before + k.shape[1]
     else:
         checks.lengths_fit("cache_seqlens", before, room)
     if cos is not None:
         same_position = left < 0 and right < 0
-        q = OPS.attention_rotary(q, cos, sin, before, rotary_interleaved, same_position)
+        q = ops.attention_rotary(q, cos, sin, before, rotary_interleaved, same_position)
     places = Places(seqused_k=used, leftpad_k=leftpad)
     cut = cut_of(q, k_cache.shape[-2], room, v_cache.shape[-1], options, parts, packed=False)
-    out, lse = OPS.attention_forward(
+    out, lse = ops.attention_forward(
         q, k_cache, v_cache, *places, *Pages(table, rows), slopes, sinks, None, *options[:-1], *cut, True
     )
     return (out, lse) if return_softmax_lse else out
@@ -163,7 +163,7 @@ def flash_attn_combine(
             raise ValueError(f"out: expected shape (B, S, H, D) = {expected}, got {shape_text(out)}")
         if out_dtype not in (None, out.dtype):
             raise ValueError(f"out_dtype: expected None or {out.dtype} as out has, got {out_dtype}")
-    made, lse = OPS.attention_combine(
+    made, lse = ops_for(out_partial).attention_combine(
         out_partial if out_partial.stride(-1) == 1 else out_partial.contiguous(), lse_partial
     )
     if out is not None:

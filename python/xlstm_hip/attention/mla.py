@@ -8,7 +8,6 @@ like FlashMLA's, a row per part; the newer as an object that the first call fill
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ..checks import shape_text
+from ..describe import native
 from ..device import device_facts
-from ..ops import OPS
 from . import checks
-from .ops import Options, Pages, Places
+from .ops import Options, Pages, Places, ops_for
 
 SCHEDULE_COLUMNS = 8  # begin and end (sequence, block), first split, as FlashMLA lays them out; three are unused
 _BLOCK = 64  # keys that a schedule counts in
@@ -34,11 +33,13 @@ class FlashMLASchedMeta:
 
 
 def _splits(device: torch.device, batch: int, heads_k: int, rows: int, keys: int) -> int:
-    native = importlib.import_module("xlstm_hip._native")
+    built = native()
+    if built is None:  # as in a library made for Hugging Face's kernels: the library's own plan is the same one
+        return 0
     if device.type == "cpu":
-        return native.plan_attention_cpu(batch, heads_k, rows, keys, torch.get_num_threads())["splits"]
+        return built.plan_attention_cpu(batch, heads_k, rows, keys, torch.get_num_threads())["splits"]
     facts = device_facts(device)
-    plan = native.plan_mla_gpu(facts.arch, facts.compute_units, facts.lds_bytes, batch, heads_k, max(1, rows), keys)
+    plan = built.plan_mla_gpu(facts.arch, facts.compute_units, facts.lds_bytes, batch, heads_k, max(1, rows), keys)
     return min(plan["splits"], checks.MOST_SPLITS)
 
 
@@ -78,7 +79,7 @@ def get_mla_metadata(
         )
     batch, lengths = cache_seqlens.shape[0], cache_seqlens.to(torch.int32)
     longest = int(lengths.max()) if batch and cache_seqlens.device.type == "cpu" else 1 << 20
-    splits = _splits(lengths.device, batch, num_heads_k, num_q_tokens_per_head_k, longest) if batch else 1
+    splits = max(1, _splits(lengths.device, batch, num_heads_k, num_q_tokens_per_head_k, longest)) if batch else 1
     blocks = ((lengths + _BLOCK - 1) // _BLOCK)[:, None]
     part = torch.arange(splits + 1, dtype=torch.int32, device=lengths.device)
     edges = blocks * part // splits  # (B, splits + 1)
@@ -145,7 +146,7 @@ def flash_mla_with_kvcache(
     splits = _scheduled_splits(tile_scheduler_metadata, num_splits, shapes)
     _, right = checks.window((-1, -1), checks.flag("causal", causal))
     options = Options(queries, 0, checks.scale_of(softmax_scale, features), -1, right, 0.0, 0.0, 0)
-    out, lse = OPS.attention_forward(
+    out, lse = ops_for(q).attention_forward(
         q, k_cache, values, *Places(seqused_k=used), *Pages(table), None, checks.sinks("attn_sink", attn_sink, q),
         None, *options, splits, False,
     )  # fmt: skip

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .. import plans
+from .. import observe, plans
 from ..checks import accumulate_dtype, gradient_needed
+from ..environment import plain_torch_forced
 from ..ops import OPS
+from ..reference import attention_ops as plain
 
 
 class Places(NamedTuple):
@@ -37,6 +39,15 @@ class Options(NamedTuple):
     softcap: float
     dropout_p: float
     block_size: int
+
+
+def ops_for(q: Tensor) -> Any:
+    """Where the ops of a call are: in the library, or in plain torch where that is forced."""
+    if not plain_torch_forced():
+        return OPS
+    if observe.DISPATCH:
+        observe.chosen("attention", "plain torch, for XLSTM_HIP_BACKEND=reference", {"q": q})
+    return plain
 
 
 # ---- shapes
@@ -94,7 +105,7 @@ class AttentionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, sink, slopes, rng_state, places, options, probs, cut):
-        out, lse, *weights = _forward(q, k, v, sink, slopes, rng_state, places, options, probs, cut)
+        out, lse, *weights = _forward(OPS, q, k, v, sink, slopes, rng_state, places, options, probs, cut)
         ctx.save_for_backward(q, k, v, sink, slopes, rng_state, out, lse, *places)
         ctx.options = options
         ctx.mark_non_differentiable(*weights)
@@ -115,10 +126,10 @@ class AttentionFunction(torch.autograd.Function):
         return dq, dk, dv, None if sink is None else dsink, None, None, None, None, None, None
 
 
-def _forward(q, k, v, sink, slopes, rng_state, places, options, probs, cut):
+def _forward(ops, q, k, v, sink, slopes, rng_state, places, options, probs, cut):
     if probs:
-        return OPS.attention_forward_probs(q, k, v, *places, slopes, sink, rng_state, *options)
-    return OPS.attention_forward(q, k, v, *places, *Pages(), slopes, sink, rng_state, *options[:-1], *cut, True)
+        return ops.attention_forward_probs(q, k, v, *places, slopes, sink, rng_state, *options)
+    return ops.attention_forward(q, k, v, *places, *Pages(), slopes, sink, rng_state, *options[:-1], *cut, True)
 
 
 def cut_of(q: Tensor, heads_k: int, keys: int, dv: int, options: Options, splits: int, packed: bool) -> tuple[int, int]:
@@ -150,6 +161,7 @@ def attend(
         rng_state = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     packed = places.cu_seqlens_q is not None
     cut = cut_of(q, k.shape[-2], k.shape[-3], v.shape[-1], options, splits, packed)
-    if gradient_needed(q, k, v, sink):
+    ops = ops_for(q)
+    if ops is OPS and gradient_needed(q, k, v, sink):
         return AttentionFunction.apply(q, k, v, sink, slopes, rng_state, places, options, probs, cut)
-    return tuple(_forward(q, k, v, sink, slopes, rng_state, places, options, probs, cut))
+    return tuple(_forward(ops, q, k, v, sink, slopes, rng_state, places, options, probs, cut))

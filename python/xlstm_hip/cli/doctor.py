@@ -154,6 +154,11 @@ def environment_findings(environment: dict[str, str]) -> Iterator[Finding]:
     if override:
         text = f"HSA_OVERRIDE_GFX_VERSION={override}: the GPU passes for another, whose kernels are used"
         yield Finding("note", text, "unset it if kernels fail or results are wrong")
+    backend = environment.get("XLSTM_HIP_BACKEND")
+    if backend:
+        yield Finding(
+            "note", f"XLSTM_HIP_BACKEND={backend}: plain torch runs in the place of the kernels, in this test too"
+        )
     isa = environment.get("XLSTM_HIP_CPU_ISA")
     if isa:
         yield Finding("note", f"XLSTM_HIP_CPU_ISA={isa}: the CPU kernels are those, not the machine's best")

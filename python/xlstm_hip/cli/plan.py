@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..describe import native
+from ..plan_text import plan_lines
 from .common import add_command, at_least
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -69,8 +70,5 @@ def run(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(cut))
         return 0
-    plain = {name: value for name, value in cut.items() if not isinstance(value, dict)}
-    for name, part in {"": plain, **{name: value for name, value in cut.items() if isinstance(value, dict)}}.items():
-        if part:
-            print((f"{name}: " if name else "") + ", ".join(f"{key} {value}" for key, value in part.items()))
+    print("\n".join(plan_lines(cut)))
     return 0

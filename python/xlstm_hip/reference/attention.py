@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 
-def philox_mask(rng_state: Tensor, batch: int, heads: int, queries: int, keys: int, dropout_p: float) -> Tensor:
+def philox_mask(
+    rng_state: Tensor, batch: int, heads: int, queries: int, keys: int, dropout_p: float, first_sequence: int = 0
+) -> Tensor:
     """Which weights dropout keeps, (batch, heads, queries, keys): the rule of csrc/attention/rules.h."""
     low = 0xFFFFFFFF
     seed, offset = (int(x) for x in rng_state)
@@ -19,7 +21,7 @@ def philox_mask(rng_state: Tensor, batch: int, heads: int, queries: int, keys: i
     counter = [
         torch.arange(columns).expand(shape),
         torch.arange(queries)[:, None].expand(shape),
-        torch.arange(batch * heads)[:, None, None].expand(shape),
+        (first_sequence * heads + torch.arange(batch * heads))[:, None, None].expand(shape),
         torch.full(shape, offset & low),
     ]
     key = [seed & low, seed >> 32 & low]
@@ -60,6 +62,7 @@ def attention(
     seqused_k: Tensor | None = None,
     leftpad_k: Tensor | None = None,
     rng_state: Tensor | None = None,  # (2): seed and offset, with dropout
+    first_sequence: int = 0,  # of a larger batch, whose dropout these sequences have
 ) -> tuple[Tensor, Tensor, Tensor]:
     """out (B, S_q, H_q, D_v), lse (B, H_q, S_q) and the softmax (B, H_q, S_q, S_k), negative where dropped."""
     batch, queries, heads, features = q.shape
@@ -98,7 +101,7 @@ def attention(
         shape = (batch, heads, queries, keys)
         # Key 0 of the mask is a sequence's first key in use.
         kept = (
-            philox_mask(rng_state, *shape, dropout_p)
+            philox_mask(rng_state, *shape, dropout_p, first_sequence)
             .to(q.device)
             .gather(3, (j - begin[:, None, None, None]).clamp(min=0).expand(shape))
         )

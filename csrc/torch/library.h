@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Registers ops in a namespace that the library's file says: xlstm_hip for _xlstm_hip_ops.so, the package's own; else
+// the file's name up to its first dot, as Hugging Face's kernels ask for, so that versions can share a process. torch's
+// macros have the namespace written into the library.
+#pragma once
+
+#include <dlfcn.h>
+#include <torch/csrc/stable/library.h>
+
+#include <string>
+
+namespace xlstm::torch_ops {
+
+inline const char* ops_namespace() {
+  static const std::string name = [] {
+    Dl_info info{};
+    STD_TORCH_CHECK(dladdr(reinterpret_cast<const void*>(&ops_namespace), &info) && info.dli_fname,
+                    "xlstm_hip: the op library does not know its file");
+    const std::string path = info.dli_fname;
+    const std::string file = path.substr(path.rfind('/') + 1);
+    const std::string stem = file.substr(0, file.find('.'));
+    return stem == "_xlstm_hip_ops" ? std::string("xlstm_hip") : stem;
+  }();
+  return name.c_str();
+}
+
+}  // namespace xlstm::torch_ops
+
+// XLSTM_OPS_DEF(m) { m.def(...); } and XLSTM_OPS_IMPL(CPU, m) { m.impl(...); }
+#define XLSTM_OPS_DEF(m) XLSTM_OPS_INIT(DEF, , m)
+#define XLSTM_OPS_IMPL(key, m) XLSTM_OPS_INIT(IMPL, key, m)
+#define XLSTM_OPS_INIT(kind, key, m)                                                                              \
+  static void register_##kind##key(torch::stable::detail::StableLibrary&);                                        \
+  static const torch::stable::detail::StableTorchLibraryInit registered_##kind##key(                              \
+      torch::stable::detail::StableLibrary::Kind::kind, &register_##kind##key, xlstm::torch_ops::ops_namespace(), \
+      #key, __FILE__, __LINE__);                                                                                  \
+  static void register_##kind##key(torch::stable::detail::StableLibrary& m)

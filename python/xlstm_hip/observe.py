@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process says of itself when it is asked to: logs, and named ranges around the ops (environment.py has the
+variables). Where nothing is asked for, ops.py's ops are torch's own, and nothing here is called.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._version import __version__
+from .environment import logs_of, ranges_of
+
+logger = logging.getLogger("xlstm_hip")
+_LOGS = logs_of(os.environ.get("XLSTM_HIP_LOGS", ""))
+DISPATCH, PLAN, BUILD = (name in _LOGS for name in ("dispatch", "plan", "build"))
+RANGES = ranges_of(os.environ.get("XLSTM_HIP_RANGES", ""))
+_SHOWN = 3  # tensors of a call that a line shows
+
+if _LOGS:
+    _handler = logging.StreamHandler(sys.stderr)
+    _handler.setFormatter(logging.Formatter("[xlstm_hip] %(message)s"))
+    logger.addHandler(_handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False  # or an application that logs to stderr too would have each line twice
+
+
+def say_built() -> None:
+    """The line of XLSTM_HIP_LOGS=build, once the package is imported."""
+    from .describe import native
+
+    built = native()
+    if built is None:
+        logger.info("build: %s, without the module _native", __version__)
+        return
+    facts = built.build_facts()
+    gpu = f"{facts['gpu']} {' '.join(facts['gpu_archs'])}" if facts["gpu_archs"] else "no GPU kernels"
+    text = "build: %s (%s), %s, torch %s; %s; CPU kernels: %s here"
+    logger.info(text, __version__, facts["git_sha"] or "no git", facts["compiler"], torch.__version__, gpu,
+                built.cpu_isa())  # fmt: skip
+
+
+def chosen(what: str, kernel: str, tensors: dict[str, Tensor | None]) -> None:
+    """A line of XLSTM_HIP_LOGS=dispatch. Callers look at DISPATCH first."""
+    if not torch.compiler.is_compiling():
+        logger.info("dispatch: %s: %s; %s", what, kernel, _described(tensors))
+
+
+def _described(tensors: dict[str, Any]) -> str:
+    there = {name: x for name, x in tensors.items() if isinstance(x, Tensor)}
+    if not there:
+        return "no tensors"
+    first = next(iter(there.values()))
+    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in list(there.items())[:_SHOWN])
+    return f"{shapes}; {str(first.dtype).removeprefix('torch.')} on {first.device}"
+
+
+def _kernel_on(device: torch.device) -> str:
+    from .describe import native
+    from .device import device_facts
+
+    if device.type == "cpu":
+        built = native()
+        return f"C++, {built.cpu_isa()}" if built else "C++"
+    return f"GPU kernel, {device_facts(device).arch}" if device.type == "cuda" else str(device)
+
+
+class _Watched:
+    """An op that says that it is called. torch.compile sees the op itself."""
+
+    def __init__(self, name: str, op: Any) -> None:
+        self.name, self.op = name, op
+        self.arguments = {argument.name: argument.default_value for argument in op.default._schema.arguments}
+
+    @property
+    def default(self) -> Callable[..., Any]:
+        return self
+
+    def __call__(self, *values: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.op(*values, **named)
+        given = self.arguments | dict(zip(self.arguments, values, strict=False)) | named
+        first = next(x for x in given.values() if isinstance(x, Tensor))
+        if DISPATCH:
+            chosen(self.name, _kernel_on(first.device), given)
+        if PLAN:
+            _say_plan(self.name, given)
+        if not RANGES:
+            return self.op(*values, **named)
+        torch.cuda.nvtx.range_push(f"xlstm_hip::{self.name}")  # in a ROCm torch it is roctx
+        try:
+            return self.op(*values, **named)
+        finally:
+            torch.cuda.nvtx.range_pop()
+
+
+def _say_plan(name: str, given: dict[str, Any]) -> None:
+    from .plan_text import plan_lines, plan_of_call
+
+    plan = plan_of_call(name, given)
+    for line in plan_lines(plan) if plan else ():
+        logger.info("plan: %s: %s", name, line)
+
+
+class _WatchedOps:
+    def __init__(self, ops: Any) -> None:
+        self._ops = ops
+
+    def __getattr__(self, name: str) -> _Watched:
+        watched = _Watched(name, getattr(self._ops, name))
+        setattr(self, name, watched)
+        return watched
+
+
+def watched(ops: Any) -> Any:
+    """The ops, each of which says that it is called where that is asked for."""
+    return _WatchedOps(ops) if DISPATCH or PLAN or RANGES else ops

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention ops of the library in plain torch: their names, arguments and results (csrc/torch/register.cpp), any
+device. What XLSTM_HIP_BACKEND=reference runs. Sequence by sequence, the whole matrix of weights of each in float32 or
+wider; gradients are autograd's. Index tensors are read on the host. block_size and splits, which change no result, have
+nothing to change here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..checks import accumulate_dtype
+from .attention import attention
+
+
+class _Sequence(NamedTuple):
+    """Where a sequence's queries are (a slice of the packed row, else its row), and its keys in use."""
+
+    queries: int | slice
+    k: Tensor  # (keys, H_k, D)
+    v: Tensor
+    begin: int  # of the keys in use, among the keys that there is room for
+
+
+def _ends(cu_seqlens: Tensor) -> list[tuple[int, int]]:
+    ends = cu_seqlens.tolist()
+    return list(zip(ends[:-1], ends[1:], strict=True))
+
+
+def _cached(cache: Tensor, b: int, end: int, block_table: Tensor | None, cache_batch_idx: Tensor | None) -> Tensor:
+    """The first `end` tokens that a cache has for a sequence."""
+    if block_table is not None:
+        pages = -(-end // cache.shape[1])
+        return cache[block_table[b, :pages].long()].flatten(0, 1)[:end]
+    return cache[b if cache_batch_idx is None else int(cache_batch_idx[b])][:end]
+
+
+def _sequences(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    seqused_k: Tensor | None,
+    leftpad_k: Tensor | None,
+    block_table: Tensor | None,
+    cache_batch_idx: Tensor | None,
+) -> Iterator[_Sequence]:
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    queries: list[int | slice] = list(range(batch))
+    if cu_seqlens_q is not None:
+        queries = [slice(*ends) for ends in _ends(cu_seqlens_q)]
+    room = k.shape[1] * (1 if block_table is None else block_table.shape[1])
+    ends_k = None if cu_seqlens_k is None else _ends(cu_seqlens_k)
+    for b in range(batch):
+        end = room if ends_k is None else ends_k[b][1] - ends_k[b][0]
+        if seqused_k is not None:
+            end = min(end, int(seqused_k[b]))
+        begin = 0 if leftpad_k is None else min(int(leftpad_k[b]), end)
+        if ends_k is not None:
+            first = ends_k[b][0]
+            own = [x[first + begin : first + end] for x in (k, v)]
+        else:
+            own = [_cached(x, b, end, block_table, cache_batch_idx)[begin:] for x in (k, v)]
+        yield _Sequence(queries[b], own[0], own[1], begin)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    seqused_k: Tensor | None,
+    leftpad_k: Tensor | None,
+    block_table: Tensor | None,
+    cache_batch_idx: Tensor | None,
+    alibi_slopes: Tensor | None,
+    sink: Tensor | None,
+    rng_state: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float,
+    window: tuple[int, int],
+    softcap: float,
+    dropout_p: float,
+    lse_with_sink: bool,
+    probs: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide, heads, packed = accumulate_dtype(q.dtype), q.shape[-2], cu_seqlens_q is not None
+    out = q.new_zeros(*q.shape[:-1], v.shape[-1])
+    lse = q.new_zeros((heads, q.shape[0]) if packed else (q.shape[0], heads, q.shape[1]), dtype=wide)
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    room = (batch, heads, max_seqlen_q, k.shape[1] if cu_seqlens_k is None else max_seqlen_k)
+    weights = q.new_zeros(room if probs else (0,))
+    where = (cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, cache_batch_idx)
+    for b, one in enumerate(_sequences(q, k, v, *where)):
+        own_q, own_k, own_v = (x.to(wide).unsqueeze(0) for x in (q[one.queries], one.k, one.v))
+        slopes = alibi_slopes if alibi_slopes is None or alibi_slopes.dim() == 1 else alibi_slopes[b]
+        rules: dict[str, Any] = {
+            "softmax_scale": softmax_scale, "window_size": window, "softcap": softcap, "alibi_slopes": slopes,
+        }  # fmt: skip
+        drawn: dict[str, Any] = {"dropout_p": dropout_p, "rng_state": rng_state, "first_sequence": b}
+        own_out, own_lse, own_weights = attention(own_q, own_k, own_v, sink=sink, **rules, **drawn)
+        if sink is not None and not lse_with_sink:
+            own_lse = attention(own_q, own_k, own_v, **rules)[1]
+        out[one.queries] = own_out[0].to(q.dtype)
+        lse[(slice(None), one.queries) if packed else one.queries] = own_lse[0]
+        if probs:
+            queries, keys = own_weights.shape[2:]
+            weights[b, :, :queries, one.begin : one.begin + keys] = own_weights[0].detach().to(q.dtype)
+    return out, lse, weights
+
+
+def attention_forward(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, cache_batch_idx, alibi_slopes, sink,
+    rng_state, max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right, softcap, dropout_p, block_size,
+    splits, lse_with_sink,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return _attend(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, cache_batch_idx, alibi_slopes, sink,
+        rng_state, max_seqlen_q, max_seqlen_k, softmax_scale, (window_left, window_right), softcap, dropout_p,
+        lse_with_sink, False,
+    )[:2]  # fmt: skip
+
+
+def attention_forward_probs(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, sink, rng_state, max_seqlen_q,
+    max_seqlen_k, softmax_scale, window_left, window_right, softcap, dropout_p, block_size,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return _attend(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, None, None, alibi_slopes, sink, rng_state,
+        max_seqlen_q, max_seqlen_k, softmax_scale, (window_left, window_right), softcap, dropout_p, True, True,
+    )  # fmt: skip
+
+
+def attention_rotary(
+    x: Tensor, cos: Tensor, sin: Tensor, start: Tensor | None, interleaved: bool, same_position: bool
+) -> Tensor:
+    batch, length = x.shape[:2]
+    steps = torch.zeros(length, device=x.device) if same_position else torch.arange(length, device=x.device)
+    first = torch.zeros(batch, device=x.device) if start is None else start
+    places = (first[:, None] + steps).long().clamp(0, cos.shape[0] - 1)  # (B, S)
+    wide = accumulate_dtype(x.dtype)
+    c, s = (table.to(wide)[places].unsqueeze(2) for table in (cos, sin))  # (B, S, 1, rotary_dim / 2)
+    turned, rest = x[..., : 2 * cos.shape[1]].to(wide), x[..., 2 * cos.shape[1] :]
+    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
+    pair = (a * c - b * s, a * s + b * c)
+    y = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
+    return torch.cat([y.to(x.dtype), rest], dim=-1)
+
+
+def attention_append_(
+    cache: Tensor, x: Tensor, cos: Tensor | None, sin: Tensor | None, start: Tensor | None,
+    cache_batch_idx: Tensor | None, block_table: Tensor | None, interleaved: bool,
+) -> None:  # fmt: skip
+    if cos is not None and sin is not None:
+        x = attention_rotary(x, cos, sin, start, interleaved, False)
+    batch, length = x.shape[:2]
+    first = torch.zeros(batch, dtype=torch.int64, device=x.device) if start is None else start.long()
+    places = first[:, None] + torch.arange(length, device=x.device)  # (B, S)
+    if block_table is not None:
+        rows = block_table.long().gather(1, places // cache.shape[1])
+        places = places % cache.shape[1]
+    else:
+        own = torch.arange(batch, device=x.device) if cache_batch_idx is None else cache_batch_idx.long()
+        rows = own[:, None].expand_as(places)
+    cache[rows, places] = x
+
+
+def attention_combine(out_partial: Tensor, lse_partial: Tensor) -> tuple[Tensor, Tensor]:
+    lse = lse_partial.masked_fill(lse_partial.isinf(), float("-inf"))  # a part without keys counts for nothing
+    whole = lse.logsumexp(0)
+    empty = whole == float("-inf")
+    shares = torch.exp(lse - whole.masked_fill(empty, 0)).unsqueeze(-1)
+    out = (out_partial.masked_fill(shares == 0, 0) * shares).sum(0)
+    return out, whole.masked_fill(empty, float("inf"))
