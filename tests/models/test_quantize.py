@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from peer_models import ours, relative, tokens
+from peer_models import SMALL, ours, relative, tokens
 from test_engine import copied, counted, in_double, layer_by_layer, state_after, steps
 from xlstm_hip.cli import main
 from xlstm_hip.models import CheckpointError, Stream, generate, load_pretrained, save_pretrained, xLSTMLarge
@@ -32,7 +32,7 @@ def quantised(bits: int = 4, group_size: int = 64, symmetric: bool | None = None
 
 def widened(model: xLSTMLarge, dtype: torch.dtype = torch.float64) -> xLSTMLarge:
     """The model of plain weights that a quantised one stands for."""
-    twin = ours(**{name: getattr(model.config, name) for name in ("weight_mode", "use_bias", "ffn_proj_factor")})
+    twin = ours(**{name: getattr(model.config, name) for name in (*SMALL, "weight_mode", "use_bias")})
     own = model.state_dict()
     for name, layer in model.named_modules():
         if isinstance(layer, QuantizedLinear):

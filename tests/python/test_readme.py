@@ -102,8 +102,8 @@ def test_every_block_runs_or_says_what_it_needs(page: str) -> None:
     found = list(FENCE.finditer(text))
     assert sum(line.startswith("```") for line in text.splitlines()) == 2 * len(found)
     assert {block[1] for block in found} <= set(LANGUAGES)
-    for text in blocks(page, "json"):
-        json.loads(text)
+    for data in blocks(page, "json"):
+        json.loads(data)
     assert not [block[0] for block in found if block[2] and not block[1]]
     starts = re.compile(r"^\s*(?:pip|python|xlstm-hip|import|from|\./scripts)\s", re.MULTILINE)
     assert not [block[3] for block in found if not block[1] and starts.match(block[3])]  # code without a language
