@@ -3,9 +3,9 @@
 //
 // A block makes kRows rows of W for all x's of its pass, so that memory gives each weight once: passes of one block's
 // weights follow each other in the grid, and the second finds them in L2. Four waves share rows and take 64 features in
-// turns; weights go from memory to registers, kHeld bytes of a lane ahead of their use, and x's through LDS, 256
-// features at a time, made anew by every block and split into two bfloat16 (decode/matrix_shape.h). Both keep 16 bits
-// of a float, weights are exact, sums are float: an error of 2^-18 of each x at most.
+// turns; weights go from memory to registers, kDepth steps ahead of their use, and x's through LDS, 256 features at a
+// time, made anew by every block (decode/matrix_inputs_gpu.h). Of x's 16 bits are multiplied, an error of 2^-17 of each
+// at most; weights are exact, sums are float. A single x lies in LDS as a whole, so that no wave waits for another.
 //
 // RMS norms are a factor of each row of the batch, found while x's go by and applied to sums; a norm of heads, or one
 // with a bias, measures x's first, while weights are on their way.
@@ -14,37 +14,40 @@
 // company of such a kernel.
 #pragma once
 
-#include "decode/matrix_weights_gpu.h"
-#include "decode/rows_gpu.h"
-#include "tile/columns.h"
+#include "decode/matrix_inputs_gpu.h"
 
 namespace xlstm::gpu {
 
-static_assert(kMatrixThreads == kProductThreads);
+template <int kBatch>
+XLSTM_DEVICE int passes(const ProductParams& p) {
+  return (p.batch + kBatch - 1) / kBatch;
+}
+
+// The weights of a block: kRows of a piece, or half of them of each of the first two.
+struct BlockRows {
+  int piece, first;
+};
+template <int kBatch, int kRows>
+XLSTM_DEVICE BlockRows rows_of_block(const ProductParams& p) {
+  int block = int(blockIdx.x) / passes<kBatch>(p), piece = 0;
+  if (p.output == Output::swiglu) return {0, block * (kRows / 2)};
+  for (; piece + 1 < p.pieces; ++piece) {
+    const int blocks = (p.linear[piece].rows + kRows - 1) / kRows;
+    if (block < blocks) break;
+    block -= blocks;
+  }
+  return {piece, block * kRows};
+}
 
 template <class Weights, int kBatch, int kRows>
 struct MatrixProduct {
   using E = BFloat16;
-  static constexpr int kChains = chains(kFamily, kRows), kStrips = kBatch / split_rows(kFamily);
-  static constexpr int kSplit = split_rows(kFamily), kSides = 2 * kBatch;
-  static constexpr int kLaneRows = lane_rows(kFamily), kLoads = lane_loads(kFamily, Weights::kBits);
-  static constexpr int kColumns = Columns::kEach;
-  static constexpr int kTileBytes = kTileFeatures * kSides * 2;
-  static constexpr int kBuffers = kTileBytes <= 8 << 10 ? 2 : 1;
-  // Weights on their way to a lane, in registers: steps ahead.
-  static constexpr int kHeld = kRows > 32 ? 32 : 64;
-  static constexpr int kStepWords = kChains * (kLaneRows * kLoads * int(sizeof(typename Weights::Load)) / 4 +
-                                               (Weights::kGroups ? 2 * kColumns : 0));
-  static constexpr int kDepth = kStepWords >= kHeld ? 1 : kHeld / kStepWords > 8 ? 8 : kHeld / kStepWords;
-  static constexpr int kEach = kBatch / (kProductThreads / (kTileFeatures / kEight));  // eights of x's of a thread
-  static constexpr int kTileSteps = kTileFeatures / kStepFeatures;
-
-  struct Memory {
-    alignas(16) char tile[kBuffers][kTileBytes];  // in the end sums, kRows of kSides
-    float sums[kBuffers][Weights::kGroups ? kTileSteps : 1][kSides];  // of a step's x's
-    Spread spread[kBatch * kMostMatrixHeads];
-  };
-  static_assert(kRows * kSides * 4 <= kBuffers * kTileBytes);
+  using Shape = MatrixShape<Weights, kBatch, kRows>;
+  static constexpr bool kWhole = Shape::kWhole;
+  static constexpr int kChains = Shape::kChains, kStrips = Shape::kStrips, kUnits = Shape::kUnits;
+  static constexpr int kSplit = Shape::kSplit, kSides = Shape::kSides;
+  static constexpr int kLaneRows = Shape::kLaneRows, kLoads = Shape::kLoads, kColumns = Shape::kColumns;
+  static constexpr int kTileSteps = Shape::kTileSteps, kStepBytes = Shape::kStepBytes, kDepth = Shape::kDepth;
 
   struct Step {
     typename Weights::Load load[kChains][kLaneRows][kLoads];
@@ -52,17 +55,14 @@ struct MatrixProduct {
   };
 
   const ProductParams& p;
-  Memory& lds;
-  int first, count;  // rows of the batch
-  int piece, row0;   // the block's rows: those of a piece, or half of them of each of the first two
-  const char* from[kChains][kLaneRows];
-  int64_t groups_at[Weights::kGroups ? kChains : 1][kColumns];
+  MatrixInputs<Weights, Shape> inputs;
+  int piece, row0;                    // as BlockRows
+  uint32_t from[kChains][kLaneRows];  // bytes from the weights' begin to a lane's first
+  uint32_t groups_at[Weights::kGroups ? kChains : 1][kColumns];
   Strip<E> sum[kChains][kStrips];
-  float x[kEach][kEight], gate[kEach][kEight], squares[kEach];
 
   XLSTM_DEVICE static int across() { return wave_id() / kAlong; }
   XLSTM_DEVICE static int along() { return wave_id() % kAlong; }
-  XLSTM_DEVICE bool late() const { return p.input == Input::rms && !p.bias.data; }
 
   // Where a row of the block is: beyond a piece's last, the last again.
   struct Place {
@@ -75,22 +75,17 @@ struct MatrixProduct {
     return {of, row < rows ? row : rows - 1};
   }
 
-  XLSTM_DEVICE MatrixProduct(const ProductParams& params, Memory& memory) : p(params), lds(memory) {
-    const int passes = (p.batch + kBatch - 1) / kBatch;
-    first = int(blockIdx.x) % passes * kBatch;
-    count = p.batch - first < kBatch ? p.batch - first : kBatch;
-    int block = int(blockIdx.x) / passes;
-    piece = 0;
-    if (p.output == Output::swiglu) {
-      row0 = block * (kRows / 2);
-    } else {
-      for (; piece + 1 < p.pieces; ++piece) {
-        const int blocks = (p.linear[piece].rows + kRows - 1) / kRows;
-        if (block < blocks) break;
-        block -= blocks;
-      }
-      row0 = block * kRows;
-    }
+  XLSTM_DEVICE static int first_row(const ProductParams& p) { return int(blockIdx.x) % passes<kBatch>(p) * kBatch; }
+  XLSTM_DEVICE static int rows_from(const ProductParams& p, int first) {
+    return p.batch - first < kBatch ? p.batch - first : kBatch;
+  }
+
+  XLSTM_DEVICE MatrixProduct(const ProductParams& params, const BlockRows& rows, typename Shape::Memory& lds,
+                             char* whole)
+      : p(params),
+        inputs(params, lds, whole, first_row(params), rows_from(params, first_row(params))),
+        piece(rows.piece),
+        row0(rows.first) {
     const int lane = lane_id();
 #pragma unroll
     for (int c = 0; c < kChains; ++c) {
@@ -99,45 +94,56 @@ struct MatrixProduct {
       for (int j = 0; j < kLaneRows; ++j) {
         const Place at = place(slot + row_of_lane(kFamily, lane, j));
         const DeviceLinear& w = p.linear[at.piece];
-        from[c][j] = static_cast<const char*>(w.data) + int64_t(at.row) * w.row_bytes;
+        const int first_load = along() * kStepBytes + load_offset(kFamily, Weights::kBits, lane, 0);
+        from[c][j] = made_here(uint32_t(at.row) * uint32_t(w.row_bytes) + uint32_t(first_load));
       }
       if constexpr (Weights::kGroups)
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
           const Place at = place(slot + Columns::position(j));
-          groups_at[c][j] = int64_t(at.row) * p.linear[at.piece].groups;
+          groups_at[c][j] = made_here(uint32_t(at.row) * uint32_t(p.linear[at.piece].groups));
         }
 #pragma unroll
       for (int s = 0; s < kStrips; ++s) sum[c][s].zero();
     }
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) squares[j] = 0;
   }
 
   // ---- weights
 
-  XLSTM_DEVICE static uint32_t half_at(const void* data, int64_t at) { return static_cast<const uint16_t*>(data)[at]; }
+  XLSTM_DEVICE static uint32_t half_at(const void* data, uint32_t at) { return static_cast<const uint16_t*>(data)[at]; }
   XLSTM_DEVICE static float scale_of(xlstm_dtype dtype, uint32_t bits) {
     return dtype == XLSTM_FLOAT32    ? as_float(bits)
            : dtype == XLSTM_BFLOAT16 ? low_float(BFloat16{}, bits)
                                      : low_float(Float16{}, bits);
   }
-  XLSTM_DEVICE static uint32_t scale_bits(const void* data, xlstm_dtype dtype, int64_t at) {
+  XLSTM_DEVICE static uint32_t scale_bits(const void* data, xlstm_dtype dtype, uint32_t at) {
     return dtype == XLSTM_FLOAT32 ? static_cast<const uint32_t*>(data)[at] : half_at(data, at);
   }
 
-  // What lies beyond the columns is met by zeros: the row's first bytes stand in for it.
+  // The piece that a chain's rows are of: the same in every lane.
+  XLSTM_DEVICE const DeviceLinear& linear_of(int chain) const {
+    const bool second = p.output == Output::swiglu && (across() * kChains + chain) * kStripColumns >= kRows / 2;
+    return p.linear[second ? 1 : piece];
+  }
+
   XLSTM_DEVICE void fetch(Step& step, int tile) const {
     const DeviceLinear& w = p.linear[piece];
-    const int at = (tile * kTileSteps + along()) * (kStepFeatures * Weights::kBits / 8);
+    const bool all = (tile + 1) * kTileFeatures <= p.columns;
 #pragma unroll
-    for (int l = 0; l < kLoads; ++l) {
-      int offset = at + load_offset(kFamily, Weights::kBits, lane_id(), l);
-      offset = offset < w.row_bytes ? offset : 0;
+    for (int c = 0; c < kChains; ++c) {
+      const char* const base = static_cast<const char*>(linear_of(c).data);
 #pragma unroll
-      for (int c = 0; c < kChains; ++c)
+      for (int j = 0; j < kLaneRows; ++j)
 #pragma unroll
-        for (int j = 0; j < kLaneRows; ++j) step.load[c][j][l] = read_load(from[c][j] + offset);
+        for (int l = 0; l < kLoads; ++l) {
+          constexpr int kNext = load_offset(kFamily, Weights::kBits, 0, 1);
+          uint32_t at = from[c][j] + uint32_t(tile * (kTileSteps * kStepBytes) + l * kNext);
+          if (!all) {  // what lies beyond the columns is met by zeros: the first weights stand in for it
+            const int own = tile * (kTileSteps * kStepBytes) + along() * kStepBytes;
+            at = own + load_offset(kFamily, Weights::kBits, lane_id(), l) < w.row_bytes ? at : 0;
+          }
+          step.load[c][j][l] = read_load(base, at);
+        }
     }
     if constexpr (Weights::kGroups) {
       int group = (tile * kTileSteps + along()) * kStepFeatures / w.group_size;
@@ -146,121 +152,24 @@ struct MatrixProduct {
       for (int c = 0; c < kChains; ++c)
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
-          const DeviceLinear& own = p.linear[place((across() * kChains + c) * kStripColumns).piece];
-          step.scale[c][j] = scale_bits(own.scales, own.dtype, groups_at[c][j] + group);
-          step.offset[c][j] = own.offsets ? scale_bits(own.offsets, own.dtype, groups_at[c][j] + group) : 0;
+          const DeviceLinear& own = linear_of(c);
+          step.scale[c][j] = scale_bits(own.scales, own.dtype, groups_at[c][j] + uint32_t(group));
+          step.offset[c][j] = own.offsets ? scale_bits(own.offsets, own.dtype, groups_at[c][j] + uint32_t(group)) : 0;
         }
     }
   }
-  XLSTM_DEVICE static typename Weights::Load read_load(const char* from) {
+  XLSTM_DEVICE static typename Weights::Load read_load(const char* base, uint32_t at) {
     if constexpr (sizeof(typename Weights::Load) == 16)
-      return read_piece(from);
+      return load_piece(base, at);
     else
-      return __builtin_bit_cast(typename Weights::Load, *reinterpret_cast<const uint64_t*>(from));
-  }
-
-  // ---- x's: a thread has eight features of every eighth row of the batch
-
-  XLSTM_DEVICE static int own_eight() { return int(threadIdx.x) % (kTileFeatures / kEight); }
-  XLSTM_DEVICE static int own_row(int j) {
-    constexpr int kAtOnce = kProductThreads / (kTileFeatures / kEight);
-    return int(threadIdx.x) / (kTileFeatures / kEight) + j * kAtOnce;
-  }
-  XLSTM_DEVICE static void read_eight(const float* from, float (&to)[kEight]) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const Piece four = read_piece(from + 4 * h);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) to[4 * h + e] = as_float(four.word[e]);
-    }
-  }
-  XLSTM_DEVICE static void read_eight(const DeviceVector& from, int k, float (&to)[kEight]) {
-    if (from.dtype == XLSTM_FLOAT32) return read_eight(static_cast<const float*>(from.data) + k, to);
-    const Piece eight = read_piece(static_cast<const uint16_t*>(from.data) + k);
-    const bool brain = from.dtype == XLSTM_BFLOAT16;
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      to[2 * w] = brain ? low_float(BFloat16{}, eight.word[w]) : low_float(Float16{}, eight.word[w]);
-      to[2 * w + 1] = brain ? high_float(BFloat16{}, eight.word[w]) : high_float(Float16{}, eight.word[w]);
-    }
-  }
-  XLSTM_DEVICE void fetch_inputs(int tile) {
-    const int k = tile * kTileFeatures + own_eight() * kEight;
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      const bool there = own_row(j) < count && k < p.columns;
-      const int64_t at = there ? int64_t(first + own_row(j)) * p.columns + k : 0;
-      read_eight(p.x + at, x[j]);
-      if (p.input == Input::heads) read_eight(p.gate + at, gate[j]);
-    }
-  }
-  XLSTM_DEVICE void store_inputs(int tile, int buffer) {
-    constexpr int kStepEights = kStepFeatures / kEight;
-    const int k = tile * kTileFeatures + own_eight() * kEight;
-    const bool inside = k < p.columns;
-    float weight[kEight];
-    if (p.input != Input::plain && inside) read_eight(p.weight, k, weight);
-    const EightPlace at = eight_place(kFamily, Weights::kBits, own_eight() % kStepEights);
-    const int unit = own_eight() / kStepEights * (tile_units(kFamily) / kTileSteps) + at.unit;
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      const int b = own_row(j);
-      float y[kEight], all = 0;
-#pragma unroll
-      for (int e = 0; e < kEight; ++e) y[e] = b < count && inside ? x[j][e] : 0.0f;
-      if (p.input != Input::plain && b < count && inside) {
-        if (late()) {
-#pragma unroll
-          for (int e = 0; e < kEight; ++e) {
-            squares[j] += y[e] * y[e];
-            y[e] *= weight[e];
-          }
-        } else {
-          normalise(y, gate[j], b, k, weight);
-        }
-      }
-      Piece upper, lower;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const float low = y[eight_feature(Weights::kBits, 2 * w)], high = y[eight_feature(Weights::kBits, 2 * w + 1)];
-        upper.word[w] = pack(E{}, low, high);
-        lower.word[w] = pack(E{}, low - low_float(E{}, upper.word[w]), high - high_float(E{}, upper.word[w]));
-      }
-      char* const strip = lds.tile[buffer] + (unit * kStrips + b / kSplit) * strip_slots(kFamily) * kSlotBytes;
-      *reinterpret_cast<Piece*>(strip + slot_in_strip(kFamily, b % kSplit, at.piece) * kSlotBytes) = upper;
-      *reinterpret_cast<Piece*>(strip + slot_in_strip(kFamily, kSplit + b % kSplit, at.piece) * kSlotBytes) = lower;
-      if constexpr (Weights::kGroups) {
-#pragma unroll
-        for (int e = 0; e < kEight; ++e) all += y[e];
-#pragma unroll
-        for (int mask = 1; mask < kStepEights; mask *= 2) all += shuffle_xor(all, mask);
-        if (own_eight() % kStepEights == 0) {
-          float* const to = lds.sums[buffer][own_eight() / kStepEights] + b / kSplit * (2 * kSplit) + b % kSplit;
-          to[0] = all, to[kSplit] = 0;
-        }
-      }
-    }
-  }
-  XLSTM_DEVICE void normalise(float (&y)[kEight], const float (&gate)[kEight], int b, int k,
-                              const float (&weight)[kEight]) const {
-    const bool heads = p.input == Input::heads;
-    const int size = heads ? p.columns / p.heads : p.columns;
-    int head = k / size, rest = k % size;
-    const Spread* const spread = lds.spread + b * (heads ? p.heads : 1);
-#pragma unroll
-    for (int e = 0; e < kEight; ++e) {
-      const Spread s = spread[head];
-      y[e] = (y[e] - s.mean) * s.inverse * weight[e];
-      if (p.bias.data) y[e] += value_of(p.bias, k + e);
-      if (heads) y[e] *= sigmoid_of(gate[e]);
-      if (++rest == size) ++head, rest = 0;
-    }
+      return __builtin_bit_cast(typename Weights::Load, *reinterpret_cast<const uint64_t*>(base + at));
   }
 
   // ---- products
 
-  XLSTM_DEVICE void multiply_step(const Step& step, int buffer) {
-    constexpr int kUnits = tile_units(kFamily) / kTileSteps, kEights = load_eights(Weights::kBits);
+  // Step `at` of those in the buffer.
+  XLSTM_DEVICE void multiply_step(const Step& step, int buffer, int at) {
+    constexpr int kEights = load_eights(Weights::kBits);
     const int lane = lane_id();
     Strip<E> part[Weights::kGroups ? kChains : 1][Weights::kGroups ? kStrips : 1];
     if constexpr (Weights::kGroups)
@@ -268,7 +177,6 @@ struct MatrixProduct {
       for (int c = 0; c < kChains; ++c)
 #pragma unroll
         for (int s = 0; s < kStrips; ++s) part[c][s].zero();
-    const char* const inputs = lds.tile[buffer] + lane % stream_slots(kFamily) * kSlotBytes;
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       Piece chain[kChains][Weights::kParts][kChainPieces<E>];
@@ -285,10 +193,11 @@ struct MatrixProduct {
 #pragma unroll
       for (int s = 0; s < kStrips; ++s) {
         Piece stream[kStreamPieces<E>];
-        const int strip = (along() * kUnits + u) * kStrips + s;
 #pragma unroll
-        for (int j = 0; j < kStreamPieces<E>; ++j)
-          stream[j] = read_piece(inputs + (strip * strip_slots(kFamily) + j * stream_slots(kFamily)) * kSlotBytes);
+        for (int j = 0; j < kStreamPieces<E>; ++j) {
+          const PiecePosition own = stream_piece(kFamily, sizeof(E), lane, j);
+          stream[j] = read_piece(inputs.slot(buffer, at * kUnits + u, s, own.row, own.feature / kEight));
+        }
 #pragma unroll
         for (int k = 0; k < kUnitSteps<E>; ++k) {
           const StreamOperand<E> b = stream_of<E>(stream, k);
@@ -296,17 +205,18 @@ struct MatrixProduct {
           for (int c = 0; c < kChains; ++c)
 #pragma unroll
             for (int h = 0; h < Weights::kParts; ++h)
-              multiply(Weights::kGroups ? part[c % (Weights::kGroups ? kChains : 1)][s % (Weights::kGroups ? kStrips : 1)]
-                                        : sum[c][s],
+              multiply(Weights::kGroups
+                           ? part[c % (Weights::kGroups ? kChains : 1)][s % (Weights::kGroups ? kStrips : 1)]
+                           : sum[c][s],
                        b, chain_of_pieces<E>(chain[c][h], k));
         }
       }
     }
     if constexpr (Weights::kGroups) {
-      const float* const all = lds.sums[buffer][along()];
+      const float* const all = inputs.step_sums(buffer, at);
 #pragma unroll
       for (int c = 0; c < kChains; ++c) {
-        const DeviceLinear& w = p.linear[place((across() * kChains + c) * kStripColumns).piece];
+        const DeviceLinear& w = linear_of(c);
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
           const float scale = scale_of(w.dtype, step.scale[c][j]);
@@ -316,56 +226,63 @@ struct MatrixProduct {
 #pragma unroll
             for (int r = 0; r < Strip<E>::kRegisters; ++r)
               if (Columns::of(r) == j)
-                sum[c][s].value[r] += scale * part[c][s].value[r] + offset * all[s * 2 * kSplit + Strip<E>::position(r).row];
+                add_part(sum[c][s].value[r], part[c][s].value[r], scale, offset, all, s, Strip<E>::position(r).row);
         }
       }
     }
   }
 
+  XLSTM_DEVICE static void add_part(float& sum, float part, float scale, float offset, const float* all, int strip,
+                                    int row) {
+    sum = __builtin_fmaf(scale, part, sum);
+    const float x = row >= kSplit ? 0.0f : all[kWhole ? 0 : strip * 2 * kSplit + row];  // the lower parts are in it
+    sum = __builtin_fmaf(offset, x, sum);
+  }
+
   XLSTM_DEVICE void run() {
-    const int tiles = (p.columns + kTileFeatures - 1) / kTileFeatures;
+    constexpr int kBuffers = Shape::kBuffers;
+    const int tiles = tiles_of(p.columns);
     Step held[kDepth];
-    fetch_inputs(0);
+    if constexpr (!kWhole) inputs.fetch(0);
 #pragma unroll
     for (int d = 0; d < kDepth; ++d)
       if (d < tiles) fetch(held[d], d);
-    if (p.input == Input::heads)
-      measure<Input::heads>(p, first, count, lds.spread);
-    else if (p.input == Input::rms && !late())
-      measure<Input::rms>(p, first, count, lds.spread);
-    if (!late()) __syncthreads();
-    store_inputs(0, 0);
+    inputs.measure_rows();
+    if constexpr (kWhole) {
+      for (int tile = int(threadIdx.x) / Shape::kRowEights; tile < tiles; tile += kProductThreads / Shape::kRowEights) {
+        inputs.fetch(tile);
+        inputs.store(tile, 0);
+      }
+    } else {
+      inputs.store(0, 0);
+    }
     __syncthreads();
     for (int begin = 0; begin < tiles; begin += kDepth) {
 #pragma unroll
       for (int d = 0; d < kDepth; ++d) {
         const int tile = begin + d;
-        if (tile >= tiles) break;
-        const bool more = tile + 1 < tiles;
-        if (more) fetch_inputs(tile + 1);
-        multiply_step(held[d], tile % kBuffers);
-        if (tile + kDepth < tiles) fetch(held[d], tile + kDepth);
-        if constexpr (kBuffers == 1) __syncthreads();
-        if (more) store_inputs(tile + 1, (tile + 1) % kBuffers);
-        __syncthreads();
+        if (tile < tiles) {
+          const bool more = !kWhole && tile + 1 < tiles;
+          if (more) inputs.fetch(tile + 1);
+          multiply_step(held[d], kWhole ? 0 : tile % kBuffers, along() + (kWhole ? tile * kTileSteps : 0));
+          if (tile + kDepth < tiles) fetch(held[d], tile + kDepth);
+          if constexpr (!kWhole) {
+            if constexpr (kBuffers == 1) __syncthreads();
+            if (more) inputs.store(tile + 1, (tile + 1) % kBuffers);
+            __syncthreads();
+          }
+        }
       }
     }
+    if constexpr (kWhole) __syncthreads();
     finish();
   }
 
   // ---- sums of the waves, one after the other, and what becomes of them
 
   XLSTM_DEVICE void finish() {
-    float* const all = reinterpret_cast<float*>(lds.tile);
-    float* const inverse = &lds.spread[0].mean;
-    if (late())
-#pragma unroll
-      for (int j = 0; j < kEach; ++j) {
-        float x = squares[j];
-#pragma unroll
-        for (int mask = 1; mask < kTileFeatures / kEight; mask *= 2) x += shuffle_xor(x, mask);
-        if (own_eight() == 0) inverse[own_row(j)] = 1 / __builtin_sqrtf(x / float(p.columns) + p.norm_eps);
-      }
+    float* const all = reinterpret_cast<float*>(inputs.memory);
+    inputs.make_inverses();
     for (int wave = 0; wave < kAlong; ++wave) {
       if (wave == along())
 #pragma unroll
@@ -382,27 +299,46 @@ struct MatrixProduct {
     }
     const bool both = p.output == Output::swiglu;
     const int own = both ? kRows / 2 : kRows;
-    for (int n = threadIdx.x; n < own * count; n += kProductThreads) {
+    for (int n = threadIdx.x; n < own * inputs.count; n += kProductThreads) {
       const int slot = n % own, b = n / own, row = row0 + slot;
       if (row >= p.linear[piece].rows) continue;
       const auto product = [&](int of, int slot) {
         const float* const at = all + (b / kSplit * (2 * kSplit) + b % kSplit) * kRows + slot;
         const DeviceLinear& w = p.linear[of];
-        const float y = (at[0] + at[kSplit * kRows]) * (late() ? inverse[b] : 1.0f);
+        const float y = (at[0] + at[kSplit * kRows]) * (inputs.late() ? inputs.inverses()[b] : 1.0f);
         return w.bias.data ? y + value_of(w.bias, row) : y;
       };
       const float y = product(piece, slot);
-      put(p, p.output, piece, row, first + b, both ? swiglu(y, product(1, slot + own)) : y);
+      put(p, p.output, piece, row, inputs.first + b, both ? swiglu(y, product(1, slot + own)) : y);
     }
   }
 };
 
 template <class Weights, int kBatch, int kRows>
-__global__ __launch_bounds__(kProductThreads, kBatch * kRows > 8 * 64 || kRows == 32 ? 1 : 2) void matrix_products(const XLSTM_READ_IN_PLACE ProductParams given) {
-  if constexpr (has_matrix_kernel(kFamily, kBatch)) {
-    using Product = MatrixProduct<Weights, kBatch, kRows>;
-    __shared__ typename Product::Memory lds;
-    Product(*only_param(given), lds).run();
+XLSTM_DEVICE void run_matrix_product(const ProductParams& p, const BlockRows& rows, char* lds, char* whole) {
+  using Product = MatrixProduct<Weights, kBatch, kRows>;
+  Product(p, rows, *reinterpret_cast<typename Product::Shape::Memory*>(lds), whole).run();
+}
+
+// Of a CU: where rows are few, so are blocks, each with more weights on their way.
+template <class Weights>
+constexpr int blocks_at_least(int batch, int rows) {
+  return rows == 32 || batch > 8 || (batch > 1 && Weights::kGroups) ? 1 : batch > 1 || Weights::kGroups ? 2 : 3;
+}
+
+template <class Weights, int kBatch, int kRows>
+__global__ __launch_bounds__(kProductThreads, blocks_at_least<Weights>(kBatch, kRows)) void matrix_products(
+    const XLSTM_READ_IN_PLACE ProductParams given) {
+  if constexpr (has_matrix_kernel(kFamily, kBatch, Weights::kGroups)) {
+    const ProductParams& p = *only_param(given);
+    const BlockRows rows = rows_of_block<kBatch, kRows>(p);
+    // What groups need is more than what others do.
+    __shared__ __align__(16) char lds[sizeof(typename MatrixShape<Weights, kBatch, kRows>::Memory)];
+    extern __shared__ __align__(128) char whole[];
+    if constexpr (Weights::kGroups)  // gates stay as they were
+      if (p.linear[rows.piece].bits == 0)
+        return run_matrix_product<Bfloat16Weights, kBatch, kRows>(p, rows, lds, whole);
+    run_matrix_product<Weights, kBatch, kRows>(p, rows, lds, whole);
   }
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 template <class Weights, int kBatch>
 void launch_rows(const char* name, const MatrixPlan& plan, const ProductParams& p, Stream stream) {
-  const Grid grid{plan.blocks, kMatrixThreads, 0};
+  const Grid grid{plan.blocks, kMatrixThreads, plan.lds_bytes};
   if (plan.rows == 64) return launch(name, matrix_products<Weights, kBatch, 64>, grid, stream, p);
   launch(name, matrix_products<Weights, kBatch, 32>, grid, stream, p);
 }
@@ -22,9 +22,10 @@ void launch_rows(const char* name, const MatrixPlan& plan, const ProductParams& 
 
 template <class Weights>
 void launch_matrix(const char* name, const MatrixPlan& plan, const ProductParams& p, Stream stream) {
+  if (plan.batch == 1) return launch_rows<Weights, 1>(name, plan, p, stream);
   if (plan.batch == 8) return launch_rows<Weights, 8>(name, plan, p, stream);
   if (plan.batch == 16) return launch_rows<Weights, 16>(name, plan, p, stream);
-  launch_rows<Weights, 32>(name, plan, p, stream);
+  if constexpr (!Weights::kGroups) launch_rows<Weights, 32>(name, plan, p, stream);
 }
 
 }  // namespace xlstm::gpu

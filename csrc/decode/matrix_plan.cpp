@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "decode/matrix_plan.h"
 
-#include <iterator>
-
 namespace xlstm::gpu {
 
 int64_t blocks_of(const ProductShape& p, int rows) {
@@ -15,10 +13,13 @@ int64_t blocks_of(const ProductShape& p, int rows) {
 // Every block reads the batch's x's anew, so blocks have many rows where there are enough of them for every CU.
 MatrixPlan plan_matrix(const ProductShape& p, const Chip& chip) {
   MatrixPlan plan{};
-  for (const int batch : kMatrixBatch)
-    if (has_matrix_kernel(chip.family, batch) && plan.batch < p.batch) plan.batch = batch;
-  const int few = kMatrixRows[0], many = kMatrixRows[std::size(kMatrixRows) - 1];
+  for (const int batch : kMatrixBatch) {
+    const bool fits = has_matrix_kernel(chip.family, batch, p.groups) && (batch > 1 || p.columns <= kMostWholeFeatures);
+    if (fits && plan.batch < p.batch) plan.batch = batch;
+  }
+  const int few = kMatrixRows[0], many = kMatrixRows[1];
   plan.rows = blocks_of(p, many) >= chip.compute_units ? many : few;
+  plan.lds_bytes = matrix_lds_bytes(chip.family, plan.batch, plan.rows, int(p.columns));
   plan.blocks = blocks_of(p, plan.rows) * ((p.batch + plan.batch - 1) / plan.batch);
   return plan;
 }

@@ -11,15 +11,16 @@ namespace xlstm::gpu {
 
 // Weights that are multiplied in one launch: their rows one after the other, or for SwiGLU those of two side by side.
 struct ProductShape {
-  int64_t batch;
-  bool swiglu;
+  int64_t batch, columns;
+  bool swiglu, groups;  // groups: weights of 8 or 4 bits
   int pieces;
   const int64_t* rows;  // of each piece
 };
 
 struct MatrixPlan {
   int batch, rows;  // of the batch and of weights that a block makes
-  int64_t blocks;   // the batch's passes over the same weights follow each other
+  int lds_bytes;
+  int64_t blocks;  // the batch's passes over the same weights follow each other
 };
 
 int64_t blocks_of(const ProductShape&, int rows);

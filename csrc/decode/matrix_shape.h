@@ -3,8 +3,9 @@
 // and where x's must lie in LDS to meet them. Host code, kernels and tests use the same functions.
 //
 // Weights are the chain side, 16 rows of them at a time, from memory to registers as they are. x's are the stream side:
-// float, split into two bfloat16, so that a row of the batch is two rows of a strip, whose sums are added up at the end.
-// k goes in eights: 8 features of one row, 16 bytes of bfloat16, in whatever order makes the weights' bytes whole loads.
+// float, split into two bfloat16, so that a row of the batch is two rows of a strip, whose sums are added up at the
+// end. k goes in eights: 8 features of one row, 16 bytes of bfloat16, in whatever order makes the weights' bytes whole
+// loads.
 #pragma once
 
 #include "arch/family.h"
@@ -12,20 +13,25 @@
 namespace xlstm::gpu {
 
 constexpr int kEight = 8;
-constexpr int kStepFeatures = 64;           // of a wave at a time; a group of quantised weights is one or two of them
-constexpr int kAlong = 4;                   // waves that share rows, each with its own features
+constexpr int kStepFeatures = 64;  // of a wave at a time; a group of quantised weights is one or two of them
+constexpr int kAlong = 4;          // waves that share rows, each with its own features
 constexpr int kTileFeatures = kAlong * kStepFeatures;
 constexpr int kMatrixThreads = 256;
-constexpr int kMostMatrixHeads = 32;        // whose means and deviations are kept
-constexpr int kMatrixBatch[] = {8, 16, 32};  // rows of the batch that a kernel is made for
-constexpr int kMatrixRows[] = {32, 64};      // of weights, of a block
+constexpr int kMostMatrixHeads = 32;            // whose means and deviations are kept
+constexpr int kMatrixBatch[] = {1, 8, 16, 32};  // rows of the batch that a kernel is made for
+constexpr int kMostWholeFeatures = 11264;       // of the one x that lies in LDS as a whole
+constexpr int kMatrixRows[] = {32, 64};         // of weights, of a block
 
 constexpr int matrix_waves(Family f) { return kMatrixThreads / wave_size(f); }
 constexpr int row_groups(Family f) { return matrix_waves(f) / kAlong; }  // waves side by side across rows
 constexpr int chains(Family f, int rows) { return rows / (kStripColumns * row_groups(f)); }  // of a wave
 // Rows of the batch in a strip.
 constexpr int split_rows(Family f) { return strip_step(f, 2) / 2; }
-constexpr bool has_matrix_kernel(Family f, int batch) { return batch >= split_rows(f); }
+// Groups have sums of their own: for more than 16 rows of the batch these are more than registers.
+constexpr bool has_matrix_kernel(Family f, int batch, bool groups) {
+  return batch == 1 || (batch >= split_rows(f) && !(groups && batch > 16));
+}
+constexpr int matrix_strips(Family f, int batch) { return batch == 1 ? 1 : batch / split_rows(f); }
 
 // ---- a lane's eights of a step, by the row of weights
 
@@ -59,6 +65,19 @@ constexpr int slot_in_strip(Family f, int row, int piece) {
   if (f == Family::nvidia) return row * 4 + piece;
   if (f == Family::rdna) return piece * 16 + row;
   return row / 4 % 2 * 64 + piece * 16 + row / 8 * 4 + row % 4;
+}
+
+// Where there is one x, all rows of a strip's half are it: lanes share what they read.
+constexpr int whole_unit_slots(Family f) { return 2 * unit_features(f, 2) / kEight; }
+constexpr int whole_slot(Family f, int row, int piece) {
+  return row / split_rows(f) * (unit_features(f, 2) / kEight) + piece;
+}
+
+constexpr int tiles_of(int columns) { return (columns + kTileFeatures - 1) / kTileFeatures; }
+// Bytes that a launch asks for: of several x's a kernel has what it needs by itself.
+constexpr int matrix_lds_bytes(Family f, int batch, int rows, int columns) {
+  const int sums = 2 * split_rows(f) * rows * 4, x = tiles_of(columns) * kTileFeatures * 4;
+  return batch > 1 ? 0 : x > sums ? x : sums;
 }
 
 struct EightPlace {

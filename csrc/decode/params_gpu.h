@@ -26,7 +26,7 @@ struct DeviceLinear {
   bool whole;  // rows are pieces of 16 bytes at multiples of 16
 };
 
-enum class Input { plain, rms, heads };         // x as it is, or what an RMS norm, or a norm of each head and a gate, make
+enum class Input { plain, rms, heads };  // x as it is, or what an RMS norm, or a norm of each head and a gate, make
 enum class Output { store, add, swiglu };
 
 struct ProductParams {

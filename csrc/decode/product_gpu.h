@@ -132,7 +132,7 @@ __global__ __launch_bounds__(kProductThreads) void products(const XLSTM_READ_IN_
   }
   for (int first = 0; first < p.batch; first += kBatch) {
     const int count = p.batch - first < kBatch ? p.batch - first : kBatch;
-    if constexpr (kInput != Input::plain) measure<kInput>(p, first, count, spread);
+    if constexpr (kInput != Input::plain) measure<kInput, kBatch>(p, first, count, spread);
     float sums[2][kBatch] = {};
     for (int begin = 0; begin < p.columns; begin += kTile) {
       __syncthreads();
@@ -183,7 +183,7 @@ template <bool kNorm>
 __global__ __launch_bounds__(kProductThreads) void last_norm(const ProductParams p) {
   __shared__ Spread spread[1];
   const int b = blockIdx.x;
-  if constexpr (kNorm) measure<Input::rms>(p, b, 1, spread);
+  if constexpr (kNorm) measure<Input::rms, 1>(p, b, 1, spread);
   __syncthreads();
   for (int k = threadIdx.x; k < p.columns; k += kProductThreads)
     p.to[0][int64_t(b) * p.columns + k] = input_value<kNorm ? Input::rms : Input::plain>(p, b, 0, k, spread);

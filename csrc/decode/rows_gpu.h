@@ -34,17 +34,16 @@ struct Spread {
   float mean, inverse;
 };
 
-// A wave measures four parts side by side, so that it waits for memory once rather than four times.
-template <Input kInput>
+// A wave measures kTogether parts side by side, so that it waits for memory once for all of them.
+template <Input kInput, int kTogether>
 XLSTM_DEVICE void measure(const ProductParams& p, int first, int count, Spread* spread) {
-  constexpr int kTogether = 4;
   const int parts = count * (kInput == Input::heads ? p.heads : 1), size = p.columns / (parts / count);
-  for (int part = wave_id() * kTogether; part < parts; part += kWaves * kTogether) {
+  for (int part = wave_id(); part < parts; part += kWaves * kTogether) {
     const float* x[kTogether];
     float mean[kTogether] = {}, squares[kTogether] = {};
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j)  // beyond the last, the last again
-      x[j] = p.x + int64_t(first) * p.columns + int64_t(part + j < parts ? part + j : parts - 1) * size;
+    for (int j = 0; j < kTogether; ++j)  // beyond the last, the first again
+      x[j] = p.x + int64_t(first) * p.columns + int64_t(part + j * kWaves < parts ? part + j * kWaves : part) * size;
     if constexpr (kInput == Input::heads) {
 #pragma unroll 4
       for (int k = lane_id(); k < size; k += kWave)
@@ -60,8 +59,8 @@ XLSTM_DEVICE void measure(const ProductParams& p, int first, int count, Spread* 
 #pragma unroll
     for (int j = 0; j < kTogether; ++j) {
       squares[j] = wave_sum(squares[j]);
-      if (lane_id() == 0 && part + j < parts)
-        spread[part + j] = {mean[j], 1 / __builtin_sqrtf(squares[j] / float(size) + p.norm_eps)};
+      if (lane_id() == 0 && part + j * kWaves < parts)
+        spread[part + j * kWaves] = {mean[j], 1 / __builtin_sqrtf(squares[j] / float(size) + p.norm_eps)};
     }
   }
 }

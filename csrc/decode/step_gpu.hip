@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One token of each row through a whole xLSTM on a GPU: of a block five parts, each a launch but the mLSTM's step,
 // which in place is two. All can be captured in a graph.
+#include <algorithm>
+
 #include "arch/launch.h"
 #include "decode/kernels_gpu.h"
 #include "decode/launches_gpu.h"
@@ -81,11 +83,11 @@ void add_piece(ProductParams& params, const xlstm_linear& w, float* to) {
 // ---- a product by the kernel for its weights
 
 enum class Kernel { vectors, bfloat16, float16, int8, int4 };
-constexpr Kernel kMatrixKernels[] = {Kernel::bfloat16, Kernel::float16, Kernel::int8, Kernel::int4};
+constexpr Kernel kMatrixKernels[] = {Kernel::int8, Kernel::int4, Kernel::bfloat16, Kernel::float16};
 
 Kernel kernel_of(const ProductParams& p, const DeviceLinear& w) {
-  const bool fits = w.whole && w.columns % kEight == 0 && at_pieces(p.weight.data) &&
-                    (p.input != Input::heads || p.heads <= kMostMatrixHeads);
+  const bool fits = w.whole && w.rows * w.row_bytes <= UINT32_MAX && w.columns % kEight == 0 &&
+                    at_pieces(p.weight.data) && (p.input != Input::heads || p.heads <= kMostMatrixHeads);
   if (!fits || (w.bits ? w.group_size % kStepFeatures != 0 : w.dtype == XLSTM_FLOAT32)) return Kernel::vectors;
   if (w.bits) return w.bits == 8 ? Kernel::int8 : Kernel::int4;
   return w.dtype == XLSTM_BFLOAT16 ? Kernel::bfloat16 : Kernel::float16;
@@ -112,12 +114,19 @@ void run_vectors(const char* name, const ProductParams& params, const Chip& chip
 void run_matrix(Kernel kernel, const char* name, const ProductParams& params, const Chip& chip, Stream stream) {
   int64_t rows[kMostPieces];
   for (int j = 0; j < params.pieces; ++j) rows[j] = params.linear[j].rows;
+  const bool groups = kernel == Kernel::int8 || kernel == Kernel::int4;
   const MatrixPlan plan =
-      plan_matrix({params.batch, params.output == Output::swiglu, params.pieces, rows}, chip);
+      plan_matrix({params.batch, params.columns, params.output == Output::swiglu, groups, params.pieces, rows}, chip);
   if (kernel == Kernel::bfloat16) return launch_matrix<Bfloat16Weights>(name, plan, params, stream);
   if (kernel == Kernel::float16) return launch_matrix<Float16Weights>(name, plan, params, stream);
   if (kernel == Kernel::int8) return launch_matrix<ByteWeights>(name, plan, params, stream);
   launch_matrix<NibbleWeights>(name, plan, params, stream);
+}
+
+// Whether a kernel multiplies weights that have another of their own: gates that stayed bfloat16 beside q, k, v and o.
+bool takes(Kernel kernel, Kernel other, Output output) {
+  const bool groups = kernel == Kernel::int8 || kernel == Kernel::int4;
+  return kernel == other || (groups && other == Kernel::bfloat16 && output == Output::store);
 }
 
 // Pieces of one kernel are one launch: the others are then pieces without rows.
@@ -129,14 +138,18 @@ void run(const char* name, const ProductParams& given, const Chip& chip, Stream 
   for (int j = 0; j < params.pieces; ++j) of[j] = kernel_of(params, params.linear[j]);
   if (kOutput == Output::swiglu && (of[0] != of[1] || !alike(params.linear[0], params.linear[1])))
     of[0] = of[1] = Kernel::vectors;
-  const auto only = [&](Kernel kernel) {
-    int count = 0;
+  bool left[kMostPieces];
+  for (int j = 0; j < params.pieces; ++j) left[j] = true;
+  const auto only = [&](Kernel kernel) {  // and whether there is any
+    const bool own = std::any_of(of, of + params.pieces, [&](Kernel other) { return other == kernel; });
+    int64_t rows = 0;
     for (int j = 0; j < params.pieces; ++j) {
-      const bool own = of[j] == kernel;
-      params.linear[j].rows = own ? given.linear[j].rows : 0;
-      count += own;
+      const bool takes_it = own && left[j] && takes(kernel, of[j], kOutput);
+      left[j] = left[j] && !takes_it;
+      params.linear[j].rows = takes_it ? given.linear[j].rows : 0;
+      rows += params.linear[j].rows;
     }
-    return count > 0;
+    return rows > 0;
   };
   for (const Kernel kernel : kMatrixKernels)
     if (only(kernel)) run_matrix(kernel, name, params, chip, stream);

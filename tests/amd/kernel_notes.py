@@ -44,6 +44,12 @@ CDNA = "gfx90a|gfx942"
 NOTES: list[tuple[str, str, str]] = [
     (
         f"{CDNA}|gfx1100",
+        r"matrix_products<.*",
+        "few rows share what weights cost whatever their number: addresses, float16, bytes and nibbles turned into "
+        "bfloat16, scales of groups, and x's made anew by each block. Memory binds.",
+    ),
+    (
+        f"{CDNA}|gfx1100",
         r"walk_wide<.*",
         "a slice of the state comes from memory and goes back in each chunk, and with it a, x, scores: memory binds.",
     ),

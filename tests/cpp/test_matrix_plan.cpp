@@ -49,7 +49,8 @@ void test_order() {
                       e);
               }
             }
-        for (int k = 0; k < kStepFeatures; ++k) CHECK(seen[size_t(k)] == 1, "feature %d read %d times", k, seen[size_t(k)]);
+        for (int k = 0; k < kStepFeatures; ++k)
+          CHECK(seen[size_t(k)] == 1, "feature %d read %d times", k, seen[size_t(k)]);
       }
     }
 }
@@ -75,17 +76,24 @@ void test_plan() {
   const int64_t projections[] = {2048, 2048, 4096, 4096, 8, 8}, up[] = {10944, 10944}, down[] = {4096}, none[] = {0, 5};
   for (const auto& [name, chip] : kChips) {
     for (const int64_t batch : {1, 2, 8, 9, 17, 32, 33, 64, 100}) {
-      const MatrixPlan p = plan_matrix({batch, false, 6, projections}, chip);
-      CHECK(has_matrix_kernel(chip.family, p.batch), "%s: a kernel for %d rows", name, p.batch);
+      const MatrixPlan p = plan_matrix({batch, 4096, false, false, 6, projections}, chip);
+      CHECK(has_matrix_kernel(chip.family, p.batch, false), "%s: a kernel for %d rows", name, p.batch);
       CHECK(p.batch >= batch || p.batch == 32, "%s: %d rows of %d at once", name, p.batch, int(batch));
       const int64_t passes = (batch + p.batch - 1) / p.batch;
-      CHECK(p.blocks == passes * blocks_of({batch, false, 6, projections}, p.rows), "%s: %d blocks", name, int(p.blocks));
+      CHECK(p.blocks == passes * blocks_of({batch, 4096, false, false, 6, projections}, p.rows), "%s: %d blocks", name,
+            int(p.blocks));
     }
-    const MatrixPlan wide = plan_matrix({8, true, 2, up}, chip), narrow = plan_matrix({8, false, 1, down}, chip);
+    const MatrixPlan wide = plan_matrix({8, 4096, true, false, 2, up}, chip),
+                     narrow = plan_matrix({8, 10944, false, true, 1, down}, chip);
+    CHECK(plan_matrix({32, 4096, true, true, 2, up}, chip).batch == 16, "%s: groups of a full batch", name);
+    const MatrixPlan one = plan_matrix({1, 10944, false, false, 1, down}, chip);
+    CHECK(one.batch == 1 && one.lds_bytes == 43 * 256 * 4, "%s: %d bytes of LDS", name, one.lds_bytes);
+    CHECK(plan_matrix({1, 11272, false, false, 1, down}, chip).batch > 1, "%s: an x that is not kept whole", name);
     CHECK(wide.rows == 64 && wide.blocks == 342, "%s: %d blocks of %d rows", name, int(wide.blocks), wide.rows);
     CHECK(narrow.rows == (chip.compute_units > 64 ? 32 : 64), "%s: %d rows", name, narrow.rows);
   }
-  CHECK(plan_matrix({1, false, 2, none}, kChips[0].chip).blocks == 1, "pieces without rows have no blocks");
+  CHECK(plan_matrix({1, 4096, false, false, 2, none}, kChips[0].chip).blocks == 1,
+        "pieces without rows have no blocks");
 }
 
 }  // namespace
