@@ -67,7 +67,7 @@ mla_base: dict[str, Any] = {
 parts = {"out_partial": draw(3, B, 5, H, D), "lse_partial": draw(3, B, 5, H)}
 
 CALLS: dict[str, Call] = {
-    "flash_attn_func": (ours.flash_attn_func, X, OTHER | dense_more),
+    "flash_attn_func": (ours.flash_attn_func, X, OTHER | dense_more | {"num_splits": 3}),
     "flash_attn_kvpacked_func": (
         ours.flash_attn_kvpacked_func,
         {"q": X["q"], "kv": torch.stack([X["k"], X["v"]], 2)},

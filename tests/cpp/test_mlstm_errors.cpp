@@ -61,6 +61,9 @@ std::vector<Bad<P>> bad_inputs() {
     bad.push_back({"chunk_size", [=](P& p) { p.in.chunk_size = value; }});
     bad.push_back({"sequences", [=](P& p) { p.in.cu_seqlens = kRising.data(), p.in.sequences = value; }});
   }
+  bad.push_back({"segments", [](P& p) { p.in.segments = -1; }});
+  bad.push_back({"walk_chunk", [](P& p) { p.in.walk_chunk = 16; }});  // a GPU's, as the next
+  bad.push_back({"step_columns", [](P& p) { p.in.step_columns = 8; }});
   for (double eps : {-1e-9, -HUGE_VAL, HUGE_VAL, std::nan("")}) bad.push_back({"eps", [=](P& p) { p.in.eps = eps; }});
   for (int gate : {2, -1, 99}) bad.push_back({"gate", [=](P& p) { std::memcpy(&p.in.gate, &gate, sizeof gate); }});
   bad.push_back({"normalize", [](P& p) { p.in.normalize = 0; }});  // with the exp gate

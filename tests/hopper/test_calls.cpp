@@ -23,6 +23,7 @@ struct CallCase {
   bool states = true, normalizer_grad = true;
   int units = 132;  // multiprocessors of the chip that is planned for: few leave sequences whole
   Layout layout = Layout::bhsd;
+  int64_t segments = 0;  // asked for; 0: the plan's
 };
 
 std::string described(const CallCase& c) {
@@ -127,7 +128,7 @@ void test(const CallCase& c, unsigned seed) {
     for (Values* x : {&m.q, &m.k, &m.v, &m.dh}) move(*x, engine);
 
   const gpu::Chip chip{gpu::Family::nvidia, c.units, 227 << 10, true};
-  const gpu::MlstmShape shape{c.batch, c.heads, c.length, c.dqk, c.dhv, false, 2, true};
+  const gpu::MlstmShape shape{c.batch, c.heads, c.length, c.dqk, c.dhv, false, 2, true, 0, c.segments};
   const std::string what = described(c) + ", seed " + std::to_string(seed);
   const Solution truth = chunkwise(exact);
   try {
@@ -194,6 +195,8 @@ int main(int count, char** arguments) {
   const xlstm_gate sigmoid = XLSTM_GATE_SIGMOID;
   const CallCase cases[] = {
       {1, 2, 200, 128, 256},
+      {1, 1, 200, 128, 256, XLSTM_GATE_EXP, true, true, 132, Layout::bhsd, 4},  // a chunk each
+      {1, 1, 200, 256, 512, XLSTM_GATE_EXP, true, true, 132, Layout::bhsd, 2},
       {2, 1, 130, 256, 128, sigmoid, true, true, 132, Layout::bshd},
       {1, 1, 150, 256, 512},
       {1, 1, 130, 512, 512, XLSTM_GATE_EXP, false},

@@ -327,6 +327,8 @@ def test_ray_spreads_real_trials(tmp_path: Path) -> None:
         engine._measure = local_death()
         made = dict(engine.run(PROBLEM, {4: {}, 5: {}}, QUICK))
         assert {r.status for r in made.values()} == {FAILED} and sorted(made) == [4, 5]
+        with pytest.raises(ValueError, match="device: expected no number with engine 'ray'"):
+            dict(engine.run(Problem("mlstm_step", device="cpu:0"), {0: {}}, QUICK))
         engine.close()
         assert ray.is_initialized()  # for it was here before
     finally:

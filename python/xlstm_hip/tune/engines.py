@@ -113,6 +113,10 @@ class RayEngine:
 
     def run(self, problem: Problem, plans: dict[int, Plan], pace: Pace) -> Iterator[tuple[int, Result]]:
         ray = self._ray
+        if problem.on.index is not None:
+            raise ValueError(
+                f"device: expected no number with engine 'ray', which deals out GPUs, got {problem.device!r}"
+            )
         gpus = 1 if problem.on.type == "cuda" else 0
         trial = ray.remote(num_cpus=self._threads, num_gpus=gpus, max_retries=0)(self._measure)
         waiting = {trial.remote(problem, plan, pace, self._threads): number for number, plan in plans.items()}

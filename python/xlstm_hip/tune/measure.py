@@ -124,6 +124,7 @@ def _cpu_sampler(calls: Sequence[Callable[[], Any]], seconds: float) -> Callable
 
 def _gpu_sampler(device: torch.device) -> Callable[[int, Callable[[], Any]], float]:
     """One call between two events, after a fill that empties the cache and lets the host get ahead."""
+    torch.cuda.set_device(device)  # whose stream events are of
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
 
     def sample(_: int, call: Callable[[], Any]) -> float:
