@@ -18,7 +18,7 @@ from torch import Tensor
 
 from xlstm_hip import cli, select
 from xlstm_hip.bench import attention, metrics, mlstm, mlstm_points, operators, pictures, report, runner, selection
-from xlstm_hip.bench.registry import FLA, FLASH, OFFICIAL, OURS, PLAIN, PROVIDERS, Implementation, Scale
+from xlstm_hip.bench.registry import FLA, FLASH, OFFICIAL, OURS, PLAIN, PROVIDERS, Implementation, Point, Scale
 from xlstm_hip.bench.runner import Settings
 
 MEASURED = ("mlstm-backward", "step", "decode", "layers", "write")
@@ -205,6 +205,35 @@ def test_providers_that_are_not_asked_are_not_run(tmp_path: Path) -> None:
     assert {e["provider"] for p in results["points"] for e in p["entries"]} == {PLAIN}
     assert list(results["providers"]) == [PLAIN]
     assert all("times_ours" not in e for p in results["points"] for e in p["entries"])
+
+
+def test_a_peer_that_ends_the_process_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At one of two head dims: the other is timed."""
+    (right,) = (x for x in operators.STEPS if x.name == "plain torch")
+    dies = replace(right, name="dies", triton=True)
+    shapes = [mlstm_points.Cell("step", "fp32", 4, 8, 1, dim, dim, 64) for dim in (16, 32)]
+    points = lambda scale: [Point("batch", cell.dqk, cell) for cell in shapes]  # noqa: E731
+    step = replace(operators.OPERATORS["step"], implementations=(right, dies), points=points)
+    monkeypatch.setitem(operators.OPERATORS, "step", step)
+    asked: dict[str, Any] = {}
+
+    def not_survived(command: list[str], environment: Any, tries: dict[str, tuple[str, ...]]) -> dict[Any, str]:
+        asked.update(tries)
+        return {("dies", tries["dies"][0]): "its trial ended with -6: Assertion"}
+
+    monkeypatch.setattr(runner, "not_survived", not_survived)
+    first, second = run_steps(tmp_path)["points"]
+    assert asked == {"dies": tuple(f"step step fp32 B1 NH2 {dim}/{dim}" for dim in (16, 32))}
+    assert first["entries"][1]["missing"] == "its trial ended with -6: Assertion"
+    assert "ms" in first["entries"][0] and "ms" in second["entries"][1]
+
+
+def test_a_trial_says_what_it_lived_through() -> None:
+    line = [sys.executable, "-m", "xlstm_hip.bench.trial", "--device", "cpu", "--dtypes", "fp32", "--quick"]
+    line += ["--operators", "step", "layers", "--try", "plain torch"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done step step fp32 B1 NH2 32/64\n"  # layers have no Triton peers
 
 
 # ---- truths and counts

@@ -49,11 +49,6 @@ def _kernels(work: str) -> tuple[Implementation, ...]:
 KERNELS = {work: _kernels(work) for work in WORKS}
 
 
-def trial(work: str, dtype: str) -> Cell:
-    own = WORKS[work][1]
-    return Cell(own, dtype, 1, 2, 1 if own == "step" else 256, 256, 512, CHUNK)
-
-
 def points(scale: Scale, work: str) -> list[Point]:
     batches: tuple[int, ...]
     lengths: tuple[int, ...]
