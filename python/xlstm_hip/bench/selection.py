@@ -58,7 +58,7 @@ def points(scale: Scale, work: str) -> list[Point]:
     elif scale.gpu:
         batches, lengths, dims, heads_wide, most = (1, 8, 64), (16, 64, 500, 2048, 8192), (128, 256, 512), 4096, 1 << 17
     else:
-        batches, lengths, dims, heads_wide, most = (1, 4), (2, 16, 100, 1024), (64, 128, 256), 512, 4096
+        batches, lengths, dims, heads_wide, most = (1, 4), (16, 100, 1024), (64, 128, 256), 512, 4096
     own = WORKS[work][1]
     if work == "step":
         lengths = (1,)
