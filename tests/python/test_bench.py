@@ -306,29 +306,39 @@ def test_lengths_have_as_many_tokens() -> None:
 # ---- selection
 
 
-def selection_results(times: dict[str, list[float]], device: str = "cpu", **shape: Any) -> dict[str, Any]:
+def selection_results(times: dict[str, list[float]], **choices: str) -> dict[str, Any]:
     entries = [{"name": name, "ms": {"median": sorted(ms)[len(ms) // 2], "samples": ms}} for name, ms in times.items()]
-    own = {"batch": 1, "tokens": 512, "dqk": 32, "dhv": 64, "dtype": "fp32", "size": "S"} | shape
-    point = {"operator": "select-forward", "series": "selection", "shape": own, "entries": entries}
-    return {"settings": {"device": device}, "points": [point]}
+    shape = {"dtype": "fp32", "size": "S"}
+    point = {"operator": "select-forward", "series": "selection", "shape": shape, "entries": entries}
+    return {"points": [point | {"choices": choices}]}
 
 
 def test_choices_are_held_to_the_fastest() -> None:
-    slow, fast = [1.0, 10.0, 1.1], [0.9, 9.0, 1.0]
-    found = {x.regime: x for x in selection.choices(selection_results({select.FUSED[0]: slow, select.NATIVE[0]: fast}))}
-    assert set(found) == set(select.REGIMES)
-    assert found["auto"].kernel == select.FUSED[0] and found["auto"].best == select.NATIVE[0]
+    times = {"slow": [1.0, 10.0, 1.1], "fast": [0.9, 9.0, 1.0]}
+    found = {x.regime: x for x in selection.choices(selection_results(times, auto="slow", amd="fast", stock="lost"))}
+    assert found["auto"].kernel == "slow" and found["auto"].best == "fast"
     assert found["auto"].times_best == pytest.approx(10 / 9) and not found["auto"].near
-    assert found["hybrid"].near and found["hybrid"].times_best == 1
-    assert found["stock"].kernel == select.FUSED[0], "a Triton name that was not timed is the fused kernel's"
+    assert found["amd"].near and found["amd"].times_best == 1
+    assert not found["stock"].near, "a choice that could not be timed is no good one"
 
 
 def test_a_wrong_kernel_is_not_the_oracle() -> None:
-    results = selection_results({select.FUSED[0]: [1.0], select.NATIVE[0]: [0.1], select.STOCK[0]: [2.0]})
+    results = selection_results({"right": [1.0], "wrong": [0.1], "third": [2.0]}, auto="right", amd="wrong")
     results["points"][0]["entries"][1]["inexact"] = ["h"]
-    assert {x.best for x in selection.choices(results)} == {select.FUSED[0]}
+    assert [(x.best, x.near) for x in selection.choices(results)] == [("right", True), ("right", False)]
     results["points"][0]["entries"][2]["inexact"] = ["h"]
     assert not list(selection.choices(results)), "one kernel alone proves nothing"
+
+
+def test_what_a_regime_names_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = mlstm_points.Cell("forward", "fp32", 1, 2, 2048, 32, 64, 64)
+    cpu = torch.device("cpu")
+    found = selection.chosen("forward", cell, cpu)
+    assert set(found) == set(select.REGIMES) and found["auto"] == select.FUSED[0]
+    assert found["hybrid"] == found["amd"] == select.HYBRID[0]
+    assert found["stock"] == select.FUSED[0], "a Triton name is the fused kernel's on the CPU"
+    monkeypatch.setattr(Implementation, "missing", lambda self, device: None)
+    assert selection.chosen("forward", cell, cpu)["stock"] == select.STOCK[0]
 
 
 def test_selection_runs(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import metrics, models, result_files
+from . import metrics, models, result_files, selection
 from .environment import environment
 from .machine import Machine, copy_rate, matmul_rate
 from .memory import MemoryUnknown, growth_of
@@ -202,7 +202,12 @@ class Run:
             left = self.left() - ends
             usual = (time.monotonic() - began) / done if done else 0.0
             share = min(LONGEST_SHARE, ROUNDS_PART * left / (len(order) - done))
-            facts = {"operator": operator.name, "series": point.series, "x": point.x, "title": point.cell.title}
+            facts: dict[str, Any] = {"operator": operator.name, "series": point.series, "x": point.x}
+            facts["title"] = point.cell.title
+            if point.series == "selection":
+                facts["choices"] = selection.chosen(
+                    operator.name.removeprefix("select-"), point.cell, self.machine.device
+                )
             late = late or left <= usual  # it would not end in time
             own = {"missing": LATE} if late else self.guarded(operator, point, share, progress.advance)
             measured[place] = facts | {"shape": point.cell.as_json()} | own
