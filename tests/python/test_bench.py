@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -189,6 +190,28 @@ def test_what_is_late_is_said(tmp_path: Path) -> None:
     results = run_steps(tmp_path, seconds=1e-6)
     assert [p["missing"] for p in results["points"]] == [runner.LATE] * 2
     assert runner.LATE in report.markdown(results) and pictures.draw(results, tmp_path / "late.json") == []
+
+
+def test_a_slow_peer_is_not_called_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (right,) = (x.prepare for x in operators.STEPS if x.name == "plain torch")
+    called = []
+
+    def slow(cell: Any, inputs: dict[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
+        call = right(cell, inputs)
+
+        def slept() -> dict[str, Tensor]:
+            called.append(cell.batch)
+            time.sleep(0.03)
+            return call()
+
+        return slept
+
+    with_step_implementations(monkeypatch, ours=(OURS, right), slow=(PLAIN, slow))
+    monkeypatch.setattr(runner, "SLOW_SECONDS", 0.025)
+    monkeypatch.setattr(runner, "LONGEST_SHARE", 0.01)
+    for point in run_steps(tmp_path)["points"]:
+        assert point["entries"][1]["missing"] == "left out for time: too slow" and "ms" in point["entries"][0]
+    assert called == [1]
 
 
 def test_time_is_shared_and_points_stay_in_order(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def sequence_points(scale: Scale, work: str) -> list[Point]:
         tokens, lengths, width, dhv = 65536, tuple(1 << n for n in range(9, 17)), 4096, 512
         length, dims, chunks = 8192, (128, 256, 512), (16, 32, 64, 128, 256)
     else:
-        tokens, lengths, width, dhv = 65536, (512, 2048, 8192, 65536), 512, 128
-        length, dims, chunks = 2048, (32, 64, 128, 256), (16, 32, 64, 128, 256)
+        tokens, lengths, width, dhv = 65536, (512, 2048, 8192, 65536), 128, 128
+        length, dims, chunks = 2048, (32, 64, 128), (16, 32, 64, 128, 256)
 
     def cell(dtype: str, s: int, dim: int, chunk: int = CHUNK) -> Cell:
         return Cell(work, dtype, tokens // s, width // dim, s, dim // 2, dim, chunk)

@@ -33,6 +33,7 @@ LONGEST_SHARE = 4.0  # seconds of rounds for a point, where there is time enough
 ROUNDS_PART = 0.6  # of a point's time; the rest is for inputs, truth, checks
 COLD_SAMPLES = 20  # a flush is not counted, and takes as long as many a call: samples are so many times shorter
 SLOW_SECONDS = 3.0  # the rounds of a contender may take so long, however short time is
+GUESS = 3.0  # how far off a guess from another point may be: small ones are mostly overhead
 WORDS = 160  # characters of a reason
 
 
@@ -68,6 +69,7 @@ class Run:
     out: Path
     results: dict[str, Any]
     lost: Mapping[tuple[str, str], str] = field(default_factory=dict)  # (implementation, trial) to a reason
+    rates: dict[tuple[str, str], float] = field(default_factory=dict)  # seconds an operation, as last seen
     began: float = field(default_factory=time.monotonic)
 
     def left(self) -> float:
@@ -94,24 +96,32 @@ class Run:
         if missing is not None:
             return entry | {"missing": missing}, None
         ours = implementation.provider == OURS
+        limit = math.inf if ours else max(4 * share, SLOW_SECONDS) / LEAST_ROUNDS  # seconds of a call
+        kind, amount = (operator.name, implementation.name), cell.flops or cell.bytes
+        if self.rates.get(kind, 0.0) * amount > GUESS * limit:
+            return entry | {"missing": f"{LATE}: too slow"}, None
         try:
             with compiling(implementation):
                 call = implementation.prepare(cell, inputs)
+                begin = time.monotonic()
                 results = call()
                 self.machine.synchronize()
+                taken = time.monotonic() - begin
             if implementation.exact:
                 entry["errors"] = operator.errors(cell, results, truth)
                 entry["inexact"] = [name for name, x in entry["errors"].items() if not x <= operator.exact[cell.dtype]]
             del results
             if ours and entry.get("inexact"):
                 return entry | {"failed": f"wrong: {', '.join(entry['inexact'])}; not timed"}, None
-            begin = time.monotonic()
-            entry["peak_bytes"] = self.peak_bytes(call)
-            taken = time.monotonic() - begin
+            if taken < limit or implementation.triton:  # whose first call compiles
+                begin = time.monotonic()
+                entry["peak_bytes"] = self.peak_bytes(call)
+                taken = time.monotonic() - begin
+            self.rates[kind] = taken / amount
         except Exception as error:  # a peer's failure is a result, and so is ours
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:WORDS]
             return entry | {"failed" if ours else "missing": reason}, None
-        if taken * LEAST_ROUNDS > max(4 * share, SLOW_SECONDS) and not ours:
+        if taken > limit:
             return entry | {"missing": f"{LATE}: too slow", "call_seconds": taken}, None
         return entry, call
 
