@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from xlstm_hip import cli, select
 from xlstm_hip.bench import attention, metrics, mlstm, mlstm_points, operators, pictures, report, runner, selection
-from xlstm_hip.bench.registry import FLA, FLASH, OFFICIAL, OURS, PLAIN, PROVIDERS, Implementation, Scale
+from xlstm_hip.bench.registry import FLA, FLASH, OFFICIAL, OURS, PLAIN, PROVIDERS, Implementation, Point, Scale
 from xlstm_hip.bench.runner import Settings
 
 MEASURED = ("mlstm-backward", "step", "decode", "layers", "write")
@@ -191,6 +192,28 @@ def test_what_is_late_is_said(tmp_path: Path) -> None:
     assert runner.LATE in report.markdown(results) and pictures.draw(results, tmp_path / "late.json") == []
 
 
+def test_a_slow_peer_is_not_called_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (right,) = (x.prepare for x in operators.STEPS if x.name == "plain torch")
+    called = []
+
+    def slow(cell: Any, inputs: dict[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
+        call = right(cell, inputs)
+
+        def slept() -> dict[str, Tensor]:
+            called.append(cell.batch)
+            time.sleep(0.03)
+            return call()
+
+        return slept
+
+    with_step_implementations(monkeypatch, ours=(OURS, right), slow=(PLAIN, slow))
+    monkeypatch.setattr(runner, "SLOW_SECONDS", 0.025)
+    monkeypatch.setattr(runner, "LONGEST_SHARE", 0.01)
+    for point in run_steps(tmp_path)["points"]:
+        assert point["entries"][1]["missing"] == "left out for time: too slow" and "ms" in point["entries"][0]
+    assert called == [1]
+
+
 def test_time_is_shared_and_points_stay_in_order(tmp_path: Path) -> None:
     asked = Settings(operators=("step", "layers"), device="cpu", dtypes=("fp32",), quick=True, seconds=1000)
     results = runner.run(asked, tmp_path / "order.json")
@@ -205,6 +228,35 @@ def test_providers_that_are_not_asked_are_not_run(tmp_path: Path) -> None:
     assert {e["provider"] for p in results["points"] for e in p["entries"]} == {PLAIN}
     assert list(results["providers"]) == [PLAIN]
     assert all("times_ours" not in e for p in results["points"] for e in p["entries"])
+
+
+def test_a_peer_that_ends_the_process_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At one of two head dims: the other is timed."""
+    (right,) = (x for x in operators.STEPS if x.name == "plain torch")
+    dies = replace(right, name="dies", triton=True)
+    shapes = [mlstm_points.Cell("step", "fp32", 4, 8, 1, dim, dim, 64) for dim in (16, 32)]
+    points = lambda scale: [Point("batch", cell.dqk, cell) for cell in shapes]  # noqa: E731
+    step = replace(operators.OPERATORS["step"], implementations=(right, dies), points=points)
+    monkeypatch.setitem(operators.OPERATORS, "step", step)
+    asked: dict[str, Any] = {}
+
+    def not_survived(command: list[str], environment: Any, tries: dict[str, tuple[str, ...]]) -> dict[Any, str]:
+        asked.update(tries)
+        return {("dies", tries["dies"][0]): "its trial ended with -6: Assertion"}
+
+    monkeypatch.setattr(runner, "not_survived", not_survived)
+    first, second = run_steps(tmp_path)["points"]
+    assert asked == {"dies": tuple(f"step step fp32 B1 NH2 {dim}/{dim}" for dim in (16, 32))}
+    assert first["entries"][1]["missing"] == "its trial ended with -6: Assertion"
+    assert "ms" in first["entries"][0] and "ms" in second["entries"][1]
+
+
+def test_a_trial_says_what_it_lived_through() -> None:
+    line = [sys.executable, "-m", "xlstm_hip.bench.trial", "--device", "cpu", "--dtypes", "fp32", "--quick"]
+    line += ["--operators", "step", "layers", "--try", "plain torch"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done step step fp32 B1 NH2 32/64\n"  # layers have no Triton peers
 
 
 # ---- truths and counts
@@ -277,29 +329,39 @@ def test_lengths_have_as_many_tokens() -> None:
 # ---- selection
 
 
-def selection_results(times: dict[str, list[float]], device: str = "cpu", **shape: Any) -> dict[str, Any]:
+def selection_results(times: dict[str, list[float]], **choices: str) -> dict[str, Any]:
     entries = [{"name": name, "ms": {"median": sorted(ms)[len(ms) // 2], "samples": ms}} for name, ms in times.items()]
-    own = {"batch": 1, "tokens": 512, "dqk": 32, "dhv": 64, "dtype": "fp32", "size": "S"} | shape
-    point = {"operator": "select-forward", "series": "selection", "shape": own, "entries": entries}
-    return {"settings": {"device": device}, "points": [point]}
+    shape = {"dtype": "fp32", "size": "S"}
+    point = {"operator": "select-forward", "series": "selection", "shape": shape, "entries": entries}
+    return {"points": [point | {"choices": choices}]}
 
 
 def test_choices_are_held_to_the_fastest() -> None:
-    slow, fast = [1.0, 10.0, 1.1], [0.9, 9.0, 1.0]
-    found = {x.regime: x for x in selection.choices(selection_results({select.FUSED[0]: slow, select.NATIVE[0]: fast}))}
-    assert set(found) == set(select.REGIMES)
-    assert found["auto"].kernel == select.FUSED[0] and found["auto"].best == select.NATIVE[0]
+    times = {"slow": [1.0, 10.0, 1.1], "fast": [0.9, 9.0, 1.0]}
+    found = {x.regime: x for x in selection.choices(selection_results(times, auto="slow", amd="fast", stock="lost"))}
+    assert found["auto"].kernel == "slow" and found["auto"].best == "fast"
     assert found["auto"].times_best == pytest.approx(10 / 9) and not found["auto"].near
-    assert found["hybrid"].near and found["hybrid"].times_best == 1
-    assert found["stock"].kernel == select.FUSED[0], "a Triton name that was not timed is the fused kernel's"
+    assert found["amd"].near and found["amd"].times_best == 1
+    assert not found["stock"].near, "a choice that could not be timed is no good one"
 
 
 def test_a_wrong_kernel_is_not_the_oracle() -> None:
-    results = selection_results({select.FUSED[0]: [1.0], select.NATIVE[0]: [0.1], select.STOCK[0]: [2.0]})
+    results = selection_results({"right": [1.0], "wrong": [0.1], "third": [2.0]}, auto="right", amd="wrong")
     results["points"][0]["entries"][1]["inexact"] = ["h"]
-    assert {x.best for x in selection.choices(results)} == {select.FUSED[0]}
+    assert [(x.best, x.near) for x in selection.choices(results)] == [("right", True), ("right", False)]
     results["points"][0]["entries"][2]["inexact"] = ["h"]
     assert not list(selection.choices(results)), "one kernel alone proves nothing"
+
+
+def test_what_a_regime_names_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = mlstm_points.Cell("forward", "fp32", 1, 2, 2048, 32, 64, 64)
+    cpu = torch.device("cpu")
+    found = selection.chosen("forward", cell, cpu)
+    assert set(found) == set(select.REGIMES) and found["auto"] == select.FUSED[0]
+    assert found["hybrid"] == found["amd"] == select.HYBRID[0]
+    assert found["stock"] == select.FUSED[0], "a Triton name is the fused kernel's on the CPU"
+    monkeypatch.setattr(Implementation, "missing", lambda self, device: None)
+    assert selection.chosen("forward", cell, cpu)["stock"] == select.STOCK[0]
 
 
 def test_selection_runs(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import mlstm
@@ -31,8 +31,9 @@ class Cell(mlstm.Cell):
         return super().as_json() | {"size": self.title.partition(f"{self.dtype} ")[2]}
 
 
-def trial(work: str, dtype: str) -> Cell:
-    return Cell(work, dtype, 1, 2, 1 if work == "step" else 256, 256, 512, CHUNK)
+def trial(cell: Cell) -> Cell:
+    """What compilers see of a cell: its work, dtype and head dims."""
+    return replace(cell, batch=1, heads=2, tokens=1 if cell.work == "step" else 256, chunk_size=CHUNK)
 
 
 def sequence_points(scale: Scale, work: str) -> list[Point]:
@@ -44,10 +45,10 @@ def sequence_points(scale: Scale, work: str) -> list[Point]:
         tokens, lengths, width, dhv, length, dims, chunks = 256, (64, 128), 64, 64, 64, (32,), (16,)
     elif scale.gpu:
         tokens, lengths, width, dhv = 65536, tuple(1 << n for n in range(9, 17)), 4096, 512
-        length, dims, chunks = 8192, (64, 128, 256, 512), (16, 32, 64, 128, 256)
+        length, dims, chunks = 8192, (128, 256, 512), (16, 32, 64, 128, 256)
     else:
-        tokens, lengths, width, dhv = 65536, (512, 2048, 8192, 65536), 512, 128
-        length, dims, chunks = 2048, (32, 64, 128, 256), (16, 32, 64, 128, 256)
+        tokens, lengths, width, dhv = 65536, (512, 2048, 8192, 65536), 128, 128
+        length, dims, chunks = 2048, (32, 64, 128), (16, 32, 64, 128, 256)
 
     def cell(dtype: str, s: int, dim: int, chunk: int = CHUNK) -> Cell:
         return Cell(work, dtype, tokens // s, width // dim, s, dim // 2, dim, chunk)

@@ -150,7 +150,8 @@ def of_official(like: xLSTMLarge, dtype: torch.dtype, device: torch.device) -> R
     fields = {name: getattr(like.config, name) for name in ("embedding_dim", "num_heads", "num_blocks", "vocab_size")}
     fields |= {"ffn_proj_factor": like.config.ffn_proj_factor, "mode": "inference", "return_last_states": True}
     kernels = OFFICIAL_CPU_KERNELS if device.type == "cpu" else {}
-    model: nn.Module = package.xLSTMLarge(package.xLSTMLargeConfig(**fields, **kernels))
+    with torch.device(device):  # weights that are thrown away are made faster there
+        model: nn.Module = package.xLSTMLarge(package.xLSTMLargeConfig(**fields, **kernels))
     model.load_state_dict(like.state_dict())
     model = model.to(device, dtype).eval()
 

@@ -27,7 +27,7 @@ def _mlstm(name: str, text: str, work: str) -> Operator:
         mlstm.errors_of,
         SEQUENCES if sequence else STEPS,
         MLSTM_EXACT,
-        partial(mlstm_points.trial, work),
+        mlstm_points.trial,
     )
 
 
@@ -63,7 +63,7 @@ def _selection(work: str) -> Operator:
         mlstm.errors_of,
         selection.KERNELS[work],
         MLSTM_EXACT,
-        partial(selection.trial, work),
+        mlstm_points.trial,
     )
 
 

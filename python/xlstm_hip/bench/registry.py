@@ -116,7 +116,7 @@ class Operator:
     errors: Callable[[Any, Tensors, Tensors], dict[str, float]]  # of results against that truth, by name
     implementations: tuple[Implementation, ...]
     exact: Mapping[str, float]  # by dtype: a result further from the truth is wrong
-    trial: Callable[[str], Any] | None = None  # by dtype: a small cell, which Triton peers must live through
+    trial: Callable[[Any], Any] | None = None  # of a cell: a small one for which the same kernels are compiled
     cold: bool = True  # on a GPU: timed with an empty L2, so without what the host adds
 
 

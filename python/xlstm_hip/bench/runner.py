@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from . import metrics, models, result_files
+from . import metrics, models, result_files, selection
 from .environment import environment
 from .machine import Machine, copy_rate, matmul_rate
 from .memory import MemoryUnknown, growth_of
 from .operators import OPERATORS
 from .registry import OURS, PROVIDERS, Call, Implementation, Operator, Point, Scale, Tensors
 from .timing import Pace, Progress, Samples, interleaved, paired_ratio
-from .trial import before_triton, compiling, not_survived
+from .trial import before_triton, compiling, not_survived, trials_of, work_of
 
 Advance = Callable[[float], None]
 LATE = "left out for time"
@@ -33,6 +33,7 @@ LONGEST_SHARE = 4.0  # seconds of rounds for a point, where there is time enough
 ROUNDS_PART = 0.6  # of a point's time; the rest is for inputs, truth, checks
 COLD_SAMPLES = 20  # a flush is not counted, and takes as long as many a call: samples are so many times shorter
 SLOW_SECONDS = 3.0  # the rounds of a contender may take so long, however short time is
+GUESS = 3.0  # how far off a guess from another point may be: small ones are mostly overhead
 WORDS = 160  # characters of a reason
 
 
@@ -45,6 +46,10 @@ class Settings:
     seconds: float = math.inf
     quick: bool = False
     peers: Path | None = None
+
+    @property
+    def scale(self) -> Scale:
+        return Scale(torch.device(self.device).type == "cuda", self.quick, self.dtypes)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -63,7 +68,8 @@ class Run:
     machine: Machine
     out: Path
     results: dict[str, Any]
-    lost: Mapping[tuple[str, str], str] = field(default_factory=dict)  # (implementation, operator) to a reason
+    lost: Mapping[tuple[str, str], str] = field(default_factory=dict)  # (implementation, trial) to a reason
+    rates: dict[tuple[str, str], float] = field(default_factory=dict)  # seconds an operation, as last seen
     began: float = field(default_factory=time.monotonic)
 
     def left(self) -> float:
@@ -82,32 +88,41 @@ class Run:
     ) -> tuple[dict[str, Any], Call | None]:
         """What is known before the rounds, and the call to time; None where there is nothing to time."""
         entry: dict[str, Any] = {"name": implementation.name, "provider": implementation.provider}
-        missing = implementation.missing(self.machine.device) or self.lost.get((implementation.name, operator.name))
+        missing = implementation.missing(self.machine.device)
+        missing = missing or self.lost.get((implementation.name, work_of(operator, cell)))
         needs, free = implementation.needs(cell), self.machine.free_bytes()
         if missing is None and needs > free:
             missing = f"needs {needs / 1e9:.0f} GB of the {free / 1e9:.0f} GB that are free"
         if missing is not None:
             return entry | {"missing": missing}, None
         ours = implementation.provider == OURS
+        limit = math.inf if ours else max(4 * share, SLOW_SECONDS) / LEAST_ROUNDS  # seconds of a call
+        kind, amount = (operator.name, implementation.name), cell.flops or cell.bytes
+        if self.rates.get(kind, 0.0) * amount > GUESS * limit:
+            return entry | {"missing": f"{LATE}: too slow"}, None
         try:
             with compiling(implementation):
                 call = implementation.prepare(cell, inputs)
+                begin = time.monotonic()
                 results = call()
                 self.machine.synchronize()
+                taken = time.monotonic() - begin
             if implementation.exact:
                 entry["errors"] = operator.errors(cell, results, truth)
                 entry["inexact"] = [name for name, x in entry["errors"].items() if not x <= operator.exact[cell.dtype]]
             del results
             if ours and entry.get("inexact"):
                 return entry | {"failed": f"wrong: {', '.join(entry['inexact'])}; not timed"}, None
-            begin = time.monotonic()
-            entry["peak_bytes"] = self.peak_bytes(call)
-            taken = time.monotonic() - begin
+            if taken < limit or implementation.triton:  # whose first call compiles
+                begin = time.monotonic()
+                entry["peak_bytes"] = self.peak_bytes(call)
+                taken = time.monotonic() - begin
+            self.rates[kind] = taken / amount
         except Exception as error:  # a peer's failure is a result, and so is ours
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:WORDS]
             return entry | {"failed" if ours else "missing": reason}, None
-        if taken * LEAST_ROUNDS > max(4 * share, SLOW_SECONDS) and not ours:
-            return entry | {"missing": f"{LATE}: one call takes {taken:.1f} s"}, None
+        if taken > limit:
+            return entry | {"missing": f"{LATE}: too slow", "call_seconds": taken}, None
         return entry, call
 
     def peak_bytes(self, call: Call) -> int | None:
@@ -170,7 +185,7 @@ class Run:
         """Operators have their parts of the time by their numbers of points. Where time is limited, the points of an
         operator come in an order by chance, so that what is late is not all of one kind; the file has them in order.
         """
-        scale = Scale(self.machine.gpu, self.settings.quick, self.settings.dtypes)
+        scale = self.settings.scale
         plan = [(OPERATORS[name], OPERATORS[name].points(scale)) for name in self.settings.operators]
         left_over = sum(len(points) for _, points in plan)
         with Progress(left_over) as progress:
@@ -189,14 +204,22 @@ class Run:
         order = list(range(len(points)))
         if self.limited:
             random.Random(0).shuffle(order)
-        before, measured = list(self.results["points"]), {}
+        before, measured, began = list(self.results["points"]), {}, time.monotonic()
+        late = False
         for done, place in enumerate(order):
             point = points[place]
             progress.begin(f"{operator.name} {point.cell.title}")
             left = self.left() - ends
+            usual = (time.monotonic() - began) / done if done else 0.0
             share = min(LONGEST_SHARE, ROUNDS_PART * left / (len(order) - done))
-            facts = {"operator": operator.name, "series": point.series, "x": point.x, "title": point.cell.title}
-            own = {"missing": LATE} if left <= 0 else self.guarded(operator, point, share, progress.advance)
+            facts: dict[str, Any] = {"operator": operator.name, "series": point.series, "x": point.x}
+            facts["title"] = point.cell.title
+            if point.series == "selection":
+                facts["choices"] = selection.chosen(
+                    operator.name.removeprefix("select-"), point.cell, self.machine.device
+                )
+            late = late or left <= usual  # it would not end in time
+            own = {"missing": LATE} if late else self.guarded(operator, point, share, progress.advance)
             measured[place] = facts | {"shape": point.cell.as_json()} | own
             self.clean()
             self.results["points"] = before + [measured[n] for n in sorted(measured)]
@@ -218,13 +241,13 @@ def ceilings(machine: Machine, dtypes: Sequence[str], quick: bool) -> dict[str, 
 
 
 def tries(settings: Settings) -> dict[str, tuple[str, ...]]:
-    """Which Triton peers are to be tried in a process of their own, and for which operators."""
+    """Which Triton peers are to be tried in a process of their own, and at what."""
     found: dict[str, tuple[str, ...]] = {}
-    for name in settings.operators:
-        for x in OPERATORS[name].implementations:
+    for operator in (OPERATORS[name] for name in settings.operators):
+        for x in operator.implementations:
             usable = x.provider in settings.providers and x.missing(torch.device(settings.device)) is None
-            if x.triton and usable and OPERATORS[name].trial is not None:
-                found[x.name] = (*found.get(x.name, ()), name)
+            if x.triton and usable:
+                found[x.name] = (*found.get(x.name, ()), *trials_of(operator, settings.scale))
     return found
 
 
@@ -248,9 +271,15 @@ def run(settings: Settings, out: Path) -> dict[str, Any]:
     if wanted:
         print(f"trying {', '.join(wanted)}, each in a process of its own", file=sys.stderr)
         command = [sys.executable, "-m", f"{__package__}.trial", "--device", settings.device]
-        command += ["--dtype", settings.dtypes[0], *(["--peers", str(settings.peers)] if settings.peers else [])]
+        command += ["--dtypes", *settings.dtypes, "--operators", *settings.operators]
+        command += ["--quick"] if settings.quick else []
+        command += ["--peers", str(settings.peers)] if settings.peers else []
         own.lost = not_survived(command, os.environ, wanted)
-    own.go()
+    gc.freeze()  # what is imported by now stays: each point collects several times
+    try:
+        own.go()
+    finally:
+        gc.unfreeze()
     return results
 
 

@@ -7,6 +7,7 @@ median of the rounds' ratios.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -49,11 +50,6 @@ def _kernels(work: str) -> tuple[Implementation, ...]:
 KERNELS = {work: _kernels(work) for work in WORKS}
 
 
-def trial(work: str, dtype: str) -> Cell:
-    own = WORKS[work][1]
-    return Cell(own, dtype, 1, 2, 1 if own == "step" else 256, 256, 512, CHUNK)
-
-
 def points(scale: Scale, work: str) -> list[Point]:
     batches: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -63,7 +59,7 @@ def points(scale: Scale, work: str) -> list[Point]:
     elif scale.gpu:
         batches, lengths, dims, heads_wide, most = (1, 8, 64), (16, 64, 500, 2048, 8192), (128, 256, 512), 4096, 1 << 17
     else:
-        batches, lengths, dims, heads_wide, most = (1, 4), (2, 16, 100, 1024), (64, 128, 256), 512, 4096
+        batches, lengths, dims, heads_wide, most = (1, 4), (16, 100, 1024), (64, 128, 256), 512, 4096
     own = WORKS[work][1]
     if work == "step":
         lengths = (1,)
@@ -79,6 +75,17 @@ def points(scale: Scale, work: str) -> list[Point]:
     ]
 
 
+def chosen(work: str, cell: Cell, device: torch.device) -> dict[str, str]:
+    """The kernel of each regime, here and now; a Triton name that is the fused kernel's here goes by that."""
+    key, fused = WORKS[work][0], FUSED[KEYS.index(WORKS[work][0])]
+    stand_ins = {x.name for x in KERNELS[work] if x.triton and x.missing(device) is not None}
+    found = {}
+    for regime in REGIMES:
+        name = get_optimal_kernel_config(cell.batch, cell.tokens, max(cell.dqk, cell.dhv), regime, device)[key]
+        found[regime] = fused if name in stand_ins else name
+    return found
+
+
 # ---- from a result file
 
 
@@ -92,7 +99,7 @@ class Choice:
     regime: str
     kernel: str
     best: str
-    times_best: float
+    times_best: float  # infinite where it was not timed
 
     @property
     def near(self) -> bool:
@@ -100,27 +107,17 @@ class Choice:
 
 
 def choices(results: dict[str, Any]) -> Iterator[Choice]:
-    device = torch.device(results["settings"]["device"])
     for point in results["points"]:
         if point["series"] != "selection":
             continue
-        entries = {
-            entry["name"]: entry for entry in point.get("entries", ()) if "ms" in entry and not entry.get("inexact")
-        }
+        timed = (entry for entry in point.get("entries", ()) if "ms" in entry and not entry.get("inexact"))
+        entries = {entry["name"]: entry["ms"] for entry in timed}
         if len(entries) < 2:  # one alone proves nothing
             continue
-        work, shape = point["operator"].removeprefix("select-"), point["shape"]
-        best = min(entries.values(), key=lambda entry: entry["ms"]["median"])
-        for regime in REGIMES:
-            config = get_optimal_kernel_config(
-                shape["batch"], shape["tokens"], max(shape["dqk"], shape["dhv"]), regime, device
-            )
-            kernel = config[WORKS[work][0]]
-            if kernel not in entries and "triton" in kernel:  # there the name is the fused kernel's
-                kernel = FUSED[KEYS.index(WORKS[work][0])]
-            if kernel not in entries:
-                continue
-            ratio = paired_ratio(entries[kernel]["ms"]["samples"], best["ms"]["samples"])["median"]
-            yield Choice(
-                point["operator"], shape["size"], shape["dtype"], regime, kernel, best["name"], max(ratio, 1.0)
-            )
+        best = min(entries, key=lambda name: entries[name]["median"])
+        for regime, kernel in point["choices"].items():
+            ratio = math.inf  # of one that was wrong, did not run, or took too long
+            if kernel in entries:
+                ratio = max(1.0, paired_ratio(entries[kernel]["samples"], entries[best]["samples"])["median"])
+            shape = point["shape"]
+            yield Choice(point["operator"], shape["size"], shape["dtype"], regime, kernel, best, ratio)

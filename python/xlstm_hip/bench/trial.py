@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trial runs that tell which peers a process survives.
 
-    python -m xlstm_hip.bench.trial --device cuda --dtype bf16 --try NAME     one implementation, small
+    python -m xlstm_hip.bench.trial --device cuda --dtypes bf16 --operators mlstm --try NAME
 
-A peer's compiler may end the process where a kernel does not suit it. So every Triton peer is tried at a small shape
-in a process of its own first; what that process did not live through is not run, and reported with its last words.
+One implementation at small shapes. A peer's compiler may end the process where a kernel does not suit it. So every
+Triton peer is tried in a process of its own first, at a small shape for each that would be compiled anew; what that
+process did not live through is not run, and reported with its last words.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+
+from .registry import Operator, Scale
 
 TRIAL_SECONDS = 240
 LLVM = "DISABLE_LLVM_OPT"
@@ -78,6 +81,18 @@ def not_survived(
     return lost
 
 
+def work_of(operator: Operator, cell: Any) -> str:
+    """What a trial of this cell is called."""
+    return operator.name if operator.trial is None else f"{operator.name} {operator.trial(cell).title}"
+
+
+def trials_of(operator: Operator, scale: Scale) -> dict[str, Any]:
+    """The small cells that stand for all of an operator's points, by what their trials are called."""
+    if operator.trial is None:
+        return {}
+    return {work_of(operator, point.cell): operator.trial(point.cell) for point in operator.points(scale)}
+
+
 def add_peers(folder: Path | None) -> None:
     if folder is not None:
         sys.path.append(str(folder.resolve()))
@@ -88,25 +103,27 @@ def main() -> None:
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", required=True)
-    parser.add_argument("--dtype", required=True)
+    parser.add_argument("--dtypes", nargs="+", required=True)
+    parser.add_argument("--operators", nargs="+", required=True)
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--try", dest="name", required=True)
     given = parser.parse_args()
     add_peers(given.peers)
     before_triton()
     device = torch.device(given.device)
-    for operator in OPERATORS.values():
-        for implementation in operator.implementations:
-            if implementation.name != given.name or operator.trial is None:
-                continue
-            cell = operator.trial(given.dtype)
-            with compiling(implementation):
-                try:
-                    implementation.prepare(cell, operator.inputs(cell, device))()
-                    torch.cuda.synchronize()
-                except Exception as error:  # it lives: the benchmark itself meets and reports this
-                    print(f"{operator.name}: {type(error).__name__}", file=sys.stderr)
-            print(f"done {operator.name}", flush=True)
+    scale = Scale(device.type == "cuda", given.quick, tuple(given.dtypes))
+    for operator in (OPERATORS[name] for name in given.operators):
+        for implementation in (x for x in operator.implementations if x.name == given.name):
+            for work, cell in trials_of(operator, scale).items():
+                with compiling(implementation):
+                    try:
+                        implementation.prepare(cell, operator.inputs(cell, device))()
+                        if device.type == "cuda":
+                            torch.cuda.synchronize(device)
+                    except Exception as error:  # it lives: the benchmark itself meets and reports this
+                        print(f"{work}: {type(error).__name__}", file=sys.stderr)
+                print(f"done {work}", flush=True)
 
 
 if __name__ == "__main__":
