@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers on a GPU: the table, many rows, graphs replayed with new data, another stream, offsets beyond 32 bits. Without a GPU
-it is skipped.
+"""The layers on a GPU: the table, many rows, graphs replayed with new data, another stream, offsets beyond 32 bits.
+Without a GPU it is skipped.
 
 `python tests/layers/test_layer_gpu.py` runs it without pytest, so nothing here imports pytest before pytest calls.
 """
