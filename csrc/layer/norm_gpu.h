@@ -9,9 +9,9 @@
 // sums, which wait for shuffles and a barrier, the gate behind y. Weight stays in registers. So loads are always under
 // way, and a row's bits follow from its group's lanes alone.
 //
-// Backward, dy and gate are read twice, the second time from L1 or L2, rather than held in registers. A group keeps its
-// sums of dweight and dbias in registers, those of further chunks in its row of the workspace, and leaves all of them
-// there; sum_slices adds the slices in their order, so that the sums are the same bits each time.
+// Backward, x of the next row is asked for before the sums, dy and gate as soon as dx is made of this one's. A group
+// keeps its sums of dweight and dbias in registers, those of further chunks in its row of the workspace, and leaves all
+// of them there; sum_slices adds the slices in their order, so that the sums are the same bits each time.
 //
 // Floor: x, residual, gate read once and sum, y written once; memory binds.
 #pragma once
