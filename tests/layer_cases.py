@@ -141,11 +141,13 @@ CASES = (
     _add((2, 9, 64)),
     _add((3, 33), bias=True),
     _add((19, 1030)),
+    _add((2, 8200)),
     _add((8, 48), wide=(0,), gaps=(1,), also=", float32 stream"),
     _head((2, 3, 4, 32)),
     _head((1, 1, 1, 7), bias=True),
     _head((5, 2, 512)),
     _head((4, 3, 520), bias=True),
+    _head((2, 1, 8712), bias=True),
     _head((2, 20, 3, 24), centred=False),
     _head((6, 4, 16), gate=False),
     _head((2, 5, 2, 40), gaps=(1,), wide=(2,), also=", mixed"),
@@ -169,6 +171,8 @@ CASES = (
     _loss(6, 515, reduction="sum", cap=2.0),
     _loss(7, 2050, reduction="none", ignored="some"),
     _loss(12, 640, in_place=True),
+    _loss(5, 640, cap=100.0, scale=2.0),
+    _loss(3, 9016),
 )  # fmt: skip
 
 
@@ -251,3 +255,25 @@ def not_finite(dtype: torch.dtype, device: str) -> Iterator[tuple[Tensor, Tensor
     for cap in (None, 2.0):
         got = layers.capped_cross_entropy(to_x, to_targets, cap, reduction="none")
         yield got, plain.capped_cross_entropy(x, targets, cap, -100, "none")
+
+
+MANY_ROWS = 320_000  # more than the largest GPU has groups at once, of so few features
+
+
+def of_many_rows(dtype: torch.dtype, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Ours of the last of many rows, which groups of threads walk, and of these rows alone: the same bits."""
+    rng = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(MANY_ROWS, 16, generator=rng).to(dtype).to(device) for _ in range(2))
+    w, b = (torch.randn(16, generator=rng).to(dtype).to(device) for _ in range(2))
+    targets = (torch.arange(MANY_ROWS) % 16).to(device)
+    calls: tuple[Callable[[slice], Any], ...] = (
+        lambda rows: layers.rms_norm(x[rows], w, b, EPS),
+        lambda rows: layers.add_rms_norm(x[rows], y[rows], w, None, EPS),
+        lambda rows: layers.head_norm_gate(x[rows].unflatten(-1, (2, 8)), y[rows], w, None, EPS, True),
+        lambda rows: layers.capped_cross_entropy(x[rows], targets[rows], 2.0, reduction="none"),
+    )
+    last = 999
+    for call in calls:
+        many, few = call(slice(None)), call(slice(-last, None))
+        pairs = zip(many, few, strict=True) if isinstance(many, tuple) else ((many, few),)
+        yield from ((long[-last:], short) for long, short in pairs)

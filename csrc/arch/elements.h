@@ -6,16 +6,18 @@
 
 namespace xlstm::gpu {
 
-// The same piece, which the compiler takes for a new one: it then unpacks it where it is used, not ahead of a loop into
-// twice the registers.
+// The same bits, which the compiler takes for new ones: what it made of them before it makes again, where it is used,
+// rather than keep it in registers.
+XLSTM_DEVICE void made_here(uint32_t& x) {
+#if defined(__CUDACC__)
+  unknown_bits(x);
+#else
+  asm volatile("" : "+v"(x));
+#endif
+}
 XLSTM_DEVICE void made_here(Piece& piece) {
 #pragma unroll
-  for (int j = 0; j < 4; ++j)
-#if defined(__CUDACC__)
-    unknown_bits(piece.word[j]);
-#else
-    asm volatile("" : "+v"(piece.word[j]));
-#endif
+  for (uint32_t& word : piece.word) made_here(word);
 }
 
 // 1 / x, wrong by a unit in the last place; 0 of more than 2^126.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVIDIA's instructions, from sm_80 on, that C++ has no name for, one function each. tests/hopper has the same
-// functions for a CPU.
+// NVIDIA's instructions, from sm_80 on, that C++ has no name for, one function each. tests/hopper has those that the
+// mLSTM's kernels take, for a CPU.
 #pragma once
 
 namespace xlstm::gpu {

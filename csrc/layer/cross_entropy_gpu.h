@@ -3,8 +3,9 @@
 //
 // Forward, a row belongs to a wave or, with many classes, a few: those walk over rows, each thread with four chunks of
 // eight classes under way at any time, of the next row too. It keeps the greatest logit of its own classes and a sum of
-// exps that is rescaled once for each four chunks, and the threads' are then made one in a fixed order. Backward, a block has
-// 4096 classes of a row; a thread reads its logits before it writes their gradient, so both may be in one place.
+// exps that is rescaled once for each four chunks, and the threads' are then made one in a fixed order. Backward, a
+// block has 4096 classes of a row; a thread reads all its logits before it writes their gradient, so both may be in one
+// place.
 //
 // Memory binds, but closely: NVIDIA's multiprocessors make 16 exps or inverses a cycle, and two for each class take
 // nearly as long as its two bytes. So four classes share an inverse.
@@ -18,8 +19,8 @@ namespace xlstm::gpu {
 constexpr float kNothing = -__builtin_inff();
 
 // y of logits, in a form that is a step from e^y: 2^(factor form) is e^y up to a constant factor. The form is y itself
-// or, for logits of two bytes, r in tanh(x / cap) = 1 - 2 r, r = 1 / (1 + e^(2 x / cap)), whose error is of the cap, not
-// of y: 2^-22 of it. So that is for small caps.
+// or, for logits of two bytes, r in tanh(x / cap) = 1 - 2 r, r = 1 / (1 + e^(2 x / cap)), whose error is of the cap,
+// not of y: 2^-22 of it. So that is for small caps.
 struct Exponents {
   float cap, scale, factor;
   bool by_inverse;
@@ -72,7 +73,8 @@ struct CrossEntropyParams {
   Group group;
 };
 
-// Of some classes: the greatest logit, its exponent as it is subtracted from others, and the sum of 2^(exponent - that).
+// Of some classes: the greatest logit, its exponent as it is subtracted from others, and the sum of 2^(exponent -
+// that).
 struct RunningSum {
   float most = kNothing, exponent = kNothing, total = 0;
 
@@ -87,7 +89,8 @@ struct RunningSum {
 };
 
 template <class E, bool kWhole>
-__global__ __launch_bounds__(kMostGroup, (kBlocksAtOnce<E, kWhole>)) void cross_entropy_rows(CrossEntropyParams params) {
+__global__ __launch_bounds__(kMostGroup,
+                             (kBlocksAtOnce<E, kWhole>)) void cross_entropy_rows(CrossEntropyParams params) {
   __shared__ float lds[2 * kMostWaves];
   const xlstm_cross_entropy& p = params.call;
   Exchange all{params.group, lds};
@@ -164,6 +167,11 @@ template <class E, bool kWhole>
 __global__ __launch_bounds__(kLayerThreads) void cross_entropy_backward_rows(CrossEntropyBackwardParams params) {
   const xlstm_cross_entropy& p = params.call;
   const int64_t row = blockIdx.x / params.row_blocks, first = blockIdx.x % params.row_blocks;
+  const auto place = [&](int k) { return kChunk * ((first * kClassChunks + k) * kLayerThreads + threadIdx.x); };
+  RawChunk<E, kWhole> raw[kClassChunks];
+#pragma unroll
+  for (int k = 0; k < kClassChunks; ++k)
+    if (place(k) < p.classes) raw[k] = load_raw<E, kWhole>(p.logits, row, place(k), p.classes);
   const int64_t target = class_of(p, row);
   const bool ignored = target == p.ignore_index;
   const float most = static_cast<const float*>(p.exps)[2 * row];
@@ -171,18 +179,17 @@ __global__ __launch_bounds__(kLayerThreads) void cross_entropy_backward_rows(Cro
   const float dloss = ignored ? 0.0f : static_cast<const float*>(p.dloss)[row * p.dloss_stride];
   const Exponents make(p.cap, kPacked<E, kWhole> && sizeof(E) == 2);
 #pragma unroll
-  for (int k = 0; k < kPointwiseChunks; ++k) {
-    const int64_t at = kChunk * ((first * kPointwiseChunks + k) * kLayerThreads + threadIdx.x);
+  for (int k = 0; k < kClassChunks; ++k) {
+    const int64_t at = place(k);
     if (at >= p.classes) return;
-    Chunk c = load_chunk<E, kWhole>(p.logits, row, at, p.classes);
-    make.forms(c, make.shares(greatest(c)));
+    Chunk form = unpack(raw[k]), d;
+    make.forms(form, make.shares(greatest(raw[k])));
+    each([&](float& v, float& f) { v = exp2_fast(kLog2E * (make.y(f) - most)) * inverse_total; }, d, form);
+    if (target >= at && target < at + kChunk)
 #pragma unroll
-    for (int j = 0; j < kChunk; ++j) {
-      const float form = c.value[j];
-      const float d = exp2_fast(kLog2E * (make.y(form) - most)) * inverse_total - (at + j == target ? 1.0f : 0.0f);
-      c.value[j] = ignored ? 0.0f : d * dloss * make.slope(form);
-    }
-    store_chunk<E, kWhole>(p.dlogits, row, at, p.classes, c);
+      for (int j = 0; j < kChunk; ++j) d.value[j] -= at + j == target ? 1.0f : 0.0f;
+    each([&](float& v, float& f) { v = ignored ? 0.0f : v * dloss * make.slope(f); }, d, form);
+    store_chunk<E, kWhole>(p.dlogits, row, at, p.classes, d);
   }
 }
 

@@ -9,7 +9,7 @@ constexpr int64_t kMostClasses = 1 << 30;
 
 void cross_entropy_forward(const xlstm_cross_entropy& p, const Chip& chip, void* stream) {
   if (p.classes > kMostClasses) throw std::runtime_error("cross entropy: more classes than a GPU call takes, 2^30");
-  const Walk walk = plan_walk(chip, p.rows, 1, class_lanes(chip, p.classes));
+  const Walk walk = plan_cross_entropy(chip, p.rows, p.classes);
   const CrossEntropyParams params{p, int(walk.slices), {walk.lanes}};
   with_kind<false>(p.rows, p.classes, {&p.logits}, [&](auto kind) {
     using K = decltype(kind);
@@ -19,7 +19,7 @@ void cross_entropy_forward(const xlstm_cross_entropy& p, const Chip& chip, void*
 }
 
 void cross_entropy_backward(const xlstm_cross_entropy& call, const Chip&, void* stream) {
-  constexpr int64_t kBlock = kPointwiseChunks * kLayerThreads * kChunk;
+  constexpr int64_t kBlock = kClassChunks * kLayerThreads * kChunk;
   const CrossEntropyBackwardParams p{call, unsigned((call.classes + kBlock - 1) / kBlock)};
   with_kind<false>(call.rows, call.classes, {&call.logits, &call.dlogits}, [&](auto kind) {
     using K = decltype(kind);

@@ -9,9 +9,9 @@
 // sums, which wait for shuffles and a barrier, the gate behind y. Weight stays in registers. So loads are always under
 // way, and a row's bits follow from its group's lanes alone.
 //
-// Backward, dy and gate are read twice, the second time from L1 or L2, rather than held in registers. A group keeps its
-// sums of dweight and dbias in registers, those of further chunks in its row of the workspace, and leaves all of them
-// there; sum_slices adds the slices in their order, so that the sums are the same bits each time.
+// Backward, x of the next row is asked for before the sums, dy and gate as soon as dx is made of this one's. A group
+// keeps its sums of dweight and dbias in registers, those of further chunks in its row of the workspace, and leaves all
+// of them there; sum_slices adds the slices in their order, so that the sums are the same bits each time.
 //
 // Floor: x, residual, gate read once and sum, y written once; memory binds.
 #pragma once
@@ -59,7 +59,8 @@ struct HeadChunks {
 
 // mean and 1 / deviation. Of the last chunk, features beyond the head count for nothing.
 template <bool kWhole, class Raw, class Load>
-XLSTM_DEVICE void moments(HeadChunks<Raw>& x, Load&& load, const xlstm_norm& in, Exchange& all, float& mean, float& rstd) {
+XLSTM_DEVICE void moments(HeadChunks<Raw>& x, Load&& load, const xlstm_norm& in, Exchange& all, float& mean,
+                          float& rstd) {
   const float share = 1.0f / float(int(in.features));
   mean = 0;
   if (in.centred) {
@@ -78,12 +79,13 @@ XLSTM_DEVICE void moments(HeadChunks<Raw>& x, Load&& load, const xlstm_norm& in,
 }
 
 template <class E, bool kWhole>
-__global__ __launch_bounds__(kMostGroup, (kBlocksAtOnce<E, kWhole>)) void norm_forward_rows(NormForwardParams p) {
+__global__ __launch_bounds__(kMostGroup,
+                             (kBlocksAtOnce<E, kWhole>)) void norm_forward_rows(XLSTM_PARAM NormForwardParams params) {
+  const NormForwardParams& p = params;
   using Raw = RawChunk<E, kWhole>;
   __shared__ float lds[2 * kMostWaves];
   Exchange all{p.group, lds};
   const xlstm_norm& in = p.call.in;
-  const NormDtypes& to = p.dtypes;
   const int item = blockIdx.x * p.group.of_block() + p.group.in_block(), slice = item / int(in.heads);
   const int64_t from = item % int(in.heads) * in.features, end = from + in.features;
   const int features = item < p.items ? int(in.features) : 0, all_rows = int(in.rows);
@@ -100,13 +102,15 @@ __global__ __launch_bounds__(kMostGroup, (kBlocksAtOnce<E, kWhole>)) void norm_f
     for (int k = 0; k < kKeptChunks; ++k)
       raw[k] = load(rows, row < all_rows ? row : all_rows - 1, x.place(k) < int(in.features) ? x.place(k) : 0);
   };
-  const xlstm_rows& source = in.residual.data ? p.call.sum : in.x;
   ask(in.x, slice, next_x);
   ask(in.residual.data ? in.residual : in.gate, slice, beside);
   ask(in.weight, 0, weight);
 
   // As many rows for every group: barriers and shuffles are met by all.
   for (int row = slice, first = 0; first < all_rows; row += p.slices, first += p.slices) {
+    const NormForwardParams& p = *read_here(only_param(params));
+    const xlstm_norm& in = p.call.in;
+    const NormDtypes& to = p.dtypes;
     x.features = row < all_rows ? features : 0;
     const auto sum_of = [&](const Raw& a, const Raw& b, int64_t at) {
       Chunk c = unpack(a), other = unpack(b);
@@ -118,15 +122,14 @@ __global__ __launch_bounds__(kMostGroup, (kBlocksAtOnce<E, kWhole>)) void norm_f
     };
 #pragma unroll
     for (int k = 0; k < kKeptChunks; ++k)
-      if (x.place(k) < x.features)
-        x.kept[k] = in.residual.data ? sum_of(next_x[k], beside[k], x.place(k)) : next_x[k];
+      if (x.place(k) < x.features) x.kept[k] = in.residual.data ? sum_of(next_x[k], beside[k], x.place(k)) : next_x[k];
     ask(in.x, row + p.slices, next_x);
     ask(in.residual, row + p.slices, beside);
     if (in.residual.data)
       for (int k = kKeptChunks; x.place(k) < x.features; ++k)
         sum_of(load(in.x, row, x.place(k)), load(in.residual, row, x.place(k)), x.place(k));
 
-    const auto load_x = [&](int64_t at) { return load(source, row, at); };
+    const auto load_x = [&](int64_t at) { return load(in.residual.data ? p.call.sum : in.x, row, at); };
     float mean, rstd;
     moments<kWhole>(x, load_x, in, all, mean, rstd);
     const auto finish = [&](const Raw& raw, int64_t at, const Raw& w, const Raw& o) {
@@ -152,7 +155,9 @@ __global__ __launch_bounds__(kMostGroup, (kBlocksAtOnce<E, kWhole>)) void norm_f
       }
       store_chunk<E, kWhole>(p.call.y, row, from + at, end, c);
     };
-    const auto load_if = [&](const xlstm_rows& rows, int64_t row, int64_t at) { return rows.data ? load(rows, row, at) : Raw{}; };
+    const auto load_if = [&](const xlstm_rows& rows, int64_t row, int64_t at) {
+      return rows.data ? load(rows, row, at) : Raw{};
+    };
 #pragma unroll
     for (int k = 0; k < kKeptChunks; ++k) {
       if (x.place(k) >= x.features) continue;
@@ -168,98 +173,143 @@ __global__ __launch_bounds__(kMostGroup, (kBlocksAtOnce<E, kWhole>)) void norm_f
 }
 
 template <class E, bool kWhole>
-__global__ __launch_bounds__(kMostGroup) void norm_backward_rows(const NormBackwardParams params) {
+__global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM NormBackwardParams params) {
+  using Raw = RawChunk<E, kWhole>;
+  constexpr bool kAhead = kPacked<E, kWhole> && sizeof(E) == 2;  // else there are no registers for the next x
   const NormBackwardParams& p = params;
   __shared__ float lds[2 * kMostWaves];
   Exchange all{p.group, lds};
   const xlstm_norm& in = p.call.in;
   const int item = blockIdx.x * p.group.of_block() + p.group.in_block();
-  const int heads = int(in.heads), slice = item / heads;
+  const int heads = int(in.heads), slice = item / heads, all_rows = int(in.rows);
   const int64_t from = item % heads * in.features, end = from + in.features, width = in.heads * in.features;
   const xlstm_rows dweights{p.dweight, XLSTM_FLOAT32, width}, dbiases{p.dbias, XLSTM_FLOAT32, width};
-  HeadChunks<Chunk> x;
+  HeadChunks<Raw> x;
   x.group = p.group;
+  Raw next_x[kKeptChunks], dy[kKeptChunks], beside[kKeptChunks];  // beside them: gate, or dsum without one
   Chunk dweight[kKeptChunks], dbias[kKeptChunks];
 #pragma unroll
   for (int k = 0; k < kKeptChunks; ++k) clear(dweight[k]), clear(dbias[k]);
+  // What is not there is read from where something is, and not looked at.
+  const auto ask = [&](const xlstm_rows& rows, int row, int k, Raw& raw) {
+    const int place = x.place(k) < int(in.features) ? x.place(k) : 0;
+    if (rows.data) raw = load_raw<E, kWhole>(rows, row < all_rows ? row : all_rows - 1, from + place, end);
+  };
+#pragma unroll
+  for (int k = 0; k < kKeptChunks; ++k) {
+    ask(in.x, slice, k, next_x[k]);
+    ask(p.call.dy, slice, k, dy[k]);
+    ask(in.gate.data ? in.gate : p.call.dsum, slice, k, beside[k]);
+  }
 
   // As many rows for every group: barriers and shuffles are met by all. A group beyond the slices has none.
-  for (int turn = 0; turn < (in.rows + p.slices - 1) / p.slices; ++turn) {
+  for (int row = slice, first = 0; first < all_rows; row += p.slices, first += p.slices) {
     const xlstm_norm_backward& call = read_here(only_param(params))->call;
     const xlstm_norm& in = call.in;
-    const int64_t row = slice + int64_t(turn) * p.slices;
-    x.features = item < p.items && row < in.rows ? int(in.features) : 0;
-    const auto load = [&](const xlstm_rows& rows, int64_t at) {
-      return load_chunk<E, kWhole>(rows, row, from + at, end);
+    const bool gated = in.gate.data;
+    x.features = item < p.items && row < all_rows ? int(in.features) : 0;
+    const auto load = [&](const xlstm_rows& rows, int64_t row, int64_t at) {
+      return load_raw<E, kWhole>(rows, row, from + at, end);
     };
-    const auto load_x = [&](int64_t at) { return load(in.x, at); };
+    const auto load_if = [&](const xlstm_rows& rows, int64_t row, int64_t at) {
+      return rows.data ? load(rows, row, at) : Raw{};
+    };
+    const auto load_x = [&](int64_t at) { return load(in.x, row, at); };
 #pragma unroll
-    for (int k = 0; k < kKeptChunks; ++k)
-      if (x.place(k) < x.features) x.kept[k] = load_x(x.place(k));
+    for (int k = 0; k < kKeptChunks; ++k) {
+      x.kept[k] = next_x[k];
+      if constexpr (kAhead) ask(in.x, row + p.slices, k, next_x[k]);
+    }
     float mean, rstd, sum_g = 0, sum_gn = 0;
     moments<kWhole>(x, load_x, in, all, mean, rstd);
 
-    // dz of a chunk, whose x has become n. gate(o, flows, z): what becomes of the gate's gradient.
-    const auto flow = [&](Chunk& n, int64_t at, auto&& gate) {
-      each([&](float& v) { v = (v - mean) * rstd; }, n);
-      Chunk d = load(call.dy, at);
-      if (in.gate.data) {
-        Chunk o = load(in.gate, at);
-        each([](float& v) { v = sigmoid(v); }, o);
-        gate(o, d, n, at);
-        each([](float& v, float& s) { v *= s; }, d, o);
-      }
-      return d;
+    const auto all_made_here = [&] {
+#pragma unroll
+      for (int k = 0; k < kKeptChunks; ++k) made_here(x.kept[k]), made_here(dy[k]), made_here(beside[k]);
+    };
+    const auto normed = [&](const Raw& raw) {
+      Chunk n = unpack(raw);
+      if (in.centred) each([&](float& v) { v -= mean; }, n);
+      each([&](float& v) { v *= rstd; }, n);
+      return n;
+    };
+    const auto opened = [&](const Raw& raw) {
+      Chunk s = unpack(raw);
+      each([](float& v) { v = sigmoid(v); }, s);
+      return s;
     };
     const auto weigh = [&](Chunk& c, int64_t at) {
       if (!in.weight.data) return;
-      Chunk w = load_chunk<E, kWhole>(in.weight, 0, from + at, end);
+      Chunk w = unpack(load(in.weight, 0, at));
       each([](float& v, float& other) { v *= other; }, c, w);
     };
-    const auto write_gate = [&](Chunk& s, Chunk& d, const Chunk& n, int64_t at) {
-      Chunk z = n;
+    const auto write_gate = [&](Chunk z, const Chunk& d, const Chunk& s, int64_t at) {
       weigh(z, at);
       if (in.bias.data) {
-        Chunk b = load_chunk<E, kWhole>(in.bias, 0, from + at, end);
+        Chunk b = unpack(load(in.bias, 0, at));
         each([](float& v, float& other) { v += other; }, z, b);
       }
 #pragma unroll
       for (int j = 0; j < kChunk; ++j) z.value[j] *= d.value[j] * s.value[j] * (1.0f - s.value[j]);
       store_chunk<E, kWhole>(call.dgate, row, from + at, end, z);
     };
-    const auto count = [&](Chunk n, int64_t at, Chunk& to_weight, Chunk& to_bias) {
-      Chunk d = flow(n, at, write_gate);
+    const auto count = [&](const Raw& raw, const Raw& raw_dy, const Raw& gate, int64_t at, Chunk& to_weight,
+                           Chunk& to_bias) {
+      Chunk n = normed(raw), d = unpack(raw_dy);
+      if (gated) {
+        Chunk s = opened(gate);
+        write_gate(n, d, s, at);
+        each([](float& v, float& open) { v *= open; }, d, s);
+      }
       each([](float& to, float& v, float& flows) { to += v * flows; }, to_weight, n, d);
-      each([](float& to, float& flows) { to += flows; }, to_bias, d);
+      if (p.dbias) each([](float& to, float& flows) { to += flows; }, to_bias, d);
       weigh(d, at);
       each([&](float& v, float& other) { sum_g += v, sum_gn += v * other; }, d, n);
     };
+    all_made_here();
 #pragma unroll
     for (int k = 0; k < kKeptChunks; ++k)
-      if (x.place(k) < x.features) count(x.kept[k], x.place(k), dweight[k], dbias[k]);
+      if (x.place(k) < x.features) count(x.kept[k], dy[k], beside[k], x.place(k), dweight[k], dbias[k]);
     for (int k = kKeptChunks; x.place(k) < x.features; ++k) {
-      const int64_t at = x.place(k);
+      const int at = x.place(k);
       Chunk to_weight, to_bias;
       clear(to_weight), clear(to_bias);
-      if (turn && p.dweight) to_weight = load_chunk<float, false>(dweights, slice, from + at, end);
-      if (turn && p.dbias) to_bias = load_chunk<float, false>(dbiases, slice, from + at, end);
-      count(load_x(at), at, to_weight, to_bias);
+      if (first && p.dweight) to_weight = load_chunk<float, false>(dweights, slice, from + at, end);
+      if (first && p.dbias) to_bias = load_chunk<float, false>(dbiases, slice, from + at, end);
+      count(load_x(at), load(call.dy, row, at), load_if(in.gate, row, at), at, to_weight, to_bias);
       if (p.dweight) store_chunk<float, false>(dweights, slice, from + at, end, to_weight);
       if (p.dbias) store_chunk<float, false>(dbiases, slice, from + at, end, to_bias);
     }
 
-    const float mean_gn = all.sum(sum_gn) / float(int(in.features));
-    const float mean_g = in.centred ? all.sum(sum_g) / float(int(in.features)) : 0.0f;
-    x.each_chunk(load_x, [&](Chunk& n, int64_t at) {
-      Chunk d = flow(n, at, [](Chunk&, Chunk&, const Chunk&, int64_t) {});
+    const float share = 1.0f / float(int(in.features)), mean_gn = all.sum(sum_gn) * share;
+    const float mean_g = in.centred ? all.sum(sum_g) * share : 0.0f;
+    const auto finish = [&](const Raw& raw, const Raw& raw_dy, const Raw& gate, const Raw& dsum, int64_t at) {
+      Chunk n = normed(raw), d = unpack(raw_dy);
+      if (gated) {
+        Chunk s = opened(gate);
+        each([](float& v, float& open) { v *= open; }, d, s);
+      }
       weigh(d, at);
       each([&](float& v, float& other) { v = (v - mean_g - other * mean_gn) * rstd; }, d, n);
       if (call.dsum.data) {
-        Chunk more = load(call.dsum, at);
+        Chunk more = unpack(dsum);
         each([](float& v, float& other) { v += other; }, d, more);
       }
       store_chunk<E, kWhole>(call.dx, row, from + at, end, d);
-    });
+    };
+    all_made_here();
+#pragma unroll
+    for (int k = 0; k < kKeptChunks; ++k) {
+      const int at = x.place(k);
+      if (at < x.features) finish(x.kept[k], dy[k], beside[k], gated ? load_if(call.dsum, row, at) : beside[k], at);
+      if constexpr (!kAhead) ask(in.x, row + p.slices, k, next_x[k]);
+      ask(call.dy, row + p.slices, k, dy[k]);
+      ask(gated ? in.gate : call.dsum, row + p.slices, k, beside[k]);
+    }
+    for (int k = kKeptChunks; x.place(k) < x.features; ++k) {
+      const int at = x.place(k);
+      finish(load_x(at), load(call.dy, row, at), load_if(in.gate, row, at), load_if(call.dsum, row, at), at);
+    }
   }
   if (item >= p.items) return;
 #pragma unroll

@@ -12,18 +12,15 @@ void check_size(const xlstm_norm& in) {
   if (in.rows * in.heads > 1 << 30) throw std::runtime_error("norm: more heads of rows than a GPU call takes, 2^30");
 }
 
-int64_t blocks_of(int64_t items, int lanes, int threads) {
-  const int64_t together = threads / lanes;
-  return (items + together - 1) / together;
-}
-
 struct Memory {
+  Walk walk;
   int64_t slices, width;
   float *dweight, *dbias;
   size_t used;
 
   Memory(const xlstm_norm_backward& p, const Chip& chip, void* workspace) {
-    slices = norm_slices(chip, p.in.rows, p.in.heads, p.in.features);
+    walk = plan_norm_backward(chip, p.in.rows, p.in.heads, p.in.features);
+    slices = walk.slices;
     width = p.in.heads * p.in.features;
     Arena arena(workspace);
     dweight = p.dweight.data ? arena.take<float>(slices * width) : nullptr;
@@ -43,7 +40,7 @@ void sum(const float* from, const Memory& memory, const xlstm_rows& to, Stream s
 
 void norm_forward(const xlstm_norm_forward& call, const Chip& chip, void* stream) {
   const xlstm_norm& in = call.in;
-  const Walk walk = plan_walk(chip, in.rows, in.heads, group_lanes(in.features));
+  const Walk walk = plan_norm(chip, in.rows, in.heads, in.features);
   check_size(in);
   const NormForwardParams p{call, dtypes_of(in), int(walk.slices * in.heads), int(walk.slices), {walk.lanes}};
   const auto tensors = {&in.x, &in.residual, &in.weight, &in.bias, &in.gate, &call.sum, &call.y};
@@ -59,15 +56,15 @@ size_t norm_backward_workspace(const xlstm_norm_backward& p, const Chip& chip) {
 void norm_backward(const xlstm_norm_backward& call, const Chip& chip, void* workspace, void* stream) {
   const xlstm_norm& in = call.in;
   const Memory memory(call, chip, workspace);
-  const int lanes = group_lanes(in.features), threads = group_threads(lanes);
+  const Walk& walk = memory.walk;
   check_size(in);
-  const int items = int(memory.slices * in.heads);
-  const NormBackwardParams p{call, items, int(memory.slices), {lanes}, memory.dweight, memory.dbias};
+  const int slices = int(walk.slices), items = slices * int(in.heads);
+  const NormBackwardParams p{call, items, slices, {walk.lanes}, memory.dweight, memory.dbias};
   const auto tensors = {&in.x, &in.weight, &in.bias, &in.gate, &call.dy, &call.dsum, &call.dx, &call.dgate};
   with_kind<true>(in.rows, in.features, tensors, [&](auto kind) {
     using K = decltype(kind);
-    launch("norm, backward", norm_backward_rows<typename K::Element, K::kWhole>,
-           {blocks_of(items, lanes, threads), threads, 0}, static_cast<Stream>(stream), p);
+    launch("norm, backward", norm_backward_rows<typename K::Element, K::kWhole>, {walk.blocks, walk.threads, 0},
+           static_cast<Stream>(stream), p);
   });
   sum(memory.dweight, memory, call.dweight, static_cast<Stream>(stream));
   sum(memory.dbias, memory, call.dbias, static_cast<Stream>(stream));

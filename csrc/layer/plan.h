@@ -8,13 +8,15 @@
 
 namespace xlstm::gpu {
 
-constexpr int kKeptChunks = 2;       // of eight features, in a thread's registers
-constexpr int kLayerThreads = 256;   // of a block whose groups are no larger
-constexpr int kMostGroup = 512;      // threads that share a row: more would have too few registers
-constexpr int kThreadsAtOnce = 1024;  // of a compute unit, which then have 64 registers each
-constexpr int kPointwiseChunks = 2;  // of a thread, in flight together
-constexpr int kBatchChunks = 4;      // of a row of classes, in flight together in a thread
-constexpr int kMostBatches = 4;      // after which a row of classes is worth another wave
+constexpr int kKeptChunks = 2;      // of eight features, in a thread's registers
+constexpr int kLayerThreads = 256;  // of a block whose groups are no larger
+constexpr int kMostGroup = 512;     // threads that share a row: more would have too few registers
+constexpr int kBatchChunks = 4;     // of a row of classes, in flight together in a thread
+constexpr int kMostBatches = 4;     // after which a row of classes is worth another wave
+constexpr int kClassChunks = 2;     // of a thread, backward
+
+// Threads of a compute unit at once, by the registers that walking rows takes: 64, and 128 backward.
+constexpr int kThreadsAtOnce = 1024, kBackwardThreadsAtOnce = 512;
 
 // Threads that share a head of so many features: a power of two, within a wave or whole waves.
 constexpr int group_lanes(int64_t features, int chunks = kKeptChunks, int most = kMostGroup) {
@@ -35,21 +37,24 @@ struct Walk {
   int lanes, threads;
   int64_t slices, blocks;
 };
-constexpr Walk plan_walk(const Chip& chip, int64_t rows, int64_t heads, int lanes) {
+constexpr Walk plan_walk(const Chip& chip, int64_t rows, int64_t heads, int lanes, int at_once = kThreadsAtOnce,
+                         int64_t least_rows = 1) {
   const int threads = group_threads(lanes);
-  const int64_t together = threads / lanes, at_once = chip.compute_units * (kThreadsAtOnce / threads) * together;
-  const int64_t most = at_once > heads ? at_once / heads : 1, turns = (rows + most - 1) / most;
+  const int64_t together = threads / lanes, groups = chip.compute_units * (at_once / threads) * together;
+  const int64_t fitting = groups / heads, worth = rows / least_rows, most = fitting < worth ? fitting : worth;
+  const int64_t turns = most > 1 ? (rows + most - 1) / most : rows;
   const int64_t slices = turns ? (rows + turns - 1) / turns : 0;
   return {lanes, threads, slices, (slices * heads + together - 1) / together};
 }
-
-// Backward: how many groups walk the rows of a head. Enough to fill the chip, but eight rows or more for each.
-constexpr int64_t norm_slices(const Chip& chip, int64_t rows, int64_t heads, int64_t features) {
-  const int lanes = group_lanes(features), threads = group_threads(lanes);
-  const int64_t groups = int64_t(4) * chip.compute_units * (threads / lanes);
-  const int64_t most = rows / 8, wanted = groups / heads;
-  const int64_t slices = most < wanted ? most : wanted;
-  return slices < 1 ? 1 : slices;
+constexpr Walk plan_norm(const Chip& chip, int64_t rows, int64_t heads, int64_t features) {
+  return plan_walk(chip, rows, heads, group_lanes(features));
+}
+// Each slice leaves sums in memory: it has eight rows or more.
+constexpr Walk plan_norm_backward(const Chip& chip, int64_t rows, int64_t heads, int64_t features) {
+  return plan_walk(chip, rows, heads, group_lanes(features), kBackwardThreadsAtOnce, 8);
+}
+constexpr Walk plan_cross_entropy(const Chip& chip, int64_t rows, int64_t classes) {
+  return plan_walk(chip, rows, 1, class_lanes(chip, classes));
 }
 
 }  // namespace xlstm::gpu

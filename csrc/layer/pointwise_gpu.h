@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Soft cap and SwiGLU on a GPU, forward and backward, rounded once: a thread has chunks of eight features, two at a
-// time, whose loads are all under way before the first is used. Memory binds.
+// Soft cap and SwiGLU on a GPU, forward and backward, rounded once: a thread has a few chunks of eight features, whose
+// loads are all under way before the first is used. Memory binds, while an element takes no more than some 25
+// instructions for its four bytes: rows without gaps are one row, and exps and inverses are the short ones.
 #pragma once
 
-#include "layer/plan.h"
 #include "layer/rows_gpu.h"
 
 namespace xlstm::gpu {
@@ -14,8 +14,8 @@ struct SoftCapForward {
   XLSTM_DEVICE static const xlstm_rows& input(const Params& p, int) { return p.x; }
   XLSTM_DEVICE static const xlstm_rows& output(const Params& p, int) { return p.y; }
   XLSTM_DEVICE static void apply(const Params& p, Chunk* c) {
-    const float cap = float(p.cap);
-    each([=](float& x) { x = cap * soft_tanh(x / cap); }, c[0]);
+    const float cap = float(p.cap), scale = 1.0f / cap;
+    each([=](float& x) { x = cap * soft_tanh(x * scale); }, c[0]);
   }
 };
 
@@ -25,11 +25,11 @@ struct SoftCapBackward {
   XLSTM_DEVICE static const xlstm_rows& input(const Params& p, int n) { return n ? p.x : p.dy; }
   XLSTM_DEVICE static const xlstm_rows& output(const Params& p, int) { return p.dx; }
   XLSTM_DEVICE static void apply(const Params& p, Chunk* c) {
-    const float cap = float(p.cap);
+    const float scale = -2 * kLog2E / float(p.cap);
     each(
         [=](float& d, float& x) {  // 1 - tanh^2 would cancel
-          const float e = expf(-2.0f * __builtin_fabsf(x / cap)), sum = 1.0f + e;
-          d *= 4.0f * e / (sum * sum);
+          const float e = exp2_fast(__builtin_fabsf(x) * scale), r = inverse_fast(1.0f + e);
+          d *= 4.0f * e * r * r;
         },
         c[0], c[1]);
   }
@@ -41,7 +41,7 @@ struct SwigluForward {
   XLSTM_DEVICE static const xlstm_rows& input(const Params& p, int n) { return n ? p.up : p.gate; }
   XLSTM_DEVICE static const xlstm_rows& output(const Params& p, int) { return p.y; }
   XLSTM_DEVICE static void apply(const Params&, Chunk* c) {
-    each([](float& g, float& u) { g = g / (1.0f + expf(-g)) * u; }, c[0], c[1]);
+    each([](float& g, float& u) { g = g * sigmoid(g) * u; }, c[0], c[1]);
   }
 };
 
@@ -68,29 +68,35 @@ struct PointwiseParams {
   unsigned row_chunks;  // of a row; not looked at with one row
 };
 
+// Of a thread, in flight together: as many as registers allow.
+template <class E, bool kWhole>
+constexpr int kPointwiseChunks = kPacked<E, kWhole> && sizeof(E) == 2 ? 4 : 2;
+
 template <class Op, class E, bool kWhole>
 __global__ __launch_bounds__(kLayerThreads) void pointwise(PointwiseParams<Op> p) {
-  const int64_t first = int64_t(blockIdx.x) * (kPointwiseChunks * kLayerThreads) + threadIdx.x;
+  constexpr int kChunks = kPointwiseChunks<E, kWhole>;
+  const int64_t first = int64_t(blockIdx.x) * (kChunks * kLayerThreads) + threadIdx.x;
   const int64_t features = p.call.features;
-  int64_t row[kPointwiseChunks], at[kPointwiseChunks];
-  Chunk c[kPointwiseChunks][Op::kInputs];
+  int64_t row[kChunks], at[kChunks];
+  RawChunk<E, kWhole> raw[kChunks][Op::kInputs];
 #pragma unroll
-  for (int k = 0; k < kPointwiseChunks; ++k) {
-    const int64_t chunk = first + k * kLayerThreads;
-    row[k] = p.call.rows == 1 ? 0 : unsigned(chunk) / p.row_chunks;
-    at[k] = p.call.rows == 1 ? kChunk * chunk : int64_t(kChunk) * (unsigned(chunk) % p.row_chunks);
-    if (chunk >= p.chunks) at[k] = features;
+  for (int k = 0; k < kChunks; ++k) {  // what is not there is read from where something is, and not looked at
+    const int64_t chunk = first + k * kLayerThreads, place = chunk < p.chunks ? chunk : 0;
+    row[k] = p.call.rows == 1 ? 0 : unsigned(place) / p.row_chunks;
+    at[k] = kChunk * (p.call.rows == 1 ? place : int64_t(unsigned(place) % p.row_chunks));
 #pragma unroll
     for (int n = 0; n < Op::kInputs; ++n)
-      if (at[k] < features) c[k][n] = load_chunk<E, kWhole>(Op::input(p.call, n), row[k], at[k], features);
+      raw[k][n] = load_raw<E, kWhole>(Op::input(p.call, n), row[k], at[k], features);
   }
 #pragma unroll
-  for (int k = 0; k < kPointwiseChunks; ++k) {
-    if (at[k] >= features) return;
-    Op::apply(p.call, c[k]);
+  for (int k = 0; k < kChunks; ++k) {
+    if (first + k * kLayerThreads >= p.chunks) return;
+    Chunk c[Op::kInputs];
 #pragma unroll
-    for (int n = 0; n < Op::kOutputs; ++n)
-      store_chunk<E, kWhole>(Op::output(p.call, n), row[k], at[k], features, c[k][n]);
+    for (int n = 0; n < Op::kInputs; ++n) c[n] = unpack(raw[k][n]);
+    Op::apply(p.call, c);
+#pragma unroll
+    for (int n = 0; n < Op::kOutputs; ++n) store_chunk<E, kWhole>(Op::output(p.call, n), row[k], at[k], features, c[n]);
   }
 }
 

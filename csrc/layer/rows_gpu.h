@@ -58,7 +58,14 @@ XLSTM_DEVICE Chunk unpack(const PackedChunk<E>& raw) {
   return c;
 }
 
-XLSTM_DEVICE void made_here(Chunk&) {}
+XLSTM_DEVICE void made_here(Chunk& c) {
+#pragma unroll
+  for (float& v : c.value) {
+    uint32_t bits = as_bits(v);
+    made_here(bits);
+    v = as_float(bits);
+  }
+}
 template <class E>
 XLSTM_DEVICE void made_here(PackedChunk<E>& raw) {
 #pragma unroll
@@ -75,8 +82,7 @@ XLSTM_DEVICE RawChunk<E, kWhole> load_raw(const xlstm_rows& x, int64_t row, int6
     const E* from = global(static_cast<const E*>(x.data)) + (row * x.stride + at);
     if constexpr (kWhole) {
 #pragma unroll
-      for (int j = 0; j < int(sizeof(E)) / 2; ++j)
-        raw.piece[j] = read_piece(reinterpret_cast<const Piece*>(from) + j);
+      for (int j = 0; j < int(sizeof(E)) / 2; ++j) raw.piece[j] = read_piece(reinterpret_cast<const Piece*>(from) + j);
     } else {
 #pragma unroll
       for (int j = 0; j < kChunk; ++j) raw.value[j] = at + j < features ? to_float(from[j]) : 0.0f;

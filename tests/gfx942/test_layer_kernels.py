@@ -48,6 +48,14 @@ def test_rows_that_are_not_finite(package: ModuleType) -> None:
         torch.testing.assert_close(got.cpu(), want, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+def test_many_rows(package: ModuleType, dtype: torch.dtype) -> None:
+    import layer_cases as cases
+
+    for many, few in cases.of_many_rows(dtype, "cuda"):
+        assert many.equal(few)
+
+
 def test_float64_takes_plain_torch(package: ModuleType) -> None:
     from xlstm_hip import layers
     from xlstm_hip.layer_ops import OPS

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers on a GPU: the table, graphs replayed with new data, another stream, offsets beyond 32 bits. Without a GPU
-it is skipped.
+"""The layers on a GPU: the table, many rows, graphs replayed with new data, another stream, offsets beyond 32 bits.
+Without a GPU it is skipped.
 
 `python tests/layers/test_layer_gpu.py` runs it without pytest, so nothing here imports pytest before pytest calls.
 """
@@ -41,6 +41,12 @@ def _by_name(name: str) -> cases.Case:
 def rows_that_are_not_finite() -> None:
     for got, want in cases.not_finite(torch.float32, "cuda"):
         torch.testing.assert_close(got.cpu(), want, equal_nan=True)
+
+
+def many_rows() -> None:
+    for dtype in DTYPES:
+        for many, few in cases.of_many_rows(dtype, "cuda"):
+            assert torch.equal(many, few), dtype
 
 
 def ones(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -93,7 +99,13 @@ def offsets_beyond_32_bits() -> None:
         del whole
 
 
-CHECKS = (rows_that_are_not_finite, a_graph_replayed_with_new_data, another_stream, offsets_beyond_32_bits)
+CHECKS = (
+    rows_that_are_not_finite,
+    many_rows,
+    a_graph_replayed_with_new_data,
+    another_stream,
+    offsets_beyond_32_bits,
+)
 
 
 def pytest_generate_tests(metafunc: Any) -> None:
