@@ -85,7 +85,7 @@ void test_plan() {
     }
     const MatrixPlan wide = plan_matrix({8, 4096, true, false, 2, up}, chip),
                      narrow = plan_matrix({8, 10944, false, true, 1, down}, chip);
-    CHECK(plan_matrix({32, 4096, true, true, 2, up}, chip).batch == 16, "%s: groups of a full batch", name);
+    CHECK(plan_matrix({32, 4096, true, true, 2, up}, chip).batch == 16, "%s: converted weights of a full batch", name);
     const MatrixPlan one = plan_matrix({1, 10944, false, false, 1, down}, chip);
     CHECK(one.batch == 1 && one.lds_bytes == 43 * 256 * 4, "%s: %d bytes of LDS", name, one.lds_bytes);
     CHECK(plan_matrix({1, 11272, false, false, 1, down}, chip).batch > 1, "%s: an x that is not kept whole", name);
