@@ -78,7 +78,8 @@ void test_plan() {
     for (const int64_t batch : {1, 2, 8, 9, 17, 32, 33, 64, 100}) {
       const MatrixPlan p = plan_matrix({batch, 4096, false, false, 6, projections}, chip);
       CHECK(has_matrix_kernel(chip.family, p.batch, false), "%s: a kernel for %d rows", name, p.batch);
-      CHECK(p.batch >= batch || p.batch == 32, "%s: %d rows of %d at once", name, p.batch, int(batch));
+      CHECK(p.batch >= batch || p.batch == (chip.family == Family::rdna ? 16 : 32), "%s: %d rows of %d at once", name,
+            p.batch, int(batch));
       const int64_t passes = (batch + p.batch - 1) / p.batch;
       CHECK(p.blocks == passes * blocks_of({batch, 4096, false, false, 6, projections}, p.rows), "%s: %d blocks", name,
             int(p.blocks));
