@@ -294,7 +294,8 @@ XLSTM_DEVICE float byte_less(uint32_t word) {
 template <int kZero>
 XLSTM_DEVICE uint32_t nibbles_less(uint32_t word) {
 #if defined(__CUDACC__)
-  return subtract_bfloat16((word & 0x000f000fu) | 0x43004300u, 0x43004300u + kZero * 0x10001u);  // 128 and the nibble
+  const uint32_t nibbles = and_or(word, 0x000f000fu, 0x43004300u);  // 128 and the nibble
+  return subtract_bfloat16(nibbles, 0x43004300u + kZero * 0x10001u);
 #else
   const uint32_t both = word & 0x000f000fu;
   return pack_truncated(float(both & 0xff) - kZero, float(both >> 16) - kZero);

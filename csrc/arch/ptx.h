@@ -42,6 +42,12 @@ XLSTM_DEVICE uint32_t pack_float16(float low, float high) {
   return r;
 }
 
+// (a & b) | c in one instruction: of two constants the compiler makes two.
+XLSTM_DEVICE uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
 // Of two bfloat16 each.
 XLSTM_DEVICE uint32_t subtract_bfloat16(uint32_t a, uint32_t b) {
   uint32_t r;

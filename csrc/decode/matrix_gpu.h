@@ -110,14 +110,22 @@ struct MatrixProduct {
 
   // ---- weights
 
-  XLSTM_DEVICE static uint32_t half_at(const void* data, uint32_t at) { return static_cast<const uint16_t*>(data)[at]; }
-  XLSTM_DEVICE static float scale_of(xlstm_dtype dtype, uint32_t bits) {
-    return dtype == XLSTM_FLOAT32    ? as_float(bits)
-           : dtype == XLSTM_BFLOAT16 ? low_float(BFloat16{}, bits)
-                                     : low_float(Float16{}, bits);
+  // f(element) for the dtype of scales and offsets: one branch for all of a step's.
+  template <class F>
+  XLSTM_DEVICE static void with_dtype(xlstm_dtype dtype, F&& f) {
+    if (dtype == XLSTM_BFLOAT16)
+      f(BFloat16{});
+    else if (dtype == XLSTM_FLOAT16)
+      f(Float16{});
+    else
+      f(float{});
   }
-  XLSTM_DEVICE static uint32_t scale_bits(const void* data, xlstm_dtype dtype, uint32_t at) {
-    return dtype == XLSTM_FLOAT32 ? static_cast<const uint32_t*>(data)[at] : half_at(data, at);
+  template <class T>
+  XLSTM_DEVICE static float scale_of(T, uint32_t bits) {
+    if constexpr (sizeof(T) == 4)
+      return as_float(bits);
+    else
+      return low_float(T{}, bits);
   }
 
   // The piece that a chain's rows are of: the same in every lane.
@@ -140,22 +148,26 @@ struct MatrixProduct {
           uint32_t at = from[c][j] + uint32_t(tile * (kTileSteps * kStepBytes) + l * kNext);
           if (!all) {  // what lies beyond the columns is met by zeros: the first weights stand in for it
             const int own = tile * (kTileSteps * kStepBytes) + along() * kStepBytes;
-            at = own + load_offset(kFamily, Weights::kBits, lane_id(), l) < w.row_bytes ? at : 0;
+            at = own + load_offset(kFamily, Weights::kBits, lane_id(), l) < int(w.row_bytes) ? at : 0;
           }
           step.load[c][j][l] = read_load(base, at);
         }
     }
     if constexpr (Weights::kGroups) {
-      int group = (tile * kTileSteps + along()) * kStepFeatures / w.group_size;
+      int group = (tile * kTileSteps + along()) >> (w.group_size > kStepFeatures ? 1 : 0);
       group = group < w.groups ? group : 0;
+      with_dtype(w.dtype, [&](auto element) {
+        using T = decltype(element);
 #pragma unroll
-      for (int c = 0; c < kChains; ++c)
+        for (int c = 0; c < kChains; ++c)
 #pragma unroll
-        for (int j = 0; j < kColumns; ++j) {
-          const DeviceLinear& own = linear_of(c);
-          step.scale[c][j] = scale_bits(own.scales, own.dtype, groups_at[c][j] + uint32_t(group));
-          step.offset[c][j] = own.offsets ? scale_bits(own.offsets, own.dtype, groups_at[c][j] + uint32_t(group)) : 0;
-        }
+          for (int j = 0; j < kColumns; ++j) {
+            const DeviceLinear& own = linear_of(c);
+            const uint32_t at = groups_at[c][j] + uint32_t(group);
+            step.scale[c][j] = element_bits(static_cast<const T*>(own.scales)[at]);
+            if (own.offsets) step.offset[c][j] = element_bits(static_cast<const T*>(own.offsets)[at]);
+          }
+      });
     }
   }
   XLSTM_DEVICE static typename Weights::Load read_load(const char* base, uint32_t at) {
@@ -213,30 +225,37 @@ struct MatrixProduct {
       }
     }
     if constexpr (Weights::kGroups) {
+      const DeviceLinear& w = p.linear[piece];
       const float* const all = inputs.step_sums(buffer, at);
-#pragma unroll
-      for (int c = 0; c < kChains; ++c) {
-        const DeviceLinear& w = linear_of(c);
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) {
-          const float scale = scale_of(w.dtype, step.scale[c][j]);
-          const float offset = w.offsets ? scale_of(w.dtype, step.offset[c][j]) + Weights::kZero * scale : 0.0f;
-#pragma unroll
-          for (int s = 0; s < kStrips; ++s)
-#pragma unroll
-            for (int r = 0; r < Strip<E>::kRegisters; ++r)
-              if (Columns::of(r) == j)
-                add_part(sum[c][s].value[r], part[c][s].value[r], scale, offset, all, s, Strip<E>::position(r).row);
-        }
-      }
+      with_dtype(w.dtype, [&](auto element) {
+        if (w.offsets)
+          add_parts<true>(element, step, part, all);
+        else
+          add_parts<false>(element, step, part, all);
+      });
     }
   }
 
-  XLSTM_DEVICE static void add_part(float& sum, float part, float scale, float offset, const float* all, int strip,
-                                    int row) {
-    sum = __builtin_fmaf(scale, part, sum);
-    const float x = row >= kSplit ? 0.0f : all[kWhole ? 0 : strip * 2 * kSplit + row];  // the lower parts are in it
-    sum = __builtin_fmaf(offset, x, sum);
+  template <bool kOffsets, class T, class Parts>
+  XLSTM_DEVICE void add_parts(T element, const Step& step, const Parts& part, const float* all) {
+#pragma unroll
+    for (int c = 0; c < kChains; ++c)
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        const float scale = scale_of(element, step.scale[c][j]);
+        const float offset = kOffsets ? scale_of(element, step.offset[c][j]) + Weights::kZero * scale : 0.0f;
+#pragma unroll
+        for (int s = 0; s < kStrips; ++s)
+#pragma unroll
+          for (int r = 0; r < Strip<E>::kRegisters; ++r) {
+            if (Columns::of(r) != j) continue;
+            float& to = sum[c][s].value[r];
+            to = __builtin_fmaf(scale, part[c][s].value[r], to);
+            const int row = Strip<E>::position(r).row;
+            if (kOffsets && row < kSplit)  // the lower parts are in it
+              to = __builtin_fmaf(offset, all[kWhole ? 0 : s * 2 * kSplit + row], to);
+          }
+      }
   }
 
   XLSTM_DEVICE void run() {
@@ -329,7 +348,7 @@ constexpr int blocks_at_least(int batch, int rows) {
 template <class Weights, int kBatch, int kRows>
 __global__ __launch_bounds__(kProductThreads, blocks_at_least<Weights>(kBatch, kRows)) void matrix_products(
     const XLSTM_READ_IN_PLACE ProductParams given) {
-  if constexpr (has_matrix_kernel(kFamily, kBatch, Weights::kGroups)) {
+  if constexpr (has_matrix_kernel(kFamily, kBatch, Weights::kConverted)) {
     const ProductParams& p = *only_param(given);
     const BlockRows rows = rows_of_block<kBatch, kRows>(p);
     // What groups need is more than what others do.

@@ -23,10 +23,13 @@ struct MatrixShape {
   static constexpr int kTileBytes = kTileFeatures * 2 * kBatch * 2;
   static constexpr int kBuffers = kTileBytes <= 8 << 10 ? 2 : 1;
   // Weights on their way to a lane, in registers: steps ahead.
-  static constexpr int kHeld = kRows > 32 ? 32 : 64;
+  // AMD's waves of 64 have twice the bytes, and RDNA's operands are held twice.
+  static constexpr bool kFew = kRows > 32 || kFamily == Family::rdna || (Weights::kGroups && kFamily == Family::cdna);
+  static constexpr int kHeld = kFew ? 32 : 64;
   static constexpr int kStepWords =
       kChains * (kLaneRows * kLoads * int(sizeof(typename Weights::Load)) / 4 + (Weights::kGroups ? 2 * kColumns : 0));
-  static constexpr int kDepth = kStepWords >= kHeld ? 1 : kHeld / kStepWords > 8 ? 8 : kHeld / kStepWords;
+  static constexpr int kFit = kHeld / kStepWords;
+  static constexpr int kDepth = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
   static constexpr int kRowEights = kTileFeatures / kEight;
   static constexpr int kEach = kWhole ? 1 : kBatch / (kProductThreads / kRowEights);  // eights of x's of a thread
   static constexpr int kTileSteps = kTileFeatures / kStepFeatures, kUnits = tile_units(kFamily) / kTileSteps;

@@ -25,7 +25,7 @@ void launch_matrix(const char* name, const MatrixPlan& plan, const ProductParams
   if (plan.batch == 1) return launch_rows<Weights, 1>(name, plan, p, stream);
   if (plan.batch == 8) return launch_rows<Weights, 8>(name, plan, p, stream);
   if (plan.batch == 16) return launch_rows<Weights, 16>(name, plan, p, stream);
-  if constexpr (!Weights::kGroups) launch_rows<Weights, 32>(name, plan, p, stream);
+  if constexpr (!Weights::kConverted) launch_rows<Weights, 32>(name, plan, p, stream);
 }
 
 }  // namespace xlstm::gpu

@@ -14,7 +14,8 @@ int64_t blocks_of(const ProductShape& p, int rows) {
 MatrixPlan plan_matrix(const ProductShape& p, const Chip& chip) {
   MatrixPlan plan{};
   for (const int batch : kMatrixBatch) {
-    const bool fits = has_matrix_kernel(chip.family, batch, p.groups) && (batch > 1 || p.columns <= kMostWholeFeatures);
+    const bool fits =
+        has_matrix_kernel(chip.family, batch, p.converted) && (batch > 1 || p.columns <= kMostWholeFeatures);
     if (fits && plan.batch < p.batch) plan.batch = batch;
   }
   const int few = kMatrixRows[0], many = kMatrixRows[1];

@@ -12,7 +12,7 @@ namespace xlstm::gpu {
 // Weights that are multiplied in one launch: their rows one after the other, or for SwiGLU those of two side by side.
 struct ProductShape {
   int64_t batch, columns;
-  bool swiglu, groups;  // groups: weights of 8 or 4 bits
+  bool swiglu, converted;  // converted: weights that are not bfloat16
   int pieces;
   const int64_t* rows;  // of each piece
 };

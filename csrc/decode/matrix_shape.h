@@ -27,9 +27,10 @@ constexpr int row_groups(Family f) { return matrix_waves(f) / kAlong; }  // wave
 constexpr int chains(Family f, int rows) { return rows / (kStripColumns * row_groups(f)); }  // of a wave
 // Rows of the batch in a strip.
 constexpr int split_rows(Family f) { return strip_step(f, 2) / 2; }
-// Groups have sums of their own: for more than 16 rows of the batch these are more than registers.
-constexpr bool has_matrix_kernel(Family f, int batch, bool groups) {
-  return batch == 1 || (batch >= split_rows(f) && !(groups && batch > 16));
+// converted: weights that are not bfloat16 in memory. Their parts, or sums of groups, and RDNA's operands, which halves
+// of a wave hold twice, leave registers for 16 rows of the batch.
+constexpr bool has_matrix_kernel(Family f, int batch, bool converted) {
+  return batch == 1 || (batch >= split_rows(f) && (batch <= 16 || !(converted || f == Family::rdna)));
 }
 constexpr int matrix_strips(Family f, int batch) { return batch == 1 ? 1 : batch / split_rows(f); }
 

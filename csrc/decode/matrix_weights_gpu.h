@@ -9,7 +9,7 @@ namespace xlstm::gpu {
 
 struct Bfloat16Weights {
   static constexpr int kBits = 16, kParts = 1;
-  static constexpr bool kGroups = false;
+  static constexpr bool kGroups = false, kConverted = false;
   using Load = Piece;
 
   XLSTM_DEVICE static void eight(const Load& load, int, Piece (&part)[1]) { part[0] = load; }
@@ -17,7 +17,7 @@ struct Bfloat16Weights {
 
 struct Float16Weights {
   static constexpr int kBits = 16, kParts = 2;
-  static constexpr bool kGroups = false;
+  static constexpr bool kGroups = false, kConverted = true;
   using Load = Piece;
 
   XLSTM_DEVICE static void eight(const Load& load, int, Piece (&part)[2]) {
@@ -32,7 +32,7 @@ struct Float16Weights {
 
 struct ByteWeights {
   static constexpr int kBits = 8, kParts = 1, kZero = 0;
-  static constexpr bool kGroups = true;
+  static constexpr bool kGroups = true, kConverted = true;
   using Load = Piece;
 
   XLSTM_DEVICE static void eight(const Load& load, int n, Piece (&part)[1]) {
@@ -47,7 +47,7 @@ struct ByteWeights {
 
 struct NibbleWeights {
   static constexpr int kBits = 4, kParts = 1, kZero = 8;  // multiplied as q - kZero
-  static constexpr bool kGroups = true;
+  static constexpr bool kGroups = true, kConverted = true;
   struct alignas(8) Load {
     uint32_t word[2];
   };

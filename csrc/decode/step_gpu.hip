@@ -114,9 +114,9 @@ void run_vectors(const char* name, const ProductParams& params, const Chip& chip
 void run_matrix(Kernel kernel, const char* name, const ProductParams& params, const Chip& chip, Stream stream) {
   int64_t rows[kMostPieces];
   for (int j = 0; j < params.pieces; ++j) rows[j] = params.linear[j].rows;
-  const bool groups = kernel == Kernel::int8 || kernel == Kernel::int4;
-  const MatrixPlan plan =
-      plan_matrix({params.batch, params.columns, params.output == Output::swiglu, groups, params.pieces, rows}, chip);
+  const bool converted = kernel != Kernel::bfloat16;
+  const MatrixPlan plan = plan_matrix(
+      {params.batch, params.columns, params.output == Output::swiglu, converted, params.pieces, rows}, chip);
   if (kernel == Kernel::bfloat16) return launch_matrix<Bfloat16Weights>(name, plan, params, stream);
   if (kernel == Kernel::float16) return launch_matrix<Float16Weights>(name, plan, params, stream);
   if (kernel == Kernel::int8) return launch_matrix<ByteWeights>(name, plan, params, stream);

@@ -30,6 +30,7 @@ inline void ldmatrix(uint32_t* r, uint32_t address) {
 // Of the common schedule, which is compiled here and not run.
 [[noreturn]] void no_common_schedule();
 inline void mma_bfloat16(float*, const uint32_t*, uint32_t, uint32_t) { no_common_schedule(); }
+inline uint32_t and_or(uint32_t, uint32_t, uint32_t) { no_common_schedule(); }
 inline uint32_t subtract_bfloat16(uint32_t, uint32_t) { no_common_schedule(); }
 inline void mma_float16(float*, const uint32_t*, uint32_t, uint32_t) { no_common_schedule(); }
 inline void copy_16_bytes(uint32_t, const void*, int) { no_common_schedule(); }
