@@ -199,8 +199,7 @@ struct Forward {
     for (int c = 0; c < kStrips; ++c) {
       high[c] = Columns::all(-__builtin_inff());
 #pragma unroll
-      for (int k = 0; k < kKeyStrips; ++k)
-        high[c].take_in(s[k][c], [](float a, float b) { return fmaxf(a, b); });
+      for (int k = 0; k < kKeyStrips; ++k) high[c].take_in(s[k][c], [](float a, float b) { return fmaxf(a, b); });
       high[c].over_rows([](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
       for (int j = 0; j < Columns::kEach; ++j) {

@@ -103,8 +103,6 @@ struct MatrixProduct {
           const Place at = place(slot + Columns::position(j));
           groups_at[c][j] = made_here(uint32_t(at.row) * uint32_t(p.linear[at.piece].groups));
         }
-#pragma unroll
-      for (int s = 0; s < kStrips; ++s) sum[c][s].zero();
     }
   }
 
@@ -115,17 +113,8 @@ struct MatrixProduct {
   XLSTM_DEVICE static void with_dtype(xlstm_dtype dtype, F&& f) {
     if (dtype == XLSTM_BFLOAT16)
       f(BFloat16{});
-    else if (dtype == XLSTM_FLOAT16)
+    else
       f(Float16{});
-    else
-      f(float{});
-  }
-  template <class T>
-  XLSTM_DEVICE static float scale_of(T, uint32_t bits) {
-    if constexpr (sizeof(T) == 4)
-      return as_float(bits);
-    else
-      return low_float(T{}, bits);
   }
 
   // The piece that a chain's rows are of: the same in every lane.
@@ -216,11 +205,13 @@ struct MatrixProduct {
 #pragma unroll
           for (int c = 0; c < kChains; ++c)
 #pragma unroll
-            for (int h = 0; h < Weights::kParts; ++h)
-              multiply(Weights::kGroups
-                           ? part[c % (Weights::kGroups ? kChains : 1)][s % (Weights::kGroups ? kStrips : 1)]
-                           : sum[c][s],
-                       b, chain_of_pieces<E>(chain[c][h], k));
+            for (int h = 0; h < Weights::kParts; ++h) {
+              const ChainOperand<E> a = chain_of_pieces<E>(chain[c][h], k);
+              if constexpr (Weights::kGroups)
+                multiply(part[c][s], b, a);
+              else
+                multiply(sum[c][s], b, a);
+            }
         }
       }
     }
@@ -242,8 +233,8 @@ struct MatrixProduct {
     for (int c = 0; c < kChains; ++c)
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        const float scale = scale_of(element, step.scale[c][j]);
-        const float offset = kOffsets ? scale_of(element, step.offset[c][j]) + Weights::kZero * scale : 0.0f;
+        const float scale = low_float(element, step.scale[c][j]);
+        const float offset = kOffsets ? low_float(element, step.offset[c][j]) + Weights::kZero * scale : 0.0f;
 #pragma unroll
         for (int s = 0; s < kStrips; ++s)
 #pragma unroll
@@ -261,6 +252,10 @@ struct MatrixProduct {
   XLSTM_DEVICE void run() {
     constexpr int kBuffers = Shape::kBuffers;
     const int tiles = tiles_of(p.columns);
+#pragma unroll
+    for (int c = 0; c < kChains; ++c)
+#pragma unroll
+      for (int s = 0; s < kStrips; ++s) sum[c][s].zero();
     Step held[kDepth];
     if constexpr (!kWhole) inputs.fetch(0);
 #pragma unroll

@@ -88,7 +88,8 @@ constexpr Kernel kMatrixKernels[] = {Kernel::int8, Kernel::int4, Kernel::bfloat1
 Kernel kernel_of(const ProductParams& p, const DeviceLinear& w) {
   const bool fits = w.whole && w.rows * w.row_bytes <= UINT32_MAX && w.columns % kEight == 0 &&
                     at_pieces(p.weight.data) && (p.input != Input::heads || p.heads <= kMostMatrixHeads);
-  if (!fits || (w.bits ? w.group_size % kStepFeatures != 0 : w.dtype == XLSTM_FLOAT32)) return Kernel::vectors;
+  // Matrix units see 16 bits of x: too few beside float32.
+  if (!fits || w.dtype == XLSTM_FLOAT32 || (w.bits && w.group_size % kStepFeatures != 0)) return Kernel::vectors;
   if (w.bits) return w.bits == 8 ? Kernel::int8 : Kernel::int4;
   return w.dtype == XLSTM_BFLOAT16 ? Kernel::bfloat16 : Kernel::float16;
 }
