@@ -18,7 +18,7 @@ import gc
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from xlstm_hip.attention import flash_attn_func
 from xlstm_hip.bench.environment import environment
 from xlstm_hip.bench.machine import Machine
 from xlstm_hip.bench.memory import MemoryUnknown, growth_of
-from xlstm_hip.bench.result_files import write
+from xlstm_hip.bench.result_files import keeps_what_there_is, write
 from xlstm_hip.bench.timing import Pace, Progress, interleaved, paired_ratio
 
 FOLDER = Path(__file__).resolve().parent / "results"
@@ -187,13 +187,11 @@ def memory_of(cell: Cell, name: str, machine: Machine, threads: int) -> dict[str
 
 def measure_memory(
     cells: list[Cell], names: list[str], machine: Machine, threads: int, progress: Progress
-) -> list[dict[str, Any]]:
-    rows = []
+) -> Iterator[dict[str, Any]]:
     for cell in cells:
         progress.begin(f"memory, {cell.title}")
-        rows.append(asdict(cell) | {"contenders": [memory_of(cell, name, machine, threads) for name in names]})
+        yield asdict(cell) | {"contenders": [memory_of(cell, name, machine, threads) for name in names]}
         progress.advance(1)
-    return rows
 
 
 # ---- the run
@@ -219,15 +217,17 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         Cell("forward+backward", dtypes[0], True, *shape, length, arguments.head_dim[0])
         for length in ((128,) if quick else MEMORY_LENGTHS)
     ]
-    with Progress(len(cells) + len(of_memory)) as progress:
-        speed = []
+    speed: list[dict[str, Any]] = []
+    memory: list[dict[str, Any]] = []
+    with keeps_what_there_is(), Progress(len(cells) + len(of_memory)) as progress:
         for cell in cells:
             progress.begin(cell.title)
             speed.append(measure(cell, machine, pace, progress.advance))
             gc.collect()
         names = list(contenders(machine.device.type))
         names = names[:1] if quick else names  # each takes a process of its own, which is slow to start
-        memory = measure_memory(of_memory, names, machine, arguments.threads, progress)
+        for row in measure_memory(of_memory, names, machine, arguments.threads, progress):
+            memory.append(row)
     return {
         "benchmark": "attention",
         "environment": facts,

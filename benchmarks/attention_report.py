@@ -49,12 +49,27 @@ def _below_aim(results: Results) -> list[str]:
     return lines
 
 
+def _memory(cells: list[Results]) -> list[str]:
+    if not cells:  # a run that was ended early
+        return []
+    first = cells[0]
+    of = f"batch {first['batch']}, {first['heads']} heads of {first['head_dim']}"
+    rows = [
+        [
+            str(cell["length"]),
+            *(f"{e['bytes'] / 1e6:.0f}" if e.get("bytes") is not None else "n/a" for e in cell["contenders"]),
+        ]
+        for cell in cells
+    ]
+    text = f"MB that one forward and backward adds to its inputs, causal, {of}."
+    return ["## Memory", "", text, "", *lines_of(["S", *(e["name"] for e in first["contenders"])], rows), ""]
+
+
 def markdown(results: Results) -> str:
     names = [entry["name"] for entry in results["speed"][0]["contenders"]]
     first = results["speed"][0]
     dims = " and ".join(dict.fromkeys(str(cell["head_dim"]) for cell in results["speed"]))
     shape = f"batch {first['batch']}, {first['heads']} heads of {dims}"
-    of_memory = f"batch {first['batch']}, {first['heads']} heads of {results['memory'][0]['head_dim']}"
     gpu = results["settings"]["device"] != "cpu"
     lines = ["# Attention beside torch's", ""]
     if results["settings"]["quick"]:
@@ -90,16 +105,7 @@ def markdown(results: Results) -> str:
             "",
         ]
         lines += [*below, ""] if below else []
-    lines += ["## Memory", "", f"MB that one forward and backward adds to its inputs, causal, {of_memory}.", ""]
-    rows = [
-        [
-            str(cell["length"]),
-            *(f"{e['bytes'] / 1e6:.0f}" if e.get("bytes") is not None else "n/a" for e in cell["contenders"]),
-        ]
-        for cell in results["memory"]
-    ]
-    measured = [entry["name"] for entry in results["memory"][0]["contenders"]]
-    lines += [*lines_of(["S", *measured], rows), ""]
+    lines += _memory(results["memory"])
     missing = {
         f"{e['name']}: {e['missing']}"
         for c in results["speed"] + results["memory"]

@@ -27,7 +27,7 @@ from xlstm_hip.bench.environment import environment, summary
 from xlstm_hip.bench.layers import LAYERS, Cell, bytes_of, error_of, inputs_of, layer_of, results_of
 from xlstm_hip.bench.machine import Machine
 from xlstm_hip.bench.plot import save, subplots
-from xlstm_hip.bench.result_files import Results, write
+from xlstm_hip.bench.result_files import Results, keeps_what_there_is, write
 from xlstm_hip.bench.timing import Pace, Progress, interleaved, paired_ratio
 
 FOLDER = Path(__file__).resolve().parent / "results"
@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace) -> Results:
         for layer in LAYERS
     ]
     facts, measured = environment(), []
-    with Progress(len(cells)) as progress:
+    with keeps_what_there_is(), Progress(len(cells)) as progress:
         for cell in cells:
             progress.begin(cell.title)
             measured.append(measure(cell, machine, QUICK if arguments.quick else FULL, progress.advance))

@@ -21,6 +21,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use"),
 ]
 VOCAB = 700
+SPLIT = 2**-17  # matrix units see 16 bits of what weights are multiplied with
+FAST = 2**-23  # of exponentials
 WEIGHTS = [(dtype, bits) for dtype in (torch.bfloat16, torch.float16, torch.float32) for bits in (0, 8, 4)]
 
 
@@ -58,10 +60,11 @@ def test_error(dtype: torch.dtype, bits: int, batch: int) -> None:
     got, state = steps_on_gpu(there, begun, x)
     again, _ = steps_on_gpu(there, begun, x)
     assert torch.equal(got, again)
-    assert relative(got, true) <= 2 * relative(layers, true) + 8 * 2**-24
+    least = 8 * (FAST if dtype == torch.float32 and not bits else SPLIT)
+    assert relative(got, true) <= 2 * relative(layers, true) + least
     for n, own in true_state.items():
         for a, b, c in zip(state[n], layer_state[n], own, strict=True):
-            assert relative(a.cpu(), c) <= 2 * relative(b, c) + 8 * 2**-24
+            assert relative(a.cpu(), c) <= 2 * relative(b, c) + least
 
 
 def test_rows_that_are_masked_keep_their_states() -> None:

@@ -5,12 +5,26 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 Results = dict[str, Any]
+
+
+@contextmanager
+def keeps_what_there_is() -> Iterator[None]:
+    """A run that is ended inside, by Ctrl-C or SIGTERM, goes on behind it, to write what it has measured."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("ended early: what has been measured is written", file=sys.stderr)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def save(results: Results, out: Path) -> None:
