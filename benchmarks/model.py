@@ -19,6 +19,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from model_report import draw, markdown
 from xlstm_hip.bench.environment import environment
 from xlstm_hip.bench.machine import Machine
 from xlstm_hip.bench.memory import MemoryUnknown, growth_of
-from xlstm_hip.bench.result_files import write
+from xlstm_hip.bench.result_files import keeps_what_there_is, write
 from xlstm_hip.bench.timing import Pace, Progress, interleaved, paired_ratio
 from xlstm_hip.models import Stream, generate, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.quantize import quantize
@@ -40,6 +41,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(__file__).resolve().parent / "results"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OURS, THEIRS, OFFICIAL = "xlstm_hip", "transformers", "xlstm_large"
+OTHERS = ("int8", "int4", THEIRS, OFFICIAL)
 SIZES: dict[str, dict[str, Any]] = {
     "4m": {"embedding_dim": 256, "num_heads": 4, "num_blocks": 4, "vocab_size": 1920},
     "7b": {"embedding_dim": 4096, "num_heads": 8, "num_blocks": 32, "vocab_size": 50304, "ffn_proj_factor": 2.667},
@@ -95,17 +97,18 @@ def of_official(like: xLSTMLarge, dtype: torch.dtype, device: str) -> Contender:
     return Contender(lambda x: model(x)[0][:, -1], lambda x, n: model.generate(x, n)[0])
 
 
-def contenders(folder: Path, dtype: torch.dtype, device: str) -> dict[str, Contender]:
+def contenders(folder: Path, dtype: torch.dtype, device: str, wanted: list[str]) -> dict[str, Contender]:
     def loaded(**options: Any) -> xLSTMLarge:
         return load_pretrained(folder, dtype, device, progress=False, **options)
 
     found = {OURS: of_ours(loaded(weight_mode="fused"))}
     for bits in (8, 4):
-        model, _ = quantize(loaded(weight_mode="fused"), bits, progress=False)
-        found[f"{OURS} int{bits}"] = of_ours(model)
-    if importlib.util.find_spec("transformers") is not None:
+        if f"int{bits}" in wanted:
+            model, _ = quantize(loaded(weight_mode="fused"), bits, progress=False)
+            found[f"{OURS} int{bits}"] = of_ours(model)
+    if THEIRS in wanted and importlib.util.find_spec("transformers") is not None:
         found[THEIRS] = of_transformers(folder, dtype, device)
-    if importlib.util.find_spec("xlstm") is not None:
+    if OFFICIAL in wanted and importlib.util.find_spec("xlstm") is not None:
         found[OFFICIAL] = of_official(loaded(), dtype, device)
     return found
 
@@ -166,20 +169,28 @@ def loading(folder: Path, device: str) -> dict[str, Any]:
     return {"bytes": sum(file.stat().st_size for file in files), **seconds, "share": seconds["read"] / seconds["load"]}
 
 
-def measure(size: str, folder: Path, arguments: argparse.Namespace, machine: Machine, progress: Progress) -> dict:
+def measure(
+    result: dict[str, Any],  # of a size; holds at any time what has been measured
+    folder: Path,
+    arguments: argparse.Namespace,
+    machine: Machine,
+    progress: Progress,
+) -> None:
+    size, rows = result["size"], result["jobs"]
     dtype, device, quick = DTYPES[arguments.dtype], arguments.device, arguments.quick
-    pace = QUICK if quick else FULL
+    pace = QUICK if quick else replace(FULL, seconds=arguments.seconds)
     write_tokens, read_tokens = (4, 32) if quick else (128, 8192 if machine.gpu else 2048)
-    found = contenders(folder, dtype, device)
+    progress.begin(f"{size}: contenders")
+    found = contenders(folder, dtype, device, arguments.contenders)
     model = load_pretrained(folder, dtype, device, progress=False)
-    vocab, weights = model.config.vocab_size, sum(p.numel() for p in model.parameters())
+    vocab, result["weights"] = model.config.vocab_size, sum(p.numel() for p in model.parameters())
+    progress.advance(1)
     g = torch.Generator().manual_seed(0)
 
     def tokens(batch: int, length: int) -> Tensor:
         return torch.randint(3, vocab, (batch, length), generator=g).to(device)
 
     check(found, tokens(1, PROMPT), dtype)
-    rows = []
     for batch in (1, 8):
         progress.begin(f"{size}: writing, batch {batch}")
         x = tokens(batch, PROMPT)
@@ -199,10 +210,9 @@ def measure(size: str, folder: Path, arguments: argparse.Namespace, machine: Mac
     rows.append(timed(f"first token after {x.shape[1]}", 1, calls, machine, pace, progress.advance))
     progress.begin(f"{size}: memory, loading")
     lengths = (4, 8) if quick else (64, 512, 2048)
-    memory = memory_over_length(found[OURS], tokens(1, PROMPT), lengths, machine)
-    load = loading(folder, device)
+    result["memory"] = memory_over_length(found[OURS], tokens(1, PROMPT), lengths, machine)
+    result["loading"] = loading(folder, device)
     progress.advance(1)
-    return {"size": size, "weights": weights, "jobs": rows, "memory": memory, "loading": load}
 
 
 def random_checkpoint(size: str, dtype: torch.dtype, device: str, folder: Path) -> Path:
@@ -216,14 +226,22 @@ def random_checkpoint(size: str, dtype: torch.dtype, device: str, folder: Path) 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(arguments.threads)
     facts, machine = environment(), Machine(arguments.device)
-    results = []
-    with Progress(6 * len(arguments.size)) as progress, tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
+    results: list[dict[str, Any]] = []
+    with (
+        tempfile.TemporaryDirectory(dir=arguments.folder) as temporary,
+        keeps_what_there_is(),
+        Progress(7 * len(arguments.size)) as progress,
+    ):
         for size in arguments.size:
             folder = ROOT / "models" / "demo"
             if size != "demo":
                 folder = random_checkpoint(size, DTYPES[arguments.dtype], arguments.device, Path(temporary) / size)
-            results.append(measure(size, folder, arguments, machine, progress))
+            results.append({"size": size, "jobs": []})
+            measure(results[-1], folder, arguments, machine, progress)
             gc.collect()
+    results = [result for result in results if result["jobs"]]
+    if not results:
+        raise SystemExit("ended before anything was measured")
     settings = {"quick": arguments.quick, "device": arguments.device, "dtype": arguments.dtype}
     return {"benchmark": "model", "environment": facts, "settings": settings, "sizes": results}
 
@@ -234,6 +252,8 @@ def main() -> None:
     parser.add_argument("--size", choices=("demo", *SIZES), nargs="+", help="(default: demo 4m; on a GPU 7b)")
     parser.add_argument("--dtype", choices=DTYPES, help="(default: fp32; on a GPU bf16)")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=FULL.seconds, help="for each job (default: %(default)s)")
+    parser.add_argument("--contenders", choices=OTHERS, nargs="*", default=OTHERS, help="beside ours (default: all)")
     parser.add_argument("--folder", type=Path, help="where checkpoints of random weights go for the time being")
     parser.add_argument("--out", type=Path, help="JSON; the tables and the plot go beside it")
     parser.add_argument("--quick", action="store_true", help="a few tokens, one round: no figures, a smoke run")

@@ -30,6 +30,21 @@ def _rate(job: Results, name: str) -> str:
     return ""
 
 
+def _memory_and_loading(size: Results) -> list[str]:
+    if "loading" not in size:  # a run that was ended early
+        return []
+    grown = ", ".join(
+        f"{row['length']} tokens {row['bytes'] / 2**20:.1f} MiB" if "bytes" in row else row["missing"]
+        for row in size["memory"]
+    )
+    load = size["loading"]
+    return [
+        f"Memory that writing takes beyond the model, ours: {grown}. Loading {load['bytes'] / 1e6:.1f} MB: "
+        f"{load['load']:.3f} s; reading the files alone {load['read']:.3f} s ({100 * load['share']:.0f}% of it).",
+        "",
+    ]
+
+
 def markdown(results: Results) -> str:
     settings = results["settings"]
     lines = ["# Whole models", ""]
@@ -45,16 +60,7 @@ def markdown(results: Results) -> str:
         lines += [f"## {size['size']}: {size['weights']:,} weights", ""]
         rows = [[job["job"], *(_rate(job, name) for name in names)] for job in size["jobs"]]
         lines += [*lines_of(["", *names], rows), ""]
-        grown = ", ".join(
-            f"{row['length']} tokens {row['bytes'] / 2**20:.1f} MiB" if "bytes" in row else row["missing"]
-            for row in size["memory"]
-        )
-        load = size["loading"]
-        lines += [
-            f"Memory that writing takes beyond the model, ours: {grown}. Loading {load['bytes'] / 1e6:.1f} MB: "
-            f"{load['load']:.3f} s; reading the files alone {load['read']:.3f} s ({100 * load['share']:.0f}% of it).",
-            "",
-        ]
+        lines += _memory_and_loading(size)
     return "\n".join(lines)
 
 
@@ -64,7 +70,7 @@ def draw(results: Results, to: Path) -> None:
     columns = max(len(size["jobs"]) for size in sizes)
     figure, panels = subplots(len(sizes), columns, (3.4 * columns, 3.0 * len(sizes)), squeeze=False)
     for size, row in zip(sizes, panels, strict=True):
-        for axes, job in zip(row, size["jobs"], strict=True):
+        for axes, job in zip(row, size["jobs"], strict=False):
             names = [entry["name"] for entry in job["contenders"]]
             bars = axes.bar(
                 names, [entry["tokens_per_s"] for entry in job["contenders"]], color=[COLOURS[name] for name in names]
