@@ -94,9 +94,9 @@ def markdown(results: Results) -> str:
 
 
 def draw(results: Results, path: Path) -> None:
-
     kinds = list(dict.fromkeys((c["work"], c["dtype"]) for c in results["cells"] if c["tokens"] > 1))
-    figure, panels = subplots(1, len(kinds), (3.6 * len(kinds), 3.6), sharey=True)
+    figure, rows = subplots(1, len(kinds), (3.6 * len(kinds), 3.6), sharey=True, squeeze=False)
+    panels = rows[0]
     for axes, (work, dtype) in zip(panels, kinds, strict=True):
         cells = [c for c in results["cells"] if (c["work"], c["dtype"]) == (work, dtype) and c["tokens"] > 1]
         for place, name in enumerate((OURS, PLAIN)):

@@ -65,7 +65,6 @@ def markdown(results: Results) -> str:
 
 
 def draw(results: Results, to: Path) -> None:
-
     sizes = results["sizes"]
     columns = max(len(size["jobs"]) for size in sizes)
     figure, panels = subplots(len(sizes), columns, (3.4 * columns, 3.0 * len(sizes)), squeeze=False)
