@@ -119,7 +119,14 @@ def markdown(results: Results) -> str:
 def draw(results: Results, path: Path) -> None:
 
     kinds = list(dict.fromkeys((c["work"], c["dtype"], c["head_dim"]) for c in results["speed"]))
-    figure, panels = subplots(1, len(kinds) + 1, (4.2 * (len(kinds) + 1), 4.6))
+    count = len(kinds) + 1
+    columns = count if count <= 5 else 4
+    lines = -(-count // columns)
+    figure, grid = subplots(lines, columns, (4.2 * columns, 4.6 * lines), squeeze=False)
+    panels = [axes for line in grid for axes in line]
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    panels = panels[:count]
     names = [entry["name"] for entry in results["speed"][0]["contenders"]]
     for axes, kind in zip(panels, kinds, strict=False):
         work, dtype, head_dim = kind
