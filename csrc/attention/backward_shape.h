@@ -88,7 +88,8 @@ constexpr BackwardShape key_gradients_shape(Family f, int element_bytes, int dqk
     s.ahead = half ? dqk <= 128 : dqk == 64;
     s.blocks = 1;
   } else {
-    // K and V in LDS but for 64 features.
+    // LDS binds: of 32 tokens a wave an operand read from it serves four mma, of 16 two. Sums of 16 keys and 128
+    // features take half of the registers already.
     s.columns = half && dqk == 64 ? 32 : 16;
     s.waves_across = wide ? 2 : 1;
     s.waves_along = half ? (wide ? 4 : dqk == 64 ? 4 : dqk == 192 ? 4 : 8) : wide ? 1 : dqk > 128 ? 2 : 4;
@@ -123,6 +124,7 @@ constexpr BackwardShape query_gradients_shape(Family f, int element_bytes, int d
     s.ahead = half ? dqk <= 128 : dqk == 64;
     s.blocks = 1;
   } else {
+    // 32 queries where their sums leave registers for it.
     s.columns = half && dqk <= 128 ? 32 : 16;
     s.waves_along = half ? 4 : wide ? 1 : dqk > 128 ? 2 : 4;
     s.tile = half ? (wide ? 16 : dqk == 64 ? 64 : 32) : 16;
