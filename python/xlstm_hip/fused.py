@@ -253,10 +253,12 @@ def _step(
     wide = checks.accumulate_dtype(q.dtype)
     options = (sigmoid_gate, bool(kwargs.get("normalize", True)), float(eps))
     plan = kwargs.get("plan")
-    if plan is None:
+    if plan is not None:
+        plan = plans.check_plan("plan", "mlstm_step", plan)
+    else:
         sizes = {"batch": q.shape[0], "heads": q.shape[1], "dqk": q.shape[2], "dhv": v.shape[2]}
         plan = plans.own_plan("mlstm_step", q.device, q.dtype, **sizes)
-    columns = plans.check_plan("plan", "mlstm_step", plan).get("step_columns", 0)
+    columns = plan.get("step_columns", 0)
     in_place = kwargs.get("in_place", False)
     if in_place:
         for name, x in (("c", c), ("n", n), ("m", m)):

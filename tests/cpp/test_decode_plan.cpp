@@ -4,18 +4,11 @@
 #include "attention/decode_plan.h"
 #include "attention/mla_plan.h"
 #include "check.h"
+#include "chips.h"
 
 using namespace xlstm::gpu;
 
 namespace {
-
-constexpr struct {
-  const char* name;
-  Chip chip;
-} kChips[] = {{"MI300X", {Family::cdna, 304, 64 << 10, false}},
-              {"RX 7900 XTX", {Family::rdna, 96, 64 << 10, false}},
-              {"H200", {Family::nvidia, 132, 227 << 10, true}},
-              {"A100", {Family::nvidia, 108, 163 << 10, false}}};
 
 double busy(int64_t blocks, int64_t at_once) {
   return double(blocks) / double((blocks + at_once - 1) / at_once * at_once);
@@ -27,7 +20,7 @@ AttentionCall call(int64_t batch, int64_t hq, int64_t hk, int64_t queries, int64
 }
 
 void test_decode() {
-  for (const auto& [name, chip] : kChips)
+  for (const auto& [name, chip] : known_chips())
     for (int bytes : {2, 4})
       for (const HeadClass& head : kHeadClasses) {
         const AttentionCall any = call(1, 32, 8, 1, 1 << 17, head.dqk, head.dv, bytes);
@@ -46,14 +39,14 @@ void test_decode() {
         const DecodePlan named = plan_decode(call(3, 32, 8, 1, 300, head.dqk, head.dv, bytes), 7, chip);
         CHECK(named.splits == 7 && named.grid == 3 * 8 * 7, "%s: %d parts", name, int(named.splits));
       }
-  const Chip& mi300x = kChips[0].chip;
+  const Chip mi300x = known_chip("MI300X");
   CHECK(has_few_rows(call(1, 32, 8, 8, 999, 128, 128, 2), mi300x), "32 rows of a key head are few");
   CHECK(!has_few_rows(call(1, 32, 8, 9, 999, 128, 128, 2), mi300x), "36 are not");
   CHECK(!has_few_rows(call(1, 8, 8, 1, 999, 264, 264, 2), mi300x), "head dims that there is no kernel for");
 }
 
 void test_mla() {
-  for (const auto& [name, chip] : kChips)
+  for (const auto& [name, chip] : known_chips())
     for (int features : kMlaFeatures)
       for (int64_t heads : {8, 16, 32, 128}) {
         const MlaPlan p = plan_mla(call(1, heads, 1, 1, 1 << 17, features, 512, 2), 0, chip);

@@ -2,19 +2,12 @@
 // How the layers lie on known GPUs: groups hold their rows, fill the chip where there are rows for it, and have as many
 // rows each; who shares a row follows from the row alone.
 #include "check.h"
+#include "chips.h"
 #include "layer/plan.h"
 
 using namespace xlstm::gpu;
 
 namespace {
-
-constexpr struct {
-  const char* name;
-  Chip chip;
-} kChips[] = {{"MI300X", {Family::cdna, 304, 64 << 10, false}},
-              {"RX 7900 XTX", {Family::rdna, 96, 64 << 10, false}},
-              {"H200", {Family::nvidia, 132, 227 << 10, true}},
-              {"A100", {Family::nvidia, 108, 163 << 10, false}}};
 
 int64_t turns(const Walk& walk, int64_t rows) { return (rows + walk.slices - 1) / walk.slices; }
 
@@ -33,7 +26,7 @@ void check_walk(const char* name, const Walk& walk, int64_t rows, int64_t heads,
 void test_norms() {
   CHECK(group_lanes(1) == 1 && group_lanes(16) == 1 && group_lanes(17) == 2, "two chunks a thread");
   CHECK(group_lanes(8192) == 512 && group_lanes(1 << 20) == 512, "no more than %d", kMostGroup);
-  for (const auto& [name, chip] : kChips)
+  for (const auto& [name, chip] : known_chips())
     for (int64_t rows : {1, 7, 8, 300, 8192, 100000})
       for (int64_t heads : {1, 3, 8, 1000, 500000})
         for (int64_t features : {1, 24, 512, 4096, 20000}) {
@@ -45,16 +38,16 @@ void test_norms() {
           check_walk(name, backward, rows, heads, blocks * (backward.threads / backward.lanes));
           CHECK(backward.slices == 1 || rows / backward.slices >= 8, "%s: %d slices", name, int(backward.slices));
         }
-  const Walk none = plan_norm(kChips[0].chip, 0, 8, 64);
+  const Walk none = plan_norm(known_chip("MI300X"), 0, 8, 64);
   CHECK(none.blocks == 0 && none.slices == 0, "no rows: %d blocks", int(none.blocks));
-  const Walk h200 = plan_norm(kChips[2].chip, 8192, 1, 4096);
+  const Walk h200 = plan_norm(known_chip("H200"), 8192, 1, 4096);
   CHECK(h200.lanes == 256 && h200.slices == 512 && h200.blocks == 512, "16 rows for each of 512 blocks");
-  const Walk heads = plan_norm(kChips[2].chip, 8192, 8, 512);
+  const Walk heads = plan_norm(known_chip("H200"), 8192, 8, 512);
   CHECK(heads.lanes == 32 && heads.slices == 512 && heads.blocks == 512, "a block has the heads of a row");
 }
 
 void test_classes() {
-  for (const auto& [name, chip] : kChips) {
+  for (const auto& [name, chip] : known_chips()) {
     const int wave = wave_size(chip.family);
     CHECK(class_lanes(chip, 7) == 1 && class_lanes(chip, 256) == 8, "%s: few classes", name);
     CHECK(class_lanes(chip, 1024) == 32 && class_lanes(chip, 4096) == wave, "%s: a wave", name);

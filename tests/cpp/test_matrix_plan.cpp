@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "check.h"
+#include "chips.h"
 #include "decode/matrix_plan.h"
 
 using namespace xlstm::gpu;
@@ -65,16 +66,9 @@ void test_slots() {
       }
 }
 
-constexpr struct {
-  const char* name;
-  Chip chip;
-} kChips[] = {{"MI300X", {Family::cdna, 304, 64 << 10, false}},
-              {"RX 7900 XTX", {Family::rdna, 48, 64 << 10, false}},
-              {"H200", {Family::nvidia, 132, 227 << 10, true}}};
-
 void test_plan() {
   const int64_t projections[] = {2048, 2048, 4096, 4096, 8, 8}, up[] = {10944, 10944}, down[] = {4096}, none[] = {0, 5};
-  for (const auto& [name, chip] : kChips) {
+  for (const auto& [name, chip] : known_chips()) {
     for (const int64_t batch : {1, 2, 8, 9, 17, 32, 33, 64, 100}) {
       const MatrixPlan p = plan_matrix({batch, 4096, false, false, 6, projections}, chip);
       CHECK(has_matrix_kernel(chip.family, p.batch, false), "%s: a kernel for %d rows", name, p.batch);
@@ -93,7 +87,7 @@ void test_plan() {
     CHECK(wide.rows == 64 && wide.blocks == 342, "%s: %d blocks of %d rows", name, int(wide.blocks), wide.rows);
     CHECK(narrow.rows == (chip.compute_units > 64 ? 32 : 64), "%s: %d rows", name, narrow.rows);
   }
-  CHECK(plan_matrix({1, 4096, false, false, 2, none}, kChips[0].chip).blocks == 1,
+  CHECK(plan_matrix({1, 4096, false, false, 2, none}, known_chip("MI300X")).blocks == 1,
         "pieces without rows have no blocks");
 }
 

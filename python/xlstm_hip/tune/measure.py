@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from ..bench.machine import Machine
 from ..plans import Plan
 from .problem import Judged, Problem, WrongResult
 
-FLUSH_BYTES = 256 << 20  # more than any GPU's last cache
 LEAST_GAIN = 1.02  # a plan that gains less is no gain
 WON_ROUNDS = 0.75  # of the rounds
 
@@ -99,41 +99,18 @@ def _judged(problem: Problem) -> Judged:
 
 def paired_ms(calls: Sequence[Callable[[], Any]], device: torch.device, pace: Pace) -> list[list[float]]:
     """Of each call its time in each round. Rounds begin with another call each time; the first is not counted."""
-    sample = _gpu_sampler(device) if device.type == "cuda" else _cpu_sampler(calls, pace.sample_seconds)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # whose stream events are of
+    machine = Machine(str(device))
+    repeats = [1 for _ in calls]
+    if not machine.gpu:
+        for call in calls:
+            call()
+        repeats = [max(1, round(pace.sample_seconds / machine.seconds(call, 1))) for call in calls]
     taken: list[list[float]] = [[] for _ in calls]
     for number in range(-1, pace.rounds):
         for n in sorted(range(len(calls)), reverse=number % 2 == 1):
-            ms = sample(n, calls[n])
+            ms = 1e3 * machine.cold_seconds(calls[n], repeats[n]) / repeats[n]
             if number >= 0:
                 taken[n].append(ms)
     return taken
-
-
-def _cpu_sampler(calls: Sequence[Callable[[], Any]], seconds: float) -> Callable[[int, Callable[[], Any]], float]:
-    def timed(call: Callable[[], Any], times: int) -> float:
-        begin = time.perf_counter()
-        for _ in range(times):
-            call()
-        return (time.perf_counter() - begin) / times
-
-    for call in calls:
-        call()
-    repeats = [max(1, round(seconds / timed(call, 1))) for call in calls]
-    return lambda n, call: 1e3 * timed(call, repeats[n])
-
-
-def _gpu_sampler(device: torch.device) -> Callable[[int, Callable[[], Any]], float]:
-    """One call between two events, after a fill that empties the cache and lets the host get ahead."""
-    torch.cuda.set_device(device)  # whose stream events are of
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
-
-    def sample(_: int, call: Callable[[], Any]) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        flush.zero_()
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end)
-
-    return sample
