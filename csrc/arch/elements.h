@@ -2,22 +2,15 @@
 // What kernels that go over elements take of a GPU beside arch/gpu.h: short instructions for what memory must hide.
 #pragma once
 
-#include "arch/gpu.h"
+#include "arch/pieces.h"
 
 namespace xlstm::gpu {
 
 // The same bits, which the compiler takes for new ones: what it made of them before it makes again, where it is used,
 // rather than keep it in registers.
-XLSTM_DEVICE void made_here(uint32_t& x) {
-#if defined(__CUDACC__)
-  unknown_bits(x);
-#else
-  asm volatile("" : "+v"(x));
-#endif
-}
 XLSTM_DEVICE void made_here(Piece& piece) {
 #pragma unroll
-  for (uint32_t& word : piece.word) made_here(word);
+  for (uint32_t& word : piece.word) word = made_here(word);
 }
 
 // 1 / x, wrong by a unit in the last place; 0 of more than 2^126.

@@ -56,7 +56,6 @@ XLSTM_DEVICE uint32_t subtract_bfloat16(uint32_t a, uint32_t b) {
 }
 
 // The same, which the compiler takes for a new one.
-XLSTM_DEVICE void unknown_bits(uint32_t& x) { asm volatile("" : "+r"(x)); }
 template <class T>
 XLSTM_DEVICE T* unknown_pointer(T* p) {
   asm volatile("" : "+l"(p));

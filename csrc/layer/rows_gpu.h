@@ -60,11 +60,7 @@ XLSTM_DEVICE Chunk unpack(const PackedChunk<E>& raw) {
 
 XLSTM_DEVICE void made_here(Chunk& c) {
 #pragma unroll
-  for (float& v : c.value) {
-    uint32_t bits = as_bits(v);
-    made_here(bits);
-    v = as_float(bits);
-  }
+  for (float& v : c.value) v = as_float(made_here(as_bits(v)));
 }
 template <class E>
 XLSTM_DEVICE void made_here(PackedChunk<E>& raw) {
