@@ -139,7 +139,9 @@ def smoke(wheel: Path) -> None:
     """In an environment that has the wheel, and this one's torch and nothing of this tree."""
     folder = RELEASE / "environment"
     python = environment(folder)
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--no-deps", wheel)
+    # The environment that is seen may have this version already, which pip would take for an installed wheel.
+    pip = (sys.executable, "-m", "pip", "--python", python, "install")
+    run(*pip, "--no-index", "--no-deps", "--ignore-installed", wheel)
     version = run(python, "-c", SMOKE, cwd=RELEASE).split()[-1]
     if not wheel.name.startswith(f"xlstm_hip-{version}-"):
         sys.exit(f"{wheel.name}: the package in it says that it is {version}")

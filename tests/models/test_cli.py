@@ -6,9 +6,7 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 import torch
 
 from peer_models import scramble
+from terminal import command
 from xlstm_hip import cli
 from xlstm_hip.cli import doctor
 from xlstm_hip.cli.evaluate import distinct
@@ -187,21 +186,6 @@ def test_errors(arguments: tuple, code: int, words: str, capsys: pytest.CaptureF
     got, _, err = run(capsys, *arguments)
     assert got == code and words in err
     assert code == 2 or err.count("\n") == 1
-
-
-def command(*arguments: object, **options: object) -> subprocess.Popen[str]:
-    paths = os.pathsep.join(p for p in sys.path if p)
-    return subprocess.Popen(
-        [sys.executable, "-m", "xlstm_hip", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A shell starts what it puts in the background (a CI's pytest, say) with Ctrl-C ignored, and children
-        # inherit that: here it does what it does at a terminal.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        **options,  # type: ignore[call-overload]
-    )
 
 
 def test_ctrl_c_and_closed_pipes(checkpoint: Path) -> None:

@@ -6,14 +6,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from terminal import command
 from xlstm_hip import cli, plans
 from xlstm_hip.tune import judge, tuner
 from xlstm_hip.tune import measure as measuring
@@ -105,13 +104,8 @@ def test_the_environments_table_is_written(
 
 
 def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
-    def start(*more: object) -> subprocess.Popen:
-        words = [sys.executable, "-m", "xlstm_hip", "tune", *more]
-        path = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        return subprocess.Popen([str(x) for x in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                env=path, start_new_session=True)  # fmt: skip
-
-    first = start("--op", "mlstm_backward", *SMALL, "--budget", 1000, "--runs", tmp_path)
+    words = ("tune", "--op", "mlstm_backward", *SMALL, "--budget", 1000, "--runs", tmp_path)
+    first = command(*words, start_new_session=True)
     until = time.monotonic() + 120
     trials = Path()
     while time.monotonic() < until and not (trials.is_file() and trials.stat().st_size):
@@ -123,7 +117,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     assert "Traceback" not in err
     before = trials.read_text()
     done = len(before.splitlines())
-    again = start("--resume", trials.parent, "--budget", done + 1)
+    again = command("tune", "--resume", trials.parent, "--budget", done + 1)
     out, err = again.communicate(timeout=120)
     assert again.returncode == 0, err
     assert trials.read_text().startswith(before) and f"trial {done}: " in out and f"trial {done - 1}: " not in out
