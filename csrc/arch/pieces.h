@@ -9,12 +9,11 @@
 
 namespace xlstm::gpu {
 
-// in_order() for loads on every family: what is asked for after it does not take registers before it.
-XLSTM_DEVICE void loads_in_order() {
-  in_order();
-#if defined(__CUDACC__)
-  asm volatile("" ::: "memory");
-#endif
+// This lane, with what is made of it made here.
+XLSTM_DEVICE int lane_here() {
+  const int lane = int(made_here(uint32_t(lane_id())));
+  __builtin_assume(lane >= 0 && lane < kWave);
+  return lane;
 }
 
 // Half words of two registers: the low or the high ones, a's first.
@@ -25,31 +24,6 @@ XLSTM_DEVICE uint32_t join_halves(uint32_t a, uint32_t b) {
 #else
   return __builtin_amdgcn_perm(b, a, kHigh ? 0x07060302u : 0x05040100u);
 #endif
-}
-
-// A number of each lane, and this lane, with what is made of it made here: not kept for a whole loop, nor read ahead.
-XLSTM_DEVICE uint32_t made_here(uint32_t x) {
-#if defined(__CUDACC__)
-  asm volatile("" : "+r"(x));
-#else
-  asm volatile("" : "+v"(x));
-#endif
-  return x;
-}
-XLSTM_DEVICE int lane_here() {
-  const int lane = int(made_here(uint32_t(lane_id())));
-  __builtin_assume(lane >= 0 && lane < kWave);
-  return lane;
-}
-
-// The same for a number that all lanes share.
-XLSTM_DEVICE int number_here(int x) {
-#if defined(__CUDACC__)
-  asm volatile("" : "+r"(x));
-#else
-  asm volatile("" : "+s"(x));
-#endif
-  return x;
 }
 
 template <class E>
