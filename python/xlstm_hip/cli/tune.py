@@ -163,25 +163,34 @@ def _run_and_settings(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
 
 def _judge(folder: Path | None, problem: Any) -> Any:
-    """What judges plans of this problem, and None where no model's outputs go through the op."""
+    """What judges plans of this problem: by a model's texts where its outputs go through the op, else by results."""
     from ..models import load_pretrained
     from ..text import load_tokenizer
+    from ..tune.errors import judge_errors, save_errors_for_trials
     from ..tune.judge import JUDGED_OPS, judge_outputs, save_outputs_for_trials
+
+    def by_number(trials: dict[int, Plan], verdicts: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        return {number: verdicts[name] for number, name in zip(trials, named(trials), strict=True)}
+
+    def named(trials: dict[int, Plan]) -> dict[str, Plan]:
+        return {f"trial-{number}": plan for number, plan in trials.items()}
+
+    def judge_results(trials: dict[int, Plan], outputs: Path) -> dict[int, dict[str, Any]]:
+        save_errors_for_trials(problem, named(trials), outputs)
+        return by_number(trials, judge_errors(outputs))
 
     if problem.op not in JUDGED_OPS:
         if folder is not None:
             raise ValueError(f"--model: expected none for {problem.op}, which no model's outputs go through")
-        return None
+        return judge_results
     folder = folder or DEMO
     if not folder.is_dir():
         raise ValueError(f"--model: expected the folder of a model whose outputs are judged, got {str(folder)!r}")
 
-    def judge(trials: dict[int, Plan], outputs: Path) -> dict[int, dict[str, Any]]:
+    def judge_texts(trials: dict[int, Plan], outputs: Path) -> dict[int, dict[str, Any]]:
         model = load_pretrained(folder, DTYPES[problem.dtype], problem.device)
         tokenizer = load_tokenizer(folder, model.config.vocab_size)
-        named = {f"trial-{number}": plan for number, plan in trials.items()}
-        save_outputs_for_trials(model, tokenizer, problem.op, named, outputs)
-        verdicts = judge_outputs(model, outputs)
-        return {number: verdicts[f"trial-{number}"] for number in trials}
+        save_outputs_for_trials(model, tokenizer, problem.op, named(trials), outputs)
+        return by_number(trials, judge_outputs(model, outputs))
 
-    return judge
+    return judge_texts

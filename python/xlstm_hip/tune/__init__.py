@@ -4,6 +4,7 @@
 `xlstm-hip tune` is the command; docs/tuning.md says what it does and promises.
 """
 
+from .errors import judge_errors, save_errors_for_trials
 from .judge import Refused, judge_outputs, save_outputs_for_trials
 from .problem import OPS, Problem
 from .search import GeneticSearch, RandomSearch, Search, make_search
@@ -20,8 +21,10 @@ __all__ = [
     "Search",
     "Space",
     "Tuner",
+    "judge_errors",
     "judge_outputs",
     "make_search",
+    "save_errors_for_trials",
     "save_outputs_for_trials",
     "space_of",
 ]

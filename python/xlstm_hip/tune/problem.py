@@ -184,12 +184,15 @@ class Judged:
     def call(self, plan: Plan) -> Callable[[], Results]:
         return call_of(self.problem, self.inputs, plan)
 
+    def errors(self, made: Results) -> list[float]:
+        return [error(x, truth) for x, truth in zip(made, self.truth, strict=True)]
+
     def check(self, made: Results) -> float:
         """The largest error as a share of what is allowed; more than that is a WrongResult."""
         worst = 0.0
-        for n, (x, truth, allowed) in enumerate(zip(made, self.truth, self.tolerances, strict=True)):
-            share = error(x, truth) / allowed
+        for n, (off, allowed) in enumerate(zip(self.errors(made), self.tolerances, strict=True)):
+            share = off / allowed
             if not share <= 1:
-                raise WrongResult(f"result {n}: error {share * allowed:.2g}, allowed are {allowed:.2g}")
+                raise WrongResult(f"result {n}: error {off:.2g}, allowed are {allowed:.2g}")
             worst = max(worst, share)
         return worst

@@ -31,7 +31,7 @@ class Outcome:
 
 
 class Tuner:
-    """A run of one problem. judge: None for an op that no model's outputs go through."""
+    """A run of one problem. judge: of the winners' outputs; None: their trials are all that is known of them."""
 
     def __init__(
         self,
