@@ -307,26 +307,17 @@ std::tuple<Tensor, Tensor> attention_combine(const Tensor& out_partial, const Te
   return {out, lse};
 }
 
+// One function serves both devices: the C API's call is chosen by where the tensors lie.
+void implement(Library& m) {
+  m.impl("attention_forward", TORCH_BOX(&attention_forward));
+  m.impl("attention_forward_probs", TORCH_BOX(&attention_forward_probs));
+  m.impl("attention_backward", TORCH_BOX(&attention_backward));
+  m.impl("attention_rotary", TORCH_BOX(&attention_rotary));
+  m.impl("attention_append_", TORCH_BOX(&attention_append_));
+  m.impl("attention_combine", TORCH_BOX(&attention_combine));
+}
+
 }  // namespace
 }  // namespace xlstm::torch_ops
 
-// One function serves both devices: the C API's call is chosen by where q lies.
-#define XLSTM_IMPLEMENT(m)                                                \
-  m.impl("attention_forward", TORCH_BOX(&attention_forward));             \
-  m.impl("attention_forward_probs", TORCH_BOX(&attention_forward_probs)); \
-  m.impl("attention_backward", TORCH_BOX(&attention_backward));           \
-  m.impl("attention_rotary", TORCH_BOX(&attention_rotary));               \
-  m.impl("attention_append_", TORCH_BOX(&attention_append_));             \
-  m.impl("attention_combine", TORCH_BOX(&attention_combine))
-
-XLSTM_OPS_IMPL(CPU, m) {
-  using namespace xlstm::torch_ops;
-  XLSTM_IMPLEMENT(m);
-}
-
-#if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
-XLSTM_OPS_IMPL(CUDA, m) {  // ROCm's devices too are torch's "cuda"
-  using namespace xlstm::torch_ops;
-  XLSTM_IMPLEMENT(m);
-}
-#endif
+XLSTM_OPS_IMPL_ON_DEVICES(xlstm::torch_ops::implement)

@@ -11,6 +11,8 @@
 
 namespace xlstm::torch_ops {
 
+using Library = torch::stable::detail::StableLibrary;
+
 inline const char* ops_namespace() {
   static const std::string name = [] {
     Dl_info info{};
@@ -26,12 +28,22 @@ inline const char* ops_namespace() {
 
 }  // namespace xlstm::torch_ops
 
-// XLSTM_OPS_DEF(m) { m.def(...); } and XLSTM_OPS_IMPL(CPU, m) { m.impl(...); }
+// XLSTM_OPS_DEF(m) { m.def(...); } and XLSTM_OPS_IMPL(CPU, m) { m.impl(...); }; the last one for every device that the
+// library has kernels for, by a function of m. ROCm's devices too are torch's "cuda".
 #define XLSTM_OPS_DEF(m) XLSTM_OPS_INIT(DEF, , m)
 #define XLSTM_OPS_IMPL(key, m) XLSTM_OPS_INIT(IMPL, key, m)
 #define XLSTM_OPS_INIT(kind, key, m)                                                                              \
-  static void register_##kind##key(torch::stable::detail::StableLibrary&);                                        \
+  static void register_##kind##key(xlstm::torch_ops::Library&);                                                   \
   static const torch::stable::detail::StableTorchLibraryInit registered_##kind##key(                              \
       torch::stable::detail::StableLibrary::Kind::kind, &register_##kind##key, xlstm::torch_ops::ops_namespace(), \
       #key, __FILE__, __LINE__);                                                                                  \
-  static void register_##kind##key(torch::stable::detail::StableLibrary& m)
+  static void register_##kind##key(xlstm::torch_ops::Library& m)
+
+#if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
+#define XLSTM_OPS_IMPL_ON_DEVICES(implement) \
+  XLSTM_OPS_IMPL(CPU, m) { implement(m); }   \
+  XLSTM_OPS_IMPL(CUDA, m) { implement(m); }
+#else
+#define XLSTM_OPS_IMPL_ON_DEVICES(implement) \
+  XLSTM_OPS_IMPL(CPU, m) { implement(m); }
+#endif

@@ -249,27 +249,18 @@ Tensor mlstm_step_(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
   return step_into(q, k, v, i, f, c, n, m, c, n, m, sigmoid_gate, normalize, eps, step_columns);
 }
 
+// One function serves both devices: the C API's call is chosen by where the tensors lie.
+void implement(Library& m) {
+  m.impl("mlstm_chunkwise", TORCH_BOX(&mlstm_chunkwise));
+  m.impl("mlstm_chunkwise_states", TORCH_BOX(&mlstm_chunkwise_states));
+  m.impl("mlstm_sequence", TORCH_BOX(&mlstm_sequence));
+  m.impl("mlstm_backward", TORCH_BOX(&mlstm_backward));
+  m.impl("mlstm_backward_states", TORCH_BOX(&mlstm_backward_states));
+  m.impl("mlstm_step", TORCH_BOX(&mlstm_step));
+  m.impl("mlstm_step_", TORCH_BOX(&mlstm_step_));
+}
+
 }  // namespace
 }  // namespace xlstm::torch_ops
 
-// One function serves both devices: the C API's call is chosen by where q lies.
-#define XLSTM_IMPLEMENT(m)                                              \
-  m.impl("mlstm_chunkwise", TORCH_BOX(&mlstm_chunkwise));               \
-  m.impl("mlstm_chunkwise_states", TORCH_BOX(&mlstm_chunkwise_states)); \
-  m.impl("mlstm_sequence", TORCH_BOX(&mlstm_sequence));                 \
-  m.impl("mlstm_backward", TORCH_BOX(&mlstm_backward));                 \
-  m.impl("mlstm_backward_states", TORCH_BOX(&mlstm_backward_states));   \
-  m.impl("mlstm_step", TORCH_BOX(&mlstm_step));                         \
-  m.impl("mlstm_step_", TORCH_BOX(&mlstm_step_))
-
-XLSTM_OPS_IMPL(CPU, m) {
-  using namespace xlstm::torch_ops;
-  XLSTM_IMPLEMENT(m);
-}
-
-#if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
-XLSTM_OPS_IMPL(CUDA, m) {  // ROCm's devices too are torch's "cuda"
-  using namespace xlstm::torch_ops;
-  XLSTM_IMPLEMENT(m);
-}
-#endif
+XLSTM_OPS_IMPL_ON_DEVICES(xlstm::torch_ops::implement)
