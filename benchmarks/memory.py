@@ -12,9 +12,10 @@ from dataclasses import asdict, replace
 
 import torch
 
-from mlstm_contenders import by_name, results_of
 from xlstm_hip.bench.memory import growth_of, told_by
 from xlstm_hip.bench.mlstm import Cell, make_inputs
+from xlstm_hip.bench.mlstm_contenders import CPU_SEQUENCES
+from xlstm_hip.bench.registry import named
 
 METHOD = (
     "peak resident memory (VmHWM, reset through /proc/self/clear_refs) minus resident memory before one forward and "
@@ -24,11 +25,11 @@ METHOD = (
 
 def growth(name: str, cell: Cell) -> int:
     """Bytes added by one forward and backward."""
-    function = by_name(name).make()
+    contenders = {x.name: x for x in CPU_SEQUENCES}
+    prepare = contenders[named("kernel", contenders, name)].prepare
     small = replace(cell, tokens=2 * cell.chunk_size)
-    results_of(small, function, make_inputs(small))
-    inputs = make_inputs(cell)
-    return growth_of(lambda: results_of(cell, function, inputs))
+    prepare(small, make_inputs(small))()
+    return growth_of(prepare(cell, make_inputs(cell)))
 
 
 def growth_in_own_process(name: str, cells: list[Cell], threads: int) -> list[int]:

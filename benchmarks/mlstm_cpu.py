@@ -14,34 +14,27 @@ from __future__ import annotations
 import argparse
 import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from memory import METHOD, growth_in_own_process
-from mlstm_contenders import (
-    HUGGING_FACE,
-    OFFICIAL,
-    OURS,
-    Contender,
-    Function,
-    call_for,
-    contenders_for,
-    results_of,
-)
 from plot import draw
 from table import markdown
 from xlstm_hip.bench.environment import environment
 from xlstm_hip.bench.memory import MemoryUnknown
 from xlstm_hip.bench.mlstm import Cell, errors_of, make_inputs, true_results
+from xlstm_hip.bench.mlstm_contenders import CPU_SEQUENCES, CPU_STEPS
+from xlstm_hip.bench.registry import HUGGING_FACE, OFFICIAL, OURS, Call, Implementation, Tensors
 from xlstm_hip.bench.result_files import write
 from xlstm_hip.bench.timing import Pace, Progress, Samples, interleaved, paired_ratio, spread
 from xlstm_hip.describe import native
 
 DEFAULT_OUT = Path(__file__).resolve().parent / "results" / "mlstm_cpu.json"
 MATMUL, COPY = "torch.matmul fp32", "torch copy"
+CPU = torch.device("cpu")
 AIMS = {
     "forward": {"fp32": 2.5, "bf16": 3.5},
     "forward+backward": {"fp32": 3.0, "bf16": 3.0},
@@ -79,13 +72,13 @@ def yardstick(cell: Cell, quick: bool) -> tuple[str, Callable[[], Any], float]:
     return MATMUL, lambda: torch.matmul(a, b, out=product), 2.0 * side**3
 
 
-def checked(cell: Cell, name: str, side: str, function: Function, truth: dict[str, Any]) -> dict[str, Any]:
+def checked(cell: Cell, contender: Implementation, call: Call, truth: Tensors) -> dict[str, Any]:
     """The kernel's errors; a wrong result of ours is not worth timing."""
-    errors = errors_of(cell, results_of(cell, function, make_inputs(cell)), truth)
+    errors = errors_of(cell, call(), truth)
     exact = all(error <= EXACT[cell.dtype] for error in errors.values())
-    if side == OURS and not exact:
+    if contender.provider == OURS and not exact:
         raise SystemExit(
-            f"{cell.title}: {name} is wrong: relative errors {errors}, expected at most {EXACT[cell.dtype]}"
+            f"{cell.title}: {contender.name} is wrong: relative errors {errors}, expected at most {EXACT[cell.dtype]}"
         )
     return {"errors": errors, "exact": exact}
 
@@ -107,16 +100,19 @@ def measure(cell: Cell, pace: Pace, quick: bool, advance: Callable[[float], None
     inputs = make_inputs(cell)
     truth = true_results(cell, inputs)
     kernels: list[dict[str, Any]] = []
-    calls = {}
-    for contender in contenders_for(cell):
-        entry: dict[str, Any] = {"name": contender.name, "side": contender.side}
+    calls: dict[str, Call] = {}
+    for contender in CPU_STEPS if cell.work == "step" else CPU_SEQUENCES:
+        entry: dict[str, Any] = {"name": contender.name, "side": contender.provider}
         try:
-            function = contender.make()
+            missing = contender.missing(CPU)
+            if missing is not None:
+                raise LookupError(missing)
+            call = contender.prepare(cell, inputs)
         except LookupError as reason:
             entry["missing"] = str(reason)
         else:
-            entry |= checked(cell, contender.name, contender.side, function, truth)
-            calls[contender.name] = call_for(cell, function, inputs)
+            entry |= checked(cell, contender, call, truth)
+            calls[contender.name] = call
         kernels.append(entry)
     del truth
 
@@ -143,7 +139,9 @@ def measure(cell: Cell, pace: Pace, quick: bool, advance: Callable[[float], None
     }
 
 
-def measure_memory(contenders: list[Contender], cells: list[Cell], threads: int, progress: Progress) -> dict[str, Any]:
+def measure_memory(
+    contenders: Sequence[Implementation], cells: list[Cell], threads: int, progress: Progress
+) -> dict[str, Any]:
     """Forward and backward of the kernels, and what the shapes alone ask for."""
     built = native()
     rows: list[dict[str, Any]] = []
@@ -153,15 +151,16 @@ def measure_memory(contenders: list[Contender], cells: list[Cell], threads: int,
         rows.append({**cell.as_json(), "result_bytes": cell.result_bytes, "segment_state_bytes": states, "kernels": []})
     for contender in contenders:
         progress.begin(f"memory of {contender.name}")
-        entry: dict[str, Any] = {"name": contender.name, "side": contender.side}
+        entry: dict[str, Any] = {"name": contender.name, "side": contender.provider}
+        missing = contender.missing(CPU)
         try:
-            contender.make()
-            grown = growth_in_own_process(contender.name, cells, threads)
-            entries = [{**entry, "bytes": x} for x in grown]
-        except (LookupError, MemoryUnknown) as reason:
-            entries = [{**entry, "missing": str(reason)} for _ in cells]
-        for row, own in zip(rows, entries, strict=True):
-            row["kernels"].append(own)
+            if missing is not None:
+                raise MemoryUnknown(missing)
+            own = [{"bytes": x} for x in growth_in_own_process(contender.name, cells, threads)]
+        except MemoryUnknown as reason:
+            own = [{"missing": str(reason)} for _ in cells]
+        for row, found in zip(rows, own, strict=True):
+            row["kernels"].append(entry | found)
         progress.advance(1)
     return {"method": METHOD, "cells": rows}
 
@@ -180,7 +179,7 @@ def run(quick: bool, threads: int, chunk_size: int) -> dict[str, Any]:
     facts = environment()
     cells = cells_of(quick, chunk_size)
     trained = [cell for cell in cells if cell.work == "forward+backward"]
-    contenders = contenders_for(trained[0])
+    contenders = CPU_SEQUENCES
     if quick:  # each takes a process of its own, which is slow to start
         trained, contenders = trained[:1], contenders[:1]
     with Progress(len(cells) + len(contenders)) as progress:

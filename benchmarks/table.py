@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Markdown tables of a result file of mlstm_cpu.py.
+"""The Markdown tables of a result file of mlstm_cpu.py; with --short the one that README.md has.
 
-python benchmarks/table.py results/mlstm_cpu.json
+python benchmarks/table.py results/mlstm_cpu.json [--short]
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from xlstm_hip.bench.environment import BUSY, summary
-from xlstm_hip.bench.table import lines_of, spread_text
+from xlstm_hip.bench.table import lines_of, short, spread_text
 
 Results = dict[str, Any]
 MB = 1e6
@@ -41,8 +42,7 @@ def _time_row(results: Results, cell: Results, ours: Results) -> tuple[str, ...]
             peers.append("n/a")
             ratios.append("n/a")
         else:
-            variant = " " + ratio["peer"].rpartition("_")[2] if "--" in ratio["peer"] else ""
-            peers.append(spread_text(kernels[ratio["peer"]]["ms"]) + variant)
+            peers.append(spread_text(kernels[ratio["peer"]]["ms"]) + _variant(ratio["peer"]))
             ratios.append(f"{ratio['median']:.2f}x ({ratio['min']:.2f}..{ratio['max']:.2f})")
     least = least_ratio(cell, ours["name"])
     aim = results["aims"][cell["work"]][cell["dtype"]]
@@ -54,6 +54,30 @@ def _time_row(results: Results, cell: Results, ours: Results) -> tuple[str, ...]
         floor = f"{share:.0%} ({_verdict(share >= results['aims']['share of matmul'])})"
     work = cell["work"] + (", in place" if "in place" in ours["name"] else "")
     return (work, cell["dtype"], cell["size"], spread_text(ours["ms"]), *peers, *ratios, f"{aim:g}x {verdict}", floor)
+
+
+def short_table(results: Results) -> list[str]:
+    """The README's: medians alone."""
+    rows = []
+    for cell, kernel in _ours(results):
+        by_side = {ratio["side"]: ratio for ratio in cell["ratios"] if ratio["ours"] == kernel["name"]}
+        row = _time_row(results, cell, kernel)
+        official = by_side.get(SIDES[0])
+        peer = next((k for k in cell["kernels"] if official and k["name"] == official["peer"]), None)
+        theirs = "n/a" if peer is None else f"{short(peer['ms']['median'])}{_variant(peer['name'])}"
+        ratios = (f"{by_side[side]['median']:.2f}x" if side in by_side else "n/a" for side in SIDES)
+        rows.append((*row[:3], short(kernel["ms"]["median"]), theirs, *ratios, *row[-2:]))
+    return lines_of(
+        ("work", "dtype", "size", "ours ms", "mlstm_kernels ms", "to mlstm_kernels", "to HF", "aim", "matmul"), rows
+    )
+
+
+def _ours(results: Results) -> Iterator[tuple[Results, Results]]:
+    return ((cell, k) for cell in results["cells"] for k in cell["kernels"] if k["side"] == "xlstm_hip")
+
+
+def _variant(peer: str) -> str:
+    return " " + peer.rpartition("_")[2] if "_" in peer else ""
 
 
 def _times(results: Results) -> list[str]:
@@ -69,12 +93,7 @@ def _times(results: Results) -> list[str]:
         "aim",
         "matmul",
     )
-    rows = [
-        _time_row(results, cell, kernel)
-        for cell in results["cells"]
-        for kernel in cell["kernels"]
-        if kernel["side"] == "xlstm_hip"
-    ]
+    rows = [_time_row(results, cell, kernel) for cell, kernel in _ours(results)]
     return lines_of(columns, rows)
 
 
@@ -155,4 +174,5 @@ def markdown(results: Results) -> str:
 
 
 if __name__ == "__main__":
-    print(markdown(json.loads(Path(sys.argv[1]).read_text())))
+    made = json.loads(Path(sys.argv[1]).read_text())
+    print("\n".join(short_table(made)) if "--short" in sys.argv[2:] else markdown(made))

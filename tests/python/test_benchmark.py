@@ -16,7 +16,9 @@ import torch
 
 from reference import truth
 from xlstm_hip.bench import mlstm as problem
+from xlstm_hip.bench import mlstm_contenders as contenders
 from xlstm_hip.bench import timing
+from xlstm_hip.bench.environment import summary
 from xlstm_hip.bench.memory import MemoryUnknown
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -66,7 +68,7 @@ def test_smoke_run_measures_everything(smoke_run: Path) -> None:
         peers = {kernel["side"] for kernel in cell["kernels"] if "ms" in kernel} - {"xlstm_hip"}
         assert {ratio["side"] for ratio in cell["ratios"]} == peers
     (memory,) = results["memory"]["cells"]
-    assert [kernel["name"] for kernel in memory["kernels"]] == ["chunkwise--fused"]
+    assert [kernel["name"] for kernel in memory["kernels"]] == ["ours"]
 
 
 def test_smoke_run_is_marked(smoke_run: Path) -> None:
@@ -87,8 +89,8 @@ def test_picture_comes_from_the_file_alone(smoke_run: Path, tmp_path: Path) -> N
 def test_missing_peers_are_said(load: Load, smoke_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With neither peer installed there is a table and a picture, with the reasons."""
     mlstm_cpu = load("mlstm_cpu")
-    monkeypatch.setitem(sys.modules, "mlstm_kernels.torch", None)
-    monkeypatch.setitem(sys.modules, "transformers.models.xlstm.modeling_xlstm", None)
+    monkeypatch.setitem(sys.modules, "mlstm_kernels", None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
     pace = timing.Pace(seconds=0.01, least_rounds=2, most_rounds=2, sample_seconds=1e-4)
     cells = [
         problem.Cell(work, "fp32", 1, 1, 1 if work == "step" else 32, 8, 8, 16)
@@ -123,18 +125,33 @@ def test_truth_is_the_reference(work: str) -> None:
 
 
 def test_a_wrong_result_of_ours_ends_the_run(load: Load) -> None:
-    mlstm_cpu, contenders = load("mlstm_cpu"), load("mlstm_contenders")
+    mlstm_cpu = load("mlstm_cpu")
+    ours, peer, *_ = contenders.CPU_SEQUENCES
     cell = problem.Cell("forward", "fp32", 1, 1, 32, 8, 8, 16)
-    truth_of_cell = problem.true_results(cell, problem.make_inputs(cell))
-    right = contenders.by_name("chunkwise--fused").make()
+    inputs = problem.make_inputs(cell)
+    truth_of_cell = problem.true_results(cell, inputs)
+    right = ours.prepare(cell, inputs)
 
-    def wrong(*tensors: torch.Tensor, chunk_size: int) -> torch.Tensor:
-        return 1.01 * right(*tensors, chunk_size=chunk_size)
+    def wrong() -> dict[str, torch.Tensor]:
+        return {"h": 1.01 * right()["h"]}
 
-    assert mlstm_cpu.checked(cell, "right", contenders.OURS, right, truth_of_cell)["exact"]
-    assert not mlstm_cpu.checked(cell, "a peer", contenders.OFFICIAL, wrong, truth_of_cell)["exact"]
-    with pytest.raises(SystemExit, match="wrong is wrong: relative errors"):
-        mlstm_cpu.checked(cell, "wrong", contenders.OURS, wrong, truth_of_cell)
+    assert mlstm_cpu.checked(cell, ours, right, truth_of_cell)["exact"]
+    assert not mlstm_cpu.checked(cell, peer, wrong, truth_of_cell)["exact"]
+    with pytest.raises(SystemExit, match="ours is wrong: relative errors"):
+        mlstm_cpu.checked(cell, ours, wrong, truth_of_cell)
+
+
+def test_the_readmes_figures_are_the_files(load: Load) -> None:
+    """The table between the marks is what the result file says; machine and date above it too."""
+    results = json.loads((BENCHMARKS / "results" / "mlstm_cpu.json").read_text())
+    readme = (BENCHMARKS.parent / "README.md").read_text()
+    part = readme.partition("<!-- mlstm_cpu:begin -->")[2].partition("<!-- mlstm_cpu:end -->")[0]
+
+    def cells(lines: list[str]) -> list[list[str]]:
+        return [[x.strip() for x in line.split("|")] for line in lines if line.startswith("|") and "--" not in line]
+
+    assert cells(part.splitlines()) == cells(load("table").short_table(results))
+    assert summary(results["environment"]) in part
 
 
 def test_rounds_take_turns() -> None:
@@ -178,7 +195,7 @@ def test_memory_grows_by_what_a_kernel_makes(load: Load) -> None:
     memory = load("memory")
     cell = problem.Cell("forward+backward", "fp32", 1, 4, 1024, 64, 128, 64)
     try:
-        (grown,) = memory.growth_in_own_process("chunkwise--fused", [cell], 1)
+        (grown,) = memory.growth_in_own_process("ours", [cell], 1)
     except MemoryUnknown as reason:
         pytest.skip(str(reason))
     assert cell.result_bytes * 0.9 < grown < 4 * cell.result_bytes

@@ -167,9 +167,23 @@ def _official_step(name: str) -> Prepare:
     return prepare
 
 
-# What the GPU benchmark of benchmarks/ compares.
+_SEQUENCE = Implementation("ours", OURS, _ours)
+_STEP, _STEP_IN_PLACE = (
+    Implementation("ours", OURS, _our_step(in_place=False)),
+    Implementation("ours, in place", OURS, _our_step(in_place=True)),
+)
+_CPU_PEERS = (
+    Implementation("native_autograd", OFFICIAL, _official("chunkwise--native_autograd"), CPU),
+    Implementation("native_custbw", OFFICIAL, _official("chunkwise--native_custbw"), CPU),
+    Implementation("transformers", HUGGING_FACE, _hugging_face("mlstm_chunkwise_native_autograd")),
+)
+_CPU_STEP_PEERS = (
+    Implementation("native step", OFFICIAL, _official_step("native"), CPU),
+    Implementation("transformers", HUGGING_FACE, _hugging_face_step),
+)
+# What the benchmarks of benchmarks/ compare on a GPU and on the CPU.
 GPU_SEQUENCES = (
-    Implementation("ours", OURS, _ours),
+    _SEQUENCE,
     Implementation("ours, raw ops", OURS, _our_ops),
     Implementation(
         "xl_chunk 128", OFFICIAL, _official("chunkwise--triton_xl_chunk", 128), GPU, triton=True, llvm_opt=False
@@ -178,20 +192,16 @@ GPU_SEQUENCES = (
     Implementation("FLA simple_gla", FLA, _fla, GPU, triton=True, exact=False),
 )
 GPU_STEPS = (
-    Implementation("ours, in place", OURS, _our_step(in_place=True)),
-    Implementation("ours", OURS, _our_step(in_place=False)),
+    _STEP_IN_PLACE,
+    _STEP,
     Implementation("triton step", OFFICIAL, _official_step("triton"), GPU, triton=True),
 )
+CPU_SEQUENCES = (_SEQUENCE, *_CPU_PEERS)
+CPU_STEPS = (_STEP, _STEP_IN_PLACE, *_CPU_STEP_PEERS)
+# And xlstm-hip bench.
 SEQUENCES = (
     *GPU_SEQUENCES,
     Implementation("plain torch", PLAIN, by_kernel("chunkwise--native_autograd")),
-    Implementation("native_autograd", OFFICIAL, _official("chunkwise--native_autograd"), CPU),
-    Implementation("native_custbw", OFFICIAL, _official("chunkwise--native_custbw"), CPU),
-    Implementation("transformers", HUGGING_FACE, _hugging_face("mlstm_chunkwise_native_autograd")),
+    *_CPU_PEERS,
 )
-STEPS = (
-    *GPU_STEPS,
-    Implementation("plain torch", PLAIN, by_step_kernel("native")),
-    Implementation("native step", OFFICIAL, _official_step("native"), CPU),
-    Implementation("transformers", HUGGING_FACE, _hugging_face_step),
-)
+STEPS = (*GPU_STEPS, Implementation("plain torch", PLAIN, by_step_kernel("native")), *_CPU_STEP_PEERS)
