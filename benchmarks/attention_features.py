@@ -178,7 +178,7 @@ def main() -> None:
         measured = {title: measure(rows, machine, given.quick, progress) for title, rows in tables.items()}
     results = {
         "benchmark": "attention features",
-        "environment": environment(),
+        "environment": environment(given.device),
         "settings": {"quick": given.quick, "device": given.device},
         "ceilings": ceilings(machine, given.quick),
         "tables": measured,

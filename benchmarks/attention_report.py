@@ -15,7 +15,7 @@ from xlstm_hip.bench.result_files import redraw
 from xlstm_hip.bench.table import lines_of
 
 Results = dict[str, Any]
-OURS = "xlstm_hip"
+OURS = "ours"
 AIMED_AT = ("torch SDPA", "torch SDPA FLASH")  # on the CPU, and on a GPU
 COLOURS = ("#0072B2", "#D55E00", "#E69F00", "#999999")  # ours first; they stay apart for colour-blind readers
 
@@ -44,7 +44,7 @@ def _below_aim(results: Results) -> list[str]:
         for entry in cell["contenders"]:
             if aim and entry["name"] in AIMED_AT and entry.get("times_ours", {}).get("median", aim) < aim:
                 ratio = entry["times_ours"]["median"]
-                shape = f"D {cell['head_dim']}, {_mask(cell)}, S {cell['length']}"
+                shape = f"D {cell['head_dim']}, {_mask(cell)}, S {cell['tokens']}"
                 lines.append(f"- {cell['work']}, {cell['dtype']}, {shape}: {ratio:.2f}x")
     return lines
 
@@ -56,7 +56,7 @@ def _memory(cells: list[Results]) -> list[str]:
     of = f"batch {first['batch']}, {first['heads']} heads of {first['head_dim']}"
     rows = [
         [
-            str(cell["length"]),
+            str(cell["tokens"]),
             *(f"{e['bytes'] / 1e6:.0f}" if e.get("bytes") is not None else "n/a" for e in cell["contenders"]),
         ]
         for cell in cells
@@ -80,7 +80,7 @@ def markdown(results: Results) -> str:
         "",
     ]
     rows = [
-        [cell["work"], cell["dtype"], str(cell["head_dim"]), _mask(cell), str(cell["length"]),
+        [cell["work"], cell["dtype"], str(cell["head_dim"]), _mask(cell), str(cell["tokens"]),
          *map(_speed, cell["contenders"]), *([_tflops(cell)] if gpu else []),
          *(f"{entry['error']:.1e}" if "error" in entry else "n/a" for entry in cell["contenders"][:2])]
         for cell in results["speed"]
@@ -136,7 +136,7 @@ def draw(results: Results, path: Path) -> None:
             ]
             for name, colour in zip(names, COLOURS, strict=False):
                 points = [
-                    (c["length"], e["tflops"] * 1e3)
+                    (c["tokens"], e["tflops"] * 1e3)
                     for c in cells
                     for e in c["contenders"]
                     if e["name"] == name and "ms" in e
@@ -152,7 +152,7 @@ def draw(results: Results, path: Path) -> None:
     panels[0].legend(fontsize=7, frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(0, -0.14))
     for name, colour in zip(names, COLOURS, strict=False):
         points = [
-            (c["length"], e["bytes"] / 1e6)
+            (c["tokens"], e["bytes"] / 1e6)
             for c in results["memory"]
             for e in c["contenders"]
             if e["name"] == name and e.get("bytes")

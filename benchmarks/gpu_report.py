@@ -142,10 +142,11 @@ def _error_rows(results: Results) -> list[tuple[str, ...]]:
 
 
 def _header(results: Results) -> str:
-    gpu, packages = results.get("gpu", {}), results["environment"]["packages"]
-    versions = ", ".join(f"{name} {version}" for name, version in gpu.get("versions", {}).items() if version)
-    parts = [gpu.get("gpu", "?"), f"{gpu.get('units', '?')} units", f"torch {packages['torch']}", versions]
-    return ", ".join(part for part in parts if part) + f"; {results['environment']['date'][:10]}"
+    facts = results["environment"]
+    gpu = facts["gpu"]
+    device = f"{gpu['name']}, {gpu['units']} units" if gpu else facts["cpu"]
+    versions = [f"{name} {version}" for name, version in results.get("peers", {}).items()]
+    return ", ".join([device, f"torch {facts['packages']['torch']}", *versions]) + f"; {facts['date'][:10]}"
 
 
 def markdown(results: Results) -> str:

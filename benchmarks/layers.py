@@ -26,6 +26,7 @@ import torch
 from xlstm_hip.bench.environment import environment, summary
 from xlstm_hip.bench.layers import LAYERS, Cell, bytes_of, error_of, inputs_of, layer_of, results_of
 from xlstm_hip.bench.machine import Machine
+from xlstm_hip.bench.operators import LAYER_EXACT as EXACT
 from xlstm_hip.bench.plot import save, subplots
 from xlstm_hip.bench.result_files import Results, keeps_what_there_is, write
 from xlstm_hip.bench.timing import Pace, Progress, interleaved, paired_ratio
@@ -33,7 +34,6 @@ from xlstm_hip.bench.timing import Pace, Progress, interleaved, paired_ratio
 FOLDER = Path(__file__).resolve().parent / "results"
 OURS, PLAIN, COPY = "xlstm_hip", "plain torch", "copy"
 COLOURS = {OURS: "#0072B2", PLAIN: "#D55E00"}
-EXACT = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 4e-3}
 FULL = Pace(seconds=1.5, least_rounds=5, most_rounds=21, sample_seconds=0.02)
 QUICK = Pace(seconds=0.05, least_rounds=2, most_rounds=3, sample_seconds=0.001)
 
@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace) -> Results:
         for n, d in ((tokens, width), (1, 128))
         for layer in LAYERS
     ]
-    facts, measured = environment(), []
+    facts, measured = environment(arguments.device), []
     with keeps_what_there_is(), Progress(len(cells)) as progress:
         for cell in cells:
             progress.begin(cell.title)
@@ -139,7 +139,7 @@ def run(arguments: argparse.Namespace) -> Results:
     return {
         "benchmark": "layers",
         "environment": facts,
-        "settings": {"quick": arguments.quick, "device": arguments.device, "exact": EXACT},
+        "settings": {"quick": arguments.quick, "device": arguments.device, "exact": dict(EXACT)},
         "cells": measured,
     }
 

@@ -229,18 +229,10 @@ def ratios_of(kernels: list[dict[str, Any]], samples: dict[tuple[str, str], Samp
     ]
 
 
-def gpu_facts(machine: Machine) -> dict[str, Any]:
-    from xlstm_hip import device_facts
-    from xlstm_hip._ops import LIBRARY
-    from xlstm_hip.ops import devices_with_kernels
-
-    facts = device_facts(machine.device)
-    versions = {}
-    for name in ("triton", "mlstm_kernels", "fla"):
-        module = sys.modules.get(name)
-        versions[name] = getattr(module, "__version__", "of unknown version" if module else None)
-    kernels = {"library": str(LIBRARY), "kernels_for": devices_with_kernels(), "llvm_disabled_for": "xl_chunk"}
-    return {"gpu": facts.name, "arch": facts.arch, "units": facts.compute_units, "versions": versions, **kernels}
+def peers_versions() -> dict[str, str]:
+    """Of what is imported by now: a folder of --peers has no versions that pip knows."""
+    imported = {name: sys.modules.get(name) for name in ("triton", "mlstm_kernels", "fla")}
+    return {name: getattr(module, "__version__", "of unknown version") for name, module in imported.items() if module}
 
 
 def run(given: argparse.Namespace) -> dict[str, Any]:
@@ -248,7 +240,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     pace = Pace(0.2, 2, 3, 0.002) if given.quick else Pace(given.pace, 7, 31, 0.01)
     results: dict[str, Any] = {
         "benchmark": "mlstm_gpu",
-        "environment": environment(),
+        "environment": environment(given.device),
         "settings": {"quick": given.quick, "exact": EXACT, "floor_chunk": FLOOR_CHUNK},
         "cells": [],
         "lengths": [],
@@ -282,7 +274,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
             bench.say(f"lengths: {title_of(cell)}: {results['lengths'][-1].get('missing', 'measured')}")
             bench.clean()
         bench.save()
-    results["gpu"] = gpu_facts(machine)  # last: the peers are imported by now
+    results["peers"] = peers_versions()
     bench.save()
     return results
 

@@ -26,12 +26,14 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from model_report import draw, markdown
 from xlstm_hip.bench.environment import environment
 from xlstm_hip.bench.machine import Machine
 from xlstm_hip.bench.memory import MemoryUnknown, growth_of
+from xlstm_hip.bench.models import SIZES, official_model, transformers_model
+from xlstm_hip.bench.registry import DTYPES
 from xlstm_hip.bench.result_files import keeps_what_there_is, write
 from xlstm_hip.bench.timing import Pace, Progress, interleaved, paired_ratio
 from xlstm_hip.models import Stream, generate, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
@@ -39,21 +41,11 @@ from xlstm_hip.quantize import quantize
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(__file__).resolve().parent / "results"
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OURS, THEIRS, OFFICIAL = "xlstm_hip", "transformers", "xlstm_large"
 OTHERS = ("int8", "int4", THEIRS, OFFICIAL)
-SIZES: dict[str, dict[str, Any]] = {
-    "4m": {"embedding_dim": 256, "num_heads": 4, "num_blocks": 4, "vocab_size": 1920},
-    "7b": {"embedding_dim": 4096, "num_heads": 8, "num_blocks": 32, "vocab_size": 50304, "ffn_proj_factor": 2.667},
-}
 PROMPT = 16
 FULL = Pace(seconds=20, least_rounds=3, most_rounds=9, sample_seconds=0.1)
 QUICK = Pace(seconds=0.1, least_rounds=1, most_rounds=1, sample_seconds=0.001)
-NATIVE = {
-    "chunkwise_kernel": "chunkwise--native_autograd",
-    "sequence_kernel": "native_sequence__native",
-    "step_kernel": "native",
-}
 Calls = dict[str, Callable[[], Any]]
 
 
@@ -71,12 +63,7 @@ def of_ours(model: xLSTMLarge) -> Contender:
     return Contender(read, lambda x, n: generate(model, x, n, bos=None, eos=()).tokens)
 
 
-def of_transformers(folder: Path, dtype: torch.dtype, device: str) -> Contender:
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
+def of_transformers(model: Any) -> Contender:
     model.generation_config.eos_token_id = None
 
     def write_tokens(x: Tensor, n: int) -> Tensor:
@@ -85,15 +72,7 @@ def of_transformers(folder: Path, dtype: torch.dtype, device: str) -> Contender:
     return Contender(lambda x: model(x, use_cache=True, logits_to_keep=1).logits, write_tokens)
 
 
-def of_official(like: xLSTMLarge, dtype: torch.dtype, device: str) -> Contender:
-    from xlstm.xlstm_large.model import xLSTMLarge as Official
-    from xlstm.xlstm_large.model import xLSTMLargeConfig as OfficialConfig
-
-    fields = {name: getattr(like.config, name) for name in ("embedding_dim", "num_heads", "num_blocks", "vocab_size")}
-    fields |= {"ffn_proj_factor": like.config.ffn_proj_factor, "mode": "inference", "return_last_states": True}
-    model: nn.Module = Official(OfficialConfig(**fields, **(NATIVE if device == "cpu" else {})))
-    model.load_state_dict(like.state_dict())
-    model = model.to(device, dtype).eval()
+def of_official(model: Any) -> Contender:
     return Contender(lambda x: model(x)[0][:, -1], lambda x, n: model.generate(x, n)[0])
 
 
@@ -107,9 +86,9 @@ def contenders(folder: Path, dtype: torch.dtype, device: str, wanted: list[str])
             model, _ = quantize(loaded(weight_mode="fused"), bits, progress=False)
             found[f"{OURS} int{bits}"] = of_ours(model)
     if THEIRS in wanted and importlib.util.find_spec("transformers") is not None:
-        found[THEIRS] = of_transformers(folder, dtype, device)
+        found[THEIRS] = of_transformers(transformers_model(folder, dtype, torch.device(device)))
     if OFFICIAL in wanted and importlib.util.find_spec("xlstm") is not None:
-        found[OFFICIAL] = of_official(loaded(), dtype, device)
+        found[OFFICIAL] = of_official(official_model(loaded(), dtype, torch.device(device)))
     return found
 
 
@@ -225,7 +204,7 @@ def random_checkpoint(size: str, dtype: torch.dtype, device: str, folder: Path) 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(arguments.threads)
-    facts, machine = environment(), Machine(arguments.device)
+    facts, machine = environment(arguments.device), Machine(arguments.device)
     results: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(dir=arguments.folder) as temporary,
@@ -249,7 +228,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--size", choices=("demo", *SIZES), nargs="+", help="(default: demo 4m; on a GPU 7b)")
+    parser.add_argument("--size", choices=("demo", "4m", "7b"), nargs="+", help="(default: demo 4m; on a GPU 7b)")
     parser.add_argument("--dtype", choices=DTYPES, help="(default: fp32; on a GPU bf16)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=FULL.seconds, help="for each job (default: %(default)s)")

@@ -32,13 +32,13 @@ from .registry import (
 )
 
 GPU, CPU = ("cuda",), ("cpu",)
-WORKS = ("forward", "forward+backward")
+PRODUCTS = {"forward": 2, "backward": 5, "forward+backward": 7}
 GRADIENTS = ("dq", "dk", "dv")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Causal self-attention of whole sequences; or one token each against a cache of so many keys ("decode")."""
+    """Self-attention of whole sequences; or one token each against a cache of so many keys ("decode")."""
 
     work: str
     dtype: str
@@ -47,28 +47,34 @@ class Cell:
     key_heads: int
     tokens: int
     head_dim: int
+    causal: bool = True  # of a sequence; the one token sees all keys
 
     @property
     def title(self) -> str:
         heads = f"H{self.heads}" if self.heads == self.key_heads else f"H{self.heads}/{self.key_heads}"
-        return f"{self.work} {self.dtype} B{self.batch} {heads} S{self.tokens} D{self.head_dim}"
+        full = "" if self.causal else " full"
+        return f"{self.work} {self.dtype} B{self.batch} {heads} S{self.tokens} D{self.head_dim}{full}"
 
     @property
     def flops(self) -> float:
-        """Of the products alone: two forward, five backward; half of them are behind the causal mask."""
+        """Of the products alone: two forward, five backward; half of them are behind a causal mask."""
         if self.work == "decode":
             return 4.0 * self.head_dim * self.batch * self.heads * self.tokens
-        products = 2 if self.work == "forward" else 7
-        return products * self.head_dim * self.batch * self.heads * float(self.tokens) ** 2
+        pairs = self.batch * self.heads * float(self.tokens) ** 2 * (0.5 if self.causal else 1.0)
+        return PRODUCTS[self.work] * 2 * self.head_dim * pairs
 
     @property
     def bytes(self) -> int:
         """Inputs and results once; in a backward pass q, k, v, out, dout are read again."""
         queries = self.batch * self.heads * (1 if self.work == "decode" else self.tokens)
         keys = self.batch * self.key_heads * self.tokens
-        forward = 2 * queries + 2 * keys
-        back = 4 * queries + 4 * keys if self.work == "forward+backward" else 0
+        forward = 0 if self.work == "backward" else 2 * queries + 2 * keys
+        back = 4 * queries + 4 * keys if self.has_gradients else 0
         return (forward + back) * self.head_dim * DTYPES[self.dtype].itemsize
+
+    @property
+    def has_gradients(self) -> bool:
+        return self.work in ("backward", "forward+backward")
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "size": self.title.partition(f"{self.dtype} ")[2]}
@@ -83,11 +89,11 @@ def make_inputs(cell: Cell, device: torch.device) -> Tensors:
 
     made = {"q": normal(1 if cell.work == "decode" else cell.tokens, cell.heads)}
     made |= {"k": normal(cell.tokens, cell.key_heads), "v": normal(cell.tokens, cell.key_heads)}
-    return made | ({"dout": normal(cell.tokens, cell.heads)} if cell.work == "forward+backward" else {})
+    return made | ({"dout": normal(cell.tokens, cell.heads)} if cell.has_gradients else {})
 
 
 def _run(cell: Cell, inputs: Tensors, forward: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Call:
-    if cell.work != "forward+backward":
+    if not cell.has_gradients:
         q, k, v = (inputs[name] for name in "qkv")
 
         def inference() -> Tensors:
@@ -96,6 +102,14 @@ def _run(cell: Cell, inputs: Tensors, forward: Callable[[Tensor, Tensor, Tensor]
 
         return inference
     leaves = [inputs[name].detach().requires_grad_() for name in "qkv"]
+    if cell.work == "backward":
+        made = forward(*leaves)
+
+        def backward() -> Tensors:
+            gradients = torch.autograd.grad(made, leaves, inputs["dout"], retain_graph=True)
+            return dict(zip(GRADIENTS, gradients, strict=True))
+
+        return backward
 
     def training() -> Tensors:
         out = forward(*leaves)
@@ -120,7 +134,7 @@ def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
 
 
 def _causal(cell: Cell) -> bool:
-    return cell.work != "decode"  # one token sees all keys
+    return cell.causal and cell.work != "decode"
 
 
 def _plain(cell: Cell) -> Callable[..., Tensor]:
@@ -129,6 +143,22 @@ def _plain(cell: Cell) -> Callable[..., Tensor]:
 
 def _plain_prepared(cell: Cell, inputs: Tensors) -> Call:
     return _run(cell, inputs, _plain(cell))
+
+
+def _standard(cell: Cell, inputs: Tensors) -> Call:
+    """By way of all the weights, in the dtype of the inputs: softmax between two products."""
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if cell.heads != cell.key_heads:
+            k, v = (x.repeat_interleave(cell.heads // cell.key_heads, dim=1) for x in (k, v))
+        weights = q @ k.mT * cell.head_dim**-0.5
+        if _causal(cell):
+            later = torch.ones(weights.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+            weights = weights.masked_fill(later, -torch.inf)
+        return (weights.softmax(-1) @ v).transpose(1, 2)
+
+    return _run(cell, inputs, forward)
 
 
 def _weights(cell: Cell) -> float:
@@ -140,7 +170,7 @@ def _weights(cell: Cell) -> float:
 def _ours(cell: Cell, inputs: Tensors) -> Call:
     if cell.work == "decode":
         return _run(cell, inputs, lambda q, k, v: flash_attn_with_kvcache(q, k, v, cache_seqlens=cell.tokens))
-    return _run(cell, inputs, lambda q, k, v: flash_attn_func(q, k, v, causal=True))
+    return _run(cell, inputs, lambda q, k, v: flash_attn_func(q, k, v, causal=cell.causal))
 
 
 def _sdpa(backend: SDPBackend | None) -> Prepare:
@@ -161,15 +191,20 @@ def _flash_attn(cell: Cell, inputs: Tensors) -> Call:
     package = importlib.import_module("flash_attn")
     if cell.work == "decode":
         return _run(cell, inputs, lambda q, k, v: package.flash_attn_with_kvcache(q, k, v, cache_seqlens=cell.tokens))
-    return _run(cell, inputs, lambda q, k, v: package.flash_attn_func(q, k, v, causal=True))
+    return _run(cell, inputs, lambda q, k, v: package.flash_attn_func(q, k, v, causal=cell.causal))
 
 
-IMPLEMENTATIONS = (
+# What benchmarks/attention.py compares, and xlstm-hip bench.
+BESIDE_TORCH = (
     Implementation("ours", OURS, _ours),
-    Implementation("plain torch", PLAIN, _plain_prepared, needs=_weights),
     Implementation("torch SDPA", SDPA, _sdpa(None), CPU),
     Implementation("torch SDPA FLASH", SDPA, _sdpa(SDPBackend.FLASH_ATTENTION), GPU),
     Implementation("torch SDPA cuDNN", SDPA, _sdpa(SDPBackend.CUDNN_ATTENTION), GPU),
+    Implementation("standard attention", PLAIN, _standard, needs=_weights),
+)
+IMPLEMENTATIONS = (
+    *BESIDE_TORCH,
+    Implementation("plain torch", PLAIN, _plain_prepared, needs=_weights),
     Implementation("flash_attn", FLASH, _flash_attn, GPU),
 )
 

@@ -125,12 +125,14 @@ def _greedy(first: Tensor, step: Callable[[Tensor], Tensor]) -> Callable[[int], 
     return write
 
 
-def of_transformers(folder: Path, dtype: torch.dtype, device: torch.device) -> Reader:
+def transformers_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     transformers = importlib.import_module("transformers")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
 
+
+def of_transformers(model: Any) -> Reader:
     def read(x: Tensor) -> Written:
         out = model(x, use_cache=True, logits_to_keep=1)
         state = [out.cache_params]
@@ -145,7 +147,7 @@ def of_transformers(folder: Path, dtype: torch.dtype, device: torch.device) -> R
     return read
 
 
-def of_official(like: xLSTMLarge, dtype: torch.dtype, device: torch.device) -> Reader:
+def official_model(like: xLSTMLarge, dtype: torch.dtype, device: torch.device) -> Any:
     package = importlib.import_module("xlstm.xlstm_large.model")
     fields = {name: getattr(like.config, name) for name in ("embedding_dim", "num_heads", "num_blocks", "vocab_size")}
     fields |= {"ffn_proj_factor": like.config.ffn_proj_factor, "mode": "inference", "return_last_states": True}
@@ -153,8 +155,10 @@ def of_official(like: xLSTMLarge, dtype: torch.dtype, device: torch.device) -> R
     with torch.device(device):  # weights that are thrown away are made faster there
         model: nn.Module = package.xLSTMLarge(package.xLSTMLargeConfig(**fields, **kernels))
     model.load_state_dict(like.state_dict())
-    model = model.to(device, dtype).eval()
+    return model.to(device, dtype).eval()
 
+
+def of_official(model: Any) -> Reader:
     def read(x: Tensor) -> Written:
         logits, state = model(x)
         states = [state]
@@ -206,8 +210,8 @@ MAKERS: dict[str, Callable[[Models], Reader]] = {
     "ours int8": lambda models: of_ours(quantize(models.loaded(weight_mode="fused"), 8, progress=False)[0]),
     "ours int4": lambda models: of_ours(quantize(models.loaded(weight_mode="fused"), 4, progress=False)[0]),
     "plain torch": _plain,
-    "transformers": lambda models: of_transformers(models.folder, models.dtype, models.device),
-    "xlstm_large": lambda models: of_official(models.loaded(), models.dtype, models.device),
+    "transformers": lambda models: of_transformers(transformers_model(models.folder, models.dtype, models.device)),
+    "xlstm_large": lambda models: of_official(official_model(models.loaded(), models.dtype, models.device)),
 }
 
 
