@@ -32,7 +32,8 @@ from xlstm_hip.bench.memory import MemoryUnknown, growth_of, told_by
 from xlstm_hip.bench.operators import ATTENTION_EXACT as EXACT
 from xlstm_hip.bench.registry import OURS, Call, Implementation
 from xlstm_hip.bench.result_files import keeps_what_there_is, write
-from xlstm_hip.bench.timing import Pace, Progress, interleaved, paired_ratio
+from xlstm_hip.bench.timing import Pace, interleaved, paired_ratio
+from xlstm_hip.progress import Tasks
 
 FOLDER = Path(__file__).resolve().parent / "results"
 WORKS = ("forward", "forward+backward")
@@ -99,7 +100,7 @@ def memory_of(cell: Cell, name: str, machine: Machine, threads: int) -> dict[str
 
 
 def measure_memory(
-    cells: list[Cell], names: list[str], machine: Machine, threads: int, progress: Progress
+    cells: list[Cell], names: list[str], machine: Machine, threads: int, progress: Tasks
 ) -> Iterator[dict[str, Any]]:
     for cell in cells:
         progress.begin(f"memory, {cell.title}")
@@ -132,7 +133,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     ]
     speed: list[dict[str, Any]] = []
     memory: list[dict[str, Any]] = []
-    with keeps_what_there_is(), Progress(len(cells) + len(of_memory)) as progress:
+    with keeps_what_there_is(), Tasks(len(cells) + len(of_memory)) as progress:
         for cell in cells:
             progress.begin(cell.title)
             speed.append(measure(cell, machine, pace, progress.advance))

@@ -32,7 +32,8 @@ from xlstm_hip.attention import (
 from xlstm_hip.bench.environment import environment, summary
 from xlstm_hip.bench.machine import Machine, ceilings
 from xlstm_hip.bench.table import lines_of
-from xlstm_hip.bench.timing import Progress, interleaved, paired_ratio
+from xlstm_hip.bench.timing import interleaved, paired_ratio
+from xlstm_hip.progress import Tasks
 
 HEAD_DIM = 128
 MLA_DIMS = (512, 64)  # of values, and what keys have beyond
@@ -119,7 +120,7 @@ def of_mla(device: torch.device, quick: bool) -> list[Row]:
     return rows
 
 
-def measure(rows: list[Row], machine: Machine, quick: bool, progress: Progress) -> list[dict[str, Any]]:
+def measure(rows: list[Row], machine: Machine, quick: bool, progress: Tasks) -> list[dict[str, Any]]:
     progress.begin(rows[0].name)
     samples = interleaved(
         {row.name: row.call for row in rows}, QUICK if quick else FULL, progress.advance, machine.seconds
@@ -174,7 +175,7 @@ def main() -> None:
         "Decoding one token": of_decoding(machine.device, given.quick),
         "MLA, decoding one token": of_mla(machine.device, given.quick),
     }
-    with Progress(len(tables)) as progress:
+    with Tasks(len(tables)) as progress:
         measured = {title: measure(rows, machine, given.quick, progress) for title, rows in tables.items()}
     results = {
         "benchmark": "attention features",

@@ -29,7 +29,8 @@ from xlstm_hip.bench.machine import Machine
 from xlstm_hip.bench.operators import LAYER_EXACT as EXACT
 from xlstm_hip.bench.plot import save, subplots
 from xlstm_hip.bench.result_files import Results, keeps_what_there_is, write
-from xlstm_hip.bench.timing import Pace, Progress, interleaved, paired_ratio
+from xlstm_hip.bench.timing import Pace, interleaved, paired_ratio
+from xlstm_hip.progress import Tasks
 
 FOLDER = Path(__file__).resolve().parent / "results"
 OURS, PLAIN, COPY = "xlstm_hip", "plain torch", "copy"
@@ -131,7 +132,7 @@ def run(arguments: argparse.Namespace) -> Results:
         for layer in LAYERS
     ]
     facts, measured = environment(arguments.device), []
-    with keeps_what_there_is(), Progress(len(cells)) as progress:
+    with keeps_what_there_is(), Tasks(len(cells)) as progress:
         for cell in cells:
             progress.begin(cell.title)
             measured.append(measure(cell, machine, QUICK if arguments.quick else FULL, progress.advance))

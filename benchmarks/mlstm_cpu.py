@@ -29,8 +29,9 @@ from xlstm_hip.bench.mlstm import Cell, errors_of, make_inputs, true_results
 from xlstm_hip.bench.mlstm_contenders import CPU_SEQUENCES, CPU_STEPS
 from xlstm_hip.bench.registry import HUGGING_FACE, OFFICIAL, OURS, Call, Implementation, Tensors
 from xlstm_hip.bench.result_files import write
-from xlstm_hip.bench.timing import Pace, Progress, Samples, interleaved, paired_ratio, spread
+from xlstm_hip.bench.timing import Pace, Samples, interleaved, paired_ratio, spread
 from xlstm_hip.describe import native
+from xlstm_hip.progress import Tasks
 
 DEFAULT_OUT = Path(__file__).resolve().parent / "results" / "mlstm_cpu.json"
 MATMUL, COPY = "torch.matmul fp32", "torch copy"
@@ -140,7 +141,7 @@ def measure(cell: Cell, pace: Pace, quick: bool, advance: Callable[[float], None
 
 
 def measure_memory(
-    contenders: Sequence[Implementation], cells: list[Cell], threads: int, progress: Progress
+    contenders: Sequence[Implementation], cells: list[Cell], threads: int, progress: Tasks
 ) -> dict[str, Any]:
     """Forward and backward of the kernels, and what the shapes alone ask for."""
     built = native()
@@ -182,7 +183,7 @@ def run(quick: bool, threads: int, chunk_size: int) -> dict[str, Any]:
     contenders = CPU_SEQUENCES
     if quick:  # each takes a process of its own, which is slow to start
         trained, contenders = trained[:1], contenders[:1]
-    with Progress(len(cells) + len(contenders)) as progress:
+    with Tasks(len(cells) + len(contenders)) as progress:
         results = []
         for cell in cells:
             progress.begin(cell.title)

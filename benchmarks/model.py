@@ -35,8 +35,9 @@ from xlstm_hip.bench.memory import MemoryUnknown, growth_of
 from xlstm_hip.bench.models import SIZES, official_model, transformers_model
 from xlstm_hip.bench.registry import DTYPES
 from xlstm_hip.bench.result_files import keeps_what_there_is, write
-from xlstm_hip.bench.timing import Pace, Progress, interleaved, paired_ratio
+from xlstm_hip.bench.timing import Pace, interleaved, paired_ratio
 from xlstm_hip.models import Stream, generate, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.progress import Tasks
 from xlstm_hip.quantize import quantize
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -153,7 +154,7 @@ def measure(
     folder: Path,
     arguments: argparse.Namespace,
     machine: Machine,
-    progress: Progress,
+    progress: Tasks,
 ) -> None:
     size, rows = result["size"], result["jobs"]
     dtype, device, quick = DTYPES[arguments.dtype], arguments.device, arguments.quick
@@ -209,7 +210,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory(dir=arguments.folder) as temporary,
         keeps_what_there_is(),
-        Progress(7 * len(arguments.size)) as progress,
+        Tasks(7 * len(arguments.size)) as progress,
     ):
         for size in arguments.size:
             folder = ROOT / "models" / "demo"

@@ -20,13 +20,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from xlstm_hip import device_facts, mlstm_interface, mlstm_step_interface
+from xlstm_hip.progress import Tasks
 
 OURS = "chunkwise--fused"
 PLAIN = ("chunkwise--native_autograd", "chunkwise--native_custbw")  # which is the faster depends on the size
@@ -168,35 +168,33 @@ class Results:
 # ---- the two parts
 
 
-def measure(job: argparse.Namespace, progress: Progress) -> Results:
+def measure(job: argparse.Namespace, progress: Tasks) -> Results:
     results = Results(lengths=lengths(job))
     for name in job.dtypes:
         for length in results.lengths:
             run_kernels(job, name, length, results, progress)
-    progress.stage(f"{job.dtypes[-1]}, {job.decode} tokens decoded after the first {job.length}")
+    progress.begin(f"{job.dtypes[-1]}, {job.decode} tokens decoded after the first {job.length}")
     decode(job, results, progress)
     return results
 
 
-def measurements(job: argparse.Namespace) -> int:
-    timed = len(lengths(job)) * len(KERNELS) * len(MODES)
-    return len(job.dtypes) * (timed + 1) + len(STEP_KERNELS)  # 1: the truth
+def tasks(job: argparse.Namespace) -> int:
+    return len(job.dtypes) * (len(lengths(job)) * len(KERNELS) + 1) + 1  # the truth, and decoding
 
 
-def run_kernels(job: argparse.Namespace, name: str, length: int, results: Results, progress: Progress) -> None:
+def run_kernels(job: argparse.Namespace, name: str, length: int, results: Results, progress: Tasks) -> None:
     tensors, dh = inputs(job, DTYPES[name], length), cotangent(job, DTYPES[name], length)
     true: list[Tensor] | None = None
     if length == job.length:
-        progress.stage(f"{name}, {length} tokens in float64, for the errors")
+        progress.begin(f"{name}, {length} tokens in float64, for the errors")
         true = forward_and_backward(job, TRUTH, [x.double() for x in tensors], dh.double())
-        progress.advance()
     for kernel in KERNELS:
-        progress.stage(f"{name}, {length} tokens: {kernel}")
+        progress.begin(f"{name}, {length} tokens: {kernel}")
         time_forward, _ = seconds(partial(forward, job, kernel, tensors))
-        progress.advance()
+        progress.advance(1 / len(MODES))
         with peak_memory() as peak:
             time_both, got = seconds(partial(forward_and_backward, job, kernel, tensors, dh))
-        progress.advance()
+        progress.advance(1 / len(MODES))
         for mode, taken in zip(MODES, (time_forward, time_both), strict=True):
             results.times[name, kernel, mode, length] = taken
         if true is not None:
@@ -204,7 +202,7 @@ def run_kernels(job: argparse.Namespace, name: str, length: int, results: Result
             results.errors[name, kernel] = [relative_error(x, y) for x, y in zip(got, true, strict=True)]
 
 
-def decode(job: argparse.Namespace, results: Results, progress: Progress) -> None:
+def decode(job: argparse.Namespace, results: Results, progress: Tasks) -> None:
     """Each token is random: what a token costs does not depend on what it says."""
     dtype = DTYPES[job.dtypes[-1]]
     _, states = mlstm_interface(*inputs(job, dtype, job.length), return_last_states=True)
@@ -223,47 +221,10 @@ def decode(job: argparse.Namespace, results: Results, progress: Progress) -> Non
                 mlstm_step_interface(*tokens[t % 64], *own, kernel=kernel, in_place=True)
                 times.append(time.perf_counter() - began)
             results.decode[who].append(min(times))
-        progress.advance()
+        progress.advance(1 / len(STEP_KERNELS))
 
 
 # ---- what is printed
-
-
-class Progress:
-    """A bar where rich and a terminal are there, else a line per stage."""
-
-    def __init__(self, total: int) -> None:
-        self._began, self._done, self._total = time.perf_counter(), 0, total
-        self._bar = None
-        if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
-            from rich import progress
-
-            columns = ("[progress.description]{task.description}", progress.BarColumn(), progress.TimeElapsedColumn())
-            self._bar = progress.Progress(*columns)
-            self._task = self._bar.add_task("", total=total)
-
-    def __enter__(self) -> Progress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, description="done" if kind is None else "stopped")
-            self._bar.stop()
-
-    def stage(self, what: str) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, description=what)
-        else:
-            print(f"  {self._done:3}/{self._total}  {time.perf_counter() - self._began:5.0f} s  {what}", flush=True)
-
-    def advance(self) -> None:
-        self._done += 1
-        if self._bar is not None:
-            self._bar.advance(self._task)
 
 
 def print_table(rows: Sequence[tuple[str, ...]]) -> None:
@@ -390,7 +351,7 @@ def main() -> None:
         f"{device_facts('cpu').name}, {job.threads} threads, torch {torch.__version__}:"
     )
     print(f"{OURS} beside this package's two plain-torch kernels, {' and '.join(PLAIN)}.\n")
-    with Progress(measurements(job)) as progress:
+    with Tasks(tasks(job)) as progress:
         results = measure(job, progress)
     print_results(job, results)
     leave_picture(job.output / "mlstm_demo.png", lambda picture: draw(job, results, picture))

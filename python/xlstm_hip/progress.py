@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of something long: a bar where rich and a terminal are there, else a line now and then."""
+"""Progress of something long: a bar where rich and a terminal are there, else lines. On stderr, so that output can be
+piped."""
 
 from __future__ import annotations
 
@@ -7,30 +8,38 @@ import importlib.util
 import sys
 import time
 from types import TracebackType
+from typing import Any
 
 QUIET_SECONDS = 5.0  # between lines; what takes less prints nothing
 
 
+def _bar() -> Any:
+    """rich's, where it and a terminal are there, else None."""
+    if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
+        return None
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TaskProgressColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[note]}"),
+    )
+    return progress.Progress(*columns, console=Console(stderr=True))
+
+
 class Progress:
-    """total: units of work; unit: what one is called. Writes to stderr, so that output can be piped."""
+    """Of one thing, a line now and then. total: units of work; unit: what one is called."""
 
     def __init__(self, what: str, total: float, unit: str = "", enabled: bool = True) -> None:
         self._what, self._total, self._unit, self._enabled = what, total, unit, enabled
         self._done, self._note = 0.0, ""
         self._began = self._told = time.monotonic()
-        self._bar = None
-        if enabled and sys.stderr.isatty() and importlib.util.find_spec("rich") is not None:
-            from rich import progress
-            from rich.console import Console
-
-            columns = (
-                progress.TextColumn("{task.description}"),
-                progress.BarColumn(),
-                progress.TaskProgressColumn(),
-                progress.TimeRemainingColumn(),
-                progress.TextColumn("{task.fields[note]}"),
-            )
-            self._bar = progress.Progress(*columns, console=Console(stderr=True))
+        self._bar = _bar() if enabled else None
+        if self._bar is not None:
             self._task = self._bar.add_task(what, total=total, note="")
 
     def __enter__(self) -> Progress:
@@ -60,3 +69,35 @@ class Progress:
         seconds = time.monotonic() - self._began
         parts = (f"{self._what}: {text}", f"{seconds:.0f} s", self._note)
         print(", ".join(part for part in parts if part), file=sys.stderr, flush=True)
+
+
+class Tasks:
+    """Of several things one after the other, a line as each begins."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._begun = total, 0
+        self._bar = _bar()
+        if self._bar is not None:
+            self._task = self._bar.add_task("", total=total, note="")
+
+    def __enter__(self) -> Tasks:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, what: str) -> None:
+        """The next task; those before it are done."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=what, completed=self._begun)
+        self._begun += 1
+        if self._bar is None:
+            print(f"[{self._begun}/{self._total}] {what}", file=sys.stderr, flush=True)
+
+    def advance(self, fraction: float = 1) -> None:
+        """So much of the present task is done."""
+        if self._bar is not None:
+            self._bar.advance(self._task, fraction)

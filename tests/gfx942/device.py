@@ -69,11 +69,6 @@ def described(name: str, *args: Any) -> Any:
     return json.loads(text)
 
 
-def set_threads(threads: int) -> None:
-    """How many of the host's threads run the workgroups of a launch; 0: as many as there are cores."""
-    library().gfx942_set_threads(threads)
-
-
 def set_sample(every: int) -> None:
     """Run only each so many-th workgroup: for counters alone, as results are then incomplete."""
     library().gfx942_set_sample(every)

@@ -3,66 +3,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from engine_calls import copied, counted, in_double, layer_by_layer, state_after, steps
 from peer_models import ours, relative, tokens
 from xlstm_hip import engine as engines
-from xlstm_hip import ops
 from xlstm_hip.models import Stream, generate, xLSTMLarge
 from xlstm_hip.models.config_files import SpecialTokens
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@contextlib.contextmanager
-def layer_by_layer() -> Iterator[None]:
-    own = xLSTMLarge._decoded
-    xLSTMLarge._decoded = lambda *_: None
-    try:
-        yield
-    finally:
-        xLSTMLarge._decoded = own
-
-
-@contextlib.contextmanager
-def counted() -> Iterator[list[int]]:
-    """Collects the batch of every step that the engine made."""
-    own, calls = engines.DecodeEngine.step, []
-
-    def step(self, rows, *rest):
-        calls.append(rows.shape[0])
-        return own(self, rows, *rest)
-
-    engines.DecodeEngine.step = step
-    try:
-        yield calls
-    finally:
-        engines.DecodeEngine.step = own
-
-
-def state_after(model: xLSTMLarge, x: Tensor) -> dict:
-    with torch.no_grad():
-        return model.hidden(x, keep_state=True)[1]
-
-
-def copied(state: dict, dtype: torch.dtype | None = None) -> dict:
-    return {n: tuple(x.to(dtype or x.dtype, copy=True) for x in own) for n, own in state.items()}
-
-
-def steps(model: xLSTMLarge, state: dict, x: Tensor) -> Tensor:
-    return torch.stack([model.step(x[:, t], state) for t in range(x.shape[1])], dim=1)
-
-
-def in_double(model: xLSTMLarge) -> xLSTMLarge:
-    twin = xLSTMLarge(model.config)
-    twin.load_state_dict(model.state_dict())
-    return twin.double()
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 7, 9])
@@ -331,76 +284,3 @@ def test_calls_for_the_layers_alone() -> None:
             many = {n: tuple(s.repeat(33, *[1] * (s.dim() - 1)) for s in own) for n, own in begun.items()}
             model.step(x[:, 0].repeat(33), many)
     assert not calls
-
-
-# ---- the op itself
-
-
-def call_of(batch: int = 2) -> tuple[list, dict]:
-    """The arguments of the op for a model's step."""
-    model = ours(use_bias=True)
-    begun = state_after(model, tokens(batch, 5))
-    engine = engines.engine_of(model, model._new_engine)
-    states = [x for n in sorted(begun) for x in begun[n]]
-    weights = [x.detach() for x in engine._parts.tensors]
-    out = torch.empty(batch, 97)
-    x = tokens(batch, 1, seed=2)[:, 0]
-    return [out, x, torch.tensor([True] * batch), weights, engine._places, states, 4, 1e-6, 1e-6, 15.0, 30.0], begun
-
-
-def test_opcheck() -> None:
-    arguments, _ = call_of()
-    torch.library.opcheck(ops.OPS.decode_step_, tuple(arguments), test_utils=("test_schema", "test_faketensor"))
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "words"),
-    [
-        (0, torch.empty(2, 96), r"out: expected shape \( 2 97 \), got \( 2 96 \)"),
-        (1, torch.tensor([3, 97]), "tokens: expected 0 to 96, got 97"),
-        (1, torch.tensor([3, -1]), "tokens: expected 0 to 96, got -1"),
-        (1, torch.tensor([3, 4], dtype=torch.int32), "tokens: expected a contiguous int64 vector"),
-        (2, torch.tensor([True]), r"keep: expected shape \( 2 \), got \( 1 \)"),
-        (4, torch.zeros(5, dtype=torch.int64), "places: expected 46 for each block and 7, got 5"),
-        (6, 3, r"head_norm: expected 96 elements, got 128"),
-        (7, -1.0, "norm_eps: expected a finite number >= 0"),
-        (9, float("nan"), "gate_cap: expected a finite number >= 0"),
-    ],
-)
-def test_wrong_calls(place: int, value: object, words: str) -> None:
-    arguments, _ = call_of()
-    arguments[place] = value
-    with pytest.raises(RuntimeError, match=words):
-        ops.OPS.decode_step_(*arguments)
-
-
-def test_wrong_tensors() -> None:
-    arguments, _ = call_of()
-    weights, states = arguments[3], arguments[5]
-    for number, value, words in (
-        (0, weights[0][:-1], "norm_mlstm: expected 128 elements, got 127"),
-        (6, weights[6].double(), "q: expected float32, bfloat16 or float16"),
-        (6, weights[6][:, :-1].contiguous(), r"projections: expected shape"),
-        (6, weights[6].t(), "weights: expected contiguous tensors"),
-    ):
-        arguments[3] = [*weights[:number], value, *weights[number + 1 :]]
-        with pytest.raises(RuntimeError, match=words):
-            ops.OPS.decode_step_(*arguments)
-    arguments[3] = weights
-    arguments[5] = [states[0].double(), *states[1:]]
-    with pytest.raises(RuntimeError, match="c: expected a contiguous float32 tensor"):
-        ops.OPS.decode_step_(*arguments)
-    arguments[5] = states[:-1]
-    with pytest.raises(RuntimeError, match="states: expected c, n, m of 3 blocks, got 8 tensors"):
-        ops.OPS.decode_step_(*arguments)
-
-
-def test_wrong_steps() -> None:
-    model = ours()
-    state = state_after(model, tokens(2, 5))
-    with pytest.raises(ValueError, match="tokens: expected 1 dimension"):
-        model.step(tokens(2, 1), state)
-    with pytest.raises(ValueError, match=r"mask: expected .* got"):
-        model.step(tokens(2, 1)[:, 0], state, torch.tensor([True]))
-    with pytest.raises(ValueError, match="state: expected blocks 0 to 2, got"):
-        model.step(tokens(2, 1)[:, 0], {0: state[0]})

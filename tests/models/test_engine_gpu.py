@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine_calls import copied, counted, layer_by_layer, state_after, steps
 from peer_models import ours, relative, tokens
-from test_engine import copied, counted, layer_by_layer, state_after, steps
 from test_quantize import widened
 from xlstm_hip.models import xLSTMLarge
 from xlstm_hip.quantize import quantize

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine_calls import copied, counted, in_double, layer_by_layer, state_after, steps
 from peer_models import SMALL, ours, relative, tokens
-from test_engine import copied, counted, in_double, layer_by_layer, state_after, steps
 from xlstm_hip.cli import main
 from xlstm_hip.models import CheckpointError, Stream, generate, load_pretrained, save_pretrained, xLSTMLarge
 from xlstm_hip.quantize import QuantizedLinear, Scheme, packed, quantize, unpacked

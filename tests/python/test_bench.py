@@ -128,6 +128,8 @@ def test_a_file_of_another_benchmark_is_refused(tmp_path: Path, capsys: pytest.C
     (tmp_path / "other.json").write_text('{"benchmark": "layers"}')
     assert cli.main(["bench", "--redraw", str(tmp_path / "other.json")]) == 1
     assert "expected a result file of xlstm-hip bench" in capsys.readouterr().err
+    assert cli.main(["bench", "--redraw", str(tmp_path / "none.json")]) == 1
+    assert "none.json' cannot be read: No such file" in capsys.readouterr().err
 
 
 # ---- correct before timed
@@ -274,20 +276,28 @@ def test_the_long_truth_is_the_short_one(work: str, monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(x, want[name], rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize(("work", "heads", "key_heads"), [("forward+backward", 2, 2), ("decode", 4, 2)])
-def test_attention_is_held_to_its_definition(work: str, heads: int, key_heads: int) -> None:
-    cell = attention.Cell(work, "fp32", 2, heads, key_heads, 24, 8)
+@pytest.mark.parametrize(
+    ("work", "heads", "key_heads", "causal"),
+    [("forward+backward", 2, 2, True), ("backward", 4, 2, False), ("decode", 4, 2, True)],
+)
+def test_attention_is_held_to_its_definition(work: str, heads: int, key_heads: int, causal: bool) -> None:
+    cell = attention.Cell(work, "fp32", 2, heads, key_heads, 24, 8, causal)
     inputs = attention.make_inputs(cell, torch.device("cpu"))
     q, k, v = (inputs[name].double().transpose(1, 2).requires_grad_() for name in "qkv")
     k_all, v_all = (x.repeat_interleave(heads // key_heads, dim=1) for x in (k, v))
     weights = q @ k_all.mT * cell.head_dim**-0.5
-    if work != "decode":
+    if work != "decode" and causal:
         weights = weights.masked_fill(torch.ones(24, 24).triu(1).bool(), -torch.inf)
     want = {"out": (weights.softmax(-1) @ v_all).transpose(1, 2)}
     if work != "decode":
         gradients = torch.autograd.grad(want["out"], (q, k, v), inputs["dout"].double())
         want |= {name: g.transpose(1, 2) for name, g in zip(attention.GRADIENTS, gradients, strict=True)}
+    if work == "backward":
+        del want["out"]
     true = attention.truth(cell, inputs)
+    for contender in attention.IMPLEMENTATIONS:
+        if contender.missing(torch.device("cpu")) is None:
+            assert max(attention.errors(cell, contender.prepare(cell, inputs)(), true).values()) < 1e-6
     assert max(attention.errors(cell, want, true).values()) < 1e-10
     off = {name: x + 0.1 for name, x in want.items()}
     assert min(attention.errors(cell, off, true).values()) > 1e-3
@@ -298,6 +308,7 @@ def test_counts() -> None:
     assert cell.flops == 2 * 2 * 8 * 2 * 3 * 100 * 100 / 2  # two products, two operations each, half masked
     assert cell.bytes == 2 * (4 * 2 * 3 * 100 * 8)
     assert replace(cell, work="forward+backward").flops == 3.5 * cell.flops
+    assert replace(cell, causal=False).flops == 2 * cell.flops
     decode = attention.Cell("decode", "bf16", 1, 4, 2, 1000, 8)
     assert decode.bytes == 2 * (2 * 4 * 8 + 2 * 2 * 1000 * 8) and decode.flops == 4 * 4 * 1000 * 8
     small, large = (mlstm_points.Cell("forward", "bf16", 1, 1, 64, 8, 16, chunk) for chunk in (16, 256))

@@ -21,7 +21,7 @@ from xlstm_hip.describe import native
 from xlstm_hip.models import xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.reference import layers as plain_layers
 
-ATTENTION_HEADS, DIM = (4, 2), 32
+DIM = 32
 
 
 def draw(*shape: int, grad: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:

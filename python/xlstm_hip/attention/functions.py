@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..attention_places import Pages, Places
 from . import checks
-from .ops import Options, Pages, Places, attend, ops_for
+from .ops import Options, attend, ops_for
 
 Window = tuple[int, int]
 Result = Any  # out, or (out, softmax_lse, S_dmask)

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..attention_places import Pages, Places
 from ..checks import shape_text
 from . import checks
-from .ops import Options, Pages, Places, cut_of, ops_for
+from .ops import Options, cut_of, ops_for
 
 
 def flash_attn_with_kvcache(

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..attention_places import Pages, Places
 from ..checks import shape_text
 from ..describe import native
 from ..device import device_facts
 from . import checks
-from .ops import Options, Pages, Places, ops_for
+from .ops import Options, ops_for
 
 SCHEDULE_COLUMNS = 8  # begin and end (sequence, block), first split, as FlashMLA lays them out; three are unused
 _BLOCK = 64  # keys that a schedule counts in

@@ -10,24 +10,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .. import observe, plans
+from ..attention_places import Pages, Places
 from ..checks import accumulate_dtype, gradient_needed
 from ..environment import plain_torch_forced
 from ..ops import OPS
 from ..reference import attention_ops as plain
-
-
-class Places(NamedTuple):
-    """Which tokens are whose: int32 tensors, or None."""
-
-    cu_seqlens_q: Tensor | None = None
-    cu_seqlens_k: Tensor | None = None
-    seqused_k: Tensor | None = None
-    leftpad_k: Tensor | None = None
-
-
-class Pages(NamedTuple):
-    block_table: Tensor | None = None
-    cache_batch_idx: Tensor | None = None
 
 
 class Options(NamedTuple):

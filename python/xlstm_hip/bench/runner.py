@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
+from ..progress import Tasks
 from . import metrics, models, result_files, selection
 from .environment import environment
 from .machine import Machine, copy_rate, matmul_rate
 from .memory import MemoryUnknown, growth_of
 from .operators import OPERATORS
 from .registry import OURS, PROVIDERS, Call, Implementation, Operator, Point, Scale, Tensors
-from .timing import Pace, Progress, Samples, interleaved, paired_ratio
+from .timing import Pace, Samples, interleaved, paired_ratio
 from .trial import before_triton, compiling, not_survived, trials_of, work_of
 
 Advance = Callable[[float], None]
@@ -188,7 +189,7 @@ class Run:
         scale = self.settings.scale
         plan = [(OPERATORS[name], OPERATORS[name].points(scale)) for name in self.settings.operators]
         left_over = sum(len(points) for _, points in plan)
-        with Progress(left_over) as progress:
+        with Tasks(left_over) as progress:
             for operator, points in plan:
                 ends = self.left() - self.left() * len(points) / left_over if self.limited else -math.inf
                 left_over -= len(points)
@@ -199,7 +200,7 @@ class Run:
     def limited(self) -> bool:
         return not math.isinf(self.settings.seconds)
 
-    def all_of(self, operator: Operator, points: list[Point], ends: float, progress: Progress) -> None:
+    def all_of(self, operator: Operator, points: list[Point], ends: float, progress: Tasks) -> None:
         """ends: how much of all the time is to be left."""
         order = list(range(len(points)))
         if self.limited:

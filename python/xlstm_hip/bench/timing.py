@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 Call = Callable[[], Any]
@@ -90,43 +87,3 @@ def interleaved(
     finally:
         gc.enable()
     return {name: Samples(ms[name], repeats[name]) for name in names}
-
-
-class Progress:
-    """A bar on standard error; without rich, a line per task."""
-
-    def __init__(self, tasks: int) -> None:
-        self.tasks = tasks
-        self.begun = 0
-        self._bar: Any = None
-        self._task: Any = None
-
-    def __enter__(self) -> Progress:
-        if importlib.util.find_spec("rich") is not None and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-            self._bar = Bar(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True))
-            self._bar.start()
-            self._task = self._bar.add_task("", total=self.tasks)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def begin(self, what: str) -> None:
-        self.begun += 1
-        if self._bar is not None:
-            self._bar.update(self._task, description=what)
-        else:
-            print(f"[{self.begun}/{self.tasks}] {what}", file=sys.stderr, flush=True)
-
-    def advance(self, fraction: float) -> None:
-        """Part of the present task is done."""
-        if self._bar is not None:
-            self._bar.advance(self._task, fraction)

@@ -153,6 +153,8 @@ def _nothing_else(given: argparse.Namespace) -> None:
 def read(file: Path) -> dict[str, Any]:
     try:
         results = json.loads(file.read_text())
+    except OSError as error:
+        raise ValueError(f"--redraw: {str(file)!r} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"--redraw: {str(file)!r} is not JSON: {error}") from None
     if not isinstance(results, dict) or results.get("benchmark") != "xlstm-hip bench":

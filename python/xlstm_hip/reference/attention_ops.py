@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..attention_places import Pages, Places
 from ..checks import accumulate_dtype
 from .attention import attention
 
@@ -31,41 +32,35 @@ def _ends(cu_seqlens: Tensor) -> list[tuple[int, int]]:
     return list(zip(ends[:-1], ends[1:], strict=True))
 
 
-def _cached(cache: Tensor, b: int, end: int, block_table: Tensor | None, cache_batch_idx: Tensor | None) -> Tensor:
+def _cached(cache: Tensor, b: int, end: int, pages: Pages) -> Tensor:
     """The first `end` tokens that a cache has for a sequence."""
-    if block_table is not None:
-        pages = -(-end // cache.shape[1])
-        return cache[block_table[b, :pages].long()].flatten(0, 1)[:end]
-    return cache[b if cache_batch_idx is None else int(cache_batch_idx[b])][:end]
+    if pages.block_table is not None:
+        count = -(-end // cache.shape[1])
+        return cache[pages.block_table[b, :count].long()].flatten(0, 1)[:end]
+    return cache[b if pages.cache_batch_idx is None else int(pages.cache_batch_idx[b])][:end]
 
 
-def _sequences(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None,
-    leftpad_k: Tensor | None,
-    block_table: Tensor | None,
-    cache_batch_idx: Tensor | None,
-) -> Iterator[_Sequence]:
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+def _batch(q: Tensor, places: Places) -> int:
+    return q.shape[0] if places.cu_seqlens_q is None else places.cu_seqlens_q.shape[0] - 1
+
+
+def _sequences(q: Tensor, k: Tensor, v: Tensor, places: Places, pages: Pages) -> Iterator[_Sequence]:
+    batch = _batch(q, places)
     queries: list[int | slice] = list(range(batch))
-    if cu_seqlens_q is not None:
-        queries = [slice(*ends) for ends in _ends(cu_seqlens_q)]
-    room = k.shape[1] * (1 if block_table is None else block_table.shape[1])
-    ends_k = None if cu_seqlens_k is None else _ends(cu_seqlens_k)
+    if places.cu_seqlens_q is not None:
+        queries = [slice(*ends) for ends in _ends(places.cu_seqlens_q)]
+    room = k.shape[1] * (1 if pages.block_table is None else pages.block_table.shape[1])
+    ends_k = None if places.cu_seqlens_k is None else _ends(places.cu_seqlens_k)
     for b in range(batch):
         end = room if ends_k is None else ends_k[b][1] - ends_k[b][0]
-        if seqused_k is not None:
-            end = min(end, int(seqused_k[b]))
-        begin = 0 if leftpad_k is None else min(int(leftpad_k[b]), end)
+        if places.seqused_k is not None:
+            end = min(end, int(places.seqused_k[b]))
+        begin = 0 if places.leftpad_k is None else min(int(places.leftpad_k[b]), end)
         if ends_k is not None:
             first = ends_k[b][0]
             own = [x[first + begin : first + end] for x in (k, v)]
         else:
-            own = [_cached(x, b, end, block_table, cache_batch_idx)[begin:] for x in (k, v)]
+            own = [_cached(x, b, end, pages)[begin:] for x in (k, v)]
         yield _Sequence(queries[b], own[0], own[1], begin)
 
 
@@ -73,12 +68,8 @@ def _attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None,
-    leftpad_k: Tensor | None,
-    block_table: Tensor | None,
-    cache_batch_idx: Tensor | None,
+    places: Places,
+    pages: Pages,
     alibi_slopes: Tensor | None,
     sink: Tensor | None,
     rng_state: Tensor | None,
@@ -91,14 +82,12 @@ def _attend(
     lse_with_sink: bool,
     probs: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    wide, heads, packed = accumulate_dtype(q.dtype), q.shape[-2], cu_seqlens_q is not None
+    wide, heads, packed = accumulate_dtype(q.dtype), q.shape[-2], places.cu_seqlens_q is not None
     out = q.new_zeros(*q.shape[:-1], v.shape[-1])
     lse = q.new_zeros((heads, q.shape[0]) if packed else (q.shape[0], heads, q.shape[1]), dtype=wide)
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    room = (batch, heads, max_seqlen_q, k.shape[1] if cu_seqlens_k is None else max_seqlen_k)
+    room = (_batch(q, places), heads, max_seqlen_q, k.shape[1] if places.cu_seqlens_k is None else max_seqlen_k)
     weights = q.new_zeros(room if probs else (0,))
-    where = (cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, cache_batch_idx)
-    for b, one in enumerate(_sequences(q, k, v, *where)):
+    for b, one in enumerate(_sequences(q, k, v, places, pages)):
         own_q, own_k, own_v = (x.to(wide).unsqueeze(0) for x in (q[one.queries], one.k, one.v))
         slopes = alibi_slopes if alibi_slopes is None or alibi_slopes.dim() == 1 else alibi_slopes[b]
         rules: dict[str, Any] = {
@@ -121,10 +110,10 @@ def attention_forward(
     rng_state, max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right, softcap, dropout_p, block_size,
     splits, lse_with_sink,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    places, pages = Places(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k), Pages(block_table, cache_batch_idx)
     return _attend(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, cache_batch_idx, alibi_slopes, sink,
-        rng_state, max_seqlen_q, max_seqlen_k, softmax_scale, (window_left, window_right), softcap, dropout_p,
-        lse_with_sink, False,
+        q, k, v, places, pages, alibi_slopes, sink, rng_state, max_seqlen_q, max_seqlen_k, softmax_scale,
+        (window_left, window_right), softcap, dropout_p, lse_with_sink, False,
     )[:2]  # fmt: skip
 
 
@@ -132,9 +121,10 @@ def attention_forward_probs(
     q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, sink, rng_state, max_seqlen_q,
     max_seqlen_k, softmax_scale, window_left, window_right, softcap, dropout_p, block_size,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    places = Places(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k)
     return _attend(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, None, None, alibi_slopes, sink, rng_state,
-        max_seqlen_q, max_seqlen_k, softmax_scale, (window_left, window_right), softcap, dropout_p, True, True,
+        q, k, v, places, Pages(), alibi_slopes, sink, rng_state, max_seqlen_q, max_seqlen_k, softmax_scale,
+        (window_left, window_right), softcap, dropout_p, True, True,
     )  # fmt: skip
 
 

@@ -128,7 +128,7 @@ void run(const Launch& launch, Tally& tally, const RunOptions& options) {
     const std::lock_guard guard(lock);
     tally.add(mine);
   };
-  const uint64_t cores = options.threads ? options.threads : std::max(1u, std::thread::hardware_concurrency());
+  const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
   std::vector<std::thread> threads;
   for (uint64_t k = 1; k < std::min(cores, count); ++k) threads.emplace_back(work);
   work();

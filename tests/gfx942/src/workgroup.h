@@ -64,8 +64,7 @@ class Workgroup {
 
 // All workgroups of a launch on the host's threads. Throws the first Fault.
 struct RunOptions {
-  unsigned threads = 0;  // 0: as many as there are cores
-  uint32_t sample = 1;   // only each sample-th workgroup: counters are then of those, and results incomplete
+  uint32_t sample = 1;  // only each sample-th workgroup: counters are then of those, and results incomplete
 };
 void run(const Launch& launch, Tally& tally, const RunOptions& options);
 

@@ -130,10 +130,6 @@ using namespace gfx942::hip;
 
 extern "C" {
 
-void gfx942_set_threads(unsigned threads) {
-  const std::lock_guard guard(runtime().lock);
-  runtime().options.threads = threads;
-}
 void gfx942_set_sample(uint32_t every) {
   const std::lock_guard guard(runtime().lock);
   runtime().options.sample = every ? every : 1;

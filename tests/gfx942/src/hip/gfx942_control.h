@@ -11,8 +11,7 @@ extern "C" {
 #endif
 
 // ---- how launches run
-void gfx942_set_threads(unsigned threads);  // 0: as many as the machine has cores
-void gfx942_set_sample(uint32_t every);     // only each so many-th workgroup of a launch: results are then incomplete
+void gfx942_set_sample(uint32_t every);  // only each so many-th workgroup of a launch: results are then incomplete
 
 // ---- memory of the host that kernels may touch, beside what hipMalloc gave
 void gfx942_register_memory(const void* begin, size_t bytes);
