@@ -159,6 +159,7 @@ def test_bad_arguments(
 ) -> None:
     got, _, err = run(capsys, "--runs", tmp_path, *arguments)
     assert got == code and text in err and "Traceback" not in err
+    assert not list(tmp_path.iterdir())  # no run began
 
 
 def test_bad_tables_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

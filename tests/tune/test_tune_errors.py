@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from xlstm_hip.cli.tune import _judge
 from xlstm_hip.plans import Plan
 from xlstm_hip.tune import judge_errors, save_errors_for_trials, space_of
 from xlstm_hip.tune import problem as problems
@@ -93,3 +94,12 @@ def test_few_queries_stay_few() -> None:
 def test_a_folder_without_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"folder: expected errors with shipped.json, got"):
         judge_errors(tmp_path)
+
+
+def test_the_command_judges_by_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Verdicts are the numbers' own, and a table gets what passed."""
+    plant(monkeypatch, lambda problem, made: tuple(x * 1.02 for x in made), "block_size")
+    made = _judge(None, ATTENTION)({12: {"block_size": 32}, 3: {"splits": 2}}, tmp_path)
+    assert made[3]["refused"] == "" and made[12]["refused"].startswith("at length 80, seed 1, result 0: error 0.02")
+    with pytest.raises(ValueError, match="--model: expected none for mlstm_backward"):
+        _judge(tmp_path, BACKWARD)

@@ -82,16 +82,15 @@ def add(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> int:
     from ..tune.engines import make_engine
-    from ..tune.measure import Result
     from ..tune.problem import Problem
-    from ..tune.runs import ensure_table, plan_text
+    from ..tune.runs import Run, backend_name, ensure_table, plan_text
     from ..tune.search import make_search
     from ..tune.space import space_of
     from ..tune.tuner import Tuner
 
     if not given.trial_seconds > 0:
         raise ValueError(f"--trial-seconds: expected above 0, got {given.trial_seconds}")
-    found, settings = _run_and_settings(given)
+    old, settings = _settings(given)
     threads = settings["threads"]
     torch.set_num_threads(threads)
     problem = Problem(**{name: settings[name] for name in Problem.__dataclass_fields__})
@@ -100,25 +99,21 @@ def run(given: argparse.Namespace) -> int:
             f"--resume: expected this machine to be {settings['arch']}, as the run's was; it is {problem.arch}"
         )
     judge = _judge(given.model, problem)
-    named = os.environ.get(ENVIRONMENT)
-    table = given.table or (Path(named) if named else found.folder / "table.json")
-    ensure_table(table)
     search = make_search(settings["search"], space_of(problem, threads), settings["seed"])
-
-    def told(number: int, plan: Plan, result: Result) -> None:
-        speedup = result.speedup
-        said = result.error or f"{min(result.ms):.4g} ms, {speedup:.3f} times as fast as the shipped plan"
-        print(f"trial {number}: {plan_text(plan)}: {result.status}, {said}", flush=True)
-
-    print(f"{found.folder}: {problem.op} on {problem.arch}", flush=True)
     engine = make_engine(given.engine, threads, given.trial_seconds, given.ray_address)
     try:
-        tuner = Tuner(problem, found, engine, search, judge, told)
-        tuner.explore(given.budget)
-        outcome = tuner.finish(given.finalists, table)
-    except KeyboardInterrupt:
-        print(f"\ngo on with: xlstm-hip tune --resume {found.folder}", file=sys.stderr)
-        raise
+        found = old or Run.create(given.runs, backend_name(problem.on), given.tag or problem.op, settings)
+        named = os.environ.get(ENVIRONMENT)
+        table = given.table or (Path(named) if named else found.folder / "table.json")
+        ensure_table(table)
+        print(f"{found.folder}: {problem.op} on {problem.arch}", flush=True)
+        try:
+            tuner = Tuner(problem, found, engine, search, judge, _told)
+            tuner.explore(given.budget)
+            outcome = tuner.finish(given.finalists, table)
+        except KeyboardInterrupt:
+            print(f"\ngo on with: xlstm-hip tune --resume {found.folder}", file=sys.stderr)
+            raise
     finally:
         engine.close()
     if outcome.entry is None:
@@ -130,10 +125,17 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _run_and_settings(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """The run, new or to go on with, and what it is."""
+def _told(number: int, plan: Plan, result: Any) -> None:
+    from ..tune.runs import plan_text
+
+    said = result.error or f"{min(result.ms):.4g} ms, {result.speedup:.3f} times as fast as the shipped plan"
+    print(f"trial {number}: {plan_text(plan)}: {result.status}, {said}", flush=True)
+
+
+def _settings(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """The run to go on with, None for a new one, and what it is."""
     from ..tune.problem import Problem
-    from ..tune.runs import Run, backend_name
+    from ..tune.runs import Run
 
     asked = {name: getattr(given, name) for name in SETTINGS if getattr(given, name) is not None}
     if given.resume is not None:
@@ -159,7 +161,7 @@ def _run_and_settings(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     torch.set_num_threads(settings["threads"])
     problem = Problem(**{name: settings[name] for name in Problem.__dataclass_fields__})
     settings["arch"] = problem.arch
-    return Run.create(given.runs, backend_name(problem.on), given.tag or problem.op, settings), settings
+    return None, settings
 
 
 def _judge(folder: Path | None, problem: Any) -> Any:
