@@ -145,7 +145,7 @@ struct Block {
   std::array<ProductGroup, kMostGroups> groups;
   std::map<int, int> storers;  // threads that have bulk stores, by number
   Queue stores, registers;
-  int registers_left = 0, unfinished = 0;
+  int unfinished = 0;
 
   char* at(uint32_t address, uint32_t bytes, const char* does);  // faults where that is not the block's
   PhaseBarrier& barrier(uint32_t address);

@@ -19,7 +19,6 @@ class Fiber {
   void begin(void (*entry)());  // never returns: it leaves for good
   void enter();                 // from the scheduler, until the fiber leaves
   void leave();
-  bool on_stack(const void* p) const { return p >= stack_.get() && p < stack_.get() + kStackBytes; }
 
  private:
   static constexpr size_t kStackBytes = 128 << 10;
