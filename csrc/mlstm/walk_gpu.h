@@ -213,7 +213,15 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) multiply(state[xs][ys], stream[xs % 2], weighted[ys]);
       }
+      if constexpr (kFamily == Family::rdna) made(state);  // there are no registers to put it off behind the outputs
     }
+  }
+  template <int kDown>
+  XLSTM_DEVICE static void made(Strip<E> (&sums)[kDown][kYStrips]) {
+#pragma unroll
+    for (int s = 0; s < kDown; ++s)
+#pragma unroll
+      for (int ys = 0; ys < kYStrips; ++ys) sums[s][ys].made();
   }
 
   XLSTM_DEVICE static int out_place(int token, int column) {
