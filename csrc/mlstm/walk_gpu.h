@@ -320,6 +320,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
     }
     for (int n = 0; n < chunks; ++n) {
       p = read_here(p);
+      tile = same_in_all(tile);  // as 64 bits it would be kept from chunk to chunk
       lane = kFamily == Family::nvidia ? lane_id() : thread_here() % kWave;
       if (n + 1 == chunks && p->before_last && !p->alone && segment.last())
         store_registers(global(p->before_last) +
@@ -332,6 +333,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
         s.factors.store({r.numbers});
       });
       if (!kAsyncCopies) {
+        p = read_here(p);
         fetch_rest(s, n);
       } else if (n + 1 < chunks) {
         fetch_a(s, n + 1);

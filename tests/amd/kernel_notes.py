@@ -36,9 +36,6 @@ WITHOUT_MATRICES = {
     "sum_slices",
 }
 
-# Vector registers that are spilled, and bytes of scratch. gfx90a has fewer scalar registers: flat scratch takes six.
-SPILLS = {("gfx90a", "walk<bf16, 256, 32>"): (1, 8)}
-
 # (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
 CDNA = "gfx90a|gfx942"
 NOTES: list[tuple[str, str, str]] = [
