@@ -23,7 +23,9 @@ template <class E>
 __global__ __launch_bounds__(kCombineThreads) void combine_forward(const xlstm_attention_forward p, const Parts parts) {
   combine_rows(parts, static_cast<E*>(p.out.data), static_cast<float*>(p.lse.data), [&](int64_t n, PartsRow& row) {
     const xlstm_attention& in = p.in;
-    const int64_t i = n % in.length_q, head = n / in.length_q % in.heads_q, b = n / in.length_q / in.heads_q;
+    // Rows are few where keys are in parts; a division of 64 bits would cost more than all else of one.
+    const uint32_t length = uint32_t(in.length_q), heads = uint32_t(in.heads_q), whole = uint32_t(n) / length;
+    const int64_t i = uint32_t(n) % length, head = whole % heads, b = whole / heads;
     if (b >= in.batch) return false;
     const AttentionLayout at(in, b);
     const float* sink = static_cast<const float*>(in.sink);
