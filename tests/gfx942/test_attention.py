@@ -127,7 +127,7 @@ def test_errors(package: ModuleType) -> None:
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_weights_never_leave_their_registers(package: ModuleType, device: ModuleType, dim: int) -> None:
-    """A forward call writes each tile of K and V to LDS, once for each block, and no more: P^T is an operand as it lies."""
+    """A forward call writes each tile of K and V to LDS, once a block, and no more: P^T is an operand as it lies."""
     from xlstm_hip import attention as ours
 
     before = written_to_lds(device, "attend")
