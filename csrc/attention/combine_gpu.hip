@@ -23,7 +23,9 @@ template <class E>
 __global__ __launch_bounds__(kCombineThreads) void combine_forward(const xlstm_attention_forward p, const Parts parts) {
   combine_rows(parts, static_cast<E*>(p.out.data), static_cast<float*>(p.lse.data), [&](int64_t n, PartsRow& row) {
     const xlstm_attention& in = p.in;
-    const int64_t i = n % in.length_q, head = n / in.length_q % in.heads_q, b = n / in.length_q / in.heads_q;
+    // Rows are few where keys are in parts; a division of 64 bits would cost more than all else of one.
+    const uint32_t length = uint32_t(in.length_q), heads = uint32_t(in.heads_q), whole = uint32_t(n) / length;
+    const int64_t i = uint32_t(n) % length, head = whole % heads, b = whole / heads;
     if (b >= in.batch) return false;
     const AttentionLayout at(in, b);
     const float* sink = static_cast<const float*>(in.sink);
@@ -40,20 +42,29 @@ __global__ __launch_bounds__(kCombineThreads) void combine_forward(const xlstm_a
 
 bool is_piece(int64_t bytes) { return bytes % 16 == 0; }
 
+// One line to a row where that fills a large chip; few rows have more, each of which walks fewer parts.
+int combine_groups(int64_t rows, int64_t splits, int64_t dv) {
+  constexpr int64_t kBlocks = 1024;
+  Parts p{};
+  p.dv = int(dv), p.groups = 1;
+  while (p.groups < kCombineLines && p.groups < splits && combine_blocks(rows, p) < kBlocks) p.groups *= 2;
+  return p.groups;
+}
+
 void combine(const xlstm_attention_combine& p, Stream stream) {
   bool pieces = is_piece(p.dv * 4) && is_piece(intptr_t(p.out_partial)) && is_piece(intptr_t(p.out.data));
   for (int64_t stride : p.out_stride) pieces = pieces && is_piece(stride * 4);
   for (int64_t stride : p.out.stride) pieces = pieces && stride % 4 == 0;
+  const int64_t rows = p.batch * p.length * p.heads;
   const Parts parts{static_cast<const float*>(p.out_partial),
                     static_cast<const float*>(p.lse_partial),
                     p.out_stride[0],
                     p.lse_stride[0],
                     int(p.splits),
                     int(p.dv),
-                    combine_groups(p.splits),
+                    combine_groups(rows, p.splits, p.dv),
                     pieces};
-  launch("attention, combination", combine_parts,
-         {combine_blocks(p.batch * p.length * p.heads, parts), kCombineThreads, 0}, stream, p, parts);
+  launch("attention, combination", combine_parts, {combine_blocks(rows, parts), kCombineThreads, 0}, stream, p, parts);
 }
 
 template <class E>
@@ -61,8 +72,9 @@ void combine(const xlstm_attention_forward& p, const ForwardParts& made, int64_t
   const int64_t rows = ForwardParts::rows(p.in);
   bool pieces = p.in.dv % 4 == 0 && is_piece(intptr_t(p.out.data));
   for (int64_t stride : p.out.stride) pieces = pieces && stride % 4 == 0;
-  const Parts parts{made.out,    made.lse,     rows * p.in.dv,         rows,
-                    int(splits), int(p.in.dv), combine_groups(splits), pieces};
+  const Parts parts{
+      made.out, made.lse, rows * p.in.dv, rows, int(splits), int(p.in.dv), combine_groups(rows, splits, p.in.dv),
+      pieces};
   launch("attention, combination", combine_forward<E>, {combine_blocks(rows, parts), kCombineThreads, 0}, stream, p,
          parts);
 }

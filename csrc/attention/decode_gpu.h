@@ -164,6 +164,7 @@ struct Decode {
         loads_in_order();
         multiply(s, stream_of<E>(held, step), q_operand(unit, step));
       }
+      s.made();  // before the next unit's branch, which it would be put off behind with all that it is made of
       loads_in_order();
       fetch_keys(unit + kAheadK < kUnits ? here : next, (unit + kAheadK) % kUnits);
     }

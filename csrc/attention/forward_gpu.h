@@ -133,9 +133,9 @@ struct Forward {
       }
     }
   }
-  XLSTM_DEVICE ChainOperand<E> q_operand(int depth, int c) const {
+  XLSTM_DEVICE ChainOperand<E> q_operand(int depth, int c, int lane = lane_id()) const {
     const int row = wave_id() * kWaveRows + c * kStripColumns;
-    return load_chain_along<E>(tile_q(depth / kPartDepths), row, depth % kPartDepths * kStep<E>);
+    return load_chain_along<E>(tile_q(depth / kPartDepths), row, depth % kPartDepths * kStep<E>, lane);
   }
 
   XLSTM_DEVICE StreamOperand<E> key_operand(int step, int lane) const {
@@ -164,7 +164,7 @@ struct Forward {
     for (int depth = 0; depth < kDepths; ++depth) {
       if constexpr (kShape.q_in_lds)
 #pragma unroll
-        for (int c = 0; c < kStrips; ++c) q[0][c] = q_operand(depth, c);
+        for (int c = 0; c < kStrips; ++c) q[0][c] = q_operand(depth, c, lane);
 #pragma unroll
       for (int k = 0; k < kKeyStrips; ++k) {
         const int step = depth * kKeyStrips + k;

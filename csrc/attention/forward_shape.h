@@ -41,9 +41,10 @@ constexpr ForwardShape forward_shape(Family f, int element_bytes, HeadClass head
     s.keys = half && head.dqk <= 128 ? 64 : 32;
     s.blocks = wide || (!half && head.dqk > 128) ? 1 : 2;
   } else if (f == Family::rdna) {
-    // 16 rows a wave: operands are of 8 registers, there are 256.
+    // 16 rows a wave: operands are of 8 registers, there are 256. Floats' are of 24, which leaves room for one strip of
+    // scores beside 256 features of O.
     s.strips = 1;
-    s.keys = half && head.dqk <= 128 ? 64 : 32;
+    s.keys = half && head.dqk <= 128 ? 64 : !half && wide ? 16 : 32;
     s.q_in_lds = !half || head.dqk > 64;
     s.waves = half ? (head.dqk > 128 ? 4 : 8) : head.dqk > 128 ? 2 : 4;
     s.take_turns = !half && wide;

@@ -308,6 +308,7 @@ struct Mla {
       }
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
+        if constexpr (kFamily == Family::rdna) loads_in_order();  // there are no registers for two blocks
         TurnedPiece<E> piece[kTurnedPieces<E>];
 #pragma unroll
         for (int c = 0; c < kTurnedPieces<E>; ++c) {

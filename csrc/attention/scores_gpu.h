@@ -90,8 +90,8 @@ struct ScoreRules {
 
   XLSTM_DEVICE explicit ScoreRules(const xlstm_attention& in)
       : scale(float(in.softmax_scale * 1.44269504088896340736)),
-        to_cap(in.softcap > 0 ? float(in.softmax_scale / in.softcap) : 0.0f),
-        cap(float(in.softcap * 1.44269504088896340736)),
+        to_cap(same_in_all(in.softcap > 0 ? float(in.softmax_scale / in.softcap) : 0.0f)),
+        cap(same_in_all(float(in.softcap * 1.44269504088896340736))),
         slopes(same_in_all(int(in.alibi_slopes != nullptr))),
         drops(same_in_all(int(in.dropout_p > 0))),
         threshold(dropout_threshold(in.dropout_p)),
@@ -102,13 +102,15 @@ struct ScoreRules {
   // Products into scores, of a strip that begins with key `first`.
   template <class E, int kStrips>
   XLSTM_DEVICE void bend(Strip<E>& s, const RowFacts<kStrips>& facts, int c, int first) const {
+    // Distances would be kept from tile to tile, a register each, and RDNA has none to spare.
+    const int lane = kFamily == Family::rdna ? lane_here() : lane_id();
 #pragma unroll
     for (int r = 0; r < Strip<E>::kRegisters; ++r) {
       if (r % 4 == 0) in_order();
       const int j = Columns::of(r);
       float y = cap > 0 ? cap * tanh_of<E>(s.value[r] * to_cap) : s.value[r] * scale;
       if (slopes) {
-        const int apart = facts.place[c][j] - (first + Strip<E>::position(r).row);
+        const int apart = facts.place[c][j] - (first + strip_position(kFamily, sizeof(E), lane, r).row);
         y -= facts.slope[c][j] * float(apart < 0 ? -apart : apart);
       }
       s.value[r] = y;

@@ -46,6 +46,7 @@ struct Weights : Forward<E, kDqk, kDv, true> {
       typename Base::Scores s;
       if (see.some(first, kKeys)) {
         this->multiply_keys(s);
+        Base::each_strip(s, first, [](Strip<E>& strip, int, int) { strip.made(); });
 #pragma unroll
         for (int t = 0; t < Base::kKeyStrips; ++t)
 #pragma unroll

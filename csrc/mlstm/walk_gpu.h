@@ -38,6 +38,9 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
 
   static constexpr int kXStrips = kShape.x_per_wave / kStep<E>, kTStrips = kChunk / kStep<E>;
   static constexpr int kYStrips = kColumnsPerWave / kStripColumns;
+  // Of a lane's registers, floats' operands on RDNA take 24: there one is read when the last is done with, and y as it
+  // is only where it is multiplied.
+  static constexpr bool kOperandAhead = sizeof(StreamOperand<E>) <= 32;
   static constexpr int kStateRegisters = kXStrips * kYStrips * Strip<E>::kRegisters;
 
   int x0, y0, wave_x;
@@ -140,12 +143,13 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
       for (int ts = 0; ts < kTStrips; ++ts)
         stream[ts] = load_stream<true, E>(r.a, ts * kStep<E>, x0 + xs * kStep<E>, lane);
     };
-    StreamOperand<E> stream[2][kTStrips];  // of this strip and the next
-    load(0, stream[0]);
+    StreamOperand<E> stream[2][kTStrips];  // of this strip and, where registers suffice, the next
+    if (kOperandAhead) load(0, stream[0]);
 #pragma unroll
     for (int xs = 0; xs < kXStrips; ++xs) {
       in_order();
-      if (xs + 1 < kXStrips) load(xs + 1, stream[(xs + 1) % 2]);
+      if (!kOperandAhead) load(xs, stream[xs % 2]);
+      if (kOperandAhead && xs + 1 < kXStrips) load(xs + 1, stream[(xs + 1) % 2]);
       ChainOperand<E> chain[kYStrips];
 #pragma unroll
       for (int ys = 0; ys < kYStrips; ++ys) chain[ys] = as_chain(state[xs][ys], up);
@@ -191,9 +195,12 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
 #pragma unroll
     for (int k = 0; k < kChunk; k += kStep<E>) {
       ChainOperand<E> plain[kYStrips], weighted[kYStrips];
+      const auto load = [&] {
 #pragma unroll
-      for (int ys = 0; ys < kYStrips; ++ys)
-        load_chain<E>(r.y, y0 + ys * kStripColumns, k, r.factor(p->weight), up, plain[ys], weighted[ys], lane);
+        for (int ys = 0; ys < kYStrips; ++ys)
+          load_chain<E>(r.y, y0 + ys * kStripColumns, k, r.factor(p->weight), up, plain[ys], weighted[ys], lane);
+      };
+      load();
       if (p->out.data && slice_row() == 0 && k / kStep<E> % kShape.waves_x == wave_x)
 #pragma unroll
         for (int ts = 0; ts < kTStrips; ++ts) {
@@ -204,16 +211,30 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
 #pragma unroll
           for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream, plain[ys]);
         }
+      if constexpr (!kOperandAhead) {
+        in_order();
+        load();
+      }
+      const auto x_operand = [&](int xs) { return load_stream<false, E>(r.x, x0 + xs * kStep<E>, k, lane); };
       StreamOperand<E> stream[2];
-      stream[0] = load_stream<false, E>(r.x, x0, k, lane);
+      if (kOperandAhead) stream[0] = x_operand(0);
 #pragma unroll
       for (int xs = 0; xs < kXStrips; ++xs) {
         in_order();
-        if (xs + 1 < kXStrips) stream[(xs + 1) % 2] = load_stream<false, E>(r.x, x0 + (xs + 1) * kStep<E>, k, lane);
+        if (!kOperandAhead) stream[xs % 2] = x_operand(xs);
+        if (kOperandAhead && xs + 1 < kXStrips) stream[(xs + 1) % 2] = x_operand(xs + 1);
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) multiply(state[xs][ys], stream[xs % 2], weighted[ys]);
       }
+      if constexpr (kFamily == Family::rdna) made(out), made(state);  // there are no registers to put them off
     }
+  }
+  template <int kDown>
+  XLSTM_DEVICE static void made(Strip<E> (&sums)[kDown][kYStrips]) {
+#pragma unroll
+    for (int s = 0; s < kDown; ++s)
+#pragma unroll
+      for (int ys = 0; ys < kYStrips; ++ys) sums[s][ys].made();
   }
 
   XLSTM_DEVICE static int out_place(int token, int column) {
@@ -299,6 +320,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
     }
     for (int n = 0; n < chunks; ++n) {
       p = read_here(p);
+      tile = same_in_all(tile);  // as 64 bits it would be kept from chunk to chunk
       lane = kFamily == Family::nvidia ? lane_id() : thread_here() % kWave;
       if (n + 1 == chunks && p->before_last && !p->alone && segment.last())
         store_registers(global(p->before_last) +
@@ -311,6 +333,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
         s.factors.store({r.numbers});
       });
       if (!kAsyncCopies) {
+        p = read_here(p);
         fetch_rest(s, n);
       } else if (n + 1 < chunks) {
         fetch_a(s, n + 1);

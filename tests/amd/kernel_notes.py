@@ -36,8 +36,9 @@ WITHOUT_MATRICES = {
     "sum_slices",
 }
 
-# Vector registers that are spilled, and bytes of scratch. gfx90a has fewer scalar registers: flat scratch takes six.
-SPILLS = {("gfx90a", "walk<bf16, 256, 32>"): (1, 8)}
+# (arch, kernels that may have scratch and spill vector registers): floats' operands on RDNA3 are of 24, beside a state
+# in accumulators.
+SPILLING = [("gfx1100", r"walk(_wide)?<fp32, .*")]
 
 # (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
 CDNA = "gfx90a|gfx942"
@@ -106,8 +107,7 @@ NOTES: list[tuple[str, str, str]] = [
         "gfx1100",
         r"walk<(bf16|fp16), .*",
         "the exchange between the halves of a wave that makes accumulators an operand (one permlanex16 and two selects "
-        "for each register), rounding and packing, and registers that are spilled. WMMA shares its issue slots with "
-        "all of these.",
+        "for each register), rounding and packing. WMMA shares its issue slots with all of these.",
     ),
     (
         "gfx1100",

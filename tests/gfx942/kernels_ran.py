@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels of a family (a folder of csrc/) the library holds, and which of them were launched."""
+"""Which kernels the library holds, which test file must run each, and whether it has."""
 
 from __future__ import annotations
 
@@ -9,10 +9,24 @@ from types import ModuleType
 
 from builds import ROOT
 
+# The parts of csrc/ by the test file that runs every instantiation of their kernels; of attention/, by the kernels.
+PARTS: dict[str, str | frozenset[str]] = {
+    "test_mlstm.py": "mlstm",
+    "test_layer_kernels.py": "layer",
+    "test_decode.py": "decode",
+    "test_attention.py": frozenset(("attend", "write_weights", "combine_forward")),
+    "test_attention_backward.py": frozenset(("attention_gradients", "attention_delta", "sum_dsink", "sum_parts")),
+    "test_attention_decode.py": frozenset(("decode", "mla", "append_token", "combine_parts", "combine_forward")),
+}
+
 
 @functools.cache
-def _names(family: str) -> frozenset[str]:
-    sources = [path for path in (ROOT / "csrc" / family).iterdir() if path.suffix in (".h", ".hip")]
+def kernels_of(test_file: str) -> frozenset[str]:
+    """The names of the kernels that it must run."""
+    part = PARTS[test_file]
+    if not isinstance(part, str):
+        return part
+    sources = [path for path in (ROOT / "csrc" / part).iterdir() if path.suffix in (".h", ".hip")]
     found = (re.findall(r"__global__[^;]*?\bvoid\s+(\w+)\(", path.read_text()) for path in sources)
     return frozenset(name for names in found for name in names)
 
@@ -27,14 +41,16 @@ def function_of(mangled: str) -> str:
     return name
 
 
-def check_every_kernel_ran(device: ModuleType, family: str) -> None:
-    held = {
-        kernel.name
-        for kernel in device.kernels()
-        if kernel.name.startswith("_ZN5xlstm")
-        and kernel.instructions_in_code > 1
-        and function_of(kernel.name) in _names(family)
-    }
+def held_kernels(device: ModuleType) -> dict[str, str]:
+    """The library's instantiations, as mangled, and the kernel that each is of. Those with no code for gfx942 are an
+    instruction long; the one that is only asked for is no kernel of a call."""
+    found = {k.name: function_of(k.name) for k in device.kernels() if k.instructions_in_code > 1}
+    return {name: kernel for name, kernel in found.items() if name.startswith("_ZN5xlstm") and kernel != "nothing"}
+
+
+def check_every_kernel_ran(device: ModuleType, test_file: str) -> None:
+    kernels = kernels_of(test_file)
+    held = {name for name, kernel in held_kernels(device).items() if kernel in kernels}
     ran = {counted.kernel.name for counted in device.counters()}
-    assert held, f"the library holds no kernels of csrc/{family}"
+    assert held, f"the library holds no kernel of {test_file}"
     assert held <= ran, "never ran: " + ", ".join(sorted(held - ran))

@@ -17,6 +17,7 @@ from device import Counters
 from occupancy import FAMILIES, SHARED_LDS, SIMDS
 
 HZ = 2.1e9
+MEMORY = 5.3e12  # bytes a second
 CUS = 304
 L1_BYTES = 64  # a clock, of a CU
 LINE = 128
@@ -51,6 +52,11 @@ class Row:
         """Vector and transcendental instructions leave through the same port."""
         valu = self.vector + self.transcendental
         return {"MFMA": self.matrix, "VALU": valu, "SALU": self.scalar, "LDS": self.lds, "L1": self.l1}
+
+    @property
+    def memory(self) -> float:
+        """What memory would take if no cache kept a byte: a bound where each is used once."""
+        return self.moved_bytes / MEMORY * 1e6
 
     @property
     def binds(self) -> str:
@@ -125,16 +131,16 @@ def row_of(c: Counters, name: str) -> Row:
 
 
 COLUMNS = [
-    *("kernel", "workgroups", "waves a SIMD", "MFMA", "VALU", "SALU", "LDS", "L1", "binds"),
+    *("kernel", "workgroups", "waves a SIMD", "MFMA", "VALU", "SALU", "LDS", "L1", "memory", "binds"),
     *("MFMA peak, overlapped", "MFMA peak, serial", "LDS conflicts", "lanes on"),
 ]
 
 
 def markdown(rows: list[Row]) -> str:
     """Times in microseconds."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * 7 + "---|" + "---:|" * 4]
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * 8 + "---|" + "---:|" * 4]
     for row in rows:
-        times = (f"{us:.1f}" for us in row.units().values())
+        times = (f"{us:.1f}" for us in (*row.units().values(), row.memory))
         matrix = [f"{row.overlapped:.0%}", f"{row.serial:.0%}"] if row.matrix else ["", ""]
         shares = (*matrix, f"{row.conflicts:.0%}", f"{row.active:.0%}")
         cells = (f"`{row.kernel}`", str(row.workgroups), str(row.waves_of_simd), *times, row.binds, *shares)
@@ -144,18 +150,30 @@ def markdown(rows: list[Row]) -> str:
 
 def write(path: Path, tables: dict[str, list[Row]]) -> None:
     """JSON: the rows of each shape."""
-    chip = {"name": "MI300X", "cus": CUS, "simds": SIMDS, "hz": HZ, "l1_bytes_a_clock": L1_BYTES}
+    chip = {"name": "MI300X", "cus": CUS, "simds": SIMDS, "hz": HZ, "l1_bytes_a_clock": L1_BYTES, "memory": MEMORY}
     content = {"chip": chip, "shapes": {title: [asdict(row) for row in rows] for title, rows in tables.items()}}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
+def read(path: Path) -> dict[str, list[Row]]:
+    shapes = json.loads(path.read_text(encoding="utf-8"))["shapes"]
+    return {title: [Row(**row) for row in rows] for title, rows in shapes.items()}
+
+
+def rows_that_count(rows: list[Row]) -> list[Row]:
+    """Those that need a twentieth or more of what the largest does."""
+    need = [max(row.units().values()) for row in rows]
+    return [row for row, of_row in zip(rows, need, strict=True) if of_row >= 0.05 * max(need)]
+
+
 def plot(path: Path, tables: dict[str, list[Row]]) -> None:
-    """A group of bars per kernel: what each unit needs, the one that binds in full colour."""
+    """A group of bars per kernel that counts: what each unit needs, the one that binds in full colour."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    tables = {title: rows_that_count(rows) for title, rows in tables.items()}
     units = ["MFMA", "VALU", "SALU", "LDS", "L1"]
     colours = ["#c0392b", "#2980b9", "#8e44ad", "#27ae60", "#7f8c8d"]
     height = sum(0.55 * len(rows) + 1.2 for rows in tables.values())

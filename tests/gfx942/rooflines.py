@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package's kernels at the shapes of xLSTM-7B, run as gfx942 code, and what binds each on an MI300X.
+"""The package's kernels in the calls of roofline_shapes.py, run as gfx942 code, and what binds each on an MI300X.
 
-PYTHONPATH=build_backend:tests:tests/amd python tests/gfx942/rooflines.py            shows the tables
-PYTHONPATH=build_backend:tests:tests/amd python tests/gfx942/rooflines.py --write    and writes docs/amd_roofline.*
+export PYTHONPATH=build_backend:tests:tests/amd:tests/models
+python tests/gfx942/rooflines.py            shows the tables
+python tests/gfx942/rooflines.py --write    and writes docs/amd_roofline.*
 """
 
 from __future__ import annotations
@@ -12,9 +13,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
-
-import torch
 
 import builds
 import device
@@ -22,11 +20,10 @@ import emulated_torch
 import roofline
 from code_objects import short_name
 from roofline import Row
+from roofline_shapes import SHAPES, Shape
 
 DOCS = builds.ROOT / "docs"
-PAGE = DOCS / "amd-without-amd.md"
-BEGIN, END = "<!-- rooflines.py writes from here", "to here -->"
-HEADS, DQK, DHV = 8, 256, 512
+PAGE, DATA, PICTURE = (DOCS / f"amd_roofline.{end}" for end in ("md", "json", "png"))
 LEAST_SHARE = 0.5  # of MFMA peak with everything overlapped, or a note
 
 # (kernel as a regular expression, why it stays below): shown under the tables, and what a test asks for.
@@ -43,39 +40,34 @@ NOTES = (
         "the vector unit binds: a score is 256 multiply-adds, and beside them an exp, products with gates, sums over "
         "rows, rounding and a place in LDS. It is a tenth of the walks' time.",
     ),
+    (
+        r"decode<.*",
+        "memory binds: 16 rows share a key, of which a group of four heads fills 4, and each unit is done in a "
+        "fraction of the time that a key's bytes take.",
+    ),
+    (
+        r"matrix_products<.*",
+        "16 or 32 rows share a weight, of which a small batch fills few. Of 2 bytes memory binds, for what the column "
+        "`memory` says; of 4 bits the vector unit does, which makes bfloat16 of them.",
+    ),
 )
 
+HEAD = """\
+# What binds the kernels on an MI300X
 
-def _inputs(batch: int, length: int, grad: bool) -> list[torch.Tensor]:
-    g = torch.Generator().manual_seed(0)
-    shapes = [(DQK,), (DQK,), (DHV,), (), ()]
-    made = [torch.randn(batch, HEADS, length, *d, generator=g) for d in shapes]
-    made[4] += 3
-    return [x.to(torch.bfloat16).to("cuda").requires_grad_(grad) for x in made]
+Made by `tests/gfx942/rooflines.py --write` from counts of executed gfx942 code: the package's own calls, run by an
+interpreter ([AMD without an AMD GPU](amd-without-amd.md)). Nothing here was measured on a GPU. There is neither clock
+nor latency in it: a figure is a bound, what a unit would need alone.
 
-
-def forward_and_backward(batch: int, length: int) -> None:
-    from xlstm_hip import mlstm_interface
-
-    q, k, v, i, f = _inputs(batch, length, True)
-    h = mlstm_interface(q, k, v, i, f)
-    h.backward(torch.ones_like(h))
-
-
-def step(batch: int) -> None:
-    from xlstm_hip import mlstm_step_interface
-
-    q, k, v, i, f = _inputs(batch, 1, False)
-    states = [torch.randn(batch, HEADS, *d).to("cuda") for d in ((DQK, DHV), (DQK,), (1,))]
-    mlstm_step_interface(q[:, :, 0], k[:, :, 0], v[:, :, 0], i, f, *states, in_place=True)
-
-
-SHAPES: dict[str, Callable[[], None]] = {
-    "forward + backward, B8 NH8 S2048, 256/512, bf16": lambda: forward_and_backward(8, 2048),
-    "forward + backward, B1 NH8 S8192, 256/512, bf16": lambda: forward_and_backward(1, 8192),
-    "step in place, B1 NH8, 256/512, bf16": lambda: step(1),
-    "step in place, B64 NH8, 256/512, bf16": lambda: step(64),
-}
+- Times are in microseconds, if work spread evenly over the compute units that have any (304 CUs of 4 SIMDs at 2.1 GHz;
+  LDS 128 bytes and L1 64 bytes a clock of a CU). *binds*: the unit that needs the most.
+- *memory*: the bytes that waves moved, at 5.3 TB/s: what memory would take if no cache kept a byte. It is no part of
+  what binds; where each byte is used once it is what HBM takes.
+- *MFMA peak, overlapped*: the share that is reached if all units work at once, so the highest there can be; *serial*:
+  if one works at a time. *LDS conflicts*: the share of LDS cycles that banks lose. *lanes on*: of vector and memory
+  instructions.
+- Where it says so, one workgroup in several ran, and the rest is taken to be like it.
+"""
 
 
 def demangled(names: list[str]) -> list[str]:
@@ -84,10 +76,14 @@ def demangled(names: list[str]) -> list[str]:
     return [short_name(line) for line in done.stdout.splitlines()]
 
 
-def rows_of(run: Callable[[], None]) -> list[Row]:
-    """The largest first."""
+def rows_of(run: Callable[[], None], every: int = 1) -> list[Row]:
+    """The largest first. every: one workgroup in so many runs."""
     device.reset_counters()
-    run()
+    device.set_sample(every)
+    try:
+        run()
+    finally:
+        device.set_sample(1)
     counted = device.counters()
     names = demangled([c.kernel.name for c in counted])
     rows = [roofline.row_of(c, name) for c, name in zip(counted, names, strict=True)]
@@ -98,15 +94,40 @@ def note_of(row: Row) -> str:
     return next((text for pattern, text in NOTES if re.fullmatch(pattern, row.kernel)), "")
 
 
-def page_part(tables: dict[str, list[Row]]) -> str:
-    lines = [f"{BEGIN}", "", "![what each unit needs](amd_roofline.png)", ""]
-    for title, rows in tables.items():
-        lines += [f"### {title}", "", "Microseconds.", "", roofline.markdown(rows)]
+def aimed_at(shape: Shape, rows: list[Row]) -> Row:
+    """The row of the kernel that the shape's aim is for."""
+    assert shape.aim
+    (row,) = [row for row in rows if re.fullmatch(shape.aim.kernel, row.kernel)]
+    return row
+
+
+def aims(tables: dict[str, list[Row]]) -> list[str]:
+    lines = ["| an issue's aim | kernel | of MFMA peak, at least | overlapped | binds |", "|---|---|---:|---:|---|"]
+    for shape in SHAPES:
+        if shape.aim:
+            row = aimed_at(shape, tables[shape.title])
+            lines.append(
+                f"| {shape.title} | `{row.kernel}` | {shape.aim.share:.0%} | {row.overlapped:.0%} | {row.binds} |"
+            )
+    return lines
+
+
+def page(tables: dict[str, list[Row]]) -> str:
+    lines = [HEAD, *aims(tables), "", f"![what each unit needs]({PICTURE.name})", ""]
+    for shape in SHAPES:
+        rows = tables[shape.title]
+        said = [shape.words] if shape.words else []
+        if shape.every > 1:
+            said.append(f"One workgroup in {shape.every} ran.")
+        lines += [f"## {shape.title}", ""]
+        lines += [*textwrap.wrap(" ".join(said), 118), ""] if said else []
+        lines.append(roofline.markdown(rows))
     below = {row.kernel: note_of(row) for rows in tables.values() for row in rows if row.overlapped < LEAST_SHARE}
-    for kernel, text in below.items():
-        if text:
-            lines += [*textwrap.wrap(f"- `{kernel}`: {text}", 118, subsequent_indent="  "), ""]
-    return "\n".join([*lines, END])
+    lines += [f"## Below {LEAST_SHARE:.0%} of MFMA peak", ""]
+    for text in dict.fromkeys(filter(None, below.values())):
+        kernels = ", ".join(f"`{kernel}`" for kernel in sorted(below) if below[kernel] == text)
+        lines += [*textwrap.wrap(f"- {kernels}: {text}", 118, subsequent_indent="  "), ""]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def main(arguments: list[str]) -> int:
@@ -115,22 +136,15 @@ def main(arguments: list[str]) -> int:
         return 2
     emulated_torch.import_package()
     tables = {}
-    for title, run in SHAPES.items():
-        print(title, flush=True)
-        tables[title] = rows_of(run)
-        print(roofline.markdown(tables[title]), flush=True)
+    for shape in SHAPES:
+        print(shape.title, flush=True)
+        tables[shape.title] = rows_of(shape.run, shape.every)
+        print(roofline.markdown(tables[shape.title]), flush=True)
     if arguments:
-        roofline.write(DOCS / "amd_roofline.json", tables)
-        roofline.plot(DOCS / "amd_roofline.png", tables)
-        write_part(PAGE, page_part(tables))
+        roofline.write(DATA, tables)
+        roofline.plot(PICTURE, tables)
+        PAGE.write_text(page(tables), encoding="utf-8")
     return 0
-
-
-def write_part(page: Path, part: str) -> None:
-    text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(before + part + after, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -69,4 +69,4 @@ def test_float64_takes_plain_torch(package: ModuleType) -> None:
 def test_every_kernel_ran(device: ModuleType) -> None:
     if _ran != set(DTYPES):
         pytest.skip("not all dtypes of the table ran")
-    check_every_kernel_ran(device, "layer")
+    check_every_kernel_ran(device, "test_layer_kernels.py")

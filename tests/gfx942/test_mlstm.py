@@ -119,4 +119,4 @@ def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
     left_out = [str(x) for x in (*ROWS, *CHECKS) if x not in _ran]
     if left_out:
         pytest.skip(f"{len(left_out)} of the tests above were not chosen")
-    check_every_kernel_ran(device, "mlstm")
+    check_every_kernel_ran(device, "test_mlstm.py")
