@@ -16,7 +16,7 @@ int64_t units_of(const ProductShape& p, int rows) {
 MatrixPlan plan_matrix(const ProductShape& p, const Chip& chip) {
   const Family f = chip.family;
   const bool groups = p.bits < 16;
-  const int columns = int(p.columns), tiles = tiles_of(f, columns);
+  const int columns = int(p.columns);
   MatrixPlan plan{};
   for (const int batch : kMatrixBatch) {
     const bool fits = has_matrix_kernel(f, batch, p.converted) && (batch > 1 || columns <= kMostWholeFeatures);
@@ -29,13 +29,8 @@ MatrixPlan plan_matrix(const ProductShape& p, const Chip& chip) {
     if (plan.rows && units_of(p, rows) * passes * 8 < places * 7) break;
     plan.rows = rows;
   }
-  plan.stage_tiles = std::min(tiles, tiles_in_lds(f, plan.batch, plan.rows, groups, chip.lds_bytes));
-  if (plan.stage_tiles < tiles) {
-    const int depth = matrix_depth(f, p.bits, plan.batch, plan.rows);
-    plan.stage_tiles -= plan.stage_tiles % depth;
-  }
-  plan.lds_bytes =
-      plan.stage_tiles * matrix_tile_bytes(f, plan.batch, groups) + matrix_sum_bytes(f, plan.batch, plan.rows);
+  plan.stage_tiles = matrix_stage_tiles(f, p.bits, plan.batch, plan.rows, columns, chip.lds_bytes);
+  plan.lds_bytes = matrix_lds_bytes(f, p.bits, plan.batch, plan.rows, columns, chip.lds_bytes);
   const int64_t together =
       std::min<int64_t>(matrix_blocks_of_cu(f, plan.batch),
                         std::max(1, chip.lds_bytes / (plan.lds_bytes + matrix_fact_bytes(plan.batch))));

@@ -123,6 +123,16 @@ constexpr int matrix_depth(Family f, int bits, int batch, int rows) {
   return depth;
 }
 
+// Tiles of x's that LDS holds at once: all, or whole rounds of a lane's steps. And what a launch asks for.
+constexpr int matrix_stage_tiles(Family f, int bits, int batch, int rows, int columns, int lds_bytes) {
+  const int tiles = tiles_of(f, columns), fit = tiles_in_lds(f, batch, rows, bits < 16, lds_bytes);
+  return fit >= tiles ? tiles : fit - fit % matrix_depth(f, bits, batch, rows);
+}
+constexpr int matrix_lds_bytes(Family f, int bits, int batch, int rows, int columns, int lds_bytes) {
+  return matrix_stage_tiles(f, bits, batch, rows, columns, lds_bytes) * matrix_tile_bytes(f, batch, bits < 16) +
+         matrix_sum_bytes(f, batch, rows);
+}
+
 // Blocks that a CU holds. On NVIDIA one has all registers: weights on their way are what counts.
 constexpr int matrix_blocks_of_cu(Family f, int batch) { return batch == 1 && f == Family::cdna ? 2 : 1; }
 
