@@ -41,9 +41,9 @@ Status allow_lds(Kernel* kernel, int bytes) {
 #endif
 }
 
-// Starts a kernel, without the syntax that only compilers for GPUs have.
+// Starts a kernel, without the syntax that only compilers for GPUs have. early: see arch/overlap.h.
 template <class... Params>
-Status start(void (*kernel)(Params...), uint32_t blocks, int threads, int lds_bytes, Stream stream,
+Status start(void (*kernel)(Params...), uint32_t blocks, int threads, int lds_bytes, bool early, Stream stream,
              const std::type_identity_t<Params>&... arguments) {
 #if defined(__CUDACC__)
   cudaLaunchConfig_t config{};
@@ -51,8 +51,13 @@ Status start(void (*kernel)(Params...), uint32_t blocks, int threads, int lds_by
   config.blockDim = dim3(uint32_t(threads));
   config.dynamicSmemBytes = size_t(lds_bytes);
   config.stream = stream;
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  if (early) config.attrs = &overlap, config.numAttrs = 1;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 #else
+  (void)early;
   const void* values[] = {&arguments...};
   return hipLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(uint32_t(threads)),
                          const_cast<void**>(values), size_t(lds_bytes), stream);

@@ -12,9 +12,14 @@ namespace xlstm::gpu {
 namespace {
 
 template <class Weights, int kBatch>
-void launch_rows(const char* name, const MatrixPlan& plan, const ProductParams& p, Stream stream) {
-  const Grid grid{plan.blocks, kMatrixThreads, plan.lds_bytes};
-  if (plan.rows == 64) return launch(name, matrix_products<Weights, kBatch, 64>, grid, stream, p);
+void launch_rows(const char* name, const MatrixPlan& plan, const ProductParams& given, Stream stream) {
+  const Grid grid{plan.blocks, kMatrixThreads, plan.lds_bytes, plan.early};
+  ProductParams p = given;
+  p.stage_tiles = plan.stage_tiles, p.blocks = int(plan.blocks);
+  if constexpr (kBatch <= 8)
+    if (plan.rows == 16) return launch(name, matrix_products<Weights, kBatch, 16>, grid, stream, p);
+  if constexpr (kBatch >= 16 && !Weights::kGroups)
+    if (plan.rows == 64) return launch(name, matrix_products<Weights, kBatch, 64>, grid, stream, p);
   launch(name, matrix_products<Weights, kBatch, 32>, grid, stream, p);
 }
 

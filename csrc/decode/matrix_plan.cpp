@@ -1,27 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "decode/matrix_plan.h"
 
+#include <algorithm>
+
 namespace xlstm::gpu {
 
-int64_t blocks_of(const ProductShape& p, int rows) {
+int64_t units_of(const ProductShape& p, int rows) {
   const int each = p.swiglu ? rows / 2 : rows;
-  int64_t blocks = 0;
-  for (int j = 0; j < (p.swiglu ? 1 : p.pieces); ++j) blocks += (p.rows[j] + each - 1) / each;
-  return blocks;
+  int64_t units = 0;
+  for (int j = 0; j < (p.swiglu ? 1 : p.pieces); ++j) units += (p.rows[j] + each - 1) / each;
+  return units;
 }
 
-// Every block reads the batch's x's anew, so blocks have many rows where there are enough of them for every CU.
+// Units have many rows, which share what x's cost, where seven in eight of the places for blocks have one even so.
 MatrixPlan plan_matrix(const ProductShape& p, const Chip& chip) {
+  const Family f = chip.family;
+  const bool groups = p.bits < 16;
+  const int columns = int(p.columns);
   MatrixPlan plan{};
   for (const int batch : kMatrixBatch) {
-    const bool fits =
-        has_matrix_kernel(chip.family, batch, p.converted) && (batch > 1 || p.columns <= kMostWholeFeatures);
+    const bool fits = has_matrix_kernel(f, batch, p.converted) && (batch > 1 || columns <= kMostWholeFeatures);
     if (fits && plan.batch < p.batch) plan.batch = batch;
   }
-  const int few = kMatrixRows[0], many = kMatrixRows[1];
-  plan.rows = blocks_of(p, many) >= chip.compute_units ? many : few;
-  plan.lds_bytes = matrix_lds_bytes(chip.family, plan.batch, plan.rows, int(p.columns));
-  plan.blocks = blocks_of(p, plan.rows) * ((p.batch + plan.batch - 1) / plan.batch);
+  const int64_t passes = (p.batch + plan.batch - 1) / plan.batch;
+  const int64_t places = int64_t(chip.compute_units) * matrix_blocks_of_cu(f, plan.batch);
+  for (const int rows : kMatrixRows) {
+    if (!has_matrix_rows(f, plan.batch, rows, groups) || (p.swiglu && rows == kStripColumns)) continue;
+    if (plan.rows && units_of(p, rows) * passes * 8 < places * 7) break;
+    plan.rows = rows;
+  }
+  plan.stage_tiles = matrix_stage_tiles(f, p.bits, plan.batch, plan.rows, columns, chip.lds_bytes);
+  plan.lds_bytes = matrix_lds_bytes(f, p.bits, plan.batch, plan.rows, columns, chip.lds_bytes);
+  const int64_t together =
+      std::min<int64_t>(matrix_blocks_of_cu(f, plan.batch),
+                        std::max(1, chip.lds_bytes / (plan.lds_bytes + matrix_fact_bytes(plan.batch))));
+  const int64_t most = std::max<int64_t>(1, chip.compute_units * together / passes);
+  plan.early = chip.hopper;
+  plan.blocks = std::min(units_of(p, plan.rows), most) * passes;
   return plan;
 }
 

@@ -12,18 +12,22 @@ namespace xlstm::gpu {
 // Weights that are multiplied in one launch: their rows one after the other, or for SwiGLU those of two side by side.
 struct ProductShape {
   int64_t batch, columns;
-  bool swiglu, converted;  // converted: weights that are not bfloat16
+  bool swiglu;
+  int bits;        // of a weight
+  bool converted;  // weights that are not bfloat16
   int pieces;
   const int64_t* rows;  // of each piece
 };
 
 struct MatrixPlan {
-  int batch, rows;  // of the batch and of weights that a block makes
+  int batch, rows;  // of the batch and of weights in a unit of work
+  int stage_tiles;  // of x's features that LDS holds at once
   int lds_bytes;
-  int64_t blocks;  // the batch's passes over the same weights follow each other
+  bool early;      // launched before the kernel before it has ended (arch/overlap.h)
+  int64_t blocks;  // that stay and take units in turn; the batch's passes over the same weights are neighbours
 };
 
-int64_t blocks_of(const ProductShape&, int rows);
+int64_t units_of(const ProductShape&, int rows);
 MatrixPlan plan_matrix(const ProductShape&, const Chip&);
 
 }  // namespace xlstm::gpu

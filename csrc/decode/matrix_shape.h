@@ -13,26 +13,31 @@
 namespace xlstm::gpu {
 
 constexpr int kEight = 8;
-constexpr int kStepFeatures = 64;  // of a wave at a time; a group of quantised weights is one or two of them
-constexpr int kAlong = 4;          // waves that share rows, each with its own features
-constexpr int kTileFeatures = kAlong * kStepFeatures;
+constexpr int kStepFeatures = 64;    // of a wave at a time; a group of quantised weights is one or two of them
+constexpr int kChunkFeatures = 256;  // that 32 threads bring of an x
 constexpr int kMatrixThreads = 256;
 constexpr int kMostMatrixHeads = 32;            // whose means and deviations are kept
 constexpr int kMatrixBatch[] = {1, 8, 16, 32};  // rows of the batch that a kernel is made for
 constexpr int kMostWholeFeatures = 11264;       // of the one x that lies in LDS as a whole
-constexpr int kMatrixRows[] = {32, 64};         // of weights, of a block
+constexpr int kMatrixRows[] = {16, 32, 64};     // of weights, of a unit of work
 
-constexpr int matrix_waves(Family f) { return kMatrixThreads / wave_size(f); }
-constexpr int row_groups(Family f) { return matrix_waves(f) / kAlong; }  // waves side by side across rows
-constexpr int chains(Family f, int rows) { return rows / (kStripColumns * row_groups(f)); }  // of a wave
+// All waves of a block share rows and take steps in turns.
+constexpr int waves_along(Family f) { return kMatrixThreads / wave_size(f); }
+constexpr int tile_features(Family f) { return waves_along(f) * kStepFeatures; }
+constexpr int tiles_of(Family f, int columns) { return (columns + tile_features(f) - 1) / tile_features(f); }
 // Rows of the batch in a strip.
 constexpr int split_rows(Family f) { return strip_step(f, 2) / 2; }
+constexpr int matrix_strips(Family f, int batch) { return batch == 1 ? 1 : batch / split_rows(f); }
 // converted: weights that are not bfloat16 in memory. Their parts, or sums of groups, and RDNA's operands, which halves
-// of a wave hold twice, leave registers for 16 rows of the batch.
+// of a wave hold twice, leave registers for 16 rows of the batch. Many rows of the batch ask for many of weights, which
+// share what x's cost; CDNA's LDS has no room for the sums of most.
 constexpr bool has_matrix_kernel(Family f, int batch, bool converted) {
   return batch == 1 || (batch >= split_rows(f) && (batch <= 16 || !(converted || f == Family::rdna)));
 }
-constexpr int matrix_strips(Family f, int batch) { return batch == 1 ? 1 : batch / split_rows(f); }
+constexpr bool has_matrix_rows(Family f, int batch, int rows, bool groups) {
+  if (rows == 64) return !groups && (f == Family::nvidia ? batch >= 16 : f == Family::cdna && batch == 16);
+  return rows == 32 || batch <= 8;
+}
 
 // ---- a lane's eights of a step, by the row of weights
 
@@ -60,7 +65,6 @@ constexpr int load_offset(Family f, int bits, int lane, int load) {
 constexpr int kSlotBytes = 16;
 constexpr int stream_slots(Family f) { return f == Family::rdna ? 16 : wave_size(f); }  // of a piece: lanes that differ
 constexpr int strip_slots(Family f) { return stream_slots(f) * stream_pieces(f, 2); }
-constexpr int tile_units(Family f) { return kTileFeatures / unit_features(f, 2); }
 // Of a strip's rows the first half are the upper parts of the batch's, the other half the lower ones.
 constexpr int slot_in_strip(Family f, int row, int piece) {
   if (f == Family::nvidia) return row * 4 + piece;
@@ -74,12 +78,63 @@ constexpr int whole_slot(Family f, int row, int piece) {
   return row / split_rows(f) * (unit_features(f, 2) / kEight) + piece;
 }
 
-constexpr int tiles_of(int columns) { return (columns + kTileFeatures - 1) / kTileFeatures; }
-// Bytes that a launch asks for: of several x's a kernel has what it needs by itself.
-constexpr int matrix_lds_bytes(Family f, int batch, int rows, int columns) {
-  const int sums = 2 * split_rows(f) * rows * 4, x = tiles_of(columns) * kTileFeatures * 4;
-  return batch > 1 ? 0 : x > sums ? x : sums;
+// Bytes of x's in LDS: of a tile of features, two bfloat16 of each, and the sums of steps that offsets need.
+constexpr int matrix_tile_bytes(Family f, int batch, bool groups) {
+  return batch * (tile_features(f) * 4 + (groups ? waves_along(f) * 4 : 0));
 }
+// What one wave has summed up, and how many waves leave theirs side by side; two such places take turns.
+constexpr int wave_sum_bytes(Family f, int batch, int rows) {
+  return rows * (batch == 1 ? 2 : 2 * split_rows(f) * matrix_strips(f, batch)) * 4;
+}
+constexpr int waves_together(Family f, int batch, int rows) {
+  int waves = waves_along(f);
+  while (waves > 1 && waves * wave_sum_bytes(f, batch, rows) > 8 << 10) waves /= 2;
+  return waves;
+}
+constexpr int matrix_sum_bytes(Family f, int batch, int rows) {
+  return 2 * waves_together(f, batch, rows) * wave_sum_bytes(f, batch, rows);
+}
+// That a kernel has of LDS beside those: what norms need.
+constexpr int kMostStageBytes = 192 << 10;  // of x's
+constexpr int matrix_fact_bytes(int batch) {
+  const int chunks = batch == 1 ? kMostWholeFeatures / kChunkFeatures : kMostStageBytes / (batch * 4 * kChunkFeatures);
+  return batch * (kMostMatrixHeads * 8 + chunks * 4);
+}
+constexpr int tiles_in_lds(Family f, int batch, int rows, bool groups, int lds_bytes) {
+  const int room = lds_bytes - matrix_fact_bytes(batch) - matrix_sum_bytes(f, batch, rows);
+  const int most = batch == 1 ? room : kMostStageBytes;
+  return (room < most ? room : most) / matrix_tile_bytes(f, batch, groups);
+}
+
+// Weights on their way to a lane, in registers: steps ahead. They fit what the least chip of a family has in LDS, since
+// a step's place in turn must not depend on it.
+constexpr int kLeastLds[] = {99 << 10, 64 << 10, 64 << 10};  // NVIDIA, CDNA, RDNA
+constexpr int matrix_depth(Family f, int bits, int batch, int rows) {
+  const bool groups = bits < 16;
+  // AMD's waves of 64 have twice the bytes, and RDNA's operands are held twice.
+  const int held = f == Family::nvidia           ? (batch == 1 || (batch == 8 && rows == 16) ? 128 : 64)
+                   : f == Family::rdna || groups ? 32
+                                                 : 64;
+  const int words = rows / kStripColumns *
+                    (lane_rows(f) * lane_loads(f, bits) * load_bytes(bits) / 4 + (groups ? 2 * lane_columns(f) : 0));
+  const int room = batch == 1 ? 8 : tiles_in_lds(f, batch, rows, groups, kLeastLds[int(f)]);
+  int depth = 8;
+  while (depth > 1 && (depth * words > held || depth > room)) depth /= 2;
+  return depth;
+}
+
+// Tiles of x's that LDS holds at once: all, or whole rounds of a lane's steps. And what a launch asks for.
+constexpr int matrix_stage_tiles(Family f, int bits, int batch, int rows, int columns, int lds_bytes) {
+  const int tiles = tiles_of(f, columns), fit = tiles_in_lds(f, batch, rows, bits < 16, lds_bytes);
+  return fit >= tiles ? tiles : fit - fit % matrix_depth(f, bits, batch, rows);
+}
+constexpr int matrix_lds_bytes(Family f, int bits, int batch, int rows, int columns, int lds_bytes) {
+  return matrix_stage_tiles(f, bits, batch, rows, columns, lds_bytes) * matrix_tile_bytes(f, batch, bits < 16) +
+         matrix_sum_bytes(f, batch, rows);
+}
+
+// Blocks that a CU holds. On NVIDIA one has all registers: weights on their way are what counts.
+constexpr int matrix_blocks_of_cu(Family f, int batch) { return batch == 1 && f == Family::cdna ? 2 : 1; }
 
 struct EightPlace {
   int unit, piece;  // of a step

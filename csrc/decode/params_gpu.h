@@ -31,6 +31,7 @@ enum class Output { store, add, swiglu };
 
 struct ProductParams {
   int batch, columns, heads, pieces;
+  int stage_tiles, blocks;  // of kernels on matrix units: see MatrixPlan
   Input input;
   Output output;
   const float *x, *gate;      // (batch, columns)

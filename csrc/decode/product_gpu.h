@@ -10,6 +10,7 @@
 // For swiglu the two rows are one of the gate's and the same of the other's.
 #pragma once
 
+#include "arch/overlap.h"
 #include "decode/rows_gpu.h"
 
 namespace xlstm::gpu {
@@ -172,6 +173,7 @@ __global__ __launch_bounds__(kProductThreads) void products(const XLSTM_READ_IN_
 // x of each row is its token's; NaN where there is no such token, since a kernel raises no error.
 template <int>
 __global__ __launch_bounds__(kProductThreads) void embed(const EmbedParams p) {
+  let_next_kernel_begin();
   const int64_t at = int64_t(blockIdx.x) * kProductThreads + threadIdx.x;
   if (at >= int64_t(p.batch) * p.dim) return;
   const int64_t token = p.tokens[at / p.dim];

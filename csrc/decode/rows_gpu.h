@@ -34,28 +34,46 @@ struct Spread {
   float mean, inverse;
 };
 
-// A wave measures kTogether parts side by side, so that it waits for memory once for all of them.
+// A wave measures kTogether parts side by side, so that it waits for memory once for all of them, and keeps what it has
+// read of parts that fit.
 template <Input kInput, int kTogether>
 XLSTM_DEVICE void measure(const ProductParams& p, int first, int count, Spread* spread) {
+  constexpr int kKept = 16;  // of a part in each lane
   const int parts = count * (kInput == Input::heads ? p.heads : 1), size = p.columns / (parts / count);
+  const bool kept = size <= kKept * kWave;
   for (int part = wave_id(); part < parts; part += kWaves * kTogether) {
     const float* x[kTogether];
-    float mean[kTogether] = {}, squares[kTogether] = {};
+    float own[kTogether][kKept], mean[kTogether] = {}, squares[kTogether] = {};
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j)  // beyond the last, the first again
+    for (int j = 0; j < kTogether; ++j) {  // beyond the last, the first again
       x[j] = p.x + int64_t(first) * p.columns + int64_t(part + j * kWaves < parts ? part + j * kWaves : part) * size;
-    if constexpr (kInput == Input::heads) {
-#pragma unroll 4
-      for (int k = lane_id(); k < size; k += kWave)
 #pragma unroll
-        for (int j = 0; j < kTogether; ++j) mean[j] += x[j][k];
+      for (int n = 0; n < kKept; ++n) {
+        const int k = lane_id() + n * kWave;
+        own[j][n] = x[j][kept && k < size ? k : 0];
+      }
+    }
+    // f(value) of each part's, in one order whichever way.
+    const auto each = [&](auto&& f) {
+      if (kept) {
+#pragma unroll
+        for (int n = 0; n < kKept; ++n)
+#pragma unroll
+          for (int j = 0; j < kTogether; ++j)
+            if (lane_id() + n * kWave < size) f(j, own[j][n]);
+      } else {
+#pragma unroll 4
+        for (int k = lane_id(); k < size; k += kWave)
+#pragma unroll
+          for (int j = 0; j < kTogether; ++j) f(j, x[j][k]);
+      }
+    };
+    if constexpr (kInput == Input::heads) {
+      each([&](int j, float value) { mean[j] += value; });
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) mean[j] = wave_sum(mean[j]) / float(size);
     }
-#pragma unroll 4
-    for (int k = lane_id(); k < size; k += kWave)
-#pragma unroll
-      for (int j = 0; j < kTogether; ++j) squares[j] += (x[j][k] - mean[j]) * (x[j][k] - mean[j]);
+    each([&](int j, float value) { squares[j] += (value - mean[j]) * (value - mean[j]); });
 #pragma unroll
     for (int j = 0; j < kTogether; ++j) {
       squares[j] = wave_sum(squares[j]);

@@ -116,8 +116,9 @@ void run_matrix(Kernel kernel, const char* name, const ProductParams& params, co
   int64_t rows[kMostPieces];
   for (int j = 0; j < params.pieces; ++j) rows[j] = params.linear[j].rows;
   const bool converted = kernel != Kernel::bfloat16;
+  const int bits = kernel == Kernel::int4 ? 4 : kernel == Kernel::int8 ? 8 : 16;
   const MatrixPlan plan = plan_matrix(
-      {params.batch, params.columns, params.output == Output::swiglu, converted, params.pieces, rows}, chip);
+      {params.batch, params.columns, params.output == Output::swiglu, bits, converted, params.pieces, rows}, chip);
   if (kernel == Kernel::bfloat16) return launch_matrix<Bfloat16Weights>(name, plan, params, stream);
   if (kernel == Kernel::float16) return launch_matrix<Float16Weights>(name, plan, params, stream);
   if (kernel == Kernel::int8) return launch_matrix<ByteWeights>(name, plan, params, stream);

@@ -22,6 +22,7 @@
 // of C, gates, q, k, v, n are all issued at the start, and C' is on its way before the sums are.
 #pragma once
 
+#include "arch/overlap.h"
 #include "mlstm/recurrent_plan.h"
 #include "mlstm/sequences_gpu.h"
 
@@ -255,6 +256,8 @@ __global__ __launch_bounds__(kMostRecurrentThreads, !kOneToken ? 1
   using Tile = HeadTile<E, kColumns>;
   __shared__ Sums<kColumns, kMostRecurrentThreads / kWave> sums;
   __shared__ Steps steps;
+  let_next_kernel_begin();
+  wait_for_earlier_kernels();
   int64_t state;
   int tile_index;
   if (!find_tile(p, state, tile_index)) return;

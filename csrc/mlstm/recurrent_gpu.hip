@@ -45,25 +45,25 @@ struct Memory {
 };
 
 template <class E, int kColumns>
-void launch_columns(const RecurrentParams& p, const RecurrentPlan& plan, Stream stream) {
+void launch_columns(const RecurrentParams& p, const RecurrentPlan& plan, bool early, Stream stream) {
   const bool one_token = p.where.length == 1 && !p.where.cu_seqlens;
   const auto kernel = one_token ? recurrent_tokens<E, kColumns, true> : recurrent_tokens<E, kColumns, false>;
-  launch("recurrent mLSTM", kernel, {plan.blocks, int(plan.threads), 0}, stream, p);
+  launch("recurrent mLSTM", kernel, {plan.blocks, int(plan.threads), 0, early}, stream, p);
 }
 
 template <class E>
-void launch_element(const RecurrentParams& p, const RecurrentPlan& plan, Stream stream) {
+void launch_element(const RecurrentParams& p, const RecurrentPlan& plan, bool early, Stream stream) {
   if (!plan.in_registers)
     launch("recurrent mLSTM", recurrent_tokens_any<E>, {plan.blocks, int(plan.threads), 0}, stream, p);
   else if (plan.columns == 32)
-    launch_columns<E, 32>(p, plan, stream);
+    launch_columns<E, 32>(p, plan, early, stream);
   else if (plan.columns == 16)
-    launch_columns<E, 16>(p, plan, stream);
+    launch_columns<E, 16>(p, plan, early, stream);
   else
-    launch_columns<E, 8>(p, plan, stream);
+    launch_columns<E, 8>(p, plan, early, stream);
 }
 
-void run(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, void* workspace, Stream stream) {
+void run(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, bool early, void* workspace, Stream stream) {
   const xlstm_mlstm& in = call.in;
   const Memory memory(in, workspace);
   const int64_t heads = heads_of(in), n_size = heads * in.dqk;
@@ -95,19 +95,19 @@ void run(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, void* works
   p.eps = in.eps;
   switch (in.q.dtype) {
     case XLSTM_BFLOAT16:
-      launch_element<BFloat16>(p, plan, stream);
+      launch_element<BFloat16>(p, plan, early, stream);
       break;
     case XLSTM_FLOAT16:
-      launch_element<Float16>(p, plan, stream);
+      launch_element<Float16>(p, plan, early, stream);
       break;
     default:
-      launch_element<float>(p, plan, stream);
+      launch_element<float>(p, plan, early, stream);
   }
   if (!in_place) return;
   const SettleParams s{memory.settling, static_cast<float*>(call.n_last), static_cast<float*>(call.m_last), n_size,
                        n_size + heads};
   launch("recurrent mLSTM, n and m in place", settle<0>,
-         {(s.size + kSettleThreads - 1) / kSettleThreads, kSettleThreads, 0}, stream, s);
+         {(s.size + kSettleThreads - 1) / kSettleThreads, kSettleThreads, 0, early}, stream, s);
 }
 
 }  // namespace
@@ -115,7 +115,7 @@ void run(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, void* works
 size_t recurrent_workspace(const xlstm_mlstm_forward& p, const Chip&) { return Memory(p.in, nullptr).used; }
 
 void recurrent(const xlstm_mlstm_forward& p, const Chip& chip, void* workspace, void* stream) {
-  run(p, plan_of(p, chip), workspace, static_cast<Stream>(stream));
+  run(p, plan_of(p, chip), chip.hopper, workspace, static_cast<Stream>(stream));
 }
 
 }  // namespace xlstm::gpu

@@ -274,10 +274,11 @@ py::object mla_lds_bytes(const std::string& family, int rows, int features) {
 }
 
 // Of matrix_products<weights, batch, rows> for rows of so many columns; None where the family has no such kernel.
-py::object matrix_lds_bytes(const std::string& family, bool converted, int batch, int rows, int columns) {
+py::object matrix_lds_bytes(const std::string& family, int bits, bool converted, int batch, int rows, int columns) {
   const gpu::Family f = family_of(family);
-  if (!gpu::has_matrix_kernel(f, batch, converted)) return py::none();
-  return py::int_(gpu::matrix_lds_bytes(f, batch, rows, columns));
+  if (!gpu::has_matrix_kernel(f, batch, converted) || !gpu::has_matrix_rows(f, batch, rows, bits < 16))
+    return py::none();
+  return py::int_(gpu::matrix_lds_bytes(f, bits, batch, rows, columns, gpu::kLeastLds[int(f)]));
 }
 
 // Of walk<element, rows, chunk>; None where the family has no such kernel.
@@ -339,8 +340,8 @@ PYBIND11_MODULE(_native, m) {
         py::arg("dv"), "LDS of a block of the decode kernel; None where the family has no such kernel.");
   m.def("mla_lds_bytes", mla_lds_bytes, py::arg("family"), py::arg("rows"), py::arg("features"),
         "LDS of a block of the MLA kernel; None where the family has no such kernel.");
-  m.def("matrix_lds_bytes", matrix_lds_bytes, py::arg("family"), py::arg("converted"), py::arg("batch"),
-        py::arg("rows"), py::arg("columns"),
+  m.def("matrix_lds_bytes", matrix_lds_bytes, py::arg("family"), py::arg("bits"), py::arg("converted"),
+        py::arg("batch"), py::arg("rows"), py::arg("columns"),
         "LDS that a launch of a step's product asks for; None where the family has no such kernel.");
   m.def("attention_gradients_lds_bytes", attention_gradients_lds_bytes, py::arg("family"), py::arg("element_bytes"),
         py::arg("dqk"), py::arg("dv"), py::arg("of_keys"),

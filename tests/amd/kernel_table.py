@@ -53,7 +53,8 @@ def dynamic_lds(kernel: Kernel) -> int | None:
         return _native.mla_lds_bytes(kernel.family, int(kernel.arguments[1]), int(kernel.arguments[2]))
     if kernel.template == "matrix_products":  # as for the inputs of xLSTM-7B's blocks
         weights, batch, rows = kernel.arguments
-        return _native.matrix_lds_bytes(kernel.family, weights != "Bfloat16Weights", int(batch), int(rows), 4096)
+        bits, converted = {"ByteWeights": 8, "NibbleWeights": 4}.get(weights, 16), weights != "Bfloat16Weights"
+        return _native.matrix_lds_bytes(kernel.family, bits, converted, int(batch), int(rows), 4096)
     if kernel.template == "attention_gradients":
         element, dqk, dv, _, of_keys = kernel.arguments
         bytes_of = ELEMENT_BYTES[element]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of weights with few rows on matrix units: what lanes read of a row is all of it, once; x's lie where the
 // stream operand of each family looks for them; and known GPUs have blocks for every product of xLSTM-7B.
+#include <algorithm>
 #include <vector>
 
 #include "check.h"
@@ -69,26 +70,39 @@ void test_slots() {
 void test_plan() {
   const int64_t projections[] = {2048, 2048, 4096, 4096, 8, 8}, up[] = {10944, 10944}, down[] = {4096}, none[] = {0, 5};
   for (const auto& [name, chip] : known_chips()) {
-    for (const int64_t batch : {1, 2, 8, 9, 17, 32, 33, 64, 100}) {
-      const MatrixPlan p = plan_matrix({batch, 4096, false, false, 6, projections}, chip);
-      CHECK(has_matrix_kernel(chip.family, p.batch, false), "%s: a kernel for %d rows", name, p.batch);
-      CHECK(p.batch >= batch || p.batch == (chip.family == Family::rdna ? 16 : 32), "%s: %d rows of %d at once", name,
-            p.batch, int(batch));
-      const int64_t passes = (batch + p.batch - 1) / p.batch;
-      CHECK(p.blocks == passes * blocks_of({batch, 4096, false, false, 6, projections}, p.rows), "%s: %d blocks", name,
-            int(p.blocks));
-    }
-    const MatrixPlan wide = plan_matrix({8, 4096, true, false, 2, up}, chip),
-                     narrow = plan_matrix({8, 10944, false, true, 1, down}, chip);
-    CHECK(plan_matrix({32, 4096, true, true, 2, up}, chip).batch == 16, "%s: converted weights of a full batch", name);
-    const MatrixPlan one = plan_matrix({1, 10944, false, false, 1, down}, chip);
-    CHECK(one.batch == 1 && one.lds_bytes == 43 * 256 * 4, "%s: %d bytes of LDS", name, one.lds_bytes);
-    CHECK(plan_matrix({1, 11272, false, false, 1, down}, chip).batch > 1, "%s: an x that is not kept whole", name);
-    CHECK(wide.rows == 64 && wide.blocks == 342, "%s: %d blocks of %d rows", name, int(wide.blocks), wide.rows);
-    CHECK(narrow.rows == (chip.compute_units > 64 ? 32 : 64), "%s: %d rows", name, narrow.rows);
+    const Family f = chip.family;
+    for (const int bits : {16, 8, 4})
+      for (const int64_t batch : {1, 2, 8, 9, 17, 32, 33, 64, 100})
+        for (const ProductShape& shape : {ProductShape{batch, 4096, false, bits, bits < 16, 6, projections},
+                                          ProductShape{batch, 4096, true, bits, bits < 16, 2, up},
+                                          ProductShape{batch, 10944, false, bits, bits < 16, 1, down},
+                                          ProductShape{batch, 64, false, bits, bits < 16, 1, down}}) {
+          const MatrixPlan p = plan_matrix(shape, chip);
+          const int columns = int(shape.columns), b = int(batch);
+          CHECK(has_matrix_kernel(f, p.batch, bits < 16) && has_matrix_rows(f, p.batch, p.rows, bits < 16),
+                "%s: a kernel for %d rows by %d", name, p.batch, p.rows);
+          CHECK(!shape.swiglu || p.rows > 16, "%s: both sides of SwiGLU in one strip", name);
+          CHECK(p.batch >= batch || p.batch == (f == Family::rdna || bits < 16 ? 16 : 32), "%s: %d rows of %d at once",
+                name, p.batch, b);
+          const int64_t passes = (batch + p.batch - 1) / p.batch;
+          CHECK(p.blocks % passes == 0 && p.blocks <= passes * units_of(shape, p.rows), "%s: %d blocks for %d passes",
+                name, int(p.blocks), int(passes));
+          CHECK(p.blocks <= std::max<int64_t>(chip.compute_units * matrix_blocks_of_cu(f, p.batch), passes),
+                "%s: %d blocks, more than find a place", name, int(p.blocks));
+          CHECK(p.lds_bytes + matrix_fact_bytes(p.batch) <= chip.lds_bytes, "%s: %d bytes of LDS", name, p.lds_bytes);
+          const int tiles = tiles_of(f, columns), depth = matrix_depth(f, bits, p.batch, p.rows);
+          CHECK(p.stage_tiles >= 1 && (p.stage_tiles == tiles || p.stage_tiles % depth == 0),
+                "%s: %d of %d tiles in LDS, %d on their way", name, p.stage_tiles, tiles, depth);
+          CHECK(p.batch > 1 || p.stage_tiles == tiles, "%s: one x is whole", name);
+        }
+    CHECK(plan_matrix({1, 11272, false, 16, false, 1, down}, chip).batch > 1, "%s: an x that is not kept whole", name);
   }
-  CHECK(plan_matrix({1, 4096, false, false, 2, none}, known_chip("MI300X")).blocks == 1,
-        "pieces without rows have no blocks");
+  const Chip mi300x = known_chip("MI300X"), h200 = known_chip("H200");
+  CHECK(plan_matrix({1, 4096, false, 16, false, 2, none}, mi300x).blocks == 1, "pieces without rows have no blocks");
+  CHECK(plan_matrix({1, 10944, false, 16, false, 1, down}, mi300x).blocks == 256, "few rows: a strip a block");
+  CHECK(plan_matrix({1, 4096, true, 16, false, 2, up}, h200).blocks == 132, "many rows: blocks that stay");
+  const MatrixPlan batched = plan_matrix({8, 4096, true, 16, false, 2, up}, h200);
+  CHECK(batched.stage_tiles == 8 && batched.rows == 32, "8 rows of 4096 features lie in LDS as a whole");
 }
 
 }  // namespace

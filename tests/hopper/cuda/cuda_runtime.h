@@ -89,13 +89,14 @@ struct dim3 {
   uint32_t x, y, z;
   dim3(uint32_t n = 1) : x(n), y(1), z(1) {}
 };
-enum cudaLaunchAttributeID { cudaLaunchAttributeClusterDimension };
+enum cudaLaunchAttributeID { cudaLaunchAttributeClusterDimension, cudaLaunchAttributeProgrammaticStreamSerialization };
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
   struct {
     struct {
       uint32_t x, y, z;
     } clusterDim;
+    int programmaticStreamSerializationAllowed;  // here one kernel follows the other
   } val;
 };
 struct cudaLaunchConfig_t {
@@ -108,8 +109,10 @@ struct cudaLaunchConfig_t {
 template <class... Params, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...),
                                const Arguments&... arguments) {
-  const int cluster = config->numAttrs ? int(config->attrs[0].val.clusterDim.x) : 1,
-            bytes = int(config->dynamicSmemBytes);
+  int cluster = 1;
+  for (unsigned n = 0; n < config->numAttrs; ++n)
+    if (config->attrs[n].id == cudaLaunchAttributeClusterDimension) cluster = int(config->attrs[n].val.clusterDim.x);
+  const int bytes = int(config->dynamicSmemBytes);
   if (!emulator::may_have(reinterpret_cast<const void*>(kernel), bytes)) return cudaErrorInvalidValue;
   emulator::launch(int(config->gridDim.x), int(config->blockDim.x), bytes, cluster, [&] { kernel(arguments...); });
   return cudaSuccess;
