@@ -59,11 +59,6 @@ XLSTM_DEVICE int part_of(int tiles, int64_t split, int64_t splits) {
 // Their combination into the call's out and lse, with its sink.
 void combine_forward_parts(const xlstm_attention_forward&, const ForwardParts&, int64_t splits, Stream);
 
-inline int combine_groups(int64_t splits) {
-  int groups = 1;
-  while (groups < kCombineLines && groups < splits) groups *= 2;
-  return groups;
-}
 inline int64_t combine_blocks(int64_t rows, const Parts& p) {
   const int rows_of_block = kCombineLines / p.groups;
   return (rows + rows_of_block - 1) / rows_of_block * ((p.dv + kCombineColumns - 1) / kCombineColumns);
