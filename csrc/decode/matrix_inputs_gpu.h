@@ -239,9 +239,10 @@ struct MatrixInputs {
   // Where a piece of a row of a strip lies.
   XLSTM_DEVICE char* slot(int unit, int strip, int row, int piece) const {
     if constexpr (kWhole)
-      return memory + (unit * whole_unit_slots(kFamily) + whole_slot(kFamily, row, piece)) * kSlotBytes;
+      return memory + (unit * whole_unit_slots(kFamily) + whole_slot(kFamily, unit, row, piece)) * kSlotBytes;
     return memory +
-           ((unit * Shape::kStrips + strip) * strip_slots(kFamily) + slot_in_strip(kFamily, row, piece)) * kSlotBytes;
+           ((unit * Shape::kStrips + strip) * strip_slots(kFamily) + slot_in_strip(kFamily, unit, row, piece)) *
+               kSlotBytes;
   }
   template <bool kHeads>
   XLSTM_DEVICE void normalise(float (&y)[kEight], const float (&gate)[kEight], int b, int k,

@@ -65,17 +65,20 @@ constexpr int load_offset(Family f, int bits, int lane, int load) {
 constexpr int kSlotBytes = 16;
 constexpr int stream_slots(Family f) { return f == Family::rdna ? 16 : wave_size(f); }  // of a piece: lanes that differ
 constexpr int strip_slots(Family f) { return stream_slots(f) * stream_pieces(f, 2); }
-// Of a strip's rows the first half are the upper parts of the batch's, the other half the lower ones.
-constexpr int slot_in_strip(Family f, int row, int piece) {
-  if (f == Family::nvidia) return row * 4 + piece;
-  if (f == Family::rdna) return piece * 16 + row;
-  return row / 4 % 2 * 64 + piece * 16 + row / 8 * 4 + row % 4;
+// Of a strip's rows the first half are the upper parts of the batch's, the other half the lower ones. Lanes that store
+// together have the eights of one row's step: places are permuted by unit and piece, so that they meet in no bank, and
+// lanes that read together still read a line.
+constexpr int slot_in_strip(Family f, int unit, int row, int piece) {
+  if (f == Family::nvidia) return row * 4 + piece ^ unit % 2 * 4;
+  if (f == Family::rdna) return piece * 16 + (row ^ unit % 4 * 2 ^ piece);
+  return row / 4 % 2 * 64 + piece * 16 + (row / 8 * 4 + row % 4 ^ unit % 2 * 4 ^ piece);
 }
 
 // Where there is one x, all rows of a strip's half are it: lanes share what they read.
 constexpr int whole_unit_slots(Family f) { return 2 * unit_features(f, 2) / kEight; }
-constexpr int whole_slot(Family f, int row, int piece) {
-  return row / split_rows(f) * (unit_features(f, 2) / kEight) + piece;
+constexpr int whole_slot(Family f, int unit, int row, int piece) {
+  const int pieces = unit_features(f, 2) / kEight, turn = f == Family::rdna ? unit / 2 % 2 : unit % 2;
+  return row / split_rows(f) * pieces + piece ^ turn * pieces;
 }
 
 // Bytes of x's in LDS: of a tile of features, two bfloat16 of each, and the sums of steps that offsets need.

@@ -57,13 +57,43 @@ void test_order() {
     }
 }
 
+// A lane's pieces of a unit are all of a line of lanes, and no two of eight lanes that are served together meet in a
+// bank, neither when they read nor when they store the eights of one row's step.
 void test_slots() {
   for (const Family f : kFamilies)
-    for (int lane = 0; lane < wave_size(f); ++lane)
-      for (int p = 0; p < stream_pieces(f, 2); ++p) {
-        const PiecePosition at = stream_piece(f, 2, lane, p);
-        const int slot = p * stream_slots(f) + lane % stream_slots(f);
-        CHECK(slot_in_strip(f, at.row, at.feature / kEight) == slot, "lane %d piece %d", lane, p);
+    for (int unit = 0; unit < 8; ++unit) {
+      std::vector<int> taken(size_t(strip_slots(f)));
+      for (int row = 0; row < 2 * split_rows(f); ++row)
+        for (int piece = 0; piece < unit_features(f, 2) / kEight; ++piece)
+          ++taken[size_t(slot_in_strip(f, unit, row, piece))];
+      for (const int n : taken) CHECK(n == 1, "a place that %d pieces have", n);
+      for (int p = 0; p < stream_pieces(f, 2); ++p)
+        for (int group = 0; group < stream_slots(f) / 8; ++group) {
+          std::vector<int> banks(8);
+          for (int n = 0; n < 8; ++n) {
+            // ds_read_b128 on CDNA serves lanes {0-3, 20-23}, {4-7, 16-19} together, and so on.
+            const int lane = f == Family::cdna ? group / 4 * 32 + group % 4 * 4 + n % 4 +
+                                                     (n < 4       ? 0
+                                                      : group % 2 ? 12
+                                                                  : 20)
+                                               : group * 8 + n;
+            const PiecePosition at = stream_piece(f, 2, lane, p);
+            ++banks[size_t(slot_in_strip(f, unit, at.row, at.feature / kEight) % 8)];
+          }
+          for (const int n : banks) CHECK(n == 1, "family %d: %d lanes read one bank", int(f), n);
+        }
+    }
+  for (const Family f : kFamilies)
+    for (const int bits : {16, 8, 4})
+      for (int row = 0; row < 2 * split_rows(f); ++row) {
+        std::vector<int> banks(8), whole(8);
+        for (int n = 0; n < 8; ++n) {
+          const EightPlace at = eight_place(f, bits, n);
+          ++banks[size_t(slot_in_strip(f, at.unit, row, at.piece) % 8)];
+          ++whole[size_t((at.unit * whole_unit_slots(f) + whole_slot(f, at.unit, row, at.piece)) % 8)];
+        }
+        for (const int n : banks) CHECK(n == 1, "family %d, %d bits: %d lanes store to one bank", int(f), bits, n);
+        for (const int n : whole) CHECK(n == 1, "family %d, %d bits, one x: %d lanes to one bank", int(f), bits, n);
       }
 }
 
