@@ -45,10 +45,32 @@ XLSTM_DEVICE uint32_t greater_halves(Float16, uint32_t x, uint32_t y) {
 #endif
 }
 #if defined(__CUDACC__)
+XLSTM_DEVICE uint32_t times_halves(Float16, uint32_t x, uint32_t y) { return multiply_float16(x, y); }
+XLSTM_DEVICE uint32_t times_halves(BFloat16, uint32_t x, uint32_t y) { return multiply_bfloat16(x, y); }
+XLSTM_DEVICE uint32_t plus_halves(Float16, uint32_t x, uint32_t y) { return add_float16(x, y); }
+XLSTM_DEVICE uint32_t plus_halves(BFloat16, uint32_t x, uint32_t y) { return add_bfloat16(x, y); }
 XLSTM_DEVICE uint32_t greater_halves(BFloat16, uint32_t x, uint32_t y) { return greater_bfloat16(x, y); }
 #endif
 template <class E>
 constexpr bool kHasGreaterHalves = requires(uint32_t x) { greater_halves(E{}, x, x); };
+
+// Products and sums of two pairs of elements, each rounded once.
+template <class E>
+XLSTM_DEVICE uint32_t times(E e, uint32_t x, uint32_t y) {
+#if defined(__CUDACC__)
+  return times_halves(e, x, y);
+#else
+  return pack_exact(e, low_float(e, x) * low_float(e, y), high_float(e, x) * high_float(e, y));
+#endif
+}
+template <class E>
+XLSTM_DEVICE uint32_t plus(E e, uint32_t x, uint32_t y) {
+#if defined(__CUDACC__)
+  return plus_halves(e, x, y);
+#else
+  return pack_exact(e, low_float(e, x) + low_float(e, y), high_float(e, x) + high_float(e, y));
+#endif
+}
 
 // The greatest element; NaN counts for nothing.
 template <class E>

@@ -55,6 +55,27 @@ XLSTM_DEVICE uint32_t subtract_bfloat16(uint32_t a, uint32_t b) {
   return r;
 }
 
+XLSTM_DEVICE uint32_t add_bfloat16(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("{ .reg .b32 one; mov.b32 one, 0x3f803f80; fma.rn.bf16x2 %0, %1, one, %2; }" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+XLSTM_DEVICE uint32_t multiply_bfloat16(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("{ .reg .b32 none; mov.b32 none, 0x80008000; fma.rn.bf16x2 %0, %1, %2, none; }" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+XLSTM_DEVICE uint32_t add_float16(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+XLSTM_DEVICE uint32_t multiply_float16(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+
 // The same, which the compiler takes for a new one.
 template <class T>
 XLSTM_DEVICE T* unknown_pointer(T* p) {

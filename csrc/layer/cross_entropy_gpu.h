@@ -91,7 +91,7 @@ struct RunningSum {
 template <class E, bool kWhole>
 __global__ __launch_bounds__(kMostGroup,
                              (kBlocksAtOnce<E, kWhole>)) void cross_entropy_rows(CrossEntropyParams params) {
-  __shared__ float lds[2 * kMostWaves];
+  __shared__ float lds[Exchange::kFloats];
   const xlstm_cross_entropy& p = params.call;
   Exchange all{params.group, lds};
   const Exponents make(p.cap, kPacked<E, kWhole> && sizeof(E) == 2);
@@ -143,7 +143,7 @@ __global__ __launch_bounds__(kMostGroup,
         ask(k, next_start, next_at);
       }
     }
-    own.grow_to(all.reduce(own.most, [](float a, float b) { return greater(a, b); }), make);
+    own.grow_to(all.most(own.most), make);
     // The exponent that was subtracted is a rounded one: the last exp takes back what it was too large or small.
     const float form = make.form(own.most), lost = __builtin_fmaf(make.factor, form, -own.exponent);
     const float total = all.sum(own.total) * exp2_fast(-lost);

@@ -10,7 +10,7 @@ constexpr int64_t kMostClasses = 1 << 30;
 void cross_entropy_forward(const xlstm_cross_entropy& p, const Chip& chip, void* stream) {
   if (p.classes > kMostClasses) throw std::runtime_error("cross entropy: more classes than a GPU call takes, 2^30");
   const Walk walk = plan_cross_entropy(chip, p.rows, p.classes);
-  const CrossEntropyParams params{p, int(walk.slices), {walk.lanes}};
+  const CrossEntropyParams params{p, int(walk.slices), Group(walk.lanes)};
   with_kind<false>(p.rows, p.classes, {&p.logits}, [&](auto kind) {
     using K = decltype(kind);
     launch("cross entropy", cross_entropy_rows<typename K::Element, K::kWhole>, {walk.blocks, walk.threads, 0},
