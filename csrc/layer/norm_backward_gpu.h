@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Norms of heads, backward, on a GPU: the maths of norm_cpu.cpp.
 //
-// A head of a row belongs to a group of threads, as many as make four chunks of eight features for each, or two
-// (plan.h); these stay in registers as they lie in memory. A group has one head of every slices-th row, and keeps its
+// A head of a row belongs to a group of threads, as many as make four chunks of eight features for each, or two with a
+// gate or dbias (plan.h); these stay in registers as they lie in memory. A group has one head of every slices-th row, and keeps its
 // sums of dweight and dbias in registers; it leaves them in its row of the workspace, and sum_slices adds the slices in
 // their order, so that the sums are the same bits each time. Of longer heads the kernel for Any dtype reads the rest
 // again, from L1 or L2, and has its sums in the workspace all along.
@@ -11,7 +11,7 @@
 // meet at one barrier, behind another for the mean where that is subtracted. Then
 //     n = c rstd        dx = rstd (g - mean of g - n mean of (g n)) + dsum        dweight += n dy sigmoid(gate).
 // A group that meets at barriers is a block of its own, so that another row's loads are under way while one sums: 128
-// bytes a thread of a two-byte dtype, 192 with a gate or dsum, 64 or 96 KB on an H200's multiprocessor.
+// bytes a thread of a two-byte dtype, 192 with dsum, 96 with a gate: 48 to 96 KB on an H200's multiprocessor.
 //
 // Floor: x, dy, gate, dsum read once and dx, dgate written once; memory binds.
 #pragma once
@@ -27,9 +27,10 @@ struct NormBackwardParams {
   float *dweight, *dbias;  // (slices, heads * features), or null
 };
 
-template <class E, bool kWhole, bool kBias>
+// kMore: with a gate or dbias.
+template <class E, bool kWhole, bool kMore>
 __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM NormBackwardParams params) {
-  constexpr int kChunks = kBackwardChunks<E, kWhole, kBias>;
+  constexpr int kChunks = kBackwardChunks<E, kWhole, kMore>;
   using Raw = RawChunk<E, kWhole>;
   const NormBackwardParams& p = params;
   __shared__ float lds[Exchange::kFloats];
@@ -40,7 +41,7 @@ __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM Nor
   const int64_t from = item % heads * in.features, end = from + in.features, width = in.heads * in.features;
   const xlstm_rows dweights{p.dweight, XLSTM_FLOAT32, width}, dbiases{p.dbias, XLSTM_FLOAT32, width};
   HeadChunks<E, kWhole, kChunks> x(p.group, 0);
-  Chunk dweight[kChunks], dbias[kBias ? kChunks : 1];
+  Chunk dweight[kChunks], dbias[kMore ? kChunks : 1];
 #pragma unroll
   for (Chunk& c : dweight) clear(c);
 #pragma unroll
@@ -50,7 +51,7 @@ __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM Nor
   for (int row = slice, first = 0; first < all_rows; row += p.slices, first += p.slices) {
     const xlstm_norm_backward& call = read_here(only_param(params))->call;
     const xlstm_norm& in = call.in;
-    const bool gated = in.gate.data;
+    const bool gated = kMore && in.gate.data;
     x.features = item < p.items && row < all_rows ? int(in.features) : 0;
     const auto row_of = [&](const xlstm_rows& rows) {
       return row_start<E>(rows, (row < all_rows ? row : all_rows - 1) * rows.stride + from);
@@ -145,7 +146,7 @@ __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM Nor
         each([](float& v, float& open) { v *= open; }, d, s);
       }
       each([](float& to, float& v, float& flows) { to += v * flows; }, to_weight, n, d);
-      if (kBias && p.dbias) each([](float& to, float& flows) { to += flows; }, to_bias, d);
+      if (kMore && p.dbias) each([](float& to, float& flows) { to += flows; }, to_bias, d);
       weigh(d, at);
       each([&](float& v, float& other) { v = __builtin_fmaf(other, of_n, __builtin_fmaf(v, rstd, of_all)); }, d, n);
       if (call.dsum.data) {
@@ -160,16 +161,16 @@ __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM Nor
       const int at = x.place(k);
       if (at < x.features)
         finish(x.kept[k], dy[k], beside[k], gated ? load_if(call.dsum, at) : beside[k], at, dweight[k],
-               dbias[kBias ? k : 0]);
+               dbias[kMore ? k : 0]);
     }
     x.each_beyond([&](int at) {
       Chunk to_weight, to_bias;
       clear(to_weight), clear(to_bias);
       if (first && p.dweight) to_weight = load_chunk<float, false>(dweights, slice, from + at, end);
-      if (first && kBias && p.dbias) to_bias = load_chunk<float, false>(dbiases, slice, from + at, end);
+      if (first && kMore && p.dbias) to_bias = load_chunk<float, false>(dbiases, slice, from + at, end);
       finish(load_x(at), load(row_of(call.dy), at), load_if(in.gate, at), load_if(call.dsum, at), at, to_weight, to_bias);
       if (p.dweight) store_chunk<float, false>(dweights, slice, from + at, end, to_weight);
-      if (kBias && p.dbias) store_chunk<float, false>(dbiases, slice, from + at, end, to_bias);
+      if (kMore && p.dbias) store_chunk<float, false>(dbiases, slice, from + at, end, to_bias);
     });
   }
   if (item >= p.items) return;
@@ -177,7 +178,7 @@ __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM Nor
   for (int k = 0; k < kChunks; ++k) {
     if (x.place(k) >= in.features) continue;
     if (p.dweight) store_chunk<float, false>(dweights, slice, from + x.place(k), end, dweight[k]);
-    if constexpr (kBias)
+    if constexpr (kMore)
       if (p.dbias) store_chunk<float, false>(dbiases, slice, from + x.place(k), end, dbias[k]);
   }
 }

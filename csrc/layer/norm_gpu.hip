@@ -29,13 +29,14 @@ template <class F>
 void with_backward(const xlstm_norm_backward& call, F&& f) {
   const xlstm_norm& in = call.in;
   const auto tensors = {&in.x, &in.weight, &in.bias, &in.gate, &call.dy, &call.dsum, &call.dx, &call.dgate};
+  const bool more = call.dbias.data || in.gate.data;
   const auto chunks = [&]<class E, bool kWhole>(Kind<E, kWhole>) {
-    return call.dbias.data ? kBackwardChunks<E, kWhole, true> : kBackwardChunks<E, kWhole, false>;
+    return more ? kBackwardChunks<E, kWhole, true> : kBackwardChunks<E, kWhole, false>;
   };
   with_norm_kind(in, tensors, chunks, [&](auto kind) {
     using E = typename decltype(kind)::Element;
-    constexpr bool kWhole = decltype(kind)::kWhole, kAlways = !kPacked<E, kWhole>;  // one kernel, with dbias or without
-    if (kAlways || call.dbias.data)
+    constexpr bool kWhole = decltype(kind)::kWhole, kAlways = !kPacked<E, kWhole>;  // one kernel
+    if (kAlways || more)
       f(norm_backward_rows<E, kWhole, true>, kBackwardChunks<E, kWhole, true>);
     else
       f(norm_backward_rows<E, kWhole, kAlways>, kBackwardChunks<E, kWhole, kAlways>);

@@ -9,7 +9,7 @@
 namespace xlstm::gpu {
 
 constexpr int kKeptChunks = 2;      // of eight features, in a thread's registers
-constexpr int kSmallChunks = 4;     // the same of two-byte features, without sums of dbias
+constexpr int kSmallChunks = 4;     // the same of two-byte features; backward without gate and dbias
 constexpr int kLineLanes = 8;       // whose pieces of 16 bytes are a line of memory
 constexpr int kLayerThreads = 256;  // of a block whose groups are no larger
 constexpr int kMostGroup = 512;     // threads that share a row: more would have too few registers
