@@ -31,6 +31,17 @@ XLSTM_DEVICE uint32_t greater_float16(uint32_t x, uint32_t y) {
   asm("max.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
   return r;
 }
+// The same, of the smaller.
+XLSTM_DEVICE uint32_t less_bfloat16(uint32_t x, uint32_t y) {
+  uint32_t r;
+  asm("min.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+  return r;
+}
+XLSTM_DEVICE uint32_t less_float16(uint32_t x, uint32_t y) {
+  uint32_t r;
+  asm("min.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+  return r;
+}
 XLSTM_DEVICE uint32_t pack_bfloat16(float low, float high) {
   uint32_t r;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
@@ -76,10 +87,11 @@ XLSTM_DEVICE uint32_t multiply_float16(uint32_t a, uint32_t b) {
   return r;
 }
 
-// The same, which the compiler takes for a new one.
+// The same pointer to device memory, which the compiler takes for a new one.
 template <class T>
 XLSTM_DEVICE T* unknown_pointer(T* p) {
   asm volatile("" : "+l"(p));
+  __builtin_assume(__isGlobal(p));
   return p;
 }
 

@@ -131,17 +131,23 @@ XLSTM_DEVICE void load_each(const RowStart& row, Place&& place, int features, Ra
   }
 }
 
-XLSTM_DEVICE float greatest(const Chunk& c) {
-  float most = c.value[0];
+// Of all chunks.
+template <int n>
+XLSTM_DEVICE Extremes extremes(const Chunk (&chunks)[n]) {
+  Extremes of{chunks[0].value[0], chunks[0].value[0]};
 #pragma unroll
-  for (int j = 1; j < kChunk; ++j) most = greater(most, c.value[j]);
-  return most;
+  for (const Chunk& c : chunks)
+#pragma unroll
+    for (float v : c.value) of = {greater(of.most, v), less(of.least, v)};
+  return of;
 }
-template <class E>
-XLSTM_DEVICE float greatest(const PackedChunk<E>& raw) {
-  float most = greatest(E{}, raw.piece[0]);
-  if constexpr (sizeof(E) == 4) most = greater(most, greatest(E{}, raw.piece[1]));
-  return most;
+template <class E, int n>
+XLSTM_DEVICE Extremes extremes(const PackedChunk<E> (&chunks)[n]) {
+  constexpr int kPieces = int(sizeof(E)) / 2;
+  Piece pieces[n * kPieces];
+#pragma unroll
+  for (int j = 0; j < n * kPieces; ++j) pieces[j] = chunks[j / kPieces].piece[j % kPieces];
+  return extremes(E{}, pieces);
 }
 
 // Exactly what store_chunk() would leave in memory.
