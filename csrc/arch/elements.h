@@ -48,12 +48,12 @@ XLSTM_DEVICE uint32_t plus_halves(BFloat16, uint32_t x, uint32_t y) { return add
 #else
 typedef _Float16 Float16Pair __attribute__((ext_vector_type(2)));
 XLSTM_DEVICE uint32_t greater_halves(Float16, uint32_t x, uint32_t y) {
-  return __builtin_bit_cast(uint32_t, __builtin_elementwise_max(__builtin_bit_cast(Float16Pair, x),
-                                                                __builtin_bit_cast(Float16Pair, y)));
+  return __builtin_bit_cast(
+      uint32_t, __builtin_elementwise_max(__builtin_bit_cast(Float16Pair, x), __builtin_bit_cast(Float16Pair, y)));
 }
 XLSTM_DEVICE uint32_t less_halves(Float16, uint32_t x, uint32_t y) {
-  return __builtin_bit_cast(uint32_t, __builtin_elementwise_min(__builtin_bit_cast(Float16Pair, x),
-                                                                __builtin_bit_cast(Float16Pair, y)));
+  return __builtin_bit_cast(
+      uint32_t, __builtin_elementwise_min(__builtin_bit_cast(Float16Pair, x), __builtin_bit_cast(Float16Pair, y)));
 }
 #endif
 template <class E>

@@ -1,23 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MLA decoding on a GPU: attention whose values are the first 512 features of its keys, 576 or 512. The maths and the
-// orientation are those of forward_gpu.h.
-//
-// Who owns what: a block has 16 or 64 rows (query heads, or queries times them) of one key head and a part of the keys.
-// A tile of 32 keys (16 on RDNA) lies in LDS once, as in memory, and serves both products: keys are read along the
-// features, values across them and turned in registers (arch/pieces.h).
-//   scores   a wave has 16 rows, with Q in registers, and all of the features, or with fewer rows a part of them; such
-//            parts are added up through LDS by all waves that share the rows
-//   softmax  by the waves that have the scores; with 64 rows their weights go to the others through LDS, as operands
-//   out      each wave has 128 (NVIDIA, 64 rows: 64) of the 512 features for all rows of the block
-// The next tile is under way in registers, or on NVIDIA into a second buffer, while this one is multiplied. Eight lanes
-// bring a key's row, a line of 128 bytes at a time: one entry of the page table for each, whatever the size of a page.
-//
-// LDS: 36 KB for a tile of 576 features, 4 KB of weights or 8 KB of parts. Registers on CDNA, 64 rows: out 128, Q 72,
-// the next tile 36, scores 8, values 16 and as many turned: one wave a SIMD, which has 512.
-//
-// Floor, 128 heads: 2 (576 + 512) flops for each head and 1152 bytes a key, where a tile is shared through L2 by the
-// two blocks of a sequence: the matrix units bind, and LDS as long in the scores' product, for which each wave reads
-// the whole tile for its 16 rows.
+// MLA decoding (mla_gpu.h), what a block does with a tile of keys: its way into LDS, scores, weights, values.
 #pragma once
 
 #include "arch/pieces.h"
@@ -35,9 +17,11 @@ struct MlaParams {
   ForwardParts parts;      // with splits
 };
 
-template <class E, int kRows, int kFeatures>
-struct Mla {
-  static constexpr MlaShape kShape = mla_shape(kFamily, kRows, kFeatures);
+template <class E_, int kRows_, int kFeatures_, bool kAhead>
+struct MlaTiles {
+  using E = E_;
+  static constexpr int kRows = kRows_, kFeatures = kFeatures_;
+  static constexpr MlaShape kShape = mla_shape(kFamily, kRows, kFeatures, kAhead);
   static constexpr int kKeys = kShape.keys, kWaves = kShape.waves, kThreads = kShape.threads;
   static constexpr int kRowStrips = kShape.row_strips, kParts = kShape.parts, kKeyStrips = kKeys / kStep<E>;
   static constexpr int kUnits = kFeatures / kUnit<E>, kMine = (kUnits + kParts - 1) / kParts;
@@ -73,7 +57,8 @@ struct Mla {
   Columns most = Columns::all(kLowest), sum = Columns::all(0);
   Piece held[kAsyncCopies ? 1 : kPasses][kAsyncCopies ? 1 : kLines];
 
-  XLSTM_DEVICE Mla(const MlaParams& params, const AttentionLayout& layout, int64_t head, int64_t first, char* memory)
+  XLSTM_DEVICE MlaTiles(const MlaParams& params, const AttentionLayout& layout, int64_t head, int64_t first,
+                        char* memory)
       : p(params),
         in(params.call.in),
         at(layout),
@@ -94,22 +79,25 @@ struct Mla {
   // ---- LDS
 
   XLSTM_DEVICE char* tile(int n) const { return lds + n % kShape.buffers * kShape.tile_bytes; }
-  XLSTM_DEVICE Piece* partial(int wave, int key_strip, int half) const {
+  // Weights, their factors and parts of scores are those of tile n; where tiles overlap, two have room.
+  XLSTM_DEVICE static int turn(int n) { return n % kShape.turns; }
+  XLSTM_DEVICE Piece* partial(int n, int wave, int key_strip, int half) const {
     constexpr int kHalves = Strip<E>::kRegisters / 4;
-    char* all = lds + kShape.buffers * kShape.tile_bytes;
+    char* all = lds + kShape.buffers * kShape.tile_bytes + turn(n) * kShape.partial_bytes;
     return reinterpret_cast<Piece*>(all) + ((wave * kKeyStrips + key_strip) * kHalves + half) * kWave + lane_id();
   }
-  XLSTM_DEVICE ChainOperand<E>* weights(int row_strip, int key_strip) const {
-    char* all = lds + kShape.buffers * kShape.tile_bytes + kShape.partial_bytes;
-    return reinterpret_cast<ChainOperand<E>*>(all) + (row_strip * kKeyStrips + key_strip) * kWave + lane_id();
+  XLSTM_DEVICE ChainOperand<E>* weights(int n, int row_strip, int key_strip) const {
+    char* all = lds + kShape.buffers * kShape.tile_bytes + kShape.turns * kShape.partial_bytes;
+    return reinterpret_cast<ChainOperand<E>*>(all + turn(n) * kShape.weight_bytes) +
+           (row_strip * kKeyStrips + key_strip) * kWave + lane_id();
   }
-  enum Number { kFactor, kMost, kSum };
-  XLSTM_DEVICE float* numbers(Number which) const {
-    char* all = lds + kShape.buffers * kShape.tile_bytes + kShape.partial_bytes + kShape.weight_bytes;
+  enum Number { kFactor, kMost = kShape.turns, kSum };
+  XLSTM_DEVICE float* numbers(int which) const {
+    char* all = lds + kShape.buffers * kShape.tile_bytes + kShape.turns * (kShape.partial_bytes + kShape.weight_bytes);
     return reinterpret_cast<float*>(all) + which * kRows;
   }
-  XLSTM_DEVICE int* grown(int row_strip) const {
-    return reinterpret_cast<int*>(numbers(kFactor) + 3 * kRows) + row_strip;
+  XLSTM_DEVICE int* grown(int n, int row_strip) const {
+    return reinterpret_cast<int*>(numbers(kSum + 1)) + turn(n) * kRowStrips + row_strip;
   }
 
   // ---- Q, and tiles on their way
@@ -167,7 +155,8 @@ struct Mla {
 
   using Scores = Strip<E>[kKeyStrips];
 
-  XLSTM_DEVICE void multiply_keys(Scores& s, const char* keys) const {
+  XLSTM_DEVICE void multiply_keys(Scores& s, int n) const {
+    const char* const keys = tile(n);
 #pragma unroll
     for (int ks = 0; ks < kKeyStrips; ++ks) s[ks].zero();
     const PiecePosition mine = stream_piece(kFamily, sizeof(E), lane_id(), 0);
@@ -196,32 +185,27 @@ struct Mla {
       }
     }
   }
-  // Parts of the scores made whole, in the same order by each wave that shares the rows.
-  XLSTM_DEVICE void add_parts(Scores& s) const {
-    if constexpr (kParts > 1) {
+  XLSTM_DEVICE void write_part(const Scores& s, int n, int wave) const {
 #pragma unroll
-      for (int ks = 0; ks < kKeyStrips; ++ks)
+    for (int ks = 0; ks < kKeyStrips; ++ks)
 #pragma unroll
-        for (int r = 0; r < Strip<E>::kRegisters; r += 4) {
-          const float* v = s[ks].value + r;
-          *partial(wave_id(), ks, r / 4) = {{as_bits(v[0]), as_bits(v[1]), as_bits(v[2]), as_bits(v[3])}};
+      for (int r = 0; r < Strip<E>::kRegisters; r += 4) {
+        const float* v = s[ks].value + r;
+        *partial(n, wave, ks, r / 4) = {{as_bits(v[0]), as_bits(v[1]), as_bits(v[2]), as_bits(v[3])}};
+      }
+  }
+  // What `waves` of them wrote of this wave's rows, onto s.
+  XLSTM_DEVICE void add_parts(Scores& s, int n, int waves) const {
+#pragma unroll
+    for (int ks = 0; ks < kKeyStrips; ++ks)
+#pragma unroll
+      for (int r = 0; r < Strip<E>::kRegisters; r += 4)
+#pragma unroll
+        for (int other = strip; other < waves; other += kRowStrips) {
+          const Piece four = *partial(n, other, ks, r / 4);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) s[ks].value[r + e] += as_float(four.word[e]);
         }
-      __syncthreads();
-#pragma unroll
-      for (int ks = 0; ks < kKeyStrips; ++ks)
-#pragma unroll
-        for (int r = 0; r < Strip<E>::kRegisters; r += 4) {
-          Piece all = *partial(strip, ks, r / 4);
-#pragma unroll
-          for (int other = 1; other < kParts; ++other) {
-            const Piece four = *partial(other * kRowStrips + strip, ks, r / 4);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) all.word[e] = as_bits(as_float(all.word[e]) + as_float(four.word[e]));
-          }
-#pragma unroll
-          for (int e = 0; e < 4; ++e) s[ks].value[r + e] = as_float(all.word[e]);
-        }
-    }
   }
 
   // Scores into weights. Returns whether a maximum has grown so much that sums are to be scaled, and by what.
@@ -263,28 +247,23 @@ struct Mla {
       for (int t = 0; t < kTurnedStrips<E>; ++t) scale_columns(out[b][t][row_strip], by);
   }
 
-  // The weights of all rows to all waves, as operands; and out is scaled where a maximum has grown.
-  XLSTM_DEVICE void share(const Scores& s, bool more, const Columns& by) {
-    if constexpr (kRowStrips == 1) {
-      if (more) scale_out(0, by);
-    } else {
-      if (part == 0) {
+  // This wave's weights to all others, as operands, and by what out is scaled before.
+  XLSTM_DEVICE void share(const Scores& s, int n, bool more, const Columns& by) const {
 #pragma unroll
-        for (int ks = 0; ks < kKeyStrips; ++ks) *weights(strip, ks) = as_chain(s[ks], 1.0f);
-        write_rows(kFactor, by);
-        if (lane_id() == 0) *grown(strip) = more;
-      }
-      __syncthreads();
-#pragma unroll
-      for (int rs = 0; rs < kRowStrips; ++rs)
-        if (same_in_all(*grown(rs))) scale_out(rs, read_rows(kFactor, rs));
-    }
+    for (int ks = 0; ks < kKeyStrips; ++ks) *weights(n, strip, ks) = as_chain(s[ks], 1.0f);
+    write_rows(kFactor + turn(n), by);
+    if (lane_id() == 0) *grown(n, strip) = more;
   }
-  XLSTM_DEVICE void write_rows(Number which, const Columns& x) const {  // of this wave's rows
+  XLSTM_DEVICE void scale_where_grown(int n) {
+#pragma unroll
+    for (int rs = 0; rs < kRowStrips; ++rs)
+      if (same_in_all(*grown(n, rs))) scale_out(rs, read_rows(kFactor + turn(n), rs));
+  }
+  XLSTM_DEVICE void write_rows(int which, const Columns& x) const {  // of this wave's rows
 #pragma unroll
     for (int j = 0; j < Columns::kEach; ++j) numbers(which)[strip * kStripColumns + Columns::position(j)] = x.value[j];
   }
-  XLSTM_DEVICE Columns read_rows(Number which, int row_strip) const {
+  XLSTM_DEVICE Columns read_rows(int which, int row_strip) const {
     Columns x;
 #pragma unroll
     for (int j = 0; j < Columns::kEach; ++j)
@@ -293,7 +272,9 @@ struct Mla {
   }
 
   XLSTM_DEVICE int feature0(int block) const { return (wave_id() * kBlocks + block) * kTurnedFeatures<E>; }
-  XLSTM_DEVICE void multiply_values(const Scores& s, const char* values) {
+  // With 16 rows the weights are this wave's own, else those that were shared.
+  XLSTM_DEVICE void multiply_values([[maybe_unused]] const Scores* s, int n) {
+    const char* const values = tile(n);
     const PiecePosition mine = turned_piece(kFamily, sizeof(E), lane_id(), 0);
     const Cursor from(mine.row, feature0(0) * int(sizeof(E)) + mine.feature * int(sizeof(E)));
 #pragma unroll
@@ -302,9 +283,9 @@ struct Mla {
 #pragma unroll
       for (int rs = 0; rs < kRowStrips; ++rs) {
         if constexpr (kRowStrips == 1)
-          chain[rs] = as_chain(s[ks], 1.0f);
+          chain[rs] = as_chain((*s)[ks], 1.0f);
         else
-          chain[rs] = *weights(rs, ks);
+          chain[rs] = *weights(n, rs, ks);
       }
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
@@ -324,121 +305,6 @@ struct Mla {
       }
     }
   }
-
-  // Keys [begin, end), a tile at a time. begin is a multiple of a tile.
-  XLSTM_DEVICE void walk(int begin, int end, const RowsSee& see) {
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b)
-#pragma unroll
-      for (int t = 0; t < kTurnedStrips<E>; ++t)
-#pragma unroll
-        for (int rs = 0; rs < kRowStrips; ++rs) out[b][t][rs].zero();
-    if (begin < end) fetch(0, begin);
-    int n = 0;
-    for (int first = begin; first < end; first += kKeys, ++n) {
-      const bool last = first + kKeys >= end;
-      if constexpr (kAsyncCopies) {
-#if defined(__CUDACC__)
-        copies_wait();
-#endif
-        __syncthreads();
-      } else {
-        __syncthreads();
-        store(n);
-        __syncthreads();
-      }
-      if (!last) fetch(n + 1, first + kKeys);
-      Scores s;
-      multiply_keys(s, tile(n));
-      add_parts(s);
-      Columns by;
-      const bool more = weigh(s, first, see.whole(first, kKeys), by);
-      share(s, more, by);
-      multiply_values(s, tile(n));
-    }
-    sum.over_rows([](float x, float y) { return x + y; });
-    if (part == 0) {
-      write_rows(kMost, most);
-      write_rows(kSum, sum);
-    }
-    __syncthreads();
-  }
-
-  // Rows to memory, a lane's neighbouring features at a time: as they are wanted, or as a part.
-  XLSTM_DEVICE void write(int64_t split) const {
-#pragma unroll
-    for (int rs = 0; rs < kRowStrips; ++rs) {
-      const Columns row_most = read_rows(kMost, rs), row_sum = read_rows(kSum, rs);
-      float factor[Columns::kEach];
-      int64_t to[Columns::kEach];  // where the row of out lies; -1: there is none
-#pragma unroll
-      for (int j = 0; j < Columns::kEach; ++j) {
-        const uint32_t r = first_row + rs * kStripColumns + Columns::position(j);
-        to[j] = -1;
-        if (r >= uint32_t(at.queries) * group) continue;
-        const int64_t head = head_of(r), i = r / group;
-        const float whole = row_sum.value[j],
-                    keys = whole > 0 ? row_most.value[j] * kLn2 + ::log(whole) : -__builtin_inff();
-        WithSink<float> sink = without_sink(keys);
-        if (p.splits == 1 && in.sink)
-          sink = with_sink(keys, static_cast<const float*>(in.sink)[head], p.call.lse_with_sink != 0);
-        factor[j] = whole > 0 ? sink.factor / whole : 0.0f;
-        const int64_t row = split * ForwardParts::rows(in) + ForwardParts::row(in, at.index, head, i);
-        to[j] = p.splits > 1 ? row * kMlaValues : at.query(p.call.out, head, i);
-        if (wave_id() != 0 || Strip<E>::position(0).row != 0) continue;
-        if (p.splits > 1)
-          p.parts.lse[row] = keys;
-        else
-          static_cast<float*>(p.call.lse.data)[at.query(p.call.lse, head, i)] = sink.lse;
-      }
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b)
-        each_held<E>(&out[b][0][rs], kRowStrips, [&](int feature, int j, const float* value) {
-          if (to[j] < 0) return;
-          float scaled[kTurnedElements<E>];
-#pragma unroll
-          for (int e = 0; e < kTurnedElements<E>; ++e) scaled[e] = value[e] * factor[j];
-          store_row(to[j] + feature0(b) + feature, scaled);
-        });
-    }
-  }
-  template <int n>
-  XLSTM_DEVICE void store_row(int64_t place, const float (&value)[n]) const {
-    if (p.splits > 1) {
-#pragma unroll
-      for (int e = 0; e < n; e += 4) {
-        const float four[4] = {value[e], value[e + 1], value[e + 2], value[e + 3]};
-        store_elements(p.parts.out + place + e, four);
-      }
-    } else if (p.whole_out) {
-      store_elements(static_cast<E*>(p.call.out.data) + place, value);
-    } else {
-#pragma unroll
-      for (int e = 0; e < n; ++e) static_cast<E*>(p.call.out.data)[place + e] = from_float<E>(value[e]);
-    }
-  }
 };
-
-template <class E, int kRows, int kFeatures>
-__global__ __launch_bounds__(mla_shape(kFamily, kRows, kFeatures).threads, 1) void mla(const MlaParams p) {
-  if constexpr (has_mla(kFamily, kRows)) {
-    extern __shared__ __align__(128) char lds[];
-    const xlstm_attention& in = p.call.in;
-    const ForwardPlace place = forward_place(blockIdx.x, in.batch * in.heads_k, p.splits, p.blocks);
-    const uint32_t head = uint32_t(place.head), heads_k = uint32_t(in.heads_k);
-    const AttentionLayout at(in, head / heads_k);
-    const int64_t first = place.rows * kRows, left = at.rows() - first;
-    if (left <= 0) return;
-    Mla<E, kRows, kFeatures> block(p, at, head % heads_k, first, lds);
-    const RowsSee see(at, first, left < kRows ? left : kRows);
-    constexpr int kKeys = Mla<E, kRows, kFeatures>::kKeys;
-    const int origin = see.begin / kKeys, tiles = (see.end + kKeys - 1) / kKeys - origin;
-    const int from = origin + part_of(tiles, place.split, p.splits);
-    const int to = origin + part_of(tiles, place.split + 1, p.splits);
-    block.load_q();
-    block.walk(from * kKeys, to * kKeys < see.end ? to * kKeys : see.end, see);
-    block.write(place.split);
-  }
-}
 
 }  // namespace xlstm::gpu

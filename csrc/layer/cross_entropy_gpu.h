@@ -7,9 +7,9 @@
 // block has 4096 classes of a row; a thread reads all its logits before it writes their gradient, so both may be in one
 // place.
 //
-// Memory binds, but closely: at the bandwidth of an H200 one multiprocessor has 13 instructions for a logit of two bytes,
-// and its special functions 1.7. A tanh of exps and an inverse would take two of those before the exp. So the tanh of
-// two-byte logits up to the cap is a polynomial: 11 instructions, one of them an exp.
+// Memory binds, but closely: at the bandwidth of an H200 one multiprocessor has 13 instructions for a logit of two
+// bytes, and its special functions 1.7. A tanh of exps and an inverse would take two of those before the exp. So the
+// tanh of two-byte logits up to the cap is a polynomial: 11 instructions, one of them an exp.
 #pragma once
 
 #include "layer/plan.h"
@@ -19,9 +19,10 @@ namespace xlstm::gpu {
 
 constexpr float kNothing = -__builtin_inff();
 
-// Exponents of e^y = 2^(a factor), made of logits x: of two bytes and up to the cap a = x and the factor is a polynomial
-// in x^2, elsewhere a = y. tanh(z) = z P(z^2), minimax on [-1, 1], is wrong by 2.8e-6: y by 8e-5 of a cap of 30, where
-// the rounding of a bfloat16 logit is 2e-3 |x|, of a float16 2.4e-4. A logit has the same y wherever it stands.
+// Exponents of e^y = 2^(a factor), made of logits x: of two bytes and up to the cap a = x and the factor is a
+// polynomial in x^2, elsewhere a = y. tanh(z) = z P(z^2), minimax on [-1, 1], is wrong by 2.8e-6: y by 8e-5 of a cap of
+// 30, where the rounding of a bfloat16 logit is 2e-3 |x|, of a float16 2.4e-4. A logit has the same y wherever it
+// stands.
 template <bool kTwoBytes>
 struct Exponents {
   static constexpr int kTerms = 5;
@@ -178,8 +179,7 @@ __global__ __launch_bounds__(kMostGroup,
     exps[0] = most;
     exps[1] = total;
     float loss = 0;
-    if (target != p.ignore_index)
-      loss = in_range ? most - make.y(at_target) + logf(total) : __builtin_nanf("");
+    if (target != p.ignore_index) loss = in_range ? most - make.y(at_target) + logf(total) : __builtin_nanf("");
     static_cast<float*>(p.loss)[row] = loss;
   }
 }

@@ -2,10 +2,10 @@
 // Norms of heads, backward, on a GPU: the maths of norm_cpu.cpp.
 //
 // A head of a row belongs to a group of threads, as many as make four chunks of eight features for each, or two with a
-// gate or dbias (plan.h); these stay in registers as they lie in memory. A group has one head of every slices-th row, and keeps its
-// sums of dweight and dbias in registers; it leaves them in its row of the workspace, and sum_slices adds the slices in
-// their order, so that the sums are the same bits each time. Of longer heads the kernel for Any dtype reads the rest
-// again, from L1 or L2, and has its sums in the workspace all along.
+// gate or dbias (plan.h); these stay in registers as they lie in memory. A group has one head of every slices-th row,
+// and keeps its sums of dweight and dbias in registers; it leaves them in its row of the workspace, and sum_slices adds
+// the slices in their order, so that the sums are the same bits each time. Of longer heads the kernel for Any dtype
+// reads the rest again, from L1 or L2, and has its sums in the workspace all along.
 //
 // With c = x - mean and g = dy sigmoid(gate) weight, all that a row asks of its group are sums of c^2, g and g c: they
 // meet at one barrier, behind another for the mean where that is subtracted. Then
@@ -168,7 +168,8 @@ __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM Nor
       clear(to_weight), clear(to_bias);
       if (first && p.dweight) to_weight = load_chunk<float, false>(dweights, slice, from + at, end);
       if (first && kMore && p.dbias) to_bias = load_chunk<float, false>(dbiases, slice, from + at, end);
-      finish(load_x(at), load(row_of(call.dy), at), load_if(in.gate, at), load_if(call.dsum, at), at, to_weight, to_bias);
+      finish(load_x(at), load(row_of(call.dy), at), load_if(in.gate, at), load_if(call.dsum, at), at, to_weight,
+             to_bias);
       if (p.dweight) store_chunk<float, false>(dweights, slice, from + at, end, to_weight);
       if (kMore && p.dbias) store_chunk<float, false>(dbiases, slice, from + at, end, to_bias);
     });

@@ -3,13 +3,13 @@
 //
 // A head of a row belongs to a group of threads, part of a wave or a block, as many as make four chunks of eight
 // features for each (two where chunks are floats: plan.h); these stay in registers as they lie in memory, so that x
-// comes from there once. Longer heads go to the kernel for Any dtype, which reads what it does not keep again, from L1 or
-// L2. A group has one head and is done: the multiprocessor has other blocks, whose loads are under way while this one
-// sums. A group that meets at a barrier is a block of its own.
+// comes from there once. Longer heads go to the kernel for Any dtype, which reads what it does not keep again, from L1
+// or L2. A group has one head and is done: the multiprocessor has other blocks, whose loads are under way while this
+// one sums. A group that meets at a barrier is a block of its own.
 //
-// All that a head needs is asked for at once, x and beside it the residual or the gate; weight, which L1 has, behind the
-// sums. On an H200 a thread has so 64 bytes under way, 128 with a residual or gate, and a multiprocessor 64 or 128 KB;
-// latency asks for some 20. A row's bits follow from its group's lanes alone.
+// All that a head needs is asked for at once, x and beside it the residual or the gate; weight, which L1 has, behind
+// the sums. On an H200 a thread has so 64 bytes under way, 128 with a residual or gate, and a multiprocessor 64 or 128
+// KB; latency asks for some 20. A row's bits follow from its group's lanes alone.
 //
 // Floor: x, residual, gate read once and sum, y written once; memory binds.
 #pragma once

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "layer/kernels_gpu.h"
 #include "layer/launch_gpu.h"
 #include "layer/norm_backward_gpu.h"
@@ -49,10 +51,8 @@ struct Memory {
   float *dweight, *dbias;
   size_t used;
 
-  Memory(const xlstm_norm_backward& p, const Chip& chip, void* workspace) {
-    with_backward(p, [&](auto, int chunks) {
-      walk = plan_norm_backward(chip, p.in.rows, p.in.heads, p.in.features, chunks);
-    });
+  Memory(const xlstm_norm_backward& p, const Chip& chip, void* workspace, int chunks) {
+    walk = plan_norm_backward(chip, p.in.rows, p.in.heads, p.in.features, chunks);
     slices = walk.slices;
     width = p.in.heads * p.in.features;
     Arena arena(workspace);
@@ -85,20 +85,23 @@ void norm_forward(const xlstm_norm_forward& call, const Chip& chip, void* stream
   });
 }
 
-size_t norm_backward_workspace(const xlstm_norm_backward& p, const Chip& chip) { return Memory(p, chip, nullptr).used; }
+// What a call needs must not change with where its tensors lie, which says which kernel it takes.
+size_t norm_backward_workspace(const xlstm_norm_backward& p, const Chip& chip) {
+  return std::max(Memory(p, chip, nullptr, kKeptChunks).used, Memory(p, chip, nullptr, kSmallChunks).used);
+}
 
 void norm_backward(const xlstm_norm_backward& call, const Chip& chip, void* workspace, void* stream) {
   const xlstm_norm& in = call.in;
-  const Memory memory(call, chip, workspace);
-  const Walk& walk = memory.walk;
   check_size(in);
-  const int slices = int(walk.slices), items = slices * int(in.heads);
-  const NormBackwardParams p{call, items, slices, Group(walk.lanes), memory.dweight, memory.dbias};
-  with_backward(call, [&](auto kernel, int) {
+  with_backward(call, [&](auto kernel, int chunks) {
+    const Memory memory(call, chip, workspace, chunks);
+    const Walk& walk = memory.walk;
+    const int slices = int(walk.slices), items = slices * int(in.heads);
+    const NormBackwardParams p{call, items, slices, Group(walk.lanes), memory.dweight, memory.dbias};
     launch("norm, backward", kernel, {walk.blocks, walk.threads, 0}, static_cast<Stream>(stream), p);
+    sum(memory.dweight, memory, call.dweight, static_cast<Stream>(stream));
+    sum(memory.dbias, memory, call.dbias, static_cast<Stream>(stream));
   });
-  sum(memory.dweight, memory, call.dweight, static_cast<Stream>(stream));
-  sum(memory.dbias, memory, call.dbias, static_cast<Stream>(stream));
 }
 
 }  // namespace xlstm::gpu

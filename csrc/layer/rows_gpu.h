@@ -171,9 +171,8 @@ XLSTM_DEVICE RawChunk<E, kWhole> pack_chunk(const Chunk& c) {
 template <class E, bool kWhole, class At>
 XLSTM_DEVICE void store_at(const RowStart& row, At at, At features, const RawChunk<E, kWhole>& raw) {
   if constexpr (std::is_same_v<E, Any>) {
-    with_dtype(row.dtype, [&](auto e) {
-      store_at<decltype(e), kWhole>(row, at, features, pack_chunk<decltype(e), kWhole>(raw));
-    });
+    with_dtype(row.dtype,
+               [&](auto e) { store_at<decltype(e), kWhole>(row, at, features, pack_chunk<decltype(e), kWhole>(raw)); });
   } else {
     E* to = static_cast<E*>(row.data) + at;
     if constexpr (kWhole) {
