@@ -23,7 +23,7 @@
 //
 // Floor, 128 heads: 2 (576 + 512) flops for each head and 1152 bytes a key, where a tile is shared through L2 by the
 // two blocks of a sequence: the matrix units bind, and LDS as long in the scores' product, for which each wave reads
-// the whole tile (or its part of the features) for its 16 rows. On an SM of 64 rows, 32 keys are 1088 mma and 263 KB of
+// the whole tile (or its part of the features) for its 16 rows. On an SM of 64 rows, 32 keys are 1088 mma and 264 KB of
 // LDS: 2100 cycles of LDS, 1740 of the tensor cores at what mma.sync reaches there.
 #pragma once
 

@@ -4,12 +4,12 @@
 // Forward, a row belongs to a wave or, with many classes, a few: those walk over rows, each thread with four chunks of
 // eight classes under way at any time, of the next row too. It keeps the greatest logit of its own classes and a sum of
 // exps that is rescaled once for each four chunks, and the threads' are then made one in a fixed order. Backward, a
-// block has 4096 classes of a row; a thread reads all its logits before it writes their gradient, so both may be in one
+// block has 8192 classes of a row; a thread reads all its logits before it writes their gradient, so both may be in one
 // place.
 //
 // Memory binds, but closely: at the bandwidth of an H200 one multiprocessor has 13 instructions for a logit of two
 // bytes, and its special functions 1.7. A tanh of exps and an inverse would take two of those before the exp. So the
-// tanh of two-byte logits up to the cap is a polynomial: 11 instructions, one of them an exp.
+// tanh of two-byte logits up to the cap is a polynomial: 12 instructions in all, one of them an exp.
 #pragma once
 
 #include "layer/plan.h"
@@ -59,7 +59,7 @@ struct Exponents {
     split(x, factor);
     return x * factor;
   }
-  // dy / dx = 1 - tanh^2 from x, and from the exponent of one that is near.
+  // dy / dx = 1 - tanh^2 from x; times a number, from the exponent of one that is near.
   XLSTM_DEVICE float slope(float x) const {
     if (!capped) return 1.0f;
     if constexpr (kTwoBytes) {  // 1 - tanh^2 would cancel
@@ -70,9 +70,10 @@ struct Exponents {
       return 1.0f - t * t;
     }
   }
-  XLSTM_DEVICE float slope_near(float exponent) const {
-    const float t = exponent * (scale / kLog2E);
-    return __builtin_fmaf(-t, t, 1.0f);
+  XLSTM_DEVICE float near_exponent(float x) const { return x * polynomial(x); }
+  XLSTM_DEVICE float near_slope(float exponent, float times) const {
+    const float unit = scale / kLog2E;
+    return __builtin_fmaf(exponent * (-unit * unit * times), exponent, times);
   }
 
  private:
@@ -159,14 +160,16 @@ __global__ __launch_bounds__(kMostGroup,
       const bool near = make.near(logits);
 #pragma unroll
       for (int k = 0; k < kBatchChunks; ++k) {
-        Chunk c = unpack(next[k]), factor;
-        make.split(c, factor, near);
+        if (k * step < left) {
+          Chunk c = unpack(next[k]), factor;
+          make.split(c, factor, near);
 #pragma unroll
-        for (int j = 0; j < kChunk; ++j) {
-          const float exponent = __builtin_fmaf(c.value[j], factor.value[j], -shift);
-          c.value[j] = kWhole || k * step + j < left ? exp2_fast(exponent) : 0.0f;
+          for (int j = 0; j < kChunk; ++j) {
+            const float exponent = __builtin_fmaf(c.value[j], factor.value[j], -shift);
+            c.value[j] = kWhole || k * step + j < left ? exp2_fast(exponent) : 0.0f;
+          }
+          own.total += sum_of(c);
         }
-        own.total += k * step < left ? sum_of(c) : 0.0f;
         ask(k, next_row, next_at);
       }
     }
@@ -192,12 +195,16 @@ struct CrossEntropyBackwardParams {
 template <class E, bool kWhole>
 __global__ __launch_bounds__(kLayerThreads) void cross_entropy_backward_rows(CrossEntropyBackwardParams params) {
   const xlstm_cross_entropy& p = params.call;
-  const int64_t row = blockIdx.x / params.row_blocks, first = blockIdx.x % params.row_blocks;
-  const auto place = [&](int k) { return kChunk * ((first * kClassChunks + k) * kLayerThreads + threadIdx.x); };
+  const int64_t row = blockIdx.x / params.row_blocks;
+  const int classes = int(p.classes);
+  const int begin = kChunk * (blockIdx.x % params.row_blocks * (kClassChunks * kLayerThreads) + threadIdx.x);
+  const auto place = [&](int k) { return begin + k * (kChunk * kLayerThreads); };
+  const RowStart from = row_start<E>(p.logits, row * p.logits.stride),
+                 to = row_start<E>(p.dlogits, row * p.dlogits.stride);
+  // What is not there is this thread's first chunk again: other threads may be writing elsewhere.
   RawChunk<E, kWhole> raw[kClassChunks];
-#pragma unroll
-  for (int k = 0; k < kClassChunks; ++k)
-    if (place(k) < p.classes) raw[k] = load_raw<E, kWhole>(p.logits, row, place(k), p.classes);
+  const int first = begin < classes ? begin : 0;
+  load_each<E, kWhole>(from, [&](int k) { return place(k) < classes ? place(k) : first; }, classes, raw);
   const int64_t target = class_of(p, row);
   const bool ignored = target == p.ignore_index;
   const float most = static_cast<const float*>(p.exps)[2 * row];
@@ -206,22 +213,31 @@ __global__ __launch_bounds__(kLayerThreads) void cross_entropy_backward_rows(Cro
   const Exponents<kSmall<E, kWhole>> make(p.cap);
   // 2^(exponent - shift) scale: what the shift is too large or small is in the scale.
   const float shift = kLog2E * most, scale = exp2_fast(__builtin_fmaf(-kLog2E, most, shift)) * inverse_total;
+  const bool near = make.near(extremes(raw));
 #pragma unroll
   for (int k = 0; k < kClassChunks; ++k) {
-    const int64_t at = place(k);
-    if (at >= p.classes) return;
-    const RawChunk<E, kWhole> own[1] = {raw[k]};
-    Chunk x = unpack(raw[k]), factor, d, slope;
-    const bool near = make.near(extremes(own));
-    if (!near) each([&](float& v, float& x) { v = make.slope(x); }, slope, x);
-    make.split(x, factor, near);
-    if (near) each([&](float& v, float& x, float& f) { v = make.slope_near(x * f); }, slope, x, factor);
-    each([&](float& v, float& x, float& f) { v = exp2_fast(__builtin_fmaf(x, f, -shift)) * scale; }, d, x, factor);
-    if (target >= at && target < at + kChunk)
+    const int at = place(k);
+    if (at >= classes) return;
+    Chunk x = unpack(raw[k]), slope, d;  // slope: times dloss
+    if (ignored) {
+      clear(d);
+    } else {
+      if (near) {
+        each([&](float& v, float& x) { v = make.near_exponent(x); }, d, x);
+        each([&](float& v, float& e) { v = make.near_slope(e, dloss); }, slope, d);
+        each([&](float& v) { v = exp2_fast(v - shift) * scale; }, d);
+      } else {
+        Chunk factor;
+        each([&](float& v, float& x) { v = dloss * make.slope(x); }, slope, x);
+        make.split(x, factor, near);
+        each([&](float& v, float& x, float& f) { v = exp2_fast(__builtin_fmaf(x, f, -shift)) * scale; }, d, x, factor);
+      }
+      if (uint64_t(target - at) < kChunk)
 #pragma unroll
-      for (int j = 0; j < kChunk; ++j) d.value[j] -= at + j == target ? 1.0f : 0.0f;
-    each([&](float& v, float& slope) { v = ignored ? 0.0f : v * (dloss * slope); }, d, slope);
-    store_chunk<E, kWhole>(p.dlogits, row, at, p.classes, d);
+        for (int j = 0; j < kChunk; ++j) d.value[j] -= at + j == target ? 1.0f : 0.0f;
+      each([&](float& v, float& slope) { v *= slope; }, d, slope);
+    }
+    store_at<E, kWhole>(to, at, classes, pack_chunk<E, kWhole>(d));
   }
 }
 

@@ -14,8 +14,8 @@ constexpr int kLineLanes = 8;       // whose pieces of 16 bytes are a line of me
 constexpr int kLayerThreads = 256;  // of a block whose groups are no larger
 constexpr int kMostGroup = 512;     // threads that share a row: more would have too few registers
 constexpr int kBatchChunks = 4;     // of a row of classes, in flight together in a thread
-constexpr int kMostBatches = 4;     // after which a row of classes is worth another wave
-constexpr int kClassChunks = 2;     // of a thread, backward
+constexpr int kMostBatches = 16;    // after which a row of classes is worth another wave
+constexpr int kClassChunks = 4;     // of a thread, backward
 
 // Threads of a compute unit at once, by the registers that walking rows takes: 64, and 128 backward.
 constexpr int kThreadsAtOnce = 1024, kBackwardThreadsAtOnce = 512;
