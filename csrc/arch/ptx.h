@@ -31,6 +31,17 @@ XLSTM_DEVICE uint32_t greater_float16(uint32_t x, uint32_t y) {
   asm("max.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
   return r;
 }
+// The same, of the smaller.
+XLSTM_DEVICE uint32_t less_bfloat16(uint32_t x, uint32_t y) {
+  uint32_t r;
+  asm("min.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+  return r;
+}
+XLSTM_DEVICE uint32_t less_float16(uint32_t x, uint32_t y) {
+  uint32_t r;
+  asm("min.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+  return r;
+}
 XLSTM_DEVICE uint32_t pack_bfloat16(float low, float high) {
   uint32_t r;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
@@ -55,10 +66,32 @@ XLSTM_DEVICE uint32_t subtract_bfloat16(uint32_t a, uint32_t b) {
   return r;
 }
 
-// The same, which the compiler takes for a new one.
+XLSTM_DEVICE uint32_t add_bfloat16(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("{ .reg .b32 one; mov.b32 one, 0x3f803f80; fma.rn.bf16x2 %0, %1, one, %2; }" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+XLSTM_DEVICE uint32_t multiply_bfloat16(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("{ .reg .b32 none; mov.b32 none, 0x80008000; fma.rn.bf16x2 %0, %1, %2, none; }" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+XLSTM_DEVICE uint32_t add_float16(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+XLSTM_DEVICE uint32_t multiply_float16(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+
+// The same pointer to device memory, which the compiler takes for a new one.
 template <class T>
 XLSTM_DEVICE T* unknown_pointer(T* p) {
   asm volatile("" : "+l"(p));
+  __builtin_assume(__isGlobal(p));
   return p;
 }
 

@@ -10,17 +10,20 @@ namespace xlstm::gpu {
 
 namespace {
 
-template <class E, int kRows>
+template <class E, int kRows, bool kAhead>
 void launch_mla_rows(const MlaPlan& plan, const MlaParams& p, Stream stream) {
   const Grid grid{plan.grid, plan.shape.threads, plan.shape.lds_bytes};
-  launch("MLA decode", plan.features == 512 ? mla<E, kRows, 512> : mla<E, kRows, 576>, grid, stream, p);
+  launch("MLA decode", plan.features == 512 ? mla<E, kRows, 512, kAhead> : mla<E, kRows, 576, kAhead>, grid, stream, p);
 }
 
 }  // namespace
 
 template <class E>
 void launch_mla(const MlaPlan& plan, const MlaParams& p, Stream stream) {
-  plan.rows == 64 ? launch_mla_rows<E, 64>(plan, p, stream) : launch_mla_rows<E, 16>(plan, p, stream);
+  if (plan.rows == 16) return launch_mla_rows<E, 16, false>(plan, p, stream);
+  if constexpr (kAsyncCopies)
+    if (plan.ahead) return launch_mla_rows<E, 64, true>(plan, p, stream);
+  launch_mla_rows<E, 64, false>(plan, p, stream);
 }
 
 // Each in a file of its own.

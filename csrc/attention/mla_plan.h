@@ -12,23 +12,28 @@ namespace xlstm::gpu {
 
 struct MlaPlan {
   int rows, features;  // which kernel
+  bool ahead;
   MlaShape shape;
   int64_t blocks;  // along the rows
   int64_t splits;  // along the keys
   int64_t grid;
 };
 
-// splits: 0 leaves them to the plan. 64 rows share a tile where there are more than 16.
+// splits: 0 leaves them to the plan. 64 rows share a tile where there are more than 16, tiles overlap where LDS has
+// room.
 inline MlaPlan plan_mla(const AttentionCall& call, int64_t splits, const Chip& chip) {
   MlaPlan plan{};
   const int64_t rows = call.queries * (call.heads_q / call.heads_k), heads = call.batch * call.heads_k;
   plan.features = int(call.dqk);
   for (const int each : kMlaRows) {
-    const MlaShape shape = mla_shape(chip.family, each, plan.features);
-    if (!has_mla(chip.family, each) || shape.lds_bytes > chip.lds_bytes) continue;
-    plan.rows = each;
-    plan.shape = shape;
-    if (rows <= each) break;
+    if (plan.rows && rows <= plan.rows) break;
+    for (const bool ahead : {false, true}) {
+      const MlaShape shape = mla_shape(chip.family, each, plan.features, ahead);
+      if (!has_mla(chip.family, each, ahead) || shape.lds_bytes > chip.lds_bytes) continue;
+      plan.rows = each;
+      plan.ahead = ahead;
+      plan.shape = shape;
+    }
   }
   if (plan.rows == 0)
     throw std::invalid_argument("head_dim_v: the kernel for 512 features of " + std::to_string(call.dqk) +

@@ -5,12 +5,14 @@
 
 namespace xlstm::gpu {
 
-constexpr int64_t kMostClasses = 1 << 30;
+void check_size(const xlstm_cross_entropy& p) {
+  if (p.classes > 1 << 30) throw std::runtime_error("cross entropy: more classes than a GPU call takes, 2^30");
+}
 
 void cross_entropy_forward(const xlstm_cross_entropy& p, const Chip& chip, void* stream) {
-  if (p.classes > kMostClasses) throw std::runtime_error("cross entropy: more classes than a GPU call takes, 2^30");
+  check_size(p);
   const Walk walk = plan_cross_entropy(chip, p.rows, p.classes);
-  const CrossEntropyParams params{p, int(walk.slices), {walk.lanes}};
+  const CrossEntropyParams params{p, int(walk.slices), Group(walk.lanes)};
   with_kind<false>(p.rows, p.classes, {&p.logits}, [&](auto kind) {
     using K = decltype(kind);
     launch("cross entropy", cross_entropy_rows<typename K::Element, K::kWhole>, {walk.blocks, walk.threads, 0},
@@ -19,6 +21,7 @@ void cross_entropy_forward(const xlstm_cross_entropy& p, const Chip& chip, void*
 }
 
 void cross_entropy_backward(const xlstm_cross_entropy& call, const Chip&, void* stream) {
+  check_size(call);
   constexpr int64_t kBlock = kClassChunks * kLayerThreads * kChunk;
   const CrossEntropyBackwardParams p{call, unsigned((call.classes + kBlock - 1) / kBlock)};
   with_kind<false>(call.rows, call.classes, {&call.logits, &call.dlogits}, [&](auto kind) {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "layer/kernels_gpu.h"
 #include "layer/launch_gpu.h"
-#include "layer/norm_gpu.h"
+#include "layer/norm_backward_gpu.h"
+#include "layer/norm_forward_gpu.h"
 #include "tile/arena.h"
 
 namespace xlstm::gpu {
@@ -12,14 +15,44 @@ void check_size(const xlstm_norm& in) {
   if (in.rows * in.heads > 1 << 30) throw std::runtime_error("norm: more heads of rows than a GPU call takes, 2^30");
 }
 
+// f(Kind) as with_kind(); a head of more features than `chunks(Kind)` of a group hold is for Any.
+template <class Chunks, class F>
+void with_norm_kind(const xlstm_norm& in, std::initializer_list<const xlstm_rows*> tensors, Chunks&& chunks, F&& f) {
+  with_kind<true>(in.rows, in.features, tensors, [&](auto kind) {
+    if (in.features > int64_t(kMostGroup) * kChunk * chunks(kind))
+      f(Kind<Any, decltype(kind)::kWhole>{});
+    else
+      f(kind);
+  });
+}
+
+// f(kernel, its chunks) of the kernel for this call.
+template <class F>
+void with_backward(const xlstm_norm_backward& call, F&& f) {
+  const xlstm_norm& in = call.in;
+  const auto tensors = {&in.x, &in.weight, &in.bias, &in.gate, &call.dy, &call.dsum, &call.dx, &call.dgate};
+  const bool more = call.dbias.data || in.gate.data;
+  const auto chunks = [&]<class E, bool kWhole>(Kind<E, kWhole>) {
+    return more ? kBackwardChunks<E, kWhole, true> : kBackwardChunks<E, kWhole, false>;
+  };
+  with_norm_kind(in, tensors, chunks, [&](auto kind) {
+    using E = typename decltype(kind)::Element;
+    constexpr bool kWhole = decltype(kind)::kWhole, kAlways = !kPacked<E, kWhole>;  // one kernel
+    if (kAlways || more)
+      f(norm_backward_rows<E, kWhole, true>, kBackwardChunks<E, kWhole, true>);
+    else
+      f(norm_backward_rows<E, kWhole, kAlways>, kBackwardChunks<E, kWhole, kAlways>);
+  });
+}
+
 struct Memory {
   Walk walk;
   int64_t slices, width;
   float *dweight, *dbias;
   size_t used;
 
-  Memory(const xlstm_norm_backward& p, const Chip& chip, void* workspace) {
-    walk = plan_norm_backward(chip, p.in.rows, p.in.heads, p.in.features);
+  Memory(const xlstm_norm_backward& p, const Chip& chip, void* workspace, int chunks) {
+    walk = plan_norm_backward(chip, p.in.rows, p.in.heads, p.in.features, chunks);
     slices = walk.slices;
     width = p.in.heads * p.in.features;
     Arena arena(workspace);
@@ -40,34 +73,35 @@ void sum(const float* from, const Memory& memory, const xlstm_rows& to, Stream s
 
 void norm_forward(const xlstm_norm_forward& call, const Chip& chip, void* stream) {
   const xlstm_norm& in = call.in;
-  const Walk walk = plan_norm(chip, in.rows, in.heads, in.features);
   check_size(in);
-  const NormForwardParams p{call, dtypes_of(in), int(walk.slices * in.heads), int(walk.slices), {walk.lanes}};
   const auto tensors = {&in.x, &in.residual, &in.weight, &in.bias, &in.gate, &call.sum, &call.y};
-  with_kind<true>(in.rows, in.features, tensors, [&](auto kind) {
-    using K = decltype(kind);
-    launch("norm", norm_forward_rows<typename K::Element, K::kWhole>, {walk.blocks, walk.threads, 0},
-           static_cast<Stream>(stream), p);
+  const auto chunks = []<class E, bool kWhole>(Kind<E, kWhole>) { return kForwardChunks<E, kWhole>; };
+  with_norm_kind(in, tensors, chunks, [&](auto kind) {
+    using E = typename decltype(kind)::Element;
+    constexpr bool kWhole = decltype(kind)::kWhole;
+    const Groups groups = plan_norm(chip, in.rows, in.heads, in.features, kForwardChunks<E, kWhole>);
+    const NormForwardParams p{call, dtypes_of(in), int(in.rows * in.heads), Group(groups.lanes)};
+    launch("norm", norm_forward_rows<E, kWhole>, {groups.blocks, groups.threads, 0}, static_cast<Stream>(stream), p);
   });
 }
 
-size_t norm_backward_workspace(const xlstm_norm_backward& p, const Chip& chip) { return Memory(p, chip, nullptr).used; }
+// What a call needs must not change with where its tensors lie, which says which kernel it takes.
+size_t norm_backward_workspace(const xlstm_norm_backward& p, const Chip& chip) {
+  return std::max(Memory(p, chip, nullptr, kKeptChunks).used, Memory(p, chip, nullptr, kSmallChunks).used);
+}
 
 void norm_backward(const xlstm_norm_backward& call, const Chip& chip, void* workspace, void* stream) {
   const xlstm_norm& in = call.in;
-  const Memory memory(call, chip, workspace);
-  const Walk& walk = memory.walk;
   check_size(in);
-  const int slices = int(walk.slices), items = slices * int(in.heads);
-  const NormBackwardParams p{call, items, slices, {walk.lanes}, memory.dweight, memory.dbias};
-  const auto tensors = {&in.x, &in.weight, &in.bias, &in.gate, &call.dy, &call.dsum, &call.dx, &call.dgate};
-  with_kind<true>(in.rows, in.features, tensors, [&](auto kind) {
-    using K = decltype(kind);
-    launch("norm, backward", norm_backward_rows<typename K::Element, K::kWhole>, {walk.blocks, walk.threads, 0},
-           static_cast<Stream>(stream), p);
+  with_backward(call, [&](auto kernel, int chunks) {
+    const Memory memory(call, chip, workspace, chunks);
+    const Walk& walk = memory.walk;
+    const int slices = int(walk.slices), items = slices * int(in.heads);
+    const NormBackwardParams p{call, items, slices, Group(walk.lanes), memory.dweight, memory.dbias};
+    launch("norm, backward", kernel, {walk.blocks, walk.threads, 0}, static_cast<Stream>(stream), p);
+    sum(memory.dweight, memory, call.dweight, static_cast<Stream>(stream));
+    sum(memory.dbias, memory, call.dbias, static_cast<Stream>(stream));
   });
-  sum(memory.dweight, memory, call.dweight, static_cast<Stream>(stream));
-  sum(memory.dbias, memory, call.dbias, static_cast<Stream>(stream));
 }
 
 }  // namespace xlstm::gpu

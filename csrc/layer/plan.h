@@ -9,11 +9,13 @@
 namespace xlstm::gpu {
 
 constexpr int kKeptChunks = 2;      // of eight features, in a thread's registers
+constexpr int kSmallChunks = 4;     // the same of two-byte features; backward without gate and dbias
+constexpr int kLineLanes = 8;       // whose pieces of 16 bytes are a line of memory
 constexpr int kLayerThreads = 256;  // of a block whose groups are no larger
 constexpr int kMostGroup = 512;     // threads that share a row: more would have too few registers
 constexpr int kBatchChunks = 4;     // of a row of classes, in flight together in a thread
-constexpr int kMostBatches = 4;     // after which a row of classes is worth another wave
-constexpr int kClassChunks = 2;     // of a thread, backward
+constexpr int kMostBatches = 16;    // after which a row of classes is worth another wave
+constexpr int kClassChunks = 4;     // of a thread, backward
 
 // Threads of a compute unit at once, by the registers that walking rows takes: 64, and 128 backward.
 constexpr int kThreadsAtOnce = 1024, kBackwardThreadsAtOnce = 512;
@@ -30,7 +32,15 @@ constexpr int class_lanes(const Chip& chip, int64_t classes) {
   const int beyond = group_lanes(classes, kBatchChunks * kMostBatches);
   return within > beyond ? within : beyond;
 }
-constexpr int group_threads(int lanes) { return lanes < kLayerThreads ? kLayerThreads : lanes; }
+// The same for a norm: a line's lanes at least.
+constexpr int norm_lanes(int64_t features, int chunks) {
+  const int least = group_lanes(features, 1, kLineLanes), needed = group_lanes(features, chunks);
+  return needed > least ? needed : least;
+}
+// A group that meets at barriers is a block of its own.
+constexpr int group_threads(const Chip& chip, int lanes) {
+  return lanes > wave_size(chip.family) ? lanes : kLayerThreads;
+}
 
 // Groups that each walk one head of every slices-th row: as many as the chip has at once, their rows balanced.
 struct Walk {
@@ -39,19 +49,25 @@ struct Walk {
 };
 constexpr Walk plan_walk(const Chip& chip, int64_t rows, int64_t heads, int lanes, int at_once = kThreadsAtOnce,
                          int64_t least_rows = 1) {
-  const int threads = group_threads(lanes);
+  const int threads = group_threads(chip, lanes);
   const int64_t together = threads / lanes, groups = chip.compute_units * (at_once / threads) * together;
   const int64_t fitting = groups / heads, worth = rows / least_rows, most = fitting < worth ? fitting : worth;
   const int64_t turns = most > 1 ? (rows + most - 1) / most : rows;
   const int64_t slices = turns ? (rows + turns - 1) / turns : 0;
   return {lanes, threads, slices, (slices * heads + together - 1) / together};
 }
-constexpr Walk plan_norm(const Chip& chip, int64_t rows, int64_t heads, int64_t features) {
-  return plan_walk(chip, rows, heads, group_lanes(features));
+// A group for each head of each row.
+struct Groups {
+  int lanes, threads;
+  int64_t blocks;
+};
+constexpr Groups plan_norm(const Chip& chip, int64_t rows, int64_t heads, int64_t features, int chunks) {
+  const int lanes = norm_lanes(features, chunks), threads = group_threads(chip, lanes), together = threads / lanes;
+  return {lanes, threads, (rows * heads + together - 1) / together};
 }
 // Each slice leaves sums in memory: it has eight rows or more.
-constexpr Walk plan_norm_backward(const Chip& chip, int64_t rows, int64_t heads, int64_t features) {
-  return plan_walk(chip, rows, heads, group_lanes(features), kBackwardThreadsAtOnce, 8);
+constexpr Walk plan_norm_backward(const Chip& chip, int64_t rows, int64_t heads, int64_t features, int chunks) {
+  return plan_walk(chip, rows, heads, norm_lanes(features, chunks), kBackwardThreadsAtOnce, 8);
 }
 constexpr Walk plan_cross_entropy(const Chip& chip, int64_t rows, int64_t classes) {
   return plan_walk(chip, rows, 1, class_lanes(chip, classes));

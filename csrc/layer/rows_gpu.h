@@ -40,9 +40,15 @@ constexpr bool kPacked = kWhole && !std::is_same_v<E, Any>;
 template <class E, bool kWhole>
 using RawChunk = std::conditional_t<kPacked<E, kWhole>, PackedChunk<E>, Chunk>;
 
-// Blocks of kMostGroup threads that share a multiprocessor: chunks of two-byte elements take half as many registers.
+// Chunks of two-byte elements take half as many registers: so many blocks of kMostGroup threads share a multiprocessor.
 template <class E, bool kWhole>
-constexpr int kBlocksAtOnce = kPacked<E, kWhole> && sizeof(E) == 2 ? kThreadsAtOnce / kMostGroup : 1;
+constexpr bool kSmall = kPacked<E, kWhole> && sizeof(E) == 2;
+template <class E, bool kWhole>
+constexpr int kBlocksAtOnce = kSmall<E, kWhole> ? kThreadsAtOnce / kMostGroup : 1;
+template <class E, bool kWhole>
+constexpr int kForwardChunks = kSmall<E, kWhole> ? kSmallChunks : kKeptChunks;
+template <class E, bool kWhole, bool kMore>
+constexpr int kBackwardChunks = kSmall<E, kWhole> && !kMore ? kSmallChunks : kKeptChunks;
 
 XLSTM_DEVICE Chunk unpack(const Chunk& c) { return c; }
 template <class E>
@@ -68,14 +74,28 @@ XLSTM_DEVICE void made_here(PackedChunk<E>& raw) {
   for (Piece& piece : raw.piece) made_here(piece);
 }
 
+// A row, from x.data[start] on: addresses of its features are this and a few more.
+struct RowStart {
+  void* data;
+  xlstm_dtype dtype;
+};
+template <class E>
+XLSTM_DEVICE RowStart row_start(const xlstm_rows& x, int64_t start) {
+  const auto from = [&](auto e) -> void* { return made_here(static_cast<decltype(e)*>(x.data) + start); };
+  if constexpr (std::is_same_v<E, Any>)
+    return {x.dtype == XLSTM_FLOAT32 ? from(float{}) : from(BFloat16{}), x.dtype};
+  else
+    return {from(E{}), x.dtype};
+}
+
 // Features [at, at + 8) of a row of `features`; zeros beyond.
-template <class E, bool kWhole>
-XLSTM_DEVICE RawChunk<E, kWhole> load_raw(const xlstm_rows& x, int64_t row, int64_t at, int64_t features) {
+template <class E, bool kWhole, class At>
+XLSTM_DEVICE RawChunk<E, kWhole> load_at(const RowStart& row, At at, At features) {
   RawChunk<E, kWhole> raw;
   if constexpr (std::is_same_v<E, Any>) {
-    with_dtype(x.dtype, [&](auto e) { raw = unpack(load_raw<decltype(e), kWhole>(x, row, at, features)); });
+    with_dtype(row.dtype, [&](auto e) { raw = unpack(load_at<decltype(e), kWhole>(row, at, features)); });
   } else {
-    const E* from = global(static_cast<const E*>(x.data)) + (row * x.stride + at);
+    const E* from = static_cast<const E*>(row.data) + at;
     if constexpr (kWhole) {
 #pragma unroll
       for (int j = 0; j < int(sizeof(E)) / 2; ++j) raw.piece[j] = read_piece(reinterpret_cast<const Piece*>(from) + j);
@@ -87,21 +107,47 @@ XLSTM_DEVICE RawChunk<E, kWhole> load_raw(const xlstm_rows& x, int64_t row, int6
   return raw;
 }
 template <class E, bool kWhole>
+XLSTM_DEVICE RawChunk<E, kWhole> load_raw(const xlstm_rows& x, int64_t row, int64_t at, int64_t features) {
+  return load_at<E, kWhole>(row_start<E>(x, row * x.stride), at, features);
+}
+template <class E, bool kWhole>
 XLSTM_DEVICE Chunk load_chunk(const xlstm_rows& x, int64_t row, int64_t at, int64_t features) {
   return unpack(load_raw<E, kWhole>(x, row, at, features));
 }
 
-XLSTM_DEVICE float greatest(const Chunk& c) {
-  float most = c.value[0];
+// Those at place(k) of a row, all asked for before the first is looked at.
+template <class E, bool kWhole, int n, class Place>
+XLSTM_DEVICE void load_each(const RowStart& row, Place&& place, int features, RawChunk<E, kWhole> (&raw)[n]) {
+  if constexpr (std::is_same_v<E, Any>) {
+    with_dtype(row.dtype, [&](auto e) {
+      RawChunk<decltype(e), kWhole> own[n];
+      load_each<decltype(e), kWhole>(row, place, features, own);
 #pragma unroll
-  for (int j = 1; j < kChunk; ++j) most = greater(most, c.value[j]);
-  return most;
+      for (int k = 0; k < n; ++k) raw[k] = unpack(own[k]);
+    });
+  } else {
+#pragma unroll
+    for (int k = 0; k < n; ++k) raw[k] = load_at<E, kWhole>(row, place(k), features);
+  }
 }
-template <class E>
-XLSTM_DEVICE float greatest(const PackedChunk<E>& raw) {
-  float most = greatest(E{}, raw.piece[0]);
-  if constexpr (sizeof(E) == 4) most = greater(most, greatest(E{}, raw.piece[1]));
-  return most;
+
+// Of all chunks.
+template <int n>
+XLSTM_DEVICE Extremes extremes(const Chunk (&chunks)[n]) {
+  Extremes of{chunks[0].value[0], chunks[0].value[0]};
+#pragma unroll
+  for (const Chunk& c : chunks)
+#pragma unroll
+    for (float v : c.value) of = {greater(of.most, v), less(of.least, v)};
+  return of;
+}
+template <class E, int n>
+XLSTM_DEVICE Extremes extremes(const PackedChunk<E> (&chunks)[n]) {
+  constexpr int kPieces = int(sizeof(E)) / 2;
+  Piece pieces[n * kPieces];
+#pragma unroll
+  for (int j = 0; j < n * kPieces; ++j) pieces[j] = chunks[j / kPieces].piece[j % kPieces];
+  return extremes(E{}, pieces);
 }
 
 // Exactly what store_chunk() would leave in memory.
@@ -122,15 +168,13 @@ XLSTM_DEVICE RawChunk<E, kWhole> pack_chunk(const Chunk& c) {
   }
 }
 
-template <class E, bool kWhole>
-XLSTM_DEVICE void store_raw(const xlstm_rows& x, int64_t row, int64_t at, int64_t features,
-                            const RawChunk<E, kWhole>& raw) {
+template <class E, bool kWhole, class At>
+XLSTM_DEVICE void store_at(const RowStart& row, At at, At features, const RawChunk<E, kWhole>& raw) {
   if constexpr (std::is_same_v<E, Any>) {
-    with_dtype(x.dtype, [&](auto e) {
-      store_raw<decltype(e), kWhole>(x, row, at, features, pack_chunk<decltype(e), kWhole>(raw));
-    });
+    with_dtype(row.dtype,
+               [&](auto e) { store_at<decltype(e), kWhole>(row, at, features, pack_chunk<decltype(e), kWhole>(raw)); });
   } else {
-    E* to = global(static_cast<E*>(x.data)) + (row * x.stride + at);
+    E* to = static_cast<E*>(row.data) + at;
     if constexpr (kWhole) {
 #pragma unroll
       for (int j = 0; j < int(sizeof(E)) / 2; ++j) reinterpret_cast<Piece*>(to)[j] = raw.piece[j];
@@ -143,7 +187,7 @@ XLSTM_DEVICE void store_raw(const xlstm_rows& x, int64_t row, int64_t at, int64_
 }
 template <class E, bool kWhole>
 XLSTM_DEVICE void store_chunk(const xlstm_rows& x, int64_t row, int64_t at, int64_t features, const Chunk& c) {
-  store_raw<E, kWhole>(x, row, at, features, pack_chunk<E, kWhole>(c));
+  store_at<E, kWhole>(row_start<E>(x, row * x.stride), at, features, pack_chunk<E, kWhole>(c));
 }
 
 XLSTM_DEVICE void clear(Chunk& c) {
@@ -173,6 +217,36 @@ XLSTM_DEVICE void each(F&& f, Chunk& c, Chunks&... others) {
   for (int j = 0; j < kChunk; ++j) f(c.value[j], others.value[j]...);
 }
 
+// As it would come back from memory of this dtype, to go on with.
+template <class E, bool kWhole>
+XLSTM_DEVICE RawChunk<E, kWhole> rounded(Chunk c, xlstm_dtype dtype) {
+  if constexpr (!kSmall<E, kWhole>) round_chunk<E>(c, dtype);
+  return pack_chunk<E, kWhole>(c);
+}
+// Products and sums of such, rounded to this dtype.
+template <class E, bool kWhole>
+XLSTM_DEVICE void multiply(RawChunk<E, kWhole>& raw, const RawChunk<E, kWhole>& by, xlstm_dtype dtype) {
+  if constexpr (kSmall<E, kWhole>) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) raw.piece[0].word[w] = times(E{}, raw.piece[0].word[w], by.piece[0].word[w]);
+  } else {
+    Chunk c = unpack(raw), other = unpack(by);
+    each([](float& v, float& o) { v *= o; }, c, other);
+    raw = rounded<E, kWhole>(c, dtype);
+  }
+}
+template <class E, bool kWhole>
+XLSTM_DEVICE void add(RawChunk<E, kWhole>& raw, const RawChunk<E, kWhole>& more, xlstm_dtype dtype) {
+  if constexpr (kSmall<E, kWhole>) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) raw.piece[0].word[w] = plus(E{}, raw.piece[0].word[w], more.piece[0].word[w]);
+  } else {
+    Chunk c = unpack(raw), other = unpack(more);
+    each([](float& v, float& o) { v += o; }, c, other);
+    raw = rounded<E, kWhole>(c, dtype);
+  }
+}
+
 XLSTM_DEVICE float sum_of(Chunk c) {
 #pragma unroll
   for (int apart = 1; apart < kChunk; apart *= 2)
@@ -200,47 +274,68 @@ XLSTM_DEVICE float soft_tanh(float x) {
 
 // A power of two of threads: part of a wave, or whole waves of a block.
 struct Group {
-  int lanes;
+  int lanes, log2 = 0;
 
+  explicit Group(int lanes_) : lanes(lanes_) {
+    while (1 << log2 < lanes) ++log2;
+  }
   XLSTM_DEVICE int lane() const { return threadIdx.x & (lanes - 1); }
-  XLSTM_DEVICE int in_block() const { return threadIdx.x / unsigned(lanes); }
-  XLSTM_DEVICE int of_block() const { return blockDim.x / unsigned(lanes); }
+  XLSTM_DEVICE int in_block() const { return threadIdx.x >> log2; }
+  XLSTM_DEVICE int of_block() const { return blockDim.x >> log2; }
 };
 
-constexpr int kMostWaves = kMostGroup / kWave;
+constexpr int kMostWaves = kMostGroup / kWave, kMostSums = 3;
 
 // What a block's groups pass between their waves: two halves that take turns, so that there is one barrier each time.
 // All groups of a block reduce together.
 struct Exchange {
+  static constexpr int kHalf = kMostSums * kMostWaves, kFloats = 2 * kHalf;
+
   Group group;
-  float* lds;  // 2 * kMostWaves
+  float* lds;  // kFloats
   int half = 0;
 
-  // op over the group's values of x, in an order that follows from the lanes alone.
-  template <class Op>
-  XLSTM_DEVICE float reduce(float x, Op&& op) {
-    x = among(group.lanes, x, op);
-    if (group.lanes <= kWave) return x;
-    if (lane_id() == 0) lds[half + wave_id()] = x;
+  // op over the group's values of each x, in an order that follows from the lanes alone.
+  template <int n, class Op>
+  XLSTM_DEVICE void reduce(float (&x)[n], Op&& op) {
+    static_assert(n <= kMostSums);
+    among<kWave>(group.lanes, x, op);
+    if (group.lanes <= kWave) return;
+#pragma unroll
+    for (int v = 0; v < n; ++v)
+      if (lane_id() == 0) lds[half + v * kMostWaves + wave_id()] = x[v];
     __syncthreads();
-    const int waves = group.lanes / kWave;
-    x = lds[half + (wave_id() & -waves) + (lane_id() & (waves - 1))];
-    half ^= kMostWaves;
-    return among(waves, x, op);
+    const int waves = group.lanes / kWave, from = half + (wave_id() & -waves) + (lane_id() & (waves - 1));
+#pragma unroll
+    for (int v = 0; v < n; ++v) x[v] = lds[from + v * kMostWaves];
+    half ^= kHalf;
+    among<kMostWaves>(waves, x, op);
+  }
+  template <int n>
+  XLSTM_DEVICE void sums(float (&x)[n]) {
+    reduce(x, [](float a, float b) { return a + b; });
   }
   XLSTM_DEVICE float sum(float x) {
-    return reduce(x, [](float a, float b) { return a + b; });
+    float one[] = {x};
+    sums(one);
+    return one[0];
+  }
+  XLSTM_DEVICE float most(float x) {
+    float one[] = {x};
+    reduce(one, [](float a, float b) { return greater(a, b); });
+    return one[0];
   }
 
  private:
-  template <class Op>
-  XLSTM_DEVICE static float among(int lanes, float x, Op&& op) {
+  template <int kMost, int n, class Op>
+  XLSTM_DEVICE static void among(int lanes, float (&x)[n], Op&& op) {
 #pragma unroll
-    for (int mask = 1; mask < kWave; mask *= 2) {
-      const float other = shuffle_xor(x, mask);
-      if (mask < lanes) x = op(x, other);
-    }
-    return x;
+    for (int mask = 1; mask < kMost; mask *= 2)
+#pragma unroll
+      for (int v = 0; v < n; ++v) {
+        const float other = shuffle_xor(x[v], mask);
+        if (mask < lanes) x[v] = op(x[v], other);
+      }
   }
 };
 

@@ -260,17 +260,17 @@ gpu::Family family_of(const std::string& name) {
   throw std::invalid_argument("family: expected cdna, rdna or nvidia, got " + name);
 }
 
-// LDS that a launch asks for, of decode<element, dqk, dv, ...> and of mla<element, rows, features>; None where the
-// family has no such kernel.
+// LDS that a launch asks for, of decode<element, dqk, dv, ...> and of mla<element, rows, features, ahead>; None where
+// the family has no such kernel.
 py::object decode_lds_bytes(const std::string& family, int element_bytes, int dqk, int dv) {
   const gpu::Family f = family_of(family);
   if (!gpu::has_decode(f, element_bytes, {dqk, dv})) return py::none();
   return py::int_(gpu::decode_shape(f, element_bytes, {dqk, dv}).lds_bytes);
 }
-py::object mla_lds_bytes(const std::string& family, int rows, int features) {
+py::object mla_lds_bytes(const std::string& family, int rows, int features, bool ahead) {
   const gpu::Family f = family_of(family);
-  if (!gpu::has_mla(f, rows)) return py::none();
-  return py::int_(gpu::mla_shape(f, rows, features).lds_bytes);
+  if (!gpu::has_mla(f, rows, ahead)) return py::none();
+  return py::int_(gpu::mla_shape(f, rows, features, ahead).lds_bytes);
 }
 
 // Of matrix_products<weights, batch, rows> for rows of so many columns; None where the family has no such kernel.
@@ -338,7 +338,7 @@ PYBIND11_MODULE(_native, m) {
       "no such kernel.");
   m.def("decode_lds_bytes", decode_lds_bytes, py::arg("family"), py::arg("element_bytes"), py::arg("dqk"),
         py::arg("dv"), "LDS of a block of the decode kernel; None where the family has no such kernel.");
-  m.def("mla_lds_bytes", mla_lds_bytes, py::arg("family"), py::arg("rows"), py::arg("features"),
+  m.def("mla_lds_bytes", mla_lds_bytes, py::arg("family"), py::arg("rows"), py::arg("features"), py::arg("ahead"),
         "LDS of a block of the MLA kernel; None where the family has no such kernel.");
   m.def("matrix_lds_bytes", matrix_lds_bytes, py::arg("family"), py::arg("bits"), py::arg("converted"),
         py::arg("batch"), py::arg("rows"), py::arg("columns"),

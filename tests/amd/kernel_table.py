@@ -50,7 +50,8 @@ def dynamic_lds(kernel: Kernel) -> int | None:
         element, dqk, dv = kernel.arguments[:3]
         return _native.decode_lds_bytes(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv))
     if kernel.template == "mla":
-        return _native.mla_lds_bytes(kernel.family, int(kernel.arguments[1]), int(kernel.arguments[2]))
+        _, rows, features, ahead = kernel.arguments
+        return _native.mla_lds_bytes(kernel.family, int(rows), int(features), ahead == "true")
     if kernel.template == "matrix_products":  # as for the inputs of xLSTM-7B's blocks
         weights, batch, rows = kernel.arguments
         bits, converted = {"ByteWeights": 8, "NibbleWeights": 4}.get(weights, 16), weights != "Bfloat16Weights"

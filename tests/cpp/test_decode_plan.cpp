@@ -52,11 +52,14 @@ void test_mla() {
         const MlaPlan p = plan_mla(call(1, heads, 1, 1, 1 << 17, features, 512, 2), 0, chip);
         CHECK(p.rows == (heads > 16 && chip.family != Family::rdna ? 64 : 16), "%s: %d rows", name, p.rows);
         CHECK(p.shape.lds_bytes <= chip.lds_bytes, "%s: %d bytes of LDS", name, p.shape.lds_bytes);
+        const bool room = mla_shape(chip.family, p.rows, features, true).lds_bytes <= chip.lds_bytes;
+        CHECK(p.ahead == (chip.family == Family::nvidia && p.rows == 64 && room), "%s: tiles overlap or not", name);
         CHECK(p.blocks == (heads + p.rows - 1) / p.rows, "%s: %d blocks", name, int(p.blocks));
         CHECK(busy(p.grid, chip.compute_units) >= 0.9, "%s: %d blocks for %d heads", name, int(p.grid), int(heads));
         const MlaPlan named = plan_mla(call(2, heads, 1, 3, 500, features, 512, 2), 5, chip);
         CHECK(named.splits == 5 && named.grid == 2 * 5 * named.blocks, "%s: %d parts", name, int(named.splits));
       }
+  CHECK(plan_mla(call(64, 128, 1, 1, 8192, 576, 512, 2), 0, known_chip("H200")).ahead, "H200: tiles overlap");
   bool refused = false;
   try {
     plan_mla(call(1, 128, 1, 1, 500, 576, 512, 2), 0, {Family::nvidia, 46, 48 << 10, false});

@@ -23,27 +23,39 @@ void check_walk(const char* name, const Walk& walk, int64_t rows, int64_t heads,
     CHECK((rows + walk.slices - 2) / (walk.slices - 1) > turns(walk, rows), "%s: %d slices", name, int(walk.slices));
 }
 
+void check_lanes(const char* name, int lanes, int64_t features, int chunks) {
+  CHECK(lanes == kMostGroup || int64_t(lanes) * chunks * 8 >= features, "%s: %d lanes", name, lanes);
+  CHECK(lanes >= kLineLanes || lanes * 8 >= features, "%s: %d lanes of less than a line", name, lanes);
+}
+
 void test_norms() {
-  CHECK(group_lanes(1) == 1 && group_lanes(16) == 1 && group_lanes(17) == 2, "two chunks a thread");
-  CHECK(group_lanes(8192) == 512 && group_lanes(1 << 20) == 512, "no more than %d", kMostGroup);
+  CHECK(norm_lanes(1, 4) == 1 && norm_lanes(16, 4) == 2 && norm_lanes(17, 4) == 4, "a chunk a thread");
+  CHECK(norm_lanes(64, 4) == 8 && norm_lanes(256, 4) == 8 && norm_lanes(257, 4) == 16, "a line, then four chunks");
+  CHECK(norm_lanes(4096, 2) == 256 && norm_lanes(1 << 20, 4) == 512, "no more than %d", kMostGroup);
   for (const auto& [name, chip] : known_chips())
-    for (int64_t rows : {1, 7, 8, 300, 8192, 100000})
-      for (int64_t heads : {1, 3, 8, 1000, 500000})
-        for (int64_t features : {1, 24, 512, 4096, 20000}) {
-          const Walk forward = plan_norm(chip, rows, heads, features);
-          const int64_t blocks = int64_t(chip.compute_units) * (kThreadsAtOnce / forward.threads);
-          check_walk(name, forward, rows, heads, blocks * (forward.threads / forward.lanes));
-          CHECK(forward.lanes == group_lanes(features), "%s: %d lanes", name, forward.lanes);
-          const Walk backward = plan_norm_backward(chip, rows, heads, features);
-          check_walk(name, backward, rows, heads, blocks * (backward.threads / backward.lanes));
-          CHECK(backward.slices == 1 || rows / backward.slices >= 8, "%s: %d slices", name, int(backward.slices));
-        }
-  const Walk none = plan_norm(known_chip("MI300X"), 0, 8, 64);
-  CHECK(none.blocks == 0 && none.slices == 0, "no rows: %d blocks", int(none.blocks));
-  const Walk h200 = plan_norm(known_chip("H200"), 8192, 1, 4096);
-  CHECK(h200.lanes == 256 && h200.slices == 512 && h200.blocks == 512, "16 rows for each of 512 blocks");
-  const Walk heads = plan_norm(known_chip("H200"), 8192, 8, 512);
-  CHECK(heads.lanes == 32 && heads.slices == 512 && heads.blocks == 512, "a block has the heads of a row");
+    for (int chunks : {kKeptChunks, kSmallChunks})
+      for (int64_t rows : {1, 7, 8, 300, 8192, 100000})
+        for (int64_t heads : {1, 3, 8, 1000, 500000})
+          for (int64_t features : {1, 24, 512, 4096, 20000}) {
+            const Groups forward = plan_norm(chip, rows, heads, features, chunks);
+            const int64_t together = forward.threads / forward.lanes;
+            check_lanes(name, forward.lanes, features, chunks);
+            CHECK(forward.blocks * together >= rows * heads && (forward.blocks - 1) * together < rows * heads,
+                  "%s: %d blocks", name, int(forward.blocks));
+            CHECK(forward.lanes <= wave_size(chip.family) || together == 1, "%s: groups meet each other", name);
+            const Walk backward = plan_norm_backward(chip, rows, heads, features, chunks);
+            const int64_t blocks = int64_t(chip.compute_units) * (kBackwardThreadsAtOnce / backward.threads);
+            check_lanes(name, backward.lanes, features, chunks);
+            check_walk(name, backward, rows, heads, blocks * (backward.threads / backward.lanes));
+            CHECK(backward.slices == 1 || rows / backward.slices >= 8, "%s: %d slices", name, int(backward.slices));
+          }
+  CHECK(plan_norm(known_chip("MI300X"), 0, 8, 64, 4).blocks == 0, "no rows");
+  const Groups h200 = plan_norm(known_chip("H200"), 8192, 1, 4096, 4);
+  CHECK(h200.lanes == 128 && h200.threads == 128 && h200.blocks == 8192, "a block for each row");
+  const Groups heads = plan_norm(known_chip("H200"), 8192, 8, 512, 4);
+  CHECK(heads.lanes == 16 && heads.threads == 256 && heads.blocks == 4096, "16 heads a block");
+  const Walk backward = plan_norm_backward(known_chip("H200"), 8192, 1, 4096, 4);
+  CHECK(backward.slices == 512 && backward.blocks == 512, "16 rows for each of 512 blocks");
 }
 
 void test_classes() {
@@ -51,7 +63,7 @@ void test_classes() {
     const int wave = wave_size(chip.family);
     CHECK(class_lanes(chip, 7) == 1 && class_lanes(chip, 256) == 8, "%s: few classes", name);
     CHECK(class_lanes(chip, 1024) == 32 && class_lanes(chip, 4096) == wave, "%s: a wave", name);
-    CHECK(class_lanes(chip, 50304) == 512 && class_lanes(chip, 1 << 20) == 512, "%s: many classes", name);
+    CHECK(class_lanes(chip, 50304) == 128 && class_lanes(chip, 1 << 20) == 512, "%s: many classes", name);
     for (int64_t rows : {1, 5, 8192, 1000000})
       for (int64_t classes : {1, 256, 4096, 50304}) {
         const Walk walk = plan_cross_entropy(chip, rows, classes);
