@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,18 @@ class Layers:
         return self.model.logits(hidden)
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: State, mask: Tensor | None = None) -> Tensor:
+    def step(
+        self,
+        tokens: Tensor,
+        state: State,
+        mask: Tensor | None = None,
+        then: Callable[[Tensor], None] | None = None,
+    ) -> Tensor:
         hidden, _ = self.hidden(tokens.unsqueeze(1), state, None if mask is None else mask.unsqueeze(1), True)
-        return self.logits(hidden)[:, 0]
+        logits = self.logits(hidden)[:, 0]
+        if then is not None:
+            then(logits)
+        return logits
 
 
 def save_outputs_for_trials(
