@@ -64,8 +64,8 @@ struct DrawRow {
     begin = wave_id() * range;
     end = begin + range < vocab ? begin + range : vocab;
   }
-  // f(token, score) for each token of this thread. Several are loaded at once, and then moved up one by one: f is large,
-  // and would otherwise be there for each.
+  // f(token, score) for each token of this thread. Several are loaded at once, and then moved up one by one: f is
+  // large, and would otherwise be there for each.
   template <class F>
   XLSTM_DEVICE void each(F&& f) const {
     for (int first = begin + lane_id(); first < end; first += kLoadsAtOnce * kWave) {

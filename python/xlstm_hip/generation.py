@@ -121,9 +121,7 @@ class Stream:
     def _tokens(self, most: int | None, sampling: Sampling, seeds: list[int], eos: tuple[int, ...]) -> Iterator[Tensor]:
         assert self.logits is not None and self.state is not None
         pad = self.model.special_tokens.pad
-        drawing = Drawing(
-            sampling, seeds, eos, PAD_WITHOUT_ONE if pad is None else pad, self.seen, self.logits.device
-        )
+        drawing = Drawing(sampling, seeds, eos, PAD_WITHOUT_ONE if pad is None else pad, self.seen, self.logits.device)
         drawing.next(self.logits)
         made = 1
         while True:

@@ -95,7 +95,8 @@ class Drawing:
     def _plain(self, logits: Tensor) -> None:
         if self.seen is not None:
             read = self.tokens >= 0 if self.going is None else self.going & (self.tokens >= 0)
-            self.seen |= read.unsqueeze(1) & (self.tokens.unsqueeze(1) == torch.arange(logits.shape[1]).to(logits.device))
+            vocabulary = torch.arange(logits.shape[1], device=logits.device)
+            self.seen |= read.unsqueeze(1) & (self.tokens.unsqueeze(1) == vocabulary)
         uniform = None
         if self._seeds is not None and self._numbers is not None:
             uniform = plain_uniform(self._seeds, self._numbers)

@@ -197,7 +197,8 @@ def test_drawing_is_plain_torch(monkeypatch: pytest.MonkeyPatch, options: tuple,
 def test_opcheck() -> None:
     for sampling in (Sampling(), SAMPLINGS[4]):
         given = call_of(logits_of(2, 9), sampling, going=torch.tensor([True, True]), ends=torch.tensor([4]))
-        torch.library.opcheck(ops.OPS.draw_tokens_, tuple(given.values()), test_utils=("test_schema", "test_faketensor"))
+        utils = ("test_schema", "test_faketensor")
+        torch.library.opcheck(ops.OPS.draw_tokens_, tuple(given.values()), test_utils=utils)
 
 
 @pytest.mark.parametrize(
