@@ -3,7 +3,7 @@
 //
 // The lowest kept rank is found by sums over bins in LDS, added by atomics: integers, so in any order. The first bins
 // are equal steps of the score below the greatest, which spreads a row's tokens; the digits of the rank then part those
-// of one such bin. A row comes from memory once and from L2 in later passes, ten of them with top_k and top_p. What
+// of one such bin. A row comes from memory once and from L2 in later passes, twelve in all with top_k and top_p. What
 // binds is latency, and exponentials in double where all tokens are weighed, twice at the most: 17 of its instructions
 // each.
 #pragma once
