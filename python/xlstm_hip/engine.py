@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -121,6 +121,15 @@ def captured(call: Callable[[], None]) -> Callable[[], None]:
 Call = Callable[[Tensor, Tensor, "Tensor | None"], None]  # out, tokens, keep
 
 
+class Then(Protocol):
+    """What is done with a step's logits, and what tells that it is the same: numbers, and addresses of its memory."""
+
+    @property
+    def key(self) -> tuple: ...
+
+    def __call__(self, logits: Tensor) -> None: ...
+
+
 class StepGraph:
     """A step on a GPU as one graph, for the same weights, states and batch: those it holds by address.
 
@@ -129,34 +138,36 @@ class StepGraph:
     and tokens and mask are read where the first step had them: a step that draws its next token is a replay, no more.
     """
 
-    def __init__(self, key: tuple, then: Callable[[Tensor], None] | None = None) -> None:
-        self.key, self._then = key, then
+    def __init__(self, key: tuple) -> None:
+        self.key = key
         self._steps = 0
         self._replay: Callable[[], None] | None = None
 
-    def step(self, call: Call, shape: tuple[int, int], tokens: Tensor, keep: Tensor | None) -> Tensor:
+    def step(
+        self, call: Call, shape: tuple[int, int], tokens: Tensor, keep: Tensor | None, then: Then | None = None
+    ) -> Tensor:
         self._steps += 1
-        own = self._then is None
+        own = then is None
         if self._steps == 1:
             self._out = torch.empty(shape, dtype=torch.float32, device=tokens.device)
             self._tokens, self._keep = tokens, keep
             if own:
                 self._tokens, self._keep = tokens.clone(), None if keep is None else keep.clone()
-            self._all(call)
+            self._all(call, then)
             return self._out.clone() if own else self._out
         if own:
             self._tokens.copy_(tokens)
             if keep is not None and self._keep is not None:
                 self._keep.copy_(keep)
         if self._replay is None:
-            self._replay = captured(functools.partial(self._all, call))
+            self._replay = captured(functools.partial(self._all, call, then))
         self._replay()
         return self._out.clone() if own else self._out
 
-    def _all(self, call: Call) -> None:
+    def _all(self, call: Call, then: Then | None) -> None:
         call(self._out, self._tokens, self._keep)
-        if self._then is not None:
-            self._then(self._out)
+        if then is not None:
+            then(self._out)
 
 
 class DecodeEngine:
@@ -245,7 +256,7 @@ class DecodeEngine:
         states: Sequence[Tensor],  # c, n, m of each block, float32; overwritten
         keep: Tensor | None,  # (B) bool: False for rows whose states stay as they are
         numbers: Numbers,
-        then: Callable[[Tensor], None] | None = None,  # what is done with the logits, in the same graph
+        then: Then | None = None,  # what is done with the logits, in the same graph
     ) -> Tensor:  # (B, V), or (B, D) without a head; float32
         features = self._table.weight.shape[1] if self._head is None else self._head.out_features
         shape = (tokens.shape[0], features)
@@ -253,11 +264,12 @@ class DecodeEngine:
             held = [*self._parts.tensors, *states]
             if then is not None:
                 held += [tokens] if keep is None else [tokens, keep]
-            key = (shape, keep is None, then, numbers, *(x.data_ptr() for x in held))
+            done = None if then is None else then.key
+            key = (shape, keep is None, done, numbers, *(x.data_ptr() for x in held))
             if self._graph is None or self._graph.key != key:
-                self._graph = StepGraph(key, then)
+                self._graph = StepGraph(key)
             call = functools.partial(self._call, states=states, numbers=numbers)
-            return self._graph.step(call, shape, tokens, keep)
+            return self._graph.step(call, shape, tokens, keep, then)
         out = torch.empty(shape, dtype=torch.float32, device=tokens.device)
         self._call(out, tokens.contiguous(), keep, states, numbers)
         if then is not None:

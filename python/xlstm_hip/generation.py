@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .checks import positive_int
+from .engine import Then
 from .sampling import Drawing, Sampling, check_drawn, row_seeds
 
 SLICE = 4096  # tokens of a prompt that go through the model at a time: bounds what the layers need
@@ -39,7 +40,7 @@ class LanguageModel(Protocol):
         tokens: Tensor,
         state: State,
         mask: Tensor | None = None,
-        then: Callable[[Tensor], None] | None = None,  # called with the logits
+        then: Then | None = None,  # called with the logits
     ) -> Tensor: ...
 
 
@@ -65,6 +66,7 @@ class Stream:
         # (B, V) of what comes next; None before the first token. A step of tokens() may overwrite those of the last.
         self.logits: Tensor | None = None
         self.seen = torch.zeros(batch_size, vocab, dtype=torch.bool, device=device) if remember_tokens else None
+        self._drawing: Drawing | None = None  # kept: steps that were captured have its memory
 
     @torch.no_grad()
     def feed(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -121,8 +123,12 @@ class Stream:
     def _tokens(self, most: int | None, sampling: Sampling, seeds: list[int], eos: tuple[int, ...]) -> Iterator[Tensor]:
         assert self.logits is not None and self.state is not None
         pad = self.model.special_tokens.pad
-        drawing = Drawing(sampling, seeds, eos, PAD_WITHOUT_ONE if pad is None else pad, self.seen, self.logits.device)
-        drawing.next(self.logits)
+        options = (sampling, eos, PAD_WITHOUT_ONE if pad is None else pad)
+        if self._drawing is None or self._drawing.options != options:
+            self._drawing = Drawing(*options, self.batch_size, self.seen, self.logits.device)
+        drawing = self._drawing
+        drawing.begin(seeds)
+        drawing(self.logits)
         made = 1
         while True:
             if drawing.tokens.is_cpu:
@@ -130,7 +136,7 @@ class Stream:
             yield drawing.tokens.clone()
             if made == most or drawing.over():
                 return
-            self.logits = self.model.step(drawing.tokens, self.state, drawing.going, drawing.next)
+            self.logits = self.model.step(drawing.tokens, self.state, drawing.going, drawing)
             made += 1
 
     def _through(self, tokens: Tensor, mask: Tensor | None) -> Tensor:

@@ -59,8 +59,8 @@ class Sampling:
 class Drawing:
     """The next tokens of a batch, one draw after the other, by the op that makes a draw a single kernel (csrc/decode).
 
-    All that a draw reads or leaves behind stays in the memory of these tensors, so next() can be captured in a graph.
-    A row's tokens follow from its seed and its logits alone: not from its company, and on no device from others.
+    All that a draw reads or leaves behind stays in the memory of these tensors, so a call can be captured in a graph.
+    A row's tokens follow from its seed and its logits alone, whatever its company and the device. begin() comes first.
 
     tokens   (B) int64, each row's last token: overwritten by the next, -1 where NaN leaves nothing to draw
     going    (B) bool, False for rows that drew a token of `ends`: they get `pad` from then on. None without ends
@@ -68,21 +68,31 @@ class Drawing:
     """
 
     def __init__(
-        self, sampling: Sampling, seeds: Sequence[int], ends: Sequence[int], pad: int, seen: Tensor | None,
-        device: torch.device,
-    ) -> None:  # fmt: skip
+        self, sampling: Sampling, ends: Sequence[int], pad: int, rows: int, seen: Tensor | None, device: torch.device
+    ) -> None:
+        self.options = (sampling, tuple(ends), pad)
         self.sampling, self.pad = sampling, pad
         self.seen = None if sampling.repetition_penalty == 1 else seen
-        rows = len(seeds)
         self.tokens = torch.full((rows,), plain.NOTHING_DRAWN, dtype=torch.int64, device=device)
         self.going = torch.ones(rows, dtype=torch.bool, device=device) if ends else None
         self._ends = torch.tensor(ends, dtype=torch.int64, device=device) if ends else None
         self._seeds = self._numbers = None
         if not sampling.greedy:
-            self._seeds = torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64, device=device)
-            self._numbers = torch.zeros(rows, dtype=torch.int64, device=device)
+            self._seeds = torch.zeros_like(self.tokens)
+            self._numbers = torch.zeros_like(self.tokens)
+        held = (self.tokens, self.going, self.seen, self._ends, self._seeds, self._numbers)
+        self.key = (*self.options, *(None if x is None else x.data_ptr() for x in held))
 
-    def next(self, logits: Tensor) -> None:
+    def begin(self, seeds: Sequence[int]) -> None:
+        """Forgets what was drawn; row r's tokens are from now on those of seeds[r]."""
+        self.tokens.fill_(plain.NOTHING_DRAWN)
+        if self.going is not None:
+            self.going.fill_(True)
+        if self._seeds is not None and self._numbers is not None:
+            self._seeds.copy_(torch.tensor([_signed(seed) for seed in seeds]))
+            self._numbers.zero_()
+
+    def __call__(self, logits: Tensor) -> None:
         """Draws a token of each row that goes on; logits (B, V) of any float dtype."""
         options = self.sampling
         if logits.dtype == torch.float64 or logits.device.type not in _DEVICES or plain_torch_forced():

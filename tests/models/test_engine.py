@@ -222,12 +222,12 @@ def test_a_graph_of_a_step_with_its_draw(monkeypatch: pytest.MonkeyPatch, option
     keys = []
 
     def step(self, rows, states, keep, numbers, then):
-        key = (then, rows.data_ptr(), keep.data_ptr())
+        key = (then.key, rows.data_ptr(), keep.data_ptr())
         if self._graph is None or self._graph.key != key:
             keys.append(key)
-            self._graph = engines.StepGraph(key, then)
+            self._graph = engines.StepGraph(key)
         call = functools.partial(self._call, states=states, numbers=numbers)
-        return self._graph.step(call, (3, 97), rows, keep)
+        return self._graph.step(call, (3, 97), rows, keep, then)
 
     monkeypatch.setattr(engines.DecodeEngine, "step", step)
     got = generate(model, prompts, 30, seed=4, eos=(11, 30), **options)

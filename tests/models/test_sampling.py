@@ -183,10 +183,11 @@ def test_drawing_is_plain_torch(monkeypatch: pytest.MonkeyPatch, options: tuple,
         with monkeypatch.context() as patch:
             if forced:
                 patch.setenv("XLSTM_HIP_BACKEND", forced)
-            drawing = Drawing(sampling, seeds, (3, 8), 1, torch.zeros(5, 61, dtype=torch.bool), CPU)
+            drawing = Drawing(sampling, (3, 8), 1, 5, torch.zeros(5, 61, dtype=torch.bool), CPU)
+            drawing.begin(seeds)
             text = []
             for step in range(40):
-                drawing.next(logits_of(5, 61, seed=step).to(dtype))
+                drawing(logits_of(5, 61, seed=step).to(dtype))
                 text.append((drawing.tokens.tolist(), drawing.going.tolist()))
             texts.append(text)
             assert drawing.over() == (not any(text[-1][1]))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import layers
 from ..checks import has_rank, has_shape, is_tensor, one_of
-from ..engine import DecodeEngine, Numbers, engine_of, may_step, own_step_kernels
+from ..engine import DecodeEngine, Numbers, Then, engine_of, may_step, own_step_kernels
 from ..generation import State, generate
 from ..quantize import Scheme
 from ..select import get_optimal_kernel_config
@@ -100,7 +99,7 @@ class xLSTMLarge(nn.Module):
         tokens: Tensor,
         state: State,
         mask: Tensor | None = None,
-        then: Callable[[Tensor], None] | None = None,
+        then: Then | None = None,
     ) -> Tensor:
         """One token of each row: tokens (B), mask (B) -> logits (B, V); the state is overwritten.
 
@@ -119,9 +118,7 @@ class xLSTMLarge(nn.Module):
             then(logits)
         return logits
 
-    def _decoded(
-        self, tokens: Tensor, state: State, keep: Tensor | None, then: Callable[[Tensor], None] | None = None
-    ) -> Tensor | None:
+    def _decoded(self, tokens: Tensor, state: State, keep: Tensor | None, then: Then | None = None) -> Tensor | None:
         """Logits (B, V) by the decode engine, or None where it is not for this call."""
         config = self.config
         states = [x for own in self._checked_state(state) for x in own]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..cli.evaluate import distinct
+from ..engine import Then
 from ..generation import LanguageModel, State, Stream
 from ..models import xLSTMLarge
 from ..plans import AS_PLANNED, FUSED, Plan, trying
@@ -60,7 +61,7 @@ class Layers:
         tokens: Tensor,
         state: State,
         mask: Tensor | None = None,
-        then: Callable[[Tensor], None] | None = None,
+        then: Then | None = None,
     ) -> Tensor:
         hidden, _ = self.hidden(tokens.unsqueeze(1), state, None if mask is None else mask.unsqueeze(1), True)
         logits = self.logits(hidden)[:, 0]
