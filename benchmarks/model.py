@@ -164,6 +164,7 @@ def measure(
     found = contenders(folder, dtype, device, arguments.contenders)
     model = load_pretrained(folder, dtype, device, progress=False)
     vocab, result["weights"] = model.config.vocab_size, sum(p.numel() for p in model.parameters())
+    result["weights_bytes"] = sum(p.numel() * p.element_size() for p in model.parameters())
     progress.advance(1)
     g = torch.Generator().manual_seed(0)
 

@@ -23,10 +23,12 @@ COLOURS = {
 
 
 def _rate(job: Results, name: str) -> str:
+    """Tokens a second, or the time where one token is all there is."""
     for entry in job["contenders"]:
         if entry["name"] == name:
             ratio = "" if name == OURS else f" ({entry['times_ours']['median']:.2f}x)"
-            return f"{entry['tokens_per_s']:,.0f}{ratio}"
+            figure = f"{entry['ms']['median']:,.1f} ms" if job["tokens"] == 1 else f"{entry['tokens_per_s']:,.0f}"
+            return f"{figure}{ratio}"
     return ""
 
 
@@ -38,8 +40,12 @@ def _memory_and_loading(size: Results) -> list[str]:
         for row in size["memory"]
     )
     load = size["loading"]
+    known = [row["bytes"] for row in size["memory"] if "bytes" in row]
+    total = ""
+    if "weights_bytes" in size and known:
+        total = f", {(size['weights_bytes'] + max(known)) / 2**30:.2f} GiB with its weights at the most"
     return [
-        f"Memory that writing takes beyond the model, ours: {grown}. Loading {load['bytes'] / 1e6:.1f} MB: "
+        f"Memory that writing takes beyond the model, ours: {grown}{total}. Loading {load['bytes'] / 1e6:.1f} MB: "
         f"{load['load']:.3f} s; reading the files alone {load['read']:.3f} s ({100 * load['share']:.0f}% of it).",
         "",
     ]

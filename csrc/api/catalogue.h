@@ -44,8 +44,10 @@ inline constexpr KernelEntry kCatalogue[] = {
     {"cross_entropy_backward", "cpu", kAllDtypes, kWide, "csrc/layer/cross_entropy_cpu.cpp"},
     {"cross_entropy_backward_", "cpu", kAllDtypes, kWide, "csrc/layer/cross_entropy_cpu.cpp"},
     {"decode_step_", "cpu", "float32 bfloat16 float16 int8 int4", "float32", "csrc/decode/step_cpu.cpp"},
+    {"draw_tokens_", "cpu", "float32", "int64", "csrc/decode/draw_cpu.cpp"},
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
     {"decode_step_", "cuda", "float32 bfloat16 float16 int8 int4", "float32", "csrc/decode/step_gpu.hip"},
+    {"draw_tokens_", "cuda", "float32", "int64", "csrc/decode/draw_gpu.hip"},
     {"mlstm_chunkwise", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise_gpu.hip"},
     {"mlstm_chunkwise_states", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise_gpu.hip"},
     {"mlstm_sequence", "cuda", kGpuDtypes, "float32", "csrc/mlstm/recurrent_gpu.hip"},

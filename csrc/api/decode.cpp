@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decode call of the C API on a CPU: check, plan, run.
+// The decode calls of the C API on a CPU: check, plan, run.
 #include "api/decode.h"
 
 #include <stdexcept>
@@ -65,5 +65,13 @@ xlstm_status xlstm_decode_step(const xlstm_decode* p, const xlstm_runtime* r) {
     check_workspace(r->workspace, r->workspace_bytes, kernels().workspace(*p, cut) + kWorkspaceAlignment);
     kernels().step(*p, cut, aligned(r->workspace),
                    {int32_t(cut.workers), r->parallel ? r->parallel : run_on_own_threads, r->self});
+  });
+}
+
+xlstm_status xlstm_draw_tokens(const xlstm_draw* p, const xlstm_runtime* r) {
+  return guarded([&] {
+    check_draw(given(p));
+    const int32_t threads = given(r).threads > 0 ? r->threads : hardware_threads();
+    kernels().draw(*p, {threads, r->parallel ? r->parallel : run_on_own_threads, r->self});
   });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the decode call of the C API does first.
+// What the decode calls of the C API do first.
 #pragma once
 
 #include "api/xlstm_hip.h"
@@ -8,5 +8,6 @@ namespace xlstm {
 
 // Throws std::invalid_argument that names the argument. on_host: tokens can be read.
 void check_decode(const xlstm_decode&, bool on_host);
+void check_draw(const xlstm_draw&);
 
 }  // namespace xlstm

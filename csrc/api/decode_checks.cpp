@@ -4,6 +4,7 @@
 
 #include "api/call.h"
 #include "api/decode.h"
+#include "decode/draw.h"
 
 namespace xlstm {
 namespace {
@@ -102,6 +103,34 @@ void check_decode(const xlstm_decode& p, bool on_host) {
   for (int64_t b = 0; on_host && b < p.batch; ++b)
     if (p.tokens[b] < 0 || p.tokens[b] >= p.vocab)
       invalid("tokens: expected 0 to " + std::to_string(p.vocab - 1) + ", got " + std::to_string(p.tokens[b]));
+}
+
+void check_draw(const xlstm_draw& p) {
+  const auto within = [](const char* name, int64_t value, int64_t least, int64_t most) {
+    if (value < least || value > most)
+      invalid(std::string(name) + ": expected " + std::to_string(least) + " to " + std::to_string(most) + ", got " +
+              std::to_string(value));
+  };
+  const auto above_zero = [](const char* name, double value) {
+    if (!(value > 0) || std::isinf(value))
+      invalid(std::string(name) + ": expected a finite number above 0, got " + std::to_string(value));
+  };
+  at_least_one("batch", p.batch);
+  within("vocab", p.vocab, 1, kMostVocabulary);
+  within("ends_count", p.ends_count, 0, kMostEnds);
+  within("top_k", p.top_k, 0, INT64_MAX);
+  non_negative("temperature", p.temperature);
+  above_zero("top_p", p.top_p);
+  if (p.top_p > 1) invalid("top_p: expected at most 1, got " + std::to_string(p.top_p));
+  above_zero("repetition_penalty", p.repetition_penalty);
+  if (!p.logits || !p.tokens) invalid("logits, tokens: expected data, got NULL");
+  if (p.temperature == 0 && (p.seeds || p.numbers || p.weights || p.top_k || p.top_p < 1))
+    invalid(
+        "temperature: expected above 0 with seeds, numbers, weights, top_k or top_p, which greedy decoding has no "
+        "use for");
+  if (p.temperature > 0 && (!p.seeds || !p.numbers)) invalid("seeds, numbers: expected data, got NULL");
+  if (!p.seen != (p.repetition_penalty == 1)) invalid("seen: expected with a repetition_penalty, and only with one");
+  if (!p.going != !p.ends || !p.ends != (p.ends_count == 0)) invalid("going, ends: expected both, or neither");
 }
 
 }  // namespace xlstm

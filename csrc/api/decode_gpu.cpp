@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decode call of the C API on a GPU: check, launch.
+// The decode calls of the C API on a GPU: check, launch.
 #include <stdexcept>
 #include <string>
 
@@ -41,9 +41,17 @@ xlstm_status xlstm_gpu_decode_step(const xlstm_decode* p, const xlstm_gpu* g) {
   });
 }
 
+xlstm_status xlstm_gpu_draw_tokens(const xlstm_draw* p, const xlstm_gpu* g) {
+  return guarded([&] {
+    check_draw(given(p));
+    gpu::draw_tokens(*p, given(g).stream);
+  });
+}
+
 #else  // a library without GPU kernels says so
 
 size_t xlstm_gpu_decode_workspace(const xlstm_decode*) { return xlstm::no_gpu_bytes(); }
 xlstm_status xlstm_gpu_decode_step(const xlstm_decode*, const xlstm_gpu*) { return xlstm::no_gpu(); }
+xlstm_status xlstm_gpu_draw_tokens(const xlstm_draw*, const xlstm_gpu*) { return xlstm::no_gpu(); }
 
 #endif

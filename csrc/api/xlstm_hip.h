@@ -385,6 +385,32 @@ XLSTM_API xlstm_status xlstm_decode_step(const xlstm_decode*, const xlstm_runtim
 XLSTM_API size_t xlstm_gpu_decode_workspace(const xlstm_decode*);
 XLSTM_API xlstm_status xlstm_gpu_decode_step(const xlstm_decode*, const xlstm_gpu*);
 
+/* ---- the next token
+ *
+ * Each row's logits to a token, by the rules of csrc/decode/draw.h: the same on every device, for any batch. A row that
+ * holds NaN, or where there is nothing to draw from, gives -1. All that a step has to remember lies in memory that it
+ * reads and writes, so that a captured call can be replayed. */
+typedef struct xlstm_draw {
+  int64_t batch, vocab;      /* at most 2^22 */
+  const float* logits;       /* (B, V) */
+  double temperature;        /* 0: the likeliest, the first of those that tie */
+  int64_t top_k;             /* 0: all */
+  double top_p;              /* 1: all */
+  double repetition_penalty; /* of what was seen: positive logits are divided by it, others multiplied; 1: none */
+  const int64_t* seeds;      /* (B), or NULL at temperature 0, as for the two below */
+  int64_t* numbers;          /* (B) of the draw that is made now, from 0; counted up */
+  int64_t* weights;          /* (B, V) what each token was drawn by, as integers, or NULL: not asked for */
+  uint8_t* seen;             /* (B, V) with a penalty, else NULL */
+  uint8_t* going;      /* (B) 0: the row is over, and gets `pad`; set to 0 by a token of `ends`. NULL: none ends */
+  const int64_t* ends; /* (ends_count), at most 64, with going */
+  int64_t ends_count;
+  int64_t pad;
+  int64_t* tokens; /* (B) what was read last, which a penalty then counts (-1: nothing); then what is drawn */
+} xlstm_draw;
+
+XLSTM_API xlstm_status xlstm_draw_tokens(const xlstm_draw*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_gpu_draw_tokens(const xlstm_draw*, const xlstm_gpu*);
+
 /* The message of this thread's last call, empty when it succeeded. */
 XLSTM_API const char* xlstm_last_error(void);
 /* The instruction set that the CPU kernels use: "avx512bf16", "avx512", "avx2" or "portable". */

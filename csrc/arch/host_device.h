@@ -7,3 +7,6 @@
 #else
 #define XLSTM_HOST_DEVICE
 #endif
+
+// Of which no copy may be left to the linker: CPU kernels are compiled for several instruction sets.
+#define XLSTM_RULE XLSTM_HOST_DEVICE static inline __attribute__((always_inline))

@@ -3,18 +3,16 @@
 // to be, and which weights dropout keeps. They are written here and nowhere else.
 //
 // Queries i of Q and keys j of K are counted within a sequence, and the last query stands beside the last key: query i
-// stands at i + K - Q. Dropout draws 16 bits per weight from Philox 4x32-10 (Salmon et al., SC 2011) with
+// stands at i + K - Q. Dropout draws 16 bits per weight from Philox (arch/philox.h) with
 //     key = seed      counter = (j / 8, i, b HQ + head, offset)
 // so that a mask depends on no tile, direction, thread or machine: weight j is half j % 8 of the 128 bits.
 #pragma once
 
 #include <stdint.h>
 
-#include "arch/host_device.h"
+#include "arch/philox.h"
 
 namespace xlstm {
-
-#define XLSTM_RULE XLSTM_HOST_DEVICE static inline __attribute__((always_inline))
 
 // The keys [begin, end) that a query sees.
 struct KeyRange {
@@ -27,23 +25,6 @@ XLSTM_RULE KeyRange visible_keys(int64_t i, int64_t queries, int64_t keys, int64
   if (end < 0) end = 0;
   if (begin > end) begin = end;
   return {begin, end};
-}
-
-struct Philox {
-  uint32_t word[4];
-};
-XLSTM_RULE Philox philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t seed) {
-  uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
-#if defined(__GNUC__)
-#pragma GCC unroll 10
-#endif
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t a = uint64_t(0xD2511F53u) * c0, b = uint64_t(0xCD9E8D57u) * c2;
-    const uint32_t n0 = uint32_t(b >> 32) ^ c1 ^ k0, n2 = uint32_t(a >> 32) ^ c3 ^ k1;
-    c0 = n0, c1 = uint32_t(b), c2 = n2, c3 = uint32_t(a);
-    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-  }
-  return {{c0, c1, c2, c3}};
 }
 
 constexpr int kDrawsAtOnce = 8;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A decode step on a GPU as the C API calls it: workspace and a stream in, launches out. Nothing waits, allocates or
+// Decoding on a GPU as the C API calls it: workspace and a stream in, launches out. Nothing waits, allocates or
 // reads the device.
 #pragma once
 
@@ -12,5 +12,6 @@ namespace xlstm::gpu {
 
 size_t decode_workspace(const xlstm_decode&, const Chip&);
 void decode_step(const xlstm_decode&, const Chip&, void* workspace, void* stream);
+void draw_tokens(const xlstm_draw&, void* stream);
 
 }  // namespace xlstm::gpu

@@ -199,17 +199,54 @@ void decode_step_(const Tensor& out, const Tensor& tokens, const OptionalTensor&
   run(tokens, p, kDecode);
 }
 
+template <class T>
+T* elements(const char* name, const OptionalTensor& x, const Tensor& logits, ScalarType dtype,
+            std::initializer_list<int64_t> shape) {
+  if (!x) return nullptr;
+  check_shape(name, *x, shape);
+  check_device(name, *x, logits);
+  STD_TORCH_CHECK(x->scalar_type() == dtype && x->is_contiguous(), name, ": expected a contiguous tensor of ",
+                  dtype == ScalarType::Long ? "int64" : "bool");
+  return static_cast<T*>(x->data_ptr());
+}
+
+void draw_tokens_(const Tensor& tokens, const Tensor& logits, const OptionalTensor& seeds,
+                  const OptionalTensor& numbers, const OptionalTensor& seen, const OptionalTensor& going,
+                  const OptionalTensor& ends, const OptionalTensor& weights, int64_t pad, double temperature,
+                  int64_t top_k, double top_p, double repetition_penalty) {
+  STD_TORCH_CHECK(logits.dim() == 2 && logits.scalar_type() == ScalarType::Float && logits.is_contiguous(),
+                  "logits: expected a contiguous float32 matrix");
+  xlstm_draw p{};
+  p.batch = logits.size(0);
+  p.vocab = logits.size(1);
+  p.logits = static_cast<const float*>(logits.data_ptr());
+  p.temperature = temperature, p.top_k = top_k, p.top_p = top_p, p.repetition_penalty = repetition_penalty;
+  p.seeds = elements<int64_t>("seeds", seeds, logits, ScalarType::Long, {p.batch});
+  p.numbers = elements<int64_t>("numbers", numbers, logits, ScalarType::Long, {p.batch});
+  p.weights = elements<int64_t>("weights", weights, logits, ScalarType::Long, {p.batch, p.vocab});
+  p.seen = elements<uint8_t>("seen", seen, logits, ScalarType::Bool, {p.batch, p.vocab});
+  p.going = elements<uint8_t>("going", going, logits, ScalarType::Bool, {p.batch});
+  p.ends_count = ends ? ends->numel() : 0;
+  p.ends = elements<int64_t>("ends", ends, logits, ScalarType::Long, {p.ends_count});
+  p.pad = pad;
+  p.tokens = elements<int64_t>("tokens", tokens, logits, ScalarType::Long, {p.batch});
+  constexpr Call<xlstm_draw> kDraw = {nullptr, xlstm_draw_tokens, nullptr, xlstm_gpu_draw_tokens};
+  run(logits, p, kDraw);
+}
+
 }  // namespace
 }  // namespace xlstm::torch_ops
 
 XLSTM_OPS_IMPL(CPU, m) {
   using namespace xlstm::torch_ops;
   m.impl("decode_step_", TORCH_BOX(&decode_step_));
+  m.impl("draw_tokens_", TORCH_BOX(&draw_tokens_));
 }
 
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
 XLSTM_OPS_IMPL(CUDA, m) {  // ROCm's devices too are torch's "cuda"
   using namespace xlstm::torch_ops;
   m.impl("decode_step_", TORCH_BOX(&decode_step_));
+  m.impl("draw_tokens_", TORCH_BOX(&draw_tokens_));
 }
 #endif

@@ -14,6 +14,8 @@
 // Decode: a token of each row, tokens (B), through a whole model. `places` says which of `weights` is what, and -1
 // where there is none: 46 numbers for each block, then 7, in the order of csrc/torch/decode.cpp. `states` are c, n, m
 // of each block. out (B, V), or (B, D) without a head. Caps of 0 are none.
+// Drawing: logits (B, V) float32, tokens, seeds and numbers (B) and ends int64, seen (B, V) and going (B) bool, weights
+// (B, V) int64.
 #include "torch/library.h"
 
 XLSTM_OPS_DEF(m) {
@@ -98,4 +100,8 @@ XLSTM_OPS_DEF(m) {
   m.def(
       "decode_step_(Tensor(a!) out, Tensor tokens, Tensor? keep, Tensor[] weights, Tensor places, "
       "Tensor(b!)[] states, int heads, float norm_eps, float eps, float gate_cap, float output_cap) -> ()");
+  m.def(
+      "draw_tokens_(Tensor(a!) tokens, Tensor logits, Tensor? seeds, Tensor(b!)? numbers, Tensor(c!)? seen, "
+      "Tensor(d!)? going, Tensor? ends, Tensor(e!)? weights, int pad, float temperature, int top_k, float top_p, "
+      "float repetition_penalty) -> ()");
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -118,11 +118,24 @@ def captured(call: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
+Call = Callable[[Tensor, Tensor, "Tensor | None"], None]  # out, tokens, keep
+
+
+class Then(Protocol):
+    """What is done with a step's logits, and what tells that it is the same: numbers, and addresses of its memory."""
+
+    @property
+    def key(self) -> tuple: ...
+
+    def __call__(self, logits: Tensor) -> None: ...
+
+
 class StepGraph:
     """A step on a GPU as one graph, for the same weights, states and batch: those it holds by address.
 
     The first step is made as it is, which loads what is loaded once; the second is captured. Tokens and mask go into
-    memory of the graph's own, and logits come out of it.
+    memory of the graph's own, and logits come out of it. With `then` what it does to the logits is part of the graph,
+    and tokens and mask are read where the first step had them: a step that draws its next token is a replay, no more.
     """
 
     def __init__(self, key: tuple) -> None:
@@ -131,22 +144,30 @@ class StepGraph:
         self._replay: Callable[[], None] | None = None
 
     def step(
-        self, call: Callable[[Tensor, Tensor, Tensor | None], None], shape: tuple[int, int], tokens: Tensor,
-        keep: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+        self, call: Call, shape: tuple[int, int], tokens: Tensor, keep: Tensor | None, then: Then | None = None
+    ) -> Tensor:
         self._steps += 1
+        own = then is None
         if self._steps == 1:
             self._out = torch.empty(shape, dtype=torch.float32, device=tokens.device)
-            self._tokens, self._keep = tokens.clone(), None if keep is None else keep.clone()
-            call(self._out, self._tokens, self._keep)
-            return self._out.clone()
-        self._tokens.copy_(tokens)
-        if keep is not None and self._keep is not None:
-            self._keep.copy_(keep)
+            self._tokens, self._keep = tokens, keep
+            if own:
+                self._tokens, self._keep = tokens.clone(), None if keep is None else keep.clone()
+            self._all(call, then)
+            return self._out.clone() if own else self._out
+        if own:
+            self._tokens.copy_(tokens)
+            if keep is not None and self._keep is not None:
+                self._keep.copy_(keep)
         if self._replay is None:
-            self._replay = captured(functools.partial(call, self._out, self._tokens, self._keep))
+            self._replay = captured(functools.partial(self._all, call, then))
         self._replay()
-        return self._out.clone()
+        return self._out.clone() if own else self._out
+
+    def _all(self, call: Call, then: Then | None) -> None:
+        call(self._out, self._tokens, self._keep)
+        if then is not None:
+            then(self._out)
 
 
 class DecodeEngine:
@@ -235,18 +256,24 @@ class DecodeEngine:
         states: Sequence[Tensor],  # c, n, m of each block, float32; overwritten
         keep: Tensor | None,  # (B) bool: False for rows whose states stay as they are
         numbers: Numbers,
+        then: Then | None = None,  # what is done with the logits, in the same graph
     ) -> Tensor:  # (B, V), or (B, D) without a head; float32
         features = self._table.weight.shape[1] if self._head is None else self._head.out_features
         shape = (tokens.shape[0], features)
         if tokens.is_cuda and not torch.cuda.is_current_stream_capturing():
-            weights = self._parts.tensors
-            key = (shape, keep is None, numbers, *(x.data_ptr() for x in weights), *(x.data_ptr() for x in states))
+            held = [*self._parts.tensors, *states]
+            if then is not None:
+                held += [tokens] if keep is None else [tokens, keep]
+            done = None if then is None else then.key
+            key = (shape, keep is None, done, numbers, *(x.data_ptr() for x in held))
             if self._graph is None or self._graph.key != key:
                 self._graph = StepGraph(key)
             call = functools.partial(self._call, states=states, numbers=numbers)
-            return self._graph.step(call, shape, tokens, keep)
+            return self._graph.step(call, shape, tokens, keep, then)
         out = torch.empty(shape, dtype=torch.float32, device=tokens.device)
         self._call(out, tokens.contiguous(), keep, states, numbers)
+        if then is not None:
+            then(out)
         return out
 
     def _call(

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .checks import positive_int
-from .sampling import RandomRows, Sampling, row_seeds
+from .engine import Then
+from .sampling import Drawing, Sampling, check_drawn, row_seeds
 
 SLICE = 4096  # tokens of a prompt that go through the model at a time: bounds what the layers need
 PAD_WITHOUT_ONE = 0
@@ -34,7 +35,13 @@ class LanguageModel(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor: ...
 
-    def step(self, tokens: Tensor, state: State, mask: Tensor | None = None) -> Tensor: ...
+    def step(
+        self,
+        tokens: Tensor,
+        state: State,
+        mask: Tensor | None = None,
+        then: Then | None = None,  # called with the logits
+    ) -> Tensor: ...
 
 
 class Generated(NamedTuple):
@@ -56,8 +63,10 @@ class Stream:
         positive_int("batch_size", batch_size)
         self.model, self.batch_size, self.state = model, batch_size, state
         device, vocab = model.embedding.weight.device, model.config.vocab_size
-        self.logits: Tensor | None = None  # (B, V) of what comes next; None before the first token
+        # (B, V) of what comes next; None before the first token. A step of tokens() may overwrite those of the last.
+        self.logits: Tensor | None = None
         self.seen = torch.zeros(batch_size, vocab, dtype=torch.bool, device=device) if remember_tokens else None
+        self._drawing: Drawing | None = None  # kept: steps that were captured have its memory
 
     @torch.no_grad()
     def feed(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -100,7 +109,8 @@ class Stream:
         """Yields the next tokens (B), up to `most` times (None: for ever), and feeds them back.
 
         A row that drew a token of `eos` is over: it yields padding, and its state stays. Row r draws its random
-        numbers from seed + r, or from its own of a list of seeds, so that it says the same in any batch.
+        numbers from seed + r, or from its own of a list of seeds, so that it says the same in any batch. Logits of NaN
+        give -1 on a GPU, where only reading a token waits for it, and an error elsewhere.
         """
         sampling = Sampling() if sampling is None else sampling
         if self.logits is None:
@@ -111,25 +121,23 @@ class Stream:
 
     @torch.no_grad()
     def _tokens(self, most: int | None, sampling: Sampling, seeds: list[int], eos: tuple[int, ...]) -> Iterator[Tensor]:
-        assert self.logits is not None
-        device = self.logits.device
-        random = None if sampling.greedy else RandomRows(seeds, device)
+        assert self.logits is not None and self.state is not None
         pad = self.model.special_tokens.pad
-        pad = PAD_WITHOUT_ONE if pad is None else pad
-        ends = torch.tensor(eos, device=device)
-        over = torch.zeros(self.batch_size, dtype=torch.bool, device=device)
-        made = 0
-        while most is None or made < most:
-            drawn = sampling.pick(self.logits, self.seen, random.draw() if random else None)
-            if eos:
-                drawn = drawn.masked_fill(over, pad)
-                over = over | torch.isin(drawn, ends)
-            made += 1
-            yield drawn
-            if eos and bool(over.all()):
+        options = (sampling, eos, PAD_WITHOUT_ONE if pad is None else pad)
+        if self._drawing is None or self._drawing.options != options:
+            self._drawing = Drawing(*options, self.batch_size, self.seen, self.logits.device)
+        drawing = self._drawing
+        drawing.begin(seeds)
+        drawing(self.logits)
+        made = 1
+        while True:
+            if drawing.tokens.is_cpu:
+                check_drawn(drawing.tokens)
+            yield drawing.tokens.clone()
+            if made == most or drawing.over():
                 return
-            if made != most:
-                self.feed(drawn.unsqueeze(1), (~over).unsqueeze(1) if eos and bool(over.any()) else None)
+            self.logits = self.model.step(drawing.tokens, self.state, drawing.going, drawing)
+            made += 1
 
     def _through(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         hidden, self.state = self.model.hidden(tokens, self.state, mask, keep_state=True)
@@ -207,6 +215,7 @@ def generate(
         if callback is not None:
             callback(step)
     made = torch.stack(steps, dim=1)
+    check_drawn(made)
     ended = torch.isin(made, torch.tensor(ends, device=device)) if ends else torch.zeros_like(made, dtype=torch.bool)
     lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, made.shape[1])
     assert stream.state is not None

@@ -100,6 +100,11 @@ def _(out, tokens, keep, weights, places, states, heads, norm_eps, eps, gate_cap
     return None
 
 
+@torch.library.register_fake("xlstm_hip::draw_tokens_")
+def _(tokens, logits, seeds, numbers, seen, going, ends, weights, pad, temperature, top_k, top_p, penalty):
+    return None
+
+
 # ---- gradients
 
 

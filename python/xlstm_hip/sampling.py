@@ -10,7 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-BLOCK = 256  # random numbers drawn at a time: a generator's numbers depend on how many are asked for at once
+from .environment import plain_torch_forced
+from .ops import OPS, devices_with_kernels
+from .reference import sampling as plain
+from .reference.philox import uniform as plain_uniform
+
+_DEVICES = devices_with_kernels("draw_tokens_")
 
 
 @dataclass(frozen=True)
@@ -48,50 +53,86 @@ class Sampling:
 
     def probabilities(self, logits: Tensor, seen: Tensor | None) -> Tensor:
         """logits (B, V), seen (B, V) bool -> (B, V) float64, what a token is drawn from; not greedy."""
-        scores = self._penalised(logits, seen).double() / self.temperature
-        if 0 < self.top_k < scores.shape[-1]:
-            least = scores.topk(self.top_k).values[..., -1:]
-            scores = scores.masked_fill(scores < least, -math.inf)
-        if self.top_p < 1:
-            ranked, order = scores.sort(descending=True, stable=True)
-            before = ranked.softmax(-1).cumsum(-1) - ranked.softmax(-1)
-            dropped = torch.empty_like(before, dtype=torch.bool).scatter_(-1, order, before >= self.top_p)
-            scores = scores.masked_fill(dropped, -math.inf)
-        return scores.softmax(-1)
-
-    def pick(self, logits: Tensor, seen: Tensor | None, uniform: Tensor | None) -> Tensor:
-        """logits (B, V), uniform (B) in [0, 1), needed where not greedy -> tokens (B)."""
-        if self.greedy:
-            return self._penalised(logits, seen).argmax(-1)
-        assert uniform is not None
-        sums = self.probabilities(logits, seen).cumsum(-1)
-        # The first token whose running sum is above the number: never one of probability 0.
-        return torch.searchsorted(sums, uniform.unsqueeze(-1) * sums[..., -1:], right=True).squeeze(-1)
-
-    def _penalised(self, logits: Tensor, seen: Tensor | None) -> Tensor:
-        if self.repetition_penalty == 1:
-            return logits
-        assert seen is not None
-        logits = logits.float() if logits.dtype != torch.float64 else logits
-        penalty = self.repetition_penalty
-        return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+        return plain.probabilities(self, logits, seen)
 
 
-class RandomRows:
-    """Numbers for a batch, each row from a generator of its own: a row draws the same alone as in company."""
+class Drawing:
+    """The next tokens of a batch, one draw after the other, by the op that makes a draw a single kernel (csrc/decode).
 
-    def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
-        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self._device = device
-        self._block = torch.empty(0)
-        self._next = BLOCK
+    All that a draw reads or leaves behind stays in the memory of these tensors, so a call can be captured in a graph.
+    A row's tokens follow from its seed and its logits alone, whatever its company and the device. begin() comes first.
 
-    def draw(self) -> Tensor:  # (B) float64
-        if self._next == BLOCK:
-            rows = [torch.rand(BLOCK, generator=g, dtype=torch.float64) for g in self._generators]
-            self._block, self._next = torch.stack(rows, dim=1).to(self._device), 0
-        self._next += 1
-        return self._block[self._next - 1]
+    tokens   (B) int64, each row's last token: overwritten by the next, -1 where NaN leaves nothing to draw
+    going    (B) bool, False for rows that drew a token of `ends`: they get `pad` from then on. None without ends
+    seen     (B, V) bool, with a repetition penalty: each draw counts the token before it too
+    """
+
+    def __init__(
+        self, sampling: Sampling, ends: Sequence[int], pad: int, rows: int, seen: Tensor | None, device: torch.device
+    ) -> None:
+        self.options = (sampling, tuple(ends), pad)
+        self.sampling, self.pad = sampling, pad
+        self.seen = None if sampling.repetition_penalty == 1 else seen
+        self.tokens = torch.full((rows,), plain.NOTHING_DRAWN, dtype=torch.int64, device=device)
+        self.going = torch.ones(rows, dtype=torch.bool, device=device) if ends else None
+        self._ends = torch.tensor(ends, dtype=torch.int64, device=device) if ends else None
+        self._seeds = self._numbers = None
+        if not sampling.greedy:
+            self._seeds = torch.zeros_like(self.tokens)
+            self._numbers = torch.zeros_like(self.tokens)
+        held = (self.tokens, self.going, self.seen, self._ends, self._seeds, self._numbers)
+        self.key = (*self.options, *(None if x is None else x.data_ptr() for x in held))
+
+    def begin(self, seeds: Sequence[int]) -> None:
+        """Forgets what was drawn; row r's tokens are from now on those of seeds[r]."""
+        self.tokens.fill_(plain.NOTHING_DRAWN)
+        if self.going is not None:
+            self.going.fill_(True)
+        if self._seeds is not None and self._numbers is not None:
+            self._seeds.copy_(torch.tensor([_signed(seed) for seed in seeds]))
+            self._numbers.zero_()
+
+    def __call__(self, logits: Tensor) -> None:
+        """Draws a token of each row that goes on; logits (B, V) of any float dtype."""
+        options = self.sampling
+        if logits.dtype == torch.float64 or logits.device.type not in _DEVICES or plain_torch_forced():
+            return self._plain(logits)
+        OPS.draw_tokens_(
+            self.tokens, logits.float().contiguous(), self._seeds, self._numbers, self.seen, self.going, self._ends,
+            None, self.pad, options.temperature, options.top_k, options.top_p, options.repetition_penalty,
+        )  # fmt: skip
+
+    def _plain(self, logits: Tensor) -> None:
+        if self.seen is not None:
+            read = self.tokens >= 0 if self.going is None else self.going & (self.tokens >= 0)
+            vocabulary = torch.arange(logits.shape[1], device=logits.device)
+            self.seen |= read.unsqueeze(1) & (self.tokens.unsqueeze(1) == vocabulary)
+        uniform = None
+        if self._seeds is not None and self._numbers is not None:
+            uniform = plain_uniform(self._seeds, self._numbers)
+            self._numbers += 1
+        drawn = plain.pick(self.sampling, logits, self.seen, uniform)
+        if self.going is not None and self._ends is not None:
+            drawn = drawn.where(self.going, self.pad)
+            self.going &= ~torch.isin(drawn, self._ends)
+        self.tokens.copy_(drawn)
+
+    def over(self) -> bool:
+        """Whether no row goes on."""
+        return self.going is not None and not any(self.going.tolist())
+
+
+def check_drawn(tokens: Tensor) -> None:
+    """That there was something to draw for each row."""
+    rows = (tokens < 0).nonzero()
+    if len(rows):
+        raise ValueError(f"logits: expected numbers to draw a token from, got NaN or nothing in row {int(rows[0, 0])}")
+
+
+def _signed(seed: int) -> int:
+    """64 bits of a seed, as int64 has them."""
+    low = seed & 2**64 - 1
+    return low - 2**64 if low >= 2**63 else low
 
 
 def row_seeds(seed: int | Sequence[int], rows: int) -> list[int]:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 # Kernels that have no matrix product: scans and sums over gates, vectors, states and segments, what stands around
-# attention's backward pass and decoding, the recurrent ones and a model's step, whose products are of few vectors, and
-# the layers. Every other kernel must use the matrix unit.
+# attention's backward pass and decoding, the recurrent ones and a model's step, whose products are of few vectors, the
+# draw of a token, and the layers. Every other kernel must use the matrix unit.
 WITHOUT_MATRICES = {
     "append_token",
     "attention_delta",
@@ -15,6 +15,7 @@ WITHOUT_MATRICES = {
     "cross_entropy_backward_rows",
     "cross_entropy_rows",
     "dot_states",
+    "draw_token",
     "embed",
     "gate_gradients",
     "last_norm",

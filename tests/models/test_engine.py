@@ -158,6 +158,38 @@ def test_a_graph_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(made) == 2
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "top_k": 30, "repetition_penalty": 1.2}], ids=str)
+def test_a_graph_of_a_step_with_its_draw(monkeypatch: pytest.MonkeyPatch, options: dict) -> None:
+    """The same stand-in for the graph: one capture for a whole text, whose replays take nothing but what they hold."""
+    made = []
+
+    def stand_in(call):
+        made.append(call)
+        return call
+
+    monkeypatch.setattr(engines, "captured", stand_in)
+    model = ours()
+    model.special_tokens = SpecialTokens(pad=1)
+    prompts = [[5, 6, 7], [8], [14, 15]]
+    want = generate(model, prompts, 30, seed=4, eos=(11, 30), **options)
+    keys = []
+
+    def step(self, rows, states, keep, numbers, then):
+        key = (then.key, rows.data_ptr(), keep.data_ptr())
+        if self._graph is None or self._graph.key != key:
+            keys.append(key)
+            self._graph = engines.StepGraph(key)
+        call = functools.partial(self._call, states=states, numbers=numbers)
+        return self._graph.step(call, (3, 97), rows, keep, then)
+
+    monkeypatch.setattr(engines.DecodeEngine, "step", step)
+    got = generate(model, prompts, 30, seed=4, eos=(11, 30), **options)
+    assert torch.equal(got.tokens, want.tokens) and torch.equal(got.lengths, want.lengths)
+    assert len(keys) == len(made) == 1
+    for n, state in want.state.items():
+        assert all(torch.equal(a, b) for a, b in zip(got.state[n], state, strict=True))
+
+
 # ---- weights that change
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decode engine on a GPU, its second and later steps replayed as a graph, beside the same weights in float64, layer
-by layer on the CPU. Without a GPU it is skipped."""
+by layer on the CPU; drawing beside the CPU's, bit for bit. Without a GPU it is skipped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from torch import Tensor
 from engine_calls import copied, counted, layer_by_layer, state_after, steps
 from peer_models import ours, relative, tokens
 from test_quantize import widened
-from xlstm_hip.models import xLSTMLarge
+from test_sampling import SAMPLINGS, call_of, draw, logits_of
+from xlstm_hip import engine as engines
+from xlstm_hip.models import Sampling, generate, xLSTMLarge
+from xlstm_hip.models.config_files import SpecialTokens
 from xlstm_hip.quantize import quantize
 
 pytestmark = [
@@ -77,3 +80,45 @@ def test_rows_that_are_masked_keep_their_states() -> None:
     for n, own in begun.items():
         for new, old in zip(state[n], own, strict=True):
             assert torch.equal(new[~keep].cpu(), old[~keep]) and not torch.equal(new[keep].cpu(), old[keep])
+
+
+@pytest.mark.parametrize("rows, vocab, levels", [(1, 7, 0), (3, 700, 2), (64, 5000, 0), (2, 50304, 8), (1, 200001, 0)])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(repetition_penalty=1.2), *SAMPLINGS], ids=str)
+def test_draws_are_those_of_the_cpu(sampling: Sampling, rows: int, vocab: int, levels: int) -> None:
+    """Tokens, weights, counts and flags."""
+    logits = logits_of(rows, vocab, levels=levels)
+    changes = {"going": torch.arange(rows) % 5 != 3, "ends": torch.arange(0, vocab, 3)[:64], "pad": 5}
+    given = call_of(logits, sampling, **changes)
+    there = {name: x.cuda() if isinstance(x, Tensor) else x for name, x in given.items()}
+    for _ in range(3):
+        draw(given), draw(there)
+        for name, x in given.items():
+            assert not isinstance(x, Tensor) or torch.equal(there[name].cpu(), x), name
+
+
+@pytest.mark.parametrize("dtype, bits", [(torch.bfloat16, 0), (torch.float32, 0), (torch.bfloat16, 4)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "repetition_penalty": 1.2}])
+def test_a_text_is_one_graph(monkeypatch: pytest.MonkeyPatch, options: dict, dtype: torch.dtype, bits: int) -> None:
+    """Embedding to drawn token is captured once, and makes the text of steps that were not; streamed too."""
+    model = model_of(dtype, bits).cuda()
+    model.special_tokens = SpecialTokens(pad=1)
+    prompts, made, own = [[5, 6, 7], [8], [14, 15]], [], engines.captured
+
+    def count(call):
+        made.append(call)
+        return own(call)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engines, "captured", lambda call: call)
+        want = generate(model, prompts, 40, seed=4, eos=(11, 30), **options)
+    monkeypatch.setattr(engines, "captured", count)
+    got = generate(model, prompts, 40, seed=4, eos=(11, 30), **options)
+    assert len(made) == 1
+    assert torch.equal(got.tokens, want.tokens) and torch.equal(got.lengths, want.lengths)
+    for n, state in want.state.items():
+        assert all(torch.equal(a, b) for a, b in zip(got.state[n], state, strict=True))
+    streamed: list[int] = []
+    alone = generate(
+        model, prompts[1:2], 40, seed=5, eos=(), callback=lambda step: streamed.append(int(step)), **options
+    )
+    assert alone.tokens[0].tolist() == streamed and len(set(streamed)) > 1

@@ -11,7 +11,6 @@ import torch
 from peer_models import SMALL, official, ours, relative, tokens
 from xlstm_hip.models import Sampling, Stream, generate, xLSTMLarge
 from xlstm_hip.models.config_files import SpecialTokens
-from xlstm_hip.sampling import RandomRows
 
 DRAWN = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
@@ -78,19 +77,6 @@ def test_probabilities_are_those_of_transformers(sampling: Sampling, seed: int) 
     got = sampling.probabilities(logits.float().double(), seen)
     assert torch.allclose(got, scores.softmax(-1), atol=1e-5)
     assert torch.equal(got > 0, scores.softmax(-1) > 0)
-
-
-def test_what_is_drawn_has_its_probability() -> None:
-    sampling = Sampling(1.0, top_k=3)
-    logits = torch.tensor([[1.0, 3.0, 2.0, -4.0, 2.5]])
-    random = RandomRows([5], torch.device("cpu"))
-    drawn = torch.cat([sampling.pick(logits, None, random.draw()) for _ in range(4000)])
-    share = torch.bincount(drawn, minlength=5) / 4000
-    assert (share - sampling.probabilities(logits, None)[0]).abs().max() < 0.03
-    assert share[[0, 3]].tolist() == [0, 0]
-    for edge in (0.0, 1 - 2**-53):
-        at = sampling.pick(logits, None, torch.tensor([edge], dtype=torch.float64))
-        assert sampling.probabilities(logits, None)[0, at] > 0
 
 
 def test_end_tokens(model: xLSTMLarge) -> None:

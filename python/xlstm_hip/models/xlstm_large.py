@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import layers
 from ..checks import has_rank, has_shape, is_tensor, one_of
-from ..engine import DecodeEngine, Numbers, engine_of, may_step, own_step_kernels
+from ..engine import DecodeEngine, Numbers, Then, engine_of, may_step, own_step_kernels
 from ..generation import State, generate
 from ..quantize import Scheme
 from ..select import get_optimal_kernel_config
@@ -94,20 +94,31 @@ class xLSTMLarge(nn.Module):
         return (logits, last) if self.config.return_last_states else logits
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: State, mask: Tensor | None = None) -> Tensor:
+    def step(
+        self,
+        tokens: Tensor,
+        state: State,
+        mask: Tensor | None = None,
+        then: Then | None = None,
+    ) -> Tensor:
         """One token of each row: tokens (B), mask (B) -> logits (B, V); the state is overwritten.
 
+        then    called with the logits before they are returned. On a GPU it is captured with the step, which then reads
+                tokens and mask where they lie in this call, and writes its logits to the same memory in every one
         In float32 by the decode engine (xlstm_hip.engine) where it can stand for the model, else as forward has them.
         """
         has_rank("tokens", tokens, 1, "(B)")
         mask = None if mask is None else self._checked_mask(mask, tokens)
-        made = self._decoded(tokens, state, mask)
+        made = self._decoded(tokens, state, mask, then)
         if made is not None:
             return made
         hidden, _ = self.hidden(tokens.unsqueeze(1), state, None if mask is None else mask.unsqueeze(1))
-        return self.logits(hidden)[:, 0]
+        logits = self.logits(hidden)[:, 0]
+        if then is not None:
+            then(logits)
+        return logits
 
-    def _decoded(self, tokens: Tensor, state: State, keep: Tensor | None) -> Tensor | None:
+    def _decoded(self, tokens: Tensor, state: State, keep: Tensor | None, then: Then | None = None) -> Tensor | None:
         """Logits (B, V) by the decode engine, or None where it is not for this call."""
         config = self.config
         states = [x for own in self._checked_state(state) for x in own]
@@ -119,7 +130,7 @@ class xLSTMLarge(nn.Module):
         if engine.why_not is not None or engine.hooked():
             return None
         caps = (config.gate_soft_cap or 0.0, config.output_logit_soft_cap or 0.0)
-        return engine.step(tokens, states, keep, Numbers(config.num_heads, config.eps, *caps))
+        return engine.step(tokens, states, keep, Numbers(config.num_heads, config.eps, *caps), then)
 
     def _new_engine(self) -> DecodeEngine:
         backbone = self.backbone

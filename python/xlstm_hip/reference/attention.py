@@ -9,36 +9,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .philox import LOW, philox
+
 
 def philox_mask(
     rng_state: Tensor, batch: int, heads: int, queries: int, keys: int, dropout_p: float, first_sequence: int = 0
 ) -> Tensor:
     """Which weights dropout keeps, (batch, heads, queries, keys): the rule of csrc/attention/rules.h."""
-    low = 0xFFFFFFFF
     seed, offset = (int(x) for x in rng_state)
     columns = (keys + 7) // 8
     shape = (batch * heads, queries, columns)
-    counter = [
-        torch.arange(columns).expand(shape),
-        torch.arange(queries)[:, None].expand(shape),
-        (first_sequence * heads + torch.arange(batch * heads))[:, None, None].expand(shape),
-        torch.full(shape, offset & low),
-    ]
-    key = [seed & low, seed >> 32 & low]
-    for _ in range(10):
-        a, b = _multiply(0xD2511F53, counter[0]), _multiply(0xCD9E8D57, counter[2])
-        counter = [b[0] ^ counter[1] ^ key[0], b[1], a[0] ^ counter[3] ^ key[1], a[1]]
-        key = [(key[0] + 0x9E3779B9) & low, (key[1] + 0xBB67AE85) & low]
-    draws = torch.stack([half for word in counter for half in (word & 0xFFFF, word >> 16)], dim=-1)
+    words = philox(
+        [
+            torch.arange(columns).expand(shape),
+            torch.arange(queries)[:, None].expand(shape),
+            (first_sequence * heads + torch.arange(batch * heads))[:, None, None].expand(shape),
+            torch.full(shape, offset & LOW),
+        ],
+        seed,
+    )
+    draws = torch.stack([half for word in words for half in (word & 0xFFFF, word >> 16)], dim=-1)
     kept = draws.flatten(-2)[..., :keys] >= dropout_threshold(dropout_p)
     return kept.unflatten(0, (batch, heads))
-
-
-def _multiply(constant: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The high and the low 32 bits of constant * x, x below 2**32, in int64 that must not overflow."""
-    low = (x & 0xFFFF) * constant
-    high = (x >> 16) * constant + (low >> 16)
-    return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
 
 
 def dropout_threshold(dropout_p: float) -> int:

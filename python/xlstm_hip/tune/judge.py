@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..cli.evaluate import distinct
+from ..engine import Then
 from ..generation import LanguageModel, State, Stream
 from ..models import xLSTMLarge
 from ..plans import AS_PLANNED, FUSED, Plan, trying
@@ -55,9 +56,18 @@ class Layers:
         return self.model.logits(hidden)
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: State, mask: Tensor | None = None) -> Tensor:
+    def step(
+        self,
+        tokens: Tensor,
+        state: State,
+        mask: Tensor | None = None,
+        then: Then | None = None,
+    ) -> Tensor:
         hidden, _ = self.hidden(tokens.unsqueeze(1), state, None if mask is None else mask.unsqueeze(1), True)
-        return self.logits(hidden)[:, 0]
+        logits = self.logits(hidden)[:, 0]
+        if then is not None:
+            then(logits)
+        return logits
 
 
 def save_outputs_for_trials(
