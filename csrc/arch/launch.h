@@ -25,7 +25,8 @@ void launch(const char* name, void (*kernel)(Params...), const Grid& grid, Strea
   if (grid.blocks == 0) return;
   if (grid.blocks > INT32_MAX) throw std::runtime_error(std::string(name) + ": more blocks than a grid may have");
   if (grid.lds_bytes > 48 << 10) check_launch(name, allow_lds(kernel, grid.lds_bytes));
-  check_launch(name, start(kernel, uint32_t(grid.blocks), grid.threads, grid.lds_bytes, grid.early, stream, arguments...));
+  check_launch(name,
+               start(kernel, uint32_t(grid.blocks), grid.threads, grid.lds_bytes, grid.early, stream, arguments...));
 }
 
 }  // namespace xlstm::gpu

@@ -14,7 +14,7 @@ struct Philox {
 };
 XLSTM_RULE Philox philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t seed) {
   uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
-#if defined(__GNUC__)
+#if defined(__GNUC__) && !defined(__CUDACC__)
 #pragma GCC unroll 10
 #endif
   for (int round = 0; round < 10; ++round) {

@@ -389,8 +389,9 @@ struct MatrixProduct {
 };
 
 template <class Weights, int kBatch, int kRows>
-__global__ __launch_bounds__(kProductThreads, matrix_blocks_of_cu(kFamily, kBatch)) void matrix_products(
-    const XLSTM_READ_IN_PLACE ProductParams given) {
+__global__ __launch_bounds__(kProductThreads,
+                             matrix_blocks_of_cu(kFamily,
+                                                 kBatch)) void matrix_products(XLSTM_PARAM ProductParams given) {
   if constexpr (has_matrix_kernel(kFamily, kBatch, Weights::kConverted) &&
                 has_matrix_rows(kFamily, kBatch, kRows, Weights::kGroups)) {
     using Shape = MatrixShape<Weights, kBatch, kRows>;

@@ -114,7 +114,7 @@ XLSTM_DEVICE void add_row(const DeviceLinear& w, int row, int begin, const float
 // ---- the kernel: blocks of kWaves times two rows, or one of each of two weights
 
 template <Input kInput, Output kOutput, int kBatch>
-__global__ __launch_bounds__(kProductThreads) void products(const XLSTM_READ_IN_PLACE ProductParams given) {
+__global__ __launch_bounds__(kProductThreads) void products(XLSTM_PARAM ProductParams given) {
   const ProductParams& p = *only_param(given);
   constexpr int kTile = kInputFloats / kBatch;
   alignas(16) __shared__ float inputs[kInputFloats];

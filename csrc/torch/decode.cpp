@@ -234,19 +234,12 @@ void draw_tokens_(const Tensor& tokens, const Tensor& logits, const OptionalTens
   run(logits, p, kDraw);
 }
 
+void implement(Library& m) {
+  m.impl("decode_step_", TORCH_BOX(&decode_step_));
+  m.impl("draw_tokens_", TORCH_BOX(&draw_tokens_));
+}
+
 }  // namespace
 }  // namespace xlstm::torch_ops
 
-XLSTM_OPS_IMPL(CPU, m) {
-  using namespace xlstm::torch_ops;
-  m.impl("decode_step_", TORCH_BOX(&decode_step_));
-  m.impl("draw_tokens_", TORCH_BOX(&draw_tokens_));
-}
-
-#if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
-XLSTM_OPS_IMPL(CUDA, m) {  // ROCm's devices too are torch's "cuda"
-  using namespace xlstm::torch_ops;
-  m.impl("decode_step_", TORCH_BOX(&decode_step_));
-  m.impl("draw_tokens_", TORCH_BOX(&draw_tokens_));
-}
-#endif
+XLSTM_OPS_IMPL_ON_DEVICES(xlstm::torch_ops::implement)
