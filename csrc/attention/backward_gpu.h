@@ -60,11 +60,11 @@ template <class E, int kQk, int kV, bool kFull, bool kOfKeys>
 struct Backward : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
   using Base = BackwardProducts<E, kQk, kV, kFull, kOfKeys>;
   using Base::kShape, Base::kThreads, Base::kTile, Base::kStepRows, Base::kColumnStrips, Base::kRowStrips,
-      Base::kRegisters, Base::kAllAtOnce, Base::kFirstSums, Base::kSecondSums, Base::kUnit, Base::p, Base::at,
-      Base::key_head, Base::query_head, Base::group, Base::queries, Base::keys, Base::owned, Base::apart, Base::column0,
-      Base::feature_wave, Base::least, Base::span, Base::first_sums, Base::second_sums, Base::room, Base::first_tile,
-      Base::second_tile, Base::first_turned, Base::second_turned, Base::facts_in, Base::fetch, Base::bring,
-      Base::fill_keep, Base::rules_in_all, Base::load_owned, Base::add_rows, Base::all_seen, Base::weigh;
+      Base::kRegisters, Base::kAllAtOnce, Base::kRolled, Base::kFirstSums, Base::kSecondSums, Base::kUnit, Base::p,
+      Base::at, Base::key_head, Base::query_head, Base::group, Base::queries, Base::keys, Base::owned, Base::apart,
+      Base::column0, Base::feature_wave, Base::least, Base::span, Base::first_sums, Base::second_sums, Base::room,
+      Base::first_tile, Base::second_tile, Base::first_turned, Base::second_turned, Base::facts_in, Base::fetch,
+      Base::bring, Base::fill_keep, Base::rules_in_all, Base::load_owned, Base::add_rows, Base::all_seen, Base::weigh;
   using typename Base::Place, typename Base::Stages, typename Base::Scores;
 
   using Base::Base;
@@ -88,7 +88,9 @@ struct Backward : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
     if constexpr (kAllAtOnce && kShape.buffers * (kAsyncCopies ? 1 : 2) > 1) fetch_next();
     // Made anew for each product, with the addresses that follow from it, where registers are short.
     const int lane_of_tile = kFamily == Family::nvidia ? lane_id() : thread_here() % kWave;
-    const auto lane = [&] { return kFull || kFamily == Family::rdna ? thread_here() % kWave : lane_of_tile; };
+    const auto lane = [&] {
+      return !kFull && kFamily != Family::rdna ? lane_of_tile : kAsyncCopies ? lane_here() : thread_here() % kWave;
+    };
     const float slope =
         kFull && rules.slopes
             ? p->call.in.alibi_slopes[at.index * p->call.in.alibi_stride + query_head + place.member] * kUnit
@@ -114,7 +116,7 @@ struct Backward : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
         for (int c = 0; c < kColumnStrips; ++c) {
           if constexpr (!kAllAtOnce) s[r][c].made(), dp[r][c].made();
           if constexpr (kOfKeys) weights[r][c] = as_chain(s[r][c], 1.0f);
-          ds[r][c] = as_chain(dp[r][c], 1.0f);
+          if constexpr (!kRolled) ds[r][c] = as_chain(dp[r][c], 1.0f);
         }
       if constexpr (!kAllAtOnce) arrive_with(kOfKeys ? 2 : 3);
       if constexpr (!kAllAtOnce && kShape.matrices == 2) fetch_next();
@@ -126,6 +128,9 @@ struct Backward : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
         arrive_with(3);
       }
       if constexpr (!kAllAtOnce && kShape.matrices == 1) fetch_next();
+      if constexpr (kRolled)  // operands take more registers than scores do
+#pragma unroll
+        for (int r = 0; r < kRowStrips; ++r) ds[r][0] = as_chain(dp[r][0], 1.0f);
       add_rows(first_sums, first_turned(here), row0, ds, lane());
     }
   }

@@ -23,6 +23,10 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
   Strip<E> second_sums[kOfKeys ? kSecondSums : 1][kColumnStrips];
   Columns lse[kColumnStrips], delta[kColumnStrips];  // dq: of the owned queries
 
+  // NVIDIA splits floats in three as it reads them: operands of several steps at once would not fit.
+  static constexpr bool kRolled = kAsyncCopies && sizeof(E) == 4;
+  static_assert(!kRolled || kColumnStrips == 1);
+
   using Base::Base;
 
   // What the block owns, as chain operands: through the tiles' room, a tile at a time.
@@ -101,6 +105,27 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
     for (int r = 0; r < kRowStrips; ++r)
 #pragma unroll
       for (int c = 0; c < kColumnStrips; ++c) products[r][c].zero();
+    constexpr int kPart = sizeof(E) == 4 ? 4 : kSteps;  // steps: floats are summed in parts, so that none is long
+    if constexpr (kRolled) {
+#pragma unroll 1
+      for (int first = 0; first < kSteps; first += kPart) {
+        Scores part;
+#pragma unroll
+        for (int r = 0; r < kRowStrips; ++r) part[r][0].zero();
+#pragma unroll 1
+        for (int k = first; k < first + kPart; ++k) {
+          const ChainOperand<E> owned_operand = chain<kFirst>(0, k, lane);
+#pragma unroll
+          for (int r = 0; r < kRowStrips; ++r)
+            multiply(part[r][0], load_stream<true, E>(tile, row0 + r * kStepRows, k * kStepRows, lane), owned_operand);
+        }
+#pragma unroll
+        for (int r = 0; r < kRowStrips; ++r)
+#pragma unroll
+          for (int j = 0; j < kRegisters; ++j) products[r][0].value[j] += part[r][0].value[j];
+      }
+      return;
+    }
     StreamOperand<E> stream[kStreams][kRowStrips];  // of this step and the next
     const auto load = [&](int k) {
 #pragma unroll
@@ -108,8 +133,7 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
         stream[k % kStreams][r] = load_stream<true, E>(tile, row0 + r * kStepRows, k * kStepRows, lane);
     };
     load(0);
-    Scores part;  // floats are summed in parts of kPart steps, so that no long sum rounds them
-    constexpr int kPart = sizeof(E) == 4 ? 4 : kSteps;
+    Scores part;
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       in_order();
@@ -137,17 +161,16 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
     const int feature0 = kShape.waves_across > 1 ? feature_wave * kSums * kStepRows : 0;
     StreamOperand<E> stream[kStreams];
     const auto load = [&](int n) {
-      stream[n % kStreams] =
-          load_stream<false, E>(tile, feature0 + n % kSums * kStepRows, row0 + n / kSums * kStepRows, lane);
+      stream[n % kStreams] = load_stream<false, E>(tile, feature0 + n % kSums * kStepRows, row0 + n / kSums * kStepRows,
+                                                   kRolled ? lane_here() : lane);
     };
     load(0);
-#pragma unroll
-    for (int n = 0; n < kSums * kRowStrips; ++n) {
+    each_of<kSums * kRowStrips>([&](auto n) {
       in_order();
       if (kStreams == 1 ? n > 0 : n + 1 < kSums * kRowStrips) load(n + kStreams - 1);
 #pragma unroll
       for (int c = 0; c < kColumnStrips; ++c) multiply(sums[n % kSums][c], stream[n % kStreams], weights[n / kSums][c]);
-    }
+    });
   }
 
   // Whether all of the wave's pairs of the tile's tokens [first, first + n) are seen. Those of which none is are not

@@ -41,7 +41,7 @@ constexpr int most(int a, int b) { return a > b ? a : b; }
 constexpr BackwardShape finished(BackwardShape s, Family f, int element_bytes, int dqk, int dv, bool second_turned,
                                  bool facts_of_tile) {
   s.owned = s.waves_along * s.columns;
-  s.operands_ahead = f != Family::rdna || element_bytes == 2;  // floats', split in three, take 24 registers there
+  s.operands_ahead = f == Family::cdna || element_bytes == 2;  // floats', split in three, take 24 registers elsewhere
   s.threads = s.waves_along * s.waves_across * wave_size(f);
   const int first = s.tile * dqk * element_bytes, second = s.tile * dv * element_bytes;
   if (f == Family::nvidia)
