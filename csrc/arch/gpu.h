@@ -15,7 +15,6 @@
 #include <stdint.h>
 
 #include <type_traits>
-#include <utility>
 
 #include "arch/family.h"
 
@@ -364,14 +363,6 @@ XLSTM_DEVICE int thread_here() {
   __builtin_assume(t >= 0 && t < 1024);
 #endif
   return t;
-}
-
-// f(0) to f(n - 1), of constants: unrolled however long that is, where compilers leave a loop, and arrays in memory.
-template <int n, class F>
-XLSTM_DEVICE void each_of(F&& f) {
-  [&]<int... i>(std::integer_sequence<int, i...>) {
-    (f(std::integral_constant<int, i>{}), ...);
-  }(std::make_integer_sequence<int, n>{});
 }
 
 // Nothing is moved over this: what comes after waits with its registers until what comes before is done with its own.

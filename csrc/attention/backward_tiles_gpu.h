@@ -22,7 +22,9 @@ struct BackwardTiles {
   static_assert(2 * kTile <= kThreads);
   static constexpr int kQkSteps = kQk / kStepRows, kVSteps = kV / kStepRows;
   static constexpr int kFirstSums = kQkSteps / kShape.waves_across;
-  static constexpr int kSecondSums = kOfKeys ? kVSteps / kShape.waves_across : 0;
+  static constexpr bool kPairs = kShape.pairs;
+  static_assert(!kPairs || (kOfKeys && kQk == kV && kShape.waves_across == 1 && kShape.at_once == kTile));
+  static constexpr int kSecondSums = kOfKeys && !kPairs ? kVSteps / kShape.waves_across : 0;
   static constexpr float kUnit = score_unit<E>;
   static constexpr int kRegisters = Strip<E>::kRegisters;
   static constexpr int kSumRegisters = (kFirstSums + kSecondSums) * kColumnStrips * kRegisters;
@@ -60,7 +62,7 @@ struct BackwardTiles {
     query_head = kOfKeys ? head * group : head;
     queries = same_in_all(int(at.queries)), keys = same_in_all(int(at.keys)), apart = keys - queries;
     owned = int(block) * kShape.owned;
-    column0 = wave_id() / kShape.waves_across * kShape.columns;
+    column0 = (kPairs ? wave_id() % kShape.waves_along : wave_id() / kShape.waves_across) * kShape.columns;
     feature_wave = wave_id() % kShape.waves_across;
     constexpr int64_t kFar = INT32_MAX;
     const int64_t left = in.window_left < 0 || in.window_left > kFar ? kFar : in.window_left;

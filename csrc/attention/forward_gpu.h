@@ -18,7 +18,7 @@
 // their rounding is relative.
 //
 // Floor: 2 (dqk + dv) flops for each row and key. Beside them a score costs one exp, a fused multiply-add, a maximum, a
-// sum and half a packing.
+// sum and half a packing. On sm_90a a tile is 3.3 instructions for an mma with 128 features, 4.8 with 64.
 #pragma once
 
 #include "attention/forward_params.h"
