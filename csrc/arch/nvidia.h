@@ -39,14 +39,14 @@ XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const Ch
   } else {
     Strip<E> sum;
     sum.zero();
-#pragma unroll
-    for (int order = 2; order >= 0; --order)  // products of parts whose places add up to the same
-#pragma unroll
-      for (int j = 0; j <= order; ++j) {
-        const uint32_t *c = chain.part[j], *b = stream.part[order - j];
-        mma_m16n8k16(BFloat16{}, sum.value, c, b[0], b[1]);
-        mma_m16n8k16(BFloat16{}, sum.value + 4, c, b[2], b[3]);
-      }
+    const auto add = [&](int a, int b) {
+      mma_m16n8k16(BFloat16{}, sum.value, chain.part[a], stream.part[b][0], stream.part[b][1]);
+      mma_m16n8k16(BFloat16{}, sum.value + 4, chain.part[a], stream.part[b][2], stream.part[b][3]);
+    };
+    // Products of parts whose places add up to the same.
+    add(0, 2), add(1, 1), add(2, 0);
+    add(0, 1), add(1, 0);
+    add(0, 0);
 #pragma unroll
     for (int r = 0; r < 8; ++r) s.value[r] += sum.value[r];
   }
@@ -56,12 +56,10 @@ XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const Ch
 
 // Word w of all three parts.
 XLSTM_DEVICE void split(Operand<float>& o, int w, float low, float high) {
-#pragma unroll
-  for (int p = 0; p < 3; ++p) {
-    o.part[p][w] = pack_truncated(low, high);
-    low = rest_of_truncation(low);
-    high = rest_of_truncation(high);
-  }
+  o.part[0][w] = pack_truncated(low, high);
+  low = rest_of_truncation(low), high = rest_of_truncation(high);
+  o.part[1][w] = pack_truncated(low, high);
+  o.part[2][w] = pack_truncated(rest_of_truncation(low), rest_of_truncation(high));
 }
 
 template <class E>

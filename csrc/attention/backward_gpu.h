@@ -22,14 +22,15 @@
 //
 // A tile's first matrix (q, k) is read along its rows for S and turned for dk and dq, the second (dout, v) along and
 // turned for dv. AMD has both in LDS, from one fetch (tile/pair_gpu.h); where 64 KB do not hold four matrices they come
-// one after the other. NVIDIA reads one tile both ways. The next tile is on its way while this one is multiplied.
+// one after the other. NVIDIA reads one tile both ways, and may have two waves for the same keys: 160 bytes of LDS for
+// an mma, with 128 features (backward_pairs_gpu.h). The next tile is on its way while this one is multiplied.
 //
 // Floor: 4 products of the tile for dk and dv and 3 for dq, 7 in all against 5 with atomics: 2 (4 dqk + 3 dv) flops for
 // each pair. Beside them a pair costs, twice, an exp, a multiply-add, a difference, a product and the rounding of ds,
 // and once that of w.
 #pragma once
 
-#include "attention/backward_products_gpu.h"
+#include "attention/backward_pairs_gpu.h"
 
 namespace xlstm::gpu {
 
@@ -57,14 +58,15 @@ XLSTM_DEVICE void store_run(E* row, int column, int columns, bool whole, const f
 }
 
 template <class E, int kQk, int kV, bool kFull, bool kOfKeys>
-struct Backward : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
-  using Base = BackwardProducts<E, kQk, kV, kFull, kOfKeys>;
+struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
+  using Base = BackwardPairs<E, kQk, kV, kFull, kOfKeys>;
   using Base::kShape, Base::kThreads, Base::kTile, Base::kStepRows, Base::kColumnStrips, Base::kRowStrips,
-      Base::kRegisters, Base::kAllAtOnce, Base::kFirstSums, Base::kSecondSums, Base::kUnit, Base::p, Base::at,
-      Base::key_head, Base::query_head, Base::group, Base::queries, Base::keys, Base::owned, Base::apart, Base::column0,
-      Base::feature_wave, Base::least, Base::span, Base::first_sums, Base::second_sums, Base::room, Base::first_tile,
-      Base::second_tile, Base::first_turned, Base::second_turned, Base::facts_in, Base::fetch, Base::bring,
-      Base::fill_keep, Base::rules_in_all, Base::load_owned, Base::add_rows, Base::all_seen, Base::weigh;
+      Base::kRegisters, Base::kAllAtOnce, Base::kRolled, Base::kPairs, Base::kFirstSums, Base::kSecondSums, Base::kUnit,
+      Base::p, Base::at, Base::key_head, Base::query_head, Base::group, Base::queries, Base::keys, Base::owned,
+      Base::apart, Base::column0, Base::feature_wave, Base::least, Base::span, Base::first_sums, Base::second_sums,
+      Base::room, Base::first_tile, Base::second_tile, Base::first_turned, Base::second_turned, Base::facts_in,
+      Base::fetch, Base::bring, Base::fill_keep, Base::rules_in_all, Base::load_owned, Base::add_rows, Base::all_seen,
+      Base::weigh;
   using typename Base::Place, typename Base::Stages, typename Base::Scores;
 
   using Base::Base;
@@ -88,11 +90,14 @@ struct Backward : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
     if constexpr (kAllAtOnce && kShape.buffers * (kAsyncCopies ? 1 : 2) > 1) fetch_next();
     // Made anew for each product, with the addresses that follow from it, where registers are short.
     const int lane_of_tile = kFamily == Family::nvidia ? lane_id() : thread_here() % kWave;
-    const auto lane = [&] { return kFull || kFamily == Family::rdna ? thread_here() % kWave : lane_of_tile; };
+    const auto lane = [&] {
+      return !kFull && kFamily != Family::rdna ? lane_of_tile : kAsyncCopies ? lane_here() : thread_here() % kWave;
+    };
     const float slope =
         kFull && rules.slopes
             ? p->call.in.alibi_slopes[at.index * p->call.in.alibi_stride + query_head + place.member] * kUnit
             : 0.0f;
+    if constexpr (kPairs) return this->run_pair(here, place.first, rules, slope, lane());
 #pragma unroll 1
     for (int row0 = 0; row0 < kTile; row0 += kShape.at_once) {
       Scores s, dp;
@@ -114,7 +119,7 @@ struct Backward : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
         for (int c = 0; c < kColumnStrips; ++c) {
           if constexpr (!kAllAtOnce) s[r][c].made(), dp[r][c].made();
           if constexpr (kOfKeys) weights[r][c] = as_chain(s[r][c], 1.0f);
-          ds[r][c] = as_chain(dp[r][c], 1.0f);
+          if constexpr (!kRolled) ds[r][c] = as_chain(dp[r][c], 1.0f);
         }
       if constexpr (!kAllAtOnce) arrive_with(kOfKeys ? 2 : 3);
       if constexpr (!kAllAtOnce && kShape.matrices == 2) fetch_next();
@@ -126,6 +131,9 @@ struct Backward : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
         arrive_with(3);
       }
       if constexpr (!kAllAtOnce && kShape.matrices == 1) fetch_next();
+      if constexpr (kRolled)  // operands take more registers than scores do
+#pragma unroll
+        for (int r = 0; r < kRowStrips; ++r) ds[r][0] = as_chain(dp[r][0], 1.0f);
       add_rows(first_sums, first_turned(here), row0, ds, lane());
     }
   }
@@ -163,6 +171,7 @@ struct Backward : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
     if (from >= to) return;
     const ScoreRules rules = rules_in_all();
     load_owned();
+    if constexpr (kPairs && !kFull) this->hold_chain();
     Stages stages;
     Place next{from / tiles, (first + from % tiles) * kTile};
     fetch(stages, next, 0);
@@ -182,7 +191,8 @@ struct Backward : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
 #pragma unroll
     for (int c = 0; c < kColumnStrips; ++c) {
 #pragma unroll
-      for (int s = 0; s < kFirstSums; ++s) f(true, c, (feature_wave * kFirstSums + s) * kStepRows, first_sums[s][c]);
+      for (int s = 0; s < kFirstSums; ++s)
+        f(!kPairs || !this->makes_weights(), c, (feature_wave * kFirstSums + s) * kStepRows, first_sums[s][c]);
 #pragma unroll
       for (int s = 0; s < kSecondSums; ++s)
         f(false, c, (feature_wave * kSecondSums + s) * kStepRows, second_sums[s][c]);
@@ -210,13 +220,15 @@ struct Backward : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
     if constexpr (kOfKeys) {
       first = key_rows<E>(at, call.dk, key_head, call.in.dqk, p->whole.dk);
       second = key_rows<E>(at, call.dv, key_head, call.in.dv, p->whole.dv);
+      if constexpr (kPairs)
+        if (this->makes_weights()) first = second;
     } else {
       first = query_rows<E>(at, call.dq, query_head, call.in.dqk, p->whole.dq);
     }
     each_strip([&](bool is_first, int c, int feature, Strip<E>& s) {
       in_order();
       s.scale(is_first ? scale : kept);
-      const TokenRows<E>& to = is_first ? first : second;
+      const TokenRows<E>& to = kPairs || is_first ? first : second;
       each_run(s, [&](int row, int j, const float(&value)[kRun<E>]) {
         const int token = owned + column0 + c * kStripColumns + Columns::position(j);
         if (token < (kOfKeys ? keys : queries))

@@ -27,6 +27,7 @@ AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall& call,
   p.full = call.bent || call.element_bytes == 4;
   p.of_keys = key_gradients_shape(chip.family, call.element_bytes, p.dqk, p.dv);
   p.of_queries = query_gradients_shape(chip.family, call.element_bytes, p.dqk, p.dv);
+  if (p.full) p.of_keys.lds_bytes += p.of_keys.pairs_bytes;
   for (const BackwardShape& s : {p.of_keys, p.of_queries})
     if (s.lds_bytes > chip.lds_bytes)
       throw std::invalid_argument("q, v: head dims of " + std::to_string(call.dqk) + " and " + std::to_string(call.dv) +

@@ -2,6 +2,7 @@
 // Attention backward: the products of one tile, and what becomes of scores between them (backward_gpu.h has the whole).
 #pragma once
 
+#include "arch/unrolled.h"
 #include "attention/backward_tiles_gpu.h"
 #include "tile/columns.h"
 
@@ -12,18 +13,27 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
   using Base = BackwardTiles<E, kQk, kV, kFull, kOfKeys>;
   using Base::kShape, Base::kThreads, Base::kTile, Base::kStepRows, Base::kColumnStrips, Base::kRowStrips,
       Base::kQkSteps, Base::kVSteps, Base::kRegisters, Base::kStreams, Base::kFirstSums, Base::kSecondSums,
-      Base::kHeldChain, Base::kAllAtOnce, Base::p, Base::at, Base::query_head, Base::queries, Base::keys, Base::owned,
-      Base::apart, Base::column0, Base::feature_wave, Base::least, Base::span, Base::rows_of, Base::store, Base::room,
-      Base::first_owned, Base::second_owned, Base::first_tile, Base::second_tile, Base::keep;
+      Base::kHeldChain, Base::kPairs, Base::kAllAtOnce, Base::p, Base::at, Base::query_head, Base::queries, Base::keys,
+      Base::owned, Base::apart, Base::column0, Base::feature_wave, Base::least, Base::span, Base::rows_of, Base::store,
+      Base::room, Base::first_owned, Base::second_owned, Base::first_tile, Base::second_tile, Base::keep;
   using typename Base::Pair;
 
   ChainOperand<E> first_chain[kHeldChain ? kColumnStrips : 1][kHeldChain ? kQkSteps : 1];
   ChainOperand<E> second_chain[kHeldChain ? kColumnStrips : 1][kHeldChain ? kVSteps : 1];
+  // k, or v, of a wave of a pair; what bends scores needs the registers.
+  ChainOperand<E> pair_chain[kPairs && !kFull ? kColumnStrips : 1][kPairs && !kFull ? kQkSteps : 1];
   Strip<E> first_sums[kFirstSums][kColumnStrips];
-  Strip<E> second_sums[kOfKeys ? kSecondSums : 1][kColumnStrips];
+  Strip<E> second_sums[kSecondSums > 0 ? kSecondSums : 1][kColumnStrips];
   Columns lse[kColumnStrips], delta[kColumnStrips];  // dq: of the owned queries
 
+  // NVIDIA splits floats in three as it reads them: operands of several steps at once would not fit.
+  static constexpr bool kRolled = kAsyncCopies && sizeof(E) == 4;
+  static_assert(!kRolled || kColumnStrips == 1);
+
   using Base::Base;
+
+  // Which wave of a pair this is (backward_pairs_gpu.h).
+  XLSTM_DEVICE static bool makes_weights() { return wave_id() < kShape.waves_along; }
 
   // What the block owns, as chain operands: through the tiles' room, a tile at a time.
   XLSTM_DEVICE void load_owned() {
@@ -83,7 +93,12 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
   }
   template <bool kFirst>
   XLSTM_DEVICE ChainOperand<E> chain(int c, int k, int lane) const {
-    if constexpr (kHeldChain)
+    if constexpr (kPairs && kFull)
+      return load_chain_along<E>(makes_weights() ? first_owned() : second_owned(), column0 + c * kStripColumns,
+                                 k * kStepRows, lane);
+    else if constexpr (kPairs)
+      return pair_chain[c][k];
+    else if constexpr (kHeldChain)
       return kFirst ? first_chain[c][k] : second_chain[c][k];
     else if constexpr (kFirst)
       return load_chain_along<E>(first_owned(), column0 + c * kStripColumns, k * kStepRows, lane);
@@ -101,6 +116,27 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
     for (int r = 0; r < kRowStrips; ++r)
 #pragma unroll
       for (int c = 0; c < kColumnStrips; ++c) products[r][c].zero();
+    constexpr int kPart = sizeof(E) == 4 ? 4 : kSteps;  // steps: floats are summed in parts, so that none is long
+    if constexpr (kRolled) {
+#pragma unroll 1
+      for (int first = 0; first < kSteps; first += kPart) {
+        Scores part;
+#pragma unroll
+        for (int r = 0; r < kRowStrips; ++r) part[r][0].zero();
+#pragma unroll 1
+        for (int k = first; k < first + kPart; ++k) {
+          const ChainOperand<E> owned_operand = chain<kFirst>(0, k, lane);
+#pragma unroll
+          for (int r = 0; r < kRowStrips; ++r)
+            multiply(part[r][0], load_stream<true, E>(tile, row0 + r * kStepRows, k * kStepRows, lane), owned_operand);
+        }
+#pragma unroll
+        for (int r = 0; r < kRowStrips; ++r)
+#pragma unroll
+          for (int j = 0; j < kRegisters; ++j) products[r][0].value[j] += part[r][0].value[j];
+      }
+      return;
+    }
     StreamOperand<E> stream[kStreams][kRowStrips];  // of this step and the next
     const auto load = [&](int k) {
 #pragma unroll
@@ -108,8 +144,7 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
         stream[k % kStreams][r] = load_stream<true, E>(tile, row0 + r * kStepRows, k * kStepRows, lane);
     };
     load(0);
-    Scores part;  // floats are summed in parts of kPart steps, so that no long sum rounds them
-    constexpr int kPart = sizeof(E) == 4 ? 4 : kSteps;
+    Scores part;
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       in_order();
@@ -137,17 +172,16 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
     const int feature0 = kShape.waves_across > 1 ? feature_wave * kSums * kStepRows : 0;
     StreamOperand<E> stream[kStreams];
     const auto load = [&](int n) {
-      stream[n % kStreams] =
-          load_stream<false, E>(tile, feature0 + n % kSums * kStepRows, row0 + n / kSums * kStepRows, lane);
+      stream[n % kStreams] = load_stream<false, E>(tile, feature0 + n % kSums * kStepRows, row0 + n / kSums * kStepRows,
+                                                   kRolled ? lane_here() : lane);
     };
     load(0);
-#pragma unroll
-    for (int n = 0; n < kSums * kRowStrips; ++n) {
+    each_of<kSums * kRowStrips>([&](auto n) {
       in_order();
       if (kStreams == 1 ? n > 0 : n + 1 < kSums * kRowStrips) load(n + kStreams - 1);
 #pragma unroll
       for (int c = 0; c < kColumnStrips; ++c) multiply(sums[n % kSums][c], stream[n % kStreams], weights[n / kSums][c]);
-    }
+    });
   }
 
   // Whether all of the wave's pairs of the tile's tokens [first, first + n) are seen. Those of which none is are not
@@ -161,7 +195,9 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
     return low >= begin && high <= end && (kOfKeys || first + n <= keys);
   }
 
-  // Scores and dP into weights and ds.
+  // Scores and dP into weights and ds. A wave of a pair makes either: weights, with what ds take of them in the place
+  // of dP, or ds, with that in the place of scores.
+  template <bool kWeights = true, bool kFlows = true>
   XLSTM_DEVICE void weigh(Scores& s, Scores& dp, const ScoreRules& rules, float slope, int first, int row0,
                           const float* facts, bool masked, int lane) const {
     const StripPosition own = strip_position(kFamily, sizeof(E), lane, 0);  // the others lie at known distances
@@ -186,7 +222,7 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
     const auto delta_of = [&](int r, int c, int down) {
       return kOfKeys ? mine[fact_place(down) + kFactGroup] : delta[c].value[Columns::of(r)];
     };
-    if constexpr (kFull || !kAllAtOnce) {  // made before the branches below
+    if constexpr (kFlows && (kFull || !kAllAtOnce)) {  // made before the branches below
 #pragma unroll
       for (int r = 0; r < kRowStrips; ++r)
 #pragma unroll
@@ -196,7 +232,8 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
 
     // y - lse
     float through[kRowStrips][kColumnStrips][kRegisters];  // dy/ds over scale
-    if (kFull && rules.cap > 0) {
+    if (!kWeights) {
+    } else if (kFull && rules.cap > 0) {
       each([&](int rs, int r, int c, int down, int) {
         const float bent = tanh_of<E>(s[rs][c].value[r] * rules.to_cap);
         through[rs][c][r] = 1 - bent * bent;
@@ -208,7 +245,7 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
         s[rs][c].value[r] = __builtin_fmaf(s[rs][c].value[r], rules.scale, -lse_of(r, c, down));
       });
     }
-    if (kFull && rules.slopes)
+    if (kWeights && kFull && rules.slopes)
       each([&](int rs, int r, int c, int down, int across) {
         const int by = distance(down, across);
         s[rs][c].value[r] -= slope * float(by < 0 ? -by : by);
@@ -222,18 +259,26 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
         constexpr int kQueries = kOfKeys ? kTile : kShape.owned;
         const uint32_t kept = keep()[key / kDrawsAtOnce * kQueries + query] >> (key % kDrawsAtOnce) & 1;
         dropped[rs][c] |= (kept ^ 1) << r;
-        dp[rs][c].value[r] = kept ? dp[rs][c].value[r] * kept_scale : 0.0f;
+        if constexpr (kFlows) dp[rs][c].value[r] = kept ? dp[rs][c].value[r] * kept_scale : 0.0f;
       });
     }
-    if (masked)
+    if (kWeights && masked)
       each([&](int rs, int r, int c, int down, int across) {
         bool sees = uint32_t(distance(down, across)) - uint32_t(least) <= uint32_t(span);
         if (!kOfKeys) sees = sees && row + down < keys;
         s[rs][c].value[r] = sees ? s[rs][c].value[r] : -__builtin_inff();
       });
     each([&](int rs, int r, int c, int down, int) {
-      const float y = s[rs][c].value[r], weight = exp2_fast(sizeof(E) == 4 ? y * kLog2E : y);
-      dp[rs][c].value[r] = weight * (dp[rs][c].value[r] - delta_of(r, c, down)) * through[rs][c][r];
+      const float y = s[rs][c].value[r];
+      if constexpr (!kWeights) {
+        dp[rs][c].value[r] = y * (dp[rs][c].value[r] - delta_of(r, c, down));
+        return;
+      }
+      const float weight = exp2_fast(sizeof(E) == 4 ? y * kLog2E : y);
+      if constexpr (kFlows)
+        dp[rs][c].value[r] = weight * (dp[rs][c].value[r] - delta_of(r, c, down)) * through[rs][c][r];
+      else
+        dp[rs][c].value[r] = weight * through[rs][c][r];
       s[rs][c].value[r] = kFull && dropped[rs][c] >> r & 1 ? 0.0f : weight;
     });
   }

@@ -22,6 +22,7 @@ struct BackwardShape {
   int owned;                      // and a block
   int tile;                       // tokens of a tile
   int at_once;                    // tokens of a tile whose scores are in registers
+  bool pairs;                     // two waves share owned tokens: one makes weights and dv of them, one ds and dk
   bool chain_in_lds;              // what is owned is read from LDS for each tile, else held in registers
   bool operands_ahead;            // the next operand is read from LDS while this one is multiplied
   bool ahead;                     // the next tile comes while this one is multiplied
@@ -31,6 +32,7 @@ struct BackwardShape {
   int threads;
   int blocks;  // that shall share a multiprocessor: a bound on registers
   int tile_bytes, chain_bytes, facts_bytes, keep_bytes, lds_bytes;
+  int pairs_bytes;  // weights on their way, beside all that where scores are bent, else in the place of the chain
 };
 
 namespace shapes {
@@ -41,8 +43,8 @@ constexpr int most(int a, int b) { return a > b ? a : b; }
 constexpr BackwardShape finished(BackwardShape s, Family f, int element_bytes, int dqk, int dv, bool second_turned,
                                  bool facts_of_tile) {
   s.owned = s.waves_along * s.columns;
-  s.operands_ahead = f != Family::rdna || element_bytes == 2;  // floats', split in three, take 24 registers there
-  s.threads = s.waves_along * s.waves_across * wave_size(f);
+  s.operands_ahead = f == Family::cdna || element_bytes == 2;  // floats', split in three, take 24 registers elsewhere
+  s.threads = s.waves_along * s.waves_across * wave_size(f) * (s.pairs ? 2 : 1);
   const int first = s.tile * dqk * element_bytes, second = s.tile * dv * element_bytes;
   if (f == Family::nvidia)
     s.tile_bytes = first + second;
@@ -55,6 +57,7 @@ constexpr BackwardShape finished(BackwardShape s, Family f, int element_bytes, i
   s.chain_bytes = s.chain_in_lds ? s.owned * (dqk + dv) * element_bytes : 0;
   s.facts_bytes = 2 * 4 * (facts_of_tile ? s.tile : s.owned);
   s.keep_bytes = s.tile * s.owned / 8;
+  s.pairs_bytes = s.pairs ? 4 * s.owned * s.tile : 0;
   s.lds_bytes = s.chain_bytes + s.buffers * (s.tile_bytes + s.facts_bytes) + s.keep_bytes;
   return s;
 }
@@ -89,10 +92,11 @@ constexpr BackwardShape key_gradients_shape(Family f, int element_bytes, int dqk
     s.blocks = 1;
   } else {
     // LDS binds: of 32 tokens a wave an operand read from it serves four mma, of 16 two. Sums of 16 keys and 128
-    // features take half of the registers already.
-    s.columns = half && dqk == 64 ? 32 : 16;
+    // features take half of the registers already, so pairs of waves have 32 (backward_pairs_gpu.h).
+    s.pairs = half && dqk == 128 && dv == 128;
+    s.columns = half && (dqk == 64 || s.pairs) ? 32 : 16;
     s.waves_across = wide ? 2 : 1;
-    s.waves_along = half ? (wide ? 4 : dqk == 64 ? 4 : dqk == 192 ? 4 : 8) : wide ? 1 : dqk > 128 ? 2 : 4;
+    s.waves_along = half ? 4 : wide ? 1 : dqk > 128 ? 2 : 4;
     s.tile = half ? (wide ? 16 : dqk == 64 ? 64 : 32) : 16;
     s.at_once = half && !wide ? 32 : 16;
     s.chain_in_lds = true;

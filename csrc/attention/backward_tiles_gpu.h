@@ -22,7 +22,9 @@ struct BackwardTiles {
   static_assert(2 * kTile <= kThreads);
   static constexpr int kQkSteps = kQk / kStepRows, kVSteps = kV / kStepRows;
   static constexpr int kFirstSums = kQkSteps / kShape.waves_across;
-  static constexpr int kSecondSums = kOfKeys ? kVSteps / kShape.waves_across : 0;
+  static constexpr bool kPairs = kShape.pairs;
+  static_assert(!kPairs || (kOfKeys && kQk == kV && kShape.waves_across == 1 && kShape.at_once == kTile));
+  static constexpr int kSecondSums = kOfKeys && !kPairs ? kVSteps / kShape.waves_across : 0;
   static constexpr float kUnit = score_unit<E>;
   static constexpr int kRegisters = Strip<E>::kRegisters;
   static constexpr int kSumRegisters = (kFirstSums + kSecondSums) * kColumnStrips * kRegisters;
@@ -60,7 +62,7 @@ struct BackwardTiles {
     query_head = kOfKeys ? head * group : head;
     queries = same_in_all(int(at.queries)), keys = same_in_all(int(at.keys)), apart = keys - queries;
     owned = int(block) * kShape.owned;
-    column0 = wave_id() / kShape.waves_across * kShape.columns;
+    column0 = (kPairs ? wave_id() % kShape.waves_along : wave_id() / kShape.waves_across) * kShape.columns;
     feature_wave = wave_id() % kShape.waves_across;
     constexpr int64_t kFar = INT32_MAX;
     const int64_t left = in.window_left < 0 || in.window_left > kFar ? kFar : in.window_left;
@@ -134,25 +136,57 @@ struct BackwardTiles {
   struct Stages {
     Pair pair;
     float fact;  // a thread's, of the tile's; those who have none bring another's
+    // NVIDIA: what this thread brings of the next tile, whose query head is the member.
+    const E *first, *second;
+    const float* facts;
+    int member = -1;
   };
   XLSTM_DEVICE void fetch(Stages& s, const Place& place, int n) const {
-    TokenRows<E> first, second;
-    rows_of(!kOfKeys, query_head + place.member, first, second);
     char* to = room(n);
     if constexpr (kAsyncCopies) {
+      fetch_next(s, place, to);
+    } else {
+      if constexpr (kShape.ahead) {
+        TokenRows<E> first, second;
+        rows_of(!kOfKeys, query_head + place.member, first, second);
+        s.pair.fetch(first, second, place.first, valid(place.first));
+      }
+      if constexpr (kOfKeys) s.fact = tile_facts(place)[thread_here() % (2 * kTile)];
+    }
+  }
+  XLSTM_DEVICE const float* tile_facts(const Place& place) const {
+    return facts_of(*p, at, query_head + place.member) + fact_place(place.first);
+  }
+  // NVIDIA: tiles come in the order of their tokens, one after the other, so that the next is a step away.
+  XLSTM_DEVICE void fetch_next(Stages& s, const Place& place, char* to) const {
+    const xlstm_attention_backward& call = p->call;
+    const xlstm_tensor &x = kOfKeys ? call.in.q : call.in.k, &y = kOfKeys ? call.dout : call.in.v;
+    if (s.member != place.member) {
+      s.member = place.member;
+      TokenRows<E> first, second;
+      rows_of(!kOfKeys, query_head + place.member, first, second);
+      const int64_t mine = place.first + Pair::my_token();
+      s.first = first.data + mine * first.stride + Pair::my_column();
+      s.second = second.data + mine * second.stride + Pair::my_column();
+      if constexpr (kOfKeys) s.facts = tile_facts(place) + threadIdx.x;
+    }
+    const bool whole = kOfKeys ? p->whole.q && p->whole.dout : p->whole.k && p->whole.v;
+    if (whole && valid(place.first) == kTile) {
+      Pair::copy_whole(first_tile(to), s.first, x.stride[2], int(call.in.dqk));
+      Pair::copy_whole(second_tile(to), s.second, y.stride[2], int(call.in.dv));
+    } else {
+      TokenRows<E> first, second;
+      rows_of(!kOfKeys, query_head + place.member, first, second);
       Pair::copy(first_tile(to), first, place.first, valid(place.first));
       Pair::copy(second_tile(to), second, place.first, valid(place.first));
-    } else if constexpr (kShape.ahead) {
-      s.pair.fetch(first, second, place.first, valid(place.first));
     }
-    if constexpr (kOfKeys) {
-      const float* facts = facts_of(*p, at, query_head + place.member) + fact_place(place.first);
+    s.first += kTile * x.stride[2], s.second += kTile * y.stride[2];
 #if defined(__CUDACC__)
-      if (threadIdx.x < 2 * kTile) copy_async_float(facts_in(to) + threadIdx.x, facts + threadIdx.x);
-#else
-      s.fact = facts[thread_here() % (2 * kTile)];
-#endif
+    if constexpr (kOfKeys) {
+      if (threadIdx.x < 2 * kTile) copy_async_float(facts_in(to) + threadIdx.x, s.facts);
+      s.facts += 2 * kTile;
     }
+#endif
   }
   // Matrices into the room of a tile, of those that LDS has together.
   XLSTM_DEVICE void bring(const Stages& s, const Place& place, char* room, int from_matrix) const {

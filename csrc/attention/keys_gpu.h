@@ -56,18 +56,28 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
   XLSTM_DEVICE static int token_of(int unit) { return Base::kTurn ? unit % kAlong * 4 : unit / kAlong; }
   XLSTM_DEVICE static int column_of(int unit) { return (Base::kTurn ? unit / kAlong : unit % kAlong) * n; }
 
-  XLSTM_DEVICE void fetch(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {
+  // Tiles of kFeatures each, side by side: part p of them from column p kFeatures on, into tile(p).
+  template <int kParts, class Tiles>
+  XLSTM_DEVICE static void fetch_parts(KeyStage (&stage)[kParts], Tiles&& tile, const HeadTokens<E>& from, int first,
+                                       int valid) {
+    const bool at_a_stride = !from.in_pages() && valid >= kTokens;
     if constexpr (kAsyncCopies) {
-      if (from.whole && !from.in_pages())
-        this->copy_whole(tile, from.rows(column0), first, valid);
-      else
-        copy_apart(tile, from, first, valid, column0);
+      if (from.whole && at_a_stride) {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) Base::copy_whole(tile(part), from.rows(part * kFeatures), first);
+      } else {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) copy_apart(tile(part), from, first, valid, part * kFeatures);
+      }
     } else if constexpr (kAhead) {
       if (!from.whole) return;
-      if (!from.in_pages() && valid >= kTokens && from.features - column0 >= kFeatures)
-        this->fetch_whole(from.rows(column0), first);
-      else
-        gather(from, first, valid, column0);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        if (at_a_stride && from.features - part * kFeatures >= kFeatures)
+          stage[part].fetch_whole(from.rows(part * kFeatures), first);
+        else
+          stage[part].gather(from, first, valid, part * kFeatures);
+      }
     }
   }
   XLSTM_DEVICE void store(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {
@@ -100,19 +110,14 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
     }
   }
   // The same on its way to the tile; rows that are no whole pieces go through registers.
-  XLSTM_SELDOM static void copy_apart([[maybe_unused]] Storage tile, [[maybe_unused]] HeadTokens<E> from,
-                                      [[maybe_unused]] int first, [[maybe_unused]] int valid,
-                                      [[maybe_unused]] int column0) {
-#if defined(__CUDACC__)
+  XLSTM_SELDOM static void copy_apart(Storage tile, HeadTokens<E> from, int first, int valid, int column0) {
     if (!from.whole) return bring(tile, from, first, valid, column0);
 #pragma unroll 1
     for (int unit = threadIdx.x; unit < kUnits; unit += kThreads) {
       const int token = token_of(unit), column = column_of(unit);
-      const bool inside = column0 + column < from.features;
-      copy_async(lds_address(tile.at(token, column)),
-                 from.at(first + (token < valid ? token : valid - 1)) + (inside ? column0 + column : 0), inside);
+      copy_row_piece(tile.at(token, column), from.at(first + (token < valid ? token : valid - 1)) + column0, column,
+                     from.features - column0);
     }
-#endif
   }
   // Whatever it is, from memory to the tile.
   XLSTM_DEVICE static void bring(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {

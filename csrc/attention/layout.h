@@ -42,7 +42,7 @@ struct AttentionLayout {
     if (in.cache_batch_idx) kv_row = within(in.cache_batch_idx[b], in.cache_batch - 1);
   }
 
-  XLSTM_PLACE int64_t group() const { return in.heads_q / in.heads_k; }
+  XLSTM_PLACE int64_t group() const { return uint32_t(in.heads_q) / uint32_t(in.heads_k); }
   XLSTM_PLACE int64_t rows() const { return queries * group(); }
 
   // Offset of a query's features, or of its lse.

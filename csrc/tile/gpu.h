@@ -92,6 +92,15 @@ XLSTM_DEVICE void store_turned_word([[maybe_unused]] const Tile& tile, [[maybe_u
 #endif
 }
 
+// NVIDIA: the piece at `column` of a row of `columns` on its way into LDS, zeros where it is outside.
+template <class E>
+XLSTM_DEVICE void copy_row_piece([[maybe_unused]] E* to, [[maybe_unused]] const E* row, [[maybe_unused]] int column,
+                                 [[maybe_unused]] int columns) {
+#if defined(__CUDACC__)
+  copy_async(lds_address(to), row + (column < columns ? column : 0), column < columns);
+#endif
+}
+
 template <class E, int kTokens, int kFeatures, bool kTransposed, int kThreads>
 struct Stage {
   static constexpr bool kTurn = kTransposed && !kAsyncCopies;
@@ -191,8 +200,7 @@ struct Stage {
 
   XLSTM_DEVICE static void copy([[maybe_unused]] const Storage& tile, [[maybe_unused]] const TokenRows<E>& from,
                                 [[maybe_unused]] int64_t first, [[maybe_unused]] int valid) {
-    if (from.whole && valid == kTokens)
-      return copy_whole(tile, from, first, kTokens);  // all but odd tensors and a last chunk
+    if (from.whole && valid == kTokens) return copy_whole(tile, from, first);  // all but odd tensors and a last chunk
 #if defined(__CUDACC__)
     constexpr int kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;  // rows that the block takes at a time
     const int token0 = thread_here() / kRowPieces, column0 = thread_here() % kRowPieces * n;
@@ -201,25 +209,22 @@ struct Stage {
       *reinterpret_cast<Piece*>(tile.at(token, column0)) = from.piece(first + token, column0, token < valid);
 #endif
   }
-  // In whole pieces. Tokens beyond the valid ones repeat the last of these.
+  // All of the tile's tokens are there, in whole pieces.
   XLSTM_DEVICE static void copy_whole([[maybe_unused]] const Storage& tile, [[maybe_unused]] const TokenRows<E>& from,
-                                      [[maybe_unused]] int64_t first, [[maybe_unused]] int valid) {
+                                      [[maybe_unused]] int64_t first) {
 #if defined(__CUDACC__)
-    constexpr int kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;
+    constexpr uint32_t kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;
     static_assert(kRows >= 8 || Storage::kPieces >= 8 || kEach == 1);
-    const int token0 = thread_here() / kRowPieces, column0 = thread_here() % kRowPieces * n;
-    const char* base = reinterpret_cast<const char*>(from.data + first * from.stride);
-    const bool inside = column0 < from.columns;
-    const uint32_t stride = uint32_t(from.stride) * uint32_t(sizeof(E));
-    const uint32_t mine = inside ? column0 * uint32_t(sizeof(E)) : 0;
+    const uint32_t token0 = threadIdx.x / kRowPieces, column0 = threadIdx.x % kRowPieces * n;
+    const bool inside = int(column0) < from.columns;
     const uint32_t to = lds_address(tile.at(token0, column0));
+    const char* at = reinterpret_cast<const char*>(from.data + (first + token0) * from.stride + (inside ? column0 : 0));
+    const int64_t step = int64_t(kRows * sizeof(E)) * from.stride;
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) {
+    for (uint32_t j = 0; j < kEach; ++j, at += step) {
       if (kUnits % kThreads != 0 && token0 + j * kRows >= kTokens) break;
       // Rows that the block takes next differ in bits that its own do not have, or in none that are swizzled.
-      const int token = token0 + j * kRows < valid ? token0 + j * kRows : valid - 1;
-      copy_async((to ^ uint32_t(j * kRows % 8 * 16)) + uint32_t(j * kRows * Storage::kPieces * 16),
-                 base + (mine + uint32_t(token) * stride), inside);
+      copy_async((to ^ j * kRows % 8 * 16) + j * kRows * Storage::kPieces * 16, at, inside);
     }
 #endif
   }

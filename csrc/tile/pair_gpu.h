@@ -62,33 +62,42 @@ struct PairStage {
     Stage<E, kTokens, kFeatures, true, kThreads>::store_turned(tile, p, token, column);
   }
 
-  // NVIDIA: one matrix into a tile.
+  // NVIDIA: one matrix into a tile. A thread has a piece of each line of 128 bytes in every kRows-th row.
+  static constexpr uint32_t kLine = 8, kRows = kThreads / kLine;
+  XLSTM_DEVICE static uint32_t my_token() { return threadIdx.x / kLine; }
+  XLSTM_DEVICE static uint32_t my_column() { return threadIdx.x % kLine * n; }
+
+  // All tokens are there, in whole pieces; `mine` is the thread's first.
   template <class AnyTile>
-  XLSTM_DEVICE static void copy([[maybe_unused]] const AnyTile& tile, [[maybe_unused]] const TokenRows<E>& from,
-                                [[maybe_unused]] int64_t first, [[maybe_unused]] int valid) {
+  XLSTM_DEVICE static void copy_whole([[maybe_unused]] const AnyTile& tile, [[maybe_unused]] const E* mine,
+                                      [[maybe_unused]] int64_t stride, [[maybe_unused]] int columns) {
 #if defined(__CUDACC__)
-    constexpr int kLine = 8, kRows = kThreads / kLine;  // pieces of a line; rows that the block takes at a time
-    const int token0 = thread_here() / kLine, column0 = thread_here() % kLine * n;
-    const auto to = tile.cursor(token0, column0);
+    const auto to = tile.cursor(int(my_token()), int(my_column()));
     const uint32_t base = lds_address(tile.base);
 #pragma unroll
-    for (int t = 0; t < kTokens; t += kRows) {
-      const int token = token0 + t;
-      if (kTokens % kRows != 0 && token >= kTokens) break;
-      const bool there = token < valid;
-      const E* row = from.data + (first + (there ? token : 0)) * from.stride;
+    for (uint32_t t = 0; t < kTokens; t += kRows, mine += kRows * stride) {
+      if (kTokens % kRows != 0 && my_token() + t >= kTokens) break;
 #pragma unroll
-      for (int c = 0; c < AnyTile::kPieces * n; c += kLine * n) {
-        const int column = column0 + c;
-        if (from.whole) {
-          const bool inside = there && column < from.columns;
-          copy_async(base + to.at(t, c), row + (inside ? column : 0), inside);
-        } else {
-          *reinterpret_cast<Piece*>(tile.at(to, t, c)) = from.piece(first + token, column, there);
-        }
-      }
+      for (uint32_t c = 0; c < AnyTile::kPieces * n; c += kLine * n)  // of what is outside nothing is read
+        copy_async(base + to.at(int(t), int(c)), mine + c, int(my_column() + c) < columns);
     }
 #endif
+  }
+  // Whatever it is: tokens that are not there are zeros.
+  template <class AnyTile>
+  XLSTM_SELDOM static void copy(AnyTile tile, TokenRows<E> from, int64_t first, int valid) {
+#pragma unroll 1
+    for (uint32_t token = my_token(); token < kTokens; token += kRows)
+#pragma unroll 1
+      for (uint32_t column = my_column(); column < AnyTile::kPieces * n; column += kLine * n) {
+        E* to = tile.at(int(token), int(column));
+        const bool there = int(token) < valid;
+        if (from.whole)
+          copy_row_piece(to, from.data + (first + (there ? token : 0)) * from.stride, int(column),
+                         there ? from.columns : 0);
+        else
+          *reinterpret_cast<Piece*>(to) = from.piece(first + token, int(column), there);
+      }
   }
 
  private:
