@@ -339,7 +339,7 @@ struct Forward {
     const Tiles tiles(*this, at);
     HeadTokens<E> k(at, at.in.k, key_head, at.in.dqk, p->whole_k), v(at, at.in.v, key_head, at.in.dv, p->whole_v);
     StageK stage_k[kParts];
-    if (tiles.from < tiles.to) fetch_k(stage_k, k, tiles.from * kKeys);
+    if (kAsyncCopies && tiles.from < tiles.to) fetch_k(stage_k, k, tiles.from * kKeys);  // else they take registers
     load_q(at);
 #pragma unroll
     for (int c = 0; c < kStrips; ++c) {
@@ -351,6 +351,7 @@ struct Forward {
     if (tiles.from < tiles.to) {
       const ScoreRules rules(at.in);
       StageV stage_v[1];
+      if (!kAsyncCopies) fetch_k(stage_k, k, tiles.from * kKeys);
       for (int tile = tiles.from; tile < tiles.to; ++tile) {
         p = read_here(p);
         k.in = v.in = &p->call.in, k.x = &p->call.in.k, v.x = &p->call.in.v;

@@ -32,8 +32,9 @@ struct HeadTokens {
   XLSTM_DEVICE const E* at(int j) const {
     if (!in_pages()) return data + j * x->stride[2];
     const uint32_t token = uint32_t(first_key + j), size = uint32_t(in->page_size);
-    const int entry = global(in->block_table)[sequence * in->block_table_stride + token / size],
-              last = int(in->pages - 1);
+    // RDNA's compiler may have the pointer in vector registers here, and cannot bring it back.
+    const auto table = kFamily == Family::rdna ? made_here(in->block_table) : global(in->block_table);
+    const int entry = table[sequence * in->block_table_stride + token / size], last = int(in->pages - 1);
     const int page = entry < 0 ? 0 : entry < last ? entry : last;
     return data + page * x->stride[0] + int64_t(token % size) * x->stride[2];
   }
