@@ -90,8 +90,8 @@ struct ScoreRules {
 
   XLSTM_DEVICE explicit ScoreRules(const xlstm_attention& in)
       : scale(float(in.softmax_scale * 1.44269504088896340736)),
-        to_cap(scalar(in.softcap > 0 ? float(in.softmax_scale / in.softcap) : 0.0f)),
-        cap(scalar(float(in.softcap * 1.44269504088896340736))),
+        to_cap(same_in_all(in.softcap > 0 ? float(in.softmax_scale / in.softcap) : 0.0f)),
+        cap(same_in_all(float(in.softcap * 1.44269504088896340736))),
         slopes(same_in_all(int(in.alibi_slopes != nullptr))),
         drops(same_in_all(int(in.dropout_p > 0))),
         threshold(dropout_threshold(in.dropout_p)),
@@ -136,9 +136,6 @@ struct ScoreRules {
   }
 
  private:
-  // In a scalar register on RDNA, where vector ones are short; CDNA is short of scalar ones.
-  XLSTM_DEVICE static float scalar(float x) { return kFamily == Family::rdna ? same_in_all(x) : x; }
-
   // draw_of() without an index, which would put the words into memory.
   XLSTM_DEVICE static uint32_t draw_at(uint32_t a, uint32_t b, uint32_t c, uint32_t d, int j) {
     const uint32_t low = j & 2 ? b : a, high = j & 2 ? d : c;

@@ -28,11 +28,12 @@ constexpr int tiles_of(Family f, int columns) { return (columns + tile_features(
 // Rows of the batch in a strip.
 constexpr int split_rows(Family f) { return strip_step(f, 2) / 2; }
 constexpr int matrix_strips(Family f, int batch) { return batch == 1 ? 1 : batch / split_rows(f); }
-// converted: weights that are not bfloat16 in memory. Their parts, or sums of groups, and RDNA's operands, which halves
-// of a wave hold twice, leave registers for 16 rows of the batch. Many rows of the batch ask for many of weights, which
-// share what x's cost; CDNA's LDS has no room for the sums of most.
+// converted: weights that are not bfloat16 in memory. Their parts, or sums of groups, leave registers for 16 rows of
+// the batch, RDNA's operands, which halves of a wave hold twice, for 8. Many rows of the batch ask for many of weights,
+// which share what x's cost; CDNA's LDS has no room for the sums of most.
 constexpr bool has_matrix_kernel(Family f, int batch, bool converted) {
-  return batch == 1 || (batch >= split_rows(f) && (batch <= 16 || !(converted || f == Family::rdna)));
+  const int most = f == Family::rdna ? 8 : converted ? 16 : 32;
+  return batch == 1 || (batch >= split_rows(f) && batch <= most);
 }
 constexpr bool has_matrix_rows(Family f, int batch, int rows, bool groups) {
   if (rows == 64) return !groups && (f == Family::nvidia ? batch >= 16 : f == Family::cdna && batch == 16);

@@ -112,8 +112,10 @@ void test_plan() {
           CHECK(has_matrix_kernel(f, p.batch, bits < 16) && has_matrix_rows(f, p.batch, p.rows, bits < 16),
                 "%s: a kernel for %d rows by %d", name, p.batch, p.rows);
           CHECK(!shape.swiglu || p.rows > 16, "%s: both sides of SwiGLU in one strip", name);
-          CHECK(p.batch >= batch || p.batch == (f == Family::rdna || bits < 16 ? 16 : 32), "%s: %d rows of %d at once",
-                name, p.batch, b);
+          CHECK(p.batch >= batch || p.batch == (f == Family::rdna ? 8
+                                                : bits < 16       ? 16
+                                                                  : 32),
+                "%s: %d rows of %d at once", name, p.batch, b);
           const int64_t passes = (batch + p.batch - 1) / p.batch;
           CHECK(p.blocks % passes == 0 && p.blocks <= passes * units_of(shape, p.rows), "%s: %d blocks for %d passes",
                 name, int(p.blocks), int(passes));

@@ -9,11 +9,12 @@ from types import ModuleType
 
 from builds import ROOT
 
-# The parts of csrc/ by the test file that runs every instantiation of their kernels; of attention/, by the kernels.
+# The parts of csrc/ by the test file that runs every instantiation of their kernels; of attention/ and decode/, by the kernels.
 PARTS: dict[str, str | frozenset[str]] = {
     "test_mlstm.py": "mlstm",
     "test_layer_kernels.py": "layer",
-    "test_decode.py": "decode",
+    "test_decode.py": frozenset(("products", "matrix_products", "embed", "last_norm")),
+    "test_draw.py": frozenset(("draw_token",)),
     "test_attention.py": frozenset(("attend", "write_weights", "combine_forward")),
     "test_attention_backward.py": frozenset(("attention_gradients", "attention_delta", "sum_dsink", "sum_parts")),
     "test_attention_decode.py": frozenset(("decode", "mla", "append_token", "combine_parts", "combine_forward")),
