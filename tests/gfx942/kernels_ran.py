@@ -9,7 +9,7 @@ from types import ModuleType
 
 from builds import ROOT
 
-# The parts of csrc/ by the test file that runs every instantiation of their kernels; of attention/ and decode/, by the kernels.
+# The parts of csrc/ by the test file that runs every instantiation of their kernels; of some parts, by the kernels.
 PARTS: dict[str, str | frozenset[str]] = {
     "test_mlstm.py": "mlstm",
     "test_layer_kernels.py": "layer",
