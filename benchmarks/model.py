@@ -6,8 +6,9 @@
     python benchmarks/model.py --quick                      a smoke run
 
 Contenders are ours (the dtype asked for, and int8 and int4), transformers' own xLSTM and the official xlstm_large, with
-the kernels that they run here. All write the same text before they are timed, but for what float32 rounds otherwise in
-half precision. They take turns, so ratios are the medians of the rounds' own. Results lie beside this file, in results.
+the kernels that they run here; on a GPU the official one's step also compiled by torch and captured as one graph. All
+write the same text before they are timed, but for what float32 rounds otherwise in half precision. They take turns, so
+ratios are the medians of the rounds' own. Results lie beside this file, in results.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from model_report import draw, markdown
 from xlstm_hip.bench.environment import environment
 from xlstm_hip.bench.machine import Machine
 from xlstm_hip.bench.memory import MemoryUnknown, growth_of
-from xlstm_hip.bench.models import SIZES, official_model, transformers_model
+from xlstm_hip.bench.models import SIZES, Captured, official_model, transformers_model
 from xlstm_hip.bench.registry import DTYPES
 from xlstm_hip.bench.result_files import keeps_what_there_is, write
 from xlstm_hip.bench.timing import Pace, interleaved, paired_ratio
@@ -42,8 +43,8 @@ from xlstm_hip.quantize import quantize
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(__file__).resolve().parent / "results"
-OURS, THEIRS, OFFICIAL = "xlstm_hip", "transformers", "xlstm_large"
-OTHERS = ("int8", "int4", THEIRS, OFFICIAL)
+OURS, THEIRS, OFFICIAL, CAPTURED = "xlstm_hip", "transformers", "xlstm_large", "xlstm_large graph"
+OTHERS = ("int8", "int4", THEIRS, OFFICIAL, CAPTURED)
 PROMPT = 16
 FULL = Pace(seconds=20, least_rounds=3, most_rounds=9, sample_seconds=0.1)
 QUICK = Pace(seconds=0.1, least_rounds=1, most_rounds=1, sample_seconds=0.001)
@@ -77,6 +78,10 @@ def of_official(model: Any) -> Contender:
     return Contender(lambda x: model(x)[0][:, -1], lambda x, n: model.generate(x, n)[0])
 
 
+def of_captured(model: Captured) -> Contender:
+    return Contender(lambda x: model.read(x).logits, lambda x, n: model.read(x).write(n))
+
+
 def contenders(folder: Path, dtype: torch.dtype, device: str, wanted: list[str]) -> dict[str, Contender]:
     def loaded(**options: Any) -> xLSTMLarge:
         return load_pretrained(folder, dtype, device, progress=False, **options)
@@ -90,13 +95,16 @@ def contenders(folder: Path, dtype: torch.dtype, device: str, wanted: list[str])
         found[THEIRS] = of_transformers(transformers_model(folder, dtype, torch.device(device)))
     if OFFICIAL in wanted and importlib.util.find_spec("xlstm") is not None:
         found[OFFICIAL] = of_official(official_model(loaded(), dtype, torch.device(device)))
+    if CAPTURED in wanted and device != "cpu" and importlib.util.find_spec("xlstm") is not None:
+        model = official_model(loaded(weight_mode="fused"), dtype, torch.device(device))
+        found[CAPTURED] = of_captured(Captured(model))
     return found
 
 
 def check(found: dict[str, Contender], x: Tensor, dtype: torch.dtype) -> None:
     """Those that have the same weights write the same text, which in half precision rounding may change."""
     want = found[OURS].write(x, PROMPT)
-    for name in (THEIRS, OFFICIAL):
+    for name in (THEIRS, OFFICIAL, CAPTURED):
         if name in found and dtype == torch.float32 and not torch.equal(found[name].write(x, PROMPT), want):
             raise SystemExit(f"{name} writes otherwise than {OURS}")
 

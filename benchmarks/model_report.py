@@ -18,7 +18,7 @@ Results = dict[str, Any]
 OURS = "xlstm_hip"
 COLOURS = {
     OURS: "#0072B2", f"{OURS} int8": "#56B4E9", f"{OURS} int4": "#009E73", "transformers": "#D55E00",
-    "xlstm_large": "#E69F00",
+    "xlstm_large": "#E69F00", "xlstm_large graph": "#CC79A7",
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -128,15 +129,20 @@ def test_the_same_text_as_layer_by_layer(options: dict) -> None:
         assert all(relative(a, b) < 1e-4 for a, b in zip(got.state[n], own, strict=True))
 
 
-def test_a_graph_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its bookkeeping, with a stand-in for the graph that makes the call again: a GPU is not asked for."""
-    made = []
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[Callable]:
+    """What would be captured as graphs, which are stood in for by calls made again: a GPU is not asked for."""
+    made: list[Callable] = []
 
-    def stand_in(call):
+    def captured(call: Callable) -> Callable:
         made.append(call)
         return call
 
-    monkeypatch.setattr(engines, "captured", stand_in)
+    monkeypatch.setattr(engines, "captured", captured)
+    return made
+
+
+def test_a_graph_of_a_step(captures: list[Callable]) -> None:
     model = ours()
     begun, x = state_after(model, tokens(2, 5)), tokens(2, 5, seed=2)
     engine = engines.engine_of(model, model._new_engine)
@@ -155,19 +161,14 @@ def test_a_graph_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
             assert torch.equal(results[-1], want)
         assert not torch.equal(results[0], results[1])  # results are not the graph's memory
         assert all(torch.equal(a, b) for n in state for a, b in zip(state[n], want_state[n], strict=True))
-    assert len(made) == 2
+    assert len(captures) == 2
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "top_k": 30, "repetition_penalty": 1.2}], ids=str)
-def test_a_graph_of_a_step_with_its_draw(monkeypatch: pytest.MonkeyPatch, options: dict) -> None:
-    """The same stand-in for the graph: one capture for a whole text, whose replays take nothing but what they hold."""
-    made = []
-
-    def stand_in(call):
-        made.append(call)
-        return call
-
-    monkeypatch.setattr(engines, "captured", stand_in)
+def test_a_graph_of_a_step_with_its_draw(
+    captures: list[Callable], monkeypatch: pytest.MonkeyPatch, options: dict
+) -> None:
+    """One capture for a whole text, whose replays take nothing but what they hold."""
     model = ours()
     model.special_tokens = SpecialTokens(pad=1)
     prompts = [[5, 6, 7], [8], [14, 15]]
@@ -185,7 +186,7 @@ def test_a_graph_of_a_step_with_its_draw(monkeypatch: pytest.MonkeyPatch, option
     monkeypatch.setattr(engines.DecodeEngine, "step", step)
     got = generate(model, prompts, 30, seed=4, eos=(11, 30), **options)
     assert torch.equal(got.tokens, want.tokens) and torch.equal(got.lengths, want.lengths)
-    assert len(keys) == len(made) == 1
+    assert len(keys) == len(captures) == 1
     for n, state in want.state.items():
         assert all(torch.equal(a, b) for a, b in zip(got.state[n], state, strict=True))
 

@@ -149,8 +149,8 @@ def of_transformers(model: Any) -> Reader:
 
 def official_model(like: xLSTMLarge, dtype: torch.dtype, device: torch.device) -> Any:
     package = importlib.import_module("xlstm.xlstm_large.model")
-    fields = {name: getattr(like.config, name) for name in ("embedding_dim", "num_heads", "num_blocks", "vocab_size")}
-    fields |= {"ffn_proj_factor": like.config.ffn_proj_factor, "mode": "inference", "return_last_states": True}
+    kept = ("embedding_dim", "num_heads", "num_blocks", "vocab_size", "ffn_proj_factor", "weight_mode")
+    fields = {name: getattr(like.config, name) for name in kept} | {"mode": "inference", "return_last_states": True}
     kernels = OFFICIAL_CPU_KERNELS if device.type == "cpu" else {}
     with torch.device(device):  # weights that are thrown away are made faster there
         model: nn.Module = package.xLSTMLarge(package.xLSTMLargeConfig(**fields, **kernels))
@@ -170,6 +170,59 @@ def of_official(model: Any) -> Reader:
         return Written(logits[:, -1], _greedy(logits[:, -1], step))
 
     return read
+
+
+State = dict[int, tuple[Tensor, ...]]  # of the official model, by block
+
+
+class Captured:
+    """The official model's step, compiled by torch and captured as one graph for each batch, from token to token."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._compiled = torch.compile(model.forward, dynamic=False)
+        self._steps: dict[int, tuple[Tensor, State, Callable[[], None]]] = {}
+
+    def _step(self, batch: int, like: State) -> tuple[Tensor, State, Callable[[], None]]:
+        """Where the token and the states lie, and what moves them one token on."""
+        own = {n: tuple(torch.zeros_like(x) for x in parts) for n, parts in like.items()}
+        token = torch.zeros((batch, 1), dtype=torch.long, device=own[0][0].device)
+
+        def move() -> None:
+            logits, _ = self._compiled(token, own)  # writes the state in place
+            token.copy_(logits[:, -1].argmax(-1, keepdim=True))
+
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(3):  # compiles, and lets Triton choose
+                move()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            move()
+        return token, own, graph.replay
+
+    def read(self, x: Tensor) -> Written:
+        logits, state = self.model(x)
+        first = logits[:, -1].argmax(-1, keepdim=True)
+
+        def write(n: int) -> Tensor:
+            batch = x.shape[0]
+            if batch not in self._steps:
+                self._steps[batch] = self._step(batch, state)
+            token, own, replay = self._steps[batch]
+            token.copy_(first)
+            for block, parts in state.items():
+                for place, part in zip(own[block], parts, strict=True):
+                    place.copy_(part)
+            made = [first]
+            for _ in range(n - 1):
+                replay()
+                made.append(token.clone())
+            return torch.cat(made, 1)
+
+        return Written(logits[:, -1], write)
 
 
 # ---- one set of weights for all, made when the first asks
@@ -212,6 +265,9 @@ MAKERS: dict[str, Callable[[Models], Reader]] = {
     "plain torch": _plain,
     "transformers": lambda models: of_transformers(transformers_model(models.folder, models.dtype, models.device)),
     "xlstm_large": lambda models: of_official(official_model(models.loaded(), models.dtype, models.device)),
+    "xlstm_large graph": lambda models: (
+        Captured(official_model(models.loaded(weight_mode="fused"), models.dtype, models.device)).read
+    ),
 }
 
 
@@ -274,6 +330,7 @@ IMPLEMENTATIONS = (
     Implementation("plain torch", PLAIN, _prepared("plain torch")),
     Implementation("transformers", HUGGING_FACE, _prepared("transformers")),
     Implementation("xlstm_large", LARGE, _prepared("xlstm_large")),
+    Implementation("xlstm_large graph", LARGE, _prepared("xlstm_large graph"), devices=("cuda",)),
 )
 
 
