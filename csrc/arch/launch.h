@@ -19,12 +19,15 @@ struct Grid {
   bool early = false;  // before the kernel before it has ended: see arch/overlap.h
 };
 
+// What a kernel may have of LDS of its own, beside what its launch gives it: together they are what asking counts from.
+constexpr int kMostOwnLds = 16 << 10;
+
 template <class... Params, class... Arguments>
 void launch(const char* name, void (*kernel)(Params...), const Grid& grid, Stream stream,
             const Arguments&... arguments) {
   if (grid.blocks == 0) return;
   if (grid.blocks > INT32_MAX) throw std::runtime_error(std::string(name) + ": more blocks than a grid may have");
-  if (grid.lds_bytes > 48 << 10) check_launch(name, allow_lds(kernel, grid.lds_bytes));
+  if (grid.lds_bytes > (48 << 10) - kMostOwnLds) check_launch(name, allow_lds(kernel, grid.lds_bytes));
   check_launch(name,
                start(kernel, uint32_t(grid.blocks), grid.threads, grid.lds_bytes, grid.early, stream, arguments...));
 }

@@ -109,7 +109,9 @@ def results_of(cell: Cell, function: Callable[..., Any], inputs: list[Tensor]) -
         return list(out) if isinstance(out, tuple) else [out]
     out = function(*inputs)
     outputs = list(out) if isinstance(out, tuple) else [out]
-    return outputs + list(torch.autograd.grad(outputs, inputs, [torch.ones_like(x) for x in outputs]))
+    # A mean's gradients as those of the sum, as loss scaling makes them: half precision has no room for less.
+    cotangents = [torch.full_like(x, cell.tokens if x.dim() == 0 else 1) for x in outputs]
+    return outputs + list(torch.autograd.grad(outputs, inputs, cotangents))
 
 
 def bytes_of(cell: Cell, inputs: list[Tensor], results: list[Tensor]) -> int:
@@ -128,7 +130,7 @@ def error_of(cell: Cell, results: list[Tensor], inputs: list[Tensor]) -> float:
     """The largest relative error by norm."""
     truth = results_of(cell, layer_of(cell).plain, [x.detach().double().requires_grad_() for x in inputs])
     pairs = zip(results, truth, strict=True)
-    return max(float((x.double() - y).norm() / y.norm()) for x, y in pairs)
+    return max(float((x.detach().double() - y.detach()).norm() / y.detach().norm()) for x, y in pairs)
 
 
 def inputs_of(cell: Cell, device: torch.device | str) -> list[Tensor]:
