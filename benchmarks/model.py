@@ -33,11 +33,20 @@ from model_report import draw, markdown
 from xlstm_hip.bench.environment import environment
 from xlstm_hip.bench.machine import Machine
 from xlstm_hip.bench.memory import MemoryUnknown, growth_of
-from xlstm_hip.bench.models import SIZES, Captured, official_model, transformers_model
+from xlstm_hip.bench.models import (
+    SIZES,
+    Captured,
+    Reader,
+    of_official,
+    of_ours,
+    of_transformers,
+    official_model,
+    transformers_model,
+)
 from xlstm_hip.bench.registry import DTYPES
 from xlstm_hip.bench.result_files import keeps_what_there_is, write
 from xlstm_hip.bench.timing import Pace, interleaved, paired_ratio
-from xlstm_hip.models import Stream, generate, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.models import load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.progress import Tasks
 from xlstm_hip.quantize import quantize
 
@@ -51,38 +60,7 @@ QUICK = Pace(seconds=0.1, least_rounds=1, most_rounds=1, sample_seconds=0.001)
 Calls = dict[str, Callable[[], Any]]
 
 
-class Contender:
-    """A model that reads x (B, S), and writes n tokens after it."""
-
-    def __init__(self, read: Callable[[Tensor], Any], write: Callable[[Tensor, int], Tensor]) -> None:
-        self.read, self.write = torch.no_grad()(read), torch.no_grad()(write)
-
-
-def of_ours(model: xLSTMLarge) -> Contender:
-    def read(x: Tensor) -> Tensor:
-        return Stream(model, x.shape[0]).feed(x)
-
-    return Contender(read, lambda x, n: generate(model, x, n, bos=None, eos=()).tokens)
-
-
-def of_transformers(model: Any) -> Contender:
-    model.generation_config.eos_token_id = None
-
-    def write_tokens(x: Tensor, n: int) -> Tensor:
-        return model.generate(x, max_new_tokens=n, min_new_tokens=n, do_sample=False)[:, x.shape[1] :]
-
-    return Contender(lambda x: model(x, use_cache=True, logits_to_keep=1).logits, write_tokens)
-
-
-def of_official(model: Any) -> Contender:
-    return Contender(lambda x: model(x)[0][:, -1], lambda x, n: model.generate(x, n)[0])
-
-
-def of_captured(model: Captured) -> Contender:
-    return Contender(lambda x: model.read(x).logits, lambda x, n: model.read(x).write(n))
-
-
-def contenders(folder: Path, dtype: torch.dtype, device: str, wanted: list[str]) -> dict[str, Contender]:
+def contenders(folder: Path, dtype: torch.dtype, device: str, wanted: list[str]) -> dict[str, Reader]:
     def loaded(**options: Any) -> xLSTMLarge:
         return load_pretrained(folder, dtype, device, progress=False, **options)
 
@@ -97,15 +75,15 @@ def contenders(folder: Path, dtype: torch.dtype, device: str, wanted: list[str])
         found[OFFICIAL] = of_official(official_model(loaded(), dtype, torch.device(device)))
     if CAPTURED in wanted and device != "cpu" and importlib.util.find_spec("xlstm") is not None:
         model = official_model(loaded(weight_mode="fused"), dtype, torch.device(device))
-        found[CAPTURED] = of_captured(Captured(model))
+        found[CAPTURED] = Captured(model)
     return found
 
 
-def check(found: dict[str, Contender], x: Tensor, dtype: torch.dtype) -> None:
+def check(found: dict[str, Reader], x: Tensor, dtype: torch.dtype) -> None:
     """Those that have the same weights write the same text, which in half precision rounding may change."""
-    want = found[OURS].write(x, PROMPT)
+    want = found[OURS](x).write(PROMPT)
     for name in (THEIRS, OFFICIAL, CAPTURED):
-        if name in found and dtype == torch.float32 and not torch.equal(found[name].write(x, PROMPT), want):
+        if name in found and dtype == torch.float32 and not torch.equal(found[name](x).write(PROMPT), want):
             raise SystemExit(f"{name} writes otherwise than {OURS}")
 
 
@@ -122,13 +100,13 @@ def timed(
     return {"job": job, "tokens": tokens, "contenders": entries}
 
 
-def memory_over_length(model: Contender, x: Tensor, lengths: tuple[int, ...], machine: Machine) -> list[dict[str, Any]]:
+def memory_over_length(model: Reader, x: Tensor, lengths: tuple[int, ...], machine: Machine) -> list[dict[str, Any]]:
     """What writing so much takes at its worst moment, beyond the model."""
     rows: list[dict[str, Any]] = []
     for length in lengths:
         row: dict[str, Any] = {"length": length}
         try:
-            call = lambda length=length: model.write(x, length)  # noqa: E731
+            call = lambda length=length: model(x).write(length)  # noqa: E731
             row["bytes"] = machine.peak_bytes(call) if machine.gpu else growth_of(call)
         except MemoryUnknown as reason:
             row["missing"] = str(reason)
@@ -157,6 +135,12 @@ def loading(folder: Path, device: str) -> dict[str, Any]:
     return {"bytes": sum(file.stat().st_size for file in files), **seconds, "share": seconds["read"] / seconds["load"]}
 
 
+def reads(name: str) -> bool:
+    """Whether a contender reads otherwise than another that is there."""
+    return " int" not in name and name != CAPTURED
+
+
+@torch.no_grad()
 def measure(
     result: dict[str, Any],  # of a size; holds at any time what has been measured
     folder: Path,
@@ -183,7 +167,8 @@ def measure(
     for batch in (1, 8):
         progress.begin(f"{size}: writing, batch {batch}")
         x = tokens(batch, PROMPT)
-        calls: Calls = {name: (lambda own=own, x=x: own.write(x, write_tokens)) for name, own in found.items()}
+        texts = {name: own(x) for name, own in found.items()}
+        calls: Calls = {name: (lambda text=text: text.write(write_tokens)) for name, text in texts.items()}
         rows.append(timed(f"write B{batch}", batch * write_tokens, calls, machine, pace, progress.advance))
     for job, batch, length in (
         (f"read B1 S{read_tokens}", 1, read_tokens),
@@ -191,11 +176,11 @@ def measure(
     ):
         progress.begin(f"{size}: {job}")
         x = tokens(batch, length)
-        calls = {name: (lambda own=own, x=x: own.read(x)) for name, own in found.items() if " int" not in name}
+        calls = {name: (lambda own=own, x=x: own(x).logits) for name, own in found.items() if reads(name)}
         rows.append(timed(job, batch * length, calls, machine, pace, progress.advance))
     progress.begin(f"{size}: the first token after {2048 if not quick else 32}")
     x = tokens(1, 32 if quick else 2048)
-    calls = {name: (lambda own=own, x=x: own.write(x, 1)) for name, own in found.items() if " int" not in name}
+    calls = {name: (lambda own=own: own(x).logits.argmax(-1)) for name, own in found.items() if reads(name)}
     rows.append(timed(f"first token after {x.shape[1]}", 1, calls, machine, pace, progress.advance))
     progress.begin(f"{size}: memory, loading")
     lengths = (4, 8) if quick else (64, 512, 2048)

@@ -1,40 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // The decode calls of the C API on a GPU: check, launch.
-#include <stdexcept>
-#include <string>
-
 #include "api/call.h"
 #include "api/decode.h"
 
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
 #include "decode/kernels_gpu.h"
-#include "decode/params_gpu.h"
-
-namespace xlstm {
-namespace {
-
-void check(const xlstm_decode& p) {
-  check_decode(p, false);
-  if (p.heads > gpu::kMostHeads)
-    throw std::invalid_argument("heads: expected at most " + std::to_string(gpu::kMostHeads) + " on a GPU, got " +
-                                std::to_string(p.heads));
-}
-
-}  // namespace
-}  // namespace xlstm
 
 using namespace xlstm;
 
 size_t xlstm_gpu_decode_workspace(const xlstm_decode* p) {
   return counted([&] {
-    check(given(p));
+    check_decode(given(p), false);
     return gpu::decode_workspace(*p, gpu::current_chip());
   });
 }
 
 xlstm_status xlstm_gpu_decode_step(const xlstm_decode* p, const xlstm_gpu* g) {
   return guarded([&] {
-    check(given(p));
+    check_decode(given(p), false);
     const gpu::Chip chip = gpu::current_chip();
     check_workspace(given(g).workspace, g->workspace_bytes, gpu::decode_workspace(*p, chip) + kWorkspaceAlignment);
     gpu::decode_step(*p, chip, aligned(g->workspace), g->stream);

@@ -9,49 +9,20 @@
 // blocks of their own, which find the weights in L2. Of x's 16 bits are multiplied, an error of 2^-17 of each at most;
 // weights are exact, sums are float.
 //
-// RMS norms are a factor of each row of the batch, found while x's go by and applied to sums; a norm of heads, or one
-// with a bias, measures x's first, while weights are on their way.
+// RMS norms are a factor of each row of the batch, found while x's go by and applied to sums.
 //
 // Sums are made in one order of features for every kBatch and kRows: a row of the batch has the same result in any
 // company of such a kernel.
 #pragma once
 
 #include "arch/overlap.h"
-#include "decode/matrix_inputs_gpu.h"
+#include "decode/matrix_steps_gpu.h"
 
 namespace xlstm::gpu {
 
 template <int kBatch>
 XLSTM_DEVICE int passes(const ProductParams& p) {
   return (p.batch + kBatch - 1) / kBatch;
-}
-
-// The weights of a unit: kRows of a piece, or half of them of each of the first two.
-struct UnitRows {
-  int piece, first;
-};
-// Pieces are of two kinds: quantised, and gates that stayed as they were beside such.
-XLSTM_DEVICE bool of_kind(const DeviceLinear& w, bool quantised) { return (w.bits != 0) == quantised; }
-template <int kRows>
-XLSTM_DEVICE int units_of(const ProductParams& p, bool quantised) {
-  if (p.output == Output::swiglu) return (p.linear[0].rows + kRows / 2 - 1) / (kRows / 2);
-  int units = 0;
-  for (int piece = 0; piece < p.pieces; ++piece)
-    if (of_kind(p.linear[piece], quantised)) units += (p.linear[piece].rows + kRows - 1) / kRows;
-  return units;
-}
-template <int kRows>
-XLSTM_DEVICE UnitRows rows_of_unit(const ProductParams& p, bool quantised, int unit) {
-  if (p.output == Output::swiglu) return {0, unit * (kRows / 2)};
-  int piece = 0, last = 0;
-  for (; piece < p.pieces; ++piece) {
-    if (!of_kind(p.linear[piece], quantised)) continue;
-    const int units = (p.linear[piece].rows + kRows - 1) / kRows;
-    last = piece;
-    if (unit < units) break;
-    unit -= units;
-  }
-  return {last, unit * kRows};
 }
 
 template <class Weights, int kBatch, int kRows, int kMostDepth = 8>
@@ -66,22 +37,14 @@ struct MatrixProduct {
   static constexpr int kDepth = Shape::kDepth < kMostDepth ? Shape::kDepth : kMostDepth;
   static constexpr bool kQuantised = Weights::kGroups;
 
-  struct Step {
-    typename Weights::Load load[kChains][kLaneRows][kLoads];
-    uint32_t scale[Weights::kGroups ? kChains : 1][kColumns], offset[Weights::kGroups ? kChains : 1][kColumns];
-  };
-  // A unit's rows, and where this lane reads them.
-  struct Rows {
-    int piece, row0;                    // as UnitRows
-    uint32_t from[kChains][kLaneRows];  // bytes from the weights' begin to a lane's first
-    uint32_t groups_at[Weights::kGroups ? kChains : 1][kColumns];
-  };
+  using Step = MatrixStep<Weights, Shape>;
+  using Rows = LaneRows<Weights, Shape>;
 
   const ProductParams& p;
   MatrixInputs<Weights, Shape> inputs;
   float* sums;  // two places for those of kTogether waves
   int place = 0;
-  Rows own;
+  UnitRows own;  // of the unit that is multiplied
   Strip<E> sum[kChains][kStrips];
 
   XLSTM_DEVICE static int along() { return wave_id(); }
@@ -95,102 +58,6 @@ struct MatrixProduct {
         inputs(params, facts, lds, first_row(params), rows_from(params, first_row(params))),
         sums(reinterpret_cast<float*>(lds +
                                       params.stage_tiles * matrix_tile_bytes(kFamily, kBatch, Weights::kGroups))) {}
-
-  // Where a row of a unit is: beyond a piece's last, the last again.
-  struct Place {
-    int piece, row;
-  };
-  XLSTM_DEVICE Place place_of(const UnitRows& unit, int slot) const {
-    const bool both = p.output == Output::swiglu;
-    const int of = both ? slot / (kRows / 2) : unit.piece, row = unit.first + (both ? slot % (kRows / 2) : slot);
-    const int rows = p.linear[of].rows;
-    return {of, row < rows ? row : rows - 1};
-  }
-  XLSTM_DEVICE Rows rows_at(int unit) const {
-    const ProductParams& p = *read_here(&this->p);
-    const UnitRows at = rows_of_unit<kRows>(p, kQuantised, unit);
-    Rows rows;
-    rows.piece = at.piece, rows.row0 = at.first;
-    const int lane = lane_id();
-#pragma unroll
-    for (int c = 0; c < kChains; ++c) {
-      const int slot = c * kStripColumns;
-#pragma unroll
-      for (int j = 0; j < kLaneRows; ++j) {
-        const Place row = place_of(at, slot + row_of_lane(kFamily, lane, j));
-        const DeviceLinear& w = p.linear[row.piece];
-        const int first_load = along() * kStepBytes + load_offset(kFamily, Weights::kBits, lane, 0);
-        rows.from[c][j] = made_here(uint32_t(row.row) * uint32_t(w.row_bytes) + uint32_t(first_load));
-      }
-      if constexpr (Weights::kGroups)
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) {
-          const Place row = place_of(at, slot + Columns::position(j));
-          rows.groups_at[c][j] = made_here(uint32_t(row.row) * uint32_t(p.linear[row.piece].groups));
-        }
-    }
-    return rows;
-  }
-
-  // ---- weights
-
-  // f(element) for the dtype of scales and offsets: one branch for all of a step's.
-  template <class F>
-  XLSTM_DEVICE static void with_dtype(xlstm_dtype dtype, F&& f) {
-    if (dtype == XLSTM_BFLOAT16)
-      f(BFloat16{});
-    else
-      f(Float16{});
-  }
-
-  // The piece that a chain's rows are of: the same in every lane.
-  XLSTM_DEVICE const DeviceLinear& linear_of(const Rows& rows, int chain) const {
-    const bool second = p.output == Output::swiglu && chain * kStripColumns >= kRows / 2;
-    return p.linear[second ? 1 : rows.piece];
-  }
-
-  XLSTM_DEVICE void fetch(Step& step, const Rows& rows, int tile) const {
-    const DeviceLinear& w = p.linear[rows.piece];
-    const bool all = (tile + 1) * Shape::kTileFeatures <= p.columns;
-#pragma unroll
-    for (int c = 0; c < kChains; ++c) {
-      const char* const base = static_cast<const char*>(linear_of(rows, c).data);
-#pragma unroll
-      for (int j = 0; j < kLaneRows; ++j)
-#pragma unroll
-        for (int l = 0; l < kLoads; ++l) {
-          constexpr int kNext = load_offset(kFamily, Weights::kBits, 0, 1);
-          uint32_t at = rows.from[c][j] + uint32_t(tile * (kAlong * kStepBytes) + l * kNext);
-          if (!all) {  // what lies beyond the columns is met by zeros: the first weights stand in for it
-            const int inside = tile * (kAlong * kStepBytes) + along() * kStepBytes;
-            at = inside + load_offset(kFamily, Weights::kBits, lane_id(), l) < int(w.row_bytes) ? at : 0;
-          }
-          step.load[c][j][l] = read_load(base, at);
-        }
-    }
-    if constexpr (Weights::kGroups) {
-      int group = (tile * kAlong + along()) >> (w.group_size > kStepFeatures ? 1 : 0);
-      group = group < w.groups ? group : 0;
-      with_dtype(w.dtype, [&](auto element) {
-        using T = decltype(element);
-#pragma unroll
-        for (int c = 0; c < kChains; ++c)
-#pragma unroll
-          for (int j = 0; j < kColumns; ++j) {
-            const DeviceLinear& of = linear_of(rows, c);
-            const uint32_t at = rows.groups_at[c][j] + uint32_t(group);
-            step.scale[c][j] = element_bits(static_cast<const T*>(of.scales)[at]);
-            if (of.offsets) step.offset[c][j] = element_bits(static_cast<const T*>(of.offsets)[at]);
-          }
-      });
-    }
-  }
-  XLSTM_DEVICE static typename Weights::Load read_load(const char* base, uint32_t at) {
-    if constexpr (sizeof(typename Weights::Load) == 16)
-      return load_piece(base, at);
-    else
-      return __builtin_bit_cast(typename Weights::Load, *reinterpret_cast<const uint64_t*>(base + at));
-  }
 
   // ---- products
 
@@ -276,38 +143,59 @@ struct MatrixProduct {
   }
 
   // Units in turn, the first blocks first; from_behind: the last ones, which may have fewer units of another kind.
-  XLSTM_DEVICE void run(bool from_behind = false) {
-    const int tiles = tiles_of(kFamily, p.columns), stages = (tiles + p.stage_tiles - 1) / p.stage_tiles;
+  struct Turns {
+    int begin, end, stride;
+  };
+  XLSTM_DEVICE Turns turns(bool from_behind) const {
     const int blocks = p.blocks / passes<kBatch>(p), block = int(blockIdx.x) / passes<kBatch>(p);
-    const int units = units_of<kRows>(p, kQuantised);
-    const int begin = from_behind ? blocks - 1 - block : block;
-    if (begin >= units) return;
-    own = rows_at(begin);
+    return {from_behind ? blocks - 1 - block : block, units_of<kRows>(p, kQuantised), blocks};
+  }
+  XLSTM_DEVICE void run(bool from_behind = false) {
+    const Turns turn = turns(from_behind);
+    if (turn.begin >= turn.end) return;
+    if constexpr (Shape::kRing)
+      run_ring(turn);
+    else
+      run_held(turn);
+  }
+
+  // What stands before the products of a unit's stage: its x's are in LDS. ready() stands before the barrier.
+  template <class Ready>
+  XLSTM_DEVICE void bring(int stage, int stages, bool first, bool more, Ready&& ready) {
+    if (!first && stages == 1) return;
+    if (!first || stage) __syncthreads();  // all have read what was there
+    if (!Shape::kAhead && !(first && stage == 0)) inputs.fetch_first(stage);
+    inputs.store_stage(stage, first);
+    ready();
+    __syncthreads();
+    if (first) inputs.add_squares(stage);
+    if (Shape::kAhead && stages > 1 && (more || stage + 1 < stages))
+      inputs.fetch_first(stage + 1 < stages ? stage + 1 : 0);
+  }
+  XLSTM_DEVICE void clear_sums() {
+#pragma unroll
+    for (int c = 0; c < kChains; ++c)
+#pragma unroll
+      for (int s = 0; s < kStrips; ++s) sum[c][s].zero();
+  }
+
+  XLSTM_DEVICE void run_held(const Turns& turn) {
+    const int tiles = tiles_of(kFamily, p.columns), stages = (tiles + p.stage_tiles - 1) / p.stage_tiles;
+    Rows rows = Rows::at(p, turn.begin);
     Step held[kDepth];
 #pragma unroll
     for (int d = 0; d < kDepth; ++d)
-      if (d < tiles) fetch(held[d], own, d);
+      if (d < tiles) held[d].fetch(p, rows, d);
     wait_for_earlier_kernels();
     inputs.fetch_first(0);
-    inputs.measure_rows();
-    for (int unit = begin; unit < units; unit += blocks) {
-      const bool first = unit == begin, more = unit + blocks < units;
-      const Rows next = rows_at(more ? unit + blocks : unit);
-#pragma unroll
-      for (int c = 0; c < kChains; ++c)
-#pragma unroll
-        for (int s = 0; s < kStrips; ++s) sum[c][s].zero();
+    for (int unit = turn.begin; unit < turn.end; unit += turn.stride) {
+      const bool first = unit == turn.begin, more = unit + turn.stride < turn.end;
+      const Rows next = Rows::at(p, more ? unit + turn.stride : unit);
+      own = rows.unit;
+      clear_sums();
       for (int stage = 0; stage < stages; ++stage) {
         const int from = stage * p.stage_tiles, to = from + p.stage_tiles < tiles ? from + p.stage_tiles : tiles;
-        if (first || stages > 1) {
-          if (!first || stage) __syncthreads();  // all have read what was there
-          if (!Shape::kAhead && !(first && stage == 0)) inputs.fetch_first(stage);
-          inputs.store_stage(stage);
-          __syncthreads();
-          if (first) inputs.add_squares(stage);
-          if (Shape::kAhead && stages > 1 && (more || stage + 1 < stages))
-            inputs.fetch_first(stage + 1 < stages ? stage + 1 : 0);
-        }
+        bring(stage, stages, first, more, [] {});
         for (int round = from; round < to; round += kDepth) {
 #pragma unroll
           for (int d = 0; d < kDepth; ++d) {
@@ -315,16 +203,43 @@ struct MatrixProduct {
             if (tile < to) {
               multiply_step(held[d], along() + (tile - from) * kAlong);
               if (tile + kDepth < tiles)
-                fetch(held[d], own, tile + kDepth);
+                held[d].fetch(p, rows, tile + kDepth);
               else if (more && d < tiles)
-                fetch(held[d], next, d);
+                held[d].fetch(p, next, d);
             }
           }
         }
       }
       if (first) inputs.make_inverses();
       finish();
-      own = next;
+      rows = next;
+    }
+  }
+
+  XLSTM_DEVICE void run_ring(const Turns& turn) {
+    const int tiles = tiles_of(kFamily, p.columns), stages = (tiles + p.stage_tiles - 1) / p.stage_tiles;
+    char* const behind = reinterpret_cast<char*>(sums) + matrix_sum_bytes(kFamily, kBatch, kRows);
+    MatrixRing<Weights, Shape, kDepth> ring(p, behind, turn.begin, turn.end, turn.stride);
+    wait_for_earlier_kernels();
+    inputs.fetch_first(0);
+    for (int unit = turn.begin; unit < turn.end; unit += turn.stride) {
+      const bool first = unit == turn.begin, more = unit + turn.stride < turn.end;
+      own = rows_of_unit<kRows>(p, kQuantised, unit);
+      ring.begin_unit(unit + turn.stride);
+      clear_sums();
+      for (int stage = 0; stage < stages; ++stage) {
+        const int from = stage * p.stage_tiles, to = from + p.stage_tiles < tiles ? from + p.stage_tiles : tiles;
+        bring(stage, stages, first, more, [&] { ring.first_arrived(); });
+        for (int tile = from; tile < to; ++tile) {
+          Step step;
+          ring.get(step, own.piece, tile);
+          multiply_step(step, along() + (tile - from) * kAlong);
+          ring.done();
+        }
+      }
+      ring.end_unit();
+      if (first) inputs.make_inverses();
+      finish();
     }
   }
 
@@ -374,9 +289,9 @@ struct MatrixProduct {
     for (int n = 0; n < kOutputs; ++n) {
       const int at = int(threadIdx.x) + n * kProductThreads, slot = both ? at % (kRows / 2) : at % kRows,
                 b = both ? at / (kRows / 2) : at / kRows;
-      const int row = own.row0 + slot;
+      const int row = own.first + slot;
       if (b >= inputs.count || row >= p.linear[own.piece].rows) continue;
-      const float factor = inputs.late() ? inputs.inverses()[b] : 1.0f;
+      const float factor = inputs.normed() ? inputs.inverses()[b] : 1.0f;
       const auto product = [&](int of, const float(&parts)[2]) {
         const DeviceLinear& w = p.linear[of];
         const float y = (parts[0] + parts[1]) * factor;
@@ -402,7 +317,7 @@ __global__ __launch_bounds__(kProductThreads,
     MatrixProduct<Weights, kBatch, kRows>(p, facts, lds).run();
     if constexpr (Weights::kGroups) {
       using Gates = MatrixProduct<Bfloat16Weights, kBatch, kStripColumns, (Shape::kDepth < 2 ? 1 : 2)>;  // few rows
-      static_assert(kBatch == 1 || Shape::kDepth % Gates::kDepth == 0);  // stages are of whole rounds
+      static_assert(Shape::kRing || kBatch == 1 || Shape::kDepth % Gates::kDepth == 0);  // stages are of whole rounds
       if (p.output != Output::store) return;
       __syncthreads();
       Gates(p, reinterpret_cast<typename Gates::Shape::Facts&>(facts), lds).run(true);

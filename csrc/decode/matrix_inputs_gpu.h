@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// x's on their way into LDS for products on matrix units: normed and gated, split into two bfloat16, and laid out as
-// the stream operand reads them (decode/matrix_shape.h). A thread has eight features of every eighth row of the batch.
+// x's on their way into LDS for products on matrix units: split into two bfloat16, and laid out as the stream operand
+// reads them (decode/matrix_shape.h). A thread has eight features of a few rows of the batch at a time.
 #pragma once
 
 #include "decode/matrix_weights_gpu.h"
@@ -25,6 +25,7 @@ struct MatrixShape {
   static constexpr int kUnits = kStepFeatures / unit_features(kFamily, 2);  // of a step
   static constexpr int kStepBytes = kStepFeatures * Weights::kBits / 8;     // of a row
   static constexpr int kDepth = matrix_depth(kFamily, Weights::kBits, kBatch, kRows);
+  static constexpr bool kRing = has_ring(kFamily, kBatch);
   // A thread brings kEights eights of x's at a time: of kEach rows of a chunk, or of one x of as many chunks.
   static constexpr bool kTight = kFamily == Family::rdna || kRows == 64;  // on registers
   static constexpr int kEights = kWhole || kTight ? 2 : 4;
@@ -34,15 +35,13 @@ struct MatrixShape {
   static constexpr bool kAhead = !kWhole && !kTight;
   static constexpr int kStageChunks =
       kWhole ? kMostWholeFeatures / kChunkFeatures : kMostStageBytes / (kBatch * 4 * kChunkFeatures);
-  // Whether weights on their way have most of the registers.
-  static constexpr bool kHolds = kBatch == 1 || (kBatch == 8 && kRows == 32);
   // What a row's sums of steps, and a wave's sums, take.
   static constexpr int kSumRows = kWhole ? 2 : kSides;
   static constexpr int kTogether = waves_together(kFamily, kBatch, kRows);
 
   struct Facts {
     float squares[kBatch][kStageChunks];
-    Spread spread[kBatch * kMostMatrixHeads];
+    float inverse[kBatch];
   };
   static_assert(sizeof(Facts) <= matrix_fact_bytes(kBatch));
 };
@@ -53,13 +52,13 @@ struct MatrixInputs {
   static constexpr bool kWhole = Shape::kWhole;
   static constexpr int kEights = Shape::kEights, kEach = Shape::kEach, kRowEights = Shape::kRowEights;
   static constexpr int kChunkLanes = Shape::kChunkLanes, kSplit = Shape::kSplit, kBatch = kEach * Shape::kRowGroups;
-  static constexpr int kChunks = kEights > kEach ? kEights / kEach : 1;  // of a thread at a time
+  static constexpr int kChunks = kEights > kEach ? kEights / kEach : 1;  // of a thread in a burst
 
   const ProductParams& p;
   typename Shape::Facts& facts;
   char* memory;      // x's, then the sums of their steps
   int first, count;  // rows of the batch
-  // On their way: x's, of which the second half are gates where there are any; norm's weights, 8 halves or floats.
+  // On their way: x's; a norm's weights, 8 halves or floats.
   float x[kEights][kEight];
   Piece weight[kChunks][2];
   float squares;  // of the row that this thread adds up
@@ -68,26 +67,18 @@ struct MatrixInputs {
                             int rows)
       : p(params), facts(lds), memory(x_memory), first(first_row), count(rows), squares(0) {}
 
-  // An RMS norm is then a factor of sums.
-  XLSTM_DEVICE bool late() const { return p.input == Input::rms && !p.bias.data; }
-  XLSTM_DEVICE void measure_rows() const {
-    constexpr int kTogether = Shape::kHolds ? 1 : 2;
-    if (p.input == Input::heads)
-      measure<Input::heads, kTogether>(p, first, count, facts.spread);
-    else if (p.input == Input::rms && !late())
-      measure<Input::rms, kTogether>(p, first, count, facts.spread);
-    if (!late()) __syncthreads();
-  }
-  // The squares of a stage that is stored, and then the factor of each row where norms are late.
+  // An RMS norm is a factor of each row's sums: its squares are added up as x's go by for the first time, stage by
+  // stage.
+  XLSTM_DEVICE bool normed() const { return p.input == Input::rms; }
   XLSTM_DEVICE void add_squares(int stage) {
-    if (!late() || int(threadIdx.x) >= kBatch) return;
+    if (!normed() || int(threadIdx.x) >= kBatch) return;
     const int chunks = tiles_in(stage) * Shape::kTileChunks;
     for (int chunk = 0; chunk < chunks; ++chunk) squares += facts.squares[threadIdx.x][chunk];
   }
-  XLSTM_DEVICE float* inverses() const { return &facts.spread[0].mean; }
+  XLSTM_DEVICE const float* inverses() const { return facts.inverse; }
   XLSTM_DEVICE void make_inverses() const {
-    if (late() && int(threadIdx.x) < kBatch)
-      inverses()[threadIdx.x] = 1 / __builtin_sqrtf(squares / float(p.columns) + p.norm_eps);
+    if (normed() && int(threadIdx.x) < kBatch)
+      facts.inverse[threadIdx.x] = 1 / __builtin_sqrtf(squares / float(p.columns) + p.norm_eps);
   }
   // The sums of a step's x's, by row of the batch.
   XLSTM_DEVICE float* step_sums(int step) const {
@@ -110,64 +101,40 @@ struct MatrixInputs {
   }
   // ---- a stage of x's: as many tiles of features as LDS holds, burst after burst
 
-  // Item i of a burst: which chunk of the stage and which row of the batch. With gates a burst has half as many items.
-  template <bool kGates>
-  static constexpr int kItems = kGates ? kEights / 2 : kEights;
-  template <bool kGates>
-  static constexpr int kBursts = kEach > kItems<kGates> ? kEach / kItems<kGates> : 1;  // of one chunk's rows
-  template <bool kGates>
+  static constexpr int kBursts = kEach > kEights ? kEach / kEights : 1;  // of one chunk's rows
+  // Item i of a burst: which chunk of the stage and which row of the batch.
   XLSTM_DEVICE static int chunk_of(int burst, int i) {
-    constexpr int kOnce = kItems<kGates> > kEach ? kItems<kGates> / kEach : 1;
-    return (burst / kBursts<kGates> * kOnce + i / kEach) * kChunkLanes + own_group() % kChunkLanes;
+    return (burst / kBursts * kChunks + i / kEach) * kChunkLanes + own_group() % kChunkLanes;
   }
-  template <bool kGates>
   XLSTM_DEVICE static int row_of(int burst, int i) {
-    return own_group() / kChunkLanes * kEach + burst % kBursts<kGates> * kItems<kGates> + i % kEach;
+    return own_group() / kChunkLanes * kEach + burst % kBursts * kEights + i % kEach;
   }
-  template <bool kGates>
   XLSTM_DEVICE void fetch(int stage, int burst) {
     const int begin = stage * p.stage_tiles * Shape::kTileChunks;
 #pragma unroll
-    for (int i = 0; i < kItems<kGates>; ++i) {
-      const int k = (begin + chunk_of<kGates>(burst, i)) * kChunkFeatures + own_eight() * kEight;
+    for (int i = 0; i < kEights; ++i) {
+      const int k = (begin + chunk_of(burst, i)) * kChunkFeatures + own_eight() * kEight;
       const bool inside = k < p.columns;
-      const int b = row_of<kGates>(burst, i);
-      const int64_t at = inside && b < count ? int64_t(first + b) * p.columns + k : 0;
-      read_eight(p.x + at, x[i]);
-      if constexpr (kGates) read_eight(p.gate + at, x[i + kEights / 2]);
-      if (i % kEach || p.input == Input::plain) continue;
+      const int b = row_of(burst, i);
+      read_eight(p.x + (inside && b < count ? int64_t(first + b) * p.columns + k : 0), x[i]);
+      if (i % kEach || !normed()) continue;
       const bool floats = p.weight.dtype == XLSTM_FLOAT32;
       const char* const from = static_cast<const char*>(p.weight.data) + (inside ? k : 0) * (floats ? 4 : 2);
       weight[i / kEach][0] = read_piece(from);
       weight[i / kEach][1] = read_piece(from + (floats ? 16 : 0));
     }
   }
-  // f(whether there are gates), known when compiled.
-  template <class F>
-  XLSTM_DEVICE void with_gates(F&& f) const {
-    if (p.input == Input::heads)
-      f(std::true_type{});
-    else
-      f(std::false_type{});
-  }
-  XLSTM_DEVICE void fetch_first(int stage) {
-    with_gates([&](auto gates) { fetch<decltype(gates)::value>(stage, 0); });
-  }
-  // All of it, the first burst of which is on its way.
-  XLSTM_DEVICE void store_stage(int stage) {
-    with_gates([&](auto gates) {
-      constexpr bool kGates = decltype(gates)::value;
-      constexpr int kOnce = kItems<kGates> > kEach ? kItems<kGates> / kEach : 1;
-      const int chunks = tiles_in(stage) * Shape::kTileChunks;
-      const int bursts = (chunks + kOnce * kChunkLanes - 1) / (kOnce * kChunkLanes) * kBursts<kGates>;
-      for (int burst = 0; burst < bursts; ++burst) {
-        if (burst) fetch<kGates>(stage, burst);
+  XLSTM_DEVICE void fetch_first(int stage) { fetch(stage, 0); }
+  // All of it, the first burst of which is on its way. measured: whether squares are wanted.
+  XLSTM_DEVICE void store_stage(int stage, bool measured) {
+    const int chunks = tiles_in(stage) * Shape::kTileChunks;
+    const int bursts = (chunks + kChunks * kChunkLanes - 1) / (kChunks * kChunkLanes) * kBursts;
+    for (int burst = 0; burst < bursts; ++burst) {
+      if (burst) fetch(stage, burst);
 #pragma unroll
-        for (int i = 0; i < kItems<kGates>; ++i)
-          if (chunk_of<kGates>(burst, i) < chunks)
-            store<kGates>(stage, chunk_of<kGates>(burst, i), row_of<kGates>(burst, i), i);
-      }
-    });
+      for (int i = 0; i < kEights; ++i)
+        if (chunk_of(burst, i) < chunks) store(stage, chunk_of(burst, i), row_of(burst, i), i, measured && normed());
+    }
   }
   XLSTM_DEVICE void norm_weights(const Piece (&weight)[2], float (&to)[kEight]) const {
     if (p.weight.dtype == XLSTM_FLOAT32) {
@@ -184,8 +151,7 @@ struct MatrixInputs {
     }
   }
   // Item i: of row b of the batch, of a chunk of the stage.
-  template <bool kGates>
-  XLSTM_DEVICE void store(int stage, int chunk, int b, int i) {
+  XLSTM_DEVICE void store(int stage, int chunk, int b, int i, bool measured) {
     constexpr int kStepEights = kStepFeatures / kEight;
     const int k = (stage * p.stage_tiles * Shape::kTileChunks + chunk) * kChunkFeatures + own_eight() * kEight;
     const bool there = b < count && k < p.columns;
@@ -194,19 +160,15 @@ struct MatrixInputs {
     float y[kEight];
 #pragma unroll
     for (int e = 0; e < kEight; ++e) y[e] = there ? x[i][e] : 0.0f;
-    if (late()) {
+    if (measured) {
       const float own = over_lanes<kRowEights>(sum_of_products(y, y));
       if (own_eight() == 0) facts.squares[b][chunk] = own;
     }
-    if (p.input != Input::plain && there) {
+    if (normed() && there) {
       float by[kEight];
       norm_weights(weight[i / kEach], by);
-      if (late()) {
 #pragma unroll
-        for (int e = 0; e < kEight; ++e) y[e] *= by[e];
-      } else {
-        normalise<kGates>(y, x[kGates ? i + kEights / 2 : 0], b, k, by);
-      }
+      for (int e = 0; e < kEight; ++e) y[e] *= by[e];
     }
     Piece upper, lower;
 #pragma unroll
@@ -243,21 +205,6 @@ struct MatrixInputs {
     return memory +
            ((unit * Shape::kStrips + strip) * strip_slots(kFamily) + slot_in_strip(kFamily, unit, row, piece)) *
                kSlotBytes;
-  }
-  template <bool kHeads>
-  XLSTM_DEVICE void normalise(float (&y)[kEight], const float (&gate)[kEight], int b, int k,
-                              const float (&by)[kEight]) const {
-    const int size = kHeads ? p.columns / p.heads : p.columns;
-    int head = k / size, rest = k % size;
-    const Spread* const spread = facts.spread + b * (kHeads ? p.heads : 1);
-#pragma unroll
-    for (int e = 0; e < kEight; ++e) {
-      const Spread s = spread[head];
-      y[e] = (y[e] - s.mean) * s.inverse * by[e];
-      if (p.bias.data) y[e] += value_of(p.bias, k + e);
-      if (kHeads) y[e] *= sigmoid_of(gate[e]);
-      if (++rest == size) ++head, rest = 0;
-    }
   }
 };
 

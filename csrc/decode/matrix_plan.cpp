@@ -19,14 +19,21 @@ MatrixPlan plan_matrix(const ProductShape& p, const Chip& chip) {
   const int columns = int(p.columns);
   MatrixPlan plan{};
   for (const int batch : kMatrixBatch) {
-    const bool fits = has_matrix_kernel(f, batch, p.converted) && (batch > 1 || columns <= kMostWholeFeatures);
+    constexpr int kRows = 32;  // the most of a kernel whose weights are in a ring
+    const bool fits = has_matrix_kernel(f, batch, p.converted) && (batch > 1 || columns <= kMostWholeFeatures) &&
+                      matrix_stage_tiles(f, p.bits, batch, kRows, columns, chip.lds_bytes) > 0;
     if (fits && plan.batch < p.batch) plan.batch = batch;
   }
   const int64_t passes = (p.batch + plan.batch - 1) / plan.batch;
   const int64_t places = int64_t(chip.compute_units) * matrix_blocks_of_cu(f, plan.batch);
+  const auto rounds = [&](int rows) { return (units_of(p, rows) * passes + places - 1) / places; };
   for (const int rows : kMatrixRows) {
     if (!has_matrix_rows(f, plan.batch, rows, groups) || (p.swiglu && rows == kStripColumns)) continue;
-    if (plan.rows && units_of(p, rows) * passes * 8 < places * 7) break;
+    if (plan.rows && has_ring(f, plan.batch)) {  // x's cost little: what counts is that all blocks end together
+      if (rounds(rows) * rows > rounds(plan.rows) * plan.rows) break;
+    } else if (plan.rows && units_of(p, rows) * passes * 8 < places * 7) {
+      break;
+    }
     plan.rows = rows;
   }
   plan.stage_tiles = matrix_stage_tiles(f, p.bits, plan.batch, plan.rows, columns, chip.lds_bytes);

@@ -16,7 +16,6 @@ constexpr int kEight = 8;
 constexpr int kStepFeatures = 64;    // of a wave at a time; a group of quantised weights is one or two of them
 constexpr int kChunkFeatures = 256;  // that 32 threads bring of an x
 constexpr int kMatrixThreads = 256;
-constexpr int kMostMatrixHeads = 32;            // whose means and deviations are kept
 constexpr int kMatrixBatch[] = {1, 8, 16, 32};  // rows of the batch that a kernel is made for
 constexpr int kMostWholeFeatures = 11264;       // of the one x that lies in LDS as a whole
 constexpr int kMatrixRows[] = {16, 32, 64};     // of weights, of a unit of work
@@ -98,47 +97,65 @@ constexpr int waves_together(Family f, int batch, int rows) {
 constexpr int matrix_sum_bytes(Family f, int batch, int rows) {
   return 2 * waves_together(f, batch, rows) * wave_sum_bytes(f, batch, rows);
 }
-// That a kernel has of LDS beside those: what norms need.
+// That a kernel has of LDS beside those: what a norm needs.
 constexpr int kMostStageBytes = 192 << 10;  // of x's
 constexpr int matrix_fact_bytes(int batch) {
   const int chunks = batch == 1 ? kMostWholeFeatures / kChunkFeatures : kMostStageBytes / (batch * 4 * kChunkFeatures);
-  return batch * (kMostMatrixHeads * 8 + chunks * 4);
+  return batch * (1 + chunks) * 4;
 }
-constexpr int tiles_in_lds(Family f, int batch, int rows, bool groups, int lds_bytes) {
-  const int room = lds_bytes - matrix_fact_bytes(batch) - matrix_sum_bytes(f, batch, rows);
+// Tiles of x's that fit what is left of LDS beside `others`.
+constexpr int tiles_in_lds(Family f, int batch, int rows, bool groups, int others, int lds_bytes) {
+  const int room = lds_bytes - matrix_fact_bytes(batch) - matrix_sum_bytes(f, batch, rows) - others;
   const int most = batch == 1 ? room : kMostStageBytes;
-  return (room < most ? room : most) / matrix_tile_bytes(f, batch, groups);
+  return room <= 0 ? 0 : (room < most ? room : most) / matrix_tile_bytes(f, batch, groups);
 }
 
-// Weights on their way to a lane, in registers: steps ahead. They fit what the least chip of a family has in LDS, since
-// a step's place in turn must not depend on it.
+// Weights on their way to a lane, steps ahead. NVIDIA has them in LDS where x's leave room, since what is loaded to
+// registers there is waited for all at once (arch/ring.h). In registers they fit what the least chip of a family has in
+// LDS, since a step's place in turn must not depend on it.
+constexpr bool has_ring(Family f, int batch) { return f == Family::nvidia && batch <= 8; }
+constexpr int ring_step_bytes(Family f, int bits, int rows) { return rows * tile_features(f) * bits / 8; }
+constexpr int most_groups(int columns) { return (columns + kStepFeatures - 1) / kStepFeatures; }
+// Scales, or offsets, of a unit's rows, where weights are in a ring.
+constexpr int unit_group_bytes(int rows, int groups) { return rows * groups * 2; }
+
 constexpr int kLeastLds[] = {99 << 10, 64 << 10, 64 << 10};  // NVIDIA, CDNA, RDNA
 constexpr int matrix_depth(Family f, int bits, int batch, int rows) {
   const bool groups = bits < 16;
+  if (has_ring(f, batch))
+    return ((batch == 1 && groups ? 40 : groups ? 48 : 64) << 10) / ring_step_bytes(f, bits, rows);
   // AMD's waves of 64 have twice the bytes, and RDNA's operands are held twice.
-  const int held = f == Family::nvidia           ? (batch == 1 || (batch == 8 && rows == 16) ? 128 : 64)
-                   : f == Family::rdna || groups ? 32
-                                                 : 64;
+  const int held = f != Family::nvidia && (f == Family::rdna || groups) ? 32 : 64;
   const int words = rows / kStripColumns *
                     (lane_rows(f) * lane_loads(f, bits) * load_bytes(bits) / 4 + (groups ? 2 * lane_columns(f) : 0));
-  const int room = batch == 1 ? 8 : tiles_in_lds(f, batch, rows, groups, kLeastLds[int(f)]);
+  const int room = batch == 1 ? 8 : tiles_in_lds(f, batch, rows, groups, 0, kLeastLds[int(f)]);
   int depth = 8;
   while (depth > 1 && (depth * words > held || depth > room)) depth /= 2;
   return depth;
 }
 
-// Tiles of x's that LDS holds at once: all, or whole rounds of a lane's steps. And what a launch asks for.
+// What a ring, and twice the scales and offsets of a unit's rows, take.
+constexpr int matrix_ring_bytes(Family f, int bits, int batch, int rows, int columns) {
+  if (!has_ring(f, batch)) return 0;
+  const int groups = bits < 16 ? 2 * 2 * unit_group_bytes(rows, most_groups(columns)) : 0;
+  return matrix_depth(f, bits, batch, rows) * ring_step_bytes(f, bits, rows) + groups;
+}
+
+// Tiles of x's that LDS holds at once: all, or whole rounds of a lane's steps, or none where there is no room. And what
+// a launch asks for.
 constexpr int matrix_stage_tiles(Family f, int bits, int batch, int rows, int columns, int lds_bytes) {
-  const int tiles = tiles_of(f, columns), fit = tiles_in_lds(f, batch, rows, bits < 16, lds_bytes);
-  return fit >= tiles ? tiles : fit - fit % matrix_depth(f, bits, batch, rows);
+  const int ring = matrix_ring_bytes(f, bits, batch, rows, columns);
+  const int tiles = tiles_of(f, columns), fit = tiles_in_lds(f, batch, rows, bits < 16, ring, lds_bytes);
+  if (fit >= tiles) return tiles;
+  return batch == 1 ? 0 : has_ring(f, batch) ? fit : fit - fit % matrix_depth(f, bits, batch, rows);
 }
 constexpr int matrix_lds_bytes(Family f, int bits, int batch, int rows, int columns, int lds_bytes) {
   return matrix_stage_tiles(f, bits, batch, rows, columns, lds_bytes) * matrix_tile_bytes(f, batch, bits < 16) +
-         matrix_sum_bytes(f, batch, rows);
+         matrix_sum_bytes(f, batch, rows) + matrix_ring_bytes(f, bits, batch, rows, columns);
 }
 
-// Blocks that a CU holds. On NVIDIA one has all registers: weights on their way are what counts.
-constexpr int matrix_blocks_of_cu(Family f, int batch) { return batch == 1 && f == Family::cdna ? 2 : 1; }
+// Blocks that a CU holds.
+constexpr int matrix_blocks_of_cu(Family f, int batch) { return batch == 1 && f != Family::rdna ? 2 : 1; }
 
 struct EightPlace {
   int unit, piece;  // of a step

@@ -8,7 +8,6 @@
 
 namespace xlstm::gpu {
 
-constexpr int kMostHeads = 64;
 constexpr int kMostPieces = 6, kFirstGate = 4;  // q, k, v, o, then the gates i and f
 constexpr float kMaskedInputGate = -1e4f, kMaskedForgetGate = 1e4f;
 
@@ -26,16 +25,16 @@ struct DeviceLinear {
   bool whole;  // rows are pieces of 16 bytes at multiples of 16
 };
 
-enum class Input { plain, rms, heads };  // x as it is, or what an RMS norm, or a norm of each head and a gate, make
+enum class Input { plain, rms };  // x as it is, or what an RMS norm without a bias makes of it
 enum class Output { store, add, swiglu };
 
 struct ProductParams {
-  int batch, columns, heads, pieces;
+  int batch, columns, pieces;
   int stage_tiles, blocks;  // of kernels on matrix units: see MatrixPlan
   Input input;
   Output output;
-  const float *x, *gate;      // (batch, columns)
-  DeviceVector weight, bias;  // of the norm
+  const float* x;       // (batch, columns)
+  DeviceVector weight;  // of the norm
   float norm_eps;
   float cap;  // of gates, or of everything
   bool cap_all;

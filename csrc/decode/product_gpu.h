@@ -118,7 +118,7 @@ __global__ __launch_bounds__(kProductThreads) void products(XLSTM_PARAM ProductP
   const ProductParams& p = *only_param(given);
   constexpr int kTile = kInputFloats / kBatch;
   alignas(16) __shared__ float inputs[kInputFloats];
-  __shared__ Spread spread[kInput == Input::heads ? kBatch * kMostHeads : kBatch];
+  __shared__ float inverse[kBatch];
   const int wave = blockIdx.x * kWaves + wave_id();
   const DeviceLinear* w[2];
   int row[2];
@@ -133,13 +133,13 @@ __global__ __launch_bounds__(kProductThreads) void products(XLSTM_PARAM ProductP
   }
   for (int first = 0; first < p.batch; first += kBatch) {
     const int count = p.batch - first < kBatch ? p.batch - first : kBatch;
-    if constexpr (kInput != Input::plain) measure<kInput, kBatch>(p, first, count, spread);
+    if constexpr (kInput == Input::rms) measure<1>(p, first, count, inverse);
     float sums[2][kBatch] = {};
     for (int begin = 0; begin < p.columns; begin += kTile) {
       __syncthreads();
       for (int at = threadIdx.x; at < kInputFloats; at += kProductThreads) {
         const int b = at / kTile, k = begin + at % kTile;
-        inputs[at] = b < count && k < p.columns ? input_value<kInput>(p, first, b, k, spread) : 0.0f;
+        inputs[at] = b < count && k < p.columns ? input_value<kInput>(p, first, b, k, inverse) : 0.0f;
       }
       __syncthreads();
 #pragma unroll
@@ -180,15 +180,11 @@ __global__ __launch_bounds__(kProductThreads) void embed(const EmbedParams p) {
   p.x[at] = token >= 0 && token < p.vocab ? value_of(p.table, token * p.dim + at % p.dim) : __builtin_nanf("");
 }
 
-// The last norm, where there is no head to make it.
-template <bool kNorm>
-__global__ __launch_bounds__(kProductThreads) void last_norm(const ProductParams p) {
-  __shared__ Spread spread[1];
-  const int b = blockIdx.x;
-  if constexpr (kNorm) measure<Input::rms, 1>(p, b, 1, spread);
-  __syncthreads();
-  for (int k = threadIdx.x; k < p.columns; k += kProductThreads)
-    p.to[0][int64_t(b) * p.columns + k] = input_value<kNorm ? Input::rms : Input::plain>(p, b, 0, k, spread);
+// What a model without a head and a last norm hands over.
+template <int>
+__global__ __launch_bounds__(kProductThreads) void hand_over(const float* from, float* to, int64_t count) {
+  const int64_t at = int64_t(blockIdx.x) * kProductThreads + threadIdx.x;
+  if (at < count) to[at] = from[at];
 }
 
 }  // namespace xlstm::gpu

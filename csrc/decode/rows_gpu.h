@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands before and after the products of a step on a GPU, for every kernel that makes them: norms and gates of
-// x's, and what becomes of a product: bias, caps, masks, residuals.
+// What stands before and after the products of a step on a GPU, for every kernel that makes them: RMS norms of x's, and
+// what becomes of a product: bias, caps, masks, residuals.
 #pragma once
 
 #include "arch/gpu.h"
@@ -28,70 +28,34 @@ XLSTM_DEVICE float capped(float x, float cap) {
   return cap == 0 ? x : cap * (1 - 2 / (exp2_fast(2 * kLog2E / cap * x) + 1));
 }
 
-// ---- what a norm needs of each x: its mean and the inverse of its deviation, of the whole row or of each head
+// ---- what an RMS norm needs of each x: the inverse of its root mean square
 
-struct Spread {
-  float mean, inverse;
-};
-
-// A wave measures kTogether parts side by side, so that it waits for memory once for all of them, and keeps what it has
-// read of parts that fit.
-template <Input kInput, int kTogether>
-XLSTM_DEVICE void measure(const ProductParams& p, int first, int count, Spread* spread) {
-  constexpr int kKept = 16;  // of a part in each lane
-  const int parts = count * (kInput == Input::heads ? p.heads : 1), size = p.columns / (parts / count);
-  const bool kept = size <= kKept * kWave;
-  for (int part = wave_id(); part < parts; part += kWaves * kTogether) {
+// A wave measures kTogether x's side by side, so that it waits for memory once for all of them.
+template <int kTogether>
+XLSTM_DEVICE void measure(const ProductParams& p, int first, int count, float* inverse) {
+  for (int b = wave_id(); b < count; b += kWaves * kTogether) {
     const float* x[kTogether];
-    float own[kTogether][kKept], mean[kTogether] = {}, squares[kTogether] = {};
+    float squares[kTogether] = {};
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j) {  // beyond the last, the first again
-      x[j] = p.x + int64_t(first) * p.columns + int64_t(part + j * kWaves < parts ? part + j * kWaves : part) * size;
-#pragma unroll
-      for (int n = 0; n < kKept; ++n) {
-        const int k = lane_id() + n * kWave;
-        own[j][n] = x[j][kept && k < size ? k : 0];
-      }
-    }
-    // f(value) of each part's, in one order whichever way.
-    const auto each = [&](auto&& f) {
-      if (kept) {
-#pragma unroll
-        for (int n = 0; n < kKept; ++n)
-#pragma unroll
-          for (int j = 0; j < kTogether; ++j)
-            if (lane_id() + n * kWave < size) f(j, own[j][n]);
-      } else {
+    for (int j = 0; j < kTogether; ++j)  // beyond the last, the first again
+      x[j] = p.x + int64_t(first + (b + j * kWaves < count ? b + j * kWaves : b)) * p.columns;
 #pragma unroll 4
-        for (int k = lane_id(); k < size; k += kWave)
+    for (int k = lane_id(); k < p.columns; k += kWave)
 #pragma unroll
-          for (int j = 0; j < kTogether; ++j) f(j, x[j][k]);
-      }
-    };
-    if constexpr (kInput == Input::heads) {
-      each([&](int j, float value) { mean[j] += value; });
-#pragma unroll
-      for (int j = 0; j < kTogether; ++j) mean[j] = wave_sum(mean[j]) / float(size);
-    }
-    each([&](int j, float value) { squares[j] += (value - mean[j]) * (value - mean[j]); });
+      for (int j = 0; j < kTogether; ++j) squares[j] += x[j][k] * x[j][k];
 #pragma unroll
     for (int j = 0; j < kTogether; ++j) {
       squares[j] = wave_sum(squares[j]);
-      if (lane_id() == 0 && part + j * kWaves < parts)
-        spread[part + j * kWaves] = {mean[j], 1 / __builtin_sqrtf(squares[j] / float(size) + p.norm_eps)};
+      if (lane_id() == 0 && b + j * kWaves < count)
+        inverse[b + j * kWaves] = 1 / __builtin_sqrtf(squares[j] / float(p.columns) + p.norm_eps);
     }
   }
 }
 
 template <Input kInput>
-XLSTM_DEVICE float input_value(const ProductParams& p, int first, int b, int k, const Spread* spread) {
-  const int64_t at = int64_t(first + b) * p.columns + k;
-  const float x = p.x[at];
-  if constexpr (kInput == Input::plain) return x;
-  const Spread s = spread[kInput == Input::heads ? b * p.heads + k / (p.columns / p.heads) : b];
-  float y = (x - s.mean) * s.inverse * value_of(p.weight, k);
-  if (p.bias.data) y += value_of(p.bias, k);
-  return kInput == Input::heads ? y * sigmoid_of(p.gate[at]) : y;
+XLSTM_DEVICE float input_value(const ProductParams& p, int first, int b, int k, const float* inverse) {
+  const float x = p.x[int64_t(first + b) * p.columns + k];
+  return kInput == Input::plain ? x : x * inverse[b] * value_of(p.weight, k);
 }
 
 // ---- what becomes of a product

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// One token of each row through a whole xLSTM on a GPU: of a block five parts, each a launch but the mLSTM's step,
-// which in place is two. All can be captured in a graph.
+// One token of each row through a whole xLSTM on a GPU: of a block six parts, each a launch but the mLSTM's step, which
+// in place is two. All can be captured in a graph.
 #include <algorithm>
 
 #include "arch/launch.h"
 #include "decode/kernels_gpu.h"
 #include "decode/launches_gpu.h"
 #include "decode/product_gpu.h"
+#include "layer/kernels_gpu.h"
 #include "mlstm/kernels_gpu.h"
 #include "tile/arena.h"
 
@@ -16,7 +17,7 @@ namespace {
 constexpr int kBatchAtOnce = 4;
 
 struct Memory {
-  float *x, *q, *k, *v, *o, *i, *f, *h, *up;
+  float *x, *q, *k, *v, *o, *i, *f, *h, *up, *normed;
   char* step;
 
   Memory(Arena& arena, const xlstm_decode& p, size_t step_bytes) {
@@ -26,6 +27,7 @@ struct Memory {
     v = arena.take<float>(B * values), o = arena.take<float>(B * values), h = arena.take<float>(B * values);
     i = arena.take<float>(B * p.heads), f = arena.take<float>(B * p.heads);
     up = arena.take<float>(B * p.ffn);
+    normed = arena.take<float>(B * std::max(values, p.dim));
     step = arena.take<char>(int64_t(step_bytes));
   }
 };
@@ -65,12 +67,24 @@ DeviceLinear linear_of(const xlstm_linear& w) {
   return d;
 }
 
-ProductParams normed(const xlstm_decode& p, const xlstm_decode_norm& norm, const float* x, int64_t columns) {
+// A norm of rows of x, or of each head of them with a gate, into `to`.
+void norm(const xlstm_decode& p, const xlstm_decode_norm& norm, const float* x, const float* gate, int64_t columns,
+          float* to, const Chip& chip, Stream stream) {
+  const auto floats = [&](const float* data) { return xlstm_rows{const_cast<float*>(data), XLSTM_FLOAT32, columns}; };
+  const auto vector = [&](const xlstm_vector& v) { return xlstm_rows{const_cast<void*>(v.data), v.dtype, columns}; };
+  xlstm_norm_forward call{};
+  const int64_t heads = gate ? p.heads : 1;
+  call.in = {p.batch, heads, columns / heads, p.norm_eps, gate != nullptr};
+  call.in.x = floats(x), call.in.gate = floats(gate);
+  call.in.weight = vector(norm.weight), call.in.bias = vector(norm.bias);
+  call.y = floats(to);
+  norm_forward(call, chip, stream);
+}
+
+ProductParams product_of(const xlstm_decode& p, const float* x, int64_t columns) {
   ProductParams params{};
-  params.batch = int(p.batch), params.columns = int(columns), params.heads = int(p.heads);
+  params.batch = int(p.batch), params.columns = int(columns);
   params.x = x;
-  params.weight = {norm.weight.data, norm.weight.dtype};
-  params.bias = {norm.bias.data, norm.bias.dtype};
   params.norm_eps = float(p.norm_eps);
   return params;
 }
@@ -86,8 +100,8 @@ enum class Kernel { vectors, bfloat16, float16, int8, int4 };
 constexpr Kernel kMatrixKernels[] = {Kernel::int8, Kernel::int4, Kernel::bfloat16, Kernel::float16};
 
 Kernel kernel_of(const ProductParams& p, const DeviceLinear& w) {
-  const bool fits = w.whole && w.rows * w.row_bytes <= UINT32_MAX && w.columns % kEight == 0 &&
-                    at_pieces(p.weight.data) && (p.input != Input::heads || p.heads <= kMostMatrixHeads);
+  const bool fits = w.whole && w.rows * w.row_bytes <= UINT32_MAX && w.columns % kEight == 0 && at_pieces(w.scales) &&
+                    at_pieces(w.offsets) && at_pieces(p.weight.data);
   // Matrix units see 16 bits of x: too few beside float32.
   if (!fits || w.dtype == XLSTM_FLOAT32 || (w.bits && w.group_size % kStepFeatures != 0)) return Kernel::vectors;
   if (w.bits) return w.bits == 8 ? Kernel::int8 : Kernel::int4;
@@ -158,6 +172,19 @@ void run(const char* name, const ProductParams& given, const Chip& chip, Stream 
   if (only(Kernel::vectors)) run_vectors<kInput, kOutput>(name, params, chip, stream);
 }
 
+// Of what an RMS norm makes of x: by the product's own kernel, which knows no bias.
+template <Output kOutput>
+void run_normed(const char* name, const xlstm_decode& p, const xlstm_decode_norm& of, ProductParams product,
+                const Memory& at, const Chip& chip, Stream stream) {
+  if (of.bias.data) {
+    norm(p, of, product.x, nullptr, product.columns, at.normed, chip, stream);
+    product.x = at.normed;
+  }
+  if (of.bias.data || !of.weight.data) return run<Input::plain, kOutput>(name, product, chip, stream);
+  product.weight = {of.weight.data, of.weight.dtype};
+  run<Input::rms, kOutput>(name, product, chip, stream);
+}
+
 }  // namespace
 
 size_t decode_workspace(const xlstm_decode& p, const Chip& chip) {
@@ -179,43 +206,41 @@ void decode_step(const xlstm_decode& p, const Chip& chip, void* workspace, void*
          table);
   for (int64_t n = 0; n < p.blocks; ++n) {
     const xlstm_decode_block& block = p.block[n];
-    ProductParams projections = normed(p, block.norm_mlstm, at.x, p.dim);
+    ProductParams projections = product_of(p, at.x, p.dim);
     const xlstm_linear* const weights[kMostPieces] = {&block.q, &block.k, &block.v, &block.o, &block.i, &block.f};
     float* const to[kMostPieces] = {at.q, at.k, at.v, at.o, at.i, at.f};
     for (int j = 0; j < kMostPieces; ++j) add_piece(projections, *weights[j], to[j]);
     projections.cap = float(p.gate_cap);
     projections.keep = p.keep;
-    run<Input::rms, Output::store>("decode projections", projections, chip, stream);
+    run_normed<Output::store>("decode projections", p, block.norm_mlstm, projections, at, chip, stream);
 
     recurrent(mlstm_of(p, block, at), chip, at.step, stream_pointer);
 
-    ProductParams output = normed(p, block.head_norm, at.h, values);
-    output.gate = at.o;
+    norm(p, block.head_norm, at.h, at.o, values, at.normed, chip, stream);
+    ProductParams output = product_of(p, at.normed, values);
     add_piece(output, block.out, at.x);
-    run<Input::heads, Output::add>("decode output", output, chip, stream);
+    run<Input::plain, Output::add>("decode output", output, chip, stream);
 
-    ProductParams up = normed(p, block.norm_ffn, at.x, p.dim);
+    ProductParams up = product_of(p, at.x, p.dim);
     add_piece(up, block.gate, at.up);
     add_piece(up, block.up, at.up);
-    run<Input::rms, Output::swiglu>("decode up", up, chip, stream);
+    run_normed<Output::swiglu>("decode up", p, block.norm_ffn, up, at, chip, stream);
 
-    ProductParams down = normed(p, {}, at.up, p.ffn);
+    ProductParams down = product_of(p, at.up, p.ffn);
     add_piece(down, block.down, at.x);
     run<Input::plain, Output::add>("decode down", down, chip, stream);
   }
-  ProductParams last = normed(p, p.out_norm, at.x, p.dim);
-  const bool norm = p.out_norm.weight.data != nullptr;
   if (p.head.data) {
+    ProductParams last = product_of(p, at.x, p.dim);
     add_piece(last, p.head, p.out);
     last.cap = float(p.output_cap);
     last.cap_all = true;
-    norm ? run<Input::rms, Output::store>("decode head", last, chip, stream)
-         : run<Input::plain, Output::store>("decode head", last, chip, stream);
+    run_normed<Output::store>("decode head", p, p.out_norm, last, at, chip, stream);
+  } else if (p.out_norm.weight.data) {
+    norm(p, p.out_norm, at.x, nullptr, p.dim, p.out, chip, stream);
   } else {
-    last.to[0] = p.out;
-    const Grid grid{p.batch, kProductThreads, 0};
-    norm ? launch("decode norm", last_norm<true>, grid, stream, last)
-         : launch("decode norm", last_norm<false>, grid, stream, last);
+    launch("decode output", hand_over<0>, {(floats + kProductThreads - 1) / kProductThreads, kProductThreads, 0},
+           stream, at.x, p.out, floats);
   }
 }
 

@@ -32,6 +32,8 @@ __global__ __launch_bounds__(kMostGroup,
   const NormForwardParams& p = params;
   using Raw = RawChunk<E, kWhole>;
   __shared__ float lds[Exchange::kFloats];
+  let_next_kernel_begin();
+  wait_for_earlier_kernels();
   Exchange all{p.group, lds};
   const xlstm_norm& in = p.call.in;
   const NormDtypes& to = p.dtypes;

@@ -81,7 +81,8 @@ void norm_forward(const xlstm_norm_forward& call, const Chip& chip, void* stream
     constexpr bool kWhole = decltype(kind)::kWhole;
     const Groups groups = plan_norm(chip, in.rows, in.heads, in.features, kForwardChunks<E, kWhole>);
     const NormForwardParams p{call, dtypes_of(in), int(in.rows * in.heads), Group(groups.lanes)};
-    launch("norm", norm_forward_rows<E, kWhole>, {groups.blocks, groups.threads, 0}, static_cast<Stream>(stream), p);
+    const Grid grid{groups.blocks, groups.threads, 0, chip.hopper};
+    launch("norm", norm_forward_rows<E, kWhole>, grid, static_cast<Stream>(stream), p);
   });
 }
 

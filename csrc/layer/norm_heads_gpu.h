@@ -2,6 +2,7 @@
 // A head's features as a group of threads holds them, for norms forward and backward.
 #pragma once
 
+#include "arch/overlap.h"
 #include "layer/plan.h"
 #include "layer/rows_gpu.h"
 

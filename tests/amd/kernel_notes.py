@@ -18,7 +18,7 @@ WITHOUT_MATRICES = {
     "draw_token",
     "embed",
     "gate_gradients",
-    "last_norm",
+    "hand_over",
     "norm_backward_rows",
     "norm_forward_rows",
     "normalisers",

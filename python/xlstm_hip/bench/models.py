@@ -91,9 +91,10 @@ def weights_of(size: str) -> int:
 
 
 class Written:
-    """A model that has read a text and writes on: `logits` of the next token, and `write(n)` tokens more."""
+    """A model that has read a text: `logits` of the next token, and write(n), which takes n steps from token to token
+    and gives the tokens (B, n) that they chose."""
 
-    def __init__(self, logits: Tensor, write: Callable[[int], Any]) -> None:
+    def __init__(self, logits: Tensor, write: Callable[[int], Tensor]) -> None:
         self.logits, self.write = logits, write
 
 
@@ -105,22 +106,24 @@ def of_ours(model: xLSTMLarge) -> Reader:
         stream = Stream(model, x.shape[0])
         logits = stream.feed(x)
 
-        def write(n: int) -> None:
-            for _ in stream.tokens(n):
-                pass
+        def write(n: int) -> Tensor:
+            return torch.stack(list(stream.tokens(n + 1))[1:], 1)  # the first is chosen without a step
 
         return Written(logits, write)
 
     return read
 
 
-def _greedy(first: Tensor, step: Callable[[Tensor], Tensor]) -> Callable[[int], None]:
+def _greedy(first: Tensor, step: Callable[[Tensor], Tensor]) -> Callable[[int], Tensor]:
     """The loop that a user of a model with a state writes."""
-    last = [first]
+    last = [first.argmax(-1, keepdim=True)]
 
-    def write(n: int) -> None:
+    def write(n: int) -> Tensor:
+        made = []
         for _ in range(n):
-            last[0] = step(last[0].argmax(-1, keepdim=True))
+            last[0] = step(last[0]).argmax(-1, keepdim=True)
+            made.append(last[0])
+        return torch.cat(made, 1)
 
     return write
 
@@ -161,11 +164,9 @@ def official_model(like: xLSTMLarge, dtype: torch.dtype, device: torch.device) -
 def of_official(model: Any) -> Reader:
     def read(x: Tensor) -> Written:
         logits, state = model(x)
-        states = [state]
 
         def step(tokens: Tensor) -> Tensor:
-            made, states[0] = model(tokens, states[0])
-            return made[:, -1]
+            return model(tokens, state)[0][:, -1]  # writes the state in place
 
         return Written(logits[:, -1], _greedy(logits[:, -1], step))
 
@@ -203,7 +204,7 @@ class Captured:
             move()
         return token, own, graph.replay
 
-    def read(self, x: Tensor) -> Written:
+    def __call__(self, x: Tensor) -> Written:
         logits, state = self.model(x)
         first = logits[:, -1].argmax(-1, keepdim=True)
 
@@ -216,8 +217,8 @@ class Captured:
             for block, parts in state.items():
                 for place, part in zip(own[block], parts, strict=True):
                     place.copy_(part)
-            made = [first]
-            for _ in range(n - 1):
+            made = []
+            for _ in range(n):
                 replay()
                 made.append(token.clone())
             return torch.cat(made, 1)
@@ -265,8 +266,8 @@ MAKERS: dict[str, Callable[[Models], Reader]] = {
     "plain torch": _plain,
     "transformers": lambda models: of_transformers(transformers_model(models.folder, models.dtype, models.device)),
     "xlstm_large": lambda models: of_official(official_model(models.loaded(), models.dtype, models.device)),
-    "xlstm_large graph": lambda models: (
-        Captured(official_model(models.loaded(weight_mode="fused"), models.dtype, models.device)).read
+    "xlstm_large graph": lambda models: Captured(
+        official_model(models.loaded(weight_mode="fused"), models.dtype, models.device)
     ),
 }
 

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// A lane's weights on their way from memory, steps ahead of their use: held in registers, or in a ring in LDS with the
+// scales and offsets of whole units beside it (arch/ring.h says who has which).
+#pragma once
+
+#include "arch/ring.h"
+#include "decode/matrix_rows_gpu.h"
+
+namespace xlstm::gpu {
+
+// f(element) for the dtype of scales and offsets: one branch for all of a step's.
+template <class F>
+XLSTM_DEVICE void with_dtype(xlstm_dtype dtype, F&& f) {
+  if (dtype == XLSTM_BFLOAT16)
+    f(BFloat16{});
+  else
+    f(Float16{});
+}
+
+// What a lane multiplies at a time: kStepFeatures of its rows.
+template <class Weights, class Shape>
+struct MatrixStep {
+  static constexpr int kChains = Shape::kChains, kColumns = Shape::kColumns;
+
+  typename Weights::Load load[kChains][Shape::kLaneRows][Shape::kLoads];
+  uint32_t scale[Weights::kGroups ? kChains : 1][kColumns], offset[Weights::kGroups ? kChains : 1][kColumns];
+
+  // The group that a wave's features of a tile are of.
+  XLSTM_DEVICE static int group_of(const DeviceLinear& w, int tile) {
+    const int group = (tile * Shape::kAlong + wave_id()) >> (w.group_size > kStepFeatures ? 1 : 0);
+    return group < w.groups ? group : 0;
+  }
+  XLSTM_DEVICE void fetch(const ProductParams& p, const LaneRows<Weights, Shape>& rows, int tile) {
+    rows.each_load(p, tile, [&](int c, int j, int l, const char* base, uint32_t at) {
+      if constexpr (sizeof(load[c][j][l]) == 16)
+        load[c][j][l] = load_piece(base, at);
+      else
+        load[c][j][l] = __builtin_bit_cast(typename Weights::Load, *reinterpret_cast<const uint64_t*>(base + at));
+    });
+    if constexpr (Weights::kGroups) {
+      const DeviceLinear& w = p.linear[rows.unit.piece];
+      const int group = group_of(w, tile);
+      with_dtype(w.dtype, [&](auto element) {
+        using T = decltype(element);
+#pragma unroll
+        for (int c = 0; c < kChains; ++c)
+#pragma unroll
+          for (int j = 0; j < kColumns; ++j) {
+            const DeviceLinear& of = rows.linear_of(p, c);
+            const uint32_t at = rows.groups_at[c][j] + uint32_t(group);
+            scale[c][j] = element_bits(static_cast<const T*>(of.scales)[at]);
+            if (of.offsets) offset[c][j] = element_bits(static_cast<const T*>(of.offsets)[at]);
+          }
+      });
+    }
+  }
+};
+
+// Steps of one unit after another, kDepth of them on their way to LDS.
+template <class Weights, class Shape, int kDepth>
+struct MatrixRing {
+  using Rows = LaneRows<Weights, Shape>;
+  static constexpr int kChains = Shape::kChains, kLaneRows = Shape::kLaneRows, kLoads = Shape::kLoads;
+  static constexpr int kRows = Rows::kRows;
+  static constexpr int kLag = kDepth - 1 < 7 ? kDepth - 1 : 7;  // steps that may be late where a unit ends
+  using Places = Ring<typename Weights::Load, kChains * kLaneRows * kLoads, kDepth, kMatrixThreads>;
+
+  const ProductParams& p;
+  Places places;
+  char* groups;  // of two units, scales and offsets
+  int tiles, units, stride;
+  Rows rows;       // of the step that is fetched next
+  int unit, tile;  // and which it is
+  int place = 0;   // of the step that is multiplied next, and then of the one fetched in its stead
+  int turn = 0;    // whose groups are multiplied with
+
+  XLSTM_DEVICE MatrixRing(const ProductParams& params, char* lds, int first, int end, int step)
+      : p(params),
+        places(lds),
+        groups(lds + Places::kBytes),
+        tiles(tiles_of(kFamily, params.columns)),
+        units(end),
+        stride(step),
+        rows(Rows::at(params, first)),
+        unit(first),
+        tile(0) {
+    fetch_groups(first, 0);
+#pragma unroll 1
+    for (int d = 0; d < kDepth; ++d) fetch_next(d);
+  }
+
+  XLSTM_DEVICE void fetch_next(int to) {
+    if (unit < units) {
+      rows.each_load(p, tile, [&](int c, int j, int l, const char* base, uint32_t at) {
+        places.fetch(to, (c * kLaneRows + j) * kLoads + l, base + at);
+      });
+      if (++tile == tiles) {
+        tile = 0, unit += stride;
+        if (unit < units) rows = Rows::at(p, unit);
+      }
+    }
+    Places::sent();
+  }
+
+  // ---- scales and offsets: rows of a unit lie one after the other, so a unit's are whole pieces
+
+  XLSTM_DEVICE int group_bytes() const { return unit_group_bytes(kRows, most_groups(p.columns)); }
+  XLSTM_DEVICE char* group_memory(int turn, int which) const { return groups + (turn * 2 + which) * group_bytes(); }
+  XLSTM_DEVICE void fetch_groups([[maybe_unused]] int unit, [[maybe_unused]] int turn) const {
+    if constexpr (Weights::kGroups) {
+      const UnitRows at = rows_of_unit<kRows>(p, true, unit);
+      const bool both = p.output == Output::swiglu;
+      const int count = both ? kRows / 2 : kRows;
+      for (int of = 0; of < (both ? 2 : 1); ++of) {
+        const DeviceLinear& w = p.linear[both ? of : at.piece];
+        const int row_bytes = w.groups * 2, there = (w.rows - at.first) * row_bytes, bytes = count * row_bytes;
+        for (int which = 0; which < (w.offsets ? 2 : 1); ++which) {
+          const char* const from =
+              static_cast<const char*>(which ? w.offsets : w.scales) + int64_t(at.first) * row_bytes;
+          char* const to = group_memory(turn, which) + of * bytes;
+          for (int n = int(threadIdx.x) * 16; n < bytes && n < there; n += kMatrixThreads * 16)
+            Places::fetch_for_all(to + n, from + n, there - n < 16 ? there - n : 16);
+        }
+      }
+    }
+  }
+  // Where a unit begins: its own groups are there, the next one's are asked for.
+  XLSTM_DEVICE void begin_unit(int next) {
+    if (next < units) fetch_groups(next, turn ^ 1);
+  }
+  // Before the barrier behind which a unit ends: what this thread brought of the next one's groups is there.
+  XLSTM_DEVICE void end_unit() {
+    if constexpr (Weights::kGroups) {
+      if (tiles > kLag)
+        Places::template arrived<kLag>();
+      else
+        Places::template arrived<0>();
+    }
+    turn ^= 1;
+  }
+  // Before the first barrier: the first unit's.
+  XLSTM_DEVICE static void first_arrived() { Places::template arrived<kDepth - 1>(); }
+
+  // The next step, which is of tile `at` of the unit that is multiplied, whose rows are of `piece`.
+  XLSTM_DEVICE void get(MatrixStep<Weights, Shape>& step, [[maybe_unused]] int piece, [[maybe_unused]] int at) const {
+    Places::template arrived<kDepth - 1>();
+#pragma unroll
+    for (int c = 0; c < kChains; ++c)
+#pragma unroll
+      for (int j = 0; j < kLaneRows; ++j)
+#pragma unroll
+        for (int l = 0; l < kLoads; ++l) step.load[c][j][l] = places.get(place, (c * kLaneRows + j) * kLoads + l);
+    if constexpr (Weights::kGroups) {
+      const DeviceLinear& w = p.linear[piece];
+      const int group = MatrixStep<Weights, Shape>::group_of(w, at);
+#pragma unroll
+      for (int c = 0; c < kChains; ++c)
+#pragma unroll
+        for (int j = 0; j < Shape::kColumns; ++j) {
+          const int n = (c * kStripColumns + Columns::position(j)) * w.groups + group;
+          step.scale[c][j] = reinterpret_cast<const uint16_t*>(group_memory(turn, 0))[n];
+          if (w.offsets) step.offset[c][j] = reinterpret_cast<const uint16_t*>(group_memory(turn, 1))[n];
+        }
+    }
+  }
+  XLSTM_DEVICE void done() {
+    fetch_next(place);
+    place = place + 1 == kDepth ? 0 : place + 1;
+  }
+};
+
+}  // namespace xlstm::gpu
