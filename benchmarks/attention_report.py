@@ -117,7 +117,7 @@ def markdown(results: Results) -> str:
 
 
 def draw(results: Results, path: Path) -> None:
-
+    unit, size = ("TFLOP/s", 1) if results["settings"]["device"] == "cuda" else ("GFLOP/s", 1e3)
     kinds = list(dict.fromkeys((c["work"], c["dtype"], c["head_dim"]) for c in results["speed"]))
     count = len(kinds) + 1
     columns = count if count <= 5 else 4
@@ -136,7 +136,7 @@ def draw(results: Results, path: Path) -> None:
             ]
             for name, colour in zip(names, COLOURS, strict=False):
                 points = [
-                    (c["tokens"], e["tflops"] * 1e3)
+                    (c["tokens"], e["tflops"] * size)
                     for c in cells
                     for e in c["contenders"]
                     if e["name"] == name and "ms" in e
@@ -148,7 +148,7 @@ def draw(results: Results, path: Path) -> None:
         axes.set_xscale("log", base=2)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("tokens")
-    panels[0].set_ylabel("GFLOP/s of the products")
+    panels[0].set_ylabel(f"{unit} of the products")
     panels[0].legend(fontsize=7, frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(0, -0.14))
     for name, colour in zip(names, COLOURS, strict=False):
         points = [

@@ -76,13 +76,16 @@ def draw(results: Results, to: Path) -> None:
     figure, panels = subplots(len(sizes), columns, (3.4 * columns, 3.0 * len(sizes)), squeeze=False)
     for size, row in zip(sizes, panels, strict=True):
         for axes, job in zip(row, size["jobs"], strict=False):
-            names = [entry["name"] for entry in job["contenders"]]
-            bars = axes.bar(
-                names, [entry["tokens_per_s"] for entry in job["contenders"]], color=[COLOURS[name] for name in names]
-            )
-            axes.bar_label(bars, fmt="{:,.0f}", fontsize=8)
-            axes.set(title=f"{size['size']}: {job['job']}", ylabel="tokens a second")
-            axes.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names], fontsize=7)
+            entries = job["contenders"][::-1]  # the first is on top
+            names = [entry["name"] for entry in entries]
+            one = job["tokens"] == 1
+            values = [entry["ms"]["median"] if one else entry["tokens_per_s"] for entry in entries]
+            bars = axes.barh(names, values, color=[COLOURS[name] for name in names])
+            axes.bar_label(bars, fmt="{:,.0f}", fontsize=8, padding=2)
+            axes.set_title(f"{size['size']}: {job['job']}", fontsize=10)
+            axes.set_xlabel("ms" if one else "tokens a second", fontsize=8)
+            axes.tick_params(labelsize=7)
+            axes.margins(x=0.18)
             axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{summary(results['environment'])}, {results['settings']['dtype']}", fontsize=8)
     save(figure, to)

@@ -59,6 +59,10 @@ XLSTM_RULE uint32_t rank_of(float score) {
 XLSTM_RULE float score_of_rank(uint32_t rank) {
   return __builtin_bit_cast(float, rank >> 31 ? rank & 0x7fffffff : ~rank);
 }
+// Of a row whose highest rank this is.
+XLSTM_RULE bool nothing_to_draw(uint32_t rank, bool greedy) {
+  return rank == kRankOfNan || (!greedy && rank == kRankOfNothing);
+}
 // The greatest of these is the first token of the highest rank.
 XLSTM_RULE uint64_t place_of(uint32_t rank, int64_t token) { return uint64_t(rank) << 32 | ~uint32_t(token); }
 XLSTM_RULE int64_t token_of(uint64_t place) { return ~uint32_t(place); }

@@ -93,12 +93,9 @@ void next_token(const xlstm_draw& p, const DrawRules& rules, int64_t b) {
   }
   const uint32_t rank = uint32_t(best >> 32);
   int64_t drawn = kNothingDrawn;
-  if (rules.greedy) {
-    if (rank != kRankOfNan) drawn = token_of(best);
-  } else {
-    if (rank != kRankOfNan && rank != kRankOfNothing) drawn = draw(p, rules, row, b, score_of_rank(rank));
-    ++p.numbers[b];
-  }
+  if (!nothing_to_draw(rank, rules.greedy))
+    drawn = rules.greedy ? token_of(best) : draw(p, rules, row, b, score_of_rank(rank));
+  if (!rules.greedy) ++p.numbers[b];
   p.tokens[b] = drawn;
   for (int64_t end = 0; end < p.ends_count; ++end)
     if (drawn == p.ends[end]) p.going[b] = 0;

@@ -140,7 +140,7 @@ struct DrawRow {
     above = room.above;
     return room.bin;
   }
-  // amount(token, score, rank) of the tokens that belongs(score, rank), to the bins that bin(score, rank) says.
+  // amount(score, rank) of the tokens that belongs(score, rank), to the bins that bin(score, rank) says.
   template <class Amount, class Belongs, class Bin>
   XLSTM_DEVICE void fill_bins(Amount&& amount, Belongs&& belongs, Bin&& bin) const {
     __syncthreads();
@@ -234,7 +234,7 @@ __global__ __launch_bounds__(kDrawThreads) void draw_token(DrawParams params) {
   });
   best = row.over_block(best, [](uint64_t x, uint64_t y) { return x > y ? x : y; });
   const uint32_t rank = uint32_t(best >> 32);
-  const bool nothing = rank == kRankOfNan || (!kGreedy && rank == kRankOfNothing);
+  const bool nothing = nothing_to_draw(rank, kGreedy);
   int64_t drawn = kNothingDrawn;
   if constexpr (kGreedy) {
     if (!nothing) drawn = token_of(best);

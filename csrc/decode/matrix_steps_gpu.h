@@ -118,8 +118,10 @@ struct MatrixRing {
           const char* const from =
               static_cast<const char*>(which ? w.offsets : w.scales) + int64_t(at.first) * row_bytes;
           char* const to = group_memory(turn, which) + of * bytes;
-          for (int n = int(threadIdx.x) * 16; n < bytes && n < there; n += kMatrixThreads * 16)
-            Places::fetch_for_all(to + n, from + n, there - n < 16 ? there - n : 16);
+          for (int n = int(threadIdx.x) * 16; n < bytes; n += kMatrixThreads * 16) {
+            const int left = there - n < 0 ? 0 : there - n < 16 ? there - n : 16;  // zeros for rows that are not there
+            Places::fetch_for_all(to + n, from + (left ? n : 0), left);
+          }
         }
       }
     }

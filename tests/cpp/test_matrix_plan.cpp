@@ -123,8 +123,10 @@ void test_plan() {
                 "%s: %d blocks, more than find a place", name, int(p.blocks));
           CHECK(p.lds_bytes + matrix_fact_bytes(p.batch) <= chip.lds_bytes, "%s: %d bytes of LDS", name, p.lds_bytes);
           const int tiles = tiles_of(f, columns), depth = matrix_depth(f, bits, p.batch, p.rows);
-          CHECK(p.stage_tiles >= 1 && (p.stage_tiles == tiles || p.stage_tiles % depth == 0),
+          const bool in_turn = !has_ring(f, p.batch);  // steps' places are known when compiled, so stages are rounds
+          CHECK(p.stage_tiles >= 1 && (!in_turn || p.stage_tiles == tiles || p.stage_tiles % depth == 0),
                 "%s: %d of %d tiles in LDS, %d on their way", name, p.stage_tiles, tiles, depth);
+          CHECK(in_turn || depth >= 2, "%s: a ring of %d steps", name, depth);
           CHECK(p.batch > 1 || p.stage_tiles == tiles, "%s: one x is whole", name);
         }
     CHECK(plan_matrix({1, 11272, false, 16, false, 1, down}, chip).batch > 1, "%s: an x that is not kept whole", name);
@@ -132,7 +134,13 @@ void test_plan() {
   const Chip mi300x = known_chip("MI300X"), h200 = known_chip("H200");
   CHECK(plan_matrix({1, 4096, false, 16, false, 2, none}, mi300x).blocks == 1, "pieces without rows have no blocks");
   CHECK(plan_matrix({1, 10944, false, 16, false, 1, down}, mi300x).blocks == 256, "few rows: a strip a block");
-  CHECK(plan_matrix({1, 4096, true, 16, false, 2, up}, h200).blocks == 132, "many rows: blocks that stay");
+  CHECK(plan_matrix({1, 4096, true, 16, false, 2, up}, h200).blocks == 264, "many rows: blocks that stay");
+  // A multiprocessor has 228 KB, of which each block takes 1 KB for itself.
+  const MatrixPlan one = plan_matrix({1, 10944, false, 16, false, 1, down}, h200);
+  CHECK(one.rows == 16 && one.blocks == 256, "all units at once, not half of them twice as long");
+  CHECK(2 * (one.lds_bytes + matrix_fact_bytes(1) + 1024) <= 228 << 10, "two blocks of one x find a place");
+  const Chip small{Family::nvidia, 84, 99 << 10, false};
+  CHECK(plan_matrix({1, 10944, false, 16, false, 1, down}, small).batch == 8, "where one x beside a ring has no room");
   const MatrixPlan batched = plan_matrix({8, 4096, true, 16, false, 2, up}, h200);
   CHECK(batched.stage_tiles == 8 && batched.rows == 32, "8 rows of 4096 features lie in LDS as a whole");
 }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -33,12 +34,13 @@ def _head(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda h, o, w: function(h, o, w, None, EPS, True)
 
 
-def _loss(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(logits: Tensor) -> Tensor:
-        targets = torch.arange(logits.shape[0], device=logits.device) % logits.shape[1]
-        return function(logits, targets, CAP, -100, "mean")
+@functools.lru_cache(maxsize=8)
+def _targets(rows: int, classes: int, device: torch.device) -> Tensor:
+    return torch.arange(rows, device=device) % classes
 
-    return call
+
+def _loss(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda logits: function(logits, _targets(*logits.shape, logits.device), CAP, -100, "mean")
 
 
 LAYERS = (

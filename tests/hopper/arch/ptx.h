@@ -3,6 +3,7 @@
 #pragma once
 
 #include "copies.h"
+#include "products.h"
 
 namespace xlstm::gpu {
 
@@ -27,13 +28,27 @@ inline void ldmatrix(uint32_t* r, uint32_t address) {
   emulator::load_matrices(*reinterpret_cast<uint32_t(*)[4]>(r), address, false);
 }
 
-// Of the common schedule, which is compiled here and not run.
+// c[16][8] += a[16][16] b[16][8] of a warp.
+inline void mma_bfloat16(float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
+  emulator::multiply_warp(c, a, b0, b1);
+}
+inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | c; }
+inline uint32_t subtract_bfloat16(uint32_t a, uint32_t b) {
+  const auto number = [](uint32_t bits) { return __builtin_bit_cast(float, bits << 16); };
+  return pack_bfloat16(number(a) - number(b), number(a >> 16) - number(b >> 16));
+}
+
+inline void copy_16_bytes(uint32_t to, const void* from, int bytes) { emulator::copy_of_thread(to, from, 16, bytes); }
+inline void copy_8_bytes(uint32_t to, const void* from) { emulator::copy_of_thread(to, from, 8, 8); }
+inline void copies_sent() { emulator::group_copies(); }
+template <int kLate>
+void copies_came() {
+  emulator::wait_for_copies(kLate);
+}
+
+// Of the mLSTM's common schedule, which is compiled here and not run.
 [[noreturn]] void no_common_schedule();
-inline void mma_bfloat16(float*, const uint32_t*, uint32_t, uint32_t) { no_common_schedule(); }
-inline uint32_t and_or(uint32_t, uint32_t, uint32_t) { no_common_schedule(); }
-inline uint32_t subtract_bfloat16(uint32_t, uint32_t) { no_common_schedule(); }
 inline void mma_float16(float*, const uint32_t*, uint32_t, uint32_t) { no_common_schedule(); }
-inline void copy_16_bytes(uint32_t, const void*, int) { no_common_schedule(); }
 inline void copy_4_bytes(uint32_t, const void*) { no_common_schedule(); }
 inline void copies_wait() { no_common_schedule(); }
 

@@ -18,6 +18,7 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
+#define __builtin_assume(condition) ((void)0)  // clang's and nvcc's
 
 // ---- in kernels
 

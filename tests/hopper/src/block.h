@@ -57,6 +57,7 @@ struct Thread {
   std::vector<Sum> sums;
   int registers = 0;
   int stores = 0, stores_read = 0, stores_waited = 0;  // bulk stores: issued; read; waited for
+  std::vector<int> copy_groups{0};                     // its own copies that are under way, by group; the last is open
 
   int lane() const { return index % kWarp; }
   int warp() const { return index / kWarp; }
@@ -144,7 +145,7 @@ struct Block {
   std::vector<Exchange> exchanges;
   std::array<ProductGroup, kMostGroups> groups;
   std::map<int, int> storers;  // threads that have bulk stores, by number
-  Queue stores, registers;
+  Queue stores, copies, registers;
   int unfinished = 0;
 
   char* at(uint32_t address, uint32_t bytes, const char* does);  // faults where that is not the block's
@@ -152,6 +153,7 @@ struct Block {
   Party first_party() const;
   Party products_of(int group) const;
   Party stores_of(const Thread& thread);
+  Party copies_of(const Thread& thread) const;
 };
 
 // What is done beside the threads: a copy that arrives, say.

@@ -149,7 +149,7 @@ void Thread::set(State now) {
 }
 
 Cluster::Cluster(const Launch& launch_of, uint32_t first_block, uint32_t seed) : launch(launch_of), random(seed) {
-  parties_of_block = launch.threads + kMostBarriers + kMostGroups + kMostStorers;
+  parties_of_block = 2 * launch.threads + kMostBarriers + kMostGroups + kMostStorers;
   for (int rank = 0; rank < launch.cluster; ++rank) {
     blocks.push_back(std::make_unique<Block>());
     Block& block = *blocks.back();

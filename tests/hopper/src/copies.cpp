@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "copies.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -134,6 +135,43 @@ void wait_for_stores() {
   while (me.stores_read < me.stores) me.block->stores.wait({"its bulk stores"});
   me.stores_waited = me.stores;
   if (me.stores) me.known.over[me.block->stores_of(me)] = uint32_t(me.stores);
+}
+
+// ---- copies of a thread
+
+void copy_of_thread(uint32_t to, const void* from, uint32_t size, int bytes) {
+  check_aligned("a target at", to, size);
+  check_aligned("a source at", reinterpret_cast<uintptr_t>(from), size);
+  if (bytes < 0 || uint32_t(bytes) > size) fault(text("copies %d bytes of %u", bytes, size));
+  Thread& me = *running;
+  Block& block = *me.block;
+  char* target = block.at(to, size, "copies to");
+  const int group = int(me.copy_groups.size()) - 1;
+  block.order->write(uint32_t(target - block.dynamic), size, SharedOrder::By::threads, me.known, block.copies_of(me),
+                     uint32_t(group + 1));
+  std::memset(target, 0xff, size);
+  ++me.copy_groups[size_t(group)];
+  cluster->later(block, [&me, &block, target, from, size, bytes, group] {
+    std::memcpy(target, from, size_t(bytes));
+    std::memset(target + bytes, 0, size - uint32_t(bytes));
+    --me.copy_groups[size_t(group)];
+    block.copies.wake();
+  });
+}
+
+void group_copies() { running->copy_groups.push_back(0); }
+
+void wait_for_copies(int but_the_last) {
+  if (planted(Bug::copies_wait)) return;
+  if (planted(Bug::copies_late)) ++but_the_last;
+  Thread& me = *running;
+  const int over = int(me.copy_groups.size()) - 1 - but_the_last;  // the last of them is not closed
+  for (int group = 0; group < over; ++group)
+    while (me.copy_groups[size_t(group)]) me.block->copies.wait({"copies of its own, all but %d groups", but_the_last});
+  if (over > 0) {
+    uint32_t& known = me.known.over[me.block->copies_of(me)];
+    known = std::max(known, uint32_t(over));
+  }
 }
 
 // ---- matrices of a warp

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bulk copies, and a warp's matrix loads and stores. Addresses are of shared memory.
+// Bulk copies, copies of a thread (cp.async), and a warp's matrix loads and stores. Addresses are of shared memory.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,12 @@ void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier)
 void copy_to_block(uint32_t block, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier);
 void store_panel(const TensorMap& to, const int (&at)[4], uint32_t from);
 void wait_for_stores();
+
+// A thread's own: of `size` bytes the first `bytes`, zeros after them. They are there for it when it has waited for
+// their group, for others behind a barrier after that.
+void copy_of_thread(uint32_t to, const void* from, uint32_t size, int bytes);
+void group_copies();
+void wait_for_copies(int but_the_last);
 
 // Four matrices of 8 rows of 16 bytes; lane l says where row l % 8 of matrix l / 8 lies.
 void load_matrices(uint32_t (&r)[4], uint32_t at, bool turned);

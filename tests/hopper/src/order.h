@@ -4,9 +4,9 @@
 // where this run's order was harmless.
 //
 // Parties are threads, and what works beside them: copies that arrive at a barrier, products of a warpgroup, bulk
-// stores of a thread. Each party counts its epochs; a thread knows of every party the last epoch that is over for it,
-// and barriers hand that on. What threads write is seen by copies and products (the async proxy) only after a fence by
-// the writer: so a second count says which epochs of a thread were fenced.
+// stores of a thread, a thread's own copies. Each party counts its epochs; a thread knows of every party the last epoch
+// that is over for it, and barriers hand that on. What threads write is seen by copies and products (the async proxy)
+// only after a fence by the writer: so a second count says which epochs of a thread were fenced.
 #pragma once
 
 #include <cstdint>

@@ -18,8 +18,10 @@ enum class Bug {
   products_fence,
   products_wait,
   stores_wait,
+  copies_wait,
   cluster_barrier,
   // Done otherwise
+  copies_late,      // one group more than may be
   fewer_bytes,      // announced than come
   more_bytes,       // the other way
   moved_copy,       // to 8 bytes further on

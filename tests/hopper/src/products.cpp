@@ -8,6 +8,7 @@
 #include "block.h"
 #include "fault.h"
 #include "plants.h"
+#include "sync.h"
 
 namespace emulator {
 namespace {
@@ -178,6 +179,30 @@ void multiply_shared(float* sum, uint64_t a, bool a_across, uint64_t b, bool b_a
 }
 void multiply_held(float* sum, int columns, const uint32_t* a, uint64_t b, bool b_across, bool add) {
   issue({0, b, columns, running->committed, true, false, b_across, add}, sum, a);
+}
+
+// Lane 4 g + t has of A rows g and g + 8, of B column g, of both k 2 t, 2 t + 1 and those 8 further on; of the sum
+// columns 2 t and 2 t + 1 of its rows.
+void multiply_warp(float* sum, const uint32_t* a, uint32_t b0, uint32_t b1) {
+  const int lane = running->lane();
+  const auto element = [](uint64_t words, int word, int half) {
+    return double(bfloat16(uint16_t(words >> (32 * word + 16 * half))));
+  };
+  double rows[2][kDepth], columns[2][kDepth];
+  for (int high = 0; high < 2; ++high) {  // k below 8, and above
+    const uint64_t* all = exchange(uint64_t(a[2 * high + 1]) << 32 | a[2 * high]);
+    for (int k = 0; k < 8; ++k)
+      for (int r = 0; r < 2; ++r) rows[r][8 * high + k] = element(all[lane / 4 * 4 + k / 2], r, k % 2);
+  }
+  const uint64_t* all = exchange(uint64_t(b1) << 32 | b0);
+  for (int k = 0; k < kDepth; ++k)
+    for (int c = 0; c < 2; ++c) columns[c][k] = element(all[(lane % 4 * 2 + c) * 4 + k % 8 / 2], k / 8, k % 2);
+  for (int r = 0; r < 2; ++r)
+    for (int c = 0; c < 2; ++c) {
+      double product = 0;
+      for (int k = 0; k < kDepth; ++k) product += rows[r][k] * columns[c][k];
+      sum[2 * r + c] = float(double(sum[2 * r + c]) + product);
+    }
 }
 
 }  // namespace emulator

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a warpgroup (wgmma): the running thread's part in them.
+// Products of a warpgroup (wgmma), and of a warp (mma.sync): the running thread's part in them.
 #pragma once
 
 #include <cstdint>
@@ -13,5 +13,8 @@ void products_wait(int but_the_last);
 // sum[64][columns] (+)= A[64][16] B[16][columns]; of `sum` and of a held A this thread has its registers.
 void multiply_shared(float* sum, uint64_t a, bool a_across, uint64_t b, bool b_across, bool add);
 void multiply_held(float* sum, int columns, const uint32_t* a, uint64_t b, bool b_across, bool add);
+
+// sum[16][8] += A[16][16] B[16][8] of bfloat16, all in registers.
+void multiply_warp(float* sum, const uint32_t* a, uint32_t b0, uint32_t b1);
 
 }  // namespace emulator

@@ -74,7 +74,9 @@ std::string party_name(Party party) {
   if (which < kMostBarriers) return text("a copy to mbarrier %d", which) + of;
   which -= kMostBarriers;
   if (which < kMostGroups) return text("products of warpgroup %d", which) + of;
-  return "a bulk store" + of;
+  which -= kMostGroups;
+  if (which < kMostStorers) return "a bulk store" + of;
+  return "a copy by " + thread_name(*block.threads[size_t(which - kMostStorers)]);
 }
 
 void Queue::wait(const Waiting& waiting) {

@@ -17,6 +17,10 @@ Party Block::stores_of(const Thread& thread) {
   return first_party() + Party(threads.size()) + kMostBarriers + kMostGroups + Party(found->second);
 }
 
+Party Block::copies_of(const Thread& thread) const {
+  return first_party() + Party(threads.size()) + kMostBarriers + kMostGroups + kMostStorers + Party(thread.index);
+}
+
 Party Thread::party() const { return block->first_party() + Party(index); }
 
 void Thread::tell(Knowledge& to) {

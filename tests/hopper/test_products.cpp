@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of weights with few rows, as a model's step on NVIDIA makes them (csrc/decode/matrix_gpu.h): every format,
+// rings in LDS and registers, units that blocks take in turn, tails of columns and rows; against double.
+//
+// x's are the sum of two bfloat16, which leaves up to 2^-17 of each, of either sign: eight times what that makes of a sum
+// of as many by chance may be off, and of sums in float 2^-21 of all products' sizes.
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "decode/launches_gpu.h"
+#include "device.h"
+#include "fault.h"
+#include "plants.h"
+
+using namespace xlstm;
+using namespace xlstm::gpu;
+
+namespace {
+
+constexpr double kOff = 0x1p-14, kOffOfSums = 0x1p-21;
+
+enum class Format { bfloat16, float16, int8, int4 };
+constexpr const char* kNames[] = {"bfloat16", "float16", "int8", "int4"};
+
+struct Case {
+  Format format;
+  int batch, columns;
+  std::vector<int> rows;  // of each piece
+  Output output = Output::store;
+  Input input = Input::plain;
+  bool offsets = false;
+  int group = 64, units = 2;  // features of a group of quantised weights; multiprocessors
+};
+
+std::string described(const Case& c) {
+  return std::string(kNames[int(c.format)]) + ", batch " + std::to_string(c.batch) + ", " + std::to_string(c.columns) +
+         " columns" +
+         (c.output == Output::swiglu ? ", SwiGLU"
+          : c.output == Output::add  ? ", added"
+                                     : "") +
+         (c.input == Input::rms ? ", norm" : "") + (c.offsets ? ", offsets" : "");
+}
+
+class Numbers {
+ public:
+  double operator()() { return normal_(random_); }
+  int integer(int from, int to) { return std::uniform_int_distribution<int>(from, to)(random_); }
+
+ private:
+  std::mt19937 random_{7};
+  std::normal_distribution<double> normal_;
+};
+
+uint16_t bits_of(Format f, double x, double& kept) {
+  if (f == Format::float16) {
+    const _Float16 half = _Float16(x);
+    kept = double(half);
+    return __builtin_bit_cast(uint16_t, half);
+  }
+  const uint32_t bits = __builtin_bit_cast(uint32_t, float(x)) & 0xffff0000u;
+  kept = double(__builtin_bit_cast(float, bits));
+  return uint16_t(bits >> 16);
+}
+
+// A piece's weights as they lie in memory, and what they are.
+struct Weights {
+  std::vector<unsigned char> data;  // at 16 bytes, as all that is allocated
+  std::vector<uint16_t> scales, offsets;
+  std::vector<double> value;
+  DeviceLinear linear{};
+
+  Weights(const Case& c, int rows, Numbers& number) : value(size_t(rows) * size_t(c.columns)) {
+    const int bits = c.format == Format::int8 ? 8 : c.format == Format::int4 ? 4 : 16;
+    const int groups = (c.columns + c.group - 1) / c.group;
+    const int64_t row_bytes = bits == 16 ? c.columns * 2 : int64_t(groups) * c.group * bits / 8;
+    data.resize(size_t(rows * row_bytes));
+    for (int r = 0; r < rows; ++r) {
+      unsigned char* row = data.data() + r * row_bytes;
+      if (bits == 16)
+        for (int k = 0; k < c.columns; ++k) {
+          const uint16_t w = bits_of(c.format, number(), value[size_t(r * c.columns + k)]);
+          row[2 * k] = uint8_t(w), row[2 * k + 1] = uint8_t(w >> 8);
+        }
+      for (int g = 0; bits < 16 && g < groups; ++g) {
+        double scale, offset = 0;
+        scales.push_back(bits_of(Format::float16, 0.02 * std::abs(number()) + 0.01, scale));
+        if (c.offsets) offsets.push_back(bits_of(Format::float16, 0.1 * number(), offset));
+        for (int k = g * c.group; k < (g + 1) * c.group; ++k) {
+          const int q = bits == 8 ? number.integer(-127, 127) : number.integer(0, 15);
+          if (bits == 8)
+            row[k] = uint8_t(q);
+          else
+            row[k / 32 * 16 + k % 16] |= uint8_t(q << (k % 32 < 16 ? 0 : 4));
+          if (k < c.columns) value[size_t(r * c.columns + k)] = scale * (bits == 4 && !c.offsets ? q - 8 : q) + offset;
+        }
+      }
+    }
+    linear.data = data.data();
+    linear.scales = scales.empty() ? nullptr : scales.data();
+    linear.offsets = offsets.empty() ? nullptr : offsets.data();
+    linear.row_bytes = row_bytes;
+    linear.rows = rows, linear.columns = c.columns;
+    linear.bits = bits == 16 ? 0 : bits;
+    linear.group_size = bits == 16 ? 0 : c.group, linear.groups = bits == 16 ? 0 : groups;
+    linear.dtype = c.format == Format::bfloat16 ? XLSTM_BFLOAT16 : XLSTM_FLOAT16;
+    linear.whole = true;
+  }
+};
+
+void launch(const Case& c, const MatrixPlan& plan, const ProductParams& p) {
+  switch (c.format) {
+    case Format::bfloat16:
+      return launch_matrix<Bfloat16Weights>("products", plan, p, nullptr);
+    case Format::float16:
+      return launch_matrix<Float16Weights>("products", plan, p, nullptr);
+    case Format::int8:
+      return launch_matrix<ByteWeights>("products", plan, p, nullptr);
+    case Format::int4:
+      return launch_matrix<NibbleWeights>("products", plan, p, nullptr);
+  }
+}
+
+void run(const Case& c) {
+  Numbers number;
+  std::vector<Weights> weights;
+  weights.reserve(c.rows.size());
+  for (const int rows : c.rows) weights.emplace_back(c, rows, number);
+  std::vector<float> x(size_t(c.batch) * size_t(c.columns)), norm(size_t(c.columns));
+  for (float& v : x) v = float(number());
+  for (float& v : norm) v = float(1 + 0.2 * number());
+  std::vector<std::vector<float>> y;
+  for (const int rows : c.rows) y.emplace_back(size_t(c.batch * rows), 0.5f);
+
+  ProductParams p{};
+  p.batch = c.batch, p.columns = c.columns, p.pieces = int(c.rows.size());
+  p.input = c.input, p.output = c.output;
+  p.x = x.data();
+  if (c.input == Input::rms) p.weight = {norm.data(), XLSTM_FLOAT32};
+  p.norm_eps = 1e-6f;
+  int64_t rows[kMostPieces];
+  for (int j = 0; j < p.pieces; ++j) {
+    p.linear[j] = weights[size_t(j)].linear;
+    p.to[j] = y[size_t(j)].data();
+    rows[j] = c.rows[size_t(j)];
+  }
+  const int bits = c.format == Format::int8 ? 8 : c.format == Format::int4 ? 4 : 16;
+  const Chip chip{Family::nvidia, c.units, 227 << 10, true};
+  launch(
+      c,
+      plan_matrix({c.batch, c.columns, c.output == Output::swiglu, bits, c.format != Format::bfloat16, p.pieces, rows},
+                  chip),
+      p);
+
+  double worst = 0;
+  for (int b = 0; b < c.batch; ++b) {
+    double squares = 0;
+    for (int k = 0; k < c.columns; ++k) squares += double(x[size_t(b * c.columns + k)]) * x[size_t(b * c.columns + k)];
+    const double inverse = c.input == Input::rms ? 1 / std::sqrt(squares / c.columns + 1e-6) : 1;
+    const auto product = [&](size_t j, int r, double& off) {
+      double sum = 0, size = 0, square = 0;
+      for (int k = 0; k < c.columns; ++k) {
+        const double by = c.input == Input::rms ? norm[size_t(k)] : 1.0;
+        const double one = x[size_t(b * c.columns + k)] * inverse * by * weights[j].value[size_t(r * c.columns + k)];
+        sum += one, size += std::abs(one), square += one * one;
+      }
+      off = kOff * std::sqrt(square) + kOffOfSums * size;
+      return sum;
+    };
+    for (size_t j = 0; j < (c.output == Output::swiglu ? 1 : c.rows.size()); ++j)
+      for (int r = 0; r < c.rows[j]; ++r) {
+        double off, off_up = 0, want = product(j, r, off);
+        if (c.output == Output::swiglu) {
+          const double up = product(1, r, off_up), gate = want, half = 1 / (1 + std::exp(-gate));
+          want = gate * half * up;
+          off = 1.1 * off * std::abs(up) + off_up * std::abs(gate * half) + 1e-6 * std::abs(want);
+        }
+        if (c.output == Output::add) want += 0.5;
+        const double got = y[j][size_t(b * c.rows[j] + r)], error = std::abs(got - want);
+        worst = std::max(worst, error / off);
+        if (!(error <= off)) {
+          CHECK(false, "%s: piece %d, row %d of %d, batch %d: %g, expected %g (off by %.2g of what may be)",
+                described(c).c_str(), int(j), r, c.rows[j], b, got, want, error / off);
+          return;
+        }
+      }
+  }
+  if (std::getenv("HOPPER_FIGURES")) std::printf("%s: %.2f of what may be off\n", described(c).c_str(), worst);
+}
+
+// A ring of each depth that is passed more than once, and one that is longer than a unit; registers; scales of two
+// units in turn; a unit that not all rows of exist for; columns that end within a step's tile.
+const std::vector<Case> kCases = {
+    {Format::bfloat16, 1, 2624, {40}},
+    {Format::bfloat16, 1, 576, {100, 24, 7, 16}, Output::store, Input::rms},
+    {Format::bfloat16, 1, 1536, {72, 72}, Output::swiglu, Input::rms},
+    {Format::bfloat16, 1, 64, {17}, Output::add},
+    {Format::bfloat16, 3, 2112, {48}, Output::add},
+    {Format::bfloat16, 8, 5632, {40}, Output::store, Input::rms},  // x's in stages
+    {Format::bfloat16, 9, 1088, {33}},
+    {Format::bfloat16, 18, 640, {40}, Output::store, Input::rms},
+    {Format::float16, 1, 1088, {40}},
+    {Format::float16, 8, 576, {20, 20}, Output::swiglu},
+    {Format::int8, 1, 4672, {50}},
+    {Format::int8, 1, 576, {70, 40}, Output::store, Input::rms, true},
+    {Format::int8, 8, 1088, {40}, Output::add, Input::plain, true, 128},
+    {Format::int4, 1, 1088, {40, 40}, Output::swiglu, Input::rms, true},
+    {Format::int4, 1, 7232, {40}, Output::add},
+    {Format::int4, 5, 2112, {72}, Output::store, Input::plain, true},
+    {Format::int4, 12, 640, {40}, Output::store, Input::plain, true},
+};
+
+void check_planted(const Case& c, emulator::Bug bug, const char* name, const char* reported) {
+  emulator::plant(bug);
+  std::string found;
+  try {
+    run(c);
+  } catch (const emulator::Fault& fault) {
+    found = fault.what();
+  }
+  emulator::plant(emulator::Bug::none);
+  CHECK(found.find(reported) != std::string::npos, "%s, %s: expected \"%s\", got \"%s\"", described(c).c_str(), name,
+        reported, found.c_str());
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const int seeds = count > 1 ? std::atoi(arguments[1]) : 1;
+  for (int seed = 0; seed < seeds; ++seed)
+    for (const Case& c : kCases) {
+      emulator::set_seed(uint32_t(seed));
+      try {
+        run(c);
+      } catch (const std::exception& fault) {
+        CHECK(false, "%s: %s", described(c).c_str(), fault.what());
+      }
+    }
+  for (const Case& c : {kCases[0], kCases[5], kCases[11], kCases[13]}) {
+    check_planted(c, emulator::Bug::copies_wait, "copies that are not waited for", "without a barrier since");
+    check_planted(c, emulator::Bug::copies_late, "a step that may be late", "without a barrier since");
+    check_planted(c, emulator::Bug::block_barrier, "no barriers", "shared memory");
+  }
+  return finish();
+}
