@@ -380,7 +380,7 @@ typedef struct xlstm_decode {
 XLSTM_API size_t xlstm_decode_workspace(const xlstm_decode*, int32_t threads);
 XLSTM_API xlstm_status xlstm_decode_step(const xlstm_decode*, const xlstm_runtime*);
 
-/* On a GPU: everything but the structs themselves lies in the memory of the current device. At most 64 heads. A row
+/* On a GPU: everything but the structs themselves lies in the memory of the current device. A row
  * whose token is not one of the vocabulary gives NaN: nothing is read here, so nothing can be refused. */
 XLSTM_API size_t xlstm_gpu_decode_workspace(const xlstm_decode*);
 XLSTM_API xlstm_status xlstm_gpu_decode_step(const xlstm_decode*, const xlstm_gpu*);

@@ -2,5 +2,5 @@
 #include "attention/decode_launch.h"
 
 namespace xlstm::gpu {
-template void launch_decode<float>(const DecodePlan&, const DecodeParams&, Stream);
+template void launch_decode<float>(const DecodePlan&, const FewRowsParams&, Stream);
 }

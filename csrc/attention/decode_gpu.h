@@ -17,18 +17,11 @@
 #pragma once
 
 #include "arch/pieces.h"
-#include "attention/combine_gpu.h"
 #include "attention/decode_shape.h"
+#include "attention/forward_params.h"
 #include "attention/scores_gpu.h"
 
 namespace xlstm::gpu {
-
-struct DecodeParams {
-  xlstm_attention_forward call;
-  int64_t blocks, splits;  // along the rows, along the keys
-  bool whole_out;          // rows of out have whole pieces, at multiples of 16 bytes
-  ForwardParts parts;      // with splits
-};
 
 template <class E, int kDqk, int kDv, bool kFull>
 struct Decode {
@@ -36,10 +29,8 @@ struct Decode {
   static constexpr int kKeys = kStep<E>, kUnits = kDqk / kUnit<E>, kBlocks = kDv / kTurnedFeatures<E>;
   static constexpr int kAheadK = kShape.k_ahead, kAheadV = kShape.v_ahead;
   static_assert(kUnits % kAheadK == 0 && kBlocks % kAheadV == 0, "what follows the last is the next tile's first");
-  static constexpr float kGrowth = 8;  // of a maximum, to base 2, before sums are scaled
-  static constexpr float kLowest = -0x1p126f;
 
-  const DecodeParams& p;
+  const FewRowsParams& p;
   const xlstm_attention& in;
   AttentionLayout at;
   int64_t key_head;
@@ -55,7 +46,7 @@ struct Decode {
   Columns most = Columns::all(kLowest), sum = Columns::all(0);
   int lane, dqk, dv;  // made anew for each tile, with what follows from them
 
-  XLSTM_DEVICE Decode(const DecodeParams& params, const AttentionLayout& layout, int64_t head, int64_t first,
+  XLSTM_DEVICE Decode(const FewRowsParams& params, const AttentionLayout& layout, int64_t head, int64_t first,
                       char* memory)
       : p(params),
         in(params.call.in),
@@ -73,10 +64,7 @@ struct Decode {
   XLSTM_DEVICE uint32_t rows() const { return uint32_t(at.queries) * group; }
   XLSTM_DEVICE uint32_t live(uint32_t row) const { return row < rows() ? row : rows() - 1; }
 
-  XLSTM_DEVICE int64_t head_of(uint32_t row) const { return key_head * group + row % group; }
-  XLSTM_DEVICE int64_t query(const xlstm_tensor& x, uint32_t row) const {
-    return at.query(x, head_of(row), row / group);
-  }
+  XLSTM_DEVICE QueryRow query_of(uint32_t row) const { return query_row(uint32_t(key_head), row, group); }
 
   // ---- Q
 
@@ -86,7 +74,7 @@ struct Decode {
   XLSTM_DEVICE Piece q_piece(int unit, int piece) const {
     const PiecePosition of = chain_piece(kFamily, sizeof(E), lane, piece);
     const int feature = unit * kUnit<E> + of.feature;
-    const E* row = static_cast<const E*>(in.q.data) + query(in.q, live(first_row + of.row));
+    const E* row = static_cast<const E*>(in.q.data) + at.query(in.q, query_of(live(first_row + of.row)));
     return TokenRows<E>{row, 0, int(in.dqk), true}.piece(0, feature, true);
   }
   XLSTM_DEVICE void load_q() {
@@ -318,7 +306,7 @@ struct Decode {
       const int row = unit / kLine, column = unit % kLine * 4;
       const uint32_t r = first_row + row;
       if (r >= rows() || column >= in.dv) continue;
-      const int64_t head = head_of(r), i = r / group;
+      const auto [head, i] = query_of(r);
       const RowSum all = whole_of(row);
       const float keys = all.sum > 0 ? all.most * kLn2 + ::log(all.sum) : -__builtin_inff();
       WithSink<float> sink = without_sink(keys);
@@ -350,7 +338,7 @@ struct Decode {
 
 template <class E, int kDqk, int kDv, bool kFull>
 __global__ __launch_bounds__(decode_shape(kFamily, sizeof(E), {kDqk, kDv}).threads,
-                             decode_shape(kFamily, sizeof(E), {kDqk, kDv}).blocks) void decode(const DecodeParams p) {
+                             decode_shape(kFamily, sizeof(E), {kDqk, kDv}).blocks) void decode(const FewRowsParams p) {
   if constexpr (has_decode(kFamily, sizeof(E), {kDqk, kDv})) {
     extern __shared__ __align__(128) char lds[];
     const xlstm_attention& in = p.call.in;

@@ -11,7 +11,7 @@ namespace xlstm::gpu {
 namespace {
 
 template <class E, int kDqk, int kDv>
-void launch_decode_class(const DecodePlan& plan, const DecodeParams& p, Stream stream) {
+void launch_decode_class(const DecodePlan& plan, const FewRowsParams& p, Stream stream) {
   const Grid grid{plan.grid, plan.shape.threads, plan.shape.lds_bytes};
   const bool bent = p.call.in.softcap > 0 || p.call.in.alibi_slopes;
   if constexpr (sizeof(E) == 2)
@@ -22,7 +22,7 @@ void launch_decode_class(const DecodePlan& plan, const DecodeParams& p, Stream s
 }  // namespace
 
 template <class E>
-void launch_decode(const DecodePlan& plan, const DecodeParams& p, Stream stream) {
+void launch_decode(const DecodePlan& plan, const FewRowsParams& p, Stream stream) {
   if (plan.head.dqk == 64) return launch_decode_class<E, 64, 64>(plan, p, stream);
   if (plan.head.dqk == 128) return launch_decode_class<E, 128, 128>(plan, p, stream);
   if (plan.head.dqk == 192) return launch_decode_class<E, 192, 128>(plan, p, stream);
@@ -30,8 +30,8 @@ void launch_decode(const DecodePlan& plan, const DecodeParams& p, Stream stream)
 }
 
 // Each in a file of its own.
-extern template void launch_decode<BFloat16>(const DecodePlan&, const DecodeParams&, Stream);
-extern template void launch_decode<Float16>(const DecodePlan&, const DecodeParams&, Stream);
-extern template void launch_decode<float>(const DecodePlan&, const DecodeParams&, Stream);
+extern template void launch_decode<BFloat16>(const DecodePlan&, const FewRowsParams&, Stream);
+extern template void launch_decode<Float16>(const DecodePlan&, const FewRowsParams&, Stream);
+extern template void launch_decode<float>(const DecodePlan&, const FewRowsParams&, Stream);
 
 }  // namespace xlstm::gpu

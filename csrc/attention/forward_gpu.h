@@ -36,8 +36,6 @@ struct Forward {
   static constexpr int kParts = kDqk / kKeyPart, kPartDepths = kKeyPart / kStep<E>;
   static constexpr int kWaveRows = kStrips * kStripColumns, n = kPieceElements<E>;
   static constexpr bool kOperandAhead = sizeof(StreamOperand<E>) <= 32;
-  static constexpr float kGrowth = 8;  // of a maximum, to base 2, before sums are scaled
-  static constexpr float kLowest = -0x1p126f;
 
   using StageK = KeyStage<E, kKeys, kKeyPart, false, kThreads, kShape.ahead>;
   using StageV = KeyStage<E, kKeys, kDv, true, kThreads, kShape.ahead>;
@@ -83,8 +81,8 @@ struct Forward {
   XLSTM_DEVICE void load_q(const AttentionLayout& at) {
     const uint32_t group = uint32_t(at.group());
     const auto q_row = [&](int row) {
-      const uint32_t r = uint32_t(live(row)), head = uint32_t(key_head) * group + r % group;
-      return static_cast<const E*>(at.in.q.data) + at.query(at.in.q, head, r / group);
+      const QueryRow of = query_row(uint32_t(key_head), uint32_t(live(row)), group);
+      return static_cast<const E*>(at.in.q.data) + at.query(at.in.q, of);
     };
     const auto q_piece = [&](int row, int column) {
       return TokenRows<E>{q_row(row), 0, int(at.in.dqk), p->whole_q}.piece(0, column, true);
@@ -270,8 +268,7 @@ struct Forward {
       int64_t place[Columns::kEach];
 #pragma unroll
       for (int j = 0; j < Columns::kEach; ++j) {
-        const uint32_t row = uint32_t(live(row_of(c, j))), i = row / group,
-                       head = uint32_t(key_head) * group + row % group;
+        const auto [head, i] = query_row(uint32_t(key_head), uint32_t(live(row_of(c, j))), group);
         const float l = sum[c].value[j], lse = l == 0 ? -__builtin_inff() : (most[c].value[j] + log2f(l)) * kLn2;
         const bool has_sink = in.sink && p->splits == 1;
         const WithSink<float> with =

@@ -15,6 +15,14 @@ struct ForwardParams {
   ForwardParts parts;                         // with splits
 };
 
+// Of the kernels for few rows against many keys: decoding and MLA.
+struct FewRowsParams {
+  xlstm_attention_forward call;
+  int64_t blocks, splits;  // along the rows, along the keys
+  bool whole_out;          // rows of out have whole pieces, at multiples of 16 bytes
+  ForwardParts parts;      // with splits
+};
+
 // What a block of threads has.
 struct ForwardBlock {
   ForwardPlace place;

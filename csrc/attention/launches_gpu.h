@@ -14,8 +14,8 @@ namespace xlstm::gpu {
 template <class E>
 void launch_forward(const AttentionForwardPlan&, const ForwardParams&, Stream);
 template <class E>
-void launch_decode(const DecodePlan&, const DecodeParams&, Stream);
+void launch_decode(const DecodePlan&, const FewRowsParams&, Stream);
 template <class E>
-void launch_mla(const MlaPlan&, const MlaParams&, Stream);
+void launch_mla(const MlaPlan&, const FewRowsParams&, Stream);
 
 }  // namespace xlstm::gpu

@@ -3,7 +3,7 @@
 // host and for GPU kernels; what the host cannot read of a GPU's index tensors is cut off here, so that a wrong one
 // reads other tokens than were meant but nothing outside the tensors.
 //
-// The query heads that share a key head are one matrix: row r is query r / group of head hk * group + r % group.
+// The query heads that share a key head are one matrix of rows.
 #pragma once
 
 #include "api/xlstm_hip.h"
@@ -13,6 +13,13 @@ namespace xlstm {
 
 // Always inlined: the linker would take one instruction set's copy for all (tile/cpu.h).
 #define XLSTM_PLACE XLSTM_HOST_DEVICE inline __attribute__((always_inline))
+
+struct QueryRow {
+  uint32_t head, query;
+};
+XLSTM_PLACE QueryRow query_row(uint32_t key_head, uint32_t row, uint32_t group) {
+  return {key_head * group + row % group, row / group};
+}
 
 struct AttentionLayout {
   const xlstm_attention& in;
@@ -50,8 +57,9 @@ struct AttentionLayout {
     const int64_t row = in.cu_seqlens_q ? 0 : index * x.stride[0];
     return row + (first_query + i) * x.stride[2] + head * x.stride[1];
   }
+  XLSTM_PLACE int64_t query(const xlstm_tensor& x, const QueryRow& row) const { return query(x, row.head, row.query); }
   XLSTM_PLACE int64_t row(const xlstm_tensor& x, int64_t key_head, int64_t r) const {
-    return query(x, key_head * group() + r % group(), r / group());
+    return query(x, query_row(uint32_t(key_head), uint32_t(r), uint32_t(group())));
   }
   // Of the token at place t: key j of the sequence is at first_key + j.
   XLSTM_PLACE int64_t key(const xlstm_tensor& x, int64_t head, int64_t t) const {

@@ -2,5 +2,5 @@
 #include "attention/mla_launch.h"
 
 namespace xlstm::gpu {
-template void launch_mla<Float16>(const MlaPlan&, const MlaParams&, Stream);
+template void launch_mla<Float16>(const MlaPlan&, const FewRowsParams&, Stream);
 }

@@ -149,7 +149,7 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kAhead> {
         const uint32_t r = this->first_row + rs * kStripColumns + Columns::position(j);
         to[j] = -1;
         if (r >= uint32_t(this->at.queries) * this->group) continue;
-        const int64_t head = this->head_of(r), i = r / this->group;
+        const auto [head, i] = this->query_of(r);
         const float whole = row_sum.value[j],
                     keys = whole > 0 ? row_most.value[j] * kLn2 + ::log(whole) : -__builtin_inff();
         WithSink<float> sink = without_sink(keys);
@@ -193,7 +193,7 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kAhead> {
 };
 
 template <class E, int kRows, int kFeatures, bool kAhead>
-__global__ __launch_bounds__(mla_shape(kFamily, kRows, kFeatures, kAhead).threads, 1) void mla(const MlaParams p) {
+__global__ __launch_bounds__(mla_shape(kFamily, kRows, kFeatures, kAhead).threads, 1) void mla(const FewRowsParams p) {
   if constexpr (has_mla(kFamily, kRows, kAhead)) {
     extern __shared__ __align__(128) char lds[];
     const xlstm_attention& in = p.call.in;

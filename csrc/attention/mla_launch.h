@@ -11,7 +11,7 @@ namespace xlstm::gpu {
 namespace {
 
 template <class E, int kRows, bool kAhead>
-void launch_mla_rows(const MlaPlan& plan, const MlaParams& p, Stream stream) {
+void launch_mla_rows(const MlaPlan& plan, const FewRowsParams& p, Stream stream) {
   const Grid grid{plan.grid, plan.shape.threads, plan.shape.lds_bytes};
   launch("MLA decode", plan.features == 512 ? mla<E, kRows, 512, kAhead> : mla<E, kRows, 576, kAhead>, grid, stream, p);
 }
@@ -19,7 +19,7 @@ void launch_mla_rows(const MlaPlan& plan, const MlaParams& p, Stream stream) {
 }  // namespace
 
 template <class E>
-void launch_mla(const MlaPlan& plan, const MlaParams& p, Stream stream) {
+void launch_mla(const MlaPlan& plan, const FewRowsParams& p, Stream stream) {
   if (plan.rows == 16) return launch_mla_rows<E, 16, false>(plan, p, stream);
   if constexpr (kAsyncCopies)
     if (plan.ahead) return launch_mla_rows<E, 64, true>(plan, p, stream);
@@ -27,7 +27,7 @@ void launch_mla(const MlaPlan& plan, const MlaParams& p, Stream stream) {
 }
 
 // Each in a file of its own.
-extern template void launch_mla<BFloat16>(const MlaPlan&, const MlaParams&, Stream);
-extern template void launch_mla<Float16>(const MlaPlan&, const MlaParams&, Stream);
+extern template void launch_mla<BFloat16>(const MlaPlan&, const FewRowsParams&, Stream);
+extern template void launch_mla<Float16>(const MlaPlan&, const FewRowsParams&, Stream);
 
 }  // namespace xlstm::gpu

@@ -3,19 +3,12 @@
 #pragma once
 
 #include "arch/pieces.h"
-#include "attention/combine_gpu.h"
+#include "attention/forward_params.h"
 #include "attention/forward_shape.h"
 #include "attention/mla_shape.h"
 #include "attention/scores_gpu.h"
 
 namespace xlstm::gpu {
-
-struct MlaParams {
-  xlstm_attention_forward call;
-  int64_t blocks, splits;  // along the rows, along the keys
-  bool whole_out;          // rows of out have whole pieces, at multiples of 16 bytes
-  ForwardParts parts;      // with splits
-};
 
 template <class E_, int kRows_, int kFeatures_, bool kAhead>
 struct MlaTiles {
@@ -28,8 +21,6 @@ struct MlaTiles {
   static constexpr int kBlocks = kMlaValues / kWaves / kTurnedFeatures<E>;
   static constexpr int kRowBytes = kFeatures * 2, kLine = 128, kLines = kRowBytes / kLine;
   static constexpr int kAtOnce = kThreads / 8, kPasses = kKeys / kAtOnce;  // keys that the block brings at a time
-  static constexpr float kGrowth = 8;  // of a maximum, to base 2, before sums are scaled
-  static constexpr float kLowest = -0x1p126f;
 
   // A place in a tile of which the compiler knows how far others are: no bit of theirs may be in it.
   struct Cursor {
@@ -43,7 +34,7 @@ struct MlaTiles {
     }
   };
 
-  const MlaParams& p;
+  const FewRowsParams& p;
   const xlstm_attention& in;
   AttentionLayout at;
   int64_t key_head;
@@ -57,7 +48,7 @@ struct MlaTiles {
   Columns most = Columns::all(kLowest), sum = Columns::all(0);
   Piece held[kAsyncCopies ? 1 : kPasses][kAsyncCopies ? 1 : kLines];
 
-  XLSTM_DEVICE MlaTiles(const MlaParams& params, const AttentionLayout& layout, int64_t head, int64_t first,
+  XLSTM_DEVICE MlaTiles(const FewRowsParams& params, const AttentionLayout& layout, int64_t head, int64_t first,
                         char* memory)
       : p(params),
         in(params.call.in),
@@ -71,10 +62,7 @@ struct MlaTiles {
         facts(at, head, first + strip * kStripColumns),
         scale(float(in.softmax_scale * 1.44269504088896340736)) {}
 
-  XLSTM_DEVICE int64_t head_of(uint32_t row) const { return key_head * group + row % group; }
-  XLSTM_DEVICE int64_t query(const xlstm_tensor& x, uint32_t row) const {
-    return at.query(x, head_of(row), row / group);
-  }
+  XLSTM_DEVICE QueryRow query_of(uint32_t row) const { return query_row(uint32_t(key_head), row, group); }
 
   // ---- LDS
 
@@ -112,7 +100,7 @@ struct MlaTiles {
       for (int c = 0; c < kChainPieces<E>; ++c) {
         const PiecePosition of = chain_piece(kFamily, sizeof(E), lane_id(), c);
         const uint32_t row = first_row + strip * kStripColumns + of.row;
-        const E* from = static_cast<const E*>(in.q.data) + query(in.q, row < last ? row : last);
+        const E* from = static_cast<const E*>(in.q.data) + at.query(in.q, query_of(row < last ? row : last));
         piece[c] = read_piece(from + (unit < kUnits ? unit : 0) * kUnit<E> + of.feature);
       }
 #pragma unroll

@@ -11,6 +11,8 @@
 namespace xlstm::gpu {
 
 constexpr float kLog2E = 1.44269504088896340736f, kLn2 = 0.693147180559945309417f;
+// O and sums are scaled when a row's maximum has grown by more than this, to base 2; a maximum of nothing.
+constexpr float kGrowth = 8, kLowest = -0x1p126f;
 
 // The keys that some of the rows [first, first + count) see, and those that all of them see. Rows see no less of the
 // keys' end than those before them, and no more of their beginning.
@@ -51,7 +53,7 @@ struct RowFacts {
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
         const uint32_t r = uint32_t(first) + c * kStripColumns + Columns::position(j), row = r < last ? r : last;
-        const uint32_t i = row / group, head = uint32_t(key_head) * group + row % group;
+        const auto [head, i] = query_row(uint32_t(key_head), row, group);
         draw_row[c][j] = int(uint32_t(at.index) * uint32_t(in.heads_q) + head);
         place[c][j] = int(i + at.keys - at.queries);
         slope[c][j] = in.alibi_slopes ? in.alibi_slopes[at.index * in.alibi_stride + head] * kLog2E : 0.0f;

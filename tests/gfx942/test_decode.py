@@ -18,6 +18,7 @@ HEAD = {"embedding_dim": 64, "num_heads": 2, "num_blocks": 1, "vocab_size": 1945
 WIDE = {"embedding_dim": 256, "num_heads": 1, "v_dim_factor": 2.0, "num_blocks": 1, "ffn_proj_factor": 20.0}
 CASES: tuple[tuple[str, torch.dtype, int, int, dict[str, Any]], ...] = (
     ("one row", torch.float32, 0, 1, {}),
+    ("one row, biases, fused", torch.float32, 0, 1, FUSED),
     ("five rows, biases, fused", torch.float32, 0, 5, FUSED),
     ("bfloat16", torch.bfloat16, 0, 1, {}),
     ("bfloat16, three rows, fused", torch.bfloat16, 0, 3, {"weight_mode": "fused"}),

@@ -2,8 +2,8 @@
 // Products of weights with few rows, as a model's step on NVIDIA makes them (csrc/decode/matrix_gpu.h): every format,
 // rings in LDS and registers, units that blocks take in turn, tails of columns and rows; against double.
 //
-// x's are the sum of two bfloat16, which leaves up to 2^-17 of each, of either sign: eight times what that makes of a sum
-// of as many by chance may be off, and of sums in float 2^-21 of all products' sizes.
+// x's are the sum of two bfloat16, which leaves up to 2^-17 of each, of either sign: eight times what that makes of a
+// sum of as many by chance may be off, and of sums in float 2^-21 of all products' sizes.
 #include <cmath>
 #include <random>
 #include <string>

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import attention, layers, mlstm, mlstm_points, models, selection
+from . import attention, drawing, layers, mlstm, mlstm_points, models, selection
 from .mlstm_contenders import SEQUENCES, STEPS
 from .registry import Operator
 
@@ -13,6 +13,7 @@ MLSTM_EXACT = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 2e-2}
 ATTENTION_EXACT = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 4e-3}
 LAYER_EXACT = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 4e-3}
 MODEL_EXACT = {"fp32": 1e-3, "bf16": 1e-1, "fp16": 2e-2}  # logits: rounding adds up over the blocks
+DRAW_EXACT = {"fp32": 0.0, "bf16": 0.0, "fp16": 0.0}  # the same tokens
 FORWARD, BACKWARD = "forward", "forward+backward"
 
 
@@ -53,6 +54,13 @@ def _model(name: str, text: str, work: str) -> Operator:
     )  # fmt: skip
 
 
+def _draw(name: str, text: str, how: str) -> Operator:
+    return Operator(
+        name, text, partial(drawing.points, how=how), drawing.make_inputs, drawing.truth, drawing.errors,
+        drawing.IMPLEMENTATIONS, DRAW_EXACT,
+    )  # fmt: skip
+
+
 def _selection(work: str) -> Operator:
     return Operator(
         f"select-{work}",
@@ -80,6 +88,8 @@ OPERATORS = {
         _layers("layers-backward", "with gradients of all inputs", BACKWARD),
         _model("first-token", "a model's time to the first token after a prompt", "first token"),
         _model("write", "a model's tokens a second after a text", "write"),
+        _draw("draw", "a token of each row by temperature, top-k and top-p", "sampled"),
+        _draw("draw-greedy", "the likeliest token of each row", "greedy"),
         *(_selection(work) for work in selection.KERNELS),
     )
 }
