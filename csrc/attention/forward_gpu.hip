@@ -38,7 +38,7 @@ void with_element(xlstm_dtype dtype, Launch&& launch) {
 void decode(const xlstm_attention_forward& p, const Chip& chip, void* workspace, Stream stream) {
   const DecodePlan cut = plan_decode(call_of(p), p.splits, chip);
   const FewRowsParams params{p, cut.blocks, cut.splits, is_whole(p.out, p.in.dv),
-                            ForwardParts::in_workspace(p.in, cut.splits, workspace)};
+                             ForwardParts::in_workspace(p.in, cut.splits, workspace)};
   with_element(p.in.q.dtype, [&](auto e) { launch_decode<decltype(e)>(cut, params, stream); });
   if (cut.splits > 1) combine_forward_parts(p, params.parts, cut.splits, stream);
 }
@@ -68,7 +68,7 @@ void check_mla(const xlstm_attention_forward& p) {
 void run_mla(const xlstm_attention_forward& p, const Chip& chip, void* workspace, Stream stream) {
   const MlaPlan cut = plan_mla(call_of(p), p.splits, chip);
   const FewRowsParams params{p, cut.blocks, cut.splits, is_whole(p.out, p.in.dv),
-                         ForwardParts::in_workspace(p.in, cut.splits, workspace)};
+                             ForwardParts::in_workspace(p.in, cut.splits, workspace)};
   if (p.in.q.dtype == XLSTM_BFLOAT16)
     launch_mla<BFloat16>(cut, params, stream);
   else

@@ -2,12 +2,12 @@
 // y = W x for up to kBatch x's on matrix units, with what stands before and after it in a step (decode/rows_gpu.h).
 //
 // A block stays: it brings x's into LDS once (decode/matrix_inputs_gpu.h), then takes units of kRows rows of W in turn,
-// so that memory gives each weight once. All its waves share a unit's rows and take 64 features in turns; weights go
-// from memory to registers, kDepth steps ahead of their use and on into the next unit, so that they keep coming while
-// waves meet to add up their sums. The first ones are asked for before the kernel waits for the one before it, and for
-// x's. Where LDS does not hold all of x's, they come in stages, anew for each unit; passes over more of the batch are
-// blocks of their own, which find the weights in L2. Of x's 16 bits are multiplied, an error of 2^-17 of each at most;
-// weights are exact, sums are float.
+// so that memory gives each weight once. All its waves share a unit's rows and take 64 features in turns; weights are
+// asked for kDepth steps ahead of their use and on into the next unit (decode/matrix_steps_gpu.h), so that they keep
+// coming while waves meet to add up their sums. The first ones are asked for before the kernel waits for the one before
+// it, and for x's. Where LDS does not hold all of x's, they come in stages, anew for each unit; passes over more of the
+// batch are blocks of their own, which find the weights in L2. Of x's 16 bits are multiplied, an error of 2^-17 of each
+// at most; weights are exact, sums are float.
 //
 // RMS norms are a factor of each row of the batch, found while x's go by and applied to sums.
 //
@@ -25,15 +25,14 @@ XLSTM_DEVICE int passes(const ProductParams& p) {
   return (p.batch + kBatch - 1) / kBatch;
 }
 
-template <class Weights, int kBatch, int kRows, int kMostDepth = 8>
+template <class Weights, int kBatch, int kRows, int kMostDepth = 64>
 struct MatrixProduct {
   using E = BFloat16;
   using Shape = MatrixShape<Weights, kBatch, kRows>;
   static constexpr bool kWhole = Shape::kWhole;
   static constexpr int kChains = Shape::kChains, kStrips = Shape::kStrips, kUnits = Shape::kUnits;
   static constexpr int kSplit = Shape::kSplit, kSumRows = Shape::kSumRows;
-  static constexpr int kLaneRows = Shape::kLaneRows, kLoads = Shape::kLoads, kColumns = Shape::kColumns;
-  static constexpr int kAlong = Shape::kAlong, kStepBytes = Shape::kStepBytes;
+  static constexpr int kLaneRows = Shape::kLaneRows, kColumns = Shape::kColumns, kAlong = Shape::kAlong;
   static constexpr int kDepth = Shape::kDepth < kMostDepth ? Shape::kDepth : kMostDepth;
   static constexpr bool kQuantised = Weights::kGroups;
 
