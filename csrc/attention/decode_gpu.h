@@ -64,7 +64,7 @@ struct Decode {
   XLSTM_DEVICE uint32_t rows() const { return uint32_t(at.queries) * group; }
   XLSTM_DEVICE uint32_t live(uint32_t row) const { return row < rows() ? row : rows() - 1; }
 
-  XLSTM_DEVICE QueryRow query_of(uint32_t row) const { return query_row(uint32_t(key_head), row, group); }
+  XLSTM_DEVICE QueryRow<int64_t> query_of(uint32_t row) const { return query_row(key_head, row, group); }
 
   // ---- Q
 

@@ -81,7 +81,7 @@ struct Forward {
   XLSTM_DEVICE void load_q(const AttentionLayout& at) {
     const uint32_t group = uint32_t(at.group());
     const auto q_row = [&](int row) {
-      const QueryRow of = query_row(uint32_t(key_head), uint32_t(live(row)), group);
+      const QueryRow<uint32_t> of = query_row(uint32_t(key_head), uint32_t(live(row)), group);
       return static_cast<const E*>(at.in.q.data) + at.query(at.in.q, of);
     };
     const auto q_piece = [&](int row, int column) {

@@ -14,11 +14,13 @@ namespace xlstm {
 // Always inlined: the linker would take one instruction set's copy for all (tile/cpu.h).
 #define XLSTM_PLACE XLSTM_HOST_DEVICE inline __attribute__((always_inline))
 
+template <class Int>
 struct QueryRow {
-  uint32_t head, query;
+  Int head, query;
 };
-XLSTM_PLACE QueryRow query_row(uint32_t key_head, uint32_t row, uint32_t group) {
-  return {key_head * group + row % group, row / group};
+template <class Int>  // 32 bits where there are registers for no more
+XLSTM_PLACE QueryRow<Int> query_row(Int key_head, uint32_t row, uint32_t group) {
+  return {key_head * group + row % group, Int(row / group)};
 }
 
 struct AttentionLayout {
@@ -57,9 +59,12 @@ struct AttentionLayout {
     const int64_t row = in.cu_seqlens_q ? 0 : index * x.stride[0];
     return row + (first_query + i) * x.stride[2] + head * x.stride[1];
   }
-  XLSTM_PLACE int64_t query(const xlstm_tensor& x, const QueryRow& row) const { return query(x, row.head, row.query); }
+  template <class Int>
+  XLSTM_PLACE int64_t query(const xlstm_tensor& x, const QueryRow<Int>& row) const {
+    return query(x, row.head, row.query);
+  }
   XLSTM_PLACE int64_t row(const xlstm_tensor& x, int64_t key_head, int64_t r) const {
-    return query(x, query_row(uint32_t(key_head), uint32_t(r), uint32_t(group())));
+    return query(x, query_row(key_head, uint32_t(r), uint32_t(group())));
   }
   // Of the token at place t: key j of the sequence is at first_key + j.
   XLSTM_PLACE int64_t key(const xlstm_tensor& x, int64_t head, int64_t t) const {

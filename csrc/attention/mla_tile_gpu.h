@@ -62,7 +62,7 @@ struct MlaTiles {
         facts(at, head, first + strip * kStripColumns),
         scale(float(in.softmax_scale * 1.44269504088896340736)) {}
 
-  XLSTM_DEVICE QueryRow query_of(uint32_t row) const { return query_row(uint32_t(key_head), row, group); }
+  XLSTM_DEVICE QueryRow<int64_t> query_of(uint32_t row) const { return query_row(key_head, row, group); }
 
   // ---- LDS
 
