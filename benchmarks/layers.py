@@ -78,7 +78,7 @@ HOST = 1.25  # a row that takes at most so many times what a call of one token d
 
 def _shows_the_host(results: Results, cell: Results) -> bool:
     """Of calls that were made one by one: whether the host was slower than the GPU."""
-    if results["settings"].get("graphs", True):
+    if cell["tokens"] == 1 or results["settings"].get("graphs", True):
         return False
     same = ("layer", "work", "dtype")
     one = next(c for c in results["cells"] if c["tokens"] == 1 and all(c[key] == cell[key] for key in same))
@@ -138,11 +138,7 @@ def draw(results: Results, path: Path) -> None:
     panels[0].invert_yaxis()
     panels[0].legend(fontsize=7, frameon=False)
     quick = "SMOKE RUN, not to be quoted: " if results["settings"]["quick"] else ""
-    pale = (
-        "; pale: what the host needs"
-        if any(c["tokens"] > 1 and _shows_the_host(results, c) for c in results["cells"])
-        else ""
-    )
+    pale = "; pale: what the host needs" if any(_shows_the_host(results, c) for c in results["cells"]) else ""
     figure.suptitle(f"{quick}layers, {summary(results['environment'])}{pale}", fontsize=8)
     save(figure, path, dpi=110)
 

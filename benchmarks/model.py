@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import os
 import tempfile
 import time
@@ -34,21 +33,17 @@ from xlstm_hip.bench.environment import environment
 from xlstm_hip.bench.machine import Machine
 from xlstm_hip.bench.memory import MemoryUnknown, growth_of
 from xlstm_hip.bench.models import (
-    SIZES,
-    Captured,
+    IMPLEMENTATIONS,
+    MAKERS,
     Reader,
-    of_official,
-    of_ours,
-    of_transformers,
-    official_model,
-    transformers_model,
+    Weights,
+    random_weights,
 )
 from xlstm_hip.bench.registry import DTYPES
 from xlstm_hip.bench.result_files import keeps_what_there_is, write
 from xlstm_hip.bench.timing import Pace, interleaved, paired_ratio
-from xlstm_hip.models import load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.models import load_pretrained
 from xlstm_hip.progress import Tasks
-from xlstm_hip.quantize import quantize
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(__file__).resolve().parent / "results"
@@ -60,23 +55,16 @@ QUICK = Pace(seconds=0.1, least_rounds=1, most_rounds=1, sample_seconds=0.001)
 Calls = dict[str, Callable[[], Any]]
 
 
-def contenders(folder: Path, dtype: torch.dtype, device: str, wanted: list[str]) -> dict[str, Reader]:
-    def loaded(**options: Any) -> xLSTMLarge:
-        return load_pretrained(folder, dtype, device, progress=False, **options)
-
-    found = {OURS: of_ours(loaded(weight_mode="fused"))}
-    for bits in (8, 4):
-        if f"int{bits}" in wanted:
-            model, _ = quantize(loaded(weight_mode="fused"), bits, progress=False)
-            found[f"{OURS} int{bits}"] = of_ours(model)
-    if THEIRS in wanted and importlib.util.find_spec("transformers") is not None:
-        found[THEIRS] = of_transformers(transformers_model(folder, dtype, torch.device(device)))
-    if OFFICIAL in wanted and importlib.util.find_spec("xlstm") is not None:
-        found[OFFICIAL] = of_official(official_model(loaded(), dtype, torch.device(device)))
-    if CAPTURED in wanted and device != "cpu" and importlib.util.find_spec("xlstm") is not None:
-        model = official_model(loaded(weight_mode="fused"), dtype, torch.device(device))
-        found[CAPTURED] = Captured(model)
-    return found
+def contenders(weights: Weights, wanted: list[str]) -> dict[str, Reader]:
+    """By their names here; the registry's "ours" is the package's name."""
+    here = {x.name for x in IMPLEMENTATIONS if x.missing(weights.device) is None}
+    asked = {OURS: "ours", f"{OURS} int8": "ours int8", f"{OURS} int4": "ours int4"}
+    asked |= {name: name for name in (THEIRS, OFFICIAL, CAPTURED)}
+    return {
+        name: MAKERS[own](weights)
+        for name, own in asked.items()
+        if own in here and (name == OURS or name.removeprefix(f"{OURS} ") in wanted)
+    }
 
 
 def check(found: dict[str, Reader], x: Tensor, dtype: torch.dtype) -> None:
@@ -143,18 +131,18 @@ def reads(name: str) -> bool:
 @torch.no_grad()
 def measure(
     result: dict[str, Any],  # of a size; holds at any time what has been measured
-    folder: Path,
+    weights: Weights,
     arguments: argparse.Namespace,
     machine: Machine,
     progress: Tasks,
 ) -> None:
     size, rows = result["size"], result["jobs"]
-    dtype, device, quick = DTYPES[arguments.dtype], arguments.device, arguments.quick
+    device, quick = arguments.device, arguments.quick
     pace = QUICK if quick else replace(FULL, seconds=arguments.seconds)
     write_tokens, read_tokens = (4, 32) if quick else (128, 8192 if machine.gpu else 2048)
     progress.begin(f"{size}: contenders")
-    found = contenders(folder, dtype, device, arguments.contenders)
-    model = load_pretrained(folder, dtype, device, progress=False)
+    found = contenders(weights, arguments.contenders)
+    model = weights.loaded()
     vocab, result["weights"] = model.config.vocab_size, sum(p.numel() for p in model.parameters())
     result["weights_bytes"] = sum(p.numel() * p.element_size() for p in model.parameters())
     progress.advance(1)
@@ -163,7 +151,7 @@ def measure(
     def tokens(batch: int, length: int) -> Tensor:
         return torch.randint(3, vocab, (batch, length), generator=g).to(device)
 
-    check(found, tokens(1, PROMPT), dtype)
+    check(found, tokens(1, PROMPT), weights.dtype)
     for batch in (1, 8):
         progress.begin(f"{size}: writing, batch {batch}")
         x = tokens(batch, PROMPT)
@@ -185,16 +173,8 @@ def measure(
     progress.begin(f"{size}: memory, loading")
     lengths = (4, 8) if quick else (64, 512, 2048)
     result["memory"] = memory_over_length(found[OURS], tokens(1, PROMPT), lengths, machine)
-    result["loading"] = loading(folder, device)
+    result["loading"] = loading(weights.folder, device)
     progress.advance(1)
-
-
-def random_checkpoint(size: str, dtype: torch.dtype, device: str, folder: Path) -> Path:
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = xLSTMLarge(xLSTMLargeConfig(**SIZES[size])).to(dtype)
-    save_pretrained(model, folder)
-    return folder
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -207,11 +187,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         Tasks(7 * len(arguments.size)) as progress,
     ):
         for size in arguments.size:
-            folder = ROOT / "models" / "demo"
+            dtype, device = DTYPES[arguments.dtype], torch.device(arguments.device)
+            weights = Weights(ROOT / "models" / "demo", dtype, device)
             if size != "demo":
-                folder = random_checkpoint(size, DTYPES[arguments.dtype], arguments.device, Path(temporary) / size)
+                weights = random_weights(size, dtype, device, Path(temporary) / size)
             results.append({"size": size, "jobs": []})
-            measure(results[-1], folder, arguments, machine, progress)
+            measure(results[-1], weights, arguments, machine, progress)
             gc.collect()
     results = [result for result in results if result["jobs"]]
     if not results:

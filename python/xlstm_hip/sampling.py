@@ -96,13 +96,14 @@ class Drawing:
         """Draws a token of each row that goes on; logits (B, V) of any float dtype."""
         options = self.sampling
         if logits.dtype == torch.float64 or logits.device.type not in _DEVICES or plain_torch_forced():
-            return self._plain(logits)
+            return self.draw_plainly(logits)
         OPS.draw_tokens_(
             self.tokens, logits.float().contiguous(), self._seeds, self._numbers, self.seen, self.going, self._ends,
             None, self.pad, options.temperature, options.top_k, options.top_p, options.repetition_penalty,
         )  # fmt: skip
 
-    def _plain(self, logits: Tensor) -> None:
+    def draw_plainly(self, logits: Tensor) -> None:
+        """The same in plain torch, for what has no kernel."""
         if self.seen is not None:
             read = self.tokens >= 0 if self.going is None else self.going & (self.tokens >= 0)
             vocabulary = torch.arange(logits.shape[1], device=logits.device)

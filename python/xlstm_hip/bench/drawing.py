@@ -64,7 +64,7 @@ def _prepared(draw: Callable[[Drawing, Tensor], None]) -> Prepare:
 
 
 def truth(cell: Cell, inputs: Tensors) -> Tensors:
-    return _prepared(Drawing._plain)(cell, {"logits": inputs["logits"].double()})()
+    return _prepared(Drawing.draw_plainly)(cell, {"logits": inputs["logits"].double()})()
 
 
 def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
@@ -74,7 +74,7 @@ def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
 
 IMPLEMENTATIONS = (
     Implementation("ours", OURS, _prepared(Drawing.__call__)),
-    Implementation("plain torch", PLAIN, _prepared(Drawing._plain)),
+    Implementation("plain torch", PLAIN, _prepared(Drawing.draw_plainly)),
 )
 
 

@@ -229,46 +229,56 @@ class Captured:
 # ---- one set of weights for all, made when the first asks
 
 
-class Models:
-    """The readers of one size, dtype and device, made one by one, on a checkpoint in a temporary folder."""
+@dataclass(frozen=True)
+class Weights:
+    """A checkpoint, and as what and where its models are to be."""
 
-    def __init__(self, size: str, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype, self.device = dtype, device
-        self._temporary = tempfile.TemporaryDirectory(prefix="xlstm_hip_bench_")
-        self.folder = Path(self._temporary.name)
-        torch.manual_seed(0)
-        with torch.device(device):
-            model = xLSTMLarge(xLSTMLargeConfig(**SIZES[size])).to(dtype)
-        save_pretrained(model, self.folder)
-        self._readers: dict[str, Reader] = {}
+    folder: Path
+    dtype: torch.dtype
+    device: torch.device
 
     def loaded(self, **options: Any) -> xLSTMLarge:
         return load_pretrained(self.folder, self.dtype, str(self.device), progress=False, **options)
 
+
+def random_weights(size: str, dtype: torch.dtype, device: torch.device, folder: Path) -> Weights:
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = xLSTMLarge(xLSTMLargeConfig(**SIZES[size])).to(dtype)
+    save_pretrained(model, folder)
+    return Weights(folder, dtype, device)
+
+
+class Models:
+    """The readers of one size, dtype and device, made one by one, on a checkpoint in a temporary folder."""
+
+    def __init__(self, size: str, dtype: torch.dtype, device: torch.device) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="xlstm_hip_bench_")
+        self._weights = random_weights(size, dtype, device, Path(self._temporary.name))
+        self._readers: dict[str, Reader] = {}
+
     def reader(self, name: str) -> Reader:
         if name not in self._readers:
-            self._readers[name] = MAKERS[name](self)
+            self._readers[name] = MAKERS[name](self._weights)
         return self._readers[name]
 
 
-def _plain(models: Models) -> Reader:
-    model = models.loaded()
+def _plain(weights: Weights) -> Reader:
+    model = weights.loaded()
     for key, kernel in OFFICIAL_CPU_KERNELS.items():
         for module in (model, model.backbone):
             setattr(module.config, key, kernel)
     return of_ours(model)
 
 
-MAKERS: dict[str, Callable[[Models], Reader]] = {
-    "ours": lambda models: of_ours(models.loaded(weight_mode="fused")),
-    "ours int8": lambda models: of_ours(quantize(models.loaded(weight_mode="fused"), 8, progress=False)[0]),
-    "ours int4": lambda models: of_ours(quantize(models.loaded(weight_mode="fused"), 4, progress=False)[0]),
+MAKERS: dict[str, Callable[[Weights], Reader]] = {
+    "ours": lambda w: of_ours(w.loaded(weight_mode="fused")),
+    "ours int8": lambda w: of_ours(quantize(w.loaded(weight_mode="fused"), 8, progress=False)[0]),
+    "ours int4": lambda w: of_ours(quantize(w.loaded(weight_mode="fused"), 4, progress=False)[0]),
     "plain torch": _plain,
-    "transformers": lambda models: of_transformers(transformers_model(models.folder, models.dtype, models.device)),
-    "xlstm_large": lambda models: of_official(official_model(models.loaded(), models.dtype, models.device)),
-    "xlstm_large graph": lambda models: Captured(
-        official_model(models.loaded(weight_mode="fused"), models.dtype, models.device)
-    ),
+    "transformers": lambda w: of_transformers(transformers_model(w.folder, w.dtype, w.device)),
+    "xlstm_large": lambda w: of_official(official_model(w.loaded(), w.dtype, w.device)),
+    "xlstm_large graph": lambda w: Captured(official_model(w.loaded(weight_mode="fused"), w.dtype, w.device)),
 }
 
 
