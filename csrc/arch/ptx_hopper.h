@@ -136,13 +136,31 @@ XLSTM_DEVICE void products_wait(Sums&... sums) {
   "%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114," \
   "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-// Both operands in shared memory, 64 columns. add: false begins a sum.
+// Both operands in shared memory; 64, 72 or 8 columns. add: false begins a sum.
 template <bool kAAcross, bool kBAcross>
 XLSTM_DEVICE void multiply_shared(float (&sum)[32], uint64_t a, uint64_t b, bool add = true) {
   asm volatile(
       "{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" XLSTM_TEXT32 "}, %32, %33, p, 1, 1, %35, %36; }"
       : XLSTM_D32(sum, 0)
+      : "l"(a), "l"(b), "r"(int(add)), "n"(int(kAAcross)), "n"(int(kBAcross)));
+}
+
+template <bool kAAcross, bool kBAcross>
+XLSTM_DEVICE void multiply_shared(float (&sum)[36], uint64_t a, uint64_t b, bool add = true) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %38, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n72k16.f32.bf16.bf16 {" XLSTM_TEXT32
+      ",%32,%33,%34,%35}, %36, %37, p, 1, 1, %39, %40; }"
+      : XLSTM_D32(sum, 0), XLSTM_D4(sum, 32)
+      : "l"(a), "l"(b), "r"(int(add)), "n"(int(kAAcross)), "n"(int(kBAcross)));
+}
+template <bool kAAcross, bool kBAcross>
+XLSTM_DEVICE void multiply_shared(float (&sum)[4], uint64_t a, uint64_t b, bool add = true) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %6, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, %4, %5, p, 1, 1, %7, %8; }"
+      : XLSTM_D4(sum, 0)
       : "l"(a), "l"(b), "r"(int(add)), "n"(int(kAAcross)), "n"(int(kBAcross)));
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The chunkwise mLSTM on a GPU: which kernel runs after which, on what memory.
-//   forward    gates, stabilisers - scores - n before each chunk - normalisers - walk
+//   forward    gates, stabilisers - scores - n before each chunk - normalisers - walk; or, where a walk makes scores, n
+//              and normalisers itself, gates, stabilisers - measures - walk
 //   backward   gates, stabilisers - scores - n, dn before each chunk - walks dq, dk, dv - flows, gates
 // A walk that is cut into segments is three launches (walk_launch.h).
 #include <algorithm>
@@ -68,9 +69,9 @@ void launch_vectors(const VectorParams& p, Stream stream) {
 // The walk of the plan's schedule. With before_last also the dots of that and dc_last.
 template <class E>
 void run_walk(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const float* dc_last, float* dots,
-              Stream stream, const NormaliserParams* normaliser = nullptr) {
+              Stream stream, const ScoringParams* scoring = nullptr) {
   if constexpr (kHasHopperKernels && __is_same(E, BFloat16))
-    if (plan.schedule == Schedule::hopper) return launch_walk_hopper(plan, p, normaliser, dc_last, dots, stream);
+    if (plan.schedule == Schedule::hopper) return launch_walk_hopper(plan, p, scoring, dc_last, dots, stream);
   launch_walk<E>(plan, chip, p, dc_last, dots, stream);
 }
 
@@ -81,16 +82,17 @@ struct CommonMemory {
   void* scores;
   float *factors, *decay, *keys;
 
-  CommonMemory(Arena& arena, const xlstm_mlstm& in, int chunk)
+  // with_scores: else no kernel leaves scores, nor n before each chunk.
+  CommonMemory(Arena& arena, const xlstm_mlstm& in, int chunk, bool with_scores = true)
       : where(sequences(in, chunk)),
         sums(arena.take<double>(chunks(where))),
         mosts(arena.take<double>(chunks(where))),
         m_before(arena.take<double>(chunks(where))),
         m(arena.take<double>(padded_tokens(where))),
-        scores(arena.take<char>(padded_tokens(where) * chunk * element_bytes(in.q))),
+        scores(arena.take<char>(with_scores ? padded_tokens(where) * chunk * element_bytes(in.q) : 0)),
         factors(arena.take<float>(kFactors * padded_tokens(where))),
         decay(arena.take<float>(chunks(where))),
-        keys(arena.take<float>(chunks(where) * in.dqk)) {}
+        keys(arena.take<float>(with_scores ? chunks(where) * in.dqk : 0)) {}
 };
 
 void launch_stabilisers(const CommonMemory& memory, const xlstm_mlstm& in, void* m_last, Stream stream) {
@@ -144,12 +146,15 @@ WalkParams walk_params(const CommonMemory& memory, const WalkPlan& plan, const T
 // ---- forward
 
 struct ForwardMemory : CommonMemory {
-  float *row_sums, *between;
+  float *row_sums, *measures, *between, *n_between;
 
   ForwardMemory(Arena& arena, const xlstm_mlstm& in, const ForwardPlan& plan)
-      : CommonMemory(arena, in, plan.walk.chunk),
-        row_sums(arena.take<float>(padded_tokens(where))),
-        between(arena.take<float>(between_floats(plan.walk, states(where)))) {}
+      : CommonMemory(arena, in, plan.walk.chunk, !plan.walk.scores),
+        row_sums(arena.take<float>(plan.walk.scores ? 0 : padded_tokens(where))),
+        measures(arena.take<float>(plan.walk.scores ? chunks(where) * kMeasureFloats : 0)),
+        between(arena.take<float>(between_floats(plan.walk, states(where)))),
+        n_between(arena.take<float>(plan.walk.scores ? states(where) * (plan.walk.segments - 1) * plan.walk.rows : 0)) {
+  }
 };
 
 template <class E>
@@ -158,14 +163,20 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
   const Chip& chip = plan.chip;
   launch_stabilisers(memory, in, call.m_last, stream);
   ScoreParams scores = score_params(memory, in);
-  scores.l = memory.row_sums;
-  launch_scores<E, false>(scores, chip, stream);
-  launch_vectors(
-      {memory.where, memory.keys, memory.decay, floats(in.n_initial), floats(call.n_last), int(in.dqk), false}, stream);
-  const NormaliserParams normaliser{memory.where,   scores.q,       memory.row_sums, memory.keys,   memory.m,
-                                    floats(call.l), memory.factors, in.eps,          normalised(in)};
-  if (!plan.walk.normalises)
+  const ScoringParams scoring{memory.measures,  floats(in.n_initial), floats(call.n_last), floats(call.l),
+                              memory.n_between, float(scores.scale),  float(in.eps),       normalised(in)};
+  if (plan.walk.scores) {
+    if constexpr (kHasHopperKernels) launch_measures_hopper(scores, memory.measures, stream);
+  } else {
+    scores.l = memory.row_sums;
+    launch_scores<E, false>(scores, chip, stream);
+    launch_vectors(
+        {memory.where, memory.keys, memory.decay, floats(in.n_initial), floats(call.n_last), int(in.dqk), false},
+        stream);
+    const NormaliserParams normaliser{memory.where,   scores.q,       memory.row_sums, memory.keys,   memory.m,
+                                      floats(call.l), memory.factors, in.eps,          normalised(in)};
     launch("normalisers", normalisers<E>, {chunks(memory.where), kNormaliserThreads, 0}, stream, normaliser);
+  }
 
   WalkParams p = walk_params(memory, plan.walk, scores.q, scores.k, tokens(in.v, in.dhv, in),
                              tokens(call.h, in.dhv, in), memory.between);
@@ -177,7 +188,7 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
   p.state_out = floats(call.c_last);
   p.state_x = in.dhv;
   p.state_y = 1;
-  run_walk<E>(plan.walk, chip, p, nullptr, nullptr, stream, plan.walk.normalises ? &normaliser : nullptr);
+  run_walk<E>(plan.walk, chip, p, nullptr, nullptr, stream, plan.walk.scores ? &scoring : nullptr);
 }
 
 // ---- backward

@@ -14,10 +14,12 @@ template <class E>
 void launch_walk(const WalkPlan&, const Chip&, const WalkParams&, const float* dc_last, float* dots, Stream);
 
 // The same for bfloat16 where the plan says Schedule::hopper, in a library for CUDA.
-// normaliser: it makes them too, from n before each chunk; or null.
-void launch_walk_hopper(const WalkPlan&, const WalkParams&, const NormaliserParams* normaliser, const float* dc_last,
+// scoring: of a walk that makes its scores, where the plan says so; else null.
+void launch_walk_hopper(const WalkPlan&, const WalkParams&, const ScoringParams* scoring, const float* dc_last,
                         float* dots, Stream);
 template <bool kBackward>
 void launch_scores_hopper(const ScoreParams&, Stream);
+// What such a walk needs of the gates: measures, factors, decays.
+void launch_measures_hopper(const ScoreParams&, float* measures, Stream);
 
 }  // namespace xlstm::gpu

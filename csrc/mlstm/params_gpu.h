@@ -91,6 +91,16 @@ struct NormaliserParams {
   bool normalize;
 };
 
+// Of a Hopper walk that makes scores, n and normalisers itself.
+struct ScoringParams {
+  const float* measures;   // (rows, slots, kMeasureFloats), walk_hopper_shape.h
+  const float* n_initial;  // (N, NH, DHQK), or null
+  float *n_last, *l;       // or null
+  float* n_between;        // (N NH, segments - 1, the kernel's rows), as WalkParams::between
+  float scale, eps;
+  bool normalize;
+};
+
 struct WalkParams {
   Sequences where;
   Tokens a, x, y, out;   // out without data: states only

@@ -67,7 +67,6 @@ WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int64_t rows, int64_t 
     const HopperShape shape = hopper_shape(p.rows, columns);
     p.y_tile = shape.y_tile();
     p.tiles = int(ceil_div(columns, p.y_tile));
-    p.normalises = shape.normalises();
     if (shape.pair) p.tiles = int(ceil_div(p.tiles, 2)) * 2;
   } else {
     const WalkShape shape = walk_shape(chip.family, s.element_bytes, p.rows, chunk);
@@ -100,7 +99,9 @@ int64_t between_floats(const WalkPlan& p, int64_t states) {
 }
 
 ForwardPlan plan_forward(const MlstmShape& s, const Chip& chip) {
-  return {chip, plan_walk(s, chip, s.dqk, s.dhv, chunk_for(s, chip, {s.dqk}))};
+  ForwardPlan p{chip, plan_walk(s, chip, s.dqk, s.dhv, chunk_for(s, chip, {s.dqk}))};
+  p.walk.scores = p.walk.schedule == Schedule::hopper && hopper_shape(p.walk.rows, s.dhv).scores();
+  return p;
 }
 
 BackwardPlan plan_backward(const MlstmShape& s, const Chip& chip) {

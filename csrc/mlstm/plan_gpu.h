@@ -29,7 +29,7 @@ struct WalkPlan {
   int rows, chunk;    // the kernel's
   int slices;         // of rows, where a state has more than any kernel keeps; else 1
   int y_tile, tiles;  // columns of y in a block; blocks along y
-  bool normalises;    // a forward walk makes its normalisers itself
+  bool scores;        // a forward walk makes its scores, n and normalisers itself
   int segments, segment_chunks;
   int blocks;  // of the walk itself; states only between segments come before
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scores of every chunk of 64 tokens (scores_gpu.h says what they are) as Hopper likes them.
+// The scores of every chunk of 64 tokens (scores_gpu.h says what they are) as Hopper likes them: backward's, and
+// forward's where a walk does not make its own (walk_hopper_scores.h), for which the gates are measured here.
 //
 // Who owns what: a warpgroup has one chunk of one head; three of them share an SM. A thread of its last warp brings
 // slices of 64 features by bulk copies, as many ahead as there is room for, while the first two measure the gates. Each
@@ -322,6 +323,30 @@ __global__ __launch_bounds__(HopperScores<kBackward>::kThreads,
     const Sequences& where = params.scores.where;
     const uint32_t slots = uint32_t(where.slots);
     HopperScores<kBackward>(params, Chunk(where, head_of(where, blockIdx.x / slots), blockIdx.x % slots), lds).run();
+  }
+}
+
+// For walks that make their scores: a block has a chunk, a thread a token.
+template <int>
+__global__ __launch_bounds__(kHopperChunk) void measures_hopper(const ScoreParams p, float* measures) {
+  if constexpr (kHopper) {
+    using Gates = ChunkGates<kHopperChunk>;
+    __shared__ __align__(alignof(Gates)) char room[sizeof(Gates)];
+    Gates& gates = *reinterpret_cast<Gates*>(room);
+    const uint32_t slots = uint32_t(p.where.slots);
+    const Chunk c(p.where, head_of(p.where, blockIdx.x / slots), blockIdx.x % slots);
+    const int t = threadIdx.x;
+    const TokenMeasure kept = measure_gates<false>(p, c, gates, t, [] { __syncthreads(); });
+    float* const to = measures + c.slot * kMeasureFloats;
+    to[kRowHigh * kHopperChunk + t] = gates.row_high[t];
+    to[kRowLow * kHopperChunk + t] = gates.row_low[t];
+    to[kColumnHigh * kHopperChunk + t] = gates.column_high[t];
+    to[kColumnLow * kHopperChunk + t] = gates.column_low[t];
+    to[kLeast * kHopperChunk + t] = float(exp(-kept.m));
+    BFloat16* const weights = reinterpret_cast<BFloat16*>(to + kMeasures * kHopperChunk);
+    const BFloat16 upper = from_float<BFloat16>(gates.into[t]);
+    weights[t] = upper;  // row 0 of a tile, and row 1, whose pieces are permuted
+    weights[kHopperChunk + (t ^ 8)] = from_float<BFloat16>(gates.into[t] - to_float(upper));
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// launch_scores_hopper().
+// launch_scores_hopper(), launch_measures_hopper().
 #include "mlstm/launch_hopper.h"
 #include "mlstm/scores_hopper.h"
 
@@ -21,5 +21,9 @@ void launch_scores_hopper(const ScoreParams& p, Stream stream) {
 }
 template void launch_scores_hopper<false>(const ScoreParams&, Stream);
 template void launch_scores_hopper<true>(const ScoreParams&, Stream);
+
+void launch_measures_hopper(const ScoreParams& p, float* measures, Stream stream) {
+  launch("measures", measures_hopper<0>, {p.where.rows * p.where.slots, kHopperChunk, 0}, stream, p, measures);
+}
 
 }  // namespace xlstm::gpu

@@ -131,19 +131,13 @@ struct WalkState {
 constexpr int kAhead = 8;        // segments that are read at a time
 constexpr int kScannedEach = 4;  // accumulators of a thread
 
-// `between` holds what each segment alone adds to the state; afterwards the state after each segment. A block has a few
-// accumulators of every thread of one tile.
-template <class State>
-XLSTM_DEVICE void scan_between(const ScanParams& p) {
-  constexpr int kThreads = State::kThreads, kRegisters = State::kRegisters, kParts = kRegisters / kScannedEach;
-  static_assert(kRegisters % kScannedEach == 0);
-  const int first = blockIdx.x % kParts * kScannedEach, tile = blockIdx.x / kParts % p.tiles;
-  const int64_t state = blockIdx.x / kParts / p.tiles;
-  // Each segment's decay, the product of its chunks', by one wave.
-  __shared__ float decays[kMostSegments];
+// Each segment's decay, the product of its chunks', by one wave; how many there are beside the last, whose state is
+// nobody's.
+template <int kThreads>
+XLSTM_DEVICE int decays_of_segments(const ScanParams& p, int64_t state, float* decays) {
   const Segment whole = segment_of(p.where, state, 0, p.segment_chunks, p.reverse);
   const int64_t chunks = (whole.end - whole.begin + p.where.chunk - 1) / p.where.chunk;
-  const int count = int((chunks + p.segment_chunks - 1) / p.segment_chunks) - 1;  // the last one's state is nobody's
+  const int count = int((chunks + p.segment_chunks - 1) / p.segment_chunks) - 1;
   for (int order = wave_id(); order < count; order += kThreads / kWave) {
     const Segment g = segment_of(p.where, state, order, p.segment_chunks, p.reverse);
     const int64_t slot = g.in_slots(p.where, g.first_chunk) / p.where.chunk;
@@ -153,6 +147,19 @@ XLSTM_DEVICE void scan_between(const ScanParams& p) {
     if (lane_id() == 0) decays[order] = decay;
   }
   __syncthreads();
+  return count;
+}
+
+// `between` holds what each segment alone adds to the state; afterwards the state after each segment. A block has a few
+// accumulators of every thread of one tile.
+template <class State>
+XLSTM_DEVICE void scan_between(const ScanParams& p) {
+  constexpr int kThreads = State::kThreads, kRegisters = State::kRegisters, kParts = kRegisters / kScannedEach;
+  static_assert(kRegisters % kScannedEach == 0);
+  const int first = blockIdx.x % kParts * kScannedEach, tile = blockIdx.x / kParts % p.tiles;
+  const int64_t state = blockIdx.x / kParts / p.tiles;
+  __shared__ float decays[kMostSegments];
+  const int count = decays_of_segments<kThreads>(p, state, decays);
   const int64_t stride = int64_t(p.tiles) * kRegisters * kThreads;
   for (int r = first; r < first + kScannedEach; ++r) {
     const auto [x, y] = State::position(r, tile);
@@ -169,6 +176,20 @@ XLSTM_DEVICE void scan_between(const ScanParams& p) {
       for (int j = 0; j < kAhead; ++j)
         if (order + j < count) after[(order + j) * stride] = now = decays[order + j] * now + added[j];
     }
+  }
+}
+
+// The same of a vector of x's columns, (N NH, segments - 1, room); initial as state_in, or null. A block has one
+// state's.
+template <int kThreads>
+XLSTM_DEVICE void scan_vector_between(const ScanParams& p, int64_t state, float* between, const float* initial,
+                                      int room) {
+  __shared__ float decays[kMostSegments];
+  const int count = decays_of_segments<kThreads>(p, state, decays);
+  for (int x = threadIdx.x; x < p.x_columns; x += kThreads) {
+    float now = initial ? initial[state * p.x_columns + x] : 0.0f;
+    float* const after = between + state * (p.segments - 1) * room + x;
+    for (int order = 0; order < count; ++order) after[order * room] = now = decays[order] * now + after[order * room];
   }
 }
 

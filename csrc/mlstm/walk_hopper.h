@@ -5,24 +5,26 @@
 // Everything is transposed, so that the state, in accumulators, is the left operand of the next product as it lies:
 //     out^T [64 of y][tokens] = C^T a^T      += y^T scores^T      C^T += (w y)^T x
 // Who owns what: two warpgroups hold 128 numbers of the state in each thread, 64 columns of y by 256 rows (or twice 64
-// by 128) in each. They take turns: while one multiplies by the state, the other packs, weighs, writes. Of the third
-// warpgroup one warp brings tiles of 64 tokens by bulk copies, two chunks ahead. Outputs that are sums (dv), or sums
-// over normalisers (h; of 128 rows the other three warps make them on the way), leave by bulk copies as well; those
-// with more to them (dq, dk: what n and dn add, dots, the diagonal) the three finish. Rows beyond 256 are a second
-// block's, of the same cluster; each of the two sends the other half of its sums, and its three warps finish its own
-// half, h and dv too. walk_hopper_room.h has the shared memory, walk_hopper_outputs.h what becomes of sums.
+// by 128) in each. They take turns: while one multiplies by the state, the other packs, weighs, writes. Tiles of 64
+// tokens come by bulk copies, two chunks ahead, which a warp of the third warpgroup asks for. Outputs that are sums
+// (dv), or sums over normalisers (h), leave by bulk copies as well; those with more to them (dq, dk: what n and dn add,
+// dots, the diagonal) three warps finish. A forward walk has that warpgroup make its scores, n and normalisers from the
+// tiles that are there anyway (walk_hopper_scores.h). Rows beyond 256 are a second block's, of the same cluster; each
+// of the two sends the other half of its sums, and its three warps finish its own half, h and dv too; their scores come
+// from a kernel before. walk_hopper_room.h has the shared memory, walk_hopper_outputs.h what becomes of sums.
 //
-// Floor, forward at 256/512: flops, with each of q, k, v, h and scores moved once; the scores cost 8 % of the bytes.
-// Operands in shared memory are read at 64 bytes a cycle, half of what it gives, while 20 to 36 bytes a cycle arrive.
+// Floor, forward at 256/512: flops, with each of q, k, v and h moved once. Operands in shared memory are read at 64 to
+// 100 bytes a cycle of the 128 that it gives, while 20 to 36 bytes a cycle arrive.
 #pragma once
 
 #include "mlstm/walk_hopper_outputs.h"
+#include "mlstm/walk_hopper_scores.h"
 
 namespace xlstm::gpu {
 
 // What a thread of the first warpgroup keeps of the 168 registers that all begin with, and one of the other two has.
-constexpr int kFinishRegisters = 88, kStateRegisters = 208;
-static_assert(kFinishRegisters + 2 * kStateRegisters == 3 * 168);
+constexpr int kBesideRegisters = 88, kStateRegisters = 208;
+static_assert(kBesideRegisters + 2 * kStateRegisters == 3 * 168);
 
 template <class Room>
 struct HopperWalk {
@@ -35,6 +37,8 @@ struct HopperWalk {
 
   const Room& room;
   const HopperOutputs<Room> outputs{room};
+  static constexpr int kXPanel = Room::kXPanel;
+  static constexpr bool kAtOnce = Room::kKeepsN;  // a stage is free as a whole
   const WalkParams& p = room.p;
 
   // ---- the state and its products, by two warpgroups
@@ -138,9 +142,24 @@ struct HopperWalk {
     products_end();
   }
 
+  // Where all of the first warpgroup make scores, three warps of the second of the state's copy a part each, as soon as
+  // it has done with the chunk two before; the first has, half a chunk ago, and the scores are further. All its threads
+  // wait: the compiler keeps no products in flight where some do.
+  enum Copied { kCopiesA, kCopiesY, kCopiesX };
+  XLSTM_DEVICE bool copies(Copied part, int group) const {
+    return kAtOnce && group == 1 && threadIdx.x % kWarpgroup == part * 32;
+  }
+
   XLSTM_DEVICE void keep_state(int group) const {
     constexpr float kLeast = 0x1p-40f;
     const int thread = threadIdx.x % kWarpgroup;
+    const bool copies_a = copies(kCopiesA, group), copies_y = copies(kCopiesY, group),
+               copies_x = copies(kCopiesX, group);
+    for (int n = 0; n < Room::kStages && n < room.chunks; ++n) {
+      if (copies_a) room.copy_a(n);
+      if (copies_y) room.copy_y(n);
+      if (copies_x) room.copy_x(n);
+    }
     State state;
     load_state(state, group);
     float decay = p.decay[room.slot_of(0)];
@@ -175,13 +194,14 @@ struct HopperWalk {
         if constexpr (kOutputs) {
           products_wait<0>(sum);
           hold(state.c[m]);
-          if (m + 1 == kMine && thread == 0) room.a_free(n).arrive();
+          if (!kAtOnce && m + 1 == kMine && thread == 0) room.a_free(n).arrive();
 #pragma unroll
           for (int j = 0; j < 8; ++j) {
             const float2 by = *reinterpret_cast<const float2*>(inter + 8 * j + 2 * (thread % 4));
 #pragma unroll
             for (int e = 0; e < 4; ++e) sum[4 * j + e] *= (e % 2 ? by.y : by.x) * held_before;
           }
+          if (Room::kScored && m == 0) room.scores_full(n).wait(phase);
           if (p.reverse)
             add_scored<true>(sum, at + Room::kY + half * kPanel, at + Room::kScores);
           else
@@ -195,7 +215,7 @@ struct HopperWalk {
         products_begin();
 #pragma unroll
         for (int k = 0; k < kChunk / 16; ++k)
-          multiply_held<true>(state.c[m], left + 4 * k, across(at + Room::kX, kPanel) + k * kNextAcross);
+          multiply_held<true>(state.c[m], left + 4 * k, across(at + Room::kX, kXPanel) + k * kNextAcross);
         products_end();
         if constexpr (kOutputs) {
           products_wait<1>(sum);
@@ -211,13 +231,20 @@ struct HopperWalk {
             outputs.store(sum, n, half, group);
           }
         }
-        if (m + 1 == kMine) {
+        if (!kAtOnce && m + 1 == kMine) {
           if constexpr (!kOutputs) __syncwarp();  // else outputs bring the warp together
           if (thread % 32 == 0) room.y_free(n).arrive();
         }
         products_wait<0>(state.c[m]);
       }
-      if (thread == 0) room.x_free(n).arrive();
+      if (kAtOnce) __syncwarp();
+      if (kAtOnce ? thread % 32 == 0 : thread == 0) room.x_free(n).arrive();
+      if (kAtOnce && group == 1 && n + Room::kStages < room.chunks) {
+        room.x_free(n).wait(phase);
+        if (copies_a) room.copy_a(n + Room::kStages);
+        if (copies_y) room.copy_y(n + Room::kStages);
+        if (copies_x) room.copy_x(n + Room::kStages);
+      }
     }
     store_state(state, group);
     if constexpr (Room::kStored)
@@ -228,13 +255,13 @@ struct HopperWalk {
     const int warp = shuffle_from(int(threadIdx.x / 32), 0, 32), group = warp / 4;
     room.open();
     if (group == 0) {
-      leave_registers<kFinishRegisters>();
-      if (warp == kCopyWarp) {
+      leave_registers<kBesideRegisters>();
+      if constexpr (Room::kKeepsN) {
+        HopperScorer<Room>{room}.run();
+      } else if (warp == kOutputWarps) {
         if (threadIdx.x % 32 == 0) room.copy_chunks();
       } else if constexpr (Room::kFinish) {
         outputs.finish(warp);
-      } else if constexpr (Room::kNormalise) {
-        outputs.normalise(warp);
       }
     } else {
       take_registers<kStateRegisters>();

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What becomes of a Hopper walk's sums (walk_hopper.h): the warpgroups that make them store them, or leave them in
-// shared memory, of this block or of the other of a pair, to the warps that finish them; and those that make
-// normalisers.
+// shared memory, of this block or of the other of a pair, to the warps that finish them.
 #pragma once
 
 #include "mlstm/walk_hopper_room.h"
@@ -12,7 +11,7 @@ template <class Room>
 struct HopperOutputs {
   using Place = typename Room::Place;
   static constexpr HopperShape kShape = Room::kShape;
-  static constexpr bool kPair = kShape.pair, kFlowing = Room::kFlowing, kNormalise = Room::kNormalise;
+  static constexpr bool kPair = kShape.pair, kFlowing = Room::kFlowing, kScored = Room::kScored;
   static constexpr int kChunk = Room::kChunk, kPanel = Room::kPanel, kHalfFloats = Room::kHalfFloats;
   static constexpr int kGroup = 3;  // named barriers: 3 and 4, a warpgroup for itself
 
@@ -21,10 +20,10 @@ struct HopperOutputs {
 
   // ---- by the warpgroups that hold the state, 64 columns of y each
 
-  // Outputs that are sums, or sums over N of each token, which is made here or was before, to memory.
+  // Outputs that are sums, or sums over N of each token, which was made in the block or before it, to memory.
   XLSTM_DEVICE void store(const float (&sum)[32], int n, int half, int group) const {
-    const float* gain = kNormalise ? room.gains(n) : p.gained ? room.factors(n, kGain) : nullptr;
-    if constexpr (kNormalise) room.gain_full(n).wait(room.parity(n));
+    const float* gain = kScored ? room.gains(n) : p.gained ? room.factors(n, kGain) : nullptr;
+    if constexpr (kScored) room.gain_full(n).wait(room.parity(n));
     const int thread = threadIdx.x % kWarpgroup, lane = thread % 32, here = made_here(thread);
     const uint32_t panel = room.base + uint32_t(Room::kSums + half * kPanel);
     if (thread == 0) stores_read();  // of the chunk before
@@ -36,7 +35,7 @@ struct HopperOutputs {
       for (int w = 0; w < 4; ++w) {
         const int i = 4 * (j + w / 2) + w % 2 * 2;
         float2 by{1, 1};
-        if (kNormalise || gain) by = *reinterpret_cast<const float2*>(gain + 8 * (j + w / 2) + 2 * (lane % 4));
+        if (kScored || gain) by = *reinterpret_cast<const float2*>(gain + 8 * (j + w / 2) + 2 * (lane % 4));
         r[w] = pack(BFloat16{}, sum[i] * by.x, sum[i + 1] * by.y);
       }
       const int row = 8 * j + here % 8 + here / 16 % 2 * 8, piece = here / 32 * 2 + here / 8 % 2;
@@ -206,73 +205,6 @@ struct HopperOutputs {
       }
       __syncwarp();
       if (lane == 0) room.y_free(n).arrive();
-    }
-  }
-
-  // ---- normalisers, by the same warps: three rounds of 8 tokens each. l = inter q n + the row's sum of scores
-
-  static constexpr int kAtOnce = 8, kLanes = kShape.rows / 8;  // of a token: a lane has 8 columns
-  static constexpr int kEach = kAtOnce * kLanes / 32;          // tokens that a lane has columns of
-  static constexpr int kRounds = 3;
-  static_assert(kOutputWarps * kRounds == kChunk / kAtOnce + 1);  // one round is done by two warps, which find the same
-
-  // Each of the sums over lanes that are kNearest to kFarthest apart. At each step a lane gives half of what it has to
-  // the lane that keeps those, until it has one: sum lane / kNearest of them.
-  template <int kFarthest, int kNearest, int kCount>
-  XLSTM_DEVICE static float sum_lanes(float (&sum)[kCount], int lane) {
-    static_assert(kCount == 2 * kFarthest / kNearest);
-#pragma unroll
-    for (int mask = kFarthest; mask >= kNearest; mask /= 2) {
-      const bool upper = lane & mask;
-#pragma unroll
-      for (int j = 0; j < mask / kNearest; ++j) {
-        const float low = sum[j], high = sum[j + mask / kNearest];
-        sum[j] = (upper ? high : low) + shuffle_xor(upper ? low : high, mask);
-      }
-    }
-    return sum[0];
-  }
-
-  XLSTM_DEVICE void normalise(int warp) const {
-    const NormaliserParams& q = room.params.normaliser;
-    const int lane = threadIdx.x % 32, piece = lane % kLanes;
-    const int first = (warp * kRounds - warp / 2) * kAtOnce, among = lane / kLanes * kEach;
-    // A token of each round; where two warps find the same, the first of them.
-    const bool finishes = lane % 4 < kRounds && !(warp == kOutputWarps - 1 && lane % 4 == 0);
-    const int token = first + (lane % 4 < kRounds ? lane % 4 * kAtOnce + lane / 4 : 0);
-    for (int n = 0; n < room.chunks; ++n) {
-      const char* numbers = room.normal(n);
-      const char* panel = room.stage(n) + Room::kA + piece / 8 * kPanel + first * kPanelRowBytes;
-      room.a_full(n).wait(room.parity(n));
-      const float4 low = *reinterpret_cast<const float4*>(numbers + piece * 32);
-      const float4 high = *reinterpret_cast<const float4*>(numbers + piece * 32 + 16);
-      const float of_n[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-      float part[4] = {};  // of token lane / 4 of each round
-#pragma unroll
-      for (int round = 0; round < kRounds; ++round) {
-        float sum[kEach];
-#pragma unroll
-        for (int t = 0; t < kEach; ++t) {
-          const Piece x = read_piece(panel + panel_piece(round * kAtOnce + among + t, piece % 8));
-          sum[t] = 0;
-#pragma unroll
-          for (int j = 0; j < 8; ++j) sum[t] += element<BFloat16>(x, j) * of_n[j];
-        }
-        part[round] = sum_lanes<kLanes / 2, 4>(sum, lane);
-      }
-      const float dot = sum_lanes<2, 1>(part, lane);
-      const float row_sum = reinterpret_cast<const float*>(numbers + Room::kRowSums)[token];
-      const double m = reinterpret_cast<const double*>(numbers + Room::kM)[token];
-      room.y_full(n).wait(room.parity(n));
-      const float l = room.factors(n, kInter)[token] * dot + row_sum;
-      __syncwarp();
-      if (lane == 0) room.a_free(n).arrive(), room.y_free(n).arrive();
-      const int64_t t = int64_t(room.chunk_at(n)) * kChunk + token;
-      const bool inside = finishes && t < room.segment.end;
-      if (finishes) room.gains(n)[token] = inside ? float(1 / xlstm::normaliser(q.normalize, l, m, q.eps)) : 0.0f;
-      __syncwarp();
-      if (lane == 0) room.gain_full(n).arrive();
-      if (room.tile == 0 && q.l && inside) q.l[room.segment.row * p.where.length + t] = l;
     }
   }
 };

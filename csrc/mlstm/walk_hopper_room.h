@@ -12,7 +12,7 @@ namespace xlstm::gpu {
 struct HopperWalkParams {
   WalkParams walk;
   CUtensorMap a, x, y, scores, out;
-  NormaliserParams normaliser;  // HopperOutput::normalised
+  ScoringParams scoring;  // keeps_n()
 };
 
 // Where a walk keeps its state.
@@ -37,34 +37,37 @@ struct HopperState {
   XLSTM_DEVICE static StripPosition position(int r, int tile) { return position(r, tile, threadIdx.x / kWarpgroup); }
 };
 
-// The first warpgroup's last warp copies; the warps before it finish outputs or make normalisers.
-constexpr int kOutputWarps = 3, kCopyWarp = kOutputWarps;
+// Of the first warpgroup: warps that finish outputs, beside one that copies, or that make scores.
+constexpr int kOutputWarps = 3, kScoreWarps = 4;
 
 template <int kRows, int kHalves, bool kPair, HopperOutput kOutput>
 struct HopperRoom {
   using Place = HopperState<kRows, kHalves, kPair>;
   static constexpr HopperShape kShape = Place::kShape;
-  static constexpr bool kOutputs = kOutput != HopperOutput::none, kFlowing = kOutput == HopperOutput::flowing;
+  static constexpr bool kOutputs = kOutput > HopperOutput::none_with_n, kFlowing = kOutput == HopperOutput::flowing;
   static constexpr bool kFinish = kFlowing || kOutput == HopperOutput::summed;
-  static constexpr bool kNormalise = kOutput == HopperOutput::normalised,
-                        kStored = kNormalise || kOutput == HopperOutput::plain;
-  static_assert(!kPair || !kStored);  // two blocks' sums are to be added
+  static constexpr bool kScored = kOutput == HopperOutput::scored, kKeepsN = keeps_n(kOutput),
+                        kStored = kScored || kOutput == HopperOutput::plain;
+  static_assert(!kPair || (!kStored && !kKeepsN));  // two blocks' sums are to be added
   static constexpr int kChunk = kHopperChunk, kStages = 2;
   static constexpr int kPanels = kRows / kPanelColumns, kPanel = panel_bytes(kChunk);
 
-  // Shared memory. A stage: a, x, y, scores.
-  static constexpr int kA = 0, kX = kA + kPanels * kPanel, kY = kX + kPanels * kPanel, kScores = kY + kHalves * kPanel;
+  // Shared memory. A stage: a, x, y, scores. Below each panel of x, of n the upper and the lower part.
+  static constexpr int kXPanel = kPanel + (kKeepsN ? panel_bytes(8) : 0);
+  static constexpr int kA = 0, kX = kA + kPanels * kPanel, kY = kX + kPanels * kXPanel, kScores = kY + kHalves * kPanel;
   static constexpr int kStage = kScores + kPanel;
   // Outputs of 64 columns of y each: sums to be finished, or what is stored; and the other block's sums.
   static constexpr int kHalfFloats = kChunk * 64, kHalfBytes = kFinish ? kHalfFloats * 4 : kPanel;
   static constexpr int kSums = kStages * kStage, kIncoming = kSums + (kOutputs ? kHalves * kHalfBytes : 0);
-  // Of each stage, the factors inter, into, gain.
-  static constexpr int kNumbers = kIncoming + (kPair && kOutputs ? kHalfBytes : 0), kFactorBytes = 3 * kChunk * 4;
-  // And for its normalisers: n, row sums of the scores, m, and what comes of them.
-  static constexpr int kNormal = kNumbers + kStages * kFactorBytes,
-                       kNormalBytes = kNormalise ? kRows * 4 + kChunk * 16 : 0;
-  static constexpr int kRowSums = kRows * 4, kM = kRowSums + kChunk * 4, kGains = kM + kChunk * 8;
-  static constexpr int kBarriers = kNormal + kStages * kNormalBytes;
+  // Of each stage, weights of n's sum in a tile of 8 rows; the factors inter, into and, where it was made before, gain;
+  // measures, and the gains that come of them.
+  static constexpr int kWeights = kIncoming + (kPair && kOutputs ? kHalfBytes : 0),
+                       kWeightTile = kKeepsN ? panel_bytes(8) : 0;
+  static constexpr int kNumbers = kWeights + kStages * kWeightTile, kFactorRoom = 3 * kChunk * 4,
+                       kFactorBytes = kKeepsN ? 2 * kChunk * 4 : kFactorRoom;
+  static constexpr int kMeasured = kNumbers + kStages * kFactorRoom,
+                       kMeasuredRoom = kKeepsN ? kMeasureBytes + kChunk * 4 : 0;
+  static constexpr int kBarriers = kMeasured + kStages * kMeasuredRoom;
   enum BarrierIndex {
     kAFull,
     kYFull = kAFull + kStages,  // and scores and factors
@@ -76,7 +79,8 @@ struct HopperRoom {
     kSumsFree = kSumsFull + kHalves,
     kIncomingFull = kSumsFree + kHalves,
     kSentFree,  // the other block's room for sums from here
-    kGainFull,
+    kScoresFull,
+    kGainFull = kScoresFull + kStages,
     kBarrierCount = kGainFull + kStages
   };
   static constexpr int kBytes = kShape.lds_bytes(kOutput);
@@ -107,17 +111,19 @@ struct HopperRoom {
   XLSTM_DEVICE float* sums(int half) const { return reinterpret_cast<float*>(lds + kSums) + half * kHalfFloats; }
   XLSTM_DEVICE const float* incoming() const { return reinterpret_cast<const float*>(lds + kIncoming); }
   XLSTM_DEVICE const float* factors(int n, Factor which) const {
-    return reinterpret_cast<const float*>(lds + kNumbers + n % kStages * kFactorBytes) + which * kChunk;
+    return reinterpret_cast<const float*>(lds + kNumbers + n % kStages * kFactorRoom) + which * kChunk;
   }
-  XLSTM_DEVICE const char* normal(int n) const { return lds + kNormal + n % kStages * kNormalBytes; }
-  XLSTM_DEVICE float* gains(int n) const {
-    return reinterpret_cast<float*>(lds + kNormal + n % kStages * kNormalBytes + kGains);
+  XLSTM_DEVICE uint32_t weights_address(int n) const { return base + uint32_t(kWeights + n % kStages * kWeightTile); }
+  XLSTM_DEVICE float* measured(int n, HopperMeasure which) const {
+    return reinterpret_cast<float*>(lds + kMeasured + n % kStages * kMeasuredRoom) + which * kChunk;
   }
+  XLSTM_DEVICE float* gains(int n) const { return measured(n, kMeasures); }
 
   // Of the two blocks of a pair: this one, and the half whose outputs are its.
   XLSTM_DEVICE int owned_half() const { return kPair ? tile % 2 : 0; }
 
-  // Full is for who reads, free for who writes: of a stage of the nth chunk, of half of the columns, or of all.
+  // Full is for who reads, free for who writes: of a stage of the nth chunk, of half of the columns, or of all. Where n
+  // is kept, x_free() says it of the whole stage.
   XLSTM_DEVICE Barrier barrier(int index) const { return {base + uint32_t(kBarriers + 8 * index)}; }
   XLSTM_DEVICE Barrier a_full(int n) const { return barrier(kAFull + n % kStages); }
   XLSTM_DEVICE Barrier a_free(int n) const { return barrier(kAFree + n % kStages); }
@@ -125,6 +131,7 @@ struct HopperRoom {
   XLSTM_DEVICE Barrier y_free(int n) const { return barrier(kYFree + n % kStages); }
   XLSTM_DEVICE Barrier x_full(int n) const { return barrier(kXFull + n % kStages); }
   XLSTM_DEVICE Barrier x_free(int n) const { return barrier(kXFree + n % kStages); }
+  XLSTM_DEVICE Barrier scores_full(int n) const { return barrier(kScoresFull + n % kStages); }
   XLSTM_DEVICE Barrier gain_full(int n) const { return barrier(kGainFull + n % kStages); }
   XLSTM_DEVICE Barrier sums_full(int half) const { return barrier(kSumsFull + half); }
   XLSTM_DEVICE Barrier sums_free(int half) const { return barrier(kSumsFree + half); }
@@ -138,9 +145,10 @@ struct HopperRoom {
   XLSTM_DEVICE void open() const {
     if (threadIdx.x == 0) {
       for (int s = 0; s < kStages; ++s) {
-        a_full(s).init(1), y_full(s).init(1), x_full(s).init(1), gain_full(s).init(kOutputWarps);
-        a_free(s).init(2 + (kNormalise ? kOutputWarps : 0)), x_free(s).init(2);
-        y_free(s).init(kHopperStateThreads / 32 + (kFinish || kNormalise ? kOutputWarps : 0));
+        a_full(s).init(1), y_full(s).init(1), x_full(s).init(1);
+        scores_full(s).init(kScoreWarps), gain_full(s).init(kScoreWarps);
+        a_free(s).init(2), x_free(s).init(kKeepsN ? kHopperStateThreads / 32 + kScoreWarps : 2);
+        y_free(s).init(kHopperStateThreads / 32 + (kFinish ? kOutputWarps : 0));
       }
       for (int half = 0; half < kHalves; ++half) {
         sums_full(half).init(kWarpgroup), sums_free(half).init(kOutputWarps);
@@ -148,9 +156,16 @@ struct HopperRoom {
       incoming_full().init(1), sent_free().init(kOutputWarps);
       barriers_ready();
     }
-    if constexpr (kNormalise) {  // where q has no columns n has none: zeros
-      for (int i = threadIdx.x; i < kStages * kNormalBytes / 4; i += kHopperBlockThreads)
-        reinterpret_cast<float*>(lds + kNormal)[i] = 0;
+    if constexpr (kKeepsN) {  // what nobody writes: rows beside n and its weights, scores above the diagonal
+      const auto clear = [&](int from, int bytes) {
+        for (int i = threadIdx.x * 4; i < bytes; i += kHopperBlockThreads * 4)
+          *reinterpret_cast<uint32_t*>(lds + from + i) = 0;
+      };
+      clear(kWeights, kStages * kWeightTile);
+      for (int s = 0; kScored && s < kStages; ++s) {
+        for (int i = 0; i < kPanels; ++i) clear(s * kStage + kX + i * kXPanel + kPanel, kXPanel - kPanel);
+        clear(s * kStage + kScores, kPanel);
+      }
       shared_written();
     }
     if constexpr (kPair)
@@ -159,47 +174,57 @@ struct HopperRoom {
       __syncthreads();
   }
 
-  // All that a walk reads of the segment, by one thread.
-  XLSTM_DEVICE void copy_chunks() const {
-    prefetch(&params.a), prefetch(&params.x), prefetch(&params.y), prefetch(&params.scores);
-    if constexpr (kStored) prefetch(&params.out);
-    for (int n = 0; n < chunks; ++n) {
-      const int s = n % kStages, token = chunk_at(n) * kChunk, head = segment.head, batch = segment.batch;
-      const uint32_t at = stage_address(n), before = parity(n) ^ 1;
-      const int64_t slot = slot_of(n);
-      if constexpr (kOutputs) {
-        const Barrier full = a_full(n);
-        a_free(n).wait(before);
-        const int n_bytes = p.a.columns * 4;
-        full.expect(kPanels * kPanel + (kNormalise ? n_bytes + kChunk * 12 : 0));
-        if constexpr (kNormalise) {
-          const NormaliserParams& q = params.normaliser;
-          const uint32_t to = base + uint32_t(kNormal + s * kNormalBytes);
-          copy_bytes(to, q.n + slot * p.a.columns, n_bytes, full);
-          copy_bytes(to + kRowSums, q.row_sums + slot * kChunk, kChunk * 4, full);
-          copy_bytes(to + kM, q.m + slot * kChunk, kChunk * 8, full);
-        }
-#pragma unroll
-        for (int i = 0; i < kPanels; ++i)
-          copy_panel(at + kA + i * kPanel, &params.a, Place::first_row(tile) + i * kPanelColumns, token, head, batch,
-                     full);
-      }
-      Barrier full = y_full(n);
-      y_free(n).wait(before);
-      full.expect(kHalves * kPanel + kFactorBytes + (kOutputs ? kPanel : 0));
-      copy_bytes(base + kNumbers + s * kFactorBytes, p.factors + slot * kFactors * kChunk, kFactorBytes, full);
-#pragma unroll
-      for (int i = 0; i < kHalves; ++i)
-        copy_panel(at + kY + i * kPanel, &params.y, Place::first_column(tile) + i * kPanelColumns, token, head, batch,
-                   full);
-      if constexpr (kOutputs) copy_panel(at + kScores, &params.scores, 0, int(slot * kChunk), 0, 0, full);
-      full = x_full(n);
-      x_free(n).wait(before);
+  // What a walk reads of the nth chunk, by one thread each, when nobody needs what the stage held.
+  XLSTM_DEVICE void copy_a(int n) const {
+    if constexpr (kOutputs) {
+      const Barrier full = a_full(n);
       full.expect(kPanels * kPanel);
+      copy_panels<kPanels>(stage_address(n) + kA, kPanel, params.a, Place::first_row(tile), n, full);
+    }
+  }
+  XLSTM_DEVICE void copy_y(int n) const {
+    const Barrier full = y_full(n);
+    const int64_t slot = slot_of(n);
+    full.expect(kHalves * kPanel + kFactorBytes + (kOutputs && !kScored ? kPanel : 0));
+    copy_bytes(base + kNumbers + n % kStages * kFactorRoom, p.factors + slot * kFactors * kChunk, kFactorBytes, full);
+    copy_panels<kHalves>(stage_address(n) + kY, kPanel, params.y, Place::first_column(tile), n, full);
+    if constexpr (kOutputs && !kScored)
+      copy_panel(stage_address(n) + kScores, &params.scores, 0, int(slot * kChunk), 0, 0, full);
+  }
+  XLSTM_DEVICE void copy_x(int n) const {
+    const Barrier full = x_full(n);
+    full.expect(kPanels * kPanel + (kKeepsN ? kWeightBytes : 0) + (kScored ? kMeasureBytes : 0));
+    if constexpr (kKeepsN) {
+      const float* from = params.scoring.measures + slot_of(n) * kMeasureFloats;
+      const uint32_t to = base + uint32_t(kMeasured + n % kStages * kMeasuredRoom);
+      if constexpr (kScored) copy_bytes(to, from, kMeasureBytes, full);
+      copy_bytes(weights_address(n), from + kMeasureBytes / 4, kWeightBytes, full);
+    }
+    copy_panels<kPanels>(stage_address(n) + kX, kXPanel, params.x, Place::first_row(tile), n, full);
+  }
+  template <int kCount>
+  XLSTM_DEVICE void copy_panels(uint32_t to, int apart, const CUtensorMap& from, int column, int n,
+                                Barrier full) const {
 #pragma unroll
-      for (int i = 0; i < kPanels; ++i)
-        copy_panel(at + kX + i * kPanel, &params.x, Place::first_row(tile) + i * kPanelColumns, token, head, batch,
-                   full);
+    for (int i = 0; i < kCount; ++i)
+      copy_panel(to + i * apart, &from, column + i * kPanelColumns, chunk_at(n) * kChunk, segment.head, segment.batch,
+                 full);
+  }
+  XLSTM_DEVICE void prefetch_maps() const {
+    prefetch(&params.a), prefetch(&params.x), prefetch(&params.y);
+    if constexpr (!kScored) prefetch(&params.scores);
+    if constexpr (kStored) prefetch(&params.out);
+  }
+  XLSTM_DEVICE void copy_chunks() const {
+    prefetch_maps();
+    for (int n = 0; n < chunks; ++n) {
+      const uint32_t before = parity(n) ^ 1;
+      if (kOutputs) a_free(n).wait(before);
+      copy_a(n);
+      y_free(n).wait(before);
+      copy_y(n);
+      x_free(n).wait(before);
+      copy_x(n);
     }
   }
 };

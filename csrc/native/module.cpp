@@ -159,9 +159,9 @@ py::dict walk_plan(const gpu::WalkPlan& p, const gpu::Chip& chip, int element_by
   d["segments"] = p.segments;
   d["segment_chunks"] = p.segment_chunks;
   d["blocks"] = p.blocks;
+  const gpu::HopperOutput output = p.scores ? gpu::HopperOutput::scored : gpu::HopperOutput::flowing;
   d["threads"] = hopper ? gpu::kHopperBlockThreads : shape.threads;
-  d["lds_bytes"] =
-      hopper ? gpu::hopper_shape(p.rows, p.tiles * p.y_tile).lds_bytes(gpu::HopperOutput::flowing) : shape.lds_bytes;
+  d["lds_bytes"] = hopper ? gpu::hopper_shape(p.rows, p.tiles * p.y_tile).lds_bytes(output) : shape.lds_bytes;
   return d;
 }
 

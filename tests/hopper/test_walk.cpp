@@ -13,18 +13,18 @@ int main(int count, char** arguments) {
   const std::vector<float> few{1e-9f, 1e-30f, 0.7f};
   const WalkCase cases[] = {
       // 128 rows: 128 columns and fewer in a block, or 256
-      {Kind::normalised, 128, 330, 128, 120},
-      {Kind::normalised, 128, 130, 104, 200, false, false},
-      {Kind::normalised, 128, 330, 128, 256, false, true, 2},
+      {Kind::scored, 128, 330, 128, 120},
+      {Kind::scored, 128, 130, 104, 200, false, false},
+      {Kind::scored, 128, 330, 128, 256, false, true, 2},
       {Kind::plain, 128, 330, 128, 120, true},
       {Kind::plain, 128, 330, 128, 328, true, true, 2},
       {Kind::flowing, 128, 130, 128, 128},
       {Kind::flowing, 128, 330, 128, 328, true},
       // 256 rows
-      {Kind::gained, 256, 130, 256, 128, false, true, 1, few},
-      {Kind::gained, 256, 330, 192, 200, false, false, 2},
-      {Kind::gained, 256, 450, 256, 128, false, false},
-      {Kind::gained, 256, 1, 136, 72},
+      {Kind::scored, 256, 130, 256, 128, false, true, 1, few},
+      {Kind::scored, 256, 330, 192, 200, false, false, 2},
+      {Kind::scored, 256, 450, 256, 128, false, false},
+      {Kind::scored, 256, 1, 136, 72},
       {Kind::plain, 256, 330, 192, 200, true},
       {Kind::plain, 256, 450, 256, 128, true, true, 3},
       {Kind::flowing, 256, 130, 256, 128},

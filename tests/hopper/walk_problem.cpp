@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The truth is double throughout. Beside it goes a model that rounds to bfloat16 what the kernels round: the state
 // where it is read, the weighted y that is added to it. Bounds:
-//   truth   each term of a sum passes through at most two roundings of operands, of 2^-9 each, and the sum through one
-//           more: |error| <= 2^-8 (terms' sizes summed) + 2^-9 |result|
+//   truth   each term of a sum passes through at most two roundings of operands, of 2^-9 each on average and 2^-8 at
+//           most, and the sum through one more, also where it is of one term alone: |error| <= 2^-8 (terms' sizes
+//           summed) + 2^-8 |result|
 //   model   the result's rounding, which may fall to the other side: 2^-8 |result|; an operand or two that double and
 //           float round apart, 2^-8 of a term each: 2^-7 (largest term); float sums: 2^-17 (terms' sizes summed)
 // States and dots leave in float: 2^-17 of their terms from the model.
@@ -11,13 +12,13 @@
 namespace xlstm::gpu {
 namespace {
 
-constexpr double kEps = 1e-3;
+constexpr double kEps = 1e-3, kScale = 0x1p-4;
 
 double rounded(double x) { return to_float(from_float<BFloat16>(float(x))); }
 
 // A sum beside what bounds its error.
 struct Sum {
-  double exact = 0, model = 0, sizes = 0, largest = 0;
+  double exact = 0, model = 0, sizes = 0, largest = 0, slack = 0;
 
   void add(double term, double modelled) {
     exact += term;
@@ -39,9 +40,9 @@ struct Worst {
     if (size > value) value = size, where = at;
   }
   void see(double got, const Sum& want, const std::string& at) {
-    see(std::fabs(got - want.exact), 0x1p-8 * want.sizes + 0x1p-9 * std::fabs(want.exact), at + ", truth");
-    see(std::fabs(got - want.model), 0x1p-8 * std::fabs(want.model) + 0x1p-7 * want.largest + 0x1p-17 * want.sizes,
-        at + ", model");
+    see(std::fabs(got - want.exact), 0x1p-8 * want.sizes + 0x1p-8 * std::fabs(want.exact) + want.slack, at + ", truth");
+    see(std::fabs(got - want.model),
+        0x1p-8 * std::fabs(want.model) + 0x1p-7 * want.largest + 0x1p-17 * want.sizes + want.slack, at + ", model");
   }
 };
 
@@ -71,10 +72,10 @@ WalkProblem::WalkProblem(const WalkCase& of, unsigned seed)
       state_out_(state_in_.size()),
       dc_last_(state_in_.size()),
       state_dots_(0),
-      n_(int64_t(kHeads) * slots_ * of.x_columns),
-      row_sums_(padded_),
-      l_(int64_t(kHeads) * of.length),
-      m_(padded_) {
+      measures_(int64_t(kHeads) * slots_ * kMeasureFloats),
+      n_in_(int64_t(kHeads) * of.x_columns),
+      n_last_(n_in_.size()),
+      l_(int64_t(kHeads) * of.length) {
   if (shape_.pair) tiles_ = tiles_ / 2 * 2;
   dots_ = DeviceArray<float>(tiles_ * padded_);
   state_dots_ = DeviceArray<float>(tiles_ * kHeads);
@@ -84,7 +85,7 @@ WalkProblem::WalkProblem(const WalkCase& of, unsigned seed)
   plan_.chunk = kChunk;
   plan_.y_tile = shape_.y_tile();
   plan_.tiles = tiles_;
-  plan_.normalises = of.kind == Kind::normalised;
+  plan_.scores = of.kind == Kind::scored;
   plan_.segments = of.segments;
   plan_.segment_chunks = (slots_ + of.segments - 1) / of.segments;
   std::mt19937 engine(seed);
@@ -92,9 +93,8 @@ WalkProblem::WalkProblem(const WalkCase& of, unsigned seed)
   std::uniform_real_distribution<double> exponent(-3, 3);
   const auto next = [&] { return normal(engine); };
   for (TokenArray* tokens : {&a_, &x_, &y_, &with_}) tokens->fill(next);
-  for (DeviceArray<float>* values : {&vector_, &state_in_, &dc_last_, &n_, &row_sums_})
+  for (DeviceArray<float>* values : {&vector_, &state_in_, &dc_last_, &n_in_})
     for (int64_t i = 0; i < values->size(); ++i) (*values)[i] = float(next());
-  for (int64_t i = 0; i < padded_; ++i) m_[i] = next();
   // What belongs to no token: scores and factors are zeros there, gains are never looked at.
   std::fill_n(scores_.data(), scores_.size(), uint16_t(0));
   for (int slot = 0; slot < kHeads * slots_; ++slot) {
@@ -108,21 +108,45 @@ WalkProblem::WalkProblem(const WalkCase& of, unsigned seed)
         factor(slot, kGain, t) = !inside ? NAN : float((engine() % 2 ? 1 : -1) * std::exp(2 * exponent(engine)));
       else
         factor(slot, kAlong, t) = inside ? float(next()) : 0;
+      if (of.kind == Kind::scored) {
+        measure(slot, kRowHigh, t) = float(next());
+        measure(slot, kColumnHigh, t) = inside ? float(next()) : -INFINITY;
+        for (HopperMeasure low : {kRowLow, kColumnLow}) measure(slot, low, t) = inside ? float(1e-3 * next()) : 0;
+        measure(slot, kLeast, t) = float(std::exp(next()));
+        BFloat16* const weights = reinterpret_cast<BFloat16*>(&measure(slot, kMeasures, 0));
+        const float into = factor(slot, kInto, t);
+        weights[t] = from_float<BFloat16>(into);
+        weights[kChunk + (t ^ 8)] = from_float<BFloat16>(into - to_float(weights[t]));
+        factor(slot, kGain, t) = NAN;  // nobody made one
+        continue;
+      }
       for (int s = 0; s <= t && inside; ++s)
         scores_[(int64_t(slot) * kChunk + t) * kChunk + s] = from_float<BFloat16>(float(next())).bits;
     }
   }
 }
 
+double WalkProblem::score(int head, int64_t slot, int t, int s) {
+  if (case_.kind != Kind::scored)
+    return to_float(BFloat16{scores_[(slot * kChunk + (case_.reverse ? s : t)) * kChunk + (case_.reverse ? t : s)]});
+  if (s > t) return 0;
+  const int first = int(slot % slots_) * kChunk;
+  double product = 0;
+  for (int i = 0; i < case_.x_columns; ++i) product += a_.at(head, first + t, i) * x_.at(head, first + s, i);
+  const double exponent = double(measure(slot, kRowHigh, t)) + measure(slot, kColumnHigh, s) +
+                          double(measure(slot, kRowLow, t)) + measure(slot, kColumnLow, s);
+  return kScale * product * std::exp2(exponent);
+}
+
 void WalkProblem::run() {
   WalkParams p{};
   p.where = {nullptr, case_.length, kHeads, 1, kHeads, slots_, kChunk};
   p.a = a_.tokens(), p.x = x_.tokens(), p.y = y_.tokens(), p.out = out_.tokens();
-  p.scores = scores_.data();
+  p.scores = case_.kind == Kind::scored ? nullptr : scores_.data();
   p.factors = factors_.data();
   p.inter = case_.reverse ? kInto : kInter;
   p.weight = case_.reverse ? kInter : kInto;
-  p.gained = case_.kind == Kind::gained || case_.kind == Kind::normalised;
+  p.gained = case_.kind == Kind::gained || case_.kind == Kind::scored;
   p.decay = decay_.data();
   if (case_.kind == Kind::flowing) {
     p.vector = vector_.data();
@@ -144,22 +168,27 @@ void WalkProblem::run() {
   p.tiles = tiles_;
   p.slices = plan_.slices;
   p.reverse = case_.reverse;
-  const NormaliserParams normaliser{p.where, p.a, row_sums_.data(), n_.data(), m_.data(), l_.data(), factors_.data(),
-                                    kEps,    true};
-  launch_walk_hopper(plan_, p, case_.kind == Kind::normalised ? &normaliser : nullptr, dc_last_.data(),
-                     state_dots_.data(), nullptr);
+  DeviceArray<float> n_between(int64_t(kHeads) * (plan_.segments - 1) * plan_.rows);
+  const ScoringParams scoring{measures_.data(), case_.state_in ? n_in_.data() : nullptr,
+                              n_last_.data(),   l_.data(),
+                              n_between.data(), float(kScale),
+                              float(kEps),      true};
+  launch_walk_hopper(plan_, p, case_.kind == Kind::scored ? &scoring : nullptr, dc_last_.data(), state_dots_.data(),
+                     nullptr);
 }
 
 std::string WalkProblem::compare() {
   const int rows = case_.x_columns, columns = case_.y_columns;
   const Factor inter = case_.reverse ? kInto : kInter, weight = case_.reverse ? kInter : kInto;
   const Factor along = case_.reverse ? kInto : kAlong;
-  const bool flowing = case_.kind == Kind::flowing;
+  const bool flowing = case_.kind == Kind::flowing, scored = case_.kind == Kind::scored;
   Worst worst;
   for (int head = 0; head < kHeads; ++head) {
     // The state, and as the kernel holds it: rounded where it is read or added to, its decay apart until it is small.
     std::vector<double> state(rows * columns), held_state(rows * columns), sizes(rows * columns);
     double held = 1;
+    std::vector<Sum> n_of(rows);
+    for (int i = 0; i < rows && case_.state_in; ++i) n_of[i].add(n_in_[head * rows + i], n_in_[head * rows + i]);
     if (case_.state_in)
       for (size_t i = 0; i < state.size(); ++i)
         sizes[i] = std::fabs(state[i] = held_state[i] = state_in_[head * int64_t(state.size()) + i]);
@@ -188,18 +217,25 @@ std::string WalkProblem::compare() {
           for (int j = 0; j < columns; ++j)
             row[j].add(by * state[i * columns + j], by * held * rounded(held_state[i * columns + j]));
         }
+        Sum l;
         for (int s = 0; s < valid; ++s)
-          if (const double by = score(slot, t, s); by != 0)
+          if (const double by = score(head, slot, t, s); by != 0) {
+            l.add(by, by);
             for (int j = 0; j < columns; ++j)
-              row[j].add(by * y_.at(head, chunk * kChunk + s, j), by * y_.at(head, chunk * kChunk + s, j));
-        double gain = case_.kind == Kind::gained ? factor(slot, kGain, t) : 1;
-        if (case_.kind == Kind::normalised) {
-          double dot = 0;
-          for (int i = 0; i < rows; ++i) dot += a_.at(head, token, i) * n_[slot * rows + i];
-          const double l = factor(slot, kInter, t) * dot + row_sums_[slot * kChunk + t];
-          gain = 1 / normaliser(true, l, m_[slot * kChunk + t], kEps);
-          worst.see(std::fabs(l_[int64_t(head) * case_.length + token] - l), 1e-4 * (1 + std::fabs(l)),
-                    place("l", head, token, 0));
+              row[j].add(by * y_.at(head, chunk * kChunk + s, j), rounded(by) * y_.at(head, chunk * kChunk + s, j));
+          }
+        double gain = case_.kind == Kind::gained ? factor(slot, kGain, t) : 1, unsure = 0;
+        if (scored) {
+          for (int i = 0; i < rows; ++i) {
+            const double by = factor(slot, inter, t) * a_.at(head, token, i);
+            l.add(by * n_of[i].exact, by * n_of[i].exact);
+            l.sizes += std::fabs(by) * (n_of[i].sizes - std::fabs(n_of[i].exact));
+          }
+          const double n = std::fmax(std::fabs(l.exact), double(measure(slot, kLeast, t))) + kEps;
+          gain = 1 / n;
+          unsure = 0x1p-15 * l.sizes;  // n and its weights have 16 bits each
+          worst.see(std::fabs(l_[int64_t(head) * case_.length + token] - l.exact), unsure, place("l", head, token, 0));
+          unsure /= n;
         }
         for (int tile = 0; tile * plan_.y_tile < columns && flowing; ++tile) {
           Sum dot;
@@ -215,6 +251,7 @@ std::string WalkProblem::compare() {
         }
         for (int j = 0; j < columns; ++j) {
           row[j].scale(gain);
+          row[j].slack = unsure * std::fabs(row[j].model);
           worst.see(out_.at(head, token, j), row[j], place("the output", head, token, j));
         }
       }
@@ -237,7 +274,17 @@ std::string WalkProblem::compare() {
             sizes[i * columns + j] += std::fabs(by * x * y);
           }
         }
+      for (int i = 0; i < rows; ++i) {
+        n_of[i].scale(decay_[slot]);
+        for (int t = 0; t < valid; ++t) {
+          const double added = double(factor(slot, weight, t)) * x_.at(head, chunk * kChunk + t, i);
+          n_of[i].add(added, added);
+        }
+      }
     }
+    for (int i = 0; i < rows && scored; ++i)
+      worst.see(std::fabs(n_last_[head * rows + i] - n_of[i].exact), 0x1p-16 * n_of[i].sizes,
+                place("the last n", head, i, 0));
     for (size_t i = 0; i < state.size(); ++i) {
       const double got = state_out_[head * int64_t(state.size()) + i];
       const std::string at = place("the last state", head, int(i) / columns, int(i) % columns);

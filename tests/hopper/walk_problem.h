@@ -13,8 +13,8 @@
 
 namespace xlstm::gpu {
 
-// plain: dv; gained: h with normalisers that were made before; normalised: h that makes them; flowing: dq, dk.
-enum class Kind { plain, gained, normalised, flowing };
+// plain: dv; gained: h with scores and normalisers that were made before; scored: h that makes them; flowing: dq, dk.
+enum class Kind { plain, gained, scored, flowing };
 
 struct WalkCase {
   Kind kind;
@@ -26,7 +26,7 @@ struct WalkCase {
 };
 
 inline std::string described(const WalkCase& c) {
-  const char* kinds[] = {"plain", "gained", "normalised", "flowing"};
+  const char* kinds[] = {"plain", "gained", "scored", "flowing"};
   return std::string(kinds[int(c.kind)]) + " walk of " + std::to_string(c.rows) + " rows, " + std::to_string(c.length) +
          " tokens, " + std::to_string(c.x_columns) + " by " + std::to_string(c.y_columns) +
          (c.reverse ? ", back" : "") + (c.state_in ? ", from a state" : "") + ", segments " +
@@ -87,9 +87,10 @@ class WalkProblem {
 
  private:
   float& factor(int64_t slot, Factor which, int token) { return factors_[(slot * kFactors + which) * kChunk + token]; }
-  double score(int64_t slot, int t, int s) {  // what token s gives to token t
-    return to_float(BFloat16{scores_[(slot * kChunk + (case_.reverse ? s : t)) * kChunk + (case_.reverse ? t : s)]});
+  float& measure(int64_t slot, HopperMeasure which, int token) {
+    return measures_[slot * kMeasureFloats + which * kChunk + token];
   }
+  double score(int head, int64_t slot, int t, int s);  // what token s gives to token t, before it is rounded
 
   WalkCase case_;
   HopperShape shape_;
@@ -98,8 +99,8 @@ class WalkProblem {
   WalkPlan plan_{};
   TokenArray a_, x_, y_, out_, with_;
   DeviceArray<uint16_t> scores_;
-  DeviceArray<float> factors_, decay_, vector_, dots_, state_in_, state_out_, dc_last_, state_dots_, n_, row_sums_, l_;
-  DeviceArray<double> m_;
+  DeviceArray<float> factors_, decay_, vector_, dots_, state_in_, state_out_, dc_last_, state_dots_, measures_, n_in_,
+      n_last_, l_;
 };
 
 }  // namespace xlstm::gpu

@@ -53,9 +53,9 @@ template <int kGroups, class... Sums>
 void products_wait(Sums&...) {
   emulator::products_wait(kGroups);
 }
-template <bool kAAcross, bool kBAcross>
-void multiply_shared(float (&sum)[32], uint64_t a, uint64_t b, bool add = true) {
-  emulator::multiply_shared(sum, a, kAAcross, b, kBAcross, add);
+template <bool kAAcross, bool kBAcross, int kCount>
+void multiply_shared(float (&sum)[kCount], uint64_t a, uint64_t b, bool add = true) {
+  emulator::multiply_shared(sum, 2 * kCount, a, kAAcross, b, kBAcross, add);
 }
 template <bool kBAcross, int kCount>
 void multiply_held(float (&sum)[kCount], const uint32_t* a, uint64_t b, bool add = true) {

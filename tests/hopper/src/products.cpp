@@ -174,8 +174,8 @@ void products_wait(int but_the_last) {
   });
 }
 
-void multiply_shared(float* sum, uint64_t a, bool a_across, uint64_t b, bool b_across, bool add) {
-  issue({a, b, 64, running->committed, false, a_across, b_across, add}, sum, nullptr);
+void multiply_shared(float* sum, int columns, uint64_t a, bool a_across, uint64_t b, bool b_across, bool add) {
+  issue({a, b, columns, running->committed, false, a_across, b_across, add}, sum, nullptr);
 }
 void multiply_held(float* sum, int columns, const uint32_t* a, uint64_t b, bool b_across, bool add) {
   issue({0, b, columns, running->committed, true, false, b_across, add}, sum, a);
