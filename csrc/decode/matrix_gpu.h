@@ -85,9 +85,9 @@ struct MatrixProduct {
         }
 #pragma unroll
       for (int s = 0; s < kStrips; ++s) {
-        Piece stream[kStreamPieces<E>];
+        Piece stream[kStreamPieces<E>] = {};
 #pragma unroll
-        for (int j = 0; j < kStreamPieces<E>; ++j) {
+        for (int j = 0; j < Shape::kStreamReads; ++j) {
           const PiecePosition from = stream_piece(kFamily, sizeof(E), lane, j);
           stream[j] = read_piece(inputs.slot(at * kUnits + u, s, from.row, from.feature / kEight));
         }
@@ -99,10 +99,9 @@ struct MatrixProduct {
 #pragma unroll
             for (int h = 0; h < Weights::kParts; ++h) {
               const ChainOperand<E> a = chain_of_pieces<E>(chain[c][h], k);
-              if constexpr (Weights::kGroups)
-                multiply(part[c][s], b, a);
-              else
-                multiply(sum[c][s], b, a);
+              Strip<E>* to = &sum[c][s];
+              if constexpr (Weights::kGroups) to = &part[c][s];
+              multiply<Shape::kHalf>(*to, b, a);
             }
         }
       }
@@ -126,16 +125,18 @@ struct MatrixProduct {
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
         const float scale = low_float(element, step.scale[c][j]);
-        const float offset = kOffsets ? low_float(element, step.offset[c][j]) + Weights::kZero * scale : 0.0f;
+        const float offset = kOffsets ? __builtin_fmaf(Weights::kZero, scale, low_float(element, step.offset[c][j]))
+                                      : (Weights::kZero - Weights::kMiddle) * scale;
 #pragma unroll
         for (int s = 0; s < kStrips; ++s)
 #pragma unroll
-          for (int r = 0; r < Strip<E>::kRegisters; ++r) {
+          for (int r = 0; r < Shape::kRegisters; ++r) {
             if (Columns::of(r) != j) continue;
             float& to = sum[c][s].value[r];
             to = __builtin_fmaf(scale, part[c][s].value[r], to);
             const int row = Strip<E>::position(r).row;
-            if (kOffsets && row < kSplit)  // the lower parts are in it
+            const bool upper = kWhole ? whole_part(kFamily, row) == 0 : row < kSplit;  // the lower parts are in it
+            if ((kOffsets || Weights::kZero != Weights::kMiddle) && upper)
               to = __builtin_fmaf(offset, all[kWhole ? 0 : s * kSplit + row], to);
           }
       }
@@ -260,10 +261,10 @@ struct MatrixProduct {
 #pragma unroll
           for (int s = 0; s < kStrips; ++s)
 #pragma unroll
-            for (int r = 0; r < Strip<E>::kRegisters; ++r) {
+            for (int r = 0; r < Shape::kRegisters; ++r) {
               const StripPosition at = Strip<E>::position(r);
-              const int row = kWhole ? at.row / kSplit : s * 2 * kSplit + at.row;
-              if (!kWhole || at.row % kSplit == 0)
+              const int part = whole_part(kFamily, at.row), row = kWhole ? part : s * 2 * kSplit + at.row;
+              if (!kWhole || at.row == whole_row(kFamily, part))
                 mine[row * kRows + c * kStripColumns + at.column] = sum[c][s].value[r];
             }
       }

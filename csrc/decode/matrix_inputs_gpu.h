@@ -18,6 +18,10 @@ struct MatrixShape {
   static constexpr bool kWhole = kBatch == 1;  // all of the one x lies in LDS
   static constexpr int kChains = kRows / kStripColumns, kStrips = matrix_strips(kFamily, kBatch);
   static constexpr int kSplit = split_rows(kFamily), kSides = 2 * kSplit * kStrips;  // rows of strips
+  // What a lane reads of a strip's rows, and holds of their sums.
+  static constexpr bool kHalf = kWhole && whole_in_half(kFamily);
+  static constexpr int kStreamReads = kStreamPieces<E> / (kHalf ? 2 : 1);
+  static constexpr int kRegisters = Strip<E>::kRegisters / (kHalf ? 2 : 1);
   static constexpr int kLaneRows = lane_rows(kFamily), kLoads = lane_loads(kFamily, Weights::kBits);
   static constexpr int kColumns = Columns::kEach;
   static constexpr int kAlong = waves_along(kFamily), kTileFeatures = tile_features(kFamily);
@@ -178,11 +182,16 @@ struct MatrixInputs {
       lower.word[w] = pack(E{}, low - low_float(E{}, upper.word[w]), high - high_float(E{}, upper.word[w]));
     }
     const int unit = step * Shape::kUnits + at.unit;
+    const int lower_row = kWhole ? whole_row(kFamily, 1) : kSplit + b % kSplit;
     *reinterpret_cast<Piece*>(slot(unit, b / kSplit, b % kSplit, at.piece)) = upper;
-    *reinterpret_cast<Piece*>(slot(unit, b / kSplit, kSplit + b % kSplit, at.piece)) = lower;
-    if constexpr (Weights::kGroups) {
-      const float ones[kEight] = {1, 1, 1, 1, 1, 1, 1, 1};
-      const float all = over_lanes<kStepEights>(sum_of_products(y, ones));
+    *reinterpret_cast<Piece*>(slot(unit, b / kSplit, lower_row, at.piece)) = lower;
+    if constexpr (Weights::kGroups) {  // of what is multiplied: sums of shifted weights are the greater part of it
+      float own = 0;
+#pragma unroll
+      for (int w = 0; w < 4; ++w)
+        own += (low_float(E{}, upper.word[w]) + low_float(E{}, lower.word[w])) +
+               (high_float(E{}, upper.word[w]) + high_float(E{}, lower.word[w]));
+      const float all = over_lanes<kStepEights>(own);
       if (own_eight() % kStepEights == 0) step_sums(step)[b] = all;
     }
   }

@@ -74,11 +74,15 @@ constexpr int slot_in_strip(Family f, int unit, int row, int piece) {
   return row / 4 % 2 * 64 + piece * 16 + ((row / 8 * 4 + row % 4) ^ (unit % 2 * 4) ^ piece);
 }
 
-// Where there is one x, all rows of a strip's half are it: lanes share what they read.
+// Where there is one x, all rows of a strip's half are it: lanes share what they read. Where a strip is more than one
+// instruction's rows, one's are enough: both parts of x take turns in them, and the strip's other half is not made.
+constexpr bool whole_in_half(Family f) { return f != Family::rdna; }
+constexpr int whole_part(Family f, int row) { return whole_in_half(f) ? row % 2 : row / split_rows(f); }
+constexpr int whole_row(Family f, int part) { return whole_in_half(f) ? part : part * split_rows(f); }  // its first
 constexpr int whole_unit_slots(Family f) { return 2 * unit_features(f, 2) / kEight; }
 constexpr int whole_slot(Family f, int unit, int row, int piece) {
   const int pieces = unit_features(f, 2) / kEight, turn = f == Family::rdna ? unit / 2 % 2 : unit % 2;
-  return (row / split_rows(f) * pieces + piece) ^ (turn * pieces);
+  return (whole_part(f, row) * pieces + piece) ^ (turn * pieces);
 }
 
 // Bytes of x's in LDS: of a tile of features, two bfloat16 of each, and the sums of steps that offsets need.
@@ -174,6 +178,6 @@ constexpr EightPlace eight_place(Family f, int bits, int n) {
   return {eight / unit_eights(f), f == Family::rdna ? eight % 2 : lane};
 }
 // Which feature of an eight is its element e: as bytes and nibbles are turned into bfloat16 most cheaply.
-constexpr int eight_feature(int bits, int e) { return bits == 4 ? e / 4 * 4 + e % 2 * 2 + e / 2 % 2 : e; }
+constexpr int eight_feature(int bits, int e) { return bits < 16 ? e / 4 * 4 + e % 2 * 2 + e / 2 % 2 : e; }
 
 }  // namespace xlstm::gpu

@@ -19,7 +19,7 @@ constexpr Family kFamilies[] = {Family::nvidia, Family::cdna, Family::rdna};
 int feature_in_memory(Family f, int bits, int lane, int load, int n, int e) {
   const int offset = load_offset(f, bits, lane, load);
   if (bits == 16) return offset / 2 + e;
-  if (bits == 8) return offset + 8 * n + e;
+  if (bits == 8) return offset + 8 * n + eight_feature(8, e);
   return offset / 16 * 32 + 16 * n + offset % 16 + eight_feature(4, e);
 }
 
