@@ -23,12 +23,13 @@ struct Ring {
   XLSTM_DEVICE explicit Ring(char* lds) : own(lds + threadIdx.x * sizeof(Load)) {}
   XLSTM_DEVICE char* at(int place, int n) const { return own + (place * kLoads + n) * kPlaceBytes; }
 
-  XLSTM_DEVICE void fetch(int place, int n, const char* from) const {
+  // All bytes of a load, or none: then it is zeros.
+  XLSTM_DEVICE void fetch(int place, int n, const char* from, int bytes) const {
     const uint32_t to = lds_address(at(place, n));
     if constexpr (sizeof(Load) == 16)
-      copy_16_bytes(to, from, 16);
+      copy_16_bytes(to, from, bytes);
     else
-      copy_8_bytes(to, from);
+      copy_8_bytes(to, from, bytes);
   }
   // For all threads of the block: up to 16 bytes, zeros after them. With the step that is sent next.
   XLSTM_DEVICE static void fetch_for_all(char* to, const char* from, int bytes) {

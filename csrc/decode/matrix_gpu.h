@@ -60,8 +60,8 @@ struct MatrixProduct {
 
   // ---- products
 
-  // Step `at` of those in LDS.
-  XLSTM_DEVICE void multiply_step(const Step& step, int at) {
+  // Step `at` of those in LDS, with groups of this kind.
+  XLSTM_DEVICE void multiply_step(const Step& step, const GroupKind& groups, int at) {
     constexpr int kEights = load_eights(Weights::kBits);
     const int lane = lane_id();
     Strip<E> part[Weights::kGroups ? kChains : 1][Weights::kGroups ? kStrips : 1];
@@ -99,18 +99,37 @@ struct MatrixProduct {
 #pragma unroll
             for (int h = 0; h < Weights::kParts; ++h) {
               const ChainOperand<E> a = chain_of_pieces<E>(chain[c][h], k);
-              Strip<E>* to = &sum[c][s];
-              if constexpr (Weights::kGroups) to = &part[c][s];
-              multiply<Shape::kHalf>(*to, b, a);
+              if constexpr (Weights::kGroups)
+                multiply<Shape::kHalf>(part[c][s], b, a);
+              else
+                multiply<Shape::kHalf>(sum[c][s], b, a);
             }
         }
       }
     }
-    if constexpr (Weights::kGroups) {
-      const DeviceLinear& w = p.linear[own.piece];
+    if constexpr (Shape::kDealt) {
+      float upper = part[0][0].value[0], lower = part[0][0].value[1];
+#pragma unroll
+      for (int n = 1; n < Shape::kDealtColumns; ++n) {
+        const bool own = n == Shape::own_column();
+        const float* const of = part[n / kColumns][0].value + 2 * (n % kColumns);
+        upper = own ? of[0] : upper, lower = own ? of[1] : lower;
+      }
+      const bool brain = groups.dtype == XLSTM_BFLOAT16;
+      const auto number = [&](uint32_t bits) {
+        return brain ? low_float(BFloat16{}, bits) : low_float(Float16{}, bits);
+      };
+      const float scale = number(step.scale[0][0]);
+      const float above = groups.offsets ? Weights::kZero : Weights::kZero - Weights::kMiddle;
+      const float offset = __builtin_fmaf(above, scale, groups.offsets ? number(step.offset[0][0]) : 0.0f);
+      float(&own)[Strip<E>::kRegisters] = sum[0][0].value;
+      own[0] = __builtin_fmaf(scale, upper, own[0]);
+      own[1] = __builtin_fmaf(scale, lower, own[1]);
+      own[0] = __builtin_fmaf(offset, inputs.step_sums(at)[0], own[0]);
+    } else if constexpr (Weights::kGroups) {
       const float* const all = inputs.step_sums(at);
-      with_dtype(w.dtype, [&](auto element) {
-        if (w.offsets)
+      with_dtype(groups.dtype, [&](auto element) {
+        if (groups.offsets)
           add_parts<true>(element, step, part, all);
         else
           add_parts<false>(element, step, part, all);
@@ -201,7 +220,7 @@ struct MatrixProduct {
           for (int d = 0; d < kDepth; ++d) {
             const int tile = round + d;
             if (tile < to) {
-              multiply_step(held[d], along() + (tile - from) * kAlong);
+              multiply_step(held[d], GroupKind::of(p.linear[own.piece]), along() + (tile - from) * kAlong);
               if (tile + kDepth < tiles)
                 held[d].fetch(p, rows, tile + kDepth);
               else if (more && d < tiles)
@@ -225,15 +244,15 @@ struct MatrixProduct {
     for (int unit = turn.begin; unit < turn.end; unit += turn.stride) {
       const bool first = unit == turn.begin, more = unit + turn.stride < turn.end;
       own = rows_of_unit<kRows>(p, kQuantised, unit);
-      ring.begin_unit(unit + turn.stride);
+      ring.begin_unit(own.piece, unit + turn.stride);
       clear_sums();
       for (int stage = 0; stage < stages; ++stage) {
         const int from = stage * p.stage_tiles, to = from + p.stage_tiles < tiles ? from + p.stage_tiles : tiles;
         bring(stage, stages, first, more, [&] { ring.first_arrived(); });
         for (int tile = from; tile < to; ++tile) {
           Step step;
-          ring.get(step, own.piece, tile);
-          multiply_step(step, along() + (tile - from) * kAlong);
+          ring.get(step);
+          multiply_step(step, ring.kind, along() + (tile - from) * kAlong);
           ring.done();
         }
       }
@@ -256,8 +275,13 @@ struct MatrixProduct {
       place ^= 1;
       if (along() >= wave && along() < wave + kTogether) {
         float* const mine = all + (along() - wave) * (kSumRows * kRows);
+        if constexpr (Shape::kDealt) {
+          const int row = Shape::row_of_column(Shape::own_column());
+          if (place_in_row(kFamily, lane_id()) < Shape::kDealtColumns)
+            mine[row] = sum[0][0].value[0], mine[kRows + row] = sum[0][0].value[1];
+        }
 #pragma unroll
-        for (int c = 0; c < kChains; ++c)
+        for (int c = 0; c < (Shape::kDealt ? 0 : kChains); ++c)
 #pragma unroll
           for (int s = 0; s < kStrips; ++s)
 #pragma unroll

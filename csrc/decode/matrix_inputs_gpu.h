@@ -30,6 +30,10 @@ struct MatrixShape {
   static constexpr int kStepBytes = kStepFeatures * Weights::kBits / 8;     // of a row
   static constexpr int kDepth = matrix_depth(kFamily, Weights::kBits, kBatch, kRows);
   static constexpr bool kRing = has_ring(kFamily, kBatch);
+  // Of one x lanes that share a row of weights hold the same sums, of all of a strip's columns: with groups each scales
+  // those of one of their columns, and keeps no others.
+  static constexpr bool kDealt = kHalf && kRing && Weights::kGroups;
+  static constexpr int kDealtColumns = kChains * kColumns;
   // A thread brings kEights eights of x's at a time: of kEach rows of a chunk, or of one x of as many chunks.
   static constexpr bool kTight = kFamily == Family::rdna || kRows == 64;  // on registers
   static constexpr int kEights = kWhole || kTight ? 2 : 4;
@@ -43,11 +47,18 @@ struct MatrixShape {
   static constexpr int kSumRows = kWhole ? 2 : kSides;
   static constexpr int kTogether = waves_together(kFamily, kBatch, kRows);
 
+  XLSTM_DEVICE static int own_column() { return place_in_row(kFamily, lane_id()) % kDealtColumns; }
+  // Where column n of a lane's kDealtColumns is among the rows of a unit.
+  XLSTM_DEVICE static int row_of_column(int n) {
+    return n / kColumns * kStripColumns + Columns::position(0) + n % kColumns * (kStripColumns / kColumns);
+  }
+
   struct Facts {
     float squares[kBatch][kStageChunks];
     float inverse[kBatch];
   };
   static_assert(sizeof(Facts) <= matrix_fact_bytes(kBatch));
+  static_assert(!kDealt || kDealtColumns <= lanes_of_row(kFamily));
 };
 
 template <class Weights, class Shape>

@@ -69,7 +69,7 @@ constexpr int strip_slots(Family f) { return stream_slots(f) * stream_pieces(f, 
 // together have the eights of one row's step: places are permuted by unit and piece, so that they meet in no bank, and
 // lanes that read together still read a line.
 constexpr int slot_in_strip(Family f, int unit, int row, int piece) {
-  if (f == Family::nvidia) return (row * 4 + piece) ^ (unit % 2 * 4);
+  if (f == Family::nvidia) return (row * 4 + piece) ^ ((unit & 1) * 4);
   if (f == Family::rdna) return piece * 16 + (row ^ (unit % 4 * 2) ^ piece);
   return row / 4 % 2 * 64 + piece * 16 + ((row / 8 * 4 + row % 4) ^ (unit % 2 * 4) ^ piece);
 }
@@ -81,7 +81,7 @@ constexpr int whole_part(Family f, int row) { return whole_in_half(f) ? row % 2 
 constexpr int whole_row(Family f, int part) { return whole_in_half(f) ? part : part * split_rows(f); }  // its first
 constexpr int whole_unit_slots(Family f) { return 2 * unit_features(f, 2) / kEight; }
 constexpr int whole_slot(Family f, int unit, int row, int piece) {
-  const int pieces = unit_features(f, 2) / kEight, turn = f == Family::rdna ? unit / 2 % 2 : unit % 2;
+  const int pieces = unit_features(f, 2) / kEight, turn = f == Family::rdna ? unit / 2 % 2 : unit & 1;
   return (whole_part(f, row) * pieces + piece) ^ (turn * pieces);
 }
 
