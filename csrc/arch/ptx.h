@@ -119,15 +119,12 @@ XLSTM_DEVICE void ldmatrix_transposed(uint32_t* r, uint32_t address) {
                : "r"(address));
 }
 
-// From global to shared memory without registers. Of 16 or 8 bytes only `bytes` are read, the others are zeros.
+// From global to shared memory without registers. Of the 16 bytes only `bytes` are read, the others are zeros.
 XLSTM_DEVICE void copy_16_bytes(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
 XLSTM_DEVICE void copy_4_bytes(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from));
-}
-XLSTM_DEVICE void copy_8_bytes(uint32_t to, const void* from, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
 // Copies since the last call are a group; of groups all but the last kLate have come.
 XLSTM_DEVICE void copies_sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }

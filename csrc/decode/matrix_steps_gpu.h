@@ -67,20 +67,23 @@ struct MatrixStep {
 // Steps of one unit after another, kDepth of them on their way to LDS.
 template <class Weights, class Shape, int kDepth>
 struct MatrixRing {
-  using Rows = LaneRows<Weights, Shape>;
+  using Load = typename Weights::Load;
   static constexpr int kChains = Shape::kChains, kLaneRows = Shape::kLaneRows, kLoads = Shape::kLoads;
-  static constexpr int kRows = Rows::kRows, kTileBytes = Shape::kAlong * Shape::kStepBytes;
+  static constexpr int kRows = kChains * kStripColumns, kTileBytes = Shape::kAlong * Shape::kStepBytes;
   static constexpr int kLag = kDepth - 1 < 7 ? kDepth - 1 : 7;  // steps that may be late where a unit ends
-  using Places = Ring<typename Weights::Load, kChains * kLaneRows * kLoads, kDepth, kMatrixThreads>;
+  using Places = Ring<Shape::kStepBytes, kRows, kDepth, kMatrixThreads>;
+  static constexpr int kAtOnce = Places::kAtOnce, kFetches = Places::kFetches;
+  static constexpr int kSides = kFetches > 1 ? 2 : 1, kSideFetches = kFetches / kSides;
 
   const ProductParams& p;
   Places places;
   char* groups;  // of two units, scales and offsets
   int tiles, units, stride;
-  // Of the step that is fetched next: which it is, where each row's load before it is, and what is
-  // left of the rows from it on.
-  int unit, tile, left;
-  const char* before[kChains][kLaneRows];
+  // Of the step that is fetched next: which it is, where this lane's piece of either half of the unit's rows is, how
+  // many rows there are from there, how far it is to the next one that this lane brings, and what is left of a row.
+  int unit, tile, left, distance;
+  const char* side[kSides];
+  int rows[kSides];
   int place = 0;  // of the step that is multiplied next, and then of the one fetched in its stead
   // Of the unit that is multiplied: where its groups are, where this lane's first scale is and how far it is from one
   // of its rows to the next.
@@ -104,33 +107,31 @@ struct MatrixRing {
   }
 
   XLSTM_DEVICE void begin_rows() {
-    const Rows rows = Rows::at(p, unit);
+    const UnitRows at = rows_of_unit<kRows>(p, Weights::kGroups, unit);
+    const bool both = p.output == Output::swiglu;
+    const int from = wave_id() * Shape::kStepBytes + Places::own_piece() * 16;
+#pragma unroll
+    for (int s = 0; s < kSides; ++s) {
+      const int slot = s * (kRows / 2) + Places::own_row(), second = both && slot >= kRows / 2 ? 1 : 0;
+      const DeviceLinear& w = p.linear[second ? 1 : at.piece];
+      const int row = at.first + slot - second * (kRows / 2);
+      side[s] = static_cast<const char*>(w.data) + row * w.row_bytes + from;
+      rows[s] = w.rows - row;
+    }
     tile = 0;
-    left = int(p.linear[rows.unit.piece].row_bytes) - wave_id() * Shape::kStepBytes -
-           load_offset(kFamily, Weights::kBits, lane_id(), 0);
-#pragma unroll
-    for (int c = 0; c < kChains; ++c)
-#pragma unroll
-      for (int j = 0; j < kLaneRows; ++j)
-        before[c][j] = static_cast<const char*>(rows.linear_of(p, c).data) + rows.from[c][j] - kTileBytes;
+    left = int(p.linear[at.piece].row_bytes) - from;
+    distance = int(p.linear[at.piece].row_bytes) * kAtOnce;
   }
-  // Beyond a row's end there is nothing to read: zeros are met by zeros.
+  // Beyond a row's end and a piece's last row there is nothing to read: zeros.
   XLSTM_DEVICE void fetch_next(int to) {
-    constexpr int kNext = load_offset(kFamily, Weights::kBits, 0, 1);
     if (unit < units) {
 #pragma unroll
-      for (int c = 0; c < kChains; ++c)
-#pragma unroll
-        for (int j = 0; j < kLaneRows; ++j) before[c][j] += kTileBytes;
-#pragma unroll
-      for (int l = 0; l < kLoads; ++l) {
-        const int bytes = l * kNext < left ? int(sizeof(typename Weights::Load)) : 0;
-#pragma unroll
-        for (int c = 0; c < kChains; ++c)
-#pragma unroll
-          for (int j = 0; j < kLaneRows; ++j)
-            places.fetch(to, (c * kLaneRows + j) * kLoads + l, before[c][j] + l * kNext, bytes);
+      for (int n = 0; n < kFetches; ++n) {
+        const int s = n / kSideFetches, m = n % kSideFetches;
+        places.fetch(to, n, side[s] + m * distance, left > 0 && m * kAtOnce < rows[s] ? 16 : 0);
       }
+#pragma unroll
+      for (int s = 0; s < kSides; ++s) side[s] += kTileBytes;
       left -= kTileBytes;
       if (++tile == tiles) {
         unit += stride;
@@ -192,13 +193,15 @@ struct MatrixRing {
 
   // The next step of the unit that is multiplied.
   XLSTM_DEVICE void get(MatrixStep<Weights, Shape>& step) {
-    Places::template arrived<kDepth - 1>();
+    Places::template arrived_for_wave<kDepth - 1>();
 #pragma unroll
     for (int c = 0; c < kChains; ++c)
 #pragma unroll
       for (int j = 0; j < kLaneRows; ++j)
 #pragma unroll
-        for (int l = 0; l < kLoads; ++l) step.load[c][j][l] = places.get(place, (c * kLaneRows + j) * kLoads + l);
+        for (int l = 0; l < kLoads; ++l)
+          step.load[c][j][l] = places.template get<Load>(place, c * kStripColumns, row_of_lane(kFamily, lane_id(), j),
+                                                         load_offset(kFamily, Weights::kBits, lane_id(), l));
     if constexpr (Weights::kGroups) {
       const char* const own = scales < last_scale ? scales : last_scale;  // a row's end: zeros are scaled
       scales += step_distance;
@@ -212,6 +215,7 @@ struct MatrixRing {
     }
   }
   XLSTM_DEVICE void done() {
+    Places::read_by_wave();
     fetch_next(place);
     place = place + 1 == kDepth ? 0 : place + 1;
   }
