@@ -238,9 +238,10 @@ struct MatrixProduct {
   XLSTM_DEVICE void run_ring(const Turns& turn) {
     const int tiles = tiles_of(kFamily, p.columns), stages = (tiles + p.stage_tiles - 1) / p.stage_tiles;
     char* const behind = reinterpret_cast<char*>(sums) + matrix_sum_bytes(kFamily, kBatch, kRows);
+    inputs.fetch_weights(0, 0);  // first, since memory gives them after what was asked for before
     MatrixRing<Weights, Shape, kDepth> ring(p, behind, turn.begin, turn.end, turn.stride);
     wait_for_earlier_kernels();
-    inputs.fetch_first(0);
+    inputs.fetch_inputs(0, 0);
     for (int unit = turn.begin; unit < turn.end; unit += turn.stride) {
       const bool first = unit == turn.begin, more = unit + turn.stride < turn.end;
       own = rows_of_unit<kRows>(p, kQuantised, unit);

@@ -36,11 +36,12 @@ struct MatrixShape {
   static constexpr int kDealtColumns = kChains * kColumns;
   // A thread brings kEights eights of x's at a time: of kEach rows of a chunk, or of one x of as many chunks.
   static constexpr bool kTight = kFamily == Family::rdna || kRows == 64;  // on registers
-  static constexpr int kEights = kWhole || kTight ? 2 : 4;
+  static constexpr bool kMany = kRing && !kWhole;  // many at a time: weights on their way take no registers
+  static constexpr int kEights = kMany ? (Weights::kGroups ? 8 : 16) : kWhole || kTight ? 2 : 4;
   static constexpr int kEach = kWhole ? 1 : kBatch == 8 && kTight ? 2 : 4, kRowGroups = kBatch / kEach;
   static constexpr int kRowEights = kChunkFeatures / kEight, kChunkLanes = kMatrixThreads / kRowEights / kRowGroups;
   // Whether the first of the next stage are asked for before this one's products: that takes registers.
-  static constexpr bool kAhead = !kWhole && !kTight;
+  static constexpr bool kAhead = !kWhole && !kTight && !kMany;
   static constexpr int kStageChunks =
       kWhole ? kMostWholeFeatures / kChunkFeatures : kMostStageBytes / (kBatch * 4 * kChunkFeatures);
   // What a row's sums of steps, and a wave's sums, take.
@@ -124,7 +125,7 @@ struct MatrixInputs {
   XLSTM_DEVICE static int row_of(int burst, int i) {
     return own_group() / kChunkLanes * kEach + burst % kBursts * kEights + i % kEach;
   }
-  XLSTM_DEVICE void fetch(int stage, int burst) {
+  XLSTM_DEVICE void fetch_inputs(int stage, int burst) {
     const int begin = stage * p.stage_tiles * Shape::kTileChunks;
 #pragma unroll
     for (int i = 0; i < kEights; ++i) {
@@ -132,12 +133,24 @@ struct MatrixInputs {
       const bool inside = k < p.columns;
       const int b = row_of(burst, i);
       read_eight(p.x + (inside && b < count ? int64_t(first + b) * p.columns + k : 0), x[i]);
-      if (i % kEach || !normed()) continue;
-      const bool floats = p.weight.dtype == XLSTM_FLOAT32;
-      const char* const from = static_cast<const char*>(p.weight.data) + (inside ? k : 0) * (floats ? 4 : 2);
-      weight[i / kEach][0] = read_piece(from);
-      weight[i / kEach][1] = read_piece(from + (floats ? 16 : 0));
     }
+  }
+  // Of a norm. No kernel of a step writes them, so the first may be asked for before others have ended.
+  XLSTM_DEVICE void fetch_weights(int stage, int burst) {
+    if (!normed()) return;
+    const bool floats = p.weight.dtype == XLSTM_FLOAT32;
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const int chunk = stage * p.stage_tiles * Shape::kTileChunks + chunk_of(burst, c * kEach);
+      const int k = chunk * kChunkFeatures + own_eight() * kEight;
+      const char* const from = static_cast<const char*>(p.weight.data) + (k < p.columns ? k : 0) * (floats ? 4 : 2);
+      weight[c][0] = read_piece(from);
+      weight[c][1] = read_piece(from + (floats ? 16 : 0));
+    }
+  }
+  XLSTM_DEVICE void fetch(int stage, int burst) {
+    fetch_inputs(stage, burst);
+    fetch_weights(stage, burst);
   }
   XLSTM_DEVICE void fetch_first(int stage) { fetch(stage, 0); }
   // All of it, the first burst of which is on its way. measured: whether squares are wanted.
