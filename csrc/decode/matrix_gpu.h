@@ -250,10 +250,10 @@ struct MatrixProduct {
       for (int stage = 0; stage < stages; ++stage) {
         const int from = stage * p.stage_tiles, to = from + p.stage_tiles < tiles ? from + p.stage_tiles : tiles;
         bring(stage, stages, first, more, [&] { ring.first_arrived(); });
-        for (int tile = from; tile < to; ++tile) {
+        for (int at = along(), end = at + (to - from) * kAlong; at < end; at += kAlong) {
           Step step;
           ring.get(step);
-          multiply_step(step, ring.kind, along() + (tile - from) * kAlong);
+          multiply_step(step, ring.kind, at);
           ring.done();
         }
       }

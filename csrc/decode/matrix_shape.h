@@ -118,6 +118,8 @@ constexpr int tiles_in_lds(Family f, int batch, int rows, bool groups, int other
 // registers there is waited for all at once (arch/ring.h). In registers they fit what the least chip of a family has in
 // LDS, since a step's place in turn must not depend on it.
 constexpr bool has_ring(Family f, int batch) { return f == Family::nvidia && batch <= 8; }
+// Whether half of a strip may be of one of SwiGLU's sides and half of the other: lanes of a ring bring rows of either.
+constexpr bool has_mixed_strip(Family f, int bits, int batch) { return has_ring(f, batch) && bits == 16; }
 constexpr int ring_step_bytes(Family f, int bits, int rows) { return rows * tile_features(f) * bits / 8; }
 constexpr int most_groups(int columns) { return (columns + kStepFeatures - 1) / kStepFeatures; }
 // Scales, or offsets, of a unit's rows, where weights are in a ring.

@@ -85,11 +85,11 @@ struct MatrixRing {
   const char* side[kSides];
   int rows[kSides];
   int place = 0;  // of the step that is multiplied next, and then of the one fetched in its stead
-  // Of the unit that is multiplied: where its groups are, where this lane's first scale is and how far it is from one
-  // of its rows to the next.
+  // Of the unit that is multiplied: where its groups are, where this lane's first scale is and how far it is from there
+  // to the next step's, the next row's and the offset.
   int turn = 0;
   GroupKind kind{};
-  int step_distance, row_distance;
+  int step_distance, row_distance, offset_distance;
   const char *scales, *last_scale;
 
   XLSTM_DEVICE MatrixRing(const ProductParams& params, char* lds, int first, int end, int step)
@@ -171,6 +171,7 @@ struct MatrixRing {
       const DeviceLinear& w = p.linear[piece];
       const int shift = w.group_size > kStepFeatures ? 1 : 0, row_bytes = w.groups * 2;
       kind = GroupKind::of(w);
+      offset_distance = group_bytes();
       step_distance = 2 * Shape::kAlong >> shift, row_distance = row_bytes * (kStripColumns / Shape::kColumns);
       const int row = Shape::row_of_column(Shape::kDealt ? Shape::own_column() : 0);
       const char* const first = group_memory(turn, 0) + row * row_bytes;
@@ -210,7 +211,7 @@ struct MatrixRing {
         const char* const scale = own + n * row_distance;
         const int c = n / Shape::kColumns, j = n % Shape::kColumns;
         step.scale[c][j] = *reinterpret_cast<const uint16_t*>(scale);
-        if (kind.offsets) step.offset[c][j] = *reinterpret_cast<const uint16_t*>(scale + group_bytes());
+        if (kind.offsets) step.offset[c][j] = *reinterpret_cast<const uint16_t*>(scale + offset_distance);
       }
     }
   }
