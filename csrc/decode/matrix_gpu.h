@@ -28,7 +28,7 @@ XLSTM_DEVICE int passes(const ProductParams& p) {
 template <class Weights, int kBatch, int kRows, int kMostDepth = 64>
 struct MatrixProduct {
   using E = BFloat16;
-  using Shape = MatrixShape<Weights, kBatch, kRows>;
+  using Shape = MatrixShape<Weights, kBatch, kRows, kMostDepth != 64>;
   static constexpr bool kWhole = Shape::kWhole;
   static constexpr int kChains = Shape::kChains, kStrips = Shape::kStrips, kUnits = Shape::kUnits;
   static constexpr int kSplit = Shape::kSplit, kSumRows = Shape::kSumRows;

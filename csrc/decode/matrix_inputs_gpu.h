@@ -11,8 +11,9 @@ namespace xlstm::gpu {
 
 static_assert(kMatrixThreads == kProductThreads);
 
-// What a kernel for kBatch rows of the batch and kRows of weights is made of.
-template <class Weights, int kBatch, int kRows>
+// What a kernel for kBatch rows of the batch and kRows of weights is made of. kBeside: in the same kernel as another,
+// whose registers are not for both.
+template <class Weights, int kBatch, int kRows, bool kBeside = false>
 struct MatrixShape {
   using E = BFloat16;
   static constexpr bool kWhole = kBatch == 1;  // all of the one x lies in LDS
@@ -37,7 +38,7 @@ struct MatrixShape {
   // A thread brings kEights eights of x's at a time: of kEach rows of a chunk, or of one x of as many chunks.
   static constexpr bool kTight = kFamily == Family::rdna || kRows == 64;  // on registers
   static constexpr bool kMany = kRing && !kWhole;  // many at a time: weights on their way take no registers
-  static constexpr int kEights = kMany ? (Weights::kGroups ? 8 : 16) : kWhole || kTight ? 2 : 4;
+  static constexpr int kEights = kMany ? (kBeside || Weights::kGroups ? 8 : 16) : kWhole || kTight ? 2 : 4;
   static constexpr int kEach = kWhole ? 1 : kBatch == 8 && kTight ? 2 : 4, kRowGroups = kBatch / kEach;
   static constexpr int kRowEights = kChunkFeatures / kEight, kChunkLanes = kMatrixThreads / kRowEights / kRowGroups;
   // Whether the first of the next stage are asked for before this one's products: that takes registers.
