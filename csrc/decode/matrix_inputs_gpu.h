@@ -38,7 +38,8 @@ struct MatrixShape {
   // A thread brings kEights eights of x's at a time: of kEach rows of a chunk, or of one x of as many chunks.
   static constexpr bool kTight = kFamily == Family::rdna || kRows == 64;  // on registers
   static constexpr bool kMany = kRing && !kWhole;  // many at a time: weights on their way take no registers
-  static constexpr int kEights = kMany ? (kBeside || Weights::kGroups ? 8 : 16) : kWhole || kTight ? 2 : 4;
+  static constexpr bool kLong = kRing && kWhole && kRows == 16 && !kBeside;  // units of few rows are long ones
+  static constexpr int kEights = kMany ? (kBeside || Weights::kGroups ? 8 : 16) : (kWhole && !kLong) || kTight ? 2 : 4;
   static constexpr int kEach = kWhole ? 1 : kBatch == 8 && kTight ? 2 : 4, kRowGroups = kBatch / kEach;
   static constexpr int kRowEights = kChunkFeatures / kEight, kChunkLanes = kMatrixThreads / kRowEights / kRowGroups;
   // Whether the first of the next stage are asked for before this one's products: that takes registers.
