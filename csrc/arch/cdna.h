@@ -38,10 +38,10 @@ XLSTM_DEVICE Halves halves_of(const Piece& p) {
   return h;
 }
 
-template <class E>
+template <bool kHalf = false, class E>  // kHalf: the first accumulator alone
 XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const ChainOperand<E>& chain) {
 #pragma unroll
-  for (int j = 0; j < Strip<E>::kRegisters / 4; ++j) {
+  for (int j = 0; j < (kHalf ? 1 : Strip<E>::kRegisters / 4); ++j) {
     float* v = s.value + 4 * j;
     Float4 sum = {v[0], v[1], v[2], v[3]};
     if constexpr (sizeof(E) == 2) {

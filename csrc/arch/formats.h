@@ -101,25 +101,31 @@ XLSTM_DEVICE float rest_of_truncation(float x) {
   return __builtin_fabsf(x) == __builtin_inff() ? 0.0f : rest;
 }
 
-// Byte n of a word, unsigned, less a small integer.
-template <int n, int kZero>
-XLSTM_DEVICE float byte_less(uint32_t word) {
+// (a & b) | c in one instruction.
+XLSTM_DEVICE uint32_t and_then_or(uint32_t a, uint32_t b, uint32_t c) {
 #if defined(__CUDACC__)
-  return as_float(__byte_perm(word, 0x4b000000u, 0x7540 + n)) - float((1 << 23) + kZero);  // 2^23 and the byte
+  return and_or(a, b, c);
 #else
-  return float(word >> 8 * n & 0xff) - kZero;
+  return (a & b) | c;
 #endif
 }
-// Bits 0 to 3 and 16 to 19, less a small integer, as two bfloat16.
-template <int kZero>
-XLSTM_DEVICE uint32_t nibbles_less(uint32_t word) {
+// Bytes n and n + 2 of a word, signed, as two bfloat16.
+template <int n>
+XLSTM_DEVICE uint32_t signed_bytes(uint32_t word) {
+  static_assert(n == 0 || n == 1);
 #if defined(__CUDACC__)
-  const uint32_t nibbles = and_or(word, 0x000f000fu, 0x43004300u);  // 128 and the nibble
-  return subtract_bfloat16(nibbles, 0x43004300u + kZero * 0x10001u);
+  // Its lower seven bits above 128, less 128 or, where its sign is set, 256, which differ in that bit.
+  const uint32_t bytes = word >> 8 * n;
+  return subtract_bfloat16(and_or(bytes, 0x007f007fu, 0x43004300u), and_or(bytes, 0x00800080u, 0x43004300u));
 #else
-  const uint32_t both = word & 0x000f000fu;
-  return pack_truncated(float(both & 0xff) - kZero, float(both >> 16) - kZero);
+  const uint32_t above = word ^ 0x80808080u;  // by 128
+  return pack_truncated(float(above >> 8 * n & 0xff) - 128, float(above >> (8 * n + 16) & 0xff) - 128);
 #endif
+}
+// Nibbles n and n + 4 of a word, 16 added, as two bfloat16: the upper bits of what follows 16's exponent.
+XLSTM_DEVICE uint32_t nibbles_and_16(uint32_t word, int n) {
+  const uint32_t there = n == 0 ? word << 3 : word >> (4 * n - 3);
+  return and_then_or(there, 0x00780078u, 0x41804180u);
 }
 
 XLSTM_DEVICE uint32_t element_bits(float x) { return as_bits(x); }

@@ -31,11 +31,12 @@ XLSTM_DEVICE void mma_m16n8k16(Float16, float* c, const uint32_t* a, uint32_t b0
   mma_float16(c, a, b0, b1);
 }
 
-template <class E>
+template <bool kHalf = false, class E>  // kHalf: the strip's first 8 rows alone
 XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const ChainOperand<E>& chain) {
+  static_assert(!kHalf || sizeof(E) == 2);
   if constexpr (sizeof(E) == 2) {
     mma_m16n8k16(E{}, s.value, chain.word, stream.word[0], stream.word[1]);
-    mma_m16n8k16(E{}, s.value + 4, chain.word, stream.word[2], stream.word[3]);
+    if constexpr (!kHalf) mma_m16n8k16(E{}, s.value + 4, chain.word, stream.word[2], stream.word[3]);
   } else {
     Strip<E> sum;
     sum.zero();

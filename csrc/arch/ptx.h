@@ -126,9 +126,6 @@ XLSTM_DEVICE void copy_16_bytes(uint32_t to, const void* from, int bytes) {
 XLSTM_DEVICE void copy_4_bytes(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from));
 }
-XLSTM_DEVICE void copy_8_bytes(uint32_t to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from));
-}
 // Copies since the last call are a group; of groups all but the last kLate have come.
 XLSTM_DEVICE void copies_sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kLate>

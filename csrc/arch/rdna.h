@@ -36,8 +36,9 @@ XLSTM_DEVICE Float8 wmma(Float16, Word8 a, Word8 b, Float8 c) {
   return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(__builtin_bit_cast(Half16, a), __builtin_bit_cast(Half16, b), c);
 }
 
-template <class E>
+template <bool kHalf = false, class E>
 XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const ChainOperand<E>& chain) {
+  static_assert(!kHalf);  // all of it is one instruction
   Float8 sum;
 #pragma unroll
   for (int r = 0; r < 8; ++r) sum[r] = sizeof(E) == 2 ? s.value[r] : 0.0f;

@@ -28,7 +28,7 @@ XLSTM_DEVICE int passes(const ProductParams& p) {
 template <class Weights, int kBatch, int kRows, int kMostDepth = 64>
 struct MatrixProduct {
   using E = BFloat16;
-  using Shape = MatrixShape<Weights, kBatch, kRows>;
+  using Shape = MatrixShape<Weights, kBatch, kRows, kMostDepth != 64>;
   static constexpr bool kWhole = Shape::kWhole;
   static constexpr int kChains = Shape::kChains, kStrips = Shape::kStrips, kUnits = Shape::kUnits;
   static constexpr int kSplit = Shape::kSplit, kSumRows = Shape::kSumRows;
@@ -60,8 +60,8 @@ struct MatrixProduct {
 
   // ---- products
 
-  // Step `at` of those in LDS.
-  XLSTM_DEVICE void multiply_step(const Step& step, int at) {
+  // Step `at` of those in LDS, with groups of this kind.
+  XLSTM_DEVICE void multiply_step(const Step& step, const GroupKind& groups, int at) {
     constexpr int kEights = load_eights(Weights::kBits);
     const int lane = lane_id();
     Strip<E> part[Weights::kGroups ? kChains : 1][Weights::kGroups ? kStrips : 1];
@@ -85,9 +85,9 @@ struct MatrixProduct {
         }
 #pragma unroll
       for (int s = 0; s < kStrips; ++s) {
-        Piece stream[kStreamPieces<E>];
+        Piece stream[kStreamPieces<E>] = {};
 #pragma unroll
-        for (int j = 0; j < kStreamPieces<E>; ++j) {
+        for (int j = 0; j < Shape::kStreamReads; ++j) {
           const PiecePosition from = stream_piece(kFamily, sizeof(E), lane, j);
           stream[j] = read_piece(inputs.slot(at * kUnits + u, s, from.row, from.feature / kEight));
         }
@@ -100,18 +100,36 @@ struct MatrixProduct {
             for (int h = 0; h < Weights::kParts; ++h) {
               const ChainOperand<E> a = chain_of_pieces<E>(chain[c][h], k);
               if constexpr (Weights::kGroups)
-                multiply(part[c][s], b, a);
+                multiply<Shape::kHalf>(part[c][s], b, a);
               else
-                multiply(sum[c][s], b, a);
+                multiply<Shape::kHalf>(sum[c][s], b, a);
             }
         }
       }
     }
-    if constexpr (Weights::kGroups) {
-      const DeviceLinear& w = p.linear[own.piece];
+    if constexpr (Shape::kDealt) {
+      float upper = part[0][0].value[0], lower = part[0][0].value[1];
+#pragma unroll
+      for (int n = 1; n < Shape::kDealtColumns; ++n) {
+        const bool own = n == Shape::own_column();
+        const float* const of = part[n / kColumns][0].value + 2 * (n % kColumns);
+        upper = own ? of[0] : upper, lower = own ? of[1] : lower;
+      }
+      const bool brain = groups.dtype == XLSTM_BFLOAT16;
+      const auto number = [&](uint32_t bits) {
+        return brain ? low_float(BFloat16{}, bits) : low_float(Float16{}, bits);
+      };
+      const float scale = number(step.scale[0][0]);
+      const float above = groups.offsets ? Weights::kZero : Weights::kZero - Weights::kMiddle;
+      const float offset = __builtin_fmaf(above, scale, groups.offsets ? number(step.offset[0][0]) : 0.0f);
+      float(&own)[Strip<E>::kRegisters] = sum[0][0].value;
+      own[0] = __builtin_fmaf(scale, upper, own[0]);
+      own[1] = __builtin_fmaf(scale, lower, own[1]);
+      own[0] = __builtin_fmaf(offset, inputs.step_sums(at)[0], own[0]);
+    } else if constexpr (Weights::kGroups) {
       const float* const all = inputs.step_sums(at);
-      with_dtype(w.dtype, [&](auto element) {
-        if (w.offsets)
+      with_dtype(groups.dtype, [&](auto element) {
+        if (groups.offsets)
           add_parts<true>(element, step, part, all);
         else
           add_parts<false>(element, step, part, all);
@@ -126,16 +144,18 @@ struct MatrixProduct {
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
         const float scale = low_float(element, step.scale[c][j]);
-        const float offset = kOffsets ? low_float(element, step.offset[c][j]) + Weights::kZero * scale : 0.0f;
+        const float offset = kOffsets ? __builtin_fmaf(Weights::kZero, scale, low_float(element, step.offset[c][j]))
+                                      : (Weights::kZero - Weights::kMiddle) * scale;
 #pragma unroll
         for (int s = 0; s < kStrips; ++s)
 #pragma unroll
-          for (int r = 0; r < Strip<E>::kRegisters; ++r) {
+          for (int r = 0; r < Shape::kRegisters; ++r) {
             if (Columns::of(r) != j) continue;
             float& to = sum[c][s].value[r];
             to = __builtin_fmaf(scale, part[c][s].value[r], to);
             const int row = Strip<E>::position(r).row;
-            if (kOffsets && row < kSplit)  // the lower parts are in it
+            const bool upper = kWhole ? whole_part(kFamily, row) == 0 : row < kSplit;  // the lower parts are in it
+            if ((kOffsets || Weights::kZero != Weights::kMiddle) && upper)
               to = __builtin_fmaf(offset, all[kWhole ? 0 : s * kSplit + row], to);
           }
       }
@@ -200,7 +220,7 @@ struct MatrixProduct {
           for (int d = 0; d < kDepth; ++d) {
             const int tile = round + d;
             if (tile < to) {
-              multiply_step(held[d], along() + (tile - from) * kAlong);
+              multiply_step(held[d], GroupKind::of(p.linear[own.piece]), along() + (tile - from) * kAlong);
               if (tile + kDepth < tiles)
                 held[d].fetch(p, rows, tile + kDepth);
               else if (more && d < tiles)
@@ -218,21 +238,22 @@ struct MatrixProduct {
   XLSTM_DEVICE void run_ring(const Turns& turn) {
     const int tiles = tiles_of(kFamily, p.columns), stages = (tiles + p.stage_tiles - 1) / p.stage_tiles;
     char* const behind = reinterpret_cast<char*>(sums) + matrix_sum_bytes(kFamily, kBatch, kRows);
+    inputs.fetch_weights(0, 0);  // first, since memory gives them after what was asked for before
     MatrixRing<Weights, Shape, kDepth> ring(p, behind, turn.begin, turn.end, turn.stride);
     wait_for_earlier_kernels();
-    inputs.fetch_first(0);
+    inputs.fetch_inputs(0, 0);
     for (int unit = turn.begin; unit < turn.end; unit += turn.stride) {
       const bool first = unit == turn.begin, more = unit + turn.stride < turn.end;
       own = rows_of_unit<kRows>(p, kQuantised, unit);
-      ring.begin_unit(unit + turn.stride);
+      ring.begin_unit(own.piece, unit + turn.stride);
       clear_sums();
       for (int stage = 0; stage < stages; ++stage) {
         const int from = stage * p.stage_tiles, to = from + p.stage_tiles < tiles ? from + p.stage_tiles : tiles;
         bring(stage, stages, first, more, [&] { ring.first_arrived(); });
-        for (int tile = from; tile < to; ++tile) {
+        for (int at = along(), end = at + (to - from) * kAlong; at < end; at += kAlong) {
           Step step;
-          ring.get(step, own.piece, tile);
-          multiply_step(step, along() + (tile - from) * kAlong);
+          ring.get(step);
+          multiply_step(step, ring.kind, at);
           ring.done();
         }
       }
@@ -255,15 +276,20 @@ struct MatrixProduct {
       place ^= 1;
       if (along() >= wave && along() < wave + kTogether) {
         float* const mine = all + (along() - wave) * (kSumRows * kRows);
+        if constexpr (Shape::kDealt) {
+          const int row = Shape::row_of_column(Shape::own_column());
+          if (place_in_row(kFamily, lane_id()) < Shape::kDealtColumns)
+            mine[row] = sum[0][0].value[0], mine[kRows + row] = sum[0][0].value[1];
+        }
 #pragma unroll
-        for (int c = 0; c < kChains; ++c)
+        for (int c = 0; c < (Shape::kDealt ? 0 : kChains); ++c)
 #pragma unroll
           for (int s = 0; s < kStrips; ++s)
 #pragma unroll
-            for (int r = 0; r < Strip<E>::kRegisters; ++r) {
+            for (int r = 0; r < Shape::kRegisters; ++r) {
               const StripPosition at = Strip<E>::position(r);
-              const int row = kWhole ? at.row / kSplit : s * 2 * kSplit + at.row;
-              if (!kWhole || at.row % kSplit == 0)
+              const int part = whole_part(kFamily, at.row), row = kWhole ? part : s * 2 * kSplit + at.row;
+              if (!kWhole || at.row == whole_row(kFamily, part))
                 mine[row * kRows + c * kStripColumns + at.column] = sum[c][s].value[r];
             }
       }

@@ -11,13 +11,18 @@ namespace xlstm::gpu {
 
 static_assert(kMatrixThreads == kProductThreads);
 
-// What a kernel for kBatch rows of the batch and kRows of weights is made of.
-template <class Weights, int kBatch, int kRows>
+// What a kernel for kBatch rows of the batch and kRows of weights is made of. kBeside: in the same kernel as another,
+// whose registers are not for both.
+template <class Weights, int kBatch, int kRows, bool kBeside = false>
 struct MatrixShape {
   using E = BFloat16;
   static constexpr bool kWhole = kBatch == 1;  // all of the one x lies in LDS
   static constexpr int kChains = kRows / kStripColumns, kStrips = matrix_strips(kFamily, kBatch);
   static constexpr int kSplit = split_rows(kFamily), kSides = 2 * kSplit * kStrips;  // rows of strips
+  // What a lane reads of a strip's rows, and holds of their sums.
+  static constexpr bool kHalf = kWhole && whole_in_half(kFamily);
+  static constexpr int kStreamReads = kStreamPieces<E> / (kHalf ? 2 : 1);
+  static constexpr int kRegisters = Strip<E>::kRegisters / (kHalf ? 2 : 1);
   static constexpr int kLaneRows = lane_rows(kFamily), kLoads = lane_loads(kFamily, Weights::kBits);
   static constexpr int kColumns = Columns::kEach;
   static constexpr int kAlong = waves_along(kFamily), kTileFeatures = tile_features(kFamily);
@@ -26,24 +31,37 @@ struct MatrixShape {
   static constexpr int kStepBytes = kStepFeatures * Weights::kBits / 8;     // of a row
   static constexpr int kDepth = matrix_depth(kFamily, Weights::kBits, kBatch, kRows);
   static constexpr bool kRing = has_ring(kFamily, kBatch);
+  // Of one x lanes that share a row of weights hold the same sums, of all of a strip's columns: with groups each scales
+  // those of one of their columns, and keeps no others.
+  static constexpr bool kDealt = kHalf && kRing && Weights::kGroups;
+  static constexpr int kDealtColumns = kChains * kColumns;
   // A thread brings kEights eights of x's at a time: of kEach rows of a chunk, or of one x of as many chunks.
   static constexpr bool kTight = kFamily == Family::rdna || kRows == 64;  // on registers
-  static constexpr int kEights = kWhole || kTight ? 2 : 4;
+  static constexpr bool kMany = kRing && !kWhole;  // many at a time: weights on their way take no registers
+  static constexpr bool kLong = kRing && kWhole && kRows == 16 && !kBeside;  // units of few rows are long ones
+  static constexpr int kEights = kMany ? (kBeside || Weights::kGroups ? 8 : 16) : (kWhole && !kLong) || kTight ? 2 : 4;
   static constexpr int kEach = kWhole ? 1 : kBatch == 8 && kTight ? 2 : 4, kRowGroups = kBatch / kEach;
   static constexpr int kRowEights = kChunkFeatures / kEight, kChunkLanes = kMatrixThreads / kRowEights / kRowGroups;
   // Whether the first of the next stage are asked for before this one's products: that takes registers.
-  static constexpr bool kAhead = !kWhole && !kTight;
+  static constexpr bool kAhead = !kWhole && !kTight && !kMany;
   static constexpr int kStageChunks =
       kWhole ? kMostWholeFeatures / kChunkFeatures : kMostStageBytes / (kBatch * 4 * kChunkFeatures);
   // What a row's sums of steps, and a wave's sums, take.
   static constexpr int kSumRows = kWhole ? 2 : kSides;
   static constexpr int kTogether = waves_together(kFamily, kBatch, kRows);
 
+  XLSTM_DEVICE static int own_column() { return place_in_row(kFamily, lane_id()) % kDealtColumns; }
+  // Where column n of a lane's kDealtColumns is among the rows of a unit.
+  XLSTM_DEVICE static int row_of_column(int n) {
+    return n / kColumns * kStripColumns + Columns::position(0) + n % kColumns * (kStripColumns / kColumns);
+  }
+
   struct Facts {
     float squares[kBatch][kStageChunks];
     float inverse[kBatch];
   };
   static_assert(sizeof(Facts) <= matrix_fact_bytes(kBatch));
+  static_assert(!kDealt || kDealtColumns <= lanes_of_row(kFamily));
 };
 
 template <class Weights, class Shape>
@@ -109,7 +127,7 @@ struct MatrixInputs {
   XLSTM_DEVICE static int row_of(int burst, int i) {
     return own_group() / kChunkLanes * kEach + burst % kBursts * kEights + i % kEach;
   }
-  XLSTM_DEVICE void fetch(int stage, int burst) {
+  XLSTM_DEVICE void fetch_inputs(int stage, int burst) {
     const int begin = stage * p.stage_tiles * Shape::kTileChunks;
 #pragma unroll
     for (int i = 0; i < kEights; ++i) {
@@ -117,12 +135,24 @@ struct MatrixInputs {
       const bool inside = k < p.columns;
       const int b = row_of(burst, i);
       read_eight(p.x + (inside && b < count ? int64_t(first + b) * p.columns + k : 0), x[i]);
-      if (i % kEach || !normed()) continue;
-      const bool floats = p.weight.dtype == XLSTM_FLOAT32;
-      const char* const from = static_cast<const char*>(p.weight.data) + (inside ? k : 0) * (floats ? 4 : 2);
-      weight[i / kEach][0] = read_piece(from);
-      weight[i / kEach][1] = read_piece(from + (floats ? 16 : 0));
     }
+  }
+  // Of a norm. No kernel of a step writes them, so the first may be asked for before others have ended.
+  XLSTM_DEVICE void fetch_weights(int stage, int burst) {
+    if (!normed()) return;
+    const bool floats = p.weight.dtype == XLSTM_FLOAT32;
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const int chunk = stage * p.stage_tiles * Shape::kTileChunks + chunk_of(burst, c * kEach);
+      const int k = chunk * kChunkFeatures + own_eight() * kEight;
+      const char* const from = static_cast<const char*>(p.weight.data) + (k < p.columns ? k : 0) * (floats ? 4 : 2);
+      weight[c][0] = read_piece(from);
+      weight[c][1] = read_piece(from + (floats ? 16 : 0));
+    }
+  }
+  XLSTM_DEVICE void fetch(int stage, int burst) {
+    fetch_inputs(stage, burst);
+    fetch_weights(stage, burst);
   }
   XLSTM_DEVICE void fetch_first(int stage) { fetch(stage, 0); }
   // All of it, the first burst of which is on its way. measured: whether squares are wanted.
@@ -178,11 +208,16 @@ struct MatrixInputs {
       lower.word[w] = pack(E{}, low - low_float(E{}, upper.word[w]), high - high_float(E{}, upper.word[w]));
     }
     const int unit = step * Shape::kUnits + at.unit;
+    const int lower_row = kWhole ? whole_row(kFamily, 1) : kSplit + b % kSplit;
     *reinterpret_cast<Piece*>(slot(unit, b / kSplit, b % kSplit, at.piece)) = upper;
-    *reinterpret_cast<Piece*>(slot(unit, b / kSplit, kSplit + b % kSplit, at.piece)) = lower;
-    if constexpr (Weights::kGroups) {
-      const float ones[kEight] = {1, 1, 1, 1, 1, 1, 1, 1};
-      const float all = over_lanes<kStepEights>(sum_of_products(y, ones));
+    *reinterpret_cast<Piece*>(slot(unit, b / kSplit, lower_row, at.piece)) = lower;
+    if constexpr (Weights::kGroups) {  // of what is multiplied: sums of shifted weights are the greater part of it
+      float own = 0;
+#pragma unroll
+      for (int w = 0; w < 4; ++w)
+        own += (low_float(E{}, upper.word[w]) + low_float(E{}, lower.word[w])) +
+               (high_float(E{}, upper.word[w]) + high_float(E{}, lower.word[w]));
+      const float all = over_lanes<kStepEights>(own);
       if (own_eight() % kStepEights == 0) step_sums(step)[b] = all;
     }
   }

@@ -28,7 +28,8 @@ MatrixPlan plan_matrix(const ProductShape& p, const Chip& chip) {
   const int64_t places = int64_t(chip.compute_units) * matrix_blocks_of_cu(f, plan.batch);
   const auto rounds = [&](int rows) { return (units_of(p, rows) * passes + places - 1) / places; };
   for (const int rows : kMatrixRows) {
-    if (!has_matrix_rows(f, plan.batch, rows, groups) || (p.swiglu && rows == kStripColumns)) continue;
+    if (!has_matrix_rows(f, plan.batch, rows, groups)) continue;
+    if (p.swiglu && rows == kStripColumns && !has_mixed_strip(f, p.bits, plan.batch)) continue;
     if (plan.rows && has_ring(f, plan.batch)) {  // x's cost little: what counts is that all blocks end together
       if (rounds(rows) * rows > rounds(plan.rows) * plan.rows) break;
     } else if (plan.rows && units_of(p, rows) * passes * 8 < places * 7) {

@@ -69,16 +69,20 @@ constexpr int strip_slots(Family f) { return stream_slots(f) * stream_pieces(f, 
 // together have the eights of one row's step: places are permuted by unit and piece, so that they meet in no bank, and
 // lanes that read together still read a line.
 constexpr int slot_in_strip(Family f, int unit, int row, int piece) {
-  if (f == Family::nvidia) return (row * 4 + piece) ^ (unit % 2 * 4);
+  if (f == Family::nvidia) return (row * 4 + piece) ^ ((unit & 1) * 4);
   if (f == Family::rdna) return piece * 16 + (row ^ (unit % 4 * 2) ^ piece);
   return row / 4 % 2 * 64 + piece * 16 + ((row / 8 * 4 + row % 4) ^ (unit % 2 * 4) ^ piece);
 }
 
-// Where there is one x, all rows of a strip's half are it: lanes share what they read.
+// Where there is one x, all rows of a strip's half are it: lanes share what they read. Where a strip is more than one
+// instruction's rows, one's are enough: both parts of x take turns in them, and the strip's other half is not made.
+constexpr bool whole_in_half(Family f) { return f != Family::rdna; }
+constexpr int whole_part(Family f, int row) { return whole_in_half(f) ? row % 2 : row / split_rows(f); }
+constexpr int whole_row(Family f, int part) { return whole_in_half(f) ? part : part * split_rows(f); }  // its first
 constexpr int whole_unit_slots(Family f) { return 2 * unit_features(f, 2) / kEight; }
 constexpr int whole_slot(Family f, int unit, int row, int piece) {
-  const int pieces = unit_features(f, 2) / kEight, turn = f == Family::rdna ? unit / 2 % 2 : unit % 2;
-  return (row / split_rows(f) * pieces + piece) ^ (turn * pieces);
+  const int pieces = unit_features(f, 2) / kEight, turn = f == Family::rdna ? unit / 2 % 2 : unit & 1;
+  return (whole_part(f, row) * pieces + piece) ^ (turn * pieces);
 }
 
 // Bytes of x's in LDS: of a tile of features, two bfloat16 of each, and the sums of steps that offsets need.
@@ -114,6 +118,8 @@ constexpr int tiles_in_lds(Family f, int batch, int rows, bool groups, int other
 // registers there is waited for all at once (arch/ring.h). In registers they fit what the least chip of a family has in
 // LDS, since a step's place in turn must not depend on it.
 constexpr bool has_ring(Family f, int batch) { return f == Family::nvidia && batch <= 8; }
+// Whether half of a strip may be of one of SwiGLU's sides and half of the other: lanes of a ring bring rows of either.
+constexpr bool has_mixed_strip(Family f, int bits, int batch) { return has_ring(f, batch) && bits == 16; }
 constexpr int ring_step_bytes(Family f, int bits, int rows) { return rows * tile_features(f) * bits / 8; }
 constexpr int most_groups(int columns) { return (columns + kStepFeatures - 1) / kStepFeatures; }
 // Scales, or offsets, of a unit's rows, where weights are in a ring.
@@ -174,6 +180,6 @@ constexpr EightPlace eight_place(Family f, int bits, int n) {
   return {eight / unit_eights(f), f == Family::rdna ? eight % 2 : lane};
 }
 // Which feature of an eight is its element e: as bytes and nibbles are turned into bfloat16 most cheaply.
-constexpr int eight_feature(int bits, int e) { return bits == 4 ? e / 4 * 4 + e % 2 * 2 + e / 2 % 2 : e; }
+constexpr int eight_feature(int bits, int e) { return bits < 16 ? e / 4 * 4 + e % 2 * 2 + e / 2 % 2 : e; }
 
 }  // namespace xlstm::gpu

@@ -17,6 +17,14 @@ XLSTM_DEVICE void with_dtype(xlstm_dtype dtype, F&& f) {
     f(Float16{});
 }
 
+// How scales and offsets of a piece's groups lie in memory, if there are any.
+struct GroupKind {
+  xlstm_dtype dtype;
+  bool offsets;
+
+  XLSTM_DEVICE static GroupKind of(const DeviceLinear& w) { return {w.dtype, w.offsets != nullptr}; }
+};
+
 // What a lane multiplies at a time: kStepFeatures of its rows.
 template <class Weights, class Shape>
 struct MatrixStep {
@@ -59,20 +67,30 @@ struct MatrixStep {
 // Steps of one unit after another, kDepth of them on their way to LDS.
 template <class Weights, class Shape, int kDepth>
 struct MatrixRing {
-  using Rows = LaneRows<Weights, Shape>;
+  using Load = typename Weights::Load;
   static constexpr int kChains = Shape::kChains, kLaneRows = Shape::kLaneRows, kLoads = Shape::kLoads;
-  static constexpr int kRows = Rows::kRows;
+  static constexpr int kRows = kChains * kStripColumns, kTileBytes = Shape::kAlong * Shape::kStepBytes;
   static constexpr int kLag = kDepth - 1 < 7 ? kDepth - 1 : 7;  // steps that may be late where a unit ends
-  using Places = Ring<typename Weights::Load, kChains * kLaneRows * kLoads, kDepth, kMatrixThreads>;
+  using Places = Ring<Shape::kStepBytes, kRows, kDepth, kMatrixThreads>;
+  static constexpr int kAtOnce = Places::kAtOnce, kFetches = Places::kFetches;
+  static constexpr int kSides = kFetches > 1 ? 2 : 1, kSideFetches = kFetches / kSides;
 
   const ProductParams& p;
   Places places;
   char* groups;  // of two units, scales and offsets
   int tiles, units, stride;
-  Rows rows;       // of the step that is fetched next
-  int unit, tile;  // and which it is
-  int place = 0;   // of the step that is multiplied next, and then of the one fetched in its stead
-  int turn = 0;    // whose groups are multiplied with
+  // Of the step that is fetched next: which it is, where this lane's piece of either half of the unit's rows is, how
+  // many rows there are from there, how far it is to the next one that this lane brings, and what is left of a row.
+  int unit, tile, left, distance;
+  const char* side[kSides];
+  int rows[kSides];
+  int place = 0;  // of the step that is multiplied next, and then of the one fetched in its stead
+  // Of the unit that is multiplied: where its groups are, where this lane's first scale is and how far it is from there
+  // to the next step's, the next row's and the offset.
+  int turn = 0;
+  GroupKind kind{};
+  int step_distance, row_distance, offset_distance;
+  const char *scales, *last_scale;
 
   XLSTM_DEVICE MatrixRing(const ProductParams& params, char* lds, int first, int end, int step)
       : p(params),
@@ -81,22 +99,43 @@ struct MatrixRing {
         tiles(tiles_of(kFamily, params.columns)),
         units(end),
         stride(step),
-        rows(Rows::at(params, first)),
-        unit(first),
-        tile(0) {
+        unit(first) {
+    begin_rows();
     fetch_groups(first, 0);
 #pragma unroll 1
     for (int d = 0; d < kDepth; ++d) fetch_next(d);
   }
 
+  XLSTM_DEVICE void begin_rows() {
+    const UnitRows at = rows_of_unit<kRows>(p, Weights::kGroups, unit);
+    const bool both = p.output == Output::swiglu;
+    const int from = wave_id() * Shape::kStepBytes + Places::own_piece() * 16;
+#pragma unroll
+    for (int s = 0; s < kSides; ++s) {
+      const int slot = s * (kRows / 2) + Places::own_row(), second = both && slot >= kRows / 2 ? 1 : 0;
+      const DeviceLinear& w = p.linear[second ? 1 : at.piece];
+      const int row = at.first + slot - second * (kRows / 2);
+      side[s] = static_cast<const char*>(w.data) + row * w.row_bytes + from;
+      rows[s] = w.rows - row;
+    }
+    tile = 0;
+    left = int(p.linear[at.piece].row_bytes) - from;
+    distance = int(p.linear[at.piece].row_bytes) * kAtOnce;
+  }
+  // Beyond a row's end and a piece's last row there is nothing to read: zeros.
   XLSTM_DEVICE void fetch_next(int to) {
     if (unit < units) {
-      rows.each_load(p, tile, [&](int c, int j, int l, const char* base, uint32_t at) {
-        places.fetch(to, (c * kLaneRows + j) * kLoads + l, base + at);
-      });
+#pragma unroll
+      for (int n = 0; n < kFetches; ++n) {
+        const int s = n / kSideFetches, m = n % kSideFetches;
+        places.fetch(to, n, side[s] + m * distance, left > 0 && m * kAtOnce < rows[s] ? 16 : 0);
+      }
+#pragma unroll
+      for (int s = 0; s < kSides; ++s) side[s] += kTileBytes;
+      left -= kTileBytes;
       if (++tile == tiles) {
-        tile = 0, unit += stride;
-        if (unit < units) rows = Rows::at(p, unit);
+        unit += stride;
+        if (unit < units) begin_rows();
       }
     }
     Places::sent();
@@ -127,7 +166,17 @@ struct MatrixRing {
     }
   }
   // Where a unit begins: its own groups are there, the next one's are asked for.
-  XLSTM_DEVICE void begin_unit(int next) {
+  XLSTM_DEVICE void begin_unit([[maybe_unused]] int piece, int next) {
+    if constexpr (Weights::kGroups) {
+      const DeviceLinear& w = p.linear[piece];
+      const int shift = w.group_size > kStepFeatures ? 1 : 0, row_bytes = w.groups * 2;
+      kind = GroupKind::of(w);
+      offset_distance = group_bytes();
+      step_distance = 2 * Shape::kAlong >> shift, row_distance = row_bytes * (kStripColumns / Shape::kColumns);
+      const int row = Shape::row_of_column(Shape::kDealt ? Shape::own_column() : 0);
+      const char* const first = group_memory(turn, 0) + row * row_bytes;
+      scales = first + 2 * (wave_id() >> shift), last_scale = first + row_bytes - 2;
+    }
     if (next < units) fetch_groups(next, turn ^ 1);
   }
   // Before the barrier behind which a unit ends: what this thread brought of the next one's groups is there.
@@ -143,29 +192,31 @@ struct MatrixRing {
   // Before the first barrier: the first unit's.
   XLSTM_DEVICE static void first_arrived() { Places::template arrived<kDepth - 1>(); }
 
-  // The next step, which is of tile `at` of the unit that is multiplied, whose rows are of `piece`.
-  XLSTM_DEVICE void get(MatrixStep<Weights, Shape>& step, [[maybe_unused]] int piece, [[maybe_unused]] int at) const {
-    Places::template arrived<kDepth - 1>();
+  // The next step of the unit that is multiplied.
+  XLSTM_DEVICE void get(MatrixStep<Weights, Shape>& step) {
+    Places::template arrived_for_wave<kDepth - 1>();
 #pragma unroll
     for (int c = 0; c < kChains; ++c)
 #pragma unroll
       for (int j = 0; j < kLaneRows; ++j)
 #pragma unroll
-        for (int l = 0; l < kLoads; ++l) step.load[c][j][l] = places.get(place, (c * kLaneRows + j) * kLoads + l);
+        for (int l = 0; l < kLoads; ++l)
+          step.load[c][j][l] = places.template get<Load>(place, c * kStripColumns, row_of_lane(kFamily, lane_id(), j),
+                                                         load_offset(kFamily, Weights::kBits, lane_id(), l));
     if constexpr (Weights::kGroups) {
-      const DeviceLinear& w = p.linear[piece];
-      const int group = MatrixStep<Weights, Shape>::group_of(w, at);
+      const char* const own = scales < last_scale ? scales : last_scale;  // a row's end: zeros are scaled
+      scales += step_distance;
 #pragma unroll
-      for (int c = 0; c < kChains; ++c)
-#pragma unroll
-        for (int j = 0; j < Shape::kColumns; ++j) {
-          const int n = (c * kStripColumns + Columns::position(j)) * w.groups + group;
-          step.scale[c][j] = reinterpret_cast<const uint16_t*>(group_memory(turn, 0))[n];
-          if (w.offsets) step.offset[c][j] = reinterpret_cast<const uint16_t*>(group_memory(turn, 1))[n];
-        }
+      for (int n = 0; n < (Shape::kDealt ? 1 : kChains * Shape::kColumns); ++n) {
+        const char* const scale = own + n * row_distance;
+        const int c = n / Shape::kColumns, j = n % Shape::kColumns;
+        step.scale[c][j] = *reinterpret_cast<const uint16_t*>(scale);
+        if (kind.offsets) step.offset[c][j] = *reinterpret_cast<const uint16_t*>(scale + offset_distance);
+      }
     }
   }
   XLSTM_DEVICE void done() {
+    Places::read_by_wave();
     fetch_next(place);
     place = place + 1 == kDepth ? 0 : place + 1;
   }

@@ -30,23 +30,23 @@ struct Float16Weights {
   }
 };
 
+// Quantised weights are multiplied as q - kZero; without offsets they stand for q - kMiddle.
 struct ByteWeights {
-  static constexpr int kBits = 8, kParts = 1, kZero = 0;
+  static constexpr int kBits = 8, kParts = 1, kZero = 0, kMiddle = 0;
   static constexpr bool kGroups = true, kConverted = true;
   using Load = Piece;
 
   XLSTM_DEVICE static void eight(const Load& load, int n, Piece (&part)[1]) {
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
-      const uint32_t q = load.word[2 * n + w] ^ 0x80808080u;
-      part[0].word[2 * w] = pack_truncated(byte_less<0, 128>(q), byte_less<1, 128>(q));
-      part[0].word[2 * w + 1] = pack_truncated(byte_less<2, 128>(q), byte_less<3, 128>(q));
+      part[0].word[2 * w] = signed_bytes<0>(load.word[2 * n + w]);
+      part[0].word[2 * w + 1] = signed_bytes<1>(load.word[2 * n + w]);
     }
   }
 };
 
 struct NibbleWeights {
-  static constexpr int kBits = 4, kParts = 1, kZero = 8;  // multiplied as q - kZero
+  static constexpr int kBits = 4, kParts = 1, kZero = -16, kMiddle = 8;
   static constexpr bool kGroups = true, kConverted = true;
   struct alignas(8) Load {
     uint32_t word[2];
@@ -56,7 +56,7 @@ struct NibbleWeights {
 #pragma unroll
     for (int w = 0; w < 2; ++w)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) part[0].word[2 * w + h] = nibbles_less<kZero>(load.word[w] >> (4 * n + 8 * h));
+      for (int h = 0; h < 2; ++h) part[0].word[2 * w + h] = nibbles_and_16(load.word[w], n + 2 * h);
   }
 };
 

@@ -39,7 +39,6 @@ inline uint32_t subtract_bfloat16(uint32_t a, uint32_t b) {
 }
 
 inline void copy_16_bytes(uint32_t to, const void* from, int bytes) { emulator::copy_of_thread(to, from, 16, bytes); }
-inline void copy_8_bytes(uint32_t to, const void* from) { emulator::copy_of_thread(to, from, 8, 8); }
 inline void copies_sent() { emulator::group_copies(); }
 template <int kLate>
 void copies_came() {
