@@ -38,7 +38,6 @@ struct HopperWalk {
   const Room& room;
   const HopperOutputs<Room> outputs{room};
   static constexpr int kXPanel = Room::kXPanel;
-  static constexpr bool kAtOnce = Room::kKeepsN;  // a stage is free as a whole
   const WalkParams& p = room.p;
 
   // ---- the state and its products, by two warpgroups
@@ -142,23 +141,42 @@ struct HopperWalk {
     products_end();
   }
 
-  // Where all of the first warpgroup make scores, three warps of the second of the state's copy a part each, as soon as
-  // it has done with the chunk two before; the first has, half a chunk ago, and the scores are further. All its threads
-  // wait: the compiler keeps no products in flight where some do.
-  enum Copied { kCopiesA, kCopiesY, kCopiesX };
-  XLSTM_DEVICE bool copies(Copied part, int group) const {
-    return kAtOnce && group == 1 && threadIdx.x % kWarpgroup == part * 32;
+  // Where all of the first warpgroup make scores, three threads of the second of the state's copy a part each, as soon
+  // as it has done with what lay there, of the chunk two before: the first has, half a chunk ago, and the scores are
+  // further. All threads of it wait, since the compiler keeps no products in flight where some do.
+  static constexpr int kCopiesA = 0, kCopiesY = 32, kCopiesX = 64, kStages = Room::kStages;
+  XLSTM_DEVICE static bool copies_too(int group) { return Room::kKeepsN && group == 1; }
+
+  XLSTM_DEVICE void free_y(int n, int group) const {
+    const int thread = threadIdx.x % kWarpgroup;
+    if (thread % 32 == 0) room.y_free(n).arrive();
+    if (!copies_too(group) || n + kStages >= room.chunks) return;
+    room.y_free(n).wait(room.parity(n));
+    if (thread == kCopiesY) room.copy_y(n + kStages);
+  }
+  XLSTM_DEVICE void free_x(int n, int group) const {
+    const int thread = threadIdx.x % kWarpgroup;
+    if (thread == 0) room.x_free(n).arrive();
+    if (!copies_too(group) || n + kStages >= room.chunks) return;
+    room.x_free(n).wait(room.parity(n));
+    if (thread == kCopiesX) room.copy_x(n + kStages);
+  }
+
+  XLSTM_DEVICE void add_scored(float (&sum)[32], uint32_t stage, int half) const {
+    if (p.reverse)
+      add_scored<true>(sum, stage + Room::kY + half * kPanel, stage + Room::kScores);
+    else
+      add_scored<false>(sum, stage + Room::kY + half * kPanel, stage + Room::kScores);
   }
 
   XLSTM_DEVICE void keep_state(int group) const {
     constexpr float kLeast = 0x1p-40f;
     const int thread = threadIdx.x % kWarpgroup;
-    const bool copies_a = copies(kCopiesA, group), copies_y = copies(kCopiesY, group),
-               copies_x = copies(kCopiesX, group);
-    for (int n = 0; n < Room::kStages && n < room.chunks; ++n) {
-      if (copies_a) room.copy_a(n);
-      if (copies_y) room.copy_y(n);
-      if (copies_x) room.copy_x(n);
+    const bool copies = copies_too(group);
+    for (int n = 0; copies && n < kStages && n < room.chunks; ++n) {
+      if (thread == kCopiesA) room.copy_a(n);
+      if (thread == kCopiesX) room.copy_x(n);
+      if (thread == kCopiesY) room.copy_y(n);
     }
     State state;
     load_state(state, group);
@@ -181,31 +199,34 @@ struct HopperWalk {
 #pragma unroll
       for (int m = 0; m < kMine; ++m) {
         const int half = group * kMine + m;
+        const bool ends = m + 1 == kMine;  // what the chunk needs of a stage
         float sum[32];
         uint32_t left[kChunk / 4];
         if constexpr (kOutputs) {
           if (m == 0) room.a_full(n).wait(phase);
           meet(kTurn + group, kHopperStateThreads);
           read_state(sum, state.c[m], at + Room::kA);
-          if (!(group == 1 && n + 1 == room.chunks && m + 1 == kMine)) pass(kTurn + (group ^ 1), kHopperStateThreads);
+          if (!(group == 1 && n + 1 == room.chunks && ends)) pass(kTurn + (group ^ 1), kHopperStateThreads);
         }
         if (m == 0) room.y_full(n).wait(phase);
         weigh(left, at + Room::kY + half * kPanel, weight, up);
         if constexpr (kOutputs) {
           products_wait<0>(sum);
           hold(state.c[m]);
-          if (!kAtOnce && m + 1 == kMine && thread == 0) room.a_free(n).arrive();
+          if (ends) {
+            if (thread == 0) room.a_free(n).arrive();
+            if (copies && n + kStages < room.chunks) {
+              room.a_free(n).wait(phase);
+              if (thread == kCopiesA) room.copy_a(n + kStages);
+            }
+          }
 #pragma unroll
           for (int j = 0; j < 8; ++j) {
             const float2 by = *reinterpret_cast<const float2*>(inter + 8 * j + 2 * (thread % 4));
 #pragma unroll
             for (int e = 0; e < 4; ++e) sum[4 * j + e] *= (e % 2 ? by.y : by.x) * held_before;
           }
-          if (Room::kScored && m == 0) room.scores_full(n).wait(phase);
-          if (p.reverse)
-            add_scored<true>(sum, at + Room::kY + half * kPanel, at + Room::kScores);
-          else
-            add_scored<false>(sum, at + Room::kY + half * kPanel, at + Room::kScores);
+          if (!Room::kScored) add_scored(sum, at, half);
         }
         if (settle) {
 #pragma unroll
@@ -217,7 +238,15 @@ struct HopperWalk {
         for (int k = 0; k < kChunk / 16; ++k)
           multiply_held<true>(state.c[m], left + 4 * k, across(at + Room::kX, kXPanel) + k * kNextAcross);
         products_end();
-        if constexpr (kOutputs) {
+        if constexpr (Room::kScored) {  // which may be made only now
+          if (m == 0) room.scores_full(n).wait(phase);
+          add_scored(sum, at, half);
+          products_wait<0>(sum);
+          hold(state.c[m]);
+          if (ends) free_x(n, group);
+          outputs.store(sum, n, half, group);
+          if (ends) free_y(n, group);
+        } else if constexpr (kOutputs) {
           products_wait<1>(sum);
           if constexpr (Room::kFinish) {
             const bool sent = kPair && half != room.owned_half();
@@ -230,20 +259,15 @@ struct HopperWalk {
           } else {
             outputs.store(sum, n, half, group);
           }
+          if (ends) free_y(n, group);
+          products_wait<0>(state.c[m]);
+          if (ends) free_x(n, group);
+        } else {
+          __syncwarp();  // outputs bring the warp together
+          if (ends) free_y(n, group);
+          products_wait<0>(state.c[m]);
+          if (ends) free_x(n, group);
         }
-        if (!kAtOnce && m + 1 == kMine) {
-          if constexpr (!kOutputs) __syncwarp();  // else outputs bring the warp together
-          if (thread % 32 == 0) room.y_free(n).arrive();
-        }
-        products_wait<0>(state.c[m]);
-      }
-      if (kAtOnce) __syncwarp();
-      if (kAtOnce ? thread % 32 == 0 : thread == 0) room.x_free(n).arrive();
-      if (kAtOnce && group == 1 && n + Room::kStages < room.chunks) {
-        room.x_free(n).wait(phase);
-        if (copies_a) room.copy_a(n + Room::kStages);
-        if (copies_y) room.copy_y(n + Room::kStages);
-        if (copies_x) room.copy_x(n + Room::kStages);
       }
     }
     store_state(state, group);

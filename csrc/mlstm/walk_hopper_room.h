@@ -122,8 +122,7 @@ struct HopperRoom {
   // Of the two blocks of a pair: this one, and the half whose outputs are its.
   XLSTM_DEVICE int owned_half() const { return kPair ? tile % 2 : 0; }
 
-  // Full is for who reads, free for who writes: of a stage of the nth chunk, of half of the columns, or of all. Where n
-  // is kept, x_free() says it of the whole stage.
+  // Full is for who reads, free for who writes: of a stage of the nth chunk, of half of the columns, or of all.
   XLSTM_DEVICE Barrier barrier(int index) const { return {base + uint32_t(kBarriers + 8 * index)}; }
   XLSTM_DEVICE Barrier a_full(int n) const { return barrier(kAFull + n % kStages); }
   XLSTM_DEVICE Barrier a_free(int n) const { return barrier(kAFree + n % kStages); }
@@ -147,7 +146,7 @@ struct HopperRoom {
       for (int s = 0; s < kStages; ++s) {
         a_full(s).init(1), y_full(s).init(1), x_full(s).init(1);
         scores_full(s).init(kScoreWarps), gain_full(s).init(kScoreWarps);
-        a_free(s).init(2), x_free(s).init(kKeepsN ? kHopperStateThreads / 32 + kScoreWarps : 2);
+        a_free(s).init(2 + (kScored ? kScoreWarps : 0)), x_free(s).init(2 + (kKeepsN ? kScoreWarps : 0));
         y_free(s).init(kHopperStateThreads / 32 + (kFinish ? kOutputWarps : 0));
       }
       for (int half = 0; half < kHalves; ++half) {

@@ -200,6 +200,9 @@ struct HopperScorer {
       add_keys(vector, stage, room.weights_address(n));
       if constexpr (kScored) {
         products_wait<1>(pairs);
+        __syncwarp();
+        if (lane == 0) room.a_free(n).arrive();
+        room.y_free(n).wait(phase ^ 1);  // where scores and gains go
         weigh_pairs(pairs, n, sum);
         shared_written();
         __syncwarp();

@@ -49,10 +49,7 @@ void leave_out_barriers(const WalkCase& c) {
   std::map<const char*, Index> barriers = {{"a_full", Room::kAFull}, {"y_full", Room::kYFull},
                                            {"x_full", Room::kXFull}, {"a_free", Room::kAFree},
                                            {"y_free", Room::kYFree}, {"x_free", Room::kXFree}};
-  if (scored) {
-    barriers["gain_full"] = Room::kGainFull, barriers["scores_full"] = Room::kScoresFull;
-    barriers.erase("a_free"), barriers.erase("y_free");
-  }
+  if (scored) barriers["gain_full"] = Room::kGainFull, barriers["scores_full"] = Room::kScoresFull;
   if (Room::kFinish) barriers["sums_full"] = Room::kSumsFull, barriers["sums_free"] = Room::kSumsFree;
   if (Room::kShape.pair) {
     barriers["incoming_full"] = Room::kIncomingFull, barriers["sent_free"] = Room::kSentFree;
