@@ -11,7 +11,6 @@ from torch import Tensor
 from .checks import accumulate_dtype
 from .ops import OPS, OpFunction, first_order
 
-
 # ---- shapes
 
 

@@ -131,7 +131,7 @@ class OpFunction(torch.autograd.Function):
     def apply(cls, *arguments: Any) -> Any:
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return super().apply(*arguments)
-        return super(torch.autograd.Function, cls).apply(*arguments)
+        return super(torch.autograd.Function, cls).apply(*arguments)  # type: ignore[misc]
 
 
 def _unit_last_stride(x: Tensor) -> Tensor:
