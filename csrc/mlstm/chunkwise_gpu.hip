@@ -186,7 +186,8 @@ struct BackwardMemory : CommonMemory {
   void* d_scores;
   float *own, *queries, *q_dots, *k_dots, *state_dots, *between, *before_last;
   float *reach, *across, *leaving, *walk_reaching, *walk_leaving;
-  double *dm, *local, *reaching, *entering, *over, *moving, *behind, *spread, *correction;
+  double *dm, *local, *noise, *reaching, *entering, *reaching_noise, *entering_noise, *over, *moving, *behind, *spread,
+      *correction;
   int* stops;
 
   BackwardMemory(Arena& arena, const xlstm_mlstm& in, const BackwardPlan& plan, bool with_last)
@@ -195,8 +196,9 @@ struct BackwardMemory : CommonMemory {
     d_scores = arena.take<char>(all_tokens * where.chunk * element_bytes(in.q));
     for (float** x : {&own, &reach, &across, &leaving, &walk_reaching, &walk_leaving})
       *x = arena.take<float>(all_tokens);
-    for (double** x : {&dm, &local}) *x = arena.take<double>(all_tokens);
-    for (double** x : {&reaching, &entering, &over, &moving, &behind, &spread, &correction})
+    for (double** x : {&dm, &local, &noise}) *x = arena.take<double>(all_tokens);
+    for (double** x :
+         {&reaching, &entering, &reaching_noise, &entering_noise, &over, &moving, &behind, &spread, &correction})
       *x = arena.take<double>(all_chunks);
     stops = arena.take<int>(all_chunks);
     queries = arena.take<float>(all_chunks * in.dqk);
@@ -303,8 +305,11 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   f.walk_leaving = memory.walk_leaving;
   f.decay = memory.decay;
   f.local = memory.local;
+  f.noise = memory.noise;
   f.reaching = memory.reaching;
   f.entering = memory.entering;
+  f.reaching_noise = memory.reaching_noise;
+  f.entering_noise = memory.entering_noise;
   f.over = memory.over;
   f.moving = memory.moving;
   f.behind = memory.behind;

@@ -140,8 +140,9 @@ struct FlowParams {
   const float *q_dots, *k_dots;  // (tiles, rows, slots, L)
   int q_tiles, k_tiles, state_tiles;
   const float *reach, *factors, *own, *across, *leaving, *walk_reaching, *walk_leaving, *decay;
-  double* local;                                // per token
+  double *local, *noise;                        // per token
   double *reaching, *entering, *over, *moving;  // per chunk
+  double *reaching_noise, *entering_noise;      // per chunk: the squares of what tokens reach and enter with
   double *behind, *spread, *correction;         // what reaches m from behind; see scan_flows
   int* stops;
   const float* state_dots;  // (state_tiles, N NH): <dC_last, C before the last chunk>, or null
