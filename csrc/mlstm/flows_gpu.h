@@ -154,7 +154,8 @@ __global__ __launch_bounds__(kFlowThreads) void sum_chunk_flows(const FlowParams
     for (int j = 0; j < kEach; ++j)
       if (t.inside(j)) {
         p.local[t.at + j] = reaching[j] + (j > 0 ? entering[j - 1] : entering_below) + p.across[t.at + j];
-        p.noise[t.at + j] = reaching_noise[j] - (j > 0 ? entering_noise[j - 1] : noise_below);
+        p.noise_from[t.at + j] = reaching_noise[j];
+        p.noise_before[t.at + j] = j > 0 ? entering_noise[j - 1] : noise_below;
       }
     if (!t.chunk_inside) return;
     if (t.lane == 0) {
@@ -270,6 +271,8 @@ __global__ __launch_bounds__(kFlowScanThreads) void scan_flows(const FlowParams 
     if (mine <= last) {
       p.over[mine] -= missed[me] * p.spread[mine];
       p.correction[mine] = missed[me];
+      if (mine > first) p.correction_behind[mine - 1] = missed[me];
+      if (mine == last) p.correction_behind[mine] = 0;  // what is over the last chunk was not made of what enters there
     }
   }
   if (p.dm_initial && me == 0)
@@ -294,7 +297,10 @@ __global__ __launch_bounds__(kFlowThreads) void gate_gradients(const FlowParams 
       if (!t.inside(j)) break;
       const int64_t at = t.at + j, token = t.first + j;
       double di = sum_tiles(p, p.k_dots, p.k_tiles, at) - p.walk_leaving[at] + p.leaving[at] + p.own[at];
-      double dlf = p.local[at] + p.over[t.slot] - p.correction[t.slot] * p.noise[at];
+      double dlf = p.local[at] + p.over[t.slot];
+      // What enters leads to the next known value, and where nothing gets through the chunk, that is another one. No
+      // difference of the two: where the gates let nothing through, both are zero.
+      dlf += p.correction_behind[t.slot] * p.noise_before[at] - p.correction[t.slot] * p.noise_from[at];
       if (through_m) (stop[j] ? di : dlf) += moving[j].sum + (moving[j].held ? 0.0 : p.behind[t.slot]);
       if (p.sigmoid) di *= sigmoid(-load_gate(p.i, t.head, token));
       store_gate(p.df, t.head, token, float(dlf * sigmoid(-load_gate(p.f, t.head, token))));
