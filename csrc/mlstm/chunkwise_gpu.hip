@@ -197,7 +197,8 @@ struct BackwardMemory : CommonMemory {
   void* d_scores;
   float *own, *queries, *q_dots, *k_dots, *state_dots, *between, *before_last;
   float *reach, *across, *leaving, *walk_reaching, *walk_leaving;
-  double *dm, *local, *reaching, *entering, *over, *moving, *behind, *spread, *correction;
+  double *dm, *local, *noise_from, *noise_before, *reaching, *entering, *reaching_noise, *entering_noise, *over;
+  double *moving, *behind, *spread, *correction, *correction_behind;
   int* stops;
 
   BackwardMemory(Arena& arena, const xlstm_mlstm& in, const BackwardPlan& plan, bool with_last)
@@ -206,8 +207,9 @@ struct BackwardMemory : CommonMemory {
     d_scores = arena.take<char>(all_tokens * where.chunk * element_bytes(in.q));
     for (float** x : {&own, &reach, &across, &leaving, &walk_reaching, &walk_leaving})
       *x = arena.take<float>(all_tokens);
-    for (double** x : {&dm, &local}) *x = arena.take<double>(all_tokens);
-    for (double** x : {&reaching, &entering, &over, &moving, &behind, &spread, &correction})
+    for (double** x : {&dm, &local, &noise_from, &noise_before}) *x = arena.take<double>(all_tokens);
+    for (double** x : {&reaching, &entering, &reaching_noise, &entering_noise, &over, &moving, &behind, &spread,
+                       &correction, &correction_behind})
       *x = arena.take<double>(all_chunks);
     stops = arena.take<int>(all_chunks);
     queries = arena.take<float>(all_chunks * in.dqk);
@@ -314,13 +316,18 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   f.walk_leaving = memory.walk_leaving;
   f.decay = memory.decay;
   f.local = memory.local;
+  f.noise_from = memory.noise_from;
+  f.noise_before = memory.noise_before;
   f.reaching = memory.reaching;
   f.entering = memory.entering;
+  f.reaching_noise = memory.reaching_noise;
+  f.entering_noise = memory.entering_noise;
   f.over = memory.over;
   f.moving = memory.moving;
   f.behind = memory.behind;
   f.spread = memory.spread;
   f.correction = memory.correction;
+  f.correction_behind = memory.correction_behind;
   f.has_initial = in.c_initial;
   f.stops = memory.stops;
   f.state_dots = call.dc_last ? memory.state_dots : nullptr;

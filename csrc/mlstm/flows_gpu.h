@@ -12,7 +12,8 @@
 //     reaching'
 // and a chunk that lets nothing through has over = 0: there the sum along the sequence starts again. So between two
 // such chunks, or the sequence's ends, where <dC, C> is known, the sum has a value to meet; by what it misses it, each
-// step is corrected in proportion to the squares of what it added, where rounding came from.
+// token's step is corrected in proportion to the squares of what it added, where rounding came from. (Of tokens, not of
+// chunks: a few that see a large state may add to little and have nearly all of the rounding.)
 //
 // What reaches the stabilisers flows back to whatever the max picked: to the input gate, where it stops, or over the
 // forget gate to the token before.
@@ -126,35 +127,45 @@ template <int kEach>
 __global__ __launch_bounds__(kFlowThreads) void sum_chunk_flows(const FlowParams p) {
   if constexpr (has_scores(kFamily, 2, kEach * kTokenLanes)) {
     const ChunkTokens<kEach> t(p.where, kFlowsPerBlock);
-    double reaching[kEach], entering[kEach];
+    double reaching[kEach], entering[kEach], reaching_noise[kEach], entering_noise[kEach];
     Moving moving[kEach];
     bool stop[kEach];
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       const int64_t at = t.at + j;
-      reaching[j] = entering[j] = moving[j].sum = 0;
+      reaching[j] = entering[j] = reaching_noise[j] = entering_noise[j] = moving[j].sum = 0;
       stop[j] = stops_at(p, t, j);
       if (!t.inside(j)) continue;
       if (p.reach[at] >= kNothing) reaching[j] = sum_tiles(p, p.q_dots, p.q_tiles, at) - p.walk_reaching[at];
       if (p.factors[factor_at(t.slot, kInto, t.here + j, p.where.chunk)] >= kNothing)
         entering[j] = sum_tiles(p, p.k_dots, p.k_tiles, at) - p.walk_leaving[at];
+      reaching_noise[j] = reaching[j] * reaching[j];
+      entering_noise[j] = entering[j] * entering[j];
       moving[j].sum = p.dm[at];
     }
     sum_from(reaching, t.lane);
+    sum_from(reaching_noise, t.lane);
     sum_up_to(entering, t.lane);
+    sum_up_to(entering_noise, t.lane);
     moving_from(moving, stop, t.lane);
     const double entering_below = from_lane_below(entering[kEach - 1], t.lane, 1);
+    const double noise_below = from_lane_below(entering_noise[kEach - 1], t.lane, 1);
 #pragma unroll
     for (int j = 0; j < kEach; ++j)
-      if (t.inside(j))
+      if (t.inside(j)) {
         p.local[t.at + j] = reaching[j] + (j > 0 ? entering[j - 1] : entering_below) + p.across[t.at + j];
+        p.noise_from[t.at + j] = reaching_noise[j];
+        p.noise_before[t.at + j] = j > 0 ? entering_noise[j - 1] : noise_below;
+      }
     if (!t.chunk_inside) return;
     if (t.lane == 0) {
       p.reaching[t.slot] = reaching[0];
+      p.reaching_noise[t.slot] = reaching_noise[0];
       p.moving[t.slot] = stop[0] ? 0.0 : moving[0].sum;
       p.stops[t.slot] = stop[0] || moving[0].held;
     } else if (t.lane == kTokenLanes - 1) {
       p.entering[t.slot] = entering[kEach - 1];
+      p.entering_noise[t.slot] = entering_noise[kEach - 1];
     }
   }
 }
@@ -176,7 +187,7 @@ template <int>
 __global__ __launch_bounds__(kFlowScanThreads) void scan_flows(const FlowParams p) {
   // Blocks of chunks are read together and gone through by one thread.
   __shared__ double reaching[kFlowScanThreads], entering[kFlowScanThreads], moving[kFlowScanThreads];
-  __shared__ double missed[kFlowScanThreads];
+  __shared__ double missed[kFlowScanThreads], reaching_noise[kFlowScanThreads], entering_noise[kFlowScanThreads];
   __shared__ float decay[kFlowScanThreads];
   __shared__ int stops[kFlowScanThreads];
   const Head h = head_of(p.where, blockIdx.x);
@@ -205,31 +216,33 @@ __global__ __launch_bounds__(kFlowScanThreads) void scan_flows(const FlowParams 
   const bool through_m = !p.sigmoid && p.normalizer_grad, before_known = p.dm_initial || !p.has_initial;
   double behind = p.dm_last && through_m ? double(p.dm_last[h.state]) - (over + p.entering[last]) : 0.0;
 
-  // From the last chunk to the first: over, and in `spread` the squares since the last known value. Where the next
-  // value is known, `correction` is what was missed by for each of them; elsewhere NaN.
-  double squares = 0;
+  // From the last chunk to the first: over, and in `spread` the noise since the last known value. Where the next
+  // value is known, `correction` is what was missed by for each of its units; elsewhere NaN.
+  double noise = 0;
   for (int64_t done = 0; done < chunks; done += kFlowScanThreads) {
     const int64_t mine = last - done - me;
     __syncthreads();
     if (mine >= first) {
       reaching[me] = p.reaching[mine];
+      reaching_noise[me] = p.reaching_noise[mine];
       moving[me] = p.moving[mine];
       stops[me] = p.stops[mine];
       decay[me] = mine > first ? p.decay[mine - 1] : 1.0f;
       entering[me] = mine > first ? p.entering[mine - 1] : 0.0;
+      entering_noise[me] = mine > first ? p.entering_noise[mine - 1] : 0.0;
     }
     __syncthreads();
     if (me == 0) {
       const int count = int(chunks - done < kFlowScanThreads ? chunks - done : kFlowScanThreads);
       for (int j = 0; j < count; ++j) {
         const bool at_first = done + j + 1 == chunks, nothing = decay[j] < kNothing;
-        const double r = reaching[j], e = entering[j], all = squares + r * r + e * e;
-        const double next = over + r - e, known = at_first ? before : 0.0;
+        const double all = noise + reaching_noise[j] + entering_noise[j];
+        const double next = over + reaching[j] - entering[j], known = at_first ? before : 0.0;
         missed[j] = nothing || (at_first && before_known) ? (all > 0 ? (next - known) / all : 0.0) : NAN;
         reaching[j] = over;
-        entering[j] = squares;
+        entering[j] = noise;
         over = nothing ? 0.0 : next;
-        squares = nothing ? 0.0 : all;
+        noise = nothing ? 0.0 : all;
         const double m = moving[j];
         moving[j] = behind;
         behind = stops[j] ? m : behind + m;
@@ -243,7 +256,7 @@ __global__ __launch_bounds__(kFlowScanThreads) void scan_flows(const FlowParams 
       p.behind[mine] = moving[me];
     }
   }
-  // From the first to the last: the corrections to the chunks behind them.
+  // From the first to the last: the corrections to the chunks behind them, and to the tokens of each (gate_gradients).
   double correction = 0;
   for (int64_t done = 0; done < chunks; done += kFlowScanThreads) {
     const int64_t mine = first + done + me;
@@ -255,7 +268,12 @@ __global__ __launch_bounds__(kFlowScanThreads) void scan_flows(const FlowParams 
       for (int j = 0; j < count; ++j) missed[j] = correction = missed[j] == missed[j] ? missed[j] : correction;
     }
     __syncthreads();
-    if (mine <= last) p.over[mine] -= missed[me] * p.spread[mine];
+    if (mine <= last) {
+      p.over[mine] -= missed[me] * p.spread[mine];
+      p.correction[mine] = missed[me];
+      if (mine > first) p.correction_behind[mine - 1] = missed[me];
+      if (mine == last) p.correction_behind[mine] = 0;  // what is over the last chunk was not made of what enters there
+    }
   }
   if (p.dm_initial && me == 0)
     p.dm_initial[h.state] = p.normalizer_grad ? float(before + (through_m ? behind : 0.0)) : 0.0f;
@@ -280,6 +298,9 @@ __global__ __launch_bounds__(kFlowThreads) void gate_gradients(const FlowParams 
       const int64_t at = t.at + j, token = t.first + j;
       double di = sum_tiles(p, p.k_dots, p.k_tiles, at) - p.walk_leaving[at] + p.leaving[at] + p.own[at];
       double dlf = p.local[at] + p.over[t.slot];
+      // What enters leads to the next known value, and where nothing gets through the chunk, that is another one. No
+      // difference of the two: where the gates let nothing through, both are zero.
+      dlf += p.correction_behind[t.slot] * p.noise_before[at] - p.correction[t.slot] * p.noise_from[at];
       if (through_m) (stop[j] ? di : dlf) += moving[j].sum + (moving[j].held ? 0.0 : p.behind[t.slot]);
       if (p.sigmoid) di *= sigmoid(-load_gate(p.i, t.head, token));
       store_gate(p.df, t.head, token, float(dlf * sigmoid(-load_gate(p.f, t.head, token))));

@@ -150,9 +150,12 @@ struct FlowParams {
   const float *q_dots, *k_dots;  // (tiles, rows, slots, L)
   int q_tiles, k_tiles, state_tiles;
   const float *reach, *factors, *own, *across, *leaving, *walk_reaching, *walk_leaving, *decay;
-  double* local;                                // per token
+  double *local, *noise_from, *noise_before;    // per token: squares of what tokens from it on reach with, and of
+                                                // what those before it enter with
   double *reaching, *entering, *over, *moving;  // per chunk
+  double *reaching_noise, *entering_noise;      // per chunk: the same of all its tokens
   double *behind, *spread, *correction;         // what reaches m from behind; see scan_flows
+  double* correction_behind;                    // the next chunk's
   int* stops;
   const float* state_dots;  // (state_tiles, N NH): <dC_last, C before the last chunk>, or null
   const float *dn_last, *keys, *dm_last;

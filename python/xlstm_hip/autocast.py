@@ -16,6 +16,6 @@ def inside_autocast(x: Tensor) -> bool:
 
 
 def in_kernel_dtype(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Casts the tensors to dtype inside an autocast region of their device, leaves them alone elsewhere."""
+    """Casts the tensors, all on one device, to dtype inside an autocast region of it, leaves them alone elsewhere."""
     one_of("autocast_kernel_dtype", dtype, IO_DTYPES)
-    return tuple(x.to(dtype) if isinstance(x, Tensor) and inside_autocast(x) else x for x in tensors)
+    return tuple(x.to(dtype) for x in tensors) if inside_autocast(tensors[0]) else tensors

@@ -39,7 +39,7 @@ def is_tensor(name: str, x: Any) -> Tensor:
 
 def has_shape(name: str, x: Any, shape: tuple[int, ...], meaning: str) -> Tensor:
     is_tensor(name, x)
-    if tuple(x.shape) != shape:
+    if x.shape != shape:
         raise ValueError(f"{name}: expected shape {meaning} = {shape}, got {shape_text(x)}")
     return x
 
@@ -78,21 +78,23 @@ def gradient_needed(*tensors: Any) -> bool:
 
 
 def _same_device(q: Tensor, **others: Tensor | None) -> None:
+    device = q.device
     for name, x in others.items():
-        if x is not None and x.device != q.device:
-            raise ValueError(f"{name}: expected device {q.device} as q has, got {x.device}")
+        if x is not None and x.device != device:
+            raise ValueError(f"{name}: expected device {device} as q has, got {x.device}")
 
 
 def _dtypes(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, states: dict[str, Tensor]) -> None:
-    if q.dtype not in IO_DTYPES:
-        raise TypeError(f"q: expected float32, bfloat16, float16 or float64, got {q.dtype}")
+    dtype = q.dtype
+    if dtype not in IO_DTYPES:
+        raise TypeError(f"q: expected float32, bfloat16, float16 or float64, got {dtype}")
     for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype:
-            raise TypeError(f"{name}: expected {q.dtype} as q has, got {x.dtype}")
-    wide = accumulate_dtype(q.dtype)
+        if x.dtype != dtype:
+            raise TypeError(f"{name}: expected {dtype} as q has, got {x.dtype}")
+    gate_dtypes = (dtype, accumulate_dtype(dtype))
     for name, x in (("i", i), ("f", f)):
-        if x.dtype not in (q.dtype, wide):
-            raise TypeError(f"{name}: expected {q.dtype} as q has, or {wide}, got {x.dtype}")
+        if x.dtype not in gate_dtypes:
+            raise TypeError(f"{name}: expected {dtype} as q has, or {gate_dtypes[1]}, got {x.dtype}")
     for name, x in states.items():
         if x.dtype not in IO_DTYPES:
             raise TypeError(f"{name}: expected a floating dtype, got {x.dtype}")
@@ -100,7 +102,7 @@ def _dtypes(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, states: dict[
 
 def _unit_last_stride(**tensors: Tensor) -> None:
     for name, x in tensors.items():
-        if x.shape[-1] > 1 and x.stride(-1) != 1:
+        if x.stride(-1) != 1 and x.shape[-1] > 1:
             raise ValueError(
                 f"{name}: expected the last dimension to be contiguous (stride 1), got strides {tuple(x.stride())}; "
                 f"call {name}.contiguous() first"
@@ -149,6 +151,8 @@ def check_states(
     q: Tensor, c: Any, n: Any, m: Any, batch: int, heads: int, dqk: int, dhv: int, names: tuple[str, str, str]
 ) -> dict[str, Tensor]:
     """All three states or none. Returns those given, by name."""
+    if c is n is m is None:
+        return {}
     given = {name: x for name, x in zip(names, (c, n, m), strict=True) if x is not None}
     if given and len(given) != 3:
         missing = [name for name in names if name not in given]

@@ -7,19 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .checks import accumulate_dtype
-from .ops import OPS
-
-# Called by their overload, which saves looking it up: a small model's layers take as long as calls do.
-rms_norm = OPS.rms_norm.default
-add_rms_norm = OPS.add_rms_norm.default
-head_norm_gate = OPS.head_norm_gate.default
-soft_cap = OPS.soft_cap.default
-swiglu = OPS.swiglu.default
-swiglu_fused = OPS.swiglu_fused.default
-
+from .ops import OPS, OpFunction, first_order
 
 # ---- shapes
 
@@ -119,34 +109,34 @@ def _given(x: Tensor | None, gradient: Tensor) -> Tensor | None:
     return None if x is None else gradient
 
 
-class RMSNormFunction(torch.autograd.Function):
+class RMSNormFunction(OpFunction):
     @staticmethod
     def forward(ctx: Any, x, weight, bias, eps):
         ctx.save_for_backward(x, weight, bias)
         ctx.eps = eps
-        return rms_norm(x, weight, bias, eps)
+        return OPS.rms_norm(x, weight, bias, eps)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dy):
         x, weight, bias = ctx.saved_tensors
         dx, dweight, dbias = OPS.rms_norm_backward(dy, None, x, weight, bias, ctx.eps)
         return dx, _given(weight, dweight), _given(bias, dbias), None
 
 
-class AddRMSNormFunction(torch.autograd.Function):
+class AddRMSNormFunction(OpFunction):
     """Backward needs the sum alone, which whoever goes on from it keeps anyway."""
 
     @staticmethod
     def forward(ctx: Any, x, y, weight, bias, eps):
-        total, normed = add_rms_norm(x, y, weight, bias, eps)
+        total, normed = OPS.add_rms_norm(x, y, weight, bias, eps)
         ctx.save_for_backward(total, weight, bias)
         ctx.eps, ctx.dtypes = eps, (x.dtype, y.dtype)
         ctx.set_materialize_grads(False)
         return total, normed
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dtotal, dnormed):
         total, weight, bias = ctx.saved_tensors
         dweight = dbias = None
@@ -158,59 +148,59 @@ class AddRMSNormFunction(torch.autograd.Function):
         return *(dtotal.to(dtype) for dtype in ctx.dtypes), dweight, dbias, None
 
 
-class HeadNormGateFunction(torch.autograd.Function):
+class HeadNormGateFunction(OpFunction):
     @staticmethod
     def forward(ctx: Any, h, o, weight, bias, eps, centred):
         ctx.save_for_backward(h, o, weight, bias)
         ctx.options = eps, centred
-        return head_norm_gate(h, o, weight, bias, eps, centred)
+        return OPS.head_norm_gate(h, o, weight, bias, eps, centred)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dy):
         h, o, weight, bias = ctx.saved_tensors
         dh, do, dweight, dbias = OPS.head_norm_gate_backward(dy, h, o, weight, bias, *ctx.options)
         return dh, _given(o, do), _given(weight, dweight), _given(bias, dbias), None, None
 
 
-class SoftCapFunction(torch.autograd.Function):
+class SoftCapFunction(OpFunction):
     @staticmethod
     def forward(ctx: Any, x, cap):
         ctx.save_for_backward(x)
         ctx.cap = cap
-        return soft_cap(x, cap)
+        return OPS.soft_cap(x, cap)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dy):
         return OPS.soft_cap_backward(dy, *ctx.saved_tensors, ctx.cap), None
 
 
-class SwigluFunction(torch.autograd.Function):
+class SwigluFunction(OpFunction):
     @staticmethod
     def forward(ctx: Any, gate, up):
         ctx.save_for_backward(gate, up)
-        return swiglu(gate, up)
+        return OPS.swiglu(gate, up)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dy):
         return tuple(OPS.swiglu_backward(dy, *ctx.saved_tensors))
 
 
-class SwigluFusedFunction(torch.autograd.Function):
+class SwigluFusedFunction(OpFunction):
     @staticmethod
     def forward(ctx: Any, gate_and_up):
         ctx.save_for_backward(gate_and_up)
-        return swiglu_fused(gate_and_up)
+        return OPS.swiglu_fused(gate_and_up)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dy):
         return OPS.swiglu_fused_backward(dy, *ctx.saved_tensors)
 
 
-class CrossEntropyFunction(torch.autograd.Function):
+class CrossEntropyFunction(OpFunction):
     """The loss of each row. With in_place the gradient takes the memory of the logits."""
 
     @staticmethod
@@ -221,7 +211,7 @@ class CrossEntropyFunction(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dloss):
         logits, targets, exps = ctx.saved_tensors
         if ctx.in_place:

@@ -16,7 +16,7 @@ from . import layer_ops as ops
 from . import observe
 from .checks import gradient_needed, one_of
 from .environment import plain_torch_forced
-from .ops import devices_with_kernels
+from .ops import OPS, devices_with_kernels
 from .reference import layers as plain
 
 _DEVICES = devices_with_kernels("rms_norm")
@@ -38,7 +38,7 @@ def rms_norm(
 ) -> Tensor:
     if not _has_kernel(x, "rms_norm"):
         return plain.rms_norm(x, weight, bias, eps)
-    call = ops.RMSNormFunction.apply if gradient_needed(x, weight, bias) else ops.rms_norm
+    call = ops.RMSNormFunction.apply if gradient_needed(x, weight, bias) else OPS.rms_norm
     return call(x, weight, bias, eps)
 
 
@@ -52,7 +52,7 @@ def add_rms_norm(
     """x + y, and its norm."""
     if not _has_kernel(x, "add_rms_norm"):
         return plain.add_rms_norm(x, y, weight, bias, eps)
-    call = ops.AddRMSNormFunction.apply if gradient_needed(x, y, weight, bias) else ops.add_rms_norm
+    call = ops.AddRMSNormFunction.apply if gradient_needed(x, y, weight, bias) else OPS.add_rms_norm
     return call(x, y, weight, bias, eps)
 
 
@@ -67,7 +67,7 @@ def head_norm_gate(
     """LayerNorm over each head by itself, or RMSNorm where it is not centred; then sigmoid(o) times it."""
     if not _has_kernel(h, "head_norm_gate"):
         return plain.head_norm_gate(h, o, weight, bias, eps, centred)
-    call = ops.HeadNormGateFunction.apply if gradient_needed(h, o, weight, bias) else ops.head_norm_gate
+    call = ops.HeadNormGateFunction.apply if gradient_needed(h, o, weight, bias) else OPS.head_norm_gate
     return call(h, o, weight, bias, eps, centred)
 
 
@@ -77,21 +77,21 @@ def soft_cap(x: Tensor, cap: float | None) -> Tensor:
         return x
     if not _has_kernel(x, "soft_cap"):
         return plain.soft_cap(x, cap)
-    return (ops.SoftCapFunction.apply if gradient_needed(x) else ops.soft_cap)(x, cap)
+    return (ops.SoftCapFunction.apply if gradient_needed(x) else OPS.soft_cap)(x, cap)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up."""
     if not _has_kernel(gate, "swiglu"):
         return plain.swiglu(gate, up)
-    return (ops.SwigluFunction.apply if gradient_needed(gate, up) else ops.swiglu)(gate, up)
+    return (ops.SwigluFunction.apply if gradient_needed(gate, up) else OPS.swiglu)(gate, up)
 
 
 def swiglu_fused(gate_and_up: Tensor) -> Tensor:
     """The same of both in one tensor (..., 2 * D), gate first, as a fused projection leaves them."""
     if not _has_kernel(gate_and_up, "swiglu_fused"):
         return plain.swiglu_fused(gate_and_up)
-    return (ops.SwigluFusedFunction.apply if gradient_needed(gate_and_up) else ops.swiglu_fused)(gate_and_up)
+    return (ops.SwigluFusedFunction.apply if gradient_needed(gate_and_up) else OPS.swiglu_fused)(gate_and_up)
 
 
 def capped_cross_entropy(
@@ -114,7 +114,7 @@ def capped_cross_entropy(
         overwrite = in_place and not torch.compiler.is_compiling()
         loss = ops.CrossEntropyFunction.apply(logits, targets, cap, ignore_index, overwrite)
     else:
-        loss = ops.OPS.cross_entropy(logits, targets, cap, ignore_index)[0]
+        loss = OPS.cross_entropy(logits, targets, cap, ignore_index)[0]
     if reduction == "none":
         return loss
     total = loss.sum()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process says of itself when it is asked to: logs, and named ranges around the ops (environment.py has the
-variables). Where nothing is asked for, ops.py's ops are torch's own, and nothing here is called.
+variables). Where nothing is asked for, ops.py's ops are torch's own overloads, and nothing here is called.
 """
 
 from __future__ import annotations
@@ -76,11 +76,7 @@ class _Watched:
 
     def __init__(self, name: str, op: Any) -> None:
         self.name, self.op = name, op
-        self.arguments = {argument.name: argument.default_value for argument in op.default._schema.arguments}
-
-    @property
-    def default(self) -> Callable[..., Any]:
-        return self
+        self.arguments = {argument.name: argument.default_value for argument in op._schema.arguments}
 
     def __call__(self, *values: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -108,16 +104,18 @@ def _say_plan(name: str, given: dict[str, Any]) -> None:
         logger.info("plan: %s: %s", name, line)
 
 
-class _WatchedOps:
-    def __init__(self, ops: Any) -> None:
-        self._ops = ops
+class _Calls:
+    """The ops of a library as attributes, all there from the start: torch.compile sees no attribute made."""
 
-    def __getattr__(self, name: str) -> _Watched:
-        watched = _Watched(name, getattr(self._ops, name))
-        setattr(self, name, watched)
-        return watched
+    def __init__(self, calls: dict[str, Callable[..., Any]]) -> None:
+        vars(self).update(calls)
 
 
 def watched(ops: Any) -> Any:
-    """The ops, each of which says that it is called where that is asked for."""
-    return _WatchedOps(ops) if DISPATCH or PLAN or RANGES else ops
+    """The ops by their only overload, which torch looks up in every call of the op itself. Each says that it is called
+    where that is asked for."""
+    known = (name.partition("::") for name in torch._C._dispatch_get_all_op_names())
+    overloads = {name: getattr(ops, name).default for space, _, name in known if space == ops.name}
+    if DISPATCH or PLAN or RANGES:
+        return _Calls({name: _Watched(name, op) for name, op in overloads.items()})
+    return _Calls(overloads)

@@ -7,7 +7,8 @@ to know in Python, fakes and autograd, is here; fused.py calls it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -108,6 +109,31 @@ def _(tokens, logits, seeds, numbers, seen, going, ends, weights, pad, temperatu
 # ---- gradients
 
 
+def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's once_differentiable, whose work only counts where a graph of the backward pass is made."""
+    recorded = once_differentiable(backward)
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *gradients: Tensor | None) -> Any:
+        return (recorded if torch.is_grad_enabled() else backward)(ctx, *gradients)
+
+    return run
+
+
+class OpFunction(torch.autograd.Function):
+    """An op with a gradient: what all of the package's ops that have one are called by.
+
+    A small call costs the host more than the GPU, and a quarter of what torch's apply takes is for transforms of
+    functorch and for setup_context. Where nothing is transformed or traced, what lies below it is called.
+    """
+
+    @classmethod
+    def apply(cls, *arguments: Any) -> Any:
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return super().apply(*arguments)
+        return super(torch.autograd.Function, cls).apply(*arguments)  # type: ignore[misc]
+
+
 def _unit_last_stride(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
@@ -124,7 +150,7 @@ class Cut(NamedTuple):
     walk_chunk: int = 0
 
 
-class SequenceFunction(torch.autograd.Function):
+class SequenceFunction(OpFunction):
     """Every token at once or one by one; the backward pass is the chunkwise one for both."""
 
     @staticmethod
@@ -143,12 +169,12 @@ class SequenceFunction(torch.autograd.Function):
         return h, *last
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx, dh, dc, dn, dm):
         return *_backward(ctx, dh, (dc, dn, dm)), None, None, None, None
 
 
-class HiddenFunction(torch.autograd.Function):
+class HiddenFunction(OpFunction):
     @staticmethod
     def forward(ctx, q, k, v, i, f, c, n, m, cu_seqlens, options, cuts):
         sigmoid_gate, normalize, normalizer_grad, eps, bshd = options
@@ -161,7 +187,7 @@ class HiddenFunction(torch.autograd.Function):
         return h
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx, dh):
         return *_backward(ctx, dh, (None, None, None)), None, None, None
 
@@ -179,7 +205,7 @@ def _backward(ctx, dh: Tensor | None, dlast: Sequence[Tensor | None]) -> tuple[T
     return tuple(OPS.mlstm_backward_states(q, k, v, i, f, c, n, m, cu_seqlens, h, l, dh, *dlast, *flags))
 
 
-class StepFunction(torch.autograd.Function):
+class StepFunction(OpFunction):
     @staticmethod
     def forward(ctx, q, k, v, i, f, c, n, m, options, columns):
         sigmoid_gate, normalize, eps = options
@@ -190,7 +216,7 @@ class StepFunction(torch.autograd.Function):
         return h, *last
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx, dh, dc, dn, dm):
         # One token is a sequence of one: made again with its l, then the sequence's backward.
         q, k, v, i, f, c, n, m = ctx.saved_tensors

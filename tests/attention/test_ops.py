@@ -54,10 +54,10 @@ def test_opcheck(layout: str, dtype: torch.dtype) -> None:
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     sink = torch.randn(2, dtype=wide) if layout == "packed" else None
     last = (SLOPES if layout == "packed" else None, sink, RNG if options.dropout_p else None, *options)
-    opcheck(OPS.attention_forward.default, (q, k, v, *places, *Pages(), *last, 0, True))
-    opcheck(OPS.attention_forward_probs.default, (q, k, v, *places, *last))
+    opcheck(OPS.attention_forward, (q, k, v, *places, *Pages(), *last, 0, True))
+    opcheck(OPS.attention_forward_probs, (q, k, v, *places, *last))
     out, lse = OPS.attention_forward(q, k, v, *places, *Pages(), *last, 0, True)
-    opcheck(OPS.attention_backward.default, (q, k, v, out, lse, out, lse, *places, *last))
+    opcheck(OPS.attention_backward, (q, k, v, out, lse, out, lse, *places, *last))
 
 
 @pytest.mark.parametrize("paged", [False, True])
@@ -66,13 +66,13 @@ def test_opcheck_of_a_cache(paged: bool) -> None:
     cos, sin = torch.randn(2, 20, 4)
     start, rows, table = ends(1, 4), ends(3, 0), torch.tensor([[2, 1], [0, 3]], dtype=torch.int32)
     where = (None, table) if paged else (rows, None)
-    opcheck(OPS.attention_append_.default, (cache, x, cos, sin, start, *where, True))
-    opcheck(OPS.attention_rotary.default, (x, cos, sin, start, False, True))
-    opcheck(OPS.attention_combine.default, (torch.randn(3, 2, 5, 2, 8), torch.randn(3, 2, 5, 2)))
+    opcheck(OPS.attention_append_, (cache, x, cos, sin, start, *where, True))
+    opcheck(OPS.attention_rotary, (x, cos, sin, start, False, True))
+    opcheck(OPS.attention_combine, (torch.randn(3, 2, 5, 2, 8), torch.randn(3, 2, 5, 2)))
     options = Options(0, 0, 0.3, -1, 0, 0.0, 0.0, 0)
     pages = Pages(table, None) if paged else Pages(None, rows)
     opcheck(
-        OPS.attention_forward.default,
+        OPS.attention_forward,
         (x, cache, cache, *Places(seqused_k=ends(4, 7)), *pages, None, None, None, *options, 2, False),
     )
 

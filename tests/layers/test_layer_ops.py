@@ -58,7 +58,7 @@ def op_calls(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("op", op_calls(torch.float32))
 def test_opcheck(op: str, dtype: torch.dtype) -> None:
-    opcheck(getattr(OPS, op).default, op_calls(dtype)[op])
+    opcheck(getattr(OPS, op), op_calls(dtype)[op])
 
 
 def test_every_op_is_checked() -> None:

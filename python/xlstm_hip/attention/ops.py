@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .. import observe, plans
 from ..attention_places import Pages, Places
 from ..checks import accumulate_dtype, gradient_needed
 from ..environment import plain_torch_forced
-from ..ops import OPS
+from ..ops import OPS, OpFunction, first_order
 from ..reference import attention_ops as plain
 
 
@@ -87,7 +86,7 @@ def _(out_partial, lse_partial):
 # ---- gradients
 
 
-class AttentionFunction(torch.autograd.Function):
+class AttentionFunction(OpFunction):
     """out, lse and, if asked for, the softmax, which gets no gradient."""
 
     @staticmethod
@@ -100,7 +99,7 @@ class AttentionFunction(torch.autograd.Function):
         return out, lse, *weights
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx, dout, dlse, *_):
         q, k, v, sink, slopes, rng_state, out, lse, *places = ctx.saved_tensors
         if dout is None:
