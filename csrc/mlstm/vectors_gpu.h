@@ -128,8 +128,8 @@ struct WalkState {
   }
 };
 
-constexpr int kAhead = 8;        // segments that are read at a time
-constexpr int kScannedEach = 4;  // accumulators of a thread
+constexpr int kAhead = 4;        // segments that are read at a time
+constexpr int kScannedEach = 4;  // accumulators of a thread, all on their way together
 
 // Each segment's decay, the product of its chunks', by one wave; how many there are beside the last, whose state is
 // nobody's.
@@ -161,21 +161,28 @@ XLSTM_DEVICE void scan_between(const ScanParams& p) {
   __shared__ float decays[kMostSegments];
   const int count = decays_of_segments<kThreads>(p, state, decays);
   const int64_t stride = int64_t(p.tiles) * kRegisters * kThreads;
-  for (int r = first; r < first + kScannedEach; ++r) {
-    const auto [x, y] = State::position(r, tile);
-    float now = 0;
-    if (p.state_in && x < p.x_columns && y < p.y_columns)
-      now = p.state_in[state * int64_t(p.x_columns) * p.y_columns + x * p.state_x + y * p.state_y];
-    float* after = p.between + (state * (p.segments - 1) * p.tiles + tile) * int64_t(kRegisters * kThreads) +
-                   r * kThreads + threadIdx.x;
-    for (int order = 0; order < count; order += kAhead) {
-      float added[kAhead];
+  float* const after = p.between + (state * (p.segments - 1) * p.tiles + tile) * int64_t(kRegisters * kThreads) +
+                       first * kThreads + threadIdx.x;
+  float now[kScannedEach];
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j) added[j] = order + j < count ? after[(order + j) * stride] : 0.0f;
+  for (int i = 0; i < kScannedEach; ++i) {
+    const auto [x, y] = State::position(first + i, tile);
+    const bool inside = p.state_in && x < p.x_columns && y < p.y_columns;
+    now[i] = inside ? p.state_in[state * int64_t(p.x_columns) * p.y_columns + x * p.state_x + y * p.state_y] : 0.0f;
+  }
+  for (int order = 0; order < count; order += kAhead) {
+    float added[kAhead][kScannedEach];
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j)
-        if (order + j < count) after[(order + j) * stride] = now = decays[order + j] * now + added[j];
-    }
+    for (int j = 0; j < kAhead; ++j)
+#pragma unroll
+      for (int i = 0; i < kScannedEach; ++i)
+        added[j][i] = order + j < count ? after[(order + j) * stride + i * kThreads] : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j)
+#pragma unroll
+      for (int i = 0; i < kScannedEach; ++i)
+        if (order + j < count)
+          after[(order + j) * stride + i * kThreads] = now[i] = decays[order + j] * now[i] + added[j][i];
   }
 }
 

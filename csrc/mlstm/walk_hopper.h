@@ -226,7 +226,8 @@ struct HopperWalk {
 #pragma unroll
             for (int e = 0; e < 4; ++e) sum[4 * j + e] *= (e % 2 ? by.y : by.x) * held_before;
           }
-          if (!Room::kScored) add_scored(sum, at, half);
+          if (Room::kScored && m == 0) room.scores_full(n).wait(phase);
+          add_scored(sum, at, half);
         }
         if (settle) {
 #pragma unroll
@@ -238,15 +239,7 @@ struct HopperWalk {
         for (int k = 0; k < kChunk / 16; ++k)
           multiply_held<true>(state.c[m], left + 4 * k, across(at + Room::kX, kXPanel) + k * kNextAcross);
         products_end();
-        if constexpr (Room::kScored) {  // which may be made only now
-          if (m == 0) room.scores_full(n).wait(phase);
-          add_scored(sum, at, half);
-          products_wait<0>(sum);
-          hold(state.c[m]);
-          if (ends) free_x(n, group);
-          outputs.store(sum, n, half, group);
-          if (ends) free_y(n, group);
-        } else if constexpr (kOutputs) {
+        if constexpr (kOutputs) {
           products_wait<1>(sum);
           if constexpr (Room::kFinish) {
             const bool sent = kPair && half != room.owned_half();
@@ -259,15 +252,12 @@ struct HopperWalk {
           } else {
             outputs.store(sum, n, half, group);
           }
-          if (ends) free_y(n, group);
-          products_wait<0>(state.c[m]);
-          if (ends) free_x(n, group);
         } else {
           __syncwarp();  // outputs bring the warp together
-          if (ends) free_y(n, group);
-          products_wait<0>(state.c[m]);
-          if (ends) free_x(n, group);
         }
+        if (ends) free_y(n, group);
+        products_wait<0>(state.c[m]);
+        if (ends) free_x(n, group);
       }
     }
     store_state(state, group);
