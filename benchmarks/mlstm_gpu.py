@@ -77,7 +77,7 @@ def cells_of(quick: bool) -> list[Cell]:
     heads, dqk, dhv = (2, 32, 64) if quick else (8, 256, 512)
     batches = (1, 2) if quick else STEP_BATCHES
     sequences = [Cell(work, "bf16", b, nh, s, k, v, 64) for b, nh, s, k, v in shapes for work in WORKS]
-    return sequences + [Cell("step", "bf16", b, heads, 1, dqk, dhv, 64) for b in batches]
+    return [Cell("step", "bf16", b, heads, 1, dqk, dhv, 64) for b in batches] + sequences  # what is quick, first
 
 
 def title_of(cell: Cell) -> str:
@@ -244,6 +244,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "settings": {"quick": given.quick, "exact": EXACT, "floor_chunk": FLOOR_CHUNK},
         "cells": [],
         "lengths": [],
+        "peers": {},
     }
     bench = Benchmark(machine, pace, given.seconds, given.out, results)
     bench.say("ceilings")
@@ -259,23 +260,22 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         command += ["--peers", str(given.peers)] if given.peers else []
         bench.lost = not_survived(command, os.environ, peers_tried())
     bench.begin()
-    for cell in cells:
-        bench.say(title_of(cell))
-        facts: dict[str, Any] = {"title": title_of(cell), **cell.as_json()}
-        results["cells"].append(facts | {"missing": LATE} if bench.late() else bench.measure(cell))
-        bench.clean()
-        bench.save()
     shape = QUICK_SHAPES[0] if given.quick else SHAPES[1]
     for work in WORKS if wanted("lengths") else ():
         for tokens in (256, 512) if given.quick else LENGTHS:
             cell = Cell(work, "bf16", 1, shape[1], tokens, shape[3], shape[4], 64)
-            facts = {"title": title_of(cell), "work": work, "tokens": tokens}
+            facts: dict[str, Any] = {"title": title_of(cell), "work": work, "tokens": tokens}
             results["lengths"].append(facts | {"missing": LATE} if bench.late() else bench.length(cell))
             bench.say(f"lengths: {title_of(cell)}: {results['lengths'][-1].get('missing', 'measured')}")
             bench.clean()
         bench.save()
-    results["peers"] = peers_versions()
-    bench.save()
+    for cell in cells:
+        bench.say(title_of(cell))
+        facts = {"title": title_of(cell), **cell.as_json()}
+        results["cells"].append(facts | {"missing": LATE} if bench.late() else bench.measure(cell))
+        bench.clean()
+        results["peers"] = peers_versions()
+        bench.save()
     return results
 
 
