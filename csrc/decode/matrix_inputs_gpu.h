@@ -241,10 +241,11 @@ struct MatrixInputs {
            ((unit * Shape::kStrips + strip) * strip_slots(kFamily) + slot_in_strip(kFamily, unit, row, piece)) *
                kSlotBytes;
   }
-  // The same of a unit of a step. One x lies in every step alike: what depends on the lane is the same in all of them.
+  // The same of a unit of a step. One x lies in every step alike: what depends on the lane is the same in all of them,
+  // which AMD's compiler does not find out.
   XLSTM_DEVICE char* slot_of_step(int step, int unit, int strip, int row, int piece) const {
     static_assert(Shape::kUnits % (kFamily == Family::rdna ? 4 : 2) == 0);  // whole_slot's turns
-    if constexpr (kWhole)
+    if constexpr (kWhole && kFamily != Family::nvidia)
       return slot(unit, strip, row, piece) + step * (Shape::kUnits * whole_unit_slots(kFamily) * kSlotBytes);
     return slot(step * Shape::kUnits + unit, strip, row, piece);
   }
