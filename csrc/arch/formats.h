@@ -118,8 +118,8 @@ XLSTM_DEVICE uint32_t signed_bytes(uint32_t word) {
   const uint32_t bytes = word >> 8 * n;
   return subtract_bfloat16(and_or(bytes, 0x007f007fu, 0x43004300u), and_or(bytes, 0x00800080u, 0x43004300u));
 #else
-  const uint32_t above = word ^ 0x80808080u;  // by 128
-  return pack_truncated(float(above >> 8 * n & 0xff) - 128, float(above >> (8 * n + 16) & 0xff) - 128);
+  const auto byte = [&](int k) { return float(int(__builtin_amdgcn_sbfe(int(word), 8 * k, 8))); };
+  return pack_truncated(byte(n), byte(n + 2));
 #endif
 }
 // Nibbles n and n + 4 of a word, 16 added, as two bfloat16: the upper bits of what follows 16's exponent.

@@ -89,7 +89,7 @@ struct MatrixProduct {
 #pragma unroll
         for (int j = 0; j < Shape::kStreamReads; ++j) {
           const PiecePosition from = stream_piece(kFamily, sizeof(E), lane, j);
-          stream[j] = read_piece(inputs.slot(at * kUnits + u, s, from.row, from.feature / kEight));
+          stream[j] = read_piece(inputs.slot_of_step(at, u, s, from.row, from.feature / kEight));
         }
 #pragma unroll
         for (int k = 0; k < kUnitSteps<E>; ++k) {

@@ -22,7 +22,7 @@ struct MatrixShape {
   // What a lane reads of a strip's rows, and holds of their sums.
   static constexpr bool kHalf = kWhole && whole_in_half(kFamily);
   static constexpr int kStreamReads = kStreamPieces<E> / (kHalf ? 2 : 1);
-  static constexpr int kRegisters = Strip<E>::kRegisters / (kHalf ? 2 : 1);
+  static constexpr int kRegisters = kHalf ? 2 * Columns::kEach : Strip<E>::kRegisters;  // of both parts
   static constexpr int kLaneRows = lane_rows(kFamily), kLoads = lane_loads(kFamily, Weights::kBits);
   static constexpr int kColumns = Columns::kEach;
   static constexpr int kAlong = waves_along(kFamily), kTileFeatures = tile_features(kFamily);
@@ -240,6 +240,14 @@ struct MatrixInputs {
     return memory +
            ((unit * Shape::kStrips + strip) * strip_slots(kFamily) + slot_in_strip(kFamily, unit, row, piece)) *
                kSlotBytes;
+  }
+  // The same of a unit of a step. One x lies in every step alike: what depends on the lane is the same in all of them,
+  // which AMD's compiler does not find out.
+  XLSTM_DEVICE char* slot_of_step(int step, int unit, int strip, int row, int piece) const {
+    static_assert(Shape::kUnits % (kFamily == Family::rdna ? 4 : 2) == 0);  // whole_slot's turns
+    if constexpr (kWhole && kFamily != Family::nvidia)
+      return slot(unit, strip, row, piece) + step * (Shape::kUnits * whole_unit_slots(kFamily) * kSlotBytes);
+    return slot(step * Shape::kUnits + unit, strip, row, piece);
   }
 };
 

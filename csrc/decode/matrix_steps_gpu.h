@@ -43,7 +43,8 @@ struct MatrixStep {
       if constexpr (sizeof(load[c][j][l]) == 16)
         load[c][j][l] = load_piece(base, at);
       else
-        load[c][j][l] = __builtin_bit_cast(typename Weights::Load, *reinterpret_cast<const uint64_t*>(base + at));
+        load[c][j][l] =
+            __builtin_bit_cast(typename Weights::Load, *reinterpret_cast<const uint64_t*>(global(base) + at));
     });
     if constexpr (Weights::kGroups) {
       const DeviceLinear& w = p.linear[rows.unit.piece];
@@ -56,8 +57,8 @@ struct MatrixStep {
           for (int j = 0; j < kColumns; ++j) {
             const DeviceLinear& of = rows.linear_of(p, c);
             const uint32_t at = rows.groups_at[c][j] + uint32_t(group);
-            scale[c][j] = element_bits(static_cast<const T*>(of.scales)[at]);
-            if (of.offsets) offset[c][j] = element_bits(static_cast<const T*>(of.offsets)[at]);
+            scale[c][j] = element_bits(global(static_cast<const T*>(of.scales))[at]);
+            if (of.offsets) offset[c][j] = element_bits(global(static_cast<const T*>(of.offsets))[at]);
           }
       });
     }
