@@ -209,13 +209,10 @@ struct HopperRoom {
       copy_panel(to + i * apart, &from, column + i * kPanelColumns, chunk_at(n) * kChunk, segment.head, segment.batch,
                  full);
   }
-  XLSTM_DEVICE void prefetch_maps() const {
-    prefetch(&params.a), prefetch(&params.x), prefetch(&params.y);
-    if constexpr (!kScored) prefetch(&params.scores);
-    if constexpr (kStored) prefetch(&params.out);
-  }
+  // All of it, by one thread that does nothing else.
   XLSTM_DEVICE void copy_chunks() const {
-    prefetch_maps();
+    prefetch(&params.a), prefetch(&params.x), prefetch(&params.y), prefetch(&params.scores);
+    if constexpr (kStored) prefetch(&params.out);
     for (int n = 0; n < chunks; ++n) {
       const uint32_t before = parity(n) ^ 1;
       if (kOutputs) a_free(n).wait(before);
