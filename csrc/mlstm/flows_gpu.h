@@ -13,7 +13,8 @@
 // and a chunk that lets nothing through has over = 0: there the sum along the sequence starts again. So between two
 // such chunks, or the sequence's ends, where <dC, C> is known, the sum has a value to meet; by what it misses it, each
 // token's step is corrected in proportion to the squares of what it added, where rounding came from. (Of tokens, not of
-// chunks: a few that see a large state may add to little and have nearly all of the rounding.)
+// chunks: a few that see a large state may add to little and have nearly all of the rounding.) <dC, C> of the last
+// and of the initial state are rounded too and have their part.
 //
 // What reaches the stabilisers flows back to whatever the max picked: to the input gate, where it stops, or over the
 // forget gate to the token before.
@@ -172,15 +173,16 @@ __global__ __launch_bounds__(kFlowThreads) void sum_chunk_flows(const FlowParams
 
 constexpr int kFlowScanThreads = 256;
 
-XLSTM_DEVICE double block_sum(double x, double* room) {  // in a fixed order
-  __syncthreads();
-  room[threadIdx.x] = x;
+template <int n>
+XLSTM_DEVICE void block_sums(double (&x)[n], double* const (&room)[n]) {  // in a fixed order
+  for (int i = 0; i < n; ++i) room[i][threadIdx.x] = x[i];
   __syncthreads();
   for (int half = kFlowScanThreads / 2; half > 0; half /= 2) {
-    if (int(threadIdx.x) < half) room[threadIdx.x] += room[threadIdx.x + half];
+    if (int(threadIdx.x) < half)
+      for (int i = 0; i < n; ++i) room[i][threadIdx.x] += room[i][threadIdx.x + half];
     __syncthreads();
   }
-  return room[0];
+  for (int i = 0; i < n; ++i) x[i] = room[i][0];
 }
 
 template <int>
@@ -196,29 +198,36 @@ __global__ __launch_bounds__(kFlowScanThreads) void scan_flows(const FlowParams 
   const int64_t first = h.row * p.where.slots + h.slot, last = first + chunks - 1;
   const int me = threadIdx.x;
 
-  // <dC_last, C> + <dn_last, n> over the last chunk, and the same before the first.
-  double over = 0;
+  // <dC_last, C> + <dn_last, n> over the last chunk, and the same before the first; of both the squares of their parts.
+  double over = 0, before = 0, noise = 0, noise_of_before = 0;
   if (p.state_dots) {
+    const auto add = [&](double x) {
+      over += x;
+      noise += x * x;
+    };
     for (int j = me; j < p.state_tiles; j += kFlowScanThreads)
-      over += p.state_dots[j * (p.where.sequences * p.where.heads) + h.state];
+      add(p.state_dots[j * (p.where.sequences * p.where.heads) + h.state]);
     for (int64_t d = me; p.normalizer_grad && d < p.dqk; d += kFlowScanThreads)
-      over += double(p.dn_last[h.state * p.dqk + d]) * p.keys[last * p.dqk + d];
-    over = block_sum(over, reaching) * p.decay[last];
+      add(double(p.dn_last[h.state * p.dqk + d]) * p.keys[last * p.dqk + d]);
   }
-  double before = 0;
   if (p.dm_initial) {
     const int64_t c = h.state * p.dqk * p.dhv, n = h.state * p.dqk;
     for (int64_t j = me; j < p.dqk * p.dhv; j += kFlowScanThreads)
       before += double(p.dc_initial[c + j]) * p.c_initial[c + j];
     for (int64_t j = me; j < p.dqk; j += kFlowScanThreads) before += double(p.dn_initial[n + j]) * p.n_initial[n + j];
-    before = block_sum(before, reaching);
+    noise_of_before = before * before;
+  }
+  if (p.state_dots || p.dm_initial) {
+    double sums[] = {over, before, noise, noise_of_before};
+    block_sums(sums, {reaching, entering, moving, missed});
+    const double through = p.state_dots ? p.decay[last] : 0.0;
+    over = sums[0] * through, before = sums[1], noise = sums[2] * through * through, noise_of_before = sums[3];
   }
   const bool through_m = !p.sigmoid && p.normalizer_grad, before_known = p.dm_initial || !p.has_initial;
   double behind = p.dm_last && through_m ? double(p.dm_last[h.state]) - (over + p.entering[last]) : 0.0;
 
   // From the last chunk to the first: over, and in `spread` the noise since the last known value. Where the next
   // value is known, `correction` is what was missed by for each of its units; elsewhere NaN.
-  double noise = 0;
   for (int64_t done = 0; done < chunks; done += kFlowScanThreads) {
     const int64_t mine = last - done - me;
     __syncthreads();
@@ -238,7 +247,8 @@ __global__ __launch_bounds__(kFlowScanThreads) void scan_flows(const FlowParams 
         const bool at_first = done + j + 1 == chunks, nothing = decay[j] < kNothing;
         const double all = noise + reaching_noise[j] + entering_noise[j];
         const double next = over + reaching[j] - entering[j], known = at_first ? before : 0.0;
-        missed[j] = nothing || (at_first && before_known) ? (all > 0 ? (next - known) / all : 0.0) : NAN;
+        const double both = at_first ? all + noise_of_before : all;
+        missed[j] = nothing || (at_first && before_known) ? (both > 0 ? (next - known) / both : 0.0) : NAN;
         reaching[j] = over;
         entering[j] = noise;
         over = nothing ? 0.0 : next;
