@@ -23,11 +23,4 @@ XLSTM_DEVICE void wait_for_earlier_kernels() {
 #endif
 }
 
-// Into L2, while it waits: the line of memory that this address is in, whoever writes it yet.
-XLSTM_DEVICE void prefetch_line([[maybe_unused]] const void* at) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-#endif
-}
-
 }  // namespace xlstm::gpu

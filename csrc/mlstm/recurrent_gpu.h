@@ -170,11 +170,6 @@ struct HeadTile {
     inside = has_keys && column < p.v.columns;
   }
 
-  XLSTM_DEVICE void prefetch(const float* c_from) const {
-    if (!inside || threadIdx.x % kLanes != 0) return;  // a row of the tile is a line at most
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) prefetch_line(c_from + (row + r) * dhv + column);
-  }
   // From this head's states.
   XLSTM_DEVICE void load(const float* c_from, const float* n_from) {
     if (inside) {
@@ -262,14 +257,13 @@ __global__ __launch_bounds__(kMostRecurrentThreads, !kOneToken ? 1
   __shared__ Sums<kColumns, kMostRecurrentThreads / kWave> sums;
   __shared__ Steps steps;
   let_next_kernel_begin();
+  wait_for_earlier_kernels();
   int64_t state;
   int tile_index;
-  const bool there = find_tile(p, state, tile_index);
+  if (!find_tile(p, state, tile_index)) return;
+
   Tile tile(p, tile_index);
   const int64_t n_offset = state * p.q.columns, c_offset = n_offset * p.v.columns;
-  if (there && p.c_initial) tile.prefetch(p.c_initial + c_offset);
-  wait_for_earlier_kernels();
-  if (!there) return;
   if (p.c_initial) tile.load(p.c_initial + c_offset, p.n_initial + n_offset);
   const Head head = kOneToken ? only_token(p, state) : head_of(p.where, state);
   const int64_t end = kOneToken ? head.begin + 1 : head.end;
