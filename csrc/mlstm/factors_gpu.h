@@ -9,6 +9,11 @@ namespace xlstm::gpu {
 
 constexpr double kLog2E = 1.4426950408889634;
 
+// D of a pair of tokens, from the parts of its row's and of its column's exponent.
+XLSTM_DEVICE float pair_decay(float row_high, float row_low, float column_high, float column_low) {
+  return exp2_fast((row_high + column_high) + (row_low + column_low));
+}
+
 // Its gates, in LDS.
 template <int kChunk>
 struct ChunkGates {

@@ -174,7 +174,7 @@ struct HopperScores {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             const int i = 4 * j + 2 * h + e, s = column(j) + e;
-            const float d = exp2_fast((high[h] + (e ? above.y : above.x)) + (low[h] + (e ? below.y : below.x)));
+            const float d = pair_decay(high[h], low[h], e ? above.y : above.x, e ? below.y : below.x);
             const bool inside = s <= t && t < c.valid;
             score[e] = inside ? gain[h] * qk[i] * d : 0.0f;
             if constexpr (kBackward) {

@@ -9,6 +9,7 @@
 // Every block along y makes all of it again: a sixth of the walk's products, and no score reaches memory.
 #pragma once
 
+#include "mlstm/factors_gpu.h"
 #include "mlstm/walk_hopper_room.h"
 
 namespace xlstm::gpu {
@@ -144,7 +145,7 @@ struct HopperScorer {
         float score[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const float d = exp2_fast((high[h] + (e ? above.y : above.x)) + (low[h] + (e ? below.y : below.x)));
+          const float d = pair_decay(high[h], low[h], e ? above.y : above.x, e ? below.y : below.x);
           score[e] = column(j) + e <= row() + 8 * h ? own.scale * pairs[4 * j + 2 * h + e] * d : 0.0f;
           sum[h] += score[e];
         }
