@@ -16,6 +16,12 @@ def inside_autocast(x: Tensor) -> bool:
 
 
 def in_kernel_dtype(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Casts the tensors, all on one device, to dtype inside an autocast region of it, leaves them alone elsewhere."""
+    """Casts the tensors, all on one device, to dtype inside an autocast region of it, leaves them alone elsewhere.
+
+    What is no tensor goes through as it is: the checks that follow have its name.
+    """
     one_of("autocast_kernel_dtype", dtype, IO_DTYPES)
-    return tuple(x.to(dtype) for x in tensors) if inside_autocast(tensors[0]) else tensors
+    first = tensors[0]
+    if not isinstance(first, Tensor) or not inside_autocast(first):
+        return tensors
+    return tuple(x.to(dtype) if isinstance(x, Tensor) else x for x in tensors)

@@ -333,6 +333,8 @@ def test_wrong_calls_name_the_argument(name: str) -> None:
         kernel(**{x: y for x, y in inputs.items() if x != "m_initial"})
     with pytest.raises(TypeError, match="q: expected a torch.Tensor"):
         kernel(**(inputs | {"q": [1.0]}))
+    with torch.autocast("cpu"), pytest.raises(TypeError, match="k: expected a torch.Tensor"):
+        kernel(**(inputs | {"k": [1.0]}))
     with pytest.raises(ValueError, match="eps"):
         kernel(**inputs, eps=-1.0)
     with pytest.raises(ValueError, match="chunk_size"):
