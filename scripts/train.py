@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gc
 import importlib.util
 import os
 import sys
@@ -221,22 +222,29 @@ def write_losses(run: Run) -> None:
     plt.close(figure)
 
 
+def train(settings: argparse.Namespace, device: torch.device) -> None:
+    run = Run(settings, device)
+    if run.rank == 0:
+        settings.output.mkdir(parents=True, exist_ok=True)
+    run.go()
+    if run.rank == 0:
+        write_losses(run)
+        last = run.history[-1]
+        print(f"step {last[0]}: loss {last[1]:.4f}, held out {last[2]:.4f} nats per byte; {settings.output}")
+
+
 def main() -> None:
     settings = settings_of(arguments())
     device = start_processes(settings)
     try:
-        run = Run(settings, device)
-        if run.rank == 0:
-            settings.output.mkdir(parents=True, exist_ok=True)
-        run.go()
-        if run.rank == 0:
-            write_losses(run)
-            last = run.history[-1]
-            print(f"step {last[0]}: loss {last[1]:.4f}, held out {last[2]:.4f} nats per byte; {settings.output}")
+        train(settings, device)
     except (ValueError, OSError) as error:
         sys.exit(f"train.py: {error}")
     finally:
         if dist.is_initialized():
+            # DDP must let go of the group first. Were it the last to do so, it would wait for the group's threads with
+            # Python's lock held, and a thread that ends may be waiting for that lock.
+            gc.collect()
             dist.destroy_process_group()
 
 

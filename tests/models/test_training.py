@@ -27,11 +27,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def train(*arguments: str, processes: int = 0) -> subprocess.CompletedProcess[str]:
+def train(*arguments: str, processes: int = 0, script: Path = TRAIN) -> subprocess.CompletedProcess[str]:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes else []
     paths = os.pathsep.join(p for p in sys.path if p)
     return subprocess.run(
-        [sys.executable, *torchrun, str(TRAIN), *map(str, arguments)],
+        [sys.executable, *torchrun, str(script), *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
@@ -85,6 +85,28 @@ def test_two_processes_are_one_run(plain: Path, text: Path, tmp_path: Path, how:
     assert all(abs(float(a[1]) - float(b[1])) < 1e-4 for a, b in both)
     one, two = (load_pretrained(f / "step-8", progress=False).state_dict() for f in (plain, tmp_path))
     assert all(torch.allclose(one[name], two[name], atol=2e-3) for name in one)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the names of threads from /proc")
+def test_ddp_lets_go_of_its_group_before_it_is_destroyed(plain: Path, tmp_path: Path) -> None:
+    """DDP's own end waits for the group's threads with Python's lock held: one run in many never returned."""
+    script = tmp_path / "looking.py"
+    script.write_text(
+        "import runpy, sys\n"
+        "from pathlib import Path\n"
+        "import torch.distributed as dist\n"
+        "destroy = dist.destroy_process_group\n"
+        "def destroyed():\n"
+        "    destroy()\n"
+        "    names = [file.read_text().strip() for file in Path('/proc/self/task').glob('*/comm')]\n"
+        "    if any('gloo' in name for name in names):\n"
+        "        sys.exit(f'still there: {names}')\n"
+        "dist.destroy_process_group = destroyed\n"
+        f"runpy.run_path({str(TRAIN)!r}, run_name='__main__')\n"
+    )
+    resumed = ("--resume", str(plain / "step-4"), "--output", str(tmp_path / "run"))
+    done = train(*resumed, "--parallel", "ddp", processes=2, script=script)
+    assert done.returncode == 0, done.stderr
 
 
 def test_amp_and_activation_checkpointing(text: Path, plain: Path, tmp_path: Path) -> None:
