@@ -15,6 +15,7 @@ from xlstm_hip import attention as ours
 from xlstm_hip.reference import attention as plain
 
 EPS = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+ORDERS = (1, 2, 3, 4)
 FLOOR = 2  # roundings of the result, where plain torch is exact by luck
 POISON = float("nan")
 TINY = 1e-30
@@ -99,17 +100,19 @@ def rules(case: Case, sink: Tensor | None, drawn: Tensor | None) -> truth.Rules:
 Results = dict[str, Tensor]
 
 
-def gathered(case: Case, outs: list[Tensor], lses: list[Tensor], leaves: Leaves, backward: bool = True) -> Results:
+def gathered(
+    case: Case, outs: list[Tensor], lses: list[Tensor], leaves: Leaves, backward: bool = True, order: int = 0
+) -> Results:
     """Everything in one tensor per quantity: outputs and the gradients of the leaves."""
     made = {"out": torch.cat([x.flatten() for x in outs]), "lse": torch.cat([x.flatten() for x in lses])}
     if backward:
-        made |= gradients(case, outs, lses, leaves)
+        made |= gradients(case, outs, lses, leaves, order)
     return {n: x.detach().cpu().double() for n, x in made.items()}
 
 
-def gradients(case: Case, outs: list[Tensor], lses: list[Tensor], leaves: Leaves) -> Results:
+def gradients(case: Case, outs: list[Tensor], lses: list[Tensor], leaves: Leaves, order: int = 0) -> Results:
     given = {name: x.to(outs[0].device) for name, x in values(case).items()}
-    sent = [given[f"dout{b}"].to(out.dtype) for b, out in enumerate(outs)]
+    sent = [reordered(given[f"dout{b}"], order).to(out.dtype) for b, out in enumerate(outs)]
     seen = [lse.isfinite() for lse in lses]
     sent += [
         torch.where(s, given[f"dlse{b}"].to(lse.dtype), 0) for b, (lse, s) in enumerate(zip(lses, seen, strict=True))
@@ -141,10 +144,18 @@ def true_results(case: Case, device: str = "cpu") -> Results:
     return results
 
 
+def reordered(x: Tensor, order: int) -> Tensor:
+    """Another order of the features, which changes the roundings and nothing else; order 0 keeps it."""
+    if not order:
+        return x
+    features = torch.randperm(x.shape[-1], generator=generator(order))
+    return x.detach()[..., features].requires_grad_(x.requires_grad)
+
+
 @functools.cache
-def plain_results(case: Case, dtype: torch.dtype, device: str = "cpu") -> Results:
-    """The plain reference, each sequence on its own."""
-    leaves = leaves_of(case, dtype)
+def plain_results(case: Case, dtype: torch.dtype, device: str = "cpu", order: int = 0) -> Results:
+    """The plain reference, each sequence on its own. What has features has them in that order."""
+    leaves = {name: x if name == "sink" else reordered(x, order) for name, x in leaves_of(case, dtype).items()}
     drawn = rng_state(device)
     outs, lses, weights = [], [], []
     for b in range(len(case.lengths)):
@@ -160,7 +171,7 @@ def plain_results(case: Case, dtype: torch.dtype, device: str = "cpu") -> Result
         outs.append(out[b])
         lses.append(lse[b])
         weights.append(softmax[b].detach().flatten().double())
-    return gathered(case, outs, lses, leaves) | {"probs": torch.cat(weights)}
+    return gathered(case, outs, lses, leaves, order=order) | {"probs": torch.cat(weights)}
 
 
 def padded(x: Tensor, before: int, behind: int) -> Tensor:
@@ -233,10 +244,17 @@ def errors(got: Results, true: Results) -> dict[str, float]:
 
 
 def check(case: Case, got: Results | None = None, device: str = "cpu") -> None:
-    """Fails where an error is above twice that of plain torch, or no number."""
+    """Fails where an error is above twice that of plain torch, or no number.
+
+    dsink is one number a head: so few that one run of plain torch can be exact by luck. There it is the worst of some
+    orders of the features.
+    """
     true = true_results(case, device)
     measured = errors(our_results(case) if got is None else got, true)
     allowed = errors(plain_results(case, case.dtype, device), true)
+    if "dsink norm" in measured:
+        draws = [errors({"dsink": plain_results(case, case.dtype, device, order)["dsink"]}, true) for order in ORDERS]
+        allowed |= {name: max(allowed[name], *(x[name] for x in draws)) for name in draws[0]}
     eps = EPS[case.dtype]
     # In float64 the truth itself is rounded as much, and plain torch's error is one draw of the same size.
     times, least = (4, 4 * FLOOR) if case.dtype == torch.float64 else (2, FLOOR)
