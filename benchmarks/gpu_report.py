@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from xlstm_hip.bench.mlstm_contenders import COMMON
 from xlstm_hip.bench.plot import save, subplots
 from xlstm_hip.bench.table import lines_of
 
@@ -13,7 +14,7 @@ Results = dict[str, Any]
 MIB = 1 << 20
 LATE_COLUMNS = ("shape", "contender", "why")
 # What is aimed at on an H200, by shape: times faster than mlstm_kernels' fastest here and than FLA; "common" is for the
-# schedule that AMD users get. MiB: of h, the gradients and all between. A step: microseconds, one replay.
+# schedule that AMD users get, a contender of its own. MiB: of h, the gradients and all between. A step: us, one replay.
 AIMS: dict[str, dict[str, dict[str, float]]] = {
     "B8 NH8 S8192 256/512": {
         "forward": {"common mlstm_kernels": 3.6, "common FLA": 1.4, "mlstm_kernels": 8.5, "FLA": 3.3},
@@ -57,7 +58,20 @@ def ratio_to(cell: Results, ours: str, side: str, mode: str) -> Results | None:
 
 
 def _verdict(value: float, aim: float, least: bool) -> str:
-    return f"aim {aim:g} " + ("met" if (value >= aim if least else value <= aim) else "MISSED")
+    return "met" if (value >= aim if least else value <= aim) else "MISSED"
+
+
+def _ratio_text(cell: Results, kernel: str, side: str, aims: dict[str, float]) -> str:
+    """As called, then in graphs, where the host does not count. Each is held to the aim."""
+    ratios = {mode: ratio_to(cell, kernel, side, mode) for mode in ("eager", "graph")}
+    medians = {mode: ratio["median"] for mode, ratio in ratios.items() if ratio}
+    texts = [f"{median:.2f}x" for median in medians.values()]
+    aim = aims.get({"ours": side, COMMON: f"common {side}"}.get(kernel, ""))
+    if aim is not None and medians:
+        verdicts = {mode: _verdict(median, aim, True) for mode, median in medians.items()}
+        agreed = len(set(verdicts.values())) == 1
+        texts.append(f"aim {aim:g} " + ("{eager}" if agreed else "{eager}, in a graph {graph}").format(**verdicts))
+    return ", ".join(texts)
 
 
 def _sequence_rows(cell: Results) -> list[tuple[str, ...]]:
@@ -66,26 +80,13 @@ def _sequence_rows(cell: Results) -> list[tuple[str, ...]]:
     for kernel in (k for k in cell["kernels"] if "missing" not in k):
         lead = (shape_of(cell), cell["work"], kernel["name"])
         times = (_text(_median(kernel, "eager")), _text(_median(kernel, "graph")), _text(kernel["host_ms"]))
-        ratios: list[str] = []
-        for side in ("mlstm_kernels", "FLA"):
-            texts = []
-            for mode in ("eager", "graph"):
-                ratio = ratio_to(cell, kernel["name"], side, mode)
-                if ratio:
-                    texts.append(f"{ratio['median']:.2f}x")
-            first = ratio_to(cell, kernel["name"], side, "eager")
-            if first and side in aims and kernel["name"] == "ours":
-                texts.append(_verdict(first["median"], aims[side], True))
-                if f"common {side}" in aims:
-                    texts.append("common " + _verdict(first["median"], aims[f"common {side}"], True))
-            ratios.append(", ".join(texts))
+        ratios = [_ratio_text(cell, kernel["name"], side, aims) for side in ("mlstm_kernels", "FLA")]
         peak = kernel["peak_bytes"]
         memory = "n/a" if peak is None else f"{peak / MIB:.0f} (results {cell['result_bytes'] / MIB:.0f})"
         if peak is not None and "MiB" in aims and kernel["name"] == "ours":
             within = cell["result_bytes"] / MIB <= aims["MiB"]
-            memory += (
-                ", " + _verdict(peak / MIB, aims["MiB"], False) + ("" if within else ", which the results alone are")
-            )
+            memory += f", aim {aims['MiB']:g} {_verdict(peak / MIB, aims['MiB'], False)}"
+            memory += "" if within else ", which the results alone are"
         floors = f"{_text(cell['floors_ms']['bytes'])}, {_text(cell['floors_ms']['flops'])}"
         rows.append((*lead, *times, *ratios, floors, memory))
     return rows
@@ -98,7 +99,8 @@ def _step_rows(cell: Results) -> list[tuple[str, ...]]:
         ratio = ratio_to(cell, kernel["name"], "mlstm_kernels", "one replay")
         verdict = ""
         if once is not None and kernel["side"] == "xlstm_hip" and shape_of(cell) in STEP_AIMS:
-            verdict = _verdict(once, STEP_AIMS[shape_of(cell)], False)
+            aim = STEP_AIMS[shape_of(cell)]
+            verdict = f"aim {aim:g} {_verdict(once, aim, False)}"
         floor = _text(cell["floors_ms"]["bytes"] * 1e3)
         times = (_text(once), _text(_median(kernel, "graph", 1e3)), _text(kernel["host_ms"] * 1e3))
         rows.append(
@@ -169,8 +171,8 @@ def markdown(results: Results) -> str:
     lines += [
         "",
         "Medians. ms: called as a user calls it, back to back; in a graph: the GPU's part alone. A ratio is the median",
-        "of the rounds' own, eager then in a graph, against the fastest kernel of that side; aims are for an H200 and",
-        "count against the eager ratio. host ms: what the host needs for a call; where it is not below ms, it binds.",
+        "of the rounds' own, as called then in graphs, against the fastest kernel of that side; aims are for an H200,",
+        "and both are held to them. host ms: what the host needs for a call; where it is not below ms, it binds.",
         f"Flops: the products that the definition needs in chunks of {results['settings']['floor_chunk']}, a backward",
         "pass as two forward ones. peak MiB: beyond the inputs; results are h and gradients. FLA has no normaliser.",
     ]

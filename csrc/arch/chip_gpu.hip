@@ -20,7 +20,8 @@ void check(Status status) {
   if (status != kSuccess) throw std::runtime_error(std::string("the current GPU: ") + status_text(status));
 }
 
-// XLSTM_HIP_GPU_SCHEDULE=common: the schedule that every chip has, to compare with.
+// XLSTM_HIP_GPU_SCHEDULE=common: the schedule that every chip has, to compare with. Read at each call, so that one process
+// can time both.
 bool common_schedule() {
   const char* asked = std::getenv("XLSTM_HIP_GPU_SCHEDULE");
   const std::string schedule = asked ? asked : "";
@@ -48,7 +49,7 @@ Chip ask(int device) {
   if (!has_code(nothing<0>))
     throw std::runtime_error("the library has no GPU code for " + arch + ", only for " + build_info::gpu_archs +
                              ": build it with this arch in its list (docs/install.md)");
-  return {family, facts.multiProcessorCount, lds, hopper && !common_schedule()};
+  return {family, facts.multiProcessorCount, lds, hopper};
 }
 
 }  // namespace
@@ -59,9 +60,11 @@ Chip current_chip() {
   static std::array<std::once_flag, kMost> asked;
   int device = 0;
   check(current_device(device));
-  if (device >= kMost) return ask(device);
-  std::call_once(asked[device], [&] { known[device] = ask(device); });  // one that throws is asked again
-  return known[device];
+  if (device < kMost)
+    std::call_once(asked[device], [&] { known[device] = ask(device); });  // one that throws is asked again
+  Chip chip = device < kMost ? known[device] : ask(device);
+  chip.hopper = chip.hopper && !common_schedule();
+  return chip;
 }
 
 }  // namespace xlstm::gpu

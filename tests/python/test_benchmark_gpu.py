@@ -81,8 +81,9 @@ def as_on_a_gpu(results: dict[str, Any]) -> dict[str, Any]:
             kernel.pop("missing", None)
             for peer in (k for k in cell["kernels"] if k["side"] != "xlstm_hip" and kernel["side"] == "xlstm_hip"):
                 pair = {"ours": kernel["name"], "peer": peer["name"], "side": peer["side"]}
-                median = 4.0 if peer["side"] == "mlstm_kernels" else 3.5
-                cell["ratios"] += [pair | {"mode": mode, "median": median, "min": 1, "max": 9} for mode in modes]
+                medians = {"graph": 4.0 if peer["side"] == "mlstm_kernels" else 3.2}
+                medians["eager"] = medians["one replay"] = 4.0 if peer["side"] == "mlstm_kernels" else 3.5
+                cell["ratios"] += [pair | {"mode": mode, "median": medians[mode], "min": 1, "max": 9} for mode in modes]
     return results
 
 
@@ -90,12 +91,16 @@ def test_the_table_holds_figures_to_the_aims(load: Load, smoke_run: Path, tmp_pa
     report = load("gpu_report")
     results = as_on_a_gpu(json.loads(smoke_run.read_text()))
     text = report.markdown(results)
-    forward, both = (
-        next(line for line in text.splitlines() if f"| {work} " in line and " ours  " in line)
-        for work in ("forward", "forward+backward")
-    )
-    assert "4.00x, 4.00x, aim 8.5 MISSED, common aim 3.6 met" in forward
-    assert "3.50x, 3.50x, aim 3.3 met, common aim 1.4 met" in forward
+
+    def line_of(work: str, kernel: str) -> str:
+        cells = (line.split("|") for line in text.splitlines() if line.count("|") > 3)
+        return next("|".join(x) for x in cells if [y.strip() for y in x[2:4]] == [work, kernel])
+
+    forward, common, both = (
+        line_of("forward", "ours"), line_of("forward", "ours, common schedule"), line_of("forward+backward", "ours")
+    )  # fmt: skip
+    assert "4.00x, 4.00x, aim 8.5 MISSED" in forward and "3.50x, 3.20x, aim 3.3 met, in a graph MISSED" in forward
+    assert "4.00x, 4.00x, aim 3.6 met" in common and "3.50x, 3.20x, aim 1.4 met" in common
     assert "aim 5.8 MISSED" in both and "1537 (results" in both and "aim 1536 MISSED" in both
     assert "aim 5 MISSED" in text  # a step of 1000 us
     pytest.importorskip("matplotlib")

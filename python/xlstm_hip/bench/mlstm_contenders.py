@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from .mlstm import EPS, SEQUENCE_INPUTS, STATES, Cell
 from .registry import FLA, HUGGING_FACE, OFFICIAL, OURS, PLAIN, Call, Implementation, Prepare, Tensors
 
 GPU, CPU = ("cuda",), ("cpu",)
+SCHEDULE = "XLSTM_HIP_GPU_SCHEDULE"
+COMMON = "ours, common schedule"
 
 
 def _differentiated(cell: Cell, inputs: Tensors, forward: Callable[..., Tensor]) -> Call:
@@ -46,6 +49,28 @@ def _ours(cell: Cell, inputs: Tensors) -> Call:
         return mlstm_chunkwise_fused(q, k, v, i, f, eps=EPS, chunk_size=cell.chunk_size)
 
     return _differentiated(cell, inputs, forward)
+
+
+def _on_every_gpu(prepare: Prepare) -> Prepare:
+    """The same calls with the kernels that every GPU has, also where the one at hand has its own."""
+
+    def prepare_common(cell: Cell, inputs: Tensors) -> Call:
+        call = prepare(cell, inputs)
+
+        def common() -> Tensors:
+            before = os.environ.get(SCHEDULE)
+            os.environ[SCHEDULE] = "common"
+            try:
+                return call()
+            finally:
+                if before is None:
+                    del os.environ[SCHEDULE]
+                else:
+                    os.environ[SCHEDULE] = before
+
+        return common
+
+    return prepare_common
 
 
 def _our_ops(cell: Cell, inputs: Tensors) -> Call:
@@ -185,6 +210,7 @@ _CPU_STEP_PEERS = (
 GPU_SEQUENCES = (
     _SEQUENCE,
     Implementation("ours, raw ops", OURS, _our_ops),
+    Implementation(COMMON, OURS, _on_every_gpu(_ours), GPU),
     Implementation(
         "xl_chunk 128", OFFICIAL, _official("chunkwise--triton_xl_chunk", 128), GPU, triton=True, llvm_opt=False
     ),
