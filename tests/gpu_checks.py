@@ -6,6 +6,7 @@ A check takes a device, raises AssertionError, and unittest.SkipTest (which pyte
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from xlstm_hip import kernel_info, mlstm_interface, mlstm_step_interface
 Check = Callable[[str], None]
 CHECKS: list[Check] = []
 CASE = Case("execution", 300, 64, 96, batch=2, heads=3, states=True)
+OWN = Case("execution, the GPU's own", 330, 128, 256, batch=2, heads=3, states=True)  # Hopper's kernels where it is one
 PACKED = Case("execution, packed", 300, 64, 96, heads=3, states=True, lengths=(17, 200, 83))
 TOKEN = Case("execution, step", 1, 64, 96, batch=2, heads=3, states=True)
 NAMES = ("q", "k", "v", "i", "f")
@@ -98,21 +100,21 @@ def poison_reaches_the_workspace(device: str) -> None:
 
 @check
 def inference_and_training_agree(device: str) -> None:
-    for kernel in SEQUENCE_KERNELS:
-        for dtype in (torch.float32, torch.bfloat16):
-            inputs, _ = accuracy.made_on(CASE, dtype, device)
-            leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
-            h, states = accuracy.sequence_call(CASE, kernel)(**leaves)
-            alone = mlstm_interface(**leaves, kernel=kernel)
-            with torch.no_grad(), poisoned():
-                inferred, last = accuracy.sequence_call(CASE, kernel)(**inputs)
-                inferred_alone = mlstm_interface(**inputs, kernel=kernel)
-            same_bits(f"{kernel} {dtype}, inference", named((inferred, *last)), named((h, *states)))
-            same_bits(f"{kernel} {dtype}, h alone", named((inferred_alone, alone)), named((h, h)))
-            sent = torch.randn_like(h)
-            expected = torch.autograd.grad(h, list(leaves.values()), sent)
-            got = torch.autograd.grad(alone, list(leaves.values()), sent)
-            same_bits(f"{kernel} {dtype}, gradients of h alone", named(got), named(expected))
+    for kernel, dtype, case in itertools.product(SEQUENCE_KERNELS, (torch.float32, torch.bfloat16), (CASE, OWN)):
+        what = f"{kernel} {dtype} {case.name}"
+        inputs, _ = accuracy.made_on(case, dtype, device)
+        leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+        h, states = accuracy.sequence_call(case, kernel)(**leaves)
+        alone = mlstm_interface(**leaves, kernel=kernel)
+        with torch.no_grad(), poisoned():
+            inferred, last = accuracy.sequence_call(case, kernel)(**inputs)
+            inferred_alone = mlstm_interface(**inputs, kernel=kernel)
+        same_bits(f"{what}, inference", named((inferred, *last)), named((h, *states)))
+        same_bits(f"{what}, h alone", named((inferred_alone, alone)), named((h, h)))
+        sent = torch.randn_like(h)
+        expected = torch.autograd.grad(h, list(leaves.values()), sent)
+        got = torch.autograd.grad(alone, list(leaves.values()), sent)
+        same_bits(f"{what}, gradients of h alone", named(got), named(expected))
 
 
 @check
@@ -167,7 +169,7 @@ def a_graph_of_forward_and_backward(device: str) -> None:
     """Captured once, replayed with other data, and for packed sequences with other lengths."""
     gpu_only(device)
     for kernel in SEQUENCE_KERNELS:
-        for case, ends in ((CASE, None), (PACKED, [0, 1, 99, 300])):
+        for case, ends in ((CASE, None), (OWN, None), (PACKED, [0, 1, 99, 300])):
             inputs, cotangents = accuracy.made_on(case, torch.bfloat16, device)
             leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
             options: dict[str, Any] = {"kernel": kernel, "return_last_states": True}
@@ -222,9 +224,9 @@ def _bound(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[
 def a_side_stream(device: str) -> None:
     """The inputs arrive late on a stream of their own: a call on another stream would see NaN."""
     gpu_only(device)
-    for kernel in SEQUENCE_KERNELS:
-        inputs, cotangents = accuracy.made_on(CASE, torch.bfloat16, device)
-        expected = accuracy.quantities(accuracy.sequence_call(CASE, kernel), inputs, cotangents)
+    for kernel, case in itertools.product(SEQUENCE_KERNELS, (CASE, OWN)):
+        inputs, cotangents = accuracy.made_on(case, torch.bfloat16, device)
+        expected = accuracy.quantities(accuracy.sequence_call(case, kernel), inputs, cotangents)
         late = {name: torch.full_like(x, torch.nan) for name, x in inputs.items()}
         side = torch.cuda.Stream(device)
         torch.cuda.synchronize(device)
@@ -232,9 +234,9 @@ def a_side_stream(device: str) -> None:
             torch.cuda._sleep(100_000_000)  # cycles
             for name, x in inputs.items():
                 late[name].copy_(x)
-            got = accuracy.quantities(accuracy.sequence_call(CASE, kernel), late, cotangents)
+            got = accuracy.quantities(accuracy.sequence_call(case, kernel), late, cotangents)
         side.synchronize()
-        same_bits(f"{kernel} on a side stream", got, expected)
+        same_bits(f"{kernel}, {case.name}, on a side stream", got, expected)
 
 
 @check
@@ -245,14 +247,13 @@ def the_second_device(device: str) -> None:
         raise SkipTest("one GPU only")
     current = torch.cuda.current_device()
     second = f"cuda:{next(n for n in range(torch.cuda.device_count()) if n != current)}"
-    for kernel in SEQUENCE_KERNELS:
+    for kernel, dtype, case in itertools.product(SEQUENCE_KERNELS, (torch.bfloat16, torch.float32), (CASE, OWN)):
         info = kernel_info(kernel, ("chunkwise", "sequence"))
-        for dtype in (torch.bfloat16, torch.float32):
-            inputs, cotangents = accuracy.made_on(CASE, dtype, second)
-            with poisoned():
-                got = accuracy.quantities(accuracy.sequence_call(CASE, kernel), inputs, cotangents)
-            assert all(x.device == torch.device(second) for x in got.values())
-            accuracy.check(f"{kernel} on {second}", accuracy.judge(info, CASE, dtype, got, True, second))
+        inputs, cotangents = accuracy.made_on(case, dtype, second)
+        with poisoned():
+            got = accuracy.quantities(accuracy.sequence_call(case, kernel), inputs, cotangents)
+        assert all(x.device == torch.device(second) for x in got.values())
+        accuracy.check(f"{kernel}, {case.name}, on {second}", accuracy.judge(info, case, dtype, got, True, second))
     token = step_inputs(second, torch.bfloat16)
     h, last = mlstm_step_interface(**token)
     expected, expected_last = mlstm_step_interface(**step_inputs(device, torch.bfloat16))

@@ -2,6 +2,8 @@
 // What a plan must know of a GPU. Filled from the device at hand, or from kKnownDevices for plans without one.
 #pragma once
 
+#include <string>
+
 #include "arch/devices.h"
 #include "arch/family.h"
 
@@ -13,6 +15,12 @@ struct Chip {
   int lds_bytes;      // that a block may have
   bool hopper;        // has what arch/hopper.h is about, and the library code for it
 };
+
+// By what HIP and CUDA call the device: "gfx942:sramecc+", "sm_90". Chips of AMD's gfx9 have waves of 64.
+inline Family family_of(const std::string& arch) {
+  if (arch.rfind("sm_", 0) == 0) return Family::nvidia;
+  return arch.rfind("gfx9", 0) == 0 ? Family::cdna : Family::rdna;
+}
 
 Chip chip_of(const DeviceFacts& facts);
 

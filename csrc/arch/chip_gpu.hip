@@ -20,8 +20,8 @@ void check(Status status) {
   if (status != kSuccess) throw std::runtime_error(std::string("the current GPU: ") + status_text(status));
 }
 
-// XLSTM_HIP_GPU_SCHEDULE=common: the schedule that every chip has, to compare with. Read at each call, so that one process
-// can time both.
+// XLSTM_HIP_GPU_SCHEDULE=common: the schedule that every chip has, to compare with. Read at each call, so that one
+// process can time both.
 bool common_schedule() {
   const char* asked = std::getenv("XLSTM_HIP_GPU_SCHEDULE");
   const std::string schedule = asked ? asked : "";
@@ -36,20 +36,18 @@ Chip ask(int device) {
   check(cudaGetDeviceProperties(&facts, device));
   const std::string arch = "sm_" + std::to_string(facts.major) + std::to_string(facts.minor);
   const int lds = int(facts.sharedMemPerBlockOptin);
-  const Family family = Family::nvidia;
   const bool hopper = arch == "sm_90" && std::string(build_info::gpu_archs).find("90a") != std::string::npos;
 #else
   hipDeviceProp_t facts;
   check(hipGetDeviceProperties(&facts, device));
   const std::string arch = facts.gcnArchName;
   const int lds = int(facts.sharedMemPerBlock);
-  const Family family = facts.warpSize == 64 ? Family::cdna : Family::rdna;
   const bool hopper = false;
 #endif
   if (!has_code(nothing<0>))
     throw std::runtime_error("the library has no GPU code for " + arch + ", only for " + build_info::gpu_archs +
                              ": build it with this arch in its list (docs/install.md)");
-  return {family, facts.multiProcessorCount, lds, hopper};
+  return {family_of(arch), facts.multiProcessorCount, lds, hopper};
 }
 
 }  // namespace

@@ -9,10 +9,7 @@ namespace xlstm::gpu {
 
 Chip chip_of(const DeviceFacts& facts) {
   const std::string arch = facts.arch;
-  const Family family = arch.rfind("sm_", 0) == 0     ? Family::nvidia
-                        : arch.rfind("gfx11", 0) == 0 ? Family::rdna
-                                                      : Family::cdna;
-  return {family, facts.compute_units, facts.lds_bytes, arch == "sm_90"};
+  return {family_of(arch), facts.compute_units, facts.lds_bytes, arch == "sm_90"};
 }
 
 namespace {
@@ -86,7 +83,6 @@ WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int64_t rows, int64_t 
   for (int64_t n = 2; s.segments == 0 && n <= most; ++n)
     if (walk_time(blocks, n, at_once) < 0.95 * walk_time(blocks, best, at_once)) best = n;
   p.segment_chunks = int(ceil_div(chunks, best));
-  // The sequences of a packed row end anywhere: each may begin one segment more than its share.
   p.segments = int(ceil_div(chunks, p.segment_chunks));
   p.blocks = int(s.sequences * s.heads * p.tiles * p.segments);
   return p;

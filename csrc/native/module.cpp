@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -146,6 +147,19 @@ const DeviceFacts& device_of(const std::string& name) {
   throw std::invalid_argument("device: expected one of " + names + ", got " + name);
 }
 
+// The name of one of known_devices(), or (arch, compute units, bytes of LDS) of any GPU.
+gpu::Chip chip_of(const py::object& device) {
+  if (py::isinstance<py::str>(device)) return gpu::chip_of(device_of(device.cast<std::string>()));
+  try {
+    const auto [arch, compute_units, lds_bytes] = device.cast<std::tuple<std::string, int32_t, int32_t>>();
+    check_positive({{"compute_units", compute_units}, {"lds_bytes", lds_bytes}});
+    return gpu::chip_of({"", arch.c_str(), compute_units, 0, lds_bytes, 0, 0, 0});
+  } catch (const py::cast_error&) {
+    throw std::invalid_argument("device: expected a name, or (arch, compute_units, lds_bytes), got " +
+                                py::repr(device).cast<std::string>());
+  }
+}
+
 py::dict walk_plan(const gpu::WalkPlan& p, const gpu::Chip& chip, int element_bytes) {
   const bool hopper = p.schedule == gpu::Schedule::hopper;
   const gpu::WalkShape shape = gpu::walk_shape(chip.family, element_bytes, p.rows, hopper ? 32 : p.chunk);
@@ -165,14 +179,15 @@ py::dict walk_plan(const gpu::WalkPlan& p, const gpu::Chip& chip, int element_by
   return d;
 }
 
-py::dict plan_mlstm_gpu(const std::string& device, int64_t sequences, int64_t heads, int64_t length, int64_t dqk,
-                        int64_t dhv, int element_bytes, int64_t walk_chunk, int64_t segments, int64_t step_columns) {
+py::dict plan_mlstm_gpu(const py::object& device, int64_t sequences, int64_t heads, int64_t length, int64_t dqk,
+                        int64_t dhv, int element_bytes, int64_t walk_chunk, int64_t segments, int64_t step_columns,
+                        bool packed, bool panels) {
   check_positive({{"sequences", sequences}, {"heads", heads}, {"length", length}, {"dqk", dqk}, {"dhv", dhv}});
   if (element_bytes != 2 && element_bytes != 4)
     throw std::invalid_argument("element_bytes: expected 2 or 4, got " + std::to_string(element_bytes));
-  const gpu::Chip chip = gpu::chip_of(device_of(device));
-  const gpu::MlstmShape shape{sequences,          heads,      length,  dqk, dhv, false, element_bytes,
-                              element_bytes == 2, walk_chunk, segments};
+  const gpu::Chip chip = chip_of(device);
+  const gpu::MlstmShape shape{
+      sequences, heads, length, dqk, dhv, packed, element_bytes, panels && element_bytes == 2, walk_chunk, segments};
   const gpu::ForwardPlan forward = gpu::plan_forward(shape, chip);
   const gpu::BackwardPlan backward = gpu::plan_backward(shape, chip);
   const gpu::RecurrentPlan step = gpu::plan_recurrent(sequences * heads, dqk, dhv, true, chip, step_columns);
@@ -191,13 +206,12 @@ py::dict plan_mlstm_gpu(const std::string& device, int64_t sequences, int64_t he
   return d;
 }
 
-py::dict plan_attention_gpu(const std::string& device, int64_t batch, int64_t heads_q, int64_t heads_k, int64_t queries,
+py::dict plan_attention_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k, int64_t queries,
                             int64_t keys, int64_t dqk, int64_t dv, int element_bytes, bool bent, int64_t block_size,
                             int64_t splits) {
   check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
-  const gpu::AttentionForwardPlan p =
-      gpu::plan_attention_forward({batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, bent}, block_size,
-                                  splits, gpu::chip_of(device_of(device)));
+  const gpu::AttentionForwardPlan p = gpu::plan_attention_forward(
+      {batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, bent}, block_size, splits, chip_of(device));
   py::dict d;
   d["head_dims"] = py::make_tuple(p.head.dqk, p.head.dv);
   d["full"] = p.full;
@@ -211,12 +225,12 @@ py::dict plan_attention_gpu(const std::string& device, int64_t batch, int64_t he
   return d;
 }
 // The same for few rows, whose kernel has waves along the keys.
-py::dict plan_decode_gpu(const std::string& device, int64_t batch, int64_t heads_q, int64_t heads_k, int64_t queries,
+py::dict plan_decode_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k, int64_t queries,
                          int64_t keys, int64_t dqk, int64_t dv, int element_bytes, int64_t splits) {
   check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
   const gpu::AttentionCall call{batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, false};
   py::dict d;
-  const gpu::Chip chip = gpu::chip_of(device_of(device));
+  const gpu::Chip chip = chip_of(device);
   d["few_rows"] = gpu::has_few_rows(call, chip);
   if (!gpu::has_few_rows(call, chip)) return d;
   const gpu::DecodePlan p = gpu::plan_decode(call, splits, chip);
@@ -318,12 +332,14 @@ PYBIND11_MODULE(_native, m) {
         "own.");
   m.def("plan_mlstm_gpu", plan_mlstm_gpu, py::arg("device"), py::arg("sequences"), py::arg("heads"), py::arg("length"),
         py::arg("dqk"), py::arg("dhv"), py::arg("element_bytes"), py::arg("walk_chunk") = 0, py::arg("segments") = 0,
-        py::arg("step_columns") = 0,
-        "How the mLSTM is cut up on one of known_devices(): forward, the three walks of backward, sequence and step.");
+        py::arg("step_columns") = 0, py::arg("packed") = false, py::arg("panels") = true,
+        "How the mLSTM is cut up on a GPU, one of known_devices() by its name or any by (arch, compute_units, "
+        "lds_bytes): forward, the three walks of backward, sequence and step. panels: tensors of two bytes an element "
+        "are bfloat16, and lie so that Hopper's bulk copies take them.");
   m.def("plan_attention_gpu", plan_attention_gpu, py::arg("device"), py::arg("batch"), py::arg("heads_q"),
         py::arg("heads_k"), py::arg("queries"), py::arg("keys"), py::arg("dqk"), py::arg("dv"),
         py::arg("element_bytes"), py::arg("bent") = false, py::arg("block_size") = 0, py::arg("splits") = 0,
-        "How attention's forward pass is cut up on one of known_devices(); bent: with softcap, ALiBi or dropout.");
+        "How attention's forward pass is cut up on such a GPU; bent: with softcap, ALiBi or dropout.");
   m.def("plan_decode_gpu", plan_decode_gpu, py::arg("device"), py::arg("batch"), py::arg("heads_q"), py::arg("heads_k"),
         py::arg("queries"), py::arg("keys"), py::arg("dqk"), py::arg("dv"), py::arg("element_bytes"),
         py::arg("splits") = 0, "The same for few rows of a key head, where few_rows says that they are few.");

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from .describe import native
 from .device import device_facts
 
 Plan = dict[str, Any]
+Gpu = tuple[str, int, int]  # arch, compute units, bytes of LDS
 MLA_DIMS = ((576, 512), (512, 512))
 
 
@@ -30,48 +32,48 @@ def plan_lines(plan: Plan) -> list[str]:
 def plan_of_call(op: str, given: Mapping[str, Any]) -> Plan | None:
     """How an op's call is cut up where its tensors lie; given: its arguments by name.
 
-    None for ops that are not planned: the layers, appending and combining, and token by token on a CPU. A GPU that is
-    not one of the known ones has its plan made in the library alone, and gets None too.
+    None for ops that are not planned: the layers, appending and combining, and token by token on a CPU.
     """
     built, family = native(), op.split("_")[0]
     if built is None or "q" not in given or (family == "attention" and "backward" in op):
         return None
     q, v = given["q"], given["v"]
-    on_cpu = q.device.type == "cpu"
-    name = "" if on_cpu else _known_device(built, q.device)
-    if name is None:
-        return None
+    gpu = None if q.device.type == "cpu" else _gpu(q.device)
     if family == "mlstm":
-        return _mlstm(built, op, given, q, v, name)
+        return _mlstm(built, op, given, q, v, gpu)
     if family == "attention":
-        return _attention(built, op, given, q, v, name)
+        return _attention(built, op, given, q, v, gpu)
     return None
 
 
-def _known_device(built: Any, device: torch.device) -> str | None:
+def _gpu(device: torch.device) -> Gpu:
     here = device_facts(device)
-    same = (f for f in built.known_devices() if (f["arch"], f["compute_units"]) == (here.arch, here.compute_units))
-    return next((facts["name"] for facts in same), None)
+    return here.arch, here.compute_units, here.lds_bytes
 
 
-def _mlstm(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tensor, device: str) -> Plan | None:
+def _mlstm(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tensor, gpu: Gpu | None) -> Plan | None:
     one_token = q.dim() == 3
     recurrent = one_token or op == "mlstm_sequence"
     batch, heads, length = q.shape[0], q.shape[1], 1 if one_token else q.shape[2]
     ends = given.get("cu_seqlens")
     sequences = batch if ends is None else ends.shape[0] - 1
-    if device:
+    asked = {name: given[name] for name in ("walk_chunk", "segments", "step_columns") if name in given}
+    if gpu:
         dims = (q.shape[-1], v.shape[-1], q.element_size())
-        plan = built.plan_mlstm_gpu(device, sequences, heads, length, *dims)
+        own_schedule = q.dtype == torch.bfloat16 and os.environ.get("XLSTM_HIP_GPU_SCHEDULE") != "common"
+        plan = built.plan_mlstm_gpu(
+            gpu, sequences, heads, length, *dims, **asked, packed=ends is not None, panels=own_schedule
+        )
         wanted = ("recurrent",) if recurrent else ("dq", "dk", "dv") if "backward" in op else ("forward",)
         return {"compute_units": plan["compute_units"], **{part: plan[part] for part in wanted}}
     if recurrent:
         return None
     longest = length if ends is None else int(ends.diff().max())
-    return built.plan_mlstm_cpu(sequences, heads, longest, given["chunk_size"], torch.get_num_threads())
+    cut = (sequences, heads, longest, given["chunk_size"], torch.get_num_threads(), asked.get("segments", 0))
+    return built.plan_mlstm_cpu(*cut)
 
 
-def _attention(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tensor, device: str) -> Plan:
+def _attention(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tensor, gpu: Gpu | None) -> Plan:
     k, packed = given["k"], given["cu_seqlens_q"]
     batch = q.shape[0] if packed is None else packed.shape[0] - 1
     queries = q.shape[1] if packed is None else given["max_seqlen_q"]
@@ -83,14 +85,11 @@ def _attention(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tens
     heads_q, heads_k, dims = q.shape[-2], k.shape[-2], (q.shape[-1], v.shape[-1])
     block_size, splits = given["block_size"], given.get("splits", 0)
     rows = queries * heads_q // heads_k
-    if not device:
+    if not gpu:
         return built.plan_attention_cpu(batch, heads_k, rows, keys, torch.get_num_threads(), block_size, splits)
     if dims in MLA_DIMS and k.data_ptr() == v.data_ptr():
-        facts = device_facts(q.device)
-        return built.plan_mla_gpu(
-            facts.arch, facts.compute_units, facts.lds_bytes, batch, heads_k, rows, keys, dims[0], splits
-        )
-    shape = (device, batch, heads_q, heads_k, queries, keys, *dims, q.element_size())
+        return built.plan_mla_gpu(*gpu, batch, heads_k, rows, keys, dims[0], splits)
+    shape = (gpu, batch, heads_q, heads_k, queries, keys, *dims, q.element_size())
     if "probs" not in op and given["dropout_p"] == 0 and block_size == 0:
         few = built.plan_decode_gpu(*shape, splits)
         if few["few_rows"]:

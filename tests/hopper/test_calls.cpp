@@ -17,6 +17,9 @@ using namespace xlstm;
 
 namespace {
 
+// usual: as random_problem makes them. wide: from -60 to 60. wholly: a token is forgotten wholly or not at all.
+enum class Gates { usual, wide, wholly };
+
 struct CallCase {
   int64_t batch, heads, length, dqk, dhv;
   xlstm_gate gate = XLSTM_GATE_EXP;
@@ -24,12 +27,29 @@ struct CallCase {
   int units = 132;  // multiprocessors of the chip that is planned for: few leave sequences whole
   Layout layout = Layout::bhsd;
   int64_t segments = 0;  // asked for; 0: the plan's
+  Gates gates = Gates::usual;
 };
 
 std::string described(const CallCase& c) {
   return "B" + std::to_string(c.batch) + " NH" + std::to_string(c.heads) + " S" + std::to_string(c.length) + " " +
          std::to_string(c.dqk) + "/" + std::to_string(c.dhv) + (c.gate == XLSTM_GATE_EXP ? " exp" : " sigmoid") +
-         (c.states ? " states" : "") + (c.normalizer_grad ? "" : " constant normaliser");
+         (c.states ? " states" : "") + (c.normalizer_grad ? "" : " constant normaliser") +
+         (c.gates == Gates::usual  ? ""
+          : c.gates == Gates::wide ? " wide gates"
+                                   : " forgotten wholly");
+}
+
+// A large eps keeps the normaliser from zero, where the one token that counts decides all errors.
+void set_gates(Problem& p, Gates gates, unsigned seed) {
+  if (gates == Gates::usual) return;
+  p.eps = 0.5;
+  std::mt19937_64 engine(seed);
+  std::uniform_real_distribution<double> anywhere(-1, 1);
+  if (gates == Gates::wide)
+    for (Values* x : {&p.i, &p.f})
+      for (double& value : *x) value = float(60 * anywhere(engine));
+  if (gates == Gates::wholly)
+    for (double& value : p.f) value = anywhere(engine) > 0.5 ? -60 : 60;
 }
 
 // How a result is made. narrow, wide: of products, and leaves in bfloat16 or float. sums: along the sequence, of what
@@ -59,6 +79,9 @@ std::vector<Part> parts(const Gradients& g) {
 struct Size {
   double norm = 0, largest = 0;
 };
+// What is smaller is nothing: the sums behind df vanish where a gate forgets wholly, the roundings of their terms do
+// not.
+constexpr double kLeast = 1e-20;
 Size difference(const Values& x, const Values& y) {
   Size size;
   for (size_t i = 0; i < y.size(); ++i) {
@@ -78,7 +101,7 @@ void compare(const std::string& what, const std::vector<Part>& got, const std::v
     const Size error = difference(got[part].values, expected), whole = difference(expected, Values(expected.size()));
     const Made made = truth[part].made;
     const double step = made == Made::narrow ? 0x1p-9 : 0x1p-17;
-    Size may{step * whole.norm, 2 * step * whole.largest};
+    Size may{std::max(kLeast, step * whole.norm), std::max(kLeast, 2 * step * whole.largest)};
     for (const auto& each : moved) {
       if (made == Made::exact) break;
       const Size distance = difference(each[part].values, expected);
@@ -121,6 +144,7 @@ void test(const CallCase& c, unsigned seed) {
   set.states = c.states;
   Problem p = random_problem({c.batch, c.heads, c.length, c.dqk, c.dhv, 64}, set, seed);
   p.normalizer_grad = c.normalizer_grad;
+  set_gates(p, c.gates, seed);
   const Problem exact = in_float64(p);
   std::mt19937_64 engine(seed);
   std::vector<Problem> moved(4, exact);
@@ -202,6 +226,9 @@ int main(int count, char** arguments) {
       {1, 1, 150, 256, 512},
       {1, 1, 130, 512, 512, XLSTM_GATE_EXP, false},
       {1, 1, 1030, 128, 128, XLSTM_GATE_EXP, true, false},
+      {1, 1, 200, 256, 256, XLSTM_GATE_EXP, true, true, 132, Layout::bhsd, 0, Gates::wide},
+      {1, 2, 200, 128, 128, XLSTM_GATE_EXP, true, true, 132, Layout::bhsd, 2, Gates::wholly},
+      {1, 1, 200, 128, 256, sigmoid, true, true, 132, Layout::bhsd, 0, Gates::wide},
   };
   const int seeds = count > 1 ? std::atoi(arguments[1]) : 2;
   for (int seed = 1; seed <= seeds; ++seed)

@@ -24,11 +24,26 @@ SHAPES = [
     (2, 1, 33, 512, 512),
     (1, 1, 100000, 1, 512),
 ]
-EACH_CALL = list(itertools.product(DEVICES, SHAPES, (2, 4)))
+# Chips that nobody wrote a line for, by arch, units and LDS: MI355X, RX 9070 XT, B200, MI100.
+UNLISTED = [
+    ("gfx950", 256, 160 << 10),
+    ("gfx1201", 32, 64 << 10),
+    ("sm_100", 148, 227 << 10),
+    ("gfx908", 120, 64 << 10),
+]
+EACH_CALL = list(itertools.product((*DEVICES, *UNLISTED), SHAPES, (2, 4)))
+Device = str | tuple[str, int, int]
 
 
-def plan(device: str, shape: tuple[int, int, int, int, int], element_bytes: int = 2) -> dict[str, Any]:
+def plan(device: Device, shape: tuple[int, int, int, int, int], element_bytes: int = 2) -> dict[str, Any]:
     return _native.plan_mlstm_gpu(device, *shape, element_bytes)
+
+
+def facts_of(device: Device) -> dict[str, Any]:
+    if isinstance(device, str):
+        return DEVICES[device]
+    arch, units, lds = device
+    return {"compute_units": units, "lds_bytes": lds, "wave_size": 64 if arch.startswith("gfx9") else 32}
 
 
 def columns_of(walk: str, shape: tuple[int, int, int, int, int]) -> tuple[int, int]:
@@ -51,14 +66,15 @@ def test_devices_are_the_published_ones() -> None:
 
 
 @pytest.mark.parametrize("device, shape, element_bytes", EACH_CALL)
-def test_every_plan_holds(device: str, shape: tuple[int, int, int, int, int], element_bytes: int) -> None:
+def test_every_plan_holds(device: Device, shape: tuple[int, int, int, int, int], element_bytes: int) -> None:
+    facts = facts_of(device)
     sequences, heads, length = shape[:3]
     cut = plan(device, shape, element_bytes)
     for walk in WALKS:
         p = cut[walk]
         rows, columns = columns_of(walk, shape)
         chunks = -(-length // p["chunk"])
-        assert p["lds_bytes"] <= DEVICES[device]["lds_bytes"], walk
+        assert p["lds_bytes"] <= facts["lds_bytes"], walk
         assert p["rows"] >= rows, walk
         pair = 2 if p["schedule"] == "hopper" and p["rows"] == 512 else 1  # blocks that share a state
         assert p["tiles"] % pair == 0, walk
@@ -71,7 +87,30 @@ def test_every_plan_holds(device: str, shape: tuple[int, int, int, int, int], el
     recurrent = cut["recurrent"]
     assert recurrent["blocks"] >= sequences * heads * recurrent["tiles"]
     assert recurrent["tiles"] * recurrent["columns"] >= shape[4]
-    assert recurrent["threads"] <= 256 and recurrent["threads"] % DEVICES[device]["wave_size"] == 0
+    assert recurrent["threads"] <= 256 and recurrent["threads"] % facts["wave_size"] == 0
+
+
+def test_a_chip_is_planned_for_by_what_it_says_of_itself() -> None:
+    """A known one as by its name, any other by its family's rule, and by its own units and LDS."""
+    for name, d in DEVICES.items():
+        for shape in SHAPES:
+            assert plan((d["arch"], d["compute_units"], d["lds_bytes"]), shape) == plan(name, shape)
+    assert plan(("gfx942:sramecc+:xnack-", 304, 64 << 10), SHAPES[0]) == plan("MI300X", SHAPES[0])
+    few, many = (plan(("gfx942", units, 64 << 10), SHAPES[0])["forward"]["blocks"] for units in (20, 304))
+    assert few < many
+    with pytest.raises(ValueError, match="no kernel for these fits the 101376 bytes of LDS"):
+        plan(("sm_89", 142, 99 << 10), SHAPES[0], 4)
+    for wrong in (("gfx942", 304), 7, ("gfx942", "304", 1)):
+        with pytest.raises(ValueError, match="device: expected a name, or"):
+            plan(wrong, SHAPES[0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="compute_units: expected >= 1, got 0"):
+        plan(("gfx942", 0, 64 << 10), SHAPES[0])
+
+
+def test_what_bulk_copies_cannot_take_has_the_common_schedule() -> None:
+    for options in ({"packed": True}, {"panels": False}):
+        cut = _native.plan_mlstm_gpu("H200", *SHAPES[0], 2, **options)
+        assert {cut[walk]["schedule"] for walk in WALKS} == {"common"}, options
 
 
 @pytest.mark.parametrize("device", DEVICES)

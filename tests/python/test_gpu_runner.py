@@ -14,9 +14,10 @@ import torch
 
 import gpu_runner
 import gpu_table
-from gpu_checks import CHECKS
+from gpu_checks import CHECKS, OWN
 from poison import poisoned
-from shapes import CASES, GPU_CASES, GPU_STEP_CASES, STEP_CASES
+from shapes import CASES, GATES, GPU_CASES, GPU_STEP_CASES, STEP_CASES, Case
+from xlstm_hip import _native
 
 SCRIPT = Path(__file__).resolve().parents[1] / "mlstm" / "test_gpu.py"
 
@@ -45,6 +46,19 @@ def test_every_case_has_rows() -> None:
     assert len({str(row) for row in rows}) == len(rows)
     assert torch.float64 not in {row.dtype for row in rows}
     assert len({function.__name__ for function in CHECKS}) == len(CHECKS)
+
+
+def test_hoppers_own_schedule_has_every_kind_of_case() -> None:
+    def hopper(case: Case) -> bool:
+        shape = (case.sequences, case.heads, case.length, case.dqk, case.dhv)
+        cut = _native.plan_mlstm_gpu("H200", *shape, 2, packed=bool(case.lengths), panels=case.layout != "strided")
+        return cut["forward"]["schedule"] == "hopper"
+
+    own = [case for case in GPU_CASES if hopper(case)]
+    assert hopper(OWN) and {case.gates for case in own} == set(GATES)
+    assert {case.layout for case in own} >= {"contiguous", "bshd"} and {c.normalizer_grad for c in own} == {True, False}
+    assert {max(case.dqk, case.dhv) > 256 for case in own} == {case.dqk > 256 for case in own} == {True, False}
+    assert any(case.length % 64 for case in own) and any(case.dqk % 16 for case in own)
 
 
 def test_a_failure_is_one_line(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

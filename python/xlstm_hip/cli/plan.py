@@ -65,7 +65,7 @@ def run(given: argparse.Namespace) -> int:
             raise ValueError(f"--device: expected one of cpu, {', '.join(devices)}, got {given.device!r}")
         cut = built.plan_mlstm_gpu(
             named[given.device.lower()], given.batch, given.heads, given.length, given.dqk, given.dhv,
-            ELEMENT_BYTES[given.dtype], given.walk_chunk, given.segments,
+            ELEMENT_BYTES[given.dtype], given.walk_chunk, given.segments, panels=given.dtype == "bfloat16",
         )  # fmt: skip
     if given.json:
         print(json.dumps(cut))
