@@ -7,6 +7,9 @@ Truth and plain torch run on the CPU. `python tests/gfx942/sweep.py` runs the GP
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -113,6 +116,28 @@ def test_check(package: ModuleType, name: str) -> None:
 
     _ran.add(name)
     getattr(gpu_checks, name)("cuda")
+
+
+NO_CODE = """
+import emulated_torch
+package = emulated_torch.import_package()
+import torch
+x = {name: torch.randn(1, 1, 20, 16).to("cuda") for name in "qkv"} | {g: torch.randn(1, 1, 20).to("cuda") for g in "if"}
+try:
+    print(package.mlstm_interface(**x).shape)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("asked", "words"), [("", "no GPU code for gfx90c"), ("reference", "[1, 1, 20, 16]")])
+def test_a_chip_without_code(package: ModuleType, asked: str, words: str) -> None:
+    """An error that names it and those that there is code for; plain torch runs there where it was asked for."""
+    paths = os.pathsep.join(p for p in sys.path if p)
+    environment = {**os.environ, "PYTHONPATH": paths, "GFX942_STAND_IN_FOR": "gfx90c", "XLSTM_HIP_BACKEND": asked}
+    done = subprocess.run([sys.executable, "-c", NO_CODE], capture_output=True, text=True, timeout=120, env=environment)
+    assert words in done.stdout, done.stdout + done.stderr
+    assert ("only for gfx942" in done.stdout) == (not asked), done.stdout
 
 
 def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:

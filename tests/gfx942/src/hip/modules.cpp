@@ -12,7 +12,7 @@ namespace gfx942::hip {
 namespace {
 
 constexpr char kBundle[] = "__CLANG_OFFLOAD_BUNDLE__", kCompressed[] = "CCOB";
-constexpr std::string_view kTarget = "hipv4-amdgcn-amd-amdhsa--gfx942";
+constexpr std::string_view kPlatform = "hipv4-amdgcn-amd-amdhsa--";
 
 template <class T>
 T read(const uint8_t*& at) {
@@ -22,10 +22,11 @@ T read(const uint8_t*& at) {
   return x;
 }
 
-// After the chip's name follow the features that the code insists on. This chip is gfx942:sramecc+:xnack-.
+// After the chip's name follow the features that the code insists on. This chip has :sramecc+:xnack-.
 bool fits(std::string_view target) {
-  if (!target.starts_with(kTarget)) return false;
-  const std::string_view features = target.substr(kTarget.size());
+  const std::string own = std::string(kPlatform) + chip_name();
+  if (!target.starts_with(own)) return false;
+  const std::string_view features = target.substr(own.size());
   if (features.empty()) return true;
   return features[0] == ':' && features.find("xnack+") == features.npos && features.find("sramecc-") == features.npos;
 }
@@ -55,7 +56,7 @@ std::span<const uint8_t> code_object_of(const uint8_t* image) {
     if (fits(target)) return {image + offset, bytes};
     others.append(others.empty() ? "" : ", ").append(target);
   }
-  throw Error(hipErrorNoBinaryForGpu, "there is no code for gfx942, only for " + others);
+  throw Error(hipErrorNoBinaryForGpu, std::string("there is no code for ") + chip_name() + ", only for " + others);
 }
 
 CodeObject& Module::object() {

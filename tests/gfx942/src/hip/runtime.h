@@ -130,6 +130,7 @@ Runtime& runtime();
 
 // ---- facts
 
+const char* chip_name();  // without its features
 extern const hipDeviceProp_t kProperties;
 constexpr int kMostThreads = 1024;
 constexpr uint32_t kLdsBytes = 64 << 10;
