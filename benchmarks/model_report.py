@@ -58,7 +58,7 @@ def markdown(results: Results) -> str:
         lines += ["**A smoke run: its figures mean nothing.**", ""]
     lines += [f"{summary(results['environment'])}; device {settings['device']}, {settings['dtype']}."]
     load = results["environment"]["load_before"]
-    if load > BUSY:
+    if load > BUSY and settings["device"] == "cpu":
         lines += ["", f"**The machine was busy when this began (load {load:.1f}).**"]
     lines += ["", "Tokens a second, medians; in brackets how many times as long as ours it takes.", ""]
     for size in results["sizes"]:

@@ -156,8 +156,9 @@ void decode_step_(const Tensor& out, const Tensor& tokens, const OptionalTensor&
   STD_TORCH_CHECK(states[0].dim() == 4, "states: expected c of shape (B, NH, DHQK, DHHV)");
   p.dqk = states[0].size(2);
   p.dhv = states[0].size(3);
-  const Tensor& embedding =
-      tensors[size_t(static_cast<const int64_t*>(places.data_ptr())[places.numel() - kOtherSlots])];
+  const int64_t place = static_cast<const int64_t*>(places.data_ptr())[places.numel() - kOtherSlots];
+  STD_TORCH_CHECK(place >= 0, "places: expected one of an embedding, got ", place);
+  const Tensor& embedding = tensors[size_t(place)];
   STD_TORCH_CHECK(embedding.dim() == 2, "weights: expected an embedding (V, D)");
   p.vocab = embedding.size(0);
   p.dim = embedding.size(1);

@@ -263,7 +263,9 @@ def _step(
     if in_place:
         for name, x in (("c", c), ("n", n), ("m", m)):
             if x.dtype != wide or not x.is_contiguous():
-                raise ValueError(f"in_place: expected {name} to be contiguous and {wide}, got {x.dtype}")
+                raise ValueError(
+                    f"in_place: expected {name} to be contiguous and {wide}, got {x.dtype} with strides {x.stride()}"
+                )
         if checks.gradient_needed(q, k, v, i, f, c, n, m):
             raise ValueError(
                 "in_place: expected no gradient to be needed; states of a training step must not be overwritten"

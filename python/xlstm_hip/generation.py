@@ -146,8 +146,10 @@ class Stream:
 
     def _remember(self, tokens: Tensor, mask: Tensor | None) -> None:
         if self.seen is not None:
-            taken = tokens if mask is None else torch.where(mask.bool(), tokens, tokens[:, -1:])
-            self.seen.scatter_(1, taken, True)
+            values = self.seen.shape[1]
+            taken = tokens if mask is None else torch.where(mask.bool(), tokens, values)  # padding: one column more
+            marks = self.seen.new_zeros(self.batch_size, values + 1).scatter_(1, taken, True)
+            self.seen |= marks[:, :values]
 
     def _checked(self, tokens: Tensor) -> Tensor:
         if tokens.dim() != 2 or tokens.shape[0] != self.batch_size or tokens.shape[1] < 1:

@@ -50,6 +50,17 @@ def test_wrong_calls(place: int, value: object, words: str) -> None:
         ops.OPS.decode_step_(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("value", "words"), [(-1, "places: expected one of an embedding, got -1"), (1 << 40, "places: expected -1 to")]
+)
+def test_an_embedding_that_is_not_there(value: int, words: str) -> None:
+    arguments, _ = call_of()
+    arguments[4] = arguments[4].clone()
+    arguments[4][-7] = value  # the last seven: embedding, norm of the output with its bias, output's four
+    with pytest.raises(RuntimeError, match=words):
+        ops.OPS.decode_step_(*arguments)
+
+
 def test_wrong_tensors() -> None:
     arguments, _ = call_of()
     weights, states = arguments[3], arguments[5]

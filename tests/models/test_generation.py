@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from peer_models import SMALL, official, ours, relative, tokens
+from xlstm_hip import generation
 from xlstm_hip.models import Sampling, Stream, generate, xLSTMLarge
 from xlstm_hip.models.config_files import SpecialTokens
 
@@ -121,7 +122,10 @@ def test_repetition_penalty_counts_prompt_and_output(model: xLSTMLarge) -> None:
     assert len(set(positive)) == len(positive) == 40
 
 
-def test_left_padding_is_not_seen() -> None:
+@pytest.mark.parametrize("at_a_time", [4096, 2, 1])
+def test_left_padding_is_not_seen(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it goes through the model with: a slice may be padding alone."""
+    monkeypatch.setattr(generation, "SLICE", at_a_time)
     own = ours(dtype=torch.float64)
     own.special_tokens = SpecialTokens(pad=1)
     stream = Stream(own, 2, remember_tokens=True)
