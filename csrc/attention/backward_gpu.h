@@ -8,7 +8,7 @@
 //
 //               owned     along    scores, tokens of the tile down and owned ones across    sums
 //     dk, dv    k, v      q, dout  S = q k^T     dP = dout v^T                              dv += dout^T w, dk += q^T
-//     ds dq        q, dout   k, v     S = k q^T     dP = v dout^T                              dq += k^T ds
+//     dq        q, dout  k, v     S = k q^T     dP = v dout^T                              dq += k^T ds
 //
 // What is owned is the chain operand of both products (in registers, or in LDS where they have no room), a tile is the
 // stream. The strips of w and ds are the chain operand of the sums as they lie, and the sums, features down and owned

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = W x for few x on a GPU, with what stands before and after it in a step: norms, gates, residuals, SwiGLU.
 //
+// For what matrix_gpu.h does not take (step_gpu.hip chooses): float32, integers in groups of 32, rows without whole
+// pieces, sides of SwiGLU that are not alike.
+//
 // A wave makes two rows of W for kBatch x's. Its lanes share a row 16 bytes at a time, so memory sees whole lines; x's,
-// made anew by every block (a norm reads 16 KB that L2 has, against the 64 KB of the block's weights), lie in LDS as
-// floats, kTile features at a time. Two rows a wave and no more, so that 304 compute units have blocks at batch 1: the
-// 4096 rows of a down projection are 512 of them. Sums are float, lane by lane in one order and then across lanes, so a
-// row of the batch has the same result in any company. Weights bind: 2 bytes for 2 flops.
+// made anew by every block (a norm reads 16 KB that L2 has, against the 128 KB of a block's float weights), lie in LDS
+// as floats, kTile features at a time. Two rows a wave and no more, so that 304 compute units have blocks at batch 1:
+// the 4096 rows of a down projection are 512 of them. Sums are float, lane by lane in one order and then across lanes,
+// so a row of the batch has the same result in any company. Weights bind: 4 bytes for 2 flops.
 //
 // For swiglu the two rows are one of the gate's and the same of the other's.
 #pragma once

@@ -19,8 +19,9 @@
 // multiplied; elsewhere a, and then the rest, take turns in one, and what comes next waits in registers.
 //
 // Floor, forward at 256/512: 4 DHQK DHHV + L (DHHV + DHQK) flops a token for the matrix units, each of q, k, v, h moved
-// once. Each wave reads all of a and x from LDS for its 32 columns: with 128 rows a wave (NVIDIA, RDNA) that is
-// 0.25 bytes a multiply-add, which binds before the matrix units do.
+// once. Each wave reads all of a and x from LDS for its 32 columns, an element for 32 multiply-adds. What binds,
+// measured and executed, is beside it: vector instructions and the latency of a chunk's parts, one after the other
+// (docs/design.md).
 #pragma once
 
 #include "mlstm/walk_chunks_gpu.h"

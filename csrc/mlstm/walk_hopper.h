@@ -6,10 +6,11 @@
 //     out^T [64 of y][tokens] = C^T a^T      += y^T scores^T      C^T += (w y)^T x
 // Who owns what: two warpgroups hold 128 numbers of the state in each thread, 64 columns of y by 256 rows (or twice 64
 // by 128) in each. They take turns: while one multiplies by the state, the other packs, weighs, writes. Tiles of 64
-// tokens come by bulk copies, two chunks ahead, which a warp of the third warpgroup asks for. Outputs that are sums
-// (dv), or sums over normalisers (h), leave by bulk copies as well; those with more to them (dq, dk: what n and dn add,
-// dots, the diagonal) three warps finish. A forward walk has that warpgroup make its scores, n and normalisers from the
-// tiles that are there anyway (walk_hopper_scores.h). Rows beyond 256 are a second block's, of the same cluster; each
+// tokens come by bulk copies, two chunks ahead, which a warp of the warpgroup beside them, the block's first, asks for.
+// Outputs that are sums (dv), or sums over normalisers (h), leave by bulk copies as well; those with more to them (dq,
+// dk: what n and dn add, dots, the diagonal) its three other warps finish. A forward walk has all of it make scores, n
+// and normalisers from the tiles that are there anyway (walk_hopper_scores.h); three threads of the state's second
+// warpgroup copy there. Rows beyond 256 are a second block's, of the same cluster; each
 // of the two sends the other half of its sums, and its three warps finish its own half, h and dv too; their scores come
 // from a kernel before. walk_hopper_room.h has the shared memory, walk_hopper_outputs.h what becomes of sums.
 //

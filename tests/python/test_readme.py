@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from xlstm_hip import names, select
+from xlstm_hip import cli, names, select
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
@@ -141,6 +141,17 @@ def test_the_house_is_as_drawn() -> None:
     sources = [p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".h", ".cpp", ".hip", ".cu")]
     sources += [p for p in (ROOT / "python/xlstm_hip").glob("*.py") if not p.name.startswith("_")]
     assert not {str(p.relative_to(ROOT)) for p in sources} - drawn
+
+
+def test_what_lies_below_python_is_listed() -> None:
+    """Every op, function of the C API and command."""
+    text = text_of("docs/api.md")
+    header, ops = text_of("csrc/api/xlstm_hip.h"), text_of("csrc/torch/register.cpp")
+    functions = {name for name in re.findall(r"^[\w ]+ \**(xlstm_\w+)\(", header, re.M) if "workspace" not in name}
+    wanted = {name for name in functions if not name.startswith("xlstm_gpu_")}
+    wanted |= set(re.findall(r'm\.def\(\s*"(\w+)\(', ops)) | {module.__name__.split(".")[-1] for module in cli.COMMANDS}
+    assert len(wanted) > 40
+    assert not {name for name in wanted - {"evaluate"} if not re.search(rf"`{name}[` ]", text)}
 
 
 def test_kernel_names() -> None:
