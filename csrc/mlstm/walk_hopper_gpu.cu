@@ -55,7 +55,8 @@ void launch_shape(const WalkPlan& plan, const WalkParams& p, const ScoringParams
   if (scoring) all.scoring = *scoring;
   const auto run = [&](const char* name, auto output) {
     constexpr HopperOutput kOutput = decltype(output)::value;
-    if constexpr (!kPair || kOutput == HopperOutput::none || kOutput >= HopperOutput::summed)
+    if constexpr (kPair ? kOutput == HopperOutput::none || kOutput >= HopperOutput::summed
+                        : kOutput != HopperOutput::summed)
       launch_kernel<kRows, kHalves, kPair, kOutput>(name, all, blocks, stream);
   };
   if (plan.segments > 1) {

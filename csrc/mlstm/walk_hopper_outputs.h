@@ -22,7 +22,6 @@ struct HopperOutputs {
 
   // Outputs that are sums, or sums over N of each token, which was made in the block or before it, to memory.
   XLSTM_DEVICE void store(const float (&sum)[32], int n, int half, int group) const {
-    const float* gain = kScored ? room.gains(n) : p.gained ? room.factors(n, kGain) : nullptr;
     if constexpr (kScored) room.gain_full(n).wait(room.parity(n));
     const int thread = threadIdx.x % kWarpgroup, lane = thread % 32, here = made_here(thread);
     const uint32_t panel = room.base + uint32_t(Room::kSums + half * kPanel);
@@ -35,7 +34,7 @@ struct HopperOutputs {
       for (int w = 0; w < 4; ++w) {
         const int i = 4 * (j + w / 2) + w % 2 * 2;
         float2 by{1, 1};
-        if (kScored || gain) by = *reinterpret_cast<const float2*>(gain + 8 * (j + w / 2) + 2 * (lane % 4));
+        if (kScored) by = *reinterpret_cast<const float2*>(room.gains(n) + 8 * (j + w / 2) + 2 * (lane % 4));
         r[w] = pack(BFloat16{}, sum[i] * by.x, sum[i + 1] * by.y);
       }
       const int row = 8 * j + here % 8 + here / 16 % 2 * 8, piece = here / 32 * 2 + here / 8 % 2;

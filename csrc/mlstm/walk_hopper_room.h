@@ -59,13 +59,12 @@ struct HopperRoom {
   // Outputs of 64 columns of y each: sums to be finished, or what is stored; and the other block's sums.
   static constexpr int kHalfFloats = kChunk * 64, kHalfBytes = kFinish ? kHalfFloats * 4 : kPanel;
   static constexpr int kSums = kStages * kStage, kIncoming = kSums + (kOutputs ? kHalves * kHalfBytes : 0);
-  // Of each stage, weights of n's sum in a tile of 8 rows; the factors inter, into and, where it was made before, gain;
-  // measures, and the gains that come of them.
+  // Of each stage, weights of n's sum in a tile of 8 rows; the factors inter and into; measures, and the gains that
+  // come of them. (Those of the kernel before are read where they are used, by the warps that finish outputs.)
   static constexpr int kWeights = kIncoming + (kPair && kOutputs ? kHalfBytes : 0),
                        kWeightTile = kKeepsN ? panel_bytes(8) : 0;
-  static constexpr int kNumbers = kWeights + kStages * kWeightTile, kFactorRoom = 3 * kChunk * 4,
-                       kFactorBytes = kKeepsN ? 2 * kChunk * 4 : kFactorRoom;
-  static constexpr int kMeasured = kNumbers + kStages * kFactorRoom,
+  static constexpr int kNumbers = kWeights + kStages * kWeightTile, kFactorBytes = 2 * kChunk * 4;
+  static constexpr int kMeasured = kNumbers + kStages * kFactorBytes,
                        kMeasuredRoom = kKeepsN ? kMeasureBytes + kChunk * 4 : 0;
   static constexpr int kBarriers = kMeasured + kStages * kMeasuredRoom;
   enum BarrierIndex {
@@ -111,7 +110,7 @@ struct HopperRoom {
   XLSTM_DEVICE float* sums(int half) const { return reinterpret_cast<float*>(lds + kSums) + half * kHalfFloats; }
   XLSTM_DEVICE const float* incoming() const { return reinterpret_cast<const float*>(lds + kIncoming); }
   XLSTM_DEVICE const float* factors(int n, Factor which) const {
-    return reinterpret_cast<const float*>(lds + kNumbers + n % kStages * kFactorRoom) + which * kChunk;
+    return reinterpret_cast<const float*>(lds + kNumbers + n % kStages * kFactorBytes) + which * kChunk;
   }
   XLSTM_DEVICE uint32_t weights_address(int n) const { return base + uint32_t(kWeights + n % kStages * kWeightTile); }
   XLSTM_DEVICE float* measured(int n, HopperMeasure which) const {
@@ -185,7 +184,7 @@ struct HopperRoom {
     const Barrier full = y_full(n);
     const int64_t slot = slot_of(n);
     full.expect(kHalves * kPanel + kFactorBytes + (kOutputs && !kScored ? kPanel : 0));
-    copy_bytes(base + kNumbers + n % kStages * kFactorRoom, p.factors + slot * kFactors * kChunk, kFactorBytes, full);
+    copy_bytes(base + kNumbers + n % kStages * kFactorBytes, p.factors + slot * kFactors * kChunk, kFactorBytes, full);
     copy_panels<kHalves>(stage_address(n) + kY, kPanel, params.y, Place::first_column(tile), n, full);
     if constexpr (kOutputs && !kScored)
       copy_panel(stage_address(n) + kScores, &params.scores, 0, int(slot * kChunk), 0, 0, full);

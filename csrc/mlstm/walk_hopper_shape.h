@@ -30,7 +30,7 @@ struct HopperShape {
 
   constexpr int y_tile() const { return pair ? 64 : 64 * halves; }  // of the outputs
   constexpr int per_warpgroup() const { return halves / 2; }
-  // Two stages of a, x (with n, eight rows to a panel), y, scores, and three factors of their tokens; outputs of 64
+  // Two stages of a, x (with n, eight rows to a panel), y, scores, and two factors of their tokens; outputs of 64
   // columns each; two stages of n's weights, a tile of 8 rows, of measures and of gains; barriers.
   constexpr int stage_bytes(HopperOutput output) const {
     return (2 * rows / 64 + halves + 1) * 128 * kHopperChunk + (keeps_n(output) ? rows / 64 * 1024 : 0);
@@ -39,7 +39,7 @@ struct HopperShape {
     const int half = output >= HopperOutput::summed ? 64 * kHopperChunk * 4 : 128 * kHopperChunk;
     const int outputs = output <= HopperOutput::none_with_n ? 0 : halves + (pair ? 1 : 0);
     const int scoring = keeps_n(output) ? 2 * (1024 + kMeasureBytes + kHopperChunk * 4) : 0;
-    return 2 * stage_bytes(output) + outputs * half + 2 * 3 * kHopperChunk * 4 + scoring + kHopperBarriers * 8;
+    return 2 * stage_bytes(output) + outputs * half + 2 * 2 * kHopperChunk * 4 + scoring + kHopperBarriers * 8;
   }
   // Whether a forward walk makes its scores, n and normalisers itself; a pair's scores need both blocks' features.
   constexpr bool scores() const { return !pair; }
