@@ -16,6 +16,7 @@ from code_objects import Instruction
 MACS_OF_A_UNIT = 32 * 32 * 8  # what the matrix unit of a gfx942 does in 32 cycles with 2-byte operands
 # v_mfma_f32_16x16x16_bf16, v_mfma_f32_16x16x16bf16_1k, v_wmma_f32_16x16x16_f16, v_mfma_f32_16x16x4_f32
 MATRIX = re.compile(r"v_(?:mfma|smfmac|wmma)_\w*?(\d+)x(\d+)x(\d+)_?(\w+)")
+LDS_WRITE = re.compile(r"ds_(?:write|store)(2|_2addr)?(?:st64|_stride64)?_b(\d+)")
 FMA = re.compile(r"v_(pk_|dual_)?(?:fma|fmac|fmamk|fmaak|mac|mad|madmk|madak|fma_mix|dot2c?)_(?:legacy_)?(?:f32|f16)")
 
 
@@ -31,6 +32,7 @@ class Cost:
     moves: int = 0  # v_accvgpr_*
     fmas: int = 0  # multiply-adds of single elements
     flat: int = 0  # loads and stores that do not know whether they mean LDS, and so wait for both
+    lds_written: int = 0  # bytes of a lane
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*(getattr(self, name) + getattr(other, name) for name in Cost.__dataclass_fields__))
@@ -47,6 +49,9 @@ def cost_of(instruction: Instruction) -> Cost:
     if wide or name.startswith("flat_"):
         bytes_ = {"dwordx3": 12, "b96": 12, "dwordx4": 16, "b128": 16}[wide[1]] if wide else 0
         return Cost(wide_bytes=bytes_, flat=int(name.startswith("flat_")))
+    written = LDS_WRITE.match(name)
+    if written:
+        return Cost(lds_written=int(written[2]) // 8 * (2 if written[1] else 1))
     if not name.startswith("v_") or name == "v_nop":
         return Cost()
     if name.startswith("v_accvgpr_"):
@@ -175,3 +180,21 @@ def matrix_loops(instructions: list[Instruction]) -> list[Loop]:
     """The innermost loops with matrix work: those that hold no other such loop."""
     working = [loop for loop in loops_of(instructions) if loop.all_ways.matrix]
     return [x for x in working if not any(y.head != x.head and y.blocks < x.blocks for y in working)]
+
+
+def lds_writes_beside_products(instructions: list[Instruction], loop: Loop) -> int:
+    """How many there are between two barriers of the loop, as its instructions lie, that have matrix work between them.
+    Operands and outputs go through LDS for other lanes, behind barriers; a wave's own sums would need none."""
+    starts, inside = set(blocks_of(instructions)), False
+    beside = writes = matrix = 0
+    for x in instructions:
+        if x.address in starts:
+            inside = x.address in loop.blocks
+        if not inside:
+            continue
+        cost = cost_of(x)
+        matrix, writes = matrix + cost.matrix, writes + (cost.lds_written > 0)
+        if x.name == "s_barrier":
+            beside += writes if matrix else 0
+            writes = matrix = 0
+    return beside + (writes if matrix else 0)

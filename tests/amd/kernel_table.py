@@ -15,63 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from code_objects import ARCHS, ROOT, Compiler, Kernel, all_kernels, build
-from control_flow import MACS_OF_A_UNIT, Loop, matrix_loops
+from control_flow import MACS_OF_A_UNIT, Loop, lds_writes_beside_products, matrix_loops
 from kernel_notes import NOTES
+from kernel_shapes import shape_of
 from occupancy import FAMILIES, SHARED_LDS, SIMDS
-from xlstm_hip import _native
 
 PAGE = ROOT / "docs" / "amd_kernels.md"
-ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-LDS_BYTES = 64 << 10  # that a block may have, on all of them
-MOST_VECTOR = 10.0  # instructions for each unit of matrix work, without a note
+MOST_VECTOR = 10.0  # instructions for each unit of matrix work, moves among them, without a note
 CHIPS = {
     "gfx90a": "CDNA2: MI210, MI250, MI250X",
     "gfx942": "CDNA3: MI300A, MI300X, MI325X",
     "gfx1100": "RDNA3: RX 7900",
 }
-
-
-def walk_shape(kernel: Kernel) -> dict[str, int] | None:
-    element, rows, chunk = kernel.arguments[:3]
-    return _native.walk_shape(kernel.family, ELEMENT_BYTES[element], int(rows), int(chunk))
-
-
-def dynamic_lds(kernel: Kernel) -> int | None:
-    """What a launch asks for; None where no plan launches this kernel on its family."""
-    if kernel.template == "walk":
-        shape = walk_shape(kernel)
-        return shape["lds_bytes"] if shape and shape["lds_bytes"] <= LDS_BYTES else None
-    if kernel.template == "scores":
-        element, chunk, backward = kernel.arguments[:3]
-        if not _native.walk_shape(kernel.family, ELEMENT_BYTES[element], 64, int(chunk)):
-            return None
-        return _native.scores_lds_bytes(kernel.family, ELEMENT_BYTES[element], int(chunk), backward == "true")
-    if kernel.template == "decode":
-        element, dqk, dv = kernel.arguments[:3]
-        return _native.decode_lds_bytes(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv))
-    if kernel.template == "mla":
-        _, rows, features, ahead = kernel.arguments
-        return _native.mla_lds_bytes(kernel.family, int(rows), int(features), ahead == "true")
-    if kernel.template == "matrix_products":  # as for the inputs of xLSTM-7B's blocks
-        weights, batch, rows = kernel.arguments
-        bits, converted = {"ByteWeights": 8, "NibbleWeights": 4}.get(weights, 16), weights != "Bfloat16Weights"
-        return _native.matrix_lds_bytes(kernel.family, bits, converted, int(batch), int(rows), 4096)
-    if kernel.template == "attention_gradients":
-        element, dqk, dv, _, of_keys = kernel.arguments
-        bytes_of = ELEMENT_BYTES[element]
-        return _native.attention_gradients_lds_bytes(kernel.family, bytes_of, int(dqk), int(dv), of_keys == "true")
-    return 0
-
-
-def walk_units(kernel: Kernel) -> float:
-    """The matrix work of one wave for one chunk, without the scores: a C, and x^T y."""
-    shape = walk_shape(kernel)
-    assert shape
-    element, rows, chunk = kernel.arguments[0], int(kernel.arguments[1]), int(kernel.arguments[2])
-    waves = shape["threads"] // FAMILIES[kernel.family].lanes
-    # Floats: CDNA's own instruction takes 8 times as long, RDNA3 makes 6 products of parts.
-    times = 1 if ELEMENT_BYTES[element] == 2 else 8 if kernel.family == "cdna" else 6
-    return 2 * times * chunk * rows * shape["y_tile"] / waves / MACS_OF_A_UNIT
 
 
 @dataclass(frozen=True)
@@ -88,14 +43,24 @@ class Row:
     sgpr_spills: int
     waves: int  # of a SIMD, by registers
     blocks: int  # of a CU, or a WGP, by registers and LDS
+    planned_blocks: int  # that the plan counts on
     code_bytes: int
-    matrix: int = 0  # instructions in one pass through a loop; the loop that is worst in `vector`
+    least_units: float  # of matrix work, in one pass through each loop that has any
+    units: float  # that are there
+    fma_share: float  # of the multiply-adds of such a pass that are made one by one, in the loop that has most of them
+    lds_written: int  # bytes of a lane, by all instructions of such loops
+    staged: int | None  # of them, what operands and outputs explain, where that is counted
+    lds_writes_beside_products: int  # on CDNA: with no barrier between
+    # Of the loop that has most instructions around the matrix unit, one pass.
+    matrix: int = 0  # instructions
     vector: float = 0  # instructions a unit of matrix work
-    moves: float = 0
-    flat: int = 0  # in one pass
-    units: float = 0  # of matrix work in that pass
-    least_units: float = 0  # that the kernel must have there
-    fma_share: float = 0  # of the multiply-adds of a pass that are made one by one
+    moves: float = 0  # between register files, a unit
+    flat: int = 0
+
+    @property
+    def around(self) -> float:
+        """What the vector unit does for a unit of matrix work, with moves."""
+        return self.vector + self.moves
 
     @property
     def note(self) -> str:
@@ -120,30 +85,34 @@ COLUMNS = [
 ]
 
 
-def loop_facts(loop: Loop, lanes: int) -> dict[str, float | int]:
+def loop_facts(loop: Loop) -> dict[str, float | int]:
     cost = loop.one_pass
-    single = cost.fmas * lanes
     return {
         "matrix": cost.matrix,
-        "units": cost.units,
         "vector": cost.vector / cost.units,
         "moves": cost.moves / cost.units,
         "flat": cost.flat,
-        "fma_share": single / (single + cost.units * MACS_OF_A_UNIT),
     }
+
+
+def fma_share(loop: Loop, lanes: int) -> float:
+    single = loop.one_pass.fmas * lanes
+    return single / (single + loop.one_pass.units * MACS_OF_A_UNIT)
 
 
 def row_of(kernel: Kernel) -> Row | None:
     """None where the kernel is never launched."""
-    dynamic = dynamic_lds(kernel)
-    if kernel.is_empty or dynamic is None:
+    shape = shape_of(kernel)
+    if kernel.is_empty or shape is None:
         return None
     family = FAMILIES[kernel.family]
     threads, vgprs = kernel.note("max_flat_workgroup_size"), kernel.note("vgpr_count")
-    lds = kernel.note("group_segment_fixed_size") + dynamic
+    lds = kernel.note("group_segment_fixed_size") + shape.lds
     waves, of_block = family.waves(vgprs), threads // family.lanes
     by_lds = SHARED_LDS[kernel.family] // lds if lds else SIMDS * family.most_waves
-    loops = [loop_facts(loop, family.lanes) for loop in matrix_loops(kernel.instructions)]
+    loops = matrix_loops(kernel.instructions)
+    facts = [loop_facts(loop) for loop in loops]
+    beside = [lds_writes_beside_products(kernel.instructions, loop) for loop in loops if kernel.family == "cdna"]
     first, last = kernel.instructions[0].address, kernel.instructions[-1].address
     return Row(
         arch=kernel.arch,
@@ -158,9 +127,15 @@ def row_of(kernel: Kernel) -> Row | None:
         sgpr_spills=kernel.note("sgpr_spill_count"),
         waves=waves,
         blocks=min(waves * SIMDS // of_block, by_lds),
+        planned_blocks=shape.blocks,
         code_bytes=last - first,
-        least_units=walk_units(kernel) if kernel.template == "walk" else 0,
-        **(max(loops, key=lambda loop: loop["vector"]) if loops else {}),  # type: ignore[arg-type]
+        least_units=shape.units,
+        units=sum(loop.one_pass.units for loop in loops),
+        fma_share=max((fma_share(loop, family.lanes) for loop in loops), default=0),
+        lds_written=sum(loop.all_ways.lds_written for loop in loops),
+        staged=shape.staged,
+        lds_writes_beside_products=sum(beside),
+        **(max(facts, key=lambda loop: loop["vector"] + loop["moves"]) if facts else {}),  # type: ignore[arg-type]
     )
 
 
@@ -189,17 +164,18 @@ here was measured on a GPU: it is what the compiler made, and what follows from 
   of 64 features of the scores. Of the ways through it, the one that aligned inputs take.
 - *vector*: other vector instructions in that pass for each unit of matrix work: 32x32x8 of 2-byte elements, or what
   takes as long on a gfx942 (two 16x16x16, one 16x16x4 of floats). *acc moves*: between accumulation registers and
-  others, counted apart. *flat*: loads and stores in the pass that do not say whether they mean memory or LDS, and so
-  wait for both.
+  others, a unit, counted apart. Of several loops these are of the one that has most of both. *flat*: loads and stores
+  in the pass that do not say whether they mean memory or LDS, and so wait for both.
 
-A kernel that no plan launches on a chip is left out. More than {most:.0f} vector instructions a unit need a reason:
+A kernel that no plan launches on a chip is left out. More than {most:.0f} vector instructions a unit, moves among
+them, need a reason:
 """
 
 
 def markdown(table: list[Row], compiler: str) -> str:
     lines = [HEAD.format(compiler=compiler, most=MOST_VECTOR).rstrip()]
     for _, _, text in NOTES:
-        noted = [row for row in table if row.note == text and row.vector > MOST_VECTOR]
+        noted = [row for row in table if row.note == text and row.around > MOST_VECTOR]
         if noted:
             archs = ", ".join(dict.fromkeys(row.arch for row in noted))
             kernels = ", ".join(dict.fromkeys(f"`{row.kernel}`" for row in noted))

@@ -24,3 +24,4 @@ class Registers:
 FAMILIES = {"cdna": Registers(64, 512, 8, 8), "rdna": Registers(32, 1536, 24, 16)}
 SIMDS = 4
 SHARED_LDS = {"cdna": 64 << 10, "rdna": 128 << 10}
+LDS_BYTES = 64 << 10  # that a block may have, on all of them

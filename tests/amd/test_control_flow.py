@@ -34,6 +34,11 @@ def test_costs() -> None:
     assert cost_of(Instruction(0, "flat_load_dwordx4", "")) == Cost(wide_bytes=16, flat=1)
     assert cost_of(Instruction(0, "global_load_b128", "")) == Cost(wide_bytes=16)
     assert cost_of(Instruction(0, "s_add_u32", "")) == Cost()
+    assert cost_of(Instruction(0, "ds_read_b128", "")) == Cost()
+    assert cost_of(Instruction(0, "ds_write_b64", "")) == Cost(lds_written=8)
+    assert cost_of(Instruction(0, "ds_write_b16_d16_hi", "")) == Cost(lds_written=2)
+    assert cost_of(Instruction(0, "ds_write2st64_b32", "")) == Cost(lds_written=8)
+    assert cost_of(Instruction(0, "ds_store_2addr_stride64_b32", "")) == Cost(lds_written=8)
 
 
 def test_one_pass_takes_the_way_with_the_matrix_work() -> None:

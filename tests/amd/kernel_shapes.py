@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kernel is by its template's arguments: the LDS that a launch asks for, the blocks of a multiprocessor that
+plans count on, and the products that it must make on the matrix unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+
+from code_objects import Kernel
+from control_flow import MACS_OF_A_UNIT
+from occupancy import FAMILIES, LDS_BYTES
+from xlstm_hip import _native
+
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+WIDE_ROWS = 64  # of a state that is walked in slices
+COLUMNS_OF_A_WAVE = 32  # of a walk's state
+STRIP_COLUMNS = 16
+SLICE_COLUMNS = 64  # features that the scores take at a time
+STEP_FEATURES = 64  # of a wave of matrix_products at a time
+SCORE_WAVES = 4
+
+
+@dataclass(frozen=True)
+class Shape:
+    lds: int = 0  # bytes that a launch asks for
+    blocks: int = 1  # of a multiprocessor, that plans and bounds on registers count on
+    macs: int = 0  # of a wave on the matrix unit, in one pass through each loop that has any
+    staged: int | None = None  # bytes of a lane that the loop has to write to LDS, operands and outputs, if counted
+
+    @property
+    def units(self) -> float:
+        return self.macs / MACS_OF_A_UNIT
+
+
+def times(kernel: Kernel, element: str) -> int:
+    """Of a product of floats: CDNA's own instruction takes 8 times as long, RDNA3 makes 6 products of parts."""
+    return 1 if ELEMENT_BYTES[element] == 2 else 8 if kernel.family == "cdna" else 6
+
+
+def waves(kernel: Kernel) -> int:
+    return kernel.note("max_flat_workgroup_size") // FAMILIES[kernel.family].lanes
+
+
+def strip_step(kernel: Kernel, element: str) -> int:
+    return 32 if kernel.family == "cdna" and ELEMENT_BYTES[element] == 2 else 16
+
+
+def walk_at(kernel: Kernel, element: str, rows: int, chunk: int, blocks: int | None = None) -> Shape | None:
+    bytes_of = ELEMENT_BYTES[element]
+    shape = _native.walk_shape(kernel.family, bytes_of, rows, chunk)
+    if not shape or shape["lds_bytes"] > LDS_BYTES:
+        return None
+    threads, y_tile = shape["threads"], shape["y_tile"]
+    macs = 2 * chunk * rows * y_tile // waves(kernel)  # a C, and x^T y
+    macs += chunk * chunk * COLUMNS_OF_A_WAVE  # scores y, whichever of them a walk reaches
+    piece = 16 // bytes_of
+
+    def straight(elements: int) -> int:
+        return 16 * ceil(elements / piece / threads)
+
+    def turned(elements: int) -> int:  # four pieces at a time
+        return 64 * ceil(elements / piece / 4 / threads)
+
+    factors = 16 * ceil(chunk / threads) + 4 * ceil(y_tile / threads)  # four of a token, one of a column
+    outputs = 4 * chunk * COLUMNS_OF_A_WAVE // FAMILIES[kernel.family].lanes
+    operands = straight(chunk * rows) + turned(chunk * rows) + turned(chunk * y_tile)
+    operands += 2 * straight(chunk * chunk)  # scores of a walk forward, or in as many bytes turned, of one back
+    return Shape(
+        shape["lds_bytes"],
+        shape["blocks"] if blocks is None else blocks,
+        macs * times(kernel, element),
+        operands + factors + outputs,
+    )
+
+
+def walk(kernel: Kernel, element: str, rows: str, chunk: str) -> Shape | None:
+    return walk_at(kernel, element, int(rows), int(chunk))
+
+
+def walk_wide(kernel: Kernel, element: str, chunk: str) -> Shape | None:
+    """Its plan counts on one block, and nothing bounds its registers for a second."""
+    return walk_at(kernel, element, WIDE_ROWS, int(chunk), blocks=1)
+
+
+def scores(kernel: Kernel, element: str, chunk: str, backward: str) -> Shape | None:
+    bytes_of, tokens, step = ELEMENT_BYTES[element], int(chunk), strip_step(kernel, element)
+    if not _native.walk_shape(kernel.family, bytes_of, WIDE_ROWS, tokens):
+        return None
+    strips = sum(  # with a pair of tokens of which one sees the other
+        column * STRIP_COLUMNS < (row + 1) * step
+        for row in range(tokens // step)
+        for column in range(tokens // STRIP_COLUMNS)
+    )
+    macs = ceil(strips / SCORE_WAVES) * step * STRIP_COLUMNS * SLICE_COLUMNS
+    products = 2 if backward == "true" else 1  # q k^T, and dh v^T
+    lds = _native.scores_lds_bytes(kernel.family, bytes_of, tokens, backward == "true")
+    return Shape(lds, macs=products * macs * times(kernel, element))
+
+
+def attend(kernel: Kernel, element: str, dqk: str, dv: str, _full: str) -> Shape:
+    shape = _native.attend_shape(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv))
+    macs = shape["rows"] * shape["keys"] * (int(dqk) + int(dv)) // waves(kernel)
+    return Shape(shape["lds_bytes"], shape["blocks"], macs * times(kernel, element))
+
+
+def write_weights(kernel: Kernel, element: str, dqk: str, dv: str) -> Shape:
+    shape = _native.attend_shape(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv))
+    macs = shape["rows"] * shape["keys"] * int(dqk) // waves(kernel)
+    return Shape(shape["lds_bytes"], macs=macs * times(kernel, element))
+
+
+def decode(kernel: Kernel, element: str, dqk: str, dv: str, _full: str) -> Shape | None:
+    shape = _native.decode_shape(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv))
+    if not shape:
+        return None
+    macs = shape["rows"] * shape["keys"] * (int(dqk) + int(dv))  # each wave has keys of its own
+    return Shape(shape["lds_bytes"], shape["blocks"], macs * times(kernel, element))
+
+
+def mla(kernel: Kernel, _element: str, rows: str, features: str, ahead: str) -> Shape | None:
+    shape = _native.mla_shape(kernel.family, int(rows), int(features), ahead == "true")
+    if not shape:
+        return None
+    macs = shape["rows"] * shape["keys"] * (int(features) + shape["values"]) // waves(kernel)
+    return Shape(shape["lds_bytes"], shape["blocks"], macs)
+
+
+def attention_gradients(kernel: Kernel, element: str, dqk: str, dv: str, _full: str, of_keys: str) -> Shape:
+    both, sums = int(dqk) + int(dv), int(dqk) + (int(dv) if of_keys == "true" else 0)
+    shape = _native.attention_gradients_shape(
+        kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv), of_keys == "true"
+    )
+    across = shape["waves_across"]  # these share the sums, and each make the scores
+    columns = shape["owned"] * across // waves(kernel)
+    macs = shape["tile"] * columns * (both + sums // across)
+    return Shape(shape["lds_bytes"], shape["blocks"], macs * times(kernel, element))
+
+
+def matrix_products(kernel: Kernel, weights: str, batch: str, rows: str) -> Shape | None:
+    """As for the inputs of xLSTM-7B's blocks; the products of one step, of which a pass may have several."""
+    bits, converted = {"ByteWeights": 8, "NibbleWeights": 4}.get(weights, 16), weights != "Bfloat16Weights"
+    lds = _native.matrix_lds_bytes(kernel.family, bits, converted, int(batch), int(rows), 4096)
+    if lds is None:
+        return None
+    inputs = 16 if batch == "1" else 2 * int(batch)  # rows of x's, each in two parts
+    parts = 2 if weights == "Float16Weights" else 1
+    return Shape(lds, macs=STEP_FEATURES * int(rows) * inputs * parts)
+
+
+SHAPES: dict[str, Callable[..., Shape | None]] = {
+    make.__name__: make
+    for make in (walk, walk_wide, scores, attend, write_weights, decode, mla, attention_gradients, matrix_products)
+}
+
+
+def shape_of(kernel: Kernel) -> Shape | None:
+    """None where no plan launches this kernel on its family."""
+    make = SHAPES.get(kernel.template)
+    return make(kernel, *kernel.arguments) if make else Shape()
