@@ -148,6 +148,67 @@ def test_a_released_configuration(tmp_path: Path) -> None:
     assert relative(logits(again, x), logits(model, x)) < 1e-6
 
 
+@pytest.mark.parametrize("cap", ["gate_soft_cap", "output_logit_soft_cap"])
+def test_a_model_without_a_soft_cap_stays_one(tmp_path: Path, cap: str) -> None:
+    model, x = ours(**{cap: None}), tokens(1, 9)
+    save_pretrained(model, tmp_path, "xlstm_large")
+    again = load_pretrained(tmp_path, progress=False)
+    assert getattr(again.config, cap) is None
+    assert relative(logits(again, x), logits(model, x)) < 1e-6
+    with pytest.raises(ValueError, match=f"scheme: transformers' model needs {cap} to be a number, got None"):
+        save_pretrained(model, tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
+    save_pretrained(ours(), tmp_path / "hf")
+    file = tmp_path / "hf" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {cap: None}))
+    assert getattr(load_pretrained(tmp_path / "hf", progress=False).config, cap) is None
+
+
+def test_null_is_no_default(tmp_path: Path) -> None:
+    """transformers lets two fields be null, whose other names then count; of any other it is a mistake."""
+    save_pretrained(ours(), tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"num_blocks": None, "embedding_dim": None}))
+    assert load_pretrained(tmp_path, progress=False).config.num_blocks == 3
+    file.write_text(json.dumps(config | {"norm_eps": None}))
+    with pytest.raises(CheckpointError, match=r"config\.json: norm_eps: expected a finite number >= 0, got None"):
+        load_pretrained(tmp_path, progress=False)
+
+
+@pytest.mark.parametrize("chunkwise", ["chunkwise--fused_siging", "parallel--native_siging_autograd"])
+def test_a_sigmoid_gate_stays_one(tmp_path: Path, chunkwise: str) -> None:
+    model, x = ours(chunkwise_kernel=chunkwise), tokens(1, 9)
+    want = logits(model, x)
+    assert relative(want, logits(ours(), x)) > 0.1
+    save_pretrained(model, tmp_path, "xlstm_large")
+    again = load_pretrained(tmp_path, progress=False)
+    assert again.config.chunkwise_kernel == "chunkwise--fused_siging"
+    assert relative(logits(again, x), want) < 1e-5
+    native = load_pretrained(tmp_path, progress=False, chunkwise_kernel="chunkwise--native_siging_custbw")
+    assert (native.config.chunkwise_kernel, native.config.step_kernel) == (
+        "chunkwise--native_siging_custbw",
+        "fused_siging",
+    )
+    other = load_pretrained(tmp_path, progress=False, chunkwise_kernel="chunkwise--fused")
+    assert other.config.step_kernel == "fused"
+    with pytest.raises(ValueError, match="scheme: transformers' model has the exponential input gate alone"):
+        save_pretrained(model, tmp_path / "hf")
+
+
+def test_the_gate_of_a_checkpoint_is_that_of_its_kernel(tmp_path: Path) -> None:
+    save_pretrained(ours(), tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"chunkwise_kernel": "chunkwise--triton_xl_chunk_siging"}))
+    assert load_pretrained(tmp_path, progress=False).config.chunkwise_kernel == "chunkwise--fused_siging"
+    for name, words in (("chunkwise--mine", "Unknown mLSTM .*'chunkwise--mine'"), ([], r"expected .*name, got \[\]")):
+        file.write_text(json.dumps(config | {"chunkwise_kernel": name}))
+        with pytest.raises(CheckpointError, match=rf"config\.json: chunkwise_kernel: {words}"):
+            load_pretrained(tmp_path, progress=False)
+        assert load_pretrained(tmp_path, progress=False, chunkwise_kernel="chunkwise--fused")
+
+
 # ---- damage
 
 

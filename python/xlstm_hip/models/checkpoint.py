@@ -7,6 +7,7 @@ and whether the files are as long as they say. Weights are then read one at a ti
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -44,7 +45,8 @@ def load_pretrained(
     weight_mode    "single" or "fused", whatever the checkpoint has
     progress       shows a bar, or a line now and then, on stderr
     changes        fields of xLSTMLargeConfig to set otherwise. Default: mode="inference", return_last_states=True, and
-                   the best kernels for the device, whatever kernels the checkpoint names
+                   the best kernels for the device with the input gate of the kernel that the checkpoint names; a
+                   chunkwise_kernel given here decides the gate itself
 
     Host memory beyond the model is that of the largest tensor. A checkpoint that does not fit is a CheckpointError
     which names the tensor or the file, before anything is read.
@@ -59,11 +61,10 @@ def load_pretrained(
     if unknown:
         raise TypeError(f"load_pretrained: unexpected keyword argument {', '.join(map(repr, unknown))}")
     device = torch.device(device)
-    fields, tokens = read_config(folder)
-    fields |= {"mode": "inference", "return_last_states": True, "weight_mode": weight_mode}
-    config = xLSTMLargeConfig(**(fields | changes))
+    config, tokens = read_config(folder, with_gate_of_kernel="chunkwise_kernel" not in changes)
+    config = dataclasses.replace(config, weight_mode=weight_mode, **changes)
     head_dim = max(config.qk_dim, config.v_dim) // config.num_heads
-    kernels = get_optimal_kernel_config(1, 1, head_dim, device=device)
+    kernels = get_optimal_kernel_config(1, 1, head_dim, device=device, gate=config.gate)
     for name, kernel in kernels.items():
         if name not in changes:
             setattr(config, name, kernel)
@@ -151,6 +152,29 @@ def _fill(
         setattr(model.get_submodule(parent), leaf, value if _is_quantised(name) else nn.Parameter(value))
 
 
+def check_scheme(model: xLSTMLarge, scheme: str) -> None:
+    """That a checkpoint of this scheme can say what the model is; an error names what it cannot."""
+    one_of("scheme", scheme, SCHEMES)
+    if scheme != "hf":
+        if model.quantization is not None:
+            raise ValueError(
+                f"scheme: the official xlstm_large reads no quantised weights; expected 'hf', got {scheme!r}"
+            )
+        return
+    config = model.config
+    for name, needed in (("add_out_norm", True), ("use_bias", False)):
+        if getattr(config, name) is not needed:
+            raise ValueError(f"scheme: transformers' model needs {name}={needed}, got {not needed}")
+    for name in ("gate_soft_cap", "output_logit_soft_cap"):
+        if getattr(config, name) is None:
+            raise ValueError(f"scheme: transformers' model needs {name} to be a number, got None")
+    if config.gate != "exp":
+        raise ValueError(
+            f"scheme: transformers' model has the exponential input gate alone, got {config.chunkwise_kernel!r}; "
+            "expected 'xlstm_large'"
+        )
+
+
 def save_pretrained(
     model: xLSTMLarge,
     path: str | os.PathLike[str],
@@ -162,18 +186,12 @@ def save_pretrained(
 
     weight_mode: "single" or "fused"; default the model's. The official loader reads single weights alone.
     """
-    one_of("scheme", scheme, SCHEMES)
+    check_scheme(model, scheme)
     positive_int("max_shard_bytes", max_shard_bytes)
     config = model.config
     weight_mode = config.weight_mode if weight_mode is None else weight_mode
     one_of("weight_mode", weight_mode, WEIGHT_MODES)
-    if scheme == "hf":
-        for name, needed in (("add_out_norm", True), ("use_bias", False)):
-            if getattr(config, name) is not needed:
-                raise ValueError(f"scheme: transformers' model needs {name}={needed}, got {not needed}")
     scheme_of_weights = model.quantization
-    if scheme_of_weights is not None and scheme != "hf":
-        raise ValueError(f"scheme: the official xlstm_large reads no quantised weights; expected 'hf', got {scheme!r}")
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     config = xLSTMLargeConfig(**{name: getattr(config, name) for name in FIELDS} | {"weight_mode": weight_mode})
