@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import tracemalloc
@@ -17,6 +18,7 @@ from peer_models import ours, relative, tokens
 from xlstm_hip.models import (
     CheckpointError,
     SpecialTokens,
+    checkpoint,
     create_parameter_mapping,
     load_pretrained,
     save_pretrained,
@@ -207,6 +209,67 @@ def test_the_gate_of_a_checkpoint_is_that_of_its_kernel(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=rf"config\.json: chunkwise_kernel: {words}"):
             load_pretrained(tmp_path, progress=False)
         assert load_pretrained(tmp_path, progress=False, chunkwise_kernel="chunkwise--fused")
+
+
+# ---- saving over what is there
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(x.relative_to(folder)): x.read_bytes() for x in folder.rglob("*") if x.is_file()}
+
+
+@pytest.mark.parametrize("scheme", ["hf", "xlstm_large"])
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_save_that_fails_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, failing: int
+) -> None:
+    save_pretrained(ours(), tmp_path, max_shard_bytes=200_000)
+    before, saved = contents(tmp_path), []
+
+    def full(tensors: dict, file: Path, **options: object) -> None:
+        if len(saved) == failing:
+            file.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        saved.append(file)
+        save_file(tensors, file)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_pretrained(ours(seed=1), tmp_path, scheme, max_shard_bytes=100_000)
+    assert contents(tmp_path) == before and len(saved) == failing
+    assert all(x.is_file() for x in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("shard", [5_000_000_000, 200_000])
+@pytest.mark.parametrize("first", ["hf", "xlstm_large"])
+@pytest.mark.parametrize("second", ["hf", "xlstm_large"])
+def test_the_last_save_is_what_is_read(tmp_path: Path, first: str, second: str, shard: int) -> None:
+    """And only what the checkpoint before it was made of is gone."""
+    others = {name: b"mine" for name in ("model_backup.safetensors", "model-old.safetensors", "model_1000.safetensors",
+                                         "config.yml", "notes.txt")}  # fmt: skip
+    for name, data in others.items():
+        (tmp_path / name).write_bytes(data)
+    alone, x = tmp_path / "alone", tokens(1, 9)
+    for most in (60_000, 5_000_000_000, 120_000):
+        save_pretrained(ours(), tmp_path, first, max_shard_bytes=most)
+    model = ours(seed=1)
+    save_pretrained(model, alone, second, max_shard_bytes=shard)
+    save_pretrained(model, tmp_path, second, max_shard_bytes=shard)
+    if second == "hf" or shard > 1e6:  # to xlstm_large a shard of any number belongs
+        assert relative(logits(load_pretrained(tmp_path, progress=False), x), logits(model, x)) < 1e-6
+    assert {x.name for x in tmp_path.iterdir() if x.is_file()} == {x.name for x in alone.iterdir()} | others.keys()
+    assert all((tmp_path / name).read_bytes() == data for name, data in others.items())
+
+
+def test_configurations_of_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("trainer:\n  steps: 3\n")
+    save_pretrained(ours(), tmp_path)
+    assert (tmp_path / "config.yaml").read_text().startswith("trainer")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    before = contents(tmp_path)
+    with pytest.raises(CheckpointError, match=r"config\.json: expected model_type 'xlstm', got 'llama'"):
+        save_pretrained(ours(), tmp_path, "xlstm_large")
+    assert contents(tmp_path) == before
 
 
 # ---- damage

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from ..progress import Progress
 from ..quantize import STORED, Scheme, quantizable, replaced
 from ..select import get_optimal_kernel_config
 from .config import WEIGHT_MODES, xLSTMLargeConfig
-from .config_files import FIELDS, SpecialTokens, read_config, read_scheme, write_json, write_yaml
+from .config_files import FIELDS, SpecialTokens, other_config, read_config, read_scheme, write_json, write_yaml
 from .mapping import EMBEDDING, CheckpointError, ParameterMapping, Piece, hf_names, map_shapes
-from .shards import INDEX, SINGLE, Stored, find_tensors
+from .shards import INDEX, SINGLE, Stored, checkpoint_files, find_tensors
 from .xlstm_large import xLSTMLarge
 
 SCHEMES = ("hf", "xlstm_large")
@@ -185,6 +186,8 @@ def save_pretrained(
     """Writes the model as transformers ("hf") or the official xlstm_large reads it.
 
     weight_mode: "single" or "fused"; default the model's. The official loader reads single weights alone.
+    A checkpoint that is in the folder stays whole until all of the new one is written, then it gives way to it; other
+    files stay.
     """
     check_scheme(model, scheme)
     positive_int("max_shard_bytes", max_shard_bytes)
@@ -193,29 +196,44 @@ def save_pretrained(
     one_of("weight_mode", weight_mode, WEIGHT_MODES)
     scheme_of_weights = model.quantization
     folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
+    stale_config = other_config(folder, scheme)
     config = xLSTMLargeConfig(**{name: getattr(config, name) for name in FIELDS} | {"weight_mode": weight_mode})
     own = model.state_dict()
     shapes = {name: tuple(x.shape) for name, x in _empty(config, scheme_of_weights).state_dict().items()}
     mapping = map_shapes({name: tuple(x.shape) for name, x in own.items()}, shapes)
     names = hf_names(mapping) if scheme == "hf" else {name: name for name in mapping}
     shards = _shards(mapping, shapes, own, max_shard_bytes)
-    for old in (folder / INDEX, *folder.glob("model*.safetensors")):
-        old.unlink(missing_ok=True)
     files = _file_names(scheme, len(shards))
-    for file, shard in zip(files, shards, strict=True):
-        tensors = {names[name]: _assembled(mapping[name], own) for name in shard}
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-    if scheme == "hf":
-        if len(shards) > 1:
-            places = {names[name]: file for file, shard in zip(files, shards, strict=True) for name in shard}
-            size = sum(x.numel() * x.element_size() for x in own.values())
-            index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
-            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-        dtype = str(own[EMBEDDING].dtype).removeprefix("torch.")
-        write_json(folder, config, model.special_tokens, dtype, scheme_of_weights)
-    else:
-        write_yaml(folder, config)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as name_of_beside:
+        beside = Path(name_of_beside)
+        for file, shard in zip(files, shards, strict=True):
+            tensors = {names[name]: _assembled(mapping[name], own) for name in shard}
+            save_file(tensors, beside / file, metadata={"format": "pt"})
+        if scheme == "hf":
+            if len(shards) > 1:
+                places = {names[name]: file for file, shard in zip(files, shards, strict=True) for name in shard}
+                size = sum(x.numel() * x.element_size() for x in own.values())
+                index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
+                (beside / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+            dtype = str(own[EMBEDDING].dtype).removeprefix("torch.")
+            write_json(beside, config, model.special_tokens, dtype, scheme_of_weights)
+        else:
+            write_yaml(beside, config)
+        _take_place(beside, folder, stale_config)
+
+
+def _take_place(beside: Path, folder: Path, stale_config: str | None) -> None:
+    """Moves the new checkpoint to where the old one is, and takes away what is left of that."""
+    new = sorted(file.name for file in beside.iterdir())
+    for name in new:
+        with open(beside / name, "rb+") as file:
+            os.fsync(file.fileno())
+    old = checkpoint_files(folder) | ({stale_config} if stale_config is not None else set())
+    for name in new:
+        os.replace(beside / name, folder / name)
+    for name in old.difference(new):
+        (folder / name).unlink()
 
 
 def _assembled(pieces: tuple[Piece, ...], own: dict[str, Tensor]) -> Tensor:

@@ -74,6 +74,22 @@ def read_config(folder: Path, with_gate_of_kernel: bool = True) -> tuple[xLSTMLa
     return config, tokens
 
 
+def other_config(folder: Path, scheme: str) -> str | None:
+    """The file that would still speak for the weights of the other scheme, once this one's are there in their place.
+
+    A config.yaml of something else stays. A config.json of something else is what would be read, so it is an error.
+    """
+    if scheme == "xlstm_large":
+        if not (folder / JSON_FILE).exists():
+            return None
+        _from_json(folder / JSON_FILE)
+        return JSON_FILE
+    try:
+        return YAML_FILE if "embedding_dim" in _from_yaml(folder / YAML_FILE) else None
+    except (CheckpointError, OSError):
+        return None
+
+
 def _with_gate_of(other: Any, kernel: str) -> str:
     if not isinstance(other, str):
         raise TypeError(f"chunkwise_kernel: expected a kernel's name, got {other!r}")

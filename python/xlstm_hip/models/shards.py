@@ -8,11 +8,13 @@ that is cut off, or names a tensor twice, is told by name before anything is rea
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +154,16 @@ def _files(folder: Path) -> Iterator[Path]:
     if missing:
         raise CheckpointError(f"{folder}: missing: {listed(f'model_{n}.safetensors' for n in missing)}")
     yield from (numbered[n] for n in sorted(numbered))
+
+
+def checkpoint_files(folder: Path) -> set[str]:
+    """The names under which a checkpoint's weights lie in a folder: not whatever is called like them."""
+    names = {SINGLE, INDEX}
+    if (folder / INDEX).exists():
+        with contextlib.suppress(CheckpointError):  # an index that cannot be read names nothing
+            names |= {name for name in _index(folder / INDEX).values() if Path(name).name == name}
+    names |= set(takewhile(lambda name: (folder / name).exists(), map("model_{}.safetensors".format, count())))
+    return {name for name in names if (folder / name).exists()}
 
 
 def _is_numbered(file: Path) -> bool:
