@@ -289,6 +289,29 @@ def raw_header(folder: Path, change: Callable[[str], str]) -> None:
     file.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
 
 
+NORM = "backbone.out_norm.weight"  # (128) of F32: 512 bytes
+
+
+def entry(name: str = NORM, **changes: object) -> Callable[[Path], None]:
+    """Damage to what the header says of a tensor."""
+
+    def change(header: str) -> str:
+        entries = json.loads(header)
+        entries[name] |= changes
+        return json.dumps(entries)
+
+    return lambda folder: raw_header(folder, change)
+
+
+def moved(by: int) -> Callable[[Path], None]:
+    def change(header: str) -> str:
+        entries = json.loads(header)
+        entries[NORM]["data_offsets"] = [x + by for x in entries[NORM]["data_offsets"]]
+        return json.dumps(entries)
+
+    return lambda folder: raw_header(folder, change)
+
+
 def cut(folder: Path, keep: float) -> None:
     file = folder / "model.safetensors"
     data = file.read_bytes()
@@ -328,6 +351,33 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "is 49152 bytes, got 49664",
     ),
     "no JSON": (lambda f: raw_header(f, lambda h: h[:-9]), "its header is no JSON"),
+    "negative offsets": (entry(data_offsets=[-512, 0]), rf"{NORM}: .*two integers >= 0, got \[-512, 0\]"),
+    "words for offsets": (entry(data_offsets=["0", "512"]), rf"{NORM}: .*two integers >= 0, got \['0', '512'\]"),
+    "one offset": (entry(data_offsets=[512]), rf"{NORM}: .*two integers >= 0, got \[512\]"),
+    "words for a shape": (entry(shape=["128"]), rf"{NORM}: expected a shape of integers >= 0, got \['128'\]"),
+    "a float in a shape": (entry(shape=[128.0]), rf"{NORM}: expected a shape of integers >= 0, got \[128\.0\]"),
+    "a word for a shape": (entry(shape="128"), rf"{NORM}: expected a shape of integers >= 0, got '128'"),
+    "no word for a dtype": (entry(dtype=["F32"]), rf"{NORM}: expected one of F64.*, got \['F32'\]"),
+    "bytes of another": (moved(-512), r"model\.safetensors: .*: expected its bytes to begin at \d+, where those of"),
+    "a hole": (moved(4), "expected its bytes to begin at"),
+    "more at the end": (
+        lambda f: (f / "model.safetensors").open("ab").write(b"more"),
+        r"model\.safetensors: expected its last tensor to end at byte \d+, the file's end, got",
+    ),
+    "a header that is a list": (
+        lambda f: raw_header(f, lambda h: f"[{h}]"),
+        "model.safetensors: its header is no JSON obj",
+    ),
+    "a header too deep": (lambda f: raw_header(f, lambda h: "[" * 100_000), "model.safetensors: its header is no JSON"),
+    "no object of a tensor": (lambda f: raw_header(f, lambda h: '{"x": 3}'), "x: expected dtype, shape and data_off"),
+    "a configuration that is a list": (
+        lambda f: (f / "config.json").write_text("[]"),
+        r"config\.json: expected a JSON object, got list",
+    ),
+    "a configuration in Latin-1": (
+        lambda f: (f / "config.json").write_bytes('{"model_type": "é"}'.encode("latin-1")),
+        r"config\.json: no JSON: 'utf-8' codec",
+    ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "expected model.safetensors, model.safetensors.index"),
     "a pickle": (
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
@@ -377,6 +427,10 @@ def test_damaged_shards_are_named(tmp_path: Path) -> None:
     del index["weight_map"]["lm_head.weight"]
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     fails("in a shard but not in the index: lm_head.weight")
+    index = index_of(tmp_path)
+    index["weight_map"]["lm_head.weight"] = 3
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    fails("lm_head.weight: expected the name of a shard, got 3")
     (tmp_path / "model.safetensors.index.json").write_text("[]")
     fails("expected a JSON object with a weight_map")
     assert load_pretrained(tmp_path, progress=False)
@@ -397,6 +451,13 @@ def test_yaml_mistakes(tmp_path: Path) -> None:
         (tmp_path / "config.yaml").write_text(text + addition + "\n")
         with pytest.raises(CheckpointError, match=words):
             load_pretrained(tmp_path, progress=False)
+
+
+def test_a_yaml_in_latin_1(tmp_path: Path) -> None:
+    save_pretrained(ours(), tmp_path, "xlstm_large")
+    (tmp_path / "config.yaml").write_bytes(b"# \xe9\n")
+    with pytest.raises(CheckpointError, match=r"config\.yaml: no text in UTF-8: 'utf-8' codec"):
+        load_pretrained(tmp_path, progress=False)
 
 
 def test_a_wrong_call(tmp_path: Path) -> None:

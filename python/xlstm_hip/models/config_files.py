@@ -100,11 +100,18 @@ def _with_gate_of(other: Any, kernel: str) -> str:
     return with_gate(kernel_info(kernel, LAYER_KINDS), gate).name
 
 
-def _from_json(file: Path) -> tuple[dict[str, Any], SpecialTokens]:
+def _object(file: Path) -> dict[str, Any]:
     try:
-        given = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
+        given = json.loads(file.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise CheckpointError(f"{file}: expected a JSON object, got {type(given).__name__}")
+    return given
+
+
+def _from_json(file: Path) -> tuple[dict[str, Any], SpecialTokens]:
+    given = _object(file)
     if given.get("model_type") != "xlstm":
         raise CheckpointError(f"{file}: expected model_type 'xlstm', got {given.get('model_type')!r}")
     if given.get("tie_word_embeddings"):
@@ -129,8 +136,12 @@ def _from_yaml(file: Path) -> dict[str, Any]:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     """The flat mapping that xlstm_large writes; anything deeper is an error."""
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{file}: no text in UTF-8: {error}") from None
     given: dict[str, Any] = {}
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         text = line.split(" #")[0].rstrip()
         if not text or text.startswith(("#", "---")):
             continue
@@ -156,7 +167,7 @@ def _scalar(text: str) -> Any:
 def read_scheme(folder: Path) -> Scheme | None:
     """How config.json says that the weights are quantised; None: they are not."""
     file = folder / JSON_FILE
-    given = json.loads(file.read_text()).get(QUANTIZATION) if file.exists() else None
+    given = _object(file).get(QUANTIZATION) if file.exists() else None
     if given is None:
         return None
     if not isinstance(given, dict) or given.get("quant_method") != METHOD:
@@ -179,7 +190,7 @@ def write_json(
     fields |= {"model_type": "xlstm", "architectures": ["xLSTMForCausalLM"], "dtype": dtype}
     if scheme is not None:
         fields[QUANTIZATION] = {"quant_method": METHOD, **dataclasses.asdict(scheme)}
-    (folder / JSON_FILE).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
+    (folder / JSON_FILE).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
 def write_yaml(folder: Path, config: xLSTMLargeConfig) -> None:
@@ -187,7 +198,7 @@ def write_yaml(folder: Path, config: xLSTMLargeConfig) -> None:
     if config.gate == "sigmoid":
         fields["chunkwise_kernel"] = SIGMOID_KERNEL
     lines = [f"{name}: {_yaml_text(value)}" for name, value in fields.items()]
-    (folder / YAML_FILE).write_text("\n".join(lines) + "\n")
+    (folder / YAML_FILE).write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def _yaml_text(value: Any) -> str:
