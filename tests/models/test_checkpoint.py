@@ -463,6 +463,17 @@ def test_a_yaml_in_latin_1(tmp_path: Path) -> None:
 def test_a_wrong_call(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="path: expected the folder"):
         load_pretrained(tmp_path / "nowhere")
+    for call in (lambda: load_pretrained(None), lambda: save_pretrained(ours(), None)):  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="path: expected the name of a folder, got None"):
+            call()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError, match="path: expected a folder, got the file '.*file'"):
+        save_pretrained(ours(), tmp_path / "file")
+    for device in ("foo", None, ""):
+        with pytest.raises(ValueError, match=f'device: expected .*"cpu", "cuda" or "cuda:1", got {device!r}'):
+            load_pretrained(tmp_path, device=device)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"device: expected one of the \d+ GPUs that torch sees, got cuda:99"):
+        load_pretrained(tmp_path, device="cuda:99")
     with pytest.raises(TypeError, match="unexpected keyword argument 'kernels'"):
         load_pretrained(tmp_path, kernels="fused")
     with pytest.raises(ValueError, match="transformers' model needs use_bias=False"):

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..checks import IO_DTYPES, one_of, positive_int
+from ..device import device_here
 from ..progress import Progress
 from ..quantize import STORED, Scheme, quantizable, replaced
 from ..select import get_optimal_kernel_config
@@ -52,7 +53,7 @@ def load_pretrained(
     Host memory beyond the model is that of the largest tensor. A checkpoint that does not fit is a CheckpointError
     which names the tensor or the file, before anything is read.
     """
-    folder = Path(path)
+    folder = _folder(path)
     if not folder.is_dir():
         raise FileNotFoundError(f"path: expected the folder of a checkpoint, got {str(path)!r}")
     if dtype is not None:
@@ -61,7 +62,7 @@ def load_pretrained(
     unknown = sorted(changes.keys() - set(FIELDS))
     if unknown:
         raise TypeError(f"load_pretrained: unexpected keyword argument {', '.join(map(repr, unknown))}")
-    device = torch.device(device)
+    device = device_here("device", device)
     config, tokens = read_config(folder, with_gate_of_kernel="chunkwise_kernel" not in changes)
     config = dataclasses.replace(config, weight_mode=weight_mode, **changes)
     head_dim = max(config.qk_dim, config.v_dim) // config.num_heads
@@ -82,6 +83,13 @@ def load_pretrained(
         _fill(model, mapping, stored, dtype, device, bar)
     model.special_tokens = tokens
     return model.eval()
+
+
+def _folder(path: str | os.PathLike[str]) -> Path:
+    try:
+        return Path(path)
+    except TypeError:
+        raise TypeError(f"path: expected the name of a folder, got {path!r}") from None
 
 
 def _empty(config: xLSTMLargeConfig, scheme: Scheme | None) -> xLSTMLarge:
@@ -195,7 +203,9 @@ def save_pretrained(
     weight_mode = config.weight_mode if weight_mode is None else weight_mode
     one_of("weight_mode", weight_mode, WEIGHT_MODES)
     scheme_of_weights = model.quantization
-    folder = Path(path)
+    folder = _folder(path)
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"path: expected a folder, got the file {str(path)!r}")
     stale_config = other_config(folder, scheme)
     config = xLSTMLargeConfig(**{name: getattr(config, name) for name in FIELDS} | {"weight_mode": weight_mode})
     own = model.state_dict()
