@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -219,7 +220,10 @@ def save_pretrained(
         beside = Path(name_of_beside)
         for file, shard in zip(files, shards, strict=True):
             tensors = {names[name]: _assembled(mapping[name], own) for name in shard}
-            save_file(tensors, beside / file, metadata={"format": "pt"})
+            try:
+                save_file(tensors, beside / file, metadata={"format": "pt"})
+            except SafetensorError as error:  # a full disk, say, which is no OSError to it
+                raise OSError(f"{folder}: {error}") from None
         if scheme == "hf":
             if len(shards) > 1:
                 places = {names[name]: file for file, shard in zip(files, shards, strict=True) for name in shard}
