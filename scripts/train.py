@@ -15,8 +15,10 @@ import argparse
 import csv
 import gc
 import importlib.util
+import math
 import os
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,33 @@ import torch
 import torch.distributed as dist
 
 from xlstm_hip import training
-from xlstm_hip.models import load_pretrained, xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.cli.common import at_least
+from xlstm_hip.models import CheckpointError, load_pretrained, xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.models.checkpoint import check_scheme
+from xlstm_hip.models.config_files import read_config
 from xlstm_hip.progress import Progress
 
 AMP = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PER_RUN = ("output", "resume", "threads")  # never taken from the checkpoint that is resumed
+# What a checkpoint says of its model's shape, by the options that say it of a new one.
+SHAPE = {"dim": "embedding_dim", "heads": "num_heads", "blocks": "num_blocks", "ffn_factor": "ffn_proj_factor"}
 NORM_CLIP = 1.0
+
+
+def number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+        return value
+
+    return parse
+
+
+POSITIVE = number("a finite number above 0", lambda x: 0 < x < math.inf)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -43,43 +66,76 @@ def arguments() -> argparse.ArgumentParser:
     add("--resume", type=Path, help="checkpoint to continue; its settings hold where none are given")
     add("--init", type=str, help="checkpoint whose weights to start from, instead of new ones")
     model = parser.add_argument_group("a new model")
-    model.add_argument("--dim", type=int, default=128)
-    model.add_argument("--heads", type=int, default=4)
-    model.add_argument("--blocks", type=int, default=4)
-    model.add_argument("--ffn-factor", type=float, default=2.667)
+    model.add_argument("--dim", type=at_least(1), default=128)
+    model.add_argument("--heads", type=at_least(1), default=4)
+    model.add_argument("--blocks", type=at_least(1), default=4)
+    model.add_argument("--ffn-factor", type=POSITIVE, default=2.667)
     run = parser.add_argument_group("training")
-    run.add_argument("--steps", type=int, default=1000)
-    run.add_argument("--batch", type=int, default=16, help="windows of a step, over all processes")
-    run.add_argument("--length", type=int, default=256, help="bytes of a window")
-    run.add_argument("--lr", type=float, default=3e-3)
-    run.add_argument("--warmup", type=int, default=50, help="steps")
-    run.add_argument("--weight-decay", type=float, default=0.1)
+    run.add_argument("--steps", type=at_least(1), default=1000)
+    run.add_argument("--batch", type=at_least(1), default=16, help="windows of a step, over all processes")
+    run.add_argument("--length", type=at_least(1), default=256, help="bytes of a window")
+    run.add_argument("--lr", type=POSITIVE, default=3e-3)
+    run.add_argument("--warmup", type=at_least(0), default=50, help="steps")
+    run.add_argument("--weight-decay", type=number("a finite number >= 0", lambda x: 0 <= x < math.inf), default=0.1)
     run.add_argument("--seed", type=int, default=0)
     run.add_argument("--amp", choices=AMP, default="off", help="autocast to this dtype")
     run.add_argument("--checkpoint-activations", action="store_true", help="less memory, a second forward pass")
     run.add_argument("--parallel", choices=training.PARALLEL, default="ddp", help="under torchrun")
     run.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    run.add_argument("--threads", type=int, help="of a process, on the CPU")
-    run.add_argument("--save-every", type=int, default=500, help="steps; the last one is always saved")
-    run.add_argument("--validate-every", type=int, default=100, help="steps")
-    run.add_argument("--validation", type=float, default=0.02, help="part of the data to hold out, its end")
+    run.add_argument("--threads", type=at_least(1), help="of a process, on the CPU")
+    run.add_argument("--save-every", type=at_least(1), default=500, help="steps; the last one is always saved")
+    run.add_argument("--validate-every", type=at_least(1), default=100, help="steps")
+    run.add_argument(
+        "--validation",
+        type=number("a number from 0 to below 1", lambda x: 0 <= x < 1),
+        default=0.02,
+        help="part of the data to hold out, its end",
+    )
     return parser
 
 
 def settings_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Defaults, over them those of a resumed checkpoint, over them what was given on the command line."""
+    """Defaults, over them those of a resumed checkpoint, over them what was given on the command line; of the model's
+    shape those of the checkpoint whose weights it has, which nothing on the command line may contradict."""
     given = parser.parse_args()
-    if given.resume is None:
-        if not given.data:
-            parser.error("expected text files, or --resume")
-        return given
-    if not (given.resume / training.PROGRESS_FILE).exists():
-        parser.error(f"argument --resume: {str(given.resume)!r} is no checkpoint of this script")
-    saved = training.read_progress(given.resume)["settings"]
-    parser.set_defaults(**{name: value for name, value in saved.items() if name not in PER_RUN})
+    step, data = 0, given.data
+    if given.resume is not None:
+        try:
+            progress = training.read_progress(given.resume)
+            saved, step = progress["settings"], progress["step"]
+            data, init = data or saved["data"], saved["init"]
+        except (OSError, ValueError, KeyError, TypeError):
+            parser.error(f"argument --resume: {str(given.resume)!r} is no checkpoint of this script")
+        if given.init not in (None, init):
+            parser.error(f"argument --init: expected nothing with --resume, got {given.init!r}")
+        parser.set_defaults(**{name: value for name, value in saved.items() if name not in PER_RUN})
+    elif not data:
+        parser.error("expected text files, or --resume")
+    shape = shape_of_weights(parser, given)
+    parser.set_defaults(**shape)
     settings = parser.parse_args()
-    settings.data = given.data or saved["data"]
+    settings.data = data
+    for name, value in shape.items():
+        got, option = getattr(settings, name), name.replace("_", "-")
+        if got != value:
+            parser.error(f"argument --{option}: expected {value}, as the checkpoint has it, or nothing, got {got}")
+    if settings.steps < step:
+        parser.error(f"argument --steps: expected {step} or more, which the checkpoint has, got {settings.steps}")
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        parser.error("argument --device: expected cpu or auto where torch sees no GPU, got cuda")
     return settings
+
+
+def shape_of_weights(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[str, Any]:
+    """The model's shape where its weights come from a checkpoint; of a new model nothing."""
+    option, folder = ("--init", given.init) if given.resume is None else ("--resume", given.resume)
+    if folder is None:
+        return {}
+    try:
+        config, _ = read_config(Path(folder))
+    except CheckpointError as error:
+        parser.error(f"argument {option}: {error}")
+    return {name: getattr(config, field) for name, field in SHAPE.items()}
 
 
 def start_processes(settings: argparse.Namespace) -> torch.device:
@@ -101,6 +157,9 @@ def make_model(settings: argparse.Namespace, device: torch.device) -> xLSTMLarge
     if weights is not None:
         changes: dict[str, Any] = {"mode": "train", "return_last_states": False}
         model = load_pretrained(weights, torch.float32, device, progress=False, **changes).train()
+        if model.quantization is not None:
+            raise ValueError(f"init: expected weights that are not quantised, got those of {str(weights)!r}")
+        check_scheme(model, "hf")  # which its checkpoints will have
     else:
         torch.manual_seed(settings.seed)
         config = xLSTMLargeConfig(
@@ -229,8 +288,9 @@ def train(settings: argparse.Namespace, device: torch.device) -> None:
     run.go()
     if run.rank == 0:
         write_losses(run)
-        last = run.history[-1]
-        print(f"step {last[0]}: loss {last[1]:.4f}, held out {last[2]:.4f} nats per byte; {settings.output}")
+        step, loss, held_out = run.history[-1]
+        measured = "" if held_out is None else f", held out {held_out:.4f}"
+        print(f"step {step}: loss {loss:.4f}{measured} nats per byte; {settings.output}")
 
 
 def main() -> None:

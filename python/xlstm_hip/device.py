@@ -44,6 +44,20 @@ def default_device() -> torch.device:
     return torch.device("cpu")
 
 
+def device_here(name: str, device: torch.device | str) -> torch.device:
+    """The device that an argument of this name says, if torch can use it on this machine."""
+    try:
+        found = torch.device(device)
+    except (TypeError, RuntimeError):
+        raise ValueError(f'{name}: expected a device such as "cpu", "cuda" or "cuda:1", got {device!r}') from None
+    gpus = torch.cuda.device_count()
+    if found.type == "cuda" and (found.index or 0) >= gpus:
+        raise ValueError(f"{name}: expected one of the {gpus} GPUs that torch sees, got {found}")
+    if found.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"{name}: mps was asked for, but torch sees no Apple GPU")
+    return found
+
+
 def device_facts(device: torch.device | str | int | None = None) -> DeviceFacts:
     """Facts of a device; without an argument of the GPU in use, or of the CPU where there is none."""
     if device is None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import torch
 
 from . import plans
-from .checks import GPU_HEAD_DIM, one_of, positive_int
+from .checks import GATES, GPU_HEAD_DIM, one_of, positive_int
 from .device import default_device
-from .registry import KernelInfo, kernel_info
+from .registry import KernelInfo, kernel_info, with_gate
 
 REGIMES = ("auto", "stock", "amd", "hybrid")
 
@@ -35,6 +35,7 @@ def get_optimal_kernel_config(
     head_dim: int | None = None,
     regime: str = "auto",
     device: torch.device | str | None = None,
+    gate: str = "exp",
 ) -> dict[str, str]:
     """The keys chunkwise_kernel, sequence_kernel and step_kernel, as mLSTMBackendConfig takes them.
 
@@ -42,23 +43,28 @@ def get_optimal_kernel_config(
     GPU, or the CPU where there is none) and, on a GPU, for head_dim, the larger of the two; else the native
     ones. They take every batch size and length; batch_size and seq_len decide where the table of tuned plans
     (xlstm_hip.plans) names another kernel for such calls, and in the published rule "amd". The published ones
-    are the same for every device.
+    are the same for every device. gate: the model's input gate; for "sigmoid" these are the twins that have it,
+    without the table, whose kernels were timed with the exponential one.
     """
     positive_int("batch_size", batch_size)
     positive_int("seq_len", seq_len)
     if head_dim is not None:
         positive_int("head_dim", head_dim)
     one_of("regime", regime, REGIMES)
+    one_of("gate", gate, GATES)
     if regime == "auto":
         where = default_device() if device is None else torch.device(device)
         chosen = _auto(where, head_dim)
-        if head_dim is not None and chosen == FUSED and plans.has_entries():
+        if gate == "exp" and head_dim is not None and chosen == FUSED and plans.has_entries():
             chosen = _tuned(where, batch_size, seq_len, head_dim)
     elif regime == "amd":
         chosen = _amd_rule(batch_size, seq_len)
     else:
         chosen = STOCK if regime == "stock" else HYBRID
-    return dict(zip(("chunkwise_kernel", "sequence_kernel", "step_kernel"), chosen, strict=True))
+    names = dict(zip(("chunkwise", "sequence", "step"), chosen, strict=True))
+    if gate != "exp":
+        names = {kind: with_gate(kernel_info(name, kind), gate).name for kind, name in names.items()}
+    return {f"{kind}_kernel": name for kind, name in names.items()}
 
 
 def _amd_rule(batch_size: int, seq_len: int) -> tuple[str, str, str]:

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from peer_models import ours, relative, tokens
 from xlstm_hip.models import (
     CheckpointError,
     SpecialTokens,
+    checkpoint,
     create_parameter_mapping,
     load_pretrained,
     save_pretrained,
@@ -148,6 +150,128 @@ def test_a_released_configuration(tmp_path: Path) -> None:
     assert relative(logits(again, x), logits(model, x)) < 1e-6
 
 
+@pytest.mark.parametrize("cap", ["gate_soft_cap", "output_logit_soft_cap"])
+def test_a_model_without_a_soft_cap_stays_one(tmp_path: Path, cap: str) -> None:
+    model, x = ours(**{cap: None}), tokens(1, 9)
+    save_pretrained(model, tmp_path, "xlstm_large")
+    again = load_pretrained(tmp_path, progress=False)
+    assert getattr(again.config, cap) is None
+    assert relative(logits(again, x), logits(model, x)) < 1e-6
+    with pytest.raises(ValueError, match=f"scheme: transformers' model needs {cap} to be a number, got None"):
+        save_pretrained(model, tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
+    save_pretrained(ours(), tmp_path / "hf")
+    file = tmp_path / "hf" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {cap: None}))
+    assert getattr(load_pretrained(tmp_path / "hf", progress=False).config, cap) is None
+
+
+def test_null_is_no_default(tmp_path: Path) -> None:
+    """transformers lets two fields be null, whose other names then count; of any other it is a mistake."""
+    save_pretrained(ours(), tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"num_blocks": None, "embedding_dim": None}))
+    assert load_pretrained(tmp_path, progress=False).config.num_blocks == 3
+    file.write_text(json.dumps(config | {"norm_eps": None}))
+    with pytest.raises(CheckpointError, match=r"config\.json: norm_eps: expected a finite number >= 0, got None"):
+        load_pretrained(tmp_path, progress=False)
+
+
+@pytest.mark.parametrize("chunkwise", ["chunkwise--fused_siging", "parallel--native_siging_autograd"])
+def test_a_sigmoid_gate_stays_one(tmp_path: Path, chunkwise: str) -> None:
+    model, x = ours(chunkwise_kernel=chunkwise), tokens(1, 9)
+    want = logits(model, x)
+    assert relative(want, logits(ours(), x)) > 0.1
+    save_pretrained(model, tmp_path, "xlstm_large")
+    again = load_pretrained(tmp_path, progress=False)
+    assert again.config.chunkwise_kernel == "chunkwise--fused_siging"
+    assert relative(logits(again, x), want) < 1e-5
+    native = load_pretrained(tmp_path, progress=False, chunkwise_kernel="chunkwise--native_siging_custbw")
+    assert (native.config.chunkwise_kernel, native.config.step_kernel) == (
+        "chunkwise--native_siging_custbw",
+        "fused_siging",
+    )
+    other = load_pretrained(tmp_path, progress=False, chunkwise_kernel="chunkwise--fused")
+    assert other.config.step_kernel == "fused"
+    with pytest.raises(ValueError, match="scheme: transformers' model has the exponential input gate alone"):
+        save_pretrained(model, tmp_path / "hf")
+
+
+def test_the_gate_of_a_checkpoint_is_that_of_its_kernel(tmp_path: Path) -> None:
+    save_pretrained(ours(), tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"chunkwise_kernel": "chunkwise--triton_xl_chunk_siging"}))
+    assert load_pretrained(tmp_path, progress=False).config.chunkwise_kernel == "chunkwise--fused_siging"
+    for name, words in (("chunkwise--mine", "Unknown mLSTM .*'chunkwise--mine'"), ([], r"expected .*name, got \[\]")):
+        file.write_text(json.dumps(config | {"chunkwise_kernel": name}))
+        with pytest.raises(CheckpointError, match=rf"config\.json: chunkwise_kernel: {words}"):
+            load_pretrained(tmp_path, progress=False)
+        assert load_pretrained(tmp_path, progress=False, chunkwise_kernel="chunkwise--fused")
+
+
+# ---- saving over what is there
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(x.relative_to(folder)): x.read_bytes() for x in folder.rglob("*") if x.is_file()}
+
+
+@pytest.mark.parametrize("scheme", ["hf", "xlstm_large"])
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_save_that_fails_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, failing: int
+) -> None:
+    save_pretrained(ours(), tmp_path, max_shard_bytes=200_000)
+    before, saved = contents(tmp_path), []
+
+    def full(tensors: dict, file: Path, **options: object) -> None:
+        if len(saved) == failing:
+            file.write_bytes(b"half")
+            raise SafetensorError("I/O error: No space left on device (os error 28)")  # as a full disk gives it
+        saved.append(file)
+        save_file(tensors, file)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match=rf"{tmp_path}: I/O error: No space left"):
+        save_pretrained(ours(seed=1), tmp_path, scheme, max_shard_bytes=100_000)
+    assert contents(tmp_path) == before and len(saved) == failing
+    assert all(x.is_file() for x in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("shard", [5_000_000_000, 200_000])
+@pytest.mark.parametrize("first", ["hf", "xlstm_large"])
+@pytest.mark.parametrize("second", ["hf", "xlstm_large"])
+def test_the_last_save_is_what_is_read(tmp_path: Path, first: str, second: str, shard: int) -> None:
+    """And only what the checkpoint before it was made of is gone."""
+    others = {name: b"mine" for name in ("model_backup.safetensors", "model-old.safetensors", "model_1000.safetensors",
+                                         "config.yml", "notes.txt")}  # fmt: skip
+    for name, data in others.items():
+        (tmp_path / name).write_bytes(data)
+    alone, x = tmp_path / "alone", tokens(1, 9)
+    for most in (60_000, 5_000_000_000, 120_000):
+        save_pretrained(ours(), tmp_path, first, max_shard_bytes=most)
+    model = ours(seed=1)
+    save_pretrained(model, alone, second, max_shard_bytes=shard)
+    save_pretrained(model, tmp_path, second, max_shard_bytes=shard)
+    if second == "hf" or shard > 1e6:  # to xlstm_large a shard of any number belongs
+        assert relative(logits(load_pretrained(tmp_path, progress=False), x), logits(model, x)) < 1e-6
+    assert {x.name for x in tmp_path.iterdir() if x.is_file()} == {x.name for x in alone.iterdir()} | others.keys()
+    assert all((tmp_path / name).read_bytes() == data for name, data in others.items())
+
+
+def test_configurations_of_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("trainer:\n  steps: 3\n")
+    save_pretrained(ours(), tmp_path)
+    assert (tmp_path / "config.yaml").read_text().startswith("trainer")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    before = contents(tmp_path)
+    with pytest.raises(CheckpointError, match=r"config\.json: expected model_type 'xlstm', got 'llama'"):
+        save_pretrained(ours(), tmp_path, "xlstm_large")
+    assert contents(tmp_path) == before
+
+
 # ---- damage
 
 
@@ -163,6 +287,29 @@ def raw_header(folder: Path, change: Callable[[str], str]) -> None:
     length = int.from_bytes(data[:8], "little")
     header = change(data[8 : 8 + length].decode()).encode()
     file.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+
+
+NORM = "backbone.out_norm.weight"  # (128) of F32: 512 bytes
+
+
+def entry(name: str = NORM, **changes: object) -> Callable[[Path], None]:
+    """Damage to what the header says of a tensor."""
+
+    def change(header: str) -> str:
+        entries = json.loads(header)
+        entries[name] |= changes
+        return json.dumps(entries)
+
+    return lambda folder: raw_header(folder, change)
+
+
+def moved(by: int) -> Callable[[Path], None]:
+    def change(header: str) -> str:
+        entries = json.loads(header)
+        entries[NORM]["data_offsets"] = [x + by for x in entries[NORM]["data_offsets"]]
+        return json.dumps(entries)
+
+    return lambda folder: raw_header(folder, change)
 
 
 def cut(folder: Path, keep: float) -> None:
@@ -204,6 +351,33 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "is 49152 bytes, got 49664",
     ),
     "no JSON": (lambda f: raw_header(f, lambda h: h[:-9]), "its header is no JSON"),
+    "negative offsets": (entry(data_offsets=[-512, 0]), rf"{NORM}: .*two integers >= 0, got \[-512, 0\]"),
+    "words for offsets": (entry(data_offsets=["0", "512"]), rf"{NORM}: .*two integers >= 0, got \['0', '512'\]"),
+    "one offset": (entry(data_offsets=[512]), rf"{NORM}: .*two integers >= 0, got \[512\]"),
+    "words for a shape": (entry(shape=["128"]), rf"{NORM}: expected a shape of integers >= 0, got \['128'\]"),
+    "a float in a shape": (entry(shape=[128.0]), rf"{NORM}: expected a shape of integers >= 0, got \[128\.0\]"),
+    "a word for a shape": (entry(shape="128"), rf"{NORM}: expected a shape of integers >= 0, got '128'"),
+    "no word for a dtype": (entry(dtype=["F32"]), rf"{NORM}: expected one of F64.*, got \['F32'\]"),
+    "bytes of another": (moved(-512), r"model\.safetensors: .*: expected its bytes to begin at \d+, where those of"),
+    "a hole": (moved(4), "expected its bytes to begin at"),
+    "more at the end": (
+        lambda f: (f / "model.safetensors").open("ab").write(b"more"),
+        r"model\.safetensors: expected its last tensor to end at byte \d+, the file's end, got",
+    ),
+    "a header that is a list": (
+        lambda f: raw_header(f, lambda h: f"[{h}]"),
+        "model.safetensors: its header is no JSON obj",
+    ),
+    "a header too deep": (lambda f: raw_header(f, lambda h: "[" * 100_000), "model.safetensors: its header is no JSON"),
+    "no object of a tensor": (lambda f: raw_header(f, lambda h: '{"x": 3}'), "x: expected dtype, shape and data_off"),
+    "a configuration that is a list": (
+        lambda f: (f / "config.json").write_text("[]"),
+        r"config\.json: expected a JSON object, got list",
+    ),
+    "a configuration in Latin-1": (
+        lambda f: (f / "config.json").write_bytes('{"model_type": "é"}'.encode("latin-1")),
+        r"config\.json: no JSON: 'utf-8' codec",
+    ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "expected model.safetensors, model.safetensors.index"),
     "a pickle": (
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
@@ -253,6 +427,10 @@ def test_damaged_shards_are_named(tmp_path: Path) -> None:
     del index["weight_map"]["lm_head.weight"]
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     fails("in a shard but not in the index: lm_head.weight")
+    index = index_of(tmp_path)
+    index["weight_map"]["lm_head.weight"] = 3
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    fails("lm_head.weight: expected the name of a shard, got 3")
     (tmp_path / "model.safetensors.index.json").write_text("[]")
     fails("expected a JSON object with a weight_map")
     assert load_pretrained(tmp_path, progress=False)
@@ -275,9 +453,27 @@ def test_yaml_mistakes(tmp_path: Path) -> None:
             load_pretrained(tmp_path, progress=False)
 
 
+def test_a_yaml_in_latin_1(tmp_path: Path) -> None:
+    save_pretrained(ours(), tmp_path, "xlstm_large")
+    (tmp_path / "config.yaml").write_bytes(b"# \xe9\n")
+    with pytest.raises(CheckpointError, match=r"config\.yaml: no text in UTF-8: 'utf-8' codec"):
+        load_pretrained(tmp_path, progress=False)
+
+
 def test_a_wrong_call(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="path: expected the folder"):
         load_pretrained(tmp_path / "nowhere")
+    for call in (lambda: load_pretrained(None), lambda: save_pretrained(ours(), None)):  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="path: expected the name of a folder, got None"):
+            call()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError, match="path: expected a folder, got the file '.*file'"):
+        save_pretrained(ours(), tmp_path / "file")
+    for device in ("foo", None, ""):
+        with pytest.raises(ValueError, match=f'device: expected .*"cpu", "cuda" or "cuda:1", got {device!r}'):
+            load_pretrained(tmp_path, device=device)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"device: expected one of the \d+ GPUs that torch sees, got cuda:99"):
+        load_pretrained(tmp_path, device="cuda:99")
     with pytest.raises(TypeError, match="unexpected keyword argument 'kernels'"):
         load_pretrained(tmp_path, kernels="fused")
     with pytest.raises(ValueError, match="transformers' model needs use_bias=False"):

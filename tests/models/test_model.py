@@ -199,6 +199,15 @@ def test_select_optimal_kernels(caplog: pytest.LogCaptureFixture) -> None:
         model.select_optimal_kernels(0, 1)
 
 
+def test_select_optimal_kernels_keeps_the_gate() -> None:
+    model, x = ours(chunkwise_kernel="chunkwise--native_siging_autograd", step_kernel="native"), tokens(1, 9)
+    with torch.no_grad():
+        want = model(x)
+        chosen = model.select_optimal_kernels(1, 9)
+        assert list(chosen.values()) == ["chunkwise--fused_siging", "fused_siging", "fused_siging"]
+        assert relative(model(x), want) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -236,9 +236,10 @@ def test_wrong_calls(tmp_path: Path) -> None:
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    text, report = tmp_path / "text.txt", tmp_path / "report.json"
+    text = tmp_path / "text.txt"
     text.write_text("In the beginning God created the heavens and the earth. " * 4)
     out = tmp_path / "int4"
+    report = out / "errors.json"  # in a folder that is new
     given = ["--bits", "4", "--group-size", "32", "--report", str(report), "--text", str(text)]
     assert main(["quantize", str(DEMO), str(out), *given]) == 0
     printed = capsys.readouterr().out
@@ -252,16 +253,36 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert json.loads(lines[-1])["perplexity"] == pytest.approx(told["perplexity_after"], rel=0.02)
 
 
+def test_what_cannot_be_saved_is_said_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_pretrained(ours(gate_soft_cap=None), tmp_path / "capless", "xlstm_large")
+    monkeypatch.setattr(QuantizedLinear, "take", lambda self, weight: pytest.fail("quantised before it was checked"))
+    assert main(["quantize", str(tmp_path / "capless"), str(tmp_path / "new")]) == 1
+    assert "transformers' model needs gate_soft_cap to be a number" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["quantize", str(DEMO), str(DEMO)], "target: expected a new or empty folder"),
         (["quantize", "nowhere", "new"], "path: expected the folder of a checkpoint, got 'nowhere'"),
-        (["quantize", str(DEMO), "new", "--shard-gb", "0"], "--shard-gb: expected above 0"),
+        (["quantize", str(DEMO), "new", "--shard-gb", "0"], "--shard-gb: expected a finite number above 0, got 0"),
+        (["quantize", str(DEMO), "new", "--shard-gb", "inf"], "--shard-gb: expected a finite number above 0, got inf"),
+        (["convert", str(DEMO), "new", "--shard-gb", "inf"], "--shard-gb: expected a finite number above 0, got inf"),
+        (
+            ["quantize", str(DEMO), "new", "--report", "nowhere/x"],
+            "--report: expected a file in a folder that is there",
+        ),
+        (["quantize", str(DEMO), "new", "--report", "."], "--report: expected a file in a folder that is there"),
         (["quantize", str(DEMO), "new", "--text", "nowhere"], "No such file"),
     ],
 )
-def test_command_errors(arguments: list[str], words: str, capsys: pytest.CaptureFixture) -> None:
+def test_command_errors(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main(arguments) == 1
+    assert not (tmp_path / "new").exists()
     told = capsys.readouterr().err
     assert words in told and told.count("\n") == 1

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from xlstm_hip.models import load_pretrained
-from xlstm_hip.training import ByteWindows, learning_rate
+from xlstm_hip.models import load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.quantize import quantize
+from xlstm_hip.training import ByteWindows, learning_rate, read_progress
 
 TRAIN = Path(__file__).resolve().parents[2] / "scripts" / "train.py"
 TINY = ("--dim", "32", "--heads", "2", "--blocks", "2", "--ffn-factor", "1", "--batch", "4", "--length", "24")
@@ -125,11 +128,90 @@ def test_amp_and_activation_checkpointing(text: Path, plain: Path, tmp_path: Pat
         (("nothing.txt",), "No such file or directory: 'nothing.txt'"),
         ((str(TRAIN), "--length", "100000"), "data: expected at least"),
         ((str(TRAIN), "--amp", "int8"), "argument --amp: invalid choice"),
+        ((str(TRAIN), "--device", "cuda"), "argument --device: expected cpu or auto where torch sees no GPU, got cuda"),
     ],
 )
 def test_wrong_arguments(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
     done = train(*arguments, "--output", str(tmp_path), "--steps", "1")
     assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def settings(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> argparse.Namespace:
+    """What the script makes of its command line."""
+    script = runpy.run_path(str(TRAIN))
+    monkeypatch.setattr(sys, "argv", ["train.py", "--output", "out", *map(str, arguments)])
+    return script["settings_of"](script["arguments"]())
+
+
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        settings(monkeypatch, *arguments)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+COUNTS = ("dim", "heads", "blocks", "steps", "batch", "length", "threads", "save-every", "validate-every")
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "words"),
+    [
+        *((f"--{name}", ("0", "-1", "1.5", "x"), "expected a whole number >= 1, got ") for name in COUNTS),
+        ("--warmup", ("-1",), "expected a whole number >= 0, got "),
+        ("--lr", ("0", "nan", "inf", "x"), "expected a finite number above 0, got "),
+        ("--ffn-factor", ("0", "nan"), "expected a finite number above 0, got "),
+        ("--weight-decay", ("-1", "inf"), "expected a finite number >= 0, got "),
+        ("--validation", ("-0.1", "1", "nan"), "expected a number from 0 to below 1, got "),
+    ],
+)  # fmt: skip
+def test_numbers_are_named(
+    option: str, values: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    for value in values:
+        assert f"argument {option}: {words}{value!r}" in told(monkeypatch, capsys, "text.txt", f"{option}={value}")
+
+
+def test_a_checkpoint_has_its_shape(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """So options that would give a new model another one are refused, and those that say the same are not."""
+    for start in (("--resume", plain / "step-4"), ("text.txt", "--init", plain / "step-4")):
+        got = settings(monkeypatch, *start, "--dim", 32, "--blocks", 2)
+        assert (got.dim, got.heads, got.blocks, got.ffn_factor) == (32, 2, 2, 1.0)
+        for option, value, own in (("dim", 64, 32), ("heads", 4, 2), ("blocks", 4, 2), ("ffn-factor", 2.667, 1.0)):
+            words = f"argument --{option}: expected {own}, as the checkpoint has it, or nothing, got {value}"
+            assert words in told(monkeypatch, capsys, *start, f"--{option}", value)
+    resume = ("--resume", plain / "step-4")
+    words = "argument --init: expected nothing with --resume, got 'models/demo'"
+    assert words in told(monkeypatch, capsys, *resume, "--init", "models/demo")
+    words = "argument --steps: expected 4 or more, which the checkpoint has, got 3"
+    assert words in told(monkeypatch, capsys, *resume, "--steps", 3)
+    assert "argument --init: nowhere: expected config" in told(monkeypatch, capsys, "text.txt", "--init", "nowhere")
+    (tmp_path / "training.json").write_text("[]")
+    assert "is no checkpoint of this script" in told(monkeypatch, capsys, "--resume", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "words"),
+    [
+        ("xlstm_large", "scheme: transformers' model needs gate_soft_cap to be a number, got None"),
+        ("hf", "init: expected weights that are not quantised, got those of "),
+    ],
+)
+def test_what_cannot_be_saved_is_said_first(scheme: str, words: str, text: Path, tmp_path: Path) -> None:
+    cap = None if scheme == "xlstm_large" else 15.0
+    model = xLSTMLarge(xLSTMLargeConfig(32, 2, 2, 256, ffn_proj_factor=1.0, gate_soft_cap=cap))
+    save_pretrained(model if cap is None else quantize(model, progress=False)[0], tmp_path / "start", scheme)
+    done = train(str(text), "--init", str(tmp_path / "start"), "--output", str(tmp_path / "out"))
+    assert done.returncode == 1 and f"train.py: {words}" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_run_of_another_one_says_its_own_shape(plain: Path, text: Path, tmp_path: Path) -> None:
+    short = ("--steps", "1", "--batch", "2", "--length", "24", "--threads", "1")
+    done = train(str(text), "--init", str(plain / "step-4"), "--output", str(tmp_path), *short)
+    assert done.returncode == 0, done.stderr
+    saved = read_progress(tmp_path / "step-1")["settings"]
+    assert (saved["dim"], saved["heads"], saved["blocks"], saved["ffn_factor"]) == (32, 2, 2, 1.0)
 
 
 def test_windows() -> None:

@@ -14,10 +14,12 @@ KEYS = ["chunkwise_kernel", "sequence_kernel", "step_kernel"]
 
 
 @pytest.mark.parametrize("regime", select.REGIMES)
+@pytest.mark.parametrize("gate", ["exp", "sigmoid"])
 @pytest.mark.parametrize(("batch_size", "seq_len", "head_dim"), [(1, 1, None), (2, 4096, 64), (64, 100, 256)])
-def test_three_registered_names(regime: str, batch_size: int, seq_len: int, head_dim: int | None) -> None:
-    config = get_optimal_kernel_config(batch_size, seq_len, head_dim, regime=regime, device="cpu")
+def test_three_registered_names(regime: str, gate: str, batch_size: int, seq_len: int, head_dim: int | None) -> None:
+    config = get_optimal_kernel_config(batch_size, seq_len, head_dim, regime=regime, device="cpu", gate=gate)
     assert list(config) == KEYS
+    assert {registry.kernel_info(name, key.removesuffix("_kernel")).gate for key, name in config.items()} == {gate}
     x = torch.randn(1, 2, 9, 4)
     module = mLSTMBackend(mLSTMBackendConfig(**config, mode="inference"))
     h, _ = module(x, x, x, x[..., 0], x[..., 1])
@@ -63,6 +65,7 @@ def test_auto_is_fused_where_the_library_has_kernels() -> None:
         ({"seq_len": -1}, "seq_len: expected an integer >= 1, got -1"),
         ({"head_dim": 0}, "head_dim: expected an integer >= 1, got 0"),
         ({"regime": "fast"}, "regime: expected one of 'auto', 'stock', 'amd', 'hybrid', got 'fast'"),
+        ({"gate": "tanh"}, "gate: expected one of 'exp', 'sigmoid', got 'tanh'"),
     ],
 )
 def test_bad_arguments(arguments: dict, text: str) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,13 @@ def add_command(commands: Any, name: str, run: Callable, text: str, examples: st
 def check_new_folder(name: str, folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{name}: expected a new or empty folder, got {str(folder)!r}")
+
+
+def shard_bytes(gigabytes: float) -> int:
+    """What --shard-gb says."""
+    if not 0 < gigabytes < math.inf:
+        raise ValueError(f"--shard-gb: expected a finite number above 0, got {gigabytes}")
+    return max(1, int(gigabytes * 1e9))
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..models import load_pretrained, save_pretrained
 from ..models.checkpoint import SCHEMES
-from .common import DTYPES, add_command, check_new_folder, copy_tokenizer, megabytes
+from .common import DTYPES, add_command, check_new_folder, copy_tokenizer, megabytes, shard_bytes
 
 
 def add(commands: Any) -> None:
@@ -25,10 +25,9 @@ def add(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> int:
     check_new_folder("target", given.target)
-    if not given.shard_gb > 0:
-        raise ValueError(f"--shard-gb: expected above 0, got {given.shard_gb}")
+    most = shard_bytes(given.shard_gb)
     model = load_pretrained(given.source, None if given.dtype is None else DTYPES[given.dtype])
-    save_pretrained(model, given.target, given.scheme, given.weights, max(1, int(given.shard_gb * 1e9)))
+    save_pretrained(model, given.target, given.scheme, given.weights, most)
     copy_tokenizer(given.source, given.target)
     print(f"{given.target}: {sum(p.numel() for p in model.parameters())} weights, {megabytes(given.target):.1f} MB")
     return 0

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..models import load_pretrained, save_pretrained
+from ..models.checkpoint import check_scheme
 from ..quantize import BITS, GATES, GROUP_SIZES, SCALE_DTYPES, SINGLE_NAMES, TensorError, quantize
 from ..text import load_tokenizer
-from .common import add_command, check_new_folder, copy_tokenizer, megabytes
+from .common import add_command, check_new_folder, copy_tokenizer, megabytes, shard_bytes
 from .evaluate import log_probabilities
 
 EXAMPLES = """examples:
@@ -55,10 +56,12 @@ def add(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> int:
     check_new_folder("target", given.target)
-    if not given.shard_gb > 0:
-        raise ValueError(f"--shard-gb: expected above 0, got {given.shard_gb}")
+    most = shard_bytes(given.shard_gb)
+    if given.report is not None:
+        check_report(given.report, given.target)
     texts = None if given.text is None else [given.text.read_text(encoding="utf-8")]
     model = load_pretrained(given.source)
+    check_scheme(model, "hf")
 
     def log_probability() -> float:
         total, count = log_probabilities(model, load_tokenizer(given.source, model.config.vocab_size), texts or [])
@@ -72,7 +75,7 @@ def run(given: argparse.Namespace) -> int:
         symmetric=given.symmetric, scale_dtype=given.scales, skip=tuple(given.skip),
     )  # fmt: skip
     after = None if texts is None else log_probability()
-    save_pretrained(model, given.target, max_shard_bytes=max(1, int(given.shard_gb * 1e9)))
+    save_pretrained(model, given.target, max_shard_bytes=most)
     copy_tokenizer(given.source, given.target)
     print_errors(errors)
     report: dict[str, Any] = {"scheme": vars(model.quantization), "weights": [error._asdict() for error in errors]}
@@ -85,6 +88,13 @@ def run(given: argparse.Namespace) -> int:
         given.report.write_text(json.dumps(report, indent=2) + "\n")
     print(f"{given.target}: {megabytes(given.target):.1f} MB; {given.source} has {megabytes(given.source):.1f}")
     return 0
+
+
+def check_report(file: Path, target: Path) -> None:
+    """That it can be written at the end, perhaps into the new folder."""
+    in_target = file.parent.resolve() == target.resolve()
+    if file.is_dir() or not (file.parent.is_dir() or in_target):
+        raise ValueError(f"--report: expected a file in a folder that is there, got {str(file)!r}")
 
 
 def print_errors(errors: list[TensorError]) -> None:

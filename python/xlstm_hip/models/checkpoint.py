@@ -7,23 +7,27 @@ and whether the files are as long as they say. Weights are then read one at a ti
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..checks import IO_DTYPES, one_of, positive_int
+from ..device import device_here
 from ..progress import Progress
 from ..quantize import STORED, Scheme, quantizable, replaced
 from ..select import get_optimal_kernel_config
 from .config import WEIGHT_MODES, xLSTMLargeConfig
-from .config_files import FIELDS, SpecialTokens, read_config, read_scheme, write_json, write_yaml
+from .config_files import FIELDS, SpecialTokens, other_config, read_config, read_scheme, write_json, write_yaml
 from .mapping import EMBEDDING, CheckpointError, ParameterMapping, Piece, hf_names, map_shapes
-from .shards import INDEX, SINGLE, Stored, find_tensors
+from .shards import INDEX, SINGLE, Stored, checkpoint_files, find_tensors
 from .xlstm_large import xLSTMLarge
 
 SCHEMES = ("hf", "xlstm_large")
@@ -44,12 +48,13 @@ def load_pretrained(
     weight_mode    "single" or "fused", whatever the checkpoint has
     progress       shows a bar, or a line now and then, on stderr
     changes        fields of xLSTMLargeConfig to set otherwise. Default: mode="inference", return_last_states=True, and
-                   the best kernels for the device, whatever kernels the checkpoint names
+                   the best kernels for the device with the input gate of the kernel that the checkpoint names; a
+                   chunkwise_kernel given here decides the gate itself
 
     Host memory beyond the model is that of the largest tensor. A checkpoint that does not fit is a CheckpointError
     which names the tensor or the file, before anything is read.
     """
-    folder = Path(path)
+    folder = _folder(path)
     if not folder.is_dir():
         raise FileNotFoundError(f"path: expected the folder of a checkpoint, got {str(path)!r}")
     if dtype is not None:
@@ -58,12 +63,11 @@ def load_pretrained(
     unknown = sorted(changes.keys() - set(FIELDS))
     if unknown:
         raise TypeError(f"load_pretrained: unexpected keyword argument {', '.join(map(repr, unknown))}")
-    device = torch.device(device)
-    fields, tokens = read_config(folder)
-    fields |= {"mode": "inference", "return_last_states": True, "weight_mode": weight_mode}
-    config = xLSTMLargeConfig(**(fields | changes))
+    device = device_here("device", device)
+    config, tokens = read_config(folder, with_gate_of_kernel="chunkwise_kernel" not in changes)
+    config = dataclasses.replace(config, weight_mode=weight_mode, **changes)
     head_dim = max(config.qk_dim, config.v_dim) // config.num_heads
-    kernels = get_optimal_kernel_config(1, 1, head_dim, device=device)
+    kernels = get_optimal_kernel_config(1, 1, head_dim, device=device, gate=config.gate)
     for name, kernel in kernels.items():
         if name not in changes:
             setattr(config, name, kernel)
@@ -80,6 +84,13 @@ def load_pretrained(
         _fill(model, mapping, stored, dtype, device, bar)
     model.special_tokens = tokens
     return model.eval()
+
+
+def _folder(path: str | os.PathLike[str]) -> Path:
+    try:
+        return Path(path)
+    except TypeError:
+        raise TypeError(f"path: expected the name of a folder, got {path!r}") from None
 
 
 def _empty(config: xLSTMLargeConfig, scheme: Scheme | None) -> xLSTMLarge:
@@ -151,6 +162,29 @@ def _fill(
         setattr(model.get_submodule(parent), leaf, value if _is_quantised(name) else nn.Parameter(value))
 
 
+def check_scheme(model: xLSTMLarge, scheme: str) -> None:
+    """That a checkpoint of this scheme can say what the model is; an error names what it cannot."""
+    one_of("scheme", scheme, SCHEMES)
+    if scheme != "hf":
+        if model.quantization is not None:
+            raise ValueError(
+                f"scheme: the official xlstm_large reads no quantised weights; expected 'hf', got {scheme!r}"
+            )
+        return
+    config = model.config
+    for name, needed in (("add_out_norm", True), ("use_bias", False)):
+        if getattr(config, name) is not needed:
+            raise ValueError(f"scheme: transformers' model needs {name}={needed}, got {not needed}")
+    for name in ("gate_soft_cap", "output_logit_soft_cap"):
+        if getattr(config, name) is None:
+            raise ValueError(f"scheme: transformers' model needs {name} to be a number, got None")
+    if config.gate != "exp":
+        raise ValueError(
+            f"scheme: transformers' model has the exponential input gate alone, got {config.chunkwise_kernel!r}; "
+            "expected 'xlstm_large'"
+        )
+
+
 def save_pretrained(
     model: xLSTMLarge,
     path: str | os.PathLike[str],
@@ -161,43 +195,59 @@ def save_pretrained(
     """Writes the model as transformers ("hf") or the official xlstm_large reads it.
 
     weight_mode: "single" or "fused"; default the model's. The official loader reads single weights alone.
+    A checkpoint that is in the folder stays whole until all of the new one is written, then it gives way to it; other
+    files stay.
     """
-    one_of("scheme", scheme, SCHEMES)
+    check_scheme(model, scheme)
     positive_int("max_shard_bytes", max_shard_bytes)
     config = model.config
     weight_mode = config.weight_mode if weight_mode is None else weight_mode
     one_of("weight_mode", weight_mode, WEIGHT_MODES)
-    if scheme == "hf":
-        for name, needed in (("add_out_norm", True), ("use_bias", False)):
-            if getattr(config, name) is not needed:
-                raise ValueError(f"scheme: transformers' model needs {name}={needed}, got {not needed}")
     scheme_of_weights = model.quantization
-    if scheme_of_weights is not None and scheme != "hf":
-        raise ValueError(f"scheme: the official xlstm_large reads no quantised weights; expected 'hf', got {scheme!r}")
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _folder(path)
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"path: expected a folder, got the file {str(path)!r}")
+    stale_config = other_config(folder, scheme)
     config = xLSTMLargeConfig(**{name: getattr(config, name) for name in FIELDS} | {"weight_mode": weight_mode})
     own = model.state_dict()
     shapes = {name: tuple(x.shape) for name, x in _empty(config, scheme_of_weights).state_dict().items()}
     mapping = map_shapes({name: tuple(x.shape) for name, x in own.items()}, shapes)
     names = hf_names(mapping) if scheme == "hf" else {name: name for name in mapping}
     shards = _shards(mapping, shapes, own, max_shard_bytes)
-    for old in (folder / INDEX, *folder.glob("model*.safetensors")):
-        old.unlink(missing_ok=True)
     files = _file_names(scheme, len(shards))
-    for file, shard in zip(files, shards, strict=True):
-        tensors = {names[name]: _assembled(mapping[name], own) for name in shard}
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-    if scheme == "hf":
-        if len(shards) > 1:
-            places = {names[name]: file for file, shard in zip(files, shards, strict=True) for name in shard}
-            size = sum(x.numel() * x.element_size() for x in own.values())
-            index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
-            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-        dtype = str(own[EMBEDDING].dtype).removeprefix("torch.")
-        write_json(folder, config, model.special_tokens, dtype, scheme_of_weights)
-    else:
-        write_yaml(folder, config)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as name_of_beside:
+        beside = Path(name_of_beside)
+        for file, shard in zip(files, shards, strict=True):
+            tensors = {names[name]: _assembled(mapping[name], own) for name in shard}
+            try:
+                save_file(tensors, beside / file, metadata={"format": "pt"})
+            except SafetensorError as error:  # a full disk, say, which is no OSError to it
+                raise OSError(f"{folder}: {error}") from None
+        if scheme == "hf":
+            if len(shards) > 1:
+                places = {names[name]: file for file, shard in zip(files, shards, strict=True) for name in shard}
+                size = sum(x.numel() * x.element_size() for x in own.values())
+                index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
+                (beside / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+            dtype = str(own[EMBEDDING].dtype).removeprefix("torch.")
+            write_json(beside, config, model.special_tokens, dtype, scheme_of_weights)
+        else:
+            write_yaml(beside, config)
+        _take_place(beside, folder, stale_config)
+
+
+def _take_place(beside: Path, folder: Path, stale_config: str | None) -> None:
+    """Moves the new checkpoint to where the old one is, and takes away what is left of that."""
+    new = sorted(file.name for file in beside.iterdir())
+    for name in new:
+        with open(beside / name, "rb+") as file:
+            os.fsync(file.fileno())
+    old = checkpoint_files(folder) | ({stale_config} if stale_config is not None else set())
+    for name in new:
+        os.replace(beside / name, folder / name)
+    for name in old.difference(new):
+        (folder / name).unlink()
 
 
 def _assembled(pieces: tuple[Piece, ...], own: dict[str, Tensor]) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..backend import mLSTMBackendConfig
 from ..checks import non_negative, one_of, positive_int
+from ..registry import LAYER_KINDS, kernel_info
 
 WEIGHT_MODES = ("single", "fused")
 
@@ -87,6 +88,11 @@ class xLSTMLargeConfig:
         multiple = self.ffn_round_up_to_multiple_of
         # The official rounding, which works on the product as a float.
         return int(((self.embedding_dim * self.ffn_proj_factor + multiple - 1) // multiple) * multiple)
+
+    @property
+    def gate(self) -> str:
+        """The input gate, "exp" or "sigmoid": that of the chunkwise kernel."""
+        return kernel_info(self.chunkwise_kernel, LAYER_KINDS).gate
 
     def backend_config(self) -> mLSTMBackendConfig:
         """The part that mLSTMBackend takes; making one checks it."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """config.json of transformers and config.yaml of xlstm_large, to xLSTMLargeConfig and back.
 
-Kernel names are not taken over: they say what another package ran, and which of ours runs depends on the device.
+Kernel names are not taken over: they say what another package ran, and which of ours runs depends on the device. But
+the input gate is, which no other field says.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..quantize import Scheme
+from ..registry import LAYER_KINDS, kernel_info, with_gate
 from .config import xLSTMLargeConfig
 from .mapping import CheckpointError
 
@@ -24,7 +26,7 @@ FIELDS = tuple(field.name for field in dataclasses.fields(xLSTMLargeConfig))
 # transformers' defaults, where its config.json leaves a field out, and its names for two of ours.
 HF_DEFAULTS = {
     "embedding_dim": 4096, "num_blocks": 32, "num_heads": 8, "vocab_size": 50304,
-    "ffn_proj_factor": 2.667, "mode": "inference", "return_last_states": True,
+    "ffn_proj_factor": 2.667,
 }  # fmt: skip
 HF_NAMES = {"hidden_size": "embedding_dim", "num_hidden_layers": "num_blocks"}
 # Without the xlstm package transformers accepts no other kernel names.
@@ -33,6 +35,8 @@ HF_KERNELS = {
     "sequence_kernel": "native_sequence__native",
     "step_kernel": "native",
 }
+SIGMOID_KERNEL = "chunkwise--triton_xl_chunk_siging"  # by which xlstm_large's configuration says that gate
+INFERENCE = {"mode": "inference", "return_last_states": True}
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
@@ -46,41 +50,98 @@ class SpecialTokens:
     pad: int | None = 1
 
 
-def read_config(folder: Path) -> tuple[dict[str, Any], SpecialTokens]:
-    """The fields that the checkpoint sets, without its kernels, and its special tokens."""
+def read_config(folder: Path, with_gate_of_kernel: bool = True) -> tuple[xLSTMLargeConfig, SpecialTokens]:
+    """The checkpoint's configuration for inference, with our default kernels of its gate, and its special tokens.
+
+    Without with_gate_of_kernel, for a caller who names a kernel, its own may be one that nobody knows here.
+    """
     if (folder / JSON_FILE).exists():
-        return _from_json(folder / JSON_FILE)
-    if (folder / YAML_FILE).exists():
-        given = _read_yaml(folder / YAML_FILE)
-        unknown = sorted(given.keys() - set(FIELDS))
-        if unknown:
-            raise CheckpointError(f"{folder / YAML_FILE}: unknown fields: {', '.join(unknown)}")
-        return {name: value for name, value in given.items() if name not in KERNELS}, SpecialTokens()
-    raise CheckpointError(f"{folder}: expected {JSON_FILE} or {YAML_FILE}, found neither")
+        file = folder / JSON_FILE
+        fields, tokens = _from_json(file)
+    elif (folder / YAML_FILE).exists():
+        file = folder / YAML_FILE
+        fields, tokens = _from_yaml(file), SpecialTokens()
+    else:
+        raise CheckpointError(f"{folder}: expected {JSON_FILE} or {YAML_FILE}, found neither")
+    own = {name: value for name, value in fields.items() if name not in KERNELS}
+    kernel = fields.get("chunkwise_kernel")
+    try:
+        config = xLSTMLargeConfig(**own | INFERENCE)
+        if with_gate_of_kernel and kernel is not None:
+            config.chunkwise_kernel = _with_gate_of(kernel, config.chunkwise_kernel)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{file}: {error}") from None
+    return config, tokens
+
+
+def other_config(folder: Path, scheme: str) -> str | None:
+    """The file that would still speak for the weights of the other scheme, once this one's are there in their place.
+
+    A config.yaml of something else stays. A config.json of something else is what would be read, so it is an error.
+    """
+    if scheme == "xlstm_large":
+        if not (folder / JSON_FILE).exists():
+            return None
+        _from_json(folder / JSON_FILE)
+        return JSON_FILE
+    try:
+        return YAML_FILE if "embedding_dim" in _from_yaml(folder / YAML_FILE) else None
+    except (CheckpointError, OSError):
+        return None
+
+
+def _with_gate_of(other: Any, kernel: str) -> str:
+    if not isinstance(other, str):
+        raise TypeError(f"chunkwise_kernel: expected a kernel's name, got {other!r}")
+    try:
+        gate = kernel_info(other, LAYER_KINDS).gate
+    except ValueError as error:
+        raise ValueError(f"chunkwise_kernel: {error}") from None
+    return with_gate(kernel_info(kernel, LAYER_KINDS), gate).name
+
+
+def _object(file: Path) -> dict[str, Any]:
+    try:
+        given = json.loads(file.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise CheckpointError(f"{file}: expected a JSON object, got {type(given).__name__}")
+    return given
 
 
 def _from_json(file: Path) -> tuple[dict[str, Any], SpecialTokens]:
-    try:
-        given = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{file}: no JSON: {error}") from None
+    given = _object(file)
     if given.get("model_type") != "xlstm":
         raise CheckpointError(f"{file}: expected model_type 'xlstm', got {given.get('model_type')!r}")
     if given.get("tie_word_embeddings"):
         raise CheckpointError(f"{file}: tie_word_embeddings: expected false, as in xLSTM-7B, got true")
     fields = dict(HF_DEFAULTS)
     fields |= {ours: given[theirs] for theirs, ours in HF_NAMES.items() if given.get(theirs) is not None}
-    fields |= {name: given[name] for name in FIELDS if given.get(name) is not None and name not in KERNELS}
+    other_names = HF_NAMES.values()  # may be null; elsewhere null says something, or is a mistake
+    fields |= {x: given[x] for x in FIELDS if x in given and not (given[x] is None and x in other_names)}
     fields["add_out_norm"] = True  # transformers' model always has it
     eos = given.get("eos_token_id", 2)
     eos = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
     return fields, SpecialTokens(given.get("bos_token_id", 0), eos, given.get("pad_token_id", 1))
 
 
+def _from_yaml(file: Path) -> dict[str, Any]:
+    given = _read_yaml(file)
+    unknown = sorted(given.keys() - set(FIELDS))
+    if unknown:
+        raise CheckpointError(f"{file}: unknown fields: {', '.join(unknown)}")
+    return given
+
+
 def _read_yaml(file: Path) -> dict[str, Any]:
     """The flat mapping that xlstm_large writes; anything deeper is an error."""
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{file}: no text in UTF-8: {error}") from None
     given: dict[str, Any] = {}
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         text = line.split(" #")[0].rstrip()
         if not text or text.startswith(("#", "---")):
             continue
@@ -106,7 +167,7 @@ def _scalar(text: str) -> Any:
 def read_scheme(folder: Path) -> Scheme | None:
     """How config.json says that the weights are quantised; None: they are not."""
     file = folder / JSON_FILE
-    given = json.loads(file.read_text()).get(QUANTIZATION) if file.exists() else None
+    given = _object(file).get(QUANTIZATION) if file.exists() else None
     if given is None:
         return None
     if not isinstance(given, dict) or given.get("quant_method") != METHOD:
@@ -123,18 +184,21 @@ def write_json(
 ) -> None:
     fields = {name: getattr(config, name) for name in FIELDS} | HF_KERNELS
     fields |= {theirs: fields[ours] for theirs, ours in HF_NAMES.items()}
-    fields |= {"mode": "inference", "return_last_states": True}  # what its generate needs
+    fields |= INFERENCE  # what its generate needs
     eos = tokens.eos[0] if len(tokens.eos) == 1 else list(tokens.eos) or None
     fields |= {"bos_token_id": tokens.bos, "eos_token_id": eos, "pad_token_id": tokens.pad}
     fields |= {"model_type": "xlstm", "architectures": ["xLSTMForCausalLM"], "dtype": dtype}
     if scheme is not None:
         fields[QUANTIZATION] = {"quant_method": METHOD, **dataclasses.asdict(scheme)}
-    (folder / JSON_FILE).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
+    (folder / JSON_FILE).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
 def write_yaml(folder: Path, config: xLSTMLargeConfig) -> None:
-    lines = [f"{name}: {_yaml_text(getattr(config, name))}" for name in FIELDS if name not in KERNELS]
-    (folder / YAML_FILE).write_text("\n".join(lines) + "\n")
+    fields = {name: getattr(config, name) for name in FIELDS if name not in KERNELS}
+    if config.gate == "sigmoid":
+        fields["chunkwise_kernel"] = SIGMOID_KERNEL
+    lines = [f"{name}: {_yaml_text(value)}" for name, value in fields.items()]
+    (folder / YAML_FILE).write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def _yaml_text(value: Any) -> str:

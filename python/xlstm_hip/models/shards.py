@@ -8,11 +8,13 @@ that is cut off, or names a tensor twice, is told by name before anything is rea
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -77,23 +79,50 @@ def read_header(file: Path) -> dict[str, Stored]:
             raise CheckpointError(f"{file}: cut off, or no safetensors file: its header does not fit in {size} bytes")
         try:
             header = json.loads(opened.read(length), object_pairs_hook=_no_doubles(file))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except CheckpointError:
+            raise
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{file}: its header is no JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file}: its header is no JSON object, but of type {type(header).__name__}")
     header.pop("__metadata__", None)
     tensors = {name: _stored(file, name, entry, 8 + length) for name, entry in header.items()}
     for x in tensors.values():
         if x.offset + x.bytes > size:
             raise CheckpointError(f"{file}: {x.name} is cut off: it ends at byte {x.offset + x.bytes} of {size}")
+    _check_order(file, tensors, 8 + length, size)
     return tensors
+
+
+def _check_order(file: Path, tensors: dict[str, Stored], begin: int, size: int) -> None:
+    """As the format has it, tensors lie one after the other: none in the bytes of another, none in the header."""
+    before = "the header"
+    for x in sorted(tensors.values(), key=lambda x: (x.offset, x.bytes)):
+        if x.offset != begin:
+            raise CheckpointError(
+                f"{file}: {x.name}: expected its bytes to begin at {begin}, where those of {before} end, got {x.offset}"
+            )
+        before, begin = x.name, x.offset + x.bytes
+    if begin != size:
+        raise CheckpointError(f"{file}: expected its last tensor to end at byte {size}, the file's end, got {begin}")
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(type(x) is int and x >= 0 for x in values)
 
 
 def _stored(file: Path, name: str, entry: Any, start: int) -> Stored:
     try:
-        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-    except (TypeError, KeyError, ValueError):
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (TypeError, KeyError):
         raise CheckpointError(f"{file}: {name}: expected dtype, shape and data_offsets, got {entry!r}") from None
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CheckpointError(f"{file}: {name}: expected one of {', '.join(DTYPES)}, got {dtype}")
+    if not _are_sizes(shape):
+        raise CheckpointError(f"{file}: {name}: expected a shape of integers >= 0, got {shape!r}")
+    if not _are_sizes(offsets) or len(offsets) != 2:
+        raise CheckpointError(f"{file}: {name}: expected data_offsets of two integers >= 0, got {offsets!r}")
+    shape, (begin, end) = tuple(shape), offsets
     stored = Stored(file, name, DTYPES[dtype], shape, start + begin)
     if end - begin != stored.bytes:
         raise CheckpointError(f"{file}: {name}: {shape} of {dtype} is {stored.bytes} bytes, got {end - begin}")
@@ -116,11 +145,15 @@ def find_tensors(folder: Path) -> dict[str, Stored]:
 
 def _index(file: Path) -> dict[str, str]:
     try:
-        return dict(json.loads(file.read_text(), object_pairs_hook=_no_doubles(file))["weight_map"])
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+        places = dict(json.loads(file.read_text("utf-8"), object_pairs_hook=_no_doubles(file))["weight_map"])
+    except CheckpointError:
+        raise
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: expected a JSON object with a weight_map: {error}") from None
+    for name, place in places.items():
+        if not isinstance(place, str):
+            raise CheckpointError(f"{file}: {name}: expected the name of a shard, got {place!r}")
+    return places
 
 
 def _check_index(file: Path, tensors: dict[str, Stored]) -> None:
@@ -152,6 +185,16 @@ def _files(folder: Path) -> Iterator[Path]:
     if missing:
         raise CheckpointError(f"{folder}: missing: {listed(f'model_{n}.safetensors' for n in missing)}")
     yield from (numbered[n] for n in sorted(numbered))
+
+
+def checkpoint_files(folder: Path) -> set[str]:
+    """The names under which a checkpoint's weights lie in a folder: not whatever is called like them."""
+    names = {SINGLE, INDEX}
+    if (folder / INDEX).exists():
+        with contextlib.suppress(CheckpointError):  # an index that cannot be read names nothing
+            names |= {name for name in _index(folder / INDEX).values() if Path(name).name == name}
+    names |= set(takewhile(lambda name: (folder / name).exists(), map("model_{}.safetensors".format, count())))
+    return {name for name in names if (folder / name).exists()}
 
 
 def _is_numbered(file: Path) -> bool:

@@ -186,10 +186,11 @@ class xLSTMLarge(nn.Module):
         return tokens, state
 
     def select_optimal_kernels(self, batch_size: int, seq_len: int) -> dict[str, str]:
-        """Takes the best kernels for this model, its device and this shape; a choice is logged when it changes."""
+        """Takes the best kernels for this model, its gate, its device and this shape; logged when they change."""
         config = self.config
         head_dim = max(config.qk_dim, config.v_dim) // config.num_heads
-        chosen = get_optimal_kernel_config(batch_size, seq_len, head_dim, device=self.embedding.weight.device)
+        device = self.embedding.weight.device
+        chosen = get_optimal_kernel_config(batch_size, seq_len, head_dim, device=device, gate=config.gate)
         for name, kernel in chosen.items():
             setattr(config, name, kernel)
         if chosen != self._told_kernels:
