@@ -112,6 +112,8 @@ class Stream:
         numbers from seed + r, or from its own of a list of seeds, so that it says the same in any batch. Logits of NaN
         give -1 on a GPU, where only reading a token waits for it, and an error elsewhere.
         """
+        if most is not None:
+            positive_int("most", most)
         sampling = Sampling() if sampling is None else sampling
         if self.logits is None:
             raise ValueError("tokens: expected feed() before it; nothing has been read yet")

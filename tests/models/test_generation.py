@@ -167,6 +167,12 @@ def test_a_training_model_generates_too() -> None:
     assert SMALL["vocab_size"] == 97
 
 
+def fed(model: xLSTMLarge) -> Stream:
+    stream = Stream(model)
+    stream.feed(torch.tensor([[5]]))
+    return stream
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -177,6 +183,10 @@ def test_a_training_model_generates_too() -> None:
         (lambda m: generate(m, [[1]], 1, temperature=1, top_k=-1), "top_k: expected an integer >= 0, got -1"),
         (lambda m: generate(m, [[1]], 1, seed=[1, 2]), "seed: expected an integer, or one for each of 1 rows"),
         (lambda m: Stream(m).tokens(), r"tokens: expected feed\(\) before it"),
+        (lambda m: fed(m).tokens(0), "most: expected an integer >= 1, got 0"),
+        (lambda m: fed(m).tokens(-1), "most: expected an integer >= 1, got -1"),
+        (lambda m: fed(m).tokens(2.5), "most: expected an integer >= 1, got 2.5"),
+        (lambda m: fed(m).tokens("a"), "most: expected an integer >= 1, got 'a'"),
         (lambda m: Stream(m, 2).feed(torch.zeros(1, 3)), r"tokens: expected shape \(2, S >= 1\), got \(1, 3\)"),
         (
             lambda m: m.generate(torch.zeros(1, 1).long(), 1, "beam"),
