@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from xlstm_hip.attention import register_with_transformers
+from xlstm_hip.attention.models import _packed_ends
 
 transformers = pytest.importorskip("transformers")
 SMALL: dict[str, Any] = {
@@ -74,6 +76,17 @@ def test_positions_that_start_over() -> None:
     got = ours(tokens, position_ids=positions).logits
     expected = torch.cat([ours(tokens[:, :8]).logits, ours(tokens[:, 8:]).logits], 1)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_packed_ends_stay_on_the_positions_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, which fake tensors stand for: mixing devices raises."""
+    positions = torch.cat([torch.arange(8), torch.arange(12)])[None]
+    ends = _packed_ends(positions, 1, 20)
+    assert ends is not None and ends.tolist() == [0, 8, 20]
+    monkeypatch.setattr(torch, "nonzero", lambda x: x.new_empty(1, 1, dtype=torch.int64))  # it has no fake size
+    with FakeTensorMode():
+        fake = _packed_ends(torch.empty(1, 20, dtype=torch.int64, device="cuda"), 1, 20)
+    assert fake is not None and fake.shape == (3,) and fake.device.type == "cuda"
 
 
 def test_what_a_model_asks_in_vain_is_refused() -> None:
