@@ -147,3 +147,25 @@ def test_together() -> None:
         ours.flash_attn_qkvpacked_func(X)
     with pytest.raises(ValueError, match="num_heads_k: expected cache_seqlens beside it"):
         ours.get_mla_metadata(num_heads_k=1)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"cache_leftpad": torch.tensor([0, 51])}, "cache_leftpad: expected 0 to 50"),
+        ({"cache_leftpad": torch.tensor([-1, 0])}, "cache_leftpad: expected 0 to 50"),
+        ({"q": X[:, :5], "rotary_cos": torch.rand(13, 4), "rotary_sin": torch.rand(13, 4), "causal": True}, "rotary"),
+        ({"block_table": torch.tensor([[5, 0], [1, 1]])}, "block_table: expected 0 to 1, got 5"),
+        ({"num_splits": 257}, "num_splits"),
+        ({"block_size": 48}, "block_size"),
+    ],
+)
+def test_a_call_that_fails_leaves_the_cache_as_it_was(wrong: dict[str, Any], message: str) -> None:
+    """A new token goes to place 10, or with pages to the second one of 60, while the first entry is none."""
+    paged = "block_table" in wrong
+    k_cache, v_cache = torch.randn(2, 50, 4, 16), torch.randn(2, 50, 4, 16)
+    before = k_cache.clone(), v_cache.clone()
+    base: dict[str, Any] = {"q": X[:, :1], "k": X[:, :1], "v": X[:, :1], "cache_seqlens": 60 if paged else 10}
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        ours.flash_attn_with_kvcache(k_cache=k_cache, v_cache=v_cache, **(base | wrong))
+    assert torch.equal(k_cache, before[0]) and torch.equal(v_cache, before[1])

@@ -139,13 +139,29 @@ def offsets(name: str, x: Any, q: Tensor, batch: int | None = None) -> Tensor:
     return made
 
 
+def _readable(x: Tensor | None) -> bool:
+    """Whether values can be looked at without waiting for a GPU: on the CPU, outside a graph."""
+    return x is not None and x.device.type == "cpu" and not torch.compiler.is_compiling() and x.numel() > 0
+
+
 def lengths_fit(name: str, x: Tensor | None, most: int) -> None:
-    """Values of 0 to most, where they can be read: on the CPU, outside a graph."""
-    if x is None or x.device.type != "cpu" or torch.compiler.is_compiling() or not x.numel():
+    """Values of 0 to most, where they can be read."""
+    if x is None or not _readable(x):
         return
     for value in (int(x.min()), int(x.max())):
         if not 0 <= value <= most:
             raise ValueError(f"{name}: expected 0 to {most}, for which the cache has room, got {value}")
+
+
+def pages_fit(table: Tensor | None, used: Tensor, cache: Tensor) -> None:
+    """Pages that the cache has, where they can be read and hold keys in use; other entries may be anything."""
+    if table is None or not _readable(table):
+        return
+    pages, size = cache.shape[:2]
+    in_use = table[torch.arange(table.shape[1]) * size < used[:, None]]
+    wrong = in_use[(in_use < 0) | (in_use >= pages)]
+    if wrong.numel():
+        raise ValueError(f"block_table: expected 0 to {pages - 1}, got {int(wrong[0])}")
 
 
 def slopes(x: Any, q: Tensor, batch: int) -> Tensor | None:

@@ -89,16 +89,19 @@ def flash_attn_with_kvcache(
             if tuple(x.shape) != expected:
                 raise ValueError(f"{name}: expected shape {expected}, got {shape_text(x)}")
         checks.lengths_fit("cache_seqlens", before, room - k.shape[1])
-        ops.attention_append_(k_cache, k, cos, sin, before, rows, table, rotary_interleaved)
-        ops.attention_append_(v_cache, v, None, None, before, rows, table, rotary_interleaved)
         used = before + k.shape[1]
+        checks.pages_fit(table, used, k_cache)
     else:
         checks.lengths_fit("cache_seqlens", before, room)
+    checks.lengths_fit("cache_leftpad", leftpad, room)
+    cut = cut_of(q, k_cache.shape[-2], room, v_cache.shape[-1], options, parts, packed=False)
     if cos is not None:
         same_position = left < 0 and right < 0
         q = ops.attention_rotary(q, cos, sin, before, rotary_interleaved, same_position)
+    if k is not None:  # last, so that a call that fails leaves the cache as it was
+        ops.attention_append_(k_cache, k, cos, sin, before, rows, table, rotary_interleaved)
+        ops.attention_append_(v_cache, v, None, None, before, rows, table, rotary_interleaved)
     places = Places(seqused_k=used, leftpad_k=leftpad)
-    cut = cut_of(q, k_cache.shape[-2], room, v_cache.shape[-1], options, parts, packed=False)
     out, lse = ops.attention_forward(
         q, k_cache, v_cache, *places, *Pages(table, rows), slopes, sinks, None, *options[:-1], *cut, True
     )
