@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..attention_places import Pages, Places
-from ..checks import shape_text
+from ..checks import IO_DTYPES, one_of, shape_text
 from . import checks
 from .ops import Options, cut_of, ops_for
 
@@ -159,12 +159,15 @@ def flash_attn_combine(
     if lse_partial.shape != out_partial.shape[:-1]:
         expected = tuple(out_partial.shape[:-1])
         raise ValueError(f"lse_partial: expected shape (splits, B, S, H) = {expected}, got {shape_text(lse_partial)}")
+    one_of("out_dtype", out_dtype, (None, *IO_DTYPES))
     checks.no_gradient("flash_attn_combine", out_partial=out_partial, lse_partial=lse_partial)
     if out is not None:
         checks.is_tensor("out", out)
         if out.shape != out_partial.shape[1:]:
             expected = tuple(out_partial.shape[1:])
             raise ValueError(f"out: expected shape (B, S, H, D) = {expected}, got {shape_text(out)}")
+        if out.dtype not in IO_DTYPES:
+            raise TypeError(f"out: expected float32, bfloat16, float16 or float64, got {out.dtype}")
         if out_dtype not in (None, out.dtype):
             raise ValueError(f"out_dtype: expected None or {out.dtype} as out has, got {out_dtype}")
     made, lse = ops_for(out_partial).attention_combine(
