@@ -125,13 +125,25 @@ CASES = {
         assert torch.equal(FlashAttention(dropout=0.1, causal=True).eval()(q, k, v), out)
         longer = FlashAttention(causal=True)(q[:, :10], k, v)
         torch.testing.assert_close(longer, out[:, :10])
-        for wrong in (lambda: module(q, k, v, torch.ones(2, 30)), lambda: flash_attn_func(q, k, v, block_size=100)):
+        for name, wrong in {
+            "mask: expected None": lambda: module(q, k, v, torch.ones(2, 30)),
+            "block_size: expected one of 32, 64, 128, 256": lambda: flash_attn_func(q, k, v, block_size=100),
+            "causal: expected True or False, got 'no'": lambda: flash_attn_func(q, k, v, causal="no"),
+            "return_attn_probs: expected True or False, got 'no'": lambda: flash_attn_func(
+                q, k, v, return_attn_probs="no"
+            ),
+            "causal: expected True or False, got 1": lambda: module(q, k, v, causal=1),
+            "causal: expected True or False, got 0": lambda: FlashAttention(causal=0),
+            "attention_dropout: expected 0 <= p < 1": lambda: FlashAttention(attention_dropout=1.0),
+            "dropout: expected a finite number": lambda: FlashAttention("x"),
+            "k: expected a torch.Tensor": lambda: flash_attn_func(q, None, v, causal=True),
+        }.items():
             try:
                 wrong()
-            except (NotImplementedError, ValueError) as e:
-                assert "mask" in str(e) or "block_size: expected one of 32, 64, 128, 256" in str(e)
+            except (NotImplementedError, TypeError, ValueError) as e:
+                assert str(e).startswith(name), e
             else:
-                raise AssertionError
+                raise AssertionError(name)
     """,
     "flash_mla": """
         import torch
