@@ -145,14 +145,14 @@ def offsets(name: str, x: Any, q: Tensor, batch: int | None = None) -> Tensor:
     return made
 
 
-def _readable(x: Tensor | None) -> bool:
+def readable(x: Tensor | None) -> bool:
     """Whether values can be looked at without waiting for a GPU: on the CPU, outside a graph."""
     return x is not None and x.device.type == "cpu" and not torch.compiler.is_compiling() and x.numel() > 0
 
 
 def lengths_fit(name: str, x: Tensor | None, most: int) -> None:
     """Values of 0 to most, where they can be read."""
-    if x is None or not _readable(x):
+    if x is None or not readable(x):
         return
     for value in (int(x.min()), int(x.max())):
         if not 0 <= value <= most:
@@ -161,7 +161,7 @@ def lengths_fit(name: str, x: Tensor | None, most: int) -> None:
 
 def pages_fit(table: Tensor | None, used: Tensor, cache: Tensor) -> None:
     """Pages that the cache has, where they can be read and hold keys in use; other entries may be anything."""
-    if table is None or not _readable(table):
+    if table is None or not readable(table):
         return
     pages, size = cache.shape[:2]
     in_use = table[torch.arange(table.shape[1]) * size < used[:, None]]
@@ -172,7 +172,7 @@ def pages_fit(table: Tensor | None, used: Tensor, cache: Tensor) -> None:
 
 def paged_keys_fit(cu_seqlens_k: Tensor, max_seqlen_k: int) -> None:
     """What the ops look for in offsets, where they can be read: with pages they are given lengths alone."""
-    if not _readable(cu_seqlens_k):
+    if not readable(cu_seqlens_k):
         return
     if int(cu_seqlens_k[0]) != 0:
         raise ValueError(f"cu_seqlens_k: expected to start at 0, got {int(cu_seqlens_k[0])}")
