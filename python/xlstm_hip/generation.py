@@ -172,13 +172,15 @@ def _has_integers(name: str, x: Tensor) -> None:
 
 
 def _is_token(x: Any, vocab_size: int) -> bool:
-    return isinstance(x, Integral) and not isinstance(x, bool) and 0 <= int(x) < vocab_size
+    return isinstance(x, (int, Integral)) and not isinstance(x, bool) and 0 <= int(x) < vocab_size  # int: sooner told
 
 
 def _token_ids(name: str, ids: Any, vocab_size: int) -> list[int]:
+    if isinstance(ids, Tensor):
+        ids = ids.tolist()
     if not isinstance(ids, Iterable) or isinstance(ids, str):
         raise TypeError(f"{name}: expected a sequence of token ids, got {ids!r}")
-    tokens = [int(x) if isinstance(x, Tensor) and x.dim() == 0 and not x.is_floating_point() else x for x in ids]
+    tokens = list(ids)
     for token in tokens:
         if not _is_token(token, vocab_size):
             raise ValueError(f"{name}: expected token ids from 0 to {vocab_size - 1}, got {token!r}")

@@ -187,6 +187,7 @@ def fed(model: xLSTMLarge) -> Stream:
         (lambda m: generate(m, torch.zeros(1, 2), 1), "prompts: expected int32 or int64, got torch.float32"),
         (lambda m: generate(m, [1, 2], 1), r"prompts\[0\]: expected a sequence of token ids, got 1"),
         (lambda m: generate(m, "ab", 1), "prompts: expected .* lists of token ids, got 'ab'"),
+        (lambda m: generate(m, [torch.tensor(3)], 1), r"prompts\[0\]: expected a sequence of token ids, got 3"),
         (lambda m: generate(m, [[1, 2.7]], 1), r"prompts\[0\]: expected token ids from 0 to 96, got 2.7"),
         (lambda m: generate(m, [[1], [-1]], 1), r"prompts\[1\]: expected token ids from 0 to 96, got -1"),
         (lambda m: generate(m, [[97]], 1), r"prompts\[0\]: expected token ids from 0 to 96, got 97"),

@@ -32,7 +32,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def dropout(value: Any, name: str = "dropout_p") -> float:
-    """p is taken in steps of 2^-16 (csrc/attention/rules.h); one that would drop nothing, or everything, is no p."""
+    """p is taken in steps of 2^-16 (csrc/attention/rules.h): one that rounds to 0 or to 1 would be another."""
     p = finite(name, value)
     if not 0 <= p < 1:
         raise ValueError(f"{name}: expected 0 <= p < 1, got {value!r}")
