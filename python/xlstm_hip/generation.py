@@ -7,13 +7,14 @@ then with its own tokens; what it returns is what streaming yields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from .checks import positive_int
+from .checks import has_rank, is_tensor, positive_int
 from .engine import Then
 from .sampling import Drawing, Sampling, check_drawn, row_seeds
 
@@ -71,7 +72,8 @@ class Stream:
     @torch.no_grad()
     def feed(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """tokens (B, S), mask (B, S) with False for left padding -> logits (B, V) of the token after them."""
-        if self._checked(tokens).shape[1] == 1 and self.state is not None:
+        tokens = self._checked(tokens)
+        if tokens.shape[1] == 1 and self.state is not None:
             self._remember(tokens, mask)
             self.logits = self.model.step(tokens[:, 0], self.state, None if mask is None else mask[:, 0])
             return self.logits
@@ -88,8 +90,8 @@ class Stream:
 
         The first token of a new Stream follows nothing, and has none: NaN.
         """
-        scores = []
-        for begin in range(0, self._checked(tokens).shape[1], SLICE):
+        tokens, scores = self._checked(tokens), []
+        for begin in range(0, tokens.shape[1], SLICE):
             part = tokens[:, begin : begin + SLICE]
             before = self.logits
             logits = self.model.logits(self._through(part, None))
@@ -112,12 +114,15 @@ class Stream:
         numbers from seed + r, or from its own of a list of seeds, so that it says the same in any batch. Logits of NaN
         give -1 on a GPU, where only reading a token waits for it, and an error elsewhere.
         """
+        if most is not None:
+            positive_int("most", most)
         sampling = Sampling() if sampling is None else sampling
         if self.logits is None:
             raise ValueError("tokens: expected feed() before it; nothing has been read yet")
         if sampling.repetition_penalty != 1 and self.seen is None:
             raise ValueError("repetition_penalty: expected a Stream with remember_tokens=True")
-        return self._tokens(most, sampling, row_seeds(seed, self.batch_size), tuple(eos))
+        ends = tuple(_token_ids("eos", eos, self.model.config.vocab_size))
+        return self._tokens(most, sampling, row_seeds(seed, self.batch_size), ends)
 
     @torch.no_grad()
     def _tokens(self, most: int | None, sampling: Sampling, seeds: list[int], eos: tuple[int, ...]) -> Iterator[Tensor]:
@@ -152,9 +157,45 @@ class Stream:
             self.seen |= marks[:, :values]
 
     def _checked(self, tokens: Tensor) -> Tensor:
+        """As int64. Values are looked at on the CPU alone: to read those of a GPU, the host would wait for it."""
+        is_tensor("tokens", tokens)
         if tokens.dim() != 2 or tokens.shape[0] != self.batch_size or tokens.shape[1] < 1:
             raise ValueError(f"tokens: expected shape ({self.batch_size}, S >= 1), got {tuple(tokens.shape)}")
-        return tokens
+        _has_integers("tokens", tokens)
+        if tokens.is_cpu:
+            least, most = (int(x) for x in tokens.aminmax())
+            _token_ids("tokens", (least, most), self.model.config.vocab_size)
+        return tokens.long()
+
+
+def _has_integers(name: str, x: Tensor) -> None:
+    if x.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: expected int32 or int64, got {x.dtype}")
+
+
+def _is_token(x: Any, vocab_size: int) -> bool:
+    return isinstance(x, (int, Integral)) and not isinstance(x, bool) and 0 <= int(x) < vocab_size  # int: sooner told
+
+
+def _token_ids(name: str, ids: Any, vocab_size: int) -> list[int]:
+    if isinstance(ids, Tensor):
+        ids = ids.tolist()
+    if not isinstance(ids, Iterable) or isinstance(ids, str):
+        raise TypeError(f"{name}: expected a sequence of token ids, got {ids!r}")
+    tokens = list(ids)
+    for token in tokens:
+        if not _is_token(token, vocab_size):
+            raise ValueError(f"{name}: expected token ids from 0 to {vocab_size - 1}, got {token!r}")
+    return tokens
+
+
+def _rows(prompts: Any, vocab_size: int) -> list[list[int]]:
+    if isinstance(prompts, Tensor):
+        _has_integers("prompts", has_rank("prompts", prompts, 2, "(B, S)"))
+        prompts = prompts.tolist()
+    elif not isinstance(prompts, Iterable) or isinstance(prompts, str):
+        raise TypeError(f"prompts: expected a tensor (B, S) or lists of token ids, got {prompts!r}")
+    return [_token_ids(f"prompts[{row}]", ids, vocab_size) for row, ids in enumerate(prompts)]
 
 
 def padded_prompts(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
@@ -200,15 +241,21 @@ def generate(
     """
     positive_int("max_new_tokens", max_new_tokens)
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
-    rows = prompts.tolist() if isinstance(prompts, Tensor) else [list(p) for p in prompts]
-    tokens = model.special_tokens
+    tokens, vocab = model.special_tokens, model.config.vocab_size
+    rows = _rows(prompts, vocab)
+    if isinstance(bos, str) and bos == "model":
+        bos = tokens.bos
+    elif bos is not None and not _is_token(bos, vocab):
+        raise ValueError(f"bos: expected 'model', None or a token id from 0 to {vocab - 1}, got {bos!r}")
+    if isinstance(eos, str) and eos != "model" or not isinstance(eos, Iterable):
+        raise ValueError(f"eos: expected 'model' or a sequence of token ids, got {eos!r}")
+    ends = tuple(tokens.eos if isinstance(eos, str) else _token_ids("eos", eos, vocab))
     if state is None:
-        rows = with_bos(rows, tokens.bos if bos == "model" else bos)  # type: ignore[arg-type]
+        rows = with_bos(rows, bos)  # type: ignore[arg-type]
     if not rows or not all(rows):
         raise ValueError("prompts: expected at least one, of at least one token each")
     device = model.embedding.weight.device
     ids, mask = padded_prompts(rows, PAD_WITHOUT_ONE if tokens.pad is None else tokens.pad, device)
-    ends = tokens.eos if isinstance(eos, str) else tuple(eos)
     stream = Stream(model, len(rows), state, remember_tokens=repetition_penalty != 1)
     stream.feed(ids, mask)
     steps = []

@@ -166,9 +166,12 @@ def _mask_of(attention_mask: Tensor, x: Tensor) -> Tensor:
 
 
 def _kernels(backbone: Any, x: Tensor) -> dict[str, Any]:
-    layer = backbone.blocks[0].mlstm_layer
-    head_dim = max(layer.qk_dim, layer.v_dim) // backbone.config.num_heads
-    return backbone._xlstm_hip_kernels or get_optimal_kernel_config(x.shape[0], x.shape[1], head_dim, device=x.device)
+    if backbone._xlstm_hip_kernels:
+        return backbone._xlstm_hip_kernels
+    layer, config = backbone.blocks[0].mlstm_layer, backbone.config
+    head_dim = max(layer.qk_dim, layer.v_dim) // config.num_heads
+    gate = kernel_info(config.chunkwise_kernel, LAYER_KINDS).gate
+    return get_optimal_kernel_config(x.shape[0], x.shape[1], head_dim, device=x.device, gate=gate)
 
 
 def _call(backbone: Any, x: Tensor, keep_state: bool) -> MLSTMCall:
@@ -201,7 +204,8 @@ def accelerate(model: Model, **kernels: str) -> Model:
     """Swaps our kernels and layers into transformers' xLSTM, in place; returns the model.
 
     kernels: chunkwise_kernel, sequence_kernel and step_kernel by their registry names, all three, where other than the
-    best for the device are wanted. What the model's configuration names is for transformers alone, and not used here.
+    best for the device are wanted. Of the kernels that the model's configuration names, for transformers, the input gate
+    is kept, and nothing else.
     """
     backbone = _backbone(model)
     if kernels and kernels.keys() != KERNEL_KINDS.keys():

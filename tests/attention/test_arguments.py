@@ -1,21 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every argument of every public function: changing it changes the result or raises, by its name.
+"""Every argument of every public function, of the module, of what stands in for other libraries' functions and of
+transformers' attention call: changing it changes the result or raises, by its name.
 
-The functions' own signatures are walked, so an argument that is added without a line here fails. What cannot change a
-result says so: SAME holds arguments whose other values must give the same numbers, up to rounding, and why.
+Their own signatures are walked, so an argument that is added without a line here fails. What cannot change a result
+says so: SAME holds arguments whose other values must give the same numbers, up to rounding, and why. All of them but
+IDLE's must still come to the ops.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import xlstm_hip
 from xlstm_hip import attention as ours
+from xlstm_hip.attention.models import attention_forward as transformers_call
+
+
+def imported_compat() -> Any:
+    """Without xlstm_hip.compat itself, which puts modules under other libraries' names for the rest of the process."""
+    package = ModuleType("xlstm_hip.compat")
+    package.__path__ = [str(Path(xlstm_hip.__file__).parent / "compat")]
+    with mock.patch.dict(sys.modules, {"xlstm_hip.compat": package}):
+        return importlib.import_module("xlstm_hip.compat.attention")
+
+
+compat = imported_compat()
 
 B, S, H, D = 2, 40, 4, 16
 G = torch.Generator().manual_seed(0)
@@ -35,6 +56,7 @@ TABLE = torch.arange(10).reshape(2, 5).flip(0)
 COMMON: dict[str, Any] = {
     "dropout_p": 0.3, "softmax_scale": 0.1, "causal": True, "window_size": (3, 3), "softcap": 1.0,
     "alibi_slopes": SLOPES, "return_attn_probs": True, "sink": torch.ones(H), "block_size": 32,
+    "attention_dropout": 0.3, "dropout": 0.3,
 }  # fmt: skip
 SAME = {
     "deterministic": "sums are taken in one order, asked for or not",
@@ -45,6 +67,22 @@ SAME = {
     "max_seqlen": "a bound: too low a one raises",
     "tile_scheduler_metadata": "a schedule changes roundings alone",
 }
+IDLE = ("deterministic",)  # of SAME: what there is nothing to hand on of
+
+
+class Uncausal(nn.Module):
+    is_causal = False
+
+
+def constructed(module: type[nn.Module]) -> Callable[..., Any]:
+    """A call of X with the constructor's arguments."""
+
+    def call(**arguments: Any) -> Any:
+        return module(**arguments)(**X)
+
+    call.__signature__ = inspect.signature(module)  # type: ignore[attr-defined]
+    return call
+
 
 Call = tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]  # function, base arguments, changes
 flat = {name: x.flatten(0, 1) for name, x in X.items()}
@@ -71,21 +109,21 @@ CALLS: dict[str, Call] = {
     "flash_attn_kvpacked_func": (
         ours.flash_attn_kvpacked_func,
         {"q": X["q"], "kv": torch.stack([X["k"], X["v"]], 2)},
-        {"q": OTHER["q"], "kv": torch.stack([X["v"], X["k"]], 2)},
+        {"q": OTHER["q"], "kv": torch.stack([X["v"], X["k"]], 2), "num_splits": 3} | dense_more,
     ),
     "flash_attn_qkvpacked_func": (
         ours.flash_attn_qkvpacked_func, {"qkv": torch.stack(list(X.values()), 2)},
-        {"qkv": torch.stack(list(OTHER.values()), 2)},
+        {"qkv": torch.stack(list(OTHER.values()), 2), "num_splits": 3} | dense_more,
     ),
     "flash_attn_varlen_func": (ours.flash_attn_varlen_func, flat | packed, flat_other | varlen_changes | varlen_more),
     "flash_attn_varlen_kvpacked_func": (
         ours.flash_attn_varlen_kvpacked_func, {"q": flat["q"], "kv": torch.stack([flat["k"], flat["v"]], 1), **packed},
-        {"q": flat_other["q"], "kv": torch.stack([flat["v"], flat["k"]], 1), **varlen_changes},
+        {"q": flat_other["q"], "kv": torch.stack([flat["v"], flat["k"]], 1), **varlen_changes, **varlen_more},
     ),
     "flash_attn_varlen_qkvpacked_func": (
         ours.flash_attn_varlen_qkvpacked_func,
         {"qkv": torch.stack(list(flat.values()), 1), "cu_seqlens": ENDS, "max_seqlen": 50},
-        {"qkv": torch.stack(list(flat_other.values()), 1), "cu_seqlens": OTHER_ENDS, "max_seqlen": 60},
+        {"qkv": torch.stack(list(flat_other.values()), 1), "cu_seqlens": OTHER_ENDS, "max_seqlen": 60, **varlen_more},
     ),
     "flash_attn_with_kvcache": (
         ours.flash_attn_with_kvcache, cache_base,
@@ -130,23 +168,73 @@ CALLS: dict[str, Call] = {
             "is_causal": True, "scale": 0.1, "enable_gqa": "later",
         },
     ),
+    "FlashAttention": (constructed(ours.FlashAttention), {}, {}),
+    "FlashAttention()": (ours.FlashAttention().forward, X, OTHER),
+    "flash_attention_amd.FlashAttention": (constructed(compat.AmdFlashAttention), {}, {}),
+    "flash_attention_amd.FlashAttention()": (
+        compat.AmdFlashAttention().forward, X, OTHER | {"mask": NotImplementedError},
+    ),
+    "flash_attention_amd.flash_attn_func": (compat.amd_flash_attn_func, X, OTHER),
+    "unpad_input": (
+        compat.unpad_input, {"hidden_states": X["q"], "attention_mask": torch.arange(S).expand(B, S) < 20},
+        {
+            "hidden_states": OTHER["q"], "attention_mask": torch.arange(S).expand(B, S) < 30,
+            "unused_mask": torch.arange(S).expand(B, S) == 35,
+        },
+    ),
+    "pad_input": (
+        compat.pad_input, {"hidden_states": draw(5, H), "indices": torch.arange(5), "batch": B, "seqlen": S},
+        {"hidden_states": draw(5, H), "indices": torch.arange(5) + 1, "batch": 3, "seqlen": 50},
+    ),
+    "index_first_axis": (
+        compat.index_first_axis, {"x": draw(5, H), "indices": torch.tensor([1, 3])},
+        {"x": draw(5, H), "indices": torch.tensor([1, 4])},
+    ),
+    "transformers": (
+        transformers_call,
+        {
+            "module": nn.Module(), "query": X["q"].transpose(1, 2), "key": X["k"].transpose(1, 2),
+            "value": X["v"].transpose(1, 2), "attention_mask": None,
+        },
+        {
+            "module": Uncausal(), "query": OTHER["q"].transpose(1, 2), "key": OTHER["k"].transpose(1, 2),
+            "value": OTHER["v"].transpose(1, 2), "attention_mask": torch.arange(S).expand(B, S) > 5, "scaling": 0.1,
+            "sliding_window": 7, "is_causal": False, "s_aux": torch.ones(H),
+        },
+    ),
 }  # fmt: skip
 RAISES = (ValueError, NotImplementedError, RuntimeError)
 
 
-def names_of(function: Callable[..., Any]) -> list[str]:
-    kinds = inspect.signature(function).parameters.values()
+def names_of(name: str) -> list[str]:
+    kinds = inspect.signature(CALLS[name][0]).parameters.values()
     own = [p.name for p in kinds if p.kind is not p.VAR_KEYWORD]
-    if len(own) < len(kinds):  # packed functions hand on the rest
-        own += ["block_size", "sink"]
+    if "packed_func" in name:  # which hand on the rest
+        inner = inspect.signature(ours.flash_attn_varlen_func if "varlen" in name else ours.flash_attn_func)
+        own += [p.name for p in inner.parameters.values() if p.kind is p.KEYWORD_ONLY]
     return own
 
 
-def run(function: Callable[..., Any], arguments: dict[str, Any]) -> list[Tensor]:
+class Handed(TorchDispatchMode):
+    """What our ops are called with, but for tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if op.namespace == "xlstm_hip":
+            self.calls.append((str(op), *(x for x in args if not isinstance(x, Tensor))))
+        return op(*args, **(kwargs or {}))
+
+
+def run(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple[list[Tensor], list[tuple[Any, ...]]]:
+    """The tensors that it returns, and what it hands to ops."""
     torch.manual_seed(0)
     fresh = {n: x.clone() if isinstance(x, Tensor) else x for n, x in arguments.items()}
-    made = function(**fresh)
-    return [x for x in (made if isinstance(made, tuple) else (made,)) if isinstance(x, Tensor)]
+    with Handed() as handed:
+        made = function(**fresh)
+    return [x for x in (made if isinstance(made, tuple) else (made,)) if isinstance(x, Tensor)], handed.calls
 
 
 def the_same(a: list[Tensor], b: list[Tensor], exactly: bool = True) -> bool:
@@ -155,10 +243,10 @@ def the_same(a: list[Tensor], b: list[Tensor], exactly: bool = True) -> bool:
     return all(torch.equal(x, y) if exactly else torch.allclose(x, y, atol=1e-5) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("name, argument", [(n, a) for n, (f, *_) in CALLS.items() for a in names_of(f)])
+@pytest.mark.parametrize("name, argument", [(n, a) for n in CALLS for a in names_of(n)])
 def test_argument(name: str, argument: str) -> None:
     function, base, changes = CALLS[name]
-    before = run(function, base)
+    before, calls_before = run(function, base)
     if argument == "deterministic":
         change: Any = True
     elif argument in changes:
@@ -174,12 +262,13 @@ def test_argument(name: str, argument: str) -> None:
             run(function, base | {argument: value})
         return
     try:
-        after = run(function, base | {argument: change})
+        after, calls = run(function, base | {argument: change})
     except RAISES as refusal:
         assert argument in str(refusal), f"{argument}: refused without its name: {refusal}"
         return
     if argument in SAME:
         assert the_same(before, after, exactly=False), f"{argument}: {SAME[argument]}"
+        assert argument in IDLE or calls != calls_before, f"{argument}: comes to no op"
     else:
         assert not the_same(before, after), f"{argument}: accepted and ignored"
 
@@ -199,8 +288,12 @@ def test_gqa_must_be_enabled() -> None:
 
 
 def test_every_public_function_is_walked() -> None:
-    functions = {n for n in ours.__all__ if inspect.isfunction(getattr(ours, n))}
-    assert functions - set(CALLS) == {"register_with_transformers"}
+    public = {n for n in ours.__all__ if callable(getattr(ours, n))}
+    assert public - set(CALLS) == {"register_with_transformers", "FlashMLASchedMeta"}
+    walked = {function for function, *_ in CALLS.values()}
+    for module, names in compat.attention_contents().items():
+        functions = {n for n, x in names.items() if inspect.isfunction(x) and x not in walked}
+        assert not functions, module
 
 
 def test_signatures_begin_as_published() -> None:

@@ -28,6 +28,11 @@ def varlen(**changes: Any) -> Any:
     return ours.flash_attn_varlen_func(**(base | {"max_seqlen_q": 20, "max_seqlen_k": 20} | changes))
 
 
+def paged(**changes: Any) -> Any:
+    base = {"k": CACHE, "v": CACHE, "cu_seqlens_k": torch.tensor([0, 20, 50]), "max_seqlen_k": 30}
+    return varlen(**(base | {"block_table": TABLE} | changes))
+
+
 def cached(**changes: Any) -> Any:
     return ours.flash_attn_with_kvcache(
         **({"q": X[:, :1], "k_cache": CACHE.clone(), "v_cache": CACHE.clone()} | changes)
@@ -57,6 +62,8 @@ WRONG: list[Wrong] = [
     (dense, "v", X[:, :9], r"expected shape \(2, 20, 4, 16\)"),
     (dense, "dropout_p", 1.0, "expected 0 <= p < 1"),
     (dense, "dropout_p", "0.1", "expected a finite number"),
+    (dense, "dropout_p", 1e-6, r"expected 0 or 2\*\*-17 <= p < 1 - 2\*\*-17, as it is taken in steps of 2\*\*-16"),
+    (dense, "dropout_p", 0.999999, r"expected 0 or 2\*\*-17 <= p < 1 - 2\*\*-17, as it is taken in steps of 2\*\*-16"),
     (dense, "softmax_scale", float("nan"), "expected a finite number"),
     (dense, "causal", 1, "expected True or False"),
     (dense, "window_size", 3, r"expected \(left, right\)"),
@@ -82,7 +89,13 @@ WRONG: list[Wrong] = [
     (varlen, "max_seqlen_q", -1, "expected an integer >= 0"),
     (varlen, "max_seqlen_k", None, "expected an integer >= 0"),
     (varlen, "seqused_k", torch.tensor([1, 30]), "expected 0 to 20, got 30"),
+    (paged, "max_seqlen_k", 29, "sequence 1 has 30 tokens, more than"),
+    (paged, "cu_seqlens_k", torch.tensor([1, 20, 50]), "expected to start at 0, got 1"),
+    (paged, "cu_seqlens_k", torch.tensor([0, 20, 10]), "expected values that do not fall"),
+    (paged, "sink", "x", "expected a torch.Tensor, got str"),
     (cached, "k", NEW, "expected both k and v"),
+    (cached, "sink", "x", "expected a torch.Tensor, got str"),
+    (cached, "cache_leftpad", torch.tensor([0, 51]), "expected 0 to 50, for which the cache has room, got 51"),
     (cached, "cache_batch_idx", torch.tensor([0, 2]), "expected 0 to 1, got 2"),
     (cached, "cache_seqlens", torch.tensor([0, 51]), "expected 0 to 50, for which the cache has room, got 51"),
     (cached, "cache_seqlens", -1, "expected >= 0"),
@@ -96,9 +109,13 @@ WRONG: list[Wrong] = [
     (mla, "num_splits", torch.zeros(3), "expected None without"),
     (mla, "cache_seqlens", torch.tensor([10, 0]), "expected 0 to 9, for which the cache has room, got 10"),
     (mla, "cache_seqlens", None, "expected a torch.Tensor"),
+    (mla, "attn_sink", "x", "expected a torch.Tensor, got str"),
     (combine, "out_partial", torch.randn(3, 2, 5, 4, 8).half(), "expected float32 or float64"),
     (combine, "lse_partial", torch.randn(3, 2, 4, 5), r"expected shape \(splits, B, S, H\)"),
     (combine, "out", torch.zeros(1), r"expected shape \(B, S, H, D\)"),
+    (combine, "out", torch.zeros(2, 5, 4, 8).int(), "expected float32, bfloat16, float16 or float64, got torch.int32"),
+    (combine, "out_dtype", "half", "expected one of None, torch.float32, .*, got 'half'"),
+    (combine, "out_dtype", torch.int32, "expected one of None, torch.float32, .*, got torch.int32"),
 ]
 
 
@@ -147,3 +164,25 @@ def test_together() -> None:
         ours.flash_attn_qkvpacked_func(X)
     with pytest.raises(ValueError, match="num_heads_k: expected cache_seqlens beside it"):
         ours.get_mla_metadata(num_heads_k=1)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"cache_leftpad": torch.tensor([0, 51])}, "cache_leftpad: expected 0 to 50"),
+        ({"cache_leftpad": torch.tensor([-1, 0])}, "cache_leftpad: expected 0 to 50"),
+        ({"q": X[:, :5], "rotary_cos": torch.rand(13, 4), "rotary_sin": torch.rand(13, 4), "causal": True}, "rotary"),
+        ({"block_table": torch.tensor([[5, 0], [1, 1]])}, "block_table: expected 0 to 1, got 5"),
+        ({"num_splits": 257}, "num_splits"),
+        ({"block_size": 48}, "block_size"),
+    ],
+)
+def test_a_call_that_fails_leaves_the_cache_as_it_was(wrong: dict[str, Any], message: str) -> None:
+    """A new token goes to place 10, or with pages to the second one of 60, while the first entry is none."""
+    paged = "block_table" in wrong
+    k_cache, v_cache = torch.randn(2, 50, 4, 16), torch.randn(2, 50, 4, 16)
+    before = k_cache.clone(), v_cache.clone()
+    base: dict[str, Any] = {"q": X[:, :1], "k": X[:, :1], "v": X[:, :1], "cache_seqlens": 60 if paged else 10}
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        ours.flash_attn_with_kvcache(k_cache=k_cache, v_cache=v_cache, **(base | wrong))
+    assert torch.equal(k_cache, before[0]) and torch.equal(v_cache, before[1])

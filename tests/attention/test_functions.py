@@ -234,3 +234,22 @@ def test_module() -> None:
     assert torch.equal(module(q, k, v), expected)
     out, lse, _ = module(q, k, v, return_attn_probs=True)
     assert torch.equal(out, expected) and lse.shape == (1, 2, 20)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_module_keeps_its_slopes_in_float32(dtype: torch.dtype) -> None:
+    q, k, v = tensors(1, 20, 2, 8, dtype=dtype)
+    slopes = torch.tensor([0.1, 0.3])
+    module = ours.FlashAttention(alibi_slopes=slopes).to(dtype)
+    assert torch.equal(module(q, k, v), ours.flash_attn_func(q, k, v, alibi_slopes=slopes))
+    module = ours.FlashAttention(alibi_slopes=slopes).to(dtype=dtype, device="meta").to_empty(device="cpu")
+    assert module.alibi_slopes is not None
+    module.alibi_slopes.copy_(slopes)
+    assert torch.equal(module(q, k, v), ours.flash_attn_func(q, k, v, alibi_slopes=slopes))
+
+
+def test_module_says_which_argument_is_wrong() -> None:
+    with pytest.raises(ValueError, match="^attention_dropout: expected 0 <= p < 1, got 1.0"):
+        ours.FlashAttention(1.0)
+    with pytest.raises(TypeError, match="^alibi_slopes: expected a torch.Tensor, got list"):
+        ours.FlashAttention(alibi_slopes=[0.1])  # type: ignore[arg-type]

@@ -78,6 +78,36 @@ def test_a_newer_schedule_is_for_one_shape() -> None:
         ours.flash_mla_with_kvcache(q[:1], cache[:1], None, used[:1], 512, meta)
 
 
+def test_an_older_schedule_is_for_one_call() -> None:
+    """Its contents are read where the host can: zeros, another call's, another dtype's are refused by name."""
+    q, cache, used = torch.randn(2, 1, 8, 64), torch.randn(2, 300, 1, 64), torch.tensor([300, 3])
+    schedule, first = ours.get_mla_metadata(used, 8, 1)
+
+    def call(schedule: Any, first: Any) -> torch.Tensor:
+        return ours.flash_mla_with_kvcache(q, cache, None, used, 48, schedule, first)[0]
+
+    torch.testing.assert_close(call(schedule, first), ours.flash_mla_with_kvcache(q, cache, None, used, 48)[0])
+    other, _ = ours.get_mla_metadata(torch.tensor([3, 300]), 8, 1)
+    for wrong in (torch.zeros_like(schedule), schedule + 1, other[: len(schedule)]):
+        with pytest.raises(ValueError, match="tile_scheduler_metadata: expected what get_mla_metadata gave"):
+            call(wrong, first)
+    for wrong in (torch.zeros_like(first), first + 1):
+        with pytest.raises(ValueError, match="num_splits: expected what get_mla_metadata gave"):
+            call(schedule, wrong)
+    with pytest.raises(TypeError, match="tile_scheduler_metadata: expected torch.int32"):
+        call(schedule.float() * torch.nan, first)
+    with pytest.raises(TypeError, match="num_splits: expected torch.int32"):
+        call(schedule, first.float())
+    with pytest.raises(ValueError, match="num_splits: expected device cpu as q has, got meta"):
+        call(schedule, first.to("meta"))
+
+
+@pytest.mark.parametrize("heads", ["a", 0, 2.0, True, 3])
+def test_mla_query_heads(heads: Any) -> None:
+    with pytest.raises(ValueError, match="num_heads_q: expected a multiple of num_heads_k = 2, got"):
+        ours.get_mla_metadata(torch.tensor([5]), 8, 2, heads)
+
+
 @pytest.mark.parametrize(
     "name, value",
     [

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from xlstm_hip.attention import register_with_transformers
+from xlstm_hip.attention.models import _packed_ends
 
 transformers = pytest.importorskip("transformers")
 SMALL: dict[str, Any] = {
@@ -76,6 +78,17 @@ def test_positions_that_start_over() -> None:
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_packed_ends_stay_on_the_positions_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, which fake tensors stand for: mixing devices raises."""
+    positions = torch.cat([torch.arange(8), torch.arange(12)])[None]
+    ends = _packed_ends(positions, 1, 20)
+    assert ends is not None and ends.tolist() == [0, 8, 20]
+    monkeypatch.setattr(torch, "nonzero", lambda x: x.new_empty(1, 1, dtype=torch.int64))  # it has no fake size
+    with FakeTensorMode():
+        fake = _packed_ends(torch.empty(1, 20, dtype=torch.int64, device="cuda"), 1, 20)
+    assert fake is not None and fake.shape == (3,) and fake.device.type == "cuda"
+
+
 def test_what_a_model_asks_in_vain_is_refused() -> None:
     _, ours = models("Llama")
     with pytest.raises(ValueError, match="output_attentions"):
@@ -112,13 +125,25 @@ CASES = {
         assert torch.equal(FlashAttention(dropout=0.1, causal=True).eval()(q, k, v), out)
         longer = FlashAttention(causal=True)(q[:, :10], k, v)
         torch.testing.assert_close(longer, out[:, :10])
-        for wrong in (lambda: module(q, k, v, torch.ones(2, 30)), lambda: flash_attn_func(q, k, v, block_size=100)):
+        for name, wrong in {
+            "mask: expected None": lambda: module(q, k, v, torch.ones(2, 30)),
+            "block_size: expected one of 32, 64, 128, 256": lambda: flash_attn_func(q, k, v, block_size=100),
+            "causal: expected True or False, got 'no'": lambda: flash_attn_func(q, k, v, causal="no"),
+            "return_attn_probs: expected True or False, got 'no'": lambda: flash_attn_func(
+                q, k, v, return_attn_probs="no"
+            ),
+            "causal: expected True or False, got 1": lambda: module(q, k, v, causal=1),
+            "causal: expected True or False, got 0": lambda: FlashAttention(causal=0),
+            "attention_dropout: expected 0 <= p < 1": lambda: FlashAttention(attention_dropout=1.0),
+            "dropout: expected a finite number": lambda: FlashAttention("x"),
+            "k: expected a torch.Tensor": lambda: flash_attn_func(q, None, v, causal=True),
+        }.items():
             try:
                 wrong()
-            except (NotImplementedError, ValueError) as e:
-                assert "mask" in str(e) or "block_size: expected one of 32, 64, 128, 256" in str(e)
+            except (NotImplementedError, TypeError, ValueError) as e:
+                assert str(e).startswith(name), e
             else:
-                raise AssertionError
+                raise AssertionError(name)
     """,
     "flash_mla": """
         import torch

@@ -180,6 +180,18 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         (("generate", "x", "--max-tokens", "-1"), 2, "expected a whole number >= 0, got '-1'"),
         (("generate", "x", "--file", "nothing.txt"), 1, "No such file or directory: 'nothing.txt'"),
         (("eval", "nothing.txt"), 1, "No such file or directory: 'nothing.txt'"),
+        (("eval", "x.txt", "--device", "nowhere"), 1, "--device: expected --model beside it, got 'nowhere'"),
+        (("eval", "x.txt", "--dtype", "float16"), 1, "--dtype: expected --model beside it, got 'float16'"),
+        (("eval", "x.txt", "--weights", "fused"), 1, "--weights: expected --model beside it, got 'fused'"),
+        (("eval", "x.txt", "--threads", "2"), 1, "--threads: expected --model beside it, got 2"),
+        (("generate", "x", "--prompt", "x", "--device", "nowhere"), 1, "--device: expected a device that torch sees"),
+        (("generate", "x", "--prompt", "x", "--device", "cuda:99"), 1, "--device: expected a device that torch sees"),
+        (("plan", "--device", "MI300X", "--chunk-size", "32"), 1, "--chunk-size: expected none on a GPU, got 32"),
+        (("plan", "--device", "MI300X", "--threads", "2"), 1, "--threads: expected none on a GPU, got 2"),
+        (("plan", "--dqk", "32"), 1, "--dqk: expected none on a CPU, got 32"),
+        (("plan", "--dhv", "32"), 1, "--dhv: expected none on a CPU, got 32"),
+        (("plan", "--dtype", "float16"), 1, "--dtype: expected none on a CPU, got 'float16'"),
+        (("plan", "--walk-chunk", "64"), 1, "--walk-chunk: expected none on a CPU, got 64"),
     ],
 )
 def test_errors(arguments: tuple, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,6 +171,12 @@ def test_a_training_model_generates_too() -> None:
     assert SMALL["vocab_size"] == 97
 
 
+def fed(model: xLSTMLarge) -> Stream:
+    stream = Stream(model)
+    stream.feed(torch.tensor([[5]]))
+    return stream
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -181,6 +187,30 @@ def test_a_training_model_generates_too() -> None:
         (lambda m: generate(m, [[1]], 1, temperature=1, top_k=-1), "top_k: expected an integer >= 0, got -1"),
         (lambda m: generate(m, [[1]], 1, seed=[1, 2]), "seed: expected an integer, or one for each of 1 rows"),
         (lambda m: Stream(m).tokens(), r"tokens: expected feed\(\) before it"),
+        (lambda m: generate(m, torch.tensor([1, 2]), 1), r"prompts: expected 2 dimensions \(B, S\), got 1: \(2\)"),
+        (lambda m: generate(m, torch.zeros(1, 2), 1), "prompts: expected int32 or int64, got torch.float32"),
+        (lambda m: generate(m, [1, 2], 1), r"prompts\[0\]: expected a sequence of token ids, got 1"),
+        (lambda m: generate(m, "ab", 1), "prompts: expected .* lists of token ids, got 'ab'"),
+        (lambda m: generate(m, [torch.tensor(3)], 1), r"prompts\[0\]: expected a sequence of token ids, got 3"),
+        (lambda m: generate(m, [[1, 2.7]], 1), r"prompts\[0\]: expected token ids from 0 to 96, got 2.7"),
+        (lambda m: generate(m, [[1], [-1]], 1), r"prompts\[1\]: expected token ids from 0 to 96, got -1"),
+        (lambda m: generate(m, [[97]], 1), r"prompts\[0\]: expected token ids from 0 to 96, got 97"),
+        (lambda m: generate(m, [[1]], 1, eos="foo"), "eos: expected 'model' or a sequence of token ids, got 'foo'"),
+        (lambda m: generate(m, [[1]], 1, eos=5), "eos: expected 'model' or a sequence of token ids, got 5"),
+        (lambda m: generate(m, [[1]], 1, eos=[97]), "eos: expected token ids from 0 to 96, got 97"),
+        (lambda m: generate(m, [[1]], 1, bos="x"), "bos: expected 'model', None or a token id from 0 to 96, got 'x'"),
+        (lambda m: generate(m, [[1]], 1, bos=97), "bos: expected 'model', None or a token id from 0 to 96, got 97"),
+        (lambda m: fed(m).tokens(1, eos=5), "eos: expected a sequence of token ids, got 5"),
+        (lambda m: fed(m).tokens(1, eos="foo"), "eos: expected a sequence of token ids, got 'foo'"),
+        (lambda m: fed(m).tokens(1, eos=[2.5]), "eos: expected token ids from 0 to 96, got 2.5"),
+        (lambda m: Stream(m).feed([[1]]), "tokens: expected a torch.Tensor, got list"),
+        (lambda m: Stream(m).feed(torch.zeros(1, 3)), "tokens: expected int32 or int64, got torch.float32"),
+        (lambda m: Stream(m).feed(torch.tensor([[97]])), "tokens: expected token ids from 0 to 96, got 97"),
+        (lambda m: Stream(m).score(torch.tensor([[3, -1]])), "tokens: expected token ids from 0 to 96, got -1"),
+        (lambda m: fed(m).tokens(0), "most: expected an integer >= 1, got 0"),
+        (lambda m: fed(m).tokens(-1), "most: expected an integer >= 1, got -1"),
+        (lambda m: fed(m).tokens(2.5), "most: expected an integer >= 1, got 2.5"),
+        (lambda m: fed(m).tokens("a"), "most: expected an integer >= 1, got 'a'"),
         (lambda m: Stream(m, 2).feed(torch.zeros(1, 3)), r"tokens: expected shape \(2, S >= 1\), got \(1, 3\)"),
         (
             lambda m: m.generate(torch.zeros(1, 1).long(), 1, "beam"),
@@ -189,5 +219,5 @@ def test_a_training_model_generates_too() -> None:
     ],
 )
 def test_wrong_calls(model: xLSTMLarge, call, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((ValueError, TypeError), match=words):
         call(model)

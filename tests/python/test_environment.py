@@ -229,7 +229,7 @@ torch.compile(xlstm_hip.mlstm_interface, backend="eager", fullgraph=True)(x, x, 
 y = torch.randn(1, 5, 2, 16)
 attention.flash_attn_func(y, y, y)
 layers.rms_norm(torch.randn(2, 8), torch.ones(8))
-main(["plan", "--batch", "2", "--heads", "3", "--length", "100", "--dqk", "16", "--dhv", "16"])
+main(["plan", "--batch", "2", "--heads", "3", "--length", "100"])
 """
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import IO_DTYPES, accumulate_dtype, is_tensor, shape_text
+from ..checks import IO_DTYPES, accumulate_dtype, gradient_needed, is_tensor, shape_text
 from ..ops import devices_with_kernels
 
 BLOCK_SIZES = (32, 64, 128, 256)  # as csrc/attention/plan.h has them
@@ -31,10 +31,16 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
-def dropout(value: Any) -> float:
-    if not 0 <= finite("dropout_p", value) < 1:
-        raise ValueError(f"dropout_p: expected 0 <= p < 1, got {value!r}")
-    return float(value)
+def dropout(value: Any, name: str = "dropout_p") -> float:
+    """p is taken in steps of 2^-16 (csrc/attention/rules.h): one that rounds to 0 or to 1 would be another."""
+    p = finite(name, value)
+    if not 0 <= p < 1:
+        raise ValueError(f"{name}: expected 0 <= p < 1, got {value!r}")
+    if p and not 2**-17 <= p < 1 - 2**-17:
+        raise ValueError(
+            f"{name}: expected 0 or 2**-17 <= p < 1 - 2**-17, as it is taken in steps of 2**-16, got {value!r}"
+        )
+    return p
 
 
 def scale_of(value: Any, head_dim: int) -> float:
@@ -139,13 +145,45 @@ def offsets(name: str, x: Any, q: Tensor, batch: int | None = None) -> Tensor:
     return made
 
 
+def readable(x: Tensor | None) -> bool:
+    """Whether values can be looked at without waiting for a GPU: on the CPU, outside a graph."""
+    return x is not None and x.device.type == "cpu" and not torch.compiler.is_compiling() and x.numel() > 0
+
+
 def lengths_fit(name: str, x: Tensor | None, most: int) -> None:
-    """Values of 0 to most, where they can be read: on the CPU, outside a graph."""
-    if x is None or x.device.type != "cpu" or torch.compiler.is_compiling() or not x.numel():
+    """Values of 0 to most, where they can be read."""
+    if x is None or not readable(x):
         return
     for value in (int(x.min()), int(x.max())):
         if not 0 <= value <= most:
             raise ValueError(f"{name}: expected 0 to {most}, for which the cache has room, got {value}")
+
+
+def pages_fit(table: Tensor | None, used: Tensor, cache: Tensor) -> None:
+    """Pages that the cache has, where they can be read and hold keys in use; other entries may be anything."""
+    if table is None or not readable(table):
+        return
+    pages, size = cache.shape[:2]
+    in_use = table[torch.arange(table.shape[1]) * size < used[:, None]]
+    wrong = in_use[(in_use < 0) | (in_use >= pages)]
+    if wrong.numel():
+        raise ValueError(f"block_table: expected 0 to {pages - 1}, got {int(wrong[0])}")
+
+
+def paged_keys_fit(cu_seqlens_k: Tensor, max_seqlen_k: int) -> None:
+    """What the ops look for in offsets, where they can be read: with pages they are given lengths alone."""
+    if not readable(cu_seqlens_k):
+        return
+    if int(cu_seqlens_k[0]) != 0:
+        raise ValueError(f"cu_seqlens_k: expected to start at 0, got {int(cu_seqlens_k[0])}")
+    lengths = cu_seqlens_k.diff()
+    if int(lengths.min()) < 0:
+        raise ValueError("cu_seqlens_k: expected values that do not fall")
+    if int(lengths.max()) > max_seqlen_k:
+        raise ValueError(
+            f"cu_seqlens_k: sequence {int(lengths.argmax())} has {int(lengths.max())} tokens, more than max_seqlen_k = "
+            f"{max_seqlen_k}"
+        )
 
 
 def slopes(x: Any, q: Tensor, batch: int) -> Tensor | None:
@@ -181,7 +219,7 @@ def splits(value: Any) -> int:
     return value
 
 
-def no_gradient(function: str, **tensors: Tensor | None) -> None:
+def no_gradient(function: str, **tensors: Any) -> None:
     for name, x in tensors.items():
-        if x is not None and x.requires_grad and torch.is_grad_enabled():
+        if gradient_needed(x):
             raise ValueError(f"{name}: a gradient is needed, and {function} has none; call it under torch.no_grad()")

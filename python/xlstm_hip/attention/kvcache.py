@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..attention_places import Pages, Places
-from ..checks import shape_text
+from ..checks import IO_DTYPES, one_of, shape_text
 from . import checks
 from .ops import Options, cut_of, ops_for
 
@@ -89,16 +89,19 @@ def flash_attn_with_kvcache(
             if tuple(x.shape) != expected:
                 raise ValueError(f"{name}: expected shape {expected}, got {shape_text(x)}")
         checks.lengths_fit("cache_seqlens", before, room - k.shape[1])
-        ops.attention_append_(k_cache, k, cos, sin, before, rows, table, rotary_interleaved)
-        ops.attention_append_(v_cache, v, None, None, before, rows, table, rotary_interleaved)
         used = before + k.shape[1]
+        checks.pages_fit(table, used, k_cache)
     else:
         checks.lengths_fit("cache_seqlens", before, room)
+    checks.lengths_fit("cache_leftpad", leftpad, room)
+    cut = cut_of(q, k_cache.shape[-2], room, v_cache.shape[-1], options, parts, packed=False)
     if cos is not None:
         same_position = left < 0 and right < 0
         q = ops.attention_rotary(q, cos, sin, before, rotary_interleaved, same_position)
+    if k is not None:  # last, so that a call that fails leaves the cache as it was
+        ops.attention_append_(k_cache, k, cos, sin, before, rows, table, rotary_interleaved)
+        ops.attention_append_(v_cache, v, None, None, before, rows, table, rotary_interleaved)
     places = Places(seqused_k=used, leftpad_k=leftpad)
-    cut = cut_of(q, k_cache.shape[-2], room, v_cache.shape[-1], options, parts, packed=False)
     out, lse = ops.attention_forward(
         q, k_cache, v_cache, *places, *Pages(table, rows), slopes, sinks, None, *options[:-1], *cut, True
     )
@@ -156,12 +159,15 @@ def flash_attn_combine(
     if lse_partial.shape != out_partial.shape[:-1]:
         expected = tuple(out_partial.shape[:-1])
         raise ValueError(f"lse_partial: expected shape (splits, B, S, H) = {expected}, got {shape_text(lse_partial)}")
+    one_of("out_dtype", out_dtype, (None, *IO_DTYPES))
     checks.no_gradient("flash_attn_combine", out_partial=out_partial, lse_partial=lse_partial)
     if out is not None:
         checks.is_tensor("out", out)
         if out.shape != out_partial.shape[1:]:
             expected = tuple(out_partial.shape[1:])
             raise ValueError(f"out: expected shape (B, S, H, D) = {expected}, got {shape_text(out)}")
+        if out.dtype not in IO_DTYPES:
+            raise TypeError(f"out: expected float32, bfloat16, float16 or float64, got {out.dtype}")
         if out_dtype not in (None, out.dtype):
             raise ValueError(f"out_dtype: expected None or {out.dtype} as out has, got {out_dtype}")
     made, lse = ops_for(out_partial).attention_combine(

@@ -53,7 +53,8 @@ def get_mla_metadata(
     topk: int | None = None,
 ) -> tuple[Any, Tensor | None]:
     """Without arguments (FlashMLASchedMeta(), None). With cache_seqlens and the two counts after it the older pair:
-    tile_scheduler_metadata (parts, 8) and num_splits (B + 1), how many parts come before each sequence's."""
+    tile_scheduler_metadata (parts, 8) and num_splits (B + 1), how many parts come before each sequence's. num_heads_q
+    must fit the two counts, and changes no schedule."""
     _refuse(is_fp8_kvcache=is_fp8_kvcache, topk=topk)
     if cache_seqlens is None:
         for name, x in (
@@ -71,8 +72,9 @@ def get_mla_metadata(
         if isinstance(x, bool) or not isinstance(x, int) or x < 1:
             raise ValueError(f"{name}: expected an integer >= 1, got {x!r}")
     assert num_q_tokens_per_head_k is not None and num_heads_k is not None
-    if num_heads_q is not None and (num_heads_q < 1 or num_heads_q % num_heads_k):
-        raise ValueError(f"num_heads_q: expected a multiple of num_heads_k = {num_heads_k}, got {num_heads_q}")
+    wrong = isinstance(num_heads_q, bool) or not isinstance(num_heads_q, int) or num_heads_q < 1
+    if num_heads_q is not None and (wrong or num_heads_q % num_heads_k):
+        raise ValueError(f"num_heads_q: expected a multiple of num_heads_k = {num_heads_k}, got {num_heads_q!r}")
     if num_heads_q is not None and num_q_tokens_per_head_k % (num_heads_q // num_heads_k):
         raise ValueError(
             f"num_q_tokens_per_head_k: expected a multiple of num_heads_q / num_heads_k = "
@@ -81,6 +83,12 @@ def get_mla_metadata(
     batch, lengths = cache_seqlens.shape[0], cache_seqlens.to(torch.int32)
     longest = int(lengths.max()) if batch and cache_seqlens.device.type == "cpu" else 1 << 20
     splits = max(1, _splits(lengths.device, batch, num_heads_k, num_q_tokens_per_head_k, longest)) if batch else 1
+    return _schedule(lengths, splits)
+
+
+def _schedule(lengths: Tensor, splits: int) -> tuple[Tensor, Tensor]:
+    """tile_scheduler_metadata and num_splits of the older interface, each sequence's keys cut into as many parts."""
+    batch = lengths.shape[0]
     blocks = ((lengths + _BLOCK - 1) // _BLOCK)[:, None]
     part = torch.arange(splits + 1, dtype=torch.int32, device=lengths.device)
     edges = blocks * part // splits  # (B, splits + 1)
@@ -117,6 +125,8 @@ def flash_mla_with_kvcache(
 ) -> tuple[Tensor, Tensor]:
     """Returns out (B, S_q, H_q, head_dim_v) and softmax_lse (B, H_q, S_q), +infinity for a sequence without keys.
 
+    Of the older schedule the shapes say how the keys are cut. What is in its tensors is compared with what
+    get_mla_metadata gives for these cache_seqlens on a CPU, and not read on a GPU, where the host would wait for it.
     Pages may have any size. Sums over parts of the keys are kept in float32, float64 with float64.
     """
     _refuse(
@@ -140,11 +150,12 @@ def flash_mla_with_kvcache(
     table = checks.indices("block_table", block_table, q, (batch, None), f"(B, pages) = ({batch}, pages)")
     checks.is_tensor("cache_seqlens", cache_seqlens)
     used = checks.indices("cache_seqlens", cache_seqlens, q, (batch,), f"(B) = ({batch},)")
+    assert used is not None
     heads_k = k_cache.shape[2]
     keys = k_cache.shape[1] * (1 if table is None else table.shape[1])
     checks.lengths_fit("cache_seqlens", used, keys)
     shapes = (batch, queries, heads_q, heads_k, features, head_dim_v, keys, q.dtype, q.device)
-    splits = _scheduled_splits(tile_scheduler_metadata, num_splits, shapes)
+    splits = _scheduled_splits(tile_scheduler_metadata, num_splits, shapes, q, used)
     _, right = checks.window((-1, -1), checks.flag("causal", causal))
     options = Options(queries, 0, checks.scale_of(softmax_scale, features), -1, right, 0.0, 0.0, 0)
     out, lse = ops_for(q).attention_forward(
@@ -154,7 +165,7 @@ def flash_mla_with_kvcache(
     return out, lse
 
 
-def _scheduled_splits(metadata: Any, num_splits: Any, shapes: tuple[Any, ...]) -> int:
+def _scheduled_splits(metadata: Any, num_splits: Any, shapes: tuple[Any, ...], q: Tensor, lengths: Tensor) -> int:
     batch, queries, heads_q, heads_k, _, _, keys, *_ = shapes
     if metadata is None or isinstance(metadata, FlashMLASchedMeta):
         if num_splits is not None:
@@ -180,4 +191,14 @@ def _scheduled_splits(metadata: Any, num_splits: Any, shapes: tuple[Any, ...]) -
     checks.is_tensor("num_splits", num_splits)
     if tuple(num_splits.shape) != (batch + 1,):
         raise ValueError(f"num_splits: expected shape (B + 1) = ({batch + 1},), got {shape_text(num_splits)}")
-    return parts // max(1, batch)
+    splits = parts // max(1, batch)
+    given = {"tile_scheduler_metadata": metadata, "num_splits": num_splits}
+    for name, x in given.items():
+        if x.dtype != torch.int32:
+            raise TypeError(f"{name}: expected torch.int32, got {x.dtype}")
+        checks.on_device(name, x, q)
+    if checks.readable(lengths):
+        for (name, x), expected in zip(given.items(), _schedule(lengths, splits), strict=True):
+            if not torch.equal(x, expected):
+                raise ValueError(f"{name}: expected what get_mla_metadata gave for these cache_seqlens, got others")
+    return splits

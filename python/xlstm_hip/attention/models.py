@@ -71,10 +71,11 @@ def _packed_ends(position_ids: Tensor | None, batch: int, queries: int) -> Tenso
     if position_ids is None or batch != 1 or queries == 1 or position_ids.dim() > 2:
         return None
     positions = position_ids.reshape(-1)
-    starts = torch.nonzero(positions[1:] != positions[:-1] + 1).flatten() + 1
+    starts = torch.nonzero(positions.diff() != 1).flatten() + 1
     if positions.shape[0] != queries or not starts.numel():
         return None
-    return torch.nn.functional.pad(starts, (1, 1)).index_fill(0, torch.tensor([starts.numel() + 1]), queries)
+    pad = torch.nn.functional.pad
+    return pad(pad(starts, (1, 0)), (0, 1), value=queries)
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: dict[str, Any]) -> Tensor:

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
+from ..checks import is_tensor
 from . import checks
 from .functions import flash_attn_func
 
@@ -32,7 +34,7 @@ class FlashAttention(nn.Module):
         block_size: int | None = None,
     ) -> None:
         super().__init__()
-        self.attention_dropout = checks.dropout(attention_dropout)
+        self.attention_dropout = checks.dropout(attention_dropout, "attention_dropout")
         self.causal = checks.flag("causal", causal)
         self.options: dict[str, Any] = {
             "softmax_scale": None if softmax_scale is None else checks.finite("softmax_scale", softmax_scale),
@@ -42,7 +44,18 @@ class FlashAttention(nn.Module):
             "block_size": checks.block(block_size) or None,
         }
         checks.window(window_size, False)
-        self.register_buffer("alibi_slopes", alibi_slopes, persistent=False)
+        slopes = None if alibi_slopes is None else is_tensor("alibi_slopes", alibi_slopes)
+        self.register_buffer("alibi_slopes", slopes, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FlashAttention:
+        """Slopes go where the module goes, and stay float32, as every call expects them."""
+        slopes = self.alibi_slopes
+
+        def moved(x: Tensor) -> Tensor:
+            made = fn(x)
+            return x.to(made.device) if x is slopes and made.dtype != x.dtype else made
+
+        return super()._apply(moved, recurse)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool | None = None, return_attn_probs: bool = False

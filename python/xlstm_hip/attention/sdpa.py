@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import is_tensor, shape_text
+from ..checks import has_rank, is_tensor, shape_text
 from . import checks
 from .functions import flash_attn_func
 
 
 def top_left(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """Causal attention of (B, S, H, D) whose first query stands beside the first key: SDPA's corner, not ours."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        has_rank(name, x, 4, "(B, S, H, D)")
     queries, keys = q.shape[1], k.shape[1]
     if queries <= keys:
         return flash_attn_func(q, k[:, :queries], v[:, :queries], causal=True, **options)

@@ -6,13 +6,13 @@ from __future__ import annotations
 import argparse
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..device import default_device
+from ..device import default_device, device_facts
 from ..models import load_pretrained, xLSTMLarge
 from ..text import TOKENIZER_FILE
 
@@ -37,6 +37,14 @@ def add_command(commands: Any, name: str, run: Callable, text: str, examples: st
     return command
 
 
+def refuse_given(given: argparse.Namespace, names: Iterable[str], expected: str) -> None:
+    """Of options whose default is None: none may be given where it would change nothing."""
+    for name in names:
+        value = getattr(given, name)
+        if value is not None:
+            raise ValueError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}")
+
+
 def check_new_folder(name: str, folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{name}: expected a new or empty folder, got {str(folder)!r}")
@@ -59,10 +67,13 @@ def megabytes(folder: Path) -> float:
     return sum(file.stat().st_size for file in folder.iterdir()) / 1e6
 
 
+MODEL_OPTIONS = ("dtype", "device", "weights", "threads")
+
+
 def add_model_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dtype", choices=DTYPES, help="of the weights (default: the checkpoint's)")
     command.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: the GPU if the package has kernels for it)")
-    command.add_argument("--weights", choices=("single", "fused"), default="fused", help="(default: fused)")
+    command.add_argument("--weights", choices=("single", "fused"), help="(default: fused)")
     command.add_argument("--threads", metavar="N", type=at_least(1), help="on the CPU (default: one per core)")
 
 
@@ -73,8 +84,17 @@ def default_device_name() -> str:
     return str(device) if device.type in devices_with_kernels() else "cpu"
 
 
+def _seen_device(name: str) -> str:
+    try:
+        device_facts(name)
+    except (AssertionError, RuntimeError, ValueError) as reason:  # torch has one for each way to be wrong
+        raise ValueError(f"--device: expected a device that torch sees, as cpu or cuda:1, got {name!r}") from reason
+    return name
+
+
 def load(folder: Path, given: argparse.Namespace) -> xLSTMLarge:
     if given.threads:
         torch.set_num_threads(given.threads)
     dtype = None if given.dtype is None else DTYPES[given.dtype]
-    return load_pretrained(folder, dtype, given.device or default_device_name(), given.weights)
+    device = default_device_name() if given.device is None else _seen_device(given.device)
+    return load_pretrained(folder, dtype, device, given.weights or "fused")

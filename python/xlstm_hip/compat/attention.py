@@ -11,8 +11,9 @@ from torch import Tensor
 
 from .. import attention
 from .._version import __version__
-from ..attention.checks import dropout, is_tensor
+from ..attention import checks
 from ..attention.sdpa import top_left
+from ..checks import is_tensor
 from ..reference.attention import attention as reference_attention
 
 FLASH_ATTN = (
@@ -63,20 +64,18 @@ class AmdFlashAttention(torch.nn.Module):
         super().__init__()
         if dropout is not None and attention_dropout is not None:
             raise ValueError("attention_dropout: expected one of dropout and attention_dropout")
-        given = dropout if attention_dropout is None else attention_dropout
-        self.dropout = _dropout(0.0 if given is None else given)
-        self.causal = causal
+        name, given = ("dropout", dropout) if attention_dropout is None else ("attention_dropout", attention_dropout)
+        self.dropout = checks.dropout(0.0 if given is None else given, name)
+        self.causal = checks.flag("causal", causal)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool | None = None
     ) -> Tensor:
         if mask is not None:
             raise NotImplementedError("mask: expected None; of masks there is causal")
-        call = top_left if (self.causal if causal is None else causal) else attention.flash_attn_func
+        begins_top_left = self.causal if causal is None else checks.flag("causal", causal)
+        call = top_left if begins_top_left else attention.flash_attn_func
         return call(q, k, v, dropout_p=self.dropout if self.training else 0.0)
-
-
-_dropout = dropout
 
 
 def amd_flash_attn_func(
@@ -92,7 +91,8 @@ def amd_flash_attn_func(
 ) -> Any:
     """flash_attention_amd's function: with return_attn_probs out and the softmax, before dropout."""
     options: dict[str, Any] = {"softmax_scale": softmax_scale, "block_size": block_size}
-    call = top_left if causal else attention.flash_attn_func
+    call = top_left if checks.flag("causal", causal) else attention.flash_attn_func
+    checks.flag("return_attn_probs", return_attn_probs)
     out = call(q, k, v, dropout_p=dropout_p, **options)
     if not return_attn_probs:
         return out
