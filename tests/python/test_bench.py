@@ -19,7 +19,18 @@ from torch import Tensor
 
 from xlstm_hip import attention as our_attention
 from xlstm_hip import cli, select
-from xlstm_hip.bench import attention, metrics, mlstm, mlstm_points, operators, pictures, report, runner, selection
+from xlstm_hip.bench import (
+    attention,
+    metrics,
+    mlstm,
+    mlstm_points,
+    models,
+    operators,
+    pictures,
+    report,
+    runner,
+    selection,
+)
 from xlstm_hip.bench.registry import FLA, FLASH, OFFICIAL, OURS, PLAIN, PROVIDERS, Implementation, Point, Scale
 from xlstm_hip.bench.runner import Settings
 
@@ -55,8 +66,9 @@ def test_smoke_run(smoke_run: Path) -> None:
                 continue
             assert 0 < entry["ms"]["min"] <= entry["ms"]["median"] <= entry["ms"]["max"]
             assert set(entry["metrics"]) == set(metrics.METRICS)
-            if entry["provider"] in (OURS, PLAIN) and "errors" in entry:
-                assert entry["inexact"] == [] and max(entry["errors"].values()) < 1e-3
+            if entry["provider"] in (OURS, PLAIN):
+                own = results["exact"][point["operator"]].get(entry["name"], {"fp32": 1e-3})
+                assert entry["inexact"] == [] and max(entry["errors"].values()) < own["fp32"]
         ours = next(e for e in point["entries"] if e["provider"] == OURS)
         assert ours["metrics"]["times_ours"] == 1 and ours["metrics"]["roofline"] > 0
     (first, *_) = (p for p in results["points"] if p["operator"] == "write")
@@ -179,6 +191,64 @@ def test_a_wrong_result_of_ours_is_not_timed(monkeypatch: pytest.MonkeyPatch, tm
     text = report.markdown(results)
     assert "FAILED: wrong: h, c; not timed" in text and "inexact: h, c" in text
     assert json.loads((tmp_path / "steps.json").read_text()) == results
+
+
+class Planted:
+    """A reader whose logits are right and whose text is not: what it writes is this."""
+
+    def __init__(self, token: int | None) -> None:
+        self.token = token
+
+    def __call__(self, right: models.Reader) -> models.Reader:
+        def read(x: Tensor) -> models.Written:
+            own = right(x)
+
+            def write(n: int) -> Tensor:
+                text = own.write(n)
+                if self.token is not None:
+                    text[:, n // 2] = self.token
+                return text
+
+            return models.Written(own.logits, write)
+
+        return read
+
+
+def run_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, **planted: Planted) -> dict[str, Any]:
+    """The entries of the first point by name; planted ones stand for ours."""
+    makers = {name: (lambda w, p=p: p(models.MAKERS["ours"](w))) for name, p in planted.items()}
+    monkeypatch.setattr(models, "MAKERS", models.MAKERS | makers)
+    kept = tuple(x for x in models.IMPLEMENTATIONS if x.provider in (OURS, PLAIN))
+    kept += tuple(Implementation(name, OURS, models._prepared(name)) for name in planted)
+    write = operators.OPERATORS["write"]
+    points = lambda scale: write.points(scale)[:1]  # noqa: E731
+    monkeypatch.setitem(operators.OPERATORS, "write", replace(write, implementations=kept, points=points))
+    asked = Settings(operators=("write",), device="cpu", dtypes=(dtype,), quick=True)
+    return {e["name"]: e for e in runner.run(asked, tmp_path / "writing.json")["points"][0]["entries"]}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_text_is_held_to_the_plain_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: str) -> None:
+    """Planted: right logits after the prompt, then zeros, a token that is none, or one wrong token of all."""
+    found = run_writing(
+        tmp_path, monkeypatch, dtype, right=Planted(None), zeros=Planted(0), none=Planted(-1), beyond=Planted(1 << 20)
+    )
+    for name in ("zeros", "none", "beyond"):
+        assert found[name]["failed"] == "wrong: text; not timed" and "ms" not in found[name]
+    assert found["plain torch"]["errors"] == {"logits": 0, "text": 0}
+    for name in ("right", "ours", "ours int8", "ours int4"):
+        assert found[name]["inexact"] == [] and "ms" in found[name]
+    assert 0 < found["ours int8"]["errors"]["logits"] < found["ours int4"]["errors"]["logits"]
+
+
+def test_rounded_weights_have_limits_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Planted: int8 weights that are as far off as those of 4 bits."""
+    makers = models.MAKERS | {"ours int8": models.MAKERS["ours int4"]}
+    monkeypatch.setattr(models, "MAKERS", makers)
+    found = run_writing(tmp_path, monkeypatch, "fp32")
+    assert found["ours int8"]["failed"].startswith("wrong: logits") and "ms" in found["ours int4"]
+    limits = json.loads((tmp_path / "writing.json").read_text())["exact"]["write"]
+    assert limits["fp32"] < limits["ours int8"]["fp32"] < limits["ours int4"]["fp32"] < 1
 
 
 def test_a_failure_of_ours_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -42,9 +42,10 @@ def markdown(results: Results, wanted: Sequence[str] = tuple(metrics.METRICS)) -
     lines += [f"- {x.heading}: {x.text}" for x in metrics.METRICS.values() if x.name in wanted]
     lines += [
         "",
-        "Medians (min..max). Implementations take turns; every result is held to a truth before it is timed: float64,",
-        "of whole models the plain kernels in the same dtype. On a GPU operators are timed by events with an empty L2,",
-        "whole models with all that the host does. A share of the roofline above 100% is the cache's.",
+        "Medians (min..max). Implementations take turns; every result but another function's is held to a truth before",
+        "it is timed: float64, of whole models the plain kernels in the same dtype. On a GPU operators are timed by",
+        "events with an empty L2, whole models with all that the host does. A share of the roofline above 100% is the",
+        "cache's.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -24,7 +24,8 @@ EXAMPLES = """examples:
   xlstm-hip bench selection --device cuda --seconds 600   # get_optimal_kernel_config beside the fastest kernels
   xlstm-hip bench --redraw b.json                         # the tables and pictures once more
 
-Every result is held to a truth first. exit code: 0, or 1 where one of ours was wrong or did not run.
+Every result is held to a truth first, but FLA's, which is another function's.
+exit code: 0, or 1 where one of ours was wrong or did not run.
 """
 
 
