@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import subprocess
@@ -257,6 +258,45 @@ def test_a_failure_of_ours_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp
 
     with_step_implementations(monkeypatch, ours=(OURS, breaks))
     assert cli.main(["bench", "step", "--device", "cpu", *QUICK, "--out", str(tmp_path / "b.json")]) == 1
+
+
+def fails_from_call(number: int, error: type[Exception]) -> Make:
+    """Planted: right until that call."""
+    (right,) = (x.prepare for x in operators.STEPS if x.name == "plain torch")
+
+    def prepare(cell: Any, inputs: dict[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
+        call, calls = right(cell, inputs), itertools.count(1)
+
+        def fails() -> dict[str, Tensor]:
+            if next(calls) >= number:
+                raise error("gone\nfor ever")
+            return call()
+
+        return fails
+
+    return prepare
+
+
+@pytest.mark.parametrize("number", [3, 4, 6])
+def test_a_failure_in_the_rounds_is_a_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int) -> None:
+    (right,) = (x.prepare for x in operators.STEPS if x.name == "plain torch")
+    with_step_implementations(
+        monkeypatch,
+        right=(OURS, right),
+        wrong=(OURS, fails_from_call(number, RuntimeError)),
+        peer=(PLAIN, fails_from_call(number, torch.OutOfMemoryError)),
+        last=(PLAIN, right),
+    )
+    results = run_steps(tmp_path)
+    for point in results["points"]:
+        entries = {e["name"]: e for e in point["entries"]}
+        assert entries["wrong"]["failed"] == "RuntimeError: gone" and "ms" not in entries["wrong"]
+        assert entries["peer"]["missing"] == "OutOfMemoryError: gone" and "ms" not in entries["peer"]
+        for name in ("right", "last"):
+            assert len(entries[name]["ms"]["samples"]) >= 2 and "times_ours" in entries[name]
+    assert len(runner.failures(results)) == len(results["points"])
+    with_step_implementations(monkeypatch, peer=(PLAIN, fails_from_call(number, RuntimeError)))
+    assert all(p["entries"][0]["missing"] == "RuntimeError: gone" for p in run_steps(tmp_path)["points"])
 
 
 def test_what_is_late_is_said(tmp_path: Path) -> None:

@@ -121,8 +121,7 @@ class Run:
                 taken = time.monotonic() - begin
             self.rates[kind] = taken / amount
         except Exception as error:  # a peer's failure is a result, and so is ours
-            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:WORDS]
-            return entry | {"failed" if ours else "missing": reason}, None
+            return entry | failure(implementation.provider, error), None
         if taken > limit:
             return entry | {"missing": f"{LATE}: too slow", "call_seconds": taken}, None
         return entry, call
@@ -152,9 +151,12 @@ class Run:
             if call is not None:
                 calls[implementation.name] = call
         del truth
-        samples = self.rounds(operator, calls, share, advance)
+        broken: dict[str, Exception] = {}
+        samples = self.rounds(operator, calls, share, advance, broken.__setitem__)
         for entry in entries:
-            if entry["name"] in samples:
+            if entry["name"] in broken:
+                entry |= failure(entry["provider"], broken[entry["name"]])
+            elif entry["name"] in samples:
                 entry["ms"] = samples[entry["name"]].as_json()
         timed = [entry for entry in entries if "ms" in entry]
         ours = next((e for e in timed if e["provider"] == OURS), None)  # the first of the operator's table
@@ -165,16 +167,19 @@ class Run:
         return {"flops": cell.flops, "bytes": cell.bytes, "entries": entries}
 
     def rounds(
-        self, operator: Operator, calls: Mapping[str, Call], share: float, advance: Advance
+        self,
+        operator: Operator,
+        calls: Mapping[str, Call],
+        share: float,
+        advance: Advance,
+        failed: Callable[[str, Exception], None],
     ) -> dict[str, Samples]:
-        if not calls:
-            return {}
         cold = operator.cold and self.machine.gpu
         sample = 0.01 if self.machine.gpu else 0.02
         pace = Pace(share, LEAST_ROUNDS, MOST_ROUNDS, sample / COLD_SAMPLES if cold else sample)
         if self.settings.quick:
             pace = Pace(0.05, 2, 3, 0.0005)
-        return interleaved(calls, pace, advance, self.machine.cold_seconds if cold else self.machine.seconds)
+        return interleaved(calls, pace, advance, self.machine.cold_seconds if cold else self.machine.seconds, failed)
 
     def clean(self) -> None:
         gc.collect()
@@ -232,7 +237,16 @@ class Run:
         try:
             return self.measure(operator, point, share, advance)
         except (torch.OutOfMemoryError, MemoryError) as error:
-            return {"missing": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:WORDS]}
+            return {"missing": words_of(error)}
+
+
+def words_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:WORDS]
+
+
+def failure(provider: str, error: Exception) -> dict[str, str]:
+    """What an entry then has: a failure of ours is one of the run, a peer's is a result."""
+    return {"failed" if provider == OURS else "missing": words_of(error)}
 
 
 def ceilings(machine: Machine, dtypes: Sequence[str], quick: bool) -> dict[str, Any]:
