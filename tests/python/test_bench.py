@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ from xlstm_hip.bench import (
     operators,
     pictures,
     report,
+    result_files,
     runner,
     selection,
 )
@@ -56,6 +58,7 @@ def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_smoke_run(smoke_run: Path) -> None:
     results = json.loads(smoke_run.read_text())
+    assert results["ended_early"] is False
     assert tuple(dict.fromkeys(p["operator"] for p in results["points"])) == MEASURED
     assert results["environment"]["packages"]["torch"] and results["environment"]["threads"] == 1
     for point in results["points"]:
@@ -121,6 +124,8 @@ def test_list() -> None:
         (("--seconds", "0"), 2, "--seconds: expected a number > 0, got '0'"),
         (("--seconds", "nan"), 2, "--seconds: expected a number > 0, got 'nan'"),
         (("--device", "gpu"), 2, "--device: expected cpu, cuda or cuda:N, got 'gpu'"),
+        (("--device", "cpu:7"), 2, "--device: expected cpu, cuda or cuda:N, got 'cpu:7'"),
+        (("step", "--quick", "--out", f"{__file__}/b.json"), 1, f"--out: '{__file__}/b.json' cannot be written: "),
         (("--out", "results"), 2, "--out: expected a file name that ends in .json, got 'results'"),
         (("--threads", "0"), 2, "--threads: expected a whole number >= 1, got '0'"),
         (("--list", "--quick"), 1, "--list: measures nothing, so it does not go with --quick"),
@@ -144,6 +149,48 @@ def test_a_file_of_another_benchmark_is_refused(tmp_path: Path, capsys: pytest.C
     assert "expected a result file of xlstm-hip bench" in capsys.readouterr().err
     assert cli.main(["bench", "--redraw", str(tmp_path / "none.json")]) == 1
     assert "none.json' cannot be read: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["environment", "points", "settings", "ceilings"])
+def test_a_part_of_a_file_is_refused(
+    smoke_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    results = json.loads(smoke_run.read_text())
+    del results[key]
+    (tmp_path / "part.json").write_text(json.dumps(results))
+    assert cli.main(["bench", "--redraw", str(tmp_path / "part.json")]) == 1
+    said = capsys.readouterr().err
+    assert "--redraw: expected a whole result file, got " in said and f"part.json': KeyError: '{key}'" in said
+    assert [x.name for x in tmp_path.iterdir()] == ["part.json"]
+
+
+def test_a_run_that_is_ended_leaves_its_table_and_pictures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Planted: Ctrl-C in the second point."""
+    pytest.importorskip("matplotlib")
+    measure, out = runner.Run.measure, tmp_path / "ended.json"
+
+    def interrupted(self: runner.Run, *arguments: Any) -> dict[str, Any]:
+        if self.results["points"]:
+            raise KeyboardInterrupt
+        return measure(self, *arguments)
+
+    monkeypatch.setattr(runner.Run, "measure", interrupted)
+    assert cli.main(["bench", "step", "--device", "cpu", *QUICK, "--out", str(out)]) == 130
+    results = json.loads(out.read_text())
+    assert len(results["points"]) == 1 and results["ended_early"]
+    assert "**Ended early: not all points are here.**" in out.with_suffix(".md").read_text()
+    assert {x.name for x in tmp_path.iterdir()} == {"ended.json", "ended.md", "ended_batch.png", "ended_roofline.png"}
+    assert "ended early: what has been measured is written" in capsys.readouterr().err
+
+
+def test_a_result_file_is_never_half_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    result_files.save({"a": 1}, tmp_path / "made" / "x.json")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        result_files.save({"a": 2}, tmp_path / "made" / "x.json")
+    assert json.loads((tmp_path / "made" / "x.json").read_text()) == {"a": 1}
 
 
 # ---- correct before timed

@@ -28,6 +28,8 @@ def markdown(results: Results, wanted: Sequence[str] = tuple(metrics.METRICS)) -
     lines.append(f"Its own copy: {top['copy_bytes_per_second'] / 1e9:.0f} GB/s; its own matmul: {rates}.")
     if settings["quick"]:
         lines += ["", "**A smoke run: small shapes and too few rounds to be figures.**"]
+    if results.get("ended_early"):
+        lines += ["", "**Ended early: not all points are here.**"]
     if facts["load_before"] > BUSY and settings["device"] == "cpu":
         lines += ["", f"**The machine was busy when this began (load {facts['load_before']:.1f}).**"]
     for operator in dict.fromkeys(p["operator"] for p in results["points"]):

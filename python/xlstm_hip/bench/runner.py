@@ -285,6 +285,7 @@ def run(settings: Settings, out: Path) -> dict[str, Any]:
         "providers": {x.name: {"text": x.text, "missing": x.missing()} for x in asked},
         "exact": {name: exact(OPERATORS[name]) for name in settings.operators},
         "ceilings": ceilings(machine, settings.dtypes, settings.quick),
+        "ended_early": True,  # until it did not
         "points": [],
     }
     own = Run(settings, machine, out, results)
@@ -298,9 +299,12 @@ def run(settings: Settings, out: Path) -> dict[str, Any]:
         own.lost = not_survived(command, os.environ, wanted)
     gc.freeze()  # what is imported by now stays: each point collects several times
     try:
-        own.go()
+        with result_files.keeps_what_there_is():
+            own.go()
+            results["ended_early"] = False
     finally:
         gc.unfreeze()
+    result_files.save(results, out)
     return results
 
 

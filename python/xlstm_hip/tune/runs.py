@@ -24,21 +24,12 @@ from .. import plans
 from .._version import __version__
 from ..device import device_facts
 from ..plans import Plan
+from ..whole_files import write_whole
 from .measure import Result
 
 META, TRIALS, SUMMARY, BEST = "run_meta.json", "trials.jsonl", "summary.csv", "best.json"
 COLUMNS = ("trial", "status", "speedup", "ms", "shipped_ms", "share_of_tolerance", "plan", "error")
 NEW = {"entries": [], "format": plans.FORMAT}
-
-
-def write_whole(path: Path, text: str) -> None:
-    """The file is the old one or the new one, whenever one looks."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("w", encoding="utf-8") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(beside, path)
 
 
 def write_json(path: Path, value: Any) -> None:
