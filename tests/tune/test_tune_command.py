@@ -215,6 +215,20 @@ def test_a_cluster_that_is_not_there(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_run_on_ray(tmp_path: Path) -> None:
+    """In a process of its own: it starts a Ray of this machine, and ends it."""
+    pytest.importorskip("ray")
+    given = ("--op", "mlstm_backward", *SMALL[:-1], 1, "--budget", 2, "--runs", tmp_path, "--engine", "ray")
+    done = command("tune", *given)
+    out, err = done.communicate(timeout=240)
+    assert done.returncode == 0, err
+    assert "trial 0: " in out and "trial 1: " in out and ("the shipped plan stays" in out or "entered into" in out)
+    folder = only(tmp_path)
+    trials = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+    assert sorted(x["trial"] for x in trials) == [0, 1] and {x["status"] for x in trials} == {"ok"}
+    assert json.loads((folder / "run_meta.json").read_text())["engine"] == "ray"
+
+
 def test_what_a_run_was_begun_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
