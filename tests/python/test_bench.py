@@ -491,6 +491,15 @@ def test_every_series_has_a_picture_and_every_cell_a_size() -> None:
             assert all(p.cell.dtype in operator.exact and p.cell.as_json()["size"] for p in points)
 
 
+def test_drawing_is_not_in_the_picture_of_a_step() -> None:
+    """A title says what all of its panels show."""
+    of = {name: {p.series for p in x.points(Scale(False, True, ("fp32",)))} for name, x in operators.OPERATORS.items()}
+    assert of["draw"] == of["draw-greedy"] and not of["draw"] & of["step"]
+    titles = {x.name: x.title for x in pictures.SERIES}
+    assert [titles[x] for x in of["draw"]] == ["drawing a token of each row"]
+    assert [titles[x] for x in of["step"]] == ["a step over the batch"]
+
+
 def test_lengths_have_as_many_tokens() -> None:
     for gpu in (False, True):
         cells = [
