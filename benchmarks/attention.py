@@ -6,9 +6,10 @@
     python benchmarks/attention.py --quick         a smoke run at small shapes
 
 Contenders are ours, torch's scaled_dot_product_attention (on a GPU with its FLASH and its cuDNN backend) and standard
-attention, which is softmax between two matrix products. They take turns, so ratios are the medians of the rounds' own.
-One head of every result is held to float64 first, and its error stands beside the time. Memory is what one forward
-and backward adds to its inputs and the gradient of its output, on the CPU in a process of its own.
+attention, which is softmax between two matrix products. They take turns, so ratios are the medians of the rounds' own;
+the calls of a turn come back to back, so what fits L2 is read from there by all of them alike. One head of every result
+is held to float64 first, and its error stands beside the time. Memory is what one forward and backward adds to its
+inputs and the gradient of its output, on the CPU in a process of its own.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ and values that are read (GB/s).
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,10 +33,12 @@ from xlstm_hip.bench.environment import environment, summary
 from xlstm_hip.bench.machine import Machine, ceilings
 from xlstm_hip.bench.operators import ATTENTION_EXACT
 from xlstm_hip.bench.registry import relative_error
+from xlstm_hip.bench.result_files import save
 from xlstm_hip.bench.table import lines_of
 from xlstm_hip.bench.timing import interleaved, paired_ratio
 from xlstm_hip.progress import Tasks
 from xlstm_hip.reference.attention import attention
+from xlstm_hip.whole_files import write_whole
 
 HEAD_DIM = 128
 EXACT = ATTENTION_EXACT["bf16"]
@@ -224,10 +225,9 @@ def main() -> None:
         "tables": measured,
     }
     out: Path = given.out or FOLDER / "attention_features.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=1) + "\n")
+    save(results, out)
     text = markdown(results)
-    out.with_suffix(".md").write_text(text)
+    write_whole(out.with_suffix(".md"), text)
     print(text)
 
 

@@ -9,7 +9,8 @@
 Memory binds these layers, so the copy is the aim: every input read once and every result written once, by torch's own
 copy of a tensor of half that many bytes. On a GPU many tokens are the replay of a graph of the call, since a call with
 gradients may take the host longer than the GPU; one token shows what a call costs. Contenders take turns, and ratios
-are the medians of the rounds' own. Every result is held to float64 first.
+are the medians of the rounds' own; the calls of a turn, the copy's too, come back to back, so what fits L2 is read from
+there. Every result is held to float64 first.
 """
 
 from __future__ import annotations

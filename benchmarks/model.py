@@ -7,8 +7,9 @@
 
 Contenders are ours (the dtype asked for, and int8 and int4), transformers' own xLSTM and the official xlstm_large, with
 the kernels that they run here; on a GPU the official one's step also compiled by torch and captured as one graph. All
-write the same text before they are timed, but for what float32 rounds otherwise in half precision. They take turns, so
-ratios are the medians of the rounds' own. Results lie beside this file, in results.
+are held to the plain kernels' model in the same dtype before they are timed, by logits and each token that they write:
+one of ours that is wrong ends the run, a peer's error is in the file. In float32 those with the same weights write the
+same text. They take turns, so ratios are the medians of the rounds' own. Results lie beside this file, in results.
 """
 
 from __future__ import annotations
@@ -37,18 +38,24 @@ from xlstm_hip.bench.models import (
     MAKERS,
     Reader,
     Weights,
+    after,
+    below_best,
+    plain_model,
     random_weights,
 )
-from xlstm_hip.bench.registry import DTYPES
+from xlstm_hip.bench.operators import MODEL_EXACT
+from xlstm_hip.bench.registry import DTYPES, relative_error
 from xlstm_hip.bench.result_files import keeps_what_there_is, write
 from xlstm_hip.bench.timing import Pace, interleaved, paired_ratio
-from xlstm_hip.models import load_pretrained
+from xlstm_hip.models import load_pretrained, xLSTMLarge
 from xlstm_hip.progress import Tasks
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(__file__).resolve().parent / "results"
 OURS, THEIRS, OFFICIAL, CAPTURED = "xlstm_hip", "transformers", "xlstm_large", "xlstm_large graph"
 OTHERS = ("int8", "int4", THEIRS, OFFICIAL, CAPTURED)
+REGISTERED = {OURS: "ours", f"{OURS} int8": "ours int8", f"{OURS} int4": "ours int4"}  # names in the registry
+REGISTERED |= {name: name for name in (THEIRS, OFFICIAL, CAPTURED)}
 PROMPT = 16
 FULL = Pace(seconds=20, least_rounds=3, most_rounds=9, sample_seconds=0.1)
 QUICK = Pace(seconds=0.1, least_rounds=1, most_rounds=1, sample_seconds=0.001)
@@ -56,23 +63,31 @@ Calls = dict[str, Callable[[], Any]]
 
 
 def contenders(weights: Weights, wanted: list[str]) -> dict[str, Reader]:
-    """By their names here; the registry's "ours" is the package's name."""
+    """By their names here."""
     here = {x.name for x in IMPLEMENTATIONS if x.missing(weights.device) is None}
-    asked = {OURS: "ours", f"{OURS} int8": "ours int8", f"{OURS} int4": "ours int4"}
-    asked |= {name: name for name in (THEIRS, OFFICIAL, CAPTURED)}
     return {
         name: MAKERS[own](weights)
-        for name, own in asked.items()
+        for name, own in REGISTERED.items()
         if own in here and (name == OURS or name.removeprefix(f"{OURS} ") in wanted)
     }
 
 
-def check(found: dict[str, Reader], x: Tensor, dtype: torch.dtype) -> None:
-    """Those that have the same weights write the same text, which in half precision rounding may change."""
-    want = found[OURS](x).write(PROMPT)
+def check(found: dict[str, Reader], plain: xLSTMLarge, x: Tensor, dtype: str) -> dict[str, dict[str, float]]:
+    """How far each is from the plain kernels' model, and its limit; ours are within theirs."""
+    limits = {x.name: (x.limits or MODEL_EXACT)[dtype] for x in IMPLEMENTATIONS}
+    true, texts, rows = after(plain, x), {}, {}
+    for name, read in found.items():
+        read_it = read(x)
+        texts[name] = read_it.write(PROMPT)
+        logits, text = relative_error(read_it.logits, true["logits"]), below_best(plain, true, texts[name])
+        limit = limits[REGISTERED[name]]
+        if name.startswith(OURS) and not max(logits, text) <= limit:
+            raise SystemExit(f"{name}: errors {logits:.3g} (logits), {text:.3g} (text), expected at most {limit}")
+        rows[name] = {"logits": logits, "text": text, "limit": limit}
     for name in (THEIRS, OFFICIAL, CAPTURED):
-        if name in found and dtype == torch.float32 and not torch.equal(found[name](x).write(PROMPT), want):
+        if name in found and dtype == "fp32" and not torch.equal(texts[name], texts[OURS]):
             raise SystemExit(f"{name} writes otherwise than {OURS}")
+    return rows
 
 
 def timed(
@@ -142,7 +157,7 @@ def measure(
     write_tokens, read_tokens = (4, 32) if quick else (128, 8192 if machine.gpu else 2048)
     progress.begin(f"{size}: contenders")
     found = contenders(weights, arguments.contenders)
-    model = weights.loaded()
+    model = plain_model(weights)
     vocab, result["weights"] = model.config.vocab_size, sum(p.numel() for p in model.parameters())
     result["weights_bytes"] = sum(p.numel() * p.element_size() for p in model.parameters())
     progress.advance(1)
@@ -151,7 +166,7 @@ def measure(
     def tokens(batch: int, length: int) -> Tensor:
         return torch.randint(3, vocab, (batch, length), generator=g).to(device)
 
-    check(found, tokens(1, PROMPT), weights.dtype)
+    result["errors"] = check(found, model, tokens(1, PROMPT), arguments.dtype)
     for batch in (1, 8):
         progress.begin(f"{size}: writing, batch {batch}")
         x = tokens(batch, PROMPT)

@@ -51,6 +51,17 @@ def _memory_and_loading(size: Results) -> list[str]:
     ]
 
 
+def _errors(size: Results) -> list[str]:
+    if "errors" not in size:  # older files have none
+        return []
+    rows = (
+        f"{name} {row['logits']:.1e} and {row['text']:.1e}"
+        f"{'' if max(row['logits'], row['text']) <= row['limit'] else ' (INEXACT)'}"
+        for name, row in size["errors"].items()
+    )
+    return [f"Errors to the plain kernels, of logits and of a text: {', '.join(rows)}.", ""]
+
+
 def markdown(results: Results) -> str:
     settings = results["settings"]
     lines = ["# Whole models", ""]
@@ -66,7 +77,7 @@ def markdown(results: Results) -> str:
         lines += [f"## {size['size']}: {size['weights']:,} weights", ""]
         rows = [[job["job"], *(_rate(job, name) for name in names)] for job in size["jobs"]]
         lines += [*lines_of(["", *names], rows), ""]
-        lines += _memory_and_loading(size)
+        lines += _errors(size) + _memory_and_loading(size)
     return "\n".join(lines)
 
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -19,7 +21,19 @@ from torch import Tensor
 
 from xlstm_hip import attention as our_attention
 from xlstm_hip import cli, select
-from xlstm_hip.bench import attention, metrics, mlstm, mlstm_points, operators, pictures, report, runner, selection
+from xlstm_hip.bench import (
+    attention,
+    metrics,
+    mlstm,
+    mlstm_points,
+    models,
+    operators,
+    pictures,
+    report,
+    result_files,
+    runner,
+    selection,
+)
 from xlstm_hip.bench.registry import FLA, FLASH, OFFICIAL, OURS, PLAIN, PROVIDERS, Implementation, Point, Scale
 from xlstm_hip.bench.runner import Settings
 
@@ -44,6 +58,7 @@ def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_smoke_run(smoke_run: Path) -> None:
     results = json.loads(smoke_run.read_text())
+    assert results["ended_early"] is False
     assert tuple(dict.fromkeys(p["operator"] for p in results["points"])) == MEASURED
     assert results["environment"]["packages"]["torch"] and results["environment"]["threads"] == 1
     for point in results["points"]:
@@ -55,8 +70,9 @@ def test_smoke_run(smoke_run: Path) -> None:
                 continue
             assert 0 < entry["ms"]["min"] <= entry["ms"]["median"] <= entry["ms"]["max"]
             assert set(entry["metrics"]) == set(metrics.METRICS)
-            if entry["provider"] in (OURS, PLAIN) and "errors" in entry:
-                assert entry["inexact"] == [] and max(entry["errors"].values()) < 1e-3
+            if entry["provider"] in (OURS, PLAIN):
+                own = results["exact"][point["operator"]].get(entry["name"], {"fp32": 1e-3})
+                assert entry["inexact"] == [] and max(entry["errors"].values()) < own["fp32"]
         ours = next(e for e in point["entries"] if e["provider"] == OURS)
         assert ours["metrics"]["times_ours"] == 1 and ours["metrics"]["roofline"] > 0
     (first, *_) = (p for p in results["points"] if p["operator"] == "write")
@@ -108,6 +124,8 @@ def test_list() -> None:
         (("--seconds", "0"), 2, "--seconds: expected a number > 0, got '0'"),
         (("--seconds", "nan"), 2, "--seconds: expected a number > 0, got 'nan'"),
         (("--device", "gpu"), 2, "--device: expected cpu, cuda or cuda:N, got 'gpu'"),
+        (("--device", "cpu:7"), 2, "--device: expected cpu, cuda or cuda:N, got 'cpu:7'"),
+        (("step", "--quick", "--out", f"{__file__}/b.json"), 1, f"--out: '{__file__}/b.json' cannot be written: "),
         (("--out", "results"), 2, "--out: expected a file name that ends in .json, got 'results'"),
         (("--threads", "0"), 2, "--threads: expected a whole number >= 1, got '0'"),
         (("--list", "--quick"), 1, "--list: measures nothing, so it does not go with --quick"),
@@ -131,6 +149,48 @@ def test_a_file_of_another_benchmark_is_refused(tmp_path: Path, capsys: pytest.C
     assert "expected a result file of xlstm-hip bench" in capsys.readouterr().err
     assert cli.main(["bench", "--redraw", str(tmp_path / "none.json")]) == 1
     assert "none.json' cannot be read: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["environment", "points", "settings", "ceilings"])
+def test_a_part_of_a_file_is_refused(
+    smoke_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    results = json.loads(smoke_run.read_text())
+    del results[key]
+    (tmp_path / "part.json").write_text(json.dumps(results))
+    assert cli.main(["bench", "--redraw", str(tmp_path / "part.json")]) == 1
+    said = capsys.readouterr().err
+    assert "--redraw: expected a whole result file, got " in said and f"part.json': KeyError: '{key}'" in said
+    assert [x.name for x in tmp_path.iterdir()] == ["part.json"]
+
+
+def test_a_run_that_is_ended_leaves_its_table_and_pictures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Planted: Ctrl-C in the second point."""
+    pytest.importorskip("matplotlib")
+    measure, out = runner.Run.measure, tmp_path / "ended.json"
+
+    def interrupted(self: runner.Run, *arguments: Any) -> dict[str, Any]:
+        if self.results["points"]:
+            raise KeyboardInterrupt
+        return measure(self, *arguments)
+
+    monkeypatch.setattr(runner.Run, "measure", interrupted)
+    assert cli.main(["bench", "step", "--device", "cpu", *QUICK, "--out", str(out)]) == 130
+    results = json.loads(out.read_text())
+    assert len(results["points"]) == 1 and results["ended_early"]
+    assert "**Ended early: not all points are here.**" in out.with_suffix(".md").read_text()
+    assert {x.name for x in tmp_path.iterdir()} == {"ended.json", "ended.md", "ended_batch.png", "ended_roofline.png"}
+    assert "ended early: what has been measured is written" in capsys.readouterr().err
+
+
+def test_a_result_file_is_never_half_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    result_files.save({"a": 1}, tmp_path / "made" / "x.json")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        result_files.save({"a": 2}, tmp_path / "made" / "x.json")
+    assert json.loads((tmp_path / "made" / "x.json").read_text()) == {"a": 1}
 
 
 # ---- correct before timed
@@ -181,12 +241,109 @@ def test_a_wrong_result_of_ours_is_not_timed(monkeypatch: pytest.MonkeyPatch, tm
     assert json.loads((tmp_path / "steps.json").read_text()) == results
 
 
+class Planted:
+    """A reader whose logits are right and whose text is not: what it writes is this."""
+
+    def __init__(self, token: int | None) -> None:
+        self.token = token
+
+    def __call__(self, right: models.Reader) -> models.Reader:
+        def read(x: Tensor) -> models.Written:
+            own = right(x)
+
+            def write(n: int) -> Tensor:
+                text = own.write(n)
+                if self.token is not None:
+                    text[:, n // 2] = self.token
+                return text
+
+            return models.Written(own.logits, write)
+
+        return read
+
+
+def run_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, **planted: Planted) -> dict[str, Any]:
+    """The entries of the first point by name; planted ones stand for ours."""
+    makers = {name: (lambda w, p=p: p(models.MAKERS["ours"](w))) for name, p in planted.items()}
+    monkeypatch.setattr(models, "MAKERS", models.MAKERS | makers)
+    kept = tuple(x for x in models.IMPLEMENTATIONS if x.provider in (OURS, PLAIN))
+    kept += tuple(Implementation(name, OURS, models._prepared(name)) for name in planted)
+    write = operators.OPERATORS["write"]
+    points = lambda scale: write.points(scale)[:1]  # noqa: E731
+    monkeypatch.setitem(operators.OPERATORS, "write", replace(write, implementations=kept, points=points))
+    asked = Settings(operators=("write",), device="cpu", dtypes=(dtype,), quick=True)
+    return {e["name"]: e for e in runner.run(asked, tmp_path / "writing.json")["points"][0]["entries"]}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_text_is_held_to_the_plain_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: str) -> None:
+    """Planted: right logits after the prompt, then zeros, a token that is none, or one wrong token of all."""
+    found = run_writing(
+        tmp_path, monkeypatch, dtype, right=Planted(None), zeros=Planted(0), none=Planted(-1), beyond=Planted(1 << 20)
+    )
+    for name in ("zeros", "none", "beyond"):
+        assert found[name]["failed"] == "wrong: text; not timed" and "ms" not in found[name]
+    assert found["plain torch"]["errors"] == {"logits": 0, "text": 0}
+    for name in ("right", "ours", "ours int8", "ours int4"):
+        assert found[name]["inexact"] == [] and "ms" in found[name]
+    assert 0 < found["ours int8"]["errors"]["logits"] < found["ours int4"]["errors"]["logits"]
+
+
+def test_rounded_weights_have_limits_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Planted: int8 weights that are as far off as those of 4 bits."""
+    makers = models.MAKERS | {"ours int8": models.MAKERS["ours int4"]}
+    monkeypatch.setattr(models, "MAKERS", makers)
+    found = run_writing(tmp_path, monkeypatch, "fp32")
+    assert found["ours int8"]["failed"].startswith("wrong: logits") and "ms" in found["ours int4"]
+    limits = json.loads((tmp_path / "writing.json").read_text())["exact"]["write"]
+    assert limits["fp32"] < limits["ours int8"]["fp32"] < limits["ours int4"]["fp32"] < 1
+
+
 def test_a_failure_of_ours_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def breaks(cell: Any, inputs: dict[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
         raise RuntimeError("broken")
 
     with_step_implementations(monkeypatch, ours=(OURS, breaks))
     assert cli.main(["bench", "step", "--device", "cpu", *QUICK, "--out", str(tmp_path / "b.json")]) == 1
+
+
+def fails_from_call(number: int, error: type[Exception]) -> Make:
+    """Planted: right until that call."""
+    (right,) = (x.prepare for x in operators.STEPS if x.name == "plain torch")
+
+    def prepare(cell: Any, inputs: dict[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
+        call, calls = right(cell, inputs), itertools.count(1)
+
+        def fails() -> dict[str, Tensor]:
+            if next(calls) >= number:
+                raise error("gone\nfor ever")
+            return call()
+
+        return fails
+
+    return prepare
+
+
+@pytest.mark.parametrize("number", [3, 4, 6])
+def test_a_failure_in_the_rounds_is_a_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int) -> None:
+    (right,) = (x.prepare for x in operators.STEPS if x.name == "plain torch")
+    with_step_implementations(
+        monkeypatch,
+        right=(OURS, right),
+        wrong=(OURS, fails_from_call(number, RuntimeError)),
+        peer=(PLAIN, fails_from_call(number, torch.OutOfMemoryError)),
+        last=(PLAIN, right),
+    )
+    results = run_steps(tmp_path)
+    for point in results["points"]:
+        entries = {e["name"]: e for e in point["entries"]}
+        assert entries["wrong"]["failed"] == "RuntimeError: gone" and "ms" not in entries["wrong"]
+        assert entries["peer"]["missing"] == "OutOfMemoryError: gone" and "ms" not in entries["peer"]
+        for name in ("right", "last"):
+            assert len(entries[name]["ms"]["samples"]) >= 2 and "times_ours" in entries[name]
+    assert len(runner.failures(results)) == len(results["points"])
+    with_step_implementations(monkeypatch, peer=(PLAIN, fails_from_call(number, RuntimeError)))
+    assert all(p["entries"][0]["missing"] == "RuntimeError: gone" for p in run_steps(tmp_path)["points"])
 
 
 def test_what_is_late_is_said(tmp_path: Path) -> None:
@@ -332,6 +489,15 @@ def test_every_series_has_a_picture_and_every_cell_a_size() -> None:
             assert points and {p.series for p in points} <= known
             assert len({(p.series, p.cell.title) for p in points}) == len(points)
             assert all(p.cell.dtype in operator.exact and p.cell.as_json()["size"] for p in points)
+
+
+def test_drawing_is_not_in_the_picture_of_a_step() -> None:
+    """A title says what all of its panels show."""
+    of = {name: {p.series for p in x.points(Scale(False, True, ("fp32",)))} for name, x in operators.OPERATORS.items()}
+    assert of["draw"] == of["draw-greedy"] and not of["draw"] & of["step"]
+    titles = {x.name: x.title for x in pictures.SERIES}
+    assert [titles[x] for x in of["draw"]] == ["drawing a token of each row"]
+    assert [titles[x] for x in of["step"]] == ["a step over the batch"]
 
 
 def test_lengths_have_as_many_tokens() -> None:

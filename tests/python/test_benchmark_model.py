@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
+
+from xlstm_hip.bench.models import Reader, Weights, Written, of_ours, plain_model
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -36,4 +42,34 @@ def test_smoke_run(tmp_path: Path) -> None:
     for job in size["jobs"]:
         for entry in job["contenders"]:
             assert entry["ms"]["min"] <= entry["ms"]["median"] <= entry["ms"]["max"] and entry["tokens_per_s"] > 0
+    assert list(size["errors"]) == names and "Errors to the plain kernels" in text and "INEXACT" not in text
+    assert all(max(row["logits"], row["text"]) <= row["limit"] < 1 for row in size["errors"].values())
     assert [row["length"] for row in size["memory"]] == [4, 8] and size["loading"]["load"] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_wrong_text_of_ours_ends_the_run(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Planted: right logits after the prompt, then zeros."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    model = importlib.import_module("model")
+    plain = plain_model(Weights(BENCHMARKS.parent / "models" / "demo", dtype, torch.device("cpu")))
+    right = of_ours(plain)
+
+    def zeros(x: Tensor) -> Written:
+        own = right(x)
+        return Written(own.logits, lambda n: torch.zeros_like(own.write(n)))
+
+    x, name = torch.arange(3, 19)[None], {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
+
+    def check(**found: Reader) -> Any:
+        return model.check(found, plain, x, name)
+
+    with torch.no_grad():
+        assert check(xlstm_hip=right)["xlstm_hip"] == {"logits": 0, "text": 0, "limit": model.MODEL_EXACT[name]}
+        with pytest.raises(SystemExit, match=r"xlstm_hip: errors 0 \(logits\), .* \(text\), expected at most"):
+            check(xlstm_hip=zeros)
+        if dtype == torch.float32:
+            with pytest.raises(SystemExit, match="transformers writes otherwise than xlstm_hip"):
+                check(xlstm_hip=right, transformers=zeros)
+        else:
+            assert check(xlstm_hip=right, transformers=zeros)["transformers"]["text"] > model.MODEL_EXACT[name]

@@ -21,6 +21,8 @@ from xlstm_hip.tune.measure import Pace
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 SMALL = ("--heads", 2, "--length", 200, "--dqk", 16, "--dhv", 16, "--dtype", "float32", "--threads", 2)
 
+STEP = ("--heads", 2, "--dqk", 16, "--dhv", 16, "--dtype", "float32", "--threads", 2)
+
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +146,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
         (("--heads-k", 2), 1, "heads_k: expected none for mlstm_chunkwise, got 2"),
         (("--causal",), 1, "causal: expected none for mlstm_chunkwise, got True"),
         (("--device", "mps"), 1, "device: expected one of 'cpu'"),
-        (("--device", "nothing"), 1, "nothing"),
+        (("--device", "nothing"), 1, "device: expected cpu, cuda or cuda:N, got 'nothing'"),
         (("--trial-seconds", 0), 1, "--trial-seconds: expected above 0, got 0.0"),
         (("--tag", "a/b"), 1, "tag: expected letters, digits"),
         (("--op", "mlstm_step", "--length", 3), 1, "--length: expected none for mlstm_step, which is one token"),
@@ -162,12 +164,103 @@ def test_bad_arguments(
     assert not list(tmp_path.iterdir())  # no run began
 
 
+@pytest.mark.parametrize("has", ["nothing", "config.json", "config.json and weights"])
+def test_a_model_that_cannot_judge_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], has: str
+) -> None:
+    folder, runs = tmp_path / "model", tmp_path / "runs"
+    folder.mkdir()
+    for name in [file.name for file in DEMO.iterdir()]:
+        if name in has or ("weights" in has and "safetensors" in name):
+            (folder / name).write_bytes((DEMO / name).read_bytes())
+    if "weights" in has:
+        (weights,) = folder.glob("*.safetensors")
+        weights.write_bytes(weights.read_bytes()[:100])
+    code, _, err = run(capsys, *SMALL, "--model", folder, "--runs", runs, "--budget", 1)
+    assert code == 1 and f"--model: {folder}" in err and not runs.exists(), err
+
+
+def test_a_table_that_cannot_be_written_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, runs = tmp_path / "file", tmp_path / "runs"
+    file.write_text("no table")
+    given = ("--runs", runs, "--op", "mlstm_backward", *SMALL, "--budget", 1)
+    for table in (file, file / "table.json", tmp_path):
+        code, _, err = run(capsys, *given, "--table", table)
+        assert code == 1 and f"--table: {table}" in err and not runs.exists(), err
+    monkeypatch.setenv(plans.ENVIRONMENT, str(file))
+    code, _, err = run(capsys, *given)
+    assert code == 1 and f"{plans.ENVIRONMENT}: {file}" in err and not runs.exists(), err
+
+
+def test_a_folder_of_runs_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, "--op", "mlstm_backward", *SMALL, "--runs", tmp_path / "file")
+    assert code == 1 and "runs: expected a folder that can be written, got " in err
+
+
+def test_a_cluster_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray")
+
+    def refused(**_: object) -> None:
+        raise ConnectionError("no one\nis there")
+
+    monkeypatch.setattr(ray, "init", refused)
+    given = ("--op", "mlstm_backward", *SMALL, "--runs", tmp_path, "--engine", "ray", "--ray-address", "127.0.0.1:9")
+    code, _, err = run(capsys, *given)
+    assert code == 1 and "ray_address: expected a Ray cluster, got '127.0.0.1:9': no one is there" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_on_ray(tmp_path: Path) -> None:
+    """In a process of its own: it starts a Ray of this machine, and ends it."""
+    pytest.importorskip("ray")
+    given = ("--op", "mlstm_backward", *SMALL[:-1], 1, "--budget", 2, "--runs", tmp_path, "--engine", "ray")
+    done = command("tune", *given)
+    out, err = done.communicate(timeout=240)
+    assert done.returncode == 0, err
+    assert "trial 0: " in out and "trial 1: " in out and ("the shipped plan stays" in out or "entered into" in out)
+    folder = only(tmp_path)
+    trials = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+    assert sorted(x["trial"] for x in trials) == [0, 1] and {x["status"] for x in trials} == {"ok"}
+    assert json.loads((folder / "run_meta.json").read_text())["engine"] == "ray"
+
+
+def test_what_a_run_was_begun_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And two runs that begin in the same second have a folder each."""
+    monkeypatch.setattr(time, "strftime", lambda *_: "now")
+    for _ in range(2):
+        code, _, err = run(capsys, "--op", "mlstm_step", *STEP, "--budget", 1, "--runs", tmp_path, "--model", DEMO)
+        assert code == 0, err
+    names = sorted(x.name for x in tmp_path.iterdir())
+    assert names == ["cpu_now_mlstm_step", "cpu_now_mlstm_step-2"]
+    meta = json.loads((tmp_path / names[1] / "run_meta.json").read_text())
+    assert (meta["budget"], meta["engine"], meta["model"]) == (1, "local", str(DEMO))
+    assert "git_sha" in meta and meta["settings"]["seed"] == 0
+
+
+def test_help_says_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "--help")
+    said = " ".join(out.split())
+    assert (
+        "the same candidates (default: 0)" in said and "(default: --heads)" in said and "(default: False)" not in said
+    )
+    assert said.count("(default: 0)") == 1
+
+
 def test_bad_tables_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "table.json"
     table.write_text('{"format": 1, "entries": [{"op": "x"}]}')
     given = ("--runs", tmp_path / "runs", "--op", "mlstm_backward", *SMALL, "--budget", 1)
     code, _, err = run(capsys, *given, "--table", table)
-    assert code == 1 and "entries[0].op: expected one of" in err
+    assert code == 1 and "--table: " in err and "entries[0].op: expected one of" in err
+    code, _, err = run(capsys, *given)
+    assert code == 0, err
     folder = only(tmp_path / "runs")
     for more, text in (
         (("--heads", 4), "--heads: expected 2 as the run has, got 4"),

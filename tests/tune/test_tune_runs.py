@@ -20,7 +20,8 @@ from xlstm_hip.tune import Problem, Tuner, make_search, space_of
 from xlstm_hip.tune import problem as problems
 from xlstm_hip.tune.engines import LocalEngine, RayEngine, make_engine
 from xlstm_hip.tune.measure import FAILED, FINAL_PACE, OK, SEARCH_PACE, WRONG, Pace, Result, measure
-from xlstm_hip.tune.runs import BEST, META, SUMMARY, TRIALS, Run, ensure_table, enter, write_whole
+from xlstm_hip.tune.runs import BEST, META, SUMMARY, TRIALS, Run, ensure_table, enter
+from xlstm_hip.whole_files import write_whole
 
 PROBLEM = Problem("mlstm_chunkwise", dtype="float32", heads=2, length=96, dqk=16, dhv=16)
 QUICK = Pace(2, 1e-4)
@@ -234,7 +235,7 @@ def test_files_are_whole_or_as_before(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         write_whole(path, "after")
-    assert path.read_text() == "before"
+    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
 
 
 # ---- trials

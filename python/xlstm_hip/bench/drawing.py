@@ -80,4 +80,4 @@ IMPLEMENTATIONS = (
 
 def points(scale: Scale, how: str) -> list[Point]:
     batches, vocab = ((1, 3), 300) if scale.quick else ((1, 8, 64), 50304)
-    return [Point("batch", batch, Cell(dtype, batch, vocab, how)) for dtype in scale.dtypes for batch in batches]
+    return [Point("rows", batch, Cell(dtype, batch, vocab, how)) for dtype in scale.dtypes for batch in batches]

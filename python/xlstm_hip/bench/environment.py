@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
+import re
+import shutil
+import subprocess
+import sys
 import time
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,18 +21,51 @@ from .._version import __version__
 from ..describe import native
 from ..device import device_facts
 from ..ops import devices_with_kernels
+from ..peers import stands_in
 
 PACKAGES = (
     "torch", "numpy", "mlstm_kernels", "transformers", "xlstm", "triton", "flash-linear-attention", "flash-attn",
 )  # fmt: skip
+MODULES = {"flash-linear-attention": "fla", "flash-attn": "flash_attn"}  # of packages that are imported by another name
+DRIVER_FILES = {"nvidia": Path("/proc/driver/nvidia/version"), "amd": Path("/sys/module/amdgpu/version")}
+ASK_NVIDIA = ("--query-gpu=driver_version", "--format=csv,noheader")
 BUSY = 0.3  # a load above this is somebody else's work: the benchmark itself has hardly begun
 
 
-def _installed_version(package: str) -> str | None:
+def _version(package: str) -> str | None:
+    """What pip says, or of an unpacked package on the path, as in a folder of --peers, what is written in it; it is not
+    imported for that. None where there is none."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
+        pass
+    module = MODULES.get(package, package)
+    if stands_in(sys.modules.get(module)):
         return None
+    found = importlib.util.find_spec(module)
+    if found is None:
+        return None
+    text = Path(found.origin).read_text(encoding="utf-8") if found.has_location and found.origin else ""
+    written = re.search(r"""^__version__\s*=\s*["']([^"']+)""", text, re.MULTILINE)
+    return written[1] if written else "of unknown version"
+
+
+def first_driver_number(text: str) -> str | None:
+    """The version in what a driver says of itself."""
+    found = re.search(r"(?<!\S)\d+\.\d[\d.]*(?!\S)", text)
+    return found[0] if found else None
+
+
+def driver_version(kind: str) -> str | None:
+    """Of a GPU's kernel driver; torch has no name for it. None where the system does not say."""
+    file = DRIVER_FILES.get(kind)
+    if file is not None and file.exists():
+        return first_driver_number(file.read_text())
+    tool = shutil.which("nvidia-smi") if kind == "nvidia" else None
+    if tool is None:
+        return None
+    done = subprocess.run([tool, *ASK_NVIDIA], capture_output=True, text=True)
+    return first_driver_number(done.stdout) if done.returncode == 0 else None
 
 
 def gpu_facts(device: torch.device | str) -> dict[str, Any]:
@@ -36,6 +75,7 @@ def gpu_facts(device: torch.device | str) -> dict[str, Any]:
         "arch": facts.arch,
         "units": facts.compute_units,
         "memory_bytes": facts.memory_bytes,
+        "driver": driver_version(facts.kind),
         "runtime": f"HIP {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}",
         "kernels_for": list(devices_with_kernels()),
     }
@@ -60,7 +100,7 @@ def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {
             "xlstm_hip": __version__,
-            **{name: _installed_version(name) for name in PACKAGES},
+            **{name: _version(name) for name in PACKAGES},
         },
         "build": built.build_facts() if built else None,
         "gpu": None if torch.device(device).type == "cpu" else gpu_facts(device),

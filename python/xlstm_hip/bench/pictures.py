@@ -34,6 +34,7 @@ SERIES = (
     Series("head dim", "over the head dim, as wide in all", "head dim", "ms"),
     Series("chunk size", "over the chunk size", "tokens of a chunk", "ms"),
     Series("batch", "a step over the batch", "sequences", "ms"),
+    Series("rows", "drawing a token of each row", "rows", "ms"),
     Series("keys", "one token against a cache", "keys in the cache", "ms"),
     Series("prompt", "time to the first token", "tokens of the prompt", "ms"),
     Series("context", "writing after ever more text", "tokens before", "tokens_per_second", log_y=False),

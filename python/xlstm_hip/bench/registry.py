@@ -79,6 +79,7 @@ class Implementation:
     triton: bool = False
     llvm_opt: bool = True  # False: Triton 3.6 ends the process on an assertion with LLVM's optimiser on
     exact: bool = True  # False: another function than the operator's, timed for its arithmetic
+    limits: Mapping[str, float] | None = None  # by dtype, in the place of the operator's: of rounded weights
     needs: Callable[[Any], float] = lambda cell: 0.0  # bytes that make it pointless to begin where they are not free
 
     def missing(self, device: torch.device) -> str | None:

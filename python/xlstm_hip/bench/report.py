@@ -28,6 +28,8 @@ def markdown(results: Results, wanted: Sequence[str] = tuple(metrics.METRICS)) -
     lines.append(f"Its own copy: {top['copy_bytes_per_second'] / 1e9:.0f} GB/s; its own matmul: {rates}.")
     if settings["quick"]:
         lines += ["", "**A smoke run: small shapes and too few rounds to be figures.**"]
+    if results.get("ended_early"):
+        lines += ["", "**Ended early: not all points are here.**"]
     if facts["load_before"] > BUSY and settings["device"] == "cpu":
         lines += ["", f"**The machine was busy when this began (load {facts['load_before']:.1f}).**"]
     for operator in dict.fromkeys(p["operator"] for p in results["points"]):
@@ -42,9 +44,10 @@ def markdown(results: Results, wanted: Sequence[str] = tuple(metrics.METRICS)) -
     lines += [f"- {x.heading}: {x.text}" for x in metrics.METRICS.values() if x.name in wanted]
     lines += [
         "",
-        "Medians (min..max). Implementations take turns; every result is held to a truth before it is timed: float64,",
-        "of whole models the plain kernels in the same dtype. On a GPU operators are timed by events with an empty L2,",
-        "whole models with all that the host does. A share of the roofline above 100% is the cache's.",
+        "Medians (min..max). Implementations take turns; every result but another function's is held to a truth before",
+        "it is timed: float64, of whole models the plain kernels in the same dtype. On a GPU operators are timed by",
+        "events with an empty L2, whole models with all that the host does. A share of the roofline above 100% is the",
+        "cache's.",
     ]
     return "\n".join(lines) + "\n"
 

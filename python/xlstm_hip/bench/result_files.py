@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..whole_files import write_whole
+
 Results = dict[str, Any]
 
 
@@ -29,7 +31,7 @@ def keeps_what_there_is() -> Iterator[None]:
 
 def save(results: Results, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=1) + "\n")
+    write_whole(out, json.dumps(results, indent=1) + "\n")
 
 
 def report(
@@ -37,7 +39,7 @@ def report(
 ) -> None:
     """Beside the JSON. Without matplotlib the picture can be drawn later, from that alone."""
     text = markdown(results)
-    out.with_suffix(".md").write_text(text)
+    write_whole(out.with_suffix(".md"), text)
     print(text)
     if importlib.util.find_spec("matplotlib") is None:
         print(f"written: {out}, {out.with_suffix('.md').name}; no picture: there is no matplotlib here")

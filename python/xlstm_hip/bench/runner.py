@@ -109,8 +109,9 @@ class Run:
                 self.machine.synchronize()
                 taken = time.monotonic() - begin
             if implementation.exact:
+                most = (implementation.limits or operator.exact)[cell.dtype]
                 entry["errors"] = operator.errors(cell, results, truth)
-                entry["inexact"] = [name for name, x in entry["errors"].items() if not x <= operator.exact[cell.dtype]]
+                entry["inexact"] = [name for name, x in entry["errors"].items() if not x <= most]
             del results
             if ours and entry.get("inexact"):
                 return entry | {"failed": f"wrong: {', '.join(entry['inexact'])}; not timed"}, None
@@ -120,8 +121,7 @@ class Run:
                 taken = time.monotonic() - begin
             self.rates[kind] = taken / amount
         except Exception as error:  # a peer's failure is a result, and so is ours
-            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:WORDS]
-            return entry | {"failed" if ours else "missing": reason}, None
+            return entry | failure(implementation.provider, error), None
         if taken > limit:
             return entry | {"missing": f"{LATE}: too slow", "call_seconds": taken}, None
         return entry, call
@@ -151,9 +151,12 @@ class Run:
             if call is not None:
                 calls[implementation.name] = call
         del truth
-        samples = self.rounds(operator, calls, share, advance)
+        broken: dict[str, Exception] = {}
+        samples = self.rounds(operator, calls, share, advance, broken.__setitem__)
         for entry in entries:
-            if entry["name"] in samples:
+            if entry["name"] in broken:
+                entry |= failure(entry["provider"], broken[entry["name"]])
+            elif entry["name"] in samples:
                 entry["ms"] = samples[entry["name"]].as_json()
         timed = [entry for entry in entries if "ms" in entry]
         ours = next((e for e in timed if e["provider"] == OURS), None)  # the first of the operator's table
@@ -164,16 +167,19 @@ class Run:
         return {"flops": cell.flops, "bytes": cell.bytes, "entries": entries}
 
     def rounds(
-        self, operator: Operator, calls: Mapping[str, Call], share: float, advance: Advance
+        self,
+        operator: Operator,
+        calls: Mapping[str, Call],
+        share: float,
+        advance: Advance,
+        failed: Callable[[str, Exception], None],
     ) -> dict[str, Samples]:
-        if not calls:
-            return {}
         cold = operator.cold and self.machine.gpu
         sample = 0.01 if self.machine.gpu else 0.02
         pace = Pace(share, LEAST_ROUNDS, MOST_ROUNDS, sample / COLD_SAMPLES if cold else sample)
         if self.settings.quick:
             pace = Pace(0.05, 2, 3, 0.0005)
-        return interleaved(calls, pace, advance, self.machine.cold_seconds if cold else self.machine.seconds)
+        return interleaved(calls, pace, advance, self.machine.cold_seconds if cold else self.machine.seconds, failed)
 
     def clean(self) -> None:
         gc.collect()
@@ -231,7 +237,16 @@ class Run:
         try:
             return self.measure(operator, point, share, advance)
         except (torch.OutOfMemoryError, MemoryError) as error:
-            return {"missing": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:WORDS]}
+            return {"missing": words_of(error)}
+
+
+def words_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:WORDS]
+
+
+def failure(provider: str, error: Exception) -> dict[str, str]:
+    """What an entry then has: a failure of ours is one of the run, a peer's is a result."""
+    return {"failed" if provider == OURS else "missing": words_of(error)}
 
 
 def ceilings(machine: Machine, dtypes: Sequence[str], quick: bool) -> dict[str, Any]:
@@ -239,6 +254,11 @@ def ceilings(machine: Machine, dtypes: Sequence[str], quick: bool) -> dict[str, 
         "copy_bytes_per_second": copy_rate(machine, quick),
         "flops_per_second": {dtype: matmul_rate(machine, dtype, quick) for dtype in dtypes},
     }
+
+
+def exact(operator: Operator) -> dict[str, Any]:
+    """The limits that results are held to, by dtype; below an implementation's name those that it has of its own."""
+    return dict(operator.exact) | {x.name: dict(x.limits) for x in operator.implementations if x.limits is not None}
 
 
 def tries(settings: Settings) -> dict[str, tuple[str, ...]]:
@@ -263,8 +283,9 @@ def run(settings: Settings, out: Path) -> dict[str, Any]:
         "environment": environment(settings.device),
         "settings": settings.as_json(),
         "providers": {x.name: {"text": x.text, "missing": x.missing()} for x in asked},
-        "exact": {name: dict(OPERATORS[name].exact) for name in settings.operators},
+        "exact": {name: exact(OPERATORS[name]) for name in settings.operators},
         "ceilings": ceilings(machine, settings.dtypes, settings.quick),
+        "ended_early": True,  # until it did not
         "points": [],
     }
     own = Run(settings, machine, out, results)
@@ -278,9 +299,12 @@ def run(settings: Settings, out: Path) -> dict[str, Any]:
         own.lost = not_survived(command, os.environ, wanted)
     gc.freeze()  # what is imported by now stays: each point collects several times
     try:
-        own.go()
+        with result_files.keeps_what_there_is():
+            own.go()
+            results["ended_early"] = False
     finally:
         gc.unfreeze()
+    result_files.save(results, out)
     return results
 
 

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 Call = Callable[[], Any]
@@ -56,16 +57,40 @@ def interleaved(
     pace: Pace,
     each_round: Callable[[float], None],
     seconds: Callable[[Call, int], float] = _seconds,
+    failed: Callable[[str, Exception], None] | None = None,
 ) -> dict[str, Samples]:
     """Every round takes one sample of every call; each_round gets the fraction of the whole that it was.
 
-    seconds: how long so many calls, one after the other, take.
+    seconds: how long so many calls, one after the other, take. failed: told of a call that raises, which then has no
+    samples, while the others go on; without it the error is the caller's.
     """
     names = list(calls)
-    once = {}
-    for name in names:
+
+    def taken(name: str, call: Callable[[], float]) -> float | None:
+        try:
+            return call()
+        except Exception as error:
+            if failed is None:
+                raise
+            failed(name, error)
+            names.remove(name)
+            return None
+
+    def once_of(name: str) -> float:
         first = seconds(calls[name], 1)  # pays for allocations and caches
-        once[name] = first if first > pace.sample_seconds else seconds(calls[name], 1)
+        return first if first > pace.sample_seconds else seconds(calls[name], 1)
+
+    def sample_of(name: str) -> float:
+        if warm[name]:
+            calls[name]()
+        return seconds(calls[name], repeats[name]) / repeats[name] * 1e3
+
+    once = {}
+    for name in calls:
+        if (one := taken(name, partial(once_of, name))) is not None:
+            once[name] = one
+    if not names:
+        return {}
     repeats = {name: max(1, math.ceil(pace.sample_seconds / once[name])) for name in names}
     # One more call per sample is not timed: it brings back the caches that the other calls emptied.
     warm = {name: repeats[name] > 1 for name in names}
@@ -78,11 +103,10 @@ def interleaved(
     try:
         for number in range(rounds):
             # Another order each round, so that no call always follows the same one.
-            start = number % len(names)
+            start = number % max(1, len(names))
             for name in names[start:] + names[:start]:
-                if warm[name]:
-                    calls[name]()
-                ms[name].append(seconds(calls[name], repeats[name]) / repeats[name] * 1e3)
+                if (sample := taken(name, partial(sample_of, name))) is not None:
+                    ms[name].append(sample)
             each_round(1 / rounds)
     finally:
         gc.enable()

@@ -7,6 +7,7 @@ import argparse
 import importlib.util
 import json
 import math
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from ..describe import DTYPE_NAMES
+from ..whole_files import write_whole
 from .common import DTYPES, add_command, at_least, default_device_name
 
 EXAMPLES = """examples:
@@ -24,7 +26,8 @@ EXAMPLES = """examples:
   xlstm-hip bench selection --device cuda --seconds 600   # get_optimal_kernel_config beside the fastest kernels
   xlstm-hip bench --redraw b.json                         # the tables and pictures once more
 
-Every result is held to a truth first. exit code: 0, or 1 where one of ours was wrong or did not run.
+Every result is held to a truth first, but FLA's, which is another function's.
+exit code: 0, or 1 where one of ours was wrong or did not run.
 """
 
 
@@ -54,7 +57,7 @@ def _device(text: str) -> str:
         kind = torch.device(text).type
     except RuntimeError:
         kind = ""
-    if kind not in ("cpu", "cuda"):
+    if kind != "cuda" and text != "cpu":
         raise argparse.ArgumentTypeError(f"expected cpu, cuda or cuda:N, got {text!r}")
     return text
 
@@ -113,11 +116,18 @@ def run(given: argparse.Namespace) -> int:
     wanted = tuple(given.metrics or METRICS)
     if given.redraw is not None:
         results = read(given.redraw)
-        report(results, given.redraw, wanted)
+        try:
+            report(results, given.redraw, wanted)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"--redraw: expected a whole result file, got {str(given.redraw)!r}: {type(error).__name__}: {error}"
+            ) from error
         return 0
     gpu = torch.device(device).type == "cuda"
     if gpu and not torch.cuda.is_available():
         raise ValueError(f"--device: torch sees no GPU, got {device!r}")
+    if gpu and (torch.device(device).index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device: expected one of torch's {torch.cuda.device_count()} GPUs, got {device!r}")
     if given.threads:
         torch.set_num_threads(given.threads)
     asked = [own for name in given.operators or DEFAULT for own in GROUPS.get(name, (name,))]
@@ -131,12 +141,25 @@ def run(given: argparse.Namespace) -> int:
         peers=given.peers,
     )
     out = given.out or Path(f"bench_{torch.device(device).type}_{time.strftime('%Y%m%d_%H%M%S')}.json")
+    _check_out(out)
     results = runner.run(settings, out)
     report(results, out, wanted)
+    if results["ended_early"]:
+        raise KeyboardInterrupt
     failed = runner.failures(results)
     if failed:
         raise RuntimeError(f"{len(failed)} of ours failed: {'; '.join(failed)}")
     return 0
+
+
+def _check_out(out: Path) -> None:
+    """Before anything is measured: results can be written there."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise ValueError(f"--out: {str(out)!r} cannot be written: {error.strerror}") from None
 
 
 def _nothing_else(given: argparse.Namespace) -> None:
@@ -167,7 +190,7 @@ def report(results: dict[str, Any], out: Path, wanted: Sequence[str]) -> None:
     from ..bench.report import markdown
 
     text = markdown(results, wanted)
-    out.with_suffix(".md").write_text(text)
+    write_whole(out.with_suffix(".md"), text)
     print(text)
     if importlib.util.find_spec("matplotlib") is None:
         print(f"written: {out}, {out.with_suffix('.md')}; no pictures: there is no matplotlib here")

@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
 
     def setting(name: str, text: str, **options: Any) -> None:
         shown = SETTINGS[name]
-        default = "" if shown in (None, False) else f" (default: {shown})"
+        default = "" if shown is None or shown is False or "(default" in text else f" (default: {shown})"
         problem.add_argument(f"--{name.replace('_', '-')}", help=text + default, **options)
 
     setting("op", "", choices=OPS)
@@ -82,6 +82,7 @@ def add(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> int:
     from ..tune.engines import make_engine
+    from ..tune.judge import JUDGED_OPS
     from ..tune.problem import Problem
     from ..tune.runs import Run, backend_name, ensure_table, plan_text
     from ..tune.search import make_search
@@ -100,12 +101,21 @@ def run(given: argparse.Namespace) -> int:
         )
     judge = _judge(given.model, problem)
     search = make_search(settings["search"], space_of(problem, threads), settings["seed"])
+    named = os.environ.get(ENVIRONMENT)
+    table = given.table or (Path(named) if named else None)
+    if table is not None:
+        try:
+            ensure_table(table)
+        except ValueError as error:
+            raise ValueError(f"{'--table' if given.table else ENVIRONMENT}: {error}") from error
     engine = make_engine(given.engine, threads, given.trial_seconds, given.ray_address)
     try:
-        found = old or Run.create(given.runs, backend_name(problem.on), given.tag or problem.op, settings)
-        named = os.environ.get(ENVIRONMENT)
-        table = given.table or (Path(named) if named else found.folder / "table.json")
-        ensure_table(table)
+        model = str(given.model or DEMO) if problem.op in JUDGED_OPS else None
+        begun_with = {"budget": given.budget, "engine": given.engine, "model": model}
+        found = old or Run.create(given.runs, backend_name(problem.on), given.tag or problem.op, settings, begun_with)
+        if table is None:
+            table = found.folder / "table.json"
+            ensure_table(table)
         print(f"{found.folder}: {problem.op} on {problem.arch}", flush=True)
         try:
             tuner = Tuner(problem, found, engine, search, judge, _told)
@@ -166,7 +176,9 @@ def _settings(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
 def _judge(folder: Path | None, problem: Any) -> Any:
     """What judges plans of this problem: by a model's texts where its outputs go through the op, else by results."""
-    from ..models import load_pretrained
+    from ..models import load_pretrained, xLSTMLargeConfig
+    from ..models.config_files import read_config
+    from ..models.shards import find_tensors
     from ..text import load_tokenizer
     from ..tune.errors import judge_errors, save_errors_for_trials
     from ..tune.judge import JUDGED_OPS, judge_outputs, save_outputs_for_trials
@@ -188,6 +200,12 @@ def _judge(folder: Path | None, problem: Any) -> Any:
     folder = folder or DEMO
     if not folder.is_dir():
         raise ValueError(f"--model: expected the folder of a model whose outputs are judged, got {str(folder)!r}")
+    try:  # what can be told without its weights, before the budget is spent
+        fields, _ = read_config(folder)
+        find_tensors(folder)
+        load_tokenizer(folder, xLSTMLargeConfig(**fields).vocab_size)
+    except (ValueError, TypeError, OSError) as error:
+        raise ValueError(f"--model: {error}") from error
 
     def judge_texts(trials: dict[int, Plan], outputs: Path) -> dict[int, dict[str, Any]]:
         model = load_pretrained(folder, DTYPES[problem.dtype], problem.device)

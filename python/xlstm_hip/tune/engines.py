@@ -109,7 +109,13 @@ class RayEngine:
         self._started = not ray.is_initialized()
         if self._started:
             own = {"address": address} if address else {"include_dashboard": False}
-            ray.init(log_to_driver=False, **own)
+            try:
+                ray.init(log_to_driver=False, **own)
+            except Exception as error:  # Ray has many kinds for it
+                if address is None:
+                    raise
+                said = " ".join(str(error).split())
+                raise ConnectionError(f"ray_address: expected a Ray cluster, got {address!r}: {said}") from error
 
     def run(self, problem: Problem, plans: dict[int, Plan], pace: Pace) -> Iterator[tuple[int, Result]]:
         ray = self._ray

@@ -52,7 +52,10 @@ class Problem:
         one_of("dtype", self.dtype, tuple(DTYPES))
         for name in ("batch", "heads", "length", "dqk", "dhv"):
             positive_int(name, getattr(self, name))
-        kind = torch.device(self.device).type
+        try:
+            kind = torch.device(self.device).type
+        except RuntimeError:
+            raise ValueError(f"device: expected cpu, cuda or cuda:N, got {self.device!r}") from None
         one_of("device", kind, devices_with_kernels(self.op))
         if kind == "cuda" and DTYPES[self.dtype] not in GPU_DTYPES:
             raise ValueError(f"dtype: expected one of the GPU's, got {self.dtype!r}")

@@ -22,23 +22,15 @@ import torch
 
 from .. import plans
 from .._version import __version__
+from ..describe import native
 from ..device import device_facts
 from ..plans import Plan
+from ..whole_files import write_whole
 from .measure import Result
 
 META, TRIALS, SUMMARY, BEST = "run_meta.json", "trials.jsonl", "summary.csv", "best.json"
 COLUMNS = ("trial", "status", "speedup", "ms", "shipped_ms", "share_of_tolerance", "plan", "error")
 NEW = {"entries": [], "format": plans.FORMAT}
-
-
-def write_whole(path: Path, text: str) -> None:
-    """The file is the old one or the new one, whenever one looks."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("w", encoding="utf-8") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(beside, path)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -57,18 +49,23 @@ class Run:
         self.trials: dict[int, tuple[Plan, Result]] = {}
 
     @classmethod
-    def create(cls, parent: Path, backend: str, tag: str, settings: dict[str, Any]) -> Run:
+    def create(
+        cls, parent: Path, backend: str, tag: str, settings: dict[str, Any], begun_with: Mapping[str, Any] | None = None
+    ) -> Run:
+        """begun_with: what else there is to say of it, such as its budget; unlike settings, --resume may change it."""
         if not re.fullmatch(r"[\w.-]+", tag):
             raise ValueError(f"tag: expected letters, digits, '.', '_' and '-', got {tag!r}")
-        folder = parent / f"{backend}_{time.strftime('%Y%m%d-%H%M%S')}_{tag}"
+        built = native()
         meta = {
             "settings": settings,
             "device": asdict(device_facts(settings["device"])),
             "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "xlstm_hip": __version__,
             "torch": torch.__version__,
+            "git_sha": built.build_facts()["git_sha"] if built else None,
+            **(begun_with or {}),
         }
-        folder.mkdir(parents=True)
+        folder = _new_folder(parent, f"{backend}_{time.strftime('%Y%m%d-%H%M%S')}_{tag}")
         write_json(folder / META, meta)
         return cls(folder, meta)
 
@@ -117,17 +114,40 @@ class Run:
         write_whole(self.folder / SUMMARY, out.getvalue())
 
 
+def _new_folder(parent: Path, name: str) -> Path:
+    """parent/name, or of a run of the same second the first of parent/name-2, -3, ... that is not there."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder, number = parent / name, 1
+        while True:
+            try:
+                folder.mkdir()
+                return folder
+            except FileExistsError:
+                number += 1
+                folder = parent / f"{name}-{number}"
+    except OSError as error:
+        raise ValueError(
+            f"runs: expected a folder that can be written, got {str(parent)!r}: {error.strerror}"
+        ) from error
+
+
 def plan_text(plan: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in plan.items()) or "as planned"
 
 
 def ensure_table(path: Path) -> None:
-    """A table that is there is one that can be read; else there is an empty one."""
+    """A table that is there is one that can be read and written; else there is an empty one."""
     if path.exists():
         plans.read_table(path)
+        if not os.access(path.parent, os.W_OK):
+            raise ValueError(f"{path}: cannot be written: its folder takes no files")
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, NEW)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, NEW)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def entered(path: Path, call: Mapping[str, Any]) -> Plan | None:
