@@ -204,8 +204,8 @@ def accelerate(model: Model, **kernels: str) -> Model:
     """Swaps our kernels and layers into transformers' xLSTM, in place; returns the model.
 
     kernels: chunkwise_kernel, sequence_kernel and step_kernel by their registry names, all three, where other than the
-    best for the device are wanted. Of the kernels that the model's configuration names, for transformers, the input gate
-    is kept, and nothing else.
+    best for the device are wanted. The kernels that the model's configuration names are transformers' own; only their
+    input gate is kept.
     """
     backbone = _backbone(model)
     if kernels and kernels.keys() != KERNEL_KINDS.keys():

@@ -226,6 +226,16 @@ def test_released_kernel_names_load(tmp_path: Path) -> None:
             assert relative(hf.accelerate(model)(x).logits, theirs()(x).logits) < 1e-5
 
 
+def test_the_gate_that_the_configuration_names_is_kept() -> None:
+    own = ("chunkwise--native_siging_autograd", "native_sequence__native_siging", "native_siging")
+    model, x = theirs(), tokens(1, LENGTH)
+    model.config.chunkwise_kernel = own[0]  # mlstm_kernels makes no such model where there is no Triton
+    with torch.no_grad():
+        want = hf.accelerate(model, **dict(zip(hf.KERNEL_KINDS, own, strict=True)))(x).logits
+        assert relative(hf.accelerate(model)(x).logits, want) < 1e-5
+        assert relative(hf.accelerate(theirs())(x).logits, want) > 0.1
+
+
 def test_kernels_by_name_and_wrong_calls() -> None:
     model, x = theirs(), tokens(1, LENGTH)
     with torch.no_grad():

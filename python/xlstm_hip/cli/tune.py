@@ -176,7 +176,7 @@ def _settings(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
 def _judge(folder: Path | None, problem: Any) -> Any:
     """What judges plans of this problem: by a model's texts where its outputs go through the op, else by results."""
-    from ..models import load_pretrained, xLSTMLargeConfig
+    from ..models import load_pretrained
     from ..models.config_files import read_config
     from ..models.shards import find_tensors
     from ..text import load_tokenizer
@@ -201,9 +201,9 @@ def _judge(folder: Path | None, problem: Any) -> Any:
     if not folder.is_dir():
         raise ValueError(f"--model: expected the folder of a model whose outputs are judged, got {str(folder)!r}")
     try:  # what can be told without its weights, before the budget is spent
-        fields, _ = read_config(folder)
+        config, _ = read_config(folder)
         find_tensors(folder)
-        load_tokenizer(folder, xLSTMLargeConfig(**fields).vocab_size)
+        load_tokenizer(folder, config.vocab_size)
     except (ValueError, TypeError, OSError) as error:
         raise ValueError(f"--model: {error}") from error
 
