@@ -141,7 +141,8 @@ struct ScanParams {  // of `between`
   bool reverse;
 };
 
-// The gates' gradients: flows_gpu.h has what is what. All per token arrays are (rows, slots, L), per chunk (rows, slots).
+// The gates' gradients: flows_gpu.h has what is what. All per token arrays are (rows, slots, L), per chunk (rows,
+// slots).
 struct FlowParams {
   Sequences where;
   Tokens i, f, di, df;
