@@ -22,9 +22,10 @@ from accuracy import Quantities
 from gpu_table import SEQUENCE_KERNELS, STEP_KERNELS, same_bits
 from op_calls import arguments, registered_ops
 from poison import poisoned
-from reference import relative_error
+from reference import relative_error, truth
 from shapes import Case
 from xlstm_hip import kernel_info, mlstm_interface, mlstm_step_interface
+from xlstm_hip.layers import soft_cap
 
 Check = Callable[[str], None]
 CHECKS: list[Check] = []
@@ -34,6 +35,7 @@ PACKED = Case("execution, packed", 300, 64, 96, heads=3, states=True, lengths=(1
 TOKEN = Case("execution, step", 1, 64, 96, batch=2, heads=3, states=True)
 NAMES = ("q", "k", "v", "i", "f")
 STATES = ("c", "n", "m")
+PLAIN_STEP = {"exp": "native", "sigmoid": "native_siging"}
 
 
 def check(function: Check) -> Check:
@@ -162,6 +164,38 @@ def a_step_from_one_projection(device: str) -> None:
             own = {name: x.clone() for name, x in states.items()}
             in_place, _ = mlstm_step_interface(**token, **own, kernel=kernel, in_place=True)
             same_bits(f"{kernel} {dtype}, in place", named((in_place, *own.values())), named((h, *last)))
+
+
+@check
+def a_step_caps_its_gates(device: str) -> None:
+    """gate_soft_cap against float64, beside the plain kernel on the same inputs; its gradient by autograd."""
+    cap = 15.0
+    for dtype, kernel in itertools.product((torch.float32, torch.bfloat16, torch.float16), STEP_KERNELS):
+        what, info = f"{kernel} {dtype}", kernel_info(kernel, "step")
+        x = step_inputs(device, dtype)
+        x |= {name: 10 * x[name] for name in "if"}  # far beyond the cap, some of them
+        single = {name: x[name].cpu() for name in x}
+        wide = {name: y.double() for name, y in single.items()}
+        wide |= {name: cap * torch.tanh(wide[name] / cap) for name in "if"}
+        tokens, states = ([wide[name] for name in names] for names in (("q", "k", "v"), STATES))
+        h, last = truth(*(y[:, :, None] for y in tokens), wide["i"], wide["f"], *states, gate=info.gate)
+        plain_h, plain_last = mlstm_step_interface(**single, kernel=PLAIN_STEP[info.gate], gate_soft_cap=cap)
+        own = {name: x[name].clone() for name in STATES}
+        with poisoned():
+            got_h, got_last = mlstm_step_interface(**x, kernel=kernel, gate_soft_cap=cap)
+            in_place, _ = mlstm_step_interface(**(x | own), kernel=kernel, gate_soft_cap=cap, in_place=True)
+        same_bits(f"{what}, in place", named((in_place, *own.values())), named((got_h, *got_last)))
+        expected, plain, got = ((a, *b) for a, b in ((h[:, :, 0], last), (plain_h, plain_last), (got_h, got_last)))
+        for name, e, p, g in zip("hcnm", expected, plain, got, strict=True):
+            plain_error, eps = relative_error(p, e), torch.finfo(p.dtype).eps
+            assert plain_error <= 4 * eps, f"plain {dtype}: {name}"  # which caps too
+            assert relative_error(g.cpu(), e) <= max(2 * plain_error, accuracy.FLOOR * eps), f"{what}: {name}"
+        leaves = {name: y.clone().requires_grad_() for name, y in x.items()}
+        h, _ = mlstm_step_interface(**leaves, kernel=kernel, gate_soft_cap=cap)
+        capped = leaves | {name: soft_cap(leaves[name].to(x["c"].dtype), cap) for name in "if"}
+        apart, _ = mlstm_step_interface(**capped, kernel=kernel)
+        gradients = (torch.autograd.grad(y.sum(), list(leaves.values())) for y in (h, apart))
+        same_bits(f"{what}, gradients", *map(named, gradients))
 
 
 @check

@@ -82,21 +82,29 @@ void check(const xlstm_mlstm_forward& p, bool on_host) {
   all_or_none("c_last, n_last, m_last", p.c_last, p.n_last, p.m_last);
 }
 
+void no_gate_soft_cap(const xlstm_mlstm& in) {
+  if (in.gate_soft_cap != 0) invalid("gate_soft_cap: expected 0: only the recurrent call caps gates");
+}
+
 }  // namespace
 
 void check_chunkwise(const xlstm_mlstm_forward& p, bool on_host) {
   check(p, on_host);
+  no_gate_soft_cap(p.in);
   if (p.c_last && (p.c_last == p.in.c_initial || p.n_last == p.in.n_initial || p.m_last == p.in.m_initial))
     invalid("c_last, n_last, m_last: expected other memory than the initial states'");
 }
 
 void check_recurrent(const xlstm_mlstm_forward& p, bool on_host) {
   check(p, on_host);
+  if (!(p.in.gate_soft_cap >= 0) || std::isinf(p.in.gate_soft_cap))
+    invalid("gate_soft_cap: expected a finite number >= 0, got " + std::to_string(p.in.gate_soft_cap));
   if (!p.c_last) invalid("c_last, n_last, m_last: the recurrent call needs them");
 }
 
 void check_backward(const xlstm_mlstm_backward& p, bool on_host) {
   check(p.in, on_host);
+  no_gate_soft_cap(p.in);
   has_dtype("h", p.h, p.in.q.dtype);
   has_dtype("dh", p.dh, p.in.q.dtype);
   if (!p.l) invalid("l: expected data, got NULL");

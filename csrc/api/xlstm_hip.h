@@ -54,6 +54,7 @@ typedef struct xlstm_mlstm {
   int32_t normalize;       /* sigmoid gate only: divide by max(|l|, 1) + eps */
   int32_t normalizer_grad; /* 1: exact gradients; 0: the normaliser is a constant in backward */
   double eps;
+  double gate_soft_cap; /* recurrent: i and f count as cap tanh(x / cap); 0: as they are, which the other calls want */
   int64_t chunk_size;
   xlstm_tensor q, k, v, i, f;
   const void *c_initial, *n_initial, *m_initial; /* (N, NH, DHQK, DHHV), (N, NH, DHQK), (N, NH); all or none */

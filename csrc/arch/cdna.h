@@ -7,9 +7,9 @@
 // float instruction 16x16x4, four to a step of 16 by 16.
 #pragma once
 
-namespace xlstm::gpu {
+#include "arch/no_async_copies.h"
 
-constexpr bool kAsyncCopies = false;  // global to LDS goes through registers
+namespace xlstm::gpu {
 
 typedef float Float4 __attribute__((ext_vector_type(4)));
 typedef short Short4 __attribute__((ext_vector_type(4)));

@@ -36,6 +36,15 @@ XLSTM_DEVICE float inverse(float x) {
 #endif
 }
 
+// Half words of two registers: the low or the high ones, a's first.
+XLSTM_DEVICE uint32_t join_halves(uint32_t a, uint32_t b, bool high) {
+#if defined(__CUDACC__)
+  return __byte_perm(a, b, high ? 0x7632 : 0x5410);
+#else
+  return __builtin_amdgcn_perm(b, a, high ? 0x07060302u : 0x05040100u);
+#endif
+}
+
 // 8 or 4 elements: 16 bytes, what one lane moves at a time.
 struct alignas(16) Piece {
   uint32_t word[4];

@@ -16,16 +16,6 @@ XLSTM_DEVICE int lane_here() {
   return lane;
 }
 
-// Half words of two registers: the low or the high ones, a's first.
-template <bool kHigh>
-XLSTM_DEVICE uint32_t join_halves(uint32_t a, uint32_t b) {
-#if defined(__CUDACC__)
-  return __byte_perm(a, b, kHigh ? 0x7632 : 0x5410);
-#else
-  return __builtin_amdgcn_perm(b, a, kHigh ? 0x07060302u : 0x05040100u);
-#endif
-}
-
 template <class E>
 constexpr int kUnit = unit_features(kFamily, sizeof(E));
 template <class E>
@@ -124,8 +114,8 @@ XLSTM_DEVICE StreamOperand<E> turned(const TurnedPiece<E> (&p)[kTurnedPieces<E>]
 #pragma unroll
     for (int w = 0; w < 4; ++w)
       if constexpr (sizeof(E) == 2) {
-        o.k[0].word[w] = join_halves<false>(p[2 * w].word[t], p[2 * w + 1].word[t]);
-        o.k[1].word[w] = join_halves<true>(p[2 * w].word[t], p[2 * w + 1].word[t]);
+        o.k[0].word[w] = join_halves(p[2 * w].word[t], p[2 * w + 1].word[t], false);
+        o.k[1].word[w] = join_halves(p[2 * w].word[t], p[2 * w + 1].word[t], true);
       } else {
         o.k[0].word[w] = p[w].word[t];
       }
@@ -134,7 +124,7 @@ XLSTM_DEVICE StreamOperand<E> turned(const TurnedPiece<E> (&p)[kTurnedPieces<E>]
     for (int w = 0; w < 8; ++w)
       if constexpr (sizeof(E) == 2) {
         const uint32_t a = p[2 * w].word[t / 2], b = p[2 * w + 1].word[t / 2];
-        o.word[w] = t % 2 ? join_halves<true>(a, b) : join_halves<false>(a, b);
+        o.word[w] = join_halves(a, b, t % 2);
       } else {
         set_word(o, w, as_float(p[2 * w].word[t]), as_float(p[2 * w + 1].word[t]));
       }
@@ -143,8 +133,8 @@ XLSTM_DEVICE StreamOperand<E> turned(const TurnedPiece<E> (&p)[kTurnedPieces<E>]
     for (int h = 0; h < 2; ++h)  // tokens 2q, 2q + 1, and those 8 further
       if constexpr (sizeof(E) == 2) {
         const uint32_t a = p[2 * h].word[t], b = p[2 * h + 1].word[t];
-        o.word[h] = join_halves<false>(a, b);
-        o.word[2 + h] = join_halves<true>(a, b);
+        o.word[h] = join_halves(a, b, false);
+        o.word[2 + h] = join_halves(a, b, true);
       } else {
 #pragma unroll
         for (int e = 0; e < 2; ++e)

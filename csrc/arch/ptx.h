@@ -134,4 +134,12 @@ XLSTM_DEVICE void copies_came() {
 }
 XLSTM_DEVICE void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Named barriers 1 to 15 of a block: some of its warps wait for each other, or only say that they came by.
+XLSTM_DEVICE void meet(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+XLSTM_DEVICE void pass(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 }  // namespace xlstm::gpu

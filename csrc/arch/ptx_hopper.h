@@ -38,14 +38,6 @@ XLSTM_DEVICE void barriers_ready() { asm volatile("fence.mbarrier_init.release.c
 // Shared memory that this thread wrote is there for copies and warpgroup products; then a barrier tells them.
 XLSTM_DEVICE void shared_written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Named barriers 1 to 15 of a block: some of its warps wait for each other, or only say that they came by.
-XLSTM_DEVICE void meet(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-XLSTM_DEVICE void pass(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
 XLSTM_DEVICE void meet_cluster() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }

@@ -7,9 +7,9 @@
 // that reach 24 bits are added up, small ones first.
 #pragma once
 
-namespace xlstm::gpu {
+#include "arch/no_async_copies.h"
 
-constexpr bool kAsyncCopies = false;  // global to LDS goes through registers
+namespace xlstm::gpu {
 
 typedef float Float8 __attribute__((ext_vector_type(8)));
 typedef short Short16 __attribute__((ext_vector_type(16)));

@@ -6,9 +6,6 @@
 #pragma once
 
 #include "attention/backward_products_gpu.h"
-#if defined(__CUDACC__)
-#include "arch/ptx_hopper.h"
-#endif
 
 namespace xlstm::gpu {
 
@@ -35,10 +32,7 @@ struct BackwardPairs : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
   }
 
   // Of a tile that is there: this wave's part of its products.
-  XLSTM_DEVICE void run_pair([[maybe_unused]] char* room, [[maybe_unused]] int first,
-                             [[maybe_unused]] const ScoreRules& rules, [[maybe_unused]] float slope,
-                             [[maybe_unused]] int lane) {
-#if defined(__CUDACC__)
+  XLSTM_DEVICE void run_pair(char* room, int first, const ScoreRules& rules, float slope, int lane) {
     constexpr int kBoth = 2 * kWave;
     const int barrier = 1 + pair();
     const bool weights = makes_weights();
@@ -82,7 +76,6 @@ struct BackwardPairs : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
 #pragma unroll
       for (int c = 0; c < kColumnStrips; ++c) operand[r][c] = as_chain(products[r][c], 1.0f);
     this->add_rows(Base::first_sums, turned, 0, operand, lane);
-#endif
   }
 };
 

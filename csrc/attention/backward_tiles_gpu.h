@@ -181,12 +181,10 @@ struct BackwardTiles {
       Pair::copy(second_tile(to), second, place.first, valid(place.first));
     }
     s.first += kTile * x.stride[2], s.second += kTile * y.stride[2];
-#if defined(__CUDACC__)
     if constexpr (kOfKeys) {
       if (threadIdx.x < 2 * kTile) copy_async_float(facts_in(to) + threadIdx.x, s.facts);
       s.facts += 2 * kTile;
     }
-#endif
   }
   // Matrices into the room of a tile, of those that LDS has together.
   XLSTM_DEVICE void bring(const Stages& s, const Place& place, char* room, int from_matrix) const {

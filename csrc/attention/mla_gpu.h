@@ -87,9 +87,7 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kAhead> {
   // A tile in LDS for all, and what the one before left there read by all.
   XLSTM_DEVICE void arrive([[maybe_unused]] int n) {
     if constexpr (kAsyncCopies) {
-#if defined(__CUDACC__)
       copies_wait();
-#endif
       __syncthreads();
     } else {
       __syncthreads();

@@ -118,14 +118,14 @@ struct MlaTiles {
       const int j = first + pass * kAtOnce + line_key();
       const int64_t place = at.key(in.k, key_head, at.first_key + (j < last ? j : last));
       const char* row = static_cast<const char*>(in.k.data) + place * int64_t(sizeof(E)) + line_byte();
-#if defined(__CUDACC__)
-      const uint32_t to = lds_address(tile(n)) + Cursor(line_key(), line_byte()).at(pass * kAtOnce, 0);
+      if constexpr (kAsyncCopies) {
+        const uint32_t to = lds_address(tile(n)) + Cursor(line_key(), line_byte()).at(pass * kAtOnce, 0);
 #pragma unroll
-      for (int line = 0; line < kLines; ++line) copy_async(to + line * kLine, row + line * kLine, true);
-#else
+        for (int line = 0; line < kLines; ++line) copy_async(to + line * kLine, row + line * kLine, true);
+      } else {
 #pragma unroll
-      for (int line = 0; line < kLines; ++line) held[pass][line] = load_piece(row, line * kLine);
-#endif
+        for (int line = 0; line < kLines; ++line) held[pass][line] = load_piece(row, line * kLine);
+      }
     }
   }
   XLSTM_DEVICE void store([[maybe_unused]] int n) {

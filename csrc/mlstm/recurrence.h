@@ -4,6 +4,7 @@
 //
 //   exp gate:      lf = logsigmoid(f)   ig = i               m' = max(lf + m, ig)
 //   sigmoid gate:  lf = logsigmoid(f)   ig = logsigmoid(i)   m' = 0
+//   soft cap:      i and f are cap tanh(x / cap) of what was given
 //   C' = e^(lf + m - m') C + e^(ig - m') k v^T    n' likewise    h = q C' / N    N = max(|q n'|, e^-m') + eps
 //
 // With the sigmoid gate m is the stabiliser of the initial state only, and e^-m' = 1.
@@ -23,6 +24,13 @@ XLSTM_HOST_DEVICE static inline double log_sigmoid(double x) {
 XLSTM_HOST_DEVICE static inline double sigmoid(double x) {
   const double e = exp(-fabs(x));
   return (x < 0 ? e : 1) / (1 + e);
+}
+
+// cap tanh(x / cap), and x where cap is 0. For an exponent: near 0 what is exact is x, not its digits.
+XLSTM_HOST_DEVICE static inline double capped_gate(double x, double cap) {
+  if (cap == 0) return x;
+  const double e = exp(-2 * fabs(x) / cap);
+  return copysign(cap * ((1 - e) / (1 + e)), x);
 }
 
 // max that hands on NaN, as torch.maximum does.

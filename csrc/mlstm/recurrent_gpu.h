@@ -38,7 +38,7 @@ struct RecurrentParams {
   int tiles, together;
   bool sigmoid, normalize;
   float scale;
-  double eps;
+  double eps, gate_soft_cap;
   float *c_last, *n_last, *m_last;
 };
 
@@ -74,7 +74,7 @@ XLSTM_DEVICE void make_steps(const RecurrentParams& p, const Tokens& gate, const
   const int own = threadIdx.x % kGateTokens, is_input = threadIdx.x / kGateTokens;
   const bool makes = is_input < 2 && own < count;
   if (makes) {
-    const double x = load_gate(gate, head, t + own);
+    const double x = capped_gate(load_gate(gate, head, t + own), p.gate_soft_cap);
     steps.logs[is_input][own] = is_input && !p.sigmoid ? x : log_sigmoid(x);
   }
   __syncthreads();

@@ -93,6 +93,7 @@ void run(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, bool early,
   p.normalize = !p.sigmoid || in.normalize;
   p.scale = float(1 / std::sqrt(double(in.dqk)));
   p.eps = in.eps;
+  p.gate_soft_cap = in.gate_soft_cap;
   switch (in.q.dtype) {
     case XLSTM_BFLOAT16:
       launch_element<BFloat16>(p, plan, early, stream);

@@ -72,8 +72,10 @@ struct TokenGates {
   double lf, ig;
 };
 inline TokenGates token_gates(const xlstm_mlstm& in, const Head& h, int64_t t) {
-  const double i = widen<double>(in.i.data, in.i.dtype, offset(in.i, h) + t * in.i.stride[2]);
-  const double f = widen<double>(in.f.data, in.f.dtype, offset(in.f, h) + t * in.f.stride[2]);
+  const auto gate = [&](const xlstm_tensor& x) {
+    return capped_gate(widen<double>(x.data, x.dtype, offset(x, h) + t * x.stride[2]), in.gate_soft_cap);
+  };
+  const double i = gate(in.i), f = gate(in.f);
   return {log_sigmoid(f), in.gate == XLSTM_GATE_SIGMOID ? log_sigmoid(i) : i};
 }
 

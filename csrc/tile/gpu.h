@@ -75,30 +75,23 @@ XLSTM_DEVICE float element(const Piece& p, int j) {
 
 // One word of features of each of four tokens into a tile of features by tokens, at `row` from `to` on.
 template <class E, class Tile>
-XLSTM_DEVICE void store_turned_word([[maybe_unused]] const Tile& tile, [[maybe_unused]] const typename Tile::Cursor& to,
-                                    [[maybe_unused]] int row, [[maybe_unused]] const Piece& token) {
-#if !defined(__CUDACC__)  // which turns tiles as it reads them
+XLSTM_DEVICE void store_turned_word(const Tile& tile, const typename Tile::Cursor& to, int row, const Piece& token) {
   if constexpr (sizeof(E) == 2) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint32_t select = h ? 0x07060302u : 0x05040100u;
-      const uint32_t low = __builtin_amdgcn_perm(token.word[1], token.word[0], select);
-      const uint32_t high = __builtin_amdgcn_perm(token.word[3], token.word[2], select);
+      const uint32_t low = join_halves(token.word[0], token.word[1], h);
+      const uint32_t high = join_halves(token.word[2], token.word[3], h);
       *reinterpret_cast<uint64_t*>(tile.at(to, row + h, 0)) = uint64_t(high) << 32 | low;
     }
   } else {
     *reinterpret_cast<Piece*>(tile.at(to, row, 0)) = token;
   }
-#endif
 }
 
-// NVIDIA: the piece at `column` of a row of `columns` on its way into LDS, zeros where it is outside.
+// Asynchronous: the piece at `column` of a row of `columns` on its way into LDS, zeros where it is outside.
 template <class E>
-XLSTM_DEVICE void copy_row_piece([[maybe_unused]] E* to, [[maybe_unused]] const E* row, [[maybe_unused]] int column,
-                                 [[maybe_unused]] int columns) {
-#if defined(__CUDACC__)
+XLSTM_DEVICE void copy_row_piece(E* to, const E* row, int column, int columns) {
   copy_async(lds_address(to), row + (column < columns ? column : 0), column < columns);
-#endif
 }
 
 template <class E, int kTokens, int kFeatures, bool kTransposed, int kThreads>
@@ -198,21 +191,17 @@ struct Stage {
     }
   }
 
-  XLSTM_DEVICE static void copy([[maybe_unused]] const Storage& tile, [[maybe_unused]] const TokenRows<E>& from,
-                                [[maybe_unused]] int64_t first, [[maybe_unused]] int valid) {
+  // Asynchronous.
+  XLSTM_DEVICE static void copy(const Storage& tile, const TokenRows<E>& from, int64_t first, int valid) {
     if (from.whole && valid == kTokens) return copy_whole(tile, from, first);  // all but odd tensors and a last chunk
-#if defined(__CUDACC__)
-    constexpr int kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;  // rows that the block takes at a time
+    constexpr int kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;   // rows that the block takes at a time
     const int token0 = thread_here() / kRowPieces, column0 = thread_here() % kRowPieces * n;
 #pragma unroll 1
     for (int token = token0; token < kTokens; token += kRows)
       *reinterpret_cast<Piece*>(tile.at(token, column0)) = from.piece(first + token, column0, token < valid);
-#endif
   }
   // All of the tile's tokens are there, in whole pieces.
-  XLSTM_DEVICE static void copy_whole([[maybe_unused]] const Storage& tile, [[maybe_unused]] const TokenRows<E>& from,
-                                      [[maybe_unused]] int64_t first) {
-#if defined(__CUDACC__)
+  XLSTM_DEVICE static void copy_whole(const Storage& tile, const TokenRows<E>& from, int64_t first) {
     constexpr uint32_t kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;
     static_assert(kRows >= 8 || Storage::kPieces >= 8 || kEach == 1);
     const uint32_t token0 = threadIdx.x / kRowPieces, column0 = threadIdx.x % kRowPieces * n;
@@ -226,7 +215,6 @@ struct Stage {
       // Rows that the block takes next differ in bits that its own do not have, or in none that are swizzled.
       copy_async((to ^ j * kRows % 8 * 16) + j * kRows * Storage::kPieces * 16, at, inside);
     }
-#endif
   }
 
  public:
@@ -275,14 +263,13 @@ struct FloatStage {
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       const int index = thread_here() + j * kThreads;
-#if defined(__CUDACC__)
-      if (index < count && index < kCount)
+      const bool there = index < count && index < kCount;
+      if constexpr (!kAsyncCopies)
+        held[j] = there ? from[index] : 0.0f;
+      else if (there)
         copy_async_float(to + index, from + index);
       else if (index < kCount)
         to[index] = 0;
-#else
-      held[j] = index < count && index < kCount ? from[index] : 0.0f;
-#endif
     }
   }
   XLSTM_DEVICE void store([[maybe_unused]] float* to) {
@@ -297,9 +284,7 @@ struct FloatStage {
 template <class Store>
 XLSTM_DEVICE void arrive_free(Store&& store) {
   store();
-#if defined(__CUDACC__)
-  copies_wait();
-#endif
+  if constexpr (kAsyncCopies) copies_wait();
   __syncthreads();
 }
 // The same where somebody may still read them.

@@ -69,9 +69,7 @@ struct PairStage {
 
   // All tokens are there, in whole pieces; `mine` is the thread's first.
   template <class AnyTile>
-  XLSTM_DEVICE static void copy_whole([[maybe_unused]] const AnyTile& tile, [[maybe_unused]] const E* mine,
-                                      [[maybe_unused]] int64_t stride, [[maybe_unused]] int columns) {
-#if defined(__CUDACC__)
+  XLSTM_DEVICE static void copy_whole(const AnyTile& tile, const E* mine, int64_t stride, int columns) {
     const auto to = tile.cursor(int(my_token()), int(my_column()));
     const uint32_t base = lds_address(tile.base);
 #pragma unroll
@@ -81,7 +79,6 @@ struct PairStage {
       for (uint32_t c = 0; c < AnyTile::kPieces * n; c += kLine * n)  // of what is outside nothing is read
         copy_async(base + to.at(int(t), int(c)), mine + c, int(my_column() + c) < columns);
     }
-#endif
   }
   // Whatever it is: tokens that are not there are zeros.
   template <class AnyTile>

@@ -200,7 +200,7 @@ GradsStates mlstm_backward_states(const Tensor& q, const Tensor& k, const Tensor
 // One token: (B, NH, D) is (B, NH, 1, D) with any token stride.
 Tensor step_into(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const Tensor& c,
                  const Tensor& n, const Tensor& m, const Tensor& c_next, const Tensor& n_next, const Tensor& m_next,
-                 bool sigmoid_gate, bool normalize, double eps, int64_t step_columns) {
+                 bool sigmoid_gate, bool normalize, double eps, int64_t step_columns, double gate_soft_cap) {
   STD_TORCH_CHECK(q.dim() == 3, "q: expected 3 dimensions (B, NH, DHQK)");
   STD_TORCH_CHECK(v.dim() == 3, "v: expected 3 dimensions (B, NH, DHHV)");
   xlstm_mlstm_forward p{};
@@ -216,6 +216,7 @@ Tensor step_into(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   p.in.eps = eps;
   p.in.chunk_size = 1;
   p.in.step_columns = step_columns;
+  p.in.gate_soft_cap = gate_soft_cap;
   p.in.q = view("q", q, q, {batch, heads, dqk}, true);
   p.in.k = view("k", k, q, {batch, heads, dqk}, true);
   p.in.v = view("v", v, q, {batch, heads, dhv}, true);
@@ -236,17 +237,19 @@ Tensor step_into(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
 std::tuple<Tensor, Tensor, Tensor, Tensor> mlstm_step(const Tensor& q, const Tensor& k, const Tensor& v,
                                                       const Tensor& i, const Tensor& f, const Tensor& c,
                                                       const Tensor& n, const Tensor& m, bool sigmoid_gate,
-                                                      bool normalize, double eps, int64_t step_columns) {
+                                                      bool normalize, double eps, int64_t step_columns,
+                                                      double gate_soft_cap) {
   Tensor c_next = torch::stable::empty_like(c), n_next = torch::stable::empty_like(n),
          m_next = torch::stable::empty_like(m);
-  Tensor h = step_into(q, k, v, i, f, c, n, m, c_next, n_next, m_next, sigmoid_gate, normalize, eps, step_columns);
+  Tensor h = step_into(q, k, v, i, f, c, n, m, c_next, n_next, m_next, sigmoid_gate, normalize, eps, step_columns,
+                       gate_soft_cap);
   return {h, c_next, n_next, m_next};
 }
 
 Tensor mlstm_step_(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const Tensor& c,
                    const Tensor& n, const Tensor& m, bool sigmoid_gate, bool normalize, double eps,
-                   int64_t step_columns) {
-  return step_into(q, k, v, i, f, c, n, m, c, n, m, sigmoid_gate, normalize, eps, step_columns);
+                   int64_t step_columns, double gate_soft_cap) {
+  return step_into(q, k, v, i, f, c, n, m, c, n, m, sigmoid_gate, normalize, eps, step_columns, gate_soft_cap);
 }
 
 // One function serves both devices: the C API's call is chosen by where the tensors lie.

@@ -48,10 +48,11 @@ XLSTM_OPS_DEF(m) {
       "-> (Tensor dq, Tensor dk, Tensor dv, Tensor di, Tensor df, Tensor dc, Tensor dn, Tensor dm)");
   m.def(
       "mlstm_step(Tensor q, Tensor k, Tensor v, Tensor i, Tensor f, Tensor c, Tensor n, Tensor m, bool sigmoid_gate, "
-      "bool normalize, float eps, int step_columns=0) -> (Tensor h, Tensor c_next, Tensor n_next, Tensor m_next)");
+      "bool normalize, float eps, int step_columns=0, float gate_soft_cap=0.0) -> (Tensor h, Tensor c_next, Tensor "
+      "n_next, Tensor m_next)");
   m.def(
       "mlstm_step_(Tensor q, Tensor k, Tensor v, Tensor i, Tensor f, Tensor(a!) c, Tensor(b!) n, Tensor(c!) m, "
-      "bool sigmoid_gate, bool normalize, float eps, int step_columns=0) -> Tensor");
+      "bool sigmoid_gate, bool normalize, float eps, int step_columns=0, float gate_soft_cap=0.0) -> Tensor");
   m.def(
       "attention_forward(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, "
       "Tensor? leftpad_k, Tensor? block_table, Tensor? cache_batch_idx, Tensor? alibi_slopes, Tensor? sink, "

@@ -61,6 +61,11 @@ def non_negative(name: str, value: Any) -> None:
         raise ValueError(f"{name}: expected a finite number >= 0, got {value!r}")
 
 
+def positive_or_none(name: str, value: Any) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, _NUMBERS) or not 0 < value < math.inf):
+        raise ValueError(f"{name}: expected a finite number > 0 or None, got {value!r}")
+
+
 def positive_int(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < 1:
         raise ValueError(f"{name}: expected an integer >= 1, got {value!r}")

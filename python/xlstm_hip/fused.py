@@ -19,6 +19,7 @@ from torch import Tensor
 from . import checks, observe, plans
 from .autocast import in_kernel_dtype
 from .environment import plain_torch_forced
+from .layers import soft_cap
 from .ops import OPS, Cut, HiddenFunction, SequenceFunction, StepFunction
 from .reference import mlstm_recurrent_step__native, mlstm_siging_recurrent_step__native
 from .reference.core import Variant, run
@@ -243,9 +244,11 @@ def _step(
     eps: float,
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    known = ("in_place", "autocast_kernel_dtype", "plan") + (("normalize",) if sigmoid_gate else ())
+    known = ("in_place", "gate_soft_cap", "autocast_kernel_dtype", "plan") + (("normalize",) if sigmoid_gate else ())
     checks.no_unknown_keywords(function, kwargs, known)
     checks.check_step_inputs(q, k, v, i, f, c, n, m, eps)
+    cap = kwargs.get("gate_soft_cap")
+    checks.positive_or_none("gate_soft_cap", cap)
     q, k, v, i, f = in_kernel_dtype((q, k, v, i, f), kwargs.get("autocast_kernel_dtype", torch.bfloat16))
     plain = _in_plain_torch(function, q, k, v)
     if not plain:
@@ -271,17 +274,18 @@ def _step(
                 "in_place: expected no gradient to be needed; states of a training step must not be overwritten"
             )
     if plain and sigmoid_gate:
-        return mlstm_siging_recurrent_step__native(q, k, v, i, f, c, n, m, eps, options[1], in_place)
+        return mlstm_siging_recurrent_step__native(q, k, v, i, f, c, n, m, eps, options[1], in_place, cap)
     if plain:
-        return mlstm_recurrent_step__native(q, k, v, i, f, c, n, m, eps, in_place)
+        return mlstm_recurrent_step__native(q, k, v, i, f, c, n, m, eps, in_place, cap)
     if in_place:
-        h = OPS.mlstm_step_(q, k, v, i, f, c, n, m, *options, columns)
+        h = OPS.mlstm_step_(q, k, v, i, f, c, n, m, *options, columns, cap or 0.0)
         return h, (c, n, m)
-    tensors = (q, k, v, i, f, *(x.to(wide).contiguous() for x in (c, n, m)))
-    if checks.gradient_needed(*tensors):
-        h, c_next, n_next, m_next = StepFunction.apply(*tensors, options, columns)
+    c, n, m = (x.to(wide).contiguous() for x in (c, n, m))
+    if checks.gradient_needed(q, k, v, i, f, c, n, m):  # through the cap by its own op
+        i, f = (x if cap is None else soft_cap(x.to(wide), cap) for x in (i, f))
+        h, c_next, n_next, m_next = StepFunction.apply(q, k, v, i, f, c, n, m, options, columns)
     else:
-        h, c_next, n_next, m_next = OPS.mlstm_step(*tensors, *options, columns)
+        h, c_next, n_next, m_next = OPS.mlstm_step(q, k, v, i, f, c, n, m, *options, columns, cap or 0.0)
     return h, (c_next, n_next, m_next)
 
 
@@ -297,7 +301,7 @@ def mlstm_step_fused(
     eps: float = 1e-6,
     **kwargs: Any,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """One token. Also takes in_place: c, n and m are overwritten and returned; and plan."""
+    """One token. Also takes in_place: c, n and m are overwritten and returned; gate_soft_cap, of i and f; and plan."""
     return _step("fused", False, q, k, v, i, f, c, n, m, eps, kwargs)
 
 
@@ -313,5 +317,5 @@ def mlstm_step_fused_siging(
     eps: float = 1e-6,
     **kwargs: Any,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """One token with the sigmoid input gate. Also takes normalize and in_place."""
+    """One token with the sigmoid input gate. Also takes normalize, in_place, gate_soft_cap and plan."""
     return _step("fused_siging", True, q, k, v, i, f, c, n, m, eps, kwargs)

@@ -152,10 +152,12 @@ def mlstm_step_interface(
     gate: str | None = None,
     normalize: bool | None = None,
     in_place: bool = False,
+    gate_soft_cap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, States]:
     """One token: h (B, NH, DHHV) and the next (c, n, m). With in_place c, n and m are overwritten and returned.
 
+    gate_soft_cap takes i and f as cap * tanh(x / cap), as xLSTM-7B does before this, in the kernel and not rounded.
     kernel, gate and normalize as in mlstm_interface; kernel names are those of get_available_mlstm_step_kernels().
     """
     info = _choose(kernel, gate, ("step",), normalize)
@@ -165,6 +167,8 @@ def mlstm_step_interface(
         options["normalize"] = normalize
     if in_place:
         options["in_place"] = True
+    if gate_soft_cap is not None:
+        options["gate_soft_cap"] = gate_soft_cap
     options = _options(info, options)
     registry.check_kernel_accepts(info, checks.is_tensor("q", q), checks.gradient_needed(q, k, v, i, f, c, n, m))
     if observe.DISPATCH:

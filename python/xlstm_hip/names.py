@@ -32,7 +32,7 @@ class Builtin:
 def _fused(kind: str, name: str) -> Builtin:
     options: tuple[str, ...] = ("normalizer_grad", "cu_seqlens", "layout", "backward_plan")
     if kind == "step":
-        options = ("in_place", "autocast_kernel_dtype", "plan")
+        options = ("in_place", "gate_soft_cap", "autocast_kernel_dtype", "plan")
     elif kind == "chunkwise":
         options += ("plan",)
     gate = "exp"
@@ -45,7 +45,7 @@ def _fused(kind: str, name: str) -> Builtin:
 
 
 def _native(kind: str, name: str, function: Callable, *more: str, note: str = "plain torch") -> Builtin:
-    own = {"step": ("in_place",), "sequence": ()}.get(kind, ("normalizer_grad",))
+    own = {"step": ("in_place", "gate_soft_cap"), "sequence": ()}.get(kind, ("normalizer_grad",))
     gate, options = "exp", (*own, *more)
     if "siging" in name:
         gate, options = "sigmoid", ("normalize", *options)

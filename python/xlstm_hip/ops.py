@@ -87,12 +87,12 @@ def _(q, k, v, i, f, c, n, m, cu_seqlens, *rest):
 
 
 @torch.library.register_fake("xlstm_hip::mlstm_step")
-def _(q, k, v, i, f, c, n, m, sigmoid_gate, normalize, eps, step_columns=0):
+def _(q, k, v, i, f, c, n, m, sigmoid_gate, normalize, eps, step_columns=0, gate_soft_cap=0.0):
     return q.new_empty(*q.shape[:2], v.shape[-1]), torch.empty_like(c), torch.empty_like(n), torch.empty_like(m)
 
 
 @torch.library.register_fake("xlstm_hip::mlstm_step_")
-def _(q, k, v, i, f, c, n, m, sigmoid_gate, normalize, eps, step_columns=0):
+def _(q, k, v, i, f, c, n, m, sigmoid_gate, normalize, eps, step_columns=0, gate_soft_cap=0.0):
     return q.new_empty(*q.shape[:2], v.shape[-1])
 
 

@@ -65,6 +65,8 @@ std::vector<Bad<P>> bad_inputs() {
   bad.push_back({"walk_chunk", [](P& p) { p.in.walk_chunk = 16; }});  // a GPU's, as the next
   bad.push_back({"step_columns", [](P& p) { p.in.step_columns = 8; }});
   for (double eps : {-1e-9, -HUGE_VAL, HUGE_VAL, std::nan("")}) bad.push_back({"eps", [=](P& p) { p.in.eps = eps; }});
+  for (double cap : {-1.0, HUGE_VAL, std::nan("")})
+    bad.push_back({"gate_soft_cap", [=](P& p) { p.in.gate_soft_cap = cap; }});
   for (int gate : {2, -1, 99}) bad.push_back({"gate", [=](P& p) { std::memcpy(&p.in.gate, &gate, sizeof gate); }});
   bad.push_back({"normalize", [](P& p) { p.in.normalize = 0; }});  // with the exp gate
 
@@ -148,6 +150,14 @@ void test_call(const char* call_name, const P& valid, const std::vector<Bad<P>>&
   CHECK(call(&valid, &runtime) == XLSTM_OK, "%s: %s", call_name, xlstm_last_error());
 }
 
+// Gates are capped token by token alone.
+void test_gate_soft_cap(xlstm_mlstm_forward forward, xlstm_mlstm_backward backward) {
+  forward.in.gate_soft_cap = backward.in.gate_soft_cap = 15;
+  CHECK(xlstm_mlstm_recurrent_workspace(&forward, 1) > 0, "%s", xlstm_last_error());
+  CHECK(xlstm_mlstm_chunkwise_workspace(&forward, 1) == 0 && message_begins("gate_soft_cap"), "%s", xlstm_last_error());
+  CHECK(xlstm_mlstm_backward_workspace(&backward, 1) == 0 && message_begins("gate_soft_cap"), "%s", xlstm_last_error());
+}
+
 // A gate that is neither q's dtype nor the wide one.
 void test_gate_dtypes() {
   for (xlstm_dtype q : {XLSTM_FLOAT32, XLSTM_BFLOAT16, XLSTM_FLOAT16, XLSTM_FLOAT64})
@@ -208,6 +218,7 @@ int main() {
   test_call("recurrent", forward.api, bad_forward(true), xlstm_mlstm_recurrent_workspace, xlstm_mlstm_recurrent);
   BackwardCall backward(p, forward.solution(), Layout::bhsd);
   test_call("backward", backward.api, bad_backward(), xlstm_mlstm_backward_workspace, xlstm_mlstm_backward_pass);
+  test_gate_soft_cap(forward.api, backward.api);
   test_gate_dtypes();
   test_messages_are_per_thread(forward.api);
   return finish();

@@ -163,6 +163,10 @@ STEP: dict[str, tuple[Change, type[Exception], str]] = {
     "no m": (lambda c: {"m": None}, TypeError, "^m: .*Tensor"),
     "negative eps": (lambda c: {"eps": -1.0}, ValueError, "^eps: "),
     "eps is NaN": (lambda c: {"eps": float("nan")}, ValueError, "^eps: "),
+    "a cap of 0": (lambda c: {"gate_soft_cap": 0.0}, ValueError, "^gate_soft_cap: .*> 0"),
+    "a cap that is NaN": (lambda c: {"gate_soft_cap": float("nan")}, ValueError, "^gate_soft_cap: "),
+    "a cap that is text": (lambda c: {"gate_soft_cap": "15"}, ValueError, "^gate_soft_cap: "),
+    "a kernel without a cap": (lambda c: {"gate_soft_cap": 15.0, "kernel": "metal"}, ValueError, "^gate_soft_cap: "),
     "unknown keyword": (lambda c: {"chunk_size": 64}, TypeError, "'chunk_size'"),
     "unknown kernel": (lambda c: {"kernel": "fuse"}, ValueError, "Did you mean 'fused'"),
     "a sequence kernel": (lambda c: {"kernel": "chunkwise--fused"}, ValueError, "chunkwise--fused"),
@@ -287,6 +291,13 @@ def test_ops_refuse_wrong_offsets(op: str, ends: list[int]) -> None:
             good[name] = good[name].repeat_interleave(count, 0)
     with pytest.raises(RuntimeError, match="cu_seqlens"):
         getattr(torch.ops.xlstm_hip, op)(**(good | {"cu_seqlens": torch.tensor(ends)}))
+
+
+@pytest.mark.parametrize("op", ["mlstm_step", "mlstm_step_"])
+def test_ops_refuse_wrong_caps(op: str) -> None:
+    for cap in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(RuntimeError, match="gate_soft_cap: expected a finite number >= 0"):
+            getattr(torch.ops.xlstm_hip, op)(**op_arguments(op), gate_soft_cap=cap)
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if "step" not in op])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import accuracy
+import gpu_checks
 from shapes import BY_NAME, Case
 from xlstm_hip import kernel_info
 
@@ -71,6 +72,10 @@ def test_segments_forget_and_keep() -> None:
         for kernel in KERNELS[:2]:
             measured = accuracy.measure(kernel_info(kernel), case, torch.float32)
             accuracy.check(f"{kernel}, {gates}, in segments", measured)
+
+
+def test_a_step_caps_its_gates() -> None:
+    gpu_checks.a_step_caps_its_gates("cpu")
 
 
 def test_memory() -> None:

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from ..autocast import in_kernel_dtype
-from ..checks import accumulate_dtype, check_sequence_inputs, check_step_inputs
+from ..checks import accumulate_dtype, check_sequence_inputs, check_step_inputs, positive_or_none
 from .core import States
 from .gates import log_gates
 from .inputs import SequenceInputs, wide_states, without_autocast
+from .layers import soft_cap
 
 
 def _step(
@@ -62,12 +63,16 @@ def _one_step(
     gate: str,
     normalize: bool,
     in_place: bool,
+    gate_soft_cap: float | None,
 ) -> tuple[Tensor, States]:
     check_step_inputs(q, k, v, i, f, c, n, m, eps)
+    positive_or_none("gate_soft_cap", gate_soft_cap)
     if in_place and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, i, f, c, n, m)):
         raise ValueError("in_place: expected inputs that need no gradient (or torch.no_grad()), got one that does")
     wide = accumulate_dtype(q.dtype)
     with without_autocast(q):
+        if gate_soft_cap is not None:
+            i, f = soft_cap(i.to(wide), gate_soft_cap), soft_cap(f.to(wide), gate_soft_cap)
         start = m.to(wide)
         h, states = _step(q, k, v, i, f, c.to(wide), n.to(wide), start, start, eps, gate, normalize)
     if not in_place:
@@ -113,9 +118,10 @@ def mlstm_recurrent_step__native(
     m: Tensor,  # (B, NH, 1)
     eps: float = 1e-6,
     in_place: bool = False,
+    gate_soft_cap: float | None = None,
 ) -> tuple[Tensor, States]:  # h (B, NH, DHHV), (c, n, m)
     """One token, exponential input gate. in_place writes the new states over c, n, m and returns those."""
-    return _one_step(q, k, v, i, f, c, n, m, eps, "exp", True, in_place)
+    return _one_step(q, k, v, i, f, c, n, m, eps, "exp", True, in_place, gate_soft_cap)
 
 
 def mlstm_siging_recurrent_step__native(
@@ -130,9 +136,10 @@ def mlstm_siging_recurrent_step__native(
     eps: float = 1e-6,
     normalize: bool = True,
     in_place: bool = False,
+    gate_soft_cap: float | None = None,
 ) -> tuple[Tensor, States]:  # h (B, NH, DHHV), (c, n, m)
     """One token, sigmoid input gate. in_place writes the new states over c, n, m and returns those."""
-    return _one_step(q, k, v, i, f, c, n, m, eps, "sigmoid", normalize, in_place)
+    return _one_step(q, k, v, i, f, c, n, m, eps, "sigmoid", normalize, in_place, gate_soft_cap)
 
 
 def mlstm_recurrent_sequence__native_fw(

@@ -4,6 +4,7 @@
 
 #include "copies.h"
 #include "products.h"
+#include "sync.h"
 
 namespace xlstm::gpu {
 
@@ -44,6 +45,9 @@ template <int kLate>
 void copies_came() {
   emulator::wait_for_copies(kLate);
 }
+
+inline void meet(int barrier, int threads) { emulator::sync_named(barrier, threads); }
+inline void pass(int barrier, int threads) { emulator::arrive_named(barrier, threads); }
 
 // Of the mLSTM's common schedule, which is compiled here and not run.
 [[noreturn]] void no_common_schedule();

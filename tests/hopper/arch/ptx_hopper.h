@@ -15,8 +15,6 @@ inline void barrier_arrive_at(uint32_t at, uint32_t block) { emulator::barrier_a
 inline bool barrier_done(uint32_t at, uint32_t parity) { return emulator::barrier_wait(at, parity), true; }
 inline void barriers_ready() {}
 inline void shared_written() { emulator::fence_proxy(); }
-inline void meet(int barrier, int threads) { emulator::sync_named(barrier, threads); }
-inline void pass(int barrier, int threads) { emulator::arrive_named(barrier, threads); }
 inline void meet_cluster() { emulator::sync_cluster(); }
 
 template <int kCount>

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the sources promise of themselves."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+OF_A_COMPILER = re.compile(r"__CUDA\w+|__NVCC__|__HIP\w*__|__HIPCC__|__GFX\w+|__gfx\w+|__AMDGCN\w*")
+
+
+def test_only_arch_asks_which_gpu_it_is() -> None:
+    files = [path for path in CSRC.rglob("*") if path.is_file() and path.parent.name != "arch"]
+    assert len(files) > 100
+    asking = {str(path.relative_to(CSRC)): OF_A_COMPILER.findall(path.read_text()) for path in files}
+    assert not {name: words for name, words in asking.items() if words}
