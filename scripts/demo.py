@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 
 from xlstm_hip import device_facts, mlstm_interface, mlstm_step_interface
+from xlstm_hip.bench.registry import DTYPES
+from xlstm_hip.cli.common import at_least
 from xlstm_hip.progress import Tasks
 
 OURS = "chunkwise--fused"
@@ -33,7 +35,6 @@ PLAIN = ("chunkwise--native_autograd", "chunkwise--native_custbw")  # which is t
 TRUTH = PLAIN[1]  # in float64
 KERNELS = (OURS, *PLAIN)
 STEP_KERNELS = {"ours": "fused", "plain torch": "native"}
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 QUANTITIES = ("h", "dq", "dk", "dv", "di", "df")
 MODES = ("forward", "forward + backward")
 MOST_RUNS, ENOUGH_SECONDS = 5, 1.5
@@ -43,15 +44,6 @@ Result = TypeVar("Result")
 
 
 # ---- what to run
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected a whole number >= {least}, got {text!r}")
-        return int(text)
-
-    return parse
 
 
 def arguments() -> argparse.Namespace:

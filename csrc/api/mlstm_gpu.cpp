@@ -49,8 +49,8 @@ template <class Call>
 size_t for_any_plan(const Call& p, size_t (&workspace)(const Call&, const decltype(plan(p))&)) {
   return std::max(workspace(p, plan(p, false)), p.in.q.dtype == XLSTM_BFLOAT16 ? workspace(p, plan(p, true)) : 0);
 }
-gpu::Chip recurrent_plan(const xlstm_mlstm_forward& p) {
-  shape_of(p.in, false);
+gpu::Chip chip_for_recurrent(const xlstm_mlstm_forward& p) {
+  shape_of(p.in, false);  // throws where there is no kernel for it
   return gpu::current_chip();
 }
 
@@ -73,7 +73,7 @@ size_t xlstm_gpu_mlstm_chunkwise_workspace(const xlstm_mlstm_forward* p) {
 size_t xlstm_gpu_mlstm_recurrent_workspace(const xlstm_mlstm_forward* p) {
   return counted([&] {
     check_recurrent(given(p), false);
-    return gpu::recurrent_workspace(*p, recurrent_plan(*p));
+    return gpu::recurrent_workspace(*p, chip_for_recurrent(*p));
   });
 }
 
@@ -96,7 +96,7 @@ xlstm_status xlstm_gpu_mlstm_chunkwise(const xlstm_mlstm_forward* p, const xlstm
 xlstm_status xlstm_gpu_mlstm_recurrent(const xlstm_mlstm_forward* p, const xlstm_gpu* g) {
   return guarded([&] {
     check_recurrent(given(p), false);
-    const gpu::Chip chip = recurrent_plan(*p);
+    const gpu::Chip chip = chip_for_recurrent(*p);
     check_runtime(given(g), gpu::recurrent_workspace(*p, chip));
     gpu::recurrent(*p, chip, aligned(g->workspace), g->stream);
   });

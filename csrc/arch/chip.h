@@ -22,7 +22,9 @@ inline Family family_of(const std::string& arch) {
   return arch.rfind("gfx9", 0) == 0 ? Family::cdna : Family::rdna;
 }
 
-Chip chip_of(const DeviceFacts& facts);
+inline Chip chip_of(const DeviceFacts& facts) {
+  return {family_of(facts.arch), facts.compute_units, facts.lds_bytes, std::string(facts.arch) == "sm_90"};
+}
 
 // The current device. Throws std::runtime_error, with its arch and those that the library holds code for, when the
 // library has none for it.

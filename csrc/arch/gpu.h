@@ -13,6 +13,7 @@
 
 #include "arch/formats.h"
 #include "arch/lanes.h"
+#include "arch/numbers.h"
 #include "arch/runtime.h"
 #include "arch/steer.h"
 

@@ -5,15 +5,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "arch/numbers.h"
+
 namespace xlstm::gpu {
-namespace {
-
-constexpr int kDeltaRows = 64;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-}  // namespace
-
 AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall& call, const Chip& chip) {
   constexpr int kMost = 256, kMostParts = 32, kLeastTiles = 8;
   if (call.dqk > kMost || call.dv > kMost)

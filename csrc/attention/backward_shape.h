@@ -12,8 +12,8 @@
 namespace xlstm::gpu {
 
 // What backward must know of each query, lse and D, lies in groups: 16 lse, then 16 D. There are such facts for whole
-// blocks of queries.
-constexpr int kFactGroup = 16, kFactPad = 128;
+// blocks of queries; a block makes D for kDeltaRows of them.
+constexpr int kFactGroup = 16, kFactPad = 128, kDeltaRows = 64;
 constexpr int fact_place(int query) { return query / kFactGroup * 2 * kFactGroup + query % kFactGroup; }
 
 struct BackwardShape {

@@ -76,7 +76,6 @@ XLSTM_DEVICE float over_line(float x, F&& f) {
 template <class E, class RowOf>
 XLSTM_DEVICE void combine_rows(const Parts& p, E* out, float* lse, RowOf&& row_of) {
   __shared__ Piece sums[kCombineThreads];
-  constexpr float kLog2E = 1.4426950408889634f;
   const int tiles = (p.dv + kCombineColumns - 1) / kCombineColumns, tile = int(blockIdx.x) % tiles;
   const int line = int(threadIdx.x) / kCombineLineThreads, lane = int(threadIdx.x) % kCombineLineThreads;
   const int first = line % p.groups, column = tile * kCombineColumns + 4 * lane;

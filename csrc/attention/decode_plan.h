@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "arch/numbers.h"
 #include "attention/decode_shape.h"
 #include "attention/plan_gpu.h"
 
@@ -25,9 +26,9 @@ struct DecodePlan {
 // Parts of the keys for `blocks` blocks of a whole sequence each, so that every multiprocessor has work all the time:
 // the fewest that come within a twentieth of the best. A part has at least `least` keys.
 inline int64_t parts_that_fill(int64_t blocks, int64_t at_once, int64_t keys, int64_t least) {
-  const int64_t most = std::min({kMostParts, keys / least, (at_once + blocks - 1) / blocks * 2});
+  const int64_t most = std::min({kMostParts, keys / least, ceil_div(at_once, blocks) * 2});
   const auto busy = [&](int64_t parts) {
-    const int64_t all = blocks * parts, rounds = (all + at_once - 1) / at_once;
+    const int64_t all = blocks * parts, rounds = ceil_div(all, at_once);
     return double(all) / double(rounds * at_once);
   };
   double best = busy(1);
@@ -57,7 +58,7 @@ inline DecodePlan plan_decode(const AttentionCall& call, int64_t splits, const C
   plan.head = decode_class(call);
   plan.shape = decode_shape(chip.family, call.element_bytes, plan.head);
   const int64_t rows = call.queries * (call.heads_q / call.heads_k), heads = call.batch * call.heads_k;
-  plan.blocks = std::max<int64_t>(1, (rows + kDecodeRows - 1) / kDecodeRows);
+  plan.blocks = std::max<int64_t>(1, ceil_div(rows, kDecodeRows));
   const int64_t at_once = int64_t(chip.compute_units) * plan.shape.blocks;
   plan.splits = splits ? splits : parts_that_fill(std::max<int64_t>(1, heads * plan.blocks), at_once, call.keys, 256);
   plan.grid = heads * plan.blocks * plan.splits;

@@ -10,7 +10,7 @@
 
 namespace xlstm::gpu {
 
-constexpr int kDeltaThreads = 256, kDeltaRows = 64;
+constexpr int kDeltaThreads = 256;
 
 template <class E>
 __global__ __launch_bounds__(kDeltaThreads) void attention_delta(const BackwardParams params) {

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "arch/numbers.h"
 #include "attention/decode_plan.h"
 #include "attention/mla_shape.h"
 
@@ -38,7 +39,7 @@ inline MlaPlan plan_mla(const AttentionCall& call, int64_t splits, const Chip& c
   if (plan.rows == 0)
     throw std::invalid_argument("head_dim_v: the kernel for 512 features of " + std::to_string(call.dqk) +
                                 " needs more LDS than this GPU has: " + std::to_string(chip.lds_bytes) + " bytes");
-  plan.blocks = std::max<int64_t>(1, (rows + plan.rows - 1) / plan.rows);
+  plan.blocks = std::max<int64_t>(1, ceil_div(rows, plan.rows));
   plan.splits =
       splits ? splits : parts_that_fill(std::max<int64_t>(1, heads * plan.blocks), chip.compute_units, call.keys, 256);
   plan.grid = heads * plan.blocks * plan.splits;

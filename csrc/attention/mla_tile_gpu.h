@@ -2,6 +2,8 @@
 // MLA decoding (mla_gpu.h), what a block does with a tile of keys: its way into LDS, scores, weights, values.
 #pragma once
 
+#include <numbers>
+
 #include "arch/pieces.h"
 #include "attention/forward_params.h"
 #include "attention/forward_shape.h"
@@ -60,7 +62,7 @@ struct MlaTiles {
         strip(wave_id() % kRowStrips),
         part(wave_id() / kRowStrips),
         facts(at, head, first + strip * kStripColumns),
-        scale(float(in.softmax_scale * 1.44269504088896340736)) {}
+        scale(float(in.softmax_scale * std::numbers::log2e)) {}
 
   XLSTM_DEVICE QueryRow<int64_t> query_of(uint32_t row) const { return query_row(key_head, row, group); }
 

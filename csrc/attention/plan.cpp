@@ -3,12 +3,12 @@
 
 #include <algorithm>
 
+#include "arch/numbers.h"
+
 namespace xlstm {
 namespace {
 
 constexpr int64_t kDefaultBlock = 128, kDefaultBackwardBlock = 64;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 

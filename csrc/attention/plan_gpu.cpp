@@ -5,10 +5,10 @@
 #include <stdexcept>
 #include <string>
 
+#include "arch/numbers.h"
+
 namespace xlstm::gpu {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 constexpr int64_t kMostSplits = 128;
 constexpr int64_t kLeastSplitKeys = 256;  // of a part: below that, combining costs more than it gains

@@ -3,6 +3,8 @@
 // sees, softcap, ALiBi, dropout. Scores are logarithms to base 2.
 #pragma once
 
+#include <numbers>
+
 #include "arch/pieces.h"
 #include "attention/layout.h"
 #include "attention/rules.h"
@@ -10,7 +12,6 @@
 
 namespace xlstm::gpu {
 
-constexpr float kLog2E = 1.44269504088896340736f, kLn2 = 0.693147180559945309417f;
 // O and sums are scaled when a row's maximum has grown by more than this, to base 2; a maximum of nothing.
 constexpr float kGrowth = 8, kLowest = -0x1p126f;
 
@@ -91,9 +92,9 @@ struct ScoreRules {
   uint64_t seed;
 
   XLSTM_DEVICE explicit ScoreRules(const xlstm_attention& in)
-      : scale(float(in.softmax_scale * 1.44269504088896340736)),
+      : scale(float(in.softmax_scale * std::numbers::log2e)),
         to_cap(same_in_all(in.softcap > 0 ? float(in.softmax_scale / in.softcap) : 0.0f)),
-        cap(same_in_all(float(in.softcap * 1.44269504088896340736))),
+        cap(same_in_all(float(in.softcap * std::numbers::log2e))),
         slopes(same_in_all(int(in.alibi_slopes != nullptr))),
         drops(same_in_all(int(in.dropout_p > 0))),
         threshold(dropout_threshold(in.dropout_p)),

@@ -15,6 +15,8 @@
 
 #include <stdint.h>
 
+#include <numbers>
+
 #include "api/xlstm_hip.h"
 #include "arch/philox.h"
 
@@ -34,11 +36,11 @@ struct DrawRules {
   bool greedy, some_k, some_p;
 };
 inline DrawRules rules_of(const xlstm_draw& p) {
-  constexpr double kLog2E = 1.4426950408889634, kWhole = 9223372036854775808.0;  // 2^63
+  constexpr double kWhole = 9223372036854775808.0;  // 2^63
   const uint64_t share = uint64_t(p.top_p * kWhole);
   const bool greedy = p.temperature == 0;
   return {float(p.repetition_penalty),
-          greedy ? 0 : kLog2E / p.temperature,
+          greedy ? 0 : std::numbers::log2e / p.temperature,
           share ? share : 1,
           greedy,
           p.top_k > 0 && p.top_k < p.vocab,

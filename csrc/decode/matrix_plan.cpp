@@ -3,12 +3,14 @@
 
 #include <algorithm>
 
+#include "arch/numbers.h"
+
 namespace xlstm::gpu {
 
 int64_t units_of(const ProductShape& p, int rows) {
   const int each = p.swiglu ? rows / 2 : rows;
   int64_t units = 0;
-  for (int j = 0; j < (p.swiglu ? 1 : p.pieces); ++j) units += (p.rows[j] + each - 1) / each;
+  for (int j = 0; j < (p.swiglu ? 1 : p.pieces); ++j) units += ceil_div(p.rows[j], each);
   return units;
 }
 
@@ -24,7 +26,7 @@ MatrixPlan plan_matrix(const ProductShape& p, const Chip& chip) {
                       matrix_stage_tiles(f, p.bits, batch, kRows, columns, chip.lds_bytes) > 0;
     if (fits && plan.batch < p.batch) plan.batch = batch;
   }
-  const int64_t passes = (p.batch + plan.batch - 1) / plan.batch;
+  const int64_t passes = ceil_div(p.batch, plan.batch);
   const int64_t places = int64_t(chip.compute_units) * matrix_blocks_of_cu(f, plan.batch);
   const auto rounds = [&](int rows) { return (units_of(p, rows) * passes + places - 1) / places; };
   for (const int rows : kMatrixRows) {

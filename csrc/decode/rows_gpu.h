@@ -22,7 +22,6 @@ XLSTM_DEVICE float wave_sum(float x) {
   return x;
 }
 
-constexpr float kLog2E = 1.44269504f;
 XLSTM_DEVICE float sigmoid_of(float x) { return 1 / (1 + exp2_fast(-kLog2E * x)); }
 XLSTM_DEVICE float capped(float x, float cap) {
   return cap == 0 ? x : cap * (1 - 2 / (exp2_fast(2 * kLog2E / cap * x) + 1));

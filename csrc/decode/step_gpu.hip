@@ -61,7 +61,7 @@ DeviceLinear linear_of(const xlstm_linear& w) {
   d.bias = {w.bias.data, w.bias.dtype};
   d.rows = int(w.rows), d.columns = int(w.columns), d.bits = w.bits, d.dtype = w.dtype;
   d.group_size = int(w.group_size);
-  d.groups = w.bits ? int((w.columns + w.group_size - 1) / w.group_size) : 0;
+  d.groups = w.bits ? int(ceil_div(w.columns, w.group_size)) : 0;
   d.row_bytes = w.bits ? int64_t(d.groups) * w.group_size * w.bits / 8 : w.columns * (w.dtype == XLSTM_FLOAT32 ? 4 : 2);
   d.whole = d.row_bytes % 16 == 0 && at_pieces(w.data);
   return d;
@@ -119,7 +119,7 @@ void run_vectors(const char* name, const ProductParams& params, const Chip& chip
   for (int j = 0; j < params.pieces; ++j) rows += params.linear[j].rows;
   const int waves = kProductThreads / wave_size(chip.family);
   const int64_t pairs = kOutput == Output::swiglu ? params.linear[0].rows : (rows + 1) / 2;
-  const Grid grid{(pairs + waves - 1) / waves, kProductThreads, 0};
+  const Grid grid{ceil_div(pairs, waves), kProductThreads, 0};
   if (params.batch == 1)
     launch(name, products<kInput, kOutput, 1>, grid, stream, params);
   else
@@ -202,8 +202,7 @@ void decode_step(const xlstm_decode& p, const Chip& chip, void* workspace, void*
   const Memory at(arena, p, step_bytes);
   const int64_t values = p.heads * p.dhv, floats = p.batch * p.dim;
   const EmbedParams table{int(p.batch), p.dim, p.vocab, p.tokens, {p.embedding.data, p.embedding.dtype}, at.x};
-  launch("decode embedding", embed<0>, {(floats + kProductThreads - 1) / kProductThreads, kProductThreads, 0}, stream,
-         table);
+  launch("decode embedding", embed<0>, {ceil_div(floats, kProductThreads), kProductThreads, 0}, stream, table);
   for (int64_t n = 0; n < p.blocks; ++n) {
     const xlstm_decode_block& block = p.block[n];
     ProductParams projections = product_of(p, at.x, p.dim);
@@ -239,8 +238,8 @@ void decode_step(const xlstm_decode& p, const Chip& chip, void* workspace, void*
   } else if (p.out_norm.weight.data) {
     norm(p, p.out_norm, at.x, nullptr, p.dim, p.out, chip, stream);
   } else {
-    launch("decode output", hand_over<0>, {(floats + kProductThreads - 1) / kProductThreads, kProductThreads, 0},
-           stream, at.x, p.out, floats);
+    launch("decode output", hand_over<0>, {ceil_div(floats, kProductThreads), kProductThreads, 0}, stream, at.x, p.out,
+           floats);
   }
 }
 

@@ -23,7 +23,7 @@ void cross_entropy_forward(const xlstm_cross_entropy& p, const Chip& chip, void*
 void cross_entropy_backward(const xlstm_cross_entropy& call, const Chip&, void* stream) {
   check_size(call);
   constexpr int64_t kBlock = kClassChunks * kLayerThreads * kChunk;
-  const CrossEntropyBackwardParams p{call, unsigned((call.classes + kBlock - 1) / kBlock)};
+  const CrossEntropyBackwardParams p{call, unsigned(ceil_div(call.classes, kBlock))};
   with_kind<false>(call.rows, call.classes, {&call.logits, &call.dlogits}, [&](auto kind) {
     using K = decltype(kind);
     launch("cross entropy, backward", cross_entropy_backward_rows<typename K::Element, K::kWhole>,

@@ -65,8 +65,8 @@ struct Memory {
 void sum(const float* from, const Memory& memory, const xlstm_rows& to, Stream stream) {
   if (!to.data) return;
   const SumSlicesParams p{from, int(memory.slices), memory.width, to};
-  launch("norm, gradients of weight and bias", sum_slices<0>,
-         {(memory.width + kSliceColumns - 1) / kSliceColumns, kLayerThreads, 0}, stream, p);
+  launch("norm, gradients of weight and bias", sum_slices<0>, {ceil_div(memory.width, kSliceColumns), kLayerThreads, 0},
+         stream, p);
 }
 
 }  // namespace

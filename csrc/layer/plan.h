@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "arch/chip.h"
+#include "arch/numbers.h"
 
 namespace xlstm::gpu {
 
@@ -52,9 +53,9 @@ constexpr Walk plan_walk(const Chip& chip, int64_t rows, int64_t heads, int lane
   const int threads = group_threads(chip, lanes);
   const int64_t together = threads / lanes, groups = chip.compute_units * (at_once / threads) * together;
   const int64_t fitting = groups / heads, worth = rows / least_rows, most = fitting < worth ? fitting : worth;
-  const int64_t turns = most > 1 ? (rows + most - 1) / most : rows;
-  const int64_t slices = turns ? (rows + turns - 1) / turns : 0;
-  return {lanes, threads, slices, (slices * heads + together - 1) / together};
+  const int64_t turns = most > 1 ? ceil_div(rows, most) : rows;
+  const int64_t slices = turns ? ceil_div(rows, turns) : 0;
+  return {lanes, threads, slices, ceil_div(slices * heads, together)};
 }
 // A group for each head of each row.
 struct Groups {
@@ -63,7 +64,7 @@ struct Groups {
 };
 constexpr Groups plan_norm(const Chip& chip, int64_t rows, int64_t heads, int64_t features, int chunks) {
   const int lanes = norm_lanes(features, chunks), threads = group_threads(chip, lanes), together = threads / lanes;
-  return {lanes, threads, (rows * heads + together - 1) / together};
+  return {lanes, threads, ceil_div(rows * heads, together)};
 }
 // Each slice leaves sums in memory: it has eight rows or more.
 constexpr Walk plan_norm_backward(const Chip& chip, int64_t rows, int64_t heads, int64_t features, int chunks) {

@@ -20,14 +20,14 @@ template <class Op, bool kMixed>
 void run(const char* name, const typename Op::Params& of_rows, std::initializer_list<const xlstm_rows*> tensors,
          void* stream) {
   const auto call = joined(of_rows, tensors);
-  const int64_t row_chunks = (call.features + kChunk - 1) / kChunk;
+  const int64_t row_chunks = ceil_div(call.features, kChunk);
   const PointwiseParams<Op> p{call, call.rows * row_chunks, unsigned(row_chunks)};
   if (call.rows > 1 && p.chunks > INT32_MAX)
     throw std::runtime_error(std::string(name) + ": more features than a GPU call takes of rows that are apart");
   with_kind<kMixed>(call.rows, call.features, tensors, [&](auto kind) {
     using K = decltype(kind);
     constexpr int64_t kBlock = kPointwiseChunks<typename K::Element, K::kWhole> * kLayerThreads;
-    launch(name, pointwise<Op, typename K::Element, K::kWhole>, {(p.chunks + kBlock - 1) / kBlock, kLayerThreads, 0},
+    launch(name, pointwise<Op, typename K::Element, K::kWhole>, {ceil_div(p.chunks, kBlock), kLayerThreads, 0},
            static_cast<Stream>(stream), p);
   });
 }

@@ -255,8 +255,6 @@ XLSTM_DEVICE float sum_of(Chunk c) {
   return c.value[0];
 }
 
-constexpr float kLog2E = 1.44269504f;
-
 XLSTM_DEVICE float sigmoid(float x) { return inverse_fast(1.0f + exp2_fast(-kLog2E * x)); }
 
 // As the CPU's: an odd polynomial near zero, where exp would leave no digits.

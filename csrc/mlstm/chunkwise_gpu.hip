@@ -30,7 +30,7 @@ Sequences sequences(const xlstm_mlstm& in, int chunk) {
   s.sequences = in.cu_seqlens ? in.sequences : in.batch;
   s.rows = in.batch * in.heads;
   s.chunk = chunk;
-  s.slots = in.cu_seqlens ? in.length / chunk + in.sequences : (in.length + chunk - 1) / chunk;
+  s.slots = in.cu_seqlens ? in.length / chunk + in.sequences : ceil_div(in.length, chunk);
   return s;
 }
 
@@ -62,7 +62,7 @@ void launch_scores(const ScoreParams& p, const Chip& chip, Stream stream) {
 }
 
 void launch_vectors(const VectorParams& p, Stream stream) {
-  const int64_t pieces = (p.columns + kVectorColumns - 1) / kVectorColumns;
+  const int64_t pieces = ceil_div(p.columns, kVectorColumns);
   launch("vectors", scan_vectors<0>, {states(p.where) * pieces, kVectorThreads, 0}, stream, p);
 }
 
@@ -100,7 +100,7 @@ void launch_stabilisers(const CommonMemory& memory, const xlstm_mlstm& in, void*
                      floats(in.m_initial), floats(m_last),      memory.sums,
                      memory.mosts,         memory.m_before,     in.gate == XLSTM_GATE_SIGMOID};
   launch("gates", memory.where.chunk > kTokenLanes ? chunk_gates<2> : chunk_gates<1>,
-         {(chunks(memory.where) + kGatesPerBlock - 1) / kGatesPerBlock, kGateThreads, 0}, stream, p);
+         {ceil_div(chunks(memory.where), kGatesPerBlock), kGateThreads, 0}, stream, p);
   launch("stabilisers", stabilisers<0>, {states(memory.where), kGateScanThreads, 0}, stream, p);
 }
 
@@ -343,7 +343,7 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   f.dhv = in.dhv;
   f.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
   f.normalizer_grad = in.normalizer_grad;
-  const int64_t flow_blocks = (chunks(memory.where) + kFlowsPerBlock - 1) / kFlowsPerBlock;
+  const int64_t flow_blocks = ceil_div(chunks(memory.where), kFlowsPerBlock);
   const bool two_each = memory.where.chunk > kTokenLanes;
   launch("flows of chunks", two_each ? sum_chunk_flows<2> : sum_chunk_flows<1>, {flow_blocks, kFlowThreads, 0}, stream,
          f);

@@ -3,11 +3,11 @@
 // token's lf stands apart from the sums of lf: it is in what comes from before the chunk.
 #pragma once
 
+#include <numbers>
+
 #include "mlstm/sequences_gpu.h"
 
 namespace xlstm::gpu {
-
-constexpr double kLog2E = 1.4426950408889634;
 
 // D of a pair of tokens, from the parts of its row's and of its column's exponent.
 XLSTM_DEVICE float pair_decay(float row_high, float row_low, float column_high, float column_low) {
@@ -58,7 +58,8 @@ XLSTM_DEVICE TokenMeasure measure_gates(const ScoreParams& p, const Chunk& c, Ch
   }
   const double from_before = g.first_lf + m_before;
   const double m = here.after(p.sigmoid, from_before), m_end = whole.after(p.sigmoid, from_before);
-  const double row = (here.sum - m) * kLog2E, column = (ig - here.sum) * kLog2E;
+  constexpr double kToTwo = std::numbers::log2e;
+  const double row = (here.sum - m) * kToTwo, column = (ig - here.sum) * kToTwo;
   g.row_high[t] = float(row);
   g.row_low[t] = float(row - float(row));
   g.column_high[t] = float(column);

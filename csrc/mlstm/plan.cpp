@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "arch/numbers.h"
+
 namespace xlstm {
 
 MlstmCpuPlan plan_mlstm_cpu(int64_t sequences, int64_t heads, int64_t longest, int64_t chunk_size, int64_t threads,
@@ -10,14 +12,14 @@ MlstmCpuPlan plan_mlstm_cpu(int64_t sequences, int64_t heads, int64_t longest, i
   constexpr int64_t kLeastChunks = 4;
   const int64_t walks = sequences * heads;
   const int64_t chunk = std::min(chunk_size, longest);
-  const int64_t chunks = (longest + chunk - 1) / chunk;
-  const int64_t wanted = (threads + walks - 1) / walks;
+  const int64_t chunks = ceil_div(longest, chunk);
+  const int64_t wanted = ceil_div(threads, walks);
   segments = segments ? std::min(segments, chunks) : std::max<int64_t>(1, std::min(wanted, chunks / kLeastChunks));
-  const int64_t chunks_each = (chunks + segments - 1) / segments;
+  const int64_t chunks_each = ceil_div(chunks, segments);
   MlstmCpuPlan plan;
   plan.chunk = chunk;
   plan.segment_length = segments == 1 ? longest : chunks_each * chunk;
-  plan.segments = (longest + plan.segment_length - 1) / plan.segment_length;
+  plan.segments = ceil_div(longest, plan.segment_length);
   plan.workers = std::max<int64_t>(1, std::min(threads, walks * plan.segments));
   return plan;
 }

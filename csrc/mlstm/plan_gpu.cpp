@@ -5,16 +5,11 @@
 #include <stdexcept>
 #include <string>
 
+#include "arch/numbers.h"
+
 namespace xlstm::gpu {
 
-Chip chip_of(const DeviceFacts& facts) {
-  const std::string arch = facts.arch;
-  return {family_of(arch), facts.compute_units, facts.lds_bytes, arch == "sm_90"};
-}
-
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The time of a walk cut into `segments`, in walks of a whole sequence by one block. Blocks run `at_once` at a time. A
 // cut one makes the states of all segments but the last first, at half the cost of a walk.

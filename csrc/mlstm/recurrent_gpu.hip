@@ -37,7 +37,7 @@ struct Memory {
   size_t used;
 
   Memory(const xlstm_mlstm& in, void* workspace) {
-    const int64_t heads = heads_of(in), tiles = (in.dhv + kAnyTile - 1) / kAnyTile;
+    const int64_t heads = heads_of(in), tiles = ceil_div(in.dhv, kAnyTile);
     settling = static_cast<float*>(workspace);
     between = settling + (heads * (in.dqk + 1) + 3) / 4 * 4;
     used = size_t(between - settling + (in.length > 1 ? heads * tiles * 2 * in.dqk : 0)) * sizeof(float);
@@ -107,8 +107,8 @@ void run(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, bool early,
   if (!in_place) return;
   const SettleParams s{memory.settling, static_cast<float*>(call.n_last), static_cast<float*>(call.m_last), n_size,
                        n_size + heads};
-  launch("recurrent mLSTM, n and m in place", settle<0>,
-         {(s.size + kSettleThreads - 1) / kSettleThreads, kSettleThreads, 0, early}, stream, s);
+  launch("recurrent mLSTM, n and m in place", settle<0>, {ceil_div(s.size, kSettleThreads), kSettleThreads, 0, early},
+         stream, s);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "arch/chip.h"
+#include "arch/numbers.h"
 
 namespace xlstm::gpu {
 
@@ -30,7 +31,6 @@ struct RecurrentPlan {
 
 // With `columns` of C in a block, in registers.
 inline RecurrentPlan plan_recurrent(int columns, int64_t heads, int64_t dqk, int64_t dhv, Family family) {
-  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int wave = wave_size(family);
   const int64_t threads = ceil_div(ceil_div(dqk, kRecurrentRows) * (columns / kRecurrentColumns), wave) * wave;
   RecurrentPlan p{};

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
-from .checks import has_rank, non_negative, one_of, positive_int
+from .checks import IO_DTYPES, by_name, has_rank, non_negative, one_of, positive_int
 from .registry import (
     LAYER_KINDS,
     get_mlstm_kernel,
@@ -24,12 +23,7 @@ from .registry import (
 from .wrappers import Call, Kernel, States, arbitrary_length, bind, padded
 
 MODES = ("train", "train_with_padding", "inference")
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+DTYPES = by_name(IO_DTYPES)
 
 
 @dataclass

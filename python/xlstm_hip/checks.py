@@ -8,6 +8,7 @@ names the argument, says what was expected and what came.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)  # under torch.compile a n
 STATE_NAMES = ("c_initial", "n_initial", "m_initial")
 LAYOUTS = ("bhsd", "bshd")
 GATES = ("exp", "sigmoid")
+
+
+def by_name(dtypes: Iterable[torch.dtype]) -> dict[str, torch.dtype]:
+    return {str(dtype).removeprefix("torch."): dtype for dtype in dtypes}
 
 
 def shape_text(x: Tensor) -> str:

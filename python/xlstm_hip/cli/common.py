@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
+from ..checks import GPU_DTYPES, by_name
 from ..device import default_device, device_facts
 from ..models import load_pretrained, xLSTMLarge
 from ..text import TOKENIZER_FILE
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = by_name(GPU_DTYPES)
 TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..attention import flash_attn_func
-from ..checks import GPU_DTYPES, one_of, positive_int
+from ..checks import GPU_DTYPES, by_name, one_of, positive_int
 from ..interface import mlstm_interface, mlstm_step_interface
 from ..ops import OPS as KERNELS
 from ..ops import devices_with_kernels
@@ -19,7 +19,7 @@ from ..plans import AS_PLANNED, CLASSES, FUSED, SHIPPED, Plan, arch_of, class_of
 from ..reference.attention import attention
 
 OPS = tuple(CLASSES)
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = by_name(GPU_DTYPES)
 EPS, CHUNK = 1e-6, 64
 ONLY_ATTENTION = ("heads_k", "queries", "causal")
 
