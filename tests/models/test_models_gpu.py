@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole models on a GPU: loaded there, read by there, trained there, swapped into transformers' there. Beside the same
+weights in float64 on the CPU, with the CPU's own error as the measure. Without a GPU it is skipped."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from peer_models import ours, relative, tokens
+from xlstm_hip.models import load_pretrained, save_pretrained, xLSTMLarge
+from xlstm_hip.quantize import quantize
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use"),
+]
+DEVICE = "cuda"
+LENGTH = 150  # more than two chunks
+WIDE: dict[str, Any] = {"embedding_dim": 512, "num_heads": 2, "vocab_size": 301}  # head dims of 128 and 256
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def on_device(model: nn.Module) -> Any:
+    return copy.deepcopy(model).to(DEVICE)
+
+
+def no_worse(got: Tensor, plain: Tensor, true: Tensor) -> None:
+    """Twice the error that the same dtype has on the CPU, which can be little by luck: a rounding is always allowed."""
+    assert got.device.type == torch.device(DEVICE).type
+    assert relative(got.cpu(), true) <= 2 * relative(plain, true) + 2 * torch.finfo(plain.dtype).eps
+
+
+@pytest.mark.parametrize("weight_mode", ["single", "fused"])
+@pytest.mark.parametrize("scheme", ["hf", "xlstm_large"])
+def test_what_is_loaded(tmp_path: Path, scheme: str, weight_mode: str) -> None:
+    save_pretrained(ours(dtype=torch.bfloat16, **WIDE), tmp_path, scheme, max_shard_bytes=2 << 20)
+    for dtype in (None, torch.float16, torch.float32):
+        here = load_pretrained(tmp_path, dtype, "cpu", weight_mode, progress=False).state_dict()
+        there = load_pretrained(tmp_path, dtype, DEVICE, weight_mode, progress=False).state_dict()
+        assert here.keys() == there.keys()
+        for name, x in there.items():
+            assert x.device.type == torch.device(DEVICE).type and torch.equal(x.cpu(), here[name]), name
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_what_is_loaded_of_few_bits(tmp_path: Path, bits: int) -> None:
+    model, _ = quantize(ours(dtype=torch.bfloat16, weight_mode="fused", **WIDE), bits, progress=False)
+    save_pretrained(model, tmp_path)
+    there, x = load_pretrained(tmp_path, None, DEVICE, "fused", progress=False), tokens(2, LENGTH, 301)
+    for name, weights in model.state_dict().items():
+        assert torch.equal(there.state_dict()[name].cpu(), weights), name
+    with torch.no_grad():
+        here = load_pretrained(tmp_path, None, "cpu", "fused", progress=False)(x)[0]
+        got = there(x.to(DEVICE))[0].cpu()
+    assert relative(got, here) <= 8 * torch.finfo(torch.bfloat16).eps
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_reading(dtype: torch.dtype) -> None:
+    """Logits and the state after a prompt; and after it in two parts."""
+    model, x = ours(dtype=dtype, mode="inference", return_last_states=True, **WIDE), tokens(3, LENGTH, 301)
+    with torch.no_grad():
+        true, true_state = copy.deepcopy(model).double()(x)
+        plain, plain_state = model(x)
+        there = on_device(model)
+        got, state = there(x.to(DEVICE))
+        first, between = there(x[:, :70].to(DEVICE))
+        second, _ = there(x[:, 70:].to(DEVICE), between)
+    no_worse(got, plain, true)
+    no_worse(torch.cat((first, second), 1), plain, true)
+    for n, own in true_state.items():
+        for a, b, c in zip(state[n], plain_state[n], own, strict=True):
+            no_worse(a, b, c)
+
+
+def gradients(model: xLSTMLarge, x: Tensor) -> dict[str, Tensor]:
+    logits = model(x[:, :-1])
+    logits = logits[0] if isinstance(logits, tuple) else logits
+    model.zero_grad()
+    nn.functional.cross_entropy(logits.flatten(0, 1).float(), x[:, 1:].flatten()).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_gradients() -> None:
+    model, x = ours(**WIDE), tokens(2, LENGTH, 301)
+    true, plain = gradients(copy.deepcopy(model).double(), x), gradients(model, x)
+    got = gradients(on_device(model), x.to(DEVICE))
+    assert got.keys() == true.keys() and len(got) > 20
+    worst = max(relative(plain[name], true[name]) for name in true)  # gates all but cancel: over all of them
+    for name, gradient in got.items():
+        assert relative(gradient.cpu(), true[name]) <= 2 * worst, name
+
+
+def test_training() -> None:
+    """Under autocast, some steps of AdamW: the loss falls as it does on the CPU."""
+    losses = []
+    for device in ("cpu", DEVICE):
+        model, x = ours(**WIDE).to(device), tokens(4, LENGTH, 301).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        own = []
+        for _ in range(6):
+            with torch.autocast(device, torch.bfloat16):
+                logits = model(x[:, :-1])
+            logits = logits[0] if isinstance(logits, tuple) else logits
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), x[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            own.append(float(loss.detach()))
+        losses.append(own)
+    here, there = losses
+    assert here[-1] < 0.9 * here[0]
+    assert all(abs(a - b) < 0.03 * a for a, b in zip(here, there, strict=True)), losses
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_transformers_model(dtype: torch.dtype) -> None:
+    transformers = pytest.importorskip("transformers")
+    from peer_models import scramble
+    from xlstm_hip import hf
+
+    fields = {"hidden_size": 512, "num_heads": 2, "num_hidden_layers": 2, "vocab_size": 301, "ffn_proj_factor": 2.0}
+    theirs = transformers.xLSTMForCausalLM(transformers.xLSTMConfig(**fields)).eval()
+    scramble(theirs)
+    theirs.generation_config.eos_token_id = None
+    theirs, x = theirs.to(dtype), tokens(2, LENGTH, 301)
+    with torch.no_grad():
+        plain = theirs(x).logits
+        true = hf.accelerate(copy.deepcopy(theirs).double())(x).logits
+        there = hf.accelerate(on_device(theirs))
+        no_worse(there(x.to(DEVICE)).logits, plain, true)
+    if dtype == torch.float32:
+        greedy = {"max_new_tokens": 12, "do_sample": False}
+        assert torch.equal(there.generate(x.to(DEVICE), **greedy).cpu(), theirs.generate(x, **greedy))
