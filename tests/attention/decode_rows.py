@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import truth
 from pairs import pairwise
@@ -268,3 +269,16 @@ def gpu_mla_rows() -> list[dict[str, Any]]:
                 row = {"dtype": dtype, "features": features, "heads": heads, "queries": queries}
                 made.append(each | row)
     return made
+
+
+def refuse_and_keep_the_cache(device: str) -> None:
+    """What only a GPU's plan refuses is refused before the cache is written."""
+    for d, block_size, words in ((64, 256, "block_size: expected"), (264, None, "head dims of at most 256")):
+        q, k = torch.randn(2, 1, 2, d).bfloat16().to(device), torch.randn(2, 1, 1, d).bfloat16().to(device)
+        cache = torch.zeros(2, 40, 1, d).bfloat16().to(device)
+        with pytest.raises(RuntimeError, match=words):
+            ours.flash_attn_with_kvcache(q, cache, cache.clone(), k, k, cache_seqlens=3, block_size=block_size)
+        assert not cache.cpu().any(), words
+        if block_size:
+            ours.flash_attn_with_kvcache(q, cache, cache.clone(), k, k, cache_seqlens=3, block_size=64)
+            assert cache.cpu()[:, 3].any() and not cache.cpu()[:, 4:].any()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from decode_rows import gpu_mla_rows, gpu_rows, run_mla, run_row
+from decode_rows import gpu_mla_rows, gpu_rows, refuse_and_keep_the_cache, run_mla, run_row
 
 from xlstm_hip import attention as ours
 
@@ -27,6 +27,10 @@ def test_row(number: int) -> None:
 @pytest.mark.parametrize("number", range(len(MLA_ROWS)))
 def test_mla(number: int) -> None:
     run_mla(MLA_ROWS[number], "cuda")
+
+
+def test_what_is_refused_leaves_the_cache() -> None:
+    refuse_and_keep_the_cache("cuda")
 
 
 @pytest.mark.parametrize("paged", [False, True])

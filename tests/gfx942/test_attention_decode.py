@@ -86,6 +86,12 @@ def test_places_outside_the_cache_are_left_out(package: ModuleType) -> None:
     assert written == [[0, 15], [4, 15]]  # the others' pages and places are not there
 
 
+def test_what_is_refused_leaves_the_cache(package: ModuleType) -> None:
+    import decode_rows
+
+    decode_rows.refuse_and_keep_the_cache("cuda")
+
+
 def test_mla_says_what_it_lacks(package: ModuleType) -> None:
     from xlstm_hip import attention as ours
 

@@ -13,6 +13,8 @@ from ..checks import IO_DTYPES, one_of, shape_text
 from . import checks
 from .ops import Options, cut_of, ops_for
 
+MOST_ON_A_GPU = 256  # the head dims that all of its kernels take
+
 
 def flash_attn_with_kvcache(
     q: Tensor,  # (B, S_q, H_q, D)
@@ -99,6 +101,11 @@ def flash_attn_with_kvcache(
         same_position = left < 0 and right < 0
         q = ops.attention_rotary(q, cos, sin, before, rotary_interleaved, same_position)
     if k is not None:  # last, so that a call that fails leaves the cache as it was
+        if q.device.type == "cuda" and (options.block_size or max(q.shape[-1], v_cache.shape[-1]) > MOST_ON_A_GPU):
+            # Whether there is a kernel only the GPU's plan knows: a call over no keys asks it.
+            no_keys = Places(seqused_k=torch.zeros_like(used[:1]))
+            one = (q[:1], k_cache[:1], v_cache[:1], *no_keys, *Pages())
+            ops.attention_forward(*one, None, None, None, *options[:-1], *cut, True)
         ops.attention_append_(k_cache, k, cos, sin, before, rows, table, rotary_interleaved)
         ops.attention_append_(v_cache, v, None, None, before, rows, table, rotary_interleaved)
     places = Places(seqused_k=used, leftpad_k=leftpad)
