@@ -16,8 +16,12 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 RELEASE = ROOT / "build/release"
@@ -45,14 +49,38 @@ def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
     return done.stdout
 
 
-def environment(folder: Path) -> Path:
-    """The interpreter of a new environment that sees what this one has installed, after its own."""
+def bare_environment(folder: Path) -> tuple[Path, Path]:
+    """The interpreter of a new environment, and where its packages go."""
     run(sys.executable, "-m", "venv", "--clear", "--without-pip", folder)
     python = folder / "bin/python"
-    own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    return python, Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+
+
+def environment(folder: Path) -> Path:
+    """The interpreter of a new environment that sees what this one has installed, after its own."""
+    python, own = bare_environment(folder)
     seen = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     (own / "seen.pth").write_text("\n".join(seen) + "\n", encoding="utf-8")
     return python
+
+
+def needed(requirements: Iterable[str] | None, found: dict[str, Distribution]) -> dict[str, Distribution]:
+    """What these requirements bring without extras, and what that brings, as this environment has it; into `found`."""
+    for text in requirements or ():
+        requirement = Requirement(text)
+        name = canonicalize_name(requirement.name)
+        if name in found or requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        found[name] = distribution(name)
+        needed(found[name].requires, found)
+    return found
+
+
+def share(packages: Iterable[Distribution], folder: Path) -> None:
+    """Links to the packages' files: they are installed there, and nothing else is."""
+    for package in packages:
+        for name in {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
+            (folder / name).symlink_to(package.locate_file(name))
 
 
 def make_sdist() -> Path:
@@ -136,12 +164,14 @@ print(xlstm_hip.__version__)
 
 
 def smoke(wheel: Path) -> None:
-    """In an environment that has the wheel, and this one's torch and nothing of this tree."""
+    """In an environment that has the wheel and what the wheel says that it needs, and nothing else."""
     folder = RELEASE / "environment"
-    python = environment(folder)
-    # The environment that is seen may have this version already, which pip would take for an installed wheel.
-    pip = (sys.executable, "-m", "pip", "--python", python, "install")
-    run(*pip, "--no-index", "--no-deps", "--ignore-installed", wheel)
+    python, packages = bare_environment(folder)
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    run(*pip, "install", "--no-index", "--no-deps", wheel)
+    (installed,) = distributions(name="xlstm_hip", path=[str(packages)])
+    share(needed(installed.requires, {}).values(), packages)
+    run(*pip, "check")
     version = run(python, "-c", SMOKE, cwd=RELEASE).split()[-1]
     if not wheel.name.startswith(f"xlstm_hip-{version}-"):
         sys.exit(f"{wheel.name}: the package in it says that it is {version}")

@@ -46,7 +46,9 @@ def test_build_configuration(repository: Path) -> None:
     """kernels' own parser takes build.toml; every file that it names is there, every kernel source is named."""
     Build.open(repository)
     text = (repository / "build.toml").read_text(encoding="utf-8")
-    named = {word for word in text.replace('"', " ").replace(",", " ").split() if word.startswith(("csrc/", "torch-ext/"))}
+    named = {
+        word for word in text.replace('"', " ").replace(",", " ").split() if word.startswith(("csrc/", "torch-ext/"))
+    }
     assert all((repository / path).exists() for path in named)
     sources = [p for p in (repository / "csrc").rglob("*") if p.suffix in (".cpp", ".hip", ".cu", ".h")]
     assert {p.relative_to(repository).as_posix() for p in sources} <= named

@@ -62,3 +62,14 @@ def test_symbols_that_are_too_new(release: ModuleType, monkeypatch: pytest.Monke
 def test_a_failing_command_ends_with_its_output(release: ModuleType) -> None:
     with pytest.raises(SystemExit, match="(?s)what it said.*failed: "):
         release.run(sys.executable, "-c", "print('what it said'); raise SystemExit(1)")
+
+
+def test_an_environment_has_what_is_needed_and_nothing_else(release: ModuleType, tmp_path: Path) -> None:
+    found = release.needed(["jinja2>=2; python_version >= '3'", "pytest; extra == 'test'"], {})
+    assert set(found) == {"jinja2", "markupsafe"}
+    python, packages = release.bare_environment(tmp_path / "environment")
+    release.share(found.values(), packages)
+    release.run(python, "-c", "import jinja2, markupsafe; assert jinja2.Template('{{ 1 + 1 }}').render() == '2'")
+    for missing in ("torch", "pytest", "pip"):
+        done = subprocess.run([python, "-c", f"import {missing}"], capture_output=True, text=True)
+        assert "No module named" in done.stderr, missing

@@ -103,7 +103,7 @@ def flash_attn_with_kvcache(
     if k is not None:  # last, so that a call that fails leaves the cache as it was
         if q.device.type == "cuda" and (options.block_size or max(q.shape[-1], v_cache.shape[-1]) > MOST_ON_A_GPU):
             # Whether there is a kernel only the GPU's plan knows: a call over no keys asks it.
-            no_keys = Places(seqused_k=torch.zeros_like(used[:1]))
+            no_keys = Places(seqused_k=torch.zeros(1, dtype=torch.int32, device=q.device))
             one = (q[:1], k_cache[:1], v_cache[:1], *no_keys, *Pages())
             ops.attention_forward(*one, None, None, None, *options[:-1], *cut, True)
         ops.attention_append_(k_cache, k, cos, sin, before, rows, table, rotary_interleaved)
