@@ -46,9 +46,8 @@ def test_build_configuration(repository: Path) -> None:
     """kernels' own parser takes build.toml; every file that it names is there, every kernel source is named."""
     Build.open(repository)
     text = (repository / "build.toml").read_text(encoding="utf-8")
-    named = {
-        word for word in text.replace('"', " ").replace(",", " ").split() if word.startswith(("csrc/", "torch-ext/"))
-    }
+    words = text.replace('"', " ").replace(",", " ").split()
+    named = {word for word in words if word.startswith(("csrc/", "torch-ext/"))}
     assert all((repository / path).exists() for path in named)
     sources = [p for p in (repository / "csrc").rglob("*") if p.suffix in (".cpp", ".hip", ".cu", ".h")]
     assert {p.relative_to(repository).as_posix() for p in sources} <= named
@@ -104,8 +103,9 @@ import xlstm_hip
 assert torch.equal(xlstm_hip.mlstm_interface(*x), ours)
 names = {op.split("::")[0] for op in torch._C._dispatch_get_all_op_names() if "mlstm_chunkwise" in op}
 assert names == {name, "xlstm_hip"}, names
-spec = __import__("importlib.util").util.spec_from_file_location("older", next(folder.glob("build/*cpu*/xlstm_hip/__init__.py")))
-older = __import__("importlib.util").util.module_from_spec(spec)
+from importlib.util import module_from_spec, spec_from_file_location
+spec = spec_from_file_location("older", next(folder.glob("build/*cpu*/xlstm_hip/__init__.py")))
+older = module_from_spec(spec)
 spec.loader.exec_module(older)
 assert older.mlstm_interface is kernel.mlstm_interface
 """
