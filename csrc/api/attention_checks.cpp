@@ -1,41 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cmath>
-#include <stdexcept>
-#include <string>
-
 #include "api/attention.h"
+#include "api/checks.h"
 #include "attention/plan.h"
 
 namespace xlstm {
 namespace {
 
-[[noreturn]] void invalid(const std::string& what) { throw std::invalid_argument(what); }
-
-void in_range(const std::string& name, int64_t value, int64_t least, int64_t most) {
-  if (value < least || value > most)
-    invalid(name + ": expected " + std::to_string(least) + " to " + std::to_string(most) + ", got " +
-            std::to_string(value));
-}
-void at_least(const char* name, int64_t value, int64_t least) {
-  if (value < least)
-    invalid(std::string(name) + ": expected >= " + std::to_string(least) + ", got " + std::to_string(value));
-}
-void finite(const char* name, double value) {
-  if (!std::isfinite(value)) invalid(std::string(name) + ": expected a finite number, got " + std::to_string(value));
-}
-void is_given(const char* name, const void* p) {
-  if (!p) invalid(std::string(name) + ": expected data, got NULL");
-}
-void is_dtype(const char* name, xlstm_dtype dtype) {
-  if (dtype < XLSTM_FLOAT32 || dtype > XLSTM_FLOAT64)
-    invalid(std::string(name) + ": expected a dtype of xlstm_dtype, got " + std::to_string(int(dtype)));
-}
-void has_dtype(const char* name, const xlstm_tensor& x, xlstm_dtype dtype) {
-  is_given(name, x.data);
-  if (x.dtype != dtype)
-    invalid(std::string(name) + ": expected dtype " + std::to_string(int(dtype)) + ", got " +
-            std::to_string(int(x.dtype)));
-}
 // Where there are no keys, there may be no memory for them.
 void is_keys(const char* name, const xlstm_tensor& x, const xlstm_attention& in) {
   const bool none = in.cu_seqlens_k ? in.total_k == 0 : in.length_k == 0;
@@ -83,13 +53,11 @@ void check(const xlstm_attention& in, bool on_host) {
   constexpr int64_t kMostTokens = int64_t(1) << 30;
   in_range("length_q", in.length_q, 0, kMostTokens);
   in_range("length_k", in.length_k, 0, kMostTokens);
-  is_dtype("q", in.q.dtype);
-  is_given("q", in.q.data);
+  has_dtype("q", in.q);
   is_keys("k", in.k, in);
   is_keys("v", in.v, in);
-  finite("softmax_scale", in.softmax_scale);
-  finite("softcap", in.softcap);
-  if (in.softcap < 0) invalid("softcap: expected >= 0, got " + std::to_string(in.softcap));
+  is_finite("softmax_scale", in.softmax_scale);
+  not_negative("softcap", in.softcap);
   if (!(in.dropout_p >= 0 && in.dropout_p < 1))
     invalid("dropout_p: expected 0 <= p < 1, got " + std::to_string(in.dropout_p));
   if (in.dropout_p > 0) is_given("rng_state", in.rng_state);
@@ -133,8 +101,7 @@ void check_attention_append(const xlstm_attention_append& p, bool on_host) {
   at_least("length", p.length, 1);
   at_least("heads", p.heads, 1);
   at_least("features", p.features, 1);
-  is_dtype("from", p.from.dtype);
-  is_given("from", p.from.data);
+  has_dtype("from", p.from);
   has_dtype("to", p.to, p.from.dtype);
   if ((p.cos == nullptr) != (p.sin == nullptr)) invalid("rotary_cos, rotary_sin: expected both or none");
   if (p.cos) {
@@ -164,8 +131,7 @@ void check_attention_combine(const xlstm_attention_combine& p) {
   is_given("out_partial", p.out_partial);
   is_given("lse_partial", p.lse_partial);
   if (p.wide != XLSTM_FLOAT32 && p.wide != XLSTM_FLOAT64) invalid("wide: expected float32 or float64");
-  is_dtype("out", p.out.dtype);
-  is_given("out", p.out.data);
+  has_dtype("out", p.out);
   has_dtype("lse", p.lse, p.wide);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every mLSTM call of the C API does first and last: check the params, turn exceptions into a status and a
-// message.
+// What every call of the C API does first and last: look at its structs and workspace, turn exceptions into a status
+// and a message.
 #pragma once
 
 #include <stdexcept>
@@ -9,11 +9,6 @@
 #include "api/xlstm_hip.h"
 
 namespace xlstm {
-
-// Throw std::invalid_argument that names the argument. on_host: cu_seqlens can be read.
-void check_chunkwise(const xlstm_mlstm_forward&, bool on_host);
-void check_recurrent(const xlstm_mlstm_forward&, bool on_host);
-void check_backward(const xlstm_mlstm_backward&, bool on_host);
 
 template <class Struct>
 const Struct& given(const Struct* p) {

@@ -1,24 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cmath>
-#include <string>
-
-#include "api/call.h"
+#include "api/checks.h"
 #include "api/decode.h"
 #include "decode/draw.h"
 
 namespace xlstm {
 namespace {
-
-[[noreturn]] void invalid(const std::string& what) { throw std::invalid_argument(what); }
-
-void at_least_one(const char* name, int64_t value) {
-  if (value < 1) invalid(std::string(name) + ": expected >= 1, got " + std::to_string(value));
-}
-
-void non_negative(const char* name, double value) {
-  if (!(value >= 0) || std::isinf(value))
-    invalid(std::string(name) + ": expected a finite number >= 0, got " + std::to_string(value));
-}
 
 // What an error calls a tensor; put together only where there is one.
 struct Name {
@@ -63,21 +49,19 @@ void check(const Name& name, const xlstm_linear& w, int64_t rows, int64_t column
 }  // namespace
 
 void check_decode(const xlstm_decode& p, bool on_host) {
-  at_least_one("batch", p.batch);
-  at_least_one("dim", p.dim);
-  at_least_one("heads", p.heads);
-  at_least_one("dqk", p.dqk);
-  at_least_one("dhv", p.dhv);
-  at_least_one("ffn", p.ffn);
-  at_least_one("vocab", p.vocab);
-  at_least_one("blocks", p.blocks);
-  non_negative("norm_eps", p.norm_eps);
-  non_negative("eps", p.eps);
-  non_negative("gate_cap", p.gate_cap);
-  non_negative("output_cap", p.output_cap);
-  if (p.gate != XLSTM_GATE_EXP && p.gate != XLSTM_GATE_SIGMOID)
-    invalid("gate: expected exp (0) or sigmoid (1), got " + std::to_string(int(p.gate)));
-  if (p.gate == XLSTM_GATE_EXP && !p.normalize) invalid("normalize: the exp gate is always normalised");
+  at_least("batch", p.batch, 1);
+  at_least("dim", p.dim, 1);
+  at_least("heads", p.heads, 1);
+  at_least("dqk", p.dqk, 1);
+  at_least("dhv", p.dhv, 1);
+  at_least("ffn", p.ffn, 1);
+  at_least("vocab", p.vocab, 1);
+  at_least("blocks", p.blocks, 1);
+  not_negative("norm_eps", p.norm_eps);
+  not_negative("eps", p.eps);
+  not_negative("gate_cap", p.gate_cap);
+  not_negative("output_cap", p.output_cap);
+  is_gate(p.gate, p.normalize);
   if (!p.tokens || !p.block || !p.out) invalid("tokens, block, out: expected data, got NULL");
   check({"embedding"}, p.embedding, true);
   const int64_t keys = p.heads * p.dqk, values = p.heads * p.dhv;
@@ -100,26 +84,15 @@ void check_decode(const xlstm_decode& p, bool on_host) {
   }
   if (p.out_norm.weight.data) check({"out_norm"}, p.out_norm);
   if (p.head.data) check({"head"}, p.head, p.head.rows, p.dim);
-  for (int64_t b = 0; on_host && b < p.batch; ++b)
-    if (p.tokens[b] < 0 || p.tokens[b] >= p.vocab)
-      invalid("tokens: expected 0 to " + std::to_string(p.vocab - 1) + ", got " + std::to_string(p.tokens[b]));
+  for (int64_t b = 0; on_host && b < p.batch; ++b) in_range("tokens", p.tokens[b], 0, p.vocab - 1);
 }
 
 void check_draw(const xlstm_draw& p) {
-  const auto within = [](const char* name, int64_t value, int64_t least, int64_t most) {
-    if (value < least || value > most)
-      invalid(std::string(name) + ": expected " + std::to_string(least) + " to " + std::to_string(most) + ", got " +
-              std::to_string(value));
-  };
-  const auto above_zero = [](const char* name, double value) {
-    if (!(value > 0) || std::isinf(value))
-      invalid(std::string(name) + ": expected a finite number above 0, got " + std::to_string(value));
-  };
-  at_least_one("batch", p.batch);
-  within("vocab", p.vocab, 1, kMostVocabulary);
-  within("ends_count", p.ends_count, 0, kMostEnds);
-  within("top_k", p.top_k, 0, INT64_MAX);
-  non_negative("temperature", p.temperature);
+  at_least("batch", p.batch, 1);
+  in_range("vocab", p.vocab, 1, kMostVocabulary);
+  in_range("ends_count", p.ends_count, 0, kMostEnds);
+  in_range("top_k", p.top_k, 0, INT64_MAX);
+  not_negative("temperature", p.temperature);
   above_zero("top_p", p.top_p);
   if (p.top_p > 1) invalid("top_p: expected at most 1, got " + std::to_string(p.top_p));
   above_zero("repetition_penalty", p.repetition_penalty);

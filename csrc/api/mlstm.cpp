@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mLSTM calls of the C API on a CPU: check, plan, run.
+#include "api/mlstm.h"
+
 #include <algorithm>
 #include <stdexcept>
 

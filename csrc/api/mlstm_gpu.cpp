@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "api/call.h"
+#include "api/mlstm.h"
 
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
 #include "mlstm/kernels_gpu.h"

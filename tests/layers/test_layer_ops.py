@@ -178,7 +178,7 @@ X, W, H = torch.randn(2, 3, 8), torch.randn(8), torch.randn(2, 3, 2, 4)
         ("y: expected x's shape", lambda: layers.add_rms_norm(X, X[:1], W)),
         ("o: expected shape", lambda: layers.head_norm_gate(H, X[..., :4], W)),
         ("h: expected 2 dimensions or more", lambda: layers.head_norm_gate(W, W, W)),
-        ("cap: expected a finite number > 0, got 0", lambda: layers.soft_cap(X, 0.0)),
+        ("cap: expected a finite number above 0, got 0", lambda: layers.soft_cap(X, 0.0)),
         ("up: expected gate's shape", lambda: layers.swiglu(X, X[:, :2])),
         ("gate_and_up: expected an even", lambda: layers.swiglu_fused(X[..., :7])),
         ("logits: expected 2 dimensions", lambda: layers.capped_cross_entropy(X, TARGETS, None)),
