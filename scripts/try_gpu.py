@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this machine's GPU does with the package: its tests, the sanitizers, the benchmarks. One folder, one archive.
 
-    python scripts/gpu_report.py                          everything that can run here, one part after the other
-    python scripts/gpu_report.py --list                   the parts, what each needs, how long each may take
-    python scripts/gpu_report.py tests speed-mlstm        parts whose names hold one of these
-    python scripts/gpu_report.py --minutes 30 --out here  what fits; the same command again goes on where it ended
+    python scripts/try_gpu.py                          everything that can run here, one part after the other
+    python scripts/try_gpu.py --list                   the parts, what each needs, how long each may take
+    python scripts/try_gpu.py tests speed-mlstm        parts whose names hold one of these
+    python scripts/try_gpu.py --minutes 30 --out here  what fits; the same command again goes on where it ended
 
 A part is a process of its own: one that fails, hangs or loses the device is written down, and the next one begins. The
 folder has report.md, each part's log.txt and what it measured. exit code: 1 where a part failed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/gpu_report.py: parts that pass, fail, hang or cannot run; going on; the archive; wrong arguments."""
+"""scripts/try_gpu.py: parts that pass, fail, hang or cannot run; going on; the archive; wrong arguments."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location("gpu_report", ROOT / "scripts/gpu_report.py")
+SPEC = importlib.util.spec_from_file_location("try_gpu", ROOT / "scripts/try_gpu.py")
 assert SPEC and SPEC.loader
-report = sys.modules["gpu_report"] = importlib.util.module_from_spec(SPEC)
+report = sys.modules["try_gpu"] = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(report)
 
 
