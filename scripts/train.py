@@ -18,7 +18,6 @@ import importlib.util
 import math
 import os
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from xlstm_hip import training
-from xlstm_hip.cli.common import at_least
+from xlstm_hip.cli.common import at_least, number
 from xlstm_hip.models import CheckpointError, load_pretrained, xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.models.checkpoint import check_scheme
 from xlstm_hip.models.config_files import read_config
@@ -38,19 +37,6 @@ PER_RUN = ("output", "resume", "threads")  # never taken from the checkpoint tha
 # What a checkpoint says of its model's shape, by the options that say it of a new one.
 SHAPE = {"dim": "embedding_dim", "heads": "num_heads", "blocks": "num_blocks", "ffn_factor": "ffn_proj_factor"}
 NORM_CLIP = 1.0
-
-
-def number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not fits(value):
-            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
-        return value
-
-    return parse
 
 
 POSITIVE = number("a finite number above 0", lambda x: 0 < x < math.inf)

@@ -93,10 +93,12 @@ struct Forward {
       for (int unit = threadIdx.x; unit < kShape.rows * kRowPieces; unit += kThreads) {
         const int row = unit / kRowPieces, column = unit % kRowPieces * n;
         E* to = tile_q(column / kKeyPart).at(row, column % kKeyPart);
-        if (kAsyncCopies && p->whole_q)
-          copy_row_piece(to, q_row(block_first + row), column, int(at.in.dqk));
-        else
-          *reinterpret_cast<Piece*>(to) = q_piece(block_first + row, column);
+        if constexpr (kAsyncCopies)
+          if (p->whole_q) {
+            copy_row_piece(to, q_row(block_first + row), column, int(at.in.dqk));
+            continue;
+          }
+        *reinterpret_cast<Piece*>(to) = q_piece(block_first + row, column);
       }
     }
     if constexpr (!kShape.q_in_lds) {

@@ -17,7 +17,7 @@ import torch
 
 from ..describe import DTYPE_NAMES
 from ..whole_files import write_whole
-from .common import DTYPES, add_command, at_least, default_device_name
+from .common import DTYPES, add_command, at_least, default_device_name, number
 
 EXAMPLES = """examples:
   xlstm-hip bench --list                                  # operators, providers, metrics; what is missing here, and why
@@ -68,14 +68,7 @@ def _json_file(text: str) -> Path:
     return Path(text)
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number > 0, got {text!r}")
-    return value
+_SECONDS = number("a number > 0", lambda x: 0 < x < math.inf)
 
 
 def add(commands: Any) -> None:
@@ -87,7 +80,7 @@ def add(commands: Any) -> None:
     command.add_argument("--metrics", nargs="+", type=_one_of("metric"), help="columns of the tables (default: all)")
     command.add_argument("--device", type=_device, help="(default: the GPU if the package has kernels for it)")
     command.add_argument("--dtype", nargs="+", choices=DTYPES, help="(default: bfloat16; on the CPU float32 too)")
-    command.add_argument("--seconds", type=_seconds, help="take about so long; points share it (default: no limit)")
+    command.add_argument("--seconds", type=_SECONDS, help="take about so long; points share it (default: no limit)")
     command.add_argument(
         "--out", type=_json_file, help="JSON; tables and pictures go beside it (default: by device and time)"
     )

@@ -30,6 +30,19 @@ def at_least(least: int) -> Callable[[str], int]:
     return parse
 
 
+def number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+        return value
+
+    return parse
+
+
 def add_command(commands: Any, name: str, run: Callable, text: str, examples: str = "") -> argparse.ArgumentParser:
     command = commands.add_parser(
         name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
