@@ -101,10 +101,11 @@ def _step_rows(cell: Results) -> list[tuple[str, ...]]:
         if once is not None and kernel["side"] == "xlstm_hip" and shape_of(cell) in STEP_AIMS:
             aim = STEP_AIMS[shape_of(cell)]
             verdict = f"aim {aim:g} {_verdict(once, aim, False)}"
-        floor = _text(cell["floors_ms"]["bytes"] * 1e3)
+        replays = [ms * 1e3 for ms in cell.get("replay_floors_ms", {}).values()]
+        floors = ", ".join(map(_text, (cell["floors_ms"]["bytes"] * 1e3, *replays)))
         times = (_text(once), _text(_median(kernel, "graph", 1e3)), _text(kernel["host_ms"] * 1e3))
         rows.append(
-            (shape_of(cell), kernel["name"], *times, f"{ratio['median']:.2f}x" if ratio else "", floor, verdict)
+            (shape_of(cell), kernel["name"], *times, f"{ratio['median']:.2f}x" if ratio else "", floors, verdict)
         )
     return rows
 
@@ -164,6 +165,12 @@ def markdown(results: Results) -> str:
         f"Device copy {rates['copy_bytes_per_second'] / 1e12:.2f} TB/s; bf16 matmul {rates['bf16_flops'] / 1e12:.0f} "
         "TFLOP/s: the floors are by these."
     )
+    days = sorted(
+        {day for cell in measured if (day := cell.get("date", "")[:10])} - {results["environment"]["date"][:10]}
+    )
+    for day in days:
+        titles = (cell["title"] for cell in measured if cell.get("date", "")[:10] == day)
+        lines += ["", f"Measured on {day}, by the kernels of then: {'; '.join(titles)}."]
     if results["settings"]["quick"]:
         lines += ["", "**A smoke run: small shapes and too few rounds to be figures.**"]
     columns = ("shape", "work", "kernel", "ms", "in a graph", "host ms", "to mlstm_kernels", "to FLA")
@@ -176,9 +183,13 @@ def markdown(results: Results) -> str:
         f"Flops: the products that the definition needs in chunks of {results['settings']['floor_chunk']}, a backward",
         "pass as two forward ones. peak MiB: beyond the inputs; results are h and gradients. FLA has no normaliser.",
     ]
-    step_columns = ("shape", "kernel", "one replay us", "in a row us", "host us", "to mlstm_kernels", "floor us", "")
+    step_columns = ("shape", "kernel", "one replay us", "in a row us", "host us", "to mlstm_kernels", "floors us", "")
     lines += ["", "## Step, float32 states, in a graph", "", *lines_of(step_columns, steps)]
-    lines += ["", "One replay of one step with a cold L2; in a row: many steps in one graph, over states that fill L2."]
+    lines += [
+        "",
+        "One replay of one step with a cold L2; in a row: many steps in one graph, over states that fill L2. Floors:",
+        "the states' bytes at the rate of a long copy; one replay of an empty kernel; one replay of a copy of C.",
+    ]
     length_columns = ("work", "S", "ms", "ns per token", "peak MiB", "bytes per token beyond results")
     lines += ["", "## Ours over the length", "", *lines_of(length_columns, _length_rows(results))]
     lines += ["", "## Relative errors to float64", ""]

@@ -3,6 +3,7 @@
 
     python benchmarks/mlstm_gpu.py --peers FOLDER   results/mlstm_gpu.json, .md and .png beside this file
     python benchmarks/mlstm_gpu.py --shapes S2048 step     only what has one of these in its title
+    python benchmarks/mlstm_gpu.py --shapes step --keep    the same; the file's other shapes stay, with their date
     python benchmarks/mlstm_gpu.py --quick          tiny shapes, a smoke run; with --device cpu without a GPU
     python benchmarks/mlstm_gpu.py --plot FILE.json only the table and the picture, from the file
 
@@ -45,6 +46,7 @@ LENGTHS = tuple(1 << n for n in range(11, 21))
 QUICK_SHAPES = ((1, 2, 256, 32, 64),)
 EXACT = 5e-2  # a result further from the truth than this is wrong
 LATE, CUT_SHORT = "left out for time", "the run ended before it"
+NOTHING, COPY = "an empty kernel", "a copy of C"  # what a replay of a step cannot be faster than
 WORKS = ("forward", "forward+backward")
 
 
@@ -163,7 +165,8 @@ class Benchmark:
             kernels.append(entry)
             timed |= {(contender.name, mode): call for mode, call in calls.items()}
         del truth
-        samples = self.rounds(timed)
+        floors = self.replay_floors(inputs["c"]) if cell.work == "step" and self.machine.gpu else {}
+        samples = self.rounds(timed | floors)
         for entry in kernels:
             for (name, mode), own in samples.items():
                 if name == entry["name"]:
@@ -177,10 +180,18 @@ class Benchmark:
                 "bytes": cell.bytes / rates["copy_bytes_per_second"] * 1e3,
                 "flops": floor_cell.flops / rates["bf16_flops"] * 1e3,
             },
+            "replay_floors_ms": {name: spread(samples[name, mode].ms)["median"] for name, mode in floors},
+            "date": self.results["environment"]["date"],
             "result_bytes": cell.result_bytes,
             "kernels": kernels,
             "ratios": ratios_of(kernels, samples),
         }
+
+    def replay_floors(self, c: torch.Tensor) -> dict[tuple[str, str], Callable[[], Any]]:
+        """What any step has in it: one launch, and its states read and written."""
+        to, one = torch.empty_like(c), torch.zeros(1, device=c.device)
+        work = {NOTHING: one.zero_, COPY: lambda: to.copy_(c)}
+        return {(name, "one replay"): self.machine.graph_of([call]) for name, call in work.items()}
 
     def rounds(self, timed: dict[tuple[str, str], Callable[[], Any]]) -> dict[tuple[str, str], Samples]:
         """A single replay is timed with a cold L2, as a step meets its states; all else back to back."""
@@ -235,6 +246,19 @@ def peers_versions() -> dict[str, str]:
     return {name: getattr(module, "__version__", "of unknown version") for name, module in imported.items() if module}
 
 
+def earlier(out: Path, results: dict[str, Any]) -> dict[str, Any]:
+    """An earlier run's file, each of its cells with that run's date."""
+    try:
+        before = json.loads(out.read_text())
+        environment, cells = before["environment"], before["cells"]
+    except (OSError, ValueError, KeyError) as error:
+        raise SystemExit(f"--keep: expected {out} to be a file of this benchmark: {error}") from error
+    name_of = lambda facts: (facts["gpu"] or {}).get("name")  # noqa: E731
+    if name_of(environment) != name_of(results["environment"]):
+        raise SystemExit(f"--keep: {out} is of another GPU")
+    return before | {"cells": [{"date": environment["date"]} | facts for facts in cells]}
+
+
 def run(given: argparse.Namespace) -> dict[str, Any]:
     machine = Machine(given.device)
     pace = Pace(0.2, 2, 3, 0.002) if given.quick else Pace(given.pace, 7, 31, 0.01)
@@ -253,9 +277,15 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     def wanted(title: str) -> bool:
         return not given.shapes or any(text in title for text in given.shapes)
 
-    cells = [cell for cell in cells_of(given.quick) if wanted(title_of(cell))]
-    planned = [{"title": title_of(cell), **cell.as_json()} for cell in cells]
-    results["cells"] = [facts | {"missing": CUT_SHORT} for facts in planned]
+    before = earlier(given.out, results) if given.keep else {"cells": [], "lengths": []}
+    kept = {facts["title"]: facts for facts in before["cells"] if "missing" not in facts}
+    every = cells_of(given.quick)
+    cells = [cell for cell in every if wanted(title_of(cell))]
+    planned = {title_of(cell): {"title": title_of(cell), **cell.as_json()} for cell in cells}
+    shown = [title_of(cell) for cell in every if title_of(cell) in planned or title_of(cell) in kept]
+    results["cells"] = [planned[title] | {"missing": CUT_SHORT} if title in planned else kept[title] for title in shown]
+    if not wanted("lengths"):
+        results["lengths"] = before["lengths"]
     if machine.gpu and cells:
         bench.say("the peers, each tried in a process of its own")
         command = [sys.executable, str(Path(__file__).resolve()), "--device", given.device]
@@ -271,9 +301,11 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
             bench.say(f"lengths: {title_of(cell)}: {results['lengths'][-1].get('missing', 'measured')}")
             bench.clean()
         bench.save()
-    for n, cell in enumerate(cells):
-        bench.say(title_of(cell))
-        results["cells"][n] = planned[n] | {"missing": LATE} if bench.late() else bench.measure(cell)
+    for cell in cells:
+        title = title_of(cell)
+        bench.say(title)
+        facts = planned[title] | {"missing": LATE} if bench.late() else bench.measure(cell)
+        results["cells"][shown.index(title)] = facts
         bench.clean()
         results["peers"] = peers_versions()
         bench.save()
@@ -295,6 +327,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--peers", type=Path, help="a folder with the packages mlstm_kernels and fla, unpacked")
     parser.add_argument("--shapes", nargs="+", help='texts of titles, such as "S8192 256/512", step, lengths')
+    parser.add_argument("--keep", action="store_true", help="what --shapes leaves out stays as it is in the file")
     parser.add_argument("--quick", action="store_true", help="tiny shapes and few rounds: no figures, a smoke run")
     parser.add_argument(
         "--seconds",

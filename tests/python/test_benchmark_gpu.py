@@ -49,6 +49,26 @@ def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_other_shapes_are_kept(smoke_run: Path, tmp_path: Path) -> None:
+    before = json.loads(smoke_run.read_text())
+    before["environment"]["date"] = "2026-01-02T03:04:05"
+    file = tmp_path / "gpu.json"
+    command = [sys.executable, str(SCRIPT), "--quick", "--device", "cpu", "--out", str(file), "--shapes", "step"]
+    done = subprocess.run([*command, "--keep"], capture_output=True, text=True, timeout=300)
+    assert done.returncode and "--keep: expected" in done.stderr and not file.exists()
+    file.write_text(json.dumps(before))
+    done = subprocess.run([*command, "--keep"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = json.loads(file.read_text())
+    assert [cell["title"] for cell in after["cells"]] == [cell["title"] for cell in before["cells"]]
+    assert after["cells"][2:] == [cell | {"date": cell["date"]} for cell in before["cells"][2:]]
+    assert after["cells"][0]["date"] == after["environment"]["date"] and after["lengths"] == before["lengths"]
+    before["environment"]["gpu"] = {"name": "another"}
+    file.write_text(json.dumps(before))
+    done = subprocess.run([*command, "--keep"], capture_output=True, text=True, timeout=300)
+    assert done.returncode and "another GPU" in done.stderr and json.loads(file.read_text()) == before
+
+
 def test_smoke_run(smoke_run: Path) -> None:
     results = json.loads(smoke_run.read_text())
     assert [cell["work"] for cell in results["cells"]] == ["step", "step", "forward", "forward+backward"]
