@@ -97,26 +97,29 @@ def test_gradients() -> None:
         assert relative(gradient.cpu(), true[name]) <= 2 * worst, name
 
 
+def losses(device: str, autocast: bool) -> list[float]:
+    """Of some steps of AdamW, which makes a step of each rounding at first."""
+    model, x = ours(**WIDE).to(device), tokens(4, LENGTH, 301).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    made = []
+    for _ in range(6):
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            logits = model(x[:, :-1])
+        logits = logits[0] if isinstance(logits, tuple) else logits
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), x[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        made.append(float(loss.detach()))
+    return made
+
+
 def test_training() -> None:
-    """Under autocast, some steps of AdamW: the loss falls as it does on the CPU."""
-    losses = []
-    for device in ("cpu", DEVICE):
-        model, x = ours(**WIDE).to(device), tokens(4, LENGTH, 301).to(device)
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-        own = []
-        for _ in range(6):
-            with torch.autocast(device, torch.bfloat16):
-                logits = model(x[:, :-1])
-            logits = logits[0] if isinstance(logits, tuple) else logits
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), x[:, 1:].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            own.append(float(loss.detach()))
-        losses.append(own)
-    here, there = losses
-    assert here[-1] < 0.9 * here[0]
-    assert all(abs(a - b) < 0.03 * a for a, b in zip(here, there, strict=True)), losses
+    """Under autocast the loss falls as in float32: no further from it than twice what autocast does on the CPU."""
+    true, plain, got = losses("cpu", False), losses("cpu", True), losses(DEVICE, True)
+    assert got[-1] < 0.5 * got[0]
+    apart = [max(abs(a - b) for a, b in zip(x, true, strict=True)) for x in (plain, got)]
+    assert apart[1] <= 2 * apart[0], (true, plain, got)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
