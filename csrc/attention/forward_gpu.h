@@ -355,28 +355,27 @@ struct Forward {
         p = read_here(p);
         k.in = v.in = &p->call.in, k.x = &p->call.in.k, v.x = &p->call.in.v;
         const int first = tile * kKeys;
-        const bool seen = see.some(first, kKeys);
+        // Of a wave; NVIDIA's compiler is told so.
+        const bool seen = kAsyncCopies ? any_lane(see.some(first, kKeys)) : see.some(first, kKeys);
         const auto store_values = [&] { stage_v[0].store(tile_v(), v, first, valid(first), 0); };
         const auto fetch_next = [&] {
           if (tile + 1 < tiles.to) fetch_k(stage_k, k, first + kKeys);
         };
         arrive_in_turn([&] { store_k(stage_k, k, first); });
         StageV::fetch_parts(stage_v, [&](int) { return tile_v(); }, v, first, valid(first));
-        // A way of its own for NVIDIA's compiler: scores that may or may not have been made are kept in their registers
-        // from tile to tile. AMD's copies sums from registers to registers for a second way.
-        if (kAsyncCopies && !seen) {
-          arrive_in_turn(store_values);
-          fetch_next();
-          continue;
-        }
+        // One way for all waves, since a barrier is for one place of the code. NVIDIA's compiler would keep scores that
+        // may or may not have been made in their registers from tile to tile: here they are made in any case.
         Scores s;
-        if (kAsyncCopies || seen) multiply_keys(s);
+        if (seen)
+          multiply_keys(s);
+        else if (kAsyncCopies)
+          each_strip(s, first, [](Strip<E>& strip, int, int) { strip.zero_here(); });
         arrive_in_turn(store_values);
         // Registers for the next keys are free when scores are weights.
         if (kAsyncCopies) fetch_next();
-        if (kAsyncCopies || seen) weigh(s, rules, first);
+        if (seen) weigh(s, rules, first);
         if (!kAsyncCopies) fetch_next();
-        if (kAsyncCopies || seen) multiply_values(s);
+        if (seen) multiply_values(s);
       }
     }
     store();
