@@ -209,6 +209,19 @@ def run_steps(tmp_path: Path, **settings: Any) -> dict[str, Any]:
     return runner.run(asked, tmp_path / "steps.json")
 
 
+def test_trials_of_peers_take_nothing_of_the_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def slow(*_: Any) -> dict[tuple[str, str], str]:
+        time.sleep(2)
+        return {}
+
+    (plain,) = (x.prepare for x in operators.STEPS if x.name == "plain torch")
+    with_step_implementations(monkeypatch, right=(OURS, plain))
+    monkeypatch.setattr(runner, "tries", lambda settings: {"a peer": ("a work",)})
+    monkeypatch.setattr(runner, "not_survived", slow)
+    results = run_steps(tmp_path, seconds=1.5)
+    assert all("ms" in entry for point in results["points"] for entry in point["entries"])
+
+
 def test_a_wrong_result_of_ours_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (right,) = (x.prepare for x in operators.STEPS if x.name == "plain torch")
 

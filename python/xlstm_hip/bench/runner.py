@@ -297,6 +297,7 @@ def run(settings: Settings, out: Path) -> dict[str, Any]:
         command += ["--quick"] if settings.quick else []
         command += ["--peers", str(settings.peers)] if settings.peers else []
         own.lost = not_survived(command, os.environ, wanted)
+        own.began = time.monotonic()  # trials are as long as peers' compilers are
     gc.freeze()  # what is imported by now stays: each point collects several times
     try:
         with result_files.keeps_what_there_is():

@@ -80,7 +80,9 @@ def add(commands: Any) -> None:
     command.add_argument("--metrics", nargs="+", type=_one_of("metric"), help="columns of the tables (default: all)")
     command.add_argument("--device", type=_device, help="(default: the GPU if the package has kernels for it)")
     command.add_argument("--dtype", nargs="+", choices=DTYPES, help="(default: bfloat16; on the CPU float32 too)")
-    command.add_argument("--seconds", type=_SECONDS, help="take about so long; points share it (default: no limit)")
+    command.add_argument(
+        "--seconds", type=_SECONDS, help="measure for about so long; points share it (default: no limit)"
+    )
     command.add_argument(
         "--out", type=_json_file, help="JSON; tables and pictures go beside it (default: by device and time)"
     )
