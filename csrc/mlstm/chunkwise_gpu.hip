@@ -195,10 +195,10 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
 
 struct BackwardMemory : CommonMemory {
   void* d_scores;
-  float *own, *queries, *q_dots, *k_dots, *state_dots, *between, *before_last;
+  float *own, *queries, *q_dots, *k_dots, *state_dots, *between, *between_dq, *before_last;
   float *reach, *across, *leaving, *walk_reaching, *walk_leaving;
   double *dm, *local, *noise_from, *noise_before, *reaching, *entering, *reaching_noise, *entering_noise, *over;
-  double *moving, *behind, *spread, *correction, *correction_behind;
+  double *moving, *behind, *spread, *correction, *correction_behind, *border_flows;
   int* stops;
 
   BackwardMemory(Arena& arena, const xlstm_mlstm& in, const BackwardPlan& plan, bool with_last)
@@ -216,11 +216,15 @@ struct BackwardMemory : CommonMemory {
     q_dots = arena.take<float>(plan.dq.tiles * all_tokens);
     k_dots = arena.take<float>(plan.dk.tiles * all_tokens);
     state_dots = arena.take<float>(plan.dq.tiles * plan.dq.slices * states(where));
-    // The walks run one after the other and take the same room.
+    // The walks run one after the other and take the same room; but what the first has between segments is kept for the
+    // flows across their borders, which operands of two bytes ask for.
     int64_t floats = 0;
     for (const WalkPlan* walk : {&plan.dq, &plan.dk, &plan.dv})
       floats = std::max(floats, between_floats(*walk, states(where)));
     between = arena.take<float>(floats);
+    const int64_t borders = element_bytes(in.q) == 2 ? states(where) * (plan.dq.segments - 1) : 0;
+    between_dq = borders ? arena.take<float>(between_floats(plan.dq, states(where))) : between;
+    border_flows = borders ? arena.take<double>(borders * plan.dq.tiles) : nullptr;
     const int64_t last = states(where) * plan.dq.tiles * plan.dq.slices * plan.dq.rows * plan.dq.y_tile;
     before_last = arena.take<float>(with_last ? last : 0);
   }
@@ -252,7 +256,7 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   launch_vectors({memory.where, memory.keys, memory.decay, floats(in.n_initial), nullptr, dqk, false}, stream);
   launch_vectors({memory.where, memory.queries, memory.decay, dn_last, floats(call.dn_initial), dqk, true}, stream);
 
-  WalkParams dq = walk_params(memory, plan.dq, s.dh, s.v, s.k, tokens(call.dq, in.dqk, in), memory.between);
+  WalkParams dq = walk_params(memory, plan.dq, s.dh, s.v, s.k, tokens(call.dq, in.dqk, in), memory.between_dq);
   dq.scores = memory.d_scores;
   dq.inter = kInter;
   dq.weight = kInto;
@@ -281,6 +285,21 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   dk.state_x = 1;
   dk.state_y = in.dhv;
   run_walk<E>(plan.dk, chip, dk, nullptr, nullptr, stream);
+  if (memory.border_flows) {
+    const BorderParams border{memory.where,
+                              memory.between_dq,
+                              memory.between,
+                              memory.keys,
+                              memory.queries,
+                              memory.border_flows,
+                              plan.dq.segments,
+                              plan.dq.segment_chunks,
+                              plan.dq.tiles,
+                              plan.dq.rows * plan.dq.y_tile,
+                              dqk};
+    launch("flows across borders", border_flows<0>,
+           {states(memory.where) * (plan.dq.segments - 1) * plan.dq.tiles, kFlowScanThreads, 0}, stream, border);
+  }
 
   WalkParams dv = walk_params(memory, plan.dv, s.k, s.q, s.dh, tokens(call.dv, in.dhv, in), memory.between);
   dv.reverse = true;
@@ -331,6 +350,9 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   f.has_initial = in.c_initial;
   f.stops = memory.stops;
   f.state_dots = call.dc_last ? memory.state_dots : nullptr;
+  f.border_flows = memory.border_flows;
+  f.segments = plan.dq.segments;
+  f.segment_chunks = plan.dq.segment_chunks;
   f.dn_last = floats(call.dn_last);
   f.keys = memory.keys;
   f.dm_last = floats(call.dm_last);

@@ -14,6 +14,15 @@ XLSTM_DEVICE float pair_decay(float row_high, float row_low, float column_high, 
   return exp2_fast((row_high + column_high) + (row_low + column_low));
 }
 
+// The same for float32, which sees what rounds where the exponent is large: with the sigmoid gate, whose m is 0, all of
+// a chunk's may be.
+XLSTM_DEVICE float pair_decay_exact(float row_high, float row_low, float column_high, float column_low) {
+  const float high = row_high + column_high, back = high - row_high;
+  const float lost = (row_high - (high - back)) + (column_high - back), whole = rintf(high);
+  const float decay = ldexpf(exp2f((high - whole) + (lost + (row_low + column_low))), int(whole));
+  return high < -300.0f ? 0.0f : decay;  // -inf too
+}
+
 // Its gates, in LDS.
 template <int kChunk>
 struct ChunkGates {
@@ -75,6 +84,9 @@ XLSTM_DEVICE TokenMeasure measure_gates(const ScoreParams& p, const Chunk& c, Ch
     kept.inter /= n;
     g.over_n[t] = float(p.scale / n);
     p.reach[at] = float(reach);
+  } else {
+    p.factors[factor_at(c.slot, kSelf, t, kChunk)] =
+        0;  // walks copy what there is of factors, also what they do not use
   }
   p.factors[factor_at(c.slot, kInter, t, kChunk)] = float(kept.inter);
   p.factors[factor_at(c.slot, kInto, t, kChunk)] = into;

@@ -141,6 +141,15 @@ struct ScanParams {  // of `between`
   bool reverse;
 };
 
+struct BorderParams {  // of backward's segments; states as `between` has them
+  Sequences where;
+  const float *c, *dc;          // of the walk for dq, and of the one for dk, which comes from the end
+  const float *keys, *queries;  // (rows, slots, DHQK): n before each chunk, dn behind it
+  double* flows;                // (N NH, segments - 1, tiles)
+  int segments, segment_chunks, tiles, tile_floats;
+  int64_t dqk;
+};
+
 // The gates' gradients: flows_gpu.h has what is what. All per token arrays are (rows, slots, L), per chunk (rows,
 // slots).
 struct FlowParams {
@@ -158,7 +167,9 @@ struct FlowParams {
   double *behind, *spread, *correction;         // what reaches m from behind; see scan_flows
   double* correction_behind;                    // the next chunk's
   int* stops;
-  const float* state_dots;  // (state_tiles, N NH): <dC_last, C before the last chunk>, or null
+  const float* state_dots;     // (state_tiles, N NH): <dC_last, C before the last chunk>, or null
+  const double* border_flows;  // BorderParams::flows, or null
+  int segments, segment_chunks;
   const float *dn_last, *keys, *dm_last;
   const float *dc_initial, *dn_initial, *c_initial, *n_initial;
   float* dm_initial;

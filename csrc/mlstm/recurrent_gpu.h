@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The recurrent mLSTM on a GPU: any number of tokens, one after the other, in one launch; one token is the decode step.
+// The recurrent mLSTM on a GPU: any number of tokens, one after the other, in one launch. One token is the decode step,
+// with a kernel of its own (recurrent_step_gpu.h).
 //
 //     m', forget, input from the gates (recurrence.h, in double)
 //     n' = forget n + input k      C' = forget C + input k v^T      l = s q n'      h = s q C' / N(l, m')
@@ -19,7 +20,7 @@
 // one. So it leaves n and m in workspace and a small second kernel moves them. Out of place there is one kernel.
 //
 // Floor: C read and written once, 8 DHQK DHHV bytes a head; memory binds. With few heads latency does: a block's loads
-// of C, gates, q, k, v, n are all issued at the start, and C' is on its way before the sums are.
+// of C, gates, q, k, v, n are all issued at the start.
 #pragma once
 
 #include "arch/overlap.h"
@@ -48,12 +49,6 @@ XLSTM_DEVICE bool find_tile(const RecurrentParams& p, int64_t& state, int& tile)
   tile = turn % p.tiles;
   state = int64_t(turn / p.tiles * p.together + blockIdx.x % p.together);
   return state < p.where.sequences * p.where.heads;
-}
-
-// head_of, where every row is a sequence of one token; a block's number is an int, so its head is too.
-XLSTM_DEVICE Head only_token(const RecurrentParams& p, int64_t state) {
-  const unsigned heads = unsigned(p.where.heads), row = unsigned(state);
-  return {int(state), int(row / heads), int(row % heads), int(state), 0, 1, 0};
 }
 
 // ---- the gates
@@ -146,8 +141,20 @@ XLSTM_DEVICE float unpack(const uint32_t* words, int j) {
     return j % 2 ? high_float(E{}, words[j / 2]) : low_float(E{}, words[j / 2]);
 }
 
+// sum = by sum + x. What that rounds away is carried over to the next time: over thousands of tokens of which nothing
+// is forgotten it would add up to many times what a matrix product loses. fma(a, b, 0) is a product that the compiler
+// leaves alone.
+XLSTM_DEVICE void add_carried(float by, float x, float& sum, float& carried) {
+  const float added = __builtin_fmaf(by, carried, x), kept = __builtin_fmaf(by, sum, 0.0f);
+  const float of_product = __builtin_fmaf(by, sum, -kept), all = kept + added, back = all - kept;
+  const float lost = ((kept - (all - back)) + (added - back)) + of_product;
+  carried = lost == lost ? lost : 0.0f;  // of an infinite sum
+  sum = all;
+}
+
 // What one thread owns of a tile, and of the token at hand. Threads beyond the keys or the values have zeros.
-template <class E, int kColumns>
+// kCarries: for many tokens in float32.
+template <class E, int kColumns, bool kCarries = false>
 struct HeadTile {
   static constexpr int kRows = kRecurrentRows, kWidth = kRecurrentColumns, kLanes = kColumns / kWidth;
   static constexpr int n_piece = kPieceElements<E>;
@@ -160,6 +167,7 @@ struct HeadTile {
   bool has_keys, inside;
   const E *q_at = nullptr, *k_at = nullptr, *v_at = nullptr;
   float c[kRows][kWidth] = {}, n[kRows] = {};
+  float c_carried[kCarries ? kRows : 1][kWidth] = {}, n_carried[kCarries ? kRows : 1] = {};
   Piece q[kRows / n_piece] = {}, k[kRows / n_piece] = {};
   Values v = {};
 
@@ -188,6 +196,12 @@ struct HeadTile {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) n[r] = as_float(piece[r / 4].word[r % 4]);
     }
+  }
+  // Before an earlier kernel has ended, which may still write it: L2 has what it writes.
+  XLSTM_DEVICE void ask_into_l2(const float* c_from) const {
+    if (!inside) return;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) ask_line_into_l2(c_from + (row + r) * dhv + column);
   }
   XLSTM_DEVICE void store_c(float* to) const {
     if (!inside) return;
@@ -235,25 +249,42 @@ struct HeadTile {
     for (int r = 0; r < kRows; ++r) {
       const float key = input * unpack<E>(k[r / n_piece].word, r % n_piece);
       const float query = scale * unpack<E>(q[r / n_piece].word, r % n_piece);
-      n[r] = forget * n[r] + key;
+      if constexpr (kCarries)
+        add_carried(forget, key, n[r], n_carried[r]);
+      else
+        n[r] = forget * n[r] + key;
       l += query * n[r];
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        c[r][j] = forget * c[r][j] + key * values[j];
+        if constexpr (kCarries)
+          add_carried(forget, key * values[j], c[r][j], c_carried[r][j]);
+        else
+          c[r][j] = forget * c[r][j] + key * values[j];
         h[j] += query * c[r][j];
       }
     }
   }
 };
 
-// kOneToken: every sequence has one, and what a loop would keep in registers is not there. Then three blocks fit an SM
-// and put 96 KB of C in flight. (HIP reads that bound as waves of a SIMD, and has room for more.)
-template <class E, int kColumns, bool kOneToken>
-__global__ __launch_bounds__(kMostRecurrentThreads, !kOneToken ? 1
-                                                    : sizeof(E) == 2
-                                                        ? 3
-                                                        : 2) void recurrent_tokens(const RecurrentParams p) {
-  using Tile = HeadTile<E, kColumns>;
+// What the threads of a head's tile have added to h and l of a token, in LDS: over the keys, the lanes of a wave that
+// have the same values. Then a barrier.
+template <class Tile, class TileSums>
+XLSTM_DEVICE void leave_sums(TileSums& sums, int buffer, float (&h)[Tile::kWidth], float l) {
+#pragma unroll
+  for (int mask = Tile::kLanes; mask < kWave; mask *= 2) {
+#pragma unroll
+    for (int j = 0; j < Tile::kWidth; ++j) h[j] += shuffle_xor(h[j], mask);
+    l += shuffle_xor(l, mask);
+  }
+  if (lane_id() >= Tile::kLanes) return;
+  float* to = sums.value[buffer][wave_id()];
+  store_four(to + lane_id() * Tile::kWidth, h);
+  to[Tile::kLanes * Tile::kWidth] = l;
+}
+
+template <class E, int kColumns>
+__global__ __launch_bounds__(kMostRecurrentThreads, 1) void recurrent_tokens(const RecurrentParams p) {
+  using Tile = HeadTile<E, kColumns, sizeof(E) == 4>;
   __shared__ Sums<kColumns, kMostRecurrentThreads / kWave> sums;
   __shared__ Steps steps;
   let_next_kernel_begin();
@@ -265,45 +296,26 @@ __global__ __launch_bounds__(kMostRecurrentThreads, !kOneToken ? 1
   Tile tile(p, tile_index);
   const int64_t n_offset = state * p.q.columns, c_offset = n_offset * p.v.columns;
   if (p.c_initial) tile.load(p.c_initial + c_offset, p.n_initial + n_offset);
-  const Head head = kOneToken ? only_token(p, state) : head_of(p.where, state);
-  const int64_t end = kOneToken ? head.begin + 1 : head.end;
+  const Head head = head_of(p.where, state);
   const Tokens gate = own_gate(p);
   Output<E> output(p, head, tile_index, kColumns);
-  if (head.begin < end) tile.fetch(p, head);
+  if (head.begin < head.end) tile.fetch(p, head);
   double m = p.m_initial && threadIdx.x < 2 * kGateTokens ? double(p.m_initial[state]) : 0.0;
 
   int within = 0;
-  for (int64_t t = head.begin; t < end; ++t, within = (within + 1) % kGateTokens) {
+  for (int64_t t = head.begin; t < head.end; ++t, within = (within + 1) % kGateTokens) {
     const int buffer = within % 2;
     if (within == 0)
-      make_steps(p, gate, head, t, int(kOneToken ? 1 : end - t < kGateTokens ? end - t : kGateTokens), m, steps);
+      make_steps(p, gate, head, t, int(head.end - t < kGateTokens ? head.end - t : kGateTokens), m, steps);
     float h[Tile::kWidth] = {}, l = 0;
     tile.update(steps.factor[0][within], steps.factor[1][within], p.scale, h, l);
-    if (kOneToken)
-      tile.store_c(p.c_last + c_offset);
-    else if (t + 1 < end)
-      tile.fetch_next(p);
-
-    // Over the keys: the lanes of a wave that have the same values, then the waves.
-#pragma unroll
-    for (int mask = Tile::kLanes; mask < kWave; mask *= 2) {
-#pragma unroll
-      for (int j = 0; j < Tile::kWidth; ++j) h[j] += shuffle_xor(h[j], mask);
-      l += shuffle_xor(l, mask);
-    }
-    if (lane_id() < Tile::kLanes) {
-      float* to = sums.value[buffer][wave_id()];
-      store_four(to + lane_id() * Tile::kWidth, h);
-      to[kColumns] = l;
-    }
+    if (t + 1 < head.end) tile.fetch_next(p);
+    leave_sums<Tile>(sums, buffer, h, l);
     __syncthreads();
-    if constexpr (kOneToken)
-      Output<E>(p, head, tile_index, kColumns).write(p, sums, buffer, blockDim.x / kWave, steps.m[within]);
-    else
-      output.write(p, sums, buffer, blockDim.x / kWave, steps.m[within]);
+    output.write(p, sums, buffer, blockDim.x / kWave, steps.m[within]);
   }
 
-  if (!kOneToken) tile.store_c(p.c_last + c_offset);
+  tile.store_c(p.c_last + c_offset);
   if (tile.column != 0) return;
   tile.store_n(p.n_last + n_offset);
   if (threadIdx.x == 0) p.m_last[state] = float(m);

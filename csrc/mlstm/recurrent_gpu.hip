@@ -6,6 +6,7 @@
 #include "mlstm/launch_gpu.h"
 #include "mlstm/recurrent_gpu.h"
 #include "mlstm/recurrent_plain_gpu.h"
+#include "mlstm/recurrent_step_gpu.h"
 
 namespace xlstm::gpu {
 namespace {
@@ -47,7 +48,7 @@ struct Memory {
 template <class E, int kColumns>
 void launch_columns(const RecurrentParams& p, const RecurrentPlan& plan, bool early, Stream stream) {
   const bool one_token = p.where.length == 1 && !p.where.cu_seqlens;
-  const auto kernel = one_token ? recurrent_tokens<E, kColumns, true> : recurrent_tokens<E, kColumns, false>;
+  const auto kernel = one_token ? recurrent_step<E, kColumns> : recurrent_tokens<E, kColumns>;
   launch("recurrent mLSTM", kernel, {plan.blocks, int(plan.threads), 0, early}, stream, p);
 }
 

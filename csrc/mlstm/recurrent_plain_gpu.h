@@ -25,7 +25,7 @@ __global__ __launch_bounds__(kAnyThreads) void recurrent_tokens_any(const Recurr
   const int dqk = p.q.columns, lane = threadIdx.x % kAnyTile, group = threadIdx.x / kAnyTile;
   const int value_index = tile * kAnyTile + lane;
   const bool inside = value_index < dhv;
-  const int64_t column = inside ? value_index : 0;  // further ones are the first one's, and not written
+  const int64_t column = inside ? value_index : tile * kAnyTile;  // further ones are the first one's, and not written
   const float* c_before = p.c_initial ? p.c_initial + state * dqk * dhv + column : nullptr;
   float* c_after = p.c_last + state * dqk * dhv + column;
   const float* n_before = p.n_initial ? p.n_initial + state * dqk : nullptr;

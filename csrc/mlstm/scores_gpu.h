@@ -158,8 +158,8 @@ struct Scores {
         score[j] = d_score[j] = 0;
         float flow = 0, walk_flow = 0;
         if (s <= t && t < c.valid) {
-          const float exponent = (g.row_high[t] + g.column_high[s]) + (g.row_low[t] + g.column_low[s]);
-          const float d = sizeof(E) == 4 ? exp2f(exponent) : exp2_fast(exponent);
+          constexpr auto decay = sizeof(E) == 4 ? pair_decay_exact : pair_decay;
+          const float d = decay(g.row_high[t], g.row_low[t], g.column_high[s], g.column_low[s]);
           const float product = qk[t * kStride + s];
           if constexpr (kBackward) {
             score[j] = g.over_n[t] * product * d;

@@ -10,6 +10,7 @@ from __future__ import annotations
 WITHOUT_MATRICES = {
     "append_token",
     "attention_delta",
+    "border_flows",
     "chunk_gates",
     "combine_forward",
     "combine_parts",
@@ -25,6 +26,7 @@ WITHOUT_MATRICES = {
     "normalisers",
     "pointwise",
     "products",
+    "recurrent_step",
     "recurrent_tokens",
     "recurrent_tokens_any",
     "scan_flows",

@@ -51,6 +51,7 @@ TABLE = (
     "strided",
     "gates from -60 to 60, chunks of 16",
     "forgets some tokens wholly",
+    "enters nothing",
     "the peers' gradient",
 )
 STEPS = ("step", "step, one head of 1 and 1", "step, half gates")
