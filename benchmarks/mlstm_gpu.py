@@ -253,8 +253,8 @@ def earlier(out: Path, results: dict[str, Any]) -> dict[str, Any]:
         environment, cells = before["environment"], before["cells"]
     except (OSError, ValueError, KeyError) as error:
         raise SystemExit(f"--keep: expected {out} to be a file of this benchmark: {error}") from error
-    name_of = lambda facts: (facts["gpu"] or {}).get("name")  # noqa: E731
-    if name_of(environment) != name_of(results["environment"]):
+    then, now = (facts["gpu"] and facts["gpu"]["name"] for facts in (environment, results["environment"]))
+    if then != now:
         raise SystemExit(f"--keep: {out} is of another GPU")
     return before | {"cells": [{"date": environment["date"]} | facts for facts in cells]}
 

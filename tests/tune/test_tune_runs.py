@@ -343,6 +343,10 @@ def local_death() -> Any:
     return dies
 
 
+def test_a_cpu_with_a_number() -> None:
+    assert measure(Problem("mlstm_step", device="cpu:0", dqk=16, dhv=16), {}, Pace(1, 1e-6), 1).status == OK
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", problems.OPS)
 def test_every_plan_of_the_gpus_space_is_right_or_refused(op: str) -> None:
@@ -352,5 +356,5 @@ def test_every_plan_of_the_gpus_space_is_right_or_refused(op: str) -> None:
     own = Problem(op, device="cuda", batch=1, heads=2, length=length, dqk=128, dhv=128)
     plans = (plan for plan in space_of(own, 1).candidates() if "triton" not in str(plan.get("kernel")))  # may end it
     made = [measure(own, plan, Pace(1, 1e-6), 1) for plan in plans]
-    assert OK in {one.status for one in made}
+    assert {OK} <= {one.status for one in made} <= {OK, FAILED}
     assert not [one.error for one in made if one.status != OK and "no kernel" not in one.error]

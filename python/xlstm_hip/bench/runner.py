@@ -288,16 +288,15 @@ def run(settings: Settings, out: Path) -> dict[str, Any]:
         "ended_early": True,  # until it did not
         "points": [],
     }
-    own = Run(settings, machine, out, results)
-    wanted = tries(settings)
+    wanted, lost = tries(settings), {}
     if wanted:
         print(f"trying {', '.join(wanted)}, each in a process of its own", file=sys.stderr)
         command = [sys.executable, "-m", f"{__package__}.trial", "--device", settings.device]
         command += ["--dtypes", *settings.dtypes, "--operators", *settings.operators]
         command += ["--quick"] if settings.quick else []
         command += ["--peers", str(settings.peers)] if settings.peers else []
-        own.lost = not_survived(command, os.environ, wanted)
-        own.began = time.monotonic()  # trials are as long as peers' compilers are
+        lost = not_survived(command, os.environ, wanted)
+    own = Run(settings, machine, out, results, lost)  # its seconds begin here: trials last as long as peers' compilers
     gc.freeze()  # what is imported by now stays: each point collects several times
     try:
         with result_files.keeps_what_there_is():
