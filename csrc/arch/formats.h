@@ -100,6 +100,15 @@ XLSTM_DEVICE float rest_of_truncation(float x) {
   const float rest = x - as_float(as_bits(x) & 0xffff0000u);
   return __builtin_fabsf(x) == __builtin_inff() ? 0.0f : rest;
 }
+// Two floats as the sum of three pairs of bfloat16, high, middle and low: exactly. The first is truncated, so that no
+// finite number becomes infinite. Its rest has x's sign, and so would all products have that are left out: the second
+// is rounded, and what is left of it has either sign.
+XLSTM_DEVICE void split_in_three(float low, float high, uint32_t& first, uint32_t& second, uint32_t& third) {
+  first = pack_truncated(low, high);
+  low = rest_of_truncation(low), high = rest_of_truncation(high);
+  second = pack(BFloat16{}, low, high);
+  third = pack_truncated(low - low_float(BFloat16{}, second), high - high_float(BFloat16{}, second));
+}
 
 // (a & b) | c in one instruction.
 XLSTM_DEVICE uint32_t and_then_or(uint32_t a, uint32_t b, uint32_t c) {

@@ -3,8 +3,8 @@
 // accumulator (m x n) read as A (m x k) is the chain operand of the next product.
 //
 // float has no such instruction: its operands are split into three bfloat16 whose sum is exact, and the six products
-// that reach 24 bits are added up, small ones first. Each step of k starts from zero and is added in float, because the
-// matrix unit truncates what it accumulates.
+// that reach 24 bits are added up, small ones first. Each step of k starts from zero, and the greatest product apart
+// from the others, to be added in float: the matrix unit truncates what it accumulates.
 #pragma once
 
 namespace xlstm::gpu {
@@ -38,18 +38,18 @@ XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const Ch
     mma_m16n8k16(E{}, s.value, chain.word, stream.word[0], stream.word[1]);
     if constexpr (!kHalf) mma_m16n8k16(E{}, s.value + 4, chain.word, stream.word[2], stream.word[3]);
   } else {
-    Strip<E> sum;
-    sum.zero();
-    const auto add = [&](int a, int b) {
-      mma_m16n8k16(BFloat16{}, sum.value, chain.part[a], stream.part[b][0], stream.part[b][1]);
-      mma_m16n8k16(BFloat16{}, sum.value + 4, chain.part[a], stream.part[b][2], stream.part[b][3]);
+    Strip<E> greatest, sum;
+    greatest.zero(), sum.zero();
+    const auto add = [&](Strip<E>& to, int a, int b) {
+      mma_m16n8k16(BFloat16{}, to.value, chain.part[a], stream.part[b][0], stream.part[b][1]);
+      mma_m16n8k16(BFloat16{}, to.value + 4, chain.part[a], stream.part[b][2], stream.part[b][3]);
     };
+    add(greatest, 0, 0);
     // Products of parts whose places add up to the same.
-    add(0, 2), add(1, 1), add(2, 0);
-    add(0, 1), add(1, 0);
-    add(0, 0);
+    add(sum, 0, 2), add(sum, 1, 1), add(sum, 2, 0);
+    add(sum, 0, 1), add(sum, 1, 0);
 #pragma unroll
-    for (int r = 0; r < 8; ++r) s.value[r] += sum.value[r];
+    for (int r = 0; r < 8; ++r) s.value[r] += greatest.value[r] + sum.value[r];
   }
 }
 
@@ -57,10 +57,7 @@ XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const Ch
 
 // Word w of all three parts.
 XLSTM_DEVICE void split(Operand<float>& o, int w, float low, float high) {
-  o.part[0][w] = pack_truncated(low, high);
-  low = rest_of_truncation(low), high = rest_of_truncation(high);
-  o.part[1][w] = pack_truncated(low, high);
-  o.part[2][w] = pack_truncated(rest_of_truncation(low), rest_of_truncation(high));
+  split_in_three(low, high, o.part[0][w], o.part[1][w], o.part[2][w]);
 }
 
 template <class E>

@@ -59,12 +59,10 @@ XLSTM_DEVICE void set_word(Operand<E>& o, int w, float low, float high) {
   if constexpr (sizeof(E) == 2) {
     o.word[w] = pack(E{}, low, high);
   } else {
+    uint32_t part[3];
+    split_in_three(low, high, part[0], part[1], part[2]);
 #pragma unroll
-    for (int p = 0; p < 3; ++p) {
-      o.part[p][w] = pack_truncated(low, high);
-      low = rest_of_truncation(low);
-      high = rest_of_truncation(high);
-    }
+    for (int p = 0; p < 3; ++p) o.part[p][w] = part[p];
   }
 }
 
