@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from xlstm_hip.bench.environment import environment, summary
-from xlstm_hip.bench.layers import LAYERS, Cell, bytes_of, error_of, inputs_of, layer_of, results_of
+from xlstm_hip.bench.layers import LAYERS, Cell, bytes_of, call_of, error_of, inputs_of, layer_of
 from xlstm_hip.bench.machine import Machine
 from xlstm_hip.bench.operators import LAYER_EXACT as EXACT
 from xlstm_hip.bench.plot import save, subplots
@@ -48,13 +48,13 @@ def measure(cell: Cell, machine: Machine, pace: Pace, advance: Callable[[float],
     entries: dict[str, dict[str, Any]] = {}
     moved = 0
     for name, function in ((OURS, layer.ours), (PLAIN, layer.plain)):
-        results = results_of(cell, function, inputs)
+        call = call_of(cell, function, inputs)
+        results = call()
         moved = bytes_of(cell, inputs, results)
         entries[name] = {"name": name, "error": error_of(cell, results, inputs)}
         if name == OURS and not entries[name]["error"] <= EXACT[cell.dtype]:
             raise SystemExit(f"{cell.title}: error {entries[name]['error']:.3g}, expected at most {EXACT[cell.dtype]}")
         del results
-        call = lambda function=function: results_of(cell, function, inputs)  # noqa: E731
         calls[name] = machine.graph_of([call]) if machine.gpu and cell.tokens > 1 else call
     source = torch.ones(moved // 2, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

@@ -26,23 +26,23 @@ void with_norm_kind(const xlstm_norm& in, std::initializer_list<const xlstm_rows
   });
 }
 
-// f(kernel, its chunks) of the kernel for this call.
+// f(kernel) of the kernel for this call.
 template <class F>
 void with_backward(const xlstm_norm_backward& call, F&& f) {
   const xlstm_norm& in = call.in;
   const auto tensors = {&in.x, &in.weight, &in.bias, &in.gate, &call.dy, &call.dsum, &call.dx, &call.dgate};
-  const bool more = call.dbias.data || in.gate.data;
-  const auto chunks = [&]<class E, bool kWhole>(Kind<E, kWhole>) {
-    return more ? kBackwardChunks<E, kWhole, true> : kBackwardChunks<E, kWhole, false>;
-  };
-  with_norm_kind(in, tensors, chunks, [&](auto kind) {
-    using E = typename decltype(kind)::Element;
-    constexpr bool kWhole = decltype(kind)::kWhole, kAlways = !kPacked<E, kWhole>;  // one kernel
-    if (kAlways || more)
-      f(norm_backward_rows<E, kWhole, true>, kBackwardChunks<E, kWhole, true>);
-    else
-      f(norm_backward_rows<E, kWhole, kAlways>, kBackwardChunks<E, kWhole, kAlways>);
-  });
+  with_norm_kind(
+      in, tensors, [](auto) { return kKeptChunks; },
+      [&](auto kind) {
+        using E = typename decltype(kind)::Element;
+        constexpr bool kWhole = decltype(kind)::kWhole, kAlways = !kPacked<E, kWhole>;  // one kernel
+        if (kAlways || call.dbias.data)
+          f(norm_backward_rows<E, kWhole, true, true>);
+        else if (in.gate.data)
+          f(norm_backward_rows<E, kWhole, true, kAlways>);
+        else
+          f(norm_backward_rows<E, kWhole, kAlways, kAlways>);
+      });
 }
 
 struct Memory {
@@ -51,8 +51,8 @@ struct Memory {
   float *dweight, *dbias;
   size_t used;
 
-  Memory(const xlstm_norm_backward& p, const Chip& chip, void* workspace, int chunks) {
-    walk = plan_norm_backward(chip, p.in.rows, p.in.heads, p.in.features, chunks);
+  Memory(const xlstm_norm_backward& p, const Chip& chip, void* workspace) {
+    walk = plan_norm_backward(chip, p.in.rows, p.in.heads, p.in.features);
     slices = walk.slices;
     width = p.in.heads * p.in.features;
     Arena arena(workspace);
@@ -86,16 +86,13 @@ void norm_forward(const xlstm_norm_forward& call, const Chip& chip, void* stream
   });
 }
 
-// What a call needs must not change with where its tensors lie, which says which kernel it takes.
-size_t norm_backward_workspace(const xlstm_norm_backward& p, const Chip& chip) {
-  return std::max(Memory(p, chip, nullptr, kKeptChunks).used, Memory(p, chip, nullptr, kSmallChunks).used);
-}
+size_t norm_backward_workspace(const xlstm_norm_backward& p, const Chip& chip) { return Memory(p, chip, nullptr).used; }
 
 void norm_backward(const xlstm_norm_backward& call, const Chip& chip, void* workspace, void* stream) {
   const xlstm_norm& in = call.in;
   check_size(in);
-  with_backward(call, [&](auto kernel, int chunks) {
-    const Memory memory(call, chip, workspace, chunks);
+  with_backward(call, [&](auto kernel) {
+    const Memory memory(call, chip, workspace);
     const Walk& walk = memory.walk;
     const int slices = int(walk.slices), items = slices * int(in.heads);
     const NormBackwardParams p{call, items, slices, Group(walk.lanes), memory.dweight, memory.dbias};

@@ -10,7 +10,7 @@
 namespace xlstm::gpu {
 
 constexpr int kKeptChunks = 2;      // of eight features, in a thread's registers
-constexpr int kSmallChunks = 4;     // the same of two-byte features; backward without gate and dbias
+constexpr int kSmallChunks = 4;     // the same of two-byte features, forward
 constexpr int kLineLanes = 8;       // whose pieces of 16 bytes are a line of memory
 constexpr int kLayerThreads = 256;  // of a block whose groups are no larger
 constexpr int kMostGroup = 512;     // threads that share a row: more would have too few registers
@@ -67,8 +67,8 @@ constexpr Groups plan_norm(const Chip& chip, int64_t rows, int64_t heads, int64_
   return {lanes, threads, ceil_div(rows * heads, together)};
 }
 // Each slice leaves sums in memory: it has eight rows or more.
-constexpr Walk plan_norm_backward(const Chip& chip, int64_t rows, int64_t heads, int64_t features, int chunks) {
-  return plan_walk(chip, rows, heads, norm_lanes(features, chunks), kBackwardThreadsAtOnce, 8);
+constexpr Walk plan_norm_backward(const Chip& chip, int64_t rows, int64_t heads, int64_t features) {
+  return plan_walk(chip, rows, heads, norm_lanes(features, kKeptChunks), kBackwardThreadsAtOnce, 8);
 }
 constexpr Walk plan_cross_entropy(const Chip& chip, int64_t rows, int64_t classes) {
   return plan_walk(chip, rows, 1, class_lanes(chip, classes));

@@ -47,8 +47,6 @@ template <class E, bool kWhole>
 constexpr int kBlocksAtOnce = kSmall<E, kWhole> ? kThreadsAtOnce / kMostGroup : 1;
 template <class E, bool kWhole>
 constexpr int kForwardChunks = kSmall<E, kWhole> ? kSmallChunks : kKeptChunks;
-template <class E, bool kWhole, bool kMore>
-constexpr int kBackwardChunks = kSmall<E, kWhole> && !kMore ? kSmallChunks : kKeptChunks;
 
 XLSTM_DEVICE Chunk unpack(const Chunk& c) { return c; }
 template <class E>

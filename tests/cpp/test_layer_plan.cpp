@@ -43,9 +43,9 @@ void test_norms() {
             CHECK(forward.blocks * together >= rows * heads && (forward.blocks - 1) * together < rows * heads,
                   "%s: %d blocks", name, int(forward.blocks));
             CHECK(forward.lanes <= wave_size(chip.family) || together == 1, "%s: groups meet each other", name);
-            const Walk backward = plan_norm_backward(chip, rows, heads, features, chunks);
+            const Walk backward = plan_norm_backward(chip, rows, heads, features);
             const int64_t blocks = int64_t(chip.compute_units) * (kBackwardThreadsAtOnce / backward.threads);
-            check_lanes(name, backward.lanes, features, chunks);
+            check_lanes(name, backward.lanes, features, kKeptChunks);
             check_walk(name, backward, rows, heads, blocks * (backward.threads / backward.lanes));
             CHECK(backward.slices == 1 || rows / backward.slices >= 8, "%s: %d slices", name, int(backward.slices));
           }
@@ -54,8 +54,8 @@ void test_norms() {
   CHECK(h200.lanes == 128 && h200.threads == 128 && h200.blocks == 8192, "a block for each row");
   const Groups heads = plan_norm(known_chip("H200"), 8192, 8, 512, 4);
   CHECK(heads.lanes == 16 && heads.threads == 256 && heads.blocks == 4096, "16 heads a block");
-  const Walk backward = plan_norm_backward(known_chip("H200"), 8192, 1, 4096, 4);
-  CHECK(backward.slices == 512 && backward.blocks == 512, "16 rows for each of 512 blocks");
+  const Walk backward = plan_norm_backward(known_chip("H200"), 8192, 1, 4096);
+  CHECK(backward.slices == 256 && backward.blocks == 256, "32 rows for each of 256 blocks");
 }
 
 void test_classes() {

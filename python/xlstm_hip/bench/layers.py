@@ -104,16 +104,31 @@ def layer_of(cell: Cell) -> Layer:
     return next(layer for layer in LAYERS if layer.name == cell.layer)
 
 
-def results_of(cell: Cell, function: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
-    if cell.work == "forward":
-        with torch.no_grad():
-            out = function(*inputs)
-        return list(out) if isinstance(out, tuple) else [out]
+def _outputs(function: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
     out = function(*inputs)
-    outputs = list(out) if isinstance(out, tuple) else [out]
+    return list(out) if isinstance(out, tuple) else [out]
+
+
+def call_of(cell: Cell, function: Callable[..., Any], inputs: list[Tensor]) -> Callable[[], list[Tensor]]:
+    """Forward, then gradients where the cell asks for them. What comes back into backward is made here, once."""
+    with torch.no_grad():
+        outputs = _outputs(function, inputs)
     # A mean's gradients as those of the sum, as loss scaling makes them: half precision has no room for less.
     cotangents = [torch.full_like(x, cell.tokens if x.dim() == 0 else 1) for x in outputs]
-    return outputs + list(torch.autograd.grad(outputs, inputs, cotangents))
+
+    def forward() -> list[Tensor]:
+        with torch.no_grad():
+            return _outputs(function, inputs)
+
+    def both() -> list[Tensor]:
+        outputs = _outputs(function, inputs)
+        return outputs + list(torch.autograd.grad(outputs, inputs, cotangents))
+
+    return forward if cell.work == "forward" else both
+
+
+def results_of(cell: Cell, function: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
+    return call_of(cell, function, inputs)()
 
 
 def bytes_of(cell: Cell, inputs: list[Tensor], results: list[Tensor]) -> int:
@@ -155,8 +170,8 @@ def named_inputs(cell: Cell, device: torch.device) -> Tensors:
 
 def _prepared(which: Callable[[Layer], Callable[..., Any]]) -> Prepare:
     def prepare(cell: Cell, inputs: Tensors) -> Call:
-        function, given = which(layer_of(cell)), list(inputs.values())
-        return lambda: {str(number): x for number, x in enumerate(results_of(cell, function, given))}
+        call = call_of(cell, which(layer_of(cell)), list(inputs.values()))
+        return lambda: {str(number): x for number, x in enumerate(call())}
 
     return prepare
 
