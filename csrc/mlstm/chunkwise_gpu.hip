@@ -6,6 +6,7 @@
 // A walk that is cut into segments is three launches (walk_launch.h).
 #include <algorithm>
 
+#include "mlstm/flow_scan_gpu.h"
 #include "mlstm/flows_gpu.h"
 #include "mlstm/gates_gpu.h"
 #include "mlstm/kernels_gpu.h"
@@ -224,7 +225,7 @@ struct BackwardMemory : CommonMemory {
     between = arena.take<float>(floats);
     const int64_t borders = element_bytes(in.q) == 2 ? states(where) * (plan.dq.segments - 1) : 0;
     between_dq = borders ? arena.take<float>(between_floats(plan.dq, states(where))) : between;
-    border_flows = borders ? arena.take<double>(borders * plan.dq.tiles) : nullptr;
+    border_flows = borders ? arena.take<double>(borders * plan.dq.tiles * kBorderParts) : nullptr;
     const int64_t last = states(where) * plan.dq.tiles * plan.dq.slices * plan.dq.rows * plan.dq.y_tile;
     before_last = arena.take<float>(with_last ? last : 0);
   }
@@ -298,7 +299,8 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
                               plan.dq.rows * plan.dq.y_tile,
                               dqk};
     launch("flows across borders", border_flows<0>,
-           {states(memory.where) * (plan.dq.segments - 1) * plan.dq.tiles, kFlowScanThreads, 0}, stream, border);
+           {states(memory.where) * (plan.dq.segments - 1) * plan.dq.tiles * kBorderParts, kFlowScanThreads, 0}, stream,
+           border);
   }
 
   WalkParams dv = walk_params(memory, plan.dv, s.k, s.q, s.dh, tokens(call.dv, in.dhv, in), memory.between);

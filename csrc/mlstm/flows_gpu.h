@@ -20,17 +20,17 @@
 // What reaches the stabilisers flows back to whatever the max picked: to the input gate, where it stops, or over the
 // forget gate to the token before.
 //
-// Three kernels: each chunk's sums by one wave; over and what reaches m, chunk after chunk, by one thread a head; the
-// gates by one wave a chunk. Some 100 bytes a token; latency binds the one in the middle.
+// Three kernels: each chunk's sums by one wave; over and what reaches m, chunk after chunk (flow_scan_gpu.h); the gates
+// by one wave a chunk. Some 100 bytes a token.
 #pragma once
 
+#include "mlstm/flow_scan_gpu.h"
 #include "mlstm/sequences_gpu.h"
 #include "mlstm/walk_shape.h"
 
 namespace xlstm::gpu {
 
 constexpr int kFlowThreads = 128, kFlowsPerBlock = kFlowThreads / kTokenLanes;
-constexpr float kNothing = 0x1p-40f;  // a share this small of what was there is no flow
 
 XLSTM_DEVICE double from_lane_above(double x, int lane, int by) {
   const double other = shuffle_from(x, lane + by, kTokenLanes);
@@ -170,194 +170,6 @@ __global__ __launch_bounds__(kFlowThreads) void sum_chunk_flows(const FlowParams
       p.entering_noise[t.slot] = entering_noise[kEach - 1];
     }
   }
-}
-
-constexpr int kFlowScanThreads = 256;
-
-template <int n>
-XLSTM_DEVICE void block_sums(double (&x)[n], double* const (&room)[n]) {  // in a fixed order
-  for (int i = 0; i < n; ++i) room[i][threadIdx.x] = x[i];
-  __syncthreads();
-  for (int half = kFlowScanThreads / 2; half > 0; half /= 2) {
-    if (int(threadIdx.x) < half)
-      for (int i = 0; i < n; ++i) room[i][threadIdx.x] += room[i][threadIdx.x + half];
-    __syncthreads();
-  }
-  for (int i = 0; i < n; ++i) x[i] = room[i][0];
-}
-
-// What flows across the border before a segment: <dC, C> + <dn, n> there, of the states that the walks for dq and dk
-// had between segments: the first ones lie in the order of the sequence, the others from its end on. A block for each
-// tile of each; the first tile's has n's part.
-template <int>
-__global__ __launch_bounds__(kFlowScanThreads) void border_flows(const BorderParams p) {
-  constexpr int kAtOnce = 4;  // pieces of either on their way
-  __shared__ double room[kFlowScanThreads];
-  const int tile = int(blockIdx.x % unsigned(p.tiles)), borders = p.segments - 1;
-  const unsigned which = blockIdx.x / unsigned(p.tiles);
-  const int border = int(which % unsigned(borders));
-  const Head h = head_of(p.where, which / unsigned(borders));
-  const int64_t chunks = (h.end - h.begin + p.where.chunk - 1) / p.where.chunk;
-  const int own = int((chunks + p.segment_chunks - 1) / p.segment_chunks) - 1;  // borders of this sequence
-  if (border >= own) return;
-  const int64_t state = int64_t(h.state) * borders;
-  const auto tile_of = [&](const float* states, int at) {
-    return reinterpret_cast<const Piece*>(states + ((state + at) * p.tiles + tile) * p.tile_floats);
-  };
-  const Piece *c = tile_of(p.c, border), *dc = tile_of(p.dc, own - 1 - border);
-  double sum[1] = {};
-  for (int first = threadIdx.x; first < p.tile_floats / 4; first += kAtOnce * kFlowScanThreads) {
-    Piece x[kAtOnce], y[kAtOnce];
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const int at = first + j * kFlowScanThreads;
-      x[j] = c[at < p.tile_floats / 4 ? at : first], y[j] = dc[at < p.tile_floats / 4 ? at : first];
-    }
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j)
-      if (first + j * kFlowScanThreads < p.tile_floats / 4)
-#pragma unroll
-        for (int w = 0; w < 4; ++w) sum[0] += double(as_float(x[j].word[w])) * as_float(y[j].word[w]);
-  }
-  if (tile == 0) {
-    const int64_t next = h.row * p.where.slots + h.slot + int64_t(border + 1) * p.segment_chunks;  // behind the border
-    for (int64_t d = threadIdx.x; d < p.dqk; d += kFlowScanThreads)
-      sum[0] += double(p.keys[next * p.dqk + d]) * p.queries[(next - 1) * p.dqk + d];
-  }
-  block_sums(sum, {room});
-  if (threadIdx.x == 0) p.flows[(state + border) * p.tiles + tile] = sum[0];
-}
-
-template <int>
-__global__ __launch_bounds__(kFlowScanThreads) void scan_flows(const FlowParams p) {
-  // Blocks of chunks are read together and gone through by one thread.
-  __shared__ double reaching[kFlowScanThreads], entering[kFlowScanThreads], moving[kFlowScanThreads];
-  __shared__ double missed[kFlowScanThreads], reaching_noise[kFlowScanThreads], entering_noise[kFlowScanThreads];
-  __shared__ double flow[kFlowScanThreads], flow_noise[kFlowScanThreads];  // across the border before a chunk, or NaN
-  __shared__ float decay[kFlowScanThreads];
-  __shared__ int stops[kFlowScanThreads];
-  const Head h = head_of(p.where, blockIdx.x);
-  if (h.begin >= h.end) return;
-  const int64_t chunks = (h.end - h.begin + p.where.chunk - 1) / p.where.chunk;
-  const int64_t first = h.row * p.where.slots + h.slot, last = first + chunks - 1;
-  const int me = threadIdx.x;
-  const auto begins_segment = [&](int64_t chunk) {
-    return p.border_flows && chunk > first && (chunk - first) % p.segment_chunks == 0;
-  };
-
-  // <dC_last, C> + <dn_last, n> over the last chunk, and the same before the first; of both the squares of their parts.
-  double over = 0, before = 0, noise = 0, noise_of_before = 0;
-  if (p.state_dots) {
-    const auto add = [&](double x) {
-      over += x;
-      noise += x * x;
-    };
-    for (int j = me; j < p.state_tiles; j += kFlowScanThreads)
-      add(p.state_dots[j * (p.where.sequences * p.where.heads) + h.state]);
-    for (int64_t d = me; p.normalizer_grad && d < p.dqk; d += kFlowScanThreads)
-      add(double(p.dn_last[h.state * p.dqk + d]) * p.keys[last * p.dqk + d]);
-  }
-  if (p.dm_initial) {
-    const int64_t c = h.state * p.dqk * p.dhv, n = h.state * p.dqk;
-    for (int64_t j = me; j < p.dqk * p.dhv; j += kFlowScanThreads)
-      before += double(p.dc_initial[c + j]) * p.c_initial[c + j];
-    for (int64_t j = me; j < p.dqk; j += kFlowScanThreads) before += double(p.dn_initial[n + j]) * p.n_initial[n + j];
-    noise_of_before = before * before;
-  }
-  if (p.state_dots || p.dm_initial) {
-    double sums[] = {over, before, noise, noise_of_before};
-    block_sums(sums, {reaching, entering, moving, missed});
-    const double through = p.state_dots ? p.decay[last] : 0.0;
-    over = sums[0] * through, before = sums[1], noise = sums[2] * through * through, noise_of_before = sums[3];
-  }
-  const bool through_m = !p.sigmoid && p.normalizer_grad, before_known = p.dm_initial || !p.has_initial;
-  double behind = p.dm_last && through_m ? double(p.dm_last[h.state]) - (over + p.entering[last]) : 0.0;
-
-  // From the last chunk to the first: over, and in `spread` the noise since the last known value. Where the next
-  // value is known, `correction` is what was missed by for each of its units; elsewhere NaN.
-  for (int64_t done = 0; done < chunks; done += kFlowScanThreads) {
-    const int64_t mine = last - done - me;
-    __syncthreads();
-    if (mine >= first) {
-      reaching[me] = p.reaching[mine];
-      reaching_noise[me] = p.reaching_noise[mine];
-      moving[me] = p.moving[mine];
-      stops[me] = p.stops[mine];
-      decay[me] = mine > first ? p.decay[mine - 1] : 1.0f;
-      entering[me] = mine > first ? p.entering[mine - 1] : 0.0;
-      entering_noise[me] = mine > first ? p.entering_noise[mine - 1] : 0.0;
-      flow[me] = begins_segment(mine) ? 0 : NAN;
-      flow_noise[me] = 0;
-      if (begins_segment(mine)) {
-        const int64_t border = int64_t(h.state) * (p.segments - 1) + (mine - first) / p.segment_chunks - 1;
-        for (int tile = 0; tile < p.q_tiles; ++tile) {
-          const double x = p.border_flows[border * p.q_tiles + tile];
-          flow[me] += x, flow_noise[me] += x * x;
-        }
-      }
-    }
-    __syncthreads();
-    if (me == 0) {
-      const int count = int(chunks - done < kFlowScanThreads ? chunks - done : kFlowScanThreads);
-      for (int j = 0; j < count; ++j) {
-        const bool at_first = done + j + 1 == chunks, nothing = decay[j] < kNothing;
-        // Across the border; then, into the chunk before it, less what enters there.
-        double next = over + reaching[j], all = noise + reaching_noise[j], known = 0, noise_of_known = 0;
-        const bool at_border = !nothing && flow[j] == flow[j];
-        if (at_border) {
-          known = flow[j], noise_of_known = flow_noise[j];
-        } else {
-          next -= entering[j], all += entering_noise[j];
-          if (at_first) known = before, noise_of_known = noise_of_before;
-        }
-        const double both = all + noise_of_known;
-        missed[j] = nothing || at_border || (at_first && before_known) ? (both > 0 ? (next - known) / both : 0.0) : NAN;
-        if (at_border) next = known - entering[j], all = noise_of_known + entering_noise[j];
-        reaching[j] = over;
-        entering[j] = noise;
-        over = nothing ? 0.0 : next;
-        noise = nothing ? 0.0 : all;
-        const double m = moving[j];
-        moving[j] = behind;
-        behind = stops[j] ? m : behind + m;
-      }
-    }
-    __syncthreads();
-    if (mine >= first) {
-      p.over[mine] = reaching[me];
-      p.spread[mine] = entering[me];
-      p.correction[mine] = missed[me];
-      p.behind[mine] = moving[me];
-    }
-  }
-  // From the first to the last: the corrections to the chunks behind them, and to the tokens of each (gate_gradients).
-  double correction = 0;
-  for (int64_t done = 0; done < chunks; done += kFlowScanThreads) {
-    const int64_t mine = first + done + me;
-    __syncthreads();
-    if (mine <= last) {
-      missed[me] = p.correction[mine];
-      stops[me] = begins_segment(mine) && p.decay[mine - 1] >= kNothing;  // the border's own is known
-    }
-    __syncthreads();
-    if (me == 0) {
-      const int count = int(chunks - done < kFlowScanThreads ? chunks - done : kFlowScanThreads);
-      for (int j = 0; j < count; ++j) {
-        const double before_here = correction;
-        missed[j] = correction = missed[j] == missed[j] ? missed[j] : correction;
-        flow[j] = stops[j] ? before_here : correction;  // of what enters in the chunk before: which value it leads to
-      }
-    }
-    __syncthreads();
-    if (mine <= last) {
-      p.over[mine] -= missed[me] * p.spread[mine];
-      p.correction[mine] = missed[me];
-      if (mine > first) p.correction_behind[mine - 1] = flow[me];
-      if (mine == last) p.correction_behind[mine] = 0;  // what is over the last chunk was not made of what enters there
-    }
-  }
-  if (p.dm_initial && me == 0)
-    p.dm_initial[h.state] = p.normalizer_grad ? float(before + (through_m ? behind : 0.0)) : 0.0f;
 }
 
 template <int kEach>

@@ -141,11 +141,12 @@ struct ScanParams {  // of `between`
   bool reverse;
 };
 
-struct BorderParams {  // of backward's segments; states as `between` has them
+constexpr int kBorderParts = 4;  // blocks for a tile of a state
+struct BorderParams {            // of backward's segments; states as `between` has them
   Sequences where;
   const float *c, *dc;          // of the walk for dq, and of the one for dk, which comes from the end
   const float *keys, *queries;  // (rows, slots, DHQK): n before each chunk, dn behind it
-  double* flows;                // (N NH, segments - 1, tiles)
+  double* flows;                // (N NH, segments - 1, tiles, kBorderParts)
   int segments, segment_chunks, tiles, tile_floats;
   int64_t dqk;
 };
