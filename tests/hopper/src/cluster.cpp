@@ -47,7 +47,7 @@ void thread_entry() {
 // Runs a cluster's blocks in turns, each on an operating system's thread.
 class Turns {
  public:
-  explicit Turns(Cluster& c) : cluster_(c), held_(c.blocks.size()) {
+  explicit Turns(Cluster& c) : cluster_(c), changed_(c.blocks.size()), held_(c.blocks.size()) {
     const int eager =
         int(cluster_.random() % 3);  // when events happen: at once, now and then, or when nothing else can
     event_odds_ = eager == 0 ? 1 : eager == 1 ? 8 : 0;
@@ -56,11 +56,10 @@ class Turns {
   void run_block(Block& block) {
     std::unique_lock lock(mutex_);
     prepare(block);
-    ++prepared_;
-    changed_.notify_all();
-    changed_.wait(lock, [&] { return prepared_ == int(cluster_.blocks.size()); });
+    const int all = int(cluster_.blocks.size());
+    if (++prepared_ == all) wake(turn_);
     for (;;) {
-      changed_.wait(lock, [&] { return turn_ == block.rank || over_; });
+      changed_[block.rank].wait(lock, [&] { return (prepared_ == all && turn_ == block.rank) || over_; });
       if (over_) return;
       try {
         step(block);
@@ -69,7 +68,10 @@ class Turns {
         over_ = true;
       }
       running = nullptr;
-      if (cluster_.blocks.size() > 1 || over_) changed_.notify_all();
+      if (over_)
+        for (int rank = 0; rank < all; ++rank) wake(rank);
+      else if (turn_ != block.rank)
+        wake(turn_);
     }
   }
   void rethrow() const {
@@ -77,6 +79,8 @@ class Turns {
   }
 
  private:
+  void wake(int rank) { changed_[rank].notify_one(); }
+
   void prepare(Block& block) {
     std::tie(block.storage, block.storage_bytes) = thread_storage();
     block.dynamic = dynamic_shared();
@@ -111,7 +115,8 @@ class Turns {
       check_end(cluster_);
       over_ = true;
     }
-    if (cluster_.blocks.size() > 1) turn_ = int(cluster_.random() % cluster_.blocks.size());
+    const uint32_t blocks = uint32_t(cluster_.blocks.size());
+    if (blocks > 1 && (!first || cluster_.random() % kStepsOfTurn == 0)) turn_ = int(cluster_.random() % blocks);
   }
 
   // A ready thread, the first of its warp, of any warp; now and then some warps are held back for long.
@@ -128,9 +133,11 @@ class Turns {
     return nullptr;
   }
 
+  static constexpr uint32_t kStepsOfTurn = 4;  // about so many: the next block's turn is a switch of threads
+
   Cluster& cluster_;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::vector<std::condition_variable> changed_;  // of each block: its turn
   int prepared_ = 0, turn_ = 0;
   bool over_ = false;
   std::exception_ptr error_;
