@@ -7,15 +7,17 @@
 
 Contenders are ours (the dtype asked for, and int8 and int4), transformers' own xLSTM and the official xlstm_large, with
 the kernels that they run here; on a GPU the official one's step also compiled by torch and captured as one graph. All
-are held to the plain kernels' model in the same dtype before they are timed, by logits and each token that they write:
-one of ours that is wrong ends the run, a peer's error is in the file. In float32 those with the same weights write the
-same text. They take turns, so ratios are the medians of the rounds' own. Results lie beside this file, in results.
+are held to the plain kernels' model in the same dtype before they are timed, by logits and each token that they write,
+those of rounded weights to one of the same: one of ours that is wrong ends the run, a peer's error is in the file. In
+float32 those with the same weights write the same text. They take turns, so ratios are the medians of the rounds' own.
+Results lie beside this file, in results.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import os
 import tempfile
 import time
@@ -39,12 +41,12 @@ from xlstm_hip.bench.models import (
     Reader,
     Weights,
     after,
-    below_best,
+    errors_of,
     plain_model,
     random_weights,
 )
 from xlstm_hip.bench.operators import MODEL_EXACT
-from xlstm_hip.bench.registry import DTYPES, relative_error
+from xlstm_hip.bench.registry import DTYPES
 from xlstm_hip.bench.result_files import keeps_what_there_is, write
 from xlstm_hip.bench.timing import Pace, interleaved, paired_ratio
 from xlstm_hip.models import load_pretrained, xLSTMLarge
@@ -56,6 +58,7 @@ OURS, THEIRS, OFFICIAL, CAPTURED = "xlstm_hip", "transformers", "xlstm_large", "
 OTHERS = ("int8", "int4", THEIRS, OFFICIAL, CAPTURED)
 REGISTERED = {OURS: "ours", f"{OURS} int8": "ours int8", f"{OURS} int4": "ours int4"}  # names in the registry
 REGISTERED |= {name: name for name in (THEIRS, OFFICIAL, CAPTURED)}
+BITS = {f"{OURS} int8": 8, f"{OURS} int4": 4}
 PROMPT = 16
 FULL = Pace(seconds=20, least_rounds=3, most_rounds=9, sample_seconds=0.1)
 QUICK = Pace(seconds=0.1, least_rounds=1, most_rounds=1, sample_seconds=0.001)
@@ -72,22 +75,33 @@ def contenders(weights: Weights, wanted: list[str]) -> dict[str, Reader]:
     }
 
 
-def check(found: dict[str, Reader], plain: xLSTMLarge, x: Tensor, dtype: str) -> dict[str, dict[str, float]]:
-    """How far each is from the plain kernels' model, and its limit; ours are within theirs."""
-    limits = {x.name: (x.limits or MODEL_EXACT)[dtype] for x in IMPLEMENTATIONS}
-    true, texts, rows = after(plain, x), {}, {}
-    for name, read in found.items():
-        read_it = read(x)
-        texts[name] = read_it.write(PROMPT)
-        logits, text = relative_error(read_it.logits, true["logits"]), below_best(plain, true, texts[name])
-        limit = limits[REGISTERED[name]]
-        if name.startswith(OURS) and not max(logits, text) <= limit:
-            raise SystemExit(f"{name}: errors {logits:.3g} (logits), {text:.3g} (text), expected at most {limit}")
-        rows[name] = {"logits": logits, "text": text, "limit": limit}
+def bits_of(name: str) -> int:
+    return BITS.get(name, 0)
+
+
+def check(
+    found: dict[str, Reader], plain: Callable[[int], xLSTMLarge], x: Tensor, dtype: str
+) -> dict[str, dict[str, float]]:
+    """How far each is from the plain kernels' model of its own weights, and the limit; ours are within it.
+
+    plain: of bits, or of 0, of weights as they are.
+    """
+    limit, texts, rows = MODEL_EXACT[dtype], {}, {}
+    for bits, names in itertools.groupby(sorted(found, key=bits_of), bits_of):
+        model = plain(bits)
+        true = after(model, x)
+        for name in names:
+            read_it = found[name](x)
+            texts[name] = read_it.write(PROMPT)
+            errors = errors_of(model, true, read_it.logits, texts[name])
+            if name.startswith(OURS) and not max(errors.values()) <= limit:
+                off = ", ".join(f"{error:.3g} ({what})" for what, error in errors.items())
+                raise SystemExit(f"{name}: errors {off}, expected at most {limit}")
+            rows[name] = errors | {"limit": limit}
     for name in (THEIRS, OFFICIAL, CAPTURED):
         if name in found and dtype == "fp32" and not torch.equal(texts[name], texts[OURS]):
             raise SystemExit(f"{name} writes otherwise than {OURS}")
-    return rows
+    return {name: rows[name] for name in found}
 
 
 def timed(
@@ -158,6 +172,7 @@ def measure(
     progress.begin(f"{size}: contenders")
     found = contenders(weights, arguments.contenders)
     model = plain_model(weights)
+    plain = lambda bits: plain_model(weights, bits) if bits else model  # noqa: E731
     vocab, result["weights"] = model.config.vocab_size, sum(p.numel() for p in model.parameters())
     result["weights_bytes"] = sum(p.numel() * p.element_size() for p in model.parameters())
     progress.advance(1)
@@ -166,7 +181,7 @@ def measure(
     def tokens(batch: int, length: int) -> Tensor:
         return torch.randint(3, vocab, (batch, length), generator=g).to(device)
 
-    result["errors"] = check(found, model, tokens(1, PROMPT), arguments.dtype)
+    result["errors"] = check(found, plain, tokens(1, PROMPT), arguments.dtype)
     for batch in (1, 8):
         progress.begin(f"{size}: writing, batch {batch}")
         x = tokens(batch, PROMPT)

@@ -3,7 +3,7 @@
 
 Ours (as they are, and with weights of 8 and 4 bits), ours with the plain-torch kernels, transformers' own xLSTM and the
 official xlstm_large, all with the same weights. Their logits are held to the plain kernels' in the same dtype, and so
-is each token that they write.
+is each token that they write; those of rounded weights to the plain kernels with the weights that they stand for.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from .registry import (
     OURS,
     PLAIN,
     Call,
+    Errors,
     Implementation,
     Point,
     Prepare,
@@ -259,19 +260,26 @@ class Models:
         self._temporary = tempfile.TemporaryDirectory(prefix="xlstm_hip_bench_")
         self._weights = random_weights(size, dtype, device, Path(self._temporary.name))
         self._readers: dict[str, Reader] = {}
+        self._plain: dict[int, xLSTMLarge] = {}  # by bits of its weights
 
-    @functools.cached_property
-    def plain(self) -> xLSTMLarge:
-        return plain_model(self._weights)
+    def plain(self, bits: int = 0) -> xLSTMLarge:
+        if bits not in self._plain:
+            self._plain[bits] = plain_model(self._weights, bits)
+        return self._plain[bits]
 
     def reader(self, name: str) -> Reader:
         if name not in self._readers:
-            self._readers[name] = of_ours(self.plain) if name == "plain torch" else MAKERS[name](self._weights)
+            self._readers[name] = of_ours(self.plain()) if name == "plain torch" else MAKERS[name](self._weights)
         return self._readers[name]
 
 
-def plain_model(weights: Weights) -> xLSTMLarge:
-    model = weights.loaded()
+def rounded(weights: Weights, bits: int) -> xLSTMLarge:
+    return quantize(weights.loaded(weight_mode="fused"), bits, progress=False)[0]
+
+
+def plain_model(weights: Weights, bits: int = 0) -> xLSTMLarge:
+    """With the plain kernels. bits: its weights are rounded to so many, and widened in each call; 0: as they are."""
+    model = rounded(weights, bits) if bits else weights.loaded()
     for key, kernel in OFFICIAL_CPU_KERNELS.items():
         for module in (model, model.backbone):
             setattr(module.config, key, kernel)
@@ -280,8 +288,8 @@ def plain_model(weights: Weights) -> xLSTMLarge:
 
 MAKERS: dict[str, Callable[[Weights], Reader]] = {
     "ours": lambda w: of_ours(w.loaded(weight_mode="fused")),
-    "ours int8": lambda w: of_ours(quantize(w.loaded(weight_mode="fused"), 8, progress=False)[0]),
-    "ours int4": lambda w: of_ours(quantize(w.loaded(weight_mode="fused"), 4, progress=False)[0]),
+    "ours int8": lambda w: of_ours(rounded(w, 8)),
+    "ours int4": lambda w: of_ours(rounded(w, 4)),
     "transformers": lambda w: of_transformers(transformers_model(w.folder, w.dtype, w.device)),
     "xlstm_large": lambda w: of_official(official_model(w.loaded(), w.dtype, w.device)),
     "xlstm_large graph": lambda w: Captured(official_model(w.loaded(weight_mode="fused"), w.dtype, w.device)),
@@ -307,7 +315,13 @@ def after(plain: xLSTMLarge, x: Tensor) -> Tensors:
     logits = stream.feed(x)
     assert stream.state is not None
     states = stream.state.items()
-    return {"logits": logits} | {f"{part} {n}": x for n, own in states for part, x in zip("cnm", own, strict=True)}
+    return {"logits": logits} | {f"{part} {n}": s for n, own in states for part, s in zip("cnm", own, strict=True)}
+
+
+def errors_of(plain: xLSTMLarge, true: Tensors, logits: Tensor, text: Tensor | None) -> dict[str, float]:
+    """true: what the plain model has after the prompt. text: what was written in the first call after it."""
+    found = {"logits": relative_error(logits, true["logits"])}
+    return found if text is None else found | {"text": below_best(plain, true, text)}
 
 
 def below_best(plain: xLSTMLarge, true: Tensors, written: Tensor) -> float:
@@ -366,26 +380,26 @@ def _prepared(name: str) -> Prepare:
 
 def truth(cell: Cell, inputs: Tensors) -> Tensors:
     x = inputs["tokens"]
-    return after(_models(cell.size, cell.dtype, x.device).plain, x)
+    return after(_models(cell.size, cell.dtype, x.device).plain(), x) | {"prompt": x}
 
 
 def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
-    """Of a text that was written in the first call after the prompt."""
-    found = {"logits": relative_error(results["logits"], true["logits"])}
-    if cell.work == "write":
-        text = results["text"]
-        found["text"] = below_best(_models(cell.size, cell.dtype, text.device).plain, true, text)
-    return found
+    plain = _models(cell.size, cell.dtype, true["prompt"].device).plain()
+    return errors_of(plain, true, results["logits"], results.get("text"))
 
 
-# Rounding random weights moves logits by 2 to 5 % in 8 bits, and by 20 to 60 % in 4; any others are off by all of it.
-INT8_EXACT, INT4_EXACT = dict.fromkeys(DTYPES, 0.2), dict.fromkeys(DTYPES, 0.8)
+def _rounded_errors(bits: int) -> Errors:
+    def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
+        plain = _models(cell.size, cell.dtype, true["prompt"].device).plain(bits)
+        return errors_of(plain, after(plain, true["prompt"]), results["logits"], results.get("text"))
+
+    return errors
 
 
 IMPLEMENTATIONS = (
     Implementation("ours", OURS, _prepared("ours")),
-    Implementation("ours int8", OURS, _prepared("ours int8"), limits=INT8_EXACT),
-    Implementation("ours int4", OURS, _prepared("ours int4"), limits=INT4_EXACT),
+    Implementation("ours int8", OURS, _prepared("ours int8"), errors=_rounded_errors(8)),
+    Implementation("ours int4", OURS, _prepared("ours int4"), errors=_rounded_errors(4)),
     Implementation("plain torch", PLAIN, _prepared("plain torch")),
     Implementation("transformers", HUGGING_FACE, _prepared("transformers")),
     Implementation("xlstm_large", LARGE, _prepared("xlstm_large")),

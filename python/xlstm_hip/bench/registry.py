@@ -21,6 +21,7 @@ from ..peers import stands_in
 Tensors = dict[str, Tensor]
 Call = Callable[[], Tensors]
 Prepare = Callable[[Any, Tensors], Call]
+Errors = Callable[[Any, Tensors, Tensors], dict[str, float]]  # of results against a truth, by name
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 EVERYWHERE = ("cpu", "cuda")
 OURS, PLAIN, OFFICIAL, FLA = "xlstm_hip", "reference", "mlstm_kernels", "FLA"
@@ -79,7 +80,7 @@ class Implementation:
     triton: bool = False
     llvm_opt: bool = True  # False: Triton 3.6 ends the process on an assertion with LLVM's optimiser on
     exact: bool = True  # False: another function than the operator's, timed for its arithmetic
-    limits: Mapping[str, float] | None = None  # by dtype, in the place of the operator's: of rounded weights
+    errors: Errors | None = None  # in the place of the operator's: of rounded weights, which have a truth of their own
     needs: Callable[[Any], float] = lambda cell: 0.0  # bytes that make it pointless to begin where they are not free
 
     def missing(self, device: torch.device) -> str | None:
@@ -114,7 +115,7 @@ class Operator:
     points: Callable[[Scale], list[Point]]
     inputs: Callable[[Any, torch.device], Tensors]
     truth: Callable[[Any, Tensors], Tensors]
-    errors: Callable[[Any, Tensors, Tensors], dict[str, float]]  # of results against that truth, by name
+    errors: Errors
     implementations: tuple[Implementation, ...]
     exact: Mapping[str, float]  # by dtype: a result further from the truth is wrong
     trial: Callable[[Any], Any] | None = None  # of a cell: a small one for which the same kernels are compiled

@@ -109,8 +109,8 @@ class Run:
                 self.machine.synchronize()
                 taken = time.monotonic() - begin
             if implementation.exact:
-                most = (implementation.limits or operator.exact)[cell.dtype]
-                entry["errors"] = operator.errors(cell, results, truth)
+                entry["errors"] = (implementation.errors or operator.errors)(cell, results, truth)
+                most = operator.exact[cell.dtype]
                 entry["inexact"] = [name for name, x in entry["errors"].items() if not x <= most]
             del results
             if ours and entry.get("inexact"):
@@ -256,11 +256,6 @@ def ceilings(machine: Machine, dtypes: Sequence[str], quick: bool) -> dict[str, 
     }
 
 
-def exact(operator: Operator) -> dict[str, Any]:
-    """The limits that results are held to, by dtype; below an implementation's name those that it has of its own."""
-    return dict(operator.exact) | {x.name: dict(x.limits) for x in operator.implementations if x.limits is not None}
-
-
 def tries(settings: Settings) -> dict[str, tuple[str, ...]]:
     """Which Triton peers are to be tried in a process of their own, and at what."""
     found: dict[str, tuple[str, ...]] = {}
@@ -283,7 +278,7 @@ def run(settings: Settings, out: Path) -> dict[str, Any]:
         "environment": environment(settings.device),
         "settings": settings.as_json(),
         "providers": {x.name: {"text": x.text, "missing": x.missing()} for x in asked},
-        "exact": {name: exact(OPERATORS[name]) for name in settings.operators},
+        "exact": {name: dict(OPERATORS[name].exact) for name in settings.operators},
         "ceilings": ceilings(machine, settings.dtypes, settings.quick),
         "ended_early": True,  # until it did not
         "points": [],
