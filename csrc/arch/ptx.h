@@ -106,6 +106,12 @@ XLSTM_DEVICE void mma_float16(float* c, const uint32_t* a, uint32_t b0, uint32_t
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+// c[16][8] += a[16][32] b[32][8] of signed bytes, four in a word.
+XLSTM_DEVICE void mma_int8(int* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 
 // Four 8 x 8 matrices of 2-byte elements: lane l says where row l % 8 of matrix l / 8 lies.
 XLSTM_DEVICE void ldmatrix(uint32_t* r, uint32_t address) {

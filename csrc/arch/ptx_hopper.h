@@ -79,6 +79,22 @@ XLSTM_DEVICE void copy_to_block(uint32_t block, uint32_t to, uint32_t from, uint
       "r"(from), "r"(bytes), "r"(barrier), "r"(block)
       : "memory");
 }
+// Numbers to shared memory of a block of the cluster, this one or another, with their bytes for the barrier there. They
+// lie at multiples of their size.
+XLSTM_DEVICE void send_to_block(uint32_t block, uint32_t to, float x, uint32_t barrier) {
+  asm volatile(
+      "{ .reg .b32 there, barrier; mapa.shared::cluster.u32 there, %0, %3; mapa.shared::cluster.u32 barrier, %2, %3;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %1, [barrier]; }" ::"r"(to),
+      "f"(x), "r"(barrier), "r"(block)
+      : "memory");
+}
+XLSTM_DEVICE void send_to_block(uint32_t block, uint32_t to, float x, float y, uint32_t barrier) {
+  asm volatile(
+      "{ .reg .b32 there, barrier; mapa.shared::cluster.u32 there, %0, %4; mapa.shared::cluster.u32 barrier, %3, %4;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%1, %2}, [barrier]; }" ::"r"(to),
+      "f"(x), "f"(y), "r"(barrier), "r"(block)
+      : "memory");
+}
 // A panel back to memory, as far as it lies inside the tensor. One thread: stores are its own to wait for.
 XLSTM_DEVICE void store_panel(const void* to, int column, int token, int head, int batch, uint32_t from) {
   asm volatile(

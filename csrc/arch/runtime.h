@@ -41,23 +41,32 @@ Status allow_lds(Kernel* kernel, int bytes) {
 #endif
 }
 
-// Starts a kernel, without the syntax that only compilers for GPUs have. early: see arch/overlap.h.
+// Starts a kernel, without the syntax that only compilers for GPUs have. early: see arch/overlap.h. cluster: blocks
+// that run side by side and see each other's LDS, which Hopper has; 0: none.
 template <class... Params>
-Status start(void (*kernel)(Params...), uint32_t blocks, int threads, int lds_bytes, bool early, Stream stream,
-             const std::type_identity_t<Params>&... arguments) {
+Status start(void (*kernel)(Params...), uint32_t blocks, int threads, int lds_bytes, bool early, int cluster,
+             Stream stream, const std::type_identity_t<Params>&... arguments) {
 #if defined(__CUDACC__)
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(blocks);
   config.blockDim = dim3(uint32_t(threads));
   config.dynamicSmemBytes = size_t(lds_bytes);
   config.stream = stream;
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  if (early) config.attrs = &overlap, config.numAttrs = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (early) {
+    cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 0) {
+    cudaLaunchAttribute& together = attributes[config.numAttrs++];
+    together.id = cudaLaunchAttributeClusterDimension;
+    together.val.clusterDim = {uint32_t(cluster), 1, 1};
+  }
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 #else
-  (void)early;
+  (void)early, (void)cluster;
   const void* values[] = {&arguments...};
   return hipLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(uint32_t(threads)),
                          const_cast<void**>(values), size_t(lds_bytes), stream);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "arch/gpu.h"
+#include "decode/cluster_plan.h"
 #include "decode/matrix_plan.h"
 #include "decode/params_gpu.h"
 
@@ -20,5 +21,9 @@ extern template void launch_matrix<Bfloat16Weights>(const char*, const MatrixPla
 extern template void launch_matrix<Float16Weights>(const char*, const MatrixPlan&, const ProductParams&, Stream);
 extern template void launch_matrix<ByteWeights>(const char*, const MatrixPlan&, const ProductParams&, Stream);
 extern template void launch_matrix<NibbleWeights>(const char*, const MatrixPlan&, const ProductParams&, Stream);
+
+// The same by clusters, in a library for CUDA.
+template <class Weights>
+void launch_cluster(const char* name, const ClusterPlan&, const ProductParams&, Stream);
 
 }  // namespace xlstm::gpu

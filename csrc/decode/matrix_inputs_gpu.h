@@ -3,6 +3,7 @@
 // reads them (decode/matrix_shape.h). A thread has eight features of a few rows of the batch at a time.
 #pragma once
 
+#include "decode/eights_gpu.h"
 #include "decode/matrix_weights_gpu.h"
 #include "decode/rows_gpu.h"
 #include "tile/columns.h"
@@ -76,9 +77,9 @@ struct MatrixInputs {
   typename Shape::Facts& facts;
   char* memory;      // x's, then the sums of their steps
   int first, count;  // rows of the batch
-  // On their way: x's; a norm's weights, 8 halves or floats.
+  // On their way: x's; a norm's weights.
   float x[kEights][kEight];
-  Piece weight[kChunks][2];
+  NormEight weight[kChunks];
   float squares;  // of the row that this thread adds up
 
   XLSTM_DEVICE MatrixInputs(const ProductParams& params, typename Shape::Facts& lds, char* x_memory, int first_row,
@@ -109,14 +110,6 @@ struct MatrixInputs {
     const int left = tiles_of(kFamily, p.columns) - stage * p.stage_tiles;
     return left < p.stage_tiles ? left : p.stage_tiles;
   }
-  XLSTM_DEVICE static void read_eight(const float* from, float (&to)[kEight]) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const Piece four = read_piece(from + 4 * h);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) to[4 * h + e] = as_float(four.word[e]);
-    }
-  }
   // ---- a stage of x's: as many tiles of features as LDS holds, burst after burst
 
   static constexpr int kBursts = kEach > kEights ? kEach / kEights : 1;  // of one chunk's rows
@@ -140,14 +133,11 @@ struct MatrixInputs {
   // Of a norm. No kernel of a step writes them, so the first may be asked for before others have ended.
   XLSTM_DEVICE void fetch_weights(int stage, int burst) {
     if (!normed()) return;
-    const bool floats = p.weight.dtype == XLSTM_FLOAT32;
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       const int chunk = stage * p.stage_tiles * Shape::kTileChunks + chunk_of(burst, c * kEach);
       const int k = chunk * kChunkFeatures + own_eight() * kEight;
-      const char* const from = static_cast<const char*>(p.weight.data) + (k < p.columns ? k : 0) * (floats ? 4 : 2);
-      weight[c][0] = read_piece(from);
-      weight[c][1] = read_piece(from + (floats ? 16 : 0));
+      weight[c].fetch(p.weight, k < p.columns ? k : 0);
     }
   }
   XLSTM_DEVICE void fetch(int stage, int burst) {
@@ -166,20 +156,6 @@ struct MatrixInputs {
         if (chunk_of(burst, i) < chunks) store(stage, chunk_of(burst, i), row_of(burst, i), i, measured && normed());
     }
   }
-  XLSTM_DEVICE void norm_weights(const Piece (&weight)[2], float (&to)[kEight]) const {
-    if (p.weight.dtype == XLSTM_FLOAT32) {
-#pragma unroll
-      for (int e = 0; e < kEight; ++e) to[e] = as_float(weight[e / 4].word[e % 4]);
-      return;
-    }
-    const bool brain = p.weight.dtype == XLSTM_BFLOAT16;
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const uint32_t both = weight[0].word[w];
-      to[2 * w] = brain ? low_float(BFloat16{}, both) : low_float(Float16{}, both);
-      to[2 * w + 1] = brain ? high_float(BFloat16{}, both) : high_float(Float16{}, both);
-    }
-  }
   // Item i: of row b of the batch, of a chunk of the stage.
   XLSTM_DEVICE void store(int stage, int chunk, int b, int i, bool measured) {
     constexpr int kStepEights = kStepFeatures / kEight;
@@ -191,15 +167,10 @@ struct MatrixInputs {
 #pragma unroll
     for (int e = 0; e < kEight; ++e) y[e] = there ? x[i][e] : 0.0f;
     if (measured) {
-      const float own = over_lanes<kRowEights>(sum_of_products(y, y));
+      const float own = over_lanes<kRowEights>(sum_of_squares(y));
       if (own_eight() == 0) facts.squares[b][chunk] = own;
     }
-    if (normed() && there) {
-      float by[kEight];
-      norm_weights(weight[i / kEach], by);
-#pragma unroll
-      for (int e = 0; e < kEight; ++e) y[e] *= by[e];
-    }
+    if (normed() && there) weight[i / kEach].multiply(p.weight.dtype, y);
     Piece upper, lower;
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -220,18 +191,6 @@ struct MatrixInputs {
       const float all = over_lanes<kStepEights>(own);
       if (own_eight() % kStepEights == 0) step_sums(step)[b] = all;
     }
-  }
-  XLSTM_DEVICE static float sum_of_products(const float (&a)[kEight], const float (&b)[kEight]) {
-    float sum = 0;
-#pragma unroll
-    for (int e = 0; e < kEight; ++e) sum = __builtin_fmaf(a[e], b[e], sum);
-    return sum;
-  }
-  template <int kLanes>
-  XLSTM_DEVICE static float over_lanes(float x) {
-#pragma unroll
-    for (int mask = 1; mask < kLanes; mask *= 2) x += shuffle_xor(x, mask);
-    return x;
   }
   // Where a piece of a row of a strip lies.
   XLSTM_DEVICE char* slot(int unit, int strip, int row, int piece) const {

@@ -8,15 +8,6 @@
 
 namespace xlstm::gpu {
 
-// f(element) for the dtype of scales and offsets: one branch for all of a step's.
-template <class F>
-XLSTM_DEVICE void with_dtype(xlstm_dtype dtype, F&& f) {
-  if (dtype == XLSTM_BFLOAT16)
-    f(BFloat16{});
-  else
-    f(Float16{});
-}
-
 // How scales and offsets of a piece's groups lie in memory, if there are any.
 struct GroupKind {
   xlstm_dtype dtype;

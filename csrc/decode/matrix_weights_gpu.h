@@ -60,4 +60,13 @@ struct NibbleWeights {
   }
 };
 
+// f(element) for the dtype of scales and offsets: one branch for all of a step's.
+template <class F>
+XLSTM_DEVICE void with_dtype(xlstm_dtype dtype, F&& f) {
+  if (dtype == XLSTM_BFLOAT16)
+    f(BFloat16{});
+  else
+    f(Float16{});
+}
+
 }  // namespace xlstm::gpu

@@ -131,8 +131,16 @@ void run_matrix(Kernel kernel, const char* name, const ProductParams& params, co
   for (int j = 0; j < params.pieces; ++j) rows[j] = params.linear[j].rows;
   const bool converted = kernel != Kernel::bfloat16;
   const int bits = kernel == Kernel::int4 ? 4 : kernel == Kernel::int8 ? 8 : 16;
-  const MatrixPlan plan = plan_matrix(
-      {params.batch, params.columns, params.output == Output::swiglu, bits, converted, params.pieces, rows}, chip);
+  const ProductShape shape{
+      params.batch, params.columns, params.output == Output::swiglu, bits, converted, params.pieces, rows};
+  if constexpr (kHasHopperKernels) {
+    const ClusterPlan plan = plan_cluster(shape, suits_clusters(params), chip);
+    if (plan.batch) {
+      if (kernel == Kernel::int8) return launch_cluster<ByteWeights>(name, plan, params, stream);
+      return launch_cluster<NibbleWeights>(name, plan, params, stream);
+    }
+  }
+  const MatrixPlan plan = plan_matrix(shape, chip);
   if (kernel == Kernel::bfloat16) return launch_matrix<Bfloat16Weights>(name, plan, params, stream);
   if (kernel == Kernel::float16) return launch_matrix<Float16Weights>(name, plan, params, stream);
   if (kernel == Kernel::int8) return launch_matrix<ByteWeights>(name, plan, params, stream);

@@ -30,19 +30,7 @@ template <int kRows, int kHalves, bool kPair, HopperOutput kOutput>
 void launch_kernel(const char* name, const HopperWalkParams& p, int64_t blocks, Stream stream) {
   const auto kernel = walk_hopper<kRows, kHalves, kPair, kOutput>;
   constexpr int kBytes = HopperRoom<kRows, kHalves, kPair, kOutput>::kBytes;
-  if (blocks > INT32_MAX) throw std::runtime_error(std::string(name) + ": more blocks than a grid may have");
-  check_launch(name, allow_lds(kernel, kBytes));
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {kPair ? 2u : 1u, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(uint32_t(blocks));
-  config.blockDim = dim3(kHopperBlockThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  check_launch(name, cudaLaunchKernelEx(&config, kernel, p));
+  launch(name, kernel, {blocks, kHopperBlockThreads, kBytes, false, kPair ? 2 : 0}, stream, p);
 }
 
 template <int kRows, int kHalves, bool kPair>

@@ -33,6 +33,9 @@ inline void ldmatrix(uint32_t* r, uint32_t address) {
 inline void mma_bfloat16(float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
   emulator::multiply_warp(c, a, b0, b1);
 }
+inline void mma_int8(int* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
+  emulator::multiply_warp_of_bytes(c, a, b0, b1);
+}
 inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | c; }
 inline uint32_t subtract_bfloat16(uint32_t a, uint32_t b) {
   const auto number = [](uint32_t bits) { return __builtin_bit_cast(float, bits << 16); };

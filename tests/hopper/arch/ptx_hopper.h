@@ -36,6 +36,12 @@ inline void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t b
 inline void copy_to_block(uint32_t block, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
   emulator::copy_to_block(block, to, from, bytes, barrier);
 }
+inline void send_to_block(uint32_t block, uint32_t to, float x, uint32_t barrier) {
+  emulator::send_to_block(block, to, {x}, barrier);
+}
+inline void send_to_block(uint32_t block, uint32_t to, float x, float y, uint32_t barrier) {
+  emulator::send_to_block(block, to, {x, y}, barrier);
+}
 inline void store_panel(const void* to, int column, int token, int head, int batch, uint32_t from) {
   emulator::store_panel(map_at(to), {column, token, head, batch}, from);
 }

@@ -42,6 +42,10 @@ struct alignas(16) float4 {
   float x, y, z, w;
 };
 inline float2 make_float2(float x, float y) { return {x, y}; }
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 
 inline void __syncthreads() { emulator::sync_block(); }
 inline void __syncwarp() { emulator::sync_warp(); }

@@ -91,14 +91,23 @@ void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier)
   });
 }
 
+namespace {
+
+Block& block_at(uint32_t rank) {
+  if (rank >= cluster->blocks.size())
+    fault(text("copies to block %u of a cluster of %zu", rank, cluster->blocks.size()));
+  Block& there = *cluster->blocks[rank];
+  if (!there.unfinished) fault("copies to a block that is gone");
+  return there;
+}
+
+}  // namespace
+
 void copy_to_block(uint32_t rank, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
   check_aligned("a target at", to, 16);
   check_aligned("a source at", from, 16);
   check_aligned("a size of", bytes, 16);
-  if (rank >= cluster->blocks.size())
-    fault(text("copies to block %u of a cluster of %zu", rank, cluster->blocks.size()));
-  Block &here = *running->block, &there = *cluster->blocks[rank];
-  if (!there.unfinished) fault("copies to a block that is gone");
+  Block &here = *running->block, &there = block_at(rank);
   const char* source = here.at(from, bytes, "copies from");
   Arriving arriving(there, to, bytes, barrier);
   // Its reading is over when it has arrived: who learns of that may write here.
@@ -106,6 +115,16 @@ void copy_to_block(uint32_t rank, uint32_t to, uint32_t from, uint32_t bytes, ui
                    arriving.barrier->party, uint32_t(arriving.barrier->copies));
   cluster->later(here, [arriving, source]() mutable {
     std::memcpy(arriving.to, source, arriving.bytes);
+    arriving.done();
+  });
+}
+
+void send_to_block(uint32_t rank, uint32_t to, std::vector<float> numbers, uint32_t barrier) {
+  const uint32_t bytes = uint32_t(4 * numbers.size());
+  check_aligned("a target at", to, bytes);
+  Arriving arriving(block_at(rank), to, bytes, barrier);
+  cluster->later(*running->block, [arriving, numbers]() mutable {
+    std::memcpy(arriving.to, numbers.data(), arriving.bytes);
     arriving.done();
   });
 }

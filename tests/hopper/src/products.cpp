@@ -181,28 +181,40 @@ void multiply_held(float* sum, int columns, const uint32_t* a, uint64_t b, bool 
   issue({0, b, columns, running->committed, true, false, b_across, add}, sum, a);
 }
 
-// Lane 4 g + t has of A rows g and g + 8, of B column g, of both k 2 t, 2 t + 1 and those 8 further on; of the sum
-// columns 2 t and 2 t + 1 of its rows.
-void multiply_warp(float* sum, const uint32_t* a, uint32_t b0, uint32_t b1) {
-  const int lane = running->lane();
-  const auto element = [](uint64_t words, int word, int half) {
-    return double(bfloat16(uint16_t(words >> (32 * word + 16 * half))));
-  };
-  double rows[2][kDepth], columns[2][kDepth];
-  for (int high = 0; high < 2; ++high) {  // k below 8, and above
+// A and B of a warp in words of elements of one size, `in_word` of them. Lane 4 g + t has of A rows g and g + 8, of B
+// column g, of both word t of k's first half and of its second; of the sum columns 2 t and 2 t + 1 of its rows.
+namespace {
+
+template <class Number, class Element>
+void add_products(Number* sum, const uint32_t* a, uint32_t b0, uint32_t b1, int in_word, Element&& element) {
+  const int lane = running->lane(), half = 4 * in_word;
+  double rows[2][2 * 16], columns[2][2 * 16];
+  for (int high = 0; high < 2; ++high) {  // k's half
     const uint64_t* all = exchange(uint64_t(a[2 * high + 1]) << 32 | a[2 * high]);
-    for (int k = 0; k < 8; ++k)
-      for (int r = 0; r < 2; ++r) rows[r][8 * high + k] = element(all[lane / 4 * 4 + k / 2], r, k % 2);
+    for (int k = 0; k < half; ++k)
+      for (int r = 0; r < 2; ++r)
+        rows[r][half * high + k] = element(uint32_t(all[lane / 4 * 4 + k / in_word] >> (32 * r)), k % in_word);
   }
   const uint64_t* all = exchange(uint64_t(b1) << 32 | b0);
-  for (int k = 0; k < kDepth; ++k)
-    for (int c = 0; c < 2; ++c) columns[c][k] = element(all[(lane % 4 * 2 + c) * 4 + k % 8 / 2], k / 8, k % 2);
+  for (int k = 0; k < 2 * half; ++k)
+    for (int c = 0; c < 2; ++c)
+      columns[c][k] =
+          element(uint32_t(all[(lane % 4 * 2 + c) * 4 + k % half / in_word] >> (32 * (k / half))), k % in_word);
   for (int r = 0; r < 2; ++r)
     for (int c = 0; c < 2; ++c) {
       double product = 0;
-      for (int k = 0; k < kDepth; ++k) product += rows[r][k] * columns[c][k];
-      sum[2 * r + c] = float(double(sum[2 * r + c]) + product);
+      for (int k = 0; k < 2 * half; ++k) product += rows[r][k] * columns[c][k];
+      sum[2 * r + c] = Number(double(sum[2 * r + c]) + product);
     }
+}
+
+}  // namespace
+
+void multiply_warp(float* sum, const uint32_t* a, uint32_t b0, uint32_t b1) {
+  add_products(sum, a, b0, b1, 2, [](uint32_t word, int n) { return double(bfloat16(uint16_t(word >> (16 * n)))); });
+}
+void multiply_warp_of_bytes(int* sum, const uint32_t* a, uint32_t b0, uint32_t b1) {
+  add_products(sum, a, b0, b1, 4, [](uint32_t word, int n) { return double(int8_t(word >> (8 * n))); });
 }
 
 }  // namespace emulator

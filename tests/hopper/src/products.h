@@ -16,5 +16,7 @@ void multiply_held(float* sum, int columns, const uint32_t* a, uint64_t b, bool 
 
 // sum[16][8] += A[16][16] B[16][8] of bfloat16, all in registers.
 void multiply_warp(float* sum, const uint32_t* a, uint32_t b0, uint32_t b1);
+// The same of [16][32] and [32][8] signed bytes.
+void multiply_warp_of_bytes(int* sum, const uint32_t* a, uint32_t b0, uint32_t b1);
 
 }  // namespace emulator

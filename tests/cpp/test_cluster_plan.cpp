@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of quantised weights by clusters: every item of 16 rows has one owner and every feature one part, shared
+// memory holds what it is for, and a row's sums are of the same parts in every batch.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "chips.h"
+#include "decode/cluster_plan.h"
+
+using namespace xlstm::gpu;
+
+namespace {
+
+// Places of shared memory follow one another, each large enough and at multiples of what is read there at once.
+void test_room() {
+  for (const int bits : {4, 8})
+    for (const int batch : kClusterBatch)
+      for (const int steps : {1, 8, 22})
+        for (const int owned : {1, 12}) {
+          const int parts = 8;
+          const ClusterRoom r = cluster_room(bits, batch, parts, steps, owned);
+          const int ring = cluster_warps(batch) * kSlots * slot_bytes(bits);
+          // Of one x four planes of digits, one of them nothing; of more, three and their scale.
+          CHECK(r.x - r.ring == ring && r.sums - r.x >= steps * kStepFeatures * (batch == 1 ? 4 : 3) * batch,
+                "%d bits, %d rows: the ring or x's", bits, batch);
+          CHECK(r.squares - r.sums == steps * batch * 8 && r.all_squares - r.squares == steps * batch * 4,
+                "%d bits, %d rows: facts of steps", bits, batch);
+          CHECK(r.received - r.all_squares >= parts * batch * 4, "%d bits, %d rows: squares of all parts", bits, batch);
+          CHECK(r.bytes - r.received == owned * parts * kItemRows * batch * 4, "%d bits, %d rows: sums", bits, batch);
+          for (const int at : {r.ring, r.x, r.received}) CHECK(at % 16 == 0, "a place at %d", at);
+          CHECK(slot_bytes(bits) % 16 == 0 && segment_stride(bits) % 16 == 0, "pieces in a slot of %d bits", bits);
+        }
+}
+
+// Lanes that read together do so from all banks: two rows' pieces of 16 bytes, four rows' of 8.
+void test_banks() {
+  for (const int bits : {4, 8}) {
+    const int each = bits == 4 ? 8 : 16, lanes = 128 / each;
+    std::vector<int> banks(32);
+    for (int lane = 0; lane < lanes; ++lane)
+      for (int word = 0; word < each / 4; ++word)
+        ++banks[size_t((lane / 4 * segment_stride(bits) + lane % 4 * each) / 4 + word) % 32];
+    for (const int n : banks) CHECK(n == 1, "%d bits: %d lanes read one bank", bits, n);
+  }
+}
+
+void test_items() {
+  ProductParams p{};
+  p.pieces = kMostPieces;
+  const int rows[kMostPieces] = {40, 0, 24, 16, 8, 8};
+  for (int j = 0; j < kMostPieces; ++j) p.linear[j].rows = rows[j], p.linear[j].bits = j < kFirstGate ? 4 : 0;
+  const ClusterItems with_gates = cluster_items(p);
+  const std::vector<int> pieces(with_gates.piece, with_gates.piece + with_gates.count);
+  CHECK((pieces == std::vector<int>{0, 2, 3, 4, 5}) && with_gates.gates_from == 3, "weights, then gates");
+  CHECK((std::vector<int>(with_gates.end, with_gates.end + 5) == std::vector<int>{3, 5, 6, 7, 8}), "where items end");
+  CHECK(with_gates.all() == 8, "%d items", with_gates.all());
+  p.output = Output::add;
+  CHECK(cluster_items(p).all() == 6, "weights that are not quantised are another launch's");
+  p.output = Output::swiglu, p.pieces = 2, p.linear[0].rows = p.linear[1].rows = 20;
+  CHECK(cluster_items(p).count == 1 && cluster_items(p).all() == 3, "8 rows of either side are an item");
+  CHECK(cluster_items({}).all() == 0, "no pieces have no items");
+}
+
+void test_suits() {
+  ProductParams p{};
+  p.pieces = 1, p.columns = 128, p.linear[0].rows = 24, p.linear[0].groups = 2;
+  CHECK(suits_clusters(p), "96 bytes of scales are copied");
+  p.columns = 96;
+  CHECK(!suits_clusters(p), "a step that is not whole");
+  p.columns = 128, p.linear[0].rows = 25;
+  CHECK(!suits_clusters(p), "100 bytes of scales are not whole pieces");
+  p.linear[0].rows = 4;
+  CHECK(!suits_clusters(p), "16 bytes of scales: fewer than a slot takes");
+  p.linear[0].rows = 1 << 29;
+  CHECK(!suits_clusters(p), "scales beyond what 32 bits count");
+}
+
+void test_plan() {
+  const int64_t projections[] = {2048, 2048, 4096, 4096, 8, 8}, up[] = {10944, 10944}, down[] = {4096};
+  const Chip h200 = known_chip("H200");
+  for (const int bits : {8, 4})
+    for (const ProductShape& given :
+         {ProductShape{1, 4096, false, bits, true, 6, projections}, ProductShape{1, 4096, true, bits, true, 2, up},
+          ProductShape{1, 10944, false, bits, true, 1, down}, ProductShape{1, 64, false, bits, true, 1, down}}) {
+      const ClusterPlan alone = plan_cluster(given, true, h200);
+      for (const int64_t batch : {1, 2, 8, 9, 17, 32, 33, 64, 100}) {
+        ProductShape shape = given;
+        shape.batch = batch;
+        const ClusterPlan p = plan_cluster(shape, true, h200);
+        const std::string at =
+            std::to_string(bits) + " bits, " + std::to_string(batch) + " by " + std::to_string(shape.columns);
+        CHECK(p.batch >= std::min<int64_t>(batch, 16) && p.passes * p.batch >= batch, "%s: a kernel for %d", at.c_str(),
+              p.batch);
+        CHECK(p.part_bits == alone.part_bits && p.part_steps == alone.part_steps, "%s: other parts than alone",
+              at.c_str());
+        CHECK(p.parts() >= 2 && p.parts() * p.part_steps * kStepFeatures >= shape.columns, "%s: features", at.c_str());
+        CHECK(p.clusters * p.passes * p.parts() <= std::max(123, p.passes * p.parts()),
+              "%s: %d clusters, a second wave", at.c_str(), p.clusters);
+        const ClusterRoom room = cluster_room(bits, p.batch, p.parts(), p.part_steps, p.owned);
+        CHECK(room.bytes <= p.lds_bytes && p.lds_bytes <= h200.lds_bytes, "%s: %d bytes", at.c_str(), p.lds_bytes);
+        CHECK(2 * (p.lds_bytes + 1024) > 228 << 10, "%s: two blocks share a multiprocessor", at.c_str());
+        CHECK(p.owned >= 1, "%s: rounds without items", at.c_str());
+      }
+    }
+  const ClusterPlan long_way = plan_cluster({1, 4096, true, 4, true, 2, up}, true, h200);
+  CHECK(long_way.parts() == 8 && long_way.clusters == 15 && long_way.owned == 12, "all items of %d clusters at once",
+        long_way.clusters);
+
+  const ProductShape one{1, 4096, false, 4, true, 1, down};
+  CHECK(!plan_cluster(one, false, h200).batch, "what copies cannot take");
+  CHECK(!plan_cluster({1, 4096, false, 16, false, 1, down}, true, h200).batch, "weights that are not quantised");
+  for (const char* name : {"A100", "MI300X", "RX 7900 XTX"})
+    CHECK(!plan_cluster(one, true, known_chip(name)).batch, "%s has no clusters", name);
+  Chip small = h200;
+  small.lds_bytes = 120 << 10;
+  CHECK(!plan_cluster(one, true, small).batch, "a ring that has no room");
+  // Rows of a batch must have the same sums alone: a shape that has no kernel for 8 has none for one.
+  CHECK(!plan_cluster({1, 1 << 17, false, 4, true, 1, down}, true, h200).batch, "x's that have no room in a batch");
+}
+
+}  // namespace
+
+int main() {
+  test_room();
+  test_banks();
+  test_items();
+  test_suits();
+  test_plan();
+  return finish();
+}
