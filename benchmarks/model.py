@@ -38,7 +38,6 @@ from xlstm_hip.bench.memory import MemoryUnknown, growth_of
 from xlstm_hip.bench.models import (
     IMPLEMENTATIONS,
     MAKERS,
-    Reader,
     Weights,
     after,
     errors_of,
@@ -46,6 +45,7 @@ from xlstm_hip.bench.models import (
     random_weights,
 )
 from xlstm_hip.bench.operators import MODEL_EXACT
+from xlstm_hip.bench.readers import Reader
 from xlstm_hip.bench.registry import DTYPES
 from xlstm_hip.bench.result_files import keeps_what_there_is, write
 from xlstm_hip.bench.timing import Pace, interleaved, paired_ratio

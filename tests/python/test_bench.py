@@ -29,6 +29,7 @@ from xlstm_hip.bench import (
     models,
     operators,
     pictures,
+    readers,
     report,
     result_files,
     runner,
@@ -260,8 +261,8 @@ class Planted:
     def __init__(self, token: int | None) -> None:
         self.token = token
 
-    def __call__(self, right: models.Reader) -> models.Reader:
-        def read(x: Tensor) -> models.Written:
+    def __call__(self, right: readers.Reader) -> readers.Reader:
+        def read(x: Tensor) -> readers.Written:
             own = right(x)
 
             def write(n: int) -> Tensor:
@@ -270,7 +271,7 @@ class Planted:
                     text[:, n // 2] = self.token
                 return text
 
-            return models.Written(own.logits, write)
+            return readers.Written(own.logits, write)
 
         return read
 

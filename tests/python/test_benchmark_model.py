@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from xlstm_hip.bench.models import Reader, Weights, Written, of_ours, plain_model
+from xlstm_hip.bench.models import Weights, plain_model
+from xlstm_hip.bench.readers import Reader, Written, of_ours
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

@@ -9,7 +9,6 @@ is each token that they write; those of rounded weights to the plain kernels wit
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import tempfile
 from collections.abc import Callable
@@ -18,12 +17,21 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..generation import State
 from ..models import Stream, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
 from ..quantize import quantize
-from ..select import NATIVE
+from .readers import (
+    OFFICIAL_CPU_KERNELS,
+    Captured,
+    Reader,
+    of_official,
+    of_ours,
+    of_transformers,
+    official_model,
+    transformers_model,
+)
 from .registry import (
     DTYPES,
     HUGGING_FACE,
@@ -46,8 +54,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "7b": {"embedding_dim": 4096, "num_heads": 8, "num_blocks": 32, "vocab_size": 50304, "ffn_proj_factor": 2.667},
 }
 WRITTEN = 16
-# What the official model runs on a CPU: its default kernels are Triton's.
-OFFICIAL_CPU_KERNELS = dict(zip(("chunkwise_kernel", "sequence_kernel", "step_kernel"), NATIVE, strict=True))
 
 
 @dataclass(frozen=True)
@@ -92,142 +98,6 @@ def weights_of(size: str) -> int:
     with torch.device("meta"):
         model = xLSTMLarge(xLSTMLargeConfig(**SIZES[size]))
     return sum(p.numel() for p in model.parameters()) - model.embedding.weight.numel()
-
-
-class Written:
-    """A model that has read a text: `logits` of the next token, and write(n), which takes n steps from token to token
-    and gives the tokens (B, n + 1): the one that it began with, and those that the steps chose."""
-
-    def __init__(self, logits: Tensor, write: Callable[[int], Tensor]) -> None:
-        self.logits, self.write = logits, write
-
-
-Reader = Callable[[Tensor], Written]  # (B, S) -> having read it
-
-
-def of_ours(model: xLSTMLarge) -> Reader:
-    def read(x: Tensor) -> Written:
-        stream = Stream(model, x.shape[0])
-        logits = stream.feed(x)
-
-        def write(n: int) -> Tensor:
-            return torch.stack(list(stream.tokens(n + 1)), 1)  # the first is chosen without a step
-
-        return Written(logits, write)
-
-    return read
-
-
-def _greedy(first: Tensor, step: Callable[[Tensor], Tensor]) -> Callable[[int], Tensor]:
-    """The loop that a user of a model with a state writes."""
-    last = [first.argmax(-1, keepdim=True)]
-
-    def write(n: int) -> Tensor:
-        made = [last[0]]
-        for _ in range(n):
-            last[0] = step(last[0]).argmax(-1, keepdim=True)
-            made.append(last[0])
-        return torch.cat(made, 1)
-
-    return write
-
-
-def transformers_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    transformers = importlib.import_module("transformers")
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
-
-
-def of_transformers(model: Any) -> Reader:
-    def read(x: Tensor) -> Written:
-        out = model(x, use_cache=True, logits_to_keep=1)
-        state = [out.cache_params]
-
-        def step(tokens: Tensor) -> Tensor:
-            made = model(tokens, use_cache=True, cache_params=state[0])
-            state[0] = made.cache_params
-            return made.logits[:, -1]
-
-        return Written(out.logits[:, -1], _greedy(out.logits[:, -1], step))
-
-    return read
-
-
-def official_model(like: xLSTMLarge, dtype: torch.dtype, device: torch.device) -> Any:
-    package = importlib.import_module("xlstm.xlstm_large.model")
-    kept = ("embedding_dim", "num_heads", "num_blocks", "vocab_size", "ffn_proj_factor", "weight_mode")
-    fields = {name: getattr(like.config, name) for name in kept} | {"mode": "inference", "return_last_states": True}
-    kernels = OFFICIAL_CPU_KERNELS if device.type == "cpu" else {}
-    with torch.device(device):  # weights that are thrown away are made faster there
-        model: nn.Module = package.xLSTMLarge(package.xLSTMLargeConfig(**fields, **kernels))
-    model.load_state_dict(like.state_dict())
-    return model.to(device, dtype).eval()
-
-
-def of_official(model: Any) -> Reader:
-    def read(x: Tensor) -> Written:
-        logits, state = model(x)
-
-        def step(tokens: Tensor) -> Tensor:
-            return model(tokens, state)[0][:, -1]  # writes the state in place
-
-        return Written(logits[:, -1], _greedy(logits[:, -1], step))
-
-    return read
-
-
-OfficialState = dict[int, tuple[Tensor, ...]]  # by block
-
-
-class Captured:
-    """The official model's step, compiled by torch and captured as one graph for each batch, from token to token."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self._compiled = torch.compile(model.forward, dynamic=False)
-        self._steps: dict[int, tuple[Tensor, OfficialState, Callable[[], None]]] = {}
-
-    def _step(self, batch: int, like: OfficialState) -> tuple[Tensor, OfficialState, Callable[[], None]]:
-        """Where the token and the states lie, and what moves them one token on."""
-        own = {n: tuple(torch.zeros_like(x) for x in parts) for n, parts in like.items()}
-        token = torch.zeros((batch, 1), dtype=torch.long, device=own[0][0].device)
-
-        def move() -> None:
-            logits, _ = self._compiled(token, own)  # writes the state in place
-            token.copy_(logits[:, -1].argmax(-1, keepdim=True))
-
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(3):  # compiles, and lets Triton choose
-                move()
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            move()
-        return token, own, graph.replay
-
-    def __call__(self, x: Tensor) -> Written:
-        logits, state = self.model(x)
-        first = logits[:, -1].argmax(-1, keepdim=True)
-
-        def write(n: int) -> Tensor:
-            batch = x.shape[0]
-            if batch not in self._steps:
-                self._steps[batch] = self._step(batch, state)
-            token, own, replay = self._steps[batch]
-            token.copy_(first)
-            for block, parts in state.items():
-                for place, part in zip(own[block], parts, strict=True):
-                    place.copy_(part)
-            made = [first]
-            for _ in range(n):
-                replay()
-                made.append(token.clone())
-            return torch.cat(made, 1)
-
-        return Written(logits[:, -1], write)
 
 
 # ---- one set of weights for all, made when the first asks

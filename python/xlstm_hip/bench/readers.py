@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that read a text and write on, ours and others', in one shape."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models import Stream, xLSTMLarge
+from ..select import NATIVE
+
+# What the official model runs on a CPU: its default kernels are Triton's.
+OFFICIAL_CPU_KERNELS = dict(zip(("chunkwise_kernel", "sequence_kernel", "step_kernel"), NATIVE, strict=True))
+
+
+class Written:
+    """A model that has read a text: `logits` of the next token, and write(n), which takes n steps from token to token
+    and gives the tokens (B, n + 1): the one that it began with, and those that the steps chose."""
+
+    def __init__(self, logits: Tensor, write: Callable[[int], Tensor]) -> None:
+        self.logits, self.write = logits, write
+
+
+Reader = Callable[[Tensor], Written]  # (B, S) -> having read it
+
+
+def of_ours(model: xLSTMLarge) -> Reader:
+    def read(x: Tensor) -> Written:
+        stream = Stream(model, x.shape[0])
+        logits = stream.feed(x)
+
+        def write(n: int) -> Tensor:
+            return torch.stack(list(stream.tokens(n + 1)), 1)  # the first is chosen without a step
+
+        return Written(logits, write)
+
+    return read
+
+
+def _greedy(first: Tensor, step: Callable[[Tensor], Tensor]) -> Callable[[int], Tensor]:
+    """The loop that a user of a model with a state writes."""
+    last = [first.argmax(-1, keepdim=True)]
+
+    def write(n: int) -> Tensor:
+        made = [last[0]]
+        for _ in range(n):
+            last[0] = step(last[0]).argmax(-1, keepdim=True)
+            made.append(last[0])
+        return torch.cat(made, 1)
+
+    return write
+
+
+def transformers_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    transformers = importlib.import_module("transformers")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
+
+
+def of_transformers(model: Any) -> Reader:
+    def read(x: Tensor) -> Written:
+        out = model(x, use_cache=True, logits_to_keep=1)
+        state = [out.cache_params]
+
+        def step(tokens: Tensor) -> Tensor:
+            made = model(tokens, use_cache=True, cache_params=state[0])
+            state[0] = made.cache_params
+            return made.logits[:, -1]
+
+        return Written(out.logits[:, -1], _greedy(out.logits[:, -1], step))
+
+    return read
+
+
+def official_model(like: xLSTMLarge, dtype: torch.dtype, device: torch.device) -> Any:
+    package = importlib.import_module("xlstm.xlstm_large.model")
+    kept = ("embedding_dim", "num_heads", "num_blocks", "vocab_size", "ffn_proj_factor", "weight_mode")
+    fields = {name: getattr(like.config, name) for name in kept} | {"mode": "inference", "return_last_states": True}
+    kernels = OFFICIAL_CPU_KERNELS if device.type == "cpu" else {}
+    with torch.device(device):  # weights that are thrown away are made faster there
+        model: nn.Module = package.xLSTMLarge(package.xLSTMLargeConfig(**fields, **kernels))
+    model.load_state_dict(like.state_dict())
+    return model.to(device, dtype).eval()
+
+
+def of_official(model: Any) -> Reader:
+    def read(x: Tensor) -> Written:
+        logits, state = model(x)
+
+        def step(tokens: Tensor) -> Tensor:
+            return model(tokens, state)[0][:, -1]  # writes the state in place
+
+        return Written(logits[:, -1], _greedy(logits[:, -1], step))
+
+    return read
+
+
+OfficialState = dict[int, tuple[Tensor, ...]]  # by block
+
+
+class Captured:
+    """The official model's step, compiled by torch and captured as one graph for each batch, from token to token."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._compiled = torch.compile(model.forward, dynamic=False)
+        self._steps: dict[int, tuple[Tensor, OfficialState, Callable[[], None]]] = {}
+
+    def _step(self, batch: int, like: OfficialState) -> tuple[Tensor, OfficialState, Callable[[], None]]:
+        """Where the token and the states lie, and what moves them one token on."""
+        own = {n: tuple(torch.zeros_like(x) for x in parts) for n, parts in like.items()}
+        token = torch.zeros((batch, 1), dtype=torch.long, device=own[0][0].device)
+
+        def move() -> None:
+            logits, _ = self._compiled(token, own)  # writes the state in place
+            token.copy_(logits[:, -1].argmax(-1, keepdim=True))
+
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(3):  # compiles, and lets Triton choose
+                move()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            move()
+        return token, own, graph.replay
+
+    def __call__(self, x: Tensor) -> Written:
+        logits, state = self.model(x)
+        first = logits[:, -1].argmax(-1, keepdim=True)
+
+        def write(n: int) -> Tensor:
+            batch = x.shape[0]
+            if batch not in self._steps:
+                self._steps[batch] = self._step(batch, state)
+            token, own, replay = self._steps[batch]
+            token.copy_(first)
+            for block, parts in state.items():
+                for place, part in zip(own[block], parts, strict=True):
+                    place.copy_(part)
+            made = [first]
+            for _ in range(n):
+                replay()
+                made.append(token.clone())
+            return torch.cat(made, 1)
+
+        return Written(logits[:, -1], write)
