@@ -63,10 +63,9 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
   using Base::kShape, Base::kThreads, Base::kTile, Base::kStepRows, Base::kColumnStrips, Base::kRowStrips,
       Base::kRegisters, Base::kAllAtOnce, Base::kRolled, Base::kPairs, Base::kFirstSums, Base::kSecondSums, Base::kUnit,
       Base::p, Base::at, Base::key_head, Base::query_head, Base::group, Base::queries, Base::keys, Base::owned,
-      Base::apart, Base::column0, Base::feature_wave, Base::least, Base::span, Base::first_sums, Base::second_sums,
-      Base::room, Base::first_tile, Base::second_tile, Base::first_turned, Base::second_turned, Base::facts_in,
-      Base::fetch, Base::bring, Base::fill_keep, Base::rules_in_all, Base::load_owned, Base::add_rows, Base::all_seen,
-      Base::weigh;
+      Base::column0, Base::feature_wave, Base::band, Base::first_sums, Base::second_sums, Base::room, Base::first_tile,
+      Base::second_tile, Base::first_turned, Base::second_turned, Base::facts_in, Base::fetch, Base::bring,
+      Base::fill_keep, Base::rules_in_all, Base::load_owned, Base::add_rows, Base::all_seen, Base::weigh;
   using typename Base::Place, typename Base::Stages, typename Base::Scores;
 
   using Base::Base;
@@ -152,16 +151,7 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
 
   // Of the tiles that owned tokens see, or that see them, of all heads: part `part` of `parts`.
   XLSTM_DEVICE void walk(int part, int parts) {
-    const int64_t end_owned =
-        owned + kShape.owned < (kOfKeys ? keys : queries) ? owned + kShape.owned : (kOfKeys ? keys : queries);
-    const int64_t most = int64_t(least) + uint32_t(span);
-    // Keys that a query sees: query + apart + [least, most].
-    const int64_t low = kOfKeys ? owned - apart - most : owned + apart + int64_t(least);
-    const int64_t high = kOfKeys ? end_owned - apart - int64_t(least) : end_owned + apart + most;  // excluded
-    const int64_t all = kOfKeys ? queries : keys;
-    const int64_t begin = low < 0 ? 0 : low, end = high < all ? high : all;
-    const int first = same_in_all(int(begin / kTile));
-    const int tiles = end > begin ? same_in_all(int((end + kTile - 1) / kTile)) - first : 0;
+    const auto [first, tiles] = band.template tiles_seen<kOfKeys>(owned, kShape.owned, queries, keys, kTile);
     const int members = kOfKeys ? group : 1;
     const auto border = [&](int n) {  // of parts
       return same_in_all(int(uint64_t(uint32_t(tiles)) * uint32_t(members) * uint32_t(n) / uint32_t(parts)));
@@ -236,20 +226,6 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
       });
     });
   }
-
-  // Places of no key in use, each block its share: their gradients are zero.
-  XLSTM_DEVICE void clear_pads() const {
-    const int pads = int(at.capacity) - keys;
-    for (int t = owned; t < owned + kShape.owned && t < pads; ++t) {
-      const int64_t place = t < at.first_key ? t : t + keys;
-      for (const bool is_first : {true, false}) {
-        const xlstm_tensor& x = is_first ? p->call.dk : p->call.dv;
-        E* to = static_cast<E*>(x.data) + key_offset(at, x, key_head, place);
-        for (int j = threadIdx.x; j < (is_first ? p->call.in.dqk : p->call.in.dv); j += kThreads)
-          to[j] = from_float<E>(0.0f);
-      }
-    }
-  }
 };
 
 // blockIdx.x: heads vary first, so that those of a head share a die's L2 where blocks are dealt out to dies, and blocks
@@ -268,7 +244,7 @@ __global__ __launch_bounds__(
   const uint32_t block = kOfKeys ? rest / parts : uint32_t(p->blocks_q) - 1 - rest, part = kOfKeys ? rest % parts : 0;
   Walk walk(p, which / heads, which % heads, block, lds);
   if constexpr (kOfKeys)
-    if (part == 0) walk.clear_pads();
+    if (part == 0) clear_pads<E, Walk::kThreads>(*p, walk.at, walk.key_head, walk.owned, Walk::kShape.owned);
   if (walk.owned >= (kOfKeys ? walk.keys : walk.queries)) return;
   walk.walk(int(part), int(parts));
   if (kOfKeys && parts > 1)

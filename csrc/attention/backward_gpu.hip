@@ -7,11 +7,17 @@
 namespace xlstm::gpu {
 namespace {
 
+bool has_panels(const xlstm_attention_backward& p) {
+  const xlstm_attention& in = p.in;
+  return query_panels(in, in.q, in.dqk) && query_panels(in, p.dout, in.dv) && key_panels(in, in.k, in.dqk) &&
+         key_panels(in, in.v, in.dv) && is_whole(p.dq, in.dqk) && is_whole(p.dk, in.dqk) && is_whole(p.dv, in.dv);
+}
+
 AttentionBackwardPlan plan_of(const xlstm_attention_backward& p, const Chip& chip) {
   const xlstm_attention& in = p.in;
   const bool bent = in.softcap > 0 || in.alibi_slopes || in.dropout_p > 0;
   return plan_attention_backward({in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.total_q, in.dqk, in.dv,
-                                  in.cu_seqlens_q != nullptr, element_bytes(in.q), bent},
+                                  in.cu_seqlens_q != nullptr, element_bytes(in.q), bent, has_panels(p)},
                                  chip);
 }
 

@@ -31,6 +31,8 @@ template <class E>
 void launch_backward(const AttentionBackwardPlan& plan, const BackwardParams& p, Stream stream) {
   launch("attention delta", attention_delta<E>, {plan.blocks_delta * p.heads_all_q(), kDeltaThreads, 0}, stream, p);
   if (p.call.dsink) launch("attention dsink", sum_dsink<E>, {p.call.in.heads_q, kDeltaThreads, 0}, stream, p);
+  if constexpr (kHasHopperKernels && sizeof(E) == 2)
+    if (plan.hopper) return launch_gradients_hopper<E>(plan, p, stream);
   if (plan.dqk == 64) return launch_class<E, 64, 64>(plan, p, stream);
   if (plan.dqk == 128) return launch_class<E, 128, 128>(plan, p, stream);
   if (plan.dqk == 192) return launch_class<E, 192, 128>(plan, p, stream);

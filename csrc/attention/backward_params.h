@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention/backward_plan.h"
+#include "attention/band_gpu.h"
 #include "attention/scores_gpu.h"
 #include "tile/gpu.h"
 
@@ -33,6 +34,9 @@ constexpr float score_unit = sizeof(E) == 4 ? 1.0f : kLog2E;
 // All launches, for one dtype: backward_launch.h.
 template <class E>
 void launch_backward(const AttentionBackwardPlan&, const BackwardParams&, Stream);
+// dk, dv and dq of 2-byte dtypes where the plan says so, in a library for CUDA.
+template <class E>
+void launch_gradients_hopper(const AttentionBackwardPlan&, const BackwardParams&, Stream);
 
 // Where the facts of a sequence's query 0 are.
 XLSTM_DEVICE float* facts_of(const BackwardParams& p, const AttentionLayout& at, int64_t head) {
@@ -58,6 +62,22 @@ XLSTM_DEVICE TokenRows<E> key_rows(const AttentionLayout& at, const xlstm_tensor
                                    bool whole) {
   return {global(static_cast<const E*>(x.data)) + key_offset(at, x, head, at.first_key), x.stride[2], int(features),
           whole};
+}
+
+// Places of no key in use, each block its share: their gradients are zero.
+template <class E, int kThreads>
+XLSTM_DEVICE void clear_pads(const BackwardParams& p, const AttentionLayout& at, int64_t key_head, int first,
+                             int count) {
+  const int keys = int(at.keys), pads = int(at.capacity) - keys;
+  for (int t = first; t < first + count && t < pads; ++t) {
+    const int64_t place = t < at.first_key ? t : t + keys;
+    for (const bool is_first : {true, false}) {
+      const xlstm_tensor& x = is_first ? p.call.dk : p.call.dv;
+      E* to = static_cast<E*>(x.data) + key_offset(at, x, key_head, place);
+      for (int j = threadIdx.x; j < (is_first ? p.call.in.dqk : p.call.in.dv); j += kThreads)
+        to[j] = from_float<E>(0.0f);
+    }
+  }
 }
 
 }  // namespace xlstm::gpu

@@ -38,6 +38,8 @@ AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall& call,
   if (blocks > 0)
     p.parts = std::clamp<int64_t>(std::min(chip.compute_units / blocks, tiles / kLeastTiles), 1, kMostParts);
   if (p.parts > 1) p.sums = p.parts * blocks * p.of_keys.owned * (p.dqk + p.dv);
+  p.hopper =
+      chip.hopper && call.panels && p.parts == 1 && suits_hopper_attention(call.element_bytes, call.bent, p.dqk, p.dv);
   return p;
 }
 

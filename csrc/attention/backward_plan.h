@@ -6,6 +6,7 @@
 
 #include "arch/chip.h"
 #include "attention/backward_shape.h"
+#include "attention/hopper_shape.h"
 
 namespace xlstm::gpu {
 
@@ -14,7 +15,8 @@ struct AttentionBackwardCall {
   int64_t batch, heads_q, heads_k, queries, keys, total_q, dqk, dv;  // queries, keys: of the longest sequence
   bool packed;                                                       // total_q queries of all sequences in one row
   int element_bytes;
-  bool bent;  // scores are more than products: softcap, ALiBi, dropout
+  bool bent;    // scores are more than products: softcap, ALiBi, dropout
+  bool panels;  // all tensors lie so that Hopper's bulk copies can take them; what a call needs is the same without
 };
 
 struct AttentionBackwardPlan {
@@ -25,6 +27,7 @@ struct AttentionBackwardPlan {
   int64_t blocks_k, blocks_q;   // along the keys and the queries of the longest sequence
   int64_t parts;                // that the rows of a key head are dealt out to
   int64_t sums;                 // floats of all parts; 0 with one
+  bool hopper;                  // its own kernels (backward_hopper.h), which have blocks of kHopperOwned tokens
 };
 
 // Throws std::invalid_argument, naming the argument, where there is no kernel.

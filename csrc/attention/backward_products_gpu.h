@@ -14,8 +14,8 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
   using Base::kShape, Base::kThreads, Base::kTile, Base::kStepRows, Base::kColumnStrips, Base::kRowStrips,
       Base::kQkSteps, Base::kVSteps, Base::kRegisters, Base::kStreams, Base::kFirstSums, Base::kSecondSums,
       Base::kHeldChain, Base::kPairs, Base::kAllAtOnce, Base::p, Base::at, Base::query_head, Base::queries, Base::keys,
-      Base::owned, Base::apart, Base::column0, Base::feature_wave, Base::least, Base::span, Base::rows_of, Base::store,
-      Base::room, Base::first_owned, Base::second_owned, Base::first_tile, Base::second_tile, Base::keep;
+      Base::owned, Base::column0, Base::feature_wave, Base::band, Base::rows_of, Base::store, Base::room,
+      Base::first_owned, Base::second_owned, Base::first_tile, Base::second_tile, Base::keep;
   using typename Base::Pair;
 
   ChainOperand<E> first_chain[kHeldChain ? kColumnStrips : 1][kHeldChain ? kQkSteps : 1];
@@ -191,7 +191,7 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
     // The smallest and the largest of key - query.
     const int64_t low = kOfKeys ? int64_t(mine) - (first + n - 1) : int64_t(first) - (mine + kShape.columns - 1);
     const int64_t high = kOfKeys ? int64_t(mine + kShape.columns - 1) - first : int64_t(first + n - 1) - mine;
-    const int64_t begin = int64_t(least) + apart, end = begin + uint32_t(span);
+    const int64_t begin = int64_t(band.least) + band.apart, end = begin + uint32_t(band.span);
     return low >= begin && high <= end && (kOfKeys || first + n <= keys);
   }
 
@@ -202,7 +202,7 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
                           const float* facts, bool masked, int lane) const {
     const StripPosition own = strip_position(kFamily, sizeof(E), lane, 0);  // the others lie at known distances
     const int row = first + row0 + own.row, column = owned + column0 + own.column;
-    const int apart_here = (kOfKeys ? column - row : row - column) - apart;
+    const int apart_here = (kOfKeys ? column - row : row - column) - band.apart;
     const float* mine = facts + fact_place(row0 + own.row);
     // f(strip row, register, strip column, tokens down and across from the lane's first)
     const auto each = [&](auto&& f) {
@@ -264,7 +264,7 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
     }
     if (kWeights && masked)
       each([&](int rs, int r, int c, int down, int across) {
-        bool sees = uint32_t(distance(down, across)) - uint32_t(least) <= uint32_t(span);
+        bool sees = uint32_t(distance(down, across)) - uint32_t(band.least) <= uint32_t(band.span);
         if (!kOfKeys) sees = sees && row + down < keys;
         s[rs][c].value[r] = sees ? s[rs][c].value[r] : -__builtin_inff();
       });

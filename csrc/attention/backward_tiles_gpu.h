@@ -50,9 +50,9 @@ struct BackwardTiles {
   AttentionLayout at;
   int64_t key_head, query_head;  // of dk and dv: the first query head of the key head
   char* lds;
-  int group, queries, keys, owned, apart;  // owned: first token of the block; apart: keys - queries
-  int column0, feature_wave;               // of the wave's tokens in the block; which of the waves across it is
-  int least, span;                         // a query sees keys with least <= key - query - apart <= least + span
+  int group, queries, keys, owned;  // owned: first token of the block
+  int column0, feature_wave;        // of the wave's tokens in the block; which of the waves across it is
+  Band band;
 
   XLSTM_DEVICE BackwardTiles(const BackwardParams* params, int64_t b, int64_t head, int64_t block, char* memory)
       : p(params), at(params->call.in, b), lds(memory) {
@@ -60,15 +60,11 @@ struct BackwardTiles {
     group = int(uint32_t(in.heads_q) / uint32_t(in.heads_k));
     key_head = kOfKeys ? head : uint32_t(head) / uint32_t(group);
     query_head = kOfKeys ? head * group : head;
-    queries = same_in_all(int(at.queries)), keys = same_in_all(int(at.keys)), apart = keys - queries;
+    queries = same_in_all(int(at.queries)), keys = same_in_all(int(at.keys));
     owned = int(block) * kShape.owned;
     column0 = (kPairs ? wave_id() % kShape.waves_along : wave_id() / kShape.waves_across) * kShape.columns;
     feature_wave = wave_id() % kShape.waves_across;
-    constexpr int64_t kFar = INT32_MAX;
-    const int64_t left = in.window_left < 0 || in.window_left > kFar ? kFar : in.window_left;
-    const int64_t right = in.window_right < 0 || in.window_right > kFar ? kFar : in.window_right;
-    least = same_in_all(int(-left));
-    span = same_in_all(int(uint32_t(right + left)));
+    band = Band(in, keys - queries);
   }
 
   // ---- where tiles lie in LDS

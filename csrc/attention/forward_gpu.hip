@@ -4,6 +4,7 @@
 
 #include "attention/kernels_gpu.h"
 #include "attention/launches_gpu.h"
+#include "attention/mla_hopper_launch.h"
 
 namespace xlstm::gpu {
 namespace {
@@ -11,7 +12,9 @@ namespace {
 AttentionCall call_of(const xlstm_attention_forward& p) {
   const xlstm_attention& in = p.in;
   const bool bent = in.softcap > 0 || in.alibi_slopes || in.dropout_p > 0 || !(in.softmax_scale > 0);
-  return {in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.dqk, in.dv, element_bytes(in.q), bent};
+  const bool panels = query_panels(in, in.q, in.dqk) && key_panels(in, in.k, in.dqk) && key_panels(in, in.v, in.dv) &&
+                      is_whole(p.out, in.dv) && !p.probs.data;
+  return {in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.dqk, in.dv, element_bytes(in.q), bent, panels};
 }
 AttentionForwardPlan plan(const xlstm_attention_forward& p, const Chip& chip) {
   return plan_attention_forward(call_of(p), p.in.block_size, p.splits, chip);
@@ -65,14 +68,20 @@ void check_mla(const xlstm_attention_forward& p) {
   expect(is_whole(in.q, in.dqk), "q: expected rows that begin at multiples of 16 bytes");
   expect(is_whole(in.k, in.dqk), "k_cache: expected rows that begin at multiples of 16 bytes");
 }
+template <class E>
+void launch_planned_mla(const MlaPlan& cut, const FewRowsParams& params, Stream stream) {
+  if constexpr (kHasHopperKernels)
+    if (cut.hopper) return launch_mla_hopper<E>(cut, params, stream);
+  launch_mla<E>(cut, params, stream);
+}
 void run_mla(const xlstm_attention_forward& p, const Chip& chip, void* workspace, Stream stream) {
   const MlaPlan cut = plan_mla(call_of(p), p.splits, chip);
   const FewRowsParams params{p, cut.blocks, cut.splits, is_whole(p.out, p.in.dv),
                              ForwardParts::in_workspace(p.in, cut.splits, workspace)};
   if (p.in.q.dtype == XLSTM_BFLOAT16)
-    launch_mla<BFloat16>(cut, params, stream);
+    launch_planned_mla<BFloat16>(cut, params, stream);
   else
-    launch_mla<Float16>(cut, params, stream);
+    launch_planned_mla<Float16>(cut, params, stream);
   if (cut.splits > 1) combine_forward_parts(p, params.parts, cut.splits, stream);
 }
 
@@ -102,7 +111,12 @@ void attention_forward(const xlstm_attention_forward& p, const Chip& chip, void*
                              is_whole(p.out, in.dv),
                              ForwardParts::in_workspace(in, cut.splits, workspace)};
   const auto s = static_cast<Stream>(stream);
-  with_element(in.q.dtype, [&](auto e) { launch_forward<decltype(e)>(cut, params, s); });
+  with_element(in.q.dtype, [&](auto e) {
+    using E = decltype(e);
+    if constexpr (kHasHopperKernels && sizeof(E) == 2)
+      if (cut.hopper) return launch_attend_hopper<E>(cut, params, s);
+    launch_forward<E>(cut, params, s);
+  });
 }
 
 }  // namespace xlstm::gpu

@@ -15,6 +15,10 @@ struct ForwardParams {
   ForwardParts parts;                         // with splits
 };
 
+// Of 2-byte dtypes where the plan says so, in a library for CUDA.
+template <class E>
+void launch_attend_hopper(const AttentionForwardPlan&, const ForwardParams&, Stream);
+
 // Of the kernels for few rows against many keys: decoding and MLA.
 struct FewRowsParams {
   xlstm_attention_forward call;

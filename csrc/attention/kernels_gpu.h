@@ -21,6 +21,22 @@ inline bool is_whole(const xlstm_tensor& x, int64_t features) {
   return whole && x.stride[2] >= 0 && x.stride[2] * bytes < int64_t(1) << 24;
 }
 
+// Whether Hopper's bulk copies can take it: whole rows, and strides that go forward.
+inline bool has_panels(const xlstm_tensor& x, int64_t features, const int64_t (&sizes)[3]) {
+  bool forward = true;
+  for (int axis = 0; axis < 3; ++axis) forward = forward && (sizes[axis] == 1 || x.stride[axis] > 0);
+  return forward && is_whole(x, features);
+}
+inline bool query_panels(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
+  const bool packed = in.cu_seqlens_q != nullptr;
+  return has_panels(x, features, {packed ? 1 : in.batch, in.heads_q, packed ? in.total_q : in.length_q});
+}
+inline bool key_panels(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
+  const bool packed = in.cu_seqlens_k != nullptr;
+  return !in.block_table && !in.cache_batch_idx &&
+         has_panels(x, features, {packed ? 1 : in.batch, in.heads_k, packed ? in.total_k : in.length_k});
+}
+
 size_t attention_forward_workspace(const xlstm_attention_forward&, const Chip&);
 void attention_forward(const xlstm_attention_forward&, const Chip&, void* workspace, void* stream);
 

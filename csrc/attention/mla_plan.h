@@ -7,13 +7,14 @@
 
 #include "arch/numbers.h"
 #include "attention/decode_plan.h"
-#include "attention/mla_shape.h"
+#include "attention/mla_hopper_shape.h"
 
 namespace xlstm::gpu {
 
 struct MlaPlan {
   int rows, features;  // which kernel
   bool ahead;
+  bool hopper;  // by Hopper's own kernel (mla_hopper.h)
   MlaShape shape;
   int64_t blocks;  // along the rows
   int64_t splits;  // along the keys
@@ -21,7 +22,7 @@ struct MlaPlan {
 };
 
 // splits: 0 leaves them to the plan. 64 rows share a tile where there are more than 16, tiles overlap where LDS has
-// room.
+// room; Hopper has a kernel of its own for 64.
 inline MlaPlan plan_mla(const AttentionCall& call, int64_t splits, const Chip& chip) {
   MlaPlan plan{};
   const int64_t rows = call.queries * (call.heads_q / call.heads_k), heads = call.batch * call.heads_k;
@@ -39,6 +40,12 @@ inline MlaPlan plan_mla(const AttentionCall& call, int64_t splits, const Chip& c
   if (plan.rows == 0)
     throw std::invalid_argument("head_dim_v: the kernel for 512 features of " + std::to_string(call.dqk) +
                                 " needs more LDS than this GPU has: " + std::to_string(chip.lds_bytes) + " bytes");
+  const MlaShape own = mla_hopper_shape(plan.features);
+  if (chip.hopper && plan.rows == kMlaHopperRows && own.lds_bytes <= chip.lds_bytes) {
+    plan.ahead = false;
+    plan.hopper = true;
+    plan.shape = own;
+  }
   plan.blocks = std::max<int64_t>(1, ceil_div(rows, plan.rows));
   plan.splits =
       splits ? splits : parts_that_fill(std::max<int64_t>(1, heads * plan.blocks), chip.compute_units, call.keys, 256);

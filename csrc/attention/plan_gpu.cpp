@@ -6,6 +6,7 @@
 #include <string>
 
 #include "arch/numbers.h"
+#include "attention/hopper_shape.h"
 
 namespace xlstm::gpu {
 namespace {
@@ -45,6 +46,8 @@ AttentionForwardPlan plan_attention_forward(const AttentionCall& call, int64_t b
     plan.splits = 2 * blocks > at_once ? 1 : std::max<int64_t>(1, std::min(at_once / blocks, most));
   }
   plan.grid = heads * plan.blocks * plan.splits;
+  plan.hopper = chip.hopper && call.panels && block_size == 0 && plan.splits == 1 &&
+                suits_hopper_attention(call.element_bytes, call.bent, plan.head.dqk, plan.head.dv);
   return plan;
 }
 

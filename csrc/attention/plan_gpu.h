@@ -13,7 +13,8 @@ namespace xlstm::gpu {
 struct AttentionCall {
   int64_t batch, heads_q, heads_k, queries, keys, dqk, dv;  // queries, keys: of the longest sequence
   int element_bytes;
-  bool bent;  // scores are more than a positive number times products: softcap, ALiBi, dropout
+  bool bent;            // scores are more than a positive number times products: softcap, ALiBi, dropout
+  bool panels = false;  // q, k, v and out lie so that Hopper's bulk copies can take them, and nobody asks for weights
 };
 
 struct AttentionForwardPlan {
@@ -23,6 +24,7 @@ struct AttentionForwardPlan {
   int64_t blocks;  // along the rows
   int64_t splits;  // along the keys
   int64_t grid;
+  bool hopper;  // its own kernel (forward_hopper.h), which has blocks of kHopperOwned queries
 };
 
 // block_size, splits: 0 leaves them to the plan. Throws std::invalid_argument, naming the argument, where there is no

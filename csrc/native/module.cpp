@@ -242,14 +242,18 @@ py::dict plan_decode_gpu(const py::object& device, int64_t batch, int64_t heads_
   d["grid"] = p.grid;
   return d;
 }
-// rows: of a key head. compute_units, arch: of the device at hand, or of a known one.
+// rows: of a key head. compute_units, arch: of the device at hand, or of a known one. own_schedule: whether Hopper may
+// have its own.
 py::dict plan_mla_gpu(const std::string& arch, int32_t compute_units, int32_t lds_bytes, int64_t batch, int64_t heads_k,
-                      int64_t rows, int64_t keys, int64_t dqk, int64_t splits) {
+                      int64_t rows, int64_t keys, int64_t dqk, int64_t splits, bool own_schedule) {
   check_positive({{"compute_units", compute_units}, {"batch", batch}, {"heads_k", heads_k}, {"rows", rows}});
-  const gpu::Chip chip = gpu::chip_of({"", arch.c_str(), compute_units, 0, lds_bytes, 0, 0, 0});
+  gpu::Chip chip = gpu::chip_of({"", arch.c_str(), compute_units, 0, lds_bytes, 0, 0, 0});
+  chip.hopper = chip.hopper && own_schedule;
   const gpu::MlaPlan p = gpu::plan_mla({batch, rows * heads_k, heads_k, 1, keys, dqk, 512, 2, false}, splits, chip);
   py::dict d;
+  d["schedule"] = p.hopper ? "hopper" : "common";
   d["rows"] = p.rows;
+  d["keys"] = p.shape.keys;
   d["threads"] = p.shape.threads;
   d["lds_bytes"] = p.shape.lds_bytes;
   d["blocks"] = p.blocks;
@@ -377,6 +381,7 @@ PYBIND11_MODULE(_native, m) {
         py::arg("splits") = 0, "The same for few rows of a key head, where few_rows says that they are few.");
   m.def("plan_mla_gpu", plan_mla_gpu, py::arg("arch"), py::arg("compute_units"), py::arg("lds_bytes"), py::arg("batch"),
         py::arg("heads_k"), py::arg("rows"), py::arg("keys"), py::arg("dqk") = 576, py::arg("splits") = 0,
+        py::arg("own_schedule") = true,
         "How MLA decoding is cut up on a GPU; rows: queries of all heads of a key head.");
   m.def("attention_places", attention_places, py::arg("heads"), py::arg("splits"), py::arg("row_blocks"),
         "(key head, part of the keys, block of rows) of each block of a forward call on a GPU, in their order.");

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,10 +32,11 @@ def plan_lines(plan: Plan) -> list[str]:
 def plan_of_call(op: str, given: Mapping[str, Any]) -> Plan | None:
     """How an op's call is cut up where its tensors lie; given: its arguments by name.
 
-    None for ops that are not planned: the layers, appending and combining, and token by token on a CPU.
+    None for ops that are not planned: the layers, appending and combining, token by token on a CPU, and attention's
+    backward pass on a GPU, whose plan _native does not have.
     """
     built, family = native(), op.split("_")[0]
-    if built is None or "q" not in given or (family == "attention" and "backward" in op):
+    if built is None or "q" not in given:
         return None
     q, v = given["q"], given["v"]
     gpu = None if q.device.type == "cpu" else _gpu(q.device)
@@ -51,6 +52,10 @@ def _gpu(device: torch.device) -> Gpu:
     return here.arch, here.compute_units, here.lds_bytes
 
 
+def _own_schedule() -> bool:
+    return os.environ.get("XLSTM_HIP_GPU_SCHEDULE") != "common"
+
+
 def _mlstm(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tensor, gpu: Gpu | None) -> Plan | None:
     one_token = q.dim() == 3
     recurrent = one_token or op == "mlstm_sequence"
@@ -60,7 +65,7 @@ def _mlstm(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tensor, 
     asked = {name: given[name] for name in ("walk_chunk", "segments", "step_columns") if name in given}
     if gpu:
         dims = (q.shape[-1], v.shape[-1], q.element_size())
-        own_schedule = q.dtype == torch.bfloat16 and os.environ.get("XLSTM_HIP_GPU_SCHEDULE") != "common"
+        own_schedule = q.dtype == torch.bfloat16 and _own_schedule()
         plan = built.plan_mlstm_gpu(
             gpu, sequences, heads, length, *dims, **asked, packed=ends is not None, panels=own_schedule
         )
@@ -73,7 +78,7 @@ def _mlstm(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tensor, 
     return built.plan_mlstm_cpu(*cut)
 
 
-def _attention(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tensor, gpu: Gpu | None) -> Plan:
+def _attention(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tensor, gpu: Gpu | None) -> Plan | None:
     k, packed = given["k"], given["cu_seqlens_q"]
     batch = q.shape[0] if packed is None else packed.shape[0] - 1
     queries = q.shape[1] if packed is None else given["max_seqlen_q"]
@@ -82,17 +87,59 @@ def _attention(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tens
         keys = given["max_seqlen_k"]
     else:
         keys = k.shape[1] * (1 if table is None else table.shape[1])
-    heads_q, heads_k, dims = q.shape[-2], k.shape[-2], (q.shape[-1], v.shape[-1])
-    block_size, splits = given["block_size"], given.get("splits", 0)
-    rows = queries * heads_q // heads_k
+    call = AttentionCall(
+        batch, q.shape[-2], k.shape[-2], queries, keys, q.shape[-1], v.shape[-1], q.element_size(),
+        given["block_size"], given.get("splits", 0),
+    )  # fmt: skip
     if not gpu:
-        return built.plan_attention_cpu(batch, heads_k, rows, keys, torch.get_num_threads(), block_size, splits)
-    if dims in MLA_DIMS and k.data_ptr() == v.data_ptr():
-        return built.plan_mla_gpu(*gpu, batch, heads_k, rows, keys, dims[0], splits)
-    shape = (gpu, batch, heads_q, heads_k, queries, keys, *dims, q.element_size())
-    if "probs" not in op and given["dropout_p"] == 0 and block_size == 0:
-        few = built.plan_decode_gpu(*shape, splits)
+        return attention_cpu(built, call, torch.get_num_threads(), "backward" in op)
+    if "backward" in op:
+        return None
+    if (call.dqk, call.dv) in MLA_DIMS and k.data_ptr() == v.data_ptr():
+        return mla_gpu(built, gpu, call)
+    bent = given["softcap"] > 0 or given["alibi_slopes"] is not None or given["dropout_p"] > 0
+    return attention_gpu(built, gpu, call, bent, "probs" not in op and given["dropout_p"] == 0)
+
+
+class AttentionCall(NamedTuple):
+    """What the plan of a call of attention depends on."""
+
+    batch: int
+    heads_q: int
+    heads_k: int
+    queries: int
+    keys: int
+    dqk: int
+    dv: int
+    element_bytes: int
+    block_size: int = 0
+    splits: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Of a key head."""
+        return self.queries * self.heads_q // self.heads_k
+
+
+def attention_cpu(built: Any, call: AttentionCall, threads: int, backward: bool) -> Plan:
+    plan = built.plan_attention_cpu(
+        call.batch, call.heads_k, call.rows, call.keys, threads, call.block_size, call.splits
+    )
+    of_backward = plan.pop("backward")
+    return of_backward if backward else plan
+
+
+def attention_gpu(built: Any, gpu: Gpu, call: AttentionCall, bent: bool = False, may_be_few: bool = True) -> Plan:
+    """may_be_few: whether the kernel for few rows has what the call asks for."""
+    *shape, block_size, splits = call
+    if may_be_few and block_size == 0:
+        few = built.plan_decode_gpu(gpu, *shape, splits)
         if few["few_rows"]:
             return few
-    bent = given["softcap"] > 0 or given["alibi_slopes"] is not None or given["dropout_p"] > 0
-    return built.plan_attention_gpu(*shape, bent, block_size, splits)
+    return built.plan_attention_gpu(gpu, *shape, bent, block_size, splits)
+
+
+def mla_gpu(built: Any, gpu: Gpu, call: AttentionCall) -> Plan:
+    return built.plan_mla_gpu(
+        *gpu, call.batch, call.heads_k, call.rows, call.keys, call.dqk, call.splits, _own_schedule()
+    )

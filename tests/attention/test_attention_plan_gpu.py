@@ -79,3 +79,22 @@ def test_every_block_has_its_place(heads: int, splits: int, row_blocks: int) -> 
 def test_what_has_no_kernel(dims: tuple[int, int], element_bytes: int, options: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):
         plan("MI300X", SHAPES[0], dims, element_bytes, **options)
+
+
+@pytest.mark.parametrize("device, features", list(itertools.product(DEVICES, (512, 576))))
+def test_mla_plans(device: str, features: int) -> None:
+    facts = DEVICES[device]
+
+    def mla(rows: int, own_schedule: bool = True) -> Any:
+        gpu = (facts["arch"], facts["compute_units"], facts["lds_bytes"])
+        return _native.plan_mla_gpu(*gpu, 64, 1, rows, 8192, features, own_schedule=own_schedule)
+
+    for rows in (1, 16, 17, 128):
+        p, hopper = mla(rows), device == "H200" and rows > 16
+        assert p["schedule"] == ("hopper" if hopper else "common")
+        assert p["threads"] == 384 or not hopper
+        assert p["lds_bytes"] <= facts["lds_bytes"] and p["threads"] % facts["wave_size"] == 0
+        assert p["blocks"] * p["rows"] >= rows and p["grid"] == 64 * p["blocks"] * p["splits"]
+        common = mla(rows, own_schedule=False)
+        assert common["schedule"] == "common" and common["grid"] == p["grid"]
+        assert common == p or hopper

@@ -61,17 +61,40 @@ int main() {
               for (int bytes : {2, 4})
                 for (bool packed : {false, true})
                   test_properties(facts, {batch, 2 * group, 2, queries, keys, batch * queries, dqk, dv, packed, bytes,
-                                          bytes == 2 && packed});
+                                          bytes == 2 && packed, true});
 
   // 8 heads of 64 blocks of keys fill any chip; one key head of 8 is dealt out to 304 / 16 = 19 parts of its 8 x 64
   // tiles.
-  test_parts("MI300X", {1, 8, 8, 8192, 8192, 0, 128, 128, false, 2, false}, 1);
-  test_parts("MI300X", {1, 8, 1, 2048, 2048, 0, 128, 128, false, 2, false}, 19);
-  test_parts("MI300X", {1, 1, 1, 64, 2048, 0, 128, 128, false, 2, false}, 1);  // two tiles: too few to share
+  test_parts("MI300X", {1, 8, 8, 8192, 8192, 0, 128, 128, false, 2, false, true}, 1);
+  test_parts("MI300X", {1, 8, 1, 2048, 2048, 0, 128, 128, false, 2, false, true}, 19);
+  test_parts("MI300X", {1, 1, 1, 64, 2048, 0, 128, 128, false, 2, false, true}, 1);  // two tiles: too few to share
+  // Hopper's own kernels: 2-byte elements, plain scores, heads of like dims up to 128, whole panels, blocks that fill
+  // it.
+  const Chip h200{Family::nvidia, 132, 227 << 10, true};
+  const AttentionBackwardCall plain{8, 16, 16, 8192, 8192, 0, 128, 128, false, 2, false, true};
+  const auto takes = [&](auto&& change, const Chip& chip) {
+    AttentionBackwardCall call = plain;
+    change(call);
+    return plan_attention_backward(call, chip).hopper;
+  };
+  Chip other = h200;
+  other.hopper = false;
+  CHECK(takes([](auto&) {}, h200) && !takes([](auto&) {}, other), "what has Hopper's kernels takes them");
+  CHECK(takes([](auto& c) { c.dqk = c.dv = 40, c.packed = true, c.total_q = 9000; }, h200), "head dims of 40, packed");
+  CHECK(!takes([](auto& c) { c.element_bytes = 4; }, h200), "float32");
+  CHECK(!takes([](auto& c) { c.bent = true; }, h200), "bent scores");
+  CHECK(!takes([](auto& c) { c.dqk = 192; }, h200), "192 and 128");
+  CHECK(!takes([](auto& c) { c.panels = false; }, h200), "rows that bulk copies cannot take");
+  CHECK(!takes([](auto& c) { c.batch = 1, c.heads_q = c.heads_k = 1, c.keys = 2048; }, h200), "several parts");
+  for (const int features : {64, 128})
+    for (const bool of_keys : {false, true}) {
+      const HopperRoomShape s = gradient_shape(features, of_keys);
+      CHECK(s.lds_bytes() <= h200.lds_bytes && kFactPad % s.tile == 0, "%d features", features);
+    }
   for (const auto& [dqk, dv] : {std::pair{257, 64}, {64, 300}}) {
     bool thrown = false;
     try {
-      plan_attention_backward({1, 1, 1, 8, 8, 0, dqk, dv, false, 2, false}, chip(kKnownDevices[0]));
+      plan_attention_backward({1, 1, 1, 8, 8, 0, dqk, dv, false, 2, false, true}, chip(kKnownDevices[0]));
     } catch (const std::invalid_argument& error) {
       thrown = std::string(error.what()).find(dqk > 256 ? "q: " : "v: ") == 0;
     }

@@ -53,13 +53,24 @@ void test_mla() {
         CHECK(p.rows == (heads > 16 && chip.family != Family::rdna ? 64 : 16), "%s: %d rows", name, p.rows);
         CHECK(p.shape.lds_bytes <= chip.lds_bytes, "%s: %d bytes of LDS", name, p.shape.lds_bytes);
         const bool room = mla_shape(chip.family, p.rows, features, true).lds_bytes <= chip.lds_bytes;
-        CHECK(p.ahead == (chip.family == Family::nvidia && p.rows == 64 && room), "%s: tiles overlap or not", name);
+        CHECK(p.hopper == (chip.hopper && p.rows == 64), "%s: Hopper's own kernel or not", name);
+        CHECK(p.ahead == (chip.family == Family::nvidia && p.rows == 64 && room && !p.hopper),
+              "%s: tiles overlap or not", name);
         CHECK(p.blocks == (heads + p.rows - 1) / p.rows, "%s: %d blocks", name, int(p.blocks));
         CHECK(busy(p.grid, chip.compute_units) >= 0.9, "%s: %d blocks for %d heads", name, int(p.grid), int(heads));
         const MlaPlan named = plan_mla(call(2, heads, 1, 3, 500, features, 512, 2), 5, chip);
         CHECK(named.splits == 5 && named.grid == 2 * 5 * named.blocks, "%s: %d parts", name, int(named.splits));
       }
-  CHECK(plan_mla(call(64, 128, 1, 1, 8192, 576, 512, 2), 0, known_chip("H200")).ahead, "H200: tiles overlap");
+  Chip h200 = known_chip("H200");
+  const AttentionCall benchmark = call(64, 128, 1, 1, 8192, 576, 512, 2);
+  const MlaPlan own = plan_mla(benchmark, 0, h200);
+  CHECK(own.hopper && own.shape.threads == 384 && own.shape.lds_bytes == 230488 && own.grid == 128,
+        "H200: its own kernel, %d bytes of LDS", own.shape.lds_bytes);
+  h200.lds_bytes = own.shape.lds_bytes - 1;
+  CHECK(!plan_mla(benchmark, 0, h200).hopper, "no room for it");
+  h200 = known_chip("H200"), h200.hopper = false;
+  const MlaPlan common = plan_mla(benchmark, 0, h200);
+  CHECK(common.ahead && !common.hopper && common.grid == 128, "H200, common schedule: tiles overlap");
   bool refused = false;
   try {
     plan_mla(call(1, 128, 1, 1, 500, 576, 512, 2), 0, {Family::nvidia, 46, 48 << 10, false});

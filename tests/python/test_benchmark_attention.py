@@ -60,8 +60,9 @@ def test_smoke_run_of_features(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(out.with_suffix(".md").read_text())
     tables = json.loads(out.read_text())["tables"]
-    assert [len(rows) for rows in tables.values()] == [5, 3, 3]
+    assert [len(rows) for rows in tables.values()] == [7, 7, 5, 5]
     assert all(row["ms"]["median"] > 0 and row["error"] < 5e-3 for rows in tables.values() for row in rows)
+    assert out.with_suffix(".png").stat().st_size > 10_000
 
 
 def test_a_wrong_feature_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

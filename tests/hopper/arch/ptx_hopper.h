@@ -57,13 +57,13 @@ template <int kGroups, class... Sums>
 void products_wait(Sums&...) {
   emulator::products_wait(kGroups);
 }
-template <bool kAAcross, bool kBAcross, int kCount>
+template <bool kAAcross, bool kBAcross, class E = BFloat16, int kCount>
 void multiply_shared(float (&sum)[kCount], uint64_t a, uint64_t b, bool add = true) {
-  emulator::multiply_shared(sum, 2 * kCount, a, kAAcross, b, kBAcross, add);
+  emulator::multiply_shared(sum, 2 * kCount, a, kAAcross, b, kBAcross, add, __is_same(E, Float16));
 }
-template <bool kBAcross, int kCount>
+template <bool kBAcross, class E = BFloat16, int kCount>
 void multiply_held(float (&sum)[kCount], const uint32_t* a, uint64_t b, bool add = true) {
-  emulator::multiply_held(sum, 2 * kCount, a, b, kBAcross, add);
+  emulator::multiply_held(sum, 2 * kCount, a, b, kBAcross, add, __is_same(E, Float16));
 }
 
 inline void store_matrices(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {

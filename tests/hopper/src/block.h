@@ -112,7 +112,7 @@ struct Exchange {
 struct Product {
   uint64_t a = 0, b = 0;  // descriptors; a only where A is not held
   int columns = 0, group = 0;
-  bool held = false, a_across = false, b_across = false, add = false;
+  bool held = false, a_across = false, b_across = false, add = false, float16 = false;
 
   bool operator==(const Product&) const = default;
 };

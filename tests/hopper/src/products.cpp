@@ -16,6 +16,7 @@ namespace {
 constexpr int kRows = 64, kDepth = 16;  // of a product: rows of the sum; k
 
 float bfloat16(uint16_t bits) { return std::bit_cast<float>(uint32_t(bits) << 16); }
+float number(uint16_t bits, bool float16) { return float16 ? float(std::bit_cast<_Float16>(bits)) : bfloat16(bits); }
 
 // An operand in shared memory as its descriptor says, in panels of 64 columns permuted in pieces of 16 bytes.
 struct Operand {
@@ -52,12 +53,12 @@ struct Operand {
         for (int k = 0; k < kDepth; k += 8) f(at(i, k), 16);
     }
   }
-  void read(Block& block, int count, double* values) const {  // values[i][k]
+  void read(Block& block, int count, bool float16, double* values) const {  // values[i][k]
     for (int i = 0; i < count; ++i)
       for (int k = 0; k < kDepth; ++k) {
         uint16_t bits;
         std::memcpy(&bits, block.dynamic + (at(i, k) - kFirstAddress), 2);
-        values[i * kDepth + k] = bfloat16(bits);
+        values[i * kDepth + k] = number(bits, float16);
       }
   }
 };
@@ -83,12 +84,12 @@ void run(Block& block, int group, const IssuedProduct& p) {
       for (int w = 0; w < 4; ++w)
         for (int e = 0; e < 2; ++e) {
           const int row = t / kWarp * 16 + t % kWarp / 4 + 8 * (w % 2), k = 8 * (w / 2) + 2 * (t % 4) + e;
-          a[row * kDepth + k] = bfloat16(uint16_t(p.left[t][w] >> (16 * e)));
+          a[row * kDepth + k] = number(uint16_t(p.left[t][w] >> (16 * e)), p.float16);
         }
   } else {
-    Operand(p.a, p.a_across).read(block, kRows, a);
+    Operand(p.a, p.a_across).read(block, kRows, p.float16, a);
   }
-  Operand(p.b, p.b_across).read(block, p.columns, b);
+  Operand(p.b, p.b_across).read(block, p.columns, p.float16, b);
   for (int t = 0; t < kGroup; ++t) {
     float* sum = sum_of(*block.threads[group * kGroup + t], p.sum[t]).values.data();
     for (int i = 0; i < p.columns / 2; ++i) {
@@ -174,11 +175,12 @@ void products_wait(int but_the_last) {
   });
 }
 
-void multiply_shared(float* sum, int columns, uint64_t a, bool a_across, uint64_t b, bool b_across, bool add) {
-  issue({a, b, columns, running->committed, false, a_across, b_across, add}, sum, nullptr);
+void multiply_shared(float* sum, int columns, uint64_t a, bool a_across, uint64_t b, bool b_across, bool add,
+                     bool float16) {
+  issue({a, b, columns, running->committed, false, a_across, b_across, add, float16}, sum, nullptr);
 }
-void multiply_held(float* sum, int columns, const uint32_t* a, uint64_t b, bool b_across, bool add) {
-  issue({0, b, columns, running->committed, true, false, b_across, add}, sum, a);
+void multiply_held(float* sum, int columns, const uint32_t* a, uint64_t b, bool b_across, bool add, bool float16) {
+  issue({0, b, columns, running->committed, true, false, b_across, add, float16}, sum, a);
 }
 
 // A and B of a warp in words of elements of one size, `in_word` of them. Lane 4 g + t has of A rows g and g + 8, of B

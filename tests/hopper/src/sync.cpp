@@ -30,6 +30,8 @@ void Thread::tell(Knowledge& to) {
 }
 
 void Thread::fence() {
+  const Party copies = block->copies_of(*this);
+  known.fenced[copies] = known.over[copies];  // its own copies that it has waited for
   known.fenced[party()] = epoch;
   known.over[party()] = ++epoch;
 }

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What far_tokens.py holds on a GPU, with few tokens here: right calls pass, and offsets that wrap are seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest import SkipTest
+
+import far_tokens
+import pytest
+import torch
+from far_tokens import SMALL, tokens_beyond_32_bits
+from torch import Tensor
+
+from xlstm_hip import attention as ours
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_right_calls_pass(dtype: torch.dtype, backward: bool) -> None:
+    tokens_beyond_32_bits(replace(SMALL, dtype=dtype), "cpu", backward)
+
+
+def wrapped(x: Tensor) -> Tensor:
+    """The tokens that a kernel would read whose offsets wrap at `beyond` elements."""
+    own = x.shape[-2] * x.shape[-1]
+    reached = torch.arange(x.numel() // own) * own % SMALL.beyond // own
+    return x.reshape(-1, *x.shape[-2:])[reached].view(x.shape)
+
+
+class WrongGradient(torch.autograd.Function):
+    """The tensor, whose gradient a kernel wrote at wrapped places."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return wrapped(grad)
+
+
+FUNCTIONS = {"one sequence": "flash_attn_func", "packed": "flash_attn_varlen_func", "pages": "flash_attn_with_kvcache"}
+
+
+@pytest.mark.parametrize("where", range(3), ids=list("qkv"))
+@pytest.mark.parametrize("way", FUNCTIONS)
+def test_offsets_that_wrap_are_seen(monkeypatch: pytest.MonkeyPatch, way: str, where: int) -> None:
+    right = getattr(ours, FUNCTIONS[way])
+    if way == "pages" and where == 0:
+        pytest.skip("a few queries lie nowhere far")
+
+    def planted(bend: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+        def call(*tensors: Any, **options: Any) -> Any:
+            return right(*(bend(x) if j == where else x for j, x in enumerate(tensors)), **options)
+
+        return call
+
+    monkeypatch.setattr(far_tokens.ours, FUNCTIONS[way], planted(wrapped))
+    with pytest.raises(AssertionError, match="out, norm 2: error"):
+        tokens_beyond_32_bits(SMALL, "cpu")
+    if way != "pages":  # which have no gradient
+        monkeypatch.setattr(far_tokens.ours, FUNCTIONS[way], planted(WrongGradient.apply))
+        with pytest.raises(AssertionError, match=f"{way}: d{'qkv'[where]}, norm 2: error"):
+            tokens_beyond_32_bits(SMALL, "cpu")
+
+
+def test_too_little_memory_is_a_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(far_tokens, "room", lambda device: SMALL.bytes - 1)
+    with pytest.raises(SkipTest, match="needs 0 GB free"):
+        tokens_beyond_32_bits(SMALL, "cpu")
+
+
+def test_the_gpus_own_sizes() -> None:
+    """All that is compared lies beyond 2^31 elements, and it fits an H100."""
+    far = far_tokens.Far()
+    assert (far.tokens - far.length) * far.heads * far.dim > 2**31
+    assert far.bytes < 60e9
