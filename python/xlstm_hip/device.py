@@ -78,6 +78,7 @@ def device_facts(device: torch.device | str | int | None = None) -> DeviceFacts:
 
 
 def is_amd_gpu(device: torch.device | str | int | None = None) -> bool:
+    """Whether a device is an AMD GPU; no GPU is no error."""
     return device_facts(device).kind == "amd"
 
 

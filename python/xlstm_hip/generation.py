@@ -46,6 +46,8 @@ class LanguageModel(Protocol):
 
 
 class Generated(NamedTuple):
+    """What generate gives: the new tokens, how many are each row's own, and the state to go on from."""
+
     tokens: Tensor  # (B, N) the new tokens; after a row's end token its row is padding
     lengths: Tensor  # (B) how many are the row's own, the end token among them
     state: State  # everything but each row's last token has gone in

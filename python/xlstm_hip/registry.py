@@ -203,18 +203,22 @@ def get_mlstm_kernel(name: str) -> Callable:
 
 
 def get_available_mlstm_sequence_kernels() -> list[str]:
+    """Names of the kernels that go token by token."""
     return kernel_names(("sequence",))
 
 
 def get_mlstm_sequence_kernel(name: str) -> Callable:
+    """The sequence kernel of that name."""
     return kernel_info(name, "sequence").function
 
 
 def get_available_mlstm_step_kernels() -> list[str]:
+    """Names of the kernels of one token."""
     return kernel_names(("step",))
 
 
 def get_mlstm_step_kernel(name: str) -> Callable:
+    """The step kernel of that name."""
     return kernel_info(name, "step").function
 
 

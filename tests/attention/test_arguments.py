@@ -9,6 +9,7 @@ IDLE's must still come to the ops.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import sys
@@ -78,7 +79,7 @@ def constructed(module: type[nn.Module]) -> Callable[..., Any]:
     """A call of X with the constructor's arguments."""
 
     def call(**arguments: Any) -> Any:
-        return module(**arguments)(**X)
+        return module(**arguments)(**{name: x.to(torch.get_default_device()) for name, x in X.items()})
 
     call.__signature__ = inspect.signature(module)  # type: ignore[attr-defined]
     return call
@@ -153,11 +154,28 @@ CALLS: dict[str, Call] = {
             "topk_length": NotImplementedError, "extra_topk_length": NotImplementedError,
         },
     ),
+    "flash_mla_with_kvcache, MLA's own shape": (
+        ours.flash_mla_with_kvcache,
+        {
+            "q": draw(2, 2, 8, 576).bfloat16(), "k_cache": draw(10, 8, 1, 576).bfloat16(), "block_table": TABLE,
+            "cache_seqlens": torch.tensor([9, 40]), "head_dim_v": 512,
+        },
+        {
+            "q": draw(2, 2, 8, 576).bfloat16(), "k_cache": draw(10, 8, 1, 576).bfloat16(),
+            "block_table": TABLE.flip(0), "cache_seqlens": torch.tensor([3, 9]),
+            "tile_scheduler_metadata": ours.get_mla_metadata()[0], "softmax_scale": 0.1, "attn_sink": torch.ones(8),
+            **dict.fromkeys(
+                ("head_dim_v", "num_splits", "is_fp8_kvcache", "indices", "extra_k_cache", "extra_indices_in_kvcache",
+                 "topk_length", "extra_topk_length"), "with other head dims",
+            ),
+        },
+    ),
     "get_mla_metadata": (
         ours.get_mla_metadata,
-        {"cache_seqlens": torch.tensor([500, 80]), "num_q_tokens_per_head_k": 16, "num_heads_k": 1, "num_heads_q": 8},
+        {"cache_seqlens": torch.tensor([5000, 80]), "num_q_tokens_per_head_k": 16, "num_heads_k": 1, "num_heads_q": 8},
         {
-            "cache_seqlens": torch.tensor([80, 500]), "num_q_tokens_per_head_k": 0, "num_heads_k": 0, "num_heads_q": 3,
+            "cache_seqlens": torch.tensor([80, 5000]), "num_q_tokens_per_head_k": 128, "num_heads_k": 2,
+            "num_heads_q": 3,  # fits no count
             "is_fp8_kvcache": NotImplementedError, "topk": NotImplementedError,
         },
     ),
@@ -165,7 +183,7 @@ CALLS: dict[str, Call] = {
         ours.scaled_dot_product_attention, {"query": X["q"], "key": X["k"], "value": X["v"]},
         {
             "query": OTHER["q"], "key": OTHER["k"], "value": OTHER["v"], "attn_mask": NotImplementedError,
-            "is_causal": True, "scale": 0.1, "enable_gqa": "later",
+            "is_causal": True, "scale": 0.1, "enable_gqa": "test_gqa_must_be_enabled",
         },
     ),
     "FlashAttention": (constructed(ours.FlashAttention), {}, {}),
@@ -189,6 +207,33 @@ CALLS: dict[str, Call] = {
     "index_first_axis": (
         compat.index_first_axis, {"x": draw(5, H), "indices": torch.tensor([1, 3])},
         {"x": draw(5, H), "indices": torch.tensor([1, 4])},
+    ),
+    "index_put_first_axis": (
+        compat.index_put_first_axis, {"values": draw(2, H), "indices": torch.tensor([1, 3]), "first_axis_dim": 5},
+        {"values": draw(2, H), "indices": torch.tensor([1, 4]), "first_axis_dim": 6},
+    ),
+    "unpad_input_for_concatenated_sequences": (
+        compat.unpad_input_for_concatenated_sequences,
+        {"hidden_states": X["q"], "attention_mask_in_length": torch.tensor([[3, 9] + [0] * 38, [40] + [0] * 39])},
+        {
+            "hidden_states": OTHER["q"],
+            "attention_mask_in_length": torch.tensor([[12] + [0] * 39, [40] + [0] * 39]),
+        },
+    ),
+    "apply_rotary_emb": (
+        compat.apply_rotary_emb, {"x": X["q"], "cos": draw(50, 4), "sin": draw(50, 4)},
+        {
+            "x": OTHER["q"], "cos": draw(50, 4), "sin": draw(50, 4), "interleaved": True, "seqlen_offsets": 3,
+            "inplace": "test_models.CASES", "cu_seqlens": ValueError, "max_seqlen": ValueError,
+        },
+    ),
+    "apply_rotary_emb, packed": (
+        compat.apply_rotary_emb,
+        {"x": flat["q"], "cos": draw(60, 4), "sin": draw(60, 4), "cu_seqlens": ENDS, "max_seqlen": 50},
+        {
+            "x": flat_other["q"], "cos": draw(60, 4), "sin": draw(60, 4), "cu_seqlens": OTHER_ENDS, "interleaved": True,
+            "seqlen_offsets": torch.tensor([0, 5]), "inplace": "test_models.CASES", "max_seqlen": "test_models.CASES",
+        },
     ),
     "transformers": (
         transformers_call,
@@ -228,11 +273,14 @@ class Handed(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-def run(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple[list[Tensor], list[tuple[Any, ...]]]:
-    """The tensors that it returns, and what it hands to ops."""
+def run(
+    function: Callable[..., Any], arguments: dict[str, Any], device: str
+) -> tuple[list[Tensor], list[tuple[Any, ...]]]:
+    """The tensors that it returns, and what it hands to ops. A CPU's schedules are cut for eight threads."""
+    torch.set_num_threads(8)
     torch.manual_seed(0)
-    fresh = {n: x.clone() if isinstance(x, Tensor) else x for n, x in arguments.items()}
-    with Handed() as handed:
+    fresh = {n: x.clone().to(device) if isinstance(x, Tensor) else copy.copy(x) for n, x in arguments.items()}
+    with torch.device(device), Handed() as handed:
         made = function(**fresh)
     return [x for x in (made if isinstance(made, tuple) else (made,)) if isinstance(x, Tensor)], handed.calls
 
@@ -240,13 +288,18 @@ def run(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple[list[T
 def the_same(a: list[Tensor], b: list[Tensor], exactly: bool = True) -> bool:
     if [x.shape for x in a] != [x.shape for x in b] or [x.dtype for x in a] != [x.dtype for x in b]:
         return False
-    return all(torch.equal(x, y) if exactly else torch.allclose(x, y, atol=1e-5) for x, y in zip(a, b, strict=True))
+    if exactly:
+        return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    return all(torch.allclose(x, y, atol=max(1e-5, near(x)), rtol=near(x)) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("name, argument", [(n, a) for n in CALLS for a in names_of(n)])
-def test_argument(name: str, argument: str) -> None:
+def near(x: Tensor) -> float:
+    return 4 * torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0
+
+
+def walk(name: str, argument: str, device: str) -> None:
     function, base, changes = CALLS[name]
-    before, calls_before = run(function, base)
+    before, calls_before = run(function, base, device)
     if argument == "deterministic":
         change: Any = True
     elif argument in changes:
@@ -254,15 +307,15 @@ def test_argument(name: str, argument: str) -> None:
     else:
         assert argument in COMMON, f"{argument}: no other value to try; add one to this file"
         change = COMMON[argument]
-    if change == "later" if isinstance(change, str) else False:
-        return  # test_gqa_must_be_enabled
+    if isinstance(change, str):
+        return  # what tries it
     if isinstance(change, type):
         value: Any = True if argument.startswith("is_") else 5 if argument == "topk" else torch.zeros(2, 1).int()
         with pytest.raises(RAISES, match=argument):
-            run(function, base | {argument: value})
+            run(function, base | {argument: value}, device)
         return
     try:
-        after, calls = run(function, base | {argument: change})
+        after, calls = run(function, base | {argument: change}, device)
     except RAISES as refusal:
         assert argument in str(refusal), f"{argument}: refused without its name: {refusal}"
         return
@@ -271,6 +324,22 @@ def test_argument(name: str, argument: str) -> None:
         assert argument in IDLE or calls != calls_before, f"{argument}: comes to no op"
     else:
         assert not the_same(before, after), f"{argument}: accepted and ignored"
+
+
+ARGUMENTS = [(name, argument) for name in CALLS for argument in names_of(name)]
+NO_GPU = not torch.cuda.is_available()
+
+
+@pytest.mark.parametrize("name, argument", ARGUMENTS)
+def test_argument(name: str, argument: str) -> None:
+    walk(name, argument, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NO_GPU, reason="no GPU that torch can use")
+@pytest.mark.parametrize("name, argument", ARGUMENTS[:1] if NO_GPU else ARGUMENTS)
+def test_argument_on_a_gpu(name: str, argument: str) -> None:
+    walk(name, argument, "cuda")
 
 
 @pytest.mark.parametrize("function", [ours.flash_attn_varlen_func])

@@ -11,6 +11,13 @@ import torch
 
 from xlstm_hip import attention as ours
 
+
+@pytest.fixture(autouse=True, params=["", "reference"], ids=["kernels", "plain torch"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain torch, where it is forced, refuses the same in the same words."""
+    monkeypatch.setenv("XLSTM_HIP_BACKEND", request.param)
+
+
 X = torch.randn(2, 20, 4, 16)
 FLAT = X.flatten(0, 1)
 ENDS = torch.tensor([0, 20, 40])
@@ -86,12 +93,19 @@ WRONG: list[Wrong] = [
     (varlen, "cu_seqlens_q", torch.tensor([1, 20, 40]), "expected to start at 0, got 1"),
     (varlen, "cu_seqlens_k", torch.tensor([0, 20, 10]), "expected values that do not fall"),
     (varlen, "cu_seqlens_k", torch.tensor([0, 20, 41]), "has 21 tokens, more than"),
+    (varlen, "cu_seqlens_q", torch.tensor([0, 20, 41]), "sequence 1 has 21 tokens, more than the longest is said to"),
+    (varlen, "leftpad_k", torch.tensor([0, -1]), "expected 0 to 20, got -1"),
     (varlen, "max_seqlen_q", -1, "expected an integer >= 0"),
     (varlen, "max_seqlen_k", None, "expected an integer >= 0"),
     (varlen, "seqused_k", torch.tensor([1, 30]), "expected 0 to 20, got 30"),
     (paged, "max_seqlen_k", 29, "sequence 1 has 30 tokens, more than"),
     (paged, "cu_seqlens_k", torch.tensor([1, 20, 50]), "expected to start at 0, got 1"),
     (paged, "cu_seqlens_k", torch.tensor([0, 20, 10]), "expected values that do not fall"),
+    (paged, "seqused_k", torch.tensor([20, 31]), "expected 0 to 30, got 31"),
+    (paged, "seqused_k", torch.tensor([21, 30]), "expected 0 to 20, got 21"),
+    (paged, "seqused_k", torch.tensor([-1, 30]), "expected 0 to 20, got -1"),
+    (paged, "leftpad_k", torch.tensor([0, 51]), "expected 0 to 50, got 51"),
+    (paged, "block_table", TABLE - 1, "expected 0 to 1, got -1"),
     (paged, "sink", "x", "expected a torch.Tensor, got str"),
     (cached, "k", NEW, "expected both k and v"),
     (cached, "sink", "x", "expected a torch.Tensor, got str"),
@@ -136,12 +150,16 @@ def test_together() -> None:
         cached(k=NEW, v=NEW, cache_seqlens=50)
     with pytest.raises(ValueError, match="cache_batch_idx: expected None with block_table"):
         cached(block_table=TABLE, cache_batch_idx=torch.tensor([0, 1]))
-    with pytest.raises(RuntimeError, match="block_table: expected 0 to 1, got 2"):
+    with pytest.raises((ValueError, RuntimeError), match="block_table: expected 0 to 1, got 2"):
         cached(block_table=TABLE + 2, cache_seqlens=3)
     cos = torch.rand(9, 4)
     with pytest.raises(ValueError, match="cache_seqlens: expected with rotary_cos"):
         cached(rotary_cos=cos, rotary_sin=cos)
-    with pytest.raises(RuntimeError, match="cache_seqlens: a rotary position: expected 0 to 8, got 9"):
+    with pytest.raises((ValueError, RuntimeError), match="block_table: expected 0 to 1, got -1"):
+        cached(block_table=TABLE - 1, cache_seqlens=3)
+    with pytest.raises((ValueError, RuntimeError), match="cu_seqlens_q: the last value: expected 0 to 40, got 50"):
+        varlen(cu_seqlens_q=torch.tensor([0, 20, 50]), max_seqlen_q=30)
+    with pytest.raises((ValueError, RuntimeError), match="cache_seqlens: a rotary position: expected 0 to 8, got 9"):
         cached(rotary_cos=cos, rotary_sin=cos, cache_seqlens=9)
     with pytest.raises(ValueError, match="rotary_sin: expected shape"):
         cached(rotary_cos=cos, rotary_sin=cos[:, :2], cache_seqlens=1)

@@ -311,6 +311,22 @@ def test_rounded_weights_are_held_to_the_same(monkeypatch: pytest.MonkeyPatch, t
         assert found[name]["failed"].startswith("wrong: logits") and "ms" not in found[name]
 
 
+@pytest.mark.parametrize(
+    "provider, line",
+    [
+        ("mlstm_kernels", "nothing was measured: of mlstm_kernels there is no implementation of attention"),
+        ("flash_attn", "nothing was measured: flash_attn: "),
+    ],
+)
+def test_nothing_measured_is_the_exit_code(
+    provider: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--providers", provider, "--device", "cpu", *QUICK, "--out", str(tmp_path / "b.json")]
+    assert cli.main(["bench", "attention", *arguments]) == 1
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith(f"xlstm-hip bench: {line}"), said
+
+
 def test_a_failure_of_ours_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def breaks(cell: Any, inputs: dict[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
         raise RuntimeError("broken")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import xlstm_hip
 from xlstm_hip import attention, environment, layers, mlstm_interface, mlstm_step_interface, observe, ops
+from xlstm_hip.cli import main
 from xlstm_hip.describe import native
 from xlstm_hip.models import xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.reference import layers as plain_layers
@@ -227,9 +229,11 @@ g = torch.randn(2, 3, 100)
 xlstm_hip.mlstm_interface(x, x, x, g, g)
 torch.compile(xlstm_hip.mlstm_interface, backend="eager", fullgraph=True)(x, x, x, g, g)
 y = torch.randn(1, 5, 2, 16)
-attention.flash_attn_func(y, y, y)
+y.requires_grad_()
+attention.flash_attn_func(y, y, y).sum().backward()
 layers.rms_norm(torch.randn(2, 8), torch.ones(8))
 main(["plan", "--batch", "2", "--heads", "3", "--length", "100"])
+main(["plan", "--op", "attention", "--heads", "2", "--length", "5"])
 """
 
 
@@ -247,10 +251,49 @@ def test_logs() -> None:
         f"q {shape}, k {shape}, v {shape}; bfloat16 on cpu"
     )
     assert said[2] == f"dispatch: mlstm_chunkwise: C++, {isa}; q {shape}, k {shape}, v {shape}; bfloat16 on cpu"
-    plan = [line.removeprefix("plan: mlstm_chunkwise: ") for line in said if line.startswith("plan: mlstm_chunkwise: ")]
-    assert plan == done.stdout.splitlines()
-    assert any(line.startswith("plan: attention_forward: ") for line in said)
+    plans = [line.removeprefix("plan: ").split(": ", 1) for line in said if line.startswith("plan: ")]
+    assert [op for op, _ in plans if "mlstm" not in op] == ["attention_forward", "attention_backward"]
+    assert [text for _, text in plans] == done.stdout.splitlines()
     assert any(line.startswith(f"dispatch: rms_norm: C++, {isa}; x (2, 8)") for line in said)
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main(["plan", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_plans_of_attention(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ("--op", "attention", "--heads", "8", "--heads-k", "2", "--length", "4096")
+    on_cpu = planned(capsys, *shape, "--queries", "64", "--threads", "2", "--splits", "3")
+    whole = native().plan_attention_cpu(1, 2, 256, 4096, 2, 0, 3)
+    assert on_cpu["backward"] == whole.pop("backward") and on_cpu["forward"] == whole
+    mi300x = next(facts for facts in native().known_devices() if facts["name"] == "MI300X")
+    many = native().plan_attention_gpu("MI300X", 1, 8, 2, 4096, 4096, 128, 128, 2)
+    assert planned(capsys, *shape, "--device", "mi300x") == many | {"head_dims": list(many["head_dims"])}
+    assert planned(capsys, *shape, "--device", "mi300x", "--queries", "1")["few_rows"]
+    one = native().plan_mla_gpu("gfx942", mi300x["compute_units"], mi300x["lds_bytes"], 64, 1, 128, 8192)
+    assert planned(capsys, "--op", "mla", "--device", "MI300X", "--batch", "64", "--heads", "128") == one
+    assert "backward" not in planned(capsys, "--op", "mla", "--heads", "128")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--op attention --heads 8 --heads-k 3", "--heads-k: expected a divisor of --heads 8, got 3"),
+        ("--op attention --segments 3", "--segments: expected none with --op attention, got 3"),
+        ("--op attention --chunk-size 3", "--chunk-size: expected none with --op attention, got 3"),
+        ("--op mla --block-size 64", "--block-size: expected none with --op mla, got 64"),
+        ("--op mla --device MI300X --dqk 128", "--dqk, --dhv: expected one of"),
+        ("--op mla --device MI300X --dtype float32", "--dtype: expected bfloat16 or float16 with --op mla"),
+        ("--splits 3", "--splits: expected none with --op mlstm, got 3"),
+        ("--dqk 3", "--dqk: expected none on a CPU, got 3"),
+        ("--op attention --dtype float32", "--dtype: expected none on a CPU"),
+        ("--device MI300X --threads 3", "--threads: expected none on a GPU, got 3"),
+    ],
+)
+def test_options_of_plan_that_change_nothing(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *arguments.split()]) != 0
+    assert message in capsys.readouterr().err
 
 
 def test_logs_of_the_reference() -> None:
@@ -290,6 +333,14 @@ def test_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError):
         watched.soft_cap(x, -1.0)
     assert said[2:] == ["xlstm_hip::soft_cap", "end"]
+
+
+@pytest.mark.skipif(bool(torch.version.cuda or torch.version.hip), reason="torch has ranges")
+def test_ranges_without_a_gpu_build() -> None:
+    """Refused at import, by the variable's name, rather than in every call by torch's own words."""
+    done = run_python("import xlstm_hip", XLSTM_HIP_RANGES="1")
+    assert done.returncode != 0 and "RuntimeError: XLSTM_HIP_RANGES: expected 0 or nothing" in done.stderr
+    assert run_python("import xlstm_hip", XLSTM_HIP_RANGES="0").returncode == 0
 
 
 def test_every_op_can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from xlstm_hip import cli, names, select
+import xlstm_hip
+from xlstm_hip import attention, cli, models, names, select
+from xlstm_hip.plans import use_plans
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
@@ -152,6 +157,29 @@ def test_what_lies_below_python_is_listed() -> None:
     wanted |= set(re.findall(r'm\.def\(\s*"(\w+)\(', ops)) | {module.__name__.split(".")[-1] for module in cli.COMMANDS}
     assert len(wanted) > 40
     assert not {name for name in wanted - {"evaluate"} if not re.search(rf"`{name}[` ]", text)}
+
+
+def in_the_reference() -> set[Any]:
+    """The objects that docs/reference.md shows."""
+    found = set()
+    for path, options in re.findall(r"^::: ([\w.]+)\n((?:    .*\n)*)", text_of("docs/reference.md"), re.MULTILINE):
+        members = re.search(r"members: \[(.*)\]", options)
+        parent, _, name = path.rpartition(".")
+        if members:
+            found |= {getattr(importlib.import_module(path), member) for member in members[1].split(", ")}
+        elif importlib.util.find_spec(parent) and hasattr(importlib.import_module(parent), name):
+            found.add(getattr(importlib.import_module(parent), name))
+    return found
+
+
+def test_the_reference_has_every_public_name() -> None:
+    """Each with a docstring: without one the site leaves it out."""
+    shown = in_the_reference()
+    for module in (xlstm_hip, attention, models):
+        public = {name: getattr(module, name) for name in module.__all__ if name != "__version__"}
+        assert not {name for name, x in public.items() if x not in shown}
+        assert not {name for name, x in public.items() if not x.__doc__}
+    assert use_plans in shown
 
 
 def test_kernel_names() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..attention_places import lengths_within, offsets_fit
 from ..checks import IO_DTYPES, accumulate_dtype, gradient_needed, is_tensor, shape_text
 from ..ops import devices_with_kernels
 
@@ -170,20 +171,12 @@ def pages_fit(table: Tensor | None, used: Tensor, cache: Tensor) -> None:
         raise ValueError(f"block_table: expected 0 to {pages - 1}, got {int(wrong[0])}")
 
 
-def paged_keys_fit(cu_seqlens_k: Tensor, max_seqlen_k: int) -> None:
+def paged_keys_fit(cu_seqlens_k: Tensor, max_seqlen_k: int, seqused_k: Tensor | None) -> None:
     """What the ops look for in offsets, where they can be read: with pages they are given lengths alone."""
-    if not readable(cu_seqlens_k):
-        return
-    if int(cu_seqlens_k[0]) != 0:
-        raise ValueError(f"cu_seqlens_k: expected to start at 0, got {int(cu_seqlens_k[0])}")
-    lengths = cu_seqlens_k.diff()
-    if int(lengths.min()) < 0:
-        raise ValueError("cu_seqlens_k: expected values that do not fall")
-    if int(lengths.max()) > max_seqlen_k:
-        raise ValueError(
-            f"cu_seqlens_k: sequence {int(lengths.argmax())} has {int(lengths.max())} tokens, more than max_seqlen_k = "
-            f"{max_seqlen_k}"
-        )
+    if readable(cu_seqlens_k):
+        lengths = offsets_fit("cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
+        if seqused_k is not None:
+            lengths_within("seqused_k", seqused_k, lengths)
 
 
 def slopes(x: Any, q: Tensor, batch: int) -> Tensor | None:

@@ -175,7 +175,7 @@ def flash_attn_varlen_func(
         raise ValueError(f"dropout_p: expected 0 with block_table, got {dropout_p}")
     checks.no_gradient("flash_attn_varlen_func with block_table", q=q, k=k, v=v, sink=sink)
     table = checks.indices("block_table", block_table, q, (batch, None), f"(B, pages) = ({batch}, pages)")
-    checks.paged_keys_fit(cu_k, options.max_seqlen_k)
+    checks.paged_keys_fit(cu_k, options.max_seqlen_k, used)
     lengths = (cu_k[1:] - cu_k[:-1]).contiguous()
     places = Places(cu_q, None, lengths if used is None else torch.minimum(used, lengths), leftpad)
     made = ops_for(q).attention_forward(q, k, v, *places, *Pages(table), slopes, sinks, None, *options, 0, True)

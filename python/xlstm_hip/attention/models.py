@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from inspect import isfunction
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ _IDLE = {
     "return_dict",
     "cache_position",
     "position_embeddings",
+    "output_router_logits",
+    "deterministic",  # as every call here is
 }
 _IDLE |= {"position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "num_items_in_batch"}
 
@@ -79,13 +82,21 @@ def _packed_ends(position_ids: Tensor | None, batch: int, queries: int) -> Tenso
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: dict[str, Any]) -> Tensor:
-    """Rows of which some tokens are padding. The queries are a row's last ones, so its mask's end is theirs; their
-    tokens are packed, and padding comes out as zero."""
+    """Keys of which some are padding: the others are packed. Where a query's place among the keys counts, in causal
+    attention and under a window, the queries are a row's last tokens: they are packed as its mask's end says, and
+    padding comes out as zero. Elsewhere, in encoders and cross attention, the mask says nothing of the queries."""
     batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
     if mask.dim() != 2 or mask.shape[0] != batch:
         raise ValueError(f"attention_mask: expected (B, S) = ({batch}, S), got {tuple(mask.shape)}")
     used = mask[:, -keys:].bool()
-    used_q = used[:, -queries:]
+    used_q = torch.ones(batch, queries, dtype=torch.bool, device=q.device)
+    window = max(options["window_size"])
+    if options["causal"] or window >= 0:
+        if queries > used.shape[1]:
+            raise ValueError(f"attention_mask: expected the {queries} queries' tokens in it, got {tuple(mask.shape)}")
+        used_q = used[:, -queries:]
+    if 0 <= window < keys and bool((used.int().diff(dim=1) == 1).sum(1).add(used[:, 0]).gt(1).any()):
+        raise NotImplementedError("attention_mask: expected no padding between tokens with sliding_window")
 
     def packed(x: Tensor, of: Tensor) -> tuple[Tensor, Tensor]:
         ends = torch.nn.functional.pad(of.sum(1, dtype=torch.int32).cumsum(0, dtype=torch.int32), (1, 0))
@@ -96,6 +107,43 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: dict[str, An
     out = tokens.new_zeros(*q.shape[:-1], v.shape[-1])
     out[used_q] = tokens
     return out
+
+
+# transformers' mask functions that the attention call is told of in other words, by is_causal, sliding_window and
+# position_ids.
+_CAUSAL = "causal_mask_function"
+_PACKED = "packed_sequence_mask_function"
+_CHUNKED = "chunked_overlay"
+_TOLD = {
+    _CAUSAL, _PACKED, "and_masks", "bidirectional_mask_function", "sliding_window_overlay",
+    "sliding_window_bidirectional_overlay", "remap_positions_for_packed_sequence",
+}  # fmt: skip
+
+
+def _name_of(function: Any) -> str:
+    return function.__qualname__.partition(".")[0]
+
+
+def _made_of(mask_function: Any) -> set[str]:
+    """The names of the functions that a mask function was put together from."""
+    if not isfunction(mask_function):
+        return {type(mask_function).__name__}
+    names = {_name_of(mask_function)}
+    for cell in mask_function.__closure__ or ():
+        parts = cell.cell_contents if isinstance(cell.cell_contents, tuple) else (cell.cell_contents,)
+        names.update(*(_made_of(part) for part in parts if callable(part)))
+    return names
+
+
+def _made_of_traced(mask_function: Any, told: dict[str, Any]) -> set[str]:
+    """The same where closures cannot be read, as far as what comes beside the function says it."""
+    names = {_name_of(mask_function)}
+    if "allow_is_bidirectional_skip" not in told:
+        names.add(_CAUSAL)
+    chunk = getattr(told.get("config"), "attention_chunk_size", None)
+    if chunk is not None and told.get("local_size") == chunk:
+        names.add(_CHUNKED)
+    return names
 
 
 def attention_mask(
@@ -111,9 +159,25 @@ def attention_mask(
     **kwargs: Any,
 ) -> Tensor | None:
     """transformers' mask call: (B, keys in use), true but for padding, or None where it says nothing."""
-    if use_vmap:
-        raise NotImplementedError(f"mask_function: a model's own masks are unknown to attn_implementation={NAME!r}")
-    in_use = min(kv_length, int(q_offset) + q_length - int(kv_offset))
+    if mask_function is None:
+        parts = {_CAUSAL}
+    else:
+        parts = _made_of_traced(mask_function, kwargs) if torch.compiler.is_compiling() else _made_of(mask_function)
+    if _CHUNKED in parts and kv_length + int(kv_offset) <= kwargs["local_size"]:
+        parts.remove(_CHUNKED)  # all keys are of one chunk
+    if use_vmap or not parts <= _TOLD:
+        raise NotImplementedError(
+            f"mask_function: a mask of {', '.join(sorted(parts - _TOLD)) or 'its own'} is unknown to "
+            f"attn_implementation={NAME!r}"
+        )
+    if _PACKED in parts and batch_size > 1 and not torch.jit.is_tracing():  # where transformers says it of every call
+        raise NotImplementedError(
+            f"position_ids: positions that start over are known to attn_implementation={NAME!r} in a batch of 1, got "
+            f"{batch_size} rows"
+        )
+    in_use = kv_length  # of a static cache, what a causal model has filled
+    if _CAUSAL in parts:
+        in_use = min(kv_length, int(q_offset) + q_length - int(kv_offset))
     if attention_mask is None:
         return None if in_use == kv_length else torch.ones(batch_size, in_use, dtype=torch.bool, device=device)
     attention_mask = attention_mask[:, -kv_length:][:, :in_use]

@@ -311,3 +311,15 @@ def failures(results: dict[str, Any]) -> list[str]:
         for entry in point.get("entries", ())
         if "failed" in entry
     ]
+
+
+def why_nothing_was_measured(results: dict[str, Any]) -> str | None:
+    """The reasons of a run that took no time of anything; None where it took some."""
+    entries = [entry for point in results["points"] for entry in point.get("entries", ())]
+    if any("ms" in entry for entry in entries):
+        return None
+    reasons = [f"{entry['name']}: {entry['missing']}" for entry in entries if "missing" in entry]
+    reasons += [point["missing"] for point in results["points"] if "missing" in point]
+    asked = results["settings"]
+    none = f"of {', '.join(asked['providers'])} there is no implementation of {', '.join(asked['operators'])}"
+    return "; ".join(dict.fromkeys(reasons)) or none

@@ -27,7 +27,7 @@ EXAMPLES = """examples:
   xlstm-hip bench --redraw b.json                         # the tables and pictures once more
 
 Every result is held to a truth first, but FLA's, which is another function's.
-exit code: 0, or 1 where one of ours was wrong or did not run.
+exit code: 0, or 1 where one of ours was wrong or did not run, or nothing was measured.
 """
 
 
@@ -144,6 +144,9 @@ def run(given: argparse.Namespace) -> int:
     failed = runner.failures(results)
     if failed:
         raise RuntimeError(f"{len(failed)} of ours failed: {'; '.join(failed)}")
+    nothing = runner.why_nothing_was_measured(results)
+    if nothing is not None:
+        raise RuntimeError(f"nothing was measured: {nothing}")
     return 0
 
 

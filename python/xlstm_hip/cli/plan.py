@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xlstm-hip plan: how an mLSTM call would be cut up, on a device that need not be here."""
+"""xlstm-hip plan: how a call would be cut up, on a device that need not be here."""
 
 from __future__ import annotations
 
@@ -10,28 +10,48 @@ from typing import Any
 import torch
 
 from ..describe import native
-from ..plan_text import plan_lines
+from ..plan_text import MLA_DIMS, AttentionCall, Gpu, Plan, attention_cpu, attention_gpu, mla_gpu, plan_lines
 from .common import add_command, at_least, refuse_given
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-GPU_DEFAULTS: dict[str, Any] = {"dqk": 256, "dhv": 512, "dtype": "bfloat16", "walk_chunk": 0}  # head dims of xLSTM-7B
+OPS = ("mlstm", "attention", "mla")
+# Options of one op, or of one kind of device: None where they are not given. Head dims: those of xLSTM-7B, of the usual
+# attention and of MLA.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "mlstm": {"dqk": 256, "dhv": 512, "segments": 0},
+    "attention": {"dqk": 128, "dhv": 128, "heads_k": None, "queries": None, "block_size": 0, "splits": 0},
+    "mla": {"dqk": 576, "dhv": 512, "heads_k": 1, "queries": 1, "splits": 0},
+}
+OF_SOME_OPS = sorted({name for names in DEFAULTS.values() for name in names})
+GPU_OPTIONS = ("dtype", "walk_chunk")
 CPU_OPTIONS = ("chunk_size", "threads")
+OF_THE_MLSTM = ("walk_chunk", "chunk_size")
 
 
 def add(commands: Any) -> None:
-    command = add_command(commands, "plan", run, "Show how an mLSTM call is cut up, on a device that need not be here.")
+    text = "Show how a call of the mLSTM or of attention is cut up, on a device that need not be here."
+    command = add_command(commands, "plan", run, text)
+    command.add_argument("--op", choices=OPS, default="mlstm", help="(default: mlstm)")
     command.add_argument("--device", default="cpu", help="cpu, or a GPU's name; `list` prints them (default: cpu)")
     command.add_argument("--batch", metavar="N", type=at_least(1), default=1, help="sequences (default: 1)")
-    command.add_argument("--heads", metavar="N", type=at_least(1), default=8, help="(default: 8, as xLSTM-7B has)")
     command.add_argument(
-        "--length", metavar="N", type=at_least(1), default=8192, help="tokens of the longest (default: 8192)"
+        "--heads", metavar="N", type=at_least(1), default=8, help="of queries (default: 8, as xLSTM-7B has)"
     )
     command.add_argument(
-        "--segments", metavar="N", type=at_least(0), default=0, help="of a sequence (default: 0, as fits)"
+        "--length", metavar="N", type=at_least(1), default=8192, help="tokens of the longest; keys (default: 8192)"
     )
+    command.add_argument("--dqk", metavar="N", type=at_least(1), help="head dim of q and k (default: 256, 128, 576)")
+    command.add_argument("--dhv", metavar="N", type=at_least(1), help="head dim of v and h (default: 512, 128, 512)")
+    mlstm = command.add_argument_group("of the mLSTM")
+    mlstm.add_argument("--segments", metavar="N", type=at_least(0), help="of a sequence (default: 0, as fits)")
+    attention = command.add_argument_group("of attention and mla")
+    attention.add_argument(
+        "--heads-k", metavar="N", type=at_least(1), help="of keys (default: as of queries; of mla 1)"
+    )
+    attention.add_argument("--queries", metavar="N", type=at_least(1), help="(default: as many as keys; of mla 1)")
+    attention.add_argument("--block-size", metavar="N", type=at_least(0), help="keys of a tile (default: 0, as fits)")
+    attention.add_argument("--splits", metavar="N", type=at_least(0), help="parts of the keys (default: 0, as fits)")
     gpu = command.add_argument_group("on a GPU")
-    gpu.add_argument("--dqk", metavar="N", type=at_least(1), help="head dim of q and k (default: 256)")
-    gpu.add_argument("--dhv", metavar="N", type=at_least(1), help="head dim of v and h (default: 512)")
     gpu.add_argument("--dtype", choices=ELEMENT_BYTES, help="(default: bfloat16)")
     gpu.add_argument("--walk-chunk", metavar="N", type=at_least(0), help="tokens of a chunk (default: 0, as fits)")
     cpu = command.add_argument_group("on the CPU")
@@ -48,24 +68,61 @@ def run(given: argparse.Namespace) -> int:
     if given.device == "list":
         print("\n".join(("cpu", *devices)))
         return 0
-    if given.device == "cpu":
-        refuse_given(given, GPU_DEFAULTS, "none on a CPU")
-        threads = given.threads or torch.get_num_threads()
-        cut = built.plan_mlstm_cpu(
-            given.batch, given.heads, given.length, given.chunk_size or 64, threads, given.segments
-        )
-    else:
-        named = {name.lower(): name for name in devices}
-        if given.device.lower() not in named:
-            raise ValueError(f"--device: expected one of cpu, {', '.join(devices)}, got {given.device!r}")
-        refuse_given(given, CPU_OPTIONS, "none on a GPU")
-        shape = {name: getattr(given, name) or default for name, default in GPU_DEFAULTS.items()}
-        cut = built.plan_mlstm_gpu(
-            named[given.device.lower()], given.batch, given.heads, given.length, shape["dqk"], shape["dhv"],
-            ELEMENT_BYTES[shape["dtype"]], shape["walk_chunk"], given.segments, panels=shape["dtype"] == "bfloat16",
-        )  # fmt: skip
+    named = {name.lower(): facts for name, facts in devices.items()}
+    on_cpu = given.device == "cpu"
+    if not on_cpu and given.device.lower() not in named:
+        raise ValueError(f"--device: expected one of cpu, {', '.join(devices)}, got {given.device!r}")
+    refuse_given(given, GPU_OPTIONS if on_cpu else CPU_OPTIONS, f"none on a {'CPU' if on_cpu else 'GPU'}")
+    defaults = DEFAULTS[given.op]
+    refuse_given(given, [name for name in OF_SOME_OPS if name not in defaults], f"none with --op {given.op}")
+    if given.op != "mlstm":
+        refuse_given(given, OF_THE_MLSTM, f"none with --op {given.op}")
+    asked = {
+        name: default if getattr(given, name) is None else getattr(given, name) for name, default in defaults.items()
+    }
+    gpu = None
+    if not on_cpu:
+        facts = named[given.device.lower()]
+        gpu = facts["arch"], facts["compute_units"], facts["lds_bytes"]
+    plans = [_mlstm(built, given, asked, gpu)] if given.op == "mlstm" else _attention(built, given, asked, gpu)
     if given.json:
-        print(json.dumps(cut))
+        print(json.dumps(plans[0] if len(plans) == 1 else {"forward": plans[0], "backward": plans[1]}))
         return 0
-    print("\n".join(plan_lines(cut)))
+    for plan in plans:
+        print("\n".join(plan_lines(plan)))
     return 0
+
+
+def _mlstm(built: Any, given: argparse.Namespace, asked: dict[str, Any], gpu: Gpu | None) -> Plan:
+    if gpu is None:
+        refuse_given(given, ("dqk", "dhv"), "none on a CPU")
+        threads = given.threads or torch.get_num_threads()
+        return built.plan_mlstm_cpu(
+            given.batch, given.heads, given.length, given.chunk_size or 64, threads, asked["segments"]
+        )
+    dtype = given.dtype or "bfloat16"
+    return built.plan_mlstm_gpu(
+        gpu, given.batch, given.heads, given.length, asked["dqk"], asked["dhv"], ELEMENT_BYTES[dtype],
+        given.walk_chunk or 0, asked["segments"], panels=dtype == "bfloat16",
+    )  # fmt: skip
+
+
+def _attention(built: Any, given: argparse.Namespace, asked: dict[str, Any], gpu: Gpu | None) -> list[Plan]:
+    """Of the forward pass, and where it is known of the backward pass."""
+    heads_k = asked["heads_k"] or given.heads
+    if given.heads % heads_k:
+        raise ValueError(f"--heads-k: expected a divisor of --heads {given.heads}, got {heads_k}")
+    if given.op == "mla" and (asked["dqk"], asked["dhv"]) not in MLA_DIMS:
+        raise ValueError(f"--dqk, --dhv: expected one of {MLA_DIMS} with --op mla, got {asked['dqk']}, {asked['dhv']}")
+    if given.op == "mla" and ELEMENT_BYTES[given.dtype or "bfloat16"] != 2:
+        raise ValueError(f"--dtype: expected bfloat16 or float16 with --op mla, got {given.dtype!r}")
+    call = AttentionCall(
+        given.batch, given.heads, heads_k, asked["queries"] or given.length, given.length, asked["dqk"], asked["dhv"],
+        ELEMENT_BYTES[given.dtype or "bfloat16"], asked.get("block_size", 0), asked["splits"],
+    )  # fmt: skip
+    if gpu is None:
+        refuse_given(given, ("dqk", "dhv"), "none on a CPU")
+        threads = given.threads or torch.get_num_threads()
+        passes = (False,) if given.op == "mla" else (False, True)
+        return [attention_cpu(built, call, threads, backward) for backward in passes]
+    return [mla_gpu(built, gpu, call) if given.op == "mla" else attention_gpu(built, gpu, call)]

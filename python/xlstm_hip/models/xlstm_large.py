@@ -56,6 +56,8 @@ class xLSTMLargeBlockStack(nn.Module):
 
 
 class xLSTMLarge(nn.Module):
+    """The official xlstm_large model, its parameters by the same names, on these kernels."""
+
     config_class = xLSTMLargeConfig
 
     def __init__(self, config: xLSTMLargeConfig) -> None:

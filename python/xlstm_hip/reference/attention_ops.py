@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..attention_places import Pages, Places
+from ..attention_places import Pages, Places, in_range, places_fit
 from ..checks import accumulate_dtype
 from .attention import attention
 
@@ -82,6 +82,7 @@ def _attend(
     lse_with_sink: bool,
     probs: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    places_fit(q, k, places, pages, max_seqlen_q, max_seqlen_k)
     wide, heads, packed = accumulate_dtype(q.dtype), q.shape[-2], places.cu_seqlens_q is not None
     out = q.new_zeros(*q.shape[:-1], v.shape[-1])
     lse = q.new_zeros((heads, q.shape[0]) if packed else (q.shape[0], heads, q.shape[1]), dtype=wide)
@@ -128,20 +129,32 @@ def attention_forward_probs(
     )  # fmt: skip
 
 
-def attention_rotary(
-    x: Tensor, cos: Tensor, sin: Tensor, start: Tensor | None, interleaved: bool, same_position: bool
-) -> Tensor:
-    batch, length = x.shape[:2]
-    steps = torch.zeros(length, device=x.device) if same_position else torch.arange(length, device=x.device)
-    first = torch.zeros(batch, device=x.device) if start is None else start
-    places = (first[:, None] + steps).long().clamp(0, cos.shape[0] - 1)  # (B, S)
-    wide = accumulate_dtype(x.dtype)
-    c, s = (table.to(wide)[places].unsqueeze(2) for table in (cos, sin))  # (B, S, 1, rotary_dim / 2)
-    turned, rest = x[..., : 2 * cos.shape[1]].to(wide), x[..., 2 * cos.shape[1] :]
+def _positions_fit(cos: Tensor, start: Tensor | None, steps: int) -> None:
+    """Every position is in the rotary tables."""
+    for first in [0] if start is None else start.tolist():
+        in_range("cache_seqlens: a rotary position", first + steps - 1, 0, cos.shape[0] - 1)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Tokens (..., H, D), each by its own angles (..., 1, rotary_dim / 2); features beyond rotary_dim stay."""
+    wide, features = accumulate_dtype(x.dtype), 2 * cos.shape[-1]
+    c, s = cos.to(wide), sin.to(wide)
+    turned, rest = x[..., :features].to(wide), x[..., features:]
     a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
     pair = (a * c - b * s, a * s + b * c)
     y = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
     return torch.cat([y.to(x.dtype), rest], dim=-1)
+
+
+def attention_rotary(
+    x: Tensor, cos: Tensor, sin: Tensor, start: Tensor | None, interleaved: bool, same_position: bool
+) -> Tensor:
+    batch, length = x.shape[:2]
+    _positions_fit(cos, start, 1 if same_position else length)
+    steps = torch.zeros(length, device=x.device) if same_position else torch.arange(length, device=x.device)
+    first = torch.zeros(batch, device=x.device) if start is None else start
+    places = (first[:, None] + steps).long().clamp(0, cos.shape[0] - 1)  # (B, S)
+    return rotated(x, cos[places].unsqueeze(2), sin[places].unsqueeze(2), interleaved)
 
 
 def attention_append_(
@@ -153,11 +166,18 @@ def attention_append_(
     batch, length = x.shape[:2]
     first = torch.zeros(batch, dtype=torch.int64, device=x.device) if start is None else start.long()
     places = first[:, None] + torch.arange(length, device=x.device)  # (B, S)
+    room = cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+    for place in places.flatten().tolist():
+        in_range("cache_seqlens: a new key's place", place, 0, room - 1)
     if block_table is not None:
         rows = block_table.long().gather(1, places // cache.shape[1])
+        for page in rows.flatten().tolist():
+            in_range("block_table", page, 0, cache.shape[0] - 1)
         places = places % cache.shape[1]
     else:
         own = torch.arange(batch, device=x.device) if cache_batch_idx is None else cache_batch_idx.long()
+        for row in own.tolist():
+            in_range("cache_batch_idx", row, 0, cache.shape[0] - 1)
         rows = own[:, None].expand_as(places)
     cache[rows, places] = x
 
