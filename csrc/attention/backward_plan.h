@@ -15,7 +15,7 @@ struct AttentionBackwardCall {
   int64_t batch, heads_q, heads_k, queries, keys, total_q, dqk, dv;  // queries, keys: of the longest sequence
   bool packed;                                                       // total_q queries of all sequences in one row
   int element_bytes;
-  bool bent;    // scores are more than products: softcap, ALiBi, dropout
+  bool bent;    // scores are more than products, of any sign: softcap, ALiBi, dropout
   bool panels;  // all tensors lie so that Hopper's bulk copies can take them; what a call needs is the same without
 };
 

@@ -110,9 +110,9 @@ XLSTM_DEVICE void combine_rows(const Parts& p, E* out, float* lse, RowOf&& row_o
 #pragma unroll
     for (int j = 0; j < 4; ++j) sum[j] += as_float(four.word[j]);
   }
-  const float keys = whole > 0 ? most + ::log(whole) : -__builtin_inff();
+  const float keys = whole == 0 ? -__builtin_inff() : most + ::log(whole);  // NaN goes on as NaN
   const WithSink<float> sink = row.sink_given ? with_sink(keys, row.sink, row.lse_with_sink) : without_sink(keys);
-  const float factor = whole > 0 ? sink.factor / whole : 0.0f;
+  const float factor = whole == 0 ? 0.0f : sink.factor / whole;
 #pragma unroll
   for (int j = 0; j < 4; ++j) sum[j] *= factor;
   E* to = out + row.out + column;

@@ -308,11 +308,11 @@ struct Decode {
       if (r >= rows() || column >= in.dv) continue;
       const auto [head, i] = query_of(r);
       const RowSum all = whole_of(row);
-      const float keys = all.sum > 0 ? all.most * kLn2 + ::log(all.sum) : -__builtin_inff();
+      const float keys = all.sum == 0 ? -__builtin_inff() : all.most * kLn2 + ::log(all.sum);  // NaN goes on as NaN
       WithSink<float> sink = without_sink(keys);
       if (p.splits == 1 && in.sink)
         sink = with_sink(keys, static_cast<const float*>(in.sink)[head], p.call.lse_with_sink != 0);
-      const float factor = all.sum > 0 ? sink.factor / all.sum : 0.0f;
+      const float factor = all.sum == 0 ? 0.0f : sink.factor / all.sum;
       float value[4];
       const Piece four = read_piece(merged() + row * merge_row(kDv) + column);
 #pragma unroll

@@ -16,6 +16,12 @@ AttentionCall call_of(const xlstm_attention_forward& p) {
                       is_whole(p.out, in.dv) && !p.probs.data;
   return {in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.dqk, in.dv, element_bytes(in.q), bent, panels};
 }
+// What a call needs must not change with where its tensors lie.
+AttentionCall anywhere(const xlstm_attention_forward& p) {
+  AttentionCall call = call_of(p);
+  call.panels = false;
+  return call;
+}
 AttentionForwardPlan plan(const xlstm_attention_forward& p, const Chip& chip) {
   return plan_attention_forward(call_of(p), p.in.block_size, p.splits, chip);
 }
@@ -87,14 +93,14 @@ void run_mla(const xlstm_attention_forward& p, const Chip& chip, void* workspace
 
 }  // namespace
 
-// What a call needs must not change with where its tensors lie.
 size_t attention_forward_workspace(const xlstm_attention_forward& p, const Chip& chip) {
   if (is_mla(p)) {
     check_mla(p);
     return ForwardParts::bytes(p.in, plan_mla(call_of(p), p.splits, chip).splits);
   }
   const int64_t few = may_decode(p, chip) ? plan_decode(call_of(p), p.splits, chip).splits : 1;
-  return ForwardParts::bytes(p.in, std::max(few, plan(p, chip).splits));
+  const int64_t parts = plan_attention_forward(anywhere(p), p.in.block_size, p.splits, chip).splits;
+  return ForwardParts::bytes(p.in, std::max(few, parts));
 }
 
 void attention_forward(const xlstm_attention_forward& p, const Chip& chip, void* workspace, void* stream) {

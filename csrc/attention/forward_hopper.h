@@ -123,11 +123,11 @@ struct HopperAttend : OwnedRows<E, Room> {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float all = over_row(sum[h], [](float x, float y) { return x + y; });
-      const float keys = all > 0 ? most[h] * kLn2 + ::log(all) : -__builtin_inff();
+      const float keys = all == 0 ? -__builtin_inff() : most[h] * kLn2 + ::log(all);  // NaN goes on as NaN
       WithSink<float> sink = without_sink(keys);
       if (call.in.sink)
         sink = with_sink(keys, static_cast<const float*>(call.in.sink)[room.query_head], call.lse_with_sink != 0);
-      factor[h] = all > 0 ? sink.factor / all : 0.0f;
+      factor[h] = all == 0 ? 0.0f : sink.factor / all;
       const int query = room.owned + this->first_row() + 8 * h;
       if (lane_id() % 4 == 0 && query < room.queries)
         static_cast<float*>(call.lse.data)[room.at.query(call.lse, room.query_head, query)] = sink.lse;

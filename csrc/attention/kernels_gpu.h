@@ -21,10 +21,11 @@ inline bool is_whole(const xlstm_tensor& x, int64_t features) {
   return whole && x.stride[2] >= 0 && x.stride[2] * bytes < int64_t(1) << 24;
 }
 
-// Whether Hopper's bulk copies can take it: whole rows, and strides that go forward.
+// Whether Hopper's bulk copies can take it: whole rows, of which there are some, and strides that go forward.
 inline bool has_panels(const xlstm_tensor& x, int64_t features, const int64_t (&sizes)[3]) {
   bool forward = true;
-  for (int axis = 0; axis < 3; ++axis) forward = forward && (sizes[axis] == 1 || x.stride[axis] > 0);
+  for (int axis = 0; axis < 3; ++axis)
+    forward = forward && (sizes[axis] == 1 || (sizes[axis] > 1 && x.stride[axis] > 0));
   return forward && is_whole(x, features);
 }
 inline bool query_panels(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {

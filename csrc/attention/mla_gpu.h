@@ -149,11 +149,11 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kAhead> {
         if (r >= uint32_t(this->at.queries) * this->group) continue;
         const auto [head, i] = this->query_of(r);
         const float whole = row_sum.value[j],
-                    keys = whole > 0 ? row_most.value[j] * kLn2 + ::log(whole) : -__builtin_inff();
+                    keys = whole == 0 ? -__builtin_inff() : row_most.value[j] * kLn2 + ::log(whole);
         WithSink<float> sink = without_sink(keys);
         if (this->p.splits == 1 && this->in.sink)
           sink = with_sink(keys, static_cast<const float*>(this->in.sink)[head], this->p.call.lse_with_sink != 0);
-        factor[j] = whole > 0 ? sink.factor / whole : 0.0f;
+        factor[j] = whole == 0 ? 0.0f : sink.factor / whole;
         const int64_t row = split * ForwardParts::rows(this->in) + ForwardParts::row(this->in, this->at.index, head, i);
         to[j] = this->p.splits > 1 ? row * kMlaValues : this->at.query(this->p.call.out, head, i);
         if (wave_id() != 0 || Strip<E>::position(0).row != 0) continue;

@@ -225,11 +225,11 @@ struct MlaHopper {
     Columns factor = Columns::all(0);
     each_row([&](int j, const AttentionLayout& at, int64_t head, int64_t i) {
       const float whole = softmax.sum.value[j],
-                  keys = whole > 0 ? softmax.most.value[j] * kLn2 + ::log(whole) : -__builtin_inff();
+                  keys = whole == 0 ? -__builtin_inff() : softmax.most.value[j] * kLn2 + ::log(whole);
       WithSink<float> sink = without_sink(keys);
       if (p.splits == 1 && at.in.sink)
         sink = with_sink(keys, static_cast<const float*>(at.in.sink)[head], p.call.lse_with_sink != 0);
-      factor.value[j] = whole > 0 ? sink.factor / whole : 0.0f;
+      factor.value[j] = whole == 0 ? 0.0f : sink.factor / whole;
       if (lane_id() % 4 != 0) return;
       if (p.splits > 1)
         p.parts.lse[part_row(at, head, i, split)] = keys;

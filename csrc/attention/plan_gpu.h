@@ -13,7 +13,7 @@ namespace xlstm::gpu {
 struct AttentionCall {
   int64_t batch, heads_q, heads_k, queries, keys, dqk, dv;  // queries, keys: of the longest sequence
   int element_bytes;
-  bool bent;            // scores are more than a positive number times products: softcap, ALiBi, dropout
+  bool bent;            // scores are more than a positive number times products: softcap, ALiBi, dropout, other scales
   bool panels = false;  // q, k, v and out lie so that Hopper's bulk copies can take them, and nobody asks for weights
 };
 

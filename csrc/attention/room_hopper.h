@@ -47,7 +47,8 @@ struct HopperRoom {
 
   // What masks ask, in shared memory: few tiles need them, and registers are short.
   struct Limits {
-    int span, apart_and_least, keys, pad;  // a key is seen with key - query - apart_and_least <= span, unsigned
+    uint32_t span, apart_and_least;  // a key is seen with key - query - apart_and_least <= span
+    int keys, pad;
   };
   static_assert(sizeof(Limits) == kLimitsBytes);
 
@@ -125,7 +126,7 @@ struct HopperRoom {
       for (int i = 0; i < kFree; ++i) barrier(i).init(1);
       for (int i = kFree; i < kBarrierCount; ++i) barrier(i).init(kOwners);
       barriers_ready();
-      limits() = {band.span, band.apart + band.least, keys, 0};
+      limits() = {uint32_t(band.span), uint32_t(band.apart) + uint32_t(band.least), keys, 0};
     }
     __syncthreads();
   }

@@ -81,11 +81,11 @@ struct OwnedRows {
     if (whole.has(first)) return;
     const typename Room::Limits limits = room.limits();
     const int row = room.owned + first_row(), token = first + first_column();
-    const int distance = (kOfKeys ? row - token : token - row) - limits.apart_and_least;  // of register 0
+    const uint32_t distance = uint32_t(kOfKeys ? row - token : token - row) - limits.apart_and_least;  // of register 0
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       const int down = 8 * half(i), across = column(i);
-      bool sees = uint32_t(distance + (kOfKeys ? down - across : across - down)) <= uint32_t(limits.span);
+      bool sees = distance + uint32_t(kOfKeys ? down - across : across - down) <= limits.span;
       if (!kOfKeys) sees = sees && token + across < limits.keys;
       s[i] = sees ? s[i] : -__builtin_inff();
     }

@@ -15,6 +15,7 @@
 #include "arch/devices.h"
 #include "arch/isa.h"
 #include "attention/backward_shape.h"
+#include "attention/hopper_shape.h"
 #include "attention/mla_plan.h"
 #include "attention/plan.h"
 #include "attention/plan_gpu.h"
@@ -208,20 +209,24 @@ py::dict plan_mlstm_gpu(const py::object& device, int64_t sequences, int64_t hea
 
 py::dict plan_attention_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k, int64_t queries,
                             int64_t keys, int64_t dqk, int64_t dv, int element_bytes, bool bent, int64_t block_size,
-                            int64_t splits) {
+                            int64_t splits, bool panels) {
   check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
-  const gpu::AttentionForwardPlan p = gpu::plan_attention_forward(
-      {batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, bent}, block_size, splits, chip_of(device));
+  const gpu::AttentionForwardPlan p =
+      gpu::plan_attention_forward({batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, bent, panels},
+                                  block_size, splits, chip_of(device));
   py::dict d;
+  d["schedule"] = p.hopper ? "hopper" : "common";
   d["head_dims"] = py::make_tuple(p.head.dqk, p.head.dv);
   d["full"] = p.full;
-  d["keys"] = p.shape.keys;
-  d["rows"] = p.shape.rows;
-  d["threads"] = p.shape.threads;
-  d["lds_bytes"] = p.shape.lds_bytes;
-  d["blocks"] = p.blocks;
+  const gpu::HopperRoomShape own = gpu::attend_shape(p.head.dqk);
+  const int64_t blocks = (queries + gpu::kHopperOwned - 1) / gpu::kHopperOwned;
+  d["keys"] = p.hopper ? own.tile : p.shape.keys;
+  d["rows"] = p.hopper ? gpu::kHopperOwned : p.shape.rows;
+  d["threads"] = p.hopper ? gpu::kHopperAttentionThreads : p.shape.threads;
+  d["lds_bytes"] = p.hopper ? own.lds_bytes() : p.shape.lds_bytes;
+  d["blocks"] = p.hopper ? blocks : p.blocks;
   d["splits"] = p.splits;
-  d["grid"] = p.grid;
+  d["grid"] = p.hopper ? batch * heads_q * blocks : p.grid;
   return d;
 }
 // The same for few rows, whose kernel has waves along the keys.
@@ -372,10 +377,12 @@ PYBIND11_MODULE(_native, m) {
         "How the mLSTM is cut up on a GPU, one of known_devices() by its name or any by (arch, compute_units, "
         "lds_bytes): forward, the three walks of backward, sequence and step. panels: tensors of two bytes an element "
         "are bfloat16, and lie so that Hopper's bulk copies take them.");
-  m.def("plan_attention_gpu", plan_attention_gpu, py::arg("device"), py::arg("batch"), py::arg("heads_q"),
-        py::arg("heads_k"), py::arg("queries"), py::arg("keys"), py::arg("dqk"), py::arg("dv"),
-        py::arg("element_bytes"), py::arg("bent") = false, py::arg("block_size") = 0, py::arg("splits") = 0,
-        "How attention's forward pass is cut up on such a GPU; bent: with softcap, ALiBi or dropout.");
+  m.def(
+      "plan_attention_gpu", plan_attention_gpu, py::arg("device"), py::arg("batch"), py::arg("heads_q"),
+      py::arg("heads_k"), py::arg("queries"), py::arg("keys"), py::arg("dqk"), py::arg("dv"), py::arg("element_bytes"),
+      py::arg("bent") = false, py::arg("block_size") = 0, py::arg("splits") = 0, py::arg("panels") = false,
+      "How attention's forward pass is cut up on such a GPU; bent: with softcap, ALiBi or dropout; panels: tensors lie "
+      "so that Hopper's bulk copies take them.");
   m.def("plan_decode_gpu", plan_decode_gpu, py::arg("device"), py::arg("batch"), py::arg("heads_q"), py::arg("heads_k"),
         py::arg("queries"), py::arg("keys"), py::arg("dqk"), py::arg("dv"), py::arg("element_bytes"),
         py::arg("splits") = 0, "The same for few rows of a key head, where few_rows says that they are few.");

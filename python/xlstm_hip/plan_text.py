@@ -97,8 +97,10 @@ def _attention(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tens
         return None
     if (call.dqk, call.dv) in MLA_DIMS and k.data_ptr() == v.data_ptr():
         return mla_gpu(built, gpu, call)
-    bent = given["softcap"] > 0 or given["alibi_slopes"] is not None or given["dropout_p"] > 0
-    return attention_gpu(built, gpu, call, bent, "probs" not in op and given["dropout_p"] == 0)
+    scale = given["softmax_scale"]
+    bent = given["softcap"] > 0 or given["alibi_slopes"] is not None or given["dropout_p"] > 0 or not scale > 0
+    plain = "probs" not in op and given["dropout_p"] == 0
+    return attention_gpu(built, gpu, call, bent, plain, plain and table is None)
 
 
 class AttentionCall(NamedTuple):
@@ -129,14 +131,17 @@ def attention_cpu(built: Any, call: AttentionCall, threads: int, backward: bool)
     return of_backward if backward else plan
 
 
-def attention_gpu(built: Any, gpu: Gpu, call: AttentionCall, bent: bool = False, may_be_few: bool = True) -> Plan:
-    """may_be_few: whether the kernel for few rows has what the call asks for."""
+def attention_gpu(
+    built: Any, gpu: Gpu, call: AttentionCall, bent: bool = False, may_be_few: bool = True, may_copy: bool = True
+) -> Plan:
+    """may_be_few, may_copy: whether the kernel for few rows, and Hopper's own, have what the call asks for."""
     *shape, block_size, splits = call
     if may_be_few and block_size == 0:
         few = built.plan_decode_gpu(gpu, *shape, splits)
         if few["few_rows"]:
             return few
-    return built.plan_attention_gpu(gpu, *shape, bent, block_size, splits)
+    whole = call.element_bytes == 2 and call.dqk % 8 == call.dv % 8 == 0  # rows of whole pieces of 16 bytes
+    return built.plan_attention_gpu(gpu, *shape, bent, block_size, splits, may_copy and whole and _own_schedule())
 
 
 def mla_gpu(built: Any, gpu: Gpu, call: AttentionCall) -> Plan:

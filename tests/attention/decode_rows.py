@@ -282,3 +282,36 @@ def refuse_and_keep_the_cache(device: str) -> None:
         if block_size:
             ours.flash_attn_with_kvcache(q, cache, cache.clone(), k, k, cache_seqlens=3, block_size=64)
             assert cache.cpu()[:, 3].any() and not cache.cpu()[:, 4:].any()
+
+
+def nan_goes_on(device: str) -> None:
+    """A NaN in a query, or in a key of one part of several, is in what sees it, out and lse, and in nothing else."""
+    q, k, v = torch.randn(1, 1, 4, 64), torch.randn(1, 2048, 2, 64), torch.randn(1, 2048, 2, 64)
+    q, k, v = (x.bfloat16().to(device) for x in (q, k, v))
+    latent = torch.randn(1, 1024, 1, 576).bfloat16().to(device)
+    lengths = torch.tensor([1024], dtype=torch.int32).to(device)
+
+    def heads(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return ours.flash_attn_with_kvcache(q, k, v, num_splits=4, return_softmax_lse=True)
+
+    def mla(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return ours.flash_mla_with_kvcache(q, k, None, lengths, 512, *ours.get_mla_metadata(lengths, q.shape[2], 1))
+
+    for call, of_keys, queries in ((heads, k, [4]), (mla, latent, [16, 128])):
+        for count in queries:
+            of_queries = torch.randn(1, 1, count, of_keys.shape[-1]).bfloat16().to(device)
+            sound, sound_lse = (x.cpu() for x in call(of_queries, of_keys))
+            spoilt = of_queries.clone()
+            spoilt[0, 0, 1, 3] = torch.nan
+            out, lse = (x.cpu() for x in call(spoilt, of_keys))
+            others = [h for h in range(count) if h != 1]
+            assert out[:, :, 1].isnan().all() and lse[0, 1].isnan().all(), "a query's NaN is lost"
+            assert torch.equal(out[:, :, others], sound[:, :, others]) and torch.equal(
+                lse[:, others], sound_lse[:, others]
+            )
+            keys = of_keys.clone()
+            keys[0, 700, 0] = torch.nan
+            out, lse = (x.cpu() for x in call(of_queries, keys))
+            sees = slice(0, count // of_keys.shape[2])
+            assert out[:, :, sees].isnan().all() and lse[:, sees].isnan().all(), "a key's NaN is lost"
+            assert out[:, :, sees.stop :].isfinite().all()

@@ -55,7 +55,11 @@ def filling_rows() -> Iterator[Case]:
             yield Case(dtype, (96, 48), dims, ((150, 300), (150, 300)), causal=True)
             yield Case(dtype, (64, 64), dims, ((300, 140), (300, 140)), window=(50, 20))
             yield Case(dtype, (96, 32), dims, ((70, 300), (3, 200), (260, 0), (140, 150)), "packed", causal=True)
-    yield Case(torch.bfloat16, (48, 48), (128, 128), ((150, 300), (150, 300)), leftpad=True, unused=True, sink=True)
+    for dims in ((128, 128), (40, 64), (64, 128)):
+        full = ((150, 300), (150, 300))
+        yield Case(torch.bfloat16, (48, 48), dims, full, leftpad=True, unused=True, sink=True)
+        yield Case(torch.bfloat16, (48, 48), dims, full, layout="strided", scale=-0.1, window=(60, -1))
+        yield Case(torch.bfloat16, (48, 48), dims, ((40, 0), (40, 0)))
 
 
 def rows(device: str) -> Iterator[Case]:

@@ -38,6 +38,28 @@ def test_every_plan_holds(device: str, dims: tuple[int, int], element_bytes: int
         assert plan(device, shape, dims, element_bytes, bent=True)["full"]
 
 
+def test_hopper_takes_its_own_kernel_where_it_fills_half_the_chip() -> None:
+    full = (8, 16, 16, 8192, 8192)
+    own = plan("H200", full, (128, 128), 2, panels=True)
+    assert own["schedule"] == "hopper" and own["rows"] == 128 and own["grid"] == 8 * 16 * 64 and own["splits"] == 1
+    assert own["lds_bytes"] <= DEVICES["H200"]["lds_bytes"]
+    half = plan("H200", (1, 8, 8, 2048, 2048), (128, 128), 2, panels=True)  # 128 blocks for 132 units
+    assert half["schedule"] == "hopper" and half["splits"] == 1
+    few = plan("H200", (1, 4, 4, 2048, 2048), (128, 128), 2, panels=True)
+    assert few["schedule"] == "common" and few["splits"] > 1
+    for dims, element_bytes, options in (
+        ((128, 128), 2, {}),
+        ((128, 128), 4, {"panels": True}),
+        ((192, 128), 2, {"panels": True}),
+        ((128, 128), 2, {"panels": True, "bent": True}),
+        ((128, 128), 2, {"panels": True, "splits": 2}),
+        ((128, 128), 2, {"panels": True, "block_size": plan("H200", full, (128, 128), 2)["keys"]}),
+    ):
+        assert plan("H200", full, dims, element_bytes, **options)["schedule"] == "common", (dims, options)
+    for device in set(DEVICES) - {"H200"}:
+        assert plan(device, full, (128, 128), 2, panels=True) == plan(device, full, (128, 128), 2)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_parts_fill_the_chip_and_no_more(device: str) -> None:
     units = DEVICES[device]["compute_units"]

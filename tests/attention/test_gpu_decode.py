@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from decode_rows import gpu_mla_rows, gpu_rows, refuse_and_keep_the_cache, run_mla, run_row
+from decode_rows import gpu_mla_rows, gpu_rows, nan_goes_on, refuse_and_keep_the_cache, run_mla, run_row
 
 from xlstm_hip import attention as ours
 
@@ -31,6 +31,10 @@ def test_mla(number: int) -> None:
 
 def test_what_is_refused_leaves_the_cache() -> None:
     refuse_and_keep_the_cache("cuda")
+
+
+def test_nan_goes_on() -> None:
+    nan_goes_on("cuda")
 
 
 @pytest.mark.parametrize("paged", [False, True])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from decode_rows import MLA_ROWS, ROWS, run_mla, run_row
+from decode_rows import MLA_ROWS, ROWS, nan_goes_on, run_mla, run_row
 
 from xlstm_hip import attention as ours
 
@@ -129,3 +129,7 @@ def test_mla_refuses_by_name(name: str, value: Any) -> None:
             ours.get_mla_metadata(is_fp8_kvcache=True)
         with pytest.raises(NotImplementedError, match="topk"):
             ours.get_mla_metadata(topk=3)
+
+
+def test_nan_goes_on() -> None:
+    nan_goes_on("cpu")

@@ -4,6 +4,7 @@
 
 #include "arch/devices.h"
 #include "attention/backward_plan.h"
+#include "attention/kernels_gpu.h"
 #include "check.h"
 
 using namespace xlstm;
@@ -49,9 +50,36 @@ void test_parts(const char* device, const AttentionBackwardCall& call, int64_t p
     }
 }
 
+// What bulk copies can take.
+void test_panels() {
+  alignas(16) static uint16_t memory[16];
+  const xlstm_tensor rows{memory, XLSTM_BFLOAT16, {4096, 64, 512}};
+  xlstm_attention in{};
+  in.batch = 2, in.heads_q = in.heads_k = 8, in.length_q = in.length_k = 100;
+  const auto takes = [&](auto&& change, int64_t features = 64) {
+    xlstm_tensor x = rows;
+    xlstm_attention call = in;
+    change(x, call);
+    return key_panels(call, x, features);
+  };
+  CHECK(takes([](auto&, auto&) {}), "rows of whole pieces");
+  CHECK(!takes([](auto&, auto&) {}, 60), "60 features");
+  CHECK(!takes([](auto& x, auto&) { x.stride[1] = 0; }), "heads that are one, expanded");
+  CHECK(!takes([](auto& x, auto&) { x.stride[2] = -512; }), "tokens backwards");
+  CHECK(!takes([](auto& x, auto&) { x.stride[1] = 60; }), "heads at odd places");
+  CHECK(!takes([](auto& x, auto&) { x.data = memory + 1; }), "memory at an odd place");
+  CHECK(!takes([](auto&, auto& call) { call.length_k = 0; }), "no tokens");
+  CHECK(takes([](auto& x, auto& call) { call.batch = 1, x.stride[0] = 0; }), "an axis of one");
+  static const int32_t places[] = {0, 1};
+  CHECK(!takes([](auto&, auto& call) { call.block_table = places; }), "pages");
+  CHECK(!takes([](auto&, auto& call) { call.cache_batch_idx = places; }), "rows picked out of a cache");
+  CHECK(!takes([](auto&, auto& call) { call.cu_seqlens_k = places; }), "packed, of no tokens in all");
+}
+
 }  // namespace
 
 int main() {
+  test_panels();
   for (const DeviceFacts& facts : kKnownDevices)
     for (int64_t batch : {1, 3})
       for (int64_t group : {1, 8})

@@ -92,6 +92,12 @@ def test_what_is_refused_leaves_the_cache(package: ModuleType) -> None:
     decode_rows.refuse_and_keep_the_cache("cuda")
 
 
+def test_nan_goes_on(package: ModuleType) -> None:
+    import decode_rows
+
+    decode_rows.nan_goes_on("cuda")
+
+
 def test_mla_says_what_it_lacks(package: ModuleType) -> None:
     from xlstm_hip import attention as ours
 

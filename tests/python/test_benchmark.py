@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -152,6 +153,47 @@ def test_the_readmes_figures_are_the_files(load: Load) -> None:
 
     assert cells(part.splitlines()) == cells(load("table").short_table(results))
     assert summary(results["environment"]) in part
+
+
+def test_the_readmes_gpu_figures_are_the_files(load: Load) -> None:
+    """All between the marks, words too, is what the script makes of the result files."""
+    script = load("readme_gpu")
+    readme = (BENCHMARKS.parent / "README.md").read_text(encoding="utf-8")
+    assert script.between_the_marks(readme) == script.block(BENCHMARKS / "results")
+
+
+def test_the_gpu_figures_follow_the_files(load: Load, tmp_path: Path) -> None:
+    """With each file's GPU, torch, date and figures changed, none of the old ones is left; no smoke run is taken."""
+    script = load("readme_gpu")
+    results = BENCHMARKS / "results"
+    names = set(re.findall(r"results/(\w+)\.md", script.block(results)))
+    assert len(names) == 6
+
+    def changed(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {name: changed(value) for name, value in x.items()}
+        if isinstance(x, list):
+            return [changed(value) for value in x]
+        if isinstance(x, float):
+            return 3.7 * x
+        return x.replace("2026-11-", "2031-07-").replace("H200", "X1") if isinstance(x, str) else x
+
+    for name in names:
+        facts = changed(json.loads((results / f"{name}.json").read_text()))
+        facts["environment"]["packages"]["torch"] = "9.9.9"
+        (tmp_path / f"{name}.json").write_text(json.dumps(facts))
+    before, after = (" ".join(script.block(folder).split()) for folder in (results, tmp_path))
+    assert "H200" not in after and "2026" not in after and "torch 2." not in after
+    assert after.count("NVIDIA X1, torch 9.9.9") == after.count("; 2031-07-") == len(names)
+
+    figure = re.compile(r"(?<=\| )[\d.,]+(?:%| ms)?(?:, (?:n/a|[\d.]+))?(?= +\|)")
+    pairs = list(zip(figure.findall(before), figure.findall(after), strict=True))
+    assert len(pairs) > 80
+    assert not [x for x, y in pairs if x == y]
+    facts["settings"]["quick"] = True
+    (tmp_path / f"{name}.json").write_text(json.dumps(facts))
+    with pytest.raises(SystemExit, match=f"{name}.json: a smoke run"):
+        script.block(tmp_path)
 
 
 def test_rounds_take_turns() -> None:

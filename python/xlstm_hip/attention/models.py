@@ -66,6 +66,8 @@ def attention_forward(
     ends = _packed_ends(kwargs.get("position_ids"), q.shape[0], q.shape[1])
     if ends is None:
         return flash_attn_func(q, k, v, **options), None
+    if k.shape[1] != q.shape[1]:
+        raise NotImplementedError("position_ids: expected positions that follow each other beside a cache")
     return flash_attn_varlen_func(q[0], k[0], v[0], ends, ends, q.shape[1], k.shape[1], **options)[None], None
 
 

@@ -132,7 +132,8 @@ def attention_forward_probs(
 def _positions_fit(cos: Tensor, start: Tensor | None, steps: int) -> None:
     """Every position is in the rotary tables."""
     for first in [0] if start is None else start.tolist():
-        in_range("cache_seqlens: a rotary position", first + steps - 1, 0, cos.shape[0] - 1)
+        for position in (first, first + steps - 1):
+            in_range("cache_seqlens: a rotary position", position, 0, cos.shape[0] - 1)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
