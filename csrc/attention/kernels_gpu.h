@@ -6,12 +6,10 @@
 
 #include <cstddef>
 
-#include "api/xlstm_hip.h"
+#include "api/tensors.h"
 #include "arch/chip.h"
 
 namespace xlstm::gpu {
-
-inline int element_bytes(const xlstm_tensor& x) { return x.dtype == XLSTM_FLOAT32 ? 4 : 2; }
 
 // Rows of whole pieces at multiples of 16 bytes, a tile of whose tokens 32 bits reach.
 inline bool is_whole(const xlstm_tensor& x, int64_t features) {
@@ -23,10 +21,7 @@ inline bool is_whole(const xlstm_tensor& x, int64_t features) {
 
 // Whether Hopper's bulk copies can take it: whole rows, of which there are some, and strides that go forward.
 inline bool has_panels(const xlstm_tensor& x, int64_t features, const int64_t (&sizes)[3]) {
-  bool forward = true;
-  for (int axis = 0; axis < 3; ++axis)
-    forward = forward && (sizes[axis] == 1 || (sizes[axis] > 1 && x.stride[axis] > 0));
-  return forward && is_whole(x, features);
+  return goes_forward(x, sizes) && is_whole(x, features);
 }
 inline bool query_panels(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
   const bool packed = in.cu_seqlens_q != nullptr;

@@ -5,12 +5,10 @@
 
 #include <cstddef>
 
-#include "api/xlstm_hip.h"
+#include "api/tensors.h"
 #include "mlstm/plan_gpu.h"
 
 namespace xlstm::gpu {
-
-inline int element_bytes(const xlstm_tensor& x) { return x.dtype == XLSTM_FLOAT32 ? 4 : 2; }
 
 // Whether a token's columns are whole pieces of 16 bytes, at multiples of 16. Pieces within a chunk are found by 32-bit
 // offsets.
@@ -24,10 +22,7 @@ inline bool whole_rows(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm
 
 // Whether bulk copies can take it: bfloat16, whole rows, and strides that go forward.
 inline bool has_panels(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& in) {
-  const int64_t sizes[] = {in.batch, in.heads, in.length};
-  bool forward = true;
-  for (int axis = 0; axis < 3; ++axis) forward = forward && (sizes[axis] == 1 || x.stride[axis] > 0);
-  return x.dtype == XLSTM_BFLOAT16 && forward && whole_rows(x, columns, in);
+  return x.dtype == XLSTM_BFLOAT16 && goes_forward(x, {in.batch, in.heads, in.length}) && whole_rows(x, columns, in);
 }
 
 size_t chunkwise_workspace(const xlstm_mlstm_forward&, const ForwardPlan&);
