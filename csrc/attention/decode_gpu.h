@@ -178,18 +178,8 @@ struct Decode {
     Columns top = Columns::all(-__builtin_inff());
     top.take_in(s, [](float x, float y) { return fmaxf(x, y); });
     top.over_rows([](float x, float y) { return fmaxf(x, y); });
-    bool grown = false;
-#pragma unroll
-    for (int j = 0; j < Columns::kEach; ++j) grown = grown || top.value[j] > most.value[j] + kGrowth;
-    if (any_lane(grown)) {
-      Columns by;
-#pragma unroll
-      for (int j = 0; j < Columns::kEach; ++j) {
-        const float now = fmaxf(most.value[j], top.value[j]);
-        by.value[j] = exp2_fast(most.value[j] - now);
-        most.value[j] = now;
-        sum.value[j] *= by.value[j];
-      }
+    if (has_grown(most, top)) {
+      const Columns by = grow(most, sum, top);
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
 #pragma unroll

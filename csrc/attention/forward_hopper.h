@@ -30,43 +30,27 @@ struct HopperAttend : OwnedRows<E, Room> {
   using Rows::kScores, Rows::kSums, Rows::kTile, Rows::room, Rows::half, Rows::multiply_tile, Rows::add_tile;
   using typename Rows::Owned;
 
-  const float scale;  // of products, to base 2
-  float most[2] = {kLowest, kLowest}, sum[2] = {0, 0};
+  const float scale;                                            // of products, to base 2
+  Columns most = Columns::all(kLowest), sum = Columns::all(0);  // of either half of the rows
 
   XLSTM_DEVICE HopperAttend(const Room& r, int warpgroup)
       : Rows(r, warpgroup), scale(float(r.at.in.softmax_scale * std::numbers::log2e)) {}
 
-  template <class F>
-  XLSTM_DEVICE static float over_row(float x, F&& f) {  // of the four lanes that have it
-    x = f(x, shuffle_xor(x, 1));
-    return f(x, shuffle_xor(x, 2));
-  }
-
   // Scores of a tile into weights. Returns whether out is to be scaled, and by what.
-  XLSTM_DEVICE bool weigh(float (&s)[kScores], int first, float (&by)[2]) {
+  XLSTM_DEVICE bool weigh(float (&s)[kScores], int first, Columns& by) {
     this->mask(s, first);
-    float top[2] = {-__builtin_inff(), -__builtin_inff()};
+    Columns top = Columns::all(-__builtin_inff());
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) top[half(i)] = fmaxf(top[half(i)], s[i]);
-    bool more = false;
+    for (int i = 0; i < kScores; ++i) top.value[half(i)] = fmaxf(top.value[half(i)], s[i]);
+    top.over_rows([](float x, float y) { return fmaxf(x, y); });
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      top[h] = over_row(top[h], [](float x, float y) { return fmaxf(x, y); }) * scale;
-      more = more || top[h] > most[h] + kGrowth;
-    }
-    more = any_lane(more);
-    if (more)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float now = fmaxf(most[h], top[h]);
-        by[h] = exp2_fast(most[h] - now);
-        most[h] = now;
-        sum[h] *= by[h];
-      }
+    for (float& x : top.value) x *= scale;
+    const bool more = has_grown(most, top);
+    if (more) by = grow(most, sum, top);
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      s[i] = exp2_fast(__builtin_fmaf(s[i], scale, -most[half(i)]));
-      sum[half(i)] += s[i];
+      s[i] = exp2_fast(__builtin_fmaf(s[i], scale, -most.value[half(i)]));
+      sum.value[half(i)] += s[i];
     }
     return more;
   }
@@ -85,7 +69,8 @@ struct HopperAttend : OwnedRows<E, Room> {
   }
 
   XLSTM_DEVICE void walk(float (&out)[kSums]) {
-    float s[kScores], by[2] = {1, 1};
+    float s[kScores];
+    Columns by;
     uint32_t weights[kScores / 2];
     Owned owned;
     this->hold_owned(owned);
@@ -105,7 +90,7 @@ struct HopperAttend : OwnedRows<E, Room> {
       room.give_free(n);
       if (more)
 #pragma unroll
-        for (int i = 0; i < kSums; ++i) out[i] *= by[half(i)];
+        for (int i = 0; i < kSums; ++i) out[i] *= by.value[half(i)];
       pack_all(weights, s);
     }
     ask_out(out, weights, n);
@@ -119,11 +104,12 @@ struct HopperAttend : OwnedRows<E, Room> {
     for (float& x : out) x = 0;
     if (room.tiles > 0) walk(out);
     const xlstm_attention_forward& call = room.p.call;
+    sum.over_rows([](float x, float y) { return x + y; });
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float all = over_row(sum[h], [](float x, float y) { return x + y; });
-      const float keys = all == 0 ? -__builtin_inff() : most[h] * kLn2 + ::log(all);  // NaN goes on as NaN
+      const float all = sum.value[h];
+      const float keys = all == 0 ? -__builtin_inff() : most.value[h] * kLn2 + ::log(all);  // NaN goes on as NaN
       WithSink<float> sink = without_sink(keys);
       if (call.in.sink)
         sink = with_sink(keys, static_cast<const float*>(call.in.sink)[room.query_head], call.lse_with_sink != 0);

@@ -94,19 +94,9 @@ struct MlaHopper {
         of_row = fmaxf(of_row, s[i]);
       }
       top.over_rows([](float x, float y) { return fmaxf(x, y); });
-      bool more = false;
-#pragma unroll
-      for (int j = 0; j < Columns::kEach; ++j) more = more || top.value[j] > most.value[j] + kGrowth;
-      more = any_lane(more);
+      const bool more = has_grown(most, top);
       by = Columns::all(1);
-      if (more)
-#pragma unroll
-        for (int j = 0; j < Columns::kEach; ++j) {
-          const float now = fmaxf(most.value[j], top.value[j]);
-          by.value[j] = exp2_fast(most.value[j] - now);
-          most.value[j] = now;
-          sum.value[j] *= by.value[j];
-        }
+      if (more) by = grow(most, sum, top);
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) {
         s[i] = exp2_fast(s[i] - most.value[Columns::of(i % 8)]);

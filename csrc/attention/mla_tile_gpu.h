@@ -208,19 +208,9 @@ struct MlaTiles {
       top.take_in(s[ks], [](float x, float y) { return fmaxf(x, y); });
     }
     top.over_rows([](float x, float y) { return fmaxf(x, y); });
-    bool more = false;
-#pragma unroll
-    for (int j = 0; j < Columns::kEach; ++j) more = more || top.value[j] > most.value[j] + kGrowth;
-    more = any_lane(more);
+    const bool more = has_grown(most, top);
     by = Columns::all(1);
-    if (more)
-#pragma unroll
-      for (int j = 0; j < Columns::kEach; ++j) {
-        const float now = fmaxf(most.value[j], top.value[j]);
-        by.value[j] = exp2_fast(most.value[j] - now);
-        most.value[j] = now;
-        sum.value[j] *= by.value[j];
-      }
+    if (more) by = grow(most, sum, top);
 #pragma unroll
     for (int ks = 0; ks < kKeyStrips; ++ks) {
 #pragma unroll

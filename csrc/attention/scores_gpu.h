@@ -15,6 +15,26 @@ namespace xlstm::gpu {
 // O and sums are scaled when a row's maximum has grown by more than this, to base 2; a maximum of nothing.
 constexpr float kGrowth = 8, kLowest = -0x1p126f;
 
+// Whether a row of the wave has a maximum beyond that of before by so much.
+XLSTM_DEVICE bool has_grown(const Columns& most, const Columns& top) {
+  bool grown = false;
+#pragma unroll
+  for (int j = 0; j < Columns::kEach; ++j) grown = grown || top.value[j] > most.value[j] + kGrowth;
+  return any_lane(grown);
+}
+// Takes it in. Returns by what out is to be scaled, as the sum is here.
+XLSTM_DEVICE Columns grow(Columns& most, Columns& sum, const Columns& top) {
+  Columns by;
+#pragma unroll
+  for (int j = 0; j < Columns::kEach; ++j) {
+    const float now = fmaxf(most.value[j], top.value[j]);
+    by.value[j] = exp2_fast(most.value[j] - now);
+    most.value[j] = now;
+    sum.value[j] *= by.value[j];
+  }
+  return by;
+}
+
 // The keys that some of the rows [first, first + count) see, and those that all of them see. Rows see no less of the
 // keys' end than those before them, and no more of their beginning.
 struct RowsSee {

@@ -45,12 +45,10 @@ class WrongGradient(torch.autograd.Function):
 FUNCTIONS = {"one sequence": "flash_attn_func", "packed": "flash_attn_varlen_func", "pages": "flash_attn_with_kvcache"}
 
 
-@pytest.mark.parametrize("where", range(3), ids=list("qkv"))
-@pytest.mark.parametrize("way", FUNCTIONS)
+# Of pages q is a few queries, which lie nowhere far.
+@pytest.mark.parametrize("way, where", [(way, j) for way in FUNCTIONS for j in range(3) if (way, j) != ("pages", 0)])
 def test_offsets_that_wrap_are_seen(monkeypatch: pytest.MonkeyPatch, way: str, where: int) -> None:
     right = getattr(ours, FUNCTIONS[way])
-    if way == "pages" and where == 0:
-        pytest.skip("a few queries lie nowhere far")
 
     def planted(bend: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
         def call(*tensors: Any, **options: Any) -> Any:
