@@ -41,6 +41,11 @@ struct Barrier {
   XLSTM_DEVICE operator uint32_t() const { return at; }  // for copies
   XLSTM_DEVICE void init(int count) const { barrier_init(at, count); }
   XLSTM_DEVICE void arrive() const { barrier_arrive(at); }
+  // One lane arrives for its warp: what all lanes did before is done for who waits.
+  XLSTM_DEVICE void arrive_of_warp() const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive();
+  }
   // Arrives, and announces bytes that copies will bring.
   XLSTM_DEVICE void expect(uint32_t bytes) const { barrier_expect(at, bytes); }
   // The same barrier of another block of the cluster. A plain arrive: one that releases the cluster's memory is slow,

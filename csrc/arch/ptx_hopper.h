@@ -149,32 +149,32 @@ XLSTM_DEVICE void products_wait(Sums&... sums) {
   if constexpr (__is_same(E, Float16))                         \
     asm volatile(before "k16.f32.f16.f16 " after __VA_ARGS__); \
   else                                                         \
-    asm volatile(before "k16.f32.bf16.bf16 " after __VA_ARGS__);
+    asm volatile(before "k16.f32.bf16.bf16 " after __VA_ARGS__)
 
 // Both operands in shared memory; 64, 128, 72 or 8 columns. add: false begins a sum.
 template <bool kAAcross, bool kBAcross, class E = BFloat16>
 XLSTM_DEVICE void multiply_shared(float (&sum)[32], uint64_t a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64",
                  "{" XLSTM_TEXT32 "}, %32, %33, p, 1, 1, %35, %36; }", : XLSTM_D32(sum, 0) : "l"(a), "l"(b),
-                 "r"(int(add)), "n"(int(kAAcross)), "n"(int(kBAcross)))
+                 "r"(int(add)), "n"(int(kAAcross)), "n"(int(kBAcross)));
 }
 template <bool kAAcross, bool kBAcross, class E = BFloat16>
 XLSTM_DEVICE void multiply_shared(float (&sum)[64], uint64_t a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128",
                  "{" XLSTM_TEXT64 "}, %64, %65, p, 1, 1, %67, %68; }", : XLSTM_D64(sum, 0) : "l"(a), "l"(b),
-                 "r"(int(add)), "n"(int(kAAcross)), "n"(int(kBAcross)))
+                 "r"(int(add)), "n"(int(kAAcross)), "n"(int(kBAcross)));
 }
 template <bool kAAcross, bool kBAcross, class E = BFloat16>
 XLSTM_DEVICE void multiply_shared(float (&sum)[36], uint64_t a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %38, 0;\nwgmma.mma_async.sync.aligned.m64n72",
                  "{" XLSTM_TEXT32 ",%32,%33,%34,%35}, %36, %37, p, 1, 1, %39, %40; }", : XLSTM_D32(sum, 0),
-                 XLSTM_D4(sum, 32) : "l"(a), "l"(b), "r"(int(add)), "n"(int(kAAcross)), "n"(int(kBAcross)))
+                 XLSTM_D4(sum, 32) : "l"(a), "l"(b), "r"(int(add)), "n"(int(kAAcross)), "n"(int(kBAcross)));
 }
 template <bool kAAcross, bool kBAcross, class E = BFloat16>
 XLSTM_DEVICE void multiply_shared(float (&sum)[4], uint64_t a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %6, 0;\nwgmma.mma_async.sync.aligned.m64n8",
                  "{%0,%1,%2,%3}, %4, %5, p, 1, 1, %7, %8; }", : XLSTM_D4(sum, 0) : "l"(a), "l"(b), "r"(int(add)),
-                 "n"(int(kAAcross)), "n"(int(kBAcross)))
+                 "n"(int(kAAcross)), "n"(int(kBAcross)));
 }
 
 // A in registers; 64, 128 or 256 columns.
@@ -182,20 +182,21 @@ template <bool kBAcross, class E = BFloat16>
 XLSTM_DEVICE void multiply_held(float (&sum)[32], const uint32_t* a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64",
                  "{" XLSTM_TEXT32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38; }", : XLSTM_D32(sum, 0) : "r"(a[0]),
-                 "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kBAcross)))
+                 "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kBAcross)));
 }
 template <bool kBAcross, class E = BFloat16>
 XLSTM_DEVICE void multiply_held(float (&sum)[64], const uint32_t* a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128",
                  "{" XLSTM_TEXT64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70; }", : XLSTM_D64(sum, 0) : "r"(a[0]),
-                 "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kBAcross)))
+                 "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kBAcross)));
 }
 template <bool kBAcross, class E = BFloat16>
-XLSTM_DEVICE void multiply_held(float (&sum)[128], const uint32_t* a, uint64_t b, bool add = true){
-    XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %133, 0;\nwgmma.mma_async.sync.aligned.m64n256",
-                   "{" XLSTM_TEXT128 "}, {%128, %129, %130, %131}, %132, p, 1, 1, %134; }", : XLSTM_D64(sum, 0),
-                   XLSTM_D64(sum, 64) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)),
-                   "n"(int(kBAcross)))}
+XLSTM_DEVICE void multiply_held(float (&sum)[128], const uint32_t* a, uint64_t b, bool add = true) {
+  XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %133, 0;\nwgmma.mma_async.sync.aligned.m64n256",
+                 "{" XLSTM_TEXT128 "}, {%128, %129, %130, %131}, %132, p, 1, 1, %134; }", : XLSTM_D64(sum, 0),
+                 XLSTM_D64(sum, 64) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)),
+                 "n"(int(kBAcross)));
+}
 #undef XLSTM_MULTIPLY
 #undef XLSTM_D4
 #undef XLSTM_D16

@@ -133,7 +133,7 @@ struct MlaHopper {
   }
   XLSTM_DEVICE void share(const Columns& by) const {
     *room.numbers() = make_float2(by.value[0], by.value[1]);
-    arrive_of_warp(room.weights_full());
+    room.weights_full().arrive_of_warp();
   }
 
   XLSTM_DEVICE void make_scores(const RowsSee& see, int64_t split) const {
@@ -152,7 +152,7 @@ struct MlaHopper {
       if (more) scale(o, by);
       multiply_values<0>(o, weights, n);
       products_wait<0>(o);
-      arrive_of_warp(room.free(n, 0));
+      room.free(n, 0).arrive_of_warp();
     }
     softmax.sum.over_rows([](float x, float y) { return x + y; });
     const Columns factor = close(softmax, split);
@@ -181,11 +181,11 @@ struct MlaHopper {
 #pragma unroll
         for (int w = 0; w < 4; ++w) weights[4 * q + w] = four.word[w];
       }
-      arrive_of_warp(room.weights_free());
+      room.weights_free().arrive_of_warp();
       if (any_lane(by.value[0] != 1 || by.value[1] != 1)) scale(o, by);
       multiply_values<1>(o, weights, n);
       products_wait<0>(o);
-      arrive_of_warp(room.free(n, 1));
+      room.free(n, 1).arrive_of_warp();
     }
     write<1>(o, take_numbers(tiles), split);
   }

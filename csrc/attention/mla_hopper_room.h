@@ -9,12 +9,6 @@
 
 namespace xlstm::gpu {
 
-// What all of this warp did before is done for whom it tells: one lane arrives for it.
-XLSTM_DEVICE void arrive_of_warp(Barrier barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) barrier.arrive();
-}
-
 template <class E, int kFeatures>
 struct MlaHopperRoom {
   static constexpr MlaHopperPlaces kAt{kFeatures};
@@ -108,7 +102,7 @@ struct MlaHopperRoom {
     copies_sent();
     copies_came<0>();
     shared_written();
-    arrive_of_warp(queries_full());
+    queries_full().arrive_of_warp();
   }
 
   // A part of the tiles of one buffer, by one warp, so that another has a tile under way while this one waits. A lane
@@ -143,7 +137,7 @@ struct MlaHopperRoom {
       if (n + kBuffers < tiles) look_up(n + kBuffers);
       copies_came<0>();
       shared_written();
-      arrive_of_warp(full(n, kPart));
+      full(n, kPart).arrive_of_warp();
     }
   }
 };

@@ -114,10 +114,7 @@ struct HopperRoom {
   XLSTM_DEVICE static uint32_t parity(int n) { return uint32_t(n / kStages % 2); }
 
   // Of tile n all products are made that read it: by each warp of those that own tokens.
-  XLSTM_DEVICE void give_free(int n) const {
-    __syncwarp();
-    if (lane_id() == 0) free(n).arrive();
-  }
+  XLSTM_DEVICE void give_free(int n) const { free(n).arrive_of_warp(); }
 
   // By the whole block, before anything else. Warps give tiles free.
   XLSTM_DEVICE void open() const {

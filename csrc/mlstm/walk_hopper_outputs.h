@@ -202,8 +202,7 @@ struct HopperOutputs {
           }
         }
       }
-      __syncwarp();
-      if (lane == 0) room.y_free(n).arrive();
+      room.y_free(n).arrive_of_warp();
     }
   }
 };

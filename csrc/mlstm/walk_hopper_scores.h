@@ -201,21 +201,17 @@ struct HopperScorer {
       add_keys(vector, stage, room.weights_address(n));
       if constexpr (kScored) {
         products_wait<1>(pairs);
-        __syncwarp();
-        if (lane == 0) room.a_free(n).arrive();
+        room.a_free(n).arrive_of_warp();
         room.y_free(n).wait(phase ^ 1);  // where scores and gains go
         weigh_pairs(pairs, n, sum);
         shared_written();
-        __syncwarp();
-        if (lane == 0) room.scores_full(n).arrive();
+        room.scores_full(n).arrive_of_warp();
         room.y_full(n).wait(phase);  // the factors
         normalise(pairs, sum, n);
-        __syncwarp();
-        if (lane == 0) room.gain_full(n).arrive();
+        room.gain_full(n).arrive_of_warp();
       }
       wait_for_keys(vector);
-      __syncwarp();
-      if (lane == 0) room.x_free(n).arrive();
+      room.x_free(n).arrive_of_warp();
     }
     store(vector);
   }
