@@ -36,8 +36,9 @@ XL_CHUNK_TUNING = (
 )  # fmt: skip
 LIMIT_HEADDIM_SIZES = (16, 32, 64, 128, 256)
 LIMIT_HEADDIM_BLOCK = 64  # the largest block its autotuner tries; it checks no bounds
+FARTHEST_STATE = 1 << 31  # what offsets of 32 bits reach
 
-_told: set[str] = set()
+_told: set[tuple[str, str]] = set()
 
 
 def stands_in(module: ModuleType | None) -> bool:
@@ -49,6 +50,13 @@ def stands_in(module: ModuleType | None) -> bool:
 def _installed_beside_a_gpu() -> bool:
     installed = all(importlib.util.find_spec(name) is not None for name in ("triton", "mlstm_kernels"))
     return installed and torch.cuda.is_available()
+
+
+def beyond_reach(batch: int, heads: int, length: int, dqk: int, dhv: int, chunk_size: int) -> bool:
+    """Whether the chunkwise Triton kernels would leave their memory: they write a state for each chunk, and find it by
+    an offset of 32 bits. (On an H200 limit_chunk ends with an illegal memory access at 64 x 8 heads of 2048 tokens,
+    256/512, and all that the process has on the GPU is lost.)"""
+    return batch * heads * (length // chunk_size + 1) * dqk * dhv >= FARTHEST_STATE
 
 
 # The three that follow look outside of the tensors, which torch.compile cannot trace: it takes their answers as given.
@@ -67,10 +75,10 @@ def _kernel_of_mlstm_kernels(getter: str, name: str) -> Callable:
 
 
 @torch.compiler.assume_constant_result
-def _tell_once(name: str) -> None:
-    if name not in _told:
-        _told.add(name)
-        logger.warning("%s: mlstm_kernels' Triton kernel cannot run here; using the fused kernel of xlstm_hip", name)
+def _tell_once(name: str, why: str = "cannot run here") -> None:
+    if (name, why) not in _told:
+        _told.add((name, why))
+        logger.warning("%s: mlstm_kernels' Triton kernel %s; using the fused kernel of xlstm_hip", name, why)
 
 
 def _peer(getter: str, name: str, q: Tensor) -> Callable | None:
@@ -143,12 +151,16 @@ def _chunkwise(name: str, fused_kernel: Callable, tuning: tuple[str, ...] = (), 
             "autocast_kernel_dtype": autocast_kernel_dtype, "chunk_size": chunk_size, **kwargs,
         }  # fmt: skip
         peer = _peer("get_mlstm_kernel", name, q)
+        batch, heads, length, dqk = q.shape
+        if peer is not None and beyond_reach(batch, heads, length, dqk, v.shape[-1], chunk_size):
+            _tell_once(name, "cannot find so many states")
+            peer = None
         if peer is None:
             return fused_kernel(q, k, v, i, f, **common)
         no_unknown_keywords(name, kwargs, tuning)
         if sigmoid:
             peer = _with_sigmoid_states(peer)
-        if q.shape[2] % chunk_size == 0:
+        if length % chunk_size == 0:
             return peer(q=q, k=k, v=v, i=i, f=f, **common)
         return wrap_chunkwise__arbitrary_sequence_length(peer, *leftovers, q=q, k=k, v=v, i=i, f=f, **common)
 

@@ -210,6 +210,17 @@ def run_steps(tmp_path: Path, **settings: Any) -> dict[str, Any]:
     return runner.run(asked, tmp_path / "steps.json")
 
 
+def test_what_would_end_the_process_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def deadly(*_: Any) -> Any:
+        raise SystemExit("the process is over")
+
+    ours = operators.OPERATORS["step"].implementations[0]
+    peer = replace(ours, name="deadly", provider=PLAIN, prepare=deadly, beyond=lambda cell: "too far")
+    monkeypatch.setitem(operators.OPERATORS, "step", replace(operators.OPERATORS["step"], implementations=(ours, peer)))
+    for point in run_steps(tmp_path)["points"]:
+        assert point["entries"][1]["missing"] == "too far" and "ms" in point["entries"][0]
+
+
 def test_trials_of_peers_take_nothing_of_the_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def slow(*_: Any) -> dict[tuple[str, str], str]:
         time.sleep(2)

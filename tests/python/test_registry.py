@@ -291,6 +291,28 @@ def test_triton_names_are_the_fused_kernel_with_one_log_line(
     ]
 
 
+def test_a_triton_name_is_the_fused_kernel_where_its_states_are_beyond_its_offsets(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not peers.beyond_reach(64, 16, 2048, 128, 256, 64)  # ran on an H200
+    assert peers.beyond_reach(64, 8, 2048, 256, 512, 64)  # ended there with an illegal memory access
+    called = []
+    given = arguments("chunkwise", length=64)
+    monkeypatch.setattr(peers, "_told", set())
+    monkeypatch.setattr(peers, "_peer", lambda *_: lambda **own: called.append(own) or given["v"])
+    name = "chunkwise--triton_limit_chunk"
+    with caplog.at_level(logging.INFO, logger="xlstm_hip"):
+        registry.kernel_info(name, "chunkwise").function(**given)
+        assert len(called) == 1
+        monkeypatch.setattr(peers, "FARTHEST_STATE", 64)
+        out = registry.kernel_info(name, "chunkwise").function(**given)
+    assert len(called) == 1
+    torch.testing.assert_close(out, registry.kernel_info("chunkwise--fused", "chunkwise").function(**given))
+    assert [r.getMessage() for r in caplog.records if r.name == "xlstm_hip"] == [
+        f"{name}: mlstm_kernels' Triton kernel cannot find so many states; using the fused kernel of xlstm_hip"
+    ]
+
+
 def test_the_package_imports_nothing_that_is_slow_or_optional() -> None:
     code = """
 import sys

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..interface import mlstm_interface, mlstm_step_interface
+from ..peers import beyond_reach
 from .mlstm import EPS, SEQUENCE_INPUTS, STATES, Cell
 from .registry import FLA, HUGGING_FACE, OFFICIAL, OURS, PLAIN, Call, Implementation, Prepare, Tensors
 
@@ -108,6 +110,13 @@ def by_step_kernel(name: str) -> Prepare:
         return mlstm_step_interface(**given, kernel=name)
 
     return lambda cell, inputs: _step(kernel, inputs)
+
+
+def beyond_triton(cell: Cell, chunk_size: int | None = None) -> str:
+    """Of mlstm_kernels' chunkwise Triton kernels, why they must not be tried."""
+    length = chunk_size or cell.chunk_size
+    beyond = beyond_reach(cell.batch, cell.heads, cell.tokens, cell.dqk, cell.dhv, length)
+    return "its states of all chunks are beyond its 32-bit offsets" if beyond else ""
 
 
 def _official(name: str, chunk_size: int | None = None) -> Prepare:
@@ -212,9 +221,22 @@ GPU_SEQUENCES = (
     Implementation("ours, raw ops", OURS, _our_ops),
     Implementation(COMMON, OURS, _on_every_gpu(_ours), GPU),
     Implementation(
-        "xl_chunk 128", OFFICIAL, _official("chunkwise--triton_xl_chunk", 128), GPU, triton=True, llvm_opt=False
+        "xl_chunk 128",
+        OFFICIAL,
+        _official("chunkwise--triton_xl_chunk", 128),
+        GPU,
+        triton=True,
+        llvm_opt=False,
+        beyond=partial(beyond_triton, chunk_size=128),
     ),
-    Implementation("limit_chunk 64", OFFICIAL, _official("chunkwise--triton_limit_chunk", 64), GPU, triton=True),
+    Implementation(
+        "limit_chunk 64",
+        OFFICIAL,
+        _official("chunkwise--triton_limit_chunk", 64),
+        GPU,
+        triton=True,
+        beyond=partial(beyond_triton, chunk_size=64),
+    ),
     Implementation("FLA simple_gla", FLA, _fla, GPU, triton=True, exact=False),
 )
 GPU_STEPS = (

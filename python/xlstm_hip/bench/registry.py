@@ -82,6 +82,7 @@ class Implementation:
     exact: bool = True  # False: another function than the operator's, timed for its arithmetic
     errors: Errors | None = None  # in the place of the operator's: of rounded weights, which have a truth of their own
     needs: Callable[[Any], float] = lambda cell: 0.0  # bytes that make it pointless to begin where they are not free
+    beyond: Callable[[Any], str] = lambda cell: ""  # why it would end the process at this shape
 
     def missing(self, device: torch.device) -> str | None:
         absent = PROVIDERS[self.provider].missing()

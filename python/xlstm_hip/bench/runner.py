@@ -91,6 +91,7 @@ class Run:
         entry: dict[str, Any] = {"name": implementation.name, "provider": implementation.provider}
         missing = implementation.missing(self.machine.device)
         missing = missing or self.lost.get((implementation.name, work_of(operator, cell)))
+        missing = missing or implementation.beyond(cell) or None
         needs, free = implementation.needs(cell), self.machine.free_bytes()
         if missing is None and needs > free:
             missing = f"needs {needs / 1e9:.0f} GB of the {free / 1e9:.0f} GB that are free"

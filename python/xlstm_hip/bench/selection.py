@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..select import AMD, FUSED, HYBRID, NATIVE, REGIMES, STOCK, get_optimal_kernel_config
-from .mlstm_contenders import by_kernel, by_step_kernel
+from .mlstm_contenders import beyond_triton, by_kernel, by_step_kernel
 from .mlstm_points import CHUNK, Cell
 from .registry import OFFICIAL, OURS, PLAIN, Implementation, Point, Scale
 from .timing import paired_ratio
@@ -40,9 +40,10 @@ def _kernels(work: str) -> tuple[Implementation, ...]:
         name = config[place]
         triton = "triton" in name
         provider = OFFICIAL if triton else OURS if "fused" in name else PLAIN
-        devices = ("cuda",) if triton else ("cpu", "cuda")  # elsewhere that name is the fused kernel's
+        # Elsewhere a Triton name is the fused kernel's.
+        limits: dict[str, Any] = {"devices": ("cuda",), "beyond": beyond_triton} if triton else {}
         made[name] = Implementation(
-            name, provider, prepare(name), devices, triton=triton, llvm_opt="xl_chunk" not in name
+            name, provider, prepare(name), triton=triton, llvm_opt="xl_chunk" not in name, **limits
         )
     return tuple(made.values())
 
