@@ -122,18 +122,25 @@ py::dict plan_attention(int64_t batch, int64_t heads_k, int64_t rows, int64_t ke
   check_positive({{"batch", batch}, {"heads_k", heads_k}, {"threads", threads}});
   const AttentionShape shape{batch, heads_k, rows, keys, attention_panel(XLSTM_FLOAT32), false};
   const AttentionCpuPlan p = plan_attention_cpu(shape, block_size, splits, threads);
-  const AttentionBackwardCpuPlan b = plan_attention_backward_cpu(shape, block_size, threads);
-  py::dict d, backward;
+  py::dict d;
   d["panel"] = shape.panel;
   d["block_k"] = p.block_k;
   d["rows"] = p.rows;
   d["blocks"] = p.blocks;
   d["splits"] = p.splits;
   d["workers"] = p.workers;
-  backward["group"] = b.group;
-  backward["parts"] = b.parts;
-  backward["workers"] = b.workers;
-  d["backward"] = backward;
+  return d;
+}
+py::dict plan_attention_backward(int64_t batch, int64_t heads_k, int64_t rows, int64_t threads, int64_t block_size,
+                                 int64_t row_panels, int64_t parts) {
+  check_positive({{"batch", batch}, {"heads_k", heads_k}, {"threads", threads}});
+  const AttentionShape shape{batch, heads_k, rows, 0, attention_panel(XLSTM_FLOAT32), false};
+  const AttentionBackwardCpuPlan p = plan_attention_backward_cpu(shape, block_size, row_panels, parts, threads);
+  py::dict d;
+  d["block_k"] = p.block_k;
+  d["group"] = p.group;
+  d["parts"] = p.parts;
+  d["workers"] = p.workers;
   return d;
 }
 
@@ -291,6 +298,9 @@ PYBIND11_MODULE(_native, m) {
         py::arg("threads"), py::arg("block_size") = 0, py::arg("splits") = 0,
         "How attention is cut into tasks on a CPU; rows: queries times the query heads of a key head. 0: the plan's "
         "own.");
+  m.def("plan_attention_backward_cpu", plan_attention_backward, py::arg("batch"), py::arg("heads_k"), py::arg("rows"),
+        py::arg("threads"), py::arg("block_size") = 0, py::arg("row_panels") = 0, py::arg("parts") = 0,
+        "The same for the backward pass, which no number of keys changes.");
   m.def("plan_mlstm_gpu", plan_mlstm_gpu, py::arg("device"), py::arg("sequences"), py::arg("heads"), py::arg("length"),
         py::arg("dqk"), py::arg("dhv"), py::arg("element_bytes"), py::arg("walk_chunk") = 0, py::arg("segments") = 0,
         py::arg("step_columns") = 0, py::arg("packed") = false, py::arg("panels") = true,

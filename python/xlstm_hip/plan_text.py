@@ -91,10 +91,13 @@ def _attention(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tens
         batch, q.shape[-2], k.shape[-2], queries, keys, q.shape[-1], v.shape[-1], q.element_size(),
         given["block_size"], given.get("splits", 0),
     )  # fmt: skip
-    if not gpu:
-        return attention_cpu(built, call, torch.get_num_threads(), "backward" in op)
+    threads = torch.get_num_threads()
     if "backward" in op:
-        return None
+        if gpu:
+            return None
+        return attention_backward_cpu(built, call, threads, given.get("row_panels", 0), given.get("parts", 0))
+    if not gpu:
+        return attention_cpu(built, call, threads)
     if (call.dqk, call.dv) in MLA_DIMS and k.data_ptr() == v.data_ptr():
         return mla_gpu(built, gpu, call)
     scale = given["softmax_scale"]
@@ -123,12 +126,16 @@ class AttentionCall(NamedTuple):
         return self.queries * self.heads_q // self.heads_k
 
 
-def attention_cpu(built: Any, call: AttentionCall, threads: int, backward: bool) -> Plan:
-    plan = built.plan_attention_cpu(
+def attention_cpu(built: Any, call: AttentionCall, threads: int) -> Plan:
+    return built.plan_attention_cpu(
         call.batch, call.heads_k, call.rows, call.keys, threads, call.block_size, call.splits
     )
-    of_backward = plan.pop("backward")
-    return of_backward if backward else plan
+
+
+def attention_backward_cpu(built: Any, call: AttentionCall, threads: int, row_panels: int = 0, parts: int = 0) -> Plan:
+    return built.plan_attention_backward_cpu(
+        call.batch, call.heads_k, call.rows, threads, call.block_size, row_panels, parts
+    )
 
 
 def attention_gpu(

@@ -82,6 +82,9 @@ WRONG: list[Wrong] = [
     (dense, "deterministic", None, "expected True or False"),
     (dense, "return_attn_probs", 1, "expected True or False"),
     (dense, "block_size", 48, "expected one of 32, 64, 128, 256, got 48"),
+    (dense, "backward_plan", [], "expected a mapping of block_size, row_panels, parts, common_schedule, got list"),
+    (dense, "backward_plan", {"splits": 1}, "expected choices of .* for attention_backward, got 'splits'"),
+    (dense, "backward_plan", {"parts": -1}, "expected an integer >= 0, got -1"),
     (dense, "sink", torch.rand(2), r"expected shape \(H\)"),
     (dense, "seqused_k", torch.rand(2), "expected int32 or int64"),
     (dense, "seqused_k", torch.tensor([1]), r"expected shape \(B\)"),
@@ -96,6 +99,7 @@ WRONG: list[Wrong] = [
     (varlen, "cu_seqlens_q", torch.tensor([0, 20, 41]), "sequence 1 has 21 tokens, more than the longest is said to"),
     (varlen, "leftpad_k", torch.tensor([0, -1]), "expected 0 to 20, got -1"),
     (varlen, "max_seqlen_q", -1, "expected an integer >= 0"),
+    (varlen, "backward_plan", {"row_panels": True}, "expected an integer >= 0, got True"),
     (varlen, "max_seqlen_k", None, "expected an integer >= 0"),
     (varlen, "seqused_k", torch.tensor([1, 30]), "expected 0 to 20, got 30"),
     (paged, "max_seqlen_k", 29, "sequence 1 has 30 tokens, more than"),
@@ -106,6 +110,7 @@ WRONG: list[Wrong] = [
     (paged, "seqused_k", torch.tensor([-1, 30]), "expected 0 to 20, got -1"),
     (paged, "leftpad_k", torch.tensor([0, 51]), "expected 0 to 50, got 51"),
     (paged, "block_table", TABLE - 1, "expected 0 to 1, got -1"),
+    (paged, "backward_plan", {}, "expected None with block_table, got {}"),
     (paged, "sink", "x", "expected a torch.Tensor, got str"),
     (cached, "k", NEW, "expected both k and v"),
     (cached, "sink", "x", "expected a torch.Tensor, got str"),
@@ -182,6 +187,23 @@ def test_together() -> None:
         ours.flash_attn_qkvpacked_func(X)
     with pytest.raises(ValueError, match="num_heads_k: expected cache_seqlens beside it"):
         ours.get_mla_metadata(num_heads_k=1)
+
+
+@pytest.mark.parametrize(
+    "plan, message",
+    [
+        ({"block_size": 48}, "block_size: expected 32, 64, 128 or 256, got 48"),
+        ({"row_panels": 9}, "row_panels: expected 0 to 8, got 9"),
+        ({"parts": 257}, "parts: expected 0 to 256, got 257"),
+        ({"common_schedule": 1}, "common_schedule: expected 0 on a CPU, got 1"),
+        ({"common_schedule": 2**32 + 1}, "common_schedule: expected 0 to 1, got 4294967297"),
+    ],
+)
+def test_backward_plans_that_there_are_not(plan: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLSTM_HIP_BACKEND")  # whose backward pass is autograd's, and has nothing to cut
+    x = X.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match=message):
+        ours.flash_attn_func(x, X, X, backward_plan=plan).sum().backward()
 
 
 @pytest.mark.parametrize(

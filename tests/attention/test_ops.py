@@ -57,7 +57,8 @@ def test_opcheck(layout: str, dtype: torch.dtype) -> None:
     opcheck(OPS.attention_forward, (q, k, v, *places, *Pages(), *last, 0, True))
     opcheck(OPS.attention_forward_probs, (q, k, v, *places, *last))
     out, lse = OPS.attention_forward(q, k, v, *places, *Pages(), *last, 0, True)
-    opcheck(OPS.attention_backward, (q, k, v, out, lse, out, lse, *places, *last))
+    for cut in ((), (2, 3), (1, 1, 0)):  # row_panels, parts, common_schedule
+        opcheck(OPS.attention_backward, (q, k, v, out, lse, out, lse, *places, *last, *cut))
 
 
 @pytest.mark.parametrize("paged", [False, True])

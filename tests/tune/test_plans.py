@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from xlstm_hip import get_optimal_kernel_config, mlstm_interface, mlstm_step_interface, plans
-from xlstm_hip.attention import flash_attn_func, flash_attn_with_kvcache
+from xlstm_hip.attention import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from xlstm_hip.plans import arch_of, check_plan, plan_for, read_table, trying, use_plans
 
 CLASS = {"dtype": "float32", "batch": 1, "heads": 2, "length": 128, "dqk": 16, "dhv": 32}
@@ -111,6 +111,34 @@ def test_attention_reads_the_table(tmp_path: Path) -> None:
     assert same_bits(flash_attn_func(q, k, v, num_splits=1), before)
     with pytest.raises(ValueError, match="num_splits: expected 0 or 1 with dropout and return_attn_probs, got 2"):
         flash_attn_func(q, k, v, 0.1, return_attn_probs=True, num_splits=2)
+
+
+def test_attentions_backward_pass_reads_the_table(tmp_path: Path) -> None:
+    made = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 100, 2, n, generator=made).requires_grad_() for n in (16, 16, 8))
+
+    def gradients(call: Any = flash_attn_func, **more: Any) -> Tensor:
+        out = call(q, k, v, causal=True, **more)
+        return torch.cat([g.flatten() for g in torch.autograd.grad(out.square().sum(), (q, k, v))])
+
+    plan = {"block_size": 32, "row_panels": 1, "parts": 2}
+    before, wanted = gradients(), gradients(backward_plan=plan)
+    assert not same_bits(before, wanted)
+    sizes = {"heads_k": 2, "queries": 128, "dhv": 8, "causal": True}
+    use_plans(table(tmp_path, entry("attention_backward", plan, **sizes)))
+    assert same_bits(gradients(), wanted) and same_bits(gradients(block_size=128), wanted)
+    assert same_bits(gradients(torch.compile(flash_attn_func, backend="eager", fullgraph=True)), wanted)
+    assert same_bits(gradients(backward_plan={}), before)  # what is given comes before the table
+    use_plans(table(tmp_path, entry("attention_backward", plan, **sizes | {"causal": False})))
+    assert same_bits(gradients(), before)  # another class
+    ends = torch.tensor([0, 100])
+
+    def packed(*x: Tensor, **more: Any) -> Tensor:
+        return flash_attn_varlen_func(*(y[0] for y in x), ends, ends, 100, 100, **more)
+
+    use_plans(table(tmp_path, entry("attention_backward", plan, **sizes)))
+    assert same_bits(gradients(packed), before)  # packed calls have none
+    assert same_bits(gradients(packed, backward_plan=plan), wanted)
 
 
 def test_selection_reads_the_table(tmp_path: Path) -> None:

@@ -62,9 +62,9 @@ def test_a_real_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plans.read_table(tmp_path / "t.json")
 
 
-@pytest.mark.parametrize("op", ["mlstm_backward", "attention_forward"])
+@pytest.mark.parametrize("op", ["mlstm_backward", "attention_forward", "attention_backward"])
 def test_ops_without_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str], op: str) -> None:
-    more = ("--heads-k", 1, "--queries", 3, "--causal") if op == "attention_forward" else ()
+    more = ("--heads-k", 1, "--queries", 3, "--causal") if "attention" in op else ()
     code, out, err = run(capsys, "--op", op, *SMALL, *more, "--budget", 2, "--runs", tmp_path, "--tag", "x.y")
     assert code == 0, err
     assert only(tmp_path).name.endswith("_x.y") and "trial 1: " in out

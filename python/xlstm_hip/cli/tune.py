@@ -17,6 +17,7 @@ from .common import DTYPES, add_command, at_least, default_device_name
 EXAMPLES = f"""examples:
   xlstm-hip tune --op mlstm_chunkwise --length 4096 --budget 64 --table plans.json
   xlstm-hip tune --op mlstm_step --device cuda --batch 4 --heads 8 --search random --engine ray
+  xlstm-hip tune --op attention_backward --device cuda --dtype bfloat16 --length 2048 --causal
   xlstm-hip tune --resume runs/cpu_20260101-120000_mlstm_chunkwise --budget 128
 
 Calls read the shipped table and the one that {ENVIRONMENT} names. Without --table that one is written, and where it is
@@ -27,6 +28,10 @@ SETTINGS: dict[str, Any] = {  # what a run is: all of it is in run_meta.json, an
     "batch": 1, "heads": 8, "length": 2048, "dqk": 256, "dhv": 512, "heads_k": 0, "queries": 0, "causal": False,
     "search": "genetic", "seed": 0,
 }  # fmt: skip
+OF_OP: dict[str, dict[str, int]] = {  # where they are others
+    "attention_forward": {"dqk": 128, "dhv": 128},
+    "attention_backward": {"dqk": 128, "dhv": 128},
+}
 BUDGET, FINALISTS, TRIAL_SECONDS = 64, 3, 300.0
 DEMO = Path("models/demo")
 
@@ -43,7 +48,8 @@ def add(commands: Any) -> None:
 
     def setting(name: str, text: str, **options: Any) -> None:
         shown = SETTINGS[name]
-        default = "" if shown is None or shown is False or "(default" in text else f" (default: {shown})"
+        others = "".join(f", of {op} {own[name]}" for op, own in OF_OP.items() if name in own)
+        default = "" if shown is None or shown is False or "(default" in text else f" (default: {shown}{others})"
         problem.add_argument(f"--{name.replace('_', '-')}", help=text + default, **options)
 
     setting("op", "", choices=OPS)
@@ -161,7 +167,7 @@ def _settings(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
         if given.tag is not None:
             raise ValueError("--tag: expected none with --resume")
         return found, settings
-    settings = SETTINGS | asked
+    settings = SETTINGS | OF_OP.get(asked.get("op", SETTINGS["op"]), {}) | asked
     settings["device"] = settings["device"] or default_device_name()
     settings["threads"] = settings["threads"] or torch.get_num_threads()
     if settings["op"] == "mlstm_step":
