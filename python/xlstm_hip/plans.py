@@ -37,6 +37,7 @@ CHOICES = {
     "mlstm_step": ("kernel", "step_columns"),
     "attention_forward": ("block_size", "splits"),
     "attention_backward": ("block_size", "row_panels", "parts", "common_schedule"),
+    "mla_decode": ("block_size", "splits"),
 }
 CLASSES = {
     "mlstm_chunkwise": ("dtype", "batch", "heads", "length", "dqk", "dhv"),
@@ -44,6 +45,7 @@ CLASSES = {
     "mlstm_step": ("dtype", "batch", "heads", "dqk", "dhv"),
     "attention_forward": ATTENTION_CLASS,
     "attention_backward": ATTENTION_CLASS,
+    "mla_decode": ATTENTION_CLASS,
 }
 FIELDS = ("op", "arch", "class", "plan", "speedup", "run")  # of an entry; the last two say where it is from
 ROUNDED = ("batch", "length", "queries")

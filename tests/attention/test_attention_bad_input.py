@@ -128,6 +128,9 @@ WRONG: list[Wrong] = [
     (mla, "num_splits", torch.zeros(3), "expected None without"),
     (mla, "cache_seqlens", torch.tensor([10, 0]), "expected 0 to 9, for which the cache has room, got 10"),
     (mla, "cache_seqlens", None, "expected a torch.Tensor"),
+    (mla, "plan", 3, "expected a mapping of block_size, splits, got int"),
+    (mla, "plan", {"segments": 2}, "expected choices of block_size, splits for mla_decode, got 'segments'"),
+    (mla, "plan", {"splits": -1}, "expected an integer >= 0, got -1"),
     (mla, "attn_sink", "x", "expected a torch.Tensor, got str"),
     (combine, "out_partial", torch.randn(3, 2, 5, 4, 8).half(), "expected float32 or float64"),
     (combine, "lse_partial", torch.randn(3, 2, 4, 5), r"expected shape \(splits, B, S, H\)"),
@@ -185,6 +188,9 @@ def test_together() -> None:
         ours.scaled_dot_product_attention(X, X, X, attn_mask=torch.ones(4, 4))
     with pytest.raises(ValueError, match="qkv: expected shape"):
         ours.flash_attn_qkvpacked_func(X)
+    for schedule in (ours.get_mla_metadata(), ours.get_mla_metadata(torch.tensor([9, 3]), 8, 1)):
+        with pytest.raises(ValueError, match="plan: expected None beside tile_scheduler_metadata"):
+            mla(plan={"splits": 2}, tile_scheduler_metadata=schedule[0], num_splits=schedule[1])
     with pytest.raises(ValueError, match="num_heads_k: expected cache_seqlens beside it"):
         ours.get_mla_metadata(num_heads_k=1)
 
@@ -204,6 +210,19 @@ def test_backward_plans_that_there_are_not(plan: dict[str, int], message: str, m
     x = X.clone().requires_grad_()
     with pytest.raises(RuntimeError, match=message):
         ours.flash_attn_func(x, X, X, backward_plan=plan).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "plan, message",
+    [
+        ({"splits": 257}, "splits: expected 0 to 256, got 257"),
+        ({"block_size": 48}, "block_size: expected 32, 64, 128 or 256, got 48"),
+    ],
+)
+def test_mla_plans_that_there_are_not(plan: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLSTM_HIP_BACKEND")
+    with pytest.raises(RuntimeError, match=message):
+        mla(plan=plan)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from xlstm_hip import get_optimal_kernel_config, mlstm_interface, mlstm_step_interface, plans
-from xlstm_hip.attention import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from xlstm_hip.attention import (
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    flash_mla_with_kvcache,
+    get_mla_metadata,
+)
 from xlstm_hip.plans import arch_of, check_plan, plan_for, read_table, trying, use_plans
 
 CLASS = {"dtype": "float32", "batch": 1, "heads": 2, "length": 128, "dqk": 16, "dhv": 32}
@@ -139,6 +145,29 @@ def test_attentions_backward_pass_reads_the_table(tmp_path: Path) -> None:
     use_plans(table(tmp_path, entry("attention_backward", plan, **sizes)))
     assert same_bits(gradients(packed), before)  # packed calls have none
     assert same_bits(gradients(packed, backward_plan=plan), wanted)
+
+
+def test_mla_reads_the_table(tmp_path: Path) -> None:
+    made = torch.Generator().manual_seed(0)
+    q, cache = torch.randn(2, 1, 8, 24, generator=made), torch.randn(2, 500, 1, 24, generator=made)
+    used = torch.tensor([500, 300])
+
+    def out(*schedule: Any, **more: Any) -> Tensor:
+        return flash_mla_with_kvcache(q, cache, None, used, 16, *schedule, **more)[0]
+
+    plan = {"block_size": 32, "splits": 3}
+    before, older = out(), get_mla_metadata(used, 8, 1)
+    scheduled, wanted = out(*older), out(plan=plan)
+    assert not same_bits(before, wanted)
+    sizes = {"batch": 2, "heads": 8, "heads_k": 1, "queries": 1, "length": 512, "dqk": 24, "dhv": 16}
+    use_plans(table(tmp_path, entry("mla_decode", plan, **sizes, causal=False)))
+    assert same_bits(out(), wanted) and same_bits(out(plan={}), before)
+    newer = get_mla_metadata()[0]
+    assert same_bits(out(newer), wanted) and newer.splits == 3
+    assert same_bits(out(*older), scheduled)  # which says how the keys are cut
+    assert same_bits(out(causal=True), before)  # another class; one query sees all
+    paged = flash_mla_with_kvcache(q, cache.reshape(20, 50, 1, 24), torch.arange(20).reshape(2, 10), used, 16)[0]
+    assert same_bits(paged, wanted)
 
 
 def test_selection_reads_the_table(tmp_path: Path) -> None:

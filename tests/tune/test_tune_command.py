@@ -62,9 +62,9 @@ def test_a_real_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plans.read_table(tmp_path / "t.json")
 
 
-@pytest.mark.parametrize("op", ["mlstm_backward", "attention_forward", "attention_backward"])
+@pytest.mark.parametrize("op", ["mlstm_backward", "attention_forward", "attention_backward", "mla_decode"])
 def test_ops_without_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str], op: str) -> None:
-    more = ("--heads-k", 1, "--queries", 3, "--causal") if "attention" in op else ()
+    more = ("--heads-k", 1, "--queries", 3, "--causal") if op != "mlstm_backward" else ()
     code, out, err = run(capsys, "--op", op, *SMALL, *more, "--budget", 2, "--runs", tmp_path, "--tag", "x.y")
     assert code == 0, err
     assert only(tmp_path).name.endswith("_x.y") and "trial 1: " in out
@@ -248,7 +248,10 @@ def test_help_says_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "--help")
     said = " ".join(out.split())
     assert (
-        "the same candidates (default: 0)" in said and "(default: --heads)" in said and "(default: False)" not in said
+        "the same candidates (default: 0)" in said
+        and "(default: --heads, of mla_decode 1)" in said
+        and "(default: 8, of mla_decode 128)" in said
+        and "(default: False)" not in said
     )
     assert said.count("(default: 0)") == 1
 

@@ -85,7 +85,7 @@ def test_bad_search() -> None:
 
 @pytest.mark.parametrize("op", list(CHOICES))
 def test_spaces_hold_what_a_cpu_has(op: str) -> None:
-    space = space_of(Problem(op, length=512, dtype="float32"), threads=2)
+    space = space_of(Problem(op, length=512, dtype="float32", dqk=64, dhv=64), threads=2)
     assert set(space.values) <= set(CHOICES[op]) - {"walk_chunk", "step_columns", "common_schedule"}
     assert {} not in space.candidates() and space.shipped == {}
     assert all(values[0] == 0 and len(set(values)) == len(values) > 1 for values in space.values.values())
@@ -126,6 +126,7 @@ def test_parts_of_rows_are_those_that_have_work() -> None:
         ({"queries": 2}, "queries: expected none for mlstm_chunkwise, got 2"),
         ({"causal": True}, "causal: expected none for mlstm_chunkwise, got True"),
         ({"op": "attention_forward", "heads_k": 3}, "heads_k: expected a divisor of the 8 heads, got 3"),
+        ({"op": "mla_decode", "dqk": 64, "dhv": 65}, "dhv: expected at most dqk = 64 for mla_decode, .*, got 65"),
         ({"op": "attention_forward", "queries": -1}, "queries: expected >= 0, got -1"),
     ],
 )

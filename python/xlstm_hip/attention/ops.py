@@ -127,7 +127,7 @@ def _forward(ops, q, k, v, sink, slopes, rng_state, places, options, probs, cut)
     return ops.attention_forward(q, k, v, *places, *Pages(), slopes, sink, rng_state, *options[:-1], *cut, True)
 
 
-def _tabled(op: str, q: Tensor, heads_k: int, keys: int, dv: int, options: Options) -> plans.Plan:
+def tabled_plan(op: str, q: Tensor, heads_k: int, keys: int, dv: int, options: Options) -> plans.Plan:
     """As the table of plans has it for a call that is not packed."""
     batch, queries, heads, dqk = q.shape
     return plans.plan_for(
@@ -140,7 +140,7 @@ def cut_of(q: Tensor, heads_k: int, keys: int, dv: int, options: Options, splits
     """Block size and splits of a forward call: as given, or where neither is, as the table of plans has them."""
     if options.block_size or splits or packed:
         return options.block_size, splits
-    plan = _tabled("attention_forward", q, heads_k, keys, dv, options)
+    plan = tabled_plan("attention_forward", q, heads_k, keys, dv, options)
     return plan.get("block_size", 0), plan.get("splits", 0)
 
 
@@ -168,7 +168,7 @@ def attend(
     ops = ops_for(q)
     if ops is OPS and gradient_needed(q, k, v, sink):
         if backward_plan is None:
-            backward_plan = plans.AS_PLANNED if packed else _tabled("attention_backward", *sizes)
+            backward_plan = plans.AS_PLANNED if packed else tabled_plan("attention_backward", *sizes)
         cuts = (cut, BackwardCut(**backward_plan))
         return AttentionFunction.apply(q, k, v, sink, slopes, rng_state, places, options, probs, cuts)
     return tuple(_forward(ops, q, k, v, sink, slopes, rng_state, places, options, probs, cut))

@@ -18,6 +18,7 @@ EXAMPLES = f"""examples:
   xlstm-hip tune --op mlstm_chunkwise --length 4096 --budget 64 --table plans.json
   xlstm-hip tune --op mlstm_step --device cuda --batch 4 --heads 8 --search random --engine ray
   xlstm-hip tune --op attention_backward --device cuda --dtype bfloat16 --length 2048 --causal
+  xlstm-hip tune --op mla_decode --device cuda --batch 16 --length 8192
   xlstm-hip tune --resume runs/cpu_20260101-120000_mlstm_chunkwise --budget 128
 
 Calls read the shipped table and the one that {ENVIRONMENT} names. Without --table that one is written, and where it is
@@ -31,6 +32,7 @@ SETTINGS: dict[str, Any] = {  # what a run is: all of it is in run_meta.json, an
 OF_OP: dict[str, dict[str, int]] = {  # where they are others
     "attention_forward": {"dqk": 128, "dhv": 128},
     "attention_backward": {"dqk": 128, "dhv": 128},
+    "mla_decode": {"heads": 128, "heads_k": 1, "queries": 1, "dqk": 576, "dhv": 512},
 }
 BUDGET, FINALISTS, TRIAL_SECONDS = 64, 3, 300.0
 DEMO = Path("models/demo")
@@ -49,8 +51,11 @@ def add(commands: Any) -> None:
     def setting(name: str, text: str, **options: Any) -> None:
         shown = SETTINGS[name]
         others = "".join(f", of {op} {own[name]}" for op, own in OF_OP.items() if name in own)
-        default = "" if shown is None or shown is False or "(default" in text else f" (default: {shown}{others})"
-        problem.add_argument(f"--{name.replace('_', '-')}", help=text + default, **options)
+        if "(default" in text:
+            text = text[:-1] + others + ")"
+        elif shown is not None and shown is not False:
+            text += f" (default: {shown}{others})"
+        problem.add_argument(f"--{name.replace('_', '-')}", help=text, **options)
 
     setting("op", "", choices=OPS)
     setting("device", "cpu, cuda, cuda:1, ... (default: the GPU if the package has kernels for it)")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention import flash_attn_func
+from ..attention import flash_attn_func, flash_mla_with_kvcache
 from ..attention.ops import BackwardCut, Options
 from ..attention_places import Pages, Places
 from ..checks import GPU_DTYPES, by_name, one_of, positive_int
@@ -24,7 +24,7 @@ from ..reference.attention import attention
 OPS = tuple(CLASSES)
 DTYPES = by_name(GPU_DTYPES)
 EPS, CHUNK = 1e-6, 64
-ATTENTION = ("attention_forward", "attention_backward")
+ATTENTION = ("attention_forward", "attention_backward", "mla_decode")
 ONLY_ATTENTION = ("heads_k", "queries", "causal")
 
 Results = tuple[Tensor, ...]
@@ -60,7 +60,7 @@ class Problem:
             kind = torch.device(self.device).type
         except RuntimeError:
             raise ValueError(f"device: expected cpu, cuda or cuda:N, got {self.device!r}") from None
-        one_of("device", kind, devices_with_kernels(self.op))
+        one_of("device", kind, devices_with_kernels("attention_forward" if self.op == "mla_decode" else self.op))
         if kind == "cuda" and DTYPES[self.dtype] not in GPU_DTYPES:
             raise ValueError(f"dtype: expected one of the GPU's, got {self.dtype!r}")
         for name in ONLY_ATTENTION:
@@ -69,6 +69,11 @@ class Problem:
                 raise ValueError(f"{name}: expected none for {self.op}, got {value}")
             if isinstance(value, int) and value < 0:
                 raise ValueError(f"{name}: expected >= 0, got {value}")
+        if self.op == "mla_decode" and self.dhv > self.dqk:
+            raise ValueError(
+                f"dhv: expected at most dqk = {self.dqk} for mla_decode, whose values are the first features of its "
+                f"keys, got {self.dhv}"
+            )
         if self.heads_k and self.heads % self.heads_k:
             raise ValueError(f"heads_k: expected a divisor of the {self.heads} heads, got {self.heads_k}")
 
@@ -100,6 +105,8 @@ class Problem:
         b, nh, s, dqk, dhv = self.batch, self.heads, self.length, self.dqk, self.dhv
         if self.op in ATTENTION:
             rows, kv = (b, self.queries or s, nh), (b, s, self.heads_k or nh)
+            if self.op == "mla_decode":
+                return {"q": normal(*rows, dqk), "k_cache": normal(*kv, dqk)}
             out = {"q": normal(*rows, dqk), "k": normal(*kv, dqk), "v": normal(*kv, dhv)}
             return out | ({"dout": normal(*rows, dhv)} if self.op == "attention_backward" else {})
         tokens = (b, nh) if self.op == "mlstm_step" else (b, nh, s)
@@ -121,6 +128,10 @@ def call_of(problem: Problem, x: Inputs, plan: Plan) -> Callable[[], Results]:
         return lambda: _attended(x, problem.causal, plan)
     if problem.op == "attention_backward":
         return _attention_backward_call(x, problem.causal, plan)
+    if problem.op == "mla_decode":
+        q, cache = x["q"], x["k_cache"]
+        used = torch.full(q.shape[:1], problem.length, dtype=torch.int32, device=q.device)
+        return lambda: flash_mla_with_kvcache(q, cache, None, used, problem.dhv, causal=problem.causal, plan=plan)[:1]
     own = {name: value for name, value in plan.items() if name != "kernel"}
     if problem.op == "mlstm_backward":
         return _backward_call(x, own)
@@ -168,7 +179,10 @@ def plain(problem: Problem, x: Inputs, dtype: torch.dtype) -> Results:
     """The same results by plain torch in a dtype; in float64 they are the truth."""
     wide = torch.promote_types(dtype, torch.float32)
     x = {name: y.to(wide if name in ("c", "n", "m") else dtype) for name, y in x.items()}
-    if problem.op == "attention_forward":
+    if problem.op == "mla_decode":
+        k = x.pop("k_cache")
+        x |= {"k": k, "v": k[..., : problem.dhv]}
+    if problem.op in ("attention_forward", "mla_decode"):
         out, *_ = attention(**x, causal=problem.causal)
         return (out,)
     if problem.op == "attention_backward":
