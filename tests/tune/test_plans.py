@@ -99,6 +99,23 @@ def test_backward_has_entries_of_its_own(tmp_path: Path) -> None:
     assert same_bits(gradients(backward_plan={}), before)
 
 
+def test_a_sequence_reads_the_table(tmp_path: Path) -> None:
+    """Whose one choice is a GPU's: a CPU's kernel says that it came."""
+    x, packed = tensors(), torch.tensor([0, 100])
+    before = mlstm_interface(**x, kernel="fused")
+    use_plans(table(tmp_path, entry("mlstm_sequence", {"step_columns": 8})))
+    for given in (x, tensors(gradient=True)):
+        with pytest.raises(RuntimeError, match="step_columns: expected 0 on a CPU"):
+            mlstm_interface(**given, kernel="fused")
+        with pytest.raises(RuntimeError, match="step_columns: expected 0 on a CPU"):
+            mlstm_interface(**given, kernel="fused", plan={"step_columns": 16}, cu_seqlens=packed)
+    assert same_bits(mlstm_interface(**x, kernel="fused", plan={}), before)
+    assert same_bits(mlstm_interface(**x, kernel="fused", cu_seqlens=packed), before)  # packed calls have no class
+    mlstm_interface(**x)  # nor has the chunkwise kernel this one
+    with pytest.raises(ValueError, match="plan: expected choices of step_columns for mlstm_sequence, got 'segments'"):
+        mlstm_interface(**x, kernel="fused", plan={"segments": 2})
+
+
 def test_a_compiled_call_reads_the_table(tmp_path: Path) -> None:
     x = tensors()
     use_plans(table(tmp_path, entry()))

@@ -151,6 +151,11 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
         (("--tag", "a/b"), 1, "tag: expected letters, digits"),
         (("--op", "mlstm_step", "--length", 3), 1, "--length: expected none for mlstm_step, which is one token"),
         (("--op", "mlstm_backward", "--model", DEMO), 1, "--model: expected none for mlstm_backward"),
+        (
+            ("--op", "mlstm_sequence", "--device", "cpu"),
+            1,
+            "--op: expected one with choices on cpu, got mlstm_sequence",
+        ),
         (("--model", "nowhere"), 1, "--model: expected the folder of a model whose outputs are judged, got 'nowhere'"),
         (("--ray-address", "auto", "--model", DEMO), 1, "ray_address: expected none with engine 'local', got 'auto'"),
         (("--resume", "nowhere"), 1, "resume: expected the folder of a run with run_meta.json, got 'nowhere'"),

@@ -30,6 +30,7 @@ SETTINGS: dict[str, Any] = {  # what a run is: all of it is in run_meta.json, an
     "search": "genetic", "seed": 0,
 }  # fmt: skip
 OF_OP: dict[str, dict[str, int]] = {  # where they are others
+    "mlstm_sequence": {"length": 64},
     "attention_forward": {"dqk": 128, "dhv": 128},
     "attention_backward": {"dqk": 128, "dhv": 128},
     "mla_decode": {"heads": 128, "heads_k": 1, "queries": 1, "dqk": 576, "dhv": 512},
@@ -110,8 +111,11 @@ def run(given: argparse.Namespace) -> int:
         raise ValueError(
             f"--resume: expected this machine to be {settings['arch']}, as the run's was; it is {problem.arch}"
         )
+    space = space_of(problem, threads)
+    if not space.values:
+        raise ValueError(f"--op: expected one with choices on {problem.on.type}, got {problem.op}")
     judge = _judge(given.model, problem)
-    search = make_search(settings["search"], space_of(problem, threads), settings["seed"])
+    search = make_search(settings["search"], space, settings["seed"])
     named = os.environ.get(ENVIRONMENT)
     table = given.table or (Path(named) if named else None)
     if table is not None:
@@ -206,7 +210,7 @@ def _judge(folder: Path | None, problem: Any) -> Any:
 
     if problem.op not in JUDGED_OPS:
         if folder is not None:
-            raise ValueError(f"--model: expected none for {problem.op}, which no model's outputs go through")
+            raise ValueError(f"--model: expected none for {problem.op}, whose results are judged and no texts")
         return judge_results
     folder = folder or DEMO
     if not folder.is_dir():

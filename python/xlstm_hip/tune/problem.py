@@ -136,10 +136,12 @@ def call_of(problem: Problem, x: Inputs, plan: Plan) -> Callable[[], Results]:
     if problem.op == "mlstm_backward":
         return _backward_call(x, own)
     kernel = plan.get("kernel")
-    ours = kernel in (None, FUSED[problem.op])
+    ours = kernel in (None, FUSED.get(problem.op))
     more: dict[str, Any] = {"plan": own} if ours else {}
     if problem.op == "mlstm_step":
         return lambda: _flat(mlstm_step_interface(**x, eps=EPS, kernel=kernel, **more))
+    if problem.op == "mlstm_sequence":
+        return lambda: _flat(mlstm_interface(**x, return_last_states=True, eps=EPS, kernel="fused", plan=own))
     size = CHUNK if ours else own.get("chunk_size") or CHUNK
     return lambda: _flat(mlstm_interface(**x, return_last_states=True, eps=EPS, chunk_size=size, kernel=kernel, **more))
 
@@ -189,6 +191,8 @@ def plain(problem: Problem, x: Inputs, dtype: torch.dtype) -> Results:
         return _gradients(lambda **leaves: attention(**leaves, causal=problem.causal)[0], x, "dout")
     if problem.op == "mlstm_step":
         return _flat(mlstm_step_interface(**x, eps=EPS, kernel="native"))
+    if problem.op == "mlstm_sequence":
+        return _flat(mlstm_interface(**x, return_last_states=True, eps=EPS, kernel="native_sequence__native"))
     kernel = "chunkwise--native_autograd"
     if problem.op == "mlstm_chunkwise":
         return _flat(mlstm_interface(**x, return_last_states=True, eps=EPS, chunk_size=CHUNK, kernel=kernel))
