@@ -15,6 +15,7 @@
 #include "api/catalogue.h"
 #include "arch/devices.h"
 #include "arch/isa.h"
+#include "attention/backward_plan.h"
 #include "attention/hopper_shape.h"
 #include "attention/mla_plan.h"
 #include "attention/plan.h"
@@ -236,6 +237,35 @@ py::dict plan_attention_gpu(const py::object& device, int64_t batch, int64_t hea
   d["grid"] = p.hopper ? batch * heads_q * blocks : p.grid;
   return d;
 }
+// Of its backward pass: the blocks that own keys, for dk and dv, and those that own queries, for dq.
+py::dict plan_attention_backward_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k,
+                                     int64_t queries, int64_t keys, int64_t dqk, int64_t dv, int element_bytes,
+                                     bool bent, int64_t parts, bool common_schedule, bool panels) {
+  check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
+  const gpu::AttentionBackwardPlan p = gpu::plan_attention_backward(
+      {batch, heads_q, heads_k, queries, keys, 0, dqk, dv, false, element_bytes, bent, panels, parts, common_schedule},
+      chip_of(device));
+  const auto side = [&](bool of_keys) {
+    const gpu::HopperRoomShape own = gpu::gradient_shape(p.dqk, of_keys);
+    const gpu::BackwardShape& shape = of_keys ? p.of_keys : p.of_queries;
+    const int owned = p.hopper ? gpu::kHopperOwned : shape.owned;
+    py::dict d;
+    d["owned"] = owned;
+    d["tile"] = p.hopper ? own.tile : shape.tile;
+    d["threads"] = p.hopper ? gpu::kHopperAttentionThreads : shape.threads;
+    d["lds_bytes"] = p.hopper ? own.lds_bytes() : shape.lds_bytes;
+    d["grid"] = batch * (of_keys ? heads_k * p.parts : heads_q) * ceil_div(of_keys ? keys : queries, owned);
+    return d;
+  };
+  py::dict d;
+  d["schedule"] = p.hopper ? "hopper" : "common";
+  d["head_dims"] = py::make_tuple(p.dqk, p.dv);
+  d["full"] = p.full;
+  d["parts"] = p.parts;
+  d["of_keys"] = side(true);
+  d["of_queries"] = side(false);
+  return d;
+}
 // The same for few rows, whose kernel has waves along the keys.
 py::dict plan_decode_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k, int64_t queries,
                          int64_t keys, int64_t dqk, int64_t dv, int element_bytes, int64_t splits) {
@@ -313,6 +343,10 @@ PYBIND11_MODULE(_native, m) {
       py::arg("bent") = false, py::arg("block_size") = 0, py::arg("splits") = 0, py::arg("panels") = false,
       "How attention's forward pass is cut up on such a GPU; bent: with softcap, ALiBi or dropout; panels: tensors lie "
       "so that Hopper's bulk copies take them.");
+  m.def("plan_attention_backward_gpu", plan_attention_backward_gpu, py::arg("device"), py::arg("batch"),
+        py::arg("heads_q"), py::arg("heads_k"), py::arg("queries"), py::arg("keys"), py::arg("dqk"), py::arg("dv"),
+        py::arg("element_bytes"), py::arg("bent") = false, py::arg("parts") = 0, py::arg("common_schedule") = false,
+        py::arg("panels") = false, "The same of its backward pass, in which negative scales are not bent.");
   m.def("plan_decode_gpu", plan_decode_gpu, py::arg("device"), py::arg("batch"), py::arg("heads_q"), py::arg("heads_k"),
         py::arg("queries"), py::arg("keys"), py::arg("dqk"), py::arg("dv"), py::arg("element_bytes"),
         py::arg("splits") = 0, "The same for few rows of a key head, where few_rows says that they are few.");

@@ -16,6 +16,7 @@ from ..plan_text import (
     Gpu,
     Plan,
     attention_backward_cpu,
+    attention_backward_gpu,
     attention_cpu,
     attention_gpu,
     mla_gpu,
@@ -120,7 +121,7 @@ def _mlstm(built: Any, given: argparse.Namespace, asked: dict[str, Any], gpu: Gp
 
 
 def _attention(built: Any, given: argparse.Namespace, asked: dict[str, Any], gpu: Gpu | None) -> list[Plan]:
-    """Of the forward pass, and where it is known of the backward pass."""
+    """Of the forward pass, and where there is one of the backward pass."""
     heads_k = asked["heads_k"] or given.heads
     if given.heads % heads_k:
         raise ValueError(f"--heads-k: expected a divisor of --heads {given.heads}, got {heads_k}")
@@ -138,4 +139,6 @@ def _attention(built: Any, given: argparse.Namespace, asked: dict[str, Any], gpu
         forward = attention_cpu(built, call, threads)
         own = call._replace(block_size=0)  # --block-size is forward's
         return [forward] if given.op == "mla" else [forward, attention_backward_cpu(built, own, threads)]
-    return [mla_gpu(built, gpu, call) if given.op == "mla" else attention_gpu(built, gpu, call)]
+    if given.op == "mla":
+        return [mla_gpu(built, gpu, call)]
+    return [attention_gpu(built, gpu, call), attention_backward_gpu(built, gpu, call)]
