@@ -57,7 +57,7 @@ TABLE = torch.arange(10).reshape(2, 5).flip(0)
 COMMON: dict[str, Any] = {
     "dropout_p": 0.3, "softmax_scale": 0.1, "causal": True, "window_size": (3, 3), "softcap": 1.0,
     "alibi_slopes": SLOPES, "return_attn_probs": True, "sink": torch.ones(H), "block_size": 32,
-    "attention_dropout": 0.3, "dropout": 0.3, "backward_plan": "test_a_backward_plan_comes_to_its_op",
+    "attention_dropout": 0.3, "dropout": 0.3, "backward_plan": "test_ops.test_a_plan_comes_to_backward",
 }  # fmt: skip
 SAME = {
     "deterministic": "sums are taken in one order, asked for or not",
@@ -350,26 +350,6 @@ def test_argument_on_a_gpu(name: str, argument: str) -> None:
 def test_a_bound_that_is_too_low_raises(function: Callable[..., Any], argument: str) -> None:
     with pytest.raises(RuntimeError, match=f"cu_seqlens_{argument[-1]}: sequence 1 has 50 tokens"):
         function(**(flat | packed | {argument: 49}))
-
-
-@pytest.mark.parametrize("name", [name for name in CALLS if "backward_plan" in names_of(name)])
-def test_a_backward_plan_comes_to_its_op(name: str) -> None:
-    function, base, _ = CALLS[name]
-
-    def gradients(**more: Any) -> tuple[list[Tensor], tuple[Any, ...]]:
-        given = {n: x.clone().requires_grad_(x.is_floating_point()) if isinstance(x, Tensor) else x
-                 for n, x in base.items()}  # fmt: skip
-        leaves = [x for x in given.values() if isinstance(x, Tensor) and x.requires_grad]
-        with Handed() as handed:
-            made = torch.autograd.grad(function(**given, **more).square().sum(), leaves)
-        return list(made), handed.calls[-1]
-
-    plan = {"block_size": 32, "row_panels": 1, "parts": 3}
-    before, planned = gradients(block_size=128)
-    after, asked = gradients(block_size=128, backward_plan=plan)
-    assert "attention_backward" in asked[0] and asked == (*planned[:-1], *plan.values())
-    assert planned[-1] == 0  # block_size is forward's
-    assert the_same(before, after, exactly=False) and not the_same(before, after)
 
 
 def test_gqa_must_be_enabled() -> None:
