@@ -51,7 +51,8 @@ AttentionCpuPlan plan(const xlstm_attention_forward& p, int32_t threads) {
                             threads_or_all(threads));
 }
 AttentionBackwardCpuPlan plan(const xlstm_attention_backward& p, int32_t threads) {
-  return plan_attention_backward_cpu(shape_of(p.in, false), p.in.block_size, threads_or_all(threads));
+  return plan_attention_backward_cpu(shape_of(p.in, false), p.in.block_size, p.row_panels, p.parts,
+                                     threads_or_all(threads));
 }
 
 // Check, count, run: the same for every call.

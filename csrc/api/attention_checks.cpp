@@ -94,6 +94,13 @@ void check_attention_backward(const xlstm_attention_backward& p, bool on_host) {
   has_dtype("lse", p.lse, wide(p.in));
   if (p.dlse.data) has_dtype("dlse", p.dlse, wide(p.in));
   if (p.dsink && !p.in.sink) invalid("dsink: needs sink");
+  in_range("parts", p.parts, 0, kMostSplits);
+  in_range("row_panels", p.row_panels, 0, kMostRowPanels);
+  in_range("common_schedule", p.common_schedule, 0, 1);
+  const std::string own_tiles = "0 for the backward pass on a GPU, whose tiles are its kernels'";
+  if (!on_host && p.in.block_size) expected("block_size", own_tiles, std::to_string(p.in.block_size));
+  if (!on_host && p.row_panels) expected("row_panels", own_tiles, std::to_string(p.row_panels));
+  if (on_host && p.common_schedule) expected("common_schedule", "0 on a CPU", std::to_string(p.common_schedule));
 }
 
 void check_attention_append(const xlstm_attention_append& p, bool on_host) {

@@ -172,6 +172,10 @@ typedef struct xlstm_attention_backward {
   xlstm_tensor dlse; /* gradient of lse, or data NULL */
   xlstm_tensor dq, dk, dv;
   void* dsink; /* (heads_q), wide, or NULL */
+  /* How the call is cut up; 0 leaves it to the plan. A GPU's tiles are its kernels': there in.block_size is 0. */
+  int64_t row_panels;      /* CPU: register tiles of rows that are taken at once, up to 8 */
+  int64_t parts;           /* that the rows of a key head are dealt out to, each with sums of dk and dv of its own */
+  int64_t common_schedule; /* GPU: 1 for the kernels that every chip has, where Hopper's own would run */
 } xlstm_attention_backward;
 
 /* What precedes a call with a cache: rotary embedding of q, and new keys, rotated, and values into the cache. Token t

@@ -16,9 +16,10 @@ bool has_panels(const xlstm_attention_backward& p) {
 AttentionBackwardPlan plan_of(const xlstm_attention_backward& p, const Chip& chip) {
   const xlstm_attention& in = p.in;
   const bool bent = in.softcap > 0 || in.alibi_slopes || in.dropout_p > 0;
-  return plan_attention_backward({in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.total_q, in.dqk, in.dv,
-                                  in.cu_seqlens_q != nullptr, element_bytes(in.q), bent, has_panels(p)},
-                                 chip);
+  return plan_attention_backward(
+      {in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.total_q, in.dqk, in.dv,
+       in.cu_seqlens_q != nullptr, element_bytes(in.q), bent, has_panels(p), p.parts, p.common_schedule != 0},
+      chip);
 }
 
 BackwardParams params_of(Arena& arena, const xlstm_attention_backward& call, const AttentionBackwardPlan& plan) {

@@ -36,10 +36,12 @@ AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall& call,
   const int64_t tiles = ceil_div(call.queries, p.of_keys.tile) * (call.heads_q / std::max<int64_t>(1, call.heads_k));
   p.parts = 1;
   if (blocks > 0)
-    p.parts = std::clamp<int64_t>(std::min(chip.compute_units / blocks, tiles / kLeastTiles), 1, kMostParts);
+    p.parts = call.parts
+                  ? call.parts
+                  : std::clamp<int64_t>(std::min(chip.compute_units / blocks, tiles / kLeastTiles), 1, kMostParts);
   if (p.parts > 1) p.sums = p.parts * blocks * p.of_keys.owned * (p.dqk + p.dv);
-  p.hopper =
-      chip.hopper && call.panels && p.parts == 1 && suits_hopper_attention(call.element_bytes, call.bent, p.dqk, p.dv);
+  p.hopper = chip.hopper && call.panels && !call.common_schedule && p.parts == 1 &&
+             suits_hopper_attention(call.element_bytes, call.bent, p.dqk, p.dv);
   return p;
 }
 

@@ -17,6 +17,8 @@ struct AttentionBackwardCall {
   int element_bytes;
   bool bent;    // scores are more than products, of any sign: softcap, ALiBi, dropout
   bool panels;  // all tensors lie so that Hopper's bulk copies can take them; what a call needs is the same without
+  int64_t parts = 0;             // that are asked for; 0 leaves them to the plan
+  bool common_schedule = false;  // Hopper's own kernels are not wanted
 };
 
 struct AttentionBackwardPlan {

@@ -8,17 +8,17 @@
 namespace xlstm {
 namespace {
 
-constexpr int64_t kDefaultBlock = 128, kDefaultBackwardBlock = 64;
+constexpr int64_t kDefaultBlock = 128, kDefaultBackwardBlock = 64, kDefaultBackwardPanels = 4;
 
 }  // namespace
 
 AttentionCpuPlan plan_attention_cpu(const AttentionShape& shape, int64_t block_k, int64_t splits, int64_t threads) {
-  constexpr int64_t kMostPanels = 8, kTasksPerThread = 4, kLeastTiles = 4;
+  constexpr int64_t kTasksPerThread = 4, kLeastTiles = 4;
   const int64_t heads = std::max<int64_t>(1, shape.batch * shape.heads_k);
   const int64_t panels = std::max<int64_t>(1, ceil_div(shape.rows, shape.panel));
   AttentionCpuPlan plan;
   plan.block_k = block_k ? block_k : kDefaultBlock;
-  int64_t each = std::min(kMostPanels, panels);
+  int64_t each = std::min(kMostRowPanels, panels);
   while (each > 1 && threads > 1 && heads * ceil_div(panels, each) < kTasksPerThread * threads) each = (each + 1) / 2;
   plan.rows = each * shape.panel;
   plan.blocks = ceil_div(panels, each);
@@ -33,15 +33,15 @@ AttentionCpuPlan plan_attention_cpu(const AttentionShape& shape, int64_t block_k
   return plan;
 }
 
-AttentionBackwardCpuPlan plan_attention_backward_cpu(const AttentionShape& shape, int64_t block_k, int64_t threads) {
-  constexpr int64_t kMostPanels = 4;
+AttentionBackwardCpuPlan plan_attention_backward_cpu(const AttentionShape& shape, int64_t block_k, int64_t row_panels,
+                                                     int64_t parts, int64_t threads) {
   const int64_t heads = std::max<int64_t>(1, shape.batch * shape.heads_k);
   const int64_t panels = std::max<int64_t>(1, ceil_div(shape.rows, shape.panel));
   AttentionBackwardCpuPlan plan;
   plan.block_k = block_k ? block_k : kDefaultBackwardBlock;
-  plan.group = std::min(kMostPanels, panels) * shape.panel;
+  plan.group = std::min(row_panels ? row_panels : kDefaultBackwardPanels, panels) * shape.panel;
   const int64_t groups = ceil_div(panels * shape.panel, plan.group);
-  plan.parts = std::max<int64_t>(1, std::min(ceil_div(threads, heads), groups));
+  plan.parts = parts ? parts : std::max<int64_t>(1, std::min(ceil_div(threads, heads), groups));
   plan.workers = std::max<int64_t>(1, std::min(threads, heads * plan.parts));
   return plan;
 }

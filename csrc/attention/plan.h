@@ -23,7 +23,8 @@ struct AttentionCpuPlan {
 };
 
 constexpr int64_t kAttentionBlocks[] = {32, 64, 128, 256};  // legal sizes of a key tile
-constexpr int64_t kMostSplits = 256;
+constexpr int64_t kMostSplits = 256;                        // parts of the keys, or backward of a key head's rows
+constexpr int64_t kMostRowPanels = 8;                       // that a block of rows may have
 
 // Forward: a task is a block of rows against a part of the keys. Large blocks pack the keys less often; small ones fill
 // the threads. Keys are split only where even single panels do not fill them, and only in parts of four tiles or more.
@@ -38,7 +39,8 @@ struct AttentionBackwardCpuPlan {
 };
 
 // Backward: a task is a key head with all its rows; where those do not fill the threads, its groups of rows are dealt
-// out to several.
-AttentionBackwardCpuPlan plan_attention_backward_cpu(const AttentionShape&, int64_t block_k, int64_t threads);
+// out to several. block_k, row_panels (of a group), parts: 0 leaves them to the plan.
+AttentionBackwardCpuPlan plan_attention_backward_cpu(const AttentionShape&, int64_t block_k, int64_t row_panels,
+                                                     int64_t parts, int64_t threads);
 
 }  // namespace xlstm

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pybind11 module _native: what needs no torch. Build facts, the CPU, known GPUs, the catalogue, launch plans.
+// The pybind11 module _native: what needs no torch. Build facts, the CPU, known GPUs, the catalogue, launch plans; how
+// kernels lie on a family is shapes.cpp's.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -14,16 +15,16 @@
 #include "api/catalogue.h"
 #include "arch/devices.h"
 #include "arch/isa.h"
-#include "attention/backward_shape.h"
+#include "attention/backward_plan.h"
 #include "attention/hopper_shape.h"
 #include "attention/mla_plan.h"
 #include "attention/plan.h"
 #include "attention/plan_gpu.h"
 #include "build_info.h"
-#include "decode/matrix_shape.h"
 #include "mlstm/plan.h"
 #include "mlstm/plan_gpu.h"
 #include "mlstm/recurrent_plan.h"
+#include "native/shapes.h"
 
 namespace py = pybind11;
 using namespace xlstm;
@@ -122,18 +123,25 @@ py::dict plan_attention(int64_t batch, int64_t heads_k, int64_t rows, int64_t ke
   check_positive({{"batch", batch}, {"heads_k", heads_k}, {"threads", threads}});
   const AttentionShape shape{batch, heads_k, rows, keys, attention_panel(XLSTM_FLOAT32), false};
   const AttentionCpuPlan p = plan_attention_cpu(shape, block_size, splits, threads);
-  const AttentionBackwardCpuPlan b = plan_attention_backward_cpu(shape, block_size, threads);
-  py::dict d, backward;
+  py::dict d;
   d["panel"] = shape.panel;
   d["block_k"] = p.block_k;
   d["rows"] = p.rows;
   d["blocks"] = p.blocks;
   d["splits"] = p.splits;
   d["workers"] = p.workers;
-  backward["group"] = b.group;
-  backward["parts"] = b.parts;
-  backward["workers"] = b.workers;
-  d["backward"] = backward;
+  return d;
+}
+py::dict plan_attention_backward(int64_t batch, int64_t heads_k, int64_t rows, int64_t threads, int64_t block_size,
+                                 int64_t row_panels, int64_t parts) {
+  check_positive({{"batch", batch}, {"heads_k", heads_k}, {"threads", threads}});
+  const AttentionShape shape{batch, heads_k, rows, 0, attention_panel(XLSTM_FLOAT32), false};
+  const AttentionBackwardCpuPlan p = plan_attention_backward_cpu(shape, block_size, row_panels, parts, threads);
+  py::dict d;
+  d["block_k"] = p.block_k;
+  d["group"] = p.group;
+  d["parts"] = p.parts;
+  d["workers"] = p.workers;
   return d;
 }
 
@@ -229,6 +237,35 @@ py::dict plan_attention_gpu(const py::object& device, int64_t batch, int64_t hea
   d["grid"] = p.hopper ? batch * heads_q * blocks : p.grid;
   return d;
 }
+// Of its backward pass: the blocks that own keys, for dk and dv, and those that own queries, for dq.
+py::dict plan_attention_backward_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k,
+                                     int64_t queries, int64_t keys, int64_t dqk, int64_t dv, int element_bytes,
+                                     bool bent, int64_t parts, bool common_schedule, bool panels) {
+  check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
+  const gpu::AttentionBackwardPlan p = gpu::plan_attention_backward(
+      {batch, heads_q, heads_k, queries, keys, 0, dqk, dv, false, element_bytes, bent, panels, parts, common_schedule},
+      chip_of(device));
+  const auto side = [&](bool of_keys) {
+    const gpu::HopperRoomShape own = gpu::gradient_shape(p.dqk, of_keys);
+    const gpu::BackwardShape& shape = of_keys ? p.of_keys : p.of_queries;
+    const int owned = p.hopper ? gpu::kHopperOwned : shape.owned;
+    py::dict d;
+    d["owned"] = owned;
+    d["tile"] = p.hopper ? own.tile : shape.tile;
+    d["threads"] = p.hopper ? gpu::kHopperAttentionThreads : shape.threads;
+    d["lds_bytes"] = p.hopper ? own.lds_bytes() : shape.lds_bytes;
+    d["grid"] = batch * (of_keys ? heads_k * p.parts : heads_q) * ceil_div(of_keys ? keys : queries, owned);
+    return d;
+  };
+  py::dict d;
+  d["schedule"] = p.hopper ? "hopper" : "common";
+  d["head_dims"] = py::make_tuple(p.dqk, p.dv);
+  d["full"] = p.full;
+  d["parts"] = p.parts;
+  d["of_keys"] = side(true);
+  d["of_queries"] = side(false);
+  return d;
+}
 // The same for few rows, whose kernel has waves along the keys.
 py::dict plan_decode_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k, int64_t queries,
                          int64_t keys, int64_t dqk, int64_t dv, int element_bytes, int64_t splits) {
@@ -276,86 +313,6 @@ py::list attention_places(int64_t heads, int64_t splits, int64_t row_blocks) {
   return all;
 }
 
-gpu::Family family_of(const std::string& name) {
-  if (name == "cdna") return gpu::Family::cdna;
-  if (name == "rdna") return gpu::Family::rdna;
-  if (name == "nvidia") return gpu::Family::nvidia;
-  throw std::invalid_argument("family: expected cdna, rdna or nvidia, got " + name);
-}
-
-// How kernels of attention lie on a family: attend<element, dqk, dv, ...> (write_weights<element, dqk, dv> too),
-// decode<element, dqk, dv, ...>, mla<element, rows, features, ahead>, attention_gradients<element, dqk, dv, ...,
-// of_keys>. None where the family has no such kernel. keys, tile: of a tile that a block walks along. blocks: that
-// plans and bounds on registers count on for a multiprocessor.
-py::dict attend_shape(const std::string& family, int element_bytes, int dqk, int dv) {
-  const gpu::ForwardShape s = gpu::forward_shape(family_of(family), element_bytes, {dqk, dv});
-  py::dict d;
-  d["rows"] = s.rows;
-  d["keys"] = s.keys;
-  d["blocks"] = s.blocks;
-  d["lds_bytes"] = s.lds_bytes;
-  return d;
-}
-py::object decode_shape(const std::string& family, int element_bytes, int dqk, int dv) {
-  const gpu::Family f = family_of(family);
-  if (!gpu::has_decode(f, element_bytes, {dqk, dv})) return py::none();
-  const gpu::DecodeShape s = gpu::decode_shape(f, element_bytes, {dqk, dv});
-  py::dict d;
-  d["rows"] = gpu::kDecodeRows;
-  d["keys"] = gpu::strip_step(f, element_bytes);
-  d["blocks"] = s.blocks;
-  d["lds_bytes"] = s.lds_bytes;
-  return d;
-}
-py::object mla_shape(const std::string& family, int rows, int features, bool ahead) {
-  const gpu::Family f = family_of(family);
-  if (!gpu::has_mla(f, rows, ahead)) return py::none();
-  const gpu::MlaShape s = gpu::mla_shape(f, rows, features, ahead);
-  py::dict d;
-  d["rows"] = rows;
-  d["keys"] = s.keys;
-  d["values"] = gpu::kMlaValues;
-  d["blocks"] = 1;
-  d["lds_bytes"] = s.lds_bytes;
-  return d;
-}
-py::dict attention_gradients_shape(const std::string& family, int element_bytes, int dqk, int dv, bool of_keys) {
-  const auto shape = of_keys ? gpu::key_gradients_shape : gpu::query_gradients_shape;
-  const gpu::BackwardShape s = shape(family_of(family), element_bytes, dqk, dv);
-  py::dict d;
-  d["owned"] = s.owned;
-  d["waves_across"] = s.waves_across;
-  d["tile"] = s.tile;
-  d["blocks"] = s.blocks;
-  d["lds_bytes"] = s.lds_bytes;
-  return d;
-}
-
-// Of matrix_products<weights, batch, rows> for rows of so many columns; None where the family has no such kernel.
-py::object matrix_lds_bytes(const std::string& family, int bits, bool converted, int batch, int rows, int columns) {
-  const gpu::Family f = family_of(family);
-  if (!gpu::has_matrix_kernel(f, batch, converted) || !gpu::has_matrix_rows(f, batch, rows, bits < 16))
-    return py::none();
-  return py::int_(gpu::matrix_lds_bytes(f, bits, batch, rows, columns, gpu::kLeastLds[int(f)]));
-}
-
-// Of walk<element, rows, chunk>; None where the family has no such kernel.
-py::object walk_shape(const std::string& family, int element_bytes, int rows, int chunk) {
-  const gpu::Family f = family_of(family);
-  if (!gpu::has_walk(f, element_bytes, rows, chunk)) return py::none();
-  const gpu::WalkShape s = gpu::walk_shape(f, element_bytes, rows, chunk);
-  py::dict d;
-  d["threads"] = s.threads;
-  d["y_tile"] = s.y_tile;
-  d["blocks"] = s.blocks;
-  d["lds_bytes"] = s.lds_bytes;
-  return d;
-}
-
-int scores_lds_bytes(const std::string& family, int element_bytes, int chunk, bool backward) {
-  return gpu::scores_lds_bytes(family_of(family), element_bytes, chunk, backward);
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
@@ -371,6 +328,9 @@ PYBIND11_MODULE(_native, m) {
         py::arg("threads"), py::arg("block_size") = 0, py::arg("splits") = 0,
         "How attention is cut into tasks on a CPU; rows: queries times the query heads of a key head. 0: the plan's "
         "own.");
+  m.def("plan_attention_backward_cpu", plan_attention_backward, py::arg("batch"), py::arg("heads_k"), py::arg("rows"),
+        py::arg("threads"), py::arg("block_size") = 0, py::arg("row_panels") = 0, py::arg("parts") = 0,
+        "The same for the backward pass, which no number of keys changes.");
   m.def("plan_mlstm_gpu", plan_mlstm_gpu, py::arg("device"), py::arg("sequences"), py::arg("heads"), py::arg("length"),
         py::arg("dqk"), py::arg("dhv"), py::arg("element_bytes"), py::arg("walk_chunk") = 0, py::arg("segments") = 0,
         py::arg("step_columns") = 0, py::arg("packed") = false, py::arg("panels") = true,
@@ -383,6 +343,10 @@ PYBIND11_MODULE(_native, m) {
       py::arg("bent") = false, py::arg("block_size") = 0, py::arg("splits") = 0, py::arg("panels") = false,
       "How attention's forward pass is cut up on such a GPU; bent: with softcap, ALiBi or dropout; panels: tensors lie "
       "so that Hopper's bulk copies take them.");
+  m.def("plan_attention_backward_gpu", plan_attention_backward_gpu, py::arg("device"), py::arg("batch"),
+        py::arg("heads_q"), py::arg("heads_k"), py::arg("queries"), py::arg("keys"), py::arg("dqk"), py::arg("dv"),
+        py::arg("element_bytes"), py::arg("bent") = false, py::arg("parts") = 0, py::arg("common_schedule") = false,
+        py::arg("panels") = false, "The same of its backward pass, in which negative scales are not bent.");
   m.def("plan_decode_gpu", plan_decode_gpu, py::arg("device"), py::arg("batch"), py::arg("heads_q"), py::arg("heads_k"),
         py::arg("queries"), py::arg("keys"), py::arg("dqk"), py::arg("dv"), py::arg("element_bytes"),
         py::arg("splits") = 0, "The same for few rows of a key head, where few_rows says that they are few.");
@@ -392,22 +356,5 @@ PYBIND11_MODULE(_native, m) {
         "How MLA decoding is cut up on a GPU; rows: queries of all heads of a key head.");
   m.def("attention_places", attention_places, py::arg("heads"), py::arg("splits"), py::arg("row_blocks"),
         "(key head, part of the keys, block of rows) of each block of a forward call on a GPU, in their order.");
-  m.def("walk_shape", walk_shape, py::arg("family"), py::arg("element_bytes"), py::arg("rows"), py::arg("chunk"),
-        "A block of the walk kernel: threads, columns of the state, blocks of a multiprocessor, LDS; None where the "
-        "family (cdna, rdna, nvidia) has no such kernel.");
-  m.def("attend_shape", attend_shape, py::arg("family"), py::arg("element_bytes"), py::arg("dqk"), py::arg("dv"),
-        "A block of attention's forward kernel: rows, keys of a tile, blocks of a multiprocessor, LDS.");
-  m.def("decode_shape", decode_shape, py::arg("family"), py::arg("element_bytes"), py::arg("dqk"), py::arg("dv"),
-        "The same of the decode kernel; None where the family has no such kernel.");
-  m.def("mla_shape", mla_shape, py::arg("family"), py::arg("rows"), py::arg("features"), py::arg("ahead"),
-        "The same of the MLA kernel; None where the family has no such kernel.");
-  m.def("matrix_lds_bytes", matrix_lds_bytes, py::arg("family"), py::arg("bits"), py::arg("converted"),
-        py::arg("batch"), py::arg("rows"), py::arg("columns"),
-        "LDS that a launch of a step's product asks for; None where the family has no such kernel.");
-  m.def("attention_gradients_shape", attention_gradients_shape, py::arg("family"), py::arg("element_bytes"),
-        py::arg("dqk"), py::arg("dv"), py::arg("of_keys"),
-        "A block of attention's backward kernel, for dk and dv or for dq: tokens owned, waves across the features of "
-        "its sums, tokens of a tile, blocks of a multiprocessor, LDS.");
-  m.def("scores_lds_bytes", scores_lds_bytes, py::arg("family"), py::arg("element_bytes"), py::arg("chunk"),
-        py::arg("backward"), "LDS of a block of the score kernel.");
+  add_shapes(m);
 }

@@ -190,9 +190,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     const OptionalTensor& seqused_k, const OptionalTensor& leftpad_k, const OptionalTensor& alibi_slopes,
     const OptionalTensor& sink, const OptionalTensor& rng_state, int64_t max_seqlen_q, int64_t max_seqlen_k,
     double softmax_scale, int64_t window_left, int64_t window_right, double softcap, double dropout_p,
-    int64_t block_size) {
+    int64_t block_size, int64_t row_panels, int64_t parts, int64_t common_schedule) {
   const OptionalTensor none;
   xlstm_attention_backward p{};
+  p.row_panels = row_panels;
+  p.parts = parts;
+  p.common_schedule = common_schedule;
   p.in =
       params_of({q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, none, none, alibi_slopes, sink, rng_state},
                 {max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right, softcap, dropout_p, block_size});

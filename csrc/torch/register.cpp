@@ -4,7 +4,8 @@
 // q, k (B, NH, S, DHQK)  v, h (B, NH, S, DHHV)  i, f, l (B, NH, S)  c (N, NH, DHQK, DHHV)  n (N, NH, DHQK)  m (N, NH,
 // 1) bshd: results with a token axis lie in memory as (B, S, NH, ...).
 //
-// segments, walk_chunk, step_columns: how a call is cut up, as csrc/api/xlstm_hip.h has it; 0 leaves it to the plan.
+// segments, walk_chunk, step_columns, row_panels, parts, common_schedule: how a call is cut up, as
+// csrc/api/xlstm_hip.h has it; 0 leaves it to the plan.
 //
 // Attention: q, out (B, S, HQ, D) or packed (T, HQ, D)  k, v (B, S, HK, D), packed, or pages (N, page, HK, D)  lse (B,
 // HQ, S) or (HQ, T)  index tensors int32. A window side below 0 has no end; causal is window_right = 0.
@@ -67,8 +68,8 @@ XLSTM_OPS_DEF(m) {
       "attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor dout, Tensor? dlse, "
       "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? leftpad_k, Tensor? alibi_slopes, "
       "Tensor? sink, Tensor? rng_state, int max_seqlen_q, int max_seqlen_k, float softmax_scale, int window_left, "
-      "int window_right, float softcap, float dropout_p, int block_size) "
-      "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)");
+      "int window_right, float softcap, float dropout_p, int block_size, int row_panels=0, int parts=0, "
+      "int common_schedule=0) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)");
   m.def(
       "attention_rotary(Tensor x, Tensor cos, Tensor sin, Tensor? start, bool interleaved, bool same_position) -> "
       "Tensor");

@@ -32,19 +32,22 @@ def _wide_state(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if x is None else x.to(dtype).contiguous()
 
 
-def _cut(op: str, q: Tensor, v: Tensor, chunk_size: int, cu_seqlens: Tensor | None, given: Any) -> Cut:
+def _plan(op: str, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, given: Any) -> plans.Plan:
     """As `given` says; where it is None, as the table of plans does for a call that is not packed."""
     if given is not None:
-        given = plans.check_plan("plan" if op == "mlstm_chunkwise" else "backward_plan", op, given)
-    elif cu_seqlens is None:
-        batch, heads, length, dqk = q.shape
-        sizes = {"batch": batch, "heads": heads, "length": length, "dqk": dqk, "dhv": v.shape[-1]}
-        given = plans.own_plan(op, q.device, q.dtype, **sizes)
-        if chunk_size != DEFAULT_CHUNK_SIZE:
-            given = {**given, "chunk_size": 0}
-    else:
-        given = plans.AS_PLANNED
-    return Cut(given.get("chunk_size") or chunk_size, given.get("segments", 0), given.get("walk_chunk", 0))
+        return plans.check_plan("backward_plan" if op == "mlstm_backward" else "plan", op, given)
+    if cu_seqlens is not None:
+        return plans.AS_PLANNED
+    batch, heads, length, dqk = q.shape
+    return plans.own_plan(
+        op, q.device, q.dtype, batch=batch, heads=heads, length=length, dqk=dqk, dhv=v.shape[-1]
+    )  # fmt: skip
+
+
+def _cut(op: str, q: Tensor, v: Tensor, chunk_size: int, cu_seqlens: Tensor | None, given: Any) -> Cut:
+    plan = _plan(op, q, v, cu_seqlens, given)
+    own = plan.get("chunk_size") if given is not None or chunk_size == DEFAULT_CHUNK_SIZE else 0
+    return Cut(own or chunk_size, plan.get("segments", 0), plan.get("walk_chunk", 0))
 
 
 def _in_plain_torch(function: str, q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -97,7 +100,7 @@ def _sequence(
     chunk_size: int,
     kwargs: dict[str, Any],
 ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    known = ("cu_seqlens", "layout", "normalizer_grad", "backward_plan") + (() if recurrent else ("plan",))
+    known: tuple[str, ...] = ("cu_seqlens", "layout", "normalizer_grad", "plan", "backward_plan")
     known += ("normalize",) if sigmoid_gate else ()
     checks.no_unknown_keywords(function, kwargs, known)
     layout = kwargs.get("layout", "bhsd")
@@ -123,7 +126,12 @@ def _sequence(
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.to(torch.int64).contiguous()
     options = (sigmoid_gate, normalize, normalizer_grad, float(eps), bshd)
-    cut = _cut("mlstm_chunkwise", q, v, chunk_size, cu_seqlens, plans.AS_PLANNED if recurrent else kwargs.get("plan"))
+    given = kwargs.get("plan")
+    cut: Cut | int  # of tokens one by one: columns of the state in a block
+    if recurrent:
+        cut = _plan("mlstm_sequence", q, v, cu_seqlens, given).get("step_columns", 0)
+    else:
+        cut = _cut("mlstm_chunkwise", q, v, chunk_size, cu_seqlens, given)
     tensors = (q, k, v, i, f, c, n, m)
     last: tuple[Tensor, ...] | list[Tensor]
     if checks.gradient_needed(*tensors):
@@ -132,8 +140,8 @@ def _sequence(
             h, *last = SequenceFunction.apply(*tensors, cu_seqlens, recurrent, options, cuts)
         else:
             h, last = HiddenFunction.apply(*tensors, cu_seqlens, options, cuts), []
-    elif recurrent:
-        h, _, *last = OPS.mlstm_sequence(*tensors, cu_seqlens, sigmoid_gate, normalize, float(eps), bshd)
+    elif isinstance(cut, int):
+        h, _, *last = OPS.mlstm_sequence(*tensors, cu_seqlens, sigmoid_gate, normalize, float(eps), bshd, cut)
     else:
         op = OPS.mlstm_chunkwise_states if return_last_states else OPS.mlstm_chunkwise
         h, _, *last = op(*tensors, cu_seqlens, sigmoid_gate, normalize, float(eps), cut.chunk_size, bshd, *cut[1:])
@@ -201,7 +209,8 @@ def mlstm_sequence_fused(
     chunk_size: int = 64,
     **kwargs: Any,
 ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """Token after token in one call, for few tokens. chunk_size is that of the backward pass."""
+    """Token after token in one call, for few tokens. chunk_size is that of the backward pass. Also takes what the
+    chunkwise kernel takes."""
     return _sequence(
         "fused", False, True, q, k, v, i, f, c_initial, n_initial, m_initial,
         return_last_states, eps, autocast_kernel_dtype, chunk_size, kwargs,

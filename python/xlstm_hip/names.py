@@ -30,11 +30,9 @@ class Builtin:
 
 
 def _fused(kind: str, name: str) -> Builtin:
-    options: tuple[str, ...] = ("normalizer_grad", "cu_seqlens", "layout", "backward_plan")
+    options: tuple[str, ...] = ("normalizer_grad", "cu_seqlens", "layout", "plan", "backward_plan")
     if kind == "step":
         options = ("in_place", "gate_soft_cap", "autocast_kernel_dtype", "plan")
-    elif kind == "chunkwise":
-        options += ("plan",)
     gate = "exp"
     if name.endswith("_siging"):
         gate, options = "sigmoid", ("normalize", *options)

@@ -156,10 +156,12 @@ class SequenceFunction(OpFunction):
     @staticmethod
     def forward(ctx, q, k, v, i, f, c, n, m, cu_seqlens, recurrent, options, cuts):
         sigmoid_gate, normalize, normalizer_grad, eps, bshd = options
-        chunk_size, *cut = cuts[0]
         if recurrent:
-            h, l, *last = OPS.mlstm_sequence(q, k, v, i, f, c, n, m, cu_seqlens, sigmoid_gate, normalize, eps, bshd)
+            h, l, *last = OPS.mlstm_sequence(
+                q, k, v, i, f, c, n, m, cu_seqlens, sigmoid_gate, normalize, eps, bshd, cuts[0]
+            )
         else:
+            chunk_size, *cut = cuts[0]
             h, l, *last = OPS.mlstm_chunkwise_states(
                 q, k, v, i, f, c, n, m, cu_seqlens, sigmoid_gate, normalize, eps, chunk_size, bshd, *cut
             )

@@ -32,8 +32,7 @@ def plan_lines(plan: Plan) -> list[str]:
 def plan_of_call(op: str, given: Mapping[str, Any]) -> Plan | None:
     """How an op's call is cut up where its tensors lie; given: its arguments by name.
 
-    None for ops that are not planned: the layers, appending and combining, token by token on a CPU, and attention's
-    backward pass on a GPU, whose plan _native does not have.
+    None for ops that are not planned: the layers, appending and combining, and token by token on a CPU.
     """
     built, family = native(), op.split("_")[0]
     if built is None or "q" not in given:
@@ -91,14 +90,18 @@ def _attention(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tens
         batch, q.shape[-2], k.shape[-2], queries, keys, q.shape[-1], v.shape[-1], q.element_size(),
         given["block_size"], given.get("splits", 0),
     )  # fmt: skip
-    if not gpu:
-        return attention_cpu(built, call, torch.get_num_threads(), "backward" in op)
+    threads = torch.get_num_threads()
+    ruled = given["softcap"] > 0 or given["alibi_slopes"] is not None or given["dropout_p"] > 0
     if "backward" in op:
-        return None
+        parts = given.get("parts", 0)
+        if gpu:
+            return attention_backward_gpu(built, gpu, call, ruled, parts, bool(given.get("common_schedule", 0)))
+        return attention_backward_cpu(built, call, threads, given.get("row_panels", 0), parts)
+    if not gpu:
+        return attention_cpu(built, call, threads)
     if (call.dqk, call.dv) in MLA_DIMS and k.data_ptr() == v.data_ptr():
         return mla_gpu(built, gpu, call)
-    scale = given["softmax_scale"]
-    bent = given["softcap"] > 0 or given["alibi_slopes"] is not None or given["dropout_p"] > 0 or not scale > 0
+    bent = ruled or not given["softmax_scale"] > 0
     plain = "probs" not in op and given["dropout_p"] == 0
     return attention_gpu(built, gpu, call, bent, plain, plain and table is None)
 
@@ -122,13 +125,22 @@ class AttentionCall(NamedTuple):
         """Of a key head."""
         return self.queries * self.heads_q // self.heads_k
 
+    @property
+    def panels(self) -> bool:
+        """Whether rows are of two-byte elements and whole pieces of 16 bytes, which Hopper's bulk copies take."""
+        return self.element_bytes == 2 and self.dqk % 8 == self.dv % 8 == 0 and _own_schedule()
 
-def attention_cpu(built: Any, call: AttentionCall, threads: int, backward: bool) -> Plan:
-    plan = built.plan_attention_cpu(
+
+def attention_cpu(built: Any, call: AttentionCall, threads: int) -> Plan:
+    return built.plan_attention_cpu(
         call.batch, call.heads_k, call.rows, call.keys, threads, call.block_size, call.splits
     )
-    of_backward = plan.pop("backward")
-    return of_backward if backward else plan
+
+
+def attention_backward_cpu(built: Any, call: AttentionCall, threads: int, row_panels: int = 0, parts: int = 0) -> Plan:
+    return built.plan_attention_backward_cpu(
+        call.batch, call.heads_k, call.rows, threads, call.block_size, row_panels, parts
+    )
 
 
 def attention_gpu(
@@ -140,8 +152,13 @@ def attention_gpu(
         few = built.plan_decode_gpu(gpu, *shape, splits)
         if few["few_rows"]:
             return few
-    whole = call.element_bytes == 2 and call.dqk % 8 == call.dv % 8 == 0  # rows of whole pieces of 16 bytes
-    return built.plan_attention_gpu(gpu, *shape, bent, block_size, splits, may_copy and whole and _own_schedule())
+    return built.plan_attention_gpu(gpu, *shape, bent, block_size, splits, may_copy and call.panels)
+
+
+def attention_backward_gpu(
+    built: Any, gpu: Gpu, call: AttentionCall, bent: bool = False, parts: int = 0, common_schedule: bool = False
+) -> Plan:
+    return built.plan_attention_backward_gpu(gpu, *call[:-2], bent, parts, common_schedule, call.panels)
 
 
 def mla_gpu(built: Any, gpu: Gpu, call: AttentionCall) -> Plan:

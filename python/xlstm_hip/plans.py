@@ -28,19 +28,27 @@ Plan = Mapping[str, Any]  # choice -> value; 0, or a choice that is left out, is
 AS_PLANNED: Plan = {}
 FUSED = {"mlstm_chunkwise": "chunkwise--fused", "mlstm_step": "fused"}  # whose calls read the table
 
+MLSTM_CLASS = ("dtype", "batch", "heads", "length", "dqk", "dhv")
+ATTENTION_CLASS = ("dtype", "batch", "heads", "heads_k", "queries", "length", "dqk", "dhv", "causal")
 # What may be chosen for each op, and what a class of its shapes is made of. Those of ROUNDED stand for all numbers down
 # to the next lower power of two.
 CHOICES = {
     "mlstm_chunkwise": ("kernel", "chunk_size", "segments", "walk_chunk"),
     "mlstm_backward": ("chunk_size", "segments", "walk_chunk"),
+    "mlstm_sequence": ("step_columns",),
     "mlstm_step": ("kernel", "step_columns"),
     "attention_forward": ("block_size", "splits"),
+    "attention_backward": ("block_size", "row_panels", "parts", "common_schedule"),
+    "mla_decode": ("block_size", "splits"),
 }
 CLASSES = {
-    "mlstm_chunkwise": ("dtype", "batch", "heads", "length", "dqk", "dhv"),
-    "mlstm_backward": ("dtype", "batch", "heads", "length", "dqk", "dhv"),
+    "mlstm_chunkwise": MLSTM_CLASS,
+    "mlstm_backward": MLSTM_CLASS,
+    "mlstm_sequence": MLSTM_CLASS,
     "mlstm_step": ("dtype", "batch", "heads", "dqk", "dhv"),
-    "attention_forward": ("dtype", "batch", "heads", "heads_k", "queries", "length", "dqk", "dhv", "causal"),
+    "attention_forward": ATTENTION_CLASS,
+    "attention_backward": ATTENTION_CLASS,
+    "mla_decode": ATTENTION_CLASS,
 }
 FIELDS = ("op", "arch", "class", "plan", "speedup", "run")  # of an entry; the last two say where it is from
 ROUNDED = ("batch", "length", "queries")

@@ -45,6 +45,7 @@ VALUES = {
     "lengths": [((37, 70), (37, 70)), ((1, 150), (1, 90)), ((70, 33), (70, 33)), ((40, 40), (40, 11)), ((130, 130),)],
     **ON_A_GPU,
     "block_size": [None, -1],  # -1: the kernel's own
+    "backward_plan": [(), (("parts", 1),), (("parts", 3),), (("common_schedule", 1),)],
 }
 
 

@@ -38,6 +38,7 @@ class Case:
     leftpad: bool = False  # keys are given more room, before and behind: NaN there
     unused: bool = False
     block_size: int | None = None
+    backward_plan: tuple[tuple[str, int], ...] = ()
 
     @property
     def pads(self) -> list[int]:
@@ -183,6 +184,7 @@ def arguments(case: Case) -> dict[str, Any]:
     return {
         "dropout_p": case.dropout_p, "softmax_scale": case.scale, "causal": case.causal, "window_size": case.window,
         "softcap": case.softcap, "alibi_slopes": slopes(case), "block_size": case.block_size,
+        "backward_plan": dict(case.backward_plan) or None,
     }  # fmt: skip
 
 

@@ -57,7 +57,7 @@ TABLE = torch.arange(10).reshape(2, 5).flip(0)
 COMMON: dict[str, Any] = {
     "dropout_p": 0.3, "softmax_scale": 0.1, "causal": True, "window_size": (3, 3), "softcap": 1.0,
     "alibi_slopes": SLOPES, "return_attn_probs": True, "sink": torch.ones(H), "block_size": 32,
-    "attention_dropout": 0.3, "dropout": 0.3,
+    "attention_dropout": 0.3, "dropout": 0.3, "backward_plan": "test_ops.test_a_plan_comes_to_backward",
 }  # fmt: skip
 SAME = {
     "deterministic": "sums are taken in one order, asked for or not",
@@ -67,6 +67,7 @@ SAME = {
     "max_seqlen_k": "a bound: too low a one raises",
     "max_seqlen": "a bound: too low a one raises",
     "tile_scheduler_metadata": "a schedule changes roundings alone",
+    "plan": "parts and tiles change roundings alone",
 }
 IDLE = ("deterministic",)  # of SAME: what there is nothing to hand on of
 
@@ -152,6 +153,7 @@ CALLS: dict[str, Call] = {
             "is_fp8_kvcache": NotImplementedError, "indices": NotImplementedError, "attn_sink": torch.ones(8),
             "extra_k_cache": NotImplementedError, "extra_indices_in_kvcache": NotImplementedError,
             "topk_length": NotImplementedError, "extra_topk_length": NotImplementedError,
+            "plan": {"splits": 3, "block_size": 32},
         },
     ),
     "flash_mla_with_kvcache, MLA's own shape": (
@@ -164,6 +166,7 @@ CALLS: dict[str, Call] = {
             "q": draw(2, 2, 8, 576).bfloat16(), "k_cache": draw(10, 8, 1, 576).bfloat16(),
             "block_table": TABLE.flip(0), "cache_seqlens": torch.tensor([3, 9]),
             "tile_scheduler_metadata": ours.get_mla_metadata()[0], "softmax_scale": 0.1, "attn_sink": torch.ones(8),
+            "plan": {"splits": 3},
             **dict.fromkeys(
                 ("head_dim_v", "num_splits", "is_fp8_kvcache", "indices", "extra_k_cache", "extra_indices_in_kvcache",
                  "topk_length", "extra_topk_length"), "with other head dims",

@@ -82,6 +82,9 @@ WRONG: list[Wrong] = [
     (dense, "deterministic", None, "expected True or False"),
     (dense, "return_attn_probs", 1, "expected True or False"),
     (dense, "block_size", 48, "expected one of 32, 64, 128, 256, got 48"),
+    (dense, "backward_plan", [], "expected a mapping of block_size, row_panels, parts, common_schedule, got list"),
+    (dense, "backward_plan", {"splits": 1}, "expected choices of .* for attention_backward, got 'splits'"),
+    (dense, "backward_plan", {"parts": -1}, "expected an integer >= 0, got -1"),
     (dense, "sink", torch.rand(2), r"expected shape \(H\)"),
     (dense, "seqused_k", torch.rand(2), "expected int32 or int64"),
     (dense, "seqused_k", torch.tensor([1]), r"expected shape \(B\)"),
@@ -96,6 +99,7 @@ WRONG: list[Wrong] = [
     (varlen, "cu_seqlens_q", torch.tensor([0, 20, 41]), "sequence 1 has 21 tokens, more than the longest is said to"),
     (varlen, "leftpad_k", torch.tensor([0, -1]), "expected 0 to 20, got -1"),
     (varlen, "max_seqlen_q", -1, "expected an integer >= 0"),
+    (varlen, "backward_plan", {"row_panels": True}, "expected an integer >= 0, got True"),
     (varlen, "max_seqlen_k", None, "expected an integer >= 0"),
     (varlen, "seqused_k", torch.tensor([1, 30]), "expected 0 to 20, got 30"),
     (paged, "max_seqlen_k", 29, "sequence 1 has 30 tokens, more than"),
@@ -106,6 +110,7 @@ WRONG: list[Wrong] = [
     (paged, "seqused_k", torch.tensor([-1, 30]), "expected 0 to 20, got -1"),
     (paged, "leftpad_k", torch.tensor([0, 51]), "expected 0 to 50, got 51"),
     (paged, "block_table", TABLE - 1, "expected 0 to 1, got -1"),
+    (paged, "backward_plan", {}, "expected None with block_table, got {}"),
     (paged, "sink", "x", "expected a torch.Tensor, got str"),
     (cached, "k", NEW, "expected both k and v"),
     (cached, "sink", "x", "expected a torch.Tensor, got str"),
@@ -123,6 +128,9 @@ WRONG: list[Wrong] = [
     (mla, "num_splits", torch.zeros(3), "expected None without"),
     (mla, "cache_seqlens", torch.tensor([10, 0]), "expected 0 to 9, for which the cache has room, got 10"),
     (mla, "cache_seqlens", None, "expected a torch.Tensor"),
+    (mla, "plan", 3, "expected a mapping of block_size, splits, got int"),
+    (mla, "plan", {"segments": 2}, "expected choices of block_size, splits for mla_decode, got 'segments'"),
+    (mla, "plan", {"splits": -1}, "expected an integer >= 0, got -1"),
     (mla, "attn_sink", "x", "expected a torch.Tensor, got str"),
     (combine, "out_partial", torch.randn(3, 2, 5, 4, 8).half(), "expected float32 or float64"),
     (combine, "lse_partial", torch.randn(3, 2, 4, 5), r"expected shape \(splits, B, S, H\)"),
@@ -180,8 +188,41 @@ def test_together() -> None:
         ours.scaled_dot_product_attention(X, X, X, attn_mask=torch.ones(4, 4))
     with pytest.raises(ValueError, match="qkv: expected shape"):
         ours.flash_attn_qkvpacked_func(X)
+    for schedule in (ours.get_mla_metadata(), ours.get_mla_metadata(torch.tensor([9, 3]), 8, 1)):
+        with pytest.raises(ValueError, match="plan: expected None beside tile_scheduler_metadata"):
+            mla(plan={"splits": 2}, tile_scheduler_metadata=schedule[0], num_splits=schedule[1])
     with pytest.raises(ValueError, match="num_heads_k: expected cache_seqlens beside it"):
         ours.get_mla_metadata(num_heads_k=1)
+
+
+@pytest.mark.parametrize(
+    "plan, message",
+    [
+        ({"block_size": 48}, "block_size: expected 32, 64, 128 or 256, got 48"),
+        ({"row_panels": 9}, "row_panels: expected 0 to 8, got 9"),
+        ({"parts": 257}, "parts: expected 0 to 256, got 257"),
+        ({"common_schedule": 1}, "common_schedule: expected 0 on a CPU, got 1"),
+        ({"common_schedule": 2**32 + 1}, "common_schedule: expected 0 to 1, got 4294967297"),
+    ],
+)
+def test_backward_plans_that_there_are_not(plan: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLSTM_HIP_BACKEND")  # whose backward pass is autograd's, and has nothing to cut
+    x = X.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match=message):
+        ours.flash_attn_func(x, X, X, backward_plan=plan).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "plan, message",
+    [
+        ({"splits": 257}, "splits: expected 0 to 256, got 257"),
+        ({"block_size": 48}, "block_size: expected 32, 64, 128 or 256, got 48"),
+    ],
+)
+def test_mla_plans_that_there_are_not(plan: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLSTM_HIP_BACKEND")
+    with pytest.raises(RuntimeError, match=message):
+        mla(plan=plan)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How attention's forward pass is cut up on GPUs that need not be here: tiles, LDS, blocks and their order, parts of
-the keys, and what has no kernel."""
+"""How attention is cut up on GPUs that need not be here: tiles, LDS, blocks and their order, parts of the keys and of
+the rows, and what has no kernel."""
 
 from __future__ import annotations
 
@@ -69,6 +69,34 @@ def test_parts_fill_the_chip_and_no_more(device: str) -> None:
     short = plan(device, (1, 8, 8, 1, 300), (128, 128), 2)
     assert short["splits"] == 1, "too few keys to cut"
     assert plan(device, SHAPES[2], (128, 128), 2, splits=7)["splits"] == 7
+
+
+def gradients(device: str, shape: tuple[int, ...], dims: tuple[int, int], element_bytes: int = 2, **more: Any) -> Any:
+    return _native.plan_attention_backward_gpu(device, *shape, *dims, element_bytes, **more)
+
+
+@pytest.mark.parametrize("device, dims, element_bytes", list(itertools.product(DEVICES, DIMS, (2, 4))))
+def test_every_backward_plan_holds(device: str, dims: tuple[int, int], element_bytes: int) -> None:
+    for shape in SHAPES:
+        batch, heads_q, heads_k, queries, keys = shape
+        p = gradients(device, shape, dims, element_bytes, panels=True)
+        for side, tokens, heads in (("of_keys", keys, heads_k * p["parts"]), ("of_queries", queries, heads_q)):
+            own = p[side]
+            assert own["grid"] == batch * heads * -(-tokens // own["owned"])
+            assert own["lds_bytes"] <= DEVICES[device]["lds_bytes"] and own["owned"] % own["tile"] == 0
+        asked = gradients(device, shape, dims, element_bytes, panels=True, parts=p["parts"])
+        common = gradients(device, shape, dims, element_bytes, panels=True, common_schedule=True)
+        assert asked == p and common["schedule"] == "common" and common["parts"] == p["parts"]
+
+
+def test_one_part_of_the_rows_has_hoppers_own_kernels() -> None:
+    few = (1, 4, 4, 2048, 2048)
+    planned, one = (gradients("H200", few, (128, 128), panels=True, parts=n) for n in (0, 1))
+    assert planned["schedule"] == "common" and planned["parts"] == 2
+    assert one["schedule"] == "hopper" and one["parts"] == 1 and one["of_keys"]["grid"] == 64
+    assert gradients("H200", few, (128, 128), panels=True, parts=1, common_schedule=True)["schedule"] == "common"
+    assert gradients("MI300X", few, (128, 128), parts=3)["of_keys"]["grid"] == 3 * 4 * 16
+    assert gradients("H200", few, (128, 128), panels=True, parts=1, bent=True)["schedule"] == "common"
 
 
 def test_blocks_of_one_head_share_a_die() -> None:

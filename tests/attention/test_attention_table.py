@@ -26,6 +26,12 @@ VALUES: dict[str, list[Any]] = {
     "leftpad": [False, True],
     "unused": [False, True],
     "block_size": [None, 32, 64, 256],
+    "backward_plan": [
+        (),
+        (("block_size", 32), ("parts", 3)),
+        (("block_size", 128), ("row_panels", 1)),
+        (("block_size", 256), ("row_panels", 8), ("parts", 7)),
+    ],
 }
 ROWS = [Case(**row) for row in pairwise(VALUES, lambda row: True)]
 

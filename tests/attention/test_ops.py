@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_arguments import CALLS, Handed, names_of, the_same
 from torch import Tensor
 from torch.autograd import gradcheck
 from torch.library import opcheck
@@ -57,7 +58,8 @@ def test_opcheck(layout: str, dtype: torch.dtype) -> None:
     opcheck(OPS.attention_forward, (q, k, v, *places, *Pages(), *last, 0, True))
     opcheck(OPS.attention_forward_probs, (q, k, v, *places, *last))
     out, lse = OPS.attention_forward(q, k, v, *places, *Pages(), *last, 0, True)
-    opcheck(OPS.attention_backward, (q, k, v, out, lse, out, lse, *places, *last))
+    for cut in ((), (2, 3), (1, 1, 0)):  # row_panels, parts, common_schedule
+        opcheck(OPS.attention_backward, (q, k, v, out, lse, out, lse, *places, *last, *cut))
 
 
 @pytest.mark.parametrize("paged", [False, True])
@@ -75,6 +77,26 @@ def test_opcheck_of_a_cache(paged: bool) -> None:
         OPS.attention_forward,
         (x, cache, cache, *Places(seqused_k=ends(4, 7)), *pages, None, None, None, *options, 2, False),
     )
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if "backward_plan" in names_of(name)])
+def test_a_plan_comes_to_backward(name: str) -> None:
+    function, base, _ = CALLS[name]
+
+    def gradients(**more: Any) -> tuple[list[Tensor], tuple[Any, ...]]:
+        given = {n: x.clone().requires_grad_(x.is_floating_point()) if isinstance(x, Tensor) else x
+                 for n, x in base.items()}  # fmt: skip
+        leaves = [x for x in given.values() if isinstance(x, Tensor) and x.requires_grad]
+        with Handed() as handed:
+            made = torch.autograd.grad(function(**given, **more).square().sum(), leaves)
+        return list(made), handed.calls[-1]
+
+    plan = {"block_size": 32, "row_panels": 1, "parts": 3}
+    before, planned = gradients(block_size=128)
+    after, asked = gradients(block_size=128, backward_plan=plan)
+    assert "attention_backward" in asked[0] and asked == (*planned[:-1], *plan.values())
+    assert planned[-1] == 0  # block_size is forward's
+    assert the_same(before, after, exactly=False) and not the_same(before, after)
 
 
 @pytest.mark.parametrize("layout", ["dense", "packed"])

@@ -68,9 +68,15 @@ void test_plans() {
               CHECK(splits ? p.splits == splits : p.splits >= 1 && (p.splits - 1) * 4 * p.block_k < keys, "splits");
               CHECK(p.splits == splits || p.splits == 1 || 2 * heads * p.blocks < threads, "split for nothing");
               CHECK(p.workers >= 1 && p.workers <= threads && p.workers <= 2 * heads * p.blocks * p.splits, "workers");
-              const AttentionBackwardCpuPlan b = plan_attention_backward_cpu(shape, 0, threads);
+              const AttentionBackwardCpuPlan b = plan_attention_backward_cpu(shape, 0, 0, 0, threads);
               CHECK(b.group % panel == 0 && b.parts >= 1 && (b.parts - 1) * b.group < rows, "parts");
               CHECK(b.parts == 1 || 2 * heads < threads, "shared for nothing");
+              const AttentionBackwardCpuPlan one = plan_attention_backward_cpu(shape, 256, 1, 3, threads);
+              CHECK(one.block_k == 256 && one.group == panel && one.parts == 3, "what is asked for");
+              CHECK(one.workers == std::min(threads, 2 * heads * 3), "workers");
+              const AttentionBackwardCpuPlan most = plan_attention_backward_cpu(shape, 0, kMostRowPanels, 0, threads);
+              CHECK(most.group == panel * std::min((rows + panel - 1) / panel, kMostRowPanels),
+                    "no more than there is");
             }
   CHECK(plan_attention_cpu({1, 1, 8, 100000, 32, true}, 0, 0, 64).splits == 1, "whole rows");
   CHECK(plan_attention_cpu({1, 1, 8, 100000, 32, false}, 64, 0, 64).block_k == 64, "block_size");
@@ -98,7 +104,7 @@ struct Setting {
   int64_t left = -1, right = -1;
   double softcap = 0, dropout = 0;
   bool alibi = false, sink = false;
-  int64_t splits = 0;
+  int64_t splits = 0, row_panels = 0, parts = 0;
   int32_t threads = 2;
 };
 
@@ -180,6 +186,7 @@ void test_call(const Setting& s) {
   CHECK(xlstm_attention_forward_pass(&p, &work.runtime) == XLSTM_OK, "%s", xlstm_last_error());
   xlstm_attention_backward g{};
   g.in = p.in, g.out = out.tensor, g.dout = dout.tensor, g.lse = lse.tensor;
+  g.row_panels = s.row_panels, g.parts = s.parts;
   g.dq = dq.tensor, g.dk = dk.tensor, g.dv = dv.tensor;
   g.dsink = s.sink ? dsink.tensor.data : nullptr;
   Workspace more(xlstm_attention_backward_workspace(&g, s.threads), s.threads);
@@ -265,6 +272,10 @@ void test_calls() {
       test_call(s);
       s.left = 9, s.right = 3, s.softcap = 2, s.heads_k = 4;
       test_call(s);
+      for (const auto& [row_panels, parts] : {std::pair{1, 3}, {8, 1}, {2, 256}}) {  // the last: most have no rows
+        s.row_panels = row_panels, s.parts = parts;
+        test_call(s);
+      }
       s = {};
       s.dtype = dtype, s.threads = threads, s.queries = 50, s.keys = 9, s.right = 0, s.batch = 1, s.heads_k = 1;
       test_call(s);  // queries that see nothing; several tasks share a head
@@ -326,6 +337,28 @@ void test_errors() {
     CHECK(std::string(xlstm_last_error()).rfind(name, 0) == 0, "%s: %s", name, xlstm_last_error());
     xlstm_runtime runtime{};
     CHECK(xlstm_attention_forward_pass(&p, &runtime) == XLSTM_INVALID_ARGUMENT, "%s", name);
+  }
+  using B = xlstm_attention_backward;
+  B backward{};
+  backward.in = valid.in;
+  backward.out = backward.dout = backward.lse = backward.dq = backward.dk = backward.dv = tensor;
+  CHECK(xlstm_attention_backward_workspace(&backward, 1) > 0, "%s", xlstm_last_error());
+  const std::pair<const char*, std::function<void(B&)>> wrong_backward[] = {
+      {"block_size", [](B& p) { p.in.block_size = 48; }},
+      {"block_table", [&](B& p) { p.in.block_table = high, p.in.page_size = 100, p.in.pages = 10; }},
+      {"dsink", [&](B& p) { p.dsink = data; }},
+      {"row_panels", [](B& p) { p.row_panels = -1; }},
+      {"row_panels", [](B& p) { p.row_panels = kMostRowPanels + 1; }},
+      {"parts", [](B& p) { p.parts = -1; }},
+      {"parts", [](B& p) { p.parts = 257; }},
+      {"common_schedule: expected 0 to 1, got 2", [](B& p) { p.common_schedule = 2; }},
+      {"common_schedule: expected 0 on a CPU, got 1", [](B& p) { p.common_schedule = 1; }},
+  };
+  for (const auto& [name, spoil] : wrong_backward) {
+    B p = backward;
+    spoil(p);
+    CHECK(xlstm_attention_backward_workspace(&p, 1) == 0, "%s was accepted", name);
+    CHECK(std::string(xlstm_last_error()).rfind(name, 0) == 0, "%s: %s", name, xlstm_last_error());
   }
   xlstm_runtime none{};
   CHECK(xlstm_attention_forward_pass(&valid, &none) == XLSTM_WORKSPACE_TOO_SMALL, "%s", xlstm_last_error());

@@ -40,6 +40,11 @@ void test_properties(const DeviceFacts& facts, const AttentionBackwardCall& call
   holds(p.parts >= 1 && (p.parts > 1) == (p.sums > 0), "sums of parts");
   const int64_t blocks = p.blocks_k * call.batch * call.heads_k;
   holds(p.parts == 1 || blocks * p.parts <= facts.compute_units, "parts run at once");
+  AttentionBackwardCall asked = call;
+  asked.parts = 5;
+  const AttentionBackwardPlan five = plan_attention_backward(asked, chip(facts));
+  holds(five.parts == (blocks ? 5 : 1), "parts that are asked for");
+  holds(five.sums == (blocks ? 5 * blocks * p.of_keys.owned * (p.dqk + p.dv) : 0), "sums of parts that are asked for");
 }
 
 void test_parts(const char* device, const AttentionBackwardCall& call, int64_t parts) {
@@ -113,7 +118,11 @@ int main() {
   CHECK(!takes([](auto& c) { c.bent = true; }, h200), "bent scores");
   CHECK(!takes([](auto& c) { c.dqk = 192; }, h200), "192 and 128");
   CHECK(!takes([](auto& c) { c.panels = false; }, h200), "rows that bulk copies cannot take");
-  CHECK(!takes([](auto& c) { c.batch = 1, c.heads_q = c.heads_k = 1, c.keys = 2048; }, h200), "several parts");
+  const auto few = [](auto& c) { c.batch = 1, c.heads_q = c.heads_k = 1, c.keys = 2048; };
+  CHECK(!takes(few, h200), "several parts");
+  CHECK(takes([&](auto& c) { few(c), c.parts = 1; }, h200), "one part, which is asked for");
+  CHECK(!takes([](auto& c) { c.parts = 2; }, h200), "two parts, which are asked for");
+  CHECK(!takes([](auto& c) { c.common_schedule = true; }, h200), "the common schedule, which is asked for");
   for (const int features : {64, 128})
     for (const bool of_keys : {false, true}) {
       const HopperRoomShape s = gradient_shape(features, of_keys);

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from xlstm_hip import get_optimal_kernel_config, mlstm_interface, mlstm_step_interface, plans
-from xlstm_hip.attention import flash_attn_func, flash_attn_with_kvcache
+from xlstm_hip.attention import (
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    flash_mla_with_kvcache,
+    get_mla_metadata,
+)
 from xlstm_hip.plans import arch_of, check_plan, plan_for, read_table, trying, use_plans
 
 CLASS = {"dtype": "float32", "batch": 1, "heads": 2, "length": 128, "dqk": 16, "dhv": 32}
@@ -93,6 +99,23 @@ def test_backward_has_entries_of_its_own(tmp_path: Path) -> None:
     assert same_bits(gradients(backward_plan={}), before)
 
 
+def test_a_sequence_reads_the_table(tmp_path: Path) -> None:
+    """Whose one choice is a GPU's: a CPU's kernel says that it came."""
+    x, packed = tensors(), torch.tensor([0, 100])
+    before = mlstm_interface(**x, kernel="fused")
+    use_plans(table(tmp_path, entry("mlstm_sequence", {"step_columns": 8})))
+    for given in (x, tensors(gradient=True)):
+        with pytest.raises(RuntimeError, match="step_columns: expected 0 on a CPU"):
+            mlstm_interface(**given, kernel="fused")
+        with pytest.raises(RuntimeError, match="step_columns: expected 0 on a CPU"):
+            mlstm_interface(**given, kernel="fused", plan={"step_columns": 16}, cu_seqlens=packed)
+    assert same_bits(mlstm_interface(**x, kernel="fused", plan={}), before)
+    assert same_bits(mlstm_interface(**x, kernel="fused", cu_seqlens=packed), before)  # packed calls have no class
+    mlstm_interface(**x)  # nor has the chunkwise kernel this one
+    with pytest.raises(ValueError, match="plan: expected choices of step_columns for mlstm_sequence, got 'segments'"):
+        mlstm_interface(**x, kernel="fused", plan={"segments": 2})
+
+
 def test_a_compiled_call_reads_the_table(tmp_path: Path) -> None:
     x = tensors()
     use_plans(table(tmp_path, entry()))
@@ -111,6 +134,57 @@ def test_attention_reads_the_table(tmp_path: Path) -> None:
     assert same_bits(flash_attn_func(q, k, v, num_splits=1), before)
     with pytest.raises(ValueError, match="num_splits: expected 0 or 1 with dropout and return_attn_probs, got 2"):
         flash_attn_func(q, k, v, 0.1, return_attn_probs=True, num_splits=2)
+
+
+def test_attentions_backward_pass_reads_the_table(tmp_path: Path) -> None:
+    made = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 100, 2, n, generator=made).requires_grad_() for n in (16, 16, 8))
+
+    def gradients(call: Any = flash_attn_func, **more: Any) -> Tensor:
+        out = call(q, k, v, causal=True, **more)
+        return torch.cat([g.flatten() for g in torch.autograd.grad(out.square().sum(), (q, k, v))])
+
+    plan = {"block_size": 32, "row_panels": 1, "parts": 2}
+    before, wanted = gradients(), gradients(backward_plan=plan)
+    assert not same_bits(before, wanted)
+    sizes = {"heads_k": 2, "queries": 128, "dhv": 8, "causal": True}
+    use_plans(table(tmp_path, entry("attention_backward", plan, **sizes)))
+    assert same_bits(gradients(), wanted) and same_bits(gradients(block_size=128), wanted)
+    assert same_bits(gradients(torch.compile(flash_attn_func, backend="eager", fullgraph=True)), wanted)
+    assert same_bits(gradients(backward_plan={}), before)  # what is given comes before the table
+    use_plans(table(tmp_path, entry("attention_backward", plan, **sizes | {"causal": False})))
+    assert same_bits(gradients(), before)  # another class
+    ends = torch.tensor([0, 100])
+
+    def packed(*x: Tensor, **more: Any) -> Tensor:
+        return flash_attn_varlen_func(*(y[0] for y in x), ends, ends, 100, 100, **more)
+
+    use_plans(table(tmp_path, entry("attention_backward", plan, **sizes)))
+    assert same_bits(gradients(packed), before)  # packed calls have none
+    assert same_bits(gradients(packed, backward_plan=plan), wanted)
+
+
+def test_mla_reads_the_table(tmp_path: Path) -> None:
+    made = torch.Generator().manual_seed(0)
+    q, cache = torch.randn(2, 1, 8, 24, generator=made), torch.randn(2, 500, 1, 24, generator=made)
+    used = torch.tensor([500, 300])
+
+    def out(*schedule: Any, **more: Any) -> Tensor:
+        return flash_mla_with_kvcache(q, cache, None, used, 16, *schedule, **more)[0]
+
+    plan = {"block_size": 32, "splits": 3}
+    before, older = out(), get_mla_metadata(used, 8, 1)
+    scheduled, wanted = out(*older), out(plan=plan)
+    assert not same_bits(before, wanted)
+    sizes = {"batch": 2, "heads": 8, "heads_k": 1, "queries": 1, "length": 512, "dqk": 24, "dhv": 16}
+    use_plans(table(tmp_path, entry("mla_decode", plan, **sizes, causal=False)))
+    assert same_bits(out(), wanted) and same_bits(out(plan={}), before)
+    newer = get_mla_metadata()[0]
+    assert same_bits(out(newer), wanted) and newer.splits == 3
+    assert same_bits(out(*older), scheduled)  # which says how the keys are cut
+    assert same_bits(out(causal=True), before)  # another class; one query sees all
+    paged = flash_mla_with_kvcache(q, cache.reshape(20, 50, 1, 24), torch.arange(20).reshape(2, 10), used, 16)[0]
+    assert same_bits(paged, wanted)
 
 
 def test_selection_reads_the_table(tmp_path: Path) -> None:

@@ -62,9 +62,9 @@ def test_a_real_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plans.read_table(tmp_path / "t.json")
 
 
-@pytest.mark.parametrize("op", ["mlstm_backward", "attention_forward"])
+@pytest.mark.parametrize("op", ["mlstm_backward", "attention_forward", "attention_backward", "mla_decode"])
 def test_ops_without_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str], op: str) -> None:
-    more = ("--heads-k", 1, "--queries", 3, "--causal") if op == "attention_forward" else ()
+    more = ("--heads-k", 1, "--queries", 3, "--causal") if op != "mlstm_backward" else ()
     code, out, err = run(capsys, "--op", op, *SMALL, *more, "--budget", 2, "--runs", tmp_path, "--tag", "x.y")
     assert code == 0, err
     assert only(tmp_path).name.endswith("_x.y") and "trial 1: " in out
@@ -151,6 +151,11 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
         (("--tag", "a/b"), 1, "tag: expected letters, digits"),
         (("--op", "mlstm_step", "--length", 3), 1, "--length: expected none for mlstm_step, which is one token"),
         (("--op", "mlstm_backward", "--model", DEMO), 1, "--model: expected none for mlstm_backward"),
+        (
+            ("--op", "mlstm_sequence", "--device", "cpu"),
+            1,
+            "--op: expected one with choices on cpu, got mlstm_sequence",
+        ),
         (("--model", "nowhere"), 1, "--model: expected the folder of a model whose outputs are judged, got 'nowhere'"),
         (("--ray-address", "auto", "--model", DEMO), 1, "ray_address: expected none with engine 'local', got 'auto'"),
         (("--resume", "nowhere"), 1, "resume: expected the folder of a run with run_meta.json, got 'nowhere'"),
@@ -248,7 +253,10 @@ def test_help_says_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "--help")
     said = " ".join(out.split())
     assert (
-        "the same candidates (default: 0)" in said and "(default: --heads)" in said and "(default: False)" not in said
+        "the same candidates (default: 0)" in said
+        and "(default: --heads, of mla_decode 1)" in said
+        and "(default: 8, of mla_decode 128)" in said
+        and "(default: False)" not in said
     )
     assert said.count("(default: 0)") == 1
 

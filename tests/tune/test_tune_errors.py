@@ -20,6 +20,10 @@ from xlstm_hip.tune.problem import Problem
 
 ATTENTION = Problem("attention_forward", dtype="bfloat16", batch=2, heads=2, length=80, dqk=16, dhv=16, causal=True)
 BACKWARD = Problem("mlstm_backward", dtype="float32", batch=1, heads=2, length=100, dqk=16, dhv=24)
+ATTENTION_BACKWARD = Problem(
+    "attention_backward", dtype="float32", batch=1, heads=4, heads_k=1, length=100, queries=70, dqk=16, dhv=24
+)
+MLA = Problem("mla_decode", batch=2, heads=4, heads_k=1, length=100, queries=1, dqk=24, dhv=16)
 VERDICT = {"share_of_tolerance", "shipped_share", "refused"}
 
 
@@ -28,7 +32,7 @@ def judged(problem: Problem, folder: Path, **trials: Plan) -> dict[str, dict[str
     return judge_errors(folder)
 
 
-@pytest.mark.parametrize("problem", [ATTENTION, BACKWARD], ids=lambda problem: problem.op)
+@pytest.mark.parametrize("problem", [ATTENTION, BACKWARD, ATTENTION_BACKWARD, MLA], ids=lambda problem: problem.op)
 def test_plans_that_only_cut_otherwise_pass(problem: Problem, tmp_path: Path) -> None:
     plans = {f"trial-{n}": plan for n, plan in enumerate(space_of(problem, 2).candidates())}
     made = judged(problem, tmp_path, **plans)
@@ -55,7 +59,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, change: Callable[[Problem, Any], Any]
 
 
 @pytest.mark.parametrize(
-    ("problem", "plan"), [(ATTENTION, {"splits": 2}), (BACKWARD, {"segments": 2})], ids=lambda x: getattr(x, "op", "")
+    ("problem", "plan"),
+    [(ATTENTION, {"splits": 2}), (BACKWARD, {"segments": 2}), (ATTENTION_BACKWARD, {"parts": 2}), (MLA, {"splits": 2})],
+    ids=lambda x: getattr(x, "op", ""),
 )
 @pytest.mark.parametrize(("factor", "at"), [(1.02, "at length"), (math.nan, "error nan")])
 def test_a_plan_that_changes_results_is_refused(

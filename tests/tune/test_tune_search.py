@@ -85,8 +85,8 @@ def test_bad_search() -> None:
 
 @pytest.mark.parametrize("op", list(CHOICES))
 def test_spaces_hold_what_a_cpu_has(op: str) -> None:
-    space = space_of(Problem(op, length=512, dtype="float32"), threads=2)
-    assert set(space.values) <= set(CHOICES[op]) - {"walk_chunk", "step_columns"}
+    space = space_of(Problem(op, length=512, dtype="float32", dqk=64, dhv=64), threads=2)
+    assert set(space.values) <= set(CHOICES[op]) - {"walk_chunk", "step_columns", "common_schedule"}
     assert {} not in space.candidates() and space.shipped == {}
     assert all(values[0] == 0 and len(set(values)) == len(values) > 1 for values in space.values.values())
     assert len(space.candidates()) < math.prod(map(len, space.values.values()))
@@ -98,6 +98,17 @@ def test_short_sequences_have_few_cuts() -> None:
     space = space_of(Problem("mlstm_backward", length=33), threads=4)
     assert max(space.values["segments"]) == 2 and max(space.values["chunk_size"]) == 32
     assert space_of(Problem("attention_forward", length=40, dqk=64, dhv=64), 2).values["splits"] == (0, 1)
+
+
+def test_parts_of_rows_are_those_that_have_work() -> None:
+    def parts(threads: int, **sizes: int) -> tuple:
+        return space_of(Problem("attention_backward", dqk=64, dhv=64, **sizes), threads).values["parts"]
+
+    assert parts(2, heads=2, length=40) == (0, 1, 2)  # 16 rows each
+    assert parts(2, heads=2, heads_k=1, length=40) == (0, 1, 2, 3, 4)  # 80 rows
+    assert parts(2, heads=2, heads_k=1, length=40, queries=1) == (0, 1)
+    assert parts(1, heads=4, length=4000) == (0, 1, 2)  # heads of their own keep a thread busy
+    assert parts(1, heads=8, batch=8, length=4000) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +126,7 @@ def test_short_sequences_have_few_cuts() -> None:
         ({"queries": 2}, "queries: expected none for mlstm_chunkwise, got 2"),
         ({"causal": True}, "causal: expected none for mlstm_chunkwise, got True"),
         ({"op": "attention_forward", "heads_k": 3}, "heads_k: expected a divisor of the 8 heads, got 3"),
+        ({"op": "mla_decode", "dqk": 64, "dhv": 65}, "dhv: expected at most dqk = 64 for mla_decode, .*, got 65"),
         ({"op": "attention_forward", "queries": -1}, "queries: expected >= 0, got -1"),
     ],
 )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlashAttention-2's six functions: its names, argument order, defaults, shapes and return values.
 
-What it does not have comes after, by keyword alone: block_size, sink, seqused_k, leftpad_k, and num_splits of
-flash_attn_func. Results are the same bits from run to run, deterministic=True or not: no kernel here adds in an order
-that depends on chance.
+What it does not have comes after, by keyword alone: block_size, sink, seqused_k, leftpad_k, backward_plan, and
+num_splits of flash_attn_func. Results are the same bits from run to run, deterministic=True or not: no kernel here adds
+in an order that depends on chance.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..attention_places import Pages, Places
+from ..plans import Plan
 from . import checks
 from .ops import Options, attend, ops_for
 
@@ -45,10 +46,12 @@ def flash_attn_func(
     seqused_k: Tensor | None = None,  # (B)
     leftpad_k: Tensor | None = None,  # (B)
     num_splits: int = 0,
+    backward_plan: Plan | None = None,
 ) -> Result:
     """Attention of B sequences of one length. Returns out (B, S_q, H_q, D_v); with return_attn_probs also softmax_lse
     (B, H_q, S_q) and S_dmask: with dropout the softmax (B, H_q, S_q, S_k), negative where dropped, else empty.
-    num_splits: parts that the keys are cut into, 0 leaves it to the plan."""
+    num_splits: parts that the keys are cut into, 0 leaves it to the plan. backward_plan: how the backward pass is cut
+    up (docs/tuning.md), a mapping of block_size, row_panels, parts and common_schedule."""
     q = checks.heads("q", q, 4, "(B, S, H, D)")
     k, v = checks.heads("k", k, 4, "(B, S, H, D)", q), checks.heads("v", v, 4, "(B, S, H, D)", q)
     batch = q.shape[0]
@@ -70,7 +73,7 @@ def flash_attn_func(
     parts = checks.splits(num_splits)
     if probs and parts > 1:
         raise ValueError(f"num_splits: expected 0 or 1 with dropout and return_attn_probs, got {num_splits}")
-    made = attend(q, k, v, sinks, slopes, places, options, probs, parts)
+    made = attend(q, k, v, sinks, slopes, places, options, probs, parts, backward_plan)
     return _result(made, q, return_attn_probs)
 
 
@@ -144,6 +147,7 @@ def flash_attn_varlen_func(
     sink: Tensor | None = None,
     seqused_k: Tensor | None = None,  # (B)
     leftpad_k: Tensor | None = None,  # (B)
+    backward_plan: Plan | None = None,
 ) -> Result:
     """Attention of B sequences of any lengths, zero included, packed one after the other. Returns out (T_q, H_q, D_v);
     with return_attn_probs also softmax_lse (H_q, T_q) and S_dmask (B, H_q, max_seqlen_q, max_seqlen_k), empty without
@@ -168,11 +172,13 @@ def flash_attn_varlen_func(
     slopes, sinks = checks.slopes(alibi_slopes, q, batch), checks.sinks("sink", sink, q)
     if not paged:
         probs = checks.flag("return_attn_probs", return_attn_probs) and options.dropout_p > 0
-        made = attend(q, k, v, sinks, slopes, Places(cu_q, cu_k, used, leftpad), options, probs)
+        made = attend(q, k, v, sinks, slopes, Places(cu_q, cu_k, used, leftpad), options, probs, 0, backward_plan)
         return _result(made, q, return_attn_probs)
 
     if options.dropout_p > 0:
         raise ValueError(f"dropout_p: expected 0 with block_table, got {dropout_p}")
+    if backward_plan is not None:
+        raise ValueError(f"backward_plan: expected None with block_table, got {backward_plan!r}")
     checks.no_gradient("flash_attn_varlen_func with block_table", q=q, k=k, v=v, sink=sink)
     table = checks.indices("block_table", block_table, q, (batch, None), f"(B, pages) = ({batch}, pages)")
     checks.paged_keys_fit(cu_k, options.max_seqlen_k, used)

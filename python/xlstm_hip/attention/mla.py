@@ -3,7 +3,8 @@
 the value.
 
 Its schedule is a count of parts that each sequence's keys are cut into. The older interface returns it as tensors made
-like FlashMLA's, a row per part; the newer as an object that the first call fills in.
+like FlashMLA's, a row per part; the newer as an object that the first call fills in. What FlashMLA does not have comes
+after, by keyword alone: plan.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from ..attention_places import Pages, Places
 from ..checks import shape_text
 from ..describe import native
 from ..device import device_facts
+from ..plans import AS_PLANNED, Plan, check_plan
 from . import checks
-from .ops import Options, ops_for
+from .ops import Options, ops_for, tabled_plan
 
 SCHEDULE_COLUMNS = 8  # begin and end (sequence, block), first split, as FlashMLA lays them out; three are unused
 _BLOCK = 64  # keys that a schedule counts in
@@ -122,13 +124,22 @@ def flash_mla_with_kvcache(
     extra_indices_in_kvcache: Tensor | None = None,
     topk_length: Tensor | None = None,
     extra_topk_length: Tensor | None = None,
+    *,
+    plan: Plan | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns out (B, S_q, H_q, head_dim_v) and softmax_lse (B, H_q, S_q), +infinity for a sequence without keys.
 
     Of the older schedule the shapes say how the keys are cut. What is in its tensors is compared with what
     get_mla_metadata gives for these cache_seqlens on a CPU, and not read on a GPU, where the host would wait for it.
     Pages may have any size. Sums over parts of the keys are kept in float32, float64 with float64.
+
+    plan: how the call is cut up (docs/tuning.md), in the place of a schedule: a mapping of splits and, on a CPU,
+    block_size.
     """
+    if plan is not None:
+        plan = check_plan("plan", "mla_decode", plan)
+        if tile_scheduler_metadata is not None:
+            raise ValueError("plan: expected None beside tile_scheduler_metadata, which says how the keys are cut up")
     _refuse(
         is_fp8_kvcache=is_fp8_kvcache, indices=indices, extra_k_cache=extra_k_cache,
         extra_indices_in_kvcache=extra_indices_in_kvcache, topk_length=topk_length, extra_topk_length=extra_topk_length,
@@ -155,9 +166,13 @@ def flash_mla_with_kvcache(
     keys = k_cache.shape[1] * (1 if table is None else table.shape[1])
     checks.lengths_fit("cache_seqlens", used, keys)
     shapes = (batch, queries, heads_q, heads_k, features, head_dim_v, keys, q.dtype, q.device)
-    splits = _scheduled_splits(tile_scheduler_metadata, num_splits, shapes, q, used)
     _, right = checks.window((-1, -1), checks.flag("causal", causal))
     options = Options(queries, 0, checks.scale_of(softmax_scale, features), -1, right, 0.0, 0.0, 0)
+    if plan is None:  # the older schedule is made before shapes are known, and has what a table would say
+        older = isinstance(tile_scheduler_metadata, Tensor)
+        plan = AS_PLANNED if older else tabled_plan("mla_decode", q, heads_k, keys, head_dim_v, options)
+    splits = _scheduled_splits(tile_scheduler_metadata, num_splits, shapes, q, used, plan.get("splits", 0))
+    options = options._replace(block_size=plan.get("block_size", 0))
     out, lse = ops_for(q).attention_forward(
         q, k_cache, values, *Places(seqused_k=used), *Pages(table), None, checks.sinks("attn_sink", attn_sink, q),
         None, *options, splits, False,
@@ -165,16 +180,20 @@ def flash_mla_with_kvcache(
     return out, lse
 
 
-def _scheduled_splits(metadata: Any, num_splits: Any, shapes: tuple[Any, ...], q: Tensor, lengths: Tensor) -> int:
+def _scheduled_splits(
+    metadata: Any, num_splits: Any, shapes: tuple[Any, ...], q: Tensor, lengths: Tensor, planned: int
+) -> int:
+    """planned: what a call without a schedule, or the first one with a new schedule, has; 0 leaves it to csrc/."""
     batch, queries, heads_q, heads_k, _, _, keys, *_ = shapes
     if metadata is None or isinstance(metadata, FlashMLASchedMeta):
         if num_splits is not None:
             raise ValueError("num_splits: expected None without the older tile_scheduler_metadata (parts, 8)")
         if metadata is None:
-            return 0
+            return planned
         if metadata.shapes is None:
             metadata.shapes = shapes
-            metadata.splits = _splits(shapes[-1], max(1, batch), heads_k, queries * heads_q // heads_k, keys)
+            rows = queries * heads_q // heads_k
+            metadata.splits = planned or _splits(shapes[-1], max(1, batch), heads_k, rows, keys)
         elif metadata.shapes != shapes:
             raise ValueError(
                 f"tile_scheduler_metadata: expected one for these shapes {shapes}, got one that a call with "

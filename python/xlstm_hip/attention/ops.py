@@ -24,7 +24,16 @@ class Options(NamedTuple):
     window_right: int
     softcap: float
     dropout_p: float
-    block_size: int
+    block_size: int  # of the forward pass
+
+
+class BackwardCut(NamedTuple):
+    """How a backward pass is cut up; 0 leaves it to the plan."""
+
+    block_size: int = 0
+    row_panels: int = 0
+    parts: int = 0
+    common_schedule: int = 0
 
 
 def ops_for(q: Tensor) -> Any:
@@ -90,10 +99,10 @@ class AttentionFunction(OpFunction):
     """out, lse and, if asked for, the softmax, which gets no gradient."""
 
     @staticmethod
-    def forward(ctx, q, k, v, sink, slopes, rng_state, places, options, probs, cut):
-        out, lse, *weights = _forward(OPS, q, k, v, sink, slopes, rng_state, places, options, probs, cut)
+    def forward(ctx, q, k, v, sink, slopes, rng_state, places, options, probs, cuts):
+        out, lse, *weights = _forward(OPS, q, k, v, sink, slopes, rng_state, places, options, probs, cuts[0])
         ctx.save_for_backward(q, k, v, sink, slopes, rng_state, out, lse, *places)
-        ctx.options = options
+        ctx.options, ctx.cut = options, cuts[1]
         ctx.mark_non_differentiable(*weights)
         ctx.set_materialize_grads(False)
         return out, lse, *weights
@@ -107,7 +116,7 @@ class AttentionFunction(OpFunction):
         elif dout.stride(-1) != 1:
             dout = dout.contiguous()
         dq, dk, dv, dsink = OPS.attention_backward(
-            q, k, v, out, lse, dout, dlse, *places, slopes, sink, rng_state, *ctx.options
+            q, k, v, out, lse, dout, dlse, *places, slopes, sink, rng_state, *ctx.options[:-1], *ctx.cut
         )
         return dq, dk, dv, None if sink is None else dsink, None, None, None, None, None, None
 
@@ -118,15 +127,20 @@ def _forward(ops, q, k, v, sink, slopes, rng_state, places, options, probs, cut)
     return ops.attention_forward(q, k, v, *places, *Pages(), slopes, sink, rng_state, *options[:-1], *cut, True)
 
 
+def tabled_plan(op: str, q: Tensor, heads_k: int, keys: int, dv: int, options: Options) -> plans.Plan:
+    """As the table of plans has it for a call that is not packed."""
+    batch, queries, heads, dqk = q.shape
+    return plans.plan_for(
+        op, q.device, q.dtype, batch=batch, heads=heads, heads_k=heads_k, queries=queries, length=keys, dqk=dqk,
+        dhv=dv, causal=options.window_right == 0,
+    )  # fmt: skip
+
+
 def cut_of(q: Tensor, heads_k: int, keys: int, dv: int, options: Options, splits: int, packed: bool) -> tuple[int, int]:
     """Block size and splits of a forward call: as given, or where neither is, as the table of plans has them."""
     if options.block_size or splits or packed:
         return options.block_size, splits
-    batch, queries, heads, dqk = q.shape
-    plan = plans.plan_for(
-        "attention_forward", q.device, q.dtype, batch=batch, heads=heads, heads_k=heads_k, queries=queries,
-        length=keys, dqk=dqk, dhv=dv, causal=options.window_right == 0,
-    )  # fmt: skip
+    plan = tabled_plan("attention_forward", q, heads_k, keys, dv, options)
     return plan.get("block_size", 0), plan.get("splits", 0)
 
 
@@ -140,14 +154,21 @@ def attend(
     options: Options,
     probs: bool = False,
     splits: int = 0,
+    backward_plan: Any = None,
 ) -> tuple[Tensor, ...]:
     """out, lse and, if asked for, the softmax with dropped weights negative. Draws a seed where there is dropout."""
+    if backward_plan is not None:
+        backward_plan = plans.check_plan("backward_plan", "attention_backward", backward_plan)
     rng_state = None
     if options.dropout_p > 0:
         rng_state = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     packed = places.cu_seqlens_q is not None
-    cut = cut_of(q, k.shape[-2], k.shape[-3], v.shape[-1], options, splits, packed)
+    sizes = (q, k.shape[-2], k.shape[-3], v.shape[-1], options)
+    cut = cut_of(*sizes, splits, packed)
     ops = ops_for(q)
     if ops is OPS and gradient_needed(q, k, v, sink):
-        return AttentionFunction.apply(q, k, v, sink, slopes, rng_state, places, options, probs, cut)
+        if backward_plan is None:
+            backward_plan = plans.AS_PLANNED if packed else tabled_plan("attention_backward", *sizes)
+        cuts = (cut, BackwardCut(**backward_plan))
+        return AttentionFunction.apply(q, k, v, sink, slopes, rng_state, places, options, probs, cuts)
     return tuple(_forward(ops, q, k, v, sink, slopes, rng_state, places, options, probs, cut))

@@ -10,7 +10,18 @@ from typing import Any
 import torch
 
 from ..describe import native
-from ..plan_text import MLA_DIMS, AttentionCall, Gpu, Plan, attention_cpu, attention_gpu, mla_gpu, plan_lines
+from ..plan_text import (
+    MLA_DIMS,
+    AttentionCall,
+    Gpu,
+    Plan,
+    attention_backward_cpu,
+    attention_backward_gpu,
+    attention_cpu,
+    attention_gpu,
+    mla_gpu,
+    plan_lines,
+)
 from .common import add_command, at_least, refuse_given
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -49,7 +60,9 @@ def add(commands: Any) -> None:
         "--heads-k", metavar="N", type=at_least(1), help="of keys (default: as of queries; of mla 1)"
     )
     attention.add_argument("--queries", metavar="N", type=at_least(1), help="(default: as many as keys; of mla 1)")
-    attention.add_argument("--block-size", metavar="N", type=at_least(0), help="keys of a tile (default: 0, as fits)")
+    attention.add_argument(
+        "--block-size", metavar="N", type=at_least(0), help="keys of a tile, forward (default: 0, as fits)"
+    )
     attention.add_argument("--splits", metavar="N", type=at_least(0), help="parts of the keys (default: 0, as fits)")
     gpu = command.add_argument_group("on a GPU")
     gpu.add_argument("--dtype", choices=ELEMENT_BYTES, help="(default: bfloat16)")
@@ -108,7 +121,7 @@ def _mlstm(built: Any, given: argparse.Namespace, asked: dict[str, Any], gpu: Gp
 
 
 def _attention(built: Any, given: argparse.Namespace, asked: dict[str, Any], gpu: Gpu | None) -> list[Plan]:
-    """Of the forward pass, and where it is known of the backward pass."""
+    """Of the forward pass, and where there is one of the backward pass."""
     heads_k = asked["heads_k"] or given.heads
     if given.heads % heads_k:
         raise ValueError(f"--heads-k: expected a divisor of --heads {given.heads}, got {heads_k}")
@@ -123,6 +136,9 @@ def _attention(built: Any, given: argparse.Namespace, asked: dict[str, Any], gpu
     if gpu is None:
         refuse_given(given, ("dqk", "dhv"), "none on a CPU")
         threads = given.threads or torch.get_num_threads()
-        passes = (False,) if given.op == "mla" else (False, True)
-        return [attention_cpu(built, call, threads, backward) for backward in passes]
-    return [mla_gpu(built, gpu, call) if given.op == "mla" else attention_gpu(built, gpu, call)]
+        forward = attention_cpu(built, call, threads)
+        own = call._replace(block_size=0)  # --block-size is forward's
+        return [forward] if given.op == "mla" else [forward, attention_backward_cpu(built, own, threads)]
+    if given.op == "mla":
+        return [mla_gpu(built, gpu, call)]
+    return [attention_gpu(built, gpu, call), attention_backward_gpu(built, gpu, call)]

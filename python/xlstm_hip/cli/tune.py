@@ -17,6 +17,8 @@ from .common import DTYPES, add_command, at_least, default_device_name
 EXAMPLES = f"""examples:
   xlstm-hip tune --op mlstm_chunkwise --length 4096 --budget 64 --table plans.json
   xlstm-hip tune --op mlstm_step --device cuda --batch 4 --heads 8 --search random --engine ray
+  xlstm-hip tune --op attention_backward --device cuda --dtype bfloat16 --length 2048 --causal
+  xlstm-hip tune --op mla_decode --device cuda --batch 16 --length 8192
   xlstm-hip tune --resume runs/cpu_20260101-120000_mlstm_chunkwise --budget 128
 
 Calls read the shipped table and the one that {ENVIRONMENT} names. Without --table that one is written, and where it is
@@ -27,6 +29,12 @@ SETTINGS: dict[str, Any] = {  # what a run is: all of it is in run_meta.json, an
     "batch": 1, "heads": 8, "length": 2048, "dqk": 256, "dhv": 512, "heads_k": 0, "queries": 0, "causal": False,
     "search": "genetic", "seed": 0,
 }  # fmt: skip
+OF_OP: dict[str, dict[str, int]] = {  # where they are others
+    "mlstm_sequence": {"length": 64},
+    "attention_forward": {"dqk": 128, "dhv": 128},
+    "attention_backward": {"dqk": 128, "dhv": 128},
+    "mla_decode": {"heads": 128, "heads_k": 1, "queries": 1, "dqk": 576, "dhv": 512},
+}
 BUDGET, FINALISTS, TRIAL_SECONDS = 64, 3, 300.0
 DEMO = Path("models/demo")
 
@@ -43,8 +51,12 @@ def add(commands: Any) -> None:
 
     def setting(name: str, text: str, **options: Any) -> None:
         shown = SETTINGS[name]
-        default = "" if shown is None or shown is False or "(default" in text else f" (default: {shown})"
-        problem.add_argument(f"--{name.replace('_', '-')}", help=text + default, **options)
+        others = "".join(f", of {op} {own[name]}" for op, own in OF_OP.items() if name in own)
+        if "(default" in text:
+            text = text[:-1] + others + ")"
+        elif shown is not None and shown is not False:
+            text += f" (default: {shown}{others})"
+        problem.add_argument(f"--{name.replace('_', '-')}", help=text, **options)
 
     setting("op", "", choices=OPS)
     setting("device", "cpu, cuda, cuda:1, ... (default: the GPU if the package has kernels for it)")
@@ -99,8 +111,11 @@ def run(given: argparse.Namespace) -> int:
         raise ValueError(
             f"--resume: expected this machine to be {settings['arch']}, as the run's was; it is {problem.arch}"
         )
+    space = space_of(problem, threads)
+    if not space.values:
+        raise ValueError(f"--op: expected one with choices on {problem.on.type}, got {problem.op}")
     judge = _judge(given.model, problem)
-    search = make_search(settings["search"], space_of(problem, threads), settings["seed"])
+    search = make_search(settings["search"], space, settings["seed"])
     named = os.environ.get(ENVIRONMENT)
     table = given.table or (Path(named) if named else None)
     if table is not None:
@@ -161,7 +176,7 @@ def _settings(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
         if given.tag is not None:
             raise ValueError("--tag: expected none with --resume")
         return found, settings
-    settings = SETTINGS | asked
+    settings = SETTINGS | OF_OP.get(asked.get("op", SETTINGS["op"]), {}) | asked
     settings["device"] = settings["device"] or default_device_name()
     settings["threads"] = settings["threads"] or torch.get_num_threads()
     if settings["op"] == "mlstm_step":
@@ -195,7 +210,7 @@ def _judge(folder: Path | None, problem: Any) -> Any:
 
     if problem.op not in JUDGED_OPS:
         if folder is not None:
-            raise ValueError(f"--model: expected none for {problem.op}, which no model's outputs go through")
+            raise ValueError(f"--model: expected none for {problem.op}, whose results are judged and no texts")
         return judge_results
     folder = folder or DEMO
     if not folder.is_dir():

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..attention import flash_attn_func
+from ..attention import flash_attn_func, flash_mla_with_kvcache
+from ..attention.ops import BackwardCut, Options
+from ..attention_places import Pages, Places
 from ..checks import GPU_DTYPES, by_name, one_of, positive_int
 from ..interface import mlstm_interface, mlstm_step_interface
 from ..ops import OPS as KERNELS
@@ -21,6 +24,7 @@ from ..reference.attention import attention
 OPS = tuple(CLASSES)
 DTYPES = by_name(GPU_DTYPES)
 EPS, CHUNK = 1e-6, 64
+ATTENTION = ("attention_forward", "attention_backward", "mla_decode")
 ONLY_ATTENTION = ("heads_k", "queries", "causal")
 
 Results = tuple[Tensor, ...]
@@ -56,15 +60,20 @@ class Problem:
             kind = torch.device(self.device).type
         except RuntimeError:
             raise ValueError(f"device: expected cpu, cuda or cuda:N, got {self.device!r}") from None
-        one_of("device", kind, devices_with_kernels(self.op))
+        one_of("device", kind, devices_with_kernels("attention_forward" if self.op == "mla_decode" else self.op))
         if kind == "cuda" and DTYPES[self.dtype] not in GPU_DTYPES:
             raise ValueError(f"dtype: expected one of the GPU's, got {self.dtype!r}")
         for name in ONLY_ATTENTION:
             value = getattr(self, name)
-            if value and self.op != "attention_forward":
+            if value and self.op not in ATTENTION:
                 raise ValueError(f"{name}: expected none for {self.op}, got {value}")
             if isinstance(value, int) and value < 0:
                 raise ValueError(f"{name}: expected >= 0, got {value}")
+        if self.op == "mla_decode" and self.dhv > self.dqk:
+            raise ValueError(
+                f"dhv: expected at most dqk = {self.dqk} for mla_decode, whose values are the first features of its "
+                f"keys, got {self.dhv}"
+            )
         if self.heads_k and self.heads % self.heads_k:
             raise ValueError(f"heads_k: expected a divisor of the {self.heads} heads, got {self.heads_k}")
 
@@ -94,9 +103,12 @@ class Problem:
             return torch.randn(shape, generator=made).to(to).to(self.device)
 
         b, nh, s, dqk, dhv = self.batch, self.heads, self.length, self.dqk, self.dhv
-        if self.op == "attention_forward":
-            kv = (b, s, self.heads_k or nh)
-            return {"q": normal(b, self.queries or s, nh, dqk), "k": normal(*kv, dqk), "v": normal(*kv, dhv)}
+        if self.op in ATTENTION:
+            rows, kv = (b, self.queries or s, nh), (b, s, self.heads_k or nh)
+            if self.op == "mla_decode":
+                return {"q": normal(*rows, dqk), "k_cache": normal(*kv, dqk)}
+            out = {"q": normal(*rows, dqk), "k": normal(*kv, dqk), "v": normal(*kv, dhv)}
+            return out | ({"dout": normal(*rows, dhv)} if self.op == "attention_backward" else {})
         tokens = (b, nh) if self.op == "mlstm_step" else (b, nh, s)
         gates = (b, nh, 1) if self.op == "mlstm_step" else tokens
         out = {"q": normal(*tokens, dqk), "k": normal(*tokens, dqk), "v": normal(*tokens, dhv)}
@@ -114,14 +126,22 @@ def call_of(problem: Problem, x: Inputs, plan: Plan) -> Callable[[], Results]:
     """One call of the op that is cut up as `plan` says, and by nothing else: what it leaves out is csrc/'s."""
     if problem.op == "attention_forward":
         return lambda: _attended(x, problem.causal, plan)
+    if problem.op == "attention_backward":
+        return _attention_backward_call(x, problem.causal, plan)
+    if problem.op == "mla_decode":
+        q, cache = x["q"], x["k_cache"]
+        used = torch.full(q.shape[:1], problem.length, dtype=torch.int32, device=q.device)
+        return lambda: flash_mla_with_kvcache(q, cache, None, used, problem.dhv, causal=problem.causal, plan=plan)[:1]
     own = {name: value for name, value in plan.items() if name != "kernel"}
     if problem.op == "mlstm_backward":
         return _backward_call(x, own)
     kernel = plan.get("kernel")
-    ours = kernel in (None, FUSED[problem.op])
+    ours = kernel in (None, FUSED.get(problem.op))
     more: dict[str, Any] = {"plan": own} if ours else {}
     if problem.op == "mlstm_step":
         return lambda: _flat(mlstm_step_interface(**x, eps=EPS, kernel=kernel, **more))
+    if problem.op == "mlstm_sequence":
+        return lambda: _flat(mlstm_interface(**x, return_last_states=True, eps=EPS, kernel="fused", plan=own))
     size = CHUNK if ours else own.get("chunk_size") or CHUNK
     return lambda: _flat(mlstm_interface(**x, return_last_states=True, eps=EPS, chunk_size=size, kernel=kernel, **more))
 
@@ -129,6 +149,15 @@ def call_of(problem: Problem, x: Inputs, plan: Plan) -> Callable[[], Results]:
 def _attended(x: Inputs, causal: bool, plan: Plan) -> Results:
     with trying("attention_forward", plan):
         return (flash_attn_func(**x, causal=causal),)
+
+
+def _attention_backward_call(x: Inputs, causal: bool, plan: Plan) -> Callable[[], Results]:
+    q, k, v = (x[name] for name in "qkv")
+    options = Options(q.shape[1], k.shape[1], q.shape[-1] ** -0.5, -1, 0 if causal else -1, 0.0, 0.0, 0)
+    no_rules = (None, None, None)  # slopes, sink, dropout
+    out, lse = KERNELS.attention_forward(q, k, v, *Places(), *Pages(), *no_rules, *options, 0, True)
+    given = (q, k, v, out, lse, x["dout"], None, *Places(), *no_rules, *options[:-1], *BackwardCut(**plan))
+    return lambda: tuple(KERNELS.attention_backward(*given)[:3])
 
 
 def _flat(made: Any) -> Results:
@@ -152,19 +181,28 @@ def plain(problem: Problem, x: Inputs, dtype: torch.dtype) -> Results:
     """The same results by plain torch in a dtype; in float64 they are the truth."""
     wide = torch.promote_types(dtype, torch.float32)
     x = {name: y.to(wide if name in ("c", "n", "m") else dtype) for name, y in x.items()}
-    if problem.op == "attention_forward":
+    if problem.op == "mla_decode":
+        k = x.pop("k_cache")
+        x |= {"k": k, "v": k[..., : problem.dhv]}
+    if problem.op in ("attention_forward", "mla_decode"):
         out, *_ = attention(**x, causal=problem.causal)
         return (out,)
+    if problem.op == "attention_backward":
+        return _gradients(lambda **leaves: attention(**leaves, causal=problem.causal)[0], x, "dout")
     if problem.op == "mlstm_step":
         return _flat(mlstm_step_interface(**x, eps=EPS, kernel="native"))
+    if problem.op == "mlstm_sequence":
+        return _flat(mlstm_interface(**x, return_last_states=True, eps=EPS, kernel="native_sequence__native"))
     kernel = "chunkwise--native_autograd"
     if problem.op == "mlstm_chunkwise":
         return _flat(mlstm_interface(**x, return_last_states=True, eps=EPS, chunk_size=CHUNK, kernel=kernel))
-    dh = x.pop("dh")
-    leaves = {name: y.detach().requires_grad_() for name, y in x.items()}
-    h = mlstm_interface(**leaves, eps=EPS, chunk_size=CHUNK, kernel=kernel)
-    assert isinstance(h, Tensor)
-    return torch.autograd.grad(h, list(leaves.values()), dh)
+    return _gradients(partial(mlstm_interface, eps=EPS, chunk_size=CHUNK, kernel=kernel), x, "dh")
+
+
+def _gradients(function: Callable[..., Any], x: Inputs, sent: str) -> Results:
+    """Of all inputs but `sent`, the gradient that the result gets."""
+    leaves = {name: y.detach().requires_grad_() for name, y in x.items() if name != sent}
+    return torch.autograd.grad(function(**leaves), list(leaves.values()), x[sent])
 
 
 def error(made: Tensor, truth: Tensor) -> float:

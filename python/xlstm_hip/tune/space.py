@@ -12,7 +12,10 @@ from .problem import Problem
 
 SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-LEAST_SEGMENT, LEAST_SPLIT = 16, 32  # tokens, keys
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+LEAST_SEGMENT, LEAST_SPLIT, LEAST_PART = 16, 32, 16  # tokens, keys, rows of a key head
+OWNED = 128  # keys of a block, of most kernels of attention's backward pass on a GPU
+TASKS = 8  # of a compute unit or thread, beyond which more parts of the rows are not tried: each has sums in memory
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,21 @@ def space_of(problem: Problem, threads: int) -> Space:
         "step_columns": (0, 8, 16, 32) if gpu else (0,),
         "block_size": (0,) if gpu else (0, 32, 64, 128, 256),
         "splits": (0, *(n for n in SPLITS if n * LEAST_SPLIT <= length and (gpu or n <= 4 * threads))),
+        "row_panels": (0,) if gpu else (0, 1, 2, 3, 6, 8),
+        "parts": (0, *_parts_of_rows(problem, threads)),
+        "common_schedule": (0, 1) if problem.arch.startswith("sm_90a") else (0,),
     }
     values = {name: possible[name] for name in CHOICES[problem.op] if len(possible[name]) > 1}
     return Space(values, problem.shipped())
+
+
+def _parts_of_rows(problem: Problem, threads: int) -> tuple[int, ...]:
+    heads_k = problem.heads_k or problem.heads
+    rows = (problem.queries or problem.length) * problem.heads // heads_k
+    tasks, at_once = problem.batch * heads_k, threads
+    if problem.on.type == "cuda":
+        tasks, at_once = tasks * -(-problem.length // OWNED), int(problem.arch.rpartition("/")[2])
+    return tuple(n for n in PARTS if n == 1 or (n * LEAST_PART <= rows and n * tasks <= TASKS * at_once))
 
 
 def _other_kernels(problem: Problem) -> tuple[str, ...]:

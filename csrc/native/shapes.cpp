@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// How GPU kernels lie on each family: what tests hold code objects and plans to.
+#include "native/shapes.h"
+
+#include <pybind11/stl.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "attention/backward_shape.h"
+#include "attention/mla_plan.h"
+#include "decode/matrix_shape.h"
+#include "mlstm/plan_gpu.h"
+
+namespace py = pybind11;
+using namespace xlstm;
+
+namespace {
+
+gpu::Family family_of(const std::string& name) {
+  if (name == "cdna") return gpu::Family::cdna;
+  if (name == "rdna") return gpu::Family::rdna;
+  if (name == "nvidia") return gpu::Family::nvidia;
+  throw std::invalid_argument("family: expected cdna, rdna or nvidia, got " + name);
+}
+
+// How kernels of attention lie on a family: attend<element, dqk, dv, ...> (write_weights<element, dqk, dv> too),
+// decode<element, dqk, dv, ...>, mla<element, rows, features, ahead>, attention_gradients<element, dqk, dv, ...,
+// of_keys>. None where the family has no such kernel. keys, tile: of a tile that a block walks along. blocks: that
+// plans and bounds on registers count on for a multiprocessor.
+py::dict attend_shape(const std::string& family, int element_bytes, int dqk, int dv) {
+  const gpu::ForwardShape s = gpu::forward_shape(family_of(family), element_bytes, {dqk, dv});
+  py::dict d;
+  d["rows"] = s.rows;
+  d["keys"] = s.keys;
+  d["blocks"] = s.blocks;
+  d["lds_bytes"] = s.lds_bytes;
+  return d;
+}
+py::object decode_shape(const std::string& family, int element_bytes, int dqk, int dv) {
+  const gpu::Family f = family_of(family);
+  if (!gpu::has_decode(f, element_bytes, {dqk, dv})) return py::none();
+  const gpu::DecodeShape s = gpu::decode_shape(f, element_bytes, {dqk, dv});
+  py::dict d;
+  d["rows"] = gpu::kDecodeRows;
+  d["keys"] = gpu::strip_step(f, element_bytes);
+  d["blocks"] = s.blocks;
+  d["lds_bytes"] = s.lds_bytes;
+  return d;
+}
+py::object mla_shape(const std::string& family, int rows, int features, bool ahead) {
+  const gpu::Family f = family_of(family);
+  if (!gpu::has_mla(f, rows, ahead)) return py::none();
+  const gpu::MlaShape s = gpu::mla_shape(f, rows, features, ahead);
+  py::dict d;
+  d["rows"] = rows;
+  d["keys"] = s.keys;
+  d["values"] = gpu::kMlaValues;
+  d["blocks"] = 1;
+  d["lds_bytes"] = s.lds_bytes;
+  return d;
+}
+py::dict attention_gradients_shape(const std::string& family, int element_bytes, int dqk, int dv, bool of_keys) {
+  const auto shape = of_keys ? gpu::key_gradients_shape : gpu::query_gradients_shape;
+  const gpu::BackwardShape s = shape(family_of(family), element_bytes, dqk, dv);
+  py::dict d;
+  d["owned"] = s.owned;
+  d["waves_across"] = s.waves_across;
+  d["tile"] = s.tile;
+  d["blocks"] = s.blocks;
+  d["lds_bytes"] = s.lds_bytes;
+  return d;
+}
+
+// Of matrix_products<weights, batch, rows> for rows of so many columns; None where the family has no such kernel.
+py::object matrix_lds_bytes(const std::string& family, int bits, bool converted, int batch, int rows, int columns) {
+  const gpu::Family f = family_of(family);
+  if (!gpu::has_matrix_kernel(f, batch, converted) || !gpu::has_matrix_rows(f, batch, rows, bits < 16))
+    return py::none();
+  return py::int_(gpu::matrix_lds_bytes(f, bits, batch, rows, columns, gpu::kLeastLds[int(f)]));
+}
+
+// Of walk<element, rows, chunk>; None where the family has no such kernel.
+py::object walk_shape(const std::string& family, int element_bytes, int rows, int chunk) {
+  const gpu::Family f = family_of(family);
+  if (!gpu::has_walk(f, element_bytes, rows, chunk)) return py::none();
+  const gpu::WalkShape s = gpu::walk_shape(f, element_bytes, rows, chunk);
+  py::dict d;
+  d["threads"] = s.threads;
+  d["y_tile"] = s.y_tile;
+  d["blocks"] = s.blocks;
+  d["lds_bytes"] = s.lds_bytes;
+  return d;
+}
+
+int scores_lds_bytes(const std::string& family, int element_bytes, int chunk, bool backward) {
+  return gpu::scores_lds_bytes(family_of(family), element_bytes, chunk, backward);
+}
+
+}  // namespace
+
+void add_shapes(py::module_& m) {
+  m.def("walk_shape", walk_shape, py::arg("family"), py::arg("element_bytes"), py::arg("rows"), py::arg("chunk"),
+        "A block of the walk kernel: threads, columns of the state, blocks of a multiprocessor, LDS; None where the "
+        "family (cdna, rdna, nvidia) has no such kernel.");
+  m.def("attend_shape", attend_shape, py::arg("family"), py::arg("element_bytes"), py::arg("dqk"), py::arg("dv"),
+        "A block of attention's forward kernel: rows, keys of a tile, blocks of a multiprocessor, LDS.");
+  m.def("decode_shape", decode_shape, py::arg("family"), py::arg("element_bytes"), py::arg("dqk"), py::arg("dv"),
+        "The same of the decode kernel; None where the family has no such kernel.");
+  m.def("mla_shape", mla_shape, py::arg("family"), py::arg("rows"), py::arg("features"), py::arg("ahead"),
+        "The same of the MLA kernel; None where the family has no such kernel.");
+  m.def("matrix_lds_bytes", matrix_lds_bytes, py::arg("family"), py::arg("bits"), py::arg("converted"),
+        py::arg("batch"), py::arg("rows"), py::arg("columns"),
+        "LDS that a launch of a step's product asks for; None where the family has no such kernel.");
+  m.def("attention_gradients_shape", attention_gradients_shape, py::arg("family"), py::arg("element_bytes"),
+        py::arg("dqk"), py::arg("dv"), py::arg("of_keys"),
+        "A block of attention's backward kernel, for dk and dv or for dq: tokens owned, waves across the features of "
+        "its sums, tokens of a tile, blocks of a multiprocessor, LDS.");
+  m.def("scores_lds_bytes", scores_lds_bytes, py::arg("family"), py::arg("element_bytes"), py::arg("chunk"),
+        py::arg("backward"), "LDS of a block of the score kernel.");
+}
