@@ -48,6 +48,9 @@ LONGEST_LOOP = 4096  # it keeps the state of every token
 
 METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"norm": relative_error, "max": max_error}
 FLOOR = 2  # units of eps(dtype): one rounding of the result, and one of what it was computed from
+# What rounding both operands of a product adds to it, root of the mean square, in eps of itself: one is off by eps /
+# sqrt(12) of the power of two below it, which is eps / sqrt(24) of itself; and there are two.
+OPERANDS = 12**-0.5
 Quantities = dict[str, Tensor]  # h c n m dq dk dv di df dc_initial dn_initial dm_initial
 Errors = dict[str, float]  # by quantity and metric: "dq norm"
 
@@ -270,6 +273,8 @@ def _floors(
       float32 at least.
     - df, di and dm_initial are sums that all but vanish where a token forgets wholly: the roundings of their terms do
       not. The terms are float32 at least too; only plain torch rounds them to q's dtype.
+    - In the half dtypes the terms of di and dm_initial are products whose operands were rounded to q's dtype, each by
+      itself. What that adds up to is the root of the sum of their squares; twice as much is allowed, as of all errors.
     """
     eps, wide_eps = torch.finfo(dtype).eps, torch.finfo(torch.promote_types(dtype, torch.float32)).eps
     eps_of_terms = eps if all_plain else wide_eps
@@ -281,6 +286,12 @@ def _floors(
             ratio = float(size(terms) / size(true[name].abs()).clamp(min=TINY))
             key = f"{name} {metric}"
             floors[key] = max(floors[key], FLOOR * eps_of_terms * ratio)
+    if dtype in HALF:
+        for name, spread in _spread_of_terms(case, gate, inputs, true).items():
+            for metric, size in (("norm", torch.linalg.vector_norm), ("max", torch.amax)):
+                ratio = float(size(spread) / size(true[name].abs()).clamp(min=TINY))
+                key = f"{name} {metric}"
+                floors[key] = max(floors[key], 2 * OPERANDS * eps * ratio)
     return floors
 
 
@@ -289,6 +300,18 @@ def _largest_exponent(case: Case, inputs: Mapping[str, Tensor]) -> float:
     chunks = ((t, min(t + case.chunk, end)) for begin, end in _parts(case) for t in range(begin, end, case.chunk))
     forgotten = max(float(log_forget[..., begin:end].sum(-1).max()) for begin, end in chunks)
     return forgotten + float(inputs["i"].abs().max())
+
+
+def _spread_of_terms(case: Case, gate: str, inputs: Mapping[str, Tensor], true: Quantities) -> Quantities:
+    """The roots of the sums of the squares of the terms of di and dm_initial that are products (see _summed_terms)."""
+    x = {name: value.double() for name, value in inputs.items()}
+    of_k = torch.linalg.vector_norm(x["k"] * true["dk"], dim=-1)
+    spread = {"di": of_k * torch.sigmoid(-x["i"]) if gate == "sigmoid" else of_k}
+    if case.states:
+        of_c = torch.linalg.vector_norm(x["c_initial"] * true["dc_initial"], dim=(-1, -2))
+        of_n = torch.linalg.vector_norm(x["n_initial"] * true["dn_initial"], dim=-1)
+        spread["dm_initial"] = torch.hypot(of_c, of_n)[..., None]
+    return spread
 
 
 def _summed_terms(
