@@ -89,7 +89,7 @@ def check(
     limit, texts, rows = MODEL_EXACT[dtype], {}, {}
     for bits, names in itertools.groupby(sorted(found, key=bits_of), bits_of):
         model = plain(bits)
-        true = after(model, x)
+        true = after(model, {"tokens": x})
         for name in names:
             read_it = found[name](x)
             texts[name] = read_it.write(PROMPT)

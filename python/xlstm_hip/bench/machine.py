@@ -6,6 +6,7 @@ On the CPU, to try a benchmark out, the clock is the host's, and graphs and memo
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 from collections.abc import Sequence
@@ -71,6 +72,12 @@ class Machine:
         self.synchronize()
         return sum(begin.elapsed_time(end) for begin, end in events) * 1e-3
 
+    def clean(self) -> None:
+        """Gives back what a measurement left."""
+        gc.collect()
+        if self.gpu:
+            torch.cuda.empty_cache()
+
     def host_ms(self, call: Call, times: int = 10) -> float:
         """What the host needs to put one call on the stream."""
         call()
@@ -128,20 +135,30 @@ def _best(machine: Machine, call: Call, quick: bool) -> float:
     return min(machine.seconds(call, times) / times for _ in range(5))
 
 
+def copying(machine: Machine, moved: int) -> Call:
+    """torch's own copy, that reads and writes so many bytes in all."""
+    source = torch.ones(moved // 2, dtype=torch.uint8, device=machine.device)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def multiplying(machine: Machine, dtype: str, side: int) -> Call:
+    """A square matrix product, of 2 * side**3 operations."""
+    a, b = (torch.randn(side, side, device=machine.device).to(DTYPES[dtype]) for _ in range(2))
+    product = torch.empty_like(a)
+    return lambda: torch.matmul(a, b, out=product)
+
+
 def copy_rate(machine: Machine, quick: bool) -> float:
     """Bytes read and written a second by a copy that no cache holds."""
-    size = 1 << (20 if quick else 30 if machine.gpu else 28)
-    source = torch.zeros(size, dtype=torch.uint8, device=machine.device)
-    target = torch.empty_like(source)
-    return 2 * size / _best(machine, lambda: target.copy_(source), quick)
+    moved = 2 << (20 if quick else 30 if machine.gpu else 28)
+    return moved / _best(machine, copying(machine, moved), quick)
 
 
 def matmul_rate(machine: Machine, dtype: str, quick: bool) -> float:
     """Operations a second of a large matrix product."""
     side = 256 if quick else 8192 if machine.gpu else 2048
-    a, b = (torch.randn(side, side, device=machine.device).to(DTYPES[dtype]) for _ in range(2))
-    product = torch.empty_like(a)
-    return 2 * side**3 / _best(machine, lambda: torch.matmul(a, b, out=product), quick)
+    return 2 * side**3 / _best(machine, multiplying(machine, dtype, side), quick)
 
 
 def ceilings(machine: Machine, quick: bool) -> dict[str, float]:

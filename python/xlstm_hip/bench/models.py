@@ -4,6 +4,8 @@
 Ours (as they are, and with weights of 8 and 4 bits), ours with the plain-torch kernels, transformers' own xLSTM and the
 official xlstm_large, all with the same weights. Their logits are held to the plain kernels' in the same dtype, and so
 is each token that they write; those of rounded weights to the plain kernels with the weights that they stand for.
+Before writing a text is read once, by ours: all go on from its state with its last token, and are held to the plain
+kernels from there. How well it is read is asked of the time to the first token.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from .readers import (
     OFFICIAL_CPU_KERNELS,
     Captured,
     Reader,
+    copy_of,
     of_official,
     of_ours,
     of_transformers,
@@ -54,6 +57,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "7b": {"embedding_dim": 4096, "num_heads": 8, "num_blocks": 32, "vocab_size": 50304, "ffn_proj_factor": 2.667},
 }
 WRITTEN = 16
+READY_TOKENS = 128  # are read before anything is timed
+BITS = {"ours int8": 8, "ours int4": 4}
 
 
 @dataclass(frozen=True)
@@ -158,8 +163,7 @@ def plain_model(weights: Weights, bits: int = 0) -> xLSTMLarge:
 
 MAKERS: dict[str, Callable[[Weights], Reader]] = {
     "ours": lambda w: of_ours(w.loaded(weight_mode="fused")),
-    "ours int8": lambda w: of_ours(rounded(w, 8)),
-    "ours int4": lambda w: of_ours(rounded(w, 4)),
+    **{name: lambda w, bits=bits: of_ours(rounded(w, bits)) for name, bits in BITS.items()},  # type: ignore[misc]
     "transformers": lambda w: of_transformers(transformers_model(w.folder, w.dtype, w.device)),
     "xlstm_large": lambda w: of_official(official_model(w.loaded(), w.dtype, w.device)),
     "xlstm_large graph": lambda w: Captured(official_model(w.loaded(weight_mode="fused"), w.dtype, w.device)),
@@ -179,13 +183,24 @@ def forget() -> None:
 # ---- what is written, held to the plain model
 
 
-def after(plain: xLSTMLarge, x: Tensor) -> Tensors:
-    """What the plain model has after a text: the logits of the next token, and its state by part and block."""
-    stream = Stream(plain, x.shape[0])
+def after(model: xLSTMLarge, inputs: Tensors) -> Tensors:
+    """What a model has after these tokens: the logits of the next one, and its state by part and block."""
+    x, state = inputs["tokens"], state_in(inputs)
+    stream = Stream(model, x.shape[0], None if state is None else copy_of(state))
     logits = stream.feed(x)
     assert stream.state is not None
-    states = stream.state.items()
-    return {"logits": logits} | {f"{part} {n}": s for n, own in states for part, s in zip("cnm", own, strict=True)}
+    return {"logits": logits} | parts_of(stream.state)
+
+
+def parts_of(state: State) -> Tensors:
+    """By part and block."""
+    return {f"{part} {n}": x for n, own in state.items() for part, x in zip("cnm", own, strict=True)}
+
+
+def state_in(named: Tensors) -> State | None:
+    """What parts_of took apart; None where there is none."""
+    blocks = sorted(int(name[2:]) for name in named if name.startswith("c "))
+    return cast(State, {n: tuple(named[f"{part} {n}"] for part in "cnm") for n in blocks}) or None
 
 
 def errors_of(plain: xLSTMLarge, true: Tensors, logits: Tensor, text: Tensor | None) -> dict[str, float]:
@@ -203,8 +218,9 @@ def below_best(plain: xLSTMLarge, true: Tensors, written: Tensor) -> float:
     """
     if not bool(((written >= 0) & (written < plain.config.vocab_size)).all()):
         return math.inf  # -1 is what logits of NaN give
-    state = {n: tuple(true[f"{part} {n}"].clone() for part in "cnm") for n in range(plain.config.num_blocks)}
-    stream = Stream(plain, written.shape[0], cast(State, state))
+    state = state_in(true)
+    assert state is not None
+    stream = Stream(plain, written.shape[0], copy_of(state))
     logits, worst = true["logits"], 0.0
     for tokens in written.split(1, dim=1):
         own = logits.double()
@@ -218,10 +234,27 @@ def below_best(plain: xLSTMLarge, true: Tensors, written: Tensor) -> float:
 # ---- for the registry
 
 
-def make_inputs(cell: Cell, device: torch.device) -> Tensors:
+def text_of(cell: Cell, device: torch.device) -> Tensor:
     rng = torch.Generator().manual_seed(0)
-    tokens = torch.randint(3, SIZES[cell.size]["vocab_size"], (cell.batch, cell.read), generator=rng)
-    return {"tokens": tokens.to(device)}
+    return torch.randint(3, SIZES[cell.size]["vocab_size"], (cell.batch, cell.read), generator=rng).to(device)
+
+
+def make_inputs(cell: Cell, device: torch.device) -> Tensors:
+    """A prompt; before writing the state after all of it but the last token, and that."""
+    text = text_of(cell, device)
+    if cell.work != "write":
+        return {"tokens": text}
+    state = _models(cell.size, cell.dtype, device).reader("ours")(text[:, :-1]).state
+    assert state is not None
+    return {"tokens": text[:, -1:]} | parts_of(state)
+
+
+def ready(name: str, cell: Cell, device: torch.device) -> None:
+    """Makes a model and what it is held to, and lets it read and write a little: that compiles what it compiles."""
+    own = _models(cell.size, cell.dtype, device)
+    own.plain(BITS.get(name, 0))
+    with torch.no_grad():
+        own.reader(name)(text_of(cell, device)[:, :READY_TOKENS]).write(1)
 
 
 def _prepared(name: str) -> Prepare:
@@ -237,7 +270,7 @@ def _prepared(name: str) -> Prepare:
 
             return first
         with torch.no_grad():
-            written = read(x)
+            written = read(x, state_in(inputs))
 
         def write() -> Tensors:
             with torch.no_grad():
@@ -248,28 +281,31 @@ def _prepared(name: str) -> Prepare:
     return prepare
 
 
+GIVEN = "given "  # what a truth calls the inputs that it is of
+
+
 def truth(cell: Cell, inputs: Tensors) -> Tensors:
-    x = inputs["tokens"]
-    return after(_models(cell.size, cell.dtype, x.device).plain(), x) | {"prompt": x}
+    plain = _models(cell.size, cell.dtype, inputs["tokens"].device).plain()
+    return after(plain, inputs) | {f"{GIVEN}{name}": x for name, x in inputs.items()}
 
 
 def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
-    plain = _models(cell.size, cell.dtype, true["prompt"].device).plain()
+    plain = _models(cell.size, cell.dtype, results["logits"].device).plain()
     return errors_of(plain, true, results["logits"], results.get("text"))
 
 
 def _rounded_errors(bits: int) -> Errors:
     def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
-        plain = _models(cell.size, cell.dtype, true["prompt"].device).plain(bits)
-        return errors_of(plain, after(plain, true["prompt"]), results["logits"], results.get("text"))
+        plain = _models(cell.size, cell.dtype, results["logits"].device).plain(bits)
+        given = {name.removeprefix(GIVEN): x for name, x in true.items() if name.startswith(GIVEN)}
+        return errors_of(plain, after(plain, given), results["logits"], results.get("text"))
 
     return errors
 
 
 IMPLEMENTATIONS = (
     Implementation("ours", OURS, _prepared("ours")),
-    Implementation("ours int8", OURS, _prepared("ours int8"), errors=_rounded_errors(8)),
-    Implementation("ours int4", OURS, _prepared("ours int4"), errors=_rounded_errors(4)),
+    *(Implementation(name, OURS, _prepared(name), errors=_rounded_errors(bits)) for name, bits in BITS.items()),
     Implementation("plain torch", PLAIN, _prepared("plain torch")),
     Implementation("transformers", HUGGING_FACE, _prepared("transformers")),
     Implementation("xlstm_large", LARGE, _prepared("xlstm_large")),

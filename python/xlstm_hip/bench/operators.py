@@ -50,7 +50,7 @@ def _layers(name: str, text: str, work: str) -> Operator:
 def _model(name: str, text: str, work: str) -> Operator:
     return Operator(
         name, text, partial(models.points, work=work), models.make_inputs, models.truth, models.errors,
-        models.IMPLEMENTATIONS, MODEL_EXACT, cold=False,
+        models.IMPLEMENTATIONS, MODEL_EXACT, cold=False, ready=models.ready,
     )  # fmt: skip
 
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from ..generation import State
 from ..models import Stream, xLSTMLarge
 from ..select import NATIVE
 
@@ -20,24 +21,32 @@ OFFICIAL_CPU_KERNELS = dict(zip(("chunkwise_kernel", "sequence_kernel", "step_ke
 
 class Written:
     """A model that has read a text: `logits` of the next token, and write(n), which takes n steps from token to token
-    and gives the tokens (B, n + 1): the one that it began with, and those that the steps chose."""
+    and gives the tokens (B, n + 1): the one that it began with, and those that the steps chose. state: of ours, after
+    what it has read, until it writes."""
 
-    def __init__(self, logits: Tensor, write: Callable[[int], Tensor]) -> None:
-        self.logits, self.write = logits, write
+    def __init__(self, logits: Tensor, write: Callable[[int], Tensor], state: State | None = None) -> None:
+        self.logits, self.write, self.state = logits, write, state
 
 
-Reader = Callable[[Tensor], Written]  # (B, S) -> having read it
+class Reader(Protocol):
+    """(B, S) -> having read it, after what the state is of, which stays as it was; None: from the beginning."""
+
+    def __call__(self, x: Tensor, state: State | None = None) -> Written: ...
+
+
+def copy_of(state: State) -> State:
+    return {block: (c.clone(), n.clone(), m.clone()) for block, (c, n, m) in state.items()}
 
 
 def of_ours(model: xLSTMLarge) -> Reader:
-    def read(x: Tensor) -> Written:
-        stream = Stream(model, x.shape[0])
+    def read(x: Tensor, state: State | None = None) -> Written:
+        stream = Stream(model, x.shape[0], None if state is None else copy_of(state))
         logits = stream.feed(x)
 
         def write(n: int) -> Tensor:
             return torch.stack(list(stream.tokens(n + 1)), 1)  # the first is chosen without a step
 
-        return Written(logits, write)
+        return Written(logits, write, stream.state)
 
     return read
 
@@ -64,13 +73,24 @@ def transformers_model(folder: Path, dtype: torch.dtype, device: torch.device) -
 
 
 def of_transformers(model: Any) -> Reader:
-    def read(x: Tensor) -> Written:
-        out = model(x, use_cache=True, logits_to_keep=1)
-        state = [out.cache_params]
+    def cache_of(state: State) -> Any:
+        """In its own dtype, which is the model's."""
+        batch = state[0][0].shape[0]
+        kind = importlib.import_module("transformers.models.xlstm.modeling_xlstm").xLSTMCache
+        cache = kind(model.config, batch, dtype=model.dtype, device=model.device)
+        for block, parts in state.items():
+            for own, part in zip(cache.rnn_state[block], parts, strict=True):
+                own.copy_(part)
+        return cache
+
+    def read(x: Tensor, state: State | None = None) -> Written:
+        before = None if state is None else cache_of(state)
+        out = model(x, use_cache=True, logits_to_keep=1, cache_params=before)
+        cache = [out.cache_params]
 
         def step(tokens: Tensor) -> Tensor:
-            made = model(tokens, use_cache=True, cache_params=state[0])
-            state[0] = made.cache_params
+            made = model(tokens, use_cache=True, cache_params=cache[0])
+            cache[0] = made.cache_params
             return made.logits[:, -1]
 
         return Written(out.logits[:, -1], _greedy(out.logits[:, -1], step))
@@ -90,18 +110,15 @@ def official_model(like: xLSTMLarge, dtype: torch.dtype, device: torch.device) -
 
 
 def of_official(model: Any) -> Reader:
-    def read(x: Tensor) -> Written:
-        logits, state = model(x)
+    def read(x: Tensor, state: State | None = None) -> Written:
+        logits, own = model(x, None if state is None else copy_of(state))
 
         def step(tokens: Tensor) -> Tensor:
-            return model(tokens, state)[0][:, -1]  # writes the state in place
+            return model(tokens, own)[0][:, -1]  # writes the state in place
 
         return Written(logits[:, -1], _greedy(logits[:, -1], step))
 
     return read
-
-
-OfficialState = dict[int, tuple[Tensor, ...]]  # by block
 
 
 class Captured:
@@ -110,11 +127,11 @@ class Captured:
     def __init__(self, model: Any) -> None:
         self.model = model
         self._compiled = torch.compile(model.forward, dynamic=False)
-        self._steps: dict[int, tuple[Tensor, OfficialState, Callable[[], None]]] = {}
+        self._steps: dict[int, tuple[Tensor, State, Callable[[], None]]] = {}
 
-    def _step(self, batch: int, like: OfficialState) -> tuple[Tensor, OfficialState, Callable[[], None]]:
+    def _step(self, batch: int, like: State) -> tuple[Tensor, State, Callable[[], None]]:
         """Where the token and the states lie, and what moves them one token on."""
-        own = {n: tuple(torch.zeros_like(x) for x in parts) for n, parts in like.items()}
+        own = copy_of(like)
         token = torch.zeros((batch, 1), dtype=torch.long, device=own[0][0].device)
 
         def move() -> None:
@@ -132,17 +149,17 @@ class Captured:
             move()
         return token, own, graph.replay
 
-    def __call__(self, x: Tensor) -> Written:
-        logits, state = self.model(x)
+    def __call__(self, x: Tensor, state: State | None = None) -> Written:
+        logits, read = self.model(x, None if state is None else copy_of(state))
         first = logits[:, -1].argmax(-1, keepdim=True)
 
         def write(n: int) -> Tensor:
             batch = x.shape[0]
             if batch not in self._steps:
-                self._steps[batch] = self._step(batch, state)
+                self._steps[batch] = self._step(batch, read)
             token, own, replay = self._steps[batch]
             token.copy_(first)
-            for block, parts in state.items():
+            for block, parts in read.items():
                 for place, part in zip(own[block], parts, strict=True):
                     place.copy_(part)
             made = [first]

@@ -121,6 +121,8 @@ class Operator:
     exact: Mapping[str, float]  # by dtype: a result further from the truth is wrong
     trial: Callable[[Any], Any] | None = None  # of a cell: a small one for which the same kernels are compiled
     cold: bool = True  # on a GPU: timed with an empty L2, so without what the host adds
+    # Of an implementation's name, a cell and a device: makes once what it needs at all points, as a model.
+    ready: Callable[[str, Any, torch.device], None] | None = None
 
 
 def relative_error(x: Tensor, truth: Tensor) -> float:

@@ -69,14 +69,13 @@ def _missing(results: Results) -> list[str]:
     """By reason, so that what was never to be had here takes a line each."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for point in results["points"]:
-        if "missing" in point:
-            reasons.setdefault(("all", point["missing"]), []).append(point["operator"])
-        for entry in point.get("entries", ()):
-            for kind in ("missing", "failed"):
-                if kind in entry:
-                    words = entry[kind] if kind == "missing" else f"FAILED: {entry[kind]}"
-                    where = point["operator"] if kind == "missing" else f"{point['operator']} {point['title']}"
-                    reasons.setdefault((f"{entry['provider']}: {entry['name']}", words), []).append(where)
+        for entry in (point, *point.get("entries", ())):
+            who = "all" if entry is point else f"{entry['provider']}: {entry['name']}"
+            if "missing" in entry:
+                reasons.setdefault((who, entry["missing"]), []).append(point["operator"])
+            if "failed" in entry:
+                where = f"{point['operator']} {point['title']}"
+                reasons.setdefault((who, f"FAILED: {entry['failed']}"), []).append(where)
     rows = [
         (who, ", ".join(f"{x} ({n} points)" if n > 1 else x for x, n in Counter(where).items()), why)
         for (who, why), where in reasons.items()

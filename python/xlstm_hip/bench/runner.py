@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import random
-import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,23 +17,23 @@ import torch
 
 from ..progress import Tasks
 from . import metrics, models, result_files, selection
+from .contest import LATE, Advance, Contest, Entry, failure, race, words_of
 from .environment import environment
 from .machine import Machine, copy_rate, matmul_rate
 from .memory import MemoryUnknown, growth_of
 from .operators import OPERATORS
-from .registry import OURS, PROVIDERS, Call, Implementation, Operator, Point, Scale, Tensors
-from .timing import Pace, Samples, interleaved, paired_ratio
-from .trial import before_triton, compiling, not_survived, trials_of, work_of
+from .registry import OURS, PROVIDERS, Call, Implementation, Operator, Point, Scale
+from .timing import QUICK, Pace
+from .trial import before_triton, lost_in_trials
 
-Advance = Callable[[float], None]
-LATE = "left out for time"
 LEAST_ROUNDS, MOST_ROUNDS = 5, 31
+LEAST_ROUNDS_OF_MODELS = 3  # a call of theirs lasts for many an operator's
 LONGEST_SHARE = 4.0  # seconds of rounds for a point, where there is time enough
 ROUNDS_PART = 0.6  # of a point's time; the rest is for inputs, truth, checks
 COLD_SAMPLES = 20  # a flush is not counted, and takes as long as many a call: samples are so many times shorter
 SLOW_SECONDS = 3.0  # the rounds of a contender may take so long, however short time is
+READY_PART = 0.4  # of an operator's time, for peers' models
 GUESS = 3.0  # how far off a guess from another point may be: small ones are mostly overhead
-WORDS = 160  # characters of a reason
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Run:
     machine: Machine
     out: Path
     results: dict[str, Any]
-    lost: Mapping[tuple[str, str], str] = field(default_factory=dict)  # (implementation, trial) to a reason
+    lost: dict[tuple[str, str], str] = field(default_factory=dict)  # (implementation, trial) to a reason
     rates: dict[tuple[str, str], float] = field(default_factory=dict)  # seconds an operation, as last seen
     began: float = field(default_factory=time.monotonic)
 
@@ -78,51 +76,27 @@ class Run:
 
     # ---- one implementation
 
-    def prepared(
-        self,
-        operator: Operator,
-        implementation: Implementation,
-        cell: Any,
-        inputs: Tensors,
-        truth: Tensors,
-        share: float,
-    ) -> tuple[dict[str, Any], Call | None]:
-        """What is known before the rounds, and the call to time; None where there is nothing to time."""
-        entry: dict[str, Any] = {"name": implementation.name, "provider": implementation.provider}
-        missing = implementation.missing(self.machine.device)
-        missing = missing or self.lost.get((implementation.name, work_of(operator, cell)))
-        missing = missing or implementation.beyond(cell) or None
-        needs, free = implementation.needs(cell), self.machine.free_bytes()
-        if missing is None and needs > free:
-            missing = f"needs {needs / 1e9:.0f} GB of the {free / 1e9:.0f} GB that are free"
-        if missing is not None:
-            return entry | {"missing": missing}, None
-        ours = implementation.provider == OURS
-        limit = math.inf if ours else max(4 * share, SLOW_SECONDS) / LEAST_ROUNDS  # seconds of a call
-        kind, amount = (operator.name, implementation.name), cell.flops or cell.bytes
-        if self.rates.get(kind, 0.0) * amount > GUESS * limit:
-            return entry | {"missing": f"{LATE}: too slow"}, None
-        try:
-            with compiling(implementation):
-                call = implementation.prepare(cell, inputs)
-                begin = time.monotonic()
-                results = call()
-                self.machine.synchronize()
-                taken = time.monotonic() - begin
-            if implementation.exact:
-                entry["errors"] = (implementation.errors or operator.errors)(cell, results, truth)
-                most = operator.exact[cell.dtype]
-                entry["inexact"] = [name for name, x in entry["errors"].items() if not x <= most]
-            del results
-            if ours and entry.get("inexact"):
-                return entry | {"failed": f"wrong: {', '.join(entry['inexact'])}; not timed"}, None
-            if taken < limit or implementation.triton:  # whose first call compiles
-                begin = time.monotonic()
+    def prepared(self, contest: Contest, implementation: Implementation, share: float) -> tuple[Entry, Call | None]:
+        """As Contest.enter, but for what would take too long."""
+        ours, cell = implementation.provider == OURS, contest.cell
+        least = least_rounds(contest.operator)
+        limit = math.inf if ours else max(4 * share, SLOW_SECONDS) / least  # seconds of a call
+        kind, amount = (contest.operator.name, implementation.name), cell.flops or cell.bytes
+        if self.rates.get(kind, 0.0) * amount > GUESS * limit and contest.absent(implementation) is None:
+            late = {"missing": f"{LATE}: too slow"}
+            return {"name": implementation.name, "provider": implementation.provider} | late, None
+        entry, call = contest.enter(implementation)
+        if call is None:
+            return entry, None
+        taken = contest.first_seconds[implementation.name]
+        if taken < limit or implementation.triton:  # whose first call compiles
+            begin = time.monotonic()
+            try:
                 entry["peak_bytes"] = self.peak_bytes(call)
-                taken = time.monotonic() - begin
-            self.rates[kind] = taken / amount
-        except Exception as error:  # a peer's failure is a result, and so is ours
-            return entry | failure(implementation.provider, error), None
+            except Exception as error:
+                return entry | failure(implementation.provider, error), None
+            taken = time.monotonic() - begin
+        self.rates[kind] = taken / amount
         if taken > limit:
             return entry | {"missing": f"{LATE}: too slow", "call_seconds": taken}, None
         return entry, call
@@ -140,52 +114,35 @@ class Run:
 
     def measure(self, operator: Operator, point: Point, share: float, advance: Advance) -> dict[str, Any]:
         cell = point.cell
-        inputs = operator.inputs(cell, self.machine.device)
-        truth = operator.truth(cell, inputs)
-        entries: list[dict[str, Any]] = []
+        contest = Contest(operator, cell, self.machine, self.lost)
+        assert contest.truth  # what does not fit is the point's, not an implementation's
+        entries: list[Entry] = []
         calls: dict[str, Call] = {}
-        for implementation in operator.implementations:
-            if implementation.provider not in self.settings.providers:
-                continue
-            entry, call = self.prepared(operator, implementation, cell, inputs, truth, share)
+        for implementation in self.wanted(operator):
+            entry, call = self.prepared(contest, implementation, share)
             entries.append(entry)
             if call is not None:
                 calls[implementation.name] = call
-        del truth
+        del contest
         broken: dict[str, Exception] = {}
-        samples = self.rounds(operator, calls, share, advance, broken.__setitem__)
+        cold = operator.cold and self.machine.gpu
+        clock = self.machine.cold_seconds if cold else self.machine.seconds
+        race(entries, calls, self.pace(operator, share), advance, clock, broken.__setitem__)
         for entry in entries:
             if entry["name"] in broken:
                 entry |= failure(entry["provider"], broken[entry["name"]])
-            elif entry["name"] in samples:
-                entry["ms"] = samples[entry["name"]].as_json()
-        timed = [entry for entry in entries if "ms" in entry]
-        ours = next((e for e in timed if e["provider"] == OURS), None)  # the first of the operator's table
-        for entry in timed:
-            if ours is not None:
-                entry["times_ours"] = paired_ratio(entry["ms"]["samples"], ours["ms"]["samples"])
-            entry["metrics"] = metrics.of(cell, entry, self.results["ceilings"])
+            elif "ms" in entry:
+                entry["metrics"] = metrics.of(cell, entry, self.results["ceilings"])
         return {"flops": cell.flops, "bytes": cell.bytes, "entries": entries}
 
-    def rounds(
-        self,
-        operator: Operator,
-        calls: Mapping[str, Call],
-        share: float,
-        advance: Advance,
-        failed: Callable[[str, Exception], None],
-    ) -> dict[str, Samples]:
-        cold = operator.cold and self.machine.gpu
-        sample = 0.01 if self.machine.gpu else 0.02
-        pace = Pace(share, LEAST_ROUNDS, MOST_ROUNDS, sample / COLD_SAMPLES if cold else sample)
-        if self.settings.quick:
-            pace = Pace(0.05, 2, 3, 0.0005)
-        return interleaved(calls, pace, advance, self.machine.cold_seconds if cold else self.machine.seconds, failed)
+    def wanted(self, operator: Operator) -> list[Implementation]:
+        return [x for x in operator.implementations if x.provider in self.settings.providers]
 
-    def clean(self) -> None:
-        gc.collect()
-        if self.machine.gpu:
-            torch.cuda.empty_cache()
+    def pace(self, operator: Operator, share: float) -> Pace:
+        sample = 0.01 if self.machine.gpu else 0.02
+        cold = operator.cold and self.machine.gpu
+        own = Pace(share, least_rounds(operator), MOST_ROUNDS, sample / COLD_SAMPLES if cold else sample)
+        return QUICK if self.settings.quick else own
 
     # ---- all of them
 
@@ -194,14 +151,36 @@ class Run:
         operator come in an order by chance, so that what is late is not all of one kind; the file has them in order.
         """
         scale = self.settings.scale
-        plan = [(OPERATORS[name], OPERATORS[name].points(scale)) for name in self.settings.operators]
+        plan = [(operator, points) for name in self.settings.operators for operator, points in parts(name, scale)]
         left_over = sum(len(points) for _, points in plan)
         with Tasks(left_over) as progress:
             for operator, points in plan:
+                if operator.ready is None:
+                    models.forget()  # whole models are large
                 ends = self.left() - self.left() * len(points) / left_over if self.limited else -math.inf
                 left_over -= len(points)
+                self.make_ready(operator, points[0].cell, (self.left() - ends) * READY_PART)
                 self.all_of(operator, points, ends, progress)
-                models.forget()  # whole models are large
+            models.forget()
+
+    def make_ready(self, operator: Operator, cell: Any, seconds: float) -> None:
+        """What implementations need at all points, once: models, and what they compile. Ours in any case; peers as
+        they come in the table while so many seconds last, so that there is time left to measure."""
+        if operator.ready is None:
+            return
+        self.lost = {key: why for key, why in self.lost.items() if key[1] != operator.name}  # of another dtype
+        began = time.monotonic()
+        for x in sorted(self.wanted(operator), key=lambda x: x.provider != OURS):
+            if x.missing(self.machine.device) is not None:
+                continue
+            if x.provider != OURS and time.monotonic() - began > seconds:
+                self.lost[x.name, operator.name] = f"{LATE}: its model was not made"
+                continue
+            try:
+                operator.ready(x.name, cell, self.machine.device)
+            except Exception as error:  # a peer's is not tried again at each point; ours is, and then fails there
+                if x.provider != OURS:
+                    self.lost[x.name, operator.name] = words_of(error)
 
     @property
     def limited(self) -> bool:
@@ -229,25 +208,18 @@ class Run:
             late = late or left <= usual  # it would not end in time
             own = {"missing": LATE} if late else self.guarded(operator, point, share, progress.advance)
             measured[place] = facts | {"shape": point.cell.as_json()} | own
-            self.clean()
+            self.machine.clean()
             self.results["points"] = before + [measured[n] for n in sorted(measured)]
             result_files.save(self.results, self.out)
 
     def guarded(self, operator: Operator, point: Point, share: float, advance: Advance) -> dict[str, Any]:
-        """A point whose inputs or truth do not fit is a result too."""
+        """A point whose inputs or truth do not fit is a result too; that ours breaks in making them is a failure."""
         try:
             return self.measure(operator, point, share, advance)
         except (torch.OutOfMemoryError, MemoryError) as error:
             return {"missing": words_of(error)}
-
-
-def words_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:WORDS]
-
-
-def failure(provider: str, error: Exception) -> dict[str, str]:
-    """What an entry then has: a failure of ours is one of the run, a peer's is a result."""
-    return {"failed" if provider == OURS else "missing": words_of(error)}
+        except Exception as error:
+            return {"failed": words_of(error)}
 
 
 def ceilings(machine: Machine, dtypes: Sequence[str], quick: bool) -> dict[str, Any]:
@@ -257,15 +229,17 @@ def ceilings(machine: Machine, dtypes: Sequence[str], quick: bool) -> dict[str, 
     }
 
 
-def tries(settings: Settings) -> dict[str, tuple[str, ...]]:
-    """Which Triton peers are to be tried in a process of their own, and at what."""
-    found: dict[str, tuple[str, ...]] = {}
-    for operator in (OPERATORS[name] for name in settings.operators):
-        for x in operator.implementations:
-            usable = x.provider in settings.providers and x.missing(torch.device(settings.device)) is None
-            if x.triton and usable:
-                found[x.name] = (*found.get(x.name, ()), *trials_of(operator, settings.scale))
-    return found
+def parts(name: str, scale: Scale) -> list[tuple[Operator, list[Point]]]:
+    """An operator's points; where models are made for them, those of one dtype at a time."""
+    operator = OPERATORS[name]
+    points = operator.points(scale)
+    if operator.ready is None:
+        return [(operator, points)]
+    return [(operator, [p for p in points if p.cell.dtype == dtype]) for dtype in scale.dtypes]
+
+
+def least_rounds(operator: Operator) -> int:
+    return LEAST_ROUNDS if operator.ready is None else LEAST_ROUNDS_OF_MODELS
 
 
 def run(settings: Settings, out: Path) -> dict[str, Any]:
@@ -284,14 +258,7 @@ def run(settings: Settings, out: Path) -> dict[str, Any]:
         "ended_early": True,  # until it did not
         "points": [],
     }
-    wanted, lost = tries(settings), {}
-    if wanted:
-        print(f"trying {', '.join(wanted)}, each in a process of its own", file=sys.stderr)
-        command = [sys.executable, "-m", f"{__package__}.trial", "--device", settings.device]
-        command += ["--dtypes", *settings.dtypes, "--operators", *settings.operators]
-        command += ["--quick"] if settings.quick else []
-        command += ["--peers", str(settings.peers)] if settings.peers else []
-        lost = not_survived(command, os.environ, wanted)
+    lost = lost_in_trials(settings.operators, settings.device, settings.scale, settings.providers, settings.peers)
     own = Run(settings, machine, out, results, lost)  # its seconds begin here: trials last as long as peers' compilers
     gc.freeze()  # what is imported by now stays: each point collects several times
     try:
@@ -307,10 +274,10 @@ def run(settings: Settings, out: Path) -> dict[str, Any]:
 def failures(results: dict[str, Any]) -> list[str]:
     """Ours that were wrong or did not run: what makes a run fail."""
     return [
-        f"{point['operator']} {point['title']}: {entry['name']}: {entry['failed']}"
+        f"{point['operator']} {point['title']}: {who.get('name', 'inputs')}: {who['failed']}"
         for point in results["points"]
-        for entry in point.get("entries", ())
-        if "failed" in entry
+        for who in (point, *point.get("entries", ()))
+        if "failed" in who
     ]
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 Call = Callable[[], Any]
+Clock = Callable[[Call, int], float]  # how long so many calls, one after the other, take
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,9 @@ class Pace:
     least_rounds: int
     most_rounds: int
     sample_seconds: float  # a sample repeats its call until it lasts this long
+
+
+QUICK = Pace(seconds=0.05, least_rounds=2, most_rounds=3, sample_seconds=0.0005)  # of smoke runs
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,13 @@ def interleaved(
     calls: Mapping[str, Call],
     pace: Pace,
     each_round: Callable[[float], None],
-    seconds: Callable[[Call, int], float] = _seconds,
+    seconds: Clock = _seconds,
     failed: Callable[[str, Exception], None] | None = None,
 ) -> dict[str, Samples]:
     """Every round takes one sample of every call; each_round gets the fraction of the whole that it was.
 
-    seconds: how long so many calls, one after the other, take. failed: told of a call that raises, which then has no
-    samples, while the others go on; without it the error is the caller's.
+    failed: told of a call that raises, which then has no samples, while the others go on; without it the error is the
+    caller's.
     """
     names = list(calls)
 

@@ -93,6 +93,28 @@ def trials_of(operator: Operator, scale: Scale) -> dict[str, Any]:
     return {work_of(operator, point.cell): operator.trial(point.cell) for point in operator.points(scale)}
 
 
+def lost_in_trials(
+    operators: Sequence[str], device: str, scale: Scale, providers: Sequence[str], peers: Path | None
+) -> dict[tuple[str, str], str]:
+    """(implementation, work_of a cell) of the Triton peers of these operators that did not survive their trials, with
+    their last words."""
+    from .operators import OPERATORS
+
+    tries: dict[str, tuple[str, ...]] = {}
+    for operator in (OPERATORS[name] for name in operators):
+        for x in operator.implementations:
+            if x.triton and x.provider in providers and x.missing(torch.device(device)) is None:
+                tries[x.name] = (*tries.get(x.name, ()), *trials_of(operator, scale))
+    if not tries:
+        return {}
+    print(f"trying {', '.join(tries)}, each in a process of its own", file=sys.stderr)
+    command = [sys.executable, "-m", "xlstm_hip.bench.trial", "--device", device]
+    command += ["--dtypes", *scale.dtypes, "--operators", *operators]
+    command += ["--quick"] if scale.quick else []
+    command += ["--peers", str(peers)] if peers else []
+    return not_survived(command, os.environ, tries)
+
+
 def add_peers(folder: Path | None) -> None:
     if folder is not None:
         sys.path.append(str(folder.resolve()))

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Implementations at one shape: each is held to the truth first, then those that may be timed take turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+from .machine import Machine
+from .registry import OURS, Call, Implementation, Operator, Tensors
+from .timing import Clock, Pace, Samples, interleaved, paired_ratio
+from .trial import compiling, work_of
+
+Advance = Callable[[float], None]
+Entry = dict[str, Any]
+Lost = Mapping[tuple[str, str], str]  # (implementation, what its trial is called) to a reason
+LATE = "left out for time"
+WORDS = 160  # characters of a reason
+
+
+def words_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:WORDS]
+
+
+def failure(provider: str, error: Exception) -> Entry:
+    """What an entry then has: a failure of ours is one of the run, a peer's is a result."""
+    return {"failed" if provider == OURS else "missing": words_of(error)}
+
+
+class Contest:
+    """Of an operator's implementations at one cell. Inputs and truth are made when they are first asked for."""
+
+    def __init__(self, operator: Operator, cell: Any, machine: Machine, lost: Lost | None = None) -> None:
+        self.operator, self.cell, self.machine, self.lost = operator, cell, machine, lost or {}
+        self.first_seconds: dict[str, float] = {}  # of each implementation's first call
+
+    @cached_property
+    def inputs(self) -> Tensors:
+        return self.operator.inputs(self.cell, self.machine.device)
+
+    @cached_property
+    def truth(self) -> Tensors:
+        return self.operator.truth(self.cell, self.inputs)
+
+    def absent(self, x: Implementation) -> str | None:
+        """Why it is not begun with."""
+        why = x.missing(self.machine.device) or self.lost.get((x.name, work_of(self.operator, self.cell)))
+        why = why or x.beyond(self.cell) or None
+        needs, free = x.needs(self.cell), self.machine.free_bytes()
+        if why is None and needs > free:
+            why = f"needs {needs / 1e9:.0f} GB of the {free / 1e9:.0f} GB that are free"
+        return why
+
+    def enter(self, x: Implementation) -> tuple[Entry, Call | None]:
+        """What is known before the rounds, and the call to time; None where there is nothing to time."""
+        entry: Entry = {"name": x.name, "provider": x.provider}
+        why = self.absent(x)
+        if why is not None:
+            return entry | {"missing": why}, None
+        try:
+            with compiling(x):
+                call = x.prepare(self.cell, self.inputs)
+                begin = time.monotonic()
+                results = call()
+                self.machine.synchronize()
+                self.first_seconds[x.name] = time.monotonic() - begin
+            if x.exact:
+                entry["errors"] = (x.errors or self.operator.errors)(self.cell, results, self.truth)
+                most = self.operator.exact[self.cell.dtype]
+                entry["inexact"] = [name for name, error in entry["errors"].items() if not error <= most]
+            del results
+        except Exception as error:  # a peer's failure is a result, and so is ours
+            return entry | failure(x.provider, error), None
+        if x.provider == OURS and entry.get("inexact"):
+            return entry | {"failed": f"wrong: {', '.join(entry['inexact'])}; not timed"}, None
+        return entry, call
+
+    def enter_or_end(self, x: Implementation) -> tuple[Entry, Call | None]:
+        """Where a story is told of ours: one of ours that is wrong or does not run ends it."""
+        entry, call = self.enter(x)
+        if "failed" in entry:
+            errors = ", ".join(f"{name} {error:.3g}" for name, error in entry.get("errors", {}).items())
+            words = f"; errors: {errors}; expected at most {self.operator.exact[self.cell.dtype]}" if errors else ""
+            raise SystemExit(f"{self.cell.title}: {x.name}: {entry['failed']}{words}")
+        return entry, call
+
+
+def race(
+    entries: Iterable[Entry],
+    calls: Mapping[str, Call],
+    pace: Pace,
+    advance: Advance,
+    clock: Clock,
+    failed: Callable[[str, Exception], None] | None = None,
+) -> dict[str, Samples]:
+    """The rounds of all the calls. Entries by those names get their times, and beside them how many times as long as
+    the first of ours they took, by the rounds' own ratios."""
+    samples = interleaved(calls, pace, advance, clock, failed)
+    timed = [entry for entry in entries if entry["name"] in samples]
+    ours = next((samples[entry["name"]].ms for entry in timed if entry.get("provider") == OURS), None)
+    for entry in timed:
+        own = samples[entry["name"]]
+        entry["ms"] = own.as_json()
+        if ours is not None:
+            entry["times_ours"] = paired_ratio(own.ms, ours)
+    return samples
