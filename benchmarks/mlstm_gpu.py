@@ -34,7 +34,7 @@ from xlstm_hip.bench.registry import DTYPES, PROVIDERS, Scale
 from xlstm_hip.bench.result_files import Results, read
 from xlstm_hip.bench.sides import sided
 from xlstm_hip.bench.timing import Pace
-from xlstm_hip.bench.trial import add_peers, before_triton, lost_in_trials
+from xlstm_hip.bench.trial import add_peers, before_triton, lost_in_trials, work_of
 
 FLOOR_CHUNK = 128  # tokens of a chunk in the flop floor
 # B, NH, S, DHQK, DHHV
@@ -176,7 +176,8 @@ def plan(session: Session) -> list[Job]:
     if cells:
         names = [operator.name for operator in OPERATOR_OF.values()]
         scale = Scale(machine.gpu, session.quick, ("bf16",))
-        lost = lost_in_trials(names, given.device, scale, tuple(PROVIDERS), given.peers)
+        works = sorted({work_of(OPERATOR_OF[cell.work], cell) for cell in cells.values()})
+        lost = lost_in_trials(names, given.device, scale, tuple(PROVIDERS), given.peers, works)
     # Trials last as long as peers' compilers, and are not on this clock.
     session.ends = time.monotonic() + given.seconds
     late = {"missing": LATE}

@@ -387,6 +387,8 @@ def test_a_trial_says_what_it_lived_through() -> None:
     done = subprocess.run(line, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done step step fp32 B1 NH2 32/64\n"  # layers have no Triton peers
+    done = subprocess.run([*line, "--works", "another"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout == "", done.stderr
 
 
 # ---- truths and counts

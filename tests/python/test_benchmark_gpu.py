@@ -18,8 +18,10 @@ import torch
 from xlstm_hip.bench import mlstm as problem
 from xlstm_hip.bench import mlstm_contenders as contenders
 from xlstm_hip.bench import trial
+from xlstm_hip.bench.benchmark import Session
 from xlstm_hip.bench.machine import Machine
-from xlstm_hip.bench.registry import Implementation, Scale
+from xlstm_hip.bench.registry import Implementation
+from xlstm_hip.bench.timing import QUICK
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "mlstm_gpu.py"
 Load = Callable[[str], Any]
@@ -134,17 +136,25 @@ def test_a_wrong_result_is_told(load: Load) -> None:
     assert found == ["T: ours: wrong: h; not timed"]
 
 
-def test_what_is_tried_is_what_is_looked_up(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each Triton peer at each cell, by the name that the benchmark asks for."""
+def test_what_is_tried_is_what_is_looked_up(load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each Triton peer at the head dims that it meets, no others, by the names that the benchmark asks for."""
     module, asked = load("mlstm_gpu"), {}
     monkeypatch.setattr(trial, "not_survived", lambda command, environment, tries: asked.update(tries) or {})
     monkeypatch.setattr(Implementation, "missing", lambda self, device: None)
-    names = [operator.name for operator in module.OPERATOR_OF.values()]
-    trial.lost_in_trials(names, "cpu", Scale(True, False, ("bf16",)), ("mlstm_kernels", "FLA"), None)
+    monkeypatch.setattr(module, "ceilings", lambda machine, quick: {})
+    given = module.BENCHMARK.parser().parse_args(["--device", "cpu"])
+    given.quick = False
+    packages = dict.fromkeys(module.PEERS.values())
+    session = Session(given, Machine("cpu"), QUICK, {"environment": {"packages": packages}, "settings": {}})
+    monkeypatch.setattr(session.machine, "gpu", True)
+    assert len(module.plan(session)) == 11 + 20
+    wanted = {}
     for cell in module.cells_of(quick=False):
         operator = module.OPERATOR_OF[cell.work]
-        triton = [x.name for x in operator.implementations if x.triton]
-        assert triton and all(trial.work_of(operator, cell) in asked[name] for name in triton)
+        for x in (x for x in operator.implementations if x.triton):
+            wanted.setdefault(x.name, set()).add(trial.work_of(operator, cell))
+    assert {name: set(works) for name, works in asked.items()} == wanted
+    assert {len(works) for works in wanted.values()} == {1, 4}
 
 
 def test_a_peer_that_ends_the_process_is_not_run(tmp_path: Path) -> None:
