@@ -11,17 +11,15 @@ import json
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from gpu_report import shape_of
-from xlstm_hip.bench.table import lines_of, short
+from xlstm_hip.bench.pages.mlstm_gpu import shape_of
+from xlstm_hip.bench.result_files import Results
+from xlstm_hip.bench.table import UNKNOWN, and_list, entry_of, inexact, lines_of, short
 
-Results = dict[str, Any]
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- h200:begin -->", "<!-- h200:end -->"
 WIDTH = 120
 BF16 = "bf16"  # of the files' dtypes the one that is shown
-UNKNOWN = "n/a"
 JOBS = {
     "write B1": "writing, batch 1", "write B8": "writing, batch 8", "read B1 S8192": "reading 8192 tokens",
     "read B2 S128": "reading 128 tokens, batch 2", "first token after 2048": "first token after 2048 tokens",
@@ -63,25 +61,19 @@ def _measured(results: Results, *packages: str, days: Sequence[str] = ()) -> str
     installed = results["environment"]["packages"]
     versions = {name: installed[name] for name in ("torch", *packages)} | results.get("peers", {})
     known = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    return f"{_gpu(results)}, {known}; {_and(sorted(set(days))) or _day(results)}"
+    return f"{_gpu(results)}, {known}; {and_list(sorted(set(days))) or _day(results)}"
 
 
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-
-
-def _rate(job: Results, entry: Results | None) -> str:
-    if entry is None:
+def _rate(job: Results, name: str) -> str:
+    entry = entry_of(job["contenders"], name)
+    if not entry:
         return ""
     return f"{entry['ms']['median']:.1f} ms" if job["tokens"] == 1 else f"{entry['tokens_per_s']:,.0f}"
 
 
 def _model_table(size: Results) -> list[str]:
     names = list(dict.fromkeys(entry["name"] for job in size["jobs"] for entry in job["contenders"]))
-    rows = []
-    for job in size["jobs"]:
-        found = {entry["name"]: entry for entry in job["contenders"]}
-        rows.append([JOBS.get(job["job"], job["job"]), *(_rate(job, found.get(name)) for name in names)])
+    rows = [[JOBS.get(job["job"], job["job"]), *(_rate(job, name) for name in names)] for job in size["jobs"]]
     return _table(["", *(WRITERS.get(name, name) for name in names)], rows)
 
 
@@ -110,15 +102,14 @@ def _wrong_gradients(cells: Sequence[Results], limit: float) -> list[str]:
     """What mlstm_kernels' backward kernels compute that is no gradient of what they compute forward."""
     wrong: dict[str, float] = {}
     for kernel in (k for cell in cells for k in cell["kernels"] if k["side"] == "mlstm_kernels"):
-        for name, error in kernel.get("errors", {}).items():
-            if name.startswith("d") and not error <= limit:
-                wrong[name] = min(error, wrong.get(name, error))
+        errors = {name: error for name, error in kernel.get("errors", {}).items() if name.startswith("d")}
+        wrong |= {name: min(errors[name], wrong.get(name, errors[name])) for name in inexact(errors, limit)}
     if not wrong:
         return []
     least = int(100 * min(wrong.values()))
     return _text(
-        f"The Triton kernels hold the normaliser constant, and so their {_and(list(wrong))} are not the gradients of "
-        f"what they compute: {least}% away from them and more."
+        f"The Triton kernels hold the normaliser constant, and so their {and_list(list(wrong))} are not the gradients "
+        f"of what they compute: {least}% away from them and more."
     )
 
 
@@ -139,8 +130,7 @@ def mlstm(results: Results) -> list[str]:
             times = []
             for work in ("forward", GRADIENTS):
                 kernels = works[work]["kernels"] if work in works else []
-                kernel = next((k for k in kernels if k["name"] == name and "eager" in k), None)
-                times.append(short(kernel["eager"]["median"]) if kernel else UNKNOWN)
+                times.append(short(entry_of(kernels, name).get("eager", {}).get("median")))
             row.append(", ".join(times))
         rows.append(row)
     days = [cell.get("date", results["environment"]["date"])[:10] for cell in cells]
@@ -189,8 +179,8 @@ def layers(results: Results) -> list[str]:
     cells = [c for c in results["cells"] if c["tokens"] == tokens and c["dtype"] == BF16]
     shares: dict[str, dict[str, str]] = {}
     for cell in cells:
-        found = {entry["name"]: entry for entry in cell["contenders"]}
-        share = f"{found['copy']['times_ours']['median']:.0%}" if "times_ours" in found.get("copy", {}) else UNKNOWN
+        copied = entry_of(cell["contenders"], "copy").get("times_ours")
+        share = f"{copied['median']:.0%}" if copied else UNKNOWN
         shares.setdefault(cell["work"], {})[cell["layer"]] = share
     names = list(dict.fromkeys(cell["layer"] for cell in cells))
     rows = [[work, *(by_layer.get(name, UNKNOWN) for name in names)] for work, by_layer in shares.items()]
@@ -214,7 +204,7 @@ def block(folder: Path) -> str:
 
     names = ("model_writing_cuda", "model_cuda", "mlstm_gpu", "attention_cuda", "attention_features", "layers_cuda")
     writing, beside, mlstm_gpu, attention_cuda, features, layers_cuda = files = [of(name) for name in names]
-    gpus = _and(list(dict.fromkeys(map(_gpu, files))))
+    gpus = and_list(list(dict.fromkeys(map(_gpu, files))))
     lines = [
         *_text(f"On {gpus} in bfloat16, medians; what stands in one row was measured in one process."),
         *models(writing, beside),

@@ -11,7 +11,6 @@ text is read again from its beginning when it ends.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,8 @@ import torch
 from torch import Tensor
 
 from xlstm_hip.bench.environment import environment
+from xlstm_hip.bench.memory import resident_bytes
+from xlstm_hip.bench.result_files import save
 from xlstm_hip.models import Stream, load_pretrained
 from xlstm_hip.progress import Progress
 
@@ -35,10 +36,6 @@ def slices(text: bytes, tokens: int) -> Iterator[Tensor]:
         part = text[begin : begin + min(SLICE, tokens - done)]
         yield torch.tensor([list(part)])
         done += len(part)
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def step_seconds(stream: Stream) -> float:
@@ -86,8 +83,7 @@ def main() -> None:
     given = parser.parse_args()
     before = environment()
     rows = measure(given.text.read_bytes(), given.tokens)
-    given.output.parent.mkdir(parents=True, exist_ok=True)
-    given.output.write_text(json.dumps({"environment": before, "rows": rows}, indent=1) + "\n")
+    save({"environment": before, "rows": rows}, given.output)
     for row in rows:
         print(
             f"{row['bytes']:>9}  error {row['error']:.1e}  state {row['state_bytes'] / 1024:.0f} KiB  "

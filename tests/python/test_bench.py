@@ -305,7 +305,7 @@ def fails_from_call(number: int, error: type[Exception]) -> Make:
     return prepare
 
 
-@pytest.mark.parametrize("number", [3, 4, 6])
+@pytest.mark.parametrize("number", [3, 4, 5])
 def test_a_failure_in_the_rounds_is_a_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int) -> None:
     (right,) = (x.prepare for x in operators.STEPS if x.name == "plain torch")
     with_step_implementations(
@@ -398,6 +398,8 @@ def test_a_trial_says_what_it_lived_through() -> None:
     done = subprocess.run(line, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done step step fp32 B1 NH2 32/64\n"  # layers have no Triton peers
+    done = subprocess.run([*line, "--works", "another"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout == "", done.stderr
 
 
 # ---- truths and counts

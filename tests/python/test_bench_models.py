@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from xlstm_hip.bench import models, operators, readers, runner
-from xlstm_hip.bench.registry import OURS, PLAIN, Implementation
+from xlstm_hip.bench.registry import HUGGING_FACE, OURS, PLAIN, Implementation
 from xlstm_hip.bench.runner import Settings
 
 
@@ -105,7 +105,7 @@ def test_models_of_peers_do_not_eat_the_time(monkeypatch: pytest.MonkeyPatch, tm
     """Planted: the first peer's takes more than its part; ours are measured everywhere, the next peer is left out."""
     write = operators.OPERATORS["write"]
     ours, slow, late = (Implementation(name, who, models._prepared("ours")) for name, who in
-                        (("ours", OURS), ("slow", PLAIN), ("late", PLAIN)))  # fmt: skip
+                        (("ours", OURS), ("slow", HUGGING_FACE), ("late", HUGGING_FACE)))  # fmt: skip
 
     def ready(name: str, cell: models.Cell, device: torch.device) -> None:
         time.sleep(1.5 * (name == "slow"))

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +17,18 @@ import pytest
 import torch
 
 from reference import truth
+from xlstm_hip.bench import memory, timing
 from xlstm_hip.bench import mlstm as problem
-from xlstm_hip.bench import mlstm_contenders as contenders
-from xlstm_hip.bench import timing
+from xlstm_hip.bench.benchmark import Session
+from xlstm_hip.bench.contest import Contest
 from xlstm_hip.bench.environment import summary
+from xlstm_hip.bench.machine import Machine
 from xlstm_hip.bench.memory import MemoryUnknown
+from xlstm_hip.bench.pages import mlstm_cpu as page
+from xlstm_hip.bench.sides import ratio_to
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-MODULES = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
 Load = Callable[[str], Any]
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """load(name): a module of benchmarks/, which is no package; forgotten again after the test."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    for name in MODULES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield importlib.import_module
-    for name in MODULES:
-        sys.modules.pop(name, None)
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +58,12 @@ def test_smoke_run_measures_everything(smoke_run: Path) -> None:
             assert 0 < kernel["ms"]["min"] <= kernel["ms"]["median"] <= kernel["ms"]["max"]
             expected = {"forward": {"h"}, "forward+backward": {"h", "dq", "dk", "dv", "di", "df"}, "step": {"h", "c"}}
             assert set(kernel["errors"]) == expected[cell["work"]]
-        assert all(kernel["exact"] for kernel in ours)
-        peers = {kernel["side"] for kernel in cell["kernels"] if "ms" in kernel} - {"xlstm_hip"}
-        assert {ratio["side"] for ratio in cell["ratios"]} == peers
-    (memory,) = results["memory"]["cells"]
-    assert [kernel["name"] for kernel in memory["kernels"]] == ["ours"]
+        assert all(kernel["inexact"] == [] for kernel in ours)
+        for side in {kernel["side"] for kernel in cell["kernels"] if "ms" in kernel} - {"xlstm_hip"}:
+            ratio = ratio_to(cell["kernels"], ours[0], side)
+            assert ratio is not None and 0 < ratio["min"] <= ratio["median"] <= ratio["max"]
+    (grown,) = results["memory"]["cells"]
+    assert [kernel["name"] for kernel in grown["kernels"]] == ["ours"] and results["ended_early"] is False
 
 
 def test_smoke_run_is_marked(smoke_run: Path) -> None:
@@ -80,11 +74,16 @@ def test_smoke_run_is_marked(smoke_run: Path) -> None:
 
 def test_picture_comes_from_the_file_alone(smoke_run: Path, tmp_path: Path) -> None:
     assert smoke_run.with_suffix(".png").stat().st_size > 10_000
-    again = tmp_path / "again.png"
-    command = [sys.executable, str(BENCHMARKS / "plot.py"), str(smoke_run), str(again)]
+    again = tmp_path / "again.json"
+    again.write_text(smoke_run.read_text())
+    command = [sys.executable, str(BENCHMARKS / "mlstm_cpu.py"), "--redraw", str(again)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert again.stat().st_size > 10_000
+    assert again.with_suffix(".png").stat().st_size > 10_000
+    assert again.with_suffix(".md").read_text() == smoke_run.with_suffix(".md").read_text()
+    again.write_text(json.dumps(json.loads(smoke_run.read_text()) | {"benchmark": "layers"}))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "--redraw: expected a result file of mlstm_cpu" in done.stderr
 
 
 def test_missing_peers_are_said(load: Load, smoke_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -97,13 +96,14 @@ def test_missing_peers_are_said(load: Load, smoke_run: Path, monkeypatch: pytest
         problem.Cell(work, "fp32", 1, 1, 1 if work == "step" else 32, 8, 8, 16)
         for work in ("forward", "forward+backward", "step")
     ]
-    measured = [mlstm_cpu.measure(cell, pace, True, lambda fraction: None) for cell in cells]
-    assert all(cell["ratios"] == [] for cell in measured)
+    session = Session(Namespace(quick=True), Machine("cpu"), pace, {})
+    measured = [mlstm_cpu.measure(session, cell, lambda fraction: None) for cell in cells]
+    assert {k["name"] for cell in measured for k in cell["kernels"] if "ms" in k} == {"ours", "ours, in place"}
     results = {**json.loads(smoke_run.read_text()), "cells": measured}
-    text = load("table").markdown(results)
+    text = page.markdown(results)
     assert "mlstm_kernels is not installed" in text
     assert "transformers is not installed" in text
-    load("plot").draw(results, tmp_path / "alone.png")
+    page.draw(results, tmp_path / "alone.json")
 
 
 @pytest.mark.parametrize("work", ["forward+backward", "step"])
@@ -126,23 +126,23 @@ def test_truth_is_the_reference(work: str) -> None:
 
 
 def test_a_wrong_result_of_ours_ends_the_run(load: Load) -> None:
-    mlstm_cpu = load("mlstm_cpu")
-    ours, peer, *_ = contenders.CPU_SEQUENCES
+    operator = load("mlstm_cpu").SEQUENCES
+    ours, *_ = operator.implementations
     cell = problem.Cell("forward", "fp32", 1, 1, 32, 8, 8, 16)
-    inputs = problem.make_inputs(cell)
-    truth_of_cell = problem.true_results(cell, inputs)
-    right = ours.prepare(cell, inputs)
+    contest = Contest(operator, cell, Machine("cpu"))
 
-    def wrong() -> dict[str, torch.Tensor]:
-        return {"h": 1.01 * right()["h"]}
+    def wrong(cell: Any, inputs: dict[str, torch.Tensor]) -> Callable[[], dict[str, torch.Tensor]]:
+        call = ours.prepare(cell, inputs)
+        return lambda: {name: 1.01 * x for name, x in call().items()}
 
-    assert mlstm_cpu.checked(cell, ours, right, truth_of_cell)["exact"]
-    assert not mlstm_cpu.checked(cell, peer, wrong, truth_of_cell)["exact"]
-    with pytest.raises(SystemExit, match="ours is wrong: relative errors"):
-        mlstm_cpu.checked(cell, ours, wrong, truth_of_cell)
+    assert contest.enter_or_end(ours)[0]["inexact"] == []
+    entry, call = contest.enter_or_end(replace(ours, provider="reference", prepare=wrong))
+    assert entry["inexact"] == ["h"] and call is not None
+    with pytest.raises(SystemExit, match="ours: wrong: h; not timed; errors: h 0.01; expected at most 0.001"):
+        contest.enter_or_end(replace(ours, prepare=wrong))
 
 
-def test_the_readmes_figures_are_the_files(load: Load) -> None:
+def test_the_readmes_figures_are_the_files() -> None:
     """The table between the marks is what the result file says; machine and date above it too."""
     results = json.loads((BENCHMARKS / "results" / "mlstm_cpu.json").read_text())
     readme = (BENCHMARKS.parent / "README.md").read_text()
@@ -151,7 +151,9 @@ def test_the_readmes_figures_are_the_files(load: Load) -> None:
     def cells(lines: list[str]) -> list[list[str]]:
         return [[x.strip() for x in line.split("|")] for line in lines if line.startswith("|") and "--" not in line]
 
-    assert cells(part.splitlines()) == cells(load("table").short_table(results))
+    assert cells(part.splitlines()) == cells(page.time_table(results, brief=True))
+    command = [sys.executable, str(BENCHMARKS / "table.py"), str(BENCHMARKS / "results" / "mlstm_cpu.json"), "--short"]
+    assert subprocess.check_output(command, text=True).splitlines() == page.time_table(results, brief=True)
     assert summary(results["environment"]) in part
 
 
@@ -229,21 +231,20 @@ def test_bad_arguments_are_named(flag: str) -> None:
     command = [sys.executable, str(BENCHMARKS / "mlstm_cpu.py"), flag, "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert f"{flag}: expected at least 1, got 0" in done.stderr
+    assert f"{flag}: expected a whole number >= 1, got '0'" in done.stderr
 
 
-def test_memory_grows_by_what_a_kernel_makes(load: Load) -> None:
+def test_memory_grows_by_what_a_kernel_makes() -> None:
     """At least h and the gradients; where the system cannot tell, it says so."""
-    memory = load("memory")
     cell = problem.Cell("forward+backward", "fp32", 1, 4, 1024, 64, 128, 64)
     try:
-        (grown,) = memory.growth_in_own_process("ours", [cell], 1)
+        grown = memory.growth_in_own_process("mlstm-backward", "ours", replace(cell, tokens=128), cell, 1)
     except MemoryUnknown as reason:
         pytest.skip(str(reason))
     assert cell.result_bytes * 0.9 < grown < 4 * cell.result_bytes
 
 
-def test_unknown_memory_says_why(load: Load) -> None:
-    memory = load("memory")
+def test_unknown_memory_says_why() -> None:
+    cell = problem.Cell("forward+backward", "fp32", 1, 1, 8, 4, 4, 8)
     with pytest.raises(MemoryUnknown, match="got 'no such kernel'"):
-        memory.growth_in_own_process("no such kernel", [problem.Cell("forward+backward", "fp32", 1, 1, 8, 4, 4, 8)], 1)
+        memory.growth_in_own_process("mlstm-backward", "no such kernel", cell, cell, 1)

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
+from xlstm_hip.bench import timing
+from xlstm_hip.bench.benchmark import Session
 from xlstm_hip.bench.machine import Machine
-from xlstm_hip.progress import Tasks
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -65,10 +68,29 @@ def test_smoke_run_of_features(tmp_path: Path) -> None:
     assert out.with_suffix(".png").stat().st_size > 10_000
 
 
-def test_a_wrong_feature_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    features = importlib.import_module("attention_features")
-    x = torch.ones(1, 2, 1, 8)
-    row = features.Row("a row", lambda: 1.1 * x, lambda: x)
-    with pytest.raises(SystemExit, match="a row: error 0.1, expected at most 0.02"):
-        features.measure([row], Machine("cpu"), True, Tasks(1))
+def test_a_wrong_feature_ends_the_run(load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And every row is held to the definition: planted, a window that is one token too wide."""
+    features = load("attention_features")
+    rows = features.sequences(True, "forward")
+    (ours,) = features.OPERATOR.implementations
+
+    def wider(cell: Any, inputs: Any) -> Any:
+        return ours.prepare(cell if cell.window is None else replace(cell, window=cell.window + 1), inputs)
+
+    planted = replace(features.OPERATOR, implementations=(replace(ours, prepare=wider),))
+    monkeypatch.setattr(features, "OPERATOR", planted)
+    session = Session(Namespace(quick=True), Machine("cpu"), timing.QUICK, {})
+    with pytest.raises(
+        SystemExit, match=r"a window of 16: wrong: out; not timed; errors: out .*; expected at most 0.02"
+    ):
+        features.measure(session, rows, (), lambda fraction: None)
+
+
+@pytest.mark.parametrize("work", ["forward", "backward"])
+def test_pairs_are_counted(load: Callable[[str], Any], work: str) -> None:
+    rows = load("attention_features").sequences(True, work)
+    length, heads = 512, 4
+    assert rows["dense"].flops == rows["packed"].flops == rows["a key head for four"].flops
+    assert rows["dense"].pairs == 2 * heads * length**2 / 2
+    assert rows["a window of 64"].pairs == 2 * heads * (length * 64 - 64**2 / 2)
+    assert rows["packed, unlike lengths"].pairs == heads * (64**2 + 192**2 + 3**2 + 765**2) / 2

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from xlstm_hip.bench import whole_models
 from xlstm_hip.bench.models import Weights, plain_model
 from xlstm_hip.bench.readers import Reader, Written, of_ours
 
@@ -49,28 +49,26 @@ def test_smoke_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_wrong_text_of_ours_ends_the_run(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_a_wrong_text_of_ours_ends_the_run(dtype: torch.dtype) -> None:
     """Planted: right logits after the prompt, then zeros."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    model = importlib.import_module("model")
     plain = plain_model(Weights(BENCHMARKS.parent / "models" / "demo", dtype, torch.device("cpu")))
     right = of_ours(plain)
 
-    def zeros(x: Tensor) -> Written:
-        own = right(x)
+    def zeros(x: Tensor, state: Any = None) -> Written:
+        own = right(x, state)
         return Written(own.logits, lambda n: torch.zeros_like(own.write(n)))
 
     x, name = torch.arange(3, 19)[None], {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
 
     def check(**found: Reader) -> Any:
-        return model.check(found, lambda bits: plain, x, name)
+        return whole_models.check(found, lambda bits: plain, x, name)
 
     with torch.no_grad():
-        assert check(xlstm_hip=right)["xlstm_hip"] == {"logits": 0, "text": 0, "limit": model.MODEL_EXACT[name]}
+        assert check(xlstm_hip=right)["xlstm_hip"] == {"logits": 0, "text": 0, "limit": whole_models.MODEL_EXACT[name]}
         with pytest.raises(SystemExit, match=r"xlstm_hip: errors 0 \(logits\), .* \(text\), expected at most"):
             check(xlstm_hip=zeros)
         if dtype == torch.float32:
             with pytest.raises(SystemExit, match="transformers writes otherwise than xlstm_hip"):
                 check(xlstm_hip=right, transformers=zeros)
         else:
-            assert check(xlstm_hip=right, transformers=zeros)["transformers"]["text"] > model.MODEL_EXACT[name]
+            assert check(xlstm_hip=right, transformers=zeros)["transformers"]["text"] > whole_models.MODEL_EXACT[name]

@@ -32,7 +32,7 @@ from .registry import (
 )
 
 GPU, CPU = ("cuda",), ("cpu",)
-PRODUCTS = {"forward": 2, "backward": 5, "forward+backward": 7}
+PRODUCTS = {"forward": 2, "backward": 5, "forward+backward": 7, "decode": 2}
 GRADIENTS = ("dq", "dk", "dv")
 
 
@@ -57,11 +57,15 @@ class Cell:
 
     @property
     def flops(self) -> float:
-        """Of the products alone: two forward, five backward; half of them are behind a causal mask."""
+        """Of the products alone: two forward, five backward."""
+        return PRODUCTS[self.work] * 2 * self.head_dim * self.pairs
+
+    @property
+    def pairs(self) -> float:
+        """Of queries and the keys that they see: half of them are behind a causal mask."""
         if self.work == "decode":
-            return 4.0 * self.head_dim * self.batch * self.heads * self.tokens
-        pairs = self.batch * self.heads * float(self.tokens) ** 2 * (0.5 if self.causal else 1.0)
-        return PRODUCTS[self.work] * 2 * self.head_dim * pairs
+            return float(self.batch * self.heads * self.tokens)
+        return self.batch * self.heads * float(self.tokens) ** 2 * (0.5 if self.causal else 1.0)
 
     @property
     def bytes(self) -> int:
@@ -92,7 +96,8 @@ def make_inputs(cell: Cell, device: torch.device) -> Tensors:
     return made | ({"dout": normal(cell.tokens, cell.heads)} if cell.has_gradients else {})
 
 
-def _run(cell: Cell, inputs: Tensors, forward: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Call:
+def prepared(cell: Cell, inputs: Tensors, forward: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Call:
+    """The cell's work by a function of q, k and v."""
     if not cell.has_gradients:
         q, k, v = (inputs[name] for name in "qkv")
 
@@ -119,11 +124,11 @@ def _run(cell: Cell, inputs: Tensors, forward: Callable[[Tensor, Tensor, Tensor]
     return training
 
 
-def truth(cell: Cell, inputs: Tensors) -> Tensors:
+def truth(cell: Cell, inputs: Tensors, **rules: Any) -> Tensors:
     """Of the last sequence's last head, which is alone on its keys; of shared keys the gradients are the group's."""
     group = cell.heads // cell.key_heads
     own = {n: x[-1:, :, (-group if n in ("q", "dout") else -1) :].double() for n, x in inputs.items()}
-    return _run(cell, own, _plain(cell))()
+    return prepared(cell, own, _plain(cell, **rules))()
 
 
 def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
@@ -137,12 +142,12 @@ def _causal(cell: Cell) -> bool:
     return cell.causal and cell.work != "decode"
 
 
-def _plain(cell: Cell) -> Callable[..., Tensor]:
-    return lambda q, k, v: plain_attention(q, k, v, causal=_causal(cell))[0]
+def _plain(cell: Cell, **rules: Any) -> Callable[..., Tensor]:
+    return lambda q, k, v: plain_attention(q, k, v, causal=_causal(cell), **rules)[0]
 
 
 def _plain_prepared(cell: Cell, inputs: Tensors) -> Call:
-    return _run(cell, inputs, _plain(cell))
+    return prepared(cell, inputs, _plain(cell))
 
 
 def _standard(cell: Cell, inputs: Tensors) -> Call:
@@ -158,7 +163,7 @@ def _standard(cell: Cell, inputs: Tensors) -> Call:
             weights = weights.masked_fill(later, -torch.inf)
         return (weights.softmax(-1) @ v).transpose(1, 2)
 
-    return _run(cell, inputs, forward)
+    return prepared(cell, inputs, forward)
 
 
 def _weights(cell: Cell) -> float:
@@ -169,8 +174,8 @@ def _weights(cell: Cell) -> float:
 
 def _ours(cell: Cell, inputs: Tensors) -> Call:
     if cell.work == "decode":
-        return _run(cell, inputs, lambda q, k, v: flash_attn_with_kvcache(q, k, v, cache_seqlens=cell.tokens))
-    return _run(cell, inputs, lambda q, k, v: flash_attn_func(q, k, v, causal=cell.causal))
+        return prepared(cell, inputs, lambda q, k, v: flash_attn_with_kvcache(q, k, v, cache_seqlens=cell.tokens))
+    return prepared(cell, inputs, lambda q, k, v: flash_attn_func(q, k, v, causal=cell.causal))
 
 
 def _sdpa(backend: SDPBackend | None) -> Prepare:
@@ -182,7 +187,7 @@ def _sdpa(backend: SDPBackend | None) -> Prepare:
                 out = F.scaled_dot_product_attention(q, k, v, is_causal=_causal(cell), enable_gqa=shared)
             return out.transpose(1, 2)
 
-        return _run(cell, inputs, forward)
+        return prepared(cell, inputs, forward)
 
     return prepare
 
@@ -190,8 +195,10 @@ def _sdpa(backend: SDPBackend | None) -> Prepare:
 def _flash_attn(cell: Cell, inputs: Tensors) -> Call:
     package = importlib.import_module("flash_attn")
     if cell.work == "decode":
-        return _run(cell, inputs, lambda q, k, v: package.flash_attn_with_kvcache(q, k, v, cache_seqlens=cell.tokens))
-    return _run(cell, inputs, lambda q, k, v: package.flash_attn_func(q, k, v, causal=cell.causal))
+        return prepared(
+            cell, inputs, lambda q, k, v: package.flash_attn_with_kvcache(q, k, v, cache_seqlens=cell.tokens)
+        )
+    return prepared(cell, inputs, lambda q, k, v: package.flash_attn_func(q, k, v, causal=cell.causal))
 
 
 # What benchmarks/attention.py compares, and xlstm-hip bench.

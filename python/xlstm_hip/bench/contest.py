@@ -44,6 +44,10 @@ class Contest:
     def truth(self) -> Tensors:
         return self.operator.truth(self.cell, self.inputs)
 
+    def forget_truth(self) -> None:
+        """Gives back its memory before the rounds."""
+        self.__dict__.pop("truth", None)
+
     def absent(self, x: Implementation) -> str | None:
         """Why it is not begun with."""
         why = x.missing(self.machine.device) or self.lost.get((x.name, work_of(self.operator, self.cell)))

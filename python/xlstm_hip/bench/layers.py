@@ -143,13 +143,6 @@ def bytes_of(cell: Cell, inputs: list[Tensor], results: list[Tensor]) -> int:
     return 2 * size(inputs) + 2 * size(outputs) + size(results[len(outputs) :])
 
 
-def error_of(cell: Cell, results: list[Tensor], inputs: list[Tensor]) -> float:
-    """The largest relative error by norm."""
-    truth = results_of(cell, layer_of(cell).plain, [x.detach().double().requires_grad_() for x in inputs])
-    pairs = zip(results, truth, strict=True)
-    return max(float((x.detach().double() - y.detach()).norm() / y.detach().norm()) for x, y in pairs)
-
-
 def inputs_of(cell: Cell, device: torch.device | str) -> list[Tensor]:
     rng = torch.Generator().manual_seed(0)
     made = (torch.randn(shape, generator=rng) for shape in layer_of(cell).sizes(cell.tokens, cell.width))

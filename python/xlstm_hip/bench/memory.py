@@ -4,16 +4,26 @@
 Before the call the allocator returns what it holds to the system (malloc_trim) and Linux forgets the process's peak
 (5 into /proc/self/clear_refs). Peak minus resident memory before is then what the call added: results and everything
 between. A small call first has loaded what is loaded once.
+
+    python -m xlstm_hip.bench.memory THREADS OPERATOR IMPLEMENTATION CELLS     prints the bytes of the second cell
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+METHOD = (
+    "peak resident memory (VmHWM, reset through /proc/self/clear_refs) minus resident memory before one forward and "
+    "backward, in a fresh process per kernel and shape; the inputs and dh are not counted"
+)
 
 
 class MemoryUnknown(RuntimeError):
@@ -35,18 +45,45 @@ def _forget_peak() -> None:
         raise MemoryUnknown(f"peak memory cannot be measured here: {error}") from error
 
 
+def resident_bytes() -> int:
+    return _status_bytes("VmRSS")
+
+
 def growth_of(call: Callable[[], Any]) -> int:
     """Bytes that a call adds at its worst moment."""
     gc.collect()
     _forget_peak()
-    before = _status_bytes("VmRSS")
+    before = resident_bytes()
     call()
     return _status_bytes("VmHWM") - before
 
 
-def told_by(command: list[str]) -> str:
-    """The last line that a process of its own prints; MemoryUnknown has its last words where it fails."""
+def growth_in_own_process(operator: str, implementation: str, small: Any, cell: Any, threads: int) -> int:
+    """Bytes that a call adds on the CPU; MemoryUnknown says why they could not be had, in the process's last words."""
+    cells = json.dumps([asdict(small), asdict(cell)])
+    command = [sys.executable, "-m", "xlstm_hip.bench.memory", str(threads), operator, implementation, cells]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise MemoryUnknown((done.stderr.strip().splitlines() or ["the process was ended"])[-1])
-    return done.stdout.splitlines()[-1]
+    return int(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    import torch
+
+    from .operators import OPERATORS
+    from .registry import Scale, named
+
+    threads, name, implementation, cells = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    operator, cpu = OPERATORS[name], torch.device("cpu")
+    known = {x.name: x for x in operator.implementations}
+    prepare = known[named("kernel", known, implementation)].prepare
+    kind = type(operator.points(Scale(False, True, ("fp32",)))[0].cell)
+    small, cell = (kind(**facts) for facts in json.loads(cells))
+    prepare(small, operator.inputs(small, cpu))()
+    print(growth_of(prepare(cell, operator.inputs(cell, cpu))))
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,14 @@ METRICS = {
 
 def of(cell: Any, entry: dict[str, Any], ceilings: Ceilings) -> dict[str, float | None]:
     return {name: metric.value(cell, entry, ceilings) for name, metric in METRICS.items()}
+
+
+def say(cell: Any, entry: dict[str, Any], names: Iterable[str], ceilings: Ceilings | None = None) -> None:
+    """Some of them stand in the entry itself, where there is something to say."""
+    for name in names:
+        value = METRICS[name].value(cell, entry, ceilings or {})
+        if value is not None:
+            entry[name] = value
 
 
 def words(name: str, entry: dict[str, Any]) -> str:

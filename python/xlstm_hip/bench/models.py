@@ -120,31 +120,39 @@ class Weights:
         return load_pretrained(self.folder, self.dtype, str(self.device), progress=False, **options)
 
 
-def random_weights(size: str, dtype: torch.dtype, device: torch.device, folder: Path) -> Weights:
+@dataclass(frozen=True)
+class RandomWeights(Weights):
+    """In a folder that goes with them."""
+
+    temporary: tempfile.TemporaryDirectory
+
+
+def random_weights(size: str, dtype: torch.dtype, device: torch.device, beside: Path | None = None) -> Weights:
+    """beside: where that folder is to be."""
     torch.manual_seed(0)
     with torch.device(device):
         model = xLSTMLarge(xLSTMLargeConfig(**SIZES[size])).to(dtype)
-    save_pretrained(model, folder)
-    return Weights(folder, dtype, device)
+    temporary = tempfile.TemporaryDirectory(prefix="xlstm_hip_bench_", dir=beside)
+    save_pretrained(model, Path(temporary.name))
+    return RandomWeights(Path(temporary.name), dtype, device, temporary)
 
 
 class Models:
-    """The readers of one size, dtype and device, made one by one, on a checkpoint in a temporary folder."""
+    """The readers of one checkpoint, dtype and device, made one by one."""
 
-    def __init__(self, size: str, dtype: torch.dtype, device: torch.device) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="xlstm_hip_bench_")
-        self._weights = random_weights(size, dtype, device, Path(self._temporary.name))
+    def __init__(self, weights: Weights) -> None:
+        self.weights = weights
         self._readers: dict[str, Reader] = {}
         self._plain: dict[int, xLSTMLarge] = {}  # by bits of its weights
 
     def plain(self, bits: int = 0) -> xLSTMLarge:
         if bits not in self._plain:
-            self._plain[bits] = plain_model(self._weights, bits)
+            self._plain[bits] = plain_model(self.weights, bits)
         return self._plain[bits]
 
     def reader(self, name: str) -> Reader:
         if name not in self._readers:
-            self._readers[name] = of_ours(self.plain()) if name == "plain torch" else MAKERS[name](self._weights)
+            self._readers[name] = of_ours(self.plain()) if name == "plain torch" else MAKERS[name](self.weights)
         return self._readers[name]
 
 
@@ -172,7 +180,7 @@ MAKERS: dict[str, Callable[[Weights], Reader]] = {
 
 @functools.lru_cache(maxsize=1)  # the last one's memory is needed for the next
 def _models(size: str, dtype: str, device: torch.device) -> Models:
-    return Models(size, DTYPES[dtype], device)
+    return Models(random_weights(size, DTYPES[dtype], device))
 
 
 def forget() -> None:
@@ -250,11 +258,14 @@ def make_inputs(cell: Cell, device: torch.device) -> Tensors:
 
 
 def ready(name: str, cell: Cell, device: torch.device) -> None:
-    """Makes a model and what it is held to, and lets it read and write a little: that compiles what it compiles."""
+    """Makes a model and what it is held to, and lets it read, and write if that comes, a little: that compiles what it
+    compiles."""
     own = _models(cell.size, cell.dtype, device)
     own.plain(BITS.get(name, 0))
     with torch.no_grad():
-        own.reader(name)(text_of(cell, device)[:, :READY_TOKENS]).write(1)
+        read = own.reader(name)(text_of(cell, device)[:, :READY_TOKENS])
+        if cell.work == "write":
+            read.write(1)
 
 
 def _prepared(name: str) -> Prepare:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from . import metrics, selection
-from .environment import BUSY, summary
-from .table import lines_of
+from .environment import summary
+from .table import heading, lines_of, section
 
 Results = dict[str, Any]
 SELECTED_METRICS = ("ms", "times_ours", "error")  # the table of choices says the rest
@@ -22,25 +22,23 @@ def timed(results: Results) -> Iterable[tuple[Results, Results]]:
 
 def markdown(results: Results, wanted: Sequence[str] = tuple(metrics.METRICS)) -> str:
     """wanted: names of metrics."""
-    settings, facts, top = results["settings"], results["environment"], results["ceilings"]
-    lines = ["# xlstm-hip bench", "", summary(facts) + f"; device {settings['device']}."]
+    top = results["ceilings"]
     rates = ", ".join(f"{dtype} {rate / 1e12:.3g} TFLOP/s" for dtype, rate in top["flops_per_second"].items())
-    lines.append(f"Its own copy: {top['copy_bytes_per_second'] / 1e9:.0f} GB/s; its own matmul: {rates}.")
-    if settings["quick"]:
-        lines += ["", "**A smoke run: small shapes and too few rounds to be figures.**"]
-    if results.get("ended_early"):
-        lines += ["", "**Ended early: not all points are here.**"]
-    if facts["load_before"] > BUSY and settings["device"] == "cpu":
-        lines += ["", f"**The machine was busy when this began (load {facts['load_before']:.1f}).**"]
+    lines = heading(
+        "xlstm-hip bench",
+        results,
+        f"{summary(results['environment'])}; device {results['settings']['device']}.",
+        f"Its own copy: {top['copy_bytes_per_second'] / 1e9:.0f} GB/s; its own matmul: {rates}.",
+    )
     for operator in dict.fromkeys(p["operator"] for p in results["points"]):
         points = [p for p in results["points"] if p["operator"] == operator]
         own = SELECTED_METRICS if points[0]["series"] == "selection" else wanted
         rows = [row for p in points for row in _rows(p, [name for name in wanted if name in own])]
         if rows:
             headings = [metrics.METRICS[name].heading for name in wanted if name in own]
-            lines += ["", f"## {operator}", "", *lines_of(("series", "shape", "dtype", "", *headings, "note"), rows)]
+            lines += section(operator, *lines_of(("series", "shape", "dtype", "", *headings, "note"), rows))
     lines += _selection(results)
-    lines += ["", "## Not measured", "", *_missing(results), "", "## What the columns say", ""]
+    lines += section("Not measured", *_missing(results)) + section("What the columns say")
     lines += [f"- {x.heading}: {x.text}" for x in metrics.METRICS.values() if x.name in wanted]
     lines += [
         "",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark leaves behind: its results as JSON, and beside them a table and a picture."""
+"""What a benchmark leaves behind: its results as JSON, and beside them a table and pictures."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 from ..whole_files import write_whole
 
 Results = dict[str, Any]
+Draw = Callable[[Results, Path], list[Path]]  # pictures beside a result file
 
 
 @contextmanager
@@ -34,30 +35,35 @@ def save(results: Results, out: Path) -> None:
     write_whole(out, json.dumps(results, indent=1) + "\n")
 
 
-def report(
-    results: Results, out: Path, markdown: Callable[[Results], str], draw: Callable[[Results, Path], None]
-) -> None:
-    """Beside the JSON. Without matplotlib the picture can be drawn later, from that alone."""
+def report(results: Results, out: Path, markdown: Callable[[Results], str], draw: Draw) -> None:
+    """Beside the JSON. Without matplotlib pictures can be drawn later, from that alone."""
     text = markdown(results)
     write_whole(out.with_suffix(".md"), text)
     print(text)
     if importlib.util.find_spec("matplotlib") is None:
-        print(f"written: {out}, {out.with_suffix('.md').name}; no picture: there is no matplotlib here")
+        print(f"written: {out}, {out.with_suffix('.md')}; no pictures: there is no matplotlib here")
         return
-    draw(results, out.with_suffix(".png"))
-    print(f"written: {out}, {out.with_suffix('.md').name}, {out.with_suffix('.png').name}")
+    print(f"written: {', '.join(map(str, (out, out.with_suffix('.md'), *draw(results, out))))}")
 
 
-def write(
-    results: Results, out: Path, markdown: Callable[[Results], str], draw: Callable[[Results, Path], None]
-) -> None:
-    save(results, out)
-    report(results, out, markdown, draw)
+def read(file: Path, benchmark: str) -> Results:
+    try:
+        results = json.loads(file.read_text())
+    except OSError as error:
+        raise ValueError(f"{str(file)!r} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{str(file)!r} is not JSON: {error}") from None
+    if not isinstance(results, dict) or results.get("benchmark") != benchmark:
+        raise ValueError(f"expected a result file of {benchmark}, got {str(file)!r}")
+    return results
 
 
-def redraw(draw: Callable[[Results, Path], None]) -> None:
-    """The picture once more: the command line names the JSON and, where it is not to lie beside it, the picture."""
-    source = Path(sys.argv[1])
-    target = Path(sys.argv[2]) if len(sys.argv) > 2 else source.with_suffix(".png")
-    draw(json.loads(source.read_text()), target)
-    print(target)
+def redraw(file: Path, benchmark: str, markdown: Callable[[Results], str], draw: Draw) -> None:
+    """Table and pictures once more, for an option of that name."""
+    try:
+        report(read(file, benchmark), file, markdown, draw)
+    except ValueError as error:
+        raise ValueError(f"--redraw: {error}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise ValueError(f"--redraw: expected a whole result file, got {str(file)!r}: {said}") from error

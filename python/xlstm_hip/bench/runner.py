@@ -22,16 +22,16 @@ from .environment import environment
 from .machine import Machine, copy_rate, matmul_rate
 from .memory import MemoryUnknown, growth_of
 from .operators import OPERATORS
-from .registry import OURS, PROVIDERS, Call, Implementation, Operator, Point, Scale
-from .timing import QUICK, Pace
+from .registry import OURS, PLAIN, PROVIDERS, Call, Implementation, Operator, Point, Scale
+from .timing import COLD_SAMPLES, QUICK, Pace
 from .trial import before_triton, lost_in_trials
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 31
 LEAST_ROUNDS_OF_MODELS = 3  # a call of theirs lasts for many an operator's
 LONGEST_SHARE = 4.0  # seconds of rounds for a point, where there is time enough
 ROUNDS_PART = 0.6  # of a point's time; the rest is for inputs, truth, checks
-COLD_SAMPLES = 20  # a flush is not counted, and takes as long as many a call: samples are so many times shorter
 SLOW_SECONDS = 3.0  # the rounds of a contender may take so long, however short time is
+BENCHMARK = "xlstm-hip bench"  # what result files say that they are of
 READY_PART = 0.4  # of an operator's time, for peers' models
 GUESS = 3.0  # how far off a guess from another point may be: small ones are mostly overhead
 
@@ -115,7 +115,7 @@ class Run:
     def measure(self, operator: Operator, point: Point, share: float, advance: Advance) -> dict[str, Any]:
         cell = point.cell
         contest = Contest(operator, cell, self.machine, self.lost)
-        assert contest.truth  # what does not fit is the point's, not an implementation's
+        _ = contest.truth  # made here: what does not fit is the point's, not an implementation's
         entries: list[Entry] = []
         calls: dict[str, Call] = {}
         for implementation in self.wanted(operator):
@@ -123,7 +123,7 @@ class Run:
             entries.append(entry)
             if call is not None:
                 calls[implementation.name] = call
-        del contest
+        contest.forget_truth()
         broken: dict[str, Exception] = {}
         cold = operator.cold and self.machine.gpu
         clock = self.machine.cold_seconds if cold else self.machine.seconds
@@ -164,16 +164,17 @@ class Run:
             models.forget()
 
     def make_ready(self, operator: Operator, cell: Any, seconds: float) -> None:
-        """What implementations need at all points, once: models, and what they compile. Ours in any case; peers as
-        they come in the table while so many seconds last, so that there is time left to measure."""
+        """What implementations need at all points, once: models, and what they compile. Ours and the plain one, which
+        is the truth, in any case; peers as they come in the table while so many seconds last, so that there is time
+        left to measure."""
         if operator.ready is None:
             return
         self.lost = {key: why for key, why in self.lost.items() if key[1] != operator.name}  # of another dtype
         began = time.monotonic()
-        for x in sorted(self.wanted(operator), key=lambda x: x.provider != OURS):
+        for x in sorted(self.wanted(operator), key=lambda x: x.provider not in (OURS, PLAIN)):
             if x.missing(self.machine.device) is not None:
                 continue
-            if x.provider != OURS and time.monotonic() - began > seconds:
+            if x.provider not in (OURS, PLAIN) and time.monotonic() - began > seconds:
                 self.lost[x.name, operator.name] = f"{LATE}: its model was not made"
                 continue
             try:
@@ -249,7 +250,7 @@ def run(settings: Settings, out: Path) -> dict[str, Any]:
     machine = Machine(settings.device)
     asked = [PROVIDERS[name] for name in settings.providers]
     results: dict[str, Any] = {
-        "benchmark": "xlstm-hip bench",
+        "benchmark": BENCHMARK,
         "environment": environment(settings.device),
         "settings": settings.as_json(),
         "providers": {x.name: {"text": x.text, "missing": x.missing()} for x in asked},

@@ -14,6 +14,8 @@ from typing import Any
 
 Call = Callable[[], Any]
 Clock = Callable[[Call, int], float]  # how long so many calls, one after the other, take
+# A flush of L2 is not counted, and takes as long as many a call: samples with one are so many times shorter.
+COLD_SAMPLES = 20
 
 
 @dataclass(frozen=True)

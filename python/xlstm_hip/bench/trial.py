@@ -94,7 +94,12 @@ def trials_of(operator: Operator, scale: Scale) -> dict[str, Any]:
 
 
 def lost_in_trials(
-    operators: Sequence[str], device: str, scale: Scale, providers: Sequence[str], peers: Path | None
+    operators: Sequence[str],
+    device: str,
+    scale: Scale,
+    providers: Sequence[str],
+    peers: Path | None,
+    works: Sequence[str] = (),  # what alone is tried, as work_of calls it; none: all
 ) -> dict[tuple[str, str], str]:
     """(implementation, work_of a cell) of the Triton peers of these operators that did not survive their trials, with
     their last words."""
@@ -104,14 +109,16 @@ def lost_in_trials(
     for operator in (OPERATORS[name] for name in operators):
         for x in operator.implementations:
             if x.triton and x.provider in providers and x.missing(torch.device(device)) is None:
-                tries[x.name] = (*tries.get(x.name, ()), *trials_of(operator, scale))
-    if not tries:
+                own = (work for work in trials_of(operator, scale) if not works or work in works)
+                tries[x.name] = (*tries.get(x.name, ()), *own)
+    if not any(tries.values()):
         return {}
     print(f"trying {', '.join(tries)}, each in a process of its own", file=sys.stderr)
     command = [sys.executable, "-m", "xlstm_hip.bench.trial", "--device", device]
     command += ["--dtypes", *scale.dtypes, "--operators", *operators]
     command += ["--quick"] if scale.quick else []
     command += ["--peers", str(peers)] if peers else []
+    command += ["--works", *works] if works else []
     return not_survived(command, os.environ, tries)
 
 
@@ -129,6 +136,7 @@ def main() -> None:
     parser.add_argument("--operators", nargs="+", required=True)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--peers", type=Path)
+    parser.add_argument("--works", nargs="+")
     parser.add_argument("--try", dest="name", required=True)
     given = parser.parse_args()
     add_peers(given.peers)
@@ -138,6 +146,8 @@ def main() -> None:
     for operator in (OPERATORS[name] for name in given.operators):
         for implementation in (x for x in operator.implementations if x.name == given.name):
             for work, cell in trials_of(operator, scale).items():
+                if given.works and work not in given.works:
+                    continue
                 with compiling(implementation):
                     try:
                         implementation.prepare(cell, operator.inputs(cell, device))()

@@ -4,20 +4,26 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
 import math
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..describe import DTYPE_NAMES
-from ..whole_files import write_whole
-from .common import DTYPES, add_command, at_least, default_device_name, number
+from .common import (
+    DTYPES,
+    add_command,
+    at_least,
+    check_out,
+    default_device_name,
+    device_name,
+    json_file,
+    number,
+)
 
 EXAMPLES = """examples:
   xlstm-hip bench --list                                  # operators, providers, metrics; what is missing here, and why
@@ -52,22 +58,6 @@ def _one_of(kind: str) -> Callable[[str], str]:
     return parse
 
 
-def _device(text: str) -> str:
-    try:
-        kind = torch.device(text).type
-    except RuntimeError:
-        kind = ""
-    if kind != "cuda" and text != "cpu":
-        raise argparse.ArgumentTypeError(f"expected cpu, cuda or cuda:N, got {text!r}")
-    return text
-
-
-def _json_file(text: str) -> Path:
-    if Path(text).suffix != ".json" or Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"expected a file name that ends in .json, got {text!r}")
-    return Path(text)
-
-
 _SECONDS = number("a number > 0", lambda x: 0 < x < math.inf)
 
 
@@ -78,13 +68,13 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--providers", nargs="+", type=_one_of("provider"), help="(default: all)")
     command.add_argument("--metrics", nargs="+", type=_one_of("metric"), help="columns of the tables (default: all)")
-    command.add_argument("--device", type=_device, help="(default: the GPU if the package has kernels for it)")
+    command.add_argument("--device", type=device_name, help="(default: the GPU if the package has kernels for it)")
     command.add_argument("--dtype", nargs="+", choices=DTYPES, help="(default: bfloat16; on the CPU float32 too)")
     command.add_argument(
         "--seconds", type=_SECONDS, help="measure for about so long; points share it (default: no limit)"
     )
     command.add_argument(
-        "--out", type=_json_file, help="JSON; tables and pictures go beside it (default: by device and time)"
+        "--out", type=json_file, help="JSON; tables and pictures go beside it (default: by device and time)"
     )
     command.add_argument("--threads", metavar="N", type=at_least(1), help="on the CPU (default: one per core)")
     command.add_argument("--peers", type=Path, help="a folder with further packages, unpacked")
@@ -94,10 +84,11 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from ..bench import runner
+    from ..bench import pictures, result_files, runner
     from ..bench.metrics import METRICS
     from ..bench.operators import DEFAULT, GROUPS
     from ..bench.registry import PROVIDERS
+    from ..bench.report import markdown
     from ..bench.trial import add_peers
 
     if given.peers is not None and not given.peers.is_dir():
@@ -108,15 +99,9 @@ def run(given: argparse.Namespace) -> int:
     if given.list:
         print(listing(torch.device(device)))
         return 0
-    wanted = tuple(given.metrics or METRICS)
+    as_asked = partial(markdown, wanted=tuple(given.metrics or METRICS))
     if given.redraw is not None:
-        results = read(given.redraw)
-        try:
-            report(results, given.redraw, wanted)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"--redraw: expected a whole result file, got {str(given.redraw)!r}: {type(error).__name__}: {error}"
-            ) from error
+        result_files.redraw(given.redraw, runner.BENCHMARK, as_asked, pictures.draw)
         return 0
     gpu = torch.device(device).type == "cuda"
     if gpu and not torch.cuda.is_available():
@@ -136,9 +121,9 @@ def run(given: argparse.Namespace) -> int:
         peers=given.peers,
     )
     out = given.out or Path(f"bench_{torch.device(device).type}_{time.strftime('%Y%m%d_%H%M%S')}.json")
-    _check_out(out)
+    check_out(out)
     results = runner.run(settings, out)
-    report(results, out, wanted)
+    result_files.report(results, out, as_asked, pictures.draw)
     if results["ended_early"]:
         raise KeyboardInterrupt
     failed = runner.failures(results)
@@ -150,16 +135,6 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _check_out(out: Path) -> None:
-    """Before anything is measured: results can be written there."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out.parent):
-            pass
-    except OSError as error:
-        raise ValueError(f"--out: {str(out)!r} cannot be written: {error.strerror}") from None
-
-
 def _nothing_else(given: argparse.Namespace) -> None:
     """What measures nothing takes no arguments of a measurement."""
     allowed = {"list": {"device", "peers"}, "redraw": {"metrics"}}
@@ -169,32 +144,6 @@ def _nothing_else(given: argparse.Namespace) -> None:
         if getattr(given, mode) and not set(extra) <= own:
             names = ", ".join(name if name == "operators" else f"--{name}" for name in extra if name not in own)
             raise ValueError(f"--{mode}: measures nothing, so it does not go with {names}")
-
-
-def read(file: Path) -> dict[str, Any]:
-    try:
-        results = json.loads(file.read_text())
-    except OSError as error:
-        raise ValueError(f"--redraw: {str(file)!r} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"--redraw: {str(file)!r} is not JSON: {error}") from None
-    if not isinstance(results, dict) or results.get("benchmark") != "xlstm-hip bench":
-        raise ValueError(f"--redraw: expected a result file of xlstm-hip bench, got {str(file)!r}")
-    return results
-
-
-def report(results: dict[str, Any], out: Path, wanted: Sequence[str]) -> None:
-    from ..bench.pictures import draw
-    from ..bench.report import markdown
-
-    text = markdown(results, wanted)
-    write_whole(out.with_suffix(".md"), text)
-    print(text)
-    if importlib.util.find_spec("matplotlib") is None:
-        print(f"written: {out}, {out.with_suffix('.md')}; no pictures: there is no matplotlib here")
-        return
-    pictures = draw(results, out)
-    print(f"written: {', '.join(str(x) for x in (out, out.with_suffix('.md'), *pictures))}")
 
 
 def listing(device: torch.device) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import math
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,32 @@ def at_least(least: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def device_name(text: str) -> str:
+    try:
+        kind = torch.device(text).type
+    except RuntimeError:
+        kind = ""
+    if kind != "cuda" and text != "cpu":
+        raise argparse.ArgumentTypeError(f"expected cpu, cuda or cuda:N, got {text!r}")
+    return text
+
+
+def json_file(text: str) -> Path:
+    if Path(text).suffix != ".json" or Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file name that ends in .json, got {text!r}")
+    return Path(text)
+
+
+def check_out(out: Path) -> None:
+    """Before anything is measured: results can be written there."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise ValueError(f"--out: {str(out)!r} cannot be written: {error.strerror}") from None
 
 
 def number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], float]:

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of several sides in a result file: {"name", "side", times by mode, "errors" or what is "missing"}."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .contest import Entry
+from .registry import OURS
+from .table import inexact, lines_of, spread_text
+from .timing import paired_ratio
+
+
+def sided(entries: Iterable[Entry]) -> list[Entry]:
+    """What an implementation's provider is called there."""
+    return [{("side" if key == "provider" else key): x for key, x in entry.items()} for entry in entries]
+
+
+def fastest(kernels: Iterable[Entry], side: str | None, mode: str = "ms") -> Entry | None:
+    """By its median; side None: of all but ours."""
+    theirs = [k for k in kernels if (k["side"] != OURS if side is None else k["side"] == side) and mode in k]
+    return min(theirs, key=lambda k: k[mode]["median"], default=None)
+
+
+def ratio_to(kernels: Iterable[Entry], ours: Entry, side: str | None, mode: str = "ms") -> dict[str, float] | None:
+    """How many times longer the fastest kernel of that side takes, by the rounds' own ratios."""
+    peer = fastest(kernels, side, mode)
+    if peer is None or mode not in ours:
+        return None
+    return paired_ratio(peer[mode]["samples"], ours[mode]["samples"])
+
+
+def error_table(
+    columns: Sequence[str], cells: Sequence[tuple[tuple[str, ...], float, Sequence[Entry]]], mode: str | None = None
+) -> list[str]:
+    """Every kernel's relative errors, and what is wrong or missing. columns: of what leads each row; a cell: that lead,
+    the limit of an error, the kernels. mode: of a time that stands there too."""
+    found = dict.fromkeys(name for _, _, kernels in cells for k in kernels for name in k.get("errors", {}))
+    names = sorted(found, key=lambda name: name.startswith("d"))  # gradients behind results
+    rows = []
+    for lead, limit, kernels in cells:
+        for kernel in kernels:
+            errors = kernel.get("errors", {})
+            wrong = inexact(errors, limit)
+            note = kernel.get("missing") or kernel.get("failed") or (f"inexact: {', '.join(wrong)}" if wrong else "")
+            time = [] if mode is None else [spread_text(kernel[mode]) if mode in kernel else "n/a"]
+            said = (f"{errors[name]:.1e}" if name in errors else "" for name in names)
+            rows.append((*lead, kernel["name"], *time, *said, note))
+    return lines_of((*columns, "kernel", *([] if mode is None else [mode]), *names, "note"), rows)
