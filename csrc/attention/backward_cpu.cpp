@@ -6,13 +6,19 @@
 //
 // D is all that forward's output is needed for; weights are made again from lse. A task owns one key head: its keys and
 // values are packed once (token panels of k and v, column panels of k) beside float sums of dk and dv. The head's rows,
-// of all its query heads, come by in groups of up to 4 panels, with dq of a group in scratch. Per tile of keys a group
-// makes scores and dout v^T, keys down and rows across; weights and ds are stored with their elements along the rows,
-// the left operands of dv and dk, and ds once more with its elements along the keys, that of dq.
+// of all its query heads, come by in groups of up to 4 panels, with dq of a group in scratch. A panel meets a tile of
+// keys kRows at a time, keys down and rows across: scores become weights and dout v^T becomes ds where they stand, in
+// registers. Both are stored with their elements along the rows, the left operands of dv and dk, and ds once more with
+// its elements along the keys, that of dq.
 //
 // So five products, 3 dqk + 2 dv multiply-adds and an exp per row and key, and dk, dv of GQA are never expanded. Where
 // key heads do not fill the threads, groups are dealt out to several tasks with sums of their own, added in the order
-// of the tasks. Nothing depends on who computed it: the same call gives the same bits. The multiply-add units bind.
+// of the tasks. Nothing depends on who computed it: the same call gives the same bits.
+//
+// The multiply-add units bind. An estimate from samples, in bfloat16 at 64 features and 1024 tokens (Zen 4): of 196
+// cycles per 16 weights the five products take 168, each of them alone at 0.93 to 0.96 of the units' peak, and making
+// weights and ds some 14; the rest is packing and rows. Groups of 256 rows, columns in the inner loop of add_product
+// and steps of a product unrolled by 4 did not help.
 #include "attention/kernels_cpu.h"
 #include "attention/scores.h"
 #include "tile/tasks.h"
@@ -34,6 +40,15 @@ struct KeySums {
   T* at(T* sums, int64_t key, int64_t column) const { return sums + (column / NR<T> * keys + key) * NR<T>; }
 };
 
+// In bfloat16 ds is without scale, which is left to the ends of dq and dk: that spares a multiplication per weight. In
+// float it is in ds, where it rounds as torch's does.
+template <class Op>
+constexpr bool kScaledAtTheEnd = Op::kPack > 1;
+template <class Op>
+typename Op::Scalar at_the_end(const xlstm_attention& in) {
+  return kScaledAtTheEnd<Op> ? typename Op::Scalar(in.softmax_scale) : 1;
+}
+
 template <class Op>
 struct BackwardScratch {
   using T = typename Op::Scalar;
@@ -41,9 +56,9 @@ struct BackwardScratch {
   RowFacts<T> facts;     // from here on, of a group of rows
   T *q, *dout, *q_columns, *dout_columns;
   T *lse, *d;
-  T* dq;                                  // per panel: column panels (NR, NR)
-  T *scores, *dweights, *through, *keep;  // of a tile, keys down: (keys, rows), keep (keys, NR)
-  T *weights_by_row, *ds_by_row, *ds_by_key;
+  T* dq;                                      // per panel: column panels (NR, NR)
+  T *weights, *through, *keep;                // of a panel: (keys, NR); through is what softcap lets pass
+  T *weights_by_row, *ds_by_row, *ds_by_key;  // of a block of keys
   T *row, *room;
   int64_t* places;
 
@@ -61,9 +76,8 @@ struct BackwardScratch {
         lse(arena.take<T>(plan.group)),
         d(arena.take<T>(plan.group)),
         dq(arena.take<T>(plan.group * padded<T>(in.dqk))),
-        scores(arena.take<T>(tile(plan))),
-        dweights(arena.take<T>(tile(plan))),
-        through(arena.take<T>(in.softcap > 0 ? tile(plan) : 0)),
+        weights(arena.take<T>(padded<T>(plan.block_k) * NR<T>)),
+        through(arena.take<T>(in.softcap > 0 ? padded<T>(plan.block_k) * NR<T> : 0)),
         keep(arena.take<T>(in.dropout_p > 0 ? padded<T>(plan.block_k) * NR<T> : 0)),
         weights_by_row(arena.take<T>(tile(plan))),
         ds_by_row(arena.take<T>(tile(plan))),
@@ -154,62 +168,78 @@ struct BackwardGroup {
       };
       load_row(out, p.out.data, p.out.dtype, sequence.row(p.out, key_head, first + r), in.dv);
       load_row(dout, p.dout.data, p.dout.dtype, sequence.row(p.dout, key_head, first + r), in.dv);
-      s.lse[r] = *value(p.lse);
+      const double lse = double(*value(p.lse));
+      s.lse[r] = T(lse * kUnit<Op>);
       const double d = dot(out, dout, in.dv) - (p.dlse.data ? double(*value(p.dlse)) : 0);
       s.d[r] = T(d);
       if (!in.sink) continue;
       const int64_t member = (first + r) % sequence.group();
       const double sink = double(static_cast<const T*>(in.sink)[key_head * sequence.group() + member]);
-      dsink[member] -= ::exp(sink - double(s.lse[r])) * d;
+      dsink[member] -= ::exp(sink - lse) * d;
     }
   }
 
-  // Weights and ds of a panel for keys [from, from + n).
+  // Weights and ds of a panel for keys [from, from + n), tile by tile in registers: first all weights, then all ds, so
+  // that one of q and dout at a time is in L1.
   template <int V>
   void weigh(int64_t panel, int64_t from, int64_t n) const {
     const int64_t lane = panel * NR<T>;
-    Vec<T> most[V], lse[V], d[V];
-    T *scores = s.scores + lane, *dweights = s.dweights + lane, *through = in.softcap > 0 ? s.through + lane : nullptr;
-    raw_scores<Op, V>(s.k, from, s.q + lane * width_q, width_q, n, T(in.softmax_scale), scores, ld, most);
     const KeyRange all = s.facts.all(lane, NR<T>);
-    const bool masked = from < all.begin || from + n > all.end;
-    if (masked || in.softcap > 0 || s.facts.slopes)
-      apply_rules<V>(s.facts, lane, in.softcap, masked, from, n, scores, ld, through, most);
-    raw_scores<Op, V>(s.v, from, s.dout + lane * width_v, width_v, n, T(1), dweights, ld, most);
-    const bool drops = in.dropout_p > 0;
+    const bool bends = in.softcap > 0 || s.facts.slopes, drops = in.dropout_p > 0;
     if (drops) fill_keep(s.facts, lane, in, from, n, s.keep);
-    const T inverse = T(drops ? dropout_scale(in.dropout_p) : 1), scale = T(in.softmax_scale);
-    for (int v = 0; v < V; ++v) lse[v] = load(s.lse + lane + v * kLanes<T>), d[v] = load(s.d + lane + v * kLanes<T>);
-    for (int64_t k = 0; k < n / Op::kPack; ++k) {
-      Vec<T> weight[Op::kPack][V], ds[Op::kPack][V];
-      for (int e = 0; e < Op::kPack; ++e) XLSTM_UNROLL for (int v = 0; v < V; ++v) {
-          const int64_t key = k * Op::kPack + e, at = key * ld + v * kLanes<T>;
-          Vec<T> w = exp(load(scores + at) - lse[v]), dw = load(dweights + at);
-          ds[e][v] = w * scale;
-          if (drops) {
-            const Vec<T> kept = load(s.keep + key * NR<T> + v * kLanes<T>) * inverse;
-            w *= kept, dw *= kept;
-          }
-          ds[e][v] *= dw - d[v];
-          if (through) ds[e][v] *= load(through + at);
-          weight[e][v] = w;
-        }
-      for (int e = 0; e < Op::kPack; ++e) {
-        const int64_t at = (k * Op::kPack + e) * by_row + packed<Op>(lane);
-        store_along_rows(s.weights_by_row + at, weight[e]);
-        store_along_rows(s.ds_by_row + at, ds[e]);
+    const T factor = T(in.softmax_scale * kUnit<Op>), inverse = T(drops ? dropout_scale(in.dropout_p) : 1);
+    const T *lse = s.lse + lane, *d = s.d + lane;
+    for (int64_t j = 0; j < n; j += kRows) {
+      const int64_t key = from + j;
+      const bool masked = key < all.begin || key + kRows > all.end;
+      T* weights = s.weights + j * NR<T>;
+      Tile<T, kRows, V> tile;
+      multiply_keys<Op>(tile, s.k, key, s.q + lane * width_q, width_q);
+      tile.each(0, [&](int r, int v, int64_t) XLSTM_INLINED { tile.acc[r][v] *= factor; });
+      if (masked || bends) {
+        Vec<T> most[V];
+        tile.store_to(weights);
+        apply_rules<Op, V>(s.facts, lane, in.softcap, masked, key, kRows, weights, s.through + j * NR<T>, most);
+        tile.load_from(weights);
       }
-      for (int v = 0; v < V; ++v)
-        store(s.ds_by_key + k * ld + lane + v * kLanes<T>, Op::pack(ds[0][v], ds[Op::kPack - 1][v]));
+      tile.each(NR<T>, [&](int r, int v, int64_t at) XLSTM_INLINED {
+        tile.acc[r][v] = weight_of<Op>(tile.acc[r][v] - load(lse + v * kLanes<T>));
+        store(weights + at, tile.acc[r][v]);
+      });
+      if (drops) drop(tile, j, inverse);
+      store_along_rows(s.weights_by_row, lane, j, tile);
+    }
+    for (int64_t j = 0; j < n; j += kRows) {
+      Tile<T, kRows, V> tile;
+      multiply_keys<Op>(tile, s.v, from + j, s.dout + lane * width_v, width_v);
+      if (drops) drop(tile, j, inverse);
+      tile.each(NR<T>, [&](int r, int v, int64_t at) XLSTM_INLINED {
+        Vec<T> weight = load(s.weights + j * NR<T> + at);
+        if constexpr (!kScaledAtTheEnd<Op>) weight *= T(in.softmax_scale);
+        tile.acc[r][v] = weight * (tile.acc[r][v] - load(d + v * kLanes<T>));
+      });
+      if (in.softcap > 0) tile.scale_by(s.through + j * NR<T>);
+      store_along_rows(s.ds_by_row, lane, j, tile);
+      tile.template store_packed<Op>(s.ds_by_key + j / Op::kPack * ld + lane, ld);
     }
   }
   template <int V>
-  static void store_along_rows(T* to, const Vec<T> (&x)[V]) {
-    if constexpr (Op::kPack == 1) {
-      for (int v = 0; v < V; ++v) store(to + v * kLanes<T>, x[v]);
-    } else {
-      for (int v = 0; v < V; v += 2)
-        store(to + v / 2 * kLanes<T>, Op::join(x[v], v + 1 < V ? x[v + 1 < V ? v + 1 : v] : Vec<T>{}));
+  XLSTM_ALWAYS_INLINE void drop(Tile<T, kRows, V>& tile, int64_t j, T inverse) const {
+    tile.each(NR<T>, [&](int r, int v, int64_t at)
+                         XLSTM_INLINED { tile.acc[r][v] *= load(s.keep + j * NR<T> + at) * inverse; });
+  }
+  // A tile of keys from the j-th of the block on, as elements along the rows.
+  template <int V>
+  XLSTM_ALWAYS_INLINE void store_along_rows(T* to, int64_t lane, int64_t j, const Tile<T, kRows, V>& tile) const {
+    T* at = to + j * by_row + packed<Op>(lane);
+    XLSTM_UNROLL for (int r = 0; r < kRows; ++r, at += by_row) {
+      if constexpr (Op::kPack == 1) {
+        for (int v = 0; v < V; ++v) store(at + v * kLanes<T>, tile.acc[r][v]);
+      } else {
+        for (int v = 0; v < V; v += 2)
+          store(at + v / 2 * kLanes<T>,
+                Op::join(tile.acc[r][v], v + 1 < V ? tile.acc[r][v + 1 < V ? v + 1 : v] : Vec<T>{}));
+      }
     }
   }
 
@@ -245,16 +275,18 @@ struct BackwardGroup {
     }
     for (int64_t r = 0; r < live; ++r) {
       for (int64_t column = 0; column < in.dqk; column += NR<T>)
-        memcpy(s.row + column, dq_at(r, column), NR<T> * sizeof(T));
+        for (int64_t e = 0; e < NR<T>; e += kLanes<T>)
+          store(s.row + column + e, load(dq_at(r, column) + e) * at_the_end<Op>(in));
       store_row(p.dq.data, p.dq.dtype, sequence.row(p.dq, key_head, first + r), s.row, in.dqk);
     }
   }
 };
 
-// Rows of dk or dv at places [from, to) of a sequence: sums over the parts, zero where there is no key in use.
+// Rows of dk or dv at places [from, to) of a sequence: sums over the parts times factor, zero where there is no key in
+// use.
 template <class T, class Get>
 void store_keys(const AttentionSequence& sequence, int64_t key_head, const xlstm_tensor& x, int64_t features,
-                const KeySums<T>* parts, int64_t count, int64_t from, int64_t to, T* row, Get&& get) {
+                const KeySums<T>* parts, int64_t count, int64_t from, int64_t to, T factor, T* row, Get&& get) {
   for (int64_t t = from; t < to; ++t) {
     const int64_t key = t - sequence.first_key;
     for (int64_t column = 0; column < features; column += NR<T>)
@@ -262,7 +294,7 @@ void store_keys(const AttentionSequence& sequence, int64_t key_head, const xlstm
         Vec<T> sum{};
         for (int64_t c = 0; c < count && key >= 0 && key < sequence.keys; ++c)
           sum += load(parts[c].at(get(parts[c]), key, column) + e);
-        store(row + column + e, sum);
+        store(row + column + e, sum * factor);
       }
     store_row(x.data, x.dtype, sequence.key(x, key_head, t), row, features);
   }
@@ -278,9 +310,9 @@ void backward(const xlstm_attention_backward& p, const AttentionBackwardCpuPlan&
   const int64_t heads = in.batch * in.heads_k, members = in.heads_q / in.heads_k;
   const auto store_both = [&](const AttentionSequence& sequence, int64_t key_head, const KeySums<T>* parts,
                               int64_t from, int64_t to, T* row) {
-    store_keys(sequence, key_head, p.dk, in.dqk, parts, plan.parts, from, to, row,
+    store_keys(sequence, key_head, p.dk, in.dqk, parts, plan.parts, from, to, at_the_end<Op>(in), row,
                [](const KeySums<T>& x) { return x.dk; });
-    store_keys(sequence, key_head, p.dv, in.dv, parts, plan.parts, from, to, row,
+    store_keys(sequence, key_head, p.dv, in.dv, parts, plan.parts, from, to, T(1), row,
                [](const KeySums<T>& x) { return x.dv; });
   };
 

@@ -6,14 +6,14 @@
 //   out = o / (l (1 - p))                                lse = m + log l
 //
 // The query heads of one key head are one matrix of rows, token by token, so GQA and MQA share each packed key. A task
-// owns a block of rows (up to 8 panels) and walks tiles of keys: it packs the tile's keys (token panels) and values
+// owns a block of rows (up to 32 panels) and walks tiles of keys: it packs the tile's keys (token panels) and values
 // (column panels) once, and lets every panel that sees some of them take them in. Scores lie keys down, rows across:
 // the maximum and the sum are lane by lane, and the weights are the left operand of their product with the values as
-// they lie. A block's queries, sums and one tile stay in L2 (0.4 MB at 256 rows, 128 features in float). What a panel
+// they lie. A tile and a panel stay in L1 and L2; the other panels of a block come by as streams. What a panel
 // cannot see of a tile is not computed; rules are applied where a tile is not wholly seen, or bent by softcap or ALiBi.
 //
 // Per row and key that is dqk + dv multiply-adds and one exp; the fused multiply-add units bind, and at 64 features exp
-// takes a fifth. With Op = Bf16Pairs the weights are rounded to bfloat16 once, and l sums them unrounded.
+// takes a tenth or more. With Op = Bf16Pairs the weights are rounded to bfloat16 once, and l sums them unrounded.
 //
 // Where few rows do not fill the threads, a sequence's keys are cut into parts; each leaves its own out and lse in the
 // workspace, and they are combined (decode_cpu.cpp has the same as a call).
@@ -98,7 +98,7 @@ struct ForwardBlock {
   ForwardScratch<Op>& s;
   const xlstm_attention& in = p.in;
   const int64_t width = packed<Op>(in.dqk), panels_v = panels<T>(in.dv);
-  const T scale = T(in.softmax_scale);
+  const T scale = T(in.softmax_scale * kUnit<Op>);
 
   int64_t rows() const { return padded<T>(live); }
   T* sums(int64_t panel) const { return s.o + panel * NR<T> * panels_v * NR<T>; }
@@ -116,11 +116,11 @@ struct ForwardBlock {
   template <int V>
   void scores(int64_t panel, int64_t j0, int64_t from, int64_t to, Vec<T>* most) const {
     const int64_t lane = panel * NR<T>, n = round_up(to - from, kRows);
-    raw_scores<Op, V>(s.k, from - j0, s.q + panel * width * NR<T>, width, n, scale, s.scores, NR<T>, most);
+    raw_scores<Op, V>(s.k, from - j0, s.q + panel * width * NR<T>, width, n, scale, s.scores, most);
     const KeyRange all = s.facts.all(lane, NR<T>);
     const bool masked = from < all.begin || from + n > all.end;
     if (masked || in.softcap > 0 || s.facts.slopes)
-      apply_rules<V>(s.facts, lane, in.softcap, masked, from, n, s.scores, NR<T>, static_cast<T*>(nullptr), most);
+      apply_rules<Op, V>(s.facts, lane, in.softcap, masked, from, n, s.scores, static_cast<T*>(nullptr), most);
   }
   // A panel takes keys [from, to) in. n keys of the tile are packed.
   template <int V>
@@ -129,10 +129,10 @@ struct ForwardBlock {
     scores<V>(panel, j0, from, to, most);
     T *m = s.m + panel * NR<T>, *l = s.l + panel * NR<T>;
     for (int v = 0; v < V; ++v) {
-      const Vec<T> old = load(m + v * kLanes<T>), now = larger<T>(old, most[v]);
+      const Vec<T> old = load(m + v * kLanes<T>), now = larger(old, most[v]);
       shift[v] = now == lowest<T>() ? Vec<T>{} : now;  // nothing seen yet: e^(-infinity - 0) is zero
       store(m + v * kLanes<T>, now);
-      store(s.factor + v * kLanes<T>, exp(old - shift[v]));
+      store(s.factor + v * kLanes<T>, weight_of<Op>(old - shift[v]));
       sum[v] = Vec<T>{};
     }
     const bool drops = in.dropout_p > 0;
@@ -142,7 +142,7 @@ struct ForwardBlock {
         Vec<T> pair[2] = {};
         for (int e = 0; e < Op::kPack; ++e) {
           const int64_t at = (k * Op::kPack + e) * NR<T> + v * kLanes<T>;
-          pair[e] = exp(load(s.scores + at) - shift[v]);
+          pair[e] = weight_of<Op>(load(s.scores + at) - shift[v]);
           sum[v] += pair[e];
           if (drops) pair[e] *= load(s.keep + at);
         }
@@ -211,7 +211,7 @@ struct ForwardBlock {
     const T* o = sums(r / NR<T>) + r % NR<T> * NR<T>;
     for (int64_t column = 0; column < in.dv; column += NR<T>)
       for (int64_t e = 0; e < NR<T>; e += kLanes<T>) store(s.row + column + e, load(o + column * NR<T> + e) * inverse);
-    return l == 0 ? -T(__builtin_inff()) : s.m[r] + T(::log(double(l)));
+    return l == 0 ? -T(__builtin_inff()) : T(double(s.m[r]) / kUnit<Op>) + T(::log(double(l)));
   }
 
   // The softmax itself, made again tile by tile.
@@ -224,9 +224,10 @@ struct ForwardBlock {
         if (in.dropout_p > 0) fill_keep(s.facts, panel * NR<T>, in, from, to - from, s.keep);
         for (int64_t r = 0; r < NR<T> && panel * NR<T> + r < live; ++r) {
           const int64_t row = panel * NR<T> + r, i = s.facts.query[row];
-          const double lse = whole_row(p, head(row), T(double(s.m[row]) + ::log(double(s.l[row])))).whole;
+          const double lse = whole_row(p, head(row), T(double(s.m[row]) / kUnit<Op> + ::log(double(s.l[row])))).whole;
           for (int64_t j = 0; j < to - from; ++j) {
-            const double y = double(s.scores[j * NR<T> + r]), weight = y == -__builtin_inf() ? 0 : ::exp(y - lse);
+            const double y = double(s.scores[j * NR<T> + r]),
+                         weight = y == -__builtin_inf() ? 0 : ::exp(y / kUnit<Op> - lse);
             s.row[j] = in.dropout_p > 0 && s.keep[j * NR<T> + r] == 0 ? T(-weight) : T(weight);
           }
           const int64_t at = sequence.index * p.probs.stride[0] + head(row) * p.probs.stride[1] + i * p.probs.stride[2];

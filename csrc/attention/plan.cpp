@@ -13,13 +13,17 @@ constexpr int64_t kDefaultBlock = 128, kDefaultBackwardBlock = 64, kDefaultBackw
 }  // namespace
 
 AttentionCpuPlan plan_attention_cpu(const AttentionShape& shape, int64_t block_k, int64_t splits, int64_t threads) {
-  constexpr int64_t kTasksPerThread = 4, kLeastTiles = 4;
+  constexpr int64_t kMostPanels = 32, kLargePanels = 8, kTasksPerThread = 4, kLeastTiles = 4;
   const int64_t heads = std::max<int64_t>(1, shape.batch * shape.heads_k);
   const int64_t panels = std::max<int64_t>(1, ceil_div(shape.rows, shape.panel));
   AttentionCpuPlan plan;
   plan.block_k = block_k ? block_k : kDefaultBlock;
-  int64_t each = std::min(kMostRowPanels, panels);
-  while (each > 1 && threads > 1 && heads * ceil_div(panels, each) < kTasksPerThread * threads) each = (each + 1) / 2;
+  int64_t each = std::min(kMostPanels, panels);
+  // Of large blocks twice as many: what the last of them leaves idle outweighs the packing that they save.
+  const auto enough = [&] {
+    return heads * ceil_div(panels, each) >= (each > kLargePanels ? 2 : 1) * kTasksPerThread * threads;
+  };
+  while (each > 1 && threads > 1 && !enough()) each = (each + 1) / 2;
   plan.rows = each * shape.panel;
   plan.blocks = ceil_div(panels, each);
   plan.splits = splits;

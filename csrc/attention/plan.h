@@ -24,7 +24,7 @@ struct AttentionCpuPlan {
 
 constexpr int64_t kAttentionBlocks[] = {32, 64, 128, 256};  // legal sizes of a key tile
 constexpr int64_t kMostSplits = 256;                        // parts of the keys, or backward of a key head's rows
-constexpr int64_t kMostRowPanels = 8;                       // that a block of rows may have
+constexpr int64_t kMostRowPanels = 8;                       // that a group of rows of a backward pass may have
 
 // Forward: a task is a block of rows against a part of the keys. Large blocks pack the keys less often; small ones fill
 // the threads. Keys are split only where even single panels do not fill them, and only in parts of four tiles or more.

@@ -24,50 +24,65 @@ template <class T>
 inline Vec<T> lowest() {
   return broadcast(-T(__builtin_inff()));
 }
-template <class T>
-inline Vec<T> larger(Vec<T> a, Vec<T> b) {
-  return a > b ? a : b;
+
+// With bfloat16 operands scores are kept as powers of two, y log2 e: the factor that brings them into that unit is
+// there anyway, and 2^x costs half of e^x. In float they stay as they are: two more roundings would show.
+constexpr double kLog2E = 1.44269504088896340736;
+template <class Op>
+constexpr double kUnit = Op::kPack == 1 ? 1 : kLog2E;
+template <class Op>
+inline Vec<typename Op::Scalar> weight_of(Vec<typename Op::Scalar> difference) {
+  if constexpr (Op::kPack == 1)
+    return exp(difference);
+  else
+    return exp2(difference);
 }
 
-// s (n, ld): keys [first, first + n) of token panels times rows in a token panel, times scale; first and n are whole
+// Keys [key, key + kRows) of token panels times rows in a token panel; key is a multiple of kRows.
+template <class Op, int V, class T>
+XLSTM_ALWAYS_INLINE void multiply_keys(Tile<T, kRows, V>& tile, const T* keys, int64_t key, const T* rows,
+                                       int64_t width) {
+  tile.template product<Op>(keys + key / NR<T> * width * NR<T> + key % NR<T>, NR<T>, rows, width);
+}
+
+// s (n, NR): keys [first, first + n) of token panels times rows in a token panel, times scale; first and n are whole
 // numbers of kRows. Keeps the largest score of every row in `most`.
 template <class Op, int V, class T>
-inline void raw_scores(const T* keys, int64_t first, const T* rows, int64_t width, int64_t n, T scale, T* s, int64_t ld,
+inline void raw_scores(const T* keys, int64_t first, const T* rows, int64_t width, int64_t n, T scale, T* s,
                        Vec<T>* most) {
   Vec<T> top[V];
   for (int v = 0; v < V; ++v) top[v] = lowest<T>();
   for (int64_t j = 0; j < n; j += kRows) {
     Tile<T, kRows, V> tile;
-    const int64_t key = first + j;
-    tile.template product<Op>(keys + key / NR<T> * width * NR<T> + key % NR<T>, NR<T>, rows, width);
-    tile.each(ld, [&](int r, int v, int64_t at) XLSTM_INLINED {
+    multiply_keys<Op>(tile, keys, first + j, rows, width);
+    tile.each(NR<T>, [&](int r, int v, int64_t at) XLSTM_INLINED {
       tile.acc[r][v] *= scale;
-      top[v] = larger<T>(top[v], tile.acc[r][v]);
-      store(s + j * ld + at, tile.acc[r][v]);
+      top[v] = larger(top[v], tile.acc[r][v]);
+      store(s + j * NR<T> + at, tile.acc[r][v]);
     });
   }
   for (int v = 0; v < V; ++v) most[v] = top[v];
 }
 
-// Softcap, ALiBi and what a row may not see (-infinity), in place, for keys [j0, j0 + n) and the lanes of the panel
-// that starts at row `first`. through: where to leave d(capped)/d(score), or NULL.
-template <int V, class T>
+// Softcap, ALiBi and what a row may not see (-infinity), in place, for scores (n, NR) of keys [j0, j0 + n) and the
+// panel that starts at row `first`. through: where to leave d(capped)/d(score), or NULL.
+template <class Op, int V, class T>
 inline void apply_rules(const RowFacts<T>& facts, int64_t first, double softcap, bool masked, int64_t j0, int64_t n,
-                        T* s, int64_t ld, T* through, Vec<T>* most) {
-  const T cap = T(softcap), inverse = T(softcap > 0 ? 1 / softcap : 0);
+                        T* s, T* through, Vec<T>* most) {
+  const T cap = T(softcap * kUnit<Op>), inverse = T(softcap > 0 ? 1 / (softcap * kUnit<Op>) : 0);
   for (int v = 0; v < V; ++v) {
     const int64_t lane = first + v * kLanes<T>;
     const IntVec<T> begin = load_integers<T>(facts.begin + lane), end = load_integers<T>(facts.end + lane);
     const IntVec<T> place = load_integers<T>(facts.place + lane);
-    const Vec<T> slope = load(facts.slope + lane);
+    const Vec<T> slope = load(facts.slope + lane) * T(kUnit<Op>);
     Vec<T> top = lowest<T>();
     IntVec<T> j = IntVec<T>{} + IntegerOf<T>(j0);
     for (int64_t t = 0; t < n; ++t, j += 1) {
-      T* at = s + t * ld + v * kLanes<T>;
+      T* at = s + t * NR<T> + v * kLanes<T>;
       Vec<T> y = load(at);
       if (softcap > 0) {
         const Vec<T> bent = tanh(y * inverse);
-        if (through) store(through + t * ld + v * kLanes<T>, T(1) - bent * bent);
+        if (through) store(through + t * NR<T> + v * kLanes<T>, T(1) - bent * bent);
         y = bent * cap;
       }
       if (facts.slopes) {
@@ -75,7 +90,7 @@ inline void apply_rules(const RowFacts<T>& facts, int64_t first, double softcap,
         y -= slope * __builtin_convertvector(apart < 0 ? -apart : apart, Vec<T>);
       }
       if (masked) y = ((j >= begin) & (j < end)) ? y : lowest<T>();
-      top = larger<T>(top, y);
+      top = larger(top, y);
       store(at, y);
     }
     most[v] = top;
