@@ -281,17 +281,15 @@ def _floors(
     longest_sum = max(case.dqk, case.dhv, min(case.chunk, case.length))
     floor = max(FLOOR * eps, wide_eps / 2 * longest_sum**0.5)
     floors = {f"{name} {metric}": floor for name in true for metric in METRICS}
-    for name, terms in _summed_terms(case, gate, inputs, cotangents, true).items():
-        for metric, size in (("norm", torch.linalg.vector_norm), ("max", torch.amax)):
-            ratio = float(size(terms) / size(true[name].abs()).clamp(min=TINY))
-            key = f"{name} {metric}"
-            floors[key] = max(floors[key], FLOOR * eps_of_terms * ratio)
+    rounded_off = [(FLOOR * eps_of_terms, _summed_terms(case, gate, inputs, cotangents, true))]
     if dtype in HALF:
-        for name, spread in _spread_of_terms(case, gate, inputs, true).items():
+        rounded_off.append((2 * OPERANDS * eps, _spread_of_terms(case, gate, inputs, true)))
+    for units, sizes in rounded_off:
+        for name, terms in sizes.items():
             for metric, size in (("norm", torch.linalg.vector_norm), ("max", torch.amax)):
-                ratio = float(size(spread) / size(true[name].abs()).clamp(min=TINY))
+                ratio = float(size(terms) / size(true[name].abs()).clamp(min=TINY))
                 key = f"{name} {metric}"
-                floors[key] = max(floors[key], 2 * OPERANDS * eps * ratio)
+                floors[key] = max(floors[key], units * ratio)
     return floors
 
 

@@ -38,11 +38,11 @@ AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall& call,
                    suits_hopper_attention(call.element_bytes, call.bent, p.dqk, p.dv);
   // Hopper's own kernels have no parts, and are as fast on a third of the chip as the common ones on all of it: on half
   // of it they were 1.4 to 1.7 times as fast.
-  const int64_t own_blocks = ceil_div(call.keys, kHopperOwned) * call.batch * call.heads_k;
+  const bool enough = own && 3 * ceil_div(call.keys, kHopperOwned) * call.batch * call.heads_k >= chip.compute_units;
   p.parts = 1;
   if (blocks > 0 && call.parts)
     p.parts = call.parts;
-  else if (blocks > 0 && !(own && 3 * own_blocks >= chip.compute_units))
+  else if (blocks > 0 && !enough)
     p.parts = std::clamp<int64_t>(std::min(chip.compute_units / blocks, tiles / kLeastTiles), 1, kMostParts);
   if (p.parts > 1) p.sums = p.parts * blocks * p.of_keys.owned * (p.dqk + p.dv);
   p.hopper = own && p.parts == 1;

@@ -6,6 +6,8 @@
 // that of weights^T x dout.
 #pragma once
 
+#include <numbers>
+
 #include "attention/sequences.h"
 
 namespace xlstm::XLSTM_ISA {
@@ -27,9 +29,8 @@ inline Vec<T> lowest() {
 
 // With bfloat16 operands scores are kept as powers of two, y log2 e: the factor that brings them into that unit is
 // there anyway, and 2^x costs half of e^x. In float they stay as they are: two more roundings would show.
-constexpr double kLog2E = 1.44269504088896340736;
 template <class Op>
-constexpr double kUnit = Op::kPack == 1 ? 1 : kLog2E;
+constexpr double kUnit = Op::kPack == 1 ? 1 : std::numbers::log2e;
 template <class Op>
 inline Vec<typename Op::Scalar> weight_of(Vec<typename Op::Scalar> difference) {
   if constexpr (Op::kPack == 1)

@@ -50,8 +50,8 @@ class Contest:
 
     def absent(self, x: Implementation) -> str | None:
         """Why it is not begun with."""
-        why = x.missing(self.machine.device) or self.lost.get((x.name, work_of(self.operator, self.cell)))
-        why = why or x.beyond(self.cell) or None
+        lost = self.lost.get((x.name, work_of(self.operator, self.cell)))
+        why = x.missing(self.machine.device) or lost or x.beyond(self.cell) or None
         needs, free = x.needs(self.cell), self.machine.free_bytes()
         if why is None and needs > free:
             why = f"needs {needs / 1e9:.0f} GB of the {free / 1e9:.0f} GB that are free"
