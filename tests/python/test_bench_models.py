@@ -101,6 +101,18 @@ def test_a_text_before_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert all(e["inexact"] == [] and max(e["errors"].values()) < 1e-3 for e in entries)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"])
+def test_weights_are_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str) -> None:
+    """For all points, whatever the device is called: cpu:0 is to the tensors made there cpu, as cuda is cuda:0."""
+    made = []
+    make = models.random_weights
+    monkeypatch.setattr(models, "random_weights", lambda *asked: made.append(asked) or make(*asked))
+    asked = Settings(operators=("write",), providers=(OURS,), device=device, dtypes=("fp32",), quick=True)
+    points = runner.run(asked, tmp_path / "writing.json")["points"]
+    assert len(points) == 2 and all("ms" in entry for point in points for entry in point["entries"])
+    assert len(made) == 1
+
+
 def test_models_of_peers_do_not_eat_the_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Planted: the first peer's takes more than its part; ours are measured everywhere, the next peer is left out."""
     write = operators.OPERATORS["write"]

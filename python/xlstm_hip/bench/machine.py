@@ -23,12 +23,12 @@ CPU_CACHE = 32 << 20  # stands for L2 where there is none to ask for
 
 class Machine:
     def __init__(self, device: str) -> None:
-        self.device = torch.device(device)
-        self.gpu = self.device.type == "cuda"
+        self.gpu = torch.device(device).type == "cuda"
         self.l2_bytes = CPU_CACHE
         if self.gpu:
-            self.l2_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
+            self.l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         self._flush = torch.empty(FLUSH_FACTOR * self.l2_bytes if self.gpu else 1, dtype=torch.uint8, device=device)
+        self.device = self._flush.device  # as tensors name it: cuda:0, also where cuda was asked for
 
     def synchronize(self) -> None:
         if self.gpu:
