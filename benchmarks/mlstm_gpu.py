@@ -137,7 +137,7 @@ def measure_length(session: Session, cell: Cell, advance: Advance) -> Results:
             entry["peak_bytes"] = machine.peak_bytes(call)
             session.race([entry], {entry["name"]: call}, advance)
         except Exception as error:
-            entry |= failure(ours.provider, error)
+            entry = failure(machine, entry, error)
     return facts_of(cell) | entry
 
 

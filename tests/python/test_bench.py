@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from xlstm_hip import attention as our_attention
 from xlstm_hip import cli, select
 from xlstm_hip.bench import (
     attention,
+    contest,
+    machine,
     metrics,
     mlstm,
     mlstm_points,
@@ -400,6 +403,44 @@ def test_a_trial_says_what_it_lived_through() -> None:
     assert done.stdout == "done step step fp32 B1 NH2 32/64\n"  # layers have no Triton peers
     done = subprocess.run([*line, "--works", "another"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and done.stdout == "", done.stderr
+
+
+@pytest.mark.parametrize("told", ["always", "once", "never"])
+def test_a_lost_gpu_is_told_from_an_error(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    errors = {"always": [RuntimeError("wild")] * 9, "once": [RuntimeError("late"), None], "never": [None]}[told]
+    monkeypatch.setattr(torch.cuda, "synchronize", Mock(side_effect=errors))
+    assert machine.lost(torch.device("cuda")) == (told == "always") and not machine.lost(torch.device("cpu"))
+
+
+def test_a_trial_that_loses_the_gpu_is_not_lived_through(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Planted: a call that fails, and a GPU that is lost with it or is not."""
+    step = operators.OPERATORS["step"]
+    wild = replace(step.implementations[0], name="wild", prepare=Mock(side_effect=RuntimeError("far away\nand more")))
+    monkeypatch.setitem(operators.OPERATORS, "step", replace(step, implementations=(wild,)))
+    line = ["trial", "--device", "cpu", "--dtypes", "fp32", "--quick", "--operators", "step", "--try", "wild"]
+    monkeypatch.setattr(sys, "argv", line)
+    trial.main()
+    said = capsys.readouterr()
+    assert said.out.startswith("done step ") and said.err.endswith(": RuntimeError: far away\n")
+    monkeypatch.setattr(trial, "lost", lambda device: True)
+    monkeypatch.setattr(os, "_exit", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        trial.main()
+    assert capsys.readouterr().out == ""
+
+
+def test_who_loses_the_gpu_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A peer too: it is named, since what came after it would fail in its place."""
+    step = operators.OPERATORS["step"]
+    ours, *_, peer = (x for x in step.implementations if x.provider in (OURS, PLAIN))
+    wild = replace(peer, name="wild", prepare=Mock(side_effect=RuntimeError("far away")))
+    monkeypatch.setitem(operators.OPERATORS, "step", replace(step, implementations=(ours, wild, peer)))
+    assert run_steps(tmp_path)["points"][0]["entries"][1]["missing"] == "RuntimeError: far away"
+    monkeypatch.setattr(contest, "lost", lambda device: True)
+    with pytest.raises(SystemExit, match="wild: RuntimeError: far away; the GPU is lost to this process"):
+        run_steps(tmp_path)
 
 
 # ---- truths and counts

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-from .machine import Machine
+from .machine import Machine, lost
 from .registry import OURS, Call, Implementation, Operator, Tensors
 from .timing import Clock, Pace, Samples, interleaved, paired_ratio
 from .trial import compiling, work_of
@@ -24,9 +24,16 @@ def words_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:WORDS]
 
 
-def failure(provider: str, error: Exception) -> Entry:
-    """What an entry then has: a failure of ours is one of the run, a peer's is a result."""
-    return {"failed" if provider == OURS else "missing": words_of(error)}
+def reason(machine: Machine, entry: Entry, error: Exception) -> str:
+    """In words. One that cost the process its GPU ends the run: whatever comes next would be blamed for it."""
+    if lost(machine.device):
+        raise SystemExit(f"{entry['name']}: {words_of(error)}; the GPU is lost to this process") from error
+    return words_of(error)
+
+
+def failure(machine: Machine, entry: Entry, error: Exception) -> Entry:
+    """The entry with it: a failure of ours is one of the run, a peer's is a result."""
+    return entry | {"failed" if entry["provider"] == OURS else "missing": reason(machine, entry, error)}
 
 
 class Contest:
@@ -76,7 +83,7 @@ class Contest:
                 entry["inexact"] = [name for name, error in entry["errors"].items() if not error <= most]
             del results
         except Exception as error:  # a peer's failure is a result, and so is ours
-            return entry | failure(x.provider, error), None
+            return failure(self.machine, entry, error), None
         if x.provider == OURS and entry.get("inexact"):
             return entry | {"failed": f"wrong: {', '.join(entry['inexact'])}; not timed"}, None
         return entry, call

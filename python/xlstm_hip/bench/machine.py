@@ -21,6 +21,18 @@ SETS_FACTOR = 3  # input sets that take turns fill L2 so many times
 CPU_CACHE = 32 << 20  # stands for L2 where there is none to ask for
 
 
+def lost(device: torch.device) -> bool:
+    """Whether a GPU no longer serves this process, as after a kernel's wild access: from then on it says so at every
+    call. An error that it says once is none of that kind."""
+    for _ in range(2 if device.type == "cuda" else 0):
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError:
+            continue
+        return False
+    return device.type == "cuda"
+
+
 class Machine:
     def __init__(self, device: str) -> None:
         self.gpu = torch.device(device).type == "cuda"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from .contest import Advance, Contest, Entry, failure, words_of
+from .contest import Advance, Contest, Entry, failure, reason
 from .machine import Machine, taking_turns
 from .registry import Call, Implementation, Tensors
 from .timing import COLD_SAMPLES, Pace, Samples, interleaved, spread
@@ -31,7 +31,7 @@ def entered(contest: Contest, x: Implementation, sets: list[Tensors], one_call: 
                 other()
             machine.synchronize()
     except Exception as error:
-        return entry | failure(x.provider, error), {}
+        return failure(machine, entry, error), {}
     entry["peak_bytes"] = machine.peak_bytes(calls[0])
     entry["host_ms"] = machine.host_ms(taking_turns(calls))
     timed: Timed = {} if one_call else {(x.name, EAGER): taking_turns(calls)}
@@ -40,7 +40,7 @@ def entered(contest: Contest, x: Implementation, sets: list[Tensors], one_call: 
         if one_call:
             timed[x.name, REPLAY] = machine.graph_of(calls[:1])
     except Exception as error:
-        entry["no graph"] = words_of(error)
+        entry["no graph"] = reason(machine, entry, error)
         timed[x.name, EAGER] = taking_turns(calls)
     return entry, timed
 

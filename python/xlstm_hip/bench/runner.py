@@ -94,7 +94,7 @@ class Run:
             try:
                 entry["peak_bytes"] = self.peak_bytes(call)
             except Exception as error:
-                return entry | failure(implementation.provider, error), None
+                return failure(self.machine, entry, error), None
             taken = time.monotonic() - begin
         self.rates[kind] = taken / amount
         if taken > limit:
@@ -128,10 +128,11 @@ class Run:
         cold = operator.cold and self.machine.gpu
         clock = self.machine.cold_seconds if cold else self.machine.seconds
         race(entries, calls, self.pace(operator, share), advance, clock, broken.__setitem__)
+        by_name = {entry["name"]: entry for entry in entries}
+        for name, error in broken.items():  # in the order of time: the first is the one that may have lost the GPU
+            by_name[name] |= failure(self.machine, by_name[name], error)
         for entry in entries:
-            if entry["name"] in broken:
-                entry |= failure(entry["provider"], broken[entry["name"]])
-            elif "ms" in entry:
+            if "ms" in entry:
                 entry["metrics"] = metrics.of(cell, entry, self.results["ceilings"])
         return {"flops": cell.flops, "bytes": cell.bytes, "entries": entries}
 

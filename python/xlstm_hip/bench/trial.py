@@ -3,9 +3,10 @@
 
     python -m xlstm_hip.bench.trial --device cuda --dtypes bf16 --operators mlstm --try NAME
 
-One implementation at small shapes. A peer's compiler may end the process where a kernel does not suit it. So every
-Triton peer is tried in a process of its own first, at a small shape for each that would be compiled anew; what that
-process did not live through is not run, and reported with its last words.
+One implementation at small shapes. A peer's compiler may end the process where a kernel does not suit it, and a wild
+access of its kernel takes the GPU from it. So every Triton peer is tried in a process of its own first, at a small
+shape for each that would be compiled anew; what that process did not live through is not run, and reported with its
+last words.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
+from .machine import lost
 from .registry import Operator, Scale
 
 TRIAL_SECONDS = 240
@@ -128,6 +130,7 @@ def add_peers(folder: Path | None) -> None:
 
 
 def main() -> None:
+    from .contest import words_of
     from .operators import OPERATORS
 
     parser = argparse.ArgumentParser()
@@ -154,7 +157,9 @@ def main() -> None:
                         if device.type == "cuda":
                             torch.cuda.synchronize(device)
                     except Exception as error:  # it lives: the benchmark itself meets and reports this
-                        print(f"{work}: {type(error).__name__}", file=sys.stderr)
+                        print(f"{work}: {words_of(error)}", file=sys.stderr, flush=True)
+                        if lost(device):
+                            os._exit(1)  # those are the last words: an orderly end would meet the GPU, and add some
                 print(f"done {work}", flush=True)
 
 
