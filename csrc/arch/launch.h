@@ -16,8 +16,9 @@ inline void check_launch(const char* kernel, Status status) {
 struct Grid {
   int64_t blocks;
   int threads, lds_bytes;
-  bool early = false;  // before the kernel before it has ended: see arch/overlap.h
-  int cluster = 0;     // blocks that see each other's LDS: Hopper's
+  bool early = false;     // before the kernel before it has ended: see arch/overlap.h
+  int cluster = 0;        // blocks that see each other's LDS: Hopper's
+  bool together = false;  // all blocks at once, or an error: NVIDIA's
 };
 
 // What a kernel may have of LDS of its own, beside what its launch gives it: together they are what asking counts from.
@@ -30,7 +31,7 @@ void launch(const char* name, void (*kernel)(Params...), const Grid& grid, Strea
   if (grid.blocks > INT32_MAX) throw std::runtime_error(std::string(name) + ": more blocks than a grid may have");
   if (grid.lds_bytes > (48 << 10) - kMostOwnLds) check_launch(name, allow_lds(kernel, grid.lds_bytes));
   check_launch(name, start(kernel, uint32_t(grid.blocks), grid.threads, grid.lds_bytes, grid.early, grid.cluster,
-                           stream, arguments...));
+                           grid.together, stream, arguments...));
 }
 
 }  // namespace xlstm::gpu

@@ -42,6 +42,20 @@ XLSTM_DEVICE void meet_cluster() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
+// ---- the grid, where all of its blocks run at once (Grid::together, arch/launch.h)
+
+// One of its blocks has come; what this thread knows of is there for who waits.
+XLSTM_DEVICE void arrive_in_grid(uint32_t* arrivals) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrivals) : "memory");
+}
+// Until so many have, in all.
+XLSTM_DEVICE void wait_in_grid(const uint32_t* arrivals, uint32_t count) {
+  uint32_t now;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrivals) : "memory");
+  } while (now < count);
+}
+
 // ---- registers of a warpgroup, all of whose warps call this; multiples of 8
 
 template <int kCount>

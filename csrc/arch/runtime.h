@@ -42,17 +42,17 @@ Status allow_lds(Kernel* kernel, int bytes) {
 }
 
 // Starts a kernel, without the syntax that only compilers for GPUs have. early: see arch/overlap.h. cluster: blocks
-// that run side by side and see each other's LDS, which Hopper has; 0: none.
+// that run side by side and see each other's LDS, which Hopper has; 0: none. all_at_once: or an error, of CUDA's.
 template <class... Params>
 Status start(void (*kernel)(Params...), uint32_t blocks, int threads, int lds_bytes, bool early, int cluster,
-             Stream stream, const std::type_identity_t<Params>&... arguments) {
+             bool all_at_once, Stream stream, const std::type_identity_t<Params>&... arguments) {
 #if defined(__CUDACC__)
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(blocks);
   config.blockDim = dim3(uint32_t(threads));
   config.dynamicSmemBytes = size_t(lds_bytes);
   config.stream = stream;
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[3] = {};
   config.attrs = attributes;
   if (early) {
     cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
@@ -64,9 +64,14 @@ Status start(void (*kernel)(Params...), uint32_t blocks, int threads, int lds_by
     together.id = cudaLaunchAttributeClusterDimension;
     together.val.clusterDim = {uint32_t(cluster), 1, 1};
   }
+  if (all_at_once) {
+    cudaLaunchAttribute& cooperative = attributes[config.numAttrs++];
+    cooperative.id = cudaLaunchAttributeCooperative;
+    cooperative.val.cooperative = 1;
+  }
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 #else
-  (void)early, (void)cluster;
+  (void)early, (void)cluster, (void)all_at_once;
   const void* values[] = {&arguments...};
   return hipLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(uint32_t(threads)),
                          const_cast<void**>(values), size_t(lds_bytes), stream);

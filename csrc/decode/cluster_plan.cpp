@@ -19,8 +19,7 @@ ClusterPlan plan_for(const ProductShape& p, int batch, const Chip& chip) {
   const int64_t steps = p.columns / kStepFeatures, items = std::max<int64_t>(units_of(p, kItemRows), 1);
   ClusterPlan plan{};
   plan.passes = int(ceil_div(p.batch, batch));
-  plan.part_bits = kMostPartBits;
-  while (plan.part_bits > 1 && steps < 4 * plan.parts()) --plan.part_bits;
+  plan.part_bits = part_bits_of(steps);
   plan.part_steps = int(ceil_div(steps, plan.parts()));
   plan.clusters = int(std::clamp<int64_t>(clusters_at_once(chip, plan.parts()) / plan.passes, 1, items));
   const auto bytes = [&](int owned) { return cluster_room(p.bits, batch, plan.parts(), plan.part_steps, owned).bytes; };

@@ -15,7 +15,13 @@
 
 namespace xlstm::gpu {
 
-constexpr int kMostPartBits = 3;             // 8 blocks of a cluster, as every Hopper has them
+constexpr int kMostPartBits = 3;  // 8 blocks of a cluster, as every Hopper has them
+// Of the number of parts that so many steps of 64 features are cut into.
+constexpr int part_bits_of(int64_t steps) {
+  int bits = kMostPartBits;
+  while (bits > 1 && steps < 4 << bits) --bits;
+  return bits;
+}
 constexpr int kItemRows = 16;                // of weights; of SwiGLU 8 of either side
 constexpr int kSlots = 2;                    // of a warp's ring
 constexpr int kSegmentBytes = 256;           // of a row in a slot
@@ -40,7 +46,7 @@ constexpr ClusterRoom cluster_room(int bits, int batch, int parts, int part_step
   room.ring = 128;  // behind a barrier
   room.x = room.ring + cluster_warps(batch) * kSlots * slot_bytes(bits);
   room.sums = room.x + part_steps * kStepFeatures * 4 * batch;
-  room.squares = room.sums + part_steps * batch * 8;
+  room.squares = room.sums + part_steps * (batch == 1 ? 16 : batch * 8);
   room.all_squares = room.squares + part_steps * batch * 4;
   room.received = room.all_squares + parts * batch * 4;
   room.received += (16 - room.received % 16) % 16;

@@ -21,7 +21,7 @@ XLSTM_DEVICE int quarter() { return lane_id() % 4; }  // of a step, or of sums
 // x's of a block's part.
 struct ClusterX {
   char* values;
-  float* sums;  // by step and row of the batch, two numbers each
+  float* sums;  // by step and row of the batch, two numbers each; of one x four
 };
 
 constexpr int kDigits = 3, kDigitBits = 22;
@@ -74,7 +74,11 @@ struct DigitSums {
       for (int e = 0; e < kEight; ++e) digits[e] = (digits[e] + 128) >> 8;
     }
     if (kBatch == 1) *reinterpret_cast<uint2*>(to + 2 * kPlaneBytes) = make_uint2(0, 0);
-    if (n == 0) *reinterpret_cast<float2*>(x.sums + (step * kBatch + b) * 2) = make_float2(down, sum * down);
+    if (n != 0) return;
+    if constexpr (kBatch == 1)  // of even lanes, which have the upper digits, and of odd ones
+      *reinterpret_cast<float4*>(x.sums + step * 4) = {down * 256, sum * down, down, 0};
+    else
+      *reinterpret_cast<float2*>(x.sums + (step * kBatch + b) * 2) = make_float2(down, sum * down);
   }
 
   // Sums of the upper digits, and of the lowest: so they are the same, bit for bit, where lanes have one or the other.
@@ -108,7 +112,7 @@ struct DigitSums {
     uint32_t w[2][4];
     load(row[0], w[0]), load(row[1], w[1]);
     const char* const own = x.values + at * kStepBytes + quarter() * 16;
-    const float* const facts = x.sums + at * kBatch * 2;
+    const float* const facts = x.sums + (kBatch == 1 ? at * 4 + quarter() % 2 * 2 : at * kBatch * 2);
     constexpr float kShift = kBits == 4 ? 8 : 0;  // what weights without offsets are less
     const auto product = [&](const Piece& digits, int(&c)[4]) {
 #pragma unroll
@@ -128,10 +132,9 @@ struct DigitSums {
     if constexpr (kBatch == 1) {
       int c[4] = {};
       product(read_piece(own + item_row() % 4 * kPlaneBytes), c);
-      const bool below = quarter() >= 2, odd = quarter() % 2 != 0;
+      const bool below = quarter() >= 2;
       const float2 fact = *reinterpret_cast<const float2*>(facts);
-      add(upper[0][0], (below ? c[2] : c[0]) * 256 + (below ? c[3] : c[1]), odd ? fact.x : fact.x * 256,
-          odd ? 0.0f : fact.y, 0);
+      add(upper[0][0], (below ? c[2] : c[0]) * 256 + (below ? c[3] : c[1]), fact.x, fact.y, 0);
     } else {
 #pragma unroll
       for (int s = 0; s < kStrips; ++s) {
@@ -166,7 +169,7 @@ struct DigitSums {
           w[j][4 * u + i] = __byte_perm(p.word[i / 2 * 2], p.word[i / 2 * 2 + 1], i % 2 ? 0x7632 : 0x5410);
       }
     const char* const own = x.values + at * kStepBytes + quarter() * 16;
-    const float* const facts = x.sums + at * kBatch * 2;
+    const float* const facts = x.sums + (kBatch == 1 ? at * 4 + quarter() % 2 * 2 : at * kBatch * 2);
     const auto product = [&](const Piece& digits, float(&c)[4]) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -177,9 +180,9 @@ struct DigitSums {
     if constexpr (kBatch == 1) {
       float c[4] = {};
       product(read_piece(own + item_row() % 4 * kPlaneBytes), c);
-      const bool below = quarter() >= 2, odd = quarter() % 2 != 0;
+      const bool below = quarter() >= 2;
       const float digits = __builtin_fmaf(below ? c[2] : c[0], 256.0f, below ? c[3] : c[1]);
-      upper[0][0] = __builtin_fmaf(digits, odd ? facts[0] : facts[0] * 256, upper[0][0]);
+      upper[0][0] = __builtin_fmaf(digits, facts[0], upper[0][0]);
     } else {
 #pragma unroll
       for (int s = 0; s < kStrips; ++s) {

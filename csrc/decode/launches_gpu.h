@@ -6,6 +6,7 @@
 #include "decode/cluster_plan.h"
 #include "decode/matrix_plan.h"
 #include "decode/params_gpu.h"
+#include "decode/whole_plan.h"
 
 namespace xlstm::gpu {
 
@@ -25,5 +26,20 @@ extern template void launch_matrix<NibbleWeights>(const char*, const MatrixPlan&
 // The same by clusters, in a library for CUDA.
 template <class Weights>
 void launch_cluster(const char* name, const ClusterPlan&, const ProductParams&, Stream);
+
+// What blocks of a model multiply, in turn, and what comes behind the last.
+struct BlockProducts {
+  ProductParams projections, output, up, down;
+};
+struct WholeCall {
+  const xlstm_decode& model;
+  const BlockProducts* block;
+  const ProductParams& head;
+  float* settling;  // n and m of all heads
+  uint32_t* arrivals;
+};
+// A whole step in one launch, likewise.
+template <class Weights>
+void launch_whole(const WholePlan&, const WholeCall&, Stream);
 
 }  // namespace xlstm::gpu

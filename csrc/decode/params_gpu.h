@@ -8,7 +8,7 @@
 
 namespace xlstm::gpu {
 
-constexpr int kMostPieces = 6, kFirstGate = 4;  // q, k, v, o, then the gates i and f
+constexpr int kMostPieces = 6, kGateOfH = 3, kFirstGate = 4;  // q, k, v, o, then the gates i and f
 constexpr float kMaskedInputGate = -1e4f, kMaskedForgetGate = 1e4f;
 
 struct DeviceVector {
@@ -49,6 +49,7 @@ struct EmbedParams {
   const int64_t* tokens;
   DeviceVector table;
   float* x;
+  uint32_t* arrivals;  // set to zero: of a whole step in one launch
 };
 
 }  // namespace xlstm::gpu

@@ -178,6 +178,7 @@ template <int>
 __global__ __launch_bounds__(kProductThreads) void embed(const EmbedParams p) {
   let_next_kernel_begin();
   const int64_t at = int64_t(blockIdx.x) * kProductThreads + threadIdx.x;
+  if (at == 0) *p.arrivals = 0;
   if (at >= int64_t(p.batch) * p.dim) return;
   const int64_t token = p.tokens[at / p.dim];
   p.x[at] = token >= 0 && token < p.vocab ? value_of(p.table, token * p.dim + at % p.dim) : __builtin_nanf("");

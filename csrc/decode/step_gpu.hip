@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One token of each row through a whole xLSTM on a GPU: of a block six parts, each a launch but the mLSTM's step, which
-// in place is two. All can be captured in a graph.
+// in place is two; or, of one row on Hopper, all of it as one. All can be captured in a graph.
 #include <algorithm>
+#include <vector>
 
 #include "arch/launch.h"
 #include "decode/kernels_gpu.h"
@@ -18,6 +19,7 @@ constexpr int kBatchAtOnce = 4;
 
 struct Memory {
   float *x, *q, *k, *v, *o, *i, *f, *h, *up, *normed;
+  uint32_t* arrivals;
   char* step;
 
   Memory(Arena& arena, const xlstm_decode& p, size_t step_bytes) {
@@ -28,6 +30,7 @@ struct Memory {
     i = arena.take<float>(B * p.heads), f = arena.take<float>(B * p.heads);
     up = arena.take<float>(B * p.ffn);
     normed = arena.take<float>(B * std::max(values, p.dim));
+    arrivals = arena.take<uint32_t>(1);
     step = arena.take<char>(int64_t(step_bytes));
   }
 };
@@ -87,6 +90,13 @@ ProductParams product_of(const xlstm_decode& p, const float* x, int64_t columns)
   params.x = x;
   params.norm_eps = float(p.norm_eps);
   return params;
+}
+
+// Of what an RMS norm makes of x. The products' own kernels know no bias.
+void add_norm(ProductParams& params, const xlstm_decode_norm& of) {
+  if (of.bias.data || !of.weight.data) return;
+  params.input = Input::rms;
+  params.weight = {of.weight.data, of.weight.dtype};
 }
 
 void add_piece(ProductParams& params, const xlstm_linear& w, float* to) {
@@ -188,9 +198,102 @@ void run_normed(const char* name, const xlstm_decode& p, const xlstm_decode_norm
     norm(p, of, product.x, nullptr, product.columns, at.normed, chip, stream);
     product.x = at.normed;
   }
-  if (of.bias.data || !of.weight.data) return run<Input::plain, kOutput>(name, product, chip, stream);
-  product.weight = {of.weight.data, of.weight.dtype};
+  if (product.input == Input::plain) return run<Input::plain, kOutput>(name, product, chip, stream);
   run<Input::rms, kOutput>(name, product, chip, stream);
+}
+
+// ---- what a step multiplies
+
+BlockProducts products_of(const xlstm_decode& p, const xlstm_decode_block& block, const Memory& at) {
+  BlockProducts of{product_of(p, at.x, p.dim), product_of(p, at.h, p.heads * p.dhv), product_of(p, at.x, p.dim),
+                   product_of(p, at.up, p.ffn)};
+  const xlstm_linear* const weights[kMostPieces] = {&block.q, &block.k, &block.v, &block.o, &block.i, &block.f};
+  float* const to[kMostPieces] = {at.q, at.k, at.v, at.o, at.i, at.f};
+  for (int j = 0; j < kMostPieces; ++j) add_piece(of.projections, *weights[j], to[j]);
+  of.projections.cap = float(p.gate_cap);
+  of.projections.keep = p.keep;
+  add_norm(of.projections, block.norm_mlstm);
+  add_piece(of.output, block.out, at.x);
+  of.output.output = Output::add;
+  add_piece(of.up, block.gate, at.up);
+  add_piece(of.up, block.up, at.up);
+  of.up.output = Output::swiglu;
+  add_norm(of.up, block.norm_ffn);
+  add_piece(of.down, block.down, at.x);
+  of.down.output = Output::add;
+  return of;
+}
+
+ProductParams head_of(const xlstm_decode& p, const Memory& at) {
+  ProductParams of = product_of(p, at.x, p.dim);
+  add_piece(of, p.head, p.out);
+  of.cap = float(p.output_cap);
+  of.cap_all = true;
+  add_norm(of, p.out_norm);
+  return of;
+}
+
+// ---- all of it in one launch
+
+bool same_kind(const ProductParams& a, const ProductParams& b) {
+  for (int j = 0; j < a.pieces; ++j) {
+    const DeviceLinear &v = a.linear[j], &w = b.linear[j];
+    if (v.bits != w.bits || !alike(v, w)) return false;
+  }
+  return true;
+}
+
+// Whether the kernel for these weights takes a product's, which a norm stands before or not.
+bool suits_whole(const ProductParams& p, Kernel kernel, Input input) {
+  if (p.input != input || (kernel != Kernel::bfloat16 && !suits_clusters(p))) return false;
+  if (p.output == Output::swiglu && !alike(p.linear[0], p.linear[1])) return false;
+  return std::all_of(p.linear, p.linear + p.pieces, [&](const DeviceLinear& w) {
+    const Kernel own = kernel_of(p, w);
+    return own == kernel ? alike(w, p.linear[0]) : takes(kernel, own, p.output);
+  });
+}
+
+// False where it is not for one launch.
+[[maybe_unused]] bool run_whole(const xlstm_decode& p, const Memory& at, const Chip& chip, Stream stream) {
+  if (!chip.hopper || p.batch != 1 || !p.head.data) return false;
+  std::vector<BlockProducts> products;
+  for (int64_t n = 0; n < p.blocks; ++n) products.push_back(products_of(p, p.block[n], at));
+  const BlockProducts& first = products[0];
+  const ProductParams head = head_of(p, at);
+  const Kernel kernel = kernel_of(first.projections, first.projections.linear[0]);
+  bool suits = (kernel == Kernel::int8 || kernel == Kernel::int4 || kernel == Kernel::bfloat16) &&
+               suits_whole(head, kernel, Input::rms);
+  for (int64_t n = 0; n < p.blocks; ++n) {
+    const BlockProducts& own = products[size_t(n)];
+    suits = suits && !p.block[n].head_norm.bias.data && at_pieces(p.block[n].head_norm.weight.data) &&
+            at_pieces(p.block[n].c) && at_pieces(p.block[n].n) && suits_whole(own.projections, kernel, Input::rms) &&
+            suits_whole(own.output, kernel, Input::plain) && suits_whole(own.up, kernel, Input::rms) &&
+            suits_whole(own.down, kernel, Input::plain) && same_kind(own.projections, first.projections) &&
+            same_kind(own.output, first.output) && same_kind(own.up, first.up) && same_kind(own.down, first.down);
+  }
+  const int bits = kernel == Kernel::int4 ? 4 : kernel == Kernel::int8 ? 8 : 16;
+  const auto phase = [](const ProductParams& of, Phase p) { return PhaseShape{of.columns, whole_items(of, p).all()}; };
+  const WholePlan plan =
+      plan_whole({p.batch,
+                  p.blocks,
+                  p.heads,
+                  p.dqk,
+                  p.dhv,
+                  bits,
+                  suits,
+                  {phase(first.projections, Phase::projections), phase(first.projections, Phase::gate),
+                   phase(first.output, Phase::output), phase(first.up, Phase::up), phase(first.down, Phase::down),
+                   phase(head, Phase::head)}},
+                 chip);
+  if (!plan.blocks) return false;
+  const WholeCall call{p, products.data(), head, reinterpret_cast<float*>(at.step), at.arrivals};
+  if (kernel == Kernel::int8)
+    launch_whole<ByteWeights>(plan, call, stream);
+  else if (kernel == Kernel::int4)
+    launch_whole<NibbleWeights>(plan, call, stream);
+  else
+    launch_whole<Bfloat16Weights>(plan, call, stream);
+  return true;
 }
 
 }  // namespace
@@ -209,40 +312,24 @@ void decode_step(const xlstm_decode& p, const Chip& chip, void* workspace, void*
   Arena arena(workspace);
   const Memory at(arena, p, step_bytes);
   const int64_t values = p.heads * p.dhv, floats = p.batch * p.dim;
-  const EmbedParams table{int(p.batch), p.dim, p.vocab, p.tokens, {p.embedding.data, p.embedding.dtype}, at.x};
+  const EmbedParams table{int(p.batch), p.dim,      p.vocab, p.tokens, {p.embedding.data, p.embedding.dtype},
+                          at.x,         at.arrivals};
   launch("decode embedding", embed<0>, {ceil_div(floats, kProductThreads), kProductThreads, 0}, stream, table);
+  if constexpr (kHasHopperKernels)
+    if (run_whole(p, at, chip, stream)) return;
   for (int64_t n = 0; n < p.blocks; ++n) {
     const xlstm_decode_block& block = p.block[n];
-    ProductParams projections = product_of(p, at.x, p.dim);
-    const xlstm_linear* const weights[kMostPieces] = {&block.q, &block.k, &block.v, &block.o, &block.i, &block.f};
-    float* const to[kMostPieces] = {at.q, at.k, at.v, at.o, at.i, at.f};
-    for (int j = 0; j < kMostPieces; ++j) add_piece(projections, *weights[j], to[j]);
-    projections.cap = float(p.gate_cap);
-    projections.keep = p.keep;
-    run_normed<Output::store>("decode projections", p, block.norm_mlstm, projections, at, chip, stream);
-
+    BlockProducts of = products_of(p, block, at);
+    run_normed<Output::store>("decode projections", p, block.norm_mlstm, of.projections, at, chip, stream);
     recurrent(mlstm_of(p, block, at), chip, at.step, stream_pointer);
-
     norm(p, block.head_norm, at.h, at.o, values, at.normed, chip, stream);
-    ProductParams output = product_of(p, at.normed, values);
-    add_piece(output, block.out, at.x);
-    run<Input::plain, Output::add>("decode output", output, chip, stream);
-
-    ProductParams up = product_of(p, at.x, p.dim);
-    add_piece(up, block.gate, at.up);
-    add_piece(up, block.up, at.up);
-    run_normed<Output::swiglu>("decode up", p, block.norm_ffn, up, at, chip, stream);
-
-    ProductParams down = product_of(p, at.up, p.ffn);
-    add_piece(down, block.down, at.x);
-    run<Input::plain, Output::add>("decode down", down, chip, stream);
+    of.output.x = at.normed;
+    run<Input::plain, Output::add>("decode output", of.output, chip, stream);
+    run_normed<Output::swiglu>("decode up", p, block.norm_ffn, of.up, at, chip, stream);
+    run<Input::plain, Output::add>("decode down", of.down, chip, stream);
   }
   if (p.head.data) {
-    ProductParams last = product_of(p, at.x, p.dim);
-    add_piece(last, p.head, p.out);
-    last.cap = float(p.output_cap);
-    last.cap_all = true;
-    run_normed<Output::store>("decode head", p, p.out_norm, last, at, chip, stream);
+    run_normed<Output::store>("decode head", p, p.out_norm, head_of(p, at), at, chip, stream);
   } else if (p.out_norm.weight.data) {
     norm(p, p.out_norm, at.x, nullptr, p.dim, p.out, chip, stream);
   } else {

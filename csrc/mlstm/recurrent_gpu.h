@@ -99,11 +99,11 @@ struct Sums {                                            // in LDS
 
 // Where a thread writes h and l of token after token: one column of a tile.
 template <class E>
-struct Output {
+struct TokenOutput {
   E* h;  // null without such a column
   float* l;
 
-  XLSTM_DEVICE Output(const RecurrentParams& p, const Head& head, int tile, int columns) : h(nullptr), l(nullptr) {
+  XLSTM_DEVICE TokenOutput(const RecurrentParams& p, const Head& head, int tile, int columns) : h(nullptr), l(nullptr) {
     const int column = threadIdx.x, value = tile * columns + column;
     const TokenRows<E> to = rows<E>(p.h, head);
     if (column < columns && value < to.columns) h = const_cast<E*>(to.data) + head.begin * to.stride + value;
@@ -279,7 +279,7 @@ XLSTM_DEVICE void leave_sums(TileSums& sums, int buffer, float (&h)[Tile::kWidth
   if (lane_id() >= Tile::kLanes) return;
   float* to = sums.value[buffer][wave_id()];
   store_four(to + lane_id() * Tile::kWidth, h);
-  to[Tile::kLanes * Tile::kWidth] = l;
+  if (lane_id() == 0) to[Tile::kLanes * Tile::kWidth] = l;
 }
 
 template <class E, int kColumns>
@@ -298,7 +298,7 @@ __global__ __launch_bounds__(kMostRecurrentThreads, 1) void recurrent_tokens(con
   if (p.c_initial) tile.load(p.c_initial + c_offset, p.n_initial + n_offset);
   const Head head = head_of(p.where, state);
   const Tokens gate = own_gate(p);
-  Output<E> output(p, head, tile_index, kColumns);
+  TokenOutput<E> output(p, head, tile_index, kColumns);
   if (head.begin < head.end) tile.fetch(p, head);
   double m = p.m_initial && threadIdx.x < 2 * kGateTokens ? double(p.m_initial[state]) : 0.0;
 

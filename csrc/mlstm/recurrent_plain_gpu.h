@@ -39,7 +39,7 @@ __global__ __launch_bounds__(kAnyThreads) void recurrent_tokens_any(const Recurr
     return;
   }
   const Tokens gate = own_gate(p);
-  Output<E> output(p, head, tile, kAnyTile);
+  TokenOutput<E> output(p, head, tile, kAnyTile);
   const E *q_row = rows<E>(p.q, head).data + head.begin * p.q.stride[2],
           *k_row = rows<E>(p.k, head).data + head.begin * p.k.stride[2],
           *v_at = rows<E>(p.v, head).data + head.begin * p.v.stride[2] + column;

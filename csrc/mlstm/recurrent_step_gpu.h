@@ -28,11 +28,11 @@ struct OneGate {
   double x = 0, m = 0;
 
   // Both asked for, before C is: behind a tile's worth of it they would come last, and all threads wait for them.
-  XLSTM_DEVICE OneGate(const RecurrentParams& p, const Head& head)
+  XLSTM_DEVICE OneGate(const RecurrentParams& p, const Head& head, const float* m_initial)
       : makes(threadIdx.x < 2 * kGateTokens), is_input(threadIdx.x >= kGateTokens) {
     if (makes) {
       x = load_gate(own_gate(p), head, head.begin);
-      if (p.m_initial) m = double(p.m_initial[head.state]);
+      if (m_initial) m = double(m_initial[head.state]);
     }
     loads_in_order();
   }
@@ -65,7 +65,7 @@ __global__ __launch_bounds__(kMostRecurrentThreads,
   wait_for_earlier_kernels();
 
   const Head head = only_token(p, state);
-  const OneGate gate(p, head);
+  const OneGate gate(p, head, p.m_initial);
   if (p.c_initial) tile.load(p.c_initial + c_offset, p.n_initial + n_offset);
   tile.fetch(p, head);
   gate.make(p, step);
@@ -75,7 +75,7 @@ __global__ __launch_bounds__(kMostRecurrentThreads,
   tile.store_c(p.c_last + c_offset);
   leave_sums<Tile>(sums, 0, h, l);
   __syncthreads();
-  Output<E>(p, head, tile_index, kColumns).write(p, sums, 0, blockDim.x / kWave, step.m);
+  TokenOutput<E>(p, head, tile_index, kColumns).write(p, sums, 0, blockDim.x / kWave, step.m);
   if (tile.column != 0) return;
   tile.store_n(p.n_last + n_offset);
   if (threadIdx.x == 0) p.m_last[state] = float(step.m);

@@ -25,7 +25,8 @@ void test_room() {
           // Of one x four planes of digits, one of them nothing; of more, three and their scale.
           CHECK(r.x - r.ring == ring && r.sums - r.x >= steps * kStepFeatures * (batch == 1 ? 4 : 3) * batch,
                 "%d bits, %d rows: the ring or x's", bits, batch);
-          CHECK(r.squares - r.sums == steps * batch * 8 && r.all_squares - r.squares == steps * batch * 4,
+          CHECK(r.squares - r.sums == steps * (batch == 1 ? 16 : batch * 8) &&
+                    r.all_squares - r.squares == steps * batch * 4,
                 "%d bits, %d rows: facts of steps", bits, batch);
           CHECK(r.received - r.all_squares >= parts * batch * 4, "%d bits, %d rows: squares of all parts", bits, batch);
           CHECK(r.bytes - r.received == owned * parts * kItemRows * batch * 4, "%d bits, %d rows: sums", bits, batch);

@@ -16,6 +16,8 @@ inline bool barrier_done(uint32_t at, uint32_t parity) { return emulator::barrie
 inline void barriers_ready() {}
 inline void shared_written() { emulator::fence_proxy(); }
 inline void meet_cluster() { emulator::sync_cluster(); }
+inline void arrive_in_grid(uint32_t* arrivals) { emulator::arrive_in_grid(arrivals); }
+inline void wait_in_grid(const uint32_t* arrivals, uint32_t count) { emulator::wait_in_grid(arrivals, count); }
 
 template <int kCount>
 void take_registers() {

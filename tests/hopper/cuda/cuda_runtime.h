@@ -34,6 +34,18 @@ struct BlockIndex {
 };
 inline constexpr Index threadIdx{};
 inline constexpr BlockIndex blockIdx{};
+struct GridSize {
+  struct {
+    operator uint32_t() const { return emulator::grid_blocks(); }
+  } x;
+};
+struct BlockSize {
+  struct {
+    operator uint32_t() const { return emulator::block_threads(); }
+  } x;
+};
+inline constexpr GridSize gridDim{};
+inline constexpr BlockSize blockDim{};
 
 struct float2 {
   float x, y;
@@ -94,7 +106,11 @@ struct dim3 {
   uint32_t x, y, z;
   dim3(uint32_t n = 1) : x(n), y(1), z(1) {}
 };
-enum cudaLaunchAttributeID { cudaLaunchAttributeClusterDimension, cudaLaunchAttributeProgrammaticStreamSerialization };
+enum cudaLaunchAttributeID {
+  cudaLaunchAttributeClusterDimension,
+  cudaLaunchAttributeProgrammaticStreamSerialization,
+  cudaLaunchAttributeCooperative
+};
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
   struct {
@@ -102,6 +118,7 @@ struct cudaLaunchAttribute {
       uint32_t x, y, z;
     } clusterDim;
     int programmaticStreamSerializationAllowed;  // here one kernel follows the other
+    int cooperative;
   } val;
 };
 struct cudaLaunchConfig_t {
@@ -116,7 +133,10 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
                                const Arguments&... arguments) {
   int cluster = 1;
   for (unsigned n = 0; n < config->numAttrs; ++n)
-    if (config->attrs[n].id == cudaLaunchAttributeClusterDimension) cluster = int(config->attrs[n].val.clusterDim.x);
+    if (config->attrs[n].id == cudaLaunchAttributeClusterDimension)
+      cluster = int(config->attrs[n].val.clusterDim.x);
+    else if (config->attrs[n].id == cudaLaunchAttributeCooperative)
+      cluster = int(config->gridDim.x);  // all of them run, as a cluster's do
   const int bytes = int(config->dynamicSmemBytes);
   if (!emulator::may_have(reinterpret_cast<const void*>(kernel), bytes)) return cudaErrorInvalidValue;
   emulator::launch(int(config->gridDim.x), int(config->blockDim.x), bytes, cluster, [&] { kernel(arguments...); });

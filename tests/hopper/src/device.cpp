@@ -30,6 +30,8 @@ void launch(int blocks, int threads, int dynamic_bytes, int cluster_blocks, std:
 }
 
 uint32_t thread_index() { return uint32_t(running->index); }
+uint32_t grid_blocks() { return uint32_t(cluster->launch.blocks); }
+uint32_t block_threads() { return uint32_t(cluster->launch.threads); }
 uint32_t block_index() { return running->block->index; }
 uint32_t shared_address(const void* p) {
   return uint32_t(static_cast<const char*>(p) - running->block->dynamic) + kFirstAddress;

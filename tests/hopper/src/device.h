@@ -20,6 +20,8 @@ void launch(int blocks, int threads, int dynamic_bytes, int cluster, std::functi
 // Of the running thread.
 uint32_t thread_index();
 uint32_t block_index();
+uint32_t grid_blocks();
+uint32_t block_threads();
 uint32_t shared_address(const void* p);
 
 }  // namespace emulator

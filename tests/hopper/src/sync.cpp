@@ -79,6 +79,15 @@ void sync_cluster() {
   cluster->meeting.meet(threads, true, {"the cluster's barrier"});
 }
 
+void arrive_in_grid(uint32_t* arrivals) {
+  ++*arrivals;
+  cluster->grid.wake();
+}
+void wait_in_grid(const uint32_t* arrivals, uint32_t count) {
+  if (planted(Bug::grid_barrier)) return;
+  while (*arrivals < count) cluster->grid.wait({"%d arrivals in the grid", int64_t(count)});
+}
+
 const uint64_t* exchange(uint64_t mine) {
   Thread& me = *running;
   Exchange& with = me.block->exchanges[me.warp()];

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a plan to the launch of decode/whole_hopper.h.
+#include <cmath>
+#include <memory>
+
+#include "arch/launch.h"
+#include "decode/launches_gpu.h"
+#include "decode/whole_hopper.h"
+
+namespace xlstm::gpu {
+namespace {
+
+Tokens row_of(float* data, int heads, int64_t features) {
+  return {data, {heads * features, features, features}, int(features), int(XLSTM_FLOAT32), true};
+}
+
+RecurrentParams step_of(const WholeCall& call) {
+  const xlstm_decode& p = call.model;
+  const ProductParams& from = call.block[0].projections;
+  const int heads = int(p.heads);
+  RecurrentParams step{};
+  step.where = {nullptr, 1, p.heads, 1, p.heads, 1, 1};
+  step.q = row_of(from.to[0], heads, p.dqk), step.k = row_of(from.to[1], heads, p.dqk);
+  step.v = row_of(from.to[2], heads, p.dhv);
+  step.h = row_of(const_cast<float*>(call.block[0].output.x), heads, p.dhv);
+  step.gate[0] = row_of(from.to[5], heads, 1), step.gate[1] = row_of(from.to[4], heads, 1);
+  step.tiles = int(ceil_div(p.dhv, kStepColumns)), step.together = 1;
+  step.sigmoid = p.gate == XLSTM_GATE_SIGMOID;
+  step.normalize = !step.sigmoid || p.normalize;
+  step.scale = float(1 / std::sqrt(double(p.dqk)));
+  step.eps = p.eps;
+  step.n_last = call.settling, step.m_last = call.settling + p.heads * p.dqk;
+  return step;
+}
+
+WholeWeights weights_of(const DeviceLinear& w) { return {w.data, w.scales, w.offsets, w.bias}; }
+
+}  // namespace
+
+template <class Weights>
+void launch_whole(const WholePlan& plan, const WholeCall& call, Stream stream) {
+  const auto params = std::make_unique<WholeParams>();
+  WholeParams& to = *params;
+  const BlockProducts& first = call.block[0];
+  const ProductParams* const of[kPhases] = {&first.projections, &first.projections, &first.output,
+                                            &first.up,          &first.down,        &call.head};
+  for (int s = 0; s < kPhases; ++s) to.phase[s] = {plan.phase[s], whole_items(*of[s], Phase(s)), *of[s]};
+  to.room = plan.room;
+  to.blocks = int(call.model.blocks), to.heads = int(call.model.heads);
+  to.step = step_of(call);
+  to.x = first.projections.x;
+  to.o = first.projections.to[kGateOfH];
+  to.arrivals = call.arrivals;
+  for (int n = 0; n < to.blocks; ++n) {
+    const BlockProducts& own = call.block[n];
+    const xlstm_decode_block& block = call.model.block[n];
+    WholeWeights* linear = to.block[n].linear;
+    for (const ProductParams* product : {&own.projections, &own.output, &own.up, &own.down})
+      for (int j = 0; j < product->pieces; ++j) *linear++ = weights_of(product->linear[j]);
+    to.block[n].norm = own.projections.weight, to.block[n].norm_ffn = own.up.weight;
+    to.block[n].head_norm = {block.head_norm.weight.data, block.head_norm.weight.dtype};
+    to.block[n].c = block.c, to.block[n].n = block.n, to.block[n].m = block.m;
+  }
+  to.block[to.blocks].linear[0] = weights_of(call.head.linear[0]);
+  to.block[to.blocks].norm = call.head.weight;
+  Grid grid{plan.blocks, kWholeThreads, plan.room.bytes};
+  grid.together = true;
+  launch("decode, a whole step", whole_step<Weights>, grid, stream, to);
+}
+
+template void launch_whole<ByteWeights>(const WholePlan&, const WholeCall&, Stream);
+template void launch_whole<NibbleWeights>(const WholePlan&, const WholeCall&, Stream);
+template void launch_whole<Bfloat16Weights>(const WholePlan&, const WholeCall&, Stream);
+
+}  // namespace xlstm::gpu

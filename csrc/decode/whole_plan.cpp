@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "decode/whole_plan.h"
+
+#include <algorithm>
+
+#include "arch/numbers.h"
+#include "mlstm/recurrent_plan.h"
+
+namespace xlstm::gpu {
+
+namespace {
+
+// Of 64 features of x; of an item; of what a warp has of a product; of a step's gates.
+constexpr int kFactBytes = 16, kItemBytes = 16, kPartBytes = 32, kStepBytes = 64;
+constexpr int kStepSumBytes = 2 * kWholeWarps * (kStepColumns + 4) * 4;
+
+WholeRoom room_of(const WholePlan& plan, int bits) {
+  int steps = 0, sums = kStepSumBytes, items = 0;
+  for (const PhasePlan& s : plan.phase) {
+    const int own = int(ceil_div(s.items, plan.blocks));
+    steps = std::max(steps, s.steps);
+    sums = std::max(sums, own * s.parts() * kItemRows * 4);
+    items += own;
+  }
+  WholeRoom room{};
+  room.x = room.ring + kWholeWarps * whole_slots(bits) * whole_slot_bytes(bits);
+  room.facts = room.x + steps * kStepFeatures * 4;
+  room.squares = room.facts + steps * kFactBytes;
+  room.factor = room.squares + steps * 4;
+  room.received = int(ceil_div(room.factor + 4, 16)) * 16;
+  room.residual = room.received + sums;
+  room.items = room.residual + int(ceil_div(plan.phase[int(Phase::output)].items, plan.blocks)) * kItemRows * 4;
+  room.parts = room.items + items * kItemBytes;
+  room.step = room.parts + kPhases * kWholeWarps * kPartBytes;
+  room.bytes = room.step + kStepBytes;
+  return room;
+}
+
+PhasePlan plan_phase(const PhaseShape& shape) {
+  PhasePlan s{};
+  s.steps = int(shape.columns / kStepFeatures);
+  s.items = int(shape.items);
+  s.part_bits = part_bits_of(s.steps);
+  s.part_steps = int(ceil_div(s.steps, s.parts()));
+  return s;
+}
+
+}  // namespace
+
+ClusterItems whole_items(const ProductParams& p, Phase phase) {
+  const bool both = p.output == Output::swiglu;
+  ClusterItems items{};
+  int end = 0;
+  for (int j = 0; j < (both ? 1 : p.pieces); ++j) {
+    if (!both && phase == (j == kGateOfH ? Phase::projections : Phase::gate)) continue;
+    items.piece[items.count] = j;
+    items.end[items.count++] = end += int(ceil_div(p.linear[j].rows, both ? kItemRows / 2 : kItemRows));
+  }
+  return items;
+}
+
+WholePlan plan_whole(const WholeShape& p, const Chip& chip) {
+  const bool step_fits = p.dqk % kRecurrentRows == 0 &&
+                         p.dqk / kRecurrentRows * (kStepColumns / kRecurrentColumns) <= kWholeThreads &&
+                         p.dhv % kStepFeatures == 0 && p.dhv <= 32 * kMostHeadEights * kEight;
+  const bool fits = chip.hopper && p.suits && p.batch == 1 && p.blocks <= kMostWholeBlocks && step_fits;
+  if (!fits) return {};
+  WholePlan plan{};
+  plan.blocks = chip.compute_units;
+  int table = 0;
+  for (int s = 0; s < kPhases; ++s) {
+    if (p.phase[s].columns % kStepFeatures != 0) return {};
+    plan.phase[s] = plan_phase(p.phase[s]);
+    plan.phase[s].table = table;
+    table += int(ceil_div(plan.phase[s].items, plan.blocks));
+  }
+  plan.room = room_of(plan, p.bits);
+  if (plan.room.bytes > chip.lds_bytes) return {};
+  return plan;
+}
+
+}  // namespace xlstm::gpu

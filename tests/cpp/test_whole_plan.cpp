@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// A whole step in one launch: every item of 16 rows is one block's, every feature one part's, shared memory holds what
+// it is for, and a model that this is not for has no plan.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "chips.h"
+#include "decode/matrix_shape.h"
+#include "decode/whole_plan.h"
+
+using namespace xlstm::gpu;
+
+namespace {
+
+// xLSTM-7B.
+WholeShape large(int bits) {
+  return {1,   32,   8,    256,
+          512, bits, true, {{4096, 514}, {4096, 256}, {4096, 256}, {4096, 1368}, {10944, 256}, {4096, 3144}}};
+}
+
+void test_plan() {
+  for (const char* name : {"H200"})
+    for (const int bits : {4, 8, 16}) {
+      const Chip chip = known_chip(name);
+      const WholeShape shape = large(bits);
+      const WholePlan p = plan_whole(shape, chip);
+      CHECK(p.blocks == chip.compute_units, "%s, %d bits: %d blocks", name, bits, p.blocks);
+      int table = 0;
+      for (int s = 0; s < kPhases; ++s) {
+        const PhasePlan& phase = p.phase[s];
+        CHECK(phase.steps * kStepFeatures == shape.phase[s].columns, "%d: features", s);
+        CHECK(phase.parts() * phase.part_steps >= phase.steps && (phase.parts() - 1) * phase.part_steps < phase.steps,
+              "%d: parts of features", s);
+        CHECK(phase.items == shape.phase[s].items && phase.table == table, "%d: items", s);
+        table += (phase.items + p.blocks - 1) / p.blocks;
+      }
+      const WholeRoom& r = p.room;
+      const int steps = 10944 / kStepFeatures, slots = kWholeWarps * whole_slots(bits);
+      CHECK(r.ring == 0 && r.x - r.ring == slots * whole_slot_bytes(bits), "%d bits: the ring", bits);
+      CHECK(r.facts - r.x == steps * 256 && r.squares - r.facts == steps * 16, "%d bits: x's", bits);
+      CHECK(r.factor - r.squares == steps * 4 && r.received > r.factor, "%d bits: squares", bits);
+      CHECK(r.residual - r.received >= 24 * 8 * kItemRows * 4, "%d bits: sums of 24 items", bits);
+      CHECK(r.items - r.residual >= 2 * kItemRows * 4, "%d bits: the rows that are added to", bits);
+      CHECK(r.parts - r.items == table * 16 && r.step - r.parts == kPhases * kWholeWarps * 32 && r.bytes > r.step,
+            "%d bits: tables", bits);
+      for (const int at : {r.x, r.facts, r.received, r.items, r.parts, r.step})
+        CHECK(at % 16 == 0, "a place at %d", at);
+      CHECK(r.bytes <= chip.lds_bytes, "%d bits: %d bytes", bits, r.bytes);
+    }
+}
+
+void refused(const char* why, void (*change)(WholeShape&)) {
+  WholeShape shape = large(8);
+  change(shape);
+  CHECK(plan_whole(shape, known_chip("H200")).blocks == 0, "%s", why);
+}
+
+void test_refusals() {
+  refused("two rows", [](WholeShape& s) { s.batch = 2; });
+  refused("tensors that do not suit", [](WholeShape& s) { s.suits = false; });
+  refused("more blocks than params hold", [](WholeShape& s) { s.blocks = kMostWholeBlocks + 1; });
+  refused("a step that is not whole", [](WholeShape& s) { s.phase[4].columns = 10950; });
+  refused("keys that a block does not hold", [](WholeShape& s) { s.dqk = 520; });
+  refused("keys that are no pieces", [](WholeShape& s) { s.dqk = 252; });
+  refused("values that a warp does not hold", [](WholeShape& s) { s.dhv = 576; });
+  refused("a vocabulary whose sums have no room", [](WholeShape& s) { s.phase[5].items = 20000; });
+  for (const char* name : {"A100", "MI300X", "RX 7900 XTX"})
+    CHECK(plan_whole(large(8), known_chip(name)).blocks == 0, "%s", name);
+}
+
+void test_items() {
+  ProductParams p{};
+  p.pieces = kMostPieces;
+  const int rows[kMostPieces] = {40, 16, 24, 16, 8, 8};
+  for (int j = 0; j < kMostPieces; ++j) p.linear[j].rows = rows[j];
+  const ClusterItems first = whole_items(p, Phase::projections), gate = whole_items(p, Phase::gate);
+  CHECK((std::vector<int>(first.piece, first.piece + first.count) == std::vector<int>{0, 1, 2, 4, 5}), "pieces");
+  CHECK((std::vector<int>(first.end, first.end + 5) == std::vector<int>{3, 4, 6, 7, 8}), "items");
+  CHECK(gate.count == 1 && gate.piece[0] == kGateOfH && gate.all() == 1, "the gate of h");
+  p.output = Output::swiglu, p.pieces = 2, p.linear[0].rows = p.linear[1].rows = 20;
+  CHECK(whole_items(p, Phase::up).count == 1 && whole_items(p, Phase::up).all() == 3,
+        "8 rows of either side are an item");
+}
+
+// Lanes that read together do so from all banks: two rows' pieces of 16 bytes, four rows' of 8. Those that copy write a
+// row's 256 bytes, each piece once.
+void test_banks() {
+  for (const int bits : {4, 8, 16}) {
+    const int each = bits == 4 ? 8 : 16, lanes = 128 / each, segment = whole_segment_bytes(bits);
+    for (int first = 0; first < 32; first += lanes)
+      for (int step = 0; step < segment; step += 4 * each) {
+        std::vector<int> banks(32);
+        for (int lane = first; lane < first + lanes; ++lane)
+          for (int word = 0; word < each / 4; ++word) {
+            const int row = lane / 4, at = (step + lane % 4 * each) ^ segment_turn(bits, row);
+            ++banks[size_t((row * segment + at) / 4 + word) % 32];
+          }
+        for (const int n : banks) CHECK(n == 1, "%d bits: %d lanes read one bank", bits, n);
+      }
+    for (int row = 0; row < kItemRows; ++row) {
+      std::vector<bool> there(size_t(segment / 16));
+      for (int at = 0; at < segment; at += 16) there[size_t((at ^ segment_turn(bits, row)) / 16)] = true;
+      CHECK(std::count(there.begin(), there.end(), true) == segment / 16, "%d bits: a row's pieces", bits);
+    }
+  }
+  // Scales of sixteen rows, two bytes each: no more than two rows in a bank.
+  for (int group = 0; group < 16; group += 2) {
+    std::vector<int> banks(32);
+    for (int row = 0; row < kItemRows; ++row) ++banks[size_t(row * kGroupBytes + (group ^ group_turn(row))) / 4 % 32];
+    CHECK(*std::max_element(banks.begin(), banks.end()) <= 2, "scales of more than two rows in a bank");
+  }
+}
+
+}  // namespace
+
+int main() {
+  test_plan();
+  test_refusals();
+  test_items();
+  test_banks();
+  return finish();
+}

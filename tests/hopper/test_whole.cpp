@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+// A whole step of one row in one launch (csrc/decode/whole_hopper.h), token after token, beside the CPU's kernels with
+// the same weights: every format, dims that parts and slots do not fill, both gates, several blocks of the grid.
+//
+// What a tensor may be off by is of its numbers' size, at least 1. The CPU multiplies with floats. Here of x 16 bits
+// are seen beside bfloat16 and 22 beside bytes and nibbles, so logits and states may be off by some 2^-17 or 2^-22 of
+// what their products' sizes are, for each product before them.
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "api/xlstm_hip.h"
+#include "arch/chip.h"
+#include "check.h"
+#include "decode/kernels_gpu.h"
+#include "device.h"
+#include "fault.h"
+#include "plants.h"
+
+using namespace xlstm;
+
+namespace {
+
+struct Case {
+  int bits, units;  // multiprocessors
+  int dim, heads, dqk, dhv, ffn, vocab, blocks = 2;
+  int group = 64;
+  bool offsets = false, sigmoid = false, caps = true, quantised_gates = false;
+};
+
+std::string described(const Case& c) {
+  return std::to_string(c.bits) + " bits, dim " + std::to_string(c.dim) + ", " + std::to_string(c.heads) +
+         " heads of " + std::to_string(c.dqk) + "/" + std::to_string(c.dhv) + ", ffn " + std::to_string(c.ffn) + ", " +
+         std::to_string(c.units) + " multiprocessors" + (c.offsets ? ", offsets" : "") + (c.sigmoid ? ", sigmoid" : "");
+}
+
+class Numbers {
+ public:
+  double operator()() { return normal_(random_); }
+  int integer(int from, int to) { return std::uniform_int_distribution<int>(from, to)(random_); }
+
+ private:
+  std::mt19937 random_{11};
+  std::normal_distribution<double> normal_;
+};
+
+uint16_t brain(double x) { return uint16_t(__builtin_bit_cast(uint32_t, float(x)) >> 16); }
+uint16_t half(double x) { return __builtin_bit_cast(uint16_t, _Float16(x)); }
+
+// All that a model's tensors lie in.
+class Model {
+ public:
+  explicit Model(const Case& of) : c(of), block(size_t(of.blocks)) {
+    for (xlstm_decode_block& b : block) {
+      const int keys = c.heads * c.dqk, values = c.heads * c.dhv;
+      b.norm_mlstm = norm(c.dim), b.head_norm = norm(values), b.norm_ffn = norm(c.dim);
+      b.q = linear(keys, c.dim), b.k = linear(keys, c.dim), b.v = linear(values, c.dim), b.o = linear(values, c.dim);
+      b.i = gate(), b.f = gate();
+      b.out = linear(c.dim, values), b.gate = linear(c.ffn, c.dim), b.up = linear(c.ffn, c.dim);
+      b.down = linear(c.dim, c.ffn);
+    }
+    embedding = brains(size_t(c.vocab) * size_t(c.dim), 1);
+    out_norm = norm(c.dim), head = linear(c.vocab, c.dim);
+  }
+
+  Case c;
+  std::vector<xlstm_decode_block> block;
+  const void* embedding;
+  xlstm_decode_norm out_norm;
+  xlstm_linear head;
+
+ private:
+  template <class T>
+  T* room(size_t count) {
+    kept_.emplace_back(count * sizeof(T) + 16);
+    return reinterpret_cast<T*>(kept_.back().data());
+  }
+  const void* brains(size_t count, double size, double about = 0) {
+    uint16_t* const to = room<uint16_t>(count);
+    for (size_t n = 0; n < count; ++n) to[n] = brain(about + size * number_());
+    return to;
+  }
+  xlstm_decode_norm norm(int features) { return {{brains(size_t(features), 0.2, 1), XLSTM_BFLOAT16}, {}}; }
+  xlstm_linear gate() {
+    xlstm_linear w = c.quantised_gates ? linear(c.heads, c.dim) : plain(c.heads, c.dim);
+    w.bias = {brains(size_t(c.heads), 1), XLSTM_BFLOAT16};
+    return w;
+  }
+  xlstm_linear plain(int rows, int columns) {
+    return {rows,    columns, 0, 0, XLSTM_BFLOAT16, brains(size_t(rows) * size_t(columns), 1 / std::sqrt(columns)),
+            nullptr, nullptr, {}};
+  }
+  xlstm_linear linear(int rows, int columns) {
+    if (c.bits == 16) return plain(rows, columns);
+    const size_t groups = size_t((columns + c.group - 1) / c.group), all = size_t(rows) * groups;
+    const double size = (c.bits == 8 ? 1 / 64.0 : 1 / 4.0) / std::sqrt(columns);
+    uint16_t* const scales = room<uint16_t>(all);
+    for (size_t n = 0; n < all; ++n) scales[n] = half(size * (1 + 0.2 * std::abs(number_())));
+    uint16_t* const offsets = c.offsets ? room<uint16_t>(all) : nullptr;
+    for (size_t n = 0; offsets && n < all; ++n) offsets[n] = half(-size * (c.bits == 4 ? 8 : 1) * std::abs(number_()));
+    const size_t bytes = all * size_t(c.group) * size_t(c.bits) / 8;
+    uint8_t* const data = room<uint8_t>(bytes);
+    for (size_t n = 0; n < bytes; ++n) data[n] = uint8_t(number_.integer(0, 255));
+    return {rows, columns, c.bits, c.group, XLSTM_FLOAT16, data, scales, offsets, {}};
+  }
+
+  Numbers number_;
+  std::vector<std::vector<char>> kept_;
+};
+
+struct States {
+  std::vector<std::vector<float>> c, n, m;
+
+  States(const Case& of, Numbers& number) {
+    const auto drawn = [&](size_t count, double size) {
+      std::vector<float> x(count);
+      for (float& v : x) v = float(size * number());
+      return x;
+    };
+    const size_t heads = size_t(of.heads), keys = size_t(of.dqk), values = size_t(of.dhv);
+    for (int b = 0; b < of.blocks; ++b) {
+      c.push_back(drawn(heads * keys * values, 1)), n.push_back(drawn(heads * keys, 1)), m.push_back(drawn(heads, 1));
+      if (of.sigmoid) m.back().assign(heads, 0);
+    }
+  }
+};
+
+xlstm_decode call_of(const Model& model, std::vector<xlstm_decode_block>& block, States& states, const int64_t* token,
+                     float* out) {
+  const Case& c = model.c;
+  block = model.block;
+  for (size_t b = 0; b < block.size(); ++b)
+    block[b].c = states.c[b].data(), block[b].n = states.n[b].data(), block[b].m = states.m[b].data();
+  xlstm_decode p{};
+  p.batch = 1, p.dim = c.dim, p.heads = c.heads, p.dqk = c.dqk, p.dhv = c.dhv, p.ffn = c.ffn, p.vocab = c.vocab;
+  p.blocks = c.blocks, p.tokens = token, p.block = block.data(), p.out = out;
+  p.embedding = {model.embedding, XLSTM_BFLOAT16};
+  p.out_norm = model.out_norm, p.head = model.head;
+  p.normalize = 1;
+  p.gate = c.sigmoid ? XLSTM_GATE_SIGMOID : XLSTM_GATE_EXP;
+  p.norm_eps = 1e-6, p.eps = 1e-6;
+  if (c.caps) p.gate_cap = 15, p.output_cap = 30;
+  return p;
+}
+
+struct Steps {
+  std::vector<float> logits;
+  States states;
+};
+Steps on_cpu(const Model& model, const States& begun, const std::vector<int64_t>& tokens) {
+  Steps s{std::vector<float>(tokens.size() * size_t(model.c.vocab)), begun};
+  std::vector<xlstm_decode_block> block;
+  for (size_t t = 0; t < tokens.size(); ++t) {
+    const xlstm_decode p = call_of(model, block, s.states, &tokens[t], s.logits.data() + t * size_t(model.c.vocab));
+    std::vector<char> workspace(xlstm_decode_workspace(&p, 1));
+    xlstm_runtime with{};
+    with.threads = 1, with.workspace = workspace.data(), with.workspace_bytes = workspace.size();
+    CHECK(xlstm_decode_step(&p, &with) == XLSTM_OK, "%s", xlstm_last_error());
+  }
+  return s;
+}
+Steps on_gpu(const Model& model, const States& begun, const std::vector<int64_t>& tokens) {
+  Steps s{std::vector<float>(tokens.size() * size_t(model.c.vocab)), begun};
+  std::vector<xlstm_decode_block> block;
+  const gpu::Chip chip{gpu::Family::nvidia, model.c.units, 227 << 10, true};
+  for (size_t t = 0; t < tokens.size(); ++t) {
+    const xlstm_decode p = call_of(model, block, s.states, &tokens[t], s.logits.data() + t * size_t(model.c.vocab));
+    std::vector<char> workspace(gpu::decode_workspace(p, chip) + 256, char(0xff));
+    void* const from = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(workspace.data()) + 255) & ~uintptr_t(255));
+    gpu::decode_step(p, chip, from, nullptr);
+  }
+  return s;
+}
+
+double off(const std::vector<float>& got, const std::vector<float>& want) {
+  double error = 0, size = 0;
+  for (size_t n = 0; n < want.size(); ++n) {
+    const double e = double(got[n]) - double(want[n]);
+    error += e * e, size += double(want[n]) * double(want[n]);
+  }
+  return std::sqrt(error / std::max(size, double(want.size())));
+}
+
+void compare(const Case& c) {
+  const Model model(c);
+  Numbers number;
+  const States begun(c, number);
+  const std::vector<int64_t> tokens = {3, c.vocab - 1};
+  const Steps want = on_cpu(model, begun, tokens), got = on_gpu(model, begun, tokens);
+  const double may = c.bits == 16 ? 0x1p-15 : 0x1p-18;
+  const auto check = [&](const char* what, const std::vector<float>& a, const std::vector<float>& b) {
+    const double error = off(a, b);
+    if (std::getenv("HOPPER_FIGURES")) std::printf("%s: %s off by %.2g\n", described(c).c_str(), what, error);
+    CHECK(error <= may, "%s: %s off by %.2g of its size, %.2g may be", described(c).c_str(), what, error, may);
+  };
+  check("logits", got.logits, want.logits);
+  for (size_t b = 0; b < begun.c.size(); ++b) {
+    check("C", got.states.c[b], want.states.c[b]);
+    check("n", got.states.n[b], want.states.n[b]);
+    if (!c.sigmoid) check("m", got.states.m[b], want.states.m[b]);
+  }
+}
+
+// Parts of two, four and eight warps; slots that a part does not fill, and parts of several slots; groups of two steps;
+// more tiles of C than blocks, and blocks without one; rows of a vocabulary that are no whole item.
+const std::vector<Case> kCases = {
+    {16, 2, 192, 2, 16, 64, 2112, 100},
+    {8, 3, 256, 2, 32, 128, 576, 72},
+    {8, 5, 128, 8, 8, 64, 1152, 40, 1, 64, true, false, false, true},
+    {4, 2, 320, 1, 24, 320, 448, 80, 1, 64, true},
+    {4, 3, 128, 2, 16, 128, 4672, 56, 1, 128, false, true},
+};
+
+// A bug is reported, or the step is wrong.
+void check_planted(const Case& c, emulator::Bug bug, const char* name) {
+  const Model model(c);
+  Numbers number;
+  const States begun(c, number);
+  const std::vector<int64_t> tokens = {3};
+  const Steps want = on_gpu(model, begun, tokens);
+  emulator::plant(bug);
+  bool found = false;
+  try {
+    const Steps got = on_gpu(model, begun, tokens);
+    found = got.logits != want.logits || got.states.n != want.states.n;
+  } catch (const emulator::Fault&) {
+    found = true;
+  }
+  emulator::plant(emulator::Bug::none);
+  CHECK(found, "%s, %s: nothing was reported", described(c).c_str(), name);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const int seeds = count > 1 ? std::atoi(arguments[1]) : 1;
+  for (int seed = 0; seed < seeds; ++seed)
+    for (const Case& c : kCases) {
+      emulator::set_seed(uint32_t(seed));
+      try {
+        compare(c);
+      } catch (const std::exception& fault) {
+        CHECK(false, "%s: %s", described(c).c_str(), fault.what());
+      }
+    }
+  const Case& c = kCases[1];
+  check_planted(c, emulator::Bug::copies_wait, "copies that are not waited for");
+  check_planted(c, emulator::Bug::copies_late, "a slot that may be late");
+  check_planted(c, emulator::Bug::block_barrier, "no barriers of a block");
+  check_planted(c, emulator::Bug::warp_barrier, "no barriers of a warp");
+  check_planted(c, emulator::Bug::grid_barrier, "blocks that do not wait for each other");
+  const Model model(c);
+  Numbers number;
+  const States begun(c, number);
+  CHECK(on_gpu(model, begun, {3}).logits == on_gpu(model, begun, {3}).logits, "other bits in another schedule");
+  return finish();
+}
