@@ -43,7 +43,7 @@ struct WholeStep {
   using Sums = RowSums<Weights>;
   using Ring = WholeRing<kBits>;
   using Tile = HeadTile<float, kStepColumns>;
-  using TileSums = gpu::Sums<kStepColumns, kWholeWarps>;
+  using TileSums = gpu::Sums<float, kStepColumns, kWholeWarps>;
 
   const WholeParams& p;
   char* lds;
@@ -317,7 +317,7 @@ struct WholeStep {
       gate.make(p.step, one);
       __syncthreads();
       float h[Tile::kWidth] = {}, l = 0;
-      tile.update(one.factor[0], one.factor[1], p.step.scale, h, l);
+      tile.update({one.factor[0], 0, one.factor[1]}, h, l);
       leave_sums<Tile>(sums, 0, h, l);
       __syncthreads();
       const int waves = (p.step.q.columns / Tile::kRows * Tile::kLanes + kWave - 1) / kWave;

@@ -27,7 +27,7 @@ RecurrentParams step_of(const WholeCall& call) {
   step.tiles = int(ceil_div(p.dhv, kStepColumns)), step.together = 1;
   step.sigmoid = p.gate == XLSTM_GATE_SIGMOID;
   step.normalize = !step.sigmoid || p.normalize;
-  step.scale = float(1 / std::sqrt(double(p.dqk)));
+  step.scale = 1 / std::sqrt(double(p.dqk));
   step.eps = p.eps;
   step.n_last = call.settling, step.m_last = call.settling + p.heads * p.dqk;
   return step;

@@ -3,7 +3,11 @@
 // with a kernel of its own (recurrent_step_gpu.h).
 //
 //     m', forget, input from the gates (recurrence.h, in double)
-//     n' = forget n + input k      C' = forget C + input k v^T      l = s q n'      h = s q C' / N(l, m')
+//     n' = forget n + input k      C' = forget C + k (input v)^T      l = s q n'      h = s q C' / N(l, m')
+//
+// The chunkwise backward pass takes h and l from here, and makes its own C. Where l cancels, its rounding is twice in
+// all of a token's dq and dn, and what rounds all values of a token alike does not average out in dh h. So float32
+// makes l, N and forget of more digits than a float has, s stands behind the sums, and input goes into v, not into k.
 //
 // Who owns what: a block owns a tile of 8, 16 or 32 values (columns of C) of one head, a thread 8 keys by 4 values of
 // it: a piece of 16 bytes of each of 8 rows, all of them in flight before anything waits. They stay in its registers
@@ -23,6 +27,8 @@
 // of C, gates, q, k, v, n are all issued at the start.
 #pragma once
 
+#include <type_traits>
+
 #include "arch/overlap.h"
 #include "mlstm/recurrent_plan.h"
 #include "mlstm/sequences_gpu.h"
@@ -38,8 +44,7 @@ struct RecurrentParams {
   float* l;          // (B, NH, S), or null
   int tiles, together;
   bool sigmoid, normalize;
-  float scale;
-  double eps, gate_soft_cap;
+  double scale, eps, gate_soft_cap;
   float *c_last, *n_last, *m_last;
 };
 
@@ -57,7 +62,8 @@ constexpr int kGateTokens = 16;  // whose gates are made at a time, by twice as 
 
 struct Steps {  // in LDS
   double m[kGateTokens], logs[2][kGateTokens];
-  float factor[2][kGateTokens];  // forget, input
+  float factor[2][kGateTokens];    // forget, input
+  float forget_rest[kGateTokens];  // what its rounding left, for float32
 };
 
 // The one that this thread makes. Chosen ahead of a loop, it is in vector registers; scalar ones are few there.
@@ -84,17 +90,27 @@ XLSTM_DEVICE void make_steps(const RecurrentParams& p, const Tokens& gate, const
       }
       m = next;
     }
-    if (makes) steps.factor[is_input][own] = float(exp(log_factor));
+    if (makes) {
+      const double exact = exp(log_factor);
+      const float factor = float(exact), rest = float(exact - factor);
+      steps.factor[is_input][own] = factor;
+      if (!is_input) steps.forget_rest[own] = isfinite(rest) ? rest : 0.0f;  // not of an infinite one
+    }
   }
   __syncthreads();
 }
 
 // ---- h and l
 
+// What many tokens' l, N and all else that a token's values share is made in.
+template <class E>
+using Shared = std::conditional_t<sizeof(E) == 4, double, float>;
+
 // What parts of a block (waves, or groups of threads) have summed up over their keys.
-template <int kColumns, int kMostParts>
-struct Sums {                                            // in LDS
-  alignas(16) float value[2][kMostParts][kColumns + 4];  // h, then l
+template <class L, int kColumns, int kMostParts>
+struct Sums {  // in LDS
+  alignas(16) float h[2][kMostParts][kColumns];
+  L l[2][kMostParts];
 };
 
 // Where a thread writes h and l of token after token: one column of a tile.
@@ -111,18 +127,20 @@ struct TokenOutput {
   }
 
   // After a barrier.
-  template <int kColumns, int kMostParts>
-  XLSTM_DEVICE void write(const RecurrentParams& p, const Sums<kColumns, kMostParts>& sums, int buffer, int parts,
+  template <class L, int kColumns, int kMostParts>
+  XLSTM_DEVICE void write(const RecurrentParams& p, const Sums<L, kColumns, kMostParts>& sums, int buffer, int parts,
                           double m) {
     if (!h) return;
-    float num = 0, sum = 0;
+    float num = 0;
+    L sum = 0;
     for (int part = 0; part < parts; ++part) {
-      num += sums.value[buffer][part][threadIdx.x];
-      sum += sums.value[buffer][part][kColumns];
+      num += sums.h[buffer][part][threadIdx.x];
+      sum += sums.l[buffer][part];
     }
-    *h = from_float<E>(num * float(1 / normaliser(p.normalize, sum, m, p.eps)));
+    const L scale = L(p.scale), scaled = scale * sum;
+    *h = from_float<E>(float(num * (scale * L(1 / normaliser(p.normalize, scaled, m, p.eps)))));
     h += p.h.stride[2];
-    if (l) *l++ = sum;
+    if (l) *l++ = float(scaled);
   }
 };
 
@@ -141,15 +159,27 @@ XLSTM_DEVICE float unpack(const uint32_t* words, int j) {
     return j % 2 ? high_float(E{}, words[j / 2]) : low_float(E{}, words[j / 2]);
 }
 
-// sum = by sum + x. What that rounds away is carried over to the next time: over thousands of tokens of which nothing
-// is forgotten it would add up to many times what a matrix product loses. fma(a, b, 0) is a product that the compiler
-// leaves alone.
-XLSTM_DEVICE void add_carried(float by, float x, float& sum, float& carried) {
-  const float added = __builtin_fmaf(by, carried, x), kept = __builtin_fmaf(by, sum, 0.0f);
-  const float of_product = __builtin_fmaf(by, sum, -kept), all = kept + added, back = all - kept;
-  const float lost = ((kept - (all - back)) + (added - back)) + of_product;
-  carried = lost == lost ? lost : 0.0f;  // of an infinite sum
+// sum += x; returns what that rounds away, NaN of an infinite sum.
+XLSTM_DEVICE float add_exactly(float x, float& sum) {
+  const float before = sum, all = before + x, back = all - before;
   sum = all;
+  return (before - (all - back)) + (x - back);
+}
+
+// What a token's gates do to the state.
+struct Decay {
+  float forget, forget_rest, input;
+};
+
+// sum = forget sum + x. What that rounds away is carried over to the next time: over thousands of tokens of which
+// nothing is forgotten it would add up to many times what a matrix product loses. fma(a, b, 0) is a product that the
+// compiler leaves alone.
+XLSTM_DEVICE void add_carried(const Decay& by, float x, float& sum, float& carried) {
+  const float added = __builtin_fmaf(by.forget, carried, x), kept = __builtin_fmaf(by.forget, sum, 0.0f);
+  const float of_product = __builtin_fmaf(by.forget_rest, sum, __builtin_fmaf(by.forget, sum, -kept));
+  sum = kept;
+  const float lost = add_exactly(added, sum) + of_product;
+  carried = lost == lost ? lost : 0.0f;  // of an infinite sum
 }
 
 // What one thread owns of a tile, and of the token at hand. Threads beyond the keys or the values have zeros.
@@ -158,6 +188,7 @@ template <class E, int kColumns, bool kCarries = false>
 struct HeadTile {
   static constexpr int kRows = kRecurrentRows, kWidth = kRecurrentColumns, kLanes = kColumns / kWidth;
   static constexpr int n_piece = kPieceElements<E>;
+  using L = std::conditional_t<kCarries, Shared<E>, float>;
   struct alignas(kWidth * sizeof(E)) Values {
     uint32_t word[kWidth * sizeof(E) / 4];
   };
@@ -240,52 +271,57 @@ struct HeadTile {
   }
 
   // One token: C' and n', and what they add to h and l. A thread without keys adds nothing, not even 0 times inf.
-  XLSTM_DEVICE void update(float forget, float input, float scale, float (&h)[kWidth], float& l) {
+  XLSTM_DEVICE void update(const Decay& by, float (&h)[kWidth], L& l) {
     if (!has_keys) return;
-    float values[kWidth];
+    float values[kWidth], sum = 0, lost = 0;  // of l, and what it rounds away
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) values[j] = unpack<E>(v.word, j);
+    for (int j = 0; j < kWidth; ++j) values[j] = by.input * unpack<E>(v.word, j);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float key = input * unpack<E>(k[r / n_piece].word, r % n_piece);
-      const float query = scale * unpack<E>(q[r / n_piece].word, r % n_piece);
-      if constexpr (kCarries)
-        add_carried(forget, key, n[r], n_carried[r]);
-      else
-        n[r] = forget * n[r] + key;
-      l += query * n[r];
+      const float key = unpack<E>(k[r / n_piece].word, r % n_piece);
+      const float query = unpack<E>(q[r / n_piece].word, r % n_piece);
+      if constexpr (kCarries) {
+        add_carried(by, by.input * key, n[r], n_carried[r]);
+        const float term = __builtin_fmaf(query, n[r], 0.0f);
+        lost += __builtin_fmaf(query, n[r], -term) + query * n_carried[r] + add_exactly(term, sum);
+      } else {
+        n[r] = by.forget * n[r] + by.input * key;
+        sum += query * n[r];
+      }
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         if constexpr (kCarries)
-          add_carried(forget, key * values[j], c[r][j], c_carried[r][j]);
+          add_carried(by, key * values[j], c[r][j], c_carried[r][j]);
         else
-          c[r][j] = forget * c[r][j] + key * values[j];
+          c[r][j] = by.forget * c[r][j] + key * values[j];
         h[j] += query * c[r][j];
       }
     }
+    l = L(sum) + (lost == lost ? lost : 0.0f);  // NaN of an infinite sum
   }
 };
 
 // What the threads of a head's tile have added to h and l of a token, in LDS: over the keys, the lanes of a wave that
 // have the same values. Then a barrier.
 template <class Tile, class TileSums>
-XLSTM_DEVICE void leave_sums(TileSums& sums, int buffer, float (&h)[Tile::kWidth], float l) {
+XLSTM_DEVICE void leave_sums(TileSums& sums, int buffer, float (&h)[Tile::kWidth], typename Tile::L l) {
 #pragma unroll
   for (int mask = Tile::kLanes; mask < kWave; mask *= 2) {
 #pragma unroll
     for (int j = 0; j < Tile::kWidth; ++j) h[j] += shuffle_xor(h[j], mask);
-    l += shuffle_xor(l, mask);
+    l += shuffle_from(l, lane_id() ^ mask, kWave);
   }
   if (lane_id() >= Tile::kLanes) return;
-  float* to = sums.value[buffer][wave_id()];
-  store_four(to + lane_id() * Tile::kWidth, h);
-  if (lane_id() == 0) to[Tile::kLanes * Tile::kWidth] = l;
+  store_four(sums.h[buffer][wave_id()] + lane_id() * Tile::kWidth, h);
+  if (lane_id() == 0) sums.l[buffer][wave_id()] = l;
 }
 
+// Two blocks fit an SM; of float32, one.
 template <class E, int kColumns>
-__global__ __launch_bounds__(kMostRecurrentThreads, 1) void recurrent_tokens(const RecurrentParams p) {
+__global__ __launch_bounds__(kMostRecurrentThreads,
+                             sizeof(E) == 2 ? 2 : 1) void recurrent_tokens(const RecurrentParams p) {
   using Tile = HeadTile<E, kColumns, sizeof(E) == 4>;
-  __shared__ Sums<kColumns, kMostRecurrentThreads / kWave> sums;
+  __shared__ Sums<typename Tile::L, kColumns, kMostRecurrentThreads / kWave> sums;
   __shared__ Steps steps;
   let_next_kernel_begin();
   wait_for_earlier_kernels();
@@ -307,8 +343,9 @@ __global__ __launch_bounds__(kMostRecurrentThreads, 1) void recurrent_tokens(con
     const int buffer = within % 2;
     if (within == 0)
       make_steps(p, gate, head, t, int(head.end - t < kGateTokens ? head.end - t : kGateTokens), m, steps);
-    float h[Tile::kWidth] = {}, l = 0;
-    tile.update(steps.factor[0][within], steps.factor[1][within], p.scale, h, l);
+    float h[Tile::kWidth] = {};
+    typename Tile::L l = 0;
+    tile.update({steps.factor[0][within], steps.forget_rest[within], steps.factor[1][within]}, h, l);
     if (t + 1 < head.end) tile.fetch_next(p);
     leave_sums<Tile>(sums, buffer, h, l);
     __syncthreads();

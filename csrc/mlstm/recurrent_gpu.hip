@@ -92,7 +92,7 @@ void run(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, bool early,
   p.together = plan.together;
   p.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
   p.normalize = !p.sigmoid || in.normalize;
-  p.scale = float(1 / std::sqrt(double(in.dqk)));
+  p.scale = 1 / std::sqrt(double(in.dqk));
   p.eps = in.eps;
   p.gate_soft_cap = in.gate_soft_cap;
   switch (in.q.dtype) {

@@ -4,7 +4,7 @@
 //
 // The plain kernel has a tile of 32 values of one head in a block, as the other one may, but keeps nothing from token
 // to token: C goes through memory, which a thread reads as it wrote it itself, and n through two buffers of workspace
-// that take turns, because all threads of a tile read what one of them writes.
+// that take turns, because all threads of a tile read what one of them writes. A float32 token is made in double.
 #pragma once
 
 #include "mlstm/recurrent_gpu.h"
@@ -15,7 +15,7 @@ namespace xlstm::gpu {
 template <class E>
 __global__ __launch_bounds__(kAnyThreads) void recurrent_tokens_any(const RecurrentParams p) {
   constexpr int kGroups = kAnyThreads / kAnyTile, kAhead = 4;
-  __shared__ Sums<kAnyTile, kGroups> sums;
+  __shared__ Sums<Shared<E>, kAnyTile, kGroups> sums;
   __shared__ Steps steps;
   int64_t state;
   int tile;
@@ -49,12 +49,13 @@ __global__ __launch_bounds__(kAnyThreads) void recurrent_tokens_any(const Recurr
     const int buffer = within % 2;
     if (within == 0)
       make_steps(p, gate, head, t, int(head.end - t < kGateTokens ? head.end - t : kGateTokens), m, steps);
-    const float forget = steps.factor[0][within], input = steps.factor[1][within];
-    const float value = to_float(*v_at);
+    const Shared<E> forget = Shared<E>(steps.factor[0][within]) + steps.forget_rest[within];
+    const Shared<E> input = steps.factor[1][within], value = input * to_float(*v_at);
     const bool last = t + 1 == head.end;
     float* n_after = last ? n_last : n_between + buffer * dqk;
     const bool writes_n = lane == 0 && (!last || value_index == 0);
-    float h = 0, l = 0;
+    float h = 0;
+    Shared<E> l = 0;
     for (int d0 = group; d0 < dqk; d0 += kGroups * kAhead) {
       float c[kAhead] = {};
       if (c_before) {  // beyond the keys the last one's, to have no branches
@@ -68,11 +69,12 @@ __global__ __launch_bounds__(kAnyThreads) void recurrent_tokens_any(const Recurr
       for (int a = 0; a < kAhead; ++a) {
         const int d = d0 + a * kGroups;
         if (d < dqk) {
-          const float key = input * to_float(k_row[d]), query = p.scale * to_float(q_row[d]);
-          const float n = forget * (n_before ? n_before[d] : 0.0f) + key, x = forget * c[a] + key * value;
+          const float key = to_float(k_row[d]), query = to_float(q_row[d]);
+          const float n = float(forget * (n_before ? n_before[d] : 0.0f) + input * key);
+          const float x = float(forget * c[a] + key * value);
           if (writes_n) n_after[d] = n;
           if (inside) c_after[d * dhv] = x;
-          l += query * n;
+          l += Shared<E>(query) * n;
           h += query * x;
         }
       }
@@ -82,8 +84,8 @@ __global__ __launch_bounds__(kAnyThreads) void recurrent_tokens_any(const Recurr
     v_at += p.v.stride[2];
     c_before = c_after;
     n_before = n_after;
-    sums.value[buffer][group][lane] = h;
-    if (lane == 0) sums.value[buffer][group][kAnyTile] = l;
+    sums.h[buffer][group][lane] = h;
+    if (lane == 0) sums.l[buffer][group] = l;
     __syncthreads();
     output.write(p, sums, buffer, kGroups, steps.m[within]);
   }

@@ -53,7 +53,7 @@ template <class E, int kColumns>
 __global__ __launch_bounds__(kMostRecurrentThreads,
                              sizeof(E) == 2 ? 3 : 2) void recurrent_step(const RecurrentParams p) {
   using Tile = HeadTile<E, kColumns>;
-  __shared__ Sums<kColumns, kMostRecurrentThreads / kWave> sums;
+  __shared__ Sums<float, kColumns, kMostRecurrentThreads / kWave> sums;
   __shared__ OneStep step;
   let_next_kernel_begin();
   int64_t state;
@@ -71,7 +71,7 @@ __global__ __launch_bounds__(kMostRecurrentThreads,
   gate.make(p, step);
   __syncthreads();
   float h[Tile::kWidth] = {}, l = 0;
-  tile.update(step.factor[0], step.factor[1], p.scale, h, l);
+  tile.update({step.factor[0], 0, step.factor[1]}, h, l);
   tile.store_c(p.c_last + c_offset);
   leave_sums<Tile>(sums, 0, h, l);
   __syncthreads();
