@@ -2,7 +2,7 @@
 // A whole step of one row, from its embedding to logits, in one launch: decode/whole_plan.h says who makes what.
 //
 // Every multiprocessor has a block that stays. Weights come to rings of its warps, which go on through all products
-// (decode/whole_ring_hopper.h): while blocks wait for each other, 128 KB of each one's weights are on their way or
+// (decode/whole_ring_hopper.h): while blocks wait for each other, 160 KB of each one's weights are on their way or
 // there. Between two products all blocks of the grid meet, five times for each of the model's: x's of a product are
 // what all of them have made. They run at once because the launch says so.
 //
