@@ -29,6 +29,7 @@ from xlstm_hip.bench import (
     metrics,
     mlstm,
     mlstm_points,
+    models,
     operators,
     pictures,
     report,
@@ -500,9 +501,23 @@ def test_counts() -> None:
     small, large = (mlstm_points.Cell("forward", "bf16", 1, 1, 64, 8, 16, chunk) for chunk in (16, 256))
     assert small.flops == large.flops == mlstm.Cell("forward", "bf16", 1, 1, 64, 8, 16, 64).flops
     ceilings = {"copy_bytes_per_second": 1e9, "flops_per_second": {"bf16": 1e12}}
-    assert metrics.floor_ms(cell, ceilings) == pytest.approx(1e3 * cell.bytes / 1e9)
+    assert metrics.floor_ms(cell, {}, ceilings) == pytest.approx(1e3 * cell.bytes / 1e9)
     ceilings["copy_bytes_per_second"] = math.inf
-    assert metrics.floor_ms(cell, ceilings) == pytest.approx(1e3 * cell.flops / 1e12)
+    assert metrics.floor_ms(cell, {}, ceilings) == pytest.approx(1e3 * cell.flops / 1e12)
+
+
+def test_weights_of_fewer_bits_are_fewer_bytes() -> None:
+    """A contender's own: with 64 of them a scale of two bytes, of four bits an offset beside it."""
+    cell = models.Cell("write", "bf16", "tiny", 1, 8)
+    weights = models.weights_of("tiny") * models.WRITTEN
+    assert cell.bytes == cell.bytes_of("ours") == cell.bytes_of("transformers") == 2 * weights
+    assert cell.bytes_of("ours int8") == (1 + 2 / 64) * weights
+    assert cell.bytes_of("ours int4") == (0.5 + 4 / 64) * weights
+    ceilings = {"copy_bytes_per_second": 1e9, "flops_per_second": {"bf16": math.inf}}
+    entry = {"name": "ours int4", "ms": {"median": 2.0}}
+    made = metrics.of(cell, entry, ceilings)
+    assert made["gb_per_second"] == pytest.approx(cell.bytes_of("ours int4") / 2e6)
+    assert made["roofline"] == pytest.approx(cell.bytes_of("ours int4") / 1e6 / 2.0)
 
 
 def test_every_series_has_a_picture_and_every_cell_a_size() -> None:

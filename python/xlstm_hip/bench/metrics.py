@@ -22,20 +22,33 @@ class Metric:
     words: Callable[[float], str] = short
 
 
-def floor_ms(cell: Any, ceilings: Ceilings) -> float:
+def _bytes(cell: Any, entry: dict[str, Any]) -> float:
+    """That must move: those of the cell, but where a contender's own weights are of fewer bits."""
+    return cell.bytes_of(entry["name"]) if hasattr(cell, "bytes_of") else cell.bytes
+
+
+def floor_ms(cell: Any, entry: dict[str, Any], ceilings: Ceilings) -> float:
     """The time that the machine itself needs: the bytes at a copy's rate or the products at a matmul's."""
-    by_bytes = cell.bytes / ceilings["copy_bytes_per_second"]
+    by_bytes = _bytes(cell, entry) / ceilings["copy_bytes_per_second"]
     return 1e3 * max(by_bytes, cell.flops / ceilings["flops_per_second"][cell.dtype])
 
 
-def _per_ms(scale: float, amount: Callable[[Any], float]) -> Callable[[Any, dict[str, Any], Ceilings], float | None]:
+Amount = Callable[[Any, dict[str, Any]], float]
+
+
+def _per_ms(scale: float, amount: Amount) -> Callable[[Any, dict[str, Any], Ceilings], float | None]:
     def value(cell: Any, entry: dict[str, Any], ceilings: Ceilings) -> float | None:
-        return amount(cell) * scale / entry["ms"]["median"] if "ms" in entry and amount(cell) else None
+        many = amount(cell, entry)
+        return many * scale / entry["ms"]["median"] if "ms" in entry and many else None
 
     return value
 
 
-def _tokens(cell: Any) -> float:
+def _flops(cell: Any, entry: dict[str, Any]) -> float:
+    return cell.flops
+
+
+def _tokens(cell: Any, entry: dict[str, Any]) -> float:
     return cell.tokens if getattr(cell, "work", "") == "write" else 0
 
 
@@ -43,8 +56,8 @@ METRICS = {
     metric.name: metric
     for metric in (
         Metric("ms", "ms", "median time of a call", lambda c, e, x: e["ms"]["median"] if "ms" in e else None),
-        Metric("tflops", "TFLOP/s", "products that the definition needs, a second", _per_ms(1e-9, lambda c: c.flops)),
-        Metric("gb_per_second", "GB/s", "bytes that must move, a second", _per_ms(1e-6, lambda c: c.bytes)),
+        Metric("tflops", "TFLOP/s", "products that the definition needs, a second", _per_ms(1e-9, _flops)),
+        Metric("gb_per_second", "GB/s", "bytes that must move, a second", _per_ms(1e-6, _bytes)),
         Metric("tokens_per_second", "tokens/s", "tokens that a model writes, a second", _per_ms(1e3, _tokens)),
         Metric(
             "peak_mib", "peak MiB", "memory that a call adds at its worst moment",
@@ -52,7 +65,7 @@ METRICS = {
         ),
         Metric(
             "roofline", "of roofline", "what the machine's own copy and matmul would need, as a share of the time",
-            lambda c, e, x: floor_ms(c, x) / e["ms"]["median"] if "ms" in e else None, lambda value: f"{value:.0%}",
+            lambda c, e, x: floor_ms(c, e, x) / e["ms"]["median"] if "ms" in e else None, lambda value: f"{value:.0%}",
         ),
         Metric(
             "times_ours", "times ours", "how many times longer than the first of ours, by the rounds' own ratios",

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..generation import State
 from ..models import Stream, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
-from ..quantize import quantize
+from ..quantize import Scheme, quantize
 from .readers import (
     OFFICIAL_CPU_KERNELS,
     Captured,
@@ -88,6 +88,16 @@ class Cell:
     def bytes(self) -> float:
         """Every weight once a step."""
         return float(DTYPES[self.dtype].itemsize * weights_of(self.size) * (WRITTEN if self.work == "write" else 1))
+
+    def bytes_of(self, contender: str) -> float:
+        """The same of a contender whose weights are of fewer bits, with their groups' scales and offsets: quantize()'s
+        own."""
+        bits = BITS.get(contender)
+        if not bits:
+            return self.bytes
+        scheme = Scheme(bits, symmetric=bits == 8)
+        each = bits / 8 + (2 if scheme.symmetric else 4) / scheme.group_size
+        return each * self.bytes / DTYPES[self.dtype].itemsize
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -109,7 +109,8 @@ def _roofline(results: Results, points: Points, path: Path) -> list[Path]:
     operators = list(dict.fromkeys(p["operator"] for p, _ in points))
     for panel, dtype in zip(axes, dtypes, strict=True):
         here = [(p, e) for p, e in points if p["shape"]["dtype"] == dtype]
-        spots = [(p["flops"] / p["bytes"], e["metrics"]["tflops"], p["operator"]) for p, e in here]
+        reached = [(e["metrics"]["tflops"], e["metrics"]["gb_per_second"], p["operator"]) for p, e in here]
+        spots = [(1e3 * tflops / moved, tflops, who) for tflops, moved, who in reached]
         rate, copy = top["flops_per_second"][dtype] / 1e12, top["copy_bytes_per_second"] / 1e12
         xs = sorted([*(x for x, _, _ in spots), rate / copy / 8, rate / copy, rate / copy * 8])
         panel.plot(xs, [min(rate, copy * x) for x in xs], color="0.4", linewidth=1.2)
