@@ -44,6 +44,7 @@ struct WholeStep {
   using Ring = WholeRing<kBits>;
   using Tile = HeadTile<float, kStepColumns>;
   using TileSums = gpu::Sums<float, kStepColumns, kWholeWarps>;
+  static_assert(sizeof(TileSums) == kStepSumBytes && sizeof(OneStep) <= kStepBytes);
 
   const WholeParams& p;
   char* lds;

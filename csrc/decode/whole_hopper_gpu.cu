@@ -23,7 +23,7 @@ RecurrentParams step_of(const WholeCall& call) {
   step.q = row_of(from.to[0], heads, p.dqk), step.k = row_of(from.to[1], heads, p.dqk);
   step.v = row_of(from.to[2], heads, p.dhv);
   step.h = row_of(const_cast<float*>(call.block[0].output.x), heads, p.dhv);
-  step.gate[0] = row_of(from.to[5], heads, 1), step.gate[1] = row_of(from.to[4], heads, 1);
+  step.gate[0] = row_of(from.to[kFirstGate + 1], heads, 1), step.gate[1] = row_of(from.to[kFirstGate], heads, 1);
   step.tiles = int(ceil_div(p.dhv, kStepColumns)), step.together = 1;
   step.sigmoid = p.gate == XLSTM_GATE_SIGMOID;
   step.normalize = !step.sigmoid || p.normalize;

@@ -10,10 +10,6 @@ namespace xlstm::gpu {
 
 namespace {
 
-// Of 64 features of x; of an item; of what a warp has of a product; of a step's gates.
-constexpr int kFactBytes = 16, kItemBytes = 16, kPartBytes = 32, kStepBytes = 64;
-constexpr int kStepSumBytes = 2 * kWholeWarps * (kStepColumns + 1) * 4;
-
 WholeRoom room_of(const WholePlan& plan, int bits) {
   int steps = 0, sums = kStepSumBytes, items = 0;
   for (const PhasePlan& s : plan.phase) {

@@ -18,18 +18,21 @@ namespace xlstm::gpu {
 enum class Phase { projections, gate, output, up, down, head };
 constexpr int kPhases = 6;
 
-constexpr int kMostWholeBlocks = 48;                               // of a model: their weights' addresses are params
-constexpr int kWholeWarps = 16, kWholeThreads = 32 * kWholeWarps;  // that multiply, beside one that meets other blocks
-constexpr int kStepColumns = 32;                                   // of C, of a tile of the mLSTM's step
-constexpr int kMostHeadEights = 2;                                 // eights of a head's values that a lane has
+constexpr int kMostWholeBlocks = 48;  // of a model: their weights' addresses are params
+constexpr int kWholeWarps = 16, kWholeThreads = 32 * kWholeWarps;
+constexpr int kStepColumns = 32;    // of C, of a tile of the mLSTM's step
+constexpr int kMostHeadEights = 2;  // eights of a head's values that a lane has
+
+// In shared memory: of 64 features of x; of an item; of what a warp has of a product; of a step's gates, and its sums.
+constexpr int kFactBytes = 16, kItemBytes = 16, kPartBytes = 32, kStepBytes = 64;
+constexpr int kStepSumBytes = 2 * kWholeWarps * (kStepColumns + 1) * 4;
 
 // Rows in the ring are not padded: pieces of 16 bytes are permuted, so that lanes that read together do so from all
 // banks. Bytes that a row's places are turned by.
 constexpr int segment_turn(int bits, int row) { return bits == 4 ? row % 4 * 32 : row % 2 * 64; }
-// Of a slot: rows' segments, then, of quantised weights, scales and offsets.
-constexpr int whole_slots(int bits) {
-  return bits == 16 ? 5 : 2;
-}  // of a warp's ring: small ones are more on their way
+// Slots of a warp's ring; where they are small, more of them are on their way. Of a slot: rows' segments, then, of
+// quantised weights, scales and offsets.
+constexpr int whole_slots(int bits) { return bits == 16 ? 5 : 2; }
 constexpr int whole_segment_bytes(int bits) { return bits == 16 ? 128 : kSegmentBytes; }
 constexpr int whole_groups_at(int bits) { return kItemRows * whole_segment_bytes(bits); }
 constexpr int kGroupsBytes = kItemRows * kGroupBytes;

@@ -115,6 +115,8 @@ struct alignas(16) WholeItem {
   }
 };
 
+static_assert(sizeof(WholePart) == kPartBytes && sizeof(WholeItem) == kItemBytes);
+
 XLSTM_DEVICE int step_bytes(int bits, bool gate) { return kStepFeatures * (gate ? 16 : bits) / 8; }
 
 // Of a warp, a segment of each of an item's rows at a time, and the scales to them. What it must keep is where it is:

@@ -6,7 +6,6 @@
 // x's are the sum of two bfloat16, which leaves up to 2^-17 of each, of either sign: eight times what that makes of a
 // sum of as many by chance may be off, and of sums in float 2^-21 of all products' sizes.
 #include <cmath>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "decode/matrix_weights_gpu.h"
 #include "device.h"
 #include "fault.h"
+#include "numbers.h"
 #include "plants.h"
 
 using namespace xlstm;
@@ -49,16 +49,6 @@ std::string described(const Case& c) {
          (c.input == Input::rms ? ", norm" : "") + (c.offsets ? ", offsets" : "") + (c.gates.empty() ? "" : ", gates") +
          (c.clusters ? ", clusters" : "");
 }
-
-class Numbers {
- public:
-  double operator()() { return normal_(random_); }
-  int integer(int from, int to) { return std::uniform_int_distribution<int>(from, to)(random_); }
-
- private:
-  std::mt19937 random_{7};
-  std::normal_distribution<double> normal_;
-};
 
 uint16_t bits_of(Format f, double x, double& kept) {
   if (f == Format::float16) {

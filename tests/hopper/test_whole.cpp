@@ -7,7 +7,6 @@
 // what their products' sizes are, for each product before them.
 #include <algorithm>
 #include <cmath>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "decode/kernels_gpu.h"
 #include "device.h"
 #include "fault.h"
+#include "numbers.h"
 #include "plants.h"
 
 using namespace xlstm;
@@ -35,16 +35,6 @@ std::string described(const Case& c) {
          " heads of " + std::to_string(c.dqk) + "/" + std::to_string(c.dhv) + ", ffn " + std::to_string(c.ffn) + ", " +
          std::to_string(c.units) + " multiprocessors" + (c.offsets ? ", offsets" : "") + (c.sigmoid ? ", sigmoid" : "");
 }
-
-class Numbers {
- public:
-  double operator()() { return normal_(random_); }
-  int integer(int from, int to) { return std::uniform_int_distribution<int>(from, to)(random_); }
-
- private:
-  std::mt19937 random_{11};
-  std::normal_distribution<double> normal_;
-};
 
 uint16_t brain(double x) { return uint16_t(__builtin_bit_cast(uint32_t, float(x)) >> 16); }
 uint16_t half(double x) { return __builtin_bit_cast(uint16_t, _Float16(x)); }
@@ -106,7 +96,7 @@ class Model {
     return {rows, columns, c.bits, c.group, XLSTM_FLOAT16, data, scales, offsets, {}};
   }
 
-  Numbers number_;
+  Numbers number_{11};
   std::vector<std::vector<char>> kept_;
 };
 
@@ -185,7 +175,7 @@ double off(const std::vector<float>& got, const std::vector<float>& want) {
 
 void compare(const Case& c) {
   const Model model(c);
-  Numbers number;
+  Numbers number(11);
   const States begun(c, number);
   const std::vector<int64_t> tokens = {3, c.vocab - 1};
   const Steps want = on_cpu(model, begun, tokens), got = on_gpu(model, begun, tokens);
@@ -216,7 +206,7 @@ const std::vector<Case> kCases = {
 // A bug is reported, or the step is wrong.
 void check_planted(const Case& c, emulator::Bug bug, const char* name) {
   const Model model(c);
-  Numbers number;
+  Numbers number(11);
   const States begun(c, number);
   const std::vector<int64_t> tokens = {3};
   const Steps want = on_gpu(model, begun, tokens);
@@ -252,7 +242,7 @@ int main(int count, char** arguments) {
   check_planted(c, emulator::Bug::warp_barrier, "no barriers of a warp");
   check_planted(c, emulator::Bug::grid_barrier, "blocks that do not wait for each other");
   const Model model(c);
-  Numbers number;
+  Numbers number(11);
   const States begun(c, number);
   CHECK(on_gpu(model, begun, {3}).logits == on_gpu(model, begun, {3}).logits, "other bits in another schedule");
   return finish();
