@@ -42,19 +42,27 @@ XLSTM_DEVICE void meet_cluster() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// ---- the grid, where all of its blocks run at once (Grid::together, arch/launch.h)
+// ---- words that blocks of a grid share while they run (Grid::together, arch/launch.h): each is written and read as a
+// whole, and nothing else is ordered by it
 
-// One of its blocks has come; what this thread knows of is there for who waits.
-XLSTM_DEVICE void arrive_in_grid(uint32_t* arrivals) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrivals) : "memory");
+XLSTM_DEVICE void write_shared_word(float* to, uint32_t word) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }
-// Until so many have, in all.
-XLSTM_DEVICE void wait_in_grid(const uint32_t* arrivals, uint32_t count) {
-  uint32_t now;
-  do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrivals) : "memory");
-  } while (now < count);
+XLSTM_DEVICE uint32_t read_shared_word(const float* from) {
+  uint32_t word;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+  return word;
 }
+XLSTM_DEVICE Piece read_shared_piece(const float* from) {
+  Piece p;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(p.word[0]), "=r"(p.word[1]), "=r"(p.word[2]), "=r"(p.word[3])
+               : "l"(from)
+               : "memory");
+  return p;
+}
+// Between looks at words that are not there yet: whether to look again.
+XLSTM_DEVICE bool look_again() { return true; }
 
 // ---- registers of a warpgroup, all of whose warps call this; multiples of 8
 

@@ -36,7 +36,7 @@ struct WholeCall {
   const BlockProducts* block;
   const ProductParams& head;
   float* settling;  // n and m of all heads
-  uint32_t* arrivals;
+  float* passed;    // see WholePassed
 };
 // A whole step in one launch, likewise.
 template <class Weights>

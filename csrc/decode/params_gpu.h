@@ -43,13 +43,17 @@ struct ProductParams {
   DeviceLinear linear[kMostPieces];
 };
 
+// A float that no kernel writes, a NaN: of words that are not there yet, of a whole step in one launch.
+constexpr uint32_t kAbsent = 0xffffffffu;
+
 struct EmbedParams {
   int batch;
   int64_t dim, vocab;
   const int64_t* tokens;
   DeviceVector table;
   float* x;
-  uint32_t* arrivals;  // set to zero: of a whole step in one launch
+  float* absent;  // a multiple of four floats that become kAbsent
+  int64_t absent_floats;
 };
 
 }  // namespace xlstm::gpu

@@ -178,7 +178,7 @@ template <int>
 __global__ __launch_bounds__(kProductThreads) void embed(const EmbedParams p) {
   let_next_kernel_begin();
   const int64_t at = int64_t(blockIdx.x) * kProductThreads + threadIdx.x;
-  if (at == 0) *p.arrivals = 0;
+  if (at * 4 < p.absent_floats) *reinterpret_cast<Piece*>(p.absent + at * 4) = {{kAbsent, kAbsent, kAbsent, kAbsent}};
   if (at >= int64_t(p.batch) * p.dim) return;
   const int64_t token = p.tokens[at / p.dim];
   p.x[at] = token >= 0 && token < p.vocab ? value_of(p.table, token * p.dim + at % p.dim) : __builtin_nanf("");

@@ -59,16 +59,19 @@ XLSTM_DEVICE float input_value(const ProductParams& p, int first, int b, int k, 
 
 // ---- what becomes of a product
 
-// y of this row of a piece: stored, with caps and masks, or added. Of SwiGLU `y` is the product of both sides.
+// y of a row of a piece, with caps and masks.
+XLSTM_DEVICE float stored(const ProductParams& p, int piece, int b, float y) {
+  const bool gate = piece >= kFirstGate, keep = !p.keep || p.keep[b];
+  const float capped_y = gate || p.cap_all ? capped(y, p.cap) : y;
+  return gate && !keep ? (piece == kFirstGate ? kMaskedInputGate : kMaskedForgetGate) : capped_y;
+}
+// Stored so, or added. Of SwiGLU `y` is the product of both sides.
 XLSTM_DEVICE void put(const ProductParams& p, Output output, int piece, int row, int b, float y) {
   float& place = p.to[piece][int64_t(b) * p.linear[piece].rows + row];
-  if (output == Output::add) {
+  if (output == Output::add)
     place += y;
-    return;
-  }
-  const bool gate = output == Output::store && piece >= kFirstGate, keep = !p.keep || p.keep[b];
-  const float capped_y = output == Output::store && (gate || p.cap_all) ? capped(y, p.cap) : y;
-  place = gate && !keep ? (piece == kFirstGate ? kMaskedInputGate : kMaskedForgetGate) : capped_y;
+  else
+    place = output == Output::store ? stored(p, piece, b, y) : y;
 }
 
 XLSTM_DEVICE float swiglu(float gate, float up) { return gate * sigmoid_of(gate) * up; }

@@ -17,12 +17,17 @@ namespace {
 
 constexpr int kBatchAtOnce = 4;
 
+int64_t passed_floats(const xlstm_decode& p, const Chip& chip) {
+  if (!chip.hopper || p.batch != 1) return 0;
+  return passed_of(p.dim, p.heads, p.dqk, p.dhv, p.ffn).floats(p.blocks);
+}
+
 struct Memory {
   float *x, *q, *k, *v, *o, *i, *f, *h, *up, *normed;
-  uint32_t* arrivals;
+  float* passed;  // of a whole step in one launch
   char* step;
 
-  Memory(Arena& arena, const xlstm_decode& p, size_t step_bytes) {
+  Memory(Arena& arena, const xlstm_decode& p, const Chip& chip, size_t step_bytes) {
     const int64_t B = p.batch, keys = p.heads * p.dqk, values = p.heads * p.dhv;
     x = arena.take<float>(B * p.dim);
     q = arena.take<float>(B * keys), k = arena.take<float>(B * keys);
@@ -30,7 +35,7 @@ struct Memory {
     i = arena.take<float>(B * p.heads), f = arena.take<float>(B * p.heads);
     up = arena.take<float>(B * p.ffn);
     normed = arena.take<float>(B * std::max(values, p.dim));
-    arrivals = arena.take<uint32_t>(1);
+    passed = arena.take<float>(passed_floats(p, chip));
     step = arena.take<char>(int64_t(step_bytes));
   }
 };
@@ -233,6 +238,11 @@ ProductParams head_of(const xlstm_decode& p, const Memory& at) {
   return of;
 }
 
+void run_embed(const EmbedParams& p, Stream stream) {
+  const int64_t threads = std::max(p.batch * p.dim, ceil_div(p.absent_floats, 4));
+  launch("decode embedding", embed<0>, {ceil_div(threads, kProductThreads), kProductThreads, 0}, stream, p);
+}
+
 // ---- all of it in one launch
 
 bool same_kind(const ProductParams& a, const ProductParams& b) {
@@ -254,7 +264,8 @@ bool suits_whole(const ProductParams& p, Kernel kernel, Input input) {
 }
 
 // False where it is not for one launch.
-[[maybe_unused]] bool run_whole(const xlstm_decode& p, const Memory& at, const Chip& chip, Stream stream) {
+[[maybe_unused]] bool run_whole(const xlstm_decode& p, const EmbedParams& table, const Memory& at, const Chip& chip,
+                                Stream stream) {
   if (!chip.hopper || p.batch != 1 || !p.head.data) return false;
   std::vector<BlockProducts> products;
   for (int64_t n = 0; n < p.blocks; ++n) products.push_back(products_of(p, p.block[n], at));
@@ -286,7 +297,11 @@ bool suits_whole(const ProductParams& p, Kernel kernel, Input input) {
                    phase(head, Phase::head)}},
                  chip);
   if (!plan.blocks) return false;
-  const WholeCall call{p, products.data(), head, reinterpret_cast<float*>(at.step), at.arrivals};
+  EmbedParams passed = table;
+  passed.x = at.passed, passed.absent = at.passed + plan.passed.x;
+  passed.absent_floats = plan.passed.floats(p.blocks) - plan.passed.x;
+  run_embed(passed, stream);
+  const WholeCall call{p, products.data(), head, reinterpret_cast<float*>(at.step), at.passed};
   if (kernel == Kernel::int8)
     launch_whole<ByteWeights>(plan, call, stream);
   else if (kernel == Kernel::int4)
@@ -300,23 +315,23 @@ bool suits_whole(const ProductParams& p, Kernel kernel, Input input) {
 
 size_t decode_workspace(const xlstm_decode& p, const Chip& chip) {
   Arena without_step(nullptr), arena(nullptr);
-  const xlstm_mlstm_forward step = mlstm_of(p, p.block[0], Memory(without_step, p, 0));
-  const Memory counted(arena, p, recurrent_workspace(step, chip));
+  const xlstm_mlstm_forward step = mlstm_of(p, p.block[0], Memory(without_step, p, chip, 0));
+  const Memory counted(arena, p, chip, recurrent_workspace(step, chip));
   return arena.used();
 }
 
 void decode_step(const xlstm_decode& p, const Chip& chip, void* workspace, void* stream_pointer) {
   const Stream stream = static_cast<Stream>(stream_pointer);
   Arena counter(nullptr);
-  const size_t step_bytes = recurrent_workspace(mlstm_of(p, p.block[0], Memory(counter, p, 0)), chip);
+  const size_t step_bytes = recurrent_workspace(mlstm_of(p, p.block[0], Memory(counter, p, chip, 0)), chip);
   Arena arena(workspace);
-  const Memory at(arena, p, step_bytes);
+  const Memory at(arena, p, chip, step_bytes);
   const int64_t values = p.heads * p.dhv, floats = p.batch * p.dim;
-  const EmbedParams table{int(p.batch), p.dim,      p.vocab, p.tokens, {p.embedding.data, p.embedding.dtype},
-                          at.x,         at.arrivals};
-  launch("decode embedding", embed<0>, {ceil_div(floats, kProductThreads), kProductThreads, 0}, stream, table);
+  const EmbedParams table{int(p.batch), p.dim,   p.vocab, p.tokens, {p.embedding.data, p.embedding.dtype},
+                          at.x,         nullptr, 0};
   if constexpr (kHasHopperKernels)
-    if (run_whole(p, at, chip, stream)) return;
+    if (run_whole(p, table, at, chip, stream)) return;
+  run_embed(table, stream);
   for (int64_t n = 0; n < p.blocks; ++n) {
     const xlstm_decode_block& block = p.block[n];
     BlockProducts of = products_of(p, block, at);

@@ -3,8 +3,9 @@
 //
 // Every multiprocessor has a block that stays. Weights come to rings of its warps, which go on through all products
 // (decode/whole_ring_hopper.h): while blocks wait for each other, 160 KB of each one's weights are on their way or
-// there. Between two products all blocks of the grid meet, five times for each of the model's: x's of a product are
-// what all of them have made. They run at once because the launch says so.
+// there. x's of a product are what all blocks of the grid have made, five times for each of the model's: words in
+// memory that begin as absent and tell by themselves when they are there (decode/whole_words_hopper.h). Blocks run at
+// once because the launch says so.
 //
 // A warp sums up 16 rows of weights over its part of the features; a block adds up the parts in their order, which is
 // that of decode/cluster_hopper.h: quantised weights have the same products there and here, bit for bit.
@@ -16,26 +17,10 @@
 #include "decode/rows_gpu.h"
 #include "decode/whole_ring_hopper.h"
 #include "decode/whole_sums_hopper.h"
+#include "decode/whole_words_hopper.h"
 #include "mlstm/recurrent_step_gpu.h"
 
 namespace xlstm::gpu {
-
-// All blocks of the grid, each time they meet; what they wrote before is then there for all of them. Between arriving
-// and waiting a block may do what none of the others is to see.
-struct GridMeeting {
-  uint32_t* arrivals;
-  uint32_t met = 0;
-
-  XLSTM_DEVICE void arrive() {
-    ++met;
-    __syncthreads();
-    if (threadIdx.x == 0) arrive_in_grid(arrivals);
-  }
-  XLSTM_DEVICE void wait() const {
-    if (threadIdx.x == 0) wait_in_grid(arrivals, met * gridDim.x);
-    __syncthreads();
-  }
-};
 
 template <class Weights>
 struct WholeStep {
@@ -48,12 +33,10 @@ struct WholeStep {
 
   const WholeParams& p;
   char* lds;
-  GridMeeting grid;
   Ring ring;
-  int slot = 0;  // of the ring: which is read next
+  int slot = 0;  // of the ring: which is read next; the one before it is asked for anew
 
-  XLSTM_DEVICE WholeStep(const WholeParams& params, char* memory)
-      : p(params), lds(memory), grid{params.arrivals}, ring(params, memory) {}
+  XLSTM_DEVICE WholeStep(const WholeParams& params, char* memory) : p(params), lds(memory), ring(params, memory) {}
 
   // What this block has of all products, and of the token's x: the rows that it adds to. Then a barrier.
   XLSTM_DEVICE static void prepare(const WholeParams& p, char* lds) {
@@ -68,29 +51,38 @@ struct WholeStep {
     const int added = items_of(Phase::output) * kItemRows, rows = p.phase[int(Phase::output)].product.linear[0].rows;
     for (int at = int(threadIdx.x); at < added; at += kWholeThreads) {
       const int row = (int(blockIdx.x) + at / kItemRows * int(gridDim.x)) * kItemRows + at % kItemRows;
-      reinterpret_cast<float*>(lds + p.room.residual)[at] = row < rows ? p.x[row] : 0.0f;
+      reinterpret_cast<float*>(lds + p.room.residual)[at] = row < rows ? p.passed[row] : 0.0f;
     }
   }
 
   XLSTM_DEVICE ClusterX x() const { return {lds + p.room.x, reinterpret_cast<float*>(lds + p.room.facts)}; }
   XLSTM_DEVICE float* floats(int at) const { return reinterpret_cast<float*>(lds + at); }
 
+  // Where what is handed on of a block of the model begins.
+  XLSTM_DEVICE float* passed(int block) const { return p.passed + int64_t(block) * p.at.block; }
+  XLSTM_DEVICE const float* from(Phase phase, int block) const { return passed(block) + p.at.from[int(phase)]; }
+  XLSTM_DEVICE float* to(Phase phase, int piece, int block) const { return passed(block) + p.at.to[int(phase)][piece]; }
+
   // ---- x's
 
   // Eights of x, kBurst of a thread at a time; `weight`: of a norm, or none.
   template <bool kNormed, int kBurst>
-  XLSTM_DEVICE void bring(const ProductParams& product, const DeviceVector& norm) {
+  XLSTM_DEVICE void bring(Phase phase, int block, const DeviceVector& norm) {
+    const ProductParams& product = p.phase[int(phase)].product;
+    const float* const x_at = from(phase, block);
     const int eights = product.columns / kEight;
     const auto place = [&](int i) { return i * kWholeThreads + int(threadIdx.x); };
     const auto feature = [&](int i) { return place(i) < eights ? place(i) * kEight : 0; };
     NormEight weight[kBurst];
 #pragma unroll
     for (int i = 0; kNormed && i < kBurst; ++i) weight[i].fetch(norm, feature(i));
-    grid.wait();
     for (int begin = 0; begin * kWholeThreads < eights; begin += kBurst) {
       float y[kBurst][kEight];
+      const float* eight[kBurst];
 #pragma unroll
-      for (int i = 0; i < kBurst; ++i) read_eight(product.x + feature(begin + i), y[i]);
+      for (int i = 0; i < kBurst; ++i) eight[i] = x_at + feature(begin + i);
+      await_eights(eight, y);
+      __syncwarp();  // lanes found theirs one after the other
 #pragma unroll
       for (int i = 0; kNormed && i < kBurst; ++i)
         if (begin) weight[i].fetch(norm, feature(begin + i));
@@ -124,23 +116,27 @@ struct WholeStep {
 
   // What the norm of heads makes of h, with its gate. A warp measures a head and brings 256 of its values: others do
   // the same with the others, which costs no time that one warp would not take.
-  XLSTM_DEVICE void bring_heads(const ProductParams& product, const DeviceVector& norm) {
+  XLSTM_DEVICE void bring_heads(int block, const DeviceVector& norm) {
+    static_assert(kMostHeadEights == 2);
+    const ProductParams& product = p.phase[int(Phase::output)].product;
+    const float *const h_at = from(Phase::output, block), *const gate_at = to(Phase::gate, kGateOfH, block);
     const int features = p.step.v.columns, eights = features / kEight, each = (eights + kWave - 1) / kWave;
     const auto feature = [&](int j) {
       const int n = lane_id() + j * kWave;
       return n < eights ? n * kEight : 0;
     };
-    grid.wait();
     for (int turn = ring.warp(); turn < p.heads * each; turn += kWholeWarps) {
       const int head = turn / each, own = turn % each, begin = head * features;
-      float h[kMostHeadEights][kEight], y[kEight], gate[kEight];
+      float h[kMostHeadEights + 1][kEight];
+      const float* eight[kMostHeadEights + 1];
       NormEight weight;
-      read_eight(product.x + begin + feature(own), y);
-      read_eight(p.o + begin + feature(own), gate);
-#pragma unroll
-      for (int j = 0; j < kMostHeadEights; ++j)
-        if (j < each) read_eight(product.x + begin + feature(j), h[j]);
       weight.fetch(norm, begin + feature(own));
+#pragma unroll
+      for (int j = 0; j < kMostHeadEights; ++j) eight[j] = h_at + begin + feature(j);  // beyond the last, the first
+      eight[kMostHeadEights] = gate_at + begin + feature(own);
+      await_eights(eight, h);
+      __syncwarp();
+      const auto& gate = h[kMostHeadEights];
       const auto sum_of = [&](auto&& f) {
         float sum = 0;
 #pragma unroll
@@ -153,8 +149,9 @@ struct WholeStep {
       const float mean = sum_of([](float v) { return v; }) / float(features);
       const float square = sum_of([&](float v) { return (v - mean) * (v - mean); }) / float(features);
       const float inverse = 1 / __builtin_sqrtf(square + product.norm_eps);
+      float y[kEight];
 #pragma unroll
-      for (int e = 0; e < kEight; ++e) y[e] = (y[e] - mean) * inverse;
+      for (int e = 0; e < kEight; ++e) y[e] = ((own ? h[1][e] : h[0][e]) - mean) * inverse;
       weight.multiply(norm.dtype, y);
 #pragma unroll
       for (int e = 0; e < kEight; ++e) y[e] *= sigmoid_of(gate[e]);
@@ -224,136 +221,196 @@ struct WholeStep {
         by_dtype(std::false_type{});
     }
   }
-  // Item n of this block's: its sums over this warp's part.
-  XLSTM_DEVICE void make(Phase phase, const WholePart& part, const Groups& groups, int n) {
-    const WholeItem item = Ring::item_of(p, lds, phase, n);
-    const bool gate = item.kind == WholeItem::gate;
-    const int row = item.row(item_row() + quarter() / 2 * 8), most = Ring::kSegment / step_bytes(kBits, gate);
+  // Few threads do this and all others wait: no more instructions than it takes.
+  XLSTM_DEVICE void finish(Phase phase, int block, const WholePart& part) const {
+    const ProductParams& product = p.phase[int(phase)].product;
+    const bool both = product.output == Output::swiglu, adds = product.output == Output::add;
+    const int bits = both ? 3 : 4, parts = part.parts();
+    const float factor = product.input == Input::rms ? *floats(p.room.factor) : 1.0f;
+    for (int at = int(threadIdx.x); at < part.end << bits; at += kWholeThreads) {
+      const int n = at >> bits, r = at & ((1 << bits) - 1);
+      const WholeItem item = Ring::item_of(p, lds, phase, n);
+      if (r >= item.rows) continue;
+      const WholeWeights* const weights = p.block[block].linear + item.linear;
+      const auto sum_of = [&](int piece, int of) {
+        const float* const own = floats(p.room.received) + n * parts * kItemRows + of;
+        float sum = 0, each[1 << kMostPartBits];
+#pragma unroll
+        for (int j = 0; j < 1 << kMostPartBits; ++j) each[j] = j < parts ? own[j * kItemRows] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < 1 << kMostPartBits; ++j) sum += each[j];
+        const DeviceVector& bias = weights[piece].bias;
+        return bias.data ? sum * factor + value_of(bias, item.first + r) : sum * factor;
+      };
+      float y = sum_of(0, r);
+      if (both) {
+        y = swiglu(y, sum_of(1, r + kItemRows / 2));
+      } else if (adds) {  // to x's rows, which no other block has
+        y += floats(p.room.residual)[at];
+        floats(p.room.residual)[at] = y;
+      } else {
+        y = stored(product, item.linear - first_linear(phase), 0, y);
+      }
+      if (phase == Phase::head)
+        product.to[0][item.first + r] = y;
+      else
+        leave(passed(block) + item.to + r, y);
+    }
+  }
+
+  // Of the model's block: x's are there, in LDS. A warp goes through the slots of its items, and asks for a slot that
+  // it has read before it reads the next: so the last of a product's waits until the next product's x's are there,
+  // which would otherwise come behind it.
+  XLSTM_DEVICE void multiply_all(Phase phase, int block) {
+    const WholePart& part = ring.part_of(p, lds, phase, ring.warp());
+    const DeviceLinear& w = p.phase[int(phase)].product.linear[0];
+    const Groups groups{p.block[block].linear[first_linear(phase)].offsets != nullptr, w.dtype == XLSTM_FLOAT16,
+                        part.two_steps};
     Sums sums{};
-    for (int done = 0; done < part.steps; done += most) {
+    int n = part.first, done = 0;  // of an item's steps
+    if (!part.steps)
+      for (; n < part.end; n += part.stride()) leave_sum(part, n, sums);
+#pragma unroll 1
+    while (n < part.end) {
+      ring.fetch(slot ? slot - 1 : Ring::kSlots - 1);
+      const WholeItem item = Ring::item_of(p, lds, phase, n);
+      const bool gate = item.kind == WholeItem::gate;
+      const int row = item.row(item_row() + quarter() / 2 * 8), most = Ring::kSegment / step_bytes(kBits, gate);
+      const int at = part.groups_at(row, part.first_step + done) & 15, left = part.steps - done;
       copies_came<Ring::kSlots - 1>();
       __syncwarp();
-      const int at = part.groups_at(row, part.first_step + done) & 15;
-      multiply(sums, gate, groups, at,
-               lds + p.room.ring + (ring.warp() * Ring::kSlots + slot) * whole_slot_bytes(kBits),
-               part.first_step + done, part.steps - done < most ? part.steps - done : most);
-      __syncwarp();
-      ring.fetch(slot);
+      multiply(sums, gate, groups, at, ring.slot(slot), part.first_step + done, left < most ? left : most);
       slot = slot + 1 == Ring::kSlots ? 0 : slot + 1;
+      if (left > most) {
+        done += most;
+      } else {
+        leave_sum(part, n, sums);
+        sums = {}, done = 0, n += part.stride();
+      }
+      __syncwarp();
     }
+    __syncthreads();
+    finish(phase, block, part);
+    if (phase == Phase::output) settle(p.block[block]);
+    if (phase == Phase::projections) __syncthreads();  // the gate's sums lie where these were read
+  }
+  // Of item n of this block's, over this warp's part.
+  XLSTM_DEVICE void leave_sum(const WholePart& part, int n, const Sums& sums) const {
     const float sum = sums.alone();
     if (sums.own_row() < 0) return;
     floats(p.room.received)[(n * part.parts() + part.rank(ring.warp())) * kItemRows + sums.own_row()] = sum;
   }
 
-  XLSTM_DEVICE void finish(Phase phase, int block, const WholePart& part) const {
-    const ProductParams& product = p.phase[int(phase)].product;
-    const bool both = product.output == Output::swiglu, adds = product.output == Output::add;
-    const int rows = both ? kItemRows / 2 : kItemRows, bits = both ? 3 : 4, parts = part.parts();
-    const float factor = product.input == Input::rms ? *floats(p.room.factor) : 1.0f;
-    for (int at = int(threadIdx.x); at < part.end * rows; at += kWholeThreads) {
-      const int r = at & (rows - 1), n = at >> bits;
-      const WholeItem item = Ring::item_of(p, lds, phase, n);
-      if (r >= item.rows) continue;
-      const auto sum_of = [&](int piece, int of) {
-        const float* const own = floats(p.room.received) + n * parts * kItemRows + of;
-        float sum = 0;
-        for (int j = 0; j < parts; ++j) sum += own[j * kItemRows];
-        const DeviceVector& bias = p.block[block].linear[first_linear(phase) + piece].bias;
-        return bias.data ? sum * factor + value_of(bias, item.first + r) : sum * factor;
-      };
-      const float y = sum_of(item.piece, r);
-      if (adds)  // to x's rows, which no other block has
-        product.to[0][item.first + r] = floats(p.room.residual)[at] += y;
-      else
-        put(product, product.output, item.piece, item.first + r, 0, both ? swiglu(y, sum_of(1, r + kItemRows / 2)) : y);
-    }
-  }
-
-  // Of the model's block: x's are there, in LDS.
-  XLSTM_DEVICE void multiply_all(Phase phase, int block) {
-    const WholePart part = ring.part_of(p, lds, phase, ring.warp());
-    const DeviceLinear& w = p.phase[int(phase)].product.linear[0];
-    const Groups groups{p.block[block].linear[first_linear(phase)].offsets != nullptr, w.dtype == XLSTM_FLOAT16,
-                        part.two_steps};
-#pragma unroll 1
-    for (int n = part.first; n < part.end; n += part.stride()) make(phase, part, groups, n);
-    if (phase == Phase::output) settle(p.block[block]);
-    __syncthreads();
-    finish(phase, block, part);
-    if (phase != Phase::gate) grid.arrive();  // with what follows, which nobody waits for until then
-  }
-
   // ---- the mLSTM's step
 
-  XLSTM_DEVICE void step(const WholeBlock& block) {
-    const int64_t keys = p.step.q.columns, values = p.step.v.columns;
-    const int tiles = p.step.tiles * p.heads;
+  // A token's pieces of q, k and the tile's v, to LDS, by all warps but the first, which makes gates. Then a barrier.
+  XLSTM_DEVICE void bring_token(int block, int head, int tile) const {
+    const int keys = p.step.q.columns / 4, all = 2 * keys + kStepColumns / 4;
+    for (int at = int(threadIdx.x) - kWave; at < all; at += kWholeThreads - kWave) {
+      if (at < 0) continue;
+      const int piece = at < keys ? 0 : at < 2 * keys ? 1 : 2, of = at - piece * keys;
+      const int begin = piece < 2 ? head * p.step.q.columns : head * p.step.v.columns + tile * kStepColumns;
+      const Piece own = await_piece(to(Phase::projections, piece, block) + begin + of * 4);
+      reinterpret_cast<Piece*>(lds + p.room.token)[at] = own;
+    }
+  }
+  XLSTM_DEVICE void step(int at) {
+    const WholeBlock& block = p.block[at];
+    const int keys = p.step.q.columns, values = p.step.v.columns, tiles = p.step.tiles * p.heads;
     TileSums& sums = *reinterpret_cast<TileSums*>(lds + p.room.received);
     OneStep& one = *reinterpret_cast<OneStep*>(lds + p.room.step);
-    const auto state_of = [&](int turn) { return int64_t(unsigned(turn) / unsigned(p.step.tiles)); };
-    const auto load = [&](Tile& tile, int turn) {
-      const int64_t n_offset = state_of(turn) * keys;
-      tile.load(block.c + n_offset * values, block.n + n_offset);
-    };
-    const auto store = [&](const Tile& tile, int turn) { tile.store_c(block.c + state_of(turn) * keys * values); };
+    const auto head_of = [&](int turn) { return int(unsigned(turn) / unsigned(p.step.tiles)); };
+    const auto c_of = [&](int turn) { return block.c + int64_t(head_of(turn)) * keys * values; };
+    const auto load = [&](Tile& tile, int turn) { tile.load(c_of(turn), block.n + head_of(turn) * keys); };
     // The first tile of C, and n, which are the last token's, before what waits.
     const int first = int(blockIdx.x);
     int last = first;
     Tile tile(p.step, first % p.step.tiles);
     if (first < tiles) load(tile, first);
-    grid.wait();
     for (int turn = first; turn < tiles; turn += int(gridDim.x)) {
-      const int64_t state = state_of(turn), n_offset = state * keys;
-      const int which = turn % p.step.tiles;
-      const Head head = only_token(p.step, state);
-      const OneGate gate(p.step, head, block.m);
+      const int head = head_of(turn), which = turn % p.step.tiles;
       if (turn != first) {
-        store(tile, turn - int(gridDim.x));
+        tile.store_c(c_of(last));
         tile = Tile(p.step, which);
         load(tile, turn);
       }
       last = turn;
-      tile.fetch(p.step, head);
+      OneGate gate;
+      if (gate.makes) {
+        gate.m = double(block.m[head]);
+        gate.x = double(await_word(to(Phase::projections, gate.is_input ? kFirstGate : kFirstGate + 1, at) + head));
+      }
+      bring_token(at, head, which);
       gate.make(p.step, one);
       __syncthreads();
+      const float* const token = floats(p.room.token);
+      tile.q_at = token + tile.row, tile.k_at = token + keys + tile.row;
+      tile.v_at = token + 2 * keys + tile.column - which * kStepColumns;
+      tile.fetch();
       float h[Tile::kWidth] = {}, l = 0;
       tile.update({one.factor[0], 0, one.factor[1]}, h, l);
       leave_sums<Tile>(sums, 0, h, l);
       __syncthreads();
-      const int waves = (p.step.q.columns / Tile::kRows * Tile::kLanes + kWave - 1) / kWave;
-      TokenOutput<float>(p.step, head, which, kStepColumns).write(p.step, sums, 0, waves, one.m);
-      if (tile.column == 0) tile.store_n(p.step.n_last + n_offset);
-      if (which == 0 && threadIdx.x == 0) p.step.m_last[state] = float(one.m);
+      const int waves = (keys / Tile::kRows * Tile::kLanes + kWave - 1) / kWave;
+      if (threadIdx.x < kStepColumns) {
+        const float own = TokenOutput<float>::sum_up(p.step, sums, 0, waves, one.m, l);
+        float* const h_at = passed(at) + p.at.from[int(Phase::output)] + head * values + which * kStepColumns;
+        leave(h_at + threadIdx.x, own);
+      }
+      if (tile.column == 0) tile.store_n(p.step.n_last + head * keys);
+      if (which == 0 && threadIdx.x == 0) p.step.m_last[head] = float(one.m);
       __syncthreads();
     }
-    grid.arrive();
-    if (first < tiles) store(tile, last);  // the next token's: what all wait for is on its way before it
+    if (first < tiles) tile.store_c(c_of(last));  // the next token's: what all wait for is on its way before it
   }
-  // n and m, which every tile of a head has read by now, to where they are updated in place: the block with the fewest
-  // items.
+  // n and m, which this block has left in workspace, to where they are updated in place: every tile of a head has read
+  // them, for all of h is there.
   XLSTM_DEVICE void settle(const WholeBlock& block) const {
-    if (blockIdx.x + 1 < gridDim.x) return;
-    const auto move = [](float* to, const float* from, int count) {
-      for (int at = int(threadIdx.x); at < count; at += kWholeThreads) to[at] = from[at];
+    const int keys = p.step.q.columns;
+    for (int turn = int(blockIdx.x); turn < p.step.tiles * p.heads; turn += int(gridDim.x)) {
+      if (turn % p.step.tiles) continue;
+      const int head = turn / p.step.tiles;
+      for (int k = int(threadIdx.x); k < keys; k += kWholeThreads)
+        block.n[head * keys + k] = p.step.n_last[head * keys + k];
+      if (threadIdx.x == 0) block.m[head] = p.step.m_last[head];
+    }
+  }
+
+  // What is read once a token, and then waited for by all: lines of the norms' weights, of this block of the model and
+  // the next, and of the tile of C and n that this multiprocessor has.
+  XLSTM_DEVICE void ask_ahead(int at) const {
+    const WholeBlock &block = p.block[at], &next = p.block[at + 1];
+    const int thread = int(threadIdx.x), keys = p.step.q.columns, values = p.step.v.columns;
+    const int tile = int(blockIdx.x), head = tile / p.step.tiles;
+    if (tile < p.step.tiles * p.heads) {
+      const float* const c = block.c + int64_t(head) * keys * values + tile % p.step.tiles * kStepColumns;
+      if (thread < keys) ask_line_into_l2(c + int64_t(thread) * values);
+      if (thread % kStepColumns == 0 && thread < keys) ask_line_into_l2(block.n + head * keys + thread);
+      if (thread == keys) ask_line_into_l2(block.m + head);
+    }
+    const auto ask = [&](const DeviceVector& norm, int features) {
+      const int lines = (features * (norm.dtype == XLSTM_FLOAT32 ? 4 : 2) + 127) / 128;
+      for (int line = tile; line < lines; line += int(gridDim.x))
+        ask_line_into_l2(static_cast<const char*>(norm.data) + line * 128);
     };
-    move(block.n, p.step.n_last, p.heads * p.step.q.columns);
-    move(block.m, p.step.m_last, p.heads);
+    if (thread + 1 < kWholeThreads) return;
+    ask(block.head_norm, p.heads * values), ask(block.norm_ffn, p.phase[int(Phase::up)].product.columns);
+    ask(next.norm, p.phase[int(Phase::head)].product.columns);
   }
 
   XLSTM_DEVICE void run() {
-    for (int s = 0; s < Ring::kSlots; ++s) ring.fetch(s);
+    for (int s = 0; s + 1 < Ring::kSlots; ++s) ring.fetch(s);
 #pragma unroll 1
     for (WholePlace at; !at.over(); at.go_on(p.blocks)) {  // one copy of each part's code, which caches hold
       const WholeBlock& block = p.block[at.block];
-      const ProductParams& product = p.phase[int(at.phase)].product;
       if (at.phase == Phase::output) {
-        step(block);
-        bring_heads(product, block.head_norm);
+        step(at.block);
+        bring_heads(at.block, block.head_norm);
       } else if (at.phase == Phase::down) {
-        bring<false, 3>(product, {});
+        bring<false, 3>(at.phase, at.block, {});
       } else if (at.phase != Phase::gate) {  // which has the projections'
-        bring<true, 1>(product, at.phase == Phase::up ? block.norm_ffn : block.norm);
+        if (at.phase == Phase::projections) ask_ahead(at.block);
+        bring<true, 1>(at.phase, at.block, at.phase == Phase::up ? block.norm_ffn : block.norm);
       }
       multiply_all(at.phase, at.block);
     }

@@ -10,20 +10,10 @@
 namespace xlstm::gpu {
 namespace {
 
-Tokens row_of(float* data, int heads, int64_t features) {
-  return {data, {heads * features, features, features}, int(features), int(XLSTM_FLOAT32), true};
-}
-
 RecurrentParams step_of(const WholeCall& call) {
   const xlstm_decode& p = call.model;
-  const ProductParams& from = call.block[0].projections;
-  const int heads = int(p.heads);
   RecurrentParams step{};
-  step.where = {nullptr, 1, p.heads, 1, p.heads, 1, 1};
-  step.q = row_of(from.to[0], heads, p.dqk), step.k = row_of(from.to[1], heads, p.dqk);
-  step.v = row_of(from.to[2], heads, p.dhv);
-  step.h = row_of(const_cast<float*>(call.block[0].output.x), heads, p.dhv);
-  step.gate[0] = row_of(from.to[kFirstGate + 1], heads, 1), step.gate[1] = row_of(from.to[kFirstGate], heads, 1);
+  step.q.columns = int(p.dqk), step.v.columns = int(p.dhv);
   step.tiles = int(ceil_div(p.dhv, kStepColumns)), step.together = 1;
   step.sigmoid = p.gate == XLSTM_GATE_SIGMOID;
   step.normalize = !step.sigmoid || p.normalize;
@@ -48,9 +38,7 @@ void launch_whole(const WholePlan& plan, const WholeCall& call, Stream stream) {
   to.room = plan.room;
   to.blocks = int(call.model.blocks), to.heads = int(call.model.heads);
   to.step = step_of(call);
-  to.x = first.projections.x;
-  to.o = first.projections.to[kGateOfH];
-  to.arrivals = call.arrivals;
+  to.at = plan.passed, to.passed = call.passed;
   for (int n = 0; n < to.blocks; ++n) {
     const BlockProducts& own = call.block[n];
     const xlstm_decode_block& block = call.model.block[n];

@@ -10,7 +10,7 @@ namespace xlstm::gpu {
 
 namespace {
 
-WholeRoom room_of(const WholePlan& plan, int bits) {
+WholeRoom room_of(const WholePlan& plan, int bits, int64_t dqk) {
   int steps = 0, sums = kStepSumBytes, items = 0;
   for (const PhasePlan& s : plan.phase) {
     const int own = int(ceil_div(s.items, plan.blocks));
@@ -28,7 +28,8 @@ WholeRoom room_of(const WholePlan& plan, int bits) {
   room.items = room.residual + int(ceil_div(plan.phase[int(Phase::output)].items, plan.blocks)) * kItemRows * 4;
   room.parts = room.items + items * kItemBytes;
   room.step = room.parts + kPhases * kWholeWarps * kPartBytes;
-  room.bytes = room.step + kStepBytes;
+  room.token = room.step + kStepBytes;
+  room.bytes = room.token + int(2 * dqk + kStepColumns) * 4;
   return room;
 }
 
@@ -41,7 +42,38 @@ PhasePlan plan_phase(const PhaseShape& shape) {
   return s;
 }
 
+// The gates, which are the last items of the projections and may be of 2 bytes beside 8 or 4 bits, would be the last of
+// a multiprocessor and all others wait for it. In the second turn of those that have an item less than others they are
+// one group of warps' only one.
+int turned_to_gates(const WholeShape& p, const WholePlan& plan) {
+  const int items = plan.phase[int(Phase::projections)].items, gates = 2 * int(ceil_div(p.heads, kItemRows));
+  const int to = plan.blocks + items % plan.blocks;
+  return items < 2 * plan.blocks ? 0 : (2 * items - gates - to) % items;
+}
+
 }  // namespace
+
+WholePassed passed_of(int64_t dim, int64_t heads, int64_t dqk, int64_t dhv, int64_t ffn) {
+  constexpr int kLine = 32;  // floats: no two results share a line
+  WholePassed passed{};
+  const auto take = [&](int64_t floats) {
+    const int at = passed.block;
+    passed.block += int(ceil_div(floats, kLine)) * kLine;
+    return at;
+  };
+  const auto hand = [&](Phase maker, int piece, int64_t floats) { return passed.to[int(maker)][piece] = take(floats); };
+  const int64_t keys = heads * dqk, values = heads * dhv;
+  int* const from = passed.from;  // of those that are not set below, x
+  take(dim);
+  passed.x = passed.block;
+  const int64_t rows[kMostPieces] = {keys, keys, values, values, heads, heads};
+  for (int j = 0; j < kMostPieces; ++j) hand(j == kGateOfH ? Phase::gate : Phase::projections, j, rows[j]);
+  from[int(Phase::output)] = take(values);
+  from[int(Phase::up)] = hand(Phase::output, 0, dim);
+  from[int(Phase::down)] = hand(Phase::up, 0, ffn);
+  passed.to[int(Phase::down)][0] = passed.block;  // the next block's x
+  return passed;
+}
 
 ClusterItems whole_items(const ProductParams& p, Phase phase) {
   const bool both = p.output == Output::swiglu;
@@ -68,9 +100,12 @@ WholePlan plan_whole(const WholeShape& p, const Chip& chip) {
     if (p.phase[s].columns % kStepFeatures != 0) return {};
     plan.phase[s] = plan_phase(p.phase[s]);
     plan.phase[s].table = table;
+    if (Phase(s) == Phase::projections) plan.phase[s].turned = turned_to_gates(p, plan);
     table += int(ceil_div(plan.phase[s].items, plan.blocks));
   }
-  plan.room = room_of(plan, p.bits);
+  plan.room = room_of(plan, p.bits, p.dqk);
+  plan.passed =
+      passed_of(p.phase[int(Phase::projections)].columns, p.heads, p.dqk, p.dhv, p.phase[int(Phase::down)].columns);
   if (plan.room.bytes > chip.lds_bytes) return {};
   return plan;
 }

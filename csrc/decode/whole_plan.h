@@ -56,21 +56,35 @@ struct PhasePlan {
   int part_steps;  // that each part has
   int items;       // of all blocks
   int table;       // where those of a block begin among its items of all phases
+  int turned;      // the first that is taken; behind the last comes the first
 
   constexpr int parts() const { return 1 << part_bits; }
 };
 
-// Bytes from the beginning of a block's shared memory.
+// Bytes from the beginning of a block's shared memory. token: q, k and a tile's v.
 struct WholeRoom {
-  int ring, x, facts, squares, factor, received, residual, items, parts, step, bytes;
+  int ring, x, facts, squares, factor, received, residual, items, parts, step, token, bytes;
+};
+
+// What multiprocessors hand to each other, in memory, as floats from where those of a block of the model begin. Nothing
+// there is written twice (decode/whole_words_hopper.h).
+struct WholePassed {
+  int from[kPhases];             // what a product multiplies
+  int to[kPhases][kMostPieces];  // what becomes of its pieces; not of the head
+  int x;                         // of what each begins with, and what stands behind the last
+  int block;                     // of each
+
+  constexpr int64_t floats(int64_t blocks) const { return blocks * block + x; }
 };
 
 struct WholePlan {
   int blocks;  // of the grid; 0: this is not for one launch
   PhasePlan phase[kPhases];
   WholeRoom room;
+  WholePassed passed;
 };
 
+WholePassed passed_of(int64_t dim, int64_t heads, int64_t dqk, int64_t dhv, int64_t ffn);
 // Of a product's pieces, in their order; of the projections those that the phase has.
 ClusterItems whole_items(const ProductParams&, Phase);
 WholePlan plan_whole(const WholeShape&, const Chip&);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "arch/gpu.h"
+#include "arch/pieces.h"
 #include "decode/cluster_ring_hopper.h"
 #include "decode/whole_plan.h"
 #include "mlstm/recurrent_gpu.h"
@@ -37,10 +38,9 @@ struct WholeParams {
   WholePhase phase[kPhases];
   WholeRoom room;
   int blocks, heads;
-  RecurrentParams step;  // without the state's addresses, but for n and m, which it leaves in workspace
-  const float* x;        // the token's, as it is embedded
-  const float* o;        // gates of h
-  uint32_t* arrivals;    // of blocks of the grid; zero when the kernel begins
+  RecurrentParams step;  // without the addresses of a token and its state, but for n and m, left in workspace
+  WholePassed at;        // of what blocks of the grid hand to each other
+  float* passed;         // it begins with the token's x, as it is embedded; what follows is absent
   WholeBlock block[kMostWholeBlocks + 1];
 };
 static_assert(sizeof(WholeParams) <= 32764);  // that a launch may have
@@ -94,19 +94,22 @@ struct alignas(16) WholeItem {
 
   Kind kind;
   short linear;     // which of the model's block's weights
-  int piece;        // of the product
+  int to;           // where its results lie, of what is handed on
   int first, rows;  // the first of its rows; how many there are from there on
 
-  // Item n of all of a phase's.
+  // The nth of a phase's, as blocks of the grid take them.
   XLSTM_DEVICE WholeItem(const WholeParams& p, Phase phase, int bits, int n) {
     const WholePhase& s = p.phase[int(phase)];
+    n = (n + s.plan.turned) % s.plan.items;
     int j = 0;
     while (j + 1 < s.items.count && n >= s.items.end[j]) ++j;
     if (j) n -= s.items.end[j - 1];
-    piece = s.items.piece[j], linear = short(first_linear(phase) + piece);
+    const int piece = s.items.piece[j];
+    linear = short(first_linear(phase) + piece);
     const bool two = s.product.output == Output::swiglu;
     kind = two ? both : bits < 16 && s.product.linear[piece].bits == 0 ? gate : plain;
     first = n * (two ? kItemRows / 2 : kItemRows), rows = s.product.linear[piece].rows - first;
+    to = p.at.to[int(phase)][piece] + first;
   }
   // Row r as it lies among those of its weights; beyond the last, the last again.
   XLSTM_DEVICE int row(int r) const {
@@ -122,7 +125,8 @@ XLSTM_DEVICE int step_bytes(int bits, bool gate) { return kStepFeatures * (gate 
 // Of a warp, a segment of each of an item's rows at a time, and the scales to them. What it must keep is where it is:
 // registers are few, and what they spill would wait behind the weights.
 template <int kBits>
-struct WholeRing {
+class WholeRing {
+ public:
   static constexpr int kSegment = whole_segment_bytes(kBits), kSlots = whole_slots(kBits);
   static constexpr int kRowPieces = kSegment / 16, kAtOnce = kWave / kRowPieces, kHalf = kItemRows / 2;
 
@@ -150,6 +154,10 @@ struct WholeRing {
   }
   XLSTM_DEVICE WholePart part() const { return part_of(p, lds, place.phase, warp()); }
 
+  XLSTM_DEVICE const char* slot(int of) const {
+    return lds + p.room.ring + (warp() * kSlots + of) * whole_slot_bytes(kBits);
+  }
+
   // Where this warp has no more items of a product, the first of the next one that has any for it.
   XLSTM_DEVICE void find_item(WholePart own) {
     while (item >= own.end || own.steps == 0) {
@@ -160,37 +168,51 @@ struct WholeRing {
     }
   }
 
-  // Beyond a piece's last row there is nothing to read: zeros.
+  // Beyond a piece's last row there is nothing to read: zeros. All addresses are made before the first copy, which
+  // holds its address's registers until it is on its way.
   XLSTM_DEVICE void fetch(int slot) {
     if (!place.over()) {
-      const WholePart own = part();  // all of it before the copies, behind which a read of LDS would wait
+      const WholePart own = part();
       const WholeItem from = item_of(p, lds, place.phase, item);
-      const WholeWeights* const weights = p.block[place.block].linear;
+      const WholeWeights* const weights = p.block[place.block].linear + from.linear;
       const bool gate = kBits < 16 && from.kind == WholeItem::gate, both = from.kind == WholeItem::both;
-      const int lane = lane_id(), r = lane / kRowPieces, column = lane % kRowPieces * 16;
+      const int lane = lane_here(), r = lane / kRowPieces, column = lane % kRowPieces * 16;
       const int each = step_bytes(kBits, gate), most = kSegment / each, left = own.steps - step;
-      const uint32_t to = at + uint32_t(slot * whole_slot_bytes(kBits));
-      if (column < left * each) {
-        const uint32_t row_bytes = uint32_t(gate ? p.phase[int(place.phase)].product.columns * 2 : own.row_bytes);
-        const uint32_t begin = uint32_t(from.first + r) * row_bytes + uint32_t((own.first_step + step) * each + column);
-        const char* side[2];
-        side[0] = static_cast<const char*>(weights[from.linear].data) + begin;
-        side[1] = both ? static_cast<const char*>(weights[from.linear + 1].data) + begin : side[0] + kHalf * row_bytes;
-        const auto copy = [&](auto&& bytes) {
+      const uint32_t to = at + uint32_t(slot * whole_slot_bytes(kBits)), rows_to = to + uint32_t(r * kSegment);
+      const uint32_t row_bytes = uint32_t(gate ? p.phase[int(place.phase)].product.columns * 2 : own.row_bytes);
+      const uint32_t begin = uint32_t(from.first + r) * row_bytes + uint32_t((own.first_step + step) * each + column);
+      const char* row[kItemRows / kAtOnce];
 #pragma unroll
-          for (int n = 0; n < kItemRows / kAtOnce; ++n) {
-            const int h = n / (kHalf / kAtOnce), m = n % (kHalf / kAtOnce) * kAtOnce;
-            const int turn = gate ? 0 : segment_turn(kBits, r + n * kAtOnce);
-            copy_16_bytes(to + uint32_t((r + n * kAtOnce) * kSegment + (column ^ turn)), side[h] + m * row_bytes,
-                          bytes(both ? m : n * kAtOnce));
-          }
-        };
+      for (int n = 0; n < kItemRows / kAtOnce; ++n) {
+        const int h = n / (kHalf / kAtOnce), m = n % (kHalf / kAtOnce) * kAtOnce;
+        if (m == 0) {  // the first of a half, whose weights may be others than those of the half before it
+          row[n] = static_cast<const char*>(weights[both ? h : 0].data) + begin;
+          if (h && !both) row[n] += kHalf * row_bytes;
+        } else {
+          row[n] = row[n - 1] + kAtOnce * row_bytes;
+        }
+      }
+      const bool quantised = kBits < 16 && !gate;
+      const WholeGroups groups = quantised ? groups_of(own, from, weights, lane) : WholeGroups{};
+      const auto copy = [&](auto&& bytes) {
+#pragma unroll
+        for (int n = 0; n < kItemRows / kAtOnce; ++n) {
+          const int turn = gate ? 0 : segment_turn(kBits, r + n * kAtOnce), h = n / (kHalf / kAtOnce);
+          copy_16_bytes(rows_to + uint32_t(n * kAtOnce * kSegment + (column ^ turn)), row[n],
+                        bytes(n * kAtOnce - (both ? h * kHalf : 0)));
+        }
+      };
+      if (column < left * each) {
         if (from.rows >= (both ? kHalf : kItemRows))
           copy([](int) { return 16; });
         else
-          copy([&](int row) { return r + row < from.rows ? 16 : 0; });
+          copy([&](int n) { return r + n < from.rows ? 16 : 0; });
       }
-      if (kBits < 16 && !gate) fetch_groups(own, from, weights, to + whole_groups_at(kBits));
+      if (quantised) {
+        const uint32_t into = to + uint32_t(whole_groups_at(kBits) + groups.at);
+        copy_16_bytes(into, groups.scales, groups.bytes);
+        if (groups.offsets) copy_16_bytes(into + kGroupsBytes, groups.offsets, groups.bytes);
+      }
       step += most;
       if (step >= own.steps) {
         item += own.stride(), step = 0;
@@ -199,16 +221,21 @@ struct WholeRing {
     }
     copies_sent();
   }
-  // 32 bytes from a multiple of 16 on; beyond the last scale nothing.
-  XLSTM_DEVICE void fetch_groups(const WholePart& own, const WholeItem& rows, const WholeWeights* weights,
-                                 uint32_t to) const {
-    const int r = lane_id() / 2, half = lane_id() % 2 * 16;
-    const WholeWeights& of = weights[rows.linear + (rows.kind == WholeItem::both && r >= kHalf ? 1 : 0)];
+
+ private:
+  // A lane's half of 32 bytes of a row's scales, from a multiple of 16 on; beyond the last scale nothing.
+  struct WholeGroups {
+    const char *scales, *offsets;
+    int at, bytes;  // in a slot
+  };
+  XLSTM_DEVICE WholeGroups groups_of(const WholePart& own, const WholeItem& rows, const WholeWeights* weights,
+                                     int lane) const {
+    const int r = lane / 2, half = lane % 2 * 16;
+    const WholeWeights& of = weights[rows.kind == WholeItem::both && r >= kHalf ? 1 : 0];
     const int from = (own.groups_at(rows.row(r), own.first_step + step) & ~15) + half;
-    const uint32_t into = to + uint32_t(r * kGroupBytes + (half ^ group_turn(r)));
-    const int bytes = from < (rows.first + rows.rows) * own.row_groups ? 16 : 0;
-    copy_16_bytes(into, static_cast<const char*>(of.scales) + from, bytes);
-    if (of.offsets) copy_16_bytes(into + kGroupsBytes, static_cast<const char*>(of.offsets) + from, bytes);
+    const char* const offsets = static_cast<const char*>(of.offsets);
+    return {static_cast<const char*>(of.scales) + from, offsets ? offsets + from : nullptr,
+            r * kGroupBytes + (half ^ group_turn(r)), from < (rows.first + rows.rows) * own.row_groups ? 16 : 0};
   }
 };
 

@@ -126,19 +126,26 @@ struct TokenOutput {
     if (value == 0 && p.l) l = p.l + head.row * p.where.length + head.begin;
   }
 
-  // After a barrier.
+  // After a barrier: h of this thread's column, and l.
   template <class L, int kColumns, int kMostParts>
-  XLSTM_DEVICE void write(const RecurrentParams& p, const Sums<L, kColumns, kMostParts>& sums, int buffer, int parts,
-                          double m) {
-    if (!h) return;
+  XLSTM_DEVICE static float sum_up(const RecurrentParams& p, const Sums<L, kColumns, kMostParts>& sums, int buffer,
+                                   int parts, double m, L& scaled) {
     float num = 0;
     L sum = 0;
     for (int part = 0; part < parts; ++part) {
       num += sums.h[buffer][part][threadIdx.x];
       sum += sums.l[buffer][part];
     }
-    const L scale = L(p.scale), scaled = scale * sum;
-    *h = from_float<E>(float(num * (scale * L(1 / normaliser(p.normalize, scaled, m, p.eps)))));
+    const L scale = L(p.scale);
+    scaled = scale * sum;
+    return float(num * (scale * L(1 / normaliser(p.normalize, scaled, m, p.eps))));
+  }
+  template <class L, int kColumns, int kMostParts>
+  XLSTM_DEVICE void write(const RecurrentParams& p, const Sums<L, kColumns, kMostParts>& sums, int buffer, int parts,
+                          double m) {
+    if (!h) return;
+    L scaled;
+    *h = from_float<E>(sum_up(p, sums, buffer, parts, m, scaled));
     h += p.h.stride[2];
     if (l) *l++ = float(scaled);
   }

@@ -27,9 +27,9 @@ struct OneGate {
   bool makes, is_input;
   double x = 0, m = 0;
 
+  XLSTM_DEVICE OneGate() : makes(threadIdx.x < 2 * kGateTokens), is_input(threadIdx.x >= kGateTokens) {}
   // Both asked for, before C is: behind a tile's worth of it they would come last, and all threads wait for them.
-  XLSTM_DEVICE OneGate(const RecurrentParams& p, const Head& head, const float* m_initial)
-      : makes(threadIdx.x < 2 * kGateTokens), is_input(threadIdx.x >= kGateTokens) {
+  XLSTM_DEVICE OneGate(const RecurrentParams& p, const Head& head, const float* m_initial) : OneGate() {
     if (makes) {
       x = load_gate(own_gate(p), head, head.begin);
       if (m_initial) m = double(m_initial[head.state]);

@@ -36,6 +36,12 @@ void test_plan() {
         CHECK(phase.items == shape.phase[s].items && phase.table == table, "%d: items", s);
         table += (phase.items + p.blocks - 1) / p.blocks;
       }
+      const PhasePlan& first = p.phase[int(Phase::projections)];
+      for (const int gate : {512, 513}) {
+        const int turn = (gate - first.turned + first.items) % first.items;
+        CHECK(turn / p.blocks == 1 && turn % p.blocks >= first.items % p.blocks,
+              "gates are turn %d: not the second of a block that has one less than others", turn);
+      }
       const WholeRoom& r = p.room;
       const int steps = 10944 / kStepFeatures, slots = kWholeWarps * whole_slots(bits);
       CHECK(r.ring == 0 && r.x - r.ring == slots * whole_slot_bytes(bits), "%d bits: the ring", bits);
@@ -43,12 +49,44 @@ void test_plan() {
       CHECK(r.factor - r.squares == steps * 4 && r.received > r.factor, "%d bits: squares", bits);
       CHECK(r.residual - r.received >= 24 * 8 * kItemRows * 4, "%d bits: sums of 24 items", bits);
       CHECK(r.items - r.residual >= 2 * kItemRows * 4, "%d bits: the rows that are added to", bits);
-      CHECK(r.parts - r.items == table * 16 && r.step - r.parts == kPhases * kWholeWarps * 32 && r.bytes > r.step,
+      CHECK(r.parts - r.items == table * 16 && r.step - r.parts == kPhases * kWholeWarps * 32 &&
+                r.bytes - r.token >= (2 * 256 + kStepColumns) * 4,
             "%d bits: tables", bits);
-      for (const int at : {r.x, r.facts, r.received, r.items, r.parts, r.step})
+      for (const int at : {r.x, r.facts, r.received, r.items, r.parts, r.step, r.token})
         CHECK(at % 16 == 0, "a place at %d", at);
       CHECK(r.bytes <= chip.lds_bytes, "%d bits: %d bytes", bits, r.bytes);
     }
+}
+
+// What is handed on has a place of its own, at a line of memory, and what reads it is where it is made.
+void test_passed() {
+  const WholePassed p = passed_of(4096, 8, 256, 512, 10944);
+  struct Place {
+    int at, floats;
+  };
+  const auto to = [&](Phase phase, int piece) { return p.to[int(phase)][piece]; };
+  const auto from = [&](Phase phase) { return p.from[int(phase)]; };
+  const Phase first = Phase::projections;
+  const std::vector<Place> places = {{from(first), 4096},
+                                     {to(first, 0), 2048},
+                                     {to(first, 1), 2048},
+                                     {to(first, 2), 4096},
+                                     {to(Phase::gate, 3), 4096},
+                                     {to(first, kFirstGate), 8},
+                                     {to(first, kFirstGate + 1), 8},
+                                     {from(Phase::output), 4096},
+                                     {from(Phase::up), 4096},
+                                     {from(Phase::down), 10944}};
+  int end = 0;
+  for (const Place& place : places) {
+    CHECK(place.at >= end && place.at % 32 == 0, "a place at %d, the one before it ends at %d", place.at, end);
+    end = place.at + place.floats;
+  }
+  CHECK(p.x == 4096 && p.block >= end && p.block % 32 == 0, "a block of %d floats", p.block);
+  CHECK(to(Phase::output, 0) == from(Phase::up) && to(Phase::up, 0) == from(Phase::down), "made and read elsewhere");
+  CHECK(to(Phase::down, 0) == p.block && from(first) == 0, "the next block's x");
+  CHECK(from(Phase::gate) == 0 && from(Phase::head) == 0, "x of the gate of h and of the head");
+  CHECK(p.floats(32) == 32 * int64_t(p.block) + 4096, "all of them");
 }
 
 void refused(const char* why, void (*change)(WholeShape&)) {
@@ -117,6 +155,7 @@ void test_banks() {
 
 int main() {
   test_plan();
+  test_passed();
   test_refusals();
   test_items();
   test_banks();

@@ -240,7 +240,7 @@ int main(int count, char** arguments) {
   check_planted(c, emulator::Bug::copies_late, "a slot that may be late");
   check_planted(c, emulator::Bug::block_barrier, "no barriers of a block");
   check_planted(c, emulator::Bug::warp_barrier, "no barriers of a warp");
-  check_planted(c, emulator::Bug::grid_barrier, "blocks that do not wait for each other");
+  check_planted(c, emulator::Bug::shared_words, "blocks that do not wait for each other");
   const Model model(c);
   Numbers number(11);
   const States begun(c, number);

@@ -16,8 +16,10 @@ inline bool barrier_done(uint32_t at, uint32_t parity) { return emulator::barrie
 inline void barriers_ready() {}
 inline void shared_written() { emulator::fence_proxy(); }
 inline void meet_cluster() { emulator::sync_cluster(); }
-inline void arrive_in_grid(uint32_t* arrivals) { emulator::arrive_in_grid(arrivals); }
-inline void wait_in_grid(const uint32_t* arrivals, uint32_t count) { emulator::wait_in_grid(arrivals, count); }
+inline void write_shared_word(float* to, uint32_t word) { emulator::write_shared_word(to, word); }
+inline uint32_t read_shared_word(const float* from) { return __builtin_bit_cast(uint32_t, *from); }
+inline Piece read_shared_piece(const float* from) { return *reinterpret_cast<const Piece*>(from); }
+inline bool look_again() { return emulator::wait_for_shared_words(); }
 
 template <int kCount>
 void take_registers() {

@@ -172,7 +172,7 @@ struct Cluster {
   std::vector<std::unique_ptr<Block>> blocks;
   std::deque<Event> events;
   Meeting meeting;
-  Queue grid;  // who waits for others to arrive
+  Queue grid;  // who waits for words that others write
   std::mt19937 random;
   int parties_of_block;
   int ready = 0;                       // threads

@@ -20,7 +20,7 @@ enum class Bug {
   stores_wait,
   copies_wait,
   cluster_barrier,
-  grid_barrier,
+  shared_words,
   // Done otherwise
   copies_late,      // one group more than may be
   fewer_bytes,      // announced than come

@@ -79,13 +79,14 @@ void sync_cluster() {
   cluster->meeting.meet(threads, true, {"the cluster's barrier"});
 }
 
-void arrive_in_grid(uint32_t* arrivals) {
-  ++*arrivals;
+void write_shared_word(void* to, uint32_t word) {
+  *static_cast<uint32_t*>(to) = word;
   cluster->grid.wake();
 }
-void wait_in_grid(const uint32_t* arrivals, uint32_t count) {
-  if (planted(Bug::grid_barrier)) return;
-  while (*arrivals < count) cluster->grid.wait({"%d arrivals in the grid", int64_t(count)});
+bool wait_for_shared_words() {
+  if (planted(Bug::shared_words)) return false;
+  cluster->grid.wait({"words of other blocks"});
+  return true;
 }
 
 const uint64_t* exchange(uint64_t mine) {

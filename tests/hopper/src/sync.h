@@ -11,8 +11,8 @@ void sync_warp();
 void sync_named(int barrier, int threads);
 void arrive_named(int barrier, int threads);
 void sync_cluster();
-void arrive_in_grid(uint32_t* arrivals);
-void wait_in_grid(const uint32_t* arrivals, uint32_t count);
+void write_shared_word(void* to, uint32_t word);  // of the grid's blocks
+bool wait_for_shared_words();                     // until another is written
 
 // Each lane hands a value over and sees all 32.
 const uint64_t* exchange(uint64_t mine);
