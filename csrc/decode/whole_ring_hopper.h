@@ -130,12 +130,6 @@ class WholeRing {
   static constexpr int kSegment = whole_segment_bytes(kBits), kSlots = whole_slots(kBits);
   static constexpr int kRowPieces = kSegment / 16, kAtOnce = kWave / kRowPieces, kHalf = kItemRows / 2;
 
-  const WholeParams& p;
-  const char* lds;
-  uint32_t at;  // of its slots
-  WholePlace place;
-  int item, step;  // what is asked for next
-
   XLSTM_DEVICE static int warp() { return int(threadIdx.x) / kWave; }
   XLSTM_DEVICE WholeRing(const WholeParams& params, const char* memory)
       : p(params),
@@ -152,20 +146,8 @@ class WholeRing {
   XLSTM_DEVICE static WholeItem& item_of(const WholeParams& p, const char* lds, Phase phase, int n) {
     return reinterpret_cast<WholeItem*>(const_cast<char*>(lds) + p.room.items)[p.phase[int(phase)].plan.table + n];
   }
-  XLSTM_DEVICE WholePart part() const { return part_of(p, lds, place.phase, warp()); }
-
   XLSTM_DEVICE const char* slot(int of) const {
     return lds + p.room.ring + (warp() * kSlots + of) * whole_slot_bytes(kBits);
-  }
-
-  // Where this warp has no more items of a product, the first of the next one that has any for it.
-  XLSTM_DEVICE void find_item(WholePart own) {
-    while (item >= own.end || own.steps == 0) {
-      place.go_on(p.blocks);
-      if (place.over()) return;
-      own = part();
-      item = own.first;
-    }
   }
 
   // Beyond a piece's last row there is nothing to read: zeros. All addresses are made before the first copy, which
@@ -223,6 +205,24 @@ class WholeRing {
   }
 
  private:
+  const WholeParams& p;
+  const char* lds;
+  uint32_t at;  // of its slots
+  WholePlace place;
+  int item, step;  // what is asked for next
+
+  XLSTM_DEVICE WholePart part() const { return part_of(p, lds, place.phase, warp()); }
+
+  // Where this warp has no more items of a product, the first of the next one that has any for it.
+  XLSTM_DEVICE void find_item(WholePart own) {
+    while (item >= own.end || own.steps == 0) {
+      place.go_on(p.blocks);
+      if (place.over()) return;
+      own = part();
+      item = own.first;
+    }
+  }
+
   // A lane's half of 32 bytes of a row's scales, from a multiple of 16 on; beyond the last scale nothing.
   struct WholeGroups {
     const char *scales, *offsets;
