@@ -181,7 +181,8 @@ __global__ __launch_bounds__(kProductThreads) void embed(const EmbedParams p) {
   if (at * 4 < p.absent_floats) *reinterpret_cast<Piece*>(p.absent + at * 4) = {{kAbsent, kAbsent, kAbsent, kAbsent}};
   if (at >= int64_t(p.batch) * p.dim) return;
   const int64_t token = p.tokens[at / p.dim];
-  p.x[at] = token >= 0 && token < p.vocab ? value_of(p.table, token * p.dim + at % p.dim) : __builtin_nanf("");
+  const bool known = token >= 0 && token < p.vocab;
+  p.x[at] = known ? present(value_of(p.table, token * p.dim + at % p.dim)) : __builtin_nanf("");
 }
 
 // What a model without a head and a last norm hands over.

@@ -27,6 +27,9 @@ XLSTM_DEVICE float capped(float x, float cap) {
   return cap == 0 ? x : cap * (1 - 2 / (exp2_fast(2 * kLog2E / cap * x) + 1));
 }
 
+// x, which a NaN that looks as if it were absent is not: it becomes another.
+XLSTM_DEVICE float present(float x) { return as_bits(x) == kAbsent ? as_float(0x7fffffffu) : x; }
+
 // ---- what an RMS norm needs of each x: the inverse of its root mean square
 
 // A wave measures kTogether x's side by side, so that it waits for memory once for all of them.

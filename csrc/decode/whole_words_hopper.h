@@ -8,14 +8,12 @@
 #include "arch/hopper.h"
 #include "arch/pieces.h"
 #include "decode/eights_gpu.h"
+#include "decode/rows_gpu.h"
 
 namespace xlstm::gpu {
 
-// Once; a NaN that looks as if it were absent is another NaN.
-XLSTM_DEVICE void leave(float* to, float x) {
-  const uint32_t word = as_bits(x);
-  write_shared_word(to, word == kAbsent ? 0x7fffffffu : word);
-}
+// Once.
+XLSTM_DEVICE void leave(float* to, float x) { write_shared_word(to, as_bits(present(x))); }
 
 XLSTM_DEVICE bool any_absent(const Piece& piece) {
   bool absent = false;

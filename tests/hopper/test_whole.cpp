@@ -58,6 +58,7 @@ class Model {
   Case c;
   std::vector<xlstm_decode_block> block;
   const void* embedding;
+  xlstm_dtype embedding_dtype = XLSTM_BFLOAT16;
   xlstm_decode_norm out_norm;
   xlstm_linear head;
 
@@ -126,7 +127,7 @@ xlstm_decode call_of(const Model& model, std::vector<xlstm_decode_block>& block,
   xlstm_decode p{};
   p.batch = 1, p.dim = c.dim, p.heads = c.heads, p.dqk = c.dqk, p.dhv = c.dhv, p.ffn = c.ffn, p.vocab = c.vocab;
   p.blocks = c.blocks, p.tokens = token, p.block = block.data(), p.out = out;
-  p.embedding = {model.embedding, XLSTM_BFLOAT16};
+  p.embedding = {model.embedding, model.embedding_dtype};
   p.out_norm = model.out_norm, p.head = model.head;
   p.normalize = 1;
   p.gate = c.sigmoid ? XLSTM_GATE_SIGMOID : XLSTM_GATE_EXP;
@@ -222,6 +223,22 @@ void check_planted(const Case& c, emulator::Bug bug, const char* name) {
   CHECK(found, "%s, %s: nothing was reported", described(c).c_str(), name);
 }
 
+// A NaN with the bits of a word that is not there is a NaN, and nobody waits for it.
+void check_absent() {
+  Model model(kCases[1]);
+  std::vector<float> table(size_t(model.c.vocab) * size_t(model.c.dim), 1);
+  std::fill_n(table.begin() + 3 * model.c.dim, model.c.dim, __builtin_bit_cast(float, ~0u));
+  model.embedding = table.data(), model.embedding_dtype = XLSTM_FLOAT32;
+  Numbers number(11);
+  const States begun(model.c, number);
+  try {
+    const Steps got = on_gpu(model, begun, {3});
+    CHECK(std::all_of(got.logits.begin(), got.logits.end(), [](float y) { return y != y; }), "logits of a NaN");
+  } catch (const emulator::Fault& fault) {
+    CHECK(false, "a NaN of all ones: %s", fault.what());
+  }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -241,6 +258,7 @@ int main(int count, char** arguments) {
   check_planted(c, emulator::Bug::block_barrier, "no barriers of a block");
   check_planted(c, emulator::Bug::warp_barrier, "no barriers of a warp");
   check_planted(c, emulator::Bug::shared_words, "blocks that do not wait for each other");
+  check_absent();
   const Model model(c);
   Numbers number(11);
   const States begun(c, number);
