@@ -17,8 +17,8 @@
 #include "decode/rows_gpu.h"
 #include "decode/whole_ring_hopper.h"
 #include "decode/whole_sums_hopper.h"
+#include "decode/whole_token_hopper.h"
 #include "decode/whole_words_hopper.h"
-#include "mlstm/recurrent_step_gpu.h"
 
 namespace xlstm::gpu {
 
@@ -27,9 +27,6 @@ struct WholeStep {
   static constexpr int kBits = Weights::kBits;
   using Sums = RowSums<Weights>;
   using Ring = WholeRing<kBits>;
-  using Tile = HeadTile<float, kStepColumns>;
-  using TileSums = gpu::Sums<float, kStepColumns, kWholeWarps>;
-  static_assert(sizeof(TileSums) == kStepSumBytes && sizeof(OneStep) <= kStepBytes);
 
   const WholeParams& p;
   char* lds;
@@ -58,18 +55,13 @@ struct WholeStep {
   XLSTM_DEVICE ClusterX x() const { return {lds + p.room.x, reinterpret_cast<float*>(lds + p.room.facts)}; }
   XLSTM_DEVICE float* floats(int at) const { return reinterpret_cast<float*>(lds + at); }
 
-  // Where what is handed on of a block of the model begins.
-  XLSTM_DEVICE float* passed(int block) const { return p.passed + int64_t(block) * p.at.block; }
-  XLSTM_DEVICE const float* from(Phase phase, int block) const { return passed(block) + p.at.from[int(phase)]; }
-  XLSTM_DEVICE float* to(Phase phase, int piece, int block) const { return passed(block) + p.at.to[int(phase)][piece]; }
-
   // ---- x's
 
   // Eights of x, kBurst of a thread at a time; `weight`: of a norm, or none.
   template <bool kNormed, int kBurst>
   XLSTM_DEVICE void bring(Phase phase, int block, const DeviceVector& norm) {
     const ProductParams& product = p.phase[int(phase)].product;
-    const float* const x_at = from(phase, block);
+    const float* const x_at = p.from(phase, block);
     const int eights = product.columns / kEight;
     const auto place = [&](int i) { return i * kWholeThreads + int(threadIdx.x); };
     const auto feature = [&](int i) { return place(i) < eights ? place(i) * kEight : 0; };
@@ -119,7 +111,7 @@ struct WholeStep {
   XLSTM_DEVICE void bring_heads(int block, const DeviceVector& norm) {
     static_assert(kMostHeadEights == 2);
     const ProductParams& product = p.phase[int(Phase::output)].product;
-    const float *const h_at = from(Phase::output, block), *const gate_at = to(Phase::gate, kGateOfH, block);
+    const float *const h_at = p.from(Phase::output, block), *const gate_at = p.to(Phase::gate, kGateOfH, block);
     const int features = p.step.v.columns, eights = features / kEight, each = (eights + kWave - 1) / kWave;
     const auto feature = [&](int j) {
       const int n = lane_id() + j * kWave;
@@ -254,7 +246,7 @@ struct WholeStep {
       if (phase == Phase::head)
         product.to[0][item.first + r] = y;
       else
-        leave(passed(block) + item.to + r, y);
+        leave(p.of(block) + item.to + r, y);
     }
   }
 
@@ -291,7 +283,7 @@ struct WholeStep {
     }
     __syncthreads();
     finish(phase, block, part);
-    if (phase == Phase::output) settle(p.block[block]);
+    if (phase == Phase::output) WholeToken(p, lds).settle(p.block[block]);
     if (phase == Phase::projections) __syncthreads();  // the gate's sums lie where these were read
   }
   // Of item n of this block's, over this warp's part.
@@ -299,81 +291,6 @@ struct WholeStep {
     const float sum = sums.alone();
     if (sums.own_row() < 0) return;
     floats(p.room.received)[(n * part.parts() + part.rank(ring.warp())) * kItemRows + sums.own_row()] = sum;
-  }
-
-  // ---- the mLSTM's step
-
-  // A token's pieces of q, k and the tile's v, to LDS, by all warps but the first, which makes gates. Then a barrier.
-  XLSTM_DEVICE void bring_token(int block, int head, int tile) const {
-    const int keys = p.step.q.columns / 4, all = 2 * keys + kStepColumns / 4;
-    for (int at = int(threadIdx.x) - kWave; at < all; at += kWholeThreads - kWave) {
-      if (at < 0) continue;
-      const int piece = at < keys ? 0 : at < 2 * keys ? 1 : 2, of = at - piece * keys;
-      const int begin = piece < 2 ? head * p.step.q.columns : head * p.step.v.columns + tile * kStepColumns;
-      const Piece own = await_piece(to(Phase::projections, piece, block) + begin + of * 4);
-      reinterpret_cast<Piece*>(lds + p.room.token)[at] = own;
-    }
-  }
-  XLSTM_DEVICE void step(int at) {
-    const WholeBlock& block = p.block[at];
-    const int keys = p.step.q.columns, values = p.step.v.columns, tiles = p.step.tiles * p.heads;
-    TileSums& sums = *reinterpret_cast<TileSums*>(lds + p.room.received);
-    OneStep& one = *reinterpret_cast<OneStep*>(lds + p.room.step);
-    const auto head_of = [&](int turn) { return int(unsigned(turn) / unsigned(p.step.tiles)); };
-    const auto c_of = [&](int turn) { return block.c + int64_t(head_of(turn)) * keys * values; };
-    const auto load = [&](Tile& tile, int turn) { tile.load(c_of(turn), block.n + head_of(turn) * keys); };
-    // The first tile of C, and n, which are the last token's, before what waits.
-    const int first = int(blockIdx.x);
-    int last = first;
-    Tile tile(p.step, first % p.step.tiles);
-    if (first < tiles) load(tile, first);
-    for (int turn = first; turn < tiles; turn += int(gridDim.x)) {
-      const int head = head_of(turn), which = turn % p.step.tiles;
-      if (turn != first) {
-        tile.store_c(c_of(last));
-        tile = Tile(p.step, which);
-        load(tile, turn);
-      }
-      last = turn;
-      OneGate gate;
-      if (gate.makes) {
-        gate.m = double(block.m[head]);
-        gate.x = double(await_word(to(Phase::projections, gate.is_input ? kFirstGate : kFirstGate + 1, at) + head));
-      }
-      bring_token(at, head, which);
-      gate.make(p.step, one);
-      __syncthreads();
-      const float* const token = floats(p.room.token);
-      tile.q_at = token + tile.row, tile.k_at = token + keys + tile.row;
-      tile.v_at = token + 2 * keys + tile.column - which * kStepColumns;
-      tile.fetch();
-      float h[Tile::kWidth] = {}, l = 0;
-      tile.update({one.factor[0], 0, one.factor[1]}, h, l);
-      leave_sums<Tile>(sums, 0, h, l);
-      __syncthreads();
-      const int waves = (keys / Tile::kRows * Tile::kLanes + kWave - 1) / kWave;
-      if (threadIdx.x < kStepColumns) {
-        const float own = TokenOutput<float>::sum_up(p.step, sums, 0, waves, one.m, l);
-        float* const h_at = passed(at) + p.at.from[int(Phase::output)] + head * values + which * kStepColumns;
-        leave(h_at + threadIdx.x, own);
-      }
-      if (tile.column == 0) tile.store_n(p.step.n_last + head * keys);
-      if (which == 0 && threadIdx.x == 0) p.step.m_last[head] = float(one.m);
-      __syncthreads();
-    }
-    if (first < tiles) tile.store_c(c_of(last));  // the next token's: what all wait for is on its way before it
-  }
-  // n and m, which this block has left in workspace, to where they are updated in place: every tile of a head has read
-  // them, for all of h is there.
-  XLSTM_DEVICE void settle(const WholeBlock& block) const {
-    const int keys = p.step.q.columns;
-    for (int turn = int(blockIdx.x); turn < p.step.tiles * p.heads; turn += int(gridDim.x)) {
-      if (turn % p.step.tiles) continue;
-      const int head = turn / p.step.tiles;
-      for (int k = int(threadIdx.x); k < keys; k += kWholeThreads)
-        block.n[head * keys + k] = p.step.n_last[head * keys + k];
-      if (threadIdx.x == 0) block.m[head] = p.step.m_last[head];
-    }
   }
 
   // What is read once a token, and then waited for by all: lines of the norms' weights, of this block of the model and
@@ -404,7 +321,7 @@ struct WholeStep {
     for (WholePlace at; !at.over(); at.go_on(p.blocks)) {  // one copy of each part's code, which caches hold
       const WholeBlock& block = p.block[at.block];
       if (at.phase == Phase::output) {
-        step(at.block);
+        WholeToken(p, lds).step(at.block);
         bring_heads(at.block, block.head_norm);
       } else if (at.phase == Phase::down) {
         bring<false, 3>(at.phase, at.block, {});

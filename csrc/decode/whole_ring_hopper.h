@@ -42,6 +42,11 @@ struct WholeParams {
   WholePassed at;        // of what blocks of the grid hand to each other
   float* passed;         // it begins with the token's x, as it is embedded; what follows is absent
   WholeBlock block[kMostWholeBlocks + 1];
+
+  // Where what is handed on lies, of a block of the model.
+  XLSTM_DEVICE float* of(int n) const { return passed + int64_t(n) * at.block; }
+  XLSTM_DEVICE float* from(Phase phase, int n) const { return of(n) + at.from[int(phase)]; }
+  XLSTM_DEVICE float* to(Phase phase, int piece, int n) const { return of(n) + at.to[int(phase)][piece]; }
 };
 static_assert(sizeof(WholeParams) <= 32764);  // that a launch may have
 
