@@ -14,7 +14,7 @@ RecurrentParams step_of(const WholeCall& call) {
   const xlstm_decode& p = call.model;
   RecurrentParams step{};
   step.q.columns = int(p.dqk), step.v.columns = int(p.dhv);
-  step.tiles = int(ceil_div(p.dhv, kStepColumns)), step.together = 1;
+  step.tiles = int(ceil_div(p.dhv, kStepColumns));
   step.sigmoid = p.gate == XLSTM_GATE_SIGMOID;
   step.normalize = !step.sigmoid || p.normalize;
   step.scale = 1 / std::sqrt(double(p.dqk));

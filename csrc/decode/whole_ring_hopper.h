@@ -31,7 +31,7 @@ struct WholeBlock {
 struct WholePhase {
   PhasePlan plan;
   ClusterItems items;
-  ProductParams product;  // without the weights' addresses
+  ProductParams product;  // without addresses but of the head's result: WholeBlock and WholePassed have them
 };
 
 struct WholeParams {

@@ -6,7 +6,6 @@
 #pragma once
 
 #include "arch/hopper.h"
-#include "arch/pieces.h"
 #include "decode/eights_gpu.h"
 #include "decode/rows_gpu.h"
 
