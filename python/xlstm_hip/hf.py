@@ -36,6 +36,8 @@ KERNEL_KINDS: dict[str, tuple[str, ...]] = {
 
 # Older ones do not reorder this model's cache, and end beam search with another text than they should.
 OLDEST_TRANSFORMERS = "5.13"
+# What outputs call theirs.
+CACHE = "cache" if hasattr(xLSTMOutput, "cache") else "cache_params"
 
 
 def _check_version(version: str) -> None:
@@ -90,35 +92,44 @@ def _backbone_forward(
     cache_params: xLSTMCache | None = None,
     use_cache: bool | None = None,
     attention_mask: Tensor | None = None,  # (B, S or more): the last S are of these tokens
+    cache: xLSTMCache | None = None,  # the same, as transformers 5.24 and newer call it
     **kwargs: Any,
 ) -> xLSTMOutput:
+    if cache is not None and cache_params is not None:
+        raise ValueError("cache: expected either cache or cache_params, got both")
+    cache = cache_params if cache is None else cache
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("input_ids: expected either input_ids or inputs_embeds, got both or neither")
     capturing = kwargs.get("output_hidden_states") or self.config.output_hidden_states
-    if input_ids is not None and cache_params is not None and input_ids.shape[1] == 1 and not capturing:
-        made = _decoded(self, input_ids, attention_mask, cache_params)
+    if input_ids is not None and cache is not None and input_ids.shape[1] == 1 and not capturing:
+        made = _decoded(self, input_ids, attention_mask, cache)
         if made is not None:
             if use_cache:
-                cache_params.seqlen_offset += 1
-            return xLSTMOutput(last_hidden_state=made, cache_params=cache_params)
+                cache.seqlen_offset += 1
+            return _output(made, cache)
     x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
     length = x.shape[1]
     mask = None if attention_mask is None else _mask_of(attention_mask, x)
-    if use_cache and cache_params is None:
-        cache_params = FloatStateCache(self, x)
-    call = _call(self, x, keep_state=cache_params is not None)
+    if use_cache and cache is None:
+        cache = FloatStateCache(self, x)
+    call = _call(self, x, keep_state=cache is not None)
     # Long prompts go through in slices, which bounds what the layers need; hidden states are wanted whole.
-    whole = torch.is_grad_enabled() or capturing or cache_params is None
+    whole = torch.is_grad_enabled() or capturing or cache is None
     size = length if whole else self.config.max_inference_chunksize
     slices = []
     for begin in range(0, length, size):
         part = x[:, begin : begin + size]
         part_mask = None if mask is None else mask[:, begin : begin + size]
-        slices.append(_through_blocks(self, part, part_mask, cache_params, call))
+        slices.append(_through_blocks(self, part, part_mask, cache, call))
     x = slices[0] if len(slices) == 1 else torch.cat(slices, dim=1)
-    if use_cache and cache_params is not None:
-        cache_params.seqlen_offset += length
-    return xLSTMOutput(last_hidden_state=self.out_norm(x), cache_params=cache_params)
+    if use_cache and cache is not None:
+        cache.seqlen_offset += length
+    return _output(self.out_norm(x), cache)
+
+
+def _output(hidden: Tensor, cache: xLSTMCache | None) -> xLSTMOutput:
+    named: dict[str, Any] = {CACHE: cache}
+    return xLSTMOutput(last_hidden_state=hidden, **named)
 
 
 def _decoded(backbone: Any, input_ids: Tensor, attention_mask: Tensor | None, cache: xLSTMCache) -> Tensor | None:

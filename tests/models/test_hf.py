@@ -44,6 +44,24 @@ def greedy(model: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
     return model.generate(x, max_new_tokens=12, do_sample=False, **options)
 
 
+def cache_of(out: Any) -> Any:
+    return getattr(out, hf.CACHE)
+
+
+@pytest.mark.parametrize("name", ["cache", "cache_params"])
+def test_a_cache_goes_by_both_of_its_names(name: str) -> None:
+    """transformers 5.24 hands the backbone `cache`, older ones `cache_params`."""
+    backbone, x = hf.accelerate(theirs()).backbone, tokens(2, 7)
+    with torch.no_grad():
+        first = cache_of(backbone(x[:, :5], use_cache=True))
+        out = backbone(x[:, 5:], use_cache=True, **{name: first})
+        want = backbone(x, use_cache=False).last_hidden_state[:, 5:]
+    assert cache_of(out) is first
+    assert relative(out.last_hidden_state, want) < 1e-5
+    with pytest.raises(ValueError, match="cache: expected either cache or cache_params, got both"):
+        backbone(x, cache=first, cache_params=first)
+
+
 def test_which_blocks_these_are() -> None:
     assert modeling_xlstm.external_xlstm or WITHOUT in os.environ or not modeling_xlstm.is_xlstm_available()
 
@@ -72,7 +90,7 @@ def test_the_decode_engine_makes_single_tokens(dtype: torch.dtype, monkeypatch: 
     with torch.no_grad():
         true = hf.accelerate(theirs(torch.float64))(x, attention_mask=mask).logits
         last = model(x, attention_mask=mask).logits
-        cache = model(x[:, :4], attention_mask=mask[:, :4], use_cache=True).cache_params
+        cache = cache_of(model(x[:, :4], attention_mask=mask[:, :4], use_cache=True))
         for t in (4, 5):
             out = model(x[:, t : t + 1], attention_mask=mask[:, : t + 1], cache_params=cache, use_cache=True)
             assert relative(out.logits[:, 0], true[:, t]) <= 2 * relative(last[:, t], true[:, t]) + 1e-6
@@ -147,7 +165,7 @@ def test_left_padding_changes_nothing() -> None:
 def test_states_are_float32(dtype: torch.dtype) -> None:
     model, x = hf.accelerate(theirs(dtype)), tokens(2, LENGTH)
     with torch.no_grad():
-        cache = model(x, use_cache=True).cache_params
+        cache = cache_of(model(x, use_cache=True))
         own = modeling_xlstm.xLSTMCache(model.config, 2, dtype=dtype)
         model(x, use_cache=True, cache_params=own)
         for made in (cache, own):
@@ -195,7 +213,7 @@ def test_gradients_flow_through_the_cache() -> None:
             logits = model(x).logits
         else:
             first = model(x[:, :cut], use_cache=True)
-            second = model(x[:, cut:], use_cache=True, cache_params=first.cache_params)
+            second = model(x[:, cut:], use_cache=True, cache_params=cache_of(first))
             logits = torch.cat((first.logits, second.logits), 1)
         logits.sin().sum().backward()
         found.append([p.grad.clone() for p in model.parameters()])

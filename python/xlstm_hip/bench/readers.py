@@ -85,12 +85,13 @@ def of_transformers(model: Any) -> Reader:
 
     def read(x: Tensor, state: State | None = None) -> Written:
         before = None if state is None else cache_of(state)
-        out = model(x, use_cache=True, logits_to_keep=1, cache_params=before)
-        cache = [out.cache_params]
+        name = importlib.import_module("..hf", __package__).CACHE
+        out = model(x, use_cache=True, logits_to_keep=1, **{name: before})
+        cache = [getattr(out, name)]
 
         def step(tokens: Tensor) -> Tensor:
-            made = model(tokens, use_cache=True, cache_params=cache[0])
-            cache[0] = made.cache_params
+            made = model(tokens, use_cache=True, **{name: cache[0]})
+            cache[0] = getattr(made, name)
             return made.logits[:, -1]
 
         return Written(out.logits[:, -1], _greedy(out.logits[:, -1], step))
