@@ -92,6 +92,10 @@ XLSTM_DEVICE void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
+// Bytes side by side that will be read soon come to L2; both are multiples of 16.
+XLSTM_DEVICE void ask_bytes_into_l2(const void* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 // From this block's shared memory to the same block's or another's of the cluster, with a word to the barrier there.
 XLSTM_DEVICE void copy_to_block(uint32_t block, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
   asm volatile(

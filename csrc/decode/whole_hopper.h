@@ -265,10 +265,9 @@ struct WholeStep {
 #pragma unroll 1
     while (n < part.end) {
       ring.fetch(slot ? slot - 1 : Ring::kSlots - 1);
-      const WholeItem item = Ring::item_of(p, lds, phase, n);
-      const bool gate = item.kind == WholeItem::gate;
-      const int row = item.row(item_row() + quarter() / 2 * 8), most = Ring::kSegment / step_bytes(kBits, gate);
-      const int at = part.groups_at(row, part.first_step + done) & 15, left = part.steps - done;
+      const bool gate = kBits < 16 && Ring::item_of(p, lds, phase, n).kind == WholeItem::gate;
+      const int most = Ring::kSegment / step_bytes(kBits, gate), left = part.steps - done;
+      const int at = part.groups_at(item_row(), part.first_step + done) & 15;  // of all items, and of either half
       copies_came<Ring::kSlots - 1>();
       __syncwarp();
       multiply(sums, gate, groups, at, ring.slot(slot), part.first_step + done, left < most ? left : most);
@@ -315,11 +314,32 @@ struct WholeStep {
     ask(next.norm, p.phase[int(Phase::head)].product.columns);
   }
 
+  // Scales of this block's items of a product come to L2 a product ahead: of each line eight warps want a part, which
+  // memory would be asked for part by part.
+  XLSTM_DEVICE void ask_scales(const WholePlace& of) const {
+    if (kBits == 16 || of.over()) return;
+    const WholePart& part = Ring::part_of(p, lds, of.phase, 0);
+    const int n = int(threadIdx.x) / 2, half = int(threadIdx.x) % 2;
+    if (n >= part.end) return;
+    const WholeItem item = Ring::item_of(p, lds, of.phase, n);
+    const bool both = item.kind == WholeItem::both;
+    const int before = half && !both ? Ring::kHalf : 0, left = item.rows - before;
+    if (item.kind == WholeItem::gate || left <= 0) return;
+    const int64_t begin = int64_t(item.first + before) * part.row_groups;
+    const int bytes = (left < Ring::kHalf ? left : Ring::kHalf) * part.row_groups & ~15;
+    const WholeWeights& weights = p.block[of.block].linear[item.linear + (both ? half : 0)];
+    if (bytes) ask_bytes_into_l2(static_cast<const char*>(weights.scales) + begin, bytes);
+    if (bytes && weights.offsets) ask_bytes_into_l2(static_cast<const char*>(weights.offsets) + begin, bytes);
+  }
+
   XLSTM_DEVICE void run() {
     for (int s = 0; s + 1 < Ring::kSlots; ++s) ring.fetch(s);
 #pragma unroll 1
     for (WholePlace at; !at.over(); at.go_on(p.blocks)) {  // one copy of each part's code, which caches hold
       const WholeBlock& block = p.block[at.block];
+      WholePlace next = at;
+      next.go_on(p.blocks);
+      ask_scales(next);
       if (at.phase == Phase::output) {
         WholeToken(p, lds).step(at.block);
         bring_heads(at.block, block.head_norm);

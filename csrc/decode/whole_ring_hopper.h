@@ -89,7 +89,7 @@ struct alignas(16) WholePart {
   XLSTM_DEVICE int parts() const { return 1 << part_bits; }
   XLSTM_DEVICE int rank(int warp) const { return warp & (parts() - 1); }
   XLSTM_DEVICE int stride() const { return kWholeWarps >> part_bits; }
-  // Bytes before a row's scales from a step on, among all rows'.
+  // Bytes before a row's scales from a step on, among all rows'; those of 8 rows are a multiple of 16.
   XLSTM_DEVICE int groups_at(int row, int step) const { return row * row_groups + (step >> two_steps) * 2; }
 };
 
@@ -115,11 +115,6 @@ struct alignas(16) WholeItem {
     kind = two ? both : bits < 16 && s.product.linear[piece].bits == 0 ? gate : plain;
     first = n * (two ? kItemRows / 2 : kItemRows), rows = s.product.linear[piece].rows - first;
     to = p.at.to[int(phase)][piece] + first;
-  }
-  // Row r as it lies among those of its weights; beyond the last, the last again.
-  XLSTM_DEVICE int row(int r) const {
-    if (kind == both) r &= kItemRows / 2 - 1;
-    return first + (r < rows ? r : rows - 1);
   }
 };
 
@@ -197,8 +192,8 @@ class WholeRing {
       }
       if (quantised) {
         const uint32_t into = to + uint32_t(whole_groups_at(kBits) + groups.at);
-        copy_16_bytes(into, groups.scales, groups.bytes);
-        if (groups.offsets) copy_16_bytes(into + kGroupsBytes, groups.offsets, groups.bytes);
+        if (groups.used) copy_16_bytes(into, groups.scales, groups.bytes);
+        if (groups.used && groups.offsets) copy_16_bytes(into + kGroupsBytes, groups.offsets, groups.bytes);
       }
       step += most;
       if (step >= own.steps) {
@@ -232,15 +227,18 @@ class WholeRing {
   struct WholeGroups {
     const char *scales, *offsets;
     int at, bytes;  // in a slot
+    bool used;      // whether the slot's steps have any in it
   };
   XLSTM_DEVICE WholeGroups groups_of(const WholePart& own, const WholeItem& rows, const WholeWeights* weights,
                                      int lane) const {
-    const int r = lane / 2, half = lane % 2 * 16;
-    const WholeWeights& of = weights[rows.kind == WholeItem::both && r >= kHalf ? 1 : 0];
-    const int from = (own.groups_at(rows.row(r), own.first_step + step) & ~15) + half;
+    const int r = lane / 2, half = lane % 2 * 16, second = rows.kind == WholeItem::both && r >= kHalf ? 1 : 0;
+    const WholeWeights& of = weights[second];
+    const int first = own.groups_at(rows.first + r - second * kHalf, own.first_step + step),
+              from = (first & ~15) + half;
     const char* const offsets = static_cast<const char*>(of.offsets);
     return {static_cast<const char*>(of.scales) + from, offsets ? offsets + from : nullptr,
-            r * kGroupBytes + (half ^ group_turn(r)), from < (rows.first + rows.rows) * own.row_groups ? 16 : 0};
+            r * kGroupBytes + (half ^ group_turn(r)), from < (rows.first + rows.rows) * own.row_groups ? 16 : 0,
+            half < (first & 15) + kSegment / step_bytes(kBits, false) * 2};
   }
 };
 

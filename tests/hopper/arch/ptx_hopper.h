@@ -37,6 +37,7 @@ inline void copy_panel(uint32_t to, const void* from, int column, int token, int
 inline void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   emulator::copy_bytes(to, from, bytes, barrier);
 }
+inline void ask_bytes_into_l2(const void* from, int bytes) { emulator::prefetch_bytes(from, bytes); }
 inline void copy_to_block(uint32_t block, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
   emulator::copy_to_block(block, to, from, bytes, barrier);
 }

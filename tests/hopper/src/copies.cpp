@@ -91,6 +91,14 @@ void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier)
   });
 }
 
+void prefetch_bytes(const void* from, int bytes) {
+  check_aligned("a source at", reinterpret_cast<uintptr_t>(from), 16);
+  if (bytes <= 0) fault(text("asks for %d bytes", bytes));
+  check_aligned("a size of", uint64_t(bytes), 16);
+  volatile char last = static_cast<const char*>(from)[bytes - 1];
+  (void)last;
+}
+
 namespace {
 
 Block& block_at(uint32_t rank) {

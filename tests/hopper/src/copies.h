@@ -16,6 +16,7 @@ struct TensorMap {
 
 void copy_panel(uint32_t to, const TensorMap& from, const int (&at)[4], uint32_t barrier);
 void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier);
+void prefetch_bytes(const void* from, int bytes);  // faults where a copy of them would
 void copy_to_block(uint32_t block, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier);
 void send_to_block(uint32_t block, uint32_t to, std::vector<float> numbers, uint32_t barrier);
 void store_panel(const TensorMap& to, const int (&at)[4], uint32_t from);
