@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from peer_models import ours, relative, tokens
-from xlstm_hip.models import load_pretrained, save_pretrained, xLSTMLarge
+from xlstm_hip.models import load_pretrained, save_pretrained, staging, xLSTMLarge
 from xlstm_hip.quantize import quantize
 
 pytestmark = [
@@ -36,9 +36,13 @@ def no_worse(got: Tensor, plain: Tensor, true: Tensor) -> None:
     assert relative(got.cpu(), true) <= 2 * relative(plain, true) + 2 * torch.finfo(plain.dtype).eps
 
 
+@pytest.mark.parametrize("buffer", [5000, staging.BUFFER_BYTES])  # which is used again and again, or once
 @pytest.mark.parametrize("weight_mode", ["single", "fused"])
 @pytest.mark.parametrize("scheme", ["hf", "xlstm_large"])
-def test_what_is_loaded(tmp_path: Path, scheme: str, weight_mode: str) -> None:
+def test_what_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, weight_mode: str, buffer: int
+) -> None:
+    monkeypatch.setattr(staging, "BUFFER_BYTES", buffer)
     save_pretrained(ours(dtype=torch.bfloat16, **WIDE), tmp_path, scheme, max_shard_bytes=2 << 20)
     for dtype in (None, torch.float16, torch.float32):
         here = load_pretrained(tmp_path, dtype, "cpu", weight_mode, progress=False).state_dict()

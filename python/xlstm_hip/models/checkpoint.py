@@ -28,6 +28,7 @@ from .config import WEIGHT_MODES, xLSTMLargeConfig
 from .config_files import FIELDS, SpecialTokens, other_config, read_config, read_scheme, write_json, write_yaml
 from .mapping import EMBEDDING, CheckpointError, ParameterMapping, Piece, hf_names, map_shapes
 from .shards import INDEX, SINGLE, Stored, checkpoint_files, find_tensors
+from .staging import Staging
 from .xlstm_large import xLSTMLarge
 
 SCHEMES = ("hf", "xlstm_large")
@@ -51,8 +52,8 @@ def load_pretrained(
                    the best kernels for the device with the input gate of the kernel that the checkpoint names; a
                    chunkwise_kernel given here decides the gate itself
 
-    Host memory beyond the model is that of the largest tensor. A checkpoint that does not fit is a CheckpointError
-    which names the tensor or the file, before anything is read.
+    Host memory beyond the model is two buffers of 16 MiB at the most, or of a row. A checkpoint that does not fit is a
+    CheckpointError which names the tensor or the file, before anything is read.
     """
     folder = _folder(path)
     if not folder.is_dir():
@@ -135,8 +136,8 @@ def _fill(
             row += piece.end - piece.begin
     shapes = {name: x.shape for name, x in model.state_dict().items()}
     parameters: dict[str, Tensor] = {}
-    largest = max((x.bytes for x in stored.values()), default=0)
-    staging: Tensor | None = None  # for what is converted, taken apart or moved to another device
+    staging = Staging(device, stored.values())  # for what is converted, taken apart or moved to another device
+    advance = lambda count: bar.advance(count / 1e9)  # noqa: E731
     for source in sorted(wanted, key=lambda name: (str(stored[name].file), stored[name].offset)):
         tensor = stored[source]
         for name, piece, _ in wanted[source]:
@@ -149,14 +150,10 @@ def _fill(
         only = targets[0][0]
         if len(targets) == 1 and only.device.type == "cpu" and only.dtype == tensor.dtype:
             tensor.read_into(only)
+            advance(tensor.bytes)
         else:
-            if staging is None:
-                staging = torch.empty(largest, dtype=torch.uint8, pin_memory=device.type == "cuda")
-            host = staging[: tensor.bytes].view(tensor.dtype).view(tensor.shape)
-            tensor.read_into(host)
-            for target, piece in targets:
-                target.copy_(host[piece.begin : piece.end])
-        bar.advance(tensor.bytes / 1e9)
+            staging.bring(tensor, targets, advance)
+    staging.finish()
     for name, value in parameters.items():
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, value if _is_quantised(name) else nn.Parameter(value))

@@ -2,8 +2,8 @@
 """Reading safetensors files one tensor at a time, straight into the memory that it is for.
 
 The safetensors library maps a file into memory, where every page that was read stays counted for as long as the file is
-open. Here a tensor is read with read(), so that loading needs one tensor's memory whatever the file's size, and a file
-that is cut off, or names a tensor twice, is told by name before anything is read.
+open. Here a tensor is read with read(), so that loading needs no memory of a file's size, and a file that is cut off,
+or names a tensor twice, is told by name before anything is read.
 """
 
 from __future__ import annotations
@@ -46,17 +46,18 @@ class Stored:
     def bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def read_into(self, memory: Tensor) -> None:
-        """memory: on the CPU, contiguous, of this dtype and size."""
+    def read_into(self, memory: Tensor, skip: int = 0) -> None:
+        """memory: on the CPU, contiguous, of this dtype; what lies from `skip` bytes on, as much as it has room for."""
         bytes_of: Any = memory.reshape(-1).view(torch.uint8).numpy()
         view = memoryview(bytes_of)
         with open(self.file, "rb", buffering=0) as file:
-            file.seek(self.offset)
+            file.seek(self.offset + skip)
             done = 0
             while done < len(view):
                 count = file.readinto(view[done:])
                 if not count:
-                    raise CheckpointError(f"{self.file}: {self.name} is cut off after {done} of {len(view)} bytes")
+                    there = f"{skip + done} of {self.bytes} bytes"
+                    raise CheckpointError(f"{self.file}: {self.name} is cut off after {there}")
                 done += count
 
 
