@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = W x for up to kBatch x's and quantised weights on Hopper, by clusters of blocks: decode/cluster_plan.h says who
-// makes what.
+// y = W x for up to kBatch x's on Hopper, of quantised weights and of bfloat16 beside 2 to 8 x's, by clusters of
+// blocks: decode/cluster_plan.h says who makes what.
 //
 // A warp sums up an item, 16 rows of weights, over its block's part of the features. Weights come to a ring of the
 // warp's own, 256 bytes of each row at a time. (Each lane's own copies: bulk copies are one thread's instructions, and
@@ -15,7 +15,7 @@
 #include "arch/hopper.h"
 #include "arch/overlap.h"
 #include "decode/cluster_ring_hopper.h"
-#include "decode/cluster_sums_hopper.h"
+#include "decode/pair_sums_hopper.h"
 #include "decode/rows_gpu.h"
 
 namespace xlstm::gpu {
@@ -24,7 +24,7 @@ template <class Weights, int kBatch>
 struct ClusterProduct : ClusterPart {
   static constexpr int kBits = Weights::kBits, kStride = segment_stride(kBits);
   static constexpr int kWarps = cluster_warps(kBatch), kThreads = kWarps * kWave;
-  using Sums = DigitSums<Weights, kBatch>;
+  using Sums = typename SumsOf<Weights, kBatch>::type;
 
   char* lds;
   uint32_t lds_at;
@@ -115,7 +115,9 @@ struct ClusterProduct : ClusterPart {
         f(s, row);
       }
     };
-    if (item.gate) {
+    if constexpr (kBits == 16) {
+      each_step(kStepFeatures * 2, [&](int s, const auto& row) { sums.multiply(with, done + s, row, 0, 0); });
+    } else if (item.gate) {
       each_step(kStepFeatures * 2, [&](int s, const auto& row) { sums.multiply_gate(with, done + s, row); });
     } else {
       // Of one x a lane has one row.

@@ -17,12 +17,15 @@ void launch_cluster(const char* name, const ClusterPlan& plan, const ProductPara
                              cluster_room(Weights::kBits, plan.batch, plan.parts(), plan.part_steps, plan.owned)};
   const Grid grid{int64_t(plan.clusters) * plan.passes * plan.parts(), 32 * cluster_warps(plan.batch), plan.lds_bytes,
                   true, plan.parts()};
-  if (plan.batch == 1) return launch(name, cluster_products<Weights, 1>, grid, stream, params);
-  if (plan.batch == 8) return launch(name, cluster_products<Weights, 8>, grid, stream, params);
-  launch(name, cluster_products<Weights, 16>, grid, stream, params);
+  if constexpr (Weights::kGroups) {
+    if (plan.batch == 1) return launch(name, cluster_products<Weights, 1>, grid, stream, params);
+    if (plan.batch == 16) return launch(name, cluster_products<Weights, 16>, grid, stream, params);
+  }
+  launch(name, cluster_products<Weights, 8>, grid, stream, params);
 }
 
 template void launch_cluster<ByteWeights>(const char*, const ClusterPlan&, const ProductParams&, Stream);
+template void launch_cluster<Bfloat16Weights>(const char*, const ClusterPlan&, const ProductParams&, Stream);
 template void launch_cluster<NibbleWeights>(const char*, const ClusterPlan&, const ProductParams&, Stream);
 
 }  // namespace xlstm::gpu

@@ -36,10 +36,12 @@ ClusterPlan plan_for(const ProductShape& p, int batch, const Chip& chip) {
 ClusterItems cluster_items(const ProductParams& p) {
   ClusterItems items{};
   if (p.output == Output::swiglu) return {1, 1, {0}, {int(ceil_div(p.linear[0].rows, kItemRows / 2))}};
+  const auto quantised = [](const DeviceLinear& w) { return w.rows && w.bits; };
+  const bool any_quantised = std::any_of(p.linear, p.linear + p.pieces, quantised);
   int end = 0;
   const auto add = [&](bool gates) {
     for (int j = 0; j < p.pieces; ++j) {
-      if (p.linear[j].rows == 0 || gates == (p.linear[j].bits != 0)) continue;
+      if (p.linear[j].rows == 0 || gates != (any_quantised && !quantised(p.linear[j]))) continue;
       items.piece[items.count] = j;
       items.end[items.count++] = end += int(ceil_div(p.linear[j].rows, kItemRows));
     }
@@ -57,9 +59,11 @@ bool suits_clusters(const ProductParams& p) {
          });
 }
 
-// A row has the same sums in every batch: so it is the shape that decides, by what a pass of a batch needs.
+// A row has the same sums in every batch: so it is the shape that decides, by what a pass of a batch needs. bfloat16 of
+// one row, or of more than a pass, is faster by decode/matrix_gpu.h.
 ClusterPlan plan_cluster(const ProductShape& p, bool suits, const Chip& chip) {
-  if (!chip.hopper || !suits || p.bits == 16) return {};
+  const bool few = p.batch > 1 && p.batch <= kClusterBatch[1];
+  if (!chip.hopper || !suits || (p.bits == 16 && (p.converted || !few))) return {};
   ProductShape most = p;
   most.batch = kClusterBatch[1];
   if (!plan_for(most, kClusterBatch[1], chip).batch) return {};

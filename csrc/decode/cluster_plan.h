@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a step with quantised weights on Hopper: which part of them a block makes, and what lies where in its
+// Products of a step on Hopper by clusters of blocks: which part of them a block makes, and what lies where in its
 // shared memory. Pure functions of shapes and the chip, for host, kernel and tests.
 //
 // The blocks of a cluster share items, 16 rows of weights each, and have a part of the features each: so x's come to an
@@ -34,7 +34,7 @@ constexpr int cluster_warps(int batch) { return batch == 16 ? 8 : 12; }
 
 // Rows lie so that lanes that read together, 16 or 8 bytes (nibbles) each, do so from all banks.
 constexpr int segment_stride(int bits) { return kSegmentBytes + (bits == 4 ? 32 : 64); }
-constexpr int slot_bytes(int bits) { return kItemRows * (segment_stride(bits) + 2 * kGroupRowBytes); }
+constexpr int slot_bytes(int bits) { return kItemRows * (segment_stride(bits) + (bits < 16 ? 2 * kGroupRowBytes : 0)); }
 
 // Bytes from the beginning of a block's shared memory.
 struct ClusterRoom {
@@ -54,7 +54,7 @@ constexpr ClusterRoom cluster_room(int bits, int batch, int parts, int part_step
   return room;
 }
 
-// Pieces of weights that have rows, quantised ones before gates: which, and where their items end.
+// Pieces of weights that have rows, quantised ones before gates of 2 bytes: which, and where their items end.
 struct ClusterItems {
   int count, gates_from;
   int piece[kMostPieces], end[kMostPieces];

@@ -127,7 +127,7 @@ struct ClusterRing {
           copy([&](int h, int row) { return row < rows[h] ? 16 : 0; });
       }
       side[0] += kSegmentBytes, side[1] += kSegmentBytes;
-      if (!next.gate) fetch_groups(part, to + uint32_t(kItemRows * kStride));
+      if (kBits < 16 && !next.gate) fetch_groups(part, to + uint32_t(kItemRows * kStride));
       step += now;
       if (step == part.steps) item += kWarps, step = 0;
     }

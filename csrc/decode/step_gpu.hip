@@ -152,6 +152,7 @@ void run_matrix(Kernel kernel, const char* name, const ProductParams& params, co
     const ClusterPlan plan = plan_cluster(shape, suits_clusters(params), chip);
     if (plan.batch) {
       if (kernel == Kernel::int8) return launch_cluster<ByteWeights>(name, plan, params, stream);
+      if (kernel == Kernel::bfloat16) return launch_cluster<Bfloat16Weights>(name, plan, params, stream);
       return launch_cluster<NibbleWeights>(name, plan, params, stream);
     }
   }

@@ -14,9 +14,9 @@
 #pragma once
 
 #include "arch/hopper.h"
+#include "decode/pair_sums_hopper.h"
 #include "decode/rows_gpu.h"
 #include "decode/whole_ring_hopper.h"
-#include "decode/whole_sums_hopper.h"
 #include "decode/whole_token_hopper.h"
 #include "decode/whole_words_hopper.h"
 
@@ -25,7 +25,7 @@ namespace xlstm::gpu {
 template <class Weights>
 struct WholeStep {
   static constexpr int kBits = Weights::kBits;
-  using Sums = RowSums<Weights>;
+  using Sums = typename SumsOf<Weights, 1>::type;
   using Ring = WholeRing<kBits>;
 
   const WholeParams& p;
@@ -167,9 +167,10 @@ struct WholeStep {
     const char* const rows = slot + item_row() * Ring::kSegment;
     const int turn = segment_turn(kBits, item_row());
     if constexpr (kBits == 16) {
+      const char* const row[2] = {rows, rows + 8 * Ring::kSegment};
 #pragma unroll
       for (int s = 0; s < Ring::kSegment / (kStepFeatures * 2); ++s)
-        if (s < now) sums.multiply(with, done + s, rows, s * kStepFeatures * 2, turn);
+        if (s < now) sums.multiply(with, done + s, row, s * kStepFeatures * 2, turn);
     } else if (gate) {
       for (int s = 0; s < now; ++s) {
         const char* const from = rows + s * kStepFeatures * 2;

@@ -15,7 +15,7 @@ namespace {
 
 // Places of shared memory follow one another, each large enough and at multiples of what is read there at once.
 void test_room() {
-  for (const int bits : {4, 8})
+  for (const int bits : {4, 8, 16})
     for (const int batch : kClusterBatch)
       for (const int steps : {1, 8, 22})
         for (const int owned : {1, 12}) {
@@ -37,7 +37,7 @@ void test_room() {
 
 // Lanes that read together do so from all banks: two rows' pieces of 16 bytes, four rows' of 8.
 void test_banks() {
-  for (const int bits : {4, 8}) {
+  for (const int bits : {4, 8, 16}) {
     const int each = bits == 4 ? 8 : 16, lanes = 128 / each;
     std::vector<int> banks(32);
     for (int lane = 0; lane < lanes; ++lane)
@@ -62,6 +62,11 @@ void test_items() {
   p.output = Output::swiglu, p.pieces = 2, p.linear[0].rows = p.linear[1].rows = 20;
   CHECK(cluster_items(p).count == 1 && cluster_items(p).all() == 3, "8 rows of either side are an item");
   CHECK(cluster_items({}).all() == 0, "no pieces have no items");
+  for (const Output output : {Output::store, Output::add}) {
+    ProductParams plain{};
+    plain.output = output, plain.pieces = 2, plain.linear[0].rows = 40, plain.linear[1].rows = 8;
+    CHECK(cluster_items(plain).all() == 4 && cluster_items(plain).gates_from == 2, "bfloat16 alone has no gates");
+  }
 }
 
 void test_suits() {
@@ -111,7 +116,10 @@ void test_plan() {
 
   const ProductShape one{1, 4096, false, 4, true, 1, down};
   CHECK(!plan_cluster(one, false, h200).batch, "what copies cannot take");
-  CHECK(!plan_cluster({1, 4096, false, 16, false, 1, down}, true, h200).batch, "weights that are not quantised");
+  for (const int64_t batch : {1, 2, 8, 9})
+    CHECK((plan_cluster({batch, 4096, false, 16, false, 1, down}, true, h200).batch == 8) == (batch == 2 || batch == 8),
+          "bfloat16 beside %d rows", int(batch));
+  CHECK(!plan_cluster({8, 4096, false, 16, true, 1, down}, true, h200).batch, "float16");
   for (const char* name : {"A100", "MI300X", "RX 7900 XTX"})
     CHECK(!plan_cluster(one, true, known_chip(name)).batch, "%s has no clusters", name);
   Chip small = h200;

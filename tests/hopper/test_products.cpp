@@ -109,7 +109,7 @@ struct Weights {
 template <class Weights>
 void launch_by(const Case& c, const ProductShape& shape, const ProductParams& p) {
   const Chip chip{Family::nvidia, c.units, c.lds_bytes, true};
-  if constexpr (Weights::kGroups) {
+  if constexpr (Weights::kGroups || !Weights::kConverted) {
     const ClusterPlan plan = plan_cluster(shape, suits_clusters(p), chip);
     if (c.clusters && plan.batch) return launch_cluster<Weights>("products", plan, p, nullptr);
   }
@@ -246,6 +246,11 @@ const std::vector<Case> kClusters = {
     {Format::int4, 3, 1536, {72, 72}, Output::swiglu, Input::rms},
     {Format::int4, 5, 2112, {72, 8}, Output::store, Input::rms, false, 64, 2, {8, 8}},
     {Format::int4, 12, 640, {40}, Output::store, Input::plain, true},
+    {Format::bfloat16, 2, 64, {24}, Output::add},
+    {Format::bfloat16, 3, 4672, {56, 7}, Output::store, Input::rms},
+    {Format::bfloat16, 5, 1536, {72, 72}, Output::swiglu, Input::rms},
+    {Format::bfloat16, 8, 576, {400}, Output::store, Input::rms, false, 64, 4, {}, 170 << 10},  // rounds
+    {Format::bfloat16, 8, 1088, {104, 24, 8, 16}, Output::store, Input::rms, false, 64, 20},
 };
 
 // reported: any of these.
@@ -285,19 +290,26 @@ int main(int count, char** arguments) {
           if (!clusters || format == Format::int8 || format == Format::int4)
             check_company(
                 {format, 1, 1088, {40}, Output::store, Input::plain, offsets, 64, 2, {}, 227 << 10, clusters});
+  Case pairs{Format::bfloat16, 2, 1088, {40}};
+  pairs.clusters = true;
+  const std::vector<float> of_two = run(pairs);
+  for (const int batch : {5, 8}) {
+    pairs.batch = batch;
+    CHECK(run(pairs) == of_two, "%s: not what the row has beside one other", described(pairs).c_str());
+  }
   for (const Case& c : {kCases[0], kCases[5], kCases[12], kCases[14]}) {
     check_planted(c, emulator::Bug::copies_wait, "copies that are not waited for", {"without a barrier since"});
     check_planted(c, emulator::Bug::copies_late, "a step that may be late", {"without a barrier since"});
     check_planted(c, emulator::Bug::block_barrier, "no barriers", {"shared memory"});
   }
-  for (Case c : {kClusters[1], kClusters[4], kClusters[8], kClusters[11]}) {
+  for (Case c : {kClusters[1], kClusters[4], kClusters[8], kClusters[11], kClusters[16]}) {
     c.clusters = true;
     check_planted(c, emulator::Bug::copies_wait, "copies that are not waited for", {"without a barrier since"});
     check_planted(c, emulator::Bug::copies_late, "a step that may be late", {"without a barrier since"});
     check_planted(c, emulator::Bug::barrier_wait, "sums that are not waited for",
                   {"without a barrier since", "nobody wrote"});
     check_planted(c, emulator::Bug::cluster_barrier, "no barrier of the cluster",
-                  {"initialised", "gone", "without a barrier"});
+                  {"initialised", "gone", "without a barrier", "nobody wrote"});
     check_planted(c, emulator::Bug::fewer_bytes, "fewer bytes than come", {"mbarrier"});
     check_planted(c, emulator::Bug::more_bytes, "more bytes than come", {"mbarrier"});
   }
