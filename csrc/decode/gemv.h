@@ -109,7 +109,8 @@ XLSTM_ALWAYS_INLINE Floats plain_tile(const char* const* row, const float* x, in
   return lane_sums<R * C>(sums);
 }
 
-// scale and offset: kMostGroups floats for each row.
+// scale and offset: kMostGroups floats for each row; of nibbles offset is of what is 8 less. So small numbers are summed
+// up: the 8's would be a sum of x's, several times what is left when they are taken back.
 template <int Bits, bool Offsets, int R, int C>
 XLSTM_ALWAYS_INLINE Floats quantised_tile(const char* const* row, const float* const* scale, const float* const* offset,
                                           int64_t group_size, int64_t groups, const float* x, int64_t x_stride) {
@@ -134,8 +135,8 @@ XLSTM_ALWAYS_INLINE Floats quantised_tile(const char* const* row, const float* c
         for (int64_t block = 0; block < group_size; block += 32, q += 16)
           XLSTM_UNROLL for (int k = 0; k < 16; k += kWide) {
             const Narrow<uint8_t> both = load_narrow<uint8_t>(q + k);
-            const Floats low = floats_of<uint8_t>(both & 15);
-            const Floats high = floats_of<uint8_t>(both >> 4);
+            const Floats low = floats_of<uint8_t>(both & 15) - 8.f;
+            const Floats high = floats_of<uint8_t>(both >> 4) - 8.f;
             XLSTM_UNROLL for (int c = 0; c < C; ++c) {
               part[c] = add_product(part[c], low, load(own + c * x_stride + block + k));
               part[c] = add_product(part[c], high, load(own + c * x_stride + block + 16 + k));
@@ -227,10 +228,8 @@ void multiply_quantised(const Product& p) {
       const int64_t from = (first + (r < rows ? r : rows - 1)) * groups;
       load_row(to, w.scales, w.dtype, from, groups);
       if (!Offsets) continue;
-      if (w.offsets)
-        load_row(to_offset, w.offsets, w.dtype, from, groups);
-      else  // nibbles around 8
-        for (int64_t g = 0; g < groups; ++g) to_offset[g] = -8 * to[g];
+      load_row(to_offset, w.offsets, w.dtype, from, groups);
+      for (int64_t g = 0; Bits == 4 && g < groups; ++g) to_offset[g] += 8 * to[g];
     }
     all_columns(rows, p.batch, p.y + (first - p.begin), p.y_stride,
                 [&]<int R, int C>(int64_t r, int64_t b) XLSTM_INLINED {
@@ -243,7 +242,7 @@ void multiply_quantised(const Product& p) {
 // y[b][r - begin] = bias[r] + W[r] x[b] for rows begin to end.
 inline void multiply(const Product& p) {
   if (p.w.bits == 4)
-    multiply_quantised<4, true>(p);
+    p.w.offsets ? multiply_quantised<4, true>(p) : multiply_quantised<4, false>(p);
   else if (p.w.bits == 8)
     p.w.offsets ? multiply_quantised<8, true>(p) : multiply_quantised<8, false>(p);
   else if (p.w.dtype == XLSTM_FLOAT32)

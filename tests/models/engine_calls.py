@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from peer_models import relative, tokens
 from xlstm_hip import engine as engines
 from xlstm_hip.models import xLSTMLarge
 
@@ -56,3 +57,32 @@ def in_double(model: xLSTMLarge) -> xLSTMLarge:
     twin = xLSTMLarge(model.config)
     twin.load_state_dict(model.state_dict())
     return twin.double()
+
+
+DRAWS = range(1, 8)  # seeds of tokens
+
+
+def outcome(model: xLSTMLarge, state: dict, x: Tensor) -> list[Tensor]:
+    """Logits, then states."""
+    logits = steps(model, state, x)
+    return [logits, *(tensor for own in state.values() for tensor in own)]
+
+
+def no_worse_than_layers(
+    model: xLSTMLarge, in_float64: xLSTMLarge, batch: int, length: int, vocab: int = 97, states: bool = False
+) -> None:
+    """The engine is no further from float64 than the layers are, twice at the most, in logits and perhaps states: in
+    the middle of seven draws, for of a single one either error may be small, or large, by luck."""
+    shares = []  # of what may be off, by draw
+    for seed in DRAWS:
+        begun, x = state_after(model, tokens(batch, 5, vocab, seed)), tokens(batch, length, vocab, seed + 10)
+        true = outcome(in_float64, copied(begun, torch.float64), x)
+        with counted() as calls:
+            got = outcome(model, copied(begun), x)
+        assert calls == [batch] * length and got[0].dtype == torch.float32
+        with layer_by_layer():
+            layers = outcome(model, copied(begun), x)
+        draw = zip(got, layers, true, strict=True)
+        shares.append([relative(a, c) / (2 * relative(b, c) + 8 * 2**-24) for a, b, c in draw])
+    middle = torch.tensor(shares).median(0).values
+    assert (middle <= 1).all() if states else middle[0] <= 1, middle

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine_calls import copied, counted, in_double, layer_by_layer, state_after, steps
+from engine_calls import copied, counted, in_double, layer_by_layer, no_worse_than_layers, state_after, steps
 from peer_models import ours, relative, tokens
 from xlstm_hip import engine as engines
 from xlstm_hip.models import Stream, generate, xLSTMLarge
@@ -23,23 +23,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("weight_mode", ["single", "fused"])
 def test_error(dtype: torch.dtype, batch: int, weight_mode: str) -> None:
-    """No further from float64 than the layers are, twice at the most; states in and out likewise."""
     model = ours(dtype=dtype, weight_mode=weight_mode, use_bias=batch % 2 == 1)
-    begun, x = state_after(model, tokens(batch, 5)), tokens(batch, 4, seed=2)
-    true_state = copied(begun, torch.float64)
-    true = steps(in_double(model), true_state, x)
-    with counted() as calls:
-        got_state = copied(begun)
-        got = steps(model, got_state, x)
-    assert calls == [batch] * 4 and got.dtype == torch.float32
-    with layer_by_layer():
-        layer_state = copied(begun)
-        layers = steps(model, layer_state, x)
-    allowed = 2 * relative(layers, true) + 8 * 2**-24
-    assert relative(got, true) <= allowed
-    for n, own in true_state.items():
-        for a, b, c in zip(got_state[n], layer_state[n], own, strict=True):
-            assert relative(a, c) <= 2 * relative(b, c) + 8 * 2**-24
+    no_worse_than_layers(model, in_double(model), batch, 4, states=True)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +40,7 @@ def test_error(dtype: torch.dtype, batch: int, weight_mode: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_shapes(changes: dict, dtype: torch.dtype) -> None:
     model = ours(dtype=dtype, **changes)
-    vocab = model.config.vocab_size
-    begun, x = state_after(model, tokens(3, 5, vocab)), tokens(3, 2, vocab, seed=2)
-    true = steps(in_double(model), copied(begun, torch.float64), x)
-    with counted() as calls:
-        got = steps(model, copied(begun), x)
-    assert calls == [3, 3]
-    with layer_by_layer():
-        assert relative(got, true) <= 2 * relative(steps(model, copied(begun), x), true) + 8 * 2**-24
+    no_worse_than_layers(model, in_double(model), 3, 2, model.config.vocab_size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine_calls import copied, counted, in_double, layer_by_layer, state_after, steps
+from engine_calls import copied, counted, in_double, layer_by_layer, no_worse_than_layers, state_after, steps
 from peer_models import SMALL, ours, relative, tokens
 from xlstm_hip.cli import main
 from xlstm_hip.models import CheckpointError, Stream, generate, load_pretrained, save_pretrained, xLSTMLarge
@@ -80,13 +80,9 @@ def test_the_engine_reads_them(bits: int, group_size: int, symmetric: bool, scal
     changes: dict[str, Any] = {"use_bias": True, "weight_mode": "fused"} if group_size == 64 else {}
     model = ours(**changes)
     quantize(model, bits, group_size, symmetric=symmetric, scale_dtype=scale_dtype, progress=False)
+    no_worse_than_layers(model, widened(model), 5, 3)
     begun, x = state_after(model, tokens(5, 5)), tokens(5, 3, seed=2)
-    true = steps(widened(model), copied(begun, torch.float64), x)
-    with counted() as calls:
-        got = steps(model, copied(begun), x)
-    assert calls == [5] * 3
-    with layer_by_layer():
-        assert relative(got, true) <= 2 * relative(steps(model, copied(begun), x), true) + 8 * 2**-24
+    got = steps(model, copied(begun), x)
     one = {n: tuple(s[2:3].clone() for s in own) for n, own in begun.items()}
     assert torch.equal(steps(model, one, x[2:3])[0], got[2])
 
@@ -225,6 +221,15 @@ def test_wrong_calls(tmp_path: Path) -> None:
         quantize(ours(), 4, skip=("wte",))
     with pytest.raises(ValueError, match="skip: expected all of q, k, v, ogate_preact or none"):
         quantize(ours(weight_mode="fused"), 4, skip=("q",))
+    with pytest.raises(TypeError, match=r"bits: expected an int, got 8\.0"):
+        quantize(ours(), 8.0)  # type: ignore[arg-type]
+    for broken in (math.nan, math.inf):
+        model = ours()
+        with torch.no_grad():
+            model.backbone.blocks[1].ffn.proj_up.weight[3, 4] = broken
+        with pytest.raises(ValueError, match=r"backbone\.blocks\.1\.ffn\.proj_up\.weight: expected finite numbers"):
+            quantize(model, 8, progress=False)
+        assert not any(isinstance(layer, QuantizedLinear) for layer in model.modules())
     model = quantised(8)
     with pytest.raises(ValueError, match="model: expected one that is not quantised"):
         quantize(model, 4)
@@ -267,9 +272,6 @@ def test_what_cannot_be_saved_is_said_first(
     [
         (["quantize", str(DEMO), str(DEMO)], "target: expected a new or empty folder"),
         (["quantize", "nowhere", "new"], "path: expected the folder of a checkpoint, got 'nowhere'"),
-        (["quantize", str(DEMO), "new", "--shard-gb", "0"], "--shard-gb: expected a finite number above 0, got 0"),
-        (["quantize", str(DEMO), "new", "--shard-gb", "inf"], "--shard-gb: expected a finite number above 0, got inf"),
-        (["convert", str(DEMO), "new", "--shard-gb", "inf"], "--shard-gb: expected a finite number above 0, got inf"),
         (
             ["quantize", str(DEMO), "new", "--report", "nowhere/x"],
             "--report: expected a file in a folder that is there",
