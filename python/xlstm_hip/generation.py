@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from .checks import has_rank, is_tensor, positive_int
+from .checks import has_rank, has_shape, is_tensor, positive_int
 from .engine import Then
 from .sampling import Drawing, Sampling, check_drawn, row_seeds
 
@@ -75,6 +75,8 @@ class Stream:
     def feed(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """tokens (B, S), mask (B, S) with False for left padding -> logits (B, V) of the token after them."""
         tokens = self._checked(tokens)
+        if mask is not None:
+            has_shape("mask", mask, tuple(tokens.shape), "that of the tokens")
         if tokens.shape[1] == 1 and self.state is not None:
             self._remember(tokens, mask)
             self.logits = self.model.step(tokens[:, 0], self.state, None if mask is None else mask[:, 0])

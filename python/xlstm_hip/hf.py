@@ -201,7 +201,18 @@ def _call(backbone: Any, x: Tensor, keep_state: bool) -> MLSTMCall:
 def _subclass(base: Any, forward: Any) -> Any:
     """Of the same name, which others go by: device maps, hooks for hidden states, config.architectures."""
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-    return type(base.__name__, (base,), {**names, "forward": forward, "_xlstm_hip": base})
+    return type(base.__name__, (base,), {**names, "forward": forward, "_xlstm_hip": base, "__reduce_ex__": _reduced})
+
+
+def _reduced(self: Any, protocol: int) -> Any:
+    """For pickle, which would look for the class where the one of the same name is."""
+    base = type(self)._xlstm_hip
+    return _revived, (base, issubclass(base, xLSTMModel)), self.__dict__
+
+
+def _revived(base: Any, backbone: bool) -> Any:
+    kind = _subclass(base, _backbone_forward if backbone else _block_forward)
+    return kind.__new__(kind)
 
 
 def _backbone(model: nn.Module) -> Any:

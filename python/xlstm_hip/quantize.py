@@ -49,6 +49,9 @@ class Scheme:
     skip: tuple[str, ...] = GATES
 
     def __post_init__(self) -> None:
+        for name in ("bits", "group_size"):
+            if type(getattr(self, name)) is not int:
+                raise TypeError(f"{name}: expected an int, got {getattr(self, name)!r}")
         one_of("bits", self.bits, BITS)
         one_of("group_size", self.group_size, GROUP_SIZES)
         one_of("symmetric", self.symmetric, (True, False))
@@ -244,6 +247,9 @@ def quantize(
         raise ValueError(f"model: expected one that is not quantised, got one of {model.quantization}")
     scheme = Scheme(bits, group_size, bits == 8 if symmetric is None else symmetric, scale_dtype, tuple(skip))
     layers = quantizable(model, scheme)
+    for name, layer in layers:  # before any is replaced
+        if not bool(layer.weight.isfinite().all()):
+            raise ValueError(f"{name}.weight: expected finite numbers, got NaN or infinity")
     errors = []
     with Progress("quantising", len(layers), "weights", enabled=progress) as bar:
         for name, layer in layers:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -142,4 +143,7 @@ def row_seeds(seed: int | Sequence[int], rows: int) -> list[int]:
         return [seed + row for row in range(rows)]
     if not isinstance(seed, Sequence) or isinstance(seed, str) or len(seed) != rows:
         raise ValueError(f"seed: expected an integer, or one for each of {rows} rows, got {seed!r}")
-    return list(seed)
+    for one in seed:
+        if not isinstance(one, Integral) or isinstance(one, bool):
+            raise TypeError(f"seed: expected integers, got {one!r}")
+    return [int(one) for one in seed]

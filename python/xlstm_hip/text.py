@@ -47,7 +47,10 @@ def _from_file(file: Path) -> Tokenizer:
     from tokenizers import Tokenizer as Loaded
     from tokenizers.decoders import DecodeStream
 
-    loaded = Loaded.from_file(str(file))
+    try:
+        loaded = Loaded.from_file(str(file))
+    except Exception as error:  # the package raises nothing narrower
+        raise ValueError(f"{file}: nothing that the tokenizers package reads: {error}") from None
 
     def streamer() -> Callable[[int], str]:
         stream = DecodeStream(skip_special_tokens=True)

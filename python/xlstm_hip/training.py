@@ -17,10 +17,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .models import save_pretrained, xLSTMLarge
+from .models.mapping import listed
 
 BYTE_VALUES = 256
 BOS = 0  # bytes 0, 1 and 2 occur in no text: they are BOS, padding and end, as transformers' defaults have it
@@ -155,7 +157,14 @@ def read_progress(folder: Path) -> dict[str, Any]:
 
 
 def load_optimizer(folder: Path, model: xLSTMLarge, optimizer: torch.optim.Optimizer, step: int) -> None:
-    moments = load_file(folder / OPTIMIZER_FILE)
+    file = folder / OPTIMIZER_FILE
+    try:
+        moments = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file}: no safetensors file, or cut off: {error}") from None
+    missing = {f"{moment}.{name}" for name, _ in model.named_parameters() for moment in MOMENTS} - moments.keys()
+    if missing:
+        raise ValueError(f"{file}: missing: {listed(missing)}")
     for name, p in model.named_parameters():
         state: dict[str, Tensor] = {"step": torch.tensor(float(step))}
         state |= {moment: _like(moments[f"{moment}.{name}"], p) for moment in MOMENTS}

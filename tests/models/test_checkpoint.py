@@ -454,6 +454,23 @@ def test_yaml_mistakes(tmp_path: Path) -> None:
             load_pretrained(tmp_path, progress=False)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bos_token_id": "a"}, "bos_token_id: expected a token id or null, got 'a'"),
+        ({"pad_token_id": 1.0}, r"pad_token_id: expected a token id or null, got 1\.0"),
+        ({"eos_token_id": [2, None]}, "eos_token_id: expected a token id or null, got None"),
+        ({"hidden_size": 999}, "hidden_size: expected that of embedding_dim, [0-9]+, got 999"),
+    ],
+)
+def test_json_mistakes(tmp_path: Path, changes: dict, words: str) -> None:
+    save_pretrained(ours(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(CheckpointError, match=words):
+        load_pretrained(tmp_path, progress=False)
+
+
 def test_a_yaml_in_latin_1(tmp_path: Path) -> None:
     save_pretrained(ours(), tmp_path, "xlstm_large")
     (tmp_path / "config.yaml").write_bytes(b"# \xe9\n")
@@ -475,6 +492,10 @@ def test_a_wrong_call(tmp_path: Path) -> None:
             load_pretrained(tmp_path, device=device)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"device: expected one of the \d+ GPUs that torch sees, got cuda:99"):
         load_pretrained(tmp_path, device="cuda:99")
+    with pytest.raises(ValueError, match="device: expected one that has memory for the weights, got meta"):
+        load_pretrained(tmp_path, device="meta")
+    with pytest.raises(TypeError, match="hf_state_dict: expected a dict of tensors by name, got NoneType"):
+        create_parameter_mapping(None, {})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unexpected keyword argument 'kernels'"):
         load_pretrained(tmp_path, kernels="fused")
     with pytest.raises(ValueError, match="transformers' model needs use_bias=False"):

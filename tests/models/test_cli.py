@@ -6,7 +6,10 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import xlstm_hip_command
 from peer_models import scramble
 from terminal import command
 from xlstm_hip import cli
@@ -176,7 +180,11 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         ((), 2, "the following arguments are required: COMMAND"),
         (("quantise",), 2, "invalid choice: 'quantise'"),
         (("generate", "nowhere", "--prompt", "x"), 1, "xlstm-hip generate: path: expected the folder of a checkpoint"),
-        (("generate", "x", "--top-p", "0", "--prompt", "x"), 1, "top_p: expected a finite number above 0"),
+        (("generate", "x", "--top-p", "0", "--prompt", "x"), 2, "--top-p: expected a number above 0, up to 1, got '0'"),
+        (("generate", "x", "--temperature", "hot"), 2, "--temperature: expected a finite number >= 0, got 'hot'"),
+        (("generate", "x", "--repetition-penalty", "0"), 2, "expected a finite number above 0, got '0'"),
+        (("convert", "x", "y", "--shard-gb", "inf"), 2, "--shard-gb: expected a finite number above 0, got 'inf'"),
+        (("quantize", "x", "y", "--shard-gb", "0"), 2, "--shard-gb: expected a finite number above 0, got '0'"),
         (("generate", "x", "--max-tokens", "-1"), 2, "expected a whole number >= 0, got '-1'"),
         (("generate", "x", "--file", "nothing.txt"), 1, "No such file or directory: 'nothing.txt'"),
         (("eval", "nothing.txt"), 1, "No such file or directory: 'nothing.txt'"),
@@ -196,8 +204,57 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_errors(arguments: tuple, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     got, _, err = run(capsys, *arguments)
-    assert got == code and words in err
-    assert code == 2 or err.count("\n") == 1
+    assert got == code and words in err and err.count("\n") == 1
+
+
+def test_texts_that_are_none(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
+    where = f"expected UTF-8 in {tmp_path / 'latin.txt'}, got byte 0xe9\n"
+    for arguments, name in (
+        (("generate", checkpoint, "--file", tmp_path / "latin.txt"), "generate: --file"),
+        (("eval", tmp_path / "latin.txt"), "eval: texts"),
+        (("quantize", checkpoint, tmp_path / "new", "--text", tmp_path / "latin.txt"), "quantize: --text"),
+    ):
+        code, _, err = run(capsys, *arguments)
+        assert (code, err) == (1, f"xlstm-hip {name}: {where}")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
+    code, _, err = run(capsys, "generate", checkpoint)
+    assert (code, err) == (1, "xlstm-hip generate: the text: expected UTF-8 in stdin, got byte 0xff\n")
+
+
+def test_a_tokenizer_that_is_none(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(checkpoint, tmp_path / "own")
+    (tmp_path / "own" / "tokenizer.json").write_text("{")
+    code, _, err = run(capsys, "generate", tmp_path / "own", "--prompt", "x")
+    assert code == 1 and "tokenizer.json: nothing that the tokenizers package reads" in err and err.count("\n") == 1
+
+
+def started(code: str, *arguments: str, path: Path | None = None) -> subprocess.CompletedProcess:
+    """The installed command, in a process in which something else happens first."""
+    run_it = f"{code}\nimport sys; sys.argv = {['xlstm-hip', *arguments]!r}\n"
+    run_it += "from xlstm_hip_command import main\nsys.exit(main())"
+    environment = os.environ | ({} if path is None else {"PYTHONPATH": str(path)})
+    return subprocess.run([sys.executable, "-c", run_it], capture_output=True, text=True, env=environment, timeout=120)
+
+
+def test_ctrl_c_while_it_starts() -> None:
+    alarm = "import signal; signal.signal(signal.SIGALRM, signal.default_int_handler)\n"
+    done = started(alarm + "signal.setitimer(signal.ITIMER_REAL, 0.05)", "doctor")
+    assert (done.returncode, done.stderr) == (130, "\n")
+
+
+def test_a_library_that_is_missing(tmp_path: Path) -> None:
+    package = Path(cli.__file__).parents[1]
+    shutil.copytree(package, tmp_path / "xlstm_hip", ignore=shutil.ignore_patterns("_xlstm_hip_ops.so", "__pycache__"))
+    shutil.copytree(Path(xlstm_hip_command.__file__).parent, tmp_path / "xlstm_hip_command")
+    done = started("", "doctor", path=tmp_path)
+    assert done.returncode == 1 and done.stderr == ""
+    assert "PROBLEM  _xlstm_hip_ops.so is missing" in done.stdout and f"for torch {torch.__version__}" in done.stdout
+    done = started("", "plan", path=tmp_path)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("xlstm-hip: _xlstm_hip_ops.so is missing") and done.stderr.count("\n") == 1
 
 
 def test_ctrl_c_and_closed_pipes(checkpoint: Path) -> None:

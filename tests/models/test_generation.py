@@ -203,6 +203,8 @@ def fed(model: xLSTMLarge) -> Stream:
         (lambda m: fed(m).tokens(1, eos=5), "eos: expected a sequence of token ids, got 5"),
         (lambda m: fed(m).tokens(1, eos="foo"), "eos: expected a sequence of token ids, got 'foo'"),
         (lambda m: fed(m).tokens(1, eos=[2.5]), "eos: expected token ids from 0 to 96, got 2.5"),
+        (lambda m: Stream(m).feed(torch.ones(1, 2).long(), [[1, 1]]), "mask: expected a torch.Tensor, got list"),
+        (lambda m: fed(m).tokens(1, seed=[1.5]), "seed: expected integers, got 1.5"),
         (lambda m: Stream(m).feed([[1]]), "tokens: expected a torch.Tensor, got list"),
         (lambda m: Stream(m).feed(torch.zeros(1, 3)), "tokens: expected int32 or int64, got torch.float32"),
         (lambda m: Stream(m).feed(torch.tensor([[97]])), "tokens: expected token ids from 0 to 96, got 97"),

@@ -6,8 +6,10 @@ Runs with the xlstm package, whose blocks transformers then uses, and once more 
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +24,8 @@ transformers = pytest.importorskip("transformers")
 from transformers.models.xlstm import modeling_xlstm  # noqa: E402
 
 from xlstm_hip import engine, hf  # noqa: E402
+from xlstm_hip.models import save_pretrained, xLSTMLarge, xLSTMLargeConfig  # noqa: E402
+from xlstm_hip.quantize import quantize  # noqa: E402
 
 WITHOUT = "WITHOUT_XLSTM_PACKAGE"
 RELEASED = {  # what the released config.json names
@@ -242,6 +246,23 @@ def test_released_kernel_names_load(tmp_path: Path) -> None:
         model, x = transformers.xLSTMForCausalLM.from_pretrained(tmp_path), tokens(1, LENGTH)
         with torch.no_grad():
             assert relative(hf.accelerate(model)(x).logits, theirs()(x).logits) < 1e-5
+
+
+def test_quantised_checkpoints_are_refused(tmp_path: Path) -> None:
+    """It would make their weights up, with a warning."""
+    model, _ = quantize(xLSTMLarge(xLSTMLargeConfig(64, 2, 2, 97, ffn_proj_factor=1.0)), 4, progress=False)
+    save_pretrained(model, tmp_path)
+    with pytest.raises(ValueError, match="model type `xlstm_hip_quantised` but Transformers does not recognize"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_pickled_and_copied() -> None:
+    model, x = hf.accelerate(theirs()), tokens(1, LENGTH)
+    with torch.no_grad():
+        want = model(x).logits
+        for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+            assert torch.equal(again(x).logits, want) and type(again.backbone) is type(model.backbone)
+            assert type(hf.restore(again).backbone) is transformers.models.xlstm.modeling_xlstm.xLSTMModel
 
 
 def test_the_gate_that_the_configuration_names_is_kept() -> None:

@@ -7,12 +7,14 @@ import argparse
 import csv
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from xlstm_hip.models import load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.quantize import quantize
@@ -118,6 +120,18 @@ def test_amp_and_activation_checkpointing(text: Path, plain: Path, tmp_path: Pat
     got, want = ([float(row[1]) for row in losses(folder)] for folder in (tmp_path, plain))
     assert got != want
     assert all(abs(a - b) < 0.05 for a, b in zip(got, want, strict=True))
+
+
+def test_an_optimizer_that_is_damaged(plain: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(plain / "step-4", tmp_path / "step-4")
+    file = folder / "optimizer.safetensors"
+    whole = load_file(file)
+    name, *rest = whole
+    save_file({key: whole[key] for key in rest}, file)
+    for words in (f"optimizer.safetensors: missing: {name}", "optimizer.safetensors: no safetensors file, or cut off"):
+        done = train("--resume", str(folder), "--output", str(tmp_path / "run"), "--steps", "5")
+        assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr
+        file.write_bytes(file.read_bytes()[:-100])
 
 
 @pytest.mark.parametrize(

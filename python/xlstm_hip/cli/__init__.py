@@ -8,15 +8,17 @@ import os
 import sys
 from collections.abc import Sequence
 
+from xlstm_hip_command import INTERRUPTED
+
 from .._version import __version__
 from . import bench, convert, doctor, evaluate, generate, plan, quantize, tune
+from .common import Parser
 
 COMMANDS = (generate, convert, quantize, evaluate, doctor, plan, bench, tune)
-INTERRUPTED = 130  # as a shell has it for Ctrl-C
 
 
 def parser() -> argparse.ArgumentParser:
-    root = argparse.ArgumentParser(prog="xlstm-hip", description="xLSTM models on the kernels of xlstm_hip.")
+    root = Parser(prog="xlstm-hip", description="xLSTM models on the kernels of xlstm_hip.")
     root.add_argument("--version", action="version", version=f"xlstm-hip {__version__}")
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:

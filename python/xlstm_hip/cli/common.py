@@ -6,10 +6,11 @@ from __future__ import annotations
 import argparse
 import math
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -20,6 +21,22 @@ from ..text import TOKENIZER_FILE
 
 DTYPES = by_name(GPU_DTYPES)
 TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and where to read more."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {' '.join(message.split())} (see {self.prog} --help)\n")
+
+
+def read_text(option: str, file: Path | None) -> str:
+    """A file's text, or stdin's."""
+    try:
+        return sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        where = "stdin" if file is None else str(file)
+        raise ValueError(f"{option}: expected UTF-8 in {where}, got byte {error.object[error.start]:#04x}") from None
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -91,11 +108,13 @@ def check_new_folder(name: str, folder: Path) -> None:
         raise ValueError(f"{name}: expected a new or empty folder, got {str(folder)!r}")
 
 
-def shard_bytes(gigabytes: float) -> int:
-    """What --shard-gb says."""
-    if not 0 < gigabytes < math.inf:
-        raise ValueError(f"--shard-gb: expected a finite number above 0, got {gigabytes}")
-    return max(1, int(gigabytes * 1e9))
+def add_shard_size(command: argparse.ArgumentParser) -> None:
+    size = number("a finite number above 0", lambda x: 0 < x < math.inf)
+    command.add_argument("--shard-gb", metavar="GB", type=size, default=5.0, help="largest file (default: 5)")
+
+
+def shard_bytes(given: argparse.Namespace) -> int:
+    return max(1, int(given.shard_gb * 1e9))
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..models import load_pretrained, save_pretrained
 from ..models.checkpoint import SCHEMES
-from .common import DTYPES, add_command, check_new_folder, copy_tokenizer, megabytes, shard_bytes
+from .common import DTYPES, add_command, add_shard_size, check_new_folder, copy_tokenizer, megabytes, shard_bytes
 
 
 def add(commands: Any) -> None:
@@ -20,12 +20,12 @@ def add(commands: Any) -> None:
     command.add_argument("--scheme", choices=SCHEMES, default="hf", help="names and files (default: hf)")
     command.add_argument("--weights", choices=("single", "fused"), default="single", help="(default: single)")
     command.add_argument("--dtype", choices=DTYPES, help="(default: as it is)")
-    command.add_argument("--shard-gb", metavar="GB", type=float, default=5.0, help="largest file (default: 5)")
+    add_shard_size(command)
 
 
 def run(given: argparse.Namespace) -> int:
     check_new_folder("target", given.target)
-    most = shard_bytes(given.shard_gb)
+    most = shard_bytes(given)
     model = load_pretrained(given.source, None if given.dtype is None else DTYPES[given.dtype])
     save_pretrained(model, given.target, given.scheme, given.weights, most)
     copy_tokenizer(given.source, given.target)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from ..generation import Stream, with_bos
 from ..models import xLSTMLarge
 from ..progress import Progress
 from ..text import Tokenizer, load_tokenizer
-from .common import MODEL_OPTIONS, add_command, add_model_options, load, refuse_given
+from .common import MODEL_OPTIONS, add_command, add_model_options, load, read_text, refuse_given
 
 EXAMPLES = """examples:
   xlstm-hip eval --model models/demo book.txt          # avg_logprob, perplexity, distinct-2, distinct-3
@@ -59,7 +58,7 @@ def log_probabilities(model: xLSTMLarge, tokenizer: Tokenizer, texts: list[str])
 def run(given: argparse.Namespace) -> int:
     if given.model is None:
         refuse_given(given, MODEL_OPTIONS, "--model beside it")
-    texts = [file.read_text(encoding="utf-8") for file in given.texts] if given.texts else [sys.stdin.read()]
+    texts = [read_text("texts", file) for file in given.texts or [None]]
     if given.lines:
         texts = [line for text in texts for line in text.splitlines()]
     texts = [text for text in texts if text.strip()]

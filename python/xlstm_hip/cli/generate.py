@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from pathlib import Path
@@ -12,9 +13,9 @@ from typing import Any
 import torch
 
 from ..generation import Stream, with_bos
-from ..sampling import Sampling
+from ..sampling import Sampling, check_drawn
 from ..text import load_tokenizer
-from .common import add_command, add_model_options, at_least, load
+from .common import add_command, add_model_options, at_least, load, number, read_text
 
 EXAMPLES = """examples:
   xlstm-hip generate models/demo --prompt "In the beginning" --temperature 0.7
@@ -31,16 +32,28 @@ def add(commands: Any) -> None:
     source.add_argument("--file", metavar="FILE", type=Path, help="file with the text")
     command.add_argument("--max-tokens", metavar="N", type=at_least(0), default=256, help="0: no end (default: 256)")
     command.add_argument(
-        "--temperature", metavar="T", type=float, default=0.8, help="0: the likeliest token (default: 0.8)"
+        "--temperature",
+        metavar="T",
+        type=number("a finite number >= 0", lambda x: 0 <= x < math.inf),
+        default=0.8,
+        help="0: the likeliest token (default: 0.8)",
     )
     command.add_argument(
         "--top-k", metavar="K", type=at_least(0), default=0, help="draw from the k likeliest (default: 0, all)"
     )
     command.add_argument(
-        "--top-p", metavar="P", type=float, default=1.0, help="draw from the likeliest of this sum (default: 1)"
+        "--top-p",
+        metavar="P",
+        type=number("a number above 0, up to 1", lambda x: 0 < x <= 1),
+        default=1.0,
+        help="draw from the likeliest of this sum (default: 1)",
     )
     command.add_argument(
-        "--repetition-penalty", metavar="R", type=float, default=1.0, help="above 1: fewer repeats (default: 1)"
+        "--repetition-penalty",
+        metavar="R",
+        type=number("a finite number above 0", lambda x: 0 < x < math.inf),
+        default=1.0,
+        help="above 1: fewer repeats (default: 1)",
     )
     command.add_argument(
         "--seed", metavar="N", type=at_least(0), default=0, help="the same seed, the same text (default: 0)"
@@ -55,9 +68,7 @@ def add(commands: Any) -> None:
 def read_prompt(given: argparse.Namespace) -> str:
     if given.prompt is not None:
         return given.prompt
-    if given.file is not None:
-        return given.file.read_text(encoding="utf-8")
-    return sys.stdin.read()
+    return read_text("--file" if given.file is not None else "the text", given.file)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -79,6 +90,7 @@ def run(given: argparse.Namespace) -> int:
     try:
         for token in stream.tokens(given.max_tokens or None, sampling, given.seed, ends):
             made += 1
+            check_drawn(token)
             if int(token) in ends:
                 break
             print(complete(int(token)), end="", flush=True)

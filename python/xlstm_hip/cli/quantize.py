@@ -13,7 +13,7 @@ from ..models import load_pretrained, save_pretrained
 from ..models.checkpoint import check_scheme
 from ..quantize import BITS, GATES, GROUP_SIZES, SCALE_DTYPES, SINGLE_NAMES, TensorError, quantize
 from ..text import load_tokenizer
-from .common import add_command, check_new_folder, copy_tokenizer, megabytes, shard_bytes
+from .common import add_command, add_shard_size, check_new_folder, copy_tokenizer, megabytes, read_text, shard_bytes
 from .evaluate import log_probabilities
 
 EXAMPLES = """examples:
@@ -51,15 +51,15 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--text", metavar="FILE", type=Path, help="measure the perplexity of this text before and after"
     )
-    command.add_argument("--shard-gb", metavar="GB", type=float, default=5.0, help="largest file (default: 5)")
+    add_shard_size(command)
 
 
 def run(given: argparse.Namespace) -> int:
     check_new_folder("target", given.target)
-    most = shard_bytes(given.shard_gb)
+    most = shard_bytes(given)
     if given.report is not None:
         check_report(given.report, given.target)
-    texts = None if given.text is None else [given.text.read_text(encoding="utf-8")]
+    texts = None if given.text is None else [read_text("--text", given.text)]
     model = load_pretrained(given.source)
     check_scheme(model, "hf")
 

@@ -65,6 +65,8 @@ def load_pretrained(
     if unknown:
         raise TypeError(f"load_pretrained: unexpected keyword argument {', '.join(map(repr, unknown))}")
     device = device_here("device", device)
+    if device.type == "meta":
+        raise ValueError("device: expected one that has memory for the weights, got meta")
     config, tokens = read_config(folder, with_gate_of_kernel="chunkwise_kernel" not in changes)
     config = dataclasses.replace(config, weight_mode=weight_mode, **changes)
     head_dim = max(config.qk_dim, config.v_dim) // config.num_heads

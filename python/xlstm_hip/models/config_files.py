@@ -21,6 +21,8 @@ from .mapping import CheckpointError
 
 JSON_FILE, YAML_FILE = "config.json", "config.yaml"
 QUANTIZATION, METHOD = "quantization_config", "xlstm_hip"  # a field of config.json, and whose method it is
+# transformers warns of a method that it does not know, and makes the weights up; a type that is new to it it refuses.
+MODEL_TYPE, QUANTISED_TYPE = "xlstm", "xlstm_hip_quantised"
 KERNELS = ("chunkwise_kernel", "sequence_kernel", "step_kernel")
 FIELDS = tuple(field.name for field in dataclasses.fields(xLSTMLargeConfig))
 # transformers' defaults, where its config.json leaves a field out, and its names for two of ours.
@@ -112,18 +114,27 @@ def _object(file: Path) -> dict[str, Any]:
 
 def _from_json(file: Path) -> tuple[dict[str, Any], SpecialTokens]:
     given = _object(file)
-    if given.get("model_type") != "xlstm":
-        raise CheckpointError(f"{file}: expected model_type 'xlstm', got {given.get('model_type')!r}")
+    if given.get("model_type") not in (MODEL_TYPE, QUANTISED_TYPE):
+        raise CheckpointError(f"{file}: expected model_type {MODEL_TYPE!r}, got {given.get('model_type')!r}")
     if given.get("tie_word_embeddings"):
         raise CheckpointError(f"{file}: tie_word_embeddings: expected false, as in xLSTM-7B, got true")
     fields = dict(HF_DEFAULTS)
+    for theirs, ours in HF_NAMES.items():
+        both = (given.get(theirs), given.get(ours))
+        if None not in both and both[0] != both[1]:
+            raise CheckpointError(f"{file}: {theirs}: expected that of {ours}, {both[1]}, got {both[0]}")
     fields |= {ours: given[theirs] for theirs, ours in HF_NAMES.items() if given.get(theirs) is not None}
     other_names = HF_NAMES.values()  # may be null; elsewhere null says something, or is a mistake
     fields |= {x: given[x] for x in FIELDS if x in given and not (given[x] is None and x in other_names)}
     fields["add_out_norm"] = True  # transformers' model always has it
     eos = given.get("eos_token_id", 2)
     eos = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
-    return fields, SpecialTokens(given.get("bos_token_id", 0), eos, given.get("pad_token_id", 1))
+    bos, pad = given.get("bos_token_id", 0), given.get("pad_token_id", 1)
+    for name, tokens in (("bos_token_id", (bos,)), ("eos_token_id", eos), ("pad_token_id", (pad,))):
+        for token in tokens:
+            if type(token) is not int and (token is not None or name == "eos_token_id"):
+                raise CheckpointError(f"{file}: {name}: expected a token id or null, got {token!r}")
+    return fields, SpecialTokens(bos, eos, pad)
 
 
 def _from_yaml(file: Path) -> dict[str, Any]:
@@ -187,9 +198,10 @@ def write_json(
     fields |= INFERENCE  # what its generate needs
     eos = tokens.eos[0] if len(tokens.eos) == 1 else list(tokens.eos) or None
     fields |= {"bos_token_id": tokens.bos, "eos_token_id": eos, "pad_token_id": tokens.pad}
-    fields |= {"model_type": "xlstm", "architectures": ["xLSTMForCausalLM"], "dtype": dtype}
+    fields |= {"model_type": MODEL_TYPE, "architectures": ["xLSTMForCausalLM"], "dtype": dtype}
     if scheme is not None:
         fields[QUANTIZATION] = {"quant_method": METHOD, **dataclasses.asdict(scheme)}
+        fields |= {"model_type": QUANTISED_TYPE, "architectures": ["xLSTMLarge"]}
     (folder / JSON_FILE).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", "utf-8")
 
 

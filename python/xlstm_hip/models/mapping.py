@@ -110,7 +110,11 @@ def create_parameter_mapping(hf_state_dict: Mapping[str, Any], model_state_dict:
     Either may have the names of transformers or of xlstm_large, single or fused weights; values need a `shape`. A
     parameter that is missing, there twice, misshapen or too many is a CheckpointError that names it.
     """
-    shapes = ({name: tuple(x.shape) for name, x in d.items()} for d in (hf_state_dict, model_state_dict))
+    shapes = []
+    for name, given in (("hf_state_dict", hf_state_dict), ("model_state_dict", model_state_dict)):
+        if not isinstance(given, Mapping):
+            raise TypeError(f"{name}: expected a dict of tensors by name, got {type(given).__name__}")
+        shapes.append({key: tuple(x.shape) for key, x in given.items()})
     return map_shapes(*shapes)
 
 

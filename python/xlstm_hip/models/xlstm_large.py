@@ -149,8 +149,17 @@ class xLSTMLarge(nn.Module):
         if mask is not None:
             mask = self._checked_mask(mask, x)
         if state is not None:
-            self._checked_state(state)
-        return self.backbone(self.embedding(x), state, mask, keep_state)
+            self._check_tensors(state, x)
+        return self.backbone(self._embedded(x), state, mask, keep_state)
+
+    def _embedded(self, x: Tensor) -> Tensor:
+        if x.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"x: expected token ids, int64 or int32, got {str(x.dtype).removeprefix('torch.')}")
+        try:
+            return self.embedding(x)
+        except IndexError:  # of the CPU; a GPU cannot say it in time
+            most = self.config.vocab_size - 1
+            raise IndexError(f"x: expected token ids from 0 to {most}, got {int(x.min())} to {int(x.max())}") from None
 
     def _checked_mask(self, mask: Tensor, like: Tensor) -> Tensor:
         return has_shape("mask", is_tensor("mask", mask), tuple(like.shape), "that of the tokens").bool()
@@ -159,6 +168,22 @@ class xLSTMLarge(nn.Module):
         if sorted(state) != list(range(self.config.num_blocks)):
             raise ValueError(f"state: expected blocks 0 to {self.config.num_blocks - 1}, got {sorted(state)}")
         return [state[n] for n in range(self.config.num_blocks)]
+
+    def _check_tensors(self, state: State, x: Tensor) -> None:
+        """All of it before any is overwritten."""
+        config, batch = self.config, x.shape[0]
+        heads = config.num_heads
+        dqk, dhv = config.qk_dim // heads, config.v_dim // heads
+        shapes = {"c": (batch, heads, dqk, dhv), "n": (batch, heads, dqk), "m": (batch, heads, 1)}
+        for block, own in enumerate(self._checked_state(state)):
+            if not isinstance(own, tuple | list) or len(own) != len(shapes):
+                raise TypeError(f"state[{block}]: expected three tensors (c, n, m), got {type(own).__name__}")
+            for (name, shape), tensor in zip(shapes.items(), own, strict=True):
+                what = f"state[{block}]: {name}"
+                has_shape(what, tensor, shape, "of this model and batch")
+                if tensor.device != x.device or not tensor.dtype.is_floating_point:
+                    got = f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
+                    raise ValueError(f"{what}: expected floats on {x.device}, as the tokens, got {got}")
 
     def logits(self, hidden: Tensor) -> Tensor:
         return layers.soft_cap(self.lm_head(hidden), self.config.output_logit_soft_cap)
@@ -183,6 +208,9 @@ class xLSTMLarge(nn.Module):
         xlstm_hip.models.generate, which is the fuller function; with eos rows may end earlier.
         """
         one_of("sampling_type", sampling_type, ("greedy", "sample"))
+        temperature = options.get("temperature")
+        if sampling_type == "greedy" and temperature:
+            raise ValueError(f"sampling_type: expected 'sample' with temperature={temperature}, got 'greedy'")
         given = {"bos": None, "eos": (), "temperature": 0.0 if sampling_type == "greedy" else 1.0} | options
         tokens, _, state = generate(self, prefill_tokens, max_length, state=state, **given)
         return tokens, state
