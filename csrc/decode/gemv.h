@@ -109,8 +109,8 @@ XLSTM_ALWAYS_INLINE Floats plain_tile(const char* const* row, const float* x, in
   return lane_sums<R * C>(sums);
 }
 
-// scale and offset: kMostGroups floats for each row; of nibbles offset is of what is 8 less. So small numbers are summed
-// up: the 8's would be a sum of x's, several times what is left when they are taken back.
+// scale and offset: kMostGroups floats for each row; of nibbles offset is of what is 8 less. So small numbers are
+// summed up: the 8's would be a sum of x's, several times what is left when they are taken back.
 template <int Bits, bool Offsets, int R, int C>
 XLSTM_ALWAYS_INLINE Floats quantised_tile(const char* const* row, const float* const* scale, const float* const* offset,
                                           int64_t group_size, int64_t groups, const float* x, int64_t x_stride) {
