@@ -210,6 +210,7 @@ class Run:
             loss = self.loss(
                 x[self.rank :: self.ranks].to(self.device), targets[self.rank :: self.ranks].to(self.device)
             )
+        training.spread_again(self.loss)
         return self.mean(loss)
 
     def save(self) -> None:

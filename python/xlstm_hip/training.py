@@ -88,6 +88,14 @@ def in_parallel(model: xLSTMLarge, how: str, device: torch.device) -> nn.Module:
     return loss
 
 
+def spread_again(loss: nn.Module) -> None:
+    """After losses without a backward, until which FSDP's outermost module keeps its weights whole: those are none of
+    the parameters that the optimizer knows, and a checkpoint would miss their moments."""
+    reshard = getattr(loss, "reshard", None)
+    if reshard is not None:
+        reshard()
+
+
 def make_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
     """AdamW; matrices decay, norms, biases and the embedding do not."""
     matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and not n.endswith("embedding.weight")]
@@ -130,10 +138,10 @@ def save_checkpoint(
     """The model as transformers reads it, the optimizer's moments, and `progress` as JSON: written beside, then moved
     into place, so that what is there is whole."""
     weights = {name: _whole(p).detach().cpu() for name, p in model.named_parameters()}
+    stepped = dict(model.named_parameters()) if optimizer.state else {}
     moments = {
         f"{moment}.{name}": _whole(optimizer.state[p][moment]).cpu()
-        for name, p in model.named_parameters()
-        if p in optimizer.state
+        for name, p in stepped.items()
         for moment in MOMENTS
     }
     if not dist.is_initialized() or dist.get_rank() == 0:

@@ -420,6 +420,14 @@ def test_damaged_shards_are_named(tmp_path: Path) -> None:
     fails(f"the shard {shards[1].name} of model.safetensors.index.json is missing")
     save_file({**load_file(shards[0]), **load_file(shards[1])}, shards[1])
     fails(f"there twice, in {shards[0].name} and {shards[1].name}")
+    shards[1].write_bytes(whole[shards[1]][:-16])
+    fails(f"{shards[1].name}: .* is cut off: it ends at byte")
+    tensors = load_file(shards[1])
+    name = next(iter(tensors))
+    save_file({**tensors, name: tensors[name][1:].clone()}, shards[1])
+    fails(f"{name}: expected shape")
+    save_file({**tensors, "more": torch.zeros(3)}, shards[1])
+    fails("in a shard but not in the index: more")
     index = index_of(tmp_path)
     index["weight_map"]["lm_head.weight"] = shards[0].name
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -437,8 +445,33 @@ def test_damaged_shards_are_named(tmp_path: Path) -> None:
     assert load_pretrained(tmp_path, progress=False)
 
 
-def test_a_numbered_shard_is_missing(tmp_path: Path) -> None:
+def test_a_file_that_is_cut_off_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By somebody else, once its header has been looked at."""
+    save_pretrained(ours(), tmp_path)
+    own = checkpoint.find_tensors
+
+    def found_and_cut(folder: Path) -> dict:
+        tensors = own(folder)
+        last = max(tensors.values(), key=lambda x: x.offset)
+        with open(last.file, "rb+") as file:
+            file.truncate(last.offset + last.bytes - 16)
+        return tensors
+
+    monkeypatch.setattr(checkpoint, "find_tensors", found_and_cut)
+    for dtype in (None, torch.bfloat16):  # straight to where it belongs, and through a buffer
+        save_pretrained(ours(), tmp_path)
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: .* is cut off after ([0-9]+) of [0-9]+ bytes"):
+            load_pretrained(tmp_path, dtype, progress=False)
+
+
+def test_a_numbered_shard_is_missing_or_there_twice(tmp_path: Path) -> None:
     save_pretrained(ours(), tmp_path, "xlstm_large", max_shard_bytes=200_000)
+    first, second = (tmp_path / f"model_{n}.safetensors" for n in (0, 1))
+    whole = second.read_bytes()
+    save_file({**load_file(first), **load_file(second)}, second)
+    with pytest.raises(CheckpointError, match=r"there twice, in model_0\.safetensors and model_1\.safetensors"):
+        load_pretrained(tmp_path, progress=False)
+    second.write_bytes(whole)
     (tmp_path / "model_1.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"missing: model_1\.safetensors"):
         load_pretrained(tmp_path, progress=False)

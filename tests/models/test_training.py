@@ -92,6 +92,19 @@ def test_two_processes_are_one_run(plain: Path, text: Path, tmp_path: Path, how:
     assert all(torch.allclose(one[name], two[name], atol=2e-3) for name in one)
 
 
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_resume_of_two_processes_is_exact(text: Path, tmp_path: Path, how: str) -> None:
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    options = ("--parallel", how, "--amp", "bfloat16", "--checkpoint-activations")
+    done = train(str(text), "--output", str(whole), *RUN, *options, processes=2)
+    assert done.returncode == 0, done.stderr
+    done = train("--resume", str(whole / "step-4"), "--output", str(again), "--parallel", how, processes=2)
+    assert done.returncode == 0, done.stderr
+    assert losses(again) == losses(whole)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (again / "step-8" / name).read_bytes() == (whole / "step-8" / name).read_bytes()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the names of threads from /proc")
 def test_ddp_lets_go_of_its_group_before_it_is_destroyed(plain: Path, tmp_path: Path) -> None:
     """DDP's own end waits for the group's threads with Python's lock held: one run in many never returned."""
