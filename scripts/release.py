@@ -25,6 +25,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 RELEASE = ROOT / "build/release"
+FOLDERS = {"xlstm_hip", "xlstm_hip_command"}  # of a wheel
 
 # What a library may ask of the machine. libtorch.so is in the environment; a GPU's runtime is the one that torch uses.
 NEEDED = re.compile(
@@ -136,8 +137,8 @@ def audit(wheel: Path) -> None:
     if faults:
         sys.exit(f"{wheel.name}: " + "; ".join(faults))
     strays = {path.parts[0] for path in (file.relative_to(folder) for file in folder.rglob("*"))}
-    if {name for name in strays if not name.endswith(".dist-info")} != {"xlstm_hip"}:
-        sys.exit(f"{wheel.name}: expected the folder xlstm_hip alone, got {sorted(strays)}")
+    if {name for name in strays if not name.endswith(".dist-info")} != FOLDERS:
+        sys.exit(f"{wheel.name}: expected the folders {', '.join(sorted(FOLDERS))} alone, got {sorted(strays)}")
 
 
 SMOKE = """
