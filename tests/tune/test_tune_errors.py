@@ -59,14 +59,20 @@ def plant(monkeypatch: pytest.MonkeyPatch, change: Callable[[Problem, Any], Any]
 
 
 @pytest.mark.parametrize(
-    ("problem", "plan"),
-    [(ATTENTION, {"splits": 2}), (BACKWARD, {"segments": 2}), (ATTENTION_BACKWARD, {"parts": 2}), (MLA, {"splits": 2})],
+    ("problem", "plan", "wrong"),
+    [
+        (ATTENTION, {"splits": 2}, 1.02),
+        (BACKWARD, {"segments": 2}, 1.02),
+        (ATTENTION_BACKWARD, {"parts": 2}, 1.02),
+        (MLA, {"splits": 2}, 1.1),  # on CPUs without AVX-512 2 % are within its tolerance
+    ],
     ids=lambda x: getattr(x, "op", ""),
 )
-@pytest.mark.parametrize(("factor", "at"), [(1.1, "at length"), (math.nan, "error nan")])
+@pytest.mark.parametrize("at", ["at length", "error nan"])
 def test_a_plan_that_changes_results_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, problem: Problem, plan: Plan, factor: float, at: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, problem: Problem, plan: Plan, wrong: float, at: str
 ) -> None:
+    factor = math.nan if at == "error nan" else wrong
     plant(monkeypatch, lambda problem, made: (*made[:-1], made[-1] * factor), *plan)
     made = judged(problem, tmp_path, wrong=plan)
     assert at in made["wrong"]["refused"] and made["shipped"]["refused"] == ""

@@ -19,7 +19,7 @@ def _row_bytes(tensor: Stored) -> int:
 
 
 def _rows_at_once(tensor: Stored) -> int:
-    return min(max(BUFFER_BYTES // max(_row_bytes(tensor), 1), 1), tensor.shape[0])
+    return max(BUFFER_BYTES // max(_row_bytes(tensor), 1), 1)
 
 
 class Staging:
@@ -28,7 +28,7 @@ class Staging:
     def __init__(self, device: torch.device, tensors: Iterable[Stored]) -> None:
         self._device = device
         self._async = device.type == "cuda"
-        self._room = max((_rows_at_once(x) * _row_bytes(x) for x in tensors), default=0)
+        self._room = max((min(x.bytes, _rows_at_once(x) * _row_bytes(x)) for x in tensors), default=0)
         self._buffers: list[Tensor] = []
         self._copied: list[torch.cuda.Event] = []
         self._turn = 0
@@ -36,7 +36,7 @@ class Staging:
     def bring(self, tensor: Stored, targets: list[tuple[Tensor, Piece]], advance: Callable[[int], None]) -> None:
         """Each target becomes its piece, rows of the tensor. advance: told how many bytes have been read."""
         rows, row_bytes = tensor.shape[0], _row_bytes(tensor)
-        each = max(_rows_at_once(tensor), 1)
+        each = _rows_at_once(tensor)
         for begin in range(0, rows, each):
             end = min(begin + each, rows)
             size = (end - begin) * row_bytes
