@@ -77,24 +77,21 @@ def _model_table(size: Results) -> list[str]:
     return _table(["", *(WRITERS.get(name, name) for name in names)], rows)
 
 
-def models(writing: Results, beside: Results) -> list[str]:
-    """Two runs, with a table for each: no ratio goes from one process to another."""
-    size, other = writing["sizes"][-1], beside["sizes"][-1]
-    weights = f"{size['weights'] / 1e9:.2f} billion random weights"
-    earlier = _day(beside) < _day(writing)
-    again = f"Beside transformers and the official package as it is, in {'an earlier' if earlier else 'another'} run "
-    again += f"({_measured(beside, 'transformers', 'xlstm')}; {_link('model_cuda')})"
-    if earlier:
-        again += ". Our kernels changed in between; here they are those of that day"
+def models(results: Results) -> list[str]:
+    size = results["sizes"][-1]
+    weights, loading = f"{size['weights'] / 1e9:.2f} billion random weights", size["loading"]
+    most = (size["weights_bytes"] + max(row["bytes"] for row in size["memory"])) / 2**30
     return [
         *_text(
-            f"xLSTM-{size['size'].upper()}'s shape with {weights}, tokens a second ({_measured(writing, 'xlstm')}; "
-            f"{_link('model_writing_cuda')}):"
+            f"xLSTM-{size['size'].upper()}'s shape with {weights}, tokens a second "
+            f"({_measured(results, 'transformers', 'xlstm')}; {_link('model_cuda')}):"
         ),
         *_model_table(size),
-        *_text(again + ":"),
-        *_model_table(other),
-        *_picture("A whole model", writing, "model_writing_cuda"),
+        *_text(
+            f"Ours takes {most:.1f} GiB at the most, however much is written; {loading['bytes'] / 1e9:.1f} GB of "
+            f"checkpoint are loaded in {loading['load']:.2f} s, where reading the files alone takes {loading['read']:.2f}."
+        ),
+        *_picture("A whole model", results, "model_cuda"),
     ]
 
 
@@ -202,12 +199,12 @@ def block(folder: Path) -> str:
             raise SystemExit(f"{name}.json: a smoke run, whose figures mean nothing")
         return results
 
-    names = ("model_writing_cuda", "model_cuda", "mlstm_gpu", "attention_cuda", "attention_features", "layers_cuda")
-    writing, beside, mlstm_gpu, attention_cuda, features, layers_cuda = files = [of(name) for name in names]
+    names = ("model_cuda", "mlstm_gpu", "attention_cuda", "attention_features", "layers_cuda")
+    model_cuda, mlstm_gpu, attention_cuda, features, layers_cuda = files = [of(name) for name in names]
     gpus = and_list(list(dict.fromkeys(map(_gpu, files))))
     lines = [
         *_text(f"On {gpus} in bfloat16, medians; what stands in one row was measured in one process."),
-        *models(writing, beside),
+        *models(model_cuda),
         *mlstm(mlstm_gpu),
         *attention(attention_cuda, features),
         *layers(layers_cuda),
