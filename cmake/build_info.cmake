@@ -12,6 +12,13 @@ if(GIT_FOUND AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/.git)
     OUTPUT_VARIABLE XLSTM_HIP_GIT_SHA OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE git_failed ERROR_QUIET)
   if(git_failed)
     set(XLSTM_HIP_GIT_SHA "")
+  else()  # another commit is written down in a build folder that is there
+    execute_process(COMMAND ${GIT_EXECUTABLE} rev-parse --git-path logs/HEAD
+      WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR} OUTPUT_VARIABLE git_log OUTPUT_STRIP_TRAILING_WHITESPACE)
+    get_filename_component(git_log ${git_log} ABSOLUTE)
+    if(EXISTS ${git_log})
+      set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${git_log})
+    endif()
   endif()
 endif()
 

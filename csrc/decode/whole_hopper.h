@@ -73,7 +73,7 @@ struct WholeStep {
       const float* eight[kBurst];
 #pragma unroll
       for (int i = 0; i < kBurst; ++i) eight[i] = x_at + feature(begin + i);
-      await_eights(eight, y);
+      await_eights(eight, y, [&](int look) { ring.ask_beyond(look); });
       __syncwarp();  // lanes found theirs one after the other
 #pragma unroll
       for (int i = 0; kNormed && i < kBurst; ++i)
@@ -126,7 +126,7 @@ struct WholeStep {
 #pragma unroll
       for (int j = 0; j < kMostHeadEights; ++j) eight[j] = h_at + begin + feature(j);  // beyond the last, the first
       eight[kMostHeadEights] = gate_at + begin + feature(own);
-      await_eights(eight, h);
+      await_eights(eight, h, [&](int look) { ring.ask_beyond(2 * look), ring.ask_beyond(2 * look + 1); });
       __syncwarp();
       const auto& gate = h[kMostHeadEights];
       const auto sum_of = [&](auto&& f) {
@@ -341,12 +341,13 @@ struct WholeStep {
       WholePlace next = at;
       next.go_on(p.blocks);
       ask_scales(next);
-      if (at.phase == Phase::output) {
+      if (at.phase == Phase::gate) {  // of the projections' x's; h is on its way while it is multiplied
         WholeToken(p, lds).step(at.block);
+      } else if (at.phase == Phase::output) {
         bring_heads(at.block, block.head_norm);
       } else if (at.phase == Phase::down) {
         bring<false, 3>(at.phase, at.block, {});
-      } else if (at.phase != Phase::gate) {  // which has the projections'
+      } else {
         if (at.phase == Phase::projections) ask_ahead(at.block);
         bring<true, 1>(at.phase, at.block, at.phase == Phase::up ? block.norm_ffn : block.norm);
       }

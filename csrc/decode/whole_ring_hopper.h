@@ -129,6 +129,7 @@ class WholeRing {
  public:
   static constexpr int kSegment = whole_segment_bytes(kBits), kSlots = whole_slots(kBits);
   static constexpr int kRowPieces = kSegment / 16, kAtOnce = kWave / kRowPieces, kHalf = kItemRows / 2;
+  static constexpr int kLine = 128;  // bytes
 
   XLSTM_DEVICE static int warp() { return int(threadIdx.x) / kWave; }
   XLSTM_DEVICE WholeRing(const WholeParams& params, const char* memory)
@@ -161,7 +162,7 @@ class WholeRing {
       const int lane = lane_here(), r = lane / kRowPieces, column = lane % kRowPieces * 16;
       const int each = step_bytes(kBits, gate), most = kSegment / each, left = own.steps - step;
       const uint32_t to = at + uint32_t(slot * whole_slot_bytes(kBits)), rows_to = to + uint32_t(r * kSegment);
-      const uint32_t row_bytes = uint32_t(gate ? p.phase[int(place.phase)].product.columns * 2 : own.row_bytes);
+      const uint32_t row_bytes = row_bytes_of(own, gate);
       const uint32_t begin = uint32_t(from.first + r) * row_bytes + uint32_t((own.first_step + step) * each + column);
       const char* row[kItemRows / kAtOnce];
 #pragma unroll
@@ -204,6 +205,21 @@ class WholeRing {
     copies_sent();
   }
 
+  // To L2, of each row the nth two lines behind those that the ring has asked for: they keep memory at work while a
+  // warp waits for words, a look at which goes before. Nibbles need all of their time to be multiplied.
+  XLSTM_DEVICE void ask_beyond(int n) const {
+    if (kBits == 4 || place.over()) return;
+    const WholePart own = part();
+    const WholeItem from = item_of(p, lds, place.phase, item);
+    const bool gate = kBits < 16 && from.kind == WholeItem::gate, both = from.kind == WholeItem::both;
+    const int lane = lane_here(), half = both ? lane / 2 / kHalf : 0, row = lane / 2 - half * kHalf;
+    const int each = step_bytes(kBits, gate), end = (own.first_step + own.steps) * each;
+    const int begin = (own.first_step + step) * each + (2 * n + lane % 2) * kLine;
+    if (begin >= end || row >= from.rows) return;
+    const uint32_t at = uint32_t(from.first + row) * row_bytes_of(own, gate) + uint32_t(begin);
+    ask_line_into_l2(static_cast<const char*>(p.block[place.block].linear[from.linear + half].data) + at);
+  }
+
  private:
   const WholeParams& p;
   const char* lds;
@@ -212,6 +228,9 @@ class WholeRing {
   int item, step;  // what is asked for next
 
   XLSTM_DEVICE WholePart part() const { return part_of(p, lds, place.phase, warp()); }
+  XLSTM_DEVICE uint32_t row_bytes_of(const WholePart& own, bool gate) const {
+    return uint32_t(gate ? p.phase[int(place.phase)].product.columns * 2 : own.row_bytes);
+  }
 
   // Where this warp has no more items of a product, the first of the next one that has any for it.
   XLSTM_DEVICE void find_item(WholePart own) {

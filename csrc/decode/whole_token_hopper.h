@@ -35,22 +35,12 @@ struct WholeToken {
     const int keys = p.step.q.columns, values = p.step.v.columns, tiles = p.step.tiles * p.heads;
     TileSums& sums = *reinterpret_cast<TileSums*>(lds + p.room.received);
     OneStep& one = *reinterpret_cast<OneStep*>(lds + p.room.step);
-    const auto head_of = [&](int turn) { return int(unsigned(turn) / unsigned(p.step.tiles)); };
-    const auto c_of = [&](int turn) { return block.c + int64_t(head_of(turn)) * keys * values; };
-    const auto load = [&](Tile& tile, int turn) { tile.load(c_of(turn), block.n + head_of(turn) * keys); };
-    // The first tile of C, and n, which are the last token's, before what waits.
-    const int first = int(blockIdx.x);
-    int last = first;
-    Tile tile(p.step, first % p.step.tiles);
-    if (first < tiles) load(tile, first);
-    for (int turn = first; turn < tiles; turn += int(gridDim.x)) {
-      const int head = head_of(turn), which = turn % p.step.tiles;
-      if (turn != first) {
-        tile.store_c(c_of(last));
-        tile = Tile(p.step, which);
-        load(tile, turn);
-      }
-      last = turn;
+#pragma unroll 1
+    for (int turn = int(blockIdx.x); turn < tiles; turn += int(gridDim.x)) {
+      const int head = int(unsigned(turn) / unsigned(p.step.tiles)), which = turn % p.step.tiles;
+      float* const c = block.c + int64_t(head) * keys * values;
+      Tile tile(p.step, which);
+      tile.load(c, block.n + head * keys);  // the last token's, before what waits
       OneGate gate;
       if (gate.makes) {
         gate.m = double(block.m[head]);
@@ -65,6 +55,9 @@ struct WholeToken {
       tile.fetch();
       float h[Tile::kWidth] = {}, l = 0;
       tile.update({one.factor[0], 0, one.factor[1]}, h, l);
+      tile.store_c(c);
+      if (tile.column == 0) tile.store_n(p.step.n_last + head * keys);
+      if (which == 0 && threadIdx.x == 0) p.step.m_last[head] = float(one.m);
       leave_sums<Tile>(sums, 0, h, l);
       __syncthreads();
       const int waves = (keys / Tile::kRows * Tile::kLanes + kWave - 1) / kWave;
@@ -73,11 +66,8 @@ struct WholeToken {
         float* const h_at = p.from(Phase::output, at) + head * values + which * kStepColumns;
         leave(h_at + threadIdx.x, own);
       }
-      if (tile.column == 0) tile.store_n(p.step.n_last + head * keys);
-      if (which == 0 && threadIdx.x == 0) p.step.m_last[head] = float(one.m);
       __syncthreads();
     }
-    if (first < tiles) tile.store_c(c_of(last));  // the next token's: what all wait for is on its way before it
   }
   // n and m, which this block has left in workspace, to where they are updated in place: every tile of a head has read
   // them, for all of h is there.

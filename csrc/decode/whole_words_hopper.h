@@ -34,15 +34,17 @@ XLSTM_DEVICE Piece await_piece(const float* from) {
   while (any_absent(piece) && look_again());
   return piece;
 }
-// Eights, all of which are asked for before any is waited for.
-template <int kCount>
-XLSTM_DEVICE void await_eights(const float* const (&from)[kCount], float (&to)[kCount][kEight]) {
+// Eights, all of which are asked for before any is waited for; meanwhile(n): when the nth look is on its way.
+template <int kCount, class Meanwhile>
+XLSTM_DEVICE void await_eights(const float* const (&from)[kCount], float (&to)[kCount][kEight], Meanwhile&& meanwhile) {
   Piece piece[2 * kCount];
   bool absent;
+  int looks = 0;
   do {
     absent = false;
 #pragma unroll
     for (int n = 0; n < 2 * kCount; ++n) piece[n] = read_shared_piece(from[n / 2] + n % 2 * 4);
+    meanwhile(looks++);
 #pragma unroll
     for (int n = 0; n < 2 * kCount; ++n) absent |= any_absent(piece[n]);
   } while (absent && look_again());
