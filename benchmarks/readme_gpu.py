@@ -89,7 +89,7 @@ def models(results: Results) -> list[str]:
         *_model_table(size),
         *_text(
             f"Ours takes {most:.1f} GiB at the most, however much is written; {loading['bytes'] / 1e9:.1f} GB of "
-            f"checkpoint are loaded in {loading['load']:.2f} s, where reading the files alone takes {loading['read']:.2f}."
+            f"checkpoint are loaded in {loading['load']:.2f} s, where reading the files takes {loading['read']:.2f}."
         ),
         *_picture("A whole model", results, "model_cuda"),
     ]
