@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from peer_models import ours, relative, tokens
-from xlstm_hip.models import load_pretrained, save_pretrained, staging, xLSTMLarge
+from xlstm_hip.models import generate, load_pretrained, save_pretrained, staging, xLSTMLarge
 from xlstm_hip.quantize import quantize
 
 pytestmark = [
@@ -83,6 +83,56 @@ def test_reading(dtype: torch.dtype) -> None:
             no_worse(a, b, c)
 
 
+def at_every_split(model: xLSTMLarge, x: Tensor) -> list[list[Tensor]]:
+    """Of a prompt in two parts: logits, the second part at once and one by one; behind the latter the state."""
+    made = []
+    for split in range(1, x.shape[1]):
+        begun, state = model(x[:, :split])
+        rest, _ = model(x[:, split:], {n: tuple(part.clone() for part in own) for n, own in state.items()})
+        parts = [begun]
+        for t in range(split, x.shape[1]):
+            step, state = model(x[:, t : t + 1], state)
+            parts.append(step)
+        made.append(
+            [torch.cat((begun, rest), 1), torch.cat(parts, 1), *(part for n in sorted(state) for part in state[n])]
+        )
+    return made
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_prefill_then_steps_at_every_split(dtype: torch.dtype) -> None:
+    """The worst split is no worse than the CPU's worst: at one of them n all but cancels."""
+    model, x = ours(dtype=dtype, mode="inference", return_last_states=True, **WIDE), tokens(2, 13, 301)
+    with torch.no_grad():
+        logits, state = copy.deepcopy(model).double()(x)
+        true = [logits, logits, *(part for n in sorted(state) for part in state[n])]
+        errors = []
+        for own, to in ((model, "cpu"), (on_device(model), DEVICE)):
+            made = at_every_split(own, x.to(to))
+            assert all(part.device.type == torch.device(to).type for parts in made for part in parts)
+            errors.append([max(relative(parts[j].cpu(), right) for parts in made) for j, right in enumerate(true)])
+    for plain, got in zip(*errors, strict=True):
+        assert got <= 2 * plain + 2 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_k": 40, "repetition_penalty": 1.1}], ids=str)
+def test_the_same_text_however_it_is_asked_for(options: dict[str, Any], dtype: torch.dtype) -> None:
+    """Twice, streamed and in a batch; in bfloat16, whose prompts round otherwise in company, in a batch of its own."""
+    model, prompts = on_device(ours(dtype=dtype, **WIDE)), [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
+    asked = {"eos": (), **options}
+    batch = generate(model, prompts, 24, seed=3, **asked)
+    assert torch.equal(generate(model, prompts, 24, seed=3, **asked).tokens, batch.tokens)
+    for row, prompt in enumerate(prompts):
+        streamed: list[int] = []
+        alone = generate(
+            model, [prompt], 24, seed=3 + row, **asked, callback=lambda step, to=streamed: to.extend(step.tolist())
+        )
+        assert alone.tokens[0].tolist() == streamed
+        if dtype == torch.float32:
+            assert torch.equal(alone.tokens[0], batch.tokens[row])
+
+
 def gradients(model: xLSTMLarge, x: Tensor) -> dict[str, Tensor]:
     logits = model(x[:, :-1])
     logits = logits[0] if isinstance(logits, tuple) else logits
@@ -126,22 +176,48 @@ def test_training() -> None:
     assert apart[1] <= 2 * apart[0], (true, plain, got)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_transformers_model(dtype: torch.dtype) -> None:
+def theirs(dtype: torch.dtype) -> Any:
     transformers = pytest.importorskip("transformers")
     from peer_models import scramble
-    from xlstm_hip import hf
 
     fields = {"hidden_size": 512, "num_heads": 2, "num_hidden_layers": 2, "vocab_size": 301, "ffn_proj_factor": 2.0}
-    theirs = transformers.xLSTMForCausalLM(transformers.xLSTMConfig(**fields)).eval()
-    scramble(theirs)
-    theirs.generation_config.eos_token_id = None
-    theirs, x = theirs.to(dtype), tokens(2, LENGTH, 301)
+    model = transformers.xLSTMForCausalLM(transformers.xLSTMConfig(**fields)).eval()
+    scramble(model)
+    model.generation_config.eos_token_id = None
+    return model.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_transformers_model(dtype: torch.dtype) -> None:
+    from xlstm_hip import hf
+
+    model, x = theirs(dtype), tokens(2, LENGTH, 301)
     with torch.no_grad():
-        plain = theirs(x).logits
-        true = hf.accelerate(copy.deepcopy(theirs).double())(x).logits
-        there = hf.accelerate(on_device(theirs))
+        plain = model(x).logits
+        true = hf.accelerate(copy.deepcopy(model).double())(x).logits
+        there = hf.accelerate(on_device(model))
         no_worse(there(x.to(DEVICE)).logits, plain, true)
     if dtype == torch.float32:
+        for greedy in ({}, {"num_beams": 4}):
+            greedy |= {"max_new_tokens": 12, "do_sample": False}
+            want = model.generate(x, **greedy, use_cache="num_beams" not in greedy)  # it cannot reorder its own
+            assert torch.equal(there.generate(x.to(DEVICE), **greedy).cpu(), want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_left_padding(dtype: torch.dtype) -> None:
+    """A padded row, and what is written behind it, as an unpadded one."""
+    from xlstm_hip import hf
+
+    model, x = theirs(dtype), tokens(2, LENGTH, 301)
+    mask = torch.ones_like(x)
+    mask[1, :20] = 0
+    with torch.no_grad():
+        true = hf.accelerate(copy.deepcopy(model).double())(x[1:, 20:]).logits
+        plain = model(x[1:, 20:]).logits
+        there, padded = hf.accelerate(on_device(model)), x.masked_fill(mask == 0, 1).to(DEVICE)
+        no_worse(there(padded, attention_mask=mask.to(DEVICE)).logits[1:, 20:], plain, true)
+    if dtype == torch.float32:
         greedy = {"max_new_tokens": 12, "do_sample": False}
-        assert torch.equal(there.generate(x.to(DEVICE), **greedy).cpu(), theirs.generate(x, **greedy))
+        got = there.generate(padded, attention_mask=mask.to(DEVICE), **greedy).cpu()
+        assert torch.equal(got[1:, LENGTH:], model.generate(x[1:, 20:], **greedy)[:, LENGTH - 20 :])
