@@ -56,6 +56,12 @@ def has_rank(name: str, x: Any, rank: int, meaning: str) -> Tensor:
     return x
 
 
+def has_integers(name: str, x: Any) -> Tensor:
+    if is_tensor(name, x).dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: expected int32 or int64, got {x.dtype}")
+    return x
+
+
 def one_of(name: str, value: Any, allowed: tuple) -> None:
     if value not in allowed:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, allowed))}, got {value!r}")
@@ -131,9 +137,7 @@ def check_cu_seqlens(cu_seqlens: Any, q: Tensor) -> int:
     Values are looked at on the CPU alone. To read those of a GPU, the host would wait for it, and no graph could be
     captured. Under torch.compile they are not known here; the CPU's op itself looks at them when it runs.
     """
-    is_tensor("cu_seqlens", cu_seqlens)
-    if cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"cu_seqlens: expected int32 or int64, got {cu_seqlens.dtype}")
+    has_integers("cu_seqlens", cu_seqlens)
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
         raise ValueError(f"cu_seqlens: expected shape (N + 1) with N >= 1, got {shape_text(cu_seqlens)}")
     if q.shape[0] != 1:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from .checks import has_rank, has_shape, is_tensor, positive_int
+from .checks import has_integers, has_rank, has_shape, is_tensor, positive_int
 from .engine import Then
 from .sampling import Drawing, Sampling, check_drawn, row_seeds
 
@@ -165,16 +165,11 @@ class Stream:
         is_tensor("tokens", tokens)
         if tokens.dim() != 2 or tokens.shape[0] != self.batch_size or tokens.shape[1] < 1:
             raise ValueError(f"tokens: expected shape ({self.batch_size}, S >= 1), got {tuple(tokens.shape)}")
-        _has_integers("tokens", tokens)
+        has_integers("tokens", tokens)
         if tokens.is_cpu:
             least, most = (int(x) for x in tokens.aminmax())
             _token_ids("tokens", (least, most), self.model.config.vocab_size)
         return tokens.long()
-
-
-def _has_integers(name: str, x: Tensor) -> None:
-    if x.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name}: expected int32 or int64, got {x.dtype}")
 
 
 def _is_token(x: Any, vocab_size: int) -> bool:
@@ -195,7 +190,7 @@ def _token_ids(name: str, ids: Any, vocab_size: int) -> list[int]:
 
 def _rows(prompts: Any, vocab_size: int) -> list[list[int]]:
     if isinstance(prompts, Tensor):
-        _has_integers("prompts", has_rank("prompts", prompts, 2, "(B, S)"))
+        has_integers("prompts", has_rank("prompts", prompts, 2, "(B, S)"))
         prompts = prompts.tolist()
     elif not isinstance(prompts, Iterable) or isinstance(prompts, str):
         raise TypeError(f"prompts: expected a tensor (B, S) or lists of token ids, got {prompts!r}")

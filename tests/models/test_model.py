@@ -236,7 +236,7 @@ def test_wrong_calls() -> None:
         model(tokens(1, 4), mask=torch.ones(1, 3))
     with pytest.raises(ValueError, match="state: expected blocks 0 to 2, got"):
         model(tokens(1, 4), {})
-    with pytest.raises(TypeError, match="x: expected token ids, int64 or int32, got float32"):
+    with pytest.raises(TypeError, match="x: expected int32 or int64, got torch.float32"):
         model(torch.zeros(1, 4))
     most = SMALL["vocab_size"] - 1
     with pytest.raises(IndexError, match=f"x: expected token ids from 0 to {most}, got 0 to {most + 1}"):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..attention_places import lengths_within, offsets_fit
-from ..checks import IO_DTYPES, accumulate_dtype, gradient_needed, is_tensor, shape_text
+from ..checks import IO_DTYPES, accumulate_dtype, gradient_needed, has_integers, is_tensor, shape_text
 from ..ops import devices_with_kernels
 
 BLOCK_SIZES = (32, 64, 128, 256)  # as csrc/attention/plan.h has them
@@ -127,9 +127,7 @@ def indices(name: str, x: Any, q: Tensor, shape: tuple[int | None, ...], meaning
     """An integer tensor as contiguous int32; None in a shape stands for any size."""
     if x is None:
         return None
-    is_tensor(name, x)
-    if x.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name}: expected int32 or int64, got {x.dtype}")
+    has_integers(name, x)
     if x.dim() != len(shape) or any(size is not None and x.shape[j] != size for j, size in enumerate(shape)):
         raise ValueError(f"{name}: expected shape {meaning}, got {shape_text(x)}")
     on_device(name, x, q)

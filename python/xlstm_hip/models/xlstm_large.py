@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .. import layers
-from ..checks import has_rank, has_shape, is_tensor, one_of
+from ..checks import has_integers, has_rank, has_shape, is_tensor, one_of
 from ..engine import DecodeEngine, Numbers, Then, engine_of, may_step, own_step_kernels
 from ..generation import State, generate
 from ..quantize import Scheme
@@ -153,8 +153,7 @@ class xLSTMLarge(nn.Module):
         return self.backbone(self._embedded(x), state, mask, keep_state)
 
     def _embedded(self, x: Tensor) -> Tensor:
-        if x.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"x: expected token ids, int64 or int32, got {str(x.dtype).removeprefix('torch.')}")
+        has_integers("x", x)
         try:
             return self.embedding(x)
         except IndexError:  # of the CPU; a GPU cannot say it in time
