@@ -3,7 +3,7 @@
 //
 // Every multiprocessor has a block that stays. Weights come to rings of its warps, which go on through all products
 // (decode/whole_ring_hopper.h): while blocks wait for each other, 160 KB of each one's weights are on their way or
-// there. x's of a product are what all blocks of the grid have made, five times for each of the model's: words in
+// there, and more are asked for into L2. x's of a product are what all blocks of the grid have made, five times for each of the model's: words in
 // memory that begin as absent and tell by themselves when they are there (decode/whole_words_hopper.h). Blocks run at
 // once because the launch says so.
 //
@@ -126,6 +126,7 @@ struct WholeStep {
 #pragma unroll
       for (int j = 0; j < kMostHeadEights; ++j) eight[j] = h_at + begin + feature(j);  // beyond the last, the first
       eight[kMostHeadEights] = gate_at + begin + feature(own);
+      // Twice as many lines as elsewhere, for this wait is the longest.
       await_eights(eight, h, [&](int look) { ring.ask_beyond(2 * look), ring.ask_beyond(2 * look + 1); });
       __syncwarp();
       const auto& gate = h[kMostHeadEights];
