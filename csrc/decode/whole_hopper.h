@@ -3,9 +3,9 @@
 //
 // Every multiprocessor has a block that stays. Weights come to rings of its warps, which go on through all products
 // (decode/whole_ring_hopper.h): while blocks wait for each other, 160 KB of each one's weights are on their way or
-// there, and more are asked for into L2. x's of a product are what all blocks of the grid have made, five times for each of the model's: words in
-// memory that begin as absent and tell by themselves when they are there (decode/whole_words_hopper.h). Blocks run at
-// once because the launch says so.
+// there, and more are asked for into L2. x's of a product are what all blocks of the grid have made, five times for
+// each of the model's: words in memory that begin as absent and tell by themselves when they are there
+// (decode/whole_words_hopper.h). Blocks run at once because the launch says so.
 //
 // A warp sums up 16 rows of weights over its part of the features; a block adds up the parts in their order, which is
 // that of decode/cluster_hopper.h: quantised weights have the same products there and here, bit for bit.
