@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -53,6 +54,29 @@ def official(like: xLSTMLarge, **changes: Any) -> nn.Module:
     model = module.xLSTMLarge(module.xLSTMLargeConfig(**fields))
     model.load_state_dict(like.state_dict())
     return model.to(like.embedding.weight.dtype)
+
+
+def theirs(dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """transformers' own."""
+    transformers = pytest.importorskip("transformers")
+    fields = {"hidden_size": 128, "num_heads": 4, "num_hidden_layers": 3, "vocab_size": 97, "ffn_proj_factor": 2.0}
+    fields |= {"chunk_size": 16, **changes}
+    model = transformers.xLSTMForCausalLM(transformers.xLSTMConfig(**fields)).eval()
+    scramble(model)
+    model.generation_config.eos_token_id = None
+    return model.to(dtype)
+
+
+def at_every_split(model: xLSTMLarge, x: Tensor) -> Iterator[tuple[int, Tensor, Tensor, dict]]:
+    """A prompt in two parts: logits, of the second part at once and one by one; behind the latter the state."""
+    for split in range(1, x.shape[1]):
+        begun, state = model(x[:, :split])
+        rest, _ = model(x[:, split:], {n: tuple(part.clone() for part in own) for n, own in state.items()})
+        parts = [begun]
+        for t in range(split, x.shape[1]):
+            logits, state = model(x[:, t : t + 1], state)
+            parts.append(logits)
+        yield split, torch.cat((begun, rest), 1), torch.cat(parts, 1), state
 
 
 def tokens(batch: int, length: int, vocab: int = 97, seed: int = 1) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from peer_models import relative, scramble, tokens
+from peer_models import relative, theirs, tokens
 
 transformers = pytest.importorskip("transformers")
 from transformers.models.xlstm import modeling_xlstm  # noqa: E402
@@ -34,14 +34,6 @@ RELEASED = {  # what the released config.json names
     "step_kernel": "triton",
 }
 LENGTH = 33
-
-
-def theirs(dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
-    fields = {"hidden_size": 128, "num_heads": 4, "num_hidden_layers": 3, "vocab_size": 97, "ffn_proj_factor": 2.0}
-    model = transformers.xLSTMForCausalLM(transformers.xLSTMConfig(**fields, chunk_size=16, **changes)).eval()
-    scramble(model)
-    model.generation_config.eos_token_id = None
-    return model.to(dtype)
 
 
 def greedy(model: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:

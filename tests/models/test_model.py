@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from peer_models import SMALL, official, ours, relative, tokens
+from peer_models import SMALL, at_every_split, official, ours, relative, tokens
 from xlstm_hip import get_mlstm_kernel, register_mlstm_kernel, registry
 from xlstm_hip.checks import IO_DTYPES
 from xlstm_hip.models import xLSTMLarge, xLSTMLargeConfig
@@ -86,17 +86,10 @@ def test_prefill_then_steps_equals_prefill_at_every_split(changes: dict) -> None
     model, x = ours(dtype=torch.float64, **INFERENCE, **changes, inference_state_dtype="float64"), tokens(2, 13)
     with torch.no_grad():
         whole, last = model(x)
-        for split in range(1, x.shape[1]):
-            logits, state = model(x[:, :split])
-            parts = [logits]
-            for t in range(split, x.shape[1]):
-                logits, state = model(x[:, t : t + 1], state)
-                parts.append(logits)
-            assert relative(torch.cat(parts, 1), whole) < 1e-12, split
+        for split, at_once, one_by_one, state in at_every_split(model, x):
+            assert relative(one_by_one, whole) < 1e-12, split
             assert all(relative(a, b) < 1e-12 for n in last for a, b in zip(state[n], last[n], strict=True))
-        for split in range(1, x.shape[1]):
-            first, state = model(x[:, :split])
-            assert relative(torch.cat((first, model(x[:, split:], state)[0]), 1), whole) < 1e-12, split
+            assert relative(at_once, whole) < 1e-12, split
 
 
 def test_states_without_gradient_are_overwritten_and_with_gradient_are_not() -> None:

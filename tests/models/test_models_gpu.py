@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from peer_models import ours, relative, tokens
+from peer_models import at_every_split, ours, relative, theirs, tokens
 from xlstm_hip.models import generate, load_pretrained, save_pretrained, staging, xLSTMLarge
 from xlstm_hip.quantize import quantize
 
@@ -23,6 +23,7 @@ pytestmark = [
 DEVICE = "cuda"
 LENGTH = 150  # more than two chunks
 WIDE: dict[str, Any] = {"embedding_dim": 512, "num_heads": 2, "vocab_size": 301}  # head dims of 128 and 256
+THEIRS = {"hidden_size": 512, "num_heads": 2, "num_hidden_layers": 2, "vocab_size": 301, "chunk_size": 64}
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -83,32 +84,19 @@ def test_reading(dtype: torch.dtype) -> None:
             no_worse(a, b, c)
 
 
-def at_every_split(model: xLSTMLarge, x: Tensor) -> list[list[Tensor]]:
-    """Of a prompt in two parts: logits, the second part at once and one by one; behind the latter the state."""
-    made = []
-    for split in range(1, x.shape[1]):
-        begun, state = model(x[:, :split])
-        rest, _ = model(x[:, split:], {n: tuple(part.clone() for part in own) for n, own in state.items()})
-        parts = [begun]
-        for t in range(split, x.shape[1]):
-            step, state = model(x[:, t : t + 1], state)
-            parts.append(step)
-        made.append(
-            [torch.cat((begun, rest), 1), torch.cat(parts, 1), *(part for n in sorted(state) for part in state[n])]
-        )
-    return made
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_prefill_then_steps_at_every_split(dtype: torch.dtype) -> None:
     """The worst split is no worse than the CPU's worst: at one of them n all but cancels."""
     model, x = ours(dtype=dtype, mode="inference", return_last_states=True, **WIDE), tokens(2, 13, 301)
     with torch.no_grad():
-        logits, state = copy.deepcopy(model).double()(x)
-        true = [logits, logits, *(part for n in sorted(state) for part in state[n])]
+        logits, last = copy.deepcopy(model).double()(x)
+        true = [logits, logits, *(part for n in sorted(last) for part in last[n])]
         errors = []
         for own, to in ((model, "cpu"), (on_device(model), DEVICE)):
-            made = at_every_split(own, x.to(to))
+            made = [
+                [at_once, one_by_one, *(part for n in sorted(state) for part in state[n])]
+                for _, at_once, one_by_one, state in at_every_split(own, x.to(to))
+            ]
             assert all(part.device.type == torch.device(to).type for parts in made for part in parts)
             errors.append([max(relative(parts[j].cpu(), right) for parts in made) for j, right in enumerate(true)])
     for plain, got in zip(*errors, strict=True):
@@ -176,40 +164,29 @@ def test_training() -> None:
     assert apart[1] <= 2 * apart[0], (true, plain, got)
 
 
-def theirs(dtype: torch.dtype) -> Any:
-    transformers = pytest.importorskip("transformers")
-    from peer_models import scramble
-
-    fields = {"hidden_size": 512, "num_heads": 2, "num_hidden_layers": 2, "vocab_size": 301, "ffn_proj_factor": 2.0}
-    model = transformers.xLSTMForCausalLM(transformers.xLSTMConfig(**fields)).eval()
-    scramble(model)
-    model.generation_config.eos_token_id = None
-    return model.to(dtype)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_transformers_model(dtype: torch.dtype) -> None:
+    model, x = theirs(dtype, **THEIRS), tokens(2, LENGTH, 301)
     from xlstm_hip import hf
 
-    model, x = theirs(dtype), tokens(2, LENGTH, 301)
     with torch.no_grad():
         plain = model(x).logits
         true = hf.accelerate(copy.deepcopy(model).double())(x).logits
         there = hf.accelerate(on_device(model))
         no_worse(there(x.to(DEVICE)).logits, plain, true)
     if dtype == torch.float32:
-        for greedy in ({}, {"num_beams": 4}):
-            greedy |= {"max_new_tokens": 12, "do_sample": False}
-            want = model.generate(x, **greedy, use_cache="num_beams" not in greedy)  # it cannot reorder its own
-            assert torch.equal(there.generate(x.to(DEVICE), **greedy).cpu(), want)
+        greedy = {"max_new_tokens": 12, "do_sample": False}
+        for beams in (1, 4):
+            want = model.generate(x, **greedy, num_beams=beams, use_cache=beams == 1)  # it cannot reorder its own
+            assert torch.equal(there.generate(x.to(DEVICE), **greedy, num_beams=beams).cpu(), want)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_left_padding(dtype: torch.dtype) -> None:
     """A padded row, and what is written behind it, as an unpadded one."""
+    model, x = theirs(dtype, **THEIRS), tokens(2, LENGTH, 301)
     from xlstm_hip import hf
 
-    model, x = theirs(dtype), tokens(2, LENGTH, 301)
     mask = torch.ones_like(x)
     mask[1, :20] = 0
     with torch.no_grad():
