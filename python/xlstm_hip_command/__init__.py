@@ -4,20 +4,40 @@ and fails where a library is missing, which `doctor` is asked about."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 INTERRUPTED = 130  # as a shell has it for Ctrl-C
 
 
 def main() -> int:
     try:
-        from xlstm_hip.cli import main as command
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return INTERRUPTED
+        with _ctrl_c_ends_it():
+            from xlstm_hip.cli import main as command
     except (ImportError, OSError) as error:
         return _not_there(" ".join(str(error).split()))
     return command()
+
+
+@contextmanager
+def _ctrl_c_ends_it() -> Iterator[None]:
+    """At once, where nothing has been begun. A KeyboardInterrupt would be lost in a callback of the garbage collector,
+    of which imports have thousands, or caught by a module that tries another."""
+
+    def end(*_: object) -> None:
+        os.write(sys.stderr.fileno(), b"\n")
+        os._exit(INTERRUPTED)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # else Ctrl-C is ignored, or somebody else's
+        signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _not_there(why: str) -> int:

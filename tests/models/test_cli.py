@@ -20,7 +20,7 @@ import torch
 import xlstm_hip_command
 from peer_models import scramble
 from terminal import command
-from xlstm_hip import cli
+from xlstm_hip import __version__, cli
 from xlstm_hip.cli import doctor
 from xlstm_hip.cli.evaluate import distinct
 from xlstm_hip.device import DeviceFacts
@@ -239,10 +239,27 @@ def started(code: str, *arguments: str, path: Path | None = None) -> subprocess.
     return subprocess.run([sys.executable, "-c", run_it], capture_output=True, text=True, env=environment, timeout=120)
 
 
-def test_ctrl_c_while_it_starts() -> None:
-    alarm = "import signal; signal.signal(signal.SIGALRM, signal.default_int_handler)\n"
-    done = started(alarm + "signal.setitimer(signal.ITIMER_REAL, 0.05)", "doctor")
-    assert (done.returncode, done.stderr) == (130, "\n")
+# A signal while torch is imported: in a finder that is asked for it, or in a callback, which loses exceptions.
+INTERRUPTED_IMPORT = """
+import signal, sys, weakref
+class Freed: pass
+def interrupt(*_):
+    signal.raise_signal(signal.SIGINT)
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            {}
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize("where", ("interrupt()", "freed = Freed(); ref = weakref.ref(freed, interrupt); del freed"))
+def test_ctrl_c_while_it_starts(where: str) -> None:
+    done = started(INTERRUPTED_IMPORT.format(where), "doctor")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\n")
+    ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    done = started(ignored + INTERRUPTED_IMPORT.format(where), "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"xlstm-hip {__version__}\n", "")
 
 
 def test_a_library_that_is_missing(tmp_path: Path) -> None:
