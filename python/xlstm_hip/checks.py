@@ -93,11 +93,11 @@ def gradient_needed(*tensors: Any) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
 
 
-def _same_device(q: Tensor, **others: Tensor | None) -> None:
-    device = q.device
+def same_device(of: str, first: Tensor, **others: Tensor | None) -> None:
+    device = first.device
     for name, x in others.items():
         if x is not None and x.device != device:
-            raise ValueError(f"{name}: expected device {device} as q has, got {x.device}")
+            raise ValueError(f"{name}: expected device {device} as {of} has, got {x.device}")
 
 
 def _dtypes(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, states: dict[str, Tensor]) -> None:
@@ -142,7 +142,7 @@ def check_cu_seqlens(cu_seqlens: Any, q: Tensor) -> int:
         raise ValueError(f"cu_seqlens: expected shape (N + 1) with N >= 1, got {shape_text(cu_seqlens)}")
     if q.shape[0] != 1:
         raise ValueError(f"cu_seqlens: expected packed inputs with batch size 1, got batch size {q.shape[0]}")
-    _same_device(q, cu_seqlens=cu_seqlens)
+    same_device("q", q, cu_seqlens=cu_seqlens)
     if not torch.compiler.is_compiling() and cu_seqlens.device.type == "cpu":
         ends_of(cu_seqlens, q.shape[2])
     return cu_seqlens.shape[0] - 1
@@ -175,7 +175,7 @@ def check_states(
         has_shape(names[0], c, (batch, heads, dqk, dhv), "(B, NH, DHQK, DHHV)")
         has_shape(names[1], n, (batch, heads, dqk), "(B, NH, DHQK)")
         has_shape(names[2], m, (batch, heads, 1), "(B, NH, 1)")
-        _same_device(q, **given)
+        same_device("q", q, **given)
     return given
 
 
@@ -214,7 +214,7 @@ def check_sequence_inputs(
         sequences = check_cu_seqlens(cu_seqlens, q)
     states = check_states(q, c_initial, n_initial, m_initial, sequences, heads, dqk, dhv, STATE_NAMES)
     _dtypes(q, k, v, i, f, states)
-    _same_device(q, k=k, v=v, i=i, f=f)
+    same_device("q", q, k=k, v=v, i=i, f=f)
     _unit_last_stride(q=q, k=k, v=v)
 
 
@@ -237,5 +237,5 @@ def check_step_inputs(q: Any, k: Any, v: Any, i: Any, f: Any, c: Any, n: Any, m:
         is_tensor(name, x)
     states = check_states(q, c, n, m, batch, heads, dqk, dhv, ("c", "n", "m"))
     _dtypes(q, k, v, i, f, states)
-    _same_device(q, k=k, v=v, i=i, f=f)
+    same_device("q", q, k=k, v=v, i=i, f=f)
     _unit_last_stride(q=q, k=k, v=v)

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as all_modules
 
 from . import ops
 from .environment import plain_torch_forced
 from .quantize import STORED, QuantizedLinear
 from .registry import LAYER_KINDS, kernel_info
+from .watched import all_watched, known, watched
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PROJECTIONS = ("q", "k", "v", "ogate_preact", "igate_preact", "fgate_preact")
@@ -47,7 +47,8 @@ class Unknown(Exception):
 class _Parts:
     """A model taken apart into what the op reads, and what tells that a part of it is another one now."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device  # of all of its tensors
         self.tensors: list[Tensor] = []
         self.places: list[int] = []
         self.held: list[tuple[dict[str, Any], str, Any]] = []  # where each part was found, and what it was
@@ -62,13 +63,19 @@ class _Parts:
         self.held.append((parent._modules, name, child))
         if called:
             self.called[child] = type(child)
+            if not known(child) and type(child) is not nn.Identity:
+                raise Unknown(f"{name} is a {type(child).__name__} with a forward of its own")
         return child
 
     def tensor(self, owner: dict[str, Any], name: str, dtypes: tuple[torch.dtype, ...] = WEIGHT_DTYPES) -> None:
         value = owner.get(name)
         self.held.append((owner, name, value))
-        if value is not None and value.dtype not in dtypes:
-            raise Unknown(f"{name} of {value.dtype}")
+        if value is None and name in ("weight", "qweight"):
+            raise Unknown(f"no {name} of its own")
+        if value is not None and (type(value) not in (Tensor, nn.Parameter) or value.dtype not in dtypes):
+            raise Unknown(f"{name} is a {type(value).__name__} of {value.dtype}")
+        if value is not None and value.device != self.device:
+            raise Unknown(f"{name} on {value.device}, beside an embedding on {self.device}")
         self.places.append(-1 if value is None else len(self.tensors))
         if value is not None:
             self.tensors.append(value)
@@ -77,6 +84,7 @@ class _Parts:
         self.places.extend([-1] * count)
 
     def norm(self, norm: Any) -> None:
+        self.held.append((norm.__dict__, "eps", norm.eps))
         self.eps.add(float(norm.eps))
         self.tensor(norm._parameters, "weight")
         self.tensor(norm._parameters, "bias")
@@ -97,10 +105,9 @@ class _Parts:
         self.tensor(layer._parameters, "bias")
 
     def block(self, block: Any) -> None:
-        layer, ffn = self.module(block, "mlstm_layer"), self.module(block, "ffn")
-        self.norm(self.module(block, "norm_mlstm"))
-        self.norm(self.module(layer, "multihead_norm"))
-        self.norm(self.module(block, "norm_ffn"))
+        layer, ffn = self.module(block, "mlstm_layer", called=True), self.module(block, "ffn", called=True)
+        for parent, name in ((block, "norm_mlstm"), (layer, "multihead_norm"), (block, "norm_ffn")):
+            self.norm(self.module(parent, name, called=True))
         for projection in FUSED_PROJECTIONS if "qkv_opreact" in layer._modules else PROJECTIONS:
             self.linear(layer, projection)
         self.linear(layer, "out_proj")
@@ -176,6 +183,7 @@ class DecodeEngine:
     blocks, embedding, out_norm, head   the module that has it, and its name there; head None: step() makes what the
                                         head would see
     knows_block                         whether the engine does what this block's forward does
+    around                              modules whose call goes through the blocks, and is passed over with them
     why_not                             what keeps the engine from standing for the model; None: nothing
     """
 
@@ -186,17 +194,20 @@ class DecodeEngine:
         out_norm: Part,
         head: Part | None,
         knows_block: Callable[[nn.Module], bool],
+        around: Sequence[Part] = (),
     ) -> None:
-        self._parts = parts = _Parts()
         self.why_not: str | None = None
         self._table = getattr(*embedding)
+        self._parts = parts = _Parts(self._table.weight.device)
         self._head = None if head is None else getattr(*head)
         self._first = self._placed()
         try:
+            for module, name in around:
+                parts.module(module, name, called=True)
             self._take_apart(blocks, embedding, out_norm, head, knows_block)
         except Unknown as reason:
             self.why_not = str(reason)
-        self._places = torch.tensor(parts.places)
+        self._places = torch.tensor(parts.places, device="cpu")
         self._graph: StepGraph | None = None
 
     def _take_apart(
@@ -246,9 +257,7 @@ class DecodeEngine:
     def hooked(self) -> bool:
         """Whether somebody wants to see, or do otherwise, what the engine passes over."""
         called = self._parts.called
-        return any(m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__ for m in called) or bool(
-            all_modules._global_forward_hooks or all_modules._global_forward_pre_hooks
-        )
+        return any(watched(module) for module in called) or all_watched()
 
     def step(
         self,

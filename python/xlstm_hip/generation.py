@@ -112,8 +112,9 @@ class Stream:
         seed: int | Sequence[int] = 0,
         eos: Sequence[int] = (),
     ) -> Iterator[Tensor]:
-        """Yields the next tokens (B), up to `most` times (None: for ever), and feeds them back.
+        """Yields the next tokens (B), up to `most` times (None: for ever), and feeds each back before the next.
 
+        The last one is therefore not fed: who goes on by another call feeds it first, with feed(token.unsqueeze(1)).
         A row that drew a token of `eos` is over: it yields padding, and its state stays. Row r draws its random
         numbers from seed + r, or from its own of a list of seeds, so that it says the same in any batch. Logits of NaN
         give -1 on a GPU, where only reading a token waits for it, and an error elsewhere.
@@ -253,6 +254,7 @@ def generate(
         rows = with_bos(rows, bos)  # type: ignore[arg-type]
     if not rows or not all(rows):
         raise ValueError("prompts: expected at least one, of at least one token each")
+    row_seeds(seed, len(rows))  # all that may be wrong is found before the state is overwritten
     device = model.embedding.weight.device
     ids, mask = padded_prompts(rows, PAD_WITHOUT_ONE if tokens.pad is None else tokens.pad, device)
     stream = Stream(model, len(rows), state, remember_tokens=repetition_penalty != 1)

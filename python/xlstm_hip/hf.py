@@ -10,6 +10,7 @@ kernel: without the xlstm package transformers accepts no kernel names but its o
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any, TypeVar
 
 import torch
@@ -23,10 +24,11 @@ from transformers.utils.output_capturing import capture_outputs
 from .backend import mLSTMBackendConfig
 from .checks import accumulate_dtype, has_rank
 from .engine import DecodeEngine, Numbers, engine_of, may_step, own_step_kernels
-from .models.blocks import run_block
+from .models.blocks import run_block, run_mlstm_layer
 from .models.mlstm_call import LayerState, MLSTMCall
 from .registry import LAYER_KINDS, kernel_info
 from .select import get_optimal_kernel_config
+from .watched import known
 
 Model = TypeVar("Model", bound=nn.Module)
 KERNEL_KINDS: dict[str, tuple[str, ...]] = {
@@ -100,6 +102,8 @@ def _backbone_forward(
     cache = cache_params if cache is None else cache
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("input_ids: expected either input_ids or inputs_embeds, got both or neither")
+    if input_ids is not None:
+        has_rank("input_ids", input_ids, 2, "(B, S)")
     capturing = kwargs.get("output_hidden_states") or self.config.output_hidden_states
     if input_ids is not None and cache is not None and input_ids.shape[1] == 1 and not capturing:
         made = _decoded(self, input_ids, attention_mask, cache)
@@ -107,6 +111,8 @@ def _backbone_forward(
             if use_cache:
                 cache.seqlen_offset += 1
             return _output(made, cache)
+    if input_ids is not None:
+        has_rank("input_ids", input_ids, 2, "(B, S)")
     x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
     length = x.shape[1]
     mask = None if attention_mask is None else _mask_of(attention_mask, x)
@@ -164,7 +170,13 @@ def _through_blocks(backbone: Any, x: Tensor, mask: Tensor | None, cache: xLSTMC
 
 
 def _block_forward(self: Any, x: Tensor, state: LayerState | None, mask: Tensor | None, call: MLSTMCall) -> Any:
-    return run_block(self, self.config, call, x, state, mask)
+    if state is not None and self.training and getattr(self, "gradient_checkpointing", False):
+        state = (state[0].clone(), state[1].clone(), state[2].clone())  # it is read again when this is made again
+    return run_block(self, call, x, state, mask)
+
+
+def _layer_forward(self: Any, x: Tensor, state: LayerState | None, mask: Tensor | None, call: MLSTMCall) -> Any:
+    return run_mlstm_layer(self, self.config, call, x, state, mask)
 
 
 def _mask_of(attention_mask: Tensor, x: Tensor) -> Tensor:
@@ -207,11 +219,11 @@ def _subclass(base: Any, forward: Any) -> Any:
 def _reduced(self: Any, protocol: int) -> Any:
     """For pickle, which would look for the class where the one of the same name is."""
     base = type(self)._xlstm_hip
-    return _revived, (base, issubclass(base, xLSTMModel)), self.__dict__
+    return _revived, (base, type(self).forward.__name__), self.__dict__
 
 
-def _revived(base: Any, backbone: bool) -> Any:
-    kind = _subclass(base, _backbone_forward if backbone else _block_forward)
+def _revived(base: Any, forward: str) -> Any:
+    kind = _subclass(base, globals()[forward])
     return kind.__new__(kind)
 
 
@@ -220,6 +232,15 @@ def _backbone(model: nn.Module) -> Any:
     if not isinstance(backbone, xLSTMModel):
         raise TypeError(f"model: expected transformers' xLSTMForCausalLM or xLSTMModel, got {type(model).__name__}")
     return backbone
+
+
+def _become(module: Any, kind: Any) -> None:
+    """Of this class. What the hooks of a device map call is the forward that the module had when they were put on."""
+    before: Any = type(module).forward
+    module.__class__ = kind
+    hooked = vars(module).get("_old_forward")
+    if hooked is not None and getattr(hooked, "__func__", None) is before:
+        module._old_forward = types.MethodType(kind.forward, module)
 
 
 def accelerate(model: Model, **kernels: str) -> Model:
@@ -236,10 +257,16 @@ def accelerate(model: Model, **kernels: str) -> Model:
         _registered(field, KERNEL_KINDS[field], name)
     if hasattr(type(backbone), "_xlstm_hip"):
         restore(model)
+    swaps = [(backbone, _backbone_forward)]
+    for block in backbone.blocks:
+        swaps += [(block, _block_forward), (block.mlstm_layer, _layer_forward)]
+    for module, _ in swaps:
+        if not known(module) or ("forward" in vars(module) and "_old_forward" not in vars(module)):
+            raise ValueError(f"model: expected transformers' own forward of {type(module).__name__}, got another")
     backbone._xlstm_hip_kernels = kernels
-    for module, forward in ((backbone, _backbone_forward), *((block, _block_forward) for block in backbone.blocks)):
+    for module, forward in swaps:
         kind: Any = type(module)
-        module.__class__ = _subclass(kind, forward)
+        _become(module, _subclass(kind, forward))
     return model
 
 
@@ -248,7 +275,8 @@ def restore(model: Model) -> Model:
     backbone = _backbone(model)
     if not hasattr(type(backbone), "_xlstm_hip"):
         raise ValueError("model: expected one that accelerate() was called on")
-    for module in (backbone, *backbone.blocks):
-        module.__class__ = type(module)._xlstm_hip
+    for module in (backbone, *backbone.blocks, *(block.mlstm_layer for block in backbone.blocks)):
+        if hasattr(type(module), "_xlstm_hip"):  # else it was put there since
+            _become(module, type(module)._xlstm_hip)
     del backbone._xlstm_hip_kernels
     return model

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import layer_ops as ops
 from . import observe
-from .checks import gradient_needed, one_of
+from .checks import gradient_needed, one_of, same_device
 from .environment import plain_torch_forced
 from .ops import OPS, devices_with_kernels
 from .reference import layers as plain
@@ -36,6 +36,7 @@ def rms_norm(
     bias: Tensor | None = None,  # (D)
     eps: float = 1e-6,
 ) -> Tensor:
+    same_device("x", x, weight=weight, bias=bias)
     if not _has_kernel(x, "rms_norm"):
         return plain.rms_norm(x, weight, bias, eps)
     call = ops.RMSNormFunction.apply if gradient_needed(x, weight, bias) else OPS.rms_norm
@@ -50,6 +51,7 @@ def add_rms_norm(
     eps: float = 1e-6,
 ) -> tuple[Tensor, Tensor]:
     """x + y, and its norm."""
+    same_device("x", x, y=y, weight=weight, bias=bias)
     if not _has_kernel(x, "add_rms_norm"):
         return plain.add_rms_norm(x, y, weight, bias, eps)
     call = ops.AddRMSNormFunction.apply if gradient_needed(x, y, weight, bias) else OPS.add_rms_norm
@@ -65,6 +67,7 @@ def head_norm_gate(
     centred: bool = True,
 ) -> Tensor:  # (..., NH * DHHV)
     """LayerNorm over each head by itself, or RMSNorm where it is not centred; then sigmoid(o) times it."""
+    same_device("h", h, o=o, weight=weight, bias=bias)
     if not _has_kernel(h, "head_norm_gate"):
         return plain.head_norm_gate(h, o, weight, bias, eps, centred)
     call = ops.HeadNormGateFunction.apply if gradient_needed(h, o, weight, bias) else OPS.head_norm_gate
@@ -82,6 +85,7 @@ def soft_cap(x: Tensor, cap: float | None) -> Tensor:
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up."""
+    same_device("gate", gate, up=up)
     if not _has_kernel(gate, "swiglu"):
         return plain.swiglu(gate, up)
     return (ops.SwigluFunction.apply if gradient_needed(gate, up) else OPS.swiglu)(gate, up)
@@ -108,6 +112,7 @@ def capped_cross_entropy(
               nobody looks at afterwards. Under torch.compile the compiler decides.
     """
     one_of("reduction", reduction, ("mean", "sum", "none"))
+    same_device("logits", logits, targets=targets)
     if not _has_kernel(logits, "capped_cross_entropy"):
         return plain.capped_cross_entropy(logits, targets, cap, ignore_index, reduction)
     if gradient_needed(logits):

@@ -69,6 +69,11 @@ class Scheme:
         """The q that is zero where there are no offsets."""
         return 0 if self.bits == 8 else 8
 
+    @property
+    def fits_fused(self) -> bool:
+        """Whether fused weights can have it: none of them is quantised in a part alone."""
+        return all(len({part in self.skip for part in parts}) == 1 for parts in FUSED_PARTS.values())
+
     def takes(self, name: str) -> bool:
         """Whether a layer of this name, single or fused, is quantised."""
         skipped = [part in self.skip for part in FUSED_PARTS.get(name, (name,))]

@@ -52,6 +52,9 @@ def _from_file(file: Path) -> Tokenizer:
     except Exception as error:  # the package raises nothing narrower
         raise ValueError(f"{file}: nothing that the tokenizers package reads: {error}") from None
 
+    loaded.no_truncation()  # what a file says of training's batches is not for whole texts
+    loaded.no_padding()
+
     def streamer() -> Callable[[int], str]:
         stream = DecodeStream(skip_special_tokens=True)
         return lambda token: stream.step(loaded, token) or ""

@@ -17,7 +17,7 @@ def main() -> int:
     try:
         with _ctrl_c_ends_it():
             from xlstm_hip.cli import main as command
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, ValueError) as error:  # ValueError: of an environment variable
         return _not_there(" ".join(str(error).split()))
     return command()
 

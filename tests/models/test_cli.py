@@ -57,7 +57,7 @@ def test_generate(checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypa
     file = checkpoint / "prompt.txt"
     file.write_text("Hello")
     assert run(capsys, "generate", checkpoint, "--file", file, *options)[1] == out
-    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello")))
     code, again, err = run(capsys, "generate", checkpoint, "--echo", "--stats", *options)
     assert again == "Hello" + out
     assert "6 tokens read in" in err and "30 written in" in err
@@ -78,6 +78,9 @@ def test_a_tokenizer_file(tmp_path: Path) -> None:
     words = {"the": 0, "fox": 1, "[UNK]": 2}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    made.enable_truncation(2)  # of training's batches
+    made.enable_padding(length=8)
     made.save(str(tmp_path / "tokenizer.json"))
     loaded = load_tokenizer(tmp_path, 3)
     assert loaded.encode("the fox") == [0, 1]
@@ -219,7 +222,14 @@ def test_texts_that_are_none(
     ):
         code, _, err = run(capsys, *arguments)
         assert (code, err) == (1, f"xlstm-hip {name}: {where}")
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
+    code, _, err = run(capsys, "generate", checkpoint, "--prompt", "a\udcff")
+    assert (code, err) == (1, "xlstm-hip generate: --prompt: expected UTF-8\n")
+    code, _, err = run(capsys, "eval", tmp_path / "nowhere")
+    assert (code, err) == (1, f"xlstm-hip eval: texts: No such file or directory: '{tmp_path / 'nowhere'}'\n")
+    monkeypatch.setattr(sys, "stdin", None)
+    code, _, err = run(capsys, "generate", checkpoint)
+    assert (code, err) == (1, "xlstm-hip generate: the text: expected text in stdin, which is closed\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), errors="surrogateescape"))
     code, _, err = run(capsys, "generate", checkpoint)
     assert (code, err) == (1, "xlstm-hip generate: the text: expected UTF-8 in stdin, got byte 0xff\n")
 
@@ -272,6 +282,13 @@ def test_a_library_that_is_missing(tmp_path: Path) -> None:
     done = started("", "plan", path=tmp_path)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("xlstm-hip: _xlstm_hip_ops.so is missing") and done.stderr.count("\n") == 1
+
+
+def test_an_environment_variable_that_is_wrong() -> None:
+    done = started("import os; os.environ['XLSTM_HIP_LOGS'] = 'foo'", "plan")
+    assert done.returncode == 1 and done.stderr.startswith("xlstm-hip: XLSTM_HIP_LOGS: expected any of")
+    done = started("import os; os.environ['XLSTM_HIP_LOGS'] = 'foo'", "doctor")
+    assert done.returncode == 1 and done.stderr == "" and "PROBLEM  XLSTM_HIP_LOGS: expected any of" in done.stdout
 
 
 def test_ctrl_c_and_closed_pipes(checkpoint: Path) -> None:

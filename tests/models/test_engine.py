@@ -211,8 +211,30 @@ def swapped(model: xLSTMLarge) -> None:
     blocks[0], blocks[1] = blocks[1], blocks[0]
 
 
+def other_backbone(model: xLSTMLarge) -> None:
+    model.backbone = ours(seed=5).backbone
+
+
+def other_eps(model: xLSTMLarge) -> None:
+    for norm in model.backbone.modules():
+        if hasattr(norm, "eps"):
+            norm.eps = 0.5
+
+
 @pytest.mark.parametrize(
-    "change", [moved_in_place, loaded, assigned, new_parameter, new_module, new_dtype, trained, swapped]
+    "change",
+    [
+        moved_in_place,
+        loaded,
+        assigned,
+        new_parameter,
+        new_module,
+        new_dtype,
+        trained,
+        swapped,
+        other_backbone,
+        other_eps,
+    ],
 )
 def test_no_weight_is_stale(change) -> None:
     model = ours()
@@ -244,6 +266,28 @@ def patched(model: xLSTMLarge) -> None:
     norm.forward = lambda x: x
 
 
+def hooked_parts(model: xLSTMLarge) -> None:
+    block = model.backbone.blocks[1]
+    for part in (block.norm_mlstm, block.mlstm_layer.multihead_norm, block.norm_ffn, block.ffn):
+        part.register_forward_hook(lambda module, given, made: made * 2)
+
+
+def other_norm(model: xLSTMLarge) -> None:
+    model.backbone.blocks[1].norm_ffn = nn.LayerNorm(model.config.embedding_dim)
+
+
+def wrapped_backbone(model: xLSTMLarge) -> None:
+    model.backbone.register_forward_hook(lambda module, given, made: (made[0] * 2, made[1]))
+
+
+class Other(nn.Parameter):
+    pass
+
+
+def other_tensor(model: xLSTMLarge) -> None:
+    model.lm_head.weight = Other(model.lm_head.weight.detach())
+
+
 class Doubling(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
@@ -260,6 +304,10 @@ def other_class(model: xLSTMLarge) -> None:
         hooked_block,
         patched,
         other_class,
+        hooked_parts,
+        other_norm,
+        wrapped_backbone,
+        other_tensor,
         lambda model: model.double(),
         lambda model: setattr(model.config, "step_kernel", "native"),
         lambda model: setattr(model.config, "inference_state_dtype", "bfloat16"),
@@ -279,6 +327,31 @@ def test_models_for_the_layers_alone(change, after_a_step: bool) -> None:
     assert not calls and got.dtype == dtype
     with layer_by_layer():
         assert torch.equal(got, model.step(x[:, 0], copied(begun, dtype)))
+
+
+def test_every_part_can_be_watched() -> None:
+    model, seen = ours(mode="inference", return_last_states=True), []
+    plain = model(tokens(1, 5))[0].detach()
+    for name, part in model.named_modules():
+        part.register_forward_hook(lambda module, given, made, name=name: seen.append(name))
+    assert relative(model(tokens(1, 5))[0].detach(), plain) < 1e-5
+    assert set(seen) == {name for name, part in model.named_modules()} - {"backbone.blocks"}
+
+
+def test_a_default_device_is_not_the_table_s() -> None:
+    model = ours()
+    begun, x = state_after(model, tokens(1, 5)), tokens(1, 1, seed=2)
+    want = model.step(x[:, 0], copied(begun))
+    again = ours()
+    with counted() as calls, torch.device("meta"):
+        assert torch.equal(again.step(x[:, 0], copied(begun)), want)
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("wrong", [None, [1], {0: None, 1: None, 2: None}, {n: (None,) * 3 for n in range(3)}])
+def test_states_that_are_none(wrong) -> None:
+    with pytest.raises(TypeError, match=r"state(\[0\])?: expected (a dict of|three tensors) \(c, n, m\)"):
+        ours().step(tokens(1, 1)[:, 0], wrong)
 
 
 def test_calls_for_the_layers_alone() -> None:

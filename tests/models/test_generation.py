@@ -223,3 +223,11 @@ def fed(model: xLSTMLarge) -> Stream:
 def test_wrong_calls(model: xLSTMLarge, call, words: str) -> None:
     with pytest.raises((ValueError, TypeError), match=words):
         call(model)
+
+
+def test_a_wrong_call_leaves_the_state_as_it_is(model: xLSTMLarge) -> None:
+    state = generate(model, [[1, 2]], 1).state
+    kept = {n: tuple(x.clone() for x in own) for n, own in state.items()}
+    with pytest.raises(ValueError, match="seed: expected an integer, or one for each of 1 rows"):
+        generate(model, [[3]], 1, seed=[1, 2], state=state)
+    assert all(torch.equal(a, b) for n in kept for a, b in zip(kept[n], state[n], strict=True))

@@ -7,6 +7,7 @@ Runs with the xlstm package, whose blocks transformers then uses, and once more 
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import pickle
@@ -267,6 +268,53 @@ def test_the_gate_that_the_configuration_names_is_kept() -> None:
         assert relative(hf.accelerate(theirs())(x).logits, want) > 0.1
 
 
+def hang(module: Any) -> list[int]:
+    """As the hooks of a device map hang on a module: before what its forward was."""
+    calls: list[int] = []
+    module._old_forward = module.forward
+
+    def forward(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        return module._old_forward(*args, **options)
+
+    module.forward = functools.update_wrapper(forward, module._old_forward)
+    return calls
+
+
+def test_device_maps() -> None:
+    x = tokens(2, LENGTH)
+    with torch.no_grad():
+        own, fast = theirs()(x).logits, hf.accelerate(theirs())(x).logits
+        for late in (False, True):
+            model = theirs()
+            if late:
+                hf.accelerate(model)
+            calls = [hang(module) for module in model.modules() if not isinstance(module, torch.nn.ModuleList)]
+            if not late:
+                hf.accelerate(model)
+            assert relative(model(x).logits, fast) < 1e-5
+            assert sum(map(len, calls)) > len(calls) // 2
+            assert torch.equal(hf.restore(model)(x).logits, own)
+    model = theirs()
+    model.backbone.blocks[1].forward = lambda *given: given
+    with pytest.raises(ValueError, match="model: expected transformers' own forward of xLSTMBlock, got another"):
+        hf.accelerate(model)
+    assert type(model.backbone) is type(theirs().backbone)
+
+
+def test_reentrant_checkpointing_leaves_a_given_cache() -> None:
+    gradients = []
+    for reentrant in (False, True):
+        model, x = hf.accelerate(theirs()), tokens(1, 9)
+        with torch.no_grad():
+            cache = cache_of(model.backbone(x, use_cache=True))
+        model.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
+        embedded = model.backbone.embeddings(x).detach().requires_grad_()
+        model.backbone(inputs_embeds=embedded, use_cache=False, cache_params=cache).last_hidden_state.sum().backward()
+        gradients.append(embedded.grad)
+    assert relative(gradients[1], gradients[0]) < 1e-6
+
+
 def test_kernels_by_name_and_wrong_calls() -> None:
     model, x = theirs(), tokens(1, LENGTH)
     with torch.no_grad():
@@ -283,5 +331,7 @@ def test_kernels_by_name_and_wrong_calls() -> None:
         hf.restore(model)
     with pytest.raises(TypeError, match="model: expected transformers' xLSTMForCausalLM or xLSTMModel, got Linear"):
         hf.accelerate(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"input_ids: expected 2 dimensions \(B, S\), got 1"):
+        hf.accelerate(model)(x[0])
     with pytest.raises(ImportError, match=r"expected transformers 5\.13 or newer, got 5\.9\.0"):
         hf._check_version("5.9.0")

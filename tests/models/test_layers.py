@@ -70,3 +70,17 @@ def test_gradients() -> None:
 def test_the_sum_of_squares_may_leave_the_dtype() -> None:
     x, w = torch.full((1, 64), 300.0, dtype=torch.float16), torch.ones(64, dtype=torch.float16)
     torch.testing.assert_close(layers.rms_norm(x, w), torch.ones_like(x))
+
+
+def test_tensors_on_several_devices() -> None:
+    """Else the fake kernels would answer, with whatever lies in memory."""
+    x, w = torch.ones(2, 8), torch.ones(8, device="meta")
+    for call, name in (
+        (lambda: layers.rms_norm(x, w), "weight: expected device cpu as x has"),
+        (lambda: layers.add_rms_norm(x, x.to("meta"), torch.ones(8)), "y: expected device cpu as x has"),
+        (lambda: layers.head_norm_gate(torch.ones(2, 2, 4), x, w), "weight: expected device cpu as h has"),
+        (lambda: layers.swiglu(x, x.to("meta")), "up: expected device cpu as gate has"),
+        (lambda: layers.capped_cross_entropy(x, torch.ones(2, device="meta").long(), 3.0), "targets: expected device"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}"):
+            call()

@@ -250,8 +250,8 @@ def test_a_state_that_does_not_fit_is_left_as_it_is(length: int) -> None:
         ((c, n[:1], m), r"state\[2\]: n: expected shape"),
         ((c, n, m[..., 0]), r"state\[2\]: m: expected shape"),
         ((c, n, m.long()), r"state\[2\]: m: expected floats on cpu, as the tokens, got int64"),
-        ((c, n), r"state\[2\]: expected three tensors \(c, n, m\), got tuple"),
-        ((c, n, None), r"state\[2\]: m: expected a torch\.Tensor, got NoneType"),
+        ((c, n), r"state\[2\]: expected three tensors \(c, n, m\), got \(Tensor, Tensor\)"),
+        ((c, n, None), r"state\[2\]: expected three tensors \(c, n, m\), got \(Tensor, Tensor, NoneType\)"),
     ):
         kept = {block: tuple(t.clone() for t in own) for block, own in state.items()}
         given = {**state, 2: wrong}

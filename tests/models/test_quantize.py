@@ -277,7 +277,7 @@ def test_what_cannot_be_saved_is_said_first(
             "--report: expected a file in a folder that is there",
         ),
         (["quantize", str(DEMO), "new", "--report", "."], "--report: expected a file in a folder that is there"),
-        (["quantize", str(DEMO), "new", "--text", "nowhere"], "No such file"),
+        (["quantize", str(DEMO), "new", "--text", "nowhere"], "--text: No such file"),
     ],
 )
 def test_command_errors(
@@ -288,3 +288,12 @@ def test_command_errors(
     assert not (tmp_path / "new").exists()
     told = capsys.readouterr().err
     assert words in told and told.count("\n") == 1
+
+
+def test_a_part_of_a_fused_weight_that_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """By default generate and eval read such weights single."""
+    assert main(["quantize", str(DEMO), str(tmp_path / "new"), "--skip", "q"]) == 0
+    assert main(["generate", str(tmp_path / "new"), "--prompt", "a", "--max-tokens", "2"]) == 0
+    capsys.readouterr()
+    assert main(["generate", str(tmp_path / "new"), "--prompt", "a", "--weights", "fused"]) == 1
+    assert "skip: expected all of q, k, v, ogate_preact or none" in capsys.readouterr().err

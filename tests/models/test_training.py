@@ -233,6 +233,12 @@ def test_what_cannot_be_saved_is_said_first(scheme: str, words: str, text: Path,
     assert done.returncode == 1 and f"train.py: {words}" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_only_models_of_bytes_go_on(text: Path, tmp_path: Path) -> None:
+    save_pretrained(xLSTMLarge(xLSTMLargeConfig(32, 2, 2, 512, ffn_proj_factor=1.0)), tmp_path / "start")
+    done = train(str(text), "--init", str(tmp_path / "start"), "--output", str(tmp_path / "out"))
+    assert done.returncode == 1 and "init: expected a model of bytes, vocab_size 256, got 512" in done.stderr
+
+
 def test_a_run_of_another_one_says_its_own_shape(plain: Path, text: Path, tmp_path: Path) -> None:
     short = ("--steps", "1", "--batch", "2", "--length", "24", "--threads", "1")
     done = train(str(text), "--init", str(plain / "step-4"), "--output", str(tmp_path), *short)

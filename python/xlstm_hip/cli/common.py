@@ -17,6 +17,7 @@ import torch
 from ..checks import GPU_DTYPES, by_name
 from ..device import default_device, device_facts
 from ..models import load_pretrained, xLSTMLarge
+from ..models.config_files import read_scheme
 from ..text import TOKENIZER_FILE
 
 DTYPES = by_name(GPU_DTYPES)
@@ -32,10 +33,14 @@ class Parser(argparse.ArgumentParser):
 
 def read_text(option: str, file: Path | None) -> str:
     """A file's text, or stdin's."""
+    where = "stdin" if file is None else str(file)
+    if file is None and sys.stdin is None:
+        raise ValueError(f"{option}: expected text in stdin, which is closed")
     try:
-        return sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
+        return (sys.stdin.buffer.read() if file is None else file.read_bytes()).decode("utf-8")
+    except OSError as error:
+        raise OSError(f"{option}: {error.strerror}: {where!r}") from None
     except UnicodeDecodeError as error:
-        where = "stdin" if file is None else str(file)
         raise ValueError(f"{option}: expected UTF-8 in {where}, got byte {error.object[error.start]:#04x}") from None
 
 
@@ -133,7 +138,11 @@ MODEL_OPTIONS = ("dtype", "device", "weights", "threads")
 def add_model_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dtype", choices=DTYPES, help="of the weights (default: the checkpoint's)")
     command.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: the GPU if the package has kernels for it)")
-    command.add_argument("--weights", choices=("single", "fused"), help="(default: fused)")
+    command.add_argument(
+        "--weights",
+        choices=("single", "fused"),
+        help="(default: fused where its parts are quantised alike)",
+    )
     command.add_argument("--threads", metavar="N", type=at_least(1), help="on the CPU (default: one per core)")
 
 
@@ -157,4 +166,6 @@ def load(folder: Path, given: argparse.Namespace) -> xLSTMLarge:
         torch.set_num_threads(given.threads)
     dtype = None if given.dtype is None else DTYPES[given.dtype]
     device = default_device_name() if given.device is None else _seen_device(given.device)
-    return load_pretrained(folder, dtype, device, given.weights or "fused")
+    scheme = read_scheme(folder) if folder.is_dir() else None
+    fused = scheme is None or scheme.fits_fused
+    return load_pretrained(folder, dtype, device, given.weights or ("fused" if fused else "single"))

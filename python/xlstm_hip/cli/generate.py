@@ -67,6 +67,8 @@ def add(commands: Any) -> None:
 
 def read_prompt(given: argparse.Namespace) -> str:
     if given.prompt is not None:
+        if any("\ud800" <= letter <= "\udfff" for letter in given.prompt):  # bytes that Python could not read
+            raise ValueError("--prompt: expected UTF-8")
         return given.prompt
     return read_text("--file" if given.file is not None else "the text", given.file)
 

@@ -2,7 +2,8 @@
 """One block of xLSTM-7B: norm, mLSTM, norm, feed-forward.
 
 The work is done by functions over the parts of a block, by the names that the official package, transformers and the
-modules here all use. So the same code runs a block of either of them.
+modules here all use. So the same code runs a block of either of them. A norm or feed-forward that has hooks, or is
+another module than models have of themselves, is called, where its work would else be done as one with others'.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from .. import layers
+from ..watched import all_watched, known, watched, watches_gradients
 from .config import xLSTMLargeConfig
 from .mlstm_call import LayerState, MLSTMCall
 
 
+def to_be_called(module: nn.Module) -> bool:
+    return watched(module) or watches_gradients(module) or not known(module) or all_watched()
+
+
 def normed(norm: Any, x: Tensor) -> Tensor:
-    return layers.rms_norm(x, norm.weight, norm.bias, norm.eps)
+    return norm(x) if to_be_called(norm) else layers.rms_norm(x, norm.weight, norm.bias, norm.eps)
 
 
 def project(layer: Any, x: Tensor, qk_dim: int, v_dim: int, cap: float | None) -> tuple[Tensor, ...]:
@@ -43,7 +49,10 @@ def run_mlstm_layer(
     q, k, v, o, i, f = project(layer, x, layer.qk_dim, layer.v_dim, config.gate_soft_cap)
     q, k, v = (y.unflatten(-1, (heads, -1)) for y in (q, k, v))
     h, state = call(q, k, v, i, f, state, mask)
-    h = layers.head_norm_gate(h, o, norm.weight, norm.bias, norm.eps)
+    if to_be_called(norm):
+        h = norm(h).flatten(2) * torch.sigmoid(o)
+    else:
+        h = layers.head_norm_gate(h, o, norm.weight, norm.bias, norm.eps)
     return layer.out_proj(h), state
 
 
@@ -54,17 +63,20 @@ def run_feed_forward(ffn: Any, x: Tensor) -> Tensor:
 
 
 def run_block(
-    block: Any,
-    config: Any,
+    block: Any,  # its mlstm_layer takes what mLSTMLayer's forward does
     call: MLSTMCall,
     x: Tensor,  # (B, S, D)
     state: LayerState | None,
     mask: Tensor | None,  # (B, S)
 ) -> tuple[Tensor, LayerState | None]:
-    y, state = run_mlstm_layer(block.mlstm_layer, config, call, normed(block.norm_mlstm, x), state, mask)
-    norm = block.norm_ffn
-    x, y = layers.add_rms_norm(x, y, norm.weight, norm.bias, norm.eps)
-    return x + run_feed_forward(block.ffn, y), state
+    y, state = block.mlstm_layer(normed(block.norm_mlstm, x), state, mask, call)
+    norm, ffn = block.norm_ffn, block.ffn
+    if to_be_called(norm):
+        x = x + y
+        y = norm(x)
+    else:
+        x, y = layers.add_rms_norm(x, y, norm.weight, norm.bias, norm.eps)
+    return x + (ffn(y) if to_be_called(ffn) else run_feed_forward(ffn, y)), state
 
 
 class Norm(nn.Module):
@@ -79,7 +91,12 @@ class Norm(nn.Module):
 
 class RMSNorm(Norm):
     def forward(self, x: Tensor) -> Tensor:
-        return normed(self, x)
+        return layers.rms_norm(x, self.weight, self.bias, self.eps)
+
+
+class MultiHeadNorm(Norm):
+    def forward(self, h: Tensor) -> Tensor:  # (B, S, NH, DHHV) -> (B, S, NH * DHHV)
+        return layers.head_norm_gate(h, None, self.weight, self.bias, self.eps)
 
 
 class mLSTMLayer(nn.Module):
@@ -95,13 +112,18 @@ class mLSTMLayer(nn.Module):
             self.q, self.k = nn.Linear(d, qk, bias=bias), nn.Linear(d, qk, bias=bias)
             self.v, self.ogate_preact = nn.Linear(d, v, bias=bias), nn.Linear(d, v, bias=bias)
             self.igate_preact, self.fgate_preact = nn.Linear(d, heads), nn.Linear(d, heads)
-        self.multihead_norm = Norm(v, config)
+        self.multihead_norm = MultiHeadNorm(v, config)
         self.out_proj = nn.Linear(v, d, bias=bias)
 
     def forward(
-        self, x: Tensor, state: LayerState | None = None, mask: Tensor | None = None
+        self,
+        x: Tensor,  # (B, S, D)
+        state: LayerState | None = None,
+        mask: Tensor | None = None,  # (B, S)
+        call: MLSTMCall | None = None,
     ) -> tuple[Tensor, LayerState | None]:
-        return run_mlstm_layer(self, self.config, MLSTMCall.of(self.config.backend_config()), x, state, mask)
+        call = MLSTMCall.of(self.config.backend_config()) if call is None else call
+        return run_mlstm_layer(self, self.config, call, x, state, mask)
 
 
 class FeedForward(nn.Module):
@@ -135,4 +157,4 @@ class mLSTMBlock(nn.Module):
         call: MLSTMCall | None = None,
     ) -> tuple[Tensor, LayerState | None]:
         call = MLSTMCall.of(self.config.backend_config()) if call is None else call
-        return run_block(self, self.config, call, x, state, mask)
+        return run_block(self, call, x, state, mask)

@@ -193,10 +193,13 @@ def save_pretrained(
 ) -> None:
     """Writes the model as transformers ("hf") or the official xlstm_large reads it.
 
-    weight_mode: "single" or "fused"; default the model's. The official loader reads single weights alone.
+    weight_mode: "single" or "fused"; default the model's. The official loader and transformers' own
+    read single weights alone.
     A checkpoint that is in the folder stays whole until all of the new one is written, then it gives way to it; other
     files stay.
     """
+    if not isinstance(model, xLSTMLarge):
+        raise TypeError(f"model: expected an xLSTMLarge, got {type(model).__name__}")
     check_scheme(model, scheme)
     positive_int("max_shard_bytes", max_shard_bytes)
     config = model.config

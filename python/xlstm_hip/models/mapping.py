@@ -61,7 +61,9 @@ def _rows(name: str, shapes: Shapes) -> list[tuple[str, int]]:
         norm = shapes.get(f"{block}mlstm_layer.multihead_norm.weight")
         if norm is None:
             raise CheckpointError(f"{block}mlstm_layer.multihead_norm.weight: missing; {name} cannot be split without")
-        v = norm[0]
+        v = norm[0] if len(norm) == 1 else 0
+        if v < 1:
+            raise CheckpointError(f"{block}mlstm_layer.multihead_norm.weight: expected shape (v_dim,), got {norm}")
         qk = rows // 2 - v
         if qk < 1 or 2 * (qk + v) != rows:
             raise CheckpointError(f"{name}: expected an even number of rows above {2 * v}, got {rows}")
@@ -114,6 +116,9 @@ def create_parameter_mapping(hf_state_dict: Mapping[str, Any], model_state_dict:
     for name, given in (("hf_state_dict", hf_state_dict), ("model_state_dict", model_state_dict)):
         if not isinstance(given, Mapping):
             raise TypeError(f"{name}: expected a dict of tensors by name, got {type(given).__name__}")
+        for key, x in given.items():
+            if not isinstance(key, str) or not hasattr(x, "shape"):
+                raise TypeError(f"{name}: expected tensors by name, got {type(x).__name__} as {key!r}")
         shapes.append({key: tuple(x.shape) for key, x in given.items()})
     return map_shapes(*shapes)
 

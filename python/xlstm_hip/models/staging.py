@@ -57,7 +57,7 @@ class Staging:
     def _free(self) -> Tensor:
         """The buffer whose turn it is; what was in it has arrived."""
         if self._turn == len(self._buffers):
-            self._buffers.append(torch.empty(self._room, dtype=torch.uint8, pin_memory=self._async))
+            self._buffers.append(torch.empty(self._room, dtype=torch.uint8, device="cpu", pin_memory=self._async))
             if self._async:
                 self._copied.append(torch.cuda.Event())
         elif self._async:

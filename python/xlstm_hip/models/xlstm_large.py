@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -137,7 +138,8 @@ class xLSTMLarge(nn.Module):
     def _new_engine(self) -> DecodeEngine:
         backbone = self.backbone
         parts = ((backbone, "blocks"), (self, "embedding"), (backbone, "out_norm"), (self, "lm_head"))
-        return DecodeEngine(*parts, lambda block: type(block).forward is mLSTMBlock.forward)
+        knows_block = lambda block: type(block).forward is mLSTMBlock.forward  # noqa: E731
+        return DecodeEngine(*parts, knows_block, around=[(self, "backbone")])
 
     def hidden(
         self, x: Tensor, state: State | None = None, mask: Tensor | None = None, keep_state: bool = False
@@ -164,8 +166,14 @@ class xLSTMLarge(nn.Module):
         return has_shape("mask", is_tensor("mask", mask), tuple(like.shape), "that of the tokens").bool()
 
     def _checked_state(self, state: State) -> list[LayerState]:
-        if sorted(state) != list(range(self.config.num_blocks)):
-            raise ValueError(f"state: expected blocks 0 to {self.config.num_blocks - 1}, got {sorted(state)}")
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state: expected a dict of (c, n, m) by block, got {type(state).__name__}")
+        if state.keys() != set(range(self.config.num_blocks)):
+            raise ValueError(f"state: expected blocks 0 to {self.config.num_blocks - 1}, got {list(state)}")
+        for block, own in state.items():
+            if not isinstance(own, tuple | list) or len(own) != 3 or not all(isinstance(x, Tensor) for x in own):
+                what = f"({', '.join(type(x).__name__ for x in own)})" if isinstance(own, tuple | list) else repr(own)
+                raise TypeError(f"state[{block}]: expected three tensors (c, n, m), got {what}")
         return [state[n] for n in range(self.config.num_blocks)]
 
     def _check_tensors(self, state: State, x: Tensor) -> None:
@@ -175,8 +183,6 @@ class xLSTMLarge(nn.Module):
         dqk, dhv = config.qk_dim // heads, config.v_dim // heads
         shapes = {"c": (batch, heads, dqk, dhv), "n": (batch, heads, dqk), "m": (batch, heads, 1)}
         for block, own in enumerate(self._checked_state(state)):
-            if not isinstance(own, tuple | list) or len(own) != len(shapes):
-                raise TypeError(f"state[{block}]: expected three tensors (c, n, m), got {type(own).__name__}")
             for (name, shape), tensor in zip(shapes.items(), own, strict=True):
                 what = f"state[{block}]: {name}"
                 has_shape(what, tensor, shape, "of this model and batch")

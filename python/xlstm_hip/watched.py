@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether somebody wants to see what a module is given or makes, or has it do otherwise: hooks, a forward of its own.
+
+Where the work of several modules is done as one, by an op or by the decode engine, it may pass over none that is.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules import module as all_modules
+
+
+def watched(module: nn.Module) -> bool:
+    """In what it makes of what it is given. (Of gradients, by watches_gradients: a step without them asks often.)"""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+
+
+def watches_gradients(module: nn.Module) -> bool:
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def all_watched() -> bool:
+    """By hooks on every module there is."""
+    return bool(
+        all_modules._global_forward_hooks
+        or all_modules._global_forward_pre_hooks
+        or all_modules._global_backward_hooks
+        or all_modules._global_backward_pre_hooks
+    )
+
+
+# Whose forward is what this package's functions do with the module's weights: by the file that defines it.
+_OURS = ("models.blocks", "models.xlstm_large", "compat.xlstm_large", "hf", "quantize")
+_THEIRS = ("transformers.models.xlstm.modeling_xlstm", "xlstm.xlstm_large.components", "xlstm.xlstm_large.model")
+_KNOWN = {*(f"{__package__}.{file}" for file in _OURS), *_THEIRS, "torch.nn.modules.linear", "torch.nn.modules.sparse"}
+
+
+def known(module: nn.Module) -> bool:
+    """Whether a module is of a class that models have of themselves: none that somebody put in its place or derived."""
+    return type(module).forward.__module__ in _KNOWN
