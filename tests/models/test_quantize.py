@@ -297,3 +297,12 @@ def test_a_part_of_a_fused_weight_that_is_skipped(tmp_path: Path, capsys: pytest
     capsys.readouterr()
     assert main(["generate", str(tmp_path / "new"), "--prompt", "a", "--weights", "fused"]) == 1
     assert "skip: expected all of q, k, v, ogate_preact or none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_saved_after_its_dtype_was_changed(dtype: torch.dtype, tmp_path: Path) -> None:
+    model, x = quantised().to(dtype), tokens(1, 9)
+    save_pretrained(model, tmp_path)
+    with torch.no_grad():
+        got = load_pretrained(tmp_path, progress=False)(x)[0]
+        assert got.dtype == dtype and relative(got, model(x)) < 0.02

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..checks import IO_DTYPES, one_of, positive_int
 from ..device import device_here
 from ..progress import Progress
-from ..quantize import STORED, Scheme, quantizable, replaced
+from ..quantize import SCALE_DTYPES, STORED, Scheme, quantizable, replaced
 from ..select import get_optimal_kernel_config
 from .config import WEIGHT_MODES, xLSTMLargeConfig
 from .config_files import FIELDS, SpecialTokens, other_config, read_config, read_scheme, write_json, write_yaml
@@ -212,6 +212,9 @@ def save_pretrained(
     stale_config = other_config(folder, scheme)
     config = xLSTMLargeConfig(**{name: getattr(config, name) for name in FIELDS} | {"weight_mode": weight_mode})
     own = model.state_dict()
+    if scheme_of_weights is not None:  # scales that model.float(), say, made wider
+        kept = SCALE_DTYPES[scheme_of_weights.scale_dtype]
+        own = {name: x.to(kept) if name.endswith((".scales", ".offsets")) else x for name, x in own.items()}
     shapes = {name: tuple(x.shape) for name, x in _empty(config, scheme_of_weights).state_dict().items()}
     mapping = map_shapes({name: tuple(x.shape) for name, x in own.items()}, shapes)
     names = hf_names(mapping) if scheme == "hf" else {name: name for name in mapping}
