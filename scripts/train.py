@@ -145,9 +145,10 @@ def make_model(settings: argparse.Namespace, device: torch.device) -> xLSTMLarge
         model = load_pretrained(weights, torch.float32, device, progress=False, **changes).train()
         if model.quantization is not None:
             raise ValueError(f"init: expected weights that are not quantised, got those of {str(weights)!r}")
-        if model.config.vocab_size != 256:
+        if model.config.vocab_size != training.BYTE_VALUES:
             raise ValueError(
-                f"init: expected a model of bytes, vocab_size 256, got {model.config.vocab_size} in {str(weights)!r}"
+                f"init: expected a model of bytes, vocab_size {training.BYTE_VALUES}, got {model.config.vocab_size} in "
+                f"{str(weights)!r}"
             )
         check_scheme(model, "hf")  # which its checkpoints will have
     else:

@@ -63,7 +63,7 @@ class _Parts:
         self.held.append((parent._modules, name, child))
         if called:
             self.called[child] = type(child)
-            if not known(child) and type(child) is not nn.Identity:
+            if not known(child):
                 raise Unknown(f"{name} is a {type(child).__name__} with a forward of its own")
         return child
 

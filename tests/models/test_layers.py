@@ -82,5 +82,5 @@ def test_tensors_on_several_devices() -> None:
         (lambda: layers.swiglu(x, x.to("meta")), "up: expected device cpu as gate has"),
         (lambda: layers.capped_cross_entropy(x, torch.ones(2, device="meta").long(), 3.0), "targets: expected device"),
     ):
-        with pytest.raises(ValueError, match=f"{name}"):
+        with pytest.raises(ValueError, match=name):
             call()

@@ -166,6 +166,9 @@ def load(folder: Path, given: argparse.Namespace) -> xLSTMLarge:
         torch.set_num_threads(given.threads)
     dtype = None if given.dtype is None else DTYPES[given.dtype]
     device = default_device_name() if given.device is None else _seen_device(given.device)
-    scheme = read_scheme(folder) if folder.is_dir() else None
-    fused = scheme is None or scheme.fits_fused
-    return load_pretrained(folder, dtype, device, given.weights or ("fused" if fused else "single"))
+    return load_pretrained(folder, dtype, device, given.weights or _default_weights(folder))
+
+
+def _default_weights(folder: Path) -> str:
+    scheme = read_scheme(folder)
+    return "fused" if scheme is None or scheme.fits_fused else "single"

@@ -214,7 +214,7 @@ def save_pretrained(
     own = model.state_dict()
     if scheme_of_weights is not None:  # scales that model.float(), say, made wider
         kept = SCALE_DTYPES[scheme_of_weights.scale_dtype]
-        own = {name: x.to(kept) if name.endswith((".scales", ".offsets")) else x for name, x in own.items()}
+        own = {name: x.to(kept) if _is_quantised(name) and x.is_floating_point() else x for name, x in own.items()}
     shapes = {name: tuple(x.shape) for name, x in _empty(config, scheme_of_weights).state_dict().items()}
     mapping = map_shapes({name: tuple(x.shape) for name, x in own.items()}, shapes)
     names = hf_names(mapping) if scheme == "hf" else {name: name for name in mapping}

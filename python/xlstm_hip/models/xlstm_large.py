@@ -138,8 +138,7 @@ class xLSTMLarge(nn.Module):
     def _new_engine(self) -> DecodeEngine:
         backbone = self.backbone
         parts = ((backbone, "blocks"), (self, "embedding"), (backbone, "out_norm"), (self, "lm_head"))
-        knows_block = lambda block: type(block).forward is mLSTMBlock.forward  # noqa: E731
-        return DecodeEngine(*parts, knows_block, around=[(self, "backbone")])
+        return DecodeEngine(*parts, lambda block: type(block).forward is mLSTMBlock.forward, [(self, "backbone")])
 
     def hidden(
         self, x: Tensor, state: State | None = None, mask: Tensor | None = None, keep_state: bool = False
