@@ -61,10 +61,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=at_least(1), default=torch.get_num_threads())
     parser.add_argument("--output", type=Path, default=Path("demo_outputs"), help="folder for the picture")
     parser.add_argument("--seed", type=at_least(0), default=0)
+    given = with_folder(parser)
+    given.dtypes = list(dict.fromkeys(given.dtypes))
+    return given
+
+
+def with_folder(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """What was given, with an --output in which a picture can be left."""
     given = parser.parse_args()
     if given.output.exists() and not given.output.is_dir():
         parser.error(f"argument --output: expected a folder, got the file {str(given.output)!r}")
-    given.dtypes = list(dict.fromkeys(given.dtypes))
     return given
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import os
 import sys
 import time
@@ -20,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from demo import OUR_COLOUR, PLAIN_COLOUR, at_least, leave_picture, print_table, seconds
+from demo import OUR_COLOUR, PLAIN_COLOUR, leave_picture, print_table, seconds, with_folder
 from xlstm_hip import device_facts
+from xlstm_hip.cli.common import at_least, number
 from xlstm_hip.models import Sampling, Stream, generate, load_pretrained, xLSTMLarge
 from xlstm_hip.text import BYTES
 
@@ -35,6 +37,7 @@ OURS, PLAIN, THEIRS, SWAPPED = "xlstm_hip", "plain torch", "transformers", "tran
 JOBS = ("reading", "writing", "training")
 COLOURS = {OURS: OUR_COLOUR, SWAPPED: "#e58a96", PLAIN: PLAIN_COLOUR, THEIRS: "#b5bcc2"}
 TRAINING_ROWS = 4
+PROMPT = 16  # bytes that are gone on with when writing is timed
 Jobs = dict[str, Callable[[], Any]]
 
 
@@ -44,13 +47,13 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--prompt", default="In the beginning ", help="what the model goes on with")
     parser.add_argument("--tokens", type=at_least(1), default=400, help="bytes to write")
-    parser.add_argument("--temperature", type=float, default=0.6)
+    parser.add_argument("--temperature", type=number("a finite number >= 0", lambda x: 0 <= x < math.inf), default=0.6)
     parser.add_argument("--seed", type=at_least(0), default=0)
-    parser.add_argument("--read", type=at_least(2), default=2048, help="bytes of the prompt that is timed")
+    parser.add_argument("--read", type=at_least(PROMPT), default=2048, help="bytes of the prompt that is timed")
     parser.add_argument("--write", type=at_least(1), default=128, help="bytes written when timed")
     parser.add_argument("--threads", type=at_least(1), default=1, help="more have nothing to do in layers this small")
     parser.add_argument("--output", type=Path, default=Path("demo_outputs"), help="folder for the picture")
-    return parser.parse_args()
+    return with_folder(parser)
 
 
 def write_text(job: argparse.Namespace, model: xLSTMLarge) -> None:
@@ -74,7 +77,7 @@ def jobs_of_ours(job: argparse.Namespace, model: xLSTMLarge, prompt: Tensor) -> 
             return model(prompt)[0]
 
     def write() -> Tensor:
-        return generate(model, prompt[:, :16], job.write, bos=None, eos=()).tokens
+        return generate(model, prompt[:, :PROMPT], job.write, bos=None, eos=()).tokens
 
     def train() -> None:
         model.zero_grad()
@@ -89,8 +92,8 @@ def jobs_of_theirs(job: argparse.Namespace, model: Any, prompt: Tensor) -> Jobs:
             return model(prompt, use_cache=True).logits
 
     def write() -> Tensor:
-        made = model.generate(prompt[:, :16], max_new_tokens=job.write, min_new_tokens=job.write, do_sample=False)
-        return made[:, 16:]
+        made = model.generate(prompt[:, :PROMPT], max_new_tokens=job.write, min_new_tokens=job.write, do_sample=False)
+        return made[:, PROMPT:]
 
     def train() -> None:
         model.zero_grad()

@@ -63,7 +63,7 @@ def arguments() -> argparse.ArgumentParser:
     run.add_argument("--lr", type=POSITIVE, default=3e-3)
     run.add_argument("--warmup", type=at_least(0), default=50, help="steps")
     run.add_argument("--weight-decay", type=number("a finite number >= 0", lambda x: 0 <= x < math.inf), default=0.1)
-    run.add_argument("--seed", type=int, default=0)
+    run.add_argument("--seed", type=at_least(0, 2**32 - 1), default=0)
     run.add_argument("--amp", choices=AMP, default="off", help="autocast to this dtype")
     run.add_argument("--checkpoint-activations", action="store_true", help="less memory, a second forward pass")
     run.add_argument("--parallel", choices=training.PARALLEL, default="ddp", help="under torchrun")
@@ -84,6 +84,8 @@ def settings_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Defaults, over them those of a resumed checkpoint, over them what was given on the command line; of the model's
     shape those of the checkpoint whose weights it has, which nothing on the command line may contradict."""
     given = parser.parse_args()
+    if given.parallel == "fsdp" and "WORLD_SIZE" not in os.environ:
+        parser.error("argument --parallel: expected torchrun to start this script, got fsdp for one process")
     step, data = 0, given.data
     if given.resume is not None:
         try:
@@ -105,6 +107,9 @@ def settings_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
         got, option = getattr(settings, name), name.replace("_", "-")
         if got != value:
             parser.error(f"argument --{option}: expected {value}, as the checkpoint has it, or nothing, got {got}")
+    if not shape and (settings.dim // 2 % settings.heads or settings.dim % settings.heads):
+        widths = f"{settings.dim // 2} and {settings.dim}, the widths of q and v"
+        parser.error(f"argument --heads: expected a divisor of {widths}, got {settings.heads}")
     if settings.steps < step:
         parser.error(f"argument --steps: expected {step} or more, which the checkpoint has, got {settings.steps}")
     if settings.device == "cuda" and not torch.cuda.is_available():

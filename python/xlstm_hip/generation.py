@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .checks import has_integers, has_rank, has_shape, is_tensor, positive_int
 from .engine import Then
-from .sampling import Drawing, Sampling, check_drawn, row_seeds
+from .sampling import MOST_ENDS, Drawing, Sampling, check_drawn, row_seeds
 
 SLICE = 4096  # tokens of a prompt that go through the model at a time: bounds what the layers need
 PAD_WITHOUT_ONE = 0
@@ -126,7 +126,7 @@ class Stream:
             raise ValueError("tokens: expected feed() before it; nothing has been read yet")
         if sampling.repetition_penalty != 1 and self.seen is None:
             raise ValueError("repetition_penalty: expected a Stream with remember_tokens=True")
-        ends = tuple(_token_ids("eos", eos, self.model.config.vocab_size))
+        ends = _end_tokens(eos, self.model.config.vocab_size)
         return self._tokens(most, sampling, row_seeds(seed, self.batch_size), ends)
 
     @torch.no_grad()
@@ -189,6 +189,13 @@ def _token_ids(name: str, ids: Any, vocab_size: int) -> list[int]:
     return tokens
 
 
+def _end_tokens(eos: Any, vocab_size: int) -> tuple[int, ...]:
+    ends = tuple(dict.fromkeys(_token_ids("eos", eos, vocab_size)))
+    if len(ends) > MOST_ENDS:
+        raise ValueError(f"eos: expected at most {MOST_ENDS} token ids, got {len(ends)}")
+    return ends
+
+
 def _rows(prompts: Any, vocab_size: int) -> list[list[int]]:
     if isinstance(prompts, Tensor):
         has_integers("prompts", has_rank("prompts", prompts, 2, "(B, S)"))
@@ -235,7 +242,7 @@ def generate(
     seed         row r draws from seed + r, or from its own of a list: the same text alone, batched or streamed
     bos          put before a prompt that does not begin with it, unless it continues a state; "model": the
                  checkpoint's, None: nothing
-    eos          tokens that end a row; "model": the checkpoint's
+    eos          tokens that end a row, at most 64; "model": the checkpoint's
     state        of an earlier call, to go on from; it is overwritten. A repetition penalty counts this call's tokens
     callback     called with each step's tokens (B), as soon as they are drawn
     """
@@ -249,7 +256,7 @@ def generate(
         raise ValueError(f"bos: expected 'model', None or a token id from 0 to {vocab - 1}, got {bos!r}")
     if isinstance(eos, str) and eos != "model" or not isinstance(eos, Iterable):
         raise ValueError(f"eos: expected 'model' or a sequence of token ids, got {eos!r}")
-    ends = tuple(tokens.eos if isinstance(eos, str) else _token_ids("eos", eos, vocab))
+    ends = _end_tokens(tokens.eos if isinstance(eos, str) else eos, vocab)
     if state is None:
         rows = with_bos(rows, bos)  # type: ignore[arg-type]
     if not rows or not all(rows):

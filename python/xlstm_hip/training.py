@@ -151,7 +151,10 @@ def save_checkpoint(
             whole = xLSTMLarge(model.config)
         whole.load_state_dict(weights, assign=True)
         save_pretrained(whole, unfinished)
-        save_file(moments, unfinished / OPTIMIZER_FILE)
+        try:
+            save_file(moments, unfinished / OPTIMIZER_FILE)
+        except SafetensorError as error:  # a full disk, say, which is no OSError to it
+            raise OSError(f"{unfinished / OPTIMIZER_FILE}: {error}") from None
         (unfinished / PROGRESS_FILE).write_text(json.dumps(progress, indent=2) + "\n")
         if folder.exists():  # of an earlier run into the same output
             shutil.rmtree(folder)

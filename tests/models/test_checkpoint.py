@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from peer_models import ours, relative, tokens
+from xlstm_hip.compat.xlstm_large import load_from_pretrained
 from xlstm_hip.models import (
     CheckpointError,
     SpecialTokens,
@@ -122,6 +123,30 @@ def test_official_loader_reads_ours_and_we_read_its(tmp_path: Path) -> None:
     config |= {"chunkwise_kernel": "chunkwise--triton_limit_chunk", "autocast_kernel_dtype": "float32"}
     (tmp_path / "config.yaml").write_text("# as saved by hand\n" + yaml.safe_dump(config))
     assert relative(logits(load_pretrained(tmp_path, progress=False), x), logits(model, x)) < 1e-6
+
+
+def test_the_official_loader_and_ours_in_its_place(tmp_path: Path) -> None:
+    module = pytest.importorskip("xlstm.xlstm_large.from_pretrained")
+    yaml = pytest.importorskip("yaml")
+    names = {"chunkwise_kernel_name": "chunkwise--native_autograd", "sequence_kernel_name": "native_sequence__native"}
+    names["step_kernel_name"] = "native"
+    model, x = ours(dtype=torch.bfloat16), tokens(1, 9)
+    save_pretrained(model, tmp_path, "xlstm_large")
+    stored = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    del stored["mode"], stored["return_last_states"]
+    for of_file in ({}, {"mode": "inference"}, {"mode": "inference", "return_last_states": True}):
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored | of_file))
+        for given in ({}, {"backend_mode": None}, {"return_last_states": True}, {"return_last_states": False}):
+            peer, own = (
+                load(tmp_path, **given, **names) for load in (module.load_from_pretrained, load_from_pretrained)
+            )
+            for field in ("mode", "return_last_states", "chunk_size"):
+                assert getattr(own.config, field) == getattr(peer.config, field)
+            assert {p.dtype for p in own.parameters()} == {p.dtype for p in peer.parameters()} == {torch.float32}
+            with torch.no_grad():
+                want, got = peer(x), own(x)
+            assert isinstance(got, tuple) == isinstance(want, tuple)
+            assert relative(*(y[0] if isinstance(y, tuple) else y for y in (got, want))) < 1e-5
 
 
 def test_transformers_reads_ours_and_we_read_its(tmp_path: Path) -> None:
@@ -490,6 +515,9 @@ def test_yaml_mistakes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"bos_token_id": 97}, "bos_token_id: expected a token id from 0 to 96, got 97"),
+        ({"eos_token_id": [2, -1]}, "eos_token_id: expected a token id from 0 to 96, got -1"),
+        ({"pad_token_id": 50_000}, "pad_token_id: expected a token id from 0 to 96, got 50000"),
         ({"bos_token_id": "a"}, "bos_token_id: expected a token id or null, got 'a'"),
         ({"pad_token_id": 1.0}, r"pad_token_id: expected a token id or null, got 1\.0"),
         ({"eos_token_id": [2, None]}, "eos_token_id: expected a token id or null, got None"),

@@ -24,8 +24,9 @@ from xlstm_hip import __version__, cli
 from xlstm_hip.cli import doctor
 from xlstm_hip.cli.evaluate import distinct
 from xlstm_hip.device import DeviceFacts
-from xlstm_hip.models import generate, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.models import SpecialTokens, generate, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
 
+DEMO = Path(__file__).parents[2] / "models" / "demo"
 MI300X = DeviceFacts("AMD Instinct MI300X", "amd", "gfx942", 304, 65536, 64, 192 << 30)
 
 
@@ -105,6 +106,15 @@ def test_convert(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     )
 
 
+def test_special_tokens_that_a_scheme_cannot_keep_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = xLSTMLarge(xLSTMLargeConfig(64, 2, 1, 256, ffn_proj_factor=1.0))
+    model.special_tokens = SpecialTokens(bos=5)
+    save_pretrained(model, tmp_path / "own")
+    assert "special" not in run(capsys, "convert", tmp_path / "own", tmp_path / "hf")[2]
+    code, _, err = run(capsys, "convert", tmp_path / "own", tmp_path / "large", "--scheme", "xlstm_large")
+    assert code == 0 and "note: config.yaml has no place for special tokens: SpecialTokens(bos=5" in err
+
+
 def test_eval(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "texts.txt"
     file.write_text("a b a b a\nb a b\n\n")
@@ -181,27 +191,32 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ((), 2, "the following arguments are required: COMMAND"),
         (("quantise",), 2, "invalid choice: 'quantise'"),
-        (("generate", "nowhere", "--prompt", "x"), 1, "xlstm-hip generate: path: expected the folder of a checkpoint"),
+        (("generate", "nowhere", "--prompt", "x"), 1, "xlstm-hip generate: model: expected the folder of a checkpoint"),
+        (("convert", "nowhere", "y"), 1, "source: expected the folder of a checkpoint, got 'nowhere'"),
+        (("quantize", "nowhere", "y"), 1, "source: expected the folder of a checkpoint, got 'nowhere'"),
+        (("generate", "x", "--prompt", "x", "--top-k", "9" * 20), 2, f"whole number >= 0 up to {2**63 - 1}, got '999"),
+        (("generate", "x", "--temperature", "0", "--top-k", "5"), 2, "--temperature: expected above 0 with top_k"),
         (("generate", "x", "--top-p", "0", "--prompt", "x"), 2, "--top-p: expected a number above 0, up to 1, got '0'"),
         (("generate", "x", "--temperature", "hot"), 2, "--temperature: expected a finite number >= 0, got 'hot'"),
         (("generate", "x", "--repetition-penalty", "0"), 2, "expected a finite number above 0, got '0'"),
-        (("convert", "x", "y", "--shard-gb", "inf"), 2, "--shard-gb: expected a finite number above 0, got 'inf'"),
-        (("quantize", "x", "y", "--shard-gb", "0"), 2, "--shard-gb: expected a finite number above 0, got '0'"),
+        (("convert", "x", "y", "--shard-gb", "inf"), 2, "--shard-gb: expected a number above 0, up to 1e6, got 'inf'"),
+        (("convert", "x", "y", "--shard-gb", "1e300"), 2, "expected a number above 0, up to 1e6, got '1e300'"),
+        (("quantize", "x", "y", "--shard-gb", "0"), 2, "--shard-gb: expected a number above 0, up to 1e6, got '0'"),
         (("generate", "x", "--max-tokens", "-1"), 2, "expected a whole number >= 0, got '-1'"),
         (("generate", "x", "--file", "nothing.txt"), 1, "No such file or directory: 'nothing.txt'"),
         (("eval", "nothing.txt"), 1, "No such file or directory: 'nothing.txt'"),
-        (("eval", "x.txt", "--device", "nowhere"), 1, "--device: expected --model beside it, got 'nowhere'"),
-        (("eval", "x.txt", "--dtype", "float16"), 1, "--dtype: expected --model beside it, got 'float16'"),
-        (("eval", "x.txt", "--weights", "fused"), 1, "--weights: expected --model beside it, got 'fused'"),
-        (("eval", "x.txt", "--threads", "2"), 1, "--threads: expected --model beside it, got 2"),
-        (("generate", "x", "--prompt", "x", "--device", "nowhere"), 1, "--device: expected a device that torch sees"),
-        (("generate", "x", "--prompt", "x", "--device", "cuda:99"), 1, "--device: expected a device that torch sees"),
-        (("plan", "--device", "MI300X", "--chunk-size", "32"), 1, "--chunk-size: expected none on a GPU, got 32"),
-        (("plan", "--device", "MI300X", "--threads", "2"), 1, "--threads: expected none on a GPU, got 2"),
-        (("plan", "--dqk", "32"), 1, "--dqk: expected none on a CPU, got 32"),
-        (("plan", "--dhv", "32"), 1, "--dhv: expected none on a CPU, got 32"),
-        (("plan", "--dtype", "float16"), 1, "--dtype: expected none on a CPU, got 'float16'"),
-        (("plan", "--walk-chunk", "64"), 1, "--walk-chunk: expected none on a CPU, got 64"),
+        (("eval", "x.txt", "--device", "cpu"), 2, "--device: expected --model beside it, got 'cpu'"),
+        (("eval", "x.txt", "--dtype", "float16"), 2, "--dtype: expected --model beside it, got 'float16'"),
+        (("eval", "x.txt", "--weights", "fused"), 2, "--weights: expected --model beside it, got 'fused'"),
+        (("eval", "x.txt", "--threads", "2"), 2, "--threads: expected --model beside it, got 2"),
+        (("generate", "x", "--prompt", "x", "--device", "nowhere"), 2, "--device: expected cpu, cuda or cuda:N, got"),
+        (("generate", DEMO, "--prompt", "x", "--device", "cuda:99"), 1, "--device: expected a device that torch sees"),
+        (("plan", "--device", "MI300X", "--chunk-size", "32"), 2, "--chunk-size: expected none on a GPU, got 32"),
+        (("plan", "--device", "MI300X", "--threads", "2"), 2, "--threads: expected none on a GPU, got 2"),
+        (("plan", "--dqk", "32"), 2, "--dqk: expected none on a CPU, got 32"),
+        (("plan", "--dhv", "32"), 2, "--dhv: expected none on a CPU, got 32"),
+        (("plan", "--dtype", "float16"), 2, "--dtype: expected none on a CPU, got 'float16'"),
+        (("plan", "--walk-chunk", "64"), 2, "--walk-chunk: expected none on a CPU, got 64"),
     ],
 )
 def test_errors(arguments: tuple, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +54,21 @@ def test_the_demo_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "In the beginning" in done.stdout and "xlstm_hip" in done.stdout
     assert (tmp_path / "model_demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--read", "15"), "argument --read: expected a whole number >= 16, got '15'"),
+        (("--temperature", "-1"), "argument --temperature: expected a finite number >= 0, got '-1'"),
+        (("--output", __file__), "argument --output: expected a folder, got the file"),
+    ],
+)
+def test_wrong_arguments_of_the_demo(
+    arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.setattr(sys, "argv", ["demo_model.py", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(ROOT / "scripts" / "demo_model.py"))["arguments"]()
+    assert stopped.value.code == 2 and words in capsys.readouterr().err

@@ -57,6 +57,33 @@ def test_greedy_is_the_official_one() -> None:
     assert not torch.equal(drawn, made)
 
 
+def test_all_forms_of_the_official_call() -> None:
+    own = ours(mode="inference", return_last_states=True)
+    peer, x = official(own, mode="inference"), tokens(3, 1)[:, 0]
+    beginning = dict.fromkeys(range(own.config.num_blocks))
+    for prompt, state in ((x, None), (None, None), (x, beginning), (x[:, None].repeat(1, 4), beginning)):
+        made, last = own.generate(prompt, 5, state=None if state is None else dict(state))
+        theirs, their_last = peer.generate(prompt, 5, state=None if state is None else dict(state))
+        assert torch.equal(made, theirs)
+        assert all(relative(a, b) < 1e-4 for n in last for a, b in zip(last[n], their_last[n], strict=True))
+    assert own.generate(x, 0, state=last) == (None, last)
+    own.special_tokens = SpecialTokens(bos=None)
+    with pytest.raises(ValueError, match="prefill_tokens: expected tokens for a model without a BOS token, got None"):
+        own.generate(None, 5)
+
+
+@pytest.mark.parametrize("mode", ["inference", "train"])
+def test_a_state_of_the_beginning_is_filled(mode: str) -> None:
+    model, x = ours(mode=mode), tokens(2, 3)
+    want = Stream(model, 2)
+    state = dict.fromkeys(range(model.config.num_blocks))
+    with torch.no_grad():
+        for n in range(3):
+            logits = model.step(x[:, n], state)
+        assert relative(logits, want.feed(x)) < 1e-5
+    assert all(relative(a, b) < 1e-5 for n in state for a, b in zip(state[n], want.state[n], strict=True))
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
     "sampling",
@@ -198,6 +225,8 @@ def fed(model: xLSTMLarge) -> Stream:
         (lambda m: generate(m, [[1]], 1, eos="foo"), "eos: expected 'model' or a sequence of token ids, got 'foo'"),
         (lambda m: generate(m, [[1]], 1, eos=5), "eos: expected 'model' or a sequence of token ids, got 5"),
         (lambda m: generate(m, [[1]], 1, eos=[97]), "eos: expected token ids from 0 to 96, got 97"),
+        (lambda m: generate(m, [[1]], 1, eos=range(65)), "eos: expected at most 64 token ids, got 65"),
+        (lambda m: fed(m).tokens(1, eos=range(65)), "eos: expected at most 64 token ids, got 65"),
         (lambda m: generate(m, [[1]], 1, bos="x"), "bos: expected 'model', None or a token id from 0 to 96, got 'x'"),
         (lambda m: generate(m, [[1]], 1, bos=97), "bos: expected 'model', None or a token id from 0 to 96, got 97"),
         (lambda m: fed(m).tokens(1, eos=5), "eos: expected a sequence of token ids, got 5"),

@@ -271,12 +271,16 @@ def test_what_cannot_be_saved_is_said_first(
     ("arguments", "words"),
     [
         (["quantize", str(DEMO), str(DEMO)], "target: expected a new or empty folder"),
-        (["quantize", "nowhere", "new"], "path: expected the folder of a checkpoint, got 'nowhere'"),
+        (["quantize", "nowhere", "new"], "source: expected the folder of a checkpoint, got 'nowhere'"),
         (
             ["quantize", str(DEMO), "new", "--report", "nowhere/x"],
             "--report: expected a file in a folder that is there",
         ),
         (["quantize", str(DEMO), "new", "--report", "."], "--report: expected a file in a folder that is there"),
+        *(
+            (["quantize", str(DEMO), "new", "--report", f"new/{name}"], "--report: expected a file that is none of the")
+            for name in ("config.json", "model.safetensors", "generation_config.json")
+        ),
         (["quantize", str(DEMO), "new", "--text", "nowhere"], "--text: No such file"),
     ],
 )

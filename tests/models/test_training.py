@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from xlstm_hip import training
 from xlstm_hip.models import load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.quantize import quantize
 from xlstm_hip.training import ByteWindows, learning_rate, read_progress
@@ -189,6 +191,9 @@ COUNTS = ("dim", "heads", "blocks", "steps", "batch", "length", "threads", "save
         ("--ffn-factor", ("0", "nan"), "expected a finite number above 0, got "),
         ("--weight-decay", ("-1", "inf"), "expected a finite number >= 0, got "),
         ("--validation", ("-0.1", "1", "nan"), "expected a number from 0 to below 1, got "),
+        ("--seed", ("-1", "1.5"), "expected a whole number >= 0, got "),
+        ("--seed", (str(2**32), str(2**70)), f"expected a whole number >= 0 up to {2**32 - 1}, got "),
+        ("--heads", (3, 5), "expected a divisor of 64 and 128, the widths of q and v, got "),
     ],
 )  # fmt: skip
 def test_numbers_are_named(
@@ -196,6 +201,27 @@ def test_numbers_are_named(
 ) -> None:
     for value in values:
         assert f"argument {option}: {words}{value!r}" in told(monkeypatch, capsys, "text.txt", f"{option}={value}")
+
+
+def test_fsdp_is_for_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    words = "argument --parallel: expected torchrun to start this script, got fsdp for one process"
+    assert words in told(monkeypatch, capsys, "text.txt", "--parallel", "fsdp")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert settings(monkeypatch, "text.txt", "--parallel", "fsdp").parallel == "fsdp"
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is an OSError, which the script tells in one line, and leaves no checkpoint that looks like one."""
+
+    def full(*_: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(training, "save_file", full)
+    model = xLSTMLarge(xLSTMLargeConfig(32, 2, 1, 256, ffn_proj_factor=1.0))
+    with pytest.raises(OSError, match=r"optimizer\.safetensors: No space left on device"):
+        training.save_checkpoint(tmp_path / "step-1", model, training.make_optimizer(model, 1e-3, 0.1), {})
+    assert not (tmp_path / "step-1").exists()
 
 
 def test_a_checkpoint_has_its_shape(

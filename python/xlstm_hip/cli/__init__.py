@@ -12,7 +12,7 @@ from xlstm_hip_command import INTERRUPTED
 
 from .._version import __version__
 from . import bench, convert, doctor, evaluate, generate, plan, quantize, tune
-from .common import Parser
+from .common import Parser, WrongArguments
 
 COMMANDS = (generate, convert, quantize, evaluate, doctor, plan, bench, tune)
 
@@ -39,4 +39,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
         print(f"xlstm-hip {given.command}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, WrongArguments) else 1

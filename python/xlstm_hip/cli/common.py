@@ -24,6 +24,10 @@ DTYPES = by_name(GPU_DTYPES)
 TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
 
+class WrongArguments(ValueError):
+    """Of arguments that do not go together: said before any file is opened."""
+
+
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, and where to read more."""
 
@@ -44,10 +48,11 @@ def read_text(option: str, file: Path | None) -> str:
         raise ValueError(f"{option}: expected UTF-8 in {where}, got byte {error.object[error.start]:#04x}") from None
 
 
-def at_least(least: int) -> Callable[[str], int]:
+def at_least(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected a whole number >= {least}, got {text!r}")
+        if not text.isdecimal() or len(text) > len(str(most)) or not least <= int(text) <= most:
+            above = f" up to {most}" if text.isdecimal() and len(text) >= len(str(most)) else ""
+            raise argparse.ArgumentTypeError(f"expected a whole number >= {least}{above}, got {text!r}")
         return int(text)
 
     return parse
@@ -105,7 +110,7 @@ def refuse_given(given: argparse.Namespace, names: Iterable[str], expected: str)
     for name in names:
         value = getattr(given, name)
         if value is not None:
-            raise ValueError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}")
+            raise WrongArguments(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}")
 
 
 def check_new_folder(name: str, folder: Path) -> None:
@@ -114,7 +119,7 @@ def check_new_folder(name: str, folder: Path) -> None:
 
 
 def add_shard_size(command: argparse.ArgumentParser) -> None:
-    size = number("a finite number above 0", lambda x: 0 < x < math.inf)
+    size = number("a number above 0, up to 1e6", lambda x: 0 < x <= 1e6)
     command.add_argument("--shard-gb", metavar="GB", type=size, default=5.0, help="largest file (default: 5)")
 
 
@@ -137,7 +142,11 @@ MODEL_OPTIONS = ("dtype", "device", "weights", "threads")
 
 def add_model_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dtype", choices=DTYPES, help="of the weights (default: the checkpoint's)")
-    command.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: the GPU if the package has kernels for it)")
+    command.add_argument(
+        "--device",
+        type=device_name,
+        help="cpu, cuda, cuda:1, ... (default: the GPU if the package has kernels for it)",
+    )
     command.add_argument(
         "--weights",
         choices=("single", "fused"),
@@ -161,7 +170,15 @@ def _seen_device(name: str) -> str:
     return name
 
 
-def load(folder: Path, given: argparse.Namespace) -> xLSTMLarge:
+def check_checkpoint(name: str, folder: Path) -> None:
+    """By the argument's own name; what is in the folder is the loader's to check."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{name}: expected the folder of a checkpoint, got {str(folder)!r}")
+
+
+def load(name: str, folder: Path, given: argparse.Namespace) -> xLSTMLarge:
+    """The model of the argument `name`, as the options of add_model_options have it."""
+    check_checkpoint(name, folder)
     if given.threads:
         torch.set_num_threads(given.threads)
     dtype = None if given.dtype is None else DTYPES[given.dtype]

@@ -4,12 +4,23 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
-from ..models import load_pretrained, save_pretrained
+from ..models import SpecialTokens, load_pretrained, save_pretrained
 from ..models.checkpoint import SCHEMES
-from .common import DTYPES, add_command, add_shard_size, check_new_folder, copy_tokenizer, megabytes, shard_bytes
+from ..models.config_files import YAML_FILE
+from .common import (
+    DTYPES,
+    add_command,
+    add_shard_size,
+    check_checkpoint,
+    check_new_folder,
+    copy_tokenizer,
+    megabytes,
+    shard_bytes,
+)
 
 
 def add(commands: Any) -> None:
@@ -24,10 +35,16 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
+    check_checkpoint("source", given.source)
     check_new_folder("target", given.target)
     most = shard_bytes(given)
     model = load_pretrained(given.source, None if given.dtype is None else DTYPES[given.dtype])
     save_pretrained(model, given.target, given.scheme, given.weights, most)
     copy_tokenizer(given.source, given.target)
+    if given.scheme == "xlstm_large" and model.special_tokens != SpecialTokens():
+        print(
+            f"note: {YAML_FILE} has no place for special tokens: {model.special_tokens} of {given.source} are not kept",
+            file=sys.stderr,
+        )
     print(f"{given.target}: {sum(p.numel() for p in model.parameters())} weights, {megabytes(given.target):.1f} MB")
     return 0

@@ -66,7 +66,7 @@ def run(given: argparse.Namespace) -> int:
         raise ValueError("expected a text, got none that is not empty")
     results: dict[str, float] = {"texts": len(texts)}
     if given.model is not None:
-        model = load(given.model, given)
+        model = load("--model", given.model, given)
         total, count = log_probabilities(model, load_tokenizer(given.model, model.config.vocab_size), texts)
         if not count:
             raise ValueError("expected a text of at least two tokens")

@@ -15,7 +15,7 @@ import torch
 from ..generation import Stream, with_bos
 from ..sampling import Sampling, check_drawn
 from ..text import load_tokenizer
-from .common import add_command, add_model_options, at_least, load, number, read_text
+from .common import WrongArguments, add_command, add_model_options, at_least, load, number, read_text
 
 EXAMPLES = """examples:
   xlstm-hip generate models/demo --prompt "In the beginning" --temperature 0.7
@@ -74,9 +74,12 @@ def read_prompt(given: argparse.Namespace) -> str:
 
 
 def run(given: argparse.Namespace) -> int:
-    sampling = Sampling(given.temperature, given.top_k, given.top_p, given.repetition_penalty)
+    try:
+        sampling = Sampling(given.temperature, given.top_k, given.top_p, given.repetition_penalty)
+    except ValueError as error:  # each is in its range: they do not go together
+        raise WrongArguments(f"--{error}") from None
     text = read_prompt(given)
-    model = load(given.model, given)
+    model = load("model", given.model, given)
     tokenizer = load_tokenizer(given.model, model.config.vocab_size)
     tokens = with_bos([tokenizer.encode(text)], None if given.no_bos else model.special_tokens.bos)
     if not tokens[0]:

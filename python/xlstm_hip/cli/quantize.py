@@ -11,9 +11,21 @@ from typing import Any
 
 from ..models import load_pretrained, save_pretrained
 from ..models.checkpoint import check_scheme
+from ..models.config_files import JSON_FILE
+from ..models.shards import INDEX
 from ..quantize import BITS, GATES, GROUP_SIZES, SCALE_DTYPES, SINGLE_NAMES, TensorError, quantize
 from ..text import load_tokenizer
-from .common import add_command, add_shard_size, check_new_folder, copy_tokenizer, megabytes, read_text, shard_bytes
+from .common import (
+    TOKENIZER_FILES,
+    add_command,
+    add_shard_size,
+    check_checkpoint,
+    check_new_folder,
+    copy_tokenizer,
+    megabytes,
+    read_text,
+    shard_bytes,
+)
 from .evaluate import log_probabilities
 
 EXAMPLES = """examples:
@@ -55,6 +67,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
+    check_checkpoint("source", given.source)
     check_new_folder("target", given.target)
     most = shard_bytes(given)
     if given.report is not None:
@@ -95,6 +108,8 @@ def check_report(file: Path, target: Path) -> None:
     in_target = file.parent.resolve() == target.resolve()
     if file.is_dir() or not (file.parent.is_dir() or in_target):
         raise ValueError(f"--report: expected a file in a folder that is there, got {str(file)!r}")
+    if in_target and (file.name in (JSON_FILE, INDEX, *TOKENIZER_FILES) or file.suffix == ".safetensors"):
+        raise ValueError(f"--report: expected a file that is none of the checkpoint's, got {str(file)!r}")
 
 
 def print_errors(errors: list[TensorError]) -> None:

@@ -57,23 +57,33 @@ def read_config(folder: Path, with_gate_of_kernel: bool = True) -> tuple[xLSTMLa
 
     Without with_gate_of_kernel, for a caller who names a kernel, its own may be one that nobody knows here.
     """
-    if (folder / JSON_FILE).exists():
-        file = folder / JSON_FILE
-        fields, tokens = _from_json(file)
-    elif (folder / YAML_FILE).exists():
-        file = folder / YAML_FILE
-        fields, tokens = _from_yaml(file), SpecialTokens()
-    else:
-        raise CheckpointError(f"{folder}: expected {JSON_FILE} or {YAML_FILE}, found neither")
+    file, fields, tokens = stored_config(folder)
     own = {name: value for name, value in fields.items() if name not in KERNELS}
     kernel = fields.get("chunkwise_kernel")
     try:
         config = xLSTMLargeConfig(**own | INFERENCE)
         if with_gate_of_kernel and kernel is not None:
             config.chunkwise_kernel = _with_gate_of(kernel, config.chunkwise_kernel)
+        _check_ids(tokens, config.vocab_size)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{file}: {error}") from None
     return config, tokens
+
+
+def stored_config(folder: Path) -> tuple[Path, dict[str, Any], SpecialTokens]:
+    """The file that speaks for the weights, the fields of xLSTMLargeConfig that it has, and its special tokens."""
+    if (folder / JSON_FILE).exists():
+        return (folder / JSON_FILE, *_from_json(folder / JSON_FILE))
+    if (folder / YAML_FILE).exists():
+        return folder / YAML_FILE, _from_yaml(folder / YAML_FILE), SpecialTokens()
+    raise CheckpointError(f"{folder}: expected {JSON_FILE} or {YAML_FILE}, found neither")
+
+
+def _check_ids(tokens: SpecialTokens, vocab_size: int) -> None:
+    for name, ids in (("bos", (tokens.bos,)), ("eos", tokens.eos), ("pad", (tokens.pad,))):
+        for token in ids:
+            if token is not None and not 0 <= token < vocab_size:
+                raise ValueError(f"{name}_token_id: expected a token id from 0 to {vocab_size - 1}, got {token}")
 
 
 def other_config(folder: Path, scheme: str) -> str | None:

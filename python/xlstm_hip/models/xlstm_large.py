@@ -115,7 +115,7 @@ class xLSTMLarge(nn.Module):
         made = self._decoded(tokens, state, mask, then)
         if made is not None:
             return made
-        hidden, _ = self.hidden(tokens.unsqueeze(1), state, None if mask is None else mask.unsqueeze(1))
+        hidden, _ = self.hidden(tokens.unsqueeze(1), state, None if mask is None else mask.unsqueeze(1), True)
         logits = self.logits(hidden)[:, 0]
         if then is not None:
             then(logits)
@@ -124,7 +124,10 @@ class xLSTMLarge(nn.Module):
     def _decoded(self, tokens: Tensor, state: State, keep: Tensor | None, then: Then | None = None) -> Tensor | None:
         """Logits (B, V) by the decode engine, or None where it is not for this call."""
         config = self.config
-        states = [x for own in self._checked_state(state) for x in own]
+        blocks = self._checked_state(state)
+        if None in blocks:  # of the beginning
+            return None
+        states = [x for own in blocks if own is not None for x in own]
         if not may_step(tokens, states) or not own_step_kernels(
             config.chunkwise_kernel, config.step_kernel, config.inference_state_dtype
         ):
@@ -164,12 +167,15 @@ class xLSTMLarge(nn.Module):
     def _checked_mask(self, mask: Tensor, like: Tensor) -> Tensor:
         return has_shape("mask", is_tensor("mask", mask), tuple(like.shape), "that of the tokens").bool()
 
-    def _checked_state(self, state: State) -> list[LayerState]:
+    def _checked_state(self, state: State) -> list[LayerState | None]:
+        """By block; None, as the official model has it, is the beginning."""
         if not isinstance(state, Mapping):
             raise TypeError(f"state: expected a dict of (c, n, m) by block, got {type(state).__name__}")
         if state.keys() != set(range(self.config.num_blocks)):
             raise ValueError(f"state: expected blocks 0 to {self.config.num_blocks - 1}, got {list(state)}")
         for block, own in state.items():
+            if own is None:
+                continue
             if not isinstance(own, tuple | list) or len(own) != 3 or not all(isinstance(x, Tensor) for x in own):
                 what = f"({', '.join(type(x).__name__ for x in own)})" if isinstance(own, tuple | list) else repr(own)
                 raise TypeError(f"state[{block}]: expected three tensors (c, n, m), got {what}")
@@ -182,6 +188,8 @@ class xLSTMLarge(nn.Module):
         dqk, dhv = config.qk_dim // heads, config.v_dim // heads
         shapes = {"c": (batch, heads, dqk, dhv), "n": (batch, heads, dqk), "m": (batch, heads, 1)}
         for block, own in enumerate(self._checked_state(state)):
+            if own is None:
+                continue
             for (name, shape), tensor in zip(shapes.items(), own, strict=True):
                 what = f"state[{block}]: {name}"
                 has_shape(what, tensor, shape, "of this model and batch")
@@ -200,21 +208,31 @@ class xLSTMLarge(nn.Module):
 
     def generate(
         self,
-        prefill_tokens: Tensor,  # (B, S)
+        prefill_tokens: Tensor | None,  # (B, S); (B): one token each; None: the BOS token
         max_length: int,
         sampling_type: str = "greedy",
         state: State | None = None,
         **options: Any,
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[Tensor | None, State | None]:
         """The official call: max_length new tokens (B, max_length) and the state, without BOS or end token.
 
         sampling_type "sample" draws them, at temperature 1 unless options say otherwise. options: those of
-        xlstm_hip.models.generate, which is the fuller function; with eos rows may end earlier.
+        xlstm_hip.models.generate, which is the fuller function; with eos rows may end earlier. max_length 0 gives
+        (None, state).
         """
         one_of("sampling_type", sampling_type, ("greedy", "sample"))
         temperature = options.get("temperature")
         if sampling_type == "greedy" and temperature:
             raise ValueError(f"sampling_type: expected 'sample' with temperature={temperature}, got 'greedy'")
+        if max_length == 0 and not isinstance(max_length, bool):
+            return None, state
+        if prefill_tokens is None:
+            bos = self.special_tokens.bos
+            if bos is None:
+                raise ValueError("prefill_tokens: expected tokens for a model without a BOS token, got None")
+            prefill_tokens = torch.tensor([[bos]], device=self.embedding.weight.device)
+        elif isinstance(prefill_tokens, Tensor) and prefill_tokens.dim() == 1:
+            prefill_tokens = prefill_tokens.unsqueeze(1)
         given = {"bos": None, "eos": (), "temperature": 0.0 if sampling_type == "greedy" else 1.0} | options
         tokens, _, state = generate(self, prefill_tokens, max_length, state=state, **given)
         return tokens, state
