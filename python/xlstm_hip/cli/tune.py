@@ -21,8 +21,8 @@ EXAMPLES = f"""examples:
   xlstm-hip tune --op mla_decode --device cuda --batch 16 --length 8192
   xlstm-hip tune --resume runs/cpu_20260101-120000_mlstm_chunkwise --budget 128
 
-Calls read the shipped table and the one that {ENVIRONMENT} names. Without --table that one is written, and where it is
-not set, <run folder>/table.json.
+Calls read the shipped table and the one that {ENVIRONMENT} names, which must be there (--table makes a new one).
+Without --table that one is written, and where it is not set, <run folder>/table.json.
 """
 SETTINGS: dict[str, Any] = {  # what a run is: all of it is in run_meta.json, and --resume takes it from there
     "op": "mlstm_chunkwise", "device": None, "dtype": "bfloat16", "threads": None,
