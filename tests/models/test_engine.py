@@ -348,7 +348,7 @@ def test_a_default_device_is_not_the_table_s() -> None:
     assert calls == [1]
 
 
-@pytest.mark.parametrize("wrong", [None, [1], {0: None, 1: None, 2: None}, {n: (None,) * 3 for n in range(3)}])
+@pytest.mark.parametrize("wrong", [None, [1], {0: 1, 1: None, 2: None}, {n: (None,) * 3 for n in range(3)}])
 def test_states_that_are_none(wrong) -> None:
     with pytest.raises(TypeError, match=r"state(\[0\])?: expected (a dict of|three tensors) \(c, n, m\)"):
         ours().step(tokens(1, 1)[:, 0], wrong)
