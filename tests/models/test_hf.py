@@ -294,7 +294,7 @@ def test_device_maps() -> None:
                 hf.accelerate(model)
             assert relative(model(x).logits, fast) < 1e-5
             assert sum(map(len, calls)) > len(calls) // 2
-            assert torch.equal(hf.restore(model)(x).logits, own)
+            assert relative(hf.restore(model)(x).logits, own) < 1e-6  # memory elsewhere: another order of sums
     model = theirs()
     model.backbone.blocks[1].forward = lambda *given: given
     with pytest.raises(ValueError, match="model: expected transformers' own forward of xLSTMBlock, got another"):
