@@ -107,7 +107,7 @@ def test_logits_within_float32() -> None:
         got = hf.accelerate(model)(x).logits
         assert relative(got, true) <= 2 * relative(before, true)
         assert relative(before, true) < 1e-5
-        assert torch.equal(hf.restore(model)(x).logits, before)
+        assert relative(hf.restore(model)(x).logits, before) < 1e-6
 
 
 def test_logits_within_bfloat16() -> None:
