@@ -10,34 +10,20 @@ IDLE's must still come to the ops.
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import xlstm_hip
+from compat_parts import compat_part
 from xlstm_hip import attention as ours
 from xlstm_hip.attention.models import attention_forward as transformers_call
 
-
-def imported_compat() -> Any:
-    """Without xlstm_hip.compat itself, which puts modules under other libraries' names for the rest of the process."""
-    package = ModuleType("xlstm_hip.compat")
-    package.__path__ = [str(Path(xlstm_hip.__file__).parent / "compat")]
-    with mock.patch.dict(sys.modules, {"xlstm_hip.compat": package}):
-        return importlib.import_module("xlstm_hip.compat.attention")
-
-
-compat = imported_compat()
+compat = compat_part("attention")
 
 B, S, H, D = 2, 40, 4, 16
 G = torch.Generator().manual_seed(0)

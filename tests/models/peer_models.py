@@ -48,6 +48,7 @@ def ours(seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> x
 
 def official(like: xLSTMLarge, **changes: Any) -> nn.Module:
     module = pytest.importorskip("xlstm.xlstm_large.model", reason="the official model comes with the test extra")
+    assert module.xLSTMLarge is not xLSTMLarge, "xlstm_hip.compat stands in for it in this process"
     fields = {name: getattr(like.config, name) for name in (*SMALL, "use_bias", "add_out_norm", "weight_mode")}
     # Without return_last_states the official layer fails: it unpacks a state that is not there.
     fields |= {"return_last_states": True, **NATIVE, **changes}
