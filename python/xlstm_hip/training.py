@@ -18,10 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .models import save_pretrained, xLSTMLarge
+from .models.checkpoint import save_tensors
 from .models.mapping import listed
 
 BYTE_VALUES = 256
@@ -151,10 +152,7 @@ def save_checkpoint(
             whole = xLSTMLarge(model.config)
         whole.load_state_dict(weights, assign=True)
         save_pretrained(whole, unfinished)
-        try:
-            save_file(moments, unfinished / OPTIMIZER_FILE)
-        except SafetensorError as error:  # a full disk, say, which is no OSError to it
-            raise OSError(f"{unfinished / OPTIMIZER_FILE}: {error}") from None
+        save_tensors(moments, unfinished / OPTIMIZER_FILE, unfinished / OPTIMIZER_FILE)
         (unfinished / PROGRESS_FILE).write_text(json.dumps(progress, indent=2) + "\n")
         if folder.exists():  # of an earlier run into the same output
             shutil.rmtree(folder)

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from xlstm_hip import training
-from xlstm_hip.models import load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.models import checkpoint, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.quantize import quantize
 from xlstm_hip.training import ByteWindows, learning_rate, read_progress
 
@@ -214,10 +215,12 @@ def test_fsdp_is_for_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Is an OSError, which the script tells in one line, and leaves no checkpoint that looks like one."""
 
-    def full(*_: object) -> None:
-        raise SafetensorError("No space left on device")
+    def full_for_moments(tensors: dict[str, torch.Tensor], file: Path, metadata: Any) -> None:
+        if Path(file).name == training.OPTIMIZER_FILE:
+            raise SafetensorError("No space left on device")
+        save_file(tensors, file, metadata=metadata)
 
-    monkeypatch.setattr(training, "save_file", full)
+    monkeypatch.setattr(checkpoint, "save_file", full_for_moments)
     model = xLSTMLarge(xLSTMLargeConfig(32, 2, 1, 256, ffn_proj_factor=1.0))
     with pytest.raises(OSError, match=r"optimizer\.safetensors: No space left on device"):
         training.save_checkpoint(tmp_path / "step-1", model, training.make_optimizer(model, 1e-3, 0.1), {})

@@ -17,6 +17,7 @@ import torch
 from ..checks import GPU_DTYPES, by_name
 from ..device import default_device, device_facts
 from ..models import load_pretrained, xLSTMLarge
+from ..models.checkpoint import checkpoint_folder
 from ..models.config_files import read_scheme
 from ..text import TOKENIZER_FILE
 
@@ -49,11 +50,13 @@ def read_text(option: str, file: Path | None) -> str:
 
 
 def at_least(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
+    digits = len(str(most))  # Python reads no number of thousands
+
     def parse(text: str) -> int:
-        if not text.isdecimal() or len(text) > len(str(most)) or not least <= int(text) <= most:
-            above = f" up to {most}" if text.isdecimal() and len(text) >= len(str(most)) else ""
-            raise argparse.ArgumentTypeError(f"expected a whole number >= {least}{above}, got {text!r}")
-        return int(text)
+        if text.isdecimal() and len(text) <= digits and least <= int(text) <= most:
+            return int(text)
+        above = f" up to {most}" if text.isdecimal() and len(text) >= digits else ""
+        raise argparse.ArgumentTypeError(f"expected a whole number >= {least}{above}, got {text!r}")
 
     return parse
 
@@ -97,6 +100,10 @@ def number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], floa
     return parse
 
 
+FINITE = number("a finite number >= 0", lambda x: 0 <= x < math.inf)
+POSITIVE = number("a finite number above 0", lambda x: 0 < x < math.inf)
+
+
 def add_command(commands: Any, name: str, run: Callable, text: str, examples: str = "") -> argparse.ArgumentParser:
     command = commands.add_parser(
         name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -113,9 +120,16 @@ def refuse_given(given: argparse.Namespace, names: Iterable[str], expected: str)
             raise WrongArguments(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}")
 
 
-def check_new_folder(name: str, folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{name}: expected a new or empty folder, got {str(folder)!r}")
+def add_source_and_target(command: argparse.ArgumentParser) -> None:
+    command.add_argument("source", type=Path, help="folder of a checkpoint")
+    command.add_argument("target", type=Path, help="folder to write; must be new or empty")
+
+
+def check_source_and_target(given: argparse.Namespace) -> None:
+    checkpoint_folder("source", given.source)
+    target = given.target
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"target: expected a new or empty folder, got {str(target)!r}")
 
 
 def add_shard_size(command: argparse.ArgumentParser) -> None:
@@ -170,15 +184,9 @@ def _seen_device(name: str) -> str:
     return name
 
 
-def check_checkpoint(name: str, folder: Path) -> None:
-    """By the argument's own name; what is in the folder is the loader's to check."""
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{name}: expected the folder of a checkpoint, got {str(folder)!r}")
-
-
 def load(name: str, folder: Path, given: argparse.Namespace) -> xLSTMLarge:
     """The model of the argument `name`, as the options of add_model_options have it."""
-    check_checkpoint(name, folder)
+    checkpoint_folder(name, folder)
     if given.threads:
         torch.set_num_threads(given.threads)
     dtype = None if given.dtype is None else DTYPES[given.dtype]

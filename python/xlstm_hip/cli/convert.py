@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 from ..models import SpecialTokens, load_pretrained, save_pretrained
@@ -15,8 +14,8 @@ from .common import (
     DTYPES,
     add_command,
     add_shard_size,
-    check_checkpoint,
-    check_new_folder,
+    add_source_and_target,
+    check_source_and_target,
     copy_tokenizer,
     megabytes,
     shard_bytes,
@@ -26,8 +25,7 @@ from .common import (
 def add(commands: Any) -> None:
     text = "Write a checkpoint in another scheme, dtype or kind of weights."
     command = add_command(commands, "convert", run, text)
-    command.add_argument("source", type=Path, help="folder of a checkpoint")
-    command.add_argument("target", type=Path, help="folder to write; must be new or empty")
+    add_source_and_target(command)
     command.add_argument("--scheme", choices=SCHEMES, default="hf", help="names and files (default: hf)")
     command.add_argument("--weights", choices=("single", "fused"), default="single", help="(default: single)")
     command.add_argument("--dtype", choices=DTYPES, help="(default: as it is)")
@@ -35,8 +33,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    check_checkpoint("source", given.source)
-    check_new_folder("target", given.target)
+    check_source_and_target(given)
     most = shard_bytes(given)
     model = load_pretrained(given.source, None if given.dtype is None else DTYPES[given.dtype])
     save_pretrained(model, given.target, given.scheme, given.weights, most)

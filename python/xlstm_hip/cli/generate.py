@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
 from pathlib import Path
@@ -15,7 +14,17 @@ import torch
 from ..generation import Stream, with_bos
 from ..sampling import Sampling, check_drawn
 from ..text import load_tokenizer
-from .common import WrongArguments, add_command, add_model_options, at_least, load, number, read_text
+from .common import (
+    FINITE,
+    POSITIVE,
+    WrongArguments,
+    add_command,
+    add_model_options,
+    at_least,
+    load,
+    number,
+    read_text,
+)
 
 EXAMPLES = """examples:
   xlstm-hip generate models/demo --prompt "In the beginning" --temperature 0.7
@@ -34,7 +43,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--temperature",
         metavar="T",
-        type=number("a finite number >= 0", lambda x: 0 <= x < math.inf),
+        type=FINITE,
         default=0.8,
         help="0: the likeliest token (default: 0.8)",
     )
@@ -51,7 +60,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--repetition-penalty",
         metavar="R",
-        type=number("a finite number above 0", lambda x: 0 < x < math.inf),
+        type=POSITIVE,
         default=1.0,
         help="above 1: fewer repeats (default: 1)",
     )

@@ -19,8 +19,8 @@ from .common import (
     TOKENIZER_FILES,
     add_command,
     add_shard_size,
-    check_checkpoint,
-    check_new_folder,
+    add_source_and_target,
+    check_source_and_target,
     copy_tokenizer,
     megabytes,
     read_text,
@@ -40,8 +40,7 @@ WORST = 5  # weights that are printed
 def add(commands: Any) -> None:
     text = "Write a checkpoint with weights of 8 or 4 bits."
     command = add_command(commands, "quantize", run, text, EXAMPLES)
-    command.add_argument("source", type=Path, help="folder of a checkpoint")
-    command.add_argument("target", type=Path, help="folder to write; must be new or empty")
+    add_source_and_target(command)
     command.add_argument("--bits", type=int, choices=BITS, default=8, help="of a weight (default: 8)")
     command.add_argument(
         "--group-size", type=int, choices=GROUP_SIZES, default=64, help="weights that share a scale (default: 64)"
@@ -67,8 +66,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    check_checkpoint("source", given.source)
-    check_new_folder("target", given.target)
+    check_source_and_target(given)
     most = shard_bytes(given)
     if given.report is not None:
         check_report(given.report, given.target)

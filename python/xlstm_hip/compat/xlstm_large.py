@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,7 +13,8 @@ from torch import Tensor
 
 from .. import layers
 from ..models import blocks, load_pretrained, xLSTMLarge, xLSTMLargeConfig
-from ..models.config_files import FIELDS, JSON_FILE, KERNELS, stored_config
+from ..models.checkpoint import checkpoint_folder
+from ..models.config_files import FIELDS, YAML_FILE, stored_config
 from ..models.mapping import FUSED
 from ..models.mlstm_call import LayerState
 
@@ -78,10 +78,9 @@ def load_from_pretrained(
 ) -> xLSTMLarge:
     """As the official loader has it: in float32, and what is None is as config.yaml says, or as the official
     configuration has it by default. But kernels that are not named are the best ones of this package."""
-    folder = Path(checkpoint_path)
-    stored: dict[str, Any] = {}
-    if not (folder / JSON_FILE).exists() and folder.is_dir():
-        stored = {"mode": "train", "return_last_states": False} | stored_config(folder)[1]
+    file, fields, _ = stored_config(checkpoint_folder("checkpoint_path", checkpoint_path))
+    official = {"mode": "train", "return_last_states": False}
+    stored = {name: fields.get(name, x) for name, x in official.items()} if file.name == YAML_FILE else {}
     given: dict[str, Any] = {
         "return_last_states": return_last_states,
         "chunkwise_kernel": chunkwise_kernel_name,
@@ -90,8 +89,8 @@ def load_from_pretrained(
         "mode": backend_mode,
         "chunk_size": chunk_size,
     }
-    changes = {name: stored.get(name) if x is None else x for name, x in given.items() if name not in KERNELS or x}
-    return load_pretrained(folder, torch.float32, **{name: x for name, x in changes.items() if x is not None})
+    given = stored | {name: x for name, x in given.items() if x is not None}
+    return load_pretrained(checkpoint_path, torch.float32, **given)
 
 
 def convert_single_weights_to_fused_weights(single_weight_state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -55,9 +55,7 @@ def load_pretrained(
     Host memory beyond the model is two buffers of 16 MiB at the most, or of a row. A checkpoint that does not fit is a
     CheckpointError which names the tensor or the file, before anything is read.
     """
-    folder = _folder(path)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"path: expected the folder of a checkpoint, got {str(path)!r}")
+    folder = checkpoint_folder("path", path)
     if dtype is not None:
         one_of("dtype", dtype, IO_DTYPES)
     one_of("weight_mode", weight_mode, WEIGHT_MODES)
@@ -89,11 +87,19 @@ def load_pretrained(
     return model.eval()
 
 
-def _folder(path: str | os.PathLike[str]) -> Path:
+def checkpoint_folder(name: str, path: str | os.PathLike[str]) -> Path:
+    """One that is there, of the argument `name`."""
+    folder = _folder(name, path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{name}: expected the folder of a checkpoint, got {str(path)!r}")
+    return folder
+
+
+def _folder(name: str, path: str | os.PathLike[str]) -> Path:
     try:
         return Path(path)
     except TypeError:
-        raise TypeError(f"path: expected the name of a folder, got {path!r}") from None
+        raise TypeError(f"{name}: expected the name of a folder, got {path!r}") from None
 
 
 def _empty(config: xLSTMLargeConfig, scheme: Scheme | None) -> xLSTMLarge:
@@ -206,7 +212,7 @@ def save_pretrained(
     weight_mode = config.weight_mode if weight_mode is None else weight_mode
     one_of("weight_mode", weight_mode, WEIGHT_MODES)
     scheme_of_weights = model.quantization
-    folder = _folder(path)
+    folder = _folder("path", path)
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"path: expected a folder, got the file {str(path)!r}")
     stale_config = other_config(folder, scheme)
@@ -225,10 +231,7 @@ def save_pretrained(
         beside = Path(name_of_beside)
         for file, shard in zip(files, shards, strict=True):
             tensors = {names[name]: _assembled(mapping[name], own) for name in shard}
-            try:
-                save_file(tensors, beside / file, metadata={"format": "pt"})
-            except SafetensorError as error:  # a full disk, say, which is no OSError to it
-                raise OSError(f"{folder}: {error}") from None
+            save_tensors(tensors, beside / file, folder, metadata={"format": "pt"})
         if scheme == "hf":
             if len(shards) > 1:
                 places = {names[name]: file for file, shard in zip(files, shards, strict=True) for name in shard}
@@ -240,6 +243,14 @@ def save_pretrained(
         else:
             write_yaml(beside, config)
         _take_place(beside, folder, stale_config)
+
+
+def save_tensors(tensors: dict[str, Tensor], file: Path, told: Path, metadata: dict[str, str] | None = None) -> None:
+    """`told` is what an error names."""
+    try:
+        save_file(tensors, file, metadata=metadata)
+    except SafetensorError as error:  # a full disk, say, which is no OSError to it
+        raise OSError(f"{told}: {error}") from None
 
 
 def _take_place(beside: Path, folder: Path, stale_config: str | None) -> None:

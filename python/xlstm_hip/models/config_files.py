@@ -79,11 +79,16 @@ def stored_config(folder: Path) -> tuple[Path, dict[str, Any], SpecialTokens]:
     raise CheckpointError(f"{folder}: expected {JSON_FILE} or {YAML_FILE}, found neither")
 
 
+def _ids(tokens: SpecialTokens) -> list[tuple[str, int | None]]:
+    """By config.json's names."""
+    eos = [("eos_token_id", token) for token in tokens.eos]
+    return [("bos_token_id", tokens.bos), *eos, ("pad_token_id", tokens.pad)]
+
+
 def _check_ids(tokens: SpecialTokens, vocab_size: int) -> None:
-    for name, ids in (("bos", (tokens.bos,)), ("eos", tokens.eos), ("pad", (tokens.pad,))):
-        for token in ids:
-            if token is not None and not 0 <= token < vocab_size:
-                raise ValueError(f"{name}_token_id: expected a token id from 0 to {vocab_size - 1}, got {token}")
+    for name, token in _ids(tokens):
+        if token is not None and not 0 <= token < vocab_size:
+            raise ValueError(f"{name}: expected a token id from 0 to {vocab_size - 1}, got {token}")
 
 
 def other_config(folder: Path, scheme: str) -> str | None:
@@ -139,12 +144,11 @@ def _from_json(file: Path) -> tuple[dict[str, Any], SpecialTokens]:
     fields["add_out_norm"] = True  # transformers' model always has it
     eos = given.get("eos_token_id", 2)
     eos = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
-    bos, pad = given.get("bos_token_id", 0), given.get("pad_token_id", 1)
-    for name, tokens in (("bos_token_id", (bos,)), ("eos_token_id", eos), ("pad_token_id", (pad,))):
-        for token in tokens:
-            if type(token) is not int and (token is not None or name == "eos_token_id"):
-                raise CheckpointError(f"{file}: {name}: expected a token id or null, got {token!r}")
-    return fields, SpecialTokens(bos, eos, pad)
+    tokens = SpecialTokens(given.get("bos_token_id", 0), eos, given.get("pad_token_id", 1))
+    for name, token in _ids(tokens):
+        if type(token) is not int and (token is not None or name == "eos_token_id"):
+            raise CheckpointError(f"{file}: {name}: expected a token id or null, got {token!r}")
+    return fields, tokens
 
 
 def _from_yaml(file: Path) -> dict[str, Any]:

@@ -115,7 +115,8 @@ class xLSTMLarge(nn.Module):
         made = self._decoded(tokens, state, mask, then)
         if made is not None:
             return made
-        hidden, _ = self.hidden(tokens.unsqueeze(1), state, None if mask is None else mask.unsqueeze(1), True)
+        ahead = None if mask is None else mask.unsqueeze(1)
+        hidden, _ = self.hidden(tokens.unsqueeze(1), state, ahead, keep_state=True)
         logits = self.logits(hidden)[:, 0]
         if then is not None:
             then(logits)
