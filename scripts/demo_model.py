@@ -22,7 +22,7 @@ from torch import Tensor
 
 from demo import OUR_COLOUR, PLAIN_COLOUR, leave_picture, print_table, seconds, with_folder
 from xlstm_hip import device_facts
-from xlstm_hip.cli.common import FINITE, at_least
+from xlstm_hip.cli.common import NOT_NEGATIVE, at_least
 from xlstm_hip.models import Sampling, Stream, generate, load_pretrained, xLSTMLarge
 from xlstm_hip.text import BYTES
 
@@ -46,7 +46,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--prompt", default="In the beginning ", help="what the model goes on with")
     parser.add_argument("--tokens", type=at_least(1), default=400, help="bytes to write")
-    parser.add_argument("--temperature", type=FINITE, default=0.6)
+    parser.add_argument("--temperature", type=NOT_NEGATIVE, default=0.6)
     parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--read", type=at_least(PROMPT), default=2048, help="bytes of the prompt that is timed")
     parser.add_argument("--write", type=at_least(1), default=128, help="bytes written when timed")

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from xlstm_hip import training
-from xlstm_hip.cli.common import FINITE, POSITIVE, at_least, number
+from xlstm_hip.cli.common import NOT_NEGATIVE, POSITIVE, at_least, number
 from xlstm_hip.models import CheckpointError, load_pretrained, xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.models.checkpoint import check_scheme
 from xlstm_hip.models.config_files import read_config
@@ -58,7 +58,7 @@ def arguments() -> argparse.ArgumentParser:
     run.add_argument("--length", type=at_least(1), default=256, help="bytes of a window")
     run.add_argument("--lr", type=POSITIVE, default=3e-3)
     run.add_argument("--warmup", type=at_least(0), default=50, help="steps")
-    run.add_argument("--weight-decay", type=FINITE, default=0.1)
+    run.add_argument("--weight-decay", type=NOT_NEGATIVE, default=0.1)
     run.add_argument("--seed", type=at_least(0, 2**32 - 1), default=0)
     run.add_argument("--amp", choices=AMP, default="off", help="autocast to this dtype")
     run.add_argument("--checkpoint-activations", action="store_true", help="less memory, a second forward pass")

@@ -100,7 +100,7 @@ def number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], floa
     return parse
 
 
-FINITE = number("a finite number >= 0", lambda x: 0 <= x < math.inf)
+NOT_NEGATIVE = number("a finite number >= 0", lambda x: 0 <= x < math.inf)
 POSITIVE = number("a finite number above 0", lambda x: 0 < x < math.inf)
 
 

@@ -15,7 +15,7 @@ from ..generation import Stream, with_bos
 from ..sampling import Sampling, check_drawn
 from ..text import load_tokenizer
 from .common import (
-    FINITE,
+    NOT_NEGATIVE,
     POSITIVE,
     WrongArguments,
     add_command,
@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--temperature",
         metavar="T",
-        type=FINITE,
+        type=NOT_NEGATIVE,
         default=0.8,
         help="0: the likeliest token (default: 0.8)",
     )
