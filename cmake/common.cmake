@@ -47,7 +47,7 @@ function(xlstm_hip_objects name)
   endif()
   add_library(${name} OBJECT ${ARGN})
   target_include_directories(${name} PRIVATE
-    ${CMAKE_CURRENT_SOURCE_DIR}/csrc ${CMAKE_CURRENT_SOURCE_DIR}/csrc/api ${XLSTM_HIP_GENERATED_DIR})
+    ${CMAKE_CURRENT_SOURCE_DIR}/csrc ${CMAKE_CURRENT_SOURCE_DIR}/csrc/include ${XLSTM_HIP_GENERATED_DIR})
   target_compile_options(${name} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${XLSTM_HIP_WARNINGS}>")
 endfunction()
 

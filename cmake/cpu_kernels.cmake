@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# CPU kernels: each csrc/<family>/*_cpu.cpp is compiled once per instruction set, with XLSTM_ISA naming it, and the
-# library chooses at run time. csrc/arch/isa.h lists the sets; their compiler flags are here.
+# CPU kernels: each *_cpu.cpp below csrc/ is compiled once per instruction set, with XLSTM_ISA naming it, and the
+# library chooses at run time. csrc/arch/cpu/isa.h lists the sets; their compiler flags are here.
 
 set(isa_portable_flags "")
 set(isa_avx2_flags -mavx2 -mfma -mf16c -mbmi2)
@@ -8,8 +8,8 @@ set(isa_avx512_flags ${isa_avx2_flags} -mavx512f -mavx512bw -mavx512dq -mavx512v
 set(isa_avx512bf16_flags ${isa_avx512_flags} -mavx512bf16)
 
 # The two lists in isa.h: x86-64's first, then everybody else's.
-file(STRINGS csrc/arch/isa.h isa_lists REGEX "#define XLSTM_FOR_EACH_ISA")
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS csrc/arch/isa.h)
+file(STRINGS csrc/arch/cpu/isa.h isa_lists REGEX "#define XLSTM_FOR_EACH_ISA")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS csrc/arch/cpu/isa.h)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   list(GET isa_lists 0 isa_list)
 else()
@@ -19,7 +19,7 @@ string(REGEX REPLACE ".*FOR_EACH_ISA\\(X\\)" "" isa_list "${isa_list}")
 string(REGEX MATCHALL "[a-z0-9]+" XLSTM_HIP_CPU_ISAS "${isa_list}")
 foreach(isa IN LISTS XLSTM_HIP_CPU_ISAS)
   if(NOT DEFINED isa_${isa}_flags)
-    message(FATAL_ERROR "csrc/arch/isa.h names the instruction set ${isa}, whose flags cmake/cpu_kernels.cmake lacks")
+    message(FATAL_ERROR "csrc/arch/cpu/isa.h names the instruction set ${isa}, whose flags cmake/cpu_kernels.cmake lacks")
   endif()
 endforeach()
 

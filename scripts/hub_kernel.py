@@ -35,10 +35,12 @@ OLDEST_TORCH = "2.10"  # as csrc is compiled: the variant's name says it
 ENTRIES = ("__init__", "attention/__init__", "layers")
 ROCM_ARCHS = ("gfx90a", "gfx942", "gfx1100")
 CUDA_ARCHS = ("8.0", "9.0a")
-GPU_KERNELS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {  # backend: its archs' field, they, its files
+GPU_KERNELS: dict[
+    str, tuple[str, tuple[str, ...], tuple[str, ...]]
+] = {  # backend: archs' field, archs, endings of sources
     "cpu": ("", (), ()),
-    "cuda": ("cuda-capabilities", CUDA_ARCHS, ("csrc/*/*_gpu.hip", "csrc/*/*_gpu.cu")),
-    "rocm": ("rocm-archs", ROCM_ARCHS, ("csrc/*/*_gpu.hip",)),
+    "cuda": ("cuda-capabilities", CUDA_ARCHS, ("hip", "cu")),
+    "rocm": ("rocm-archs", ROCM_ARCHS, ("hip",)),
 }
 
 WHICH_GPU = """\
@@ -210,6 +212,14 @@ def write_sources(folder: Path) -> None:
         if "XLSTM_HIP_GPU_HIP" in text:
             first, rest = text.split("\n", 1)
             path.write_text(f"{first}\n{WHICH_GPU}{rest}", encoding="utf-8")
+    for path in (folder / "csrc").rglob("*.hip"):  # cmake/element_instances.cmake
+        elements = re.search(r"^// Compiled once for each XLSTM_ELEMENT.*: (.*)$", path.read_text(), re.MULTILINE)
+        for element in elements[1].split() if elements else ():
+            name = path.relative_to(folder / "csrc").as_posix()
+            text = f'// SPDX-License-Identifier: Apache-2.0\n#define XLSTM_ELEMENT {element}\n#include "{name}"\n'
+            target = folder / "torch-ext/elements" / f"{path.stem}_{element}.hip"
+            target.parent.mkdir(exist_ok=True)
+            target.write_text(text, encoding="utf-8")
     facts = {
         "XLSTM_HIP_VERSION": re.findall(r'__version__ = "(.*)"', (PACKAGE / "_version.py").read_text())[0],
         "XLSTM_HIP_CPU_ISAS": ";".join(isa_flags()),
@@ -223,22 +233,30 @@ def write_sources(folder: Path) -> None:
     for isa in isa_flags():
         target = folder / "torch-ext/isa" / isa
         target.mkdir(parents=True)
-        for kernel in sorted((ROOT / "csrc").glob("*/*_cpu.cpp")):
+        for kernel in sorted((ROOT / "csrc").rglob("*_cpu.cpp")):
             name = kernel.relative_to(ROOT / "csrc").as_posix()
             text = f'// SPDX-License-Identifier: Apache-2.0\n#define XLSTM_ISA {isa}\n#include "{name}"\n'
             (target / name.replace("/", "_")).write_text(text, encoding="utf-8")
 
 
 def build_toml(folder: Path) -> str:
-    headers = below(folder, "csrc/*/*.h", "csrc/*.h", "csrc/*/*_cpu.cpp")  # the files of torch-ext/isa include these
-    host = [path for path in below(folder, "csrc/*/*.cpp") if not path.endswith("_cpu.cpp") and "/torch/" not in path]
+    by_element = [path.relative_to(folder).as_posix() for path in (folder / "csrc").rglob("*.hip")
+                  if "once for each XLSTM_ELEMENT" in path.read_text(encoding="utf-8")]  # fmt: skip
+    headers = below(folder, "csrc/**/*.h", "csrc/**/*_cpu.cpp") + by_element  # what the files of torch-ext include
+    host = [path for path in below(folder, "csrc/**/*.cpp") if not path.endswith("_cpu.cpp") and "/torch/" not in path]
+
+    def gpu_sources(endings: tuple[str, ...]) -> list[str]:
+        places = ("csrc/**/*", "torch-ext/elements/*")
+        paths = below(folder, *(f"{place}.{ending}" for place in places for ending in endings))
+        return [path for path in paths if path not in by_element]
+
     lines = [
         "# SPDX-License-Identifier: Apache-2.0",
         "# Written by scripts/hub_kernel.py.",
         "[general]", f'name = "{HUB_NAME}"', f"version = {VERSION}", "edition = 5", 'license = "Apache-2.0"',
         'backends = ["cpu", "cuda", "rocm"]', "",
         "[torch]", f"src = {json.dumps([*below(folder, 'csrc/torch/*'), 'torch-ext/module.cpp'])}",
-        'include = ["csrc"]', 'pyext = ["py", "json"]', "",
+        'include = ["csrc", "csrc/include"]', 'pyext = ["py", "json"]', "",
         "[torch.stable-abi]", *(f'{backend} = "{OLDEST_TORCH}"' for backend in ("cpu", "cuda", "rocm")), "",
     ]  # fmt: skip
     for backend, (field, archs, endings) in GPU_KERNELS.items():
@@ -247,11 +265,11 @@ def build_toml(folder: Path) -> str:
             lines += [
                 f"[kernel.{backend}_{isa}]", f'backend = "{backend}"', 'depends = ["torch"]',
                 f"src = {json.dumps(below(folder, f'torch-ext/isa/{isa}/*.cpp') + headers)}",
-                'include = ["csrc", "csrc/api"]', f"cxx-flags = {json.dumps(all_flags)}", "",
+                'include = ["csrc", "csrc/include"]', f"cxx-flags = {json.dumps(all_flags)}", "",
             ]  # fmt: skip
         lines += [
             f"[kernel.{backend}_host]", f'backend = "{backend}"', 'depends = ["torch"]',
-            f"src = {json.dumps(host + below(folder, *endings) + headers)}", 'include = ["csrc", "csrc/api"]',
+            f"src = {json.dumps(host + gpu_sources(endings) + headers)}", 'include = ["csrc", "csrc/include"]',
             *([f"{field} = {json.dumps(archs)}"] if field else []), "",
         ]  # fmt: skip
     return "\n".join(lines)

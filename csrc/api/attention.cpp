@@ -6,9 +6,9 @@
 #include <stdexcept>
 
 #include "api/call.h"
-#include "api/threads.h"
-#include "arch/isa.h"
-#include "attention/kernels_cpu.h"
+#include "arch/cpu/isa.h"
+#include "attention/cpu/kernel_table.h"
+#include "base/threads.h"
 
 namespace xlstm {
 

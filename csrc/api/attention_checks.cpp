@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/attention.h"
 #include "api/checks.h"
-#include "attention/plan.h"
+#include "attention/cpu/plan.h"
 
 namespace xlstm {
 namespace {

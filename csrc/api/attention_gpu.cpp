@@ -4,7 +4,7 @@
 #include "api/call.h"
 
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
-#include "attention/kernels_gpu.h"
+#include "attention/gpu/kernels.h"
 
 namespace xlstm {
 namespace {

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "api/xlstm_hip.h"
+#include "xlstm_hip.h"
 
 namespace xlstm {
 

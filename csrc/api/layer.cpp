@@ -5,9 +5,9 @@
 #include <stdexcept>
 
 #include "api/call.h"
-#include "api/threads.h"
-#include "arch/isa.h"
-#include "layer/kernels_cpu.h"
+#include "arch/cpu/isa.h"
+#include "base/threads.h"
+#include "layer/cpu/kernel_table.h"
 
 namespace xlstm {
 

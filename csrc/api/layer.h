@@ -3,7 +3,7 @@
 // on_host: targets can be read, and float64 is there.
 #pragma once
 
-#include "api/xlstm_hip.h"
+#include "xlstm_hip.h"
 
 namespace xlstm {
 

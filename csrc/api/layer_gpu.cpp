@@ -4,7 +4,7 @@
 #include "api/layer.h"
 
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
-#include "layer/kernels_gpu.h"
+#include "layer/gpu/kernels.h"
 
 namespace xlstm {
 namespace {

@@ -6,9 +6,9 @@
 #include <stdexcept>
 
 #include "api/call.h"
-#include "api/threads.h"
-#include "arch/isa.h"
-#include "mlstm/kernels_cpu.h"
+#include "arch/cpu/isa.h"
+#include "base/threads.h"
+#include "mlstm/cpu/kernel_table.h"
 
 namespace xlstm {
 

@@ -3,7 +3,7 @@
 // on_host: cu_seqlens can be read.
 #pragma once
 
-#include "api/xlstm_hip.h"
+#include "xlstm_hip.h"
 
 namespace xlstm {
 

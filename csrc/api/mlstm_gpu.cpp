@@ -6,7 +6,7 @@
 #include "api/mlstm.h"
 
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
-#include "mlstm/kernels_gpu.h"
+#include "mlstm/gpu/kernels.h"
 
 namespace xlstm {
 namespace {

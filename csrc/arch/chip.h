@@ -5,7 +5,7 @@
 #include <string>
 
 #include "arch/devices.h"
-#include "arch/family.h"
+#include "arch/layouts.h"
 
 namespace xlstm::gpu {
 
@@ -13,7 +13,7 @@ struct Chip {
   Family family;
   int compute_units;  // as in DeviceFacts
   int lds_bytes;      // that a block may have
-  bool hopper;        // has what arch/hopper.h is about, and the library code for it
+  bool hopper;        // has what arch/hopper/hopper.h is about, and the library code for it
 };
 
 // By what HIP and CUDA call the device: "gfx942:sramecc+", "sm_90". Chips of AMD's gfx9 have waves of 64.

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include "arch/family.h"
+#include "arch/layouts.h"
 
 #if defined(__CUDACC__)
 #include <cuda_bf16.h>
@@ -27,7 +27,7 @@
 
 namespace xlstm::gpu {
 
-// Whether the library has kernels for Hopper (arch/hopper.h): a CUDA library does, for sm_90a.
+// Whether the library has kernels for Hopper (arch/hopper/hopper.h): a CUDA library does, for sm_90a.
 #if defined(__CUDACC__)
 constexpr bool kHasHopperKernels = true;
 #else

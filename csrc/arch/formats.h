@@ -4,7 +4,7 @@
 
 #include "arch/compiler.h"
 #if defined(__CUDACC__)
-#include "arch/ptx.h"
+#include "arch/nvidia/ptx.h"
 #endif
 
 namespace xlstm::gpu {

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "arch/gpu.h"
+#include "arch/fragments.h"
 
 namespace xlstm::gpu {
 
@@ -16,7 +16,7 @@ inline void check_launch(const char* kernel, Status status) {
 struct Grid {
   int64_t blocks;
   int threads, lds_bytes;
-  bool early = false;     // before the kernel before it has ended: see arch/overlap.h
+  bool early = false;     // before the kernel before it has ended: see arch/nvidia/dependent_launch.h
   int cluster = 0;        // blocks that see each other's LDS: Hopper's
   bool together = false;  // all blocks at once, or an error: NVIDIA's
 };

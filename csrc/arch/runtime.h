@@ -41,8 +41,9 @@ Status allow_lds(Kernel* kernel, int bytes) {
 #endif
 }
 
-// Starts a kernel, without the syntax that only compilers for GPUs have. early: see arch/overlap.h. cluster: blocks
-// that run side by side and see each other's LDS, which Hopper has; 0: none. all_at_once: or an error, of CUDA's.
+// Starts a kernel, without the syntax that only compilers for GPUs have. early: see arch/nvidia/dependent_launch.h.
+// cluster: blocks that run side by side and see each other's LDS, which Hopper has; 0: none. all_at_once: or an error,
+// of CUDA's.
 template <class... Params>
 Status start(void (*kernel)(Params...), uint32_t blocks, int threads, int lds_bytes, bool early, int cluster,
              bool all_at_once, Stream stream, const std::type_identity_t<Params>&... arguments) {

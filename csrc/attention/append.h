@@ -2,8 +2,8 @@
 // Where new tokens of a cache go, and how a feature is rotated; for the host and for GPU kernels.
 #pragma once
 
-#include "api/xlstm_hip.h"
 #include "attention/rules.h"
+#include "xlstm_hip.h"
 
 namespace xlstm {
 

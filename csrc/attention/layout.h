@@ -6,12 +6,12 @@
 // The query heads that share a key head are one matrix of rows.
 #pragma once
 
-#include "api/xlstm_hip.h"
-#include "arch/host_device.h"
+#include "base/host_device.h"
+#include "xlstm_hip.h"
 
 namespace xlstm {
 
-// Always inlined: the linker would take one instruction set's copy for all (tile/cpu.h).
+// Always inlined: the linker would take one instruction set's copy for all (tile/cpu_panels.h).
 #define XLSTM_PLACE XLSTM_HOST_DEVICE inline __attribute__((always_inline))
 
 template <class Int>

@@ -3,14 +3,14 @@
 // to be, and which weights dropout keeps. They are written here and nowhere else.
 //
 // Queries i of Q and keys j of K are counted within a sequence, and the last query stands beside the last key: query i
-// stands at i + K - Q. Dropout draws 16 bits per weight from Philox (arch/philox.h) with
+// stands at i + K - Q. Dropout draws 16 bits per weight from Philox (base/philox.h) with
 //     key = seed      counter = (j / 8, i, b HQ + head, offset)
 // so that a mask depends on no tile, direction, thread or machine: weight j is half j % 8 of the 128 bits.
 #pragma once
 
 #include <stdint.h>
 
-#include "arch/philox.h"
+#include "base/philox.h"
 
 namespace xlstm {
 

@@ -3,8 +3,8 @@
 // kernels of several instruction sets.
 #pragma once
 
-#include "api/xlstm_hip.h"
-#include "arch/host_device.h"
+#include "base/host_device.h"
+#include "xlstm_hip.h"
 
 namespace xlstm {
 

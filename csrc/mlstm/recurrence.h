@@ -12,7 +12,7 @@
 
 #include <math.h>
 
-#include "arch/host_device.h"
+#include "base/host_device.h"
 
 namespace xlstm {
 

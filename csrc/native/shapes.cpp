@@ -7,10 +7,10 @@
 #include <stdexcept>
 #include <string>
 
-#include "attention/backward_shape.h"
-#include "attention/mla_plan.h"
-#include "decode/matrix_shape.h"
-#include "mlstm/plan_gpu.h"
+#include "attention/backward/backward_shape.h"
+#include "attention/mla/mla_plan.h"
+#include "engine/gemm_mma/gemm_mma_shape.h"
+#include "mlstm/chunkwise/chunkwise_plan.h"
 
 namespace py = pybind11;
 using namespace xlstm;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A number for each column of a strip, and what goes between it and the strip's rows: softmax statistics and factors of
-// tokens that lie along the chain. A lane has those of its own columns (arch/family.h), two on NVIDIA and one
+// tokens that lie along the chain. A lane has those of its own columns (arch/layouts.h), two on NVIDIA and one
 // elsewhere.
 #pragma once
 
-#include "arch/gpu.h"
+#include "arch/fragments.h"
 
 namespace xlstm::gpu {
 

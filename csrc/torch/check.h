@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
-#include "api/xlstm_hip.h"
 #include "torch/library.h"
+#include "xlstm_hip.h"
 
 // Only a torch with a GPU has it, and one library serves every torch.
 extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream) __attribute__((weak));

@@ -5,7 +5,7 @@
 // 1) bshd: results with a token axis lie in memory as (B, S, NH, ...).
 //
 // segments, walk_chunk, step_columns, row_panels, parts, common_schedule: how a call is cut up, as
-// csrc/api/xlstm_hip.h has it; 0 leaves it to the plan.
+// csrc/include/xlstm_hip.h has it; 0 leaves it to the plan.
 //
 // Attention: q, out (B, S, HQ, D) or packed (T, HQ, D)  k, v (B, S, HK, D), packed, or pages (N, page, HK, D)  lse (B,
 // HQ, S) or (HQ, T)  index tensors int32. A window side below 0 has no end; causal is window_right = 0.
@@ -13,7 +13,7 @@
 // Layers: x, y, gate, up, o (..., D)  h (..., NH, DHHV) with o and y (..., NH * DHHV)  logits (N, V), loss (N), exps
 // (N, 2). A gradient of what was not given is empty.
 // Decode: a token of each row, tokens (B), through a whole model. `places` says which of `weights` is what, and -1
-// where there is none: 46 numbers for each block, then 7, in the order of csrc/torch/decode.cpp. `states` are c, n, m
+// where there is none: 46 numbers for each block, then 7, in the order of csrc/torch/engine.cpp. `states` are c, n, m
 // of each block. out (B, V), or (B, D) without a head. Caps of 0 are none.
 // Drawing: logits (B, V) float32, tokens, seeds and numbers (B) and ends int64, seen (B, V) and going (B) bool, weights
 // (B, V) int64.

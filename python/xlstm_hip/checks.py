@@ -16,7 +16,7 @@ from torch import Tensor
 
 IO_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 GPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of the fused kernels; float64 is the CPU's alone
-GPU_HEAD_DIM = 512  # beyond it a GPU's chunkwise kernels move their states through memory: csrc/mlstm/walk_wide_gpu.h
+GPU_HEAD_DIM = 512  # beyond it a GPU's chunkwise kernels move their states through memory: csrc/mlstm/chunkwise/chunk_walk_wide.h
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)  # under torch.compile a number may be symbolic
 STATE_NAMES = ("c_initial", "n_initial", "m_initial")
 LAYOUTS = ("bhsd", "bshd")

@@ -178,7 +178,7 @@ class StepGraph:
 
 
 class DecodeEngine:
-    """A model's parts in the order of csrc/torch/decode.cpp.
+    """A model's parts in the order of csrc/torch/engine.cpp.
 
     blocks, embedding, out_norm, head   the module that has it, and its name there; head None: step() makes what the
                                         head would see

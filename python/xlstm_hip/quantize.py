@@ -2,7 +2,7 @@
 """Weights of linear layers in 8 or 4 bits, by groups of features along a row, each with a scale and perhaps an offset.
 
 A group's weights are scale * q + offset; scale and offset are those of a few candidates that leave the least squared
-error, after they were rounded to the dtype they are kept in. csrc/api/xlstm_hip.h has the layout (xlstm_linear). The
+error, after they were rounded to the dtype they are kept in. csrc/include/xlstm_hip.h has the layout (xlstm_linear). The
 decode engine reads such weights as they are; for more than a token they are widened, layer by layer, and multiplied.
 """
 

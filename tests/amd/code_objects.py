@@ -192,8 +192,10 @@ def kernels_in(compiler: Compiler, object_file: Path, scratch: Path) -> list[Ker
 def all_kernels(scratch: Path) -> list[Kernel]:
     """Of every GPU source, in the order of names."""
     compiler = Compiler.of_build()
-    sources = {path.name for path in (ROOT / "csrc").rglob("*_gpu.hip")}
-    objects = [path for path in BUILD.rglob("*_gpu.hip.o") if path.name.removesuffix(".o") in sources]
+    files = [path for path in (ROOT / "csrc").rglob("*.hip") if "once for each XLSTM_ELEMENT" not in path.read_text()]
+    instances = (BUILD / "generated" / "instances").glob("*.hip")  # of the others, one per type of elements
+    sources = {path.name for path in (*files, *instances)}
+    objects = [path for path in BUILD.rglob("*.hip.o") if path.name.removesuffix(".o") in sources]
     missing = sources - {path.name.removesuffix(".o") for path in objects}
     if missing:
         raise RuntimeError(f"not built: {', '.join(sorted(missing))}")

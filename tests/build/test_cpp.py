@@ -88,4 +88,4 @@ def test_header_is_plain_c(tmp_path):
     source.write_text('#include "xlstm_hip.h"\nint main(void) { return xlstm_last_error()[0]; }\n')
     compiler = os.environ.get("CC") or "cc"
     flags = ("-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only")
-    run(compiler, *flags, "-I", ROOT / "csrc" / "api", source, timeout=60)
+    run(compiler, *flags, "-I", ROOT / "csrc" / "include", source, timeout=60)

@@ -36,12 +36,12 @@ pytestmark = pytest.mark.skipif(
 def tree(tmp_path) -> Path:
     """A source tree with one family, `dummy`, that has a GPU kernel and nothing else."""
     tree = tmp_path / "tree"
-    for name in ("CMakeLists.txt", "python/xlstm_hip/_version.py", "csrc/api/xlstm_hip.h", "csrc/arch/isa.h"):
+    for name in ("CMakeLists.txt", "python/xlstm_hip/_version.py", "csrc/include/xlstm_hip.h", "csrc/arch/cpu/isa.h"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name)
     shutil.copytree(ROOT / "cmake", tree / "cmake")
     (tree / "csrc/dummy").mkdir()
-    (tree / "csrc/dummy/dummy_gpu.hip").write_text(KERNEL)
+    (tree / "csrc/dummy/dummy.hip").write_text(KERNEL)
     return tree
 
 
@@ -148,7 +148,7 @@ def test_a_kernel_file_drops_in_under_hip(tree):
     assert "HIP kernels for gfx942;gfx90a, by Clang" in result.stdout
     built = compile_kernel(tree)
     assert built.returncode == 0, built.stdout
-    objects = list((tree / "build").rglob("dummy_gpu.hip.o"))
+    objects = list((tree / "build").rglob("dummy.hip.o"))
     assert len(objects) == 1
     for arch in (b"gfx942", b"gfx90a"):
         assert b"amdgcn-amd-amdhsa--" + arch in objects[0].read_bytes()

@@ -22,7 +22,7 @@ FILES = [
     "CMakeLists.txt",
     "LICENSE",
     "README.md",
-    "csrc/api/xlstm_hip.h",
+    "csrc/include/xlstm_hip.h",
     "docs/amd_kernels.md",
     "docs/design.md",
     "docs/install.md",

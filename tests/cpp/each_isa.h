@@ -8,9 +8,9 @@
 #include <cstdlib>
 #include <string>
 
-#include "api/xlstm_hip.h"
-#include "arch/isa.h"
+#include "arch/cpu/isa.h"
 #include "check.h"
+#include "xlstm_hip.h"
 
 inline int run_for_each_isa(void (*tests)()) {
   constexpr xlstm::Isa all[] = {

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// LDS on the CPU: the addresses that Tile::at (csrc/tile/gpu.h) computes, and how often lanes that are served together
-// meet in a bank.
+// LDS on the CPU: the addresses that Tile::at (csrc/tile/lds_tile.h) computes, and how often lanes that are served
+// together meet in a bank.
 #pragma once
 
 #include <algorithm>
 #include <set>
 #include <vector>
 
-#include "arch/family.h"
+#include "arch/layouts.h"
 
 namespace lds {
 
 using xlstm::gpu::Family;
 
-// How a tile's pieces are permuted: arch/family.h's way, or another that is tried.
+// How a tile's pieces are permuted: arch/layouts.h's way, or another that is tried.
 struct Swizzle {
   int (*piece)(Family, int pieces, int row, int piece);
   int (*row)(Family, int pieces, int row);

@@ -8,8 +8,8 @@
 #include <random>
 #include <vector>
 
-#include "api/xlstm_hip.h"
 #include "formats.h"
+#include "xlstm_hip.h"
 
 using Values = std::vector<double>;
 

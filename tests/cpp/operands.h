@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "arch/family.h"
+#include "arch/layouts.h"
 #include "check.h"
 #include "lds.h"
 #include "matrix_layouts.h"

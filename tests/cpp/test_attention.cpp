@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/plan.h"
+#include "attention/cpu/plan.h"
 #include "attention/rules.h"
 #include "buffer.h"
 #include "each_isa.h"

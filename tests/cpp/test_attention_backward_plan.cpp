@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention/backward_plan.h: what every plan must hold, and plans that were worked out by hand.
+// attention/backward/backward_plan.h: what every plan must hold, and plans that were worked out by hand.
 #include <stdexcept>
 
 #include "arch/devices.h"
-#include "attention/backward_plan.h"
-#include "attention/kernels_gpu.h"
+#include "attention/backward/backward_plan.h"
+#include "attention/gpu/kernels.h"
 #include "check.h"
 
 using namespace xlstm;

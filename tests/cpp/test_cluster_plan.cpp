@@ -7,7 +7,7 @@
 
 #include "check.h"
 #include "chips.h"
-#include "decode/cluster_plan.h"
+#include "engine/gemm_cluster/gemm_cluster_plan.h"
 
 using namespace xlstm::gpu;
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// arch/cpu.h as the portable set has it: conversions over every 16-bit pattern, exp over its range. What the other sets
-// convert is in test_mlstm_rounding.cpp.
+// arch/cpu/vector.h as the portable set has it: conversions over every 16-bit pattern, exp over its range. What the
+// other sets convert is in test_mlstm_rounding.cpp.
 #include <cmath>
 #include <cstring>
 #include <vector>
 
-#include "arch/cpu.h"
+#include "arch/cpu/vector.h"
 #include "check.h"
 #include "formats.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How decoding and MLA are cut up on known GPUs: every multiprocessor has work at batch 1, parts are worth their
 // combination, what a caller names is kept, LDS suffices.
-#include "attention/decode_plan.h"
-#include "attention/mla_plan.h"
+#include "attention/decode/decode_plan.h"
+#include "attention/mla/mla_plan.h"
 #include "check.h"
 #include "chips.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strips (csrc/arch/family.h) against the published layouts of the matrix instructions: every element has one place, an
-// accumulated strip is the next product's chain operand where it lies, and products through operands that are filled as
-// csrc/arch/{cdna,rdna,nvidia}.h fill them, from an LDS tile, are exact for integers.
+// Strips (csrc/arch/layouts.h) against the published layouts of the matrix instructions: every element has one place,
+// an accumulated strip is the next product's chain operand where it lies, and products through operands that are filled
+// as csrc/arch/{cdna,rdna,nvidia}.h fill them, from an LDS tile, are exact for integers.
 #include "operands.h"
 
 using namespace operands;

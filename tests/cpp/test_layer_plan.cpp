@@ -3,7 +3,7 @@
 // rows each; who shares a row follows from the row alone.
 #include "check.h"
 #include "chips.h"
-#include "layer/plan.h"
+#include "layer/gpu/plan.h"
 
 using namespace xlstm::gpu;
 

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every way in which the GPU kernels touch an LDS tile, for every tile that walk_shape(), the score kernel,
 // forward_shape() and attention's backward pass have, and how often lanes that are served together meet in a bank. Lane
-// formulas are those of csrc/tile/gpu.h (fetch, store) and csrc/arch/{cdna,rdna,nvidia}.h (operands). is_known() lists
-// those that do.
+// formulas are those of csrc/tile/lds_tile.h (fetch, store) and csrc/arch/{cdna,rdna,nvidia}.h (operands). is_known()
+// lists those that do.
 #include <functional>
 #include <set>
 #include <string>
 
-#include "attention/backward_shape.h"
-#include "attention/forward_shape.h"
+#include "attention/backward/backward_shape.h"
+#include "attention/forward/forward_shape.h"
 #include "check.h"
 #include "lds.h"
-#include "mlstm/walk_shape.h"
+#include "mlstm/chunkwise/chunk_walk_shape.h"
 
 using namespace xlstm::gpu;
 
@@ -173,7 +173,8 @@ Patterns patterns(Family f, const lds::Swizzle& swizzle) {
   return all;
 }
 
-// PairStage of tile/pair_gpu.h: a wave's square of tokens by features, along the rows and turned, or NVIDIA's copies.
+// PairStage of tile/paired_tiles.h: a wave's square of tokens by features, along the rows and turned, or NVIDIA's
+// copies.
 void add_square_of_pair(Patterns& all, const std::string& name, const lds::Tile& t, int threads) {
   const int wave = wave_size(t.family), n = 16 / t.element_bytes, square = wave / (t.rows / 4) * n;
   if (t.family == Family::nvidia) {

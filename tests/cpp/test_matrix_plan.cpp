@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "chips.h"
-#include "decode/matrix_plan.h"
+#include "engine/gemm_mma/gemm_mma_plan.h"
 
 using namespace xlstm::gpu;
 

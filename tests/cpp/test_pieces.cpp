@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operands made of pieces of rows (csrc/arch/pieces.h): products through the published layouts of the matrix
+// Operands made of pieces of rows (csrc/arch/operands.h): products through the published layouts of the matrix
 // instructions are exact for integers, with features as k and with tokens as k, on every family; and no way in which
 // the MLA kernel touches its tile in LDS has bank conflicts.
-#include "attention/mla_shape.h"
+#include "attention/mla/mla_shape.h"
 #include "operands.h"
 
 using namespace operands;

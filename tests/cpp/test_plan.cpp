@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// mlstm/plan.h: what every plan must hold, and plans that were worked out by hand.
+// mlstm/cpu/plan.h: what every plan must hold, and plans that were worked out by hand.
 #include "check.h"
-#include "mlstm/plan.h"
+#include "mlstm/cpu/plan.h"
 
 using namespace xlstm;
 

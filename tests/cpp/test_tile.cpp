@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// tile/cpu.h as the portable set has it: products for every remainder of rows and columns against a plain triple loop,
-// and the packings.
+// tile/cpu_panels.h as the portable set has it: products for every remainder of rows and columns against a plain triple
+// loop, and the packings.
 #include <cmath>
 #include <random>
 #include <vector>
 
 #include "check.h"
-#include "tile/cpu.h"
+#include "tile/cpu_panels.h"
 
 using namespace xlstm::portable;
 

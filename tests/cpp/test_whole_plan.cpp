@@ -7,8 +7,8 @@
 
 #include "check.h"
 #include "chips.h"
-#include "decode/matrix_shape.h"
-#include "decode/whole_plan.h"
+#include "engine/gemm_mma/gemm_mma_shape.h"
+#include "engine/megakernel/megakernel_plan.h"
 
 using namespace xlstm::gpu;
 

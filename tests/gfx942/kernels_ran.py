@@ -27,7 +27,7 @@ def kernels_of(test_file: str) -> frozenset[str]:
     part = PARTS[test_file]
     if not isinstance(part, str):
         return part
-    sources = [path for path in (ROOT / "csrc" / part).iterdir() if path.suffix in (".h", ".hip")]
+    sources = [path for path in (ROOT / "csrc" / part).rglob("*") if path.suffix in (".h", ".hip")]
     found = (re.findall(r"__global__[^;]*?\bvoid\s+(\w+)\(", path.read_text()) for path in sources)
     return frozenset(name for names in found for name in names)
 

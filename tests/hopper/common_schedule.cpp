@@ -2,8 +2,8 @@
 // The common schedule, which the launches name and these tests do not run.
 #include <stdexcept>
 
-#include "layer/kernels_gpu.h"
-#include "mlstm/launch_gpu.h"
+#include "layer/gpu/kernels.h"
+#include "mlstm/chunkwise/launch.h"
 
 namespace xlstm::gpu {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention and its gradients by Hopper's kernels (csrc/attention/forward_hopper.h, backward_hopper.h): masks, windows,
-// packed sequences, sinks, key heads that query heads share, tails beside memory that is NaN; against double.
+// Attention and its gradients by Hopper's kernels (csrc/attention/forward/forward_hopper.h, backward_hopper.h): masks,
+// windows, packed sequences, sinks, key heads that query heads share, tails beside memory that is NaN; against double.
 //
 // Weights and ds are rounded to the inputs' dtype before they are multiplied, results to it in the end: of the former
 // eight times what half a step of each term makes by chance may be off, of the latter a step.
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/room_hopper.h"
+#include "attention/gpu/hopper_smem.h"
 #include "check.h"
 #include "device.h"
 #include "fault.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MLA by Hopper's kernel (csrc/attention/mla_hopper.h): flat and paged caches, masks, parts, sinks, tails of rows and
-// keys, against double; then bugs planted in it. What no key of a call is, is NaN.
+// MLA by Hopper's kernel (csrc/attention/mla/mla_hopper.h): flat and paged caches, masks, parts, sinks, tails of rows
+// and keys, against double; then bugs planted in it. What no key of a call is, is NaN.
 //
 // Bounds, of A = sum p |v| / sum p: weights are rounded to the element, e of each (2^-8 or 2^-11), out once more. What
 // scores are off, d, is off in a weight and in the sum: sums of `features` products are rounded to float for every 16,
@@ -10,8 +10,8 @@
 #include <optional>
 
 #include "attention/combine.h"
-#include "attention/mla_hopper_launch.h"
-#include "attention/mla_hopper_room.h"
+#include "attention/mla/mla_hopper_launch.h"
+#include "attention/mla/mla_hopper_smem.h"
 #include "check.h"
 #include "device.h"
 #include "plants.h"

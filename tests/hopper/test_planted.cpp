@@ -3,10 +3,10 @@
 // every arrival at one is left out in turn.
 #include <map>
 
-#include "arch/hopper.h"
+#include "arch/hopper/hopper.h"
 #include "check.h"
 #include "device.h"
-#include "mlstm/walk_hopper_room.h"
+#include "mlstm/chunkwise/hopper/chunk_walk_hopper_smem.h"
 #include "plants.h"
 #include "walk_problem.h"
 

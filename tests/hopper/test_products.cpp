@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of weights with few rows, as a model's step on NVIDIA makes them: every format, rings in LDS and registers,
-// units that blocks take in turn, tails of columns and rows (csrc/decode/matrix_gpu.h); by clusters, items in rounds,
-// gates beside weights of fewer bits (csrc/decode/cluster_hopper.h); against double.
+// units that blocks take in turn, tails of columns and rows (csrc/engine/gemm_mma/gemm_mma.h); by clusters, items in
+// rounds, gates beside weights of fewer bits (csrc/engine/gemm_cluster/gemm_cluster.h); against double.
 //
 // x's are the sum of two bfloat16, which leaves up to 2^-17 of each, of either sign: eight times what that makes of a
 // sum of as many by chance may be off, and of sums in float 2^-21 of all products' sizes.
@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "check.h"
-#include "decode/launches_gpu.h"
-#include "decode/matrix_weights_gpu.h"
 #include "device.h"
+#include "engine/gemm_mma/gemm_mma_weights.h"
+#include "engine/launches.h"
 #include "fault.h"
 #include "numbers.h"
 #include "plants.h"

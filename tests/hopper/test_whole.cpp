@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole step of one row in one launch (csrc/decode/whole_hopper.h), token after token, beside the CPU's kernels with
-// the same weights: every format, dims that parts and slots do not fill, both gates, several blocks of the grid.
+// A whole step of one row in one launch (csrc/engine/megakernel/megakernel.h), token after token, beside the CPU's
+// kernels with the same weights: every format, dims that parts and slots do not fill, both gates, several blocks of the
+// grid.
 //
 // What a tensor may be off by is of its numbers' size, at least 1. The CPU multiplies with floats. Here of x 16 bits
 // are seen beside bfloat16 and 22 beside bytes and nibbles, so logits and states may be off by some 2^-17 or 2^-22 of
@@ -10,14 +11,14 @@
 #include <string>
 #include <vector>
 
-#include "api/xlstm_hip.h"
 #include "arch/chip.h"
 #include "check.h"
-#include "decode/kernels_gpu.h"
 #include "device.h"
+#include "engine/kernels.h"
 #include "fault.h"
 #include "numbers.h"
 #include "plants.h"
+#include "xlstm_hip.h"
 
 using namespace xlstm;
 

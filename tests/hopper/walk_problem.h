@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "mlstm/launch_gpu.h"
+#include "mlstm/chunkwise/launch.h"
 #include "mlstm/recurrence.h"
 
 namespace xlstm::gpu {

@@ -151,7 +151,7 @@ def test_the_house_is_as_drawn() -> None:
 def test_what_lies_below_python_is_listed() -> None:
     """Every op, function of the C API and command."""
     text = text_of("docs/api.md")
-    header, ops = text_of("csrc/api/xlstm_hip.h"), text_of("csrc/torch/register.cpp")
+    header, ops = text_of("csrc/include/xlstm_hip.h"), text_of("csrc/torch/register.cpp")
     functions = {name for name in re.findall(r"^[\w ]+ \**(xlstm_\w+)\(", header, re.M) if "workspace" not in name}
     wanted = {name for name in functions if not name.startswith("xlstm_gpu_")}
     wanted |= set(re.findall(r'm\.def\(\s*"(\w+)\(', ops)) | {module.__name__.split(".")[-1] for module in cli.COMMANDS}

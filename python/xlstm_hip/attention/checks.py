@@ -13,7 +13,7 @@ from ..attention_places import lengths_within, offsets_fit
 from ..checks import IO_DTYPES, accumulate_dtype, gradient_needed, has_integers, is_tensor, shape_text
 from ..ops import devices_with_kernels
 
-BLOCK_SIZES = (32, 64, 128, 256)  # as csrc/attention/plan.h has them
+BLOCK_SIZES = (32, 64, 128, 256)  # as csrc/attention/cpu/plan.h has them
 MOST_SPLITS = 256
 DEVICES = devices_with_kernels("attention_forward")
 _INTEGERS = (int, torch.SymInt)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers from a seed and a counter in plain torch: Philox 4x32-10, as csrc/arch/philox.h has it."""
+"""Random numbers from a seed and a counter in plain torch: Philox 4x32-10, as csrc/base/philox.h has it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _multiply(constant: int, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def uniform(seeds: Tensor, numbers: Tensor) -> Tensor:
-    """Seeds and numbers of draws, int64 of one shape -> float64 in [0, 1): the first 53 bits of csrc/decode/draw.h."""
+    """Seeds and numbers of draws, int64 of one shape -> float64 in [0, 1): the first 53 bits of csrc/engine/sampling/sampling.h."""
     zero = torch.zeros_like(numbers)
     first, second, _, _ = philox([numbers & LOW, numbers >> 32 & LOW, zero, zero], seeds)
     return (second * 2**21 + (first >> 11)).double() * 2.0**-53

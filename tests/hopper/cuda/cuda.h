@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's driver, as far as arch/hopper_gpu.cu knows it: tensor maps.
+// CUDA's driver, as far as arch/hopper/tensor_map.cu knows it: tensor maps.
 #pragma once
 
 #include <stdint.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// bfloat16 as arch/gpu.h uses it.
+// bfloat16 as arch/fragments.h uses it.
 #pragma once
 
 #include <bit>

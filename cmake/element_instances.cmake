@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+# Kernels that are compiled once for each type of their elements, so that the types compile side by side. Such a source
+# says so in its head:
+#   // Compiled once for each XLSTM_ELEMENT of: BFloat16 Float16 float
+
+# xlstm_hip_element_instances(<out> <source>...): the sources, each of those replaced by one generated file per element.
+function(xlstm_hip_element_instances out)
+  set(instances "")
+  foreach(source IN LISTS ARGN)
+    file(STRINGS ${source} line REGEX "^// Compiled once for each XLSTM_ELEMENT" LIMIT_COUNT 1)
+    if(NOT line)
+      list(APPEND instances ${source})
+      continue()
+    endif()
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${source})
+    string(REGEX REPLACE ".*: " "" elements "${line}")
+    separate_arguments(elements)
+    cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${PROJECT_SOURCE_DIR}/csrc OUTPUT_VARIABLE included)
+    cmake_path(GET source STEM stem)
+    cmake_path(GET source EXTENSION LAST_ONLY extension)
+    foreach(element IN LISTS elements)
+      set(instance ${XLSTM_HIP_GENERATED_DIR}/instances/${stem}_${element}${extension})
+      file(CONFIGURE OUTPUT ${instance} CONTENT "#define XLSTM_ELEMENT ${element}\n#include \"${included}\"\n" @ONLY)
+      list(APPEND instances ${instance})
+    endforeach()
+  endforeach()
+  set(${out} ${instances} PARENT_SCOPE)
+endfunction()

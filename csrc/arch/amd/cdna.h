@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// AMD CDNA (gfx90a, gfx942, gfx950): MFMA in waves of 64. The stream side is A (i), the chain side B (j): accumulator
+// rows lie four to a lane, as the B operand wants its k, so a strip is the chain operand of the next product as it is.
+//
+// 2-byte elements: a step is 32 stream rows by 32 k, two 16x16x16 instructions along each; the rows of the two
+// accumulators alternate in fours (arch/layouts.h), so that 8 consecutive k, 16 bytes, are one lane's. Floats use the
+// float instruction 16x16x4, four to a step of 16 by 16.
+#pragma once
+
+#include "arch/amd/no_async_copies.h"
+
+namespace xlstm::gpu {
+
+typedef float Float4 __attribute__((ext_vector_type(4)));
+typedef short Short4 __attribute__((ext_vector_type(4)));
+typedef _Float16 Half4 __attribute__((ext_vector_type(4)));
+
+template <class E>
+struct ChainOperand {  // 16 bytes of k for one column
+  Piece k;
+};
+template <class E>
+struct StreamOperand {  // the same for one row of each accumulator
+  Piece k[sizeof(E) == 2 ? 2 : 1];
+};
+
+XLSTM_DEVICE Float4 mfma(BFloat16, uint64_t a, uint64_t b, Float4 c) {
+  return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(Short4, a), __builtin_bit_cast(Short4, b), c, 0,
+                                                   0, 0);
+}
+XLSTM_DEVICE Float4 mfma(Float16, uint64_t a, uint64_t b, Float4 c) {
+  return __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(Half4, a), __builtin_bit_cast(Half4, b), c, 0, 0, 0);
+}
+// The operands of two instructions. What it does not see through, the compiler does not read from LDS again for a half.
+XLSTM_DEVICE Halves halves_of(const Piece& p) {
+  Halves h = __builtin_bit_cast(Halves, p);
+  asm("" : "+v"(h));
+  return h;
+}
+
+template <bool kHalf = false, class E>  // kHalf: the first accumulator alone
+XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const ChainOperand<E>& chain) {
+#pragma unroll
+  for (int j = 0; j < (kHalf ? 1 : Strip<E>::kRegisters / 4); ++j) {
+    float* v = s.value + 4 * j;
+    Float4 sum = {v[0], v[1], v[2], v[3]};
+    if constexpr (sizeof(E) == 2) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) sum = mfma(E{}, halves_of(stream.k[j])[h], halves_of(chain.k)[h], sum);
+    } else {
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        sum = __builtin_amdgcn_mfma_f32_16x16x4f32(as_float(stream.k[j].word[r]), as_float(chain.k.word[r]), sum, 0, 0,
+                                                   0);
+    }
+#pragma unroll
+    for (int r = 0; r < 4; ++r) v[r] = sum[r];
+  }
+}
+
+// The strip, times a number, as the next product's chain operand: its rows become k.
+template <class E>
+XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
+  ChainOperand<E> o;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    if constexpr (sizeof(E) == 2)
+      o.k.word[w] = pack(E{}, s.value[2 * w] * scale, s.value[2 * w + 1] * scale);
+    else
+      o.k.word[w] = as_bits(s.value[w] * scale);
+  }
+  return o;
+}
+
+// The rows of a strip that a lane holds one after the other: f(first row, which of its columns, their values).
+template <class E>
+constexpr int kRun = Strip<E>::kRegisters;
+template <class E, class F>
+XLSTM_DEVICE void each_run(const Strip<E>& s, F&& f) {
+  f(lane_id() / 16 * kRun<E>, 0, s.value);
+}
+
+// A chain operand whose k is features, from memory: piece(column, k) has a lane's 16 bytes there.
+template <class E, class F>
+XLSTM_DEVICE ChainOperand<E> chain_of(F&& piece, int k0) {
+  return {piece(lane_id() % 16, k0 + lane_id() / 16 * kPieceElements<E>)};
+}
+
+// From a Tile (tile/lds_tile.h), which holds [side][k] whatever lies in memory.
+template <bool kAlong, class E, class Tile>
+XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0, int lane = lane_id()) {
+  StreamOperand<E> o;
+  const int i = lane % 16, k = lane / 16 * kPieceElements<E>;
+  const auto at = t.cursor(sizeof(E) == 2 ? interleaved_row(i, 0) : i, k);
+  o.k[0] = read_piece(t.at(at, s0, k0));
+  if constexpr (sizeof(E) == 2) o.k[1] = read_piece(t.at(at, s0 + interleaved_row(0, 1), k0));
+  return o;
+}
+
+template <class E, class Tile>
+XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0, int lane = lane_id()) {
+  return {read_piece(t.at(t.cursor(lane % 16, lane / 16 * kPieceElements<E>), c0, k0))};
+}
+
+// The chain side of a matrix whose k is tokens: `plain` as it is, `weighted` with row k times weight[k] scale.
+template <class E, class Tile>
+XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, float scale, ChainOperand<E>& plain,
+                             ChainOperand<E>& weighted, int lane = lane_id()) {
+  plain = load_chain_along<E>(t, c0, k0, lane);
+  const float* at = weight + k0 + lane / 16 * kPieceElements<E>;
+  Piece by[kPieceElements<E> / 4];
+#pragma unroll
+  for (int h = 0; h < kPieceElements<E> / 4; ++h) by[h] = read_piece(at + 4 * h);
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    const uint32_t x = plain.k.word[w];
+    if constexpr (sizeof(E) == 2)
+      weighted.k.word[w] = pack(E{}, low_float(E{}, x) * (as_float(by[w / 2].word[w % 2 * 2]) * scale),
+                                high_float(E{}, x) * (as_float(by[w / 2].word[w % 2 * 2 + 1]) * scale));
+    else
+      weighted.k.word[w] = as_bits(as_float(x) * (as_float(by[0].word[w]) * scale));
+  }
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// AMD RDNA3 (gfx11): WMMA 16x16x16 in waves of 32. The stream side is A, the chain side B; both halves of a wave hold
+// the same 16 k of an operand, but each half has every other row of an accumulator, so a strip becomes a chain operand
+// by one exchange between the halves for each register.
+//
+// float has no such instruction: its operands are split into three bfloat16 whose sum is exact, and the six products
+// that reach 24 bits are added up, small ones first.
+#pragma once
+
+#include "arch/amd/no_async_copies.h"
+
+namespace xlstm::gpu {
+
+typedef float Float8 __attribute__((ext_vector_type(8)));
+typedef short Short16 __attribute__((ext_vector_type(16)));
+typedef _Float16 Half16 __attribute__((ext_vector_type(16)));
+typedef uint32_t Word8 __attribute__((ext_vector_type(8)));
+
+template <class E>
+struct Operand {  // 16 k of one row or column
+  Word8 word;
+};
+template <>
+struct Operand<float> {
+  Word8 part[3];  // high, middle, low
+};
+template <class E>
+using StreamOperand = Operand<E>;
+template <class E>
+using ChainOperand = Operand<E>;
+
+XLSTM_DEVICE Float8 wmma(BFloat16, Word8 a, Word8 b, Float8 c) {
+  return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(__builtin_bit_cast(Short16, a), __builtin_bit_cast(Short16, b), c);
+}
+XLSTM_DEVICE Float8 wmma(Float16, Word8 a, Word8 b, Float8 c) {
+  return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(__builtin_bit_cast(Half16, a), __builtin_bit_cast(Half16, b), c);
+}
+
+template <bool kHalf = false, class E>
+XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const ChainOperand<E>& chain) {
+  static_assert(!kHalf);  // all of it is one instruction
+  Float8 sum;
+#pragma unroll
+  for (int r = 0; r < 8; ++r) sum[r] = sizeof(E) == 2 ? s.value[r] : 0.0f;
+  if constexpr (sizeof(E) == 2) {
+    sum = wmma(E{}, stream.word, chain.word, sum);
+  } else {
+#pragma unroll
+    for (int order = 2; order >= 0; --order)  // products of parts whose places add up to the same
+#pragma unroll
+      for (int j = 0; j <= order; ++j) sum = wmma(BFloat16{}, stream.part[order - j], chain.part[j], sum);
+  }
+#pragma unroll
+  for (int r = 0; r < 8; ++r) s.value[r] = sizeof(E) == 2 ? sum[r] : s.value[r] + sum[r];
+}
+
+template <class E>
+XLSTM_DEVICE void set_word(Operand<E>& o, int w, float low, float high) {
+  if constexpr (sizeof(E) == 2) {
+    o.word[w] = pack(E{}, low, high);
+  } else {
+    uint32_t part[3];
+    split_in_three(low, high, part[0], part[1], part[2]);
+#pragma unroll
+    for (int p = 0; p < 3; ++p) o.part[p][w] = part[p];
+  }
+}
+
+// The strip, times a number, as the next product's chain operand: its rows become k.
+template <class E>
+XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
+  ChainOperand<E> o;
+  const bool upper = lane_id() >= 16;
+#pragma unroll
+  for (int r = 0; r < 8; ++r) {
+    const float own = s.value[r] * scale;
+    const uint32_t bits = as_bits(own);
+    const float other = as_float(__builtin_amdgcn_permlanex16(bits, bits, 0x76543210u, 0xfedcba98u, false, false));
+    set_word(o, r, upper ? other : own, upper ? own : other);
+  }
+  return o;
+}
+
+// The rows of a strip that a lane holds one after the other: f(first row, which of its columns, their values). Halves
+// of the wave have every other row: each gives the other those of its eight.
+template <class E>
+constexpr int kRun = 8;
+template <class E, class F>
+XLSTM_DEVICE void each_run(const Strip<E>& s, F&& f) {
+  const bool upper = lane_id() >= 16;
+  const uint32_t mask = upper ? ~0u : 0u;
+  float run[8];
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    // By bits: of a choice the compiler makes one of addresses, and the strip goes to memory.
+    const uint32_t low = as_bits(s.value[r]), high = as_bits(s.value[4 + r]);
+    const float own = as_float((low & ~mask) | (high & mask));
+    const uint32_t given = (low & mask) | (high & ~mask);
+    const float other = as_float(__builtin_amdgcn_permlanex16(given, given, 0x76543210u, 0xfedcba98u, false, false));
+    run[2 * r] = upper ? other : own;
+    run[2 * r + 1] = upper ? own : other;
+  }
+  f(lane_id() / 16 * 8, 0, run);
+}
+
+// A chain operand of 2-byte elements whose k is features, from memory: piece(column, k) has a lane's 16 bytes there.
+template <class E, class F>
+XLSTM_DEVICE ChainOperand<E> chain_of(F&& piece, int k0) {
+  static_assert(sizeof(E) == 2);
+  ChainOperand<E> o;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const Piece p = piece(lane_id() % 16, k0 + 8 * h);
+#pragma unroll
+    for (int w = 0; w < 4; ++w) o.word[4 * h + w] = p.word[w];
+  }
+  return o;
+}
+
+// From a Tile (tile/lds_tile.h), which holds [side][k] whatever lies in memory.
+template <class E, class Tile>
+XLSTM_DEVICE void load_row(const Tile& t, int row, int k0, int lane, float* values) {  // a lane's of 16 from `row` on
+  const auto at = t.cursor(lane % 16, 0);
+#pragma unroll
+  for (int p = 0; p < 16 / kPieceElements<E>; ++p) {
+    const Piece x = read_piece(t.at(at, row, k0 + p * kPieceElements<E>));
+#pragma unroll
+    for (int w = 0; w < 4; ++w) values[4 * p + w] = as_float(x.word[w]);
+  }
+}
+template <bool kAlong, class E, class Tile>
+XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0, int lane = lane_id()) {
+  StreamOperand<E> o;
+  float x[4 * sizeof(E)];
+  load_row<E>(t, s0, k0, lane, x);
+#pragma unroll
+  for (int w = 0; w < 8; ++w) {
+    if constexpr (sizeof(E) == 2)
+      o.word[w] = as_bits(x[w]);
+    else
+      set_word(o, w, x[2 * w], x[2 * w + 1]);
+  }
+  return o;
+}
+
+template <class E, class Tile>
+XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0, int lane = lane_id()) {
+  return load_stream<true, E>(t, c0, k0, lane);
+}
+
+// The chain side of a matrix whose k is tokens: `plain` as it is, `weighted` with row k times weight[k] scale.
+template <class E, class Tile>
+XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, float scale, ChainOperand<E>& plain,
+                             ChainOperand<E>& weighted, int lane = lane_id()) {
+  plain = load_stream<true, E>(t, c0, k0, lane);
+  float x[4 * sizeof(E)];
+  if constexpr (sizeof(E) == 4) load_row<E>(t, c0, k0, lane, x);
+#pragma unroll
+  for (int w = 0; w < 8; ++w) {
+    const float* at = weight + k0 + 2 * w;
+    if constexpr (sizeof(E) == 2)
+      set_word(weighted, w, low_float(E{}, plain.word[w]) * (at[0] * scale),
+               high_float(E{}, plain.word[w]) * (at[1] * scale));
+    else
+      set_word(weighted, w, x[2 * w] * (at[0] * scale), x[2 * w + 1] * (at[1] * scale));
+  }
+}
+
+}  // namespace xlstm::gpu

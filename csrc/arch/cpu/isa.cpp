@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "arch/cpu/isa.h"
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+namespace xlstm {
+namespace {
+
+constexpr Isa kAll[] = {
+#define XLSTM_ISA_VALUE(name) Isa::name,
+    XLSTM_FOR_EACH_ISA(XLSTM_ISA_VALUE)
+#undef XLSTM_ISA_VALUE
+};
+
+Isa choose() {
+  const char* wanted = std::getenv("XLSTM_HIP_CPU_ISA");
+  std::string runnable;
+  for (Isa isa : kAll) {
+    if (!isa_runs_here(isa)) continue;
+    if (!wanted || !*wanted || std::string(wanted) == isa_name(isa)) return isa;
+    runnable += std::string(runnable.empty() ? "" : ", ") + isa_name(isa);
+  }
+  throw std::runtime_error("XLSTM_HIP_CPU_ISA: expected one of " + runnable + " on this machine, got '" + wanted + "'");
+}
+
+}  // namespace
+
+const char* isa_name(Isa isa) {
+  switch (isa) {
+#define XLSTM_ISA_CASE(name) \
+  case Isa::name:            \
+    return #name;
+    XLSTM_FOR_EACH_ISA(XLSTM_ISA_CASE)
+#undef XLSTM_ISA_CASE
+  }
+  return "";
+}
+
+bool isa_runs_here(Isa isa) {
+#if defined(__x86_64__)
+  switch (isa) {
+    case Isa::avx512bf16:
+      return __builtin_cpu_supports("avx512bf16") && isa_runs_here(Isa::avx512);
+    case Isa::avx512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && isa_runs_here(Isa::avx2);
+    case Isa::avx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+             __builtin_cpu_supports("f16c");
+    case Isa::portable:
+      return true;
+  }
+#endif
+  return isa == Isa::portable;
+}
+
+Isa cpu_isa() {
+  static const Isa isa = choose();
+  return isa;
+}
+
+}  // namespace xlstm

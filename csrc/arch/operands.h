@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operands from rows of tokens by features as they lie in memory, or in an LDS tile: a lane brings pieces of rows
+// (which, arch/layouts.h says) and makes operands of them in registers. Features as k need nothing but an order of k
+// that both sides share; tokens as k are turned, one instruction for two elements. So keys that are used once need no
+// LDS, and a tile in LDS that is key and value at once serves both products.
+#pragma once
+
+#include "arch/fragments.h"
+
+namespace xlstm::gpu {
+
+// This lane, with what is made of it made here.
+XLSTM_DEVICE int lane_here() {
+  const int lane = int(made_here(uint32_t(lane_id())));
+  __builtin_assume(lane >= 0 && lane < kWave);
+  return lane;
+}
+
+template <class E>
+constexpr int kUnit = unit_features(kFamily, sizeof(E));
+template <class E>
+constexpr int kUnitSteps = kUnit<E> / kStep<E>;  // multiplies of a unit
+template <class E>
+constexpr int kStreamPieces = stream_pieces(kFamily, sizeof(E));
+template <class E>
+constexpr int kChainPieces = chain_pieces(kFamily, sizeof(E));
+
+// Step s of a unit.
+template <class E>
+XLSTM_DEVICE StreamOperand<E> stream_of(const Piece (&p)[kStreamPieces<E>], [[maybe_unused]] int s) {
+  StreamOperand<E> o;
+  if constexpr (kFamily == Family::cdna) {
+#pragma unroll
+    for (int j = 0; j < kStreamPieces<E>; ++j) o.k[j] = p[j];
+  } else if constexpr (kFamily == Family::rdna) {
+#pragma unroll
+    for (int w = 0; w < 8; ++w)
+      if constexpr (sizeof(E) == 2)
+        o.word[w] = p[w / 4].word[w % 4];
+      else
+        set_word(o, w, as_float(p[w / 2].word[w % 2 * 2]), as_float(p[w / 2].word[w % 2 * 2 + 1]));
+  } else {
+#pragma unroll
+    for (int w = 0; w < 4; ++w)  // k 2q or 2q + 8 of rows 0 to 7, then of rows 8 to 15
+      if constexpr (sizeof(E) == 2)
+        o.word[w] = p[w / 2].word[2 * s + w % 2];
+      else
+        split(o, w, as_float(p[w / 2].word[w % 2 * 2]), as_float(p[w / 2].word[w % 2 * 2 + 1]));
+  }
+  return o;
+}
+template <class E>
+XLSTM_DEVICE ChainOperand<E> chain_of_pieces(const Piece (&p)[kChainPieces<E>], [[maybe_unused]] int s) {
+  if constexpr (kFamily == Family::cdna) {
+    return {p[0]};
+  } else if constexpr (kFamily == Family::rdna) {
+    return stream_of<E>(p, s);
+  } else {
+    const StreamOperand<E> across = stream_of<E>(p, s);  // the chain side has rows 0 to 7 and 8 to 15 in turns
+    ChainOperand<E> o;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const int from = w % 2 * 2 + w / 2;
+      if constexpr (sizeof(E) == 2)
+        o.word[w] = across.word[from];
+      else
+#pragma unroll
+        for (int part = 0; part < 3; ++part) o.part[part][w] = across.part[part][from];
+    }
+    return o;
+  }
+}
+
+// A lane's part of a row in a block that is turned.
+template <class E>
+struct alignas(4 * turned_words(kFamily, sizeof(E))) TurnedPiece {
+  uint32_t word[turned_words(kFamily, sizeof(E))];
+};
+template <class E>
+constexpr int kTurnedPieces = turned_pieces(kFamily, sizeof(E));
+template <class E>
+constexpr int kTurnedStrips = turned_strips(kFamily, sizeof(E));
+template <class E>
+constexpr int kTurnedFeatures = turned_features(kFamily, sizeof(E));
+template <class E>
+constexpr int kTurnedElements = turned_elements(kFamily, sizeof(E));
+
+template <class E>
+XLSTM_DEVICE TurnedPiece<E> read_turned(const void* from) {
+  if constexpr (sizeof(TurnedPiece<E>) == 16)
+    return __builtin_bit_cast(TurnedPiece<E>, read_piece(from));
+  else
+    return __builtin_bit_cast(TurnedPiece<E>, *reinterpret_cast<const uint64_t*>(from));
+}
+
+// Of device memory, at an address and a distance.
+template <class E>
+XLSTM_DEVICE TurnedPiece<E> load_turned(const char* shared, uint32_t mine) {
+#if defined(__CUDACC__)
+  return read_turned<E>(shared + mine);
+#else
+  if constexpr (sizeof(TurnedPiece<E>) == 16)
+    return __builtin_bit_cast(TurnedPiece<E>, load_piece(shared, mine));
+  else
+    return __builtin_bit_cast(TurnedPiece<E>, *(const __attribute__((address_space(1))) uint64_t*)(shared + mine));
+#endif
+}
+
+// Strip t of a block: its rows are features, k are the tokens.
+template <class E>
+XLSTM_DEVICE StreamOperand<E> turned(const TurnedPiece<E> (&p)[kTurnedPieces<E>], int t) {
+  StreamOperand<E> o;
+  if constexpr (kFamily == Family::cdna) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w)
+      if constexpr (sizeof(E) == 2) {
+        o.k[0].word[w] = join_halves(p[2 * w].word[t], p[2 * w + 1].word[t], false);
+        o.k[1].word[w] = join_halves(p[2 * w].word[t], p[2 * w + 1].word[t], true);
+      } else {
+        o.k[0].word[w] = p[w].word[t];
+      }
+  } else if constexpr (kFamily == Family::rdna) {
+#pragma unroll
+    for (int w = 0; w < 8; ++w)
+      if constexpr (sizeof(E) == 2) {
+        const uint32_t a = p[2 * w].word[t / 2], b = p[2 * w + 1].word[t / 2];
+        o.word[w] = join_halves(a, b, t % 2);
+      } else {
+        set_word(o, w, as_float(p[2 * w].word[t]), as_float(p[2 * w + 1].word[t]));
+      }
+  } else {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)  // tokens 2q, 2q + 1, and those 8 further
+      if constexpr (sizeof(E) == 2) {
+        const uint32_t a = p[2 * h].word[t], b = p[2 * h + 1].word[t];
+        o.word[h] = join_halves(a, b, false);
+        o.word[2 + h] = join_halves(a, b, true);
+      } else {
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          split(o, 2 * e + h, as_float(p[2 * h].word[2 * t + e]), as_float(p[2 * h + 1].word[2 * t + e]));
+      }
+  }
+  return o;
+}
+
+// f(first feature in the block, which of the lane's columns, the values) for each piece that a lane's strips of a block
+// hold.
+template <class E, class F>
+XLSTM_DEVICE void each_held(const Strip<E>* block, int stride, F&& f) {
+  constexpr int n = kTurnedElements<E>;
+#pragma unroll
+  for (int j = 0; j < lane_columns(kFamily); ++j)
+#pragma unroll
+    for (int h = 0; h < turned_held(kFamily); ++h) {
+      float value[n];
+#pragma unroll
+      for (int e = 0; e < n; ++e) {
+        const StripRegister at = turned_register(kFamily, sizeof(E), h, e, j);
+        value[e] = block[at.strip * stride].value[at.r];
+      }
+      f(turned_held_feature(kFamily, sizeof(E), lane_id(), h), j, value);
+    }
+}
+
+}  // namespace xlstm::gpu

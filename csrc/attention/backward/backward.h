@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention backward on a GPU. With y and lse to base 2, D of delta.h, c = 1 / (1 - p):
+//
+//     w = 2^(y - lse)     ds = w (c keep (dout v^T) - D) dy/ds     dv = c (keep w)^T dout     dk = scale ds^T q
+//                                                                  dq = scale ds k
+//
+// One kernel in two forms. A block owns tokens of one side, and walks tiles of the other's:
+//
+//               owned     along    scores, tokens of the tile down and owned ones across    sums
+//     dk, dv    k, v      q, dout  S = q k^T     dP = dout v^T                              dv += dout^T w, dk += q^T
+//     dq        q, dout  k, v     S = k q^T     dP = v dout^T                              dq += k^T ds
+//
+// What is owned is the chain operand of both products (in registers, or in LDS where they have no room), a tile is the
+// stream. The strips of w and ds are the chain operand of the sums as they lie, and the sums, features down and owned
+// tokens across, stay in accumulators for the whole walk. dk and dv of a key head walk the rows of all its query heads,
+// one head after the other, so they are never expanded; where blocks do not fill the chip these rows are dealt out to
+// parts with sums of their own, which sum_parts() adds in their order. Nothing is added by atomics: the same call gives
+// the same bits.
+//
+// Tiles that no owned token sees, or is seen by, are not visited, and masks are applied only where a wave's pairs are
+// not all seen.
+//
+// A tile's first matrix (q, k) is read along its rows for S and turned for dk and dq, the second (dout, v) along and
+// turned for dv. AMD has both in LDS, from one fetch (tile/paired_tiles.h); where 64 KB do not hold four matrices they
+// come one after the other. NVIDIA reads one tile both ways, and may have two waves for the same keys: 160 bytes of LDS
+// for an mma, with 128 features (backward_warp_pairs.h). The next tile is on its way while this one is multiplied.
+//
+// Floor: 4 products of the tile for dk and dv and 3 for dq, 7 in all against 5 with atomics: 2 (4 dqk + 3 dv) flops for
+// each pair. Beside them a pair costs, twice, an exp, a multiply-add, a difference, a product and the rounding of ds,
+// and once that of w.
+#pragma once
+
+#include "attention/backward/backward_warp_pairs.h"
+
+namespace xlstm::gpu {
+
+// Features that a lane has one after the other, to memory.
+template <class E, int kCount>
+XLSTM_DEVICE void store_run(E* row, int column, int columns, bool whole, const float (&value)[kCount]) {
+  constexpr int kWords = kCount * int(sizeof(E)) / 4;
+  if (whole && column + kCount <= columns) {
+    struct alignas(kWords < 4 ? kWords * 4 : 16) Run {
+      uint32_t word[kWords];
+    } run;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      if constexpr (sizeof(E) == 4)
+        run.word[w] = as_bits(value[w]);
+      else
+        run.word[w] = pack_exact(E{}, value[2 * w], value[2 * w + 1]);
+    }
+    *reinterpret_cast<Run*>(row + column) = run;
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kCount; ++j)
+    if (column + j < columns) row[column + j] = from_float<E>(value[j]);
+}
+
+template <class E, int kQk, int kV, bool kFull, bool kOfKeys>
+struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
+  using Base = BackwardPairs<E, kQk, kV, kFull, kOfKeys>;
+  using Base::kShape, Base::kThreads, Base::kTile, Base::kStepRows, Base::kColumnStrips, Base::kRowStrips,
+      Base::kRegisters, Base::kAllAtOnce, Base::kRolled, Base::kPairs, Base::kFirstSums, Base::kSecondSums, Base::kUnit,
+      Base::p, Base::at, Base::key_head, Base::query_head, Base::group, Base::queries, Base::keys, Base::owned,
+      Base::column0, Base::feature_wave, Base::band, Base::first_sums, Base::second_sums, Base::room, Base::first_tile,
+      Base::second_tile, Base::first_turned, Base::second_turned, Base::facts_in, Base::fetch, Base::bring,
+      Base::fill_keep, Base::rules_in_all, Base::load_owned, Base::add_rows, Base::all_seen, Base::weigh;
+  using typename Base::Place, typename Base::Stages, typename Base::Scores;
+
+  using Base::Base;
+
+  XLSTM_DEVICE void run_tile(Stages& stages, const Place& place, const Place& next, bool more, int n,
+                             const ScoreRules& rules) {
+    char* here = room(n);
+    const auto arrive_with = [&](int from_matrix) { arrive([&] { bring(stages, place, here, from_matrix); }); };
+    const auto fetch_next = [&] {
+      if (more) fetch(stages, next, n + 1);
+    };
+    if constexpr (kAsyncCopies && (kFull || kShape.buffers == 1)) __syncthreads();
+    if constexpr (kAsyncCopies && kShape.buffers == 1)
+      if (n > 0) fetch(stages, place, n);
+    arrive([&] {
+      bring(stages, place, here, 0);
+      if constexpr (kOfKeys && !kAsyncCopies)
+        if (thread_here() < 2 * kTile) facts_in(here)[thread_here()] = stages.fact;
+      fill_keep(rules, place);
+    });
+    if constexpr (kAllAtOnce && kShape.buffers * (kAsyncCopies ? 1 : 2) > 1) fetch_next();
+    // Made anew for each product, with the addresses that follow from it, where registers are short.
+    const int lane_of_tile = kFamily == Family::nvidia ? lane_id() : thread_here() % kWave;
+    const auto lane = [&] {
+      return !kFull && kFamily != Family::rdna ? lane_of_tile : kAsyncCopies ? lane_here() : thread_here() % kWave;
+    };
+    const float slope =
+        kFull && rules.slopes
+            ? p->call.in.alibi_slopes[at.index * p->call.in.alibi_stride + query_head + place.member] * kUnit
+            : 0.0f;
+    if constexpr (kPairs) return this->run_pair(here, place.first, rules, slope, lane());
+#pragma unroll 1
+    for (int row0 = 0; row0 < kTile; row0 += kShape.at_once) {
+      Scores s, dp;
+      ChainOperand<E> weights[kRowStrips][kColumnStrips], ds[kRowStrips][kColumnStrips];
+      this->template multiply_rows<true>(s, first_tile(here), row0, lane());
+      if constexpr (!kAllAtOnce && kShape.matrices == 1) {
+#pragma unroll
+        for (int r = 0; r < kRowStrips; ++r)
+#pragma unroll
+          for (int c = 0; c < kColumnStrips; ++c) s[r][c].made();  // before the barrier
+        arrive_with(1);
+      }
+      this->template multiply_rows<false>(dp, second_tile(here), row0, lane());
+      weigh(s, dp, rules, slope, place.first, row0, facts_in(here), !all_seen(place.first + row0, kShape.at_once),
+            lane());
+#pragma unroll
+      for (int r = 0; r < kRowStrips; ++r)
+#pragma unroll
+        for (int c = 0; c < kColumnStrips; ++c) {
+          if constexpr (!kAllAtOnce) s[r][c].made(), dp[r][c].made();
+          if constexpr (kOfKeys) weights[r][c] = as_chain(s[r][c], 1.0f);
+          if constexpr (!kRolled) ds[r][c] = as_chain(dp[r][c], 1.0f);
+        }
+      if constexpr (!kAllAtOnce) arrive_with(kOfKeys ? 2 : 3);
+      if constexpr (!kAllAtOnce && kShape.matrices == 2) fetch_next();
+      if constexpr (kOfKeys) add_rows(second_sums, second_turned(here), row0, weights, lane());
+      if constexpr (!kAllAtOnce && kShape.matrices == 1 && kOfKeys) {
+        each_strip([](bool is_first, int, int, Strip<E>& sum) {
+          if (!is_first) sum.made();
+        });
+        arrive_with(3);
+      }
+      if constexpr (!kAllAtOnce && kShape.matrices == 1) fetch_next();
+      if constexpr (kRolled)  // operands take more registers than scores do
+#pragma unroll
+        for (int r = 0; r < kRowStrips; ++r) ds[r][0] = as_chain(dp[r][0], 1.0f);
+      add_rows(first_sums, first_turned(here), row0, ds, lane());
+    }
+  }
+
+  // ---- the walk
+
+  XLSTM_DEVICE void zero_sums() {
+#pragma unroll
+    for (int c = 0; c < kColumnStrips; ++c) {
+#pragma unroll
+      for (int f = 0; f < kFirstSums; ++f) first_sums[f][c].zero();
+#pragma unroll
+      for (int f = 0; f < kSecondSums; ++f) second_sums[f][c].zero();
+    }
+  }
+
+  // Of the tiles that owned tokens see, or that see them, of all heads: part `part` of `parts`.
+  XLSTM_DEVICE void walk(int part, int parts) {
+    const auto [first, tiles] = band.template tiles_seen<kOfKeys>(owned, kShape.owned, queries, keys, kTile);
+    const int members = kOfKeys ? group : 1;
+    const auto border = [&](int n) {  // of parts
+      return same_in_all(int(uint64_t(uint32_t(tiles)) * uint32_t(members) * uint32_t(n) / uint32_t(parts)));
+    };
+    const int from = border(part), to = border(part + 1);
+    zero_sums();
+    if (from >= to) return;
+    const ScoreRules rules = rules_in_all();
+    load_owned();
+    if constexpr (kPairs && !kFull) this->hold_chain();
+    Stages stages;
+    Place next{from / tiles, (first + from % tiles) * kTile};
+    fetch(stages, next, 0);
+#pragma unroll 1
+    for (int n = 0; from + n < to; ++n) {
+      p = read_here(p);
+      const Place place = next;
+      next.first += kTile;
+      if (next.first >= (first + tiles) * kTile) next = {place.member + 1, first * kTile};
+      run_tile(stages, place, next, from + n + 1 < to, n, rules);
+    }
+  }
+
+  // f(sums of strips, feature of the first, is it the first matrix) for all of them.
+  template <class F>
+  XLSTM_DEVICE void each_strip(F&& f) {
+#pragma unroll
+    for (int c = 0; c < kColumnStrips; ++c) {
+#pragma unroll
+      for (int s = 0; s < kFirstSums; ++s)
+        f(!kPairs || !this->makes_weights(), c, (feature_wave * kFirstSums + s) * kStepRows, first_sums[s][c]);
+#pragma unroll
+      for (int s = 0; s < kSecondSums; ++s)
+        f(false, c, (feature_wave * kSecondSums + s) * kStepRows, second_sums[s][c]);
+    }
+  }
+  // The sums of a part as the registers have them.
+  template <class F>
+  XLSTM_DEVICE void each_register(float* base, F&& f) {
+    int order = 0;
+    base += threadIdx.x;
+    each_strip([&](bool, int, int, Strip<E>& s) {
+      in_order();
+      float* to = made_here(base) + order * (kRegisters * kThreads);
+      ++order;
+#pragma unroll
+      for (int r = 0; r < kRegisters; ++r) f(s.value[r], to + r * kThreads);
+    });
+  }
+
+  XLSTM_DEVICE void write() {
+    const xlstm_attention_backward& call = p->call;
+    const float scale = float(call.in.softmax_scale);
+    const float kept = call.in.dropout_p > 0 ? float(dropout_scale(call.in.dropout_p)) : 1.0f;
+    TokenRows<E> first, second;
+    if constexpr (kOfKeys) {
+      first = key_rows<E>(at, call.dk, key_head, call.in.dqk, p->whole.dk);
+      second = key_rows<E>(at, call.dv, key_head, call.in.dv, p->whole.dv);
+      if constexpr (kPairs)
+        if (this->makes_weights()) first = second;
+    } else {
+      first = query_rows<E>(at, call.dq, query_head, call.in.dqk, p->whole.dq);
+    }
+    each_strip([&](bool is_first, int c, int feature, Strip<E>& s) {
+      in_order();
+      s.scale(is_first ? scale : kept);
+      const TokenRows<E>& to = kPairs || is_first ? first : second;
+      each_run(s, [&](int row, int j, const float(&value)[kRun<E>]) {
+        const int token = owned + column0 + c * kStripColumns + Columns::position(j);
+        if (token < (kOfKeys ? keys : queries))
+          store_run(const_cast<E*>(to.data) + token * to.stride, feature + row, to.columns, to.whole, value);
+      });
+    });
+  }
+};
+
+// blockIdx.x: heads vary first, so that those of a head share a die's L2 where blocks are dealt out to dies, and blocks
+// with much work come early: early keys and late queries see most under a causal mask.
+template <class E, int kQk, int kV, bool kFull, bool kOfKeys>
+__global__ __launch_bounds__(
+    backward_shape(kFamily, sizeof(E), kQk, kV, kOfKeys).threads,
+    backward_shape(kFamily, sizeof(E), kQk, kV, kOfKeys).blocks) void attention_gradients(const BackwardParams params) {
+  extern __shared__ __align__(128) char lds[];
+  const BackwardParams* p = read_here(only_param(params));
+  const xlstm_attention& in = p->call.in;
+  using Walk = Backward<E, kQk, kV, kFull, kOfKeys>;
+  const uint32_t heads = uint32_t(kOfKeys ? in.heads_k : in.heads_q), all = heads * uint32_t(in.batch);
+  const uint32_t which = blockIdx.x % all, rest = blockIdx.x / all;
+  const uint32_t parts = kOfKeys ? uint32_t(p->parts) : 1;
+  const uint32_t block = kOfKeys ? rest / parts : uint32_t(p->blocks_q) - 1 - rest, part = kOfKeys ? rest % parts : 0;
+  Walk walk(p, which / heads, which % heads, block, lds);
+  if constexpr (kOfKeys)
+    if (part == 0) clear_pads<E, Walk::kThreads>(*p, walk.at, walk.key_head, walk.owned, Walk::kShape.owned);
+  if (walk.owned >= (kOfKeys ? walk.keys : walk.queries)) return;
+  walk.walk(int(part), int(parts));
+  if (kOfKeys && parts > 1)
+    walk.each_register(global(p->sums) + (int64_t(part) * (gridDim.x / parts) + block * all + which) *
+                                             (Walk::kSumRegisters * Walk::kThreads),
+                       [](float& v, float* to) { *to = v; });
+  else
+    walk.write();
+}
+
+// dk and dv of the sums of several parts, in their order.
+template <class E, int kQk, int kV>
+__global__ __launch_bounds__(
+    backward_shape(kFamily, sizeof(E), kQk, kV, true).threads,
+    backward_shape(kFamily, sizeof(E), kQk, kV, true).blocks) void sum_parts(const BackwardParams params) {
+  const BackwardParams* p = read_here(only_param(params));
+  const xlstm_attention& in = p->call.in;
+  using Walk = Backward<E, kQk, kV, true, true>;
+  const uint32_t heads = uint32_t(in.heads_k), which = blockIdx.x % (heads * uint32_t(in.batch));
+  Walk walk(p, which / heads, which % heads, blockIdx.x / (heads * uint32_t(in.batch)), nullptr);
+  if (walk.owned >= walk.keys) return;
+  walk.zero_sums();
+  for (int part = 0; part < p->parts; ++part)
+    walk.each_register(
+        global(p->sums) + (int64_t(part) * gridDim.x + blockIdx.x) * (Walk::kSumRegisters * Walk::kThreads),
+        [](float& v, const float* from) { v += *from; });
+  walk.write();
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention forward on a CPU, for whole sequences and for decoding against a cache.
+//
+//   y = softcap tanh(scale q k^T / softcap) - ALiBi      m' = max(m, max_j y)
+//   l = l e^(m-m') + sum_j e^(y-m')                      o = o e^(m-m') + (keep e^(y-m')) v
+//   out = o / (l (1 - p))                                lse = m + log l
+//
+// The query heads of one key head are one matrix of rows, token by token, so GQA and MQA share each packed key. A task
+// owns a block of rows (up to 32 panels) and walks tiles of keys: it packs the tile's keys (token panels) and values
+// (column panels) once, and lets every panel that sees some of them take them in. Scores lie keys down, rows across:
+// the maximum and the sum are lane by lane, and the weights are the left operand of their product with the values as
+// they lie. A tile and a panel stay in L1 and L2; the other panels of a block come by as streams. What a panel
+// cannot see of a tile is not computed; rules are applied where a tile is not wholly seen, or bent by softcap or ALiBi.
+//
+// Per row and key that is dqk + dv multiply-adds and one exp; the fused multiply-add units bind, and at 64 features exp
+// takes a tenth or more. With Op = Bf16Pairs the weights are rounded to bfloat16 once, and l sums them unrounded.
+//
+// Where few rows do not fill the threads, a sequence's keys are cut into parts; each leaves its own out and lse in the
+// workspace, and they are combined (cache_cpu.cpp has the same as a call).
+#include "attention/cpu/combine_parts.h"
+#include "attention/cpu/kernel_table.h"
+#include "attention/cpu/scores.h"
+#include "base/tasks.h"
+
+namespace xlstm::XLSTM_ISA {
+namespace {
+
+template <class Op>
+struct ForwardScratch {
+  using T = typename Op::Scalar;
+  RowFacts<T> facts;
+  T *q, *k, *v;         // token panels of the block, token panels and column panels of a tile
+  T *scores, *weights;  // (keys, NR), and the same as elements along the keys
+  T* keep;              // (keys, NR), with dropout
+  T *o, *m, *l;         // per panel: column panels (NR, NR) along the features; per row
+  T *factor, *row, *room;
+  int64_t *row_places, *key_places, *value_places;
+
+  ForwardScratch(Arena& arena, const xlstm_attention& in, const AttentionCpuPlan& plan)
+      : facts(arena, plan.rows),
+        q(arena.take<T>(plan.rows * packed<Op>(in.dqk))),
+        k(arena.take<T>(padded<T>(plan.block_k) * packed<Op>(in.dqk))),
+        v(arena.take<T>(packed<Op>(plan.block_k) * padded<T>(in.dv))),
+        scores(arena.take<T>(padded<T>(plan.block_k) * NR<T>)),
+        weights(arena.take<T>(padded<T>(plan.block_k) * NR<T>)),
+        keep(arena.take<T>(in.dropout_p > 0 ? padded<T>(plan.block_k) * NR<T> : 0)),
+        o(arena.take<T>(plan.rows * padded<T>(in.dv))),
+        m(arena.take<T>(plan.rows)),
+        l(arena.take<T>(plan.rows)),
+        factor(arena.take<T>(NR<T>)),
+        row(arena.take<T>(padded<T>(in.dv > plan.block_k ? in.dv : plan.block_k))),
+        room(arena.take<T>(pack_room<T>(in.dqk > in.dv ? in.dqk : in.dv))),
+        row_places(arena.take<int64_t>(plan.rows)),
+        key_places(arena.take<int64_t>(plan.block_k)),
+        value_places(arena.take<int64_t>(plan.block_k)) {}
+};
+
+template <class Op>
+struct ForwardMemory {
+  using T = typename Op::Scalar;
+  T *out_parts = nullptr, *lse_parts = nullptr;  // (splits, B, HQ, length_q, DV) and without DV
+  ForwardScratch<Op>* scratch;
+
+  ForwardMemory(Arena& arena, const xlstm_attention& in, const AttentionCpuPlan& plan) {
+    if (plan.splits > 1) {
+      out_parts = arena.take<T>(plan.splits * part(in) * in.dv);
+      lse_parts = arena.take<T>(plan.splits * part(in));
+    }
+    scratch = arena.take<ForwardScratch<Op>>(plan.workers);
+    for (int64_t w = 0; w < plan.workers; ++w) {
+      const ForwardScratch<Op> one(arena, in, plan);
+      if (scratch) scratch[w] = one;
+    }
+  }
+  static int64_t part(const xlstm_attention& in) { return in.batch * in.heads_q * in.length_q; }
+  static int64_t part_row(const xlstm_attention& in, int64_t b, int64_t head, int64_t i) {
+    return (b * in.heads_q + head) * in.length_q + i;
+  }
+};
+
+// A row of out and its lse to memory, once all its keys are in.
+template <class T>
+void store_out(const xlstm_attention_forward& p, const AttentionSequence& sequence, int64_t head, int64_t i, T keys,
+               T* row) {
+  const WithSink<double> sink = whole_row(p, head, keys);
+  for (int64_t j = 0; p.in.sink && j < p.in.dv; ++j) row[j] *= T(sink.factor);
+  store_row(p.out.data, p.out.dtype, sequence.query(p.out, head, i), row, p.in.dv);
+  static_cast<T*>(p.lse.data)[sequence.query(p.lse, head, i)] = T(sink.lse);
+}
+
+// One block of rows of one key head.
+template <class Op>
+struct ForwardBlock {
+  using T = typename Op::Scalar;
+  const xlstm_attention_forward& p;
+  const AttentionSequence& sequence;
+  int64_t key_head, first, live, split;
+  ForwardScratch<Op>& s;
+  const xlstm_attention& in = p.in;
+  const int64_t width = packed<Op>(in.dqk), panels_v = panels<T>(in.dv);
+  const T scale = T(in.softmax_scale * kUnit<Op>);
+
+  int64_t rows() const { return padded<T>(live); }
+  T* sums(int64_t panel) const { return s.o + panel * NR<T> * panels_v * NR<T>; }
+
+  void begin() const {
+    s.facts.fill(sequence, key_head, first, live, rows());
+    const Rows<T> q = sequence.rows_at<T>(in.q, key_head, in.dqk, first, live, s.row_places);
+    pack_transposed<Op>(q, 0, live, s.q, s.room);
+    memset(s.o, 0, size_t(rows() * panels_v * NR<T>) * sizeof(T));
+    for (int64_t r = 0; r < rows(); ++r) s.m[r] = -T(__builtin_inff()), s.l[r] = 0;
+  }
+  int64_t head(int64_t r) const { return key_head * sequence.group() + (first + r) % sequence.group(); }
+
+  // Scores of a panel against keys [from, to) of the tile that starts at key j0 and is packed in s.k.
+  template <int V>
+  void scores(int64_t panel, int64_t j0, int64_t from, int64_t to, Vec<T>* most) const {
+    const int64_t lane = panel * NR<T>, n = round_up(to - from, kRows);
+    raw_scores<Op, V>(s.k, from - j0, s.q + panel * width * NR<T>, width, n, scale, s.scores, most);
+    const KeyRange all = s.facts.all(lane, NR<T>);
+    const bool masked = from < all.begin || from + n > all.end;
+    if (masked || in.softcap > 0 || s.facts.slopes)
+      apply_rules<Op, V>(s.facts, lane, in.softcap, masked, from, n, s.scores, static_cast<T*>(nullptr), most);
+  }
+  // A panel takes keys [from, to) in. n keys of the tile are packed.
+  template <int V>
+  void take_in(int64_t panel, int64_t j0, int64_t n, int64_t from, int64_t to) const {
+    Vec<T> most[V], shift[V], sum[V];
+    scores<V>(panel, j0, from, to, most);
+    T *m = s.m + panel * NR<T>, *l = s.l + panel * NR<T>;
+    for (int v = 0; v < V; ++v) {
+      const Vec<T> old = load(m + v * kLanes<T>), now = larger(old, most[v]);
+      shift[v] = now == lowest<T>() ? Vec<T>{} : now;  // nothing seen yet: e^(-infinity - 0) is zero
+      store(m + v * kLanes<T>, now);
+      store(s.factor + v * kLanes<T>, weight_of<Op>(old - shift[v]));
+      sum[v] = Vec<T>{};
+    }
+    const bool drops = in.dropout_p > 0;
+    if (drops) fill_keep(s.facts, panel * NR<T>, in, from, to - from, s.keep);
+    const int64_t steps = packed<Op>(to - from);
+    for (int64_t k = 0; k < steps; ++k) XLSTM_UNROLL for (int v = 0; v < V; ++v) {
+        Vec<T> pair[2] = {};
+        for (int e = 0; e < Op::kPack; ++e) {
+          const int64_t at = (k * Op::kPack + e) * NR<T> + v * kLanes<T>;
+          pair[e] = weight_of<Op>(load(s.scores + at) - shift[v]);
+          sum[v] += pair[e];
+          if (drops) pair[e] *= load(s.keep + at);
+        }
+        store(s.weights + k * NR<T> + v * kLanes<T>, Op::pack(pair[0], pair[1]));
+      }
+    for (int v = 0; v < V; ++v)
+      store(l + v * kLanes<T>, load(l + v * kLanes<T>) * load(s.factor + v * kLanes<T>) + sum[v]);
+
+    const int64_t rows = live - panel * NR<T> < V * kLanes<T> ? live - panel * NR<T> : V * kLanes<T>;
+    for (int64_t column = 0; column < in.dv; column += NR<T>) {
+      const T* values = s.v + (column / NR<T> * packed<Op>(n) + (from - j0) / Op::kPack) * NR<T>;
+      T* out = sums(panel) + column * NR<T>;
+      for (int64_t r = 0; r < rows; r += kRows)
+        with_tile<T>(rows - r < kRows ? rows - r : kRows, in.dv - column, [&](auto& tile) XLSTM_INLINED {
+          tile.template product<Op>(s.weights + r, NR<T>, values, steps);
+          tile.add_scaled_rows(out + r * NR<T>, s.factor + r);
+          tile.store_to(out + r * NR<T>);
+        });
+    }
+  }
+
+  // f(j0, n) for each tile of [begin, end), packed.
+  template <class F>
+  void each_tile(int64_t block_k, int64_t begin, int64_t end, bool values, F&& f) const {
+    for (int64_t tile = begin / block_k * block_k; tile < end; tile += block_k) {
+      const int64_t j0 = tile > begin ? tile : begin / kDrawsAtOnce * kDrawsAtOnce;
+      const int64_t n = (tile + block_k < end ? tile + block_k : end) - j0;
+      pack_transposed<Op>(sequence.keys_at<T>(in.k, key_head, in.dqk, j0, n, s.key_places), 0, n, s.k, s.room);
+      if (values)
+        pack_columns<Op>(sequence.keys_at<T>(in.v, key_head, in.dv, j0, n, s.value_places), 0, n, s.v, s.room);
+      f(j0, n);
+    }
+  }
+  // f(panel, from, to) for each panel that sees some of keys [j0, j0 + n): from is a multiple of kDrawsAtOnce.
+  template <class F>
+  void each_panel(int64_t j0, int64_t n, F&& f) const {
+    for (int64_t panel = 0; panel * NR<T> < live; ++panel) {
+      const KeyRange any = s.facts.any(panel * NR<T>, NR<T>);
+      const int64_t from = any.begin > j0 ? any.begin / kDrawsAtOnce * kDrawsAtOnce : j0;
+      const int64_t to = any.end < j0 + n ? any.end : j0 + n;
+      if (from < to) f(panel, from < j0 ? j0 : from, to);
+    }
+  }
+
+  void run(const AttentionCpuPlan& plan) const {
+    begin();
+    const KeyRange sees = s.facts.any(0, rows());
+    const int64_t tiles = (sees.end - sees.begin / plan.block_k * plan.block_k + plan.block_k - 1) / plan.block_k;
+    const int64_t origin = sees.begin / plan.block_k * plan.block_k;
+    const int64_t from = origin + tiles * split / plan.splits * plan.block_k;
+    const int64_t to = origin + tiles * (split + 1) / plan.splits * plan.block_k;
+    each_tile(plan.block_k, from > sees.begin ? from : sees.begin, to < sees.end ? to : sees.end, true,
+              [&](int64_t j0, int64_t n) {
+                each_panel(j0, n, [&](int64_t panel, int64_t a, int64_t b) {
+                  if (live - panel * NR<T> <= kLanes<T>)
+                    take_in<1>(panel, j0, n, a, b);
+                  else
+                    take_in<kVectors>(panel, j0, n, a, b);
+                });
+              });
+  }
+
+  // The row's sum over its weights, out to s.row; returns the log of the sum.
+  T finish_row(int64_t r) const {
+    const T l = s.l[r], inverse = l == 0 ? T(0) : T(dropout_scale(in.dropout_p)) / l;
+    const T* o = sums(r / NR<T>) + r % NR<T> * NR<T>;
+    for (int64_t column = 0; column < in.dv; column += NR<T>)
+      for (int64_t e = 0; e < NR<T>; e += kLanes<T>) store(s.row + column + e, load(o + column * NR<T> + e) * inverse);
+    return l == 0 ? -T(__builtin_inff()) : T(double(s.m[r]) / kUnit<Op>) + T(::log(double(l)));
+  }
+
+  // The softmax itself, made again tile by tile.
+  void store_probs(const AttentionCpuPlan& plan) const {
+    const KeyRange sees = s.facts.any(0, rows());
+    each_tile(plan.block_k, sees.begin, sees.end, false, [&](int64_t j0, int64_t n) {
+      each_panel(j0, n, [&](int64_t panel, int64_t from, int64_t to) {
+        Vec<T> most[kVectors];
+        scores<kVectors>(panel, j0, from, to, most);
+        if (in.dropout_p > 0) fill_keep(s.facts, panel * NR<T>, in, from, to - from, s.keep);
+        for (int64_t r = 0; r < NR<T> && panel * NR<T> + r < live; ++r) {
+          const int64_t row = panel * NR<T> + r, i = s.facts.query[row];
+          const double lse = whole_row(p, head(row), T(double(s.m[row]) / kUnit<Op> + ::log(double(s.l[row])))).whole;
+          for (int64_t j = 0; j < to - from; ++j) {
+            const double y = double(s.scores[j * NR<T> + r]),
+                         weight = y == -__builtin_inf() ? 0 : ::exp(y / kUnit<Op> - lse);
+            s.row[j] = in.dropout_p > 0 && s.keep[j * NR<T> + r] == 0 ? T(-weight) : T(weight);
+          }
+          const int64_t at = sequence.index * p.probs.stride[0] + head(row) * p.probs.stride[1] + i * p.probs.stride[2];
+          store_row(p.probs.data, p.probs.dtype, at + sequence.first_key + from, s.row, to - from);
+        }
+      });
+    });
+  }
+};
+
+template <class Op>
+void forward(const xlstm_attention_forward& p, const AttentionCpuPlan& plan, void* workspace,
+             const Executor& executor) {
+  using T = typename Op::Scalar;
+  const xlstm_attention& in = p.in;
+  Arena arena(workspace);
+  const ForwardMemory<Op> memory(arena, in, plan);
+  const int64_t heads = in.batch * in.heads_k;
+
+  parallel_tasks(executor, heads * plan.blocks * plan.splits, [&](int64_t task, int32_t worker) {
+    const int64_t b = task % heads / in.heads_k, split = task / heads % plan.splits;
+    const int64_t block = plan.blocks - 1 - task / heads / plan.splits;  // with a causal mask the last has most to do
+    const AttentionSequence sequence(in, b);
+    const int64_t first = block * plan.rows, left = sequence.rows() - first;
+    if (left <= 0) return;
+    ForwardScratch<Op>& s = memory.scratch[worker];
+    const ForwardBlock<Op> rows{p,     sequence, task % heads % in.heads_k, first, left < plan.rows ? left : plan.rows,
+                                split, s};
+    rows.run(plan);
+    for (int64_t r = 0; r < rows.live; ++r) {
+      const int64_t i = s.facts.query[r], head = rows.head(r);
+      const T lse = rows.finish_row(r);
+      if (plan.splits > 1) {
+        const int64_t at = split * memory.part(in) + memory.part_row(in, b, head, i);
+        memcpy(memory.out_parts + at * in.dv, s.row, size_t(in.dv) * sizeof(T));
+        memory.lse_parts[at] = lse;
+        continue;
+      }
+      store_out(p, sequence, head, i, lse, s.row);
+    }
+    if (p.probs.data) rows.store_probs(plan);
+  });
+  if (plan.splits == 1) return;
+
+  parallel_tasks(executor, heads * plan.blocks, [&](int64_t task, int32_t worker) {
+    const AttentionSequence sequence(in, task % heads / in.heads_k);
+    const int64_t first = task / heads * plan.rows, key_head = task % heads % in.heads_k;
+    for (int64_t r = first; r < first + plan.rows && r < sequence.rows(); ++r) {
+      const int64_t i = r / sequence.group(), head = key_head * sequence.group() + r % sequence.group();
+      const int64_t at = memory.part_row(in, sequence.index, head, i), part = memory.part(in);
+      T* row = memory.scratch[worker].row;
+      const T lse = combine_row(memory.out_parts + at * in.dv, part * in.dv, memory.lse_parts + at, part, plan.splits,
+                                in.dv, row);
+      store_out(p, sequence, head, i, lse, row);
+    }
+  });
+}
+
+template <class Op>
+size_t bytes(const xlstm_attention& in, const AttentionCpuPlan& plan) {
+  Arena counter(nullptr);
+  ForwardMemory<Op>(counter, in, plan);
+  return counter.used();
+}
+
+}  // namespace
+
+size_t attention_forward_workspace(const xlstm_attention_forward& p, const AttentionCpuPlan& plan) {
+  return with_attention_operands(p.in, [&](auto op) { return bytes<decltype(op)>(p.in, plan); });
+}
+void attention_forward(const xlstm_attention_forward& p, const AttentionCpuPlan& plan, void* workspace,
+                       const Executor& executor) {
+  with_attention_operands(p.in, [&](auto op) { forward<decltype(op)>(p, plan, workspace, executor); });
+}
+
+}  // namespace xlstm::XLSTM_ISA

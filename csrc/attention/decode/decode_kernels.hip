@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a plan to the launch of the decode kernel.
+// Compiled once for each XLSTM_ELEMENT of: BFloat16 Float16 float
+
+#include "arch/launch.h"
+#include "attention/gpu/launches.h"
+
+namespace xlstm::gpu {
+
+namespace {
+
+template <class E, int kDqk, int kDv>
+void launch_decode_class(const DecodePlan& plan, const FewRowsParams& p, Stream stream) {
+  const Grid grid{plan.grid, plan.shape.threads, plan.shape.lds_bytes};
+  const bool bent = p.call.in.softcap > 0 || p.call.in.alibi_slopes;
+  if constexpr (sizeof(E) == 2)
+    if (!bent) return launch("attention decode", decode<E, kDqk, kDv, false>, grid, stream, p);
+  launch("attention decode", decode<E, kDqk, kDv, true>, grid, stream, p);
+}
+
+}  // namespace
+
+template <class E>
+void launch_decode(const DecodePlan& plan, const FewRowsParams& p, Stream stream) {
+  if (plan.head.dqk == 64) return launch_decode_class<E, 64, 64>(plan, p, stream);
+  if (plan.head.dqk == 128) return launch_decode_class<E, 128, 128>(plan, p, stream);
+  if (plan.head.dqk == 192) return launch_decode_class<E, 192, 128>(plan, p, stream);
+  launch_decode_class<E, 256, 256>(plan, p, stream);
+}
+
+template void launch_decode<XLSTM_ELEMENT>(const DecodePlan&, const FewRowsParams&, Stream);
+
+}  // namespace xlstm::gpu

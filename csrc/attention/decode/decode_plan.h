@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which calls the decode kernel takes, and how it cuts them up: pure functions of shape and chip, so that they are
+// tested anywhere.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "attention/decode/decode_shape.h"
+#include "attention/forward/forward_plan.h"
+#include "base/numbers.h"
+
+namespace xlstm::gpu {
+
+constexpr int64_t kMostDecodeRowBlocks = 2;  // of a key head: with more, keys are better shared in LDS
+constexpr int64_t kMostParts = 1024;
+
+struct DecodePlan {
+  HeadClass head;
+  DecodeShape shape;
+  int64_t blocks;  // along the rows
+  int64_t splits;  // along the keys
+  int64_t grid;
+};
+
+// Parts of the keys for `blocks` blocks of a whole sequence each, so that every multiprocessor has work all the time:
+// the fewest that come within a twentieth of the best. A part has at least `least` keys.
+inline int64_t parts_that_fill(int64_t blocks, int64_t at_once, int64_t keys, int64_t least) {
+  const int64_t most = std::min({kMostParts, keys / least, ceil_div(at_once, blocks) * 2});
+  const auto busy = [&](int64_t parts) {
+    const int64_t all = blocks * parts, rounds = ceil_div(all, at_once);
+    return double(all) / double(rounds * at_once);
+  };
+  double best = busy(1);
+  for (int64_t parts = 2; parts <= most; ++parts) best = std::max(best, busy(parts));
+  for (int64_t parts = 1; parts < most; ++parts)
+    if (busy(parts) >= 0.95 * best) return parts;
+  return std::max<int64_t>(1, most);
+}
+
+inline HeadClass decode_class(const AttentionCall& call) {  // of no features: there is none
+  for (const HeadClass& head : kHeadClasses)
+    if (call.dqk <= head.dqk && call.dv <= head.dv) return head;
+  return {};
+}
+
+// Whether the rows of a key head are few, and there is a kernel. What dropout keeps, and the weights themselves, are
+// the forward kernel's.
+inline bool has_few_rows(const AttentionCall& call, const Chip& chip) {
+  const HeadClass head = decode_class(call);
+  return call.queries * (call.heads_q / call.heads_k) <= kMostDecodeRowBlocks * kDecodeRows && head.dqk != 0 &&
+         has_decode(chip.family, call.element_bytes, head);
+}
+
+// splits: 0 leaves them to the plan.
+inline DecodePlan plan_decode(const AttentionCall& call, int64_t splits, const Chip& chip) {
+  DecodePlan plan{};
+  plan.head = decode_class(call);
+  plan.shape = decode_shape(chip.family, call.element_bytes, plan.head);
+  const int64_t rows = call.queries * (call.heads_q / call.heads_k), heads = call.batch * call.heads_k;
+  plan.blocks = std::max<int64_t>(1, ceil_div(rows, kDecodeRows));
+  const int64_t at_once = int64_t(chip.compute_units) * plan.shape.blocks;
+  plan.splits = splits ? splits : parts_that_fill(std::max<int64_t>(1, heads * plan.blocks), at_once, call.keys, 256);
+  plan.grid = heads * plan.blocks * plan.splits;
+  return plan;
+}
+
+}  // namespace xlstm::gpu

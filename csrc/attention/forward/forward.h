@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention forward on a GPU.
+//
+//   S^T = K Q^T     m' = max(m, max_j S)     P^T = 2^(S^T - m')     O^T = O^T 2^(m - m') + V^T P^T     l likewise
+//
+// The query heads of one key head are one matrix of rows (attention/layout.h), so GQA and MQA share K and V. Everything
+// is transposed: K is the stream operand, along the features, Q the chain; the strips of S have keys down and rows
+// across, and once they are weights they are the chain operand of V^T P^T as they lie. A row's maximum and sum are
+// those of a column.
+//
+// Who owns what: a block has `rows` rows of one key head, each of its waves 16 or 32 of them with O in accumulators and
+// Q in registers (in LDS where they would not fit), and walks tiles of keys. K and V have a room each in LDS; the one
+// comes while the other is multiplied: through registers on AMD, by asynchronous copies on NVIDIA. Tiles that no row of
+// the block sees are not visited, those that a wave does not see it does not multiply, and masks are applied where a
+// wave does not see the whole tile.
+//
+// O and l are scaled only when a maximum has grown by more than 2^8 since they last were: weights are at most 256, and
+// their rounding is relative.
+//
+// Floor: 2 (dqk + dv) flops for each row and key. Beside them a score costs one exp, a fused multiply-add, a maximum, a
+// sum and half a packing. On sm_90a a tile is 3.3 instructions for an mma with 128 features, 4.8 with 64.
+#pragma once
+
+#include "attention/forward/forward_params.h"
+#include "attention/forward/key_tiles.h"
+#include "attention/gpu/score_rules.h"
+#include "tile/vectors.h"
+
+namespace xlstm::gpu {
+
+template <class E, int kDqk, int kDv, bool kFull>
+struct Forward {
+  static constexpr ForwardShape kShape = forward_shape(kFamily, sizeof(E), {kDqk, kDv});
+  static constexpr int kThreads = kShape.threads, kKeys = kShape.keys, kStrips = kShape.strips;
+  static constexpr int kKeyStrips = kKeys / kStep<E>, kDepths = kDqk / kStep<E>, kFeatureStrips = kDv / kStep<E>;
+  static constexpr int kParts = kDqk / kKeyPart, kPartDepths = kKeyPart / kStep<E>;
+  static constexpr int kWaveRows = kStrips * kStripColumns, n = kPieceElements<E>;
+  static constexpr bool kOperandAhead = sizeof(StreamOperand<E>) <= 32;
+
+  using StageK = KeyStage<E, kKeys, kKeyPart, false, kThreads, kShape.ahead>;
+  using StageV = KeyStage<E, kKeys, kDv, true, kThreads, kShape.ahead>;
+  using TileQ = Tile<E, kShape.rows, kKeyPart>;
+
+  const ForwardParams* p;
+  int sequence, key_head, split, rows, keys;
+  int block_first, first_row;  // of the block's rows, and of the wave's
+  char* lds;
+  RowsSee see;  // those of the wave
+  RowFacts<kStrips> facts;
+  ChainOperand<E> q[kShape.q_in_lds ? 1 : kDepths][kStrips];
+  Strip<E> out[kFeatureStrips][kStrips];
+  Columns most[kStrips], sum[kStrips];
+
+  XLSTM_DEVICE Forward(const ForwardParams* params, const ForwardBlock& block, char* memory)
+      : p(params),
+        sequence(int(block.at.index)),
+        key_head(int(block.key_head)),
+        split(int(block.place.split)),
+        rows(int(block.at.rows())),
+        keys(int(block.at.keys)),
+        block_first(int(block.first)),
+        first_row(block_first + wave_id() * kWaveRows),
+        lds(memory),
+        see(rows_see(block.at, first_row, kWaveRows)),
+        facts(block.at, key_head, first_row) {}
+
+  // Rows beyond the last one repeat it.
+  XLSTM_DEVICE int live(int row) const { return row < rows ? row : rows - 1; }
+  XLSTM_DEVICE RowsSee rows_see(const AttentionLayout& at, int first, int count) const {
+    return {at, live(first), live(first + count - 1) - live(first) + 1};
+  }
+
+  XLSTM_DEVICE TileQ tile_q(int part) const { return {reinterpret_cast<E*>(lds) + part * (kShape.rows * kKeyPart)}; }
+  XLSTM_DEVICE typename StageK::Storage tile_k(int part) const {
+    return {reinterpret_cast<E*>(lds + kShape.q_bytes) + part * (kKeys * kKeyPart)};
+  }
+  XLSTM_DEVICE typename StageV::Storage tile_v() const {
+    return {reinterpret_cast<E*>(lds + kShape.q_bytes + (kShape.take_turns ? 0 : kShape.k_bytes))};
+  }
+
+  XLSTM_DEVICE void load_q(const AttentionLayout& at) {
+    const uint32_t group = uint32_t(at.group());
+    const auto q_row = [&](int row) {
+      const QueryRow<uint32_t> of = query_row(uint32_t(key_head), uint32_t(live(row)), group);
+      return static_cast<const E*>(at.in.q.data) + at.query(at.in.q, of);
+    };
+    const auto q_piece = [&](int row, int column) {
+      return TokenRows<E>{q_row(row), 0, int(at.in.dqk), p->whole_q}.piece(0, column, true);
+    };
+    if constexpr (kShape.q_bytes > 0) {
+      constexpr int kRowPieces = kDqk / n;
+#pragma unroll 4  // loads under way together
+      for (int unit = threadIdx.x; unit < kShape.rows * kRowPieces; unit += kThreads) {
+        const int row = unit / kRowPieces, column = unit % kRowPieces * n;
+        E* to = tile_q(column / kKeyPart).at(row, column % kKeyPart);
+        if constexpr (kAsyncCopies)
+          if (p->whole_q) {
+            copy_row_piece(to, q_row(block_first + row), column, int(at.in.dqk));
+            continue;
+          }
+        *reinterpret_cast<Piece*>(to) = q_piece(block_first + row, column);
+      }
+    }
+    if constexpr (!kShape.q_in_lds) {
+      if constexpr (kAsyncCopies) {
+        arrive_free([] {});
+#pragma unroll
+        for (int d = 0; d < kDepths; ++d)
+#pragma unroll
+          for (int c = 0; c < kStrips; ++c) q[d][c] = q_operand(d, c);
+      } else {
+#pragma unroll
+        for (int c = 0; c < kStrips; ++c)
+#pragma unroll
+          for (int d = 0; d < kDepths; ++d)
+            q[d][c] = chain_of<E>([&](int column, int k) { return q_piece(first_row + c * kStripColumns + column, k); },
+                                  d * kStep<E>);
+      }
+    }
+  }
+  XLSTM_DEVICE ChainOperand<E> q_operand(int depth, int c, int lane = lane_id()) const {
+    const int row = wave_id() * kWaveRows + c * kStripColumns;
+    return load_chain_along<E>(tile_q(depth / kPartDepths), row, depth % kPartDepths * kStep<E>, lane);
+  }
+
+  XLSTM_DEVICE StreamOperand<E> key_operand(int step, int lane) const {
+    const int depth = step / kKeyStrips, k = step % kKeyStrips;
+    return load_stream<true, E>(tile_k(depth / kPartDepths), k * kStep<E>, depth % kPartDepths * kStep<E>, lane);
+  }
+  XLSTM_DEVICE StreamOperand<E> value_operand(int step, int lane) const {
+    return load_stream<false, E>(tile_v(), step % kFeatureStrips * kStep<E>, step / kFeatureStrips * kStep<E>, lane);
+  }
+
+  using Scores = Strip<E>[kKeyStrips][kStrips];
+
+  // Where addresses would be kept from tile to tile and registers are too few for them, they are made anew for each.
+  XLSTM_DEVICE static int lane_of_tile() { return kFull || kShape.q_in_lds ? lane_here() : lane_id(); }
+
+  // s = K Q^T
+  XLSTM_DEVICE void multiply_keys(Scores& s) {
+#pragma unroll
+    for (int k = 0; k < kKeyStrips; ++k)
+#pragma unroll
+      for (int c = 0; c < kStrips; ++c) s[k][c].zero();
+    const int lane = lane_of_tile();
+    StreamOperand<E> stream[2];  // of this step and, where registers suffice, the next
+    if (kOperandAhead) stream[0] = key_operand(0, lane);
+#pragma unroll
+    for (int depth = 0; depth < kDepths; ++depth) {
+      if constexpr (kShape.q_in_lds)
+#pragma unroll
+        for (int c = 0; c < kStrips; ++c) q[0][c] = q_operand(depth, c, lane);
+#pragma unroll
+      for (int k = 0; k < kKeyStrips; ++k) {
+        const int step = depth * kKeyStrips + k;
+        in_order();
+        if (!kOperandAhead) stream[step % 2] = key_operand(step, lane);
+        if (kOperandAhead && step + 1 < kDepths * kKeyStrips) stream[(step + 1) % 2] = key_operand(step + 1, lane);
+#pragma unroll
+        for (int c = 0; c < kStrips; ++c) multiply(s[k][c], stream[step % 2], q[kShape.q_in_lds ? 0 : depth][c]);
+      }
+    }
+  }
+
+  // f(strip, which column of strips, its first key)
+  template <class F>
+  XLSTM_DEVICE static void each_strip(Scores& s, int first, F&& f) {
+#pragma unroll
+    for (int c = 0; c < kStrips; ++c)
+#pragma unroll
+      for (int k = 0; k < kKeyStrips; ++k) f(s[k][c], c, first + k * kStep<E>);
+  }
+
+  // Products to weights; the maximum, the sums and what there is of O follow.
+  XLSTM_DEVICE void weigh(Scores& s, const ScoreRules& rules, int first) {
+    const bool masked = !see.whole(first, kKeys);
+    const float unit = kFull ? 1.0f : rules.scale;
+    bool grew = false;
+    if constexpr (kFull)
+      each_strip(s, first, [&](Strip<E>& strip, int c, int key) { rules.bend(strip, facts, c, key); });
+    if (masked) each_strip(s, first, [&](Strip<E>& strip, int c, int key) { facts.mask(strip, c, key); });
+    Columns high[kStrips];
+#pragma unroll
+    for (int c = 0; c < kStrips; ++c) {
+      high[c] = Columns::all(-__builtin_inff());
+#pragma unroll
+      for (int k = 0; k < kKeyStrips; ++k) high[c].take_in(s[k][c], [](float a, float b) { return fmaxf(a, b); });
+      high[c].over_rows([](float a, float b) { return fmaxf(a, b); });
+#pragma unroll
+      for (int j = 0; j < Columns::kEach; ++j) {
+        high[c].value[j] *= unit;
+        grew = grew || high[c].value[j] > most[c].value[j] + kGrowth;
+      }
+    }
+    if (any_lane(grew))
+#pragma unroll
+      for (int c = 0; c < kStrips; ++c) {
+        Columns shrink;
+#pragma unroll
+        for (int j = 0; j < Columns::kEach; ++j) {
+          const float next = fmaxf(most[c].value[j], high[c].value[j]);
+          shrink.value[j] = exp2_fast(most[c].value[j] - next);
+          most[c].value[j] = next;
+          sum[c].value[j] *= shrink.value[j];
+        }
+#pragma unroll
+        for (int v = 0; v < kFeatureStrips; ++v) scale_columns(out[v][c], shrink);
+      }
+#pragma unroll
+    for (int c = 0; c < kStrips; ++c)
+#pragma unroll
+      for (int k = 0; k < kKeyStrips; ++k) {
+#pragma unroll
+        for (int r = 0; r < Strip<E>::kRegisters; ++r)
+          s[k][c].value[r] = exp2_fast(__builtin_fmaf(s[k][c].value[r], unit, -most[c].value[Columns::of(r)]));
+        sum[c].take_in(s[k][c], [](float a, float b) { return a + b; });
+        if constexpr (kFull)
+          if (rules.drops)
+            rules.each_draw<E>(facts, c, first + k * kStep<E>,
+                               [&](int r, bool kept) { s[k][c].value[r] = kept ? s[k][c].value[r] : 0.0f; });
+      }
+  }
+
+  // O^T += V^T P^T
+  XLSTM_DEVICE void multiply_values(Scores& s) {
+    const int lane = lane_of_tile();
+    StreamOperand<E> stream[2];
+    if (kOperandAhead) stream[0] = value_operand(0, lane);
+#pragma unroll
+    for (int k = 0; k < kKeyStrips; ++k) {
+      ChainOperand<E> weights[kStrips];
+#pragma unroll
+      for (int c = 0; c < kStrips; ++c) weights[c] = as_chain(s[k][c], 1.0f);
+#pragma unroll
+      for (int v = 0; v < kFeatureStrips; ++v) {
+        const int step = k * kFeatureStrips + v;
+        in_order();
+        if (!kOperandAhead) stream[step % 2] = value_operand(step, lane);
+        if (kOperandAhead && step + 1 < kKeyStrips * kFeatureStrips)
+          stream[(step + 1) % 2] = value_operand(step + 1, lane);
+#pragma unroll
+        for (int c = 0; c < kStrips; ++c) multiply(out[v][c], stream[step % 2], weights[c]);
+      }
+    }
+  }
+
+  // A run of a row's elements from `column` on. whole: the row is whole pieces.
+  template <class T>
+  XLSTM_DEVICE static void store_run(T* row, int column, int columns, bool whole, const float (&value)[kRun<E>]) {
+    if (whole && column + kRun<E> <= columns) return store_elements(row + column, value);
+#pragma unroll
+    for (int j = 0; j < kRun<E>; ++j)
+      if (column + j < columns) row[column + j] = from_float<T>(value[j]);
+  }
+  // The row in column j of strip c.
+  XLSTM_DEVICE int row_of(int c, int j) const { return first_row + c * kStripColumns + Columns::position(j); }
+  XLSTM_DEVICE bool inside(int c, int j) const { return row_of(c, j) < rows; }
+
+  XLSTM_DEVICE void store() {
+    p = read_here(p);
+    const xlstm_attention& in = p->call.in;
+    const AttentionLayout at(in, sequence);
+    const int columns = int(in.dv);
+    const uint32_t group = uint32_t(at.group());
+    const float kept = kFull && in.dropout_p > 0 ? float(dropout_scale(in.dropout_p)) : 1.0f;
+#pragma unroll
+    for (int c = 0; c < kStrips; ++c) {
+      sum[c].over_rows([](float a, float b) { return a + b; });
+      Columns factor;
+      int64_t place[Columns::kEach];
+#pragma unroll
+      for (int j = 0; j < Columns::kEach; ++j) {
+        const auto [head, i] = query_row(uint32_t(key_head), uint32_t(live(row_of(c, j))), group);
+        const float l = sum[c].value[j], lse = l == 0 ? -__builtin_inff() : (most[c].value[j] + log2f(l)) * kLn2;
+        const bool has_sink = in.sink && p->splits == 1;
+        const WithSink<float> with =
+            has_sink ? with_sink(lse, global(static_cast<const float*>(in.sink))[head], p->call.lse_with_sink)
+                     : without_sink(lse);
+        factor.value[j] = l == 0 ? 0.0f : kept * with.factor / l;
+        const bool writes = inside(c, j) && (lane_id() & row_lanes(kFamily)) == 0;  // one lane of each column
+        if (p->splits > 1) {
+          const int64_t part = split * ForwardParts::rows(in) + ForwardParts::row(in, sequence, head, i);
+          place[j] = part * in.dv;
+          if (writes) global(p->parts.lse)[part] = with.lse;
+        } else {
+          place[j] = at.query(p->call.out, head, i);
+          if (writes) global(static_cast<float*>(p->call.lse.data))[at.query(p->call.lse, head, i)] = with.lse;
+        }
+      }
+#pragma unroll
+      for (int v = 0; v < kFeatureStrips; ++v) {
+        in_order();
+        scale_columns(out[v][c], factor);
+        each_run(out[v][c], [&](int first, int j, const float(&value)[kRun<E>]) {
+          if (!inside(c, j)) return;
+          const int column = v * kStep<E> + first;
+          if (p->splits > 1)
+            store_run(global(p->parts.out) + place[j], column, columns, in.dv % 8 == 0, value);
+          else
+            store_run(global(static_cast<E*>(p->call.out.data)) + place[j], column, columns, p->whole_out, value);
+        });
+      }
+    }
+  }
+
+  // Tiles that some row of the block sees, of this part of the keys.
+  struct Tiles {
+    int from, to;
+
+    XLSTM_DEVICE Tiles(const Forward& f, const AttentionLayout& at) {
+      const RowsSee all = f.rows_see(at, f.block_first, kShape.rows);
+      const int begin = all.begin / kKeys, count = all.end > all.begin ? (all.end + kKeys - 1) / kKeys - begin : 0;
+      const int splits = int(f.p->splits);
+      from = begin, to = begin + count;
+      if (splits == 1) return;
+      from = begin + int(int64_t(count) * f.split / splits), to = begin + int(int64_t(count) * (f.split + 1) / splits);
+    }
+  };
+  XLSTM_DEVICE int valid(int first) const { return keys - first < kKeys ? keys - first : kKeys; }
+  XLSTM_DEVICE void fetch_k(StageK (&stage)[kParts], const HeadTokens<E>& from, int first) const {
+    StageK::fetch_parts(stage, [&](int part) { return tile_k(part); }, from, first, valid(first));
+  }
+  XLSTM_DEVICE void store_k(StageK (&stage)[kParts], const HeadTokens<E>& from, int first) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      stage[part].store(tile_k(part), from, first, valid(first), part * kKeyPart);
+  }
+  // What comes next into a room of LDS that K and V may share.
+  template <class Store>
+  XLSTM_DEVICE static void arrive_in_turn(Store&& store) {
+    if constexpr (kShape.take_turns)
+      arrive(store);
+    else
+      arrive_free(store);
+  }
+
+  XLSTM_DEVICE void run(const AttentionLayout& at) {
+    const Tiles tiles(*this, at);
+    HeadTokens<E> k(at, at.in.k, key_head, at.in.dqk, p->whole_k), v(at, at.in.v, key_head, at.in.dv, p->whole_v);
+    StageK stage_k[kParts];
+    if (kAsyncCopies && tiles.from < tiles.to) fetch_k(stage_k, k, tiles.from * kKeys);  // else they take registers
+    load_q(at);
+#pragma unroll
+    for (int c = 0; c < kStrips; ++c) {
+      most[c] = Columns::all(kLowest);
+      sum[c] = Columns::all(0);
+#pragma unroll
+      for (int v = 0; v < kFeatureStrips; ++v) out[v][c].zero();
+    }
+    if (tiles.from < tiles.to) {
+      const ScoreRules rules(at.in);
+      StageV stage_v[1];
+      if (!kAsyncCopies) fetch_k(stage_k, k, tiles.from * kKeys);
+      for (int tile = tiles.from; tile < tiles.to; ++tile) {
+        p = read_here(p);
+        k.in = v.in = &p->call.in, k.x = &p->call.in.k, v.x = &p->call.in.v;
+        const int first = tile * kKeys;
+        // Of a wave; NVIDIA's compiler is told so.
+        const bool seen = kAsyncCopies ? any_lane(see.some(first, kKeys)) : see.some(first, kKeys);
+        const auto store_values = [&] { stage_v[0].store(tile_v(), v, first, valid(first), 0); };
+        const auto fetch_next = [&] {
+          if (tile + 1 < tiles.to) fetch_k(stage_k, k, first + kKeys);
+        };
+        arrive_in_turn([&] { store_k(stage_k, k, first); });
+        StageV::fetch_parts(stage_v, [&](int) { return tile_v(); }, v, first, valid(first));
+        // One way for all waves, since a barrier is for one place of the code. NVIDIA's compiler would keep scores that
+        // may or may not have been made in their registers from tile to tile: here they are made in any case.
+        Scores s;
+        if (seen)
+          multiply_keys(s);
+        else if (kAsyncCopies)
+          each_strip(s, first, [](Strip<E>& strip, int, int) { strip.zero_here(); });
+        arrive_in_turn(store_values);
+        // Registers for the next keys are free when scores are weights.
+        if (kAsyncCopies) fetch_next();
+        if (seen) weigh(s, rules, first);
+        if (!kAsyncCopies) fetch_next();
+        if (seen) multiply_values(s);
+      }
+    }
+    store();
+  }
+};
+
+template <class E, int kDqk, int kDv, bool kFull>
+__global__ __launch_bounds__(
+    forward_shape(kFamily, sizeof(E), {kDqk, kDv}).threads,
+    forward_shape(kFamily, sizeof(E), {kDqk, kDv}).blocks) void attend(XLSTM_PARAM ForwardParams p) {
+  using Kernel = Forward<E, kDqk, kDv, kFull>;
+  extern __shared__ __align__(128) char lds[];
+  const ForwardBlock block(p, Kernel::kShape.rows);
+  if (!block.empty()) Kernel(only_param(p), block, lds).run(block.at);
+}
+
+}  // namespace xlstm::gpu

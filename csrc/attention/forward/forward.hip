@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention forward on a GPU: which kernel a call takes, and what it works in.
+#include <algorithm>
+
+#include "attention/gpu/kernels.h"
+#include "attention/gpu/launches.h"
+#include "attention/mla/mla_hopper_launch.h"
+
+namespace xlstm::gpu {
+namespace {
+
+AttentionCall call_of(const xlstm_attention_forward& p) {
+  const xlstm_attention& in = p.in;
+  const bool bent = in.softcap > 0 || in.alibi_slopes || in.dropout_p > 0 || !(in.softmax_scale > 0);
+  const bool panels = query_panels(in, in.q, in.dqk) && key_panels(in, in.k, in.dqk) && key_panels(in, in.v, in.dv) &&
+                      is_whole(p.out, in.dv) && !p.probs.data;
+  return {in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.dqk, in.dv, element_bytes(in.q), bent, panels};
+}
+// What a call needs must not change with where its tensors lie.
+AttentionCall anywhere(const xlstm_attention_forward& p) {
+  AttentionCall call = call_of(p);
+  call.panels = false;
+  return call;
+}
+AttentionForwardPlan plan(const xlstm_attention_forward& p, const Chip& chip) {
+  return plan_attention_forward(call_of(p), p.in.block_size, p.splits, chip);
+}
+
+// Few rows against many keys. A tile of a size that the caller names is the other kernel's.
+bool may_decode(const xlstm_attention_forward& p, const Chip& chip) {
+  return has_few_rows(call_of(p), chip) && !p.probs.data && !(p.in.dropout_p > 0) && p.in.block_size == 0;
+}
+bool decodes(const xlstm_attention_forward& p, const Chip& chip) {
+  return may_decode(p, chip) && is_whole(p.in.q, p.in.dqk) && is_whole(p.in.k, p.in.dqk) && is_whole(p.in.v, p.in.dv);
+}
+
+template <class Launch>
+void with_element(xlstm_dtype dtype, Launch&& launch) {
+  if (dtype == XLSTM_BFLOAT16)
+    launch(BFloat16{});
+  else if (dtype == XLSTM_FLOAT16)
+    launch(Float16{});
+  else
+    launch(float{});
+}
+
+void decode(const xlstm_attention_forward& p, const Chip& chip, void* workspace, Stream stream) {
+  const DecodePlan cut = plan_decode(call_of(p), p.splits, chip);
+  const FewRowsParams params{p, cut.blocks, cut.splits, is_whole(p.out, p.in.dv),
+                             ForwardParts::in_workspace(p.in, cut.splits, workspace)};
+  with_element(p.in.q.dtype, [&](auto e) { launch_decode<decltype(e)>(cut, params, stream); });
+  if (cut.splits > 1) combine_forward_parts(p, params.parts, cut.splits, stream);
+}
+
+// Values that are the first features of the keys.
+bool is_mla(const xlstm_attention_forward& p) {
+  const xlstm_tensor &k = p.in.k, &v = p.in.v;
+  bool same = v.data == k.data;
+  for (int j = 0; j < 3; ++j) same = same && v.stride[j] == k.stride[j];
+  return same && p.in.dv == kMlaValues && (p.in.dqk == kMlaFeatures[0] || p.in.dqk == kMlaFeatures[1]);
+}
+void check_mla(const xlstm_attention_forward& p) {
+  const xlstm_attention& in = p.in;
+  const auto expect = [&](bool as_expected, const std::string& what) {
+    if (!as_expected)
+      throw std::invalid_argument(what + " on a GPU with head dims of " + std::to_string(in.dqk) + " and 512");
+  };
+  expect(in.q.dtype != XLSTM_FLOAT32, "q: expected bfloat16 or float16");
+  expect(!(in.softcap > 0), "softcap: expected 0");
+  expect(!(in.dropout_p > 0), "dropout_p: expected 0");
+  expect(!p.probs.data, "return_attn_probs: expected False");
+  expect(!in.alibi_slopes, "alibi_slopes: expected None");
+  expect(in.block_size == 0, "block_size: expected None");
+  expect(is_whole(in.q, in.dqk), "q: expected rows that begin at multiples of 16 bytes");
+  expect(is_whole(in.k, in.dqk), "k_cache: expected rows that begin at multiples of 16 bytes");
+}
+template <class E>
+void launch_planned_mla(const MlaPlan& cut, const FewRowsParams& params, Stream stream) {
+  if constexpr (kHasHopperKernels)
+    if (cut.hopper) return launch_mla_hopper<E>(cut, params, stream);
+  launch_mla<E>(cut, params, stream);
+}
+void run_mla(const xlstm_attention_forward& p, const Chip& chip, void* workspace, Stream stream) {
+  const MlaPlan cut = plan_mla(call_of(p), p.splits, chip);
+  const FewRowsParams params{p, cut.blocks, cut.splits, is_whole(p.out, p.in.dv),
+                             ForwardParts::in_workspace(p.in, cut.splits, workspace)};
+  if (p.in.q.dtype == XLSTM_BFLOAT16)
+    launch_planned_mla<BFloat16>(cut, params, stream);
+  else
+    launch_planned_mla<Float16>(cut, params, stream);
+  if (cut.splits > 1) combine_forward_parts(p, params.parts, cut.splits, stream);
+}
+
+}  // namespace
+
+size_t attention_forward_workspace(const xlstm_attention_forward& p, const Chip& chip) {
+  if (is_mla(p)) {
+    check_mla(p);
+    return ForwardParts::bytes(p.in, plan_mla(call_of(p), p.splits, chip).splits);
+  }
+  const int64_t few = may_decode(p, chip) ? plan_decode(call_of(p), p.splits, chip).splits : 1;
+  const int64_t parts = plan_attention_forward(anywhere(p), p.in.block_size, p.splits, chip).splits;
+  return ForwardParts::bytes(p.in, std::max(few, parts));
+}
+
+void attention_forward(const xlstm_attention_forward& p, const Chip& chip, void* workspace, void* stream) {
+  if (is_mla(p)) return run_mla(p, chip, workspace, static_cast<Stream>(stream));
+  if (decodes(p, chip)) return decode(p, chip, workspace, static_cast<Stream>(stream));
+  const AttentionForwardPlan cut = plan(p, chip);
+  const xlstm_attention& in = p.in;
+  const ForwardParams params{p,
+                             cut.blocks,
+                             cut.splits,
+                             is_whole(in.q, in.dqk),
+                             is_whole(in.k, in.dqk),
+                             is_whole(in.v, in.dv),
+                             is_whole(p.out, in.dv),
+                             ForwardParts::in_workspace(in, cut.splits, workspace)};
+  const auto s = static_cast<Stream>(stream);
+  with_element(in.q.dtype, [&](auto e) {
+    using E = decltype(e);
+    if constexpr (kHasHopperKernels && sizeof(E) == 2)
+      if (cut.hopper) return launch_attend_hopper<E>(cut, params, s);
+    launch_forward<E>(cut, params, s);
+  });
+}
+
+}  // namespace xlstm::gpu

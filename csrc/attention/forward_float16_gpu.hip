@@ -1,5 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "attention/forward_launch.h"
-
-template void xlstm::gpu::launch_forward<xlstm::gpu::Float16>(const AttentionForwardPlan&, const ForwardParams&,
-                                                              Stream);

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// New tokens into a cache, and rotary embedding, on a GPU.
+//
+// A block moves one token of one sequence with all its heads: where it goes and its row of the rotary tables are the
+// same for the whole block. A thread moves 16 bytes of features at a time; a feature that is rotated also reads its
+// pair's other one, in its own 16 bytes or in those half of the rotated features away, which another thread has read
+// too. Where tensors or the halves do not begin at multiples of 16 bytes, a thread moves one feature at a time. Each
+// feature is read and written once: memory binds.
+#include "arch/launch.h"
+#include "attention/append.h"
+#include "attention/gpu/kernels.h"
+#include "tile/vectors.h"
+
+namespace xlstm::gpu {
+namespace {
+
+constexpr int kMostAppendThreads = 256;
+
+// n features of one head from `column` on, rotated where they are among the first rotary_dim.
+template <class E, int n>
+XLSTM_DEVICE void rotate(const xlstm_attention_append& p, const E* from, int column, const E* cos, const E* sin,
+                         float (&x)[n]) {
+  const int half = int(p.rotary_dim / 2);
+  float other[n], by_cos[n], by_sin[n];
+  if (n > 1 && p.interleaved) {
+    float c[(n + 1) / 2], s[(n + 1) / 2];
+    load_elements(cos + column / 2, c);
+    load_elements(sin + column / 2, s);
+#pragma unroll
+    for (int j = 0; j < n; ++j) other[j] = x[n > 1 ? j ^ 1 : 0], by_cos[j] = c[j / 2], by_sin[j] = s[j / 2];
+  } else {
+    const RotaryPair pair = rotary_pair(column, half, p.interleaved);
+    load_elements(from + pair.other, other);
+    load_elements(cos + pair.angle, by_cos);
+    load_elements(sin + pair.angle, by_sin);
+  }
+#pragma unroll
+  for (int j = 0; j < n; ++j)
+    x[j] = rotated(x[j], other[j], by_cos[j], by_sin[j], rotary_pair(column + j, half, p.interleaved).first);
+}
+
+template <class E, int n>
+__global__ __launch_bounds__(kMostAppendThreads) void append_token(const xlstm_attention_append p) {
+  const int64_t b = blockIdx.x / p.length, t = blockIdx.x % p.length, place = append_place(p, b, t);
+  if (place < 0) return;
+  const E* from = static_cast<const E*>(p.from.data) + b * p.from.stride[0] + t * p.from.stride[2];
+  E* to = static_cast<E*>(p.to.data) + place;
+  const int64_t angles = p.cos ? rotary_position(p, b, t) * (p.rotary_dim / 2) : 0;
+  const E *cos = static_cast<const E*>(p.cos) + angles, *sin = static_cast<const E*>(p.sin) + angles;
+  const int units = int(p.features) / n, all = int(p.heads) * units;
+  for (int unit = int(threadIdx.x); unit < all; unit += int(blockDim.x)) {
+    const int head = unit / units, column = (unit - head * units) * n;
+    const E* own = from + head * p.from.stride[1];
+    float x[n];
+    load_elements(own + column, x);
+    if (p.cos && column < p.rotary_dim) rotate<E, n>(p, own, column, cos, sin, x);
+    store_elements(to + head * p.to.stride[1] + column, x);
+  }
+}
+
+bool in_pieces(const xlstm_attention_append& p, int64_t n) {
+  const auto aligned = [](const void* x) { return reinterpret_cast<uintptr_t>(x) % 16 == 0; };
+  bool whole = p.features % n == 0 && aligned(p.from.data) && aligned(p.to.data) && aligned(p.cos) && aligned(p.sin);
+  for (const xlstm_tensor* x : {&p.from, &p.to})
+    for (int64_t stride : x->stride) whole = whole && stride % n == 0;
+  // Rows of the tables, and with them the halves, are pieces.
+  return whole && (!p.cos || p.rotary_dim / 2 % n == 0);
+}
+
+template <class E>
+void append(const xlstm_attention_append& p, Stream stream) {
+  constexpr int n = 16 / sizeof(E);
+  const bool pieces = in_pieces(p, n);
+  const int64_t units = p.heads * p.features / (pieces ? n : 1), whole_waves = (units + 63) / 64 * 64;
+  const Grid grid{p.batch * p.length, int(whole_waves < kMostAppendThreads ? whole_waves : kMostAppendThreads), 0};
+  launch("attention, new tokens", pieces ? append_token<E, n> : append_token<E, 1>, grid, stream, p);
+}
+
+}  // namespace
+
+size_t attention_append_workspace(const xlstm_attention_append&, const Chip&) { return 0; }
+void attention_append(const xlstm_attention_append& p, const Chip&, void*, void* stream) {
+  const auto on = static_cast<Stream>(stream);
+  switch (p.from.dtype) {
+    case XLSTM_BFLOAT16:
+      return append<BFloat16>(p, on);
+    case XLSTM_FLOAT16:
+      return append<Float16>(p, on);
+    default:
+      return append<float>(p, on);
+  }
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parts of attention over parts of the keys made one, on a GPU:
+//
+//     out = sum_s e^(lse_s - lse) out_s        lse = log sum_s e^lse_s        over the parts s that have keys
+//
+// A block takes a few rows, 64 features of each: its 16 lines of 16 threads are `groups` lines for each row, which walk
+// the row's parts in turn, four features (16 bytes) a thread; the lines of a row are added up through LDS, 4 KB. The
+// weights are made by each line for itself, a part per thread and once more by all threads of the line that take the
+// part in: the exponentials are few beside the bytes. Each part is read once: memory binds.
+#pragma once
+
+#include "attention/combine.h"
+#include "tile/lds_tile.h"
+#include "tile/vectors.h"
+#include "xlstm_hip.h"
+
+namespace xlstm::gpu {
+
+constexpr int kCombineLines = 16, kCombineLineThreads = 16, kCombineThreads = kCombineLines * kCombineLineThreads;
+constexpr int kCombineColumns = 4 * kCombineLineThreads;
+
+// What all rows have in common.
+struct Parts {
+  const float *out, *lse;
+  int64_t out_step, lse_step;  // from part to part
+  int splits, dv;
+  int groups;   // lines of a row: a power of two
+  bool pieces;  // rows of parts and of out begin at multiples of 16 bytes, and have whole pieces
+};
+// One row: where its parts, its out and its lse lie.
+struct PartsRow {
+  int64_t out_part, lse_part, out, lse;
+  bool sink_given, lse_with_sink;
+  float sink;
+};
+
+// What a forward call in parts left in its workspace: out (splits, B, HQ, length_q, DV), each part a softmax of its own
+// keys, and lse (splits, B, HQ, length_q), infinite where a part has no keys.
+struct ForwardParts {
+  float *out, *lse;
+
+  XLSTM_HOST_DEVICE static int64_t rows(const xlstm_attention& in) { return in.batch * in.heads_q * in.length_q; }
+  XLSTM_HOST_DEVICE static int64_t row(const xlstm_attention& in, int64_t b, int64_t head, int64_t i) {
+    return (b * in.heads_q + head) * in.length_q + i;
+  }
+  static size_t bytes(const xlstm_attention& in, int64_t splits) {
+    return splits > 1 ? size_t(splits * rows(in) * (in.dv + 1)) * sizeof(float) : 0;
+  }
+  static ForwardParts in_workspace(const xlstm_attention& in, int64_t splits, void* workspace) {
+    float* out = static_cast<float*>(workspace);
+    return {out, out + splits * rows(in) * in.dv};
+  }
+};
+// Where part `split` of `splits` of so many tiles begins. They differ by one tile at most.
+XLSTM_DEVICE int part_of(int tiles, int64_t split, int64_t splits) {
+  const uint32_t each = uint32_t(tiles) / uint32_t(splits), more = uint32_t(tiles) % uint32_t(splits);
+  return int(uint32_t(split) * each + (uint32_t(split) < more ? uint32_t(split) : more));
+}
+// Their combination into the call's out and lse, with its sink.
+void combine_forward_parts(const xlstm_attention_forward&, const ForwardParts&, int64_t splits, Stream);
+
+inline int64_t combine_blocks(int64_t rows, const Parts& p) {
+  const int rows_of_block = kCombineLines / p.groups;
+  return (rows + rows_of_block - 1) / rows_of_block * ((p.dv + kCombineColumns - 1) / kCombineColumns);
+}
+
+// f(x, y) over the threads of a line; all of them get it.
+template <class F>
+XLSTM_DEVICE float over_line(float x, F&& f) {
+#pragma unroll
+  for (int mask = kCombineLineThreads / 2; mask > 0; mask /= 2) x = f(x, shuffle_xor(x, mask));
+  return x;
+}
+
+// row_of(n, row): fills in row n and says whether it is there.
+template <class E, class RowOf>
+XLSTM_DEVICE void combine_rows(const Parts& p, E* out, float* lse, RowOf&& row_of) {
+  __shared__ Piece sums[kCombineThreads];
+  const int tiles = (p.dv + kCombineColumns - 1) / kCombineColumns, tile = int(blockIdx.x) % tiles;
+  const int line = int(threadIdx.x) / kCombineLineThreads, lane = int(threadIdx.x) % kCombineLineThreads;
+  const int first = line % p.groups, column = tile * kCombineColumns + 4 * lane;
+  PartsRow row;
+  const bool there = row_of(int64_t(int(blockIdx.x) / tiles) * (kCombineLines / p.groups) + line / p.groups, row);
+
+  float most = -__builtin_inff(), whole = 0, sum[4] = {};
+  if (there) {
+    const float* lses = p.lse + row.lse_part;
+    for (int s = lane; s < p.splits; s += kCombineLineThreads)
+      if (const float x = lses[s * p.lse_step]; has_keys(x)) most = fmaxf(most, x);
+    most = over_line(most, [](float x, float y) { return fmaxf(x, y); });
+    for (int s = lane; s < p.splits; s += kCombineLineThreads)
+      if (const float x = lses[s * p.lse_step]; has_keys(x)) whole += exp2_fast((x - most) * kLog2E);
+    whole = over_line(whole, [](float x, float y) { return x + y; });
+    const float* parts = p.out + row.out_part;
+    for (int s = first; s < p.splits; s += p.groups) {
+      const float x = lses[s * p.lse_step];
+      if (!has_keys(x) || column >= p.dv) continue;
+      const float weight = exp2_fast((x - most) * kLog2E);
+      const TokenRows<float> part{parts, p.out_step, p.dv, p.pieces};
+      const Piece four = part.piece(s, column, true);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sum[j] += weight * as_float(four.word[j]);
+    }
+  }
+  sums[threadIdx.x] = {{as_bits(sum[0]), as_bits(sum[1]), as_bits(sum[2]), as_bits(sum[3])}};
+  __syncthreads();
+  if (!there || first != 0 || column >= p.dv) return;
+  for (int g = 1; g < p.groups; ++g) {
+    const Piece four = sums[threadIdx.x + g * kCombineLineThreads];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum[j] += as_float(four.word[j]);
+  }
+  const float keys = whole == 0 ? -__builtin_inff() : most + ::log(whole);  // NaN goes on as NaN
+  const WithSink<float> sink = row.sink_given ? with_sink(keys, row.sink, row.lse_with_sink) : without_sink(keys);
+  const float factor = whole == 0 ? 0.0f : sink.factor / whole;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) sum[j] *= factor;
+  E* to = out + row.out + column;
+  if (p.pieces) {
+    store_elements(to, sum);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (column + j < p.dv) to[j] = from_float<E>(sum[j]);
+  }
+  if (column == 0) lse[row.lse] = sink.lse;
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// The combination of parts (combine_parts.h): the public call, and what follows a forward call whose keys were cut up.
+#include "arch/launch.h"
+#include "attention/gpu/combine_parts.h"
+#include "attention/gpu/kernels.h"
+#include "attention/layout.h"
+
+namespace xlstm::gpu {
+namespace {
+
+__global__ __launch_bounds__(kCombineThreads) void combine_parts(const xlstm_attention_combine p, const Parts parts) {
+  combine_rows(parts, static_cast<float*>(p.out.data), static_cast<float*>(p.lse.data), [&](int64_t n, PartsRow& row) {
+    const int64_t head = n % p.heads, t = n / p.heads % p.length, b = n / p.heads / p.length;
+    if (b >= p.batch) return false;
+    const auto at = [&](const int64_t* stride) { return b * stride[1] + t * stride[2] + head * stride[3]; };
+    const auto to = [&](const xlstm_tensor& x) { return b * x.stride[0] + head * x.stride[1] + t * x.stride[2]; };
+    row = {at(p.out_stride), at(p.lse_stride), to(p.out), to(p.lse), false, false, 0};
+    return true;
+  });
+}
+
+template <class E>
+__global__ __launch_bounds__(kCombineThreads) void combine_forward(const xlstm_attention_forward p, const Parts parts) {
+  combine_rows(parts, static_cast<E*>(p.out.data), static_cast<float*>(p.lse.data), [&](int64_t n, PartsRow& row) {
+    const xlstm_attention& in = p.in;
+    // Rows are few where keys are in parts; a division of 64 bits would cost more than all else of one.
+    const uint32_t length = uint32_t(in.length_q), heads = uint32_t(in.heads_q), whole = uint32_t(n) / length;
+    const int64_t i = uint32_t(n) % length, head = whole % heads, b = whole / heads;
+    if (b >= in.batch) return false;
+    const AttentionLayout at(in, b);
+    const float* sink = static_cast<const float*>(in.sink);
+    row = {n * in.dv,
+           n,
+           at.query(p.out, head, i),
+           at.query(p.lse, head, i),
+           sink != nullptr,
+           p.lse_with_sink != 0,
+           sink ? sink[head] : 0};
+    return i < at.queries;
+  });
+}
+
+bool is_piece(int64_t bytes) { return bytes % 16 == 0; }
+
+// One line to a row where that fills a large chip; few rows have more, each of which walks fewer parts.
+int combine_groups(int64_t rows, int64_t splits, int64_t dv) {
+  constexpr int64_t kBlocks = 1024;
+  Parts p{};
+  p.dv = int(dv), p.groups = 1;
+  while (p.groups < kCombineLines && p.groups < splits && combine_blocks(rows, p) < kBlocks) p.groups *= 2;
+  return p.groups;
+}
+
+void combine(const xlstm_attention_combine& p, Stream stream) {
+  bool pieces = is_piece(p.dv * 4) && is_piece(intptr_t(p.out_partial)) && is_piece(intptr_t(p.out.data));
+  for (int64_t stride : p.out_stride) pieces = pieces && is_piece(stride * 4);
+  for (int64_t stride : p.out.stride) pieces = pieces && stride % 4 == 0;
+  const int64_t rows = p.batch * p.length * p.heads;
+  const Parts parts{static_cast<const float*>(p.out_partial),
+                    static_cast<const float*>(p.lse_partial),
+                    p.out_stride[0],
+                    p.lse_stride[0],
+                    int(p.splits),
+                    int(p.dv),
+                    combine_groups(rows, p.splits, p.dv),
+                    pieces};
+  launch("attention, combination", combine_parts, {combine_blocks(rows, parts), kCombineThreads, 0}, stream, p, parts);
+}
+
+template <class E>
+void combine(const xlstm_attention_forward& p, const ForwardParts& made, int64_t splits, Stream stream) {
+  const int64_t rows = ForwardParts::rows(p.in);
+  bool pieces = p.in.dv % 4 == 0 && is_piece(intptr_t(p.out.data));
+  for (int64_t stride : p.out.stride) pieces = pieces && stride % 4 == 0;
+  const Parts parts{
+      made.out, made.lse, rows * p.in.dv, rows, int(splits), int(p.in.dv), combine_groups(rows, splits, p.in.dv),
+      pieces};
+  launch("attention, combination", combine_forward<E>, {combine_blocks(rows, parts), kCombineThreads, 0}, stream, p,
+         parts);
+}
+
+}  // namespace
+
+void combine_forward_parts(const xlstm_attention_forward& p, const ForwardParts& parts, int64_t splits, Stream stream) {
+  switch (p.out.dtype) {
+    case XLSTM_BFLOAT16:
+      return combine<BFloat16>(p, parts, splits, stream);
+    case XLSTM_FLOAT16:
+      return combine<Float16>(p, parts, splits, stream);
+    default:
+      return combine<float>(p, parts, splits, stream);
+  }
+}
+
+size_t attention_combine_workspace(const xlstm_attention_combine&, const Chip&) { return 0; }
+void attention_combine(const xlstm_attention_combine& p, const Chip&, void*, void* stream) {
+  if (p.out.dtype != XLSTM_FLOAT32) throw std::invalid_argument("out: expected float32 on a GPU, as the parts have");
+  combine(p, static_cast<Stream>(stream));
+}
+
+}  // namespace xlstm::gpu

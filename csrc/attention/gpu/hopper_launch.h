@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the launches of attention on Hopper share.
+#pragma once
+
+#include "arch/launch.h"
+#include "attention/gpu/hopper_smem.h"
+
+namespace xlstm::gpu {
+
+inline CUtensorMap query_map(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
+  const bool packed = in.cu_seqlens_q != nullptr;
+  return panel_map(x.data, int(features), packed ? in.total_q : in.length_q, in.heads_q, packed ? 1 : in.batch,
+                   x.stride, kPanelColumns);
+}
+inline CUtensorMap key_map(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
+  const bool packed = in.cu_seqlens_k != nullptr;
+  return panel_map(x.data, int(features), packed ? in.total_k : in.length_k, in.heads_k, packed ? 1 : in.batch,
+                   x.stride, kPanelColumns);
+}
+
+template <class Params>
+void launch_hopper_attention(const char* name, void (*kernel)(HopperAttentionParams<Params>),
+                             const HopperRoomShape& shape, const HopperAttentionParams<Params>& p, Stream stream) {
+  const xlstm_attention& in = p.of.call.in;
+  const int64_t tokens = shape.of_keys ? in.length_k : in.length_q;
+  const int64_t heads = in.batch * (shape.of_keys ? in.heads_k : in.heads_q);
+  launch(name, kernel, {ceil_div(tokens, kHopperOwned) * heads, kHopperAttentionThreads, shape.lds_bytes()}, stream, p);
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GPU kernels of attention as the C API calls them: params, the chip, workspace and a stream in, launches out.
+// Nothing waits, allocates or reads the device. A launch that fails throws std::runtime_error, what there is no kernel
+// for std::invalid_argument that names the argument.
+#pragma once
+
+#include <cstddef>
+
+#include "arch/chip.h"
+#include "base/tensors.h"
+
+namespace xlstm::gpu {
+
+// Rows of whole pieces at multiples of 16 bytes, a tile of whose tokens 32 bits reach.
+inline bool is_whole(const xlstm_tensor& x, int64_t features) {
+  const int64_t bytes = element_bytes(x);
+  bool whole = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && features * bytes % 16 == 0;
+  for (const int64_t stride : x.stride) whole = whole && stride * bytes % 16 == 0;
+  return whole && x.stride[2] >= 0 && x.stride[2] * bytes < int64_t(1) << 24;
+}
+
+// Whether Hopper's bulk copies can take it: whole rows, of which there are some, and strides that go forward.
+inline bool has_panels(const xlstm_tensor& x, int64_t features, const int64_t (&sizes)[3]) {
+  return goes_forward(x, sizes) && is_whole(x, features);
+}
+inline bool query_panels(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
+  const bool packed = in.cu_seqlens_q != nullptr;
+  return has_panels(x, features, {packed ? 1 : in.batch, in.heads_q, packed ? in.total_q : in.length_q});
+}
+inline bool key_panels(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
+  const bool packed = in.cu_seqlens_k != nullptr;
+  return !in.block_table && !in.cache_batch_idx &&
+         has_panels(x, features, {packed ? 1 : in.batch, in.heads_k, packed ? in.total_k : in.length_k});
+}
+
+size_t attention_forward_workspace(const xlstm_attention_forward&, const Chip&);
+void attention_forward(const xlstm_attention_forward&, const Chip&, void* workspace, void* stream);
+
+size_t attention_backward_workspace(const xlstm_attention_backward&, const Chip&);
+void attention_backward(const xlstm_attention_backward&, const Chip&, void* workspace, void* stream);
+
+size_t attention_append_workspace(const xlstm_attention_append&, const Chip&);
+void attention_append(const xlstm_attention_append&, const Chip&, void* workspace, void* stream);
+
+size_t attention_combine_workspace(const xlstm_attention_combine&, const Chip&);
+void attention_combine(const xlstm_attention_combine&, const Chip&, void* workspace, void* stream);
+
+}  // namespace xlstm::gpu

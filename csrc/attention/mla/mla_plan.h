@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// How an MLA call is cut up on a GPU: a pure function of shape and chip, so that it is tested anywhere.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "attention/decode/decode_plan.h"
+#include "attention/mla/mla_hopper_shape.h"
+#include "base/numbers.h"
+
+namespace xlstm::gpu {
+
+struct MlaPlan {
+  int rows, features;  // which kernel
+  bool ahead;
+  bool hopper;  // by Hopper's own kernel (mla_hopper.h)
+  MlaShape shape;
+  int64_t blocks;  // along the rows
+  int64_t splits;  // along the keys
+  int64_t grid;
+};
+
+// splits: 0 leaves them to the plan. 64 rows share a tile where there are more than 16, tiles overlap where LDS has
+// room; Hopper has a kernel of its own for 64.
+inline MlaPlan plan_mla(const AttentionCall& call, int64_t splits, const Chip& chip) {
+  MlaPlan plan{};
+  const int64_t rows = call.queries * (call.heads_q / call.heads_k), heads = call.batch * call.heads_k;
+  plan.features = int(call.dqk);
+  for (const int each : kMlaRows) {
+    if (plan.rows && rows <= plan.rows) break;
+    for (const bool ahead : {false, true}) {
+      const MlaShape shape = mla_shape(chip.family, each, plan.features, ahead);
+      if (!has_mla(chip.family, each, ahead) || shape.lds_bytes > chip.lds_bytes) continue;
+      plan.rows = each;
+      plan.ahead = ahead;
+      plan.shape = shape;
+    }
+  }
+  if (plan.rows == 0)
+    throw std::invalid_argument("head_dim_v: the kernel for 512 features of " + std::to_string(call.dqk) +
+                                " needs more LDS than this GPU has: " + std::to_string(chip.lds_bytes) + " bytes");
+  const MlaShape own = mla_hopper_shape(plan.features);
+  if (chip.hopper && plan.rows == kMlaHopperRows && own.lds_bytes <= chip.lds_bytes) {
+    plan.ahead = false;
+    plan.hopper = true;
+    plan.shape = own;
+  }
+  plan.blocks = std::max<int64_t>(1, ceil_div(rows, plan.rows));
+  plan.splits =
+      splits ? splits : parts_that_fill(std::max<int64_t>(1, heads * plan.blocks), chip.compute_units, call.keys, 256);
+  plan.grid = heads * plan.blocks * plan.splits;
+  return plan;
+}
+
+}  // namespace xlstm::gpu

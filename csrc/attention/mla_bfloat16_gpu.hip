@@ -1,6 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "attention/mla_launch.h"
-
-namespace xlstm::gpu {
-template void launch_mla<BFloat16>(const MlaPlan&, const FewRowsParams&, Stream);
-}

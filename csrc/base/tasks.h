@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tasks of a CPU kernel, spread over workers.
+#pragma once
+
+#include "arch/cpu/vector.h"
+#include "base/executor.h"
+
+namespace xlstm::XLSTM_ISA {
+
+// f(task, worker) for every task. Workers take the next one when they are free, so long and short sequences mix well;
+// no result depends on who computed it.
+template <class F>
+inline void parallel_tasks(const Executor& executor, int64_t tasks, F&& f) {
+  struct Shared {
+    F& f;
+    int64_t tasks, next;
+  } shared{f, tasks, 0};
+  const auto body = [](void* arg, int32_t worker) {
+    Shared& s = *static_cast<Shared*>(arg);
+    for (int64_t task; (task = __atomic_fetch_add(&s.next, 1, __ATOMIC_RELAXED)) < s.tasks;) s.f(task, worker);
+  };
+  const int32_t workers = int32_t(tasks < executor.workers ? tasks : executor.workers);
+  executor.parallel(executor.self, workers, body, &shared);
+}
+
+}  // namespace xlstm::XLSTM_ISA

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "arch/fragments.h"
+
+namespace xlstm::gpu {
+
+// f(0) to f(n - 1), of constants: unrolled however long that is, where compilers leave a loop, and arrays in memory.
+template <int n, class F>
+XLSTM_DEVICE void each_of(F&& f) {
+  [&]<int... i>(std::integer_sequence<int, i...>) {
+    (f(std::integral_constant<int, i>{}), ...);
+  }(std::make_integer_sequence<int, n>{});
+}
+
+}  // namespace xlstm::gpu

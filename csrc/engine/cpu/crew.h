@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Workers that go through the parts of a step together: one parallel region for all parts, since entering one costs as
+// much as a part of a small model takes.
+//
+// Workers take tasks off a part's counter, then wait until all of its tasks are done. What is waited for is tasks, not
+// workers: one that comes late, or never, as in a nested region, leaves its share to the others.
+#pragma once
+
+#include "arch/cpu/vector.h"
+#include "base/threads.h"
+
+namespace xlstm::XLSTM_ISA {
+
+struct alignas(128) PartCounter {
+  int64_t next, done;
+};
+
+class Crew {
+ public:
+  Crew(PartCounter* counters, int64_t workers) : counter_(counters), workers_(workers) {}
+
+  // f(task) for every task of the next part. Every worker calls this with the same `tasks`.
+  template <class F>
+  void part(int64_t tasks, F&& f) {
+    PartCounter& c = *counter_++;
+    int64_t mine = 0;
+    for (int64_t task; (task = __atomic_fetch_add(&c.next, 1, __ATOMIC_RELAXED)) < tasks; ++mine) f(task);
+    if (mine) __atomic_fetch_add(&c.done, mine, __ATOMIC_RELEASE);
+    for (int64_t tries = 0; __atomic_load_n(&c.done, __ATOMIC_ACQUIRE) < tasks; ++tries) wait_a_little(tries);
+  }
+  // f(begin, end) over [0, rows) in ranges of at most `most`, in sixteens, several to each worker.
+  template <class F>
+  void rows(int64_t rows, int64_t most, F&& f) {
+    constexpr int64_t kEach = 4;
+    int64_t size = workers_ == 1 ? most : (rows + workers_ * kEach - 1) / (workers_ * kEach);
+    size = (size + 15) / 16 * 16;
+    if (size > most) size = most;
+    part((rows + size - 1) / size, [&](int64_t task) {
+      const int64_t begin = task * size, end = begin + size < rows ? begin + size : rows;
+      f(begin, end);
+    });
+  }
+
+ private:
+  PartCounter* counter_;
+  int64_t workers_;
+};
+
+}  // namespace xlstm::XLSTM_ISA

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = W x for few x on a CPU, W as it lies in memory: float, bfloat16, float16, bytes or nibbles.
+//
+// A row of W and an x run along the same features, so a sum is a vector of partial sums, lane j of features j, j + L,
+// ..., and is added up across lanes at the end. Tiles of R rows and C x's keep R C such vectors in registers: C x's
+// share a weight's load and conversion, R rows an x's load. Every sum is made in one order, so that a row of the batch
+// has the same result in any company. One x binds on memory; more do on multiplications.
+#pragma once
+
+#include <utility>
+
+#include "arch/cpu/vector.h"
+#include "tile/cpu_panels.h"
+
+namespace xlstm::XLSTM_ISA {
+
+constexpr int kWide = kLanes<float>;
+using Floats = Vec<float>;
+constexpr int64_t kColumnsPadded = 128;  // x's are filled up with zeros to a multiple of this
+inline int64_t padded_columns(int64_t columns) { return round_up(columns, kColumnsPadded); }
+
+template <class Byte>
+struct NarrowOf {
+  typedef Byte type __attribute__((vector_size(kWide * sizeof(Byte)), may_alias));
+};
+template <class Byte>
+using Narrow = typename NarrowOf<Byte>::type;  // kWide narrow integers
+typedef uint32_t Words __attribute__((vector_size(kVectorBytes), may_alias));
+typedef int32_t Integers __attribute__((vector_size(kVectorBytes), may_alias));
+
+template <class Byte>
+XLSTM_ALWAYS_INLINE Narrow<Byte> load_narrow(const void* p) {
+  Narrow<Byte> x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+
+template <class Byte>
+XLSTM_ALWAYS_INLINE Floats floats_of(Narrow<Byte> x) {
+  return __builtin_convertvector(__builtin_convertvector(x, Integers), Floats);
+}
+
+// ---- kWide weights as floats, by format
+
+struct FloatWeights {
+  using Element = float;
+  static XLSTM_ALWAYS_INLINE Floats widen(const float* p) { return load(p); }
+};
+struct Bfloat16Weights {
+  using Element = uint16_t;
+  static XLSTM_ALWAYS_INLINE Floats widen(const uint16_t* p) {
+    return Floats(__builtin_convertvector(load_narrow<uint16_t>(p), Words) << 16);
+  }
+};
+struct Float16Weights {
+  using Element = uint16_t;
+  static XLSTM_ALWAYS_INLINE Floats widen(const uint16_t* p) { return widen_halves(p); }
+};
+
+// ---- sums across lanes
+
+// Lane l of the result: a[l] + a[l ^ H] where l has no bit H, else b's.
+template <int H, int... L>
+XLSTM_ALWAYS_INLINE Floats pair_sums(Floats a, Floats b, std::integer_sequence<int, L...>) {
+  constexpr int n = sizeof...(L);
+  const Floats own = __builtin_shufflevector(a, b, ((L & H) ? L + n : L)...);
+  const Floats other = __builtin_shufflevector(a, b, ((L & H) ? (L ^ H) + n : (L ^ H))...);
+  return own + other;
+}
+
+// Lane l of the result is the sum of x[l % N] over all lanes, in the same order for every N. N a power of two.
+template <int N, int H = 1>
+XLSTM_ALWAYS_INLINE Floats lane_sums(const Floats* x) {
+  constexpr auto lanes = std::make_integer_sequence<int, kWide>{};
+  if constexpr (H == kWide) {
+    return x[0];
+  } else if constexpr (N == 1) {
+    const Floats sum = pair_sums<H>(x[0], x[0], lanes);
+    return lane_sums<1, H * 2>(&sum);
+  } else {
+    Floats half[N / 2];
+    XLSTM_UNROLL for (int j = 0; j < N / 2; ++j) half[j] = pair_sums<H>(x[2 * j], x[2 * j + 1], lanes);
+    return lane_sums<N / 2, H * 2>(half);
+  }
+}
+
+// ---- tiles: R rows of W by C x's; the result's lane c * R + r
+
+template <class Weights, int R, int C>
+XLSTM_ALWAYS_INLINE Floats plain_tile(const char* const* row, const float* x, int64_t x_stride, int64_t columns) {
+  using Element = typename Weights::Element;
+  Floats sums[R * C] = {};
+  const auto add = [&](int64_t k, auto&& weights) XLSTM_INLINED {
+    XLSTM_UNROLL for (int r = 0; r < R; ++r) {
+      const Floats w = weights(reinterpret_cast<const Element*>(row[r]));
+      XLSTM_UNROLL for (int c = 0; c < C; ++c) sums[c * R + r] =
+          add_product(sums[c * R + r], w, load(x + c * x_stride + k));
+    }
+  };
+  int64_t k = 0;
+  for (; k + kWide <= columns; k += kWide)
+    add(k, [&](const Element* p) XLSTM_INLINED { return Weights::widen(p + k); });
+  if (k < columns)
+    add(k, [&](const Element* p) XLSTM_INLINED {
+      Element rest[kWide] = {};
+      memcpy(rest, p + k, size_t(columns - k) * sizeof(Element));
+      return Weights::widen(rest);
+    });
+  return lane_sums<R * C>(sums);
+}
+
+// scale and offset: kMostGroups floats for each row; of nibbles offset is of what is 8 less. So small numbers are
+// summed up: the 8's would be a sum of x's, several times what is left when they are taken back.
+template <int Bits, bool Offsets, int R, int C>
+XLSTM_ALWAYS_INLINE Floats quantised_tile(const char* const* row, const float* const* scale, const float* const* offset,
+                                          int64_t group_size, int64_t groups, const float* x, int64_t x_stride) {
+  Floats sums[R * C] = {};
+  for (int64_t g = 0; g < groups; ++g) {
+    const float* own = x + g * group_size;
+    Floats inputs[C] = {};  // what an offset is multiplied by
+    if constexpr (Offsets)
+      for (int64_t k = 0; k < group_size; k += kWide)
+        XLSTM_UNROLL for (int c = 0; c < C; ++c) inputs[c] += load(own + c * x_stride + k);
+    XLSTM_UNROLL for (int r = 0; r < R; ++r) {
+      Floats part[C] = {};
+      if constexpr (Bits == 8) {
+        const char* q = row[r] + g * group_size;
+        for (int64_t k = 0; k < group_size; k += kWide) {
+          // As unsigned bytes: of signed ones gcc 12 makes floats one by one.
+          const Floats w = floats_of<uint8_t>(load_narrow<uint8_t>(q + k) ^ 128) - 128.f;
+          XLSTM_UNROLL for (int c = 0; c < C; ++c) part[c] = add_product(part[c], w, load(own + c * x_stride + k));
+        }
+      } else {
+        const char* q = row[r] + g * group_size / 2;
+        for (int64_t block = 0; block < group_size; block += 32, q += 16)
+          XLSTM_UNROLL for (int k = 0; k < 16; k += kWide) {
+            const Narrow<uint8_t> both = load_narrow<uint8_t>(q + k);
+            const Floats low = floats_of<uint8_t>(both & 15) - 8.f;
+            const Floats high = floats_of<uint8_t>(both >> 4) - 8.f;
+            XLSTM_UNROLL for (int c = 0; c < C; ++c) {
+              part[c] = add_product(part[c], low, load(own + c * x_stride + block + k));
+              part[c] = add_product(part[c], high, load(own + c * x_stride + block + 16 + k));
+            }
+          }
+      }
+      XLSTM_UNROLL for (int c = 0; c < C; ++c) {
+        sums[c * R + r] = add_product(sums[c * R + r], part[c], broadcast(scale[r][g]));
+        if constexpr (Offsets) sums[c * R + r] = add_product(sums[c * R + r], inputs[c], broadcast(offset[r][g]));
+      }
+    }
+  }
+  return lane_sums<R * C>(sums);
+}
+
+// ---- all x's
+
+constexpr int kRowsAtOnce = kWide >= 8 ? 8 : 4;
+
+// What a worker has for the scales and offsets of kRowsAtOnce rows, as floats.
+inline int64_t scale_room(int64_t columns) { return 2 * kRowsAtOnce * ((columns + 31) / 32); }
+
+// tile<R, C>(r, b): rows r to r + R by x's b to b + C. C x's at once while there are as many.
+template <int C, class Tile>
+XLSTM_ALWAYS_INLINE void columns_of(int64_t rows, int64_t batch, int64_t& b, float* y, int64_t y_stride, Tile&& tile) {
+  constexpr int R = kWide / C < kRowsAtOnce ? kWide / C : kRowsAtOnce;
+  for (; b + C <= batch; b += C)
+    for (int64_t r = 0; r < rows; r += R) {
+      float sums[kWide];
+      store(sums, tile.template operator()<R, C>(r, b));
+      const int64_t count = rows - r < R ? rows - r : R;
+      for (int c = 0; c < C; ++c)
+        for (int64_t j = 0; j < count; ++j) y[(b + c) * y_stride + r + j] = sums[c * R + j];
+    }
+}
+
+template <class Tile>
+XLSTM_ALWAYS_INLINE void all_columns(int64_t rows, int64_t batch, float* y, int64_t y_stride, Tile&& tile) {
+  int64_t b = 0;
+  columns_of<4>(rows, batch, b, y, y_stride, tile);
+  columns_of<2>(rows, batch, b, y, y_stride, tile);
+  columns_of<1>(rows, batch, b, y, y_stride, tile);
+}
+
+// x (batch, x_stride), rows filled up with zeros; y (batch, y_stride) gets row `begin` first.
+struct Product {
+  const xlstm_linear& w;
+  int64_t begin, end;
+  const float* x;
+  int64_t x_stride, batch;
+  float* y;
+  int64_t y_stride;
+  float* room;  // scale_room(columns)
+
+  // f(first row, rows, pointers to kRowsAtOnce of them): those beyond the last are the last again.
+  template <class F>
+  XLSTM_ALWAYS_INLINE void each_rows(int64_t row_bytes, F&& f) const {
+    for (int64_t first = begin; first < end; first += kRowsAtOnce) {
+      const int64_t rows = end - first < kRowsAtOnce ? end - first : kRowsAtOnce;
+      const char* row[kRowsAtOnce];
+      for (int64_t r = 0; r < kRowsAtOnce; ++r)
+        row[r] = static_cast<const char*>(w.data) + (first + (r < rows ? r : rows - 1)) * row_bytes;
+      f(first, rows, row);
+    }
+  }
+};
+
+template <class Weights>
+void multiply_plain(const Product& p) {
+  const int64_t columns = p.w.columns;
+  p.each_rows(columns * int64_t(sizeof(typename Weights::Element)),
+              [&](int64_t first, int64_t rows, const char* const* row) XLSTM_INLINED {
+                all_columns(rows, p.batch, p.y + (first - p.begin), p.y_stride,
+                            [&]<int R, int C>(int64_t r, int64_t b) XLSTM_INLINED {
+                              return plain_tile<Weights, R, C>(row + r, p.x + b * p.x_stride, p.x_stride, columns);
+                            });
+              });
+}
+
+template <int Bits, bool Offsets>
+void multiply_quantised(const Product& p) {
+  const xlstm_linear& w = p.w;
+  const int64_t groups = (w.columns + w.group_size - 1) / w.group_size;
+  p.each_rows(groups * w.group_size * Bits / 8, [&](int64_t first, int64_t rows, const char* const* row) XLSTM_INLINED {
+    const float *scale[kRowsAtOnce], *offset[kRowsAtOnce];
+    for (int64_t r = 0; r < kRowsAtOnce; ++r) {
+      float *to = p.room + r * groups, *to_offset = to + kRowsAtOnce * groups;
+      scale[r] = to, offset[r] = to_offset;
+      const int64_t from = (first + (r < rows ? r : rows - 1)) * groups;
+      load_row(to, w.scales, w.dtype, from, groups);
+      if (!Offsets) continue;
+      load_row(to_offset, w.offsets, w.dtype, from, groups);
+      for (int64_t g = 0; Bits == 4 && g < groups; ++g) to_offset[g] += 8 * to[g];
+    }
+    all_columns(rows, p.batch, p.y + (first - p.begin), p.y_stride,
+                [&]<int R, int C>(int64_t r, int64_t b) XLSTM_INLINED {
+                  return quantised_tile<Bits, Offsets, R, C>(row + r, scale + r, offset + r, w.group_size, groups,
+                                                             p.x + b * p.x_stride, p.x_stride);
+                });
+  });
+}
+
+// y[b][r - begin] = bias[r] + W[r] x[b] for rows begin to end.
+inline void multiply(const Product& p) {
+  if (p.w.bits == 4)
+    p.w.offsets ? multiply_quantised<4, true>(p) : multiply_quantised<4, false>(p);
+  else if (p.w.bits == 8)
+    p.w.offsets ? multiply_quantised<8, true>(p) : multiply_quantised<8, false>(p);
+  else if (p.w.dtype == XLSTM_FLOAT32)
+    multiply_plain<FloatWeights>(p);
+  else if (p.w.dtype == XLSTM_BFLOAT16)
+    multiply_plain<Bfloat16Weights>(p);
+  else
+    multiply_plain<Float16Weights>(p);
+  if (!p.w.bias.data) return;
+  for (int64_t r = p.begin; r < p.end; ++r) {
+    const float bias = widen<float>(p.w.bias.data, p.w.bias.dtype, r);
+    for (int64_t b = 0; b < p.batch; ++b) p.y[b * p.y_stride + r - p.begin] += bias;
+  }
+}
+
+}  // namespace xlstm::XLSTM_ISA

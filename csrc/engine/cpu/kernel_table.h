@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU kernels of decoding as a table: one per instruction set, chosen in api/.
+#pragma once
+
+#include "base/executor.h"
+#include "engine/cpu/plan.h"
+#include "xlstm_hip.h"
+
+namespace xlstm {
+
+struct DecodeCpuKernels {
+  const char* isa;
+  size_t (*workspace)(const xlstm_decode&, const DecodeCpuPlan&);
+  void (*step)(const xlstm_decode&, const DecodeCpuPlan&, void* workspace, const Executor&);
+  void (*draw)(const xlstm_draw&, const Executor&);
+};
+
+}  // namespace xlstm

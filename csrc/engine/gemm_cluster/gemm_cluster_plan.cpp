@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/gemm_cluster/gemm_cluster_plan.h"
+
+#include <algorithm>
+
+#include "base/numbers.h"
+
+namespace xlstm::gpu {
+
+namespace {
+
+// Clusters of a chip that run at once, each block with a multiprocessor of its own. Those of a cluster are of one group
+// of 16 or 18, some of which lack one or two: on an H200 15 clusters of 8 find room among 132; a 16th would run alone,
+// after the others.
+int clusters_at_once(const Chip& chip, int parts) { return std::max(1, chip.compute_units * 15 / 16 / parts); }
+
+// With a kernel for so many rows of the batch; without a batch where shared memory does not hold it.
+ClusterPlan plan_for(const ProductShape& p, int batch, const Chip& chip) {
+  const int64_t steps = p.columns / kStepFeatures, items = std::max<int64_t>(units_of(p, kItemRows), 1);
+  ClusterPlan plan{};
+  plan.passes = int(ceil_div(p.batch, batch));
+  plan.part_bits = part_bits_of(steps);
+  plan.part_steps = int(ceil_div(steps, plan.parts()));
+  plan.clusters = int(std::clamp<int64_t>(clusters_at_once(chip, plan.parts()) / plan.passes, 1, items));
+  const auto bytes = [&](int owned) { return cluster_room(p.bits, batch, plan.parts(), plan.part_steps, owned).bytes; };
+  plan.owned = int(ceil_div(ceil_div(items, plan.clusters), plan.parts()));
+  while (plan.owned > 1 && bytes(plan.owned) > chip.lds_bytes) plan.owned = (plan.owned + 1) / 2;
+  // More than half, or else two blocks would share a multiprocessor and leave others idle.
+  plan.lds_bytes = std::max(bytes(plan.owned), chip.lds_bytes / 2 + 1);
+  plan.batch = plan.lds_bytes <= chip.lds_bytes ? batch : 0;
+  return plan;
+}
+
+}  // namespace
+
+ClusterItems cluster_items(const ProductParams& p) {
+  ClusterItems items{};
+  if (p.output == Output::swiglu) return {1, 1, {0}, {int(ceil_div(p.linear[0].rows, kItemRows / 2))}};
+  const auto quantised = [](const DeviceLinear& w) { return w.rows && w.bits; };
+  const bool any_quantised = std::any_of(p.linear, p.linear + p.pieces, quantised);
+  int end = 0;
+  const auto add = [&](bool gates) {
+    for (int j = 0; j < p.pieces; ++j) {
+      if (p.linear[j].rows == 0 || gates != (any_quantised && !quantised(p.linear[j]))) continue;
+      items.piece[items.count] = j;
+      items.end[items.count++] = end += int(ceil_div(p.linear[j].rows, kItemRows));
+    }
+  };
+  add(false);
+  items.gates_from = items.count;
+  if (p.output == Output::store) add(true);
+  return items;
+}
+
+bool suits_clusters(const ProductParams& p) {
+  return p.columns % kStepFeatures == 0 && std::all_of(p.linear, p.linear + p.pieces, [](const DeviceLinear& w) {
+           const int64_t scales = int64_t(w.rows) * w.groups * 2;
+           return scales % 16 == 0 && (scales == 0 || scales >= 32) && scales <= INT32_MAX;
+         });
+}
+
+// A row has the same sums in every batch: so it is the shape that decides, by what a pass of a batch needs. bfloat16 of
+// one row, or of more than a pass, is faster by engine/gemm_mma/gemm_mma.h.
+ClusterPlan plan_cluster(const ProductShape& p, bool suits, const Chip& chip) {
+  const bool few = p.batch > 1 && p.batch <= kClusterBatch[1];
+  if (!chip.hopper || !suits || (p.bits == 16 && (p.converted || !few))) return {};
+  ProductShape most = p;
+  most.batch = kClusterBatch[1];
+  if (!plan_for(most, kClusterBatch[1], chip).batch) return {};
+  ClusterPlan best{};
+  for (const int batch : kClusterBatch) {
+    const ClusterPlan plan = plan_for(p, batch, chip);
+    if (plan.batch && (!best.batch || best.batch < p.batch)) best = plan;
+  }
+  return best;
+}
+
+}  // namespace xlstm::gpu

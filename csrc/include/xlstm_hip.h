@@ -1,0 +1,427 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The framework-free C API of xlstm_hip. Plain structs in, an error code out; nothing is allocated and nothing is kept.
+ *
+ * Shapes are B batch, NH heads, S tokens, DHQK and DHHV head dims. A packed call has B = 1 and cu_seqlens: N + 1 rising
+ * token offsets from 0 to S; its states have N in the place of B. Absent tensors have data = NULL.
+ * Working precision ("wide") is float, or double when q is double; states, l and gate-sized results of it are
+ * contiguous. */
+#ifndef XLSTM_HIP_H
+#define XLSTM_HIP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define XLSTM_API
+#else
+#define XLSTM_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum xlstm_status {
+  XLSTM_OK = 0,
+  XLSTM_INVALID_ARGUMENT = 1, /* xlstm_last_error() names the argument */
+  XLSTM_WORKSPACE_TOO_SMALL = 2,
+  XLSTM_UNSUPPORTED = 3
+} xlstm_status;
+
+typedef enum xlstm_dtype {
+  XLSTM_FLOAT32 = 0,
+  XLSTM_BFLOAT16 = 1,
+  XLSTM_FLOAT16 = 2,
+  XLSTM_FLOAT64 = 3,
+  XLSTM_DTYPE_INT = -2147483647 - 1 /* any int may be stored, and is checked */
+} xlstm_dtype;
+
+typedef enum xlstm_gate { XLSTM_GATE_EXP = 0, XLSTM_GATE_SIGMOID = 1, XLSTM_GATE_INT = -2147483647 - 1 } xlstm_gate;
+
+/* q, k, v, h: (B, NH, S, D) with D contiguous; gates: (B, NH, S). Strides of B, NH, S count elements. */
+typedef struct xlstm_tensor {
+  void* data;
+  xlstm_dtype dtype;
+  int64_t stride[3];
+} xlstm_tensor;
+
+/* What every mLSTM call reads. */
+typedef struct xlstm_mlstm {
+  int64_t batch, heads, length, dqk, dhv;
+  const int64_t* cu_seqlens; /* sequences + 1 offsets, or NULL: every batch row is a sequence */
+  int64_t sequences;         /* N with cu_seqlens, else ignored */
+  xlstm_gate gate;
+  int32_t normalize;       /* sigmoid gate only: divide by max(|l|, 1) + eps */
+  int32_t normalizer_grad; /* 1: exact gradients; 0: the normaliser is a constant in backward */
+  double eps;
+  double gate_soft_cap; /* recurrent: i and f count as cap tanh(x / cap); 0: as they are, which the other calls want */
+  int64_t chunk_size;
+  xlstm_tensor q, k, v, i, f;
+  const void *c_initial, *n_initial, *m_initial; /* (N, NH, DHQK, DHHV), (N, NH, DHQK), (N, NH); all or none */
+  /* How the call is cut up: 0 leaves it to the plan, and a value that there is no kernel for is an error. */
+  int64_t segments;     /* chunkwise and backward: parts of a sequence, each of a chunk or more */
+  int64_t walk_chunk;   /* the same on a GPU: tokens of a chunk, 16 or 32, by the schedule that every chip has */
+  int64_t step_columns; /* recurrent on a GPU: columns of C in a block, 8, 16 or 32, where it is kept in registers */
+} xlstm_mlstm;
+
+typedef struct xlstm_mlstm_forward {
+  xlstm_mlstm in;
+  xlstm_tensor h;                 /* (B, NH, S, DHHV) in q's dtype */
+  void* l;                        /* (B, NH, S) the normaliser before abs and max, for backward; may be NULL */
+  void *c_last, *n_last, *m_last; /* all or none; the recurrent call alone may have the initial ones here: in place */
+} xlstm_mlstm_forward;
+
+typedef struct xlstm_mlstm_backward {
+  xlstm_mlstm in;
+  xlstm_tensor h, dh;
+  const void* l;
+  const void *dc_last, *dn_last, *dm_last; /* all or none */
+  xlstm_tensor dq, dk, dv, di, df;
+  void *dc_initial, *dn_initial, *dm_initial; /* all or none; need the initial states */
+} xlstm_mlstm_backward;
+
+/* Where a call runs. parallel runs body(arg, w) for different w < workers, at least one of them, at once or one after
+ * the other, and returns when all are done; NULL starts threads of its own. threads <= 0: as many as the machine has.
+ */
+typedef struct xlstm_runtime {
+  void* workspace;
+  size_t workspace_bytes;
+  int32_t threads;
+  void (*parallel)(void* self, int32_t workers, void (*body)(void* arg, int32_t worker), void* arg);
+  void* self;
+} xlstm_runtime;
+
+/* Bytes of workspace for a call; 0 and a message when the parameters are invalid. */
+XLSTM_API size_t xlstm_mlstm_chunkwise_workspace(const xlstm_mlstm_forward*, int32_t threads);
+XLSTM_API size_t xlstm_mlstm_recurrent_workspace(const xlstm_mlstm_forward*, int32_t threads);
+XLSTM_API size_t xlstm_mlstm_backward_workspace(const xlstm_mlstm_backward*, int32_t threads);
+
+XLSTM_API xlstm_status xlstm_mlstm_chunkwise(const xlstm_mlstm_forward*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_mlstm_recurrent(const xlstm_mlstm_forward*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_mlstm_backward_pass(const xlstm_mlstm_backward*, const xlstm_runtime*);
+
+/* The same calls on a GPU: tensors, states, cu_seqlens and workspace lie in the memory of the current device, and the
+ * work is put on `stream` (a hipStream_t or cudaStream_t) without waiting for anything, so a call may be captured in a
+ * graph. cu_seqlens is not read here: offsets that do not rise or leave the row are cut off. q is float, bfloat16 or
+ * float16. */
+typedef struct xlstm_gpu {
+  void* stream;
+  void* workspace;
+  size_t workspace_bytes;
+} xlstm_gpu;
+
+XLSTM_API size_t xlstm_gpu_mlstm_chunkwise_workspace(const xlstm_mlstm_forward*);
+XLSTM_API size_t xlstm_gpu_mlstm_recurrent_workspace(const xlstm_mlstm_forward*);
+XLSTM_API size_t xlstm_gpu_mlstm_backward_workspace(const xlstm_mlstm_backward*);
+
+XLSTM_API xlstm_status xlstm_gpu_mlstm_chunkwise(const xlstm_mlstm_forward*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_mlstm_recurrent(const xlstm_mlstm_forward*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_mlstm_backward_pass(const xlstm_mlstm_backward*, const xlstm_gpu*);
+
+/* ---- attention
+ *
+ * B sequences, HQ query heads, HK key heads (HQ a multiple of HK: query head h reads key head h / (HQ / HK)), head dims
+ * DQK and DV. Tensors have strides of sequence, head and token, and contiguous features. A sequence is a row of the
+ * batch; with cu_seqlens, tokens [cu_seqlens[b], cu_seqlens[b + 1]) of one row; with block_table, the pages that its
+ * row of the table names, a tensor's first stride being that of pages. Keys of sequence b are those of indices
+ * [leftpad_k[b], seqused_k[b]), by default all. Query i and key j (both from 0, in the sequence) of Q queries and K
+ * keys:
+ *
+ *   y_ij = softcap tanh(scale q_i.k_j / softcap) - slope |i + K - Q - j|     where -left <= j - (i + K - Q) <= right
+ *   out_i = sum_j keep_ij e^(y_ij - lse_i) v_j / (1 - p)                     lse_i = log(e^sink + sum_j e^y_ij)
+ *
+ * A negative window side has no end, causal is right = 0; softcap 0 and absent slopes, sinks and dropout leave their
+ * terms out. A row without keys and sink has out = 0 and lse = +infinity. keep_ij comes from Philox 4x32-10 of the
+ * seed, the offset, (b, head), i and j alone: csrc/attention/rules.h. */
+typedef struct xlstm_attention {
+  int64_t batch, heads_q, heads_k, dqk, dv;
+  int64_t length_q, length_k;     /* of a row of the batch; with cu_seqlens of the longest; a page table's keys */
+  const int32_t* cu_seqlens_q;    /* batch + 1 offsets, or NULL */
+  const int32_t* cu_seqlens_k;    /* likewise */
+  int64_t total_q, total_k;       /* with cu_seqlens: tokens there are */
+  const int32_t* seqused_k;       /* (batch), or NULL */
+  const int32_t* leftpad_k;       /* (batch), or NULL */
+  const int32_t* cache_batch_idx; /* (batch): the row of k and v that each sequence reads, or NULL */
+  int64_t cache_batch;            /* rows of k and v that there are, with cache_batch_idx */
+  const int32_t* block_table;     /* (batch, pages of a sequence), or NULL */
+  int64_t block_table_stride;
+  int64_t page_size, pages; /* tokens of a page; pages that there are */
+  xlstm_tensor q, k, v;
+  double softmax_scale, softcap, dropout_p;
+  int64_t window_left, window_right; /* < 0: no end */
+  const float* alibi_slopes;         /* (heads_q), or (batch, heads_q) with that stride; NULL */
+  int64_t alibi_stride;
+  const void* sink;         /* (heads_q), wide; NULL */
+  const int64_t* rng_state; /* seed, offset; NULL without dropout */
+  int64_t block_size;       /* keys of a tile: 32, 64, 128 or 256; 0 leaves it to the plan */
+} xlstm_attention;
+
+typedef struct xlstm_attention_forward {
+  xlstm_attention in;
+  xlstm_tensor out;      /* like q with DV features, in q's dtype */
+  xlstm_tensor lse;      /* strides of sequence, head and token; wide */
+  int32_t lse_with_sink; /* whether lse counts the sink */
+  xlstm_tensor probs;    /* (B, HQ, length_q, length_k) in q's dtype with contiguous keys, zeroed by the caller: the
+                            softmax, with a minus sign where dropped. data NULL: not asked for */
+  int64_t splits;        /* parts that a sequence's keys are cut into; 0 leaves it to the plan */
+} xlstm_attention_forward;
+
+typedef struct xlstm_attention_backward {
+  xlstm_attention in; /* no block_table, no cache_batch_idx */
+  xlstm_tensor out, dout, lse;
+  xlstm_tensor dlse; /* gradient of lse, or data NULL */
+  xlstm_tensor dq, dk, dv;
+  void* dsink; /* (heads_q), wide, or NULL */
+  /* How the call is cut up; 0 leaves it to the plan. A GPU's tiles are its kernels': there in.block_size is 0. */
+  int64_t row_panels;      /* CPU: register tiles of rows that are taken at once, up to 8 */
+  int64_t parts;           /* that the rows of a key head are dealt out to, each with sums of dk and dv of its own */
+  int64_t common_schedule; /* GPU: 1 for the kernels that every chip has, where Hopper's own would run */
+} xlstm_attention_backward;
+
+/* What precedes a call with a cache: rotary embedding of q, and new keys, rotated, and values into the cache. Token t
+ * of sequence b stands at start[b] + t. Pairs are features (2 j, 2 j + 1) when interleaved, else (j, j + dim / 2). */
+typedef struct xlstm_attention_append {
+  int64_t batch, length; /* of the new tokens */
+  xlstm_tensor from, to; /* to may be a cache: by block_table or cache_batch_idx */
+  int64_t heads, features;
+  const int32_t* start;  /* (batch), or NULL: 0 */
+  int32_t to_cache;      /* whether token t goes to place start[b] + t, or t */
+  int32_t same_position; /* every token is rotated as the first is */
+  const int32_t* cache_batch_idx;
+  int64_t cache_batch, cache_length;
+  const int32_t* block_table;
+  int64_t block_table_stride, page_size, pages;
+  const void *cos, *sin; /* (rotary_length, rotary_dim / 2) contiguous, in from's dtype; NULL: no rotation */
+  int64_t rotary_length, rotary_dim;
+  int32_t interleaved;
+} xlstm_attention_append;
+
+/* out = sum of e^(lse_s - lse) out_s over parts s, lse = log sum e^lse_s. A part without keys has lse -+infinity. */
+typedef struct xlstm_attention_combine {
+  int64_t splits, batch, length, heads, dv;
+  const void* out_partial; /* wide, (splits, batch, length, heads, dv) with these strides, dv contiguous */
+  int64_t out_stride[4];
+  const void* lse_partial; /* wide, (splits, batch, length, heads) with these strides */
+  int64_t lse_stride[4];
+  xlstm_dtype wide;      /* of the parts and lse: float, or double */
+  xlstm_tensor out, lse; /* strides of batch, head and token */
+} xlstm_attention_combine;
+
+XLSTM_API size_t xlstm_attention_forward_workspace(const xlstm_attention_forward*, int32_t threads);
+XLSTM_API size_t xlstm_attention_backward_workspace(const xlstm_attention_backward*, int32_t threads);
+XLSTM_API size_t xlstm_attention_append_workspace(const xlstm_attention_append*, int32_t threads);
+XLSTM_API size_t xlstm_attention_combine_workspace(const xlstm_attention_combine*, int32_t threads);
+
+XLSTM_API xlstm_status xlstm_attention_forward_pass(const xlstm_attention_forward*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_attention_backward_pass(const xlstm_attention_backward*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_attention_append_tokens(const xlstm_attention_append*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_attention_combine_parts(const xlstm_attention_combine*, const xlstm_runtime*);
+
+/* The same calls on a GPU, as for the mLSTM: tensors and index tensors lie in its memory, and what they hold is not
+ * read here; offsets, pages and lengths that leave a tensor are cut off. q is float, bfloat16 or float16. */
+XLSTM_API size_t xlstm_gpu_attention_forward_workspace(const xlstm_attention_forward*);
+XLSTM_API size_t xlstm_gpu_attention_backward_workspace(const xlstm_attention_backward*);
+XLSTM_API size_t xlstm_gpu_attention_append_workspace(const xlstm_attention_append*);
+XLSTM_API size_t xlstm_gpu_attention_combine_workspace(const xlstm_attention_combine*);
+
+XLSTM_API xlstm_status xlstm_gpu_attention_forward_pass(const xlstm_attention_forward*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_attention_backward_pass(const xlstm_attention_backward*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_attention_append_tokens(const xlstm_attention_append*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_attention_combine_parts(const xlstm_attention_combine*, const xlstm_gpu*);
+
+/* ---- the layers around the mLSTM
+ *
+ * A tensor is rows of contiguous features; stride is from row to row, in elements. "->" rounds to a dtype: mixed dtypes
+ * promote as torch's do, and each product is rounded as torch rounds it. Sums are wide. Gradients take roundings for
+ * the identity, and have the dtypes of what they are gradients of. */
+typedef struct xlstm_rows {
+  void* data;
+  xlstm_dtype dtype;
+  int64_t stride;
+} xlstm_rows;
+
+/* x' = x + residual, also written to sum; each head of x' by itself:
+ *   n = x' / sqrt(mean x'^2 + eps), or centred (x' - mean) / sqrt(var + eps) -> x's dtype
+ *   z = n weight -> , + bias -> ;    y = sigmoid(gate) -> z ->  */
+typedef struct xlstm_norm {
+  int64_t rows, heads, features; /* features of a head: a row has heads * features */
+  double eps;
+  int32_t centred;
+  xlstm_rows x;
+  xlstm_rows residual;     /* data NULL: none. With it, sum is wanted */
+  xlstm_rows weight, bias; /* one row of heads * features; data NULL: none */
+  xlstm_rows gate;         /* data NULL: none */
+} xlstm_norm;
+
+typedef struct xlstm_norm_forward {
+  xlstm_norm in;
+  xlstm_rows sum; /* x' */
+  xlstm_rows y;
+} xlstm_norm_forward;
+
+typedef struct xlstm_norm_backward {
+  xlstm_norm in; /* without residual: x is x' */
+  xlstm_rows dy;
+  xlstm_rows dsum; /* what flows to x' from elsewhere, or data NULL */
+  xlstm_rows dx;
+  xlstm_rows dgate;          /* with gate */
+  xlstm_rows dweight, dbias; /* data NULL: not wanted */
+} xlstm_norm_backward;
+
+/* y = cap tanh(x / cap) */
+typedef struct xlstm_soft_cap {
+  int64_t rows, features;
+  double cap;
+  xlstm_rows x;
+  xlstm_rows y;      /* forward */
+  xlstm_rows dy, dx; /* backward */
+} xlstm_soft_cap;
+
+/* y = gate sigmoid(gate) up */
+typedef struct xlstm_swiglu {
+  int64_t rows, features;
+  xlstm_rows gate, up;
+  xlstm_rows y;              /* forward */
+  xlstm_rows dy, dgate, dup; /* backward */
+} xlstm_swiglu;
+
+/* loss = log sum_c e^(y_c) - y_target, of y = cap tanh(logits / cap); 0 where target is ignore_index.
+ * Backward: dlogits = dloss dloss/dlogits, which may be in the memory of logits. */
+typedef struct xlstm_cross_entropy {
+  int64_t rows, classes;
+  double cap; /* 0: none */
+  int64_t ignore_index;
+  xlstm_rows logits;
+  const void* targets;   /* (rows) */
+  int32_t targets_bytes; /* 8: int64; 1: uint8 */
+  void* loss;            /* (rows), wide */
+  void* exps;            /* (rows, 2), wide: max y and sum e^(y - max y); backward reads them */
+  const void* dloss;     /* wide, rows dloss_stride apart */
+  int64_t dloss_stride;
+  xlstm_rows dlogits;
+} xlstm_cross_entropy;
+
+XLSTM_API size_t xlstm_norm_backward_workspace(const xlstm_norm_backward*, int32_t threads);
+
+XLSTM_API xlstm_status xlstm_norm_forward_pass(const xlstm_norm_forward*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_norm_backward_pass(const xlstm_norm_backward*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_soft_cap_forward_pass(const xlstm_soft_cap*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_soft_cap_backward_pass(const xlstm_soft_cap*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_swiglu_forward_pass(const xlstm_swiglu*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_swiglu_backward_pass(const xlstm_swiglu*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_cross_entropy_forward_pass(const xlstm_cross_entropy*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_cross_entropy_backward_pass(const xlstm_cross_entropy*, const xlstm_runtime*);
+
+/* On a GPU dtypes are float, bfloat16 and float16, and a target out of range has a loss of NaN, where the CPU has an
+ * error. */
+XLSTM_API size_t xlstm_gpu_norm_backward_workspace(const xlstm_norm_backward*);
+
+XLSTM_API xlstm_status xlstm_gpu_norm_forward_pass(const xlstm_norm_forward*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_norm_backward_pass(const xlstm_norm_backward*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_soft_cap_forward_pass(const xlstm_soft_cap*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_soft_cap_backward_pass(const xlstm_soft_cap*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_swiglu_forward_pass(const xlstm_swiglu*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_swiglu_backward_pass(const xlstm_swiglu*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_cross_entropy_forward_pass(const xlstm_cross_entropy*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_cross_entropy_backward_pass(const xlstm_cross_entropy*, const xlstm_gpu*);
+
+/* ---- one token through a whole xLSTM
+ *
+ * B rows, each of which reads one token, through blocks of norm, mLSTM, norm, feed-forward, then norm and head:
+ *
+ *   y = norm(x)                 q, k, v, o, i, f = W y      i, f = cap tanh(. / cap)      h = the mLSTM's step, in
+ * place x += W_out (sigmoid(o) head_norm(h))                    x += W_down (silu(W_gate y) W_up y),  y = norm(x) out =
+ * cap tanh(W_head norm(x) / cap), or norm(x) where there is no head
+ *
+ * Everything but the weights is float, and a row's result does not depend on the other rows. */
+
+/* Contiguous features, or data NULL: absent. */
+typedef struct xlstm_vector {
+  const void* data;
+  xlstm_dtype dtype;
+} xlstm_vector;
+
+/* A weight (rows, columns): a row makes one feature out of `columns` of them.
+ * bits 0: values of `dtype`. bits 8 or 4: row r, column c is scale[r][g] q + offset[r][g], g = c / group_size, where q
+ * is a signed byte or a nibble from 0 to 15; without offsets q 0, or nibble 8, is zero. Of 32 nibbles that follow each
+ * other, those of the columns 0 to 15 are the low halves of 16 bytes, those of 16 to 31 the high ones. A row of q is as
+ * long as its groups, the last of which is filled up. */
+typedef struct xlstm_linear {
+  int64_t rows, columns;
+  int32_t bits;
+  int64_t group_size;  /* with bits: 32, 64 or 128 */
+  xlstm_dtype dtype;   /* of the values, or of scales and offsets */
+  const void* data;    /* NULL: absent, for a head */
+  const void* scales;  /* (rows, groups) */
+  const void* offsets; /* likewise, or NULL */
+  xlstm_vector bias;   /* (rows) */
+} xlstm_linear;
+
+typedef struct xlstm_decode_norm {
+  xlstm_vector weight, bias;
+} xlstm_decode_norm;
+
+typedef struct xlstm_decode_block {
+  xlstm_decode_norm norm_mlstm, head_norm, norm_ffn;
+  xlstm_linear q, k, v, o, i, f, out, gate, up, down;
+  float *c, *n, *m; /* (B, NH, DHQK, DHHV), (B, NH, DHQK), (B, NH): read and overwritten */
+} xlstm_decode_block;
+
+typedef struct xlstm_decode {
+  int64_t batch, dim, heads, dqk, dhv, ffn, vocab, blocks;
+  const int64_t* tokens;  /* (B) */
+  const uint8_t* keep;    /* (B) 0 for a row whose states stay as they are, or NULL */
+  xlstm_vector embedding; /* (vocab, dim) */
+  const xlstm_decode_block* block;
+  xlstm_decode_norm out_norm; /* weight.data NULL: none */
+  xlstm_linear head;
+  xlstm_gate gate;             /* of the mLSTM */
+  int32_t normalize;           /* as in xlstm_mlstm */
+  double norm_eps, eps;        /* of the norms, and of the mLSTM */
+  double gate_cap, output_cap; /* 0: none */
+  float* out;                  /* (B, head.rows), or (B, dim) without a head */
+} xlstm_decode;
+
+XLSTM_API size_t xlstm_decode_workspace(const xlstm_decode*, int32_t threads);
+XLSTM_API xlstm_status xlstm_decode_step(const xlstm_decode*, const xlstm_runtime*);
+
+/* On a GPU: everything but the structs themselves lies in the memory of the current device. A row
+ * whose token is not one of the vocabulary gives NaN: nothing is read here, so nothing can be refused. */
+XLSTM_API size_t xlstm_gpu_decode_workspace(const xlstm_decode*);
+XLSTM_API xlstm_status xlstm_gpu_decode_step(const xlstm_decode*, const xlstm_gpu*);
+
+/* ---- the next token
+ *
+ * Each row's logits to a token, by the rules of csrc/engine/sampling/sampling.h: the same on every device, for any
+ * batch. A row that holds NaN, or where there is nothing to draw from, gives -1. All that a step has to remember lies
+ * in memory that it reads and writes, so that a captured call can be replayed. */
+typedef struct xlstm_draw {
+  int64_t batch, vocab;      /* at most 2^22 */
+  const float* logits;       /* (B, V) */
+  double temperature;        /* 0: the likeliest, the first of those that tie */
+  int64_t top_k;             /* 0: all */
+  double top_p;              /* 1: all */
+  double repetition_penalty; /* of what was seen: positive logits are divided by it, others multiplied; 1: none */
+  const int64_t* seeds;      /* (B), or NULL at temperature 0, as for the two below */
+  int64_t* numbers;          /* (B) of the draw that is made now, from 0; counted up */
+  int64_t* weights;          /* (B, V) what each token was drawn by, as integers, or NULL: not asked for */
+  uint8_t* seen;             /* (B, V) with a penalty, else NULL */
+  uint8_t* going;      /* (B) 0: the row is over, and gets `pad`; set to 0 by a token of `ends`. NULL: none ends */
+  const int64_t* ends; /* (ends_count), at most 64, with going */
+  int64_t ends_count;
+  int64_t pad;
+  int64_t* tokens; /* (B) what was read last, which a penalty then counts (-1: nothing); then what is drawn */
+} xlstm_draw;
+
+XLSTM_API xlstm_status xlstm_draw_tokens(const xlstm_draw*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_gpu_draw_tokens(const xlstm_draw*, const xlstm_gpu*);
+
+/* The message of this thread's last call, empty when it succeeded. */
+XLSTM_API const char* xlstm_last_error(void);
+/* The instruction set that the CPU kernels use: "avx512bf16", "avx512", "avx2" or "portable". */
+XLSTM_API const char* xlstm_cpu_isa(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+// The chunkwise mLSTM on a GPU: which kernel runs after which, on what memory.
+//   forward    gates, stabilisers - scores - n before each chunk - normalisers - walk; or, where a walk makes scores, n
+//              and normalisers itself, gates, stabilisers - measures - walk
+//   backward   gates, stabilisers - scores - n, dn before each chunk - walks dq, dk, dv - flows, gates
+// A walk that is cut into segments is three launches (chunk_walk.hip).
+#include <algorithm>
+
+#include "base/arena.h"
+#include "mlstm/chunkwise/gate_gradients.h"
+#include "mlstm/chunkwise/gate_gradients_scan.h"
+#include "mlstm/chunkwise/launch.h"
+#include "mlstm/chunkwise/normalisers.h"
+#include "mlstm/chunkwise/scores.h"
+#include "mlstm/chunkwise/stabilisers.h"
+#include "mlstm/gpu/kernels.h"
+
+namespace xlstm::gpu {
+namespace {
+
+Tokens tokens(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& in) {
+  const bool whole = whole_rows(x, columns, in);
+  return {x.data, {x.stride[0], x.stride[1], x.stride[2]}, int(columns), int(x.dtype), whole};
+}
+
+Sequences sequences(const xlstm_mlstm& in, int chunk) {
+  Sequences s{};
+  s.cu_seqlens = in.cu_seqlens;
+  s.length = in.length;
+  s.heads = in.heads;
+  s.sequences = in.cu_seqlens ? in.sequences : in.batch;
+  s.rows = in.batch * in.heads;
+  s.chunk = chunk;
+  s.slots = in.cu_seqlens ? in.length / chunk + in.sequences : ceil_div(in.length, chunk);
+  return s;
+}
+
+int64_t states(const Sequences& s) { return s.sequences * s.heads; }
+int64_t chunks(const Sequences& s) { return s.rows * s.slots; }
+int64_t padded_tokens(const Sequences& s) { return chunks(s) * s.chunk; }
+
+const float* floats(const void* p) { return static_cast<const float*>(p); }
+float* floats(void* p) { return static_cast<float*>(p); }
+
+bool normalised(const xlstm_mlstm& in) { return in.gate == XLSTM_GATE_EXP || in.normalize; }
+
+// f(E) with the element type of q.
+template <class F>
+auto with_element(const xlstm_mlstm& in, F&& f) {
+  return in.q.dtype == XLSTM_FLOAT32 ? f(float{}) : in.q.dtype == XLSTM_BFLOAT16 ? f(BFloat16{}) : f(Float16{});
+}
+
+template <class E, bool kBackward>
+void launch_scores(const ScoreParams& p, const Chip& chip, Stream stream) {
+  if constexpr (kHasHopperKernels && __is_same(E, BFloat16))
+    if (p.where.chunk == kHopperChunk) return launch_scores_hopper<kBackward>(p, stream);
+  const Grid grid{chunks(p.where), scores_threads(chip.family),
+                  scores_lds_bytes(chip.family, sizeof(E), p.where.chunk, kBackward)};
+  if (p.where.chunk == 32)
+    launch("scores", scores<E, 32, kBackward>, grid, stream, p);
+  else
+    launch("scores", scores<E, 16, kBackward>, grid, stream, p);
+}
+
+void launch_vectors(const VectorParams& p, Stream stream) {
+  const int64_t pieces = ceil_div(p.columns, kVectorColumns);
+  launch("vectors", scan_vectors<0>, {states(p.where) * pieces, kVectorThreads, 0}, stream, p);
+}
+
+// The walk of the plan's schedule. With before_last also the dots of that and dc_last.
+template <class E>
+void run_walk(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const float* dc_last, float* dots,
+              Stream stream, const ScoringParams* scoring = nullptr) {
+  if constexpr (kHasHopperKernels && __is_same(E, BFloat16))
+    if (plan.schedule == Schedule::hopper) return launch_walk_hopper(plan, p, scoring, dc_last, dots, stream);
+  launch_walk<E>(plan, chip, p, dc_last, dots, stream);
+}
+
+// What forward and backward both compute of the gates.
+struct CommonMemory {
+  Sequences where;
+  double *sums, *mosts, *m_before, *m;
+  void* scores;
+  float *factors, *decay, *keys;
+
+  // with_scores: else no kernel leaves scores, nor n before each chunk.
+  CommonMemory(Arena& arena, const xlstm_mlstm& in, int chunk, bool with_scores = true)
+      : where(sequences(in, chunk)),
+        sums(arena.take<double>(chunks(where))),
+        mosts(arena.take<double>(chunks(where))),
+        m_before(arena.take<double>(chunks(where))),
+        m(arena.take<double>(padded_tokens(where))),
+        scores(arena.take<char>(with_scores ? padded_tokens(where) * chunk * element_bytes(in.q) : 0)),
+        factors(arena.take<float>(kFactors * padded_tokens(where))),
+        decay(arena.take<float>(chunks(where))),
+        keys(arena.take<float>(with_scores ? chunks(where) * in.dqk : 0)) {}
+};
+
+void launch_stabilisers(const CommonMemory& memory, const xlstm_mlstm& in, void* m_last, Stream stream) {
+  const GateParams p{memory.where,         tokens(in.i, 1, in), tokens(in.f, 1, in),
+                     floats(in.m_initial), floats(m_last),      memory.sums,
+                     memory.mosts,         memory.m_before,     in.gate == XLSTM_GATE_SIGMOID};
+  launch("gates", memory.where.chunk > kTokenLanes ? chunk_gates<2> : chunk_gates<1>,
+         {ceil_div(chunks(memory.where), kGatesPerBlock), kGateThreads, 0}, stream, p);
+  launch("stabilisers", stabilisers<0>, {states(memory.where), kGateScanThreads, 0}, stream, p);
+}
+
+ScoreParams score_params(const CommonMemory& memory, const xlstm_mlstm& in) {
+  ScoreParams p{};
+  p.where = memory.where;
+  p.q = tokens(in.q, in.dqk, in);
+  p.k = tokens(in.k, in.dqk, in);
+  p.i = tokens(in.i, 1, in);
+  p.f = tokens(in.f, 1, in);
+  p.m_before = memory.m_before;
+  p.m = memory.m;
+  p.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
+  p.normalize = normalised(in);
+  p.normalizer_grad = in.normalizer_grad;
+  p.eps = in.eps;
+  p.scale = 1 / sqrt(double(in.dqk));
+  p.scores = memory.scores;
+  p.factors = memory.factors;
+  p.decay = memory.decay;
+  p.keys = memory.keys;
+  return p;
+}
+
+WalkParams walk_params(const CommonMemory& memory, const WalkPlan& plan, const Tokens& a, const Tokens& x,
+                       const Tokens& y, const Tokens& out, float* between) {
+  WalkParams p{};
+  p.where = memory.where;
+  p.a = a;
+  p.x = x;
+  p.y = y;
+  p.out = out;
+  p.factors = memory.factors;
+  p.decay = memory.decay;
+  p.between = between;
+  p.segments = plan.segments;
+  p.segment_chunks = plan.segment_chunks;
+  p.tiles = plan.tiles;
+  p.slices = plan.slices;
+  return p;
+}
+
+// ---- forward
+
+struct ForwardMemory : CommonMemory {
+  float *row_sums, *measures, *between, *n_between;
+
+  ForwardMemory(Arena& arena, const xlstm_mlstm& in, const ForwardPlan& plan)
+      : CommonMemory(arena, in, plan.walk.chunk, !plan.walk.scores),
+        row_sums(arena.take<float>(plan.walk.scores ? 0 : padded_tokens(where))),
+        measures(arena.take<float>(plan.walk.scores ? chunks(where) * kMeasureFloats : 0)),
+        between(arena.take<float>(between_floats(plan.walk, states(where)))),
+        n_between(arena.take<float>(plan.walk.scores ? states(where) * (plan.walk.segments - 1) * plan.walk.rows : 0)) {
+  }
+};
+
+template <class E>
+void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const ForwardMemory& memory, Stream stream) {
+  const xlstm_mlstm& in = call.in;
+  const Chip& chip = plan.chip;
+  launch_stabilisers(memory, in, call.m_last, stream);
+  ScoreParams scores = score_params(memory, in);
+  const ScoringParams scoring{memory.measures,  floats(in.n_initial), floats(call.n_last), floats(call.l),
+                              memory.n_between, float(scores.scale),  float(in.eps),       normalised(in)};
+  if (plan.walk.scores) {
+    if constexpr (kHasHopperKernels) launch_measures_hopper(scores, memory.measures, stream);
+  } else {
+    scores.l = memory.row_sums;
+    launch_scores<E, false>(scores, chip, stream);
+    launch_vectors(
+        {memory.where, memory.keys, memory.decay, floats(in.n_initial), floats(call.n_last), int(in.dqk), false},
+        stream);
+    const NormaliserParams normaliser{memory.where,   scores.q,       memory.row_sums, memory.keys,   memory.m,
+                                      floats(call.l), memory.factors, in.eps,          normalised(in)};
+    launch("normalisers", normalisers<E>, {chunks(memory.where), kNormaliserThreads, 0}, stream, normaliser);
+  }
+
+  WalkParams p = walk_params(memory, plan.walk, scores.q, scores.k, tokens(in.v, in.dhv, in),
+                             tokens(call.h, in.dhv, in), memory.between);
+  p.scores = memory.scores;
+  p.inter = kInter;
+  p.weight = kInto;
+  p.gained = true;
+  p.state_in = floats(in.c_initial);
+  p.state_out = floats(call.c_last);
+  p.state_x = in.dhv;
+  p.state_y = 1;
+  run_walk<E>(plan.walk, chip, p, nullptr, nullptr, stream, plan.walk.scores ? &scoring : nullptr);
+}
+
+// ---- backward
+
+struct BackwardMemory : CommonMemory {
+  void* d_scores;
+  float *own, *queries, *q_dots, *k_dots, *state_dots, *between, *between_dq, *before_last;
+  float *reach, *across, *leaving, *walk_reaching, *walk_leaving;
+  double *dm, *local, *noise_from, *noise_before, *reaching, *entering, *reaching_noise, *entering_noise, *over;
+  double *moving, *behind, *spread, *correction, *correction_behind, *border_flows;
+  int* stops;
+
+  BackwardMemory(Arena& arena, const xlstm_mlstm& in, const BackwardPlan& plan, bool with_last)
+      : CommonMemory(arena, in, plan.dq.chunk) {
+    const int64_t all_tokens = padded_tokens(where), all_chunks = chunks(where);
+    d_scores = arena.take<char>(all_tokens * where.chunk * element_bytes(in.q));
+    for (float** x : {&own, &reach, &across, &leaving, &walk_reaching, &walk_leaving})
+      *x = arena.take<float>(all_tokens);
+    for (double** x : {&dm, &local, &noise_from, &noise_before}) *x = arena.take<double>(all_tokens);
+    for (double** x : {&reaching, &entering, &reaching_noise, &entering_noise, &over, &moving, &behind, &spread,
+                       &correction, &correction_behind})
+      *x = arena.take<double>(all_chunks);
+    stops = arena.take<int>(all_chunks);
+    queries = arena.take<float>(all_chunks * in.dqk);
+    q_dots = arena.take<float>(plan.dq.tiles * all_tokens);
+    k_dots = arena.take<float>(plan.dk.tiles * all_tokens);
+    state_dots = arena.take<float>(plan.dq.tiles * plan.dq.slices * states(where));
+    // The walks run one after the other and take the same room; but what the first has between segments is kept for the
+    // flows across their borders, which operands of two bytes ask for.
+    int64_t floats = 0;
+    for (const WalkPlan* walk : {&plan.dq, &plan.dk, &plan.dv})
+      floats = std::max(floats, between_floats(*walk, states(where)));
+    between = arena.take<float>(floats);
+    const int64_t borders = element_bytes(in.q) == 2 ? states(where) * (plan.dq.segments - 1) : 0;
+    between_dq = borders ? arena.take<float>(between_floats(plan.dq, states(where))) : between;
+    border_flows = borders ? arena.take<double>(borders * plan.dq.tiles * kBorderParts) : nullptr;
+    const int64_t last = states(where) * plan.dq.tiles * plan.dq.slices * plan.dq.rows * plan.dq.y_tile;
+    before_last = arena.take<float>(with_last ? last : 0);
+  }
+};
+
+template <class E>
+void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, const BackwardMemory& memory,
+                  Stream stream) {
+  const xlstm_mlstm& in = call.in;
+  const Chip& chip = plan.chip;
+  const float* dn_last = in.normalizer_grad ? floats(call.dn_last) : nullptr;  // else n counts as a constant, like N
+  launch_stabilisers(memory, in, nullptr, stream);
+  ScoreParams s = score_params(memory, in);
+  s.v = tokens(in.v, in.dhv, in);
+  s.h = tokens(call.h, in.dhv, in);
+  s.dh = tokens(call.dh, in.dhv, in);
+  s.l_saved = floats(call.l);
+  s.d_scores = memory.d_scores;
+  s.own = memory.own;
+  s.queries = memory.queries;
+  s.dm = memory.dm;
+  s.reach = memory.reach;
+  s.across = memory.across;
+  s.leaving = memory.leaving;
+  s.walk_reaching = memory.walk_reaching;
+  s.walk_leaving = memory.walk_leaving;
+  launch_scores<E, true>(s, chip, stream);
+  const int dqk = int(in.dqk);
+  launch_vectors({memory.where, memory.keys, memory.decay, floats(in.n_initial), nullptr, dqk, false}, stream);
+  launch_vectors({memory.where, memory.queries, memory.decay, dn_last, floats(call.dn_initial), dqk, true}, stream);
+
+  WalkParams dq = walk_params(memory, plan.dq, s.dh, s.v, s.k, tokens(call.dq, in.dqk, in), memory.between_dq);
+  dq.scores = memory.d_scores;
+  dq.inter = kInter;
+  dq.weight = kInto;
+  dq.vector = memory.keys;
+  dq.along = kAlong;
+  dq.with_self = true;
+  dq.with = s.q;
+  dq.dots = memory.q_dots;
+  dq.state_in = floats(in.c_initial);
+  dq.state_x = 1;
+  dq.state_y = in.dhv;
+  dq.before_last = call.dc_last ? memory.before_last : nullptr;
+  run_walk<E>(plan.dq, chip, dq, floats(call.dc_last), memory.state_dots, stream);
+
+  WalkParams dk = walk_params(memory, plan.dk, s.v, s.dh, s.q, tokens(call.dk, in.dqk, in), memory.between);
+  dk.reverse = true;
+  dk.scores = memory.d_scores;
+  dk.inter = kInto;
+  dk.weight = kInter;
+  dk.vector = memory.queries;
+  dk.along = kInto;
+  dk.with_self = true;
+  dk.with = s.k;
+  dk.dots = memory.k_dots;
+  dk.state_in = floats(call.dc_last);
+  dk.state_x = 1;
+  dk.state_y = in.dhv;
+  run_walk<E>(plan.dk, chip, dk, nullptr, nullptr, stream);
+  if (memory.border_flows) {
+    const BorderParams border{memory.where,
+                              memory.between_dq,
+                              memory.between,
+                              memory.keys,
+                              memory.queries,
+                              memory.border_flows,
+                              plan.dq.segments,
+                              plan.dq.segment_chunks,
+                              plan.dq.tiles,
+                              plan.dq.rows * plan.dq.y_tile,
+                              dqk};
+    launch("flows across borders", border_flows<0>,
+           {states(memory.where) * (plan.dq.segments - 1) * plan.dq.tiles * kBorderParts, kFlowScanThreads, 0}, stream,
+           border);
+  }
+
+  WalkParams dv = walk_params(memory, plan.dv, s.k, s.q, s.dh, tokens(call.dv, in.dhv, in), memory.between);
+  dv.reverse = true;
+  dv.scores = memory.scores;
+  dv.inter = kInto;
+  dv.weight = kInter;
+  dv.state_in = floats(call.dc_last);
+  dv.state_out = floats(call.dc_initial);
+  dv.state_x = in.dhv;
+  dv.state_y = 1;
+  run_walk<E>(plan.dv, chip, dv, nullptr, nullptr, stream);
+
+  FlowParams f{};
+  f.where = memory.where;
+  f.i = s.i;
+  f.f = s.f;
+  f.di = tokens(call.di, 1, in);
+  f.df = tokens(call.df, 1, in);
+  f.m = memory.m;
+  f.m_before = memory.m_before;
+  f.dm = memory.dm;
+  f.q_dots = memory.q_dots;
+  f.k_dots = memory.k_dots;
+  f.q_tiles = plan.dq.tiles;
+  f.k_tiles = plan.dk.tiles;
+  f.state_tiles = plan.dq.tiles * plan.dq.slices;
+  f.reach = memory.reach;
+  f.factors = memory.factors;
+  f.own = memory.own;
+  f.across = memory.across;
+  f.leaving = memory.leaving;
+  f.walk_reaching = memory.walk_reaching;
+  f.walk_leaving = memory.walk_leaving;
+  f.decay = memory.decay;
+  f.local = memory.local;
+  f.noise_from = memory.noise_from;
+  f.noise_before = memory.noise_before;
+  f.reaching = memory.reaching;
+  f.entering = memory.entering;
+  f.reaching_noise = memory.reaching_noise;
+  f.entering_noise = memory.entering_noise;
+  f.over = memory.over;
+  f.moving = memory.moving;
+  f.behind = memory.behind;
+  f.spread = memory.spread;
+  f.correction = memory.correction;
+  f.correction_behind = memory.correction_behind;
+  f.has_initial = in.c_initial;
+  f.stops = memory.stops;
+  f.state_dots = call.dc_last ? memory.state_dots : nullptr;
+  f.border_flows = memory.border_flows;
+  f.segments = plan.dq.segments;
+  f.segment_chunks = plan.dq.segment_chunks;
+  f.dn_last = floats(call.dn_last);
+  f.keys = memory.keys;
+  f.dm_last = floats(call.dm_last);
+  f.dc_initial = floats(call.dc_initial);
+  f.dn_initial = floats(call.dn_initial);
+  f.c_initial = floats(in.c_initial);
+  f.n_initial = floats(in.n_initial);
+  f.dm_initial = floats(call.dm_initial);
+  f.dqk = in.dqk;
+  f.dhv = in.dhv;
+  f.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
+  f.normalizer_grad = in.normalizer_grad;
+  const int64_t flow_blocks = ceil_div(chunks(memory.where), kFlowsPerBlock);
+  const bool two_each = memory.where.chunk > kTokenLanes;
+  launch("flows of chunks", two_each ? sum_chunk_flows<2> : sum_chunk_flows<1>, {flow_blocks, kFlowThreads, 0}, stream,
+         f);
+  launch("flows between chunks", scan_flows<0>, {states(memory.where), kFlowScanThreads, 0}, stream, f);
+  launch("gate gradients", two_each ? gate_gradients<2> : gate_gradients<1>, {flow_blocks, kFlowThreads, 0}, stream, f);
+}
+
+}  // namespace
+
+size_t chunkwise_workspace(const xlstm_mlstm_forward& call, const ForwardPlan& plan) {
+  Arena counter(nullptr);
+  ForwardMemory(counter, call.in, plan);
+  return counter.used();
+}
+void chunkwise(const xlstm_mlstm_forward& call, const ForwardPlan& plan, void* workspace, void* stream) {
+  Arena arena(workspace);
+  const ForwardMemory memory(arena, call.in, plan);
+  with_element(call.in, [&](auto e) { run_forward<decltype(e)>(call, plan, memory, static_cast<Stream>(stream)); });
+}
+
+size_t backward_workspace(const xlstm_mlstm_backward& call, const BackwardPlan& plan) {
+  Arena counter(nullptr);
+  BackwardMemory(counter, call.in, plan, call.dc_last);
+  return counter.used();
+}
+void backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, void* workspace, void* stream) {
+  Arena arena(workspace);
+  const BackwardMemory memory(arena, call.in, plan, call.dc_last);
+  with_element(call.in, [&](auto e) { run_backward<decltype(e)>(call, plan, memory, static_cast<Stream>(stream)); });
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mlstm/chunkwise/chunkwise_plan.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "base/numbers.h"
+
+namespace xlstm::gpu {
+
+namespace {
+
+// The time of a walk cut into `segments`, in walks of a whole sequence by one block. Blocks run `at_once` at a time. A
+// cut one makes the states of all segments but the last first, at half the cost of a walk.
+double walk_time(int64_t blocks, int64_t segments, int64_t at_once) {
+  const double each = 1.0 / double(segments);
+  const double walk = double(ceil_div(blocks * segments, at_once)) * each;
+  return segments == 1 ? walk : walk + 0.5 * double(ceil_div(blocks * (segments - 1), at_once)) * each;
+}
+
+// Whether the Hopper walk is there for these tensors and fills its tiles.
+bool suits_hopper(const MlstmShape& s, const Chip& chip) {
+  const auto fits = [](int64_t dimension) { return dimension >= 128 && dimension <= kMostWalkRows; };
+  return chip.hopper && s.chunk == 0 && s.panels && !s.packed && fits(s.dqk) && fits(s.dhv) &&
+         s.length >= 2 * kHopperChunk;
+}
+
+// The longest chunk that every walk with a state of so many rows has a kernel for which fits this chip.
+int chunk_for(const MlstmShape& s, const Chip& chip, std::initializer_list<int64_t> dimensions) {
+  if (suits_hopper(s, chip)) return kHopperChunk;
+  const auto fits = [&](int chunk) {
+    return std::all_of(dimensions.begin(), dimensions.end(), [&](int64_t dimension) {
+      const int rows = walk_rows(dimension);
+      return has_walk(chip.family, s.element_bytes, rows, chunk) &&
+             (dimension <= kMostWalkRows || has_wide_walk(chip.family, s.element_bytes, chunk)) &&
+             walk_shape(chip.family, s.element_bytes, rows, chunk).lds_bytes <= chip.lds_bytes;
+    });
+  };
+  for (const int chunk : kChunks)
+    if ((s.chunk == 0 || s.chunk == chunk) && fits(chunk)) return chunk;
+  if (s.chunk != 0)
+    throw std::invalid_argument("walk_chunk: no kernel for chunks of " + std::to_string(s.chunk) +
+                                " tokens of these head dims and this dtype on this GPU");
+  throw std::invalid_argument("DHQK, DHHV: no kernel for these fits the " + std::to_string(chip.lds_bytes) +
+                              " bytes of LDS of this GPU");
+}
+
+// rows, columns: of the state.
+WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int64_t rows, int64_t columns, int chunk) {
+  WalkPlan p{};
+  p.chunk = chunk;
+  p.rows = walk_rows(rows);
+  p.slices = rows > kMostWalkRows ? int(ceil_div(rows, p.rows)) : 1;
+  int64_t at_once = chip.compute_units;
+  if (chunk == kHopperChunk) {
+    p.schedule = Schedule::hopper;
+    p.rows = std::max(p.rows, 128);
+    const HopperShape shape = hopper_shape(p.rows, columns);
+    p.y_tile = shape.y_tile();
+    p.tiles = int(ceil_div(columns, p.y_tile));
+    if (shape.pair) p.tiles = int(ceil_div(p.tiles, 2)) * 2;
+  } else {
+    const WalkShape shape = walk_shape(chip.family, s.element_bytes, p.rows, chunk);
+    at_once *= shape.blocks_at_once;
+    p.y_tile = shape.y_tile;
+    p.tiles = int(ceil_div(columns, p.y_tile));
+  }
+  const int64_t blocks = s.sequences * s.heads * p.tiles;
+  const int64_t chunks = ceil_div(s.length, chunk);
+  // A segment of fewer than eight chunks is mostly beginning and end.
+  const int64_t most = p.slices > 1 ? 1 : std::max<int64_t>(1, std::min<int64_t>(chunks / 8, kMostSegments));
+  const int64_t possible = p.slices > 1 ? 1 : kMostSegments;
+  if (s.segments > possible)
+    throw std::invalid_argument("segments: expected at most " + std::to_string(possible) +
+                                " of these head dims on a GPU, got " + std::to_string(s.segments));
+  int64_t best = s.segments ? std::min(s.segments, chunks) : 1;
+  for (int64_t n = 2; s.segments == 0 && n <= most; ++n)
+    if (walk_time(blocks, n, at_once) < 0.95 * walk_time(blocks, best, at_once)) best = n;
+  p.segment_chunks = int(ceil_div(chunks, best));
+  p.segments = int(ceil_div(chunks, p.segment_chunks));
+  p.blocks = int(s.sequences * s.heads * p.tiles * p.segments);
+  return p;
+}
+
+}  // namespace
+
+int64_t between_floats(const WalkPlan& p, int64_t states) {
+  return states * (p.slices > 1 ? p.slices : p.segments - 1) * p.tiles * p.rows * p.y_tile;
+}
+
+ForwardPlan plan_forward(const MlstmShape& s, const Chip& chip) {
+  ForwardPlan p{chip, plan_walk(s, chip, s.dqk, s.dhv, chunk_for(s, chip, {s.dqk}))};
+  p.walk.scores = p.walk.schedule == Schedule::hopper && hopper_shape(p.walk.rows, s.dhv).scores();
+  return p;
+}
+
+BackwardPlan plan_backward(const MlstmShape& s, const Chip& chip) {
+  const int chunk = chunk_for(s, chip, {s.dqk, s.dhv});
+  return {chip, plan_walk(s, chip, s.dhv, s.dqk, chunk), plan_walk(s, chip, s.dhv, s.dqk, chunk),
+          plan_walk(s, chip, s.dqk, s.dhv, chunk)};
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the launches of the Hopper schedule share.
+#pragma once
+
+#include "arch/hopper/hopper.h"
+#include "mlstm/chunkwise/hopper/chunk_walk_hopper_shape.h"
+#include "mlstm/chunkwise/launch.h"
+
+namespace xlstm::gpu {
+
+// Of tiles of a chunk's tokens by 64 columns.
+inline CUtensorMap token_map(const Tokens& x, const Sequences& where) {
+  return panel_map(x.data, x.columns, where.length, where.heads, where.rows / where.heads, x.stride, kHopperChunk);
+}
+
+}  // namespace xlstm::gpu

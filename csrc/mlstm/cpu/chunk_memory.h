@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a walk (chunk_walk.h) is given and what it works in: the gates of its tokens, factors and flows by token,
+// scratch.
+#pragma once
+
+#include "base/arena.h"
+#include "mlstm/recurrence.h"
+#include "tile/cpu_panels.h"
+
+namespace xlstm::XLSTM_ISA {
+
+// What the gates say about each token of one head's row: log forget, log input, stabiliser after the token.
+struct Gates {
+  double *lf, *ig, *m;
+  int64_t begin, end;  // the sequence's tokens
+  double m_initial;    // before them
+
+  double m_before(int64_t t) const { return t == begin ? m_initial : m[t - 1]; }
+  // What is left of a state from before token t0 after token t1 - 1, in stabilised terms.
+  double decay(int64_t t0, int64_t t1) const {
+    double b = 0;
+    for (int64_t t = t0; t < t1; ++t) b += lf[t];
+    return ::exp(b + m_before(t0) - m[t1 - 1]);
+  }
+};
+
+// Tokens of [t0, t0 + n) up to the first, but t0 itself, that has lf = -inf: what stands on either side of it does not
+// mix, and differences of sums over it would be NaN.
+inline int64_t whole(const Gates& gates, int64_t t0, int64_t n) {
+  int64_t j = 1;
+  while (j < n && gates.lf[t0 + j] != -__builtin_inf()) ++j;
+  return j;
+}
+
+// A factor of each token: one for all, times one per token where there are such.
+template <class T>
+struct Gain {
+  T all = 1;
+  const T* per_token = nullptr;
+
+  T operator()(int64_t t) const { return per_token ? all * per_token[t] : all; }
+};
+
+// What flows between tokens, by token: out_t . with_t is a sum of terms score_ts (y_s . with_t) and of what the state
+// brings. Their signs are those of the gradient itself, so sums of them keep their digits where differences would not.
+template <class T>
+struct Flows {
+  Rows<T> with;
+  T* outside = nullptr;  // out . with of what came with the state, from beyond the chunk; null: no flows
+  T* across = nullptr;   // of the pairs s < token <= t in the chunk: the sum
+  T* inside = nullptr;   // of the pairs token = s <= t in the chunk: the sum
+};
+
+// Dims that fix the size of a walk's scratch.
+struct WalkDims {
+  int64_t chunk, x, y;
+  bool twin = false;  // has a second output
+};
+
+template <class Op>
+struct WalkScratch {
+  using T = typename Op::Scalar;
+  T* state;                                       // column panels (x, NR) of T, then the vector of the ones
+  T *state_operand, *a, *y, *scores;              // elements of Op
+  T *x, *x_weighted;                              // too; the second replaces the first when scores are made
+  T *with, *y_transposed, *x_rows, *twin_scores;  // for a second output
+  T *left, *block, *pairs;                        // too
+  T *rest, *scores_rest;                          // of a panel of state_operand, of scores
+  T *room, *tile, *decays, *flow;
+  T *row_factor, *weight, *row_gain, *column_gain, *row_extra, *column_extra, *inverse;
+  double *row_exponent, *column_exponent, *ones, *wide, *ones_next;
+  int64_t x_stride;
+  int64_t first_token = 0;  // of the chunk at hand
+  T decay = 1;
+  bool empty = false;  // the state is zero
+  bool given = false;  // the state is one that the walk was given
+
+  static int64_t state_size(int64_t x, int64_t y) { return x * padded<T>(y) + padded<T>(x > y ? x : y); }
+  T* ones_state(int64_t x, int64_t y) const { return state + x * padded<T>(y); }
+  int64_t token_in_chunk(int64_t token) const { return token - first_token; }
+
+  WalkScratch(Arena& arena, const WalkDims& d) {
+    const int64_t tokens = padded<T>(d.chunk), steps = packed<Op>(d.chunk), wide_dim = d.x > d.y ? d.x : d.y;
+    const auto twin = [&](int64_t n) { return arena.take<T>(d.twin ? n : 0); };
+    x_stride = round_up(d.x, 16) + 16;  // no power of two: a column of it would fall into few sets of the cache
+    state = arena.take<T>(state_size(d.x, d.y));
+    state_operand = Op::kPack == 1 ? state : arena.take<T>(packed<Op>(d.x) * padded<T>(d.y));
+    a = arena.take<T>(tokens * packed<Op>(d.x));
+    const int64_t across = tokens * packed<Op>(d.x), down = steps * x_stride;
+    x = x_weighted = arena.take<T>(across > down ? across : down);
+    y = arena.take<T>(steps * padded<T>(d.y));
+    scores = arena.take<T>(steps * tokens);
+    with = twin(tokens * packed<Op>(d.y));
+    y_transposed = twin(tokens * packed<Op>(d.y));
+    x_rows = twin(steps * x_stride);
+    twin_scores = twin(steps * tokens);
+    left = twin(Op::kPack == 1 ? 0 : kRows * padded<T>(d.y) / Op::kPack);
+    block = twin(NR<T> * tokens);
+    pairs = twin((d.chunk + 1) * tokens);
+    scores_rest = arena.take<T>(Op::kPack == 1 ? 0 : steps * tokens);
+    rest = arena.take<T>(Op::kPack == 1 ? 0 : packed<Op>(d.x) * NR<T>);
+    room = arena.take<T>(pack_room<T>(wide_dim));
+    tile = arena.take<T>(NR<T> * NR<T>);
+    decays = arena.take<T>(kRows * NR<T>);
+    flow = arena.take<T>(tokens * kLanes<T>);
+    row_factor = arena.take<T>(tokens);
+    weight = arena.take<T>(tokens);
+    row_gain = arena.take<T>(tokens);
+    column_gain = arena.take<T>(tokens);
+    row_extra = arena.take<T>(tokens);
+    column_extra = arena.take<T>(tokens);
+    inverse = arena.take<T>(tokens);
+    row_exponent = arena.take<double>(tokens);
+    column_exponent = arena.take<double>(tokens);
+    ones = arena.take<double>(tokens);
+    wide = arena.take<double>(d.x);
+    ones_next = arena.take<double>(d.x);
+  }
+};
+
+}  // namespace xlstm::XLSTM_ISA

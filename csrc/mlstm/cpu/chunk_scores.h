@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a walk (chunk_walk.h) is given, and what it makes of a chunk before the state is touched: the gates' factors,
+// the scores with what flows between their pairs of tokens, and the column of ones.
+#pragma once
+
+#include "mlstm/cpu/chunk_memory.h"
+
+namespace xlstm::XLSTM_ISA {
+
+template <class Op>
+struct WalkScores {
+  using T = typename Op::Scalar;
+  Rows<T> a, x, y;
+  bool reverse = false;
+  Gates gates = {};
+  Gain<T> rows = {}, columns = {};
+  Flows<T> flows = {};  // with.. is b of a twin
+  bool ones = false;    // y has a column of ones, which goes to s.ones and not to the sink
+  bool extra = false;   // a and x have a feature more:
+  Gain<T> a_extra = {}, x_extra = {};
+
+ protected:
+  // The chunk's gate factors. Differences of cumulative sums are taken in double: after forgetting e^-60 for 64 tokens
+  // a float sum has lost what the next token adds. The first token's lf is kept apart, so a chunk may begin with lf =
+  // -inf.
+  void measure(int64_t t0, int64_t n, WalkScratch<Op>& s) const {
+    s.first_token = t0;
+    const double *lf = gates.lf + t0, *ig = gates.ig + t0, *m = gates.m + t0;
+    const double m_before = gates.m_before(t0), m_end = m[n - 1];
+    double* from_row = reverse ? s.column_exponent : s.row_exponent;
+    double* from_column = reverse ? s.row_exponent : s.column_exponent;
+    T* inter = reverse ? s.weight : s.row_factor;
+    T* into = reverse ? s.row_factor : s.weight;
+    double b = 0;
+    for (int64_t t = 0; t < n; ++t) {
+      if (t > 0) b += lf[t];
+      from_row[t] = b - m[t];
+      from_column[t] = ig[t] - b;
+      inter[t] = T(::exp(lf[0] + b + (m_before - m[t])));
+    }
+    for (int64_t t = 0; t < n; ++t) into[t] = T(::exp(from_column[t] + (b - m_end)));
+    for (int64_t t = 0; t < n; ++t) {
+      s.row_gain[t] = rows(t0 + t);
+      s.column_gain[t] = columns(t0 + t);
+      s.row_factor[t] *= s.row_gain[t];
+      s.weight[t] *= s.column_gain[t];
+      s.row_extra[t] = a_extra(t0 + t);
+      s.column_extra[t] = x_extra(t0 + t);
+    }
+    for (int64_t t = n; t < padded<T>(n); ++t) s.row_exponent[t] = s.row_gain[t] = s.row_factor[t] = s.row_extra[t] = 0;
+    s.decay = T(::exp(lf[0] + b + (m_before - m_end)));
+  }
+
+  // scores[c][r] = (x_c . a_r) D_rc with its gains where c may reach r, else 0: transposed, tokens of x down. For a
+  // twin (y_c . b_r) D_rc too.
+  void score(int64_t t0, int64_t n, WalkScratch<Op>& s) const {
+    const int64_t width = packed<Op>(x.features), twin_width = packed<Op>(y.features), ld = padded<T>(n);
+    for (int64_t t = 0; t < ld; ++t) s.ones[t] = 0;
+    if (flows.across) {
+      pack_transposed<Op>(flows.with, t0, n, s.with, s.room);
+      pack_transposed<Op>(y, t0, n, s.y_transposed, s.room);
+    }
+    for (int64_t r0 = 0; r0 < n; r0 += NR<T>) {
+      const int64_t first = reverse ? r0 : 0, last = reverse ? n : (r0 + NR<T> < n ? r0 + NR<T> : n);
+      for (int64_t c = first; c < last; c += kRows) {
+        const int64_t rows = last - c < kRows ? last - c : kRows;
+        T* pairs = s.pairs + c * ld + r0;
+        with_rows<T, kVectors>(rows, [&](auto& tile) XLSTM_INLINED {
+          tile.template product<Op>(s.x + c / NR<T> * width * NR<T> + c % NR<T>, NR<T>, s.a + r0 * width, width);
+          if (extra) tile.add_outer(s.column_extra + c, s.row_extra + r0);
+          find_decays(c, rows, r0, s);
+          weigh(tile, c, r0, s);
+          tile.template store_packed<Op>(s.scores + c / Op::kPack * ld + r0, ld);
+          if (flows.across) tile.store_to(pairs, ld);
+          if (ones) tile.store_to(s.tile);
+          if constexpr (Op::kPack > 1)
+            if (ones) {
+              tile.template keep_rest<Op>();
+              tile.template store_packed<Op>(s.scores_rest + c / Op::kPack * ld + r0, ld);
+            }
+        });
+        for (int64_t j = 0; ones && j < rows; ++j)
+          for (int e = 0; e < NR<T>; ++e) s.ones[r0 + e] += double(s.tile[j * NR<T> + e]);
+        if (flows.across)
+          with_rows<T, kVectors>(rows, [&](auto& tile) XLSTM_INLINED {
+            tile.template product<Op>(s.y_transposed + c / NR<T> * twin_width * NR<T> + c % NR<T>, NR<T>,
+                                      s.with + r0 * twin_width, twin_width);
+            tile.scale(pairs, ld);
+            weigh(tile, c, r0, s);
+            tile.template store_packed<Op>(s.twin_scores + c / Op::kPack * ld + r0, ld);
+          });
+      }
+    }
+    if (flows.across) sum_pairs(t0, n, s);
+  }
+
+  // D of the rows c and columns r at hand, wherever they lie.
+  void find_decays(int64_t c0, int64_t rows, int64_t r0, WalkScratch<Op>& s) const {
+    for (int64_t c = c0; c < c0 + rows; ++c) {
+      T* d = s.decays + (c - c0) * NR<T>;
+      for (int e = 0; e < NR<T>; ++e) d[e] = T(s.column_exponent[c] + s.row_exponent[r0 + e]);
+      for (int v = 0; v < kVectors; ++v)
+        store(d + v * kLanes<T>,
+              exp(load(d + v * kLanes<T>)) * (load(s.row_gain + r0 + v * kLanes<T>) * s.column_gain[c]));
+    }
+  }
+
+  // The tile times its D; 0 where c does not reach r, whatever stood there.
+  template <class Tile>
+  void weigh(Tile& tile, int64_t c0, int64_t r0, WalkScratch<Op>& s) const {
+    tile.scale_by(s.decays);
+    if (reverse ? c0 >= r0 + NR<T> : c0 + kRows <= r0 + 1) return;
+    typedef typename VectorOf<IntegerOf<T>>::type Int;
+    Int lane;
+    for (int e = 0; e < kLanes<T>; ++e) lane[e] = e;
+    for (int j = 0; j < Tile::kTileRows; ++j)
+      for (int v = 0; v < kVectors; ++v) {
+        const Int r_less_c = lane + IntegerOf<T>(r0 + v * kLanes<T> - (c0 + j));
+        tile.acc[j][v] = (reverse ? r_less_c <= 0 : r_less_c >= 0) ? tile.acc[j][v] : Vec<T>{};
+      }
+  }
+
+  // From pairs, which hold score_ts (y_t . with_s) at [t][s], in reverse walks: s up to t, and zeros to the panel's
+  // end.
+  void sum_pairs(int64_t t0, int64_t n, WalkScratch<Op>& s) const {
+    const int64_t ld = padded<T>(n);
+    T* until = s.pairs + n * ld;  // for each s, of the tokens from the one at hand on
+    for (int64_t t = 0; t < ld; ++t) until[t] = 0;
+    for (int64_t j = n - 1; j >= 0; --j) {
+      const T* row = s.pairs + j * ld;
+      for (int64_t t = 0; t <= j; t += kLanes<T>) store(until + t, load(until + t) + load(row + t));
+      flows.across[t0 + j] = T(sum(until, j));
+      flows.inside[t0 + j] = until[j];
+    }
+  }
+
+  // The column of ones in y: s.ones, which holds the scores' row sums, gets f (a n) too; then n takes in the chunk.
+  void add_ones(int64_t t0, int64_t n, bool outputs, bool update, WalkScratch<Op>& s) const {
+    const int64_t width = x.features;
+    T* state = s.ones_state(width, y.features);
+    for (int64_t j = 0; j < width; ++j) {
+      s.wide[j] = double(state[j]);
+      s.ones_next[j] = s.wide[j] * double(s.decay);
+    }
+    for (int64_t t = 0; t < n; ++t) {
+      if (outputs) {
+        a.read(t0 + t, s.room);
+        s.ones[t] += double(s.row_factor[t]) * wide_dot(s.room, s.wide, width);
+      }
+      if (!update) continue;
+      x.read(t0 + t, s.room);
+      const double weight = s.weight[t];
+      for (int64_t j = 0; j < width; ++j) s.ones_next[j] += weight * double(s.room[j]);
+    }
+    for (int64_t j = 0; update && j < width; ++j) state[j] = T(s.ones_next[j]);
+  }
+};
+
+}  // namespace xlstm::XLSTM_ISA

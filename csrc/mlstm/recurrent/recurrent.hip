@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <cstdint>
+
+#include "mlstm/chunkwise/launch.h"
+#include "mlstm/gpu/kernels.h"
+#include "mlstm/recurrent/recurrent.h"
+#include "mlstm/recurrent/recurrent_any_shape.h"
+#include "mlstm/recurrent/recurrent_step.h"
+
+namespace xlstm::gpu {
+namespace {
+
+int64_t heads_of(const xlstm_mlstm& in) { return (in.cu_seqlens ? in.sequences : in.batch) * in.heads; }
+
+bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+Tokens tokens(const xlstm_tensor& x, const xlstm_mlstm& in, int64_t columns) {
+  Tokens t{x.data, {x.stride[0], x.stride[1], x.stride[2]}, int(columns), int(x.dtype), is_aligned(x.data)};
+  const int64_t extent[3] = {in.batch, in.heads, in.length}, piece = x.dtype == XLSTM_FLOAT32 ? 4 : 8;
+  for (int d = 0; d < 3; ++d) t.whole &= extent[d] == 1 || x.stride[d] % piece == 0;
+  return t;
+}
+
+RecurrentPlan plan_of(const xlstm_mlstm_forward& p, const Chip& chip) {
+  const xlstm_mlstm& in = p.in;
+  const bool pieces = in.dqk % kRecurrentRows == 0 && in.dhv % kRecurrentColumns == 0 &&
+                      tokens(in.q, in, in.dqk).whole && tokens(in.k, in, in.dqk).whole &&
+                      tokens(in.v, in, in.dhv).whole && is_aligned(in.c_initial) && is_aligned(in.n_initial) &&
+                      is_aligned(p.c_last) && is_aligned(p.n_last);
+  return plan_recurrent(heads_of(in), in.dqk, in.dhv, pieces, chip, in.step_columns);
+}
+
+// n and m on their way to where they are in place, and n from token to token; as floats. Enough for either kernel: the
+// size must not change with where the tensors lie.
+struct Memory {
+  float *settling, *between;
+  size_t used;
+
+  Memory(const xlstm_mlstm& in, void* workspace) {
+    const int64_t heads = heads_of(in), tiles = ceil_div(in.dhv, kAnyTile);
+    settling = static_cast<float*>(workspace);
+    between = settling + (heads * (in.dqk + 1) + 3) / 4 * 4;
+    used = size_t(between - settling + (in.length > 1 ? heads * tiles * 2 * in.dqk : 0)) * sizeof(float);
+  }
+};
+
+template <class E, int kColumns>
+void launch_columns(const RecurrentParams& p, const RecurrentPlan& plan, bool early, Stream stream) {
+  const bool one_token = p.where.length == 1 && !p.where.cu_seqlens;
+  const auto kernel = one_token ? recurrent_step<E, kColumns> : recurrent_tokens<E, kColumns>;
+  launch("recurrent mLSTM", kernel, {plan.blocks, int(plan.threads), 0, early}, stream, p);
+}
+
+template <class E>
+void launch_element(const RecurrentParams& p, const RecurrentPlan& plan, bool early, Stream stream) {
+  if (!plan.in_registers)
+    launch("recurrent mLSTM", recurrent_tokens_any<E>, {plan.blocks, int(plan.threads), 0}, stream, p);
+  else if (plan.columns == 32)
+    launch_columns<E, 32>(p, plan, early, stream);
+  else if (plan.columns == 16)
+    launch_columns<E, 16>(p, plan, early, stream);
+  else
+    launch_columns<E, 8>(p, plan, early, stream);
+}
+
+void run(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, bool early, void* workspace, Stream stream) {
+  const xlstm_mlstm& in = call.in;
+  const Memory memory(in, workspace);
+  const int64_t heads = heads_of(in), n_size = heads * in.dqk;
+  // Several tiles read what one writes; in the plain kernel so do a tile's own threads.
+  const bool shared = plan.tiles > 1 || !plan.in_registers;
+  const bool in_place = shared && (call.n_last == in.n_initial || call.m_last == in.m_initial);
+
+  RecurrentParams p{};
+  p.where = {in.cu_seqlens, in.length, in.heads, heads / in.heads, in.cu_seqlens ? in.heads : heads, in.length, 1};
+  p.q = tokens(in.q, in, in.dqk);
+  p.k = tokens(in.k, in, in.dqk);
+  p.v = tokens(in.v, in, in.dhv);
+  p.gate[0] = tokens(in.f, in, 1);
+  p.gate[1] = tokens(in.i, in, 1);
+  p.h = tokens(call.h, in, in.dhv);
+  p.c_initial = static_cast<const float*>(in.c_initial);
+  p.n_initial = static_cast<const float*>(in.n_initial);
+  p.m_initial = static_cast<const float*>(in.m_initial);
+  p.c_last = static_cast<float*>(call.c_last);
+  p.n_last = in_place ? memory.settling : static_cast<float*>(call.n_last);
+  p.m_last = in_place ? memory.settling + n_size : static_cast<float*>(call.m_last);
+  p.n_between = memory.between;
+  p.l = static_cast<float*>(call.l);
+  p.tiles = plan.tiles;
+  p.together = plan.together;
+  p.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
+  p.normalize = !p.sigmoid || in.normalize;
+  p.scale = 1 / std::sqrt(double(in.dqk));
+  p.eps = in.eps;
+  p.gate_soft_cap = in.gate_soft_cap;
+  switch (in.q.dtype) {
+    case XLSTM_BFLOAT16:
+      launch_element<BFloat16>(p, plan, early, stream);
+      break;
+    case XLSTM_FLOAT16:
+      launch_element<Float16>(p, plan, early, stream);
+      break;
+    default:
+      launch_element<float>(p, plan, early, stream);
+  }
+  if (!in_place) return;
+  const SettleParams s{memory.settling, static_cast<float*>(call.n_last), static_cast<float*>(call.m_last), n_size,
+                       n_size + heads};
+  launch("recurrent mLSTM, n and m in place", settle<0>, {ceil_div(s.size, kSettleThreads), kSettleThreads, 0, early},
+         stream, s);
+}
+
+}  // namespace
+
+size_t recurrent_workspace(const xlstm_mlstm_forward& p, const Chip&) { return Memory(p.in, nullptr).used; }
+
+void recurrent(const xlstm_mlstm_forward& p, const Chip& chip, void* workspace, void* stream) {
+  run(p, plan_of(p, chip), chip.hopper, workspace, static_cast<Stream>(stream));
+}
+
+}  // namespace xlstm::gpu

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stands beside the recurrent mLSTM's own kernel (recurrent.h): the plain one, for any dims and strides, and
+// the last step of an update in place.
+//
+// The plain kernel has a tile of 32 values of one head in a block, as the other one may, but keeps nothing from token
+// to token: C goes through memory, which a thread reads as it wrote it itself, and n through two buffers of workspace
+// that take turns, because all threads of a tile read what one of them writes. A float32 token is made in double.
+#pragma once
+
+#include "mlstm/recurrent/recurrent.h"
+
+namespace xlstm::gpu {
+
+// A thread owns one value and every eighth key of a tile.
+template <class E>
+__global__ __launch_bounds__(kAnyThreads) void recurrent_tokens_any(const RecurrentParams p) {
+  constexpr int kGroups = kAnyThreads / kAnyTile, kAhead = 4;
+  __shared__ Sums<Shared<E>, kAnyTile, kGroups> sums;
+  __shared__ Steps steps;
+  int64_t state;
+  int tile;
+  if (!find_tile(p, state, tile)) return;
+  const Head head = head_of(p.where, state);
+  const int64_t dhv = p.v.columns;
+  const int dqk = p.q.columns, lane = threadIdx.x % kAnyTile, group = threadIdx.x / kAnyTile;
+  const int value_index = tile * kAnyTile + lane;
+  const bool inside = value_index < dhv;
+  const int64_t column = inside ? value_index : tile * kAnyTile;  // further ones are the first one's, and not written
+  const float* c_before = p.c_initial ? p.c_initial + state * dqk * dhv + column : nullptr;
+  float* c_after = p.c_last + state * dqk * dhv + column;
+  const float* n_before = p.n_initial ? p.n_initial + state * dqk : nullptr;
+  float *n_last = p.n_last + state * dqk, *n_between = p.n_between + (state * p.tiles + tile) * 2 * dqk;
+  double m = p.m_initial && threadIdx.x < 2 * kGateTokens ? double(p.m_initial[state]) : 0.0;
+
+  if (head.begin >= head.end) {  // the last state is the initial one
+    for (int d = group; inside && d < dqk; d += kGroups) c_after[d * dhv] = c_before ? c_before[d * dhv] : 0.0f;
+    for (int d = group; value_index == 0 && d < dqk; d += kGroups) n_last[d] = n_before ? n_before[d] : 0.0f;
+    if (value_index == 0 && group == 0) p.m_last[state] = float(m);
+    return;
+  }
+  const Tokens gate = own_gate(p);
+  TokenOutput<E> output(p, head, tile, kAnyTile);
+  const E *q_row = rows<E>(p.q, head).data + head.begin * p.q.stride[2],
+          *k_row = rows<E>(p.k, head).data + head.begin * p.k.stride[2],
+          *v_at = rows<E>(p.v, head).data + head.begin * p.v.stride[2] + column;
+
+  int within = 0;
+  for (int64_t t = head.begin; t < head.end; ++t, within = (within + 1) % kGateTokens) {
+    const int buffer = within % 2;
+    if (within == 0)
+      make_steps(p, gate, head, t, int(head.end - t < kGateTokens ? head.end - t : kGateTokens), m, steps);
+    const Shared<E> forget = Shared<E>(steps.factor[0][within]) + steps.forget_rest[within];
+    const Shared<E> input = steps.factor[1][within], value = input * to_float(*v_at);
+    const bool last = t + 1 == head.end;
+    float* n_after = last ? n_last : n_between + buffer * dqk;
+    const bool writes_n = lane == 0 && (!last || value_index == 0);
+    float h = 0;
+    Shared<E> l = 0;
+    for (int d0 = group; d0 < dqk; d0 += kGroups * kAhead) {
+      float c[kAhead] = {};
+      if (c_before) {  // beyond the keys the last one's, to have no branches
+#pragma unroll
+        for (int a = 0; a < kAhead; ++a) {
+          const int d = d0 + a * kGroups;
+          c[a] = c_before[(d < dqk ? d : dqk - 1) * dhv];
+        }
+      }
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        const int d = d0 + a * kGroups;
+        if (d < dqk) {
+          const float key = to_float(k_row[d]), query = to_float(q_row[d]);
+          const float n = float(forget * (n_before ? n_before[d] : 0.0f) + input * key);
+          const float x = float(forget * c[a] + key * value);
+          if (writes_n) n_after[d] = n;
+          if (inside) c_after[d * dhv] = x;
+          l += Shared<E>(query) * n;
+          h += query * x;
+        }
+      }
+    }
+    q_row += p.q.stride[2];
+    k_row += p.k.stride[2];
+    v_at += p.v.stride[2];
+    c_before = c_after;
+    n_before = n_after;
+    sums.h[buffer][group][lane] = h;
+    if (lane == 0) sums.l[buffer][group] = l;
+    __syncthreads();
+    output.write(p, sums, buffer, kGroups, steps.m[within]);
+  }
+  if (value_index == 0 && group == 0) p.m_last[state] = float(m);
+}
+
+struct SettleParams {
+  const float* from;  // n of all heads, then m
+  float *n, *m;
+  int64_t n_size, size;
+};
+
+constexpr int kSettleThreads = 256;
+
+// n and m to where they are updated in place.
+template <int>
+__global__ __launch_bounds__(kSettleThreads) void settle(const SettleParams p) {
+  let_next_kernel_begin();
+  wait_for_earlier_kernels();
+  const int64_t at = int64_t(blockIdx.x) * kSettleThreads + threadIdx.x;
+  if (at >= p.size) return;
+  if (at < p.n_size)
+    p.n[at] = p.from[at];
+  else
+    p.m[at - p.n_size] = p.from[at];
+}
+
+}  // namespace xlstm::gpu

@@ -1,5 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "mlstm/walk_launch.h"
-
-template void xlstm::gpu::launch_walk<float>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
-                                             Stream);

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// LDS tiles, and how tokens come from memory into them. A tile is a matrix in LDS whose 16-byte pieces are permuted, so
+// that the lanes which are served together hit different banks (arch/layouts.h; tests/cpp counts the conflicts).
+//
+// A stage moves one matrix of tokens by features. Straight: k will run along the features. Transposed: k will run along
+// the tokens. NVIDIA transposes while it reads LDS; the others transpose in registers on the way in, so that every read
+// of an operand is one 16-byte piece.
+#pragma once
+
+#include "arch/fragments.h"
+
+namespace xlstm::gpu {
+
+template <class E, int kRows, int kColumns>
+struct Tile {
+  static constexpr int kPieces = kColumns * int(sizeof(E)) / 16;  // of a row
+  static constexpr int kBytes = kRows * kColumns * int(sizeof(E));
+  E* base;
+
+  // The element's place behind base.
+  XLSTM_DEVICE static constexpr int place(int row, int column) {
+    constexpr int n = kPieceElements<E>;
+    const int piece = swizzled_piece(kFamily, kPieces, row, column / n);
+    return (swizzled_row(kFamily, kPieces, row) * kPieces + piece) * n + column % n;
+  }
+  XLSTM_DEVICE E* at(int row, int column) const { return base + place(row, column); }
+
+  // Where a lane reads step after step: the bytes behind base of (row + r, column + c), for r and c that the compiler
+  // knows and that have no bit in common with row and column. The swizzle is an exclusive or of bits, within a line of
+  // 128 bytes: so that of (row, column) is made once, and r and c add constants, which instructions have room for.
+  struct Cursor {
+    uint32_t first;
+    XLSTM_DEVICE uint32_t at(int r, int c) const {
+      const uint32_t further = uint32_t(place(r, c)) * uint32_t(sizeof(E));
+      return (first ^ further % 128) + further / 128 * 128;
+    }
+  };
+  XLSTM_DEVICE Cursor cursor(int row, int column) const { return {uint32_t(place(row, column)) * uint32_t(sizeof(E))}; }
+  XLSTM_DEVICE char* at(const Cursor& from, int r, int c) const {
+    return reinterpret_cast<char*>(base) + from.at(r, c);
+  }
+};
+
+// Features of one head's tokens in memory.
+template <class E>
+struct TokenRows {
+  const E* data;  // of token 0
+  int64_t stride;
+  int columns;  // features; a tile's further columns are zeros
+  bool whole;   // pieces start at multiples of 16 bytes and end with the row; 32 bits hold the bytes of 32 tokens
+
+  // The piece at (token, column), zeros where it is outside.
+  XLSTM_DEVICE Piece piece(int64_t token, int column, bool inside) const {
+    if (!inside || column >= columns) return {{0, 0, 0, 0}};
+    const E* from = data + token * stride + column;
+    if (whole) return *reinterpret_cast<const Piece*>(from);
+    uint64_t low = 0, high = 0;
+#pragma unroll 1
+    for (int j = 0; j < kPieceElements<E> && column + j < columns; ++j) {
+      const int at = j * 8 * int(sizeof(E));
+      (at < 64 ? low : high) |= uint64_t(element_bits(from[j])) << (at % 64);
+    }
+    return {{uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)}};
+  }
+};
+
+// Element j of a piece.
+template <class E>
+XLSTM_DEVICE float element(const Piece& p, int j) {
+  if constexpr (sizeof(E) == 4)
+    return as_float(p.word[j]);
+  else
+    return j % 2 ? high_float(E{}, p.word[j / 2]) : low_float(E{}, p.word[j / 2]);
+}
+
+// One word of features of each of four tokens into a tile of features by tokens, at `row` from `to` on.
+template <class E, class Tile>
+XLSTM_DEVICE void store_turned_word(const Tile& tile, const typename Tile::Cursor& to, int row, const Piece& token) {
+  if constexpr (sizeof(E) == 2) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t low = join_halves(token.word[0], token.word[1], h);
+      const uint32_t high = join_halves(token.word[2], token.word[3], h);
+      *reinterpret_cast<uint64_t*>(tile.at(to, row + h, 0)) = uint64_t(high) << 32 | low;
+    }
+  } else {
+    *reinterpret_cast<Piece*>(tile.at(to, row, 0)) = token;
+  }
+}
+
+// Asynchronous: the piece at `column` of a row of `columns` on its way into LDS, zeros where it is outside.
+template <class E>
+XLSTM_DEVICE void copy_row_piece(E* to, const E* row, int column, int columns) {
+  copy_async(lds_address(to), row + (column < columns ? column : 0), column < columns);
+}
+
+template <class E, int kTokens, int kFeatures, bool kTransposed, int kThreads>
+struct Stage {
+  static constexpr bool kTurn = kTransposed && !kAsyncCopies;
+  using Storage = Tile<E, kTurn ? kFeatures : kTokens, kTurn ? kTokens : kFeatures>;
+  static constexpr int n = kPieceElements<E>;
+  // A straight unit is a piece; one to turn is four tokens by one piece of features.
+  static constexpr int kUnitPieces = kTurn ? 4 : 1;
+  static constexpr int kUnits = kTokens * kFeatures / n / kUnitPieces;
+  static constexpr int kEach = (kUnits + kThreads - 1) / kThreads;
+
+  Piece held[kAsyncCopies ? 1 : kEach * kUnitPieces];
+
+  // Tokens first..first + valid - 1 of `from`, from column0 on; the tile's further tokens are zeros. Where copies are
+  // asynchronous this writes the tile already.
+  XLSTM_DEVICE void fetch([[maybe_unused]] const Storage& tile, const TokenRows<E>& from, int64_t first, int valid) {
+    const int me = thread_here();
+    if constexpr (!kAsyncCopies)
+      if (from.whole && valid == kTokens && from.columns >= kFeatures) return fetch_plain(from, first, me);
+    if constexpr (kTurn) {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        const int unit = me + j * kThreads;
+        if (kUnits % kThreads != 0 && unit >= kUnits) break;
+        const int token = unit % (kTokens / 4) * 4, column = unit / (kTokens / 4) * n;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) held[4 * j + i] = from.piece(first + token + i, column, token + i < valid);
+      }
+    } else if constexpr (kAsyncCopies) {
+      copy(tile, from, first, valid);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j)
+        if (const int unit = me + j * kThreads; kUnits % kThreads == 0 || unit < kUnits) {
+          const int token = unit / (kFeatures / n);
+          held[j] = from.piece(first + token, unit % (kFeatures / n) * n, token < valid);
+        }
+    }
+  }
+
+  // The same where all of the tile is there, in whole pieces.
+  XLSTM_DEVICE void fetch_whole(const TokenRows<E>& from, int64_t first) { fetch_plain(from, first, thread_here()); }
+
+  // The piece that a straight fetch of this thread brought as its jth, at (token(j), column(j)).
+  XLSTM_DEVICE static int token(int j) { return (thread_here() + j * kThreads) / (kFeatures / n); }
+  XLSTM_DEVICE static int column(int j) { return (thread_here() + j * kThreads) % (kFeatures / n) * n; }
+  XLSTM_DEVICE Piece piece(const Storage& tile, int j) const {
+    if constexpr (kAsyncCopies)
+      return *reinterpret_cast<const Piece*>(tile.at(token(j), column(j)));
+    else
+      return held[j];
+  }
+
+  // What was fetched into the tile. Between two barriers.
+  XLSTM_DEVICE void store(const Storage& tile) {
+    if constexpr (!kAsyncCopies) {
+      const int me = thread_here();
+      if constexpr (kTurn) {
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) {
+          const int unit = me + j * kThreads;
+          if (kUnits % kThreads != 0 && unit >= kUnits) break;
+          store_turned(tile, held + 4 * j, unit % (kTokens / 4) * 4, unit / (kTokens / 4) * n);
+        }
+      } else {
+        constexpr int kRowUnits = kFeatures / n, kRows = kThreads / kRowUnits;  // rows that the block takes at a time
+        const auto to = tile.cursor(me / kRowUnits, me % kRowUnits * n);
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) {
+          if (kUnits % kThreads != 0 && me + j * kThreads >= kUnits) break;
+          *reinterpret_cast<Piece*>(tile.at(to, j * kRows, 0)) = held[j];
+        }
+      }
+    }
+  }
+
+ protected:
+  // All of the tile is there: a lane's place is made once, what follows lies at distances that all lanes share.
+  XLSTM_DEVICE void fetch_plain(const TokenRows<E>& from, int64_t first, int me) {
+    me %= kUnits < kThreads ? kUnits : kThreads;  // who has no unit brings another's: a condition would be waited for
+    constexpr int kRowUnits = kTurn ? kTokens / 4 : kFeatures / n;  // that lie along one row of units
+    static_assert(kThreads % kRowUnits == 0 || kEach == 1);
+    const int along = me % kRowUnits, across = me / kRowUnits;
+    const int token = kTurn ? along * 4 : across, column = kTurn ? across * n : along * n;
+    const uint32_t stride = uint32_t(from.stride) * uint32_t(sizeof(E));
+    const uint32_t mine = uint32_t(token) * stride + uint32_t(column) * uint32_t(sizeof(E));
+    const char* base = reinterpret_cast<const char*>(from.data + first * from.stride);
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const int next = j * (kThreads / kRowUnits);  // unit
+#pragma unroll
+      for (int i = 0; i < kUnitPieces; ++i) {
+        const uint32_t shared = kTurn ? i * stride + next * n * uint32_t(sizeof(E)) : next * stride;
+        held[kUnitPieces * j + i] = load_piece(base + shared, mine);
+      }
+    }
+  }
+
+  // Asynchronous.
+  XLSTM_DEVICE static void copy(const Storage& tile, const TokenRows<E>& from, int64_t first, int valid) {
+    if (from.whole && valid == kTokens) return copy_whole(tile, from, first);  // all but odd tensors and a last chunk
+    constexpr int kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;   // rows that the block takes at a time
+    const int token0 = thread_here() / kRowPieces, column0 = thread_here() % kRowPieces * n;
+#pragma unroll 1
+    for (int token = token0; token < kTokens; token += kRows)
+      *reinterpret_cast<Piece*>(tile.at(token, column0)) = from.piece(first + token, column0, token < valid);
+  }
+  // All of the tile's tokens are there, in whole pieces.
+  XLSTM_DEVICE static void copy_whole(const Storage& tile, const TokenRows<E>& from, int64_t first) {
+    constexpr uint32_t kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;
+    static_assert(kRows >= 8 || Storage::kPieces >= 8 || kEach == 1);
+    const uint32_t token0 = threadIdx.x / kRowPieces, column0 = threadIdx.x % kRowPieces * n;
+    const bool inside = int(column0) < from.columns;
+    const uint32_t to = lds_address(tile.at(token0, column0));
+    const char* at = reinterpret_cast<const char*>(from.data + (first + token0) * from.stride + (inside ? column0 : 0));
+    const int64_t step = int64_t(kRows * sizeof(E)) * from.stride;
+#pragma unroll
+    for (uint32_t j = 0; j < kEach; ++j, at += step) {
+      if (kUnits % kThreads != 0 && token0 + j * kRows >= kTokens) break;
+      // Rows that the block takes next differ in bits that its own do not have, or in none that are swizzled.
+      copy_async((to ^ j * kRows % 8 * 16) + j * kRows * Storage::kPieces * 16, at, inside);
+    }
+  }
+
+ public:
+  // Four tokens of n features each, to n rows of four tokens.
+  XLSTM_DEVICE static void store_turned(const Storage& tile, const Piece* p, int token, int column) {
+    const auto to = tile.cursor(column, token);
+#pragma unroll
+    for (int w = 0; w < 4; ++w)
+      store_turned_word<E>(tile, to, w * 4 / int(sizeof(E)),
+                           {{p[0].word[w], p[1].word[w], p[2].word[w], p[3].word[w]}});
+  }
+};
+
+// A square of kSide tokens by kSide features that lie side by side in memory, turned on its way through registers: a
+// thread brings four tokens of one word of features, four registers, where a Stage would take sixteen.
+template <class E, int kSide, int kThreads>
+struct TurnedSquare {
+  using Storage = Tile<E, kSide, kSide>;
+  static constexpr int kInWord = 4 / int(sizeof(E)), kWords = kSide / kInWord;  // features of a word; words of a row
+  static constexpr int kFours = kSide / 4, kUnits = kFours * kWords;
+  static_assert(kUnits <= kThreads);
+  Piece held;
+
+  XLSTM_DEVICE static int four(int unit) { return unit % kFours; }
+  XLSTM_DEVICE static int word(int unit) { return turned_word(sizeof(E), kSide, unit / kFours); }
+  XLSTM_DEVICE void fetch(const E* from) {
+    const int unit = thread_here() % kUnits;  // as in Stage
+    const uint32_t* at = reinterpret_cast<const uint32_t*>(from) + four(unit) * 4 * kWords + word(unit);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) held.word[i] = at[i * kWords];
+  }
+  XLSTM_DEVICE void store(const Storage& tile) const {
+    const int unit = thread_here();
+    if (unit >= kUnits) return;
+    store_turned_word<E>(tile, tile.cursor(word(unit) * kInWord, four(unit) * 4), 0, held);
+  }
+};
+
+// Single floats on the same way: `count` of them side by side, zeros for the others of kCount.
+template <int kCount, int kThreads>
+struct FloatStage {
+  static constexpr int kEach = (kCount + kThreads - 1) / kThreads;
+  float held[kAsyncCopies ? 1 : kEach];
+
+  XLSTM_DEVICE void fetch([[maybe_unused]] float* to, const float* from, int count) {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const int index = thread_here() + j * kThreads;
+      const bool there = index < count && index < kCount;
+      if constexpr (!kAsyncCopies)
+        held[j] = there ? from[index] : 0.0f;
+      else if (there)
+        copy_async_float(to + index, from + index);
+      else if (index < kCount)
+        to[index] = 0;
+    }
+  }
+  XLSTM_DEVICE void store([[maybe_unused]] float* to) {
+    if constexpr (!kAsyncCopies)
+#pragma unroll
+      for (int j = 0; j < kEach; ++j)
+        if (thread_here() + j * kThreads < kCount) to[thread_here() + j * kThreads] = held[j];
+  }
+};
+
+// Makes what was fetched visible to the block, where everybody is done with the tiles' old contents.
+template <class Store>
+XLSTM_DEVICE void arrive_free(Store&& store) {
+  store();
+  if constexpr (kAsyncCopies) copies_wait();
+  __syncthreads();
+}
+// The same where somebody may still read them.
+template <class Store>
+XLSTM_DEVICE void arrive(Store&& store) {
+  if constexpr (!kAsyncCopies) __syncthreads();
+  arrive_free(store);
+}
+
+}  // namespace xlstm::gpu
