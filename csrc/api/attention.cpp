@@ -13,7 +13,7 @@
 namespace xlstm {
 
 #define XLSTM_DECLARE_TABLE(isa)                      \
-  namespace isa {                                     \
+  namespace isa::attention {                          \
   extern const AttentionCpuKernels attention_kernels; \
   }
 XLSTM_FOR_EACH_ISA(XLSTM_DECLARE_TABLE)
@@ -25,7 +25,7 @@ const AttentionCpuKernels& kernels() {
   switch (cpu_isa()) {
 #define XLSTM_TABLE_CASE(isa) \
   case Isa::isa:              \
-    return isa::attention_kernels;
+    return isa::attention::attention_kernels;
     XLSTM_FOR_EACH_ISA(XLSTM_TABLE_CASE)
 #undef XLSTM_TABLE_CASE
   }

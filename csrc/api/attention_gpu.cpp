@@ -55,29 +55,29 @@ xlstm_status call(const Params* p, const xlstm_gpu* g, size_t (&needed)(const Pa
 using namespace xlstm;
 
 size_t xlstm_gpu_attention_forward_workspace(const xlstm_attention_forward* p) {
-  return count(p, gpu::attention_forward_workspace);
+  return count(p, gpu::attention::attention_forward_workspace);
 }
 size_t xlstm_gpu_attention_backward_workspace(const xlstm_attention_backward* p) {
-  return count(p, gpu::attention_backward_workspace);
+  return count(p, gpu::attention::attention_backward_workspace);
 }
 size_t xlstm_gpu_attention_append_workspace(const xlstm_attention_append* p) {
-  return count(p, gpu::attention_append_workspace);
+  return count(p, gpu::attention::attention_append_workspace);
 }
 size_t xlstm_gpu_attention_combine_workspace(const xlstm_attention_combine* p) {
-  return count(p, gpu::attention_combine_workspace);
+  return count(p, gpu::attention::attention_combine_workspace);
 }
 
 xlstm_status xlstm_gpu_attention_forward_pass(const xlstm_attention_forward* p, const xlstm_gpu* g) {
-  return call(p, g, gpu::attention_forward_workspace, gpu::attention_forward);
+  return call(p, g, gpu::attention::attention_forward_workspace, gpu::attention::attention_forward);
 }
 xlstm_status xlstm_gpu_attention_backward_pass(const xlstm_attention_backward* p, const xlstm_gpu* g) {
-  return call(p, g, gpu::attention_backward_workspace, gpu::attention_backward);
+  return call(p, g, gpu::attention::attention_backward_workspace, gpu::attention::attention_backward);
 }
 xlstm_status xlstm_gpu_attention_append_tokens(const xlstm_attention_append* p, const xlstm_gpu* g) {
-  return call(p, g, gpu::attention_append_workspace, gpu::attention_append);
+  return call(p, g, gpu::attention::attention_append_workspace, gpu::attention::attention_append);
 }
 xlstm_status xlstm_gpu_attention_combine_parts(const xlstm_attention_combine* p, const xlstm_gpu* g) {
-  return call(p, g, gpu::attention_combine_workspace, gpu::attention_combine);
+  return call(p, g, gpu::attention::attention_combine_workspace, gpu::attention::attention_combine);
 }
 
 #else  // a library without GPU kernels says so

@@ -12,7 +12,7 @@
 namespace xlstm {
 
 #define XLSTM_DECLARE_TABLE(isa)                \
-  namespace isa {                               \
+  namespace isa::engine {                       \
   extern const DecodeCpuKernels decode_kernels; \
   }
 XLSTM_FOR_EACH_ISA(XLSTM_DECLARE_TABLE)
@@ -24,7 +24,7 @@ const DecodeCpuKernels& kernels() {
   switch (cpu_isa()) {
 #define XLSTM_TABLE_CASE(isa) \
   case Isa::isa:              \
-    return isa::decode_kernels;
+    return isa::engine::decode_kernels;
     XLSTM_FOR_EACH_ISA(XLSTM_TABLE_CASE)
 #undef XLSTM_TABLE_CASE
   }

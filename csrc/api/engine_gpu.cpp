@@ -11,7 +11,7 @@ using namespace xlstm;
 size_t xlstm_gpu_decode_workspace(const xlstm_decode* p) {
   return counted([&] {
     check_decode(given(p), false);
-    return gpu::decode_workspace(*p, gpu::current_chip());
+    return gpu::engine::decode_workspace(*p, gpu::current_chip());
   });
 }
 
@@ -19,15 +19,16 @@ xlstm_status xlstm_gpu_decode_step(const xlstm_decode* p, const xlstm_gpu* g) {
   return guarded([&] {
     check_decode(given(p), false);
     const gpu::Chip chip = gpu::current_chip();
-    check_workspace(given(g).workspace, g->workspace_bytes, gpu::decode_workspace(*p, chip) + kWorkspaceAlignment);
-    gpu::decode_step(*p, chip, aligned(g->workspace), g->stream);
+    check_workspace(given(g).workspace, g->workspace_bytes,
+                    gpu::engine::decode_workspace(*p, chip) + kWorkspaceAlignment);
+    gpu::engine::decode_step(*p, chip, aligned(g->workspace), g->stream);
   });
 }
 
 xlstm_status xlstm_gpu_draw_tokens(const xlstm_draw* p, const xlstm_gpu* g) {
   return guarded([&] {
     check_draw(given(p));
-    gpu::draw_tokens(*p, given(g).stream);
+    gpu::engine::draw_tokens(*p, given(g).stream);
   });
 }
 

@@ -12,7 +12,7 @@
 namespace xlstm {
 
 #define XLSTM_DECLARE_TABLE(isa)              \
-  namespace isa {                             \
+  namespace isa::layer {                      \
   extern const LayerCpuKernels layer_kernels; \
   }
 XLSTM_FOR_EACH_ISA(XLSTM_DECLARE_TABLE)
@@ -24,7 +24,7 @@ const LayerCpuKernels& kernels() {
   switch (cpu_isa()) {
 #define XLSTM_TABLE_CASE(isa) \
   case Isa::isa:              \
-    return isa::layer_kernels;
+    return isa::layer::layer_kernels;
     XLSTM_FOR_EACH_ISA(XLSTM_TABLE_CASE)
 #undef XLSTM_TABLE_CASE
   }

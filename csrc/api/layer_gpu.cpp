@@ -26,7 +26,7 @@ using namespace xlstm;
 size_t xlstm_gpu_norm_backward_workspace(const xlstm_norm_backward* p) {
   return counted([&] {
     check_norm_backward(given(p), false);
-    return gpu::norm_backward_workspace(*p, gpu::current_chip());
+    return gpu::layer::norm_backward_workspace(*p, gpu::current_chip());
   });
 }
 
@@ -35,31 +35,31 @@ xlstm_status xlstm_gpu_norm_backward_pass(const xlstm_norm_backward* p, const xl
     check_norm_backward(given(p), false);
     const gpu::Chip chip = gpu::current_chip();
     check_workspace(given(g).workspace, g->workspace_bytes,
-                    gpu::norm_backward_workspace(*p, chip) + kWorkspaceAlignment);
-    gpu::norm_backward(*p, chip, aligned(g->workspace), g->stream);
+                    gpu::layer::norm_backward_workspace(*p, chip) + kWorkspaceAlignment);
+    gpu::layer::norm_backward(*p, chip, aligned(g->workspace), g->stream);
   });
 }
 
 xlstm_status xlstm_gpu_norm_forward_pass(const xlstm_norm_forward* p, const xlstm_gpu* g) {
-  return call(p, g, check_norm_forward, gpu::norm_forward);
+  return call(p, g, check_norm_forward, gpu::layer::norm_forward);
 }
 xlstm_status xlstm_gpu_soft_cap_forward_pass(const xlstm_soft_cap* p, const xlstm_gpu* g) {
-  return call(p, g, check_soft_cap_forward, gpu::soft_cap_forward);
+  return call(p, g, check_soft_cap_forward, gpu::layer::soft_cap_forward);
 }
 xlstm_status xlstm_gpu_soft_cap_backward_pass(const xlstm_soft_cap* p, const xlstm_gpu* g) {
-  return call(p, g, check_soft_cap_backward, gpu::soft_cap_backward);
+  return call(p, g, check_soft_cap_backward, gpu::layer::soft_cap_backward);
 }
 xlstm_status xlstm_gpu_swiglu_forward_pass(const xlstm_swiglu* p, const xlstm_gpu* g) {
-  return call(p, g, check_swiglu_forward, gpu::swiglu_forward);
+  return call(p, g, check_swiglu_forward, gpu::layer::swiglu_forward);
 }
 xlstm_status xlstm_gpu_swiglu_backward_pass(const xlstm_swiglu* p, const xlstm_gpu* g) {
-  return call(p, g, check_swiglu_backward, gpu::swiglu_backward);
+  return call(p, g, check_swiglu_backward, gpu::layer::swiglu_backward);
 }
 xlstm_status xlstm_gpu_cross_entropy_forward_pass(const xlstm_cross_entropy* p, const xlstm_gpu* g) {
-  return call(p, g, check_cross_entropy_forward, gpu::cross_entropy_forward);
+  return call(p, g, check_cross_entropy_forward, gpu::layer::cross_entropy_forward);
 }
 xlstm_status xlstm_gpu_cross_entropy_backward_pass(const xlstm_cross_entropy* p, const xlstm_gpu* g) {
-  return call(p, g, check_cross_entropy_backward, gpu::cross_entropy_backward);
+  return call(p, g, check_cross_entropy_backward, gpu::layer::cross_entropy_backward);
 }
 
 #else  // a library without GPU kernels says so

@@ -13,7 +13,7 @@
 namespace xlstm {
 
 #define XLSTM_DECLARE_TABLE(isa)              \
-  namespace isa {                             \
+  namespace isa::mlstm {                      \
   extern const MlstmCpuKernels mlstm_kernels; \
   }
 XLSTM_FOR_EACH_ISA(XLSTM_DECLARE_TABLE)
@@ -25,7 +25,7 @@ const MlstmCpuKernels& kernels() {
   switch (cpu_isa()) {
 #define XLSTM_TABLE_CASE(isa) \
   case Isa::isa:              \
-    return isa::mlstm_kernels;
+    return isa::mlstm::mlstm_kernels;
     XLSTM_FOR_EACH_ISA(XLSTM_TABLE_CASE)
 #undef XLSTM_TABLE_CASE
   }

@@ -15,7 +15,7 @@ bool has_panels(const xlstm_mlstm& in) {
   return gpu::has_panels(in.q, in.dqk, in) && gpu::has_panels(in.k, in.dqk, in) && gpu::has_panels(in.v, in.dhv, in);
 }
 
-gpu::MlstmShape shape_of(const xlstm_mlstm& in, bool panels) {
+gpu::mlstm::MlstmShape shape_of(const xlstm_mlstm& in, bool panels) {
   if (in.q.dtype == XLSTM_FLOAT64)
     throw std::invalid_argument("q: expected float32, bfloat16 or float16 on a GPU, got float64");
   return {in.cu_seqlens ? in.sequences : in.batch,
@@ -30,16 +30,16 @@ gpu::MlstmShape shape_of(const xlstm_mlstm& in, bool panels) {
           in.segments};
 }
 
-gpu::ForwardPlan plan(const xlstm_mlstm_forward& p, bool panels) {
+gpu::mlstm::ForwardPlan plan(const xlstm_mlstm_forward& p, bool panels) {
   return plan_forward(shape_of(p.in, panels), gpu::current_chip());
 }
-gpu::BackwardPlan plan(const xlstm_mlstm_backward& p, bool panels) {
+gpu::mlstm::BackwardPlan plan(const xlstm_mlstm_backward& p, bool panels) {
   return plan_backward(shape_of(p.in, panels), gpu::current_chip());
 }
-gpu::ForwardPlan plan(const xlstm_mlstm_forward& p) {
+gpu::mlstm::ForwardPlan plan(const xlstm_mlstm_forward& p) {
   return plan(p, has_panels(p.in) && gpu::has_panels(p.h, p.in.dhv, p.in));
 }
-gpu::BackwardPlan plan(const xlstm_mlstm_backward& p) {
+gpu::mlstm::BackwardPlan plan(const xlstm_mlstm_backward& p) {
   bool panels = has_panels(p.in);
   for (const xlstm_tensor* x : {&p.h, &p.dh, &p.dv}) panels = panels && gpu::has_panels(*x, p.in.dhv, p.in);
   for (const xlstm_tensor* x : {&p.dq, &p.dk}) panels = panels && gpu::has_panels(*x, p.in.dqk, p.in);
@@ -67,30 +67,30 @@ using namespace xlstm;
 size_t xlstm_gpu_mlstm_chunkwise_workspace(const xlstm_mlstm_forward* p) {
   return counted([&] {
     check_chunkwise(given(p), false);
-    return for_any_plan(*p, gpu::chunkwise_workspace);
+    return for_any_plan(*p, gpu::mlstm::chunkwise_workspace);
   });
 }
 
 size_t xlstm_gpu_mlstm_recurrent_workspace(const xlstm_mlstm_forward* p) {
   return counted([&] {
     check_recurrent(given(p), false);
-    return gpu::recurrent_workspace(*p, chip_for_recurrent(*p));
+    return gpu::mlstm::recurrent_workspace(*p, chip_for_recurrent(*p));
   });
 }
 
 size_t xlstm_gpu_mlstm_backward_workspace(const xlstm_mlstm_backward* p) {
   return counted([&] {
     check_backward(given(p), false);
-    return for_any_plan(*p, gpu::backward_workspace);
+    return for_any_plan(*p, gpu::mlstm::backward_workspace);
   });
 }
 
 xlstm_status xlstm_gpu_mlstm_chunkwise(const xlstm_mlstm_forward* p, const xlstm_gpu* g) {
   return guarded([&] {
     check_chunkwise(given(p), false);
-    const gpu::ForwardPlan cut = plan(*p);
-    check_runtime(given(g), gpu::chunkwise_workspace(*p, cut));
-    gpu::chunkwise(*p, cut, aligned(g->workspace), g->stream);
+    const gpu::mlstm::ForwardPlan cut = plan(*p);
+    check_runtime(given(g), gpu::mlstm::chunkwise_workspace(*p, cut));
+    gpu::mlstm::chunkwise(*p, cut, aligned(g->workspace), g->stream);
   });
 }
 
@@ -98,17 +98,17 @@ xlstm_status xlstm_gpu_mlstm_recurrent(const xlstm_mlstm_forward* p, const xlstm
   return guarded([&] {
     check_recurrent(given(p), false);
     const gpu::Chip chip = chip_for_recurrent(*p);
-    check_runtime(given(g), gpu::recurrent_workspace(*p, chip));
-    gpu::recurrent(*p, chip, aligned(g->workspace), g->stream);
+    check_runtime(given(g), gpu::mlstm::recurrent_workspace(*p, chip));
+    gpu::mlstm::recurrent(*p, chip, aligned(g->workspace), g->stream);
   });
 }
 
 xlstm_status xlstm_gpu_mlstm_backward_pass(const xlstm_mlstm_backward* p, const xlstm_gpu* g) {
   return guarded([&] {
     check_backward(given(p), false);
-    const gpu::BackwardPlan cut = plan(*p);
-    check_runtime(given(g), gpu::backward_workspace(*p, cut));
-    gpu::backward(*p, cut, aligned(g->workspace), g->stream);
+    const gpu::mlstm::BackwardPlan cut = plan(*p);
+    check_runtime(given(g), gpu::mlstm::backward_workspace(*p, cut));
+    gpu::mlstm::backward(*p, cut, aligned(g->workspace), g->stream);
   });
 }
 

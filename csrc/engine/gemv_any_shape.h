@@ -16,7 +16,7 @@
 #include "arch/nvidia/dependent_launch.h"
 #include "engine/prologue_epilogue.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 constexpr int kInputFloats = 4096;  // of x's in LDS: three blocks of a CU
 
@@ -192,4 +192,4 @@ __global__ __launch_bounds__(kProductThreads) void hand_over(const float* from, 
   if (at < count) to[at] = from[at];
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

@@ -8,10 +8,10 @@
 #include "arch/chip.h"
 #include "xlstm_hip.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 size_t decode_workspace(const xlstm_decode&, const Chip&);
 void decode_step(const xlstm_decode&, const Chip&, void* workspace, void* stream);
 void draw_tokens(const xlstm_draw&, void* stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

@@ -8,7 +8,7 @@
 #include "engine/megakernel/megakernel_plan.h"
 #include "engine/params.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 struct Bfloat16Weights;
 struct Float16Weights;
@@ -37,4 +37,4 @@ struct WholeCall {
 template <class Weights>
 void launch_whole(const WholePlan&, const WholeCall&, Stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

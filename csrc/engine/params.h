@@ -6,7 +6,7 @@
 
 #include "xlstm_hip.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 constexpr int kMostPieces = 6, kGateOfH = 3, kFirstGate = 4;  // q, k, v, o, then the gates i and f
 constexpr float kMaskedInputGate = -1e4f, kMaskedForgetGate = 1e4f;
@@ -56,4 +56,4 @@ struct EmbedParams {
   int64_t absent_floats;
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

@@ -6,7 +6,7 @@
 #include "arch/fragments.h"
 #include "engine/params.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 constexpr int kProductThreads = 256, kWaves = kProductThreads / kWave;
 
@@ -79,4 +79,4 @@ XLSTM_DEVICE void put(const ProductParams& p, Output output, int piece, int row,
 
 XLSTM_DEVICE float swiglu(float gate, float up) { return gate * sigmoid_of(gate) * up; }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

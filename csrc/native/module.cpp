@@ -169,9 +169,9 @@ gpu::Chip chip_of(const py::object& device) {
   }
 }
 
-py::dict walk_plan(const gpu::WalkPlan& p, const gpu::Chip& chip, int element_bytes) {
-  const bool hopper = p.schedule == gpu::Schedule::hopper;
-  const gpu::WalkShape shape = gpu::walk_shape(chip.family, element_bytes, p.rows, hopper ? 32 : p.chunk);
+py::dict walk_plan(const gpu::mlstm::WalkPlan& p, const gpu::Chip& chip, int element_bytes) {
+  const bool hopper = p.schedule == gpu::mlstm::Schedule::hopper;
+  const gpu::mlstm::WalkShape shape = gpu::mlstm::walk_shape(chip.family, element_bytes, p.rows, hopper ? 32 : p.chunk);
   py::dict d;
   d["schedule"] = hopper ? "hopper" : "common";
   d["rows"] = p.rows;
@@ -182,9 +182,9 @@ py::dict walk_plan(const gpu::WalkPlan& p, const gpu::Chip& chip, int element_by
   d["segments"] = p.segments;
   d["segment_chunks"] = p.segment_chunks;
   d["blocks"] = p.blocks;
-  const gpu::HopperOutput output = p.scores ? gpu::HopperOutput::scored : gpu::HopperOutput::flowing;
-  d["threads"] = hopper ? gpu::kHopperBlockThreads : shape.threads;
-  d["lds_bytes"] = hopper ? gpu::hopper_shape(p.rows, p.tiles * p.y_tile).lds_bytes(output) : shape.lds_bytes;
+  const gpu::mlstm::HopperOutput output = p.scores ? gpu::mlstm::HopperOutput::scored : gpu::mlstm::HopperOutput::flowing;
+  d["threads"] = hopper ? gpu::mlstm::kHopperBlockThreads : shape.threads;
+  d["lds_bytes"] = hopper ? gpu::mlstm::hopper_shape(p.rows, p.tiles * p.y_tile).lds_bytes(output) : shape.lds_bytes;
   return d;
 }
 
@@ -195,11 +195,11 @@ py::dict plan_mlstm_gpu(const py::object& device, int64_t sequences, int64_t hea
   if (element_bytes != 2 && element_bytes != 4)
     throw std::invalid_argument("element_bytes: expected 2 or 4, got " + std::to_string(element_bytes));
   const gpu::Chip chip = chip_of(device);
-  const gpu::MlstmShape shape{
+  const gpu::mlstm::MlstmShape shape{
       sequences, heads, length, dqk, dhv, packed, element_bytes, panels && element_bytes == 2, walk_chunk, segments};
-  const gpu::ForwardPlan forward = gpu::plan_forward(shape, chip);
-  const gpu::BackwardPlan backward = gpu::plan_backward(shape, chip);
-  const gpu::RecurrentPlan step = gpu::plan_recurrent(sequences * heads, dqk, dhv, true, chip, step_columns);
+  const gpu::mlstm::ForwardPlan forward = gpu::mlstm::plan_forward(shape, chip);
+  const gpu::mlstm::BackwardPlan backward = gpu::mlstm::plan_backward(shape, chip);
+  const gpu::mlstm::RecurrentPlan step = gpu::mlstm::plan_recurrent(sequences * heads, dqk, dhv, true, chip, step_columns);
   py::dict d, recurrent;
   d["compute_units"] = chip.compute_units;
   d["forward"] = walk_plan(forward.walk, chip, element_bytes);
@@ -219,18 +219,18 @@ py::dict plan_attention_gpu(const py::object& device, int64_t batch, int64_t hea
                             int64_t keys, int64_t dqk, int64_t dv, int element_bytes, bool bent, int64_t block_size,
                             int64_t splits, bool panels) {
   check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
-  const gpu::AttentionForwardPlan p =
-      gpu::plan_attention_forward({batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, bent, panels},
+  const gpu::attention::AttentionForwardPlan p =
+      gpu::attention::plan_attention_forward({batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, bent, panels},
                                   block_size, splits, chip_of(device));
   py::dict d;
   d["schedule"] = p.hopper ? "hopper" : "common";
   d["head_dims"] = py::make_tuple(p.head.dqk, p.head.dv);
   d["full"] = p.full;
-  const gpu::HopperRoomShape own = gpu::attend_shape(p.head.dqk);
-  const int64_t blocks = (queries + gpu::kHopperOwned - 1) / gpu::kHopperOwned;
+  const gpu::attention::HopperRoomShape own = gpu::attention::attend_shape(p.head.dqk);
+  const int64_t blocks = (queries + gpu::attention::kHopperOwned - 1) / gpu::attention::kHopperOwned;
   d["keys"] = p.hopper ? own.tile : p.shape.keys;
-  d["rows"] = p.hopper ? gpu::kHopperOwned : p.shape.rows;
-  d["threads"] = p.hopper ? gpu::kHopperAttentionThreads : p.shape.threads;
+  d["rows"] = p.hopper ? gpu::attention::kHopperOwned : p.shape.rows;
+  d["threads"] = p.hopper ? gpu::attention::kHopperAttentionThreads : p.shape.threads;
   d["lds_bytes"] = p.hopper ? own.lds_bytes() : p.shape.lds_bytes;
   d["blocks"] = p.hopper ? blocks : p.blocks;
   d["splits"] = p.splits;
@@ -242,17 +242,17 @@ py::dict plan_attention_backward_gpu(const py::object& device, int64_t batch, in
                                      int64_t queries, int64_t keys, int64_t dqk, int64_t dv, int element_bytes,
                                      bool bent, int64_t parts, bool common_schedule, bool panels) {
   check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
-  const gpu::AttentionBackwardPlan p = gpu::plan_attention_backward(
+  const gpu::attention::AttentionBackwardPlan p = gpu::attention::plan_attention_backward(
       {batch, heads_q, heads_k, queries, keys, 0, dqk, dv, false, element_bytes, bent, panels, parts, common_schedule},
       chip_of(device));
   const auto side = [&](bool of_keys) {
-    const gpu::HopperRoomShape own = gpu::gradient_shape(p.dqk, of_keys);
-    const gpu::BackwardShape& shape = of_keys ? p.of_keys : p.of_queries;
-    const int owned = p.hopper ? gpu::kHopperOwned : shape.owned;
+    const gpu::attention::HopperRoomShape own = gpu::attention::gradient_shape(p.dqk, of_keys);
+    const gpu::attention::BackwardShape& shape = of_keys ? p.of_keys : p.of_queries;
+    const int owned = p.hopper ? gpu::attention::kHopperOwned : shape.owned;
     py::dict d;
     d["owned"] = owned;
     d["tile"] = p.hopper ? own.tile : shape.tile;
-    d["threads"] = p.hopper ? gpu::kHopperAttentionThreads : shape.threads;
+    d["threads"] = p.hopper ? gpu::attention::kHopperAttentionThreads : shape.threads;
     d["lds_bytes"] = p.hopper ? own.lds_bytes() : shape.lds_bytes;
     d["grid"] = batch * (of_keys ? heads_k * p.parts : heads_q) * ceil_div(of_keys ? keys : queries, owned);
     return d;
@@ -270,12 +270,12 @@ py::dict plan_attention_backward_gpu(const py::object& device, int64_t batch, in
 py::dict plan_decode_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k, int64_t queries,
                          int64_t keys, int64_t dqk, int64_t dv, int element_bytes, int64_t splits) {
   check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
-  const gpu::AttentionCall call{batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, false};
+  const gpu::attention::AttentionCall call{batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, false};
   py::dict d;
   const gpu::Chip chip = chip_of(device);
-  d["few_rows"] = gpu::has_few_rows(call, chip);
-  if (!gpu::has_few_rows(call, chip)) return d;
-  const gpu::DecodePlan p = gpu::plan_decode(call, splits, chip);
+  d["few_rows"] = gpu::attention::has_few_rows(call, chip);
+  if (!gpu::attention::has_few_rows(call, chip)) return d;
+  const gpu::attention::DecodePlan p = gpu::attention::plan_decode(call, splits, chip);
   d["head_dims"] = py::make_tuple(p.head.dqk, p.head.dv);
   d["threads"] = p.shape.threads;
   d["lds_bytes"] = p.shape.lds_bytes;
@@ -291,7 +291,7 @@ py::dict plan_mla_gpu(const std::string& arch, int32_t compute_units, int32_t ld
   check_positive({{"compute_units", compute_units}, {"batch", batch}, {"heads_k", heads_k}, {"rows", rows}});
   gpu::Chip chip = gpu::chip_of({"", arch.c_str(), compute_units, 0, lds_bytes, 0, 0, 0});
   chip.hopper = chip.hopper && own_schedule;
-  const gpu::MlaPlan p = gpu::plan_mla({batch, rows * heads_k, heads_k, 1, keys, dqk, 512, 2, false}, splits, chip);
+  const gpu::attention::MlaPlan p = gpu::attention::plan_mla({batch, rows * heads_k, heads_k, 1, keys, dqk, 512, 2, false}, splits, chip);
   py::dict d;
   d["schedule"] = p.hopper ? "hopper" : "common";
   d["rows"] = p.rows;
@@ -307,7 +307,7 @@ py::dict plan_mla_gpu(const std::string& arch, int32_t compute_units, int32_t ld
 py::list attention_places(int64_t heads, int64_t splits, int64_t row_blocks) {
   py::list all;
   for (int64_t block = 0; block < heads * splits * row_blocks; ++block) {
-    const gpu::ForwardPlace at = gpu::forward_place(block, heads, splits, row_blocks);
+    const gpu::attention::ForwardPlace at = gpu::attention::forward_place(block, heads, splits, row_blocks);
     all.append(py::make_tuple(at.head, at.split, at.rows));
   }
   return all;

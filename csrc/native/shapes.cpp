@@ -29,7 +29,7 @@ gpu::Family family_of(const std::string& name) {
 // of_keys>. None where the family has no such kernel. keys, tile: of a tile that a block walks along. blocks: that
 // plans and bounds on registers count on for a multiprocessor.
 py::dict attend_shape(const std::string& family, int element_bytes, int dqk, int dv) {
-  const gpu::ForwardShape s = gpu::forward_shape(family_of(family), element_bytes, {dqk, dv});
+  const gpu::attention::ForwardShape s = gpu::attention::forward_shape(family_of(family), element_bytes, {dqk, dv});
   py::dict d;
   d["rows"] = s.rows;
   d["keys"] = s.keys;
@@ -39,10 +39,10 @@ py::dict attend_shape(const std::string& family, int element_bytes, int dqk, int
 }
 py::object decode_shape(const std::string& family, int element_bytes, int dqk, int dv) {
   const gpu::Family f = family_of(family);
-  if (!gpu::has_decode(f, element_bytes, {dqk, dv})) return py::none();
-  const gpu::DecodeShape s = gpu::decode_shape(f, element_bytes, {dqk, dv});
+  if (!gpu::attention::has_decode(f, element_bytes, {dqk, dv})) return py::none();
+  const gpu::attention::DecodeShape s = gpu::attention::decode_shape(f, element_bytes, {dqk, dv});
   py::dict d;
-  d["rows"] = gpu::kDecodeRows;
+  d["rows"] = gpu::attention::kDecodeRows;
   d["keys"] = gpu::strip_step(f, element_bytes);
   d["blocks"] = s.blocks;
   d["lds_bytes"] = s.lds_bytes;
@@ -50,19 +50,19 @@ py::object decode_shape(const std::string& family, int element_bytes, int dqk, i
 }
 py::object mla_shape(const std::string& family, int rows, int features, bool ahead) {
   const gpu::Family f = family_of(family);
-  if (!gpu::has_mla(f, rows, ahead)) return py::none();
-  const gpu::MlaShape s = gpu::mla_shape(f, rows, features, ahead);
+  if (!gpu::attention::has_mla(f, rows, ahead)) return py::none();
+  const gpu::attention::MlaShape s = gpu::attention::mla_shape(f, rows, features, ahead);
   py::dict d;
   d["rows"] = rows;
   d["keys"] = s.keys;
-  d["values"] = gpu::kMlaValues;
+  d["values"] = gpu::attention::kMlaValues;
   d["blocks"] = 1;
   d["lds_bytes"] = s.lds_bytes;
   return d;
 }
 py::dict attention_gradients_shape(const std::string& family, int element_bytes, int dqk, int dv, bool of_keys) {
-  const auto shape = of_keys ? gpu::key_gradients_shape : gpu::query_gradients_shape;
-  const gpu::BackwardShape s = shape(family_of(family), element_bytes, dqk, dv);
+  const auto shape = of_keys ? gpu::attention::key_gradients_shape : gpu::attention::query_gradients_shape;
+  const gpu::attention::BackwardShape s = shape(family_of(family), element_bytes, dqk, dv);
   py::dict d;
   d["owned"] = s.owned;
   d["waves_across"] = s.waves_across;
@@ -75,16 +75,16 @@ py::dict attention_gradients_shape(const std::string& family, int element_bytes,
 // Of matrix_products<weights, batch, rows> for rows of so many columns; None where the family has no such kernel.
 py::object matrix_lds_bytes(const std::string& family, int bits, bool converted, int batch, int rows, int columns) {
   const gpu::Family f = family_of(family);
-  if (!gpu::has_matrix_kernel(f, batch, converted) || !gpu::has_matrix_rows(f, batch, rows, bits < 16))
+  if (!gpu::engine::has_matrix_kernel(f, batch, converted) || !gpu::engine::has_matrix_rows(f, batch, rows, bits < 16))
     return py::none();
-  return py::int_(gpu::matrix_lds_bytes(f, bits, batch, rows, columns, gpu::kLeastLds[int(f)]));
+  return py::int_(gpu::engine::matrix_lds_bytes(f, bits, batch, rows, columns, gpu::engine::kLeastLds[int(f)]));
 }
 
 // Of walk<element, rows, chunk>; None where the family has no such kernel.
 py::object walk_shape(const std::string& family, int element_bytes, int rows, int chunk) {
   const gpu::Family f = family_of(family);
-  if (!gpu::has_walk(f, element_bytes, rows, chunk)) return py::none();
-  const gpu::WalkShape s = gpu::walk_shape(f, element_bytes, rows, chunk);
+  if (!gpu::mlstm::has_walk(f, element_bytes, rows, chunk)) return py::none();
+  const gpu::mlstm::WalkShape s = gpu::mlstm::walk_shape(f, element_bytes, rows, chunk);
   py::dict d;
   d["threads"] = s.threads;
   d["y_tile"] = s.y_tile;
@@ -94,7 +94,7 @@ py::object walk_shape(const std::string& family, int element_bytes, int rows, in
 }
 
 int scores_lds_bytes(const std::string& family, int element_bytes, int chunk, bool backward) {
-  return gpu::scores_lds_bytes(family_of(family), element_bytes, chunk, backward);
+  return gpu::mlstm::scores_lds_bytes(family_of(family), element_bytes, chunk, backward);
 }
 
 }  // namespace

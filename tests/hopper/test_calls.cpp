@@ -152,15 +152,15 @@ void test(const CallCase& c, unsigned seed) {
     for (Values* x : {&m.q, &m.k, &m.v, &m.dh}) move(*x, engine);
 
   const gpu::Chip chip{gpu::Family::nvidia, c.units, 227 << 10, true};
-  const gpu::MlstmShape shape{c.batch, c.heads, c.length, c.dqk, c.dhv, false, 2, true, 0, c.segments};
+  const gpu::mlstm::MlstmShape shape{c.batch, c.heads, c.length, c.dqk, c.dhv, false, 2, true, 0, c.segments};
   const std::string what = described(c) + ", seed " + std::to_string(seed);
   const Solution truth = chunkwise(exact);
   try {
     emulator::set_seed(1000 * seed);
     ForwardCall forward(p, c.layout);
-    const gpu::ForwardPlan plan = gpu::plan_forward(shape, chip);
-    CHECK(plan.walk.schedule == gpu::Schedule::hopper, "%s", what.c_str());
-    run(plan, gpu::chunkwise_workspace, gpu::chunkwise, forward.api);
+    const gpu::mlstm::ForwardPlan plan = gpu::mlstm::plan_forward(shape, chip);
+    CHECK(plan.walk.schedule == gpu::mlstm::Schedule::hopper, "%s", what.c_str());
+    run(plan, gpu::mlstm::chunkwise_workspace, gpu::mlstm::chunkwise, forward.api);
     std::vector<std::vector<Part>> around;
     for (const Problem& m : moved) around.push_back(parts(chunkwise(m)));
     compare(what + ", forward, segments " + std::to_string(plan.walk.segments), parts(forward.solution()), parts(truth),
@@ -171,8 +171,8 @@ void test(const CallCase& c, unsigned seed) {
   try {
     emulator::set_seed(1000 * seed);
     BackwardCall call(p, truth, c.layout);
-    const gpu::BackwardPlan plan = gpu::plan_backward(shape, chip);
-    run(plan, gpu::backward_workspace, gpu::backward, call.api);
+    const gpu::mlstm::BackwardPlan plan = gpu::mlstm::plan_backward(shape, chip);
+    run(plan, gpu::mlstm::backward_workspace, gpu::mlstm::backward, call.api);
     std::vector<std::vector<Part>> around;
     for (const Problem& m : moved) {
       Solution given = truth;
@@ -194,16 +194,16 @@ void test_planted(const char* name, emulator::Bug bug, bool backwards) {
   const int dqk = backwards ? 256 : 512;  // forward's of fewer are made by the walk
   const Problem p = random_problem({1, 1, 200, dqk, 128, 64}, set);
   const gpu::Chip chip{gpu::Family::nvidia, 132, 227 << 10, true};
-  const gpu::MlstmShape shape{1, 1, 200, dqk, 128, false, 2, true};
+  const gpu::mlstm::MlstmShape shape{1, 1, 200, dqk, 128, false, 2, true};
   std::string report;
   emulator::plant(bug);
   try {
     if (backwards) {
       BackwardCall call(p, chunkwise(in_float64(p)), Layout::bhsd);
-      run(gpu::plan_backward(shape, chip), gpu::backward_workspace, gpu::backward, call.api);
+      run(gpu::mlstm::plan_backward(shape, chip), gpu::mlstm::backward_workspace, gpu::mlstm::backward, call.api);
     } else {
       ForwardCall call(p, Layout::bhsd);
-      run(gpu::plan_forward(shape, chip), gpu::chunkwise_workspace, gpu::chunkwise, call.api);
+      run(gpu::mlstm::plan_forward(shape, chip), gpu::mlstm::chunkwise_workspace, gpu::mlstm::chunkwise, call.api);
     }
   } catch (const std::exception& fault) {
     report = fault.what();

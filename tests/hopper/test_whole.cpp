@@ -159,9 +159,9 @@ Steps on_gpu(const Model& model, const States& begun, const std::vector<int64_t>
   const gpu::Chip chip{gpu::Family::nvidia, model.c.units, 227 << 10, true};
   for (size_t t = 0; t < tokens.size(); ++t) {
     const xlstm_decode p = call_of(model, block, s.states, &tokens[t], s.logits.data() + t * size_t(model.c.vocab));
-    std::vector<char> workspace(gpu::decode_workspace(p, chip) + 256, char(0xff));
+    std::vector<char> workspace(gpu::engine::decode_workspace(p, chip) + 256, char(0xff));
     void* const from = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(workspace.data()) + 255) & ~uintptr_t(255));
-    gpu::decode_step(p, chip, from, nullptr);
+    gpu::engine::decode_step(p, chip, from, nullptr);
   }
   return s;
 }

@@ -32,7 +32,7 @@
 
 #include "attention/backward/backward_warp_pairs.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 // Features that a lane has one after the other, to memory.
 template <class E, int kCount>
@@ -274,4 +274,4 @@ __global__ __launch_bounds__(
   walk.write();
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

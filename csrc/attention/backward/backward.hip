@@ -4,7 +4,7 @@
 #include "attention/gpu/kernels.h"
 #include "base/arena.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 namespace {
 
 bool has_panels(const xlstm_attention_backward& p) {
@@ -61,4 +61,4 @@ void attention_backward(const xlstm_attention_backward& call, const Chip& chip, 
     launch_backward<float>(plan, params, s);
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

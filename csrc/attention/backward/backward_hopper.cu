@@ -3,7 +3,7 @@
 #include "attention/backward/backward_hopper.h"
 #include "attention/gpu/hopper_launch.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 namespace {
 
 template <class E, int kFeatures>
@@ -28,4 +28,4 @@ void launch_gradients_hopper(const AttentionBackwardPlan& plan, const BackwardPa
 template void launch_gradients_hopper<BFloat16>(const AttentionBackwardPlan&, const BackwardParams&, Stream);
 template void launch_gradients_hopper<Float16>(const AttentionBackwardPlan&, const BackwardParams&, Stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -26,7 +26,7 @@
 
 #include "attention/gpu/hopper_rows.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 using HopperBackwardParams = HopperAttentionParams<BackwardParams>;
 template <int kFeatures, bool kOfKeys>
@@ -197,4 +197,4 @@ __global__ __launch_bounds__(kHopperAttentionThreads,
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

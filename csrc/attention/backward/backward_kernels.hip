@@ -6,7 +6,7 @@
 #include "attention/backward/backward.h"
 #include "attention/backward/delta.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 template <class E, int kQk, int kV, bool kFull>
 void launch_gradients(const AttentionBackwardPlan& plan, const BackwardParams& p, Stream stream) {
@@ -40,4 +40,4 @@ void launch_backward(const AttentionBackwardPlan& plan, const BackwardParams& p,
 
 template void launch_backward<XLSTM_ELEMENT>(const AttentionBackwardPlan&, const BackwardParams&, Stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -7,7 +7,7 @@
 #include "attention/gpu/score_rules.h"
 #include "tile/lds_tile.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 struct BackwardParams {
   xlstm_attention_backward call;
@@ -80,4 +80,4 @@ XLSTM_DEVICE void clear_pads(const BackwardParams& p, const AttentionLayout& at,
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

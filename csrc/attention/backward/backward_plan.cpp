@@ -7,7 +7,7 @@
 
 #include "base/numbers.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall& call, const Chip& chip) {
   constexpr int kMost = 256, kMostParts = 32, kLeastTiles = 8;
   if (call.dqk > kMost || call.dv > kMost)
@@ -49,4 +49,4 @@ AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall& call,
   return p;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -8,7 +8,7 @@
 #include "attention/backward/backward_shape.h"
 #include "attention/gpu/hopper_shape.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 // What a plan depends on.
 struct AttentionBackwardCall {
@@ -35,4 +35,4 @@ struct AttentionBackwardPlan {
 // Throws std::invalid_argument, naming the argument, where there is no kernel.
 AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall&, const Chip&);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

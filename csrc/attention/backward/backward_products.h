@@ -6,7 +6,7 @@
 #include "base/unrolled.h"
 #include "tile/columns.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 template <class E, int kQk, int kV, bool kFull, bool kOfKeys>
 struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
@@ -284,4 +284,4 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -9,7 +9,7 @@
 
 #include "arch/layouts.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 // What backward must know of each query, lse and D, lies in groups: 16 lse, then 16 D. There are such facts for whole
 // blocks of queries; a block makes D for kDeltaRows of them.
@@ -140,4 +140,4 @@ constexpr BackwardShape query_gradients_shape(Family f, int element_bytes, int d
   return shapes::finished(s, f, element_bytes, dqk, dv, false, false);
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -8,7 +8,7 @@
 #include "attention/backward/backward_params.h"
 #include "tile/paired_tiles.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 constexpr BackwardShape backward_shape(Family f, int element_bytes, int dqk, int dv, bool of_keys) {
   return of_keys ? key_gradients_shape(f, element_bytes, dqk, dv) : query_gradients_shape(f, element_bytes, dqk, dv);
@@ -235,4 +235,4 @@ struct BackwardTiles {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -7,7 +7,7 @@
 
 #include "attention/backward/backward_products.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 template <class E, int kQk, int kV, bool kFull, bool kOfKeys>
 struct BackwardPairs : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
@@ -79,4 +79,4 @@ struct BackwardPairs : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

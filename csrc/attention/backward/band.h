@@ -6,7 +6,7 @@
 #include "arch/fragments.h"
 #include "attention/layout.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 // Tiles that a block walks, from the first on.
 struct TilesSeen {
@@ -54,4 +54,4 @@ struct Band {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -8,7 +8,7 @@
 
 #include "attention/backward/backward_params.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 constexpr int kDeltaThreads = 256;
 
@@ -75,4 +75,4 @@ __global__ __launch_bounds__(kDeltaThreads) void sum_dsink(const BackwardParams 
   if (threadIdx.x == 0) static_cast<float*>(p->call.dsink)[blockIdx.x] = float(sums[0]);
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

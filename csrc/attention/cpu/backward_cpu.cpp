@@ -23,7 +23,7 @@
 #include "attention/cpu/scores.h"
 #include "base/tasks.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::attention {
 namespace {
 
 // Sums of dk and dv over rows: column panels (keys, NR) along the features.
@@ -376,4 +376,4 @@ void attention_backward(const xlstm_attention_backward& p, const AttentionBackwa
   with_attention_operands(p.in, [&](auto op) { backward<decltype(op)>(p, plan, workspace, executor); });
 }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::attention

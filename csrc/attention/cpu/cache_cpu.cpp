@@ -9,7 +9,7 @@
 #include "base/arena.h"
 #include "base/tasks.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::attention {
 namespace {
 
 template <class T>
@@ -96,4 +96,4 @@ void attention_combine(const xlstm_attention_combine& p, void* workspace, const 
   with_wide(p.wide, [&](auto x) { combine<decltype(x)>(p, workspace, executor); });
 }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::attention

@@ -5,7 +5,7 @@
 #include "attention/combine.h"
 #include "tile/cpu_panels.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::attention {
 
 // out[0 .. dv) from `splits` parts, their rows and lse a step apart; parts without keys do not count. Returns the lse,
 // -infinity where no part counts.
@@ -35,4 +35,4 @@ inline WithSink<double> whole_row(const xlstm_attention_forward& p, int64_t head
   return with_sink(double(keys), double(static_cast<const T*>(p.in.sink)[head]), p.lse_with_sink != 0);
 }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::attention

@@ -22,7 +22,7 @@
 #include "attention/cpu/scores.h"
 #include "base/tasks.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::attention {
 namespace {
 
 template <class Op>
@@ -303,4 +303,4 @@ void attention_forward(const xlstm_attention_forward& p, const AttentionCpuPlan&
   with_attention_operands(p.in, [&](auto op) { forward<decltype(op)>(p, plan, workspace, executor); });
 }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::attention

@@ -5,7 +5,7 @@
 #define XLSTM_TEXT_(x) #x
 #define XLSTM_TEXT(x) XLSTM_TEXT_(x)
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::attention {
 
 size_t attention_forward_workspace(const xlstm_attention_forward&, const AttentionCpuPlan&);
 void attention_forward(const xlstm_attention_forward&, const AttentionCpuPlan&, void*, const Executor&);
@@ -29,4 +29,4 @@ const AttentionCpuKernels attention_kernels = {XLSTM_TEXT(XLSTM_ISA),
                                                attention_combine_workspace,
                                                attention_combine};
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::attention

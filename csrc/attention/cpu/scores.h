@@ -10,7 +10,7 @@
 
 #include "attention/cpu/sequences.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::attention {
 
 template <class T>
 using IntVec = typename VectorOf<IntegerOf<T>>::type;
@@ -117,4 +117,4 @@ inline void fill_keep(const RowFacts<T>& facts, int64_t first, const xlstm_atten
   }
 }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::attention

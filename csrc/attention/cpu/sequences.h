@@ -7,7 +7,7 @@
 #include "base/arena.h"
 #include "tile/cpu_panels.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::attention {
 
 struct AttentionSequence : AttentionLayout {
   using AttentionLayout::AttentionLayout;
@@ -91,4 +91,4 @@ auto with_attention_operands(const xlstm_attention& in, F&& f) {
   return in.q.dtype == XLSTM_FLOAT64 ? f(Plain<double>{}) : f(Plain<float>{});
 }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::attention

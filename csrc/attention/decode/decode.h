@@ -21,7 +21,7 @@
 #include "attention/forward/forward_params.h"
 #include "attention/gpu/score_rules.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 template <class E, int kDqk, int kDv, bool kFull>
 struct Decode {
@@ -350,4 +350,4 @@ __global__ __launch_bounds__(decode_shape(kFamily, sizeof(E), {kDqk, kDv}).threa
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -5,7 +5,7 @@
 #include "arch/launch.h"
 #include "attention/gpu/launches.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 namespace {
 
@@ -30,4 +30,4 @@ void launch_decode(const DecodePlan& plan, const FewRowsParams& p, Stream stream
 
 template void launch_decode<XLSTM_ELEMENT>(const DecodePlan&, const FewRowsParams&, Stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

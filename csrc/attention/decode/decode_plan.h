@@ -10,7 +10,7 @@
 #include "attention/forward/forward_plan.h"
 #include "base/numbers.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 constexpr int64_t kMostDecodeRowBlocks = 2;  // of a key head: with more, keys are better shared in LDS
 constexpr int64_t kMostParts = 1024;
@@ -65,4 +65,4 @@ inline DecodePlan plan_decode(const AttentionCall& call, int64_t splits, const C
   return plan;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

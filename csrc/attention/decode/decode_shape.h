@@ -8,7 +8,7 @@
 #include "arch/layouts.h"
 #include "attention/forward/forward_shape.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 constexpr int kDecodeRows = kStripColumns, kDecodeWaves = 4;
 
@@ -57,4 +57,4 @@ constexpr DecodeShape decode_shape(Family f, int element_bytes, HeadClass head) 
   return s;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

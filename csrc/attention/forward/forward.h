@@ -26,7 +26,7 @@
 #include "attention/gpu/score_rules.h"
 #include "tile/vectors.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 template <class E, int kDqk, int kDv, bool kFull>
 struct Forward {
@@ -392,4 +392,4 @@ __global__ __launch_bounds__(
   if (!block.empty()) Kernel(only_param(p), block, lds).run(block.at);
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -6,7 +6,7 @@
 #include "attention/gpu/launches.h"
 #include "attention/mla/mla_hopper_launch.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 namespace {
 
 AttentionCall call_of(const xlstm_attention_forward& p) {
@@ -125,4 +125,4 @@ void attention_forward(const xlstm_attention_forward& p, const Chip& chip, void*
   });
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -3,7 +3,7 @@
 #include "attention/forward/forward_hopper.h"
 #include "attention/gpu/hopper_launch.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 template <class E>
 void launch_attend_hopper(const AttentionForwardPlan& plan, const ForwardParams& p, Stream stream) {
@@ -18,4 +18,4 @@ void launch_attend_hopper(const AttentionForwardPlan& plan, const ForwardParams&
 template void launch_attend_hopper<BFloat16>(const AttentionForwardPlan&, const ForwardParams&, Stream);
 template void launch_attend_hopper<Float16>(const AttentionForwardPlan&, const ForwardParams&, Stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -20,7 +20,7 @@
 #include "attention/gpu/hopper_rows.h"
 #include "attention/gpu/score_rules.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 using HopperForwardParams = HopperAttentionParams<ForwardParams>;
 
@@ -134,4 +134,4 @@ __global__ __launch_bounds__(kHopperAttentionThreads,
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -6,7 +6,7 @@
 #include "attention/forward/probabilities.h"
 #include "attention/gpu/launches.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 namespace {
 
@@ -37,4 +37,4 @@ void launch_forward(const AttentionForwardPlan& plan, const ForwardParams& p, St
 
 template void launch_forward<XLSTM_ELEMENT>(const AttentionForwardPlan&, const ForwardParams&, Stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

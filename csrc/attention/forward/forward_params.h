@@ -6,7 +6,7 @@
 #include "attention/gpu/combine_parts.h"
 #include "attention/layout.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 struct ForwardParams {
   xlstm_attention_forward call;
@@ -41,4 +41,4 @@ struct ForwardBlock {
   XLSTM_DEVICE bool empty() const { return first >= at.rows(); }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -8,7 +8,7 @@
 #include "attention/gpu/hopper_shape.h"
 #include "base/numbers.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 namespace {
 
 constexpr int64_t kMostSplits = 128;
@@ -55,4 +55,4 @@ AttentionForwardPlan plan_attention_forward(const AttentionCall& call, int64_t b
   return plan;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -7,7 +7,7 @@
 #include "arch/chip.h"
 #include "attention/forward/forward_shape.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 // What a plan depends on.
 struct AttentionCall {
@@ -31,4 +31,4 @@ struct AttentionForwardPlan {
 // kernel.
 AttentionForwardPlan plan_attention_forward(const AttentionCall&, int64_t block_size, int64_t splits, const Chip&);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -7,7 +7,7 @@
 
 #include "arch/layouts.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 // The head dims that there are kernels for; a call takes the first that holds its own.
 struct HeadClass {
@@ -81,4 +81,4 @@ constexpr ForwardPlace forward_place(uint32_t block, uint32_t heads, uint32_t sp
   return {item % heads, item / heads, row_blocks - 1 - in_group / here};
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

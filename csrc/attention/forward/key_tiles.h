@@ -6,7 +6,7 @@
 #include "attention/layout.h"
 #include "tile/lds_tile.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 // The keys of one head of one sequence, or their values, from its first key on. What a call's params say is read where
 // it is used, from `in` and `x`, which may be set to what read_here() makes of them.
@@ -137,4 +137,4 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -5,7 +5,7 @@
 
 #include "attention/forward/forward.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 template <class E, int kDqk, int kDv>
 struct Weights : Forward<E, kDqk, kDv, true> {
@@ -80,4 +80,4 @@ __global__ __launch_bounds__(forward_shape(kFamily, sizeof(E), {kDqk, kDv}).thre
   if (!block.empty()) Kernel(only_param(p), block, lds).run(block.at);
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -11,7 +11,7 @@
 #include "attention/gpu/kernels.h"
 #include "tile/vectors.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 namespace {
 
 constexpr int kMostAppendThreads = 256;
@@ -91,4 +91,4 @@ void attention_append(const xlstm_attention_append& p, const Chip&, void*, void*
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

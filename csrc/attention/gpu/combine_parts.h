@@ -14,7 +14,7 @@
 #include "tile/vectors.h"
 #include "xlstm_hip.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 constexpr int kCombineLines = 16, kCombineLineThreads = 16, kCombineThreads = kCombineLines * kCombineLineThreads;
 constexpr int kCombineColumns = 4 * kCombineLineThreads;
@@ -126,4 +126,4 @@ XLSTM_DEVICE void combine_rows(const Parts& p, E* out, float* lse, RowOf&& row_o
   if (column == 0) lse[row.lse] = sink.lse;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -5,7 +5,7 @@
 #include "attention/gpu/kernels.h"
 #include "attention/layout.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 namespace {
 
 __global__ __launch_bounds__(kCombineThreads) void combine_parts(const xlstm_attention_combine p, const Parts parts) {
@@ -98,4 +98,4 @@ void attention_combine(const xlstm_attention_combine& p, const Chip&, void*, voi
   combine(p, static_cast<Stream>(stream));
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -5,7 +5,7 @@
 #include "arch/launch.h"
 #include "attention/gpu/hopper_smem.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 inline CUtensorMap query_map(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
   const bool packed = in.cu_seqlens_q != nullptr;
@@ -27,4 +27,4 @@ void launch_hopper_attention(const char* name, void (*kernel)(HopperAttentionPar
   launch(name, kernel, {ceil_div(tokens, kHopperOwned) * heads, kHopperAttentionThreads, shape.lds_bytes()}, stream, p);
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

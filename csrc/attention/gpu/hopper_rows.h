@@ -5,7 +5,7 @@
 
 #include "attention/gpu/hopper_smem.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 // What a thread of the first warpgroup keeps of the 168 registers that all begin with, and one of the other two has.
 constexpr int kCopyRegisters = 24, kOwnerRegisters = 240;
@@ -138,4 +138,4 @@ XLSTM_DEVICE void run_hopper_attention(const HopperAttentionParams<Params>& para
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

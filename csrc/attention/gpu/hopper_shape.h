@@ -3,7 +3,7 @@
 // tests have one answer. MLA's is mla_hopper_shape.h.
 #pragma once
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 // Two warpgroups own 64 tokens each; one more copies.
 constexpr int kHopperOwned = 128, kHopperAttentionThreads = 384;
@@ -46,4 +46,4 @@ constexpr bool suits_hopper_attention(int element_bytes, bool bent, int dqk, int
   return element_bytes == 2 && !bent && dqk == dv && dqk <= 128;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -10,7 +10,7 @@
 #include "attention/forward/forward_params.h"
 #include "attention/gpu/hopper_shape.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 // A call as kernels are given it: `of`, and maps of boxes of kPanelColumns tokens.
 template <class Params>
@@ -193,4 +193,4 @@ struct HopperRoom {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

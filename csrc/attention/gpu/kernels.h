@@ -9,7 +9,7 @@
 #include "arch/chip.h"
 #include "base/tensors.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 // Rows of whole pieces at multiples of 16 bytes, a tile of whose tokens 32 bits reach.
 inline bool is_whole(const xlstm_tensor& x, int64_t features) {
@@ -45,4 +45,4 @@ void attention_append(const xlstm_attention_append&, const Chip&, void* workspac
 size_t attention_combine_workspace(const xlstm_attention_combine&, const Chip&);
 void attention_combine(const xlstm_attention_combine&, const Chip&, void* workspace, void* stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -9,7 +9,7 @@
 #include "attention/mla/mla.h"
 #include "attention/mla/mla_plan.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 template <class E>
 void launch_forward(const AttentionForwardPlan&, const ForwardParams&, Stream);
@@ -18,4 +18,4 @@ void launch_decode(const DecodePlan&, const FewRowsParams&, Stream);
 template <class E>
 void launch_mla(const MlaPlan&, const FewRowsParams&, Stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -10,7 +10,7 @@
 #include "attention/rules.h"
 #include "tile/columns.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 // O and sums are scaled when a row's maximum has grown by more than this, to base 2; a maximum of nothing.
 constexpr float kGrowth = 8, kLowest = -0x1p126f;
@@ -166,4 +166,4 @@ struct ScoreRules {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -29,7 +29,7 @@
 
 #include "attention/mla/mla_tile.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 template <class E, int kRows, int kFeatures, bool kAhead>
 struct Mla : MlaTiles<E, kRows, kFeatures, kAhead> {
@@ -212,4 +212,4 @@ __global__ __launch_bounds__(mla_shape(kFamily, kRows, kFeatures, kAhead).thread
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

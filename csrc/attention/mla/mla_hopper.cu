@@ -4,7 +4,7 @@
 #include "attention/mla/mla_hopper.h"
 #include "attention/mla/mla_hopper_launch.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 template <class E>
 void launch_mla_hopper(const MlaPlan& plan, const FewRowsParams& p, Stream stream) {
@@ -15,4 +15,4 @@ void launch_mla_hopper(const MlaPlan& plan, const FewRowsParams& p, Stream strea
 template void launch_mla_hopper<BFloat16>(const MlaPlan&, const FewRowsParams&, Stream);
 template void launch_mla_hopper<Float16>(const MlaPlan&, const FewRowsParams&, Stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

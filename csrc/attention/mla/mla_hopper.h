@@ -25,7 +25,7 @@
 #include "attention/gpu/score_rules.h"
 #include "attention/mla/mla_hopper_smem.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 constexpr int kMlaBringRegisters = 72, kMlaMultiplyRegisters = 216;
 static_assert(kMlaBringRegisters + 2 * kMlaMultiplyRegisters == 3 * 168);
@@ -290,4 +290,4 @@ __global__ __launch_bounds__(kMlaHopperThreads, 1) void mla_hopper(XLSTM_PARAM F
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

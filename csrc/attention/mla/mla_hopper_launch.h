@@ -5,9 +5,9 @@
 #include "attention/forward/forward_params.h"
 #include "attention/mla/mla_plan.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 template <class E>
 void launch_mla_hopper(const MlaPlan&, const FewRowsParams&, Stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -4,7 +4,7 @@
 
 #include "attention/mla/mla_shape.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 constexpr int kMlaHopperRows = 64, kMlaHopperKeys = 64, kMlaHopperBuffers = 2;
 constexpr int kMlaHopperThreads = 384;  // three warpgroups
@@ -33,4 +33,4 @@ constexpr MlaShape mla_hopper_shape(int features) {
   return s;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

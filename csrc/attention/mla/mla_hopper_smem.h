@@ -7,7 +7,7 @@
 #include "attention/forward/forward_params.h"
 #include "attention/mla/mla_hopper_shape.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 template <class E, int kFeatures>
 struct MlaHopperRoom {
@@ -142,4 +142,4 @@ struct MlaHopperRoom {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -5,7 +5,7 @@
 #include "arch/launch.h"
 #include "attention/gpu/launches.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 namespace {
 
@@ -27,4 +27,4 @@ void launch_mla(const MlaPlan& plan, const FewRowsParams& p, Stream stream) {
 
 template void launch_mla<XLSTM_ELEMENT>(const MlaPlan&, const FewRowsParams&, Stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

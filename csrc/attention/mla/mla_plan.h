@@ -9,7 +9,7 @@
 #include "attention/mla/mla_hopper_shape.h"
 #include "base/numbers.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 struct MlaPlan {
   int rows, features;  // which kernel
@@ -53,4 +53,4 @@ inline MlaPlan plan_mla(const AttentionCall& call, int64_t splits, const Chip& c
   return plan;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -7,7 +7,7 @@
 
 #include "arch/layouts.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 constexpr int kMlaValues = 512;             // features that are the value: the first of the key
 constexpr int kMlaFeatures[] = {512, 576};  // of the key
@@ -45,4 +45,4 @@ constexpr MlaShape mla_shape(Family f, int rows, int features, bool ahead) {
   return s;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -10,7 +10,7 @@
 #include "attention/gpu/score_rules.h"
 #include "attention/mla/mla_shape.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::attention {
 
 template <class E_, int kRows_, int kFeatures_, bool kAhead>
 struct MlaTiles {
@@ -288,4 +288,4 @@ struct MlaTiles {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::attention

@@ -9,7 +9,7 @@
 #include "arch/cpu/vector.h"
 #include "base/threads.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::engine {
 
 struct alignas(128) PartCounter {
   int64_t next, done;
@@ -46,4 +46,4 @@ class Crew {
   int64_t workers_;
 };
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::engine

@@ -12,7 +12,7 @@
 #include "arch/cpu/vector.h"
 #include "tile/cpu_panels.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::engine {
 
 constexpr int kWide = kLanes<float>;
 using Floats = Vec<float>;
@@ -258,4 +258,4 @@ inline void multiply(const Product& p) {
   }
 }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::engine

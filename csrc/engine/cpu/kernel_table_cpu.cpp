@@ -5,7 +5,7 @@
 #define XLSTM_TEXT_(x) #x
 #define XLSTM_TEXT(x) XLSTM_TEXT_(x)
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::engine {
 
 size_t decode_workspace(const xlstm_decode&, const DecodeCpuPlan&);
 void decode_step(const xlstm_decode&, const DecodeCpuPlan&, void*, const Executor&);
@@ -14,4 +14,4 @@ void draw_tokens(const xlstm_draw&, const Executor&);
 extern const DecodeCpuKernels decode_kernels;
 const DecodeCpuKernels decode_kernels = {XLSTM_TEXT(XLSTM_ISA), decode_workspace, decode_step, draw_tokens};
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::engine

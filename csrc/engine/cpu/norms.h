@@ -4,7 +4,7 @@
 
 #include "engine/cpu/gemv.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::engine {
 
 inline float sum_of(Floats x) { return lane_sums<1>(&x)[0]; }
 
@@ -60,4 +60,4 @@ inline void head_norm(float* to, const float* h, const float* weight, const floa
   for (int64_t j = 0; j < n; ++j) to[j] = (h[j] - mean) * scale * weight[j] + bias[j];
 }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::engine

@@ -18,8 +18,10 @@
 #include "engine/cpu/norms.h"
 #include "mlstm/cpu/token.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::engine {
 namespace {
+
+using mlstm::Decay, mlstm::decay, mlstm::take_key, mlstm::take_value, mlstm::Tiling, mlstm::TokenGates;
 
 constexpr int kPartsOfBlock = 5, kOtherParts = 2;
 constexpr float kMaskedInputGate = -1e4f, kMaskedForgetGate = 1e4f;  // nothing in, nothing forgotten
@@ -267,4 +269,4 @@ void decode_step(const xlstm_decode& p, const DecodeCpuPlan& plan, void* workspa
   executor.parallel(executor.self, executor.workers, body, &shared);
 }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::engine

@@ -4,7 +4,7 @@
 #include "engine/gemm_cluster/gemm_cluster.h"
 #include "engine/launches.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 template <class Weights>
 void launch_cluster(const char* name, const ClusterPlan& plan, const ProductParams& p, Stream stream) {
@@ -28,4 +28,4 @@ template void launch_cluster<ByteWeights>(const char*, const ClusterPlan&, const
 template void launch_cluster<Bfloat16Weights>(const char*, const ClusterPlan&, const ProductParams&, Stream);
 template void launch_cluster<NibbleWeights>(const char*, const ClusterPlan&, const ProductParams&, Stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

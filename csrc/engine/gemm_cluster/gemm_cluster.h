@@ -18,7 +18,7 @@
 #include "engine/gemm_cluster/gemm_cluster_ring.h"
 #include "engine/prologue_epilogue.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 template <class Weights, int kBatch>
 struct ClusterProduct : ClusterPart {
@@ -268,4 +268,4 @@ __global__ __launch_bounds__(32 * cluster_warps(kBatch), 1) void cluster_product
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

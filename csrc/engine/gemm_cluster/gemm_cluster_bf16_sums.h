@@ -7,7 +7,7 @@
 
 #include "engine/gemm_cluster/gemm_cluster_int8_sums.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 template <int kBatch>
 struct PairSums {
@@ -72,4 +72,4 @@ struct SumsOf<Bfloat16Weights, kBatch> {
   using type = PairSums<kBatch>;
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

@@ -11,7 +11,7 @@
 #include "engine/gemm_mma/gemm_mma_weights.h"
 #include "engine/gemm_mma/input_vectors.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 constexpr int kStepEights = kStepFeatures / kEight;
 // Rows of weights that lane has in a product: this one, and that + 8.
@@ -209,4 +209,4 @@ struct DigitSums {
   XLSTM_DEVICE float of_batch(int s, int j, int i) const { return upper[s][2 * j + i] + lowest[s][2 * j + i]; }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

@@ -5,7 +5,7 @@
 
 #include "base/numbers.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 namespace {
 
@@ -75,4 +75,4 @@ ClusterPlan plan_cluster(const ProductShape& p, bool suits, const Chip& chip) {
   return best;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

@@ -13,7 +13,7 @@
 #include "engine/gemm_mma/gemm_mma_plan.h"
 #include "engine/params.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 constexpr int kMostPartBits = 3;  // 8 blocks of a cluster, as every Hopper has them
 // Of the number of parts that so many steps of 64 features are cut into.
@@ -80,4 +80,4 @@ bool suits_clusters(const ProductParams&);
 // suits: what that says.
 ClusterPlan plan_cluster(const ProductShape&, bool suits, const Chip&);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

@@ -6,7 +6,7 @@
 #include "arch/fragments.h"
 #include "engine/gemm_cluster/gemm_cluster_plan.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 struct ClusterParams {
   ProductParams product;
@@ -145,4 +145,4 @@ struct ClusterRing {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

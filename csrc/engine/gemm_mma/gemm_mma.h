@@ -19,7 +19,7 @@
 #include "arch/nvidia/dependent_launch.h"
 #include "engine/gemm_mma/gemm_mma_weight_loads.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 template <int kBatch>
 XLSTM_DEVICE int passes(const ProductParams& p) {
@@ -351,4 +351,4 @@ __global__ __launch_bounds__(kProductThreads,
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

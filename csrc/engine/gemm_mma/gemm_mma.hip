@@ -7,7 +7,7 @@
 #include "engine/gemm_mma/gemm_mma.h"
 #include "engine/launches.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 namespace {
 
@@ -35,4 +35,4 @@ void launch_matrix(const char* name, const MatrixPlan& plan, const ProductParams
 
 template void launch_matrix<XLSTM_ELEMENT>(const char* name, const MatrixPlan&, const ProductParams&, Stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

@@ -8,7 +8,7 @@
 #include "engine/prologue_epilogue.h"
 #include "tile/columns.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 static_assert(kMatrixThreads == kProductThreads);
 
@@ -210,4 +210,4 @@ struct MatrixInputs {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

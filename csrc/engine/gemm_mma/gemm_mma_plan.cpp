@@ -5,7 +5,7 @@
 
 #include "base/numbers.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 int64_t units_of(const ProductShape& p, int rows) {
   const int each = p.swiglu ? rows / 2 : rows;
@@ -50,4 +50,4 @@ MatrixPlan plan_matrix(const ProductShape& p, const Chip& chip) {
   return plan;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

@@ -7,7 +7,7 @@
 #include "arch/chip.h"
 #include "engine/gemm_mma/gemm_mma_shape.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 // Weights that are multiplied in one launch: their rows one after the other, or for SwiGLU those of two side by side.
 struct ProductShape {
@@ -30,4 +30,4 @@ struct MatrixPlan {
 int64_t units_of(const ProductShape&, int rows);
 MatrixPlan plan_matrix(const ProductShape&, const Chip&);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

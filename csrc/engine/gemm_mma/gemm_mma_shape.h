@@ -10,7 +10,7 @@
 
 #include "arch/layouts.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 constexpr int kEight = 8;
 constexpr int kStepFeatures = 64;    // of a wave at a time; a group of quantised weights is one or two of them
@@ -182,4 +182,4 @@ constexpr EightPlace eight_place(Family f, int bits, int n) {
 // Which feature of an eight is its element e: as bytes and nibbles are turned into bfloat16 most cheaply.
 constexpr int eight_feature(int bits, int e) { return bits < 16 ? e / 4 * 4 + e % 2 * 2 + e / 2 % 2 : e; }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

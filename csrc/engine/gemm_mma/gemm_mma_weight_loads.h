@@ -6,7 +6,7 @@
 #include "arch/nvidia/cp_async_ring.h"
 #include "engine/gemm_mma/gemm_mma_weight_rows.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 // How scales and offsets of a piece's groups lie in memory, if there are any.
 struct GroupKind {
@@ -214,4 +214,4 @@ struct MatrixRing {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

@@ -4,7 +4,7 @@
 
 #include "engine/gemm_mma/gemm_mma_inputs.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 // The weights of a unit: kRows of a piece, or half of them of each of the first two.
 struct UnitRows {
@@ -111,4 +111,4 @@ struct LaneRows {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

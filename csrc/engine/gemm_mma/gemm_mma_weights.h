@@ -6,7 +6,7 @@
 #include "engine/gemm_mma/gemm_mma_shape.h"
 #include "xlstm_hip.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 struct Bfloat16Weights {
   static constexpr int kBits = 16, kParts = 1;
@@ -70,4 +70,4 @@ XLSTM_DEVICE void with_dtype(xlstm_dtype dtype, F&& f) {
     f(Float16{});
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

@@ -6,7 +6,7 @@
 #include "engine/gemm_mma/gemm_mma_shape.h"
 #include "engine/params.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 template <int kLanes>
 XLSTM_DEVICE float over_lanes(float x) {
@@ -55,4 +55,4 @@ struct NormEight {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

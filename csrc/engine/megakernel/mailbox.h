@@ -9,7 +9,7 @@
 #include "engine/gemm_mma/input_vectors.h"
 #include "engine/prologue_epilogue.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 // Once.
 XLSTM_DEVICE void leave(float* to, float x) { write_shared_word(to, as_bits(present(x))); }
@@ -54,4 +54,4 @@ XLSTM_DEVICE void await_eights(const float* const (&from)[kCount], float (&to)[k
     for (int e = 0; e < kEight; ++e) to[i][e] = as_float(piece[2 * i + e / 4].word[e % 4]);
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

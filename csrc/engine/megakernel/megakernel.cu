@@ -7,7 +7,7 @@
 #include "engine/launches.h"
 #include "engine/megakernel/megakernel.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 namespace {
 
 RecurrentParams step_of(const WholeCall& call) {
@@ -60,4 +60,4 @@ template void launch_whole<ByteWeights>(const WholePlan&, const WholeCall&, Stre
 template void launch_whole<NibbleWeights>(const WholePlan&, const WholeCall&, Stream);
 template void launch_whole<Bfloat16Weights>(const WholePlan&, const WholeCall&, Stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

@@ -21,7 +21,7 @@
 #include "engine/megakernel/megakernel_weight_ring.h"
 #include "engine/prologue_epilogue.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 template <class Weights>
 struct WholeStep {
@@ -368,4 +368,4 @@ __global__ __launch_bounds__(kWholeThreads, 1) void whole_step(XLSTM_PARAM Whole
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

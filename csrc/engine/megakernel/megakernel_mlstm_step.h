@@ -7,7 +7,7 @@
 #include "engine/megakernel/megakernel_weight_ring.h"
 #include "mlstm/recurrent/recurrent_step.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 struct WholeToken {
   using Tile = HeadTile<float, kStepColumns>;
@@ -83,4 +83,4 @@ struct WholeToken {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

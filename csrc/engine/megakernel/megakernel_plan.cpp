@@ -6,7 +6,7 @@
 #include "base/numbers.h"
 #include "mlstm/recurrent/recurrent_plan.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 namespace {
 
@@ -88,8 +88,8 @@ ClusterItems whole_items(const ProductParams& p, Phase phase) {
 }
 
 WholePlan plan_whole(const WholeShape& p, const Chip& chip) {
-  const bool step_fits = p.dqk % kRecurrentRows == 0 &&
-                         p.dqk / kRecurrentRows * (kStepColumns / kRecurrentColumns) <= kWholeThreads &&
+  const bool step_fits = p.dqk % mlstm::kRecurrentRows == 0 &&
+                         p.dqk / mlstm::kRecurrentRows * (kStepColumns / mlstm::kRecurrentColumns) <= kWholeThreads &&
                          p.dhv % kStepFeatures == 0 && p.dhv <= 32 * kMostHeadEights * kEight;
   const bool fits = chip.hopper && p.suits && p.batch == 1 && p.blocks <= kMostWholeBlocks && step_fits;
   if (!fits) return {};
@@ -110,4 +110,4 @@ WholePlan plan_whole(const WholeShape& p, const Chip& chip) {
   return plan;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

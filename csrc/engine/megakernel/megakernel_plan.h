@@ -13,7 +13,7 @@
 
 #include "engine/gemm_cluster/gemm_cluster_plan.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 // Products of a model's block, then what stands behind the last block. gate: of h, which nobody waits for before the
 // norm of heads.
@@ -91,4 +91,4 @@ WholePassed passed_of(int64_t dim, int64_t heads, int64_t dqk, int64_t dhv, int6
 ClusterItems whole_items(const ProductParams&, Phase);
 WholePlan plan_whole(const WholeShape&, const Chip&);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

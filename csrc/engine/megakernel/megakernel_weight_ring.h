@@ -10,7 +10,7 @@
 #include "engine/megakernel/megakernel_plan.h"
 #include "mlstm/recurrent/recurrent.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 // What differs from block to block of a model. What stands behind the last is a block of one product, the head.
 struct WholeWeights {
@@ -261,4 +261,4 @@ class WholeRing {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

@@ -3,7 +3,7 @@
 #include "engine/kernels.h"
 #include "engine/sampling/sampling_kernel.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 void draw_tokens(const xlstm_draw& p, void* stream_pointer) {
   const DrawParams params{p, rules_of(p)};
@@ -13,4 +13,4 @@ void draw_tokens(const xlstm_draw& p, void* stream_pointer) {
                       : launch("draw token", draw_token<false>, grid, stream, params);
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

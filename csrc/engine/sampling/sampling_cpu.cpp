@@ -5,7 +5,7 @@
 #include "engine/cpu/kernel_table.h"
 #include "engine/sampling/sampling.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::engine {
 namespace {
 
 struct Row {
@@ -108,4 +108,4 @@ void draw_tokens(const xlstm_draw& p, const Executor& executor) {
   parallel_tasks(executor, p.batch, [&](int64_t b, int32_t) { next_token(p, rules, b); });
 }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::engine

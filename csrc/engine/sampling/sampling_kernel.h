@@ -11,7 +11,7 @@
 #include "arch/fragments.h"
 #include "engine/sampling/sampling.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::engine {
 
 constexpr int kDrawThreads = 1024, kDrawWaves = kDrawThreads / kWave, kLoadsAtOnce = 4;
 constexpr int kOwnBins = kBins / kDrawThreads;
@@ -251,4 +251,4 @@ __global__ __launch_bounds__(kDrawThreads) void draw_token(DrawParams params) {
     if (drawn == p.ends[end]) p.going[b] = 0;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::engine

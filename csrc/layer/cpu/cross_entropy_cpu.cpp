@@ -10,7 +10,7 @@
 #include "layer/cpu/kernel_table.h"
 #include "layer/cpu/rows.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::layer {
 namespace {
 
 template <class T>
@@ -90,4 +90,4 @@ void cross_entropy_backward(const xlstm_cross_entropy& p, const Executor& execut
   });
 }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::layer

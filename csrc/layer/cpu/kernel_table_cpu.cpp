@@ -2,7 +2,7 @@
 #include "arch/cpu/vector.h"
 #include "layer/cpu/kernel_table.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::layer {
 
 void norm_forward(const xlstm_norm_forward&, const Executor&);
 size_t norm_backward_workspace(const xlstm_norm_backward&, int64_t);
@@ -19,4 +19,4 @@ const LayerCpuKernels layer_kernels = {norm_forward,     norm_backward_workspace
                                        soft_cap_forward, soft_cap_backward,       swiglu_forward,
                                        swiglu_backward,  cross_entropy_forward,   cross_entropy_backward};
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::layer

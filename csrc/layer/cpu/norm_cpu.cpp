@@ -15,7 +15,7 @@
 #include "layer/cpu/kernel_table.h"
 #include "layer/cpu/rows.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::layer {
 namespace {
 
 template <class T>
@@ -240,4 +240,4 @@ void norm_backward(const xlstm_norm_backward& p, void* workspace, const Executor
   is_double(p.in) ? backward<double>(p, workspace, executor) : backward<float>(p, workspace, executor);
 }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::layer

@@ -4,7 +4,7 @@
 #include "layer/cpu/kernel_table.h"
 #include "layer/cpu/rows.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::layer {
 namespace {
 
 template <class T>
@@ -69,4 +69,4 @@ void soft_cap_backward(const xlstm_soft_cap& p, const Executor& executor) { soft
 void swiglu_forward(const xlstm_swiglu& p, const Executor& executor) { swiglu(p, true, executor); }
 void swiglu_backward(const xlstm_swiglu& p, const Executor& executor) { swiglu(p, false, executor); }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::layer

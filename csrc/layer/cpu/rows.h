@@ -9,7 +9,7 @@
 #include "base/tasks.h"
 #include "layer/dtypes.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::layer {
 
 constexpr int kTile = 512;  // features
 
@@ -85,4 +85,4 @@ inline void parallel_tiles(const Executor& executor, int64_t rows, int64_t featu
   });
 }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::layer

@@ -15,7 +15,7 @@
 #include "layer/gpu/plan.h"
 #include "layer/gpu/rows.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::layer {
 
 constexpr float kNothing = -__builtin_inff();
 
@@ -241,4 +241,4 @@ __global__ __launch_bounds__(kLayerThreads) void cross_entropy_backward_rows(Cro
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::layer

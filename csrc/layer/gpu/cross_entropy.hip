@@ -3,7 +3,7 @@
 #include "layer/gpu/kernels.h"
 #include "layer/gpu/launch.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::layer {
 
 void check_size(const xlstm_cross_entropy& p) {
   if (p.classes > 1 << 30) throw std::runtime_error("cross entropy: more classes than a GPU call takes, 2^30");
@@ -31,4 +31,4 @@ void cross_entropy_backward(const xlstm_cross_entropy& call, const Chip&, void* 
   });
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::layer

@@ -8,7 +8,7 @@
 #include "arch/chip.h"
 #include "xlstm_hip.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::layer {
 
 void norm_forward(const xlstm_norm_forward&, const Chip&, void* stream);
 size_t norm_backward_workspace(const xlstm_norm_backward&, const Chip&);
@@ -20,4 +20,4 @@ void swiglu_backward(const xlstm_swiglu&, const Chip&, void* stream);
 void cross_entropy_forward(const xlstm_cross_entropy&, const Chip&, void* stream);
 void cross_entropy_backward(const xlstm_cross_entropy&, const Chip&, void* stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::layer

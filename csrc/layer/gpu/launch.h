@@ -7,7 +7,7 @@
 #include "arch/launch.h"
 #include "layer/gpu/rows.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::layer {
 
 // Whether every chunk of eight features begins at a multiple of 16 bytes.
 inline bool is_aligned(const xlstm_rows& x, int64_t rows) {
@@ -44,4 +44,4 @@ void with_kind(int64_t rows, int64_t features, std::initializer_list<const xlstm
     f(Kind<Float16, true>{});
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::layer

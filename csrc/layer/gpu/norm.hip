@@ -7,7 +7,7 @@
 #include "layer/gpu/norm_backward.h"
 #include "layer/gpu/norm_forward.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::layer {
 namespace {
 
 // Rows, and a stride of them beyond, are counted in 32 bits.
@@ -102,4 +102,4 @@ void norm_backward(const xlstm_norm_backward& call, const Chip& chip, void* work
   });
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::layer

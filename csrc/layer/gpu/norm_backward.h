@@ -20,7 +20,7 @@
 
 #include "layer/gpu/norm_heads.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::layer {
 
 struct NormBackwardParams {
   xlstm_norm_backward call;
@@ -235,4 +235,4 @@ __global__ __launch_bounds__(kLayerThreads) void sum_slices(SumSlicesParams p) {
   with_dtype(p.to.dtype, [&](auto e) { static_cast<decltype(e)*>(p.to.data)[at] = from_float<decltype(e)>(total); });
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::layer

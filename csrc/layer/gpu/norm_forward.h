@@ -16,7 +16,7 @@
 
 #include "layer/gpu/norm_heads.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::layer {
 
 struct NormForwardParams {
   xlstm_norm_forward call;
@@ -113,4 +113,4 @@ __global__ __launch_bounds__(kMostGroup,
   });
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::layer

@@ -6,7 +6,7 @@
 #include "layer/gpu/plan.h"
 #include "layer/gpu/rows.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::layer {
 
 // Kernels of one dtype are for heads that a group keeps whole; Any takes longer ones too.
 template <class E, bool kWhole>
@@ -54,4 +54,4 @@ XLSTM_DEVICE void subtract(Chunk& c, float mean, int64_t there) {
   for (int j = 0; j < kChunk; ++j) c.value[j] = kWhole || j < there ? c.value[j] - mean : 0.0f;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::layer

@@ -7,7 +7,7 @@
 #include "arch/chip.h"
 #include "base/numbers.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::layer {
 
 constexpr int kKeptChunks = 2;      // of eight features, in a thread's registers
 constexpr int kSmallChunks = 4;     // the same of two-byte features, forward
@@ -74,4 +74,4 @@ constexpr Walk plan_cross_entropy(const Chip& chip, int64_t rows, int64_t classe
   return plan_walk(chip, rows, 1, class_lanes(chip, classes));
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::layer

@@ -6,7 +6,7 @@
 
 #include "layer/gpu/rows.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::layer {
 
 struct SoftCapForward {
   using Params = xlstm_soft_cap;
@@ -100,4 +100,4 @@ __global__ __launch_bounds__(kLayerThreads) void pointwise(PointwiseParams<Op> p
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::layer

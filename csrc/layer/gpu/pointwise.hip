@@ -3,7 +3,7 @@
 #include "layer/gpu/launch.h"
 #include "layer/gpu/pointwise.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::layer {
 namespace {
 
 // Rows that follow on each other in all tensors are one row.
@@ -47,4 +47,4 @@ void swiglu_backward(const xlstm_swiglu& p, const Chip&, void* stream) {
   run<SwigluBackward, true>("swiglu, backward", p, {&p.gate, &p.up, &p.dy, &p.dgate, &p.dup}, stream);
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::layer

@@ -11,7 +11,7 @@
 #include "layer/dtypes.h"
 #include "layer/gpu/plan.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::layer {
 
 constexpr int kChunk = 8;
 struct Any {};  // whatever the tensor says
@@ -335,4 +335,4 @@ struct Exchange {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::layer

@@ -26,7 +26,7 @@
 
 #include "mlstm/chunkwise/chunk_walk_tiles.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 template <class E, int kRows, int kChunk, bool kWide = false>
 struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
@@ -239,7 +239,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
   }
 
   XLSTM_DEVICE static int out_place(int token, int column) {
-    return xlstm::gpu::out_place(kFamily, sizeof(E), kY, token, column);
+    return xlstm::gpu::mlstm::out_place(kFamily, sizeof(E), kY, token, column);
   }
 
   // Outputs from accumulators to memory, a piece of a token's row at a time.
@@ -257,7 +257,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
         for (int j = 0; j < Strip<E>::kRegisters; ++j) {
           const StripPosition at = strip_position(kFamily, sizeof(E), 0, j);
           const int t = ts * kStep<E> + at.row, column = ys * kStripColumns + at.column;
-          r.out[xlstm::gpu::out_place_from(mine, kFamily, sizeof(E), kY, t, column)] = out[ts][ys].value[j];
+          r.out[xlstm::gpu::mlstm::out_place_from(mine, kFamily, sizeof(E), kY, t, column)] = out[ts][ys].value[j];
         }
     __syncthreads();
     constexpr int n = kPieceElements<E>;
@@ -378,4 +378,4 @@ __global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threa
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -5,7 +5,7 @@
 #include "mlstm/chunkwise/chunk_walk_wide.h"
 #include "mlstm/chunkwise/launch.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 // <dc_last, the state before the last chunk>.
 template <class E, int kRows, int kChunk>
@@ -76,4 +76,4 @@ void launch_walk(const WalkPlan& plan, const Chip& chip, const WalkParams& p, co
 template void launch_walk<XLSTM_ELEMENT>(const WalkPlan&, const Chip&, const WalkParams&, const float* dc_last,
                                          float* dots, Stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

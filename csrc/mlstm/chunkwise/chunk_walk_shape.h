@@ -7,7 +7,7 @@
 
 #include "arch/layouts.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 struct WalkShape {
   int waves_x, waves_y;  // waves along the state's rows and columns
@@ -122,4 +122,4 @@ constexpr int scores_lds_bytes(Family f, int element_bytes, int chunk, bool back
   return (slices > products ? slices : products) + 32 * chunk + 40;  // ChunkGates
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

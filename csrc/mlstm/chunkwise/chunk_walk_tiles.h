@@ -6,7 +6,7 @@
 #include "mlstm/gpu/sequences.h"
 #include "tile/lds_tile.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 // kWide: the state has more rows than fit, and the walk takes them a slice at a time (chunk_walk_wide.h).
 template <class E, int kRows, int kChunk, bool kWide>
@@ -127,4 +127,4 @@ struct WalkChunks {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -12,7 +12,7 @@
 #include "mlstm/chunkwise/chunk_walk.h"
 #include "mlstm/chunkwise/normalisers.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 template <class E, int kChunk>
 struct WideWalk : Walk<E, kWideRows, kChunk, true> {
@@ -116,4 +116,4 @@ __global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kWideRows, kChunk).t
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -15,7 +15,7 @@
 #include "mlstm/chunkwise/stabilisers.h"
 #include "mlstm/gpu/kernels.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 namespace {
 
 Tokens tokens(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& in) {
@@ -399,4 +399,4 @@ void backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, void* 
   with_element(call.in, [&](auto e) { run_backward<decltype(e)>(call, plan, memory, static_cast<Stream>(stream)); });
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -7,7 +7,7 @@
 
 #include "base/numbers.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 namespace {
 
@@ -101,4 +101,4 @@ BackwardPlan plan_backward(const MlstmShape& s, const Chip& chip) {
           plan_walk(s, chip, s.dqk, s.dhv, chunk)};
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

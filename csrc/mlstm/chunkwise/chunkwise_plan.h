@@ -8,7 +8,7 @@
 #include "mlstm/chunkwise/chunk_walk_shape.h"
 #include "mlstm/chunkwise/hopper/chunk_walk_hopper_shape.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 // What a plan depends on.
 struct MlstmShape {
@@ -50,4 +50,4 @@ struct BackwardPlan {
 ForwardPlan plan_forward(const MlstmShape&, const Chip&);
 BackwardPlan plan_backward(const MlstmShape&, const Chip&);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -7,7 +7,7 @@
 
 #include "mlstm/gpu/sequences.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 // D of a pair of tokens, from the parts of its row's and of its column's exponent.
 XLSTM_DEVICE float pair_decay(float row_high, float row_low, float column_high, float column_low) {
@@ -107,4 +107,4 @@ XLSTM_DEVICE void measure_gradient(const ScoreParams& p, const Chunk& c, ChunkGa
   p.dm[c.slot * kChunk + t] = inside ? grad.dm : 0.0;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

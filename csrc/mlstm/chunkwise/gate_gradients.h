@@ -28,7 +28,7 @@
 #include "mlstm/chunkwise/gate_gradients_scan.h"
 #include "mlstm/gpu/sequences.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 constexpr int kFlowThreads = 128, kFlowsPerBlock = kFlowThreads / kTokenLanes;
 
@@ -202,4 +202,4 @@ __global__ __launch_bounds__(kFlowThreads) void gate_gradients(const FlowParams 
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -6,7 +6,7 @@
 #include "mlstm/chunkwise/chunk_walk_shape.h"
 #include "mlstm/gpu/sequences.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 constexpr float kNothing = 0x1p-40f;  // a share this small of what was there is no flow
 constexpr int kFlowScanThreads = 256;
@@ -261,4 +261,4 @@ __global__ __launch_bounds__(kFlowScanThreads) void scan_flows(XLSTM_PARAM FlowP
     global(p->dm_initial)[scan.state] = p->normalizer_grad ? float(ends.before + (through_m ? behind : 0.0)) : 0.0f;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -7,7 +7,7 @@
 #include "mlstm/gpu/params.h"
 #include "tile/lds_tile.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 // A walk, with what its segments need before. With before_last also the dots of that and dc_last.
 template <class E>
@@ -22,4 +22,4 @@ void launch_scores_hopper(const ScoreParams&, Stream);
 // What such a walk needs of the gates: measures, factors, decays.
 void launch_measures_hopper(const ScoreParams&, float* measures, Stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -6,7 +6,7 @@
 #include "mlstm/chunkwise/chunk_walk_shape.h"
 #include "mlstm/gpu/sequences.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 constexpr int kVectorColumns = 32, kVectorSpans = 8, kVectorThreads = kVectorColumns * kVectorSpans;
 
@@ -235,4 +235,4 @@ __global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threa
   if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) dot_tile<WalkState<E, kRows, kChunk>>(p);
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

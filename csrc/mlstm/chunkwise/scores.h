@@ -19,7 +19,7 @@
 #include "mlstm/chunkwise/chunk_walk_shape.h"
 #include "mlstm/chunkwise/gate_factors.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 template <class E, int kChunk, bool kBackward>
 struct Scores {
@@ -261,4 +261,4 @@ __global__ __launch_bounds__(scores_threads(kFamily)) void scores(const ScorePar
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

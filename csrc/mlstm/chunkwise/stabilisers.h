@@ -9,7 +9,7 @@
 #include "mlstm/chunkwise/chunk_walk_shape.h"
 #include "mlstm/gpu/sequences.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 constexpr int kGateThreads = 128, kGateScanThreads = 256;
 constexpr int kGatesPerBlock = kGateThreads / kTokenLanes;
@@ -62,4 +62,4 @@ __global__ __launch_bounds__(kGateScanThreads) void stabilisers(const GateParams
   if (p.m_last && threadIdx.x == 0) p.m_last[h.state] = float(m);
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -12,7 +12,7 @@
 
 #include "mlstm/cpu/sequences.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::mlstm {
 
 template <class T>
 class Borders {
@@ -95,4 +95,4 @@ class Borders {
   double* found_ = nullptr;
 };
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::mlstm

@@ -7,7 +7,7 @@
 #include "mlstm/recurrence.h"
 #include "tile/cpu_panels.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::mlstm {
 
 // What the gates say about each token of one head's row: log forget, log input, stabiliser after the token.
 struct Gates {
@@ -118,4 +118,4 @@ struct WalkScratch {
   }
 };
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::mlstm

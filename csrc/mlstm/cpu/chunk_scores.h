@@ -5,7 +5,7 @@
 
 #include "mlstm/cpu/chunk_memory.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::mlstm {
 
 template <class Op>
 struct WalkScores {
@@ -156,4 +156,4 @@ struct WalkScores {
   }
 };
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::mlstm

@@ -31,7 +31,7 @@
 
 #include "mlstm/cpu/chunk_scores.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::mlstm {
 
 template <class Op>
 struct Walk : WalkScores<Op> {
@@ -282,4 +282,4 @@ struct Walk : WalkScores<Op> {
   }
 };
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::mlstm

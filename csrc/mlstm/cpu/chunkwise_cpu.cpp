@@ -12,7 +12,7 @@
 #include "mlstm/cpu/chunk_borders.h"
 #include "mlstm/cpu/kernel_table.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::mlstm {
 namespace {
 
 template <class T>
@@ -337,4 +337,4 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
   with_operands(p.in, plan, [&](auto op) { backward<decltype(op)>(p, plan, workspace, executor); });
 }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::mlstm

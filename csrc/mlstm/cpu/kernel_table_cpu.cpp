@@ -5,7 +5,7 @@
 #define XLSTM_TEXT_(x) #x
 #define XLSTM_TEXT(x) XLSTM_TEXT_(x)
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::mlstm {
 
 size_t chunkwise_workspace(const xlstm_mlstm_forward&, const MlstmCpuPlan&);
 void chunkwise(const xlstm_mlstm_forward&, const MlstmCpuPlan&, void*, const Executor&);
@@ -23,4 +23,4 @@ const MlstmCpuKernels mlstm_kernels = {XLSTM_TEXT(XLSTM_ISA),
                                        recurrent_workspace,
                                        recurrent};
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::mlstm

@@ -8,7 +8,7 @@
 #include "mlstm/cpu/sequences.h"
 #include "mlstm/cpu/token.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::mlstm {
 namespace {
 
 template <class T>
@@ -89,4 +89,4 @@ void recurrent(const xlstm_mlstm_forward& p, void* workspace, const Executor& ex
   p.in.q.dtype == XLSTM_FLOAT64 ? run<double>(p, workspace, executor) : run<float>(p, workspace, executor);
 }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::mlstm

@@ -7,7 +7,7 @@
 #include "mlstm/cpu/chunk_walk.h"
 #include "mlstm/cpu/kernel_table.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::mlstm {
 
 // One head of one sequence.
 struct Head {
@@ -217,4 +217,4 @@ inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const
   });
 }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::mlstm

@@ -6,7 +6,7 @@
 #include "mlstm/cpu/sequences.h"
 #include "mlstm/recurrence.h"
 
-namespace xlstm::XLSTM_ISA {
+namespace xlstm::XLSTM_ISA::mlstm {
 
 // How a head's values are split among tasks.
 struct Tiling {
@@ -78,4 +78,4 @@ void take_value(const Decay<T>& decay, const T* c, T* c_next, int64_t stride, co
     }
 }
 
-}  // namespace xlstm::XLSTM_ISA
+}  // namespace xlstm::XLSTM_ISA::mlstm

@@ -8,7 +8,7 @@
 #include "base/tensors.h"
 #include "mlstm/chunkwise/chunkwise_plan.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 // Whether a token's columns are whole pieces of 16 bytes, at multiples of 16. Pieces within a chunk are found by 32-bit
 // offsets.
@@ -34,4 +34,4 @@ void backward(const xlstm_mlstm_backward&, const BackwardPlan&, void* workspace,
 size_t recurrent_workspace(const xlstm_mlstm_forward&, const Chip&);
 void recurrent(const xlstm_mlstm_forward&, const Chip&, void* workspace, void* stream);
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 struct Sequences {
   const int64_t* cu_seqlens;  // on the device, sequences + 1, or null
@@ -178,4 +178,4 @@ struct FlowParams {
   bool sigmoid, normalizer_grad, has_initial;
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

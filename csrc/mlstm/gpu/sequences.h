@@ -6,7 +6,7 @@
 #include "mlstm/recurrence.h"
 #include "tile/lds_tile.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 // One head of one sequence. Offsets that the caller gives are kept inside the row, whatever they are.
 struct Head {
@@ -212,4 +212,4 @@ XLSTM_DEVICE void scan_gates(GateSums (&x)[kEach], int lane) {
   x[kEach - 1] = all;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -33,7 +33,7 @@
 #include "mlstm/gpu/sequences.h"
 #include "mlstm/recurrent/recurrent_plan.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 struct RecurrentParams {
   Sequences where;
@@ -365,4 +365,4 @@ __global__ __launch_bounds__(kMostRecurrentThreads,
   if (threadIdx.x == 0) p.m_last[state] = float(m);
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -8,7 +8,7 @@
 #include "mlstm/recurrent/recurrent_any_shape.h"
 #include "mlstm/recurrent/recurrent_step.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 namespace {
 
 int64_t heads_of(const xlstm_mlstm& in) { return (in.cu_seqlens ? in.sequences : in.batch) * in.heads; }
@@ -120,4 +120,4 @@ void recurrent(const xlstm_mlstm_forward& p, const Chip& chip, void* workspace, 
   run(p, plan_of(p, chip), chip.hopper, workspace, static_cast<Stream>(stream));
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -9,7 +9,7 @@
 
 #include "mlstm/recurrent/recurrent.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 // A thread owns one value and every eighth key of a tile.
 template <class E>
@@ -113,4 +113,4 @@ __global__ __launch_bounds__(kSettleThreads) void settle(const SettleParams p) {
     p.m[at - p.n_size] = p.from[at];
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

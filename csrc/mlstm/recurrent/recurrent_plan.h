@@ -12,7 +12,7 @@
 #include "arch/chip.h"
 #include "base/numbers.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 constexpr int kRecurrentRows = 8;               // keys that a thread owns
 constexpr int kRecurrentColumns = 4;            // values that a thread owns: 16 bytes of a row of C
@@ -69,4 +69,4 @@ inline RecurrentPlan plan_recurrent(int64_t heads, int64_t dqk, int64_t dhv, boo
   return best;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -9,7 +9,7 @@
 #include "arch/nvidia/dependent_launch.h"
 #include "mlstm/recurrent/recurrent.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 // head_of, where every row is a sequence of one token; a block's number is an int, so its head is too.
 XLSTM_DEVICE Head only_token(const RecurrentParams& p, int64_t state) {
@@ -81,4 +81,4 @@ __global__ __launch_bounds__(kMostRecurrentThreads,
   if (threadIdx.x == 0) p.m_last[state] = float(step.m);
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -6,7 +6,7 @@
 #include "mlstm/chunkwise/hopper/launch_hopper.h"
 #include "mlstm/chunkwise/normalisers.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 namespace {
 
 // n_between: where n is kept beside the state; blocks after the state's, one for each.
@@ -91,4 +91,4 @@ void launch_walk_hopper(const WalkPlan& plan, const WalkParams& p, const Scoring
   launch_shape<128, 2, false>(plan, p, scoring, dc_last, dots, stream);
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -21,7 +21,7 @@
 #include "mlstm/chunkwise/hopper/chunk_walk_hopper_outputs.h"
 #include "mlstm/chunkwise/hopper/chunk_walk_hopper_scores.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 // What a thread of the first warpgroup keeps of the 168 registers that all begin with, and one of the other two has.
 constexpr int kBesideRegisters = 88, kStateRegisters = 208;
@@ -300,4 +300,4 @@ __global__ __launch_bounds__(kHopperBlockThreads, 1) void walk_hopper(const __gr
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -5,7 +5,7 @@
 
 #include "mlstm/chunkwise/hopper/chunk_walk_hopper_smem.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 template <class Room>
 struct HopperOutputs {
@@ -207,4 +207,4 @@ struct HopperOutputs {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -12,7 +12,7 @@
 #include "mlstm/chunkwise/gate_factors.h"
 #include "mlstm/chunkwise/hopper/chunk_walk_hopper_smem.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 template <class Room>
 struct HopperScorer {
@@ -217,4 +217,4 @@ struct HopperScorer {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 constexpr int kHopperChunk = 64, kHopperBarriers = 28;
 
@@ -54,4 +54,4 @@ constexpr HopperShape hopper_shape(int rows, int64_t columns) {
   return rows == 512 ? kHopperPair : rows == 256 ? kHopperTall : columns > 128 ? kHopperWide : kHopperNarrow;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

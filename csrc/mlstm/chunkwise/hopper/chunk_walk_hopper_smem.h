@@ -7,7 +7,7 @@
 #include "mlstm/chunkwise/hopper/chunk_walk_hopper_shape.h"
 #include "mlstm/gpu/sequences.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 struct HopperWalkParams {
   WalkParams walk;
@@ -224,4 +224,4 @@ struct HopperRoom {
   }
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -3,7 +3,7 @@
 #include "mlstm/chunkwise/hopper/launch_hopper.h"
 #include "mlstm/chunkwise/hopper/scores_hopper.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 template <bool kBackward>
 void launch_scores_hopper(const ScoreParams& p, Stream stream) {
@@ -26,4 +26,4 @@ void launch_measures_hopper(const ScoreParams& p, float* measures, Stream stream
   launch("measures", measures_hopper<0>, {p.where.rows * p.where.slots, kHopperChunk, 0}, stream, p, measures);
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -16,7 +16,7 @@
 #include "mlstm/chunkwise/gate_factors.h"
 #include "mlstm/chunkwise/hopper/chunk_walk_hopper_shape.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 struct HopperScoreParams {
   ScoreParams scores;
@@ -350,4 +350,4 @@ __global__ __launch_bounds__(kHopperChunk) void measures_hopper(const ScoreParam
   }
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm
