@@ -18,10 +18,11 @@
 #define XLSTM_DEVICE __device__ __forceinline__
 
 #if defined(__CUDACC__)
-#define XLSTM_SELDOM __device__ __noinline__  // called where it would only be in the way of what is run over and over
-#define XLSTM_PARAM const __grid_constant__   // before a kernel's only param, whose address is taken: it makes no copy
+#define XLSTM_NOINLINE_PATH \
+  __device__ __noinline__                    // called where it would only be in the way of what is run over and over
+#define XLSTM_PARAM const __grid_constant__  // before a kernel's only param, whose address is taken: it makes no copy
 #else
-#define XLSTM_SELDOM XLSTM_DEVICE  // a call would take registers from the kernel
+#define XLSTM_NOINLINE_PATH XLSTM_DEVICE  // a call would take registers from the kernel
 #define XLSTM_PARAM const
 #endif
 

@@ -13,9 +13,9 @@ namespace xlstm::gpu {
 // The same pointer to device memory, which the compiler takes for a new one: it then makes addresses where they are
 // used, rather than a register for each of hundreds ahead of a loop.
 template <class T>
-XLSTM_DEVICE T* made_here(T* p) {
+XLSTM_DEVICE T* opaque(T* p) {
 #if defined(__CUDACC__)
-  return unknown_pointer(p);
+  return opaque_pointer(p);
 #else
   auto device = (__attribute__((address_space(1))) T*)p;
   asm volatile("" : "+v"(device));
@@ -24,7 +24,7 @@ XLSTM_DEVICE T* made_here(T* p) {
 }
 
 // A number of each lane, with what is made of it made here: not kept for a whole loop, nor read ahead.
-XLSTM_DEVICE uint32_t made_here(uint32_t x) {
+XLSTM_DEVICE uint32_t opaque(uint32_t x) {
 #if defined(__CUDACC__)
   asm volatile("" : "+r"(x));
 #else
@@ -34,7 +34,7 @@ XLSTM_DEVICE uint32_t made_here(uint32_t x) {
 }
 
 // The same for a number that all lanes share.
-XLSTM_DEVICE int number_here(int x) {
+XLSTM_DEVICE int opaque_uniform(int x) {
 #if defined(__CUDACC__)
   asm volatile("" : "+r"(x));
 #else
@@ -46,7 +46,7 @@ XLSTM_DEVICE int number_here(int x) {
 // A kernel's params, read anew from here on: else the compiler reads all of them ahead of a loop, into more scalar
 // registers than there are.
 template <class Params>
-XLSTM_DEVICE const Params* read_here(const Params* p) {
+XLSTM_DEVICE const Params* reload_params(const Params* p) {
 #if defined(__CUDACC__)
   return p;
 #else
@@ -56,7 +56,7 @@ XLSTM_DEVICE const Params* read_here(const Params* p) {
 #endif
 }
 
-// A pointer to device memory: what read_here() hides from AMD's compiler is that params hold no others.
+// A pointer to device memory: what reload_params() hides from AMD's compiler is that params hold no others.
 template <class T>
 XLSTM_DEVICE T* global(T* p) {
 #if defined(__CUDACC__)
@@ -68,9 +68,9 @@ XLSTM_DEVICE T* global(T* p) {
 #endif
 }
 
-// The only param of this kernel, for read_here().
+// The only param of this kernel, for reload_params().
 template <class Params>
-XLSTM_DEVICE const Params* only_param(const Params& p) {
+XLSTM_DEVICE const Params* kernel_params(const Params& p) {
 #if defined(__CUDACC__)
   return &p;
 #else
@@ -80,7 +80,7 @@ XLSTM_DEVICE const Params* only_param(const Params& p) {
 }
 
 // threadIdx.x, and what is made of it made here, for the same reason.
-XLSTM_DEVICE int thread_here() {
+XLSTM_DEVICE int opaque_thread() {
   int t = threadIdx.x;
 #if !defined(__CUDACC__)
   asm volatile("" : "+v"(t));
@@ -90,22 +90,22 @@ XLSTM_DEVICE int thread_here() {
 }
 
 // Nothing is moved over this: what comes after waits with its registers until what comes before is done with its own.
-XLSTM_DEVICE void in_order() {
+XLSTM_DEVICE void sched_barrier() {
 #if !defined(__CUDACC__)
   __builtin_amdgcn_sched_barrier(0);
 #endif
 }
 
-// in_order() for loads on every family: what is asked for after it does not take registers before it.
-XLSTM_DEVICE void loads_in_order() {
-  in_order();
+// sched_barrier() for loads on every family: what is asked for after it does not take registers before it.
+XLSTM_DEVICE void load_barrier() {
+  sched_barrier();
 #if defined(__CUDACC__)
   asm volatile("" ::: "memory");
 #endif
 }
 
 // What was read from LDS is there: before a barrier, where nothing else waits for it.
-XLSTM_DEVICE void reads_done() {
+XLSTM_DEVICE void wait_lds_reads() {
 #if !defined(__CUDACC__)
   asm volatile("s_waitcnt lgkmcnt(0)" ::: "memory");
 #endif

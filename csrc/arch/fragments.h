@@ -21,14 +21,14 @@ namespace xlstm::gpu {
 
 XLSTM_DEVICE float exp2_fast(float x) {
 #if defined(__CUDACC__)
-  return exp2_approximate(x);
+  return ex2_approx(x);
 #else
   return __builtin_amdgcn_exp2f(x);
 #endif
 }
 
 // Of a normal number, to the last bit or the one before: a division's care for others takes ten instructions more.
-XLSTM_DEVICE float inverse(float x) {
+XLSTM_DEVICE float reciprocal(float x) {
 #if defined(__CUDACC__)
   return 1 / x;
 #else
@@ -47,31 +47,31 @@ XLSTM_DEVICE uint32_t join_halves(uint32_t a, uint32_t b, bool high) {
 }
 
 // 8 or 4 elements: 16 bytes, what one lane moves at a time.
-struct alignas(16) Piece {
+struct alignas(16) Vec16 {
   uint32_t word[4];
 };
 template <class E>
-constexpr int kPieceElements = 16 / int(sizeof(E));
+constexpr int kVec16Elements = 16 / int(sizeof(E));
 
 #if !defined(__CUDACC__)
 typedef uint64_t Halves __attribute__((ext_vector_type(2)));
 #endif
 
 // A piece in one access.
-XLSTM_DEVICE Piece read_piece(const void* from) {
+XLSTM_DEVICE Vec16 read_vec16(const void* from) {
 #if defined(__CUDACC__)
-  return *reinterpret_cast<const Piece*>(from);
+  return *reinterpret_cast<const Vec16*>(from);
 #else
-  return __builtin_bit_cast(Piece, *reinterpret_cast<const Halves*>(from));
+  return __builtin_bit_cast(Vec16, *reinterpret_cast<const Halves*>(from));
 #endif
 }
 
 // A piece of device memory, at a place that all lanes share and a distance that each has: on AMD that is an address.
-XLSTM_DEVICE Piece load_piece(const char* shared, uint32_t mine) {
+XLSTM_DEVICE Vec16 load_vec16(const char* shared, uint32_t mine) {
 #if defined(__CUDACC__)
-  return read_piece(shared + mine);
+  return read_vec16(shared + mine);
 #else
-  return __builtin_bit_cast(Piece, *(const __attribute__((address_space(1))) Halves*)(shared + mine));
+  return __builtin_bit_cast(Vec16, *(const __attribute__((address_space(1))) Halves*)(shared + mine));
 #endif
 }
 
@@ -88,7 +88,7 @@ struct Strip {
     for (int r = 0; r < kRegisters; ++r) value[r] = 0;
   }
   // The same on this branch alone: NVIDIA's compiler would do it on all.
-  XLSTM_DEVICE void zero_here() {
+  XLSTM_DEVICE void zero_on_this_path() {
 #pragma unroll
     for (int r = 0; r < kRegisters; ++r)
 #if defined(__CUDACC__)
@@ -103,7 +103,7 @@ struct Strip {
   }
   // It is made here: AMD's compiler puts no product off to a later branch, with all its operands in registers until
   // then.
-  XLSTM_DEVICE void made() {
+  XLSTM_DEVICE void materialise() {
 #if !defined(__CUDACC__)
 #pragma unroll
     for (int r = 0; r < kRegisters; ++r) asm volatile("" : "+v"(value[r]));

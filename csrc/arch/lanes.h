@@ -16,7 +16,7 @@ XLSTM_DEVICE int wave_id() {  // the same in every lane; on AMD the compiler is 
 }
 
 // A number that is the same in every lane, for branches: AMD's compiler must be told.
-XLSTM_DEVICE float same_in_all(float x) {
+XLSTM_DEVICE float uniform(float x) {
 #if defined(__CUDACC__)
   return x;
 #else
@@ -25,7 +25,7 @@ XLSTM_DEVICE float same_in_all(float x) {
 }
 
 // The same for a number that is kept for long: of a bool AMD's compiler keeps a bit for every lane, two registers.
-XLSTM_DEVICE int same_in_all(int x) {
+XLSTM_DEVICE int uniform(int x) {
 #if defined(__CUDACC__)
   return x;
 #else

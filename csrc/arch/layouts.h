@@ -50,7 +50,7 @@ constexpr int interleaved_row(int i, int j) { return 8 * (i / 4) + 4 * j + i % 4
 // Where a 16-byte piece lies in a row of an LDS tile, and which row takes which place: permuted so that the lanes that
 // are served together hit different banks (tests/cpp/test_lds_conflicts.cpp counts). pieces: of a row, a power of two;
 // rows of fewer than eight share a line of 128 bytes.
-constexpr int swizzled_piece(Family f, int pieces, int row, int piece) {
+constexpr int swizzled_vec16(Family f, int pieces, int row, int piece) {
   if (f == Family::nvidia) {  // ldmatrix: 8 consecutive rows at one piece
     const int rows_in_line = pieces < 8 ? 8 / pieces : 1, reach = pieces < 8 ? pieces : 8;
     return piece ^ ((row / rows_in_line) % reach);
@@ -69,7 +69,7 @@ constexpr int swizzled_piece(Family f, int pieces, int row, int piece) {
 
 // In which order a small square's words of features are turned (tile/lds_tile.h): lanes that store together have rows
 // in different parts of a line.
-constexpr int turned_word(int element_bytes, int side, int w) {
+constexpr int transposed_word(int element_bytes, int side, int w) {
   if (element_bytes == 4) return w;
   return side == 32 ? w / 4 * 4 + w % 2 * 2 + w / 2 % 2 : w / 8 * 8 + w / 2 % 2 * 4 + w / 4 % 2 * 2 + w % 2;
 }
@@ -82,10 +82,10 @@ constexpr int swizzled_row(Family f, int pieces, int row) {
 
 // Where a lane's four tokens and its piece of features are in the square that a wave stores both ways
 // (tile/paired_tiles.h).
-struct SquarePlace {
+struct SubtileCoord {
   int four, piece;
 };
-constexpr SquarePlace square_place(int tokens, int lane) {
+constexpr SubtileCoord subtile_coord(int tokens, int lane) {
   const int fours = tokens >= 32 ? 2 : 1;  // beyond the first four
   return {lane % 4 + 4 * (lane / 8 % fours), lane / 4 % 2 + 2 * (lane / (8 * fours))};
 }
@@ -95,77 +95,77 @@ constexpr SquarePlace square_place(int tokens, int lane) {
 //
 // In LDS a row of a tile that is read both ways is a whole number of lines of 128 bytes, and its pieces are permuted
 // within each line so that no way of reading or writing them has conflicts.
-constexpr int both_ways_piece(Family f, int row, int piece) {
-  return f == Family::nvidia ? piece ^ (row / 2 % 4 * 2 ^ row % 2 * 4) : swizzled_piece(f, 8, row, piece);
+constexpr int two_way_vec16(Family f, int row, int piece) {
+  return f == Family::nvidia ? piece ^ (row / 2 % 4 * 2 ^ row % 2 * 4) : swizzled_vec16(f, 8, row, piece);
 }
 
 // With features as k: a unit of features at a time, in an order of k that the stream and the chain side share.
 constexpr int unit_features(Family f, int element_bytes) { return element_bytes == 2 && f != Family::rdna ? 32 : 16; }
-constexpr int stream_pieces(Family f, int element_bytes) {  // of a unit in each lane
+constexpr int stream_vec16s(Family f, int element_bytes) {  // of a unit in each lane
   return f == Family::rdna ? element_bytes : f == Family::nvidia || element_bytes == 2 ? 2 : 1;
 }
-constexpr int chain_pieces(Family f, int element_bytes) {
-  return f == Family::cdna ? 1 : stream_pieces(f, element_bytes);
+constexpr int chain_vec16s(Family f, int element_bytes) {
+  return f == Family::cdna ? 1 : stream_vec16s(f, element_bytes);
 }
 
-struct PiecePosition {
+struct Vec16Position {
   int row, feature;  // the first of the piece's
 };
 // Piece p of a lane; the side is a strip's rows for the stream operand, its columns for the chain.
-constexpr PiecePosition stream_piece(Family f, int element_bytes, int lane, int p) {
+constexpr Vec16Position stream_vec16(Family f, int element_bytes, int lane, int p) {
   const int n = 16 / element_bytes;
   if (f == Family::nvidia) return {lane / 4 + 8 * p, lane % 4 * n};
   if (f == Family::rdna) return {lane % 16, p * n};
   return {element_bytes == 2 ? interleaved_row(lane % 16, p) : lane % 16, lane / 16 * n};
 }
-constexpr PiecePosition chain_piece(Family f, int element_bytes, int lane, int p) {
+constexpr Vec16Position chain_vec16(Family f, int element_bytes, int lane, int p) {
   if (f == Family::cdna) return {lane % 16, lane / 16 * (16 / element_bytes)};
-  return stream_piece(f, element_bytes, lane, p);
+  return stream_vec16(f, element_bytes, lane, p);
 }
 
-// With tokens as k, a strip's rows being features: blocks of turned_features() by as many tokens as k of one multiply,
-// turned in registers. Which feature a strip's row is follows from the pieces: neighbours in a piece go to different
-// strips, or accumulators.
-constexpr int turned_words(Family f, int element_bytes) {
+// With tokens as k, a strip's rows being features: blocks of transposed_features() by as many tokens as k of one
+// multiply, turned in registers. Which feature a strip's row is follows from the pieces: neighbours in a piece go to
+// different strips, or accumulators.
+constexpr int transposed_words(Family f, int element_bytes) {
   return f == Family::nvidia || (f == Family::cdna && element_bytes == 4) ? 4 : 2;
 }
-constexpr int turned_elements(Family f, int element_bytes) {
-  return turned_words(f, element_bytes) * 4 / element_bytes;
+constexpr int transposed_elements(Family f, int element_bytes) {
+  return transposed_words(f, element_bytes) * 4 / element_bytes;
 }
-constexpr int turned_features(Family f, int element_bytes) {
-  return turned_elements(f, element_bytes) * (f == Family::nvidia ? 8 : 16);
+constexpr int transposed_features(Family f, int element_bytes) {
+  return transposed_elements(f, element_bytes) * (f == Family::nvidia ? 8 : 16);
 }
-constexpr int turned_strips(Family f, int element_bytes) {
-  return turned_features(f, element_bytes) / strip_step(f, element_bytes);
+constexpr int transposed_strips(Family f, int element_bytes) {
+  return transposed_features(f, element_bytes) / strip_step(f, element_bytes);
 }
-constexpr int turned_pieces(Family f, int element_bytes) {  // of a block in each lane
+constexpr int transposed_vec16s(Family f, int element_bytes) {  // of a block in each lane
   return f == Family::nvidia ? 4 : f == Family::rdna ? 16 : 16 / element_bytes;
 }
-constexpr PiecePosition turned_piece(Family f, int element_bytes, int lane, int p) {
-  const int n = turned_elements(f, element_bytes);
+constexpr Vec16Position transposed_vec16(Family f, int element_bytes, int lane, int p) {
+  const int n = transposed_elements(f, element_bytes);
   if (f == Family::nvidia) return {2 * (lane % 4) + p % 2 + 8 * (p / 2), lane / 4 * n};
   if (f == Family::rdna) return {p, lane % 16 * n};
   return {lane / 16 * (16 / element_bytes) + p, lane % 16 * n};
 }
 // The feature in the block that row s of its strip t is.
-constexpr int turned_feature(Family f, int element_bytes, int t, int s) {
-  const int n = turned_elements(f, element_bytes);
+constexpr int transposed_feature(Family f, int element_bytes, int t, int s) {
+  const int n = transposed_elements(f, element_bytes);
   if (f == Family::nvidia) return n * (s % 8) + 2 * t + s / 8;
   if (f == Family::rdna || element_bytes == 4) return n * s + t;
   return n * (4 * (s / 8) + s % 4) + 2 * t + s / 4 % 2;
 }
 
-// And back: for a column of its own a lane's accumulators hold whole pieces of a block's features, turned_held() of
+// And back: for a column of its own a lane's accumulators hold whole pieces of a block's features, transposed_held() of
 // them. Where the hth begins, and which strip and register its element e is in for the lane's column j.
-constexpr int turned_held(Family f) { return f == Family::nvidia ? 2 : f == Family::rdna ? 8 : 4; }
-constexpr int turned_held_feature(Family f, int element_bytes, int lane, int h) {
-  const int n = turned_elements(f, element_bytes);
+constexpr int transposed_held(Family f) { return f == Family::nvidia ? 2 : f == Family::rdna ? 8 : 4; }
+constexpr int transposed_held_feature(Family f, int element_bytes, int lane, int h) {
+  const int n = transposed_elements(f, element_bytes);
   return n * (f == Family::nvidia ? 2 * (lane % 4) + h : f == Family::rdna ? 2 * h + lane / 16 : 4 * (lane / 16) + h);
 }
 struct StripRegister {
   int strip, r;
 };
-constexpr StripRegister turned_register(Family f, int element_bytes, int h, int e, int j) {
+constexpr StripRegister transposed_register(Family f, int element_bytes, int h, int e, int j) {
   if (f == Family::nvidia) return {e / 2, 4 * (e % 2) + 2 * j + h};
   if (f == Family::rdna || element_bytes == 4) return {e, h};
   return {e / 2, 4 * (e % 2) + h};

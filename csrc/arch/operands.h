@@ -10,8 +10,8 @@
 namespace xlstm::gpu {
 
 // This lane, with what is made of it made here.
-XLSTM_DEVICE int lane_here() {
-  const int lane = int(made_here(uint32_t(lane_id())));
+XLSTM_DEVICE int opaque_lane() {
+  const int lane = int(opaque(uint32_t(lane_id())));
   __builtin_assume(lane >= 0 && lane < kWave);
   return lane;
 }
@@ -21,17 +21,17 @@ constexpr int kUnit = unit_features(kFamily, sizeof(E));
 template <class E>
 constexpr int kUnitSteps = kUnit<E> / kStep<E>;  // multiplies of a unit
 template <class E>
-constexpr int kStreamPieces = stream_pieces(kFamily, sizeof(E));
+constexpr int kStreamVec16s = stream_vec16s(kFamily, sizeof(E));
 template <class E>
-constexpr int kChainPieces = chain_pieces(kFamily, sizeof(E));
+constexpr int kChainVec16s = chain_vec16s(kFamily, sizeof(E));
 
 // Step s of a unit.
 template <class E>
-XLSTM_DEVICE StreamOperand<E> stream_of(const Piece (&p)[kStreamPieces<E>], [[maybe_unused]] int s) {
+XLSTM_DEVICE StreamOperand<E> stream_of(const Vec16 (&p)[kStreamVec16s<E>], [[maybe_unused]] int s) {
   StreamOperand<E> o;
   if constexpr (kFamily == Family::cdna) {
 #pragma unroll
-    for (int j = 0; j < kStreamPieces<E>; ++j) o.k[j] = p[j];
+    for (int j = 0; j < kStreamVec16s<E>; ++j) o.k[j] = p[j];
   } else if constexpr (kFamily == Family::rdna) {
 #pragma unroll
     for (int w = 0; w < 8; ++w)
@@ -50,7 +50,7 @@ XLSTM_DEVICE StreamOperand<E> stream_of(const Piece (&p)[kStreamPieces<E>], [[ma
   return o;
 }
 template <class E>
-XLSTM_DEVICE ChainOperand<E> chain_of_pieces(const Piece (&p)[kChainPieces<E>], [[maybe_unused]] int s) {
+XLSTM_DEVICE ChainOperand<E> chain_of_vec16s(const Vec16 (&p)[kChainVec16s<E>], [[maybe_unused]] int s) {
   if constexpr (kFamily == Family::cdna) {
     return {p[0]};
   } else if constexpr (kFamily == Family::rdna) {
@@ -73,42 +73,42 @@ XLSTM_DEVICE ChainOperand<E> chain_of_pieces(const Piece (&p)[kChainPieces<E>], 
 
 // A lane's part of a row in a block that is turned.
 template <class E>
-struct alignas(4 * turned_words(kFamily, sizeof(E))) TurnedPiece {
-  uint32_t word[turned_words(kFamily, sizeof(E))];
+struct alignas(4 * transposed_words(kFamily, sizeof(E))) TransposedVec16 {
+  uint32_t word[transposed_words(kFamily, sizeof(E))];
 };
 template <class E>
-constexpr int kTurnedPieces = turned_pieces(kFamily, sizeof(E));
+constexpr int kTransposedVec16s = transposed_vec16s(kFamily, sizeof(E));
 template <class E>
-constexpr int kTurnedStrips = turned_strips(kFamily, sizeof(E));
+constexpr int kTransposedStrips = transposed_strips(kFamily, sizeof(E));
 template <class E>
-constexpr int kTurnedFeatures = turned_features(kFamily, sizeof(E));
+constexpr int kTransposedFeatures = transposed_features(kFamily, sizeof(E));
 template <class E>
-constexpr int kTurnedElements = turned_elements(kFamily, sizeof(E));
+constexpr int kTransposedElements = transposed_elements(kFamily, sizeof(E));
 
 template <class E>
-XLSTM_DEVICE TurnedPiece<E> read_turned(const void* from) {
-  if constexpr (sizeof(TurnedPiece<E>) == 16)
-    return __builtin_bit_cast(TurnedPiece<E>, read_piece(from));
+XLSTM_DEVICE TransposedVec16<E> read_transposed(const void* from) {
+  if constexpr (sizeof(TransposedVec16<E>) == 16)
+    return __builtin_bit_cast(TransposedVec16<E>, read_vec16(from));
   else
-    return __builtin_bit_cast(TurnedPiece<E>, *reinterpret_cast<const uint64_t*>(from));
+    return __builtin_bit_cast(TransposedVec16<E>, *reinterpret_cast<const uint64_t*>(from));
 }
 
 // Of device memory, at an address and a distance.
 template <class E>
-XLSTM_DEVICE TurnedPiece<E> load_turned(const char* shared, uint32_t mine) {
+XLSTM_DEVICE TransposedVec16<E> load_transposed(const char* shared, uint32_t mine) {
 #if defined(__CUDACC__)
-  return read_turned<E>(shared + mine);
+  return read_transposed<E>(shared + mine);
 #else
-  if constexpr (sizeof(TurnedPiece<E>) == 16)
-    return __builtin_bit_cast(TurnedPiece<E>, load_piece(shared, mine));
+  if constexpr (sizeof(TransposedVec16<E>) == 16)
+    return __builtin_bit_cast(TransposedVec16<E>, load_vec16(shared, mine));
   else
-    return __builtin_bit_cast(TurnedPiece<E>, *(const __attribute__((address_space(1))) uint64_t*)(shared + mine));
+    return __builtin_bit_cast(TransposedVec16<E>, *(const __attribute__((address_space(1))) uint64_t*)(shared + mine));
 #endif
 }
 
 // Strip t of a block: its rows are features, k are the tokens.
 template <class E>
-XLSTM_DEVICE StreamOperand<E> turned(const TurnedPiece<E> (&p)[kTurnedPieces<E>], int t) {
+XLSTM_DEVICE StreamOperand<E> transposed(const TransposedVec16<E> (&p)[kTransposedVec16s<E>], int t) {
   StreamOperand<E> o;
   if constexpr (kFamily == Family::cdna) {
 #pragma unroll
@@ -148,18 +148,18 @@ XLSTM_DEVICE StreamOperand<E> turned(const TurnedPiece<E> (&p)[kTurnedPieces<E>]
 // hold.
 template <class E, class F>
 XLSTM_DEVICE void each_held(const Strip<E>* block, int stride, F&& f) {
-  constexpr int n = kTurnedElements<E>;
+  constexpr int n = kTransposedElements<E>;
 #pragma unroll
   for (int j = 0; j < lane_columns(kFamily); ++j)
 #pragma unroll
-    for (int h = 0; h < turned_held(kFamily); ++h) {
+    for (int h = 0; h < transposed_held(kFamily); ++h) {
       float value[n];
 #pragma unroll
       for (int e = 0; e < n; ++e) {
-        const StripRegister at = turned_register(kFamily, sizeof(E), h, e, j);
+        const StripRegister at = transposed_register(kFamily, sizeof(E), h, e, j);
         value[e] = block[at.strip * stride].value[at.r];
       }
-      f(turned_held_feature(kFamily, sizeof(E), lane_id(), h), j, value);
+      f(transposed_held_feature(kFamily, sizeof(E), lane_id(), h), j, value);
     }
 }
 

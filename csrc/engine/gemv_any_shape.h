@@ -32,18 +32,18 @@ struct Piece16 {
     for (int b = 0; b < kBatch; ++b) sums[b] += w * x[b * kStride + at];
   }
   template <class E>
-  XLSTM_DEVICE void halves(const Piece& piece) const {
+  XLSTM_DEVICE void halves(const Vec16& piece) const {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       add(2 * j, low_float(E{}, piece.word[j]));
       add(2 * j + 1, high_float(E{}, piece.word[j]));
     }
   }
-  XLSTM_DEVICE void floats(const Piece& piece) const {
+  XLSTM_DEVICE void floats(const Vec16& piece) const {
 #pragma unroll
     for (int j = 0; j < 4; ++j) add(j, as_float(piece.word[j]));
   }
-  XLSTM_DEVICE void bytes(const Piece& piece, float scale, float offset) const {
+  XLSTM_DEVICE void bytes(const Vec16& piece, float scale, float offset) const {
     float q[kBatch] = {}, all[kBatch] = {};
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
@@ -52,7 +52,7 @@ struct Piece16 {
     }
     scaled(q, all, scale, offset);
   }
-  XLSTM_DEVICE void nibbles(const Piece& piece, float scale, float offset) const {
+  XLSTM_DEVICE void nibbles(const Vec16& piece, float scale, float offset) const {
     float q[kBatch] = {}, all[kBatch] = {};
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
@@ -95,7 +95,7 @@ XLSTM_DEVICE void add_row(const DeviceLinear& w, int row, int begin, const float
   const char* from = data + int64_t(begin) / each * 16;
 #pragma unroll 4
   for (int k = lane_id() * each; k < end; k += kWave * each) {
-    const Piece piece = read_piece(from + k / each * 16);
+    const Vec16 piece = read_vec16(from + k / each * 16);
     const Piece16<kBatch, kTile> at{x + k, sums};
     if (w.bits) {
       const int64_t group = int64_t(row) * w.groups + (begin + k) / w.group_size;
@@ -118,7 +118,7 @@ XLSTM_DEVICE void add_row(const DeviceLinear& w, int row, int begin, const float
 
 template <Input kInput, Output kOutput, int kBatch>
 __global__ __launch_bounds__(kProductThreads) void products(XLSTM_PARAM ProductParams given) {
-  const ProductParams& p = *only_param(given);
+  const ProductParams& p = *kernel_params(given);
   constexpr int kTile = kInputFloats / kBatch;
   alignas(16) __shared__ float inputs[kInputFloats];
   __shared__ float inverse[kBatch];
@@ -176,9 +176,9 @@ __global__ __launch_bounds__(kProductThreads) void products(XLSTM_PARAM ProductP
 // x of each row is its token's; NaN where there is no such token, since a kernel raises no error.
 template <int>
 __global__ __launch_bounds__(kProductThreads) void embed(const EmbedParams p) {
-  let_next_kernel_begin();
+  pdl_trigger();
   const int64_t at = int64_t(blockIdx.x) * kProductThreads + threadIdx.x;
-  if (at * 4 < p.absent_floats) *reinterpret_cast<Piece*>(p.absent + at * 4) = {{kAbsent, kAbsent, kAbsent, kAbsent}};
+  if (at * 4 < p.absent_floats) *reinterpret_cast<Vec16*>(p.absent + at * 4) = {{kAbsent, kAbsent, kAbsent, kAbsent}};
   if (at >= int64_t(p.batch) * p.dim) return;
   const int64_t token = p.tokens[at / p.dim];
   const bool known = token >= 0 && token < p.vocab;

@@ -182,7 +182,8 @@ py::dict walk_plan(const gpu::mlstm::WalkPlan& p, const gpu::Chip& chip, int ele
   d["segments"] = p.segments;
   d["segment_chunks"] = p.segment_chunks;
   d["blocks"] = p.blocks;
-  const gpu::mlstm::HopperOutput output = p.scores ? gpu::mlstm::HopperOutput::scored : gpu::mlstm::HopperOutput::flowing;
+  const gpu::mlstm::HopperOutput output =
+      p.scores ? gpu::mlstm::HopperOutput::scored : gpu::mlstm::HopperOutput::flowing;
   d["threads"] = hopper ? gpu::mlstm::kHopperBlockThreads : shape.threads;
   d["lds_bytes"] = hopper ? gpu::mlstm::hopper_shape(p.rows, p.tiles * p.y_tile).lds_bytes(output) : shape.lds_bytes;
   return d;
@@ -199,7 +200,8 @@ py::dict plan_mlstm_gpu(const py::object& device, int64_t sequences, int64_t hea
       sequences, heads, length, dqk, dhv, packed, element_bytes, panels && element_bytes == 2, walk_chunk, segments};
   const gpu::mlstm::ForwardPlan forward = gpu::mlstm::plan_forward(shape, chip);
   const gpu::mlstm::BackwardPlan backward = gpu::mlstm::plan_backward(shape, chip);
-  const gpu::mlstm::RecurrentPlan step = gpu::mlstm::plan_recurrent(sequences * heads, dqk, dhv, true, chip, step_columns);
+  const gpu::mlstm::RecurrentPlan step =
+      gpu::mlstm::plan_recurrent(sequences * heads, dqk, dhv, true, chip, step_columns);
   py::dict d, recurrent;
   d["compute_units"] = chip.compute_units;
   d["forward"] = walk_plan(forward.walk, chip, element_bytes);
@@ -219,9 +221,9 @@ py::dict plan_attention_gpu(const py::object& device, int64_t batch, int64_t hea
                             int64_t keys, int64_t dqk, int64_t dv, int element_bytes, bool bent, int64_t block_size,
                             int64_t splits, bool panels) {
   check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
-  const gpu::attention::AttentionForwardPlan p =
-      gpu::attention::plan_attention_forward({batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, bent, panels},
-                                  block_size, splits, chip_of(device));
+  const gpu::attention::AttentionForwardPlan p = gpu::attention::plan_attention_forward(
+      {batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, bent, panels}, block_size, splits,
+      chip_of(device));
   py::dict d;
   d["schedule"] = p.hopper ? "hopper" : "common";
   d["head_dims"] = py::make_tuple(p.head.dqk, p.head.dv);
@@ -291,7 +293,8 @@ py::dict plan_mla_gpu(const std::string& arch, int32_t compute_units, int32_t ld
   check_positive({{"compute_units", compute_units}, {"batch", batch}, {"heads_k", heads_k}, {"rows", rows}});
   gpu::Chip chip = gpu::chip_of({"", arch.c_str(), compute_units, 0, lds_bytes, 0, 0, 0});
   chip.hopper = chip.hopper && own_schedule;
-  const gpu::attention::MlaPlan p = gpu::attention::plan_mla({batch, rows * heads_k, heads_k, 1, keys, dqk, 512, 2, false}, splits, chip);
+  const gpu::attention::MlaPlan p =
+      gpu::attention::plan_mla({batch, rows * heads_k, heads_k, 1, keys, dqk, 512, 2, false}, splits, chip);
   py::dict d;
   d["schedule"] = p.hopper ? "hopper" : "common";
   d["rows"] = p.rows;

@@ -13,15 +13,15 @@ namespace xlstm::gpu {
 
 template <class E, int kRows, int kColumns>
 struct Tile {
-  static constexpr int kPieces = kColumns * int(sizeof(E)) / 16;  // of a row
+  static constexpr int kVec16s = kColumns * int(sizeof(E)) / 16;  // of a row
   static constexpr int kBytes = kRows * kColumns * int(sizeof(E));
   E* base;
 
   // The element's place behind base.
   XLSTM_DEVICE static constexpr int place(int row, int column) {
-    constexpr int n = kPieceElements<E>;
-    const int piece = swizzled_piece(kFamily, kPieces, row, column / n);
-    return (swizzled_row(kFamily, kPieces, row) * kPieces + piece) * n + column % n;
+    constexpr int n = kVec16Elements<E>;
+    const int piece = swizzled_vec16(kFamily, kVec16s, row, column / n);
+    return (swizzled_row(kFamily, kVec16s, row) * kVec16s + piece) * n + column % n;
   }
   XLSTM_DEVICE E* at(int row, int column) const { return base + place(row, column); }
 
@@ -50,13 +50,13 @@ struct TokenRows {
   bool whole;   // pieces start at multiples of 16 bytes and end with the row; 32 bits hold the bytes of 32 tokens
 
   // The piece at (token, column), zeros where it is outside.
-  XLSTM_DEVICE Piece piece(int64_t token, int column, bool inside) const {
+  XLSTM_DEVICE Vec16 piece(int64_t token, int column, bool inside) const {
     if (!inside || column >= columns) return {{0, 0, 0, 0}};
     const E* from = data + token * stride + column;
-    if (whole) return *reinterpret_cast<const Piece*>(from);
+    if (whole) return *reinterpret_cast<const Vec16*>(from);
     uint64_t low = 0, high = 0;
 #pragma unroll 1
-    for (int j = 0; j < kPieceElements<E> && column + j < columns; ++j) {
+    for (int j = 0; j < kVec16Elements<E> && column + j < columns; ++j) {
       const int at = j * 8 * int(sizeof(E));
       (at < 64 ? low : high) |= uint64_t(element_bits(from[j])) << (at % 64);
     }
@@ -66,7 +66,7 @@ struct TokenRows {
 
 // Element j of a piece.
 template <class E>
-XLSTM_DEVICE float element(const Piece& p, int j) {
+XLSTM_DEVICE float element(const Vec16& p, int j) {
   if constexpr (sizeof(E) == 4)
     return as_float(p.word[j]);
   else
@@ -75,7 +75,8 @@ XLSTM_DEVICE float element(const Piece& p, int j) {
 
 // One word of features of each of four tokens into a tile of features by tokens, at `row` from `to` on.
 template <class E, class Tile>
-XLSTM_DEVICE void store_turned_word(const Tile& tile, const typename Tile::Cursor& to, int row, const Piece& token) {
+XLSTM_DEVICE void store_transposed_word(const Tile& tile, const typename Tile::Cursor& to, int row,
+                                        const Vec16& token) {
   if constexpr (sizeof(E) == 2) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -84,32 +85,32 @@ XLSTM_DEVICE void store_turned_word(const Tile& tile, const typename Tile::Curso
       *reinterpret_cast<uint64_t*>(tile.at(to, row + h, 0)) = uint64_t(high) << 32 | low;
     }
   } else {
-    *reinterpret_cast<Piece*>(tile.at(to, row, 0)) = token;
+    *reinterpret_cast<Vec16*>(tile.at(to, row, 0)) = token;
   }
 }
 
 // Asynchronous: the piece at `column` of a row of `columns` on its way into LDS, zeros where it is outside.
 template <class E>
-XLSTM_DEVICE void copy_row_piece(E* to, const E* row, int column, int columns) {
-  copy_async(lds_address(to), row + (column < columns ? column : 0), column < columns);
+XLSTM_DEVICE void copy_row_vec16(E* to, const E* row, int column, int columns) {
+  cp_async(lds_address(to), row + (column < columns ? column : 0), column < columns);
 }
 
 template <class E, int kTokens, int kFeatures, bool kTransposed, int kThreads>
 struct Stage {
   static constexpr bool kTurn = kTransposed && !kAsyncCopies;
   using Storage = Tile<E, kTurn ? kFeatures : kTokens, kTurn ? kTokens : kFeatures>;
-  static constexpr int n = kPieceElements<E>;
+  static constexpr int n = kVec16Elements<E>;
   // A straight unit is a piece; one to turn is four tokens by one piece of features.
-  static constexpr int kUnitPieces = kTurn ? 4 : 1;
-  static constexpr int kUnits = kTokens * kFeatures / n / kUnitPieces;
+  static constexpr int kUnitVec16s = kTurn ? 4 : 1;
+  static constexpr int kUnits = kTokens * kFeatures / n / kUnitVec16s;
   static constexpr int kEach = (kUnits + kThreads - 1) / kThreads;
 
-  Piece held[kAsyncCopies ? 1 : kEach * kUnitPieces];
+  Vec16 held[kAsyncCopies ? 1 : kEach * kUnitVec16s];
 
   // Tokens first..first + valid - 1 of `from`, from column0 on; the tile's further tokens are zeros. Where copies are
   // asynchronous this writes the tile already.
   XLSTM_DEVICE void fetch([[maybe_unused]] const Storage& tile, const TokenRows<E>& from, int64_t first, int valid) {
-    const int me = thread_here();
+    const int me = opaque_thread();
     if constexpr (!kAsyncCopies)
       if (from.whole && valid == kTokens && from.columns >= kFeatures) return fetch_plain(from, first, me);
     if constexpr (kTurn) {
@@ -134,14 +135,14 @@ struct Stage {
   }
 
   // The same where all of the tile is there, in whole pieces.
-  XLSTM_DEVICE void fetch_whole(const TokenRows<E>& from, int64_t first) { fetch_plain(from, first, thread_here()); }
+  XLSTM_DEVICE void fetch_whole(const TokenRows<E>& from, int64_t first) { fetch_plain(from, first, opaque_thread()); }
 
   // The piece that a straight fetch of this thread brought as its jth, at (token(j), column(j)).
-  XLSTM_DEVICE static int token(int j) { return (thread_here() + j * kThreads) / (kFeatures / n); }
-  XLSTM_DEVICE static int column(int j) { return (thread_here() + j * kThreads) % (kFeatures / n) * n; }
-  XLSTM_DEVICE Piece piece(const Storage& tile, int j) const {
+  XLSTM_DEVICE static int token(int j) { return (opaque_thread() + j * kThreads) / (kFeatures / n); }
+  XLSTM_DEVICE static int column(int j) { return (opaque_thread() + j * kThreads) % (kFeatures / n) * n; }
+  XLSTM_DEVICE Vec16 piece(const Storage& tile, int j) const {
     if constexpr (kAsyncCopies)
-      return *reinterpret_cast<const Piece*>(tile.at(token(j), column(j)));
+      return *reinterpret_cast<const Vec16*>(tile.at(token(j), column(j)));
     else
       return held[j];
   }
@@ -149,13 +150,13 @@ struct Stage {
   // What was fetched into the tile. Between two barriers.
   XLSTM_DEVICE void store(const Storage& tile) {
     if constexpr (!kAsyncCopies) {
-      const int me = thread_here();
+      const int me = opaque_thread();
       if constexpr (kTurn) {
 #pragma unroll
         for (int j = 0; j < kEach; ++j) {
           const int unit = me + j * kThreads;
           if (kUnits % kThreads != 0 && unit >= kUnits) break;
-          store_turned(tile, held + 4 * j, unit % (kTokens / 4) * 4, unit / (kTokens / 4) * n);
+          store_transposed(tile, held + 4 * j, unit % (kTokens / 4) * 4, unit / (kTokens / 4) * n);
         }
       } else {
         constexpr int kRowUnits = kFeatures / n, kRows = kThreads / kRowUnits;  // rows that the block takes at a time
@@ -163,7 +164,7 @@ struct Stage {
 #pragma unroll
         for (int j = 0; j < kEach; ++j) {
           if (kUnits % kThreads != 0 && me + j * kThreads >= kUnits) break;
-          *reinterpret_cast<Piece*>(tile.at(to, j * kRows, 0)) = held[j];
+          *reinterpret_cast<Vec16*>(tile.at(to, j * kRows, 0)) = held[j];
         }
       }
     }
@@ -184,9 +185,9 @@ struct Stage {
     for (int j = 0; j < kEach; ++j) {
       const int next = j * (kThreads / kRowUnits);  // unit
 #pragma unroll
-      for (int i = 0; i < kUnitPieces; ++i) {
+      for (int i = 0; i < kUnitVec16s; ++i) {
         const uint32_t shared = kTurn ? i * stride + next * n * uint32_t(sizeof(E)) : next * stride;
-        held[kUnitPieces * j + i] = load_piece(base + shared, mine);
+        held[kUnitVec16s * j + i] = load_vec16(base + shared, mine);
       }
     }
   }
@@ -195,15 +196,15 @@ struct Stage {
   XLSTM_DEVICE static void copy(const Storage& tile, const TokenRows<E>& from, int64_t first, int valid) {
     if (from.whole && valid == kTokens) return copy_whole(tile, from, first);  // all but odd tensors and a last chunk
     constexpr int kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;   // rows that the block takes at a time
-    const int token0 = thread_here() / kRowPieces, column0 = thread_here() % kRowPieces * n;
+    const int token0 = opaque_thread() / kRowPieces, column0 = opaque_thread() % kRowPieces * n;
 #pragma unroll 1
     for (int token = token0; token < kTokens; token += kRows)
-      *reinterpret_cast<Piece*>(tile.at(token, column0)) = from.piece(first + token, column0, token < valid);
+      *reinterpret_cast<Vec16*>(tile.at(token, column0)) = from.piece(first + token, column0, token < valid);
   }
   // All of the tile's tokens are there, in whole pieces.
   XLSTM_DEVICE static void copy_whole(const Storage& tile, const TokenRows<E>& from, int64_t first) {
     constexpr uint32_t kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;
-    static_assert(kRows >= 8 || Storage::kPieces >= 8 || kEach == 1);
+    static_assert(kRows >= 8 || Storage::kVec16s >= 8 || kEach == 1);
     const uint32_t token0 = threadIdx.x / kRowPieces, column0 = threadIdx.x % kRowPieces * n;
     const bool inside = int(column0) < from.columns;
     const uint32_t to = lds_address(tile.at(token0, column0));
@@ -213,43 +214,43 @@ struct Stage {
     for (uint32_t j = 0; j < kEach; ++j, at += step) {
       if (kUnits % kThreads != 0 && token0 + j * kRows >= kTokens) break;
       // Rows that the block takes next differ in bits that its own do not have, or in none that are swizzled.
-      copy_async((to ^ j * kRows % 8 * 16) + j * kRows * Storage::kPieces * 16, at, inside);
+      cp_async((to ^ j * kRows % 8 * 16) + j * kRows * Storage::kVec16s * 16, at, inside);
     }
   }
 
  public:
   // Four tokens of n features each, to n rows of four tokens.
-  XLSTM_DEVICE static void store_turned(const Storage& tile, const Piece* p, int token, int column) {
+  XLSTM_DEVICE static void store_transposed(const Storage& tile, const Vec16* p, int token, int column) {
     const auto to = tile.cursor(column, token);
 #pragma unroll
     for (int w = 0; w < 4; ++w)
-      store_turned_word<E>(tile, to, w * 4 / int(sizeof(E)),
-                           {{p[0].word[w], p[1].word[w], p[2].word[w], p[3].word[w]}});
+      store_transposed_word<E>(tile, to, w * 4 / int(sizeof(E)),
+                               {{p[0].word[w], p[1].word[w], p[2].word[w], p[3].word[w]}});
   }
 };
 
 // A square of kSide tokens by kSide features that lie side by side in memory, turned on its way through registers: a
 // thread brings four tokens of one word of features, four registers, where a Stage would take sixteen.
 template <class E, int kSide, int kThreads>
-struct TurnedSquare {
+struct TransposedSubtile {
   using Storage = Tile<E, kSide, kSide>;
   static constexpr int kInWord = 4 / int(sizeof(E)), kWords = kSide / kInWord;  // features of a word; words of a row
   static constexpr int kFours = kSide / 4, kUnits = kFours * kWords;
   static_assert(kUnits <= kThreads);
-  Piece held;
+  Vec16 held;
 
   XLSTM_DEVICE static int four(int unit) { return unit % kFours; }
-  XLSTM_DEVICE static int word(int unit) { return turned_word(sizeof(E), kSide, unit / kFours); }
+  XLSTM_DEVICE static int word(int unit) { return transposed_word(sizeof(E), kSide, unit / kFours); }
   XLSTM_DEVICE void fetch(const E* from) {
-    const int unit = thread_here() % kUnits;  // as in Stage
+    const int unit = opaque_thread() % kUnits;  // as in Stage
     const uint32_t* at = reinterpret_cast<const uint32_t*>(from) + four(unit) * 4 * kWords + word(unit);
 #pragma unroll
     for (int i = 0; i < 4; ++i) held.word[i] = at[i * kWords];
   }
   XLSTM_DEVICE void store(const Storage& tile) const {
-    const int unit = thread_here();
+    const int unit = opaque_thread();
     if (unit >= kUnits) return;
-    store_turned_word<E>(tile, tile.cursor(word(unit) * kInWord, four(unit) * 4), 0, held);
+    store_transposed_word<E>(tile, tile.cursor(word(unit) * kInWord, four(unit) * 4), 0, held);
   }
 };
 
@@ -262,12 +263,12 @@ struct FloatStage {
   XLSTM_DEVICE void fetch([[maybe_unused]] float* to, const float* from, int count) {
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-      const int index = thread_here() + j * kThreads;
+      const int index = opaque_thread() + j * kThreads;
       const bool there = index < count && index < kCount;
       if constexpr (!kAsyncCopies)
         held[j] = there ? from[index] : 0.0f;
       else if (there)
-        copy_async_float(to + index, from + index);
+        cp_async_float(to + index, from + index);
       else if (index < kCount)
         to[index] = 0;
     }
@@ -276,7 +277,7 @@ struct FloatStage {
     if constexpr (!kAsyncCopies)
 #pragma unroll
       for (int j = 0; j < kEach; ++j)
-        if (thread_here() + j * kThreads < kCount) to[thread_here() + j * kThreads] = held[j];
+        if (opaque_thread() + j * kThreads < kCount) to[opaque_thread() + j * kThreads] = held[j];
   }
 };
 
@@ -284,7 +285,7 @@ struct FloatStage {
 template <class Store>
 XLSTM_DEVICE void arrive_free(Store&& store) {
   store();
-  if constexpr (kAsyncCopies) copies_wait();
+  if constexpr (kAsyncCopies) cp_async_wait_all();
   __syncthreads();
 }
 // The same where somebody may still read them.

@@ -19,7 +19,7 @@ struct Swizzle {
   int (*row)(Family, int pieces, int row);
 };
 inline Swizzle own_swizzle() {
-  return {[](Family f, int pieces, int row, int piece) { return xlstm::gpu::swizzled_piece(f, pieces, row, piece); },
+  return {[](Family f, int pieces, int row, int piece) { return xlstm::gpu::swizzled_vec16(f, pieces, row, piece); },
           [](Family f, int pieces, int row) { return xlstm::gpu::swizzled_row(f, pieces, row); }};
 }
 

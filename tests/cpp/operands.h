@@ -40,7 +40,7 @@ inline Matrix product(const Matrix& a, const Matrix& b) {
       for (int k = 0; k < a.columns; ++k) c(i, j) += a(i, k) * b(k, j);
   return c;
 }
-inline Matrix turned(const Matrix& a) {
+inline Matrix transposed(const Matrix& a) {
   Matrix b(a.columns, a.rows);
   for (int i = 0; i < a.rows; ++i)
     for (int j = 0; j < a.columns; ++j) b(j, i) = a(i, j);

@@ -9,6 +9,7 @@
 
 using namespace xlstm;
 using namespace xlstm::gpu;
+using namespace xlstm::gpu::attention;
 
 namespace {
 

@@ -10,6 +10,7 @@
 #include "engine/gemm_cluster/gemm_cluster_plan.h"
 
 using namespace xlstm::gpu;
+using namespace xlstm::gpu::engine;
 
 namespace {
 

@@ -7,6 +7,7 @@
 #include "chips.h"
 
 using namespace xlstm::gpu;
+using namespace xlstm::gpu::attention;
 
 namespace {
 

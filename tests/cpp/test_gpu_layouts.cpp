@@ -60,7 +60,7 @@ void test_a_tile_is_a_bijection(Family f, int bytes, int rows, int columns) {
 // Where a matrix of [side][k] is kept: so, or with `along` false as [k][side] for what reads it transposed.
 template <class F>
 Stored store(int bytes, const Matrix& side_by_k, bool along) {
-  return Stored(F::kFamily, bytes, along || F::kTurnsOnTheWayIn ? side_by_k : turned(side_by_k));
+  return Stored(F::kFamily, bytes, along || F::kTurnsOnTheWayIn ? side_by_k : transposed(side_by_k));
 }
 
 template <class F>
@@ -69,7 +69,7 @@ void test_products(int bytes, bool along) {
   for (unsigned seed = 0; seed < 4; ++seed) {
     const Matrix a = random_matrix(2 * step, depth, seed), b = random_matrix(depth, 2 * kStripColumns, seed + 10);
     const Matrix next = random_matrix(2 * step, step, seed + 20), expected = product(a, b);
-    const Stored stream_tile = store<F>(bytes, a, along), chain_tile = store<F>(bytes, turned(b), along);
+    const Stored stream_tile = store<F>(bytes, a, along), chain_tile = store<F>(bytes, transposed(b), along);
     const Stored next_tile = store<F>(bytes, next, along);
     const int s0 = seed % 2 * step, c0 = seed / 2 * kStripColumns;
     typename F::Accumulators v{};

@@ -6,6 +6,7 @@
 #include "layer/gpu/plan.h"
 
 using namespace xlstm::gpu;
+using namespace xlstm::gpu::layer;
 
 namespace {
 

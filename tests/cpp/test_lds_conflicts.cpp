@@ -14,6 +14,8 @@
 #include "mlstm/chunkwise/chunk_walk_shape.h"
 
 using namespace xlstm::gpu;
+using namespace xlstm::gpu::attention;
+using namespace xlstm::gpu::mlstm;
 
 namespace {
 
@@ -43,7 +45,7 @@ int conflict(const Pattern& p) {
 
 using Patterns = std::vector<Pattern>;
 
-// Stage::store, or copy_async, of `tokens` by `features`, straight.
+// Stage::store, or cp_async, of `tokens` by `features`, straight.
 void add_straight(Patterns& all, const std::string& name, const lds::Tile& t, int threads) {
   const int n = 16 / t.element_bytes, units = t.rows * t.columns / n;
   all.push_back({name + " stored straight", t, Access::write, 16, threads, (units + threads - 1) / threads,
@@ -53,7 +55,7 @@ void add_straight(Patterns& all, const std::string& name, const lds::Tile& t, in
                  }});
 }
 
-// Stage::store_turned: the tile is features by tokens.
+// Stage::store_transposed: the tile is features by tokens.
 void add_turned(Patterns& all, const std::string& name, const lds::Tile& t, int threads) {
   const int n = 16 / t.element_bytes, tokens = t.columns, units = tokens * t.rows / n / 4;
   const int rounds = (units + threads - 1) / threads;
@@ -127,7 +129,7 @@ void add_square(Patterns& all, const std::string& name, const lds::Tile& t, int 
   const int in_word = 4 / t.element_bytes, fours = t.columns / 4, units = fours * t.rows / in_word;
   all.push_back({name, t, Access::write, 4 * t.element_bytes, threads, in_word, [=](int thread, int half) {
                    if (thread >= units) return -1;
-                   const int word = turned_word(t.element_bytes, t.columns, thread / fours);
+                   const int word = transposed_word(t.element_bytes, t.columns, thread / fours);
                    return t.at(word * in_word + half, thread % fours * 4);
                  }});
 }
@@ -186,16 +188,16 @@ void add_square_of_pair(Patterns& all, const std::string& name, const lds::Tile&
     return;
   }
   const int squares = t.columns / square;
-  lds::Tile turned = t;
-  std::swap(turned.rows, turned.columns);
+  lds::Tile transposed = t;
+  std::swap(transposed.rows, transposed.columns);
   all.push_back({name + " stored along", t, Access::write, 16, wave, 4 * squares, [=](int lane, int round) {
-                   const SquarePlace at = square_place(t.rows, lane);
+                   const SubtileCoord at = subtile_coord(t.rows, lane);
                    return t.at(4 * at.four + round % 4, round / 4 * square + at.piece * n);
                  }});
-  all.push_back({name + " stored turned", turned, Access::write, 4 * t.element_bytes, wave, n * squares,
+  all.push_back({name + " stored turned", transposed, Access::write, 4 * t.element_bytes, wave, n * squares,
                  [=](int lane, int round) {
-                   const SquarePlace at = square_place(t.rows, lane);
-                   return turned.at(round / n * square + at.piece * n + round % n, 4 * at.four);
+                   const SubtileCoord at = subtile_coord(t.rows, lane);
+                   return transposed.at(round / n * square + at.piece * n + round % n, 4 * at.four);
                  }});
 }
 
@@ -211,11 +213,11 @@ void add_backward(Patterns& all, Family f, const lds::Swizzle& swizzle) {
                                  std::to_string(dqk) + ", " + std::to_string(dv) + "> ";
         for (const int features : {dqk, dv}) {
           const lds::Tile tile{f, bytes, s.tile, features, swizzle};
-          lds::Tile turned = tile;
-          if (f != Family::nvidia) std::swap(turned.rows, turned.columns);
+          lds::Tile transposed = tile;
+          if (f != Family::nvidia) std::swap(transposed.rows, transposed.columns);
           add_square_of_pair(all, name + "tile", tile, s.threads);
           add_operand(all, name + "tile", tile, true, true);
-          add_operand(all, name + "turned", turned, f != Family::nvidia, true);
+          add_operand(all, name + "turned", transposed, f != Family::nvidia, true);
           if (s.chain_in_lds) add_operand(all, name + "owned", {f, bytes, s.owned, features, swizzle}, true, false);
         }
       }

@@ -9,6 +9,7 @@
 #include "engine/gemm_mma/gemm_mma_plan.h"
 
 using namespace xlstm::gpu;
+using namespace xlstm::gpu::engine;
 
 namespace {
 
@@ -26,7 +27,7 @@ int feature_in_memory(Family f, int bits, int lane, int load, int n, int e) {
 void test_order() {
   for (const Family f : kFamilies)
     for (const int bits : {4, 8, 16}) {
-      const int pieces = chain_pieces(f, 2);
+      const int pieces = chain_vec16s(f, 2);
       for (int row = 0; row < kStripColumns; ++row) {
         std::vector<int> seen(kStepFeatures);
         for (int lane = 0; lane < wave_size(f); ++lane)
@@ -38,7 +39,7 @@ void test_order() {
               // Where the chain operand has it: the piece of a unit, whose k the stream shares.
               const int unit = eight / unit_eights(f), p = f == Family::rdna ? eight % 2 : lane_rows(f) == 1 ? 0 : j;
               CHECK(p < pieces, "piece %d", p);
-              const PiecePosition at = chain_piece(f, 2, lane, p);
+              const Vec16Position at = chain_vec16(f, 2, lane, p);
               CHECK(at.row == row, "row %d of a lane's piece, expected %d", at.row, row);
               for (int e = 0; e < kEight; ++e) {
                 const int feature = feature_in_memory(f, bits, lane, load, n, e);
@@ -67,7 +68,7 @@ void test_slots() {
         for (int piece = 0; piece < unit_features(f, 2) / kEight; ++piece)
           ++taken[size_t(slot_in_strip(f, unit, row, piece))];
       for (const int n : taken) CHECK(n == 1, "a place that %d pieces have", n);
-      for (int p = 0; p < stream_pieces(f, 2); ++p)
+      for (int p = 0; p < stream_vec16s(f, 2); ++p)
         for (int group = 0; group < stream_slots(f) / 8; ++group) {
           std::vector<int> banks(8);
           for (int n = 0; n < 8; ++n) {
@@ -77,7 +78,7 @@ void test_slots() {
                                                       : group % 2 ? 12
                                                                   : 20)
                                                : group * 8 + n;
-            const PiecePosition at = stream_piece(f, 2, lane, p);
+            const Vec16Position at = stream_vec16(f, 2, lane, p);
             ++banks[size_t(slot_in_strip(f, unit, at.row, at.feature / kEight) % 8)];
           }
           for (const int n : banks) CHECK(n == 1, "family %d: %d lanes read one bank", int(f), n);

@@ -6,6 +6,7 @@
 #include "operands.h"
 
 using namespace operands;
+using namespace xlstm::gpu::attention;
 
 namespace {
 
@@ -21,16 +22,16 @@ template <int kBytes>
 typename Cdna<kBytes>::Stream stream_of(Cdna<kBytes>, const Matrix& unit, int) {
   typename Cdna<kBytes>::Stream o;
   for (int lane = 0; lane < 64; ++lane)
-    for (int j = 0; j < stream_pieces(Family::cdna, kBytes); ++j)
+    for (int j = 0; j < stream_vec16s(Family::cdna, kBytes); ++j)
       for (int e = 0; e < 16 / kBytes; ++e)
-        o.k[j][lane][e] = element(unit, stream_piece(Family::cdna, kBytes, lane, j), e);
+        o.k[j][lane][e] = element(unit, stream_vec16(Family::cdna, kBytes, lane, j), e);
   return o;
 }
 template <int kBytes>
 typename Cdna<kBytes>::Chain chain_of(Cdna<kBytes>, const Matrix& unit, int) {
   typename Cdna<kBytes>::Chain o;
   for (int lane = 0; lane < 64; ++lane)
-    for (int e = 0; e < 16 / kBytes; ++e) o[lane][e] = element(unit, chain_piece(Family::cdna, kBytes, lane, 0), e);
+    for (int e = 0; e < 16 / kBytes; ++e) o[lane][e] = element(unit, chain_vec16(Family::cdna, kBytes, lane, 0), e);
   return o;
 }
 template <int kBytes>
@@ -38,7 +39,7 @@ typename Rdna<kBytes>::Chain stream_of(Rdna<kBytes>, const Matrix& unit, int) {
   typename Rdna<kBytes>::Chain o;
   constexpr int n = 16 / kBytes;
   for (int lane = 0; lane < 32; ++lane)
-    for (int k = 0; k < 16; ++k) o[lane][k] = element(unit, stream_piece(Family::rdna, kBytes, lane, k / n), k % n);
+    for (int k = 0; k < 16; ++k) o[lane][k] = element(unit, stream_vec16(Family::rdna, kBytes, lane, k / n), k % n);
   return o;
 }
 template <int kBytes>
@@ -52,7 +53,7 @@ typename Nvidia<kBytes>::Stream stream_of(Nvidia<kBytes>, const Matrix& unit, in
     for (int w = 0; w < 4; ++w)
       for (int h = 0; h < 2; ++h) {
         const int e = kBytes == 2 ? 2 * (2 * step + w % 2) + h : w % 2 * 2 + h;
-        o[lane][2 * w + h] = element(unit, stream_piece(Family::nvidia, kBytes, lane, w / 2), e);
+        o[lane][2 * w + h] = element(unit, stream_vec16(Family::nvidia, kBytes, lane, w / 2), e);
       }
   return o;
 }
@@ -72,7 +73,7 @@ typename Cdna<kBytes>::Stream turned_of(Cdna<kBytes>, const Matrix& block, int t
   typename Cdna<kBytes>::Stream o;
   for (int lane = 0; lane < 64; ++lane)
     for (int k = 0; k < 16 / kBytes; ++k) {
-      const PiecePosition at = turned_piece(Family::cdna, kBytes, lane, k);
+      const Vec16Position at = transposed_vec16(Family::cdna, kBytes, lane, k);
       if (kBytes == 4) o.k[0][lane][k] = element(block, at, t);
       for (int j = 0; kBytes == 2 && j < 2; ++j) o.k[j][lane][k] = element(block, at, 2 * t + j);
     }
@@ -82,7 +83,7 @@ template <int kBytes>
 typename Rdna<kBytes>::Chain turned_of(Rdna<kBytes>, const Matrix& block, int t) {
   typename Rdna<kBytes>::Chain o;
   for (int lane = 0; lane < 32; ++lane)
-    for (int k = 0; k < 16; ++k) o[lane][k] = element(block, turned_piece(Family::rdna, kBytes, lane, k), t);
+    for (int k = 0; k < 16; ++k) o[lane][k] = element(block, transposed_vec16(Family::rdna, kBytes, lane, k), t);
   return o;
 }
 template <int kBytes>
@@ -91,14 +92,14 @@ typename Nvidia<kBytes>::Stream turned_of(Nvidia<kBytes>, const Matrix& block, i
   for (int lane = 0; lane < 32; ++lane)
     for (int half = 0; half < 2; ++half)  // rows 0 to 7, then 8 to 15: neighbours in a piece
       for (int p = 0; p < 4; ++p)
-        o[lane][4 * half + p] = element(block, turned_piece(Family::nvidia, kBytes, lane, p), 2 * t + half);
+        o[lane][4 * half + p] = element(block, transposed_vec16(Family::nvidia, kBytes, lane, p), 2 * t + half);
   return o;
 }
 
 // A chain operand whose k are the tokens in their order: what an accumulated strip is.
 template <class F>
-typename F::Chain in_order(int bytes, const Matrix& k_by_column) {
-  const Stored tile(F::kFamily, bytes, turned(k_by_column));
+typename F::Chain sched_barrier(int bytes, const Matrix& k_by_column) {
+  const Stored tile(F::kFamily, bytes, transposed(k_by_column));
   return F::load_chain(tile, true, 0, 0);
 }
 
@@ -109,21 +110,21 @@ void test_products(F family, int bytes) {
   const Matrix keys = random_matrix(step, unit, 1), q = random_matrix(kStripColumns, unit, 2);
   typename F::Accumulators v{};
   for (int s = 0; s < unit / step; ++s) F::multiply(v, stream_of(family, keys, s), chain_of(family, q, s));
-  const Matrix strip = strip_matrix<F>(v, bytes), expected = product(keys, turned(q));
+  const Matrix strip = strip_matrix<F>(v, bytes), expected = product(keys, transposed(q));
   CHECK(strip.value == expected.value, "%s, %d bytes: features as k", name(f), bytes);
 
-  const Matrix values = random_matrix(step, turned_features(f, bytes), 3),
+  const Matrix values = random_matrix(step, transposed_features(f, bytes), 3),
                weights = random_matrix(step, kStripColumns, 4);
-  const Matrix out = product(turned(values), weights);
-  const typename F::Chain chain = in_order<F>(bytes, weights);
-  std::vector<typename F::Accumulators> block(turned_strips(f, bytes));
-  std::vector<int> times(turned_features(f, bytes));
-  for (int t = 0; t < turned_strips(f, bytes); ++t) {
+  const Matrix out = product(transposed(values), weights);
+  const typename F::Chain chain = sched_barrier<F>(bytes, weights);
+  std::vector<typename F::Accumulators> block(transposed_strips(f, bytes));
+  std::vector<int> times(transposed_features(f, bytes));
+  for (int t = 0; t < transposed_strips(f, bytes); ++t) {
     block[t] = {};
     F::multiply(block[t], turned_of(family, values, t), chain);
     const Matrix of = strip_matrix<F>(block[t], bytes);
     for (int s = 0; s < step; ++s) {
-      const int feature = turned_feature(f, bytes, t, s);
+      const int feature = transposed_feature(f, bytes, t, s);
       ++times[feature];
       for (int c = 0; c < kStripColumns; ++c)
         CHECK(of(s, c) == out(feature, c), "%s, %d bytes: tokens as k, strip %d, row %d", name(f), bytes, t, s);
@@ -133,10 +134,10 @@ void test_products(F family, int bytes) {
   // A lane's pieces of out.
   for (int lane = 0; lane < wave_size(f); ++lane)
     for (int j = 0; j < lane_columns(f); ++j)
-      for (int h = 0; h < turned_held(f); ++h)
-        for (int e = 0; e < turned_elements(f, bytes); ++e) {
-          const StripRegister at = turned_register(f, bytes, h, e, j);
-          const int feature = turned_held_feature(f, bytes, lane, h) + e;
+      for (int h = 0; h < transposed_held(f); ++h)
+        for (int e = 0; e < transposed_elements(f, bytes); ++e) {
+          const StripRegister at = transposed_register(f, bytes, h, e, j);
+          const int feature = transposed_held_feature(f, bytes, lane, h) + e;
           CHECK(block[at.strip][lane][at.r] == out(feature, column_position(f, lane, j)),
                 "%s, %d bytes: lane %d, piece %d, element %d", name(f), bytes, lane, h, e);
         }
@@ -145,7 +146,7 @@ void test_products(F family, int bytes) {
 // ---- the MLA kernel's tile
 
 int place(Family f, int row_bytes, int row, int byte) {
-  return row * row_bytes + both_ways_piece(f, row, byte / 16) * 16 + byte % 16;
+  return row * row_bytes + two_way_vec16(f, row, byte / 16) * 16 + byte % 16;
 }
 
 void test_tile(Family f, int rows, int features) {
@@ -167,16 +168,16 @@ void test_tile(Family f, int rows, int features) {
             [&](int lane) { return place(f, row_bytes, first + lane / 8, line * 128 + lane % 8 * 16); });
   for (int key = 0; key < s.keys; key += strip_step(f, 2)) {
     for (int unit = 0; unit < features / unit_features(f, 2); ++unit)
-      for (int p = 0; p < stream_pieces(f, 2); ++p)
+      for (int p = 0; p < stream_vec16s(f, 2); ++p)
         check("keys along the features", lds::Access::read, 16, [&](int lane) {
-          const PiecePosition at = stream_piece(f, 2, lane, p);
+          const Vec16Position at = stream_vec16(f, 2, lane, p);
           return place(f, row_bytes, key + at.row, 2 * (unit * unit_features(f, 2) + at.feature));
         });
-    for (int block = 0; block < kMlaValues / turned_features(f, 2); ++block)
-      for (int p = 0; p < turned_pieces(f, 2); ++p)
-        check("values across them", lds::Access::read, 4 * turned_words(f, 2), [&](int lane) {
-          const PiecePosition at = turned_piece(f, 2, lane, p);
-          return place(f, row_bytes, key + at.row, 2 * (block * turned_features(f, 2) + at.feature));
+    for (int block = 0; block < kMlaValues / transposed_features(f, 2); ++block)
+      for (int p = 0; p < transposed_vec16s(f, 2); ++p)
+        check("values across them", lds::Access::read, 4 * transposed_words(f, 2), [&](int lane) {
+          const Vec16Position at = transposed_vec16(f, 2, lane, p);
+          return place(f, row_bytes, key + at.row, 2 * (block * transposed_features(f, 2) + at.feature));
         });
   }
 }

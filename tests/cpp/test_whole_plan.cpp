@@ -11,6 +11,7 @@
 #include "engine/megakernel/megakernel_plan.h"
 
 using namespace xlstm::gpu;
+using namespace xlstm::gpu::engine;
 
 namespace {
 
@@ -38,7 +39,7 @@ void test_plan() {
       }
       const PhasePlan& first = p.phase[int(Phase::projections)];
       for (const int gate : {512, 513}) {
-        const int turn = (gate - first.turned + first.items) % first.items;
+        const int turn = (gate - first.transposed + first.items) % first.items;
         CHECK(turn / p.blocks == 1 && turn % p.blocks >= first.items % p.blocks,
               "gates are turn %d: not the second of a block that has one less than others", turn);
       }

@@ -9,6 +9,7 @@ namespace xlstm::gpu {
 
 void no_common_schedule() { throw std::logic_error("the emulator has the Hopper schedule alone"); }
 
+namespace mlstm {
 template <class E>
 void launch_walk(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*, Stream) {
   no_common_schedule();
@@ -16,7 +17,10 @@ void launch_walk(const WalkPlan&, const Chip&, const WalkParams&, const float*, 
 template void launch_walk<float>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*, Stream);
 template void launch_walk<BFloat16>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*, Stream);
 template void launch_walk<Float16>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*, Stream);
+}  // namespace mlstm
 
+namespace layer {
 void norm_forward(const xlstm_norm_forward&, const Chip&, void*) { no_common_schedule(); }
+}  // namespace layer
 
 }  // namespace xlstm::gpu

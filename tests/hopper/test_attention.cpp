@@ -18,6 +18,7 @@
 
 using namespace xlstm;
 using namespace xlstm::gpu;
+using namespace xlstm::gpu::attention;
 
 namespace {
 
@@ -294,7 +295,7 @@ int main(int count, char** arguments) {
     expect("no proxy fence", Bug::proxy_fence, -1, c, {"without a proxy fence"});
     expect("no barrier of a warp", Bug::warp_barrier, -1, c, {"may still be reading", "without a barrier"});
     expect("no fence before products", Bug::products_fence, -1, c, {"without a fence before the group"});
-    expect("no wait for products", Bug::products_wait, -1, c, {"may still be reading", "without waiting"});
+    expect("no wait for products", Bug::wgmma_wait, -1, c, {"may still be reading", "without waiting"});
     expect("fewer bytes announced", Bug::fewer_bytes, -1, c, {"all the bytes that were announced", "deadlock"});
     expect("more bytes announced", Bug::more_bytes, -1, c, {"deadlock"});
     expect("a copy to 8 bytes further on", Bug::moved_copy, -1, c, {"no multiple of 16"});

@@ -237,7 +237,7 @@ int main(int count, char** arguments) {
     test_planted("scores that do not wait for copies", emulator::Bug::barrier_wait, backwards);
     test_planted("scores without a barrier of the block", emulator::Bug::block_barrier, backwards);
     test_planted("scores without a barrier of the warp", emulator::Bug::warp_barrier, backwards);
-    test_planted("scores that do not wait for products", emulator::Bug::products_wait, backwards);
+    test_planted("scores that do not wait for products", emulator::Bug::wgmma_wait, backwards);
   }
   return finish();
 }

@@ -19,6 +19,8 @@
 
 using namespace xlstm;
 using namespace xlstm::gpu;
+using namespace xlstm::gpu::attention;
+using namespace xlstm::gpu::mlstm;
 using emulator::Bug;
 
 namespace {
@@ -304,10 +306,10 @@ int main(int count, char** arguments) {
   CHECK(run(kPlanted, 1).empty(), "with no bug: %s", run(kPlanted, 1).c_str());
   leave_out_barriers();
   expect("no proxy fence", Bug::proxy_fence, -1, {"without a proxy fence"});
-  expect("no wait for copies", Bug::copies_wait, -1, {"without a barrier since", "without a proxy fence"});
+  expect("no wait for copies", Bug::cp_async_wait_all, -1, {"without a barrier since", "without a proxy fence"});
   expect("copies that may be late", Bug::copies_late, -1, {"without a barrier since", "without a proxy fence"});
   expect("no fence before products", Bug::products_fence, -1, {"without a fence before the group"});
-  expect("no wait for products", Bug::products_wait, -1, {"may still be reading", "without waiting"});
+  expect("no wait for products", Bug::wgmma_wait, -1, {"may still be reading", "without waiting"});
   expect("no barriers of warps", Bug::warp_barrier, -1, {"without a barrier since", "may still be reading"});
   expect("no barrier of the block", Bug::block_barrier, -1, {"initialised"});
   expect("an operand outside", Bug::far_operand, -1, {"where the block has"});

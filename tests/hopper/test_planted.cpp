@@ -11,6 +11,7 @@
 #include "walk_problem.h"
 
 using namespace xlstm::gpu;
+using namespace xlstm::gpu::mlstm;
 using emulator::Bug;
 
 namespace {
@@ -80,7 +81,7 @@ int main() {
   expect("no barrier of a warpgroup", Bug::named_barrier, 3, kScored, {"without a barrier", "may still be reading"});
   expect("no barrier of a warp", Bug::warp_barrier, -1, kFlowing, {"may still be reading"});
   expect("no fence before products", Bug::products_fence, -1, kScored, {"without a fence before the group"});
-  expect("no wait for products", Bug::products_wait, -1, kScored, {"may still be reading", "without waiting"});
+  expect("no wait for products", Bug::wgmma_wait, -1, kScored, {"may still be reading", "without waiting"});
   expect("no wait for bulk stores", Bug::stores_wait, -1, kScored, {"may still be reading"});
   expect("no barrier of the cluster", Bug::cluster_barrier, -1, kPair, {"gone", "initialised", "without a barrier"});
   expect("fewer bytes announced", Bug::fewer_bytes, -1, kScored, {"all the bytes that were announced", "deadlock"});

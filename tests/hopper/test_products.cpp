@@ -19,6 +19,7 @@
 
 using namespace xlstm;
 using namespace xlstm::gpu;
+using namespace xlstm::gpu::engine;
 
 namespace {
 
@@ -298,13 +299,13 @@ int main(int count, char** arguments) {
     CHECK(run(pairs) == of_two, "%s: not what the row has beside one other", described(pairs).c_str());
   }
   for (const Case& c : {kCases[0], kCases[5], kCases[12], kCases[14]}) {
-    check_planted(c, emulator::Bug::copies_wait, "copies that are not waited for", {"without a barrier since"});
+    check_planted(c, emulator::Bug::cp_async_wait_all, "copies that are not waited for", {"without a barrier since"});
     check_planted(c, emulator::Bug::copies_late, "a step that may be late", {"without a barrier since"});
     check_planted(c, emulator::Bug::block_barrier, "no barriers", {"shared memory"});
   }
   for (Case c : {kClusters[1], kClusters[4], kClusters[8], kClusters[11], kClusters[16]}) {
     c.clusters = true;
-    check_planted(c, emulator::Bug::copies_wait, "copies that are not waited for", {"without a barrier since"});
+    check_planted(c, emulator::Bug::cp_async_wait_all, "copies that are not waited for", {"without a barrier since"});
     check_planted(c, emulator::Bug::copies_late, "a step that may be late", {"without a barrier since"});
     check_planted(c, emulator::Bug::barrier_wait, "sums that are not waited for",
                   {"without a barrier since", "nobody wrote"});

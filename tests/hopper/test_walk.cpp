@@ -8,6 +8,7 @@
 #include "walk_problem.h"
 
 using namespace xlstm::gpu;
+using namespace xlstm::gpu::mlstm;
 
 int main(int count, char** arguments) {
   const std::vector<float> few{1e-9f, 1e-30f, 0.7f};

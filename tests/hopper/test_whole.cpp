@@ -254,7 +254,7 @@ int main(int count, char** arguments) {
       }
     }
   const Case& c = kCases[1];
-  check_planted(c, emulator::Bug::copies_wait, "copies that are not waited for");
+  check_planted(c, emulator::Bug::cp_async_wait_all, "copies that are not waited for");
   check_planted(c, emulator::Bug::copies_late, "a slot that may be late");
   check_planted(c, emulator::Bug::block_barrier, "no barriers of a block");
   check_planted(c, emulator::Bug::warp_barrier, "no barriers of a warp");

@@ -9,7 +9,7 @@
 // States and dots leave in float: 2^-17 of their terms from the model.
 #include "walk_problem.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 namespace {
 
 constexpr double kEps = 1e-3, kScale = 0x1p-4;
@@ -297,4 +297,4 @@ std::string WalkProblem::compare() {
   return worst.value <= 1 ? "" : text;
 }
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

@@ -11,7 +11,7 @@
 #include "mlstm/chunkwise/launch.h"
 #include "mlstm/recurrence.h"
 
-namespace xlstm::gpu {
+namespace xlstm::gpu::mlstm {
 
 // plain: dv; gained: h with scores and normalisers that were made before; scored: h that makes them; flowing: dq, dk.
 enum class Kind { plain, gained, scored, flowing };
@@ -103,4 +103,4 @@ class WalkProblem {
       n_last_, l_;
 };
 
-}  // namespace xlstm::gpu
+}  // namespace xlstm::gpu::mlstm

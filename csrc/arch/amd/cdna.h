@@ -17,11 +17,11 @@ typedef _Float16 Half4 __attribute__((ext_vector_type(4)));
 
 template <class E>
 struct ChainOperand {  // 16 bytes of k for one column
-  Piece k;
+  Vec16 k;
 };
 template <class E>
 struct StreamOperand {  // the same for one row of each accumulator
-  Piece k[sizeof(E) == 2 ? 2 : 1];
+  Vec16 k[sizeof(E) == 2 ? 2 : 1];
 };
 
 XLSTM_DEVICE Float4 mfma(BFloat16, uint64_t a, uint64_t b, Float4 c) {
@@ -32,7 +32,7 @@ XLSTM_DEVICE Float4 mfma(Float16, uint64_t a, uint64_t b, Float4 c) {
   return __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(Half4, a), __builtin_bit_cast(Half4, b), c, 0, 0, 0);
 }
 // The operands of two instructions. What it does not see through, the compiler does not read from LDS again for a half.
-XLSTM_DEVICE Halves halves_of(const Piece& p) {
+XLSTM_DEVICE Halves halves_of(const Vec16& p) {
   Halves h = __builtin_bit_cast(Halves, p);
   asm("" : "+v"(h));
   return h;
@@ -83,23 +83,23 @@ XLSTM_DEVICE void each_run(const Strip<E>& s, F&& f) {
 // A chain operand whose k is features, from memory: piece(column, k) has a lane's 16 bytes there.
 template <class E, class F>
 XLSTM_DEVICE ChainOperand<E> chain_of(F&& piece, int k0) {
-  return {piece(lane_id() % 16, k0 + lane_id() / 16 * kPieceElements<E>)};
+  return {piece(lane_id() % 16, k0 + lane_id() / 16 * kVec16Elements<E>)};
 }
 
 // From a Tile (tile/lds_tile.h), which holds [side][k] whatever lies in memory.
 template <bool kAlong, class E, class Tile>
 XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0, int lane = lane_id()) {
   StreamOperand<E> o;
-  const int i = lane % 16, k = lane / 16 * kPieceElements<E>;
+  const int i = lane % 16, k = lane / 16 * kVec16Elements<E>;
   const auto at = t.cursor(sizeof(E) == 2 ? interleaved_row(i, 0) : i, k);
-  o.k[0] = read_piece(t.at(at, s0, k0));
-  if constexpr (sizeof(E) == 2) o.k[1] = read_piece(t.at(at, s0 + interleaved_row(0, 1), k0));
+  o.k[0] = read_vec16(t.at(at, s0, k0));
+  if constexpr (sizeof(E) == 2) o.k[1] = read_vec16(t.at(at, s0 + interleaved_row(0, 1), k0));
   return o;
 }
 
 template <class E, class Tile>
 XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0, int lane = lane_id()) {
-  return {read_piece(t.at(t.cursor(lane % 16, lane / 16 * kPieceElements<E>), c0, k0))};
+  return {read_vec16(t.at(t.cursor(lane % 16, lane / 16 * kVec16Elements<E>), c0, k0))};
 }
 
 // The chain side of a matrix whose k is tokens: `plain` as it is, `weighted` with row k times weight[k] scale.
@@ -107,10 +107,10 @@ template <class E, class Tile>
 XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, float scale, ChainOperand<E>& plain,
                              ChainOperand<E>& weighted, int lane = lane_id()) {
   plain = load_chain_along<E>(t, c0, k0, lane);
-  const float* at = weight + k0 + lane / 16 * kPieceElements<E>;
-  Piece by[kPieceElements<E> / 4];
+  const float* at = weight + k0 + lane / 16 * kVec16Elements<E>;
+  Vec16 by[kVec16Elements<E> / 4];
 #pragma unroll
-  for (int h = 0; h < kPieceElements<E> / 4; ++h) by[h] = read_piece(at + 4 * h);
+  for (int h = 0; h < kVec16Elements<E> / 4; ++h) by[h] = read_vec16(at + 4 * h);
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
     const uint32_t x = plain.k.word[w];

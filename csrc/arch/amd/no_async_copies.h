@@ -8,10 +8,10 @@ namespace xlstm::gpu {
 constexpr bool kAsyncCopies = false;
 
 __device__ uint32_t lds_address(const void*);
-__device__ void copy_async(uint32_t lds, const void* global, bool valid);
-__device__ void copy_async_float(float* lds, const float* global);
-__device__ void copies_wait();
-__device__ void meet(int barrier, int threads);
-__device__ void pass(int barrier, int threads);
+__device__ void cp_async(uint32_t lds, const void* global, bool valid);
+__device__ void cp_async_float(float* lds, const float* global);
+__device__ void cp_async_wait_all();
+__device__ void barrier_sync(int barrier, int threads);
+__device__ void barrier_arrive(int barrier, int threads);
 
 }  // namespace xlstm::gpu

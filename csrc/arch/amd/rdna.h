@@ -110,7 +110,7 @@ XLSTM_DEVICE ChainOperand<E> chain_of(F&& piece, int k0) {
   ChainOperand<E> o;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const Piece p = piece(lane_id() % 16, k0 + 8 * h);
+    const Vec16 p = piece(lane_id() % 16, k0 + 8 * h);
 #pragma unroll
     for (int w = 0; w < 4; ++w) o.word[4 * h + w] = p.word[w];
   }
@@ -122,8 +122,8 @@ template <class E, class Tile>
 XLSTM_DEVICE void load_row(const Tile& t, int row, int k0, int lane, float* values) {  // a lane's of 16 from `row` on
   const auto at = t.cursor(lane % 16, 0);
 #pragma unroll
-  for (int p = 0; p < 16 / kPieceElements<E>; ++p) {
-    const Piece x = read_piece(t.at(at, row, k0 + p * kPieceElements<E>));
+  for (int p = 0; p < 16 / kVec16Elements<E>; ++p) {
+    const Vec16 x = read_vec16(t.at(at, row, k0 + p * kVec16Elements<E>));
 #pragma unroll
     for (int w = 0; w < 4; ++w) values[4 * p + w] = as_float(x.word[w]);
   }

@@ -7,23 +7,23 @@ namespace xlstm::gpu {
 
 // ---- barriers in shared memory (Barrier in hopper.h), by their address
 
-XLSTM_DEVICE void barrier_init(uint32_t at, int count) {
+XLSTM_DEVICE void mbarrier_init(uint32_t at, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
 }
-XLSTM_DEVICE void barrier_arrive(uint32_t at) {
+XLSTM_DEVICE void mbarrier_arrive(uint32_t at) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
-XLSTM_DEVICE void barrier_expect(uint32_t at, uint32_t bytes) {
+XLSTM_DEVICE void mbarrier_expect_tx(uint32_t at, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
-XLSTM_DEVICE void barrier_arrive_at(uint32_t at, uint32_t block) {
+XLSTM_DEVICE void mbarrier_arrive_remote(uint32_t at, uint32_t block) {
   asm volatile(
       "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; "
       "}" ::"r"(at),
       "r"(block)
       : "memory");
 }
-XLSTM_DEVICE bool barrier_done(uint32_t at, uint32_t parity) {
+XLSTM_DEVICE bool mbarrier_test_wait(uint32_t at, uint32_t parity) {
   uint32_t yes;
   asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
                : "=r"(yes)
@@ -33,12 +33,12 @@ XLSTM_DEVICE bool barrier_done(uint32_t at, uint32_t parity) {
 }
 
 // After init(), before any other thread or copy uses the barriers, and then a barrier of the block.
-XLSTM_DEVICE void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+XLSTM_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // Shared memory that this thread wrote is there for copies and warpgroup products; then a barrier tells them.
-XLSTM_DEVICE void shared_written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+XLSTM_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-XLSTM_DEVICE void meet_cluster() {
+XLSTM_DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
@@ -53,8 +53,8 @@ XLSTM_DEVICE uint32_t read_shared_word(const float* from) {
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
   return word;
 }
-XLSTM_DEVICE Piece read_shared_piece(const float* from) {
-  Piece p;
+XLSTM_DEVICE Vec16 read_shared_vec16(const float* from) {
+  Vec16 p;
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(p.word[0]), "=r"(p.word[1]), "=r"(p.word[2]), "=r"(p.word[3])
                : "l"(from)
@@ -67,19 +67,19 @@ XLSTM_DEVICE bool look_again() { return true; }
 // ---- registers of a warpgroup, all of whose warps call this; multiples of 8
 
 template <int kCount>
-XLSTM_DEVICE void take_registers() {
+XLSTM_DEVICE void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 template <int kCount>
-XLSTM_DEVICE void leave_registers() {
+XLSTM_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
 // ---- copies
 
 // A panel of a tensor (columns, tokens, heads, batch), from (column, token, head, batch) on; zeros outside of it.
-XLSTM_DEVICE void copy_panel(uint32_t to, const void* from, int column, int token, int head, int batch,
-                             uint32_t barrier) {
+XLSTM_DEVICE void tma_load(uint32_t to, const void* from, int column, int token, int head, int batch,
+                           uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
       "[%6];" ::"r"(to),
@@ -87,17 +87,17 @@ XLSTM_DEVICE void copy_panel(uint32_t to, const void* from, int column, int toke
       : "memory");
 }
 // Bytes side by side; addresses and count are multiples of 16.
-XLSTM_DEVICE void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+XLSTM_DEVICE void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
 // Bytes side by side that will be read soon come to L2; both are multiples of 16.
-XLSTM_DEVICE void ask_bytes_into_l2(const void* from, int bytes) {
+XLSTM_DEVICE void bulk_prefetch_l2(const void* from, int bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 // From this block's shared memory to the same block's or another's of the cluster, with a word to the barrier there.
-XLSTM_DEVICE void copy_to_block(uint32_t block, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+XLSTM_DEVICE void bulk_copy_to_cta(uint32_t block, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
   asm volatile(
       "{ .reg .b32 there, barrier; mapa.shared::cluster.u32 there, %0, %4; mapa.shared::cluster.u32 barrier, %3, %4;\n"
       "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%1], %2, [barrier]; }" ::"r"(
@@ -107,14 +107,14 @@ XLSTM_DEVICE void copy_to_block(uint32_t block, uint32_t to, uint32_t from, uint
 }
 // Numbers to shared memory of a block of the cluster, this one or another, with their bytes for the barrier there. They
 // lie at multiples of their size.
-XLSTM_DEVICE void send_to_block(uint32_t block, uint32_t to, float x, uint32_t barrier) {
+XLSTM_DEVICE void st_async_to_cta(uint32_t block, uint32_t to, float x, uint32_t barrier) {
   asm volatile(
       "{ .reg .b32 there, barrier; mapa.shared::cluster.u32 there, %0, %3; mapa.shared::cluster.u32 barrier, %2, %3;\n"
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %1, [barrier]; }" ::"r"(to),
       "f"(x), "r"(barrier), "r"(block)
       : "memory");
 }
-XLSTM_DEVICE void send_to_block(uint32_t block, uint32_t to, float x, float y, uint32_t barrier) {
+XLSTM_DEVICE void st_async_to_cta(uint32_t block, uint32_t to, float x, float y, uint32_t barrier) {
   asm volatile(
       "{ .reg .b32 there, barrier; mapa.shared::cluster.u32 there, %0, %4; mapa.shared::cluster.u32 barrier, %3, %4;\n"
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%1, %2}, [barrier]; }" ::"r"(to),
@@ -122,7 +122,7 @@ XLSTM_DEVICE void send_to_block(uint32_t block, uint32_t to, float x, float y, u
       : "memory");
 }
 // A panel back to memory, as far as it lies inside the tensor. One thread: stores are its own to wait for.
-XLSTM_DEVICE void store_panel(const void* to, int column, int token, int head, int batch, uint32_t from) {
+XLSTM_DEVICE void tma_store(const void* to, int column, int token, int head, int batch, uint32_t from) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];\n"
       "cp.async.bulk.commit_group;" ::"l"(to),
@@ -130,8 +130,8 @@ XLSTM_DEVICE void store_panel(const void* to, int column, int token, int head, i
       : "memory");
 }
 // Until all of them have left shared memory, or arrived.
-XLSTM_DEVICE void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-XLSTM_DEVICE void stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+XLSTM_DEVICE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+XLSTM_DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // The kernel's params hold the map; fetching it early hides its latency.
 XLSTM_DEVICE void prefetch(const void* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
@@ -140,15 +140,15 @@ XLSTM_DEVICE void prefetch(const void* map) { asm volatile("prefetch.tensormap [
 
 // Around products: registers that they take are written; what was issued is a group; all but the last kGroups are done.
 // Until then the compiler may not touch the sums, which it does not know: `sums` are those that are waited for.
-XLSTM_DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-XLSTM_DEVICE void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+XLSTM_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+XLSTM_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kCount>
 XLSTM_DEVICE void hold(float (&sum)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sum[i])::"memory");
 }
 template <int kGroups, class... Sums>
-XLSTM_DEVICE void products_wait(Sums&... sums) {
+XLSTM_DEVICE void wgmma_wait(Sums&... sums) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
   (hold(sums), ...);
 }
@@ -179,25 +179,25 @@ XLSTM_DEVICE void products_wait(Sums&... sums) {
 
 // Both operands in shared memory; 64, 128, 72 or 8 columns. add: false begins a sum.
 template <bool kAAcross, bool kBAcross, class E = BFloat16>
-XLSTM_DEVICE void multiply_shared(float (&sum)[32], uint64_t a, uint64_t b, bool add = true) {
+XLSTM_DEVICE void wgmma_ss(float (&sum)[32], uint64_t a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64",
                  "{" XLSTM_TEXT32 "}, %32, %33, p, 1, 1, %35, %36; }", : XLSTM_D32(sum, 0) : "l"(a), "l"(b),
                  "r"(int(add)), "n"(int(kAAcross)), "n"(int(kBAcross)));
 }
 template <bool kAAcross, bool kBAcross, class E = BFloat16>
-XLSTM_DEVICE void multiply_shared(float (&sum)[64], uint64_t a, uint64_t b, bool add = true) {
+XLSTM_DEVICE void wgmma_ss(float (&sum)[64], uint64_t a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128",
                  "{" XLSTM_TEXT64 "}, %64, %65, p, 1, 1, %67, %68; }", : XLSTM_D64(sum, 0) : "l"(a), "l"(b),
                  "r"(int(add)), "n"(int(kAAcross)), "n"(int(kBAcross)));
 }
 template <bool kAAcross, bool kBAcross, class E = BFloat16>
-XLSTM_DEVICE void multiply_shared(float (&sum)[36], uint64_t a, uint64_t b, bool add = true) {
+XLSTM_DEVICE void wgmma_ss(float (&sum)[36], uint64_t a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %38, 0;\nwgmma.mma_async.sync.aligned.m64n72",
                  "{" XLSTM_TEXT32 ",%32,%33,%34,%35}, %36, %37, p, 1, 1, %39, %40; }", : XLSTM_D32(sum, 0),
                  XLSTM_D4(sum, 32) : "l"(a), "l"(b), "r"(int(add)), "n"(int(kAAcross)), "n"(int(kBAcross)));
 }
 template <bool kAAcross, bool kBAcross, class E = BFloat16>
-XLSTM_DEVICE void multiply_shared(float (&sum)[4], uint64_t a, uint64_t b, bool add = true) {
+XLSTM_DEVICE void wgmma_ss(float (&sum)[4], uint64_t a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %6, 0;\nwgmma.mma_async.sync.aligned.m64n8",
                  "{%0,%1,%2,%3}, %4, %5, p, 1, 1, %7, %8; }", : XLSTM_D4(sum, 0) : "l"(a), "l"(b), "r"(int(add)),
                  "n"(int(kAAcross)), "n"(int(kBAcross)));
@@ -205,19 +205,19 @@ XLSTM_DEVICE void multiply_shared(float (&sum)[4], uint64_t a, uint64_t b, bool 
 
 // A in registers; 64, 128 or 256 columns.
 template <bool kBAcross, class E = BFloat16>
-XLSTM_DEVICE void multiply_held(float (&sum)[32], const uint32_t* a, uint64_t b, bool add = true) {
+XLSTM_DEVICE void wgmma_rs(float (&sum)[32], const uint32_t* a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64",
                  "{" XLSTM_TEXT32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38; }", : XLSTM_D32(sum, 0) : "r"(a[0]),
                  "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kBAcross)));
 }
 template <bool kBAcross, class E = BFloat16>
-XLSTM_DEVICE void multiply_held(float (&sum)[64], const uint32_t* a, uint64_t b, bool add = true) {
+XLSTM_DEVICE void wgmma_rs(float (&sum)[64], const uint32_t* a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128",
                  "{" XLSTM_TEXT64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70; }", : XLSTM_D64(sum, 0) : "r"(a[0]),
                  "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kBAcross)));
 }
 template <bool kBAcross, class E = BFloat16>
-XLSTM_DEVICE void multiply_held(float (&sum)[128], const uint32_t* a, uint64_t b, bool add = true) {
+XLSTM_DEVICE void wgmma_rs(float (&sum)[128], const uint32_t* a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %133, 0;\nwgmma.mma_async.sync.aligned.m64n256",
                  "{" XLSTM_TEXT128 "}, {%128, %129, %130, %131}, %132, p, 1, 1, %134; }", : XLSTM_D64(sum, 0),
                  XLSTM_D64(sum, 64) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)),
@@ -235,27 +235,27 @@ XLSTM_DEVICE void multiply_held(float (&sum)[128], const uint32_t* a, uint64_t b
 // ---- single threads and warps
 
 // Four 8 x 8 matrices of 2-byte elements: lane l says where row l % 8 of matrix l / 8 goes; or, turned, its column.
-XLSTM_DEVICE void store_matrices(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+XLSTM_DEVICE void stmatrix(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r0), "r"(r1), "r"(r2),
                "r"(r3)
                : "memory");
 }
 
-XLSTM_DEVICE void store_turned_matrices(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+XLSTM_DEVICE void stmatrix_trans(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r0), "r"(r1),
                "r"(r2), "r"(r3)
                : "memory");
 }
 
-// The same number, which the compiler takes for a new one (as arch/fragments.h's made_here): what follows from it is
+// The same number, which the compiler takes for a new one (as arch/fragments.h's opaque): what follows from it is
 // made where it is used, rather than kept through a loop.
-XLSTM_DEVICE int made_here(int x) {
+XLSTM_DEVICE int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
 // Stores that happen or not, without a branch that what comes after would have to stay behind.
-XLSTM_DEVICE void store_if(bool happens, void* to, const Piece& x) {
+XLSTM_DEVICE void store_if(bool happens, void* to, const Vec16& x) {
   asm volatile(
       "{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v4.b32 [%1], {%2, %3, %4, %5}; }" ::"r"(int(happens)),
       "l"(to), "r"(x.word[0]), "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3]));

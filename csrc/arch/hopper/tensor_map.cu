@@ -23,8 +23,8 @@ Encode find_encode() {
 
 }  // namespace
 
-CUtensorMap panel_map(const void* data, int columns, int64_t tokens, int64_t heads, int64_t batch,
-                      const int64_t (&stride)[3], int panel_tokens) {
+CUtensorMap tensor_map(const void* data, int columns, int64_t tokens, int64_t heads, int64_t batch,
+                       const int64_t (&stride)[3], int panel_tokens) {
   static const Encode encode = find_encode();
   const cuuint64_t sizes[] = {cuuint64_t(columns), cuuint64_t(tokens), cuuint64_t(heads), cuuint64_t(batch)};
   // Of an axis of one the stride is never used, and may be anything.

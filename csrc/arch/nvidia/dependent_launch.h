@@ -11,20 +11,20 @@
 namespace xlstm::gpu {
 
 // The next kernel may begin once all blocks of this one have said so, or ended.
-XLSTM_DEVICE void let_next_kernel_begin() {
+XLSTM_DEVICE void pdl_trigger() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 // All that kernels before this one have written is there.
-XLSTM_DEVICE void wait_for_earlier_kernels() {
+XLSTM_DEVICE void pdl_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
 // A line of memory that will be read soon comes to L2. That is where writes meet, so it may be what others still write.
-XLSTM_DEVICE void ask_line_into_l2([[maybe_unused]] const void* at) {
+XLSTM_DEVICE void prefetch_l2_line([[maybe_unused]] const void* at) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 #endif

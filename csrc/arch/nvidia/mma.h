@@ -102,7 +102,7 @@ XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0, int lan
     if constexpr (kAlong)
       ldmatrix(o.word, lds_address(t.base) + t.cursor(8 * (m / 2) + i, 8 * (m % 2)).at(s0, k0));
     else
-      ldmatrix_transposed(o.word, lds_address(t.base) + t.cursor(8 * (m % 2) + i, 8 * (m / 2)).at(k0, s0));
+      ldmatrix_trans(o.word, lds_address(t.base) + t.cursor(8 * (m % 2) + i, 8 * (m / 2)).at(k0, s0));
   } else {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -134,8 +134,8 @@ template <class E, class Tile>
 XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, float scale, ChainOperand<E>& plain,
                              ChainOperand<E>& weighted, int lane = lane_id()) {
   if constexpr (sizeof(E) == 2)
-    ldmatrix_transposed(plain.word,
-                        lds_address(t.base) + t.cursor(8 * (lane / 16) + lane % 8, 8 * ((lane / 8) % 2)).at(k0, c0));
+    ldmatrix_trans(plain.word,
+                   lds_address(t.base) + t.cursor(8 * (lane / 16) + lane % 8, 8 * ((lane / 8) % 2)).at(k0, c0));
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
     const int c = c0 + 8 * (w % 2) + lane / 4, k = k0 + 8 * (w / 2) + 2 * (lane % 4);
@@ -154,9 +154,9 @@ XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight,
 
 // ---- global to LDS
 
-XLSTM_DEVICE void copy_async(uint32_t lds, const void* global, bool valid) {  // 16 bytes, or zeros
-  copy_16_bytes(lds, global, valid ? 16 : 0);
+XLSTM_DEVICE void cp_async(uint32_t lds, const void* global, bool valid) {  // 16 bytes, or zeros
+  cp_async_16(lds, global, valid ? 16 : 0);
 }
-XLSTM_DEVICE void copy_async_float(float* lds, const float* global) { copy_4_bytes(lds_address(lds), global); }
+XLSTM_DEVICE void cp_async_float(float* lds, const float* global) { cp_async_4(lds_address(lds), global); }
 
 }  // namespace xlstm::gpu

@@ -5,39 +5,39 @@
 
 namespace xlstm::gpu {
 
-XLSTM_DEVICE float exp2_approximate(float x) {
+XLSTM_DEVICE float ex2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-XLSTM_DEVICE float inverse_approximate(float x) {
+XLSTM_DEVICE float rcp_approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-XLSTM_DEVICE float inverse_root_approximate(float x) {
+XLSTM_DEVICE float rsqrt_approx(float x) {
   float y;
   asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 // Of each half; NaN where both are.
-XLSTM_DEVICE uint32_t greater_bfloat16(uint32_t x, uint32_t y) {
+XLSTM_DEVICE uint32_t max_bfloat16(uint32_t x, uint32_t y) {
   uint32_t r;
   asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
   return r;
 }
-XLSTM_DEVICE uint32_t greater_float16(uint32_t x, uint32_t y) {
+XLSTM_DEVICE uint32_t max_float16(uint32_t x, uint32_t y) {
   uint32_t r;
   asm("max.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
   return r;
 }
 // The same, of the smaller.
-XLSTM_DEVICE uint32_t less_bfloat16(uint32_t x, uint32_t y) {
+XLSTM_DEVICE uint32_t min_bfloat16(uint32_t x, uint32_t y) {
   uint32_t r;
   asm("min.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
   return r;
 }
-XLSTM_DEVICE uint32_t less_float16(uint32_t x, uint32_t y) {
+XLSTM_DEVICE uint32_t min_float16(uint32_t x, uint32_t y) {
   uint32_t r;
   asm("min.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
   return r;
@@ -89,7 +89,7 @@ XLSTM_DEVICE uint32_t multiply_float16(uint32_t a, uint32_t b) {
 
 // The same pointer to device memory, which the compiler takes for a new one.
 template <class T>
-XLSTM_DEVICE T* unknown_pointer(T* p) {
+XLSTM_DEVICE T* opaque_pointer(T* p) {
   asm volatile("" : "+l"(p));
   __builtin_assume(__isGlobal(p));
   return p;
@@ -119,32 +119,32 @@ XLSTM_DEVICE void ldmatrix(uint32_t* r, uint32_t address) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
 }
-XLSTM_DEVICE void ldmatrix_transposed(uint32_t* r, uint32_t address) {
+XLSTM_DEVICE void ldmatrix_trans(uint32_t* r, uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
 }
 
 // From global to shared memory without registers. Of the 16 bytes only `bytes` are read, the others are zeros.
-XLSTM_DEVICE void copy_16_bytes(uint32_t to, const void* from, int bytes) {
+XLSTM_DEVICE void cp_async_16(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
-XLSTM_DEVICE void copy_4_bytes(uint32_t to, const void* from) {
+XLSTM_DEVICE void cp_async_4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from));
 }
 // Copies since the last call are a group; of groups all but the last kLate have come.
-XLSTM_DEVICE void copies_sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+XLSTM_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kLate>
-XLSTM_DEVICE void copies_came() {
+XLSTM_DEVICE void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLate) : "memory");
 }
-XLSTM_DEVICE void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+XLSTM_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Named barriers 1 to 15 of a block: some of its warps wait for each other, or only say that they came by.
-XLSTM_DEVICE void meet(int barrier, int threads) {
+XLSTM_DEVICE void barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-XLSTM_DEVICE void pass(int barrier, int threads) {
+XLSTM_DEVICE void barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 

@@ -83,14 +83,14 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
     arrive([&] {
       bring(stages, place, here, 0);
       if constexpr (kOfKeys && !kAsyncCopies)
-        if (thread_here() < 2 * kTile) facts_in(here)[thread_here()] = stages.fact;
+        if (opaque_thread() < 2 * kTile) facts_in(here)[opaque_thread()] = stages.fact;
       fill_keep(rules, place);
     });
     if constexpr (kAllAtOnce && kShape.buffers * (kAsyncCopies ? 1 : 2) > 1) fetch_next();
     // Made anew for each product, with the addresses that follow from it, where registers are short.
-    const int lane_of_tile = kFamily == Family::nvidia ? lane_id() : thread_here() % kWave;
+    const int lane_of_tile = kFamily == Family::nvidia ? lane_id() : opaque_thread() % kWave;
     const auto lane = [&] {
-      return !kFull && kFamily != Family::rdna ? lane_of_tile : kAsyncCopies ? lane_here() : thread_here() % kWave;
+      return !kFull && kFamily != Family::rdna ? lane_of_tile : kAsyncCopies ? opaque_lane() : opaque_thread() % kWave;
     };
     const float slope =
         kFull && rules.slopes
@@ -106,7 +106,7 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
 #pragma unroll
         for (int r = 0; r < kRowStrips; ++r)
 #pragma unroll
-          for (int c = 0; c < kColumnStrips; ++c) s[r][c].made();  // before the barrier
+          for (int c = 0; c < kColumnStrips; ++c) s[r][c].materialise();  // before the barrier
         arrive_with(1);
       }
       this->template multiply_rows<false>(dp, second_tile(here), row0, lane());
@@ -116,7 +116,7 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
       for (int r = 0; r < kRowStrips; ++r)
 #pragma unroll
         for (int c = 0; c < kColumnStrips; ++c) {
-          if constexpr (!kAllAtOnce) s[r][c].made(), dp[r][c].made();
+          if constexpr (!kAllAtOnce) s[r][c].materialise(), dp[r][c].materialise();
           if constexpr (kOfKeys) weights[r][c] = as_chain(s[r][c], 1.0f);
           if constexpr (!kRolled) ds[r][c] = as_chain(dp[r][c], 1.0f);
         }
@@ -125,7 +125,7 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
       if constexpr (kOfKeys) add_rows(second_sums, second_turned(here), row0, weights, lane());
       if constexpr (!kAllAtOnce && kShape.matrices == 1 && kOfKeys) {
         each_strip([](bool is_first, int, int, Strip<E>& sum) {
-          if (!is_first) sum.made();
+          if (!is_first) sum.materialise();
         });
         arrive_with(3);
       }
@@ -154,7 +154,7 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
     const auto [first, tiles] = band.template tiles_seen<kOfKeys>(owned, kShape.owned, queries, keys, kTile);
     const int members = kOfKeys ? group : 1;
     const auto border = [&](int n) {  // of parts
-      return same_in_all(int(uint64_t(uint32_t(tiles)) * uint32_t(members) * uint32_t(n) / uint32_t(parts)));
+      return uniform(int(uint64_t(uint32_t(tiles)) * uint32_t(members) * uint32_t(n) / uint32_t(parts)));
     };
     const int from = border(part), to = border(part + 1);
     zero_sums();
@@ -167,7 +167,7 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
     fetch(stages, next, 0);
 #pragma unroll 1
     for (int n = 0; from + n < to; ++n) {
-      p = read_here(p);
+      p = reload_params(p);
       const Place place = next;
       next.first += kTile;
       if (next.first >= (first + tiles) * kTile) next = {place.member + 1, first * kTile};
@@ -194,8 +194,8 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
     int order = 0;
     base += threadIdx.x;
     each_strip([&](bool, int, int, Strip<E>& s) {
-      in_order();
-      float* to = made_here(base) + order * (kRegisters * kThreads);
+      sched_barrier();
+      float* to = opaque(base) + order * (kRegisters * kThreads);
       ++order;
 #pragma unroll
       for (int r = 0; r < kRegisters; ++r) f(s.value[r], to + r * kThreads);
@@ -216,7 +216,7 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
       first = query_rows<E>(at, call.dq, query_head, call.in.dqk, p->whole.dq);
     }
     each_strip([&](bool is_first, int c, int feature, Strip<E>& s) {
-      in_order();
+      sched_barrier();
       s.scale(is_first ? scale : kept);
       const TokenRows<E>& to = kPairs || is_first ? first : second;
       each_run(s, [&](int row, int j, const float(&value)[kRun<E>]) {
@@ -235,7 +235,7 @@ __global__ __launch_bounds__(
     backward_shape(kFamily, sizeof(E), kQk, kV, kOfKeys).threads,
     backward_shape(kFamily, sizeof(E), kQk, kV, kOfKeys).blocks) void attention_gradients(const BackwardParams params) {
   extern __shared__ __align__(128) char lds[];
-  const BackwardParams* p = read_here(only_param(params));
+  const BackwardParams* p = reload_params(kernel_params(params));
   const xlstm_attention& in = p->call.in;
   using Walk = Backward<E, kQk, kV, kFull, kOfKeys>;
   const uint32_t heads = uint32_t(kOfKeys ? in.heads_k : in.heads_q), all = heads * uint32_t(in.batch);
@@ -260,7 +260,7 @@ template <class E, int kQk, int kV>
 __global__ __launch_bounds__(
     backward_shape(kFamily, sizeof(E), kQk, kV, true).threads,
     backward_shape(kFamily, sizeof(E), kQk, kV, true).blocks) void sum_parts(const BackwardParams params) {
-  const BackwardParams* p = read_here(only_param(params));
+  const BackwardParams* p = reload_params(kernel_params(params));
   const xlstm_attention& in = p->call.in;
   using Walk = Backward<E, kQk, kV, true, true>;
   const uint32_t heads = uint32_t(in.heads_k), which = blockIdx.x % (heads * uint32_t(in.batch));

@@ -117,9 +117,9 @@ struct HopperGradients : OwnedRows<E, Room> {
   }
   XLSTM_DEVICE void sums_made(Sums& sums, int n) const {
     if constexpr (kOfKeys)
-      products_wait<0>(sums.first, sums.second);
+      wgmma_wait<0>(sums.first, sums.second);
     else
-      products_wait<0>(sums.first);
+      wgmma_wait<0>(sums.first);
     room.give_free(n);
   }
 
@@ -132,9 +132,9 @@ struct HopperGradients : OwnedRows<E, Room> {
     const int tiles_end = first + room.seen.count * kTile;
     ask_scores(s, owned, 0);
     ask_dp(dp, owned, 0);
-    products_wait<1>(s);
+    wgmma_wait<1>(s);
     weigh(s, 0, first);
-    products_wait<0>(dp);
+    wgmma_wait<0>(dp);
     flow(dp, s, 0);
     operands.pack_all(s, dp);
     int n = 0;
@@ -146,14 +146,14 @@ struct HopperGradients : OwnedRows<E, Room> {
       ask_scores(s, owned, n + 1);
       if constexpr (kEarlyDp) ask_dp(dp, owned, n + 1);
       ask_sums(sums, operands, n);
-      products_wait<kAdds + kEarlyDp>(s);
+      wgmma_wait<kAdds + kEarlyDp>(s);
       weigh(s, n + 1, first);
       if constexpr (kEarlyDp) {
-        products_wait<kAdds>(dp);
+        wgmma_wait<kAdds>(dp);
       } else {
-        products_wait<1>(sums.second);
+        wgmma_wait<1>(sums.second);
         ask_dp(dp, owned, n + 1);
-        products_wait<0>(dp);
+        wgmma_wait<0>(dp);
       }
       flow(dp, s, n + 1);
       sums_made(sums, n);

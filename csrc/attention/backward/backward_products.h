@@ -40,7 +40,7 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
     TokenRows<E> first, second;
     rows_of(kOfKeys, query_head, first, second);
     const int there = (kOfKeys ? keys : queries) - owned;
-    constexpr int kPieces = kShape.owned / kTile;
+    constexpr int kVec16s = kShape.owned / kTile;
     static_assert(kShape.owned % kTile == 0);
     if constexpr (kAsyncCopies) {
       using Whole = PairStage<E, kShape.owned, kQk, kV, kThreads>;
@@ -50,7 +50,7 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
 #pragma unroll 1
       for (int t = 0; t < kShape.owned; t += kTile)
         Pair::move(first, second, owned + t, there - t < kTile ? there - t : kTile,
-                   [&](bool is_second, const Piece* x, int token, int column) {
+                   [&](bool is_second, const Vec16* x, int token, int column) {
                      if (is_second)
                        Pair::store_along(second_owned(), x, t + token, column);
                      else
@@ -60,11 +60,11 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
       Pair pair;
       pair.fetch(first, second, owned, there < kTile ? there : kTile);
 #pragma unroll 1
-      for (int j = 0; j < kPieces; ++j) {
+      for (int j = 0; j < kVec16s; ++j) {
         char* to = room(0);
         arrive([&] { store(pair, to, true, false); });
         const int next = (j + 1) * kTile;
-        if (j + 1 < kPieces) pair.fetch(first, second, owned + next, there - next < kTile ? there - next : kTile);
+        if (j + 1 < kVec16s) pair.fetch(first, second, owned + next, there - next < kTile ? there - next : kTile);
 #pragma unroll
         for (int c = 0; c < kColumnStrips; ++c) {
           const int mine = column0 + c * kStripColumns - j * kTile;
@@ -76,7 +76,7 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
           for (int k = 0; k < kVSteps; ++k)
             second_chain[c][k] = load_chain_along<E>(second_tile(to), mine, k * kStepRows);
         }
-        reads_done();
+        wait_lds_reads();
       }
     }
     if constexpr (!kOfKeys) {
@@ -147,7 +147,7 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
     Scores part;
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
-      in_order();
+      sched_barrier();
       if (kStreams == 1 ? k > 0 : k + 1 < kSteps) load(k + kStreams - 1);
 #pragma unroll
       for (int c = 0; c < kColumnStrips; ++c) {
@@ -173,11 +173,11 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
     StreamOperand<E> stream[kStreams];
     const auto load = [&](int n) {
       stream[n % kStreams] = load_stream<false, E>(tile, feature0 + n % kSums * kStepRows, row0 + n / kSums * kStepRows,
-                                                   kRolled ? lane_here() : lane);
+                                                   kRolled ? opaque_lane() : lane);
     };
     load(0);
     each_of<kSums * kRowStrips>([&](auto n) {
-      in_order();
+      sched_barrier();
       if (kStreams == 1 ? n > 0 : n + 1 < kSums * kRowStrips) load(n + kStreams - 1);
 #pragma unroll
       for (int c = 0; c < kColumnStrips; ++c) multiply(sums[n % kSums][c], stream[n % kStreams], weights[n / kSums][c]);
@@ -226,7 +226,7 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
 #pragma unroll
       for (int r = 0; r < kRowStrips; ++r)
 #pragma unroll
-        for (int c = 0; c < kColumnStrips; ++c) dp[r][c].made();
+        for (int c = 0; c < kColumnStrips; ++c) dp[r][c].materialise();
     }
     const auto distance = [&](int down, int across) { return apart_here + (kOfKeys ? across - down : down - across); };
 
@@ -252,7 +252,7 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
       });
     uint32_t dropped[kRowStrips][kColumnStrips] = {};  // a bit for each register
     if (kFull && rules.drops) {
-      const float kept_scale = same_in_all(float(dropout_scale(p->call.in.dropout_p)));
+      const float kept_scale = uniform(float(dropout_scale(p->call.in.dropout_p)));
       each([&](int rs, int r, int c, int down, int across) {
         const int key = kOfKeys ? column0 + own.column + across : row0 + own.row + down;
         const int query = kOfKeys ? row0 + own.row + down : column0 + own.column + across;

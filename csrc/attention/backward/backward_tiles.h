@@ -60,7 +60,7 @@ struct BackwardTiles {
     group = int(uint32_t(in.heads_q) / uint32_t(in.heads_k));
     key_head = kOfKeys ? head : uint32_t(head) / uint32_t(group);
     query_head = kOfKeys ? head * group : head;
-    queries = same_in_all(int(at.queries)), keys = same_in_all(int(at.keys));
+    queries = uniform(int(at.queries)), keys = uniform(int(at.keys));
     owned = int(block) * kShape.owned;
     column0 = (kPairs ? wave_id() % kShape.waves_along : wave_id() / kShape.waves_across) * kShape.columns;
     feature_wave = wave_id() % kShape.waves_across;
@@ -113,19 +113,19 @@ struct BackwardTiles {
   }
 
   // Which of the matrices of a tile go to the room together.
-  XLSTM_DEVICE void store(const Pair& pair, char* room, bool along, bool turned) const {
-    pair.each([&](bool second, const Piece* x, int token, int column) {
-      put(room, second, x, token, column, along, turned);
+  XLSTM_DEVICE void store(const Pair& pair, char* room, bool along, bool transposed) const {
+    pair.each([&](bool second, const Vec16* x, int token, int column) {
+      put(room, second, x, token, column, along, transposed);
     });
   }
-  XLSTM_DEVICE static void put(char* room, bool second, const Piece* x, int token, int column, bool along,
-                               bool turned) {
+  XLSTM_DEVICE static void put(char* room, bool second, const Vec16* x, int token, int column, bool along,
+                               bool transposed) {
     if (second) {
       if (along) Pair::store_along(second_tile(room), x, token, column);
-      if (turned && kOfKeys) Pair::template store_turned<kV>(second_turned(room), x, token, column);
+      if (transposed && kOfKeys) Pair::template store_transposed<kV>(second_turned(room), x, token, column);
     } else {
       if (along) Pair::store_along(first_tile(room), x, token, column);
-      if (turned) Pair::template store_turned<kQk>(first_turned(room), x, token, column);
+      if (transposed) Pair::template store_transposed<kQk>(first_turned(room), x, token, column);
     }
   }
 
@@ -147,7 +147,7 @@ struct BackwardTiles {
         rows_of(!kOfKeys, query_head + place.member, first, second);
         s.pair.fetch(first, second, place.first, valid(place.first));
       }
-      if constexpr (kOfKeys) s.fact = tile_facts(place)[thread_here() % (2 * kTile)];
+      if constexpr (kOfKeys) s.fact = tile_facts(place)[opaque_thread() % (2 * kTile)];
     }
   }
   XLSTM_DEVICE const float* tile_facts(const Place& place) const {
@@ -161,9 +161,9 @@ struct BackwardTiles {
       s.member = place.member;
       TokenRows<E> first, second;
       rows_of(!kOfKeys, query_head + place.member, first, second);
-      const int64_t mine = place.first + Pair::my_token();
-      s.first = first.data + mine * first.stride + Pair::my_column();
-      s.second = second.data + mine * second.stride + Pair::my_column();
+      const int64_t mine = place.first + Pair::lane_token();
+      s.first = first.data + mine * first.stride + Pair::lane_first_column();
+      s.second = second.data + mine * second.stride + Pair::lane_first_column();
       if constexpr (kOfKeys) s.facts = tile_facts(place) + threadIdx.x;
     }
     const bool whole = kOfKeys ? p->whole.q && p->whole.dout : p->whole.k && p->whole.v;
@@ -178,25 +178,26 @@ struct BackwardTiles {
     }
     s.first += kTile * x.stride[2], s.second += kTile * y.stride[2];
     if constexpr (kOfKeys) {
-      if (threadIdx.x < 2 * kTile) copy_async_float(facts_in(to) + threadIdx.x, s.facts);
+      if (threadIdx.x < 2 * kTile) cp_async_float(facts_in(to) + threadIdx.x, s.facts);
       s.facts += 2 * kTile;
     }
   }
   // Matrices into the room of a tile, of those that LDS has together.
   XLSTM_DEVICE void bring(const Stages& s, const Place& place, char* room, int from_matrix) const {
     if constexpr (kAsyncCopies) return;
-    const bool along = kAllAtOnce || from_matrix < 2, turned = kAllAtOnce || from_matrix >= 2;
+    const bool along = kAllAtOnce || from_matrix < 2, transposed = kAllAtOnce || from_matrix >= 2;
     if constexpr (kShape.ahead) {
-      store(s.pair, room, along, turned);
+      store(s.pair, room, along, transposed);
     } else {
       TokenRows<E> first, second;
       rows_of(!kOfKeys, query_head + place.member, first, second);
       const auto to = [&](bool is_second) {
-        return
-            [=](bool, const Piece* x, int token, int column) { put(room, is_second, x, token, column, along, turned); };
+        return [=](bool, const Vec16* x, int token, int column) {
+          put(room, is_second, x, token, column, along, transposed);
+        };
       };
       const bool both = kShape.matrices > 1;
-      if (both ? along || turned : from_matrix == 0 || from_matrix == 3)
+      if (both ? along || transposed : from_matrix == 0 || from_matrix == 3)
         FirstOnly::move(first, first, place.first, valid(place.first), to(false));
       if (both ? along || kOfKeys : from_matrix == 1 || from_matrix == 2)
         SecondOnly::move(second, second, place.first, valid(place.first), to(true));
@@ -207,12 +208,12 @@ struct BackwardTiles {
   XLSTM_DEVICE ScoreRules rules_in_all() const {
     const xlstm_attention& in = p->call.in;
     ScoreRules r(in);
-    r.scale = same_in_all(sizeof(E) == 4 ? float(in.softmax_scale) : r.scale);
-    r.cap = same_in_all(sizeof(E) == 4 ? float(in.softcap) : r.cap);
-    r.to_cap = same_in_all(r.to_cap);
-    r.threshold = uint32_t(same_in_all(int(r.threshold)));
-    r.offset = uint32_t(same_in_all(int(r.offset)));
-    r.seed = uint32_t(same_in_all(int(uint32_t(r.seed)))) | uint64_t(uint32_t(same_in_all(int(r.seed >> 32)))) << 32;
+    r.scale = uniform(sizeof(E) == 4 ? float(in.softmax_scale) : r.scale);
+    r.cap = uniform(sizeof(E) == 4 ? float(in.softcap) : r.cap);
+    r.to_cap = uniform(r.to_cap);
+    r.threshold = uint32_t(uniform(int(r.threshold)));
+    r.offset = uint32_t(uniform(int(r.offset)));
+    r.seed = uint32_t(uniform(int(uint32_t(r.seed)))) | uint64_t(uint32_t(uniform(int(r.seed >> 32)))) << 32;
     return r;
   }
 

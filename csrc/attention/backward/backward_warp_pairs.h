@@ -37,10 +37,10 @@ struct BackwardPairs : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
     const int barrier = 1 + pair();
     const bool weights = makes_weights();
     const auto along = weights ? Base::first_tile(room) : Base::second_tile(room),
-               turned = weights ? Base::second_tile(room) : Base::first_tile(room);
+               transposed = weights ? Base::second_tile(room) : Base::first_tile(room);
     Scores products;
     this->template multiply_rows<true>(products, along, 0, lane);
-    Piece* between = reinterpret_cast<Piece*>(lds + (kFull ? kShape.lds_bytes : 0)) +
+    Vec16* between = reinterpret_cast<Vec16*>(lds + (kFull ? kShape.lds_bytes : 0)) +
                      pair() * (kShape.pairs_bytes / 16 / kShape.waves_along) + lane;
     const auto each_piece = [&](Scores& strips, auto&& f) {  // f(four floats, where they are on their way)
 #pragma unroll
@@ -56,15 +56,15 @@ struct BackwardPairs : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
       Scores sent;
       this->template weigh<true, false>(products, sent, rules, slope, first, 0, facts,
                                         !this->all_seen(first, kShape.at_once), lane);
-      each_piece(sent, [](const float* x, Piece* to) {
+      each_piece(sent, [](const float* x, Vec16* to) {
         *to = {{as_bits(x[0]), as_bits(x[1]), as_bits(x[2]), as_bits(x[3])}};
       });
-      pass(barrier, kBoth);
+      barrier_arrive(barrier, kBoth);
     } else {
-      meet(barrier, kBoth);
+      barrier_sync(barrier, kBoth);
       Scores got;
-      each_piece(got, [](float* x, const Piece* from) {
-        const Piece piece = *from;
+      each_piece(got, [](float* x, const Vec16* from) {
+        const Vec16 piece = *from;
 #pragma unroll
         for (int j = 0; j < 4; ++j) x[j] = as_float(piece.word[j]);
       });
@@ -75,7 +75,7 @@ struct BackwardPairs : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
     for (int r = 0; r < kRowStrips; ++r)
 #pragma unroll
       for (int c = 0; c < kColumnStrips; ++c) operand[r][c] = as_chain(products[r][c], 1.0f);
-    this->add_rows(Base::first_sums, turned, 0, operand, lane);
+    this->add_rows(Base::first_sums, transposed, 0, operand, lane);
   }
 };
 

@@ -22,8 +22,8 @@ struct Band {
     constexpr int64_t kFar = INT32_MAX;
     const int64_t left = in.window_left < 0 || in.window_left > kFar ? kFar : in.window_left;
     const int64_t right = in.window_right < 0 || in.window_right > kFar ? kFar : in.window_right;
-    least = same_in_all(int(-left));
-    span = same_in_all(int(uint32_t(right + left)));
+    least = uniform(int(-left));
+    span = uniform(int(uint32_t(right + left)));
   }
   // Of the other side's tiles those that some of the tokens [owned, owned + count) see, or are seen by.
   template <bool kOfKeys>
@@ -34,8 +34,8 @@ struct Band {
     const int64_t high = kOfKeys ? end_owned - apart - int64_t(least) : end_owned + apart + most;  // excluded
     const int64_t all = kOfKeys ? queries : keys;
     const int64_t begin = low < 0 ? 0 : low, end = high < all ? high : all;
-    const int first = same_in_all(int(begin / tile));
-    return {first, end > begin ? same_in_all(int((end + tile - 1) / tile)) - first : 0};
+    const int first = uniform(int(begin / tile));
+    return {first, end > begin ? uniform(int((end + tile - 1) / tile)) - first : 0};
   }
   // Tiles that begin at [begin, end) are seen whole by `count` owned tokens from `mine` on.
   struct Whole {

@@ -14,7 +14,7 @@ constexpr int kDeltaThreads = 256;
 
 template <class E>
 __global__ __launch_bounds__(kDeltaThreads) void attention_delta(const BackwardParams params) {
-  const BackwardParams* p = only_param(params);
+  const BackwardParams* p = kernel_params(params);
   const xlstm_attention& in = p->call.in;
   const int64_t heads = p->heads_all_q(), which = blockIdx.x / heads, head_of_all = blockIdx.x % heads;
   const AttentionLayout at(in, head_of_all / in.heads_q);
@@ -24,13 +24,13 @@ __global__ __launch_bounds__(kDeltaThreads) void attention_delta(const BackwardP
   float* facts = facts_of(*p, at, head);
   const TokenRows<E> out = query_rows<E>(at, p->call.out, head, in.dv, p->whole.out);
   const TokenRows<E> dout = query_rows<E>(at, p->call.dout, head, in.dv, p->whole.dout);
-  constexpr int n = kPieceElements<E>, kLanes = 16;
+  constexpr int n = kVec16Elements<E>, kLanes = 16;
   for (int t = threadIdx.x / kLanes; t < kDeltaRows; t += kDeltaThreads / kLanes) {
     const int64_t i = first + t;
     const bool there = i < at.queries;
     float dot = 0;
     for (int column = threadIdx.x % kLanes * n; column < int(in.dv); column += kLanes * n) {
-      const Piece x = out.piece(i, column, there), y = dout.piece(i, column, there);
+      const Vec16 x = out.piece(i, column, there), y = dout.piece(i, column, there);
 #pragma unroll
       for (int j = 0; j < n; ++j) dot += element<E>(x, j) * element<E>(y, j);
     }
@@ -60,7 +60,7 @@ __global__ __launch_bounds__(kDeltaThreads) void attention_delta(const BackwardP
 // dsink of a head: the parts in the order of their blocks, whoever made them.
 template <class E>  // one for each file that includes this
 __global__ __launch_bounds__(kDeltaThreads) void sum_dsink(const BackwardParams params) {
-  const BackwardParams* p = only_param(params);
+  const BackwardParams* p = kernel_params(params);
   const xlstm_attention& in = p->call.in;
   const int64_t blocks = p->blocks_delta * in.batch;
   __shared__ double sums[kDeltaThreads];

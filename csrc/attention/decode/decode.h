@@ -26,7 +26,7 @@ namespace xlstm::gpu::attention {
 template <class E, int kDqk, int kDv, bool kFull>
 struct Decode {
   static constexpr DecodeShape kShape = decode_shape(kFamily, sizeof(E), {kDqk, kDv});
-  static constexpr int kKeys = kStep<E>, kUnits = kDqk / kUnit<E>, kBlocks = kDv / kTurnedFeatures<E>;
+  static constexpr int kKeys = kStep<E>, kUnits = kDqk / kUnit<E>, kBlocks = kDv / kTransposedFeatures<E>;
   static constexpr int kAheadK = kShape.k_ahead, kAheadV = kShape.v_ahead;
   static_assert(kUnits % kAheadK == 0 && kBlocks % kAheadV == 0, "what follows the last is the next tile's first");
 
@@ -39,10 +39,10 @@ struct Decode {
   RowFacts<1> facts;
   ScoreRules rules;
 
-  Piece q[kShape.q_in_lds ? 1 : kUnits][kChainPieces<E>];
-  Piece k[kAheadK][kStreamPieces<E>];
-  TurnedPiece<E> v[kAheadV][kTurnedPieces<E>];
-  Strip<E> out[kBlocks][kTurnedStrips<E>];
+  Vec16 q[kShape.q_in_lds ? 1 : kUnits][kChainVec16s<E>];
+  Vec16 k[kAheadK][kStreamVec16s<E>];
+  TransposedVec16<E> v[kAheadV][kTransposedVec16s<E>];
+  Strip<E> out[kBlocks][kTransposedStrips<E>];
   Columns most = Columns::all(kLowest), sum = Columns::all(0);
   int lane, dqk, dv;  // made anew for each tile, with what follows from them
 
@@ -57,7 +57,7 @@ struct Decode {
         lds(memory),
         facts(at, head, first),
         rules(in),
-        lane(lane_here()),
+        lane(opaque_lane()),
         dqk(int(in.dqk)),
         dv(int(in.dv)) {}
 
@@ -68,11 +68,11 @@ struct Decode {
 
   // ---- Q
 
-  XLSTM_DEVICE Piece* q_in_lds(int unit, int piece) const {
-    return reinterpret_cast<Piece*>(lds) + (unit * kChainPieces<E> + piece) * kWave + lane;
+  XLSTM_DEVICE Vec16* q_in_lds(int unit, int piece) const {
+    return reinterpret_cast<Vec16*>(lds) + (unit * kChainVec16s<E> + piece) * kWave + lane;
   }
-  XLSTM_DEVICE Piece q_piece(int unit, int piece) const {
-    const PiecePosition of = chain_piece(kFamily, sizeof(E), lane, piece);
+  XLSTM_DEVICE Vec16 q_piece(int unit, int piece) const {
+    const Vec16Position of = chain_vec16(kFamily, sizeof(E), lane, piece);
     const int feature = unit * kUnit<E> + of.feature;
     const E* row = static_cast<const E*>(in.q.data) + at.query(in.q, query_of(live(first_row + of.row)));
     return TokenRows<E>{row, 0, int(in.dqk), true}.piece(0, feature, true);
@@ -81,23 +81,23 @@ struct Decode {
     if constexpr (kShape.q_in_lds) {  // as the lanes will read it
       for (int unit = wave_id(); unit < kUnits; unit += kDecodeWaves)
 #pragma unroll
-        for (int c = 0; c < kChainPieces<E>; ++c) *q_in_lds(unit, c) = q_piece(unit, c);
+        for (int c = 0; c < kChainVec16s<E>; ++c) *q_in_lds(unit, c) = q_piece(unit, c);
       __syncthreads();
     } else {
 #pragma unroll
       for (int unit = 0; unit < kUnits; ++unit)
 #pragma unroll
-        for (int c = 0; c < kChainPieces<E>; ++c) q[unit][c] = q_piece(unit, c);
+        for (int c = 0; c < kChainVec16s<E>; ++c) q[unit][c] = q_piece(unit, c);
     }
   }
   XLSTM_DEVICE ChainOperand<E> q_operand(int unit, int step) const {
     if constexpr (kShape.q_in_lds) {
-      Piece held[kChainPieces<E>];
+      Vec16 held[kChainVec16s<E>];
 #pragma unroll
-      for (int c = 0; c < kChainPieces<E>; ++c) held[c] = *q_in_lds(unit, c);
-      return chain_of_pieces<E>(held, step);
+      for (int c = 0; c < kChainVec16s<E>; ++c) held[c] = *q_in_lds(unit, c);
+      return chain_of_vec16s<E>(held, step);
     } else {
-      return chain_of_pieces<E>(q[unit], step);
+      return chain_of_vec16s<E>(q[unit], step);
     }
   }
 
@@ -121,19 +121,20 @@ struct Decode {
   }
   XLSTM_DEVICE void fetch_keys(const Places& at, int unit) {
 #pragma unroll
-    for (int c = 0; c < kStreamPieces<E>; ++c) {
-      const PiecePosition of = stream_piece(kFamily, sizeof(E), lane, c);
+    for (int c = 0; c < kStreamVec16s<E>; ++c) {
+      const Vec16Position of = stream_vec16(kFamily, sizeof(E), lane, c);
       k[unit % kAheadK][c] =
-          load_piece(row_of(in.k, at.key, of.row), inside(unit * kUnit<E> + of.feature, dqk - kPieceElements<E>));
+          load_vec16(row_of(in.k, at.key, of.row), inside(unit * kUnit<E> + of.feature, dqk - kVec16Elements<E>));
     }
   }
   XLSTM_DEVICE void fetch_values(const Places& at, int block) {
 #pragma unroll
-    for (int c = 0; c < kTurnedPieces<E>; ++c) {
-      if (c % 4 == 0) loads_in_order();  // addresses of a few pieces at a time
-      const PiecePosition of = turned_piece(kFamily, sizeof(E), lane, c);
-      v[block % kAheadV][c] = load_turned<E>(row_of(in.v, at.value, of.row),
-                                             inside(block * kTurnedFeatures<E> + of.feature, dv - kTurnedElements<E>));
+    for (int c = 0; c < kTransposedVec16s<E>; ++c) {
+      if (c % 4 == 0) load_barrier();  // addresses of a few pieces at a time
+      const Vec16Position of = transposed_vec16(kFamily, sizeof(E), lane, c);
+      v[block % kAheadV][c] =
+          load_transposed<E>(row_of(in.v, at.value, of.row),
+                             inside(block * kTransposedFeatures<E> + of.feature, dv - kTransposedElements<E>));
     }
   }
 
@@ -144,24 +145,24 @@ struct Decode {
     s.zero();
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      if constexpr (kShape.q_in_lds) lane = lane_here();  // else all of Q is read ahead
-      Piece(&held)[kStreamPieces<E>] = k[unit % kAheadK];
+      if constexpr (kShape.q_in_lds) lane = opaque_lane();  // else all of Q is read ahead
+      Vec16(&held)[kStreamVec16s<E>] = k[unit % kAheadK];
       if (unit * kUnit<E> + kUnit < E >> in.dqk) clear_beyond(held, unit);
 #pragma unroll
       for (int step = 0; step < kUnitSteps<E>; ++step) {
-        loads_in_order();
+        load_barrier();
         multiply(s, stream_of<E>(held, step), q_operand(unit, step));
       }
-      s.made();  // before the next unit's branch, which it would be put off behind with all that it is made of
-      loads_in_order();
+      s.materialise();  // before the next unit's branch, which it would be put off behind with all that it is made of
+      load_barrier();
       fetch_keys(unit + kAheadK < kUnits ? here : next, (unit + kAheadK) % kUnits);
     }
   }
   // Infinities there must not meet q's zeros.
-  XLSTM_DEVICE void clear_beyond(Piece (&held)[kStreamPieces<E>], int unit) const {
+  XLSTM_DEVICE void clear_beyond(Vec16 (&held)[kStreamVec16s<E>], int unit) const {
 #pragma unroll
-    for (int c = 0; c < kStreamPieces<E>; ++c) {
-      const int feature = unit * kUnit<E> + stream_piece(kFamily, sizeof(E), lane, c).feature;
+    for (int c = 0; c < kStreamVec16s<E>; ++c) {
+      const int feature = unit * kUnit<E> + stream_vec16(kFamily, sizeof(E), lane, c).feature;
 #pragma unroll
       for (int w = 0; w < 4; ++w) held[c].word[w] = feature < dqk ? held[c].word[w] : 0;
     }
@@ -183,7 +184,7 @@ struct Decode {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
-        for (int t = 0; t < kTurnedStrips<E>; ++t) scale_columns(out[b][t], by);
+        for (int t = 0; t < kTransposedStrips<E>; ++t) scale_columns(out[b][t], by);
     }
 #pragma unroll
     for (int r = 0; r < Strip<E>::kRegisters; ++r) s.value[r] = exp2_fast(s.value[r] - most.value[Columns::of(r)]);
@@ -196,12 +197,12 @@ struct Decode {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-      for (int t = 0; t < kTurnedStrips<E>; ++t) {
-        loads_in_order();
-        multiply(out[b][t], turned<E>(v[b % kAheadV], t), chain);
+      for (int t = 0; t < kTransposedStrips<E>; ++t) {
+        load_barrier();
+        multiply(out[b][t], transposed<E>(v[b % kAheadV], t), chain);
       }
-      loads_in_order();
-      if constexpr (kAheadV < kBlocks) lane = lane_here();  // else rows' places are kept from block to block
+      load_barrier();
+      if constexpr (kAheadV < kBlocks) lane = opaque_lane();  // else rows' places are kept from block to block
       fetch_values(b + kAheadV < kBlocks ? here : next, (b + kAheadV) % kBlocks);
     }
   }
@@ -211,7 +212,7 @@ struct Decode {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
-      for (int t = 0; t < kTurnedStrips<E>; ++t) out[b][t].zero();
+      for (int t = 0; t < kTransposedStrips<E>; ++t) out[b][t].zero();
     constexpr int kAtOnce = kDecodeWaves * kKeys;
     int first = begin + wave_id() * kKeys;
     if (first >= end) return;
@@ -221,9 +222,9 @@ struct Decode {
 #pragma unroll
     for (int b = 0; b < kAheadV; ++b) fetch_values(here, b);
     for (; first < end; first += kAtOnce) {
-      lane = lane_here();
-      dqk = number_here(dqk);
-      dv = number_here(dv);
+      lane = opaque_lane();
+      dqk = opaque_uniform(dqk);
+      dv = opaque_uniform(dv);
       const Places next = find(first + kAtOnce < end ? first + kAtOnce : first);
       Strip<E> s;
       multiply_keys(s, here, next);
@@ -258,15 +259,15 @@ struct Decode {
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-          for (int t = 0; t < kTurnedStrips<E>; ++t) scale_columns(out[b][t], by);
+          for (int t = 0; t < kTransposedStrips<E>; ++t) scale_columns(out[b][t], by);
           each_held<E>(out[b], 1, [&](int feature, int j, const float* value) {
-            float* to = merged() + Columns::position(j) * merge_row(kDv) + b * kTurnedFeatures<E> + feature;
+            float* to = merged() + Columns::position(j) * merge_row(kDv) + b * kTransposedFeatures<E> + feature;
 #pragma unroll
-            for (int e = 0; e < kTurnedElements<E>; e += 4) {
-              Piece four = w == 0 ? Piece{} : read_piece(to + e);
+            for (int e = 0; e < kTransposedElements<E>; e += 4) {
+              Vec16 four = w == 0 ? Vec16{} : read_vec16(to + e);
 #pragma unroll
               for (int f = 0; f < 4; ++f) four.word[f] = as_bits(as_float(four.word[f]) + value[e + f]);
-              *reinterpret_cast<Piece*>(to + e) = four;
+              *reinterpret_cast<Vec16*>(to + e) = four;
             }
           });
         }
@@ -304,7 +305,7 @@ struct Decode {
         sink = with_sink(keys, static_cast<const float*>(in.sink)[head], p.call.lse_with_sink != 0);
       const float factor = all.sum == 0 ? 0.0f : sink.factor / all.sum;
       float value[4];
-      const Piece four = read_piece(merged() + row * merge_row(kDv) + column);
+      const Vec16 four = read_vec16(merged() + row * merge_row(kDv) + column);
 #pragma unroll
       for (int e = 0; e < 4; ++e) value[e] = as_float(four.word[e]) * factor;
       if (p.splits > 1) {

@@ -31,7 +31,7 @@ struct DecodeShape {
 constexpr int merge_row(int dv) { return dv + 4; }
 
 constexpr DecodeShape decode_shape(Family f, int element_bytes, HeadClass head) {
-  const int units = head.dqk / unit_features(f, element_bytes), all = head.dv / turned_features(f, element_bytes);
+  const int units = head.dqk / unit_features(f, element_bytes), all = head.dv / transposed_features(f, element_bytes);
   const bool half = element_bytes == 2, wide = head.dv > 128;
   DecodeShape s{};
   s.threads = kDecodeWaves * wave_size(f);

@@ -34,7 +34,7 @@ struct Forward {
   static constexpr int kThreads = kShape.threads, kKeys = kShape.keys, kStrips = kShape.strips;
   static constexpr int kKeyStrips = kKeys / kStep<E>, kDepths = kDqk / kStep<E>, kFeatureStrips = kDv / kStep<E>;
   static constexpr int kParts = kDqk / kKeyPart, kPartDepths = kKeyPart / kStep<E>;
-  static constexpr int kWaveRows = kStrips * kStripColumns, n = kPieceElements<E>;
+  static constexpr int kWaveRows = kStrips * kStripColumns, n = kVec16Elements<E>;
   static constexpr bool kOperandAhead = sizeof(StreamOperand<E>) <= 32;
 
   using StageK = KeyStage<E, kKeys, kKeyPart, false, kThreads, kShape.ahead>;
@@ -95,10 +95,10 @@ struct Forward {
         E* to = tile_q(column / kKeyPart).at(row, column % kKeyPart);
         if constexpr (kAsyncCopies)
           if (p->whole_q) {
-            copy_row_piece(to, q_row(block_first + row), column, int(at.in.dqk));
+            copy_row_vec16(to, q_row(block_first + row), column, int(at.in.dqk));
             continue;
           }
-        *reinterpret_cast<Piece*>(to) = q_piece(block_first + row, column);
+        *reinterpret_cast<Vec16*>(to) = q_piece(block_first + row, column);
       }
     }
     if constexpr (!kShape.q_in_lds) {
@@ -134,7 +134,7 @@ struct Forward {
   using Scores = Strip<E>[kKeyStrips][kStrips];
 
   // Where addresses would be kept from tile to tile and registers are too few for them, they are made anew for each.
-  XLSTM_DEVICE static int lane_of_tile() { return kFull || kShape.q_in_lds ? lane_here() : lane_id(); }
+  XLSTM_DEVICE static int lane_of_tile() { return kFull || kShape.q_in_lds ? opaque_lane() : lane_id(); }
 
   // s = K Q^T
   XLSTM_DEVICE void multiply_keys(Scores& s) {
@@ -153,7 +153,7 @@ struct Forward {
 #pragma unroll
       for (int k = 0; k < kKeyStrips; ++k) {
         const int step = depth * kKeyStrips + k;
-        in_order();
+        sched_barrier();
         if (!kOperandAhead) stream[step % 2] = key_operand(step, lane);
         if (kOperandAhead && step + 1 < kDepths * kKeyStrips) stream[(step + 1) % 2] = key_operand(step + 1, lane);
 #pragma unroll
@@ -234,7 +234,7 @@ struct Forward {
 #pragma unroll
       for (int v = 0; v < kFeatureStrips; ++v) {
         const int step = k * kFeatureStrips + v;
-        in_order();
+        sched_barrier();
         if (!kOperandAhead) stream[step % 2] = value_operand(step, lane);
         if (kOperandAhead && step + 1 < kKeyStrips * kFeatureStrips)
           stream[(step + 1) % 2] = value_operand(step + 1, lane);
@@ -257,7 +257,7 @@ struct Forward {
   XLSTM_DEVICE bool inside(int c, int j) const { return row_of(c, j) < rows; }
 
   XLSTM_DEVICE void store() {
-    p = read_here(p);
+    p = reload_params(p);
     const xlstm_attention& in = p->call.in;
     const AttentionLayout at(in, sequence);
     const int columns = int(in.dv);
@@ -289,7 +289,7 @@ struct Forward {
       }
 #pragma unroll
       for (int v = 0; v < kFeatureStrips; ++v) {
-        in_order();
+        sched_barrier();
         scale_columns(out[v][c], factor);
         each_run(out[v][c], [&](int first, int j, const float(&value)[kRun<E>]) {
           if (!inside(c, j)) return;
@@ -352,7 +352,7 @@ struct Forward {
       StageV stage_v[1];
       if (!kAsyncCopies) fetch_k(stage_k, k, tiles.from * kKeys);
       for (int tile = tiles.from; tile < tiles.to; ++tile) {
-        p = read_here(p);
+        p = reload_params(p);
         k.in = v.in = &p->call.in, k.x = &p->call.in.k, v.x = &p->call.in.v;
         const int first = tile * kKeys;
         // Of a wave; NVIDIA's compiler is told so.
@@ -369,7 +369,7 @@ struct Forward {
         if (seen)
           multiply_keys(s);
         else if (kAsyncCopies)
-          each_strip(s, first, [](Strip<E>& strip, int, int) { strip.zero_here(); });
+          each_strip(s, first, [](Strip<E>& strip, int, int) { strip.zero_on_this_path(); });
         arrive_in_turn(store_values);
         // Registers for the next keys are free when scores are weights.
         if (kAsyncCopies) fetch_next();
@@ -389,7 +389,7 @@ __global__ __launch_bounds__(
   using Kernel = Forward<E, kDqk, kDv, kFull>;
   extern __shared__ __align__(128) char lds[];
   const ForwardBlock block(p, Kernel::kShape.rows);
-  if (!block.empty()) Kernel(only_param(p), block, lds).run(block.at);
+  if (!block.empty()) Kernel(kernel_params(p), block, lds).run(block.at);
 }
 
 }  // namespace xlstm::gpu::attention

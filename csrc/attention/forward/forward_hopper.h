@@ -76,7 +76,7 @@ struct HopperAttend : OwnedRows<E, Room> {
     this->hold_owned(owned);
     int first = room.seen.first * kTile, n = 0;
     ask_scores(s, owned, 0);
-    products_wait<0>(s);
+    wgmma_wait<0>(s);
     weigh(s, first, by);
     pack_all(weights, s);
 #pragma unroll 1
@@ -84,9 +84,9 @@ struct HopperAttend : OwnedRows<E, Room> {
       first += kTile;
       ask_scores(s, owned, n + 1);
       ask_out(out, weights, n);
-      products_wait<1>(s);
+      wgmma_wait<1>(s);
       const bool more = weigh(s, first, by);
-      products_wait<0>(out);
+      wgmma_wait<0>(out);
       room.give_free(n);
       if (more)
 #pragma unroll
@@ -94,7 +94,7 @@ struct HopperAttend : OwnedRows<E, Room> {
       pack_all(weights, s);
     }
     ask_out(out, weights, n);
-    products_wait<0>(out);
+    wgmma_wait<0>(out);
     room.give_free(n);
   }
 

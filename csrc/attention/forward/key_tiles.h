@@ -9,7 +9,7 @@
 namespace xlstm::gpu::attention {
 
 // The keys of one head of one sequence, or their values, from its first key on. What a call's params say is read where
-// it is used, from `in` and `x`, which may be set to what read_here() makes of them.
+// it is used, from `in` and `x`, which may be set to what reload_params() makes of them.
 template <class E>
 struct HeadTokens {
   const xlstm_attention* in;
@@ -25,7 +25,7 @@ struct HeadTokens {
         features(int(features)),
         first_key(int(at.first_key)),
         sequence(int(at.index)),
-        whole(same_in_all(int(whole))) {}
+        whole(uniform(int(whole))) {}
   XLSTM_DEVICE bool in_pages() const { return in->block_table != nullptr; }
 
   // Key j's features.
@@ -33,13 +33,13 @@ struct HeadTokens {
     if (!in_pages()) return data + j * x->stride[2];
     const uint32_t token = uint32_t(first_key + j), size = uint32_t(in->page_size);
     // RDNA's compiler may have the pointer in vector registers here, and cannot bring it back.
-    const auto table = kFamily == Family::rdna ? made_here(in->block_table) : global(in->block_table);
+    const auto table = kFamily == Family::rdna ? opaque(in->block_table) : global(in->block_table);
     const int entry = table[sequence * in->block_table_stride + token / size], last = int(in->pages - 1);
     const int page = entry < 0 ? 0 : entry < last ? entry : last;
     return data + page * x->stride[0] + int64_t(token % size) * x->stride[2];
   }
   XLSTM_DEVICE TokenRows<E> rows(int column0) const { return {data + column0, x->stride[2], features - column0, true}; }
-  XLSTM_DEVICE Piece piece(const E* row, int column) const {
+  XLSTM_DEVICE Vec16 piece(const E* row, int column) const {
     return TokenRows<E>{row, 0, features, whole != 0}.piece(0, column, true);
   }
 };
@@ -51,7 +51,7 @@ template <class E, int kTokens, int kFeatures, bool kTransposed, int kThreads, b
 struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
   using Base = Stage<E, kTokens, kFeatures, kTransposed, kThreads>;
   using Storage = typename Base::Storage;
-  static constexpr int n = Base::n, kEach = Base::kEach, kUnits = Base::kUnits, kUnitPieces = Base::kUnitPieces;
+  static constexpr int n = Base::n, kEach = Base::kEach, kUnits = Base::kUnits, kUnitVec16s = Base::kUnitVec16s;
   static constexpr int kAlong = Base::kTurn ? kTokens / 4 : kFeatures / n;  // units along a row of them
 
   XLSTM_DEVICE static int token_of(int unit) { return Base::kTurn ? unit % kAlong * 4 : unit / kAlong; }
@@ -92,7 +92,7 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
  private:
   // Whole pieces, wherever their rows are.
   XLSTM_DEVICE void gather(const HeadTokens<E>& from, int first, int valid, int column0) {
-    const int me = thread_here();
+    const int me = opaque_thread();
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       int unit = me + j * kThreads;
@@ -101,38 +101,38 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
       const bool inside = column0 + column < from.features;
       const int place = inside ? column0 + column : 0;
 #pragma unroll
-      for (int i = 0; i < kUnitPieces; ++i) {
+      for (int i = 0; i < kUnitVec16s; ++i) {
         const E* row = from.at(first + (token + i < valid ? token + i : valid - 1));
-        Piece& held = this->held[kUnitPieces * j + i];
-        held = load_piece(reinterpret_cast<const char*>(row + place), 0);
+        Vec16& held = this->held[kUnitVec16s * j + i];
+        held = load_vec16(reinterpret_cast<const char*>(row + place), 0);
 #pragma unroll
         for (int w = 0; w < 4; ++w) held.word[w] = inside ? held.word[w] : 0;
       }
     }
   }
   // The same on its way to the tile; rows that are no whole pieces go through registers.
-  XLSTM_SELDOM static void copy_apart(Storage tile, HeadTokens<E> from, int first, int valid, int column0) {
+  XLSTM_NOINLINE_PATH static void copy_apart(Storage tile, HeadTokens<E> from, int first, int valid, int column0) {
     if (!from.whole) return bring(tile, from, first, valid, column0);
 #pragma unroll 1
     for (int unit = threadIdx.x; unit < kUnits; unit += kThreads) {
       const int token = token_of(unit), column = column_of(unit);
-      copy_row_piece(tile.at(token, column), from.at(first + (token < valid ? token : valid - 1)) + column0, column,
+      copy_row_vec16(tile.at(token, column), from.at(first + (token < valid ? token : valid - 1)) + column0, column,
                      from.features - column0);
     }
   }
   // Whatever it is, from memory to the tile.
   XLSTM_DEVICE static void bring(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {
 #pragma unroll 1
-    for (int unit = thread_here(); unit < kUnits; unit += kThreads) {
+    for (int unit = opaque_thread(); unit < kUnits; unit += kThreads) {
       const int token = token_of(unit), column = column_of(unit);
-      Piece p[kUnitPieces];
+      Vec16 p[kUnitVec16s];
 #pragma unroll
-      for (int i = 0; i < kUnitPieces; ++i)
+      for (int i = 0; i < kUnitVec16s; ++i)
         p[i] = from.piece(from.at(first + (token + i < valid ? token + i : valid - 1)), column0 + column);
       if constexpr (Base::kTurn)
-        Base::store_turned(tile, p, token, column);
+        Base::store_transposed(tile, p, token, column);
       else
-        *reinterpret_cast<Piece*>(tile.at(token, column)) = p[0];
+        *reinterpret_cast<Vec16*>(tile.at(token, column)) = p[0];
     }
   }
 };

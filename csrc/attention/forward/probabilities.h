@@ -46,7 +46,7 @@ struct Weights : Forward<E, kDqk, kDv, true> {
       typename Base::Scores s;
       if (see.some(first, kKeys)) {
         this->multiply_keys(s);
-        Base::each_strip(s, first, [](Strip<E>& strip, int, int) { strip.made(); });
+        Base::each_strip(s, first, [](Strip<E>& strip, int, int) { strip.materialise(); });
 #pragma unroll
         for (int t = 0; t < Base::kKeyStrips; ++t)
 #pragma unroll
@@ -77,7 +77,7 @@ __global__ __launch_bounds__(forward_shape(kFamily, sizeof(E), {kDqk, kDv}).thre
   using Kernel = Weights<E, kDqk, kDv>;
   extern __shared__ __align__(128) char lds[];
   const ForwardBlock block(p, Kernel::kShape.rows);
-  if (!block.empty()) Kernel(only_param(p), block, lds).run(block.at);
+  if (!block.empty()) Kernel(kernel_params(p), block, lds).run(block.at);
 }
 
 }  // namespace xlstm::gpu::attention

@@ -75,7 +75,7 @@ XLSTM_DEVICE float over_line(float x, F&& f) {
 // row_of(n, row): fills in row n and says whether it is there.
 template <class E, class RowOf>
 XLSTM_DEVICE void combine_rows(const Parts& p, E* out, float* lse, RowOf&& row_of) {
-  __shared__ Piece sums[kCombineThreads];
+  __shared__ Vec16 sums[kCombineThreads];
   const int tiles = (p.dv + kCombineColumns - 1) / kCombineColumns, tile = int(blockIdx.x) % tiles;
   const int line = int(threadIdx.x) / kCombineLineThreads, lane = int(threadIdx.x) % kCombineLineThreads;
   const int first = line % p.groups, column = tile * kCombineColumns + 4 * lane;
@@ -97,7 +97,7 @@ XLSTM_DEVICE void combine_rows(const Parts& p, E* out, float* lse, RowOf&& row_o
       if (!has_keys(x) || column >= p.dv) continue;
       const float weight = exp2_fast((x - most) * kLog2E);
       const TokenRows<float> part{parts, p.out_step, p.dv, p.pieces};
-      const Piece four = part.piece(s, column, true);
+      const Vec16 four = part.piece(s, column, true);
 #pragma unroll
       for (int j = 0; j < 4; ++j) sum[j] += weight * as_float(four.word[j]);
     }
@@ -106,7 +106,7 @@ XLSTM_DEVICE void combine_rows(const Parts& p, E* out, float* lse, RowOf&& row_o
   __syncthreads();
   if (!there || first != 0 || column >= p.dv) return;
   for (int g = 1; g < p.groups; ++g) {
-    const Piece four = sums[threadIdx.x + g * kCombineLineThreads];
+    const Vec16 four = sums[threadIdx.x + g * kCombineLineThreads];
 #pragma unroll
     for (int j = 0; j < 4; ++j) sum[j] += as_float(four.word[j]);
   }

@@ -9,13 +9,13 @@ namespace xlstm::gpu::attention {
 
 inline CUtensorMap query_map(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
   const bool packed = in.cu_seqlens_q != nullptr;
-  return panel_map(x.data, int(features), packed ? in.total_q : in.length_q, in.heads_q, packed ? 1 : in.batch,
-                   x.stride, kPanelColumns);
+  return tensor_map(x.data, int(features), packed ? in.total_q : in.length_q, in.heads_q, packed ? 1 : in.batch,
+                    x.stride, kPanelColumns);
 }
 inline CUtensorMap key_map(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
   const bool packed = in.cu_seqlens_k != nullptr;
-  return panel_map(x.data, int(features), packed ? in.total_k : in.length_k, in.heads_k, packed ? 1 : in.batch,
-                   x.stride, kPanelColumns);
+  return tensor_map(x.data, int(features), packed ? in.total_k : in.length_k, in.heads_k, packed ? 1 : in.batch,
+                    x.stride, kPanelColumns);
 }
 
 template <class Params>

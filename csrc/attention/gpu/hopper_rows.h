@@ -35,7 +35,7 @@ struct OwnedRows {
   XLSTM_DEVICE uint32_t matrices_at(bool second, int sixteen) const {
     const int lane = lane_id();
     return room.owned_at(second) + uint32_t(sixteen / 4 * Room::kOwnedPanel) +
-           panel_piece(uint32_t(warp_row() + lane % 16), uint32_t(sixteen % 4 * 2 + lane / 16));
+           panel_vec16_offset(uint32_t(warp_row() + lane % 16), uint32_t(sixteen % 4 * 2 + lane / 16));
   }
 
   struct Owned {
@@ -54,26 +54,26 @@ struct OwnedRows {
   // scores = owned tile^T
   XLSTM_DEVICE void multiply_tile(float (&scores)[kScores], const Owned& held, int n, bool second) const {
     const uint32_t owned = room.owned_at(second) + uint32_t(panel_bytes(group * 64)), tile = room.tile_at(n, second);
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kFeatures / 16; ++k) {
-      const uint64_t along_tile = along(tile + k / 4 * Room::kTilePanel) + k % 4 * kNextAlong;
+      const uint64_t along_tile = k_major_descriptor(tile + k / 4 * Room::kTilePanel) + k % 4 * kNextKMajor;
       if constexpr (kHeld)
-        multiply_held<false, E>(scores, held.word[second] + 4 * k, along_tile, k > 0);
+        wgmma_rs<false, E>(scores, held.word[second] + 4 * k, along_tile, k > 0);
       else
-        multiply_shared<false, false, E>(scores, along(owned + k / 4 * Room::kOwnedPanel) + k % 4 * kNextAlong,
-                                         along_tile, k > 0);
+        wgmma_ss<false, false, E>(scores, k_major_descriptor(owned + k / 4 * Room::kOwnedPanel) + k % 4 * kNextKMajor,
+                                  along_tile, k > 0);
     }
-    products_end();
+    wgmma_commit();
   }
   // sums += weights tile
   XLSTM_DEVICE void add_tile(float (&sums)[kSums], const uint32_t (&weights)[kScores / 2], int n, bool second) const {
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kTile / 16; ++k)
-      multiply_held<true, E>(sums, weights + 4 * k,
-                             across(room.tile_at(n, second), Room::kTilePanel) + k * kNextAcross);
-    products_end();
+      wgmma_rs<true, E>(sums, weights + 4 * k,
+                        mn_major_descriptor(room.tile_at(n, second), Room::kTilePanel) + k * kNextMnMajor);
+    wgmma_commit();
   }
 
   // -infinity for pairs that are not seen, of a tile that begins with token `first`.
@@ -100,7 +100,7 @@ struct OwnedRows {
 #pragma unroll
       for (int w = 0; w < 4; ++w)
         word[w] = pack_exact(E{}, sums[8 * q + 2 * w] * by[w % 2], sums[8 * q + 2 * w + 1] * by[w % 2]);
-      store_matrices(matrices_at(second, q), word[0], word[1], word[2], word[3]);
+      stmatrix(matrices_at(second, q), word[0], word[1], word[2], word[3]);
     }
     __syncwarp();
     constexpr int kRowPieces = kFeatures / 8, kAtOnce = 32 / kRowPieces;  // rows of a warp
@@ -109,9 +109,9 @@ struct OwnedRows {
 #pragma unroll
     for (int r = 0; r < 16; r += kAtOnce) {
       const int row = warp_row() + r + lane_id() / kRowPieces, token = room.owned + row;
-      const Piece x = *reinterpret_cast<const Piece*>(from + panel_piece(uint32_t(row), uint32_t(piece % 8)));
+      const Vec16 x = *reinterpret_cast<const Vec16*>(from + panel_vec16_offset(uint32_t(row), uint32_t(piece % 8)));
       if (token < room.owned_tokens() && piece * 8 < to.columns)
-        *reinterpret_cast<Piece*>(const_cast<E*>(to.data) + token * to.stride + piece * 8) = x;
+        *reinterpret_cast<Vec16*>(const_cast<E*>(to.data) + token * to.stride + piece * 8) = x;
     }
   }
 };
@@ -130,10 +130,10 @@ XLSTM_DEVICE void run_hopper_attention(const HopperAttentionParams<Params>& para
   room.open();
   const int warp = shuffle_from(int(threadIdx.x / 32), 0, 32);
   if (warp < 4) {
-    leave_registers<kCopyRegisters>();
+    setmaxnreg_dec<kCopyRegisters>();
     if (warp == 0) room.copy_tiles();
   } else {
-    take_registers<kOwnerRegisters>();
+    setmaxnreg_inc<kOwnerRegisters>();
     f(room, warp / 4 - 1);
   }
 }

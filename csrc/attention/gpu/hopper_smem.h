@@ -107,14 +107,14 @@ struct HopperRoom {
   XLSTM_DEVICE Limits& limits() const { return *reinterpret_cast<Limits*>(lds + kLimits); }
 
   // Full is for who reads, free for who writes.
-  XLSTM_DEVICE Barrier barrier(int index) const { return {base + uint32_t(kBarriers + 8 * index)}; }
-  XLSTM_DEVICE Barrier first_full(int n) const { return barrier(kFirstFull + n % kStages); }
-  XLSTM_DEVICE Barrier second_full(int n) const { return barrier(kSecondFull + n % kStages); }
-  XLSTM_DEVICE Barrier free(int n) const { return barrier(kFree + n % kStages); }
+  XLSTM_DEVICE Mbarrier barrier(int index) const { return {base + uint32_t(kBarriers + 8 * index)}; }
+  XLSTM_DEVICE Mbarrier first_full(int n) const { return barrier(kFirstFull + n % kStages); }
+  XLSTM_DEVICE Mbarrier second_full(int n) const { return barrier(kSecondFull + n % kStages); }
+  XLSTM_DEVICE Mbarrier free(int n) const { return barrier(kFree + n % kStages); }
   XLSTM_DEVICE static uint32_t parity(int n) { return uint32_t(n / kStages % 2); }
 
   // Of tile n all products are made that read it: by each warp of those that own tokens.
-  XLSTM_DEVICE void give_free(int n) const { free(n).arrive_of_warp(); }
+  XLSTM_DEVICE void give_free(int n) const { free(n).arrive_once_per_warp(); }
 
   // By the whole block, before anything else. Warps give tiles free.
   XLSTM_DEVICE void open() const {
@@ -122,7 +122,7 @@ struct HopperRoom {
     if (threadIdx.x == 0) {
       for (int i = 0; i < kFree; ++i) barrier(i).init(1);
       for (int i = kFree; i < kBarrierCount; ++i) barrier(i).init(kOwners);
-      barriers_ready();
+      fence_mbarrier_init();
       limits() = {uint32_t(band.span), uint32_t(band.apart) + uint32_t(band.least), keys, 0};
     }
     __syncthreads();
@@ -131,29 +131,30 @@ struct HopperRoom {
   // ---- copies, by one warp
 
   // The tokens [token, token + count) of a side's matrix, `count` a multiple of a box: zeros beyond the tensor.
-  XLSTM_DEVICE void copy(uint32_t to, bool of_keys, bool second, int member, int token, int count, Barrier full) const {
+  XLSTM_DEVICE void copy(uint32_t to, bool of_keys, bool second, int member, int token, int count,
+                         Mbarrier full) const {
     const CUtensorMap& map = of_keys ? (second ? params.v : params.k) : second ? params.dout : params.q;
     const bool packed = of_keys ? at.in.cu_seqlens_k != nullptr : at.in.cu_seqlens_q != nullptr;
     const int first = int(of_keys ? at.first_token + at.first_key : at.first_query) + token;
 #pragma unroll
     for (int i = 0; i < kPanels; ++i)
       for (int box = 0; box < count; box += kBox)
-        copy_panel(to + i * panel_bytes(count) + panel_bytes(box), &map, i * kPanelColumns, first + box,
-                   of_keys ? key_head : query_head + member, packed ? 0 : int(at.index), full);
+        tma_load(to + i * panel_bytes(count) + panel_bytes(box), &map, i * kPanelColumns, first + box,
+                 of_keys ? key_head : query_head + member, packed ? 0 : int(at.index), full);
   }
   XLSTM_DEVICE void copy_owned() const {
     for (int second = 0; second < kShape.owned; ++second) {
-      const Barrier full = barrier(second ? kOwnedSecond : kOwnedFirst);
-      full.expect(kOwnedBytes);
+      const Mbarrier full = barrier(second ? kOwnedSecond : kOwnedFirst);
+      full.arrive_expect_tx(kOwnedBytes);
       copy(owned_at(second), kOfKeys, second, 0, owned, kHopperOwned, full);
     }
   }
-  XLSTM_DEVICE void copy_tile(int n, const Place& place, bool second, Barrier full) const {
+  XLSTM_DEVICE void copy_tile(int n, const Place& place, bool second, Mbarrier full) const {
     copy(tile_at(n, second), !kOfKeys, second, place.member, place.first, kTile, full);
     if constexpr (kShape.with_queries)
       if (!second)
-        copy_bytes(base + uint32_t(facts_offset(n)),
-                   facts_of(p, at, query_head + place.member) + fact_place(place.first), kShape.facts_bytes(), full);
+        bulk_load(base + uint32_t(facts_offset(n)),
+                  facts_of(p, at, query_head + place.member) + fact_place(place.first), kShape.facts_bytes(), full);
   }
   static constexpr uint32_t bytes_of(bool second) { return kTileBytes + (second ? 0 : kShape.facts_bytes()); }
 
@@ -168,26 +169,26 @@ struct HopperRoom {
       if (left < kTile) {
         copy_tail(n, place, left, tails++);
       } else if (lane == 0) {
-        first_full(n).expect(bytes_of(false)), copy_tile(n, place, false, first_full(n));
-        second_full(n).expect(bytes_of(true)), copy_tile(n, place, true, second_full(n));
+        first_full(n).arrive_expect_tx(bytes_of(false)), copy_tile(n, place, false, first_full(n));
+        second_full(n).arrive_expect_tx(bytes_of(true)), copy_tile(n, place, true, second_full(n));
       }
     }
   }
   // A tile that ends beyond its sequence. What lies there is another's, or nobody's, and zero times that may be NaN.
   XLSTM_DEVICE void copy_tail(int n, const Place& place, int left, int tails) const {
     const int lane = threadIdx.x % 32;
-    const Barrier came = barrier(kTail);
+    const Mbarrier came = barrier(kTail);
     if (lane == 0) {
-      came.expect(bytes_of(false) + bytes_of(true));
+      came.arrive_expect_tx(bytes_of(false) + bytes_of(true));
       for (const bool second : {false, true}) copy_tile(n, place, second, came);
     }
     came.wait(uint32_t(tails % 2));
     for (const bool second : {false, true})
       for (int row = left; row < kTile; ++row)
         for (int piece = lane; piece < kPanels * 8; piece += 32)
-          *reinterpret_cast<Piece*>(lds + tile_offset(n, second) + piece / 8 * kTilePanel + row * kPanelRowBytes +
+          *reinterpret_cast<Vec16*>(lds + tile_offset(n, second) + piece / 8 * kTilePanel + row * kPanelRowBytes +
                                     piece % 8 * 16) = {{0, 0, 0, 0}};
-    shared_written();
+    fence_async_proxy();
     __syncwarp();
     if (lane == 0) first_full(n).arrive(), second_full(n).arrive();
   }

@@ -45,8 +45,8 @@ struct RowsSee {
     const uint32_t group = uint32_t(at.group()), last = uint32_t(first + count - 1);
     const KeyRange a = visible_keys(uint32_t(first) / group, at.queries, at.keys, in.window_left, in.window_right);
     const KeyRange b = visible_keys(last / group, at.queries, at.keys, in.window_left, in.window_right);
-    begin = same_in_all(int(a.begin)), end = same_in_all(int(b.end));
-    all_begin = same_in_all(int(b.begin)), all_end = same_in_all(int(a.end));
+    begin = uniform(int(a.begin)), end = uniform(int(b.end));
+    all_begin = uniform(int(b.begin)), all_end = uniform(int(a.end));
   }
   XLSTM_DEVICE bool some(int first, int n) const { return first < end && first + n > begin; }
   XLSTM_DEVICE bool whole(int first, int n) const { return first >= all_begin && first + n <= all_end; }
@@ -67,7 +67,7 @@ struct RowFacts {
   XLSTM_DEVICE RowFacts(const AttentionLayout& at, int64_t key_head, int64_t first) {
     const xlstm_attention& in = at.in;
     const uint32_t group = uint32_t(at.group()), last = uint32_t(at.rows() - 1);
-    to_query = same_in_all(int(at.queries - at.keys)), keys = same_in_all(int(at.keys));
+    to_query = uniform(int(at.queries - at.keys)), keys = uniform(int(at.keys));
     left = far(in.window_left), span = uint32_t(left) + uint32_t(far(in.window_right));
 #pragma unroll
     for (int c = 0; c < kStrips; ++c)
@@ -101,7 +101,7 @@ template <class E>
 XLSTM_DEVICE float tanh_of(float x) {
   if constexpr (sizeof(E) == 4) return tanhf(x);
   const float within = fminf(fmaxf(x, -16.0f), 16.0f);
-  return 1 - 2 * inverse(1 + exp2_fast(within * (2 * kLog2E)));
+  return 1 - 2 * reciprocal(1 + exp2_fast(within * (2 * kLog2E)));
 }
 
 struct ScoreRules {
@@ -113,23 +113,23 @@ struct ScoreRules {
 
   XLSTM_DEVICE explicit ScoreRules(const xlstm_attention& in)
       : scale(float(in.softmax_scale * std::numbers::log2e)),
-        to_cap(same_in_all(in.softcap > 0 ? float(in.softmax_scale / in.softcap) : 0.0f)),
-        cap(same_in_all(float(in.softcap * std::numbers::log2e))),
-        slopes(same_in_all(int(in.alibi_slopes != nullptr))),
-        drops(same_in_all(int(in.dropout_p > 0))),
+        to_cap(uniform(in.softcap > 0 ? float(in.softmax_scale / in.softcap) : 0.0f)),
+        cap(uniform(float(in.softcap * std::numbers::log2e))),
+        slopes(uniform(int(in.alibi_slopes != nullptr))),
+        drops(uniform(int(in.dropout_p > 0))),
         threshold(dropout_threshold(in.dropout_p)),
-        offset(uint32_t(same_in_all(drops ? int(in.rng_state[1]) : 0))),
-        seed(uint64_t(uint32_t(same_in_all(drops ? int(in.rng_state[0] >> 32) : 0))) << 32 |
-             uint32_t(same_in_all(drops ? int(in.rng_state[0]) : 0))) {}
+        offset(uint32_t(uniform(drops ? int(in.rng_state[1]) : 0))),
+        seed(uint64_t(uint32_t(uniform(drops ? int(in.rng_state[0] >> 32) : 0))) << 32 |
+             uint32_t(uniform(drops ? int(in.rng_state[0]) : 0))) {}
 
   // Products into scores, of a strip that begins with key `first`.
   template <class E, int kStrips>
   XLSTM_DEVICE void bend(Strip<E>& s, const RowFacts<kStrips>& facts, int c, int first) const {
     // Distances would be kept from tile to tile, a register each, and RDNA has none to spare.
-    const int lane = kFamily == Family::rdna ? lane_here() : lane_id();
+    const int lane = kFamily == Family::rdna ? opaque_lane() : lane_id();
 #pragma unroll
     for (int r = 0; r < Strip<E>::kRegisters; ++r) {
-      if (r % 4 == 0) in_order();
+      if (r % 4 == 0) sched_barrier();
       const int j = Columns::of(r);
       float y = cap > 0 ? cap * tanh_of<E>(s.value[r] * to_cap) : s.value[r] * scale;
       if (slopes) {
@@ -149,8 +149,9 @@ struct ScoreRules {
     for (int r = 0; r < Strip<E>::kRegisters; ++r) {
       const int row = Strip<E>::position(r).row, j = Columns::of(r);
       if (r % kAtOnce == 0) {
-        in_order();  // one at a time: there are no registers for more, nor for the keys of its rounds
-        const uint64_t key = uint64_t(uint32_t(number_here(int(seed >> 32)))) << 32 | uint32_t(number_here(int(seed)));
+        sched_barrier();  // one at a time: there are no registers for more, nor for the keys of its rounds
+        const uint64_t key =
+            uint64_t(uint32_t(opaque_uniform(int(seed >> 32)))) << 32 | uint32_t(opaque_uniform(int(seed)));
         draws = philox(uint32_t(first + row) / kDrawsAtOnce, uint32_t(facts.place[c][j] + facts.to_query),
                        uint32_t(facts.draw_row[c][j]), offset, key);
       }

@@ -42,7 +42,7 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kAhead> {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
-      for (int t = 0; t < kTurnedStrips<E>; ++t)
+      for (int t = 0; t < kTransposedStrips<E>; ++t)
 #pragma unroll
         for (int rs = 0; rs < kRowStrips; ++rs) this->out[b][t][rs].zero();
     if (begin < end) this->fetch(0, begin);
@@ -87,7 +87,7 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kAhead> {
   // A tile in LDS for all, and what the one before left there read by all.
   XLSTM_DEVICE void arrive([[maybe_unused]] int n) {
     if constexpr (kAsyncCopies) {
-      copies_wait();
+      cp_async_wait_all();
       __syncthreads();
     } else {
       __syncthreads();
@@ -166,9 +166,9 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kAhead> {
       for (int b = 0; b < kBlocks; ++b)
         each_held<E>(&this->out[b][0][rs], kRowStrips, [&](int feature, int j, const float* value) {
           if (to[j] < 0) return;
-          float scaled[kTurnedElements<E>];
+          float scaled[kTransposedElements<E>];
 #pragma unroll
-          for (int e = 0; e < kTurnedElements<E>; ++e) scaled[e] = value[e] * factor[j];
+          for (int e = 0; e < kTransposedElements<E>; ++e) scaled[e] = value[e] * factor[j];
           this->store_row(to[j] + this->feature0(b) + feature, scaled);
         });
     }

@@ -52,11 +52,11 @@ struct MlaHopper {
   // O += P V of a tile, this warpgroup's half of the features.
   template <int kPart>
   XLSTM_DEVICE void multiply_values(Out& o, const Weights& weights, int n) const {
-    const uint64_t values = across(room.tile(n) + kPart * Room::kPartPanels * kPanel, kPanel);
-    products_begin();
+    const uint64_t values = mn_major_descriptor(room.tile(n) + kPart * Room::kPartPanels * kPanel, kPanel);
+    wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kKeys / 16; ++k) multiply_held<true, E>(o, weights + 4 * k, values + k * kNextAcross);
-    products_end();
+    for (int k = 0; k < kKeys / 16; ++k) wgmma_rs<true, E>(o, weights + 4 * k, values + k * kNextMnMajor);
+    wgmma_commit();
   }
 
   // ---- scores and weights, by the second warpgroup
@@ -111,18 +111,19 @@ struct MlaHopper {
   // S = Q K^T of a part of the features, or S +=. Where Q lies is made anew: 36 places would be kept in registers.
   template <int kPart>
   XLSTM_DEVICE void multiply_keys(Scores& s, int n) const {
-    const uint64_t queries = along(uint32_t(made_here(int(room.queries())))), keys = along(room.tile(n));
+    const uint64_t queries = k_major_descriptor(uint32_t(opaque(int(room.queries())))),
+                   keys = k_major_descriptor(room.tile(n));
     room.full(n, kPart).wait(Room::parity(n));
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel)
       if (Room::part_of_panel(panel) == kPart)
 #pragma unroll
         for (int k = 0; k < kPanelColumns / 16; ++k) {
-          const uint64_t at = panel * (kPanel >> 4) + k * kNextAlong;
-          multiply_shared<false, false, E>(s, queries + at, keys + at, kPart > 0 || panel > 0 || k > 0);
+          const uint64_t at = panel * (kPanel >> 4) + k * kNextKMajor;
+          wgmma_ss<false, false, E>(s, queries + at, keys + at, kPart > 0 || panel > 0 || k > 0);
         }
-    products_end();
+    wgmma_commit();
   }
   XLSTM_DEVICE void share(const Weights& weights, const Columns& by, int n) const {
     room.weights_free().wait(Room::every_parity(n) ^ 1);
@@ -133,7 +134,7 @@ struct MlaHopper {
   }
   XLSTM_DEVICE void share(const Columns& by) const {
     *room.numbers() = make_float2(by.value[0], by.value[1]);
-    room.weights_full().arrive_of_warp();
+    room.weights_full().arrive_once_per_warp();
   }
 
   XLSTM_DEVICE void make_scores(const RowsSee& see, int64_t split) const {
@@ -144,15 +145,15 @@ struct MlaHopper {
       Scores s;
       multiply_keys<0>(s, n);
       multiply_keys<1>(s, n);
-      products_wait<0>(s);
+      wgmma_wait<0>(s);
       Weights weights;
       Columns by;
       const bool more = softmax.weigh(s, begin + n * kKeys, weights, by);
       share(weights, by, n);
       if (more) scale(o, by);
       multiply_values<0>(o, weights, n);
-      products_wait<0>(o);
-      room.free(n, 0).arrive_of_warp();
+      wgmma_wait<0>(o);
+      room.free(n, 0).arrive_once_per_warp();
     }
     softmax.sum.over_rows([](float x, float y) { return x + y; });
     const Columns factor = close(softmax, split);
@@ -177,15 +178,15 @@ struct MlaHopper {
       Weights weights;
 #pragma unroll
       for (int q = 0; q < kKeys / 16; ++q) {
-        const Piece four = *room.weights(q);
+        const Vec16 four = *room.weights(q);
 #pragma unroll
         for (int w = 0; w < 4; ++w) weights[4 * q + w] = four.word[w];
       }
-      room.weights_free().arrive_of_warp();
+      room.weights_free().arrive_once_per_warp();
       if (any_lane(by.value[0] != 1 || by.value[1] != 1)) scale(o, by);
       multiply_values<1>(o, weights, n);
-      products_wait<0>(o);
-      room.free(n, 1).arrive_of_warp();
+      wgmma_wait<0>(o);
+      room.free(n, 1).arrive_once_per_warp();
     }
     write<1>(o, take_numbers(tiles), split);
   }
@@ -196,7 +197,7 @@ struct MlaHopper {
   // registers from the beginning.
   template <class F>
   XLSTM_DEVICE void each_row(F&& f) const {
-    const AttentionLayout at(room.p.call.in, made_here(int(room.batch)));
+    const AttentionLayout at(room.p.call.in, opaque(int(room.batch)));
 #pragma unroll
     for (int j = 0; j < Columns::kEach; ++j) {
       const uint32_t strip = wave_id() % Room::kGroupWarps * kStripColumns;
@@ -272,7 +273,7 @@ __global__ __launch_bounds__(kMlaHopperThreads, 1) void mla_hopper(XLSTM_PARAM F
     room.open();
     const int warp = shuffle_from(int(threadIdx.x / 32), 0, 32), group = warp / 4;
     if (group == 0) {
-      leave_registers<kMlaBringRegisters>();
+      setmaxnreg_dec<kMlaBringRegisters>();
       if (block.tiles <= 0) return;
       const int part = warp % Room::kParts, buffer = warp / Room::kParts;
       if (part == 0)
@@ -280,7 +281,7 @@ __global__ __launch_bounds__(kMlaHopperThreads, 1) void mla_hopper(XLSTM_PARAM F
       else
         room.template bring_keys<1>(at, block.begin, block.tiles, buffer);
     } else {
-      take_registers<kMlaMultiplyRegisters>();
+      setmaxnreg_inc<kMlaMultiplyRegisters>();
       if (block.tiles > 0) room.bring_queries(at);
       if (group == 1)
         block.make_scores(see, place.split);

@@ -50,20 +50,20 @@ struct MlaHopperRoom {
   XLSTM_DEVICE uint32_t queries() const { return base; }
   XLSTM_DEVICE uint32_t tile(int n) const { return base + uint32_t(kAt.keys + n % kBuffers * kAt.tile); }
   // Of this thread and its namesake in the other warpgroup, which has the same rows.
-  XLSTM_DEVICE Piece* weights(int quarter) const {
-    return reinterpret_cast<Piece*>(lds + kAt.weights) + quarter * kWarpgroup + threadIdx.x % kWarpgroup;
+  XLSTM_DEVICE Vec16* weights(int quarter) const {
+    return reinterpret_cast<Vec16*>(lds + kAt.weights) + quarter * kWarpgroup + threadIdx.x % kWarpgroup;
   }
   XLSTM_DEVICE float2* numbers() const {
     return reinterpret_cast<float2*>(lds + kAt.numbers) + threadIdx.x % kWarpgroup;
   }
 
   // Full is for who reads, free for who writes: of a part of the nth tile, of its weights.
-  XLSTM_DEVICE Barrier barrier(int index) const { return {base + uint32_t(kAt.barriers + 8 * index)}; }
-  XLSTM_DEVICE Barrier full(int n, int part) const { return barrier(kFull + part * kBuffers + n % kBuffers); }
-  XLSTM_DEVICE Barrier free(int n, int part) const { return barrier(kFree + part * kBuffers + n % kBuffers); }
-  XLSTM_DEVICE Barrier weights_full() const { return barrier(kWeightsFull); }
-  XLSTM_DEVICE Barrier weights_free() const { return barrier(kWeightsFree); }
-  XLSTM_DEVICE Barrier queries_full() const { return barrier(kQueriesFull); }
+  XLSTM_DEVICE Mbarrier barrier(int index) const { return {base + uint32_t(kAt.barriers + 8 * index)}; }
+  XLSTM_DEVICE Mbarrier full(int n, int part) const { return barrier(kFull + part * kBuffers + n % kBuffers); }
+  XLSTM_DEVICE Mbarrier free(int n, int part) const { return barrier(kFree + part * kBuffers + n % kBuffers); }
+  XLSTM_DEVICE Mbarrier weights_full() const { return barrier(kWeightsFull); }
+  XLSTM_DEVICE Mbarrier weights_free() const { return barrier(kWeightsFree); }
+  XLSTM_DEVICE Mbarrier queries_full() const { return barrier(kQueriesFull); }
   // Phases: of a buffer's barriers, which the nth tile ends; and of those that every tile ends.
   XLSTM_DEVICE static uint32_t parity(int n) { return uint32_t(n / kBuffers % 2); }
   XLSTM_DEVICE static uint32_t every_parity(int n) { return uint32_t(n % 2); }
@@ -75,7 +75,7 @@ struct MlaHopperRoom {
         for (int n = 0; n < kBuffers; ++n) full(n, part).init(1), free(n, part).init(kGroupWarps);
       weights_full().init(kGroupWarps), weights_free().init(kGroupWarps);
       queries_full().init(2 * kGroupWarps);
-      barriers_ready();
+      fence_mbarrier_init();
     }
     __syncthreads();
   }
@@ -89,7 +89,7 @@ struct MlaHopperRoom {
     constexpr int kAtOnce = 2 * kWarpgroup / 8;
     const xlstm_attention& in = p.call.in;
     const uint32_t last = uint32_t(at.rows() - 1), group = uint32_t(at.group());
-    const uint32_t to = queries() + panel_piece(threadIdx.x / 8 % 8, lane_piece());
+    const uint32_t to = queries() + panel_vec16_offset(threadIdx.x / 8 % 8, lane_piece());
 #pragma unroll
     for (int i = 0; i < kMlaHopperRows / kAtOnce; ++i) {
       const uint32_t r = uint32_t(threadIdx.x - kWarpgroup) / 8 + i * kAtOnce, row = first_row + r;
@@ -97,12 +97,12 @@ struct MlaHopperRoom {
                       at.query(in.q, query_row(int64_t(key_head), row < last ? row : last, group)) + lane_piece() * 8;
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel)
-        copy_16_bytes(to + panel * kPanel + r / 8 * (8 * kPanelRowBytes), from + panel * kPanelColumns, 16);
+        cp_async_16(to + panel * kPanel + r / 8 * (8 * kPanelRowBytes), from + panel * kPanelColumns, 16);
     }
-    copies_sent();
-    copies_came<0>();
-    shared_written();
-    queries_full().arrive_of_warp();
+    cp_async_commit();
+    cp_async_wait_group<0>();
+    fence_async_proxy();
+    queries_full().arrive_once_per_warp();
   }
 
   // A part of the tiles of one buffer, by one warp, so that another has a tile under way while this one waits. A lane
@@ -121,7 +121,8 @@ struct MlaHopperRoom {
       }
     };
     const E* const keys = static_cast<const E*>(in.k.data) + lane_piece() * 8;
-    const uint32_t to_lane[2] = {panel_piece(row, lane_piece()), panel_piece(kAtOnce + row, lane_piece())};
+    const uint32_t to_lane[2] = {panel_vec16_offset(row, lane_piece()),
+                                 panel_vec16_offset(kAtOnce + row, lane_piece())};
     look_up(buffer);
     for (int n = buffer; n < tiles; n += kBuffers) {
       free(n, kPart).wait(parity(n) ^ 1);
@@ -131,13 +132,13 @@ struct MlaHopperRoom {
         const uint32_t to = tile(n) + to_lane[time % 2] + time / 2 * (8 * kPanelRowBytes);
 #pragma unroll
         for (int panel = 0; panel < kPanels; ++panel)
-          if (part_of_panel(panel) == kPart) copy_16_bytes(to + panel * kPanel, from + panel * kPanelColumns, 16);
+          if (part_of_panel(panel) == kPart) cp_async_16(to + panel * kPanel, from + panel * kPanelColumns, 16);
       }
-      copies_sent();
+      cp_async_commit();
       if (n + kBuffers < tiles) look_up(n + kBuffers);
-      copies_came<0>();
-      shared_written();
-      full(n, kPart).arrive_of_warp();
+      cp_async_wait_group<0>();
+      fence_async_proxy();
+      full(n, kPart).arrive_once_per_warp();
     }
   }
 };

@@ -20,7 +20,7 @@ struct MlaTiles {
   static constexpr int kKeys = kShape.keys, kWaves = kShape.waves, kThreads = kShape.threads;
   static constexpr int kRowStrips = kShape.row_strips, kParts = kShape.parts, kKeyStrips = kKeys / kStep<E>;
   static constexpr int kUnits = kFeatures / kUnit<E>, kMine = (kUnits + kParts - 1) / kParts;
-  static constexpr int kBlocks = kMlaValues / kWaves / kTurnedFeatures<E>;
+  static constexpr int kBlocks = kMlaValues / kWaves / kTransposedFeatures<E>;
   static constexpr int kRowBytes = kFeatures * 2, kLine = 128, kLines = kRowBytes / kLine;
   static constexpr int kAtOnce = kThreads / 8, kPasses = kKeys / kAtOnce;  // keys that the block brings at a time
 
@@ -29,9 +29,9 @@ struct MlaTiles {
     uint32_t first;
     XLSTM_DEVICE explicit Cursor(uint32_t place) : first(place) {}
     XLSTM_DEVICE Cursor(int row, int byte)
-        : first(uint32_t(row * kRowBytes + both_ways_piece(kFamily, row, byte / 16) * 16 + byte % 16)) {}
+        : first(uint32_t(row * kRowBytes + two_way_vec16(kFamily, row, byte / 16) * 16 + byte % 16)) {}
     XLSTM_DEVICE uint32_t at(int row, int byte) const {
-      return (first ^ uint32_t(both_ways_piece(kFamily, row, byte % kLine / 16) * 16)) +
+      return (first ^ uint32_t(two_way_vec16(kFamily, row, byte % kLine / 16) * 16)) +
              uint32_t(row * kRowBytes + byte / kLine * kLine);
     }
   };
@@ -46,9 +46,9 @@ struct MlaTiles {
   RowFacts<1> facts;
   float scale;
   ChainOperand<E> q[kMine][kUnitSteps<E>];
-  Strip<E> out[kBlocks][kTurnedStrips<E>][kRowStrips];
+  Strip<E> out[kBlocks][kTransposedStrips<E>][kRowStrips];
   Columns most = Columns::all(kLowest), sum = Columns::all(0);
-  Piece held[kAsyncCopies ? 1 : kPasses][kAsyncCopies ? 1 : kLines];
+  Vec16 held[kAsyncCopies ? 1 : kPasses][kAsyncCopies ? 1 : kLines];
 
   XLSTM_DEVICE MlaTiles(const FewRowsParams& params, const AttentionLayout& layout, int64_t head, int64_t first,
                         char* memory)
@@ -71,10 +71,10 @@ struct MlaTiles {
   XLSTM_DEVICE char* tile(int n) const { return lds + n % kShape.buffers * kShape.tile_bytes; }
   // Weights, their factors and parts of scores are those of tile n; where tiles overlap, two have room.
   XLSTM_DEVICE static int turn(int n) { return n % kShape.turns; }
-  XLSTM_DEVICE Piece* partial(int n, int wave, int key_strip, int half) const {
+  XLSTM_DEVICE Vec16* partial(int n, int wave, int key_strip, int half) const {
     constexpr int kHalves = Strip<E>::kRegisters / 4;
     char* all = lds + kShape.buffers * kShape.tile_bytes + turn(n) * kShape.partial_bytes;
-    return reinterpret_cast<Piece*>(all) + ((wave * kKeyStrips + key_strip) * kHalves + half) * kWave + lane_id();
+    return reinterpret_cast<Vec16*>(all) + ((wave * kKeyStrips + key_strip) * kHalves + half) * kWave + lane_id();
   }
   XLSTM_DEVICE ChainOperand<E>* weights(int n, int row_strip, int key_strip) const {
     char* all = lds + kShape.buffers * kShape.tile_bytes + kShape.turns * kShape.partial_bytes;
@@ -96,17 +96,17 @@ struct MlaTiles {
     const uint32_t last = uint32_t(at.queries) * group - 1;
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      Piece piece[kChainPieces<E>];
+      Vec16 piece[kChainVec16s<E>];
       const int unit = part + i * kParts;
 #pragma unroll
-      for (int c = 0; c < kChainPieces<E>; ++c) {
-        const PiecePosition of = chain_piece(kFamily, sizeof(E), lane_id(), c);
+      for (int c = 0; c < kChainVec16s<E>; ++c) {
+        const Vec16Position of = chain_vec16(kFamily, sizeof(E), lane_id(), c);
         const uint32_t row = first_row + strip * kStripColumns + of.row;
         const E* from = static_cast<const E*>(in.q.data) + at.query(in.q, query_of(row < last ? row : last));
-        piece[c] = read_piece(from + (unit < kUnits ? unit : 0) * kUnit<E> + of.feature);
+        piece[c] = read_vec16(from + (unit < kUnits ? unit : 0) * kUnit<E> + of.feature);
       }
 #pragma unroll
-      for (int step = 0; step < kUnitSteps<E>; ++step) q[i][step] = chain_of_pieces<E>(piece, step);
+      for (int step = 0; step < kUnitSteps<E>; ++step) q[i][step] = chain_of_vec16s<E>(piece, step);
     }
   }
 
@@ -123,10 +123,10 @@ struct MlaTiles {
       if constexpr (kAsyncCopies) {
         const uint32_t to = lds_address(tile(n)) + Cursor(line_key(), line_byte()).at(pass * kAtOnce, 0);
 #pragma unroll
-        for (int line = 0; line < kLines; ++line) copy_async(to + line * kLine, row + line * kLine, true);
+        for (int line = 0; line < kLines; ++line) cp_async(to + line * kLine, row + line * kLine, true);
       } else {
 #pragma unroll
-        for (int line = 0; line < kLines; ++line) held[pass][line] = load_piece(row, line * kLine);
+        for (int line = 0; line < kLines; ++line) held[pass][line] = load_vec16(row, line * kLine);
       }
     }
   }
@@ -137,7 +137,7 @@ struct MlaTiles {
       for (int pass = 0; pass < kPasses; ++pass)
 #pragma unroll
         for (int line = 0; line < kLines; ++line)
-          *reinterpret_cast<Piece*>(tile(n) + to.at(pass * kAtOnce, line * kLine)) = held[pass][line];
+          *reinterpret_cast<Vec16*>(tile(n) + to.at(pass * kAtOnce, line * kLine)) = held[pass][line];
     }
   }
 
@@ -149,8 +149,8 @@ struct MlaTiles {
     const char* const keys = tile(n);
 #pragma unroll
     for (int ks = 0; ks < kKeyStrips; ++ks) s[ks].zero();
-    const PiecePosition mine = stream_piece(kFamily, sizeof(E), lane_id(), 0);
-    constexpr PiecePosition kZero = stream_piece(kFamily, sizeof(E), 0, 0);
+    const Vec16Position mine = stream_vec16(kFamily, sizeof(E), lane_id(), 0);
+    constexpr Vec16Position kZero = stream_vec16(kFamily, sizeof(E), 0, 0);
     // With the features in parts, every kParts-th unit is this wave's; the places of a wave's are those of part 0
     // moved.
     const Cursor begin(mine.row, mine.feature * int(sizeof(E)));
@@ -158,17 +158,17 @@ struct MlaTiles {
     for (int i = 0; i < kMine; ++i) {
       const int unit = part + i * kParts;
       if (kUnits % kParts != 0 && unit >= kUnits) break;
-      if constexpr (kFamily != Family::cdna) loads_in_order();  // there are no registers for more units at once
-      const Cursor from = kFamily != Family::cdna ? Cursor(made_here(begin.first)) : begin;
+      if constexpr (kFamily != Family::cdna) load_barrier();  // there are no registers for more units at once
+      const Cursor from = kFamily != Family::cdna ? Cursor(opaque(begin.first)) : begin;
 #pragma unroll
       for (int ks = 0; ks < kKeyStrips; ++ks) {
-        Piece piece[kStreamPieces<E>];
+        Vec16 piece[kStreamVec16s<E>];
 #pragma unroll
-        for (int c = 0; c < kStreamPieces<E>; ++c) {
-          const PiecePosition of = stream_piece(kFamily, sizeof(E), 0, c);
+        for (int c = 0; c < kStreamVec16s<E>; ++c) {
+          const Vec16Position of = stream_vec16(kFamily, sizeof(E), 0, c);
           const int row = ks * kStep<E> + of.row - kZero.row;
           const int byte = unit * kUnit<E> * int(sizeof(E)) + (of.feature - kZero.feature) * int(sizeof(E));
-          piece[c] = read_piece(keys + from.at(row, byte));
+          piece[c] = read_vec16(keys + from.at(row, byte));
         }
 #pragma unroll
         for (int step = 0; step < kUnitSteps<E>; ++step) multiply(s[ks], stream_of<E>(piece, step), q[i][step]);
@@ -192,7 +192,7 @@ struct MlaTiles {
       for (int r = 0; r < Strip<E>::kRegisters; r += 4)
 #pragma unroll
         for (int other = strip; other < waves; other += kRowStrips) {
-          const Piece four = *partial(n, other, ks, r / 4);
+          const Vec16 four = *partial(n, other, ks, r / 4);
 #pragma unroll
           for (int e = 0; e < 4; ++e) s[ks].value[r + e] += as_float(four.word[e]);
         }
@@ -224,7 +224,7 @@ struct MlaTiles {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
-      for (int t = 0; t < kTurnedStrips<E>; ++t) scale_columns(out[b][t][row_strip], by);
+      for (int t = 0; t < kTransposedStrips<E>; ++t) scale_columns(out[b][t][row_strip], by);
   }
 
   // This wave's weights to all others, as operands, and by what out is scaled before.
@@ -237,7 +237,7 @@ struct MlaTiles {
   XLSTM_DEVICE void scale_where_grown(int n) {
 #pragma unroll
     for (int rs = 0; rs < kRowStrips; ++rs)
-      if (same_in_all(*grown(n, rs))) scale_out(rs, read_rows(kFactor + turn(n), rs));
+      if (uniform(*grown(n, rs))) scale_out(rs, read_rows(kFactor + turn(n), rs));
   }
   XLSTM_DEVICE void write_rows(int which, const Columns& x) const {  // of this wave's rows
 #pragma unroll
@@ -251,11 +251,11 @@ struct MlaTiles {
     return x;
   }
 
-  XLSTM_DEVICE int feature0(int block) const { return (wave_id() * kBlocks + block) * kTurnedFeatures<E>; }
+  XLSTM_DEVICE int feature0(int block) const { return (wave_id() * kBlocks + block) * kTransposedFeatures<E>; }
   // With 16 rows the weights are this wave's own, else those that were shared.
   XLSTM_DEVICE void multiply_values([[maybe_unused]] const Scores* s, int n) {
     const char* const values = tile(n);
-    const PiecePosition mine = turned_piece(kFamily, sizeof(E), lane_id(), 0);
+    const Vec16Position mine = transposed_vec16(kFamily, sizeof(E), lane_id(), 0);
     const Cursor from(mine.row, feature0(0) * int(sizeof(E)) + mine.feature * int(sizeof(E)));
 #pragma unroll
     for (int ks = 0; ks < kKeyStrips; ++ks) {
@@ -269,17 +269,17 @@ struct MlaTiles {
       }
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        if constexpr (kFamily == Family::rdna) loads_in_order();  // there are no registers for two blocks
-        TurnedPiece<E> piece[kTurnedPieces<E>];
+        if constexpr (kFamily == Family::rdna) load_barrier();  // there are no registers for two blocks
+        TransposedVec16<E> piece[kTransposedVec16s<E>];
 #pragma unroll
-        for (int c = 0; c < kTurnedPieces<E>; ++c) {
-          const int row = ks * kStep<E> + turned_piece(kFamily, sizeof(E), 0, c).row;
-          piece[c] = read_turned<E>(values + from.at(row, b * kTurnedFeatures<E> * int(sizeof(E))));
+        for (int c = 0; c < kTransposedVec16s<E>; ++c) {
+          const int row = ks * kStep<E> + transposed_vec16(kFamily, sizeof(E), 0, c).row;
+          piece[c] = read_transposed<E>(values + from.at(row, b * kTransposedFeatures<E> * int(sizeof(E))));
         }
 #pragma unroll
-        for (int t = 0; t < kTurnedStrips<E>; ++t) {
-          if constexpr (kFamily != Family::cdna) loads_in_order();
-          const StreamOperand<E> stream = turned<E>(piece, t);
+        for (int t = 0; t < kTransposedStrips<E>; ++t) {
+          if constexpr (kFamily != Family::cdna) load_barrier();
+          const StreamOperand<E> stream = transposed<E>(piece, t);
 #pragma unroll
           for (int rs = 0; rs < kRowStrips; ++rs) multiply(out[b][t][rs], stream, chain[rs]);
         }

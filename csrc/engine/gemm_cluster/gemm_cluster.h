@@ -33,7 +33,7 @@ struct ClusterProduct : ClusterPart {
   XLSTM_DEVICE ClusterProduct(const ClusterParams& given, char* memory)
       : ClusterPart(given, kBatch), lds(memory), lds_at(lds_address(memory)), ring(*this, lds_at) {}
 
-  XLSTM_DEVICE Barrier received() const { return {lds_at}; }
+  XLSTM_DEVICE Mbarrier received() const { return {lds_at}; }
 
   // ---- x's
 
@@ -92,9 +92,9 @@ struct ClusterProduct : ClusterPart {
     const float* const squares = reinterpret_cast<const float*>(lds + room.squares);
     float sum = 0;
     for (int step = 0; step < steps; ++step) sum += squares[step * kBatch + b];
-    send_to_block(uint32_t(to), lds_at + uint32_t(room.all_squares + (rank * kBatch + b) * 4), sum, received());
+    st_async_to_cta(uint32_t(to), lds_at + uint32_t(room.all_squares + (rank * kBatch + b) * 4), sum, received());
   }
-  XLSTM_DEVICE float inverse(int b) const {
+  XLSTM_DEVICE float reciprocal(int b) const {
     if (!normed()) return 1;
     const float* const squares = reinterpret_cast<const float*>(lds + room.all_squares);
     float sum = 0;
@@ -168,14 +168,14 @@ struct ClusterProduct : ClusterPart {
     const uint32_t owner = uint32_t(n & (plan.parts() - 1));
     if constexpr (kBatch == 1) {
       const float sum = sums.alone();
-      if (sums.own_row() >= 0) send_to_block(owner, place(sums.own_row(), 0), sum, received());
+      if (sums.own_row() >= 0) st_async_to_cta(owner, place(sums.own_row(), 0), sum, received());
     } else {
 #pragma unroll
       for (int s = 0; s < kBatch / 8; ++s)
 #pragma unroll
         for (int j = 0; j < 2; ++j)
-          send_to_block(owner, place(item_row() + 8 * j, 8 * s + 2 * quarter()), sums.of_batch(s, j, 0),
-                        sums.of_batch(s, j, 1), received());
+          st_async_to_cta(owner, place(item_row() + 8 * j, 8 * s + 2 * quarter()), sums.of_batch(s, j, 0),
+                          sums.of_batch(s, j, 1), received());
     }
   }
 
@@ -186,7 +186,7 @@ struct ClusterProduct : ClusterPart {
     sums.clear();
     const int most = kSegmentBytes / step_bytes(kBits, item);
     for (int done = 0; done < steps; done += most) {
-      copies_came<kSlots - 1>();
+      cp_async_wait_group<kSlots - 1>();
       __syncwarp();
       multiply(sums, item, lds + ring.place(room, slot), done, steps - done < most ? steps - done : most);
       __syncwarp();
@@ -206,7 +206,7 @@ struct ClusterProduct : ClusterPart {
   }
   XLSTM_DEVICE void expect(int round) const {
     const int squares = round == 0 && normed() ? plan.parts() * kBatch * 4 : 0;
-    received().expect(uint32_t(owned(round) * plan.parts() * kItemRows * kBatch * 4 + squares));
+    received().arrive_expect_tx(uint32_t(owned(round) * plan.parts() * kItemRows * kBatch * 4 + squares));
   }
 
   XLSTM_DEVICE void finish(int round) const {
@@ -216,7 +216,7 @@ struct ClusterProduct : ClusterPart {
       const Item of = item(round * round_items() + place * plan.parts() + rank);
       const int row = of.first + r;
       if (b >= count || row >= p.linear[of.piece].rows) continue;
-      const float factor = inverse(b);
+      const float factor = reciprocal(b);
       const auto product = [&](int piece, int r) {
         const float* part =
             reinterpret_cast<const float*>(lds + room.received) + (place * plan.parts() * kItemRows + r) * kBatch + b;
@@ -233,16 +233,16 @@ struct ClusterProduct : ClusterPart {
   XLSTM_DEVICE void run() {
     if (threadIdx.x == 0) {
       received().init(1);
-      barriers_ready();
+      fence_mbarrier_init();
       expect(0);
     }
 #pragma unroll 1
     for (int s = 0; s < kSlots; ++s) ring.fetch(*this, s);
     NormEight weight[kBurst];
     fetch_weights(0, weight);
-    wait_for_earlier_kernels();
+    pdl_wait();
     bring(weight);
-    meet_cluster();  // x's are there, and all blocks' barriers
+    cluster_sync();  // x's are there, and all blocks' barriers
     send_squares();
     slot = 0;
     int own = ring.warp();  // items are this warp's in the order in which it fetches them, whatever rounds are
@@ -254,7 +254,7 @@ struct ClusterProduct : ClusterPart {
       finish(round);
       if (round + 1 == rounds) break;
       if (threadIdx.x == 0) expect(round + 1);
-      meet_cluster();  // nobody sends to a block that still reads
+      cluster_sync();  // nobody sends to a block that still reads
     }
   }
 };
@@ -263,7 +263,7 @@ template <class Weights, int kBatch>
 __global__ __launch_bounds__(32 * cluster_warps(kBatch), 1) void cluster_products(XLSTM_PARAM ClusterParams given) {
   if constexpr (kHopper) {
     extern __shared__ __align__(128) char lds[];
-    let_next_kernel_begin();
+    pdl_trigger();
     ClusterProduct<Weights, kBatch>(given, lds).run();
   }
 }

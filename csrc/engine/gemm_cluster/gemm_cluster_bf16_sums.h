@@ -21,7 +21,7 @@ struct PairSums {
   XLSTM_DEVICE static int turn_of(int b) { return b % 2 * 64; }
   XLSTM_DEVICE static void store(const ClusterX& x, int step, int n, int b, const float (&y)[kEight], bool there) {
     if (!there) return;
-    Piece upper, lower;
+    Vec16 upper, lower;
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       const float low = y[2 * w], high = y[2 * w + 1];
@@ -29,7 +29,7 @@ struct PairSums {
       lower.word[w] =
           pack(BFloat16{}, low - low_float(BFloat16{}, upper.word[w]), high - high_float(BFloat16{}, upper.word[w]));
     }
-    Piece* const to = reinterpret_cast<Piece*>(x.values + step * kStepBytes + b * kRowBytes + (n * 16 ^ turn_of(b)));
+    Vec16* const to = reinterpret_cast<Vec16*>(x.values + step * kStepBytes + b * kRowBytes + (n * 16 ^ turn_of(b)));
     to[0] = upper, to[kPartBytes / 16] = lower;
   }
   // row: where this lane's two rows lie, whose step begins at `begin`; turn: what places of them are turned by.
@@ -38,14 +38,14 @@ struct PairSums {
 #pragma unroll
     for (int u = 0; u < 2; ++u) {
       const int place = (begin + u * 64 + quarter() * 16) ^ turn;
-      const Piece upper = read_piece(row[0] + place), lower = read_piece(row[1] + place);
+      const Vec16 upper = read_vec16(row[0] + place), lower = read_vec16(row[1] + place);
 #pragma unroll
       for (int s = 0; s < kStrips; ++s)
 #pragma unroll
         for (int part = 0; part < kEach; ++part) {
           const int b = 8 * s + item_row(), of_part = (kBatch == 1 ? item_row() % 2 : part) * kPartBytes;
-          const int of_row = kBatch == 1 ? 0 : b * kRowBytes, turned = kBatch == 1 ? 0 : turn_of(b);
-          const Piece by = read_piece(own + of_part + of_row + ((u * 64 + quarter() * 16) ^ turned));
+          const int of_row = kBatch == 1 ? 0 : b * kRowBytes, transposed = kBatch == 1 ? 0 : turn_of(b);
+          const Vec16 by = read_vec16(own + of_part + of_row + ((u * 64 + quarter() * 16) ^ transposed));
 #pragma unroll
           for (int k = 0; k < 2; ++k) {
             const uint32_t a[4] = {upper.word[2 * k], lower.word[2 * k], upper.word[2 * k + 1], lower.word[2 * k + 1]};

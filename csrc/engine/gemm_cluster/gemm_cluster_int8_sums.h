@@ -96,7 +96,7 @@ struct DigitSums {
   // A lane's 16 weights of a row, four in a word.
   XLSTM_DEVICE static void load(const char* row, uint32_t (&w)[4]) {
     if constexpr (kBits == 8) {
-      const Piece p = read_piece(row + quarter() * 16);
+      const Vec16 p = read_vec16(row + quarter() * 16);
 #pragma unroll
       for (int i = 0; i < 4; ++i) w[i] = p.word[i];
     } else {
@@ -114,7 +114,7 @@ struct DigitSums {
     const char* const own = x.values + at * kStepBytes + quarter() * 16;
     const float* const facts = x.sums + (kBatch == 1 ? at * 4 + quarter() % 2 * 2 : at * kBatch * 2);
     constexpr float kShift = kBits == 4 ? 8 : 0;  // what weights without offsets are less
-    const auto product = [&](const Piece& digits, int(&c)[4]) {
+    const auto product = [&](const Vec16& digits, int(&c)[4]) {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const uint32_t a[4] = {w[0][2 * k], w[1][2 * k], w[0][2 * k + 1], w[1][2 * k + 1]};
@@ -131,7 +131,7 @@ struct DigitSums {
     };
     if constexpr (kBatch == 1) {
       int c[4] = {};
-      product(read_piece(own + item_row() % 4 * kPlaneBytes), c);
+      product(read_vec16(own + item_row() % 4 * kPlaneBytes), c);
       const bool below = quarter() >= 2;
       const float2 fact = *reinterpret_cast<const float2*>(facts);
       add(upper[0][0], (below ? c[2] : c[0]) * 256 + (below ? c[3] : c[1]), fact.x, fact.y, 0);
@@ -141,7 +141,7 @@ struct DigitSums {
         int c[kDigits][4] = {};
 #pragma unroll
         for (int d = 0; d < kDigits; ++d)
-          product(read_piece(own + d * kPlaneBytes + (8 * s + item_row()) * kStepFeatures), c[d]);
+          product(read_vec16(own + d * kPlaneBytes + (8 * s + item_row()) * kStepFeatures), c[d]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const float2 fact = *reinterpret_cast<const float2*>(facts + (8 * s + 2 * quarter() + i) * 2);
@@ -163,14 +163,14 @@ struct DigitSums {
     for (int j = 0; j < 2; ++j)
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
-        const Piece p = read_piece(row[j] + gate_eight(u) * 16);
+        const Vec16 p = read_vec16(row[j] + gate_eight(u) * 16);
 #pragma unroll
         for (int i = 0; i < 4; ++i)  // features 0 and 2, 1 and 3 of four, as signed_bytes() has them
           w[j][4 * u + i] = __byte_perm(p.word[i / 2 * 2], p.word[i / 2 * 2 + 1], i % 2 ? 0x7632 : 0x5410);
       }
     const char* const own = x.values + at * kStepBytes + quarter() * 16;
     const float* const facts = x.sums + (kBatch == 1 ? at * 4 + quarter() % 2 * 2 : at * kBatch * 2);
-    const auto product = [&](const Piece& digits, float(&c)[4]) {
+    const auto product = [&](const Vec16& digits, float(&c)[4]) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const uint32_t a[4] = {w[0][2 * k], w[1][2 * k], w[0][2 * k + 1], w[1][2 * k + 1]};
@@ -179,7 +179,7 @@ struct DigitSums {
     };
     if constexpr (kBatch == 1) {
       float c[4] = {};
-      product(read_piece(own + item_row() % 4 * kPlaneBytes), c);
+      product(read_vec16(own + item_row() % 4 * kPlaneBytes), c);
       const bool below = quarter() >= 2;
       const float digits = __builtin_fmaf(below ? c[2] : c[0], 256.0f, below ? c[3] : c[1]);
       upper[0][0] = __builtin_fmaf(digits, facts[0], upper[0][0]);
@@ -189,7 +189,7 @@ struct DigitSums {
         float c[kDigits][4] = {};
 #pragma unroll
         for (int d = 0; d < kDigits; ++d)
-          product(read_piece(own + d * kPlaneBytes + (8 * s + item_row()) * kStepFeatures), c[d]);
+          product(read_vec16(own + d * kPlaneBytes + (8 * s + item_row()) * kStepFeatures), c[d]);
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
           const float down = facts[(8 * s + 2 * quarter() + r % 2) * 2];

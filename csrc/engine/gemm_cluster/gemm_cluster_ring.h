@@ -118,7 +118,7 @@ struct ClusterRing {
 #pragma unroll
         for (int n = 0; n < kItemRows / kAtOnce; ++n) {
           const int h = n / (kHalf / kAtOnce), m = n % (kHalf / kAtOnce);
-          copy_16_bytes(own + uint32_t(n * kAtOnce * kStride), side[h] + m * distance, bytes(h, m * kAtOnce));
+          cp_async_16(own + uint32_t(n * kAtOnce * kStride), side[h] + m * distance, bytes(h, m * kAtOnce));
         }
       };
       if (lane % kRowPieces * 16 < now * each) {
@@ -132,7 +132,7 @@ struct ClusterRing {
       step += now;
       if (step == part.steps) item += kWarps, step = 0;
     }
-    copies_sent();
+    cp_async_commit();
   }
   XLSTM_DEVICE void fetch_groups(const ClusterPart& part, uint32_t to) const {
     const int r = lane_id() / 2, half = lane_id() % 2 * 16;
@@ -140,8 +140,8 @@ struct ClusterRing {
     const DeviceLinear& w = part.row_of(next, r, row);
     const int from = part.groups_begin(w, part.first_group(w, row, step)) + half;
     const uint32_t own = to + uint32_t(r * kGroupRowBytes + half);
-    copy_16_bytes(own, static_cast<const char*>(w.scales) + from, 16);
-    if (w.offsets) copy_16_bytes(own + kItemRows * kGroupRowBytes, static_cast<const char*>(w.offsets) + from, 16);
+    cp_async_16(own, static_cast<const char*>(w.scales) + from, 16);
+    if (w.offsets) cp_async_16(own + kItemRows * kGroupRowBytes, static_cast<const char*>(w.offsets) + from, 16);
   }
 };
 

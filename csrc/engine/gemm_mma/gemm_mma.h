@@ -73,24 +73,24 @@ struct MatrixProduct {
         for (int s = 0; s < kStrips; ++s) part[c][s].zero();
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      Piece chain[kChains][Weights::kParts][kChainPieces<E>];
+      Vec16 chain[kChains][Weights::kParts][kChainVec16s<E>];
 #pragma unroll
       for (int c = 0; c < kChains; ++c)
 #pragma unroll
-        for (int j = 0; j < kChainPieces<E>; ++j) {
+        for (int j = 0; j < kChainVec16s<E>; ++j) {
           const int row = kLaneRows == 1 ? 0 : j, eight = u * unit_eights(kFamily) + (kLaneRows == 1 ? j : 0);
-          Piece parts[Weights::kParts];
+          Vec16 parts[Weights::kParts];
           Weights::eight(step.load[c][row][eight / kEights], eight % kEights, parts);
 #pragma unroll
           for (int h = 0; h < Weights::kParts; ++h) chain[c][h][j] = parts[h];
         }
 #pragma unroll
       for (int s = 0; s < kStrips; ++s) {
-        Piece stream[kStreamPieces<E>] = {};
+        Vec16 stream[kStreamVec16s<E>] = {};
 #pragma unroll
         for (int j = 0; j < Shape::kStreamReads; ++j) {
-          const PiecePosition from = stream_piece(kFamily, sizeof(E), lane, j);
-          stream[j] = read_piece(inputs.slot_of_step(at, u, s, from.row, from.feature / kEight));
+          const Vec16Position from = stream_vec16(kFamily, sizeof(E), lane, j);
+          stream[j] = read_vec16(inputs.slot_of_step(at, u, s, from.row, from.feature / kEight));
         }
 #pragma unroll
         for (int k = 0; k < kUnitSteps<E>; ++k) {
@@ -99,7 +99,7 @@ struct MatrixProduct {
           for (int c = 0; c < kChains; ++c)
 #pragma unroll
             for (int h = 0; h < Weights::kParts; ++h) {
-              const ChainOperand<E> a = chain_of_pieces<E>(chain[c][h], k);
+              const ChainOperand<E> a = chain_of_vec16s<E>(chain[c][h], k);
               if constexpr (Weights::kGroups)
                 multiply<Shape::kHalf>(part[c][s], b, a);
               else
@@ -206,7 +206,7 @@ struct MatrixProduct {
 #pragma unroll
     for (int d = 0; d < kDepth; ++d)
       if (d < tiles) held[d].fetch(p, rows, d);
-    wait_for_earlier_kernels();
+    pdl_wait();
     inputs.fetch_first(0);
     for (int unit = turn.begin; unit < turn.end; unit += turn.stride) {
       const bool first = unit == turn.begin, more = unit + turn.stride < turn.end;
@@ -241,7 +241,7 @@ struct MatrixProduct {
     char* const behind = reinterpret_cast<char*>(sums) + matrix_sum_bytes(kFamily, kBatch, kRows);
     inputs.fetch_weights(0, 0);  // first, since memory gives them after what was asked for before
     MatrixRing<Weights, Shape, kDepth> ring(p, behind, turn.begin, turn.end, turn.stride);
-    wait_for_earlier_kernels();
+    pdl_wait();
     inputs.fetch_inputs(0, 0);
     for (int unit = turn.begin; unit < turn.end; unit += turn.stride) {
       const bool first = unit == turn.begin, more = unit + turn.stride < turn.end;
@@ -268,7 +268,7 @@ struct MatrixProduct {
 
   XLSTM_DEVICE void finish() {
     constexpr int kTogether = Shape::kTogether, kOutputs = (kRows * kBatch + kProductThreads - 1) / kProductThreads;
-    const ProductParams& p = *read_here(&this->p);
+    const ProductParams& p = *reload_params(&this->p);
     const bool both = p.output == Output::swiglu;
     float total[2][kOutputs][2] = {};  // of the piece, and of SwiGLU's other; upper and lower parts
 #pragma unroll 1
@@ -336,10 +336,10 @@ __global__ __launch_bounds__(kProductThreads,
   if constexpr (has_matrix_kernel(kFamily, kBatch, Weights::kConverted) &&
                 has_matrix_rows(kFamily, kBatch, kRows, Weights::kGroups)) {
     using Shape = MatrixShape<Weights, kBatch, kRows>;
-    const ProductParams& p = *only_param(given);
+    const ProductParams& p = *kernel_params(given);
     __shared__ typename Shape::Facts facts;
     extern __shared__ __align__(128) char lds[];
-    let_next_kernel_begin();
+    pdl_trigger();
     MatrixProduct<Weights, kBatch, kRows>(p, facts, lds).run();
     if constexpr (Weights::kGroups) {
       using Gates = MatrixProduct<Bfloat16Weights, kBatch, kStripColumns, (Shape::kDepth < 2 ? 1 : 2)>;  // few rows

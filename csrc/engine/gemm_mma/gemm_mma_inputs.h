@@ -22,7 +22,7 @@ struct MatrixShape {
   static constexpr int kSplit = split_rows(kFamily), kSides = 2 * kSplit * kStrips;  // rows of strips
   // What a lane reads of a strip's rows, and holds of their sums.
   static constexpr bool kHalf = kWhole && whole_in_half(kFamily);
-  static constexpr int kStreamReads = kStreamPieces<E> / (kHalf ? 2 : 1);
+  static constexpr int kStreamReads = kStreamVec16s<E> / (kHalf ? 2 : 1);
   static constexpr int kRegisters = kHalf ? 2 * Columns::kEach : Strip<E>::kRegisters;  // of both parts
   static constexpr int kLaneRows = lane_rows(kFamily), kLoads = lane_loads(kFamily, Weights::kBits);
   static constexpr int kColumns = Columns::kEach;
@@ -171,7 +171,7 @@ struct MatrixInputs {
       if (own_eight() == 0) facts.squares[b][chunk] = own;
     }
     if (normed() && there) weight[i / kEach].multiply(p.weight.dtype, y);
-    Piece upper, lower;
+    Vec16 upper, lower;
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       const float low = y[eight_feature(Weights::kBits, 2 * w)], high = y[eight_feature(Weights::kBits, 2 * w + 1)];
@@ -180,8 +180,8 @@ struct MatrixInputs {
     }
     const int unit = step * Shape::kUnits + at.unit;
     const int lower_row = kWhole ? whole_row(kFamily, 1) : kSplit + b % kSplit;
-    *reinterpret_cast<Piece*>(slot(unit, b / kSplit, b % kSplit, at.piece)) = upper;
-    *reinterpret_cast<Piece*>(slot(unit, b / kSplit, lower_row, at.piece)) = lower;
+    *reinterpret_cast<Vec16*>(slot(unit, b / kSplit, b % kSplit, at.piece)) = upper;
+    *reinterpret_cast<Vec16*>(slot(unit, b / kSplit, lower_row, at.piece)) = lower;
     if constexpr (Weights::kGroups) {  // of what is multiplied: sums of shifted weights are the greater part of it
       float own = 0;
 #pragma unroll

@@ -64,7 +64,7 @@ constexpr int load_offset(Family f, int bits, int lane, int load) {
 
 constexpr int kSlotBytes = 16;
 constexpr int stream_slots(Family f) { return f == Family::rdna ? 16 : wave_size(f); }  // of a piece: lanes that differ
-constexpr int strip_slots(Family f) { return stream_slots(f) * stream_pieces(f, 2); }
+constexpr int strip_slots(Family f) { return stream_slots(f) * stream_vec16s(f, 2); }
 // Of a strip's rows the first half are the upper parts of the batch's, the other half the lower ones. Lanes that store
 // together have the eights of one row's step: places are permuted by unit and piece, so that they meet in no bank, and
 // lanes that read together still read a line.

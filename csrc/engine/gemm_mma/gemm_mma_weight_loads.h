@@ -32,7 +32,7 @@ struct MatrixStep {
   XLSTM_DEVICE void fetch(const ProductParams& p, const LaneRows<Weights, Shape>& rows, int tile) {
     rows.each_load(p, tile, [&](int c, int j, int l, const char* base, uint32_t at) {
       if constexpr (sizeof(load[c][j][l]) == 16)
-        load[c][j][l] = load_piece(base, at);
+        load[c][j][l] = load_vec16(base, at);
       else
         load[c][j][l] =
             __builtin_bit_cast(typename Weights::Load, *reinterpret_cast<const uint64_t*>(global(base) + at));
@@ -63,8 +63,8 @@ struct MatrixRing {
   static constexpr int kChains = Shape::kChains, kLaneRows = Shape::kLaneRows, kLoads = Shape::kLoads;
   static constexpr int kRows = kChains * kStripColumns, kTileBytes = Shape::kAlong * Shape::kStepBytes;
   static constexpr int kLag = kDepth - 1 < 7 ? kDepth - 1 : 7;  // steps that may be late where a unit ends
-  using Places = Ring<Shape::kStepBytes, kRows, kDepth, kMatrixThreads>;
-  static constexpr int kAtOnce = Places::kAtOnce, kFetches = Places::kFetches;
+  using Places = CpAsyncRing<Shape::kStepBytes, kRows, kDepth, kMatrixThreads>;
+  static constexpr int kRowsPerLoad = Places::kRowsPerLoad, kFetches = Places::kFetches;
   static constexpr int kSides = kFetches > 1 ? 2 : 1, kSideFetches = kFetches / kSides;
 
   const ProductParams& p;
@@ -101,10 +101,10 @@ struct MatrixRing {
   XLSTM_DEVICE void begin_rows() {
     const UnitRows at = rows_of_unit<kRows>(p, Weights::kGroups, unit);
     const bool both = p.output == Output::swiglu;
-    const int from = wave_id() * Shape::kStepBytes + Places::own_piece() * 16;
+    const int from = wave_id() * Shape::kStepBytes + Places::lane_vec16() * 16;
 #pragma unroll
     for (int s = 0; s < kSides; ++s) {
-      const int slot = s * (kRows / 2) + Places::own_row(), second = both && slot >= kRows / 2 ? 1 : 0;
+      const int slot = s * (kRows / 2) + Places::lane_row(), second = both && slot >= kRows / 2 ? 1 : 0;
       const DeviceLinear& w = p.linear[second ? 1 : at.piece];
       const int row = at.first + slot - second * (kRows / 2);
       side[s] = static_cast<const char*>(w.data) + row * w.row_bytes + from;
@@ -112,7 +112,7 @@ struct MatrixRing {
     }
     tile = 0;
     left = int(p.linear[at.piece].row_bytes) - from;
-    distance = int(p.linear[at.piece].row_bytes) * kAtOnce;
+    distance = int(p.linear[at.piece].row_bytes) * kRowsPerLoad;
   }
   // Beyond a row's end and a piece's last row there is nothing to read: zeros.
   XLSTM_DEVICE void fetch_next(int to) {
@@ -120,7 +120,7 @@ struct MatrixRing {
 #pragma unroll
       for (int n = 0; n < kFetches; ++n) {
         const int s = n / kSideFetches, m = n % kSideFetches;
-        places.fetch(to, n, side[s] + m * distance, left > 0 && m * kAtOnce < rows[s] ? 16 : 0);
+        places.fetch(to, n, side[s] + m * distance, left > 0 && m * kRowsPerLoad < rows[s] ? 16 : 0);
       }
 #pragma unroll
       for (int s = 0; s < kSides; ++s) side[s] += kTileBytes;
@@ -151,7 +151,7 @@ struct MatrixRing {
           char* const to = group_memory(turn, which) + of * bytes;
           for (int n = int(threadIdx.x) * 16; n < bytes; n += kMatrixThreads * 16) {
             const int left = there - n < 0 ? 0 : there - n < 16 ? there - n : 16;  // zeros for rows that are not there
-            Places::fetch_for_all(to + n, from + (left ? n : 0), left);
+            Places::fetch_for_block(to + n, from + (left ? n : 0), left);
           }
         }
       }
@@ -186,7 +186,7 @@ struct MatrixRing {
 
   // The next step of the unit that is multiplied.
   XLSTM_DEVICE void get(MatrixStep<Weights, Shape>& step) {
-    Places::template arrived_for_wave<kDepth - 1>();
+    Places::template wait_for_wave<kDepth - 1>();
 #pragma unroll
     for (int c = 0; c < kChains; ++c)
 #pragma unroll
@@ -208,7 +208,7 @@ struct MatrixRing {
     }
   }
   XLSTM_DEVICE void done() {
-    Places::read_by_wave();
+    Places::release_by_wave();
     fetch_next(place);
     place = place + 1 == kDepth ? 0 : place + 1;
   }

@@ -49,14 +49,14 @@ struct LaneRows {
   struct Place {
     int piece, row;
   };
-  XLSTM_DEVICE static Place place_of(const ProductParams& p, const UnitRows& unit, int slot) {
+  XLSTM_DEVICE static Place slot_vec16(const ProductParams& p, const UnitRows& unit, int slot) {
     const bool both = p.output == Output::swiglu;
     const int of = both ? slot / (kRows / 2) : unit.piece, row = unit.first + (both ? slot % (kRows / 2) : slot);
     const int rows = p.linear[of].rows;
     return {of, row < rows ? row : rows - 1};
   }
   XLSTM_DEVICE static LaneRows at(const ProductParams& given, int unit) {
-    const ProductParams& p = *read_here(&given);
+    const ProductParams& p = *reload_params(&given);
     LaneRows rows;
     rows.unit = rows_of_unit<kRows>(p, Weights::kGroups, unit);
     const int lane = lane_id();
@@ -65,16 +65,16 @@ struct LaneRows {
       const int slot = c * kStripColumns;
 #pragma unroll
       for (int j = 0; j < kLaneRows; ++j) {
-        const Place row = place_of(p, rows.unit, slot + row_of_lane(kFamily, lane, j));
+        const Place row = slot_vec16(p, rows.unit, slot + row_of_lane(kFamily, lane, j));
         const DeviceLinear& w = p.linear[row.piece];
         const int first_load = wave_id() * Shape::kStepBytes + load_offset(kFamily, Weights::kBits, lane, 0);
-        rows.from[c][j] = made_here(uint32_t(row.row) * uint32_t(w.row_bytes) + uint32_t(first_load));
+        rows.from[c][j] = opaque(uint32_t(row.row) * uint32_t(w.row_bytes) + uint32_t(first_load));
       }
       if constexpr (kGroups)
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
-          const Place row = place_of(p, rows.unit, slot + Columns::position(j));
-          rows.groups_at[c][j] = made_here(uint32_t(row.row) * uint32_t(p.linear[row.piece].groups));
+          const Place row = slot_vec16(p, rows.unit, slot + Columns::position(j));
+          rows.groups_at[c][j] = opaque(uint32_t(row.row) * uint32_t(p.linear[row.piece].groups));
         }
     }
     return rows;

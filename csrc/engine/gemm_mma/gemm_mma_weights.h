@@ -11,17 +11,17 @@ namespace xlstm::gpu::engine {
 struct Bfloat16Weights {
   static constexpr int kBits = 16, kParts = 1;
   static constexpr bool kGroups = false, kConverted = false;
-  using Load = Piece;
+  using Load = Vec16;
 
-  XLSTM_DEVICE static void eight(const Load& load, int, Piece (&part)[1]) { part[0] = load; }
+  XLSTM_DEVICE static void eight(const Load& load, int, Vec16 (&part)[1]) { part[0] = load; }
 };
 
 struct Float16Weights {
   static constexpr int kBits = 16, kParts = 2;
   static constexpr bool kGroups = false, kConverted = true;
-  using Load = Piece;
+  using Load = Vec16;
 
-  XLSTM_DEVICE static void eight(const Load& load, int, Piece (&part)[2]) {
+  XLSTM_DEVICE static void eight(const Load& load, int, Vec16 (&part)[2]) {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {  // 11 bits: truncation keeps 8, the rest has 3
       const float low = low_float(Float16{}, load.word[w]), high = high_float(Float16{}, load.word[w]);
@@ -35,9 +35,9 @@ struct Float16Weights {
 struct ByteWeights {
   static constexpr int kBits = 8, kParts = 1, kZero = 0, kMiddle = 0;
   static constexpr bool kGroups = true, kConverted = true;
-  using Load = Piece;
+  using Load = Vec16;
 
-  XLSTM_DEVICE static void eight(const Load& load, int n, Piece (&part)[1]) {
+  XLSTM_DEVICE static void eight(const Load& load, int n, Vec16 (&part)[1]) {
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
       part[0].word[2 * w] = signed_bytes<0>(load.word[2 * n + w]);
@@ -53,7 +53,7 @@ struct NibbleWeights {
     uint32_t word[2];
   };
 
-  XLSTM_DEVICE static void eight(const Load& load, int n, Piece (&part)[1]) {
+  XLSTM_DEVICE static void eight(const Load& load, int n, Vec16 (&part)[1]) {
 #pragma unroll
     for (int w = 0; w < 2; ++w)
 #pragma unroll

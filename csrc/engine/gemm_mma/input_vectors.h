@@ -23,7 +23,7 @@ XLSTM_DEVICE float sum_of_squares(const float (&x)[kEight]) {
 XLSTM_DEVICE void read_eight(const float* from, float (&to)[kEight]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const Piece four = read_piece(from + 4 * h);
+    const Vec16 four = read_vec16(from + 4 * h);
 #pragma unroll
     for (int e = 0; e < 4; ++e) to[4 * h + e] = as_float(four.word[e]);
   }
@@ -31,13 +31,13 @@ XLSTM_DEVICE void read_eight(const float* from, float (&to)[kEight]) {
 
 // Eight of a norm's weights, halves or floats.
 struct NormEight {
-  Piece piece[2];
+  Vec16 piece[2];
 
   XLSTM_DEVICE void fetch(const DeviceVector& from, int k) {
     const bool floats = from.dtype == XLSTM_FLOAT32;
     const char* const at = static_cast<const char*>(from.data) + k * (floats ? 4 : 2);
-    piece[0] = read_piece(at);
-    piece[1] = read_piece(at + (floats ? 16 : 0));
+    piece[0] = read_vec16(at);
+    piece[1] = read_vec16(at + (floats ? 16 : 0));
   }
   XLSTM_DEVICE void multiply(xlstm_dtype dtype, float (&y)[kEight]) const {
     if (dtype == XLSTM_FLOAT32) {

@@ -14,7 +14,7 @@ namespace xlstm::gpu::engine {
 // Once.
 XLSTM_DEVICE void leave(float* to, float x) { write_shared_word(to, as_bits(present(x))); }
 
-XLSTM_DEVICE bool any_absent(const Piece& piece) {
+XLSTM_DEVICE bool any_absent(const Vec16& piece) {
   bool absent = false;
 #pragma unroll
   for (int w = 0; w < 4; ++w) absent |= piece.word[w] == kAbsent;
@@ -28,22 +28,22 @@ XLSTM_DEVICE float await_word(const float* from) {
   return as_float(word);
 }
 // Four of them, from a multiple of 16 bytes on.
-XLSTM_DEVICE Piece await_piece(const float* from) {
-  Piece piece;
-  do piece = read_shared_piece(from);
+XLSTM_DEVICE Vec16 await_piece(const float* from) {
+  Vec16 piece;
+  do piece = read_shared_vec16(from);
   while (any_absent(piece) && look_again());
   return piece;
 }
 // Eights, all of which are asked for before any is waited for; meanwhile(n): when the nth look is on its way.
 template <int kCount, class Meanwhile>
 XLSTM_DEVICE void await_eights(const float* const (&from)[kCount], float (&to)[kCount][kEight], Meanwhile&& meanwhile) {
-  Piece piece[2 * kCount];
+  Vec16 piece[2 * kCount];
   bool absent;
   int looks = 0;
   do {
     absent = false;
 #pragma unroll
-    for (int n = 0; n < 2 * kCount; ++n) piece[n] = read_shared_piece(from[n / 2] + n % 2 * 4);
+    for (int n = 0; n < 2 * kCount; ++n) piece[n] = read_shared_vec16(from[n / 2] + n % 2 * 4);
     meanwhile(looks++);
 #pragma unroll
     for (int n = 0; n < 2 * kCount; ++n) absent |= any_absent(piece[n]);

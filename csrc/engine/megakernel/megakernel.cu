@@ -10,9 +10,9 @@
 namespace xlstm::gpu::engine {
 namespace {
 
-RecurrentParams step_of(const WholeCall& call) {
+mlstm::RecurrentParams step_of(const WholeCall& call) {
   const xlstm_decode& p = call.model;
-  RecurrentParams step{};
+  mlstm::RecurrentParams step{};
   step.q.columns = int(p.dqk), step.v.columns = int(p.dhv);
   step.tiles = int(ceil_div(p.dhv, kStepColumns));
   step.sigmoid = p.gate == XLSTM_GATE_SIGMOID;

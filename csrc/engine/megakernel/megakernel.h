@@ -271,7 +271,7 @@ struct WholeStep {
       const bool gate = kBits < 16 && Ring::item_of(p, lds, phase, n).kind == WholeItem::gate;
       const int most = Ring::kSegment / step_bytes(kBits, gate), left = part.steps - done;
       const int at = part.groups_at(item_row(), part.first_step + done) & 15;  // of all items, and of either half
-      copies_came<Ring::kSlots - 1>();
+      cp_async_wait_group<Ring::kSlots - 1>();
       __syncwarp();
       multiply(sums, gate, groups, at, ring.slot(slot), part.first_step + done, left < most ? left : most);
       slot = slot + 1 == Ring::kSlots ? 0 : slot + 1;
@@ -303,14 +303,14 @@ struct WholeStep {
     const int tile = int(blockIdx.x), head = tile / p.step.tiles;
     if (tile < p.step.tiles * p.heads) {
       const float* const c = block.c + int64_t(head) * keys * values + tile % p.step.tiles * kStepColumns;
-      if (thread < keys) ask_line_into_l2(c + int64_t(thread) * values);
-      if (thread % kStepColumns == 0 && thread < keys) ask_line_into_l2(block.n + head * keys + thread);
-      if (thread == keys) ask_line_into_l2(block.m + head);
+      if (thread < keys) prefetch_l2_line(c + int64_t(thread) * values);
+      if (thread % kStepColumns == 0 && thread < keys) prefetch_l2_line(block.n + head * keys + thread);
+      if (thread == keys) prefetch_l2_line(block.m + head);
     }
     const auto ask = [&](const DeviceVector& norm, int features) {
       const int lines = (features * (norm.dtype == XLSTM_FLOAT32 ? 4 : 2) + 127) / 128;
       for (int line = tile; line < lines; line += int(gridDim.x))
-        ask_line_into_l2(static_cast<const char*>(norm.data) + line * 128);
+        prefetch_l2_line(static_cast<const char*>(norm.data) + line * 128);
     };
     if (thread + 1 < kWholeThreads) return;
     ask(block.head_norm, p.heads * values), ask(block.norm_ffn, p.phase[int(Phase::up)].product.columns);
@@ -331,8 +331,8 @@ struct WholeStep {
     const int64_t begin = int64_t(item.first + before) * part.row_groups;
     const int bytes = (left < Ring::kHalf ? left : Ring::kHalf) * part.row_groups & ~15;
     const WholeWeights& weights = p.block[of.block].linear[item.linear + (both ? half : 0)];
-    if (bytes) ask_bytes_into_l2(static_cast<const char*>(weights.scales) + begin, bytes);
-    if (bytes && weights.offsets) ask_bytes_into_l2(static_cast<const char*>(weights.offsets) + begin, bytes);
+    if (bytes) bulk_prefetch_l2(static_cast<const char*>(weights.scales) + begin, bytes);
+    if (bytes && weights.offsets) bulk_prefetch_l2(static_cast<const char*>(weights.offsets) + begin, bytes);
   }
 
   XLSTM_DEVICE void run() {

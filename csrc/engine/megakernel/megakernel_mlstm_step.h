@@ -10,9 +10,9 @@
 namespace xlstm::gpu::engine {
 
 struct WholeToken {
-  using Tile = HeadTile<float, kStepColumns>;
-  using TileSums = Sums<float, kStepColumns, kWholeWarps>;
-  static_assert(sizeof(TileSums) == kStepSumBytes && sizeof(OneStep) <= kStepBytes);
+  using Tile = mlstm::HeadTile<float, kStepColumns>;
+  using TileSums = mlstm::Sums<float, kStepColumns, kWholeWarps>;
+  static_assert(sizeof(TileSums) == kStepSumBytes && sizeof(mlstm::OneStep) <= kStepBytes);
 
   const WholeParams& p;
   char* lds;
@@ -26,22 +26,22 @@ struct WholeToken {
       if (at < 0) continue;
       const int piece = at < keys ? 0 : at < 2 * keys ? 1 : 2, of = at - piece * keys;
       const int begin = piece < 2 ? head * p.step.q.columns : head * p.step.v.columns + tile * kStepColumns;
-      const Piece own = await_piece(p.to(Phase::projections, piece, block) + begin + of * 4);
-      reinterpret_cast<Piece*>(lds + p.room.token)[at] = own;
+      const Vec16 own = await_piece(p.to(Phase::projections, piece, block) + begin + of * 4);
+      reinterpret_cast<Vec16*>(lds + p.room.token)[at] = own;
     }
   }
   XLSTM_DEVICE void step(int at) {
     const WholeBlock& block = p.block[at];
     const int keys = p.step.q.columns, values = p.step.v.columns, tiles = p.step.tiles * p.heads;
     TileSums& sums = *reinterpret_cast<TileSums*>(lds + p.room.received);
-    OneStep& one = *reinterpret_cast<OneStep*>(lds + p.room.step);
+    mlstm::OneStep& one = *reinterpret_cast<mlstm::OneStep*>(lds + p.room.step);
 #pragma unroll 1
     for (int turn = int(blockIdx.x); turn < tiles; turn += int(gridDim.x)) {
       const int head = int(unsigned(turn) / unsigned(p.step.tiles)), which = turn % p.step.tiles;
       float* const c = block.c + int64_t(head) * keys * values;
       Tile tile(p.step, which);
       tile.load(c, block.n + head * keys);  // the last token's, before what waits
-      OneGate gate;
+      mlstm::OneGate gate;
       if (gate.makes) {
         gate.m = double(block.m[head]);
         gate.x = double(await_word(p.to(Phase::projections, gate.is_input ? kFirstGate : kFirstGate + 1, at) + head));
@@ -58,11 +58,11 @@ struct WholeToken {
       tile.store_c(c);
       if (tile.column == 0) tile.store_n(p.step.n_last + head * keys);
       if (which == 0 && threadIdx.x == 0) p.step.m_last[head] = float(one.m);
-      leave_sums<Tile>(sums, 0, h, l);
+      mlstm::leave_sums<Tile>(sums, 0, h, l);
       __syncthreads();
       const int waves = (keys / Tile::kRows * Tile::kLanes + kWave - 1) / kWave;
       if (threadIdx.x < kStepColumns) {
-        const float own = TokenOutput<float>::sum_up(p.step, sums, 0, waves, one.m, l);
+        const float own = mlstm::TokenOutput<float>::sum_up(p.step, sums, 0, waves, one.m, l);
         float* const h_at = p.from(Phase::output, at) + head * values + which * kStepColumns;
         leave(h_at + threadIdx.x, own);
       }

@@ -100,7 +100,7 @@ WholePlan plan_whole(const WholeShape& p, const Chip& chip) {
     if (p.phase[s].columns % kStepFeatures != 0) return {};
     plan.phase[s] = plan_phase(p.phase[s]);
     plan.phase[s].table = table;
-    if (Phase(s) == Phase::projections) plan.phase[s].turned = turned_to_gates(p, plan);
+    if (Phase(s) == Phase::projections) plan.phase[s].transposed = turned_to_gates(p, plan);
     table += int(ceil_div(plan.phase[s].items, plan.blocks));
   }
   plan.room = room_of(plan, p.bits, p.dqk);

@@ -58,7 +58,7 @@ struct PhasePlan {
   int part_steps;  // that each part has
   int items;       // of all blocks
   int table;       // where those of a block begin among its items of all phases
-  int turned;      // the first that is taken; behind the last comes the first
+  int transposed;  // the first that is taken; behind the last comes the first
 
   constexpr int parts() const { return 1 << part_bits; }
 };

@@ -38,9 +38,9 @@ struct WholeParams {
   WholePhase phase[kPhases];
   WholeRoom room;
   int blocks, heads;
-  RecurrentParams step;  // without the addresses of a token and its state, but for n and m, left in workspace
-  WholePassed at;        // of what blocks of the grid hand to each other
-  float* passed;         // it begins with the token's x, as it is embedded; what follows is absent
+  mlstm::RecurrentParams step;  // without the addresses of a token and its state, but for n and m, left in workspace
+  WholePassed at;               // of what blocks of the grid hand to each other
+  float* passed;                // it begins with the token's x, as it is embedded; what follows is absent
   WholeBlock block[kMostWholeBlocks + 1];
 
   // Where what is handed on lies, of a block of the model.
@@ -105,7 +105,7 @@ struct alignas(16) WholeItem {
   // The nth of a phase's, as blocks of the grid take them.
   XLSTM_DEVICE WholeItem(const WholeParams& p, Phase phase, int bits, int n) {
     const WholePhase& s = p.phase[int(phase)];
-    n = (n + s.plan.turned) % s.plan.items;
+    n = (n + s.plan.transposed) % s.plan.items;
     int j = 0;
     while (j + 1 < s.items.count && n >= s.items.end[j]) ++j;
     if (j) n -= s.items.end[j - 1];
@@ -159,7 +159,7 @@ class WholeRing {
       const WholeItem from = item_of(p, lds, place.phase, item);
       const WholeWeights* const weights = p.block[place.block].linear + from.linear;
       const bool gate = kBits < 16 && from.kind == WholeItem::gate, both = from.kind == WholeItem::both;
-      const int lane = lane_here(), r = lane / kRowPieces, column = lane % kRowPieces * 16;
+      const int lane = opaque_lane(), r = lane / kRowPieces, column = lane % kRowPieces * 16;
       const int each = step_bytes(kBits, gate), most = kSegment / each, left = own.steps - step;
       const uint32_t to = at + uint32_t(slot * whole_slot_bytes(kBits)), rows_to = to + uint32_t(r * kSegment);
       const uint32_t row_bytes = row_bytes_of(own, gate);
@@ -181,8 +181,8 @@ class WholeRing {
 #pragma unroll
         for (int n = 0; n < kItemRows / kAtOnce; ++n) {
           const int turn = gate ? 0 : segment_turn(kBits, r + n * kAtOnce), h = n / (kHalf / kAtOnce);
-          copy_16_bytes(rows_to + uint32_t(n * kAtOnce * kSegment + (column ^ turn)), row[n],
-                        bytes(n * kAtOnce - (both ? h * kHalf : 0)));
+          cp_async_16(rows_to + uint32_t(n * kAtOnce * kSegment + (column ^ turn)), row[n],
+                      bytes(n * kAtOnce - (both ? h * kHalf : 0)));
         }
       };
       if (column < left * each) {
@@ -193,8 +193,8 @@ class WholeRing {
       }
       if (quantised) {
         const uint32_t into = to + uint32_t(whole_groups_at(kBits) + groups.at);
-        if (groups.used) copy_16_bytes(into, groups.scales, groups.bytes);
-        if (groups.used && groups.offsets) copy_16_bytes(into + kGroupsBytes, groups.offsets, groups.bytes);
+        if (groups.used) cp_async_16(into, groups.scales, groups.bytes);
+        if (groups.used && groups.offsets) cp_async_16(into + kGroupsBytes, groups.offsets, groups.bytes);
       }
       step += most;
       if (step >= own.steps) {
@@ -202,7 +202,7 @@ class WholeRing {
         find_item(own);
       }
     }
-    copies_sent();
+    cp_async_commit();
   }
 
   // To L2, of each row the nth two lines behind those that the ring has asked for: they keep memory at work while a
@@ -212,12 +212,12 @@ class WholeRing {
     const WholePart own = part();
     const WholeItem from = item_of(p, lds, place.phase, item);
     const bool gate = kBits < 16 && from.kind == WholeItem::gate, both = from.kind == WholeItem::both;
-    const int lane = lane_here(), half = both ? lane / 2 / kHalf : 0, row = lane / 2 - half * kHalf;
+    const int lane = opaque_lane(), half = both ? lane / 2 / kHalf : 0, row = lane / 2 - half * kHalf;
     const int each = step_bytes(kBits, gate), end = (own.first_step + own.steps) * each;
     const int begin = (own.first_step + step) * each + (2 * n + lane % 2) * kLine;
     if (begin >= end || row >= from.rows) return;
     const uint32_t at = uint32_t(from.first + row) * row_bytes_of(own, gate) + uint32_t(begin);
-    ask_line_into_l2(static_cast<const char*>(p.block[place.block].linear[from.linear + half].data) + at);
+    prefetch_l2_line(static_cast<const char*>(p.block[place.block].linear[from.linear + half].data) + at);
   }
 
  private:

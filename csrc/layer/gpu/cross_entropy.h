@@ -63,7 +63,7 @@ struct Exponents {
   XLSTM_DEVICE float slope(float x) const {
     if (!capped) return 1.0f;
     if constexpr (kTwoBytes) {  // 1 - tanh^2 would cancel
-      const float e = exp2_fast(__builtin_fabsf(x) * (-2 * kLog2E * scale)), r = inverse_fast(1.0f + e);
+      const float e = exp2_fast(__builtin_fabsf(x) * (-2 * kLog2E * scale)), r = reciprocal_fast(1.0f + e);
       return 4.0f * e * r * r;
     } else {
       const float t = soft_tanh(x * scale);
@@ -147,15 +147,15 @@ __global__ __launch_bounds__(kMostGroup,
     const bool here = row < p.rows, in_range = here && target >= 0 && target < classes;
     const float at_target = in_range ? load_chunk<E, false>(p.logits, row, target, target + 1).value[0] : 0.0f;
     if (coming < p.rows) coming_target = class_of(p, coming);
-    const int own_classes = int(made_here(uint32_t(here ? classes : 0)));
+    const int own_classes = int(opaque(uint32_t(here ? classes : 0)));
     RunningSum own;
     for (int start = 0; start < classes; start += batch) {
-      const int at = start + first, left = int(made_here(uint32_t(own_classes - at)));
+      const int at = start + first, left = int(opaque(uint32_t(own_classes - at)));
       const bool ends = classes - start <= batch;
       const RowStart next_row = row_start<E>(p.logits, ends ? coming_start : own_start);
-      const int next_at = int(made_here(uint32_t(ends ? first : at + batch)));
+      const int next_at = int(opaque(uint32_t(ends ? first : at + batch)));
       const Extremes logits = extremes(next);
-      own.grow_to(greater(own.most, logits.most), make);
+      own.grow_to(max_num(own.most, logits.most), make);
       const float shift = own.shift();
       const bool near = make.near(logits);
 #pragma unroll

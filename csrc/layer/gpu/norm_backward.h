@@ -56,7 +56,7 @@ __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM Nor
   };
   // Beside x and dy: gate, or dsum without one.
   const auto ask_row = [&](int row, Raw(&to_x)[kChunks], Raw(&to_dy)[kChunks], Raw(&to_beside)[kChunks]) {
-    const xlstm_norm_backward& call = read_here(only_param(params))->call;
+    const xlstm_norm_backward& call = reload_params(kernel_params(params))->call;
     const auto start = [&](const xlstm_rows& rows) { return row * rows.stride + from; };
     const xlstm_rows& beside = kGate && call.in.gate.data ? call.in.gate : call.dsum;
     ask(call.in, call.in.x, start(call.in.x), to_x);
@@ -71,7 +71,7 @@ __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM Nor
 
   // As many rows for every group: barriers and shuffles are met by all. A group beyond the slices has none.
   for (int row = slice, first = 0; first < all_rows; row += p.slices, first += p.slices) {
-    const xlstm_norm_backward& call = read_here(only_param(params))->call;
+    const xlstm_norm_backward& call = reload_params(kernel_params(params))->call;
     const xlstm_norm& in = call.in;
     const bool gated = kGate && in.gate.data;
     x.features = item < p.items && row < all_rows ? int(in.features) : 0;
@@ -119,7 +119,7 @@ __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM Nor
     const auto weight_of = [&](int k) { return kAhead ? kept_weight[k] : weight_at(x.place(k)); };
     const auto all_made_here = [&] {
 #pragma unroll
-      for (int k = 0; k < kChunks; ++k) made_here(x.kept[k]), made_here(dy[k]), made_here(beside[k]);
+      for (int k = 0; k < kChunks; ++k) opaque(x.kept[k]), opaque(dy[k]), opaque(beside[k]);
     };
 
     float squares = 0, sum_g = 0, sum_gc = 0;
@@ -149,7 +149,7 @@ __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM Nor
       squares = sums[0], sum_gc = sums[1];
     }
 
-    const float rstd = inverse_root(squares * share + float(in.eps));
+    const float rstd = reciprocal_sqrt(squares * share + float(in.eps));
     const float of_n = -rstd * rstd * (sum_gc * share), of_all = -rstd * (sum_g * share);  // what they take from dx
     const auto write_gate = [&](Chunk z, const Chunk& d, const Chunk& s, const Raw& weight, int at) {
       weigh(z, weight);

@@ -32,8 +32,8 @@ __global__ __launch_bounds__(kMostGroup,
   const NormForwardParams& p = params;
   using Raw = RawChunk<E, kWhole>;
   __shared__ float lds[Exchange::kFloats];
-  let_next_kernel_begin();
-  wait_for_earlier_kernels();
+  pdl_trigger();
+  pdl_wait();
   Exchange all{p.group, lds};
   const xlstm_norm& in = p.call.in;
   const NormDtypes& to = p.dtypes;
@@ -82,7 +82,7 @@ __global__ __launch_bounds__(kMostGroup,
     if (in.centred) subtract<kWhole>(c, mean, in.features - at);
     each([&](float& d) { squares += d * d; }, c);
   });
-  const float rstd = inverse_root(all.sum(squares) * share + float(in.eps));
+  const float rstd = reciprocal_sqrt(all.sum(squares) * share + float(in.eps));
 
   const RowStart y_row = row_of(p.call.y), weight_row = row_start<E>(in.weight, from);
   const auto finish = [&](const Raw& raw, int at, const Raw& w, const Raw& o) {

@@ -28,7 +28,7 @@ struct SoftCapBackward {
     const float scale = -2 * kLog2E / float(p.cap);
     each(
         [=](float& d, float& x) {  // 1 - tanh^2 would cancel
-          const float e = exp2_fast(__builtin_fabsf(x) * scale), r = inverse_fast(1.0f + e);
+          const float e = exp2_fast(__builtin_fabsf(x) * scale), r = reciprocal_fast(1.0f + e);
           d *= 4.0f * e * r * r;
         },
         c[0], c[1]);

@@ -33,7 +33,7 @@ XLSTM_DEVICE void with_dtype(xlstm_dtype dtype, F&& f) {
 // A chunk as it lies in memory, not looked at: its loads may be under way. Of mixed dtypes it is floats.
 template <class E>
 struct PackedChunk {
-  Piece piece[sizeof(E) / 2];
+  Vec16 piece[sizeof(E) / 2];
 };
 template <class E, bool kWhole>
 constexpr bool kPacked = kWhole && !std::is_same_v<E, Any>;
@@ -62,14 +62,15 @@ XLSTM_DEVICE Chunk unpack(const PackedChunk<E>& raw) {
   return c;
 }
 
-XLSTM_DEVICE void made_here(Chunk& c) {
+using gpu::opaque;  // of one value; here of chunks
+XLSTM_DEVICE void opaque(Chunk& c) {
 #pragma unroll
-  for (float& v : c.value) v = as_float(made_here(as_bits(v)));
+  for (float& v : c.value) v = as_float(opaque(as_bits(v)));
 }
 template <class E>
-XLSTM_DEVICE void made_here(PackedChunk<E>& raw) {
+XLSTM_DEVICE void opaque(PackedChunk<E>& raw) {
 #pragma unroll
-  for (Piece& piece : raw.piece) made_here(piece);
+  for (Vec16& piece : raw.piece) opaque(piece);
 }
 
 // A row, from x.data[start] on: addresses of its features are this and a few more.
@@ -79,7 +80,7 @@ struct RowStart {
 };
 template <class E>
 XLSTM_DEVICE RowStart row_start(const xlstm_rows& x, int64_t start) {
-  const auto from = [&](auto e) -> void* { return made_here(static_cast<decltype(e)*>(x.data) + start); };
+  const auto from = [&](auto e) -> void* { return opaque(static_cast<decltype(e)*>(x.data) + start); };
   if constexpr (std::is_same_v<E, Any>)
     return {x.dtype == XLSTM_FLOAT32 ? from(float{}) : from(BFloat16{}), x.dtype};
   else
@@ -96,7 +97,7 @@ XLSTM_DEVICE RawChunk<E, kWhole> load_at(const RowStart& row, At at, At features
     const E* from = static_cast<const E*>(row.data) + at;
     if constexpr (kWhole) {
 #pragma unroll
-      for (int j = 0; j < int(sizeof(E)) / 2; ++j) raw.piece[j] = read_piece(reinterpret_cast<const Piece*>(from) + j);
+      for (int j = 0; j < int(sizeof(E)) / 2; ++j) raw.piece[j] = read_vec16(reinterpret_cast<const Vec16*>(from) + j);
     } else {
 #pragma unroll
       for (int j = 0; j < kChunk; ++j) raw.value[j] = at + j < features ? to_float(from[j]) : 0.0f;
@@ -136,15 +137,15 @@ XLSTM_DEVICE Extremes extremes(const Chunk (&chunks)[n]) {
 #pragma unroll
   for (const Chunk& c : chunks)
 #pragma unroll
-    for (float v : c.value) of = {greater(of.most, v), less(of.least, v)};
+    for (float v : c.value) of = {max_num(of.most, v), min_num(of.least, v)};
   return of;
 }
 template <class E, int n>
 XLSTM_DEVICE Extremes extremes(const PackedChunk<E> (&chunks)[n]) {
-  constexpr int kPieces = int(sizeof(E)) / 2;
-  Piece pieces[n * kPieces];
+  constexpr int kVec16s = int(sizeof(E)) / 2;
+  Vec16 pieces[n * kVec16s];
 #pragma unroll
-  for (int j = 0; j < n * kPieces; ++j) pieces[j] = chunks[j / kPieces].piece[j % kPieces];
+  for (int j = 0; j < n * kVec16s; ++j) pieces[j] = chunks[j / kVec16s].piece[j % kVec16s];
   return extremes(E{}, pieces);
 }
 
@@ -175,7 +176,7 @@ XLSTM_DEVICE void store_at(const RowStart& row, At at, At features, const RawChu
     E* to = static_cast<E*>(row.data) + at;
     if constexpr (kWhole) {
 #pragma unroll
-      for (int j = 0; j < int(sizeof(E)) / 2; ++j) reinterpret_cast<Piece*>(to)[j] = raw.piece[j];
+      for (int j = 0; j < int(sizeof(E)) / 2; ++j) reinterpret_cast<Vec16*>(to)[j] = raw.piece[j];
     } else {
 #pragma unroll
       for (int j = 0; j < kChunk; ++j)
@@ -226,7 +227,7 @@ template <class E, bool kWhole>
 XLSTM_DEVICE void multiply(RawChunk<E, kWhole>& raw, const RawChunk<E, kWhole>& by, xlstm_dtype dtype) {
   if constexpr (kSmall<E, kWhole>) {
 #pragma unroll
-    for (int w = 0; w < 4; ++w) raw.piece[0].word[w] = times(E{}, raw.piece[0].word[w], by.piece[0].word[w]);
+    for (int w = 0; w < 4; ++w) raw.piece[0].word[w] = mul_pair(E{}, raw.piece[0].word[w], by.piece[0].word[w]);
   } else {
     Chunk c = unpack(raw), other = unpack(by);
     each([](float& v, float& o) { v *= o; }, c, other);
@@ -237,7 +238,7 @@ template <class E, bool kWhole>
 XLSTM_DEVICE void add(RawChunk<E, kWhole>& raw, const RawChunk<E, kWhole>& more, xlstm_dtype dtype) {
   if constexpr (kSmall<E, kWhole>) {
 #pragma unroll
-    for (int w = 0; w < 4; ++w) raw.piece[0].word[w] = plus(E{}, raw.piece[0].word[w], more.piece[0].word[w]);
+    for (int w = 0; w < 4; ++w) raw.piece[0].word[w] = add_pair(E{}, raw.piece[0].word[w], more.piece[0].word[w]);
   } else {
     Chunk c = unpack(raw), other = unpack(more);
     each([](float& v, float& o) { v += o; }, c, other);
@@ -253,7 +254,7 @@ XLSTM_DEVICE float sum_of(Chunk c) {
   return c.value[0];
 }
 
-XLSTM_DEVICE float sigmoid(float x) { return inverse_fast(1.0f + exp2_fast(-kLog2E * x)); }
+XLSTM_DEVICE float sigmoid(float x) { return reciprocal_fast(1.0f + exp2_fast(-kLog2E * x)); }
 
 // As the CPU's: an odd polynomial near zero, where exp would leave no digits.
 XLSTM_DEVICE float soft_tanh(float x) {
@@ -263,7 +264,7 @@ XLSTM_DEVICE float soft_tanh(float x) {
   p = p * z - 0.0537226793f;
   p = p * z + 0.133311502f;
   p = p * z - 0.333332616f;
-  return z < 0.390625f ? x * z * p + x : 1.0f - 2.0f * inverse_fast(exp2_fast(2 * kLog2E * x) + 1.0f);
+  return z < 0.390625f ? x * z * p + x : 1.0f - 2.0f * reciprocal_fast(exp2_fast(2 * kLog2E * x) + 1.0f);
 }
 
 // ---- which threads share a row
@@ -318,7 +319,7 @@ struct Exchange {
   }
   XLSTM_DEVICE float most(float x) {
     float one[] = {x};
-    reduce(one, [](float a, float b) { return greater(a, b); });
+    reduce(one, [](float a, float b) { return max_num(a, b); });
     return one[0];
   }
 

@@ -91,8 +91,8 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
 #pragma unroll
       for (int ys = 0; ys < kYStrips; ++ys) {
         constexpr int kRegisters = Strip<E>::kRegisters;
-        in_order();
-        float* at = made_here(base) + (xs * kYStrips + ys) * kRegisters * kThreads;
+        sched_barrier();
+        float* at = opaque(base) + (xs * kYStrips + ys) * kRegisters * kThreads;
 #pragma unroll
         for (int r = 0; r < kRegisters; ++r) f(state[xs][ys].value[r], at + r * kThreads);
       }
@@ -103,11 +103,11 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
       each([](int, int, float& v) { v = 0; });
     else if (segment.order() == 0)
       each([&](int x, int y, float& v) {
-        in_order();
-        v = inside(x, y) ? made_here(p->state_in)[offset(x, y)] : 0.0f;
+        sched_barrier();
+        v = inside(x, y) ? opaque(p->state_in)[offset(x, y)] : 0.0f;
       });
     else
-      each_register(between(segment.order() - 1) + thread_here(), [](float& v, const float* from) { v = *from; });
+      each_register(between(segment.order() - 1) + opaque_thread(), [](float& v, const float* from) { v = *from; });
   }
   // Multiplies the state by what was kept apart.
   XLSTM_DEVICE void settle(float by) {
@@ -117,7 +117,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
       for (int ys = 0; ys < kYStrips; ++ys) state[xs][ys].scale(by);
   }
   XLSTM_DEVICE void store_registers(float* to) {
-    to += thread_here();
+    to += opaque_thread();
     each_register(to, [&](float& v, float* at) { *at = v * held; });
   }
   XLSTM_DEVICE void store_state() {
@@ -125,8 +125,8 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
       store_registers(between(segment.order()));
     else if (segment.last() && p->state_out)
       each([&](int x, int y, float& v) {
-        in_order();
-        if (inside(x, y)) made_here(p->state_out)[offset(x, y)] = v * held;
+        sched_barrier();
+        if (inside(x, y)) opaque(p->state_out)[offset(x, y)] = v * held;
       });
   }
 
@@ -148,7 +148,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
     if (kOperandAhead) load(0, stream[0]);
 #pragma unroll
     for (int xs = 0; xs < kXStrips; ++xs) {
-      in_order();
+      sched_barrier();
       if (!kOperandAhead) load(xs, stream[xs % 2]);
       if (kOperandAhead && xs + 1 < kXStrips) load(xs + 1, stream[(xs + 1) % 2]);
       ChainOperand<E> chain[kYStrips];
@@ -187,12 +187,12 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
   // w is divided by it, until it has grown too small for that; float16's products end early.
   XLSTM_DEVICE void add_chunk(Strip<E> (&out)[kTStrips][kYStrips], const Room& r, float decay) {
     constexpr float kLeast = __is_same(E, Float16) ? 0x1p-4f : 0x1p-40f;
-    held = same_in_all(held * decay);
+    held = uniform(held * decay);
     if (!(held >= kLeast)) {
       settle(held);
       held = 1;
     }
-    const float up = same_in_all(inverse(held));
+    const float up = uniform(reciprocal(held));
 #pragma unroll
     for (int k = 0; k < kChunk; k += kStep<E>) {
       ChainOperand<E> plain[kYStrips], weighted[kYStrips];
@@ -213,7 +213,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
           for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream, plain[ys]);
         }
       if constexpr (!kOperandAhead) {
-        in_order();
+        sched_barrier();
         load();
       }
       const auto x_operand = [&](int xs) { return load_stream<false, E>(r.x, x0 + xs * kStep<E>, k, lane); };
@@ -221,7 +221,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
       if (kOperandAhead) stream[0] = x_operand(0);
 #pragma unroll
       for (int xs = 0; xs < kXStrips; ++xs) {
-        in_order();
+        sched_barrier();
         if (!kOperandAhead) stream[xs % 2] = x_operand(xs);
         if (kOperandAhead && xs + 1 < kXStrips) stream[(xs + 1) % 2] = x_operand(xs + 1);
 #pragma unroll
@@ -235,7 +235,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
 #pragma unroll
     for (int s = 0; s < kDown; ++s)
 #pragma unroll
-      for (int ys = 0; ys < kYStrips; ++ys) sums[s][ys].made();
+      for (int ys = 0; ys < kYStrips; ++ys) sums[s][ys].materialise();
   }
 
   XLSTM_DEVICE static int out_place(int token, int column) {
@@ -260,7 +260,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
           r.out[xlstm::gpu::mlstm::out_place_from(mine, kFamily, sizeof(E), kY, t, column)] = out[ts][ys].value[j];
         }
     __syncthreads();
-    constexpr int n = kPieceElements<E>;
+    constexpr int n = kVec16Elements<E>;
     TokenRows<E> to = tile_rows(p->out);
     to.data += t0 * to.stride;
 #pragma unroll
@@ -272,7 +272,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
       for (int w = 0; w < kShape.waves_x; ++w)
 #pragma unroll
         for (int j = 0; j < n; j += 4) {
-          const Piece four = read_piece(r.out + out_place(w * kChunk + t, column + j));
+          const Vec16 four = read_vec16(r.out + out_place(w * kChunk + t, column + j));
 #pragma unroll
           for (int e = 0; e < 4; ++e) value[j + e] = as_float(four.word[e]) + (w ? value[j + e] : 0.0f);
         }
@@ -285,7 +285,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
         for (int j = 0; j < n; ++j) value[j] += r.factor(p->along)[t] * r.vector()[column + j];
       }
       if (p->with.data) {
-        const Piece with = stages.with.piece(r.with, i);
+        const Vec16 with = stages.with.piece(r.with, i);
         float dot = 0;
 #pragma unroll
         for (int j = 0; j < n; ++j) dot += value[j] * element<E>(with, j);
@@ -294,16 +294,16 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
         if (column == 0) global(p->dots)[tile * (p->where.rows * p->where.slots * kChunk) + slots + t] = dot;
       }
       if (p->with_self) {
-        const Piece own = own_piece(r, stages, i);
+        const Vec16 own = own_piece(r, stages, i);
 #pragma unroll
         for (int j = 0; j < n; ++j) value[j] += r.factor(kSelf)[t] * element<E>(own, j);
       }
       if (t < valid) store_piece(to, t, column, value);
     }
   }
-  XLSTM_DEVICE static Piece own_piece(const Room& r, const Stages& stages, int i) {
+  XLSTM_DEVICE static Vec16 own_piece(const Room& r, const Stages& stages, int i) {
     if constexpr (kAsyncCopies)
-      return *reinterpret_cast<const Piece*>(r.y.at(StageRows::token(i), StageRows::column(i)));  // y lies as in memory
+      return *reinterpret_cast<const Vec16*>(r.y.at(StageRows::token(i), StageRows::column(i)));  // y lies as in memory
     else
       return stages.own.held[i];
   }
@@ -320,9 +320,9 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
       fetch_outputs(s, 0);
     }
     for (int n = 0; n < chunks; ++n) {
-      p = read_here(p);
-      tile = same_in_all(tile);  // as 64 bits it would be kept from chunk to chunk
-      lane = kFamily == Family::nvidia ? lane_id() : thread_here() % kWave;
+      p = reload_params(p);
+      tile = uniform(tile);  // as 64 bits it would be kept from chunk to chunk
+      lane = kFamily == Family::nvidia ? lane_id() : opaque_thread() % kWave;
       if (n + 1 == chunks && p->before_last && !p->alone && segment.last())
         store_registers(global(p->before_last) +
                         (int64_t(segment.state) * p->tiles + tile) * (kStateRegisters * kThreads));
@@ -334,7 +334,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
         s.factors.store({r.numbers});
       });
       if (!kAsyncCopies) {
-        p = read_here(p);
+        p = reload_params(p);
         fetch_rest(s, n);
       } else if (n + 1 < chunks) {
         fetch_a(s, n + 1);
@@ -353,9 +353,9 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
         decay = s.decay;
         if (n + 1 < chunks) fetch_a(s, n + 1);
       }
-      p = read_here(p);
+      p = reload_params(p);
       add_chunk(out, r, decay);
-      p = read_here(p);
+      p = reload_params(p);
       if constexpr (!kAsyncCopies) fetch_outputs(s, n);
       if (p->out.data) write(out, r, s, t0, valid_of(t0), segment.in_slots(p->where, chunk_at(n)));
     }
@@ -368,7 +368,7 @@ __global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threa
                              walk_shape(kFamily, sizeof(E), kRows, kChunk).blocks) void walk(const WalkParams params) {
   if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) {
     extern __shared__ __align__(128) char lds[];
-    const WalkParams* p = read_here(only_param(params));
+    const WalkParams* p = reload_params(kernel_params(params));
     const int tile = blockIdx.x % p->tiles, order = blockIdx.x / p->tiles % p->segments;
     if (p->alone && order + 1 == p->segments) return;
     const Segment segment =

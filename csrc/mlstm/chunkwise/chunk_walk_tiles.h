@@ -19,7 +19,7 @@ struct WalkChunks {
   using StageY = Stage<E, kChunk, kY, true, kThreads>;
   using StageRows = Stage<E, kChunk, kY, false, kThreads>;  // of outputs
   using StageScores = Stage<E, kChunk, kChunk, false, kThreads>;
-  using ScoresTurned = TurnedSquare<E, kChunk, kThreads>;
+  using ScoresTurned = TransposedSubtile<E, kChunk, kThreads>;
   using StageFactors = Stage<float, 1, kFactors * kChunk, false, kThreads>;
   using StageVector = FloatStage<kY, kThreads>;
   static_assert(kFactors == kTokenFactors);

@@ -28,7 +28,7 @@ struct WideWalk : Walk<E, kWideRows, kChunk, true> {
   template <class F>
   XLSTM_DEVICE void each_slice(F&& f) {
     for (int slice = 0; slice < p->slices; ++slice) {
-      p = read_here(p);
+      p = reload_params(p);
       first_row = slice * kWideRows;
       f();
     }
@@ -51,7 +51,7 @@ struct WideWalk : Walk<E, kWideRows, kChunk, true> {
       if (p->out.data) s.a.store(r.a);
       s.factors.store({r.numbers});
     });
-    this->each_register(slice_of(p->between) + thread_here(), [](float& v, const float* from) { v = *from; });
+    this->each_register(slice_of(p->between) + opaque_thread(), [](float& v, const float* from) { v = *from; });
     Strip<E> part[Base::kTStrips][Base::kYStrips];
     if (p->out.data) this->read_state(part, r);
     if constexpr (!kAsyncCopies)
@@ -77,10 +77,10 @@ struct WideWalk : Walk<E, kWideRows, kChunk, true> {
     begin();
     const int chunks = segment.last_chunk - segment.first_chunk;
     for (int n = 0; n < chunks; ++n) {
-      lane = thread_here() % kWave;
+      lane = opaque_thread() % kWave;
       if (n + 1 == chunks && p->before_last)
         each_slice([&] {
-          this->each_register(slice_of(p->between) + thread_here(), [](float& v, const float* from) { v = *from; });
+          this->each_register(slice_of(p->between) + opaque_thread(), [](float& v, const float* from) { v = *from; });
           this->store_registers(slice_of(p->before_last));
         });
       const typename Base::Room r = this->room(n);
@@ -98,7 +98,7 @@ struct WideWalk : Walk<E, kWideRows, kChunk, true> {
       this->write(out, r, s, t0, this->valid_of(t0), segment.in_slots(p->where, this->chunk_at(n)));
     }
     each_slice([&] {
-      this->each_register(slice_of(p->between) + thread_here(), [](float& v, const float* from) { v = *from; });
+      this->each_register(slice_of(p->between) + opaque_thread(), [](float& v, const float* from) { v = *from; });
       this->store_state();
     });
   }
@@ -109,7 +109,7 @@ __global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kWideRows, kChunk).t
     const WalkParams params) {
   if constexpr (has_wide_walk(kFamily, sizeof(E), kChunk)) {
     extern __shared__ __align__(128) char lds[];
-    const WalkParams* p = read_here(only_param(params));
+    const WalkParams* p = reload_params(kernel_params(params));
     const Segment segment = segment_of(p->where, blockIdx.x / p->tiles, 0, p->segment_chunks, p->reverse);
     if (segment.empty) return;
     WideWalk<E, kChunk>(p, segment, blockIdx.x % p->tiles, lds).run();

@@ -42,12 +42,12 @@ __global__ __launch_bounds__(kFlowScanThreads) void border_flows(const BorderPar
   if (border >= own) return;
   const int64_t state = int64_t(h.state) * borders;
   const auto tile_of = [&](const float* states, int at) {
-    return reinterpret_cast<const Piece*>(states + ((state + at) * p.tiles + tile) * p.tile_floats);
+    return reinterpret_cast<const Vec16*>(states + ((state + at) * p.tiles + tile) * p.tile_floats);
   };
-  const Piece *c = tile_of(p.c, border), *dc = tile_of(p.dc, own - 1 - border);
+  const Vec16 *c = tile_of(p.c, border), *dc = tile_of(p.dc, own - 1 - border);
   double sum[1] = {};
   for (int first = begin + int(threadIdx.x); first < end; first += kAtOnce * kFlowScanThreads) {
-    Piece x[kAtOnce], y[kAtOnce];
+    Vec16 x[kAtOnce], y[kAtOnce];
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int at = first + j * kFlowScanThreads;
@@ -171,7 +171,7 @@ struct FlowScan {
   XLSTM_DEVICE double back(const FlowParams* p, const Ends& e, double behind) const {
     FlowOfChunks done_flows{e.over, e.noise, behind, 1, 1};
     for (int done = 0; done < chunks; done += kFlowScanThreads) {
-      p = read_here(p);
+      p = reload_params(p);
       const int chunk = chunks - 1 - done - int(threadIdx.x);
       const bool at_first = chunk == 0;
       const int64_t mine = first + chunk;
@@ -204,7 +204,7 @@ struct FlowScan {
         own.stops = global(p->stops)[mine];
       }
       const FlowOfChunks here = before_own(own, shared.flows, done_flows);
-      p = read_here(p);
+      p = reload_params(p);
       if (chunk >= 0) {
         const double both = here.noise + into_noise + known_noise;
         global(p->over)[mine] = here.over;
@@ -221,13 +221,13 @@ struct FlowScan {
   XLSTM_DEVICE void correct(const FlowParams* p) const {
     Correction done_corrections{0, 1};
     for (int done = 0; done < chunks; done += kFlowScanThreads) {
-      p = read_here(p);
+      p = reload_params(p);
       const int chunk = done + int(threadIdx.x);
       const int64_t mine = first + chunk;
       Correction own{};
       if (chunk < chunks) own.value = global(p->correction)[mine], own.known = own.value == own.value;
       const Correction before = before_own(own, shared.corrections, done_corrections), here = before.then(own);
-      p = read_here(p);
+      p = reload_params(p);
       if (chunk >= chunks) continue;
       global(p->over)[mine] -= here.value * global(p->spread)[mine];
       global(p->correction)[mine] = here.value;
@@ -245,18 +245,18 @@ struct FlowScan {
 template <int>
 __global__ __launch_bounds__(kFlowScanThreads) void scan_flows(XLSTM_PARAM FlowParams params) {
   __shared__ FlowScan::Shared shared;
-  const FlowParams* p = read_here(only_param(params));
+  const FlowParams* p = reload_params(kernel_params(params));
   const FlowScan scan(p, shared);
   if (scan.chunks <= 0) return;
   const FlowScan::Ends ends = scan.ends(p);
-  p = read_here(p);
+  p = reload_params(p);
   const bool through_m = !p->sigmoid && p->normalizer_grad;
   double behind = 0;
   if (p->dm_last && through_m)
     behind = double(global(p->dm_last)[scan.state]) - (ends.over + global(p->entering)[scan.last()]);
   behind = scan.back(p, ends, behind);
   scan.correct(p);
-  p = read_here(p);
+  p = reload_params(p);
   if (p->dm_initial && threadIdx.x == 0)
     global(p->dm_initial)[scan.state] = p->normalizer_grad ? float(ends.before + (through_m ? behind : 0.0)) : 0.0f;
 }

@@ -67,7 +67,7 @@ constexpr int kNormaliserThreads = 256;
 // piece of n is read once for all of them.
 template <class E>
 __global__ __launch_bounds__(kNormaliserThreads) void normalisers(const NormaliserParams p) {
-  constexpr int n = kPieceElements<E>, kLanes = 16, kGroups = kNormaliserThreads / kLanes;
+  constexpr int n = kVec16Elements<E>, kLanes = 16, kGroups = kNormaliserThreads / kLanes;
   constexpr int kTokens = kMostChunk / kGroups;  // of a group, at most
   Head h;
   int64_t chunk;
@@ -85,7 +85,7 @@ __global__ __launch_bounds__(kNormaliserThreads) void normalisers(const Normalis
     for (int i = 0; i < kTokens; ++i) {
       if (i * kGroups >= p.where.chunk) break;
       const int t = first + i * kGroups;
-      const Piece x = q.piece(c.t0 + t, column, t < c.valid);
+      const Vec16 x = q.piece(c.t0 + t, column, t < c.valid);
 #pragma unroll
       for (int j = 0; j < n; ++j) dot[i] += element<E>(x, j) * of_n[j];
     }

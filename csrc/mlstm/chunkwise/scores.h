@@ -70,11 +70,11 @@ struct Scores {
   // dh . h of each token, into dl_n.
   XLSTM_DEVICE void dot_outputs() {
     const TokenRows<E> h = rows<E>(p.h, c.head), dh = rows<E>(p.dh, c.head);
-    constexpr int n = kPieceElements<E>, kLanes = 16;
+    constexpr int n = kVec16Elements<E>, kLanes = 16;
     for (int t = threadIdx.x / kLanes; t < kChunk; t += kThreads / kLanes) {
       float dot = 0;
       for (int column = threadIdx.x % kLanes * n; column < p.h.columns; column += kLanes * n) {
-        const Piece x = h.piece(c.t0 + t, column, t < c.valid), y = dh.piece(c.t0 + t, column, t < c.valid);
+        const Vec16 x = h.piece(c.t0 + t, column, t < c.valid), y = dh.piece(c.t0 + t, column, t < c.valid);
 #pragma unroll
         for (int j = 0; j < n; ++j) dot += element<E>(x, j) * element<E>(y, j);
       }
@@ -148,7 +148,7 @@ struct Scores {
   // as it is in `dhv`, that of dS as it is rounded for the walks in `qk`.
   XLSTM_DEVICE void weigh_pairs(float* qk, float* dhv) {
     const ChunkGates<kChunk>& g = *gates;
-    constexpr int n = kPieceElements<E>, kLanes = kChunk / n;
+    constexpr int n = kVec16Elements<E>, kLanes = kChunk / n;
     for (int t = threadIdx.x / kLanes; t < kChunk; t += kThreads / kLanes) {
       const int first = threadIdx.x % kLanes * n;
       float score[n], d_score[n], sum = 0;

@@ -112,7 +112,7 @@ XLSTM_DEVICE Segment segment_of(const Sequences& s, int64_t state, int order, in
   if (order >= count) return g;
   g.first_chunk = (reverse ? count - 1 - order : order) * segment_chunks;
   g.last_chunk = g.first_chunk + segment_chunks < chunks ? g.first_chunk + segment_chunks : chunks;
-  g.place = same_in_all(2 * order + int(order + 1 == count));
+  g.place = uniform(2 * order + int(order + 1 == count));
   g.empty = false;
   return g;
 }
@@ -127,7 +127,7 @@ template <class E, int n>
 XLSTM_DEVICE void store_piece(const TokenRows<E>& rows, int64_t token, int column, const float (&value)[n]) {
   if (column >= rows.columns) return;
   E* to = const_cast<E*>(rows.data) + token * rows.stride + column;
-  Piece p;
+  Vec16 p;
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
     if constexpr (sizeof(E) == 4)
@@ -136,7 +136,7 @@ XLSTM_DEVICE void store_piece(const TokenRows<E>& rows, int64_t token, int colum
       p.word[w] = pack_exact(E{}, value[2 * w], value[2 * w + 1]);
   }
   if (rows.whole) {
-    *reinterpret_cast<Piece*>(to) = p;
+    *reinterpret_cast<Vec16*>(to) = p;
     return;
   }
 #pragma unroll

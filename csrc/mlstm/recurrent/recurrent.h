@@ -154,7 +154,7 @@ struct TokenOutput {
 // ---- the state in registers
 
 XLSTM_DEVICE void store_four(float* to, const float* x) {
-  *reinterpret_cast<Piece*>(to) = {{as_bits(x[0]), as_bits(x[1]), as_bits(x[2]), as_bits(x[3])}};
+  *reinterpret_cast<Vec16*>(to) = {{as_bits(x[0]), as_bits(x[1]), as_bits(x[2]), as_bits(x[3])}};
 }
 
 // Element j of packed ones.
@@ -194,7 +194,7 @@ XLSTM_DEVICE void add_carried(const Decay& by, float x, float& sum, float& carri
 template <class E, int kColumns, bool kCarries = false>
 struct HeadTile {
   static constexpr int kRows = kRecurrentRows, kWidth = kRecurrentColumns, kLanes = kColumns / kWidth;
-  static constexpr int n_piece = kPieceElements<E>;
+  static constexpr int n_piece = kVec16Elements<E>;
   using L = std::conditional_t<kCarries, Shared<E>, float>;
   struct alignas(kWidth * sizeof(E)) Values {
     uint32_t word[kWidth * sizeof(E) / 4];
@@ -206,7 +206,7 @@ struct HeadTile {
   const E *q_at = nullptr, *k_at = nullptr, *v_at = nullptr;
   float c[kRows][kWidth] = {}, n[kRows] = {};
   float c_carried[kCarries ? kRows : 1][kWidth] = {}, n_carried[kCarries ? kRows : 1] = {};
-  Piece q[kRows / n_piece] = {}, k[kRows / n_piece] = {};
+  Vec16 q[kRows / n_piece] = {}, k[kRows / n_piece] = {};
   Values v = {};
 
   XLSTM_DEVICE HeadTile(const RecurrentParams& p, int tile) : dhv(p.v.columns) {
@@ -219,18 +219,18 @@ struct HeadTile {
   // From this head's states.
   XLSTM_DEVICE void load(const float* c_from, const float* n_from) {
     if (inside) {
-      Piece piece[kRows];
+      Vec16 piece[kRows];
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) piece[r] = *reinterpret_cast<const Piece*>(c_from + (row + r) * dhv + column);
+      for (int r = 0; r < kRows; ++r) piece[r] = *reinterpret_cast<const Vec16*>(c_from + (row + r) * dhv + column);
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) c[r][j] = as_float(piece[r].word[j]);
     }
     if (has_keys) {
-      Piece piece[kRows / 4];
+      Vec16 piece[kRows / 4];
 #pragma unroll
-      for (int r = 0; r < kRows / 4; ++r) piece[r] = *reinterpret_cast<const Piece*>(n_from + row + 4 * r);
+      for (int r = 0; r < kRows / 4; ++r) piece[r] = *reinterpret_cast<const Vec16*>(n_from + row + 4 * r);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) n[r] = as_float(piece[r / 4].word[r % 4]);
     }
@@ -239,7 +239,7 @@ struct HeadTile {
   XLSTM_DEVICE void ask_into_l2(const float* c_from) const {
     if (!inside) return;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) ask_line_into_l2(c_from + (row + r) * dhv + column);
+    for (int r = 0; r < kRows; ++r) prefetch_l2_line(c_from + (row + r) * dhv + column);
   }
   XLSTM_DEVICE void store_c(float* to) const {
     if (!inside) return;
@@ -257,8 +257,8 @@ struct HeadTile {
     if (has_keys) {
 #pragma unroll
       for (int j = 0; j < kRows / n_piece; ++j) {
-        q[j] = *reinterpret_cast<const Piece*>(q_at + j * n_piece);
-        k[j] = *reinterpret_cast<const Piece*>(k_at + j * n_piece);
+        q[j] = *reinterpret_cast<const Vec16*>(q_at + j * n_piece);
+        k[j] = *reinterpret_cast<const Vec16*>(k_at + j * n_piece);
       }
     }
     if (inside) v = *reinterpret_cast<const Values*>(v_at);
@@ -330,8 +330,8 @@ __global__ __launch_bounds__(kMostRecurrentThreads,
   using Tile = HeadTile<E, kColumns, sizeof(E) == 4>;
   __shared__ Sums<typename Tile::L, kColumns, kMostRecurrentThreads / kWave> sums;
   __shared__ Steps steps;
-  let_next_kernel_begin();
-  wait_for_earlier_kernels();
+  pdl_trigger();
+  pdl_wait();
   int64_t state;
   int tile_index;
   if (!find_tile(p, state, tile_index)) return;

@@ -103,8 +103,8 @@ constexpr int kSettleThreads = 256;
 // n and m to where they are updated in place.
 template <int>
 __global__ __launch_bounds__(kSettleThreads) void settle(const SettleParams p) {
-  let_next_kernel_begin();
-  wait_for_earlier_kernels();
+  pdl_trigger();
+  pdl_wait();
   const int64_t at = int64_t(blockIdx.x) * kSettleThreads + threadIdx.x;
   if (at >= p.size) return;
   if (at < p.n_size)

@@ -34,7 +34,7 @@ struct OneGate {
       x = load_gate(own_gate(p), head, head.begin);
       if (m_initial) m = double(m_initial[head.state]);
     }
-    loads_in_order();
+    load_barrier();
   }
   // Then a barrier.
   XLSTM_DEVICE void make(const RecurrentParams& p, OneStep& step) const {
@@ -55,14 +55,14 @@ __global__ __launch_bounds__(kMostRecurrentThreads,
   using Tile = HeadTile<E, kColumns>;
   __shared__ Sums<float, kColumns, kMostRecurrentThreads / kWave> sums;
   __shared__ OneStep step;
-  let_next_kernel_begin();
+  pdl_trigger();
   int64_t state;
   int tile_index;
   if (!find_tile(p, state, tile_index)) return;
   Tile tile(p, tile_index);
   const int64_t n_offset = state * p.q.columns, c_offset = n_offset * p.v.columns;
   if (p.c_initial) tile.ask_into_l2(p.c_initial + c_offset);
-  wait_for_earlier_kernels();
+  pdl_wait();
 
   const Head head = only_token(p, state);
   const OneGate gate(p, head, p.m_initial);

@@ -56,8 +56,8 @@ struct Thread {
   int committed = 0;   // groups of products
   std::vector<Sum> sums;
   int registers = 0;
-  int stores = 0, stores_read = 0, stores_waited = 0;  // bulk stores: issued; read; waited for
-  std::vector<int> copy_groups{0};                     // its own copies that are under way, by group; the last is open
+  int stores = 0, tma_store_wait_read = 0, stores_waited = 0;  // bulk stores: issued; read; waited for
+  std::vector<int> copy_groups{0};  // its own copies that are under way, by group; the last is open
 
   int lane() const { return index % kWarp; }
   int warp() const { return index / kWarp; }

@@ -63,7 +63,7 @@ char* Block::at(uint32_t address, uint32_t bytes, const char* does) {
   return dynamic + (address - kFirstAddress);
 }
 
-void copy_panel(uint32_t to, const TensorMap& from, const int (&at)[4], uint32_t barrier) {
+void tma_load(uint32_t to, const TensorMap& from, const int (&at)[4], uint32_t barrier) {
   check_aligned("a panel at", to, 1024);
   Arriving arriving(*running->block, to, uint32_t(from.rows * kRowBytes), barrier);
   cluster->later(*running->block, [arriving, from, to, place = std::to_array(at)]() mutable {
@@ -79,7 +79,7 @@ void copy_panel(uint32_t to, const TensorMap& from, const int (&at)[4], uint32_t
   });
 }
 
-void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   if (planted(Bug::moved_copy)) to += 8;
   check_aligned("a target at", to, 16);
   check_aligned("a source at", reinterpret_cast<uintptr_t>(from), 16);
@@ -111,7 +111,7 @@ Block& block_at(uint32_t rank) {
 
 }  // namespace
 
-void copy_to_block(uint32_t rank, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+void bulk_copy_to_cta(uint32_t rank, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
   check_aligned("a target at", to, 16);
   check_aligned("a source at", from, 16);
   check_aligned("a size of", bytes, 16);
@@ -127,7 +127,7 @@ void copy_to_block(uint32_t rank, uint32_t to, uint32_t from, uint32_t bytes, ui
   });
 }
 
-void send_to_block(uint32_t rank, uint32_t to, std::vector<float> numbers, uint32_t barrier) {
+void st_async_to_cta(uint32_t rank, uint32_t to, std::vector<float> numbers, uint32_t barrier) {
   const uint32_t bytes = uint32_t(4 * numbers.size());
   check_aligned("a target at", to, bytes);
   Arriving arriving(block_at(rank), to, bytes, barrier);
@@ -137,7 +137,7 @@ void send_to_block(uint32_t rank, uint32_t to, std::vector<float> numbers, uint3
   });
 }
 
-void store_panel(const TensorMap& to, const int (&at)[4], uint32_t from) {
+void tma_store(const TensorMap& to, const int (&at)[4], uint32_t from) {
   check_aligned("a panel at", from, 1024);
   Thread& me = *running;
   Block& block = *me.block;
@@ -151,7 +151,7 @@ void store_panel(const TensorMap& to, const int (&at)[4], uint32_t from) {
       for (int column = 0; column < 64; ++column)
         if (char* p = element(to, where, row, column))
           std::memcpy(p, source + (permuted(from + uint32_t(row * kRowBytes + 2 * column)) - from), 2);
-    ++me.stores_read;
+    ++me.tma_store_wait_read;
     block.stores.wake();
   });
 }
@@ -159,7 +159,7 @@ void store_panel(const TensorMap& to, const int (&at)[4], uint32_t from) {
 void wait_for_stores() {
   if (planted(Bug::stores_wait)) return;
   Thread& me = *running;
-  while (me.stores_read < me.stores) me.block->stores.wait({"its bulk stores"});
+  while (me.tma_store_wait_read < me.stores) me.block->stores.wait({"its bulk stores"});
   me.stores_waited = me.stores;
   if (me.stores) me.known.over[me.block->stores_of(me)] = uint32_t(me.stores);
 }
@@ -189,7 +189,7 @@ void copy_of_thread(uint32_t to, const void* from, uint32_t size, int bytes) {
 void group_copies() { running->copy_groups.push_back(0); }
 
 void wait_for_copies(int but_the_last) {
-  if (planted(Bug::copies_wait)) return;
+  if (planted(Bug::cp_async_wait_all)) return;
   if (planted(Bug::copies_late)) ++but_the_last;
   Thread& me = *running;
   const int over = int(me.copy_groups.size()) - 1 - but_the_last;  // the last of them is not closed
@@ -217,8 +217,8 @@ const uint64_t* rows(uint32_t at) {
 
 }  // namespace
 
-void load_matrices(uint32_t (&r)[4], uint32_t at, bool turned) {
-  if (planted(Bug::turned_matrices)) turned = !turned;
+void load_matrices(uint32_t (&r)[4], uint32_t at, bool transposed) {
+  if (planted(Bug::turned_matrices)) transposed = !transposed;
   Thread& me = *running;
   const uint64_t* addresses = rows(at);
   char* mine = me.block->at(at, 16, "loads matrices from");
@@ -228,7 +228,7 @@ void load_matrices(uint32_t (&r)[4], uint32_t at, bool turned) {
   for (int m = 0; m < 4; ++m)
     for (int h = 0; h < 2; ++h) {
       uint16_t value;
-      if (turned)
+      if (transposed)
         std::memcpy(&value, row_of(addresses, 8 * m + 2 * (lane % 4) + h) + lane / 4 * 2, 2);
       else
         std::memcpy(&value, row_of(addresses, 8 * m + lane / 4) + lane % 4 * 4 + 2 * h, 2);
@@ -237,7 +237,7 @@ void load_matrices(uint32_t (&r)[4], uint32_t at, bool turned) {
   exchange(0);  // all have read
 }
 
-void store_matrices(const uint32_t (&r)[4], uint32_t at, bool turned) {
+void stmatrix(const uint32_t (&r)[4], uint32_t at, bool transposed) {
   Thread& me = *running;
   const uint64_t* addresses = rows(at);
   char* mine = me.block->at(at, 16, "stores matrices to");
@@ -247,7 +247,7 @@ void store_matrices(const uint32_t (&r)[4], uint32_t at, bool turned) {
   for (int m = 0; m < 4; ++m)
     for (int h = 0; h < 2; ++h) {
       const uint16_t value = uint16_t(r[m] >> (16 * h));
-      if (turned)
+      if (transposed)
         std::memcpy(row_of(addresses, 8 * m + 2 * (lane % 4) + h) + lane / 4 * 2, &value, 2);
       else
         std::memcpy(row_of(addresses, 8 * m + lane / 4) + lane % 4 * 4 + 2 * h, &value, 2);

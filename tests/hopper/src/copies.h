@@ -14,12 +14,12 @@ struct TensorMap {
   int rows;
 };
 
-void copy_panel(uint32_t to, const TensorMap& from, const int (&at)[4], uint32_t barrier);
-void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier);
+void tma_load(uint32_t to, const TensorMap& from, const int (&at)[4], uint32_t barrier);
+void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier);
 void prefetch_bytes(const void* from, int bytes);  // faults where a copy of them would
-void copy_to_block(uint32_t block, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier);
-void send_to_block(uint32_t block, uint32_t to, std::vector<float> numbers, uint32_t barrier);
-void store_panel(const TensorMap& to, const int (&at)[4], uint32_t from);
+void bulk_copy_to_cta(uint32_t block, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier);
+void st_async_to_cta(uint32_t block, uint32_t to, std::vector<float> numbers, uint32_t barrier);
+void tma_store(const TensorMap& to, const int (&at)[4], uint32_t from);
 void wait_for_stores();
 
 // A thread's own: of `size` bytes the first `bytes`, zeros after them. They are there for it when it has waited for
@@ -29,7 +29,7 @@ void group_copies();
 void wait_for_copies(int but_the_last);
 
 // Four matrices of 8 rows of 16 bytes; lane l says where row l % 8 of matrix l / 8 lies.
-void load_matrices(uint32_t (&r)[4], uint32_t at, bool turned);
-void store_matrices(const uint32_t (&r)[4], uint32_t at, bool turned);
+void load_matrices(uint32_t (&r)[4], uint32_t at, bool transposed);
+void stmatrix(const uint32_t (&r)[4], uint32_t at, bool transposed);
 
 }  // namespace emulator

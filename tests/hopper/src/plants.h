@@ -16,9 +16,9 @@ enum class Bug {
   block_barrier,
   warp_barrier,
   products_fence,
-  products_wait,
+  wgmma_wait,
   stores_wait,
-  copies_wait,
+  cp_async_wait_all,
   cluster_barrier,
   shared_words,
   // Done otherwise

@@ -133,11 +133,11 @@ void issue(Product product, float* sum, const uint32_t* held) {
 
 }  // namespace
 
-void products_begin() {
+void wgmma_fence() {
   if (!planted(Bug::products_fence)) running->begun = true;
 }
 
-void products_end() {
+void wgmma_commit() {
   Thread& me = *running;
   const int group = group_of(me);
   Block& block = *me.block;
@@ -158,8 +158,8 @@ void products_end() {
   });
 }
 
-void products_wait(int but_the_last) {
-  if (planted(Bug::products_wait)) return;
+void wgmma_wait(int but_the_last) {
+  if (planted(Bug::wgmma_wait)) return;
   Thread& me = *running;
   const int group = group_of(me), until = me.committed - but_the_last;
   ProductGroup& products = me.block->groups[group];
@@ -175,11 +175,10 @@ void products_wait(int but_the_last) {
   });
 }
 
-void multiply_shared(float* sum, int columns, uint64_t a, bool a_across, uint64_t b, bool b_across, bool add,
-                     bool float16) {
+void wgmma_ss(float* sum, int columns, uint64_t a, bool a_across, uint64_t b, bool b_across, bool add, bool float16) {
   issue({a, b, columns, running->committed, false, a_across, b_across, add, float16}, sum, nullptr);
 }
-void multiply_held(float* sum, int columns, const uint32_t* a, uint64_t b, bool b_across, bool add, bool float16) {
+void wgmma_rs(float* sum, int columns, const uint32_t* a, uint64_t b, bool b_across, bool add, bool float16) {
   issue({0, b, columns, running->committed, true, false, b_across, add, float16}, sum, a);
 }
 

@@ -125,7 +125,7 @@ void PhaseBarrier::settle() {
   queue.wake(&last);
 }
 
-void barrier_init(uint32_t at, int count) {
+void mbarrier_init(uint32_t at, int count) {
   Block& block = *running->block;
   if (at % 8) fault(text("initialises an mbarrier at %u, no multiple of 8", at));
   block.at(at, 8, "initialises an mbarrier in");
@@ -138,7 +138,7 @@ void barrier_init(uint32_t at, int count) {
   barrier.gathered.reset(cluster->parties());
 }
 
-void barrier_arrive(uint32_t at, int rank) {
+void mbarrier_arrive(uint32_t at, int rank) {
   if (planted(Bug::barrier_arrival, int(at - kFirstAddress))) return;
   if (rank >= int(cluster->blocks.size()))
     fault(text("arrives at block %d of a cluster of %zu", rank, cluster->blocks.size()));
@@ -151,11 +151,11 @@ void barrier_arrive(uint32_t at, int rank) {
   barrier.settle();
 }
 
-void barrier_expect(uint32_t at, uint32_t bytes) {
+void mbarrier_expect_tx(uint32_t at, uint32_t bytes) {
   if (planted(Bug::fewer_bytes)) bytes -= 16;
   if (planted(Bug::more_bytes)) bytes += 16;
   running->block->barrier(at).bytes += bytes;
-  barrier_arrive(at, -1);
+  mbarrier_arrive(at, -1);
 }
 
 void barrier_wait(uint32_t at, uint32_t parity) {

@@ -17,9 +17,9 @@ bool wait_for_shared_words();                     // until another is written
 // Each lane hands a value over and sees all 32.
 const uint64_t* exchange(uint64_t mine);
 
-void barrier_init(uint32_t at, int count);
-void barrier_arrive(uint32_t at, int rank);  // rank: of the block in its cluster; -1: this one
-void barrier_expect(uint32_t at, uint32_t bytes);
+void mbarrier_init(uint32_t at, int count);
+void mbarrier_arrive(uint32_t at, int rank);  // rank: of the block in its cluster; -1: this one
+void mbarrier_expect_tx(uint32_t at, uint32_t bytes);
 void barrier_wait(uint32_t at, uint32_t parity);
 void fence_proxy();
 

@@ -63,8 +63,8 @@ void launch_shape(const WalkPlan& plan, const WalkParams& p, const ScoringParams
   }
   all.a = token_map(p.a, p.where);
   if (!scoring)
-    all.scores = panel_map(p.scores, kHopperChunk, p.where.rows * p.where.slots * kHopperChunk, 1, 1,
-                           {0, 0, kHopperChunk}, kHopperChunk);
+    all.scores = tensor_map(p.scores, kHopperChunk, p.where.rows * p.where.slots * kHopperChunk, 1, 1,
+                            {0, 0, kHopperChunk}, kHopperChunk);
   all.out = token_map(p.out, p.where);
   if (p.with_self)  // and with them a vector and dots
     run("walk", Is<HopperOutput::flowing>{});

@@ -104,10 +104,10 @@ struct HopperWalk {
       uint32_t left[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) left[w] = pack(BFloat16{}, c[8 * q + 2 * w], c[8 * q + 2 * w + 1]);
-      products_begin();
-      multiply_held<false>(sum, left, along(a + q / 4 * kPanel) + q % 4 * kNextAlong, q > 0);
-      products_end();
-      if (q) products_wait<1>();
+      wgmma_fence();
+      wgmma_rs<false>(sum, left, k_major_descriptor(a + q / 4 * kPanel) + q % 4 * kNextKMajor, q > 0);
+      wgmma_commit();
+      if (q) wgmma_wait<1>();
     }
   }
 
@@ -118,7 +118,7 @@ struct HopperWalk {
     for (int k = 0; k < kChunk / 16; ++k) {
       const int token = 16 * k + lane % 8 + lane / 16 * 8, piece = thread / 32 * 2 + lane / 8 % 2;
       uint32_t* r = left + 4 * k;
-      ldmatrix_transposed(r, y + panel_piece(token, piece));
+      ldmatrix_trans(r, y + panel_vec16_offset(token, piece));
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const float2 by = *reinterpret_cast<const float2*>(weight + 16 * k + w / 2 * 8 + column);
@@ -132,14 +132,15 @@ struct HopperWalk {
   template <bool kReverse>
   XLSTM_DEVICE void add_scored(float (&sum)[32], uint32_t y, uint32_t scores) const {
     constexpr int kSteps = kChunk / 16 / (kPair ? 2 : 1);
-    constexpr uint64_t kNext = kReverse ? kNextAcross : kNextAlong;
+    constexpr uint64_t kNext = kReverse ? kNextMnMajor : kNextKMajor;
     const uint64_t first = room.owned_half() * kSteps;
-    const uint64_t left = across(y, kPanel) + first * kNextAcross;
-    const uint64_t right = (kReverse ? across(scores, kPanel) : along(scores)) + first * kNext;
-    products_begin();
+    const uint64_t left = mn_major_descriptor(y, kPanel) + first * kNextMnMajor;
+    const uint64_t right =
+        (kReverse ? mn_major_descriptor(scores, kPanel) : k_major_descriptor(scores)) + first * kNext;
+    wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kSteps; ++k) multiply_shared<true, kReverse>(sum, left + k * kNextAcross, right + k * kNext);
-    products_end();
+    for (int k = 0; k < kSteps; ++k) wgmma_ss<true, kReverse>(sum, left + k * kNextMnMajor, right + k * kNext);
+    wgmma_commit();
   }
 
   // Where all of the first warpgroup make scores, three threads of the second of the state's copy a part each, as soon
@@ -182,7 +183,7 @@ struct HopperWalk {
     State state;
     load_state(state, group);
     float decay = p.decay[room.slot_of(0)];
-    if (kOutputs && group == 1) pass(kTurn, kHopperStateThreads);  // the first turn is the other's
+    if (kOutputs && group == 1) barrier_arrive(kTurn, kHopperStateThreads);  // the first turn is the other's
     for (int n = 0; n < room.chunks; ++n) {
       const uint32_t at = room.stage_address(n), phase = room.parity(n);
       const float* inter = room.factors(n, p.inter);
@@ -205,14 +206,14 @@ struct HopperWalk {
         uint32_t left[kChunk / 4];
         if constexpr (kOutputs) {
           if (m == 0) room.a_full(n).wait(phase);
-          meet(kTurn + group, kHopperStateThreads);
+          barrier_sync(kTurn + group, kHopperStateThreads);
           read_state(sum, state.c[m], at + Room::kA);
-          if (!(group == 1 && n + 1 == room.chunks && ends)) pass(kTurn + (group ^ 1), kHopperStateThreads);
+          if (!(group == 1 && n + 1 == room.chunks && ends)) barrier_arrive(kTurn + (group ^ 1), kHopperStateThreads);
         }
         if (m == 0) room.y_full(n).wait(phase);
         weigh(left, at + Room::kY + half * kPanel, weight, up);
         if constexpr (kOutputs) {
-          products_wait<0>(sum);
+          wgmma_wait<0>(sum);
           hold(state.c[m]);
           if (ends) {
             if (thread == 0) room.a_free(n).arrive();
@@ -235,13 +236,13 @@ struct HopperWalk {
           for (int i = 0; i < kStateRow; ++i) state.c[m][i] *= settled;
         }
         if (m == 0) room.x_full(n).wait(phase);
-        products_begin();
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < kChunk / 16; ++k)
-          multiply_held<true>(state.c[m], left + 4 * k, across(at + Room::kX, kXPanel) + k * kNextAcross);
-        products_end();
+          wgmma_rs<true>(state.c[m], left + 4 * k, mn_major_descriptor(at + Room::kX, kXPanel) + k * kNextMnMajor);
+        wgmma_commit();
         if constexpr (kOutputs) {
-          products_wait<1>(sum);
+          wgmma_wait<1>(sum);
           if constexpr (Room::kFinish) {
             const bool sent = kPair && half != room.owned_half();
             (sent ? room.sent_free() : room.sums_free(half)).wait(room.every_parity(n) ^ 1);
@@ -257,20 +258,20 @@ struct HopperWalk {
           __syncwarp();  // outputs bring the warp together
         }
         if (ends) free_y(n, group);
-        products_wait<0>(state.c[m]);
+        wgmma_wait<0>(state.c[m]);
         if (ends) free_x(n, group);
       }
     }
     store_state(state, group);
     if constexpr (Room::kStored)
-      if (thread == 0) stores_done();
+      if (thread == 0) tma_store_wait();
   }
 
   XLSTM_DEVICE void run() const {
     const int warp = shuffle_from(int(threadIdx.x / 32), 0, 32), group = warp / 4;
     room.open();
     if (group == 0) {
-      leave_registers<kBesideRegisters>();
+      setmaxnreg_dec<kBesideRegisters>();
       if constexpr (Room::kKeepsN) {
         HopperScorer<Room>{room}.run();
       } else if (warp == kOutputWarps) {
@@ -279,10 +280,10 @@ struct HopperWalk {
         outputs.finish(warp);
       }
     } else {
-      take_registers<kStateRegisters>();
+      setmaxnreg_inc<kStateRegisters>();
       keep_state(group - 1);
     }
-    if constexpr (kPair) meet_cluster();  // nobody leaves while the other still writes here
+    if constexpr (kPair) cluster_sync();  // nobody leaves while the other still writes here
   }
 };
 

@@ -23,10 +23,10 @@ struct HopperOutputs {
   // Outputs that are sums, or sums over N of each token, which was made in the block or before it, to memory.
   XLSTM_DEVICE void store(const float (&sum)[32], int n, int half, int group) const {
     if constexpr (kScored) room.gain_full(n).wait(room.parity(n));
-    const int thread = threadIdx.x % kWarpgroup, lane = thread % 32, here = made_here(thread);
+    const int thread = threadIdx.x % kWarpgroup, lane = thread % 32, here = opaque(thread);
     const uint32_t panel = room.base + uint32_t(Room::kSums + half * kPanel);
-    if (thread == 0) stores_read();  // of the chunk before
-    meet(kGroup + group, kWarpgroup);
+    if (thread == 0) tma_store_wait_read();  // of the chunk before
+    barrier_sync(kGroup + group, kWarpgroup);
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       uint32_t r[4];
@@ -38,13 +38,13 @@ struct HopperOutputs {
         r[w] = pack(BFloat16{}, sum[i] * by.x, sum[i + 1] * by.y);
       }
       const int row = 8 * j + here % 8 + here / 16 % 2 * 8, piece = here / 32 * 2 + here / 8 % 2;
-      store_turned_matrices(panel + panel_piece(row, piece), r[0], r[1], r[2], r[3]);
+      stmatrix_trans(panel + panel_vec16_offset(row, piece), r[0], r[1], r[2], r[3]);
     }
-    shared_written();
-    meet(kGroup + group, kWarpgroup);
+    fence_async_proxy();
+    barrier_sync(kGroup + group, kWarpgroup);
     if (thread == 0)
-      store_panel(&room.params.out, Place::first_column(room.tile) + half * 64, room.chunk_at(n) * kChunk,
-                  room.segment.head, room.segment.batch, panel);
+      tma_store(&room.params.out, Place::first_column(room.tile) + half * 64, room.chunk_at(n) * kChunk,
+                room.segment.head, room.segment.batch, panel);
   }
 
   // Sums that others finish lie token by token, 64 columns each; what a warp writes together, and what eight lanes
@@ -63,12 +63,12 @@ struct HopperOutputs {
 
   // To the other block of a pair, when all of the warpgroup has written them.
   XLSTM_DEVICE void send(int group) const {
-    shared_written();
-    meet(kGroup + group, kWarpgroup);
+    fence_async_proxy();
+    barrier_sync(kGroup + group, kWarpgroup);
     const int other = room.owned_half() ^ 1;
     if (threadIdx.x % kWarpgroup == 0)
-      copy_to_block(other, room.base + Room::kIncoming, room.base + Room::kSums + other * Room::kHalfBytes,
-                    Room::kHalfBytes, room.incoming_full());
+      bulk_copy_to_cta(other, room.base + Room::kIncoming, room.base + Room::kSums + other * Room::kHalfBytes,
+                       Room::kHalfBytes, room.incoming_full());
   }
 
   // ---- outputs with more to them, by three warps: pieces of 8 columns of a token
@@ -88,7 +88,7 @@ struct HopperOutputs {
   }
   // Eight columns of a token: four, and the four beside them.
   XLSTM_DEVICE static void read_sums(float (&value)[8], const float* sums, uint32_t place) {
-    const Piece low = read_piece(sums + place), high = read_piece(sums + (place ^ 4));
+    const Vec16 low = read_vec16(sums + place), high = read_vec16(sums + (place ^ 4));
 #pragma unroll
     for (int j = 0; j < 4; ++j) value[j] = as_float(low.word[j]), value[4 + j] = as_float(high.word[j]);
   }
@@ -96,7 +96,7 @@ struct HopperOutputs {
   // What memory has for one piece, brought before the sums are there. No condition stands in the way of a load, or the
   // next one would wait for it: where there is no piece, another one's is read.
   struct Beside {
-    Piece with;
+    Vec16 with;
     float factor, self;  // of the vector, or the gain
   };
 
@@ -122,7 +122,7 @@ struct HopperOutputs {
         const float* at = p.vector + slot * p.y.columns + room.tile * kShape.y_tile() + there;
 #pragma unroll
         for (int j = 0; j < 8; j += 4) {
-          const Piece four = read_piece(at + j);
+          const Vec16 four = read_vec16(at + j);
 #pragma unroll
           for (int e = 0; e < 4; ++e) vector[j + e] = as_float(four.word[e]);
         }
@@ -137,12 +137,12 @@ struct HopperOutputs {
           beside[i].factor = factors[which * kChunk + t];
           if constexpr (kFlowing) {
             beside[i].self = factors[kSelf * kChunk + t];
-            beside[i].with = read_piece(from + uint32_t(t) * with_stride);
+            beside[i].with = read_vec16(from + uint32_t(t) * with_stride);
           }
         }
         if (batch == 0) {
           if constexpr (kPair) {
-            if (warp == 0 && lane == 0) room.incoming_full().expect(Room::kHalfBytes);
+            if (warp == 0 && lane == 0) room.incoming_full().arrive_expect_tx(Room::kHalfBytes);
             room.incoming_full().wait(room.every_parity(n));
           }
 #pragma unroll
@@ -168,7 +168,7 @@ struct HopperOutputs {
             if (lane == 0) {
 #pragma unroll
               for (int h = 0; h < kOwned; ++h) room.sums_free(owned(h)).arrive();
-              if constexpr (kPair) room.sent_free().arrive_at(room.owned_half() ^ 1);
+              if constexpr (kPair) room.sent_free().arrive_remote(room.owned_half() ^ 1);
             }
           }
 #pragma unroll
@@ -179,7 +179,7 @@ struct HopperOutputs {
             const bool inside = column < out.columns && t < valid;
             float(&x)[8] = value[i];
             if constexpr (kFlowing) {
-              const Piece own = read_piece(y + panel_piece(in, uint32_t(column) % 64 / 8));
+              const Vec16 own = read_vec16(y + panel_vec16_offset(in, uint32_t(column) % 64 / 8));
               float even = 0, odd = 0;
 #pragma unroll
               for (int j = 0; j < 8; ++j) {
@@ -195,14 +195,14 @@ struct HopperOutputs {
 #pragma unroll
               for (int j = 0; j < 8; ++j) x[j] *= p.gained ? more.factor : 1.0f;
             }
-            Piece result;
+            Vec16 result;
 #pragma unroll
             for (int w = 0; w < 4; ++w) result.word[w] = pack(BFloat16{}, x[2 * w], x[2 * w + 1]);
             store_if(inside, to + in * out_stride, result);
           }
         }
       }
-      room.y_free(n).arrive_of_warp();
+      room.y_free(n).arrive_once_per_warp();
     }
   }
 };

@@ -79,8 +79,8 @@ struct HopperScorer {
                        lower =
                            pack(BFloat16{}, value - low_float(BFloat16{}, upper), next - high_float(BFloat16{}, upper));
         char* const to = x + i * kXPanel + lane / 8 * 4;
-        *reinterpret_cast<uint32_t*>(to + panel_piece(kChunk, 2 * warp + h)) = upper;
-        *reinterpret_cast<uint32_t*>(to + panel_piece(kChunk + 1, 2 * warp + h)) = lower;
+        *reinterpret_cast<uint32_t*>(to + panel_vec16_offset(kChunk, 2 * warp + h)) = upper;
+        *reinterpret_cast<uint32_t*>(to + panel_vec16_offset(kChunk + 1, 2 * warp + h)) = lower;
       }
   }
 
@@ -88,35 +88,35 @@ struct HopperScorer {
 
   // q k, and q n in the columns after them.
   XLSTM_DEVICE static void multiply_tokens(float (&pairs)[36], uint32_t stage) {
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kPanels * kSteps; ++i) {
-      const uint64_t left = along(stage + Room::kA + i / kSteps * kPanel) + i % kSteps * kNextAlong,
-                     right = along(stage + Room::kX + i / kSteps * kXPanel) + i % kSteps * kNextAlong;
-      multiply_shared<false, false>(pairs, left, right, i > 0);
+      const uint64_t left = k_major_descriptor(stage + Room::kA + i / kSteps * kPanel) + i % kSteps * kNextKMajor,
+                     right = k_major_descriptor(stage + Room::kX + i / kSteps * kXPanel) + i % kSteps * kNextKMajor;
+      wgmma_ss<false, false>(pairs, left, right, i > 0);
     }
-    products_end();
+    wgmma_commit();
   }
   // n += k^T weights. hold(): else the compiler may scale n after the fence, and products wait for each other.
   XLSTM_DEVICE void add_keys(float (&n)[kPanels][4], uint32_t stage, uint32_t weights) const {
 #pragma unroll
     for (int i = 0; i < kPanels; ++i) hold(n[i]);
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kPanels; ++i)
 #pragma unroll
       for (int k = 0; k < kChunk / 16; ++k)
-        multiply_shared<true, false>(n[i], across(stage + Room::kX + i * kXPanel, kXPanel) + k * kNextAcross,
-                                     along(weights) + k * kNextAlong);
-    products_end();
+        wgmma_ss<true, false>(n[i], mn_major_descriptor(stage + Room::kX + i * kXPanel, kXPanel) + k * kNextMnMajor,
+                              k_major_descriptor(weights) + k * kNextKMajor);
+    wgmma_commit();
   }
 
   XLSTM_DEVICE static void wait_for_keys(float (&vector)[kPanels][4]) {
     static_assert(kPanels == 2 || kPanels == 4);
     if constexpr (kPanels == 2)
-      products_wait<0>(vector[0], vector[1]);
+      wgmma_wait<0>(vector[0], vector[1]);
     else
-      products_wait<0>(vector[0], vector[1], vector[2], vector[3]);
+      wgmma_wait<0>(vector[0], vector[1], vector[2], vector[3]);
   }
 
   // ---- pairs of tokens: accumulator 4 j + 2 h + e of a thread is the pair (row() + 8 h, column(j) + e)
@@ -151,8 +151,8 @@ struct HopperScorer {
         }
         square[m] = pack_exact(BFloat16{}, score[0], score[1]);
       }
-      store_matrices(to + panel_piece(16 * warp + lane % 16, 2 * two + lane / 16), square[0], square[1], square[2],
-                     square[3]);
+      stmatrix(to + panel_vec16_offset(16 * warp + lane % 16, 2 * two + lane / 16), square[0], square[1], square[2],
+               square[3]);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -186,12 +186,12 @@ struct HopperScorer {
       float pairs[36], sum[2];
       if constexpr (kScored) {
         put(vector, n);
-        shared_written();
+        fence_async_proxy();
         room.a_full(n).wait(phase);
       }
       room.x_full(n).wait(phase);
       if constexpr (kScored) {
-        meet(kAll, kWarpgroup);
+        barrier_sync(kAll, kWarpgroup);
         multiply_tokens(pairs, stage);
       }
 #pragma unroll
@@ -200,18 +200,18 @@ struct HopperScorer {
         for (int j = 0; j < 4; ++j) vector[i][j] *= decay_now;
       add_keys(vector, stage, room.weights_address(n));
       if constexpr (kScored) {
-        products_wait<1>(pairs);
-        room.a_free(n).arrive_of_warp();
+        wgmma_wait<1>(pairs);
+        room.a_free(n).arrive_once_per_warp();
         room.y_free(n).wait(phase ^ 1);  // where scores and gains go
         weigh_pairs(pairs, n, sum);
-        shared_written();
-        room.scores_full(n).arrive_of_warp();
+        fence_async_proxy();
+        room.scores_full(n).arrive_once_per_warp();
         room.y_full(n).wait(phase);  // the factors
         normalise(pairs, sum, n);
-        room.gain_full(n).arrive_of_warp();
+        room.gain_full(n).arrive_once_per_warp();
       }
       wait_for_keys(vector);
-      room.x_free(n).arrive_of_warp();
+      room.x_free(n).arrive_once_per_warp();
     }
     store(vector);
   }

@@ -122,19 +122,19 @@ struct HopperRoom {
   XLSTM_DEVICE int owned_half() const { return kPair ? tile % 2 : 0; }
 
   // Full is for who reads, free for who writes: of a stage of the nth chunk, of half of the columns, or of all.
-  XLSTM_DEVICE Barrier barrier(int index) const { return {base + uint32_t(kBarriers + 8 * index)}; }
-  XLSTM_DEVICE Barrier a_full(int n) const { return barrier(kAFull + n % kStages); }
-  XLSTM_DEVICE Barrier a_free(int n) const { return barrier(kAFree + n % kStages); }
-  XLSTM_DEVICE Barrier y_full(int n) const { return barrier(kYFull + n % kStages); }
-  XLSTM_DEVICE Barrier y_free(int n) const { return barrier(kYFree + n % kStages); }
-  XLSTM_DEVICE Barrier x_full(int n) const { return barrier(kXFull + n % kStages); }
-  XLSTM_DEVICE Barrier x_free(int n) const { return barrier(kXFree + n % kStages); }
-  XLSTM_DEVICE Barrier scores_full(int n) const { return barrier(kScoresFull + n % kStages); }
-  XLSTM_DEVICE Barrier gain_full(int n) const { return barrier(kGainFull + n % kStages); }
-  XLSTM_DEVICE Barrier sums_full(int half) const { return barrier(kSumsFull + half); }
-  XLSTM_DEVICE Barrier sums_free(int half) const { return barrier(kSumsFree + half); }
-  XLSTM_DEVICE Barrier incoming_full() const { return barrier(kIncomingFull); }
-  XLSTM_DEVICE Barrier sent_free() const { return barrier(kSentFree); }
+  XLSTM_DEVICE Mbarrier barrier(int index) const { return {base + uint32_t(kBarriers + 8 * index)}; }
+  XLSTM_DEVICE Mbarrier a_full(int n) const { return barrier(kAFull + n % kStages); }
+  XLSTM_DEVICE Mbarrier a_free(int n) const { return barrier(kAFree + n % kStages); }
+  XLSTM_DEVICE Mbarrier y_full(int n) const { return barrier(kYFull + n % kStages); }
+  XLSTM_DEVICE Mbarrier y_free(int n) const { return barrier(kYFree + n % kStages); }
+  XLSTM_DEVICE Mbarrier x_full(int n) const { return barrier(kXFull + n % kStages); }
+  XLSTM_DEVICE Mbarrier x_free(int n) const { return barrier(kXFree + n % kStages); }
+  XLSTM_DEVICE Mbarrier scores_full(int n) const { return barrier(kScoresFull + n % kStages); }
+  XLSTM_DEVICE Mbarrier gain_full(int n) const { return barrier(kGainFull + n % kStages); }
+  XLSTM_DEVICE Mbarrier sums_full(int half) const { return barrier(kSumsFull + half); }
+  XLSTM_DEVICE Mbarrier sums_free(int half) const { return barrier(kSumsFree + half); }
+  XLSTM_DEVICE Mbarrier incoming_full() const { return barrier(kIncomingFull); }
+  XLSTM_DEVICE Mbarrier sent_free() const { return barrier(kSentFree); }
   // Phases: of a stage's barriers, which the nth chunk ends; and of those that every chunk ends.
   XLSTM_DEVICE static uint32_t parity(int n) { return uint32_t(n / kStages % 2); }
   XLSTM_DEVICE static uint32_t every_parity(int n) { return uint32_t(n % 2); }
@@ -152,7 +152,7 @@ struct HopperRoom {
         sums_full(half).init(kWarpgroup), sums_free(half).init(kOutputWarps);
       }
       incoming_full().init(1), sent_free().init(kOutputWarps);
-      barriers_ready();
+      fence_mbarrier_init();
     }
     if constexpr (kKeepsN) {  // what nobody writes: rows beside n and its weights, scores above the diagonal
       const auto clear = [&](int from, int bytes) {
@@ -164,10 +164,10 @@ struct HopperRoom {
         for (int i = 0; i < kPanels; ++i) clear(s * kStage + kX + i * kXPanel + kPanel, kXPanel - kPanel);
         clear(s * kStage + kScores, kPanel);
       }
-      shared_written();
+      fence_async_proxy();
     }
     if constexpr (kPair)
-      meet_cluster();
+      cluster_sync();
     else
       __syncthreads();
   }
@@ -175,38 +175,38 @@ struct HopperRoom {
   // What a walk reads of the nth chunk, by one thread each, when nobody needs what the stage held.
   XLSTM_DEVICE void copy_a(int n) const {
     if constexpr (kOutputs) {
-      const Barrier full = a_full(n);
-      full.expect(kPanels * kPanel);
+      const Mbarrier full = a_full(n);
+      full.arrive_expect_tx(kPanels * kPanel);
       copy_panels<kPanels>(stage_address(n) + kA, kPanel, params.a, Place::first_row(tile), n, full);
     }
   }
   XLSTM_DEVICE void copy_y(int n) const {
-    const Barrier full = y_full(n);
+    const Mbarrier full = y_full(n);
     const int64_t slot = slot_of(n);
-    full.expect(kHalves * kPanel + kFactorBytes + (kOutputs && !kScored ? kPanel : 0));
-    copy_bytes(base + kNumbers + n % kStages * kFactorBytes, p.factors + slot * kFactors * kChunk, kFactorBytes, full);
+    full.arrive_expect_tx(kHalves * kPanel + kFactorBytes + (kOutputs && !kScored ? kPanel : 0));
+    bulk_load(base + kNumbers + n % kStages * kFactorBytes, p.factors + slot * kFactors * kChunk, kFactorBytes, full);
     copy_panels<kHalves>(stage_address(n) + kY, kPanel, params.y, Place::first_column(tile), n, full);
     if constexpr (kOutputs && !kScored)
-      copy_panel(stage_address(n) + kScores, &params.scores, 0, int(slot * kChunk), 0, 0, full);
+      tma_load(stage_address(n) + kScores, &params.scores, 0, int(slot * kChunk), 0, 0, full);
   }
   XLSTM_DEVICE void copy_x(int n) const {
-    const Barrier full = x_full(n);
-    full.expect(kPanels * kPanel + (kKeepsN ? kWeightBytes : 0) + (kScored ? kMeasureBytes : 0));
+    const Mbarrier full = x_full(n);
+    full.arrive_expect_tx(kPanels * kPanel + (kKeepsN ? kWeightBytes : 0) + (kScored ? kMeasureBytes : 0));
     if constexpr (kKeepsN) {
       const float* from = params.scoring.measures + slot_of(n) * kMeasureFloats;
       const uint32_t to = base + uint32_t(kMeasured + n % kStages * kMeasuredRoom);
-      if constexpr (kScored) copy_bytes(to, from, kMeasureBytes, full);
-      copy_bytes(weights_address(n), from + kMeasureBytes / 4, kWeightBytes, full);
+      if constexpr (kScored) bulk_load(to, from, kMeasureBytes, full);
+      bulk_load(weights_address(n), from + kMeasureBytes / 4, kWeightBytes, full);
     }
     copy_panels<kPanels>(stage_address(n) + kX, kXPanel, params.x, Place::first_row(tile), n, full);
   }
   template <int kCount>
   XLSTM_DEVICE void copy_panels(uint32_t to, int apart, const CUtensorMap& from, int column, int n,
-                                Barrier full) const {
+                                Mbarrier full) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
-      copy_panel(to + i * apart, &from, column + i * kPanelColumns, chunk_at(n) * kChunk, segment.head, segment.batch,
-                 full);
+      tma_load(to + i * apart, &from, column + i * kPanelColumns, chunk_at(n) * kChunk, segment.head, segment.batch,
+               full);
   }
   // All of it, by one thread that does nothing else.
   XLSTM_DEVICE void copy_chunks() const {

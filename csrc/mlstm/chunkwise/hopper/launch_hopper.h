@@ -10,7 +10,7 @@ namespace xlstm::gpu::mlstm {
 
 // Of tiles of a chunk's tokens by 64 columns.
 inline CUtensorMap token_map(const Tokens& x, const Sequences& where) {
-  return panel_map(x.data, x.columns, where.length, where.heads, where.rows / where.heads, x.stride, kHopperChunk);
+  return tensor_map(x.data, x.columns, where.length, where.heads, where.rows / where.heads, x.stride, kHopperChunk);
 }
 
 }  // namespace xlstm::gpu::mlstm

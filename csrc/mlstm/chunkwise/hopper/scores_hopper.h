@@ -37,7 +37,7 @@ struct HopperScores {
   static constexpr int lds_bytes(int slices) { return kRing + (slices < kStages ? slices : kStages) * kStage; }
   // The slices' room when they are done with: the squares, and each warp's sums of columns.
   enum Sums { kLeaving, kWalkLeaving, kAcross, kSums };
-  static constexpr int kSquare = kRing, kDSquare = kRing + kPanel, kSumsRoom = kRing + 2 * kPanel;
+  static constexpr int kSubtile = kRing, kDSquare = kRing + kPanel, kSumsRoom = kRing + 2 * kPanel;
 
   const HopperScoreParams& params;
   const ScoreParams& p;
@@ -58,7 +58,7 @@ struct HopperScores {
         value_slices(kBackward ? slices_of(p.v.columns) : 0),
         slices(value_slices + slices_of(p.q.columns)) {}
 
-  XLSTM_DEVICE Barrier full(int stage) const { return {lds_address(lds + kBarriers) + 8 * uint32_t(stage)}; }
+  XLSTM_DEVICE Mbarrier full(int stage) const { return {lds_address(lds + kBarriers) + 8 * uint32_t(stage)}; }
   XLSTM_DEVICE char* stage(int n) const { return lds + kRing + n % kStages * kStage; }
 
   // ---- slices
@@ -66,18 +66,18 @@ struct HopperScores {
   // By one thread, when nobody needs what the stage held.
   XLSTM_DEVICE void bring(int n) const {
     if (n >= slices) return;
-    const Barrier done = full(n % kStages);
+    const Mbarrier done = full(n % kStages);
     const uint32_t at = lds_address(stage(n));
     const auto copy = [&](int panel, const CUtensorMap& from, int slice) {
-      copy_panel(at + panel * kPanel, &from, slice * kPanelColumns, int(c.t0), c.head.head, c.head.batch, done);
+      tma_load(at + panel * kPanel, &from, slice * kPanelColumns, int(c.t0), c.head.head, c.head.batch, done);
     };
     if (n < value_slices) {
-      done.expect(3 * kPanel);
+      done.arrive_expect_tx(3 * kPanel);
       copy(0, params.dh, n);
       copy(1, params.v, n);
       copy(2, params.h, n);
     } else {
-      done.expect(2 * kPanel);
+      done.arrive_expect_tx(2 * kPanel);
       copy(0, params.q, n - value_slices);
       copy(1, params.k, n - value_slices);
     }
@@ -87,15 +87,15 @@ struct HopperScores {
   template <class F>
   XLSTM_DEVICE void multiply_slice(float (&sum)[32], int n, bool begins, F&& also) const {
     const char* at = stage(n);
-    const uint64_t left = along(lds_address(at)), right = along(lds_address(at + kPanel));
+    const uint64_t left = k_major_descriptor(lds_address(at)), right = k_major_descriptor(lds_address(at + kPanel));
     full(n % kStages).wait(uint32_t(n / kStages % 2));
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kPanelColumns / 16; ++k)
-      multiply_shared<false, false>(sum, left + k * kNextAlong, right + k * kNextAlong, k > 0 || !begins);
-    products_end();
+      wgmma_ss<false, false>(sum, left + k * kNextKMajor, right + k * kNextKMajor, k > 0 || !begins);
+    wgmma_commit();
     also(at);
-    products_wait<0>(sum);
+    wgmma_wait<0>(sum);
     __syncthreads();
     if (thread == kBringer) bring(n + kStages);
   }
@@ -105,8 +105,8 @@ struct HopperScores {
     float dot = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t at = panel_piece(thread / 2, thread % 2 * 4 + i);
-      const Piece x = read_piece(dh + at), y = read_piece(dh + 2 * kPanel + at);
+      const uint32_t at = panel_vec16_offset(thread / 2, thread % 2 * 4 + i);
+      const Vec16 x = read_vec16(dh + at), y = read_vec16(dh + 2 * kPanel + at);
 #pragma unroll
       for (int j = 0; j < 8; ++j) dot += element<BFloat16>(x, j) * element<BFloat16>(y, j);
     }
@@ -127,7 +127,7 @@ struct HopperScores {
 #pragma unroll
       for (int e = 0; e < kRows; ++e) {
         const uint32_t x =
-            *reinterpret_cast<const uint32_t*>(from + t * kPanelRowBytes + panel_piece(row + e, pair / 4));
+            *reinterpret_cast<const uint32_t*>(from + t * kPanelRowBytes + panel_vec16_offset(row + e, pair / 4));
         low += weight[t + e] * low_float(BFloat16{}, x);
         high += weight[t + e] * high_float(BFloat16{}, x);
       }
@@ -203,9 +203,9 @@ struct HopperScores {
           }
         }
       }
-      const uint32_t at = lds_address(lds) + panel_piece(16 * warp + lane % 16, 2 * two + lane / 16);
-      store_matrices(at + kSquare, square[0], square[1], square[2], square[3]);
-      if constexpr (kBackward) store_matrices(at + kDSquare, d_square[0], d_square[1], d_square[2], d_square[3]);
+      const uint32_t at = lds_address(lds) + panel_vec16_offset(16 * warp + lane % 16, 2 * two + lane / 16);
+      stmatrix(at + kSubtile, square[0], square[1], square[2], square[3]);
+      if constexpr (kBackward) stmatrix(at + kDSquare, d_square[0], d_square[1], d_square[2], d_square[3]);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -217,11 +217,11 @@ struct HopperScores {
 
   // This warp's rows of a square, to memory.
   XLSTM_DEVICE void store_square(int from, void* squares) const {
-    Piece* to = reinterpret_cast<Piece*>(static_cast<BFloat16*>(squares) + c.slot * kChunk * kChunk);
+    Vec16* to = reinterpret_cast<Vec16*>(static_cast<BFloat16*>(squares) + c.slot * kChunk * kChunk);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int t = 16 * warp + 4 * i + lane / 8, piece = lane % 8;
-      to[t * 8 + piece] = read_piece(lds + from + panel_piece(t, piece));
+      to[t * 8 + piece] = read_vec16(lds + from + panel_vec16_offset(t, piece));
     }
   }
 
@@ -286,7 +286,7 @@ struct HopperScores {
   XLSTM_DEVICE void run() const {
     if (thread == kBringer) {
       for (int s = 0; s < kStages; ++s) full(s).init(1);
-      barriers_ready();
+      fence_mbarrier_init();
 #pragma unroll 1
       for (int n = 0; n < kStages; ++n) bring(n);
     }
@@ -307,7 +307,7 @@ struct HopperScores {
       multiply_slice(qk, n, n == value_slices, [&](const char* q) { sum_rows(q, (n - value_slices) * kPanelColumns); });
     weigh_pairs(qk, dhv);
     __syncwarp();
-    store_square(kSquare, p.scores);
+    store_square(kSubtile, p.scores);
     if constexpr (kBackward) {
       store_square(kDSquare, p.d_scores);
       sum_flows(qk, dhv);

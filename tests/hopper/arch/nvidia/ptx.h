@@ -8,7 +8,7 @@
 
 namespace xlstm::gpu {
 
-inline float exp2_approximate(float x) { return exp2f(x); }
+inline float ex2_approx(float x) { return exp2f(x); }
 inline uint32_t pack_bfloat16(float low, float high) {
   return uint32_t(__bfloat16_as_ushort(__float2bfloat16_rn(high))) << 16 |
          __bfloat16_as_ushort(__float2bfloat16_rn(low));
@@ -18,11 +18,11 @@ inline uint32_t pack_float16(float low, float high) {
 }
 
 template <class T>
-T* unknown_pointer(T* p) {
+T* opaque_pointer(T* p) {
   return p;
 }
 
-inline void ldmatrix_transposed(uint32_t* r, uint32_t address) {
+inline void ldmatrix_trans(uint32_t* r, uint32_t address) {
   emulator::load_matrices(*reinterpret_cast<uint32_t(*)[4]>(r), address, true);
 }
 inline void ldmatrix(uint32_t* r, uint32_t address) {
@@ -42,20 +42,20 @@ inline uint32_t subtract_bfloat16(uint32_t a, uint32_t b) {
   return pack_bfloat16(number(a) - number(b), number(a >> 16) - number(b >> 16));
 }
 
-inline void copy_16_bytes(uint32_t to, const void* from, int bytes) { emulator::copy_of_thread(to, from, 16, bytes); }
-inline void copies_sent() { emulator::group_copies(); }
+inline void cp_async_16(uint32_t to, const void* from, int bytes) { emulator::copy_of_thread(to, from, 16, bytes); }
+inline void cp_async_commit() { emulator::group_copies(); }
 template <int kLate>
-void copies_came() {
+void cp_async_wait_group() {
   emulator::wait_for_copies(kLate);
 }
 
-inline void meet(int barrier, int threads) { emulator::sync_named(barrier, threads); }
-inline void pass(int barrier, int threads) { emulator::arrive_named(barrier, threads); }
+inline void barrier_sync(int barrier, int threads) { emulator::sync_named(barrier, threads); }
+inline void barrier_arrive(int barrier, int threads) { emulator::arrive_named(barrier, threads); }
 
 // Of the mLSTM's common schedule, which is compiled here and not run.
 [[noreturn]] void no_common_schedule();
 inline void mma_float16(float*, const uint32_t*, uint32_t, uint32_t) { no_common_schedule(); }
-inline void copy_4_bytes(uint32_t, const void*) { no_common_schedule(); }
-inline void copies_wait() { no_common_schedule(); }
+inline void cp_async_4(uint32_t, const void*) { no_common_schedule(); }
+inline void cp_async_wait_all() { no_common_schedule(); }
 
 }  // namespace xlstm::gpu
