@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/attention.h"
+#include "api/check_words.h"
 #include "api/checks.h"
 #include "attention/cpu/plan.h"
 
@@ -129,7 +129,7 @@ void check_attention_append(const xlstm_attention_append& p, bool on_host) {
   }
 }
 
-void check_attention_combine(const xlstm_attention_combine& p) {
+void check_attention_combine(const xlstm_attention_combine& p, bool) {
   at_least("splits", p.splits, 1);
   at_least("batch", p.batch, 1);
   at_least("length", p.length, 1);

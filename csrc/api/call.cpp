@@ -3,10 +3,18 @@
 
 namespace xlstm {
 
-void check_workspace(const void* workspace, size_t bytes, size_t needed) {
-  if (bytes < needed || (needed && !workspace))
-    throw WorkspaceTooSmall("workspace: expected " + std::to_string(needed) + " bytes, got " +
-                            std::to_string(workspace ? bytes : 0));
+void* workspace_block(void* workspace, size_t bytes, void* (*allocate)(void*, size_t), void* self, size_t needed) {
+  if (needed == 0) return nullptr;
+  const size_t asked = needed + kWorkspaceAlignment;
+  if (workspace || !allocate) {
+    if (bytes < asked || !workspace)
+      throw WorkspaceTooSmall("workspace: expected " + std::to_string(asked) + " bytes, got " +
+                              std::to_string(workspace ? bytes : 0));
+    return aligned(workspace);
+  }
+  void* const block = allocate(self, asked);
+  if (!block) throw std::runtime_error("allocate: gave no block of " + std::to_string(asked) + " bytes");
+  return aligned(block);
 }
 
 std::string& last_error() {

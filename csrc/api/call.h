@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every call of the C API does first and last: look at its structs and workspace, turn exceptions into a status
-// and a message.
+// What every call of the C API does around its work: it looks at its structs and its workspace, and turns exceptions
+// into a status and a message.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
@@ -19,7 +21,6 @@ const Struct& given(const Struct* p) {
 struct WorkspaceTooSmall : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-void check_workspace(const void* workspace, size_t bytes, size_t needed);
 
 // The message of this thread's last call.
 std::string& last_error();
@@ -63,6 +64,13 @@ inline size_t no_gpu_bytes() {
 inline void* aligned(void* p) {
   const uintptr_t last = kWorkspaceAlignment - 1;
   return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(p) + last) & ~last);
+}
+
+// The block that a call works in, of `needed` bytes: the caller's own, or one that the caller allocates now.
+void* workspace_block(void* workspace, size_t bytes, void* (*allocate)(void*, size_t), void* self, size_t needed);
+template <class Runtime>
+void* workspace_of(const Runtime& r, size_t needed) {
+  return workspace_block(r.workspace, r.workspace_bytes, r.allocate, r.self, needed);
 }
 
 }  // namespace xlstm

@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decode calls of the C API on a CPU: check, plan, run.
-#include "api/engine.h"
-
-#include <stdexcept>
-
-#include "api/call.h"
+// The calls of the decode engine on a CPU.
+#include "api/entry.h"
 #include "arch/cpu/isa.h"
-#include "base/threads.h"
 #include "engine/cpu/kernel_table.h"
 
 namespace xlstm {
@@ -21,14 +16,10 @@ XLSTM_FOR_EACH_ISA(XLSTM_DECLARE_TABLE)
 namespace {
 
 const DecodeCpuKernels& kernels() {
-  switch (cpu_isa()) {
-#define XLSTM_TABLE_CASE(isa) \
-  case Isa::isa:              \
-    return isa::engine::decode_kernels;
-    XLSTM_FOR_EACH_ISA(XLSTM_TABLE_CASE)
-#undef XLSTM_TABLE_CASE
-  }
-  throw std::logic_error("no CPU kernels");
+#define XLSTM_TABLE(isa) &isa::engine::decode_kernels,
+  static const DecodeCpuKernels* const tables[] = {XLSTM_FOR_EACH_ISA(XLSTM_TABLE)};
+#undef XLSTM_TABLE
+  return *tables[int(cpu_isa())];
 }
 
 int64_t bytes_of(const xlstm_linear& w) {
@@ -36,42 +27,33 @@ int64_t bytes_of(const xlstm_linear& w) {
   return w.data ? w.rows * w.columns * bits / 8 : 0;
 }
 
-DecodeCpuPlan plan(const xlstm_decode& p, int32_t threads) {
+int64_t weight_bytes(const xlstm_decode& p) {
   int64_t bytes = bytes_of(p.head);
   for (int64_t n = 0; n < p.blocks; ++n) {
     const xlstm_decode_block& b = p.block[n];
     for (const xlstm_linear* w : {&b.q, &b.k, &b.v, &b.o, &b.i, &b.f, &b.out, &b.gate, &b.up, &b.down})
       bytes += bytes_of(*w);
   }
-  return plan_decode_cpu(bytes, threads > 0 ? threads : hardware_threads());
+  return bytes;
 }
+
+constexpr CpuEntry<xlstm_decode, DecodeCpuPlan> kStep = {
+    check_decode, [](const auto& p, int32_t threads) { return plan_decode_cpu(weight_bytes(p), threads); },
+    [](const auto& p, const auto& plan) { return kernels().workspace(p, plan); },
+    [](const auto& p, const auto& plan, void* workspace, const Executor& executor) {
+      kernels().step(p, plan, workspace, executor);
+    }};
+
+constexpr CpuEntry<xlstm_draw> kDraw = {
+    check_draw, [](const auto&, int32_t threads) { return Workers{threads}; },
+    [](const auto&, const auto&) { return size_t(0); },
+    [](const auto& p, const auto&, void*, const Executor& executor) { kernels().draw(p, executor); }};
 
 }  // namespace
 }  // namespace xlstm
 
 using namespace xlstm;
 
-size_t xlstm_decode_workspace(const xlstm_decode* p, int32_t threads) {
-  return counted([&] {
-    check_decode(given(p), true);
-    return kernels().workspace(*p, plan(*p, threads));
-  });
-}
-
-xlstm_status xlstm_decode_step(const xlstm_decode* p, const xlstm_runtime* r) {
-  return guarded([&] {
-    check_decode(given(p), true);
-    const DecodeCpuPlan cut = plan(*p, given(r).threads);
-    check_workspace(r->workspace, r->workspace_bytes, kernels().workspace(*p, cut) + kWorkspaceAlignment);
-    kernels().step(*p, cut, aligned(r->workspace),
-                   {int32_t(cut.workers), r->parallel ? r->parallel : run_on_own_threads, r->self});
-  });
-}
-
-xlstm_status xlstm_draw_tokens(const xlstm_draw* p, const xlstm_runtime* r) {
-  return guarded([&] {
-    check_draw(given(p));
-    const int32_t threads = given(r).threads > 0 ? r->threads : hardware_threads();
-    kernels().draw(*p, {threads, r->parallel ? r->parallel : run_on_own_threads, r->self});
-  });
-}
+size_t xlstm_decode_workspace(const xlstm_decode* p, int32_t threads) { return workspace_bytes(kStep, p, threads); }
+xlstm_status xlstm_decode_step(const xlstm_decode* p, const xlstm_runtime* r) { return call(kStep, p, r); }
+xlstm_status xlstm_draw_tokens(const xlstm_draw* p, const xlstm_runtime* r) { return call(kDraw, p, r); }

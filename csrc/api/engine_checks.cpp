@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "api/check_words.h"
 #include "api/checks.h"
-#include "api/engine.h"
 #include "engine/sampling/sampling.h"
 
 namespace xlstm {
@@ -87,7 +87,7 @@ void check_decode(const xlstm_decode& p, bool on_host) {
   for (int64_t b = 0; on_host && b < p.batch; ++b) in_range("tokens", p.tokens[b], 0, p.vocab - 1);
 }
 
-void check_draw(const xlstm_draw& p) {
+void check_draw(const xlstm_draw& p, bool) {
   at_least("batch", p.batch, 1);
   in_range("vocab", p.vocab, 1, kMostVocabulary);
   in_range("ends_count", p.ends_count, 0, kMostEnds);

@@ -1,41 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decode calls of the C API on a GPU: check, launch.
-#include "api/call.h"
-#include "api/engine.h"
+// The calls of the decode engine on a GPU.
+#include "api/entry.h"
 
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
 #include "engine/kernels.h"
 
+namespace xlstm {
+namespace {
+
+using gpu::Chip;
+
+constexpr GpuEntry<xlstm_decode, Chip> kStep = {check_decode, [](const auto&, const Chip& chip) { return chip; },
+                                                gpu::engine::decode_workspace, gpu::engine::decode_step};
+constexpr GpuEntry<xlstm_draw, Chip> kDraw = {
+    check_draw, [](const auto&, const Chip& chip) { return chip; }, [](const auto&, const Chip&) { return size_t(0); },
+    [](const auto& p, const Chip&, void*, void* stream) { gpu::engine::draw_tokens(p, stream); }};
+
+}  // namespace
+}  // namespace xlstm
+
 using namespace xlstm;
-
-size_t xlstm_gpu_decode_workspace(const xlstm_decode* p) {
-  return counted([&] {
-    check_decode(given(p), false);
-    return gpu::engine::decode_workspace(*p, gpu::current_chip());
-  });
-}
-
-xlstm_status xlstm_gpu_decode_step(const xlstm_decode* p, const xlstm_gpu* g) {
-  return guarded([&] {
-    check_decode(given(p), false);
-    const gpu::Chip chip = gpu::current_chip();
-    check_workspace(given(g).workspace, g->workspace_bytes,
-                    gpu::engine::decode_workspace(*p, chip) + kWorkspaceAlignment);
-    gpu::engine::decode_step(*p, chip, aligned(g->workspace), g->stream);
-  });
-}
-
-xlstm_status xlstm_gpu_draw_tokens(const xlstm_draw* p, const xlstm_gpu* g) {
-  return guarded([&] {
-    check_draw(given(p));
-    gpu::engine::draw_tokens(*p, given(g).stream);
-  });
-}
-
-#else  // a library without GPU kernels says so
-
-size_t xlstm_gpu_decode_workspace(const xlstm_decode*) { return xlstm::no_gpu_bytes(); }
-xlstm_status xlstm_gpu_decode_step(const xlstm_decode*, const xlstm_gpu*) { return xlstm::no_gpu(); }
-xlstm_status xlstm_gpu_draw_tokens(const xlstm_draw*, const xlstm_gpu*) { return xlstm::no_gpu(); }
-
 #endif
+
+XLSTM_GPU_WORKSPACE(xlstm_gpu_decode_workspace, xlstm_decode, kStep)
+XLSTM_GPU_CALL(xlstm_gpu_decode_step, xlstm_decode, kStep)
+XLSTM_GPU_CALL(xlstm_gpu_draw_tokens, xlstm_draw, kDraw)

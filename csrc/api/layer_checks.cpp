@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "api/check_words.h"
 #include "api/checks.h"
-#include "api/layer.h"
 #include "layer/dtypes.h"
 
 namespace xlstm {

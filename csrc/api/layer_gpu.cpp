@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layer calls of the C API on a GPU: check, launch.
-#include "api/call.h"
-#include "api/layer.h"
+// The layer calls of the C API on a GPU.
+#include "api/entry.h"
 
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
 #include "layer/gpu/kernels.h"
@@ -9,73 +8,39 @@
 namespace xlstm {
 namespace {
 
-template <class Params>
-xlstm_status call(const Params* p, const xlstm_gpu* g, void (&check)(const Params&, bool),
-                  void (&launch)(const Params&, const gpu::Chip&, void*)) {
-  return guarded([&] {
-    check(given(p), false);
-    launch(*p, gpu::current_chip(), given(g).stream);
-  });
-}
+using gpu::Chip;
+
+// A call that works in no memory but its tensors.
+template <class Params, void (*kCheck)(const Params&, bool), void (*kLaunch)(const Params&, const Chip&, void*)>
+constexpr GpuEntry<Params, Chip> kInPlace = {
+    kCheck, [](const auto&, const Chip& chip) { return chip; }, [](const auto&, const Chip&) { return size_t(0); },
+    [](const auto& p, const Chip& chip, void*, void* stream) { kLaunch(p, chip, stream); }};
+
+constexpr GpuEntry<xlstm_norm_backward, Chip> kNormBackward = {
+    check_norm_backward, [](const auto&, const Chip& chip) { return chip; }, gpu::layer::norm_backward_workspace,
+    gpu::layer::norm_backward};
+constexpr auto& kNormForward = kInPlace<xlstm_norm_forward, check_norm_forward, gpu::layer::norm_forward>;
+constexpr auto& kSoftCapForward = kInPlace<xlstm_soft_cap, check_soft_cap_forward, gpu::layer::soft_cap_forward>;
+constexpr auto& kSoftCapBackward = kInPlace<xlstm_soft_cap, check_soft_cap_backward, gpu::layer::soft_cap_backward>;
+constexpr auto& kSwigluForward = kInPlace<xlstm_swiglu, check_swiglu_forward, gpu::layer::swiglu_forward>;
+constexpr auto& kSwigluBackward = kInPlace<xlstm_swiglu, check_swiglu_backward, gpu::layer::swiglu_backward>;
+constexpr auto& kCrossEntropyForward =
+    kInPlace<xlstm_cross_entropy, check_cross_entropy_forward, gpu::layer::cross_entropy_forward>;
+constexpr auto& kCrossEntropyBackward =
+    kInPlace<xlstm_cross_entropy, check_cross_entropy_backward, gpu::layer::cross_entropy_backward>;
 
 }  // namespace
 }  // namespace xlstm
 
 using namespace xlstm;
-
-size_t xlstm_gpu_norm_backward_workspace(const xlstm_norm_backward* p) {
-  return counted([&] {
-    check_norm_backward(given(p), false);
-    return gpu::layer::norm_backward_workspace(*p, gpu::current_chip());
-  });
-}
-
-xlstm_status xlstm_gpu_norm_backward_pass(const xlstm_norm_backward* p, const xlstm_gpu* g) {
-  return guarded([&] {
-    check_norm_backward(given(p), false);
-    const gpu::Chip chip = gpu::current_chip();
-    check_workspace(given(g).workspace, g->workspace_bytes,
-                    gpu::layer::norm_backward_workspace(*p, chip) + kWorkspaceAlignment);
-    gpu::layer::norm_backward(*p, chip, aligned(g->workspace), g->stream);
-  });
-}
-
-xlstm_status xlstm_gpu_norm_forward_pass(const xlstm_norm_forward* p, const xlstm_gpu* g) {
-  return call(p, g, check_norm_forward, gpu::layer::norm_forward);
-}
-xlstm_status xlstm_gpu_soft_cap_forward_pass(const xlstm_soft_cap* p, const xlstm_gpu* g) {
-  return call(p, g, check_soft_cap_forward, gpu::layer::soft_cap_forward);
-}
-xlstm_status xlstm_gpu_soft_cap_backward_pass(const xlstm_soft_cap* p, const xlstm_gpu* g) {
-  return call(p, g, check_soft_cap_backward, gpu::layer::soft_cap_backward);
-}
-xlstm_status xlstm_gpu_swiglu_forward_pass(const xlstm_swiglu* p, const xlstm_gpu* g) {
-  return call(p, g, check_swiglu_forward, gpu::layer::swiglu_forward);
-}
-xlstm_status xlstm_gpu_swiglu_backward_pass(const xlstm_swiglu* p, const xlstm_gpu* g) {
-  return call(p, g, check_swiglu_backward, gpu::layer::swiglu_backward);
-}
-xlstm_status xlstm_gpu_cross_entropy_forward_pass(const xlstm_cross_entropy* p, const xlstm_gpu* g) {
-  return call(p, g, check_cross_entropy_forward, gpu::layer::cross_entropy_forward);
-}
-xlstm_status xlstm_gpu_cross_entropy_backward_pass(const xlstm_cross_entropy* p, const xlstm_gpu* g) {
-  return call(p, g, check_cross_entropy_backward, gpu::layer::cross_entropy_backward);
-}
-
-#else  // a library without GPU kernels says so
-
-size_t xlstm_gpu_norm_backward_workspace(const xlstm_norm_backward*) { return xlstm::no_gpu_bytes(); }
-xlstm_status xlstm_gpu_norm_backward_pass(const xlstm_norm_backward*, const xlstm_gpu*) { return xlstm::no_gpu(); }
-xlstm_status xlstm_gpu_norm_forward_pass(const xlstm_norm_forward*, const xlstm_gpu*) { return xlstm::no_gpu(); }
-xlstm_status xlstm_gpu_soft_cap_forward_pass(const xlstm_soft_cap*, const xlstm_gpu*) { return xlstm::no_gpu(); }
-xlstm_status xlstm_gpu_soft_cap_backward_pass(const xlstm_soft_cap*, const xlstm_gpu*) { return xlstm::no_gpu(); }
-xlstm_status xlstm_gpu_swiglu_forward_pass(const xlstm_swiglu*, const xlstm_gpu*) { return xlstm::no_gpu(); }
-xlstm_status xlstm_gpu_swiglu_backward_pass(const xlstm_swiglu*, const xlstm_gpu*) { return xlstm::no_gpu(); }
-xlstm_status xlstm_gpu_cross_entropy_forward_pass(const xlstm_cross_entropy*, const xlstm_gpu*) {
-  return xlstm::no_gpu();
-}
-xlstm_status xlstm_gpu_cross_entropy_backward_pass(const xlstm_cross_entropy*, const xlstm_gpu*) {
-  return xlstm::no_gpu();
-}
-
 #endif
+
+XLSTM_GPU_WORKSPACE(xlstm_gpu_norm_backward_workspace, xlstm_norm_backward, kNormBackward)
+XLSTM_GPU_CALL(xlstm_gpu_norm_backward_pass, xlstm_norm_backward, kNormBackward)
+XLSTM_GPU_CALL(xlstm_gpu_norm_forward_pass, xlstm_norm_forward, kNormForward)
+XLSTM_GPU_CALL(xlstm_gpu_soft_cap_forward_pass, xlstm_soft_cap, kSoftCapForward)
+XLSTM_GPU_CALL(xlstm_gpu_soft_cap_backward_pass, xlstm_soft_cap, kSoftCapBackward)
+XLSTM_GPU_CALL(xlstm_gpu_swiglu_forward_pass, xlstm_swiglu, kSwigluForward)
+XLSTM_GPU_CALL(xlstm_gpu_swiglu_backward_pass, xlstm_swiglu, kSwigluBackward)
+XLSTM_GPU_CALL(xlstm_gpu_cross_entropy_forward_pass, xlstm_cross_entropy, kCrossEntropyForward)
+XLSTM_GPU_CALL(xlstm_gpu_cross_entropy_backward_pass, xlstm_cross_entropy, kCrossEntropyBackward)

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mLSTM calls of the C API on a GPU: check, plan, launch.
+// The mLSTM calls of the C API on a GPU.
 #include <algorithm>
 
-#include "api/call.h"
-#include "api/mlstm.h"
+#include "api/entry.h"
 
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
 #include "mlstm/gpu/kernels.h"
@@ -11,13 +10,34 @@
 namespace xlstm {
 namespace {
 
+using gpu::Chip;
+using gpu::mlstm::BackwardPlan, gpu::mlstm::ForwardPlan, gpu::mlstm::MlstmShape;
+
 bool has_panels(const xlstm_mlstm& in) {
-  return gpu::has_panels(in.q, in.dqk, in) && gpu::has_panels(in.k, in.dqk, in) && gpu::has_panels(in.v, in.dhv, in);
+  return gpu::mlstm::has_panels(in.q, in.dqk, in) && gpu::mlstm::has_panels(in.k, in.dqk, in) &&
+         gpu::mlstm::has_panels(in.v, in.dhv, in);
+}
+bool has_panels(const xlstm_mlstm_forward& p) {
+  return has_panels(p.in) && gpu::mlstm::has_panels(p.h, p.in.dhv, p.in);
+}
+bool has_panels(const xlstm_mlstm_backward& p) {
+  bool panels = has_panels(p.in);
+  for (const xlstm_tensor* x : {&p.h, &p.dh, &p.dv}) panels = panels && gpu::mlstm::has_panels(*x, p.in.dhv, p.in);
+  for (const xlstm_tensor* x : {&p.dq, &p.dk}) panels = panels && gpu::mlstm::has_panels(*x, p.in.dqk, p.in);
+  return panels;
 }
 
-gpu::mlstm::MlstmShape shape_of(const xlstm_mlstm& in, bool panels) {
-  if (in.q.dtype == XLSTM_FLOAT64)
-    throw std::invalid_argument("q: expected float32, bfloat16 or float16 on a GPU, got float64");
+template <void (*kCheck)(const xlstm_mlstm_forward&, bool)>
+void check_forward_on_gpu(const xlstm_mlstm_forward& p, bool on_host) {
+  kCheck(p, on_host);
+  has_gpu_dtype("q", p.in.q.dtype);
+}
+void check_backward_on_gpu(const xlstm_mlstm_backward& p, bool on_host) {
+  check_backward(p, on_host);
+  has_gpu_dtype("q", p.in.q.dtype);
+}
+
+MlstmShape shape_of(const xlstm_mlstm& in, bool panels) {
   return {in.cu_seqlens ? in.sequences : in.batch,
           in.heads,
           in.length,
@@ -29,96 +49,44 @@ gpu::mlstm::MlstmShape shape_of(const xlstm_mlstm& in, bool panels) {
           in.walk_chunk,
           in.segments};
 }
-
-gpu::mlstm::ForwardPlan plan(const xlstm_mlstm_forward& p, bool panels) {
-  return plan_forward(shape_of(p.in, panels), gpu::current_chip());
+ForwardPlan plan(const xlstm_mlstm_forward& p, bool panels, const Chip& chip) {
+  return plan_forward(shape_of(p.in, panels), chip);
 }
-gpu::mlstm::BackwardPlan plan(const xlstm_mlstm_backward& p, bool panels) {
-  return plan_backward(shape_of(p.in, panels), gpu::current_chip());
-}
-gpu::mlstm::ForwardPlan plan(const xlstm_mlstm_forward& p) {
-  return plan(p, has_panels(p.in) && gpu::has_panels(p.h, p.in.dhv, p.in));
-}
-gpu::mlstm::BackwardPlan plan(const xlstm_mlstm_backward& p) {
-  bool panels = has_panels(p.in);
-  for (const xlstm_tensor* x : {&p.h, &p.dh, &p.dv}) panels = panels && gpu::has_panels(*x, p.in.dhv, p.in);
-  for (const xlstm_tensor* x : {&p.dq, &p.dk}) panels = panels && gpu::has_panels(*x, p.in.dqk, p.in);
-  return plan(p, panels);
-}
-// What a call needs must not change with where its tensors lie: room for either schedule.
-template <class Call>
-size_t for_any_plan(const Call& p, size_t (&workspace)(const Call&, const decltype(plan(p))&)) {
-  return std::max(workspace(p, plan(p, false)), p.in.q.dtype == XLSTM_BFLOAT16 ? workspace(p, plan(p, true)) : 0);
-}
-gpu::Chip chip_for_recurrent(const xlstm_mlstm_forward& p) {
-  shape_of(p.in, false);  // throws where there is no kernel for it
-  return gpu::current_chip();
+BackwardPlan plan(const xlstm_mlstm_backward& p, bool panels, const Chip& chip) {
+  return plan_backward(shape_of(p.in, panels), chip);
 }
 
-void check_runtime(const xlstm_gpu& g, size_t needed) {
-  check_workspace(g.workspace, g.workspace_bytes, needed + kWorkspaceAlignment);
+// A schedule needs its tensors to lie in a certain way; workspace for any of them serves either schedule.
+template <class Params, class Plan, size_t (*kWorkspace)(const Params&, const Plan&)>
+size_t workspace_of_either_schedule(const Params& p, const Chip& chip) {
+  const size_t common = kWorkspace(p, plan(p, false, chip));
+  return p.in.q.dtype == XLSTM_BFLOAT16 ? std::max(common, kWorkspace(p, plan(p, true, chip))) : common;
 }
+
+constexpr GpuEntry<xlstm_mlstm_forward, ForwardPlan> kChunkwise = {
+    check_forward_on_gpu<check_chunkwise>, [](const auto& p, const Chip& chip) { return plan(p, has_panels(p), chip); },
+    gpu::mlstm::chunkwise_workspace, gpu::mlstm::chunkwise,
+    workspace_of_either_schedule<xlstm_mlstm_forward, ForwardPlan, gpu::mlstm::chunkwise_workspace>};
+
+constexpr GpuEntry<xlstm_mlstm_backward, BackwardPlan> kBackward = {
+    check_backward_on_gpu, [](const auto& p, const Chip& chip) { return plan(p, has_panels(p), chip); },
+    gpu::mlstm::backward_workspace, gpu::mlstm::backward,
+    workspace_of_either_schedule<xlstm_mlstm_backward, BackwardPlan, gpu::mlstm::backward_workspace>};
+
+constexpr GpuEntry<xlstm_mlstm_forward, Chip> kRecurrent = {check_forward_on_gpu<check_recurrent>,
+                                                            [](const auto&, const Chip& chip) { return chip; },
+                                                            gpu::mlstm::recurrent_workspace, gpu::mlstm::recurrent};
 
 }  // namespace
 }  // namespace xlstm
 
 using namespace xlstm;
-
-size_t xlstm_gpu_mlstm_chunkwise_workspace(const xlstm_mlstm_forward* p) {
-  return counted([&] {
-    check_chunkwise(given(p), false);
-    return for_any_plan(*p, gpu::mlstm::chunkwise_workspace);
-  });
-}
-
-size_t xlstm_gpu_mlstm_recurrent_workspace(const xlstm_mlstm_forward* p) {
-  return counted([&] {
-    check_recurrent(given(p), false);
-    return gpu::mlstm::recurrent_workspace(*p, chip_for_recurrent(*p));
-  });
-}
-
-size_t xlstm_gpu_mlstm_backward_workspace(const xlstm_mlstm_backward* p) {
-  return counted([&] {
-    check_backward(given(p), false);
-    return for_any_plan(*p, gpu::mlstm::backward_workspace);
-  });
-}
-
-xlstm_status xlstm_gpu_mlstm_chunkwise(const xlstm_mlstm_forward* p, const xlstm_gpu* g) {
-  return guarded([&] {
-    check_chunkwise(given(p), false);
-    const gpu::mlstm::ForwardPlan cut = plan(*p);
-    check_runtime(given(g), gpu::mlstm::chunkwise_workspace(*p, cut));
-    gpu::mlstm::chunkwise(*p, cut, aligned(g->workspace), g->stream);
-  });
-}
-
-xlstm_status xlstm_gpu_mlstm_recurrent(const xlstm_mlstm_forward* p, const xlstm_gpu* g) {
-  return guarded([&] {
-    check_recurrent(given(p), false);
-    const gpu::Chip chip = chip_for_recurrent(*p);
-    check_runtime(given(g), gpu::mlstm::recurrent_workspace(*p, chip));
-    gpu::mlstm::recurrent(*p, chip, aligned(g->workspace), g->stream);
-  });
-}
-
-xlstm_status xlstm_gpu_mlstm_backward_pass(const xlstm_mlstm_backward* p, const xlstm_gpu* g) {
-  return guarded([&] {
-    check_backward(given(p), false);
-    const gpu::mlstm::BackwardPlan cut = plan(*p);
-    check_runtime(given(g), gpu::mlstm::backward_workspace(*p, cut));
-    gpu::mlstm::backward(*p, cut, aligned(g->workspace), g->stream);
-  });
-}
-
-#else  // a library without GPU kernels says so
-
-size_t xlstm_gpu_mlstm_chunkwise_workspace(const xlstm_mlstm_forward*) { return xlstm::no_gpu_bytes(); }
-size_t xlstm_gpu_mlstm_recurrent_workspace(const xlstm_mlstm_forward*) { return xlstm::no_gpu_bytes(); }
-size_t xlstm_gpu_mlstm_backward_workspace(const xlstm_mlstm_backward*) { return xlstm::no_gpu_bytes(); }
-xlstm_status xlstm_gpu_mlstm_chunkwise(const xlstm_mlstm_forward*, const xlstm_gpu*) { return xlstm::no_gpu(); }
-xlstm_status xlstm_gpu_mlstm_recurrent(const xlstm_mlstm_forward*, const xlstm_gpu*) { return xlstm::no_gpu(); }
-xlstm_status xlstm_gpu_mlstm_backward_pass(const xlstm_mlstm_backward*, const xlstm_gpu*) { return xlstm::no_gpu(); }
-
 #endif
+
+XLSTM_GPU_WORKSPACE(xlstm_gpu_mlstm_chunkwise_workspace, xlstm_mlstm_forward, kChunkwise)
+XLSTM_GPU_WORKSPACE(xlstm_gpu_mlstm_recurrent_workspace, xlstm_mlstm_forward, kRecurrent)
+XLSTM_GPU_WORKSPACE(xlstm_gpu_mlstm_backward_workspace, xlstm_mlstm_backward, kBackward)
+
+XLSTM_GPU_CALL(xlstm_gpu_mlstm_chunkwise, xlstm_mlstm_forward, kChunkwise)
+XLSTM_GPU_CALL(xlstm_gpu_mlstm_recurrent, xlstm_mlstm_forward, kRecurrent)
+XLSTM_GPU_CALL(xlstm_gpu_mlstm_backward_pass, xlstm_mlstm_backward, kBackward)

@@ -82,13 +82,17 @@ typedef struct xlstm_mlstm_backward {
 
 /* Where a call runs. parallel runs body(arg, w) for different w < workers, at least one of them, at once or one after
  * the other, and returns when all are done; NULL starts threads of its own. threads <= 0: as many as the machine has.
- */
+ *
+ * A call works in the caller's block, workspace, of at least the bytes that its *_workspace() says. Without one it asks
+ * allocate(self, bytes), at most once, for a block that lives until the call returns, or until the work that it puts on
+ * a GPU's stream is done. So one call is all there is: it checks and plans once. */
 typedef struct xlstm_runtime {
   void* workspace;
   size_t workspace_bytes;
   int32_t threads;
   void (*parallel)(void* self, int32_t workers, void (*body)(void* arg, int32_t worker), void* arg);
-  void* self;
+  void* self; /* the first argument of parallel and allocate */
+  void* (*allocate)(void* self, size_t bytes);
 } xlstm_runtime;
 
 /* Bytes of workspace for a call; 0 and a message when the parameters are invalid. */
@@ -106,8 +110,10 @@ XLSTM_API xlstm_status xlstm_mlstm_backward_pass(const xlstm_mlstm_backward*, co
  * float16. */
 typedef struct xlstm_gpu {
   void* stream;
-  void* workspace;
+  void* workspace; /* as in xlstm_runtime */
   size_t workspace_bytes;
+  void* self;
+  void* (*allocate)(void* self, size_t bytes);
 } xlstm_gpu;
 
 XLSTM_API size_t xlstm_gpu_mlstm_chunkwise_workspace(const xlstm_mlstm_forward*);

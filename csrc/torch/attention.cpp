@@ -7,18 +7,10 @@
 namespace xlstm::torch_ops {
 namespace {
 
-constexpr Call<xlstm_attention_forward> kForward = {xlstm_attention_forward_workspace, xlstm_attention_forward_pass,
-                                                    xlstm_gpu_attention_forward_workspace,
-                                                    xlstm_gpu_attention_forward_pass};
-constexpr Call<xlstm_attention_backward> kBackward = {xlstm_attention_backward_workspace, xlstm_attention_backward_pass,
-                                                      xlstm_gpu_attention_backward_workspace,
-                                                      xlstm_gpu_attention_backward_pass};
-constexpr Call<xlstm_attention_append> kAppend = {xlstm_attention_append_workspace, xlstm_attention_append_tokens,
-                                                  xlstm_gpu_attention_append_workspace,
-                                                  xlstm_gpu_attention_append_tokens};
-constexpr Call<xlstm_attention_combine> kCombine = {xlstm_attention_combine_workspace, xlstm_attention_combine_parts,
-                                                    xlstm_gpu_attention_combine_workspace,
-                                                    xlstm_gpu_attention_combine_parts};
+constexpr Call<xlstm_attention_forward> kForward = {xlstm_attention_forward_pass, xlstm_gpu_attention_forward_pass};
+constexpr Call<xlstm_attention_backward> kBackward = {xlstm_attention_backward_pass, xlstm_gpu_attention_backward_pass};
+constexpr Call<xlstm_attention_append> kAppend = {xlstm_attention_append_tokens, xlstm_gpu_attention_append_tokens};
+constexpr Call<xlstm_attention_combine> kCombine = {xlstm_attention_combine_parts, xlstm_gpu_attention_combine_parts};
 
 // (B, S, H, D), or packed (T, H, D), whose features are contiguous; strides of sequence, head and token.
 xlstm_tensor tokens(const char* name, const Tensor& x, const Tensor& q) {

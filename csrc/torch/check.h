@@ -14,6 +14,7 @@
 #endif
 
 #include <cstdint>
+#include <exception>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -111,37 +112,50 @@ inline void check_status(xlstm_status status) {
   STD_TORCH_CHECK(status == XLSTM_OK, "xlstm_hip: ", xlstm_last_error());
 }
 
-// One call of the C API on either device. Without functions for its workspace it needs none.
+// One call of the C API on either device.
 template <class Params>
 struct Call {
-  size_t (*cpu_workspace)(const Params*, int32_t);
   xlstm_status (*cpu)(const Params*, const xlstm_runtime*);
-  size_t (*gpu_workspace)(const Params*);
   xlstm_status (*gpu)(const Params*, const xlstm_gpu*);
 };
 
-inline Tensor workspace_of(const Tensor& q, size_t bytes) {
-  STD_TORCH_CHECK(bytes > 0, "xlstm_hip: ", xlstm_last_error());
-  return torch::stable::new_empty(q, {int64_t(bytes)}, ScalarType::Byte);
-}
+// A call's workspace, which the call asks for itself: a tensor, so that it is torch's memory on the current stream.
+struct Workspace {
+  const Tensor& q;  // on the call's device
+  Tensor block;
+
+  // The C API takes no exceptions: a failure is kept, and no block is the answer.
+  std::exception_ptr error;
+  static void* allocate(void* self, size_t bytes) {
+    auto& workspace = *static_cast<Workspace*>(self);
+    try {
+      workspace.block = torch::stable::new_empty(workspace.q, {int64_t(bytes)}, ScalarType::Byte);
+      return workspace.block.data_ptr();
+    } catch (...) {
+      workspace.error = std::current_exception();
+      return nullptr;
+    }
+  }
+  void check(xlstm_status status) const {
+    if (error) std::rethrow_exception(error);
+    check_status(status);
+  }
+};
 
 // On torch's threads, with workspace from torch.
 template <class Params>
 void run_cpu(const Tensor& q, const Params& params, const Call<Params>& call) {
+  Workspace workspace{q, {}, {}};
   xlstm_runtime runtime{};
   runtime.threads = int32_t(torch::stable::get_num_threads());
-  Tensor workspace;
-  if (call.cpu_workspace) {
-    runtime.workspace_bytes = call.cpu_workspace(&params, runtime.threads);
-    workspace = workspace_of(q, runtime.workspace_bytes);
-    runtime.workspace = workspace.data_ptr();
-  }
   runtime.parallel = [](void*, int32_t workers, void (*body)(void*, int32_t), void* arg) {
     torch::stable::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
       for (int64_t w = begin; w < end; ++w) body(arg, int32_t(w));
     });
   };
-  check_status(call.cpu(&params, &runtime));
+  runtime.self = &workspace;
+  runtime.allocate = Workspace::allocate;
+  workspace.check(call.cpu(&params, &runtime));
 }
 
 // On torch's current stream of q's device.
@@ -149,16 +163,13 @@ template <class Params>
 void run_gpu(const Tensor& q, const Params& params, const Call<Params>& call) {
   const int32_t device = int32_t(q.get_device_index());
   const torch::stable::accelerator::DeviceGuard guard(device);
+  Workspace workspace{q, {}, {}};
   xlstm_gpu gpu{};
   STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr, "xlstm_hip: this torch has no GPU streams");
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &gpu.stream));
-  Tensor workspace;
-  if (call.gpu_workspace) {
-    gpu.workspace_bytes = call.gpu_workspace(&params);
-    workspace = workspace_of(q, gpu.workspace_bytes);
-    gpu.workspace = workspace.data_ptr();
-  }
-  check_status(call.gpu(&params, &gpu));
+  gpu.self = &workspace;
+  gpu.allocate = Workspace::allocate;
+  workspace.check(call.gpu(&params, &gpu));
 }
 
 template <class Params>

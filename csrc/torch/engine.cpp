@@ -195,8 +195,7 @@ void decode_step_(const Tensor& out, const Tensor& tokens, const OptionalTensor&
   p.gate_cap = gate_cap;
   p.output_cap = output_cap;
   p.out = floats("out", out, tokens, {p.batch, p.head.data ? p.head.rows : p.dim});
-  constexpr Call<xlstm_decode> kDecode = {xlstm_decode_workspace, xlstm_decode_step, xlstm_gpu_decode_workspace,
-                                          xlstm_gpu_decode_step};
+  constexpr Call<xlstm_decode> kDecode = {xlstm_decode_step, xlstm_gpu_decode_step};
   run(tokens, p, kDecode);
 }
 
@@ -231,7 +230,7 @@ void draw_tokens_(const Tensor& tokens, const Tensor& logits, const OptionalTens
   p.ends = elements<int64_t>("ends", ends, logits, ScalarType::Long, {p.ends_count});
   p.pad = pad;
   p.tokens = elements<int64_t>("tokens", tokens, logits, ScalarType::Long, {p.batch});
-  constexpr Call<xlstm_draw> kDraw = {nullptr, xlstm_draw_tokens, nullptr, xlstm_gpu_draw_tokens};
+  constexpr Call<xlstm_draw> kDraw = {xlstm_draw_tokens, xlstm_gpu_draw_tokens};
   run(logits, p, kDraw);
 }
 

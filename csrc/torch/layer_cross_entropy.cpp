@@ -7,9 +7,9 @@
 namespace xlstm::torch_ops {
 namespace {
 
-constexpr Call<xlstm_cross_entropy> kCrossEntropy = {nullptr, xlstm_cross_entropy_forward_pass, nullptr,
+constexpr Call<xlstm_cross_entropy> kCrossEntropy = {xlstm_cross_entropy_forward_pass,
                                                      xlstm_gpu_cross_entropy_forward_pass};
-constexpr Call<xlstm_cross_entropy> kCrossEntropyBackward = {nullptr, xlstm_cross_entropy_backward_pass, nullptr,
+constexpr Call<xlstm_cross_entropy> kCrossEntropyBackward = {xlstm_cross_entropy_backward_pass,
                                                              xlstm_gpu_cross_entropy_backward_pass};
 
 struct Loss {

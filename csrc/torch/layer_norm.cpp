@@ -7,9 +7,8 @@
 namespace xlstm::torch_ops {
 namespace {
 
-constexpr Call<xlstm_norm_forward> kNorm = {nullptr, xlstm_norm_forward_pass, nullptr, xlstm_gpu_norm_forward_pass};
-constexpr Call<xlstm_norm_backward> kNormBackward = {xlstm_norm_backward_workspace, xlstm_norm_backward_pass,
-                                                     xlstm_gpu_norm_backward_workspace, xlstm_gpu_norm_backward_pass};
+constexpr Call<xlstm_norm_forward> kNorm = {xlstm_norm_forward_pass, xlstm_gpu_norm_forward_pass};
+constexpr Call<xlstm_norm_backward> kNormBackward = {xlstm_norm_backward_pass, xlstm_gpu_norm_backward_pass};
 
 // What is not wanted: nothing.
 Tensor nothing(const Tensor& like) { return torch::stable::new_empty(like, {int64_t(0)}); }

@@ -7,13 +7,10 @@
 namespace xlstm::torch_ops {
 namespace {
 
-constexpr Call<xlstm_soft_cap> kSoftCap = {nullptr, xlstm_soft_cap_forward_pass, nullptr,
-                                           xlstm_gpu_soft_cap_forward_pass};
-constexpr Call<xlstm_soft_cap> kSoftCapBackward = {nullptr, xlstm_soft_cap_backward_pass, nullptr,
-                                                   xlstm_gpu_soft_cap_backward_pass};
-constexpr Call<xlstm_swiglu> kSwiglu = {nullptr, xlstm_swiglu_forward_pass, nullptr, xlstm_gpu_swiglu_forward_pass};
-constexpr Call<xlstm_swiglu> kSwigluBackward = {nullptr, xlstm_swiglu_backward_pass, nullptr,
-                                                xlstm_gpu_swiglu_backward_pass};
+constexpr Call<xlstm_soft_cap> kSoftCap = {xlstm_soft_cap_forward_pass, xlstm_gpu_soft_cap_forward_pass};
+constexpr Call<xlstm_soft_cap> kSoftCapBackward = {xlstm_soft_cap_backward_pass, xlstm_gpu_soft_cap_backward_pass};
+constexpr Call<xlstm_swiglu> kSwiglu = {xlstm_swiglu_forward_pass, xlstm_gpu_swiglu_forward_pass};
+constexpr Call<xlstm_swiglu> kSwigluBackward = {xlstm_swiglu_backward_pass, xlstm_gpu_swiglu_backward_pass};
 
 // Dense tensors are one long row.
 template <class Params>

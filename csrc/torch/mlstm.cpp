@@ -7,12 +7,9 @@
 namespace xlstm::torch_ops {
 namespace {
 
-constexpr Call<xlstm_mlstm_forward> kChunkwise = {xlstm_mlstm_chunkwise_workspace, xlstm_mlstm_chunkwise,
-                                                  xlstm_gpu_mlstm_chunkwise_workspace, xlstm_gpu_mlstm_chunkwise};
-constexpr Call<xlstm_mlstm_forward> kRecurrent = {xlstm_mlstm_recurrent_workspace, xlstm_mlstm_recurrent,
-                                                  xlstm_gpu_mlstm_recurrent_workspace, xlstm_gpu_mlstm_recurrent};
-constexpr Call<xlstm_mlstm_backward> kBackward = {xlstm_mlstm_backward_workspace, xlstm_mlstm_backward_pass,
-                                                  xlstm_gpu_mlstm_backward_workspace, xlstm_gpu_mlstm_backward_pass};
+constexpr Call<xlstm_mlstm_forward> kChunkwise = {xlstm_mlstm_chunkwise, xlstm_gpu_mlstm_chunkwise};
+constexpr Call<xlstm_mlstm_forward> kRecurrent = {xlstm_mlstm_recurrent, xlstm_gpu_mlstm_recurrent};
+constexpr Call<xlstm_mlstm_backward> kBackward = {xlstm_mlstm_backward_pass, xlstm_gpu_mlstm_backward_pass};
 
 // Shapes of one call, and results to go with them.
 struct Shapes {

@@ -203,7 +203,7 @@ xlstm_status run(Query query, Call call, const Parameters& p, const Runner& r) {
   const size_t bytes = query(&p, r.threads);
   CHECK(bytes > 0, "%s", xlstm_last_error());
   Buffer workspace(bytes, 8);
-  const xlstm_runtime runtime{workspace.data(), bytes, r.threads, r.parallel, r.self};
+  const xlstm_runtime runtime{workspace.data(), bytes, r.threads, r.parallel, r.self, nullptr};
   const xlstm_status status = call(&p, &runtime);
   CHECK(status == XLSTM_OK, "%s", xlstm_last_error());
   return status;

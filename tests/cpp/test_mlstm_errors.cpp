@@ -124,7 +124,7 @@ void test_call(const char* call_name, const P& valid, const std::vector<Bad<P>>&
   const size_t bytes = query(&valid, 1);
   CHECK(bytes > 0, "%s: %s", call_name, xlstm_last_error());
   Buffer workspace(bytes);
-  const xlstm_runtime runtime{workspace.data(), bytes, 1, nullptr, nullptr};
+  const xlstm_runtime runtime{workspace.data(), bytes, 1, nullptr, nullptr, nullptr};
   for (const Bad<P>& one : bad) {
     P p = valid;
     one.spoil(p);
@@ -137,7 +137,7 @@ void test_call(const char* call_name, const P& valid, const std::vector<Bad<P>>&
 
   // One byte less, none, less than the given number of threads needs.
   const auto too_small = [&](void* data, size_t size, int32_t threads) {
-    const xlstm_runtime less{data, size, threads, nullptr, nullptr};
+    const xlstm_runtime less{data, size, threads, nullptr, nullptr, nullptr};
     CHECK(call(&valid, &less) == XLSTM_WORKSPACE_TOO_SMALL, "%s: %zu bytes", call_name, size);
     CHECK(message_begins("workspace"), "%s: \"%s\"", call_name, xlstm_last_error());
   };
@@ -196,7 +196,7 @@ void test_unknown_isa(const xlstm_mlstm_forward& valid) {
     for (int times = 0; times < 2; ++times) {
       CHECK(xlstm_mlstm_chunkwise_workspace(&valid, 1) == 0);
       CHECK(message_begins("XLSTM_HIP_CPU_ISA"), "%s", xlstm_last_error());
-      const xlstm_runtime runtime{&some_double, sizeof some_double, 1, nullptr, nullptr};
+      const xlstm_runtime runtime{&some_double, sizeof some_double, 1, nullptr, nullptr, nullptr};
       CHECK(xlstm_mlstm_chunkwise(&valid, &runtime) == XLSTM_UNSUPPORTED);
       CHECK(message_begins("XLSTM_HIP_CPU_ISA"), "%s", xlstm_last_error());
       CHECK(xlstm_cpu_isa()[0] == 0, "%s", xlstm_cpu_isa());

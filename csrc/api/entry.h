@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// One way through every call of the C API: check, plan, workspace, run, each worked out once. A call is an Entry, a row
+// of four functions; call() and workspace_bytes() are the same for all of them.
+#pragma once
+
+#include "api/call.h"
+#include "api/checks.h"
+#include "arch/chip.h"
+#include "base/executor.h"
+#include "base/threads.h"
+
+namespace xlstm {
+
+// ---- on a CPU
+
+inline int32_t threads_or_all(int32_t threads) { return threads > 0 ? threads : hardware_threads(); }
+
+// The plan of a call that is not cut into tasks beforehand.
+struct Workers {
+  int64_t workers;
+};
+
+template <class Params, class Plan = Workers>
+struct CpuEntry {
+  void (*check)(const Params&, bool on_host);
+  Plan (*plan)(const Params&, int32_t threads);
+  size_t (*workspace)(const Params&, const Plan&);
+  void (*run)(const Params&, const Plan&, void* workspace, const Executor&);
+};
+
+template <class Params, class Plan>
+size_t workspace_bytes(const CpuEntry<Params, Plan>& entry, const Params* p, int32_t threads) {
+  return counted([&] {
+    entry.check(given(p), true);
+    return entry.workspace(*p, entry.plan(*p, threads_or_all(threads)));
+  });
+}
+
+template <class Params, class Plan>
+xlstm_status call(const CpuEntry<Params, Plan>& entry, const Params* p, const xlstm_runtime* r) {
+  return guarded([&] {
+    entry.check(given(p), true);
+    const Plan plan = entry.plan(*p, threads_or_all(given(r).threads));
+    entry.run(*p, plan, workspace_of(*r, entry.workspace(*p, plan)),
+              {int32_t(plan.workers), r->parallel ? r->parallel : run_on_own_threads, r->self});
+  });
+}
+
+// ---- on a GPU
+
+inline void has_gpu_dtype(const char* name, xlstm_dtype dtype) {
+  if (dtype == XLSTM_FLOAT64)
+    throw std::invalid_argument(std::string(name) + ": expected float32, bfloat16 or float16 on a GPU, got float64");
+}
+
+template <class Params, class Plan>
+struct GpuEntry {
+  void (*check)(const Params&, bool on_host);
+  Plan (*plan)(const Params&, const gpu::Chip&);
+  size_t (*workspace)(const Params&, const Plan&);
+  void (*run)(const Params&, const Plan&, void* workspace, void* stream);
+  // Bytes that serve a call wherever its tensors lie, which a plan may depend on; null: the plan's do.
+  size_t (*workspace_anywhere)(const Params&, const gpu::Chip&) = nullptr;
+};
+
+template <class Params, class Plan>
+size_t workspace_bytes(const GpuEntry<Params, Plan>& entry, const Params* p) {
+  return counted([&] {
+    entry.check(given(p), false);
+    const gpu::Chip chip = gpu::current_chip();
+    return entry.workspace_anywhere ? entry.workspace_anywhere(*p, chip) : entry.workspace(*p, entry.plan(*p, chip));
+  });
+}
+
+template <class Params, class Plan>
+xlstm_status call(const GpuEntry<Params, Plan>& entry, const Params* p, const xlstm_gpu* g) {
+  return guarded([&] {
+    entry.check(given(p), false);
+    const Plan plan = entry.plan(*p, gpu::current_chip());
+    entry.run(*p, plan, workspace_of(given(g), entry.workspace(*p, plan)), g->stream);
+  });
+}
+
+// The functions of the C API that are these entries; a library without GPU kernels says so. `entry` is not read there.
+#if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
+#define XLSTM_GPU_CALL(function, Params, entry) \
+  xlstm_status function(const Params* p, const xlstm_gpu* g) { return xlstm::call(entry, p, g); }
+#define XLSTM_GPU_WORKSPACE(function, Params, entry) \
+  size_t function(const Params* p) { return xlstm::workspace_bytes(entry, p); }
+#else
+#define XLSTM_GPU_CALL(function, Params, entry) \
+  xlstm_status function(const Params*, const xlstm_gpu*) { return xlstm::no_gpu(); }
+#define XLSTM_GPU_WORKSPACE(function, Params, entry) \
+  size_t function(const Params*) { return xlstm::no_gpu_bytes(); }
+#endif
+
+}  // namespace xlstm
