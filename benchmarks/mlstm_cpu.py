@@ -28,7 +28,7 @@ from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.sides import sided
 from xlstm_hip.bench.timing import Pace, paired_ratio, spread
 from xlstm_hip.cli.common import at_least
-from xlstm_hip.describe import native
+from xlstm_hip.mlstm.describe import native
 
 COPY = "torch copy"
 AIMS = {

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "python/xlstm_hip"
 NAME, HUB_NAME, VERSION = "xlstm_hip", "xlstm-hip", 0  # 0: not yet stable, by the hub's convention
 OLDEST_TORCH = "2.10"  # as csrc is compiled: the variant's name says it
-ENTRIES = ("__init__", "attention/__init__", "layers")
+ENTRIES = ("__init__", "attention/__init__", "layers/__init__")
 ROCM_ARCHS = ("gfx90a", "gfx942", "gfx1100")
 CUDA_ARCHS = ("8.0", "9.0a")
 GPU_KERNELS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {  # backend: its archs' field, they, its files
@@ -177,8 +177,10 @@ def write_python(folder: Path) -> None:
         target = folder / path.relative_to(PACKAGE)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(translated(path), encoding="utf-8")
-    for data in PACKAGE.glob("*.json"):
-        shutil.copy(data, folder)
+    for data in PACKAGE.rglob("*.json"):
+        target = folder / data.relative_to(PACKAGE)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(data, target)
 
 
 # ---- what kernel-builder reads

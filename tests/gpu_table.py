@@ -19,7 +19,7 @@ from poison import poisoned
 from report import SHORT
 from shapes import CASES, GPU_CASES, GPU_STEP_CASES, STEP_CASES, WITHOUT_NORMALISER, Case
 from xlstm_hip import KernelInfo, kernel_info
-from xlstm_hip.checks import GPU_DTYPES
+from xlstm_hip._core.checks import GPU_DTYPES
 
 SEQUENCE_KERNELS = ("chunkwise--fused", "chunkwise--fused_siging", "fused", "fused_siging")
 STEP_KERNELS = ("fused", "fused_siging")

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """xlstm_hip: the mLSTM and the layers of xLSTM as native kernels for AMD GPUs, with CPU kernels beside them."""
 
-from . import (
-    names,  # noqa: F401  (it fills the registry)
-    observe,
-)
+from ._core import logging
+from ._core.device import device_facts, is_amd_gpu, is_mi300x
 from ._version import __version__
-from .backend import mLSTMBackend, mLSTMBackendConfig
-from .describe import describe
-from .device import device_facts, is_amd_gpu, is_mi300x
-from .interface import mlstm_interface, mlstm_step_interface
-from .registry import (
+from .mlstm import builtin_kernels  # noqa: F401  (it fills the registry)
+from .mlstm.backend import mLSTMBackend, mLSTMBackendConfig
+from .mlstm.describe import describe
+from .mlstm.interface import mlstm_interface, mlstm_step_interface
+from .mlstm.registry import (
     KernelInfo,
     get_available_mlstm_kernels,
     get_available_mlstm_sequence_kernels,
@@ -21,8 +19,8 @@ from .registry import (
     kernel_info,
     register_mlstm_kernel,
 )
-from .select import get_optimal_kernel_config
-from .wrappers import wrap_chunkwise__arbitrary_sequence_length, wrap_chunkwise__pad_zeros
+from .mlstm.select import get_optimal_kernel_config
+from .mlstm.wrappers import wrap_chunkwise__arbitrary_sequence_length, wrap_chunkwise__pad_zeros
 
 __all__ = [
     "KernelInfo",
@@ -48,5 +46,5 @@ __all__ = [
     "wrap_chunkwise__pad_zeros",
 ]
 
-if observe.BUILD:
-    observe.say_built()
+if logging.BUILD:
+    logging.say_built()

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from xlstm_hip.attention import register_with_transformers
-from xlstm_hip.attention.models import _packed_ends, attention_forward
+from xlstm_hip.attention.transformers import _packed_ends, attention_forward
 
 transformers = pytest.importorskip("transformers")
 SMALL: dict[str, Any] = {

@@ -60,9 +60,9 @@ def _counted(device: ModuleType) -> None:
 @pytest.mark.parametrize("head", [True, False], ids=["logits", "hidden"])
 def test_step(package: ModuleType, dtype: torch.dtype, bits: int, batch: int, changes: dict, head: bool) -> None:
     from peer_models import ours, relative, tokens
-    from xlstm_hip.engine import DecodeEngine
-    from xlstm_hip.ops import OPS
-    from xlstm_hip.quantize import quantize
+    from xlstm_hip._core.ops import OPS
+    from xlstm_hip.models.decode_engine import DecodeEngine
+    from xlstm_hip.models.quantize import quantize
 
     _ran.add((dtype, bits, batch, head, str(changes)))
     model = ours(dtype=dtype, **changes)
@@ -108,8 +108,8 @@ SHAPES: tuple[tuple[str, torch.dtype, int], ...] = (
 def test_company(package: ModuleType, dtype: torch.dtype, bits: int) -> None:
     """A row of the batch has the same logits and states, bit for bit, alone, among others and a second time."""
     from peer_models import ours, tokens
-    from xlstm_hip.ops import OPS
-    from xlstm_hip.quantize import quantize
+    from xlstm_hip._core.ops import OPS
+    from xlstm_hip.models.quantize import quantize
 
     model = ours(dtype=dtype, num_blocks=1, embedding_dim=320, num_heads=2)
     if bits:
@@ -136,7 +136,7 @@ def test_company(package: ModuleType, dtype: torch.dtype, bits: int) -> None:
 
 def test_errors(package: ModuleType) -> None:
     from peer_models import ours, tokens
-    from xlstm_hip.ops import OPS
+    from xlstm_hip._core.ops import OPS
 
     model = ours(num_heads=64, embedding_dim=128, num_blocks=1)
     made = model._new_engine()

@@ -58,7 +58,7 @@ def test_many_rows(package: ModuleType, dtype: torch.dtype) -> None:
 
 def test_float64_takes_plain_torch(package: ModuleType) -> None:
     from xlstm_hip import layers
-    from xlstm_hip.layer_ops import OPS
+    from xlstm_hip.layers.ops import OPS
 
     x = torch.randn(3, 8, dtype=torch.float64)
     torch.testing.assert_close(layers.swiglu(x.to("cuda"), x.to("cuda")).cpu(), layers.swiglu(x, x))

@@ -118,7 +118,7 @@ def test_table(package: ModuleType, wanted: Wanted, report: Any) -> None:
 
 def test_a_normaliser_that_cancels(package: ModuleType) -> None:
     """l of a float32 sequence has a float's digits where its terms, the initial state's alone, have a tenth of them."""
-    from xlstm_hip.ops import OPS
+    from xlstm_hip._core.ops import OPS
 
     case = Case("l cancels", 40, 64, 32, heads=8, states=True, gates="enter nothing")
     inputs, _ = make(case, torch.float32)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compiled_kernels import SCHEDULE, SIZES, check, make
 from reference import doubled, outputs_and_gradients, truth
-from xlstm_hip.compiled import (
+from xlstm_hip.mlstm.compiled import (
     bands,
     chunk,
     mlstm_chunkwise__queued_compiled_steps,

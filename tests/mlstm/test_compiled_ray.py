@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compiled_kernels import SCHEDULE, SIZES, check, make
-from xlstm_hip.compiled import (
+from xlstm_hip.mlstm.compiled import (
     bands,
     chunk,
     mlstm_chunkwise__ray_compiled_steps,

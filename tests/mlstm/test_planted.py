@@ -11,7 +11,8 @@ from torch import Tensor
 
 import accuracy
 from shapes import BY_NAME
-from xlstm_hip import kernel_info, ops
+from xlstm_hip import kernel_info
+from xlstm_hip._core import ops
 
 NAMES = ("q", "k", "v", "i", "f", "c_initial", "n_initial", "m_initial")
 Gradients = dict[str, Tensor]

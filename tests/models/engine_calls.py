@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from peer_models import relative, tokens
-from xlstm_hip import engine as engines
-from xlstm_hip.models import xLSTMLarge
+from xlstm_hip.models import decode_engine, xLSTMLarge
 
 
 @contextlib.contextmanager
@@ -27,17 +26,17 @@ def layer_by_layer() -> Iterator[None]:
 @contextlib.contextmanager
 def counted() -> Iterator[list[int]]:
     """Collects the batch of every step that the engine made."""
-    own, calls = engines.DecodeEngine.step, []
+    own, calls = decode_engine.DecodeEngine.step, []
 
     def step(self, rows, *rest):
         calls.append(rows.shape[0])
         return own(self, rows, *rest)
 
-    engines.DecodeEngine.step = step
+    decode_engine.DecodeEngine.step = step
     try:
         yield calls
     finally:
-        engines.DecodeEngine.step = own
+        decode_engine.DecodeEngine.step = own
 
 
 def state_after(model: xLSTMLarge, x: Tensor) -> dict:

@@ -21,9 +21,9 @@ import xlstm_hip_command
 from peer_models import scramble
 from terminal import command
 from xlstm_hip import __version__, cli
+from xlstm_hip._core.device import DeviceFacts
 from xlstm_hip.cli import doctor
 from xlstm_hip.cli.evaluate import distinct
-from xlstm_hip.device import DeviceFacts
 from xlstm_hip.models import SpecialTokens, generate, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -65,7 +65,7 @@ def test_generate(checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypa
 
 
 def test_characters_of_several_bytes_come_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    from xlstm_hip.text import BYTES
+    from xlstm_hip.models.tokenizer import BYTES
 
     complete = BYTES.streamer()
     assert [complete(token) for token in "é€a".encode()] == ["", "é", "", "", "€", "a"]
@@ -74,7 +74,7 @@ def test_characters_of_several_bytes_come_whole(capsys: pytest.CaptureFixture[st
 
 def test_a_tokenizer_file(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    from xlstm_hip.text import load_tokenizer
+    from xlstm_hip.models.tokenizer import load_tokenizer
 
     words = {"the": 0, "fox": 1, "[UNK]": 2}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))

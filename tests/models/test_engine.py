@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from engine_calls import copied, counted, in_double, layer_by_layer, no_worse_than_layers, state_after, steps
 from peer_models import ours, relative, tokens
-from xlstm_hip import engine as engines
-from xlstm_hip.models import Stream, generate, xLSTMLarge
+from xlstm_hip.models import Stream, decode_engine, generate, xLSTMLarge
 from xlstm_hip.models.config_files import SpecialTokens
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -116,20 +115,20 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Callable]:
         made.append(call)
         return call
 
-    monkeypatch.setattr(engines, "captured", captured)
+    monkeypatch.setattr(decode_engine, "captured", captured)
     return made
 
 
 def test_a_graph_of_a_step(captures: list[Callable]) -> None:
     model = ours()
     begun, x = state_after(model, tokens(2, 5)), tokens(2, 5, seed=2)
-    engine = engines.engine_of(model, model._new_engine)
-    numbers = engines.Numbers(4, 1e-6, 15.0, 30.0)
+    engine = decode_engine.engine_of(model, model._new_engine)
+    numbers = decode_engine.Numbers(4, 1e-6, 15.0, 30.0)
     keep = torch.tensor([True, False])
     for mask in (None, keep):
         want_state, state = copied(begun), copied(begun)
         states = [s for n in sorted(state) for s in state[n]]
-        graph = engines.StepGraph(())
+        graph = decode_engine.StepGraph(())
         call = functools.partial(engine._call, states=states, numbers=numbers)
         results = []
         for t in range(5):
@@ -157,11 +156,11 @@ def test_a_graph_of_a_step_with_its_draw(
         key = (then.key, rows.data_ptr(), keep.data_ptr())
         if self._graph is None or self._graph.key != key:
             keys.append(key)
-            self._graph = engines.StepGraph(key)
+            self._graph = decode_engine.StepGraph(key)
         call = functools.partial(self._call, states=states, numbers=numbers)
         return self._graph.step(call, (3, 97), rows, keep, then)
 
-    monkeypatch.setattr(engines.DecodeEngine, "step", step)
+    monkeypatch.setattr(decode_engine.DecodeEngine, "step", step)
     got = generate(model, prompts, 30, seed=4, eos=(11, 30), **options)
     assert torch.equal(got.tokens, want.tokens) and torch.equal(got.lengths, want.lengths)
     assert len(keys) == len(captures) == 1

@@ -14,10 +14,9 @@ from engine_calls import copied, counted, layer_by_layer, state_after, steps
 from peer_models import ours, relative, tokens
 from test_quantize import widened
 from test_sampling import SAMPLINGS, call_of, draw, logits_of
-from xlstm_hip import engine as engines
-from xlstm_hip.models import Sampling, generate, xLSTMLarge
+from xlstm_hip.models import Sampling, decode_engine, generate, xLSTMLarge
 from xlstm_hip.models.config_files import SpecialTokens
-from xlstm_hip.quantize import quantize
+from xlstm_hip.models.quantize import quantize
 
 pytestmark = [
     pytest.mark.gpu,
@@ -102,16 +101,16 @@ def test_a_text_is_one_graph(monkeypatch: pytest.MonkeyPatch, options: dict, dty
     """Embedding to drawn token is captured once, and makes the text of steps that were not; streamed too."""
     model = model_of(dtype, bits).cuda()
     model.special_tokens = SpecialTokens(pad=1)
-    prompts, made, own = [[5, 6, 7], [8], [14, 15]], [], engines.captured
+    prompts, made, own = [[5, 6, 7], [8], [14, 15]], [], decode_engine.captured
 
     def count(call):
         made.append(call)
         return own(call)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engines, "captured", lambda call: call)
+        patch.setattr(decode_engine, "captured", lambda call: call)
         want = generate(model, prompts, 40, seed=4, eos=(11, 30), **options)
-    monkeypatch.setattr(engines, "captured", count)
+    monkeypatch.setattr(decode_engine, "captured", count)
     got = generate(model, prompts, 40, seed=4, eos=(11, 30), **options)
     assert len(made) == 1
     assert torch.equal(got.tokens, want.tokens) and torch.equal(got.lengths, want.lengths)

@@ -24,9 +24,9 @@ from peer_models import relative, theirs, tokens
 transformers = pytest.importorskip("transformers")
 from transformers.models.xlstm import modeling_xlstm  # noqa: E402
 
-from xlstm_hip import engine, hf  # noqa: E402
-from xlstm_hip.models import save_pretrained, xLSTMLarge, xLSTMLargeConfig  # noqa: E402
-from xlstm_hip.quantize import quantize  # noqa: E402
+from xlstm_hip import hf  # noqa: E402
+from xlstm_hip.models import decode_engine, save_pretrained, xLSTMLarge, xLSTMLargeConfig  # noqa: E402
+from xlstm_hip.models.quantize import quantize  # noqa: E402
 
 WITHOUT = "WITHOUT_XLSTM_PACKAGE"
 RELEASED = {  # what the released config.json names
@@ -81,8 +81,8 @@ def test_without_the_xlstm_package() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_decode_engine_makes_single_tokens(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = hf.accelerate(theirs(dtype)), tokens(2, 6)
-    calls, own = [], engine.DecodeEngine.step
-    monkeypatch.setattr(engine.DecodeEngine, "step", lambda *given: calls.append(1) or own(*given))
+    calls, own = [], decode_engine.DecodeEngine.step
+    monkeypatch.setattr(decode_engine.DecodeEngine, "step", lambda *given: calls.append(1) or own(*given))
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
     with torch.no_grad():
         true = hf.accelerate(theirs(torch.float64))(x, attention_mask=mask).logits

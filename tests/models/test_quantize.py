@@ -16,7 +16,7 @@ from engine_calls import copied, counted, in_double, layer_by_layer, no_worse_th
 from peer_models import SMALL, ours, relative, tokens
 from xlstm_hip.cli import main
 from xlstm_hip.models import CheckpointError, Stream, generate, load_pretrained, save_pretrained, xLSTMLarge
-from xlstm_hip.quantize import QuantizedLinear, Scheme, packed, quantize, unpacked
+from xlstm_hip.models.quantize import QuantizedLinear, Scheme, packed, quantize, unpacked
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 SCHEMES = [(bits, group, symmetric) for bits in (8, 4) for group in (32, 64, 128) for symmetric in (True, False)]

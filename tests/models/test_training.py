@@ -18,10 +18,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from xlstm_hip import training
-from xlstm_hip.models import checkpoint, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
-from xlstm_hip.quantize import quantize
-from xlstm_hip.training import ByteWindows, learning_rate, read_progress
+from xlstm_hip.models import checkpoint, load_pretrained, save_pretrained, training, xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.models.quantize import quantize
+from xlstm_hip.models.training import ByteWindows, learning_rate, read_progress
 
 TRAIN = Path(__file__).resolve().parents[2] / "scripts" / "train.py"
 TINY = ("--dim", "32", "--heads", "2", "--blocks", "2", "--ffn-factor", "1", "--batch", "4", "--length", "24")

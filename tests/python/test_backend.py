@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from reference import truth
-from xlstm_hip import registry
-from xlstm_hip.backend import MODES, mLSTMBackend, mLSTMBackendConfig
-from xlstm_hip.checks import IO_DTYPES
+from xlstm_hip._core.checks import IO_DTYPES
+from xlstm_hip.mlstm import registry
+from xlstm_hip.mlstm.backend import MODES, mLSTMBackend, mLSTMBackendConfig
 from xlstm_hip.reference import mlstm_chunkwise__native_autograd
 
 STATES = ("c_initial", "n_initial", "m_initial")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from xlstm_hip import attention as our_attention
-from xlstm_hip import cli, select
+from xlstm_hip import cli
 from xlstm_hip.bench import (
     attention,
     contest,
@@ -40,6 +40,7 @@ from xlstm_hip.bench import (
 )
 from xlstm_hip.bench.registry import FLA, FLASH, OFFICIAL, OURS, PLAIN, PROVIDERS, Implementation, Point, Scale
 from xlstm_hip.bench.runner import Settings
+from xlstm_hip.mlstm import select
 
 MEASURED = ("mlstm-backward", "step", "decode", "layers", "write")
 QUICK = ("--quick", "--dtype", "float32", "--threads", "1")

@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 
+from xlstm_hip._core.device import DeviceFacts
 from xlstm_hip.bench import environment as environments
 from xlstm_hip.bench.environment import environment, first_driver_number, gpu_facts
 from xlstm_hip.bench.trial import add_peers
-from xlstm_hip.device import DeviceFacts
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ CASES = {
         from mlstm_kernels.torch import get_available_mlstm_kernels, get_mlstm_kernel
         from mlstm_kernels.torch import get_mlstm_sequence_kernel, get_mlstm_step_kernel
         from mlstm_kernels.torch.backend_module import mLSTMBackend, mLSTMBackendConfig
-        import xlstm_hip.backend, xlstm_hip.registry
-        assert mLSTMBackend is xlstm_hip.backend.mLSTMBackend
-        assert get_mlstm_kernel is xlstm_hip.registry.get_mlstm_kernel
+        import xlstm_hip.mlstm.backend, xlstm_hip.mlstm.registry
+        assert mLSTMBackend is xlstm_hip.mlstm.backend.mLSTMBackend
+        assert get_mlstm_kernel is xlstm_hip.mlstm.registry.get_mlstm_kernel
         assert "chunkwise--fused" in get_available_mlstm_kernels()
         x = torch.randn(1, 2, 40, 8)
         h, states = mLSTMBackend(mLSTMBackendConfig(mode="inference"))(x, x, x, x[..., 0], x[..., 1])
@@ -43,7 +43,7 @@ CASES = {
     """,
     "wrappers": """
         from mlstm_kernels.torch import kernel_wrappers
-        import xlstm_hip.wrappers as ours
+        import xlstm_hip.mlstm.wrappers as ours
         for name in ("pad_zeros", "arbitrary_sequence_length", "arbitrary_sequence_length_with_padding"):
             name = "wrap_chunkwise__" + name
             assert getattr(kernel_wrappers, name) is getattr(ours, name)
@@ -55,7 +55,7 @@ CASES = {
         import mlstm_kernels.torch.chunkwise, mlstm_kernels.torch.parallel
         from mlstm_kernels.torch.chunkwise import registry
         from mlstm_kernels.torch.recurrent import registry_sequence, registry_step
-        import xlstm_hip.registry as ours
+        import xlstm_hip.mlstm.registry as ours
         lengths = []
         def mine(q, k, v, i, f, c_initial=None, n_initial=None, m_initial=None, chunk_size=64, **call):
             lengths.append(q.shape[2])
@@ -181,12 +181,12 @@ CASES = {
     "the triton names are the fused kernels": """
         import torch, logging
         from mlstm_kernels.torch.chunkwise.triton_xl_chunk import mlstm_chunkwise__xl_chunk
-        from xlstm_hip import fused, peers
+        from xlstm_hip.mlstm import kernels, triton_peers
         torch.cuda.is_available = lambda: True
-        assert not peers.peers_usable()
+        assert not triton_peers.peers_usable()
         x = torch.randn(1, 2, 40, 8)
         assert mlstm_chunkwise__xl_chunk(x, x, x, x[..., 0], x[..., 1]).equal(
-            fused.mlstm_chunkwise_fused(x, x, x, x[..., 0], x[..., 1]))
+            kernels.mlstm_chunkwise_fused(x, x, x, x[..., 0], x[..., 1]))
     """,
 }
 

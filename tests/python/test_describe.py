@@ -12,10 +12,11 @@ import types
 import pytest
 import torch
 
-from xlstm_hip import device, registry
+from xlstm_hip._core import device
 from xlstm_hip._version import __version__
+from xlstm_hip.mlstm import registry
 
-module = importlib.import_module("xlstm_hip.describe")  # the package's attribute of that name is the function
+module = importlib.import_module("xlstm_hip.mlstm.describe")  # the package's attribute of that name is the function
 
 
 def lines_of(text: str) -> tuple[dict[str, str], list[str]]:
@@ -90,7 +91,7 @@ def test_gpu_kernels_in_words(
 ) -> None:
     native = None if facts is None else types.SimpleNamespace(build_facts=lambda: facts)
     monkeypatch.setattr(module, "native", lambda: native)
-    monkeypatch.setattr("xlstm_hip.ops.devices_with_kernels", lambda: devices)
+    monkeypatch.setattr("xlstm_hip._core.ops.devices_with_kernels", lambda: devices)
     assert module._gpu_kernels() == expected
 
 

@@ -10,8 +10,8 @@ import types
 import pytest
 import torch
 
-from xlstm_hip import device
-from xlstm_hip.device import device_facts, is_amd_gpu, is_mi300x
+from xlstm_hip._core import device
+from xlstm_hip._core.device import device_facts, is_amd_gpu, is_mi300x
 
 GB = 1 << 30
 

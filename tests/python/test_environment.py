@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import xlstm_hip
-from xlstm_hip import attention, environment, layers, mlstm_interface, mlstm_step_interface, observe, ops
+from xlstm_hip import attention, layers, mlstm_interface, mlstm_step_interface
+from xlstm_hip._core import environment, logging, ops
 from xlstm_hip.cli import main
-from xlstm_hip.describe import native
+from xlstm_hip.mlstm.describe import native
 from xlstm_hip.models import xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.reference import layers as plain_layers
 
@@ -320,7 +321,7 @@ def test_an_unknown_log_is_an_error_at_import() -> None:
 @pytest.mark.skipif(bool({"XLSTM_HIP_LOGS", "XLSTM_HIP_RANGES"} & set(os.environ)), reason="something is asked for")
 def test_nothing_is_in_the_way_where_nothing_is_asked_for() -> None:
     assert ops.OPS.rms_norm is torch.ops.xlstm_hip.rms_norm.default
-    assert not observe.logger.handlers
+    assert not logging.logger.handlers
     assert run_python("import xlstm_hip").stderr == ""
 
 
@@ -329,8 +330,8 @@ def test_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", said.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: said.append("end"))
-    monkeypatch.setattr(observe, "RANGES", True)
-    watched = observe.watched(torch.ops.xlstm_hip)
+    monkeypatch.setattr(logging, "RANGES", True)
+    watched = logging.watched(torch.ops.xlstm_hip)
     x = draw(2, 8)
     torch.testing.assert_close(watched.soft_cap(x, 2.0), layers.soft_cap(x, 2.0))
     assert said == ["xlstm_hip::soft_cap", "end"]
@@ -349,8 +350,8 @@ def test_ranges_without_a_gpu_build() -> None:
 
 def test_every_op_can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is called in the package goes through ops.OPS, by names that the schema has."""
-    monkeypatch.setattr(observe, "RANGES", True)
-    watched = observe.watched(torch.ops.xlstm_hip)
+    monkeypatch.setattr(logging, "RANGES", True)
+    watched = logging.watched(torch.ops.xlstm_hip)
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("xlstm_hip::"):
             op = getattr(watched, name.split("::")[1])

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from reference import max_error, truth
-from xlstm_hip import names, peers, reference, registry
+from xlstm_hip import reference
+from xlstm_hip.mlstm import builtin_kernels, registry, triton_peers
 
 STATES = ("c_initial", "n_initial", "m_initial")
 CHUNKWISE = (
@@ -74,8 +75,8 @@ class StandIn:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     kernels = StandIn()
-    monkeypatch.setattr(peers, "_peer", kernels)
-    monkeypatch.setattr(names, "peers_usable", lambda: True)
+    monkeypatch.setattr(triton_peers, "_peer", kernels)
+    monkeypatch.setattr(builtin_kernels, "peers_usable", lambda: True)
     monkeypatch.setattr(registry, "_registered", {})
     return kernels
 
@@ -147,7 +148,9 @@ def test_sequence_and_step(stand_in: StandIn) -> None:
             call()
 
 
-@pytest.mark.skipif(not peers.peers_usable(), reason="mlstm_kernels' Triton kernels need the package, triton and a GPU")
+@pytest.mark.skipif(
+    not triton_peers.peers_usable(), reason="mlstm_kernels' Triton kernels need the package, triton and a GPU"
+)
 @pytest.mark.parametrize("name", [*CHUNKWISE, "parallel--triton_limit_headdim", "native_sequence__triton"])
 @pytest.mark.parametrize("length", [128, 200])
 def test_the_real_ones(name: str, length: int) -> None:
@@ -167,7 +170,9 @@ def test_the_real_ones(name: str, length: int) -> None:
         assert x["v"].grad is not None and x["v"].grad.isfinite().all()
 
 
-@pytest.mark.skipif(not peers.peers_usable(), reason="mlstm_kernels' Triton kernels need the package, triton and a GPU")
+@pytest.mark.skipif(
+    not triton_peers.peers_usable(), reason="mlstm_kernels' Triton kernels need the package, triton and a GPU"
+)
 def test_the_real_step() -> None:
     x = inputs(1, 64, 64, states=True, device="cuda")
     token = {name: x[name][:, :, 0] for name in "qkv"} | {name: x[name] for name in "if"}

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 import xlstm_hip
-from xlstm_hip import attention, cli, models, names, select
-from xlstm_hip.plans import use_plans
+from xlstm_hip import attention, cli, models
+from xlstm_hip._core.plans import use_plans
+from xlstm_hip.mlstm import builtin_kernels, select
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
@@ -186,7 +187,7 @@ def test_kernel_names() -> None:
     text = text_of("docs/api.md")
     first_cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("|")]
     in_tables = set(re.findall(r"`([\w-]+)`", " ".join(first_cells)))
-    known = {name for _, name in (*names.BUILTIN, *names.ALIASES)}
+    known = {name for _, name in (*builtin_kernels.BUILTIN, *builtin_kernels.ALIASES)}
     assert known <= in_tables
     mentioned = set().union(*(re.findall(r"\b(?:chunkwise|parallel)--\w+", text_of(page)) for page in PAGES))
     assert mentioned <= known
@@ -194,7 +195,7 @@ def test_kernel_names() -> None:
 
 
 def test_kernel_facts() -> None:
-    """Gate and options of each kernel in docs/api.md's table are those of names.py."""
+    """Gate and options of each kernel in docs/api.md's table are those of mlstm/builtin_kernels.py."""
     lines = text_of("docs/api.md").splitlines()
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     table = [row for row in rows if len(row) == 5 and row[1] in ("chunkwise", "parallel", "sequence", "step")]
@@ -203,5 +204,5 @@ def test_kernel_facts() -> None:
         for name_cell, kind, gate, _, options in table
         for name in re.findall(r"`([\w-]+)`", name_cell)
     }
-    own = {key: row.info for key, row in names.BUILTIN.items() if row.stand_in is None}
+    own = {key: row.info for key, row in builtin_kernels.BUILTIN.items() if row.stand_in is None}
     assert documented == {key: (info.gate, set(info.options)) for key, info in own.items()}

@@ -10,8 +10,8 @@ import sys
 import pytest
 import torch
 
-from xlstm_hip import names, peers, registry
-from xlstm_hip.checks import IO_DTYPES
+from xlstm_hip._core.checks import IO_DTYPES
+from xlstm_hip.mlstm import builtin_kernels, registry, triton_peers
 
 PEER_NAMES = {
     ("chunkwise", "chunkwise--native_autograd"),
@@ -82,7 +82,7 @@ def clean_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_are_the_ecosystems_and_ours() -> None:
-    assert set(names.BUILTIN) == PEER_NAMES | OUR_NAMES
+    assert set(builtin_kernels.BUILTIN) == PEER_NAMES | OUR_NAMES
     for available, kinds in (
         (registry.get_available_mlstm_kernels(), ("chunkwise", "parallel")),
         (registry.get_available_mlstm_sequence_kernels(), ("sequence",)),
@@ -154,10 +154,10 @@ def test_kernels_take_their_options_and_no_others(kind: str, name: str) -> None:
         info.function(**arguments(kind), no_such_keyword=1)
 
 
-@pytest.mark.parametrize(("kind", "alias"), names.ALIASES)
+@pytest.mark.parametrize(("kind", "alias"), builtin_kernels.ALIASES)
 def test_old_names(kind: str, alias: str) -> None:
     info = registry.kernel_info(alias, kind)
-    assert info == registry.kernel_info(names.ALIASES[kind, alias], kind)
+    assert info == registry.kernel_info(builtin_kernels.ALIASES[kind, alias], kind)
     assert alias not in registry.kernel_names((kind,))
 
 
@@ -262,7 +262,7 @@ def test_what_a_kernel_cannot_do_is_named() -> None:
 
 
 def test_gates() -> None:
-    for (kind, name), twin in names.SIGMOID_TWINS.items():
+    for (kind, name), twin in builtin_kernels.SIGMOID_TWINS.items():
         info = registry.kernel_info(name, kind)
         assert registry.with_gate(info, "exp") is info
         assert registry.with_gate(info, "sigmoid") == registry.kernel_info(twin, kind)
@@ -275,11 +275,11 @@ def test_gates() -> None:
 def test_triton_names_are_the_fused_kernel_with_one_log_line(
     kind: str, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "_told", set())
+    monkeypatch.setattr(triton_peers, "_told", set())
     info = registry.kernel_info(name, kind)
     fused_kind, fused_name = STAND_INS[kind, name]
     fused = registry.kernel_info(fused_name, fused_kind)
-    if not peers.peers_usable():
+    if not triton_peers.peers_usable():
         assert (info.devices, info.dtypes, info.gradient, info.options) == (
             fused.devices, fused.dtypes, fused.gradient, fused.options,
         )  # fmt: skip
@@ -294,17 +294,17 @@ def test_triton_names_are_the_fused_kernel_with_one_log_line(
 def test_a_triton_name_is_the_fused_kernel_where_its_states_are_beyond_its_offsets(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not peers.beyond_reach(64, 16, 2048, 128, 256, 64)  # ran on an H200
-    assert peers.beyond_reach(64, 8, 2048, 256, 512, 64)  # ended there with an illegal memory access
+    assert not triton_peers.beyond_reach(64, 16, 2048, 128, 256, 64)  # ran on an H200
+    assert triton_peers.beyond_reach(64, 8, 2048, 256, 512, 64)  # ended there with an illegal memory access
     called = []
     given = arguments("chunkwise", length=64)
-    monkeypatch.setattr(peers, "_told", set())
-    monkeypatch.setattr(peers, "_peer", lambda *_: lambda **own: called.append(own) or given["v"])
+    monkeypatch.setattr(triton_peers, "_told", set())
+    monkeypatch.setattr(triton_peers, "_peer", lambda *_: lambda **own: called.append(own) or given["v"])
     name = "chunkwise--triton_limit_chunk"
     with caplog.at_level(logging.INFO, logger="xlstm_hip"):
         registry.kernel_info(name, "chunkwise").function(**given)
         assert len(called) == 1
-        monkeypatch.setattr(peers, "FARTHEST_STATE", 64)
+        monkeypatch.setattr(triton_peers, "FARTHEST_STATE", 64)
         out = registry.kernel_info(name, "chunkwise").function(**given)
     assert len(called) == 1
     torch.testing.assert_close(out, registry.kernel_info("chunkwise--fused", "chunkwise").function(**given))

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from xlstm_hip import registry, select
-from xlstm_hip.backend import mLSTMBackend, mLSTMBackendConfig
-from xlstm_hip.select import get_optimal_kernel_config
+from xlstm_hip.mlstm import registry, select
+from xlstm_hip.mlstm.backend import mLSTMBackend, mLSTMBackendConfig
+from xlstm_hip.mlstm.select import get_optimal_kernel_config
 
 KEYS = ["chunkwise_kernel", "sequence_kernel", "step_kernel"]
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from reference import max_error, truth
-from xlstm_hip import names, registry, wrappers
-from xlstm_hip.checks import IO_DTYPES
+from xlstm_hip._core.checks import IO_DTYPES
+from xlstm_hip.mlstm import builtin_kernels, registry, wrappers
 from xlstm_hip.reference import (
     mlstm_chunkwise__native_autograd,
     mlstm_parallel__native_autograd,
@@ -27,7 +27,7 @@ from xlstm_hip.reference import (
 STATES = ("c_initial", "n_initial", "m_initial")
 NATIVE = (mlstm_recurrent_sequence__native_fw, mlstm_recurrent_step__native)
 NATIVE_SIGING = (mlstm_siging_recurrent_sequence__native_fw, mlstm_siging_recurrent_step__native)
-EXP_LAYERS = [key for key in names.BUILTIN if key[0] in ("chunkwise", "parallel") and "siging" not in key[1]]
+EXP_LAYERS = [key for key in builtin_kernels.BUILTIN if key[0] in ("chunkwise", "parallel") and "siging" not in key[1]]
 EXP_LAYERS = [key for key in EXP_LAYERS if "compiled" not in key[1]]
 LENGTHS = (1, 2, 15, 16, 17, 40)
 

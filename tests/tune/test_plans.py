@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from xlstm_hip import get_optimal_kernel_config, mlstm_interface, mlstm_step_interface, plans
+from xlstm_hip import get_optimal_kernel_config, mlstm_interface, mlstm_step_interface
+from xlstm_hip._core import plans
+from xlstm_hip._core.plans import arch_of, check_plan, plan_for, read_table, trying, use_plans
 from xlstm_hip.attention import (
     flash_attn_func,
     flash_attn_varlen_func,
@@ -21,7 +23,6 @@ from xlstm_hip.attention import (
     flash_mla_with_kvcache,
     get_mla_metadata,
 )
-from xlstm_hip.plans import arch_of, check_plan, plan_for, read_table, trying, use_plans
 
 CLASS = {"dtype": "float32", "batch": 1, "heads": 2, "length": 128, "dqk": 16, "dhv": 32}
 CPU = torch.device("cpu")

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from terminal import command
-from xlstm_hip import cli, plans
+from xlstm_hip import cli
+from xlstm_hip._core import plans
 from xlstm_hip.tune import judge, tuner
 from xlstm_hip.tune import measure as measuring
 from xlstm_hip.tune.measure import Pace

@@ -11,9 +11,9 @@ from .functions import (
 )
 from .kvcache import flash_attn_combine, flash_attn_with_kvcache
 from .mla import FlashMLASchedMeta, flash_mla_with_kvcache, get_mla_metadata
-from .models import register_with_transformers
 from .module import FlashAttention
 from .sdpa import scaled_dot_product_attention
+from .transformers import register_with_transformers
 
 __all__ = [
     "FlashAttention",

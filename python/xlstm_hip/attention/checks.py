@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention_places import lengths_within, offsets_fit
-from ..checks import IO_DTYPES, accumulate_dtype, gradient_needed, has_integers, is_tensor, shape_text
-from ..ops import devices_with_kernels
+from .._core.checks import IO_DTYPES, accumulate_dtype, gradient_needed, has_integers, is_tensor, shape_text
+from .._core.index_tensors import lengths_within, offsets_fit
+from .._core.ops import devices_with_kernels
 
 BLOCK_SIZES = (32, 64, 128, 256)  # as csrc/attention/plan.h has them
 MOST_SPLITS = 256

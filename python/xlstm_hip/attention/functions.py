@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention_places import Pages, Places
-from ..plans import Plan
+from .._core.index_tensors import Pages, Places
+from .._core.plans import Plan
 from . import checks
 from .ops import Options, attend, ops_for
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention_places import Pages, Places
-from ..checks import IO_DTYPES, one_of, shape_text
+from .._core.checks import IO_DTYPES, one_of, shape_text
+from .._core.index_tensors import Pages, Places
 from . import checks
 from .ops import Options, cut_of, ops_for
 

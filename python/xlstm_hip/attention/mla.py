@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention_places import Pages, Places
-from ..checks import shape_text
-from ..describe import native
-from ..device import device_facts
-from ..plans import AS_PLANNED, Plan, check_plan
+from .._core.checks import shape_text
+from .._core.device import device_facts
+from .._core.index_tensors import Pages, Places
+from .._core.plans import AS_PLANNED, Plan, check_plan
+from ..mlstm.describe import native
 from . import checks
 from .ops import Options, ops_for, tabled_plan
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..checks import is_tensor
+from .._core.checks import is_tensor
 from . import checks
 from .functions import flash_attn_func
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import observe, plans
-from ..attention_places import Pages, Places
-from ..checks import accumulate_dtype, gradient_needed
-from ..environment import plain_torch_forced
-from ..ops import OPS, OpFunction, first_order
+from .._core import logging, plans
+from .._core.checks import accumulate_dtype, gradient_needed
+from .._core.environment import plain_torch_forced
+from .._core.index_tensors import Pages, Places
+from .._core.ops import OPS, OpFunction, first_order
 from ..reference import attention_ops as plain
 
 
@@ -40,8 +40,8 @@ def ops_for(q: Tensor) -> Any:
     """Where the ops of a call are: in the library, or in plain torch where that is forced."""
     if not plain_torch_forced():
         return OPS
-    if observe.DISPATCH:
-        observe.chosen("attention", "plain torch, for XLSTM_HIP_BACKEND=reference", {"q": q})
+    if logging.DISPATCH:
+        logging.chosen("attention", "plain torch, for XLSTM_HIP_BACKEND=reference", {"q": q})
     return plain
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import has_rank, is_tensor, shape_text
+from .._core.checks import has_rank, is_tensor, shape_text
 from . import checks
 from .functions import flash_attn_func
 

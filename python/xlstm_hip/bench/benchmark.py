@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from .._core.progress import Tasks
 from ..cli.common import at_least, check_out, device_name, json_file
-from ..progress import Tasks
 from . import memory, metrics, result_files
 from .contest import Advance, Contest, Entry, race
 from .environment import environment

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..peers import stands_in
+from ..mlstm.triton_peers import stands_in
 
 Tensors = dict[str, Tensor]
 Call = Callable[[], Tensors]

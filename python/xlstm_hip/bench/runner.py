@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..progress import Tasks
+from .._core.progress import Tasks
 from . import metrics, models, result_files, selection
 from .contest import LATE, Advance, Contest, Entry, failure, race, words_of
 from .environment import environment

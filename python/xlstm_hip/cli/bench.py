@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..describe import DTYPE_NAMES
+from ..mlstm.describe import DTYPE_NAMES
 from .common import (
     DTYPES,
     add_command,

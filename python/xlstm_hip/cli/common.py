@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..checks import GPU_DTYPES, by_name
-from ..device import default_device, device_facts
+from .._core.checks import GPU_DTYPES, by_name
+from .._core.device import default_device, device_facts
 from ..models import load_pretrained, xLSTMLarge
 from ..models.checkpoint import checkpoint_folder
 from ..models.config_files import read_scheme
-from ..text import TOKENIZER_FILE
+from ..models.tokenizer import TOKENIZER_FILE
 
 DTYPES = by_name(GPU_DTYPES)
 TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
@@ -170,7 +170,7 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
 
 
 def default_device_name() -> str:
-    from ..ops import devices_with_kernels
+    from .._core.ops import devices_with_kernels
 
     device = default_device()
     return str(device) if device.type in devices_with_kernels() else "cpu"

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from .._core.device import DeviceFacts, default_device, device_facts
 from .._version import __version__
-from ..describe import native
-from ..device import DeviceFacts, default_device, device_facts
-from ..interface import mlstm_interface
+from ..mlstm.describe import native
+from ..mlstm.interface import mlstm_interface
 from .common import add_command
 
 PACKAGES = ("safetensors", "transformers", "tokenizers", "xlstm", "mlstm_kernels", "triton", "rich", "matplotlib")
@@ -49,7 +49,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def examine() -> Iterator[Finding]:
-    from .. import ops
+    from .._core import ops
 
     built = native()
     if built is None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from ..generation import Stream, with_bos
+from .._core.progress import Progress
 from ..models import xLSTMLarge
-from ..progress import Progress
-from ..text import Tokenizer, load_tokenizer
+from ..models.generation import Stream, with_bos
+from ..models.tokenizer import Tokenizer, load_tokenizer
 from .common import MODEL_OPTIONS, add_command, add_model_options, load, read_text, refuse_given
 
 EXAMPLES = """examples:

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ..generation import Stream, with_bos
-from ..sampling import Sampling, check_drawn
-from ..text import load_tokenizer
+from ..models.generation import Stream, with_bos
+from ..models.sampling import Sampling, check_drawn
+from ..models.tokenizer import load_tokenizer
 from .common import (
     NOT_NEGATIVE,
     POSITIVE,

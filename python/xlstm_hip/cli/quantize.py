@@ -12,9 +12,9 @@ from typing import Any
 from ..models import load_pretrained, save_pretrained
 from ..models.checkpoint import check_scheme
 from ..models.config_files import JSON_FILE
+from ..models.quantize import BITS, GATES, GROUP_SIZES, SCALE_DTYPES, SINGLE_NAMES, TensorError, quantize
 from ..models.shards import INDEX
-from ..quantize import BITS, GATES, GROUP_SIZES, SCALE_DTYPES, SINGLE_NAMES, TensorError, quantize
-from ..text import load_tokenizer
+from ..models.tokenizer import load_tokenizer
 from .common import (
     TOKENIZER_FILES,
     add_command,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..plans import ENVIRONMENT, Plan
+from .._core.plans import ENVIRONMENT, Plan
 from .common import DTYPES, add_command, at_least, default_device_name
 
 EXAMPLES = f"""examples:
@@ -194,7 +194,7 @@ def _judge(folder: Path | None, problem: Any) -> Any:
     from ..models import load_pretrained
     from ..models.config_files import read_config
     from ..models.shards import find_tensors
-    from ..text import load_tokenizer
+    from ..models.tokenizer import load_tokenizer
     from ..tune.errors import judge_errors, save_errors_for_trials
     from ..tune.judge import JUDGED_OPS, judge_outputs, save_outputs_for_trials
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import layers
-from ..watched import all_watched, known, watched, watches_gradients
 from .config import xLSTMLargeConfig
+from .hooks import all_watched, known, watched, watches_gradients
 from .mlstm_call import LayerState, MLSTMCall
 
 

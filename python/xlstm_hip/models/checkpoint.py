@@ -19,14 +19,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..checks import IO_DTYPES, one_of, positive_int
-from ..device import device_here
-from ..progress import Progress
-from ..quantize import SCALE_DTYPES, STORED, Scheme, quantizable, replaced
-from ..select import get_optimal_kernel_config
+from .._core.checks import IO_DTYPES, one_of, positive_int
+from .._core.device import device_here
+from .._core.progress import Progress
+from ..mlstm.select import get_optimal_kernel_config
 from .config import WEIGHT_MODES, xLSTMLargeConfig
 from .config_files import FIELDS, SpecialTokens, other_config, read_config, read_scheme, write_json, write_yaml
 from .mapping import EMBEDDING, CheckpointError, ParameterMapping, Piece, hf_names, map_shapes
+from .quantize import SCALE_DTYPES, STORED, Scheme, quantizable, replaced
 from .shards import INDEX, SINGLE, Stored, checkpoint_files, find_tensors
 from .staging import Staging
 from .xlstm_large import xLSTMLarge

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..backend import mLSTMBackendConfig
-from ..checks import non_negative, one_of, positive_int
-from ..registry import LAYER_KINDS, kernel_info
+from .._core.checks import non_negative, one_of, positive_int
+from ..mlstm.backend import mLSTMBackendConfig
+from ..mlstm.registry import LAYER_KINDS, kernel_info
 
 WEIGHT_MODES = ("single", "fused")
 

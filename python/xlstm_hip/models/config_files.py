@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..quantize import Scheme
-from ..registry import LAYER_KINDS, kernel_info, with_gate
+from ..mlstm.registry import LAYER_KINDS, kernel_info, with_gate
 from .config import xLSTMLargeConfig
 from .mapping import CheckpointError
+from .quantize import Scheme
 
 JSON_FILE, YAML_FILE = "config.json", "config.yaml"
 QUANTIZATION, METHOD = "quantization_config", "xlstm_hip"  # a field of config.json, and whose method it is

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..backend import DTYPES, mLSTMBackend, mLSTMBackendConfig
-from ..checks import accumulate_dtype, gradient_needed
-from ..interface import mlstm_interface, mlstm_step_interface
-from ..registry import LAYER_KINDS, kernel_info, with_gate
-from ..wrappers import PADDED_FORGET_GATE, PADDED_INPUT_GATE
+from .._core.checks import accumulate_dtype, gradient_needed
+from ..mlstm.backend import DTYPES, mLSTMBackend, mLSTMBackendConfig
+from ..mlstm.interface import mlstm_interface, mlstm_step_interface
+from ..mlstm.registry import LAYER_KINDS, kernel_info, with_gate
+from ..mlstm.wrappers import PADDED_FORGET_GATE, PADDED_INPUT_GATE
 
 LayerState = tuple[Tensor, Tensor, Tensor]  # c (B, NH, DHQK, DHHV), n (B, NH, DHQK), m (B, NH, 1)
 

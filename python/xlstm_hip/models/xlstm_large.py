@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .. import layers
-from ..checks import has_integers, has_rank, has_shape, is_tensor, one_of
-from ..engine import DecodeEngine, Numbers, Then, engine_of, may_step, own_step_kernels
-from ..generation import State, generate
-from ..quantize import Scheme
-from ..select import get_optimal_kernel_config
+from .._core.checks import has_integers, has_rank, has_shape, is_tensor, one_of
+from ..mlstm.select import get_optimal_kernel_config
 from .blocks import RMSNorm, mLSTMBlock
 from .config import xLSTMLargeConfig
 from .config_files import SpecialTokens
+from .decode_engine import DecodeEngine, Numbers, Then, engine_of, may_step, own_step_kernels
+from .generation import State, generate
 from .initial_weights import fill_initial_weights
 from .mlstm_call import LayerState, MLSTMCall
+from .quantize import Scheme
 
 logger = logging.getLogger("xlstm_hip")
 
@@ -108,7 +108,7 @@ class xLSTMLarge(nn.Module):
 
         then    called with the logits before they are returned. On a GPU it is captured with the step, which then reads
                 tokens and mask where they lie in this call, and writes its logits to the same memory in every one
-        In float32 by the decode engine (xlstm_hip.engine) where it can stand for the model, else as forward has them.
+        In float32 by the decode engine (models.decode_engine) where it can stand for the model, else as forward has them.
         """
         has_rank("tokens", tokens, 1, "(B)")
         mask = None if mask is None else self._checked_mask(mask, tokens)

@@ -8,8 +8,8 @@ import signal
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from ..checks import one_of
-from ..plans import Plan
+from .._core.checks import one_of
+from .._core.plans import Plan
 from .measure import FAILED, Measure, Pace, Result, measure
 from .problem import Problem
 

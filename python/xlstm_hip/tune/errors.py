@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..plans import Plan, rounded_up
+from .._core.plans import Plan, rounded_up
 from .judge import SHIPPED
 from .problem import Judged, Problem
 from .runs import write_json

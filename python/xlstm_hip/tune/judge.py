@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._core.plans import AS_PLANNED, FUSED, Plan, trying
 from ..cli.evaluate import distinct
-from ..engine import Then
-from ..generation import LanguageModel, State, Stream
 from ..models import xLSTMLarge
-from ..plans import AS_PLANNED, FUSED, Plan, trying
-from ..sampling import Sampling
-from ..text import Tokenizer
+from ..models.decode_engine import Then
+from ..models.generation import LanguageModel, State, Stream
+from ..models.sampling import Sampling
+from ..models.tokenizer import Tokenizer
 from .runs import write_json
 
 TEXTS, READ, WRITTEN = 4, 512, 128  # tokens of each

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from .._core.plans import Plan
 from ..bench.machine import Machine
-from ..plans import Plan
 from .problem import Judged, Problem, WrongResult
 
 LEAST_GAIN = 1.02  # a plan that gains less is no gain

@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from .. import plans
+from .._core import plans
+from .._core.atomic_files import write_whole
+from .._core.device import device_facts
+from .._core.plans import Plan
 from .._version import __version__
-from ..describe import native
-from ..device import device_facts
-from ..plans import Plan
-from ..whole_files import write_whole
+from ..mlstm.describe import native
 from .measure import Result
 
 META, TRIALS, SUMMARY, BEST = "run_meta.json", "trials.jsonl", "summary.csv", "best.json"

@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ..checks import one_of
-from ..plans import Plan
+from .._core.checks import one_of
+from .._core.plans import Plan
 from .space import Space
 
 BATCH = 8  # candidates at a time: what an engine may measure side by side

@@ -6,8 +6,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
-from ..peers import peers_usable
-from ..plans import CHOICES, Plan
+from .._core.plans import CHOICES, Plan
+from ..mlstm.triton_peers import peers_usable
 from .problem import Problem
 
 SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checks import positive_int
-from ..plans import Plan
+from .._core.checks import positive_int
+from .._core.plans import Plan
 from .engines import Engine
 from .measure import FAILED, FINAL_PACE, OK, SEARCH_PACE, Pace, Result
 from .problem import Problem

@@ -11,8 +11,8 @@ from typing import Any, TextIO
 
 import torch
 
-from ._version import __version__
-from .device import DeviceFacts, default_device, device_facts
+from .._core.device import DeviceFacts, default_device, device_facts
+from .._version import __version__
 from .registry import KernelInfo, all_kernels
 
 COLUMNS = ("kernel", "kind", "gate", "devices", "dtypes", "gradient", "states", "note")
@@ -47,14 +47,14 @@ def _header() -> list[tuple[str, str]]:
 
 
 def _op_library() -> str:
-    built = sorted(Path(__file__).parent.glob("_xlstm_hip_ops*"))
+    built = sorted(Path(__file__).parents[1].glob("_xlstm_hip_ops*"))
     return str(built[0]) if built else "not built"
 
 
 def native() -> Any:
     """The module of build and machine facts; None where it was not built."""
     try:
-        return importlib.import_module(f"{__package__}._native")
+        return importlib.import_module(".._native", __package__)
     except ModuleNotFoundError:
         return None
 
@@ -66,7 +66,7 @@ def _cpu_instruction_set() -> str:
 
 def _gpu_kernels() -> str:
     """Those of the op library, whatever GPU is here; _native, built with it, knows for which chips."""
-    from .ops import devices_with_kernels
+    from .._core.ops import devices_with_kernels
 
     built = native()
     facts = built.build_facts() if built else {"gpu": "", "gpu_archs": (), "gpu_note": ""}

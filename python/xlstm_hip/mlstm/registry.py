@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every mLSTM kernel by name, with what it can do.
 
-names.py puts the built-in ones here when the package is imported. Kernels registered by a user stand beside them and
+builtin_kernels.py puts the built-in ones here when the package is imported. Kernels registered by a user stand beside them and
 may take a built-in's place.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .checks import GATES, one_of
+from .._core.checks import GATES, one_of
 
 KINDS = ("chunkwise", "parallel", "sequence", "step")
 LAYER_KINDS = ("chunkwise", "parallel")  # their names carry the kind: "chunkwise--fused"

@@ -2,7 +2,7 @@
 """The compiled kernels as torch ops: shapes for the compiler, gradients.
 
 The op library lies beside this file, and _ops.py loads it. Its schemas are in csrc/torch/register.cpp; what torch needs
-to know in Python, fakes and autograd, is here; fused.py calls it.
+to know in Python, fakes and autograd, is here; mlstm/kernels.py calls it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import _ops, checks, observe
+from .. import _ops
+from . import checks, logging
 
-OPS = observe.watched(_ops.ops)
+OPS = logging.watched(_ops.ops)
 
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from .checks import has_integers, has_rank, has_shape, is_tensor, positive_int
-from .engine import Then
+from .._core.checks import has_integers, has_rank, has_shape, is_tensor, positive_int
+from .decode_engine import Then
 from .sampling import MOST_ENDS, Drawing, Sampling, check_drawn, row_seeds
 
 SLICE = 4096  # tokens of a prompt that go through the model at a time: bounds what the layers need

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
-from ..reference.gates import log_forget_matrix
+from ...reference.gates import log_forget_matrix
 
 State = tuple[Tensor, Tensor, Tensor]  # c (N, DHQK, DHHV), n (N, DHQK), m (N, 1)
 

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import compiled, fused, ops, peers, reference
-from .checks import GPU_DTYPES, IO_DTYPES
-from .peers import XL_CHUNK_TUNING, peers_usable
+from .. import reference
+from .._core import ops
+from .._core.checks import GPU_DTYPES, IO_DTYPES
+from . import compiled, kernels, triton_peers
 from .registry import KernelInfo, add_builtins
+from .triton_peers import XL_CHUNK_TUNING, peers_usable
 
 COMPILED_DEVICES = ("cpu", "cuda", "mps")
 
@@ -36,7 +38,7 @@ def _fused(kind: str, name: str) -> Builtin:
     gate = "exp"
     if name.endswith("_siging"):
         gate, options = "sigmoid", ("normalize", *options)
-    function = getattr(fused, f"mlstm_{kind}_{name.removeprefix('chunkwise--')}")
+    function = getattr(kernels, f"mlstm_{kind}_{name.removeprefix('chunkwise--')}")
     devices = ops.devices_with_kernels(f"mlstm_{kind}")
     facts = KernelInfo(name, kind, function, devices, IO_DTYPES, "exact", gate, options=options, note="C++, one call")
     return Builtin(replace(facts, gpu_dtypes=GPU_DTYPES if "cuda" in devices else ()))
@@ -90,10 +92,10 @@ _ROWS = (
               "heads_per_band", "workers", "streams", note="torch.compile, bands on threads"),
     _compiled("chunkwise", "chunkwise--ray_compiled_steps", compiled.mlstm_chunkwise__ray_compiled_steps,
               "heads_per_band", "workers", devices=("cpu",), note="torch.compile, bands on Ray actors"),
-    _triton("chunkwise", "chunkwise--triton_limit_chunk", peers.limit_chunk, CHUNKWISE),
-    _triton("chunkwise", "chunkwise--triton_xl_chunk", peers.xl_chunk, CHUNKWISE,
+    _triton("chunkwise", "chunkwise--triton_limit_chunk", triton_peers.limit_chunk, CHUNKWISE),
+    _triton("chunkwise", "chunkwise--triton_xl_chunk", triton_peers.xl_chunk, CHUNKWISE,
             options=XL_CHUNK_TUNING),
-    _triton("chunkwise", "chunkwise--triton_xl_chunk_siging", peers.xl_chunk_siging, CHUNKWISE_SIGING,
+    _triton("chunkwise", "chunkwise--triton_xl_chunk_siging", triton_peers.xl_chunk_siging, CHUNKWISE_SIGING,
             options=("normalize", *XL_CHUNK_TUNING)),
     _native("parallel", "parallel--native_autograd", reference.mlstm_parallel__native_autograd),
     _native("parallel", "parallel--native_custbw", reference.mlstm_parallel__native_custbw),
@@ -103,7 +105,7 @@ _ROWS = (
             "stable_fgate"),
     _native("parallel", "parallel--native_siging_custbw", reference.mlstm_siging_parallel__native_custbw,
             "stable_fgate"),
-    _triton("parallel", "parallel--triton_limit_headdim", peers.limit_headdim, CHUNKWISE,
+    _triton("parallel", "parallel--triton_limit_headdim", triton_peers.limit_headdim, CHUNKWISE,
             states=False),
     SEQUENCE,
     _fused("sequence", "fused_siging"),
@@ -113,14 +115,14 @@ _ROWS = (
             note="plain torch, a loop"),
     _compiled("sequence", "native_sequence__metal", compiled.mlstm_recurrent_sequence__metal, devices=("mps",),
               dtypes=GPU_DTYPES, note="torch.compile, a loop in float32"),
-    _triton("sequence", "native_sequence__triton", peers.sequence, SEQUENCE, gradient="none"),
+    _triton("sequence", "native_sequence__triton", triton_peers.sequence, SEQUENCE, gradient="none"),
     STEP,
     _fused("step", "fused_siging"),
     _native("step", "native", reference.mlstm_recurrent_step__native),
     _native("step", "native_siging", reference.mlstm_siging_recurrent_step__native),
     _compiled("step", "metal", compiled.mlstm_recurrent_step__metal, devices=("mps",), dtypes=GPU_DTYPES,
               note="torch.compile, float32"),
-    _triton("step", "triton", peers.step, STEP, gradient="none"),
+    _triton("step", "triton", triton_peers.step, STEP, gradient="none"),
 )  # fmt: skip
 BUILTIN = {(row.info.kind, row.info.name): row for row in _ROWS}
 

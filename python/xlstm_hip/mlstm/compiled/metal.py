@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import checks
-from ..autocast import in_kernel_dtype
-from ..reference.inputs import wide_states, without_autocast
-from ..reference.recurrent import mlstm_recurrent_step__native
+from ..._core import checks
+from ..._core.autocast import in_kernel_dtype
+from ...reference.inputs import wide_states, without_autocast
+from ...reference.recurrent import mlstm_recurrent_step__native
 from .chunk import State
 from .compiling import CompiledFunction
 

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks, observe, plans
-from .autocast import in_kernel_dtype
-from .environment import plain_torch_forced
-from .layers import soft_cap
-from .ops import OPS, Cut, HiddenFunction, SequenceFunction, StepFunction
-from .reference import mlstm_recurrent_step__native, mlstm_siging_recurrent_step__native
-from .reference.core import Variant, run
-from .reference.packed import one_by_one
+from .._core import checks, logging, plans
+from .._core.autocast import in_kernel_dtype
+from .._core.environment import plain_torch_forced
+from .._core.ops import OPS, Cut, HiddenFunction, SequenceFunction, StepFunction
+from ..layers import soft_cap
+from ..reference import mlstm_recurrent_step__native, mlstm_siging_recurrent_step__native
+from ..reference.core import Variant, run
+from ..reference.packed import one_by_one
 
 DEFAULT_CHUNK_SIZE = 64  # leaves it to the table of plans, where that has an entry
 
@@ -53,8 +53,8 @@ def _cut(op: str, q: Tensor, v: Tensor, chunk_size: int, cu_seqlens: Tensor | No
 def _in_plain_torch(function: str, q: Tensor, k: Tensor, v: Tensor) -> bool:
     if not plain_torch_forced():
         return False
-    if observe.DISPATCH:
-        observe.chosen(function, "plain torch, for XLSTM_HIP_BACKEND=reference", {"q": q, "k": k, "v": v})
+    if logging.DISPATCH:
+        logging.chosen(function, "plain torch, for XLSTM_HIP_BACKEND=reference", {"q": q, "k": k, "v": v})
     return True
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import layer_ops as ops
-from . import observe
-from .checks import gradient_needed, one_of, same_device
-from .environment import plain_torch_forced
-from .ops import OPS, devices_with_kernels
-from .reference import layers as plain
+from .._core import logging
+from .._core.checks import gradient_needed, one_of, same_device
+from .._core.environment import plain_torch_forced
+from .._core.ops import OPS, devices_with_kernels
+from ..reference import layers as plain
+from . import ops
 
 _DEVICES = devices_with_kernels("rms_norm")
 
@@ -25,8 +25,8 @@ _DEVICES = devices_with_kernels("rms_norm")
 def _has_kernel(x: Tensor, layer: str) -> bool:
     device = x.device.type
     has = device in _DEVICES and (device == "cpu" or x.dtype != torch.float64) and not plain_torch_forced()
-    if observe.DISPATCH and not has:
-        observe.chosen(layer, "plain torch", {"x": x})
+    if logging.DISPATCH and not has:
+        logging.chosen(layer, "plain torch", {"x": x})
     return has
 
 

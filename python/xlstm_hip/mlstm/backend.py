@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from .checks import IO_DTYPES, by_name, has_rank, non_negative, one_of, positive_int
+from .._core.checks import IO_DTYPES, by_name, has_rank, non_negative, one_of, positive_int
 from .registry import (
     LAYER_KINDS,
     get_mlstm_kernel,

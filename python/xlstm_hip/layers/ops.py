@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers' ops as torch sees them: shapes for the compiler, and gradients. layers.py calls them."""
+"""The layers' ops as torch sees them: shapes for the compiler, and gradients. functional.py calls them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import accumulate_dtype
-from .ops import OPS, OpFunction, first_order
+from .._core.checks import accumulate_dtype
+from .._core.ops import OPS, OpFunction, first_order
 
 # ---- shapes
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..sampling import Drawing, Sampling
+from ..models.sampling import Drawing, Sampling
 from .registry import DTYPES, OURS, PLAIN, Call, Implementation, Point, Prepare, Scale, Tensors
 
 HOW = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_k=50, top_p=0.95)}

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import checks
-from ..autocast import in_kernel_dtype
-from ..reference.inputs import from_chunks, to_chunks, wide_states, without_autocast
+from ..._core import checks
+from ..._core.autocast import in_kernel_dtype
+from ...reference.inputs import from_chunks, to_chunks, wide_states, without_autocast
 from .chunk import State, chunk_output, chunk_update, next_state
 from .compiling import CompiledFunction
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._version import __version__
+from .._version import __version__
 from .environment import logs_of, ranges_of
 
 logger = logging.getLogger("xlstm_hip")
@@ -38,7 +38,7 @@ if _LOGS:
 
 def say_built() -> None:
     """The line of XLSTM_HIP_LOGS=build, once the package is imported."""
-    from .describe import native
+    from ..mlstm.describe import native
 
     built = native()
     if built is None:
@@ -67,7 +67,7 @@ def _described(tensors: dict[str, Any]) -> str:
 
 
 def _kernel_on(device: torch.device) -> str:
-    from .describe import native
+    from ..mlstm.describe import native
     from .device import device_facts
 
     if device.type == "cpu":

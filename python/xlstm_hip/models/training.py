@@ -21,9 +21,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from .models import save_pretrained, xLSTMLarge
-from .models.checkpoint import save_tensors
-from .models.mapping import listed
+from . import save_pretrained, xLSTMLarge
+from .checkpoint import save_tensors
+from .mapping import listed
 
 BYTE_VALUES = 256
 BOS = 0  # bytes 0, 1 and 2 occur in no text: they are BOS, padding and end, as transformers' defaults have it

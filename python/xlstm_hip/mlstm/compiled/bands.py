@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .. import checks
-from ..autocast import in_kernel_dtype
-from ..reference.inputs import wide_states
+from ..._core import checks
+from ..._core.autocast import in_kernel_dtype
+from ...reference.inputs import wide_states
 from .chunk import State
 
 DEFAULT_CHUNK_SIZE = 32

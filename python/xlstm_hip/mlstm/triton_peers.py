@@ -22,9 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import fused, reference
-from .checks import gradient_needed, no_unknown_keywords
-from .environment import plain_torch_forced
+from .. import reference
+from .._core.checks import gradient_needed, no_unknown_keywords
+from .._core.environment import plain_torch_forced
+from . import kernels
 from .wrappers import wrap_chunkwise__arbitrary_sequence_length, wrap_chunkwise__pad_zeros
 
 logger = logging.getLogger("xlstm_hip")
@@ -265,14 +266,14 @@ def _named(kernel: Callable, name: str) -> Callable:
     return kernel
 
 
-limit_chunk = _chunkwise("chunkwise--triton_limit_chunk", fused.mlstm_chunkwise_fused)
-xl_chunk = _chunkwise("chunkwise--triton_xl_chunk", fused.mlstm_chunkwise_fused, tuning=XL_CHUNK_TUNING)
+limit_chunk = _chunkwise("chunkwise--triton_limit_chunk", kernels.mlstm_chunkwise_fused)
+xl_chunk = _chunkwise("chunkwise--triton_xl_chunk", kernels.mlstm_chunkwise_fused, tuning=XL_CHUNK_TUNING)
 xl_chunk_siging = _chunkwise(
     "chunkwise--triton_xl_chunk_siging",
-    fused.mlstm_chunkwise_fused_siging,
+    kernels.mlstm_chunkwise_fused_siging,
     (*XL_CHUNK_TUNING, "normalize"),
     sigmoid=True,
 )
-limit_headdim = _parallel("parallel--triton_limit_headdim", fused.mlstm_chunkwise_fused)
-sequence = _sequence("native_sequence__triton", fused.mlstm_sequence_fused)
-step = _step("triton", fused.mlstm_step_fused)
+limit_headdim = _parallel("parallel--triton_limit_headdim", kernels.mlstm_chunkwise_fused)
+sequence = _sequence("native_sequence__triton", kernels.mlstm_sequence_fused)
+step = _step("triton", kernels.mlstm_step_fused)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .describe import native
+from ..mlstm.describe import native
 from .device import device_facts
 
 Plan = dict[str, Any]

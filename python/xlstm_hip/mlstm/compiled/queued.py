@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import checks
+from ..._core import checks
 from .bands import DEFAULT_CHUNK_SIZE, Schedule, banded_chunkwise
 from .chunk import State, chunk_step, chunk_step_backward
 from .compiling import CompiledFunction

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import torch
 
-from . import plans
-from .checks import GATES, GPU_HEAD_DIM, one_of, positive_int
-from .device import default_device
+from .._core import plans
+from .._core.checks import GATES, GPU_HEAD_DIM, one_of, positive_int
+from .._core.device import default_device
 from .registry import KernelInfo, kernel_info, with_gate
 
 REGIMES = ("auto", "stock", "amd", "hybrid")

@@ -11,10 +11,10 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from .environment import plain_torch_forced
-from .ops import OPS, devices_with_kernels
-from .reference import sampling as plain
-from .reference.philox import uniform as plain_uniform
+from .._core.environment import plain_torch_forced
+from .._core.ops import OPS, devices_with_kernels
+from ..reference import sampling as plain
+from ..reference.philox import uniform as plain_uniform
 
 MOST_ENDS = 64  # as the op has it
 _DEVICES = devices_with_kernels("draw_tokens_")

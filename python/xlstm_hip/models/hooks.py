@@ -30,9 +30,10 @@ def all_watched() -> bool:
 
 
 # Whose forward is what this package's functions do with the module's weights: by the file that defines it.
-_OURS = ("models.blocks", "models.xlstm_large", "compat.xlstm_large", "hf", "quantize")
+_OURS = ("models.blocks", "models.xlstm_large", "models.quantize", "compat.xlstm_large", "integrations.hf")
 _THEIRS = ("transformers.models.xlstm.modeling_xlstm", "xlstm.xlstm_large.components", "xlstm.xlstm_large.model")
-_KNOWN = {*(f"{__package__}.{file}" for file in _OURS), *_THEIRS, "torch.nn.modules.linear", "torch.nn.modules.sparse"}
+_ROOT = __name__.rsplit(".", 2)[0]
+_KNOWN = {*(f"{_ROOT}.{file}" for file in _OURS), *_THEIRS, "torch.nn.modules.linear", "torch.nn.modules.sparse"}
 
 
 def known(module: nn.Module) -> bool:

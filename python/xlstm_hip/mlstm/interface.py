@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks, observe, registry
-from .reference.packed import one_by_one
+from .._core import checks, logging
+from ..reference.packed import one_by_one
+from . import registry
 from .registry import KernelInfo
 
 States = tuple[Tensor, Tensor, Tensor]
@@ -106,8 +107,8 @@ def mlstm_interface(
     registry.check_kernel_accepts(
         info, checks.is_tensor("q", q), checks.gradient_needed(q, k, v, i, f, c_initial, n_initial, m_initial)
     )
-    if observe.DISPATCH:
-        observe.chosen("mlstm_interface", f"{info.kind} kernel {info.name}", {"q": q, "k": k, "v": v})
+    if logging.DISPATCH:
+        logging.chosen("mlstm_interface", f"{info.kind} kernel {info.name}", {"q": q, "k": k, "v": v})
 
     common: dict[str, Any] = {
         "eps": eps,
@@ -171,6 +172,6 @@ def mlstm_step_interface(
         options["gate_soft_cap"] = gate_soft_cap
     options = _options(info, options)
     registry.check_kernel_accepts(info, checks.is_tensor("q", q), checks.gradient_needed(q, k, v, i, f, c, n, m))
-    if observe.DISPATCH:
-        observe.chosen("mlstm_step_interface", f"step kernel {info.name}", {"q": q, "k": k, "v": v})
+    if logging.DISPATCH:
+        logging.chosen("mlstm_step_interface", f"step kernel {info.name}", {"q": q, "k": k, "v": v})
     return info.function(q, k, v, i, f, c, n, m, eps=eps, **options)

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from . import ops
-from .environment import plain_torch_forced
+from .._core import ops
+from .._core.environment import plain_torch_forced
+from ..mlstm.registry import LAYER_KINDS, kernel_info
+from .hooks import all_watched, known, watched
 from .quantize import STORED, QuantizedLinear
-from .registry import LAYER_KINDS, kernel_info
-from .watched import all_watched, known, watched
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PROJECTIONS = ("q", "k", "v", "ogate_preact", "igate_preact", "fgate_preact")

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .autocast import in_kernel_dtype
-from .checks import accumulate_dtype, check_sequence_inputs, has_rank, positive_int
-from .reference.inputs import wide_states, without_autocast
+from .._core.autocast import in_kernel_dtype
+from .._core.checks import accumulate_dtype, check_sequence_inputs, has_rank, positive_int
+from ..reference.inputs import wide_states, without_autocast
 from .registry import KernelInfo, check_kernel_accepts, info_of, with_gate
 
 logger = logging.getLogger("xlstm_hip")

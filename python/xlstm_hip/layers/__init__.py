@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers around the mLSTM, one function each, with kernels where the device has them."""
+
+from .functional import (
+    add_rms_norm,
+    capped_cross_entropy,
+    head_norm_gate,
+    rms_norm,
+    soft_cap,
+    swiglu,
+    swiglu_fused,
+)
+
+__all__ = [
+    "add_rms_norm",
+    "capped_cross_entropy",
+    "head_norm_gate",
+    "rms_norm",
+    "soft_cap",
+    "swiglu",
+    "swiglu_fused",
+]
