@@ -104,7 +104,7 @@ STEP_WORDS = 4096
 
 def model_step(batch: int, bits: int) -> None:
     """A block of xLSTM-7B with its embedding, and a head of fewer words."""
-    from peer_models import ours
+    from support.peer_models import ours
     from xlstm_hip._core.ops import OPS
     from xlstm_hip.models.quantize import quantize
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.library import opcheck
 
-import layer_cases as cases
-from layer_cases import CASES, Case
+from support import layer_cases as cases
+from support.layer_cases import CASES, Case
 from xlstm_hip import layers
 from xlstm_hip.layers.ops import OPS
 from xlstm_hip.reference import layers as plain

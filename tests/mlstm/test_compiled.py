@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from compiled_kernels import SCHEDULE, SIZES, check, make
-from reference import doubled, outputs_and_gradients, relative_error, truth
+from support.compiled_kernels import SCHEDULE, SIZES, check, make
+from support.reference import doubled, outputs_and_gradients, relative_error, truth
 from xlstm_hip.mlstm.compiled import (
     metal,
     mlstm_chunkwise__native_compiled_autograd,

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from compiled_kernels import SCHEDULE, SIZES, check, make
-from reference import doubled, outputs_and_gradients, truth
+from support.compiled_kernels import SCHEDULE, SIZES, check, make
+from support.reference import doubled, outputs_and_gradients, truth
 from xlstm_hip.mlstm.compiled import (
     bands,
     chunk,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from compiled_kernels import SCHEDULE, SIZES, check, make
+from support.compiled_kernels import SCHEDULE, SIZES, check, make
 from xlstm_hip.mlstm.compiled import (
     bands,
     chunk,

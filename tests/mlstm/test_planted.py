@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import accuracy
-from shapes import BY_NAME
+from support import accuracy
+from support.shapes import BY_NAME
 from xlstm_hip import kernel_info
 from xlstm_hip._core import ops
 

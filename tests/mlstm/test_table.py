@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-import accuracy
-from report import SHORT, Report
-from shapes import CASES, FEW, HALF, STEP_CASES, WITHOUT_NORMALISER, Case
+from support import accuracy
+from support.report import SHORT, Report
+from support.shapes import CASES, FEW, HALF, STEP_CASES, WITHOUT_NORMALISER, Case
 from xlstm_hip.mlstm.registry import KernelInfo, all_kernels, kernel_info
 
 # Kernels of these modules are tried on a few cases: what torch compiles at run time is slow to start and works in

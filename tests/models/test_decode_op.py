@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine_calls import state_after
-from peer_models import ours, tokens
+from support.engine_calls import state_after
+from support.peer_models import ours, tokens
 from xlstm_hip._core import ops
 from xlstm_hip.models import decode_engine
 

@@ -8,7 +8,7 @@ import gc
 import pytest
 import torch
 
-from peer_models import SMALL, official, ours, relative, tokens
+from support.peer_models import SMALL, official, ours, relative, tokens
 from xlstm_hip.models import Sampling, Stream, generate, generation, xLSTMLarge
 from xlstm_hip.models.config_files import SpecialTokens
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine_calls import copied, counted, in_double, layer_by_layer, no_worse_than_layers, state_after, steps
-from peer_models import SMALL, ours, relative, tokens
+from support.engine_calls import copied, counted, in_double, layer_by_layer, no_worse_than_layers, state_after, steps
+from support.peer_models import SMALL, ours, relative, tokens
 from xlstm_hip.cli import main
 from xlstm_hip.models import CheckpointError, Stream, generate, load_pretrained, save_pretrained, xLSTMLarge
 from xlstm_hip.models.quantize import QuantizedLinear, Scheme, packed, quantize, unpacked

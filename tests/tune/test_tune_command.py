@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from terminal import command
+from support.terminal import command
 from xlstm_hip import cli
 from xlstm_hip._core import plans
 from xlstm_hip.tune import judge, tuner

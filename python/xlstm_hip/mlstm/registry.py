@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every mLSTM kernel by name, with what it can do.
 
-builtin_kernels.py puts the built-in ones here when the package is imported. Kernels registered by a user stand beside them and
-may take a built-in's place.
+builtin_kernels.py registers the built-in ones when the package is imported. A user's own kernels join them, and may
+replace one.
 """
 
 from __future__ import annotations

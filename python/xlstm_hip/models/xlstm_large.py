@@ -108,7 +108,7 @@ class xLSTMLarge(nn.Module):
 
         then    called with the logits before they are returned. On a GPU it is captured with the step, which then reads
                 tokens and mask where they lie in this call, and writes its logits to the same memory in every one
-        In float32 by the decode engine (models.decode_engine) where it can stand for the model, else as forward has them.
+        In float32 by the decode engine (models.decode_engine) where that can run the model, else as forward has them.
         """
         has_rank("tokens", tokens, 1, "(B)")
         mask = None if mask is None else self._checked_mask(mask, tokens)

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import gpu_runner
-import gpu_table
-from gpu_checks import CHECKS, OWN
-from poison import poisoned
-from shapes import CASES, GATES, GPU_CASES, GPU_STEP_CASES, STEP_CASES, Case
+from support import gpu_runner, gpu_table
+from support.gpu_checks import CHECKS, OWN
+from support.poison import poisoned
+from support.shapes import CASES, GATES, GPU_CASES, GPU_STEP_CASES, STEP_CASES, Case
 from xlstm_hip import _native
 
 SCRIPT = Path(__file__).resolve().parents[1] / "mlstm" / "test_gpu.py"

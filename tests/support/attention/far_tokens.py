@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from unittest import SkipTest
 
 import torch
-import truth
-from problem import FLOOR, plain
 from torch import Tensor
 
+from support.attention import truth
+from support.attention.problem import FLOOR, plain
 from xlstm_hip import attention as ours
 
 LOOKED_AT = (0, -1)  # heads that are compared

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-import accuracy
-from accuracy import Measured, Quantities
-from poison import poisoned
-from report import SHORT
-from shapes import CASES, GPU_CASES, GPU_STEP_CASES, STEP_CASES, WITHOUT_NORMALISER, Case
+from support import accuracy
+from support.accuracy import Measured, Quantities
+from support.poison import poisoned
+from support.report import SHORT
+from support.shapes import CASES, GPU_CASES, GPU_STEP_CASES, STEP_CASES, WITHOUT_NORMALISER, Case
 from xlstm_hip import KernelInfo, kernel_info
 from xlstm_hip._core.checks import GPU_DTYPES
 

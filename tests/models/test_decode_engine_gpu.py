@@ -8,12 +8,12 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor
-
-from engine_calls import copied, counted, layer_by_layer, state_after, steps
-from peer_models import ours, relative, tokens
 from test_quantize import widened
 from test_sampling import SAMPLINGS, call_of, draw, logits_of
+from torch import Tensor
+
+from support.engine_calls import copied, counted, layer_by_layer, state_after, steps
+from support.peer_models import ours, relative, tokens
 from xlstm_hip.models import Sampling, decode_engine, generate, xLSTMLarge
 from xlstm_hip.models.config_files import SpecialTokens
 from xlstm_hip.models.quantize import quantize

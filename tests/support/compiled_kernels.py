@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference import doubled, outputs_and_gradients, relative_error, truth
+from support.reference import doubled, outputs_and_gradients, relative_error, truth
 from xlstm_hip.reference import mlstm_chunkwise__native_autograd
 
 SIZES = (2, 3, 37, 5, 6)  # B, NH, S, DHQK, DHHV: a last chunk of 5, and a last band of one head

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import truth
-from pairs import pairwise
-from problem import EPS, FLOOR, generator
 from torch import Tensor
 
+from support.attention import truth
+from support.attention.pairs import pairwise
+from support.attention.problem import EPS, FLOOR, generator
 from xlstm_hip import attention as ours
 from xlstm_hip.reference import attention as plain
 

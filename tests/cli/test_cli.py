@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import xlstm_hip_command
-from peer_models import scramble
-from terminal import command
+from support.peer_models import scramble
+from support.terminal import command
 from xlstm_hip import __version__, cli
 from xlstm_hip._core.device import DeviceFacts
 from xlstm_hip.cli import doctor

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from reference import truth
+from support.reference import truth
 from xlstm_hip._core.checks import IO_DTYPES
 from xlstm_hip.mlstm import registry
 from xlstm_hip.mlstm.backend import MODES, mLSTMBackend, mLSTMBackendConfig

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from reference import truth
+from support.reference import truth
 from xlstm_hip.bench import memory, timing
 from xlstm_hip.bench import mlstm as problem
 from xlstm_hip.bench.benchmark import Session

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import truth
 from torch import Tensor
 
+from support.attention import truth
 from xlstm_hip import attention as ours
 from xlstm_hip.reference import attention as plain
 

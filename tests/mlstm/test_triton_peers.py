@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from reference import max_error, truth
+from support.reference import max_error, truth
 from xlstm_hip import reference
 from xlstm_hip.mlstm import builtin_kernels, registry, triton_peers
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from peer_models import relative, theirs, tokens
+from support.peer_models import relative, theirs, tokens
 
 transformers = pytest.importorskip("transformers")
 from transformers.models.xlstm import modeling_xlstm  # noqa: E402

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from accuracy import Measured
+from support.accuracy import Measured
 
-ROOT = Path(__file__).resolve().parents[1] / "test_outputs"
+ROOT = Path(__file__).resolve().parents[2] / "test_outputs"
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 
 
@@ -92,7 +92,7 @@ class Report:
             "",
             "error/tolerance: the worst. The tolerance is twice plain torch's own error in that dtype.",
             "1-run: how many quantities, of how many, are above twice one single run of plain torch.",
-            "Plain kernels have such too: it is what rounding alone does (tests/accuracy.py).",
+            "Plain kernels have such too: it is what rounding alone does (tests/support/accuracy.py).",
         ]
         (self.folder / "summary.md").write_text("\n".join(lines) + "\n")
         return lines

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine_calls import copied, counted, in_double, layer_by_layer, no_worse_than_layers, state_after, steps
-from peer_models import ours, relative, tokens
+from support.engine_calls import copied, counted, in_double, layer_by_layer, no_worse_than_layers, state_after, steps
+from support.peer_models import ours, relative, tokens
 from xlstm_hip.models import Stream, decode_engine, generate, xLSTMLarge
 from xlstm_hip.models.config_files import SpecialTokens
 

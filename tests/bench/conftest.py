@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets the tests here import tests/reference.py, and the files of benchmarks/, which is no package."""
+"""Lets the tests import the files of benchmarks/, which is no package."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-
-sys.path.insert(0, str(ROOT / "tests"))
 
 
 @pytest.fixture

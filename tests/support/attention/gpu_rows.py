@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from pairs import ON_A_GPU, RAGGED, pairwise
-from problem import Case, check, our_results, variant
 
-from poison import poisoned
+from support.attention.pairs import ON_A_GPU, RAGGED, pairwise
+from support.attention.problem import Case, check, our_results, variant
+from support.poison import poisoned
 from xlstm_hip import _native
 
 HALF = (torch.bfloat16, torch.float16)

@@ -17,13 +17,13 @@ from unittest import SkipTest
 import torch
 from torch import Tensor
 
-import accuracy
-from accuracy import Quantities
-from gpu_table import SEQUENCE_KERNELS, STEP_KERNELS, same_bits
-from op_calls import arguments, registered_ops
-from poison import poisoned
-from reference import relative_error, truth
-from shapes import Case
+from support import accuracy
+from support.accuracy import Quantities
+from support.gpu_table import SEQUENCE_KERNELS, STEP_KERNELS, same_bits
+from support.op_calls import arguments, registered_ops
+from support.poison import poisoned
+from support.reference import relative_error, truth
+from support.shapes import Case
 from xlstm_hip import kernel_info, mlstm_interface, mlstm_step_interface
 from xlstm_hip.layers import soft_cap
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from peer_models import relative, tokens
+from support.peer_models import relative, tokens
 from xlstm_hip.models import decode_engine, xLSTMLarge
 
 

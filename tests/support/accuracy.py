@@ -32,8 +32,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reference import TINY, max_error, outputs_and_gradients, relative_error, truth
-from shapes import HALF, Case, make
+from support.reference import TINY, max_error, outputs_and_gradients, relative_error, truth
+from support.shapes import HALF, Case, make
 from xlstm_hip import KernelInfo, mlstm_interface, mlstm_step_interface
 
 PLAIN = {"exp": "chunkwise--native_autograd", "sigmoid": "chunkwise--native_siging_autograd"}

@@ -21,11 +21,11 @@ from unittest import SkipTest
 
 import torch
 
-import gpu_table
-from gpu_checks import CHECKS, Check
-from gpu_table import Row
-from report import SHORT
-from report import Row as Reported
+from support import gpu_table
+from support.gpu_checks import CHECKS, Check
+from support.gpu_table import Row
+from support.report import SHORT
+from support.report import Row as Reported
 
 QUANTITIES = ("h", "c", "n", "m", "dq", "dk", "dv", "di", "df", "dc_initial", "dn_initial", "dm_initial")
 SIGN_OF_LIFE = 30  # seconds

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from reference import max_error, truth
+from support.reference import max_error, truth
 from xlstm_hip._core.checks import IO_DTYPES
 from xlstm_hip.mlstm import builtin_kernels, registry, wrappers
 from xlstm_hip.reference import (
