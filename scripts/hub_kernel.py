@@ -25,6 +25,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,6 +86,7 @@ INIT = """
 from . import attention, layers  # noqa: E402
 
 __all__ += ["attention", "layers"]
+PUBLIC_MODULES = dict.fromkeys(["attention", "layers", "mlstm", "reference"])
 """
 
 # What older versions of `kernels` import: the folder below the variant, by the name that the variant's files have.
@@ -129,10 +131,18 @@ def variant(text: str) -> Variant:
 # ---- the Python part
 
 
+def run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node below this one, without the blocks that only type checkers read."""
+    for child in ast.iter_child_nodes(tree):
+        if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield child
+            yield from run_nodes(child)
+
+
 def imported(path: Path) -> set[Path]:
     """The package's modules that a module imports, at any place in it."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in run_nodes(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level:
             folder = path.parents[node.level - 1]
             base = folder / (node.module or "").replace(".", "/")

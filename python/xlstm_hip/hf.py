@@ -4,3 +4,7 @@
 from .integrations.hf import accelerate, restore
 
 __all__ = ["accelerate", "restore"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,3 +4,7 @@
 from ._core.plans import use_plans
 
 __all__ = ["use_plans"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,3 +4,7 @@
 from .models.quantize import QuantizedLinear, quantize
 
 __all__ = ["QuantizedLinear", "quantize"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -20,8 +20,9 @@ from xlstm_hip.bench import mlstm_contenders as contenders
 from xlstm_hip.bench import trial
 from xlstm_hip.bench.benchmark import Session
 from xlstm_hip.bench.machine import Machine
-from xlstm_hip.bench.registry import Implementation
+from xlstm_hip.bench.registry import Implementation, work_of
 from xlstm_hip.bench.timing import QUICK
+from xlstm_hip.bench.triton_compiler import compiling
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "mlstm_gpu.py"
 Load = Callable[[str], Any]
@@ -152,7 +153,7 @@ def test_what_is_tried_is_what_is_looked_up(load: Load, monkeypatch: pytest.Monk
     for cell in module.cells_of(quick=False):
         operator = module.OPERATOR_OF[cell.work]
         for x in (x for x in operator.implementations if x.triton):
-            wanted.setdefault(x.name, set()).add(trial.work_of(operator, cell))
+            wanted.setdefault(x.name, set()).add(work_of(operator, cell))
     assert {name: set(works) for name, works in asked.items()} == wanted
     assert {len(works) for works in wanted.values()} == {1, 4}
 
@@ -175,7 +176,7 @@ def test_llvm_is_off_for_one_kernel_alone(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
     seen = {}
     for contender in contenders.GPU_SEQUENCES:
-        with trial.compiling(contender):
+        with compiling(contender):
             seen[contender.name] = os.environ.get("DISABLE_LLVM_OPT")
     assert seen["xl_chunk 128"] == "1" and seen["limit_chunk 64"] is seen["FLA simple_gla"] is None
     assert os.environ["DISABLE_LLVM_OPT"] == "1"

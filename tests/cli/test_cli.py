@@ -23,8 +23,8 @@ from support.terminal import command
 from xlstm_hip import __version__, cli
 from xlstm_hip._core.device import DeviceFacts
 from xlstm_hip.cli import doctor
-from xlstm_hip.cli.evaluate import distinct
 from xlstm_hip.models import SpecialTokens, generate, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.models.evaluation import distinct
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 MI300X = DeviceFacts("AMD Instinct MI300X", "amd", "gfx942", 304, 65536, 64, 192 << 30)

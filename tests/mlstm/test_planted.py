@@ -12,7 +12,7 @@ from torch import Tensor
 from support import accuracy
 from support.shapes import BY_NAME
 from xlstm_hip import kernel_info
-from xlstm_hip._core import ops
+from xlstm_hip.mlstm import ops
 
 NAMES = ("q", "k", "v", "i", "f", "c_initial", "n_initial", "m_initial")
 Gradients = dict[str, Tensor]

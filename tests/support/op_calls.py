@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import xlstm_hip._core.ops  # noqa: F401  loads the op library
+import xlstm_hip.mlstm.ops  # noqa: F401  loads the op library
 
 FLAGS: dict[str, Any] = {"normalize": True, "eps": 1e-6}
 

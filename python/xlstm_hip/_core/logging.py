@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from .._version import __version__
+from .device import device_facts
 from .environment import logs_of, ranges_of
+from .native import native
+from .plan_text import plan_lines, plan_of_call
 
 logger = logging.getLogger("xlstm_hip")
 _LOGS = logs_of(os.environ.get("XLSTM_HIP_LOGS", ""))
@@ -38,8 +41,6 @@ if _LOGS:
 
 def say_built() -> None:
     """The line of XLSTM_HIP_LOGS=build, once the package is imported."""
-    from ..mlstm.describe import native
-
     built = native()
     if built is None:
         logger.info("build: %s, without the module _native", __version__)
@@ -67,9 +68,6 @@ def _described(tensors: dict[str, Any]) -> str:
 
 
 def _kernel_on(device: torch.device) -> str:
-    from ..mlstm.describe import native
-    from .device import device_facts
-
     if device.type == "cpu":
         built = native()
         return f"C++, {built.cpu_isa()}" if built else "C++"
@@ -102,8 +100,6 @@ class _Watched:
 
 
 def _say_plan(name: str, given: dict[str, Any]) -> None:
-    from .plan_text import plan_lines, plan_of_call
-
     plan = plan_of_call(name, given)
     for line in plan_lines(plan) if plan else ():
         logger.info("plan: %s: %s", name, line)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..mlstm.describe import native
 from .device import device_facts
+from .native import native
 
 Plan = dict[str, Any]
 Gpu = tuple[str, int, int]  # arch, compute units, bytes of LDS

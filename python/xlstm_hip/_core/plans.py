@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from .device import device_facts
+from .native import native
 
 FORMAT = 1
 SHIPPED = Path(__file__).with_name("plans.json")
@@ -78,8 +79,6 @@ def arch_of(device_type: str, index: int | None = None) -> str:
     A GPU's arch and its compute units; on a CPU the instruction set of the kernels and torch's threads.
     """
     if device_type == "cpu":
-        from ..mlstm.describe import native  # which imports what imports this
-
         return f"{native().cpu_isa()}/{torch.get_num_threads()}"
     facts = device_facts(torch.device(device_type, torch.cuda.current_device() if index is None else index))
     arch = "sm_90a" if facts.arch == "sm_90" else facts.arch  # what the library's code for that chip is compiled for

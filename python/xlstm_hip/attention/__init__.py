@@ -31,3 +31,7 @@ __all__ = [
     "register_with_transformers",
     "scaled_dot_product_attention",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -18,8 +18,8 @@ from torch import Tensor
 from .._core.checks import shape_text
 from .._core.device import device_facts
 from .._core.index_tensors import Pages, Places
+from .._core.native import native
 from .._core.plans import AS_PLANNED, Plan, check_plan
-from ..mlstm.describe import native
 from . import checks
 from .ops import Options, ops_for, tabled_plan
 

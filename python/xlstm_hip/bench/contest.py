@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from .machine import Machine, lost
-from .registry import OURS, Call, Implementation, Operator, Tensors
+from .registry import OURS, Call, Implementation, Operator, Tensors, work_of
 from .timing import Clock, Pace, Samples, interleaved, paired_ratio
-from .trial import compiling, work_of
+from .triton_compiler import compiling
 
 Advance = Callable[[float], None]
 Entry = dict[str, Any]

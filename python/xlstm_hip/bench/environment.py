@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from .._core.device import device_facts
+from .._core.native import native
 from .._core.ops import devices_with_kernels
 from .._version import __version__
-from ..mlstm.describe import native
 from ..mlstm.triton_peers import stands_in
 
 PACKAGES = (

@@ -24,7 +24,8 @@ from .memory import MemoryUnknown, growth_of
 from .operators import OPERATORS
 from .registry import OURS, PLAIN, PROVIDERS, Call, Implementation, Operator, Point, Scale
 from .timing import COLD_SAMPLES, QUICK, Pace
-from .trial import before_triton, lost_in_trials
+from .trial import lost_in_trials
+from .triton_compiler import before_triton
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 31
 LEAST_ROUNDS_OF_MODELS = 3  # a call of theirs lasts for many an operator's

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from .._core.device import DeviceFacts, default_device, device_facts
+from .._core.native import native
 from .._version import __version__
-from ..mlstm.describe import native
 from ..mlstm.interface import mlstm_interface
 from .common import add_command
 

@@ -6,16 +6,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from .._core.progress import Progress
-from ..models import xLSTMLarge
-from ..models.generation import Stream, with_bos
-from ..models.tokenizer import Tokenizer, load_tokenizer
+from ..models.evaluation import distinct, log_probabilities
+from ..models.tokenizer import load_tokenizer
 from .common import MODEL_OPTIONS, add_command, add_model_options, load, read_text, refuse_given
 
 EXAMPLES = """examples:
@@ -34,25 +29,6 @@ def add(commands: Any) -> None:
     command.add_argument("--lines", action="store_true", help="each line is a text of its own")
     command.add_argument("--json", action="store_true", help="print JSON")
     add_model_options(command)
-
-
-def distinct(texts: Iterable[str], n: int) -> float:
-    """NaN where no text has n words."""
-    grams = [tuple(words[k : k + n]) for words in map(str.split, texts) for k in range(len(words) - n + 1)]
-    return len(set(grams)) / len(grams) if grams else math.nan
-
-
-def log_probabilities(model: xLSTMLarge, tokenizer: Tokenizer, texts: list[str]) -> tuple[float, int]:
-    """Their sum, and over how many tokens. Without a BOS token a text's first token has none."""
-    total, count = 0.0, 0
-    with Progress("scoring", len(texts), "texts") as bar:
-        for text in texts:
-            tokens = with_bos([tokenizer.encode(text)], model.special_tokens.bos)
-            scores = Stream(model).score(torch.tensor(tokens, device=model.embedding.weight.device))[0, 1:]
-            total += float(scores.double().sum())
-            count += len(scores)
-            bar.advance()
-    return total, count
 
 
 def run(given: argparse.Namespace) -> int:

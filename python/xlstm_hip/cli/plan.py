@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .._core.native import native
 from .._core.plan_text import (
     MLA_DIMS,
     AttentionCall,
@@ -21,7 +22,6 @@ from .._core.plan_text import (
     mla_gpu,
     plan_lines,
 )
-from ..mlstm.describe import native
 from .common import add_command, at_least, refuse_given
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -12,6 +12,7 @@ from typing import Any
 from ..models import load_pretrained, save_pretrained
 from ..models.checkpoint import check_scheme
 from ..models.config_files import JSON_FILE
+from ..models.evaluation import log_probabilities
 from ..models.quantize import BITS, GATES, GROUP_SIZES, SCALE_DTYPES, SINGLE_NAMES, TensorError, quantize
 from ..models.shards import INDEX
 from ..models.tokenizer import load_tokenizer
@@ -26,7 +27,6 @@ from .common import (
     read_text,
     shard_bytes,
 )
-from .evaluate import log_probabilities
 
 EXAMPLES = """examples:
   xlstm-hip quantize models/xlstm-7b models/xlstm-7b-int4 --bits 4

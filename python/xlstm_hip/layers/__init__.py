@@ -20,3 +20,7 @@ __all__ = [
     "swiglu",
     "swiglu_fused",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

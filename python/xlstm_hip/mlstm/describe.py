@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
 
+from .._core import ops
 from .._core.device import DeviceFacts, default_device, device_facts
+from .._core.native import native
 from .._version import __version__
 from .registry import KernelInfo, all_kernels
 
@@ -51,14 +52,6 @@ def _op_library() -> str:
     return str(built[0]) if built else "not built"
 
 
-def native() -> Any:
-    """The module of build and machine facts; None where it was not built."""
-    try:
-        return importlib.import_module(".._native", __package__)
-    except ModuleNotFoundError:
-        return None
-
-
 def _cpu_instruction_set() -> str:
     built = native()
     return built.cpu_isa() if built else "not built"
@@ -66,11 +59,9 @@ def _cpu_instruction_set() -> str:
 
 def _gpu_kernels() -> str:
     """Those of the op library, whatever GPU is here; _native, built with it, knows for which chips."""
-    from .._core.ops import devices_with_kernels
-
     built = native()
     facts = built.build_facts() if built else {"gpu": "", "gpu_archs": (), "gpu_note": ""}
-    if "cuda" in devices_with_kernels():
+    if "cuda" in ops.devices_with_kernels():
         return f"{facts['gpu'] if facts['gpu_archs'] else 'built'} {' '.join(facts['gpu_archs'])}".rstrip()
     return "none" + (f": {facts['gpu_note']}" if facts["gpu_note"] else "")
 

@@ -19,11 +19,12 @@ from torch import Tensor
 from .._core import checks, logging, plans
 from .._core.autocast import in_kernel_dtype
 from .._core.environment import plain_torch_forced
-from .._core.ops import OPS, Cut, HiddenFunction, SequenceFunction, StepFunction
+from .._core.ops import OPS
 from ..layers import soft_cap
 from ..reference import mlstm_recurrent_step__native, mlstm_siging_recurrent_step__native
 from ..reference.core import Variant, run
 from ..reference.packed import one_by_one
+from .ops import Cut, HiddenFunction, SequenceFunction, StepFunction
 
 DEFAULT_CHUNK_SIZE = 64  # leaves it to the table of plans, where that has an entry
 

@@ -9,7 +9,7 @@ decode engine reads such weights as they are; for more than a token they are wid
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from .._core.checks import one_of
 from .._core.progress import Progress
 
-if TYPE_CHECKING:
-    from .xlstm_large import xLSTMLarge
+Model = TypeVar("Model", bound=nn.Module)  # xLSTMLarge, which imports this module
 
 BITS, GROUP_SIZES = (8, 4), (32, 64, 128)
 SCALE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -232,7 +231,7 @@ def replaced(model: nn.Module, name: str, layer: nn.Linear, scheme: Scheme) -> Q
 
 
 def quantize(
-    model: xLSTMLarge,
+    model: Model,
     bits: int = 8,
     group_size: int = 64,
     *,
@@ -240,8 +239,8 @@ def quantize(
     scale_dtype: str = "float16",
     skip: tuple[str, ...] = GATES,
     progress: bool = True,
-) -> tuple[xLSTMLarge, list[TensorError]]:
-    """Quantises the linear layers of a model in place, one at a time; returns it, and what that did to each weight.
+) -> tuple[Model, list[TensorError]]:
+    """Quantises the linear layers of an xLSTMLarge in place, one at a time. Returns the model and each weight's error.
 
     bits, group_size    8 or 4 bits a weight; 32, 64 or 128 weights of a row that share a scale
     symmetric           no offsets; default: with 8 bits none, with 4 bits some

@@ -20,6 +20,11 @@ MOST_ENDS = 64  # as the op has it
 _DEVICES = devices_with_kernels("draw_tokens_")
 
 
+@torch.library.register_fake("xlstm_hip::draw_tokens_")
+def _(tokens, logits, seeds, numbers, seen, going, ends, weights, pad, temperature, top_k, top_p, penalty):
+    return None
+
+
 @dataclass(frozen=True)
 class Sampling:
     """temperature 0 takes the likeliest token. top_k 0 and top_p 1 leave none out, repetition_penalty 1 changes none.

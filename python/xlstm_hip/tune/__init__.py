@@ -28,3 +28,7 @@ __all__ = [
     "save_outputs_for_trials",
     "space_of",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

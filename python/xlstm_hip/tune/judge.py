@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from .._core.plans import AS_PLANNED, FUSED, Plan, trying
-from ..cli.evaluate import distinct
 from ..models import xLSTMLarge
 from ..models.decode_engine import Then
+from ..models.evaluation import distinct
 from ..models.generation import LanguageModel, State, Stream
 from ..models.sampling import Sampling
 from ..models.tokenizer import Tokenizer

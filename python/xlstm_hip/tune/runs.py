@@ -23,9 +23,9 @@ import torch
 from .._core import plans
 from .._core.atomic_files import write_whole
 from .._core.device import device_facts
+from .._core.native import native
 from .._core.plans import Plan
 from .._version import __version__
-from ..mlstm.describe import native
 from .measure import Result
 
 META, TRIALS, SUMMARY, BEST = "run_meta.json", "trials.jsonl", "summary.csv", "best.json"
