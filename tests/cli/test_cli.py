@@ -61,7 +61,7 @@ def test_generate(checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypa
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello")))
     code, again, err = run(capsys, "generate", checkpoint, "--echo", "--stats", *options)
     assert again == "Hello" + out
-    assert "6 tokens read in" in err and "30 written in" in err
+    assert "prefill: 6 tokens in" in err and "decode: 30 tokens in" in err
 
 
 def test_characters_of_several_bytes_come_whole(capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +112,7 @@ def test_special_tokens_that_a_scheme_cannot_keep_are_said(tmp_path: Path, capsy
     save_pretrained(model, tmp_path / "own")
     assert "special" not in run(capsys, "convert", tmp_path / "own", tmp_path / "hf")[2]
     code, _, err = run(capsys, "convert", tmp_path / "own", tmp_path / "large", "--scheme", "xlstm_large")
-    assert code == 0 and "note: config.yaml has no place for special tokens: SpecialTokens(bos=5" in err
+    assert code == 0 and "note: config.yaml cannot store special tokens: SpecialTokens(bos=5" in err
 
 
 def test_eval(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,16 +167,16 @@ def test_doctor_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "PROBLEM: 2 HIP runtimes in one process: /opt/rocm-6.4" in levels(doctor.runtime_findings(maps))
     assert levels(doctor.runtime_findings(maps.splitlines()[2])).startswith("ok: HIP runtime: /venv")
     assert "join the groups" in levels(doctor.torch_findings("HIP", None, kfd))
-    assert "an AMD GPU, and this torch is not for it" in levels(doctor.torch_findings("", None, kfd))
+    assert "an AMD GPU, but this torch was not built for it" in levels(doctor.torch_findings("", None, kfd))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "unset CUDA_VISIBLE_DEVICES" in levels(doctor.torch_findings("CUDA", None, {"/dev/nvidia0"}.__contains__))
-    assert "no GPU here" in levels(doctor.torch_findings("", None, lambda path: False))
+    assert "no GPU: " in levels(doctor.torch_findings("", None, lambda path: False))
     assert "PYTORCH_ROCM_ARCH=gfx942" in levels(doctor.kernel_findings(MI300X, "HIP", ["gfx90a"], "", "HIP"))
     assert "PROBLEM" not in levels(doctor.kernel_findings(MI300X, "HIP", ["gfx942"], "", "HIP"))
-    assert "built for CUDA and torch is for HIP" in levels(doctor.kernel_findings(MI300X, "CUDA", ["90a"], "", "HIP"))
+    assert "built for CUDA, torch for HIP" in levels(doctor.kernel_findings(MI300X, "CUDA", ["90a"], "", "HIP"))
     assert "XLSTM_HIP_GPU=HIP" in levels(doctor.kernel_findings(MI300X, "", [], "no hipcc", "HIP"))
     assert doctor.same_arch("sm_90", "90a") and not doctor.same_arch("sm_80", "90")
-    assert "passes for another" in levels(doctor.environment_findings({"HSA_OVERRIDE_GFX_VERSION": "11.0.0"}))
+    assert "reports another arch" in levels(doctor.environment_findings({"HSA_OVERRIDE_GFX_VERSION": "11.0.0"}))
     assert "plain torch" in levels(doctor.environment_findings({"XLSTM_HIP_BACKEND": "reference"}))
 
 
@@ -205,10 +205,10 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         (("generate", "x", "--max-tokens", "-1"), 2, "expected a whole number >= 0, got '-1'"),
         (("generate", "x", "--file", "nothing.txt"), 1, "No such file or directory: 'nothing.txt'"),
         (("eval", "nothing.txt"), 1, "No such file or directory: 'nothing.txt'"),
-        (("eval", "x.txt", "--device", "cpu"), 2, "--device: expected --model beside it, got 'cpu'"),
-        (("eval", "x.txt", "--dtype", "float16"), 2, "--dtype: expected --model beside it, got 'float16'"),
-        (("eval", "x.txt", "--weights", "fused"), 2, "--weights: expected --model beside it, got 'fused'"),
-        (("eval", "x.txt", "--threads", "2"), 2, "--threads: expected --model beside it, got 2"),
+        (("eval", "x.txt", "--device", "cpu"), 2, "--device: expected --model with it, got 'cpu'"),
+        (("eval", "x.txt", "--dtype", "float16"), 2, "--dtype: expected --model with it, got 'float16'"),
+        (("eval", "x.txt", "--weights", "fused"), 2, "--weights: expected --model with it, got 'fused'"),
+        (("eval", "x.txt", "--threads", "2"), 2, "--threads: expected --model with it, got 2"),
         (("generate", "x", "--prompt", "x", "--device", "nowhere"), 2, "--device: expected cpu, cuda or cuda:N, got"),
         (("generate", DEMO, "--prompt", "x", "--device", "cuda:99"), 1, "--device: expected a device that torch sees"),
         (("plan", "--device", "MI300X", "--chunk-size", "32"), 2, "--chunk-size: expected none on a GPU, got 32"),
@@ -242,10 +242,10 @@ def test_texts_that_are_none(
     assert (code, err) == (1, f"xlstm-hip eval: texts: No such file or directory: '{tmp_path / 'nowhere'}'\n")
     monkeypatch.setattr(sys, "stdin", None)
     code, _, err = run(capsys, "generate", checkpoint)
-    assert (code, err) == (1, "xlstm-hip generate: the text: expected text in stdin, which is closed\n")
+    assert (code, err) == (1, "xlstm-hip generate: prompt: expected text in stdin, which is closed\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), errors="surrogateescape"))
     code, _, err = run(capsys, "generate", checkpoint)
-    assert (code, err) == (1, "xlstm-hip generate: the text: expected UTF-8 in stdin, got byte 0xff\n")
+    assert (code, err) == (1, "xlstm-hip generate: prompt: expected UTF-8 in stdin, got byte 0xff\n")
 
 
 def test_a_tokenizer_that_is_none(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,25 +130,6 @@ def test_files_named_exist(page: str) -> None:
     assert not missing
 
 
-def test_the_house_is_as_drawn() -> None:
-    """Each entry of docs/design.md's tree exists, and no source file is left out."""
-    tree = next(block[3] for block in FENCE.finditer(text_of("docs/design.md")) if block[3].startswith("csrc/"))
-    drawn, folder = set(), ""
-    for line in tree.splitlines():
-        entry = re.split(r" {2,}", line.strip())[0]
-        if not line.startswith(" "):
-            folder = entry
-            assert (ROOT / entry).is_dir(), entry
-            continue
-        for name in re.split(r", | ", entry):
-            stem, endings = re.fullmatch(r"([^{]*)(?:\{(.*)\})?", name).groups()  # type: ignore[union-attr]
-            drawn |= {folder + stem + ending for ending in (endings or "").split(",")}
-    assert not {path for path in drawn if not (ROOT / path).exists()}
-    sources = [p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".h", ".cpp", ".hip", ".cu")]
-    sources += [p for p in (ROOT / "python/xlstm_hip").glob("*.py") if not p.name.startswith("_")]
-    assert not {str(p.relative_to(ROOT)) for p in sources} - drawn
-
-
 def test_what_lies_below_python_is_listed() -> None:
     """Every op, function of the C API and command."""
     text = text_of("docs/api.md")

@@ -274,11 +274,14 @@ def test_what_cannot_be_saved_is_said_first(
         (["quantize", "nowhere", "new"], "source: expected the folder of a checkpoint, got 'nowhere'"),
         (
             ["quantize", str(DEMO), "new", "--report", "nowhere/x"],
-            "--report: expected a file in a folder that is there",
+            "--report: expected a file in an existing folder",
         ),
-        (["quantize", str(DEMO), "new", "--report", "."], "--report: expected a file in a folder that is there"),
+        (["quantize", str(DEMO), "new", "--report", "."], "--report: expected a file in an existing folder"),
         *(
-            (["quantize", str(DEMO), "new", "--report", f"new/{name}"], "--report: expected a file that is none of the")
+            (
+                ["quantize", str(DEMO), "new", "--report", f"new/{name}"],
+                "--report: expected a file that is not part of the",
+            )
             for name in ("config.json", "model.safetensors", "generation_config.json")
         ),
         (["quantize", str(DEMO), "new", "--text", "nowhere"], "--text: No such file"),
