@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """The file is the old one or the new one, whenever one looks."""
+    """Writes a file so that a reader sees either the old or the new contents, never a part."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("w", encoding="utf-8") as out:

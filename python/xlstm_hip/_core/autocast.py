@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What autocast_kernel_dtype means: inside an autocast region inputs are cast to it, states never."""
+"""autocast_kernel_dtype: inside an autocast region the inputs are cast to that dtype; states never are."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def inside_autocast(x: Tensor) -> bool:
 
 
 def in_kernel_dtype(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Casts the tensors, all on one device, to dtype inside an autocast region of it, leaves them alone elsewhere.
+    """Casts the tensors, all on one device, to dtype if autocast is on for that device; else returns them unchanged.
 
-    What is no tensor goes through as it is: the checks that follow have its name.
+    Arguments that are not tensors are returned unchanged: the checks that follow report them by name.
     """
     one_of("autocast_kernel_dtype", dtype, IO_DTYPES)
     first = tensors[0]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernels accept, said once.
+"""Argument checks shared by all public functions.
 
-Every public entry runs its tensors through here before any kernel sees them, so that a wrong call ends in an error that
-names the argument, says what was expected and what came.
+Every public function checks its tensors here before a kernel sees them. An error names the argument, what was expected
+and what was given.
 """
 
 from __future__ import annotations
@@ -126,16 +126,16 @@ def _unit_last_stride(**tensors: Tensor) -> None:
 
 
 def fused_dtype(q: Tensor) -> None:
-    """A fused kernel has no float64 on a GPU."""
+    """Raises for float64 on a GPU, which the fused kernels do not support."""
     if q.device.type == "cuda" and q.dtype not in GPU_DTYPES:
         raise TypeError(f"q: expected float32, bfloat16 or float16 on a GPU, got {q.dtype}; the CPU takes float64")
 
 
 def check_cu_seqlens(cu_seqlens: Any, q: Tensor) -> int:
-    """cu_seqlens (N + 1) -> N. Its values start at 0, rise, and end at S; the batch is one packed row.
+    """Checks cu_seqlens (N + 1) and returns N. Offsets start at 0, increase and end at S; the batch is one packed row.
 
-    Values are looked at on the CPU alone. To read those of a GPU, the host would wait for it, and no graph could be
-    captured. Under torch.compile they are not known here; the CPU's op itself looks at them when it runs.
+    The values are checked on the CPU only. Reading them on a GPU would force a device sync and prevent graph capture.
+    Under torch.compile the values are unknown here; the CPU op checks them when it runs.
     """
     has_integers("cu_seqlens", cu_seqlens)
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
@@ -164,7 +164,7 @@ def ends_of(cu_seqlens: Tensor, length: int) -> list[int]:
 def check_states(
     q: Tensor, c: Any, n: Any, m: Any, batch: int, heads: int, dqk: int, dhv: int, names: tuple[str, str, str]
 ) -> dict[str, Tensor]:
-    """All three states or none. Returns those given, by name."""
+    """Checks that all three states are given, or none. Returns the given ones by name."""
     if c is n is m is None:
         return {}
     given = {name: x for name, x in zip(names, (c, n, m), strict=True) if x is not None}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device this is, asked of the device itself, never of an environment variable."""
+"""Facts of devices, read from the device itself and never from an environment variable."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def default_device() -> torch.device:
 
 
 def device_here(name: str, device: torch.device | str) -> torch.device:
-    """The device that an argument of this name says, if torch can use it on this machine."""
+    """The device named by an argument, if torch can use it on this machine; `name` is the argument's name."""
     try:
         found = torch.device(device)
     except (TypeError, RuntimeError):
@@ -59,7 +59,7 @@ def device_here(name: str, device: torch.device | str) -> torch.device:
 
 
 def device_facts(device: torch.device | str | int | None = None) -> DeviceFacts:
-    """Facts of a device; without an argument of the GPU in use, or of the CPU where there is none."""
+    """Facts of a device. Without an argument: of the current GPU, or of the CPU if there is no GPU."""
     if device is None:
         d = default_device()
     else:  # torch.device(int) asks the machine for its accelerator; here a number is a GPU's
@@ -78,17 +78,16 @@ def device_facts(device: torch.device | str | int | None = None) -> DeviceFacts:
 
 
 def is_amd_gpu(device: torch.device | str | int | None = None) -> bool:
-    """Whether a device is an AMD GPU; no GPU is no error."""
+    """Whether a device is an AMD GPU. False if there is no GPU."""
     return device_facts(device).kind == "amd"
 
 
 def is_mi300x(device: torch.device | str | int | None = None) -> bool:
-    """True for an MI300X, whole, virtual or partitioned; False for its gfx942 siblings MI300A, MI308X and
-    MI325X.
+    """True for an MI300X, whole, virtual or partitioned; False for the other gfx942 chips MI300A, MI308X and MI325X.
 
-    The name decides where it is a product's name (a partition of an MI300X has fewer compute units, and still
-    is one). Under a generic name the 304 compute units do, which of the siblings only MI325X has, told apart
-    by its memory. Code that wants "any gfx942" should ask device_facts().arch.
+    A product name decides (a partition of an MI300X has fewer compute units and is still one). With a generic name the
+    304 compute units decide; MI325X also has 304, and is told apart by its memory size. To ask for any gfx942, use
+    device_facts().arch.
     """
     facts = device_facts(device)
     if facts.kind != "amd" or facts.arch != "gfx942":

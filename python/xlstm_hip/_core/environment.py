@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What environment variables ask of the package, in one place.
+"""The environment variables of the package.
 
 XLSTM_HIP_BACKEND   reference: the mLSTM, attention and the layers run in plain torch. Read in every call
-XLSTM_HIP_LOGS      any of dispatch, plan, build, with commas between. Read when the package is imported
-XLSTM_HIP_RANGES    1: a named range around every op, for the profilers of NVIDIA and AMD. Read at import too
+XLSTM_HIP_LOGS      comma-separated list of dispatch, plan, build. Read when the package is imported
+XLSTM_HIP_RANGES    1: a named range around every op, for NVIDIA's and AMD's profilers. Read at import
 
-An unknown value is an error that lists the known ones. (The C++ library has two of its own: XLSTM_HIP_CPU_ISA and
-XLSTM_HIP_GPU_SCHEDULE.)
+An unknown value is an error that lists the known ones. The C++ library reads two more: XLSTM_HIP_CPU_ISA and
+XLSTM_HIP_GPU_SCHEDULE.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BACKEND = os.fsencode("XLSTM_HIP_BACKEND")
 
 @torch.compiler.assume_constant_result
 def plain_torch_forced() -> bool:
-    """Whether XLSTM_HIP_BACKEND is reference. A graph of torch.compile keeps the answer that it was made with."""
+    """Whether XLSTM_HIP_BACKEND is reference. A torch.compile graph keeps the answer from when it was traced."""
     value = _VARIABLES.get(_BACKEND)
     return False if not value else _is_reference(os.fsdecode(value))
 

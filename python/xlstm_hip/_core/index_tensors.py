@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index tensors of attention's calls, which the library's ops and their plain-torch twins take alike, and what
-their values may be. On a CPU the library's ops look at values themselves, in the same words
-(csrc/api/attention_checks.cpp): what is here is for the twins, and for lengths that come to no op.
+"""Index tensors of attention calls, for the library's ops and their plain-torch equivalents, and checks of their
+values.
+
+On a CPU the library's ops check values themselves, with the same messages (csrc/api/attention_checks.cpp). The checks
+here serve the plain-torch ops and lengths that are passed to no op.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from torch import Tensor
 
 
 class Places(NamedTuple):
-    """Which tokens are whose: int32 tensors, or None."""
+    """Which tokens belong to which sequence: int32 tensors, or None."""
 
     cu_seqlens_q: Tensor | None = None
     cu_seqlens_k: Tensor | None = None
@@ -31,7 +33,7 @@ def in_range(name: str, value: int, least: int, most: int) -> None:
 
 
 def offsets_fit(name: str, offsets: Tensor, longest: int, total: int | None = None) -> list[int]:
-    """The lengths between offsets, which must start at 0, not fall, and end within `total` tokens."""
+    """Returns the lengths between offsets. Offsets must start at 0, never decrease and end within `total` tokens."""
     ends = offsets.tolist()
     if ends[0] != 0:
         raise ValueError(f"{name}: expected to start at 0, got {ends[0]}")
@@ -53,7 +55,7 @@ def lengths_within(name: str, lengths: Tensor, rooms: list[int]) -> None:
 
 
 def places_fit(q: Tensor, k: Tensor, places: Places, pages: Pages, max_seqlen_q: int, max_seqlen_k: int) -> None:
-    """What an op of attention looks for in the values of its index tensors."""
+    """Checks the values of the index tensors of an attention op."""
     batch = q.shape[0]
     if places.cu_seqlens_q is not None:
         batch = len(offsets_fit("cu_seqlens_q", places.cu_seqlens_q, max_seqlen_q, q.shape[0]))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process says of itself when it is asked to: logs, and named ranges around the ops (environment.py has the
-variables). Where nothing is asked for, ops.py's ops are torch's own overloads, and nothing here is called.
+"""Logs of calls and plans, and named profiler ranges around the ops (variables: environment.py).
+
+If none is asked for, the ops in ops.py are torch's own overloads, and nothing here is called.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if _LOGS:
 
 
 def say_built() -> None:
-    """The line of XLSTM_HIP_LOGS=build, once the package is imported."""
+    """Logs the line of XLSTM_HIP_LOGS=build, when the package is imported."""
     built = native()
     if built is None:
         logger.info("build: %s, without the module _native", __version__)
@@ -53,7 +54,7 @@ def say_built() -> None:
 
 
 def chosen(what: str, kernel: str, tensors: dict[str, Tensor | None]) -> None:
-    """A line of XLSTM_HIP_LOGS=dispatch. Callers look at DISPATCH first."""
+    """Logs a line of XLSTM_HIP_LOGS=dispatch. Callers check DISPATCH first."""
     if not torch.compiler.is_compiling():
         logger.info("dispatch: %s: %s; %s", what, kernel, _described(tensors))
 
@@ -75,7 +76,7 @@ def _kernel_on(device: torch.device) -> str:
 
 
 class _Watched:
-    """An op that says that it is called. torch.compile sees the op itself."""
+    """An op that logs its calls. torch.compile sees the op itself."""
 
     def __init__(self, name: str, op: Any) -> None:
         self.name, self.op = name, op
@@ -106,15 +107,14 @@ def _say_plan(name: str, given: dict[str, Any]) -> None:
 
 
 class _Calls:
-    """The ops of a library as attributes, all there from the start: torch.compile sees no attribute made."""
+    """The ops of a library as attributes, all set at the start: torch.compile never sees one being added."""
 
     def __init__(self, calls: dict[str, Callable[..., Any]]) -> None:
         vars(self).update(calls)
 
 
 def watched(ops: Any) -> Any:
-    """The ops by their only overload, which torch looks up in every call of the op itself. Each says that it is called
-    where that is asked for."""
+    """The ops by their only overload, which saves torch a look-up per call. They log calls if that is asked for."""
     known = (name.partition("::") for name in torch._C._dispatch_get_all_op_names())
     overloads = {name: getattr(ops, name).default for space, _, name in known if space == ops.name}
     if DISPATCH or PLAN or RANGES:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def native() -> Any:
-    """The module; None where it was not built."""
+    """The module _native, or None if it was not built."""
     try:
         return importlib.import_module(".._native", __package__)
     except ModuleNotFoundError:

@@ -30,7 +30,7 @@ def devices_with_kernels(op: str = "mlstm_chunkwise") -> tuple[str, ...]:
 
 
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's once_differentiable, whose work only counts where a graph of the backward pass is made."""
+    """torch's once_differentiable, with its cost paid only if a graph of the backward pass is recorded."""
     recorded = once_differentiable(backward)
 
     @functools.wraps(backward)
@@ -41,10 +41,10 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class OpFunction(torch.autograd.Function):
-    """An op with a gradient: what all of the package's ops that have one are called by.
+    """Base of every autograd function of this package.
 
-    A small call costs the host more than the GPU, and a quarter of what torch's apply takes is for transforms of
-    functorch and for setup_context. Where nothing is transformed or traced, what lies below it is called.
+    A small call costs the host more than the GPU. A quarter of torch's `apply` serves functorch transforms and
+    setup_context. If nothing is being transformed or traced, this class calls the level below.
     """
 
     @classmethod

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launch plans of calls, as text: what `xlstm-hip plan` prints and XLSTM_HIP_LOGS=plan logs."""
+"""Launch plans as text, for `xlstm-hip plan` and XLSTM_HIP_LOGS=plan."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def plan_lines(plan: Plan) -> list[str]:
 
 
 def plan_of_call(op: str, given: Mapping[str, Any]) -> Plan | None:
-    """How an op's call is cut up where its tensors lie; given: its arguments by name.
+    """The launch plan of an op's call on the device of its tensors. given: the arguments by name.
 
-    None for ops that are not planned: the layers, appending and combining, and token by token on a CPU.
+    None for ops without a plan: layers, append and combine ops, and the token-by-token kernel on a CPU.
     """
     built, family = native(), op.split("_")[0]
     if built is None or "q" not in given:
@@ -107,7 +107,7 @@ def _attention(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tens
 
 
 class AttentionCall(NamedTuple):
-    """What the plan of a call of attention depends on."""
+    """The sizes that the plan of an attention call depends on."""
 
     batch: int
     heads_q: int
@@ -122,12 +122,12 @@ class AttentionCall(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Of a key head."""
+        """Query rows per key head."""
         return self.queries * self.heads_q // self.heads_k
 
     @property
     def panels(self) -> bool:
-        """Whether rows are of two-byte elements and whole pieces of 16 bytes, which Hopper's bulk copies take."""
+        """Whether rows have two-byte elements and a multiple of 16 bytes, as Hopper's bulk copies require."""
         return self.element_bytes == 2 and self.dqk % 8 == self.dv % 8 == 0 and _own_schedule()
 
 
@@ -146,7 +146,7 @@ def attention_backward_cpu(built: Any, call: AttentionCall, threads: int, row_pa
 def attention_gpu(
     built: Any, gpu: Gpu, call: AttentionCall, bent: bool = False, may_be_few: bool = True, may_copy: bool = True
 ) -> Plan:
-    """may_be_few, may_copy: whether the kernel for few rows, and Hopper's own, have what the call asks for."""
+    """may_be_few, may_copy: whether the kernel for few rows, and the one for Hopper, support the call's options."""
     *shape, block_size, splits = call
     if may_be_few and block_size == 0:
         few = built.plan_decode_gpu(gpu, *shape, splits)

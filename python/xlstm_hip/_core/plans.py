@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of tuned plans: how a call of some op and class of shapes is cut up on some chip, where that was measured.
+"""The table of tuned launch plans: for an op, a class of shapes and a chip, the configuration that was measured
+fastest.
 
-Two files are read when this is imported: plans.json beside it, which is shipped, then the one that XLSTM_HIP_PLANS
-names, whose entries come first. `xlstm-hip tune` writes the second kind. What a call finds no entry for is cut up as
-the plans in csrc/ say; `plan=` of a call comes before any table.
+Two files are read at import: the shipped plans.json in this folder, then the file named by XLSTM_HIP_PLANS, whose
+entries take precedence. `xlstm-hip tune` writes such files. A call without an entry uses the plan computed in csrc/.
+The argument `plan=` of a call overrides every table.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _trying: dict[str, Plan] = {}  # by op, for every shape
 
 
 def rounded_up(n: int) -> int:
-    """To a power of two; n may be symbolic."""
+    """Rounds up to a power of two. n may be symbolic."""
     power = 1
     while power < n:
         power *= 2
@@ -68,7 +69,7 @@ def rounded_up(n: int) -> int:
 
 
 def class_of(op: str, **sizes: Any) -> dict[str, Any]:
-    """The class that a call belongs to: its sizes, those of ROUNDED rounded up."""
+    """The shape class of a call: its sizes, with those in ROUNDED rounded up."""
     return {name: rounded_up(sizes[name]) if name in ROUNDED else sizes[name] for name in CLASSES[op]}
 
 
@@ -86,7 +87,7 @@ def arch_of(device_type: str, index: int | None = None) -> str:
 
 
 def plan_for(op: str, device: torch.device, dtype: torch.dtype, **sizes: Any) -> Plan:
-    """The table's plan for a call, AS_PLANNED where it has none. Only a table with entries for the op costs time."""
+    """The table's plan for a call, or AS_PLANNED. Costs time only if the table has entries for the op."""
     if op in _trying:
         return _trying[op]
     if op not in _entries or device.type not in ("cpu", "cuda"):
@@ -100,15 +101,16 @@ def has_entries() -> bool:
 
 
 def own_plan(op: str, device: torch.device, dtype: torch.dtype, **sizes: Any) -> Plan:
-    """The same for a call of the fused kernel: an entry that names another one has nothing to say to it."""
+    """plan_for, for a call of the fused kernel: entries that choose another kernel are ignored."""
     plan = plan_for(op, device, dtype, **sizes)
     return plan if plan.get("kernel") in (None, FUSED.get(op)) else AS_PLANNED
 
 
 def tuned_kernel(op: str, device: torch.device, batch: int, head_dim: int, length: int | None = None) -> str | None:
-    """The kernel that the table's entries for such calls name, whatever their heads and dtype; None unless they agree.
+    """The kernel that the table names for calls of this size, or None if its entries for other heads or dtypes
+    disagree.
 
-    head_dim is the larger of the two.
+    head_dim is the larger of the two head dims.
     """
     named = set()
     for (arch, *values), plan in _entries.get(op, {}).items():
@@ -122,7 +124,7 @@ def tuned_kernel(op: str, device: torch.device, batch: int, head_dim: int, lengt
 
 
 def check_plan(name: str, op: str, plan: Any) -> Plan:
-    """A plan that a caller or a file gives; errors name the choice."""
+    """Checks a plan from a caller or a file. Errors name the choice."""
     if not isinstance(plan, Mapping):
         raise TypeError(f"{name}: expected a mapping of {', '.join(CHOICES[op])}, got {type(plan).__name__}")
     for choice, value in plan.items():
@@ -138,7 +140,7 @@ def check_plan(name: str, op: str, plan: Any) -> Plan:
 
 @contextmanager
 def trying(op: str, plan: Plan) -> Iterator[None]:
-    """Every call of the op in this process is cut up so, whatever its shape, as long as the block lasts."""
+    """Within this context, every call of the op in this process uses the plan, for any shape."""
     before = _trying.get(op)
     _trying[op] = check_plan("plan", op, plan)
     try:
@@ -153,7 +155,7 @@ def trying(op: str, plan: Plan) -> Iterator[None]:
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:
-    """The entries of a file, each of them checked; errors name the file and the field."""
+    """Reads and checks the entries of a file. Errors name the file and the field."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -206,7 +208,7 @@ def same_call(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 def use_plans(*paths: Path | str) -> None:
-    """Reads these tables in the place of all that were read before; of two entries for the same call, the later one."""
+    """Replaces all tables in use by these files. If two have an entry for the same call, the later file wins."""
     fresh: dict[str, dict[Key, Plan]] = {}
     for path in paths:
         for entry in read_table(Path(path)):
@@ -218,7 +220,7 @@ def use_plans(*paths: Path | str) -> None:
 
 
 def default_tables() -> list[Path]:
-    """The shipped table, then the one that the environment names."""
+    """The shipped table, and the one named by the environment variable."""
     named = os.environ.get(ENVIRONMENT)
     if named and not Path(named).is_file():
         raise ValueError(f"{ENVIRONMENT}: expected the path of a table of plans, got {named!r}, which is no file")

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of something long: a bar where rich and a terminal are there, else lines. On stderr, so that output can be
-piped."""
+"""Progress on stderr: a bar if rich is installed and stderr is a terminal, else lines."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ QUIET_SECONDS = 5.0  # between lines; what takes less prints nothing
 
 
 def _bar() -> Any:
-    """rich's, where it and a terminal are there, else None."""
+    """A progress bar of rich, or None without rich or a terminal."""
     if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
         return None
     from rich import progress
@@ -32,7 +31,7 @@ def _bar() -> Any:
 
 
 class Progress:
-    """Of one thing, a line now and then. total: units of work; unit: what one is called."""
+    """Progress of one task, with a line every few seconds. total: units of work; unit: name of a unit."""
 
     def __init__(self, what: str, total: float, unit: str = "", enabled: bool = True) -> None:
         self._what, self._total, self._unit, self._enabled = what, total, unit, enabled
@@ -72,7 +71,7 @@ class Progress:
 
 
 class Tasks:
-    """Of several things one after the other, a line as each begins."""
+    """Progress of several consecutive tasks, with a line when each begins."""
 
     def __init__(self, total: int) -> None:
         self._total, self._begun = total, 0
@@ -90,7 +89,7 @@ class Tasks:
             self._bar.stop()
 
     def begin(self, what: str) -> None:
-        """The next task; those before it are done."""
+        """Begins the next task; the previous one is done."""
         if self._bar is not None:
             self._bar.update(self._task, description=what, completed=self._begun)
         self._begun += 1
@@ -98,6 +97,6 @@ class Tasks:
             print(f"[{self._begun}/{self._total}] {what}", file=sys.stderr, flush=True)
 
     def advance(self, fraction: float = 1) -> None:
-        """So much of the present task is done."""
+        """Adds to the finished fraction of the current task."""
         if self._bar is not None:
             self._bar.advance(self._task, fraction)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flash attention and MLA decode with FlashAttention-2's and FlashMLA's names, every argument honoured or refused."""
+"""Flash attention and MLA decode with FlashAttention-2's and FlashMLA's names. Unsupported arguments raise an error."""
 
 from .functions import (
     flash_attn_func,

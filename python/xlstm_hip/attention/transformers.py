@@ -72,7 +72,7 @@ def attention_forward(
 
 
 def _packed_ends(position_ids: Tensor | None, batch: int, queries: int) -> Tensor | None:
-    """cu_seqlens of one row whose positions start over; None where they do not."""
+    """cu_seqlens of a row in which positions restart; None if they do not."""
     if position_ids is None or batch != 1 or queries == 1 or position_ids.dim() > 2:
         return None
     positions = position_ids.reshape(-1)
@@ -84,9 +84,10 @@ def _packed_ends(position_ids: Tensor | None, batch: int, queries: int) -> Tenso
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: dict[str, Any]) -> Tensor:
-    """Keys of which some are padding: the others are packed. Where a query's place among the keys counts, in causal
-    attention and under a window, the queries are a row's last tokens: they are packed as its mask's end says, and
-    padding comes out as zero. Elsewhere, in encoders and cross attention, the mask says nothing of the queries."""
+    """Attention with padded keys: the other keys are packed. For causal attention or a window, the queries are the last
+    tokens of a row; they are packed according to the end of its mask, and padding gives zero. In encoders and cross
+    attention the mask does not apply to queries.
+    """
     batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
     if mask.dim() != 2 or mask.shape[0] != batch:
         raise ValueError(f"attention_mask: expected (B, S) = ({batch}, S), got {tuple(mask.shape)}")
@@ -127,7 +128,7 @@ def _name_of(function: Any) -> str:
 
 
 def _made_of(mask_function: Any) -> set[str]:
-    """The names of the functions that a mask function was put together from."""
+    """The names of the functions that a mask function is composed of."""
     if not isfunction(mask_function):
         return {type(mask_function).__name__}
     names = {_name_of(mask_function)}
@@ -138,7 +139,7 @@ def _made_of(mask_function: Any) -> set[str]:
 
 
 def _made_of_traced(mask_function: Any, told: dict[str, Any]) -> set[str]:
-    """The same where closures cannot be read, as far as what comes beside the function says it."""
+    """_made_of where closures cannot be read, as far as the other arguments tell."""
     names = {_name_of(mask_function)}
     if "allow_is_bidirectional_skip" not in told:
         names.add(_CAUSAL)
@@ -160,7 +161,7 @@ def attention_mask(
     device: Any = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """transformers' mask call: (B, keys in use), true but for padding, or None where it says nothing."""
+    """transformers' mask call: (B, keys in use), False for padding, or None if there is none."""
     if mask_function is None:
         parts = {_CAUSAL}
     else:
@@ -187,7 +188,7 @@ def attention_mask(
 
 
 def register_with_transformers() -> None:
-    """After it `from_pretrained(..., attn_implementation="xlstm_hip")` runs a model's attention on these kernels."""
+    """Makes `from_pretrained(..., attn_implementation="xlstm_hip")` run a model's attention on these kernels."""
     try:
         from transformers import AttentionInterface
         from transformers.masking_utils import AttentionMaskInterface

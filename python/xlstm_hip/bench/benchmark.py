@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the files of benchmarks/ stand on: a command line, the jobs of a run one after the other, and what it leaves."""
+"""What the files of benchmarks/ share: a command line, the jobs of a run, and its result files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Implementations at one shape: each is held to the truth first, then those that may be timed take turns."""
+"""Implementations at one shape: each is checked against the truth, then they are timed in alternating rounds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a figure was measured on and with: written into every result file."""
+"""The machine and packages that a result was measured with, written into every result file."""
 
 from __future__ import annotations
 

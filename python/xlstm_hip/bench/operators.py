@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of all that can be measured."""
+"""The table of all operators that can be measured."""
 
 from __future__ import annotations
 

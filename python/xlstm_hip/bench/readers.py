@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that read a text and write on, ours and others', in one shape."""
+"""Models that read a prompt and generate, ours and others', behind one interface."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This package inside other libraries. hf: transformers' xLSTM models, as xlstm_hip.hf."""
+"""Support for other libraries. hf: transformers' xLSTM models; its public name is xlstm_hip.hf."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our kernels and layers in transformers' xLSTM: accelerate(model), and restore(model) to have it back.
+"""transformers' xLSTM on this package's kernels and layers: accelerate(model), and restore(model) to undo it.
 
-The model keeps its weights, its class and its calls; its backbone and blocks become subclasses of themselves that run
-the blocks of models/blocks.py. With that come states in float32, attention_mask (left padding), caches that beam search
-can reorder, and states that gradients flow through. Importing this module also lets an xLSTMConfig name any registered
-kernel: without the xlstm package transformers accepts no kernel names but its own, and so no released config.json.
+The model keeps its weights, class and interface. Its backbone and blocks become subclasses of themselves that run the
+blocks of models/blocks.py. This adds float32 states, attention_mask (left padding), caches that beam search can
+reorder, and gradients through states. Importing this module also allows any registered kernel name in an xLSTMConfig:
+without the xlstm package, transformers accepts only its own kernel names, which no released config.json has.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _accept_registered_kernels()
 
 
 class FloatStateCache(xLSTMCache):
-    """transformers' cache with c, n and m in float32 whatever the model's dtype, for beam search too."""
+    """transformers' cache with c, n and m in float32 for any dtype of the model, also for beam search."""
 
     def __init__(self, backbone: Any, x: Tensor) -> None:
         batch, heads, layer = x.shape[0], backbone.config.num_heads, backbone.blocks[0].mlstm_layer
@@ -139,7 +139,7 @@ def _output(hidden: Tensor, cache: xLSTMCache | None) -> xLSTMOutput:
 
 
 def _decoded(backbone: Any, input_ids: Tensor, attention_mask: Tensor | None, cache: xLSTMCache) -> Tensor | None:
-    """What the head sees (B, 1, D), by the decode engine; None where it is not for this call."""
+    """The head's input (B, 1, D) from the decode engine, or None if the engine does not support this call."""
     states = [x for layer in range(len(backbone.blocks)) for x in cache.rnn_state[layer]]
     if not may_step(input_ids, states):
         return None
@@ -211,13 +211,13 @@ def _call(backbone: Any, x: Tensor, keep_state: bool) -> MLSTMCall:
 
 @functools.cache
 def _subclass(base: Any, forward: Any) -> Any:
-    """Of the same name, which others go by: device maps, hooks for hidden states, config.architectures."""
+    """A subclass with the same name, which device maps, hooks for hidden states and config.architectures look for."""
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
     return type(base.__name__, (base,), {**names, "forward": forward, "_xlstm_hip": base, "__reduce_ex__": _reduced})
 
 
 def _reduced(self: Any, protocol: int) -> Any:
-    """For pickle, which would look for the class where the one of the same name is."""
+    """For pickle, which would otherwise look up the class by its name and find transformers' own."""
     base = type(self)._xlstm_hip
     return _revived, (base, type(self).forward.__name__), self.__dict__
 
@@ -235,7 +235,7 @@ def _backbone(model: nn.Module) -> Any:
 
 
 def _become(module: Any, kind: Any) -> None:
-    """Of this class. What the hooks of a device map call is the forward that the module had when they were put on."""
+    """Changes a module's class. A device map's hooks call the forward that the module had when they were attached."""
     before: Any = type(module).forward
     module.__class__ = kind
     hooked = vars(module).get("_old_forward")
@@ -244,11 +244,11 @@ def _become(module: Any, kind: Any) -> None:
 
 
 def accelerate(model: Model, **kernels: str) -> Model:
-    """Swaps our kernels and layers into transformers' xLSTM, in place; returns the model.
+    """Replaces the kernels and layers of transformers' xLSTM in place. Returns the model.
 
-    kernels: chunkwise_kernel, sequence_kernel and step_kernel by their registry names, all three, where other than the
-    best for the device are wanted. The kernels that the model's configuration names are transformers' own; only their
-    input gate is kept.
+    kernels: the registry names chunkwise_kernel, sequence_kernel and step_kernel, all three, instead of the best
+    kernels for the device. The kernels in the model's configuration are transformers' own; only their input gate is
+    kept.
     """
     backbone = _backbone(model)
     if kernels and kernels.keys() != KERNEL_KINDS.keys():
@@ -271,7 +271,7 @@ def accelerate(model: Model, **kernels: str) -> Model:
 
 
 def restore(model: Model) -> Model:
-    """Undoes accelerate."""
+    """Undoes accelerate. Returns the model."""
     backbone = _backbone(model)
     if not hasattr(type(backbone), "_xlstm_hip"):
         raise ValueError("model: expected one that accelerate() was called on")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers around the mLSTM, one function each, with kernels where the device has them."""
+"""The layers around the mLSTM, one function each."""
 
 from .functional import (
     add_rms_norm,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers around the mLSTM, one function each. Models call these and nothing below them.
+"""The layers around the mLSTM, one function each, for models to call.
 
-Each is one op where the library has a kernel for the tensors' device and dtype: on the CPU, and on a GPU in float32,
-bfloat16 and float16. Elsewhere, and where XLSTM_HIP_BACKEND=reference asks for it, it is plain torch
-(reference/layers.py). Either way reductions run in float32 (float64 for float64), dtypes promote as torch's do, and a
-norm is rounded to its input's dtype before the weight is applied: that order is the one xLSTM-7B was trained with.
+Each is one op if the library has a kernel for the tensors' device and dtype: on the CPU, and on a GPU for float32,
+bfloat16 and float16. Otherwise, and with XLSTM_HIP_BACKEND=reference, it is plain torch (reference/layers.py). In both
+cases reductions run in float32 (float64 for float64), dtypes promote as in torch, and a norm is rounded to its input's
+dtype before the weight is applied, the order with which xLSTM-7B was trained.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def add_rms_norm(
     bias: Tensor | None = None,  # (D)
     eps: float = 1e-6,
 ) -> tuple[Tensor, Tensor]:
-    """x + y, and its norm."""
+    """Returns x + y and its RMSNorm."""
     same_device("x", x, y=y, weight=weight, bias=bias)
     if not _has_kernel(x, "add_rms_norm"):
         return plain.add_rms_norm(x, y, weight, bias, eps)
@@ -66,7 +66,7 @@ def head_norm_gate(
     eps: float = 1e-6,
     centred: bool = True,
 ) -> Tensor:  # (..., NH * DHHV)
-    """LayerNorm over each head by itself, or RMSNorm where it is not centred; then sigmoid(o) times it."""
+    """LayerNorm (centred) or RMSNorm of each head separately, multiplied by sigmoid(o)."""
     same_device("h", h, o=o, weight=weight, bias=bias)
     if not _has_kernel(h, "head_norm_gate"):
         return plain.head_norm_gate(h, o, weight, bias, eps, centred)
@@ -75,7 +75,7 @@ def head_norm_gate(
 
 
 def soft_cap(x: Tensor, cap: float | None) -> Tensor:
-    """cap * tanh(x / cap): about x where x is small, never beyond cap. None caps nothing."""
+    """cap * tanh(x / cap): close to x for small x, never beyond cap. None leaves x unchanged."""
     if cap is None:
         return x
     if not _has_kernel(x, "soft_cap"):
@@ -92,7 +92,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def swiglu_fused(gate_and_up: Tensor) -> Tensor:
-    """The same of both in one tensor (..., 2 * D), gate first, as a fused projection leaves them."""
+    """swiglu of one tensor (..., 2 * D) with the gate first, the layout of a fused projection."""
     if not _has_kernel(gate_and_up, "swiglu_fused"):
         return plain.swiglu_fused(gate_and_up)
     return (ops.SwigluFusedFunction.apply if gradient_needed(gate_and_up) else OPS.swiglu_fused)(gate_and_up)
@@ -106,10 +106,10 @@ def capped_cross_entropy(
     reduction: str = "mean",
     in_place: bool = False,
 ) -> Tensor:
-    """torch's cross_entropy of the capped logits, in float32 or wider, without another tensor of their size forward.
+    """torch's cross_entropy of the capped logits in float32 or wider. Forward allocates no second tensor of their size.
 
-    in_place  backward leaves the gradient in the logits' memory, so that there is none then either: for logits that
-              nobody looks at afterwards. Under torch.compile the compiler decides.
+    in_place  backward writes the gradient over the logits and so allocates none either. Only for logits that are not
+              used afterwards. Ignored under torch.compile.
     """
     one_of("reduction", reduction, ("mean", "sum", "none"))
     same_device("logits", logits, targets=targets)

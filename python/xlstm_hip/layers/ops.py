@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers' ops as torch sees them: shapes for the compiler, and gradients. functional.py calls them."""
+"""Shapes for torch.compile and gradients of the layers' ops. functional.py calls them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class RMSNormFunction(OpFunction):
 
 
 class AddRMSNormFunction(OpFunction):
-    """Backward needs the sum alone, which whoever goes on from it keeps anyway."""
+    """Backward needs only the sum, which the next layer keeps anyway."""
 
     @staticmethod
     def forward(ctx: Any, x, y, weight, bias, eps):
@@ -201,7 +201,7 @@ class SwigluFusedFunction(OpFunction):
 
 
 class CrossEntropyFunction(OpFunction):
-    """The loss of each row. With in_place the gradient takes the memory of the logits."""
+    """The loss of each row. With in_place the gradient overwrites the logits."""
 
     @staticmethod
     def forward(ctx: Any, logits, targets, cap, ignore_index, in_place):

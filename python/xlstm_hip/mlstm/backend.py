@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mLSTMBackend: one module for training, training with padding and inference, as mlstm_kernels has it.
+"""mLSTMBackend: one module for training, training with padding and inference, with the interface of mlstm_kernels.
 
-Where it differs, it is because the other ignores its configuration: every mode honours chunk_size, eps and
-autocast_kernel_dtype, `mode` may be any of the three in each call, and sigmoid kernels work in all of them.
+Unlike the original, every mode honours chunk_size, eps and autocast_kernel_dtype, each call may choose any of the three
+modes, and sigmoid kernels work in all modes.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class mLSTMBackend(nn.Module):
 
     @property
     def _sigmoid(self) -> bool:
-        """A function nobody registered is told by the configured name, as mlstm_kernels does."""
+        """For an unregistered function the configured name decides, as in mlstm_kernels."""
         info = self._chunkwise.info
         return info.gate == "sigmoid" if info is not None else "siging" in self.config.chunkwise_kernel
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The built-in kernels: one table, one line each, the aliases, and which kernel is which one's sigmoid twin.
+"""The built-in kernels: one table with one row each, their aliases, and the sigmoid counterpart of each kernel.
 
-Importing this fills the registry. The functions are imported with it, which takes milliseconds: a lookup is then a
-matter of two dicts, and torch.compile can trace it.
+Importing this module fills the registry. It also imports the kernel functions, which takes milliseconds; a look-up then
+reads two dicts, and torch.compile can trace it.
 """
 
 from __future__ import annotations

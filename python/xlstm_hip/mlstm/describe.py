@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""describe(): what this installation is and has, as a table to read."""
+"""describe(): a table of this installation and its kernels."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _cpu_instruction_set() -> str:
 
 
 def _gpu_kernels() -> str:
-    """Those of the op library, whatever GPU is here; _native, built with it, knows for which chips."""
+    """The GPU kernels of the op library, with or without a GPU here. _native knows which chips they were built for."""
     built = native()
     facts = built.build_facts() if built else {"gpu": "", "gpu_archs": (), "gpu_note": ""}
     if "cuda" in ops.devices_with_kernels():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mlstm_interface and mlstm_step_interface: check, choose a kernel, call it.
+"""mlstm_interface and mlstm_step_interface: check arguments, choose a kernel, call it.
 
-Options that a kernel lacks are met here where that changes no number: a layout is a transposed view, packed sequences
-are run one by one. What cannot be met is an error that names the option.
+Options that a kernel lacks are emulated if that changes no result: a layout by a transposed view, packed sequences by
+one call each. Any other unsupported option is an error that names it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SEQUENCE_KINDS = ("chunkwise", "parallel", "sequence")
 
 
 def _choose(kernel: str | None, gate: str | None, kinds: tuple[str, ...], normalize: bool | None) -> KernelInfo:
-    """The kernel of that name, or the fused one of that gate."""
+    """The kernel with this name, or the fused kernel with this gate."""
     if gate is not None:
         checks.one_of("gate", gate, checks.GATES)
     if kernel is None:

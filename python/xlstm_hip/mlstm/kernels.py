@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fused kernels as functions, with the ecosystem's names and argument order: checks, casts, then one op.
+"""The fused kernels as functions, with mlstm_kernels' names and argument order: check, cast, then call one op.
 
-Sequence functions share `_sequence`, steps share `_step`; what differs is the gate and whether tokens go one by one.
+Sequence functions share `_sequence`, step functions share `_step`. They differ in the gate and in whether tokens are
+processed in chunks or one by one.
 
-The tensors' device chooses the kernel: the CPU's, or the GPU's of a library that has them. A call on a GPU waits for
-nothing and reads nothing on the host, cu_seqlens neither: it lies on q's device, is made int64 there, and offsets that
-do not rise or leave the row are cut off, where the CPU has an error. float64 is an error there. Head dims above 512
-are slow there in the chunkwise kernels and in every backward pass: their states go through memory in each chunk.
+The device of the tensors chooses the CPU or GPU kernel. A GPU call never syncs and reads nothing on the host, including
+cu_seqlens: the tensor is on q's device and is converted to int64 there. Offsets that do not increase or that leave the
+row are cut off on a GPU; on a CPU they are an error. float64 is an error on a GPU. Head dims above 512 are slow on a
+GPU in the chunkwise kernels and in every backward pass: their states go through memory in each chunk.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _wide_state(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _plan(op: str, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, given: Any) -> plans.Plan:
-    """As `given` says; where it is None, as the table of plans does for a call that is not packed."""
+    """The plan that was given; if None, the table's plan for a call that is not packed."""
     if given is not None:
         return plans.check_plan("backward_plan" if op == "mlstm_backward" else "plan", op, given)
     if cu_seqlens is not None:
@@ -188,7 +189,7 @@ def mlstm_chunkwise_fused_siging(
     chunk_size: int = 64,
     **kwargs: Any,
 ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """The same with the sigmoid input gate. Also takes normalize."""
+    """mlstm_chunkwise_fused with the sigmoid input gate. Also takes normalize."""
     return _sequence(
         "chunkwise--fused_siging", True, False, q, k, v, i, f, c_initial, n_initial, m_initial,
         return_last_states, eps, autocast_kernel_dtype, chunk_size, kwargs,
@@ -210,8 +211,9 @@ def mlstm_sequence_fused(
     chunk_size: int = 64,
     **kwargs: Any,
 ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """Token after token in one call, for few tokens. chunk_size is that of the backward pass. Also takes what the
-    chunkwise kernel takes."""
+    """Token by token in one call, for few tokens. chunk_size applies to the backward pass. Takes the options of the
+    chunkwise kernel.
+    """
     return _sequence(
         "fused", False, True, q, k, v, i, f, c_initial, n_initial, m_initial,
         return_last_states, eps, autocast_kernel_dtype, chunk_size, kwargs,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mLSTM's ops as torch sees them: shapes for the compiler, and gradients. kernels.py calls them."""
+"""Shapes for torch.compile and gradients of the mLSTM ops. kernels.py calls them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _zeros_for_none(xs: Sequence[Tensor | None], like: Sequence[Tensor]) -> list
 
 
 class Cut(NamedTuple):
-    """How a chunkwise call, or its backward pass, is cut up; 0 leaves it to the plan."""
+    """Launch configuration of a chunkwise call or its backward pass. 0 leaves a value to the plan."""
 
     chunk_size: int
     segments: int = 0
@@ -100,7 +100,7 @@ class Cut(NamedTuple):
 
 
 class SequenceFunction(OpFunction):
-    """Every token at once or one by one; the backward pass is the chunkwise one for both."""
+    """Chunkwise or token by token forward; both use the chunkwise backward pass."""
 
     @staticmethod
     def forward(ctx, q, k, v, i, f, c, n, m, cu_seqlens, recurrent, options, cuts):

@@ -59,8 +59,9 @@ _sigmoid_twins: dict[Key, str] = {}
 def add_builtins(
     kernels: Mapping[Key, Callable[[], KernelInfo]], aliases: Mapping[Key, str], sigmoid_twins: Mapping[Key, str]
 ) -> None:
-    """What cannot be unregistered. Facts are asked for at every lookup: those of a Triton name depend on the process.
-    aliases: other name to name. sigmoid_twins: name to that of the kernel which does the same for the other gate."""
+    """Registers kernels that cannot be unregistered. Facts are computed at every look-up, because those of a Triton
+    name depend on the process. aliases: other name to name. sigmoid_twins: exp kernel to sigmoid kernel.
+    """
     _builtins.update(kernels)
     _aliases.update(aliases)
     _sigmoid_twins.update(sigmoid_twins)
@@ -123,7 +124,7 @@ def register_mlstm_kernel(
 
 
 def unregister_mlstm_kernel(name: str, kind: str) -> None:
-    """Takes a user's kernel out; a built-in it stood in for comes back. The built-ins themselves stay."""
+    """Removes a user's kernel. A built-in kernel that it replaced comes back. Built-in kernels cannot be removed."""
     if not _has(kind, name):
         raise ValueError(unknown_name_text(name, (kind,)))
     if (kind, name) not in _registered:
@@ -157,8 +158,9 @@ def unknown_name_text(name: object, kinds: Sequence[str]) -> str:
 
 
 def kernel_info(name: str, kind: str | Sequence[str] | None = None) -> KernelInfo:
-    """The kernel of that name. `kind` (one, or several) is needed only where kinds share a name, as step and
-    sequence `fused` do."""
+    """The kernel with that name. `kind` (one or several) is needed only if kinds share a name, as step and sequence do
+    with `fused`.
+    """
     kinds = KINDS if kind is None else (kind,) if isinstance(kind, str) else tuple(kind)
     for k in kinds:
         one_of("kind", k, KINDS)
@@ -176,13 +178,13 @@ def all_kernels(kinds: Sequence[str] = KINDS) -> list[KernelInfo]:
 
 
 def info_of(function: Callable) -> KernelInfo | None:
-    """What is registered for this very function; None for one nobody registered."""
+    """The registry entry of this function, or None if it is not registered."""
     infos = (_find(*key) for key in {**_builtins, **_registered})
     return next((info for info in infos if info.function is function), None)
 
 
 def with_gate(info: KernelInfo, gate: str) -> KernelInfo:
-    """The kernel itself where it has this input gate, else its twin that has it."""
+    """The kernel itself if it has this input gate, else its counterpart with that gate."""
     one_of("gate", gate, GATES)
     if info.gate == gate:
         return info
@@ -223,7 +225,7 @@ def get_mlstm_step_kernel(name: str) -> Callable:
 
 
 def check_kernel_accepts(info: KernelInfo, q: Tensor, gradient_needed: bool) -> None:
-    """Raises where the kernel has no support for q's device or dtype, or no gradient though one is needed."""
+    """Raises if the kernel does not support q's device or dtype, or has no gradient although one is needed."""
     what = f"{info.kind} kernel {info.name!r}"
     if "*" not in info.devices and q.device.type not in info.devices:
         raise ValueError(f"q: {what} runs on {', '.join(info.devices)}, got a tensor on {q.device}")

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels to use for a shape: ours, and the rules others have published, by name.
+"""Kernel selection by shape: this package's rule, and published rules by name.
 
-Sources of the published ones: "stock" is what the released NX-AI/xLSTM-7b configuration names. "hybrid" and
-"amd" come from the guides of Eliovp's xlstm-kernels for MI300X: the hybrid configuration of its quick start,
-and the rule of its AMD optimization guide for xLSTM-7B, which picks by batch size and length between the
-hybrid, the AMD and the native configuration. They are kept to reproduce such runs; nothing here has measured
-them.
+"stock" is the configuration of the released NX-AI/xLSTM-7b. "hybrid" and "amd" come from the guides of Eliovp's
+xlstm-kernels for MI300X: the hybrid configuration of its quick start, and the rule of its AMD optimization guide for
+xLSTM-7B, which chooses the hybrid, the AMD or the native configuration by batch size and length. They are kept to
+reproduce such runs and were not measured here.
 """
 
 from __future__ import annotations
@@ -37,14 +36,13 @@ def get_optimal_kernel_config(
     device: torch.device | str | None = None,
     gate: str = "exp",
 ) -> dict[str, str]:
-    """The keys chunkwise_kernel, sequence_kernel and step_kernel, as mLSTMBackendConfig takes them.
+    """Returns chunkwise_kernel, sequence_kernel and step_kernel, as mLSTMBackendConfig takes them.
 
-    "auto" takes the fused kernels wherever the op library has them for the device (without an argument: the
-    GPU, or the CPU where there is none) and, on a GPU, for head_dim, the larger of the two; else the native
-    ones. They take every batch size and length; batch_size and seq_len decide where the table of tuned plans
-    (xlstm_hip.plans) names another kernel for such calls, and in the published rule "amd". The published ones
-    are the same for every device. gate: the model's input gate; for "sigmoid" these are the twins that have it,
-    without the table, whose kernels were timed with the exponential one.
+    "auto" chooses the fused kernels if the op library has them for the device and, on a GPU, for head_dim, else the
+    native kernels. The default device is the GPU, or the CPU without one; head_dim is the larger of the two head dims.
+    batch_size and seq_len matter where the table of tuned plans (xlstm_hip.plans) names another kernel, and in the
+    published rule "amd". Published rules ignore the device. gate: the model's input gate. For "sigmoid" the kernels'
+    sigmoid counterparts are returned, and the table is not used: its kernels were timed with the exponential gate.
     """
     positive_int("batch_size", batch_size)
     positive_int("seq_len", seq_len)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Triton names: the mlstm_kernels package's own kernel where it can run, the fused kernel everywhere
-else.
+"""The Triton kernel names: mlstm_kernels' kernel if it can run, else the fused kernel.
 
-It can run where mlstm_kernels and triton are installed, torch sees a GPU, and the tensors are on it. Every
-other call goes to the fused kernel of the same kind and gate, and one log line per name says so. The peers'
-kernels want lengths that are multiples of chunk_size, or of a block; here they take any: what they cannot
-take goes through the native sequence kernel, or is padded.
+It can run if mlstm_kernels and triton are installed, torch sees a GPU and the tensors are on it. Every other call uses
+the fused kernel of the same kind and gate, and logs that once per name. The Triton kernels require lengths that are
+multiples of chunk_size or of a block; here any length works: the remainder goes through the native sequence kernel, or
+is padded.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _told: set[tuple[str, str]] = set()
 
 
 def stands_in(module: ModuleType | None) -> bool:
-    """Whether this mlstm_kernels is the one that xlstm_hip.compat made."""
+    """Whether this mlstm_kernels module was installed by xlstm_hip.compat."""
     return getattr(module, "__xlstm_hip__", False)
 
 
@@ -54,9 +53,10 @@ def _installed_beside_a_gpu() -> bool:
 
 
 def beyond_reach(batch: int, heads: int, length: int, dqk: int, dhv: int, chunk_size: int) -> bool:
-    """Whether the chunkwise Triton kernels would leave their memory: they write a state for each chunk, and find it by
-    an offset of 32 bits. (On an H200 limit_chunk ends with an illegal memory access at 64 x 8 heads of 2048 tokens,
-    256/512, and all that the process has on the GPU is lost.)"""
+    """Whether the chunkwise Triton kernels would write out of bounds: they address a state per chunk with 32-bit
+    offsets. (On an H200, limit_chunk ends with an illegal memory access at 64 x 8 heads of 2048 tokens, 256/512, and
+    the process loses everything it has on the GPU.)
+    """
     return batch * heads * (length // chunk_size + 1) * dqk * dhv >= FARTHEST_STATE
 
 
@@ -65,8 +65,7 @@ def beyond_reach(batch: int, heads: int, length: int, dqk: int, dhv: int, chunk_
 
 @torch.compiler.assume_constant_result
 def peers_usable() -> bool:
-    """Whether mlstm_kernels' Triton kernels can run in this process. Not when xlstm_hip.compat stands in for
-    it."""
+    """Whether mlstm_kernels' Triton kernels can run in this process. False if xlstm_hip.compat replaces the package."""
     return not stands_in(sys.modules.get("mlstm_kernels")) and _installed_beside_a_gpu()
 
 
@@ -83,7 +82,7 @@ def _tell_once(name: str, why: str = "cannot run here") -> None:
 
 
 def _peer(getter: str, name: str, q: Tensor) -> Callable | None:
-    """mlstm_kernels' kernel for these tensors, or None and, the first time, a log line."""
+    """mlstm_kernels' kernel for these tensors, or None, with a log line the first time."""
     if plain_torch_forced():
         return None
     if q.is_cuda and peers_usable():

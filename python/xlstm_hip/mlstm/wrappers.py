@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mlstm_kernels' wrappers, which give kernels that want S to be a multiple of chunk_size any S.
+"""mlstm_kernels' wrappers, which allow any S for kernels that require a multiple of chunk_size.
 
-Kernels registered here take any S by themselves, so for them a wrapper is one plain call. A callable that
-nobody registered, or one registered with any_length=False, is taken to want multiples: it gets them, by
-splitting or by padding. All wrappers hand on eps, chunk_size and autocast_kernel_dtype, and the keywords a
-sigmoid kernel takes.
+Kernels registered here take any S, so for them a wrapper is a plain call. An unregistered callable, or one registered
+with any_length=False, is assumed to need multiples and gets them by splitting or padding. All wrappers pass on eps,
+chunk_size, autocast_kernel_dtype and the keywords of sigmoid kernels.
 """
 
 from __future__ import annotations
@@ -95,8 +94,7 @@ class Call:
 
 
 def bind(function: Callable, gate_of: Kernel | None = None) -> Kernel:
-    """A function with what is registered for it; given the chunkwise kernel it works beside, with that one's
-    gate."""
+    """A function with its registry entry; with gate_of, a chunkwise kernel, the counterpart that has its gate."""
     info = info_of(function)
     if info is not None and gate_of is not None and gate_of.info is not None:
         info = with_gate(info, gate_of.info.gate)
@@ -120,8 +118,9 @@ def wrap_chunkwise__pad_zeros(
     chunk_size: int = 64,
     **kwargs: Any,
 ) -> Tensor | tuple[Tensor, States]:  # h (B, NH, S, DHHV), (c, n, m)
-    """Pads a kernel that needs it to a multiple of chunk_size. Neither h nor the last states see the
-    padding."""
+    """Pads the inputs to a multiple of chunk_size if the kernel needs that. The padding affects neither h nor the last
+    states.
+    """
     kernel = bind(mlstm_chunkwise_kernel)
     call = _call(q, c_initial, n_initial, m_initial, eps, autocast_kernel_dtype, chunk_size, kwargs)
     return padded(kernel, call, q, k, v, f, i, return_last_states)
@@ -147,10 +146,10 @@ def wrap_chunkwise__arbitrary_sequence_length(
     enable_logging: bool = False,
     **kwargs: Any,
 ) -> Tensor | tuple[Tensor, States]:  # h (B, NH, S, DHHV), (c, n, m)
-    """One token goes to the step kernel, more to the chunkwise kernel: all of them where it takes any S, else
-    the largest multiple of chunk_size, and the rest to the sequence kernel. c and n come back in dtype_state,
-    m never below float32. Beside a registered sigmoid kernel, a registered exponential sequence or step
-    kernel gives way to its sigmoid twin.
+    """One token goes to the step kernel, more to the chunkwise kernel: all tokens if it takes any S, else the largest
+    multiple of chunk_size, and the rest to the sequence kernel. c and n are returned in dtype_state, m never below
+    float32. With a registered sigmoid kernel, a registered exponential sequence or step kernel is replaced by its
+    sigmoid counterpart.
     """
     chunkwise = bind(mlstm_chunkwise_kernel)
     sequence, step = bind(mlstm_sequence_kernel, chunkwise), bind(mlstm_step_kernel, chunkwise)

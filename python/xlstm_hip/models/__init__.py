@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xLSTM-7B's architecture on this package's kernels; its checkpoints; generation."""
+"""The xLSTM-7B architecture on this package's kernels; checkpoints; generation."""
 
 from .checkpoint import load_pretrained, save_pretrained
 from .config import xLSTMLargeConfig

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xLSTMLargeConfig: the fields of the official xlstm_large model, each of which counts."""
+"""xLSTMLargeConfig: the fields of the official xlstm_large model. Every field has an effect."""
 
 from __future__ import annotations
 

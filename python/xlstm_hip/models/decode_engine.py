@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decode engine: one token of each row through a whole model, in one op.
 
-A step of a model layer by layer is some thirty small ops a block, which in decoding take longer than the work. The
-engine calls csrc/decode instead: same maths, float32 between the weights, and a row's result does not depend on its
-company. It holds no copy of a weight. The op reads each where it lies, so what training or loading writes in place
-counts in the next step; a parameter or module that was replaced by another is noticed, and the engine made anew. A
-model that it does not know in every part (hooks, other classes, float64, other kernels) goes layer by layer as before.
+Layer by layer, a decode step is some thirty small ops per block, whose overhead exceeds the work. The engine calls
+csrc/decode instead: the same maths, float32 between the weights, and a row's result does not depend on the other rows.
+The op reads every weight in place, without a copy, so changes made in place by training or loading take effect in the
+next step. If a parameter or module is replaced, the engine is rebuilt. A model with parts that it does not know (hooks,
+other classes, float64, other kernels) runs layer by layer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _(out, tokens, keep, weights, places, states, heads, norm_eps, eps, gate_cap
 
 
 class Numbers(NamedTuple):
-    """What the op needs beside tensors."""
+    """The op's scalar arguments."""
 
     heads: int
     eps: float
@@ -46,11 +46,11 @@ class Numbers(NamedTuple):
 
 
 class Unknown(Exception):
-    """A part of a model that the engine does not know."""
+    """A part of a model that the engine does not support."""
 
 
 class _Parts:
-    """A model taken apart into what the op reads, and what tells that a part of it is another one now."""
+    """The weights of a model in the order in which the op reads them, and how to notice that one was replaced."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device  # of all of its tensors
@@ -123,7 +123,7 @@ class _Parts:
 
 
 def captured(call: Callable[[], None]) -> Callable[[], None]:
-    """What a call puts on the stream, as a graph; capturing does none of it."""
+    """Captures the work of a call as a GPU graph without running it; returns its replay."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
@@ -134,7 +134,7 @@ Call = Callable[[Tensor, Tensor, "Tensor | None"], None]  # out, tokens, keep
 
 
 class Then(Protocol):
-    """What is done with a step's logits, and what tells that it is the same: numbers, and addresses of its memory."""
+    """A function applied to a step's logits. `key` identifies it: numbers, and addresses of its memory."""
 
     @property
     def key(self) -> tuple: ...
@@ -143,11 +143,11 @@ class Then(Protocol):
 
 
 class StepGraph:
-    """A step on a GPU as one graph, for the same weights, states and batch: those it holds by address.
+    """A decode step on a GPU as one graph, for fixed weights, states and batch, which the graph holds by address.
 
-    The first step is made as it is, which loads what is loaded once; the second is captured. Tokens and mask go into
-    memory of the graph's own, and logits come out of it. With `then` what it does to the logits is part of the graph,
-    and tokens and mask are read where the first step had them: a step that draws its next token is a replay, no more.
+    The first step runs normally, which does one-time loading; the second is captured. Tokens and mask are copied into
+    the graph's own memory, and logits out of it. With `then`, its work on the logits is part of the graph, and tokens
+    and mask are read where they were in the first step: a step that samples the next token is then a single replay.
     """
 
     def __init__(self, key: tuple) -> None:
@@ -183,13 +183,12 @@ class StepGraph:
 
 
 class DecodeEngine:
-    """A model's parts in the order of csrc/torch/decode.cpp.
+    """The parts of a model in the order of csrc/torch/decode.cpp.
 
-    blocks, embedding, out_norm, head   the module that has it, and its name there; head None: step() makes what the
-                                        head would see
-    knows_block                         whether the engine does what this block's forward does
-    around                              modules whose call goes through the blocks, and is passed over with them
-    why_not                             what keeps the engine from standing for the model; None: nothing
+    blocks, embedding, out_norm, head   the parent module and the name in it; head None: step() returns the head's input
+    knows_block                         whether the engine computes what this block's forward computes
+    around                              modules whose forward calls the blocks, and which the engine bypasses
+    why_not                             why the engine cannot run the model; None if it can
     """
 
     def __init__(
@@ -250,7 +249,7 @@ class DecodeEngine:
         return self._table.weight.dtype, self._table.weight.device
 
     def is_of_now(self) -> bool:
-        """Whether the model still has the parts that this was made of."""
+        """Whether the model still has the parts that the engine was built from."""
         held, (blocks, count) = self._parts.held, self._parts.counted
         return (
             all(owner.get(name) is part for owner, name, part in held)
@@ -260,7 +259,7 @@ class DecodeEngine:
         )
 
     def hooked(self) -> bool:
-        """Whether somebody wants to see, or do otherwise, what the engine passes over."""
+        """Whether a module that the engine bypasses has hooks or a replaced forward."""
         called = self._parts.called
         return any(watched(module) for module in called) or all_watched()
 
@@ -303,7 +302,7 @@ _ENGINES: weakref.WeakKeyDictionary[nn.Module, DecodeEngine] = weakref.WeakKeyDi
 
 
 def engine_of(model: nn.Module, make: Callable[[], DecodeEngine]) -> DecodeEngine:
-    """The engine of a model as it is now; `make` makes one."""
+    """The current engine of a model; `make` creates one."""
     engine = _ENGINES.get(model)
     if engine is None or not engine.is_of_now():
         engine = _ENGINES[model] = make()
@@ -311,7 +310,7 @@ def engine_of(model: nn.Module, make: Callable[[], DecodeEngine]) -> DecodeEngin
 
 
 def may_step(tokens: Tensor, states: Sequence[Tensor]) -> bool:
-    """Whether a call is one for the engine: int64 tokens, no gradient, autocast or tracing, float32 states."""
+    """Whether the engine supports a call: int64 tokens, no gradient, autocast or tracing, float32 states."""
     device = tokens.device.type
     return (
         not torch.is_grad_enabled()
@@ -325,7 +324,7 @@ def may_step(tokens: Tensor, states: Sequence[Tensor]) -> bool:
 
 
 def own_step_kernels(chunkwise_kernel: str, step_kernel: str, state_dtype: str) -> bool:
-    """Whether a model's configuration asks for the kernels that the engine is made of."""
+    """Whether a model's configuration asks for the kernels that the engine contains."""
     if state_dtype != "float32" or step_kernel != "fused":
         return False
     return kernel_info(chunkwise_kernel, LAYER_KINDS).gate == "exp"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures of text: how likely a model finds it, and how varied it is."""
+"""Measures of text: log-probability under a model, and variety of words."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from .xlstm_large import xLSTMLarge
 
 
 def distinct(texts: Iterable[str], n: int) -> float:
-    """NaN where no text has n words."""
+    """The number of different n-grams of words divided by the number of all; NaN if no text has n words."""
     grams = [tuple(words[k : k + n]) for words in map(str.split, texts) for k in range(len(words) - n + 1)]
     return len(set(grams)) / len(grams) if grams else math.nan
 
 
 def log_probabilities(model: xLSTMLarge, tokenizer: Tokenizer, texts: list[str]) -> tuple[float, int]:
-    """Their sum, and over how many tokens. Without a BOS token a text's first token has none."""
+    """The sum of the tokens' log-probabilities, and the number of tokens. Without a BOS token, a text's first token is
+    not counted.
+    """
     total, count = 0.0, 0
     with Progress("scoring", len(texts), "texts") as bar:
         for text in texts:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text from an xLSTMLarge, and through it: a Stream holds a model's state, which is all there is to remember.
+"""Text generation. A Stream holds a model's recurrent state.
 
-Whatever length has gone in or come out, a Stream is as large as before. generate() is a Stream fed with prompts and
-then with its own tokens; what it returns is what streaming yields.
+The size of a Stream does not depend on how many tokens it has read or generated. generate() feeds a Stream with the
+prompts and then with its own tokens, and returns the same tokens as streaming.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ State = dict[int, tuple[Tensor, Tensor, Tensor]]  # of each block: c, n, m
 
 
 class LanguageModel(Protocol):
-    """What is asked of a model: xLSTMLarge, or what has these as it does."""
+    """The interface that generation needs of a model; xLSTMLarge has it."""
 
     config: Any  # its vocab_size
     special_tokens: Any  # bos, eos and pad
@@ -46,7 +46,7 @@ class LanguageModel(Protocol):
 
 
 class Generated(NamedTuple):
-    """What generate gives: the new tokens, how many are each row's own, and the state to go on from."""
+    """The result of generate: the new tokens, how many belong to each row, and the state to continue from."""
 
     tokens: Tensor  # (B, N) the new tokens; after a row's end token its row is padding
     lengths: Tensor  # (B) how many are the row's own, the end token among them
@@ -54,10 +54,10 @@ class Generated(NamedTuple):
 
 
 class Stream:
-    """A model reading and writing a batch of endless sequences.
+    """A batch of sequences that a model reads and continues, of any length.
 
-    state              of an earlier Stream or model call; it is overwritten. Default: the beginning
-    remember_tokens    keeps which tokens each row has seen, (B, V) bool, for a repetition penalty
+    state              of an earlier Stream or model call; it is overwritten. Default: the initial state
+    remember_tokens    keep which tokens each row has seen, (B, V) bool, for a repetition penalty
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class Stream:
 
     @torch.no_grad()
     def score(self, tokens: Tensor) -> Tensor:
-        """tokens (B, S) -> (B, S) float32, each one's log-probability after all before it; they are then fed.
+        """tokens (B, S) -> (B, S) float32: each token's log-probability given all before it. The tokens are then fed.
 
-        The first token of a new Stream follows nothing, and has none: NaN.
+        The first token of a new Stream has no predecessor: NaN.
         """
         tokens, scores = self._checked(tokens), []
         for begin in range(0, tokens.shape[1], SLICE):
@@ -112,12 +112,12 @@ class Stream:
         seed: int | Sequence[int] = 0,
         eos: Sequence[int] = (),
     ) -> Iterator[Tensor]:
-        """Yields the next tokens (B), up to `most` times (None: for ever), and feeds each back before the next.
+        """Yields the next tokens (B), up to `most` times (None: without end), and feeds each back before the next.
 
-        The last one is therefore not fed: who goes on by another call feeds it first, with feed(token.unsqueeze(1)).
-        A row that drew a token of `eos` is over: it yields padding, and its state stays. Row r draws its random
-        numbers from seed + r, or from its own of a list of seeds, so that it says the same in any batch. Logits of NaN
-        give -1 on a GPU, where only reading a token waits for it, and an error elsewhere.
+        The last token is therefore not fed: before continuing with another call, feed it with feed(token.unsqueeze(1)).
+        A row that sampled a token of `eos` is finished: it yields padding, and its state does not change. Row r uses
+        seed + r, or its own seed of a list, so its text does not depend on the batch. NaN logits give -1 on a GPU,
+        where only reading a token syncs, and an error elsewhere.
         """
         if most is not None:
             positive_int("most", most)
@@ -162,7 +162,7 @@ class Stream:
             self.seen |= marks[:, :values]
 
     def _checked(self, tokens: Tensor) -> Tensor:
-        """As int64. Values are looked at on the CPU alone: to read those of a GPU, the host would wait for it."""
+        """Converts to int64. Values are checked on the CPU only: reading them on a GPU would force a device sync."""
         is_tensor("tokens", tokens)
         if tokens.dim() != 2 or tokens.shape[0] != self.batch_size or tokens.shape[1] < 1:
             raise ValueError(f"tokens: expected shape ({self.batch_size}, S >= 1), got {tuple(tokens.shape)}")
@@ -206,7 +206,7 @@ def _rows(prompts: Any, vocab_size: int) -> list[list[int]]:
 
 
 def padded_prompts(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Rows of tokens (B, S), padded on the left to the longest, and their mask, None where all are as long."""
+    """Prompts as tokens (B, S), padded on the left to the longest, and their mask, or None if all have one length."""
     longest = max(map(len, prompts))
     rows = [[pad] * (longest - len(p)) + list(p) for p in prompts]
     tokens = torch.tensor(rows, dtype=torch.int64, device=device)
@@ -216,7 +216,7 @@ def padded_prompts(prompts: Sequence[Sequence[int]], pad: int, device: torch.dev
 
 
 def with_bos(prompts: Sequence[Sequence[int]], bos: int | None) -> list[list[int]]:
-    """The rule of xLSTM-7B: every text begins with the BOS token, which is put before those that lack it."""
+    """Puts the BOS token before texts that do not begin with it, as xLSTM-7B was trained."""
     return [list(p) if bos is None or list(p[:1]) == [bos] else [bos, *p] for p in prompts]
 
 
@@ -235,16 +235,16 @@ def generate(
     state: State | None = None,
     callback: Callable[[Tensor], Any] | None = None,
 ) -> Generated:
-    """Up to max_new_tokens after each prompt.
+    """Generates up to max_new_tokens after each prompt.
 
     prompts      (B, S) or lists of token ids of any lengths
-    temperature  0: greedy; see Sampling for it and the three that follow
-    seed         row r draws from seed + r, or from its own of a list: the same text alone, batched or streamed
+    temperature  0: greedy decoding; see Sampling for this and the next three
+    seed         row r uses seed + r, or its own seed of a list: its text is the same alone, batched or streamed
     bos          put before a prompt that does not begin with it, unless it continues a state; "model": the
                  checkpoint's, None: nothing
     eos          tokens that end a row, at most 64; "model": the checkpoint's
-    state        of an earlier call, to go on from; it is overwritten. A repetition penalty counts this call's tokens
-    callback     called with each step's tokens (B), as soon as they are drawn
+    state        of an earlier call to continue; it is overwritten. A repetition penalty counts this call's tokens only
+    callback     called with the tokens (B) of each step as soon as they are sampled
     """
     positive_int("max_new_tokens", max_new_tokens)
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether somebody wants to see what a module is given or makes, or has it do otherwise: hooks, a forward of its own.
+"""Whether a module has hooks or a replaced forward.
 
-Where the work of several modules is done as one, by an op or by the decode engine, it may pass over none that is.
+An op or the decode engine that computes several modules at once must not bypass such a module.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch.nn.modules import module as all_modules
 
 
 def watched(module: nn.Module) -> bool:
-    """In what it makes of what it is given. (Of gradients, by watches_gradients: a step without them asks often.)"""
+    """Whether the module has forward hooks or a replaced forward. Decode steps need no watches_gradients."""
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
@@ -20,7 +20,7 @@ def watches_gradients(module: nn.Module) -> bool:
 
 
 def all_watched() -> bool:
-    """By hooks on every module there is."""
+    """Whether hooks for all modules are registered."""
     return bool(
         all_modules._global_forward_hooks
         or all_modules._global_forward_pre_hooks
@@ -37,5 +37,5 @@ _KNOWN = {*(f"{_ROOT}.{file}" for file in _OURS), *_THEIRS, "torch.nn.modules.li
 
 
 def known(module: nn.Module) -> bool:
-    """Whether a module is of a class that models have of themselves: none that somebody put in its place or derived."""
+    """Whether the module's forward is the standard one: neither replaced nor overridden by a subclass."""
     return type(module).forward.__module__ in _KNOWN

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a model calls the mLSTM: which kernel for how many tokens, and what happens to the state."""
+"""How a model calls the mLSTM: the kernel for a number of tokens, and the handling of the state."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MLSTMCall:
         state: LayerState | None,
         mask: Tensor | None,  # (B, S) bool: False for tokens that leave the state as it is
     ) -> tuple[Tensor, LayerState | None]:  # h (B, S, NH, DHHV)
-        """Without gradient, a given state is overwritten where its dtype allows it, and returned."""
+        """Without gradient, a given state is overwritten and returned if its dtype allows that."""
         if mask is not None:
             i = torch.where(mask.unsqueeze(-1), i, PADDED_INPUT_GATE)
             f = torch.where(mask.unsqueeze(-1), f, PADDED_FORGET_GATE)
@@ -93,7 +93,7 @@ class MLSTMCall:
         return out if isinstance(out, tuple) else (out, None)
 
     def _stored(self, given: LayerState | None, last: LayerState) -> LayerState:
-        """The new state in the memory of the given one where it has the dtypes wanted, else in tensors that do."""
+        """The new state in the given one's memory if the dtypes match, else in new tensors."""
         narrow = last[0].dtype if self.state_dtype == torch.float32 else self.state_dtype  # float64 stays
         wanted = (narrow, narrow, last[2].dtype)
         if given is None or any(x.dtype != dtype for x, dtype in zip(given, wanted, strict=True)):

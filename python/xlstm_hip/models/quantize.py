@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of linear layers in 8 or 4 bits, by groups of features along a row, each with a scale and perhaps an offset.
+"""8-bit and 4-bit weights of linear layers, in groups of features along a row, with a scale and optionally an offset.
 
-A group's weights are scale * q + offset; scale and offset are those of a few candidates that leave the least squared
-error, after they were rounded to the dtype they are kept in. csrc/api/xlstm_hip.h has the layout (xlstm_linear). The
-decode engine reads such weights as they are; for more than a token they are widened, layer by layer, and multiplied.
+A group's weights are scale * q + offset. Scale and offset are chosen from a few candidates by least squared error,
+after rounding to the dtype in which they are stored. csrc/api/xlstm_hip.h documents the layout (xlstm_linear). The
+decode engine reads these weights directly; for more than one token a layer's weights are dequantised and multiplied.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FUSED_PARTS = {
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a model's weights are kept. skip: names of layers, as of single weights, that stay as they are."""
+    """How a model's weights are stored. skip: layers that stay unquantised, by their names as single weights."""
 
     bits: int = 8
     group_size: int = 64
@@ -60,17 +60,17 @@ class Scheme:
 
     @property
     def levels(self) -> tuple[int, int]:
-        """The least and the greatest q."""
+        """The smallest and the largest q."""
         return (-128, 127) if self.bits == 8 else (0, 15)
 
     @property
     def zero(self) -> int:
-        """The q that is zero where there are no offsets."""
+        """The q that represents zero without offsets."""
         return 0 if self.bits == 8 else 8
 
     @property
     def fits_fused(self) -> bool:
-        """Whether fused weights can have it: none of them is quantised in a part alone."""
+        """Whether fused weights can use this scheme: each is either fully quantised or not at all."""
         return all(len({part in self.skip for part in parts}) == 1 for parts in FUSED_PARTS.values())
 
     def takes(self, name: str) -> bool:
@@ -82,7 +82,7 @@ class Scheme:
 
 
 class TensorError(NamedTuple):
-    """What quantising a weight did to it."""
+    """The quantisation error of a weight."""
 
     name: str
     shape: tuple[int, int]
@@ -121,13 +121,13 @@ class QuantizedLinear(nn.Module):
 
     @torch.no_grad()
     def take(self, weight: Tensor) -> None:
-        """Keeps a weight (rows, columns)."""
+        """Quantises and stores a weight (rows, columns)."""
         for kept, value in zip((self.qweight, self.scales, self.offsets), _kept(weight, self.scheme), strict=True):
             if kept is not None and value is not None:
                 kept.copy_(value)
 
     def widened(self, dtype: torch.dtype) -> Tensor:
-        """The weight (rows, columns) that this stands for."""
+        """The dequantised weight (rows, columns)."""
         rows, groups = self.scales.shape
         q = (self.qweight if self.scheme.bits == 8 else unpacked(self.qweight)).view(rows, groups, -1).float()
         scales = self.scales.float().unsqueeze(-1)
@@ -145,7 +145,7 @@ class QuantizedLinear(nn.Module):
 
 
 def packed(q: Tensor) -> Tensor:
-    """q (rows, columns) from 0 to 15 -> (rows, columns / 2) bytes, 32 columns in 16 of them."""
+    """Packs q (rows, columns), 0 to 15, into (rows, columns / 2) bytes: 32 columns in 16 bytes."""
     low, high = q.view(q.shape[0], -1, 2, BLOCK // 2).unbind(2)
     return (low | high << 4).reshape(q.shape[0], -1)
 
@@ -187,7 +187,7 @@ def _levels_of(groups: Tensor, scale: Tensor, offset: Tensor, scheme: Scheme) ->
 
 
 def _candidates(groups: Tensor, scheme: Scheme) -> list[tuple[Tensor, Tensor]]:
-    """Scales and offsets to try, as floats of the values that are kept."""
+    """Candidate scales and offsets, rounded to the dtype in which they are stored."""
     dtype = SCALE_DTYPES[scheme.scale_dtype]
 
     def rounded(x: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ def quantizable(model: nn.Module, scheme: Scheme) -> list[tuple[str, nn.Linear]]
 
 
 def replaced(model: nn.Module, name: str, layer: nn.Linear, scheme: Scheme) -> QuantizedLinear:
-    """Puts an empty QuantizedLinear in a layer's place."""
+    """Replaces a layer by an empty QuantizedLinear."""
     weight = layer.weight
     quantized = QuantizedLinear(
         layer.in_features, layer.out_features, layer.bias is not None, scheme, weight.dtype, weight.device
@@ -242,10 +242,10 @@ def quantize(
 ) -> tuple[Model, list[TensorError]]:
     """Quantises the linear layers of an xLSTMLarge in place, one at a time. Returns the model and each weight's error.
 
-    bits, group_size    8 or 4 bits a weight; 32, 64 or 128 weights of a row that share a scale
-    symmetric           no offsets; default: with 8 bits none, with 4 bits some
+    bits, group_size    8 or 4 bits per weight; 32, 64 or 128 weights of a row share a scale
+    symmetric           without offsets; default: True for 8 bits, False for 4 bits
     scale_dtype         of scales and offsets
-    skip                layers that stay as they are, by their names as single weights
+    skip                layers that stay unquantised, by their names as single weights
     """
     if model.quantization is not None:
         raise ValueError(f"model: expected one that is not quantised, got one of {model.quantization}")

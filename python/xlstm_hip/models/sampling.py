@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The next token from logits: greedy, or drawn, with every row's own random numbers."""
+"""The next token from logits: greedy, or sampled with independent random numbers for every row."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def _(tokens, logits, seeds, numbers, seen, going, ends, weights, pad, temperatu
 
 @dataclass(frozen=True)
 class Sampling:
-    """temperature 0 takes the likeliest token. top_k 0 and top_p 1 leave none out, repetition_penalty 1 changes none.
+    """temperature 0 is greedy decoding. top_k 0, top_p 1 and repetition_penalty 1 have no effect.
 
-    They work in the order of transformers' processors: the penalty on what was seen (positive logits divided by it,
-    others multiplied), temperature, top_k, then the fewest tokens whose probabilities reach top_p.
+    They apply in the order of transformers' processors: repetition penalty (divides positive logits of seen tokens,
+    multiplies negative ones), temperature, top_k, then top_p: the smallest set with that cumulative probability.
     """
 
     temperature: float = 0.0
@@ -59,19 +59,19 @@ class Sampling:
         return self.temperature == 0
 
     def probabilities(self, logits: Tensor, seen: Tensor | None) -> Tensor:
-        """logits (B, V), seen (B, V) bool -> (B, V) float64, what a token is drawn from; not greedy."""
+        """logits (B, V), seen (B, V) bool -> (B, V) float64 probabilities to sample from. Not for greedy decoding."""
         return plain.probabilities(self, logits, seen)
 
 
 class Drawing:
-    """The next tokens of a batch, one draw after the other, by the op that makes a draw a single kernel (csrc/decode).
+    """Samples the next tokens of a batch, step by step, with an op that is a single kernel (csrc/decode).
 
-    All that a draw reads or leaves behind stays in the memory of these tensors, so a call can be captured in a graph.
-    A row's tokens follow from its seed and its logits alone, whatever its company and the device. begin() comes first.
+    All inputs and outputs stay in the memory of these tensors, so a call can be captured in a graph. A row's tokens
+    depend only on its seed and logits, not on the batch or the device. Call begin() first.
 
-    tokens   (B) int64, each row's last token: overwritten by the next, -1 where NaN leaves nothing to draw
-    going    (B) bool, False for rows that drew a token of `ends`: they get `pad` from then on. None without ends
-    seen     (B, V) bool, with a repetition penalty: each draw counts the token before it too
+    tokens   (B) int64, each row's last token: overwritten by the next, -1 if NaN leaves nothing to sample
+    going    (B) bool, False for rows that sampled a token of `ends`: they get `pad` from then on. None without ends
+    seen     (B, V) bool, with a repetition penalty: each step also marks the token before it
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Drawing:
         self.key = (*self.options, *(None if x is None else x.data_ptr() for x in held))
 
     def begin(self, seeds: Sequence[int]) -> None:
-        """Forgets what was drawn; row r's tokens are from now on those of seeds[r]."""
+        """Resets the batch. Row r's tokens then follow from seeds[r]."""
         self.tokens.fill_(plain.NOTHING_DRAWN)
         if self.going is not None:
             self.going.fill_(True)
@@ -100,7 +100,7 @@ class Drawing:
             self._numbers.zero_()
 
     def __call__(self, logits: Tensor) -> None:
-        """Draws a token of each row that goes on; logits (B, V) of any float dtype."""
+        """Samples a token for each unfinished row; logits (B, V) of any float dtype."""
         options = self.sampling
         if logits.dtype == torch.float64 or logits.device.type not in _DEVICES or plain_torch_forced():
             return self.draw_plainly(logits)
@@ -110,7 +110,7 @@ class Drawing:
         )  # fmt: skip
 
     def draw_plainly(self, logits: Tensor) -> None:
-        """The same in plain torch, for what has no kernel."""
+        """Sampling in plain torch, where there is no kernel."""
         if self.seen is not None:
             read = self.tokens >= 0 if self.going is None else self.going & (self.tokens >= 0)
             vocabulary = torch.arange(logits.shape[1], device=logits.device)
@@ -126,25 +126,25 @@ class Drawing:
         self.tokens.copy_(drawn)
 
     def over(self) -> bool:
-        """Whether no row goes on."""
+        """Whether all rows are finished."""
         return self.going is not None and not any(self.going.tolist())
 
 
 def check_drawn(tokens: Tensor) -> None:
-    """That there was something to draw for each row."""
+    """Raises if a row had nothing to sample from."""
     rows = (tokens < 0).nonzero()
     if len(rows):
         raise ValueError(f"logits: expected numbers to draw a token from, got NaN or nothing in row {int(rows[0, 0])}")
 
 
 def _signed(seed: int) -> int:
-    """64 bits of a seed, as int64 has them."""
+    """The low 64 bits of a seed as int64."""
     low = seed & 2**64 - 1
     return low - 2**64 if low >= 2**63 else low
 
 
 def row_seeds(seed: int | Sequence[int], rows: int) -> list[int]:
-    """One seed for each row: seed, seed + 1, ... of an int."""
+    """One seed per row: seed, seed + 1, ... for an int."""
     if isinstance(seed, int) and not isinstance(seed, bool):
         return [seed + row for row in range(rows)]
     if not isinstance(seed, Sequence) or isinstance(seed, str) or len(seed) != rows:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to token ids and back: bytes, or a checkpoint's tokenizer.json through the tokenizers package."""
+"""Text to token ids and back: bytes, or a checkpoint's tokenizer.json with the tokenizers package."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
-    """That of a checkpoint; a model of 256 tokens without one reads bytes."""
+    """The tokenizer of a checkpoint. Without a tokenizer file, a model with 256 tokens reads bytes."""
     if (folder / TOKENIZER_FILE).exists():
         return _from_file(folder / TOKENIZER_FILE)
     if vocab_size == BYTE_VALUES:

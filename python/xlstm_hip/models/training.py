@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts/train.py is made of: windows of bytes, data-parallel models, and checkpoints that resume exactly.
+"""Parts of scripts/train.py: windows of bytes, data-parallel models, and checkpoints that resume exactly.
 
-A batch is a function of the seed and the step alone, and ranks share its rows. So a run that is resumed, or that has
-another number of processes, sees the same data, and there is no reader's state to save.
+A batch depends only on the seed and the step, and ranks share its rows. A run that is resumed, or that has another
+number of processes, therefore sees the same data, and no reader state has to be saved.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PARALLEL = ("ddp", "fsdp")
 
 
 class ByteWindows:
-    """Random windows of the bytes of some files, the last part of which is kept for validation."""
+    """Random windows of the bytes of some files. The last part of the bytes is kept for validation."""
 
     def __init__(self, files: Sequence[Path], length: int, validation: float) -> None:
         data = b"".join(Path(file).read_bytes() for file in files)
@@ -46,13 +46,13 @@ class ByteWindows:
         self.length, self.text, self.held_out = length, text[:-kept], text[-kept:]
 
     def batch(self, seed: int, step: int, rows: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, Tensor]:
-        """This rank's share of the rows of a step: tokens, and what follows each. A window begins with BOS."""
+        """This rank's rows of a step: tokens, and the token after each. A window begins with BOS."""
         rng = torch.Generator().manual_seed(seed * 1_000_003 + step)
         begins = torch.randint(len(self.text) - self.length + 1, (rows,), generator=rng)
         return self._windows(self.text, begins[rank::ranks])
 
     def validation(self, rows: int) -> tuple[Tensor, Tensor]:
-        """The same rows every time, spread over what was held out."""
+        """The same validation rows every time, spread over the held-out bytes."""
         return self._windows(self.held_out, torch.linspace(0, len(self.held_out) - self.length, rows).long())
 
     def _windows(self, text: Tensor, begins: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +61,7 @@ class ByteWindows:
 
 
 class LossOf(nn.Module):
-    """The loss as a module's forward, which is where DDP and FSDP look."""
+    """The loss as a module's forward, as DDP and FSDP require."""
 
     def __init__(self, model: xLSTMLarge) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class LossOf(nn.Module):
 
 
 def in_parallel(model: xLSTMLarge, how: str, device: torch.device) -> nn.Module:
-    """The loss of a model over the processes of torchrun; alone, of the model itself."""
+    """A model's loss over the processes of torchrun; with one process, the loss of the model itself."""
     loss = LossOf(model)
     if not dist.is_initialized():
         return loss
@@ -90,15 +90,16 @@ def in_parallel(model: xLSTMLarge, how: str, device: torch.device) -> nn.Module:
 
 
 def spread_again(loss: nn.Module) -> None:
-    """After losses without a backward, until which FSDP's outermost module keeps its weights whole: those are none of
-    the parameters that the optimizer knows, and a checkpoint would miss their moments."""
+    """Reshards after losses without a backward pass. Until then FSDP's outermost module keeps its weights gathered:
+    they are not the parameters that the optimizer knows, and a checkpoint would lack their moments.
+    """
     reshard = getattr(loss, "reshard", None)
     if reshard is not None:
         reshard()
 
 
 def make_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW; matrices decay, norms, biases and the embedding do not."""
+    """AdamW, with weight decay on matrices but not on norms, biases and the embedding."""
     matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and not n.endswith("embedding.weight")]
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
@@ -107,7 +108,7 @@ def make_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) 
 
 
 def learning_rate(step: int, steps: int, warmup: int, highest: float) -> float:
-    """Up in a line, down along a cosine to a tenth."""
+    """Linear warm-up, then cosine decay to a tenth."""
     if step < warmup:
         return highest * (step + 1) / warmup
     done = (step - warmup) / max(1, steps - warmup)
@@ -118,12 +119,12 @@ def learning_rate(step: int, steps: int, warmup: int, highest: float) -> float:
 
 
 def _whole(x: Tensor) -> Tensor:
-    """All of a tensor that may be spread over processes; each of them must ask."""
+    """Gathers a tensor that may be sharded over processes; all of them must call this."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
 def _like(whole: Tensor, parameter: Tensor) -> Tensor:
-    """The part of it that this process has of the parameter."""
+    """The shard of a tensor that this process has of the parameter."""
     whole = whole.to(parameter.device)
     spread: Any = parameter
     if not hasattr(spread, "device_mesh"):
@@ -136,8 +137,9 @@ def _like(whole: Tensor, parameter: Tensor) -> Tensor:
 def save_checkpoint(
     folder: Path, model: xLSTMLarge, optimizer: torch.optim.Optimizer, progress: dict[str, Any]
 ) -> None:
-    """The model as transformers reads it, the optimizer's moments, and `progress` as JSON: written beside, then moved
-    into place, so that what is there is whole."""
+    """Saves the model in transformers' format, the optimizer's moments, and `progress` as JSON. They are written to a
+    temporary folder and then renamed, so a checkpoint is always complete.
+    """
     weights = {name: _whole(p).detach().cpu() for name, p in model.named_parameters()}
     stepped = dict(model.named_parameters()) if optimizer.state else {}
     moments = {
@@ -181,5 +183,5 @@ def load_optimizer(folder: Path, model: xLSTMLarge, optimizer: torch.optim.Optim
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter], most: float) -> float:
-    """Clips the gradients together to a norm of `most`; returns what it was."""
+    """Clips the gradients together to a norm of `most`. Returns the norm before."""
     return float(_whole(nn.utils.clip_grad_norm_(list(parameters), most)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where trials run: in a process of this machine, or on a Ray cluster. What kills a trial kills no more than it."""
+"""Where trials run: in a process on this machine, or on a Ray cluster. A trial that crashes does not end the run."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ READ_LOSS, WRITTEN_LOSS, DISTINCT_LOSS = 0.005, 0.15, 0.1
 
 
 class Refused(Exception):
-    """A plan that changes quality."""
+    """A plan that changes the quality of results."""
 
 
 class Layers:

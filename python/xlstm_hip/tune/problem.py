@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is tuned: one op at one shape on one device; its tensors, its calls, and the float64 truth of its results."""
+"""The problem to tune: one op at one shape on one device, with its tensors, calls and float64 results."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's folder: run_meta.json, trials.jsonl, summary.csv, best.json. No file is ever half-written.
+"""A run's folder: run_meta.json, trials.jsonl, summary.csv, best.json. No file is ever left half-written.
 
-A trial is one line that is written at once, and one that power loss cut short is dropped when the run is opened again;
-every other file is written beside its place and then put there.
+A trial is one line, written at once. A line cut short by a power loss is dropped when the run is opened again. Every
+other file is written to a temporary name and renamed.
 """
 
 from __future__ import annotations

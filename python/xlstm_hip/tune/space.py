@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be chosen for a problem: for each choice the values that are tried, the plan's own first."""
+"""The search space of a problem: the values of each choice, the plan's own first."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run: trials until the budget is spent, the best measured again, judged, and put into the table if they hold."""
+"""The run: trials until the budget is spent, then the best are measured again, checked, and written to the table."""
 
 from __future__ import annotations
 
