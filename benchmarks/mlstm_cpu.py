@@ -15,6 +15,7 @@ import argparse
 from dataclasses import replace
 from functools import partial
 
+from xlstm_hip._core.native import native
 from xlstm_hip.bench.benchmark import Benchmark, Job, Session
 from xlstm_hip.bench.contest import Advance
 from xlstm_hip.bench.machine import Machine, copying, matmul_rate, multiplying
@@ -28,7 +29,6 @@ from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.sides import sided
 from xlstm_hip.bench.timing import Pace, paired_ratio, spread
 from xlstm_hip.cli.common import at_least
-from xlstm_hip.describe import native
 
 COPY = "torch copy"
 AIMS = {

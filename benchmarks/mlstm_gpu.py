@@ -30,11 +30,12 @@ from xlstm_hip.bench.mlstm_contenders import GPU_SEQUENCES, GPU_STEPS
 from xlstm_hip.bench.mlstm_points import WORKS, Cell
 from xlstm_hip.bench.operators import OPERATORS
 from xlstm_hip.bench.pages import mlstm_gpu as page
-from xlstm_hip.bench.registry import DTYPES, PROVIDERS, Scale
+from xlstm_hip.bench.registry import DTYPES, PROVIDERS, Scale, work_of
 from xlstm_hip.bench.result_files import Results, read
 from xlstm_hip.bench.sides import sided
 from xlstm_hip.bench.timing import Pace
-from xlstm_hip.bench.trial import add_peers, before_triton, lost_in_trials, work_of
+from xlstm_hip.bench.trial import add_peers, lost_in_trials
+from xlstm_hip.bench.triton_compiler import before_triton
 
 FLOOR_CHUNK = 128  # tokens of a chunk in the flop floor
 # B, NH, S, DHQK, DHHV

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xlstm_hip._core.progress import Progress
 from xlstm_hip.bench.environment import environment
 from xlstm_hip.bench.memory import resident_bytes
 from xlstm_hip.bench.result_files import save
 from xlstm_hip.models import Stream, load_pretrained
-from xlstm_hip.progress import Progress
 
 MODEL = Path(__file__).resolve().parents[1] / "models" / "demo"
 PARTS, SLICE, TIMED = 20, 4096, 32

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from xlstm_hip import device_facts, mlstm_interface, mlstm_step_interface
+from xlstm_hip._core.progress import Tasks
 from xlstm_hip.bench.registry import DTYPES
 from xlstm_hip.cli.common import at_least
-from xlstm_hip.progress import Tasks
 
 OURS = "chunkwise--fused"
 PLAIN = ("chunkwise--native_autograd", "chunkwise--native_custbw")  # which is the faster depends on the size

@@ -24,7 +24,7 @@ from demo import OUR_COLOUR, PLAIN_COLOUR, leave_picture, print_table, seconds, 
 from xlstm_hip import device_facts
 from xlstm_hip.cli.common import NOT_NEGATIVE, at_least
 from xlstm_hip.models import Sampling, Stream, generate, load_pretrained, xLSTMLarge
-from xlstm_hip.text import BYTES
+from xlstm_hip.models.tokenizer import BYTES
 
 MODEL = Path(__file__).resolve().parents[1] / "models" / "demo"
 PLAIN_KERNELS = {

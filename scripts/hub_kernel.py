@@ -25,6 +25,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "python/xlstm_hip"
 NAME, HUB_NAME, VERSION = "xlstm_hip", "xlstm-hip", 0  # 0: not yet stable, by the hub's convention
 OLDEST_TORCH = "2.10"  # as csrc is compiled: the variant's name says it
-ENTRIES = ("__init__", "attention/__init__", "layers")
+ENTRIES = ("__init__", "attention/__init__", "layers/__init__")
 ROCM_ARCHS = ("gfx90a", "gfx942", "gfx1100")
 CUDA_ARCHS = ("8.0", "9.0a")
 GPU_KERNELS: dict[
@@ -87,6 +88,7 @@ INIT = """
 from . import attention, layers  # noqa: E402
 
 __all__ += ["attention", "layers"]
+PUBLIC_MODULES = dict.fromkeys(["attention", "layers", "mlstm", "reference"])
 """
 
 # What older versions of `kernels` import: the folder below the variant, by the name that the variant's files have.
@@ -131,10 +133,18 @@ def variant(text: str) -> Variant:
 # ---- the Python part
 
 
+def run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node below this one, without the blocks that only type checkers read."""
+    for child in ast.iter_child_nodes(tree):
+        if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield child
+            yield from run_nodes(child)
+
+
 def imported(path: Path) -> set[Path]:
     """The package's modules that a module imports, at any place in it."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in run_nodes(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level:
             folder = path.parents[node.level - 1]
             base = folder / (node.module or "").replace(".", "/")
@@ -179,8 +189,10 @@ def write_python(folder: Path) -> None:
         target = folder / path.relative_to(PACKAGE)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(translated(path), encoding="utf-8")
-    for data in PACKAGE.glob("*.json"):
-        shutil.copy(data, folder)
+    for data in PACKAGE.rglob("*.json"):
+        target = folder / data.relative_to(PACKAGE)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(data, target)
 
 
 # ---- what kernel-builder reads

@@ -24,12 +24,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from xlstm_hip import training
+from xlstm_hip._core.progress import Progress
 from xlstm_hip.cli.common import NOT_NEGATIVE, POSITIVE, at_least, number
-from xlstm_hip.models import CheckpointError, load_pretrained, xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.models import CheckpointError, load_pretrained, training, xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.models.checkpoint import check_scheme
 from xlstm_hip.models.config_files import read_config
-from xlstm_hip.progress import Progress
 
 AMP = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PER_RUN = ("output", "resume", "threads")  # never taken from the checkpoint that is resumed

@@ -32,10 +32,10 @@ from typing import Any
 import torch
 
 import xlstm_hip
+from xlstm_hip._core.atomic_files import write_whole
+from xlstm_hip._core.progress import Tasks
 from xlstm_hip.bench.environment import environment, summary
 from xlstm_hip.cli.common import at_least
-from xlstm_hip.progress import Tasks
-from xlstm_hip.whole_files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 SPARE = 20  # seconds that a part told to end in time has to do so

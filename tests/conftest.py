@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test shares: the session's accuracy report, and torch's settings put back after each test."""
+"""What every test shares: the session's accuracy report, torch's settings put back after each test, no network."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -10,14 +11,16 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
-    from report import Report
+    from support.report import Report
+
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 _REPORT: pytest.StashKey[Report] = pytest.StashKey()
 
 
 @pytest.fixture(scope="session")
 def report(pytestconfig: pytest.Config) -> Report:
-    from report import Report
+    from support.report import Report
 
     return pytestconfig.stash.setdefault(_REPORT, Report())
 

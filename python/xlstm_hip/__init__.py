@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xlstm_hip: the mLSTM and the layers of xLSTM as native kernels for AMD GPUs, with CPU kernels beside them."""
+"""xlstm_hip: the mLSTM and the layers of xLSTM as native kernels for AMD GPUs, NVIDIA GPUs and CPUs.
 
-from . import (
-    names,  # noqa: F401  (it fills the registry)
-    observe,
-)
+dir(xlstm_hip) is the public interface: functions and classes, and the modules of PUBLIC_MODULES. Everything else in the
+package is private.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._core import logging
+from ._core.device import device_facts, is_amd_gpu, is_mi300x
 from ._version import __version__
-from .backend import mLSTMBackend, mLSTMBackendConfig
-from .describe import describe
-from .device import device_facts, is_amd_gpu, is_mi300x
-from .interface import mlstm_interface, mlstm_step_interface
-from .registry import (
+from .mlstm import (
     KernelInfo,
     get_available_mlstm_kernels,
     get_available_mlstm_sequence_kernels,
@@ -18,11 +19,20 @@ from .registry import (
     get_mlstm_kernel,
     get_mlstm_sequence_kernel,
     get_mlstm_step_kernel,
+    get_optimal_kernel_config,
     kernel_info,
+    mlstm_interface,
+    mlstm_step_interface,
+    mLSTMBackend,
+    mLSTMBackendConfig,
     register_mlstm_kernel,
+    wrap_chunkwise__arbitrary_sequence_length,
+    wrap_chunkwise__pad_zeros,
 )
-from .select import get_optimal_kernel_config
-from .wrappers import wrap_chunkwise__arbitrary_sequence_length, wrap_chunkwise__pad_zeros
+from .mlstm.describe import describe
+
+if TYPE_CHECKING:
+    from . import attention, bench, hf, layers, mlstm, models, plans, quantize, reference, tune  # noqa: F401
 
 __all__ = [
     "KernelInfo",
@@ -48,5 +58,31 @@ __all__ = [
     "wrap_chunkwise__pad_zeros",
 ]
 
-if observe.BUILD:
-    observe.say_built()
+# Each is imported when it is first asked for. xlstm_hip.compat is public too, but changes what other imports find: only
+# `import xlstm_hip.compat` imports it.
+PUBLIC_MODULES = {
+    "attention": "flash attention and MLA, with the names of FlashAttention-2 and FlashMLA",
+    "bench": "measuring, for benchmarks/ and `xlstm-hip bench`",
+    "hf": "xLSTM models of Hugging Face transformers on these kernels",
+    "layers": "the layers around the mLSTM",
+    "mlstm": "the mLSTM: what xlstm_hip itself has, without the facts of devices",
+    "models": "xLSTM-7B's architecture, checkpoints, generation",
+    "plans": "tables of tuned launch plans",
+    "quantize": "weights of 8 and 4 bits",
+    "reference": "the mLSTM in plain torch",
+    "tune": "searching for launch plans",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in PUBLIC_MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *PUBLIC_MODULES})
+
+
+if logging.BUILD:
+    logging.say_built()

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from compat_parts import compat_part
+from support.compat_parts import compat_part
 from xlstm_hip import attention as ours
-from xlstm_hip.attention.models import attention_forward as transformers_call
+from xlstm_hip.attention.transformers import attention_forward as transformers_call
 
 compat = compat_part("attention")
 

@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "attention")]
+    sys.path.insert(0, str(ROOT / "tests"))
     if find_spec("xlstm_hip") is None:  # not installed: a library built in place does
         sys.path.insert(0, str(ROOT / "python"))
 
@@ -62,8 +62,7 @@ def with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], se
 
 def beside_sdpa(dtype: torch.dtype, dim: int, causal: bool) -> None:
     """At most twice as far from the truth as torch's own in the same dtype, which multiplies and adds plainly."""
-    from problem import FLOOR
-
+    from support.attention.problem import FLOOR
     from xlstm_hip.attention import flash_attn_func
 
     def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -122,7 +121,7 @@ def a_side_stream() -> None:
 
 
 def offsets_beyond_32_bits() -> None:
-    from far_tokens import Far, memory_back, tokens_beyond_32_bits
+    from support.attention.far_tokens import Far, memory_back, tokens_beyond_32_bits
 
     memory_back()
     try:
@@ -145,7 +144,7 @@ def parts_agree_with_the_whole() -> None:
 
 def everything() -> Iterator[tuple[str, Callable[[], None]]]:
     """Name and what to run; the most at risk first."""
-    from gpu_rows import measure, rows
+    from support.attention.gpu_rows import measure, rows
 
     yield from ((f.__name__.replace("_", " "), f) for f in (parts_agree_with_the_whole, a_side_stream))
     for dtype in (torch.bfloat16, torch.float16, torch.float32):

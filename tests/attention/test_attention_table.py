@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from pairs import pairwise
-from problem import Case, check, errors, our_results, plain_results, true_results, variant
+
+from support.attention.pairs import pairwise
+from support.attention.problem import Case, check, errors, our_results, plain_results, true_results, variant
 
 VALUES: dict[str, list[Any]] = {
     "dtype": [torch.float32, torch.bfloat16, torch.float16, torch.float64],

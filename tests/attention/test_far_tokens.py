@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 from unittest import SkipTest
 
-import far_tokens
 import pytest
 import torch
-from far_tokens import SMALL, tokens_beyond_32_bits
 from torch import Tensor
 
+from support.attention import far_tokens
+from support.attention.far_tokens import SMALL, tokens_beyond_32_bits
 from xlstm_hip import attention as ours
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from decode_rows import MLA_ROWS, ROWS, run_mla, run_row
-from problem import Case, check
 from test_attention_table import RAGGED
 from test_attention_table import ROWS as CASES
 
+from support.attention.decode_rows import MLA_ROWS, ROWS, run_mla, run_row
+from support.attention.problem import Case, check
 from xlstm_hip.reference import attention_ops
 
 

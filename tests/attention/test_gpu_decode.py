@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from decode_rows import gpu_mla_rows, gpu_rows, nan_goes_on, refuse_and_keep_the_cache, run_mla, run_row
 
+from support.attention.decode_rows import (
+    gpu_mla_rows,
+    gpu_rows,
+    nan_goes_on,
+    refuse_and_keep_the_cache,
+    run_mla,
+    run_row,
+)
 from xlstm_hip import attention as ours
 
 pytestmark = [

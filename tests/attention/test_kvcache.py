@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from decode_rows import MLA_ROWS, ROWS, nan_goes_on, run_mla, run_row
 
+from support.attention.decode_rows import MLA_ROWS, ROWS, nan_goes_on, run_mla, run_row
 from xlstm_hip import attention as ours
 
 

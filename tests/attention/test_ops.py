@@ -14,8 +14,8 @@ from torch.autograd import gradcheck
 from torch.library import opcheck
 
 from xlstm_hip import attention as ours
+from xlstm_hip._core.index_tensors import Pages, Places
 from xlstm_hip.attention.ops import OPS, Options
-from xlstm_hip.attention_places import Pages, Places
 
 SLOPES = torch.tensor([0.1, 0.3])
 RNG = torch.tensor([123456789, 5])

@@ -22,7 +22,7 @@ import xlstm_hip
 from xlstm_hip import _ops, mlstm_interface, mlstm_step_interface
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from reference import outputs_and_gradients, truth  # noqa: E402
+from support.reference import outputs_and_gradients, truth  # noqa: E402
 
 B, NH, S, DQK, DHV = 2, 3, 40, 8, 6
 TOKENS = {"q": (S, DQK), "k": (S, DQK), "v": (S, DHV), "i": (S,), "f": (S,)}

@@ -21,7 +21,7 @@ import torch
 import builds
 import device
 
-# Of tests/gpu_checks.py; the others need streams, graphs, the compiler's idea of a GPU or a second one.
+# Of tests/support/gpu_checks.py; the others need streams, graphs, the compiler's idea of a GPU or a second one.
 CHECKS = (
     "poison_reaches_the_workspace",
     "inference_and_training_agree",

@@ -104,9 +104,9 @@ STEP_WORDS = 4096
 
 def model_step(batch: int, bits: int) -> None:
     """A block of xLSTM-7B with its embedding, and a head of fewer words."""
-    from peer_models import ours
-    from xlstm_hip.ops import OPS
-    from xlstm_hip.quantize import quantize
+    from support.peer_models import ours
+    from xlstm_hip._core.ops import OPS
+    from xlstm_hip.models.quantize import quantize
 
     model = ours(
         dtype=torch.bfloat16, embedding_dim=WIDTH, num_heads=HEADS, num_blocks=1, vocab_size=STEP_WORDS,

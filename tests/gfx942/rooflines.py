@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package's kernels in the calls of roofline_shapes.py, run as gfx942 code, and what binds each on an MI300X.
 
-export PYTHONPATH=build_backend:tests:tests/amd:tests/models
+export PYTHONPATH=build_backend:tests:tests/amd
 python tests/gfx942/rooflines.py            shows the tables
 python tests/gfx942/rooflines.py --write    and writes docs/amd_roofline.*
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU's whole table on the emulated device, as tests/gpu_runner.py runs it on a real one, with the checks that can
-run there. Hours.
+"""The GPU's whole table on the emulated device, as support/gpu_runner.py runs it on a real one, with the checks that
+can run there. Hours.
 
 PYTHONPATH=build_backend:tests:tests/amd python tests/gfx942/sweep.py                   everything
 PYTHONPATH=build_backend:tests:tests/amd python tests/gfx942/sweep.py "100 tokens"      what has this in its name
@@ -14,8 +14,8 @@ import emulated_torch
 
 if __name__ == "__main__":
     emulated_torch.import_package()
-    import gpu_checks
-    from gpu_runner import main
+    from support import gpu_checks
+    from support.gpu_runner import main
 
     gpu_checks.CHECKS[:] = [check for check in gpu_checks.CHECKS if check.__name__ in emulated_torch.CHECKS]
     sys.exit(main(["--truth-on", "cpu", *sys.argv[1:]]))

@@ -5,8 +5,6 @@ arguments, pages, parts of the keys, and errors that only a GPU has."""
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,8 +13,6 @@ import torch
 from torch import Tensor
 
 from kernels_ran import check_every_kernel_ran, function_of
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attention"))
 
 NAME = "MI300X"
 _ran: set[str] = set()
@@ -29,14 +25,14 @@ def _counted(device: ModuleType) -> None:
 
 @pytest.fixture(scope="module")
 def cases(package: ModuleType) -> list[Any]:
-    from gpu_rows import rows
+    from support.attention.gpu_rows import rows
 
     return list(rows(NAME))
 
 
 def test_table(package: ModuleType, cases: list[Any]) -> None:
     """In one test: rows are known when the package is there. Every row has its say."""
-    from gpu_rows import measure
+    from support.attention.gpu_rows import measure
 
     failed = []
     for n, case in enumerate(cases):
@@ -51,7 +47,7 @@ def test_table(package: ModuleType, cases: list[Any]) -> None:
 
 @pytest.mark.parametrize("planted", ["out", "lse"])
 def test_a_wrong_result_fails(package: ModuleType, planted: str) -> None:
-    from problem import Case, check, our_results
+    from support.attention.problem import Case, check, our_results
 
     case = Case(torch.bfloat16, causal=True, sink=True)
     got = our_results(case, "cuda", backward=False)

@@ -6,7 +6,6 @@ Forward runs on the CPU, so that what is measured here depends on no other GPU k
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -15,12 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import builds
 from kernels_ran import check_every_kernel_ran
-
-sys.path.insert(0, str(builds.ROOT / "tests" / "attention"))
-
-from pairs import ON_A_GPU, RAGGED, pairwise  # noqa: E402
+from support.attention.pairs import ON_A_GPU, RAGGED, pairwise  # noqa: E402
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 VALUES: dict[str, list[Any]] = {
@@ -68,10 +63,9 @@ class OnGpu:
 
 @pytest.fixture
 def problem(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """tests/attention/problem.py, with gradients from the GPU."""
-    import problem
-
-    from poison import poisoned
+    """tests/support/attention/problem.py, with gradients from the GPU."""
+    from support.attention import problem
+    from support.poison import poisoned
     from xlstm_hip.attention import ops
 
     monkeypatch.setattr(ops, "OPS", OnGpu(ops.OPS))

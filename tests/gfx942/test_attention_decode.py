@@ -4,16 +4,12 @@ caches of every kind, MLA. Every kernel of them that the library holds must have
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
 from kernels_ran import check_every_kernel_ran
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attention"))
 
 _ran: set[str] = set()
 
@@ -26,7 +22,7 @@ def _counted(device: ModuleType) -> None:
 @pytest.mark.parametrize("table", ["rows", "mla"])
 def test_table(package: ModuleType, table: str) -> None:
     """In one test: rows are known when the package is there. Every row has its say."""
-    import decode_rows
+    from support.attention import decode_rows
 
     rows, run = {
         "rows": (decode_rows.gpu_rows, decode_rows.run_row),
@@ -44,7 +40,7 @@ def test_table(package: ModuleType, table: str) -> None:
 
 def test_rotary_pairs_that_are_no_whole_pieces(package: ModuleType) -> None:
     """And everything else that a token may be moved with one feature at a time."""
-    import decode_rows
+    from support.attention import decode_rows
 
     row = decode_rows.gpu_rows()[0] | {"new": 7, "rotary_dim": 6, "cache": "rows", "dims": (32, 48)}
     for dtype in decode_rows.GPU_DTYPES:
@@ -87,13 +83,13 @@ def test_places_outside_the_cache_are_left_out(package: ModuleType) -> None:
 
 
 def test_what_is_refused_leaves_the_cache(package: ModuleType) -> None:
-    import decode_rows
+    from support.attention import decode_rows
 
     decode_rows.refuse_and_keep_the_cache("cuda")
 
 
 def test_nan_goes_on(package: ModuleType) -> None:
-    import decode_rows
+    from support.attention import decode_rows
 
     decode_rows.nan_goes_on("cuda")
 
@@ -109,7 +105,7 @@ def test_mla_says_what_it_lacks(package: ModuleType) -> None:
 
 def test_a_planted_error_is_seen(package: ModuleType) -> None:
     """A table entry that points at another page."""
-    import decode_rows
+    from support.attention import decode_rows
 
     row = decode_rows.gpu_mla_rows()[0] | {"page": 64}
     decode_rows.run_mla(row, "cuda")

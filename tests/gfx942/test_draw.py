@@ -45,7 +45,7 @@ def test_the_same_bits_as_on_a_cpu(
     package: ModuleType, options: tuple[float, int, float, float], rows: int, vocab: int, levels: int
 ) -> None:
     """Several draws, with rows that are over, tokens that were seen, ends, ties, infinities and NaN."""
-    from xlstm_hip.ops import OPS
+    from xlstm_hip._core.ops import OPS
 
     temperature, _, _, penalty = options
     greedy = temperature == 0
@@ -78,7 +78,7 @@ def test_the_same_bits_as_on_a_cpu(
 
 
 def test_errors(package: ModuleType) -> None:
-    from xlstm_hip.ops import OPS
+    from xlstm_hip._core.ops import OPS
 
     tokens, logits = torch.zeros(1, dtype=torch.int64).to("cuda"), torch.zeros(1, 5).to("cuda")
     with pytest.raises(RuntimeError, match="top_p: expected at most 1, got 2"):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers' ops, their kernels run as gfx942 code: the table of tests/layer_cases.py, twice for the same bits. Every
-kernel of csrc/layer that the library holds must have run.
+"""The layers' ops, their kernels run as gfx942 code: the table of support/layer_cases.py, twice for the same bits.
+Every kernel of csrc/layer that the library holds must have run.
 
 Truth and plain torch run on the CPU.
 """
@@ -25,7 +25,7 @@ def _counted(device: ModuleType) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 def test_table(package: ModuleType, dtype: torch.dtype) -> None:
-    import layer_cases as cases
+    from support import layer_cases as cases
 
     problems = [f"{case}: {problem}" for case in cases.CASES for problem in cases.measure(case, dtype, "cuda", "cpu")]
     assert not problems, "\n".join(problems)
@@ -42,7 +42,7 @@ def test_targets_out_of_range_have_no_loss(package: ModuleType) -> None:
 
 
 def test_rows_that_are_not_finite(package: ModuleType) -> None:
-    import layer_cases as cases
+    from support import layer_cases as cases
 
     for got, want in cases.not_finite(torch.float32, "cuda"):
         torch.testing.assert_close(got.cpu(), want, equal_nan=True)
@@ -50,7 +50,7 @@ def test_rows_that_are_not_finite(package: ModuleType) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 def test_many_rows(package: ModuleType, dtype: torch.dtype) -> None:
-    import layer_cases as cases
+    from support import layer_cases as cases
 
     for many, few in cases.of_many_rows(dtype, "cuda"):
         assert many.equal(few)
@@ -58,7 +58,7 @@ def test_many_rows(package: ModuleType, dtype: torch.dtype) -> None:
 
 def test_float64_takes_plain_torch(package: ModuleType) -> None:
     from xlstm_hip import layers
-    from xlstm_hip.layer_ops import OPS
+    from xlstm_hip.layers.ops import OPS
 
     x = torch.randn(3, 8, dtype=torch.float64)
     torch.testing.assert_close(layers.swiglu(x.to("cuda"), x.to("cuda")).cpu(), layers.swiglu(x, x))

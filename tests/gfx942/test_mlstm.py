@@ -19,7 +19,7 @@ import torch
 
 from emulated_torch import CHECKS
 from kernels_ran import check_every_kernel_ran
-from shapes import BY_NAME, GPU_CASES, HALF, STATES, Case, make
+from support.shapes import BY_NAME, GPU_CASES, HALF, STATES, Case, make
 
 SEQUENCE = ("chunkwise--fused", "fused")
 SIGMOID = ("chunkwise--fused_siging", "fused_siging")
@@ -37,8 +37,8 @@ HEADS = tuple(
     for n in (1, 3)
     for heads in (304, 152, 20)
 )
-# Of tests/shapes.py. In the half dtypes one run of plain torch says what is allowed: where a sum all but vanishes, one
-# row in fifty of the whole table is above it, by what rounding alone does to products of two-byte operands.
+# Of support/shapes.py. In the half dtypes one run of plain torch says what is allowed: where a sum all but vanishes,
+# one row in fifty of the whole table is above it, by what rounding alone does to products of two-byte operands.
 TABLE = (
     "1 token",
     "17 tokens, a tail of 1",
@@ -106,7 +106,7 @@ def _counted(device: ModuleType) -> None:
 
 @pytest.mark.parametrize("wanted", ROWS, ids=str)
 def test_table(package: ModuleType, wanted: Wanted, report: Any) -> None:
-    from gpu_table import Row, measure
+    from support.gpu_table import Row, measure
 
     _ran.add(wanted)
     kinds = ("chunkwise", "sequence") if wanted.kind == "sequence" else "step"
@@ -118,7 +118,7 @@ def test_table(package: ModuleType, wanted: Wanted, report: Any) -> None:
 
 def test_a_normaliser_that_cancels(package: ModuleType) -> None:
     """l of a float32 sequence has a float's digits where its terms, the initial state's alone, have a tenth of them."""
-    from xlstm_hip.ops import OPS
+    from xlstm_hip._core.ops import OPS
 
     case = Case("l cancels", 40, 64, 32, heads=8, states=True, gates="enter nothing")
     inputs, _ = make(case, torch.float32)
@@ -135,7 +135,7 @@ def test_a_normaliser_that_cancels(package: ModuleType) -> None:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_check(package: ModuleType, name: str) -> None:
-    import gpu_checks
+    from support import gpu_checks
 
     _ran.add(name)
     getattr(gpu_checks, name)("cuda")

@@ -23,7 +23,7 @@ if __name__ == "__main__":
 
 import torch  # noqa: E402
 
-import layer_cases as cases  # noqa: E402
+from support import layer_cases as cases  # noqa: E402
 from xlstm_hip import layers  # noqa: E402
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -129,7 +129,7 @@ def test_execution(check: Any) -> None:
 
 
 def test_table(row: Any) -> None:
-    from gpu_table import full_precision
+    from support.gpu_table import full_precision
 
     full_precision()
     case, dtype = row

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.library import opcheck
 
-import layer_cases as cases
-from layer_cases import CASES, Case
+from support import layer_cases as cases
+from support.layer_cases import CASES, Case
 from xlstm_hip import layers
-from xlstm_hip.layer_ops import OPS
+from xlstm_hip.layers.ops import OPS
 from xlstm_hip.reference import layers as plain
 
 TARGETS = torch.tensor([3, -100, 0, 6])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-import layer_cases as cases
-from layer_cases import CASES, Case
+from support import layer_cases as cases
+from support.layer_cases import CASES, Case
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

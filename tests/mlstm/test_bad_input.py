@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from xlstm_hip import checks, kernel_info, mlstm_interface, mlstm_step_interface
-from xlstm_hip.fused import mlstm_chunkwise_fused, mlstm_step_fused
-from xlstm_hip.registry import check_kernel_accepts
+from xlstm_hip import kernel_info, mlstm_interface, mlstm_step_interface
+from xlstm_hip._core import checks
+from xlstm_hip.mlstm.kernels import mlstm_chunkwise_fused, mlstm_step_fused
+from xlstm_hip.mlstm.registry import check_kernel_accepts
 
 B, NH, S, DQK, DHV = 2, 3, 6, 8, 4
 Change = Callable[[dict[str, Any]], dict[str, Any]]

@@ -171,8 +171,9 @@ def test_the_first_call_may_be_compiled() -> None:
     """Of every kernel, in a process that has called none: nothing is looked up or loaded that a graph cannot hold."""
     code = """
         import torch
-        from xlstm_hip import mlstm_interface, mlstm_step_interface, names
-        from xlstm_hip.registry import kernel_info
+        from xlstm_hip import mlstm_interface, mlstm_step_interface
+        from xlstm_hip.mlstm.builtin_kernels import ALIASES, BUILTIN
+        from xlstm_hip.mlstm.registry import kernel_info
 
         def sequence(x, name):
             return mlstm_interface(x, x, x, x[..., 0], x[..., 1], kernel=name)
@@ -183,7 +184,7 @@ def test_the_first_call_may_be_compiled() -> None:
 
         x = torch.randn(1, 2, 3, 8)
         own_graphs = {"chunkwise--queued_compiled_steps", "chunkwise--ray_compiled_steps"}
-        for kind, name in (*names.BUILTIN, *names.ALIASES):
+        for kind, name in (*BUILTIN, *ALIASES):
             if not {"cpu", "*"} & set(kernel_info(name, kind).devices) or name in own_graphs:
                 continue
             call = step if kind == "step" else sequence

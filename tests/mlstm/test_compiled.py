@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from compiled_kernels import SCHEDULE, SIZES, check, make
-from reference import doubled, outputs_and_gradients, relative_error, truth
-from xlstm_hip.compiled import (
+from support.compiled_kernels import SCHEDULE, SIZES, check, make
+from support.reference import doubled, outputs_and_gradients, relative_error, truth
+from xlstm_hip.mlstm.compiled import (
     metal,
     mlstm_chunkwise__native_compiled_autograd,
     mlstm_chunkwise__queued_compiled_steps,
@@ -71,7 +71,7 @@ def test_metal_runs_on_apple_gpus_only() -> None:
 def test_a_missing_cpp_compiler_is_named(tmp_path: Path) -> None:
     program = (
         "import torch\n"
-        "from xlstm_hip.compiled import mlstm_chunkwise__native_compiled_autograd as kernel\n"
+        "from xlstm_hip.mlstm.compiled import mlstm_chunkwise__native_compiled_autograd as kernel\n"
         "x = torch.ones(2, 2, 3, 4)\n"
         "kernel(x, x, x, x[..., 0], x[..., 0])\n"
     )
@@ -81,7 +81,7 @@ def test_a_missing_cpp_compiler_is_named(tmp_path: Path) -> None:
 
 
 def test_import_compiles_nothing_and_leaves_ray_alone() -> None:
-    program = "import sys, xlstm_hip.compiled; print({'ray', 'torch._inductor.compile_fx'} & set(sys.modules))"
+    program = "import sys, xlstm_hip.mlstm.compiled; print({'ray', 'torch._inductor.compile_fx'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

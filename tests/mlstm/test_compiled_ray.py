@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from compiled_kernels import SCHEDULE, SIZES, check, make
-from xlstm_hip.compiled import (
+from support.compiled_kernels import SCHEDULE, SIZES, check, make
+from xlstm_hip.mlstm.compiled import (
     bands,
     chunk,
     mlstm_chunkwise__ray_compiled_steps,

@@ -14,9 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import accuracy
-import gpu_checks
-from shapes import BY_NAME, Case
+from support import accuracy, gpu_checks
+from support.shapes import BY_NAME, Case
 from xlstm_hip import kernel_info
 
 TESTS = Path(__file__).resolve().parents[1]

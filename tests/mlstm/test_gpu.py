@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fused kernels on a GPU: the whole table, and what runs only there. Without a GPU it is skipped.
 
-`python tests/mlstm/test_gpu.py` runs it without pytest (tests/gpu_runner.py says how), so nothing here imports pytest
+`python tests/mlstm/test_gpu.py` runs it without pytest (support/gpu_runner.py says how), so nothing here imports pytest
 before pytest itself calls.
 """
 
@@ -17,7 +17,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "tests"))
     if find_spec("xlstm_hip") is None:  # not installed: a library built in place does
         sys.path.insert(0, str(ROOT / "python"))
-    from gpu_runner import main
+    from support.gpu_runner import main
 
     sys.exit(main())
 
@@ -26,8 +26,8 @@ def pytest_generate_tests(metafunc: Any) -> None:
     import pytest
     import torch
 
-    from gpu_checks import CHECKS
-    from gpu_table import full_precision, rows
+    from support.gpu_checks import CHECKS
+    from support.gpu_table import full_precision, rows
 
     name = next(x for x in ("check", "row") if x in metafunc.fixturenames)
     if torch.cuda.is_available():
@@ -45,7 +45,7 @@ def test_execution(check: Any) -> None:
 
 
 def test_table(row: Any, report: Any) -> None:
-    from gpu_table import measure
+    from support.gpu_table import measure
 
     measured, problems = measure(row, "cuda")
     report.add(f"{row.kernel}, GPU", row.dtype, row.case.name, measured)

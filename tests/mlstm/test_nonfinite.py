@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reference import truth
+from support.reference import truth
 from xlstm_hip import mlstm_interface, mlstm_step_interface
 
 B, NH, S, DQK, DHV, CHUNK = 1, 2, 40, 8, 6, 16

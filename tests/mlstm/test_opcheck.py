@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from op_calls import arguments, registered_ops
+from support.op_calls import arguments, registered_ops
 
 
 @pytest.mark.parametrize(

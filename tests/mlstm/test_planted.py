@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import accuracy
-from shapes import BY_NAME
-from xlstm_hip import kernel_info, ops
+from support import accuracy
+from support.shapes import BY_NAME
+from xlstm_hip import kernel_info
+from xlstm_hip.mlstm import ops
 
 NAMES = ("q", "k", "v", "i", "f", "c_initial", "n_initial", "m_initial")
 Gradients = dict[str, Tensor]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from reference import max_error, outputs_and_gradients, truth
+from support.reference import max_error, outputs_and_gradients, truth
 from xlstm_hip import mlstm_interface
 
 EXACT = 1e-10  # float64, whatever the conditioning of a random small case

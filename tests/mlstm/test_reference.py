@@ -16,7 +16,7 @@ from torch import Tensor
 import xlstm_hip.reference as kernels
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from reference import doubled, max_error, outputs_and_gradients, relative_error, truth  # noqa: E402
+from support.reference import doubled, max_error, outputs_and_gradients, relative_error, truth  # noqa: E402
 
 STATES = ("c_initial", "n_initial", "m_initial")
 EXP = [name for name in kernels.__all__ if "step" not in name and "siging" not in name]

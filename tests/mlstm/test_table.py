@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-import accuracy
-from report import SHORT, Report
-from shapes import CASES, FEW, HALF, STEP_CASES, WITHOUT_NORMALISER, Case
-from xlstm_hip.registry import KernelInfo, all_kernels, kernel_info
+from support import accuracy
+from support.report import SHORT, Report
+from support.shapes import CASES, FEW, HALF, STEP_CASES, WITHOUT_NORMALISER, Case
+from xlstm_hip.mlstm.registry import KernelInfo, all_kernels, kernel_info
 
 # Kernels of these modules are tried on a few cases: what torch compiles at run time is slow to start and works in
 # float32 for every dtype below, and the Triton names are here the fused kernels by another name.

@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from compat_parts import compat_part
-from peer_models import ours, relative, tokens
+from support.compat_parts import compat_part
+from support.peer_models import ours, relative, tokens
 from xlstm_hip.models import (
     CheckpointError,
     SpecialTokens,

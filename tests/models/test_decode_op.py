@@ -6,17 +6,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine_calls import state_after
-from peer_models import ours, tokens
-from xlstm_hip import engine as engines
-from xlstm_hip import ops
+from support.engine_calls import state_after
+from support.peer_models import ours, tokens
+from xlstm_hip._core import ops
+from xlstm_hip.models import decode_engine
 
 
 def call_of(batch: int = 2) -> tuple[list, dict]:
     """The arguments of the op for a model's step."""
     model = ours(use_bias=True)
     begun = state_after(model, tokens(batch, 5))
-    engine = engines.engine_of(model, model._new_engine)
+    engine = decode_engine.engine_of(model, model._new_engine)
     states = [x for n in sorted(begun) for x in begun[n]]
     weights = [x.detach() for x in engine._parts.tensors]
     out = torch.empty(batch, 97)

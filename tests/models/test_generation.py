@@ -8,9 +8,8 @@ import gc
 import pytest
 import torch
 
-from peer_models import SMALL, official, ours, relative, tokens
-from xlstm_hip import generation
-from xlstm_hip.models import Sampling, Stream, generate, xLSTMLarge
+from support.peer_models import SMALL, official, ours, relative, tokens
+from xlstm_hip.models import Sampling, Stream, generate, generation, xLSTMLarge
 from xlstm_hip.models.config_files import SpecialTokens
 
 DRAWN = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from peer_models import SMALL, at_every_split, official, ours, relative, tokens
-from xlstm_hip import get_mlstm_kernel, register_mlstm_kernel, registry
-from xlstm_hip.checks import IO_DTYPES
+from support.peer_models import SMALL, at_every_split, official, ours, relative, tokens
+from xlstm_hip import get_mlstm_kernel, register_mlstm_kernel
+from xlstm_hip._core.checks import IO_DTYPES
+from xlstm_hip.mlstm import registry
 from xlstm_hip.models import xLSTMLarge, xLSTMLargeConfig
 
 INFERENCE = {"mode": "inference", "return_last_states": True}

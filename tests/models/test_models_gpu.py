@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from peer_models import at_every_split, ours, relative, theirs, tokens
+from support.peer_models import at_every_split, ours, relative, theirs, tokens
 from xlstm_hip.models import generate, load_pretrained, save_pretrained, staging, xLSTMLarge
-from xlstm_hip.quantize import quantize
+from xlstm_hip.models.quantize import quantize
 
 pytestmark = [
     pytest.mark.gpu,

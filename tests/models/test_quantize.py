@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine_calls import copied, counted, in_double, layer_by_layer, no_worse_than_layers, state_after, steps
-from peer_models import SMALL, ours, relative, tokens
+from support.engine_calls import copied, counted, in_double, layer_by_layer, no_worse_than_layers, state_after, steps
+from support.peer_models import SMALL, ours, relative, tokens
 from xlstm_hip.cli import main
 from xlstm_hip.models import CheckpointError, Stream, generate, load_pretrained, save_pretrained, xLSTMLarge
-from xlstm_hip.quantize import QuantizedLinear, Scheme, packed, quantize, unpacked
+from xlstm_hip.models.quantize import QuantizedLinear, Scheme, packed, quantize, unpacked
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 SCHEMES = [(bits, group, symmetric) for bits in (8, 4) for group in (32, 64, 128) for symmetric in (True, False)]
@@ -274,11 +274,14 @@ def test_what_cannot_be_saved_is_said_first(
         (["quantize", "nowhere", "new"], "source: expected the folder of a checkpoint, got 'nowhere'"),
         (
             ["quantize", str(DEMO), "new", "--report", "nowhere/x"],
-            "--report: expected a file in a folder that is there",
+            "--report: expected a file in an existing folder",
         ),
-        (["quantize", str(DEMO), "new", "--report", "."], "--report: expected a file in a folder that is there"),
+        (["quantize", str(DEMO), "new", "--report", "."], "--report: expected a file in an existing folder"),
         *(
-            (["quantize", str(DEMO), "new", "--report", f"new/{name}"], "--report: expected a file that is none of the")
+            (
+                ["quantize", str(DEMO), "new", "--report", f"new/{name}"],
+                "--report: expected a file that is not part of the",
+            )
             for name in ("config.json", "model.safetensors", "generation_config.json")
         ),
         (["quantize", str(DEMO), "new", "--text", "nowhere"], "--text: No such file"),

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from xlstm_hip import ops
+from xlstm_hip._core import ops
 from xlstm_hip.models import Sampling
+from xlstm_hip.models.sampling import Drawing, check_drawn
 from xlstm_hip.reference import sampling as plain
 from xlstm_hip.reference.philox import uniform
-from xlstm_hip.sampling import Drawing, check_drawn
 
 CPU = torch.device("cpu")
 WEIGHT = 2.0**-40  # of the likeliest token: what a weight is rounded to

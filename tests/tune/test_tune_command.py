@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from terminal import command
-from xlstm_hip import cli, plans
+from support.terminal import command
+from xlstm_hip import cli
+from xlstm_hip._core import plans
 from xlstm_hip.tune import judge, tuner
 from xlstm_hip.tune import measure as measuring
 from xlstm_hip.tune.measure import Pace
@@ -51,9 +52,9 @@ def test_a_real_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0, err
     folder = only(tmp_path)
     assert folder.name.startswith("cpu_") and folder.name.endswith("_mlstm_chunkwise")
-    assert out.count("trial ") >= 4 and ("the shipped plan stays" in out or "times as fast, entered into" in out)
+    assert out.count("trial ") >= 4 and ("the shipped plan is kept" in out or "times as fast, written to" in out)
     entries = plans.read_table(folder / "table.json")
-    assert (entries == []) == ("the shipped plan stays" in out)
+    assert (entries == []) == ("the shipped plan is kept" in out)
     best = json.loads((folder / "best.json").read_text())
     assert (best["entry"] is None) == (entries == [])
     code, out, _ = run(capsys, "--resume", folder, "--budget", 6, "--model", DEMO, "--table", tmp_path / "t.json")
@@ -98,7 +99,7 @@ def test_the_environments_table_is_written(
     monkeypatch.setenv(plans.ENVIRONMENT, str(table))
     code, out, err = run(capsys, *SMALL, "--budget", 3, "--runs", tmp_path / "runs", "--model", DEMO)
     assert code == 0, err
-    assert f"2.000 times as fast, entered into {table}\n" in out and "calls read it with" not in out
+    assert f"2.000 times as fast, written to {table}\n" in out and "to use it: export" not in out
     (entry,) = plans.read_table(table)
     assert entry["class"]["length"] == 256 and entry["arch"].endswith("/2")
     outputs = only(tmp_path / "runs") / "outputs"
@@ -115,7 +116,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
         trials = next(iter(tmp_path.glob("*/trials.jsonl")), Path())
     os.killpg(first.pid, signal.SIGINT)  # as a terminal sends it: to the trial's process too
     _, err = first.communicate(timeout=60)
-    assert first.returncode == 130 and f"go on with: xlstm-hip tune --resume {trials.parent}" in err
+    assert first.returncode == 130 and f"continue with: xlstm-hip tune --resume {trials.parent}" in err
     assert "Traceback" not in err
     before = trials.read_text()
     done = len(before.splitlines())
@@ -149,14 +150,14 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
         (("--device", "nothing"), 1, "device: expected cpu, cuda or cuda:N, got 'nothing'"),
         (("--trial-seconds", 0), 1, "--trial-seconds: expected above 0, got 0.0"),
         (("--tag", "a/b"), 1, "tag: expected letters, digits"),
-        (("--op", "mlstm_step", "--length", 3), 1, "--length: expected none for mlstm_step, which is one token"),
+        (("--op", "mlstm_step", "--length", 3), 1, "--length: expected none for mlstm_step, which takes one token"),
         (("--op", "mlstm_backward", "--model", DEMO), 1, "--model: expected none for mlstm_backward"),
         (
             ("--op", "mlstm_sequence", "--device", "cpu"),
             1,
-            "--op: expected one with choices on cpu, got mlstm_sequence",
+            "--op: expected an op with something to tune on cpu, got mlstm_sequence",
         ),
-        (("--model", "nowhere"), 1, "--model: expected the folder of a model whose outputs are judged, got 'nowhere'"),
+        (("--model", "nowhere"), 1, "--model: expected the folder of a model for the quality check, got 'nowhere'"),
         (("--ray-address", "auto", "--model", DEMO), 1, "ray_address: expected none with engine 'local', got 'auto'"),
         (("--resume", "nowhere"), 1, "resume: expected the folder of a run with run_meta.json, got 'nowhere'"),
     ],
@@ -227,7 +228,7 @@ def test_a_run_on_ray(tmp_path: Path) -> None:
     done = command("tune", *given)
     out, err = done.communicate(timeout=240)
     assert done.returncode == 0, err
-    assert "trial 0: " in out and "trial 1: " in out and ("the shipped plan stays" in out or "entered into" in out)
+    assert "trial 0: " in out and "trial 1: " in out and ("the shipped plan is kept" in out or "written to" in out)
     folder = only(tmp_path)
     trials = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
     assert sorted(x["trial"] for x in trials) == [0, 1] and {x["status"] for x in trials} == {"ok"}
@@ -253,9 +254,9 @@ def test_help_says_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "--help")
     said = " ".join(out.split())
     assert (
-        "the same candidates (default: 0)" in said
-        and "(default: --heads, of mla_decode 1)" in said
-        and "(default: 8, of mla_decode 128)" in said
+        "gives the same candidates (default: 0)" in said
+        and "(default: --heads, mla_decode 1)" in said
+        and "(default: 8, mla_decode 128)" in said
         and "(default: False)" not in said
     )
     assert said.count("(default: 0)") == 1
@@ -271,9 +272,9 @@ def test_bad_tables_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert code == 0, err
     folder = only(tmp_path / "runs")
     for more, text in (
-        (("--heads", 4), "--heads: expected 2 as the run has, got 4"),
-        (("--op", "mlstm_step"), "--op: expected 'mlstm_backward' as the run has, got 'mlstm_step'"),
-        (("--seed", 3), "--seed: expected 0 as the run has, got 3"),
+        (("--heads", 4), "--heads: expected 2 as in the run, got 4"),
+        (("--op", "mlstm_step"), "--op: expected 'mlstm_backward' as in the run, got 'mlstm_step'"),
+        (("--seed", 3), "--seed: expected 0 as in the run, got 3"),
         (("--tag", "x"), "--tag: expected none with --resume"),
     ):
         code, _, err = run(capsys, "--resume", folder, *more)
@@ -281,7 +282,7 @@ def test_bad_tables_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[st
     meta = folder / "run_meta.json"
     meta.write_text(meta.read_text().replace('"arch": "', '"arch": "other'))
     code, _, err = run(capsys, "--resume", folder)
-    assert code == 1 and "--resume: expected this machine to be other" in err
+    assert code == 1 and "--resume: expected a machine of kind other" in err
     meta.write_text("{}")
     code, _, err = run(capsys, "--resume", folder)
     assert code == 1 and "--resume: expected the settings of a run in" in err

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from xlstm_hip._core.plans import Plan
 from xlstm_hip.cli.tune import _judge
-from xlstm_hip.plans import Plan
 from xlstm_hip.tune import judge_errors, save_errors_for_trials, space_of
 from xlstm_hip.tune import problem as problems
 from xlstm_hip.tune.errors import draws

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from xlstm_hip import kernel_info, register_mlstm_kernel, registry
+from xlstm_hip import kernel_info, register_mlstm_kernel
+from xlstm_hip._core.plans import Plan
+from xlstm_hip.mlstm import registry
 from xlstm_hip.models import load_pretrained, xLSTMLarge
-from xlstm_hip.plans import Plan
-from xlstm_hip.text import Tokenizer, load_tokenizer
+from xlstm_hip.models.tokenizer import Tokenizer, load_tokenizer
 from xlstm_hip.tune import judge_outputs, save_outputs_for_trials
 from xlstm_hip.tune.judge import SHIPPED, why_refused
 

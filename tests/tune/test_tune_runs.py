@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from xlstm_hip import plans
-from xlstm_hip.plans import Plan
+from xlstm_hip._core import plans
+from xlstm_hip._core.atomic_files import write_whole
+from xlstm_hip._core.plans import Plan
 from xlstm_hip.tune import Problem, Tuner, make_search, space_of
 from xlstm_hip.tune import problem as problems
 from xlstm_hip.tune.engines import LocalEngine, RayEngine, make_engine
 from xlstm_hip.tune.measure import FAILED, FINAL_PACE, OK, SEARCH_PACE, WRONG, Pace, Result, measure
 from xlstm_hip.tune.runs import BEST, META, SUMMARY, TRIALS, Run, ensure_table, enter
-from xlstm_hip.whole_files import write_whole
 
 PROBLEM = Problem("mlstm_chunkwise", dtype="float32", heads=2, length=96, dqk=16, dhv=16)
 QUICK = Pace(2, 1e-4)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from xlstm_hip.plans import CHOICES, Plan
+from xlstm_hip._core.plans import CHOICES, Plan
 from xlstm_hip.tune import GeneticSearch, Problem, RandomSearch, Search, Space, make_search, space_of
 from xlstm_hip.tune.search import BATCH
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flash attention and MLA decode with FlashAttention-2's and FlashMLA's names, every argument honoured or refused."""
+"""Flash attention and MLA decode with FlashAttention-2's and FlashMLA's names. Unsupported arguments raise an error."""
 
 from .functions import (
     flash_attn_func,
@@ -11,9 +11,9 @@ from .functions import (
 )
 from .kvcache import flash_attn_combine, flash_attn_with_kvcache
 from .mla import FlashMLASchedMeta, flash_mla_with_kvcache, get_mla_metadata
-from .models import register_with_transformers
 from .module import FlashAttention
 from .sdpa import scaled_dot_product_attention
+from .transformers import register_with_transformers
 
 __all__ = [
     "FlashAttention",
@@ -31,3 +31,7 @@ __all__ = [
     "register_with_transformers",
     "scaled_dot_product_attention",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attention accepts, said once. Errors name the argument, what was expected and what came."""
+"""Argument checks of attention. Errors name the argument, what was expected and what was given."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention_places import lengths_within, offsets_fit
-from ..checks import IO_DTYPES, accumulate_dtype, gradient_needed, has_integers, is_tensor, shape_text
-from ..ops import devices_with_kernels
+from .._core.checks import IO_DTYPES, accumulate_dtype, gradient_needed, has_integers, is_tensor, shape_text
+from .._core.index_tensors import lengths_within, offsets_fit
+from .._core.ops import devices_with_kernels
 
 BLOCK_SIZES = (32, 64, 128, 256)  # as csrc/attention/cpu/plan.h has them
 MOST_SPLITS = 256
@@ -33,7 +33,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def dropout(value: Any, name: str = "dropout_p") -> float:
-    """p is taken in steps of 2^-16 (csrc/attention/rules.h): one that rounds to 0 or to 1 would be another."""
+    """p is rounded to steps of 2^-16 (csrc/attention/rules.h). A p that would round to 0 or 1 is an error."""
     p = finite(name, value)
     if not 0 <= p < 1:
         raise ValueError(f"{name}: expected 0 <= p < 1, got {value!r}")
@@ -145,7 +145,7 @@ def offsets(name: str, x: Any, q: Tensor, batch: int | None = None) -> Tensor:
 
 
 def readable(x: Tensor | None) -> bool:
-    """Whether values can be looked at without waiting for a GPU: on the CPU, outside a graph."""
+    """Whether values can be read without a device sync: on the CPU, outside a graph."""
     return x is not None and x.device.type == "cpu" and not torch.compiler.is_compiling() and x.numel() > 0
 
 

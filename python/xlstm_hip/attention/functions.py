@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention-2's six functions: its names, argument order, defaults, shapes and return values.
+"""The six functions of FlashAttention-2, with its names, argument order, defaults, shapes and return values.
 
-What it does not have comes after, by keyword alone: block_size, sink, seqused_k, leftpad_k, backward_plan, and
-num_splits of flash_attn_func. Results are the same bits from run to run, deterministic=True or not: no kernel here adds
-in an order that depends on chance.
+Additional arguments are keyword-only: block_size, sink, seqused_k, leftpad_k, backward_plan, and num_splits of
+flash_attn_func. Results are bitwise reproducible with deterministic=True or False: no kernel uses an order of
+summation that varies between runs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention_places import Pages, Places
-from ..plans import Plan
+from .._core.index_tensors import Pages, Places
+from .._core.plans import Plan
 from . import checks
 from .ops import Options, attend, ops_for
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding against a cache, and the combination of attention over parts of the keys."""
+"""Decoding with a KV cache, and combining attention over parts of the keys."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention_places import Pages, Places
-from ..checks import IO_DTYPES, one_of, shape_text
+from .._core.checks import IO_DTYPES, one_of, shape_text
+from .._core.index_tensors import Pages, Places
 from . import checks
 from .ops import Options, cut_of, ops_for
 
@@ -40,12 +40,12 @@ def flash_attn_with_kvcache(
     block_size: int | None = None,
     sink: Tensor | None = None,
 ) -> Any:
-    """Attention of new queries against a cache, after new keys and values were put into it.
+    """Attention of new queries to a cache, after new keys and values were appended to it.
 
-    Keys are those at places [cache_leftpad, cache_seqlens + S_new) of the cache; without cache_seqlens, all of it. The
-    rotary embedding turns the new keys by their places, and query i by that of new key i where causal or a window is
-    given, else by cache_seqlens. Pages may have any size from 1 up. Entries of block_table beyond the keys in use are
-    not read. num_splits: parts that the keys are cut into, 0 for a choice that fills the device.
+    The keys are the positions [cache_leftpad, cache_seqlens + S_new) of the cache, or all of it without cache_seqlens.
+    The rotary embedding rotates new keys by their positions. It rotates query i by the position of new key i if causal
+    or a window is given, else by cache_seqlens. Pages may have any size from 1. Entries of block_table beyond the keys
+    in use are not read. num_splits: split-KV parts, 0 to fill the device.
     Returns out (B, S_q, H_q, D_v); with return_softmax_lse also softmax_lse (B, H_q, S_q).
     """
     q = checks.heads("q", q, 4, "(B, S, H, D)")
@@ -149,10 +149,10 @@ def flash_attn_combine(
     out: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over all keys from attention over parts of them: out (B, S, H, D) and softmax_lse (B, S, H).
+    """Combines attention over parts of the keys: returns out (B, S, H, D) and softmax_lse (B, S, H).
 
-    A part whose lse is infinite, with either sign, had no keys and counts for nothing; where none had any, out is 0 and
-    lse +infinity. out is written where it is given, else made in out_dtype, or out_partial's dtype.
+    A part with an infinite lse of either sign had no keys and is ignored. If no part had keys, out is 0 and lse is
+    +infinity. out is written if given, else allocated in out_dtype or out_partial's dtype.
     """
     checks.is_tensor("out_partial", out_partial)
     checks.is_tensor("lse_partial", lse_partial)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MLA decode with FlashMLA's two published interfaces: absorbed queries against one latent key, whose first columns are
+"""MLA decode with both published interfaces of FlashMLA: absorbed queries and one latent key, whose first columns are
 the value.
 
-Its schedule is a count of parts that each sequence's keys are cut into. The older interface returns it as tensors made
-like FlashMLA's, a row per part; the newer as an object that the first call fills in. What FlashMLA does not have comes
-after, by keyword alone: plan.
+The schedule is a number of split-KV parts per sequence. The older interface returns it as tensors like FlashMLA's,
+one row per part; the newer as an object that the first call fills. The additional argument `plan` is keyword-only.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention_places import Pages, Places
-from ..checks import shape_text
-from ..describe import native
-from ..device import device_facts
-from ..plans import AS_PLANNED, Plan, check_plan
+from .._core.checks import shape_text
+from .._core.device import device_facts
+from .._core.index_tensors import Pages, Places
+from .._core.native import native
+from .._core.plans import AS_PLANNED, Plan, check_plan
 from . import checks
 from .ops import Options, ops_for, tabled_plan
 
@@ -29,7 +28,9 @@ _BLOCK = 64  # keys that a schedule counts in
 
 @dataclass
 class FlashMLASchedMeta:
-    """The newer interface's schedule: made empty, filled in by the first call, good for calls of those shapes."""
+    """The schedule of the newer interface. It is created empty, filled by the first call, and valid for calls of those
+    shapes.
+    """
 
     shapes: tuple[Any, ...] | None = None
     splits: int = 0
@@ -89,7 +90,7 @@ def get_mla_metadata(
 
 
 def _schedule(lengths: Tensor, splits: int) -> tuple[Tensor, Tensor]:
-    """tile_scheduler_metadata and num_splits of the older interface, each sequence's keys cut into as many parts."""
+    """tile_scheduler_metadata and num_splits of the older interface, with equally many parts per sequence."""
     batch = lengths.shape[0]
     blocks = ((lengths + _BLOCK - 1) // _BLOCK)[:, None]
     part = torch.arange(splits + 1, dtype=torch.int32, device=lengths.device)

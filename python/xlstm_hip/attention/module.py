@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention as a module, for models that hold one."""
+"""Attention as an nn.Module."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..checks import is_tensor
+from .._core.checks import is_tensor
 from . import checks
 from .functions import flash_attn_func
 
 
 class FlashAttention(nn.Module):
-    """Called as (q, k, v, causal=...) with tensors (B, S, H, D). Dropout works in training mode alone.
+    """Called as (q, k, v, causal=...) with tensors (B, S, H, D). Dropout is applied in training mode only.
 
-    What the constructor is given holds for every call; causal may be given per call.
+    Constructor arguments apply to every call; causal can be set per call.
     """
 
     alibi_slopes: Tensor | None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention ops as torch sees them: shapes for the compiler, gradients, and one call for all of them."""
+"""Shapes for torch.compile and gradients of the attention ops, and one function that calls them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import observe, plans
-from ..attention_places import Pages, Places
-from ..checks import accumulate_dtype, gradient_needed
-from ..environment import plain_torch_forced
-from ..ops import OPS, OpFunction, first_order
+from .._core import logging, plans
+from .._core.checks import accumulate_dtype, gradient_needed
+from .._core.environment import plain_torch_forced
+from .._core.index_tensors import Pages, Places
+from .._core.ops import OPS, OpFunction, first_order
 from ..reference import attention_ops as plain
 
 
@@ -28,7 +28,7 @@ class Options(NamedTuple):
 
 
 class BackwardCut(NamedTuple):
-    """How a backward pass is cut up; 0 leaves it to the plan."""
+    """Launch configuration of a backward pass. 0 leaves a value to the plan."""
 
     block_size: int = 0
     row_panels: int = 0
@@ -37,11 +37,11 @@ class BackwardCut(NamedTuple):
 
 
 def ops_for(q: Tensor) -> Any:
-    """Where the ops of a call are: in the library, or in plain torch where that is forced."""
+    """Where the ops of a call are: in the library, or in plain torch if that is forced."""
     if not plain_torch_forced():
         return OPS
-    if observe.DISPATCH:
-        observe.chosen("attention", "plain torch, for XLSTM_HIP_BACKEND=reference", {"q": q})
+    if logging.DISPATCH:
+        logging.chosen("attention", "plain torch, for XLSTM_HIP_BACKEND=reference", {"q": q})
     return plain
 
 
@@ -128,7 +128,7 @@ def _forward(ops, q, k, v, sink, slopes, rng_state, places, options, probs, cut)
 
 
 def tabled_plan(op: str, q: Tensor, heads_k: int, keys: int, dv: int, options: Options) -> plans.Plan:
-    """As the table of plans has it for a call that is not packed."""
+    """The table's plan for a call that is not packed."""
     batch, queries, heads, dqk = q.shape
     return plans.plan_for(
         op, q.device, q.dtype, batch=batch, heads=heads, heads_k=heads_k, queries=queries, length=keys, dqk=dqk,
@@ -137,7 +137,7 @@ def tabled_plan(op: str, q: Tensor, heads_k: int, keys: int, dv: int, options: O
 
 
 def cut_of(q: Tensor, heads_k: int, keys: int, dv: int, options: Options, splits: int, packed: bool) -> tuple[int, int]:
-    """Block size and splits of a forward call: as given, or where neither is, as the table of plans has them."""
+    """Block size and splits of a forward call: the given values, or the table's if neither was given."""
     if options.block_size or splits or packed:
         return options.block_size, splits
     plan = tabled_plan("attention_forward", q, heads_k, keys, dv, options)
@@ -156,7 +156,7 @@ def attend(
     splits: int = 0,
     backward_plan: Any = None,
 ) -> tuple[Tensor, ...]:
-    """out, lse and, if asked for, the softmax with dropped weights negative. Draws a seed where there is dropout."""
+    """out, lse and, if asked for, the softmax with dropped weights negative. Draws a seed if there is dropout."""
     if backward_plan is not None:
         backward_plan = plans.check_plan("backward_plan", "attention_backward", backward_plan)
     rng_state = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.nn.functional.scaled_dot_product_attention's call on these kernels."""
+"""torch.nn.functional.scaled_dot_product_attention on these kernels."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import has_rank, is_tensor, shape_text
+from .._core.checks import has_rank, is_tensor, shape_text
 from . import checks
 from .functions import flash_attn_func
 
 
 def top_left(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Causal attention of (B, S, H, D) whose first query stands beside the first key: SDPA's corner, not ours."""
+    """Causal attention of (B, S, H, D) with SDPA's alignment: the first query sees the first key."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         has_rank(name, x, 4, "(B, S, H, D)")
     queries, keys = q.shape[1], k.shape[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the files of benchmarks/ stand on: a command line, the jobs of a run one after the other, and what it leaves."""
+"""What the files of benchmarks/ share: a command line, the jobs of a run, and its result files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from .._core.progress import Tasks
 from ..cli.common import at_least, check_out, device_name, json_file
-from ..progress import Tasks
 from . import memory, metrics, result_files
 from .contest import Advance, Contest, Entry, race
 from .environment import environment

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Implementations at one shape: each is held to the truth first, then those that may be timed take turns."""
+"""Implementations at one shape: each is checked against the truth, then they are timed in alternating rounds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from .machine import Machine, lost
-from .registry import OURS, Call, Implementation, Operator, Tensors
+from .registry import OURS, Call, Implementation, Operator, Tensors, work_of
 from .timing import Clock, Pace, Samples, interleaved, paired_ratio
-from .trial import compiling, work_of
+from .triton_compiler import compiling
 
 Advance = Callable[[float], None]
 Entry = dict[str, Any]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a figure was measured on and with: written into every result file."""
+"""The machine and packages that a result was measured with, written into every result file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
+from .._core.device import device_facts
+from .._core.native import native
+from .._core.ops import devices_with_kernels
 from .._version import __version__
-from ..describe import native
-from ..device import device_facts
-from ..ops import devices_with_kernels
-from ..peers import stands_in
+from ..mlstm.triton_peers import stands_in
 
 PACKAGES = (
     "torch", "numpy", "mlstm_kernels", "transformers", "xlstm", "triton", "flash-linear-attention", "flash-attn",

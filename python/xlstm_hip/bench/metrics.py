@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of an implementation at a point."""
+"""The metrics of an implementation at a point."""
 
 from __future__ import annotations
 

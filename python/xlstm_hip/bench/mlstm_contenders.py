@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..interface import mlstm_interface, mlstm_step_interface
-from ..peers import beyond_reach
+from ..mlstm.interface import mlstm_interface, mlstm_step_interface
+from ..mlstm.triton_peers import beyond_reach
 from .mlstm import EPS, SEQUENCE_INPUTS, STATES, Cell
 from .registry import FLA, HUGGING_FACE, OFFICIAL, OURS, PLAIN, Call, Implementation, Prepare, Tensors
 
@@ -45,7 +45,7 @@ def _differentiated(cell: Cell, inputs: Tensors, forward: Callable[..., Tensor])
 
 
 def _ours(cell: Cell, inputs: Tensors) -> Call:
-    from ..fused import mlstm_chunkwise_fused
+    from ..mlstm.kernels import mlstm_chunkwise_fused
 
     def forward(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Any:
         return mlstm_chunkwise_fused(q, k, v, i, f, eps=EPS, chunk_size=cell.chunk_size)
@@ -76,7 +76,7 @@ def _on_every_gpu(prepare: Prepare) -> Prepare:
 
 
 def _our_ops(cell: Cell, inputs: Tensors) -> Call:
-    from ..ops import OPS
+    from .._core.ops import OPS
 
     given = (*(inputs[name] for name in SEQUENCE_INPUTS), None, None, None, None)
 
@@ -185,7 +185,7 @@ def _step(kernel: Callable[..., Any], inputs: Tensors, **options: Any) -> Call:
 
 def _our_step(in_place: bool) -> Prepare:
     def prepare(cell: Cell, inputs: Tensors) -> Call:
-        from ..fused import mlstm_step_fused
+        from ..mlstm.kernels import mlstm_step_fused
 
         own = {name: x.clone() if in_place and name in STATES else x for name, x in inputs.items()}
         return _step(mlstm_step_fused, own, in_place=in_place)

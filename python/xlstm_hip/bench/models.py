@@ -21,9 +21,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..generation import State
 from ..models import Stream, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
-from ..quantize import Scheme, quantize
+from ..models.generation import State
+from ..models.quantize import Scheme, quantize
 from .readers import (
     OFFICIAL_CPU_KERNELS,
     Captured,

@@ -10,7 +10,7 @@ from .contest import Advance, Contest, Entry, failure, reason
 from .machine import Machine, taking_turns
 from .registry import Call, Implementation, Tensors
 from .timing import COLD_SAMPLES, Pace, Samples, interleaved, spread
-from .trial import compiling
+from .triton_compiler import compiling
 
 EAGER, GRAPH, REPLAY = "eager", "graph", "one replay"
 MODES = (EAGER, GRAPH, REPLAY)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of all that can be measured."""
+"""The table of all operators that can be measured."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from . import attention, drawing, layers, mlstm, mlstm_points, models, selection
+from . import attention, layers, mlstm, mlstm_points, models, sampling, selection
 from .mlstm_contenders import SEQUENCES, STEPS
 from .registry import Operator
 
@@ -56,8 +56,8 @@ def _model(name: str, text: str, work: str) -> Operator:
 
 def _draw(name: str, text: str, how: str) -> Operator:
     return Operator(
-        name, text, partial(drawing.points, how=how), drawing.make_inputs, drawing.truth, drawing.errors,
-        drawing.IMPLEMENTATIONS, DRAW_EXACT,
+        name, text, partial(sampling.points, how=how), sampling.make_inputs, sampling.truth, sampling.errors,
+        sampling.IMPLEMENTATIONS, DRAW_EXACT,
     )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pictures share: matplotlib without a screen, colours, panels, bars, the lines around them."""
+"""What plots share: matplotlib without a display, colours, panels, bars and captions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that read a text and write on, ours and others', in one shape."""
+"""Models that read a prompt and generate, ours and others', behind one interface."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..generation import State
+from ..mlstm.select import NATIVE
 from ..models import Stream, xLSTMLarge
-from ..select import NATIVE
+from ..models.generation import State
 
 # What the official model runs on a CPU: its default kernels are Triton's.
 OFFICIAL_CPU_KERNELS = dict(zip(("chunkwise_kernel", "sequence_kernel", "step_kernel"), NATIVE, strict=True))
@@ -85,7 +85,7 @@ def of_transformers(model: Any) -> Reader:
 
     def read(x: Tensor, state: State | None = None) -> Written:
         before = None if state is None else cache_of(state)
-        name = importlib.import_module("..hf", __package__).CACHE
+        name = importlib.import_module("..integrations.hf", __package__).CACHE
         out = model(x, use_cache=True, logits_to_keep=1, **{name: before})
         cache = [getattr(out, name)]
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..peers import stands_in
+from ..mlstm.triton_peers import stands_in
 
 Tensors = dict[str, Tensor]
 Call = Callable[[], Tensors]
@@ -136,3 +136,8 @@ def named(kind: str, known: Mapping[str, Any], name: str) -> str:
         if own.lower() == name.lower():
             return own
     raise ValueError(f"{kind}: expected one of {', '.join(known)}, got {name!r}")
+
+
+def work_of(operator: Operator, cell: Any) -> str:
+    """What a trial of this cell is called."""
+    return operator.name if operator.trial is None else f"{operator.name} {operator.trial(cell).title}"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..whole_files import write_whole
+from .._core.atomic_files import write_whole
 
 Results = dict[str, Any]
 Draw = Callable[[Results, Path], list[Path]]  # pictures beside a result file

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..progress import Tasks
+from .._core.progress import Tasks
 from . import metrics, models, result_files, selection
 from .contest import LATE, Advance, Contest, Entry, failure, race, words_of
 from .environment import environment
@@ -24,7 +24,8 @@ from .memory import MemoryUnknown, growth_of
 from .operators import OPERATORS
 from .registry import OURS, PLAIN, PROVIDERS, Call, Implementation, Operator, Point, Scale
 from .timing import COLD_SAMPLES, QUICK, Pace
-from .trial import before_triton, lost_in_trials
+from .trial import lost_in_trials
+from .triton_compiler import before_triton
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 31
 LEAST_ROUNDS_OF_MODELS = 3  # a call of theirs lasts for many an operator's

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..select import AMD, FUSED, HYBRID, NATIVE, REGIMES, STOCK, get_optimal_kernel_config
+from ..mlstm.select import AMD, FUSED, HYBRID, NATIVE, REGIMES, STOCK, get_optimal_kernel_config
 from .mlstm_contenders import beyond_triton, by_kernel, by_step_kernel
 from .mlstm_points import CHUNK, Cell
 from .registry import OFFICIAL, OURS, PLAIN, Implementation, Point, Scale

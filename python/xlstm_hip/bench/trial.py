@@ -12,46 +12,21 @@ last words.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from .contest import words_of
 from .machine import lost
-from .registry import Operator, Scale
+from .registry import Operator, Scale, work_of
+from .triton_compiler import before_triton, compiling
 
 TRIAL_SECONDS = 240
-LLVM = "DISABLE_LLVM_OPT"
-
-
-class Compiled(Protocol):
-    @property
-    def triton(self) -> bool: ...
-    @property
-    def llvm_opt(self) -> bool: ...
-
-
-def before_triton() -> None:
-    """To be called before Triton is imported, which `compiling` then can tell what to do."""
-    os.environ.setdefault(LLVM, "1")
-
-
-@contextlib.contextmanager
-def compiling(implementation: Compiled) -> Iterator[None]:
-    """Triton asks the environment at each compilation: only the kernel that needs it goes without LLVM's optimiser."""
-    before = os.environ.get(LLVM)
-    if implementation.triton and implementation.llvm_opt:
-        os.environ.pop(LLVM, None)
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ[LLVM] = before
 
 
 def not_survived(
@@ -81,11 +56,6 @@ def not_survived(
             if f"done {work}\n" not in out:
                 lost[name, work] = f"its trial ended with {process.returncode}: {why.strip()[:300]}"
     return lost
-
-
-def work_of(operator: Operator, cell: Any) -> str:
-    """What a trial of this cell is called."""
-    return operator.name if operator.trial is None else f"{operator.name} {operator.trial(cell).title}"
 
 
 def trials_of(operator: Operator, scale: Scale) -> dict[str, Any]:
@@ -130,7 +100,6 @@ def add_peers(folder: Path | None) -> None:
 
 
 def main() -> None:
-    from .contest import words_of
     from .operators import OPERATORS
 
     parser = argparse.ArgumentParser()

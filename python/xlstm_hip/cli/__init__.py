@@ -18,7 +18,10 @@ COMMANDS = (generate, convert, quantize, evaluate, doctor, plan, bench, tune)
 
 
 def parser() -> argparse.ArgumentParser:
-    root = Parser(prog="xlstm-hip", description="xLSTM models on the kernels of xlstm_hip.")
+    root = Parser(
+        prog="xlstm-hip",
+        description="Run, convert, quantise, measure and tune xLSTM models with the kernels of xlstm_hip.",
+    )
     root.add_argument("--version", action="version", version=f"xlstm-hip {__version__}")
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
@@ -27,14 +30,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: done. 1: it failed, or doctor found a problem. 2: wrong arguments. 130: Ctrl-C."""
+    """Exit codes: 0 success; 1 failure, or doctor found a problem; 2 wrong arguments; 130 Ctrl-C."""
     given = parser().parse_args(argv)
     try:
         return given.run(given)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader of the output closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xlstm-hip bench: operators, ours and others', checked, then timed."""
+"""xlstm-hip bench: checks and times operators of this package and of other implementations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..describe import DTYPE_NAMES
+from ..mlstm.describe import DTYPE_NAMES
 from .common import (
     DTYPES,
     add_command,
@@ -26,19 +26,19 @@ from .common import (
 )
 
 EXAMPLES = """examples:
-  xlstm-hip bench --list                                  # operators, providers, metrics; what is missing here, and why
-  xlstm-hip bench mlstm step --seconds 120 --out b.json   # b.json, b.md and pictures beside them
-  xlstm-hip bench --quick                                 # everything at tiny shapes: no figures, a smoke run
-  xlstm-hip bench selection --device cuda --seconds 600   # get_optimal_kernel_config beside the fastest kernels
-  xlstm-hip bench --redraw b.json                         # the tables and pictures once more
+  xlstm-hip bench --list                                  # operators, providers and metrics; what is missing and why
+  xlstm-hip bench mlstm step --seconds 120 --out b.json   # writes b.json, b.md and plots
+  xlstm-hip bench --quick                                 # smoke test: everything at tiny shapes, times mean nothing
+  xlstm-hip bench selection --device cuda --seconds 600   # get_optimal_kernel_config compared with the fastest kernels
+  xlstm-hip bench --redraw b.json                         # regenerates the tables and plots
 
-Every result is held to a truth first, but FLA's, which is another function's.
-exit code: 0, or 1 where one of ours was wrong or did not run, or nothing was measured.
+Each result is first checked against a reference, except FLA's, which computes another function.
+exit code: 0; 1 if an implementation of xlstm_hip was wrong or failed, or nothing was measured
 """
 
 
 def _one_of(kind: str) -> Callable[[str], str]:
-    """A parser of names that imports what knows them only when one is given."""
+    """A parser of names. It imports the benchmark only when a name is given."""
 
     def parse(text: str) -> str:
         from ..bench.metrics import METRICS
@@ -62,25 +62,37 @@ _SECONDS = number("a number > 0", lambda x: 0 < x < math.inf)
 
 
 def add(commands: Any) -> None:
-    command = add_command(commands, "bench", run, "Time operators, ours and others', results checked first.", EXAMPLES)
+    command = add_command(
+        commands,
+        "bench",
+        run,
+        "Benchmark operators against other implementations. Results are checked before they are timed.",
+        EXAMPLES,
+    )
     command.add_argument(
-        "operators", nargs="*", type=_one_of("operator"), help="names of --list (default: all but selection)"
+        "operators", nargs="*", type=_one_of("operator"), help="names from --list (default: all except selection)"
     )
     command.add_argument("--providers", nargs="+", type=_one_of("provider"), help="(default: all)")
     command.add_argument("--metrics", nargs="+", type=_one_of("metric"), help="columns of the tables (default: all)")
-    command.add_argument("--device", type=device_name, help="(default: the GPU if the package has kernels for it)")
-    command.add_argument("--dtype", nargs="+", choices=DTYPES, help="(default: bfloat16; on the CPU float32 too)")
     command.add_argument(
-        "--seconds", type=_SECONDS, help="measure for about so long; points share it (default: no limit)"
+        "--device", type=device_name, help="(default: the GPU if this build has kernels for it, else cpu)"
+    )
+    command.add_argument("--dtype", nargs="+", choices=DTYPES, help="(default: bfloat16; on the CPU also float32)")
+    command.add_argument(
+        "--seconds", type=_SECONDS, help="approximate total time, shared by all points (default: no limit)"
     )
     command.add_argument(
-        "--out", type=json_file, help="JSON; tables and pictures go beside it (default: by device and time)"
+        "--out",
+        type=json_file,
+        help="JSON file; tables and plots go to the same folder (default: named by device and time)",
     )
-    command.add_argument("--threads", metavar="N", type=at_least(1), help="on the CPU (default: one per core)")
-    command.add_argument("--peers", type=Path, help="a folder with further packages, unpacked")
-    command.add_argument("--quick", action="store_true", help="tiny shapes and few rounds: no figures, a smoke run")
-    command.add_argument("--list", action="store_true", help="measure nothing: say what there is")
-    command.add_argument("--redraw", type=Path, metavar="FILE.json", help="measure nothing: tables and pictures of it")
+    command.add_argument("--threads", metavar="N", type=at_least(1), help="CPU threads (default: one per core)")
+    command.add_argument("--peers", type=Path, help="folder with more packages to import, unpacked")
+    command.add_argument("--quick", action="store_true", help="smoke test: tiny shapes, few rounds")
+    command.add_argument("--list", action="store_true", help="list operators, providers and metrics; measure nothing")
+    command.add_argument(
+        "--redraw", type=Path, metavar="FILE.json", help="regenerate tables and plots of a result file; measure nothing"
+    )
 
 
 def run(given: argparse.Namespace) -> int:
@@ -128,7 +140,7 @@ def run(given: argparse.Namespace) -> int:
         raise KeyboardInterrupt
     failed = runner.failures(results)
     if failed:
-        raise RuntimeError(f"{len(failed)} of ours failed: {'; '.join(failed)}")
+        raise RuntimeError(f"{len(failed)} of xlstm_hip's failed: {'; '.join(failed)}")
     nothing = runner.why_nothing_was_measured(results)
     if nothing is not None:
         raise RuntimeError(f"nothing was measured: {nothing}")
@@ -136,14 +148,14 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _nothing_else(given: argparse.Namespace) -> None:
-    """What measures nothing takes no arguments of a measurement."""
+    """--list and --redraw measure nothing, so options of a measurement are refused with them."""
     allowed = {"list": {"device", "peers"}, "redraw": {"metrics"}}
     options = ("operators", "providers", "metrics", "device", "dtype", "seconds", "out", "threads", "peers", "quick")
     for mode, own in allowed.items():
         extra = [name for name in (*options, *(x for x in allowed if x != mode)) if getattr(given, name)]
         if getattr(given, mode) and not set(extra) <= own:
             names = ", ".join(name if name == "operators" else f"--{name}" for name in extra if name not in own)
-            raise ValueError(f"--{mode}: measures nothing, so it does not go with {names}")
+            raise ValueError(f"--{mode}: measures nothing and cannot be combined with {names}")
 
 
 def listing(device: torch.device) -> str:

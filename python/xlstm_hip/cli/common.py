@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments and checks that subcommands share."""
+"""Options and checks shared by the subcommands."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..checks import GPU_DTYPES, by_name
-from ..device import default_device, device_facts
+from .._core.checks import GPU_DTYPES, by_name
+from .._core.device import default_device, device_facts
 from ..models import load_pretrained, xLSTMLarge
 from ..models.checkpoint import checkpoint_folder
 from ..models.config_files import read_scheme
-from ..text import TOKENIZER_FILE
+from ..models.tokenizer import TOKENIZER_FILE
 
 DTYPES = by_name(GPU_DTYPES)
 TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
 
 class WrongArguments(ValueError):
-    """Of arguments that do not go together: said before any file is opened."""
+    """Arguments that exclude each other. Raised before any file is opened."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and where to read more."""
+    """Reports an error in one line that points to --help."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {' '.join(message.split())} (see {self.prog} --help)\n")
 
 
 def read_text(option: str, file: Path | None) -> str:
-    """A file's text, or stdin's."""
+    """The text of a file, or of stdin."""
     where = "stdin" if file is None else str(file)
     if file is None and sys.stdin is None:
         raise ValueError(f"{option}: expected text in stdin, which is closed")
@@ -50,7 +50,7 @@ def read_text(option: str, file: Path | None) -> str:
 
 
 def at_least(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
-    digits = len(str(most))  # Python reads no number of thousands
+    digits = len(str(most))  # int() refuses numbers of thousands of digits
 
     def parse(text: str) -> int:
         if text.isdecimal() and len(text) <= digits and least <= int(text) <= most:
@@ -78,7 +78,7 @@ def json_file(text: str) -> Path:
 
 
 def check_out(out: Path) -> None:
-    """Before anything is measured: results can be written there."""
+    """Raises, before anything is measured, unless results can be written to `out`."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out.parent):
@@ -113,7 +113,7 @@ def add_command(commands: Any, name: str, run: Callable, text: str, examples: st
 
 
 def refuse_given(given: argparse.Namespace, names: Iterable[str], expected: str) -> None:
-    """Of options whose default is None: none may be given where it would change nothing."""
+    """Raises if an option was given that would have no effect. Their defaults are None."""
     for name in names:
         value = getattr(given, name)
         if value is not None:
@@ -122,7 +122,7 @@ def refuse_given(given: argparse.Namespace, names: Iterable[str], expected: str)
 
 def add_source_and_target(command: argparse.ArgumentParser) -> None:
     command.add_argument("source", type=Path, help="folder of a checkpoint")
-    command.add_argument("target", type=Path, help="folder to write; must be new or empty")
+    command.add_argument("target", type=Path, help="folder to write, new or empty")
 
 
 def check_source_and_target(given: argparse.Namespace) -> None:
@@ -134,7 +134,7 @@ def check_source_and_target(given: argparse.Namespace) -> None:
 
 def add_shard_size(command: argparse.ArgumentParser) -> None:
     size = number("a number above 0, up to 1e6", lambda x: 0 < x <= 1e6)
-    command.add_argument("--shard-gb", metavar="GB", type=size, default=5.0, help="largest file (default: 5)")
+    command.add_argument("--shard-gb", metavar="GB", type=size, default=5.0, help="maximum size of a file (default: 5)")
 
 
 def shard_bytes(given: argparse.Namespace) -> int:
@@ -155,22 +155,22 @@ MODEL_OPTIONS = ("dtype", "device", "weights", "threads")
 
 
 def add_model_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--dtype", choices=DTYPES, help="of the weights (default: the checkpoint's)")
+    command.add_argument("--dtype", choices=DTYPES, help="dtype of the weights (default: as in the checkpoint)")
     command.add_argument(
         "--device",
         type=device_name,
-        help="cpu, cuda, cuda:1, ... (default: the GPU if the package has kernels for it)",
+        help="cpu, cuda, cuda:1, ... (default: the GPU if this build has kernels for it, else cpu)",
     )
     command.add_argument(
         "--weights",
         choices=("single", "fused"),
-        help="(default: fused where its parts are quantised alike)",
+        help="fused: projections joined into one weight (default: fused, unless its parts are quantised differently)",
     )
-    command.add_argument("--threads", metavar="N", type=at_least(1), help="on the CPU (default: one per core)")
+    command.add_argument("--threads", metavar="N", type=at_least(1), help="CPU threads (default: one per core)")
 
 
 def default_device_name() -> str:
-    from ..ops import devices_with_kernels
+    from .._core.ops import devices_with_kernels
 
     device = default_device()
     return str(device) if device.type in devices_with_kernels() else "cpu"
@@ -179,13 +179,15 @@ def default_device_name() -> str:
 def _seen_device(name: str) -> str:
     try:
         device_facts(name)
-    except (AssertionError, RuntimeError, ValueError) as reason:  # torch has one for each way to be wrong
-        raise ValueError(f"--device: expected a device that torch sees, as cpu or cuda:1, got {name!r}") from reason
+    except (AssertionError, RuntimeError, ValueError) as reason:  # torch raises a different one for each mistake
+        raise ValueError(
+            f"--device: expected a device that torch sees, such as cpu or cuda:1, got {name!r}"
+        ) from reason
     return name
 
 
 def load(name: str, folder: Path, given: argparse.Namespace) -> xLSTMLarge:
-    """The model of the argument `name`, as the options of add_model_options have it."""
+    """Loads the model given by the argument `name` with the options of add_model_options."""
     checkpoint_folder(name, folder)
     if given.threads:
         torch.set_num_threads(given.threads)

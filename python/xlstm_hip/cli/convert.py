@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xlstm-hip convert: a checkpoint in another scheme, dtype or kind of weights."""
+"""xlstm-hip convert: rewrites a checkpoint with other tensor names, another dtype, or fused weights."""
 
 from __future__ import annotations
 
@@ -23,12 +23,22 @@ from .common import (
 
 
 def add(commands: Any) -> None:
-    text = "Write a checkpoint in another scheme, dtype or kind of weights."
+    text = "Convert a checkpoint to another naming scheme or dtype, or to fused or single weights."
     command = add_command(commands, "convert", run, text)
     add_source_and_target(command)
-    command.add_argument("--scheme", choices=SCHEMES, default="hf", help="names and files (default: hf)")
-    command.add_argument("--weights", choices=("single", "fused"), default="single", help="(default: single)")
-    command.add_argument("--dtype", choices=DTYPES, help="(default: as it is)")
+    command.add_argument(
+        "--scheme",
+        choices=SCHEMES,
+        default="hf",
+        help="tensor and file names of transformers or xlstm_large (default: hf)",
+    )
+    command.add_argument(
+        "--weights",
+        choices=("single", "fused"),
+        default="single",
+        help="fused: projections joined into one weight (default: single)",
+    )
+    command.add_argument("--dtype", choices=DTYPES, help="(default: unchanged)")
     add_shard_size(command)
 
 
@@ -40,7 +50,7 @@ def run(given: argparse.Namespace) -> int:
     copy_tokenizer(given.source, given.target)
     if given.scheme == "xlstm_large" and model.special_tokens != SpecialTokens():
         print(
-            f"note: {YAML_FILE} has no place for special tokens: {model.special_tokens} of {given.source} are not kept",
+            f"note: {YAML_FILE} cannot store special tokens: {model.special_tokens} of {given.source} are dropped",
             file=sys.stderr,
         )
     print(f"{given.target}: {sum(p.numel() for p in model.parameters())} weights, {megabytes(given.target):.1f} MB")

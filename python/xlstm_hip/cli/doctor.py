@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xlstm-hip doctor: what is installed, what does not go together, and what to do about it."""
+"""xlstm-hip doctor: checks the installation and says how to fix it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from .._core.device import DeviceFacts, default_device, device_facts
+from .._core.native import native
 from .._version import __version__
-from ..describe import native
-from ..device import DeviceFacts, default_device, device_facts
-from ..interface import mlstm_interface
+from ..mlstm.interface import mlstm_interface
 from .common import add_command
 
 PACKAGES = ("safetensors", "transformers", "tokenizers", "xlstm", "mlstm_kernels", "triton", "rich", "matplotlib")
@@ -33,8 +33,8 @@ class Finding:
 
 
 def add(commands: Any) -> None:
-    text = "Check torch, the GPU, this package's libraries and what else is loaded; says what to do where it is wrong."
-    add_command(commands, "doctor", run, text, "exit code: 0, or 1 where there is a problem")
+    text = "Check torch, the GPU, the op library and other loaded packages, and say how to fix problems."
+    add_command(commands, "doctor", run, text, "exit code: 0; 1 if there is a problem")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -44,23 +44,23 @@ def run(given: argparse.Namespace) -> int:
         if finding.remedy:
             print(f"{'':<8} -> {finding.remedy}")
     problems = sum(finding.level == "PROBLEM" for finding in findings)
-    print(f"\n{problems} problem{'s' * (problems != 1)} found." if problems else "\nAll is well.")
+    print(f"\n{problems} problem{'s' * (problems != 1)} found." if problems else "\nNo problems found.")
     return 1 if problems else 0
 
 
 def examine() -> Iterator[Finding]:
-    from .. import ops
+    from .._core import ops
 
     built = native()
     if built is None:
-        yield Finding("PROBLEM", "the module _native is not there", "install the package with pip")
+        yield Finding("PROBLEM", "the module _native is missing", "install the package with pip")
         return
     facts, isa = built.build_facts(), built.cpu_isa()
     yield Finding(
         "ok", f"xlstm_hip {__version__} ({facts['git_sha'] or 'no git'}), built by {facts['compiler']}; {isa}"
     )
     if isa == "portable" and os.uname().machine == "x86_64":
-        yield Finding("note", "the CPU has no AVX2, or XLSTM_HIP_CPU_ISA says portable: kernels are slow")
+        yield Finding("note", "the CPU has no AVX2, or XLSTM_HIP_CPU_ISA=portable is set: kernels are slow")
     built_gpu = facts["gpu"] if "cuda" in ops.devices_with_kernels() else ""
     device = default_device()
     gpu = None if device.type == "cpu" else device_facts(device)
@@ -69,7 +69,7 @@ def examine() -> Iterator[Finding]:
     yield from kernel_findings(gpu, built_gpu, list(facts["gpu_archs"]), facts["gpu_note"], torch_gpu)
     yield from runtime_findings(Path("/proc/self/maps").read_text() if os.path.exists("/proc/self/maps") else "")
     yield from environment_findings(dict(os.environ))
-    yield Finding("ok", "beside it: " + ", ".join(f"{name} {v}" for name, v in installed(PACKAGES)))
+    yield Finding("ok", "other packages: " + ", ".join(f"{name} {v}" for name, v in installed(PACKAGES)))
     for where in ("cpu", *(["cuda"] if gpu is not None and built_gpu else [])):
         yield self_test(where)
 
@@ -89,23 +89,21 @@ def torch_findings(torch_gpu: str, gpu: DeviceFacts | None, exists: Callable[[st
         return
     amd, nvidia = exists("/dev/kfd"), exists("/dev/nvidia0")
     if not amd and not nvidia:
-        yield Finding("note", "no GPU here: the CPU kernels are used")
+        yield Finding("note", "no GPU: the CPU kernels are used")
     elif (amd and torch_gpu == "HIP") or (nvidia and torch_gpu == "CUDA"):
         hidden = [
             name for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if os.environ.get(name) in ("", "-1")
         ]
         remedy = f"unset {hidden[0]}" if hidden else (
             "join the groups that own /dev/kfd and /dev/dri (usermod -aG render,video $USER), then log in again"
-            if amd else "see whether nvidia-smi works: the driver and torch's CUDA must fit"
+            if amd else "check that nvidia-smi works: the driver must support the CUDA version of torch"
         )  # fmt: skip
-        yield Finding("PROBLEM", "there is a GPU, and torch does not see it", remedy)
+        yield Finding("PROBLEM", "there is a GPU, but torch does not see it", remedy)
     else:
         index = "rocm6.4" if amd else "cu130"
-        remedy = (
-            f"pip install torch --index-url https://download.pytorch.org/whl/{index}, then install this package again"
-        )
+        remedy = f"pip install torch --index-url https://download.pytorch.org/whl/{index}, then reinstall this package"
         yield Finding(
-            "PROBLEM", f"there is {'an AMD' if amd else 'an NVIDIA'} GPU, and this torch is not for it", remedy
+            "PROBLEM", f"there is {'an AMD' if amd else 'an NVIDIA'} GPU, but this torch was not built for it", remedy
         )
 
 
@@ -116,33 +114,33 @@ def kernel_findings(
         if gpu is None:
             yield Finding("ok", f"no GPU kernels in the library{f': {note}' if note else ''}")
         else:
-            remedy = "install ROCm or CUDA, and this package again with XLSTM_HIP_GPU=" + torch_gpu
+            remedy = "install ROCm or CUDA, then reinstall this package with XLSTM_HIP_GPU=" + torch_gpu
             yield Finding("PROBLEM", f"no GPU kernels in the library{f': {note}' if note else ''}", remedy)
         return
     yield Finding("ok", f"GPU kernels: {built} {' '.join(archs)}")
     if torch_gpu and built != torch_gpu:
-        remedy = "install this package again in the environment that has this torch"
-        yield Finding("PROBLEM", f"the library was built for {built} and torch is for {torch_gpu}", remedy)
+        remedy = "reinstall this package in the environment of this torch"
+        yield Finding("PROBLEM", f"the library was built for {built}, torch for {torch_gpu}", remedy)
     elif gpu is not None and archs and not any(same_arch(gpu.arch, arch) for arch in archs):
         variable = "PYTORCH_ROCM_ARCH" if gpu.kind == "amd" else "TORCH_CUDA_ARCH_LIST"
         value = gpu.arch if gpu.kind == "amd" else ".".join(gpu.arch.removeprefix("sm_"))
-        yield Finding("PROBLEM", f"no kernels for {gpu.arch} among them", f"install again with {variable}={value}")
+        yield Finding("PROBLEM", f"the library has no kernels for {gpu.arch}", f"reinstall with {variable}={value}")
 
 
 def same_arch(here: str, built: str) -> bool:
-    """gfx942 and gfx942:xnack-; sm_90, 90, 90a and 9.0."""
+    """Whether two spellings mean the same chip: gfx942 and gfx942:xnack-, or sm_90, 90, 90a and 9.0."""
     number = re.sub(r"\D", "", built)
     return built.split(":")[0] == here or here.startswith("sm_") and number == here.removeprefix("sm_")
 
 
 def runtime_findings(maps: str) -> Iterator[Finding]:
-    """maps: as /proc/self/maps has it, with torch and this package loaded."""
+    """Reports runtime libraries that are loaded twice. maps: the text of /proc/self/maps."""
     for what, name in RUNTIMES.items():
         found = sorted(set(re.findall(rf"\s(/\S*/{name})(?:\s|$)", maps)))
         if len(found) > 1:
             remedy = (
-                "keep the one that torch brings: take the other's folder out of LD_LIBRARY_PATH, or install this "
-                "package again beside this torch"
+                "keep the one of torch: remove the other's folder from LD_LIBRARY_PATH, or reinstall this package "
+                "with this torch"
             )
             yield Finding("PROBLEM", f"{len(found)} {what} runtimes in one process: {', '.join(found)}", remedy)
         elif found:
@@ -152,16 +150,16 @@ def runtime_findings(maps: str) -> Iterator[Finding]:
 def environment_findings(environment: dict[str, str]) -> Iterator[Finding]:
     override = environment.get("HSA_OVERRIDE_GFX_VERSION")
     if override:
-        text = f"HSA_OVERRIDE_GFX_VERSION={override}: the GPU passes for another, whose kernels are used"
+        text = f"HSA_OVERRIDE_GFX_VERSION={override}: the GPU reports another arch, and kernels of that arch are used"
         yield Finding("note", text, "unset it if kernels fail or results are wrong")
     backend = environment.get("XLSTM_HIP_BACKEND")
     if backend:
-        yield Finding(
-            "note", f"XLSTM_HIP_BACKEND={backend}: plain torch runs in the place of the kernels, in this test too"
-        )
+        yield Finding("note", f"XLSTM_HIP_BACKEND={backend}: plain torch runs instead of the kernels, in this test too")
     isa = environment.get("XLSTM_HIP_CPU_ISA")
     if isa:
-        yield Finding("note", f"XLSTM_HIP_CPU_ISA={isa}: the CPU kernels are those, not the machine's best")
+        yield Finding(
+            "note", f"XLSTM_HIP_CPU_ISA={isa}: this instruction set is used instead of the best one of the CPU"
+        )
 
 
 def self_test(device: str) -> Finding:
@@ -174,5 +172,5 @@ def self_test(device: str) -> Finding:
     assert isinstance(want, torch.Tensor) and isinstance(got, torch.Tensor)
     error = float((got.cpu() - want).norm() / want.norm())
     if error < SELF_TEST_TOLERANCE:
-        return Finding("ok", f"the mLSTM on {device} is right: error {error:.1g} beside plain torch")
+        return Finding("ok", f"the mLSTM on {device} is right: error {error:.1g} compared with plain torch")
     return Finding("PROBLEM", f"the mLSTM on {device} is wrong: error {error:.1g}", "report it with this output")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xlstm-hip plan: how a call would be cut up, on a device that need not be here."""
+"""xlstm-hip plan: prints launch configurations, for any known device."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..describe import native
-from ..plan_text import (
+from .._core.native import native
+from .._core.plan_text import (
     MLA_DIMS,
     AttentionCall,
     Gpu,
@@ -26,8 +26,8 @@ from .common import add_command, at_least, refuse_given
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 OPS = ("mlstm", "attention", "mla")
-# Options of one op, or of one kind of device: None where they are not given. Head dims: those of xLSTM-7B, of the usual
-# attention and of MLA.
+# Defaults of options that only some ops have; argparse leaves them None when not given. The head dims are those of
+# xLSTM-7B, of common attention models and of MLA.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "mlstm": {"dqk": 256, "dhv": 512, "segments": 0},
     "attention": {"dqk": 128, "dhv": 128, "heads_k": None, "queries": None, "block_size": 0, "splits": 0},
@@ -40,35 +40,53 @@ OF_THE_MLSTM = ("walk_chunk", "chunk_size")
 
 
 def add(commands: Any) -> None:
-    text = "Show how a call of the mLSTM or of attention is cut up, on a device that need not be here."
+    text = "Print the launch configuration of an mLSTM or attention call. The device does not have to be present."
     command = add_command(commands, "plan", run, text)
     command.add_argument("--op", choices=OPS, default="mlstm", help="(default: mlstm)")
-    command.add_argument("--device", default="cpu", help="cpu, or a GPU's name; `list` prints them (default: cpu)")
+    command.add_argument(
+        "--device", default="cpu", help="cpu or the name of a GPU; `list` prints the names (default: cpu)"
+    )
     command.add_argument("--batch", metavar="N", type=at_least(1), default=1, help="sequences (default: 1)")
     command.add_argument(
-        "--heads", metavar="N", type=at_least(1), default=8, help="of queries (default: 8, as xLSTM-7B has)"
+        "--heads", metavar="N", type=at_least(1), default=8, help="query heads (default: 8, as in xLSTM-7B)"
     )
     command.add_argument(
-        "--length", metavar="N", type=at_least(1), default=8192, help="tokens of the longest; keys (default: 8192)"
+        "--length",
+        metavar="N",
+        type=at_least(1),
+        default=8192,
+        help="tokens of the longest sequence; for attention, keys (default: 8192)",
     )
-    command.add_argument("--dqk", metavar="N", type=at_least(1), help="head dim of q and k (default: 256, 128, 576)")
-    command.add_argument("--dhv", metavar="N", type=at_least(1), help="head dim of v and h (default: 512, 128, 512)")
-    mlstm = command.add_argument_group("of the mLSTM")
-    mlstm.add_argument("--segments", metavar="N", type=at_least(0), help="of a sequence (default: 0, as fits)")
-    attention = command.add_argument_group("of attention and mla")
+    command.add_argument(
+        "--dqk", metavar="N", type=at_least(1), help="head dim of q and k (default: mlstm 256, attention 128, mla 576)"
+    )
+    command.add_argument(
+        "--dhv", metavar="N", type=at_least(1), help="head dim of v and h (default: mlstm 512, attention 128, mla 512)"
+    )
+    mlstm = command.add_argument_group("mlstm")
+    mlstm.add_argument(
+        "--segments", metavar="N", type=at_least(0), help="segments of a sequence (default: 0, automatic)"
+    )
+    attention = command.add_argument_group("attention and mla")
     attention.add_argument(
-        "--heads-k", metavar="N", type=at_least(1), help="of keys (default: as of queries; of mla 1)"
+        "--heads-k", metavar="N", type=at_least(1), help="key and value heads (default: as --heads; mla 1)"
     )
-    attention.add_argument("--queries", metavar="N", type=at_least(1), help="(default: as many as keys; of mla 1)")
     attention.add_argument(
-        "--block-size", metavar="N", type=at_least(0), help="keys of a tile, forward (default: 0, as fits)"
+        "--queries", metavar="N", type=at_least(1), help="query tokens (default: as --length; mla 1)"
     )
-    attention.add_argument("--splits", metavar="N", type=at_least(0), help="parts of the keys (default: 0, as fits)")
-    gpu = command.add_argument_group("on a GPU")
+    attention.add_argument(
+        "--block-size", metavar="N", type=at_least(0), help="keys per tile in the forward pass (default: 0, automatic)"
+    )
+    attention.add_argument(
+        "--splits", metavar="N", type=at_least(0), help="split-KV: parts of the keys (default: 0, automatic)"
+    )
+    gpu = command.add_argument_group("GPU")
     gpu.add_argument("--dtype", choices=ELEMENT_BYTES, help="(default: bfloat16)")
-    gpu.add_argument("--walk-chunk", metavar="N", type=at_least(0), help="tokens of a chunk (default: 0, as fits)")
-    cpu = command.add_argument_group("on the CPU")
-    cpu.add_argument("--chunk-size", metavar="N", type=at_least(1), help="(default: 64)")
+    gpu.add_argument(
+        "--walk-chunk", metavar="N", type=at_least(0), help="mlstm: tokens per chunk (default: 0, automatic)"
+    )
+    cpu = command.add_argument_group("CPU")
+    cpu.add_argument("--chunk-size", metavar="N", type=at_least(1), help="mlstm: tokens per chunk (default: 64)")
     cpu.add_argument("--threads", metavar="N", type=at_least(1), help="(default: one per core)")
     command.add_argument("--json", action="store_true", help="print JSON")
 
@@ -76,7 +94,7 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> int:
     built = native()
     if built is None:
-        raise ImportError("the module _native was not built: install the package with pip")
+        raise ImportError("the module _native is missing: install the package with pip")
     devices = {facts["name"]: facts for facts in built.known_devices()}
     if given.device == "list":
         print("\n".join(("cpu", *devices)))
@@ -121,7 +139,7 @@ def _mlstm(built: Any, given: argparse.Namespace, asked: dict[str, Any], gpu: Gp
 
 
 def _attention(built: Any, given: argparse.Namespace, asked: dict[str, Any], gpu: Gpu | None) -> list[Plan]:
-    """Of the forward pass, and where there is one of the backward pass."""
+    """The plans of the forward pass and, except for mla, of the backward pass."""
     heads_k = asked["heads_k"] or given.heads
     if given.heads % heads_k:
         raise ValueError(f"--heads-k: expected a divisor of --heads {given.heads}, got {heads_k}")
@@ -137,7 +155,7 @@ def _attention(built: Any, given: argparse.Namespace, asked: dict[str, Any], gpu
         refuse_given(given, ("dqk", "dhv"), "none on a CPU")
         threads = given.threads or torch.get_num_threads()
         forward = attention_cpu(built, call, threads)
-        own = call._replace(block_size=0)  # --block-size is forward's
+        own = call._replace(block_size=0)  # --block-size applies to the forward pass only
         return [forward] if given.op == "mla" else [forward, attention_backward_cpu(built, own, threads)]
     if given.op == "mla":
         return [mla_gpu(built, gpu, call)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xlstm-hip quantize: a checkpoint with weights of 8 or 4 bits, and what that changed."""
+"""xlstm-hip quantize: writes a checkpoint with 8-bit or 4-bit weights and reports the error."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 from ..models import load_pretrained, save_pretrained
 from ..models.checkpoint import check_scheme
 from ..models.config_files import JSON_FILE
+from ..models.evaluation import log_probabilities
+from ..models.quantize import BITS, GATES, GROUP_SIZES, SCALE_DTYPES, SINGLE_NAMES, TensorError, quantize
 from ..models.shards import INDEX
-from ..quantize import BITS, GATES, GROUP_SIZES, SCALE_DTYPES, SINGLE_NAMES, TensorError, quantize
-from ..text import load_tokenizer
+from ..models.tokenizer import load_tokenizer
 from .common import (
     TOKENIZER_FILES,
     add_command,
@@ -26,39 +27,43 @@ from .common import (
     read_text,
     shard_bytes,
 )
-from .evaluate import log_probabilities
 
 EXAMPLES = """examples:
   xlstm-hip quantize models/xlstm-7b models/xlstm-7b-int4 --bits 4
   xlstm-hip quantize models/demo demo-int8 --bits 8 --report errors.json --text book.txt   # perplexity before and after
 
-The checkpoint that is written is for this package: generate and eval read it as they read any other.
+Only xlstm_hip reads the result: generate and eval take it like any other checkpoint.
 """
-WORST = 5  # weights that are printed
+WORST = 5  # weights that are printed, those with the largest errors
 
 
 def add(commands: Any) -> None:
-    text = "Write a checkpoint with weights of 8 or 4 bits."
+    text = "Quantise the weights of a checkpoint to 8 or 4 bits."
     command = add_command(commands, "quantize", run, text, EXAMPLES)
     add_source_and_target(command)
-    command.add_argument("--bits", type=int, choices=BITS, default=8, help="of a weight (default: 8)")
+    command.add_argument("--bits", type=int, choices=BITS, default=8, help="per weight (default: 8)")
     command.add_argument(
         "--group-size", type=int, choices=GROUP_SIZES, default=64, help="weights that share a scale (default: 64)"
     )
     kind = command.add_mutually_exclusive_group()
-    kind.add_argument("--symmetric", action="store_true", default=None, help="scales alone (default with 8 bits)")
+    kind.add_argument(
+        "--symmetric",
+        action="store_true",
+        default=None,
+        help="symmetric quantisation, without zero points (default with 8 bits)",
+    )
     kind.add_argument(
         "--offsets", dest="symmetric", action="store_false", default=None,
-        help="an offset beside each scale (default with 4 bits)",
+        help="asymmetric quantisation: an offset for each scale (default with 4 bits)",
     )  # fmt: skip
     command.add_argument(
         "--scales", choices=SCALE_DTYPES, default="float16", help="dtype of scales and offsets (default: float16)"
     )
     command.add_argument(
         "--skip", metavar="NAME", nargs="*", choices=SINGLE_NAMES, default=GATES,
-        help=f"layers that stay as they are, of {', '.join(SINGLE_NAMES)} (default: {' '.join(GATES)})",
+        help=f"layers to leave unquantised, of {', '.join(SINGLE_NAMES)} (default: {' '.join(GATES)})",
     )  # fmt: skip
-    command.add_argument("--report", metavar="FILE", type=Path, help="write the errors of all weights as JSON")
+    command.add_argument("--report", metavar="FILE", type=Path, help="write the error of every weight as JSON")
     command.add_argument(
         "--text", metavar="FILE", type=Path, help="measure the perplexity of this text before and after"
     )
@@ -102,12 +107,12 @@ def run(given: argparse.Namespace) -> int:
 
 
 def check_report(file: Path, target: Path) -> None:
-    """That it can be written at the end, perhaps into the new folder."""
+    """Raises unless the report can be written; its folder may be the new checkpoint's."""
     in_target = file.parent.resolve() == target.resolve()
     if file.is_dir() or not (file.parent.is_dir() or in_target):
-        raise ValueError(f"--report: expected a file in a folder that is there, got {str(file)!r}")
+        raise ValueError(f"--report: expected a file in an existing folder, got {str(file)!r}")
     if in_target and (file.name in (JSON_FILE, INDEX, *TOKENIZER_FILES) or file.suffix == ".safetensors"):
-        raise ValueError(f"--report: expected a file that is none of the checkpoint's, got {str(file)!r}")
+        raise ValueError(f"--report: expected a file that is not part of the checkpoint, got {str(file)!r}")
 
 
 def print_errors(errors: list[TensorError]) -> None:

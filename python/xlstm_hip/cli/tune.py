@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xlstm-hip tune: looks for faster ways to cut calls up, and puts what it finds into a table that calls read."""
+"""xlstm-hip tune: autotunes launch configurations and writes the best into a table that calls read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..plans import ENVIRONMENT, Plan
+from .._core.plans import ENVIRONMENT, Plan
 from .common import DTYPES, add_command, at_least, default_device_name
 
 EXAMPLES = f"""examples:
@@ -21,15 +21,15 @@ EXAMPLES = f"""examples:
   xlstm-hip tune --op mla_decode --device cuda --batch 16 --length 8192
   xlstm-hip tune --resume runs/cpu_20260101-120000_mlstm_chunkwise --budget 128
 
-Calls read the shipped table and the one that {ENVIRONMENT} names, which must be there (--table makes a new one).
-Without --table that one is written, and where it is not set, <run folder>/table.json.
+Calls read the shipped table and the file named by {ENVIRONMENT}, which must exist (--table creates one). Without
+--table, results go to that file; if the variable is not set, to <run folder>/table.json.
 """
-SETTINGS: dict[str, Any] = {  # what a run is: all of it is in run_meta.json, and --resume takes it from there
+SETTINGS: dict[str, Any] = {  # the settings of a run, saved in run_meta.json and read from there by --resume
     "op": "mlstm_chunkwise", "device": None, "dtype": "bfloat16", "threads": None,
     "batch": 1, "heads": 8, "length": 2048, "dqk": 256, "dhv": 512, "heads_k": 0, "queries": 0, "causal": False,
     "search": "genetic", "seed": 0,
 }  # fmt: skip
-OF_OP: dict[str, dict[str, int]] = {  # where they are others
+OF_OP: dict[str, dict[str, int]] = {  # defaults that differ for an op
     "mlstm_sequence": {"length": 64},
     "attention_forward": {"dqk": 128, "dhv": 128},
     "attention_backward": {"dqk": 128, "dhv": 128},
@@ -44,52 +44,58 @@ def add(commands: Any) -> None:
     from ..tune.problem import OPS
     from ..tune.search import SEARCHES
 
-    text = "Look for faster ways to cut calls up, for a table that calls read."
+    text = "Autotune kernel launch configurations. The best go into a table that calls read."
     command = add_command(commands, "tune", run, text, EXAMPLES)
-    problem = command.add_argument_group("what is tuned")
+    problem = command.add_argument_group("problem")
     command.set_defaults(**dict.fromkeys(SETTINGS))
 
     def setting(name: str, text: str, **options: Any) -> None:
         shown = SETTINGS[name]
-        others = "".join(f", of {op} {own[name]}" for op, own in OF_OP.items() if name in own)
+        others = "".join(f", {op} {own[name]}" for op, own in OF_OP.items() if name in own)
         if "(default" in text:
             text = text[:-1] + others + ")"
         elif shown is not None and shown is not False:
             text += f" (default: {shown}{others})"
         problem.add_argument(f"--{name.replace('_', '-')}", help=text, **options)
 
-    setting("op", "", choices=OPS)
-    setting("device", "cpu, cuda, cuda:1, ... (default: the GPU if the package has kernels for it)")
-    setting("dtype", "of q, k and v", choices=DTYPES)
-    for name, what in (("batch", "sequences"), ("heads", "of q"), ("length", "tokens; of attention the keys"),
+    setting("op", "the op to tune", choices=OPS)
+    setting("device", "cpu, cuda, cuda:1, ... (default: the GPU if this build has kernels for it, else cpu)")
+    setting("dtype", "dtype of q, k and v", choices=DTYPES)
+    for name, what in (("batch", "sequences"), ("heads", "query heads"), ("length", "tokens; for attention, keys"),
                        ("dqk", "head dim of q and k"), ("dhv", "head dim of v")):  # fmt: skip
         setting(name, what, metavar="N", type=at_least(1))
-    setting("heads_k", "attention: of k and v (default: --heads)", metavar="N", type=at_least(1))
-    setting("queries", "attention: tokens of q (default: --length)", metavar="N", type=at_least(1))
-    setting("causal", "attention: with a causal mask", action="store_const", const=True)
-    setting("threads", "of a trial on the CPU (default: one per core)", metavar="N", type=at_least(1))
-    setting("search", "", choices=SEARCHES)
-    setting("seed", "the same seed, the same candidates", metavar="N", type=at_least(0))
+    setting("heads_k", "attention: key and value heads (default: --heads)", metavar="N", type=at_least(1))
+    setting("queries", "attention: query tokens (default: --length)", metavar="N", type=at_least(1))
+    setting("causal", "attention: use a causal mask", action="store_const", const=True)
+    setting("threads", "CPU threads of a trial (default: one per core)", metavar="N", type=at_least(1))
+    setting("search", "how candidates are chosen", choices=SEARCHES)
+    setting("seed", "of the search; the same seed gives the same candidates", metavar="N", type=at_least(0))
 
-    command.add_argument("--budget", metavar="N", type=at_least(1), default=BUDGET, help=f"trials (default: {BUDGET})")
+    command.add_argument(
+        "--budget", metavar="N", type=at_least(1), default=BUDGET, help=f"number of trials (default: {BUDGET})"
+    )
     command.add_argument(
         "--finalists", metavar="N", type=at_least(1), default=FINALISTS,
-        help=f"of the best trials that are measured again and judged (default: {FINALISTS})",
+        help=f"best trials to measure again and check for quality (default: {FINALISTS})",
     )  # fmt: skip
     command.add_argument(
         "--trial-seconds", metavar="S", type=float, default=TRIAL_SECONDS,
-        help=f"a trial that lasts longer has failed (default: {TRIAL_SECONDS:g})",
+        help=f"time limit of a trial, which fails if it takes longer (default: {TRIAL_SECONDS:g})",
     )  # fmt: skip
     command.add_argument("--engine", choices=ENGINES, default="local", help="where trials run (default: local)")
-    command.add_argument("--ray-address", metavar="ADDRESS", help="of a Ray cluster (default: one on this machine)")
-    command.add_argument("--runs", metavar="DIR", type=Path, default=Path("runs"), help="(default: runs)")
-    command.add_argument("--tag", help="ends the name of the run's folder (default: the op)")
-    command.add_argument("--table", metavar="FILE", type=Path, help="the table that a plan that wins is put into")
+    command.add_argument(
+        "--ray-address", metavar="ADDRESS", help="address of a Ray cluster (default: start one on this machine)"
+    )
+    command.add_argument(
+        "--runs", metavar="DIR", type=Path, default=Path("runs"), help="folder for run folders (default: runs)"
+    )
+    command.add_argument("--tag", help="last part of the run folder's name (default: the op)")
+    command.add_argument("--table", metavar="FILE", type=Path, help="table to write the best plan to")
     command.add_argument(
         "--model", metavar="DIR", type=Path,
-        help=f"the model whose outputs a plan must leave as good as they are (default: {DEMO} where that is)",
+        help=f"model whose text quality a plan must preserve (default: {DEMO}, if it exists)",
     )  # fmt: skip
-    command.add_argument("--resume", metavar="DIR", type=Path, help="the folder of a run to go on with")
+    command.add_argument("--resume", metavar="DIR", type=Path, help="folder of an interrupted run to continue")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -108,12 +114,10 @@ def run(given: argparse.Namespace) -> int:
     torch.set_num_threads(threads)
     problem = Problem(**{name: settings[name] for name in Problem.__dataclass_fields__})
     if settings["arch"] != problem.arch:
-        raise ValueError(
-            f"--resume: expected this machine to be {settings['arch']}, as the run's was; it is {problem.arch}"
-        )
+        raise ValueError(f"--resume: expected a machine of kind {settings['arch']}, as in the run, got {problem.arch}")
     space = space_of(problem, threads)
     if not space.values:
-        raise ValueError(f"--op: expected one with choices on {problem.on.type}, got {problem.op}")
+        raise ValueError(f"--op: expected an op with something to tune on {problem.on.type}, got {problem.op}")
     judge = _judge(given.model, problem)
     search = make_search(settings["search"], space, settings["seed"])
     named = os.environ.get(ENVIRONMENT)
@@ -137,16 +141,16 @@ def run(given: argparse.Namespace) -> int:
             tuner.explore(given.budget)
             outcome = tuner.finish(given.finalists, table)
         except KeyboardInterrupt:
-            print(f"\ngo on with: xlstm-hip tune --resume {found.folder}", file=sys.stderr)
+            print(f"\ncontinue with: xlstm-hip tune --resume {found.folder}", file=sys.stderr)
             raise
     finally:
         engine.close()
     if outcome.entry is None:
-        print(f"the shipped plan stays: {outcome.why_not}")
+        print(f"the shipped plan is kept: {outcome.why_not}")
     else:
-        print(f"{plan_text(outcome.entry['plan'])}: {outcome.entry['speedup']:.3f} times as fast, entered into {table}")
+        print(f"{plan_text(outcome.entry['plan'])}: {outcome.entry['speedup']:.3f} times as fast, written to {table}")
         if not named or Path(named) != table:
-            print(f"calls read it with {ENVIRONMENT}={table}")
+            print(f"to use it: export {ENVIRONMENT}={table}")
     return 0
 
 
@@ -158,7 +162,7 @@ def _told(number: int, plan: Plan, result: Any) -> None:
 
 
 def _settings(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """The run to go on with, None for a new one, and what it is."""
+    """The run to continue, or None for a new one; and its settings."""
     from ..tune.problem import Problem
     from ..tune.runs import Run
 
@@ -171,7 +175,7 @@ def _settings(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
         for name, value in asked.items():
             if settings[name] != value:
                 raise ValueError(
-                    f"--{name.replace('_', '-')}: expected {settings[name]!r} as the run has, got {value!r}"
+                    f"--{name.replace('_', '-')}: expected {settings[name]!r} as in the run, got {value!r}"
                 )
         if given.tag is not None:
             raise ValueError("--tag: expected none with --resume")
@@ -181,7 +185,7 @@ def _settings(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     settings["threads"] = settings["threads"] or torch.get_num_threads()
     if settings["op"] == "mlstm_step":
         if "length" in asked:
-            raise ValueError("--length: expected none for mlstm_step, which is one token")
+            raise ValueError("--length: expected none for mlstm_step, which takes one token")
         settings["length"] = 1
     torch.set_num_threads(settings["threads"])
     problem = Problem(**{name: settings[name] for name in Problem.__dataclass_fields__})
@@ -190,11 +194,11 @@ def _settings(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
 
 def _judge(folder: Path | None, problem: Any) -> Any:
-    """What judges plans of this problem: by a model's texts where its outputs go through the op, else by results."""
+    """The quality check of plans: by a model's text if a model uses the op, else by numerical error."""
     from ..models import load_pretrained
     from ..models.config_files import read_config
     from ..models.shards import find_tensors
-    from ..text import load_tokenizer
+    from ..models.tokenizer import load_tokenizer
     from ..tune.errors import judge_errors, save_errors_for_trials
     from ..tune.judge import JUDGED_OPS, judge_outputs, save_outputs_for_trials
 
@@ -210,12 +214,12 @@ def _judge(folder: Path | None, problem: Any) -> Any:
 
     if problem.op not in JUDGED_OPS:
         if folder is not None:
-            raise ValueError(f"--model: expected none for {problem.op}, whose results are judged and no texts")
+            raise ValueError(f"--model: expected none for {problem.op}, which is checked by numerical error")
         return judge_results
     folder = folder or DEMO
     if not folder.is_dir():
-        raise ValueError(f"--model: expected the folder of a model whose outputs are judged, got {str(folder)!r}")
-    try:  # what can be told without its weights, before the budget is spent
+        raise ValueError(f"--model: expected the folder of a model for the quality check, got {str(folder)!r}")
+    try:  # checks that need no weights, before the budget is spent
         config, _ = read_config(folder)
         find_tensors(folder)
         load_tokenizer(folder, config.vocab_size)

@@ -14,4 +14,6 @@ from __future__ import annotations
 
 from .modules import install
 
+__all__: list[str] = []  # importing it is all
+
 install()

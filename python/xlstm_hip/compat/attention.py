@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from .. import attention
+from .._core.checks import has_rank, is_tensor, shape_text
+from .._core.index_tensors import in_range, offsets_fit
 from .._version import __version__
 from ..attention import checks
 from ..attention.sdpa import top_left
-from ..attention_places import in_range, offsets_fit
-from ..checks import has_rank, is_tensor, shape_text
 from ..reference.attention import attention as reference_attention
 from ..reference.attention_ops import rotated
 

@@ -11,7 +11,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from .. import backend, interface, peers, reference, registry, wrappers
+from .. import reference
+from ..mlstm import backend, interface, registry, triton_peers, wrappers
 from . import xlstm_large
 from .attention import attention_contents
 from .registries import RegistryView
@@ -34,10 +35,10 @@ WRAPPERS = (
     "wrap_chunkwise__arbitrary_sequence_length_with_padding",
 )
 BACKEND = ("mLSTMBackend", "mLSTMBackendConfig")
-LIMIT_CHUNK = {"mlstm_chunkwise__limit_chunk": peers.limit_chunk}
-XL_CHUNK = {"mlstm_chunkwise__xl_chunk": peers.xl_chunk}
-XL_CHUNK_SIGING = {"mlstm_siging_chunkwise__xl_chunk": peers.xl_chunk_siging}
-LIMIT_HEADDIM = {"mlstm_parallel__limit_headdim": peers.limit_headdim}
+LIMIT_CHUNK = {"mlstm_chunkwise__limit_chunk": triton_peers.limit_chunk}
+XL_CHUNK = {"mlstm_chunkwise__xl_chunk": triton_peers.xl_chunk}
+XL_CHUNK_SIGING = {"mlstm_siging_chunkwise__xl_chunk": triton_peers.xl_chunk_siging}
+LIMIT_HEADDIM = {"mlstm_parallel__limit_headdim": triton_peers.limit_headdim}
 
 
 def _take(module: ModuleType, names: tuple[str, ...]) -> dict[str, Any]:
@@ -51,8 +52,8 @@ def contents() -> dict[str, Mapping[str, Any]]:
     stablef, siging = _take(reference, NATIVE_STABLEF), _take(reference, NATIVE_SIGING)
     native_sequence = _take(reference, ("mlstm_recurrent_sequence__native_fw",))
     native_step = _take(reference, ("mlstm_recurrent_step__native",))
-    triton_step = {"mlstm_recurrent_step__triton": peers.step}
-    triton_sequence = {"mlstm_recurrent_sequence__triton_step_fused_fw": peers.sequence}
+    triton_step = {"mlstm_recurrent_step__triton": triton_peers.step}
+    triton_sequence = {"mlstm_recurrent_sequence__triton_step_fused_fw": triton_peers.sequence}
     public_backend = _take(backend, BACKEND)
     torch = "mlstm_kernels.torch"
     return {
@@ -112,7 +113,7 @@ def install() -> None:
     large = {"xlstm.xlstm_large" + name: attributes for name, attributes in xlstm_large.contents().items()}
     for package in (*sorted({name.partition(".")[0] for name in held}), "xlstm.xlstm_large"):
         loaded = sys.modules.get(package)
-        if loaded is not None and not peers.stands_in(loaded):
+        if loaded is not None and not triton_peers.stands_in(loaded):
             raise ImportError(
                 f"xlstm_hip.compat: the real {package} is imported already and cannot be replaced any more; "
                 "import xlstm_hip.compat before it, or do without one of the two"

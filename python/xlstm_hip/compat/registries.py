@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping
 
-from ..checks import IO_DTYPES
-from ..registry import kernel_info, kernel_names, register_mlstm_kernel, unregister_mlstm_kernel
+from .._core.checks import IO_DTYPES
+from ..mlstm.registry import kernel_info, kernel_names, register_mlstm_kernel, unregister_mlstm_kernel
 
 
 class RegistryView(MutableMapping[str, Callable]):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xLSTM-7B's architecture on this package's kernels; its checkpoints; generation."""
+"""The xLSTM-7B architecture on this package's kernels; checkpoints; generation."""
 
-from ..generation import Generated, Stream, generate
-from ..sampling import Sampling
 from .checkpoint import load_pretrained, save_pretrained
 from .config import xLSTMLargeConfig
 from .config_files import SpecialTokens
+from .generation import Generated, Stream, generate
 from .mapping import CheckpointError, create_parameter_mapping
+from .sampling import Sampling
 from .xlstm_large import xLSTMLarge
 
 __all__ = [
@@ -22,3 +22,7 @@ __all__ = [
     "xLSTMLarge",
     "xLSTMLargeConfig",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

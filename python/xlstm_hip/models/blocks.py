@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One block of xLSTM-7B: norm, mLSTM, norm, feed-forward.
 
-The work is done by functions over the parts of a block, by the names that the official package, transformers and the
-modules here all use. So the same code runs a block of either of them. A norm or feed-forward that has hooks, or is
-another module than models have of themselves, is called, where its work would else be done as one with others'.
+The functions here work on the parts of a block by the names that the official package, transformers and this package
+share, so the same code runs a block of any of them. Norms and feed-forwards are fused with neighbouring work. One that
+has hooks, or that is not the standard module, is called by itself instead.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import layers
-from ..watched import all_watched, known, watched, watches_gradients
 from .config import xLSTMLargeConfig
+from .hooks import all_watched, known, watched, watches_gradients
 from .mlstm_call import LayerState, MLSTMCall
 
 
@@ -28,7 +28,7 @@ def normed(norm: Any, x: Tensor) -> Tensor:
 
 
 def project(layer: Any, x: Tensor, qk_dim: int, v_dim: int, cap: float | None) -> tuple[Tensor, ...]:
-    """q, k, v, output gate, input and forget gate (capped), of single or fused weights; (B, S, features) each."""
+    """q, k, v, output gate, and capped input and forget gate from single or fused weights; (B, S, features) each."""
     if hasattr(layer, "qkv_opreact"):
         q, k, v, o = layer.qkv_opreact(x).split((qk_dim, qk_dim, v_dim, v_dim), dim=-1)
         i, f = layers.soft_cap(layer.ifgate_preact(x), cap).chunk(2, dim=-1)
@@ -80,7 +80,7 @@ def run_block(
 
 
 class Norm(nn.Module):
-    """Weight, and with use_bias bias, of a norm over the features or over those of each head."""
+    """Weight, and with use_bias a bias, of a norm over the features or over the features of each head."""
 
     def __init__(self, features: int, config: xLSTMLargeConfig) -> None:
         super().__init__()

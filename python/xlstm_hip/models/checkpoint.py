@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""load_pretrained and save_pretrained: checkpoints of transformers and of xlstm_large, as safetensors alone.
+"""load_pretrained and save_pretrained: safetensors checkpoints of transformers and of xlstm_large.
 
-Everything that can be wrong is looked at before the first weight is read: the names, shapes and dtypes in the headers,
-and whether the files are as long as they say. Weights are then read one at a time.
+Names, shapes and dtypes in the headers and the lengths of the files are checked before the first weight is read.
+Weights are then read one at a time.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..checks import IO_DTYPES, one_of, positive_int
-from ..device import device_here
-from ..progress import Progress
-from ..quantize import SCALE_DTYPES, STORED, Scheme, quantizable, replaced
-from ..select import get_optimal_kernel_config
+from .._core.checks import IO_DTYPES, one_of, positive_int
+from .._core.device import device_here
+from .._core.progress import Progress
+from ..mlstm.select import get_optimal_kernel_config
 from .config import WEIGHT_MODES, xLSTMLargeConfig
 from .config_files import FIELDS, SpecialTokens, other_config, read_config, read_scheme, write_json, write_yaml
 from .mapping import EMBEDDING, CheckpointError, ParameterMapping, Piece, hf_names, map_shapes
+from .quantize import SCALE_DTYPES, STORED, Scheme, quantizable, replaced
 from .shards import INDEX, SINGLE, Stored, checkpoint_files, find_tensors
 from .staging import Staging
 from .xlstm_large import xLSTMLarge
@@ -88,7 +88,7 @@ def load_pretrained(
 
 
 def checkpoint_folder(name: str, path: str | os.PathLike[str]) -> Path:
-    """One that is there, of the argument `name`."""
+    """Checks that the folder exists; `name` is the argument's name."""
     folder = _folder(name, path)
     if not folder.is_dir():
         raise FileNotFoundError(f"{name}: expected the folder of a checkpoint, got {str(path)!r}")
@@ -103,7 +103,7 @@ def _folder(name: str, path: str | os.PathLike[str]) -> Path:
 
 
 def _empty(config: xLSTMLargeConfig, scheme: Scheme | None) -> xLSTMLarge:
-    """A model whose weights are shapes alone."""
+    """A model on the meta device: shapes without weights."""
     with torch.device("meta"):
         model = xLSTMLarge(config)
         if scheme is not None:
@@ -135,7 +135,7 @@ def _fill(
     device: torch.device,
     bar: Progress,
 ) -> None:
-    """Parameters are made when the first of their pieces is read, and every tensor of the checkpoint is read once."""
+    """Allocates a parameter when the first of its parts is read. Every tensor of the checkpoint is read once."""
     wanted: dict[str, list[tuple[str, Piece, int]]] = {name: [] for name in stored}
     for name, pieces in mapping.items():
         row = 0
@@ -168,7 +168,7 @@ def _fill(
 
 
 def check_scheme(model: xLSTMLarge, scheme: str) -> None:
-    """That a checkpoint of this scheme can say what the model is; an error names what it cannot."""
+    """Raises if a checkpoint of this scheme cannot store the model; the error says what it cannot store."""
     one_of("scheme", scheme, SCHEMES)
     if scheme != "hf":
         if model.quantization is not None:
@@ -254,7 +254,7 @@ def save_tensors(tensors: dict[str, Tensor], file: Path, told: Path, metadata: d
 
 
 def _take_place(beside: Path, folder: Path, stale_config: str | None) -> None:
-    """Moves the new checkpoint to where the old one is, and takes away what is left of that."""
+    """Replaces the old checkpoint by the new one and removes what is left of the old."""
     new = sorted(file.name for file in beside.iterdir())
     for name in new:
         with open(beside / name, "rb+") as file:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xLSTMLargeConfig: the fields of the official xlstm_large model, each of which counts."""
+"""xLSTMLargeConfig: the fields of the official xlstm_large model. Every field has an effect."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..backend import mLSTMBackendConfig
-from ..checks import non_negative, one_of, positive_int
-from ..registry import LAYER_KINDS, kernel_info
+from .._core.checks import non_negative, one_of, positive_int
+from ..mlstm.backend import mLSTMBackendConfig
+from ..mlstm.registry import LAYER_KINDS, kernel_info
 
 WEIGHT_MODES = ("single", "fused")
 

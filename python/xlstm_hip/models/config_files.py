@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""config.json of transformers and config.yaml of xlstm_large, to xLSTMLargeConfig and back.
+"""config.json of transformers and config.yaml of xlstm_large, converted to xLSTMLargeConfig and back.
 
-Kernel names are not taken over: they say what another package ran, and which of ours runs depends on the device. But
-the input gate is, which no other field says.
+Kernel names are not taken over: they name another package's kernels, and the best of this package depends on the
+device. Only the input gate is taken from them, because no other field stores it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..quantize import Scheme
-from ..registry import LAYER_KINDS, kernel_info, with_gate
+from ..mlstm.registry import LAYER_KINDS, kernel_info, with_gate
 from .config import xLSTMLargeConfig
 from .mapping import CheckpointError
+from .quantize import Scheme
 
 JSON_FILE, YAML_FILE = "config.json", "config.yaml"
 QUANTIZATION, METHOD = "quantization_config", "xlstm_hip"  # a field of config.json, and whose method it is
@@ -45,7 +45,7 @@ _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids with a meaning; None for none. bos goes before every prompt of a model that was trained so."""
+    """Ids of special tokens; None if there is none. bos goes before every prompt of a model trained with it."""
 
     bos: int | None = 0
     eos: tuple[int, ...] = (2,)
@@ -71,7 +71,7 @@ def read_config(folder: Path, with_gate_of_kernel: bool = True) -> tuple[xLSTMLa
 
 
 def stored_config(folder: Path) -> tuple[Path, dict[str, Any], SpecialTokens]:
-    """The file that speaks for the weights, the fields of xLSTMLargeConfig that it has, and its special tokens."""
+    """The file that describes the weights, the fields of xLSTMLargeConfig in it, and its special tokens."""
     if (folder / JSON_FILE).exists():
         return (folder / JSON_FILE, *_from_json(folder / JSON_FILE))
     if (folder / YAML_FILE).exists():
@@ -80,7 +80,7 @@ def stored_config(folder: Path) -> tuple[Path, dict[str, Any], SpecialTokens]:
 
 
 def _ids(tokens: SpecialTokens) -> list[tuple[str, int | None]]:
-    """By config.json's names."""
+    """Special tokens by config.json's names."""
     eos = [("eos_token_id", token) for token in tokens.eos]
     return [("bos_token_id", tokens.bos), *eos, ("pad_token_id", tokens.pad)]
 
@@ -92,9 +92,9 @@ def _check_ids(tokens: SpecialTokens, vocab_size: int) -> None:
 
 
 def other_config(folder: Path, scheme: str) -> str | None:
-    """The file that would still speak for the weights of the other scheme, once this one's are there in their place.
+    """The config file of the other scheme that would still describe the weights after this scheme's are written.
 
-    A config.yaml of something else stays. A config.json of something else is what would be read, so it is an error.
+    An unrelated config.yaml is kept. An unrelated config.json is an error, because readers would take it.
     """
     if scheme == "xlstm_large":
         if not (folder / JSON_FILE).exists():
@@ -160,7 +160,7 @@ def _from_yaml(file: Path) -> dict[str, Any]:
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:
-    """The flat mapping that xlstm_large writes; anything deeper is an error."""
+    """Reads the flat mapping that xlstm_large writes. Nested YAML is an error."""
     try:
         lines = file.read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -190,7 +190,7 @@ def _scalar(text: str) -> Any:
 
 
 def read_scheme(folder: Path) -> Scheme | None:
-    """How config.json says that the weights are quantised; None: they are not."""
+    """The quantisation scheme in config.json, or None."""
     file = folder / JSON_FILE
     given = _object(file).get(QUANTIZATION) if file.exists() else None
     if given is None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights that training starts from.
+"""Initial weights for training.
 
-Small normal weights, smaller still where a block adds to the residual stream; gates that start closed (input, bias
--10) and open (forget, biases 3 to 6 over the heads) whatever the token. transformers also starts the output gate and
-the FFN's gate at zero, by matching "gate" in their names; here they are ordinary weights.
+Normal weights with a small deviation, smaller for projections into the residual stream. Gates start closed (input, bias
+-10) and open (forget, biases 3 to 6 over the heads) for every token. transformers also initialises the output gate and
+the FFN gate with zero, because it matches "gate" in their names; here they are ordinary weights.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensor of a checkpoint is which parameter, by rules that hold for any number of blocks.
+"""Mapping of checkpoint tensors to parameters, for any number of blocks.
 
-Three things differ between checkpoints: transformers calls the embedding otherwise, weights are single or fused, and a
-fused one is several single ones stacked along the first dimension. So every tensor is a stack of named pieces, and a
-parameter is put together from the pieces that its own name stands for, wherever they lie.
+Checkpoints differ in three ways: transformers has another name for the embedding, weights are single or fused, and a
+fused weight is several single ones stacked along the first dimension. So every tensor is treated as a stack of named
+parts, and a parameter is assembled from the parts that its name stands for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_NAMES = 8  # in one message
 
 
 class Piece(NamedTuple):
-    """Rows begin to end of a tensor of the checkpoint."""
+    """Rows begin to end of a checkpoint tensor."""
 
     name: str
     begin: int
@@ -35,7 +35,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is not what its model needs; says what is wrong with which tensor or file."""
+    """A checkpoint that does not fit its model. The message names the tensor or file."""
 
 
 def listed(names: Iterable[str]) -> str:
@@ -45,7 +45,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def _rows(name: str, shapes: Shapes) -> list[tuple[str, int]]:
-    """The single weights that a tensor is a stack of, with how many rows each has."""
+    """The single weights stacked in a tensor, with the number of rows of each."""
     rows = shapes[name][0] if shapes[name] else 0
     if name == HF_EMBEDDING:
         return [(EMBEDDING, rows)]
@@ -72,7 +72,7 @@ def _rows(name: str, shapes: Shapes) -> list[tuple[str, int]]:
 
 
 def map_shapes(checkpoint: Shapes, model: Shapes) -> ParameterMapping:
-    """create_parameter_mapping on shapes alone."""
+    """create_parameter_mapping, on shapes only."""
     pieces: dict[str, Piece] = {}
     for name in checkpoint:
         begin = 0
@@ -107,10 +107,10 @@ def _check_shape(name: str, sources: tuple[Piece, ...], checkpoint: Shapes, mode
 
 
 def create_parameter_mapping(hf_state_dict: Mapping[str, Any], model_state_dict: Mapping[str, Any]) -> ParameterMapping:
-    """For each name of the model, the pieces of the checkpoint's tensors that it is made of, in their order.
+    """For each parameter of the model, the parts of checkpoint tensors that it consists of, in order.
 
-    Either may have the names of transformers or of xlstm_large, single or fused weights; values need a `shape`. A
-    parameter that is missing, there twice, misshapen or too many is a CheckpointError that names it.
+    Both may have the names of transformers or of xlstm_large, and single or fused weights; values need a `shape`. A
+    parameter that is missing, duplicate, misshapen or unexpected raises a CheckpointError that names it.
     """
     shapes = []
     for name, given in (("hf_state_dict", hf_state_dict), ("model_state_dict", model_state_dict)):
@@ -124,5 +124,5 @@ def create_parameter_mapping(hf_state_dict: Mapping[str, Any], model_state_dict:
 
 
 def hf_names(model_names: Iterable[str]) -> dict[str, str]:
-    """The model's names to transformers'."""
+    """Maps the model's names to those of transformers."""
     return {name: HF_EMBEDDING if name == EMBEDDING else name for name in model_names}

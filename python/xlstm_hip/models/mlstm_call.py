@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a model calls the mLSTM: which kernel for how many tokens, and what happens to the state."""
+"""How a model calls the mLSTM: the kernel for a number of tokens, and the handling of the state."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..backend import DTYPES, mLSTMBackend, mLSTMBackendConfig
-from ..checks import accumulate_dtype, gradient_needed
-from ..interface import mlstm_interface, mlstm_step_interface
-from ..registry import LAYER_KINDS, kernel_info, with_gate
-from ..wrappers import PADDED_FORGET_GATE, PADDED_INPUT_GATE
+from .._core.checks import accumulate_dtype, gradient_needed
+from ..mlstm.backend import DTYPES, mLSTMBackend, mLSTMBackendConfig
+from ..mlstm.interface import mlstm_interface, mlstm_step_interface
+from ..mlstm.registry import LAYER_KINDS, kernel_info, with_gate
+from ..mlstm.wrappers import PADDED_FORGET_GATE, PADDED_INPUT_GATE
 
 LayerState = tuple[Tensor, Tensor, Tensor]  # c (B, NH, DHQK, DHHV), n (B, NH, DHQK), m (B, NH, 1)
 
@@ -55,7 +55,7 @@ class MLSTMCall:
         state: LayerState | None,
         mask: Tensor | None,  # (B, S) bool: False for tokens that leave the state as it is
     ) -> tuple[Tensor, LayerState | None]:  # h (B, S, NH, DHHV)
-        """Without gradient, a given state is overwritten where its dtype allows it, and returned."""
+        """Without gradient, a given state is overwritten and returned if its dtype allows that."""
         if mask is not None:
             i = torch.where(mask.unsqueeze(-1), i, PADDED_INPUT_GATE)
             f = torch.where(mask.unsqueeze(-1), f, PADDED_FORGET_GATE)
@@ -93,7 +93,7 @@ class MLSTMCall:
         return out if isinstance(out, tuple) else (out, None)
 
     def _stored(self, given: LayerState | None, last: LayerState) -> LayerState:
-        """The new state in the memory of the given one where it has the dtypes wanted, else in tensors that do."""
+        """The new state in the given one's memory if the dtypes match, else in new tensors."""
         narrow = last[0].dtype if self.state_dtype == torch.float32 else self.state_dtype  # float64 stays
         wanted = (narrow, narrow, last[2].dtype)
         if given is None or any(x.dtype != dtype for x, dtype in zip(given, wanted, strict=True)):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading safetensors files one tensor at a time, straight into the memory that it is for.
+"""Reads safetensors files one tensor at a time, directly into the destination memory.
 
-The safetensors library maps a file into memory, where every page that was read stays counted for as long as the file is
-open. Here a tensor is read with read(), so that loading needs no memory of a file's size, and a file that is cut off,
-or names a tensor twice, is told by name before anything is read.
+The safetensors library maps a file into memory, and every page read counts as resident while the file is open. Here a
+tensor is read with read(), so loading needs no memory of the file's size. A truncated file, or one with a duplicate
+tensor name, is reported by name before anything is read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor lies."""
+    """Where a tensor is stored."""
 
     file: Path
     name: str
@@ -47,7 +47,7 @@ class Stored:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read_into(self, memory: Tensor, skip: int = 0) -> None:
-        """memory: on the CPU, contiguous, of this dtype; what lies from `skip` bytes on, as much as it has room for."""
+        """Fills memory (CPU, contiguous, of the stored dtype) with the tensor's bytes from `skip` on."""
         bytes_of: Any = memory.reshape(-1).view(torch.uint8).numpy()
         view = memoryview(bytes_of)
         with open(self.file, "rb", buffering=0) as file:
@@ -96,7 +96,7 @@ def read_header(file: Path) -> dict[str, Stored]:
 
 
 def _check_order(file: Path, tensors: dict[str, Stored], begin: int, size: int) -> None:
-    """As the format has it, tensors lie one after the other: none in the bytes of another, none in the header."""
+    """Checks that tensors follow one another, as the format requires: no overlaps, none inside the header."""
     before = "the header"
     for x in sorted(tensors.values(), key=lambda x: (x.offset, x.bytes)):
         if x.offset != begin:
@@ -189,7 +189,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def checkpoint_files(folder: Path) -> set[str]:
-    """The names under which a checkpoint's weights lie in a folder: not whatever is called like them."""
+    """The file names of a checkpoint's weights in a folder. Other files with similar names are not included."""
     names = {SINGLE, INDEX}
     if (folder / INDEX).exists():
         with contextlib.suppress(CheckpointError):  # an index that cannot be read names nothing

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of a tensor from its file to parameters that are elsewhere, of another dtype, or parts of it."""
+"""Moves a tensor from its file to parameters on another device, of another dtype, or that hold parts of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _rows_at_once(tensor: Stored) -> int:
 
 
 class Staging:
-    """Two buffers that rows pass through in turns: a GPU copies from one while the next are read into the other."""
+    """Two buffers used in turn: a GPU copies from one while the next rows are read into the other."""
 
     def __init__(self, device: torch.device, tensors: Iterable[Stored]) -> None:
         self._device = device
@@ -34,7 +34,7 @@ class Staging:
         self._turn = 0
 
     def bring(self, tensor: Stored, targets: list[tuple[Tensor, Piece]], advance: Callable[[int], None]) -> None:
-        """Each target becomes its piece, rows of the tensor. advance: told how many bytes have been read."""
+        """Fills each target with its rows of the tensor. advance: called with the number of bytes read."""
         rows, row_bytes = tensor.shape[0], _row_bytes(tensor)
         each = _rows_at_once(tensor)
         for begin in range(0, rows, each):
@@ -50,12 +50,12 @@ class Staging:
             advance(size)
 
     def finish(self) -> None:
-        """Until all is where it belongs."""
+        """Waits until all copies have finished."""
         for event in self._copied:
             event.synchronize()
 
     def _free(self) -> Tensor:
-        """The buffer whose turn it is; what was in it has arrived."""
+        """The next buffer, once its last copy has finished."""
         if self._turn == len(self._buffers):
             self._buffers.append(torch.empty(self._room, dtype=torch.uint8, device="cpu", pin_memory=self._async))
             if self._async:

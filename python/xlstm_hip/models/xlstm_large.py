@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xLSTMLarge: embedding, blocks, norm, head, as the official xlstm_large model has them, on this package's kernels."""
+"""xLSTMLarge: embedding, blocks, norm and head of the official xlstm_large model, on this package's kernels."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .. import layers
-from ..checks import has_integers, has_rank, has_shape, is_tensor, one_of
-from ..engine import DecodeEngine, Numbers, Then, engine_of, may_step, own_step_kernels
-from ..generation import State, generate
-from ..quantize import Scheme
-from ..select import get_optimal_kernel_config
+from .._core.checks import has_integers, has_rank, has_shape, is_tensor, one_of
+from ..mlstm.select import get_optimal_kernel_config
 from .blocks import RMSNorm, mLSTMBlock
 from .config import xLSTMLargeConfig
 from .config_files import SpecialTokens
+from .decode_engine import DecodeEngine, Numbers, Then, engine_of, may_step, own_step_kernels
+from .generation import State, generate
 from .initial_weights import fill_initial_weights
 from .mlstm_call import LayerState, MLSTMCall
+from .quantize import Scheme
 
 logger = logging.getLogger("xlstm_hip")
 
@@ -57,7 +57,7 @@ class xLSTMLargeBlockStack(nn.Module):
 
 
 class xLSTMLarge(nn.Module):
-    """The official xlstm_large model, its parameters by the same names, on these kernels."""
+    """The official xlstm_large model, with the same parameter names, on these kernels."""
 
     config_class = xLSTMLargeConfig
 
@@ -104,11 +104,12 @@ class xLSTMLarge(nn.Module):
         mask: Tensor | None = None,
         then: Then | None = None,
     ) -> Tensor:
-        """One token of each row: tokens (B), mask (B) -> logits (B, V); the state is overwritten.
+        """One token of each row: tokens (B), mask (B) -> logits (B, V). The state is overwritten.
 
         then    called with the logits before they are returned. On a GPU it is captured with the step, which then reads
                 tokens and mask where they lie in this call, and writes its logits to the same memory in every one
-        In float32 by the decode engine (xlstm_hip.engine) where it can stand for the model, else as forward has them.
+
+        Runs in float32 on the decode engine (models.decode_engine) if that supports the model, else like forward.
         """
         has_rank("tokens", tokens, 1, "(B)")
         mask = None if mask is None else self._checked_mask(mask, tokens)
@@ -123,7 +124,7 @@ class xLSTMLarge(nn.Module):
         return logits
 
     def _decoded(self, tokens: Tensor, state: State, keep: Tensor | None, then: Then | None = None) -> Tensor | None:
-        """Logits (B, V) by the decode engine, or None where it is not for this call."""
+        """Logits (B, V) from the decode engine, or None if it does not support this call."""
         config = self.config
         blocks = self._checked_state(state)
         if None in blocks:  # of the beginning
@@ -147,7 +148,7 @@ class xLSTMLarge(nn.Module):
     def hidden(
         self, x: Tensor, state: State | None = None, mask: Tensor | None = None, keep_state: bool = False
     ) -> tuple[Tensor, State]:
-        """What the head sees (B, S, D), and the state where keep_state or the mode asks for it, else an empty dict."""
+        """The head's input (B, S, D), and the state if keep_state or the mode asks for it, else an empty dict."""
         has_rank("x", x, 2, "(B, S)")
         if x.shape[1] < 1:
             raise ValueError(f"x: expected S >= 1, got shape {tuple(x.shape)}")
@@ -169,7 +170,7 @@ class xLSTMLarge(nn.Module):
         return has_shape("mask", is_tensor("mask", mask), tuple(like.shape), "that of the tokens").bool()
 
     def _checked_state(self, state: State) -> list[LayerState | None]:
-        """By block; None, as the official model has it, is the beginning."""
+        """The state by block. None is the initial state, as in the official model."""
         if not isinstance(state, Mapping):
             raise TypeError(f"state: expected a dict of (c, n, m) by block, got {type(state).__name__}")
         if state.keys() != set(range(self.config.num_blocks)):
@@ -183,7 +184,7 @@ class xLSTMLarge(nn.Module):
         return [state[n] for n in range(self.config.num_blocks)]
 
     def _check_tensors(self, state: State, x: Tensor) -> None:
-        """All of it before any is overwritten."""
+        """Checks all tensors before any is overwritten."""
         config, batch = self.config, x.shape[0]
         heads = config.num_heads
         dqk, dhv = config.qk_dim // heads, config.v_dim // heads
@@ -239,7 +240,7 @@ class xLSTMLarge(nn.Module):
         return tokens, state
 
     def select_optimal_kernels(self, batch_size: int, seq_len: int) -> dict[str, str]:
-        """Takes the best kernels for this model, its gate, its device and this shape; logged when they change."""
+        """Switches to the best kernels for this model, its gate, its device and this shape; logs a change."""
         config = self.config
         head_dim = max(config.qk_dim, config.v_dim) // config.num_heads
         device = self.embedding.weight.device

@@ -38,3 +38,7 @@ __all__ = [
     "mlstm_siging_recurrent_sequence__native_fw",
     "mlstm_siging_recurrent_step__native",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

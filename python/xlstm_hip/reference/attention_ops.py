@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..attention_places import Pages, Places, in_range, places_fit
-from ..checks import accumulate_dtype
+from .._core.checks import accumulate_dtype
+from .._core.index_tensors import Pages, Places, in_range, places_fit
 from .attention import attention
 
 

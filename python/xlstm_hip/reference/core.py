@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..autocast import in_kernel_dtype
-from ..checks import accumulate_dtype, check_sequence_inputs
+from .._core.autocast import in_kernel_dtype
+from .._core.checks import accumulate_dtype, check_sequence_inputs
 from .gates import ChunkGates, chunk_gates, chunk_gates_backward, log_gates
 from .inputs import SequenceInputs, from_chunks, to_chunks, wide_states, without_autocast
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..autocast import inside_autocast
-from ..checks import accumulate_dtype
+from .._core.autocast import inside_autocast
+from .._core.checks import accumulate_dtype
 
 # q, k, v, i, f and the initial c, n, m; shapes as in the kernels' signatures
 SequenceInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]

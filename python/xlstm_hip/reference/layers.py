@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers around the mLSTM in plain torch: what layers.py runs where the op library has no kernel.
+"""The layers around the mLSTM in plain torch: what layers/functional.py runs where the op library has no kernel.
 
 Reductions run in float32 (float64 for float64), and the result is rounded to the input's dtype before the weight is
 applied: that order is the one xLSTM-7B was trained with.
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..checks import accumulate_dtype
+from .._core.checks import accumulate_dtype
 
 
 def _widened(x: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..autocast import in_kernel_dtype
-from ..checks import accumulate_dtype, check_sequence_inputs, check_step_inputs, positive_or_none
+from .._core.autocast import in_kernel_dtype
+from .._core.checks import accumulate_dtype, check_sequence_inputs, check_step_inputs, positive_or_none
 from .core import States
 from .gates import log_gates
 from .inputs import SequenceInputs, wide_states, without_autocast

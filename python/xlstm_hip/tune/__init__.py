@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tuning: measures how calls may be cut up, and writes what wins into a table of xlstm_hip.plans.
+"""Autotuning: measures launch configurations and writes the best into a table for xlstm_hip.plans.
 
-`xlstm-hip tune` is the command; docs/tuning.md says what it does and promises.
+`xlstm-hip tune` is the command; docs/tuning.md describes it.
 """
 
 from .errors import judge_errors, save_errors_for_trials
@@ -28,3 +28,7 @@ __all__ = [
     "save_outputs_for_trials",
     "space_of",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

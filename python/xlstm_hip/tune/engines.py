@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where trials run: in a process of this machine, or on a Ray cluster. What kills a trial kills no more than it."""
+"""Where trials run: in a process on this machine, or on a Ray cluster. A trial that crashes does not end the run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import signal
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from ..checks import one_of
-from ..plans import Plan
+from .._core.checks import one_of
+from .._core.plans import Plan
 from .measure import FAILED, Measure, Pace, Result, measure
 from .problem import Problem
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..plans import Plan, rounded_up
+from .._core.plans import Plan, rounded_up
 from .judge import SHIPPED
 from .problem import Judged, Problem
 from .runs import write_json
@@ -48,8 +48,9 @@ def save_errors_for_trials(problem: Problem, trials: Mapping[str, Plan], folder:
 
 
 def judge_errors(folder: Path) -> dict[str, dict[str, Any]]:
-    """Of each trial in the folder: the largest share that its errors and the shipped plan's have of what is allowed,
-    and `refused`: why, or an empty text."""
+    """For each trial in the folder: the largest errors of the trial and of the shipped plan as a share of what is
+    allowed, and `refused`: the reason, or an empty text.
+    """
     made = {path.stem: json.loads(path.read_text(encoding="utf-8"))["draws"] for path in sorted(folder.glob("*.json"))}
     if SHIPPED not in made:
         raise ValueError(f"folder: expected errors with {SHIPPED}.json, got {str(folder)!r}")

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cli.evaluate import distinct
-from ..engine import Then
-from ..generation import LanguageModel, State, Stream
+from .._core.plans import AS_PLANNED, FUSED, Plan, trying
 from ..models import xLSTMLarge
-from ..plans import AS_PLANNED, FUSED, Plan, trying
-from ..sampling import Sampling
-from ..text import Tokenizer
+from ..models.decode_engine import Then
+from ..models.evaluation import distinct
+from ..models.generation import LanguageModel, State, Stream
+from ..models.sampling import Sampling
+from ..models.tokenizer import Tokenizer
 from .runs import write_json
 
 TEXTS, READ, WRITTEN = 4, 512, 128  # tokens of each
@@ -37,7 +37,7 @@ READ_LOSS, WRITTEN_LOSS, DISTINCT_LOSS = 0.005, 0.15, 0.1
 
 
 class Refused(Exception):
-    """A plan that changes quality."""
+    """A plan that changes the quality of results."""
 
 
 class Layers:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trial: a plan's results held to the truth, then its time beside that of the shipped plan, round by round."""
+"""A trial: checks a plan's results against float64, then compares its time with the shipped plan's, round by round."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from .._core.plans import Plan
 from ..bench.machine import Machine
-from ..plans import Plan
 from .problem import Judged, Problem, WrongResult
 
 LEAST_GAIN = 1.02  # a plan that gains less is no gain

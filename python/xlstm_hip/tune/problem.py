@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is tuned: one op at one shape on one device; its tensors, its calls, and the float64 truth of its results."""
+"""The problem to tune: one op at one shape on one device, with its tensors, calls and float64 results."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._core.checks import GPU_DTYPES, by_name, one_of, positive_int
+from .._core.index_tensors import Pages, Places
+from .._core.ops import OPS as KERNELS
+from .._core.ops import devices_with_kernels
+from .._core.plans import AS_PLANNED, CLASSES, FUSED, SHIPPED, Plan, arch_of, class_of, read_table, same_call, trying
 from ..attention import flash_attn_func, flash_mla_with_kvcache
 from ..attention.ops import BackwardCut, Options
-from ..attention_places import Pages, Places
-from ..checks import GPU_DTYPES, by_name, one_of, positive_int
-from ..interface import mlstm_interface, mlstm_step_interface
-from ..ops import OPS as KERNELS
-from ..ops import devices_with_kernels
-from ..plans import AS_PLANNED, CLASSES, FUSED, SHIPPED, Plan, arch_of, class_of, read_table, same_call, trying
+from ..mlstm.interface import mlstm_interface, mlstm_step_interface
 from ..reference.attention import attention
 
 OPS = tuple(CLASSES)

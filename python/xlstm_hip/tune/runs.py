@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's folder: run_meta.json, trials.jsonl, summary.csv, best.json. No file is ever half-written.
+"""A run's folder: run_meta.json, trials.jsonl, summary.csv, best.json. No file is ever left half-written.
 
-A trial is one line that is written at once, and one that power loss cut short is dropped when the run is opened again;
-every other file is written beside its place and then put there.
+A trial is one line, written at once. A line cut short by a power loss is dropped when the run is opened again. Every
+other file is written to a temporary name and renamed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from .. import plans
+from .._core import plans
+from .._core.atomic_files import write_whole
+from .._core.device import device_facts
+from .._core.native import native
+from .._core.plans import Plan
 from .._version import __version__
-from ..describe import native
-from ..device import device_facts
-from ..plans import Plan
-from ..whole_files import write_whole
 from .measure import Result
 
 META, TRIALS, SUMMARY, BEST = "run_meta.json", "trials.jsonl", "summary.csv", "best.json"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which plans are tried, and in which order: at random, or by a genetic algorithm.
 
-A search hands out batches and is told how they went. What it hands out depends on its seed and on what it was told
-alone, so a run that was interrupted goes on with the candidates that it would have had. No plan is tried twice.
+A search hands out batches and is told their results. What it hands out depends only on its seed and on those results,
+so an interrupted run continues with the same candidates. No plan is tried twice.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ..checks import one_of
-from ..plans import Plan
+from .._core.checks import one_of
+from .._core.plans import Plan
 from .space import Space
 
 BATCH = 8  # candidates at a time: what an engine may measure side by side

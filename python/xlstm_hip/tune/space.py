@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be chosen for a problem: for each choice the values that are tried, the plan's own first."""
+"""The search space of a problem: the values of each choice, the plan's own first."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
 
-from ..peers import peers_usable
-from ..plans import CHOICES, Plan
+from .._core.plans import CHOICES, Plan
+from ..mlstm.triton_peers import peers_usable
 from .problem import Problem
 
 SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run: trials until the budget is spent, the best measured again, judged, and put into the table if they hold."""
+"""The run: trials until the budget is spent, then the best are measured again, checked, and written to the table."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checks import positive_int
-from ..plans import Plan
+from .._core.checks import positive_int
+from .._core.plans import Plan
 from .engines import Engine
 from .measure import FAILED, FINAL_PACE, OK, SEARCH_PACE, Pace, Result
 from .problem import Problem

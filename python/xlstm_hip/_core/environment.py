@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment variables of the package.
+
+XLSTM_HIP_BACKEND   reference: the mLSTM, attention and the layers run in plain torch. Read in every call
+XLSTM_HIP_LOGS      comma-separated list of dispatch, plan, build. Read when the package is imported
+XLSTM_HIP_RANGES    1: a named range around every op, for NVIDIA's and AMD's profilers. Read at import
+
+An unknown value is an error that lists the known ones. The C++ library reads two more: XLSTM_HIP_CPU_ISA and
+XLSTM_HIP_GPU_SCHEDULE.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+BACKENDS = ("reference",)
+LOGS = ("dispatch", "plan", "build")
+
+# os.environ encodes a name before it looks it up, which takes 0.7 us, a seventh of a small layer's call. This is the
+# dictionary that it then looks in.
+_VARIABLES = vars(os.environ)["_data"]
+_BACKEND = os.fsencode("XLSTM_HIP_BACKEND")
+
+
+@torch.compiler.assume_constant_result
+def plain_torch_forced() -> bool:
+    """Whether XLSTM_HIP_BACKEND is reference. A torch.compile graph keeps the answer from when it was traced."""
+    value = _VARIABLES.get(_BACKEND)
+    return False if not value else _is_reference(os.fsdecode(value))
+
+
+def _is_reference(value: str) -> bool:
+    if value not in BACKENDS:
+        raise ValueError(f"XLSTM_HIP_BACKEND: expected {' or '.join(BACKENDS)}, or nothing, got {value!r}")
+    return True
+
+
+def logs_of(value: str) -> frozenset[str]:
+    """The logs that a value of XLSTM_HIP_LOGS names."""
+    names = frozenset(filter(None, (name.strip() for name in value.split(","))))
+    unknown = sorted(names - set(LOGS))
+    if unknown:
+        raise ValueError(f"XLSTM_HIP_LOGS: expected any of {', '.join(LOGS)}, got {', '.join(map(repr, unknown))}")
+    return names
+
+
+def ranges_of(value: str) -> bool:
+    if value not in ("", "0", "1"):
+        raise ValueError(f"XLSTM_HIP_RANGES: expected 0 or 1, got {value!r}")
+    return value == "1"

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decode engine: one token of each row through a whole model, in one op.
+
+Layer by layer, a decode step is some thirty small ops per block, whose overhead exceeds the work. The engine calls
+csrc/engine instead: the same maths, float32 between the weights, and a row's result does not depend on the other rows.
+The op reads every weight in place, without a copy, so changes made in place by training or loading take effect in the
+next step. If a parameter or module is replaced, the engine is rebuilt. A model with parts that it does not know (hooks,
+other classes, float64, other kernels) runs layer by layer.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .._core import ops
+from .._core.environment import plain_torch_forced
+from ..mlstm.registry import LAYER_KINDS, kernel_info
+from .hooks import all_watched, known, watched
+from .quantize import STORED, QuantizedLinear
+
+WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PROJECTIONS = ("q", "k", "v", "ogate_preact", "igate_preact", "fgate_preact")
+FUSED_PROJECTIONS = ("qkv_opreact", None, None, None, "ifgate_preact", None)
+Part = tuple[nn.Module, str]
+MOST_ROWS = 64  # a larger batch is a matrix product, which the layers do as well
+
+
+@torch.library.register_fake("xlstm_hip::decode_step_")
+def _(out, tokens, keep, weights, places, states, heads, norm_eps, eps, gate_cap, output_cap):
+    return None
+
+
+class Numbers(NamedTuple):
+    """The op's scalar arguments."""
+
+    heads: int
+    eps: float
+    gate_cap: float  # 0: none
+    output_cap: float
+
+
+class Unknown(Exception):
+    """A part of a model that the engine does not support."""
+
+
+class _Parts:
+    """The weights of a model in the order in which the op reads them, and how to notice that one was replaced."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device  # of all of its tensors
+        self.tensors: list[Tensor] = []
+        self.places: list[int] = []
+        self.held: list[tuple[dict[str, Any], str, Any]] = []  # where each part was found, and what it was
+        self.counted: tuple[dict[str, Any], int] = ({}, 0)  # the blocks, and how many they were
+        self.called: dict[nn.Module, type] = {}  # those that going layer by layer would call, and what they were
+        self.eps: set[float] = set()
+
+    def module(self, parent: nn.Module, name: str, called: bool = False) -> Any:
+        child = parent._modules.get(name)
+        if child is None:
+            raise Unknown(f"{type(parent).__name__} without {name}")
+        self.held.append((parent._modules, name, child))
+        if called:
+            self.called[child] = type(child)
+            if not known(child):
+                raise Unknown(f"{name} is a {type(child).__name__} with a forward of its own")
+        return child
+
+    def tensor(self, owner: dict[str, Any], name: str, dtypes: tuple[torch.dtype, ...] = WEIGHT_DTYPES) -> None:
+        value = owner.get(name)
+        self.held.append((owner, name, value))
+        if value is None and name in ("weight", "qweight"):
+            raise Unknown(f"no {name} of its own")
+        if value is not None and (type(value) not in (Tensor, nn.Parameter) or value.dtype not in dtypes):
+            raise Unknown(f"{name} is a {type(value).__name__} of {value.dtype}")
+        if value is not None and value.device != self.device:
+            raise Unknown(f"{name} on {value.device}, beside an embedding on {self.device}")
+        self.places.append(-1 if value is None else len(self.tensors))
+        if value is not None:
+            self.tensors.append(value)
+
+    def absent(self, count: int) -> None:
+        self.places.extend([-1] * count)
+
+    def norm(self, norm: Any) -> None:
+        self.held.append((norm.__dict__, "eps", norm.eps))
+        self.eps.add(float(norm.eps))
+        self.tensor(norm._parameters, "weight")
+        self.tensor(norm._parameters, "bias")
+
+    def linear(self, parent: nn.Module, name: str | None) -> None:
+        if name is None:
+            self.absent(4)
+            return
+        layer = self.module(parent, name, called=True)
+        if type(layer) is QuantizedLinear:
+            for stored in STORED:
+                self.tensor(layer._buffers, stored, (torch.int8, torch.uint8) if stored == "qweight" else WEIGHT_DTYPES)
+        elif type(layer) is nn.Linear:
+            self.tensor(layer._parameters, "weight")
+            self.absent(2)
+        else:
+            raise Unknown(f"{name} is a {type(layer).__name__}")
+        self.tensor(layer._parameters, "bias")
+
+    def block(self, block: Any) -> None:
+        layer, ffn = self.module(block, "mlstm_layer", called=True), self.module(block, "ffn", called=True)
+        for parent, name in ((block, "norm_mlstm"), (layer, "multihead_norm"), (block, "norm_ffn")):
+            self.norm(self.module(parent, name, called=True))
+        for projection in FUSED_PROJECTIONS if "qkv_opreact" in layer._modules else PROJECTIONS:
+            self.linear(layer, projection)
+        self.linear(layer, "out_proj")
+        fused = "proj_up_gate_z" in ffn._modules
+        for up in ("proj_up_gate_z", None) if fused else ("proj_up_gate", "proj_up"):
+            self.linear(ffn, up)
+        self.linear(ffn, "proj_down")
+
+
+def captured(call: Callable[[], None]) -> Callable[[], None]:
+    """Captures the work of a call as a GPU graph without running it; returns its replay."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+Call = Callable[[Tensor, Tensor, "Tensor | None"], None]  # out, tokens, keep
+
+
+class Then(Protocol):
+    """A function applied to a step's logits. `key` identifies it: numbers, and addresses of its memory."""
+
+    @property
+    def key(self) -> tuple: ...
+
+    def __call__(self, logits: Tensor) -> None: ...
+
+
+class StepGraph:
+    """A decode step on a GPU as one graph, for fixed weights, states and batch, which the graph holds by address.
+
+    The first step runs normally, which does one-time loading; the second is captured. Tokens and mask are copied into
+    the graph's own memory, and logits out of it. With `then`, its work on the logits is part of the graph, and tokens
+    and mask are read where they were in the first step: a step that samples the next token is then a single replay.
+    """
+
+    def __init__(self, key: tuple) -> None:
+        self.key = key
+        self._steps = 0
+        self._replay: Callable[[], None] | None = None
+
+    def step(
+        self, call: Call, shape: tuple[int, int], tokens: Tensor, keep: Tensor | None, then: Then | None = None
+    ) -> Tensor:
+        self._steps += 1
+        own = then is None
+        if self._steps == 1:
+            self._out = torch.empty(shape, dtype=torch.float32, device=tokens.device)
+            self._tokens, self._keep = tokens, keep
+            if own:
+                self._tokens, self._keep = tokens.clone(), None if keep is None else keep.clone()
+            self._all(call, then)
+            return self._out.clone() if own else self._out
+        if own:
+            self._tokens.copy_(tokens)
+            if keep is not None and self._keep is not None:
+                self._keep.copy_(keep)
+        if self._replay is None:
+            self._replay = captured(functools.partial(self._all, call, then))
+        self._replay()
+        return self._out.clone() if own else self._out
+
+    def _all(self, call: Call, then: Then | None) -> None:
+        call(self._out, self._tokens, self._keep)
+        if then is not None:
+            then(self._out)
+
+
+class DecodeEngine:
+    """The parts of a model in the order of csrc/torch/engine.cpp.
+
+    blocks, embedding, out_norm, head   the parent module and the name in it; head None: step() returns the head's input
+    knows_block                         whether the engine computes what this block's forward computes
+    around                              modules whose forward calls the blocks, and which the engine bypasses
+    why_not                             why the engine cannot run the model; None if it can
+    """
+
+    def __init__(
+        self,
+        blocks: Part,
+        embedding: Part,
+        out_norm: Part,
+        head: Part | None,
+        knows_block: Callable[[nn.Module], bool],
+        around: Sequence[Part] = (),
+    ) -> None:
+        self.why_not: str | None = None
+        self._table = getattr(*embedding)
+        self._parts = parts = _Parts(self._table.weight.device)
+        self._head = None if head is None else getattr(*head)
+        self._first = self._placed()
+        try:
+            for module, name in around:
+                parts.module(module, name, called=True)
+            self._take_apart(blocks, embedding, out_norm, head, knows_block)
+        except Unknown as reason:
+            self.why_not = str(reason)
+        self._places = torch.tensor(parts.places, device="cpu")
+        self._graph: StepGraph | None = None
+
+    def _take_apart(
+        self, blocks: Part, embedding: Part, out_norm: Part, head: Part | None, knows_block: Callable[[nn.Module], bool]
+    ) -> None:
+        parts = self._parts
+        device = self._table.weight.device.type
+        if device not in ops.devices_with_kernels("decode_step_"):
+            raise Unknown(f"no kernel for {device}")
+        stack = parts.module(*blocks)
+        parts.counted = (stack._modules, len(stack._modules))
+        for name in stack._modules:
+            block = parts.module(stack, name, called=True)
+            if not knows_block(block):
+                raise Unknown(f"block {name} is a {type(block).__name__} with a forward of its own")
+            parts.block(block)
+        table = parts.module(embedding[0], embedding[1], called=True)
+        if type(table) is not nn.Embedding or table.max_norm is not None:
+            raise Unknown(f"{embedding[1]} is a {type(table).__name__}, or renormalises")
+        parts.tensor(table._parameters, "weight")
+        norm = parts.module(out_norm[0], out_norm[1], called=True)
+        if type(norm) is nn.Identity:
+            parts.absent(2)
+        else:
+            parts.norm(norm)
+        if head is None:
+            parts.absent(4)
+        else:
+            parts.linear(*head)
+        if len(parts.eps) != 1:
+            raise Unknown(f"norms of different eps: {sorted(parts.eps)}")
+        (self._norm_eps,) = parts.eps
+
+    def _placed(self) -> tuple[torch.dtype, torch.device]:
+        return self._table.weight.dtype, self._table.weight.device
+
+    def is_of_now(self) -> bool:
+        """Whether the model still has the parts that the engine was built from."""
+        held, (blocks, count) = self._parts.held, self._parts.counted
+        return (
+            all(owner.get(name) is part for owner, name, part in held)
+            and all(type(module) is kind for module, kind in self._parts.called.items())
+            and len(blocks) == count
+            and self._placed() == self._first
+        )
+
+    def hooked(self) -> bool:
+        """Whether a module that the engine bypasses has hooks or a replaced forward."""
+        called = self._parts.called
+        return any(watched(module) for module in called) or all_watched()
+
+    def step(
+        self,
+        tokens: Tensor,  # (B)
+        states: Sequence[Tensor],  # c, n, m of each block, float32; overwritten
+        keep: Tensor | None,  # (B) bool: False for rows whose states stay as they are
+        numbers: Numbers,
+        then: Then | None = None,  # what is done with the logits, in the same graph
+    ) -> Tensor:  # (B, V), or (B, D) without a head; float32
+        features = self._table.weight.shape[1] if self._head is None else self._head.out_features
+        shape = (tokens.shape[0], features)
+        if tokens.is_cuda and not torch.cuda.is_current_stream_capturing():
+            held = [*self._parts.tensors, *states]
+            if then is not None:
+                held += [tokens] if keep is None else [tokens, keep]
+            done = None if then is None else then.key
+            key = (shape, keep is None, done, numbers, *(x.data_ptr() for x in held))
+            if self._graph is None or self._graph.key != key:
+                self._graph = StepGraph(key)
+            call = functools.partial(self._call, states=states, numbers=numbers)
+            return self._graph.step(call, shape, tokens, keep, then)
+        out = torch.empty(shape, dtype=torch.float32, device=tokens.device)
+        self._call(out, tokens.contiguous(), keep, states, numbers)
+        if then is not None:
+            then(out)
+        return out
+
+    def _call(
+        self, out: Tensor, tokens: Tensor, keep: Tensor | None, states: Sequence[Tensor], numbers: Numbers
+    ) -> None:
+        ops.OPS.decode_step_(
+            out, tokens, keep, self._parts.tensors, self._places, states, numbers.heads, self._norm_eps,
+            numbers.eps, numbers.gate_cap, numbers.output_cap,
+        )  # fmt: skip
+
+
+_ENGINES: weakref.WeakKeyDictionary[nn.Module, DecodeEngine] = weakref.WeakKeyDictionary()
+
+
+def engine_of(model: nn.Module, make: Callable[[], DecodeEngine]) -> DecodeEngine:
+    """The current engine of a model; `make` creates one."""
+    engine = _ENGINES.get(model)
+    if engine is None or not engine.is_of_now():
+        engine = _ENGINES[model] = make()
+    return engine
+
+
+def may_step(tokens: Tensor, states: Sequence[Tensor]) -> bool:
+    """Whether the engine supports a call: int64 tokens, no gradient, autocast or tracing, float32 states."""
+    device = tokens.device.type
+    return (
+        not torch.is_grad_enabled()
+        and tokens.dtype == torch.int64
+        and tokens.shape[0] <= MOST_ROWS
+        and not torch.compiler.is_compiling()
+        and not plain_torch_forced()
+        and not torch.is_autocast_enabled(device)
+        and all(x.dtype == torch.float32 and x.is_contiguous() and x.device == tokens.device for x in states)
+    )
+
+
+def own_step_kernels(chunkwise_kernel: str, step_kernel: str, state_dtype: str) -> bool:
+    """Whether a model's configuration asks for the kernels that the engine contains."""
+    if state_dtype != "float32" or step_kernel != "fused":
+        return False
+    return kernel_info(chunkwise_kernel, LAYER_KINDS).gate == "exp"

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text generation. A Stream holds a model's recurrent state.
+
+The size of a Stream does not depend on how many tokens it has read or generated. generate() feeds a Stream with the
+prompts and then with its own tokens, and returns the same tokens as streaming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Integral
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .._core.checks import has_integers, has_rank, has_shape, is_tensor, positive_int
+from .decode_engine import Then
+from .sampling import MOST_ENDS, Drawing, Sampling, check_drawn, row_seeds
+
+SLICE = 4096  # tokens of a prompt that go through the model at a time: bounds what the layers need
+PAD_WITHOUT_ONE = 0
+State = dict[int, tuple[Tensor, Tensor, Tensor]]  # of each block: c, n, m
+
+
+class LanguageModel(Protocol):
+    """The interface that generation needs of a model; xLSTMLarge has it."""
+
+    config: Any  # its vocab_size
+    special_tokens: Any  # bos, eos and pad
+    embedding: nn.Embedding
+
+    def hidden(
+        self, x: Tensor, state: State | None = None, mask: Tensor | None = None, keep_state: bool = False
+    ) -> tuple[Tensor, State]: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def step(
+        self,
+        tokens: Tensor,
+        state: State,
+        mask: Tensor | None = None,
+        then: Then | None = None,  # called with the logits
+    ) -> Tensor: ...
+
+
+class Generated(NamedTuple):
+    """The result of generate: the new tokens, how many belong to each row, and the state to continue from."""
+
+    tokens: Tensor  # (B, N) the new tokens; after a row's end token its row is padding
+    lengths: Tensor  # (B) how many are the row's own, the end token among them
+    state: State  # everything but each row's last token has gone in
+
+
+class Stream:
+    """A batch of sequences that a model reads and continues, of any length.
+
+    state              of an earlier Stream or model call; it is overwritten. Default: the initial state
+    remember_tokens    keep which tokens each row has seen, (B, V) bool, for a repetition penalty
+    """
+
+    def __init__(
+        self, model: LanguageModel, batch_size: int = 1, state: State | None = None, remember_tokens: bool = False
+    ) -> None:
+        positive_int("batch_size", batch_size)
+        self.model, self.batch_size, self.state = model, batch_size, state
+        device, vocab = model.embedding.weight.device, model.config.vocab_size
+        # (B, V) of what comes next; None before the first token. A step of tokens() may overwrite those of the last.
+        self.logits: Tensor | None = None
+        self.seen = torch.zeros(batch_size, vocab, dtype=torch.bool, device=device) if remember_tokens else None
+        self._drawing: Drawing | None = None  # kept: steps that were captured have its memory
+
+    @torch.no_grad()
+    def feed(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """tokens (B, S), mask (B, S) with False for left padding -> logits (B, V) of the token after them."""
+        tokens = self._checked(tokens)
+        if mask is not None:
+            has_shape("mask", mask, tuple(tokens.shape), "that of the tokens")
+        if tokens.shape[1] == 1 and self.state is not None:
+            self._remember(tokens, mask)
+            self.logits = self.model.step(tokens[:, 0], self.state, None if mask is None else mask[:, 0])
+            return self.logits
+        for begin in range(0, tokens.shape[1], SLICE):
+            part = tokens[:, begin : begin + SLICE]
+            part_mask = None if mask is None else mask[:, begin : begin + SLICE]
+            hidden = self._through(part, part_mask)
+        self.logits = self.model.logits(hidden[:, -1])
+        return self.logits
+
+    @torch.no_grad()
+    def score(self, tokens: Tensor) -> Tensor:
+        """tokens (B, S) -> (B, S) float32: each token's log-probability given all before it. The tokens are then fed.
+
+        The first token of a new Stream has no predecessor: NaN.
+        """
+        tokens, scores = self._checked(tokens), []
+        for begin in range(0, tokens.shape[1], SLICE):
+            part = tokens[:, begin : begin + SLICE]
+            before = self.logits
+            logits = self.model.logits(self._through(part, None))
+            self.logits = logits[:, -1]
+            first = torch.full_like(logits[:, :1], torch.nan) if before is None else before.unsqueeze(1)
+            ahead = torch.cat((first, logits[:, :-1]), dim=1).float().log_softmax(-1)
+            scores.append(ahead.gather(-1, part.unsqueeze(-1)).squeeze(-1))
+        return torch.cat(scores, dim=1)
+
+    def tokens(
+        self,
+        most: int | None = None,
+        sampling: Sampling | None = None,
+        seed: int | Sequence[int] = 0,
+        eos: Sequence[int] = (),
+    ) -> Iterator[Tensor]:
+        """Yields the next tokens (B), up to `most` times (None: without end), and feeds each back before the next.
+
+        The last token is therefore not fed: before continuing with another call, feed it with feed(token.unsqueeze(1)).
+        A row that sampled a token of `eos` is finished: it yields padding, and its state does not change. Row r uses
+        seed + r, or its own seed of a list, so its text does not depend on the batch. NaN logits give -1 on a GPU,
+        where only reading a token syncs, and an error elsewhere.
+        """
+        if most is not None:
+            positive_int("most", most)
+        sampling = Sampling() if sampling is None else sampling
+        if self.logits is None:
+            raise ValueError("tokens: expected feed() before it; nothing has been read yet")
+        if sampling.repetition_penalty != 1 and self.seen is None:
+            raise ValueError("repetition_penalty: expected a Stream with remember_tokens=True")
+        ends = _end_tokens(eos, self.model.config.vocab_size)
+        return self._tokens(most, sampling, row_seeds(seed, self.batch_size), ends)
+
+    @torch.no_grad()
+    def _tokens(self, most: int | None, sampling: Sampling, seeds: list[int], eos: tuple[int, ...]) -> Iterator[Tensor]:
+        assert self.logits is not None and self.state is not None
+        pad = self.model.special_tokens.pad
+        options = (sampling, eos, PAD_WITHOUT_ONE if pad is None else pad)
+        if self._drawing is None or self._drawing.options != options:
+            self._drawing = Drawing(*options, self.batch_size, self.seen, self.logits.device)
+        drawing = self._drawing
+        drawing.begin(seeds)
+        drawing(self.logits)
+        made = 1
+        while True:
+            if drawing.tokens.is_cpu:
+                check_drawn(drawing.tokens)
+            yield drawing.tokens.clone()
+            if made == most or drawing.over():
+                return
+            self.logits = self.model.step(drawing.tokens, self.state, drawing.going, drawing)
+            made += 1
+
+    def _through(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        hidden, self.state = self.model.hidden(tokens, self.state, mask, keep_state=True)
+        self._remember(tokens, mask)
+        return hidden
+
+    def _remember(self, tokens: Tensor, mask: Tensor | None) -> None:
+        if self.seen is not None:
+            values = self.seen.shape[1]
+            taken = tokens if mask is None else torch.where(mask.bool(), tokens, values)  # padding: one column more
+            marks = self.seen.new_zeros(self.batch_size, values + 1).scatter_(1, taken, True)
+            self.seen |= marks[:, :values]
+
+    def _checked(self, tokens: Tensor) -> Tensor:
+        """Converts to int64. Values are checked on the CPU only: reading them on a GPU would force a device sync."""
+        is_tensor("tokens", tokens)
+        if tokens.dim() != 2 or tokens.shape[0] != self.batch_size or tokens.shape[1] < 1:
+            raise ValueError(f"tokens: expected shape ({self.batch_size}, S >= 1), got {tuple(tokens.shape)}")
+        has_integers("tokens", tokens)
+        if tokens.is_cpu:
+            least, most = (int(x) for x in tokens.aminmax())
+            _token_ids("tokens", (least, most), self.model.config.vocab_size)
+        return tokens.long()
+
+
+def _is_token(x: Any, vocab_size: int) -> bool:
+    return isinstance(x, (int, Integral)) and not isinstance(x, bool) and 0 <= int(x) < vocab_size  # int: sooner told
+
+
+def _token_ids(name: str, ids: Any, vocab_size: int) -> list[int]:
+    if isinstance(ids, Tensor):
+        ids = ids.tolist()
+    if not isinstance(ids, Iterable) or isinstance(ids, str):
+        raise TypeError(f"{name}: expected a sequence of token ids, got {ids!r}")
+    tokens = list(ids)
+    for token in tokens:
+        if not _is_token(token, vocab_size):
+            raise ValueError(f"{name}: expected token ids from 0 to {vocab_size - 1}, got {token!r}")
+    return tokens
+
+
+def _end_tokens(eos: Any, vocab_size: int) -> tuple[int, ...]:
+    ends = tuple(dict.fromkeys(_token_ids("eos", eos, vocab_size)))
+    if len(ends) > MOST_ENDS:
+        raise ValueError(f"eos: expected at most {MOST_ENDS} token ids, got {len(ends)}")
+    return ends
+
+
+def _rows(prompts: Any, vocab_size: int) -> list[list[int]]:
+    if isinstance(prompts, Tensor):
+        has_integers("prompts", has_rank("prompts", prompts, 2, "(B, S)"))
+        prompts = prompts.tolist()
+    elif not isinstance(prompts, Iterable) or isinstance(prompts, str):
+        raise TypeError(f"prompts: expected a tensor (B, S) or lists of token ids, got {prompts!r}")
+    return [_token_ids(f"prompts[{row}]", ids, vocab_size) for row, ids in enumerate(prompts)]
+
+
+def padded_prompts(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Prompts as tokens (B, S), padded on the left to the longest, and their mask, or None if all have one length."""
+    longest = max(map(len, prompts))
+    rows = [[pad] * (longest - len(p)) + list(p) for p in prompts]
+    tokens = torch.tensor(rows, dtype=torch.int64, device=device)
+    if all(len(p) == longest for p in prompts):
+        return tokens, None
+    return tokens, torch.tensor([[n >= longest - len(p) for n in range(longest)] for p in prompts], device=device)
+
+
+def with_bos(prompts: Sequence[Sequence[int]], bos: int | None) -> list[list[int]]:
+    """Puts the BOS token before texts that do not begin with it, as xLSTM-7B was trained."""
+    return [list(p) if bos is None or list(p[:1]) == [bos] else [bos, *p] for p in prompts]
+
+
+def generate(
+    model: LanguageModel,
+    prompts: Tensor | Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    repetition_penalty: float = 1.0,
+    seed: int | Sequence[int] = 0,
+    bos: int | None | str = "model",
+    eos: Sequence[int] | str = "model",
+    state: State | None = None,
+    callback: Callable[[Tensor], Any] | None = None,
+) -> Generated:
+    """Generates up to max_new_tokens after each prompt.
+
+    prompts      (B, S) or lists of token ids of any lengths
+    temperature  0: greedy decoding; see Sampling for this and the next three
+    seed         row r uses seed + r, or its own seed of a list: its text is the same alone, batched or streamed
+    bos          put before a prompt that does not begin with it, unless it continues a state; "model": the
+                 checkpoint's, None: nothing
+    eos          tokens that end a row, at most 64; "model": the checkpoint's
+    state        of an earlier call to continue; it is overwritten. A repetition penalty counts this call's tokens only
+    callback     called with the tokens (B) of each step as soon as they are sampled
+    """
+    positive_int("max_new_tokens", max_new_tokens)
+    sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+    tokens, vocab = model.special_tokens, model.config.vocab_size
+    rows = _rows(prompts, vocab)
+    if isinstance(bos, str) and bos == "model":
+        bos = tokens.bos
+    elif bos is not None and not _is_token(bos, vocab):
+        raise ValueError(f"bos: expected 'model', None or a token id from 0 to {vocab - 1}, got {bos!r}")
+    if isinstance(eos, str) and eos != "model" or not isinstance(eos, Iterable):
+        raise ValueError(f"eos: expected 'model' or a sequence of token ids, got {eos!r}")
+    ends = _end_tokens(tokens.eos if isinstance(eos, str) else eos, vocab)
+    if state is None:
+        rows = with_bos(rows, bos)  # type: ignore[arg-type]
+    if not rows or not all(rows):
+        raise ValueError("prompts: expected at least one, of at least one token each")
+    row_seeds(seed, len(rows))  # all that may be wrong is found before the state is overwritten
+    device = model.embedding.weight.device
+    ids, mask = padded_prompts(rows, PAD_WITHOUT_ONE if tokens.pad is None else tokens.pad, device)
+    stream = Stream(model, len(rows), state, remember_tokens=repetition_penalty != 1)
+    stream.feed(ids, mask)
+    steps = []
+    for step in stream.tokens(max_new_tokens, sampling, seed, ends):
+        steps.append(step)
+        if callback is not None:
+            callback(step)
+    made = torch.stack(steps, dim=1)
+    check_drawn(made)
+    ended = torch.isin(made, torch.tensor(ends, device=device)) if ends else torch.zeros_like(made, dtype=torch.bool)
+    lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, made.shape[1])
+    assert stream.state is not None
+    return Generated(made, lengths, stream.state)

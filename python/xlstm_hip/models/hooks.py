@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a module has hooks or a replaced forward.
+
+An op or the decode engine that computes several modules at once must not bypass such a module.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules import module as all_modules
+
+
+def watched(module: nn.Module) -> bool:
+    """Whether the module has forward hooks or a replaced forward. Decode steps need no watches_gradients."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+
+
+def watches_gradients(module: nn.Module) -> bool:
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def all_watched() -> bool:
+    """Whether hooks for all modules are registered."""
+    return bool(
+        all_modules._global_forward_hooks
+        or all_modules._global_forward_pre_hooks
+        or all_modules._global_backward_hooks
+        or all_modules._global_backward_pre_hooks
+    )
+
+
+# Whose forward is what this package's functions do with the module's weights: by the file that defines it.
+_OURS = ("models.blocks", "models.xlstm_large", "models.quantize", "compat.xlstm_large", "integrations.hf")
+_THEIRS = ("transformers.models.xlstm.modeling_xlstm", "xlstm.xlstm_large.components", "xlstm.xlstm_large.model")
+_ROOT = __name__.rsplit(".", 2)[0]
+_KNOWN = {*(f"{_ROOT}.{file}" for file in _OURS), *_THEIRS, "torch.nn.modules.linear", "torch.nn.modules.sparse"}
+
+
+def known(module: nn.Module) -> bool:
+    """Whether the module's forward is the standard one: neither replaced nor overridden by a subclass."""
+    return type(module).forward.__module__ in _KNOWN

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""8-bit and 4-bit weights of linear layers, in groups of features along a row, with a scale and optionally an offset.
+
+A group's weights are scale * q + offset. Scale and offset are chosen from a few candidates by least squared error,
+after rounding to the dtype in which they are stored. csrc/include/xlstm_hip.h documents the layout (xlstm_linear). The
+decode engine reads these weights directly; for more than one token a layer's weights are dequantised and multiplied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .._core.checks import one_of
+from .._core.progress import Progress
+
+Model = TypeVar("Model", bound=nn.Module)  # xLSTMLarge, which imports this module
+
+BITS, GROUP_SIZES = (8, 4), (32, 64, 128)
+SCALE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+BLOCK = 32  # nibbles that are packed together
+SHRINKING = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.76)  # of a group's range: what it cuts off, it makes the rest finer
+SINGLE_NAMES = (
+    "q", "k", "v", "ogate_preact", "igate_preact", "fgate_preact", "out_proj", "proj_up_gate", "proj_up", "proj_down",
+    "lm_head",
+)  # fmt: skip
+GATES = ("igate_preact", "fgate_preact")  # a thousandth of the weights, and their results are exponents
+STORED = ("qweight", "scales", "offsets")
+FUSED_PARTS = {
+    "qkv_opreact": ("q", "k", "v", "ogate_preact"),
+    "ifgate_preact": GATES,
+    "proj_up_gate_z": ("proj_up_gate", "proj_up"),
+}
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a model's weights are stored. skip: layers that stay unquantised, by their names as single weights."""
+
+    bits: int = 8
+    group_size: int = 64
+    symmetric: bool = True
+    scale_dtype: str = "float16"
+    skip: tuple[str, ...] = GATES
+
+    def __post_init__(self) -> None:
+        for name in ("bits", "group_size"):
+            if type(getattr(self, name)) is not int:
+                raise TypeError(f"{name}: expected an int, got {getattr(self, name)!r}")
+        one_of("bits", self.bits, BITS)
+        one_of("group_size", self.group_size, GROUP_SIZES)
+        one_of("symmetric", self.symmetric, (True, False))
+        one_of("scale_dtype", self.scale_dtype, tuple(SCALE_DTYPES))
+        for name in self.skip:
+            one_of("skip", name, SINGLE_NAMES)
+
+    @property
+    def levels(self) -> tuple[int, int]:
+        """The smallest and the largest q."""
+        return (-128, 127) if self.bits == 8 else (0, 15)
+
+    @property
+    def zero(self) -> int:
+        """The q that represents zero without offsets."""
+        return 0 if self.bits == 8 else 8
+
+    @property
+    def fits_fused(self) -> bool:
+        """Whether fused weights can use this scheme: each is either fully quantised or not at all."""
+        return all(len({part in self.skip for part in parts}) == 1 for parts in FUSED_PARTS.values())
+
+    def takes(self, name: str) -> bool:
+        """Whether a layer of this name, single or fused, is quantised."""
+        skipped = [part in self.skip for part in FUSED_PARTS.get(name, (name,))]
+        if any(skipped) != all(skipped):
+            raise ValueError(f"skip: expected all of {', '.join(FUSED_PARTS[name])} or none for fused weights")
+        return not skipped[0]
+
+
+class TensorError(NamedTuple):
+    """The quantisation error of a weight."""
+
+    name: str
+    shape: tuple[int, int]
+    relative: float  # the norm of the difference by that of the weight
+    largest: float  # difference of any element
+    bytes_before: int
+    bytes_after: int
+
+
+class QuantizedLinear(nn.Module):
+    """nn.Linear with a weight of a Scheme: qweight (rows, bytes), scales and offsets (rows, groups)."""
+
+    qweight: Tensor
+    scales: Tensor
+    offsets: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        scheme: Scheme,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.scheme = in_features, out_features, scheme
+        groups = -(-in_features // scheme.group_size)
+        packed, kind = groups * scheme.group_size * scheme.bits // 8, torch.int8 if scheme.bits == 8 else torch.uint8
+        scale_dtype = SCALE_DTYPES[scheme.scale_dtype]
+        self.register_buffer("qweight", torch.empty(out_features, packed, dtype=kind, device=device))
+        self.register_buffer("scales", torch.empty(out_features, groups, dtype=scale_dtype, device=device))
+        offsets = None if scheme.symmetric else torch.empty(out_features, groups, dtype=scale_dtype, device=device)
+        self.register_buffer("offsets", offsets)
+        self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
+
+    @torch.no_grad()
+    def take(self, weight: Tensor) -> None:
+        """Quantises and stores a weight (rows, columns)."""
+        for kept, value in zip((self.qweight, self.scales, self.offsets), _kept(weight, self.scheme), strict=True):
+            if kept is not None and value is not None:
+                kept.copy_(value)
+
+    def widened(self, dtype: torch.dtype) -> Tensor:
+        """The dequantised weight (rows, columns)."""
+        rows, groups = self.scales.shape
+        q = (self.qweight if self.scheme.bits == 8 else unpacked(self.qweight)).view(rows, groups, -1).float()
+        scales = self.scales.float().unsqueeze(-1)
+        if self.offsets is None:
+            weight = (q - self.scheme.zero) * scales
+        else:
+            weight = q * scales + self.offsets.float().unsqueeze(-1)
+        return weight.view(rows, -1)[:, : self.in_features].to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.widened(x.dtype), self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self.scheme}"
+
+
+def packed(q: Tensor) -> Tensor:
+    """Packs q (rows, columns), 0 to 15, into (rows, columns / 2) bytes: 32 columns in 16 bytes."""
+    low, high = q.view(q.shape[0], -1, 2, BLOCK // 2).unbind(2)
+    return (low | high << 4).reshape(q.shape[0], -1)
+
+
+def unpacked(bytes_: Tensor) -> Tensor:
+    blocks = bytes_.view(bytes_.shape[0], -1, BLOCK // 2)
+    return torch.stack((blocks & 15, blocks >> 4), 2).reshape(bytes_.shape[0], -1)
+
+
+def _kept(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor, Tensor | None]:
+    """qweight, scales and offsets of a weight (rows, columns)."""
+    rows, columns = weight.shape
+    filled = F.pad(weight.float(), (0, -columns % scheme.group_size))
+    groups = filled.view(rows, -1, scheme.group_size)
+    best: tuple[Tensor, Tensor, Tensor] | None = None
+    least = torch.full(groups.shape[:2], torch.inf, device=weight.device)
+    for scale, offset in _candidates(groups, scheme):
+        q = _levels_of(groups, scale, offset, scheme)
+        error = (q * scale.unsqueeze(-1) + offset.unsqueeze(-1) - groups).square().sum(-1)
+        better = error < least
+        least = torch.where(better, error, least)
+        own = (q, scale, offset)
+        best = own if best is None else tuple(_chosen(better, a, b) for a, b in zip(own, best, strict=True))  # type: ignore[assignment]
+    assert best is not None
+    q, scale, offset = best
+    dtype = SCALE_DTYPES[scheme.scale_dtype]
+    q = q.view(rows, -1)
+    qweight = q.to(torch.int8) if scheme.bits == 8 else packed(q.to(torch.uint8))
+    return qweight, scale.to(dtype), None if scheme.symmetric else offset.to(dtype)
+
+
+def _chosen(better: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(better if new.dim() == better.dim() else better.unsqueeze(-1), new, old)
+
+
+def _levels_of(groups: Tensor, scale: Tensor, offset: Tensor, scheme: Scheme) -> Tensor:
+    safe = torch.where(scale == 0, torch.ones_like(scale), scale)
+    return ((groups - offset.unsqueeze(-1)) / safe.unsqueeze(-1)).round().clamp(*scheme.levels)
+
+
+def _candidates(groups: Tensor, scheme: Scheme) -> list[tuple[Tensor, Tensor]]:
+    """Candidate scales and offsets, rounded to the dtype in which they are stored."""
+    dtype = SCALE_DTYPES[scheme.scale_dtype]
+
+    def rounded(x: Tensor) -> Tensor:
+        return x.to(dtype).float()
+
+    least, greatest = scheme.levels
+    found = []
+    if scheme.symmetric:
+        # The level furthest from zero is on one side: the weight furthest from zero is put there, by the scale's sign.
+        at = groups.abs().argmax(-1, keepdim=True)
+        furthest = groups.gather(-1, at).squeeze(-1)
+        for share in SHRINKING:
+            scale = rounded(share * furthest / (least - scheme.zero))
+            found.append((scale, rounded(-scheme.zero * scale)))
+    else:
+        low, high = groups.amin(-1), groups.amax(-1)
+        for share in SHRINKING:
+            scale = rounded((high - low) * share / (greatest - least))
+            middle = (low + high) / 2
+            found.append((scale, rounded(middle - scale * (greatest + least) / 2)))
+    return found
+
+
+# ---- models
+
+
+def quantizable(model: nn.Module, scheme: Scheme) -> list[tuple[str, nn.Linear]]:
+    found = [(name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear]
+    return [(name, layer) for name, layer in found if scheme.takes(name.rpartition(".")[2])]
+
+
+def replaced(model: nn.Module, name: str, layer: nn.Linear, scheme: Scheme) -> QuantizedLinear:
+    """Replaces a layer by an empty QuantizedLinear."""
+    weight = layer.weight
+    quantized = QuantizedLinear(
+        layer.in_features, layer.out_features, layer.bias is not None, scheme, weight.dtype, weight.device
+    )
+    parent, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, quantized)
+    return quantized
+
+
+def quantize(
+    model: Model,
+    bits: int = 8,
+    group_size: int = 64,
+    *,
+    symmetric: bool | None = None,
+    scale_dtype: str = "float16",
+    skip: tuple[str, ...] = GATES,
+    progress: bool = True,
+) -> tuple[Model, list[TensorError]]:
+    """Quantises the linear layers of an xLSTMLarge in place, one at a time. Returns the model and each weight's error.
+
+    bits, group_size    8 or 4 bits per weight; 32, 64 or 128 weights of a row share a scale
+    symmetric           without offsets; default: True for 8 bits, False for 4 bits
+    scale_dtype         of scales and offsets
+    skip                layers that stay unquantised, by their names as single weights
+    """
+    if model.quantization is not None:
+        raise ValueError(f"model: expected one that is not quantised, got one of {model.quantization}")
+    scheme = Scheme(bits, group_size, bits == 8 if symmetric is None else symmetric, scale_dtype, tuple(skip))
+    layers = quantizable(model, scheme)
+    for name, layer in layers:  # before any is replaced
+        if not bool(layer.weight.isfinite().all()):
+            raise ValueError(f"{name}.weight: expected finite numbers, got NaN or infinity")
+    errors = []
+    with Progress("quantising", len(layers), "weights", enabled=progress) as bar:
+        for name, layer in layers:
+            weight = layer.weight.detach()
+            quantized = replaced(model, name, layer, scheme)
+            quantized.take(weight)
+            if layer.bias is not None:
+                quantized.bias = layer.bias
+            errors.append(_error_of(name, weight, quantized))
+            bar.advance()
+    model.quantization = scheme
+    return model, errors
+
+
+def _error_of(name: str, weight: Tensor, quantized: QuantizedLinear) -> TensorError:
+    difference = quantized.widened(torch.float32) - weight.float()
+    kept = [x for x in (quantized.qweight, quantized.scales, quantized.offsets) if x is not None]
+    norm = float(weight.float().norm())
+    return TensorError(
+        name,
+        (weight.shape[0], weight.shape[1]),
+        float(difference.norm()) / (norm or 1.0),
+        float(difference.abs().max()),
+        weight.numel() * weight.element_size(),
+        sum(x.numel() * x.element_size() for x in kept),
+    )

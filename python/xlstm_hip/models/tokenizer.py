@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to token ids and back: bytes, or a checkpoint's tokenizer.json with the tokenizers package."""
+
+from __future__ import annotations
+
+import codecs
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+TOKENIZER_FILE = "tokenizer.json"
+BYTE_VALUES = 256
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+    streamer: Callable[[], Callable[[int], str]]  # makes a function from each token to the text that it completes
+
+
+def load_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
+    """The tokenizer of a checkpoint. Without a tokenizer file, a model with 256 tokens reads bytes."""
+    if (folder / TOKENIZER_FILE).exists():
+        return _from_file(folder / TOKENIZER_FILE)
+    if vocab_size == BYTE_VALUES:
+        return BYTES
+    raise FileNotFoundError(f"{folder}: expected {TOKENIZER_FILE} for a vocabulary of {vocab_size}")
+
+
+def _stream_bytes() -> Callable[[int], str]:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may be several tokens
+    return lambda token: decoder.decode(bytes([token]))
+
+
+BYTES = Tokenizer(
+    encode=lambda text: list(text.encode()),
+    decode=lambda tokens: bytes(tokens).decode("utf-8", "replace"),
+    streamer=_stream_bytes,
+)
+
+
+def _from_file(file: Path) -> Tokenizer:
+    if importlib.util.find_spec("tokenizers") is None:
+        raise ImportError(f"{file}: the tokenizers package is not installed (pip install 'xlstm_hip[hf]')")
+    from tokenizers import Tokenizer as Loaded
+    from tokenizers.decoders import DecodeStream
+
+    try:
+        loaded = Loaded.from_file(str(file))
+    except Exception as error:  # the package raises nothing narrower
+        raise ValueError(f"{file}: nothing that the tokenizers package reads: {error}") from None
+
+    loaded.no_truncation()  # what a file says of training's batches is not for whole texts
+    loaded.no_padding()
+
+    def streamer() -> Callable[[int], str]:
+        stream = DecodeStream(skip_special_tokens=True)
+        return lambda token: stream.step(loaded, token) or ""
+
+    return Tokenizer(
+        encode=lambda text: loaded.encode(text, add_special_tokens=False).ids,
+        decode=lambda tokens: loaded.decode(list(tokens)),
+        streamer=streamer,
+    )

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of scripts/train.py: windows of bytes, data-parallel models, and checkpoints that resume exactly.
+
+A batch depends only on the seed and the step, and ranks share its rows. A run that is resumed, or that has another
+number of processes, therefore sees the same data, and no reader state has to be saved.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from . import save_pretrained, xLSTMLarge
+from .checkpoint import save_tensors
+from .mapping import listed
+
+BYTE_VALUES = 256
+BOS = 0  # bytes 0, 1 and 2 occur in no text: they are BOS, padding and end, as transformers' defaults have it
+OPTIMIZER_FILE, PROGRESS_FILE = "optimizer.safetensors", "training.json"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+PARALLEL = ("ddp", "fsdp")
+
+
+class ByteWindows:
+    """Random windows of the bytes of some files. The last part of the bytes is kept for validation."""
+
+    def __init__(self, files: Sequence[Path], length: int, validation: float) -> None:
+        data = b"".join(Path(file).read_bytes() for file in files)
+        text = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        kept = max(length + 1, int(len(text) * validation))
+        if len(text) < kept + length + 1:
+            raise ValueError(
+                f"data: expected at least {kept + length + 1} bytes for windows of {length}, got {len(text)}"
+            )
+        self.length, self.text, self.held_out = length, text[:-kept], text[-kept:]
+
+    def batch(self, seed: int, step: int, rows: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, Tensor]:
+        """This rank's rows of a step: tokens, and the token after each. A window begins with BOS."""
+        rng = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        begins = torch.randint(len(self.text) - self.length + 1, (rows,), generator=rng)
+        return self._windows(self.text, begins[rank::ranks])
+
+    def validation(self, rows: int) -> tuple[Tensor, Tensor]:
+        """The same validation rows every time, spread over the held-out bytes."""
+        return self._windows(self.held_out, torch.linspace(0, len(self.held_out) - self.length, rows).long())
+
+    def _windows(self, text: Tensor, begins: Tensor) -> tuple[Tensor, Tensor]:
+        targets = torch.stack([text[b : b + self.length] for b in begins.tolist()]).long()
+        return torch.cat((torch.full_like(targets[:, :1], BOS), targets[:, :-1]), dim=1), targets
+
+
+class LossOf(nn.Module):
+    """The loss as a module's forward, as DDP and FSDP require."""
+
+    def __init__(self, model: xLSTMLarge) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        return self.model.loss(x, targets)
+
+
+def in_parallel(model: xLSTMLarge, how: str, device: torch.device) -> nn.Module:
+    """A model's loss over the processes of torchrun; with one process, the loss of the model itself."""
+    loss = LossOf(model)
+    if not dist.is_initialized():
+        return loss
+    if how == "ddp":
+        ids = [device.index] if device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(loss, device_ids=ids)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for block in model.backbone.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(loss, mesh=mesh)
+    return loss
+
+
+def spread_again(loss: nn.Module) -> None:
+    """Reshards after losses without a backward pass. Until then FSDP's outermost module keeps its weights gathered:
+    they are not the parameters that the optimizer knows, and a checkpoint would lack their moments.
+    """
+    reshard = getattr(loss, "reshard", None)
+    if reshard is not None:
+        reshard()
+
+
+def make_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW, with weight decay on matrices but not on norms, biases and the embedding."""
+    matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and not n.endswith("embedding.weight")]
+    chosen = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in chosen]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95))
+
+
+def learning_rate(step: int, steps: int, warmup: int, highest: float) -> float:
+    """Linear warm-up, then cosine decay to a tenth."""
+    if step < warmup:
+        return highest * (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return highest * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
+
+
+# ---- checkpoints
+
+
+def _whole(x: Tensor) -> Tensor:
+    """Gathers a tensor that may be sharded over processes; all of them must call this."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+
+def _like(whole: Tensor, parameter: Tensor) -> Tensor:
+    """The shard of a tensor that this process has of the parameter."""
+    whole = whole.to(parameter.device)
+    spread: Any = parameter
+    if not hasattr(spread, "device_mesh"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, spread.device_mesh, spread.placements)
+
+
+def save_checkpoint(
+    folder: Path, model: xLSTMLarge, optimizer: torch.optim.Optimizer, progress: dict[str, Any]
+) -> None:
+    """Saves the model in transformers' format, the optimizer's moments, and `progress` as JSON. They are written to a
+    temporary folder and then renamed, so a checkpoint is always complete.
+    """
+    weights = {name: _whole(p).detach().cpu() for name, p in model.named_parameters()}
+    stepped = dict(model.named_parameters()) if optimizer.state else {}
+    moments = {
+        f"{moment}.{name}": _whole(optimizer.state[p][moment]).cpu()
+        for name, p in stepped.items()
+        for moment in MOMENTS
+    }
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        unfinished = folder.with_name(folder.name + ".unfinished")
+        unfinished.mkdir(parents=True, exist_ok=True)
+        with torch.device("meta"):
+            whole = xLSTMLarge(model.config)
+        whole.load_state_dict(weights, assign=True)
+        save_pretrained(whole, unfinished)
+        save_tensors(moments, unfinished / OPTIMIZER_FILE, unfinished / OPTIMIZER_FILE)
+        (unfinished / PROGRESS_FILE).write_text(json.dumps(progress, indent=2) + "\n")
+        if folder.exists():  # of an earlier run into the same output
+            shutil.rmtree(folder)
+        os.replace(unfinished, folder)
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def read_progress(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / PROGRESS_FILE).read_text())
+
+
+def load_optimizer(folder: Path, model: xLSTMLarge, optimizer: torch.optim.Optimizer, step: int) -> None:
+    file = folder / OPTIMIZER_FILE
+    try:
+        moments = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file}: no safetensors file, or cut off: {error}") from None
+    missing = {f"{moment}.{name}" for name, _ in model.named_parameters() for moment in MOMENTS} - moments.keys()
+    if missing:
+        raise ValueError(f"{file}: missing: {listed(missing)}")
+    for name, p in model.named_parameters():
+        state: dict[str, Tensor] = {"step": torch.tensor(float(step))}
+        state |= {moment: _like(moments[f"{moment}.{name}"], p) for moment in MOMENTS}
+        optimizer.state[p] = state
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter], most: float) -> float:
+    """Clips the gradients together to a norm of `most`. Returns the norm before."""
+    return float(_whole(nn.utils.clip_grad_norm_(list(parameters), most)))

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""get_optimal_kernel_config: the regimes, and that what they name can be run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from xlstm_hip.mlstm import registry, select
+from xlstm_hip.mlstm.backend import mLSTMBackend, mLSTMBackendConfig
+from xlstm_hip.mlstm.select import get_optimal_kernel_config
+
+KEYS = ["chunkwise_kernel", "sequence_kernel", "step_kernel"]
+
+
+@pytest.mark.parametrize("regime", select.REGIMES)
+@pytest.mark.parametrize("gate", ["exp", "sigmoid"])
+@pytest.mark.parametrize(("batch_size", "seq_len", "head_dim"), [(1, 1, None), (2, 4096, 64), (64, 100, 256)])
+def test_three_registered_names(regime: str, gate: str, batch_size: int, seq_len: int, head_dim: int | None) -> None:
+    config = get_optimal_kernel_config(batch_size, seq_len, head_dim, regime=regime, device="cpu", gate=gate)
+    assert list(config) == KEYS
+    assert {registry.kernel_info(name, key.removesuffix("_kernel")).gate for key, name in config.items()} == {gate}
+    x = torch.randn(1, 2, 9, 4)
+    module = mLSTMBackend(mLSTMBackendConfig(**config, mode="inference"))
+    h, _ = module(x, x, x, x[..., 0], x[..., 1])
+    assert h.shape == x.shape
+
+
+def test_published_regimes() -> None:
+    stock = get_optimal_kernel_config(1, 8192, regime="stock")
+    assert list(stock.values()) == ["chunkwise--triton_limit_chunk", "native_sequence__triton", "triton"]
+    hybrid = get_optimal_kernel_config(1, 8192, regime="hybrid")
+    assert list(hybrid.values()) == ["chunkwise--native_autograd", "native_sequence__triton", "native"]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "seq_len", "expected"),
+    [
+        (1, 1024, select.HYBRID),
+        (2, 2048, select.HYBRID),
+        (2, 1023, select.AMD),
+        (3, 4096, select.AMD),
+        (8, 16, select.AMD),
+        (9, 16, select.NATIVE),
+        (64, 8192, select.NATIVE),
+    ],
+)
+def test_the_published_amd_rule(batch_size: int, seq_len: int, expected: tuple[str, ...]) -> None:
+    assert tuple(get_optimal_kernel_config(batch_size, seq_len, regime="amd").values()) == expected
+
+
+def test_auto_is_fused_where_the_library_has_kernels() -> None:
+    assert tuple(get_optimal_kernel_config(1, 512, device="cpu").values()) == select.FUSED
+    assert "mps" not in registry.kernel_info("chunkwise--fused").devices
+    assert tuple(get_optimal_kernel_config(1, 512, device="mps").values()) == select.NATIVE
+    if not torch.cuda.is_available():
+        assert get_optimal_kernel_config(1, 512) == get_optimal_kernel_config(1, 512, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"batch_size": 0}, "batch_size: expected an integer >= 1, got 0"),
+        ({"batch_size": 1.5}, "batch_size: expected an integer >= 1, got 1.5"),
+        ({"seq_len": -1}, "seq_len: expected an integer >= 1, got -1"),
+        ({"head_dim": 0}, "head_dim: expected an integer >= 1, got 0"),
+        ({"regime": "fast"}, "regime: expected one of 'auto', 'stock', 'amd', 'hybrid', got 'fast'"),
+        ({"gate": "tanh"}, "gate: expected one of 'exp', 'sigmoid', got 'tanh'"),
+    ],
+)
+def test_bad_arguments(arguments: dict, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        get_optimal_kernel_config(**({"batch_size": 1, "seq_len": 16} | arguments))

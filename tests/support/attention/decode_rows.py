@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of decoding's tables of arguments, how one is run on a device and held to the truth: caches with NaN wherever
+there is no key, page tables whose unused entries are out of range. Nothing here needs pytest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from support.attention import truth
+from support.attention.pairs import pairwise
+from support.attention.problem import EPS, FLOOR, generator
+from xlstm_hip import attention as ours
+from xlstm_hip.reference import attention as plain
+
+POISON = float("nan")
+BEFORE = (70, 3, 129)  # keys in the cache of each of three sequences
+ROOM = 160
+
+VALUES: dict[str, list[Any]] = {
+    "dtype": [torch.float32, torch.bfloat16, torch.float16, torch.float64],
+    "heads": [(4, 4), (8, 2), (6, 1)],
+    "dims": [(32, 32), (64, 48)],
+    "queries": [1, 5],
+    "new": [0, 1, 7],
+    "rotary": ["", "interleaved", "halves"],
+    "rotary_dim": [8, 32],
+    "cache": ["rows", "batch_idx", "page 1", "page 16", "page 100", "page 256"],
+    "leftpad": [False, True],
+    "causal": [False, True],
+    "window": [(-1, -1), (40, 2)],
+    "softcap": [0.0, 3.0],
+    "alibi": [False, True],
+    "sink": [False, True],
+    "num_splits": [0, 1, 3],
+    "block_size": [None, 32],
+}
+ROWS = pairwise(VALUES, lambda row: True, tries=30)
+
+
+class Problem:
+    """Tensors of one row of the table, in float64 as its dtype has them, and what the cache must hold afterwards."""
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.row = row
+        g = generator(1)
+        (hq, hk), (d, dv) = row["heads"], row["dims"]
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=g, dtype=torch.float64).to(row["dtype"]).double()
+
+        batch = len(BEFORE)
+        self.q = draw(batch, row["queries"], hq, d)
+        self.new = (draw(batch, row["new"], hk, d), draw(batch, row["new"], hk, dv))
+        self.old = [(draw(n, hk, d), draw(n, hk, dv)) for n in BEFORE]
+        self.sink = draw(hq) if row["sink"] else None
+        self.slopes = torch.rand(hq, generator=g) / 4 if row["alibi"] else None
+        self.pads = [b * (b < n) for b, n in enumerate(BEFORE)] if row["leftpad"] else [0] * batch
+        angles = torch.rand(ROOM, row["rotary_dim"] // 2, generator=g, dtype=torch.float64) * 6
+        self.cos, self.sin = (x.to(row["dtype"]).double() for x in (angles.cos(), angles.sin()))
+
+    def rotated(self, x: Tensor, start: int, same: bool) -> Tensor:
+        if not self.row["rotary"]:
+            return x
+        places = torch.full((x.shape[0],), start) if same else torch.arange(start, start + x.shape[0])
+        return truth.rotated(x, self.cos[places], self.sin[places], self.row["rotary"] == "interleaved")
+
+    def sequences(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """What attention sees, rotated in float64, as the dtype has it."""
+        made = []
+        unordered = not self.row["causal"] and self.row["window"] == (-1, -1)
+        for b, (k, v) in enumerate(self.old):
+            q = self.rotated(self.q[b], BEFORE[b], unordered)
+            k = torch.cat([k, self.rotated(self.new[0][b], BEFORE[b], False)])[self.pads[b] :]
+            v = torch.cat([v, self.new[1][b]])[self.pads[b] :]
+            made.append(tuple(x.to(dtype) for x in (q, k, v)))
+        return made  # type: ignore[return-value]
+
+    def caches(self) -> tuple[list[Tensor], dict[str, Any], list[Tensor]]:
+        """The caches with NaN wherever there is no key, the arguments that say where keys are, and a view of each
+        sequence's keys."""
+        kind, dtype = self.row["cache"], self.row["dtype"]
+        batch, shapes = len(BEFORE), [(x.shape[-2], x.shape[-1]) for x in self.old[0]]
+        if kind.startswith("page"):
+            size = int(kind.split()[1])
+            per = -(-ROOM // size)
+            caches = [torch.full((batch * per + 3, size, *s), POISON, dtype=dtype) for s in shapes]
+            table = (torch.randperm(batch * per, generator=generator(2)) + 2).reshape(batch, per)
+            for b in range(batch):
+                for t, place in [(t, table[b, t // size]) for t in range(BEFORE[b])]:
+                    for cache, x in zip(caches, self.old[b], strict=True):
+                        cache[place, t % size] = x[t].to(dtype)
+                used = -(-(BEFORE[b] + self.row["new"]) // size)
+                table[b, used:] = 10**6 * (-1) ** b  # never read
+            return caches, {"block_table": table.int()}, [table]
+        rows = torch.tensor([4, 0, 2]) if kind == "batch_idx" else torch.arange(batch)
+        caches = [torch.full((5 if kind == "batch_idx" else batch, ROOM, *s), POISON, dtype=dtype) for s in shapes]
+        for b in range(batch):
+            for cache, x in zip(caches, self.old[b], strict=True):
+                cache[rows[b], : BEFORE[b]] = x.to(dtype)
+        return caches, {"cache_batch_idx": rows.int()} if kind == "batch_idx" else {}, [rows]
+
+    def rules(self) -> truth.Rules:
+        row = self.row
+        sink = self.sink
+        return truth.Rules(row["dims"][0] ** -0.5, row["causal"], row["window"], row["softcap"], self.slopes, sink)
+
+
+def close(got: list[Tensor], true: list[Tensor], near: list[Tensor], eps: float, what: str) -> None:
+    x, y, z = (torch.cat([t.double().flatten() for t in ts]) for ts in (got, true, near))
+    assert torch.equal(x.isinf(), y.isinf()), what
+    x, y, z = (t.nan_to_num(nan=POISON, posinf=0) for t in (x, y, z))
+    error, allowed = float((x - y).norm()), 2 * float((z - y).norm()) + FLOOR * eps * float(y.norm())
+    assert error <= allowed, f"{what}: error {error:.3g}, allowed {allowed:.3g}"
+
+
+def run_row(row: dict[str, Any], device: str = "cpu") -> None:
+    """Raises where a result is not what it should be. A GPU is asked twice, for the same bits."""
+    problem, dtype = Problem(row), row["dtype"]
+    caches, arguments, (places,) = problem.caches()
+    if row["new"]:
+        arguments |= {"k": problem.new[0].to(dtype), "v": problem.new[1].to(dtype)}
+    if row["rotary"]:
+        arguments |= {"rotary_cos": problem.cos.to(dtype), "rotary_sin": problem.sin.to(dtype)}
+    if row["leftpad"]:
+        arguments["cache_leftpad"] = torch.tensor(problem.pads, dtype=torch.int32)
+    sink = None if problem.sink is None else problem.sink.to(dtype)
+    arguments |= {"alibi_slopes": problem.slopes, "sink": sink, "cache_seqlens": torch.tensor(BEFORE)}
+    arguments = {name: None if x is None else x.to(device) for name, x in arguments.items()}
+    arguments |= {name: row[name] for name in ("causal", "softcap", "num_splits")}
+    if row["rotary"]:
+        arguments["rotary_interleaved"] = row["rotary"] == "interleaved"
+    if device == "cpu":  # a GPU's kernels have one size each: gpu_rows.py
+        arguments["block_size"] = row["block_size"]
+    q, caches = problem.q.to(dtype).to(device), [x.to(device) for x in caches]
+    results = [
+        ours.flash_attn_with_kvcache(q, *caches, window_size=row["window"], return_softmax_lse=True, **arguments)
+        for _ in range(1 if device == "cpu" else 2)
+    ]
+    same = all(torch.equal(x.cpu(), y.cpu()) for x, y in zip(results[0], results[-1], strict=True))
+    assert same, "other bits the second time"
+    (out, lse), (k_cache, v_cache) = ([x.cpu() for x in xs] for xs in (results[0], caches))
+    true = truth.attention(problem.sequences(torch.float64), problem.rules())
+    near = []
+    for q, k, v in problem.sequences(dtype):
+        near.append(
+            plain.attention(
+                q[None], k[None], v[None], causal=row["causal"], window_size=row["window"], softcap=row["softcap"],
+                alibi_slopes=problem.slopes, sink=None if problem.sink is None else problem.sink.to(dtype),
+            )
+        )  # fmt: skip
+    eps = EPS[dtype] * (1 if dtype != torch.float64 else 2)
+    close(list(out), [x[0] for x in true], [x[0] for x in near], eps, "out")
+    close(list(lse), [x[1] for x in true], [x[1] for x in near], max(eps, 0), "lse")
+    if row["new"]:
+        size = k_cache.shape[1]
+        for b, start in enumerate(BEFORE):
+            expected_k = problem.rotated(problem.new[0][b], start, False)
+            for t in range(row["new"]):
+                at = (
+                    (places[b, (start + t) // size], (start + t) % size)
+                    if places.dim() == 2
+                    else (places[b], start + t)
+                )
+                torch.testing.assert_close(k_cache[at].double(), expected_k[t], atol=2 * eps, rtol=2 * eps)
+                assert torch.equal(v_cache[at].double(), problem.new[1][b, t])
+        assert int((~k_cache.isnan()).sum()) == (sum(BEFORE) + 3 * row["new"]) * k_cache[0, 0].numel()
+
+
+# ---- MLA
+
+MLA: dict[str, list[Any]] = {
+    "dtype": [torch.float32, torch.bfloat16, torch.float16],
+    "heads": [8, 16, 128],
+    "queries": [1, 3],
+    "features": [576, 512],
+    "page": [0, 1, 64],
+    "causal": [False, True],
+    "schedule": ["none", "older", "newer"],
+    "sink": [False, True],
+}
+MLA_ROWS = pairwise(MLA, lambda row: True, tries=30)
+
+
+def run_mla(row: dict[str, Any], device: str = "cpu") -> None:
+    """Raises where a result is not what it should be."""
+    g = generator(4)
+    dtype, lengths, dv = row["dtype"], (100, 0, 65), 512
+    batch = len(lengths)
+    q = torch.randn(batch, row["queries"], row["heads"], row["features"], generator=g).to(dtype)
+    keys = [torch.randn(n, 1, row["features"], generator=g).to(dtype) for n in lengths]
+    if row["page"]:
+        per = -(-128 // row["page"])
+        table = torch.randperm(batch * per, generator=g).reshape(batch, per)
+        cache = torch.full((batch * per, row["page"], 1, row["features"]), POISON, dtype=dtype)
+        for b, n in enumerate(lengths):
+            for t in range(n):
+                cache[table[b, t // row["page"]], t % row["page"]] = keys[b][t]
+            table[b, -(-n // row["page"]) :] = -7
+        table = table.int()
+    else:
+        table, cache = None, torch.full((batch, 128, 1, row["features"]), POISON, dtype=dtype)
+        for b, n in enumerate(lengths):
+            cache[b, :n] = keys[b]
+    used = torch.tensor(lengths, dtype=torch.int32)
+    schedule: tuple[Any, ...] = ()
+    if row["schedule"] == "older":
+        schedule = ours.get_mla_metadata(used.to(device), row["queries"] * row["heads"], 1)
+        assert schedule[0].shape[1] == 8 and schedule[1].tolist()[-1] == schedule[0].shape[0]
+    elif row["schedule"] == "newer":
+        schedule = ours.get_mla_metadata()
+    sink = torch.randn(row["heads"], generator=g).double() if row["sink"] else None
+    there = [None if x is None else x.to(device) for x in (q, cache, table, used)]
+    sinks = None if sink is None else sink.float().to(device)
+    results = [
+        ours.flash_mla_with_kvcache(*there, dv, *schedule, causal=row["causal"], attn_sink=sinks)  # type: ignore[arg-type]
+        for _ in range(1 if device == "cpu" else 2)
+    ]
+    out, lse = (x.cpu() for x in results[0])
+    assert torch.equal(out, results[-1][0].cpu()), "other bits the second time"
+    assert out.shape == (batch, row["queries"], row["heads"], dv) and lse.dtype == torch.float32
+    rules = truth.Rules(row["features"] ** -0.5, row["causal"], sink=None if sink is None else sink.float().double())
+    rules.lse_with_sink = False
+    wide = [(q[b].double(), keys[b].double(), keys[b][..., :dv].double()) for b in range(batch)]
+    true = truth.attention(wide, rules)
+    near = [
+        plain.attention(
+            q[b : b + 1], keys[b][None], keys[b][None, ..., :dv], causal=row["causal"],
+            sink=None if sink is None else sink.to(dtype),
+        )
+        for b in range(batch)
+    ]  # fmt: skip
+    eps = EPS[dtype]
+    close(list(out), [x[0] for x in true], [x[0] for x in near], eps, "out")
+    close(list(lse), [x[1] for x in true], [x[1] for x in true], EPS[torch.float32] * 4, "lse")
+
+
+# ---- what a GPU is asked beside the rows that it shares with the CPU: every class of head dims with and without what
+# bends scores, in one tile and in several; MLA with more rows than a block has.
+
+GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+CLASSES = ((64, 64), (128, 128), (96, 72), (192, 128), (256, 256), (200, 136))
+
+
+def gpu_rows() -> list[dict[str, Any]]:
+    made = [row for row in ROWS if row["dtype"] in GPU_DTYPES]
+    whole = dict.fromkeys(VALUES) | {"heads": (8, 2), "queries": 1, "new": 0, "rotary": "", "rotary_dim": 32}
+    whole |= {"leftpad": False, "window": (-1, -1), "softcap": 0.0, "alibi": False, "sink": False}
+    for dims in CLASSES:
+        for dtype in GPU_DTYPES:
+            row = whole | {"dims": dims, "dtype": dtype}
+            made.append(row | {"causal": False, "cache": "page 16", "num_splits": 0})
+            bent = {"softcap": 3.0, "alibi": True, "sink": True, "causal": True, "queries": 5}
+            made.append(row | bent | {"cache": "rows", "num_splits": 2})
+    # Head dims that are no whole pieces, and keys of few and of many rows.
+    made += [row | {"dims": (36, 20)} for row in made[:4]]
+    return made
+
+
+def gpu_mla_rows() -> list[dict[str, Any]]:
+    made = [row for row in MLA_ROWS if row["dtype"] in GPU_DTYPES[:2]]
+    each = {"page": 0, "causal": True, "schedule": "none", "sink": True}
+    for dtype in GPU_DTYPES[:2]:
+        for features in (512, 576):
+            for heads, queries in ((8, 1), (32, 3)):
+                row = {"dtype": dtype, "features": features, "heads": heads, "queries": queries}
+                made.append(each | row)
+    return made
+
+
+def refuse_and_keep_the_cache(device: str) -> None:
+    """What only a GPU's plan refuses is refused before the cache is written."""
+    for d, block_size, words in ((64, 256, "block_size: expected"), (264, None, "head dims of at most 256")):
+        q, k = torch.randn(2, 1, 2, d).bfloat16().to(device), torch.randn(2, 1, 1, d).bfloat16().to(device)
+        cache = torch.zeros(2, 40, 1, d).bfloat16().to(device)
+        with pytest.raises(RuntimeError, match=words):
+            ours.flash_attn_with_kvcache(q, cache, cache.clone(), k, k, cache_seqlens=3, block_size=block_size)
+        assert not cache.cpu().any(), words
+        if block_size:
+            ours.flash_attn_with_kvcache(q, cache, cache.clone(), k, k, cache_seqlens=3, block_size=64)
+            assert cache.cpu()[:, 3].any() and not cache.cpu()[:, 4:].any()
+
+
+def nan_goes_on(device: str) -> None:
+    """A NaN in a query, or in a key of one part of several, is in what sees it, out and lse, and in nothing else."""
+    q, k, v = torch.randn(1, 1, 4, 64), torch.randn(1, 2048, 2, 64), torch.randn(1, 2048, 2, 64)
+    q, k, v = (x.bfloat16().to(device) for x in (q, k, v))
+    latent = torch.randn(1, 1024, 1, 576).bfloat16().to(device)
+    lengths = torch.tensor([1024], dtype=torch.int32).to(device)
+
+    def heads(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return ours.flash_attn_with_kvcache(q, k, v, num_splits=4, return_softmax_lse=True)
+
+    def mla(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return ours.flash_mla_with_kvcache(q, k, None, lengths, 512, *ours.get_mla_metadata(lengths, q.shape[2], 1))
+
+    for call, of_keys, queries in ((heads, k, [4]), (mla, latent, [16, 128])):
+        for count in queries:
+            of_queries = torch.randn(1, 1, count, of_keys.shape[-1]).bfloat16().to(device)
+            sound, sound_lse = (x.cpu() for x in call(of_queries, of_keys))
+            spoilt = of_queries.clone()
+            spoilt[0, 0, 1, 3] = torch.nan
+            out, lse = (x.cpu() for x in call(spoilt, of_keys))
+            others = [h for h in range(count) if h != 1]
+            assert out[:, :, 1].isnan().all() and lse[0, 1].isnan().all(), "a query's NaN is lost"
+            assert torch.equal(out[:, :, others], sound[:, :, others]) and torch.equal(
+                lse[:, others], sound_lse[:, others]
+            )
+            keys = of_keys.clone()
+            keys[0, 700, 0] = torch.nan
+            out, lse = (x.cpu() for x in call(of_queries, keys))
+            sees = slice(0, count // of_keys.shape[2])
+            assert out[:, :, sees].isnan().all() and lse[:, sees].isnan().all(), "a key's NaN is lost"
+            assert out[:, :, sees.stop :].isfinite().all()
