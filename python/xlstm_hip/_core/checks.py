@@ -16,7 +16,8 @@ from torch import Tensor
 
 IO_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 GPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of the fused kernels; float64 is the CPU's alone
-GPU_HEAD_DIM = 512  # beyond it a GPU's chunkwise kernels move their states through memory: csrc/mlstm/chunkwise/chunk_walk_wide.h
+# Beyond this head dim the chunkwise kernels of a GPU move their states through memory (chunk_walk_wide.h).
+GPU_HEAD_DIM = 512
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)  # under torch.compile a number may be symbolic
 STATE_NAMES = ("c_initial", "n_initial", "m_initial")
 LAYOUTS = ("bhsd", "bshd")

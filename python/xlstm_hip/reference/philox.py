@@ -30,7 +30,10 @@ def _multiply(constant: int, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def uniform(seeds: Tensor, numbers: Tensor) -> Tensor:
-    """Seeds and numbers of draws, int64 of one shape -> float64 in [0, 1): the first 53 bits of csrc/engine/sampling/sampling.h."""
+    """Seeds and numbers of draws, int64 of one shape -> float64 in [0, 1), the first 53 bits of Philox.
+
+    csrc/engine/sampling/sampling.h defines the same number.
+    """
     zero = torch.zeros_like(numbers)
     first, second, _, _ = philox([numbers & LOW, numbers >> 32 & LOW, zero, zero], seeds)
     return (second * 2**21 + (first >> 11)).double() * 2.0**-53
