@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "build/docs/source"
 SITE = ROOT / "build/docs/site"
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+# Directives of mkdocstrings: a comment where the source is browsed, which would show them raw.
+SITE_ONLY = re.compile(r"^<!-- on the site:\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
 PAGES = ("README.md", "CHANGELOG.md")
 
 
@@ -30,7 +32,7 @@ def linked(page: Path) -> set[Path]:
 def pages_and_files() -> set[Path]:
     """Every page, and whatever can be reached from it."""
     found: set[Path] = set()
-    waiting = [*(ROOT / name for name in PAGES), *(ROOT / "docs").glob("*.md"), ROOT / "docs/site.css"]
+    waiting = [*(ROOT / name for name in PAGES), *(ROOT / "docs").rglob("*.md"), ROOT / "docs/site.css"]
     while waiting:
         path = waiting.pop()
         if path not in found:
@@ -44,7 +46,10 @@ def lay_out() -> None:
     for path in pages_and_files():
         target = SOURCE / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
+        if path.suffix == ".md":
+            target.write_text(SITE_ONLY.sub(r"\1", path.read_text(encoding="utf-8")), encoding="utf-8")
+        else:
+            shutil.copyfile(path, target)
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ FILES = [
     "README.md",
     "csrc/include/xlstm_hip.h",
     "docs/amd_kernels.md",
-    "docs/design.md",
+    "docs/design/index.md",
     "docs/install.md",
     "pyproject.toml",
     "python/xlstm_hip/py.typed",

@@ -21,7 +21,9 @@ from xlstm_hip._core.plans import use_plans
 from xlstm_hip.mlstm import builtin_kernels, select
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
+DOCS = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))
+FAMILY_PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "csrc").glob("*/README.md"))
+PAGES = ("README.md", *DOCS, *FAMILY_PAGES)
 FOLDERS = "build_backend|cmake|csrc|docs|examples|python|scripts|tests"
 FENCE = re.compile(r"^```(\w*)(?: title=\"needs ([^\"\n]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = ("", "python", "py", "sh", "json")  # "" is no code: figures, formulas, signatures
@@ -130,6 +132,23 @@ def test_files_named_exist(page: str) -> None:
     assert not missing
 
 
+def test_family_pages_name_files() -> None:
+    """The tables that say which file serves which chip: each path exists in the family's folder."""
+    assert len(FAMILY_PAGES) >= 4
+    for page in FAMILY_PAGES:
+        named = re.findall(r"`([\w./-]+)`", text_of(page))
+        assert len(named) >= 10
+        assert not {name for name in named if not (ROOT / page).parent.joinpath(name).exists()}, page
+
+
+@pytest.mark.parametrize("page", [page for page in DOCS if page.startswith("docs/design/")])
+def test_a_design_page_is_one_thing(page: str) -> None:
+    """At most 8 KB, and no dates: what was measured, and when, is in docs/lab/."""
+    text = text_of(page)
+    assert len(text.encode()) <= 8 << 10
+    assert not re.search(r"\b20\d\d-\d\d-\d\d\b", text)
+
+
 def test_what_lies_below_python_is_listed() -> None:
     """Every op, function of the C API and command."""
     text = text_of("docs/api.md")
@@ -155,12 +174,15 @@ def in_the_reference() -> set[Any]:
 
 
 def test_the_reference_has_every_public_name() -> None:
-    """Each with a docstring: without one the site leaves it out."""
+    """Each with a docstring, without which the site leaves it out, and with a line for those who browse the source."""
     shown = in_the_reference()
+    lines = set(re.findall(r"^- `(\w+)`: \w", text_of("docs/reference.md"), re.MULTILINE))
     for module in (xlstm_hip, attention, models):
         public = {name: getattr(module, name) for name in module.__all__ if name != "__version__"}
         assert not {name for name, x in public.items() if x not in shown}
         assert not {name for name, x in public.items() if not x.__doc__}
+        assert not {x.__name__ for x in shown if callable(x)} - lines
+        assert not set(public) - lines
     assert use_plans in shown
 
 
