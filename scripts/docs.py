@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "build/docs/source"
 SITE = ROOT / "build/docs/site"
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
-PAGES = ("README.md", "CHANGELOG.md")
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 
 
 def linked(page: Path) -> set[Path]:
