@@ -161,8 +161,8 @@ def test_the_gpu_figures_are_the_files(load: Load) -> None:
     """The text between the marks, words too, is the script's output; the README's picture shows the same figures."""
     script = load("readme_gpu")
     root, results = BENCHMARKS.parent, BENCHMARKS / "results"
-    for page, made in (("README.md", script.claim(results)), ("docs/benchmarks.md", script.block(results))):
-        text = script.between_the_marks((root / page).read_text(encoding="utf-8"))
+    for name, made in (("README.md", script.claim(results)), ("docs/benchmarks.md", script.block(results))):
+        text = script.between_the_marks((root / name).read_text(encoding="utf-8"))
         assert text and text == made
     assert figures_in(results / "readme.png") == script.figures(results)
 
