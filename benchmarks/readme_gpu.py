@@ -279,9 +279,10 @@ def claim(folder: Path) -> str:
             f"{decode['ours']:,.0f} tokens/s at batch 1, or {decode['ours, int4']:,.0f} with int4 weights "
             f"(transformers {decode['transformers']:,.0f}; the official package {decode['official']:,.0f}, compiled as "
             f"one CUDA graph {decode[MODELS[GRAPH]]:,.0f}). Prefill runs at {prefill['ours']:,.0f} tokens/s "
-            f"({prefill['transformers']:,.0f}; {prefill['official']:,.0f}). Peak GPU memory is {_peak_gib(size):.1f} "
-            f"GiB, whatever the output length. Forward + backward of the mLSTM ({_shape_of(cell)}) takes "
-            f"{short(times['ours'])} ms; with the fastest Triton kernel of `mlstm_kernels`, {short(triton)} ms."
+            f"(transformers {prefill['transformers']:,.0f}; official {prefill['official']:,.0f}). "
+            f"Peak GPU memory is {_peak_gib(size):.1f} GiB, whatever the output length. "
+            f"Forward + backward of the mLSTM ({_shape_of(cell)}) takes {short(times['ours'])} ms; "
+            f"with the fastest Triton kernel of `mlstm_kernels`, {short(triton)} ms."
         ),
     ]
     return "\n".join(lines).rstrip() + "\n"
