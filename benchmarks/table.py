@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Markdown tables of a result file of mlstm_cpu.py; with --short the one that README.md has.
+"""The Markdown tables of a result file of mlstm_cpu.py; with --short the one in docs/benchmarks.md.
 
 python benchmarks/table.py results/mlstm_cpu.json [--short]
 """

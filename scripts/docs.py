@@ -19,7 +19,7 @@ SITE = ROOT / "build/docs/site"
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 # Directives of mkdocstrings: a comment where the source is browsed, which would show them raw.
 SITE_ONLY = re.compile(r"^<!-- on the site:\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
-PAGES = ("README.md", "CHANGELOG.md")
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 
 
 def linked(page: Path) -> set[Path]:

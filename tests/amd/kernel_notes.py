@@ -50,74 +50,75 @@ NOTES: list[tuple[str, str, str]] = [
     (
         f"{CDNA}|gfx1100",
         r"matrix_products<.*",
-        "few rows share what weights cost whatever their number: addresses, float16, bytes and nibbles turned into "
-        "bfloat16, scales of groups, and x's made anew by each block. Memory binds.",
+        "few rows share the fixed cost of the weights: addresses, the conversion of float16, bytes and nibbles to "
+        "bfloat16, scales of groups, and inputs that each block computes again. Memory binds.",
     ),
     (
         f"{CDNA}|gfx1100",
         r"walk_wide<.*",
-        "a slice of the state comes from memory and goes back in each chunk, and with it a, x, scores: memory binds.",
+        "each chunk reads a slice of the state from memory and writes it back, and also reads a, x and scores. Memory "
+        "binds.",
     ),
     (
         f"{CDNA}|gfx1100",
         r"decode<.*",
-        "16 rows share what a key costs whatever their number: where it lies, addresses of its pieces, values turned "
-        "in registers, masks. Memory binds: a tile's bytes take several times as long.",
+        "16 rows share the fixed cost of a key: its location, addresses, the transposition of values in registers, "
+        "masks. Memory binds: loading the bytes of a tile takes several times as long.",
     ),
     (
         f"{CDNA}|gfx1100",
         r"mla<.*",
-        "with 16 rows, what a tile costs whatever their number: it goes through registers into LDS, values are turned, "
-        "parts of the scores added up. On gfx1100 weights are exchanged between the halves of a wave.",
+        "16 rows share the fixed cost of a tile: the copy through registers into LDS, the transposition of values, "
+        "the sum of partial scores. On gfx1100 the halves of a wave also exchange probabilities.",
     ),
     (
         f"{CDNA}|gfx1100",
         r"(attend|write_weights)<.*",
-        "softmax: an exp, a fused multiply-add, a maximum, a sum and half a packing for each score; loops that gather "
-        "tails, pages and narrow heads; where scores are bent, tanh, slopes, and forty integer instructions of Philox "
-        "for eight weights. gfx1100's floats are split into three bfloat16.",
+        "online softmax: an exp, a fused multiply-add, a maximum, a sum and half a packing for each score; loops that "
+        "gather tails, pages and narrow heads; for modified scores tanh, slopes, and forty integer instructions of "
+        "Philox for eight probabilities. On gfx1100 a float is split into three bfloat16.",
     ),
     (
         f"{CDNA}|gfx1100",
         r"attention_gradients<.*, true, (true|false)>",
-        "softcap, ALiBi, dropout and masks stand in the loop behind branches, each for calls that ask for it; counted "
-        "is a pass that takes all of them. On gfx1100 floats are split into three bfloat16 beside that.",
+        "softcap, ALiBi, dropout and masks are branches in the loop, taken only by calls that use them; the count is "
+        "for a pass that takes all of them. On gfx1100 a float is also split into three bfloat16.",
     ),
     (
         f"{CDNA}|gfx1100",
         r"attention_gradients<.*",
-        "masks, behind a branch that only tiles at a border take, the careful way to bring a last tile, and for each "
+        "masks, in a branch that only border tiles take; the bounds-checked load of a last tile; and for each "
         "score an exp, a multiply-add, a difference, a product and two roundings, which do not shrink with the head "
-        "dim. On gfx1100 weights are exchanged between the halves of a wave too.",
+        "dim. On gfx1100 the halves of a wave also exchange probabilities.",
     ),
     (
         CDNA,
         r"walk<fp16, .*",
-        "what is said of bfloat16, the greatest of the state, by which operands are scaled to stay below 65504, "
-        "and packing, which takes two conversions a pair.",
+        "the cost of bfloat16, the maximum of the state, by which operands are scaled to stay below 65504, "
+        "and packing, which takes two conversions per pair.",
     ),
     (
         CDNA,
         r"walk<bf16, .*",
-        "a chunk's costs that hardly grow with a wave's rows: operands weighted and rounded, addresses in LDS, outputs "
-        "on their way through it.",
+        "costs of a chunk that hardly grow with the rows of a wave: weighting and rounding of operands, addresses in "
+        "LDS, outputs that pass through LDS.",
     ),
     (
         CDNA,
         r"scores<(bf16|fp16), .*",
-        "addresses of a slice of 64 features, made anew for each, and of the one strip that a wave has of it.",
+        "the addresses of each slice of 64 features, and of the one strip that a wave has of the slice.",
     ),
     (
         "gfx1100",
         r"walk<(bf16|fp16), .*",
-        "the exchange between the halves of a wave that makes accumulators an operand (one permlanex16 and two selects "
-        "for each register), rounding and packing. WMMA shares its issue slots with all of these.",
+        "the exchange between the halves of a wave that turns accumulators into an operand (one permlanex16 and two "
+        "selects for each register), rounding and packing. WMMA shares its issue slots with all of these.",
     ),
     (
         "gfx1100",
         r"(walk|scores)<fp32, .*",
-        "floats are split into three bfloat16, each by a mask, a difference and a test for infinity: WMMA takes no "
-        "floats.",
+        "WMMA takes no floats, so each float is split into three bfloat16 by a mask, a difference and a test for "
+        "infinity.",
     ),
     (
         "gfx1100",

@@ -151,24 +151,25 @@ def natural(name: str) -> list[str]:
 
 
 HEAD = """\
-# What the GPU kernels need of an AMD chip
+# AMD kernels: registers, LDS and occupancy
 
-Made by `tests/amd/kernel_table.py --write` from the code objects of {compiler}; a test holds it to the build. Nothing
-here was measured on a GPU: it is what the compiler made, and what follows from it.
+Made by `tests/amd/kernel_table.py --write` from the code objects of {compiler}; a test compares it with the build.
+Nothing here was measured on a GPU: the figures come from the compiler's output.
 
-- *VGPRs*: of a lane, accumulation registers among them; a wave on CDNA may have 512, on RDNA3 256. *LDS*: of a block,
-  in bytes, with what the plan asks for at launch. *scratch*: bytes of a lane in memory. *spills*: of vector and of
-  scalar registers; the latter go into lanes of vector registers.
-- *waves*: of a SIMD at once, by registers. *blocks*: of a CU (RDNA3: of a WGP, two CUs) at once, by registers and LDS.
-- *matrix*: MFMA or WMMA instructions in one pass through the innermost loop that has any: a chunk of the walk, a slice
-  of 64 features of the scores. Of the ways through it, the one that aligned inputs take.
-- *vector*: other vector instructions in that pass for each unit of matrix work: 32x32x8 of 2-byte elements, or what
-  takes as long on a gfx942 (two 16x16x16, one 16x16x4 of floats). *acc moves*: between accumulation registers and
-  others, a unit, counted apart. Of several loops these are of the one that has most of both. *flat*: loads and stores
-  in the pass that do not say whether they mean memory or LDS, and so wait for both.
+- *VGPRs*: per lane, with the accumulation registers; a wave may have 512 on CDNA and 256 on RDNA3. *LDS*: bytes per
+  block, with the LDS that the plan requests at launch. *scratch*: bytes per lane in memory. *spills*: of vector and of
+  scalar registers; scalar registers spill into lanes of vector registers.
+- *waves*: occupancy per SIMD, limited by registers. *blocks*: occupancy per CU (RDNA3: per WGP, two CUs), limited by
+  registers and LDS.
+- *matrix*: MFMA or WMMA instructions in one pass through the innermost loop that has any: a chunk of the walk, or a
+  slice of 64 features of the scores. If the loop has several paths, the path of aligned inputs counts.
+- *vector*: other vector instructions in that pass per unit of matrix work. A unit is 32x32x8 of 2-byte elements, or
+  what takes as long on a gfx942 (two 16x16x16, one 16x16x4 of floats). *acc moves*: moves between accumulation
+  registers and others per unit, counted separately. With several loops, both columns are those of the loop that has
+  most of them. *flat*: loads and stores in the pass that do not distinguish memory from LDS, and so wait for both.
 
-A kernel that no plan launches on a chip is left out. More than {most:.0f} vector instructions a unit, moves among
-them, need a reason:
+The table leaves out kernels that no plan launches on a chip. More than {most:.0f} vector instructions per unit, moves
+included, need a reason:
 """
 
 

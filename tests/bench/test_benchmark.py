@@ -142,11 +142,11 @@ def test_a_wrong_result_of_ours_ends_the_run(load: Load) -> None:
         contest.enter_or_end(replace(ours, prepare=wrong))
 
 
-def test_the_readmes_figures_are_the_files() -> None:
-    """The table between the marks is what the result file says; machine and date above it too."""
+def test_the_cpu_figures_are_the_files() -> None:
+    """The CPU table of docs/benchmarks.md has the figures of the result file; machine and date above it too."""
     results = json.loads((BENCHMARKS / "results" / "mlstm_cpu.json").read_text())
-    readme = (BENCHMARKS.parent / "README.md").read_text()
-    part = readme.partition("<!-- mlstm_cpu:begin -->")[2].partition("<!-- mlstm_cpu:end -->")[0]
+    text = (BENCHMARKS.parent / "docs/benchmarks.md").read_text()
+    part = text.partition("<!-- mlstm_cpu:begin -->")[2].partition("<!-- mlstm_cpu:end -->")[0]
 
     def cells(lines: list[str]) -> list[list[str]]:
         return [[x.strip() for x in line.split("|")] for line in lines if line.startswith("|") and "--" not in line]
@@ -157,11 +157,21 @@ def test_the_readmes_figures_are_the_files() -> None:
     assert summary(results["environment"]) in part
 
 
-def test_the_readmes_gpu_figures_are_the_files(load: Load) -> None:
-    """All between the marks, words too, is what the script makes of the result files."""
+def test_the_gpu_figures_are_the_files(load: Load) -> None:
+    """The text between the marks, words too, is the script's output; the README's picture shows the same figures."""
     script = load("readme_gpu")
-    readme = (BENCHMARKS.parent / "README.md").read_text(encoding="utf-8")
-    assert script.between_the_marks(readme) == script.block(BENCHMARKS / "results")
+    root, results = BENCHMARKS.parent, BENCHMARKS / "results"
+    for name, made in (("README.md", script.claim(results)), ("docs/benchmarks.md", script.block(results))):
+        text = script.between_the_marks((root / name).read_text(encoding="utf-8"))
+        assert text and text == made
+    assert figures_in(results / "readme.png") == script.figures(results)
+
+
+def figures_in(picture: Path) -> Any:
+    """The figures of a picture made by readme_gpu.draw, from the PNG's text."""
+    image = pytest.importorskip("PIL.Image")
+    with image.open(picture) as opened:
+        return json.loads(opened.text["Description"])
 
 
 def test_the_gpu_figures_follow_the_files(load: Load, tmp_path: Path) -> None:
@@ -186,9 +196,17 @@ def test_the_gpu_figures_follow_the_files(load: Load, tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_text(json.dumps(facts))
     before, after = (" ".join(script.block(folder).split()) for folder in (results, tmp_path))
     assert "H200" not in after and "2026" not in after and "torch 2." not in after
+    claims = [" ".join(script.claim(folder).split()) for folder in (results, tmp_path)]
+    assert "H200" in claims[0] and "H200" not in claims[1]
+    quoted = [re.findall(r"\b[\d,]+(?:\.\d+)?(?=[;)]|, compiled| tokens/s| with int4| ms)", text) for text in claims]
+    assert len(quoted[0]) == len(quoted[1]) == 10
+    assert not [x for x, y in zip(*quoted, strict=True) if x == y]
+    script.draw(tmp_path, tmp_path / "readme.png")
+    assert (tmp_path / "readme.png").stat().st_size > 10_000
+    assert figures_in(tmp_path / "readme.png") == script.figures(tmp_path) != script.figures(results)
     assert after.count("NVIDIA X1, torch 9.9.9") == after.count("; 2031-07-") == len(names)
 
-    figure = re.compile(r"(?<=\| )[\d.,]+(?:%| ms)?(?:, (?:n/a|[\d.]+))?(?= +\|)|(?<=in )[\d.]+(?= s,)")
+    figure = re.compile(r"(?<=\| )[\d.,]+(?:%| ms)?(?:, (?:n/a|[\d.]+))?(?= +\|)|(?<=takes )[\d.]+(?= s[;.])")
     pairs = list(zip(figure.findall(before), figure.findall(after), strict=True))
     assert len(pairs) > 70
     assert not [x for x, y in pairs if x == y]

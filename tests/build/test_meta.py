@@ -20,6 +20,7 @@ FILES = [
     "CHANGELOG.md",
     "CITATION.cff",
     "CMakeLists.txt",
+    "CONTRIBUTING.md",
     "LICENSE",
     "README.md",
     "csrc/include/xlstm_hip.h",

@@ -23,7 +23,7 @@ from xlstm_hip.mlstm import builtin_kernels, select
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))
 FAMILY_PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "csrc").glob("*/README.md"))
-PAGES = ("README.md", *DOCS, *FAMILY_PAGES)
+PAGES = ("README.md", "CONTRIBUTING.md", *DOCS, *FAMILY_PAGES)
 FOLDERS = "build_backend|cmake|csrc|docs|examples|python|scripts|tests"
 FENCE = re.compile(r"^```(\w*)(?: title=\"needs ([^\"\n]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = ("", "python", "py", "sh", "json")  # "" is no code: figures, formulas, signatures
@@ -117,8 +117,17 @@ def test_every_block_runs_or_says_what_it_needs(page: str) -> None:
     assert not [block[3] for block in found if not block[1] and starts.match(block[3])]  # code without a language
 
 
-def test_readme_has_examples() -> None:
-    assert python_of("README.md").count("mlstm_interface(") >= 4
+def test_the_readme_is_short_and_for_users() -> None:
+    """It fits 150 lines, has examples, and leaves internal aims to docs/benchmarks.md."""
+    text = text_of("README.md")
+    assert len(text.splitlines()) <= 150
+    assert all(call in python_of("README.md") for call in ("mlstm_interface(", "hf.accelerate(", "generate("))
+    assert not re.findall(r"\b(?:aims?|MISSED|held to)\b", text)
+    assert "MISSED" in text_of("docs/benchmarks.md")
+
+
+def test_the_quickstart_has_examples() -> None:
+    assert python_of("docs/quickstart.md").count("mlstm_interface(") >= 4
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -140,7 +140,7 @@ def cross_entropy(tokens: int) -> None:
 
 
 SHARED_PAGES = "All sequences have the same 16 pages, which changes no count."
-SMALL_HEAD = f"One block and a head of {STEP_WORDS} words: a model has more of the same."
+SMALL_HEAD = f"One block and an output head with a vocabulary of {STEP_WORDS}; a full model has more of both."
 SHAPES = (
     Shape("mLSTM, forward + backward, B8 NH8 S2048, 256/512, bf16", lambda: mlstm(8, 2048)),
     Shape("mLSTM, forward + backward, B1 NH8 S8192, 256/512, bf16", lambda: mlstm(1, 8192)),

@@ -30,43 +30,43 @@ LEAST_SHARE = 0.5  # of MFMA peak with everything overlapped, or a note
 NOTES = (
     (
         r"walk<bf16, 512, .*",
-        "the vector unit binds, in short segments the scalar one: its eight waves have 128 rows of the state each, and "
-        "what a chunk costs whatever the rows (addresses, operands weighted and rounded, outputs through LDS and added "
-        "up) goes with half as many products as in walk<bf16, 256>. Four waves of 256 rows would need more registers "
+        "the vector unit binds, in short segments the scalar unit. Its eight waves have 128 rows of the state each, so "
+        "the fixed cost of a chunk (addresses, weighting and rounding of operands, the sum of outputs through LDS) is "
+        "shared by half as many products as in walk<bf16, 256>. Four waves of 256 rows would need more registers "
         "than two waves of a SIMD have.",
     ),
     (
         r"scores<.*",
-        "the vector unit binds: a score is 256 multiply-adds, and beside them an exp, products with gates, sums over "
-        "rows, rounding and a place in LDS. It is a tenth of the walks' time.",
+        "the vector unit binds: a score is 256 multiply-adds, and also an exp, products with gates, sums over "
+        "rows, rounding and a store to LDS. This kernel takes a tenth of the walks' time.",
     ),
     (
         r"decode<.*",
-        "memory binds: 16 rows share a key, of which a group of four heads fills 4, and each unit is done in a "
-        "fraction of the time that a key's bytes take.",
+        "memory binds: 16 rows share a key, of which a group of four heads fills 4, and each unit needs a "
+        "fraction of the time of loading the key.",
     ),
     (
         r"matrix_products<.*",
-        "16 or 32 rows share a weight, of which a small batch fills few. Of 2 bytes memory binds, for what the column "
-        "`memory` says; of 4 bits the vector unit does, which makes bfloat16 of them.",
+        "16 or 32 rows share a weight, of which a small batch fills few. With 2-byte weights memory binds, for the "
+        "time in the column `memory`; with 4-bit weights the vector unit, which converts them to bfloat16.",
     ),
 )
 
 HEAD = """\
-# What binds the kernels on an MI300X
+# AMD: computed roofline of an MI300X
 
-Made by `tests/gfx942/rooflines.py --write` from counts of executed gfx942 code: the package's own calls, run by an
-interpreter ([AMD without an AMD GPU](amd-without-amd.md)). Nothing here was measured on a GPU. There is neither clock
-nor latency in it: a figure is a bound, what a unit would need alone.
+Made by `rooflines.py --write` in `tests/gfx942` from counts of executed gfx942 code: an interpreter runs the package's
+calls ([AMD without an AMD GPU](amd-without-amd.md)). Nothing here was measured on a GPU. The model has neither clock
+nor latency: each figure is a bound, the time that a unit would need alone.
 
-- Times are in microseconds, if work spread evenly over the compute units that have any (304 CUs of 4 SIMDs at 2.1 GHz;
-  LDS 128 bytes and L1 64 bytes a clock of a CU). *binds*: the unit that needs the most.
-- *memory*: the bytes that waves moved, at 5.3 TB/s: what memory would take if no cache kept a byte. It is no part of
-  what binds; where each byte is used once it is what HBM takes.
-- *MFMA peak, overlapped*: the share that is reached if all units work at once, so the highest there can be; *serial*:
-  if one works at a time. *LDS conflicts*: the share of LDS cycles that banks lose. *lanes on*: of vector and memory
-  instructions.
-- Where it says so, one workgroup in several ran, and the rest is taken to be like it.
+- Times are in microseconds, for work that is spread evenly over the compute units that have any (304 CUs of 4 SIMDs at
+  2.1 GHz; LDS 128 bytes and L1 64 bytes per clock and CU). *binds*: the unit that needs the most time.
+- *memory*: the bytes that waves moved, at 5.3 TB/s: the time of memory if no cache kept a byte. This column does not
+  count for *binds*; where each byte is used once it is the time of HBM.
+- *MFMA peak, overlapped*: the share of MFMA peak if all units work at the same time, an upper bound; *serial*:
+  if one unit works at a time. *LDS conflicts*: the share of LDS cycles lost to bank conflicts. *lanes on*: active
+  lanes of vector and memory instructions.
+- If the text below a title says so, one workgroup in several ran, and the others are assumed to be equal.
 """
 
 
@@ -102,7 +102,7 @@ def aimed_at(shape: Shape, rows: list[Row]) -> Row:
 
 
 def aims(tables: dict[str, list[Row]]) -> list[str]:
-    lines = ["| an issue's aim | kernel | of MFMA peak, at least | overlapped | binds |", "|---|---|---:|---:|---|"]
+    lines = ["| required | kernel | of MFMA peak, at least | overlapped | binds |", "|---|---|---:|---:|---|"]
     for shape in SHAPES:
         if shape.aim:
             row = aimed_at(shape, tables[shape.title])

@@ -49,7 +49,7 @@ def time_row(results: Results, cell: Results, kernel: Results, brief: bool) -> t
 
 
 def time_table(results: Results, brief: bool = False) -> list[str]:
-    """brief: the README's."""
+    """brief: the table of docs/benchmarks.md."""
     times = ["ours ms", "mlstm_kernels ms", *([] if brief else ["HF ms"])]
     columns = ("work", "dtype", "size", *times, "to mlstm_kernels", "to HF", "aim", "matmul")
     return lines_of(columns, [time_row(results, cell, kernel, brief) for cell, kernel in ours_in(results)])
