@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package's kernels in the calls of roofline_shapes.py, run as gfx942 code, and what binds each on an MI300X.
 
-export PYTHONPATH=build_backend:tests:tests/amd:tests/models
-python tests/gfx942/rooflines.py            shows the tables
-python tests/gfx942/rooflines.py --write    and writes docs/amd_roofline.*
+export PYTHONPATH=build_backend:tests:tests/amd:tests/models:tests/gfx942/support
+python tests/gfx942/roofline/rooflines.py            shows the tables
+python tests/gfx942/roofline/rooflines.py --write    and writes docs/amd_roofline.*
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ NOTES = (
 HEAD = """\
 # What binds the kernels on an MI300X
 
-Made by `tests/gfx942/rooflines.py --write` from counts of executed gfx942 code: the package's own calls, run by an
-interpreter ([AMD without an AMD GPU](amd-without-amd.md)). Nothing here was measured on a GPU. There is neither clock
-nor latency in it: a figure is a bound, what a unit would need alone.
+Made by `tests/gfx942/roofline/rooflines.py --write` from counts of executed gfx942 code: the package's own calls, run
+by an interpreter ([AMD without an AMD GPU](amd-without-amd.md)). Nothing here was measured on a GPU. There is neither
+clock nor latency in it: a figure is a bound, what a unit would need alone.
 
 - Times are in microseconds, if work spread evenly over the compute units that have any (304 CUs of 4 SIMDs at 2.1 GHz;
   LDS 128 bytes and L1 64 bytes a clock of a CU). *binds*: the unit that needs the most.

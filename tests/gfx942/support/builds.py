@@ -17,7 +17,7 @@ import jobs
 from code_objects import Compiler, configure, run
 from find_torch import Torch, find_torch
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 HERE = ROOT / "tests" / "gfx942"
 BUILD = ROOT / "build" / "gfx942"
 
@@ -30,7 +30,7 @@ def _build(folder: Path, *targets: str) -> None:
 def interpreter() -> Path:
     """libamdhip64.so.5, which interprets what is launched."""
     folder = BUILD / "interpreter"
-    configure(HERE, folder)
+    configure(HERE / "interpreter", folder)
     _build(folder, "amdhip64")
     return folder / "libamdhip64.so.5"
 
