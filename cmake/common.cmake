@@ -26,9 +26,6 @@ endif()
 
 # No path of the building machine in the libraries: __FILE__ is relative.
 add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/=>")
-if(TORCH_DIR)
-  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${TORCH_DIR}/=torch/>")
-endif()
 
 set(XLSTM_HIP_OPTIMIZE -O3)
 if(XLSTM_HIP_SANITIZE)

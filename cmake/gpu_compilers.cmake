@@ -143,6 +143,8 @@ function(gpu_compile_settings language target)
   else()
     # No implicit runtime library: gpu_runtime() names the one.
     set_target_properties(${target} PROPERTIES HIP_RUNTIME_LIBRARY NONE)
-    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:HIP>:${XLSTM_HIP_WARNINGS};-fno-gpu-rdc>")
+    set(warnings ${XLSTM_HIP_WARNINGS})
+    list(REMOVE_ITEM warnings -Werror)  # a new clang may know more of them
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:HIP>:${warnings};-fno-gpu-rdc>")
   endif()
 endfunction()

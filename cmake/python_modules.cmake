@@ -5,6 +5,8 @@
 add_library(xlstm_hip_ops MODULE ${torch_sources})
 target_compile_definitions(xlstm_hip_ops PRIVATE TORCH_TARGET_VERSION=${XLSTM_HIP_TORCH_TARGET})
 target_include_directories(xlstm_hip_ops SYSTEM PRIVATE ${TORCH_DIR}/include)
+# Here alone, so that a compiler cache knows the files that see no torch again in builds without Python.
+target_compile_options(xlstm_hip_ops PRIVATE "-ffile-prefix-map=${TORCH_DIR}/=torch/")
 target_link_options(xlstm_hip_ops PRIVATE LINKER:--no-as-needed)
 target_link_libraries(xlstm_hip_ops PRIVATE xlstm_hip ${TORCH_DIR}/lib/libtorch.so)
 set_target_properties(xlstm_hip_ops PROPERTIES PREFIX "" OUTPUT_NAME _xlstm_hip_ops

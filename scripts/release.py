@@ -102,6 +102,7 @@ def make_wheel(sdist: Path) -> Path:
     python = environment(RELEASE / "build-environment")
     run(
         sys.executable, "-m", "pip", "--python", python, "wheel", "--no-build-isolation", "--no-index", "--no-deps",
+        "--config-settings=cmake.define.XLSTM_HIP_WERROR=ON",  # as scripts/test: a compiler cache has them
         "-w", sdist.parent, source, CCACHE_BASEDIR=str(source), CCACHE_NOHASHDIR="1",
     )  # fmt: skip
     (wheel,) = sdist.parent.glob("*.whl")

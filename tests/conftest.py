@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test shares: the session's accuracy report, torch's settings put back after each test, no network."""
+"""What every test shares: which rows of the tables run, the session's accuracy report, torch's settings put back after
+each test, no network."""
 
 from __future__ import annotations
 
@@ -10,12 +11,43 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from support.representative import LEVELS
+
 if TYPE_CHECKING:
     from support.report import Report
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 _REPORT: pytest.StashKey[Report] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rows", choices=LEVELS, help="which rows of the tables run (tests/support/representative.py)")
+
+
+def _level(config: pytest.Config) -> str:
+    """What was asked for; a test that is named with :: runs whichever row it is of."""
+    asked = config.getoption("rows")
+    return asked or ("everything" if any("::" in argument for argument in config.args) else "representative")
+
+
+@pytest.fixture(scope="session")
+def level(pytestconfig: pytest.Config) -> str:
+    """For tests that are a table in one: up to which level its rows run."""
+    return _level(pytestconfig)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    highest = LEVELS.index(_level(config))
+
+    def runs(item: pytest.Item) -> bool:
+        mark = item.get_closest_marker("rows")
+        return mark is None or LEVELS.index(mark.args[0]) <= highest
+
+    left_out = [item for item in items if not runs(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if runs(item)]
 
 
 @pytest.fixture(scope="session")

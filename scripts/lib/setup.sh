@@ -21,7 +21,8 @@ export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 
-clock() { printf '%02d:%02d' $((SECONDS / 60)) $((SECONDS % 60)); }
+# Minutes and seconds since the start, or of so many seconds.
+clock() { printf '%02d:%02d' $((${1:-SECONDS} / 60)) $((${1:-SECONDS} % 60)); }
 say() { printf '[%s] %s\n' "$(clock)" "$*"; }
 fail() { printf '[%s] %s\n' "$(clock)" "$*" >&2; exit 1; }
 
@@ -57,13 +58,17 @@ ensure_system_packages() {
   else
     missing+=(python3-venv python3-dev)
   fi
-  [ ${#missing[@]} -eq 0 ] && return
   if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
-    fail "missing: ${missing[*]}. Install them (on Debian: apt-get install ${missing[*]}) or run this as root."
+    [ ${#missing[@]} -eq 0 ] ||
+      fail "missing: ${missing[*]}. Install them (on Debian: apt-get install ${missing[*]}) or run this as root."
+    return
   fi
+  # The builds of the stages share most of their objects, by the compiler cache.
+  command -v ccache >/dev/null || missing+=(ccache)
+  [ ${#missing[@]} -eq 0 ] && return
   run_quietly "apt-get update" apt-get update
-  run_quietly "apt-get install ${missing[*]} ccache" \
-    env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}" ccache
+  run_quietly "apt-get install ${missing[*]}" \
+    env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"
 }
 
 # A compiler for AMD GPUs: ROCm's own where it is installed, else Debian 12's clang.
@@ -124,18 +129,21 @@ sys.exit(not facts.get("dir_info", {}).get("editable"))
 PY
 }
 
-# Builds and installs the package with an extra, as a user does; a developer's editable install stays one.
+# Builds and installs the package with an extra, as a user does; a developer's editable install stays one. What follows
+# the extra goes to pip.
 ensure_package() {
   local extra=$1
+  shift
   if is_editable; then
-    run_quietly "building xlstm_hip[$extra] (editable)" "$python" -m pip install -v --no-build-isolation -e ".[$extra]"
+    run_quietly "building xlstm_hip[$extra] (editable)" \
+      "$python" -m pip install -v "$@" --no-build-isolation -e ".[$extra]"
   else
-    run_quietly "building and installing xlstm_hip[$extra]" "$python" -m pip install -v ".[$extra]"
+    run_quietly "building and installing xlstm_hip[$extra]" "$python" -m pip install -v "$@" ".[$extra]"
   fi
 }
 
 set_up() {
   ensure_system_packages
   ensure_environment
-  ensure_package "$1"
+  ensure_package "$@"
 }

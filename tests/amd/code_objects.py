@@ -3,6 +3,8 @@
 
 An object file holds a bundle with a code object per chip. The compiler's own tools take it apart: they lie beside the
 compiler that CMake chose, in ROCm as in a distribution.
+
+PYTHONPATH=build_backend python tests/amd/code_objects.py    prints the build's options, a line each
 """
 
 from __future__ import annotations
@@ -16,12 +18,11 @@ from functools import cached_property
 from pathlib import Path
 
 import jobs
+from find_torch import find_torch
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "amd"
 ARCHS = ("gfx90a", "gfx942", "gfx1100")
-# The options of `./scripts/test amd`, so that after that stage nothing is left to compile.
-OPTIONS = ("-DGPU=HIP", "-DXLSTM_HIP_PYTHON=OFF", f"-DCMAKE_HIP_ARCHITECTURES={';'.join(ARCHS)}")
 TARGETS = ("xlstm_hip_gpu", "xlstm_hip_host")
 
 
@@ -53,10 +54,30 @@ def configure(source: Path, folder: Path, *options: str) -> None:
         raise
 
 
-def build() -> None:
-    """All GPU kernels, and the host code that launches them."""
-    configure(ROOT, BUILD, *OPTIONS)
-    run("cmake", "--build", BUILD, "-j", str(jobs.job_limit()), "--target", *TARGETS)
+def options() -> list[str]:
+    """Of the one build for AMD GPUs: here its objects are read, and tests/gfx942 runs the package that it makes."""
+    import pybind11  # not at the top: reading object files needs none
+
+    torch = find_torch()
+    assert torch, "the package is built for the torch of this environment, which has none"
+    facts = {
+        "GPU": "HIP",
+        "CMAKE_HIP_ARCHITECTURES": ";".join(ARCHS),
+        "XLSTM_HIP_WERROR": "ON",
+        "TORCH_DIR": torch.folder,
+        "TORCH_VERSION": torch.version,
+        "TORCH_GPU": torch.gpu,
+        "Python_EXECUTABLE": sys.executable,
+        "pybind11_DIR": pybind11.get_cmake_dir(),
+    }
+    return [f"-D{name}={value}" for name, value in facts.items()]
+
+
+def build(*targets: str) -> None:
+    """By default all GPU kernels, and the host code that launches them."""
+    targets = targets or TARGETS
+    configure(ROOT, BUILD, *options())
+    run("cmake", "--build", BUILD, "-j", str(jobs.job_limit()), "--target", *targets)
 
 
 @dataclass(frozen=True)
@@ -200,3 +221,7 @@ def all_kernels(scratch: Path) -> list[Kernel]:
     if missing:
         raise RuntimeError(f"not built: {', '.join(sorted(missing))}")
     return [kernel for path in sorted(objects) for kernel in kernels_in(compiler, path, scratch)]
+
+
+if __name__ == "__main__":
+    print("\n".join(options()))

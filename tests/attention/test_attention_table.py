@@ -10,6 +10,7 @@ import torch
 
 from support.attention.pairs import pairwise
 from support.attention.problem import Case, check, errors, our_results, plain_results, true_results, variant
+from support.representative import marked
 
 VALUES: dict[str, list[Any]] = {
     "dtype": [torch.float32, torch.bfloat16, torch.float16, torch.float64],
@@ -37,7 +38,9 @@ VALUES: dict[str, list[Any]] = {
 ROWS = [Case(**row) for row in pairwise(VALUES, lambda row: True)]
 
 
-@pytest.mark.parametrize("case", ROWS, ids=[str(n) for n in range(len(ROWS))])
+@pytest.mark.parametrize(
+    "case", marked([(c,) for c in ROWS], lambda row: vars(*row), lambda row: str(ROWS.index(*row)))
+)
 def test_row(case: Case) -> None:
     check(case)
 

@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from support.attention.decode_rows import MLA_ROWS, ROWS, nan_goes_on, run_mla, run_row
+from support.representative import marked
 from xlstm_hip import attention as ours
 
 
-@pytest.mark.parametrize("number", range(len(ROWS)))
+@pytest.mark.parametrize(
+    "number", marked([(n,) for n in range(len(ROWS))], lambda row: ROWS[row[0]], lambda row: str(*row))
+)
 def test_row(number: int) -> None:
     run_row(ROWS[number])
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / folder) for folder in ("build_backend", "tests/amd", "tests/gfx942")]
+HERE = "tests/gfx942"
+sys.path[:0] = [str(ROOT / x) for x in ("build_backend", "tests/amd", f"{HERE}/support", f"{HERE}/roofline")]
 
 import numpy as np  # noqa: E402
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many wave instructions a second the interpreter runs on one core: plain vector code, and matrix products.
 
-PYTHONPATH=build_backend:tests/amd python tests/gfx942/speed.py
+PYTHONPATH=build_backend:tests/amd:tests/gfx942/support python tests/gfx942/speed.py
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 """The GPU's whole table on the emulated device, as support/gpu_runner.py runs it on a real one, with the checks that
 can run there. Hours.
 
-PYTHONPATH=build_backend:tests:tests/amd python tests/gfx942/sweep.py                   everything
-PYTHONPATH=build_backend:tests:tests/amd python tests/gfx942/sweep.py "100 tokens"      what has this in its name
+export PYTHONPATH=build_backend:tests:tests/amd:tests/gfx942/support
+python tests/gfx942/sweep.py                   everything
+python tests/gfx942/sweep.py "100 tokens"      what has this in its name
 """
 
 from __future__ import annotations

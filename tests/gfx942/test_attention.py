@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels_ran import check_every_kernel_ran, function_of
+from support.representative import up_to
 
 NAME = "MI300X"
 _ran: set[str] = set()
@@ -23,14 +24,23 @@ def _counted(device: ModuleType) -> None:
     device.reset_counters()
 
 
+def axes(case: Any) -> dict[str, Any]:
+    """A case's own arguments, and what of them chooses the kernel."""
+    from support.attention.gpu_rows import CLASSES
+
+    head_dims = next(c for c in CLASSES if c[0] >= case.dims[0] and c[1] >= case.dims[1])
+    bends = bool(case.softcap or case.alibi or case.dropout_p)
+    return {**vars(case), "kernel": (case.dtype, head_dims, bends)}
+
+
 @pytest.fixture(scope="module")
-def cases(package: ModuleType) -> list[Any]:
+def cases(package: ModuleType, level: str) -> list[Any]:
     from support.attention.gpu_rows import rows
 
-    return list(rows(NAME))
+    return up_to(level, list(rows(NAME)), axes, pairs_of=("dtype", "layout", "window", "block_size"))
 
 
-def test_table(package: ModuleType, cases: list[Any]) -> None:
+def test_table(package: ModuleType, cases: list[Any], level: str) -> None:
     """In one test: rows are known when the package is there. Every row has its say."""
     from support.attention.gpu_rows import measure
 
@@ -40,8 +50,8 @@ def test_table(package: ModuleType, cases: list[Any]) -> None:
             measure(case, "cuda", backward=False)
         except Exception as error:
             failed.append(f"row {n}: {error}")
-    _ran.add("table")
-    assert len(cases) > 60
+    _ran.add(level)
+    assert len(cases) > 20
     assert not failed, f"{len(failed)} of {len(cases)} rows\n" + "\n".join(failed)
 
 
@@ -146,6 +156,6 @@ def written_to_lds(device: ModuleType, kernel: str) -> int:
 
 
 def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
-    if "table" not in _ran:
+    if not _ran & {"representative", "everything"}:
         pytest.skip("the table above was not chosen")
     check_every_kernel_ran(device, "test_attention.py")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels_ran import check_every_kernel_ran
 from support.attention.pairs import ON_A_GPU, RAGGED, pairwise  # noqa: E402
+from support.representative import marked, up_to
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 VALUES: dict[str, list[Any]] = {
@@ -29,11 +30,21 @@ ROWS = pairwise(VALUES, lambda row: True)
 # Plain kernels: the masks alone.
 MASKS = {name: values for name, values in VALUES.items() if name not in ("softcap", "alibi", "dropout_p", "scale")}
 PLAIN_ROWS = pairwise(MASKS | {"dtype": DTYPES[:2]}, lambda row: True)
+CLASSES = [(64, 64), (128, 128), (192, 128), (256, 256)]  # of head dims: a kernel for each
+PAIRS = ("dtype", "layout", "window", "heads")  # of these, values meet in rows that run by default
 _ran: set[str] = set()
 
 
-def ids(rows: list[dict[str, Any]]) -> list[str]:
-    return [f"{n}-{str(row['dtype']).removeprefix('torch.')}" for n, row in enumerate(rows)]
+def axes(row: dict[str, Any]) -> dict[str, Any]:
+    """A row's own arguments, and what of them chooses the kernel."""
+    head_dims = next(c for c in CLASSES if c[0] >= row["dims"][0] and c[1] >= row["dims"][1])
+    bends = any(row.get(name) for name in ("softcap", "alibi", "dropout_p"))
+    return row | {"kernel": (row["dtype"], head_dims, bends)}
+
+
+def parameters(rows: list[dict[str, Any]]) -> list[Any]:
+    names = {id(row): f"{n}-{str(row['dtype']).removeprefix('torch.')}" for n, row in enumerate(rows)}
+    return marked([(row,) for row in rows], lambda one: axes(*one), lambda one: names[id(*one)], PAIRS)
 
 
 def on_gpu(x: Any) -> Any:
@@ -96,13 +107,13 @@ def check(problem: ModuleType, case: Any) -> None:
         assert not over, f"{case}\n{over}"
 
 
-@pytest.mark.parametrize("row", ROWS, ids=ids(ROWS))
+@pytest.mark.parametrize("row", parameters(ROWS))
 def test_row(problem: ModuleType, row: dict[str, Any]) -> None:
     _ran.add(str(row))
     check(problem, problem.Case(**row))
 
 
-@pytest.mark.parametrize("row", PLAIN_ROWS, ids=ids(PLAIN_ROWS))
+@pytest.mark.parametrize("row", parameters(PLAIN_ROWS))
 def test_masks_alone(problem: ModuleType, row: dict[str, Any]) -> None:
     _ran.add(str(row))
     check(problem, problem.Case(**row))
@@ -117,7 +128,7 @@ def test_lengths_of_all_kinds(problem: ModuleType, dtype: torch.dtype, causal: b
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)], ids=str)
+@pytest.mark.parametrize("dims", CLASSES, ids=str)
 def test_parts(problem: ModuleType, dtype: torch.dtype, dims: tuple[int, int]) -> None:
     """The rows of one key head dealt out to several blocks, and the kernels that bend scores."""
     _ran.add(f"{dtype} {dims}")
@@ -135,6 +146,8 @@ def test_a_wrong_result_fails(problem: ModuleType, planted: str) -> None:
 
 
 def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
-    if len(_ran) < len({str(row) for row in (*ROWS, *PLAIN_ROWS)}) + 12:
+    wanted = {str(row) for rows in (ROWS, PLAIN_ROWS) for row in up_to("representative", rows, axes, PAIRS)}
+    wanted |= {f"{dtype} {dims}" for dtype in DTYPES for dims in CLASSES}
+    if not wanted <= _ran:
         pytest.skip("some of the tests above were not chosen")
     check_every_kernel_ran(device, "test_attention_backward.py")

@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from code_objects import ARCHS
 from emulated_torch import CHECKS
 from kernels_ran import check_every_kernel_ran
+from support.representative import marked, up_to
 from support.shapes import BY_NAME, GPU_CASES, HALF, STATES, Case, make
 
 SEQUENCE = ("chunkwise--fused", "fused")
@@ -95,6 +97,10 @@ def rows() -> Iterator[Wanted]:
             yield from (Wanted(BY_NAME[name], "step", kernel, dtype) for dtype in DTYPES)
 
 
+def axes(wanted: Wanted) -> dict[str, Any]:
+    return {"case": wanted.case.name, "kernel": (wanted.kind, wanted.kernel), "dtype": wanted.dtype}
+
+
 ROWS = tuple(rows())
 _ran: set[Wanted | str] = set()
 
@@ -104,7 +110,7 @@ def _counted(device: ModuleType) -> None:
     device.reset_counters()
 
 
-@pytest.mark.parametrize("wanted", ROWS, ids=str)
+@pytest.mark.parametrize("wanted", marked([(w,) for w in ROWS], lambda row: axes(*row), lambda row: str(*row)))
 def test_table(package: ModuleType, wanted: Wanted, report: Any) -> None:
     from support.gpu_table import Row, measure
 
@@ -160,11 +166,11 @@ def test_a_chip_without_code(package: ModuleType, asked: str, words: str) -> Non
     environment = {**os.environ, "PYTHONPATH": paths, "GFX942_STAND_IN_FOR": "gfx90c", "XLSTM_HIP_BACKEND": asked}
     done = subprocess.run([sys.executable, "-c", NO_CODE], capture_output=True, text=True, timeout=120, env=environment)
     assert words in done.stdout, done.stdout + done.stderr
-    assert ("only for gfx942" in done.stdout) == (not asked), done.stdout
+    assert (f"only for {';'.join(ARCHS)}" in done.stdout) == (not asked), done.stdout
 
 
 def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
-    left_out = [str(x) for x in (*ROWS, *CHECKS) if x not in _ran]
+    left_out = [str(x) for x in (*up_to("representative", ROWS, axes), *CHECKS) if x not in _ran]
     if left_out:
         pytest.skip(f"{len(left_out)} of the tests above were not chosen")
     check_every_kernel_ran(device, "test_mlstm.py")

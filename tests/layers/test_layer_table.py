@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,19 @@ import torch
 
 from support import layer_cases as cases
 from support.layer_cases import CASES, Case
+from support.representative import marked
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case, dtype",
+    marked(
+        list(itertools.product(CASES, DTYPES)),
+        lambda row: {"case": row[0].name, "dtype": row[1]},
+        lambda row: f"{row[0]}-{str(row[1]).removeprefix('torch.')}",
+    ),
+)
 def test_layers(case: Case, dtype: torch.dtype) -> None:
     problems = cases.measure(case, dtype, "cpu", "cpu")
     assert not problems, "\n".join(problems)

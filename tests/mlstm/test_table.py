@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every registered kernel, over the table of shapes and the dtypes, against the float64 truth."""
+"""Every registered kernel, over the table of shapes and the dtypes, against the float64 truth.
+
+By default each kernel runs in each case and in each dtype, and each case in each dtype; `--rows everything` runs all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ import torch
 
 from support import accuracy
 from support.report import SHORT, Report
+from support.representative import marked
 from support.shapes import CASES, FEW, HALF, STEP_CASES, WITHOUT_NORMALISER, Case
 from xlstm_hip.mlstm.registry import KernelInfo, all_kernels, kernel_info
 
@@ -42,7 +47,20 @@ def cases_of(info: KernelInfo) -> Iterator[Case]:
         yield case
 
 
-def rows() -> Iterable[Any]:
+Row = tuple[KernelInfo, Case, torch.dtype]
+
+
+def axes(row: Row) -> dict[str, Any]:
+    info, case, dtype = row
+    return {"kernel": (info.kind, info.name), "case": case.name, "dtype": dtype}
+
+
+def name(row: Row) -> str:
+    info, case, dtype = row
+    return f"{case.name}-{info.name}-{SHORT[dtype]}"
+
+
+def rows() -> Iterator[Row]:
     kernels = [info for info in all_kernels(("chunkwise", "parallel", "sequence")) if runs_here(info)]
     cases = {info.name: set(cases_of(info)) for info in kernels}
     for case in CASES:  # the case outermost: its truth is computed once
@@ -52,10 +70,10 @@ def rows() -> Iterable[Any]:
                     if info.gate != gate or case not in cases[info.name] or dtype not in dtypes_of(info):
                         continue
                     if not (case.long and dtype in HALF and REFERENCE in info.function.__module__):
-                        yield pytest.param(info, case, dtype, id=f"{case.name}-{info.name}-{SHORT[dtype]}")
+                        yield info, case, dtype
 
 
-@pytest.mark.parametrize("info, case, dtype", rows())
+@pytest.mark.parametrize("info, case, dtype", marked(list(rows()), axes, name))
 def test_sequence(info: KernelInfo, case: Case, dtype: torch.dtype, report: Report) -> None:
     measured = accuracy.measure(info, case, dtype)
     report.add(info.name, dtype, case.name, measured)
@@ -72,10 +90,13 @@ def test_sigmoid_gate_without_normaliser(kernel: str, case: Case, report: Report
         accuracy.check(f"{kernel}, {SHORT[dtype]}, {case.name}", measured)
 
 
-@pytest.mark.parametrize("case", STEP_CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("dtype", SHORT, ids=SHORT.get)
-@pytest.mark.parametrize("info", [x for x in all_kernels(("step",)) if runs_here(x)], ids=lambda info: info.name)
-def test_step(info: KernelInfo, dtype: torch.dtype, case: Case, report: Report) -> None:
+STEP_KERNELS = [info for info in all_kernels(("step",)) if runs_here(info)]
+
+
+@pytest.mark.parametrize(
+    "info, case, dtype", marked(list(itertools.product(STEP_KERNELS, STEP_CASES, SHORT)), axes, name)
+)
+def test_step(info: KernelInfo, case: Case, dtype: torch.dtype, report: Report) -> None:
     for normalize in (True, False) if info.gate == "sigmoid" else (True,):
         measured = accuracy.measure(info, case, dtype, normalize)
         name = f"step {info.name}" + ("" if normalize else ", normalize=False")

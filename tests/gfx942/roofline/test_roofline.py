@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-AGAIN = "python tests/gfx942/rooflines.py --write makes it again"
+AGAIN = "python tests/gfx942/roofline/rooflines.py --write makes it again"
 
 
 @pytest.fixture(scope="module")

@@ -1,25 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests here run on, each built when it is first asked for: the interpreter behind its libamdhip64, code
-objects, the package with its GPU kernels for gfx942, and the device that gives a CPU torch a GPU.
+objects, the package with its GPU kernels, and the device that gives a CPU torch a GPU.
+
+The package is that of build/amd, whose objects tests/amd reads: the kernels are compiled once.
 
 They raise NoCompiler where this machine lacks a compiler for AMD GPUs or LLVM's disassembler.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
-import shutil
-import sys
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import code_objects
 import jobs
 from code_objects import Compiler, configure, run
-from find_torch import Torch, find_torch
+from find_torch import find_torch
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 HERE = ROOT / "tests" / "gfx942"
 BUILD = ROOT / "build" / "gfx942"
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Runs of pytest side by side share the build folders."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with open(BUILD / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _build(folder: Path, *targets: str) -> None:
@@ -30,49 +44,48 @@ def _build(folder: Path, *targets: str) -> None:
 def interpreter() -> Path:
     """libamdhip64.so.5, which interprets what is launched."""
     folder = BUILD / "interpreter"
-    configure(HERE, folder)
-    _build(folder, "amdhip64")
+    with _one_at_a_time():
+        configure(HERE / "interpreter", folder)
+        _build(folder, "amdhip64")
     return folder / "libamdhip64.so.5"
 
 
 @functools.cache
 def compiler() -> Compiler:
-    folder = BUILD / "compiler"
-    configure(ROOT, folder, "-DGPU=HIP", "-DXLSTM_HIP_PYTHON=OFF", "-DCMAKE_HIP_ARCHITECTURES=gfx942")
-    return Compiler.of_build(folder)
-
-
-def _torch() -> Torch:
-    found = find_torch()
-    assert found, "these tests need torch"
-    return found
+    with _one_at_a_time():
+        configure(ROOT, code_objects.BUILD, *code_objects.options())
+    return Compiler.of_build()
 
 
 @functools.cache
 def torch_device() -> Path:
     """What gives a CPU torch the device "cuda"."""
     folder = BUILD / "torch_device"
-    configure(HERE / "torch_device", folder, f"-DTORCH_DIR={_torch().folder}", f"-DAMDHIP64={interpreter()}")
-    _build(folder, "torch_device")
+    torch = find_torch()
+    assert torch, "these tests need torch"
+    runtime = interpreter()
+    with _one_at_a_time():
+        configure(HERE / "torch_device", folder, f"-DTORCH_DIR={torch.folder}", f"-DAMDHIP64={runtime}")
+        _build(folder, "torch_device")
     return folder / "torch_device.so"
 
 
 @functools.cache
 def package() -> Path:
-    """The folder to import xlstm_hip from: its Python files as they are, its libraries with kernels for gfx942."""
-    import pybind11  # not at the top: those who only run kernels need none
-
-    folder, site, torch = BUILD / "package", BUILD / "site", _torch()
-    facts = f"-DTORCH_DIR={torch.folder}", f"-DTORCH_VERSION={torch.version}", f"-DTORCH_GPU={torch.gpu}"
-    python = f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}"
-    configure(ROOT, folder, "-DGPU=HIP", "-DCMAKE_HIP_ARCHITECTURES=gfx942", *facts, *python)
-    _build(folder, "xlstm_hip_ops", "_native")
-    shutil.rmtree(site, ignore_errors=True)
-    (site / "xlstm_hip").mkdir(parents=True)
-    files = [path for path in (ROOT / "python" / "xlstm_hip").iterdir() if path.suffix != ".so"]
-    for path in (*files, *folder.glob("*.so")):
-        (site / "xlstm_hip" / path.name).symlink_to(path)
-    return site
+    """The folder to import xlstm_hip from: its Python files as they are, its libraries with kernels for AMD GPUs."""
+    folder = BUILD / "site" / "xlstm_hip"
+    with _one_at_a_time():
+        code_objects.build("xlstm_hip_ops", "_native")
+        files = [path for path in (ROOT / "python" / "xlstm_hip").iterdir() if path.suffix != ".so"]
+        wanted = {path.name: path for path in (*files, *code_objects.BUILD.glob("*.so"))}
+        folder.mkdir(parents=True, exist_ok=True)
+        for link in folder.iterdir():
+            if link.readlink() != wanted.get(link.name):
+                link.unlink()
+        for name, path in wanted.items():
+            if not (folder / name).is_symlink():
+                (folder / name).symlink_to(path)
+    return folder.parent
 
 
 def _made_once(text: str, suffix: str, *command: str | Path) -> bytes:
@@ -83,7 +96,7 @@ def _made_once(text: str, suffix: str, *command: str | Path) -> bytes:
         made.parent.mkdir(parents=True, exist_ok=True)
         source = made.with_suffix(suffix)
         source.write_text(text)
-        unfinished = made.with_suffix(".unfinished")
+        unfinished = made.with_suffix(f".{os.getpid()}.unfinished")
         run(*command, source, "-o", unfinished)
         unfinished.rename(made)
     return made.read_bytes()

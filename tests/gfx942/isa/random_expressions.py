@@ -5,7 +5,8 @@ A program is a function of a few words: integers of 8 to 64 bits, floats of 16 t
 conversions, division, arrays, branches and loops that differ from lane to lane. Nothing in it is undefined, contracted
 or approximate; NaN is written out as one, since their bits are anyone's.
 
-PYTHONPATH=build_backend:tests:tests/amd python tests/gfx942/random_expressions.py FIRST_SEED COUNT    more of them
+export PYTHONPATH=build_backend:tests:tests/amd:tests/gfx942/support
+python tests/gfx942/isa/random_expressions.py FIRST_SEED COUNT    more of them
 """
 
 from __future__ import annotations

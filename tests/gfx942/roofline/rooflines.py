@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package's kernels in the calls of roofline_shapes.py, run as gfx942 code, and what binds each on an MI300X.
 
-export PYTHONPATH=build_backend:tests:tests/amd
-python tests/gfx942/rooflines.py            shows the tables
-python tests/gfx942/rooflines.py --write    and writes docs/amd_roofline.*
+export PYTHONPATH=build_backend:tests:tests/amd:tests/gfx942/support
+python tests/gfx942/roofline/rooflines.py            shows the tables
+python tests/gfx942/roofline/rooflines.py --write    and writes docs/amd_roofline.*
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ NOTES = (
 HEAD = """\
 # AMD: computed roofline of an MI300X
 
-Made by `rooflines.py --write` in `tests/gfx942` from counts of executed gfx942 code: an interpreter runs the package's
-calls ([AMD without an AMD GPU](amd-without-amd.md)). Nothing here was measured on a GPU. The model has neither clock
+Made by `tests/gfx942/roofline/rooflines.py --write` from counts of executed gfx942 code: an interpreter runs the
+package's calls ([AMD without an AMD GPU](amd-without-amd.md)). Nothing here was measured on a GPU. The model has neither clock
 nor latency: each figure is a bound, the time that a unit would need alone.
 
 - Times are in microseconds, for work that is spread evenly over the compute units that have any (304 CUs of 4 SIMDs at
