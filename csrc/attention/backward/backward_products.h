@@ -2,8 +2,8 @@
 // Attention backward: the products of one tile, and what becomes of scores between them (backward.h has the whole).
 #pragma once
 
+#include "arch/unrolled.h"
 #include "attention/backward/backward_tiles.h"
-#include "base/unrolled.h"
 #include "tile/columns.h"
 
 namespace xlstm::gpu::attention {

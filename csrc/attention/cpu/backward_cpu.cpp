@@ -21,7 +21,7 @@
 // and steps of a product unrolled by 4 did not help.
 #include "attention/cpu/kernel_table.h"
 #include "attention/cpu/scores.h"
-#include "base/tasks.h"
+#include "tile/tasks.h"
 
 namespace xlstm::XLSTM_ISA::attention {
 namespace {

@@ -20,7 +20,7 @@
 #include "attention/cpu/combine_parts.h"
 #include "attention/cpu/kernel_table.h"
 #include "attention/cpu/scores.h"
-#include "base/tasks.h"
+#include "tile/tasks.h"
 
 namespace xlstm::XLSTM_ISA::attention {
 namespace {

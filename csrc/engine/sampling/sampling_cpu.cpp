@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The next token of each row on a CPU, by the rules of sampling.h. A row is a task. Nothing is sorted: the lowest rank
 // that is kept is found a digit at a time, in three passes over the logits with a bin for each value of the digit.
-#include "base/tasks.h"
 #include "engine/cpu/kernel_table.h"
 #include "engine/sampling/sampling.h"
+#include "tile/tasks.h"
 
 namespace xlstm::XLSTM_ISA::engine {
 namespace {

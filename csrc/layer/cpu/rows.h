@@ -6,8 +6,8 @@
 // from further away than L1 or L2.
 #pragma once
 
-#include "base/tasks.h"
 #include "layer/dtypes.h"
+#include "tile/tasks.h"
 
 namespace xlstm::XLSTM_ISA::layer {
 

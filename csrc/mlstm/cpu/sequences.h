@@ -3,9 +3,9 @@
 // chunkwise forward and backward on a CPU.
 #pragma once
 
-#include "base/tasks.h"
 #include "mlstm/cpu/chunk_walk.h"
 #include "mlstm/cpu/kernel_table.h"
+#include "tile/tasks.h"
 
 namespace xlstm::XLSTM_ISA::mlstm {
 
