@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command xlstm-hip, as far as it is before the package is imported: that takes seconds in which Ctrl-C may come,
-and fails where a library is missing, which `doctor` is asked about."""
+"""The start of the command xlstm-hip, before the package is imported. The import takes seconds, in which Ctrl-C may
+come, and fails if a library is missing, which `doctor` reports."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-INTERRUPTED = 130  # as a shell has it for Ctrl-C
 
 
 def main() -> int:
@@ -29,7 +27,7 @@ def _ctrl_c_ends_it() -> Iterator[None]:
 
     def end(*_: object) -> None:
         os.write(sys.stderr.fileno(), b"\n")
-        os._exit(INTERRUPTED)
+        os._exit(128 + signal.SIGINT)  # as a shell reports Ctrl-C
 
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else Ctrl-C is ignored, or somebody else's

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
-
-from xlstm_hip_command import INTERRUPTED
 
 from .._version import __version__
 from . import bench, convert, doctor, evaluate, generate, plan, quantize, tune
@@ -36,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return given.run(given)
     except KeyboardInterrupt:
         print(file=sys.stderr)
-        return INTERRUPTED
+        return 128 + signal.SIGINT  # as a shell reports Ctrl-C
     except BrokenPipeError:  # the reader of the output closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -56,8 +56,8 @@ HEAD = """\
 # AMD: computed roofline of an MI300X
 
 Made by `tests/gfx942/roofline/rooflines.py --write` from counts of executed gfx942 code: an interpreter runs the
-package's calls ([AMD without an AMD GPU](amd-without-amd.md)). Nothing here was measured on a GPU. The model has neither
-clock nor latency: each figure is a bound, the time that a unit would need alone.
+package's calls ([AMD without an AMD GPU](amd-without-amd.md)). Nothing here was measured on a GPU. The model has
+neither clock nor latency: each figure is a bound, the time that a unit would need alone.
 
 - Times are in microseconds, for work that is spread evenly over the compute units that have any (304 CUs of 4 SIMDs at
   2.1 GHz; LDS 128 bytes and L1 64 bytes per clock and CU). *binds*: the unit that needs the most time.
