@@ -72,6 +72,6 @@ xlstm_status xlstm_draw_tokens(const xlstm_draw* p, const xlstm_runtime* r) {
   return guarded([&] {
     check_draw(given(p));
     const int32_t threads = given(r).threads > 0 ? r->threads : hardware_threads();
-    kernels().draw(*p, {threads, r->parallel ? r->parallel : run_on_own_threads, r->self});
+    kernels().sample(*p, {threads, r->parallel ? r->parallel : run_on_own_threads, r->self});
   });
 }

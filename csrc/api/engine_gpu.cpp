@@ -28,7 +28,7 @@ xlstm_status xlstm_gpu_decode_step(const xlstm_decode* p, const xlstm_gpu* g) {
 xlstm_status xlstm_gpu_draw_tokens(const xlstm_draw* p, const xlstm_gpu* g) {
   return guarded([&] {
     check_draw(given(p));
-    gpu::engine::draw_tokens(*p, given(g).stream);
+    gpu::engine::sample_tokens(*p, given(g).stream);
   });
 }
 

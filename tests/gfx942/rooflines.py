@@ -46,7 +46,7 @@ NOTES = (
         "fraction of the time that a key's bytes take.",
     ),
     (
-        r"matrix_products<.*",
+        r"gemm_mma_kernel<.*",
         "16 or 32 rows share a weight, of which a small batch fills few. Of 2 bytes memory binds, for what the column "
         "`memory` says; of 4 bits the vector unit does, which makes bfloat16 of them.",
     ),
