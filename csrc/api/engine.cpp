@@ -47,7 +47,7 @@ constexpr CpuEntry<xlstm_decode, DecodeCpuPlan> kStep = {
 constexpr CpuEntry<xlstm_draw> kDraw = {
     check_draw, [](const auto&, int32_t threads) { return Workers{threads}; },
     [](const auto&, const auto&) { return size_t(0); },
-    [](const auto& p, const auto&, void*, const Executor& executor) { kernels().draw(p, executor); }};
+    [](const auto& p, const auto&, void*, const Executor& executor) { kernels().sample(p, executor); }};
 
 }  // namespace
 }  // namespace xlstm

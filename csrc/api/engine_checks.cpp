@@ -89,8 +89,8 @@ void check_decode(const xlstm_decode& p, bool on_host) {
 
 void check_draw(const xlstm_draw& p, bool) {
   at_least("batch", p.batch, 1);
-  in_range("vocab", p.vocab, 1, kMostVocabulary);
-  in_range("ends_count", p.ends_count, 0, kMostEnds);
+  in_range("vocab", p.vocab, 1, kMaxVocabulary);
+  in_range("ends_count", p.ends_count, 0, kMaxEnds);
   in_range("top_k", p.top_k, 0, INT64_MAX);
   not_negative("temperature", p.temperature);
   above_zero("top_p", p.top_p);

@@ -14,7 +14,7 @@ constexpr GpuEntry<xlstm_decode, Chip> kStep = {check_decode, [](const auto&, co
                                                 gpu::engine::decode_workspace, gpu::engine::decode_step};
 constexpr GpuEntry<xlstm_draw, Chip> kDraw = {
     check_draw, [](const auto&, const Chip& chip) { return chip; }, [](const auto&, const Chip&) { return size_t(0); },
-    [](const auto& p, const Chip&, void*, void* stream) { gpu::engine::draw_tokens(p, stream); }};
+    [](const auto& p, const Chip&, void*, void* stream) { gpu::engine::sample_tokens(p, stream); }};
 
 }  // namespace
 }  // namespace xlstm

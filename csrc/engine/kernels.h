@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding on a GPU as the C API calls it: workspace and a stream in, launches out. Nothing waits, allocates or
-// reads the device.
+// The decode step and sampling on a GPU, as the C API calls them: they take a workspace and a stream and launch
+// kernels. No function here waits for the GPU, allocates memory or reads device memory.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,6 @@ namespace xlstm::gpu::engine {
 
 size_t decode_workspace(const xlstm_decode&, const Chip&);
 void decode_step(const xlstm_decode&, const Chip&, void* workspace, void* stream);
-void draw_tokens(const xlstm_draw&, void* stream);
+void sample_tokens(const xlstm_draw&, void* stream);
 
 }  // namespace xlstm::gpu::engine

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The launches of products on matrix units, each format of weights compiled by itself (gemm_mma/gemm_mma.hip).
+// Launch functions of the GPU decode engine's kernels. gemm_mma/gemm_mma.hip is compiled once for each format of
+// weights.
 #pragma once
 
 #include "arch/fragments.h"
@@ -16,25 +17,25 @@ struct ByteWeights;
 struct NibbleWeights;
 
 template <class Weights>
-void launch_matrix(const char* name, const MatrixPlan&, const ProductParams&, Stream);
+void launch_gemm_mma(const char* name, const GemmMmaPlan&, const GemmParams&, Stream);
 
-// The same by clusters, in a library for CUDA.
+// Hopper: y = W x by clusters of thread blocks. CUDA libraries only.
 template <class Weights>
-void launch_cluster(const char* name, const ClusterPlan&, const ProductParams&, Stream);
+void launch_gemm_cluster(const char* name, const ClusterPlan&, const GemmParams&, Stream);
 
-// What blocks of a model multiply, in turn, and what comes behind the last.
-struct BlockProducts {
-  ProductParams projections, output, up, down;
+// The matrix products of one block of the model, in the order in which a step runs them.
+struct BlockGemms {
+  GemmParams projections, output, up, down;
 };
-struct WholeCall {
+struct MegakernelCall {
   const xlstm_decode& model;
-  const BlockProducts* block;
-  const ProductParams& head;
-  float* settling;  // n and m of all heads
-  float* passed;    // see WholePassed
+  const BlockGemms* block;
+  const GemmParams& head;
+  float* pending_state;  // n and m of all heads after this token, until every tile has read the old ones
+  float* mailboxes;      // laid out by struct Mailboxes
 };
-// A whole step in one launch, likewise.
+// Hopper: a decode step in one persistent launch. CUDA libraries only.
 template <class Weights>
-void launch_whole(const WholePlan&, const WholeCall&, Stream);
+void launch_megakernel(const MegakernelPlan&, const MegakernelCall&, Stream);
 
 }  // namespace xlstm::gpu::engine

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the GPU kernels of a decode step are given, by value.
+// The parameters of the decode step's GPU kernels, which kernels take by value.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace xlstm::gpu::engine {
 
-constexpr int kMostPieces = 6, kGateOfH = 3, kFirstGate = 4;  // q, k, v, o, then the gates i and f
+constexpr int kMaxLinears = 6, kOutputGate = 3,
+              kFirstGate = 4;  // the order of linears in the projections: q, k, v, o, i, f
 constexpr float kMaskedInputGate = -1e4f, kMaskedForgetGate = 1e4f;
 
 struct DeviceVector {
@@ -22,29 +23,29 @@ struct DeviceLinear {
   int64_t row_bytes;
   int rows, columns, bits, group_size, groups;
   xlstm_dtype dtype;
-  bool whole;  // rows are pieces of 16 bytes at multiples of 16
+  bool is_aligned16;  // each row begins at a multiple of 16 bytes and has a multiple of 16 bytes
 };
 
-enum class Input { plain, rms };  // x as it is, or what an RMS norm without a bias makes of it
+enum class Input { plain, rms };  // rms: the RMS norm of x, without a bias
 enum class Output { store, add, swiglu };
 
-struct ProductParams {
-  int batch, columns, pieces;
-  int stage_tiles, blocks;  // of kernels on matrix units: see MatrixPlan
+struct GemmParams {
+  int batch, columns, linear_count;
+  int stage_tiles, blocks;  // for gemm_mma/: see GemmMmaPlan
   Input input;
   Output output;
   const float* x;       // (batch, columns)
-  DeviceVector weight;  // of the norm
+  DeviceVector weight;  // of the RMS norm
   float norm_eps;
-  float cap;  // of gates, or of everything
+  float cap;  // soft cap of the gates, or of every output if cap_all
   bool cap_all;
   const uint8_t* keep;
-  float* to[kMostPieces];  // (batch, rows of the piece)
-  DeviceLinear linear[kMostPieces];
+  float* to[kMaxLinears];  // outputs of each linear: (batch, rows)
+  DeviceLinear linear[kMaxLinears];
 };
 
-// A float that no kernel writes, a NaN: of words that are not there yet, of a whole step in one launch.
-constexpr uint32_t kAbsent = 0xffffffffu;
+// The bits of an empty mailbox (engine/megakernel/mailbox.h): a NaN that no kernel publishes.
+constexpr uint32_t kEmpty = 0xffffffffu;
 
 struct EmbedParams {
   int batch;
@@ -52,8 +53,8 @@ struct EmbedParams {
   const int64_t* tokens;
   DeviceVector table;
   float* x;
-  float* absent;  // a multiple of four floats that become kAbsent
-  int64_t absent_floats;
+  float* mailboxes;  // the embedding kernel fills these with kEmpty; their count is a multiple of four
+  int64_t mailbox_floats;
 };
 
 }  // namespace xlstm::gpu::engine

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands before and after the products of a step on a GPU, for every kernel that makes them: RMS norms of x's, and
-// what becomes of a product: bias, caps, masks, residuals.
+// Prologue and epilogue of the decode step's matrix products on a GPU, shared by all of its kernels. Prologue: the RMS
+// norm of x. Epilogue: bias, soft caps, masks of gates, residuals, SwiGLU.
 #pragma once
 
 #include "arch/fragments.h"
@@ -8,7 +8,7 @@
 
 namespace xlstm::gpu::engine {
 
-constexpr int kProductThreads = 256, kWaves = kProductThreads / kWave;
+constexpr int kEngineThreads = 256, kWaves = kEngineThreads / kWave;
 
 XLSTM_DEVICE float value_of(const DeviceVector& x, int64_t at) {
   if (x.dtype == XLSTM_FLOAT32) return static_cast<const float*>(x.data)[at];
@@ -23,58 +23,59 @@ XLSTM_DEVICE float wave_sum(float x) {
 }
 
 XLSTM_DEVICE float sigmoid_of(float x) { return 1 / (1 + exp2_fast(-kLog2E * x)); }
-XLSTM_DEVICE float capped(float x, float cap) {
+XLSTM_DEVICE float soft_capped(float x, float cap) {
   return cap == 0 ? x : cap * (1 - 2 / (exp2_fast(2 * kLog2E / cap * x) + 1));
 }
 
-// x, which a NaN that looks as if it were absent is not: it becomes another.
-XLSTM_DEVICE float present(float x) { return as_bits(x) == kAbsent ? as_float(0x7fffffffu) : x; }
+// kEmpty is itself a NaN: a result with exactly its bits becomes a different NaN, so that every result can be
+// published.
+XLSTM_DEVICE float not_empty(float x) { return as_bits(x) == kEmpty ? as_float(0x7fffffffu) : x; }
 
-// ---- what an RMS norm needs of each x: the inverse of its root mean square
+// ---- prologue: an RMS norm's factor of each x, 1 / sqrt(mean(x^2) + eps)
 
-// A wave measures kTogether x's side by side, so that it waits for memory once for all of them.
-template <int kTogether>
-XLSTM_DEVICE void measure(const ProductParams& p, int first, int count, float* inverse) {
-  for (int b = wave_id(); b < count; b += kWaves * kTogether) {
-    const float* x[kTogether];
-    float squares[kTogether] = {};
+// A wave sums up the squares of kVectorsAtOnce x's at a time, so that it waits for memory once for all of them.
+template <int kVectorsAtOnce>
+XLSTM_DEVICE void measure_rms(const GemmParams& p, int first, int count, float* rms_factor) {
+  for (int b = wave_id(); b < count; b += kWaves * kVectorsAtOnce) {
+    const float* x[kVectorsAtOnce];
+    float squares[kVectorsAtOnce] = {};
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j)  // beyond the last, the first again
+    for (int j = 0; j < kVectorsAtOnce; ++j)  // past the last x, the first again
       x[j] = p.x + int64_t(first + (b + j * kWaves < count ? b + j * kWaves : b)) * p.columns;
 #pragma unroll 4
     for (int k = lane_id(); k < p.columns; k += kWave)
 #pragma unroll
-      for (int j = 0; j < kTogether; ++j) squares[j] += x[j][k] * x[j][k];
+      for (int j = 0; j < kVectorsAtOnce; ++j) squares[j] += x[j][k] * x[j][k];
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
+    for (int j = 0; j < kVectorsAtOnce; ++j) {
       squares[j] = wave_sum(squares[j]);
       if (lane_id() == 0 && b + j * kWaves < count)
-        inverse[b + j * kWaves] = 1 / __builtin_sqrtf(squares[j] / float(p.columns) + p.norm_eps);
+        rms_factor[b + j * kWaves] = 1 / __builtin_sqrtf(squares[j] / float(p.columns) + p.norm_eps);
     }
   }
 }
 
 template <Input kInput>
-XLSTM_DEVICE float input_value(const ProductParams& p, int first, int b, int k, const float* inverse) {
+XLSTM_DEVICE float input_value(const GemmParams& p, int first, int b, int k, const float* rms_factor) {
   const float x = p.x[int64_t(first + b) * p.columns + k];
-  return kInput == Input::plain ? x : x * inverse[b] * value_of(p.weight, k);
+  return kInput == Input::plain ? x : x * rms_factor[b] * value_of(p.weight, k);
 }
 
-// ---- what becomes of a product
+// ---- epilogue
 
-// y of a row of a piece, with caps and masks.
-XLSTM_DEVICE float stored(const ProductParams& p, int piece, int b, float y) {
-  const bool gate = piece >= kFirstGate, keep = !p.keep || p.keep[b];
-  const float capped_y = gate || p.cap_all ? capped(y, p.cap) : y;
-  return gate && !keep ? (piece == kFirstGate ? kMaskedInputGate : kMaskedForgetGate) : capped_y;
+// Applies the soft cap and the mask of skipped rows to y, the output of a row of this linear.
+XLSTM_DEVICE float cap_and_mask(const GemmParams& p, int linear, int b, float y) {
+  const bool gate = linear >= kFirstGate, keep = !p.keep || p.keep[b];
+  const float capped_y = gate || p.cap_all ? soft_capped(y, p.cap) : y;
+  return gate && !keep ? (linear == kFirstGate ? kMaskedInputGate : kMaskedForgetGate) : capped_y;
 }
-// Stored so, or added. Of SwiGLU `y` is the product of both sides.
-XLSTM_DEVICE void put(const ProductParams& p, Output output, int piece, int row, int b, float y) {
-  float& place = p.to[piece][int64_t(b) * p.linear[piece].rows + row];
+// Stores y so, or adds it to the residual. For SwiGLU, y already combines the gate and up outputs.
+XLSTM_DEVICE void store_output(const GemmParams& p, Output output, int linear, int row, int b, float y) {
+  float& output_at = p.to[linear][int64_t(b) * p.linear[linear].rows + row];
   if (output == Output::add)
-    place += y;
+    output_at += y;
   else
-    place = output == Output::store ? stored(p, piece, b, y) : y;
+    output_at = output == Output::store ? cap_and_mask(p, linear, b, y) : y;
 }
 
 XLSTM_DEVICE float swiglu(float gate, float up) { return gate * sigmoid_of(gate) * up; }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One token of each row through a whole xLSTM on a GPU: of a block six parts, each a launch but the mLSTM's step, which
-// in place is two; or, of one row on Hopper, all of it as one. All can be captured in a graph.
+// One token of each row through a whole xLSTM model on a GPU. A block of the model takes six parts, each of them one
+// launch, but for the mLSTM's recurrent step, which takes two launches when it updates its state in place. For one row
+// on Hopper the megakernel runs the step in one launch (engine/megakernel/megakernel.h). A CUDA or HIP graph can
+// capture either form.
 #include <algorithm>
 #include <vector>
 
@@ -15,16 +17,16 @@
 namespace xlstm::gpu::engine {
 namespace {
 
-constexpr int kBatchAtOnce = 4;
+constexpr int kGemvBatch = 4;
 
-int64_t passed_floats(const xlstm_decode& p, const Chip& chip) {
+int64_t mailbox_floats(const xlstm_decode& p, const Chip& chip) {
   if (!chip.hopper || p.batch != 1) return 0;
-  return passed_of(p.dim, p.heads, p.dqk, p.dhv, p.ffn).floats(p.blocks);
+  return mailboxes_of(p.dim, p.heads, p.dqk, p.dhv, p.ffn).floats(p.blocks);
 }
 
 struct Memory {
   float *x, *q, *k, *v, *o, *i, *f, *h, *up, *normed;
-  float* passed;  // of a whole step in one launch
+  float* mailboxes;  // of the megakernel
   char* step;
 
   Memory(Arena& arena, const xlstm_decode& p, const Chip& chip, size_t step_bytes) {
@@ -35,7 +37,7 @@ struct Memory {
     i = arena.take<float>(B * p.heads), f = arena.take<float>(B * p.heads);
     up = arena.take<float>(B * p.ffn);
     normed = arena.take<float>(B * std::max(values, p.dim));
-    passed = arena.take<float>(passed_floats(p, chip));
+    mailboxes = arena.take<float>(mailbox_floats(p, chip));
     step = arena.take<char>(int64_t(step_bytes));
   }
 };
@@ -61,7 +63,7 @@ xlstm_mlstm_forward mlstm_of(const xlstm_decode& p, const xlstm_decode_block& bl
   return step;
 }
 
-bool at_pieces(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+bool is_aligned16(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 
 DeviceLinear linear_of(const xlstm_linear& w) {
   DeviceLinear d{};
@@ -71,11 +73,11 @@ DeviceLinear linear_of(const xlstm_linear& w) {
   d.group_size = int(w.group_size);
   d.groups = w.bits ? int(ceil_div(w.columns, w.group_size)) : 0;
   d.row_bytes = w.bits ? int64_t(d.groups) * w.group_size * w.bits / 8 : w.columns * (w.dtype == XLSTM_FLOAT32 ? 4 : 2);
-  d.whole = d.row_bytes % 16 == 0 && at_pieces(w.data);
+  d.is_aligned16 = d.row_bytes % 16 == 0 && is_aligned16(w.data);
   return d;
 }
 
-// A norm of rows of x, or of each head of them with a gate, into `to`.
+// Norms rows of x, or each head of them with a gate, into `to`.
 void norm(const xlstm_decode& p, const xlstm_decode_norm& norm, const float* x, const float* gate, int64_t columns,
           float* to, const Chip& chip, Stream stream) {
   const auto floats = [&](const float* data) { return xlstm_rows{const_cast<float*>(data), XLSTM_FLOAT32, columns}; };
@@ -89,116 +91,117 @@ void norm(const xlstm_decode& p, const xlstm_decode_norm& norm, const float* x, 
   layer::norm_forward(call, chip, stream);
 }
 
-ProductParams product_of(const xlstm_decode& p, const float* x, int64_t columns) {
-  ProductParams params{};
+GemmParams gemm_of(const xlstm_decode& p, const float* x, int64_t columns) {
+  GemmParams params{};
   params.batch = int(p.batch), params.columns = int(columns);
   params.x = x;
   params.norm_eps = float(p.norm_eps);
   return params;
 }
 
-// Of what an RMS norm makes of x. The products' own kernels know no bias.
-void add_norm(ProductParams& params, const xlstm_decode_norm& of) {
+// Makes the RMS norm of x the product's prologue, unless the norm has a bias, which no product's kernel applies.
+void add_norm(GemmParams& params, const xlstm_decode_norm& of) {
   if (of.bias.data || !of.weight.data) return;
   params.input = Input::rms;
   params.weight = {of.weight.data, of.weight.dtype};
 }
 
-void add_piece(ProductParams& params, const xlstm_linear& w, float* to) {
-  params.to[params.pieces] = to;
-  params.linear[params.pieces++] = linear_of(w);
+void add_linear(GemmParams& params, const xlstm_linear& w, float* to) {
+  params.to[params.linear_count] = to;
+  params.linear[params.linear_count++] = linear_of(w);
 }
 
-// ---- a product by the kernel for its weights
+// ---- one product, by the kernel for its format of weights
 
-enum class Kernel { vectors, bfloat16, float16, int8, int4 };
-constexpr Kernel kMatrixKernels[] = {Kernel::int8, Kernel::int4, Kernel::bfloat16, Kernel::float16};
+enum class Kernel { gemv, bfloat16, float16, int8, int4 };
+constexpr Kernel kGemmKernels[] = {Kernel::int8, Kernel::int4, Kernel::bfloat16, Kernel::float16};
 
-Kernel kernel_of(const ProductParams& p, const DeviceLinear& w) {
-  const bool fits = w.whole && w.rows * w.row_bytes <= UINT32_MAX && w.columns % kEight == 0 && at_pieces(w.scales) &&
-                    at_pieces(w.offsets) && at_pieces(p.weight.data);
-  // Matrix units see 16 bits of x: too few beside float32.
-  if (!fits || w.dtype == XLSTM_FLOAT32 || (w.bits && w.group_size % kStepFeatures != 0)) return Kernel::vectors;
+Kernel kernel_of(const GemmParams& p, const DeviceLinear& w) {
+  const bool fits = w.is_aligned16 && w.rows * w.row_bytes <= UINT32_MAX && w.columns % kVec8 == 0 &&
+                    is_aligned16(w.scales) && is_aligned16(w.offsets) && is_aligned16(p.weight.data);
+  // Matrix units multiply 16 bits of x: too few against float32 weights.
+  if (!fits || w.dtype == XLSTM_FLOAT32 || (w.bits && w.group_size % kStepFeatures != 0)) return Kernel::gemv;
   if (w.bits) return w.bits == 8 ? Kernel::int8 : Kernel::int4;
   return w.dtype == XLSTM_BFLOAT16 ? Kernel::bfloat16 : Kernel::float16;
 }
 
-// Whether blocks may have rows of both.
-bool alike(const DeviceLinear& a, const DeviceLinear& b) {
+// Whether a block may have rows of both linears.
+bool same_format(const DeviceLinear& a, const DeviceLinear& b) {
   return a.group_size == b.group_size && a.dtype == b.dtype && !a.offsets == !b.offsets;
 }
 
 template <Input kInput, Output kOutput>
-void run_vectors(const char* name, const ProductParams& params, const Chip& chip, Stream stream) {
+void run_gemv(const char* name, const GemmParams& params, const Chip& chip, Stream stream) {
   int64_t rows = 0;
-  for (int j = 0; j < params.pieces; ++j) rows += params.linear[j].rows;
-  const int waves = kProductThreads / wave_size(chip.family);
+  for (int j = 0; j < params.linear_count; ++j) rows += params.linear[j].rows;
+  const int waves = kEngineThreads / wave_size(chip.family);
   const int64_t pairs = kOutput == Output::swiglu ? params.linear[0].rows : (rows + 1) / 2;
-  const Grid grid{ceil_div(pairs, waves), kProductThreads, 0};
+  const Grid grid{ceil_div(pairs, waves), kEngineThreads, 0};
   if (params.batch == 1)
-    launch(name, products<kInput, kOutput, 1>, grid, stream, params);
+    launch(name, gemv_kernel<kInput, kOutput, 1>, grid, stream, params);
   else
-    launch(name, products<kInput, kOutput, kBatchAtOnce>, grid, stream, params);
+    launch(name, gemv_kernel<kInput, kOutput, kGemvBatch>, grid, stream, params);
 }
 
-void run_matrix(Kernel kernel, const char* name, const ProductParams& params, const Chip& chip, Stream stream) {
-  int64_t rows[kMostPieces];
-  for (int j = 0; j < params.pieces; ++j) rows[j] = params.linear[j].rows;
+void run_gemm(Kernel kernel, const char* name, const GemmParams& params, const Chip& chip, Stream stream) {
+  int64_t rows[kMaxLinears];
+  for (int j = 0; j < params.linear_count; ++j) rows[j] = params.linear[j].rows;
   const bool converted = kernel != Kernel::bfloat16;
   const int bits = kernel == Kernel::int4 ? 4 : kernel == Kernel::int8 ? 8 : 16;
-  const ProductShape shape{
-      params.batch, params.columns, params.output == Output::swiglu, bits, converted, params.pieces, rows};
+  const GemmShape shape{
+      params.batch, params.columns, params.output == Output::swiglu, bits, converted, params.linear_count, rows};
   if constexpr (kHasHopperKernels) {
     const ClusterPlan plan = plan_cluster(shape, suits_clusters(params), chip);
     if (plan.batch) {
-      if (kernel == Kernel::int8) return launch_cluster<ByteWeights>(name, plan, params, stream);
-      if (kernel == Kernel::bfloat16) return launch_cluster<Bfloat16Weights>(name, plan, params, stream);
-      return launch_cluster<NibbleWeights>(name, plan, params, stream);
+      if (kernel == Kernel::int8) return launch_gemm_cluster<ByteWeights>(name, plan, params, stream);
+      if (kernel == Kernel::bfloat16) return launch_gemm_cluster<Bfloat16Weights>(name, plan, params, stream);
+      return launch_gemm_cluster<NibbleWeights>(name, plan, params, stream);
     }
   }
-  const MatrixPlan plan = plan_matrix(shape, chip);
-  if (kernel == Kernel::bfloat16) return launch_matrix<Bfloat16Weights>(name, plan, params, stream);
-  if (kernel == Kernel::float16) return launch_matrix<Float16Weights>(name, plan, params, stream);
-  if (kernel == Kernel::int8) return launch_matrix<ByteWeights>(name, plan, params, stream);
-  launch_matrix<NibbleWeights>(name, plan, params, stream);
+  const GemmMmaPlan plan = plan_gemm_mma(shape, chip);
+  if (kernel == Kernel::bfloat16) return launch_gemm_mma<Bfloat16Weights>(name, plan, params, stream);
+  if (kernel == Kernel::float16) return launch_gemm_mma<Float16Weights>(name, plan, params, stream);
+  if (kernel == Kernel::int8) return launch_gemm_mma<ByteWeights>(name, plan, params, stream);
+  launch_gemm_mma<NibbleWeights>(name, plan, params, stream);
 }
 
-// Whether a kernel multiplies weights that have another of their own: gates that stayed bfloat16 beside q, k, v and o.
-bool takes(Kernel kernel, Kernel other, Output output) {
+// Whether a kernel also takes linears of another format: kernels for quantised q, k, v and o take gates that stayed
+// bfloat16.
+bool accepts(Kernel kernel, Kernel other, Output output) {
   const bool groups = kernel == Kernel::int8 || kernel == Kernel::int4;
   return kernel == other || (groups && other == Kernel::bfloat16 && output == Output::store);
 }
 
-// Pieces of one kernel are one launch: the others are then pieces without rows.
+// Linears of one kernel share a launch; in that launch all the rest have no rows.
 template <Input kInput, Output kOutput>
-void run(const char* name, const ProductParams& given, const Chip& chip, Stream stream) {
-  ProductParams params = given;
+void run(const char* name, const GemmParams& all_linears, const Chip& chip, Stream stream) {
+  GemmParams params = all_linears;
   params.input = kInput, params.output = kOutput;
-  Kernel of[kMostPieces];
-  for (int j = 0; j < params.pieces; ++j) of[j] = kernel_of(params, params.linear[j]);
-  if (kOutput == Output::swiglu && (of[0] != of[1] || !alike(params.linear[0], params.linear[1])))
-    of[0] = of[1] = Kernel::vectors;
-  bool left[kMostPieces];
-  for (int j = 0; j < params.pieces; ++j) left[j] = true;
-  const auto only = [&](Kernel kernel) {  // and whether there is any
-    const bool own = std::any_of(of, of + params.pieces, [&](Kernel other) { return other == kernel; });
+  Kernel of[kMaxLinears];
+  for (int j = 0; j < params.linear_count; ++j) of[j] = kernel_of(params, params.linear[j]);
+  if (kOutput == Output::swiglu && (of[0] != of[1] || !same_format(params.linear[0], params.linear[1])))
+    of[0] = of[1] = Kernel::gemv;
+  bool left[kMaxLinears];
+  for (int j = 0; j < params.linear_count; ++j) left[j] = true;
+  const auto select = [&](Kernel kernel) {  // returns whether any linear has rows
+    const bool is_used = std::any_of(of, of + params.linear_count, [&](Kernel other) { return other == kernel; });
     int64_t rows = 0;
-    for (int j = 0; j < params.pieces; ++j) {
-      const bool takes_it = own && left[j] && takes(kernel, of[j], kOutput);
-      left[j] = left[j] && !takes_it;
-      params.linear[j].rows = takes_it ? given.linear[j].rows : 0;
+    for (int j = 0; j < params.linear_count; ++j) {
+      const bool selected = is_used && left[j] && accepts(kernel, of[j], kOutput);
+      left[j] = left[j] && !selected;
+      params.linear[j].rows = selected ? all_linears.linear[j].rows : 0;
       rows += params.linear[j].rows;
     }
     return rows > 0;
   };
-  for (const Kernel kernel : kMatrixKernels)
-    if (only(kernel)) run_matrix(kernel, name, params, chip, stream);
-  if (only(Kernel::vectors)) run_vectors<kInput, kOutput>(name, params, chip, stream);
+  for (const Kernel kernel : kGemmKernels)
+    if (select(kernel)) run_gemm(kernel, name, params, chip, stream);
+  if (select(Kernel::gemv)) run_gemv<kInput, kOutput>(name, params, chip, stream);
 }
 
-// Of what an RMS norm makes of x: by the product's own kernel, which knows no bias.
+// A product of an RMS norm of x. The product's kernel applies the norm in its prologue, unless the norm has a bias.
 template <Output kOutput>
-void run_normed(const char* name, const xlstm_decode& p, const xlstm_decode_norm& of, ProductParams product,
+void run_normed(const char* name, const xlstm_decode& p, const xlstm_decode_norm& of, GemmParams product,
                 const Memory& at, const Chip& chip, Stream stream) {
   if (of.bias.data) {
     norm(p, of, product.x, nullptr, product.columns, at.normed, chip, stream);
@@ -208,31 +211,31 @@ void run_normed(const char* name, const xlstm_decode& p, const xlstm_decode_norm
   run<Input::rms, kOutput>(name, product, chip, stream);
 }
 
-// ---- what a step multiplies
+// ---- the products of a step
 
-BlockProducts products_of(const xlstm_decode& p, const xlstm_decode_block& block, const Memory& at) {
-  BlockProducts of{product_of(p, at.x, p.dim), product_of(p, at.h, p.heads * p.dhv), product_of(p, at.x, p.dim),
-                   product_of(p, at.up, p.ffn)};
-  const xlstm_linear* const weights[kMostPieces] = {&block.q, &block.k, &block.v, &block.o, &block.i, &block.f};
-  float* const to[kMostPieces] = {at.q, at.k, at.v, at.o, at.i, at.f};
-  for (int j = 0; j < kMostPieces; ++j) add_piece(of.projections, *weights[j], to[j]);
+BlockGemms gemms_of(const xlstm_decode& p, const xlstm_decode_block& block, const Memory& at) {
+  BlockGemms of{gemm_of(p, at.x, p.dim), gemm_of(p, at.h, p.heads * p.dhv), gemm_of(p, at.x, p.dim),
+                gemm_of(p, at.up, p.ffn)};
+  const xlstm_linear* const weights[kMaxLinears] = {&block.q, &block.k, &block.v, &block.o, &block.i, &block.f};
+  float* const to[kMaxLinears] = {at.q, at.k, at.v, at.o, at.i, at.f};
+  for (int j = 0; j < kMaxLinears; ++j) add_linear(of.projections, *weights[j], to[j]);
   of.projections.cap = float(p.gate_cap);
   of.projections.keep = p.keep;
   add_norm(of.projections, block.norm_mlstm);
-  add_piece(of.output, block.out, at.x);
+  add_linear(of.output, block.out, at.x);
   of.output.output = Output::add;
-  add_piece(of.up, block.gate, at.up);
-  add_piece(of.up, block.up, at.up);
+  add_linear(of.up, block.gate, at.up);
+  add_linear(of.up, block.up, at.up);
   of.up.output = Output::swiglu;
   add_norm(of.up, block.norm_ffn);
-  add_piece(of.down, block.down, at.x);
+  add_linear(of.down, block.down, at.x);
   of.down.output = Output::add;
   return of;
 }
 
-ProductParams head_of(const xlstm_decode& p, const Memory& at) {
-  ProductParams of = product_of(p, at.x, p.dim);
-  add_piece(of, p.head, p.out);
+GemmParams head_of(const xlstm_decode& p, const Memory& at) {
+  GemmParams of = gemm_of(p, at.x, p.dim);
+  add_linear(of, p.head, p.out);
   of.cap = float(p.output_cap);
   of.cap_all = true;
   add_norm(of, p.out_norm);
@@ -240,75 +243,78 @@ ProductParams head_of(const xlstm_decode& p, const Memory& at) {
 }
 
 void run_embed(const EmbedParams& p, Stream stream) {
-  const int64_t threads = std::max(p.batch * p.dim, ceil_div(p.absent_floats, 4));
-  launch("decode embedding", embed<0>, {ceil_div(threads, kProductThreads), kProductThreads, 0}, stream, p);
+  const int64_t threads = std::max(p.batch * p.dim, ceil_div(p.mailbox_floats, 4));
+  launch("decode embedding", embed_kernel<0>, {ceil_div(threads, kEngineThreads), kEngineThreads, 0}, stream, p);
 }
 
-// ---- all of it in one launch
+// ---- the megakernel: a step in one launch
 
-bool same_kind(const ProductParams& a, const ProductParams& b) {
-  for (int j = 0; j < a.pieces; ++j) {
+bool same_kind(const GemmParams& a, const GemmParams& b) {
+  for (int j = 0; j < a.linear_count; ++j) {
     const DeviceLinear &v = a.linear[j], &w = b.linear[j];
-    if (v.bits != w.bits || !alike(v, w)) return false;
+    if (v.bits != w.bits || !same_format(v, w)) return false;
   }
   return true;
 }
 
-// Whether the kernel for these weights takes a product's, which a norm stands before or not.
-bool suits_whole(const ProductParams& p, Kernel kernel, Input input) {
+// Whether the megakernel for this format takes this product, whose prologue must be `input`.
+bool suits_megakernel(const GemmParams& p, Kernel kernel, Input input) {
   if (p.input != input || (kernel != Kernel::bfloat16 && !suits_clusters(p))) return false;
-  if (p.output == Output::swiglu && !alike(p.linear[0], p.linear[1])) return false;
-  return std::all_of(p.linear, p.linear + p.pieces, [&](const DeviceLinear& w) {
-    const Kernel own = kernel_of(p, w);
-    return own == kernel ? alike(w, p.linear[0]) : takes(kernel, own, p.output);
+  if (p.output == Output::swiglu && !same_format(p.linear[0], p.linear[1])) return false;
+  return std::all_of(p.linear, p.linear + p.linear_count, [&](const DeviceLinear& w) {
+    const Kernel linear_kernel = kernel_of(p, w);
+    return linear_kernel == kernel ? same_format(w, p.linear[0]) : accepts(kernel, linear_kernel, p.output);
   });
 }
 
-// False where it is not for one launch.
-[[maybe_unused]] bool run_whole(const xlstm_decode& p, const EmbedParams& table, const Memory& at, const Chip& chip,
-                                Stream stream) {
+// Returns false if the megakernel does not take this model.
+[[maybe_unused]] bool run_megakernel(const xlstm_decode& p, const EmbedParams& table, const Memory& at,
+                                     const Chip& chip, Stream stream) {
   if (!chip.hopper || p.batch != 1 || !p.head.data) return false;
-  std::vector<BlockProducts> products;
-  for (int64_t n = 0; n < p.blocks; ++n) products.push_back(products_of(p, p.block[n], at));
-  const BlockProducts& first = products[0];
-  const ProductParams head = head_of(p, at);
+  std::vector<BlockGemms> products;
+  for (int64_t n = 0; n < p.blocks; ++n) products.push_back(gemms_of(p, p.block[n], at));
+  const BlockGemms& first = products[0];
+  const GemmParams head = head_of(p, at);
   const Kernel kernel = kernel_of(first.projections, first.projections.linear[0]);
   bool suits = (kernel == Kernel::int8 || kernel == Kernel::int4 || kernel == Kernel::bfloat16) &&
-               suits_whole(head, kernel, Input::rms);
+               suits_megakernel(head, kernel, Input::rms);
   for (int64_t n = 0; n < p.blocks; ++n) {
-    const BlockProducts& own = products[size_t(n)];
-    suits = suits && !p.block[n].head_norm.bias.data && at_pieces(p.block[n].head_norm.weight.data) &&
-            at_pieces(p.block[n].c) && at_pieces(p.block[n].n) && suits_whole(own.projections, kernel, Input::rms) &&
-            suits_whole(own.output, kernel, Input::plain) && suits_whole(own.up, kernel, Input::rms) &&
-            suits_whole(own.down, kernel, Input::plain) && same_kind(own.projections, first.projections) &&
-            same_kind(own.output, first.output) && same_kind(own.up, first.up) && same_kind(own.down, first.down);
+    const BlockGemms& block_gemms = products[size_t(n)];
+    suits = suits && !p.block[n].head_norm.bias.data && is_aligned16(p.block[n].head_norm.weight.data) &&
+            is_aligned16(p.block[n].c) && is_aligned16(p.block[n].n) &&
+            suits_megakernel(block_gemms.projections, kernel, Input::rms) &&
+            suits_megakernel(block_gemms.output, kernel, Input::plain) &&
+            suits_megakernel(block_gemms.up, kernel, Input::rms) &&
+            suits_megakernel(block_gemms.down, kernel, Input::plain) &&
+            same_kind(block_gemms.projections, first.projections) && same_kind(block_gemms.output, first.output) &&
+            same_kind(block_gemms.up, first.up) && same_kind(block_gemms.down, first.down);
   }
   const int bits = kernel == Kernel::int4 ? 4 : kernel == Kernel::int8 ? 8 : 16;
-  const auto phase = [](const ProductParams& of, Phase p) { return PhaseShape{of.columns, whole_items(of, p).all()}; };
-  const WholePlan plan =
-      plan_whole({p.batch,
-                  p.blocks,
-                  p.heads,
-                  p.dqk,
-                  p.dhv,
-                  bits,
-                  suits,
-                  {phase(first.projections, Phase::projections), phase(first.projections, Phase::gate),
-                   phase(first.output, Phase::output), phase(first.up, Phase::up), phase(first.down, Phase::down),
-                   phase(head, Phase::head)}},
-                 chip);
+  const auto phase = [](const GemmParams& of, Phase p) { return PhaseShape{of.columns, phase_items(of, p).total()}; };
+  const MegakernelPlan plan =
+      plan_megakernel({p.batch,
+                       p.blocks,
+                       p.heads,
+                       p.dqk,
+                       p.dhv,
+                       bits,
+                       suits,
+                       {phase(first.projections, Phase::projections), phase(first.projections, Phase::gate),
+                        phase(first.output, Phase::output), phase(first.up, Phase::up), phase(first.down, Phase::down),
+                        phase(head, Phase::head)}},
+                      chip);
   if (!plan.blocks) return false;
-  EmbedParams passed = table;
-  passed.x = at.passed, passed.absent = at.passed + plan.passed.x;
-  passed.absent_floats = plan.passed.floats(p.blocks) - plan.passed.x;
-  run_embed(passed, stream);
-  const WholeCall call{p, products.data(), head, reinterpret_cast<float*>(at.step), at.passed};
+  EmbedParams embed = table;
+  embed.x = at.mailboxes, embed.mailboxes = at.mailboxes + plan.mailboxes.x;
+  embed.mailbox_floats = plan.mailboxes.floats(p.blocks) - plan.mailboxes.x;
+  run_embed(embed, stream);
+  const MegakernelCall call{p, products.data(), head, reinterpret_cast<float*>(at.step), at.mailboxes};
   if (kernel == Kernel::int8)
-    launch_whole<ByteWeights>(plan, call, stream);
+    launch_megakernel<ByteWeights>(plan, call, stream);
   else if (kernel == Kernel::int4)
-    launch_whole<NibbleWeights>(plan, call, stream);
+    launch_megakernel<NibbleWeights>(plan, call, stream);
   else
-    launch_whole<Bfloat16Weights>(plan, call, stream);
+    launch_megakernel<Bfloat16Weights>(plan, call, stream);
   return true;
 }
 
@@ -331,11 +337,11 @@ void decode_step(const xlstm_decode& p, const Chip& chip, void* workspace, void*
   const EmbedParams table{int(p.batch), p.dim,   p.vocab, p.tokens, {p.embedding.data, p.embedding.dtype},
                           at.x,         nullptr, 0};
   if constexpr (kHasHopperKernels)
-    if (run_whole(p, table, at, chip, stream)) return;
+    if (run_megakernel(p, table, at, chip, stream)) return;
   run_embed(table, stream);
   for (int64_t n = 0; n < p.blocks; ++n) {
     const xlstm_decode_block& block = p.block[n];
-    BlockProducts of = products_of(p, block, at);
+    BlockGemms of = gemms_of(p, block, at);
     run_normed<Output::store>("decode projections", p, block.norm_mlstm, of.projections, at, chip, stream);
     mlstm::recurrent(mlstm_of(p, block, at), chip, at.step, stream_pointer);
     norm(p, block.head_norm, at.h, at.o, values, at.normed, chip, stream);
@@ -349,8 +355,8 @@ void decode_step(const xlstm_decode& p, const Chip& chip, void* workspace, void*
   } else if (p.out_norm.weight.data) {
     norm(p, p.out_norm, at.x, nullptr, p.dim, p.out, chip, stream);
   } else {
-    launch("decode output", hand_over<0>, {ceil_div(floats, kProductThreads), kProductThreads, 0}, stream, at.x, p.out,
-           floats);
+    launch("decode output", copy_output_kernel<0>, {ceil_div(floats, kEngineThreads), kEngineThreads, 0}, stream, at.x,
+           p.out, floats);
   }
 }
 

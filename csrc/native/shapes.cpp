@@ -72,12 +72,12 @@ py::dict attention_gradients_shape(const std::string& family, int element_bytes,
   return d;
 }
 
-// Of matrix_products<weights, batch, rows> for rows of so many columns; None where the family has no such kernel.
-py::object matrix_lds_bytes(const std::string& family, int bits, bool converted, int batch, int rows, int columns) {
+// Of gemm_mma_kernel<weights, batch, rows> for rows of so many columns; None where the family has no such kernel.
+py::object gemm_mma_lds_bytes(const std::string& family, int bits, bool converted, int batch, int rows, int columns) {
   const gpu::Family f = family_of(family);
-  if (!gpu::engine::has_matrix_kernel(f, batch, converted) || !gpu::engine::has_matrix_rows(f, batch, rows, bits < 16))
+  if (!gpu::engine::has_gemm_mma(f, batch, converted) || !gpu::engine::has_gemm_mma_rows(f, batch, rows, bits < 16))
     return py::none();
-  return py::int_(gpu::engine::matrix_lds_bytes(f, bits, batch, rows, columns, gpu::engine::kLeastLds[int(f)]));
+  return py::int_(gpu::engine::gemm_mma_lds_bytes(f, bits, batch, rows, columns, gpu::engine::kMinLds[int(f)]));
 }
 
 // Of walk<element, rows, chunk>; None where the family has no such kernel.
@@ -109,7 +109,7 @@ void add_shapes(py::module_& m) {
         "The same of the decode kernel; None where the family has no such kernel.");
   m.def("mla_shape", mla_shape, py::arg("family"), py::arg("rows"), py::arg("features"), py::arg("ahead"),
         "The same of the MLA kernel; None where the family has no such kernel.");
-  m.def("matrix_lds_bytes", matrix_lds_bytes, py::arg("family"), py::arg("bits"), py::arg("converted"),
+  m.def("matrix_lds_bytes", gemm_mma_lds_bytes, py::arg("family"), py::arg("bits"), py::arg("converted"),
         py::arg("batch"), py::arg("rows"), py::arg("columns"),
         "LDS that a launch of a step's product asks for; None where the family has no such kernel.");
   m.def("attention_gradients_shape", attention_gradients_shape, py::arg("family"), py::arg("element_bytes"),

@@ -18,7 +18,7 @@ WIDE_ROWS = 64  # of a state that is walked in slices
 COLUMNS_OF_A_WAVE = 32  # of a walk's state
 STRIP_COLUMNS = 16
 SLICE_COLUMNS = 64  # features that the scores take at a time
-STEP_FEATURES = 64  # of a wave of matrix_products at a time
+STEP_FEATURES = 64  # of a wave of gemm_mma_kernel at a time
 SCORE_WAVES = 4
 
 
@@ -138,7 +138,7 @@ def attention_gradients(kernel: Kernel, element: str, dqk: str, dv: str, _full: 
     return Shape(shape["lds_bytes"], shape["blocks"], macs * times(kernel, element))
 
 
-def matrix_products(kernel: Kernel, weights: str, batch: str, rows: str) -> Shape | None:
+def gemm_mma_kernel(kernel: Kernel, weights: str, batch: str, rows: str) -> Shape | None:
     """As for the inputs of xLSTM-7B's blocks; the products of one step, of which a pass may have several."""
     bits, converted = {"ByteWeights": 8, "NibbleWeights": 4}.get(weights, 16), weights != "Bfloat16Weights"
     lds = _native.matrix_lds_bytes(kernel.family, bits, converted, int(batch), int(rows), 4096)
@@ -151,7 +151,7 @@ def matrix_products(kernel: Kernel, weights: str, batch: str, rows: str) -> Shap
 
 SHAPES: dict[str, Callable[..., Shape | None]] = {
     make.__name__: make
-    for make in (walk, walk_wide, scores, attend, write_weights, decode, mla, attention_gradients, matrix_products)
+    for make in (walk, walk_wide, scores, attend, write_weights, decode, mla, attention_gradients, gemm_mma_kernel)
 }
 
 

@@ -50,7 +50,7 @@ PRODUCTS = [
     ("mla<bf16, 64, 576, false>", [136]),
     ("attention_gradients<bf16, 128, 128, false, true>", [128]),
     ("attention_gradients<bf16, 128, 128, false, false>", [96]),
-    ("matrix_products<Bfloat16Weights, 16, 32>", [16]),
+    ("gemm_mma_kernel<Bfloat16Weights, 16, 32>", [16]),
 ]
 
 

@@ -15,18 +15,18 @@ using namespace xlstm::gpu::engine;
 namespace {
 
 // Places of shared memory follow one another, each large enough and at multiples of what is read there at once.
-void test_room() {
+void test_smem() {
   for (const int bits : {4, 8, 16})
     for (const int batch : kClusterBatch)
       for (const int steps : {1, 8, 22})
         for (const int owned : {1, 12}) {
           const int parts = 8;
-          const ClusterRoom r = cluster_room(bits, batch, parts, steps, owned);
+          const ClusterSmem r = cluster_smem(bits, batch, parts, steps, owned);
           const int ring = cluster_warps(batch) * kSlots * slot_bytes(bits);
           // Of one x four planes of digits, one of them nothing; of more, three and their scale.
-          CHECK(r.x - r.ring == ring && r.sums - r.x >= steps * kStepFeatures * (batch == 1 ? 4 : 3) * batch,
+          CHECK(r.x - r.ring == ring && r.x_scales - r.x >= steps * kStepFeatures * (batch == 1 ? 4 : 3) * batch,
                 "%d bits, %d rows: the ring or x's", bits, batch);
-          CHECK(r.squares - r.sums == steps * (batch == 1 ? 16 : batch * 8) &&
+          CHECK(r.squares - r.x_scales == steps * (batch == 1 ? 16 : batch * 8) &&
                     r.all_squares - r.squares == steps * batch * 4,
                 "%d bits, %d rows: facts of steps", bits, batch);
           CHECK(r.received - r.all_squares >= parts * batch * 4, "%d bits, %d rows: squares of all parts", bits, batch);
@@ -49,30 +49,30 @@ void test_banks() {
 }
 
 void test_items() {
-  ProductParams p{};
-  p.pieces = kMostPieces;
-  const int rows[kMostPieces] = {40, 0, 24, 16, 8, 8};
-  for (int j = 0; j < kMostPieces; ++j) p.linear[j].rows = rows[j], p.linear[j].bits = j < kFirstGate ? 4 : 0;
+  GemmParams p{};
+  p.linear_count = kMaxLinears;
+  const int rows[kMaxLinears] = {40, 0, 24, 16, 8, 8};
+  for (int j = 0; j < kMaxLinears; ++j) p.linear[j].rows = rows[j], p.linear[j].bits = j < kFirstGate ? 4 : 0;
   const ClusterItems with_gates = cluster_items(p);
-  const std::vector<int> pieces(with_gates.piece, with_gates.piece + with_gates.count);
-  CHECK((pieces == std::vector<int>{0, 2, 3, 4, 5}) && with_gates.gates_from == 3, "weights, then gates");
+  const std::vector<int> linears(with_gates.linear, with_gates.linear + with_gates.count);
+  CHECK((linears == std::vector<int>{0, 2, 3, 4, 5}) && with_gates.gates_from == 3, "weights, then gates");
   CHECK((std::vector<int>(with_gates.end, with_gates.end + 5) == std::vector<int>{3, 5, 6, 7, 8}), "where items end");
-  CHECK(with_gates.all() == 8, "%d items", with_gates.all());
+  CHECK(with_gates.total() == 8, "%d items", with_gates.total());
   p.output = Output::add;
-  CHECK(cluster_items(p).all() == 6, "weights that are not quantised are another launch's");
-  p.output = Output::swiglu, p.pieces = 2, p.linear[0].rows = p.linear[1].rows = 20;
-  CHECK(cluster_items(p).count == 1 && cluster_items(p).all() == 3, "8 rows of either side are an item");
-  CHECK(cluster_items({}).all() == 0, "no pieces have no items");
+  CHECK(cluster_items(p).total() == 6, "weights that are not quantised are another launch's");
+  p.output = Output::swiglu, p.linear_count = 2, p.linear[0].rows = p.linear[1].rows = 20;
+  CHECK(cluster_items(p).count == 1 && cluster_items(p).total() == 3, "8 rows of either side are an item");
+  CHECK(cluster_items({}).total() == 0, "no pieces have no items");
   for (const Output output : {Output::store, Output::add}) {
-    ProductParams plain{};
-    plain.output = output, plain.pieces = 2, plain.linear[0].rows = 40, plain.linear[1].rows = 8;
-    CHECK(cluster_items(plain).all() == 4 && cluster_items(plain).gates_from == 2, "bfloat16 alone has no gates");
+    GemmParams plain{};
+    plain.output = output, plain.linear_count = 2, plain.linear[0].rows = 40, plain.linear[1].rows = 8;
+    CHECK(cluster_items(plain).total() == 4 && cluster_items(plain).gates_from == 2, "bfloat16 alone has no gates");
   }
 }
 
 void test_suits() {
-  ProductParams p{};
-  p.pieces = 1, p.columns = 128, p.linear[0].rows = 24, p.linear[0].groups = 2;
+  GemmParams p{};
+  p.linear_count = 1, p.columns = 128, p.linear[0].rows = 24, p.linear[0].groups = 2;
   CHECK(suits_clusters(p), "96 bytes of scales are copied");
   p.columns = 96;
   CHECK(!suits_clusters(p), "a step that is not whole");
@@ -88,12 +88,12 @@ void test_plan() {
   const int64_t projections[] = {2048, 2048, 4096, 4096, 8, 8}, up[] = {10944, 10944}, down[] = {4096};
   const Chip h200 = known_chip("H200");
   for (const int bits : {8, 4})
-    for (const ProductShape& given :
-         {ProductShape{1, 4096, false, bits, true, 6, projections}, ProductShape{1, 4096, true, bits, true, 2, up},
-          ProductShape{1, 10944, false, bits, true, 1, down}, ProductShape{1, 64, false, bits, true, 1, down}}) {
+    for (const GemmShape& given :
+         {GemmShape{1, 4096, false, bits, true, 6, projections}, GemmShape{1, 4096, true, bits, true, 2, up},
+          GemmShape{1, 10944, false, bits, true, 1, down}, GemmShape{1, 64, false, bits, true, 1, down}}) {
       const ClusterPlan alone = plan_cluster(given, true, h200);
       for (const int64_t batch : {1, 2, 8, 9, 17, 32, 33, 64, 100}) {
-        ProductShape shape = given;
+        GemmShape shape = given;
         shape.batch = batch;
         const ClusterPlan p = plan_cluster(shape, true, h200);
         const std::string at =
@@ -105,8 +105,8 @@ void test_plan() {
         CHECK(p.parts() >= 2 && p.parts() * p.part_steps * kStepFeatures >= shape.columns, "%s: features", at.c_str());
         CHECK(p.clusters * p.passes * p.parts() <= std::max(123, p.passes * p.parts()),
               "%s: %d clusters, a second wave", at.c_str(), p.clusters);
-        const ClusterRoom room = cluster_room(bits, p.batch, p.parts(), p.part_steps, p.owned);
-        CHECK(room.bytes <= p.lds_bytes && p.lds_bytes <= h200.lds_bytes, "%s: %d bytes", at.c_str(), p.lds_bytes);
+        const ClusterSmem smem = cluster_smem(bits, p.batch, p.parts(), p.part_steps, p.owned);
+        CHECK(smem.bytes <= p.lds_bytes && p.lds_bytes <= h200.lds_bytes, "%s: %d bytes", at.c_str(), p.lds_bytes);
         CHECK(2 * (p.lds_bytes + 1024) > 228 << 10, "%s: two blocks share a multiprocessor", at.c_str());
         CHECK(p.owned >= 1, "%s: rounds without items", at.c_str());
       }
@@ -115,7 +115,7 @@ void test_plan() {
   CHECK(long_way.parts() == 8 && long_way.clusters == 15 && long_way.owned == 12, "all items of %d clusters at once",
         long_way.clusters);
 
-  const ProductShape one{1, 4096, false, 4, true, 1, down};
+  const GemmShape one{1, 4096, false, 4, true, 1, down};
   CHECK(!plan_cluster(one, false, h200).batch, "what copies cannot take");
   for (const int64_t batch : {1, 2, 8, 9})
     CHECK((plan_cluster({batch, 4096, false, 16, false, 1, down}, true, h200).batch == 8) == (batch == 2 || batch == 8),
@@ -133,7 +133,7 @@ void test_plan() {
 }  // namespace
 
 int main() {
-  test_room();
+  test_smem();
   test_banks();
   test_items();
   test_suits();

@@ -20,8 +20,8 @@ constexpr Family kFamilies[] = {Family::nvidia, Family::cdna, Family::rdna};
 int feature_in_memory(Family f, int bits, int lane, int load, int n, int e) {
   const int offset = load_offset(f, bits, lane, load);
   if (bits == 16) return offset / 2 + e;
-  if (bits == 8) return offset + 8 * n + eight_feature(8, e);
-  return offset / 16 * 32 + 16 * n + offset % 16 + eight_feature(4, e);
+  if (bits == 8) return offset + 8 * n + vec8_feature(8, e);
+  return offset / 16 * 32 + 16 * n + offset % 16 + vec8_feature(4, e);
 }
 
 void test_order() {
@@ -31,25 +31,24 @@ void test_order() {
       for (int row = 0; row < kStripColumns; ++row) {
         std::vector<int> seen(kStepFeatures);
         for (int lane = 0; lane < wave_size(f); ++lane)
-          for (int eight = 0; eight < lane_eights(f); ++eight)
+          for (int eight = 0; eight < lane_vec8s(f); ++eight)
             for (int j = 0; j < lane_rows(f); ++j) {
               if (row_of_lane(f, lane, j) != row) continue;
               if (f == Family::rdna && lane >= 16) continue;  // has what lane - 16 has
-              const int load = eight / load_eights(bits), n = eight % load_eights(bits);
+              const int load = eight / load_vec8s(bits), n = eight % load_vec8s(bits);
               // Where the chain operand has it: the piece of a unit, whose k the stream shares.
-              const int unit = eight / unit_eights(f), p = f == Family::rdna ? eight % 2 : lane_rows(f) == 1 ? 0 : j;
+              const int unit = eight / unit_vec8s(f), p = f == Family::rdna ? eight % 2 : lane_rows(f) == 1 ? 0 : j;
               CHECK(p < pieces, "piece %d", p);
               const Vec16Position at = chain_vec16(f, 2, lane, p);
               CHECK(at.row == row, "row %d of a lane's piece, expected %d", at.row, row);
-              for (int e = 0; e < kEight; ++e) {
+              for (int e = 0; e < kVec8; ++e) {
                 const int feature = feature_in_memory(f, bits, lane, load, n, e);
                 ++seen[size_t(feature)];
-                const EightPlace place = eight_place(f, bits, feature / kEight);
-                CHECK(place.unit == unit && place.piece == at.feature / kEight,
-                      "%d bits, feature %d: unit %d piece %d, expected %d %d", bits, feature, place.unit, place.piece,
-                      unit, at.feature / kEight);
-                CHECK(feature % kEight == eight_feature(bits, e), "%d bits, feature %d is element %d", bits, feature,
-                      e);
+                const Vec8Coord place = vec8_coord(f, bits, feature / kVec8);
+                CHECK(place.unit == unit && place.vec16 == at.feature / kVec8,
+                      "%d bits, feature %d: unit %d piece %d, expected %d %d", bits, feature, place.unit, place.vec16,
+                      unit, at.feature / kVec8);
+                CHECK(feature % kVec8 == vec8_feature(bits, e), "%d bits, feature %d is element %d", bits, feature, e);
               }
             }
         for (int k = 0; k < kStepFeatures; ++k)
@@ -65,7 +64,7 @@ void test_slots() {
     for (int unit = 0; unit < 8; ++unit) {
       std::vector<int> taken(size_t(strip_slots(f)));
       for (int row = 0; row < 2 * split_rows(f); ++row)
-        for (int piece = 0; piece < unit_features(f, 2) / kEight; ++piece)
+        for (int piece = 0; piece < unit_features(f, 2) / kVec8; ++piece)
           ++taken[size_t(slot_in_strip(f, unit, row, piece))];
       for (const int n : taken) CHECK(n == 1, "a place that %d pieces have", n);
       for (int p = 0; p < stream_vec16s(f, 2); ++p)
@@ -79,7 +78,7 @@ void test_slots() {
                                                                   : 20)
                                                : group * 8 + n;
             const Vec16Position at = stream_vec16(f, 2, lane, p);
-            ++banks[size_t(slot_in_strip(f, unit, at.row, at.feature / kEight) % 8)];
+            ++banks[size_t(slot_in_strip(f, unit, at.row, at.feature / kVec8) % 8)];
           }
           for (const int n : banks) CHECK(n == 1, "family %d: %d lanes read one bank", int(f), n);
         }
@@ -89,9 +88,9 @@ void test_slots() {
       for (int row = 0; row < 2 * split_rows(f); ++row) {
         std::vector<int> banks(8), whole(8);
         for (int n = 0; n < 8; ++n) {
-          const EightPlace at = eight_place(f, bits, n);
-          ++banks[size_t(slot_in_strip(f, at.unit, row, at.piece) % 8)];
-          ++whole[size_t((at.unit * whole_unit_slots(f) + whole_slot(f, at.unit, row, at.piece)) % 8)];
+          const Vec8Coord at = vec8_coord(f, bits, n);
+          ++banks[size_t(slot_in_strip(f, at.unit, row, at.vec16) % 8)];
+          ++whole[size_t((at.unit * single_unit_slots(f) + single_slot(f, at.unit, row, at.vec16)) % 8)];
         }
         for (const int n : banks) CHECK(n == 1, "family %d, %d bits: %d lanes store to one bank", int(f), bits, n);
         for (const int n : whole) CHECK(n == 1, "family %d, %d bits, one x: %d lanes to one bank", int(f), bits, n);
@@ -104,13 +103,13 @@ void test_plan() {
     const Family f = chip.family;
     for (const int bits : {16, 8, 4})
       for (const int64_t batch : {1, 2, 8, 9, 17, 32, 33, 64, 100})
-        for (const ProductShape& shape : {ProductShape{batch, 4096, false, bits, bits < 16, 6, projections},
-                                          ProductShape{batch, 4096, true, bits, bits < 16, 2, up},
-                                          ProductShape{batch, 10944, false, bits, bits < 16, 1, down},
-                                          ProductShape{batch, 64, false, bits, bits < 16, 1, down}}) {
-          const MatrixPlan p = plan_matrix(shape, chip);
+        for (const GemmShape& shape : {GemmShape{batch, 4096, false, bits, bits < 16, 6, projections},
+                                       GemmShape{batch, 4096, true, bits, bits < 16, 2, up},
+                                       GemmShape{batch, 10944, false, bits, bits < 16, 1, down},
+                                       GemmShape{batch, 64, false, bits, bits < 16, 1, down}}) {
+          const GemmMmaPlan p = plan_gemm_mma(shape, chip);
           const int columns = int(shape.columns), b = int(batch);
-          CHECK(has_matrix_kernel(f, p.batch, bits < 16) && has_matrix_rows(f, p.batch, p.rows, bits < 16),
+          CHECK(has_gemm_mma(f, p.batch, bits < 16) && has_gemm_mma_rows(f, p.batch, p.rows, bits < 16),
                 "%s: a kernel for %d rows by %d", name, p.batch, p.rows);
           CHECK(!shape.swiglu || p.rows > 16 || has_mixed_strip(f, bits, p.batch),
                 "%s: both sides of SwiGLU in one strip", name);
@@ -121,29 +120,31 @@ void test_plan() {
           const int64_t passes = (batch + p.batch - 1) / p.batch;
           CHECK(p.blocks % passes == 0 && p.blocks <= passes * units_of(shape, p.rows), "%s: %d blocks for %d passes",
                 name, int(p.blocks), int(passes));
-          CHECK(p.blocks <= std::max<int64_t>(chip.compute_units * matrix_blocks_of_cu(f, p.batch), passes),
+          CHECK(p.blocks <= std::max<int64_t>(chip.compute_units * gemm_mma_blocks_per_cu(f, p.batch), passes),
                 "%s: %d blocks, more than find a place", name, int(p.blocks));
-          CHECK(p.lds_bytes + matrix_fact_bytes(p.batch) <= chip.lds_bytes, "%s: %d bytes of LDS", name, p.lds_bytes);
-          const int tiles = tiles_of(f, columns), depth = matrix_depth(f, bits, p.batch, p.rows);
+          CHECK(p.lds_bytes + norm_stats_bytes(p.batch) <= chip.lds_bytes, "%s: %d bytes of LDS", name, p.lds_bytes);
+          const int tiles = tiles_of(f, columns), depth = gemm_mma_depth(f, bits, p.batch, p.rows);
           const bool in_turn = !has_ring(f, p.batch);  // steps' places are known when compiled, so stages are rounds
           CHECK(p.stage_tiles >= 1 && (!in_turn || p.stage_tiles == tiles || p.stage_tiles % depth == 0),
                 "%s: %d of %d tiles in LDS, %d on their way", name, p.stage_tiles, tiles, depth);
           CHECK(in_turn || depth >= 2, "%s: a ring of %d steps", name, depth);
           CHECK(p.batch > 1 || p.stage_tiles == tiles, "%s: one x is whole", name);
         }
-    CHECK(plan_matrix({1, 11272, false, 16, false, 1, down}, chip).batch > 1, "%s: an x that is not kept whole", name);
+    CHECK(plan_gemm_mma({1, 11272, false, 16, false, 1, down}, chip).batch > 1, "%s: an x that is not kept whole",
+          name);
   }
   const Chip mi300x = known_chip("MI300X"), h200 = known_chip("H200");
-  CHECK(plan_matrix({1, 4096, false, 16, false, 2, none}, mi300x).blocks == 1, "pieces without rows have no blocks");
-  CHECK(plan_matrix({1, 10944, false, 16, false, 1, down}, mi300x).blocks == 256, "few rows: a strip a block");
-  CHECK(plan_matrix({1, 4096, true, 16, false, 2, up}, h200).blocks == 264, "many rows: blocks that stay");
+  CHECK(plan_gemm_mma({1, 4096, false, 16, false, 2, none}, mi300x).blocks == 1, "pieces without rows have no blocks");
+  CHECK(plan_gemm_mma({1, 10944, false, 16, false, 1, down}, mi300x).blocks == 256, "few rows: a strip a block");
+  CHECK(plan_gemm_mma({1, 4096, true, 16, false, 2, up}, h200).blocks == 264, "many rows: blocks that stay");
   // A multiprocessor has 228 KB, of which each block takes 1 KB for itself.
-  const MatrixPlan one = plan_matrix({1, 10944, false, 16, false, 1, down}, h200);
+  const GemmMmaPlan one = plan_gemm_mma({1, 10944, false, 16, false, 1, down}, h200);
   CHECK(one.rows == 16 && one.blocks == 256, "all units at once, not half of them twice as long");
-  CHECK(2 * (one.lds_bytes + matrix_fact_bytes(1) + 1024) <= 228 << 10, "two blocks of one x find a place");
+  CHECK(2 * (one.lds_bytes + norm_stats_bytes(1) + 1024) <= 228 << 10, "two blocks of one x find a place");
   const Chip small{Family::nvidia, 84, 99 << 10, false};
-  CHECK(plan_matrix({1, 10944, false, 16, false, 1, down}, small).batch == 8, "where one x beside a ring has no room");
-  const MatrixPlan batched = plan_matrix({8, 4096, true, 16, false, 2, up}, h200);
+  CHECK(plan_gemm_mma({1, 10944, false, 16, false, 1, down}, small).batch == 8,
+        "where one x beside a ring has no room");
+  const GemmMmaPlan batched = plan_gemm_mma({8, 4096, true, 16, false, 2, up}, h200);
   CHECK(batched.stage_tiles == 8, "8 rows of 4096 features lie in LDS as a whole");
   CHECK(batched.rows == 16, "11 turns of 16 rows end before 6 of 32");
 }

@@ -16,7 +16,7 @@ using namespace xlstm::gpu::engine;
 namespace {
 
 // xLSTM-7B.
-WholeShape large(int bits) {
+MegakernelShape large(int bits) {
   return {1,   32,   8,    256,
           512, bits, true, {{4096, 514}, {4096, 256}, {4096, 256}, {4096, 1368}, {10944, 256}, {4096, 3144}}};
 }
@@ -25,8 +25,8 @@ void test_plan() {
   for (const char* name : {"H200"})
     for (const int bits : {4, 8, 16}) {
       const Chip chip = known_chip(name);
-      const WholeShape shape = large(bits);
-      const WholePlan p = plan_whole(shape, chip);
+      const MegakernelShape shape = large(bits);
+      const MegakernelPlan p = plan_megakernel(shape, chip);
       CHECK(p.blocks == chip.compute_units, "%s, %d bits: %d blocks", name, bits, p.blocks);
       int table = 0;
       for (int s = 0; s < kPhases; ++s) {
@@ -39,21 +39,21 @@ void test_plan() {
       }
       const PhasePlan& first = p.phase[int(Phase::projections)];
       for (const int gate : {512, 513}) {
-        const int turn = (gate - first.transposed + first.items) % first.items;
+        const int turn = (gate - first.first_item + first.items) % first.items;
         CHECK(turn / p.blocks == 1 && turn % p.blocks >= first.items % p.blocks,
               "gates are turn %d: not the second of a block that has one less than others", turn);
       }
-      const WholeRoom& r = p.room;
-      const int steps = 10944 / kStepFeatures, slots = kWholeWarps * whole_slots(bits);
-      CHECK(r.ring == 0 && r.x - r.ring == slots * whole_slot_bytes(bits), "%d bits: the ring", bits);
-      CHECK(r.facts - r.x == steps * 256 && r.squares - r.facts == steps * 16, "%d bits: x's", bits);
-      CHECK(r.factor - r.squares == steps * 4 && r.received > r.factor, "%d bits: squares", bits);
-      CHECK(r.residual - r.received >= 24 * 8 * kItemRows * 4, "%d bits: sums of 24 items", bits);
+      const MegakernelSmem& r = p.smem;
+      const int steps = 10944 / kStepFeatures, slots = kMegakernelWarps * megakernel_slots(bits);
+      CHECK(r.ring == 0 && r.x - r.ring == slots * megakernel_slot_bytes(bits), "%d bits: the ring", bits);
+      CHECK(r.x_scales - r.x == steps * 256 && r.squares - r.x_scales == steps * 16, "%d bits: x's", bits);
+      CHECK(r.factor - r.squares == steps * 4 && r.partial_sums > r.factor, "%d bits: squares", bits);
+      CHECK(r.residual - r.partial_sums >= 24 * 8 * kItemRows * 4, "%d bits: sums of 24 items", bits);
       CHECK(r.items - r.residual >= 2 * kItemRows * 4, "%d bits: the rows that are added to", bits);
-      CHECK(r.parts - r.items == table * 16 && r.step - r.parts == kPhases * kWholeWarps * 32 &&
+      CHECK(r.parts - r.items == table * 16 && r.step - r.parts == kPhases * kMegakernelWarps * 32 &&
                 r.bytes - r.token >= (2 * 256 + kStepColumns) * 4,
             "%d bits: tables", bits);
-      for (const int at : {r.x, r.facts, r.received, r.items, r.parts, r.step, r.token})
+      for (const int at : {r.x, r.x_scales, r.partial_sums, r.items, r.parts, r.step, r.token})
         CHECK(at % 16 == 0, "a place at %d", at);
       CHECK(r.bytes <= chip.lds_bytes, "%d bits: %d bytes", bits, r.bytes);
     }
@@ -61,7 +61,7 @@ void test_plan() {
 
 // What is handed on has a place of its own, at a line of memory, and what reads it is where it is made.
 void test_passed() {
-  const WholePassed p = passed_of(4096, 8, 256, 512, 10944);
+  const Mailboxes p = mailboxes_of(4096, 8, 256, 512, 10944);
   struct Place {
     int at, floats;
   };
@@ -90,36 +90,36 @@ void test_passed() {
   CHECK(p.floats(32) == 32 * int64_t(p.block) + 4096, "all of them");
 }
 
-void refused(const char* why, void (*change)(WholeShape&)) {
-  WholeShape shape = large(8);
+void refused(const char* why, void (*change)(MegakernelShape&)) {
+  MegakernelShape shape = large(8);
   change(shape);
-  CHECK(plan_whole(shape, known_chip("H200")).blocks == 0, "%s", why);
+  CHECK(plan_megakernel(shape, known_chip("H200")).blocks == 0, "%s", why);
 }
 
 void test_refusals() {
-  refused("two rows", [](WholeShape& s) { s.batch = 2; });
-  refused("tensors that do not suit", [](WholeShape& s) { s.suits = false; });
-  refused("more blocks than params hold", [](WholeShape& s) { s.blocks = kMostWholeBlocks + 1; });
-  refused("a step that is not whole", [](WholeShape& s) { s.phase[4].columns = 10950; });
-  refused("keys that a block does not hold", [](WholeShape& s) { s.dqk = 520; });
-  refused("keys that are no pieces", [](WholeShape& s) { s.dqk = 252; });
-  refused("values that a warp does not hold", [](WholeShape& s) { s.dhv = 576; });
-  refused("a vocabulary whose sums have no room", [](WholeShape& s) { s.phase[5].items = 20000; });
+  refused("two rows", [](MegakernelShape& s) { s.batch = 2; });
+  refused("tensors that do not suit", [](MegakernelShape& s) { s.suits = false; });
+  refused("more blocks than params hold", [](MegakernelShape& s) { s.blocks = kMaxMegakernelBlocks + 1; });
+  refused("a step that is not whole", [](MegakernelShape& s) { s.phase[4].columns = 10950; });
+  refused("keys that a block does not hold", [](MegakernelShape& s) { s.dqk = 520; });
+  refused("keys that are no pieces", [](MegakernelShape& s) { s.dqk = 252; });
+  refused("values that a warp does not hold", [](MegakernelShape& s) { s.dhv = 576; });
+  refused("a vocabulary whose sums have no room", [](MegakernelShape& s) { s.phase[5].items = 20000; });
   for (const char* name : {"A100", "MI300X", "RX 7900 XTX"})
-    CHECK(plan_whole(large(8), known_chip(name)).blocks == 0, "%s", name);
+    CHECK(plan_megakernel(large(8), known_chip(name)).blocks == 0, "%s", name);
 }
 
 void test_items() {
-  ProductParams p{};
-  p.pieces = kMostPieces;
-  const int rows[kMostPieces] = {40, 16, 24, 16, 8, 8};
-  for (int j = 0; j < kMostPieces; ++j) p.linear[j].rows = rows[j];
-  const ClusterItems first = whole_items(p, Phase::projections), gate = whole_items(p, Phase::gate);
-  CHECK((std::vector<int>(first.piece, first.piece + first.count) == std::vector<int>{0, 1, 2, 4, 5}), "pieces");
+  GemmParams p{};
+  p.linear_count = kMaxLinears;
+  const int rows[kMaxLinears] = {40, 16, 24, 16, 8, 8};
+  for (int j = 0; j < kMaxLinears; ++j) p.linear[j].rows = rows[j];
+  const ClusterItems first = phase_items(p, Phase::projections), gate = phase_items(p, Phase::gate);
+  CHECK((std::vector<int>(first.linear, first.linear + first.count) == std::vector<int>{0, 1, 2, 4, 5}), "pieces");
   CHECK((std::vector<int>(first.end, first.end + 5) == std::vector<int>{3, 4, 6, 7, 8}), "items");
-  CHECK(gate.count == 1 && gate.piece[0] == kGateOfH && gate.all() == 1, "the gate of h");
-  p.output = Output::swiglu, p.pieces = 2, p.linear[0].rows = p.linear[1].rows = 20;
-  CHECK(whole_items(p, Phase::up).count == 1 && whole_items(p, Phase::up).all() == 3,
+  CHECK(gate.count == 1 && gate.linear[0] == kOutputGate && gate.total() == 1, "the gate of h");
+  p.output = Output::swiglu, p.linear_count = 2, p.linear[0].rows = p.linear[1].rows = 20;
+  CHECK(phase_items(p, Phase::up).count == 1 && phase_items(p, Phase::up).total() == 3,
         "8 rows of either side are an item");
 }
 
@@ -127,27 +127,28 @@ void test_items() {
 // row's 256 bytes, each piece once.
 void test_banks() {
   for (const int bits : {4, 8, 16}) {
-    const int each = bits == 4 ? 8 : 16, lanes = 128 / each, segment = whole_segment_bytes(bits);
+    const int each = bits == 4 ? 8 : 16, lanes = 128 / each, segment = megakernel_segment_bytes(bits);
     for (int first = 0; first < 32; first += lanes)
       for (int step = 0; step < segment; step += 4 * each) {
         std::vector<int> banks(32);
         for (int lane = first; lane < first + lanes; ++lane)
           for (int word = 0; word < each / 4; ++word) {
-            const int row = lane / 4, at = (step + lane % 4 * each) ^ segment_turn(bits, row);
+            const int row = lane / 4, at = (step + lane % 4 * each) ^ segment_swizzle(bits, row);
             ++banks[size_t((row * segment + at) / 4 + word) % 32];
           }
         for (const int n : banks) CHECK(n == 1, "%d bits: %d lanes read one bank", bits, n);
       }
     for (int row = 0; row < kItemRows; ++row) {
       std::vector<bool> there(size_t(segment / 16));
-      for (int at = 0; at < segment; at += 16) there[size_t((at ^ segment_turn(bits, row)) / 16)] = true;
+      for (int at = 0; at < segment; at += 16) there[size_t((at ^ segment_swizzle(bits, row)) / 16)] = true;
       CHECK(std::count(there.begin(), there.end(), true) == segment / 16, "%d bits: a row's pieces", bits);
     }
   }
   // Scales of sixteen rows, two bytes each: no more than two rows in a bank.
   for (int group = 0; group < 16; group += 2) {
     std::vector<int> banks(32);
-    for (int row = 0; row < kItemRows; ++row) ++banks[size_t(row * kGroupBytes + (group ^ group_turn(row))) / 4 % 32];
+    for (int row = 0; row < kItemRows; ++row)
+      ++banks[size_t(row * kGroupBytes + (group ^ group_swizzle(row))) / 4 % 32];
     CHECK(*std::max_element(banks.begin(), banks.end()) <= 2, "scales of more than two rows in a bank");
   }
 }

@@ -103,22 +103,22 @@ struct Weights {
     linear.bits = bits == 16 ? 0 : bits;
     linear.group_size = bits == 16 ? 0 : c.group, linear.groups = bits == 16 ? 0 : groups;
     linear.dtype = c.format == Format::bfloat16 ? XLSTM_BFLOAT16 : XLSTM_FLOAT16;
-    linear.whole = true;
+    linear.is_aligned16 = true;
   }
 };
 
 template <class Weights>
-void launch_by(const Case& c, const ProductShape& shape, const ProductParams& p) {
+void launch_by(const Case& c, const GemmShape& shape, const GemmParams& p) {
   const Chip chip{Family::nvidia, c.units, c.lds_bytes, true};
   if constexpr (Weights::kGroups || !Weights::kConverted) {
     const ClusterPlan plan = plan_cluster(shape, suits_clusters(p), chip);
-    if (c.clusters && plan.batch) return launch_cluster<Weights>("products", plan, p, nullptr);
+    if (c.clusters && plan.batch) return launch_gemm_cluster<Weights>("products", plan, p, nullptr);
   }
   CHECK(!c.clusters, "%s: not for clusters", described(c).c_str());
-  launch_matrix<Weights>("products", plan_matrix(shape, chip), p, nullptr);
+  launch_gemm_mma<Weights>("products", plan_gemm_mma(shape, chip), p, nullptr);
 }
 
-void launch(const Case& c, const ProductShape& shape, const ProductParams& p) {
+void launch(const Case& c, const GemmShape& shape, const GemmParams& p) {
   switch (c.format) {
     case Format::bfloat16:
       return launch_by<Bfloat16Weights>(c, shape, p);
@@ -146,20 +146,21 @@ std::vector<float> run(const Case& c) {
   std::vector<std::vector<float>> y;
   for (const Weights& w : weights) y.emplace_back(size_t(c.batch * w.linear.rows), 0.5f);
 
-  ProductParams p{};
-  p.batch = c.batch, p.columns = c.columns, p.pieces = int(weights.size());
+  GemmParams p{};
+  p.batch = c.batch, p.columns = c.columns, p.linear_count = int(weights.size());
   p.input = c.input, p.output = c.output;
   p.x = x.data();
   if (c.input == Input::rms) p.weight = {norm.data(), XLSTM_FLOAT32};
   p.norm_eps = 1e-6f;
-  int64_t rows[kMostPieces];
-  for (int j = 0; j < p.pieces; ++j) {
+  int64_t rows[kMaxLinears];
+  for (int j = 0; j < p.linear_count; ++j) {
     p.linear[j] = weights[size_t(j)].linear;
     p.to[j] = y[size_t(j)].data();
     rows[j] = weights[size_t(j)].linear.rows;
   }
   const int bits = c.format == Format::int8 ? 8 : c.format == Format::int4 ? 4 : 16;
-  launch(c, {c.batch, c.columns, c.output == Output::swiglu, bits, c.format != Format::bfloat16, p.pieces, rows}, p);
+  launch(c, {c.batch, c.columns, c.output == Output::swiglu, bits, c.format != Format::bfloat16, p.linear_count, rows},
+         p);
 
   double worst = 0;
   for (int b = 0; b < c.batch; ++b) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workers that go through the parts of a step together: one parallel region for all parts, since entering one costs as
+// A crew of workers that goes through the parts of a step together, in one parallel region: entering a region costs as
 // much as a part of a small model takes.
 //
-// Workers take tasks off a part's counter, then wait until all of its tasks are done. What is waited for is tasks, not
-// workers: one that comes late, or never, as in a nested region, leaves its share to the others.
+// Workers take tasks from a part's counter, then wait until all of its tasks are done. They wait for tasks, not for
+// workers: if a worker comes late, or never, as in a nested region, the rest do its tasks.
 #pragma once
 
 #include "arch/cpu/vector.h"
@@ -19,16 +19,16 @@ class Crew {
  public:
   Crew(PartCounter* counters, int64_t workers) : counter_(counters), workers_(workers) {}
 
-  // f(task) for every task of the next part. Every worker calls this with the same `tasks`.
+  // Runs f(task) for every task of the next part. Every worker calls this with the same `tasks`.
   template <class F>
   void part(int64_t tasks, F&& f) {
     PartCounter& c = *counter_++;
-    int64_t mine = 0;
-    for (int64_t task; (task = __atomic_fetch_add(&c.next, 1, __ATOMIC_RELAXED)) < tasks; ++mine) f(task);
-    if (mine) __atomic_fetch_add(&c.done, mine, __ATOMIC_RELEASE);
+    int64_t finished = 0;
+    for (int64_t task; (task = __atomic_fetch_add(&c.next, 1, __ATOMIC_RELAXED)) < tasks; ++finished) f(task);
+    if (finished) __atomic_fetch_add(&c.done, finished, __ATOMIC_RELEASE);
     for (int64_t tries = 0; __atomic_load_n(&c.done, __ATOMIC_ACQUIRE) < tasks; ++tries) wait_a_little(tries);
   }
-  // f(begin, end) over [0, rows) in ranges of at most `most`, in sixteens, several to each worker.
+  // Runs f(begin, end) over [0, rows) in ranges of at most `most` rows, a multiple of 16, several to each worker.
   template <class F>
   void rows(int64_t rows, int64_t most, F&& f) {
     constexpr int64_t kEach = 4;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = W x for few x on a CPU, W as it lies in memory: float, bfloat16, float16, bytes or nibbles.
+// y = W x for few x on a CPU, W as it lies in memory: float, bfloat16, float16, int8 or int4.
 //
-// A row of W and an x run along the same features, so a sum is a vector of partial sums, lane j of features j, j + L,
-// ..., and is added up across lanes at the end. Tiles of R rows and C x's keep R C such vectors in registers: C x's
-// share a weight's load and conversion, R rows an x's load. Every sum is made in one order, so that a row of the batch
-// has the same result in any company. One x binds on memory; more do on multiplications.
+// A row of W and an x run along the same features. So a sum is a vector of partial sums, lane j of features j, j + L,
+// ..., which is added up across lanes at the end. Tiles of R rows and C x's keep R C such vectors in registers: the C
+// x's share the load and conversion of a weight, the R rows share the load of an x. The order of every sum is fixed, so
+// a row of the batch has the same result whatever the batch. At batch 1 memory binds; at larger batches multiplications
+// do.
 #pragma once
 
 #include <utility>
@@ -16,7 +17,7 @@ namespace xlstm::XLSTM_ISA::engine {
 
 constexpr int kWide = kLanes<float>;
 using Floats = Vec<float>;
-constexpr int64_t kColumnsPadded = 128;  // x's are filled up with zeros to a multiple of this
+constexpr int64_t kColumnsPadded = 128;  // x is padded with zeros to a multiple of this
 inline int64_t padded_columns(int64_t columns) { return round_up(columns, kColumnsPadded); }
 
 template <class Byte>
@@ -24,9 +25,9 @@ struct NarrowOf {
   typedef Byte type __attribute__((vector_size(kWide * sizeof(Byte)), may_alias));
 };
 template <class Byte>
-using Narrow = typename NarrowOf<Byte>::type;  // kWide narrow integers
-typedef uint32_t Words __attribute__((vector_size(kVectorBytes), may_alias));
-typedef int32_t Integers __attribute__((vector_size(kVectorBytes), may_alias));
+using Narrow = typename NarrowOf<Byte>::type;  // a vector of kWide narrow integers
+typedef uint32_t UintVector __attribute__((vector_size(kVectorBytes), may_alias));
+typedef int32_t IntVector __attribute__((vector_size(kVectorBytes), may_alias));
 
 template <class Byte>
 XLSTM_ALWAYS_INLINE Narrow<Byte> load_narrow(const void* p) {
@@ -37,10 +38,10 @@ XLSTM_ALWAYS_INLINE Narrow<Byte> load_narrow(const void* p) {
 
 template <class Byte>
 XLSTM_ALWAYS_INLINE Floats floats_of(Narrow<Byte> x) {
-  return __builtin_convertvector(__builtin_convertvector(x, Integers), Floats);
+  return __builtin_convertvector(__builtin_convertvector(x, IntVector), Floats);
 }
 
-// ---- kWide weights as floats, by format
+// ---- dequantises kWide weights to floats, by format
 
 struct FloatWeights {
   using Element = float;
@@ -49,7 +50,7 @@ struct FloatWeights {
 struct Bfloat16Weights {
   using Element = uint16_t;
   static XLSTM_ALWAYS_INLINE Floats widen(const uint16_t* p) {
-    return Floats(__builtin_convertvector(load_narrow<uint16_t>(p), Words) << 16);
+    return Floats(__builtin_convertvector(load_narrow<uint16_t>(p), UintVector) << 16);
   }
 };
 struct Float16Weights {
@@ -59,16 +60,16 @@ struct Float16Weights {
 
 // ---- sums across lanes
 
-// Lane l of the result: a[l] + a[l ^ H] where l has no bit H, else b's.
+// Lane l of the result is a[l] + a[l ^ H] if l lacks bit H, else the same of b.
 template <int H, int... L>
 XLSTM_ALWAYS_INLINE Floats pair_sums(Floats a, Floats b, std::integer_sequence<int, L...>) {
   constexpr int n = sizeof...(L);
-  const Floats own = __builtin_shufflevector(a, b, ((L & H) ? L + n : L)...);
-  const Floats other = __builtin_shufflevector(a, b, ((L & H) ? (L ^ H) + n : (L ^ H))...);
-  return own + other;
+  const Floats same_lane = __builtin_shufflevector(a, b, ((L & H) ? L + n : L)...);
+  const Floats swapped_lane = __builtin_shufflevector(a, b, ((L & H) ? (L ^ H) + n : (L ^ H))...);
+  return same_lane + swapped_lane;
 }
 
-// Lane l of the result is the sum of x[l % N] over all lanes, in the same order for every N. N a power of two.
+// Lane l of the result is the sum of all lanes of x[l % N], in the same order for every N, a power of two.
 template <int N, int H = 1>
 XLSTM_ALWAYS_INLINE Floats lane_sums(const Floats* x) {
   constexpr auto lanes = std::make_integer_sequence<int, kWide>{};
@@ -84,7 +85,7 @@ XLSTM_ALWAYS_INLINE Floats lane_sums(const Floats* x) {
   }
 }
 
-// ---- tiles: R rows of W by C x's; the result's lane c * R + r
+// ---- tiles: R rows of W by C x's; lane c * R + r of the result
 
 template <class Weights, int R, int C>
 XLSTM_ALWAYS_INLINE Floats plain_tile(const char* const* row, const float* x, int64_t x_stride, int64_t columns) {
@@ -109,37 +110,38 @@ XLSTM_ALWAYS_INLINE Floats plain_tile(const char* const* row, const float* x, in
   return lane_sums<R * C>(sums);
 }
 
-// scale and offset: kMostGroups floats for each row; of nibbles offset is of what is 8 less. So small numbers are
-// summed up: the 8's would be a sum of x's, several times what is left when they are taken back.
+// scale and offset: `groups` floats for each row. Nibbles are multiplied as q - 8, and their offset includes 8 scale:
+// so the sums stay small. Sums of q would contain 8 times the sum of x, several times what remains once it is
+// subtracted.
 template <int Bits, bool Offsets, int R, int C>
 XLSTM_ALWAYS_INLINE Floats quantised_tile(const char* const* row, const float* const* scale, const float* const* offset,
                                           int64_t group_size, int64_t groups, const float* x, int64_t x_stride) {
   Floats sums[R * C] = {};
   for (int64_t g = 0; g < groups; ++g) {
-    const float* own = x + g * group_size;
-    Floats inputs[C] = {};  // what an offset is multiplied by
+    const float* group_x = x + g * group_size;
+    Floats inputs[C] = {};  // the factors of offsets
     if constexpr (Offsets)
       for (int64_t k = 0; k < group_size; k += kWide)
-        XLSTM_UNROLL for (int c = 0; c < C; ++c) inputs[c] += load(own + c * x_stride + k);
+        XLSTM_UNROLL for (int c = 0; c < C; ++c) inputs[c] += load(group_x + c * x_stride + k);
     XLSTM_UNROLL for (int r = 0; r < R; ++r) {
       Floats part[C] = {};
       if constexpr (Bits == 8) {
         const char* q = row[r] + g * group_size;
         for (int64_t k = 0; k < group_size; k += kWide) {
-          // As unsigned bytes: of signed ones gcc 12 makes floats one by one.
+          // as unsigned bytes: gcc 12 converts signed ones to float one by one
           const Floats w = floats_of<uint8_t>(load_narrow<uint8_t>(q + k) ^ 128) - 128.f;
-          XLSTM_UNROLL for (int c = 0; c < C; ++c) part[c] = add_product(part[c], w, load(own + c * x_stride + k));
+          XLSTM_UNROLL for (int c = 0; c < C; ++c) part[c] = add_product(part[c], w, load(group_x + c * x_stride + k));
         }
       } else {
         const char* q = row[r] + g * group_size / 2;
         for (int64_t block = 0; block < group_size; block += 32, q += 16)
           XLSTM_UNROLL for (int k = 0; k < 16; k += kWide) {
-            const Narrow<uint8_t> both = load_narrow<uint8_t>(q + k);
-            const Floats low = floats_of<uint8_t>(both & 15) - 8.f;
-            const Floats high = floats_of<uint8_t>(both >> 4) - 8.f;
+            const Narrow<uint8_t> packed = load_narrow<uint8_t>(q + k);
+            const Floats low = floats_of<uint8_t>(packed & 15) - 8.f;
+            const Floats high = floats_of<uint8_t>(packed >> 4) - 8.f;
             XLSTM_UNROLL for (int c = 0; c < C; ++c) {
-              part[c] = add_product(part[c], low, load(own + c * x_stride + block + k));
-              part[c] = add_product(part[c], high, load(own + c * x_stride + block + 16 + k));
+              part[c] = add_product(part[c], low, load(group_x + c * x_stride + block + k));
+              part[c] = add_product(part[c], high, load(group_x + c * x_stride + block + 16 + k));
             }
           }
       }
@@ -156,10 +158,10 @@ XLSTM_ALWAYS_INLINE Floats quantised_tile(const char* const* row, const float* c
 
 constexpr int kRowsAtOnce = kWide >= 8 ? 8 : 4;
 
-// What a worker has for the scales and offsets of kRowsAtOnce rows, as floats.
-inline int64_t scale_room(int64_t columns) { return 2 * kRowsAtOnce * ((columns + 31) / 32); }
+// Floats of a worker's scratch for the scales and offsets of kRowsAtOnce rows.
+inline int64_t scale_floats(int64_t columns) { return 2 * kRowsAtOnce * ((columns + 31) / 32); }
 
-// tile<R, C>(r, b): rows r to r + R by x's b to b + C. C x's at once while there are as many.
+// Runs tile<R, C>(r, b), rows r to r + R by x's b to b + C, while C x's are left.
 template <int C, class Tile>
 XLSTM_ALWAYS_INLINE void columns_of(int64_t rows, int64_t batch, int64_t& b, float* y, int64_t y_stride, Tile&& tile) {
   constexpr int R = kWide / C < kRowsAtOnce ? kWide / C : kRowsAtOnce;
@@ -181,7 +183,7 @@ XLSTM_ALWAYS_INLINE void all_columns(int64_t rows, int64_t batch, float* y, int6
   columns_of<1>(rows, batch, b, y, y_stride, tile);
 }
 
-// x (batch, x_stride), rows filled up with zeros; y (batch, y_stride) gets row `begin` first.
+// x (batch, x_stride), whose rows are padded with zeros; y (batch, y_stride), whose first column is row `begin`.
 struct Product {
   const xlstm_linear& w;
   int64_t begin, end;
@@ -189,9 +191,9 @@ struct Product {
   int64_t x_stride, batch;
   float* y;
   int64_t y_stride;
-  float* room;  // scale_room(columns)
+  float* scale_scratch;  // scale_floats(columns)
 
-  // f(first row, rows, pointers to kRowsAtOnce of them): those beyond the last are the last again.
+  // Calls f(first row, rows, pointers to kRowsAtOnce rows); past the last row, the last row again.
   template <class F>
   XLSTM_ALWAYS_INLINE void each_rows(int64_t row_bytes, F&& f) const {
     for (int64_t first = begin; first < end; first += kRowsAtOnce) {
@@ -223,7 +225,7 @@ void multiply_quantised(const Product& p) {
   p.each_rows(groups * w.group_size * Bits / 8, [&](int64_t first, int64_t rows, const char* const* row) XLSTM_INLINED {
     const float *scale[kRowsAtOnce], *offset[kRowsAtOnce];
     for (int64_t r = 0; r < kRowsAtOnce; ++r) {
-      float *to = p.room + r * groups, *to_offset = to + kRowsAtOnce * groups;
+      float *to = p.scale_scratch + r * groups, *to_offset = to + kRowsAtOnce * groups;
       scale[r] = to, offset[r] = to_offset;
       const int64_t from = (first + (r < rows ? r : rows - 1)) * groups;
       load_row(to, w.scales, w.dtype, from, groups);

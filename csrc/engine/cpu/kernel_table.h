@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU kernels of decoding as a table: one per instruction set, chosen in api/.
+// The CPU kernels of the decode engine, one table for each instruction set; api/ chooses.
 #pragma once
 
 #include "base/executor.h"
@@ -12,7 +12,7 @@ struct DecodeCpuKernels {
   const char* isa;
   size_t (*workspace)(const xlstm_decode&, const DecodeCpuPlan&);
   void (*step)(const xlstm_decode&, const DecodeCpuPlan&, void* workspace, const Executor&);
-  void (*draw)(const xlstm_draw&, const Executor&);
+  void (*sample)(const xlstm_draw&, const Executor&);
 };
 
 }  // namespace xlstm

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The norms and activations of a decode step on a CPU: rows of floats, filled up with zeros to whole vectors.
+// The norms and activations of a decode step on a CPU. Rows are floats, padded with zeros to whole vectors.
 #pragma once
 
 #include "engine/cpu/gemv.h"
@@ -10,7 +10,7 @@ inline float sum_of(Floats x) { return lane_sums<1>(&x)[0]; }
 
 XLSTM_ALWAYS_INLINE Floats sigmoid(Floats x) { return 1.f / (1.f + exp(-x)); }
 
-// f(vector) for the n values at x, in place.
+// Replaces the n values at x by f(vector).
 template <class F>
 XLSTM_ALWAYS_INLINE void in_place(float* x, int64_t n, F&& f) {
   int64_t j = 0;
@@ -26,12 +26,12 @@ inline void soft_cap(float* x, int64_t n, float cap) {
   if (cap != 0) in_place(x, n, [&](Floats y) XLSTM_INLINED { return cap * tanh(y / cap); });
 }
 
-// A vector of features as floats, filled up with zeros to `padded`; `absent` everywhere where there is none.
-inline void widen_vector(float* to, const xlstm_vector& v, int64_t n, int64_t padded, float absent) {
+// Widens n features to floats, padded with zeros to `padded`; default_value everywhere if v has no data.
+inline void widen_vector(float* to, const xlstm_vector& v, int64_t n, int64_t padded, float default_value) {
   if (v.data)
     load_row(to, v.data, v.dtype, 0, n);
   else
-    for (int64_t j = 0; j < n; ++j) to[j] = absent;
+    for (int64_t j = 0; j < n; ++j) to[j] = default_value;
   for (int64_t j = n; j < padded; ++j) to[j] = 0;
 }
 
@@ -47,15 +47,16 @@ inline void rms_norm(float* to, const float* x, const float* weight, const float
 // to = (h - mean) / deviation * weight + bias of one head's n features.
 inline void head_norm(float* to, const float* h, const float* weight, const float* bias, int64_t n, double eps) {
   Floats sums = {};
-  int64_t whole = n / kWide * kWide;
-  for (int64_t j = 0; j < whole; j += kWide) sums += load(h + j);
+  int64_t vector_end = n / kWide * kWide;
+  for (int64_t j = 0; j < vector_end; j += kWide) sums += load(h + j);
   double total = sum_of(sums);
-  for (int64_t j = whole; j < n; ++j) total += h[j];
+  for (int64_t j = vector_end; j < n; ++j) total += h[j];
   const float mean = float(total / double(n));
   Floats squares = {};
-  for (int64_t j = 0; j < whole; j += kWide) squares = add_product(squares, load(h + j) - mean, load(h + j) - mean);
+  for (int64_t j = 0; j < vector_end; j += kWide)
+    squares = add_product(squares, load(h + j) - mean, load(h + j) - mean);
   double spread = sum_of(squares);
-  for (int64_t j = whole; j < n; ++j) spread += double(h[j] - mean) * double(h[j] - mean);
+  for (int64_t j = vector_end; j < n; ++j) spread += double(h[j] - mean) * double(h[j] - mean);
   const float scale = float(1 / ::sqrt(spread / double(n) + eps));
   for (int64_t j = 0; j < n; ++j) to[j] = (h[j] - mean) * scale * weight[j] + bias[j];
 }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// One token through a whole xLSTM on a CPU: every weight is read once, where it lies, so memory binds; in a small model
-// what binds is how often threads meet, which is five times a block.
+// One token of each row through a whole xLSTM model on a CPU. Each weight is read once, where it lies, so memory binds;
+// in a small model the waits between threads bind, five to each block.
 //
-//   part         tasks            reads                         makes
-//   projections  rows of weights  x, normed by each worker      q, k, v, o, i, f
-//   mLSTM        heads, tiles     q, k, v, i, f                 C in place, h
-//   output       rows             h, normed and gated likewise  x +=
-//   up           rows             x, normed by each worker      silu(gate) up
-//   down         rows             those                         x +=
+//   part         tasks            reads                                makes
+//   projections  rows of weights  x, normed by each worker             q, k, v, o, i, f
+//   mLSTM        heads, tiles     q, k, v, i, f                        C in place, h
+//   output       rows             h, normed and gated by each worker   x +=
+//   up           rows             x, normed by each worker             silu(gate) up
+//   down         rows             silu(gate) up                        x +=
 //
-// All of them are float, (B, features), in the workspace. A worker makes the norm of a part's input for itself: that is
-// a row against the hundreds of a weight, and one part less to meet after.
+// All of these are float, (B, features), in the workspace. Each worker norms a part's input for itself: that is one
+// row, against the hundreds of rows of a weight, and saves a part and the wait after it.
 #include "base/arena.h"
 #include "engine/cpu/crew.h"
 #include "engine/cpu/gemv.h"
@@ -24,7 +24,7 @@ namespace {
 using mlstm::Decay, mlstm::decay, mlstm::take_key, mlstm::take_value, mlstm::Tiling, mlstm::TokenGates;
 
 constexpr int kPartsOfBlock = 5, kOtherParts = 2;
-constexpr float kMaskedInputGate = -1e4f, kMaskedForgetGate = 1e4f;  // nothing in, nothing forgotten
+constexpr float kMaskedInputGate = -1e4f, kMaskedForgetGate = 1e4f;  // no input, nothing forgotten
 
 template <class T>
 T larger(T a, T b) {
@@ -34,10 +34,10 @@ T larger(T a, T b) {
 struct Memory {
   int64_t dim, dhv_all, ffn;  // padded
   float *x, *q, *k, *v, *o, *i, *f, *h, *up;
-  float *n, *m;   // of the heads after this token: several tasks of a head read the old ones
-  float* own;     // per worker
-  int64_t inner;  // features of a worker's input of a product
-  int64_t own_size;
+  float *n, *m;           // of the heads after this token: several tasks of a head read the old ones
+  float* worker_scratch;  // of all workers
+  int64_t inner;          // features of a worker's normed input
+  int64_t worker_floats;
   PartCounter* counters;
 
   Memory(Arena& arena, const xlstm_decode& p, const DecodeCpuPlan& plan)
@@ -50,30 +50,30 @@ struct Memory {
     up = arena.take<float>(B * ffn);
     n = arena.take<float>(B * keys), m = arena.take<float>(B * p.heads);
     inner = larger(dim, dhv_all);
-    const int64_t room = scale_room(larger(inner, ffn)), head = 2 * (p.dqk + 16) + 16;
-    own_size = round_up(B * inner + 2 * inner + 2 * B * plan.rows_at_once + room + head, 64);
-    own = arena.take<float>(plan.workers * own_size);
+    const int64_t scale_scratch = scale_floats(larger(inner, ffn)), head = 2 * (p.dqk + 16) + 16;
+    worker_floats = round_up(B * inner + 2 * inner + 2 * B * plan.rows_at_once + scale_scratch + head, 64);
+    worker_scratch = arena.take<float>(plan.workers * worker_floats);
     counters = arena.take<PartCounter>(kPartsOfBlock * p.blocks + kOtherParts);
   }
 };
 
-// One worker on its way through the step.
+// A worker on its way through the step.
 struct Worker {
   const xlstm_decode& p;
   const DecodeCpuPlan& plan;
   const Memory& at;
   Crew crew;
-  float *input, *weight, *bias, *y, *y2, *room, *head;
+  float *input, *weight, *bias, *y, *y2, *scale_scratch, *head;
 
   Worker(const xlstm_decode& params, const DecodeCpuPlan& cut, const Memory& memory, int32_t worker)
       : p(params), plan(cut), at(memory), crew(memory.counters, cut.workers) {
-    input = memory.own + worker * memory.own_size;
+    input = memory.worker_scratch + worker * memory.worker_floats;
     weight = input + p.batch * memory.inner;
     bias = weight + memory.inner;
     y = bias + memory.inner;
     y2 = y + p.batch * plan.rows_at_once;
-    room = y2 + p.batch * plan.rows_at_once;
-    head = room + scale_room(larger(memory.inner, memory.ffn));
+    scale_scratch = y2 + p.batch * plan.rows_at_once;
+    head = scale_scratch + scale_floats(larger(memory.inner, memory.ffn));
   }
 
   void norm_input(const xlstm_decode_norm& norm) {
@@ -82,10 +82,10 @@ struct Worker {
     for (int64_t b = 0; b < p.batch; ++b)
       rms_norm(input + b * at.dim, at.x + b * at.dim, weight, bias, p.dim, at.dim, p.norm_eps);
   }
-  // to[b * stride + r] for rows begin to end of w.
+  // to[b * stride + r] = W from, for rows begin to end of w.
   void product(const xlstm_linear& w, int64_t begin, int64_t end, const float* from, int64_t from_stride, float* to,
                int64_t to_stride) {
-    multiply({w, begin, end, from, from_stride, p.batch, to, to_stride, room});
+    multiply({w, begin, end, from, from_stride, p.batch, to, to_stride, scale_scratch});
   }
   // x += W from.
   void add_product(const xlstm_linear& w, int64_t begin, int64_t end, const float* from, int64_t from_stride) {
@@ -107,7 +107,7 @@ struct Worker {
   void projections(const xlstm_decode_block& block) {
     const xlstm_linear* const weights[] = {&block.q, &block.k, &block.v, &block.o, &block.i, &block.f};
     float* const to[] = {at.q, at.k, at.v, at.o, at.i, at.f};
-    constexpr int kGates = 4;  // the first gate among them
+    constexpr int kGates = 4;  // index of the first gate
     int64_t rows = 0;
     for (const xlstm_linear* w : weights) rows += w->rows;
     bool ready = false;
@@ -173,7 +173,7 @@ struct Worker {
       add_product(block.out, begin, end, input, at.dhv_all);
     });
   }
-  // sigmoid(o) head_norm(h) of one row.
+  // to = sigmoid(o) head_norm(h) of one row.
   void gated_heads(int64_t b, float* to) {
     const int64_t values = p.heads * p.dhv;
     for (int64_t head_first = 0; head_first < values; head_first += p.dhv)
@@ -181,9 +181,9 @@ struct Worker {
                 p.norm_eps);
     for (int64_t j = values; j < at.dhv_all; ++j) to[j] = 0;
     const float* o = at.o + b * values;
-    const int64_t whole = values / kWide * kWide;
-    for (int64_t j = 0; j < whole; j += kWide) store(to + j, load(to + j) * sigmoid(load(o + j)));
-    for (int64_t j = whole; j < values; ++j) to[j] *= sigmoid(broadcast(o[j]))[0];
+    const int64_t vector_end = values / kWide * kWide;
+    for (int64_t j = 0; j < vector_end; j += kWide) store(to + j, load(to + j) * sigmoid(load(o + j)));
+    for (int64_t j = vector_end; j < values; ++j) to[j] *= sigmoid(broadcast(o[j]))[0];
   }
 
   void up(const xlstm_decode_block& block) {
@@ -197,10 +197,10 @@ struct Worker {
       for (int64_t b = 0; b < p.batch; ++b) {
         const float *gate = y + b * padded, *value = y2 + b * padded;
         float* to = at.up + b * at.ffn + begin;
-        const int64_t whole = rows / kWide * kWide;
-        for (int64_t j = 0; j < whole; j += kWide)
+        const int64_t vector_end = rows / kWide * kWide;
+        for (int64_t j = 0; j < vector_end; j += kWide)
           store(to + j, load(gate + j) * sigmoid(load(gate + j)) * load(value + j));
-        for (int64_t j = whole; j < rows; ++j) to[j] = gate[j] * sigmoid(broadcast(gate[j]))[0] * value[j];
+        for (int64_t j = vector_end; j < rows; ++j) to[j] = gate[j] * sigmoid(broadcast(gate[j]))[0] * value[j];
       }
     });
   }

@@ -9,23 +9,23 @@ namespace xlstm::gpu::engine {
 
 namespace {
 
-// Clusters of a chip that run at once, each block with a multiprocessor of its own. Those of a cluster are of one group
-// of 16 or 18, some of which lack one or two: on an H200 15 clusters of 8 find room among 132; a 16th would run alone,
-// after the others.
+// The clusters that a chip runs at once, each block on a multiprocessor of its own. The blocks of a cluster run on one
+// GPC, which has 16 or 18 multiprocessors, less one or two on some: an H200 runs 15 clusters of 8 at once on its 132; a
+// 16th would run alone, after all the rest.
 int clusters_at_once(const Chip& chip, int parts) { return std::max(1, chip.compute_units * 15 / 16 / parts); }
 
-// With a kernel for so many rows of the batch; without a batch where shared memory does not hold it.
-ClusterPlan plan_for(const ProductShape& p, int batch, const Chip& chip) {
+// The plan by the kernel for this many rows of the batch; its batch is 0 if shared memory is too small.
+ClusterPlan plan_for(const GemmShape& p, int batch, const Chip& chip) {
   const int64_t steps = p.columns / kStepFeatures, items = std::max<int64_t>(units_of(p, kItemRows), 1);
   ClusterPlan plan{};
   plan.passes = int(ceil_div(p.batch, batch));
   plan.part_bits = part_bits_of(steps);
   plan.part_steps = int(ceil_div(steps, plan.parts()));
   plan.clusters = int(std::clamp<int64_t>(clusters_at_once(chip, plan.parts()) / plan.passes, 1, items));
-  const auto bytes = [&](int owned) { return cluster_room(p.bits, batch, plan.parts(), plan.part_steps, owned).bytes; };
+  const auto bytes = [&](int owned) { return cluster_smem(p.bits, batch, plan.parts(), plan.part_steps, owned).bytes; };
   plan.owned = int(ceil_div(ceil_div(items, plan.clusters), plan.parts()));
   while (plan.owned > 1 && bytes(plan.owned) > chip.lds_bytes) plan.owned = (plan.owned + 1) / 2;
-  // More than half, or else two blocks would share a multiprocessor and leave others idle.
+  // More than half of it, or two blocks would share a multiprocessor and leave another idle.
   plan.lds_bytes = std::max(bytes(plan.owned), chip.lds_bytes / 2 + 1);
   plan.batch = plan.lds_bytes <= chip.lds_bytes ? batch : 0;
   return plan;
@@ -33,16 +33,16 @@ ClusterPlan plan_for(const ProductShape& p, int batch, const Chip& chip) {
 
 }  // namespace
 
-ClusterItems cluster_items(const ProductParams& p) {
+ClusterItems cluster_items(const GemmParams& p) {
   ClusterItems items{};
   if (p.output == Output::swiglu) return {1, 1, {0}, {int(ceil_div(p.linear[0].rows, kItemRows / 2))}};
   const auto quantised = [](const DeviceLinear& w) { return w.rows && w.bits; };
-  const bool any_quantised = std::any_of(p.linear, p.linear + p.pieces, quantised);
+  const bool any_quantised = std::any_of(p.linear, p.linear + p.linear_count, quantised);
   int end = 0;
   const auto add = [&](bool gates) {
-    for (int j = 0; j < p.pieces; ++j) {
+    for (int j = 0; j < p.linear_count; ++j) {
       if (p.linear[j].rows == 0 || gates != (any_quantised && !quantised(p.linear[j]))) continue;
-      items.piece[items.count] = j;
+      items.linear[items.count] = j;
       items.end[items.count++] = end += int(ceil_div(p.linear[j].rows, kItemRows));
     }
   };
@@ -52,21 +52,21 @@ ClusterItems cluster_items(const ProductParams& p) {
   return items;
 }
 
-bool suits_clusters(const ProductParams& p) {
-  return p.columns % kStepFeatures == 0 && std::all_of(p.linear, p.linear + p.pieces, [](const DeviceLinear& w) {
+bool suits_clusters(const GemmParams& p) {
+  return p.columns % kStepFeatures == 0 && std::all_of(p.linear, p.linear + p.linear_count, [](const DeviceLinear& w) {
            const int64_t scales = int64_t(w.rows) * w.groups * 2;
            return scales % 16 == 0 && (scales == 0 || scales >= 32) && scales <= INT32_MAX;
          });
 }
 
-// A row has the same sums in every batch: so it is the shape that decides, by what a pass of a batch needs. bfloat16 of
-// one row, or of more than a pass, is faster by engine/gemm_mma/gemm_mma.h.
-ClusterPlan plan_cluster(const ProductShape& p, bool suits, const Chip& chip) {
-  const bool few = p.batch > 1 && p.batch <= kClusterBatch[1];
-  if (!chip.hopper || !suits || (p.bits == 16 && (p.converted || !few))) return {};
-  ProductShape most = p;
-  most.batch = kClusterBatch[1];
-  if (!plan_for(most, kClusterBatch[1], chip).batch) return {};
+// A row must have the same sums in every batch: so the decision depends on the shape alone, by what a pass of a batch
+// needs. For bfloat16, gemm_mma is faster at one row and at more rows than a pass has (engine/gemm_mma/gemm_mma.h).
+ClusterPlan plan_cluster(const GemmShape& p, bool suits, const Chip& chip) {
+  const bool is_small_batch = p.batch > 1 && p.batch <= kClusterBatch[1];
+  if (!chip.hopper || !suits || (p.bits == 16 && (p.converted || !is_small_batch))) return {};
+  GemmShape widest = p;
+  widest.batch = kClusterBatch[1];
+  if (!plan_for(widest, kClusterBatch[1], chip).batch) return {};
   ClusterPlan best{};
   for (const int batch : kClusterBatch) {
     const ClusterPlan plan = plan_for(p, batch, chip);

@@ -1,19 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = W x for up to kBatch x's on matrix units, with what stands before and after it in a step
+// y = W x for up to kBatch x's on matrix units, with the prologue and the epilogue of a decode step
 // (engine/prologue_epilogue.h).
 //
-// A block stays: it brings x's into LDS once (engine/gemm_mma/gemm_mma_inputs.h), then takes units of kRows rows of W
-// in turn, so that memory gives each weight once. All its waves share a unit's rows and take 64 features in turns;
-// weights are asked for kDepth steps ahead of their use and on into the next unit
-// (engine/gemm_mma/gemm_mma_weight_loads.h), so that they keep coming while waves meet to add up their sums. The first
-// ones are asked for before the kernel waits for the one before it, and for x's. Where LDS does not hold all of x's,
-// they come in stages, anew for each unit; passes over more of the batch are blocks of their own, which find the
-// weights in L2. Of x's 16 bits are multiplied, an error of 2^-17 of each at most; weights are exact, sums are float.
+// Maths: x is split into two bfloat16, x = upper + lower + e with |e| <= 2^-17 |x|; weights are exact in bfloat16
+// (float16: in two). y = sum_k W upper + sum_k W lower, in float. Quantised weights q add, for each group, scale sum_k
+// (q - kZero) x + (offset + kZero scale) sum_k x, and without an offset, scale sum_k (q - kZero) x + (kZero - kMiddle)
+// scale sum_k x. An RMS norm is a factor of each row of the batch: its squares are added up while x is loaded, and the
+// factor is applied to sums.
 //
-// RMS norms are a factor of each row of the batch, found while x's go by and applied to sums.
+// Who owns what: blocks are persistent. A block loads x into LDS once (engine/gemm_mma/gemm_mma_inputs.h), then takes
+// units of kRows rows of W in turn, so that each weight is read from memory once. All waves of the block share a unit's
+// rows and split its features, 64 at a time. Weights are loaded kDepth steps ahead of their use and on into the next
+// unit (engine/gemm_mma/gemm_mma_weight_loads.h), so that they keep coming while waves add up their sums. The first
+// weights are loaded before the kernel waits for the kernel before it, and before x. If LDS does not hold all of x, it
+// is loaded in stages, anew for each unit. Further passes over the batch are blocks of their own, which find the
+// weights in L2.
 //
-// Sums are made in one order of features for every kBatch and kRows: a row of the batch has the same result in any
-// company of such a kernel.
+// The order of a sum over features is the same for every kBatch and kRows: a row of the batch has the same result
+// whatever the batch.
+//
+// Floor: the bytes of the weights over the bandwidth of memory. With 16 or 32 rows to a weight, few of them filled, and
+// weights of 4 bits, the vector unit binds, which makes bfloat16 of the nibbles (docs/amd_roofline.md,
+// docs/lab/decode-h200.md).
 #pragma once
 
 #include "arch/nvidia/dependent_launch.h"
@@ -22,48 +30,47 @@
 namespace xlstm::gpu::engine {
 
 template <int kBatch>
-XLSTM_DEVICE int passes(const ProductParams& p) {
+XLSTM_DEVICE int passes(const GemmParams& p) {
   return (p.batch + kBatch - 1) / kBatch;
 }
 
-template <class Weights, int kBatch, int kRows, int kMostDepth = 64>
-struct MatrixProduct {
+template <class Weights, int kBatch, int kRows, int kMaxDepth = 64>
+struct GemmMma {
   using E = BFloat16;
-  using Shape = MatrixShape<Weights, kBatch, kRows, kMostDepth != 64>;
-  static constexpr bool kWhole = Shape::kWhole;
+  using Shape = GemmMmaShape<Weights, kBatch, kRows, kMaxDepth != 64>;
+  static constexpr bool kSingle = Shape::kSingle;
   static constexpr int kChains = Shape::kChains, kStrips = Shape::kStrips, kUnits = Shape::kUnits;
   static constexpr int kSplit = Shape::kSplit, kSumRows = Shape::kSumRows;
-  static constexpr int kLaneRows = Shape::kLaneRows, kColumns = Shape::kColumns, kAlong = Shape::kAlong;
-  static constexpr int kDepth = Shape::kDepth < kMostDepth ? Shape::kDepth : kMostDepth;
+  static constexpr int kLaneRows = Shape::kLaneRows, kColumns = Shape::kColumns, kSplitKWaves = Shape::kSplitKWaves;
+  static constexpr int kDepth = Shape::kDepth < kMaxDepth ? Shape::kDepth : kMaxDepth;
   static constexpr bool kQuantised = Weights::kGroups;
 
-  using Step = MatrixStep<Weights, Shape>;
+  using Step = WeightStep<Weights, Shape>;
   using Rows = LaneRows<Weights, Shape>;
 
-  const ProductParams& p;
-  MatrixInputs<Weights, Shape> inputs;
-  float* sums;  // two places for those of kTogether waves
-  int place = 0;
-  UnitRows own;  // of the unit that is multiplied
+  const GemmParams& p;
+  GemmMmaInputs<Weights, Shape> inputs;
+  float* sums;  // two buffers for the sums of kWavesAtOnce waves
+  int sum_buffer = 0;
+  UnitRows unit_rows;  // of the unit that is multiplied
   Strip<E> sum[kChains][kStrips];
 
-  XLSTM_DEVICE static int along() { return wave_id(); }
-  XLSTM_DEVICE static int first_row(const ProductParams& p) { return int(blockIdx.x) % passes<kBatch>(p) * kBatch; }
-  XLSTM_DEVICE static int rows_from(const ProductParams& p, int first) {
+  XLSTM_DEVICE static int k_wave() { return wave_id(); }
+  XLSTM_DEVICE static int first_row(const GemmParams& p) { return int(blockIdx.x) % passes<kBatch>(p) * kBatch; }
+  XLSTM_DEVICE static int rows_from(const GemmParams& p, int first) {
     return p.batch - first < kBatch ? p.batch - first : kBatch;
   }
 
-  XLSTM_DEVICE MatrixProduct(const ProductParams& params, typename Shape::Facts& facts, char* lds)
+  XLSTM_DEVICE GemmMma(const GemmParams& params, typename Shape::NormStats& norm_stats, char* lds)
       : p(params),
-        inputs(params, facts, lds, first_row(params), rows_from(params, first_row(params))),
-        sums(reinterpret_cast<float*>(lds +
-                                      params.stage_tiles * matrix_tile_bytes(kFamily, kBatch, Weights::kGroups))) {}
+        inputs(params, norm_stats, lds, first_row(params), rows_from(params, first_row(params))),
+        sums(reinterpret_cast<float*>(lds + params.stage_tiles * x_tile_bytes(kFamily, kBatch, Weights::kGroups))) {}
 
-  // ---- products
+  // ---- mainloop
 
-  // Step `at` of those in LDS, with groups of this kind.
-  XLSTM_DEVICE void multiply_step(const Step& step, const GroupKind& groups, int at) {
-    constexpr int kEights = load_eights(Weights::kBits);
+  // Multiplies step `at` of those in LDS by weights whose groups have this format.
+  XLSTM_DEVICE void multiply_step(const Step& step, const GroupFormat& groups, int at) {
+    constexpr int kLoadVec8s = load_vec8s(Weights::kBits);
     const int lane = lane_id();
     Strip<E> part[Weights::kGroups ? kChains : 1][Weights::kGroups ? kStrips : 1];
     if constexpr (Weights::kGroups)
@@ -78,9 +85,9 @@ struct MatrixProduct {
       for (int c = 0; c < kChains; ++c)
 #pragma unroll
         for (int j = 0; j < kChainVec16s<E>; ++j) {
-          const int row = kLaneRows == 1 ? 0 : j, eight = u * unit_eights(kFamily) + (kLaneRows == 1 ? j : 0);
+          const int row = kLaneRows == 1 ? 0 : j, vec8 = u * unit_vec8s(kFamily) + (kLaneRows == 1 ? j : 0);
           Vec16 parts[Weights::kParts];
-          Weights::eight(step.load[c][row][eight / kEights], eight % kEights, parts);
+          Weights::to_bfloat16(step.load[c][row][vec8 / kLoadVec8s], vec8 % kLoadVec8s, parts);
 #pragma unroll
           for (int h = 0; h < Weights::kParts; ++h) chain[c][h][j] = parts[h];
         }
@@ -90,7 +97,7 @@ struct MatrixProduct {
 #pragma unroll
         for (int j = 0; j < Shape::kStreamReads; ++j) {
           const Vec16Position from = stream_vec16(kFamily, sizeof(E), lane, j);
-          stream[j] = read_vec16(inputs.slot_of_step(at, u, s, from.row, from.feature / kEight));
+          stream[j] = read_vec16(inputs.slot_of_step(at, u, s, from.row, from.feature / kVec8));
         }
 #pragma unroll
         for (int k = 0; k < kUnitSteps<E>; ++k) {
@@ -108,38 +115,38 @@ struct MatrixProduct {
         }
       }
     }
-    if constexpr (Shape::kDealt) {
+    if constexpr (Shape::kLaneSharded) {
       float upper = part[0][0].value[0], lower = part[0][0].value[1];
 #pragma unroll
-      for (int n = 1; n < Shape::kDealtColumns; ++n) {
-        const bool own = n == Shape::own_column();
-        const float* const of = part[n / kColumns][0].value + 2 * (n % kColumns);
-        upper = own ? of[0] : upper, lower = own ? of[1] : lower;
+      for (int n = 1; n < Shape::kShardColumns; ++n) {
+        const bool is_lane_column = n == Shape::shard_column();
+        const float* const column_sums = part[n / kColumns][0].value + 2 * (n % kColumns);
+        upper = is_lane_column ? column_sums[0] : upper, lower = is_lane_column ? column_sums[1] : lower;
       }
-      const bool brain = groups.dtype == XLSTM_BFLOAT16;
+      const bool is_bfloat16 = groups.dtype == XLSTM_BFLOAT16;
       const auto number = [&](uint32_t bits) {
-        return brain ? low_float(BFloat16{}, bits) : low_float(Float16{}, bits);
+        return is_bfloat16 ? low_float(BFloat16{}, bits) : low_float(Float16{}, bits);
       };
       const float scale = number(step.scale[0][0]);
       const float above = groups.offsets ? Weights::kZero : Weights::kZero - Weights::kMiddle;
       const float offset = __builtin_fmaf(above, scale, groups.offsets ? number(step.offset[0][0]) : 0.0f);
-      float(&own)[Strip<E>::kRegisters] = sum[0][0].value;
-      own[0] = __builtin_fmaf(scale, upper, own[0]);
-      own[1] = __builtin_fmaf(scale, lower, own[1]);
-      own[0] = __builtin_fmaf(offset, inputs.step_sums(at)[0], own[0]);
+      float(&lane_sums)[Strip<E>::kRegisters] = sum[0][0].value;
+      lane_sums[0] = __builtin_fmaf(scale, upper, lane_sums[0]);
+      lane_sums[1] = __builtin_fmaf(scale, lower, lane_sums[1]);
+      lane_sums[0] = __builtin_fmaf(offset, inputs.step_sums(at)[0], lane_sums[0]);
     } else if constexpr (Weights::kGroups) {
-      const float* const all = inputs.step_sums(at);
+      const float* const x_sums = inputs.step_sums(at);
       with_dtype(groups.dtype, [&](auto element) {
         if (groups.offsets)
-          add_parts<true>(element, step, part, all);
+          add_parts<true>(element, step, part, x_sums);
         else
-          add_parts<false>(element, step, part, all);
+          add_parts<false>(element, step, part, x_sums);
       });
     }
   }
 
   template <bool kOffsets, class T, class Parts>
-  XLSTM_DEVICE void add_parts(T element, const Step& step, const Parts& part, const float* all) {
+  XLSTM_DEVICE void add_parts(T element, const Step& step, const Parts& part, const float* x_sums) {
 #pragma unroll
     for (int c = 0; c < kChains; ++c)
 #pragma unroll
@@ -155,41 +162,43 @@ struct MatrixProduct {
             float& to = sum[c][s].value[r];
             to = __builtin_fmaf(scale, part[c][s].value[r], to);
             const int row = Strip<E>::position(r).row;
-            const bool upper = kWhole ? whole_part(kFamily, row) == 0 : row < kSplit;  // the lower parts are in it
+            const bool upper =
+                kSingle ? single_part(kFamily, row) == 0 : row < kSplit;  // the offset is added to the upper parts only
             if ((kOffsets || Weights::kZero != Weights::kMiddle) && upper)
-              to = __builtin_fmaf(offset, all[kWhole ? 0 : s * kSplit + row], to);
+              to = __builtin_fmaf(offset, x_sums[kSingle ? 0 : s * kSplit + row], to);
           }
       }
   }
 
-  // Units in turn, the first blocks first; from_behind: the last ones, which may have fewer units of another kind.
-  struct Turns {
+  // Units are taken in turn, beginning with the first blocks; reverse: with the last, which may have fewer units of
+  // another kind.
+  struct UnitRange {
     int begin, end, stride;
   };
-  XLSTM_DEVICE Turns turns(bool from_behind) const {
+  XLSTM_DEVICE UnitRange unit_range(bool reverse) const {
     const int blocks = p.blocks / passes<kBatch>(p), block = int(blockIdx.x) / passes<kBatch>(p);
-    return {from_behind ? blocks - 1 - block : block, units_of<kRows>(p, kQuantised), blocks};
+    return {reverse ? blocks - 1 - block : block, units_of<kRows>(p, kQuantised), blocks};
   }
-  XLSTM_DEVICE void run(bool from_behind = false) {
-    const Turns turn = turns(from_behind);
-    if (turn.begin >= turn.end) return;
+  XLSTM_DEVICE void run(bool reverse = false) {
+    const UnitRange range = unit_range(reverse);
+    if (range.begin >= range.end) return;
     if constexpr (Shape::kRing)
-      run_ring(turn);
+      run_from_ring(range);
     else
-      run_held(turn);
+      run_from_registers(range);
   }
 
-  // What stands before the products of a unit's stage: its x's are in LDS. ready() stands before the barrier.
+  // Makes a stage's x ready in LDS, before a unit's products. before_barrier() runs before the barrier.
   template <class Ready>
-  XLSTM_DEVICE void bring(int stage, int stages, bool first, bool more, Ready&& ready) {
+  XLSTM_DEVICE void load_stage(int stage, int stages, bool first, bool more, Ready&& before_barrier) {
     if (!first && stages == 1) return;
-    if (!first || stage) __syncthreads();  // all have read what was there
-    if (!Shape::kAhead && !(first && stage == 0)) inputs.fetch_first(stage);
+    if (!first || stage) __syncthreads();  // all waves have read the stage before
+    if (!Shape::kPrefetchesStage && !(first && stage == 0)) inputs.fetch_first(stage);
     inputs.store_stage(stage, first);
-    ready();
+    before_barrier();
     __syncthreads();
     if (first) inputs.add_squares(stage);
-    if (Shape::kAhead && stages > 1 && (more || stage + 1 < stages))
+    if (Shape::kPrefetchesStage && stages > 1 && (more || stage + 1 < stages))
       inputs.fetch_first(stage + 1 < stages ? stage + 1 : 0);
   }
   XLSTM_DEVICE void clear_sums() {
@@ -199,59 +208,60 @@ struct MatrixProduct {
       for (int s = 0; s < kStrips; ++s) sum[c][s].zero();
   }
 
-  XLSTM_DEVICE void run_held(const Turns& turn) {
+  XLSTM_DEVICE void run_from_registers(const UnitRange& range) {
     const int tiles = tiles_of(kFamily, p.columns), stages = (tiles + p.stage_tiles - 1) / p.stage_tiles;
-    Rows rows = Rows::at(p, turn.begin);
-    Step held[kDepth];
+    Rows rows = Rows::at(p, range.begin);
+    Step steps[kDepth];
 #pragma unroll
     for (int d = 0; d < kDepth; ++d)
-      if (d < tiles) held[d].fetch(p, rows, d);
+      if (d < tiles) steps[d].fetch(p, rows, d);
     pdl_wait();
     inputs.fetch_first(0);
-    for (int unit = turn.begin; unit < turn.end; unit += turn.stride) {
-      const bool first = unit == turn.begin, more = unit + turn.stride < turn.end;
-      const Rows next = Rows::at(p, more ? unit + turn.stride : unit);
-      own = rows.unit;
+    for (int unit = range.begin; unit < range.end; unit += range.stride) {
+      const bool first = unit == range.begin, more = unit + range.stride < range.end;
+      const Rows next = Rows::at(p, more ? unit + range.stride : unit);
+      unit_rows = rows.unit;
       clear_sums();
       for (int stage = 0; stage < stages; ++stage) {
         const int from = stage * p.stage_tiles, to = from + p.stage_tiles < tiles ? from + p.stage_tiles : tiles;
-        bring(stage, stages, first, more, [] {});
+        load_stage(stage, stages, first, more, [] {});
         for (int round = from; round < to; round += kDepth) {
 #pragma unroll
           for (int d = 0; d < kDepth; ++d) {
             const int tile = round + d;
             if (tile < to) {
-              multiply_step(held[d], GroupKind::of(p.linear[own.piece]), along() + (tile - from) * kAlong);
+              multiply_step(steps[d], GroupFormat::of(p.linear[unit_rows.linear]),
+                            k_wave() + (tile - from) * kSplitKWaves);
               if (tile + kDepth < tiles)
-                held[d].fetch(p, rows, tile + kDepth);
+                steps[d].fetch(p, rows, tile + kDepth);
               else if (more && d < tiles)
-                held[d].fetch(p, next, d);
+                steps[d].fetch(p, next, d);
             }
           }
         }
       }
-      if (first) inputs.make_inverses();
-      finish();
+      if (first) inputs.compute_rms_factors();
+      epilogue();
       rows = next;
     }
   }
 
-  XLSTM_DEVICE void run_ring(const Turns& turn) {
+  XLSTM_DEVICE void run_from_ring(const UnitRange& range) {
     const int tiles = tiles_of(kFamily, p.columns), stages = (tiles + p.stage_tiles - 1) / p.stage_tiles;
-    char* const behind = reinterpret_cast<char*>(sums) + matrix_sum_bytes(kFamily, kBatch, kRows);
-    inputs.fetch_weights(0, 0);  // first, since memory gives them after what was asked for before
-    MatrixRing<Weights, Shape, kDepth> ring(p, behind, turn.begin, turn.end, turn.stride);
+    char* const ring_smem = reinterpret_cast<char*>(sums) + sum_buffer_bytes(kFamily, kBatch, kRows);
+    inputs.fetch_weights(0, 0);  // before the ring's loads, since memory serves loads in their order
+    WeightRing<Weights, Shape, kDepth> ring(p, ring_smem, range.begin, range.end, range.stride);
     pdl_wait();
     inputs.fetch_inputs(0, 0);
-    for (int unit = turn.begin; unit < turn.end; unit += turn.stride) {
-      const bool first = unit == turn.begin, more = unit + turn.stride < turn.end;
-      own = rows_of_unit<kRows>(p, kQuantised, unit);
-      ring.begin_unit(own.piece, unit + turn.stride);
+    for (int unit = range.begin; unit < range.end; unit += range.stride) {
+      const bool first = unit == range.begin, more = unit + range.stride < range.end;
+      unit_rows = rows_of_unit<kRows>(p, kQuantised, unit);
+      ring.begin_unit(unit_rows.linear, unit + range.stride);
       clear_sums();
       for (int stage = 0; stage < stages; ++stage) {
         const int from = stage * p.stage_tiles, to = from + p.stage_tiles < tiles ? from + p.stage_tiles : tiles;
-        bring(stage, stages, first, more, [&] { ring.first_arrived(); });
-        for (int at = along(), end = at + (to - from) * kAlong; at < end; at += kAlong) {
+        load_stage(stage, stages, first, more, [&] { ring.first_arrived(); });
+        for (int at = k_wave(), end = at + (to - from) * kSplitKWaves; at < end; at += kSplitKWaves) {
           Step step;
           ring.get(step);
           multiply_step(step, ring.kind, at);
@@ -259,94 +269,96 @@ struct MatrixProduct {
         }
       }
       ring.end_unit();
-      if (first) inputs.make_inverses();
-      finish();
+      if (first) inputs.compute_rms_factors();
+      epilogue();
     }
   }
 
-  // ---- sums of the waves, one after the other, and what becomes of them
+  // ---- epilogue: adds up the sums of the waves, in their order, and stores y
 
-  XLSTM_DEVICE void finish() {
-    constexpr int kTogether = Shape::kTogether, kOutputs = (kRows * kBatch + kProductThreads - 1) / kProductThreads;
-    const ProductParams& p = *reload_params(&this->p);
-    const bool both = p.output == Output::swiglu;
-    float total[2][kOutputs][2] = {};  // of the piece, and of SwiGLU's other; upper and lower parts
+  XLSTM_DEVICE void epilogue() {
+    constexpr int kWavesAtOnce = Shape::kWavesAtOnce, kOutputs = (kRows * kBatch + kEngineThreads - 1) / kEngineThreads;
+    const GemmParams& p = *reload_params(&this->p);
+    const bool is_swiglu = p.output == Output::swiglu;
+    float total[2][kOutputs][2] = {};  // of the linear, and of SwiGLU's up linear; upper and lower parts
 #pragma unroll 1
-    for (int wave = 0; wave < kAlong; wave += kTogether) {
-      float* const all = sums + place * (kTogether * kSumRows * kRows);
-      place ^= 1;
-      if (along() >= wave && along() < wave + kTogether) {
-        float* const mine = all + (along() - wave) * (kSumRows * kRows);
-        if constexpr (Shape::kDealt) {
-          const int row = Shape::row_of_column(Shape::own_column());
-          if (place_in_row(kFamily, lane_id()) < Shape::kDealtColumns)
-            mine[row] = sum[0][0].value[0], mine[kRows + row] = sum[0][0].value[1];
+    for (int wave = 0; wave < kSplitKWaves; wave += kWavesAtOnce) {
+      float* const buffer = sums + sum_buffer * (kWavesAtOnce * kSumRows * kRows);
+      sum_buffer ^= 1;
+      if (k_wave() >= wave && k_wave() < wave + kWavesAtOnce) {
+        float* const wave_sums = buffer + (k_wave() - wave) * (kSumRows * kRows);
+        if constexpr (Shape::kLaneSharded) {
+          const int row = Shape::row_of_column(Shape::shard_column());
+          if (lane_in_row(kFamily, lane_id()) < Shape::kShardColumns)
+            wave_sums[row] = sum[0][0].value[0], wave_sums[kRows + row] = sum[0][0].value[1];
         }
 #pragma unroll
-        for (int c = 0; c < (Shape::kDealt ? 0 : kChains); ++c)
+        for (int c = 0; c < (Shape::kLaneSharded ? 0 : kChains); ++c)
 #pragma unroll
           for (int s = 0; s < kStrips; ++s)
 #pragma unroll
             for (int r = 0; r < Shape::kRegisters; ++r) {
               const StripPosition at = Strip<E>::position(r);
-              const int part = whole_part(kFamily, at.row), row = kWhole ? part : s * 2 * kSplit + at.row;
-              if (!kWhole || at.row == whole_row(kFamily, part))
-                mine[row * kRows + c * kStripColumns + at.column] = sum[c][s].value[r];
+              const int part = single_part(kFamily, at.row), row = kSingle ? part : s * 2 * kSplit + at.row;
+              if (!kSingle || at.row == single_row(kFamily, part))
+                wave_sums[row * kRows + c * kStripColumns + at.column] = sum[c][s].value[r];
             }
       }
       __syncthreads();
 #pragma unroll
       for (int n = 0; n < kOutputs; ++n) {
-        const int at = int(threadIdx.x) + n * kProductThreads, slot = both ? at % (kRows / 2) : at % kRows,
-                  b = both ? at / (kRows / 2) : at / kRows;
+        const int at = int(threadIdx.x) + n * kEngineThreads, slot = is_swiglu ? at % (kRows / 2) : at % kRows,
+                  b = is_swiglu ? at / (kRows / 2) : at / kRows;
         if (b >= inputs.count) continue;
-        const int row = kWhole ? 0 : b / kSplit * (2 * kSplit) + b % kSplit;
+        const int row = kSingle ? 0 : b / kSplit * (2 * kSplit) + b % kSplit;
 #pragma unroll
-        for (int w = 0; w < kTogether; ++w)
+        for (int w = 0; w < kWavesAtOnce; ++w)
 #pragma unroll
           for (int part = 0; part < 2; ++part) {
-            const float* const from = all + ((w * kSumRows) + row + part * (kWhole ? 1 : kSplit)) * kRows + slot;
+            const float* const from = buffer + ((w * kSumRows) + row + part * (kSingle ? 1 : kSplit)) * kRows + slot;
             total[0][n][part] += from[0];
-            if (both) total[1][n][part] += from[kRows / 2];
+            if (is_swiglu) total[1][n][part] += from[kRows / 2];
           }
       }
     }
 #pragma unroll
     for (int n = 0; n < kOutputs; ++n) {
-      const int at = int(threadIdx.x) + n * kProductThreads, slot = both ? at % (kRows / 2) : at % kRows,
-                b = both ? at / (kRows / 2) : at / kRows;
-      const int row = own.first + slot;
-      if (b >= inputs.count || row >= p.linear[own.piece].rows) continue;
-      const float factor = inputs.normed() ? inputs.inverses()[b] : 1.0f;
-      const auto product = [&](int of, const float(&parts)[2]) {
-        const DeviceLinear& w = p.linear[of];
+      const int at = int(threadIdx.x) + n * kEngineThreads, slot = is_swiglu ? at % (kRows / 2) : at % kRows,
+                b = is_swiglu ? at / (kRows / 2) : at / kRows;
+      const int row = unit_rows.first + slot;
+      if (b >= inputs.count || row >= p.linear[unit_rows.linear].rows) continue;
+      const float factor = inputs.normed() ? inputs.rms_factors()[b] : 1.0f;
+      const auto linear_output = [&](int linear, const float(&parts)[2]) {
+        const DeviceLinear& w = p.linear[linear];
         const float y = (parts[0] + parts[1]) * factor;
         return w.bias.data ? y + value_of(w.bias, row) : y;
       };
-      const float y = product(own.piece, total[0][n]);
-      put(p, p.output, own.piece, row, inputs.first + b, both ? swiglu(y, product(1, total[1][n])) : y);
+      const float y = linear_output(unit_rows.linear, total[0][n]);
+      store_output(p, p.output, unit_rows.linear, row, inputs.first + b,
+                   is_swiglu ? swiglu(y, linear_output(1, total[1][n])) : y);
     }
   }
 };
 
 template <class Weights, int kBatch, int kRows>
-__global__ __launch_bounds__(kProductThreads,
-                             matrix_blocks_of_cu(kFamily,
-                                                 kBatch)) void matrix_products(XLSTM_PARAM ProductParams given) {
-  if constexpr (has_matrix_kernel(kFamily, kBatch, Weights::kConverted) &&
-                has_matrix_rows(kFamily, kBatch, kRows, Weights::kGroups)) {
-    using Shape = MatrixShape<Weights, kBatch, kRows>;
-    const ProductParams& p = *kernel_params(given);
-    __shared__ typename Shape::Facts facts;
+__global__ __launch_bounds__(kEngineThreads,
+                             gemm_mma_blocks_per_cu(kFamily,
+                                                    kBatch)) void gemm_mma_kernel(XLSTM_PARAM GemmParams kernel_arg) {
+  if constexpr (has_gemm_mma(kFamily, kBatch, Weights::kConverted) &&
+                has_gemm_mma_rows(kFamily, kBatch, kRows, Weights::kGroups)) {
+    using Shape = GemmMmaShape<Weights, kBatch, kRows>;
+    const GemmParams& p = *kernel_params(kernel_arg);
+    __shared__ typename Shape::NormStats norm_stats;
     extern __shared__ __align__(128) char lds[];
     pdl_trigger();
-    MatrixProduct<Weights, kBatch, kRows>(p, facts, lds).run();
+    GemmMma<Weights, kBatch, kRows>(p, norm_stats, lds).run();
     if constexpr (Weights::kGroups) {
-      using Gates = MatrixProduct<Bfloat16Weights, kBatch, kStripColumns, (Shape::kDepth < 2 ? 1 : 2)>;  // few rows
-      static_assert(Shape::kRing || kBatch == 1 || Shape::kDepth % Gates::kDepth == 0);  // stages are of whole rounds
+      using Gates = GemmMma<Bfloat16Weights, kBatch, kStripColumns, (Shape::kDepth < 2 ? 1 : 2)>;  // few rows
+      static_assert(Shape::kRing || kBatch == 1 ||
+                    Shape::kDepth % Gates::kDepth == 0);  // a stage is a multiple of both depths
       if (p.output != Output::store) return;
       __syncthreads();
-      Gates(p, reinterpret_cast<typename Gates::Shape::Facts&>(facts), lds).run(true);
+      Gates(p, reinterpret_cast<typename Gates::Shape::NormStats&>(norm_stats), lds).run(true);
     }
   }
 }

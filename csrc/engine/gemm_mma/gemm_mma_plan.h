@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kernel makes a product of a step on a GPU, and in how many blocks: pure functions of shapes and the chip.
+// Chooses the kernel for a product of a decode step, and its grid: pure functions of shapes and the chip.
 #pragma once
 
 #include <cstdint>
@@ -9,25 +9,26 @@
 
 namespace xlstm::gpu::engine {
 
-// Weights that are multiplied in one launch: their rows one after the other, or for SwiGLU those of two side by side.
-struct ProductShape {
+// The linears of one launch: their rows lie one after the other, or side by side for SwiGLU, which has two.
+struct GemmShape {
   int64_t batch, columns;
   bool swiglu;
   int bits;        // of a weight
-  bool converted;  // weights that are not bfloat16
-  int pieces;
-  const int64_t* rows;  // of each piece
+  bool converted;  // the weights are not bfloat16
+  int linear_count;
+  const int64_t* rows;  // of each linear
 };
 
-struct MatrixPlan {
-  int batch, rows;  // of the batch and of weights in a unit of work
-  int stage_tiles;  // of x's features that LDS holds at once
+struct GemmMmaPlan {
+  int batch, rows;  // of the batch, and of weights in a unit of work
+  int stage_tiles;  // tiles of x that LDS holds at once
   int lds_bytes;
-  bool early;      // launched before the kernel before it has ended (arch/nvidia/dependent_launch.h)
-  int64_t blocks;  // that stay and take units in turn; the batch's passes over the same weights are neighbours
+  bool early_launch;  // by programmatic dependent launch (arch/nvidia/dependent_launch.h)
+  int64_t
+      blocks;  // persistent blocks, which take units in turn; passes of the batch over the same weights are neighbours
 };
 
-int64_t units_of(const ProductShape&, int rows);
-MatrixPlan plan_matrix(const ProductShape&, const Chip&);
+int64_t units_of(const GemmShape&, int rows);
+GemmMmaPlan plan_gemm_mma(const GemmShape&, const Chip&);
 
 }  // namespace xlstm::gpu::engine

@@ -1,185 +1,196 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a product of weights with few rows of x's lies on the matrix units of each family: which features a lane reads,
-// and where x's must lie in LDS to meet them. Host code, kernels and tests use the same functions.
+// How a product of weights with few x's lies on the matrix units of each GPU family: which features a lane reads, and
+// where x must lie in LDS to meet them. Host code, kernels and tests use the same functions.
 //
-// Weights are the chain side, 16 rows of them at a time, from memory to registers as they are. x's are the stream side:
-// float, split into two bfloat16, so that a row of the batch is two rows of a strip, whose sums are added up at the
-// end. k goes in eights: 8 features of one row, 16 bytes of bfloat16, in whatever order makes the weights' bytes whole
-// loads.
+// Weights are the chain operand, 16 rows at a time, and go from memory to registers as they are. The x's are the stream
+// operand: each float is split into two bfloat16, so one row of the batch is two rows of a strip, whose sums are added
+// up at the end. k goes by vec8s: 8 features of one row, 16 bytes of bfloat16, in the order in which a lane's loads
+// deliver the weights.
 #pragma once
 
 #include "arch/layouts.h"
 
 namespace xlstm::gpu::engine {
 
-constexpr int kEight = 8;
-constexpr int kStepFeatures = 64;    // of a wave at a time; a group of quantised weights is one or two of them
-constexpr int kChunkFeatures = 256;  // that 32 threads bring of an x
-constexpr int kMatrixThreads = 256;
-constexpr int kMatrixBatch[] = {1, 8, 16, 32};  // rows of the batch that a kernel is made for
-constexpr int kMostWholeFeatures = 11264;       // of the one x that lies in LDS as a whole
-constexpr int kMatrixRows[] = {16, 32, 64};     // of weights, of a unit of work
+constexpr int kVec8 = 8;
+constexpr int kStepFeatures =
+    64;  // that a wave multiplies at a time; a group of quantised weights has one or two steps
+constexpr int kChunkFeatures = 256;  // that 32 threads load of one x
+constexpr int kGemmMmaThreads = 256;
+constexpr int kGemmMmaBatch[] = {1, 8, 16, 32};  // the rows of the batch that kernels are made for
+constexpr int kMaxSingleFeatures = 11264;        // the longest single x (batch 1) that LDS holds
+constexpr int kGemmMmaRows[] = {16, 32, 64};     // the rows of weights in a unit of work
 
-// All waves of a block share rows and take steps in turns.
-constexpr int waves_along(Family f) { return kMatrixThreads / wave_size(f); }
-constexpr int tile_features(Family f) { return waves_along(f) * kStepFeatures; }
+// Split-K across a block's waves: all waves have the same rows of weights and take steps of features in turn.
+constexpr int split_k_waves(Family f) { return kGemmMmaThreads / wave_size(f); }
+constexpr int tile_features(Family f) { return split_k_waves(f) * kStepFeatures; }
 constexpr int tiles_of(Family f, int columns) { return (columns + tile_features(f) - 1) / tile_features(f); }
-// Rows of the batch in a strip.
+// The rows of the batch in a strip, which holds each of them twice.
 constexpr int split_rows(Family f) { return strip_step(f, 2) / 2; }
-constexpr int matrix_strips(Family f, int batch) { return batch == 1 ? 1 : batch / split_rows(f); }
-// converted: weights that are not bfloat16 in memory. Their parts, or sums of groups, leave registers for 16 rows of
-// the batch, RDNA's operands, which halves of a wave hold twice, for 8. Many rows of the batch ask for many of weights,
-// which share what x's cost; CDNA's LDS has no room for the sums of most.
-constexpr bool has_matrix_kernel(Family f, int batch, bool converted) {
-  const int most = f == Family::rdna ? 8 : converted ? 16 : 32;
-  return batch == 1 || (batch >= split_rows(f) && batch <= most);
+constexpr int batch_strips(Family f, int batch) { return batch == 1 ? 1 : batch / split_rows(f); }
+// converted: the weights are not bfloat16 in memory. The parts of float16, and the sums of a group of quantised
+// weights, leave registers for 16 rows of the batch; RDNA's operands, which both halves of a wave hold, for 8. A large
+// batch needs many rows of weights in a unit, which share the cost of x; CDNA's LDS does not hold the sums of most of
+// those.
+constexpr bool has_gemm_mma(Family f, int batch, bool converted) {
+  const int max_batch = f == Family::rdna ? 8 : converted ? 16 : 32;
+  return batch == 1 || (batch >= split_rows(f) && batch <= max_batch);
 }
-constexpr bool has_matrix_rows(Family f, int batch, int rows, bool groups) {
+constexpr bool has_gemm_mma_rows(Family f, int batch, int rows, bool groups) {
   if (rows == 64) return !groups && (f == Family::nvidia ? batch >= 16 : f == Family::cdna && batch == 16);
   return rows == 32 || batch <= 8;
 }
 
-// ---- a lane's eights of a step, by the row of weights
+// ---- the vec8s of a step that a lane loads, and the row of weights they belong to
 
 constexpr int lanes_of_row(Family f) { return f == Family::rdna ? 1 : 4; }
-constexpr int lane_rows(Family f) { return f == Family::nvidia ? 2 : 1; }  // of 16
-constexpr int lane_eights(Family f) { return kStepFeatures / kEight / lanes_of_row(f); }
-constexpr int unit_eights(Family f) { return f == Family::rdna ? 2 : 1; }  // of a lane in a unit of features
+constexpr int lane_rows(Family f) { return f == Family::nvidia ? 2 : 1; }  // of the strip's 16
+constexpr int lane_vec8s(Family f) { return kStepFeatures / kVec8 / lanes_of_row(f); }
+constexpr int unit_vec8s(Family f) { return f == Family::rdna ? 2 : 1; }  // of a lane in a unit of features
 
 constexpr int load_bytes(int bits) { return bits == 4 ? 8 : 16; }
-constexpr int load_eights(int bits) { return load_bytes(bits) * 8 / bits / kEight; }
-constexpr int lane_loads(Family f, int bits) { return lane_eights(f) / load_eights(bits); }
+constexpr int load_vec8s(int bits) { return load_bytes(bits) * 8 / bits / kVec8; }
+constexpr int lane_loads(Family f, int bits) { return lane_vec8s(f) / load_vec8s(bits); }
 
 constexpr int row_of_lane(Family f, int lane, int j) { return f == Family::nvidia ? lane / 4 + 8 * j : lane % 16; }
-// Where in a row a lane is among those that share it.
-constexpr int place_in_row(Family f, int lane) {
+// The lane's index among those that share a row.
+constexpr int lane_in_row(Family f, int lane) {
   return f == Family::nvidia ? lane % 4 : f == Family::cdna ? lane / 16 : 0;
 }
-// The first byte of a lane's load in a row's step.
+// The first byte of a lane's load within a row's step.
 constexpr int load_offset(Family f, int bits, int lane, int load) {
-  return (load * lanes_of_row(f) + place_in_row(f, lane)) * load_bytes(bits);
+  return (load * lanes_of_row(f) + lane_in_row(f, lane)) * load_bytes(bits);
 }
 
-// ---- x's in LDS: units of features, in them strips, in them what each lane reads, 16 bytes after 16 bytes
+// ---- x in LDS: units of features; in a unit, strips; in a strip, the vec16s of each lane, one after the other
 
 constexpr int kSlotBytes = 16;
-constexpr int stream_slots(Family f) { return f == Family::rdna ? 16 : wave_size(f); }  // of a piece: lanes that differ
+constexpr int stream_slots(Family f) {
+  return f == Family::rdna ? 16 : wave_size(f);
+}  // per vec16: the lanes that read different rows
 constexpr int strip_slots(Family f) { return stream_slots(f) * stream_vec16s(f, 2); }
-// Of a strip's rows the first half are the upper parts of the batch's, the other half the lower ones. Lanes that store
-// together have the eights of one row's step: places are permuted by unit and piece, so that they meet in no bank, and
-// lanes that read together still read a line.
-constexpr int slot_in_strip(Family f, int unit, int row, int piece) {
-  if (f == Family::nvidia) return (row * 4 + piece) ^ ((unit & 1) * 4);
-  if (f == Family::rdna) return piece * 16 + (row ^ (unit % 4 * 2) ^ piece);
-  return row / 4 % 2 * 64 + piece * 16 + ((row / 8 * 4 + row % 4) ^ (unit % 2 * 4) ^ piece);
+// The first half of a strip's rows are the upper bfloat16 parts of the rows of the batch, the second half the lower
+// parts. Lanes that store together store the vec8s of one row's step: slots are permuted by unit and vec16, so that
+// these stores are free of bank conflicts and lanes that read together still read a whole line.
+constexpr int slot_in_strip(Family f, int unit, int row, int vec16) {
+  if (f == Family::nvidia) return (row * 4 + vec16) ^ ((unit & 1) * 4);
+  if (f == Family::rdna) return vec16 * 16 + (row ^ (unit % 4 * 2) ^ vec16);
+  return row / 4 % 2 * 64 + vec16 * 16 + ((row / 8 * 4 + row % 4) ^ (unit % 2 * 4) ^ vec16);
 }
 
-// Where there is one x, all rows of a strip's half are it: lanes share what they read. Where a strip is more than one
-// instruction's rows, one's are enough: both parts of x take turns in them, and the strip's other half is not made.
-constexpr bool whole_in_half(Family f) { return f != Family::rdna; }
-constexpr int whole_part(Family f, int row) { return whole_in_half(f) ? row % 2 : row / split_rows(f); }
-constexpr int whole_row(Family f, int part) { return whole_in_half(f) ? part : part * split_rows(f); }  // its first
-constexpr int whole_unit_slots(Family f) { return 2 * unit_features(f, 2) / kEight; }
-constexpr int whole_slot(Family f, int unit, int row, int piece) {
-  const int pieces = unit_features(f, 2) / kEight, turn = f == Family::rdna ? unit / 2 % 2 : unit & 1;
-  return (whole_part(f, row) * pieces + piece) ^ (turn * pieces);
+// At batch 1 all rows of half a strip are the same x, so lanes share what they read. Where a strip has more rows than
+// one matrix instruction, one instruction's rows are enough: the two parts of x alternate in them, and the other half
+// of the strip is not computed.
+constexpr bool single_in_half(Family f) { return f != Family::rdna; }
+constexpr int single_part(Family f, int row) { return single_in_half(f) ? row % 2 : row / split_rows(f); }
+constexpr int single_row(Family f, int part) {
+  return single_in_half(f) ? part : part * split_rows(f);
+}  // the first row of a part
+constexpr int single_unit_slots(Family f) { return 2 * unit_features(f, 2) / kVec8; }
+constexpr int single_slot(Family f, int unit, int row, int vec16) {
+  const int vec16s = unit_features(f, 2) / kVec8, swizzle = f == Family::rdna ? unit / 2 % 2 : unit & 1;
+  return (single_part(f, row) * vec16s + vec16) ^ (swizzle * vec16s);
 }
 
-// Bytes of x's in LDS: of a tile of features, two bfloat16 of each, and the sums of steps that offsets need.
-constexpr int matrix_tile_bytes(Family f, int batch, bool groups) {
-  return batch * (tile_features(f) * 4 + (groups ? waves_along(f) * 4 : 0));
+// The bytes of a tile of x in LDS: two bfloat16 of each feature, and the sums of steps that offsets of groups are
+// multiplied by.
+constexpr int x_tile_bytes(Family f, int batch, bool groups) {
+  return batch * (tile_features(f) * 4 + (groups ? split_k_waves(f) * 4 : 0));
 }
-// What one wave has summed up, and how many waves leave theirs side by side; two such places take turns.
+// The bytes of one wave's sums, and how many waves store their sums side by side. There are two such buffers, used
+// alternately.
 constexpr int wave_sum_bytes(Family f, int batch, int rows) {
-  return rows * (batch == 1 ? 2 : 2 * split_rows(f) * matrix_strips(f, batch)) * 4;
+  return rows * (batch == 1 ? 2 : 2 * split_rows(f) * batch_strips(f, batch)) * 4;
 }
-constexpr int waves_together(Family f, int batch, int rows) {
-  int waves = waves_along(f);
+constexpr int waves_at_once(Family f, int batch, int rows) {
+  int waves = split_k_waves(f);
   while (waves > 1 && waves * wave_sum_bytes(f, batch, rows) > 8 << 10) waves /= 2;
   return waves;
 }
-constexpr int matrix_sum_bytes(Family f, int batch, int rows) {
-  return 2 * waves_together(f, batch, rows) * wave_sum_bytes(f, batch, rows);
+constexpr int sum_buffer_bytes(Family f, int batch, int rows) {
+  return 2 * waves_at_once(f, batch, rows) * wave_sum_bytes(f, batch, rows);
 }
-// That a kernel has of LDS beside those: what a norm needs.
-constexpr int kMostStageBytes = 192 << 10;  // of x's
-constexpr int matrix_fact_bytes(int batch) {
-  const int chunks = batch == 1 ? kMostWholeFeatures / kChunkFeatures : kMostStageBytes / (batch * 4 * kChunkFeatures);
+// The remaining LDS of a kernel: the statistics of an RMS norm.
+constexpr int kMaxStageBytes = 192 << 10;  // bytes of x in LDS
+constexpr int norm_stats_bytes(int batch) {
+  const int chunks = batch == 1 ? kMaxSingleFeatures / kChunkFeatures : kMaxStageBytes / (batch * 4 * kChunkFeatures);
   return batch * (1 + chunks) * 4;
 }
-// Tiles of x's that fit what is left of LDS beside `others`.
-constexpr int tiles_in_lds(Family f, int batch, int rows, bool groups, int others, int lds_bytes) {
-  const int room = lds_bytes - matrix_fact_bytes(batch) - matrix_sum_bytes(f, batch, rows) - others;
-  const int most = batch == 1 ? room : kMostStageBytes;
-  return room <= 0 ? 0 : (room < most ? room : most) / matrix_tile_bytes(f, batch, groups);
+// The tiles of x that fit into the LDS that is left.
+constexpr int tiles_in_lds(Family f, int batch, int rows, bool groups, int other_bytes, int lds_bytes) {
+  const int bytes_left = lds_bytes - norm_stats_bytes(batch) - sum_buffer_bytes(f, batch, rows) - other_bytes;
+  const int max_bytes = batch == 1 ? bytes_left : kMaxStageBytes;
+  return bytes_left <= 0 ? 0 : (bytes_left < max_bytes ? bytes_left : max_bytes) / x_tile_bytes(f, batch, groups);
 }
 
-// Weights on their way to a lane, steps ahead. NVIDIA has them in LDS where x's leave room, since what is loaded to
-// registers there is waited for all at once (arch/nvidia/cp_async_ring.h). In registers they fit what the least chip of
-// a family has in LDS, since a step's place in turn must not depend on it.
+// The pipeline of weights, some steps deep. On NVIDIA it is a ring in LDS, where x leaves enough of it, because a warp
+// waits for all its loads to registers at once (arch/nvidia/cp_async_ring.h). Elsewhere registers hold it; its depth
+// fits the smallest LDS of the family's chips, since a step's place in the order of sums must not depend on the chip.
 constexpr bool has_ring(Family f, int batch) { return f == Family::nvidia && batch <= 8; }
-// Whether half of a strip may be of one of SwiGLU's sides and half of the other: lanes of a ring bring rows of either.
+// Whether one half of a strip may be rows of SwiGLU's gate linear and the other half rows of its up linear: the lanes
+// of a ring can load rows of both.
 constexpr bool has_mixed_strip(Family f, int bits, int batch) { return has_ring(f, batch) && bits == 16; }
 constexpr int ring_step_bytes(Family f, int bits, int rows) { return rows * tile_features(f) * bits / 8; }
 constexpr int most_groups(int columns) { return (columns + kStepFeatures - 1) / kStepFeatures; }
-// Scales, or offsets, of a unit's rows, where weights are in a ring.
+// The bytes of the scales, or the offsets, of a unit's rows, for kernels with a ring.
 constexpr int unit_group_bytes(int rows, int groups) { return rows * groups * 2; }
 
-constexpr int kLeastLds[] = {99 << 10, 64 << 10, 64 << 10};  // NVIDIA, CDNA, RDNA
-constexpr int matrix_depth(Family f, int bits, int batch, int rows) {
-  const bool groups = bits < 16;
+constexpr int kMinLds[] = {99 << 10, 64 << 10, 64 << 10};  // NVIDIA, CDNA, RDNA
+constexpr int gemm_mma_depth(Family f, int bits, int batch, int rows) {
+  const bool has_groups = bits < 16;
   if (has_ring(f, batch))
-    return ((batch == 1 && groups ? 40 : groups ? 48 : 64) << 10) / ring_step_bytes(f, bits, rows);
-  // AMD's waves of 64 have twice the bytes, and RDNA's operands are held twice.
-  const int held = f != Family::nvidia && (f == Family::rdna || groups) ? 32 : 64;
-  const int words = rows / kStripColumns *
-                    (lane_rows(f) * lane_loads(f, bits) * load_bytes(bits) / 4 + (groups ? 2 * lane_columns(f) : 0));
-  const int room = batch == 1 ? 8 : tiles_in_lds(f, batch, rows, groups, 0, kLeastLds[int(f)]);
+    return ((batch == 1 && has_groups ? 40 : has_groups ? 48 : 64) << 10) / ring_step_bytes(f, bits, rows);
+  // AMD's waves of 64 have twice the bytes, and RDNA keeps operands twice.
+  const int max_words = f != Family::nvidia && (f == Family::rdna || has_groups) ? 32 : 64;
+  const int words =
+      rows / kStripColumns *
+      (lane_rows(f) * lane_loads(f, bits) * load_bytes(bits) / 4 + (has_groups ? 2 * lane_columns(f) : 0));
+  const int max_depth = batch == 1 ? 8 : tiles_in_lds(f, batch, rows, has_groups, 0, kMinLds[int(f)]);
   int depth = 8;
-  while (depth > 1 && (depth * words > held || depth > room)) depth /= 2;
+  while (depth > 1 && (depth * words > max_words || depth > max_depth)) depth /= 2;
   return depth;
 }
 
-// What a ring, and twice the scales and offsets of a unit's rows, take.
-constexpr int matrix_ring_bytes(Family f, int bits, int batch, int rows, int columns) {
+// The bytes of a ring and of two units' scales and offsets.
+constexpr int weight_ring_bytes(Family f, int bits, int batch, int rows, int columns) {
   if (!has_ring(f, batch)) return 0;
   const int groups = bits < 16 ? 2 * 2 * unit_group_bytes(rows, most_groups(columns)) : 0;
-  return matrix_depth(f, bits, batch, rows) * ring_step_bytes(f, bits, rows) + groups;
+  return gemm_mma_depth(f, bits, batch, rows) * ring_step_bytes(f, bits, rows) + groups;
 }
 
-// Tiles of x's that LDS holds at once: all, or whole rounds of a lane's steps, or none where there is no room. And what
-// a launch asks for.
-constexpr int matrix_stage_tiles(Family f, int bits, int batch, int rows, int columns, int lds_bytes) {
-  const int ring = matrix_ring_bytes(f, bits, batch, rows, columns);
+// The tiles of x that LDS holds at once: all; or a multiple of the pipeline's depth; or 0 if LDS is too small. And the
+// LDS that a launch asks for.
+constexpr int gemm_mma_stage_tiles(Family f, int bits, int batch, int rows, int columns, int lds_bytes) {
+  const int ring = weight_ring_bytes(f, bits, batch, rows, columns);
   const int tiles = tiles_of(f, columns), fit = tiles_in_lds(f, batch, rows, bits < 16, ring, lds_bytes);
   if (fit >= tiles) return tiles;
-  return batch == 1 ? 0 : has_ring(f, batch) ? fit : fit - fit % matrix_depth(f, bits, batch, rows);
+  return batch == 1 ? 0 : has_ring(f, batch) ? fit : fit - fit % gemm_mma_depth(f, bits, batch, rows);
 }
-constexpr int matrix_lds_bytes(Family f, int bits, int batch, int rows, int columns, int lds_bytes) {
-  return matrix_stage_tiles(f, bits, batch, rows, columns, lds_bytes) * matrix_tile_bytes(f, batch, bits < 16) +
-         matrix_sum_bytes(f, batch, rows) + matrix_ring_bytes(f, bits, batch, rows, columns);
+constexpr int gemm_mma_lds_bytes(Family f, int bits, int batch, int rows, int columns, int lds_bytes) {
+  return gemm_mma_stage_tiles(f, bits, batch, rows, columns, lds_bytes) * x_tile_bytes(f, batch, bits < 16) +
+         sum_buffer_bytes(f, batch, rows) + weight_ring_bytes(f, bits, batch, rows, columns);
 }
 
-// Blocks that a CU holds.
-constexpr int matrix_blocks_of_cu(Family f, int batch) { return batch == 1 && f != Family::rdna ? 2 : 1; }
+// The blocks that a CU holds at once.
+constexpr int gemm_mma_blocks_per_cu(Family f, int batch) { return batch == 1 && f != Family::rdna ? 2 : 1; }
 
-struct EightPlace {
-  int unit, piece;  // of a step
+struct Vec8Coord {
+  int unit, vec16;  // within a step
 };
-// Where the nth eight of a step's features goes. Of nibbles 16 bytes hold 32 features, the low ones first, and a lane
+// The coordinates in LDS of the nth vec8 of a step. 16 bytes of nibbles hold 32 features, low nibbles first, and a lane
 // has half of them.
-constexpr EightPlace eight_place(Family f, int bits, int n) {
-  const int lanes = lanes_of_row(f), each = load_eights(bits);
-  int lane = 0, eight = 0;  // of a row's lanes, and of the lane's
+constexpr Vec8Coord vec8_coord(Family f, int bits, int n) {
+  const int lanes = lanes_of_row(f), vec8s_per_load = load_vec8s(bits);
+  int lane = 0, vec8 = 0;  // the lane among a row's lanes, and the vec8 among the lane's
   if (bits == 4) {
-    const int load = n / 4 * 2 + n % 2;  // 8 bytes
-    lane = load % lanes, eight = load / lanes * each + n / 2 % 2;
+    const int load = n / 4 * 2 + n % 2;  // loads of 8 bytes
+    lane = load % lanes, vec8 = load / lanes * vec8s_per_load + n / 2 % 2;
   } else {
-    lane = n / each % lanes, eight = n / each / lanes * each + n % each;
+    lane = n / vec8s_per_load % lanes, vec8 = n / vec8s_per_load / lanes * vec8s_per_load + n % vec8s_per_load;
   }
-  return {eight / unit_eights(f), f == Family::rdna ? eight % 2 : lane};
+  return {vec8 / unit_vec8s(f), f == Family::rdna ? vec8 % 2 : lane};
 }
-// Which feature of an eight is its element e: as bytes and nibbles are turned into bfloat16 most cheaply.
-constexpr int eight_feature(int bits, int e) { return bits < 16 ? e / 4 * 4 + e % 2 * 2 + e / 2 % 2 : e; }
+// Which feature of a vec8 its element e is: the order in which bytes and nibbles become bfloat16 most cheaply.
+constexpr int vec8_feature(int bits, int e) { return bits < 16 ? e / 4 * 4 + e % 2 * 2 + e / 2 % 2 : e; }
 
 }  // namespace xlstm::gpu::engine

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights in memory to operands of bfloat16 products, 8 features at a time: exactly, float16 as the sum of two.
+// Dequantises weights: 8 features at a time become bfloat16 operands, exactly; float16 becomes the sum of two bfloat16.
+// Scales and offsets of groups are applied to sums.
 #pragma once
 
 #include "arch/operands.h"
@@ -13,7 +14,7 @@ struct Bfloat16Weights {
   static constexpr bool kGroups = false, kConverted = false;
   using Load = Vec16;
 
-  XLSTM_DEVICE static void eight(const Load& load, int, Vec16 (&part)[1]) { part[0] = load; }
+  XLSTM_DEVICE static void to_bfloat16(const Load& load, int, Vec16 (&part)[1]) { part[0] = load; }
 };
 
 struct Float16Weights {
@@ -21,9 +22,9 @@ struct Float16Weights {
   static constexpr bool kGroups = false, kConverted = true;
   using Load = Vec16;
 
-  XLSTM_DEVICE static void eight(const Load& load, int, Vec16 (&part)[2]) {
+  XLSTM_DEVICE static void to_bfloat16(const Load& load, int, Vec16 (&part)[2]) {
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {  // 11 bits: truncation keeps 8, the rest has 3
+    for (int w = 0; w < 4; ++w) {  // float16 has 11 bits: truncation to bfloat16 keeps 8, the remainder has 3
       const float low = low_float(Float16{}, load.word[w]), high = high_float(Float16{}, load.word[w]);
       part[0].word[w] = pack_truncated(low, high);
       part[1].word[w] = pack_truncated(rest_of_truncation(low), rest_of_truncation(high));
@@ -31,13 +32,13 @@ struct Float16Weights {
   }
 };
 
-// Quantised weights are multiplied as q - kZero; without offsets they stand for q - kMiddle.
+// Quantised weights are multiplied as q - kZero. Without offsets a weight means scale * (q - kMiddle).
 struct ByteWeights {
   static constexpr int kBits = 8, kParts = 1, kZero = 0, kMiddle = 0;
   static constexpr bool kGroups = true, kConverted = true;
   using Load = Vec16;
 
-  XLSTM_DEVICE static void eight(const Load& load, int n, Vec16 (&part)[1]) {
+  XLSTM_DEVICE static void to_bfloat16(const Load& load, int n, Vec16 (&part)[1]) {
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
       part[0].word[2 * w] = signed_bytes<0>(load.word[2 * n + w]);
@@ -53,7 +54,7 @@ struct NibbleWeights {
     uint32_t word[2];
   };
 
-  XLSTM_DEVICE static void eight(const Load& load, int n, Vec16 (&part)[1]) {
+  XLSTM_DEVICE static void to_bfloat16(const Load& load, int n, Vec16 (&part)[1]) {
 #pragma unroll
     for (int w = 0; w < 2; ++w)
 #pragma unroll
@@ -61,7 +62,7 @@ struct NibbleWeights {
   }
 };
 
-// f(element) for the dtype of scales and offsets: one branch for all of a step's.
+// Calls f(element) for the dtype of scales and offsets: one branch for all of a step's.
 template <class F>
 XLSTM_DEVICE void with_dtype(xlstm_dtype dtype, F&& f) {
   if (dtype == XLSTM_BFLOAT16)

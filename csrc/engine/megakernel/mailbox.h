@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// How blocks of a grid that all run at once hand floats to each other (engine/megakernel/megakernel.h): a word tells by
-// itself whether it is there. Memory begins as kAbsent, each word is left once, and who needs it looks until it is
-// another. So nobody arrives, nobody orders what he wrote before, and the look that finds a word has it: a counter of
-// arrivals cost a trip to L2 for the order, one for the counter, one to see it and one for the words.
+// Mailboxes: how the blocks of a persistent grid hand floats to each other within a launch
+// (engine/megakernel/megakernel.h). A mailbox is a float in device memory that begins as kEmpty. Its producer publishes
+// it once; a consumer spins until it is not empty. So there is no counter of arrivals and no fence, and the load that
+// finds a mailbox full already has the value. (A counter cost one trip to L2 for the fence, one for the counter, one
+// for the consumer to see it and one for the data.)
 #pragma once
 
 #include "arch/hopper/hopper.h"
@@ -11,47 +12,49 @@
 
 namespace xlstm::gpu::engine {
 
-// Once.
-XLSTM_DEVICE void leave(float* to, float x) { write_shared_word(to, as_bits(present(x))); }
+// At most once for each mailbox.
+XLSTM_DEVICE void publish(float* to, float x) { write_shared_word(to, as_bits(not_empty(x))); }
 
-XLSTM_DEVICE bool any_absent(const Vec16& piece) {
-  bool absent = false;
+XLSTM_DEVICE bool any_empty(const Vec16& data) {
+  bool is_empty = false;
 #pragma unroll
-  for (int w = 0; w < 4; ++w) absent |= piece.word[w] == kAbsent;
-  return absent;
+  for (int w = 0; w < 4; ++w) is_empty |= data.word[w] == kEmpty;
+  return is_empty;
 }
 
-XLSTM_DEVICE float await_word(const float* from) {
-  uint32_t word;
-  do word = read_shared_word(from);
-  while (word == kAbsent && look_again());
-  return as_float(word);
+XLSTM_DEVICE float spin_until_published(const float* from) {
+  uint32_t bits;
+  do bits = read_shared_word(from);
+  while (bits == kEmpty && look_again());
+  return as_float(bits);
 }
-// Four of them, from a multiple of 16 bytes on.
-XLSTM_DEVICE Vec16 await_piece(const float* from) {
-  Vec16 piece;
-  do piece = read_shared_vec16(from);
-  while (any_absent(piece) && look_again());
-  return piece;
+// Four mailboxes at a multiple of 16 bytes.
+XLSTM_DEVICE Vec16 spin_until_vec16_published(const float* from) {
+  Vec16 data;
+  do data = read_shared_vec16(from);
+  while (any_empty(data) && look_again());
+  return data;
 }
-// Eights, all of which are asked for before any is waited for; meanwhile(n): when the nth look is on its way.
-template <int kCount, class Meanwhile>
-XLSTM_DEVICE void await_eights(const float* const (&from)[kCount], float (&to)[kCount][kEight], Meanwhile&& meanwhile) {
-  Vec16 piece[2 * kCount];
-  bool absent;
-  int looks = 0;
+// Vec8s of mailboxes: all loads are issued before the first is waited for. while_waiting(n) runs while the nth round of
+// loads is in flight.
+template <int kCount, class WhileWaiting>
+XLSTM_DEVICE void spin_until_vec8s_published(const float* const (&from)[kCount], float (&to)[kCount][kVec8],
+                                             WhileWaiting&& while_waiting) {
+  Vec16 data[2 * kCount];
+  bool is_empty;
+  int look = 0;
   do {
-    absent = false;
+    is_empty = false;
 #pragma unroll
-    for (int n = 0; n < 2 * kCount; ++n) piece[n] = read_shared_vec16(from[n / 2] + n % 2 * 4);
-    meanwhile(looks++);
+    for (int n = 0; n < 2 * kCount; ++n) data[n] = read_shared_vec16(from[n / 2] + n % 2 * 4);
+    while_waiting(look++);
 #pragma unroll
-    for (int n = 0; n < 2 * kCount; ++n) absent |= any_absent(piece[n]);
-  } while (absent && look_again());
+    for (int n = 0; n < 2 * kCount; ++n) is_empty |= any_empty(data[n]);
+  } while (is_empty && look_again());
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
 #pragma unroll
-    for (int e = 0; e < kEight; ++e) to[i][e] = as_float(piece[2 * i + e / 4].word[e % 4]);
+    for (int e = 0; e < kVec8; ++e) to[i][e] = as_float(data[2 * i + e / 4].word[e % 4]);
 }
 
 }  // namespace xlstm::gpu::engine

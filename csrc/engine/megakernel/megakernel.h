@@ -24,155 +24,160 @@
 namespace xlstm::gpu::engine {
 
 template <class Weights>
-struct WholeStep {
+struct Megakernel {
   static constexpr int kBits = Weights::kBits;
   using Sums = typename SumsOf<Weights, 1>::type;
-  using Ring = WholeRing<kBits>;
+  using Ring = MegakernelRing<kBits>;
 
-  const WholeParams& p;
+  const MegakernelParams& p;
   char* lds;
   Ring ring;
-  int slot = 0;  // of the ring: which is read next; the one before it is asked for anew
+  int slot = 0;  // of the ring: the slot to be read next; the slot before it is refilled
 
-  XLSTM_DEVICE WholeStep(const WholeParams& params, char* memory) : p(params), lds(memory), ring(params, memory) {}
+  XLSTM_DEVICE Megakernel(const MegakernelParams& params, char* memory)
+      : p(params), lds(memory), ring(params, memory) {}
 
-  // What this block has of all products, and of the token's x: the rows that it adds to. Then a barrier.
-  XLSTM_DEVICE static void prepare(const WholeParams& p, char* lds) {
-    const auto items_of = [&](Phase phase) { return WholePart(p.phase[int(phase)], 0).end; };
+  // Fills in the tables of this block's share of all phases, and the token's x in the rows that the block adds to. A
+  // barrier must follow.
+  XLSTM_DEVICE static void prepare(const MegakernelParams& p, char* lds) {
+    const auto items_of = [&](Phase phase) { return WarpPart(p.phase[int(phase)], 0).end; };
     for (int s = 0; s < kPhases; ++s) {
       const Phase phase = Phase(s);
-      const int own = items_of(phase), thread = int(threadIdx.x);
-      for (int n = thread; n < own; n += kWholeThreads)
-        Ring::item_of(p, lds, phase, n) = WholeItem(p, phase, kBits, int(blockIdx.x) + n * int(gridDim.x));
-      if (thread < kWholeWarps) Ring::part_of(p, lds, phase, thread) = WholePart(p.phase[s], thread);
+      const int block_items = items_of(phase), thread = int(threadIdx.x);
+      for (int n = thread; n < block_items; n += kMegakernelThreads)
+        Ring::item_of(p, lds, phase, n) = RowItem(p, phase, kBits, int(blockIdx.x) + n * int(gridDim.x));
+      if (thread < kMegakernelWarps) Ring::part_of(p, lds, phase, thread) = WarpPart(p.phase[s], thread);
     }
-    const int added = items_of(Phase::output) * kItemRows, rows = p.phase[int(Phase::output)].product.linear[0].rows;
-    for (int at = int(threadIdx.x); at < added; at += kWholeThreads) {
-      const int row = (int(blockIdx.x) + at / kItemRows * int(gridDim.x)) * kItemRows + at % kItemRows;
-      reinterpret_cast<float*>(lds + p.room.residual)[at] = row < rows ? p.passed[row] : 0.0f;
+    const int added = items_of(Phase::output) * kItemRows, rows = p.phase[int(Phase::output)].gemm.linear[0].rows;
+    for (int index = int(threadIdx.x); index < added; index += kMegakernelThreads) {
+      const int row = (int(blockIdx.x) + index / kItemRows * int(gridDim.x)) * kItemRows + index % kItemRows;
+      reinterpret_cast<float*>(lds + p.smem.residual)[index] = row < rows ? p.mailboxes[row] : 0.0f;
     }
   }
 
-  XLSTM_DEVICE ClusterX x() const { return {lds + p.room.x, reinterpret_cast<float*>(lds + p.room.facts)}; }
+  XLSTM_DEVICE ClusterX x() const { return {lds + p.smem.x, reinterpret_cast<float*>(lds + p.smem.x_scales)}; }
   XLSTM_DEVICE float* floats(int at) const { return reinterpret_cast<float*>(lds + at); }
 
-  // ---- x's
+  // ---- prologue: x
 
-  // Eights of x, kBurst of a thread at a time; `weight`: of a norm, or none.
+  // Loads x from its mailboxes, kBurst vec8s of a thread at a time, and applies the weights of an RMS norm, if kNormed.
   template <bool kNormed, int kBurst>
-  XLSTM_DEVICE void bring(Phase phase, int block, const DeviceVector& norm) {
-    const ProductParams& product = p.phase[int(phase)].product;
+  XLSTM_DEVICE void load_x(Phase phase, int block, const DeviceVector& norm) {
+    const GemmParams& gemm = p.phase[int(phase)].gemm;
     const float* const x_at = p.from(phase, block);
-    const int eights = product.columns / kEight;
-    const auto place = [&](int i) { return i * kWholeThreads + int(threadIdx.x); };
-    const auto feature = [&](int i) { return place(i) < eights ? place(i) * kEight : 0; };
-    NormEight weight[kBurst];
+    const int vec8s = gemm.columns / kVec8;
+    const auto vec8_index = [&](int i) { return i * kMegakernelThreads + int(threadIdx.x); };
+    const auto feature = [&](int i) { return vec8_index(i) < vec8s ? vec8_index(i) * kVec8 : 0; };
+    NormVec8 weight[kBurst];
 #pragma unroll
     for (int i = 0; kNormed && i < kBurst; ++i) weight[i].fetch(norm, feature(i));
-    for (int begin = 0; begin * kWholeThreads < eights; begin += kBurst) {
-      float y[kBurst][kEight];
-      const float* eight[kBurst];
+    for (int begin = 0; begin * kMegakernelThreads < vec8s; begin += kBurst) {
+      float y[kBurst][kVec8];
+      const float* addresses[kBurst];
 #pragma unroll
-      for (int i = 0; i < kBurst; ++i) eight[i] = x_at + feature(begin + i);
-      await_eights(eight, y, [&](int look) { ring.ask_beyond(look); });
-      __syncwarp();  // lanes found theirs one after the other
+      for (int i = 0; i < kBurst; ++i) addresses[i] = x_at + feature(begin + i);
+      spin_until_vec8s_published(addresses, y, [&](int look) { ring.prefetch_beyond(look); });
+      __syncwarp();  // lanes stop spinning one after the other
 #pragma unroll
       for (int i = 0; kNormed && i < kBurst; ++i)
         if (begin) weight[i].fetch(norm, feature(begin + i));
 #pragma unroll
       for (int i = 0; i < kBurst; ++i) {
-        const int at = place(begin + i), step = at / kStepEights;
-        const bool there = at < eights;
+        const int index = vec8_index(begin + i), step = index / kStepVec8s;
+        const bool is_inside = index < vec8s;
         if constexpr (kNormed) {
-          const float own = over_lanes<kStepEights>(sum_of_squares(y[i]));
-          if (there && at % kStepEights == 0) floats(p.room.squares)[step] = own;
+          const float square_sum = sum_over_lanes<kStepVec8s>(sum_of_squares(y[i]));
+          if (is_inside && index % kStepVec8s == 0) floats(p.smem.squares)[step] = square_sum;
           weight[i].multiply(norm.dtype, y[i]);
         }
-        Sums::store(x(), step, at % kStepEights, 0, y[i], there);
+        Sums::store(x(), step, index % kStepVec8s, 0, y[i], is_inside);
       }
     }
     __syncthreads();
-    if (kNormed && ring.warp() + 1 == kWholeWarps) make_factor(product);
+    if (kNormed && ring.warp() + 1 == kMegakernelWarps) compute_rms_factor(gemm);
   }
 
-  // What products of an RMS norm's x's are multiplied by, before the next barrier. A lane adds up a part of the
-  // features, in the order of its steps; then parts in theirs.
-  XLSTM_DEVICE void make_factor(const ProductParams& product) const {
-    const int rank = lane_id(), steps = product.columns / kStepFeatures, bits = part_bits_of(steps);
+  // The factor of an RMS norm, applied to sums; ready at the next barrier. A lane adds up a part of the features, in
+  // the order of its steps; then the parts are added up in their order.
+  XLSTM_DEVICE void compute_rms_factor(const GemmParams& gemm) const {
+    const int rank = lane_id(), steps = gemm.columns / kStepFeatures, bits = part_bits_of(steps);
     const int each = (steps + (1 << bits) - 1) >> bits, end = (rank + 1) * each < steps ? (rank + 1) * each : steps;
     float part = 0, sum = 0;
-    for (int step = rank * each; rank < 1 << bits && step < end; ++step) part += floats(p.room.squares)[step];
+    for (int step = rank * each; rank < 1 << bits && step < end; ++step) part += floats(p.smem.squares)[step];
 #pragma unroll
-    for (int j = 0; j < 1 << kMostPartBits; ++j) sum += shuffle_from(part, j, kWave);
-    if (rank == 0) *floats(p.room.factor) = 1 / __builtin_sqrtf(sum / float(product.columns) + product.norm_eps);
+    for (int j = 0; j < 1 << kMaxPartBits; ++j) sum += shuffle_from(part, j, kWave);
+    if (rank == 0) *floats(p.smem.factor) = 1 / __builtin_sqrtf(sum / float(gemm.columns) + gemm.norm_eps);
   }
 
-  // What the norm of heads makes of h, with its gate. A warp measures a head and brings 256 of its values: others do
-  // the same with the others, which costs no time that one warp would not take.
-  XLSTM_DEVICE void bring_heads(int block, const DeviceVector& norm) {
-    static_assert(kMostHeadEights == 2);
-    const ProductParams& product = p.phase[int(Phase::output)].product;
-    const float *const h_at = p.from(Phase::output, block), *const gate_at = p.to(Phase::gate, kGateOfH, block);
-    const int features = p.step.v.columns, eights = features / kEight, each = (eights + kWave - 1) / kWave;
+  // The norm of heads of h, times the sigmoid of the output gate. A warp computes the statistics of a whole head but
+  // loads 256 of its values only; other warps repeat the statistics for the other values, which costs no time that one
+  // warp would not take.
+  XLSTM_DEVICE void load_gated_heads(int block, const DeviceVector& norm) {
+    static_assert(kMaxHeadVec8s == 2);
+    const GemmParams& gemm = p.phase[int(Phase::output)].gemm;
+    const float *const h_at = p.from(Phase::output, block), *const gate_at = p.to(Phase::gate, kOutputGate, block);
+    const int features = p.step.v.columns, vec8s = features / kVec8, parts_per_head = (vec8s + kWave - 1) / kWave;
     const auto feature = [&](int j) {
       const int n = lane_id() + j * kWave;
-      return n < eights ? n * kEight : 0;
+      return n < vec8s ? n * kVec8 : 0;
     };
-    for (int turn = ring.warp(); turn < p.heads * each; turn += kWholeWarps) {
-      const int head = turn / each, own = turn % each, begin = head * features;
-      float h[kMostHeadEights + 1][kEight];
-      const float* eight[kMostHeadEights + 1];
-      NormEight weight;
-      weight.fetch(norm, begin + feature(own));
+    for (int head_part = ring.warp(); head_part < p.heads * parts_per_head; head_part += kMegakernelWarps) {
+      const int head = head_part / parts_per_head, part = head_part % parts_per_head, begin = head * features;
+      float h[kMaxHeadVec8s + 1][kVec8];
+      const float* addresses[kMaxHeadVec8s + 1];
+      NormVec8 weight;
+      weight.fetch(norm, begin + feature(part));
 #pragma unroll
-      for (int j = 0; j < kMostHeadEights; ++j) eight[j] = h_at + begin + feature(j);  // beyond the last, the first
-      eight[kMostHeadEights] = gate_at + begin + feature(own);
-      // Twice as many lines as elsewhere, for this wait is the longest.
-      await_eights(eight, h, [&](int look) { ring.ask_beyond(2 * look), ring.ask_beyond(2 * look + 1); });
+      for (int j = 0; j < kMaxHeadVec8s; ++j)
+        addresses[j] = h_at + begin + feature(j);  // past the last vec8, the first
+      addresses[kMaxHeadVec8s] = gate_at + begin + feature(part);
+      // Prefetches twice as many lines as elsewhere, since this wait is the longest.
+      spin_until_vec8s_published(addresses, h,
+                                 [&](int look) { ring.prefetch_beyond(2 * look), ring.prefetch_beyond(2 * look + 1); });
       __syncwarp();
-      const auto& gate = h[kMostHeadEights];
+      const auto& gate = h[kMaxHeadVec8s];
       const auto sum_of = [&](auto&& f) {
         float sum = 0;
 #pragma unroll
-        for (int j = 0; j < kMostHeadEights; ++j)
-          if (lane_id() + j * kWave < eights)
+        for (int j = 0; j < kMaxHeadVec8s; ++j)
+          if (lane_id() + j * kWave < vec8s)
 #pragma unroll
-            for (int e = 0; e < kEight; ++e) sum += f(h[j][e]);
+            for (int e = 0; e < kVec8; ++e) sum += f(h[j][e]);
         return wave_sum(sum);
       };
       const float mean = sum_of([](float v) { return v; }) / float(features);
-      const float square = sum_of([&](float v) { return (v - mean) * (v - mean); }) / float(features);
-      const float inverse = 1 / __builtin_sqrtf(square + product.norm_eps);
-      float y[kEight];
+      const float variance = sum_of([&](float v) { return (v - mean) * (v - mean); }) / float(features);
+      const float reciprocal = 1 / __builtin_sqrtf(variance + gemm.norm_eps);
+      float y[kVec8];
 #pragma unroll
-      for (int e = 0; e < kEight; ++e) y[e] = ((own ? h[1][e] : h[0][e]) - mean) * inverse;
+      for (int e = 0; e < kVec8; ++e) y[e] = ((part ? h[1][e] : h[0][e]) - mean) * reciprocal;
       weight.multiply(norm.dtype, y);
 #pragma unroll
-      for (int e = 0; e < kEight; ++e) y[e] *= sigmoid_of(gate[e]);
-      const int n = lane_id() + own * kWave;
-      Sums::store(x(), head * (features / kStepFeatures) + n / kStepEights, n % kStepEights, 0, y, n < eights);
+      for (int e = 0; e < kVec8; ++e) y[e] *= sigmoid_of(gate[e]);
+      const int n = lane_id() + part * kWave;
+      Sums::store(x(), head * (features / kStepFeatures) + n / kStepVec8s, n % kStepVec8s, 0, y, n < vec8s);
     }
     __syncthreads();
   }
 
-  // ---- products
+  // ---- mainloop
 
-  // How the scales of a product lie; the same for all of its rows.
+  // The format of a phase's scales, the same for all of its rows.
   struct Groups {
     bool offsets, float16;
     int two_steps;
   };
-  // Steps of a slot, from `done` on; at: which of a row's scales there is the first's.
+  // Multiplies the steps in a slot, from step `done` on; at: the first step's scale among those of a row in the slot.
   XLSTM_DEVICE void multiply(Sums& sums, bool gate, const Groups& groups, int at, const char* slot, int done,
                              int now) const {
     const ClusterX with = x();
     const char* const rows = slot + item_row() * Ring::kSegment;
-    const int turn = segment_turn(kBits, item_row());
+    const int swizzle = segment_swizzle(kBits, item_row());
     if constexpr (kBits == 16) {
       const char* const row[2] = {rows, rows + 8 * Ring::kSegment};
 #pragma unroll
       for (int s = 0; s < Ring::kSegment / (kStepFeatures * 2); ++s)
-        if (s < now) sums.multiply(with, done + s, row, s * kStepFeatures * 2, turn);
+        if (s < now) sums.multiply(with, done + s, row, s * kStepFeatures * 2, swizzle);
     } else if (gate) {
       for (int s = 0; s < now; ++s) {
         const char* const from = rows + s * kStepFeatures * 2;
@@ -180,23 +185,23 @@ struct WholeStep {
         sums.multiply_gate(with, done + s, row);
       }
     } else {
-      // Of one x a lane has one row: scales from the first that the slot has of it.
+      // At batch 1 a lane scales one row only, from the first scale that the slot has of it.
       const int r = item_row() + quarter() / 2 * 8, shift = groups.two_steps;
-      const int odd = done & shift;  // whether the first step is a group's second
-      const char* const scales = slot + whole_groups_at(kBits) + r * kGroupBytes;
+      const int odd = done & shift;  // whether the first step is the second of its group
+      const char* const scales = slot + megakernel_groups_offset(kBits) + r * kGroupBytes;
       const auto run = [&](auto element, auto with_offsets) {
         using T = decltype(element);
         constexpr int kSteps = Ring::kSegment / (kStepFeatures * kBits / 8);
         const auto step = [&](int s) {
-          const int begin = (s * (kStepFeatures * kBits / 8)) ^ turn;
+          const int begin = (s * (kStepFeatures * kBits / 8)) ^ swizzle;
           const char* const row[2] = {rows + begin, rows + begin + 8 * Ring::kSegment};
-          const char* const group = scales + ((at + ((odd + s) >> shift) * 2) ^ group_turn(r));
+          const char* const group = scales + ((at + ((odd + s) >> shift) * 2) ^ group_swizzle(r));
           float scale[2] = {}, offset[2] = {};
           scale[0] = to_float(*reinterpret_cast<const T*>(group));
           if (with_offsets) offset[0] = to_float(*reinterpret_cast<const T*>(group + kGroupsBytes));
           sums.template multiply<with_offsets>(with, done + s, row, scale, offset);
         };
-        if (now == kSteps) {  // without branches between steps, whose loads then overlap
+        if (now == kSteps) {  // no branches between steps, so their loads overlap
 #pragma unroll
           for (int s = 0; s < kSteps; ++s) step(s);
         } else {
@@ -216,89 +221,90 @@ struct WholeStep {
         by_dtype(std::false_type{});
     }
   }
-  // Few threads do this and all others wait: no more instructions than it takes.
-  XLSTM_DEVICE void finish(Phase phase, int block, const WholePart& part) const {
-    const ProductParams& product = p.phase[int(phase)].product;
-    const bool both = product.output == Output::swiglu, adds = product.output == Output::add;
-    const int bits = both ? 3 : 4, parts = part.parts();
-    const float factor = product.input == Input::rms ? *floats(p.room.factor) : 1.0f;
-    for (int at = int(threadIdx.x); at < part.end << bits; at += kWholeThreads) {
-      const int n = at >> bits, r = at & ((1 << bits) - 1);
-      const WholeItem item = Ring::item_of(p, lds, phase, n);
+  // The epilogue of a phase. Few threads run it and all the rest wait: as few instructions as possible.
+  XLSTM_DEVICE void epilogue(Phase phase, int block, const WarpPart& part) const {
+    const GemmParams& gemm = p.phase[int(phase)].gemm;
+    const bool is_swiglu = gemm.output == Output::swiglu, is_residual = gemm.output == Output::add;
+    const int bits = is_swiglu ? 3 : 4, parts = part.parts();
+    const float factor = gemm.input == Input::rms ? *floats(p.smem.factor) : 1.0f;
+    for (int index = int(threadIdx.x); index < part.end << bits; index += kMegakernelThreads) {
+      const int n = index >> bits, r = index & ((1 << bits) - 1);
+      const RowItem item = Ring::item_of(p, lds, phase, n);
       if (r >= item.rows) continue;
-      const WholeWeights* const weights = p.block[block].linear + item.linear;
-      const auto sum_of = [&](int piece, int of) {
-        const float* const own = floats(p.room.received) + n * parts * kItemRows + of;
-        float sum = 0, each[1 << kMostPartBits];
+      const MegakernelWeights* const weights = p.block[block].linear + item.linear;
+      const auto sum_of = [&](int linear, int row) {
+        const float* const part_sums = floats(p.smem.partial_sums) + n * parts * kItemRows + row;
+        float sum = 0, sums[1 << kMaxPartBits];
 #pragma unroll
-        for (int j = 0; j < 1 << kMostPartBits; ++j) each[j] = j < parts ? own[j * kItemRows] : 0.0f;
+        for (int j = 0; j < 1 << kMaxPartBits; ++j) sums[j] = j < parts ? part_sums[j * kItemRows] : 0.0f;
 #pragma unroll
-        for (int j = 0; j < 1 << kMostPartBits; ++j) sum += each[j];
-        const DeviceVector& bias = weights[piece].bias;
+        for (int j = 0; j < 1 << kMaxPartBits; ++j) sum += sums[j];
+        const DeviceVector& bias = weights[linear].bias;
         return bias.data ? sum * factor + value_of(bias, item.first + r) : sum * factor;
       };
       float y = sum_of(0, r);
-      if (both) {
+      if (is_swiglu) {
         y = swiglu(y, sum_of(1, r + kItemRows / 2));
-      } else if (adds) {  // to x's rows, which no other block has
-        y += floats(p.room.residual)[at];
-        floats(p.room.residual)[at] = y;
+      } else if (is_residual) {  // these rows of x belong to this thread block
+        y += floats(p.smem.residual)[index];
+        floats(p.smem.residual)[index] = y;
       } else {
-        y = stored(product, item.linear - first_linear(phase), 0, y);
+        y = cap_and_mask(gemm, item.linear - first_linear(phase), 0, y);
       }
       if (phase == Phase::head)
-        product.to[0][item.first + r] = y;
+        gemm.to[0][item.first + r] = y;
       else
-        leave(p.of(block) + item.to + r, y);
+        publish(p.of(block) + item.to + r, y);
     }
   }
 
-  // Of the model's block: x's are there, in LDS. A warp goes through the slots of its items, and asks for a slot that
-  // it has read before it reads the next: so the last of a product's waits until the next product's x's are there,
-  // which would otherwise come behind it.
-  XLSTM_DEVICE void multiply_all(Phase phase, int block) {
-    const WholePart& part = ring.part_of(p, lds, phase, ring.warp());
-    const DeviceLinear& w = p.phase[int(phase)].product.linear[0];
+  // A phase of the model's block, whose x is ready in shared memory. A warp goes through the slots of its items and
+  // refills the slot that it has just read before it reads the next. So the refill of a phase's last slot is issued
+  // only after the next phase's x has arrived, whose loads would otherwise queue behind it.
+  XLSTM_DEVICE void mainloop(Phase phase, int block) {
+    const WarpPart& part = ring.part_of(p, lds, phase, ring.warp());
+    const DeviceLinear& w = p.phase[int(phase)].gemm.linear[0];
     const Groups groups{p.block[block].linear[first_linear(phase)].offsets != nullptr, w.dtype == XLSTM_FLOAT16,
                         part.two_steps};
     Sums sums{};
-    int n = part.first, done = 0;  // of an item's steps
+    int n = part.first, done = 0;  // a step of an item
     if (!part.steps)
-      for (; n < part.end; n += part.stride()) leave_sum(part, n, sums);
+      for (; n < part.end; n += part.stride()) store_partial_sum(part, n, sums);
 #pragma unroll 1
     while (n < part.end) {
       ring.fetch(slot ? slot - 1 : Ring::kSlots - 1);
-      const bool gate = kBits < 16 && Ring::item_of(p, lds, phase, n).kind == WholeItem::gate;
+      const bool gate = kBits < 16 && Ring::item_of(p, lds, phase, n).kind == RowItem::gate;
       const int most = Ring::kSegment / step_bytes(kBits, gate), left = part.steps - done;
-      const int at = part.groups_at(item_row(), part.first_step + done) & 15;  // of all items, and of either half
+      const int first_group =
+          part.groups_at(item_row(), part.first_step + done) & 15;  // for all items, and for either half of their rows
       cp_async_wait_group<Ring::kSlots - 1>();
       __syncwarp();
-      multiply(sums, gate, groups, at, ring.slot(slot), part.first_step + done, left < most ? left : most);
+      multiply(sums, gate, groups, first_group, ring.slot(slot), part.first_step + done, left < most ? left : most);
       slot = slot + 1 == Ring::kSlots ? 0 : slot + 1;
       if (left > most) {
         done += most;
       } else {
-        leave_sum(part, n, sums);
+        store_partial_sum(part, n, sums);
         sums = {}, done = 0, n += part.stride();
       }
       __syncwarp();
     }
     __syncthreads();
-    finish(phase, block, part);
-    if (phase == Phase::output) WholeToken(p, lds).settle(p.block[block]);
-    if (phase == Phase::projections) __syncthreads();  // the gate's sums lie where these were read
+    epilogue(phase, block, part);
+    if (phase == Phase::output) MegakernelMlstmStep(p, lds).apply_pending_state(p.block[block]);
+    if (phase == Phase::projections) __syncthreads();  // the gate's phase puts its sums in the same smem
   }
-  // Of item n of this block's, over this warp's part.
-  XLSTM_DEVICE void leave_sum(const WholePart& part, int n, const Sums& sums) const {
-    const float sum = sums.alone();
-    if (sums.own_row() < 0) return;
-    floats(p.room.received)[(n * part.parts() + part.rank(ring.warp())) * kItemRows + sums.own_row()] = sum;
+  // Stores the sums of item n of this block, over this warp's part of the features.
+  XLSTM_DEVICE void store_partial_sum(const WarpPart& part, int n, const Sums& sums) const {
+    const float sum = sums.single_sum();
+    if (sums.lane_row() < 0) return;
+    floats(p.smem.partial_sums)[(n * part.parts() + part.rank(ring.warp())) * kItemRows + sums.lane_row()] = sum;
   }
 
-  // What is read once a token, and then waited for by all: lines of the norms' weights, of this block of the model and
-  // the next, and of the tile of C and n that this multiprocessor has.
-  XLSTM_DEVICE void ask_ahead(int at) const {
-    const WholeBlock &block = p.block[at], &next = p.block[at + 1];
+  // Prefetches to L2 data that a step reads once, and that all blocks would then wait for: the weights of norms, of
+  // this block of the model and the next, and the tile of C and n of this multiprocessor.
+  XLSTM_DEVICE void prefetch_norms_and_state(int block_index) const {
+    const MegakernelBlock &block = p.block[block_index], &next = p.block[block_index + 1];
     const int thread = int(threadIdx.x), keys = p.step.q.columns, values = p.step.v.columns;
     const int tile = int(blockIdx.x), head = tile / p.step.tiles;
     if (tile < p.step.tiles * p.heads) {
@@ -307,30 +313,30 @@ struct WholeStep {
       if (thread % kStepColumns == 0 && thread < keys) prefetch_l2_line(block.n + head * keys + thread);
       if (thread == keys) prefetch_l2_line(block.m + head);
     }
-    const auto ask = [&](const DeviceVector& norm, int features) {
+    const auto prefetch = [&](const DeviceVector& norm, int features) {
       const int lines = (features * (norm.dtype == XLSTM_FLOAT32 ? 4 : 2) + 127) / 128;
       for (int line = tile; line < lines; line += int(gridDim.x))
         prefetch_l2_line(static_cast<const char*>(norm.data) + line * 128);
     };
-    if (thread + 1 < kWholeThreads) return;
-    ask(block.head_norm, p.heads * values), ask(block.norm_ffn, p.phase[int(Phase::up)].product.columns);
-    ask(next.norm, p.phase[int(Phase::head)].product.columns);
+    if (thread + 1 < kMegakernelThreads) return;
+    prefetch(block.head_norm, p.heads * values), prefetch(block.norm_ffn, p.phase[int(Phase::up)].gemm.columns);
+    prefetch(next.norm, p.phase[int(Phase::head)].gemm.columns);
   }
 
-  // Scales of this block's items of a product come to L2 a product ahead: of each line eight warps want a part, which
-  // memory would be asked for part by part.
-  XLSTM_DEVICE void ask_scales(const WholePlace& of) const {
-    if (kBits == 16 || of.over()) return;
-    const WholePart& part = Ring::part_of(p, lds, of.phase, 0);
+  // Prefetches the scales of this block's items to L2 a phase ahead: eight warps each need a part of every line, which
+  // memory would otherwise be asked for part by part.
+  XLSTM_DEVICE void prefetch_scales(const PhaseCursor& next) const {
+    if (kBits == 16 || next.done()) return;
+    const WarpPart& part = Ring::part_of(p, lds, next.phase, 0);
     const int n = int(threadIdx.x) / 2, half = int(threadIdx.x) % 2;
     if (n >= part.end) return;
-    const WholeItem item = Ring::item_of(p, lds, of.phase, n);
-    const bool both = item.kind == WholeItem::both;
-    const int before = half && !both ? Ring::kHalf : 0, left = item.rows - before;
-    if (item.kind == WholeItem::gate || left <= 0) return;
+    const RowItem item = Ring::item_of(p, lds, next.phase, n);
+    const bool is_swiglu = item.kind == RowItem::both;
+    const int before = half && !is_swiglu ? Ring::kHalf : 0, left = item.rows - before;
+    if (item.kind == RowItem::gate || left <= 0) return;
     const int64_t begin = int64_t(item.first + before) * part.row_groups;
     const int bytes = (left < Ring::kHalf ? left : Ring::kHalf) * part.row_groups & ~15;
-    const WholeWeights& weights = p.block[of.block].linear[item.linear + (both ? half : 0)];
+    const MegakernelWeights& weights = p.block[next.block].linear[item.linear + (is_swiglu ? half : 0)];
     if (bytes) bulk_prefetch_l2(static_cast<const char*>(weights.scales) + begin, bytes);
     if (bytes && weights.offsets) bulk_prefetch_l2(static_cast<const char*>(weights.offsets) + begin, bytes);
   }
@@ -338,33 +344,35 @@ struct WholeStep {
   XLSTM_DEVICE void run() {
     for (int s = 0; s + 1 < Ring::kSlots; ++s) ring.fetch(s);
 #pragma unroll 1
-    for (WholePlace at; !at.over(); at.go_on(p.blocks)) {  // one copy of each part's code, which caches hold
-      const WholeBlock& block = p.block[at.block];
-      WholePlace next = at;
-      next.go_on(p.blocks);
-      ask_scales(next);
-      if (at.phase == Phase::gate) {  // of the projections' x's; h is on its way while it is multiplied
-        WholeToken(p, lds).step(at.block);
-      } else if (at.phase == Phase::output) {
-        bring_heads(at.block, block.head_norm);
-      } else if (at.phase == Phase::down) {
-        bring<false, 3>(at.phase, at.block, {});
+    for (PhaseCursor phase_cursor; !phase_cursor.done();
+         phase_cursor.advance(p.blocks)) {  // one copy of each phase's code, so that the instruction cache holds it
+      const MegakernelBlock& block = p.block[phase_cursor.block];
+      PhaseCursor next = phase_cursor;
+      next.advance(p.blocks);
+      prefetch_scales(next);
+      if (phase_cursor.phase == Phase::gate) {  // its x is that of the projections; h is on its way meanwhile
+        MegakernelMlstmStep(p, lds).step(phase_cursor.block);
+      } else if (phase_cursor.phase == Phase::output) {
+        load_gated_heads(phase_cursor.block, block.head_norm);
+      } else if (phase_cursor.phase == Phase::down) {
+        load_x<false, 3>(phase_cursor.phase, phase_cursor.block, {});
       } else {
-        if (at.phase == Phase::projections) ask_ahead(at.block);
-        bring<true, 1>(at.phase, at.block, at.phase == Phase::up ? block.norm_ffn : block.norm);
+        if (phase_cursor.phase == Phase::projections) prefetch_norms_and_state(phase_cursor.block);
+        load_x<true, 1>(phase_cursor.phase, phase_cursor.block,
+                        phase_cursor.phase == Phase::up ? block.norm_ffn : block.norm);
       }
-      multiply_all(at.phase, at.block);
+      mainloop(phase_cursor.phase, phase_cursor.block);
     }
   }
 };
 
 template <class Weights>
-__global__ __launch_bounds__(kWholeThreads, 1) void whole_step(XLSTM_PARAM WholeParams given) {
+__global__ __launch_bounds__(kMegakernelThreads, 1) void megakernel(XLSTM_PARAM MegakernelParams kernel_arg) {
   if constexpr (kHopper) {
     extern __shared__ __align__(128) char lds[];
-    WholeStep<Weights>::prepare(given, lds);
+    Megakernel<Weights>::prepare(kernel_arg, lds);
     __syncthreads();
-    WholeStep<Weights>(given, lds).run();
+    Megakernel<Weights>(kernel_arg, lds).run();
   }
 }
 

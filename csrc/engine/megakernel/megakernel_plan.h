@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole step of one row in one launch on Hopper (engine/megakernel/megakernel.h): which multiprocessor makes what of
-// each product, and what lies where in its shared memory. Pure functions of shapes and the chip, for host, kernel and
-// tests.
+// Plans of the megakernel, which runs a decode step of one row in one persistent launch on Hopper
+// (engine/megakernel/megakernel.h): which multiprocessor computes which part of each product, and the layout of its
+// shared memory. Pure functions of shapes and the chip, for host, kernel and tests.
 //
-// Each multiprocessor has one block and takes items, 16 rows of weights (of SwiGLU 8 of either side), in turn. Its
-// warps have a part of the features each, as the blocks of a cluster have in engine/gemm_cluster/gemm_cluster_plan.h,
-// so that sums are made in the same order; where parts are fewer than warps, the warps of a part take the block's items
-// in turn.
+// Each multiprocessor has one block, which takes items, 16 rows of weights (for SwiGLU 8 of either linear), in turn.
+// Its warps split the features (split-K), as the blocks of a cluster do in engine/gemm_cluster/gemm_cluster_plan.h, so
+// that sums are added up in the same order. If there are fewer parts than warps, the warps of a part take the block's
+// items in turn.
 #pragma once
 
 #include <cstdint>
@@ -15,80 +15,82 @@
 
 namespace xlstm::gpu::engine {
 
-// Products of a model's block, then what stands behind the last block. gate: of h, which nobody waits for before the
-// norm of heads.
+// The phases of a block of the model, then the head. gate: the output gate of h, a linear of the projections that no
+// phase needs before the norm of heads.
 enum class Phase { projections, gate, output, up, down, head };
 constexpr int kPhases = 6;
 
-constexpr int kMostWholeBlocks = 48;  // of a model: their weights' addresses are params
-constexpr int kWholeWarps = 16, kWholeThreads = 32 * kWholeWarps;
-constexpr int kStepColumns = 32;    // of C, of a tile of the mLSTM's step
-constexpr int kMostHeadEights = 2;  // eights of a head's values that a lane has
+constexpr int kMaxMegakernelBlocks = 48;  // of a model: the addresses of their weights are kernel parameters
+constexpr int kMegakernelWarps = 16, kMegakernelThreads = 32 * kMegakernelWarps;
+constexpr int kStepColumns = 32;  // of C, in a tile of the mLSTM step
+constexpr int kMaxHeadVec8s = 2;  // vec8s of a head's values in a lane
 
-// In shared memory: of 64 features of x; of an item; of what a warp has of a product; of a step's gates, and its sums.
-constexpr int kFactBytes = 16, kItemBytes = 16, kPartBytes = 32, kStepBytes = 64;
-constexpr int kStepSumBytes = 2 * kWholeWarps * (kStepColumns + 1) * 4;
+// Bytes in shared memory: the scales of 64 features of x; a RowItem; a WarpPart; the gates of an mLSTM step; its sums.
+constexpr int kXScaleBytes = 16, kItemBytes = 16, kPartBytes = 32, kStepBytes = 64;
+constexpr int kStepSumBytes = 2 * kMegakernelWarps * (kStepColumns + 1) * 4;
 
-// Rows in the ring are not padded: pieces of 16 bytes are permuted, so that lanes that read together do so from all
-// banks. Bytes that a row's places are turned by.
-constexpr int segment_turn(int bits, int row) { return bits == 4 ? row % 4 * 32 : row % 2 * 64; }
-// Slots of a warp's ring; where they are small, more of them are on their way. Of a slot: rows' segments, then, of
-// quantised weights, scales and offsets.
-constexpr int whole_slots(int bits) { return bits == 16 ? 5 : 2; }
-constexpr int whole_segment_bytes(int bits) { return bits == 16 ? 128 : kSegmentBytes; }
-constexpr int whole_groups_at(int bits) { return kItemRows * whole_segment_bytes(bits); }
+// Rows in the ring are not padded. Their vec16s are swizzled, so that lanes that read together have no bank conflict:
+// an offset within the row is XORed with this.
+constexpr int segment_swizzle(int bits, int row) { return bits == 4 ? row % 4 * 32 : row % 2 * 64; }
+// Slots of a warp's ring; smaller slots are more. A slot has the segments of its rows, then, for quantised weights,
+// scales and offsets.
+constexpr int megakernel_slots(int bits) { return bits == 16 ? 5 : 2; }
+constexpr int megakernel_segment_bytes(int bits) { return bits == 16 ? 128 : kSegmentBytes; }
+constexpr int megakernel_groups_offset(int bits) { return kItemRows * megakernel_segment_bytes(bits); }
 constexpr int kGroupsBytes = kItemRows * kGroupBytes;
-constexpr int whole_slot_bytes(int bits) { return whole_groups_at(bits) + (bits < 16 ? 2 * kGroupsBytes : 0); }
-constexpr int group_turn(int row) { return row / 4 % 2 * 16; }
+constexpr int megakernel_slot_bytes(int bits) {
+  return megakernel_groups_offset(bits) + (bits < 16 ? 2 * kGroupsBytes : 0);
+}
+constexpr int group_swizzle(int row) { return row / 4 % 2 * 16; }
 
 struct PhaseShape {
   int64_t columns;
   int64_t items;
 };
-struct WholeShape {
+struct MegakernelShape {
   int64_t batch, blocks, heads, dqk, dhv;
   int bits;    // of a weight
-  bool suits;  // whether its tensors do: step.hip
+  bool suits;  // whether its tensors do: see step.hip
   PhaseShape phase[kPhases];
 };
 
 struct PhasePlan {
   int steps;       // of 64 features
-  int part_bits;   // of the number of parts
-  int part_steps;  // that each part has
-  int items;       // of all blocks
-  int table;       // where those of a block begin among its items of all phases
-  int transposed;  // the first that is taken; behind the last comes the first
+  int part_bits;   // log2 of the number of parts
+  int part_steps;  // in each part
+  int items;       // of all thread blocks
+  int table;       // index of a block's first item of this phase in its table of the items of all phases
+  int first_item;  // the item that is taken first; after the last comes item 0
 
   constexpr int parts() const { return 1 << part_bits; }
 };
 
-// Bytes from the beginning of a block's shared memory. token: q, k and a tile's v.
-struct WholeRoom {
-  int ring, x, facts, squares, factor, received, residual, items, parts, step, token, bytes;
+// Byte offsets in a block's shared memory. token: q, k and a tile's v.
+struct MegakernelSmem {
+  int ring, x, x_scales, squares, factor, partial_sums, residual, items, parts, step, token, bytes;
 };
 
-// What multiprocessors hand to each other, in memory, as floats from where those of a block of the model begin. Nothing
-// there is written twice (engine/megakernel/mailbox.h).
-struct WholePassed {
-  int from[kPhases];             // what a product multiplies
-  int to[kPhases][kMostPieces];  // what becomes of its pieces; not of the head
-  int x;                         // of what each begins with, and what stands behind the last
-  int block;                     // of each
+// The layout of mailboxes in device memory, as offsets in floats from where those of a block of the model begin. Each
+// is published once in a step (engine/megakernel/mailbox.h).
+struct Mailboxes {
+  int from[kPhases];             // the input of a phase
+  int to[kPhases][kMaxLinears];  // the outputs of its linears; the head has none
+  int x;      // floats of x, which is the first input of a block of the model and the last output of the last
+  int block;  // floats of each block of the model
 
   constexpr int64_t floats(int64_t blocks) const { return blocks * block + x; }
 };
 
-struct WholePlan {
-  int blocks;  // of the grid; 0: this is not for one launch
+struct MegakernelPlan {
+  int blocks;  // of the grid; 0: the megakernel does not take this model
   PhasePlan phase[kPhases];
-  WholeRoom room;
-  WholePassed passed;
+  MegakernelSmem smem;
+  Mailboxes mailboxes;
 };
 
-WholePassed passed_of(int64_t dim, int64_t heads, int64_t dqk, int64_t dhv, int64_t ffn);
-// Of a product's pieces, in their order; of the projections those that the phase has.
-ClusterItems whole_items(const ProductParams&, Phase);
-WholePlan plan_whole(const WholeShape&, const Chip&);
+Mailboxes mailboxes_of(int64_t dim, int64_t heads, int64_t dqk, int64_t dhv, int64_t ffn);
+// The linears of a phase, in their order.
+ClusterItems phase_items(const GemmParams&, Phase);
+MegakernelPlan plan_megakernel(const MegakernelShape&, const Chip&);
 
 }  // namespace xlstm::gpu::engine

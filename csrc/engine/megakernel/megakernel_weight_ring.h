@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole step in one launch (engine/megakernel/megakernel.h): what it is given, and the rings by which weights come. A
-// ring goes on from product to product and from block to block of the model: no kernel of a step writes weights, so
-// nothing of what they wait for holds it up.
+// The parameters of the megakernel (engine/megakernel/megakernel.h), and the rings that weights pass through. A ring
+// runs on from phase to phase and from block to block of the model: no kernel of a step writes weights, so copies never
+// wait for what the phases wait for.
 #pragma once
 
 #include "arch/fragments.h"
@@ -12,51 +12,54 @@
 
 namespace xlstm::gpu::engine {
 
-// What differs from block to block of a model. What stands behind the last is a block of one product, the head.
-struct WholeWeights {
+// The parameters that differ from block to block of the model. After the last, the head is a block of one product.
+struct MegakernelWeights {
   const void *data, *scales, *offsets;
   DeviceVector bias;
 };
 constexpr int kBlockLinears = 10;  // q, k, v, o, i, f, out, gate, up, down
-constexpr int first_linear(Phase of) {
-  return of == Phase::output ? 6 : of == Phase::up ? 7 : of == Phase::down ? 9 : 0;
+constexpr int first_linear(Phase phase) {
+  return phase == Phase::output ? 6 : phase == Phase::up ? 7 : phase == Phase::down ? 9 : 0;
 }
-struct WholeBlock {
-  WholeWeights linear[kBlockLinears];
-  DeviceVector norm, head_norm, norm_ffn;  // before the projections, or before the head; of heads; before up
+struct MegakernelBlock {
+  MegakernelWeights linear[kBlockLinears];
+  DeviceVector norm, head_norm, norm_ffn;  // before the projections or the head; of the heads of h; before up
   float *c, *n, *m;
 };
 
-// What all blocks of a model share.
-struct WholePhase {
+// The parameters that all blocks of a model share.
+struct MegakernelPhase {
   PhasePlan plan;
   ClusterItems items;
-  ProductParams product;  // without addresses but of the head's result: WholeBlock and WholePassed have them
+  GemmParams gemm;  // without addresses, which MegakernelBlock and Mailboxes have, but for the head's output
 };
 
-struct WholeParams {
-  WholePhase phase[kPhases];
-  WholeRoom room;
+struct MegakernelParams {
+  MegakernelPhase phase[kPhases];
+  MegakernelSmem smem;
   int blocks, heads;
-  mlstm::RecurrentParams step;  // without the addresses of a token and its state, but for n and m, left in workspace
-  WholePassed at;               // of what blocks of the grid hand to each other
-  float* passed;                // it begins with the token's x, as it is embedded; what follows is absent
-  WholeBlock block[kMostWholeBlocks + 1];
+  // Without the addresses of a token and its state, but for n_last and m_last, which are in the workspace.
+  mlstm::RecurrentParams step;
+  Mailboxes layout;  // the layout of mailboxes
+  float* mailboxes;  // begins with the token's embedding, x; the rest is empty
+  MegakernelBlock block[kMaxMegakernelBlocks + 1];
 
-  // Where what is handed on lies, of a block of the model.
-  XLSTM_DEVICE float* of(int n) const { return passed + int64_t(n) * at.block; }
-  XLSTM_DEVICE float* from(Phase phase, int n) const { return of(n) + at.from[int(phase)]; }
-  XLSTM_DEVICE float* to(Phase phase, int piece, int n) const { return of(n) + at.to[int(phase)][piece]; }
+  // The addresses of mailboxes of a block of the model.
+  XLSTM_DEVICE float* of(int n) const { return mailboxes + int64_t(n) * layout.block; }
+  XLSTM_DEVICE float* from(Phase phase, int n) const { return of(n) + layout.from[int(phase)]; }
+  XLSTM_DEVICE float* to(Phase phase, int linear_index, int n) const {
+    return of(n) + layout.to[int(phase)][linear_index];
+  }
 };
-static_assert(sizeof(WholeParams) <= 32764);  // that a launch may have
+static_assert(sizeof(MegakernelParams) <= 32764);  // the limit of a launch
 
-// Which product of which of the model's blocks.
-struct WholePlace {
+// A phase of a block of the model.
+struct PhaseCursor {
   int block = 0;
   Phase phase = Phase::projections;
 
-  XLSTM_DEVICE bool over() const { return int(phase) == kPhases; }
-  XLSTM_DEVICE void go_on(int blocks) {
+  XLSTM_DEVICE bool done() const { return int(phase) == kPhases; }
+  XLSTM_DEVICE void advance(int blocks) {
     if (phase != Phase::down) {
       phase = Phase(int(phase) + 1);
     } else {
@@ -66,197 +69,202 @@ struct WholePlace {
   }
 };
 
-// What a warp has of a product, and what its rows are like: in LDS, where the ring finds it again.
-struct alignas(16) WholePart {
+// A warp's part of a phase, and the format of its rows; in shared memory, since the ring needs it again and again.
+struct alignas(16) WarpPart {
   int first_step, steps;      // of the features
-  int first, end, part_bits;  // of the multiprocessor's items, and every how many: those of the other warps of its part
+  int first, end, part_bits;  // indices among the multiprocessor's items; the warps of a part take every stride()th
   int row_bytes, row_groups;  // of a row of weights; bytes of its scales
-  int two_steps;              // 1 where a group is two steps, else 0
+  int two_steps;              // 1 if a group has two steps, else 0
 
-  XLSTM_DEVICE WholePart(const WholePhase& s, int warp) {
+  XLSTM_DEVICE WarpPart(const MegakernelPhase& s, int warp) {
     const PhasePlan& plan = s.plan;
     part_bits = plan.part_bits;
     first_step = rank(warp) * plan.part_steps;
     const int left = plan.steps - first_step;
     steps = left < 0 ? 0 : left < plan.part_steps ? left : plan.part_steps;
     first = warp >> part_bits;
-    const int behind = plan.items - int(blockIdx.x);
-    end = behind > 0 ? (behind + int(gridDim.x) - 1) / int(gridDim.x) : 0;
-    const DeviceLinear& w = s.product.linear[0];
+    const int items_from_block = plan.items - int(blockIdx.x);
+    end = items_from_block > 0 ? (items_from_block + int(gridDim.x) - 1) / int(gridDim.x) : 0;
+    const DeviceLinear& w = s.gemm.linear[0];
     row_bytes = int(w.row_bytes), row_groups = w.groups * 2;
     two_steps = w.group_size > kStepFeatures ? 1 : 0;
   }
   XLSTM_DEVICE int parts() const { return 1 << part_bits; }
   XLSTM_DEVICE int rank(int warp) const { return warp & (parts() - 1); }
-  XLSTM_DEVICE int stride() const { return kWholeWarps >> part_bits; }
-  // Bytes before a row's scales from a step on, among all rows'; those of 8 rows are a multiple of 16.
+  XLSTM_DEVICE int stride() const { return kMegakernelWarps >> part_bits; }
+  // Bytes before a row's scales, from a step on, among all rows' scales; those of 8 rows are a multiple of 16.
   XLSTM_DEVICE int groups_at(int row, int step) const { return row * row_groups + (step >> two_steps) * 2; }
 };
 
-// 16 rows of weights of a product, or 8 of either side of SwiGLU.
-struct alignas(16) WholeItem {
-  enum Kind : short { plain, gate, both };  // gate: of 2 bytes beside quantised ones
+// 16 rows of weights of a linear, or 8 of either linear of SwiGLU.
+struct alignas(16) RowItem {
+  enum Kind : short { plain, gate, both };  // gate: of 2 bytes, next to quantised linears
 
   Kind kind;
-  short linear;     // which of the model's block's weights
-  int to;           // where its results lie, of what is handed on
-  int first, rows;  // the first of its rows; how many there are from there on
+  short linear;     // index among the weights of the model's block
+  int to;           // offset of its outputs among the mailboxes of the model's block
+  int first, rows;  // its first row, and how many there are from there on
 
-  // The nth of a phase's, as blocks of the grid take them.
-  XLSTM_DEVICE WholeItem(const WholeParams& p, Phase phase, int bits, int n) {
-    const WholePhase& s = p.phase[int(phase)];
-    n = (n + s.plan.transposed) % s.plan.items;
+  // The nth item of a phase, in the order in which the grid's blocks take them.
+  XLSTM_DEVICE RowItem(const MegakernelParams& p, Phase phase, int bits, int n) {
+    const MegakernelPhase& s = p.phase[int(phase)];
+    n = (n + s.plan.first_item) % s.plan.items;
     int j = 0;
     while (j + 1 < s.items.count && n >= s.items.end[j]) ++j;
     if (j) n -= s.items.end[j - 1];
-    const int piece = s.items.piece[j];
-    linear = short(first_linear(phase) + piece);
-    const bool two = s.product.output == Output::swiglu;
-    kind = two ? both : bits < 16 && s.product.linear[piece].bits == 0 ? gate : plain;
-    first = n * (two ? kItemRows / 2 : kItemRows), rows = s.product.linear[piece].rows - first;
-    to = p.at.to[int(phase)][piece] + first;
+    const int linear_index = s.items.linear[j];
+    linear = short(first_linear(phase) + linear_index);
+    const bool is_swiglu = s.gemm.output == Output::swiglu;
+    kind = is_swiglu ? both : bits < 16 && s.gemm.linear[linear_index].bits == 0 ? gate : plain;
+    first = n * (is_swiglu ? kItemRows / 2 : kItemRows), rows = s.gemm.linear[linear_index].rows - first;
+    to = p.layout.to[int(phase)][linear_index] + first;
   }
 };
 
-static_assert(sizeof(WholePart) == kPartBytes && sizeof(WholeItem) == kItemBytes);
+static_assert(sizeof(WarpPart) == kPartBytes && sizeof(RowItem) == kItemBytes);
 
 XLSTM_DEVICE int step_bytes(int bits, bool gate) { return kStepFeatures * (gate ? 16 : bits) / 8; }
 
-// Of a warp, a segment of each of an item's rows at a time, and the scales to them. What it must keep is where it is:
-// registers are few, and what they spill would wait behind the weights.
+// A warp's ring: a segment of each of an item's rows at a time, and its scales. State that must survive stays in shared
+// memory: registers are few, and a spilled one would come back behind the weights in memory's queue.
 template <int kBits>
-class WholeRing {
+class MegakernelRing {
  public:
-  static constexpr int kSegment = whole_segment_bytes(kBits), kSlots = whole_slots(kBits);
-  static constexpr int kRowPieces = kSegment / 16, kAtOnce = kWave / kRowPieces, kHalf = kItemRows / 2;
+  static constexpr int kSegment = megakernel_segment_bytes(kBits), kSlots = megakernel_slots(kBits);
+  static constexpr int kRowVec16s = kSegment / 16, kRowsPerCopy = kWave / kRowVec16s, kHalf = kItemRows / 2;
   static constexpr int kLine = 128;  // bytes
 
   XLSTM_DEVICE static int warp() { return int(threadIdx.x) / kWave; }
-  XLSTM_DEVICE WholeRing(const WholeParams& params, const char* memory)
+  XLSTM_DEVICE MegakernelRing(const MegakernelParams& params, const char* memory)
       : p(params),
         lds(memory),
-        at(lds_address(memory) + uint32_t(params.room.ring + warp() * kSlots * whole_slot_bytes(kBits))),
+        slots_at(lds_address(memory) + uint32_t(params.smem.ring + warp() * kSlots * megakernel_slot_bytes(kBits))),
         item(part().first),
         step(0) {
     find_item(part());
   }
 
-  XLSTM_DEVICE static WholePart& part_of(const WholeParams& p, const char* lds, Phase phase, int warp) {
-    return reinterpret_cast<WholePart*>(const_cast<char*>(lds) + p.room.parts)[int(phase) * kWholeWarps + warp];
+  XLSTM_DEVICE static WarpPart& part_of(const MegakernelParams& p, const char* lds, Phase phase, int warp) {
+    return reinterpret_cast<WarpPart*>(const_cast<char*>(lds) + p.smem.parts)[int(phase) * kMegakernelWarps + warp];
   }
-  XLSTM_DEVICE static WholeItem& item_of(const WholeParams& p, const char* lds, Phase phase, int n) {
-    return reinterpret_cast<WholeItem*>(const_cast<char*>(lds) + p.room.items)[p.phase[int(phase)].plan.table + n];
+  XLSTM_DEVICE static RowItem& item_of(const MegakernelParams& p, const char* lds, Phase phase, int n) {
+    return reinterpret_cast<RowItem*>(const_cast<char*>(lds) + p.smem.items)[p.phase[int(phase)].plan.table + n];
   }
-  XLSTM_DEVICE const char* slot(int of) const {
-    return lds + p.room.ring + (warp() * kSlots + of) * whole_slot_bytes(kBits);
+  XLSTM_DEVICE const char* slot(int index) const {
+    return lds + p.smem.ring + (warp() * kSlots + index) * megakernel_slot_bytes(kBits);
   }
 
-  // Beyond a piece's last row there is nothing to read: zeros. All addresses are made before the first copy, which
-  // holds its address's registers until it is on its way.
+  // Copies the next segment to a slot. Past a linear's last row, cp.async fills in zeros. All addresses are computed
+  // before the first copy, which keeps its address's registers until it is issued.
   XLSTM_DEVICE void fetch(int slot) {
-    if (!place.over()) {
-      const WholePart own = part();
-      const WholeItem from = item_of(p, lds, place.phase, item);
-      const WholeWeights* const weights = p.block[place.block].linear + from.linear;
-      const bool gate = kBits < 16 && from.kind == WholeItem::gate, both = from.kind == WholeItem::both;
-      const int lane = opaque_lane(), r = lane / kRowPieces, column = lane % kRowPieces * 16;
-      const int each = step_bytes(kBits, gate), most = kSegment / each, left = own.steps - step;
-      const uint32_t to = at + uint32_t(slot * whole_slot_bytes(kBits)), rows_to = to + uint32_t(r * kSegment);
-      const uint32_t row_bytes = row_bytes_of(own, gate);
-      const uint32_t begin = uint32_t(from.first + r) * row_bytes + uint32_t((own.first_step + step) * each + column);
-      const char* row[kItemRows / kAtOnce];
+    if (!next.done()) {
+      const WarpPart warp_part = part();
+      const RowItem row_item = item_of(p, lds, next.phase, item);
+      const MegakernelWeights* const weights = p.block[next.block].linear + row_item.linear;
+      const bool gate = kBits < 16 && row_item.kind == RowItem::gate, is_swiglu = row_item.kind == RowItem::both;
+      const int lane = opaque_lane(), r = lane / kRowVec16s, column = lane % kRowVec16s * 16;
+      const int each = step_bytes(kBits, gate), most = kSegment / each, left = warp_part.steps - step;
+      const uint32_t slot_to = slots_at + uint32_t(slot * megakernel_slot_bytes(kBits)),
+                     rows_to = slot_to + uint32_t(r * kSegment);
+      const uint32_t row_bytes = row_bytes_of(warp_part, gate);
+      const uint32_t begin =
+          uint32_t(row_item.first + r) * row_bytes + uint32_t((warp_part.first_step + step) * each + column);
+      const char* row[kItemRows / kRowsPerCopy];
 #pragma unroll
-      for (int n = 0; n < kItemRows / kAtOnce; ++n) {
-        const int h = n / (kHalf / kAtOnce), m = n % (kHalf / kAtOnce) * kAtOnce;
-        if (m == 0) {  // the first of a half, whose weights may be others than those of the half before it
-          row[n] = static_cast<const char*>(weights[both ? h : 0].data) + begin;
-          if (h && !both) row[n] += kHalf * row_bytes;
+      for (int n = 0; n < kItemRows / kRowsPerCopy; ++n) {
+        const int h = n / (kHalf / kRowsPerCopy), m = n % (kHalf / kRowsPerCopy) * kRowsPerCopy;
+        if (m == 0) {  // the first row of a half, which may belong to another linear than the half before it
+          row[n] = static_cast<const char*>(weights[is_swiglu ? h : 0].data) + begin;
+          if (h && !is_swiglu) row[n] += kHalf * row_bytes;
         } else {
-          row[n] = row[n - 1] + kAtOnce * row_bytes;
+          row[n] = row[n - 1] + kRowsPerCopy * row_bytes;
         }
       }
       const bool quantised = kBits < 16 && !gate;
-      const WholeGroups groups = quantised ? groups_of(own, from, weights, lane) : WholeGroups{};
+      const GroupCopy groups = quantised ? groups_of(warp_part, row_item, weights, lane) : GroupCopy{};
       const auto copy = [&](auto&& bytes) {
 #pragma unroll
-        for (int n = 0; n < kItemRows / kAtOnce; ++n) {
-          const int turn = gate ? 0 : segment_turn(kBits, r + n * kAtOnce), h = n / (kHalf / kAtOnce);
-          cp_async_16(rows_to + uint32_t(n * kAtOnce * kSegment + (column ^ turn)), row[n],
-                      bytes(n * kAtOnce - (both ? h * kHalf : 0)));
+        for (int n = 0; n < kItemRows / kRowsPerCopy; ++n) {
+          const int swizzle = gate ? 0 : segment_swizzle(kBits, r + n * kRowsPerCopy), h = n / (kHalf / kRowsPerCopy);
+          cp_async_16(rows_to + uint32_t(n * kRowsPerCopy * kSegment + (column ^ swizzle)), row[n],
+                      bytes(n * kRowsPerCopy - (is_swiglu ? h * kHalf : 0)));
         }
       };
       if (column < left * each) {
-        if (from.rows >= (both ? kHalf : kItemRows))
+        if (row_item.rows >= (is_swiglu ? kHalf : kItemRows))
           copy([](int) { return 16; });
         else
-          copy([&](int n) { return r + n < from.rows ? 16 : 0; });
+          copy([&](int row_in_half) { return r + row_in_half < row_item.rows ? 16 : 0; });
       }
       if (quantised) {
-        const uint32_t into = to + uint32_t(whole_groups_at(kBits) + groups.at);
-        if (groups.used) cp_async_16(into, groups.scales, groups.bytes);
-        if (groups.used && groups.offsets) cp_async_16(into + kGroupsBytes, groups.offsets, groups.bytes);
+        const uint32_t groups_to = slot_to + uint32_t(megakernel_groups_offset(kBits) + groups.slot_offset);
+        if (groups.used) cp_async_16(groups_to, groups.scales, groups.bytes);
+        if (groups.used && groups.offsets) cp_async_16(groups_to + kGroupsBytes, groups.offsets, groups.bytes);
       }
       step += most;
-      if (step >= own.steps) {
-        item += own.stride(), step = 0;
-        find_item(own);
+      if (step >= warp_part.steps) {
+        item += warp_part.stride(), step = 0;
+        find_item(warp_part);
       }
     }
     cp_async_commit();
   }
 
-  // To L2, of each row the nth two lines behind those that the ring has asked for: they keep memory at work while a
-  // warp waits for words, a look at which goes before. Nibbles need all of their time to be multiplied.
-  XLSTM_DEVICE void ask_beyond(int n) const {
-    if (kBits == 4 || place.over()) return;
-    const WholePart own = part();
-    const WholeItem from = item_of(p, lds, place.phase, item);
-    const bool gate = kBits < 16 && from.kind == WholeItem::gate, both = from.kind == WholeItem::both;
-    const int lane = opaque_lane(), half = both ? lane / 2 / kHalf : 0, row = lane / 2 - half * kHalf;
-    const int each = step_bytes(kBits, gate), end = (own.first_step + own.steps) * each;
-    const int begin = (own.first_step + step) * each + (2 * n + lane % 2) * kLine;
-    if (begin >= end || row >= from.rows) return;
-    const uint32_t at = uint32_t(from.first + row) * row_bytes_of(own, gate) + uint32_t(begin);
-    prefetch_l2_line(static_cast<const char*>(p.block[place.block].linear[from.linear + half].data) + at);
+  // Prefetches to L2, of each row, the nth two lines after those that the ring has asked for: so memory stays busy
+  // while a warp spins on a mailbox, whose loads go first. Not for nibbles, which need all of the time to be
+  // multiplied.
+  XLSTM_DEVICE void prefetch_beyond(int n) const {
+    if (kBits == 4 || next.done()) return;
+    const WarpPart warp_part = part();
+    const RowItem row_item = item_of(p, lds, next.phase, item);
+    const bool gate = kBits < 16 && row_item.kind == RowItem::gate, is_swiglu = row_item.kind == RowItem::both;
+    const int lane = opaque_lane(), half = is_swiglu ? lane / 2 / kHalf : 0, row = lane / 2 - half * kHalf;
+    const int each = step_bytes(kBits, gate), end = (warp_part.first_step + warp_part.steps) * each;
+    const int begin = (warp_part.first_step + step) * each + (2 * n + lane % 2) * kLine;
+    if (begin >= end || row >= row_item.rows) return;
+    const uint32_t byte_offset = uint32_t(row_item.first + row) * row_bytes_of(warp_part, gate) + uint32_t(begin);
+    prefetch_l2_line(static_cast<const char*>(p.block[next.block].linear[row_item.linear + half].data) + byte_offset);
   }
 
  private:
-  const WholeParams& p;
+  const MegakernelParams& p;
   const char* lds;
-  uint32_t at;  // of its slots
-  WholePlace place;
-  int item, step;  // what is asked for next
+  uint32_t slots_at;  // address of the warp's slots
+  PhaseCursor next;
+  int item, step;  // the item and its step to be copied next
 
-  XLSTM_DEVICE WholePart part() const { return part_of(p, lds, place.phase, warp()); }
-  XLSTM_DEVICE uint32_t row_bytes_of(const WholePart& own, bool gate) const {
-    return uint32_t(gate ? p.phase[int(place.phase)].product.columns * 2 : own.row_bytes);
+  XLSTM_DEVICE WarpPart part() const { return part_of(p, lds, next.phase, warp()); }
+  XLSTM_DEVICE uint32_t row_bytes_of(const WarpPart& warp_part, bool gate) const {
+    return uint32_t(gate ? p.phase[int(next.phase)].gemm.columns * 2 : warp_part.row_bytes);
   }
 
-  // Where this warp has no more items of a product, the first of the next one that has any for it.
-  XLSTM_DEVICE void find_item(WholePart own) {
-    while (item >= own.end || own.steps == 0) {
-      place.go_on(p.blocks);
-      if (place.over()) return;
-      own = part();
-      item = own.first;
+  // If this warp has no more items in a phase, goes on to the next phase that has any for it.
+  XLSTM_DEVICE void find_item(WarpPart warp_part) {
+    while (item >= warp_part.end || warp_part.steps == 0) {
+      next.advance(p.blocks);
+      if (next.done()) return;
+      warp_part = part();
+      item = warp_part.first;
     }
   }
 
-  // A lane's half of 32 bytes of a row's scales, from a multiple of 16 on; beyond the last scale nothing.
-  struct WholeGroups {
+  // A lane's half of the 32 bytes of a row's scales that a slot holds, from a multiple of 16 bytes on; nothing past the
+  // last scale.
+  struct GroupCopy {
     const char *scales, *offsets;
-    int at, bytes;  // in a slot
-    bool used;      // whether the slot's steps have any in it
+    int slot_offset, bytes;  // in a slot
+    bool used;               // whether the slot's steps use any of these bytes
   };
-  XLSTM_DEVICE WholeGroups groups_of(const WholePart& own, const WholeItem& rows, const WholeWeights* weights,
-                                     int lane) const {
-    const int r = lane / 2, half = lane % 2 * 16, second = rows.kind == WholeItem::both && r >= kHalf ? 1 : 0;
-    const WholeWeights& of = weights[second];
-    const int first = own.groups_at(rows.first + r - second * kHalf, own.first_step + step),
-              from = (first & ~15) + half;
-    const char* const offsets = static_cast<const char*>(of.offsets);
-    return {static_cast<const char*>(of.scales) + from, offsets ? offsets + from : nullptr,
-            r * kGroupBytes + (half ^ group_turn(r)), from < (rows.first + rows.rows) * own.row_groups ? 16 : 0,
+  XLSTM_DEVICE GroupCopy groups_of(const WarpPart& warp_part, const RowItem& rows, const MegakernelWeights* weights,
+                                   int lane) const {
+    const int r = lane / 2, half = lane % 2 * 16, second = rows.kind == RowItem::both && r >= kHalf ? 1 : 0;
+    const MegakernelWeights& linear = weights[second];
+    const int first = warp_part.groups_at(rows.first + r - second * kHalf, warp_part.first_step + step),
+              first_byte = (first & ~15) + half;
+    const char* const offsets = static_cast<const char*>(linear.offsets);
+    return {static_cast<const char*>(linear.scales) + first_byte, offsets ? offsets + first_byte : nullptr,
+            r * kGroupBytes + (half ^ group_swizzle(r)),
+            first_byte < (rows.first + rows.rows) * warp_part.row_groups ? 16 : 0,
             half < (first & 15) + kSegment / step_bytes(kBits, false) * 2};
   }
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The next token of each row on a CPU, by the rules of sampling.h. A row is a task. Nothing is sorted: the lowest rank
-// that is kept is found a digit at a time, in three passes over the logits with a bin for each value of the digit.
+// Samples the next token of each row on a CPU, by the rules of sampling.h. A row is a task. Nothing is sorted: the
+// lowest rank that is kept is found digit by digit, in three passes over the logits, each with a histogram of one
+// digit.
 #include "engine/cpu/kernel_table.h"
 #include "engine/sampling/sampling.h"
 #include "tile/tasks.h"
@@ -18,7 +19,7 @@ struct Row {
   uint32_t rank(int64_t token) const { return rank_of(score(token)); }
 };
 
-// The lowest rank above which less than `limit` stands, of amount(token, rank).
+// The lowest rank above which amount(token, rank) adds up to less than `limit`.
 template <class Amount>
 Edge find_edge(const Row& row, uint64_t limit, Amount&& amount) {
   Edge edge{0, 0};
@@ -36,48 +37,49 @@ Edge find_edge(const Row& row, uint64_t limit, Amount&& amount) {
   return edge;
 }
 
-int64_t draw(const xlstm_draw& p, const DrawRules& rules, const Row& row, int64_t b, float greatest) {
-  const auto weight = [&](int64_t token) { return weight_of(row.score(token), greatest, rules.steepness); };
-  uint32_t least = 0;
-  if (rules.some_k) least = find_edge(row, uint64_t(p.top_k), [](int64_t, uint32_t) { return 1; }).rank;
-  int64_t at_edge = p.vocab;  // how many tokens of rank `least` are kept, from the first one
+int64_t sample(const xlstm_draw& p, const SampleRules& rules, const Row& row, int64_t b, float max_score) {
+  const auto weight = [&](int64_t token) { return weight_of(row.score(token), max_score, rules.steepness); };
+  uint32_t min_rank = 0;
+  if (rules.some_k) min_rank = find_edge(row, uint64_t(p.top_k), [](int64_t, uint32_t) { return 1; }).rank;
+  int64_t ties_kept = p.vocab;  // how many tokens of rank min_rank are kept, from the first one on
   if (rules.some_p) {
-    const auto amount = [&](int64_t token, uint32_t rank) { return rank >= least ? weight(token) : 0; };
+    const auto amount = [&](int64_t token, uint32_t rank) { return rank >= min_rank ? weight(token) : 0; };
     uint64_t total = 0;
     for (int64_t token = 0; token < p.vocab; ++token) total += amount(token, row.rank(token));
     const uint64_t limit = share_of(rules.share, total);
     const Edge edge = find_edge(row, limit, amount);
-    least = edge.rank;
-    at_edge = int64_t(kept_at_edge(limit, edge.above, weight_of(score_of_rank(least), greatest, rules.steepness)));
+    min_rank = edge.rank;
+    ties_kept =
+        int64_t(ties_to_keep(limit, edge.above, weight_of(score_of_rank(min_rank), max_score, rules.steepness)));
   }
-  // f(token, weight) for kept tokens in their order, until it says to stop.
-  const auto kept = [&](auto&& f) {
-    int64_t met = 0;
+  // Calls f(token, weight) for kept tokens, in their order, until it returns false.
+  const auto for_each_kept = [&](auto&& f) {
+    int64_t ties_met = 0;
     for (int64_t token = 0; token < p.vocab; ++token) {
       const uint32_t rank = row.rank(token);
-      if (rank > least || (rank == least && met++ < at_edge))
+      if (rank > min_rank || (rank == min_rank && ties_met++ < ties_kept))
         if (!f(token, weight(token))) return;
     }
   };
   int64_t* const weights = p.weights ? p.weights + b * p.vocab : nullptr;
   uint64_t total = 0;
-  kept([&](int64_t token, uint64_t w) {
+  for_each_kept([&](int64_t token, uint64_t w) {
     if (weights) weights[token] = int64_t(w);
     total += w;
     return true;
   });
-  const uint64_t place = drawn_place(uint64_t(p.seeds[b]), uint64_t(p.numbers[b]), total);
-  int64_t drawn = kNothingDrawn;
+  const uint64_t position = sampled_position(uint64_t(p.seeds[b]), uint64_t(p.numbers[b]), total);
+  int64_t sampled = kNothingSampled;
   total = 0;
-  kept([&](int64_t token, uint64_t w) {
-    drawn = token;
+  for_each_kept([&](int64_t token, uint64_t w) {
+    sampled = token;
     total += w;
-    return total <= place;
+    return total <= position;
   });
-  return drawn;
+  return sampled;
 }
 
-void next_token(const xlstm_draw& p, const DrawRules& rules, int64_t b) {
+void next_token(const xlstm_draw& p, const SampleRules& rules, int64_t b) {
   if (p.weights) memset(p.weights + b * p.vocab, 0, size_t(p.vocab) * sizeof(int64_t));
   if (p.going && !p.going[b]) {
     p.tokens[b] = p.pad;
@@ -88,23 +90,23 @@ void next_token(const xlstm_draw& p, const DrawRules& rules, int64_t b) {
   const Row row{p.logits + b * p.vocab, seen, p.vocab, rules.penalty};
   uint64_t best = 0;
   for (int64_t token = 0; token < p.vocab; ++token) {
-    const uint64_t place = place_of(row.rank(token), token);
-    best = place > best ? place : best;
+    const uint64_t key = greedy_key(row.rank(token), token);
+    best = key > best ? key : best;
   }
   const uint32_t rank = uint32_t(best >> 32);
-  int64_t drawn = kNothingDrawn;
-  if (!nothing_to_draw(rank, rules.greedy))
-    drawn = rules.greedy ? token_of(best) : draw(p, rules, row, b, score_of_rank(rank));
+  int64_t sampled = kNothingSampled;
+  if (!nothing_to_sample(rank, rules.greedy))
+    sampled = rules.greedy ? token_of(best) : sample(p, rules, row, b, score_of_rank(rank));
   if (!rules.greedy) ++p.numbers[b];
-  p.tokens[b] = drawn;
+  p.tokens[b] = sampled;
   for (int64_t end = 0; end < p.ends_count; ++end)
-    if (drawn == p.ends[end]) p.going[b] = 0;
+    if (sampled == p.ends[end]) p.going[b] = 0;
 }
 
 }  // namespace
 
-void draw_tokens(const xlstm_draw& p, const Executor& executor) {
-  const DrawRules rules = rules_of(p);
+void sample_tokens(const xlstm_draw& p, const Executor& executor) {
+  const SampleRules rules = rules_of(p);
   parallel_tasks(executor, p.batch, [&](int64_t b, int32_t) { next_token(p, rules, b); });
 }
 

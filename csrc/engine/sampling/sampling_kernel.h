@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The next token of a row on a GPU, by the rules of sampling.h: a block has a row, each of its waves a range of tokens.
+// Samples the next token of each row on a GPU, by the rules of sampling.h: a block has a row, each of its waves a range
+// of tokens.
 //
-// The lowest kept rank is found by sums over bins in LDS, added by atomics: integers, so in any order. The first bins
-// are equal steps of the score below the greatest, which spreads a row's tokens; the digits of the rank then part those
-// of one such bin. A row comes from memory once and from L2 in later passes, twelve in all with top_k and top_p. What
-// binds is latency, and exponentials in double where all tokens are weighed, twice at the most: 17 of its instructions
-// each.
+// The lowest kept rank is found by histograms in LDS, filled by atomics on integers, whose order does not matter. The
+// first histogram has bins of equal steps of the score below the maximum, which spread a row's tokens; further ones
+// resolve the digits of the rank within one such bin. A row is read from memory once and from L2 in later passes,
+// twelve in all with top_k and top_p. Latency binds, and exponentials in double, where all tokens are weighed, at most
+// twice: 17 double instructions each.
 #pragma once
 
 #include "arch/fragments.h"
@@ -13,20 +14,20 @@
 
 namespace xlstm::gpu::engine {
 
-constexpr int kDrawThreads = 1024, kDrawWaves = kDrawThreads / kWave, kLoadsAtOnce = 4;
-constexpr int kOwnBins = kBins / kDrawThreads;
-// Steps of the coarse bins for each halving: beyond the last bin weights are 0.
+constexpr int kSampleThreads = 1024, kSampleWaves = kSampleThreads / kWave, kLoadsAtOnce = 4;
+constexpr int kThreadBins = kBins / kSampleThreads;
+// Coarse bins for each halving of the weight: past the last bin weights are 0.
 constexpr double kCoarseSteps = 48;
-static_assert(kCoarseSteps * (kWeightBits + 2) < kBins - 1 && kOwnBins == 2);
+static_assert(kCoarseSteps * (kWeightBits + 2) < kBins - 1 && kThreadBins == 2);
 
-struct DrawParams {
+struct SampleParams {
   xlstm_draw call;
-  DrawRules rules;
+  SampleRules rules;
 };
 
-struct DrawRoom {  // of a block, in LDS
+struct SampleSmem {  // of a block
   unsigned long long bins[kBins];
-  uint64_t of_wave[kDrawWaves];
+  uint64_t of_wave[kSampleWaves];
   uint64_t above;
   int bin, token;
 };
@@ -37,7 +38,7 @@ XLSTM_DEVICE uint64_t over_wave(uint64_t x, Op&& op) {
   for (int mask = 1; mask < kWave; mask *= 2) x = op(x, shuffle_from(x, lane_id() ^ mask, kWave));
   return x;
 }
-XLSTM_DEVICE uint64_t sum_up_to(uint64_t x) {  // over this lane and those before it
+XLSTM_DEVICE uint64_t sum_up_to(uint64_t x) {  // over this lane and the lanes before it
 #pragma unroll
   for (int apart = 1; apart < kWave; apart *= 2) {
     const uint64_t other = shuffle_from(x, lane_id() - apart, kWave);
@@ -47,25 +48,25 @@ XLSTM_DEVICE uint64_t sum_up_to(uint64_t x) {  // over this lane and those befor
 }
 
 // One row, and this thread's share of it.
-struct DrawRow {
+struct SampleRow {
   const float* logits;
   const uint8_t* seen;  // or null
   int vocab, begin, end;
   float penalty;
-  DrawRoom& room;
+  SampleSmem& smem;
 
-  XLSTM_DEVICE DrawRow(const xlstm_draw& p, float penalty_, int64_t b, DrawRoom& r)
+  XLSTM_DEVICE SampleRow(const xlstm_draw& p, float penalty_, int64_t b, SampleSmem& r)
       : logits(p.logits + b * p.vocab),
         seen(p.seen ? p.seen + b * p.vocab : nullptr),
         vocab(int(p.vocab)),
         penalty(penalty_),
-        room(r) {
-    const int range = (vocab + kDrawThreads - 1) / kDrawThreads * kWave;
+        smem(r) {
+    const int range = (vocab + kSampleThreads - 1) / kSampleThreads * kWave;
     begin = wave_id() * range;
     end = begin + range < vocab ? begin + range : vocab;
   }
-  // f(token, score) for each token of this thread. Several are loaded at once, and then moved up one by one: f is
-  // large, and would otherwise be there for each.
+  // Calls f(token, score) for each token of this thread. Several logits are loaded at once and then moved up one by
+  // one: f is large, and unrolling would copy it for each.
   template <class F>
   XLSTM_DEVICE void each(F&& f) const {
     for (int first = begin + lane_id(); first < end; first += kLoadsAtOnce * kWave) {
@@ -88,75 +89,75 @@ struct DrawRow {
   }
   XLSTM_DEVICE float score(int token) const { return score_of(logits[token], seen && seen[token], penalty); }
 
-  // op over what the waves have; the same in every thread.
+  // op over the values of all threads; the same result in every thread.
   template <class Op>
   XLSTM_DEVICE uint64_t over_block(uint64_t x, Op&& op) const {
     x = over_wave(x, op);
     __syncthreads();
-    if (lane_id() == 0) room.of_wave[wave_id()] = x;
+    if (lane_id() == 0) smem.of_wave[wave_id()] = x;
     __syncthreads();
-    x = room.of_wave[0];
-    for (int wave = 1; wave < kDrawWaves; ++wave) x = op(x, room.of_wave[wave]);
+    x = smem.of_wave[0];
+    for (int wave = 1; wave < kSampleWaves; ++wave) x = op(x, smem.of_wave[wave]);
     return x;
   }
   template <class Amount>
   XLSTM_DEVICE uint64_t sum(Amount&& amount) const {
-    uint64_t own = 0;
-    each([&](int token, float score) { own += amount(token, score); });
-    return over_block(own, [](uint64_t x, uint64_t y) { return x + y; });
+    uint64_t thread_sum = 0;
+    each([&](int token, float score) { thread_sum += amount(token, score); });
+    return over_block(thread_sum, [](uint64_t x, uint64_t y) { return x + y; });
   }
 
-  // After a sum of the same amounts: the first token at which their running sum exceeds `place`.
+  // After sum(amount): the first token at which the running sum exceeds `position`.
   template <class Amount>
-  XLSTM_DEVICE int token_at(uint64_t place, Amount&& amount) const {
+  XLSTM_DEVICE int token_at(uint64_t position, Amount&& amount) const {
     uint64_t before = 0;
-    for (int wave = 0; wave < wave_id(); ++wave) before += room.of_wave[wave];
-    const bool here = before <= place && place < before + room.of_wave[wave_id()];
-    for (int first = begin; here && first < end && before <= place; first += kWave) {
+    for (int wave = 0; wave < wave_id(); ++wave) before += smem.of_wave[wave];
+    const bool is_in_wave = before <= position && position < before + smem.of_wave[wave_id()];
+    for (int first = begin; is_in_wave && first < end && before <= position; first += kWave) {
       const int token = first + lane_id();
-      const uint64_t own = token < end ? amount(token, score(token)) : 0, up_to = before + sum_up_to(own);
-      if (up_to > place && up_to - own <= place) room.token = token;
+      const uint64_t weight = token < end ? amount(token, score(token)) : 0, up_to = before + sum_up_to(weight);
+      if (up_to > position && up_to - weight <= position) smem.token = token;
       before = shuffle_from(up_to, kWave - 1, kWave);
     }
     __syncthreads();
-    return room.token;
+    return smem.token;
   }
 
-  // The bin at whose end sums of bins reach `limit`, and what stands before it is added to `above`; the same in every
+  // The bin in which sums of bins reach `limit`; adds the sum of the bins before it to `above`. The same in every
   // thread.
   XLSTM_DEVICE int bin_at(uint64_t limit, uint64_t& above) const {
-    const unsigned long long* own = room.bins + kOwnBins * threadIdx.x;
-    const uint64_t first = own[0], both = first + own[1], up_to = sum_up_to(both);
-    if (lane_id() == kWave - 1) room.of_wave[wave_id()] = up_to;
+    const unsigned long long* bins = smem.bins + kThreadBins * threadIdx.x;
+    const uint64_t first = bins[0], pair_sum = first + bins[1], up_to = sum_up_to(pair_sum);
+    if (lane_id() == kWave - 1) smem.of_wave[wave_id()] = up_to;
     __syncthreads();
-    uint64_t before = above + up_to - both;
-    for (int wave = 0; wave < wave_id(); ++wave) before += room.of_wave[wave];
-    if (before < limit && before + both >= limit) {
+    uint64_t before = above + up_to - pair_sum;
+    for (int wave = 0; wave < wave_id(); ++wave) before += smem.of_wave[wave];
+    if (before < limit && before + pair_sum >= limit) {
       const bool second = before + first < limit;
-      room.bin = kOwnBins * threadIdx.x + second;
-      room.above = before + (second ? first : 0);
+      smem.bin = kThreadBins * threadIdx.x + second;
+      smem.above = before + (second ? first : 0);
     }
     __syncthreads();
-    above = room.above;
-    return room.bin;
+    above = smem.above;
+    return smem.bin;
   }
-  // amount(score, rank) of the tokens that belongs(score, rank), to the bins that bin(score, rank) says.
+  // Adds amount(score, rank) of the tokens that belongs(score, rank) selects to the bins that bin(score, rank) names.
   template <class Amount, class Belongs, class Bin>
   XLSTM_DEVICE void fill_bins(Amount&& amount, Belongs&& belongs, Bin&& bin) const {
     __syncthreads();
-    for (int j = 0; j < kOwnBins; ++j) room.bins[j * kDrawThreads + threadIdx.x] = 0;
+    for (int j = 0; j < kThreadBins; ++j) smem.bins[j * kSampleThreads + threadIdx.x] = 0;
     __syncthreads();
     each([&](int, float score) {
       const uint32_t rank = rank_of(score);
-      if (belongs(score, rank)) atomicAdd(room.bins + bin(score, rank), (unsigned long long)amount(score, rank));
+      if (belongs(score, rank)) atomicAdd(smem.bins + bin(score, rank), (unsigned long long)amount(score, rank));
     });
     __syncthreads();
   }
-  // The lowest rank above which less than `limit` stands, of amount(score, rank).
+  // The lowest rank above which amount(score, rank) adds up to less than `limit`.
   template <class Amount>
-  XLSTM_DEVICE Edge find_edge(uint64_t limit, float greatest, double steepness, Amount&& amount) const {
+  XLSTM_DEVICE Edge find_edge(uint64_t limit, float max_score, double steepness, Amount&& amount) const {
     const auto coarse = [&](float score) {
-      const double steps = score == greatest ? 0 : halvings(score, greatest, steepness) * kCoarseSteps;
+      const double steps = score == max_score ? 0 : halvings(score, max_score, steepness) * kCoarseSteps;
       return steps < kBins - 1 ? int(steps) : kBins - 1;
     };
     Edge edge{0, 0};
@@ -179,76 +180,77 @@ struct DrawRow {
   }
 };
 
-// A token by the weights of those that are kept; all threads of the block call it.
-XLSTM_DEVICE int64_t draw(const DrawParams& params, const DrawRow& row, int64_t b, float greatest) {
+// Samples a token by the weights of those that are kept; all threads of the block call this.
+XLSTM_DEVICE int64_t sample(const SampleParams& params, const SampleRow& row, int64_t b, float max_score) {
   const xlstm_draw& p = params.call;
-  const DrawRules& rules = params.rules;
-  const auto weight = [&](float score) { return weight_of(score, greatest, rules.steepness); };
-  uint32_t least = 0;
-  int last = row.vocab;  // of the tokens that have that rank, the last one that is kept
+  const SampleRules& rules = params.rules;
+  const auto weight = [&](float score) { return weight_of(score, max_score, rules.steepness); };
+  uint32_t min_rank = 0;
+  int last = row.vocab;  // the last of the tokens of rank min_rank that is kept
   if (rules.some_k)
-    least = row.find_edge(uint64_t(p.top_k), greatest, rules.steepness, [](float, uint32_t) { return 1; }).rank;
+    min_rank = row.find_edge(uint64_t(p.top_k), max_score, rules.steepness, [](float, uint32_t) { return 1; }).rank;
   if (rules.some_p) {
-    const auto amount = [&](float score, uint32_t rank) -> uint64_t { return rank >= least ? weight(score) : 0; };
+    const auto amount = [&](float score, uint32_t rank) -> uint64_t { return rank >= min_rank ? weight(score) : 0; };
     const uint64_t total = row.sum([&](int, float score) { return amount(score, rank_of(score)); });
     const uint64_t limit = share_of(rules.share, total);
-    const Edge edge = row.find_edge(limit, greatest, rules.steepness, amount);
-    const uint64_t kept = kept_at_edge(limit, edge.above, weight(score_of_rank(edge.rank)));
+    const Edge edge = row.find_edge(limit, max_score, rules.steepness, amount);
+    const uint64_t tie_count = ties_to_keep(limit, edge.above, weight(score_of_rank(edge.rank)));
     const auto ties = [&](int, float score) -> uint64_t { return rank_of(score) == edge.rank; };
-    if (row.sum(ties) > kept) last = row.token_at(kept - 1, ties);
-    least = edge.rank;
+    if (row.sum(ties) > tie_count) last = row.token_at(tie_count - 1, ties);
+    min_rank = edge.rank;
   }
-  const auto kept = [&](int token, float score) -> uint64_t {
+  const auto weight_if_kept = [&](int token, float score) -> uint64_t {
     const uint32_t rank = rank_of(score);
-    return rank > least || (rank == least && token <= last) ? weight(score) : 0;
+    return rank > min_rank || (rank == min_rank && token <= last) ? weight(score) : 0;
   };
   if (p.weights) {
     int64_t* const weights = p.weights + b * p.vocab;
-    row.each([&](int token, float score) { weights[token] = int64_t(kept(token, score)); });
+    row.each([&](int token, float score) { weights[token] = int64_t(weight_if_kept(token, score)); });
   }
-  const uint64_t total = row.sum(kept);
-  return row.token_at(drawn_place(uint64_t(p.seeds[b]), uint64_t(p.numbers[b]), total), kept);
+  const uint64_t total = row.sum(weight_if_kept);
+  return row.token_at(sampled_position(uint64_t(p.seeds[b]), uint64_t(p.numbers[b]), total), weight_if_kept);
 }
 
 template <bool kGreedy>
-__global__ __launch_bounds__(kDrawThreads) void draw_token(DrawParams params) {
-  __shared__ DrawRoom room;
+__global__ __launch_bounds__(kSampleThreads) void sample_kernel(SampleParams params) {
+  __shared__ SampleSmem smem;
   const xlstm_draw& p = params.call;
   const int64_t b = blockIdx.x;
-  const DrawRow row(p, params.rules.penalty, b, room);
-  const bool over = p.going && !p.going[b], first = threadIdx.x == 0;
-  const int64_t read = p.tokens[b];
+  const SampleRow row(p, params.rules.penalty, b, smem);
+  const bool is_finished = p.going && !p.going[b], first = threadIdx.x == 0;
+  const int64_t previous_token = p.tokens[b];
   __syncthreads();
-  if (first && !over && p.seen && read >= 0 && read < p.vocab) p.seen[b * p.vocab + read] = 1;
+  if (first && !is_finished && p.seen && previous_token >= 0 && previous_token < p.vocab)
+    p.seen[b * p.vocab + previous_token] = 1;
   __syncthreads();
-  if (over) {
+  if (is_finished) {
     if (first) p.tokens[b] = p.pad;
-    for (int token = threadIdx.x; p.weights && token < row.vocab; token += kDrawThreads)
+    for (int token = threadIdx.x; p.weights && token < row.vocab; token += kSampleThreads)
       p.weights[b * p.vocab + token] = 0;
     return;
   }
   uint64_t best = 0;
   row.each([&](int token, float score) {
-    const uint64_t place = place_of(rank_of(score), token);
-    best = place > best ? place : best;
+    const uint64_t key = greedy_key(rank_of(score), token);
+    best = key > best ? key : best;
   });
   best = row.over_block(best, [](uint64_t x, uint64_t y) { return x > y ? x : y; });
   const uint32_t rank = uint32_t(best >> 32);
-  const bool nothing = nothing_to_draw(rank, kGreedy);
-  int64_t drawn = kNothingDrawn;
+  const bool nothing = nothing_to_sample(rank, kGreedy);
+  int64_t sampled = kNothingSampled;
   if constexpr (kGreedy) {
-    if (!nothing) drawn = token_of(best);
+    if (!nothing) sampled = token_of(best);
   } else {
-    if (!nothing) drawn = draw(params, row, b, score_of_rank(rank));
-    for (int token = threadIdx.x; nothing && p.weights && token < row.vocab; token += kDrawThreads)
+    if (!nothing) sampled = sample(params, row, b, score_of_rank(rank));
+    for (int token = threadIdx.x; nothing && p.weights && token < row.vocab; token += kSampleThreads)
       p.weights[b * p.vocab + token] = 0;
-    __syncthreads();  // all have read the number
+    __syncthreads();  // all threads have read the number
     if (first) ++p.numbers[b];
   }
   if (!first) return;
-  p.tokens[b] = drawn;
+  p.tokens[b] = sampled;
   for (int64_t end = 0; end < p.ends_count; ++end)
-    if (drawn == p.ends[end]) p.going[b] = 0;
+    if (sampled == p.ends[end]) p.going[b] = 0;
 }
 
 }  // namespace xlstm::gpu::engine

@@ -13,8 +13,8 @@ from builds import ROOT
 PARTS: dict[str, str | frozenset[str]] = {
     "test_mlstm.py": "mlstm",
     "test_layer_kernels.py": "layer",
-    "test_decode.py": frozenset(("products", "matrix_products", "embed", "hand_over")),
-    "test_draw.py": frozenset(("draw_token",)),
+    "test_decode.py": frozenset(("gemv_kernel", "gemm_mma_kernel", "embed_kernel", "copy_output_kernel")),
+    "test_draw.py": frozenset(("sample_kernel",)),
     "test_attention.py": frozenset(("attend", "write_weights", "combine_forward")),
     "test_attention_backward.py": frozenset(("attention_gradients", "attention_delta", "sum_dsink", "sum_parts")),
     "test_attention_decode.py": frozenset(("decode", "mla", "append_token", "combine_parts", "combine_forward")),
