@@ -11,7 +11,7 @@ namespace xlstm::gpu::engine {
 
 struct WholeToken {
   using Tile = mlstm::HeadTile<float, kStepColumns>;
-  using TileSums = mlstm::Sums<float, kStepColumns, kWholeWarps>;
+  using TileSums = mlstm::PartialSums<float, kStepColumns, kWholeWarps>;
   static_assert(sizeof(TileSums) == kStepSumBytes && sizeof(mlstm::OneStep) <= kStepBytes);
 
   const WholeParams& p;
@@ -42,12 +42,12 @@ struct WholeToken {
       Tile tile(p.step, which);
       tile.load(c, block.n + head * keys);  // the last token's, before what waits
       mlstm::OneGate gate;
-      if (gate.makes) {
+      if (gate.computes) {
         gate.m = double(block.m[head]);
         gate.x = double(await_word(p.to(Phase::projections, gate.is_input ? kFirstGate : kFirstGate + 1, at) + head));
       }
       bring_token(at, head, which);
-      gate.make(p.step, one);
+      gate.compute(p.step, one);
       __syncthreads();
       const float* const token = reinterpret_cast<const float*>(lds + p.room.token);
       tile.q_at = token + tile.row, tile.k_at = token + keys + tile.row;
@@ -58,7 +58,7 @@ struct WholeToken {
       tile.store_c(c);
       if (tile.column == 0) tile.store_n(p.step.n_last + head * keys);
       if (which == 0 && threadIdx.x == 0) p.step.m_last[head] = float(one.m);
-      mlstm::leave_sums<Tile>(sums, 0, h, l);
+      mlstm::store_partial_sums<Tile>(sums, 0, h, l);
       __syncthreads();
       const int waves = (keys / Tile::kRows * Tile::kLanes + kWave - 1) / kWave;
       if (threadIdx.x < kStepColumns) {
