@@ -12,7 +12,7 @@
 namespace xlstm::gpu::engine {
 
 // Once.
-XLSTM_DEVICE void leave(float* to, float x) { write_shared_word(to, as_bits(present(x))); }
+XLSTM_DEVICE void leave(float* to, float x) { store_relaxed_gpu(to, as_bits(present(x))); }
 
 XLSTM_DEVICE bool any_absent(const Vec16& piece) {
   bool absent = false;
@@ -23,15 +23,15 @@ XLSTM_DEVICE bool any_absent(const Vec16& piece) {
 
 XLSTM_DEVICE float await_word(const float* from) {
   uint32_t word;
-  do word = read_shared_word(from);
-  while (word == kAbsent && look_again());
+  do word = load_relaxed_gpu(from);
+  while (word == kAbsent && spin_again());
   return as_float(word);
 }
 // Four of them, from a multiple of 16 bytes on.
 XLSTM_DEVICE Vec16 await_piece(const float* from) {
   Vec16 piece;
-  do piece = read_shared_vec16(from);
-  while (any_absent(piece) && look_again());
+  do piece = load_relaxed_gpu_vec16(from);
+  while (any_absent(piece) && spin_again());
   return piece;
 }
 // Eights, all of which are asked for before any is waited for; meanwhile(n): when the nth look is on its way.
@@ -43,11 +43,11 @@ XLSTM_DEVICE void await_eights(const float* const (&from)[kCount], float (&to)[k
   do {
     absent = false;
 #pragma unroll
-    for (int n = 0; n < 2 * kCount; ++n) piece[n] = read_shared_vec16(from[n / 2] + n % 2 * 4);
+    for (int n = 0; n < 2 * kCount; ++n) piece[n] = load_relaxed_gpu_vec16(from[n / 2] + n % 2 * 4);
     meanwhile(looks++);
 #pragma unroll
     for (int n = 0; n < 2 * kCount; ++n) absent |= any_absent(piece[n]);
-  } while (absent && look_again());
+  } while (absent && spin_again());
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
 #pragma unroll
