@@ -10,13 +10,14 @@ from __future__ import annotations
 WITHOUT_MATRICES = {
     "append_token",
     "attention_delta",
-    "border_flows",
-    "chunk_gates",
+    "chunk_gate_flows",
+    "chunk_gate_sums",
     "combine_forward",
     "combine_parts",
+    "copy_n_and_m",
     "cross_entropy_backward_rows",
     "cross_entropy_rows",
-    "dot_states",
+    "dot_last_states",
     "draw_token",
     "embed",
     "gate_gradients",
@@ -28,13 +29,12 @@ WITHOUT_MATRICES = {
     "products",
     "recurrent_step",
     "recurrent_tokens",
-    "recurrent_tokens_any",
-    "scan_flows",
-    "scan_segments",
-    "scan_vectors",
-    "settle",
-    "stabilisers",
-    "sum_chunk_flows",
+    "recurrent_tokens_any_shape",
+    "scan_gate_flows",
+    "scan_normaliser_states",
+    "scan_segment_states",
+    "scan_stabilisers",
+    "segment_border_flows",
     "sum_dsink",
     "sum_parts",
     "sum_slices",
@@ -42,7 +42,7 @@ WITHOUT_MATRICES = {
 
 # (arch, kernels that may have scratch and spill vector registers): floats' operands on RDNA3 are of 24, beside a state
 # in accumulators.
-SPILLING = [("gfx1100", r"walk(_wide)?<fp32, .*")]
+SPILLING = [("gfx1100", r"chunk_walk(_wide)?<fp32, .*")]
 
 # (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
 CDNA = "gfx90a|gfx942"
@@ -55,7 +55,7 @@ NOTES: list[tuple[str, str, str]] = [
     ),
     (
         f"{CDNA}|gfx1100",
-        r"walk_wide<.*",
+        r"chunk_walk_wide<.*",
         "a slice of the state comes from memory and goes back in each chunk, and with it a, x, scores: memory binds.",
     ),
     (
@@ -92,36 +92,36 @@ NOTES: list[tuple[str, str, str]] = [
     ),
     (
         CDNA,
-        r"walk<fp16, .*",
+        r"chunk_walk<fp16, .*",
         "what is said of bfloat16, the greatest of the state, by which operands are scaled to stay below 65504, "
         "and packing, which takes two conversions a pair.",
     ),
     (
         CDNA,
-        r"walk<bf16, .*",
+        r"chunk_walk<bf16, .*",
         "a chunk's costs that hardly grow with a wave's rows: operands weighted and rounded, addresses in LDS, outputs "
         "on their way through it.",
     ),
     (
         CDNA,
-        r"scores<(bf16|fp16), .*",
+        r"chunk_scores<(bf16|fp16), .*",
         "addresses of a slice of 64 features, made anew for each, and of the one strip that a wave has of it.",
     ),
     (
         "gfx1100",
-        r"walk<(bf16|fp16), .*",
+        r"chunk_walk<(bf16|fp16), .*",
         "the exchange between the halves of a wave that makes accumulators an operand (one permlanex16 and two selects "
         "for each register), rounding and packing. WMMA shares its issue slots with all of these.",
     ),
     (
         "gfx1100",
-        r"(walk|scores)<fp32, .*",
+        r"(chunk_walk|chunk_scores)<fp32, .*",
         "floats are split into three bfloat16, each by a mask, a difference and a test for infinity: WMMA takes no "
         "floats.",
     ),
     (
         "gfx1100",
-        r"scores<(bf16|fp16), .*",
+        r"chunk_scores<(bf16|fp16), .*",
         "addresses and moves of a slice of 64 features, for the one strip (four WMMA) that a wave has of it.",
     ),
 ]

@@ -29,14 +29,14 @@ LEAST_SHARE = 0.5  # of MFMA peak with everything overlapped, or a note
 # (kernel as a regular expression, why it stays below): shown under the tables, and what a test asks for.
 NOTES = (
     (
-        r"walk<bf16, 512, .*",
+        r"chunk_walk<bf16, 512, .*",
         "the vector unit binds, in short segments the scalar one: its eight waves have 128 rows of the state each, and "
         "what a chunk costs whatever the rows (addresses, operands weighted and rounded, outputs through LDS and added "
-        "up) goes with half as many products as in walk<bf16, 256>. Four waves of 256 rows would need more registers "
-        "than two waves of a SIMD have.",
+        "up) goes with half as many products as in chunk_walk<bf16, 256>. Four waves of 256 rows would need more "
+        "registers than two waves of a SIMD have.",
     ),
     (
-        r"scores<.*",
+        r"chunk_scores<.*",
         "the vector unit binds: a score is 256 multiply-adds, and beside them an exp, products with gates, sums over "
         "rows, rounding and a place in LDS. It is a tenth of the walks' time.",
     ),

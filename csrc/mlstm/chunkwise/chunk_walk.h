@@ -48,8 +48,8 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
 
   int x0, y0, wave_x;
   int lane;  // recomputed for each chunk, with the addresses that follow from it
-  Strip<E> state[kXStrips]
-                [kYStrips];  // C / pending_decay: chunks' decays are accumulated in pending_decay until it is small
+  // The state is C / pending_decay: chunks' decays are accumulated in pending_decay until it is small.
+  Strip<E> state[kXStrips][kYStrips];
   float pending_decay = 1;
 
   XLSTM_DEVICE Walk(const WalkParams* params, const Segment& where, int y_tile_index, char* memory)
@@ -142,7 +142,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
       for (int ys = 0; ys < kYStrips; ++ys) out[ts][ys].zero();
-    const float inverse_decay = operand_scale();
+    const float state_scale = operand_scale();
     const auto load = [&](int xs, StreamOperand<E>(&stream)[kTStrips]) {
 #pragma unroll
       for (int ts = 0; ts < kTStrips; ++ts)
@@ -157,18 +157,18 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
       if (kOperandAhead && xs + 1 < kXStrips) load(xs + 1, stream[(xs + 1) % 2]);
       ChainOperand<E> chain[kYStrips];
 #pragma unroll
-      for (int ys = 0; ys < kYStrips; ++ys) chain[ys] = as_chain(state[xs][ys], inverse_decay);
+      for (int ys = 0; ys < kYStrips; ++ys) chain[ys] = as_chain(state[xs][ys], state_scale);
 #pragma unroll
       for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream[xs % 2][ts], chain[ys]);
     }
-    const float scale = pending_decay / inverse_decay;
+    const float out_scale = pending_decay / state_scale;
 #pragma unroll
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
       for (int j = 0; j < Strip<E>::kRegisters; ++j) {
-        const float factor = tiles.factor(p->inter)[ts * kStep<E> + Strip<E>::position(j).row] * scale;
+        const float factor = tiles.factor(p->inter)[ts * kStep<E> + Strip<E>::position(j).row] * out_scale;
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) out[ts][ys].value[j] *= factor;
       }
@@ -233,10 +233,8 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) multiply(state[xs][ys], stream[xs % 2], weighted_y[ys]);
       }
-      if constexpr (kFamily == Family::rdna)
-        materialise_strips(out),
-            materialise_strips(
-                state);  // without it the products are postponed, and RDNA has no registers for their operands
+      // Otherwise the products are postponed, and RDNA has no registers for their operands.
+      if constexpr (kFamily == Family::rdna) materialise_strips(out), materialise_strips(state);
     }
   }
   template <int kDown>
@@ -255,8 +253,8 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
   XLSTM_DEVICE void write_outputs(Strip<E> (&out)[kTStrips][kYStrips], const ChunkTiles& tiles, const Stages& stages,
                                   int64_t t0, int valid, int64_t slots) {
     __syncthreads();  // all waves have read a, x and scores
-    const StripPosition first = strip_position(
-        kFamily, sizeof(E), lane, 0);  // the other registers' positions lie at distances that the compiler knows
+    // The other registers' positions lie at distances that the compiler knows.
+    const StripPosition first = strip_position(kFamily, sizeof(E), lane, 0);
     const int base = out_offset(wave_x * kChunk + first.row, y0 + first.column);
 #pragma unroll
     for (int ts = 0; ts < kTStrips; ++ts)
@@ -312,8 +310,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
   }
   XLSTM_DEVICE static Vec16 y_vec16(const ChunkTiles& tiles, const Stages& stages, int i) {
     if constexpr (kAsyncCopies)
-      return *reinterpret_cast<const Vec16*>(
-          tiles.y.at(StageRows::token(i), StageRows::column(i)));  // y is in LDS as in memory
+      return *reinterpret_cast<const Vec16*>(tiles.y.at(StageRows::token(i), StageRows::column(i)));  // as in memory
     else
       return stages.diagonal_y.held[i];
   }

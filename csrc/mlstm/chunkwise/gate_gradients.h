@@ -42,9 +42,9 @@ XLSTM_DEVICE double from_lane_below(double x, int lane, int by) {
   return lane - by >= 0 ? other : 0.0;
 }
 
-// Suffix sums (sum_from) and prefix sums (sum_up_to), inclusive, over kEach tokens in each lane.
+// Suffix sums (suffix_sums) and prefix sums (prefix_sums), inclusive, over kEach tokens in each lane.
 template <int kEach>
-XLSTM_DEVICE void sum_from(double (&x)[kEach], int lane) {
+XLSTM_DEVICE void suffix_sums(double (&x)[kEach], int lane) {
 #pragma unroll
   for (int j = kEach - 2; j >= 0; --j) x[j] += x[j + 1];
   double all = x[0];
@@ -58,7 +58,7 @@ XLSTM_DEVICE void sum_from(double (&x)[kEach], int lane) {
   x[0] = all;
 }
 template <int kEach>
-XLSTM_DEVICE void sum_up_to(double (&x)[kEach], int lane) {
+XLSTM_DEVICE void prefix_sums(double (&x)[kEach], int lane) {
 #pragma unroll
   for (int j = 1; j < kEach; ++j) x[j] += x[j - 1];
   double all = x[kEach - 1];
@@ -139,17 +139,17 @@ __global__ __launch_bounds__(kFlowThreads) void chunk_gate_flows(const FlowParam
       reaching[j] = entering[j] = reaching_noise[j] = entering_noise[j] = dm[j].sum = 0;
       stop[j] = stops_at(p, t, j);
       if (!t.inside(j)) continue;
-      if (p.state_share[at] >= kNothing) reaching[j] = sum_tiles(p, p.q_dots, p.q_tiles, at) - p.walk_reaching[at];
-      if (p.factors[factor_at(t.slot, kInto, t.first_in_chunk + j, p.where.chunk)] >= kNothing)
+      if (p.state_share[at] >= kNegligible) reaching[j] = sum_tiles(p, p.q_dots, p.q_tiles, at) - p.walk_reaching[at];
+      if (p.factors[factor_at(t.slot, kInto, t.first_in_chunk + j, p.where.chunk)] >= kNegligible)
         entering[j] = sum_tiles(p, p.k_dots, p.k_tiles, at) - p.walk_leaving[at];
       reaching_noise[j] = reaching[j] * reaching[j];
       entering_noise[j] = entering[j] * entering[j];
       dm[j].sum = p.dm[at];
     }
-    sum_from(reaching, t.lane);
-    sum_from(reaching_noise, t.lane);
-    sum_up_to(entering, t.lane);
-    sum_up_to(entering_noise, t.lane);
+    suffix_sums(reaching, t.lane);
+    suffix_sums(reaching_noise, t.lane);
+    prefix_sums(entering, t.lane);
+    prefix_sums(entering_noise, t.lane);
     sum_dm_from(dm, stop, t.lane);
     const double entering_below = from_lane_below(entering[kEach - 1], t.lane, 1);
     const double noise_below = from_lane_below(entering_noise[kEach - 1], t.lane, 1);

@@ -8,7 +8,7 @@
 
 namespace xlstm::gpu::mlstm {
 
-constexpr float kNothing = 0x1p-40f;  // a decay this small counts as no flow
+constexpr float kNegligible = 0x1p-40f;  // a decay this small lets no flow through
 constexpr int kFlowScanThreads = 256;
 
 template <int n>
@@ -38,8 +38,7 @@ __global__ __launch_bounds__(kFlowScanThreads) void segment_border_flows(const B
   const int border = int(which % unsigned(borders));
   const Head h = head_of(p.where, which / unsigned(borders));
   const int64_t chunks = (h.end - h.begin + p.where.chunk - 1) / p.where.chunk;
-  const int sequence_borders =
-      int((chunks + p.segment_chunks - 1) / p.segment_chunks) - 1;  // number of borders of this sequence
+  const int sequence_borders = int((chunks + p.segment_chunks - 1) / p.segment_chunks) - 1;
   if (border >= sequence_borders) return;
   const int64_t state = int64_t(h.state) * borders;
   const auto tile_of = [&](const float* states, int at) {
@@ -61,8 +60,8 @@ __global__ __launch_bounds__(kFlowScanThreads) void segment_border_flows(const B
         for (int w = 0; w < 4; ++w) sum[0] += double(as_float(x[j].word[w])) * as_float(y[j].word[w]);
   }
   if (part == 0) {
-    const int64_t next =
-        h.row * p.where.slots + h.slot + int64_t(border + 1) * p.segment_chunks;  // the first chunk after the border
+    // The first chunk after the border.
+    const int64_t next = h.row * p.where.slots + h.slot + int64_t(border + 1) * p.segment_chunks;
     for (int64_t d = threadIdx.x; d < p.dqk; d += kFlowScanThreads)
       sum[0] += double(p.chunk_n[next * p.dqk + d]) * p.chunk_dn[(next - 1) * p.dqk + d];
   }
@@ -186,7 +185,7 @@ struct FlowScan {
       double known = at_first ? e.before : 0.0, known_noise = at_first ? e.noise_of_before : 0.0;
       bool has_known = false;
       if (chunk >= 0) {
-        const bool nothing = !at_first && global(p->decay)[slot - 1] < kNothing;
+        const bool nothing = !at_first && global(p->decay)[slot - 1] < kNegligible;
         const bool at_border = !nothing && begins_segment(p, chunk);
         const double leaves = at_first ? 0.0 : global(p->entering)[slot - 1];
         const double leaves_noise = at_first ? 0.0 : global(p->entering_noise)[slot - 1];
@@ -241,7 +240,7 @@ struct FlowScan {
       // The flows that enter in the chunk before lead to a known value; at a border between segments that is the
       // border's own.
       if (chunk > 0) {
-        const bool at_border = begins_segment(p, chunk) && global(p->decay)[slot - 1] >= kNothing;
+        const bool at_border = begins_segment(p, chunk) && global(p->decay)[slot - 1] >= kNegligible;
         global(p->correction_after)[slot - 1] = at_border ? before.value : scanned.value;
       }
       // The flow across the end of the last chunk does not consist of what enters there.

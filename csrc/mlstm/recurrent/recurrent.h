@@ -61,8 +61,8 @@ XLSTM_DEVICE bool find_tile(const RecurrentParams& p, int64_t& state, int& tile)
 
 // ---- the gates
 
-constexpr int kGateTokens =
-    16;  // tokens whose gates are computed at a time, by twice as many threads: forget, then input
+// Tokens whose gates are computed at a time, by twice as many threads: forget, then input.
+constexpr int kGateTokens = 16;
 
 struct Steps {  // in LDS
   double m[kGateTokens], logs[2][kGateTokens];

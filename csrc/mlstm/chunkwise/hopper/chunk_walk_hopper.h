@@ -39,10 +39,9 @@ struct HopperWalk {
   static constexpr HopperShape kShape = Smem::kShape;
   static constexpr bool kPair = kShape.pair, kOutputs = Smem::kOutputs;
   static constexpr int kChunk = Smem::kChunk, kPanelBytes = Smem::kPanelBytes;
-  static constexpr int kGroupPanels = kShape.panels_per_warpgroup(),
-                       kStateRow = Layout::kPanelRegisters;  // registers of 64 columns
-  static constexpr int kTurnBarrier =
-      1;  // named barriers 1 and 2: the turn of each consumer warpgroup to multiply by the state
+  static constexpr int kGroupPanels = kShape.panels_per_warpgroup(), kPanelRegisters = Layout::kPanelRegisters;
+  // Named barriers 1 and 2: the turn of each consumer warpgroup to multiply by the state.
+  static constexpr int kTurnBarrier = 1;
 
   const Smem& smem;
   const HopperOutputs<Smem> outputs{smem};
@@ -52,8 +51,8 @@ struct HopperWalk {
   // ---- the state and its products, in the two consumer warpgroups
 
   struct State {
-    float c[kGroupPanels]
-           [kStateRow];  // C^T / pending_decay: chunks' decays are accumulated in pending_decay until it is small
+    // C^T / pending_decay: chunks' decays are accumulated in pending_decay until it is small.
+    float c[kGroupPanels][kPanelRegisters];
     float pending_decay = 1;
   };
 
@@ -63,8 +62,8 @@ struct HopperWalk {
 #pragma unroll
     for (int m = 0; m < kGroupPanels; ++m)
 #pragma unroll
-      for (int i = 0; i < kStateRow; ++i) {
-        const auto [x, y] = Layout::position(m * kStateRow + i, smem.tile, group);
+      for (int i = 0; i < kPanelRegisters; ++i) {
+        const auto [x, y] = Layout::position(m * kPanelRegisters + i, smem.tile, group);
         f(state.c[m][i], x, y);
       }
   }
@@ -74,7 +73,8 @@ struct HopperWalk {
 #pragma unroll
     for (int m = 0; m < kGroupPanels; ++m)
 #pragma unroll
-      for (int i = 0; i < kStateRow; ++i) f(state.c[m][i], memory + (m * kStateRow + i) * kHopperStateThreads);
+      for (int i = 0; i < kPanelRegisters; ++i)
+        f(state.c[m][i], memory + (m * kPanelRegisters + i) * kHopperStateThreads);
   }
   XLSTM_DEVICE bool inside(int x, int y) const { return x < p.x.columns && y < p.y.columns; }
   XLSTM_DEVICE int64_t offset(int x, int y) const {
@@ -108,7 +108,7 @@ struct HopperWalk {
 
   // sum = C^T a^T, 64 columns of y by the chunk's tokens. Each step's operand is packed while the previous step is
   // multiplied.
-  XLSTM_DEVICE static void multiply_state(float (&sum)[32], const float (&c)[kStateRow], uint32_t a) {
+  XLSTM_DEVICE static void multiply_state(float (&sum)[32], const float (&c)[kPanelRegisters], uint32_t a) {
 #pragma unroll
     for (int q = 0; q < kShape.rows / 16; ++q) {
       uint32_t left[4];
@@ -196,8 +196,7 @@ struct HopperWalk {
     State state;
     load_state(state, group);
     float decay = p.decay[smem.slot_of(0)];
-    if (kOutputs && group == 1)
-      barrier_arrive(kTurnBarrier, kHopperStateThreads);  // the first turn is the other warpgroup's
+    if (kOutputs && group == 1) barrier_arrive(kTurnBarrier, kHopperStateThreads);  // the other's turn
     for (int n = 0; n < smem.chunks; ++n) {
       const uint32_t at = smem.stage_address(n), phase = smem.parity(n);
       const float* inter = smem.factors(n, p.inter);
@@ -249,7 +248,7 @@ struct HopperWalk {
         }
         if (applies_decay) {
 #pragma unroll
-          for (int i = 0; i < kStateRow; ++i) state.c[m][i] *= decay_to_apply;
+          for (int i = 0; i < kPanelRegisters; ++i) state.c[m][i] *= decay_to_apply;
         }
         if (m == 0) smem.x_full(n).wait(phase);
         wgmma_fence();

@@ -80,8 +80,8 @@ struct HopperOutputs {
   static constexpr int kOwnedPanels = kPair ? 1 : kShape.y_panels;  // panels that this block finishes
   static constexpr int kRowVec16s = 8 * kOwnedPanels, kTokensPerWarp = 32 / kRowVec16s,
                        kStep = kEpilogueWarps * kTokensPerWarp;
-  static constexpr int kRoundsAhead = 6,
-                       kRoundsInRegisters = 2;  // rounds of a warp whose loads are in flight; rounds in registers
+  // Rounds of a warp whose loads are in flight, and rounds whose sums are in registers.
+  static constexpr int kRoundsAhead = 6, kRoundsInRegisters = 2;
   static constexpr int kBatches = (kChunk / kStep + kRoundsAhead) / kRoundsAhead;
 
   XLSTM_DEVICE int owned_panel(int h) const { return kPair ? smem.owned_panel() : h; }  // index of the hth such panel
@@ -109,8 +109,7 @@ struct HopperOutputs {
   XLSTM_DEVICE void epilogue(int warp) const {
     const int lane = threadIdx.x % 32, first_token = warp * kTokensPerWarp + lane / kRowVec16s;
     const TokenRows<BFloat16> with = tile_rows(kHasGradientTerms ? p.dot_with : p.out), out = tile_rows(p.out);
-    const uint32_t out_stride = uint32_t(out.stride),
-                   with_stride = uint32_t(with.stride);  // a row's stride is at most 2^26 bytes
+    const uint32_t out_stride = uint32_t(out.stride), with_stride = uint32_t(with.stride);  // at most 2^26 bytes
     const int column = lane % kRowVec16s * 8, load_column = column < out.columns ? column : 0;
     const int panel = owned_panel(column / 64);
     const float* sums = smem.sums(panel);
@@ -160,8 +159,7 @@ struct HopperOutputs {
           float value[kRoundsInRegisters][8];
 #pragma unroll
           for (int i = 0; i < kRoundsInRegisters; ++i) {
-            const uint32_t offset =
-                sum_offset(uint32_t(first + (group + i) * kStep) % kChunk, column % 64);  // stays inside the panel
+            const uint32_t offset = sum_offset(uint32_t(first + (group + i) * kStep) % kChunk, column % 64);
             read_sums(value[i], sums, offset);
             if constexpr (kPair) {
               float peer_sums[8];
@@ -170,9 +168,8 @@ struct HopperOutputs {
               for (int j = 0; j < 8; ++j) value[i][j] += peer_sums[j];
             }
           }
-          if (batch + 1 == kBatches &&
-              group + kRoundsInRegisters ==
-                  kRoundsAhead) {  // the sums are in registers: the consumers may write the next ones
+          // The last sums are in registers: the consumers may write the next ones.
+          if (batch + 1 == kBatches && group + kRoundsInRegisters == kRoundsAhead) {
             __syncwarp();
             if (lane == 0) {
 #pragma unroll

@@ -175,8 +175,8 @@ struct HopperScorer {
       const int t = row() + 8 * h;
       const float l = smem.factors(n, kInter)[t] * (pairs[32 + 2 * h] + pairs[33 + 2 * h]) + sum[h];
       const float abs_l = fabsf(l), min_n = smem.gate_term(n, kMinN)[t];
-      smem.inverse_n(n)[t] =
-          scoring.normalize ? 1 / ((abs_l < min_n ? min_n : abs_l) + scoring.eps) : 1.0f;  // NaN stays NaN
+      // NaN stays NaN.
+      smem.inverse_n(n)[t] = scoring.normalize ? 1 / ((abs_l < min_n ? min_n : abs_l) + scoring.eps) : 1.0f;
       if (smem.tile == 0 && scoring.l && t0 + t < smem.segment.end)
         scoring.l[smem.segment.row * p.where.length + t0 + t] = l;
     }

@@ -302,8 +302,8 @@ struct HopperScores {
       for (int n = 0; n < kStages; ++n) load_slice(n);
     }
     const auto sync = [] { __syncthreads(); };
-    const TokenFactors factors =
-        compute_gate_factors<kBackward>(p, c, gates, thread, sync);  // its barrier also publishes the mbarriers
+    // Its barrier also publishes the mbarriers.
+    const TokenFactors factors = compute_gate_factors<kBackward>(p, c, gates, thread, sync);
     float qk[32], dhv[kBackward ? 32 : 1];
     if constexpr (kBackward) {
       float dot = 0;
