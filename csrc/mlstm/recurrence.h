@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scalar maths of the mLSTM, for the host and for GPU kernels: what one token does to the stabiliser, and what the
-// output is divided by. Everything that a kernel does to the gates is written here and nowhere else.
+// The scalar maths of the mLSTM, for the host and for GPU kernels: the effect of one token on the stabiliser, and the
+// normaliser that the output is divided by. All maths on gates in any kernel is defined in this file.
 //
 //   exp gate:      lf = logsigmoid(f)   ig = i               m' = max(lf + m, ig)
 //   sigmoid gate:  lf = logsigmoid(f)   ig = logsigmoid(i)   m' = 0
-//   soft cap:      i and f are cap tanh(x / cap) of what was given
+//   soft cap:      i and f are cap tanh(x / cap) of the inputs
 //   C' = e^(lf + m - m') C + e^(ig - m') k v^T    n' likewise    h = q C' / N    N = max(|q n'|, e^-m') + eps
 //
 // With the sigmoid gate m is the stabiliser of the initial state only, and e^-m' = 1.
@@ -17,7 +17,7 @@
 namespace xlstm {
 
 XLSTM_HOST_DEVICE static inline double log_sigmoid(double x) {
-  const double rest = log1p(exp(-fabs(x)));  // exp below one; NaN stays NaN
+  const double rest = log1p(exp(-fabs(x)));  // the exponential is at most one; NaN stays NaN
   return x < 0 ? x - rest : -rest;
 }
 
@@ -26,14 +26,15 @@ XLSTM_HOST_DEVICE static inline double sigmoid(double x) {
   return (x < 0 ? e : 1) / (1 + e);
 }
 
-// cap tanh(x / cap), and x where cap is 0. For an exponent: near 0 what is exact is x, not its digits.
+// cap tanh(x / cap), and x where cap is 0. The result becomes an exponent, so near 0 its absolute error matters, not
+// the relative one.
 XLSTM_HOST_DEVICE static inline double capped_gate(double x, double cap) {
   if (cap == 0) return x;
   const double e = exp(-2 * fabs(x) / cap);
   return copysign(cap * ((1 - e) / (1 + e)), x);
 }
 
-// max that hands on NaN, as torch.maximum does.
+// A max that propagates NaN, as torch.maximum does.
 XLSTM_HOST_DEVICE static inline double nan_max(double a, double b) { return a != a || a > b ? a : b; }
 
 // Whether m' came from the forget path. Backward asks the same question as forward did.
@@ -43,14 +44,14 @@ XLSTM_HOST_DEVICE static inline double next_stabiliser(bool sigmoid_gate, double
   return sigmoid_gate ? 0.0 : nan_max(lf + m, ig);
 }
 
-// What num is divided by. l = q n', signed.
+// The divisor of the output. l = q n', signed.
 XLSTM_HOST_DEVICE static inline double normaliser(bool normalize, double l, double m, double eps) {
   if (!normalize) return 1.0;
   return nan_max(fabs(l), exp(-m)) + eps;
 }
 
-// What reaches l and m' through N, given dot = dh . h: dh/dN = -h / N, and at a fixed unstabilised state moving m'
-// changes only the weight of eps. dl comes times N, for a walk whose rows are dh rather than dh / N.
+// The gradients of l and m' through N, given dot = dh . h: dh/dN = -h / N. At a fixed unstabilised state, a change of
+// m' changes only the weight of eps. dl is returned times N, for a walk whose rows are dh rather than dh / N.
 struct NormaliserGrad {
   double dl_times_n, dm;
 };

@@ -183,7 +183,7 @@ py::dict walk_plan(const gpu::mlstm::WalkPlan& p, const gpu::Chip& chip, int ele
   d["segment_chunks"] = p.segment_chunks;
   d["blocks"] = p.blocks;
   const gpu::mlstm::HopperOutput output =
-      p.scores ? gpu::mlstm::HopperOutput::scored : gpu::mlstm::HopperOutput::flowing;
+      p.makes_scores ? gpu::mlstm::HopperOutput::h : gpu::mlstm::HopperOutput::dq_dk;
   d["threads"] = hopper ? gpu::mlstm::kHopperBlockThreads : shape.threads;
   d["lds_bytes"] = hopper ? gpu::mlstm::hopper_shape(p.rows, p.tiles * p.y_tile).lds_bytes(output) : shape.lds_bytes;
   return d;

@@ -117,7 +117,7 @@ class Instruction:
 
 @dataclass
 class Kernel:
-    name: str  # as written in the source, without namespace and parameters: walk<bf16, 256, 32>
+    name: str  # as written in the source, without namespace and parameters: chunk_walk<bf16, 256, 32>
     arch: str
     notes: dict[str, str]
     instructions: list[Instruction] = field(default_factory=list)

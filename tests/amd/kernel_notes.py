@@ -10,14 +10,14 @@ from __future__ import annotations
 WITHOUT_MATRICES = {
     "append_token",
     "attention_delta",
-    "border_flows",
-    "chunk_gates",
+    "chunk_gate_flows",
+    "chunk_gate_sums",
     "combine_forward",
     "combine_parts",
     "copy_output_kernel",
     "cross_entropy_backward_rows",
     "cross_entropy_rows",
-    "dot_states",
+    "dot_last_states",
     "embed_kernel",
     "gate_gradients",
     "gemv_kernel",
@@ -27,14 +27,14 @@ WITHOUT_MATRICES = {
     "pointwise",
     "recurrent_step",
     "recurrent_tokens",
-    "recurrent_tokens_any",
+    "recurrent_tokens_any_shape",
     "sample_kernel",
-    "scan_flows",
-    "scan_segments",
-    "scan_vectors",
-    "settle",
-    "stabilisers",
-    "sum_chunk_flows",
+    "scan_gate_flows",
+    "scan_segment_states",
+    "scan_normaliser_states",
+    "copy_n_and_m",
+    "scan_stabilisers",
+    "chunk_gate_flows",
     "sum_dsink",
     "sum_parts",
     "sum_slices",
@@ -42,7 +42,7 @@ WITHOUT_MATRICES = {
 
 # (arch, kernels that may have scratch and spill vector registers): floats' operands on RDNA3 are of 24, beside a state
 # in accumulators.
-SPILLING = [("gfx1100", r"walk(_wide)?<fp32, .*")]
+SPILLING = [("gfx1100", r"chunk_walk(_wide)?<fp32, .*")]
 
 # (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
 CDNA = "gfx90a|gfx942"
@@ -55,7 +55,7 @@ NOTES: list[tuple[str, str, str]] = [
     ),
     (
         f"{CDNA}|gfx1100",
-        r"walk_wide<.*",
+        r"chunk_walk_wide<.*",
         "each chunk reads a slice of the state from memory and writes it back, and also reads a, x and scores. Memory "
         "binds.",
     ),
@@ -93,36 +93,36 @@ NOTES: list[tuple[str, str, str]] = [
     ),
     (
         CDNA,
-        r"walk<fp16, .*",
+        r"chunk_walk<fp16, .*",
         "the cost of bfloat16, the maximum of the state, by which operands are scaled to stay below 65504, "
         "and packing, which takes two conversions per pair.",
     ),
     (
         CDNA,
-        r"walk<bf16, .*",
+        r"chunk_walk<bf16, .*",
         "costs of a chunk that hardly grow with the rows of a wave: weighting and rounding of operands, addresses in "
         "LDS, outputs that pass through LDS.",
     ),
     (
         CDNA,
-        r"scores<(bf16|fp16), .*",
+        r"chunk_scores<(bf16|fp16), .*",
         "the addresses of each slice of 64 features, and of the one strip that a wave has of the slice.",
     ),
     (
         "gfx1100",
-        r"walk<(bf16|fp16), .*",
+        r"chunk_walk<(bf16|fp16), .*",
         "the exchange between the halves of a wave that turns accumulators into an operand (one permlanex16 and two "
         "selects for each register), rounding and packing. WMMA shares its issue slots with all of these.",
     ),
     (
         "gfx1100",
-        r"(walk|scores)<fp32, .*",
+        r"(chunk_walk|chunk_scores)<fp32, .*",
         "WMMA takes no floats, so each float is split into three bfloat16 by a mask, a difference and a test for "
         "infinity.",
     ),
     (
         "gfx1100",
-        r"scores<(bf16|fp16), .*",
+        r"chunk_scores<(bf16|fp16), .*",
         "addresses and moves of a slice of 64 features, for the one strip (four WMMA) that a wave has of it.",
     ),
 ]

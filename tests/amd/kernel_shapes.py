@@ -75,16 +75,16 @@ def walk_at(kernel: Kernel, element: str, rows: int, chunk: int, blocks: int | N
     )
 
 
-def walk(kernel: Kernel, element: str, rows: str, chunk: str) -> Shape | None:
+def chunk_walk(kernel: Kernel, element: str, rows: str, chunk: str) -> Shape | None:
     return walk_at(kernel, element, int(rows), int(chunk))
 
 
-def walk_wide(kernel: Kernel, element: str, chunk: str) -> Shape | None:
+def chunk_walk_wide(kernel: Kernel, element: str, chunk: str) -> Shape | None:
     """Its plan counts on one block, and nothing bounds its registers for a second."""
     return walk_at(kernel, element, WIDE_ROWS, int(chunk), blocks=1)
 
 
-def scores(kernel: Kernel, element: str, chunk: str, backward: str) -> Shape | None:
+def chunk_scores(kernel: Kernel, element: str, chunk: str, backward: str) -> Shape | None:
     bytes_of, tokens, step = ELEMENT_BYTES[element], int(chunk), strip_step(kernel, element)
     if not _native.walk_shape(kernel.family, bytes_of, WIDE_ROWS, tokens):
         return None
@@ -151,7 +151,17 @@ def gemm_mma_kernel(kernel: Kernel, weights: str, batch: str, rows: str) -> Shap
 
 SHAPES: dict[str, Callable[..., Shape | None]] = {
     make.__name__: make
-    for make in (walk, walk_wide, scores, attend, write_weights, decode, mla, attention_gradients, gemm_mma_kernel)
+    for make in (
+        chunk_walk,
+        chunk_walk_wide,
+        chunk_scores,
+        attend,
+        write_weights,
+        decode,
+        mla,
+        attention_gradients,
+        gemm_mma_kernel,
+    )
 }
 
 

@@ -40,10 +40,10 @@ def row(name: str, *bodies: list[str], arch: str = "gfx942", **notes: int) -> Ro
 
 # Kernel, and how many MFMA of half a unit its products take in a pass, loop by loop.
 PRODUCTS = [
-    ("walk<bf16, 256, 32>", [136]),
-    ("walk_wide<bf16, 32>", [40]),
-    ("scores<bf16, 32, false>", [8]),
-    ("scores<bf16, 32, true>", [8, 8]),
+    ("chunk_walk<bf16, 256, 32>", [136]),
+    ("chunk_walk_wide<bf16, 32>", [40]),
+    ("chunk_scores<bf16, 32, false>", [8]),
+    ("chunk_scores<bf16, 32, true>", [8, 8]),
     ("attend<bf16, 128, 128, false>", [128]),
     ("write_weights<bf16, 128, 128>", [64]),
     ("decode<bf16, 128, 128, false>", [32]),
@@ -68,43 +68,45 @@ def test_a_product_made_one_by_one_is_caught(name: str, counts: list[int]) -> No
 
 def test_a_second_loop_of_multiply_adds_is_caught() -> None:
     """The loop with matrix work is as it should be; the other one has none, and was not looked at."""
-    half = row("scores<bf16, 32, true>", [MFMA] * 8, [FMA] * 512)
+    half = row("chunk_scores<bf16, 32, true>", [MFMA] * 8, [FMA] * 512)
     assert half.units == 4 and half.least_units == 8
     assert products_beside_the_matrix_unit([half]) == [half]
 
 
 def test_floats_on_rdna_are_six_products() -> None:
-    whole = row("scores<fp32, 16, false>", [WMMA] * 24, arch="gfx1100", max_flat_workgroup_size=128)
+    whole = row("chunk_scores<fp32, 16, false>", [WMMA] * 24, arch="gfx1100", max_flat_workgroup_size=128)
     assert whole.units == whole.least_units == 12
 
 
 def test_moves_between_register_files_count() -> None:
-    moving = row("scores<bf16, 32, false>", [MFMA] * 8 + ["v_mov_b32_e32"] * 20 + ["v_accvgpr_read_b32"] * 24)
+    moving = row("chunk_scores<bf16, 32, false>", [MFMA] * 8 + ["v_mov_b32_e32"] * 20 + ["v_accvgpr_read_b32"] * 24)
     assert (moving.vector, moving.moves, moving.around) == (5, 6, 11)
 
 
 def test_a_block_less_than_planned_is_caught() -> None:
-    planned = row("walk<bf16, 256, 32>", [MFMA] * 136, vgpr_count=256)
+    planned = row("chunk_walk<bf16, 256, 32>", [MFMA] * 136, vgpr_count=256)
     assert planned.blocks == planned.planned_blocks == 2
-    by_registers = row("walk<bf16, 256, 32>", [MFMA] * 136, vgpr_count=264)
-    by_lds = row("walk<bf16, 256, 32>", [MFMA] * 136, group_segment_fixed_size=8 << 10)
+    by_registers = row("chunk_walk<bf16, 256, 32>", [MFMA] * 136, vgpr_count=264)
+    by_lds = row("chunk_walk<bf16, 256, 32>", [MFMA] * 136, group_segment_fixed_size=8 << 10)
     assert crowded_out([planned, by_registers, by_lds]) == [by_registers, by_lds]
 
 
 def test_lds_that_launches_ask_for_counts() -> None:
     assert row("attend<bf16, 128, 128, false>", [MFMA] * 128).lds == 32 << 10
     assert row("write_weights<bf16, 128, 128>", [MFMA] * 64).lds == 32 << 10
-    assert row("walk_wide<bf16, 32>", [MFMA] * 40).lds == row("walk<bf16, 64, 32>", [MFMA] * 40).lds
+    assert row("chunk_walk_wide<bf16, 32>", [MFMA] * 40).lds == row("chunk_walk<bf16, 64, 32>", [MFMA] * 40).lds
 
 
 def test_a_state_that_goes_through_lds_is_caught() -> None:
     staging = ["ds_write_b128"] * 4 + ["s_barrier"]
-    fine = row("walk<bf16, 256, 32>", staging + [MFMA] * 136 + ["s_barrier"])
+    fine = row("chunk_walk<bf16, 256, 32>", staging + [MFMA] * 136 + ["s_barrier"])
     assert (fine.lds_written, fine.lds_writes_beside_products) == (64, 0)
-    between = row("walk<bf16, 256, 32>", staging + [MFMA] * 68 + ["ds_write2st64_b32"] + [MFMA] * 68 + ["s_barrier"])
+    between = row(
+        "chunk_walk<bf16, 256, 32>", staging + [MFMA] * 68 + ["ds_write2st64_b32"] + [MFMA] * 68 + ["s_barrier"]
+    )
     assert (between.lds_written, between.lds_writes_beside_products) == (72, 1)
     state = ["ds_write_b128"] * (256 * 32 * 4 // 64 // 16) + ["s_barrier"]
-    behind_a_barrier = row("walk<bf16, 256, 32>", staging + state + [MFMA] * 136 + ["s_barrier"])
+    behind_a_barrier = row("chunk_walk<bf16, 256, 32>", staging + state + [MFMA] * 136 + ["s_barrier"])
     assert behind_a_barrier.lds_writes_beside_products == 0
     assert round_trips([fine, between, behind_a_barrier]) == [between, behind_a_barrier]
     assert not round_trips([replace(between, staged=None)]), "of kernels that are not counted nothing is said"

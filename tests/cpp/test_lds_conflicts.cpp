@@ -261,10 +261,10 @@ OutputsConflict outputs_conflict(Family f, int bytes, int rows, int chunk) {
             const StripPosition at = strip_position(f, bytes, lane, j), first = strip_position(f, bytes, lane, 0),
                                 further = strip_position(f, bytes, 0, j);
             const int place =
-                out_place(f, bytes, s.y_tile, token + t0 + at.row, column + ys * kStripColumns + at.column);
-            const int base = out_place(f, bytes, s.y_tile, token + first.row, column + first.column);
+                out_offset(f, bytes, s.y_tile, token + t0 + at.row, column + ys * kStripColumns + at.column);
+            const int base = out_offset(f, bytes, s.y_tile, token + first.row, column + first.column);
             CHECK(place ==
-                      out_place_from(base, f, bytes, s.y_tile, t0 + further.row, ys * kStripColumns + further.column),
+                      out_offset_from(base, f, bytes, s.y_tile, t0 + further.row, ys * kStripColumns + further.column),
                   "%d bytes, %d rows: token %d, column %d", bytes, rows, token + t0 + at.row, column + at.column);
             address[lane] = 4 * place;
           }
@@ -274,13 +274,13 @@ OutputsConflict outputs_conflict(Family f, int bytes, int rows, int chunk) {
     for (int part = 0; part < n; part += 4) {
       for (int lane = 0; lane < lanes; ++lane) {
         const int unit = first + lane;
-        address[lane] = 4 * out_place(f, bytes, s.y_tile, unit / (s.y_tile / n), unit % (s.y_tile / n) * n + part);
+        address[lane] = 4 * out_offset(f, bytes, s.y_tile, unit / (s.y_tile / n), unit % (s.y_tile / n) * n + part);
       }
       worst.read = std::max(worst.read, lds::conflict(f, Access::read, 16, address));
     }
   std::set<int> places;
   for (int token = 0; token < s.waves_x * chunk; ++token)
-    for (int column = 0; column < s.y_tile; ++column) places.insert(out_place(f, bytes, s.y_tile, token, column));
+    for (int column = 0; column < s.y_tile; ++column) places.insert(out_offset(f, bytes, s.y_tile, token, column));
   CHECK(int(places.size()) == s.waves_x * chunk * s.y_tile && *places.begin() == 0 &&
             *places.rbegin() < s.waves_x * chunk * out_stride(f, s.y_tile),
         "%d bytes, %d rows: outputs share places", bytes, rows);

@@ -43,20 +43,20 @@ void expect(const char* name, Bug bug, int which, const WalkCase& c, const std::
 const WalkCase kFlowing{Kind::flowing, 128, 330, 128, 128}, kScored{Kind::scored, 256, 330, 192, 128},
     kPlain{Kind::plain, 256, 330, 192, 128, true}, kPair{Kind::gained, 512, 330, 264, 64};
 
-template <class Room>
+template <class Smem>
 void leave_out_barriers(const WalkCase& c) {
-  using Index = typename Room::BarrierIndex;
+  using Index = typename Smem::BarrierIndex;
   const bool scored = c.kind == Kind::scored;
-  std::map<const char*, Index> barriers = {{"a_full", Room::kAFull}, {"y_full", Room::kYFull},
-                                           {"x_full", Room::kXFull}, {"a_free", Room::kAFree},
-                                           {"y_free", Room::kYFree}, {"x_free", Room::kXFree}};
-  if (scored) barriers["gain_full"] = Room::kGainFull, barriers["scores_full"] = Room::kScoresFull;
-  if (Room::kFinish) barriers["sums_full"] = Room::kSumsFull, barriers["sums_free"] = Room::kSumsFree;
-  if (Room::kShape.pair) {
-    barriers["incoming_full"] = Room::kIncomingFull, barriers["sent_free"] = Room::kSentFree;
+  std::map<const char*, Index> barriers = {{"a_full", Smem::kAFull}, {"y_full", Smem::kYFull},
+                                           {"x_full", Smem::kXFull}, {"a_free", Smem::kAFree},
+                                           {"y_free", Smem::kYFree}, {"x_free", Smem::kXFree}};
+  if (scored) barriers["gain_full"] = Smem::kInverseNFull, barriers["scores_full"] = Smem::kScoresFull;
+  if (Smem::kHasEpilogueWarps) barriers["sums_full"] = Smem::kSumsFull, barriers["sums_free"] = Smem::kSumsFree;
+  if (Smem::kShape.pair) {
+    barriers["incoming_full"] = Smem::kIncomingFull, barriers["sent_free"] = Smem::kPeerSumsFree;
   }
   for (const auto& [name, index] : barriers) {
-    const int at = Room::kBarriers + 8 * index;
+    const int at = Smem::kBarriersOffset + 8 * index;
     const std::string wait = std::string("no wait for ") + name, arrival = std::string("no arrival at ") + name;
     expect(wait.c_str(), Bug::barrier_wait, at, c,
            {"without a barrier since", "may still be reading", "which nobody wrote", "once more than", "of the bound"});
@@ -71,10 +71,10 @@ int main() {
     const std::string report = run(c, 1);
     CHECK(report.empty(), "%s with no bug: %s", described(c).c_str(), report.c_str());
   }
-  leave_out_barriers<HopperRoom<128, 2, false, HopperOutput::flowing>>(kFlowing);
-  leave_out_barriers<HopperRoom<256, 2, false, HopperOutput::plain>>(kPlain);
-  leave_out_barriers<HopperRoom<256, 2, false, HopperOutput::scored>>(kScored);
-  leave_out_barriers<HopperRoom<256, 2, true, HopperOutput::summed>>(kPair);
+  leave_out_barriers<HopperWalkSmem<128, 2, false, HopperOutput::dq_dk>>(kFlowing);
+  leave_out_barriers<HopperWalkSmem<256, 2, false, HopperOutput::dv>>(kPlain);
+  leave_out_barriers<HopperWalkSmem<256, 2, false, HopperOutput::h>>(kScored);
+  leave_out_barriers<HopperWalkSmem<256, 2, true, HopperOutput::pair_h_dv>>(kPair);
 
   expect("no proxy fence", Bug::proxy_fence, -1, kScored, {"without a proxy fence"});
   expect("no proxy fence", Bug::proxy_fence, -1, kPair, {"without a proxy fence"});

@@ -72,7 +72,7 @@ WalkProblem::WalkProblem(const WalkCase& of, unsigned seed)
       state_out_(state_in_.size()),
       dc_last_(state_in_.size()),
       state_dots_(0),
-      measures_(int64_t(kHeads) * slots_ * kMeasureFloats),
+      measures_(int64_t(kHeads) * slots_ * kGateTermFloats),
       n_in_(int64_t(kHeads) * of.x_columns),
       n_last_(n_in_.size()),
       l_(int64_t(kHeads) * of.length) {
@@ -85,7 +85,7 @@ WalkProblem::WalkProblem(const WalkCase& of, unsigned seed)
   plan_.chunk = kChunk;
   plan_.y_tile = shape_.y_tile();
   plan_.tiles = tiles_;
-  plan_.scores = of.kind == Kind::scored;
+  plan_.makes_scores = of.kind == Kind::scored;
   plan_.segments = of.segments;
   plan_.segment_chunks = (slots_ + of.segments - 1) / of.segments;
   std::mt19937 engine(seed);
@@ -103,21 +103,21 @@ WalkProblem::WalkProblem(const WalkCase& of, unsigned seed)
       const bool inside = slot % slots_ * kChunk + t < of.length;
       factor(slot, kInter, t) = inside ? float(std::exp(exponent(engine))) : 0;
       factor(slot, kInto, t) = inside ? float(std::exp(exponent(engine))) : 0;
-      factor(slot, kSelf, t) = inside ? float(next()) : 0;
+      factor(slot, kDiagonal, t) = inside ? float(next()) : 0;
       if (of.kind != Kind::flowing)
-        factor(slot, kGain, t) = !inside ? NAN : float((engine() % 2 ? 1 : -1) * std::exp(2 * exponent(engine)));
+        factor(slot, kInverseN, t) = !inside ? NAN : float((engine() % 2 ? 1 : -1) * std::exp(2 * exponent(engine)));
       else
-        factor(slot, kAlong, t) = inside ? float(next()) : 0;
+        factor(slot, kInterDl, t) = inside ? float(next()) : 0;
       if (of.kind == Kind::scored) {
         measure(slot, kRowHigh, t) = float(next());
         measure(slot, kColumnHigh, t) = inside ? float(next()) : -INFINITY;
-        for (HopperMeasure low : {kRowLow, kColumnLow}) measure(slot, low, t) = inside ? float(1e-3 * next()) : 0;
-        measure(slot, kLeast, t) = float(std::exp(next()));
-        BFloat16* const weights = reinterpret_cast<BFloat16*>(&measure(slot, kMeasures, 0));
+        for (HopperGateTerm low : {kRowLow, kColumnLow}) measure(slot, low, t) = inside ? float(1e-3 * next()) : 0;
+        measure(slot, kMinN, t) = float(std::exp(next()));
+        BFloat16* const weights = reinterpret_cast<BFloat16*>(&measure(slot, kGateTerms, 0));
         const float into = factor(slot, kInto, t);
         weights[t] = from_float<BFloat16>(into);
         weights[kChunk + (t ^ 8)] = from_float<BFloat16>(into - to_float(weights[t]));
-        factor(slot, kGain, t) = NAN;  // nobody made one
+        factor(slot, kInverseN, t) = NAN;  // nobody made one
         continue;
       }
       for (int s = 0; s <= t && inside; ++s)
@@ -146,13 +146,13 @@ void WalkProblem::run() {
   p.factors = factors_.data();
   p.inter = case_.reverse ? kInto : kInter;
   p.weight = case_.reverse ? kInter : kInto;
-  p.gained = case_.kind == Kind::gained || case_.kind == Kind::scored;
+  p.divide_by_n = case_.kind == Kind::gained || case_.kind == Kind::scored;
   p.decay = decay_.data();
   if (case_.kind == Kind::flowing) {
     p.vector = vector_.data();
-    p.along = case_.reverse ? kInto : kAlong;
-    p.with_self = true;
-    p.with = with_.tokens();
+    p.vector_factor = case_.reverse ? kInto : kInterDl;
+    p.add_diagonal = true;
+    p.dot_with = with_.tokens();
     p.dots = dots_.data();
   }
   p.state_in = case_.state_in ? state_in_.data() : nullptr;
@@ -160,18 +160,18 @@ void WalkProblem::run() {
   p.state_x = case_.y_columns;
   p.state_y = 1;
   const int64_t state_floats = int64_t(plan_.rows) * plan_.y_tile * tiles_;
-  DeviceArray<float> before_last(kHeads * state_floats), between(between_floats(plan_, kHeads));
-  p.before_last = before_last.data();
-  p.between = between.data();
+  DeviceArray<float> state_before_last(kHeads * state_floats), segment_states(segment_state_floats(plan_, kHeads));
+  p.state_before_last = state_before_last.data();
+  p.segment_states = segment_states.data();
   p.segments = plan_.segments;
   p.segment_chunks = plan_.segment_chunks;
   p.tiles = tiles_;
   p.slices = plan_.slices;
   p.reverse = case_.reverse;
-  DeviceArray<float> n_between(int64_t(kHeads) * (plan_.segments - 1) * plan_.rows);
+  DeviceArray<float> segment_n(int64_t(kHeads) * (plan_.segments - 1) * plan_.rows);
   const ScoringParams scoring{measures_.data(), case_.state_in ? n_in_.data() : nullptr,
                               n_last_.data(),   l_.data(),
-                              n_between.data(), float(kScale),
+                              segment_n.data(), float(kScale),
                               float(kEps),      true};
   launch_walk_hopper(plan_, p, case_.kind == Kind::scored ? &scoring : nullptr, dc_last_.data(), state_dots_.data(),
                      nullptr);
@@ -180,7 +180,7 @@ void WalkProblem::run() {
 std::string WalkProblem::compare() {
   const int rows = case_.x_columns, columns = case_.y_columns;
   const Factor inter = case_.reverse ? kInto : kInter, weight = case_.reverse ? kInter : kInto;
-  const Factor along = case_.reverse ? kInto : kAlong;
+  const Factor along = case_.reverse ? kInto : kInterDl;
   const bool flowing = case_.kind == Kind::flowing, scored = case_.kind == Kind::scored;
   Worst worst;
   for (int head = 0; head < kHeads; ++head) {
@@ -224,14 +224,14 @@ std::string WalkProblem::compare() {
             for (int j = 0; j < columns; ++j)
               row[j].add(by * y_.at(head, chunk * kChunk + s, j), rounded(by) * y_.at(head, chunk * kChunk + s, j));
           }
-        double gain = case_.kind == Kind::gained ? factor(slot, kGain, t) : 1, unsure = 0;
+        double gain = case_.kind == Kind::gained ? factor(slot, kInverseN, t) : 1, unsure = 0;
         if (scored) {
           for (int i = 0; i < rows; ++i) {
             const double by = factor(slot, inter, t) * a_.at(head, token, i);
             l.add(by * n_of[i].exact, by * n_of[i].exact);
             l.sizes += std::fabs(by) * (n_of[i].sizes - std::fabs(n_of[i].exact));
           }
-          const double n = std::fmax(std::fabs(l.exact), double(measure(slot, kLeast, t))) + kEps;
+          const double n = std::fmax(std::fabs(l.exact), double(measure(slot, kMinN, t))) + kEps;
           gain = 1 / n;
           unsure = 0x1p-15 * l.sizes;  // n and its weights have 16 bits each
           worst.see(std::fabs(l_[int64_t(head) * case_.length + token] - l.exact), unsure, place("l", head, token, 0));
@@ -245,7 +245,8 @@ std::string WalkProblem::compare() {
             row[j].add(flow, flow);
             dot.add(row[j].exact * with, row[j].model * with);
             dot.sizes += 0x1p8 * (row[j].largest * 0x1p-7 + row[j].sizes * 0x1p-8) * std::fabs(with);
-            row[j].add(factor(slot, kSelf, t) * y_.at(head, token, j), factor(slot, kSelf, t) * y_.at(head, token, j));
+            row[j].add(factor(slot, kDiagonal, t) * y_.at(head, token, j),
+                       factor(slot, kDiagonal, t) * y_.at(head, token, j));
           }
           worst.see(dots_[tile * padded_ + slot * kChunk + t], dot, place("dots", head, token, tile));
         }

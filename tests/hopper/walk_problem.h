@@ -87,8 +87,8 @@ class WalkProblem {
 
  private:
   float& factor(int64_t slot, Factor which, int token) { return factors_[(slot * kFactors + which) * kChunk + token]; }
-  float& measure(int64_t slot, HopperMeasure which, int token) {
-    return measures_[slot * kMeasureFloats + which * kChunk + token];
+  float& measure(int64_t slot, HopperGateTerm which, int token) {
+    return measures_[slot * kGateTermFloats + which * kChunk + token];
   }
   double score(int head, int64_t slot, int t, int s);  // what token s gives to token t, before it is rounded
 

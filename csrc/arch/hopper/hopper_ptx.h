@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hopper's instructions that C++ has no name for, one function each: hopper.h says how they go together. tests/hopper
-// has the same functions for a CPU.
+// Hopper's instructions that C++ has no name for, one function each; hopper.h describes their use. tests/hopper has the
+// same functions for a CPU.
 #pragma once
 
 namespace xlstm::gpu {
 
-// ---- barriers in shared memory (Barrier in hopper.h), by their address
+// ---- mbarriers (Mbarrier in hopper.h), by their address
 
 XLSTM_DEVICE void mbarrier_init(uint32_t at, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
@@ -32,28 +32,28 @@ XLSTM_DEVICE bool mbarrier_test_wait(uint32_t at, uint32_t parity) {
   return yes;
 }
 
-// After init(), before any other thread or copy uses the barriers, and then a barrier of the block.
+// After mbarrier_init(), before any other thread or copy uses the mbarriers; a barrier of the block must follow.
 XLSTM_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// Shared memory that this thread wrote is there for copies and warpgroup products; then a barrier tells them.
+// Makes this thread's writes to shared memory visible to the async proxy (TMA and wgmma); a barrier must follow.
 XLSTM_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 XLSTM_DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// ---- words that blocks of a grid share while they run (Grid::together, arch/launch.h): each is written and read as a
-// whole, and nothing else is ordered by it
+// ---- words that the blocks of a grid share while they run (Grid::together, arch/launch.h): each word is stored and
+// loaded atomically, and the accesses order nothing else
 
-XLSTM_DEVICE void write_shared_word(float* to, uint32_t word) {
+XLSTM_DEVICE void store_relaxed_gpu(float* to, uint32_t word) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }
-XLSTM_DEVICE uint32_t read_shared_word(const float* from) {
+XLSTM_DEVICE uint32_t load_relaxed_gpu(const float* from) {
   uint32_t word;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
   return word;
 }
-XLSTM_DEVICE Vec16 read_shared_vec16(const float* from) {
+XLSTM_DEVICE Vec16 load_relaxed_gpu_vec16(const float* from) {
   Vec16 p;
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(p.word[0]), "=r"(p.word[1]), "=r"(p.word[2]), "=r"(p.word[3])
@@ -61,10 +61,10 @@ XLSTM_DEVICE Vec16 read_shared_vec16(const float* from) {
                : "memory");
   return p;
 }
-// Between looks at words that are not there yet: whether to look again.
-XLSTM_DEVICE bool look_again() { return true; }
+// Called between loads that have not seen the word yet: whether to continue spinning.
+XLSTM_DEVICE bool spin_again() { return true; }
 
-// ---- registers of a warpgroup, all of whose warps call this; multiples of 8
+// ---- setmaxnreg: registers of a warpgroup, called by all of its warps; multiples of 8
 
 template <int kCount>
 XLSTM_DEVICE void setmaxnreg_inc() {
@@ -75,9 +75,10 @@ XLSTM_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
-// ---- copies
+// ---- TMA and bulk copies
 
-// A panel of a tensor (columns, tokens, heads, batch), from (column, token, head, batch) on; zeros outside of it.
+// Loads a panel of a tensor (columns, tokens, heads, batch), from (column, token, head, batch) on; zeros outside the
+// tensor.
 XLSTM_DEVICE void tma_load(uint32_t to, const void* from, int column, int token, int head, int batch,
                            uint32_t barrier) {
   asm volatile(
@@ -86,17 +87,18 @@ XLSTM_DEVICE void tma_load(uint32_t to, const void* from, int column, int token,
       "l"(from), "r"(column), "r"(token), "r"(head), "r"(batch), "r"(barrier)
       : "memory");
 }
-// Bytes side by side; addresses and count are multiples of 16.
+// Copies contiguous bytes; addresses and count are multiples of 16.
 XLSTM_DEVICE void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
-// Bytes side by side that will be read soon come to L2; both are multiples of 16.
+// Prefetches contiguous bytes to L2; address and count are multiples of 16.
 XLSTM_DEVICE void bulk_prefetch_l2(const void* from, int bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
-// From this block's shared memory to the same block's or another's of the cluster, with a word to the barrier there.
+// Copies from this block's shared memory to that of a block of the cluster, this one or another, and completes the
+// bytes at the mbarrier there.
 XLSTM_DEVICE void bulk_copy_to_cta(uint32_t block, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
   asm volatile(
       "{ .reg .b32 there, barrier; mapa.shared::cluster.u32 there, %0, %4; mapa.shared::cluster.u32 barrier, %3, %4;\n"
@@ -105,8 +107,8 @@ XLSTM_DEVICE void bulk_copy_to_cta(uint32_t block, uint32_t to, uint32_t from, u
       "r"(from), "r"(bytes), "r"(barrier), "r"(block)
       : "memory");
 }
-// Numbers to shared memory of a block of the cluster, this one or another, with their bytes for the barrier there. They
-// lie at multiples of their size.
+// Stores numbers to the shared memory of a block of the cluster, this one or another, and completes their bytes at the
+// mbarrier there. Addresses are multiples of the number's size.
 XLSTM_DEVICE void st_async_to_cta(uint32_t block, uint32_t to, float x, uint32_t barrier) {
   asm volatile(
       "{ .reg .b32 there, barrier; mapa.shared::cluster.u32 there, %0, %3; mapa.shared::cluster.u32 barrier, %2, %3;\n"
@@ -121,7 +123,7 @@ XLSTM_DEVICE void st_async_to_cta(uint32_t block, uint32_t to, float x, float y,
       "f"(x), "f"(y), "r"(barrier), "r"(block)
       : "memory");
 }
-// A panel back to memory, as far as it lies inside the tensor. One thread: stores are its own to wait for.
+// Stores a panel to memory, as far as it lies inside the tensor. The same thread must wait for its stores.
 XLSTM_DEVICE void tma_store(const void* to, int column, int token, int head, int batch, uint32_t from) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];\n"
@@ -129,17 +131,18 @@ XLSTM_DEVICE void tma_store(const void* to, int column, int token, int head, int
       "r"(column), "r"(token), "r"(head), "r"(batch), "r"(from)
       : "memory");
 }
-// Until all of them have left shared memory, or arrived.
+// Waits until all of this thread's stores have been read from shared memory, or have arrived.
 XLSTM_DEVICE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 XLSTM_DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// The kernel's params hold the map; fetching it early hides its latency.
+// Prefetches the tensor map in the kernel's params, to hide its latency.
 XLSTM_DEVICE void prefetch(const void* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
-// ---- products of a warpgroup
+// ---- wgmma
 
-// Around products: registers that they take are written; what was issued is a group; all but the last kGroups are done.
-// Until then the compiler may not touch the sums, which it does not know: `sums` are those that are waited for.
+// wgmma_fence: the registers that the next wgmmas read are written. wgmma_commit: what was issued is a group.
+// wgmma_wait: all but the last kGroups groups are complete. Until then the compiler must not touch the accumulators,
+// and it does not know them: `sums` are those that are waited for.
 XLSTM_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 XLSTM_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kCount>
@@ -177,51 +180,51 @@ XLSTM_DEVICE void wgmma_wait(Sums&... sums) {
   else                                                         \
     asm volatile(before "k16.f32.bf16.bf16 " after __VA_ARGS__)
 
-// Both operands in shared memory; 64, 128, 72 or 8 columns. add: false begins a sum.
-template <bool kAAcross, bool kBAcross, class E = BFloat16>
+// Both operands in shared memory; n = 64, 128, 72 or 8 columns. add: false starts a sum.
+template <bool kAMnMajor, bool kBMnMajor, class E = BFloat16>
 XLSTM_DEVICE void wgmma_ss(float (&sum)[32], uint64_t a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64",
                  "{" XLSTM_TEXT32 "}, %32, %33, p, 1, 1, %35, %36; }", : XLSTM_D32(sum, 0) : "l"(a), "l"(b),
-                 "r"(int(add)), "n"(int(kAAcross)), "n"(int(kBAcross)));
+                 "r"(int(add)), "n"(int(kAMnMajor)), "n"(int(kBMnMajor)));
 }
-template <bool kAAcross, bool kBAcross, class E = BFloat16>
+template <bool kAMnMajor, bool kBMnMajor, class E = BFloat16>
 XLSTM_DEVICE void wgmma_ss(float (&sum)[64], uint64_t a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128",
                  "{" XLSTM_TEXT64 "}, %64, %65, p, 1, 1, %67, %68; }", : XLSTM_D64(sum, 0) : "l"(a), "l"(b),
-                 "r"(int(add)), "n"(int(kAAcross)), "n"(int(kBAcross)));
+                 "r"(int(add)), "n"(int(kAMnMajor)), "n"(int(kBMnMajor)));
 }
-template <bool kAAcross, bool kBAcross, class E = BFloat16>
+template <bool kAMnMajor, bool kBMnMajor, class E = BFloat16>
 XLSTM_DEVICE void wgmma_ss(float (&sum)[36], uint64_t a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %38, 0;\nwgmma.mma_async.sync.aligned.m64n72",
                  "{" XLSTM_TEXT32 ",%32,%33,%34,%35}, %36, %37, p, 1, 1, %39, %40; }", : XLSTM_D32(sum, 0),
-                 XLSTM_D4(sum, 32) : "l"(a), "l"(b), "r"(int(add)), "n"(int(kAAcross)), "n"(int(kBAcross)));
+                 XLSTM_D4(sum, 32) : "l"(a), "l"(b), "r"(int(add)), "n"(int(kAMnMajor)), "n"(int(kBMnMajor)));
 }
-template <bool kAAcross, bool kBAcross, class E = BFloat16>
+template <bool kAMnMajor, bool kBMnMajor, class E = BFloat16>
 XLSTM_DEVICE void wgmma_ss(float (&sum)[4], uint64_t a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %6, 0;\nwgmma.mma_async.sync.aligned.m64n8",
                  "{%0,%1,%2,%3}, %4, %5, p, 1, 1, %7, %8; }", : XLSTM_D4(sum, 0) : "l"(a), "l"(b), "r"(int(add)),
-                 "n"(int(kAAcross)), "n"(int(kBAcross)));
+                 "n"(int(kAMnMajor)), "n"(int(kBMnMajor)));
 }
 
-// A in registers; 64, 128 or 256 columns.
-template <bool kBAcross, class E = BFloat16>
+// A in registers; n = 64, 128 or 256 columns.
+template <bool kBMnMajor, class E = BFloat16>
 XLSTM_DEVICE void wgmma_rs(float (&sum)[32], const uint32_t* a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64",
                  "{" XLSTM_TEXT32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38; }", : XLSTM_D32(sum, 0) : "r"(a[0]),
-                 "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kBAcross)));
+                 "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kBMnMajor)));
 }
-template <bool kBAcross, class E = BFloat16>
+template <bool kBMnMajor, class E = BFloat16>
 XLSTM_DEVICE void wgmma_rs(float (&sum)[64], const uint32_t* a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128",
                  "{" XLSTM_TEXT64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70; }", : XLSTM_D64(sum, 0) : "r"(a[0]),
-                 "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kBAcross)));
+                 "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kBMnMajor)));
 }
-template <bool kBAcross, class E = BFloat16>
+template <bool kBMnMajor, class E = BFloat16>
 XLSTM_DEVICE void wgmma_rs(float (&sum)[128], const uint32_t* a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %133, 0;\nwgmma.mma_async.sync.aligned.m64n256",
                  "{" XLSTM_TEXT128 "}, {%128, %129, %130, %131}, %132, p, 1, 1, %134; }", : XLSTM_D64(sum, 0),
                  XLSTM_D64(sum, 64) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)),
-                 "n"(int(kBAcross)));
+                 "n"(int(kBMnMajor)));
 }
 #undef XLSTM_MULTIPLY
 #undef XLSTM_D4
@@ -234,7 +237,8 @@ XLSTM_DEVICE void wgmma_rs(float (&sum)[128], const uint32_t* a, uint64_t b, boo
 
 // ---- single threads and warps
 
-// Four 8 x 8 matrices of 2-byte elements: lane l says where row l % 8 of matrix l / 8 goes; or, turned, its column.
+// Four 8 x 8 matrices of 2-byte elements: lane l has the address of row l % 8 of matrix l / 8, or, transposed, of its
+// column.
 XLSTM_DEVICE void stmatrix(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r0), "r"(r1), "r"(r2),
                "r"(r3)
@@ -247,14 +251,14 @@ XLSTM_DEVICE void stmatrix_trans(uint32_t at, uint32_t r0, uint32_t r1, uint32_t
                : "memory");
 }
 
-// The same number, which the compiler takes for a new one (as arch/fragments.h's opaque): what follows from it is
-// made where it is used, rather than kept through a loop.
+// The same number, which the compiler takes for a new one (like opaque in arch/compiler_barriers.h): values derived
+// from it are computed where they are used, rather than kept through a loop.
 XLSTM_DEVICE int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
-// Stores that happen or not, without a branch that what comes after would have to stay behind.
+// Predicated stores: no branch that later instructions would have to stay behind.
 XLSTM_DEVICE void store_if(bool happens, void* to, const Vec16& x) {
   asm volatile(
       "{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v4.b32 [%1], {%2, %3, %4, %5}; }" ::"r"(int(happens)),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor maps, made by the driver, whose library nobody links: the runtime knows where it is.
+// Tensor maps are encoded by the driver. No binary links the driver's library: the runtime finds the function.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -27,7 +27,7 @@ CUtensorMap tensor_map(const void* data, int columns, int64_t tokens, int64_t he
                        const int64_t (&stride)[3], int panel_tokens) {
   static const Encode encode = find_encode();
   const cuuint64_t sizes[] = {cuuint64_t(columns), cuuint64_t(tokens), cuuint64_t(heads), cuuint64_t(batch)};
-  // Of an axis of one the stride is never used, and may be anything.
+  // The stride of an axis of size one is never used, and may have any value.
   const auto bytes = [](int64_t size, int64_t elements) { return cuuint64_t(size == 1 ? 16 : elements * 2); };
   const cuuint64_t strides[] = {bytes(tokens, stride[2]), bytes(heads, stride[1]), bytes(batch, stride[0])};
   const cuuint32_t box[] = {kPanelColumns, cuuint32_t(panel_tokens), 1, 1}, every[] = {1, 1, 1, 1};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each wave of a block has asked memory for some steps before it is used: lines of rows. AMD's waves count loads
-// as they come, so registers hold them. NVIDIA's compiler has six counters for a warp, and gives all loads of a loop
-// one of them: whoever waits for the oldest waits for the newest too. There the loads go to LDS, each wave's to places
-// of its own, and are waited for in their order. A wave brings whole lines whatever its lanes read of them: halves of
-// lines are as many requests again.
+// A ring of loads that each wave of a block issues some steps before their use: lines of rows. AMD's waves count loads
+// in order, so registers hold them. NVIDIA's compiler has six scoreboards for a warp and gives all loads of a loop one
+// of them: waiting for the oldest load then waits for the newest too. There the loads go to LDS by cp.async, each
+// wave's to slots of its own, and are waited for in order. A wave loads complete lines whatever its lanes read of them:
+// half lines would take twice as many requests.
 #pragma once
 
 #include "arch/fragments.h"
@@ -12,7 +12,7 @@ namespace xlstm::gpu {
 
 // A step is a line of kLineBytes of each of kRows rows.
 template <int kLineBytes, int kRows, int kDepth, int kThreads>
-struct CpAsyncRing;  // NVIDIA's
+struct CpAsyncRing;  // on NVIDIA only
 
 #if defined(__CUDACC__)
 template <int kLineBytes, int kRows, int kDepth, int kThreads>
@@ -22,28 +22,30 @@ struct CpAsyncRing {
   static constexpr int kBytes = kDepth * kRingSlotBytes;
   static_assert(kRows % kRowsPerLoad == 0 && kRowsPerLoad % 2 == 0);
 
-  char* own;  // this wave's first place
+  char* wave_slots;  // this wave's first slot
 
-  XLSTM_DEVICE explicit CpAsyncRing(char* lds) : own(lds + threadIdx.x / kWave * kStepBytes) {}
+  XLSTM_DEVICE explicit CpAsyncRing(char* lds) : wave_slots(lds + threadIdx.x / kWave * kStepBytes) {}
 
-  // Row 0 and piece of the lines that this lane brings at once with others, kAtOnce rows of them.
+  // The row and the vector that this lane loads, within the kRowsPerLoad rows that the wave loads at a time.
   XLSTM_DEVICE static int lane_row() { return lane_id() / kVec16s; }
   XLSTM_DEVICE static int lane_vec16() { return lane_id() % kVec16s; }
-  // Lanes that read together have half a line of two rows: they lie in different halves.
-  XLSTM_DEVICE static int slot_vec16(int row, int piece) { return piece ^ (kVec16s == 8 ? row % 2 * 4 : 0); }
+  // Lanes that read together have half a line of two rows; the swizzle puts the two into different halves.
+  XLSTM_DEVICE static int slot_vec16(int row, int vec) { return vec ^ (kVec16s == 8 ? row % 2 * 4 : 0); }
 
-  // The nth kAtOnce rows of a step: 16 bytes of this lane, or zeros where bytes are 0.
-  XLSTM_DEVICE void fetch(int place, int n, const char* from, int bytes) const {
+  // Loads the nth kRowsPerLoad rows of a step: 16 bytes in this lane, zeros where bytes = 0.
+  XLSTM_DEVICE void fetch(int slot, int n, const char* from, int bytes) const {
     const int lane = lane_row() * kLineBytes + slot_vec16(lane_row(), lane_vec16()) * 16;
-    cp_async_16(lds_address(own + place * kRingSlotBytes + n * kRowsPerLoad * kLineBytes + lane), from, bytes);
+    cp_async_16(lds_address(wave_slots + slot * kRingSlotBytes + n * kRowsPerLoad * kLineBytes + lane), from, bytes);
   }
-  // For all threads of the block: up to 16 bytes, zeros after them. With the step that is sent next.
+  // Called by all threads of the block: loads up to 16 bytes, zeros after them. They belong to the next step that is
+  // committed.
   XLSTM_DEVICE static void fetch_for_block(char* to, const char* from, int bytes) {
     cp_async_16(lds_address(to), from, bytes);
   }
-  // What has been fetched since the last call is a step, which may be nothing.
+  // Commits a step: everything fetched since the last call, possibly nothing.
   XLSTM_DEVICE static void sent() { cp_async_commit(); }
-  // All steps but the last kLate that were sent are there; for this thread, for others after a barrier.
+  // Waits until all but the last kLate committed steps have arrived. They are visible to this thread, and to others
+  // after a barrier.
   template <int kLate>
   XLSTM_DEVICE static void arrived() {
     cp_async_wait_group<kLate>();
@@ -53,13 +55,13 @@ struct CpAsyncRing {
     cp_async_wait_group<kLate>();
     __syncwarp();
   }
-  // Before what the wave has got is fetched anew.
+  // Called before memory that the wave has read is fetched into again.
   XLSTM_DEVICE static void release_by_wave() { __syncwarp(); }
 
-  // Bytes of row `first + row` of a step, where first is even.
+  // Bytes of row `first + row` of a step; first is even.
   template <class Load>
-  XLSTM_DEVICE Load get(int place, int first, int row, int byte) const {
-    const char* const at = own + place * kRingSlotBytes + first * kLineBytes + row * kLineBytes +
+  XLSTM_DEVICE Load get(int slot, int first, int row, int byte) const {
+    const char* const at = wave_slots + slot * kRingSlotBytes + first * kLineBytes + row * kLineBytes +
                            slot_vec16(row, byte / 16) * 16 + byte % 16;
     if constexpr (sizeof(Load) == 16)
       return read_vec16(at);

@@ -2,17 +2,17 @@
 // NVIDIA sm_80 and later: mma.sync m16n8k16, ldmatrix, cp.async. The chain side is A (m), the stream side B (n): an
 // accumulator (m x n) read as A (m x k) is the chain operand of the next product.
 //
-// float has no such instruction: its operands are split into three bfloat16 whose sum is exact, and the six products
-// that reach 24 bits are added up, small ones first. Each step of k starts from zero, and the greatest product apart
-// from the others, to be added in float: the matrix unit truncates what it accumulates.
+// No such instruction exists for float: its operands are split into three bfloat16 whose sum is exact, and the six
+// products that reach 24 bits are added up, small ones first. Each step of k starts from zero, and the largest product
+// is accumulated apart from the others, to be added in float, because the matrix unit truncates what it accumulates.
 #pragma once
 
 namespace xlstm::gpu {
 
-constexpr bool kAsyncCopies = true;  // global to LDS without registers
+constexpr bool kAsyncCopies = true;  // copies from global memory to LDS need no registers
 
 template <class E>
-struct Operand {  // 16 x 16 of either side
+struct Operand {  // 16 x 16, of either side
   uint32_t word[4];
 };
 template <>
@@ -31,25 +31,25 @@ XLSTM_DEVICE void mma_m16n8k16(Float16, float* c, const uint32_t* a, uint32_t b0
   mma_float16(c, a, b0, b1);
 }
 
-template <bool kHalf = false, class E>  // kHalf: the strip's first 8 rows alone
+template <bool kHalf = false, class E>  // kHalf: only the first 8 rows of the strip
 XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const ChainOperand<E>& chain) {
   static_assert(!kHalf || sizeof(E) == 2);
   if constexpr (sizeof(E) == 2) {
     mma_m16n8k16(E{}, s.value, chain.word, stream.word[0], stream.word[1]);
     if constexpr (!kHalf) mma_m16n8k16(E{}, s.value + 4, chain.word, stream.word[2], stream.word[3]);
   } else {
-    Strip<E> greatest, sum;
-    greatest.zero(), sum.zero();
+    Strip<E> largest, sum;
+    largest.zero(), sum.zero();
     const auto add = [&](Strip<E>& to, int a, int b) {
       mma_m16n8k16(BFloat16{}, to.value, chain.part[a], stream.part[b][0], stream.part[b][1]);
       mma_m16n8k16(BFloat16{}, to.value + 4, chain.part[a], stream.part[b][2], stream.part[b][3]);
     };
-    add(greatest, 0, 0);
-    // Products of parts whose places add up to the same.
+    add(largest, 0, 0);
+    // products of the same order of magnitude
     add(sum, 0, 2), add(sum, 1, 1), add(sum, 2, 0);
     add(sum, 0, 1), add(sum, 1, 0);
 #pragma unroll
-    for (int r = 0; r < 8; ++r) s.value[r] += greatest.value[r] + sum.value[r];
+    for (int r = 0; r < 8; ++r) s.value[r] += largest.value[r] + sum.value[r];
   }
 }
 
@@ -68,7 +68,7 @@ XLSTM_DEVICE void set_word(Operand<E>& o, int w, float low, float high) {
     split(o, w, low, high);
 }
 
-// The strip, times a number, as the next product's chain operand: its rows become k.
+// The strip, times a number, as the next product's chain operand: the strip's rows become k.
 template <class E>
 XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
   ChainOperand<E> o;
@@ -77,7 +77,7 @@ XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
   return o;
 }
 
-// The rows of a strip that a lane holds one after the other: f(first row, which of its columns, their values).
+// Calls f(first row, which of the lane's columns, values) for each run of consecutive rows of a strip in this lane.
 template <class E>
 constexpr int kRun = 2;
 template <class E, class F>
@@ -93,7 +93,7 @@ XLSTM_DEVICE void each_run(const Strip<E>& s, F&& f) {
 
 XLSTM_DEVICE uint32_t lds_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
-// From a Tile (tile/lds_tile.h). The matrix in it lies as in memory; `along`: k runs along its rows.
+// The stream operand from a Tile (tile/lds_tile.h), whose matrix lies as in memory. kAlong: k runs along its rows.
 template <bool kAlong, class E, class Tile>
 XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0, int lane = lane_id()) {
   StreamOperand<E> o;
@@ -113,7 +113,7 @@ XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0, int lan
   return o;
 }
 
-// The chain side of a matrix whose k is features, [c][k].
+// The chain operand of a matrix whose k is features, [c][k].
 template <class E, class Tile>
 XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0, int lane = lane_id()) {
   ChainOperand<E> o;
@@ -129,7 +129,8 @@ XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0, int
   return o;
 }
 
-// The chain side of a matrix whose k is tokens, [k][c]: `plain` as it is, `weighted` with row k times weight[k] scale.
+// The chain operands of a matrix whose k is tokens, [k][c]: `plain` as it is, `weighted` with row k times weight[k]
+// scale.
 template <class E, class Tile>
 XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, float scale, ChainOperand<E>& plain,
                              ChainOperand<E>& weighted, int lane = lane_id()) {

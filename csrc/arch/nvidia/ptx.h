@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // NVIDIA's instructions, from sm_80 on, that C++ has no name for, one function each. tests/hopper has those that the
-// mLSTM's kernels take, for a CPU.
+// mLSTM's kernels use, for a CPU.
 #pragma once
 
 namespace xlstm::gpu {
@@ -20,7 +20,7 @@ XLSTM_DEVICE float rsqrt_approx(float x) {
   asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// Of each half; NaN where both are.
+// The maximum of each half; NaN only where both are NaN.
 XLSTM_DEVICE uint32_t max_bfloat16(uint32_t x, uint32_t y) {
   uint32_t r;
   asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
@@ -31,7 +31,7 @@ XLSTM_DEVICE uint32_t max_float16(uint32_t x, uint32_t y) {
   asm("max.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
   return r;
 }
-// The same, of the smaller.
+// The minimum of each half.
 XLSTM_DEVICE uint32_t min_bfloat16(uint32_t x, uint32_t y) {
   uint32_t r;
   asm("min.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
@@ -53,13 +53,13 @@ XLSTM_DEVICE uint32_t pack_float16(float low, float high) {
   return r;
 }
 
-// (a & b) | c in one instruction: of two constants the compiler makes two.
+// (a & b) | c in one instruction: with two constants the compiler emits two.
 XLSTM_DEVICE uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t r;
   asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
   return r;
 }
-// Of two bfloat16 each.
+// Arithmetic on two bfloat16 each.
 XLSTM_DEVICE uint32_t subtract_bfloat16(uint32_t a, uint32_t b) {
   uint32_t r;
   asm("{ .reg .b32 one; mov.b32 one, 0xbf80bf80; fma.rn.bf16x2 %0, %2, one, %1; }" : "=r"(r) : "r"(a), "r"(b));
@@ -113,7 +113,7 @@ XLSTM_DEVICE void mma_int8(int* c, const uint32_t* a, uint32_t b0, uint32_t b1) 
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8 x 8 matrices of 2-byte elements: lane l says where row l % 8 of matrix l / 8 lies.
+// Four 8 x 8 matrices of 2-byte elements: lane l has the address of row l % 8 of matrix l / 8.
 XLSTM_DEVICE void ldmatrix(uint32_t* r, uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -125,14 +125,15 @@ XLSTM_DEVICE void ldmatrix_trans(uint32_t* r, uint32_t address) {
                : "r"(address));
 }
 
-// From global to shared memory without registers. Of the 16 bytes only `bytes` are read, the others are zeros.
+// Asynchronous copy from global to shared memory without registers. Only `bytes` of the 16 are read; the rest are
+// zeros.
 XLSTM_DEVICE void cp_async_16(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
 XLSTM_DEVICE void cp_async_4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from));
 }
-// Copies since the last call are a group; of groups all but the last kLate have come.
+// The copies since the last commit are a group; wait_group waits for all groups but the last kLate.
 XLSTM_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kLate>
 XLSTM_DEVICE void cp_async_wait_group() {
@@ -140,7 +141,7 @@ XLSTM_DEVICE void cp_async_wait_group() {
 }
 XLSTM_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Named barriers 1 to 15 of a block: some of its warps wait for each other, or only say that they came by.
+// Named barriers 1 to 15 of a block: some of its warps wait for each other (sync), or signal without waiting (arrive).
 XLSTM_DEVICE void barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

@@ -13,7 +13,7 @@
 namespace xlstm::gpu::engine {
 
 // At most once for each mailbox.
-XLSTM_DEVICE void publish(float* to, float x) { write_shared_word(to, as_bits(not_empty(x))); }
+XLSTM_DEVICE void publish(float* to, float x) { store_relaxed_gpu(to, as_bits(not_empty(x))); }
 
 XLSTM_DEVICE bool any_empty(const Vec16& data) {
   bool is_empty = false;
@@ -24,15 +24,15 @@ XLSTM_DEVICE bool any_empty(const Vec16& data) {
 
 XLSTM_DEVICE float spin_until_published(const float* from) {
   uint32_t bits;
-  do bits = read_shared_word(from);
-  while (bits == kEmpty && look_again());
+  do bits = load_relaxed_gpu(from);
+  while (bits == kEmpty && spin_again());
   return as_float(bits);
 }
 // Four mailboxes at a multiple of 16 bytes.
 XLSTM_DEVICE Vec16 spin_until_vec16_published(const float* from) {
   Vec16 data;
-  do data = read_shared_vec16(from);
-  while (any_empty(data) && look_again());
+  do data = load_relaxed_gpu_vec16(from);
+  while (any_empty(data) && spin_again());
   return data;
 }
 // Vec8s of mailboxes: all loads are issued before the first is waited for. while_waiting(n) runs while the nth round of
@@ -46,11 +46,11 @@ XLSTM_DEVICE void spin_until_vec8s_published(const float* const (&from)[kCount],
   do {
     is_empty = false;
 #pragma unroll
-    for (int n = 0; n < 2 * kCount; ++n) data[n] = read_shared_vec16(from[n / 2] + n % 2 * 4);
+    for (int n = 0; n < 2 * kCount; ++n) data[n] = load_relaxed_gpu_vec16(from[n / 2] + n % 2 * 4);
     while_waiting(look++);
 #pragma unroll
     for (int n = 0; n < 2 * kCount; ++n) is_empty |= any_empty(data[n]);
-  } while (is_empty && look_again());
+  } while (is_empty && spin_again());
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
 #pragma unroll

@@ -11,7 +11,7 @@ namespace xlstm::gpu::engine {
 
 struct MegakernelMlstmStep {
   using Tile = mlstm::HeadTile<float, kStepColumns>;
-  using TileSums = mlstm::Sums<float, kStepColumns, kMegakernelWarps>;
+  using TileSums = mlstm::PartialSums<float, kStepColumns, kMegakernelWarps>;
   static_assert(sizeof(TileSums) == kStepSumBytes && sizeof(mlstm::OneStep) <= kStepBytes);
 
   const MegakernelParams& p;
@@ -43,13 +43,13 @@ struct MegakernelMlstmStep {
       Tile tile(p.step, which);
       tile.load(c, block.n + head * keys);  // the state before this token, ahead of the loads that wait
       mlstm::OneGate gate;
-      if (gate.makes) {
+      if (gate.computes) {
         gate.m = double(block.m[head]);
         gate.x = double(spin_until_published(
             p.to(Phase::projections, gate.is_input ? kFirstGate : kFirstGate + 1, block_index) + head));
       }
       load_token(block_index, head, which);
-      gate.make(p.step, one);
+      gate.compute(p.step, one);
       __syncthreads();
       const float* const token = reinterpret_cast<const float*>(lds + p.smem.token);
       tile.q_at = token + tile.row, tile.k_at = token + keys + tile.row;
@@ -60,7 +60,7 @@ struct MegakernelMlstmStep {
       tile.store_c(c);
       if (tile.column == 0) tile.store_n(p.step.n_last + head * keys);
       if (which == 0 && threadIdx.x == 0) p.step.m_last[head] = float(one.m);
-      mlstm::leave_sums<Tile>(sums, 0, h, l);
+      mlstm::store_partial_sums<Tile>(sums, 0, h, l);
       __syncthreads();
       const int waves = (keys / Tile::kRows * Tile::kLanes + kWave - 1) / kWave;
       if (threadIdx.x < kStepColumns) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The walk on a GPU, the common schedule: the one loop that forward and backward are made of.
+// The walk over chunks on a GPU, the schedule for all chips: the mainloop of forward and of backward.
 //
 //     out = f (a C) + scores y          C = decay C + (w x)^T y
 //
@@ -9,19 +9,21 @@
 //   dk          reverse     v    dh   q    dS^T         into, inter / N   dk     dC^T
 //   dv          reverse     k    q    dh   (s q k D/N)^T  into, inter / N dv     dC
 //
-// (chunk_walk.h beside this has the same table for the CPU, where scores are made inside the walk. Here they come from
-// scores.h, once for all blocks of a head. What n, dn and l add is of rank one, and is added in float.)
+// (mlstm/cpu/chunk_walk.h has the same table for the CPU, where the walk computes the scores itself. On a GPU the
+// scores come from scores.h, computed once for all blocks of a head. The terms of n, dn and l are of rank one and are
+// added in float.)
 //
 // Who owns what: a block walks one segment of one head for y_tile columns of y. Its waves hold the state, all rows by
-// y_tile columns in float, in accumulators, for the whole walk: no chunk's state goes to memory. The
-// state's accumulators are the next product's chain operand as they are. A chunk's a, x, y and scores come through LDS:
-// where copies need no registers (NVIDIA) the next chunk is on its way into a second buffer while this one is
-// multiplied; elsewhere a, and then the rest, take turns in one, and what comes next waits in registers.
+// y_tile columns in float, in accumulators for the entire walk: the state between two chunks never goes to memory. The
+// state's accumulators are the next product's chain operand as they are. A chunk's a, x, y and scores are staged in
+// LDS. Where copies are asynchronous (NVIDIA), the next chunk is copied into a second buffer while this one is
+// multiplied, a two-stage pipeline. Elsewhere a and then x share one buffer, and the next chunk's loads wait in
+// registers.
 //
-// Floor, forward at 256/512: 4 DHQK DHHV + L (DHHV + DHQK) flops a token for the matrix units, each of q, k, v, h moved
-// once. Each wave reads all of a and x from LDS for its 32 columns, an element for 32 multiply-adds. What binds,
-// measured and executed, is beside it: vector instructions and the latency of a chunk's parts, one after the other
-// (docs/design.md).
+// Floor, forward at 256/512: 4 DHQK DHHV + L (DHHV + DHQK) flops a token for the matrix units, and each of q, k, v, h
+// moved once. Each wave reads all of a and x from LDS for its 32 columns, one element for 32 multiply-adds. What binds,
+// as measured on NVIDIA and counted by the gfx942 interpreter, are vector instructions and the latency of a chunk's
+// phases, which run one after the other (docs/design/mlstm-gpu.md).
 #pragma once
 
 #include "mlstm/chunkwise/chunk_walk_tiles.h"
@@ -31,23 +33,24 @@ namespace xlstm::gpu::mlstm {
 template <class E, int kRows, int kChunk, bool kWide = false>
 struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
   using Chunks = WalkChunks<E, kRows, kChunk, kWide>;
-  using Chunks::fetch_a, Chunks::fetch_rest, Chunks::fetch_outputs;
+  using Chunks::chunk_tiles, Chunks::slice_row, Chunks::tile_rows, Chunks::chunk_at, Chunks::begin_of, Chunks::valid_of;
+  using Chunks::fetch_a, Chunks::fetch_rest, Chunks::fetch_output_inputs;
   using Chunks::kShape, Chunks::kY, Chunks::kThreads;
   using Chunks::p, Chunks::segment, Chunks::tile;
-  using Chunks::room, Chunks::slice_row, Chunks::tile_rows, Chunks::chunk_at, Chunks::begin_of, Chunks::valid_of;
-  using typename Chunks::Room, typename Chunks::Stages, typename Chunks::StageRows;
+  using typename Chunks::ChunkTiles, typename Chunks::Stages, typename Chunks::StageRows;
 
   static constexpr int kXStrips = kShape.x_per_wave / kStep<E>, kTStrips = kChunk / kStep<E>;
   static constexpr int kYStrips = kColumnsPerWave / kStripColumns;
-  // Of a lane's registers, floats' operands on RDNA take 24: there one is read when the last is done with, and y as it
-  // is only where it is multiplied.
+  // Register budget of a lane: a float operand on RDNA takes 24 registers. There an operand is read after the previous
+  // one is used, and the unweighted y only where it is multiplied.
   static constexpr bool kOperandAhead = sizeof(StreamOperand<E>) <= 32;
   static constexpr int kStateRegisters = kXStrips * kYStrips * Strip<E>::kRegisters;
 
   int x0, y0, wave_x;
-  int lane;                            // made anew for each chunk, with the addresses that follow from it
-  Strip<E> state[kXStrips][kYStrips];  // C / held: the decay of chunks is kept apart until it is small
-  float held = 1;
+  int lane;  // recomputed for each chunk, with the addresses that follow from it
+  // The state is C / pending_decay: chunks' decays are accumulated in pending_decay until it is small.
+  Strip<E> state[kXStrips][kYStrips];
+  float pending_decay = 1;
 
   XLSTM_DEVICE Walk(const WalkParams* params, const Segment& where, int y_tile_index, char* memory)
       : Chunks{params, where, y_tile_index, memory} {
@@ -59,7 +62,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
 
   // ---- the state
 
-  // f(x, y, value) for each element that this lane holds.
+  // Calls f(x, y, value) for each element that this lane holds.
   template <class F>
   XLSTM_DEVICE void each(F&& f) {
 #pragma unroll
@@ -77,13 +80,13 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
   XLSTM_DEVICE int64_t offset(int x, int y) const {
     return segment.state * int64_t(p->x.columns) * p->y.columns + x * p->state_x + y * p->state_y;
   }
-  // Between segments the state lies as the registers do.
-  XLSTM_DEVICE float* between(int order) const {
-    return global(p->between) +
+  // Between segments the state is stored in the order of the registers.
+  XLSTM_DEVICE float* segment_state(int order) const {
+    return global(p->segment_states) +
            ((int64_t(segment.state) * (p->segments - 1) + order) * p->tiles + tile) * (kStateRegisters * kThreads);
   }
 
-  // f(value, address) for each element, strip by strip, where the states lie as the registers do.
+  // Calls f(value, address) for each element, strip by strip, for states that are stored in the order of the registers.
   template <class F>
   XLSTM_DEVICE void each_register(float* base, F&& f) {
 #pragma unroll
@@ -99,7 +102,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
   }
 
   XLSTM_DEVICE void load_state() {
-    if (p->alone || (segment.order() == 0 && !p->state_in))
+    if (p->states_only || (segment.order() == 0 && !p->state_in))
       each([](int, int, float& v) { v = 0; });
     else if (segment.order() == 0)
       each([&](int x, int y, float& v) {
@@ -107,10 +110,11 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
         v = inside(x, y) ? opaque(p->state_in)[offset(x, y)] : 0.0f;
       });
     else
-      each_register(between(segment.order() - 1) + opaque_thread(), [](float& v, const float* from) { v = *from; });
+      each_register(segment_state(segment.order() - 1) + opaque_thread(),
+                    [](float& v, const float* from) { v = *from; });
   }
-  // Multiplies the state by what was kept apart.
-  XLSTM_DEVICE void settle(float by) {
+  // Multiplies the state by the accumulated decay.
+  XLSTM_DEVICE void apply_decay(float by) {
 #pragma unroll
     for (int xs = 0; xs < kXStrips; ++xs)
 #pragma unroll
@@ -118,33 +122,33 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
   }
   XLSTM_DEVICE void store_registers(float* to) {
     to += opaque_thread();
-    each_register(to, [&](float& v, float* at) { *at = v * held; });
+    each_register(to, [&](float& v, float* at) { *at = v * pending_decay; });
   }
   XLSTM_DEVICE void store_state() {
-    if (p->alone)
-      store_registers(between(segment.order()));
+    if (p->states_only)
+      store_registers(segment_state(segment.order()));
     else if (segment.last() && p->state_out)
       each([&](int x, int y, float& v) {
         sched_barrier();
-        if (inside(x, y)) opaque(p->state_out)[offset(x, y)] = v * held;
+        if (inside(x, y)) opaque(p->state_out)[offset(x, y)] = v * pending_decay;
       });
   }
 
   // ---- one chunk's products
 
   // out = f (a C)
-  XLSTM_DEVICE void read_state(Strip<E> (&out)[kTStrips][kYStrips], const Room& r) {
+  XLSTM_DEVICE void multiply_state(Strip<E> (&out)[kTStrips][kYStrips], const ChunkTiles& tiles) {
 #pragma unroll
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
       for (int ys = 0; ys < kYStrips; ++ys) out[ts][ys].zero();
-    const float up = operand_scale();
+    const float state_scale = operand_scale();
     const auto load = [&](int xs, StreamOperand<E>(&stream)[kTStrips]) {
 #pragma unroll
       for (int ts = 0; ts < kTStrips; ++ts)
-        stream[ts] = load_stream<true, E>(r.a, ts * kStep<E>, x0 + xs * kStep<E>, lane);
+        stream[ts] = load_stream<true, E>(tiles.a, ts * kStep<E>, x0 + xs * kStep<E>, lane);
     };
-    StreamOperand<E> stream[2][kTStrips];  // of this strip and, where registers suffice, the next
+    StreamOperand<E> stream[2][kTStrips];  // for this strip and, where registers suffice, for the next
     if (kOperandAhead) load(0, stream[0]);
 #pragma unroll
     for (int xs = 0; xs < kXStrips; ++xs) {
@@ -153,70 +157,72 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
       if (kOperandAhead && xs + 1 < kXStrips) load(xs + 1, stream[(xs + 1) % 2]);
       ChainOperand<E> chain[kYStrips];
 #pragma unroll
-      for (int ys = 0; ys < kYStrips; ++ys) chain[ys] = as_chain(state[xs][ys], up);
+      for (int ys = 0; ys < kYStrips; ++ys) chain[ys] = as_chain(state[xs][ys], state_scale);
 #pragma unroll
       for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream[xs % 2][ts], chain[ys]);
     }
-    const float down = held / up;
+    const float out_scale = pending_decay / state_scale;
 #pragma unroll
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
       for (int j = 0; j < Strip<E>::kRegisters; ++j) {
-        const float factor = r.factor(p->inter)[ts * kStep<E> + Strip<E>::position(j).row] * down;
+        const float factor = tiles.factor(p->inter)[ts * kStep<E> + Strip<E>::position(j).row] * out_scale;
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) out[ts][ys].value[j] *= factor;
       }
   }
 
-  // float16 ends at 65504: there the state is scaled to below one for the product.
+  // float16 ends at 65504: for the product the state is scaled to below one.
   XLSTM_DEVICE float operand_scale() {
     if constexpr (__is_same(E, Float16)) {
-      float most = 0;
-      each([&](int, int, float& v) { most = fmaxf(most, fabsf(v)); });
-      for (int mask = kWave / 2; mask > 0; mask /= 2) most = fmaxf(most, shuffle_xor(most, mask));
-      // 2^-(exponent + 1), while that and its inverse are normal numbers
-      const int exponent = int(as_bits(most) >> 23);
+      float largest = 0;
+      each([&](int, int, float& v) { largest = fmaxf(largest, fabsf(v)); });
+      for (int mask = kWave / 2; mask > 0; mask /= 2) largest = fmaxf(largest, shuffle_xor(largest, mask));
+      // 2^-(exponent + 1), where this number and its reciprocal are normal
+      const int exponent = int(as_bits(largest) >> 23);
       return exponent > 10 && exponent < 244 ? as_float(uint32_t(253 - exponent) << 23) : 1.0f;
     }
     return 1.0f;
   }
 
-  // out += scores y; C = decay C + (w x)^T y. The waves along x share the first. A decay joins what is held apart, and
-  // w is divided by it, until it has grown too small for that; float16's products end early.
-  XLSTM_DEVICE void add_chunk(Strip<E> (&out)[kTStrips][kYStrips], const Room& r, float decay) {
-    constexpr float kLeast = __is_same(E, Float16) ? 0x1p-4f : 0x1p-40f;
-    held = uniform(held * decay);
-    if (!(held >= kLeast)) {
-      settle(held);
-      held = 1;
+  // out += scores y; C = decay C + (w x)^T y. The waves along x share the first product. A decay is multiplied into
+  // pending_decay, and w is divided by it, until pending_decay is too small for that; for float16 the limit is nearer,
+  // because its products overflow earlier.
+  XLSTM_DEVICE void add_chunk(Strip<E> (&out)[kTStrips][kYStrips], const ChunkTiles& tiles, float decay) {
+    constexpr float kMinPendingDecay = __is_same(E, Float16) ? 0x1p-4f : 0x1p-40f;
+    pending_decay = uniform(pending_decay * decay);
+    if (!(pending_decay >= kMinPendingDecay)) {
+      apply_decay(pending_decay);
+      pending_decay = 1;
     }
-    const float up = uniform(reciprocal(held));
+    const float inverse_decay = uniform(reciprocal(pending_decay));
 #pragma unroll
     for (int k = 0; k < kChunk; k += kStep<E>) {
-      ChainOperand<E> plain[kYStrips], weighted[kYStrips];
+      ChainOperand<E> y_chain[kYStrips], weighted_y[kYStrips];
       const auto load = [&] {
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys)
-          load_chain<E>(r.y, y0 + ys * kStripColumns, k, r.factor(p->weight), up, plain[ys], weighted[ys], lane);
+          load_chain<E>(tiles.y, y0 + ys * kStripColumns, k, tiles.factor(p->weight), inverse_decay, y_chain[ys],
+                        weighted_y[ys], lane);
       };
       load();
       if (p->out.data && slice_row() == 0 && k / kStep<E> % kShape.waves_x == wave_x)
 #pragma unroll
         for (int ts = 0; ts < kTStrips; ++ts) {
           const int t = ts * kStep<E>;
-          if (p->reverse ? t > k : t < k) continue;  // no token of the strip is reached
-          const auto stream =
-              p->reverse ? load_stream<false, E>(r.scores, t, k, lane) : load_stream<true, E>(r.scores, t, k, lane);
+          if (p->reverse ? t > k : t < k) continue;  // above the diagonal: the strip has no pair
+          const auto stream = p->reverse ? load_stream<false, E>(tiles.scores, t, k, lane)
+                                         : load_stream<true, E>(tiles.scores, t, k, lane);
 #pragma unroll
-          for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream, plain[ys]);
+          for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream, y_chain[ys]);
         }
       if constexpr (!kOperandAhead) {
         sched_barrier();
         load();
       }
-      const auto x_operand = [&](int xs) { return load_stream<false, E>(r.x, x0 + xs * kStep<E>, k, lane); };
+      const auto x_operand = [&](int xs) { return load_stream<false, E>(tiles.x, x0 + xs * kStep<E>, k, lane); };
       StreamOperand<E> stream[2];
       if (kOperandAhead) stream[0] = x_operand(0);
 #pragma unroll
@@ -225,30 +231,31 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
         if (!kOperandAhead) stream[xs % 2] = x_operand(xs);
         if (kOperandAhead && xs + 1 < kXStrips) stream[(xs + 1) % 2] = x_operand(xs + 1);
 #pragma unroll
-        for (int ys = 0; ys < kYStrips; ++ys) multiply(state[xs][ys], stream[xs % 2], weighted[ys]);
+        for (int ys = 0; ys < kYStrips; ++ys) multiply(state[xs][ys], stream[xs % 2], weighted_y[ys]);
       }
-      if constexpr (kFamily == Family::rdna) made(out), made(state);  // there are no registers to put them off
+      // Otherwise the products are postponed, and RDNA has no registers for their operands.
+      if constexpr (kFamily == Family::rdna) materialise_strips(out), materialise_strips(state);
     }
   }
   template <int kDown>
-  XLSTM_DEVICE static void made(Strip<E> (&sums)[kDown][kYStrips]) {
+  XLSTM_DEVICE static void materialise_strips(Strip<E> (&sums)[kDown][kYStrips]) {
 #pragma unroll
     for (int s = 0; s < kDown; ++s)
 #pragma unroll
       for (int ys = 0; ys < kYStrips; ++ys) sums[s][ys].materialise();
   }
 
-  XLSTM_DEVICE static int out_place(int token, int column) {
-    return xlstm::gpu::mlstm::out_place(kFamily, sizeof(E), kY, token, column);
+  XLSTM_DEVICE static int out_offset(int token, int column) {
+    return xlstm::gpu::mlstm::out_offset(kFamily, sizeof(E), kY, token, column);
   }
 
-  // Outputs from accumulators to memory, a piece of a token's row at a time.
-  XLSTM_DEVICE void write(Strip<E> (&out)[kTStrips][kYStrips], const Room& r, const Stages& stages, int64_t t0,
-                          int valid, int64_t slots) {
-    __syncthreads();  // a, x and scores are done with
-    const StripPosition first =
-        strip_position(kFamily, sizeof(E), lane, 0);  // the others lie at distances that the compiler knows
-    const int mine = out_place(wave_x * kChunk + first.row, y0 + first.column);
+  // The epilogue: outputs from accumulators through LDS to memory, 16 bytes of a token's row at a time.
+  XLSTM_DEVICE void write_outputs(Strip<E> (&out)[kTStrips][kYStrips], const ChunkTiles& tiles, const Stages& stages,
+                                  int64_t t0, int valid, int64_t slots) {
+    __syncthreads();  // all waves have read a, x and scores
+    // The other registers' positions lie at distances that the compiler knows.
+    const StripPosition first = strip_position(kFamily, sizeof(E), lane, 0);
+    const int base = out_offset(wave_x * kChunk + first.row, y0 + first.column);
 #pragma unroll
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
@@ -257,7 +264,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
         for (int j = 0; j < Strip<E>::kRegisters; ++j) {
           const StripPosition at = strip_position(kFamily, sizeof(E), 0, j);
           const int t = ts * kStep<E> + at.row, column = ys * kStripColumns + at.column;
-          r.out[xlstm::gpu::mlstm::out_place_from(mine, kFamily, sizeof(E), kY, t, column)] = out[ts][ys].value[j];
+          tiles.out[xlstm::gpu::mlstm::out_offset_from(base, kFamily, sizeof(E), kY, t, column)] = out[ts][ys].value[j];
         }
     __syncthreads();
     constexpr int n = kVec16Elements<E>;
@@ -266,49 +273,49 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
 #pragma unroll
     for (int i = 0; i < StageRows::kEach; ++i) {
       const int t = StageRows::token(i), column = StageRows::column(i);
-      if (StageRows::kUnits % kThreads != 0 && t >= kChunk) break;  // whole waves
+      if (StageRows::kUnits % kThreads != 0 && t >= kChunk) break;  // the same for all lanes of a wave
       float value[n];
 #pragma unroll
       for (int w = 0; w < kShape.waves_x; ++w)
 #pragma unroll
         for (int j = 0; j < n; j += 4) {
-          const Vec16 four = read_vec16(r.out + out_place(w * kChunk + t, column + j));
+          const Vec16 sums = read_vec16(tiles.out + out_offset(w * kChunk + t, column + j));
 #pragma unroll
-          for (int e = 0; e < 4; ++e) value[j + e] = as_float(four.word[e]) + (w ? value[j + e] : 0.0f);
+          for (int e = 0; e < 4; ++e) value[j + e] = as_float(sums.word[e]) + (w ? value[j + e] : 0.0f);
         }
-      if (p->gained) {
+      if (p->divide_by_n) {
 #pragma unroll
-        for (int j = 0; j < n; ++j) value[j] *= r.factor(kGain)[t];
+        for (int j = 0; j < n; ++j) value[j] *= tiles.factor(kInverseN)[t];
       }
       if (p->vector) {
 #pragma unroll
-        for (int j = 0; j < n; ++j) value[j] += r.factor(p->along)[t] * r.vector()[column + j];
+        for (int j = 0; j < n; ++j) value[j] += tiles.factor(p->vector_factor)[t] * tiles.vector()[column + j];
       }
-      if (p->with.data) {
-        const Vec16 with = stages.with.piece(r.with, i);
+      if (p->dot_with.data) {
+        const Vec16 other = stages.dot_with.piece(tiles.dot_with, i);
         float dot = 0;
 #pragma unroll
-        for (int j = 0; j < n; ++j) dot += value[j] * element<E>(with, j);
+        for (int j = 0; j < n; ++j) dot += value[j] * element<E>(other, j);
 #pragma unroll
         for (int mask = kY / n / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
         if (column == 0) global(p->dots)[tile * (p->where.rows * p->where.slots * kChunk) + slots + t] = dot;
       }
-      if (p->with_self) {
-        const Vec16 own = own_piece(r, stages, i);
+      if (p->add_diagonal) {
+        const Vec16 y = y_vec16(tiles, stages, i);
 #pragma unroll
-        for (int j = 0; j < n; ++j) value[j] += r.factor(kSelf)[t] * element<E>(own, j);
+        for (int j = 0; j < n; ++j) value[j] += tiles.factor(kDiagonal)[t] * element<E>(y, j);
       }
-      if (t < valid) store_piece(to, t, column, value);
+      if (t < valid) store_vec16(to, t, column, value);
     }
   }
-  XLSTM_DEVICE static Vec16 own_piece(const Room& r, const Stages& stages, int i) {
+  XLSTM_DEVICE static Vec16 y_vec16(const ChunkTiles& tiles, const Stages& stages, int i) {
     if constexpr (kAsyncCopies)
-      return *reinterpret_cast<const Vec16*>(r.y.at(StageRows::token(i), StageRows::column(i)));  // y lies as in memory
+      return *reinterpret_cast<const Vec16*>(tiles.y.at(StageRows::token(i), StageRows::column(i)));  // as in memory
     else
-      return stages.own.held[i];
+      return stages.diagonal_y.held[i];
   }
 
-  // ---- the loop
+  // ---- the mainloop
 
   XLSTM_DEVICE void run() {
     Stages s;
@@ -317,21 +324,21 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
     fetch_a(s, 0);
     if (kAsyncCopies) {
       fetch_rest(s, 0);
-      fetch_outputs(s, 0);
+      fetch_output_inputs(s, 0);
     }
     for (int n = 0; n < chunks; ++n) {
       p = reload_params(p);
-      tile = uniform(tile);  // as 64 bits it would be kept from chunk to chunk
+      tile = uniform(tile);  // as 64 bits the compiler would keep it in registers from chunk to chunk
       lane = kFamily == Family::nvidia ? lane_id() : opaque_thread() % kWave;
-      if (n + 1 == chunks && p->before_last && !p->alone && segment.last())
-        store_registers(global(p->before_last) +
+      if (n + 1 == chunks && p->state_before_last && !p->states_only && segment.last())
+        store_registers(global(p->state_before_last) +
                         (int64_t(segment.state) * p->tiles + tile) * (kStateRegisters * kThreads));
-      const Room r = room(n);
+      const ChunkTiles tiles = chunk_tiles(n);
       const int64_t t0 = begin_of(n);
       float decay = s.decay;
       arrive([&] {
-        if (p->out.data) s.a.store(r.a);
-        s.factors.store({r.numbers});
+        if (p->out.data) s.a.store(tiles.a);
+        s.factors.store({tiles.factors});
       });
       if (!kAsyncCopies) {
         p = reload_params(p);
@@ -339,41 +346,42 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
       } else if (n + 1 < chunks) {
         fetch_a(s, n + 1);
         fetch_rest(s, n + 1);
-        fetch_outputs(s, n + 1);
+        fetch_output_inputs(s, n + 1);
       }
-      Strip<E> out[kTStrips][kYStrips];  // nobody's where there are no outputs
-      if (p->out.data) read_state(out, r);
+      Strip<E> out[kTStrips][kYStrips];  // unused where the walk has no outputs
+      if (p->out.data) multiply_state(out, tiles);
       if constexpr (!kAsyncCopies) {
         arrive([&] {
-          s.x.store(r.x);
-          s.y.store(r.y);
-          if (p->out.data) p->reverse ? s.scores_turned.store(r.scores) : s.scores.store(r.scores);
-          if (p->vector) s.vector.store(r.vector());
+          s.x.store(tiles.x);
+          s.y.store(tiles.y);
+          if (p->out.data) p->reverse ? s.transposed_scores.store(tiles.scores) : s.scores.store(tiles.scores);
+          if (p->vector) s.vector.store(tiles.vector());
         });
         decay = s.decay;
         if (n + 1 < chunks) fetch_a(s, n + 1);
       }
       p = reload_params(p);
-      add_chunk(out, r, decay);
+      add_chunk(out, tiles, decay);
       p = reload_params(p);
-      if constexpr (!kAsyncCopies) fetch_outputs(s, n);
-      if (p->out.data) write(out, r, s, t0, valid_of(t0), segment.in_slots(p->where, chunk_at(n)));
+      if constexpr (!kAsyncCopies) fetch_output_inputs(s, n);
+      if (p->out.data) write_outputs(out, tiles, s, t0, valid_of(t0), segment.in_slots(p->where, chunk_at(n)));
     }
     store_state();
   }
 };
 
 template <class E, int kRows, int kChunk>
-__global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads,
-                             walk_shape(kFamily, sizeof(E), kRows, kChunk).blocks) void walk(const WalkParams params) {
+__global__ __launch_bounds__(
+    walk_shape(kFamily, sizeof(E), kRows, kChunk).threads,
+    walk_shape(kFamily, sizeof(E), kRows, kChunk).blocks) void chunk_walk(const WalkParams params) {
   if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) {
     extern __shared__ __align__(128) char lds[];
     const WalkParams* p = reload_params(kernel_params(params));
     const int tile = blockIdx.x % p->tiles, order = blockIdx.x / p->tiles % p->segments;
-    if (p->alone && order + 1 == p->segments) return;
+    if (p->states_only && order + 1 == p->segments) return;
     const Segment segment =
         segment_of(p->where, blockIdx.x / p->tiles / p->segments, order, p->segment_chunks, p->reverse);
-    if (segment.empty || (p->alone && segment.last())) return;
+    if (segment.empty || (p->states_only && segment.last())) return;
     Walk<E, kRows, kChunk>(p, segment, tile, lds).run();
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a plan to the launches of a walk: launch_walk().
+// Launches of a walk, from its plan: launch_walk().
 // Compiled once for each XLSTM_ELEMENT of: BFloat16 Float16 float
 
 #include "mlstm/chunkwise/chunk_walk_wide.h"
@@ -7,17 +7,17 @@
 
 namespace xlstm::gpu::mlstm {
 
-// <dc_last, the state before the last chunk>.
+// <dc_last, the state before the last chunk>
 template <class E, int kRows, int kChunk>
 void launch_dots(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const float* dc_last, float* dots,
                  Stream stream) {
-  if (!p.before_last) return;
+  if (!p.state_before_last) return;
   const int64_t states = p.where.sequences * p.where.heads;
-  const StateDotParams dot{p.before_last, dc_last, dots,     states,      p.state_x,
-                           p.state_y,     p.tiles, p.slices, p.x.columns, p.y.columns};
-  launch("dots of states", dot_states<E, kRows, kChunk>,
+  const StateDotParams params{p.state_before_last, dc_last, dots,     states,      p.state_x,
+                              p.state_y,           p.tiles, p.slices, p.x.columns, p.y.columns};
+  launch("dots of states", dot_last_states<E, kRows, kChunk>,
          {states * plan.tiles * plan.slices, walk_shape(chip.family, sizeof(E), kRows, kChunk).threads, 0}, stream,
-         dot);
+         params);
 }
 
 template <class E, int kChunk>
@@ -25,7 +25,8 @@ void launch_wide(const WalkPlan& plan, const Chip& chip, const WalkParams& p, co
                  Stream stream) {
   const WalkShape shape = walk_shape(chip.family, sizeof(E), kWideRows, kChunk);
   const int64_t states = p.where.sequences * p.where.heads;
-  launch("walk in slices", walk_wide<E, kChunk>, {states * plan.tiles, shape.threads, shape.lds_bytes}, stream, p);
+  launch("walk in slices", chunk_walk_wide<E, kChunk>, {states * plan.tiles, shape.threads, shape.lds_bytes}, stream,
+         p);
   launch_dots<E, kWideRows, kChunk>(plan, chip, p, dc_last, dots, stream);
 }
 
@@ -36,17 +37,17 @@ void launch_shape(const WalkPlan& plan, const Chip& chip, const WalkParams& p, c
   const int64_t states = p.where.sequences * p.where.heads;
   const Grid grid{states * plan.segments * plan.tiles, shape.threads, shape.lds_bytes};
   if (plan.segments > 1) {
-    WalkParams alone = p;
-    alone.alone = true;
-    alone.out.data = nullptr;
-    launch("states of segments", walk<E, kRows, kChunk>, grid, stream, alone);
-    const ScanParams scan{p.where,    p.between,        p.decay, p.state_in,  p.state_x,   p.state_y,
+    WalkParams states_only = p;
+    states_only.states_only = true;
+    states_only.out.data = nullptr;
+    launch("states of segments", chunk_walk<E, kRows, kChunk>, grid, stream, states_only);
+    const ScanParams scan{p.where,    p.segment_states, p.decay, p.state_in,  p.state_x,   p.state_y,
                           p.segments, p.segment_chunks, p.tiles, p.x.columns, p.y.columns, p.reverse};
-    const int64_t parts = int64_t(kRows) * shape.y_tile / shape.threads / kScannedEach;
-    launch("scan of segments", scan_segments<E, kRows, kChunk>, {states * plan.tiles * parts, shape.threads, 0}, stream,
-           scan);
+    const int64_t blocks_of_tile = int64_t(kRows) * shape.y_tile / shape.threads / kScannedEach;
+    launch("scan of segments", scan_segment_states<E, kRows, kChunk>,
+           {states * plan.tiles * blocks_of_tile, shape.threads, 0}, stream, scan);
   }
-  launch("walk", walk<E, kRows, kChunk>, grid, stream, p);
+  launch("walk", chunk_walk<E, kRows, kChunk>, grid, stream, p);
   launch_dots<E, kRows, kChunk>(plan, chip, p, dc_last, dots, stream);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the GPU walk (chunk_walk.h) lies on a chip of each family: constexpr, so that the kernel, the plan and the tests
-// have one answer.
+// Tile shapes and LDS layout of the GPU walk (chunk_walk.h) on a chip of each family. The functions are constexpr, so
+// that the kernel, the plan and the tests share one answer.
 #pragma once
 
 #include <stdint.h>
@@ -11,106 +11,108 @@ namespace xlstm::gpu::mlstm {
 
 struct WalkShape {
   int waves_x, waves_y;  // waves along the state's rows and columns
-  int x_per_wave;        // of its rows; its columns are kColumnsPerWave
+  int x_per_wave;        // rows of the state in a wave; a wave has kColumnsPerWave columns
   int y_tile;            // columns of the state that a block keeps
   int threads;
-  int blocks;          // that shall share a multiprocessor: a bound on registers
-  int blocks_at_once;  // of them, that are no slower for it: for plans
-  // In LDS: what chunks bring, once, or twice where the next chunk is copied there while this one is multiplied, and
-  // numbers, twice. Outputs take the room of a, x and scores when those are done.
+  int blocks;          // blocks that share a multiprocessor: a bound on registers (occupancy)
+  int blocks_at_once;  // blocks that run at once without being slower for it: used by plans
+  // LDS holds the operands of a chunk once, or twice where the next chunk is copied while this one is multiplied, and
+  // the factors twice. Outputs reuse the memory of a, x and scores once these have been read.
   int buffers;
-  bool a_x_take_turns;  // in one room
-  int a_bytes, x_bytes, scores_bytes, out_room, y_bytes, with_bytes, buffer_bytes;
-  int numbers;  // floats: factors of the tokens, and of the columns
+  bool a_x_share_buffer;  // a and x use one buffer, one after the other
+  int a_bytes, x_bytes, scores_bytes, out_region_bytes, y_bytes, with_bytes, buffer_bytes;
+  int factor_floats;  // factors of the tokens and of the columns
   int lds_bytes;
 };
 
 constexpr int kColumnsPerWave = 32;
 
-// The classes of state rows that there are kernels for; a dimension takes the next one. What has more than the largest
-// is walked a slice of kWideRows at a time (chunk_walk_wide.h).
+// The classes of state rows that kernels are compiled for; a dimension takes the next larger class. A dimension above
+// the largest class is walked in slices of kWideRows (chunk_walk_wide.h).
 constexpr int kWalkRows[] = {64, 128, 256, 512};
-constexpr int kMostWalkRows = 512, kWideRows = 64;
+constexpr int kMaxWalkRows = 512, kWideRows = 64;
 constexpr int walk_rows(int64_t dimension) {
   for (int rows : kWalkRows)
     if (dimension <= rows) return rows;
   return kWideRows;
 }
 
-constexpr int kMostSegments = 64;
-constexpr int kTokenFactors = 4;  // numbers a token that a walk reads
+constexpr int kMaxSegments = 64;
+constexpr int kTokenFactors = 4;  // factors per token that a walk reads
 
-// Outputs of a block in LDS, tokens by y_tile floats. Lanes that write together differ by 2 (NVIDIA), 1 (RDNA), or on
-// CDNA 8 or 4 in the token; those that read pieces together there, by 1 or 2. Further columns, or an exclusive or, put
-// them into different banks.
+// Outputs of a block in LDS: tokens by y_tile floats. Lanes that write together differ by 2 (NVIDIA), by 1 (RDNA), or
+// on CDNA by 8 or 4 in the token; lanes that read vectors together on CDNA differ by 1 or 2. Padding columns, or an
+// exclusive or, put these lanes into different banks.
 constexpr int out_stride(Family f, int y_tile) {
   return y_tile + (f == Family::nvidia ? 4 : f == Family::rdna ? 16 : 0);
 }
-constexpr int out_place(Family f, int element_bytes, int y_tile, int token, int column) {
+constexpr int out_offset(Family f, int element_bytes, int y_tile, int token, int column) {
   if (f == Family::cdna && element_bytes == 2) column ^= 16 * (token / 8 % 2) ^ 4 * (token * y_tile / 128 % 2);
   if (f == Family::cdna && element_bytes == 4) column ^= 16 * (token / 4 % 2);
   return token * out_stride(f, y_tile) + column;
 }
-// The same for (token, column) from a place on whose own have no bit in common with them.
-constexpr int out_place_from(int place, Family f, int element_bytes, int y_tile, int token, int column) {
-  const int further = out_place(f, element_bytes, y_tile, token, column);
-  return f == Family::cdna ? (place ^ further % 32) + further / 32 * 32 : place + further;
+// The offset of (token, column) relative to a base whose token and column have no bit in common with them.
+constexpr int out_offset_from(int base, Family f, int element_bytes, int y_tile, int token, int column) {
+  const int distance = out_offset(f, element_bytes, y_tile, token, column);
+  return f == Family::cdna ? (base ^ distance % 32) + distance / 32 * 32 : base + distance;
 }
 
 constexpr WalkShape walk_shape(Family f, int element_bytes, int rows, int chunk) {
   WalkShape s{};
-  // Registers hold the state. CDNA: 128 a lane, for 256 x 32 in a wave of 64, so that two waves of a SIMD have room;
-  // 512 rows bring more with them, and take twice the waves of half. NVIDIA: 128 a lane, for 128 x 32 in a wave of 32.
-  // (64 a lane in twice the waves were a third slower: more instructions than their company hides.) RDNA has 256
-  // registers, and operands of 8: 64 a lane, for 64 x 32.
-  const int most = f == Family::cdna ? (rows <= 256 ? 256 : 128) : f == Family::nvidia ? 128 : 64;
-  const int few = f == Family::rdna ? 64 : 256;
-  const int waves = rows <= few ? 4 : f != Family::rdna || rows <= 256 ? 8 : 16;
-  s.x_per_wave = rows < most ? rows : most;
+  // Registers hold the state. CDNA: 128 registers a lane, for 256 x 32 elements in a wave of 64, so that two waves fit
+  // a SIMD; 512 rows need more registers besides, and take twice the waves of half the rows. NVIDIA: 128 a lane, for
+  // 128 x 32 in a wave of 32. (64 a lane in twice the waves was a third slower: the additional waves issue more
+  // instructions than their latency hiding saves.) RDNA has 256 registers and operands of 8: 64 a lane, for 64 x 32.
+  const int max_rows_per_wave = f == Family::cdna ? (rows <= 256 ? 256 : 128) : f == Family::nvidia ? 128 : 64;
+  const int max_rows_of_four_waves = f == Family::rdna ? 64 : 256;
+  const int waves = rows <= max_rows_of_four_waves ? 4 : f != Family::rdna || rows <= 256 ? 8 : 16;
+  s.x_per_wave = rows < max_rows_per_wave ? rows : max_rows_per_wave;
   s.waves_x = rows / s.x_per_wave;
   s.waves_y = waves / s.waves_x;
   s.y_tile = kColumnsPerWave * s.waves_y;
   s.threads = waves * wave_size(f);
-  // Two small blocks fill an SM of NVIDIA's, whose four parts they have to themselves. On CDNA each has a wave on every
-  // SIMD: a second one hides latency, no more. With two waves a SIMD, each has 256 registers, which matrix instructions
-  // and others share; alone it would have twice as many, and copy the state between its two files in every chunk.
+  // Two small blocks fill an SM of NVIDIA's, and each has the SM's four partitions to itself. On CDNA each block has a
+  // wave on every SIMD, so a second block only hides latency. With two waves on a SIMD each wave has 256 registers,
+  // which matrix instructions and other instructions share. A single wave would have twice as many and would copy the
+  // state between its two register files in every chunk.
   s.blocks = f == Family::nvidia ? 256 / s.threads : f == Family::cdna ? 512 / s.threads : 1;
   s.blocks_at_once = f == Family::nvidia ? s.blocks : 1;
-  const bool copies = f == Family::nvidia;  // to LDS without registers
+  const bool copies = f == Family::nvidia;  // asynchronous copies to LDS, without registers
   s.buffers = copies ? 2 : 1;
-  s.a_x_take_turns = !copies;
+  s.a_x_share_buffer = !copies;
   s.a_bytes = s.x_bytes = chunk * rows * element_bytes;
   s.y_bytes = chunk * s.y_tile * element_bytes;
   s.scores_bytes = chunk * chunk * element_bytes;
   s.with_bytes = copies ? s.y_bytes : 0;
   const int out_bytes = s.waves_x * chunk * out_stride(f, s.y_tile) * 4;
-  const int products = s.a_bytes + (s.a_x_take_turns ? 0 : s.x_bytes) + s.scores_bytes;
-  s.out_room = ((out_bytes > products ? out_bytes : products) + 127) / 128 * 128;
-  s.buffer_bytes = s.out_room + s.y_bytes + s.with_bytes;
-  s.numbers = kTokenFactors * chunk + s.y_tile;
-  s.lds_bytes = s.buffers * s.buffer_bytes + 2 * s.numbers * 4;
+  const int operand_bytes = s.a_bytes + (s.a_x_share_buffer ? 0 : s.x_bytes) + s.scores_bytes;
+  s.out_region_bytes = ((out_bytes > operand_bytes ? out_bytes : operand_bytes) + 127) / 128 * 128;
+  s.buffer_bytes = s.out_region_bytes + s.y_bytes + s.with_bytes;
+  s.factor_floats = kTokenFactors * chunk + s.y_tile;
+  s.lds_bytes = s.buffers * s.buffer_bytes + 2 * s.factor_floats * 4;
   return s;
 }
 
-// Chunks that kernels are compiled for, the longest first.
+// The chunk lengths that kernels are compiled for, the longest first.
 constexpr int kChunks[] = {32, 16};
 
-// Whether a family has a kernel for this. Floats take 16 tokens everywhere, so that 512 rows of them fit; 2-byte
-// elements 32, and 16 where the LDS of RDNA, or of the smaller chips of NVIDIA, holds no more of 512 rows.
+// Whether a family has a kernel for this shape. float32 takes 16 tokens everywhere, so that 512 rows fit. 2-byte
+// elements take 32 tokens, and 16 where the LDS of RDNA, or of NVIDIA's smaller chips, does not hold 512 rows.
 constexpr bool has_walk(Family f, int element_bytes, int rows, int chunk) {
   if (element_bytes == 4) return chunk == 16;
   return chunk == 32 ? f != Family::rdna || rows < 512 : f != Family::cdna;
 }
 
-// The chunk of a walk in slices: the shorter of two, for the registers that a sum over slices takes.
+// The chunk length of a walk in slices: the shorter of the two, because the sum over slices takes registers.
 constexpr bool has_wide_walk(Family f, int element_bytes, int chunk) {
   return chunk == (f == Family::cdna && element_bytes == 2 ? 32 : 16);
 }
 
-// Whether it has the kernels around the walk: those for 64 bfloat16 tokens stand around a walk of NVIDIA's Hopper.
-constexpr int kMostChunk = 64;
+// Whether a family has the kernels around the walk. Those for chunks of 64 bfloat16 tokens serve the walk of NVIDIA's
+// Hopper.
+constexpr int kMaxChunk = 64;
 constexpr bool has_scores(Family f, int element_bytes, int chunk) {
-  if (chunk == kMostChunk) return f == Family::nvidia && element_bytes == 2;
+  if (chunk == kMaxChunk) return f == Family::nvidia && element_bytes == 2;
   return has_walk(f, element_bytes, kWalkRows[0], chunk);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a walk (chunk_walk.h) reads, chunk by chunk: where it lies in LDS, and how it comes there.
+// The operands of a walk (chunk_walk.h), chunk by chunk: their layout in LDS, and how they are loaded.
 #pragma once
 
 #include "mlstm/chunkwise/chunk_walk_shape.h"
@@ -8,7 +8,7 @@
 
 namespace xlstm::gpu::mlstm {
 
-// kWide: the state has more rows than fit, and the walk takes them a slice at a time (chunk_walk_wide.h).
+// kWide: the state has more rows than registers hold, and the walk processes it in slices (chunk_walk_wide.h).
 template <class E, int kRows, int kChunk, bool kWide>
 struct WalkChunks {
   static constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kRows, kChunk);
@@ -19,32 +19,32 @@ struct WalkChunks {
   using StageY = Stage<E, kChunk, kY, true, kThreads>;
   using StageRows = Stage<E, kChunk, kY, false, kThreads>;  // of outputs
   using StageScores = Stage<E, kChunk, kChunk, false, kThreads>;
-  using ScoresTurned = TransposedSubtile<E, kChunk, kThreads>;
+  using StageTransposedScores = TransposedSubtile<E, kChunk, kThreads>;
   using StageFactors = Stage<float, 1, kFactors * kChunk, false, kThreads>;
   using StageVector = FloatStage<kY, kThreads>;
   static_assert(kFactors == kTokenFactors);
 
-  // Where a chunk lies in LDS.
-  struct Room {
+  // The tiles of one chunk in LDS.
+  struct ChunkTiles {
     typename StageA::Storage a;
     typename StageX::Storage x;
     typename StageY::Storage y;
     typename StageScores::Storage scores;
-    typename StageRows::Storage with;
-    float *numbers, *out;
+    typename StageRows::Storage dot_with;
+    float *factors, *out;
 
-    XLSTM_DEVICE const float* factor(Factor which) const { return numbers + which * kChunk; }
-    XLSTM_DEVICE float* vector() const { return numbers + kFactors * kChunk; }
+    XLSTM_DEVICE const float* factor(Factor which) const { return factors + which * kChunk; }
+    XLSTM_DEVICE float* vector() const { return factors + kFactors * kChunk; }
   };
 
-  // What is on its way there.
+  // Loads in flight: registers on AMD, asynchronous copies on NVIDIA.
   struct Stages {
     StageA a;
     StageX x;
     StageY y;
     StageScores scores;
-    ScoresTurned scores_turned;  // of a reverse walk, where LDS is not read transposed
-    StageRows with, own;
+    StageTransposedScores transposed_scores;  // for a reverse walk, where LDS is not read transposed
+    StageRows dot_with, diagonal_y;
     StageFactors factors;
     StageVector vector;
     float decay;
@@ -54,35 +54,35 @@ struct WalkChunks {
   Segment segment;
   int tile;
   char* lds;
-  int first_row = 0;  // of the slice at hand
+  int first_row = 0;  // of the current slice
 
   XLSTM_DEVICE int slice_row() const { return kWide ? first_row : 0; }
-  XLSTM_DEVICE Room room(int n) const {
-    Room r;
+  XLSTM_DEVICE ChunkTiles chunk_tiles(int n) const {
+    ChunkTiles tiles;
     char* at = lds + n % kShape.buffers * kShape.buffer_bytes;
     const auto take = [&](auto& tile, int bytes) {
       tile.base = reinterpret_cast<E*>(at);
       at += bytes;
     };
-    r.out = reinterpret_cast<float*>(at);
-    take(r.a, kShape.a_x_take_turns ? 0 : kShape.a_bytes);
-    take(r.x, kShape.x_bytes);
-    take(r.scores, kShape.scores_bytes);
-    at = reinterpret_cast<char*>(r.out) + kShape.out_room;
-    take(r.y, kShape.y_bytes);
-    take(r.with, kShape.with_bytes);
-    r.numbers = reinterpret_cast<float*>(lds + kShape.buffers * kShape.buffer_bytes) + n % 2 * kShape.numbers;
-    return r;
+    tiles.out = reinterpret_cast<float*>(at);
+    take(tiles.a, kShape.a_x_share_buffer ? 0 : kShape.a_bytes);
+    take(tiles.x, kShape.x_bytes);
+    take(tiles.scores, kShape.scores_bytes);
+    at = reinterpret_cast<char*>(tiles.out) + kShape.out_region_bytes;
+    take(tiles.y, kShape.y_bytes);
+    take(tiles.dot_with, kShape.with_bytes);
+    tiles.factors = reinterpret_cast<float*>(lds + kShape.buffers * kShape.buffer_bytes) + n % 2 * kShape.factor_floats;
+    return tiles;
   }
 
-  // Tokens of the state's rows.
+  // Token rows, from the current slice of the state's rows on.
   XLSTM_DEVICE TokenRows<E> slice_rows(const Tokens& x) const {
     TokenRows<E> t = rows<E>(x, segment);
     t.data += slice_row();
     t.columns -= slice_row();
     return t;
   }
-  // Tokens of y's tile.
+  // Token rows, from the block's tile of y's columns on.
   XLSTM_DEVICE TokenRows<E> tile_rows(const Tokens& x) const {
     TokenRows<E> t = rows<E>(x, segment);
     t.data += tile * kY;
@@ -95,35 +95,36 @@ struct WalkChunks {
 
   XLSTM_DEVICE void fetch_a(Stages& s, int n) {
     const int64_t t0 = begin_of(n), slots = segment.in_slots(p->where, chunk_at(n));
-    const Room r = room(n);
-    if (p->out.data) s.a.fetch(r.a, slice_rows(p->a), t0, valid_of(t0));
+    const ChunkTiles tiles = chunk_tiles(n);
+    if (p->out.data) s.a.fetch(tiles.a, slice_rows(p->a), t0, valid_of(t0));
     const int64_t slot = slots / kChunk;
-    s.factors.fetch({r.numbers}, {global(p->factors) + slot * kFactors * kChunk, 0, kFactors * kChunk, true}, 0, 1);
+    s.factors.fetch({tiles.factors}, {global(p->factors) + slot * kFactors * kChunk, 0, kFactors * kChunk, true}, 0, 1);
   }
   XLSTM_DEVICE void fetch_rest(Stages& s, int n) {
     const int64_t t0 = begin_of(n), slots = segment.in_slots(p->where, chunk_at(n));
     const int valid = valid_of(t0);
-    const Room r = room(n);
-    s.x.fetch(r.x, slice_rows(p->x), t0, valid);
-    s.y.fetch(r.y, tile_rows(p->y), t0, valid);
+    const ChunkTiles tiles = chunk_tiles(n);
+    s.x.fetch(tiles.x, slice_rows(p->x), t0, valid);
+    s.y.fetch(tiles.y, tile_rows(p->y), t0, valid);
     s.decay = global(p->decay)[slots / kChunk];
     if (p->vector)
-      s.vector.fetch(r.vector(), global(p->vector) + slots / kChunk * p->y.columns + tile * kY,
+      s.vector.fetch(tiles.vector(), global(p->vector) + slots / kChunk * p->y.columns + tile * kY,
                      p->y.columns - tile * kY);
     if (!p->out.data) return;
     const E* scores = global(static_cast<const E*>(p->scores)) + slots * kChunk;
     if (!kAsyncCopies && p->reverse)
-      s.scores_turned.fetch(scores);
+      s.transposed_scores.fetch(scores);
     else
-      s.scores.fetch(r.scores, {scores, kChunk, kChunk, true}, 0, kChunk);
+      s.scores.fetch(tiles.scores, {scores, kChunk, kChunk, true}, 0, kChunk);
   }
-  // What the outputs are multiplied with. In registers it comes late, when x and y have left theirs.
-  XLSTM_DEVICE void fetch_outputs(Stages& s, int n) {
+  // The tensors that the outputs are multiplied with. Where they are held in registers they are loaded late, after x
+  // and y have left theirs.
+  XLSTM_DEVICE void fetch_output_inputs(Stages& s, int n) {
     const int64_t t0 = begin_of(n);
-    const Room r = room(n);
-    if (p->with.data) s.with.fetch(r.with, tile_rows(p->with), t0, valid_of(t0));
+    const ChunkTiles tiles = chunk_tiles(n);
+    if (p->dot_with.data) s.dot_with.fetch(tiles.dot_with, tile_rows(p->dot_with), t0, valid_of(t0));
     if constexpr (!kAsyncCopies)
-      if (p->with_self) s.own.fetch(r.with, tile_rows(p->y), t0, valid_of(t0));
+      if (p->add_diagonal) s.diagonal_y.fetch(tiles.dot_with, tile_rows(p->y), t0, valid_of(t0));
   }
 };
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The chunkwise mLSTM on a GPU: which kernel runs after which, on what memory.
-//   forward    gates, stabilisers - scores - n before each chunk - normalisers - walk; or, where a walk makes scores, n
-//              and normalisers itself, gates, stabilisers - measures - walk
+// The chunkwise mLSTM on a GPU: the order of the kernels, and their workspace.
+//   forward    gates, stabilisers - scores - n before each chunk - normalisers - walk; or, where the walk makes scores,
+//   n
+//              and normalisers itself, gates, stabilisers - gate terms - walk
 //   backward   gates, stabilisers - scores - n, dn before each chunk - walks dq, dk, dv - flows, gates
-// A walk that is cut into segments is three launches (chunk_walk.hip).
+// A walk that is split into segments is three launches (chunk_walk.hip).
 #include <algorithm>
 
 #include "base/arena.h"
@@ -19,8 +20,8 @@ namespace xlstm::gpu::mlstm {
 namespace {
 
 Tokens tokens(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& in) {
-  const bool whole = whole_rows(x, columns, in);
-  return {x.data, {x.stride[0], x.stride[1], x.stride[2]}, int(columns), int(x.dtype), whole};
+  const bool aligned = rows_aligned16(x, columns, in);
+  return {x.data, {x.stride[0], x.stride[1], x.stride[2]}, int(columns), int(x.dtype), aligned};
 }
 
 Sequences sequences(const xlstm_mlstm& in, int chunk) {
@@ -44,7 +45,7 @@ float* floats(void* p) { return static_cast<float*>(p); }
 
 bool normalised(const xlstm_mlstm& in) { return in.gate == XLSTM_GATE_EXP || in.normalize; }
 
-// f(E) with the element type of q.
+// Calls f(E) with the element type of q.
 template <class F>
 auto with_element(const xlstm_mlstm& in, F&& f) {
   return in.q.dtype == XLSTM_FLOAT32 ? f(float{}) : in.q.dtype == XLSTM_BFLOAT16 ? f(BFloat16{}) : f(Float16{});
@@ -57,17 +58,17 @@ void launch_scores(const ScoreParams& p, const Chip& chip, Stream stream) {
   const Grid grid{chunks(p.where), scores_threads(chip.family),
                   scores_lds_bytes(chip.family, sizeof(E), p.where.chunk, kBackward)};
   if (p.where.chunk == 32)
-    launch("scores", scores<E, 32, kBackward>, grid, stream, p);
+    launch("scores", chunk_scores<E, 32, kBackward>, grid, stream, p);
   else
-    launch("scores", scores<E, 16, kBackward>, grid, stream, p);
+    launch("scores", chunk_scores<E, 16, kBackward>, grid, stream, p);
 }
 
 void launch_vectors(const VectorParams& p, Stream stream) {
-  const int64_t pieces = ceil_div(p.columns, kVectorColumns);
-  launch("vectors", scan_vectors<0>, {states(p.where) * pieces, kVectorThreads, 0}, stream, p);
+  const int64_t column_blocks = ceil_div(p.columns, kVectorColumns);
+  launch("vectors", scan_normaliser_states<0>, {states(p.where) * column_blocks, kVectorThreads, 0}, stream, p);
 }
 
-// The walk of the plan's schedule. With before_last also the dots of that and dc_last.
+// Launches a walk by the plan's schedule. With state_before_last also <dc_last, state_before_last>.
 template <class E>
 void run_walk(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const float* dc_last, float* dots,
               Stream stream, const ScoringParams* scoring = nullptr) {
@@ -76,33 +77,33 @@ void run_walk(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const
   launch_walk<E>(plan, chip, p, dc_last, dots, stream);
 }
 
-// What forward and backward both compute of the gates.
+// Workspace of the gates, in forward and in backward.
 struct CommonMemory {
   Sequences where;
-  double *sums, *mosts, *m_before, *m;
+  double *lf_sums, *m_maxima, *m_before, *m;
   void* scores;
-  float *factors, *decay, *keys;
+  float *factors, *decay, *chunk_n;
 
-  // with_scores: else no kernel leaves scores, nor n before each chunk.
-  CommonMemory(Arena& arena, const xlstm_mlstm& in, int chunk, bool with_scores = true)
+  // scores_in_memory: false where no kernel writes scores to memory, nor n before each chunk.
+  CommonMemory(Arena& arena, const xlstm_mlstm& in, int chunk, bool scores_in_memory = true)
       : where(sequences(in, chunk)),
-        sums(arena.take<double>(chunks(where))),
-        mosts(arena.take<double>(chunks(where))),
+        lf_sums(arena.take<double>(chunks(where))),
+        m_maxima(arena.take<double>(chunks(where))),
         m_before(arena.take<double>(chunks(where))),
         m(arena.take<double>(padded_tokens(where))),
-        scores(arena.take<char>(with_scores ? padded_tokens(where) * chunk * element_bytes(in.q) : 0)),
+        scores(arena.take<char>(scores_in_memory ? padded_tokens(where) * chunk * element_bytes(in.q) : 0)),
         factors(arena.take<float>(kFactors * padded_tokens(where))),
         decay(arena.take<float>(chunks(where))),
-        keys(arena.take<float>(with_scores ? chunks(where) * in.dqk : 0)) {}
+        chunk_n(arena.take<float>(scores_in_memory ? chunks(where) * in.dqk : 0)) {}
 };
 
 void launch_stabilisers(const CommonMemory& memory, const xlstm_mlstm& in, void* m_last, Stream stream) {
   const GateParams p{memory.where,         tokens(in.i, 1, in), tokens(in.f, 1, in),
-                     floats(in.m_initial), floats(m_last),      memory.sums,
-                     memory.mosts,         memory.m_before,     in.gate == XLSTM_GATE_SIGMOID};
-  launch("gates", memory.where.chunk > kTokenLanes ? chunk_gates<2> : chunk_gates<1>,
-         {ceil_div(chunks(memory.where), kGatesPerBlock), kGateThreads, 0}, stream, p);
-  launch("stabilisers", stabilisers<0>, {states(memory.where), kGateScanThreads, 0}, stream, p);
+                     floats(in.m_initial), floats(m_last),      memory.lf_sums,
+                     memory.m_maxima,      memory.m_before,     in.gate == XLSTM_GATE_SIGMOID};
+  launch("gates", memory.where.chunk > kTokenLanes ? chunk_gate_sums<2> : chunk_gate_sums<1>,
+         {ceil_div(chunks(memory.where), kChunksPerBlock), kGateThreads, 0}, stream, p);
+  launch("stabilisers", scan_stabilisers<0>, {states(memory.where), kGateScanThreads, 0}, stream, p);
 }
 
 ScoreParams score_params(const CommonMemory& memory, const xlstm_mlstm& in) {
@@ -122,12 +123,12 @@ ScoreParams score_params(const CommonMemory& memory, const xlstm_mlstm& in) {
   p.scores = memory.scores;
   p.factors = memory.factors;
   p.decay = memory.decay;
-  p.keys = memory.keys;
+  p.chunk_n = memory.chunk_n;
   return p;
 }
 
 WalkParams walk_params(const CommonMemory& memory, const WalkPlan& plan, const Tokens& a, const Tokens& x,
-                       const Tokens& y, const Tokens& out, float* between) {
+                       const Tokens& y, const Tokens& out, float* segment_states) {
   WalkParams p{};
   p.where = memory.where;
   p.a = a;
@@ -136,7 +137,7 @@ WalkParams walk_params(const CommonMemory& memory, const WalkPlan& plan, const T
   p.out = out;
   p.factors = memory.factors;
   p.decay = memory.decay;
-  p.between = between;
+  p.segment_states = segment_states;
   p.segments = plan.segments;
   p.segment_chunks = plan.segment_chunks;
   p.tiles = plan.tiles;
@@ -147,15 +148,15 @@ WalkParams walk_params(const CommonMemory& memory, const WalkPlan& plan, const T
 // ---- forward
 
 struct ForwardMemory : CommonMemory {
-  float *row_sums, *measures, *between, *n_between;
+  float *row_sums, *gate_terms, *segment_states, *segment_n;
 
   ForwardMemory(Arena& arena, const xlstm_mlstm& in, const ForwardPlan& plan)
-      : CommonMemory(arena, in, plan.walk.chunk, !plan.walk.scores),
-        row_sums(arena.take<float>(plan.walk.scores ? 0 : padded_tokens(where))),
-        measures(arena.take<float>(plan.walk.scores ? chunks(where) * kMeasureFloats : 0)),
-        between(arena.take<float>(between_floats(plan.walk, states(where)))),
-        n_between(arena.take<float>(plan.walk.scores ? states(where) * (plan.walk.segments - 1) * plan.walk.rows : 0)) {
-  }
+      : CommonMemory(arena, in, plan.walk.chunk, !plan.walk.makes_scores),
+        row_sums(arena.take<float>(plan.walk.makes_scores ? 0 : padded_tokens(where))),
+        gate_terms(arena.take<float>(plan.walk.makes_scores ? chunks(where) * kGateTermFloats : 0)),
+        segment_states(arena.take<float>(segment_state_floats(plan.walk, states(where)))),
+        segment_n(arena.take<float>(plan.walk.makes_scores ? states(where) * (plan.walk.segments - 1) * plan.walk.rows
+                                                           : 0)) {}
 };
 
 template <class E>
@@ -164,70 +165,71 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
   const Chip& chip = plan.chip;
   launch_stabilisers(memory, in, call.m_last, stream);
   ScoreParams scores = score_params(memory, in);
-  const ScoringParams scoring{memory.measures,  floats(in.n_initial), floats(call.n_last), floats(call.l),
-                              memory.n_between, float(scores.scale),  float(in.eps),       normalised(in)};
-  if (plan.walk.scores) {
-    if constexpr (kHasHopperKernels) launch_measures_hopper(scores, memory.measures, stream);
+  const ScoringParams scoring{memory.gate_terms, floats(in.n_initial), floats(call.n_last), floats(call.l),
+                              memory.segment_n,  float(scores.scale),  float(in.eps),       normalised(in)};
+  if (plan.walk.makes_scores) {
+    if constexpr (kHasHopperKernels) launch_gate_terms_hopper(scores, memory.gate_terms, stream);
   } else {
-    scores.l = memory.row_sums;
+    scores.row_sums = memory.row_sums;
     launch_scores<E, false>(scores, chip, stream);
     launch_vectors(
-        {memory.where, memory.keys, memory.decay, floats(in.n_initial), floats(call.n_last), int(in.dqk), false},
+        {memory.where, memory.chunk_n, memory.decay, floats(in.n_initial), floats(call.n_last), int(in.dqk), false},
         stream);
-    const NormaliserParams normaliser{memory.where,   scores.q,       memory.row_sums, memory.keys,   memory.m,
+    const NormaliserParams normaliser{memory.where,   scores.q,       memory.row_sums, memory.chunk_n, memory.m,
                                       floats(call.l), memory.factors, in.eps,          normalised(in)};
     launch("normalisers", normalisers<E>, {chunks(memory.where), kNormaliserThreads, 0}, stream, normaliser);
   }
 
   WalkParams p = walk_params(memory, plan.walk, scores.q, scores.k, tokens(in.v, in.dhv, in),
-                             tokens(call.h, in.dhv, in), memory.between);
+                             tokens(call.h, in.dhv, in), memory.segment_states);
   p.scores = memory.scores;
   p.inter = kInter;
   p.weight = kInto;
-  p.gained = true;
+  p.divide_by_n = true;
   p.state_in = floats(in.c_initial);
   p.state_out = floats(call.c_last);
   p.state_x = in.dhv;
   p.state_y = 1;
-  run_walk<E>(plan.walk, chip, p, nullptr, nullptr, stream, plan.walk.scores ? &scoring : nullptr);
+  run_walk<E>(plan.walk, chip, p, nullptr, nullptr, stream, plan.walk.makes_scores ? &scoring : nullptr);
 }
 
 // ---- backward
 
 struct BackwardMemory : CommonMemory {
   void* d_scores;
-  float *own, *queries, *q_dots, *k_dots, *state_dots, *between, *between_dq, *before_last;
-  float *reach, *across, *leaving, *walk_reaching, *walk_leaving;
-  double *dm, *local, *noise_from, *noise_before, *reaching, *entering, *reaching_noise, *entering_noise, *over;
-  double *moving, *behind, *spread, *correction, *correction_behind, *border_flows;
+  float *diagonal_flow, *chunk_dn, *q_dots, *k_dots, *state_dots, *segment_states, *segment_states_dq,
+      *state_before_last;
+  float *state_share, *across, *leaving, *walk_reaching, *walk_leaving;
+  double *dm, *local, *noise_from, *noise_before, *reaching, *entering, *reaching_noise, *entering_noise, *crossing;
+  double *dm_before, *dm_after, *noise_since_known, *correction, *correction_after, *border_flows;
   int* stops;
 
-  BackwardMemory(Arena& arena, const xlstm_mlstm& in, const BackwardPlan& plan, bool with_last)
+  BackwardMemory(Arena& arena, const xlstm_mlstm& in, const BackwardPlan& plan, bool has_dc_last)
       : CommonMemory(arena, in, plan.dq.chunk) {
     const int64_t all_tokens = padded_tokens(where), all_chunks = chunks(where);
     d_scores = arena.take<char>(all_tokens * where.chunk * element_bytes(in.q));
-    for (float** x : {&own, &reach, &across, &leaving, &walk_reaching, &walk_leaving})
+    for (float** x : {&diagonal_flow, &state_share, &across, &leaving, &walk_reaching, &walk_leaving})
       *x = arena.take<float>(all_tokens);
     for (double** x : {&dm, &local, &noise_from, &noise_before}) *x = arena.take<double>(all_tokens);
-    for (double** x : {&reaching, &entering, &reaching_noise, &entering_noise, &over, &moving, &behind, &spread,
-                       &correction, &correction_behind})
+    for (double** x : {&reaching, &entering, &reaching_noise, &entering_noise, &crossing, &dm_before, &dm_after,
+                       &noise_since_known, &correction, &correction_after})
       *x = arena.take<double>(all_chunks);
     stops = arena.take<int>(all_chunks);
-    queries = arena.take<float>(all_chunks * in.dqk);
+    chunk_dn = arena.take<float>(all_chunks * in.dqk);
     q_dots = arena.take<float>(plan.dq.tiles * all_tokens);
     k_dots = arena.take<float>(plan.dk.tiles * all_tokens);
     state_dots = arena.take<float>(plan.dq.tiles * plan.dq.slices * states(where));
-    // The walks run one after the other and take the same room; but what the first has between segments is kept for the
-    // flows across their borders, which operands of two bytes ask for.
+    // The walks run one after the other and share memory. The states between the segments of the walk for dq are kept
+    // apart, for the flows across their borders, which operands of two bytes need.
     int64_t floats = 0;
     for (const WalkPlan* walk : {&plan.dq, &plan.dk, &plan.dv})
-      floats = std::max(floats, between_floats(*walk, states(where)));
-    between = arena.take<float>(floats);
+      floats = std::max(floats, segment_state_floats(*walk, states(where)));
+    segment_states = arena.take<float>(floats);
     const int64_t borders = element_bytes(in.q) == 2 ? states(where) * (plan.dq.segments - 1) : 0;
-    between_dq = borders ? arena.take<float>(between_floats(plan.dq, states(where))) : between;
+    segment_states_dq = borders ? arena.take<float>(segment_state_floats(plan.dq, states(where))) : segment_states;
     border_flows = borders ? arena.take<double>(borders * plan.dq.tiles * kBorderParts) : nullptr;
     const int64_t last = states(where) * plan.dq.tiles * plan.dq.slices * plan.dq.rows * plan.dq.y_tile;
-    before_last = arena.take<float>(with_last ? last : 0);
+    state_before_last = arena.take<float>(has_dc_last ? last : 0);
   }
 };
 
@@ -236,7 +238,7 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
                   Stream stream) {
   const xlstm_mlstm& in = call.in;
   const Chip& chip = plan.chip;
-  const float* dn_last = in.normalizer_grad ? floats(call.dn_last) : nullptr;  // else n counts as a constant, like N
+  const float* dn_last = in.normalizer_grad ? floats(call.dn_last) : nullptr;  // else n counts as a constant, as N does
   launch_stabilisers(memory, in, nullptr, stream);
   ScoreParams s = score_params(memory, in);
   s.v = tokens(in.v, in.dhv, in);
@@ -244,43 +246,43 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   s.dh = tokens(call.dh, in.dhv, in);
   s.l_saved = floats(call.l);
   s.d_scores = memory.d_scores;
-  s.own = memory.own;
-  s.queries = memory.queries;
+  s.diagonal_flow = memory.diagonal_flow;
+  s.chunk_dn = memory.chunk_dn;
   s.dm = memory.dm;
-  s.reach = memory.reach;
+  s.state_share = memory.state_share;
   s.across = memory.across;
   s.leaving = memory.leaving;
   s.walk_reaching = memory.walk_reaching;
   s.walk_leaving = memory.walk_leaving;
   launch_scores<E, true>(s, chip, stream);
   const int dqk = int(in.dqk);
-  launch_vectors({memory.where, memory.keys, memory.decay, floats(in.n_initial), nullptr, dqk, false}, stream);
-  launch_vectors({memory.where, memory.queries, memory.decay, dn_last, floats(call.dn_initial), dqk, true}, stream);
+  launch_vectors({memory.where, memory.chunk_n, memory.decay, floats(in.n_initial), nullptr, dqk, false}, stream);
+  launch_vectors({memory.where, memory.chunk_dn, memory.decay, dn_last, floats(call.dn_initial), dqk, true}, stream);
 
-  WalkParams dq = walk_params(memory, plan.dq, s.dh, s.v, s.k, tokens(call.dq, in.dqk, in), memory.between_dq);
+  WalkParams dq = walk_params(memory, plan.dq, s.dh, s.v, s.k, tokens(call.dq, in.dqk, in), memory.segment_states_dq);
   dq.scores = memory.d_scores;
   dq.inter = kInter;
   dq.weight = kInto;
-  dq.vector = memory.keys;
-  dq.along = kAlong;
-  dq.with_self = true;
-  dq.with = s.q;
+  dq.vector = memory.chunk_n;
+  dq.vector_factor = kInterDl;
+  dq.add_diagonal = true;
+  dq.dot_with = s.q;
   dq.dots = memory.q_dots;
   dq.state_in = floats(in.c_initial);
   dq.state_x = 1;
   dq.state_y = in.dhv;
-  dq.before_last = call.dc_last ? memory.before_last : nullptr;
+  dq.state_before_last = call.dc_last ? memory.state_before_last : nullptr;
   run_walk<E>(plan.dq, chip, dq, floats(call.dc_last), memory.state_dots, stream);
 
-  WalkParams dk = walk_params(memory, plan.dk, s.v, s.dh, s.q, tokens(call.dk, in.dqk, in), memory.between);
+  WalkParams dk = walk_params(memory, plan.dk, s.v, s.dh, s.q, tokens(call.dk, in.dqk, in), memory.segment_states);
   dk.reverse = true;
   dk.scores = memory.d_scores;
   dk.inter = kInto;
   dk.weight = kInter;
-  dk.vector = memory.queries;
-  dk.along = kInto;
-  dk.with_self = true;
-  dk.with = s.k;
+  dk.vector = memory.chunk_dn;
+  dk.vector_factor = kInto;
+  dk.add_diagonal = true;
+  dk.dot_with = s.k;
   dk.dots = memory.k_dots;
   dk.state_in = floats(call.dc_last);
   dk.state_x = 1;
@@ -288,22 +290,22 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   run_walk<E>(plan.dk, chip, dk, nullptr, nullptr, stream);
   if (memory.border_flows) {
     const BorderParams border{memory.where,
-                              memory.between_dq,
-                              memory.between,
-                              memory.keys,
-                              memory.queries,
+                              memory.segment_states_dq,
+                              memory.segment_states,
+                              memory.chunk_n,
+                              memory.chunk_dn,
                               memory.border_flows,
                               plan.dq.segments,
                               plan.dq.segment_chunks,
                               plan.dq.tiles,
                               plan.dq.rows * plan.dq.y_tile,
                               dqk};
-    launch("flows across borders", border_flows<0>,
+    launch("flows across borders", segment_border_flows<0>,
            {states(memory.where) * (plan.dq.segments - 1) * plan.dq.tiles * kBorderParts, kFlowScanThreads, 0}, stream,
            border);
   }
 
-  WalkParams dv = walk_params(memory, plan.dv, s.k, s.q, s.dh, tokens(call.dv, in.dhv, in), memory.between);
+  WalkParams dv = walk_params(memory, plan.dv, s.k, s.q, s.dh, tokens(call.dv, in.dhv, in), memory.segment_states);
   dv.reverse = true;
   dv.scores = memory.scores;
   dv.inter = kInto;
@@ -328,9 +330,9 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   f.q_tiles = plan.dq.tiles;
   f.k_tiles = plan.dk.tiles;
   f.state_tiles = plan.dq.tiles * plan.dq.slices;
-  f.reach = memory.reach;
+  f.state_share = memory.state_share;
   f.factors = memory.factors;
-  f.own = memory.own;
+  f.diagonal_flow = memory.diagonal_flow;
   f.across = memory.across;
   f.leaving = memory.leaving;
   f.walk_reaching = memory.walk_reaching;
@@ -343,12 +345,12 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   f.entering = memory.entering;
   f.reaching_noise = memory.reaching_noise;
   f.entering_noise = memory.entering_noise;
-  f.over = memory.over;
-  f.moving = memory.moving;
-  f.behind = memory.behind;
-  f.spread = memory.spread;
+  f.crossing = memory.crossing;
+  f.dm_before = memory.dm_before;
+  f.dm_after = memory.dm_after;
+  f.noise_since_known = memory.noise_since_known;
   f.correction = memory.correction;
-  f.correction_behind = memory.correction_behind;
+  f.correction_after = memory.correction_after;
   f.has_initial = in.c_initial;
   f.stops = memory.stops;
   f.state_dots = call.dc_last ? memory.state_dots : nullptr;
@@ -356,7 +358,7 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   f.segments = plan.dq.segments;
   f.segment_chunks = plan.dq.segment_chunks;
   f.dn_last = floats(call.dn_last);
-  f.keys = memory.keys;
+  f.chunk_n = memory.chunk_n;
   f.dm_last = floats(call.dm_last);
   f.dc_initial = floats(call.dc_initial);
   f.dn_initial = floats(call.dn_initial);
@@ -368,11 +370,12 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   f.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
   f.normalizer_grad = in.normalizer_grad;
   const int64_t flow_blocks = ceil_div(chunks(memory.where), kFlowsPerBlock);
-  const bool two_each = memory.where.chunk > kTokenLanes;
-  launch("flows of chunks", two_each ? sum_chunk_flows<2> : sum_chunk_flows<1>, {flow_blocks, kFlowThreads, 0}, stream,
-         f);
-  launch("flows between chunks", scan_flows<0>, {states(memory.where), kFlowScanThreads, 0}, stream, f);
-  launch("gate gradients", two_each ? gate_gradients<2> : gate_gradients<1>, {flow_blocks, kFlowThreads, 0}, stream, f);
+  const bool two_tokens_per_lane = memory.where.chunk > kTokenLanes;
+  launch("flows of chunks", two_tokens_per_lane ? chunk_gate_flows<2> : chunk_gate_flows<1>,
+         {flow_blocks, kFlowThreads, 0}, stream, f);
+  launch("flows between chunks", scan_gate_flows<0>, {states(memory.where), kFlowScanThreads, 0}, stream, f);
+  launch("gate gradients", two_tokens_per_lane ? gate_gradients<2> : gate_gradients<1>, {flow_blocks, kFlowThreads, 0},
+         stream, f);
 }
 
 }  // namespace

@@ -11,29 +11,29 @@ namespace xlstm::gpu::mlstm {
 
 namespace {
 
-// The time of a walk cut into `segments`, in walks of a whole sequence by one block. Blocks run `at_once` at a time. A
-// cut one makes the states of all segments but the last first, at half the cost of a walk.
+// The time of a walk that is split into `segments`, in units of a walk of one sequence by one block. `at_once` blocks
+// run at a time. A split walk first computes the states of all segments but the last, at half the cost of a walk.
 double walk_time(int64_t blocks, int64_t segments, int64_t at_once) {
   const double each = 1.0 / double(segments);
   const double walk = double(ceil_div(blocks * segments, at_once)) * each;
   return segments == 1 ? walk : walk + 0.5 * double(ceil_div(blocks * (segments - 1), at_once)) * each;
 }
 
-// Whether the Hopper walk is there for these tensors and fills its tiles.
+// Whether the Hopper walk supports these tensors, and they fill its tiles.
 bool suits_hopper(const MlstmShape& s, const Chip& chip) {
-  const auto fits = [](int64_t dimension) { return dimension >= 128 && dimension <= kMostWalkRows; };
+  const auto fits = [](int64_t dimension) { return dimension >= 128 && dimension <= kMaxWalkRows; };
   return chip.hopper && s.chunk == 0 && s.panels && !s.packed && fits(s.dqk) && fits(s.dhv) &&
          s.length >= 2 * kHopperChunk;
 }
 
-// The longest chunk that every walk with a state of so many rows has a kernel for which fits this chip.
+// The longest chunk for which every walk with a state of these dimensions has a kernel that fits this chip.
 int chunk_for(const MlstmShape& s, const Chip& chip, std::initializer_list<int64_t> dimensions) {
   if (suits_hopper(s, chip)) return kHopperChunk;
   const auto fits = [&](int chunk) {
     return std::all_of(dimensions.begin(), dimensions.end(), [&](int64_t dimension) {
       const int rows = walk_rows(dimension);
       return has_walk(chip.family, s.element_bytes, rows, chunk) &&
-             (dimension <= kMostWalkRows || has_wide_walk(chip.family, s.element_bytes, chunk)) &&
+             (dimension <= kMaxWalkRows || has_wide_walk(chip.family, s.element_bytes, chunk)) &&
              walk_shape(chip.family, s.element_bytes, rows, chunk).lds_bytes <= chip.lds_bytes;
     });
   };
@@ -51,7 +51,7 @@ WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int64_t rows, int64_t 
   WalkPlan p{};
   p.chunk = chunk;
   p.rows = walk_rows(rows);
-  p.slices = rows > kMostWalkRows ? int(ceil_div(rows, p.rows)) : 1;
+  p.slices = rows > kMaxWalkRows ? int(ceil_div(rows, p.rows)) : 1;
   int64_t at_once = chip.compute_units;
   if (chunk == kHopperChunk) {
     p.schedule = Schedule::hopper;
@@ -68,14 +68,14 @@ WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int64_t rows, int64_t 
   }
   const int64_t blocks = s.sequences * s.heads * p.tiles;
   const int64_t chunks = ceil_div(s.length, chunk);
-  // A segment of fewer than eight chunks is mostly beginning and end.
-  const int64_t most = p.slices > 1 ? 1 : std::max<int64_t>(1, std::min<int64_t>(chunks / 8, kMostSegments));
-  const int64_t possible = p.slices > 1 ? 1 : kMostSegments;
-  if (s.segments > possible)
-    throw std::invalid_argument("segments: expected at most " + std::to_string(possible) +
+  // A segment of fewer than eight chunks consists mostly of prologue and epilogue.
+  const int64_t max_segments = p.slices > 1 ? 1 : std::max<int64_t>(1, std::min<int64_t>(chunks / 8, kMaxSegments));
+  const int64_t allowed = p.slices > 1 ? 1 : kMaxSegments;
+  if (s.segments > allowed)
+    throw std::invalid_argument("segments: expected at most " + std::to_string(allowed) +
                                 " of these head dims on a GPU, got " + std::to_string(s.segments));
   int64_t best = s.segments ? std::min(s.segments, chunks) : 1;
-  for (int64_t n = 2; s.segments == 0 && n <= most; ++n)
+  for (int64_t n = 2; s.segments == 0 && n <= max_segments; ++n)
     if (walk_time(blocks, n, at_once) < 0.95 * walk_time(blocks, best, at_once)) best = n;
   p.segment_chunks = int(ceil_div(chunks, best));
   p.segments = int(ceil_div(chunks, p.segment_chunks));
@@ -85,13 +85,13 @@ WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int64_t rows, int64_t 
 
 }  // namespace
 
-int64_t between_floats(const WalkPlan& p, int64_t states) {
+int64_t segment_state_floats(const WalkPlan& p, int64_t states) {
   return states * (p.slices > 1 ? p.slices : p.segments - 1) * p.tiles * p.rows * p.y_tile;
 }
 
 ForwardPlan plan_forward(const MlstmShape& s, const Chip& chip) {
   ForwardPlan p{chip, plan_walk(s, chip, s.dqk, s.dhv, chunk_for(s, chip, {s.dqk}))};
-  p.walk.scores = p.walk.schedule == Schedule::hopper && hopper_shape(p.walk.rows, s.dhv).scores();
+  p.walk.makes_scores = p.walk.schedule == Schedule::hopper && hopper_shape(p.walk.rows, s.dhv).makes_scores();
   return p;
 }
 

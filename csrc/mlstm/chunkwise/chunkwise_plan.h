@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the mLSTM is cut up on a GPU: a pure function of shape and chip, so that it is tested anywhere.
+// The plan of the mLSTM on a GPU: chunk length, kernel, tiles and segments. It is a pure function of shape and chip, so
+// that tests run it anywhere.
 #pragma once
 
 #include <cstdint>
@@ -10,32 +11,33 @@
 
 namespace xlstm::gpu::mlstm {
 
-// What a plan depends on.
+// The inputs of a plan.
 struct MlstmShape {
-  int64_t sequences, heads, length, dqk, dhv;  // length: of a row; the sequences of a packed row are together that long
+  int64_t sequences, heads, length, dqk,
+      dhv;  // length: of a row; the sequences of a packed row have this length together
   bool packed;
-  int element_bytes;  // of q
-  bool panels;        // bfloat16 throughout, and all tensors lie so that bulk copies can take them (Schedule::hopper)
-  int64_t chunk = 0;  // of the common schedule; 0 leaves it, and the schedule, to the plan
-  int64_t segments = 0;  // likewise; of fewer chunks there are fewer
+  int element_bytes;     // of q
+  bool panels;           // everything is bfloat16 and TMA can load all tensors (Schedule::hopper)
+  int64_t chunk = 0;     // of the schedule for all chips; 0 leaves the chunk, and the schedule, to the plan
+  int64_t segments = 0;  // 0 leaves it to the plan; at most one segment a chunk
 };
 
 // common: chunk_walk.h, on every chip. hopper: chunk_walk_hopper.h.
 enum class Schedule { common, hopper };
 
-// One walk: which kernel, and into how many segments a sequence is cut.
+// One walk: which kernel, and the number of segments of a sequence.
 struct WalkPlan {
   Schedule schedule;
-  int rows, chunk;    // the kernel's
-  int slices;         // of rows, where a state has more than any kernel keeps; else 1
+  int rows, chunk;    // of the kernel
+  int slices;         // slices of the rows, for a state that exceeds registers; else 1
   int y_tile, tiles;  // columns of y in a block; blocks along y
-  bool scores;        // a forward walk makes its scores, n and normalisers itself
+  bool makes_scores;  // a forward walk that makes its scores, n and normalisers itself
   int segments, segment_chunks;
-  int blocks;  // of the walk itself; states only between segments come before
+  int blocks;  // of the walk itself, without the launch for the states between segments
 };
 
-// Floats of the states between its segments, or of those that are walked in slices.
-int64_t between_floats(const WalkPlan&, int64_t states);
+// Floats for the states between segments, or for the states of a walk in slices.
+int64_t segment_state_floats(const WalkPlan&, int64_t states);
 
 struct ForwardPlan {
   Chip chip;
@@ -43,10 +45,11 @@ struct ForwardPlan {
 };
 struct BackwardPlan {
   Chip chip;
-  WalkPlan dq, dk, dv;  // one chunk length for all
+  WalkPlan dq, dk, dv;  // all three have one chunk length
 };
 
-// Throw std::invalid_argument where the chip's LDS has no room for any kernel, or there is none for what was asked.
+// Both throw std::invalid_argument where no kernel fits the chip's LDS, or where no kernel exists for a requested chunk
+// or segment count.
 ForwardPlan plan_forward(const MlstmShape&, const Chip&);
 BackwardPlan plan_backward(const MlstmShape&, const Chip&);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From plans to launches: the walks, compiled once per dtype (chunk_walk.hip).
+// Launches of the walks, whose kernels are compiled once per dtype (chunk_walk.hip).
 #pragma once
 
 #include "arch/launch.h"
@@ -9,17 +9,17 @@
 
 namespace xlstm::gpu::mlstm {
 
-// A walk, with what its segments need before. With before_last also the dots of that and dc_last.
+// Launches a walk, and before it the states of its segments. With state_before_last also <dc_last, state_before_last>.
 template <class E>
 void launch_walk(const WalkPlan&, const Chip&, const WalkParams&, const float* dc_last, float* dots, Stream);
 
-// The same for bfloat16 where the plan says Schedule::hopper, in a library for CUDA.
-// scoring: of a walk that makes its scores, where the plan says so; else null.
+// The same for bfloat16 where the plan says Schedule::hopper, in a library for CUDA. scoring: for a walk that makes its
+// scores, where the plan says so; else null.
 void launch_walk_hopper(const WalkPlan&, const WalkParams&, const ScoringParams* scoring, const float* dc_last,
                         float* dots, Stream);
 template <bool kBackward>
 void launch_scores_hopper(const ScoreParams&, Stream);
-// What such a walk needs of the gates: measures, factors, decays.
-void launch_measures_hopper(const ScoreParams&, float* measures, Stream);
+// The gate terms, factors and decays that such a walk reads.
+void launch_gate_terms_hopper(const ScoreParams&, float* gate_terms, Stream);
 
 }  // namespace xlstm::gpu::mlstm

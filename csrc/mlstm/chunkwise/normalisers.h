@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is small beside the walks: the vectors n and dn before each chunk, the normaliser of every token, and the states
-// between segments.
+// The small kernels around the walks: scans of the vectors n and dn over chunks, the normaliser of every token, and the
+// scan of the states over segments.
 #pragma once
 
 #include "mlstm/chunkwise/chunk_walk_shape.h"
@@ -10,23 +10,23 @@ namespace xlstm::gpu::mlstm {
 
 constexpr int kVectorColumns = 32, kVectorSpans = 8, kVectorThreads = kVectorColumns * kVectorSpans;
 
-// In place: what each chunk adds becomes the vector before the chunk, in the walk's direction. Latency binds: eight
-// groups of threads have a span of chunks each, find out what their span does, and go over it again.
+// In-place scan over chunks: what each chunk adds is replaced by the vector before the chunk, in the walk's direction.
+// Latency binds: eight groups of threads have a span of chunks each, reduce their span, and process it a second time.
 template <int>
-__global__ __launch_bounds__(kVectorThreads) void scan_vectors(const VectorParams p) {
+__global__ __launch_bounds__(kVectorThreads) void scan_normaliser_states(const VectorParams p) {
   __shared__ float sums[kVectorThreads], decays[kVectorThreads];
-  const int pieces = (p.columns + kVectorColumns - 1) / kVectorColumns;
-  const Head h = head_of(p.where, blockIdx.x / pieces);
+  const int column_blocks = (p.columns + kVectorColumns - 1) / kVectorColumns;
+  const Head h = head_of(p.where, blockIdx.x / column_blocks);
   const int lane = threadIdx.x % kVectorColumns, span = threadIdx.x / kVectorColumns;
-  const int column = blockIdx.x % pieces * kVectorColumns + lane;
+  const int column = blockIdx.x % column_blocks * kVectorColumns + lane;
   const bool inside = column < p.columns;
   const int64_t chunks = (h.end - h.begin + p.where.chunk - 1) / p.where.chunk;
   const int64_t each = (chunks + kVectorSpans - 1) / kVectorSpans, begin = span * each;
   const int64_t end = begin + each < chunks ? begin + each : chunks;
   const int64_t first = h.row * p.where.slots + h.slot;
 
-  // f(slot, what it adds, its decay), in order; several chunks are read at a time.
-  const auto go = [&](auto&& f) {
+  // Calls f(slot, what the chunk adds, its decay) in order; kAhead chunks are loaded at a time.
+  const auto each_chunk = [&](auto&& f) {
     constexpr int kAhead = 8;
     for (int64_t n0 = begin; n0 < end; n0 += kAhead) {
       float added[kAhead], decay[kAhead];
@@ -34,27 +34,27 @@ __global__ __launch_bounds__(kVectorThreads) void scan_vectors(const VectorParam
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
         slot[j] = first + (p.reverse ? chunks - 1 - (n0 + j) : n0 + j);
-        const bool there = n0 + j < end;
-        added[j] = there && inside ? p.vectors[slot[j] * p.columns + column] : 0.0f;
-        decay[j] = there ? p.decay[slot[j]] : 1.0f;
+        const bool exists = n0 + j < end;
+        added[j] = exists && inside ? p.vectors[slot[j] * p.columns + column] : 0.0f;
+        decay[j] = exists ? p.decay[slot[j]] : 1.0f;
       }
 #pragma unroll
       for (int j = 0; j < kAhead; ++j)
         if (n0 + j < end) f(slot[j], added[j], decay[j]);
     }
   };
-  float sum = 0, whole = 1;
-  go([&](int64_t, float added, float decay) {
+  float sum = 0, total_decay = 1;
+  each_chunk([&](int64_t, float added, float decay) {
     sum = decay * sum + added;
-    whole *= decay;
+    total_decay *= decay;
   });
   sums[threadIdx.x] = sum;
-  decays[threadIdx.x] = whole;
+  decays[threadIdx.x] = total_decay;
   __syncthreads();
   const int64_t state = int64_t(h.state) * p.columns + column;
   float now = p.initial && inside ? p.initial[state] : 0.0f;
   for (int j = 0; j < span; ++j) now = decays[j * kVectorColumns + lane] * now + sums[j * kVectorColumns + lane];
-  go([&](int64_t slot, float added, float decay) {
+  each_chunk([&](int64_t slot, float added, float decay) {
     if (inside) p.vectors[slot * p.columns + column] = now;
     now = decay * now + added;
   });
@@ -63,12 +63,12 @@ __global__ __launch_bounds__(kVectorThreads) void scan_vectors(const VectorParam
 
 constexpr int kNormaliserThreads = 256;
 
-// l = s q n + row sums of the scores, and 1 / N. A block has a chunk, sixteen lanes every sixteenth token of it: a
-// piece of n is read once for all of them.
+// l = s q n + row sums of the scores, and 1 / N. A block has one chunk; sixteen lanes have every sixteenth token of it,
+// so that a vector of n is read once for all of them.
 template <class E>
 __global__ __launch_bounds__(kNormaliserThreads) void normalisers(const NormaliserParams p) {
   constexpr int n = kVec16Elements<E>, kLanes = 16, kGroups = kNormaliserThreads / kLanes;
-  constexpr int kTokens = kMostChunk / kGroups;  // of a group, at most
+  constexpr int kTokens = kMaxChunk / kGroups;  // tokens of a lane group, at most
   Head h;
   int64_t chunk;
   if (!head_at(p.where, blockIdx.x / p.where.slots, blockIdx.x % p.where.slots, h, chunk)) return;
@@ -78,43 +78,42 @@ __global__ __launch_bounds__(kNormaliserThreads) void normalisers(const Normalis
   const float* vector = p.n + c.slot * columns;
   float dot[kTokens] = {};
   for (int column = lane * n; column < columns; column += kLanes * n) {
-    float of_n[n];
+    float n_values[n];
 #pragma unroll
-    for (int j = 0; j < n; ++j) of_n[j] = column + j < columns ? vector[column + j] : 0.0f;
+    for (int j = 0; j < n; ++j) n_values[j] = column + j < columns ? vector[column + j] : 0.0f;
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
       if (i * kGroups >= p.where.chunk) break;
       const int t = first + i * kGroups;
       const Vec16 x = q.piece(c.t0 + t, column, t < c.valid);
 #pragma unroll
-      for (int j = 0; j < n; ++j) dot[i] += element<E>(x, j) * of_n[j];
+      for (int j = 0; j < n; ++j) dot[i] += element<E>(x, j) * n_values[j];
     }
   }
-  float mine = 0;  // of the token that this lane finishes
+  float lane_dot = 0;  // dot of the token that this lane writes
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
     if (i * kGroups >= p.where.chunk) break;
 #pragma unroll
     for (int mask = kLanes / 2; mask > 0; mask /= 2) dot[i] += shuffle_xor(dot[i], mask);
-    if (lane == i) mine = dot[i];
+    if (lane == i) lane_dot = dot[i];
   }
   const int t = first + lane * kGroups;
   if (t >= p.where.chunk) return;
-  float& gain = p.factors[factor_at(c.slot, kGain, t, p.where.chunk)];
+  float& inverse_n = p.factors[factor_at(c.slot, kInverseN, t, p.where.chunk)];
   if (t >= c.valid) {
-    gain = 0;
+    inverse_n = 0;
     return;
   }
   const int64_t at = c.slot * p.where.chunk + t;
-  const float l = p.factors[factor_at(c.slot, kInter, t, p.where.chunk)] * mine + p.row_sums[at];
-  gain = float(1 / normaliser(p.normalize, l, p.m[at], p.eps));
+  const float l = p.factors[factor_at(c.slot, kInter, t, p.where.chunk)] * lane_dot + p.row_sums[at];
+  inverse_n = float(1 / normaliser(p.normalize, l, p.m[at], p.eps));
   if (p.l) p.l[h.row * p.where.length + c.t0 + t] = l;
 }
 
-// Where a walk keeps its state: which element is the rth accumulator of this thread, in a block that has the walk's
-// shape.
+// The layout of a walk's state: which element is the rth accumulator of this thread, in a block of the walk's shape.
 template <class E, int kRows, int kChunk>
-struct WalkState {
+struct WalkStateLayout {
   static constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kRows, kChunk);
   static constexpr int kThreads = kShape.threads, kRegisters = kRows * kShape.y_tile / kThreads, kSliceRows = kRows;
 
@@ -128,15 +127,15 @@ struct WalkState {
   }
 };
 
-constexpr int kAhead = 4;        // segments that are read at a time
-constexpr int kScannedEach = 4;  // accumulators of a thread, all on their way together
+constexpr int kAhead = 4;        // segments that are loaded at a time
+constexpr int kScannedEach = 4;  // accumulators of a thread, all of whose loads are in flight together
 
-// Each segment's decay, the product of its chunks', by one wave; how many there are beside the last, whose state is
-// nobody's.
+// Computes each segment's decay, the product of its chunks' decays, by one wave each. Returns the number of segments
+// without the last one, whose final state no segment reads.
 template <int kThreads>
-XLSTM_DEVICE int decays_of_segments(const ScanParams& p, int64_t state, float* decays) {
-  const Segment whole = segment_of(p.where, state, 0, p.segment_chunks, p.reverse);
-  const int64_t chunks = (whole.end - whole.begin + p.where.chunk - 1) / p.where.chunk;
+XLSTM_DEVICE int compute_segment_decays(const ScanParams& p, int64_t state, float* decays) {
+  const Segment sequence = segment_of(p.where, state, 0, p.segment_chunks, p.reverse);
+  const int64_t chunks = (sequence.end - sequence.begin + p.where.chunk - 1) / p.where.chunk;
   const int count = int((chunks + p.segment_chunks - 1) / p.segment_chunks) - 1;
   for (int order = wave_id(); order < count; order += kThreads / kWave) {
     const Segment g = segment_of(p.where, state, order, p.segment_chunks, p.reverse);
@@ -150,18 +149,18 @@ XLSTM_DEVICE int decays_of_segments(const ScanParams& p, int64_t state, float* d
   return count;
 }
 
-// `between` holds what each segment alone adds to the state; afterwards the state after each segment. A block has a few
-// accumulators of every thread of one tile.
+// segment_states holds what each segment adds to the state; afterwards it holds the state after each segment. A block
+// has kScannedEach accumulators of every thread of one tile.
 template <class State>
-XLSTM_DEVICE void scan_between(const ScanParams& p) {
+XLSTM_DEVICE void scan_tile_over_segments(const ScanParams& p) {
   constexpr int kThreads = State::kThreads, kRegisters = State::kRegisters, kParts = kRegisters / kScannedEach;
   static_assert(kRegisters % kScannedEach == 0);
   const int first = blockIdx.x % kParts * kScannedEach, tile = blockIdx.x / kParts % p.tiles;
   const int64_t state = blockIdx.x / kParts / p.tiles;
-  __shared__ float decays[kMostSegments];
-  const int count = decays_of_segments<kThreads>(p, state, decays);
+  __shared__ float decays[kMaxSegments];
+  const int count = compute_segment_decays<kThreads>(p, state, decays);
   const int64_t stride = int64_t(p.tiles) * kRegisters * kThreads;
-  float* const after = p.between + (state * (p.segments - 1) * p.tiles + tile) * int64_t(kRegisters * kThreads) +
+  float* const after = p.segment_states + (state * (p.segments - 1) * p.tiles + tile) * int64_t(kRegisters * kThreads) +
                        first * kThreads + threadIdx.x;
   float now[kScannedEach];
 #pragma unroll
@@ -186,24 +185,26 @@ XLSTM_DEVICE void scan_between(const ScanParams& p) {
   }
 }
 
-// The same of a vector of x's columns, (N NH, segments - 1, room); initial as state_in, or null. A block has one
-// state's.
+// The same scan for a vector of x's columns, stored as (N NH, segments - 1, stride). initial: as state_in, or null. A
+// block has one head of one sequence.
 template <int kThreads>
-XLSTM_DEVICE void scan_vector_between(const ScanParams& p, int64_t state, float* between, const float* initial,
-                                      int room) {
-  __shared__ float decays[kMostSegments];
-  const int count = decays_of_segments<kThreads>(p, state, decays);
+XLSTM_DEVICE void scan_vector_over_segments(const ScanParams& p, int64_t state, float* segment_vectors,
+                                            const float* initial, int stride) {
+  __shared__ float decays[kMaxSegments];
+  const int count = compute_segment_decays<kThreads>(p, state, decays);
   for (int x = threadIdx.x; x < p.x_columns; x += kThreads) {
     float now = initial ? initial[state * p.x_columns + x] : 0.0f;
-    float* const after = between + state * (p.segments - 1) * room + x;
-    for (int order = 0; order < count; ++order) after[order * room] = now = decays[order] * now + after[order * room];
+    float* const after = segment_vectors + state * (p.segments - 1) * stride + x;
+    for (int order = 0; order < count; ++order)
+      after[order * stride] = now = decays[order] * now + after[order * stride];
   }
 }
 
 template <class E, int kRows, int kChunk>
-__global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads) void scan_segments(
+__global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads) void scan_segment_states(
     const ScanParams p) {
-  if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) scan_between<WalkState<E, kRows, kChunk>>(p);
+  if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk))
+    scan_tile_over_segments<WalkStateLayout<E, kRows, kChunk>>(p);
 }
 
 // <dc_last, state before the last chunk> of one slice of one tile.
@@ -213,13 +214,13 @@ XLSTM_DEVICE void dot_tile(const StateDotParams& p) {
   __shared__ float sums[kThreads / kWave];
   const int parts = p.tiles * p.slices, part = blockIdx.x % parts;
   const int64_t state = blockIdx.x / parts;
-  const float* from = p.before_last + (state * parts + part) * (kRegisters * kThreads) + threadIdx.x;
-  const float* with = p.dc_last + state * int64_t(p.x_columns) * p.y_columns;
+  const float* from = p.state_before_last + (state * parts + part) * (kRegisters * kThreads) + threadIdx.x;
+  const float* dc = p.dc_last + state * int64_t(p.x_columns) * p.y_columns;
   float sum = 0;
   for (int r = 0; r < kRegisters; ++r) {
     auto [x, y] = State::position(r, part / p.slices);
     x += part % p.slices * State::kSliceRows;
-    if (x < p.x_columns && y < p.y_columns) sum += with[x * p.state_x + y * p.state_y] * from[r * kThreads];
+    if (x < p.x_columns && y < p.y_columns) sum += dc[x * p.state_x + y * p.state_y] * from[r * kThreads];
   }
   for (int mask = kWave / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
   if (lane_id() == 0) sums[wave_id()] = sum;
@@ -230,9 +231,9 @@ XLSTM_DEVICE void dot_tile(const StateDotParams& p) {
 }
 
 template <class E, int kRows, int kChunk>
-__global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads) void dot_states(
+__global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads) void dot_last_states(
     const StateDotParams p) {
-  if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) dot_tile<WalkState<E, kRows, kChunk>>(p);
+  if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) dot_tile<WalkStateLayout<E, kRows, kChunk>>(p);
 }
 
 }  // namespace xlstm::gpu::mlstm

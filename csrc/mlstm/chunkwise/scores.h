@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scores of every chunk, all at once, and what the gates say about its tokens:
-//     forward    s (q k) D, row sums of it, and what the chunk adds to n
-//     backward   s (q k) D / N and dS = s / N (dh v + dl N) D, what the chunk adds to n and dn, and dS's diagonal
-//                apart: both dq and dk have it, and without it their products with q and k are what flows across a
-//                token
-// with D_ts = e^(b_t - m_t + i_s - b_s), s <= t. The walks (chunk_walk.h) read them once per block; made here, each
-// product and each exp is made once per head.
+// The scores of every chunk, all chunks in parallel, and the gate factors of their tokens:
+//     forward    s (q k) D, its row sums, and what the chunk adds to n
+//     backward   s (q k) D / N and dS = s / N (dh v + dl N) D, what the chunk adds to n and dn. The diagonal of dS is
+//                stored apart: dq and dk both need it, and without the diagonal the products of dq with q and of dk
+//                with k are the flows across a token (gate_gradients.h).
+// with D_ts = e^(b_t - m_t + i_s - b_s), s <= t. Each block of a walk (chunk_walk.h) reads the scores. Because this
+// kernel computes them, each product and each exponential is computed once per head.
 //
-// Who owns what: a block of four waves has one chunk of one head. Its products q k^T (and dh v^T) are summed over
-// slices of 64 features, in strips of the lower triangle that the waves share out; then the block goes over the chunk's
-// pairs of tokens by rows. Exponents are sums of two floats each, high and low, from double: where b is -3000, a
-// float's difference of two b would be wrong in the fourth digit.
+// Who owns what: a block of four waves has one chunk of one head. The products q k^T (and dh v^T) are summed over
+// slices of 64 features, in strips of the lower triangle that are distributed over the waves; then the block processes
+// the chunk's pairs of tokens row by row. Exponents are sums of two floats each, high and low, computed from double:
+// where b is -3000, a float difference of two b has an error in the fourth digit.
 //
-// Floor: L (DHQK + DHHV) flops a token, L bytes or 2 L bytes a token written beside q, k, v, h, dh read. The reads
-// bind.
+// Floor: L (DHQK + DHHV) flops a token, and L bytes (backward: 2 L bytes) a token written, in addition to reading q, k
+// and, in backward, v, h, dh. The reads bind.
 #pragma once
 
 #include "mlstm/chunkwise/chunk_walk_shape.h"
@@ -29,7 +29,7 @@ struct Scores {
   using StageSlice = Stage<E, kChunk, kSliceColumns, false, kThreads>;
   using SliceTile = typename StageSlice::Storage;
 
-  // Strips with a pair s <= t, and how many a wave has at most.
+  // Whether a strip has a pair s <= t, the number of such strips, and the largest number of strips of a wave.
   static constexpr bool reached(int ts, int cs) { return cs * kStripColumns < (ts + 1) * kStepRows; }
   static constexpr int strips() {
     int n = 0;
@@ -37,13 +37,13 @@ struct Scores {
       for (int cs = 0; cs < kColumnStrips; ++cs) n += reached(ts, cs);
     return n;
   }
-  static constexpr int kMine = (strips() + kWaves - 1) / kWaves;
+  static constexpr int kWaveStrips = (strips() + kWaves - 1) / kWaves;
 
   const ScoreParams& p;
   Chunk c;
   char* lds;
   ChunkGates<kChunk>* gates;
-  int strip_row[kMine], strip_column[kMine];  // -1: none
+  int strip_row[kWaveStrips], strip_column[kWaveStrips];  // -1: no strip
 
   static_assert(sizeof(ChunkGates<kChunk>) == 32 * kChunk + 40);
 
@@ -51,7 +51,7 @@ struct Scores {
     gates = reinterpret_cast<ChunkGates<kChunk>*>(lds + scores_lds_bytes(kFamily, sizeof(E), kChunk, kBackward) -
                                                   int(sizeof(ChunkGates<kChunk>)));
     int n = 0;
-    for (int j = 0; j < kMine; ++j) strip_row[j] = strip_column[j] = -1;
+    for (int j = 0; j < kWaveStrips; ++j) strip_row[j] = strip_column[j] = -1;
 #pragma unroll
     for (int ts = 0; ts < kRowStrips; ++ts)
 #pragma unroll
@@ -88,10 +88,10 @@ struct Scores {
     return {reinterpret_cast<E*>(lds + (buffer * 2 + which) * SliceTile::kBytes)};
   }
 
-  // sum over features of row t of `left` times row s of `right`; between(left slice, right slice, first column) sees
-  // each slice.
+  // sum[t][s] = row t of `left` times row s of `right`, summed over features. on_slice(left slice, right slice, first
+  // column) is called for each slice in LDS.
   template <class F>
-  XLSTM_DEVICE void multiply_rows(Strip<E> (&sum)[kMine], const Tokens& left, const Tokens& right, F&& between) {
+  XLSTM_DEVICE void multiply_rows(Strip<E> (&sum)[kWaveStrips], const Tokens& left, const Tokens& right, F&& on_slice) {
     TokenRows<E> l = rows<E>(left, c.head), r = rows<E>(right, c.head);
     const int columns = left.columns, slices = (columns + kSliceColumns - 1) / kSliceColumns;
     StageSlice stage_l, stage_r;
@@ -103,7 +103,7 @@ struct Scores {
       l.columns -= kSliceColumns, r.columns -= kSliceColumns;
     };
 #pragma unroll
-    for (int j = 0; j < kMine; ++j) sum[j].zero();
+    for (int j = 0; j < kWaveStrips; ++j) sum[j].zero();
     fetch(0);
     for (int n = 0; n < slices; ++n) {
       const SliceTile lt = slice(n % kBuffers, 0), rt = slice(n % kBuffers, 1);
@@ -113,40 +113,41 @@ struct Scores {
       });
       fetch(n + 1);
 #pragma unroll
-      for (int j = 0; j < kMine; ++j)
+      for (int j = 0; j < kWaveStrips; ++j)
         if (strip_row[j] >= 0)
 #pragma unroll
           for (int k = 0; k < kSliceColumns; k += kStep<E>)
             multiply(sum[j], load_stream<true, E>(lt, strip_row[j] * kStepRows, k),
                      load_chain_along<E>(rt, strip_column[j] * kStripColumns, k));
-      between(lt, rt, n * kSliceColumns);
+      on_slice(lt, rt, n * kSliceColumns);
     }
-    __syncthreads();  // the next products, or the pairs, take this memory
+    __syncthreads();  // the next products, or the pairs, reuse this memory
   }
 
-  // vector[column] = sum over tokens of weight row: 64 threads have a column each.
-  XLSTM_DEVICE void add_rows(const SliceTile& tile, const float* weight, float* vector, int first, int columns) {
+  // vector[column] = sum over tokens of weight times the token's row. 64 threads have a column each.
+  XLSTM_DEVICE void sum_weighted_rows(const SliceTile& tile, const float* weight, float* vector, int first,
+                                      int columns) {
     const int column = threadIdx.x % kSliceColumns;
     float sum = 0;
     for (int t = 0; t < kChunk; ++t) sum += weight[t] * to_float(*tile.at(t, column));
     if (first + column < columns) vector[c.slot * columns + first + column] = sum;
   }
 
-  XLSTM_DEVICE void spread(const Strip<E> (&sum)[kMine], float* products) {
+  XLSTM_DEVICE void store_products(const Strip<E> (&sum)[kWaveStrips], float* qk_products) {
 #pragma unroll
-    for (int j = 0; j < kMine; ++j)
+    for (int j = 0; j < kWaveStrips; ++j)
       if (strip_row[j] >= 0)
 #pragma unroll
         for (int r = 0; r < Strip<E>::kRegisters; ++r) {
           const StripPosition at = Strip<E>::position(r);
-          products[(strip_row[j] * kStepRows + at.row) * kStride + strip_column[j] * kStripColumns + at.column] =
+          qk_products[(strip_row[j] * kStepRows + at.row) * kStride + strip_column[j] * kStripColumns + at.column] =
               sum[j].value[r];
         }
   }
 
-  // The chunk's pairs, a piece of a row at a time. In backward each product makes room for the pair's flow: that of dS
-  // as it is in `dhv`, that of dS as it is rounded for the walks in `qk`.
-  XLSTM_DEVICE void weigh_pairs(float* qk, float* dhv) {
+  // Scores (and dS) of the chunk's pairs, 16 bytes of a row at a time. In backward each product is overwritten by the
+  // pair's flow: `dhv` gets the flow of dS in float, `qk` that of dS as the walks read it, rounded.
+  XLSTM_DEVICE void score_pairs(float* qk, float* dhv) {
     const ChunkGates<kChunk>& g = *gates;
     constexpr int n = kVec16Elements<E>, kLanes = kChunk / n;
     for (int t = threadIdx.x / kLanes; t < kChunk; t += kThreads / kLanes) {
@@ -162,16 +163,16 @@ struct Scores {
           const float d = decay(g.row_high[t], g.row_low[t], g.column_high[s], g.column_low[s]);
           const float product = qk[t * kStride + s];
           if constexpr (kBackward) {
-            score[j] = g.over_n[t] * product * d;
-            const float x = g.over_n[t] * (dhv[t * kStride + s] + g.dl_n[t]) * d;
+            score[j] = g.scale_over_n[t] * product * d;
+            const float x = g.scale_over_n[t] * (dhv[t * kStride + s] + g.dl_n[t]) * d;
             if (s < t) {
               d_score[j] = x;
               flow = x * product;
               walk_flow = to_float(from_float<E>(x)) * product;
               sum += walk_flow;
             } else {
-              p.factors[factor_at(c.slot, kSelf, t, kChunk)] = x;
-              p.own[in_slots(t)] = x * product;
+              p.factors[factor_at(c.slot, kDiagonal, t, kChunk)] = x;
+              p.diagonal_flow[in_slots(t)] = x * product;
             }
           } else {
             score[j] = float(p.scale) * product * d;
@@ -184,20 +185,20 @@ struct Scores {
         }
       }
       const TokenRows<E> to = {static_cast<const E*>(p.scores) + c.slot * kChunk * kChunk, kChunk, kChunk, true};
-      store_piece(to, t, first, score);
+      store_vec16(to, t, first, score);
       if constexpr (kBackward) {
         const TokenRows<E> d_to = {static_cast<const E*>(p.d_scores) + c.slot * kChunk * kChunk, kChunk, kChunk, true};
-        store_piece(d_to, t, first, d_score);
+        store_vec16(d_to, t, first, d_score);
       }
 #pragma unroll
       for (int mask = kLanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-      if (first == 0) (kBackward ? p.walk_reaching : p.l)[in_slots(t)] = sum;
+      if (first == 0) (kBackward ? p.walk_reaching : p.row_sums)[in_slots(t)] = sum;
     }
     if (kBackward && threadIdx.x < kChunk && int(threadIdx.x) >= c.valid)
-      p.factors[factor_at(c.slot, kSelf, threadIdx.x, kChunk)] = p.own[in_slots(threadIdx.x)] = 0;
+      p.factors[factor_at(c.slot, kDiagonal, threadIdx.x, kChunk)] = p.diagonal_flow[in_slots(threadIdx.x)] = 0;
   }
 
-  // Sums of the pairs' flows: no differences, so that where the gates let nothing through, nothing is left.
+  // Sums of the pairs' flows. No differences are taken, so that where the gates let nothing through, the sums are zero.
   XLSTM_DEVICE void sum_flows(const float* walk_flow, float* flow) {
     const int j = threadIdx.x;
     float leaving = 0, walk_leaving = 0, across = 0;
@@ -208,7 +209,7 @@ struct Scores {
       }
     }
     __syncthreads();
-    if (j < kChunk) {  // row j: from all before a token
+    if (j < kChunk) {  // row j becomes its exclusive prefix sums over s
       float before = 0;
       for (int s = 0; s < kChunk; ++s) {
         const float x = flow[j * kStride + s];
@@ -225,33 +226,33 @@ struct Scores {
   }
 
   XLSTM_DEVICE void run() {
-    Strip<E> dhv[kMine], qk[kMine];
-    if constexpr (kBackward) dot_outputs();  // there to read after the sync
+    Strip<E> dhv[kWaveStrips], qk[kWaveStrips];
+    if constexpr (kBackward) dot_outputs();  // visible after the next __syncthreads()
     const int t = threadIdx.x;
-    const TokenMeasure kept = measure_gates<kBackward>(p, c, *gates, t, [] { __syncthreads(); });
+    const TokenFactors factors = compute_gate_factors<kBackward>(p, c, *gates, t, [] { __syncthreads(); });
     if constexpr (kBackward)
-      if (t < kChunk) measure_gradient(p, c, *gates, t, kept, gates->dl_n[t]);
+      if (t < kChunk) compute_gradient_factors(p, c, *gates, t, factors, gates->dl_n[t]);
     __syncthreads();
     if constexpr (kBackward) multiply_rows(dhv, p.dh, p.v, [](auto&&...) {});
     multiply_rows(qk, p.q, p.k, [&](const SliceTile& q, const SliceTile& k, int first) {
-      if (threadIdx.x / kSliceColumns == 0) add_rows(k, gates->into, p.keys, first, p.q.columns);
+      if (threadIdx.x / kSliceColumns == 0) sum_weighted_rows(k, gates->into, p.chunk_n, first, p.q.columns);
       if constexpr (kBackward)
-        if (threadIdx.x / kSliceColumns == 1) add_rows(q, gates->dl_inter, p.queries, first, p.q.columns);
+        if (threadIdx.x / kSliceColumns == 1) sum_weighted_rows(q, gates->dl_inter, p.chunk_dn, first, p.q.columns);
     });
-    float *products = reinterpret_cast<float*>(lds), *more = products + kChunk * kStride;
-    spread(qk, products);
-    if constexpr (kBackward) spread(dhv, more);
+    float *qk_products = reinterpret_cast<float*>(lds), *dhv_products = qk_products + kChunk * kStride;
+    store_products(qk, qk_products);
+    if constexpr (kBackward) store_products(dhv, dhv_products);
     __syncthreads();
-    weigh_pairs(products, more);
+    score_pairs(qk_products, dhv_products);
     if constexpr (kBackward) {
       __syncthreads();
-      sum_flows(products, more);
+      sum_flows(qk_products, dhv_products);
     }
   }
 };
 
 template <class E, int kChunk, bool kBackward>
-__global__ __launch_bounds__(scores_threads(kFamily)) void scores(const ScoreParams p) {
+__global__ __launch_bounds__(scores_threads(kFamily)) void chunk_scores(const ScoreParams p) {
   if constexpr (has_scores(kFamily, sizeof(E), kChunk)) {
     extern __shared__ __align__(128) char lds[];
     Head head;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU kernels of the mLSTM as the C API calls them: a plan, workspace and a stream in, launches out. Nothing waits,
-// allocates or reads the device. A launch that fails throws std::runtime_error.
+// The mLSTM's GPU kernels as the C API calls them. Each function takes a plan, a workspace and a stream and enqueues
+// launches. No function waits, allocates or reads device memory. A launch that fails throws std::runtime_error.
 #pragma once
 
 #include <cstddef>
@@ -10,19 +10,20 @@
 
 namespace xlstm::gpu::mlstm {
 
-// Whether a token's columns are whole pieces of 16 bytes, at multiples of 16. Pieces within a chunk are found by 32-bit
-// offsets.
-inline bool whole_rows(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& in) {
+// Whether the rows of x are aligned: each token's columns are a multiple of 16 bytes and begin at a multiple of 16
+// bytes. Offsets within a chunk are 32-bit.
+inline bool rows_aligned16(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& in) {
   const int64_t bytes = element_bytes(x), sizes[] = {in.batch, in.heads, in.length};
-  bool whole = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && columns * bytes % 16 == 0 && x.stride[2] >= 0 &&
-               x.stride[2] * bytes < int64_t(1) << 26;
-  for (int axis = 0; axis < 3; ++axis) whole = whole && (sizes[axis] == 1 || x.stride[axis] * bytes % 16 == 0);
-  return whole;
+  bool aligned = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && columns * bytes % 16 == 0 && x.stride[2] >= 0 &&
+                 x.stride[2] * bytes < int64_t(1) << 26;
+  for (int axis = 0; axis < 3; ++axis) aligned = aligned && (sizes[axis] == 1 || x.stride[axis] * bytes % 16 == 0);
+  return aligned;
 }
 
-// Whether bulk copies can take it: bfloat16, whole rows, and strides that go forward.
+// Whether TMA can load x: bfloat16, aligned rows, and positive strides.
 inline bool has_panels(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& in) {
-  return x.dtype == XLSTM_BFLOAT16 && goes_forward(x, {in.batch, in.heads, in.length}) && whole_rows(x, columns, in);
+  return x.dtype == XLSTM_BFLOAT16 && goes_forward(x, {in.batch, in.heads, in.length}) &&
+         rows_aligned16(x, columns, in);
 }
 
 size_t chunkwise_workspace(const xlstm_mlstm_forward&, const ForwardPlan&);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the GPU kernels of the mLSTM are given: PODs by value. Tokens of a head are addressed in two ways: as the
-// caller's tensors lie, by strides, and in workspace as (row, slot, token of the chunk), where row = batch NH + head
-// and a slot holds one chunk. A packed row holds several sequences; sequence n has slots from cu_seqlens[n] / L + n on,
-// which are enough for any lengths, so that nothing needs to be read on the host.
+// Parameters of the mLSTM's GPU kernels: PODs that a launch passes by value. Tokens of a head are addressed in two
+// ways. The caller's tensors are addressed by strides. Workspace is addressed as (row, slot, token of the chunk): row =
+// batch NH + head, and a slot holds one chunk. A packed row holds several sequences. Sequence n has the slots from
+// cu_seqlens[n] / L + n on. These slots suffice for any lengths, so the host never reads cu_seqlens.
 #pragma once
 
 #include <stdint.h>
@@ -10,38 +10,38 @@
 namespace xlstm::gpu::mlstm {
 
 struct Sequences {
-  const int64_t* cu_seqlens;  // on the device, sequences + 1, or null
+  const int64_t* cu_seqlens;  // on the device, sequences + 1 numbers, or null
   int64_t length, heads, sequences, rows, slots;
   int chunk;
 };
 
-// (B, NH, S, columns), or (B, NH, S) with columns 1. element: its dtype as in xlstm_dtype, where it may differ from
-// q's.
+// A tensor (B, NH, S, columns), or (B, NH, S) with columns = 1. element: the dtype as in xlstm_dtype, which may differ
+// from q's.
 struct Tokens {
   void* data;
   int64_t stride[3];
   int columns;
   int element;
-  bool whole;  // rows are whole pieces of 16 bytes, at multiples of 16
+  bool is_aligned16;  // each row is a multiple of 16 bytes and begins at a multiple of 16 bytes
 };
 
 struct GateParams {
   Sequences where;
   Tokens i, f;
-  const float* m_initial;  // (N, NH), or null
-  float* m_last;           // or null
-  double *sums, *mosts;    // (rows, slots): what a chunk does to m
-  double* m_before;        // (rows, slots)
+  const float* m_initial;      // (N, NH), or null
+  float* m_last;               // or null
+  double *lf_sums, *m_maxima;  // (rows, slots): what a chunk does to m, m' = max(m + lf_sum, m_max)
+  double* m_before;            // (rows, slots)
   bool sigmoid;
 };
 
-// Numbers per token that the walks read, side by side for each chunk, so that one copy brings them.
+// The factors of a token that the walks read. They are contiguous for each chunk, so one copy loads all of them.
 enum Factor {
-  kInter,          // s e^(b + m_before - m), in backward over N
-  kInto,           // e^(i - b + b_end - m_end)
-  kGain,           // forward: 1 / N
-  kAlong = kGain,  // backward: inter dl N
-  kSelf,           // the diagonal of dS
+  kInter,                // s e^(b + m_before - m), in backward over N
+  kInto,                 // e^(i - b + b_end - m_end): weight of k v^T in the state after the chunk
+  kInverseN,             // forward: 1 / N
+  kInterDl = kInverseN,  // backward: inter dl N
+  kDiagonal,             // diagonal of dS
   kFactors
 };
 
@@ -49,27 +49,29 @@ struct ScoreParams {
   Sequences where;
   Tokens q, k, i, f;
   const double* m_before;  // (rows, slots)
-  double* m;               // (rows, slots, L): after each token
+  double* m;               // (rows, slots, L): m after each token
   bool sigmoid, normalize, normalizer_grad;
   double eps, scale;
   void* scores;          // (rows, slots, L, L): s (q k) D; in backward over N
   float* factors;        // (rows, slots, Factor, L)
   float* decay;          // (rows, slots)
-  float* keys;           // (rows, slots, DHQK): sum of into k, what the chunk adds to n
-  float* l;              // forward: (rows, slots, L), row sums of the scores
-  Tokens v, h, dh;       // the rest: backward
+  float* chunk_n;        // (rows, slots, DHQK): sum of kInto k, which the chunk adds to n
+  float* row_sums;       // forward: (rows, slots, L), row sums of the scores
+  Tokens v, h, dh;       // from here on: backward only
   const float* l_saved;  // (rows, S)
   void* d_scores;        // s / N (dh v + dl N) D without the diagonal
-  float* own;            // its diagonal times q k
-  float* queries;        // (rows, slots, DHQK): sum of inter dl N q, what the chunk adds to dn
-  double* dm;            // what reaches m
-  float* reach;          // what is left of the chunk's first state at each token
-  // With G_ts = dS_ts q_t k_s, s < t, what flows inside the chunk: from the tokens before each to it and to those
-  // after; what leaves each token; and, from dS as the walks see it, rounded, what reaches and what leaves each.
+  float* diagonal_flow;  // the diagonal of dS times q k
+  float* chunk_dn;       // (rows, slots, DHQK): sum of inter dl N q, which the chunk adds to dn
+  double* dm;            // gradient of m at each token
+  float* state_share;    // share of the state before the chunk that is left at each token
+  // G_ts = dS_ts q_t k_s, s < t, is the flow of the pair (t, s): its part of the gradient of the forget gates between s
+  // and t (gate_gradients.h). Within the chunk: across, the flow from all tokens before each token to it and to all
+  // tokens after it; leaving, the flow from each token to later ones. walk_reaching and walk_leaving are the flows to
+  // and from each token that follow from dS as the walks read it, rounded to q's dtype.
   float *across, *leaving, *walk_reaching, *walk_leaving;
 };
 
-// Turns what each chunk adds to a vector into the vector before the chunk.
+// The scan over chunks turns what each chunk adds to a vector (n or dn) into the vector before the chunk.
 struct VectorParams {
   Sequences where;
   float* vectors;        // (rows, slots, columns)
@@ -86,54 +88,55 @@ struct NormaliserParams {
   const float *row_sums, *n;  // n before each chunk
   const double* m;
   float* l;        // (rows, S)
-  float* factors;  // kInter in, kGain out
+  float* factors;  // reads kInter, writes kInverseN
   double eps;
   bool normalize;
 };
 
-// Of a Hopper walk that makes scores, n and normalisers itself.
+// For a Hopper walk that computes scores, n and normalisers itself.
 struct ScoringParams {
-  const float* measures;   // (rows, slots, kMeasureFloats), chunk_walk_hopper_shape.h
-  const float* n_initial;  // (N, NH, DHQK), or null
-  float *n_last, *l;       // or null
-  float* n_between;        // (N NH, segments - 1, the kernel's rows), as WalkParams::between
+  const float* gate_terms;  // (rows, slots, kGateTermFloats), see chunk_walk_hopper_shape.h
+  const float* n_initial;   // (N, NH, DHQK), or null
+  float *n_last, *l;        // or null
+  float* segment_n;         // (N NH, segments - 1, the kernel's rows), as WalkParams::segment_states
   float scale, eps;
   bool normalize;
 };
 
 struct WalkParams {
   Sequences where;
-  Tokens a, x, y, out;   // out without data: states only
+  Tokens a, x, y, out;   // without out.data the walk computes states only
   const void* scores;    // (rows, slots, L, L)
   const float* factors;  // (rows, slots, Factor, L)
-  Factor inter, weight;  // what each token's row of a C, and its x y, is multiplied by
-  bool gained;           // the output is multiplied by kGain
+  Factor inter, weight;  // factors of each token's row of a C, and of its x y^T
+  bool divide_by_n;      // the output is multiplied by kInverseN
   const float* decay;    // (rows, slots)
-  const float* vector;   // (rows, slots, y's columns), or null: out += along vector
-  Factor along;
-  bool with_self;            // out += kSelf y
-  Tokens with;               // and dots += out with, before self is added; or without data
+  const float* vector;   // (rows, slots, y's columns), or null: out += vector_factor vector
+  Factor vector_factor;
+  bool add_diagonal;         // out += kDiagonal y
+  Tokens dot_with;           // dots += <out, dot_with>, before the diagonal term is added; or without data
   float* dots;               // (tiles of y, rows, slots, L)
   const float* state_in;     // (N, NH, DHQK, DHHV), or null
   float* state_out;          // or null
-  int64_t state_x, state_y;  // strides of x and y in those
-  float* before_last;        // (N NH, tiles, slices, accumulators): the state before the last chunk, or null
-  float* between;            // (N NH, segments - 1, tiles, accumulators): states between segments; with slices the
-                             // states themselves, (N NH, tiles, slices, accumulators); or null
+  int64_t state_x, state_y;  // strides of x and y in state_in and state_out
+  float* state_before_last;  // (N NH, tiles, slices, accumulators): the state before the last chunk, or null
+  float* segment_states;     // (N NH, segments - 1, tiles, accumulators): states between segments; for a walk in slices
+                             // the states themselves, (N NH, tiles, slices, accumulators); or null
   int segments, segment_chunks, tiles, slices;
-  bool reverse, alone;  // alone: from zero, each segment but the last, to `between`
+  bool reverse, states_only;  // states_only: each segment but the last begins with zeros and stores its final state in
+                              // segment_states
 };
 
-struct StateDotParams {  // <dc_last, before_last> of each tile
-  const float *before_last, *dc_last;
+struct StateDotParams {  // <dc_last, state_before_last> of each tile
+  const float *state_before_last, *dc_last;
   float* dots;  // (tiles, slices, N NH)
   int64_t states, state_x, state_y;
   int tiles, slices, x_columns, y_columns;
 };
 
-struct ScanParams {  // of `between`
+struct ScanParams {  // over segment_states
   Sequences where;
-  float* between;
+  float* segment_states;
   const float* decay;
   const float* state_in;
   int64_t state_x, state_y;
@@ -141,18 +144,20 @@ struct ScanParams {  // of `between`
   bool reverse;
 };
 
-constexpr int kBorderParts = 4;  // blocks for a tile of a state
-struct BorderParams {            // of backward's segments; states as `between` has them
+constexpr int kBorderParts = 4;  // blocks for one tile of a state
+struct BorderParams {            // at the borders between backward's segments; states are laid out as in
+                                 // WalkParams::segment_states
   Sequences where;
-  const float *c, *dc;          // of the walk for dq, and of the one for dk, which comes from the end
-  const float *keys, *queries;  // (rows, slots, DHQK): n before each chunk, dn behind it
-  double* flows;                // (N NH, segments - 1, tiles, kBorderParts)
+  const float *c,
+      *dc;  // segment states of the walk for dq, and of the walk for dk, which runs from the end to the beginning
+  const float *chunk_n, *chunk_dn;  // (rows, slots, DHQK): n before each chunk, dn after it
+  double* flows;                    // (N NH, segments - 1, tiles, kBorderParts)
   int segments, segment_chunks, tiles, tile_floats;
   int64_t dqk;
 };
 
-// The gates' gradients: gate_gradients.h has what is what. All per token arrays are (rows, slots, L), per chunk (rows,
-// slots).
+// The gates' gradients: gate_gradients.h defines the terms. Per-token arrays are (rows, slots, L), per-chunk arrays
+// (rows, slots).
 struct FlowParams {
   Sequences where;
   Tokens i, f, di, df;
@@ -160,18 +165,19 @@ struct FlowParams {
   const double* dm;
   const float *q_dots, *k_dots;  // (tiles, rows, slots, L)
   int q_tiles, k_tiles, state_tiles;
-  const float *reach, *factors, *own, *across, *leaving, *walk_reaching, *walk_leaving, *decay;
-  double *local, *noise_from, *noise_before;    // per token: squares of what tokens from it on reach with, and of
-                                                // what those before it enter with
-  double *reaching, *entering, *over, *moving;  // per chunk
-  double *reaching_noise, *entering_noise;      // per chunk: the same of all its tokens
-  double *behind, *spread, *correction;         // what reaches m from behind; see scan_flows
-  double* correction_behind;                    // the next chunk's
+  const float *state_share, *factors, *diagonal_flow, *across, *leaving, *walk_reaching, *walk_leaving, *decay;
+  double *local, *noise_from,
+      *noise_before;  // per token: squares of the flows that reach the token and later ones from before the chunk, and
+                      // squares of the flows that leave earlier tokens for after the chunk
+  double *reaching, *entering, *crossing, *dm_before;  // per chunk
+  double *reaching_noise, *entering_noise;             // per chunk: the same squares, over all tokens of the chunk
+  double *dm_after, *noise_since_known, *correction;   // gradient of m from later chunks; see scan_gate_flows
+  double* correction_after;                            // the correction of the next chunk
   int* stops;
   const float* state_dots;     // (state_tiles, N NH): <dC_last, C before the last chunk>, or null
   const double* border_flows;  // BorderParams::flows, or null
   int segments, segment_chunks;
-  const float *dn_last, *keys, *dm_last;
+  const float *dn_last, *chunk_n, *dm_last;
   const float *dc_initial, *dn_initial, *c_initial, *n_initial;
   float* dm_initial;
   int64_t dqk, dhv;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Heads, sequences, chunks and segments as a block of threads finds them.
+// Heads, sequences, chunks and segments, as a thread block looks them up.
 #pragma once
 
 #include "mlstm/gpu/params.h"
@@ -8,11 +8,11 @@
 
 namespace xlstm::gpu::mlstm {
 
-// One head of one sequence. Offsets that the caller gives are kept inside the row, whatever they are.
+// One head of one sequence. Offsets from the caller are clamped to the row, whatever they are.
 struct Head {
-  int state, batch, head, row;  // row = batch NH + head. A grid has a block for each: 32 bits hold them
+  int state, batch, head, row;  // row = batch NH + head. A grid has a block for each row, so 32 bits hold it
   int64_t begin, end;           // its tokens
-  int64_t slot;                 // its first chunk's
+  int64_t slot;                 // slot of its first chunk
 
   XLSTM_DEVICE int64_t slot_of(const Sequences& s, int64_t chunk) const { return row * s.slots + slot + chunk; }
   XLSTM_DEVICE int64_t in_slots(const Sequences& s, int64_t chunk) const { return slot_of(s, chunk) * s.chunk; }
@@ -36,10 +36,10 @@ XLSTM_DEVICE Head head_of(const Sequences& s, int64_t state) {
   return h;
 }
 
-// The head and the chunk that a slot of a row holds; false when it holds none.
+// Finds the head and the chunk that a slot of a row holds. Returns false for an empty slot.
 XLSTM_DEVICE bool head_at(const Sequences& s, int64_t row, int64_t slot, Head& h, int64_t& chunk) {
   int64_t sequence = 0;
-  if (s.cu_seqlens) {  // the last sequence whose slots begin here or before
+  if (s.cu_seqlens) {  // the last sequence whose slots begin at `slot` or before
     int64_t last = s.sequences - 1;
     while (sequence < last) {
       const int64_t middle = (sequence + last + 1) / 2;
@@ -59,8 +59,8 @@ XLSTM_DEVICE bool head_at(const Sequences& s, int64_t row, int64_t slot, Head& h
 // One chunk of one head.
 struct Chunk {
   Head head;
-  int64_t slot, t0;  // row slots + slot; first token
-  int valid;         // tokens
+  int64_t slot, t0;  // slot: row slots + slot; t0: first token
+  int valid;         // number of tokens
 
   XLSTM_DEVICE Chunk(const Sequences& s, const Head& h, int64_t chunk)
       : head(h), slot(h.slot_of(s, chunk)), t0(h.begin + chunk * s.chunk) {
@@ -68,41 +68,42 @@ struct Chunk {
   }
 };
 
-// The tokens of a chunk for a group of lanes: kEach that follow each other for each.
+// The tokens of a chunk for a group of kTokenLanes lanes: each lane has kEach consecutive tokens.
 constexpr int kTokenLanes = 32;
 template <int kEach>
 struct ChunkTokens {
   Head head;
-  int64_t chunk, first, slot, at;  // of the lane's first token; slot: in arrays of chunks; at: in arrays of tokens
-  int lane, here;                  // its place in the chunk
-  int count;                       // of the chunk's tokens that there are
+  int64_t chunk, first, slot,
+      at;  // first: the lane's first token; slot: index into per-chunk arrays; at: index into per-token arrays
+  int lane, first_in_chunk;  // first_in_chunk: the first token's index within the chunk
+  int count;                 // number of tokens in the chunk
   bool chunk_inside;
 
   XLSTM_DEVICE ChunkTokens(const Sequences& s, int chunks_per_block) {
     slot = int64_t(blockIdx.x) * chunks_per_block + threadIdx.x / kTokenLanes;
     lane = threadIdx.x % kTokenLanes;
-    here = lane * kEach;
+    first_in_chunk = lane * kEach;
     chunk_inside = slot < s.rows * s.slots && head_at(s, slot / s.slots, slot % s.slots, head, chunk);
     const int64_t begin = head.begin + chunk * s.chunk;
-    first = begin + here;
-    at = slot * s.chunk + here;
+    first = begin + first_in_chunk;
+    at = slot * s.chunk + first_in_chunk;
     count = !chunk_inside ? 0 : int(head.end - begin < s.chunk ? head.end - begin : s.chunk);
   }
-  XLSTM_DEVICE bool inside(int j) const { return here + j < count; }
+  XLSTM_DEVICE bool inside(int j) const { return first_in_chunk + j < count; }
 };
 
-// A factor of a token of a chunk.
+// Index of a token's factor in the array of factors.
 XLSTM_DEVICE int64_t factor_at(int64_t slot, Factor which, int token, int chunk) {
   return (slot * kFactors + which) * chunk + token;
 }
 
 struct Segment : Head {
-  int first_chunk, last_chunk;  // its chunks, the last one excluded
-  int place;  // in the walk's direction, twice, and one more for the last: AMD keeps a bool in two registers
+  int first_chunk, last_chunk;  // chunks [first_chunk, last_chunk)
+  int order_and_last;  // 2 order + is_last, order in the walk's direction: AMD's compiler keeps a bool in two registers
   bool empty;
 
-  XLSTM_DEVICE int order() const { return place / 2; }
-  XLSTM_DEVICE bool last() const { return place % 2; }
+  XLSTM_DEVICE int order() const { return order_and_last / 2; }
+  XLSTM_DEVICE bool last() const { return order_and_last % 2; }
 };
 
 XLSTM_DEVICE Segment segment_of(const Sequences& s, int64_t state, int order, int segment_chunks, bool reverse) {
@@ -112,7 +113,7 @@ XLSTM_DEVICE Segment segment_of(const Sequences& s, int64_t state, int order, in
   if (order >= count) return g;
   g.first_chunk = (reverse ? count - 1 - order : order) * segment_chunks;
   g.last_chunk = g.first_chunk + segment_chunks < chunks ? g.first_chunk + segment_chunks : chunks;
-  g.place = uniform(2 * order + int(order + 1 == count));
+  g.order_and_last = uniform(2 * order + int(order + 1 == count));
   g.empty = false;
   return g;
 }
@@ -120,11 +121,11 @@ XLSTM_DEVICE Segment segment_of(const Sequences& s, int64_t state, int order, in
 template <class E>
 XLSTM_DEVICE TokenRows<E> rows(const Tokens& x, const Head& h) {
   return {global(static_cast<const E*>(x.data)) + h.batch * x.stride[0] + h.head * x.stride[1], x.stride[2], x.columns,
-          x.whole};
+          x.is_aligned16};
 }
 
 template <class E, int n>
-XLSTM_DEVICE void store_piece(const TokenRows<E>& rows, int64_t token, int column, const float (&value)[n]) {
+XLSTM_DEVICE void store_vec16(const TokenRows<E>& rows, int64_t token, int column, const float (&value)[n]) {
   if (column >= rows.columns) return;
   E* to = const_cast<E*>(rows.data) + token * rows.stride + column;
   Vec16 p;
@@ -149,7 +150,7 @@ XLSTM_DEVICE void store_piece(const TokenRows<E>& rows, int64_t token, int colum
   }
 }
 
-// A gate: one number a token, in q's dtype or float.
+// A gate is one number a token, in q's dtype or in float.
 XLSTM_DEVICE int64_t gate_offset(const Tokens& x, const Head& h, int64_t token) {
   return h.batch * x.stride[0] + h.head * x.stride[1] + token * x.stride[2];
 }
@@ -169,8 +170,8 @@ XLSTM_DEVICE void store_gate(const Tokens& x, const Head& h, int64_t token, floa
     static_cast<Float16*>(x.data)[at] = from_float<Float16>(value);
 }
 
-// What a gate's token does: log forget, log input. lf is kept finite, so that sums of it have differences; e^-100000 is
-// zero as e^-inf is.
+// A token's log forget gate and log input gate. lf is kept finite, so that differences of its sums are defined;
+// e^-100000 is zero just as e^-inf is.
 struct TokenGates {
   double lf, ig;
 };
@@ -179,24 +180,22 @@ XLSTM_DEVICE TokenGates token_gates(const Tokens& i, const Tokens& f, bool sigmo
   return {lf < -1e5 ? -1e5 : lf, sigmoid_gate ? log_sigmoid(ig) : ig};
 }
 
-// What tokens that follow each other do to the exp gate's m: it becomes max(m + sum, most).
+// What consecutive tokens do to the exp gate's m: m becomes max(m + sum, max).
 struct GateSums {
-  double sum = 0, most = -INFINITY;
+  double sum = 0, max = -INFINITY;
 
-  XLSTM_DEVICE GateSums then(const GateSums& next) const {
-    return {sum + next.sum, nan_max(most + next.sum, next.most)};
-  }
-  XLSTM_DEVICE double after(bool sigmoid_gate, double m) const { return sigmoid_gate ? 0.0 : nan_max(m + sum, most); }
+  XLSTM_DEVICE GateSums then(const GateSums& next) const { return {sum + next.sum, nan_max(max + next.sum, next.max)}; }
+  XLSTM_DEVICE double after(bool sigmoid_gate, double m) const { return sigmoid_gate ? 0.0 : nan_max(m + sum, max); }
 };
 
-// Each token with those before it, where kTokenLanes lanes have kEach tokens each.
+// Inclusive scan over the tokens of a chunk, where kTokenLanes lanes have kEach tokens each.
 template <int kEach>
 XLSTM_DEVICE void scan_gates(GateSums (&x)[kEach], int lane) {
 #pragma unroll
   for (int j = 1; j < kEach; ++j) x[j] = x[j - 1].then(x[j]);
   GateSums all = x[kEach - 1];
   const auto below = [&](int by) {
-    return GateSums{shuffle_from(all.sum, lane - by, kTokenLanes), shuffle_from(all.most, lane - by, kTokenLanes)};
+    return GateSums{shuffle_from(all.sum, lane - by, kTokenLanes), shuffle_from(all.max, lane - by, kTokenLanes)};
   };
 #pragma unroll
   for (int by = 1; by < kTokenLanes; by *= 2) {

@@ -1,30 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// The recurrent mLSTM on a GPU: any number of tokens, one after the other, in one launch. One token is the decode step,
-// with a kernel of its own (recurrent_step.h).
+// The recurrent mLSTM on a GPU: any number of tokens, one after the other, in one launch. A single token is the decode
+// step, which has a kernel of its own (recurrent_step.h).
 //
 //     m', forget, input from the gates (recurrence.h, in double)
 //     n' = forget n + input k      C' = forget C + k (input v)^T      l = s q n'      h = s q C' / N(l, m')
 //
-// The chunkwise backward pass takes h and l from here, and makes its own C. Where l cancels, its rounding is twice in
-// all of a token's dq and dn, and what rounds all values of a token alike does not average out in dh h. So float32
-// makes l, N and forget of more digits than a float has, s stands behind the sums, and input goes into v, not into k.
+// The chunkwise backward pass reads h and l from here, and recomputes C. Where l cancels, its rounding error appears
+// twice in all of a token's dq and dn, and an error that all values of a token share does not average out in dh h. So
+// float32 computes l, N and forget with more digits than a float has, s is multiplied after the sums, and input is
+// multiplied into v, not into k.
 //
-// Who owns what: a block owns a tile of 8, 16 or 32 values (columns of C) of one head, a thread 8 keys by 4 values of
-// it: a piece of 16 bytes of each of 8 rows, all of them in flight before anything waits. They stay in its registers
-// for all tokens. n, q and k lie the same way, so a thread needs no LDS for them; each lane along a row holds the
-// same 8. What the rows add to h and l is summed by shuffles within a wave and then through LDS, where two buffers take
-// turns: one barrier a token. The gates of 16 tokens are made at a time, only the chain of m one after the other.
+// Who owns what: a block owns a tile of 8, 16 or 32 values (columns of C) of one head, and a thread 8 keys by 4 values
+// of it: 16 bytes of each of 8 rows, whose loads are all in flight before anything waits. They stay in its registers
+// for all tokens. n, q and k are distributed the same way, so a thread needs no LDS for them; the lanes along a row
+// hold the same 8. The rows' contributions to h and l are summed by shuffles within a wave and then through LDS, in two
+// alternating buffers: one barrier a token. The gates of 16 tokens are computed at a time; only the chain of m is
+// sequential.
 //
-// Dims and strides that pieces do not fit, and heads of more keys than a block's registers hold, take the plain kernel
-// (recurrent_any_shape.h): C goes through memory once a token, each thread reading what it wrote itself, and n through
-// workspace.
+// Dims and strides that are not multiples of 16 bytes, and heads of more keys than a block's registers hold, take the
+// kernel for any shape (recurrent_any_shape.h): there C goes through memory once a token, each thread reading what it
+// wrote itself, and n through workspace.
 //
-// n and m are single copies that every tile of a head reads and one writes. In place, that tile must not be early: it
-// cannot know whether the others have begun, and a counter of those that have would need zeros from a node before this
-// one. So it leaves n and m in workspace and a small second kernel moves them. Out of place there is one kernel.
+// n and m are single copies that every tile of a head reads and one tile writes. In place, that tile must not write
+// early: it cannot know whether the other blocks have begun, and a counter of the blocks that have begun would need a
+// kernel before this one to zero it. So it writes n and m to workspace, and a small second kernel copies them. Out of
+// place there is one kernel.
 //
-// Floor: C read and written once, 8 DHQK DHHV bytes a head; memory binds. With few heads latency does: a block's loads
-// of C, gates, q, k, v, n are all issued at the start.
+// Floor: C read and written once, 8 DHQK DHHV bytes a head; memory binds. With few heads latency binds: a block issues
+// all loads of C, gates, q, k, v, n at the start.
 #pragma once
 
 #include <type_traits>
@@ -40,43 +43,46 @@ struct RecurrentParams {
   Tokens q, k, v, h;
   Tokens gate[2];                                  // forget, input
   const float *c_initial, *n_initial, *m_initial;  // (N, NH, DHQK, DHHV), (N, NH, DHQK), (N, NH), or null
-  float* n_between;  // (N NH, tiles, 2, DHQK): the plain kernel's n after every other token
+  float* n_buffers;  // (N NH, tiles, 2, DHQK): n after every other token, in the kernel for any shape
   float* l;          // (B, NH, S), or null
-  int tiles, together;
+  int tiles, interleaved_heads;
   bool sigmoid, normalize;
   double scale, eps, gate_soft_cap;
   float *c_last, *n_last, *m_last;
 };
 
-// Which tile of which head this block has; false when there is none.
+// The tile and the head of this block. Returns false for a block without one.
 XLSTM_DEVICE bool find_tile(const RecurrentParams& p, int64_t& state, int& tile) {
-  const unsigned turn = blockIdx.x / p.together;
+  const unsigned turn = blockIdx.x / p.interleaved_heads;
   tile = turn % p.tiles;
-  state = int64_t(turn / p.tiles * p.together + blockIdx.x % p.together);
+  state = int64_t(turn / p.tiles * p.interleaved_heads + blockIdx.x % p.interleaved_heads);
   return state < p.where.sequences * p.where.heads;
 }
 
 // ---- the gates
 
-constexpr int kGateTokens = 16;  // whose gates are made at a time, by twice as many threads: forget, then input
+// Tokens whose gates are computed at a time, by twice as many threads: forget, then input.
+constexpr int kGateTokens = 16;
 
 struct Steps {  // in LDS
   double m[kGateTokens], logs[2][kGateTokens];
   float factor[2][kGateTokens];    // forget, input
-  float forget_rest[kGateTokens];  // what its rounding left, for float32
+  float forget_rest[kGateTokens];  // rounding error of forget, for float32
 };
 
-// The one that this thread makes. Chosen ahead of a loop, it is in vector registers; scalar ones are few there.
-XLSTM_DEVICE Tokens own_gate(const RecurrentParams& p) { return p.gate[threadIdx.x / kGateTokens % 2]; }
+// The gate tensor of this thread. Selected before a loop, it is held in vector registers; scalar registers are scarce
+// there.
+XLSTM_DEVICE Tokens thread_gate(const RecurrentParams& p) { return p.gate[threadIdx.x / kGateTokens % 2]; }
 
-// The gates of up to kGateTokens tokens from t on. m, of the threads that make them: before the first, after the last.
-XLSTM_DEVICE void make_steps(const RecurrentParams& p, const Tokens& gate, const Head& head, int64_t t, int count,
-                             double& m, Steps& steps) {
-  const int own = threadIdx.x % kGateTokens, is_input = threadIdx.x / kGateTokens;
-  const bool makes = is_input < 2 && own < count;
-  if (makes) {
-    const double x = capped_gate(load_gate(gate, head, t + own), p.gate_soft_cap);
-    steps.logs[is_input][own] = is_input && !p.sigmoid ? x : log_sigmoid(x);
+// The gates of up to kGateTokens tokens from t on. m, in the threads that compute gates: in, before the first token;
+// out, after the last.
+XLSTM_DEVICE void compute_steps(const RecurrentParams& p, const Tokens& gate, const Head& head, int64_t t, int count,
+                                double& m, Steps& steps) {
+  const int token = threadIdx.x % kGateTokens, is_input = threadIdx.x / kGateTokens;
+  const bool computes = is_input < 2 && token < count;
+  if (computes) {
+    const double x = capped_gate(load_gate(gate, head, t + token), p.gate_soft_cap);
+    steps.logs[is_input][token] = is_input && !p.sigmoid ? x : log_sigmoid(x);
   }
   __syncthreads();
   if (is_input < 2) {
@@ -84,17 +90,17 @@ XLSTM_DEVICE void make_steps(const RecurrentParams& p, const Tokens& gate, const
 #pragma unroll 1
     for (int j = 0; j < count; ++j) {
       const double lf = steps.logs[0][j], ig = steps.logs[1][j], next = next_stabiliser(p.sigmoid, lf, m, ig);
-      if (j == own) {
+      if (j == token) {
         log_factor = is_input ? ig - next : lf + m - next;
         if (!is_input) steps.m[j] = next;
       }
       m = next;
     }
-    if (makes) {
+    if (computes) {
       const double exact = exp(log_factor);
       const float factor = float(exact), rest = float(exact - factor);
-      steps.factor[is_input][own] = factor;
-      if (!is_input) steps.forget_rest[own] = isfinite(rest) ? rest : 0.0f;  // not of an infinite one
+      steps.factor[is_input][token] = factor;
+      if (!is_input) steps.forget_rest[token] = isfinite(rest) ? rest : 0.0f;  // zero for an infinite factor
     }
   }
   __syncthreads();
@@ -102,18 +108,18 @@ XLSTM_DEVICE void make_steps(const RecurrentParams& p, const Tokens& gate, const
 
 // ---- h and l
 
-// What many tokens' l, N and all else that a token's values share is made in.
+// The type for l, N and every other number that all values of a token share.
 template <class E>
-using Shared = std::conditional_t<sizeof(E) == 4, double, float>;
+using Precise = std::conditional_t<sizeof(E) == 4, double, float>;
 
-// What parts of a block (waves, or groups of threads) have summed up over their keys.
-template <class L, int kColumns, int kMostParts>
-struct Sums {  // in LDS
-  alignas(16) float h[2][kMostParts][kColumns];
-  L l[2][kMostParts];
+// Partial sums over the keys of each part of a block (a wave, or a group of threads).
+template <class L, int kColumns, int kMaxParts>
+struct PartialSums {  // in LDS
+  alignas(16) float h[2][kMaxParts][kColumns];
+  L l[2][kMaxParts];
 };
 
-// Where a thread writes h and l of token after token: one column of a tile.
+// Where a thread writes h and l, token after token: one column of a tile.
 template <class E>
 struct TokenOutput {
   E* h;  // null without such a column
@@ -126,10 +132,10 @@ struct TokenOutput {
     if (value == 0 && p.l) l = p.l + head.row * p.where.length + head.begin;
   }
 
-  // After a barrier: h of this thread's column, and l.
-  template <class L, int kColumns, int kMostParts>
-  XLSTM_DEVICE static float sum_up(const RecurrentParams& p, const Sums<L, kColumns, kMostParts>& sums, int buffer,
-                                   int parts, double m, L& scaled) {
+  // After a barrier: returns h of this thread's column, and l.
+  template <class L, int kColumns, int kMaxParts>
+  XLSTM_DEVICE static float sum_up(const RecurrentParams& p, const PartialSums<L, kColumns, kMaxParts>& sums,
+                                   int buffer, int parts, double m, L& scaled) {
     float num = 0;
     L sum = 0;
     for (int part = 0; part < parts; ++part) {
@@ -140,9 +146,9 @@ struct TokenOutput {
     scaled = scale * sum;
     return float(num * (scale * L(1 / normaliser(p.normalize, scaled, m, p.eps))));
   }
-  template <class L, int kColumns, int kMostParts>
-  XLSTM_DEVICE void write(const RecurrentParams& p, const Sums<L, kColumns, kMostParts>& sums, int buffer, int parts,
-                          double m) {
+  template <class L, int kColumns, int kMaxParts>
+  XLSTM_DEVICE void write(const RecurrentParams& p, const PartialSums<L, kColumns, kMaxParts>& sums, int buffer,
+                          int parts, double m) {
     if (!h) return;
     L scaled;
     *h = from_float<E>(sum_up(p, sums, buffer, parts, m, scaled));
@@ -153,11 +159,11 @@ struct TokenOutput {
 
 // ---- the state in registers
 
-XLSTM_DEVICE void store_four(float* to, const float* x) {
+XLSTM_DEVICE void store_vec16_floats(float* to, const float* x) {
   *reinterpret_cast<Vec16*>(to) = {{as_bits(x[0]), as_bits(x[1]), as_bits(x[2]), as_bits(x[3])}};
 }
 
-// Element j of packed ones.
+// Element j of packed elements.
 template <class E>
 XLSTM_DEVICE float unpack(const uint32_t* words, int j) {
   if constexpr (sizeof(E) == 4)
@@ -166,47 +172,47 @@ XLSTM_DEVICE float unpack(const uint32_t* words, int j) {
     return j % 2 ? high_float(E{}, words[j / 2]) : low_float(E{}, words[j / 2]);
 }
 
-// sum += x; returns what that rounds away, NaN of an infinite sum.
+// sum += x. Returns the rounding error, or NaN for an infinite sum.
 XLSTM_DEVICE float add_exactly(float x, float& sum) {
   const float before = sum, all = before + x, back = all - before;
   sum = all;
   return (before - (all - back)) + (x - back);
 }
 
-// What a token's gates do to the state.
+// The factors of a token's gates.
 struct Decay {
   float forget, forget_rest, input;
 };
 
-// sum = forget sum + x. What that rounds away is carried over to the next time: over thousands of tokens of which
-// nothing is forgotten it would add up to many times what a matrix product loses. fma(a, b, 0) is a product that the
-// compiler leaves alone.
-XLSTM_DEVICE void add_carried(const Decay& by, float x, float& sum, float& carried) {
-  const float added = __builtin_fmaf(by.forget, carried, x), kept = __builtin_fmaf(by.forget, sum, 0.0f);
-  const float of_product = __builtin_fmaf(by.forget_rest, sum, __builtin_fmaf(by.forget, sum, -kept));
-  sum = kept;
+// sum = forget sum + x, with compensation: the rounding error is carried to the next token. Over thousands of tokens of
+// which nothing is forgotten, the errors would otherwise add up to many times what a matrix product loses. fma(a, b, 0)
+// is a product that the compiler does not contract.
+XLSTM_DEVICE void add_compensated(const Decay& by, float x, float& sum, float& compensation) {
+  const float added = __builtin_fmaf(by.forget, compensation, x), product = __builtin_fmaf(by.forget, sum, 0.0f);
+  const float of_product = __builtin_fmaf(by.forget_rest, sum, __builtin_fmaf(by.forget, sum, -product));
+  sum = product;
   const float lost = add_exactly(added, sum) + of_product;
-  carried = lost == lost ? lost : 0.0f;  // of an infinite sum
+  compensation = lost == lost ? lost : 0.0f;  // zero for an infinite sum
 }
 
-// What one thread owns of a tile, and of the token at hand. Threads beyond the keys or the values have zeros.
-// kCarries: for many tokens in float32.
-template <class E, int kColumns, bool kCarries = false>
+// A thread's part of a tile, and of the current token. Threads beyond the keys or the values hold zeros. kCompensated:
+// for many tokens in float32.
+template <class E, int kColumns, bool kCompensated = false>
 struct HeadTile {
   static constexpr int kRows = kRecurrentRows, kWidth = kRecurrentColumns, kLanes = kColumns / kWidth;
-  static constexpr int n_piece = kVec16Elements<E>;
-  using L = std::conditional_t<kCarries, Shared<E>, float>;
+  static constexpr int kVec = kVec16Elements<E>;
+  using L = std::conditional_t<kCompensated, Precise<E>, float>;
   struct alignas(kWidth * sizeof(E)) Values {
     uint32_t word[kWidth * sizeof(E) / 4];
   };
 
   int64_t dhv;
-  int column, row;  // its first value and key
+  int column, row;  // its first value and its first key
   bool has_keys, inside;
   const E *q_at = nullptr, *k_at = nullptr, *v_at = nullptr;
   float c[kRows][kWidth] = {}, n[kRows] = {};
-  float c_carried[kCarries ? kRows : 1][kWidth] = {}, n_carried[kCarries ? kRows : 1] = {};
-  Vec16 q[kRows / n_piece] = {}, k[kRows / n_piece] = {};
+  float c_compensation[kCompensated ? kRows : 1][kWidth] = {}, n_compensation[kCompensated ? kRows : 1] = {};
+  Vec16 q[kRows / kVec] = {}, k[kRows / kVec] = {};
   Values v = {};
 
   XLSTM_DEVICE HeadTile(const RecurrentParams& p, int tile) : dhv(p.v.columns) {
@@ -216,27 +222,27 @@ struct HeadTile {
     inside = has_keys && column < p.v.columns;
   }
 
-  // From this head's states.
+  // Loads the states of this head.
   XLSTM_DEVICE void load(const float* c_from, const float* n_from) {
     if (inside) {
-      Vec16 piece[kRows];
+      Vec16 vec[kRows];
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) piece[r] = *reinterpret_cast<const Vec16*>(c_from + (row + r) * dhv + column);
+      for (int r = 0; r < kRows; ++r) vec[r] = *reinterpret_cast<const Vec16*>(c_from + (row + r) * dhv + column);
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) c[r][j] = as_float(piece[r].word[j]);
+        for (int j = 0; j < kWidth; ++j) c[r][j] = as_float(vec[r].word[j]);
     }
     if (has_keys) {
-      Vec16 piece[kRows / 4];
+      Vec16 vec[kRows / 4];
 #pragma unroll
-      for (int r = 0; r < kRows / 4; ++r) piece[r] = *reinterpret_cast<const Vec16*>(n_from + row + 4 * r);
+      for (int r = 0; r < kRows / 4; ++r) vec[r] = *reinterpret_cast<const Vec16*>(n_from + row + 4 * r);
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) n[r] = as_float(piece[r / 4].word[r % 4]);
+      for (int r = 0; r < kRows; ++r) n[r] = as_float(vec[r / 4].word[r % 4]);
     }
   }
-  // Before an earlier kernel has ended, which may still write it: L2 has what it writes.
-  XLSTM_DEVICE void ask_into_l2(const float* c_from) const {
+  // Called before an earlier kernel has ended, which may still write C: L2 receives these writes.
+  XLSTM_DEVICE void prefetch_to_l2(const float* c_from) const {
     if (!inside) return;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) prefetch_l2_line(c_from + (row + r) * dhv + column);
@@ -244,21 +250,21 @@ struct HeadTile {
   XLSTM_DEVICE void store_c(float* to) const {
     if (!inside) return;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) store_four(to + (row + r) * dhv + column, c[r]);
+    for (int r = 0; r < kRows; ++r) store_vec16_floats(to + (row + r) * dhv + column, c[r]);
   }
   XLSTM_DEVICE void store_n(float* to) const {
     if (!has_keys) return;
 #pragma unroll
-    for (int r = 0; r < kRows; r += 4) store_four(to + row + r, n + r);
+    for (int r = 0; r < kRows; r += 4) store_vec16_floats(to + row + r, n + r);
   }
 
-  // What this thread needs of a token; it may still be under way when this returns.
+  // Loads this thread's part of a token. The loads may still be in flight when this returns.
   XLSTM_DEVICE void fetch() {
     if (has_keys) {
 #pragma unroll
-      for (int j = 0; j < kRows / n_piece; ++j) {
-        q[j] = *reinterpret_cast<const Vec16*>(q_at + j * n_piece);
-        k[j] = *reinterpret_cast<const Vec16*>(k_at + j * n_piece);
+      for (int j = 0; j < kRows / kVec; ++j) {
+        q[j] = *reinterpret_cast<const Vec16*>(q_at + j * kVec);
+        k[j] = *reinterpret_cast<const Vec16*>(k_at + j * kVec);
       }
     }
     if (inside) v = *reinterpret_cast<const Values*>(v_at);
@@ -277,41 +283,41 @@ struct HeadTile {
     fetch();
   }
 
-  // One token: C' and n', and what they add to h and l. A thread without keys adds nothing, not even 0 times inf.
+  // One token: C' and n', and their contributions to h and l. A thread without keys adds nothing, not even 0 times inf.
   XLSTM_DEVICE void update(const Decay& by, float (&h)[kWidth], L& l) {
     if (!has_keys) return;
-    float values[kWidth], sum = 0, lost = 0;  // of l, and what it rounds away
+    float values[kWidth], sum = 0, lost = 0;  // sum of l, and its rounding error
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) values[j] = by.input * unpack<E>(v.word, j);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float key = unpack<E>(k[r / n_piece].word, r % n_piece);
-      const float query = unpack<E>(q[r / n_piece].word, r % n_piece);
-      if constexpr (kCarries) {
-        add_carried(by, by.input * key, n[r], n_carried[r]);
+      const float key = unpack<E>(k[r / kVec].word, r % kVec);
+      const float query = unpack<E>(q[r / kVec].word, r % kVec);
+      if constexpr (kCompensated) {
+        add_compensated(by, by.input * key, n[r], n_compensation[r]);
         const float term = __builtin_fmaf(query, n[r], 0.0f);
-        lost += __builtin_fmaf(query, n[r], -term) + query * n_carried[r] + add_exactly(term, sum);
+        lost += __builtin_fmaf(query, n[r], -term) + query * n_compensation[r] + add_exactly(term, sum);
       } else {
         n[r] = by.forget * n[r] + by.input * key;
         sum += query * n[r];
       }
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        if constexpr (kCarries)
-          add_carried(by, key * values[j], c[r][j], c_carried[r][j]);
+        if constexpr (kCompensated)
+          add_compensated(by, key * values[j], c[r][j], c_compensation[r][j]);
         else
           c[r][j] = by.forget * c[r][j] + key * values[j];
         h[j] += query * c[r][j];
       }
     }
-    l = L(sum) + (lost == lost ? lost : 0.0f);  // NaN of an infinite sum
+    l = L(sum) + (lost == lost ? lost : 0.0f);  // NaN for an infinite sum
   }
 };
 
-// What the threads of a head's tile have added to h and l of a token, in LDS: over the keys, the lanes of a wave that
-// have the same values. Then a barrier.
+// Sums h and l of a token over the lanes of a wave that have the same values, and stores a partial sum for each wave in
+// LDS. A barrier must follow.
 template <class Tile, class TileSums>
-XLSTM_DEVICE void leave_sums(TileSums& sums, int buffer, float (&h)[Tile::kWidth], typename Tile::L l) {
+XLSTM_DEVICE void store_partial_sums(TileSums& sums, int buffer, float (&h)[Tile::kWidth], typename Tile::L l) {
 #pragma unroll
   for (int mask = Tile::kLanes; mask < kWave; mask *= 2) {
 #pragma unroll
@@ -319,16 +325,16 @@ XLSTM_DEVICE void leave_sums(TileSums& sums, int buffer, float (&h)[Tile::kWidth
     l += shuffle_from(l, lane_id() ^ mask, kWave);
   }
   if (lane_id() >= Tile::kLanes) return;
-  store_four(sums.h[buffer][wave_id()] + lane_id() * Tile::kWidth, h);
+  store_vec16_floats(sums.h[buffer][wave_id()] + lane_id() * Tile::kWidth, h);
   if (lane_id() == 0) sums.l[buffer][wave_id()] = l;
 }
 
-// Two blocks fit an SM; of float32, one.
+// Occupancy: two blocks fit an SM; in float32, one.
 template <class E, int kColumns>
-__global__ __launch_bounds__(kMostRecurrentThreads,
+__global__ __launch_bounds__(kMaxRecurrentThreads,
                              sizeof(E) == 2 ? 2 : 1) void recurrent_tokens(const RecurrentParams p) {
   using Tile = HeadTile<E, kColumns, sizeof(E) == 4>;
-  __shared__ Sums<typename Tile::L, kColumns, kMostRecurrentThreads / kWave> sums;
+  __shared__ PartialSums<typename Tile::L, kColumns, kMaxRecurrentThreads / kWave> sums;
   __shared__ Steps steps;
   pdl_trigger();
   pdl_wait();
@@ -340,7 +346,7 @@ __global__ __launch_bounds__(kMostRecurrentThreads,
   const int64_t n_offset = state * p.q.columns, c_offset = n_offset * p.v.columns;
   if (p.c_initial) tile.load(p.c_initial + c_offset, p.n_initial + n_offset);
   const Head head = head_of(p.where, state);
-  const Tokens gate = own_gate(p);
+  const Tokens gate = thread_gate(p);
   TokenOutput<E> output(p, head, tile_index, kColumns);
   if (head.begin < head.end) tile.fetch(p, head);
   double m = p.m_initial && threadIdx.x < 2 * kGateTokens ? double(p.m_initial[state]) : 0.0;
@@ -349,12 +355,12 @@ __global__ __launch_bounds__(kMostRecurrentThreads,
   for (int64_t t = head.begin; t < head.end; ++t, within = (within + 1) % kGateTokens) {
     const int buffer = within % 2;
     if (within == 0)
-      make_steps(p, gate, head, t, int(head.end - t < kGateTokens ? head.end - t : kGateTokens), m, steps);
+      compute_steps(p, gate, head, t, int(head.end - t < kGateTokens ? head.end - t : kGateTokens), m, steps);
     float h[Tile::kWidth] = {};
     typename Tile::L l = 0;
     tile.update({steps.factor[0][within], steps.forget_rest[within], steps.factor[1][within]}, h, l);
     if (t + 1 < head.end) tile.fetch_next(p);
-    leave_sums<Tile>(sums, buffer, h, l);
+    store_partial_sums<Tile>(sums, buffer, h, l);
     __syncthreads();
     output.write(p, sums, buffer, blockDim.x / kWave, steps.m[within]);
   }

@@ -17,31 +17,31 @@ bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0
 
 Tokens tokens(const xlstm_tensor& x, const xlstm_mlstm& in, int64_t columns) {
   Tokens t{x.data, {x.stride[0], x.stride[1], x.stride[2]}, int(columns), int(x.dtype), is_aligned(x.data)};
-  const int64_t extent[3] = {in.batch, in.heads, in.length}, piece = x.dtype == XLSTM_FLOAT32 ? 4 : 8;
-  for (int d = 0; d < 3; ++d) t.whole &= extent[d] == 1 || x.stride[d] % piece == 0;
+  const int64_t extent[3] = {in.batch, in.heads, in.length}, vec = x.dtype == XLSTM_FLOAT32 ? 4 : 8;
+  for (int d = 0; d < 3; ++d) t.is_aligned16 &= extent[d] == 1 || x.stride[d] % vec == 0;
   return t;
 }
 
 RecurrentPlan plan_of(const xlstm_mlstm_forward& p, const Chip& chip) {
   const xlstm_mlstm& in = p.in;
-  const bool pieces = in.dqk % kRecurrentRows == 0 && in.dhv % kRecurrentColumns == 0 &&
-                      tokens(in.q, in, in.dqk).whole && tokens(in.k, in, in.dqk).whole &&
-                      tokens(in.v, in, in.dhv).whole && is_aligned(in.c_initial) && is_aligned(in.n_initial) &&
-                      is_aligned(p.c_last) && is_aligned(p.n_last);
-  return plan_recurrent(heads_of(in), in.dqk, in.dhv, pieces, chip, in.step_columns);
+  const bool aligned16 = in.dqk % kRecurrentRows == 0 && in.dhv % kRecurrentColumns == 0 &&
+                         tokens(in.q, in, in.dqk).is_aligned16 && tokens(in.k, in, in.dqk).is_aligned16 &&
+                         tokens(in.v, in, in.dhv).is_aligned16 && is_aligned(in.c_initial) &&
+                         is_aligned(in.n_initial) && is_aligned(p.c_last) && is_aligned(p.n_last);
+  return plan_recurrent(heads_of(in), in.dqk, in.dhv, aligned16, chip, in.step_columns);
 }
 
-// n and m on their way to where they are in place, and n from token to token; as floats. Enough for either kernel: the
-// size must not change with where the tensors lie.
+// Workspace, in floats: n and m before they are copied in place, and n from token to token. The size is enough for
+// either kernel, because it must not depend on the tensors' addresses.
 struct Memory {
-  float *settling, *between;
+  float *n_and_m, *n_buffers;
   size_t used;
 
   Memory(const xlstm_mlstm& in, void* workspace) {
     const int64_t heads = heads_of(in), tiles = ceil_div(in.dhv, kAnyTile);
-    settling = static_cast<float*>(workspace);
-    between = settling + (heads * (in.dqk + 1) + 3) / 4 * 4;
-    used = size_t(between - settling + (in.length > 1 ? heads * tiles * 2 * in.dqk : 0)) * sizeof(float);
+    n_and_m = static_cast<float*>(workspace);
+    n_buffers = n_and_m + (heads * (in.dqk + 1) + 3) / 4 * 4;
+    used = size_t(n_buffers - n_and_m + (in.length > 1 ? heads * tiles * 2 * in.dqk : 0)) * sizeof(float);
   }
 };
 
@@ -55,7 +55,7 @@ void launch_columns(const RecurrentParams& p, const RecurrentPlan& plan, bool ea
 template <class E>
 void launch_element(const RecurrentParams& p, const RecurrentPlan& plan, bool early, Stream stream) {
   if (!plan.in_registers)
-    launch("recurrent mLSTM", recurrent_tokens_any<E>, {plan.blocks, int(plan.threads), 0}, stream, p);
+    launch("recurrent mLSTM", recurrent_tokens_any_shape<E>, {plan.blocks, int(plan.threads), 0}, stream, p);
   else if (plan.columns == 32)
     launch_columns<E, 32>(p, plan, early, stream);
   else if (plan.columns == 16)
@@ -68,7 +68,8 @@ void run(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, bool early,
   const xlstm_mlstm& in = call.in;
   const Memory memory(in, workspace);
   const int64_t heads = heads_of(in), n_size = heads * in.dqk;
-  // Several tiles read what one writes; in the plain kernel so do a tile's own threads.
+  // Several tiles read what one tile writes. In the kernel for any shape a tile's threads also read what another of its
+  // threads writes.
   const bool shared = plan.tiles > 1 || !plan.in_registers;
   const bool in_place = shared && (call.n_last == in.n_initial || call.m_last == in.m_initial);
 
@@ -84,12 +85,12 @@ void run(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, bool early,
   p.n_initial = static_cast<const float*>(in.n_initial);
   p.m_initial = static_cast<const float*>(in.m_initial);
   p.c_last = static_cast<float*>(call.c_last);
-  p.n_last = in_place ? memory.settling : static_cast<float*>(call.n_last);
-  p.m_last = in_place ? memory.settling + n_size : static_cast<float*>(call.m_last);
-  p.n_between = memory.between;
+  p.n_last = in_place ? memory.n_and_m : static_cast<float*>(call.n_last);
+  p.m_last = in_place ? memory.n_and_m + n_size : static_cast<float*>(call.m_last);
+  p.n_buffers = memory.n_buffers;
   p.l = static_cast<float*>(call.l);
   p.tiles = plan.tiles;
-  p.together = plan.together;
+  p.interleaved_heads = plan.interleaved_heads;
   p.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
   p.normalize = !p.sigmoid || in.normalize;
   p.scale = 1 / std::sqrt(double(in.dqk));
@@ -106,10 +107,10 @@ void run(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, bool early,
       launch_element<float>(p, plan, early, stream);
   }
   if (!in_place) return;
-  const SettleParams s{memory.settling, static_cast<float*>(call.n_last), static_cast<float*>(call.m_last), n_size,
-                       n_size + heads};
-  launch("recurrent mLSTM, n and m in place", settle<0>, {ceil_div(s.size, kSettleThreads), kSettleThreads, 0, early},
-         stream, s);
+  const CopyStateParams s{memory.n_and_m, static_cast<float*>(call.n_last), static_cast<float*>(call.m_last), n_size,
+                          n_size + heads};
+  launch("recurrent mLSTM, n and m in place", copy_n_and_m<0>,
+         {ceil_div(s.size, kCopyStateThreads), kCopyStateThreads, 0, early}, stream, s);
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands beside the recurrent mLSTM's own kernel (recurrent.h): the plain one, for any dims and strides, and
-// the last step of an update in place.
+// The other kernels of the recurrent mLSTM (recurrent.h): the one for any dims and strides, and the copy of n and m in
+// place.
 //
-// The plain kernel has a tile of 32 values of one head in a block, as the other one may, but keeps nothing from token
-// to token: C goes through memory, which a thread reads as it wrote it itself, and n through two buffers of workspace
-// that take turns, because all threads of a tile read what one of them writes. A float32 token is made in double.
+// The kernel for any shape has a tile of 32 values of one head in a block, but keeps no state in registers from token
+// to token. C goes through memory, where each thread reads what it wrote itself. n goes through two alternating buffers
+// of workspace, because all threads of a tile read what one of them writes. A float32 token is computed in double.
 #pragma once
 
 #include "mlstm/recurrent/recurrent.h"
@@ -13,9 +13,9 @@ namespace xlstm::gpu::mlstm {
 
 // A thread owns one value and every eighth key of a tile.
 template <class E>
-__global__ __launch_bounds__(kAnyThreads) void recurrent_tokens_any(const RecurrentParams p) {
+__global__ __launch_bounds__(kAnyThreads) void recurrent_tokens_any_shape(const RecurrentParams p) {
   constexpr int kGroups = kAnyThreads / kAnyTile, kAhead = 4;
-  __shared__ Sums<Shared<E>, kAnyTile, kGroups> sums;
+  __shared__ PartialSums<Precise<E>, kAnyTile, kGroups> sums;
   __shared__ Steps steps;
   int64_t state;
   int tile;
@@ -25,20 +25,22 @@ __global__ __launch_bounds__(kAnyThreads) void recurrent_tokens_any(const Recurr
   const int dqk = p.q.columns, lane = threadIdx.x % kAnyTile, group = threadIdx.x / kAnyTile;
   const int value_index = tile * kAnyTile + lane;
   const bool inside = value_index < dhv;
-  const int64_t column = inside ? value_index : tile * kAnyTile;  // further ones are the first one's, and not written
+  const int64_t column =
+      inside ? value_index
+             : tile * kAnyTile;  // columns beyond the last repeat the tile's first one and are not written
   const float* c_before = p.c_initial ? p.c_initial + state * dqk * dhv + column : nullptr;
   float* c_after = p.c_last + state * dqk * dhv + column;
   const float* n_before = p.n_initial ? p.n_initial + state * dqk : nullptr;
-  float *n_last = p.n_last + state * dqk, *n_between = p.n_between + (state * p.tiles + tile) * 2 * dqk;
+  float *n_last = p.n_last + state * dqk, *n_buffers = p.n_buffers + (state * p.tiles + tile) * 2 * dqk;
   double m = p.m_initial && threadIdx.x < 2 * kGateTokens ? double(p.m_initial[state]) : 0.0;
 
-  if (head.begin >= head.end) {  // the last state is the initial one
+  if (head.begin >= head.end) {  // no tokens: the last state is the initial one
     for (int d = group; inside && d < dqk; d += kGroups) c_after[d * dhv] = c_before ? c_before[d * dhv] : 0.0f;
     for (int d = group; value_index == 0 && d < dqk; d += kGroups) n_last[d] = n_before ? n_before[d] : 0.0f;
     if (value_index == 0 && group == 0) p.m_last[state] = float(m);
     return;
   }
-  const Tokens gate = own_gate(p);
+  const Tokens gate = thread_gate(p);
   TokenOutput<E> output(p, head, tile, kAnyTile);
   const E *q_row = rows<E>(p.q, head).data + head.begin * p.q.stride[2],
           *k_row = rows<E>(p.k, head).data + head.begin * p.k.stride[2],
@@ -48,17 +50,17 @@ __global__ __launch_bounds__(kAnyThreads) void recurrent_tokens_any(const Recurr
   for (int64_t t = head.begin; t < head.end; ++t, within = (within + 1) % kGateTokens) {
     const int buffer = within % 2;
     if (within == 0)
-      make_steps(p, gate, head, t, int(head.end - t < kGateTokens ? head.end - t : kGateTokens), m, steps);
-    const Shared<E> forget = Shared<E>(steps.factor[0][within]) + steps.forget_rest[within];
-    const Shared<E> input = steps.factor[1][within], value = input * to_float(*v_at);
+      compute_steps(p, gate, head, t, int(head.end - t < kGateTokens ? head.end - t : kGateTokens), m, steps);
+    const Precise<E> forget = Precise<E>(steps.factor[0][within]) + steps.forget_rest[within];
+    const Precise<E> input = steps.factor[1][within], value = input * to_float(*v_at);
     const bool last = t + 1 == head.end;
-    float* n_after = last ? n_last : n_between + buffer * dqk;
+    float* n_after = last ? n_last : n_buffers + buffer * dqk;
     const bool writes_n = lane == 0 && (!last || value_index == 0);
     float h = 0;
-    Shared<E> l = 0;
+    Precise<E> l = 0;
     for (int d0 = group; d0 < dqk; d0 += kGroups * kAhead) {
       float c[kAhead] = {};
-      if (c_before) {  // beyond the keys the last one's, to have no branches
+      if (c_before) {  // keys beyond the last repeat the last one, to avoid branches
 #pragma unroll
         for (int a = 0; a < kAhead; ++a) {
           const int d = d0 + a * kGroups;
@@ -74,7 +76,7 @@ __global__ __launch_bounds__(kAnyThreads) void recurrent_tokens_any(const Recurr
           const float x = float(forget * c[a] + key * value);
           if (writes_n) n_after[d] = n;
           if (inside) c_after[d * dhv] = x;
-          l += Shared<E>(query) * n;
+          l += Precise<E>(query) * n;
           h += query * x;
         }
       }
@@ -92,20 +94,20 @@ __global__ __launch_bounds__(kAnyThreads) void recurrent_tokens_any(const Recurr
   if (value_index == 0 && group == 0) p.m_last[state] = float(m);
 }
 
-struct SettleParams {
+struct CopyStateParams {
   const float* from;  // n of all heads, then m
   float *n, *m;
   int64_t n_size, size;
 };
 
-constexpr int kSettleThreads = 256;
+constexpr int kCopyStateThreads = 256;
 
-// n and m to where they are updated in place.
+// Copies n and m from workspace to where they are updated in place.
 template <int>
-__global__ __launch_bounds__(kSettleThreads) void settle(const SettleParams p) {
+__global__ __launch_bounds__(kCopyStateThreads) void copy_n_and_m(const CopyStateParams p) {
   pdl_trigger();
   pdl_wait();
-  const int64_t at = int64_t(blockIdx.x) * kSettleThreads + threadIdx.x;
+  const int64_t at = int64_t(blockIdx.x) * kCopyStateThreads + threadIdx.x;
   if (at >= p.size) return;
   if (at < p.n_size)
     p.n[at] = p.from[at];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the recurrent mLSTM (recurrent.h) is cut up: a pure function of shape and chip, so that it is tested
-// anywhere.
+// The plan of the recurrent mLSTM (recurrent.h): its tiles and grid. It is a pure function of shape and chip, so that
+// tests run it anywhere.
 #pragma once
 
 #include <algorithm>
@@ -16,52 +16,52 @@ namespace xlstm::gpu::mlstm {
 
 constexpr int kRecurrentRows = 8;               // keys that a thread owns
 constexpr int kRecurrentColumns = 4;            // values that a thread owns: 16 bytes of a row of C
-constexpr int kMostRecurrentThreads = 256;      // of a block
-constexpr int kRecurrentTiles[] = {32, 16, 8};  // values that a block may own, the widest first
+constexpr int kMaxRecurrentThreads = 256;       // of a block
+constexpr int kRecurrentTiles[] = {32, 16, 8};  // values of a block, the widest first
 constexpr int kAnyTile = 32, kAnyThreads = 256;
 
 struct RecurrentPlan {
-  bool in_registers;  // the state, for all tokens; else it goes through memory once a token
-  int columns;        // of C in a block
-  int tiles;          // blocks of a head
-  int threads;        // of a block, whole waves
-  int together;       // heads whose blocks take turns in the grid
+  bool in_registers;      // the state stays in registers for all tokens; else it goes through memory once a token
+  int columns;            // columns of C in a block
+  int tiles;              // blocks of a head
+  int threads;            // threads of a block, a multiple of the wave
+  int interleaved_heads;  // heads whose blocks alternate in the grid
   int64_t blocks;
 };
 
-// With `columns` of C in a block, in registers.
+// A plan with `columns` of C in a block, in registers.
 inline RecurrentPlan plan_recurrent(int columns, int64_t heads, int64_t dqk, int64_t dhv, Family family) {
   const int wave = wave_size(family);
   const int64_t threads = ceil_div(ceil_div(dqk, kRecurrentRows) * (columns / kRecurrentColumns), wave) * wave;
   RecurrentPlan p{};
-  p.in_registers = threads <= kMostRecurrentThreads;
+  p.in_registers = threads <= kMaxRecurrentThreads;
   p.columns = columns;
   p.tiles = int(ceil_div(dhv, columns));
   p.threads = p.in_registers ? int(threads) : kAnyThreads;
-  // MI300X hands blocks to its eight dies in turn. Eight heads in turn keep a head's tiles, which share cache lines of
-  // C and all of q, k and n, behind one L2.
-  p.together = family == Family::cdna ? 8 : 1;
-  p.blocks = ceil_div(heads, p.together) * p.together * p.tiles;
+  // MI300X distributes blocks round-robin over its eight dies. With eight interleaved heads, a head's tiles, which
+  // share cache lines of C and all of q, k and n, use one L2.
+  p.interleaved_heads = family == Family::cdna ? 8 : 1;
+  p.blocks = ceil_div(heads, p.interleaved_heads) * p.interleaved_heads * p.tiles;
   return p;
 }
 
-// heads: of all sequences; pieces: every 8 elements of q and k, 4 of v and of the states, begin at a multiple of their
-// size. The widest tile that gives every compute unit a block: wide rows of C are whole cache lines, and q, k, n and
-// the gates are read once per tile. asked: columns of that tile, 0 leaves them to the plan; one that there is no kernel
-// for is an std::invalid_argument.
-inline RecurrentPlan plan_recurrent(int64_t heads, int64_t dqk, int64_t dhv, bool pieces, const Chip& chip,
-                                    int64_t asked = 0) {
+// heads: of all sequences. aligned16: every 8 elements of q and k, and every 4 of v and of the states, begin at a
+// multiple of their size. The plan takes the widest tile that gives every compute unit a block: wide rows of C are
+// complete cache lines, and q, k, n and the gates are read once per tile. requested: the columns of a tile, or 0 to
+// leave them to the plan; std::invalid_argument where there is no kernel for them.
+inline RecurrentPlan plan_recurrent(int64_t heads, int64_t dqk, int64_t dhv, bool aligned16, const Chip& chip,
+                                    int64_t requested = 0) {
   RecurrentPlan best{};
   for (const int columns : kRecurrentTiles) {
-    if (asked && asked != columns) continue;
+    if (requested && requested != columns) continue;
     const RecurrentPlan p = plan_recurrent(columns, heads, dqk, dhv, chip.family);
-    if (!pieces || !p.in_registers) continue;
+    if (!aligned16 || !p.in_registers) continue;
     best = p;
     if (heads * p.tiles >= chip.compute_units) break;
   }
   if (best.in_registers) return best;
-  if (asked && (pieces || std::ranges::find(kRecurrentTiles, asked) == std::end(kRecurrentTiles)))
-    throw std::invalid_argument("step_columns: no kernel for " + std::to_string(asked) +
+  if (requested && (aligned16 || std::ranges::find(kRecurrentTiles, requested) == std::end(kRecurrentTiles)))
+    throw std::invalid_argument("step_columns: no kernel for " + std::to_string(requested) +
                                 " columns of these head dims on this GPU");
   best = plan_recurrent(kAnyTile, heads, dqk, dhv, chip.family);
   best.in_registers = false;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The decode step: one token of every sequence, on the tiles of recurrent.h.
 //
-// Memory binds: C read and written once. What stands between that and a copy is latency. So gates are asked for before
-// C, whose tile would otherwise be in front of them in every SM's queue while all threads wait for two numbers; C' is
-// on its way before the sums are; and on Hopper C comes to L2 while the kernel before this one ends.
+// Floor: memory binds, C read and written once. Latency is all that separates the kernel from a copy. So the gates are
+// loaded before C, whose tile would otherwise precede them in every SM's queue while all threads wait for two numbers;
+// C' is stored before the sums are complete; and on Hopper C is prefetched to L2 while the kernel before this one ends
+// (programmatic dependent launch).
 #pragma once
 
 #include "arch/nvidia/dependent_launch.h"
@@ -11,49 +12,51 @@
 
 namespace xlstm::gpu::mlstm {
 
-// head_of, where every row is a sequence of one token; a block's number is an int, so its head is too.
-XLSTM_DEVICE Head only_token(const RecurrentParams& p, int64_t state) {
+// head_of for rows that are a sequence of one token each. A block's number is an int, so its head is too.
+XLSTM_DEVICE Head one_token_head(const RecurrentParams& p, int64_t state) {
   const unsigned heads = unsigned(p.where.heads), row = unsigned(state);
   return {int(state), int(row / heads), int(row % heads), int(state), 0, 1, 0};
 }
 
-// What it does to the state: made by the first threads, of which one has the forget gate and one the input gate.
+// The token's effect on the state, computed by the first threads: one has the forget gate and one the input gate.
 struct OneStep {  // in LDS
   double m;
   float factor[2];  // forget, input
 };
 
 struct OneGate {
-  bool makes, is_input;
+  bool computes, is_input;
   double x = 0, m = 0;
 
-  XLSTM_DEVICE OneGate() : makes(threadIdx.x < 2 * kGateTokens), is_input(threadIdx.x >= kGateTokens) {}
-  // Both asked for, before C is: behind a tile's worth of it they would come last, and all threads wait for them.
+  XLSTM_DEVICE OneGate() : computes(threadIdx.x < 2 * kGateTokens), is_input(threadIdx.x >= kGateTokens) {}
+  // Both loads are issued before those of C: after a tile of C they would arrive last, and all threads wait for them.
   XLSTM_DEVICE OneGate(const RecurrentParams& p, const Head& head, const float* m_initial) : OneGate() {
-    if (makes) {
-      x = load_gate(own_gate(p), head, head.begin);
+    if (computes) {
+      x = load_gate(thread_gate(p), head, head.begin);
       if (m_initial) m = double(m_initial[head.state]);
     }
     load_barrier();
   }
-  // Then a barrier.
-  XLSTM_DEVICE void make(const RecurrentParams& p, OneStep& step) const {
-    if (!makes) return;
-    const double capped = capped_gate(x, p.gate_soft_cap), own = is_input && !p.sigmoid ? capped : log_sigmoid(capped);
-    const double lf = shuffle_from(own, 0, 2 * kGateTokens), ig = shuffle_from(own, kGateTokens, 2 * kGateTokens);
+  // A barrier must follow.
+  XLSTM_DEVICE void compute(const RecurrentParams& p, OneStep& step) const {
+    if (!computes) return;
+    const double capped = capped_gate(x, p.gate_soft_cap),
+                 log_gate = is_input && !p.sigmoid ? capped : log_sigmoid(capped);
+    const double lf = shuffle_from(log_gate, 0, 2 * kGateTokens),
+                 ig = shuffle_from(log_gate, kGateTokens, 2 * kGateTokens);
     const double next = next_stabiliser(p.sigmoid, lf, m, ig);
     if (threadIdx.x % kGateTokens == 0) step.factor[is_input] = float(exp(is_input ? ig - next : lf + m - next));
     if (threadIdx.x == 0) step.m = next;
   }
 };
 
-// Three blocks fit an SM and put 96 KB of C in flight. (HIP reads that bound as waves of a SIMD, and has room for
-// more.)
+// Three blocks fit an SM and put 96 KB of C in flight. (HIP reads that bound as waves of a SIMD, which has registers
+// for more.)
 template <class E, int kColumns>
-__global__ __launch_bounds__(kMostRecurrentThreads,
+__global__ __launch_bounds__(kMaxRecurrentThreads,
                              sizeof(E) == 2 ? 3 : 2) void recurrent_step(const RecurrentParams p) {
   using Tile = HeadTile<E, kColumns>;
-  __shared__ Sums<float, kColumns, kMostRecurrentThreads / kWave> sums;
+  __shared__ PartialSums<float, kColumns, kMaxRecurrentThreads / kWave> sums;
   __shared__ OneStep step;
   pdl_trigger();
   int64_t state;
@@ -61,19 +64,19 @@ __global__ __launch_bounds__(kMostRecurrentThreads,
   if (!find_tile(p, state, tile_index)) return;
   Tile tile(p, tile_index);
   const int64_t n_offset = state * p.q.columns, c_offset = n_offset * p.v.columns;
-  if (p.c_initial) tile.ask_into_l2(p.c_initial + c_offset);
+  if (p.c_initial) tile.prefetch_to_l2(p.c_initial + c_offset);
   pdl_wait();
 
-  const Head head = only_token(p, state);
+  const Head head = one_token_head(p, state);
   const OneGate gate(p, head, p.m_initial);
   if (p.c_initial) tile.load(p.c_initial + c_offset, p.n_initial + n_offset);
   tile.fetch(p, head);
-  gate.make(p, step);
+  gate.compute(p, step);
   __syncthreads();
   float h[Tile::kWidth] = {}, l = 0;
   tile.update({step.factor[0], 0, step.factor[1]}, h, l);
   tile.store_c(p.c_last + c_offset);
-  leave_sums<Tile>(sums, 0, h, l);
+  store_partial_sums<Tile>(sums, 0, h, l);
   __syncthreads();
   TokenOutput<E>(p, head, tile_index, kColumns).write(p, sums, 0, blockDim.x / kWave, step.m);
   if (tile.column != 0) return;

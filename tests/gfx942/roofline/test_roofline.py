@@ -29,18 +29,18 @@ def test_half_of_the_matrix_peak_or_a_reason(rows: list) -> None:
 
 
 # The share of LDS cycles that banks may take, a little above what they do; tests/cpp/test_lds_conflicts.cpp says that
-# operands, outputs and what is turned do not meet. What does: numbers of columns, which walk<512> reads two at a time
-# (1.8 %), and accumulators of scores, whose rows of a chunk and one float suit those that read them (2.2 %).
+# operands, outputs and what is turned do not meet. What does: numbers of columns, which chunk_walk<512> reads two at a
+# time (1.8 %), and accumulators of scores, whose rows of a chunk and one float suit those that read them (2.2 %).
 MOST_LOST_TO_BANKS = {
-    "walk<bf16, 256, 32>": 0.0,
-    "walk<bf16, 512, 32>": 0.02,
-    "scores<bf16, 32, false>": 0.024,
-    "scores<bf16, 32, true>": 0.024,
+    "chunk_walk<bf16, 256, 32>": 0.0,
+    "chunk_walk<bf16, 512, 32>": 0.02,
+    "chunk_scores<bf16, 32, false>": 0.024,
+    "chunk_scores<bf16, 32, true>": 0.024,
 }
 
 
 def test_walks_and_scores_lose_no_more_to_banks_than_is_known(rows: list) -> None:
-    lost = {r.kernel: r.conflicts for r in rows if r.kernel.startswith(("walk", "scores"))}
+    lost = {r.kernel: r.conflicts for r in rows if r.kernel.startswith(("chunk_walk", "chunk_scores"))}
     assert set(lost) == set(MOST_LOST_TO_BANKS)
     assert not {kernel: share for kernel, share in lost.items() if share > MOST_LOST_TO_BANKS[kernel]}
 

@@ -33,7 +33,7 @@ def kernels_of(test_file: str) -> frozenset[str]:
 
 
 def function_of(mangled: str) -> str:
-    """The innermost name in a mangled one: `walk` of _ZN5xlstm3gpu4walkI..."""
+    """The innermost name in a mangled one: `chunk_walk` of _ZN5xlstm3gpu5mlstm10chunk_walkI..."""
     name, rest = "", mangled.removeprefix("_ZN")
     while length := re.match(r"\d+", rest):
         begin = length.end()

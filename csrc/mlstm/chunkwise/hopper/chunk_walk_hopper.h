@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// The walk (chunk_walk.h has the table of what it is) as Hopper likes it: out = f (a C) + scores y, C = decay C + (w
-// x)^T y.
+// The walk (chunk_walk.h has the table of h, dq, dk, dv) for Hopper: a warp-specialised, two-stage TMA and wgmma
+// pipeline. out = f (a C) + scores y, C = decay C + (w x)^T y.
 //
 // Everything is transposed, so that the state, in accumulators, is the left operand of the next product as it lies:
 //     out^T [64 of y][tokens] = C^T a^T      += y^T scores^T      C^T += (w y)^T x
-// Who owns what: two warpgroups hold 128 numbers of the state in each thread, 64 columns of y by 256 rows (or twice 64
-// by 128) in each. They take turns: while one multiplies by the state, the other packs, weighs, writes. Tiles of 64
-// tokens come by bulk copies, two chunks ahead, which a warp of the warpgroup beside them, the block's first, asks for.
-// Outputs that are sums (dv), or sums over normalisers (h), leave by bulk copies as well; those with more to them (dq,
-// dk: what n and dn add, dots, the diagonal) its three other warps finish. A forward walk has all of it make scores, n
-// and normalisers from the tiles that are there anyway (chunk_walk_hopper_scores.h); three threads of the state's
-// second warpgroup copy there. Rows beyond 256 are a second block's, of the same cluster; each of the two sends the
-// other half of its sums, and its three warps finish its own half, h and dv too; their scores come from a kernel
-// before. chunk_walk_hopper_smem.h has the shared memory, chunk_walk_hopper_outputs.h what becomes of sums.
+//
+// Who owns what: the block's second and third warpgroup, the consumers, hold 128 numbers of the state in each thread,
+// each warpgroup 64 columns of y by 256 rows (or twice 64 by 128). They take turns: while one multiplies by the state,
+// the other packs, weights and writes. The first warpgroup depends on the output:
+//     dq, dk, and h or dv of a pair   one warp is the producer: it loads tiles of 64 tokens by TMA, two chunks ahead.
+//                                     Three warps are the epilogue: they add what n and dn contribute, dots and the
+//                                     diagonal (dq, dk), or multiply by 1 / N (h), and store.
+//     dv                              one warp is the producer. The consumers store the sums by TMA.
+//     h                               all four warps compute scores, n and normalisers from the tiles in shared memory
+//                                     (chunk_walk_hopper_scores.h). Three threads of the second consumer warpgroup are
+//                                     the producers. The consumers multiply by 1 / N and store by TMA.
+// A state of more than 256 rows is split over a pair of blocks, a cluster. Each block sends its sums of one 64-column
+// panel to its peer and finishes the other panel, in three epilogue warps. The scores of a pair come from an earlier
+// kernel. chunk_walk_hopper_smem.h has the shared memory and the mbarriers, chunk_walk_hopper_outputs.h the epilogues.
 //
 // Floor, forward at 256/512: flops, with each of q, k, v and h moved once. Operands in shared memory are read at 64 to
 // 100 bytes a cycle of the 128 that it gives, while 20 to 36 bytes a cycle arrive.
@@ -23,39 +28,42 @@
 
 namespace xlstm::gpu::mlstm {
 
-// What a thread of the first warpgroup keeps of the 168 registers that all begin with, and one of the other two has.
-constexpr int kBesideRegisters = 88, kStateRegisters = 208;
-static_assert(kBesideRegisters + 2 * kStateRegisters == 3 * 168);
+// Registers of a thread after setmaxnreg: in the first warpgroup, and in the two consumer warpgroups. All threads begin
+// with 168.
+constexpr int kProducerRegisters = 88, kConsumerRegisters = 208;
+static_assert(kProducerRegisters + 2 * kConsumerRegisters == 3 * 168);
 
-template <class Room>
+template <class Smem>
 struct HopperWalk {
-  using Place = typename Room::Place;
-  static constexpr HopperShape kShape = Room::kShape;
-  static constexpr bool kPair = kShape.pair, kOutputs = Room::kOutputs;
-  static constexpr int kChunk = Room::kChunk, kPanel = Room::kPanel;
-  static constexpr int kMine = kShape.per_warpgroup(), kStateRow = Place::kHalfRegisters;  // of 64 columns
-  static constexpr int kTurn = 1;  // named barriers 1 and 2: whose turn it is to multiply by the state
+  using Layout = typename Smem::Layout;
+  static constexpr HopperShape kShape = Smem::kShape;
+  static constexpr bool kPair = kShape.pair, kOutputs = Smem::kOutputs;
+  static constexpr int kChunk = Smem::kChunk, kPanelBytes = Smem::kPanelBytes;
+  static constexpr int kGroupPanels = kShape.panels_per_warpgroup(), kPanelRegisters = Layout::kPanelRegisters;
+  // Named barriers 1 and 2: the turn of each consumer warpgroup to multiply by the state.
+  static constexpr int kTurnBarrier = 1;
 
-  const Room& room;
-  const HopperOutputs<Room> outputs{room};
-  static constexpr int kXPanel = Room::kXPanel;
-  const WalkParams& p = room.p;
+  const Smem& smem;
+  const HopperOutputs<Smem> outputs{smem};
+  static constexpr int kXPanelBytes = Smem::kXPanelBytes;
+  const WalkParams& p = smem.p;
 
-  // ---- the state and its products, by two warpgroups
+  // ---- the state and its products, in the two consumer warpgroups
 
   struct State {
-    float c[kMine][kStateRow];  // C^T / held: the decay of chunks is kept apart until it is small
-    float held = 1;
+    // C^T / pending_decay: chunks' decays are accumulated in pending_decay until it is small.
+    float c[kGroupPanels][kPanelRegisters];
+    float pending_decay = 1;
   };
 
-  // f(value, x, y) for each of this thread's numbers of the state.
+  // Calls f(value, x, y) for each element of the state in this thread.
   template <class F>
   XLSTM_DEVICE void each(State& state, int group, F&& f) const {
 #pragma unroll
-    for (int m = 0; m < kMine; ++m)
+    for (int m = 0; m < kGroupPanels; ++m)
 #pragma unroll
-      for (int i = 0; i < kStateRow; ++i) {
-        const auto [x, y] = Place::position(m * kStateRow + i, room.tile, group);
+      for (int i = 0; i < kPanelRegisters; ++i) {
+        const auto [x, y] = Layout::position(m * kPanelRegisters + i, smem.tile, group);
         f(state.c[m][i], x, y);
       }
   }
@@ -63,241 +71,250 @@ struct HopperWalk {
   XLSTM_DEVICE void each_register(State& state, float* memory, F&& f) const {
     memory += threadIdx.x - kWarpgroup;
 #pragma unroll
-    for (int m = 0; m < kMine; ++m)
+    for (int m = 0; m < kGroupPanels; ++m)
 #pragma unroll
-      for (int i = 0; i < kStateRow; ++i) f(state.c[m][i], memory + (m * kStateRow + i) * kHopperStateThreads);
+      for (int i = 0; i < kPanelRegisters; ++i)
+        f(state.c[m][i], memory + (m * kPanelRegisters + i) * kHopperStateThreads);
   }
   XLSTM_DEVICE bool inside(int x, int y) const { return x < p.x.columns && y < p.y.columns; }
   XLSTM_DEVICE int64_t offset(int x, int y) const {
-    return room.segment.state * int64_t(p.x.columns) * p.y.columns + x * p.state_x + y * p.state_y;
+    return smem.segment.state * int64_t(p.x.columns) * p.y.columns + x * p.state_x + y * p.state_y;
   }
   static constexpr int kStateFloats = kShape.registers() * kHopperStateThreads;
-  XLSTM_DEVICE float* between(int order) const {
-    return p.between + ((int64_t(room.segment.state) * (p.segments - 1) + order) * p.tiles + room.tile) * kStateFloats;
+  XLSTM_DEVICE float* segment_state(int order) const {
+    return p.segment_states +
+           ((int64_t(smem.segment.state) * (p.segments - 1) + order) * p.tiles + smem.tile) * kStateFloats;
   }
 
   XLSTM_DEVICE void load_state(State& state, int group) const {
-    if (p.alone || (room.segment.order() == 0 && !p.state_in))
+    if (p.states_only || (smem.segment.order() == 0 && !p.state_in))
       each(state, group, [](float& v, int, int) { v = 0; });
-    else if (room.segment.order() == 0)
+    else if (smem.segment.order() == 0)
       each(state, group, [&](float& v, int x, int y) { v = inside(x, y) ? p.state_in[offset(x, y)] : 0.0f; });
     else
-      each_register(state, between(room.segment.order() - 1), [](float& v, const float* at) { v = *at; });
+      each_register(state, segment_state(smem.segment.order() - 1), [](float& v, const float* at) { v = *at; });
   }
   XLSTM_DEVICE void store_registers(State& state, float* to) const {
-    each_register(state, to, [&](float& v, float* at) { *at = v * state.held; });
+    each_register(state, to, [&](float& v, float* at) { *at = v * state.pending_decay; });
   }
   XLSTM_DEVICE void store_state(State& state, int group) const {
-    if (p.alone)
-      store_registers(state, between(room.segment.order()));
-    else if (room.segment.last() && p.state_out)
+    if (p.states_only)
+      store_registers(state, segment_state(smem.segment.order()));
+    else if (smem.segment.last() && p.state_out)
       each(state, group, [&](float& v, int x, int y) {
-        if (inside(x, y)) p.state_out[offset(x, y)] = v * state.held;
+        if (inside(x, y)) p.state_out[offset(x, y)] = v * state.pending_decay;
       });
   }
 
-  // sum = C^T a^T, 64 columns of y by the chunk's tokens. A step's operand is packed while the one before is
+  // sum = C^T a^T, 64 columns of y by the chunk's tokens. Each step's operand is packed while the previous step is
   // multiplied.
-  XLSTM_DEVICE static void read_state(float (&sum)[32], const float (&c)[kStateRow], uint32_t a) {
+  XLSTM_DEVICE static void multiply_state(float (&sum)[32], const float (&c)[kPanelRegisters], uint32_t a) {
 #pragma unroll
     for (int q = 0; q < kShape.rows / 16; ++q) {
       uint32_t left[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) left[w] = pack(BFloat16{}, c[8 * q + 2 * w], c[8 * q + 2 * w + 1]);
       wgmma_fence();
-      wgmma_rs<false>(sum, left, k_major_descriptor(a + q / 4 * kPanel) + q % 4 * kNextKMajor, q > 0);
+      wgmma_rs<false>(sum, left, k_major_descriptor(a + q / 4 * kPanelBytes) + q % 4 * kNextKMajor, q > 0);
       wgmma_commit();
       if (q) wgmma_wait<1>();
     }
   }
 
   // y^T times each token's weight: the left operand of C^T += (w y)^T x.
-  XLSTM_DEVICE static void weigh(uint32_t (&left)[kChunk / 4], uint32_t y, const float* weight, float up) {
+  XLSTM_DEVICE static void load_weighted_y(uint32_t (&left)[kChunk / 4], uint32_t y, const float* weight, float scale) {
     const int thread = threadIdx.x % kWarpgroup, lane = thread % 32, column = 2 * (lane % 4);
 #pragma unroll
     for (int k = 0; k < kChunk / 16; ++k) {
-      const int token = 16 * k + lane % 8 + lane / 16 * 8, piece = thread / 32 * 2 + lane / 8 % 2;
+      const int token = 16 * k + lane % 8 + lane / 16 * 8, vec = thread / 32 * 2 + lane / 8 % 2;
       uint32_t* r = left + 4 * k;
-      ldmatrix_trans(r, y + panel_vec16_offset(token, piece));
+      ldmatrix_trans(r, y + panel_vec16_offset(token, vec));
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const float2 by = *reinterpret_cast<const float2*>(weight + 16 * k + w / 2 * 8 + column);
-        r[w] = pack(BFloat16{}, low_float(BFloat16{}, r[w]) * (by.x * up), high_float(BFloat16{}, r[w]) * (by.y * up));
+        r[w] = pack(BFloat16{}, low_float(BFloat16{}, r[w]) * (by.x * scale),
+                    high_float(BFloat16{}, r[w]) * (by.y * scale));
       }
     }
   }
 
-  // sum += y^T scores^T, or scores of a walk back in time as they lie. The blocks of a pair have half of the tokens
-  // each.
+  // sum += y^T scores^T; a reverse walk multiplies by scores instead of scores^T. Each block of a pair takes half of
+  // the tokens.
   template <bool kReverse>
-  XLSTM_DEVICE void add_scored(float (&sum)[32], uint32_t y, uint32_t scores) const {
+  XLSTM_DEVICE void add_scores_product(float (&sum)[32], uint32_t y, uint32_t scores) const {
     constexpr int kSteps = kChunk / 16 / (kPair ? 2 : 1);
     constexpr uint64_t kNext = kReverse ? kNextMnMajor : kNextKMajor;
-    const uint64_t first = room.owned_half() * kSteps;
-    const uint64_t left = mn_major_descriptor(y, kPanel) + first * kNextMnMajor;
+    const uint64_t first = smem.owned_panel() * kSteps;
+    const uint64_t left = mn_major_descriptor(y, kPanelBytes) + first * kNextMnMajor;
     const uint64_t right =
-        (kReverse ? mn_major_descriptor(scores, kPanel) : k_major_descriptor(scores)) + first * kNext;
+        (kReverse ? mn_major_descriptor(scores, kPanelBytes) : k_major_descriptor(scores)) + first * kNext;
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) wgmma_ss<true, kReverse>(sum, left + k * kNextMnMajor, right + k * kNext);
     wgmma_commit();
   }
 
-  // Where all of the first warpgroup make scores, three threads of the second of the state's copy a part each, as soon
-  // as it has done with what lay there, of the chunk two before: the first has, half a chunk ago, and the scores are
-  // further. All threads of it wait, since the compiler keeps no products in flight where some do.
-  static constexpr int kCopiesA = 0, kCopiesY = 32, kCopiesX = 64, kStages = Room::kStages;
-  XLSTM_DEVICE static bool copies_too(int group) { return Room::kKeepsN && group == 1; }
+  // Where all of the first warpgroup computes scores (h, and its states), three threads of the second consumer
+  // warpgroup are the producers, of a, y and x. Each loads the chunk two ahead as soon as its own warpgroup has
+  // released the stage: the first consumer warpgroup did half a chunk ago, and the scores are further ahead. All
+  // threads of the warpgroup wait for the free barrier, because the compiler keeps no wgmma in flight across a wait
+  // that only some threads execute.
+  static constexpr int kLoadsA = 0, kLoadsY = 32, kLoadsX = 64, kStages = Smem::kStages;
+  XLSTM_DEVICE static bool loads_too(int group) { return Smem::kHasN && group == 1; }
 
-  XLSTM_DEVICE void free_y(int n, int group) const {
+  XLSTM_DEVICE void release_y(int n, int group) const {
     const int thread = threadIdx.x % kWarpgroup;
-    if (thread % 32 == 0) room.y_free(n).arrive();
-    if (!copies_too(group) || n + kStages >= room.chunks) return;
-    room.y_free(n).wait(room.parity(n));
-    if (thread == kCopiesY) room.copy_y(n + kStages);
+    if (thread % 32 == 0) smem.y_free(n).arrive();
+    if (!loads_too(group) || n + kStages >= smem.chunks) return;
+    smem.y_free(n).wait(smem.parity(n));
+    if (thread == kLoadsY) smem.load_y(n + kStages);
   }
-  XLSTM_DEVICE void free_x(int n, int group) const {
+  XLSTM_DEVICE void release_x(int n, int group) const {
     const int thread = threadIdx.x % kWarpgroup;
-    if (thread == 0) room.x_free(n).arrive();
-    if (!copies_too(group) || n + kStages >= room.chunks) return;
-    room.x_free(n).wait(room.parity(n));
-    if (thread == kCopiesX) room.copy_x(n + kStages);
+    if (thread == 0) smem.x_free(n).arrive();
+    if (!loads_too(group) || n + kStages >= smem.chunks) return;
+    smem.x_free(n).wait(smem.parity(n));
+    if (thread == kLoadsX) smem.load_x(n + kStages);
   }
 
-  XLSTM_DEVICE void add_scored(float (&sum)[32], uint32_t stage, int half) const {
+  XLSTM_DEVICE void add_scores_product(float (&sum)[32], uint32_t stage, int panel) const {
     if (p.reverse)
-      add_scored<true>(sum, stage + Room::kY + half * kPanel, stage + Room::kScores);
+      add_scores_product<true>(sum, stage + Smem::kYOffset + panel * kPanelBytes, stage + Smem::kScoresOffset);
     else
-      add_scored<false>(sum, stage + Room::kY + half * kPanel, stage + Room::kScores);
+      add_scores_product<false>(sum, stage + Smem::kYOffset + panel * kPanelBytes, stage + Smem::kScoresOffset);
   }
 
-  XLSTM_DEVICE void keep_state(int group) const {
-    constexpr float kLeast = 0x1p-40f;
+  XLSTM_DEVICE void consumer_loop(int group) const {
+    constexpr float kMinPendingDecay = 0x1p-40f;
     const int thread = threadIdx.x % kWarpgroup;
-    const bool copies = copies_too(group);
-    for (int n = 0; copies && n < kStages && n < room.chunks; ++n) {
-      if (thread == kCopiesA) room.copy_a(n);
-      if (thread == kCopiesX) room.copy_x(n);
-      if (thread == kCopiesY) room.copy_y(n);
+    const bool loads = loads_too(group);
+    for (int n = 0; loads && n < kStages && n < smem.chunks; ++n) {
+      if (thread == kLoadsA) smem.load_a(n);
+      if (thread == kLoadsX) smem.load_x(n);
+      if (thread == kLoadsY) smem.load_y(n);
     }
     State state;
     load_state(state, group);
-    float decay = p.decay[room.slot_of(0)];
-    if (kOutputs && group == 1) barrier_arrive(kTurn, kHopperStateThreads);  // the first turn is the other's
-    for (int n = 0; n < room.chunks; ++n) {
-      const uint32_t at = room.stage_address(n), phase = room.parity(n);
-      const float* inter = room.factors(n, p.inter);
-      const float* weight = room.factors(n, p.weight);
-      const float decay_now = decay, held_before = state.held;
-      if (n + 1 < room.chunks) decay = p.decay[room.slot_of(n + 1)];
-      if (n + 1 == room.chunks && p.before_last && !p.alone && room.segment.last())
-        store_registers(state, p.before_last + (int64_t(room.segment.state) * p.tiles + room.tile) * kStateFloats);
-      state.held *= decay_now;
-      const bool settle = !(state.held >= kLeast);
-      const float settled = state.held;
-      if (settle) state.held = 1;
-      const float up = 1 / state.held;
+    float decay = p.decay[smem.slot_of(0)];
+    if (kOutputs && group == 1) barrier_arrive(kTurnBarrier, kHopperStateThreads);  // the other's turn
+    for (int n = 0; n < smem.chunks; ++n) {
+      const uint32_t at = smem.stage_address(n), phase = smem.parity(n);
+      const float* inter = smem.factors(n, p.inter);
+      const float* weight = smem.factors(n, p.weight);
+      const float decay_now = decay, decay_before = state.pending_decay;
+      if (n + 1 < smem.chunks) decay = p.decay[smem.slot_of(n + 1)];
+      if (n + 1 == smem.chunks && p.state_before_last && !p.states_only && smem.segment.last())
+        store_registers(state,
+                        p.state_before_last + (int64_t(smem.segment.state) * p.tiles + smem.tile) * kStateFloats);
+      state.pending_decay *= decay_now;
+      const bool applies_decay = !(state.pending_decay >= kMinPendingDecay);
+      const float decay_to_apply = state.pending_decay;
+      if (applies_decay) state.pending_decay = 1;
+      const float inverse_decay = 1 / state.pending_decay;
 
 #pragma unroll
-      for (int m = 0; m < kMine; ++m) {
-        const int half = group * kMine + m;
-        const bool ends = m + 1 == kMine;  // what the chunk needs of a stage
+      for (int m = 0; m < kGroupPanels; ++m) {
+        const int panel = group * kGroupPanels + m;
+        const bool is_last = m + 1 == kGroupPanels;  // the last panel: afterwards the stage is released
         float sum[32];
         uint32_t left[kChunk / 4];
         if constexpr (kOutputs) {
-          if (m == 0) room.a_full(n).wait(phase);
-          barrier_sync(kTurn + group, kHopperStateThreads);
-          read_state(sum, state.c[m], at + Room::kA);
-          if (!(group == 1 && n + 1 == room.chunks && ends)) barrier_arrive(kTurn + (group ^ 1), kHopperStateThreads);
+          if (m == 0) smem.a_full(n).wait(phase);
+          barrier_sync(kTurnBarrier + group, kHopperStateThreads);
+          multiply_state(sum, state.c[m], at + Smem::kAOffset);
+          if (!(group == 1 && n + 1 == smem.chunks && is_last))
+            barrier_arrive(kTurnBarrier + (group ^ 1), kHopperStateThreads);
         }
-        if (m == 0) room.y_full(n).wait(phase);
-        weigh(left, at + Room::kY + half * kPanel, weight, up);
+        if (m == 0) smem.y_full(n).wait(phase);
+        load_weighted_y(left, at + Smem::kYOffset + panel * kPanelBytes, weight, inverse_decay);
         if constexpr (kOutputs) {
           wgmma_wait<0>(sum);
           hold(state.c[m]);
-          if (ends) {
-            if (thread == 0) room.a_free(n).arrive();
-            if (copies && n + kStages < room.chunks) {
-              room.a_free(n).wait(phase);
-              if (thread == kCopiesA) room.copy_a(n + kStages);
+          if (is_last) {
+            if (thread == 0) smem.a_free(n).arrive();
+            if (loads && n + kStages < smem.chunks) {
+              smem.a_free(n).wait(phase);
+              if (thread == kLoadsA) smem.load_a(n + kStages);
             }
           }
 #pragma unroll
           for (int j = 0; j < 8; ++j) {
             const float2 by = *reinterpret_cast<const float2*>(inter + 8 * j + 2 * (thread % 4));
 #pragma unroll
-            for (int e = 0; e < 4; ++e) sum[4 * j + e] *= (e % 2 ? by.y : by.x) * held_before;
+            for (int e = 0; e < 4; ++e) sum[4 * j + e] *= (e % 2 ? by.y : by.x) * decay_before;
           }
-          if (Room::kScored && m == 0) room.scores_full(n).wait(phase);
-          add_scored(sum, at, half);
+          if (Smem::kMakesScores && m == 0) smem.scores_full(n).wait(phase);
+          add_scores_product(sum, at, panel);
         }
-        if (settle) {
+        if (applies_decay) {
 #pragma unroll
-          for (int i = 0; i < kStateRow; ++i) state.c[m][i] *= settled;
+          for (int i = 0; i < kPanelRegisters; ++i) state.c[m][i] *= decay_to_apply;
         }
-        if (m == 0) room.x_full(n).wait(phase);
+        if (m == 0) smem.x_full(n).wait(phase);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < kChunk / 16; ++k)
-          wgmma_rs<true>(state.c[m], left + 4 * k, mn_major_descriptor(at + Room::kX, kXPanel) + k * kNextMnMajor);
+          wgmma_rs<true>(state.c[m], left + 4 * k,
+                         mn_major_descriptor(at + Smem::kXOffset, kXPanelBytes) + k * kNextMnMajor);
         wgmma_commit();
         if constexpr (kOutputs) {
           wgmma_wait<1>(sum);
-          if constexpr (Room::kFinish) {
-            const bool sent = kPair && half != room.owned_half();
-            (sent ? room.sent_free() : room.sums_free(half)).wait(room.every_parity(n) ^ 1);
-            outputs.write_sums(sum, half);
-            if (sent)
-              outputs.send(group);
+          if constexpr (Smem::kHasEpilogueWarps) {
+            const bool is_peers = kPair && panel != smem.owned_panel();
+            (is_peers ? smem.peer_sums_free() : smem.sums_free(panel)).wait(smem.every_parity(n) ^ 1);
+            outputs.write_sums(sum, panel);
+            if (is_peers)
+              outputs.send_to_peer(group);
             else
-              room.sums_full(half).arrive();
+              smem.sums_full(panel).arrive();
           } else {
-            outputs.store(sum, n, half, group);
+            outputs.store_outputs(sum, n, panel, group);
           }
         } else {
-          __syncwarp();  // outputs bring the warp together
+          __syncwarp();  // with outputs, the output's barriers bring the warp together
         }
-        if (ends) free_y(n, group);
+        if (is_last) release_y(n, group);
         wgmma_wait<0>(state.c[m]);
-        if (ends) free_x(n, group);
+        if (is_last) release_x(n, group);
       }
     }
     store_state(state, group);
-    if constexpr (Room::kStored)
+    if constexpr (Smem::kStoresByTma)
       if (thread == 0) tma_store_wait();
   }
 
   XLSTM_DEVICE void run() const {
     const int warp = shuffle_from(int(threadIdx.x / 32), 0, 32), group = warp / 4;
-    room.open();
+    smem.init();
     if (group == 0) {
-      setmaxnreg_dec<kBesideRegisters>();
-      if constexpr (Room::kKeepsN) {
-        HopperScorer<Room>{room}.run();
-      } else if (warp == kOutputWarps) {
-        if (threadIdx.x % 32 == 0) room.copy_chunks();
-      } else if constexpr (Room::kFinish) {
-        outputs.finish(warp);
+      setmaxnreg_dec<kProducerRegisters>();
+      if constexpr (Smem::kHasN) {
+        HopperScorer<Smem>{smem}.run();
+      } else if (warp == kEpilogueWarps) {
+        if (threadIdx.x % 32 == 0) smem.producer_loop();
+      } else if constexpr (Smem::kHasEpilogueWarps) {
+        outputs.epilogue(warp);
       }
     } else {
-      setmaxnreg_inc<kStateRegisters>();
-      keep_state(group - 1);
+      setmaxnreg_inc<kConsumerRegisters>();
+      consumer_loop(group - 1);
     }
-    if constexpr (kPair) cluster_sync();  // nobody leaves while the other still writes here
+    if constexpr (kPair) cluster_sync();  // no block exits while its peer still writes into its shared memory
   }
 };
 
-template <int kRows, int kHalves, bool kPair, HopperOutput kOutput>
-__global__ __launch_bounds__(kHopperBlockThreads, 1) void walk_hopper(const __grid_constant__ HopperWalkParams params) {
+template <int kRows, int kYPanels, bool kPair, HopperOutput kOutput>
+__global__ __launch_bounds__(kHopperBlockThreads,
+                             1) void chunk_walk_hopper(const __grid_constant__ HopperWalkParams params) {
   if constexpr (kHopper) {
     extern __shared__ __align__(1024) char lds[];
     const WalkParams& p = params.walk;
     const int tile = blockIdx.x % p.tiles, order = blockIdx.x / p.tiles % p.segments;
     const Segment segment = segment_of(p.where, blockIdx.x / p.tiles / p.segments, order, p.segment_chunks, p.reverse);
-    if (segment.empty || (p.alone && segment.last())) return;
-    using Room = HopperRoom<kRows, kHalves, kPair, kOutput>;
-    const Room room(params, segment, tile, lds);
-    HopperWalk<Room>{room}.run();
+    if (segment.empty || (p.states_only && segment.last())) return;
+    using Smem = HopperWalkSmem<kRows, kYPanels, kPair, kOutput>;
+    const Smem smem(params, segment, tile, lds);
+    HopperWalk<Smem>{smem}.run();
   }
 }
 

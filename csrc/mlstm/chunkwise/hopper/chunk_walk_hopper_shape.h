@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the Hopper walk (chunk_walk_hopper.h) lies on an SM: constexpr, so that the kernel and the plan have one answer.
+// Tile shapes and shared-memory size of the Hopper walk (chunk_walk_hopper.h). The functions are constexpr, so that the
+// kernel and the plan share one answer.
 #pragma once
 
 #include <stdint.h>
@@ -8,42 +9,46 @@ namespace xlstm::gpu::mlstm {
 
 constexpr int kHopperChunk = 64, kHopperBarriers = 28;
 
-// What a walk's sums become: nothing; nothing, with n kept beside the state; outputs; h, whose scores, n and
-// normalisers are made on the way; outputs of sums of two blocks, times a gain where there is one; or gradients that
-// have more to them, those of q and k.
-enum class HopperOutput { none, none_with_n, plain, scored, summed, flowing };
-constexpr bool keeps_n(HopperOutput output) {
-  return output == HopperOutput::none_with_n || output == HopperOutput::scored;
-}
+// What a walk outputs:
+//   states          nothing: the states between segments
+//   states_with_n   the same, and n at the same borders
+//   dv              sums as they are (dv of one block)
+//   h               h of one block, with scores, n and normalisers that the walk computes
+//   pair_h_dv       sums of the two blocks of a pair, times 1 / N for h: h or dv
+//   dq_dk           dq or dk: with what n and dn add, the diagonal, and dots
+enum class HopperOutput { states, states_with_n, dv, h, pair_h_dv, dq_dk };
+constexpr bool has_n(HopperOutput output) { return output == HopperOutput::states_with_n || output == HopperOutput::h; }
 
-// Of each chunk, what its gates say, for the warps that make scores: floats of 64 tokens each, exponents of 2 of D and
-// what N is at least; then the weights of n's sum in two rows of bfloat16, upper and lower parts, as they lie in LDS.
-enum HopperMeasure { kRowHigh, kRowLow, kColumnHigh, kColumnLow, kLeast, kMeasures };
-constexpr int kMeasureBytes = kMeasures * kHopperChunk * 4, kWeightBytes = 2 * kHopperChunk * 2;
-constexpr int kMeasureFloats = (kMeasureBytes + kWeightBytes) / 4;  // of a chunk in memory
+// Gate terms of a chunk, for the warps that compute scores: floats of 64 tokens each, exponents of 2 of D, and the
+// lower bound e^-m of N. After them the weights of n's sum in two rows of bfloat16, upper and lower parts, laid out as
+// in shared memory.
+enum HopperGateTerm { kRowHigh, kRowLow, kColumnHigh, kColumnLow, kMinN, kGateTerms };
+constexpr int kGateTermBytes = kGateTerms * kHopperChunk * 4, kWeightBytes = 2 * kHopperChunk * 2;
+constexpr int kGateTermFloats = (kGateTermBytes + kWeightBytes) / 4;  // floats of a chunk in memory
 
-// A state of `rows` by 64 `halves` columns in a block, half of the halves in each of two warpgroups. 512 rows are a
-// pair of blocks' of 256, each of which owns the outputs of one half.
+// The state of a block: `rows` by 64 `y_panels` columns, half of the panels in each consumer warpgroup. 512 rows are a
+// pair of blocks of 256 rows, each of which finishes the outputs of one panel.
 struct HopperShape {
-  int rows, halves;
+  int rows, y_panels;
   bool pair;
 
-  constexpr int y_tile() const { return pair ? 64 : 64 * halves; }  // of the outputs
-  constexpr int per_warpgroup() const { return halves / 2; }
-  // Two stages of a, x (with n, eight rows to a panel), y, scores, and two factors of their tokens; outputs of 64
-  // columns each; two stages of n's weights, a tile of 8 rows, of measures and of gains; barriers.
+  constexpr int y_tile() const { return pair ? 64 : 64 * y_panels; }  // columns of outputs
+  constexpr int panels_per_warpgroup() const { return y_panels / 2; }
+  // Two stages of a, x (with n, eight rows below each panel), y, scores, and two factors of their tokens; output panels
+  // of 64 columns each; two stages of n's weights (a tile of 8 rows), of gate terms and of 1 / N; mbarriers.
   constexpr int stage_bytes(HopperOutput output) const {
-    return (2 * rows / 64 + halves + 1) * 128 * kHopperChunk + (keeps_n(output) ? rows / 64 * 1024 : 0);
+    return (2 * rows / 64 + y_panels + 1) * 128 * kHopperChunk + (has_n(output) ? rows / 64 * 1024 : 0);
   }
   constexpr int lds_bytes(HopperOutput output) const {
-    const int half = output >= HopperOutput::summed ? 64 * kHopperChunk * 4 : 128 * kHopperChunk;
-    const int outputs = output <= HopperOutput::none_with_n ? 0 : halves + (pair ? 1 : 0);
-    const int scoring = keeps_n(output) ? 2 * (1024 + kMeasureBytes + kHopperChunk * 4) : 0;
-    return 2 * stage_bytes(output) + outputs * half + 2 * 2 * kHopperChunk * 4 + scoring + kHopperBarriers * 8;
+    const int panel = output >= HopperOutput::pair_h_dv ? 64 * kHopperChunk * 4 : 128 * kHopperChunk;
+    const int panels = output <= HopperOutput::states_with_n ? 0 : y_panels + (pair ? 1 : 0);
+    const int scoring = has_n(output) ? 2 * (1024 + kGateTermBytes + kHopperChunk * 4) : 0;
+    return 2 * stage_bytes(output) + panels * panel + 2 * 2 * kHopperChunk * 4 + scoring + kHopperBarriers * 8;
   }
-  // Whether a forward walk makes its scores, n and normalisers itself; a pair's scores need both blocks' features.
-  constexpr bool scores() const { return !pair; }
-  constexpr int registers() const { return rows / 2 * per_warpgroup(); }  // of the state in a thread
+  // Whether a forward walk computes its scores, n and normalisers itself. A pair does not, because its scores need the
+  // features of both blocks.
+  constexpr bool makes_scores() const { return !pair; }
+  constexpr int registers() const { return rows / 2 * panels_per_warpgroup(); }  // registers of the state in a thread
 };
 constexpr int kHopperStateThreads = 256, kHopperBlockThreads = 384;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the launches of the Hopper schedule share.
+// Shared by the launches of the Hopper schedule.
 #pragma once
 
 #include "arch/hopper/hopper.h"
@@ -8,7 +8,7 @@
 
 namespace xlstm::gpu::mlstm {
 
-// Of tiles of a chunk's tokens by 64 columns.
+// TMA map of x, for tiles of a chunk's tokens by 64 columns.
 inline CUtensorMap token_map(const Tokens& x, const Sequences& where) {
   return tensor_map(x.data, x.columns, where.length, where.heads, where.rows / where.heads, x.stride, kHopperChunk);
 }

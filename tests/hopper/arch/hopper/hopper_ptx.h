@@ -16,10 +16,10 @@ inline bool mbarrier_test_wait(uint32_t at, uint32_t parity) { return emulator::
 inline void fence_mbarrier_init() {}
 inline void fence_async_proxy() { emulator::fence_proxy(); }
 inline void cluster_sync() { emulator::sync_cluster(); }
-inline void write_shared_word(float* to, uint32_t word) { emulator::write_shared_word(to, word); }
-inline uint32_t read_shared_word(const float* from) { return __builtin_bit_cast(uint32_t, *from); }
-inline Vec16 read_shared_vec16(const float* from) { return *reinterpret_cast<const Vec16*>(from); }
-inline bool look_again() { return emulator::wait_for_shared_words(); }
+inline void store_relaxed_gpu(float* to, uint32_t word) { emulator::write_shared_word(to, word); }
+inline uint32_t load_relaxed_gpu(const float* from) { return __builtin_bit_cast(uint32_t, *from); }
+inline Vec16 load_relaxed_gpu_vec16(const float* from) { return *reinterpret_cast<const Vec16*>(from); }
+inline bool spin_again() { return emulator::wait_for_shared_words(); }
 
 template <int kCount>
 void setmaxnreg_inc() {
@@ -62,13 +62,13 @@ template <int kGroups, class... Sums>
 void wgmma_wait(Sums&...) {
   emulator::wgmma_wait(kGroups);
 }
-template <bool kAAcross, bool kBAcross, class E = BFloat16, int kCount>
+template <bool kAMnMajor, bool kBMnMajor, class E = BFloat16, int kCount>
 void wgmma_ss(float (&sum)[kCount], uint64_t a, uint64_t b, bool add = true) {
-  emulator::wgmma_ss(sum, 2 * kCount, a, kAAcross, b, kBAcross, add, __is_same(E, Float16));
+  emulator::wgmma_ss(sum, 2 * kCount, a, kAMnMajor, b, kBMnMajor, add, __is_same(E, Float16));
 }
-template <bool kBAcross, class E = BFloat16, int kCount>
+template <bool kBMnMajor, class E = BFloat16, int kCount>
 void wgmma_rs(float (&sum)[kCount], const uint32_t* a, uint64_t b, bool add = true) {
-  emulator::wgmma_rs(sum, 2 * kCount, a, b, kBAcross, add, __is_same(E, Float16));
+  emulator::wgmma_rs(sum, 2 * kCount, a, b, kBMnMajor, add, __is_same(E, Float16));
 }
 
 inline void stmatrix(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
