@@ -34,7 +34,6 @@ WITHOUT_MATRICES = {
     "scan_normaliser_states",
     "copy_n_and_m",
     "scan_stabilisers",
-    "chunk_gate_flows",
     "sum_dsink",
     "sum_parts",
     "sum_slices",
