@@ -85,9 +85,9 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kHasScoreMod, kOfKeys> {
       for (int c = 0; c < kColumnStrips; ++c)
 #pragma unroll
         for (int j = 0; j < Columns::kEach; ++j) {
-          const float* mine = row_stats + row_stats_index(owned + column0 + c * kStripColumns + Columns::position(j));
-          lse[c].value[j] = mine[0];
-          delta[c].value[j] = mine[kStatsGroup];
+          const float* lane_stats = row_stats + row_stats_index(owned + column0 + c * kStripColumns + Columns::position(j));
+          lse[c].value[j] = lane_stats[0];
+          delta[c].value[j] = lane_stats[kStatsGroup];
         }
     }
   }
@@ -208,7 +208,7 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kHasScoreMod, kOfKeys> {
         strip_position(kFamily, sizeof(E), lane, 0);  // the other registers are at known distances
     const int row = first + row0 + lane_position.row, column = owned + column0 + lane_position.column;
     const int lane_distance = (kOfKeys ? column - row : row - column) - band.diagonal;
-    const float* mine = row_stats + row_stats_index(row0 + lane_position.row);
+    const float* lane_stats = row_stats + row_stats_index(row0 + lane_position.row);
     // f(strip row, register, strip column, tokens down and across from the lane's first)
     const auto each = [&](auto&& f) {
 #pragma unroll
@@ -222,10 +222,10 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kHasScoreMod, kOfKeys> {
           }
     };
     const auto lse_of = [&](int r, int c, int down) {
-      return kOfKeys ? mine[row_stats_index(down)] : lse[c].value[Columns::of(r)];
+      return kOfKeys ? lane_stats[row_stats_index(down)] : lse[c].value[Columns::of(r)];
     };
     const auto delta_of = [&](int r, int c, int down) {
-      return kOfKeys ? mine[row_stats_index(down) + kStatsGroup] : delta[c].value[Columns::of(r)];
+      return kOfKeys ? lane_stats[row_stats_index(down) + kStatsGroup] : delta[c].value[Columns::of(r)];
     };
     if constexpr (kMakesDs && (kHasScoreMod || !kAllAtOnce)) {  // computed before the branches below
 #pragma unroll
