@@ -8,16 +8,17 @@ from __future__ import annotations
 # attention's backward pass and decoding, the recurrent ones and a model's step, whose products are of few vectors, the
 # draw of a token, and the layers. Every other kernel must use the matrix unit.
 WITHOUT_MATRICES = {
-    "append_token",
-    "attention_delta",
+    "append_kernel",
     "border_flows",
     "chunk_gates",
-    "combine_forward",
-    "combine_parts",
+    "combine_forward_kernel",
+    "combine_kernel",
     "cross_entropy_backward_rows",
     "cross_entropy_rows",
+    "delta_kernel",
     "dot_states",
     "draw_token",
+    "dsink_kernel",
     "embed",
     "gate_gradients",
     "hand_over",
@@ -35,8 +36,7 @@ WITHOUT_MATRICES = {
     "settle",
     "stabilisers",
     "sum_chunk_flows",
-    "sum_dsink",
-    "sum_parts",
+    "sum_dkdv_kernel",
     "sum_slices",
 }
 
@@ -60,32 +60,32 @@ NOTES: list[tuple[str, str, str]] = [
     ),
     (
         f"{CDNA}|gfx1100",
-        r"decode<.*",
+        r"decode_kernel<.*",
         "16 rows share what a key costs whatever their number: where it lies, addresses of its pieces, values turned "
         "in registers, masks. Memory binds: a tile's bytes take several times as long.",
     ),
     (
         f"{CDNA}|gfx1100",
-        r"mla<.*",
+        r"mla_kernel<.*",
         "with 16 rows, what a tile costs whatever their number: it goes through registers into LDS, values are turned, "
         "parts of the scores added up. On gfx1100 weights are exchanged between the halves of a wave.",
     ),
     (
         f"{CDNA}|gfx1100",
-        r"(attend|write_weights)<.*",
+        r"(forward|probabilities)_kernel<.*",
         "softmax: an exp, a fused multiply-add, a maximum, a sum and half a packing for each score; loops that gather "
         "tails, pages and narrow heads; where scores are bent, tanh, slopes, and forty integer instructions of Philox "
         "for eight weights. gfx1100's floats are split into three bfloat16.",
     ),
     (
         f"{CDNA}|gfx1100",
-        r"attention_gradients<.*, true, (true|false)>",
+        r"(dkdv|dq)_kernel<.*, true>",
         "softcap, ALiBi, dropout and masks stand in the loop behind branches, each for calls that ask for it; counted "
         "is a pass that takes all of them. On gfx1100 floats are split into three bfloat16 beside that.",
     ),
     (
         f"{CDNA}|gfx1100",
-        r"attention_gradients<.*",
+        r"(dkdv|dq)_kernel<.*",
         "masks, behind a branch that only tiles at a border take, the careful way to bring a last tile, and for each "
         "score an exp, a multiply-add, a difference, a product and two roundings, which do not shrink with the head "
         "dim. On gfx1100 weights are exchanged between the halves of a wave too.",

@@ -41,7 +41,7 @@ NOTES = (
         "rows, rounding and a place in LDS. It is a tenth of the walks' time.",
     ),
     (
-        r"decode<.*",
+        r"decode_kernel<.*",
         "memory binds: 16 rows share a key, of which a group of four heads fills 4, and each unit is done in a "
         "fraction of the time that a key's bytes take.",
     ),

@@ -234,14 +234,11 @@ struct Backward : BackwardPairs<E, kQk, kV, kHasScoreMod, kOfKeys> {
   }
 };
 
+// The body of dkdv_kernel and dq_kernel.
 // blockIdx.x: heads vary fastest, so that the blocks of a head share a die's L2 where the chip distributes blocks over
 // dies, and blocks with much work come first: under a causal mask early keys and late queries see the most tokens.
 template <class E, int kQk, int kV, bool kHasScoreMod, bool kOfKeys>
-__global__ __launch_bounds__(
-    backward_shape(kFamily, sizeof(E), kQk, kV, kOfKeys).threads,
-    backward_shape(kFamily, sizeof(E), kQk, kV, kOfKeys).blocks) void gradients_kernel(const BackwardParams params) {
-  extern __shared__ __align__(128) char lds[];
-  const BackwardParams* p = reload_params(kernel_params(params));
+XLSTM_DEVICE void run_backward(const BackwardParams* p, char* lds) {
   const xlstm_attention& in = p->call.in;
   using Walk = Backward<E, kQk, kV, kHasScoreMod, kOfKeys>;
   const uint32_t heads = uint32_t(kOfKeys ? in.heads_k : in.heads_q), all = heads * uint32_t(in.batch);
@@ -259,6 +256,21 @@ __global__ __launch_bounds__(
                        [](float& v, float* to) { *to = v; });
   else
     walk.write();
+}
+
+template <class E, int kQk, int kV, bool kHasScoreMod>
+__global__ __launch_bounds__(
+    backward_shape(kFamily, sizeof(E), kQk, kV, true).threads,
+    backward_shape(kFamily, sizeof(E), kQk, kV, true).blocks) void dkdv_kernel(const BackwardParams params) {
+  extern __shared__ __align__(128) char lds[];
+  run_backward<E, kQk, kV, kHasScoreMod, true>(reload_params(kernel_params(params)), lds);
+}
+template <class E, int kQk, int kV, bool kHasScoreMod>
+__global__ __launch_bounds__(
+    backward_shape(kFamily, sizeof(E), kQk, kV, false).threads,
+    backward_shape(kFamily, sizeof(E), kQk, kV, false).blocks) void dq_kernel(const BackwardParams params) {
+  extern __shared__ __align__(128) char lds[];
+  run_backward<E, kQk, kV, kHasScoreMod, false>(reload_params(kernel_params(params)), lds);
 }
 
 // dk and dv: adds the sums of several parts in their order.

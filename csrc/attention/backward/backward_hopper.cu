@@ -8,10 +8,10 @@ namespace {
 
 template <class E, int kFeatures>
 void launch_sides(const HopperBackwardParams& p, Stream stream) {
-  launch_hopper_attention("attention dk, dv", gradients_hopper_kernel<E, kFeatures, true>,
-                          backward_hopper_shape(kFeatures, true), p, stream);
-  launch_hopper_attention("attention dq", gradients_hopper_kernel<E, kFeatures, false>,
-                          backward_hopper_shape(kFeatures, false), p, stream);
+  launch_hopper_attention("attention dk, dv", dkdv_hopper_kernel<E, kFeatures>, backward_hopper_shape(kFeatures, true),
+                          p, stream);
+  launch_hopper_attention("attention dq", dq_hopper_kernel<E, kFeatures>, backward_hopper_shape(kFeatures, false), p,
+                          stream);
 }
 
 }  // namespace

@@ -186,19 +186,32 @@ struct HopperBackward : OwnedRows<E, Smem> {
   }
 };
 
+// The body of dkdv_hopper_kernel and dq_hopper_kernel.
 template <class E, int kFeatures, bool kOfKeys>
+XLSTM_DEVICE void run_backward_hopper(const HopperBackwardParams& params, char* lds) {
+  using Smem = BackwardSmem<kFeatures, kOfKeys>;
+  run_hopper_attention<Smem>(
+      params, lds,
+      [&](const Smem& smem) {
+        if constexpr (kOfKeys)
+          clear_pads<E, kHopperAttentionThreads>(params.of, smem.at, smem.key_head, smem.owned, kHopperOwned);
+      },
+      [](const Smem& smem, int warpgroup) { HopperBackward<E, Smem>(smem, warpgroup).run(); });
+}
+template <class E, int kFeatures>
 __global__ __launch_bounds__(kHopperAttentionThreads,
-                             1) void gradients_hopper_kernel(const __grid_constant__ HopperBackwardParams params) {
+                             1) void dkdv_hopper_kernel(const __grid_constant__ HopperBackwardParams params) {
   if constexpr (kHopper) {
     extern __shared__ __align__(1024) char lds[];
-    using Smem = BackwardSmem<kFeatures, kOfKeys>;
-    run_hopper_attention<Smem>(
-        params, lds,
-        [&](const Smem& smem) {
-          if constexpr (kOfKeys)
-            clear_pads<E, kHopperAttentionThreads>(params.of, smem.at, smem.key_head, smem.owned, kHopperOwned);
-        },
-        [](const Smem& smem, int warpgroup) { HopperBackward<E, Smem>(smem, warpgroup).run(); });
+    run_backward_hopper<E, kFeatures, true>(params, lds);
+  }
+}
+template <class E, int kFeatures>
+__global__ __launch_bounds__(kHopperAttentionThreads,
+                             1) void dq_hopper_kernel(const __grid_constant__ HopperBackwardParams params) {
+  if constexpr (kHopper) {
+    extern __shared__ __align__(1024) char lds[];
+    run_backward_hopper<E, kFeatures, false>(params, lds);
   }
 }
 

@@ -10,12 +10,12 @@ namespace xlstm::gpu::attention {
 
 template <class E, int kQk, int kV, bool kHasScoreMod>
 void launch_gradients(const AttentionBackwardPlan& plan, const BackwardParams& p, Stream stream) {
-  launch("attention dk, dv", gradients_kernel<E, kQk, kV, kHasScoreMod, true>,
+  launch("attention dk, dv", dkdv_kernel<E, kQk, kV, kHasScoreMod>,
          {plan.blocks_k * plan.parts * p.heads_all_k(), plan.of_keys.threads, plan.of_keys.lds_bytes}, stream, p);
   if (plan.parts > 1)
     launch("attention dk, dv of parts", sum_dkdv_kernel<E, kQk, kV>,
            {plan.blocks_k * p.heads_all_k(), plan.of_keys.threads, 0}, stream, p);
-  launch("attention dq", gradients_kernel<E, kQk, kV, kHasScoreMod, false>,
+  launch("attention dq", dq_kernel<E, kQk, kV, kHasScoreMod>,
          {plan.blocks_q * p.heads_all_q(), plan.of_queries.threads, plan.of_queries.lds_bytes}, stream, p);
 }
 

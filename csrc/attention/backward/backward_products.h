@@ -85,7 +85,8 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kHasScoreMod, kOfKeys> {
       for (int c = 0; c < kColumnStrips; ++c)
 #pragma unroll
         for (int j = 0; j < Columns::kEach; ++j) {
-          const float* lane_stats = row_stats + row_stats_index(owned + column0 + c * kStripColumns + Columns::position(j));
+          const float* lane_stats =
+              row_stats + row_stats_index(owned + column0 + c * kStripColumns + Columns::position(j));
           lse[c].value[j] = lane_stats[0];
           delta[c].value[j] = lane_stats[kStatsGroup];
         }
