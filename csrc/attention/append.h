@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where new tokens of a cache go, and how a feature is rotated; for the host and for GPU kernels.
+// Addresses of new tokens in a KV cache, and the rotary embedding of a feature; for the host and for GPU kernels.
 #pragma once
 
 #include "attention/rules.h"
@@ -7,9 +7,9 @@
 
 namespace xlstm {
 
-// Offset of new token t of sequence b in p.to, or -1: there is no room for it. The host refuses such a call where it
-// can read the index tensors; on a GPU such a token is left out.
-XLSTM_RULE int64_t append_place(const xlstm_attention_append& p, int64_t b, int64_t t) {
+// Offset of new token t of sequence b in p.to, or -1 if the cache is full. The host refuses such a call where it can
+// read the index tensors; a GPU kernel leaves such a token out.
+XLSTM_RULE int64_t append_offset(const xlstm_attention_append& p, int64_t b, int64_t t) {
   if (!p.to_cache) return b * p.to.stride[0] + t * p.to.stride[2];
   const int64_t position = (p.start ? p.start[b] : 0) + t;
   if (position < 0 || position >= p.cache_length) return -1;
@@ -21,7 +21,7 @@ XLSTM_RULE int64_t append_place(const xlstm_attention_append& p, int64_t b, int6
   return p.cache_batch_idx && (row < 0 || row >= p.cache_batch) ? -1 : row * p.to.stride[0] + position * p.to.stride[2];
 }
 
-// Row of the rotary tables for new token t of sequence b, the nearest that there is.
+// Row of the rotary tables for new token t of sequence b, clamped to the rows that the tables have.
 XLSTM_RULE int64_t rotary_position(const xlstm_attention_append& p, int64_t b, int64_t t) {
   const int64_t position = (p.start ? p.start[b] : 0) + (p.same_position ? 0 : t);
   return position < 0 ? 0 : position < p.rotary_length ? position : p.rotary_length - 1;
@@ -37,8 +37,8 @@ XLSTM_RULE RotaryPair rotary_pair(int64_t column, int64_t half, bool interleaved
   return {column < half ? column + half : column - half, column < half ? column : column - half, column < half};
 }
 template <class T>
-XLSTM_RULE T rotated(T own, T other, T cos, T sin, bool first) {
-  return first ? own * cos - other * sin : own * cos + other * sin;
+XLSTM_RULE T rotated(T x, T other, T cos, T sin, bool first) {
+  return first ? x * cos - other * sin : x * cos + other * sin;
 }
 
 }  // namespace xlstm

@@ -227,8 +227,8 @@ py::dict plan_attention_gpu(const py::object& device, int64_t batch, int64_t hea
   py::dict d;
   d["schedule"] = p.hopper ? "hopper" : "common";
   d["head_dims"] = py::make_tuple(p.head.dqk, p.head.dv);
-  d["full"] = p.full;
-  const gpu::attention::HopperRoomShape own = gpu::attention::attend_shape(p.head.dqk);
+  d["full"] = p.has_score_mod;
+  const gpu::attention::HopperAttentionShape own = gpu::attention::forward_hopper_shape(p.head.dqk);
   const int64_t blocks = (queries + gpu::attention::kHopperOwned - 1) / gpu::attention::kHopperOwned;
   d["keys"] = p.hopper ? own.tile : p.shape.keys;
   d["rows"] = p.hopper ? gpu::attention::kHopperOwned : p.shape.rows;
@@ -248,7 +248,7 @@ py::dict plan_attention_backward_gpu(const py::object& device, int64_t batch, in
       {batch, heads_q, heads_k, queries, keys, 0, dqk, dv, false, element_bytes, bent, panels, parts, common_schedule},
       chip_of(device));
   const auto side = [&](bool of_keys) {
-    const gpu::attention::HopperRoomShape own = gpu::attention::gradient_shape(p.dqk, of_keys);
+    const gpu::attention::HopperAttentionShape own = gpu::attention::backward_hopper_shape(p.dqk, of_keys);
     const gpu::attention::BackwardShape& shape = of_keys ? p.of_keys : p.of_queries;
     const int owned = p.hopper ? gpu::attention::kHopperOwned : shape.owned;
     py::dict d;
@@ -262,7 +262,7 @@ py::dict plan_attention_backward_gpu(const py::object& device, int64_t batch, in
   py::dict d;
   d["schedule"] = p.hopper ? "hopper" : "common";
   d["head_dims"] = py::make_tuple(p.dqk, p.dv);
-  d["full"] = p.full;
+  d["full"] = p.has_score_mod;
   d["parts"] = p.parts;
   d["of_keys"] = side(true);
   d["of_queries"] = side(false);
@@ -310,7 +310,7 @@ py::dict plan_mla_gpu(const std::string& arch, int32_t compute_units, int32_t ld
 py::list attention_places(int64_t heads, int64_t splits, int64_t row_blocks) {
   py::list all;
   for (int64_t block = 0; block < heads * splits * row_blocks; ++block) {
-    const gpu::attention::ForwardPlace at = gpu::attention::forward_place(block, heads, splits, row_blocks);
+    const gpu::attention::ForwardCoord at = gpu::attention::forward_coord(block, heads, splits, row_blocks);
     all.append(py::make_tuple(at.head, at.split, at.rows));
   }
   return all;

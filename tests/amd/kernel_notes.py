@@ -8,12 +8,12 @@ from __future__ import annotations
 # attention's backward pass and decoding, the recurrent ones and a model's step, whose products are of few vectors, the
 # draw of a token, and the layers. Every other kernel must use the matrix unit.
 WITHOUT_MATRICES = {
-    "append_token",
-    "attention_delta",
+    "append_kernel",
+    "delta_kernel",
     "chunk_gate_flows",
     "chunk_gate_sums",
-    "combine_forward",
-    "combine_parts",
+    "combine_forward_kernel",
+    "combine_kernel",
     "copy_output_kernel",
     "cross_entropy_backward_rows",
     "cross_entropy_rows",
@@ -34,8 +34,8 @@ WITHOUT_MATRICES = {
     "scan_normaliser_states",
     "copy_n_and_m",
     "scan_stabilisers",
-    "sum_dsink",
-    "sum_parts",
+    "dsink_kernel",
+    "sum_dkdv_kernel",
     "sum_slices",
 }
 
@@ -60,32 +60,32 @@ NOTES: list[tuple[str, str, str]] = [
     ),
     (
         f"{CDNA}|gfx1100",
-        r"decode<.*",
+        r"decode_kernel<.*",
         "16 rows share the fixed cost of a key: its location, addresses, the transposition of values in registers, "
         "masks. Memory binds: loading the bytes of a tile takes several times as long.",
     ),
     (
         f"{CDNA}|gfx1100",
-        r"mla<.*",
+        r"mla_kernel<.*",
         "16 rows share the fixed cost of a tile: the copy through registers into LDS, the transposition of values, "
         "the sum of partial scores. On gfx1100 the halves of a wave also exchange probabilities.",
     ),
     (
         f"{CDNA}|gfx1100",
-        r"(attend|write_weights)<.*",
+        r"(forward|probabilities)_kernel<.*",
         "online softmax: an exp, a fused multiply-add, a maximum, a sum and half a packing for each score; loops that "
         "gather tails, pages and narrow heads; for modified scores tanh, slopes, and forty integer instructions of "
         "Philox for eight probabilities. On gfx1100 a float is split into three bfloat16.",
     ),
     (
         f"{CDNA}|gfx1100",
-        r"attention_gradients<.*, true, (true|false)>",
+        r"(dkdv|dq)_kernel<.*, true>",
         "softcap, ALiBi, dropout and masks are branches in the loop, taken only by calls that use them; the count is "
         "for a pass that takes all of them. On gfx1100 a float is also split into three bfloat16.",
     ),
     (
         f"{CDNA}|gfx1100",
-        r"attention_gradients<.*",
+        r"(dkdv|dq)_kernel<.*",
         "masks, in a branch that only border tiles take; the bounds-checked load of a last tile; and for each "
         "score an exp, a multiply-add, a difference, a product and two roundings, which do not shrink with the head "
         "dim. On gfx1100 the halves of a wave also exchange probabilities.",

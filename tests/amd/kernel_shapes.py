@@ -99,19 +99,19 @@ def chunk_scores(kernel: Kernel, element: str, chunk: str, backward: str) -> Sha
     return Shape(lds, macs=products * macs * times(kernel, element))
 
 
-def attend(kernel: Kernel, element: str, dqk: str, dv: str, _full: str) -> Shape:
+def forward_kernel(kernel: Kernel, element: str, dqk: str, dv: str, _score_mod: str) -> Shape:
     shape = _native.attend_shape(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv))
     macs = shape["rows"] * shape["keys"] * (int(dqk) + int(dv)) // waves(kernel)
     return Shape(shape["lds_bytes"], shape["blocks"], macs * times(kernel, element))
 
 
-def write_weights(kernel: Kernel, element: str, dqk: str, dv: str) -> Shape:
+def probabilities_kernel(kernel: Kernel, element: str, dqk: str, dv: str) -> Shape:
     shape = _native.attend_shape(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv))
     macs = shape["rows"] * shape["keys"] * int(dqk) // waves(kernel)
     return Shape(shape["lds_bytes"], macs=macs * times(kernel, element))
 
 
-def decode(kernel: Kernel, element: str, dqk: str, dv: str, _full: str) -> Shape | None:
+def decode_kernel(kernel: Kernel, element: str, dqk: str, dv: str, _score_mod: str) -> Shape | None:
     shape = _native.decode_shape(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv))
     if not shape:
         return None
@@ -119,7 +119,7 @@ def decode(kernel: Kernel, element: str, dqk: str, dv: str, _full: str) -> Shape
     return Shape(shape["lds_bytes"], shape["blocks"], macs * times(kernel, element))
 
 
-def mla(kernel: Kernel, _element: str, rows: str, features: str, ahead: str) -> Shape | None:
+def mla_kernel(kernel: Kernel, _element: str, rows: str, features: str, ahead: str) -> Shape | None:
     shape = _native.mla_shape(kernel.family, int(rows), int(features), ahead == "true")
     if not shape:
         return None
@@ -127,15 +127,21 @@ def mla(kernel: Kernel, _element: str, rows: str, features: str, ahead: str) -> 
     return Shape(shape["lds_bytes"], shape["blocks"], macs)
 
 
-def attention_gradients(kernel: Kernel, element: str, dqk: str, dv: str, _full: str, of_keys: str) -> Shape:
-    both, sums = int(dqk) + int(dv), int(dqk) + (int(dv) if of_keys == "true" else 0)
-    shape = _native.attention_gradients_shape(
-        kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv), of_keys == "true"
-    )
+def backward_at(kernel: Kernel, element: str, dqk: str, dv: str, of_keys: bool) -> Shape:
+    both, sums = int(dqk) + int(dv), int(dqk) + (int(dv) if of_keys else 0)
+    shape = _native.attention_gradients_shape(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv), of_keys)
     across = shape["waves_across"]  # these share the sums, and each make the scores
     columns = shape["owned"] * across // waves(kernel)
     macs = shape["tile"] * columns * (both + sums // across)
     return Shape(shape["lds_bytes"], shape["blocks"], macs * times(kernel, element))
+
+
+def dkdv_kernel(kernel: Kernel, element: str, dqk: str, dv: str, _score_mod: str) -> Shape:
+    return backward_at(kernel, element, dqk, dv, of_keys=True)
+
+
+def dq_kernel(kernel: Kernel, element: str, dqk: str, dv: str, _score_mod: str) -> Shape:
+    return backward_at(kernel, element, dqk, dv, of_keys=False)
 
 
 def gemm_mma_kernel(kernel: Kernel, weights: str, batch: str, rows: str) -> Shape | None:
@@ -155,11 +161,12 @@ SHAPES: dict[str, Callable[..., Shape | None]] = {
         chunk_walk,
         chunk_walk_wide,
         chunk_scores,
-        attend,
-        write_weights,
-        decode,
-        mla,
-        attention_gradients,
+        forward_kernel,
+        probabilities_kernel,
+        decode_kernel,
+        mla_kernel,
+        dkdv_kernel,
+        dq_kernel,
         gemm_mma_kernel,
     )
 }

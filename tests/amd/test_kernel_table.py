@@ -44,12 +44,12 @@ PRODUCTS = [
     ("chunk_walk_wide<bf16, 32>", [40]),
     ("chunk_scores<bf16, 32, false>", [8]),
     ("chunk_scores<bf16, 32, true>", [8, 8]),
-    ("attend<bf16, 128, 128, false>", [128]),
-    ("write_weights<bf16, 128, 128>", [64]),
-    ("decode<bf16, 128, 128, false>", [32]),
-    ("mla<bf16, 64, 576, false>", [136]),
-    ("attention_gradients<bf16, 128, 128, false, true>", [128]),
-    ("attention_gradients<bf16, 128, 128, false, false>", [96]),
+    ("forward_kernel<bf16, 128, 128, false>", [128]),
+    ("probabilities_kernel<bf16, 128, 128>", [64]),
+    ("decode_kernel<bf16, 128, 128, false>", [32]),
+    ("mla_kernel<bf16, 64, 576, false>", [136]),
+    ("dkdv_kernel<bf16, 128, 128, false>", [128]),
+    ("dq_kernel<bf16, 128, 128, false>", [96]),
     ("gemm_mma_kernel<Bfloat16Weights, 16, 32>", [16]),
 ]
 
@@ -92,8 +92,8 @@ def test_a_block_less_than_planned_is_caught() -> None:
 
 
 def test_lds_that_launches_ask_for_counts() -> None:
-    assert row("attend<bf16, 128, 128, false>", [MFMA] * 128).lds == 32 << 10
-    assert row("write_weights<bf16, 128, 128>", [MFMA] * 64).lds == 32 << 10
+    assert row("forward_kernel<bf16, 128, 128, false>", [MFMA] * 128).lds == 32 << 10
+    assert row("probabilities_kernel<bf16, 128, 128>", [MFMA] * 64).lds == 32 << 10
     assert row("chunk_walk_wide<bf16, 32>", [MFMA] * 40).lds == row("chunk_walk<bf16, 64, 32>", [MFMA] * 40).lds
 
 

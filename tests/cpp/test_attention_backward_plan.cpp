@@ -28,16 +28,16 @@ void test_properties(const DeviceFacts& facts, const AttentionBackwardCall& call
           int(call.dqk), int(call.dv), call.element_bytes);
   };
   holds(p.dqk >= call.dqk && p.dv >= call.dv, "the kernel holds the head dims");
-  holds(p.full || (!call.bent && call.element_bytes == 2), "bent scores take the full kernel");
+  holds(p.has_score_mod || (!call.has_score_mod && call.element_bytes == 2), "bent scores take the full kernel");
   for (const BackwardShape& s : {p.of_keys, p.of_queries}) {
     holds(s.lds_bytes <= facts.lds_bytes, "LDS");
     holds(s.threads % facts.wave_size == 0 && s.threads <= 1024, "whole waves");
-    holds(s.tile % s.at_once == 0 && s.owned % s.tile == 0 && kFactPad % s.owned == 0 && kFactPad % s.tile == 0,
+    holds(s.tile % s.at_once == 0 && s.owned % s.tile == 0 && kStatsPad % s.owned == 0 && kStatsPad % s.tile == 0,
           "tiles are whole parts of blocks, and both of what has facts");
     holds(s.columns % kStripColumns == 0 && s.owned % 8 == 0 && s.tile % 8 == 0, "whole strips, and draws of dropout");
   }
   holds(p.blocks_k * p.of_keys.owned >= call.keys && p.blocks_q * p.of_queries.owned >= call.queries, "all tokens");
-  holds(p.slots % kFactPad == 0 && p.slots >= (call.packed ? call.total_q : call.queries), "facts of all queries");
+  holds(p.slots % kStatsPad == 0 && p.slots >= (call.packed ? call.total_q : call.queries), "facts of all queries");
   holds(p.parts >= 1 && (p.parts > 1) == (p.sums > 0), "sums of parts");
   const int64_t blocks = p.blocks_k * call.batch * call.heads_k;
   holds(p.parts == 1 || blocks * p.parts <= facts.compute_units, "parts run at once");
@@ -66,7 +66,7 @@ void test_panels() {
     xlstm_tensor x = rows;
     xlstm_attention call = in;
     change(x, call);
-    return key_panels(call, x, features);
+    return has_key_tma_layout(call, x, features);
   };
   CHECK(takes([](auto&, auto&) {}), "rows of whole pieces");
   CHECK(!takes([](auto&, auto&) {}, 60), "60 features");
@@ -116,7 +116,7 @@ int main() {
   CHECK(takes([](auto&) {}, h200) && !takes([](auto&) {}, other), "what has Hopper's kernels takes them");
   CHECK(takes([](auto& c) { c.dqk = c.dv = 40, c.packed = true, c.total_q = 9000; }, h200), "head dims of 40, packed");
   CHECK(!takes([](auto& c) { c.element_bytes = 4; }, h200), "float32");
-  CHECK(!takes([](auto& c) { c.bent = true; }, h200), "bent scores");
+  CHECK(!takes([](auto& c) { c.has_score_mod = true; }, h200), "bent scores");
   CHECK(!takes([](auto& c) { c.dqk = 192; }, h200), "192 and 128");
   CHECK(!takes([](auto& c) { c.panels = false; }, h200), "rows that bulk copies cannot take");
   const auto few = [](auto& c) { c.batch = 1, c.heads_q = c.heads_k = 1, c.keys = 2048; };
@@ -126,8 +126,8 @@ int main() {
   CHECK(!takes([](auto& c) { c.common_schedule = true; }, h200), "the common schedule, which is asked for");
   for (const int features : {64, 128})
     for (const bool of_keys : {false, true}) {
-      const HopperRoomShape s = gradient_shape(features, of_keys);
-      CHECK(s.lds_bytes() <= h200.lds_bytes && kFactPad % s.tile == 0, "%d features", features);
+      const HopperAttentionShape s = backward_hopper_shape(features, of_keys);
+      CHECK(s.lds_bytes() <= h200.lds_bytes && kStatsPad % s.tile == 0, "%d features", features);
     }
   for (const auto& [dqk, dv] : {std::pair{257, 64}, {64, 300}}) {
     bool thrown = false;

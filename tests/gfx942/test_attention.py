@@ -136,11 +136,11 @@ def test_weights_never_leave_their_registers(package: ModuleType, device: Module
     """A forward call writes each tile of K and V to LDS, once a block, and no more: P^T is an operand as it lies."""
     from xlstm_hip import attention as ours
 
-    before = written_to_lds(device, "attend")
+    before = written_to_lds(device, "forward_kernel")
     length, heads = 512, 3
     ours.flash_attn_func(*(draw(1, length, heads, dim) for _ in range(3)))
     blocks = heads * length // 128  # of 128 rows
-    assert written_to_lds(device, "attend") - before == blocks * 2 * length * dim * 2
+    assert written_to_lds(device, "forward_kernel") - before == blocks * 2 * length * dim * 2
 
 
 def written_to_lds(device: ModuleType, kernel: str) -> int:

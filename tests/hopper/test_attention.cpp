@@ -119,7 +119,7 @@ std::string run(const Case& c) {
   p.slots = plan.slots;
   const size_t all_slots = size_t((c.packed ? 1 : in.batch) * in.heads_q * plan.slots);
   std::vector<float> facts(2 * all_slots + 4, NAN);
-  p.facts = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(facts.data()) + 15) / 16 * 16);
+  p.row_stats = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(facts.data()) + 15) / 16 * 16);
 
   // The truth, and what may be off: squares of the terms that are rounded.
   std::vector<double> truth[4] = {std::vector<double>(q.value.size()), std::vector<double>(k.value.size()),
@@ -130,10 +130,10 @@ std::string run(const Case& c) {
   for (int b = 0; b < sequences; ++b)
     for (int h = 0; h < c.heads_q; ++h) {
       const AttentionLayout at(in, b);
-      float* of_head = facts_of(p, at, h);
+      float* of_head = row_stats_of(p, at, h);
       const int queries = int(at.queries), keys = int(at.keys), first = int(at.first_key), kh = h / group;
-      for (int i = 0; i < (queries + kFactPad - 1) / kFactPad * kFactPad; ++i)
-        of_head[fact_place(i)] = INFINITY, of_head[fact_place(i) + kFactGroup] = 0;
+      for (int i = 0; i < (queries + kStatsPad - 1) / kStatsPad * kStatsPad; ++i)
+        of_head[row_stats_index(i)] = INFINITY, of_head[row_stats_index(i) + kStatsGroup] = 0;
       for (int i = 0; i < queries; ++i) {
         std::vector<double> weight(static_cast<size_t>(keys), -INFINITY), flow(weight.size());
         double sum = 0, delta = 0;
@@ -156,8 +156,8 @@ std::string run(const Case& c) {
         const double sunk = c.sink.empty() ? sum : sum + std::exp(double(c.sink[size_t(h)]));
         lse_truth[size_t(&q.at(b, i, h, 0) - q.value.data()) / size_t(c.features)] =
             sunk > 0 ? std::log(sunk) : INFINITY;
-        of_head[fact_place(i)] = sum > 0 ? float(lse * 1.4426950408889634) : INFINITY;
-        of_head[fact_place(i) + kFactGroup] = float(delta);
+        of_head[row_stats_index(i)] = sum > 0 ? float(lse * 1.4426950408889634) : INFINITY;
+        of_head[row_stats_index(i) + kStatsGroup] = float(delta);
         for (int j = 0; j < keys; ++j)
           for (int f = 0; f < c.features; ++f) {
             const double w = weight[size_t(j)], ds = w * (flow[size_t(j)] - delta) * scale;
@@ -185,11 +185,11 @@ std::string run(const Case& c) {
   if (!cut.hopper) return "forward is not planned";
   try {
     if (c.float16) {
-      if (!c.backward_alone) launch_attend_hopper<Float16>(cut, forward, nullptr);
-      launch_gradients_hopper<Float16>(plan, p, nullptr);
+      if (!c.backward_alone) launch_forward_hopper<Float16>(cut, forward, nullptr);
+      launch_backward_hopper<Float16>(plan, p, nullptr);
     } else {
-      if (!c.backward_alone) launch_attend_hopper<BFloat16>(cut, forward, nullptr);
-      launch_gradients_hopper<BFloat16>(plan, p, nullptr);
+      if (!c.backward_alone) launch_forward_hopper<BFloat16>(cut, forward, nullptr);
+      launch_backward_hopper<BFloat16>(plan, p, nullptr);
     }
   } catch (const std::exception& fault) {
     return fault.what();
@@ -251,13 +251,13 @@ void expect(const char* name, emulator::Bug bug, int which, const Case& c, const
   CHECK(said, "%s in %s: %s", name, c.name, report.empty() ? "not found" : report.c_str());
 }
 
-template <class Room>
+template <class Smem>
 void leave_out_barriers(const Case& c) {
-  using Index = typename Room::BarrierIndex;
+  using Index = typename Smem::BarrierIndex;
   for (const Index index :
-       {Room::kOwnedFirst, Room::kOwnedSecond, Room::kTail, Room::kFirstFull, Room::kSecondFull, Room::kFree}) {
-    if (index == Room::kOwnedSecond && Room::kShape.owned < 2) continue;
-    const int at = Room::kBarriers + 8 * index;
+       {Smem::kOwnedFirst, Smem::kOwnedSecond, Smem::kTail, Smem::kFirstFull, Smem::kSecondFull, Smem::kEmpty}) {
+    if (index == Smem::kOwnedSecond && Smem::kShape.owned < 2) continue;
+    const int at = Smem::kBarriers + 8 * index;
     const std::string wait = "no wait for barrier " + std::to_string(index),
                       arrival = "no arrival at barrier " + std::to_string(index);
     expect(wait.c_str(), emulator::Bug::barrier_wait, at, c,
@@ -281,16 +281,16 @@ int main(int count, char** arguments) {
   // More tiles than there is room for.
   const Case long_of_64{"planted, 64 features, many keys", 64, 1, 1, {40}, {600}},
       long_of_128{"planted, 128 features, many keys", 128, 1, 1, {40}, {500}};
-  leave_out_barriers<HopperRoom<ForwardParams, attend_shape(64)>>(long_of_64);
-  leave_out_barriers<HopperRoom<ForwardParams, attend_shape(128)>>(long_of_128);
+  leave_out_barriers<HopperSmem<ForwardParams, forward_hopper_shape(64)>>(long_of_64);
+  leave_out_barriers<HopperSmem<ForwardParams, forward_hopper_shape(128)>>(long_of_128);
   const auto alone = [](Case c) {
     c.backward_alone = true;
     return c;
   };
-  leave_out_barriers<HopperRoom<BackwardParams, gradient_shape(64, true)>>(alone(plain));
-  leave_out_barriers<HopperRoom<BackwardParams, gradient_shape(128, true)>>(alone(wide));
-  leave_out_barriers<HopperRoom<BackwardParams, gradient_shape(64, false)>>(alone(long_of_64));
-  leave_out_barriers<HopperRoom<BackwardParams, gradient_shape(128, false)>>(alone(long_of_128));
+  leave_out_barriers<HopperSmem<BackwardParams, backward_hopper_shape(64, true)>>(alone(plain));
+  leave_out_barriers<HopperSmem<BackwardParams, backward_hopper_shape(128, true)>>(alone(wide));
+  leave_out_barriers<HopperSmem<BackwardParams, backward_hopper_shape(64, false)>>(alone(long_of_64));
+  leave_out_barriers<HopperSmem<BackwardParams, backward_hopper_shape(128, false)>>(alone(long_of_128));
   for (const Case& c : {plain, wide, alone(plain), alone(wide)}) {
     expect("no proxy fence", Bug::proxy_fence, -1, c, {"without a proxy fence"});
     expect("no barrier of a warp", Bug::warp_barrier, -1, c, {"may still be reading", "without a barrier"});

@@ -273,19 +273,19 @@ void expect(const std::string& name, Bug bug, int which, const std::vector<std::
 }
 
 void leave_out_barriers() {
-  using Room = MlaHopperRoom<BFloat16, 576>;
+  using Smem = MlaHopperSmem<BFloat16, 576>;
   const std::pair<const char*, int> barriers[] = {
-      {"a tile's first part", Room::kFull},
-      {"a tile's second part", Room::kFull + Room::kBuffers},
-      {"the other tile's first part", Room::kFull + 1},
-      {"room for a tile's first part", Room::kFree},
-      {"room for a tile's second part", Room::kFree + Room::kBuffers},
-      {"room for the other tile's second part", Room::kFree + Room::kBuffers + 1},
-      {"weights", Room::kWeightsFull},
-      {"room for weights", Room::kWeightsFree},
-      {"Q", Room::kQueriesFull}};
+      {"a tile's first part", Smem::kFull},
+      {"a tile's second part", Smem::kFull + Smem::kBuffers},
+      {"the other tile's first part", Smem::kFull + 1},
+      {"room for a tile's first part", Smem::kEmpty},
+      {"room for a tile's second part", Smem::kEmpty + Smem::kBuffers},
+      {"room for the other tile's second part", Smem::kEmpty + Smem::kBuffers + 1},
+      {"weights", Smem::kWeightsFull},
+      {"room for weights", Smem::kWeightsEmpty},
+      {"Q", Smem::kQueriesFull}};
   for (const auto& [name, index] : barriers) {
-    const int at = Room::kAt.barriers + 8 * index;
+    const int at = Smem::kOffset.barriers + 8 * index;
     expect("no wait for " + std::string(name), Bug::barrier_wait, at,
            {"without a barrier since", "may still be reading", "which nobody wrote", "phase of mbarrier"});
     expect("no arrival at " + std::string(name), Bug::barrier_arrival, at, {"phase of mbarrier"});

@@ -1,44 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention backward on a GPU. With y and lse to base 2, D of delta.h, c = 1 / (1 - p):
+// Attention backward on a GPU, for CDNA, RDNA and NVIDIA. With y and lse to base 2, D of delta.h, c = 1 / (1 - p):
 //
 //     w = 2^(y - lse)     ds = w (c keep (dout v^T) - D) dy/ds     dv = c (keep w)^T dout     dk = scale ds^T q
 //                                                                  dq = scale ds k
 //
-// One kernel in two forms. A block owns tokens of one side, and walks tiles of the other's:
+// One kernel body has two forms. A block owns tokens of one side and walks tiles of the other side:
 //
-//               owned     along    scores, tokens of the tile down and owned ones across    sums
-//     dk, dv    k, v      q, dout  S = q k^T     dP = dout v^T                              dv += dout^T w, dk += q^T
-//     dq        q, dout  k, v     S = k q^T     dP = v dout^T                              dq += k^T ds
+//               owned     tiles of  scores, tokens of the tile down and owned ones across    sums
+//     dk, dv    k, v      q, dout   S = q k^T     dP = dout v^T                              dv += dout^T w, dk += q^T
+//     ds dq        q, dout   k, v      S = k q^T     dP = v dout^T                              dq += k^T ds
 //
-// What is owned is the chain operand of both products (in registers, or in LDS where they have no room), a tile is the
-// stream. The strips of w and ds are the chain operand of the sums as they lie, and the sums, features down and owned
-// tokens across, stay in accumulators for the whole walk. dk and dv of a key head walk the rows of all its query heads,
-// one head after the other, so they are never expanded; where blocks do not fill the chip these rows are dealt out to
-// parts with sums of their own, which sum_parts() adds in their order. Nothing is added by atomics: the same call gives
-// the same bits.
+// Who owns what: the owned tokens are the chain operand of both score products (in registers, or in LDS where registers
+// do not suffice), and a tile is the stream operand. The strips of w and ds are the chain operand of the sums in the
+// registers where they are; the sums, features down and owned tokens across, stay in accumulators for the whole walk.
+// dk and dv of a key head walk the rows of all its query heads, one head after the other, so k and v are never
+// expanded. Where blocks do not fill the chip, these rows are divided into parts with sums of their own, which
+// sum_dkdv_kernel adds in a fixed order. Nothing uses atomics: the same call gives the same bits.
 //
-// Tiles that no owned token sees, or is seen by, are not visited, and masks are applied only where a wave's pairs are
-// not all seen.
+// A block skips tiles that no owned token sees, or is seen by, and applies masks only where a wave's pairs are not all
+// visible.
 //
-// A tile's first matrix (q, k) is read along its rows for S and turned for dk and dq, the second (dout, v) along and
-// turned for dv. AMD has both in LDS, from one fetch (tile/paired_tiles.h); where 64 KB do not hold four matrices they
-// come one after the other. NVIDIA reads one tile both ways, and may have two waves for the same keys: 160 bytes of LDS
-// for an mma, with 128 features (backward_warp_pairs.h). The next tile is on its way while this one is multiplied.
+// A tile's first matrix (q, k) is read along its rows for S and transposed for dk and dq, the second (dout, v) along
+// its rows and transposed for dv. AMD stores both forms in LDS, from one fetch (tile/paired_tiles.h); where 64 KB do
+// not hold four matrices, one replaces the other. NVIDIA reads one tile both ways, and may have two waves for the same
+// keys: 160 bytes of LDS per mma, with 128 features (backward_warp_pairs.h). The next tile loads while this one is
+// multiplied.
 //
-// Floor: 4 products of the tile for dk and dv and 3 for dq, 7 in all against 5 with atomics: 2 (4 dqk + 3 dv) flops for
-// each pair. Beside them a pair costs, twice, an exp, a multiply-add, a difference, a product and the rounding of ds,
-// and once that of w.
+// Floor: 4 products of the tile for dk and dv and 3 for dq, 7 in all compared with 5 with atomics: 2 (4 dqk + 3 dv)
+// flops for each pair. In addition a pair costs, twice, an exp, a multiply-add, a difference, a product and the
+// rounding of ds, and once the rounding of w.
 #pragma once
 
 #include "attention/backward/backward_warp_pairs.h"
 
 namespace xlstm::gpu::attention {
 
-// Features that a lane has one after the other, to memory.
+// Stores consecutive features of a lane.
 template <class E, int kCount>
-XLSTM_DEVICE void store_run(E* row, int column, int columns, bool whole, const float (&value)[kCount]) {
+XLSTM_DEVICE void store_run(E* row, int column, int columns, bool is_aligned16, const float (&value)[kCount]) {
   constexpr int kWords = kCount * int(sizeof(E)) / 4;
-  if (whole && column + kCount <= columns) {
+  if (is_aligned16 && column + kCount <= columns) {
     struct alignas(kWords < 4 ? kWords * 4 : 16) Run {
       uint32_t word[kWords];
     } run;
@@ -57,51 +58,56 @@ XLSTM_DEVICE void store_run(E* row, int column, int columns, bool whole, const f
     if (column + j < columns) row[column + j] = from_float<E>(value[j]);
 }
 
-template <class E, int kQk, int kV, bool kFull, bool kOfKeys>
-struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
-  using Base = BackwardPairs<E, kQk, kV, kFull, kOfKeys>;
+template <class E, int kQk, int kV, bool kHasScoreMod, bool kOfKeys>
+struct Backward : BackwardPairs<E, kQk, kV, kHasScoreMod, kOfKeys> {
+  using Base = BackwardPairs<E, kQk, kV, kHasScoreMod, kOfKeys>;
   using Base::kShape, Base::kThreads, Base::kTile, Base::kStepRows, Base::kColumnStrips, Base::kRowStrips,
       Base::kRegisters, Base::kAllAtOnce, Base::kRolled, Base::kPairs, Base::kFirstSums, Base::kSecondSums, Base::kUnit,
       Base::p, Base::at, Base::key_head, Base::query_head, Base::group, Base::queries, Base::keys, Base::owned,
-      Base::column0, Base::feature_wave, Base::band, Base::first_sums, Base::second_sums, Base::room, Base::first_tile,
-      Base::second_tile, Base::first_turned, Base::second_turned, Base::facts_in, Base::fetch, Base::bring,
-      Base::fill_keep, Base::rules_in_all, Base::load_owned, Base::add_rows, Base::all_seen, Base::weigh;
-  using typename Base::Place, typename Base::Stages, typename Base::Scores;
+      Base::column0, Base::feature_wave, Base::band, Base::first_sums, Base::second_sums, Base::buffer,
+      Base::first_tile, Base::second_tile, Base::first_transposed, Base::second_transposed, Base::row_stats_in,
+      Base::fetch, Base::store_matrices, Base::fill_keep, Base::uniform_rules, Base::load_owned, Base::add_rows,
+      Base::fully_visible, Base::softmax_gradient;
+  using typename Base::TileCoord, typename Base::Stages, typename Base::Scores;
 
   using Base::Base;
 
-  XLSTM_DEVICE void run_tile(Stages& stages, const Place& place, const Place& next, bool more, int n,
+  XLSTM_DEVICE void run_tile(Stages& stages, const TileCoord& coord, const TileCoord& next, bool more, int n,
                              const ScoreRules& rules) {
-    char* here = room(n);
-    const auto arrive_with = [&](int from_matrix) { arrive([&] { bring(stages, place, here, from_matrix); }); };
+    char* slot = buffer(n);
+    const auto arrive_with = [&](int from_matrix) {
+      arrive([&] { store_matrices(stages, coord, slot, from_matrix); });
+    };
     const auto fetch_next = [&] {
       if (more) fetch(stages, next, n + 1);
     };
-    if constexpr (kAsyncCopies && (kFull || kShape.buffers == 1)) __syncthreads();
+    if constexpr (kAsyncCopies && (kHasScoreMod || kShape.buffers == 1)) __syncthreads();
     if constexpr (kAsyncCopies && kShape.buffers == 1)
-      if (n > 0) fetch(stages, place, n);
+      if (n > 0) fetch(stages, coord, n);
     arrive([&] {
-      bring(stages, place, here, 0);
+      store_matrices(stages, coord, slot, 0);
       if constexpr (kOfKeys && !kAsyncCopies)
-        if (opaque_thread() < 2 * kTile) facts_in(here)[opaque_thread()] = stages.fact;
-      fill_keep(rules, place);
+        if (opaque_thread() < 2 * kTile) row_stats_in(slot)[opaque_thread()] = stages.row_stat;
+      fill_keep(rules, coord);
     });
     if constexpr (kAllAtOnce && kShape.buffers * (kAsyncCopies ? 1 : 2) > 1) fetch_next();
-    // Made anew for each product, with the addresses that follow from it, where registers are short.
+    // Recomputed for each product, with the addresses that derive from it, where registers are short.
     const int lane_of_tile = kFamily == Family::nvidia ? lane_id() : opaque_thread() % kWave;
     const auto lane = [&] {
-      return !kFull && kFamily != Family::rdna ? lane_of_tile : kAsyncCopies ? opaque_lane() : opaque_thread() % kWave;
+      return !kHasScoreMod && kFamily != Family::rdna ? lane_of_tile
+             : kAsyncCopies                           ? opaque_lane()
+                                                      : opaque_thread() % kWave;
     };
     const float slope =
-        kFull && rules.slopes
-            ? p->call.in.alibi_slopes[at.index * p->call.in.alibi_stride + query_head + place.member] * kUnit
+        kHasScoreMod && rules.slopes
+            ? p->call.in.alibi_slopes[at.index * p->call.in.alibi_stride + query_head + coord.member] * kUnit
             : 0.0f;
-    if constexpr (kPairs) return this->run_pair(here, place.first, rules, slope, lane());
+    if constexpr (kPairs) return this->run_pair(slot, coord.first, rules, slope, lane());
 #pragma unroll 1
     for (int row0 = 0; row0 < kTile; row0 += kShape.at_once) {
       Scores s, dp;
       ChainOperand<E> weights[kRowStrips][kColumnStrips], ds[kRowStrips][kColumnStrips];
-      this->template multiply_rows<true>(s, first_tile(here), row0, lane());
+      this->template multiply_rows<true>(s, first_tile(slot), row0, lane());
       if constexpr (!kAllAtOnce && kShape.matrices == 1) {
 #pragma unroll
         for (int r = 0; r < kRowStrips; ++r)
@@ -109,9 +115,9 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
           for (int c = 0; c < kColumnStrips; ++c) s[r][c].materialise();  // before the barrier
         arrive_with(1);
       }
-      this->template multiply_rows<false>(dp, second_tile(here), row0, lane());
-      weigh(s, dp, rules, slope, place.first, row0, facts_in(here), !all_seen(place.first + row0, kShape.at_once),
-            lane());
+      this->template multiply_rows<false>(dp, second_tile(slot), row0, lane());
+      softmax_gradient(s, dp, rules, slope, coord.first, row0, row_stats_in(slot),
+                       !fully_visible(coord.first + row0, kShape.at_once), lane());
 #pragma unroll
       for (int r = 0; r < kRowStrips; ++r)
 #pragma unroll
@@ -122,7 +128,7 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
         }
       if constexpr (!kAllAtOnce) arrive_with(kOfKeys ? 2 : 3);
       if constexpr (!kAllAtOnce && kShape.matrices == 2) fetch_next();
-      if constexpr (kOfKeys) add_rows(second_sums, second_turned(here), row0, weights, lane());
+      if constexpr (kOfKeys) add_rows(second_sums, second_transposed(slot), row0, weights, lane());
       if constexpr (!kAllAtOnce && kShape.matrices == 1 && kOfKeys) {
         each_strip([](bool is_first, int, int, Strip<E>& sum) {
           if (!is_first) sum.materialise();
@@ -133,11 +139,11 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
       if constexpr (kRolled)  // operands take more registers than scores do
 #pragma unroll
         for (int r = 0; r < kRowStrips; ++r) ds[r][0] = as_chain(dp[r][0], 1.0f);
-      add_rows(first_sums, first_turned(here), row0, ds, lane());
+      add_rows(first_sums, first_transposed(slot), row0, ds, lane());
     }
   }
 
-  // ---- the walk
+  // ---- mainloop
 
   XLSTM_DEVICE void zero_sums() {
 #pragma unroll
@@ -149,33 +155,33 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
     }
   }
 
-  // Of the tiles that owned tokens see, or that see them, of all heads: part `part` of `parts`.
+  // Walks part `part` of `parts` of the tiles that owned tokens see, or that see them, over all heads.
   XLSTM_DEVICE void walk(int part, int parts) {
-    const auto [first, tiles] = band.template tiles_seen<kOfKeys>(owned, kShape.owned, queries, keys, kTile);
+    const auto [first, tiles] = band.template visible_tiles<kOfKeys>(owned, kShape.owned, queries, keys, kTile);
     const int members = kOfKeys ? group : 1;
-    const auto border = [&](int n) {  // of parts
+    const auto border = [&](int n) {  // first tile of part n
       return uniform(int(uint64_t(uint32_t(tiles)) * uint32_t(members) * uint32_t(n) / uint32_t(parts)));
     };
     const int from = border(part), to = border(part + 1);
     zero_sums();
     if (from >= to) return;
-    const ScoreRules rules = rules_in_all();
+    const ScoreRules rules = uniform_rules();
     load_owned();
-    if constexpr (kPairs && !kFull) this->hold_chain();
+    if constexpr (kPairs && !kHasScoreMod) this->hold_chain();
     Stages stages;
-    Place next{from / tiles, (first + from % tiles) * kTile};
+    TileCoord next{from / tiles, (first + from % tiles) * kTile};
     fetch(stages, next, 0);
 #pragma unroll 1
     for (int n = 0; from + n < to; ++n) {
       p = reload_params(p);
-      const Place place = next;
+      const TileCoord coord = next;
       next.first += kTile;
-      if (next.first >= (first + tiles) * kTile) next = {place.member + 1, first * kTile};
-      run_tile(stages, place, next, from + n + 1 < to, n, rules);
+      if (next.first >= (first + tiles) * kTile) next = {coord.member + 1, first * kTile};
+      run_tile(stages, coord, next, from + n + 1 < to, n, rules);
     }
   }
 
-  // f(sums of strips, feature of the first, is it the first matrix) for all of them.
+  // Calls f(is it of the first matrix, column strip, first feature, sums) for all strips of sums.
   template <class F>
   XLSTM_DEVICE void each_strip(F&& f) {
 #pragma unroll
@@ -188,7 +194,7 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
         f(false, c, (feature_wave * kSecondSums + s) * kStepRows, second_sums[s][c]);
     }
   }
-  // The sums of a part as the registers have them.
+  // Calls f(register, its address) for the sums of a part, which memory holds in the order of the registers.
   template <class F>
   XLSTM_DEVICE void each_register(float* base, F&& f) {
     int order = 0;
@@ -205,19 +211,19 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
   XLSTM_DEVICE void write() {
     const xlstm_attention_backward& call = p->call;
     const float scale = float(call.in.softmax_scale);
-    const float kept = call.in.dropout_p > 0 ? float(dropout_scale(call.in.dropout_p)) : 1.0f;
+    const float keep_scale = call.in.dropout_p > 0 ? float(dropout_scale(call.in.dropout_p)) : 1.0f;
     TokenRows<E> first, second;
     if constexpr (kOfKeys) {
-      first = key_rows<E>(at, call.dk, key_head, call.in.dqk, p->whole.dk);
-      second = key_rows<E>(at, call.dv, key_head, call.in.dv, p->whole.dv);
+      first = key_rows<E>(at, call.dk, key_head, call.in.dqk, p->aligned16.dk);
+      second = key_rows<E>(at, call.dv, key_head, call.in.dv, p->aligned16.dv);
       if constexpr (kPairs)
         if (this->makes_weights()) first = second;
     } else {
-      first = query_rows<E>(at, call.dq, query_head, call.in.dqk, p->whole.dq);
+      first = query_rows<E>(at, call.dq, query_head, call.in.dqk, p->aligned16.dq);
     }
     each_strip([&](bool is_first, int c, int feature, Strip<E>& s) {
       sched_barrier();
-      s.scale(is_first ? scale : kept);
+      s.scale(is_first ? scale : keep_scale);
       const TokenRows<E>& to = kPairs || is_first ? first : second;
       each_run(s, [&](int row, int j, const float(&value)[kRun<E>]) {
         const int token = owned + column0 + c * kStripColumns + Columns::position(j);
@@ -228,16 +234,13 @@ struct Backward : BackwardPairs<E, kQk, kV, kFull, kOfKeys> {
   }
 };
 
-// blockIdx.x: heads vary first, so that those of a head share a die's L2 where blocks are dealt out to dies, and blocks
-// with much work come early: early keys and late queries see most under a causal mask.
-template <class E, int kQk, int kV, bool kFull, bool kOfKeys>
-__global__ __launch_bounds__(
-    backward_shape(kFamily, sizeof(E), kQk, kV, kOfKeys).threads,
-    backward_shape(kFamily, sizeof(E), kQk, kV, kOfKeys).blocks) void attention_gradients(const BackwardParams params) {
-  extern __shared__ __align__(128) char lds[];
-  const BackwardParams* p = reload_params(kernel_params(params));
+// The body of dkdv_kernel and dq_kernel.
+// blockIdx.x: heads vary fastest, so that the blocks of a head share a die's L2 where the chip distributes blocks over
+// dies, and blocks with much work come first: under a causal mask early keys and late queries see the most tokens.
+template <class E, int kQk, int kV, bool kHasScoreMod, bool kOfKeys>
+XLSTM_DEVICE void run_backward(const BackwardParams* p, char* lds) {
   const xlstm_attention& in = p->call.in;
-  using Walk = Backward<E, kQk, kV, kFull, kOfKeys>;
+  using Walk = Backward<E, kQk, kV, kHasScoreMod, kOfKeys>;
   const uint32_t heads = uint32_t(kOfKeys ? in.heads_k : in.heads_q), all = heads * uint32_t(in.batch);
   const uint32_t which = blockIdx.x % all, rest = blockIdx.x / all;
   const uint32_t parts = kOfKeys ? uint32_t(p->parts) : 1;
@@ -255,11 +258,26 @@ __global__ __launch_bounds__(
     walk.write();
 }
 
-// dk and dv of the sums of several parts, in their order.
+template <class E, int kQk, int kV, bool kHasScoreMod>
+__global__ __launch_bounds__(
+    backward_shape(kFamily, sizeof(E), kQk, kV, true).threads,
+    backward_shape(kFamily, sizeof(E), kQk, kV, true).blocks) void dkdv_kernel(const BackwardParams params) {
+  extern __shared__ __align__(128) char lds[];
+  run_backward<E, kQk, kV, kHasScoreMod, true>(reload_params(kernel_params(params)), lds);
+}
+template <class E, int kQk, int kV, bool kHasScoreMod>
+__global__ __launch_bounds__(
+    backward_shape(kFamily, sizeof(E), kQk, kV, false).threads,
+    backward_shape(kFamily, sizeof(E), kQk, kV, false).blocks) void dq_kernel(const BackwardParams params) {
+  extern __shared__ __align__(128) char lds[];
+  run_backward<E, kQk, kV, kHasScoreMod, false>(reload_params(kernel_params(params)), lds);
+}
+
+// dk and dv: adds the sums of several parts in their order.
 template <class E, int kQk, int kV>
 __global__ __launch_bounds__(
     backward_shape(kFamily, sizeof(E), kQk, kV, true).threads,
-    backward_shape(kFamily, sizeof(E), kQk, kV, true).blocks) void sum_parts(const BackwardParams params) {
+    backward_shape(kFamily, sizeof(E), kQk, kV, true).blocks) void sum_dkdv_kernel(const BackwardParams params) {
   const BackwardParams* p = reload_params(kernel_params(params));
   const xlstm_attention& in = p->call.in;
   using Walk = Backward<E, kQk, kV, true, true>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a plan to the launches of the backward kernels.
+// Turns a plan into the launches of the backward kernels.
 // Compiled once for each XLSTM_ELEMENT of: BFloat16 Float16 float
 
 #include "arch/launch.h"
@@ -8,30 +8,30 @@
 
 namespace xlstm::gpu::attention {
 
-template <class E, int kQk, int kV, bool kFull>
+template <class E, int kQk, int kV, bool kHasScoreMod>
 void launch_gradients(const AttentionBackwardPlan& plan, const BackwardParams& p, Stream stream) {
-  launch("attention dk, dv", attention_gradients<E, kQk, kV, kFull, true>,
+  launch("attention dk, dv", dkdv_kernel<E, kQk, kV, kHasScoreMod>,
          {plan.blocks_k * plan.parts * p.heads_all_k(), plan.of_keys.threads, plan.of_keys.lds_bytes}, stream, p);
   if (plan.parts > 1)
-    launch("attention dk, dv of parts", sum_parts<E, kQk, kV>,
+    launch("attention dk, dv of parts", sum_dkdv_kernel<E, kQk, kV>,
            {plan.blocks_k * p.heads_all_k(), plan.of_keys.threads, 0}, stream, p);
-  launch("attention dq", attention_gradients<E, kQk, kV, kFull, false>,
+  launch("attention dq", dq_kernel<E, kQk, kV, kHasScoreMod>,
          {plan.blocks_q * p.heads_all_q(), plan.of_queries.threads, plan.of_queries.lds_bytes}, stream, p);
 }
 
 template <class E, int kQk, int kV>
 void launch_class(const AttentionBackwardPlan& plan, const BackwardParams& p, Stream stream) {
   if constexpr (sizeof(E) == 2)
-    if (!plan.full) return launch_gradients<E, kQk, kV, false>(plan, p, stream);
+    if (!plan.has_score_mod) return launch_gradients<E, kQk, kV, false>(plan, p, stream);
   launch_gradients<E, kQk, kV, true>(plan, p, stream);
 }
 
 template <class E>
 void launch_backward(const AttentionBackwardPlan& plan, const BackwardParams& p, Stream stream) {
-  launch("attention delta", attention_delta<E>, {plan.blocks_delta * p.heads_all_q(), kDeltaThreads, 0}, stream, p);
-  if (p.call.dsink) launch("attention dsink", sum_dsink<E>, {p.call.in.heads_q, kDeltaThreads, 0}, stream, p);
+  launch("attention delta", delta_kernel<E>, {plan.blocks_delta * p.heads_all_q(), kDeltaThreads, 0}, stream, p);
+  if (p.call.dsink) launch("attention dsink", dsink_kernel<E>, {p.call.in.heads_q, kDeltaThreads, 0}, stream, p);
   if constexpr (kHasHopperKernels && sizeof(E) == 2)
-    if (plan.hopper) return launch_gradients_hopper<E>(plan, p, stream);
+    if (plan.hopper) return launch_backward_hopper<E>(plan, p, stream);
   if (plan.dqk == 64) return launch_class<E, 64, 64>(plan, p, stream);
   if (plan.dqk == 128) return launch_class<E, 128, 128>(plan, p, stream);
   if (plan.dqk == 192) return launch_class<E, 192, 128>(plan, p, stream);

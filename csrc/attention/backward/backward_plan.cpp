@@ -9,43 +9,44 @@
 
 namespace xlstm::gpu::attention {
 AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall& call, const Chip& chip) {
-  constexpr int kMost = 256, kMostParts = 32, kLeastTiles = 8;
-  if (call.dqk > kMost || call.dv > kMost)
-    throw std::invalid_argument(std::string(call.dqk > kMost ? "q" : "v") + ": expected a head dim of at most " +
-                                std::to_string(kMost) + " on a GPU, got " +
-                                std::to_string(std::max(call.dqk, call.dv)));
+  constexpr int kMaxBackwardHeadDim = 256, kMaxParts = 32, kMinTiles = 8;
+  if (call.dqk > kMaxBackwardHeadDim || call.dv > kMaxBackwardHeadDim)
+    throw std::invalid_argument(std::string(call.dqk > kMaxBackwardHeadDim ? "q" : "v") +
+                                ": expected a head dim of at most " + std::to_string(kMaxBackwardHeadDim) +
+                                " on a GPU, got " + std::to_string(std::max(call.dqk, call.dv)));
   AttentionBackwardPlan p{};
   const int64_t both = std::max(call.dqk, call.dv);
   p.dqk = both <= 64 ? 64 : both <= 128 ? 128 : call.dqk <= 192 && call.dv <= 128 ? 192 : 256;
   p.dv = p.dqk == 192 ? 128 : p.dqk;
-  p.full = call.bent || call.element_bytes == 4;
+  p.has_score_mod = call.has_score_mod || call.element_bytes == 4;
   p.of_keys = key_gradients_shape(chip.family, call.element_bytes, p.dqk, p.dv);
   p.of_queries = query_gradients_shape(chip.family, call.element_bytes, p.dqk, p.dv);
-  if (p.full) p.of_keys.lds_bytes += p.of_keys.pairs_bytes;
+  if (p.has_score_mod) p.of_keys.lds_bytes += p.of_keys.pairs_bytes;
   for (const BackwardShape& s : {p.of_keys, p.of_queries})
     if (s.lds_bytes > chip.lds_bytes)
       throw std::invalid_argument("q, v: head dims of " + std::to_string(call.dqk) + " and " + std::to_string(call.dv) +
                                   " need " + std::to_string(s.lds_bytes) + " bytes of LDS, this GPU has " +
                                   std::to_string(chip.lds_bytes));
-  const int64_t pads = ceil_div(call.queries, kFactPad);
-  p.slots = (call.packed ? call.total_q / kFactPad + call.batch + 1 : pads) * kFactPad;
-  p.blocks_delta = pads * (kFactPad / kDeltaRows);
+  const int64_t pads = ceil_div(call.queries, kStatsPad);
+  p.slots = (call.packed ? call.total_q / kStatsPad + call.batch + 1 : pads) * kStatsPad;
+  p.blocks_delta = pads * (kStatsPad / kDeltaRows);
   p.blocks_k = ceil_div(call.keys, p.of_keys.owned);
   p.blocks_q = ceil_div(call.queries, p.of_queries.owned);
   const int64_t blocks = p.blocks_k * call.batch * call.heads_k;
   const int64_t tiles = ceil_div(call.queries, p.of_keys.tile) * (call.heads_q / std::max<int64_t>(1, call.heads_k));
-  const bool own = chip.hopper && call.panels && !call.common_schedule &&
-                   suits_hopper_attention(call.element_bytes, call.bent, p.dqk, p.dv);
-  // Hopper's own kernels have no parts, and are as fast on a third of the chip as the common ones on all of it: on half
+  const bool hopper_takes = chip.hopper && call.panels && !call.common_schedule &&
+                            suits_hopper_attention(call.element_bytes, call.has_score_mod, p.dqk, p.dv);
+  // The Hopper kernels have no parts, and are as fast on a third of the chip as the common ones on all of it: on half
   // of it they were 1.4 to 1.7 times as fast.
-  const bool enough = own && 3 * ceil_div(call.keys, kHopperOwned) * call.batch * call.heads_k >= chip.compute_units;
+  const bool hopper_fills_chip =
+      hopper_takes && 3 * ceil_div(call.keys, kHopperOwned) * call.batch * call.heads_k >= chip.compute_units;
   p.parts = 1;
   if (blocks > 0 && call.parts)
     p.parts = call.parts;
-  else if (blocks > 0 && !enough)
-    p.parts = std::clamp<int64_t>(std::min(chip.compute_units / blocks, tiles / kLeastTiles), 1, kMostParts);
+  else if (blocks > 0 && !hopper_fills_chip)
+    p.parts = std::clamp<int64_t>(std::min(chip.compute_units / blocks, tiles / kMinTiles), 1, kMaxParts);
   if (p.parts > 1) p.sums = p.parts * blocks * p.of_keys.owned * (p.dqk + p.dv);
-  p.hopper = own && p.parts == 1;
+  p.hopper = hopper_takes && p.parts == 1;
   return p;
 }
 

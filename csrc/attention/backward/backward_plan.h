@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How attention's backward pass is cut up on a GPU: a pure function of shape and chip, so that it is tested anywhere.
+// The launch plan of attention's backward pass on a GPU: a pure function of shape and chip, so that tests run anywhere.
 #pragma once
 
 #include <cstdint>
@@ -10,29 +10,29 @@
 
 namespace xlstm::gpu::attention {
 
-// What a plan depends on.
+// The inputs of a plan.
 struct AttentionBackwardCall {
   int64_t batch, heads_q, heads_k, queries, keys, total_q, dqk, dv;  // queries, keys: of the longest sequence
   bool packed;                                                       // total_q queries of all sequences in one row
   int element_bytes;
-  bool bent;    // scores are more than products, of any sign: softcap, ALiBi, dropout
-  bool panels;  // all tensors lie so that Hopper's bulk copies can take them; what a call needs is the same without
-  int64_t parts = 0;             // that are asked for; 0 leaves them to the plan
-  bool common_schedule = false;  // Hopper's own kernels are not wanted
+  bool has_score_mod;            // scores are not just products, of any sign: softcap, ALiBi, dropout
+  bool panels;                   // TMA can load all tensors; the workspace does not depend on it
+  int64_t parts = 0;             // that the caller asks for; 0 lets the plan choose
+  bool common_schedule = false;  // the caller does not want the Hopper kernels
 };
 
 struct AttentionBackwardPlan {
-  int dqk, dv;  // the kernels'
-  bool full;    // those that bend scores
+  int dqk, dv;         // of the kernels
+  bool has_score_mod;  // the kernels with softcap, ALiBi and dropout (and of all float calls)
   BackwardShape of_keys, of_queries;
-  int64_t slots, blocks_delta;  // queries of a head that have facts; blocks of them, of the longest sequence
+  int64_t slots, blocks_delta;  // queries of a head with row statistics; blocks of them, of the longest sequence
   int64_t blocks_k, blocks_q;   // along the keys and the queries of the longest sequence
-  int64_t parts;                // that the rows of a key head are dealt out to
+  int64_t parts;                // into which the rows of a key head are divided
   int64_t sums;                 // floats of all parts; 0 with one
-  bool hopper;                  // its own kernels (backward_hopper.h), which have blocks of kHopperOwned tokens
+  bool hopper;                  // the Hopper kernels (backward_hopper.h), with blocks of kHopperOwned tokens
 };
 
-// Throws std::invalid_argument, naming the argument, where there is no kernel.
+// Throws std::invalid_argument, naming the argument, where no kernel supports the call.
 AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall&, const Chip&);
 
 }  // namespace xlstm::gpu::attention

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention backward: the products of one tile, and what becomes of scores between them (backward.h has the whole).
+// Attention backward (backward.h): the products of one tile, and the softmax gradient between them.
 #pragma once
 
 #include "arch/unrolled.h"
@@ -8,20 +8,20 @@
 
 namespace xlstm::gpu::attention {
 
-template <class E, int kQk, int kV, bool kFull, bool kOfKeys>
-struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
-  using Base = BackwardTiles<E, kQk, kV, kFull, kOfKeys>;
+template <class E, int kQk, int kV, bool kHasScoreMod, bool kOfKeys>
+struct BackwardProducts : BackwardTiles<E, kQk, kV, kHasScoreMod, kOfKeys> {
+  using Base = BackwardTiles<E, kQk, kV, kHasScoreMod, kOfKeys>;
   using Base::kShape, Base::kThreads, Base::kTile, Base::kStepRows, Base::kColumnStrips, Base::kRowStrips,
       Base::kQkSteps, Base::kVSteps, Base::kRegisters, Base::kStreams, Base::kFirstSums, Base::kSecondSums,
-      Base::kHeldChain, Base::kPairs, Base::kAllAtOnce, Base::p, Base::at, Base::query_head, Base::queries, Base::keys,
-      Base::owned, Base::column0, Base::feature_wave, Base::band, Base::rows_of, Base::store, Base::room,
-      Base::first_owned, Base::second_owned, Base::first_tile, Base::second_tile, Base::keep;
+      Base::kChainInRegisters, Base::kPairs, Base::kAllAtOnce, Base::p, Base::at, Base::query_head, Base::queries,
+      Base::keys, Base::owned, Base::column0, Base::feature_wave, Base::band, Base::token_rows, Base::store,
+      Base::buffer, Base::first_owned, Base::second_owned, Base::first_tile, Base::second_tile, Base::keep;
   using typename Base::Pair;
 
-  ChainOperand<E> first_chain[kHeldChain ? kColumnStrips : 1][kHeldChain ? kQkSteps : 1];
-  ChainOperand<E> second_chain[kHeldChain ? kColumnStrips : 1][kHeldChain ? kVSteps : 1];
-  // k, or v, of a wave of a pair; what bends scores needs the registers.
-  ChainOperand<E> pair_chain[kPairs && !kFull ? kColumnStrips : 1][kPairs && !kFull ? kQkSteps : 1];
+  ChainOperand<E> first_chain[kChainInRegisters ? kColumnStrips : 1][kChainInRegisters ? kQkSteps : 1];
+  ChainOperand<E> second_chain[kChainInRegisters ? kColumnStrips : 1][kChainInRegisters ? kVSteps : 1];
+  // k, or v, of a wave of a pair; with a score modification its registers are needed elsewhere.
+  ChainOperand<E> pair_chain[kPairs && !kHasScoreMod ? kColumnStrips : 1][kPairs && !kHasScoreMod ? kQkSteps : 1];
   Strip<E> first_sums[kFirstSums][kColumnStrips];
   Strip<E> second_sums[kSecondSums > 0 ? kSecondSums : 1][kColumnStrips];
   Columns lse[kColumnStrips], delta[kColumnStrips];  // dq: of the owned queries
@@ -32,24 +32,24 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
 
   using Base::Base;
 
-  // Which wave of a pair this is (backward_warp_pairs.h).
+  // Whether this is the wave of a pair that computes the weights (backward_warp_pairs.h).
   XLSTM_DEVICE static bool makes_weights() { return wave_id() < kShape.waves_along; }
 
-  // What the block owns, as chain operands: through the tiles' room, a tile at a time.
+  // Loads the owned tokens as chain operands: through the tiles' buffer, a tile at a time.
   XLSTM_DEVICE void load_owned() {
     TokenRows<E> first, second;
-    rows_of(kOfKeys, query_head, first, second);
-    const int there = (kOfKeys ? keys : queries) - owned;
+    token_rows(kOfKeys, query_head, first, second);
+    const int valid = (kOfKeys ? keys : queries) - owned;
     constexpr int kVec16s = kShape.owned / kTile;
     static_assert(kShape.owned % kTile == 0);
     if constexpr (kAsyncCopies) {
-      using Whole = PairStage<E, kShape.owned, kQk, kV, kThreads>;
-      Whole::copy(first_owned(), first, owned, there < kShape.owned ? there : kShape.owned);
-      Whole::copy(second_owned(), second, owned, there < kShape.owned ? there : kShape.owned);
-    } else if constexpr (!kHeldChain) {
+      using OwnedStage = PairStage<E, kShape.owned, kQk, kV, kThreads>;
+      OwnedStage::copy(first_owned(), first, owned, valid < kShape.owned ? valid : kShape.owned);
+      OwnedStage::copy(second_owned(), second, owned, valid < kShape.owned ? valid : kShape.owned);
+    } else if constexpr (!kChainInRegisters) {
 #pragma unroll 1
       for (int t = 0; t < kShape.owned; t += kTile)
-        Pair::move(first, second, owned + t, there - t < kTile ? there - t : kTile,
+        Pair::move(first, second, owned + t, valid - t < kTile ? valid - t : kTile,
                    [&](bool is_second, const Vec16* x, int token, int column) {
                      if (is_second)
                        Pair::store_along(second_owned(), x, t + token, column);
@@ -58,47 +58,48 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
                    });
     } else {
       Pair pair;
-      pair.fetch(first, second, owned, there < kTile ? there : kTile);
+      pair.fetch(first, second, owned, valid < kTile ? valid : kTile);
 #pragma unroll 1
       for (int j = 0; j < kVec16s; ++j) {
-        char* to = room(0);
+        char* to = buffer(0);
         arrive([&] { store(pair, to, true, false); });
         const int next = (j + 1) * kTile;
-        if (j + 1 < kVec16s) pair.fetch(first, second, owned + next, there - next < kTile ? there - next : kTile);
+        if (j + 1 < kVec16s) pair.fetch(first, second, owned + next, valid - next < kTile ? valid - next : kTile);
 #pragma unroll
         for (int c = 0; c < kColumnStrips; ++c) {
-          const int mine = column0 + c * kStripColumns - j * kTile;
-          if (mine < 0 || mine >= kTile) continue;
+          const int row_in_tile = column0 + c * kStripColumns - j * kTile;
+          if (row_in_tile < 0 || row_in_tile >= kTile) continue;
 #pragma unroll
           for (int k = 0; k < kQkSteps; ++k)
-            first_chain[c][k] = load_chain_along<E>(first_tile(to), mine, k * kStepRows);
+            first_chain[c][k] = load_chain_along<E>(first_tile(to), row_in_tile, k * kStepRows);
 #pragma unroll
           for (int k = 0; k < kVSteps; ++k)
-            second_chain[c][k] = load_chain_along<E>(second_tile(to), mine, k * kStepRows);
+            second_chain[c][k] = load_chain_along<E>(second_tile(to), row_in_tile, k * kStepRows);
         }
         wait_lds_reads();
       }
     }
     if constexpr (!kOfKeys) {
-      const float* facts = facts_of(*p, at, query_head);
+      const float* row_stats = row_stats_of(*p, at, query_head);
 #pragma unroll
       for (int c = 0; c < kColumnStrips; ++c)
 #pragma unroll
         for (int j = 0; j < Columns::kEach; ++j) {
-          const float* mine = facts + fact_place(owned + column0 + c * kStripColumns + Columns::position(j));
-          lse[c].value[j] = mine[0];
-          delta[c].value[j] = mine[kFactGroup];
+          const float* lane_stats =
+              row_stats + row_stats_index(owned + column0 + c * kStripColumns + Columns::position(j));
+          lse[c].value[j] = lane_stats[0];
+          delta[c].value[j] = lane_stats[kStatsGroup];
         }
     }
   }
   template <bool kFirst>
   XLSTM_DEVICE ChainOperand<E> chain(int c, int k, int lane) const {
-    if constexpr (kPairs && kFull)
+    if constexpr (kPairs && kHasScoreMod)
       return load_chain_along<E>(makes_weights() ? first_owned() : second_owned(), column0 + c * kStripColumns,
                                  k * kStepRows, lane);
     else if constexpr (kPairs)
       return pair_chain[c][k];
-    else if constexpr (kHeldChain)
+    else if constexpr (kChainInRegisters)
       return kFirst ? first_chain[c][k] : second_chain[c][k];
     else if constexpr (kFirst)
       return load_chain_along<E>(first_owned(), column0 + c * kStripColumns, k * kStepRows, lane);
@@ -116,7 +117,8 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
     for (int r = 0; r < kRowStrips; ++r)
 #pragma unroll
       for (int c = 0; c < kColumnStrips; ++c) products[r][c].zero();
-    constexpr int kPart = sizeof(E) == 4 ? 4 : kSteps;  // steps: floats are summed in parts, so that none is long
+    constexpr int kPart =
+        sizeof(E) == 4 ? 4 : kSteps;  // steps per partial sum: floats are summed in parts, so that no sum is long
     if constexpr (kRolled) {
 #pragma unroll 1
       for (int first = 0; first < kSteps; first += kPart) {
@@ -165,7 +167,7 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
     }
   }
 
-  // sums += tile^T weights, whose rows are the tile's tokens.
+  // sums += tile^T weights; rows of weights are tokens of the tile.
   template <int kSums, class AnyTile>
   XLSTM_DEVICE void add_rows(Strip<E> (&sums)[kSums][kColumnStrips], const AnyTile& tile, int row0,
                              const ChainOperand<E> (&weights)[kRowStrips][kColumnStrips], int lane) const {
@@ -184,26 +186,30 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
     });
   }
 
-  // Whether all of the wave's pairs of the tile's tokens [first, first + n) are seen. Those of which none is are not
-  // left out: where a path goes around products, sums are copied from registers to registers on every other.
-  XLSTM_DEVICE bool all_seen(int first, int n) const {
-    const int mine = owned + column0;
-    // The smallest and the largest of key - query.
-    const int64_t low = kOfKeys ? int64_t(mine) - (first + n - 1) : int64_t(first) - (mine + kShape.columns - 1);
-    const int64_t high = kOfKeys ? int64_t(mine + kShape.columns - 1) - first : int64_t(first + n - 1) - mine;
-    const int64_t begin = int64_t(band.least) + band.apart, end = begin + uint32_t(band.span);
+  // Whether all of the wave's pairs with the tile's tokens [first, first + n) are visible. A wave does not skip the
+  // products of a tile of which no pair is visible: where one path skips the products, the compiler copies the sums
+  // from registers to registers on every other path.
+  XLSTM_DEVICE bool fully_visible(int first, int n) const {
+    const int wave_token = owned + column0;
+    // The smallest and the largest key - query.
+    const int64_t low =
+        kOfKeys ? int64_t(wave_token) - (first + n - 1) : int64_t(first) - (wave_token + kShape.columns - 1);
+    const int64_t high =
+        kOfKeys ? int64_t(wave_token + kShape.columns - 1) - first : int64_t(first + n - 1) - wave_token;
+    const int64_t begin = int64_t(band.min_distance) + band.diagonal, end = begin + uint32_t(band.span);
     return low >= begin && high <= end && (kOfKeys || first + n <= keys);
   }
 
-  // Scores and dP into weights and ds. A wave of a pair makes either: weights, with what ds take of them in the place
-  // of dP, or ds, with that in the place of scores.
-  template <bool kWeights = true, bool kFlows = true>
-  XLSTM_DEVICE void weigh(Scores& s, Scores& dp, const ScoreRules& rules, float slope, int first, int row0,
-                          const float* facts, bool masked, int lane) const {
-    const StripPosition own = strip_position(kFamily, sizeof(E), lane, 0);  // the others lie at known distances
-    const int row = first + row0 + own.row, column = owned + column0 + own.column;
-    const int apart_here = (kOfKeys ? column - row : row - column) - band.apart;
-    const float* mine = facts + fact_place(row0 + own.row);
+  // Turns scores and dP into weights and ds. A wave of a pair does half of it: kMakesWeights alone computes the
+  // weights, and puts w dy/ds (the factor of ds) into dp; kMakesDs alone computes ds from that factor in s.
+  template <bool kMakesWeights = true, bool kMakesDs = true>
+  XLSTM_DEVICE void softmax_gradient(Scores& s, Scores& dp, const ScoreRules& rules, float slope, int first, int row0,
+                                     const float* row_stats, bool masked, int lane) const {
+    const StripPosition lane_position =
+        strip_position(kFamily, sizeof(E), lane, 0);  // the other registers are at known distances
+    const int row = first + row0 + lane_position.row, column = owned + column0 + lane_position.column;
+    const int lane_distance = (kOfKeys ? column - row : row - column) - band.diagonal;
+    const float* lane_stats = row_stats + row_stats_index(row0 + lane_position.row);
     // f(strip row, register, strip column, tokens down and across from the lane's first)
     const auto each = [&](auto&& f) {
 #pragma unroll
@@ -212,74 +218,76 @@ struct BackwardProducts : BackwardTiles<E, kQk, kV, kFull, kOfKeys> {
         for (int r = 0; r < kRegisters; ++r)
 #pragma unroll
           for (int c = 0; c < kColumnStrips; ++c) {
-            const StripPosition by = strip_position(kFamily, sizeof(E), 0, r);
-            f(rs, r, c, rs * kStepRows + by.row, c * kStripColumns + by.column);
+            const StripPosition shift = strip_position(kFamily, sizeof(E), 0, r);
+            f(rs, r, c, rs * kStepRows + shift.row, c * kStripColumns + shift.column);
           }
     };
     const auto lse_of = [&](int r, int c, int down) {
-      return kOfKeys ? mine[fact_place(down)] : lse[c].value[Columns::of(r)];
+      return kOfKeys ? lane_stats[row_stats_index(down)] : lse[c].value[Columns::of(r)];
     };
     const auto delta_of = [&](int r, int c, int down) {
-      return kOfKeys ? mine[fact_place(down) + kFactGroup] : delta[c].value[Columns::of(r)];
+      return kOfKeys ? lane_stats[row_stats_index(down) + kStatsGroup] : delta[c].value[Columns::of(r)];
     };
-    if constexpr (kFlows && (kFull || !kAllAtOnce)) {  // made before the branches below
+    if constexpr (kMakesDs && (kHasScoreMod || !kAllAtOnce)) {  // computed before the branches below
 #pragma unroll
       for (int r = 0; r < kRowStrips; ++r)
 #pragma unroll
         for (int c = 0; c < kColumnStrips; ++c) dp[r][c].materialise();
     }
-    const auto distance = [&](int down, int across) { return apart_here + (kOfKeys ? across - down : down - across); };
+    const auto distance = [&](int down, int across) {
+      return lane_distance + (kOfKeys ? across - down : down - across);
+    };
 
     // y - lse
-    float through[kRowStrips][kColumnStrips][kRegisters];  // dy/ds over scale
-    if (!kWeights) {
-    } else if (kFull && rules.cap > 0) {
+    float dy_ds[kRowStrips][kColumnStrips][kRegisters];  // dy/ds over scale
+    if (!kMakesWeights) {
+    } else if (kHasScoreMod && rules.cap > 0) {
       each([&](int rs, int r, int c, int down, int) {
-        const float bent = tanh_of<E>(s[rs][c].value[r] * rules.to_cap);
-        through[rs][c][r] = 1 - bent * bent;
-        s[rs][c].value[r] = __builtin_fmaf(rules.cap, bent, -lse_of(r, c, down));
+        const float capped = tanh_of<E>(s[rs][c].value[r] * rules.to_cap);
+        dy_ds[rs][c][r] = 1 - capped * capped;
+        s[rs][c].value[r] = __builtin_fmaf(rules.cap, capped, -lse_of(r, c, down));
       });
     } else {
       each([&](int rs, int r, int c, int down, int) {
-        through[rs][c][r] = 1;
+        dy_ds[rs][c][r] = 1;
         s[rs][c].value[r] = __builtin_fmaf(s[rs][c].value[r], rules.scale, -lse_of(r, c, down));
       });
     }
-    if (kWeights && kFull && rules.slopes)
+    if (kMakesWeights && kHasScoreMod && rules.slopes)
       each([&](int rs, int r, int c, int down, int across) {
-        const int by = distance(down, across);
-        s[rs][c].value[r] -= slope * float(by < 0 ? -by : by);
+        const int shift = distance(down, across);
+        s[rs][c].value[r] -= slope * float(shift < 0 ? -shift : shift);
       });
     uint32_t dropped[kRowStrips][kColumnStrips] = {};  // a bit for each register
-    if (kFull && rules.drops) {
-      const float kept_scale = uniform(float(dropout_scale(p->call.in.dropout_p)));
+    if (kHasScoreMod && rules.drops) {
+      const float keep_scale = uniform(float(dropout_scale(p->call.in.dropout_p)));
       each([&](int rs, int r, int c, int down, int across) {
-        const int key = kOfKeys ? column0 + own.column + across : row0 + own.row + down;
-        const int query = kOfKeys ? row0 + own.row + down : column0 + own.column + across;
+        const int key = kOfKeys ? column0 + lane_position.column + across : row0 + lane_position.row + down;
+        const int query = kOfKeys ? row0 + lane_position.row + down : column0 + lane_position.column + across;
         constexpr int kQueries = kOfKeys ? kTile : kShape.owned;
-        const uint32_t kept = keep()[key / kDrawsAtOnce * kQueries + query] >> (key % kDrawsAtOnce) & 1;
-        dropped[rs][c] |= (kept ^ 1) << r;
-        if constexpr (kFlows) dp[rs][c].value[r] = kept ? dp[rs][c].value[r] * kept_scale : 0.0f;
+        const uint32_t keep_bit = keep()[key / kDrawsAtOnce * kQueries + query] >> (key % kDrawsAtOnce) & 1;
+        dropped[rs][c] |= (keep_bit ^ 1) << r;
+        if constexpr (kMakesDs) dp[rs][c].value[r] = keep_bit ? dp[rs][c].value[r] * keep_scale : 0.0f;
       });
     }
-    if (kWeights && masked)
+    if (kMakesWeights && masked)
       each([&](int rs, int r, int c, int down, int across) {
-        bool sees = uint32_t(distance(down, across)) - uint32_t(band.least) <= uint32_t(band.span);
+        bool sees = uint32_t(distance(down, across)) - uint32_t(band.min_distance) <= uint32_t(band.span);
         if (!kOfKeys) sees = sees && row + down < keys;
         s[rs][c].value[r] = sees ? s[rs][c].value[r] : -__builtin_inff();
       });
     each([&](int rs, int r, int c, int down, int) {
       const float y = s[rs][c].value[r];
-      if constexpr (!kWeights) {
+      if constexpr (!kMakesWeights) {
         dp[rs][c].value[r] = y * (dp[rs][c].value[r] - delta_of(r, c, down));
         return;
       }
       const float weight = exp2_fast(sizeof(E) == 4 ? y * kLog2E : y);
-      if constexpr (kFlows)
-        dp[rs][c].value[r] = weight * (dp[rs][c].value[r] - delta_of(r, c, down)) * through[rs][c][r];
+      if constexpr (kMakesDs)
+        dp[rs][c].value[r] = weight * (dp[rs][c].value[r] - delta_of(r, c, down)) * dy_ds[rs][c][r];
       else
-        dp[rs][c].value[r] = weight * through[rs][c][r];
-      s[rs][c].value[r] = kFull && dropped[rs][c] >> r & 1 ? 0.0f : weight;
+        dp[rs][c].value[r] = weight * dy_ds[rs][c][r];
+      s[rs][c].value[r] = kHasScoreMod && dropped[rs][c] >> r & 1 ? 0.0f : weight;
     });
   }
 };

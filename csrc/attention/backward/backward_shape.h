@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// How attention's backward kernels lie on each family: constexpr, so that kernels, plans and tests have one answer.
+// Shapes of attention's backward kernels on each family: constexpr, so that kernels, plans and tests use the same
+// numbers.
 //
-// Both kernels are one form. A block owns tokens of one side, as columns of the chain (dk, dv: keys; dq: queries), and
-// walks along tokens of the other in tiles: of dk, dv tiles of q and dout, of dq tiles of k and v.
+// Both kernels have one form. A block owns tokens of one side, as columns of the chain (dk, dv: keys; dq: queries), and
+// walks tiles of the other side's tokens: dk and dv tiles of q and dout, dq tiles of k and v.
 #pragma once
 
 #include <stdint.h>
@@ -11,60 +12,63 @@
 
 namespace xlstm::gpu::attention {
 
-// What backward must know of each query, lse and D, lies in groups: 16 lse, then 16 D. There are such facts for whole
-// blocks of queries; a block makes D for kDeltaRows of them.
-constexpr int kFactGroup = 16, kFactPad = 128, kDeltaRows = 64;
-constexpr int fact_place(int query) { return query / kFactGroup * 2 * kFactGroup + query % kFactGroup; }
+// Row statistics: lse and D of each query, in groups of 16 lse, then 16 D. They exist for full blocks of queries; a
+// block of delta_kernel computes kDeltaRows of them.
+constexpr int kStatsGroup = 16, kStatsPad = 128, kDeltaRows = 64;
+constexpr int row_stats_index(int query) { return query / kStatsGroup * 2 * kStatsGroup + query % kStatsGroup; }
 
 struct BackwardShape {
   int waves_along, waves_across;  // along the tokens that a block owns; across the features of its sums
   int columns;                    // tokens that a wave owns
-  int owned;                      // and a block
+  int owned;                      // tokens that a block owns
   int tile;                       // tokens of a tile
-  int at_once;                    // tokens of a tile whose scores are in registers
-  bool pairs;                     // two waves share owned tokens: one makes weights and dv of them, one ds and dk
-  bool chain_in_lds;              // what is owned is read from LDS for each tile, else held in registers
+  int at_once;                    // tokens of a tile whose scores are in registers at once
+  bool pairs;                     // two waves share owned tokens: one computes weights and dv, one ds and dk
+  bool chain_in_lds;              // owned tokens are read from LDS for each tile; otherwise they stay in registers
   bool operands_ahead;            // the next operand is read from LDS while this one is multiplied
-  bool ahead;                     // the next tile comes while this one is multiplied
-  // AMD has a tile along its rows and turned, in LDS at once or, where there is no room, one after the other.
-  int matrices;  // of a tile that LDS has at a time
+  bool ahead;                     // prefetch: the next tile loads while this one is multiplied
+  // AMD stores a tile along its rows and transposed: both in LDS at once or, where LDS is too small, one after the
+  // other.
+  int matrices;  // forms of a tile's matrices in LDS at a time
   int buffers;   // NVIDIA: tiles
   int threads;
-  int blocks;  // that shall share a multiprocessor: a bound on registers
-  int tile_bytes, chain_bytes, facts_bytes, keep_bytes, lds_bytes;
-  int pairs_bytes;  // weights on their way, beside all that where scores are bent, else in the place of the chain
+  int blocks;  // per multiprocessor (occupancy): a bound on registers
+  int tile_bytes, chain_bytes, row_stats_bytes, keep_bytes, lds_bytes;
+  int pairs_bytes;  // weights between paired waves: in addition to the rest with a score modification, else in the
+                    // space of the chain
 };
 
 namespace shapes {
 
-constexpr int most(int a, int b) { return a > b ? a : b; }
+constexpr int max_of(int a, int b) { return a > b ? a : b; }
 
-// turned: whether the second matrix is read turned too.
-constexpr BackwardShape finished(BackwardShape s, Family f, int element_bytes, int dqk, int dv, bool second_turned,
-                                 bool facts_of_tile) {
+// second_transposed: whether the second matrix is read transposed too.
+constexpr BackwardShape finished(BackwardShape s, Family f, int element_bytes, int dqk, int dv, bool second_transposed,
+                                 bool stats_of_tile) {
   s.owned = s.waves_along * s.columns;
-  s.operands_ahead = f == Family::cdna || element_bytes == 2;  // floats', split in three, take 24 registers elsewhere
+  s.operands_ahead =
+      f == Family::cdna || element_bytes == 2;  // floats, split in three, take 24 registers on the other families
   s.threads = s.waves_along * s.waves_across * wave_size(f) * (s.pairs ? 2 : 1);
   const int first = s.tile * dqk * element_bytes, second = s.tile * dv * element_bytes;
   if (f == Family::nvidia)
     s.tile_bytes = first + second;
   else if (s.matrices == 1)
-    s.tile_bytes = most(first, second);
+    s.tile_bytes = max_of(first, second);
   else if (s.matrices == 2)
     s.tile_bytes = first + second;
   else
-    s.tile_bytes = 2 * first + (second_turned ? 2 : 1) * second;
+    s.tile_bytes = 2 * first + (second_transposed ? 2 : 1) * second;
   s.chain_bytes = s.chain_in_lds ? s.owned * (dqk + dv) * element_bytes : 0;
-  s.facts_bytes = 2 * 4 * (facts_of_tile ? s.tile : s.owned);
+  s.row_stats_bytes = 2 * 4 * (stats_of_tile ? s.tile : s.owned);
   s.keep_bytes = s.tile * s.owned / 8;
   s.pairs_bytes = s.pairs ? 4 * s.owned * s.tile : 0;
-  s.lds_bytes = s.chain_bytes + s.buffers * (s.tile_bytes + s.facts_bytes) + s.keep_bytes;
+  s.lds_bytes = s.chain_bytes + s.buffers * (s.tile_bytes + s.row_stats_bytes) + s.keep_bytes;
   return s;
 }
 
 }  // namespace shapes
 
-// dk and dv. Per token owned, sums are dqk + dv floats, which are most of the registers.
+// dk and dv. Per owned token the sums are dqk + dv floats, which take most of the registers.
 constexpr BackwardShape key_gradients_shape(Family f, int element_bytes, int dqk, int dv) {
   const bool half = element_bytes == 2, wide = dv > 128;
   BackwardShape s{};
@@ -73,8 +77,8 @@ constexpr BackwardShape key_gradients_shape(Family f, int element_bytes, int dqk
   s.matrices = 4;
   s.ahead = true;
   if (f == Family::cdna) {
-    // With 16 keys a wave LDS would be read as long as the matrix unit multiplies, with 32 half as long. Of 128
-    // features and more their sums, k and v take more than 256 registers: a wave has a SIMD to itself.
+    // With 16 keys per wave, reads of LDS would take as long as the matrix unit multiplies, with 32 half as long. With
+    // 128 features and more the sums, k and v take more than 256 registers: one wave has a SIMD.
     s.waves_along = 4;
     s.columns = half && !wide ? 32 : 16;
     s.tile = s.at_once = strip_step(f, element_bytes);
@@ -91,8 +95,8 @@ constexpr BackwardShape key_gradients_shape(Family f, int element_bytes, int dqk
     s.ahead = half ? dqk <= 128 : dqk == 64;
     s.blocks = 1;
   } else {
-    // LDS binds: of 32 tokens a wave an operand read from it serves four mma, of 16 two. Sums of 16 keys and 128
-    // features take half of the registers already, so pairs of waves have 32 (backward_warp_pairs.h).
+    // LDS binds: with 32 tokens per wave an operand that is read from LDS serves four mma, with 16 two. Sums of 16 keys
+    // and 128 features take half of the registers already, so pairs of waves have 32 (backward_warp_pairs.h).
     s.pairs = half && dqk == 128 && dv == 128;
     s.columns = half && (dqk == 64 || s.pairs) ? 32 : 16;
     s.waves_across = wide ? 2 : 1;
@@ -106,7 +110,7 @@ constexpr BackwardShape key_gradients_shape(Family f, int element_bytes, int dqk
   return shapes::finished(s, f, element_bytes, dqk, dv, true, true);
 }
 
-// dq. Sums are dqk floats for each query owned.
+// dq. The sums are dqk floats for each owned query.
 constexpr BackwardShape query_gradients_shape(Family f, int element_bytes, int dqk, int dv) {
   const bool half = element_bytes == 2, wide = dv > 128;
   BackwardShape s{};
@@ -128,7 +132,7 @@ constexpr BackwardShape query_gradients_shape(Family f, int element_bytes, int d
     s.ahead = half ? dqk <= 128 : dqk == 64;
     s.blocks = 1;
   } else {
-    // 32 queries where their sums leave registers for it.
+    // 32 queries where registers suffice for their sums.
     s.columns = half && dqk <= 128 ? 32 : 16;
     s.waves_along = half ? 4 : wide ? 1 : dqk > 128 ? 2 : 4;
     s.tile = half ? (wide ? 16 : dqk == 64 ? 64 : 32) : 16;

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention backward, dk and dv on NVIDIA: pairs of waves. 32 keys of a wave would take their sums of dk and dv, 256
-// registers of 128 features; so one wave of a pair has S, the weights and dv, the other dP, ds and dk, of the same 32
-// keys. k, or v, is held in registers, and each operand that is read from LDS serves four mma, where 16 keys with both
-// sums had two. What goes between the two are the weights, in float, 4 bytes of each pair of tokens.
+// Attention backward, dk and dv on NVIDIA: pairs of waves. The sums of dk and dv of 32 keys would take 256 registers of
+// a wave with 128 features; so one wave of a pair computes S, the weights and dv, the other dP, ds and dk, of the same
+// 32 keys. k, or v, stays in registers, and each operand that is read from LDS serves four mma; with 16 keys per wave
+// and both sums it would serve two. The first wave sends the weights to the second as floats through LDS, 4 bytes per
+// pair of tokens; a named barrier per pair of waves synchronises them.
 #pragma once
 
 #include "attention/backward/backward_products.h"
 
 namespace xlstm::gpu::attention {
 
-template <class E, int kQk, int kV, bool kFull, bool kOfKeys>
-struct BackwardPairs : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
-  using Base = BackwardProducts<E, kQk, kV, kFull, kOfKeys>;
+template <class E, int kQk, int kV, bool kHasScoreMod, bool kOfKeys>
+struct BackwardPairs : BackwardProducts<E, kQk, kV, kHasScoreMod, kOfKeys> {
+  using Base = BackwardProducts<E, kQk, kV, kHasScoreMod, kOfKeys>;
   using Base::kShape, Base::kColumnStrips, Base::kRowStrips, Base::kStepRows, Base::kQkSteps, Base::column0, Base::lds;
   using Base::makes_weights;
   using typename Base::Scores;
@@ -20,7 +21,7 @@ struct BackwardPairs : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
 
   XLSTM_DEVICE static int pair() { return wave_id() % kShape.waves_along; }
 
-  // After load_owned(): everybody's copies are there.
+  // Called after load_owned(): the copies of all threads are complete.
   XLSTM_DEVICE void hold_chain() {
     arrive_free([] {});
     const auto owned = makes_weights() ? Base::first_owned() : Base::second_owned();
@@ -31,18 +32,18 @@ struct BackwardPairs : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
         Base::pair_chain[c][k] = load_chain_along<E>(owned, column0 + c * kStripColumns, k * kStepRows);
   }
 
-  // Of a tile that is there: this wave's part of its products.
-  XLSTM_DEVICE void run_pair(char* room, int first, const ScoreRules& rules, float slope, int lane) {
-    constexpr int kBoth = 2 * kWave;
+  // One wave's half of the products of a loaded tile.
+  XLSTM_DEVICE void run_pair(char* buffer, int first, const ScoreRules& rules, float slope, int lane) {
+    constexpr int kPairThreads = 2 * kWave;
     const int barrier = 1 + pair();
     const bool weights = makes_weights();
-    const auto along = weights ? Base::first_tile(room) : Base::second_tile(room),
-               transposed = weights ? Base::second_tile(room) : Base::first_tile(room);
+    const auto along = weights ? Base::first_tile(buffer) : Base::second_tile(buffer),
+               transposed = weights ? Base::second_tile(buffer) : Base::first_tile(buffer);
     Scores products;
     this->template multiply_rows<true>(products, along, 0, lane);
-    Vec16* between = reinterpret_cast<Vec16*>(lds + (kFull ? kShape.lds_bytes : 0)) +
+    Vec16* between = reinterpret_cast<Vec16*>(lds + (kHasScoreMod ? kShape.lds_bytes : 0)) +
                      pair() * (kShape.pairs_bytes / 16 / kShape.waves_along) + lane;
-    const auto each_piece = [&](Scores& strips, auto&& f) {  // f(four floats, where they are on their way)
+    const auto each_vec4 = [&](Scores& strips, auto&& f) {  // f(four floats, their slot in LDS)
 #pragma unroll
       for (int r = 0; r < kRowStrips; ++r)
 #pragma unroll
@@ -51,24 +52,24 @@ struct BackwardPairs : BackwardProducts<E, kQk, kV, kFull, kOfKeys> {
           for (int h = 0; h < 2; ++h)
             f(strips[r][c].value + 4 * h, between + ((r * kColumnStrips + c) * 2 + h) * kWave);
     };
-    const float* facts = Base::facts_in(room);
+    const float* row_stats = Base::row_stats_in(buffer);
     if (weights) {
-      Scores sent;
-      this->template weigh<true, false>(products, sent, rules, slope, first, 0, facts,
-                                        !this->all_seen(first, kShape.at_once), lane);
-      each_piece(sent, [](const float* x, Vec16* to) {
+      Scores factors;
+      this->template softmax_gradient<true, false>(products, factors, rules, slope, first, 0, row_stats,
+                                                   !this->fully_visible(first, kShape.at_once), lane);
+      each_vec4(factors, [](const float* x, Vec16* to) {
         *to = {{as_bits(x[0]), as_bits(x[1]), as_bits(x[2]), as_bits(x[3])}};
       });
-      barrier_arrive(barrier, kBoth);
+      barrier_arrive(barrier, kPairThreads);
     } else {
-      barrier_sync(barrier, kBoth);
-      Scores got;
-      each_piece(got, [](float* x, const Vec16* from) {
-        const Vec16 piece = *from;
+      barrier_sync(barrier, kPairThreads);
+      Scores factors;
+      each_vec4(factors, [](float* x, const Vec16* from) {
+        const Vec16 vec = *from;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) x[j] = as_float(piece.word[j]);
+        for (int j = 0; j < 4; ++j) x[j] = as_float(vec.word[j]);
       });
-      this->template weigh<false, true>(got, products, rules, slope, first, 0, facts, false, lane);
+      this->template softmax_gradient<false, true>(factors, products, rules, slope, first, 0, row_stats, false, lane);
     }
     ChainOperand<E> operand[kRowStrips][kColumnStrips];
 #pragma unroll

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What backward must know of each query before its matrix products, and the gradient of the sinks:
+// The row statistics that the backward kernels need of each query, and the gradient of the sinks:
 //     lse      D = dout . out - dlse      dsink = -sum over queries of e^(sink - lse) D
-// Queries beyond the last one of a sequence get lse = infinity and D = 0: their weights are zero.
+// Queries beyond the last one of a sequence get lse = infinity and D = 0, so that their weights are zero.
 //
-// A block has 64 queries of one head, 16 lanes each. Floor: out and dout are read once, memory binds.
+// Who owns what: a block has 64 queries of one head, 16 lanes each. Floor: out and dout are read once, memory binds.
 #pragma once
 
 #include "attention/backward/backward_params.h"
@@ -13,53 +13,53 @@ namespace xlstm::gpu::attention {
 constexpr int kDeltaThreads = 256;
 
 template <class E>
-__global__ __launch_bounds__(kDeltaThreads) void attention_delta(const BackwardParams params) {
+__global__ __launch_bounds__(kDeltaThreads) void delta_kernel(const BackwardParams params) {
   const BackwardParams* p = kernel_params(params);
   const xlstm_attention& in = p->call.in;
   const int64_t heads = p->heads_all_q(), which = blockIdx.x / heads, head_of_all = blockIdx.x % heads;
   const AttentionLayout at(in, head_of_all / in.heads_q);
   const int64_t head = head_of_all % in.heads_q, first = which * kDeltaRows;
-  __shared__ float sunk[kDeltaRows];
-  const int64_t padded = (at.queries + kFactPad - 1) / kFactPad * kFactPad;
-  float* facts = facts_of(*p, at, head);
-  const TokenRows<E> out = query_rows<E>(at, p->call.out, head, in.dv, p->whole.out);
-  const TokenRows<E> dout = query_rows<E>(at, p->call.dout, head, in.dv, p->whole.dout);
+  __shared__ float sink_gradients[kDeltaRows];
+  const int64_t padded = (at.queries + kStatsPad - 1) / kStatsPad * kStatsPad;
+  float* row_stats = row_stats_of(*p, at, head);
+  const TokenRows<E> out = query_rows<E>(at, p->call.out, head, in.dv, p->aligned16.out);
+  const TokenRows<E> dout = query_rows<E>(at, p->call.dout, head, in.dv, p->aligned16.dout);
   constexpr int n = kVec16Elements<E>, kLanes = 16;
   for (int t = threadIdx.x / kLanes; t < kDeltaRows; t += kDeltaThreads / kLanes) {
     const int64_t i = first + t;
-    const bool there = i < at.queries;
+    const bool valid = i < at.queries;
     float dot = 0;
     for (int column = threadIdx.x % kLanes * n; column < int(in.dv); column += kLanes * n) {
-      const Vec16 x = out.piece(i, column, there), y = dout.piece(i, column, there);
+      const Vec16 x = out.piece(i, column, valid), y = dout.piece(i, column, valid);
 #pragma unroll
       for (int j = 0; j < n; ++j) dot += element<E>(x, j) * element<E>(y, j);
     }
 #pragma unroll
     for (int mask = kLanes / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
     if (threadIdx.x % kLanes != 0) continue;
-    float lse = __builtin_inff(), through_sink = 0;
-    if (there) {
+    float lse = __builtin_inff(), sink_gradient = 0;
+    if (valid) {
       lse = static_cast<const float*>(p->call.lse.data)[at.query(p->call.lse, head, i)];
       if (p->call.dlse.data) dot -= static_cast<const float*>(p->call.dlse.data)[at.query(p->call.dlse, head, i)];
-      if (p->call.dsink) through_sink = -expf(static_cast<const float*>(in.sink)[head] - lse) * dot;
+      if (p->call.dsink) sink_gradient = -expf(static_cast<const float*>(in.sink)[head] - lse) * dot;
     }
     if (i < padded) {
-      facts[fact_place(int(i))] = lse * score_unit<E>;
-      facts[fact_place(int(i)) + kFactGroup] = there ? dot : 0.0f;
+      row_stats[row_stats_index(int(i))] = lse * score_unit<E>;
+      row_stats[row_stats_index(int(i)) + kStatsGroup] = valid ? dot : 0.0f;
     }
-    sunk[t] = through_sink;
+    sink_gradients[t] = sink_gradient;
   }
   if (!p->call.dsink) return;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  double sum = 0;  // of terms that cancel
-  for (int t = 0; t < kDeltaRows; ++t) sum += double(sunk[t]);
+  double sum = 0;  // double: the terms cancel
+  for (int t = 0; t < kDeltaRows; ++t) sum += double(sink_gradients[t]);
   p->dsink_parts[blockIdx.x] = float(sum);
 }
 
-// dsink of a head: the parts in the order of their blocks, whoever made them.
-template <class E>  // one for each file that includes this
-__global__ __launch_bounds__(kDeltaThreads) void sum_dsink(const BackwardParams params) {
+// dsink of a head: adds the blocks' parts in the order of the blocks.
+template <class E>  // a template, so that each file that includes this header has its own
+__global__ __launch_bounds__(kDeltaThreads) void dsink_kernel(const BackwardParams params) {
   const BackwardParams* p = kernel_params(params);
   const xlstm_attention& in = p->call.in;
   const int64_t blocks = p->blocks_delta * in.batch;

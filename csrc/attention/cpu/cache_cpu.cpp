@@ -36,7 +36,7 @@ void append(const xlstm_attention_append& p, void* workspace, const Executor& ex
   const int64_t width = append_width(p);
   T* rows = rows_of_workers<T>(arena, executor.workers, width);
   parallel_tasks(executor, p.batch * p.length, [&](int64_t task, int32_t worker) {
-    const int64_t b = task / p.length, t = task % p.length, to = append_place(p, b, t);
+    const int64_t b = task / p.length, t = task % p.length, to = append_offset(p, b, t);
     T *x = rows + worker * width, *y = x + p.features, *cos = y + p.features, *sin = cos + p.rotary_dim / 2;
     for (int64_t head = 0; head < p.heads; ++head) {
       const int64_t from = b * p.from.stride[0] + head * p.from.stride[1] + t * p.from.stride[2];

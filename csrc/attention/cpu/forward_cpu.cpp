@@ -224,7 +224,7 @@ struct ForwardBlock {
         if (in.dropout_p > 0) fill_keep(s.facts, panel * NR<T>, in, from, to - from, s.keep);
         for (int64_t r = 0; r < NR<T> && panel * NR<T> + r < live; ++r) {
           const int64_t row = panel * NR<T> + r, i = s.facts.query[row];
-          const double lse = whole_row(p, head(row), T(double(s.m[row]) / kUnit<Op> + ::log(double(s.l[row])))).whole;
+          const double lse = whole_row(p, head(row), T(double(s.m[row]) / kUnit<Op> + ::log(double(s.l[row])))).log_sum;
           for (int64_t j = 0; j < to - from; ++j) {
             const double y = double(s.scores[j * NR<T> + r]),
                          weight = y == -__builtin_inf() ? 0 : ::exp(y / kUnit<Op> - lse);

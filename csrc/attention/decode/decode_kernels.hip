@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a plan to the launch of the decode kernel.
+// Turns a plan into the launch of the decode kernel.
 // Compiled once for each XLSTM_ELEMENT of: BFloat16 Float16 float
 
 #include "arch/launch.h"
@@ -12,10 +12,10 @@ namespace {
 template <class E, int kDqk, int kDv>
 void launch_decode_class(const DecodePlan& plan, const FewRowsParams& p, Stream stream) {
   const Grid grid{plan.grid, plan.shape.threads, plan.shape.lds_bytes};
-  const bool bent = p.call.in.softcap > 0 || p.call.in.alibi_slopes;
+  const bool has_score_mod = p.call.in.softcap > 0 || p.call.in.alibi_slopes;
   if constexpr (sizeof(E) == 2)
-    if (!bent) return launch("attention decode", decode<E, kDqk, kDv, false>, grid, stream, p);
-  launch("attention decode", decode<E, kDqk, kDv, true>, grid, stream, p);
+    if (!has_score_mod) return launch("attention decode", decode_kernel<E, kDqk, kDv, false>, grid, stream, p);
+  launch("attention decode", decode_kernel<E, kDqk, kDv, true>, grid, stream, p);
 }
 
 }  // namespace

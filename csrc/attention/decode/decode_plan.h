@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which calls the decode kernel takes, and how it cuts them up: pure functions of shape and chip, so that they are
-// tested anywhere.
+// Which calls the decode kernel takes, and their launch plan: pure functions of shape and chip, so that tests run
+// anywhere.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 namespace xlstm::gpu::attention {
 
-constexpr int64_t kMostDecodeRowBlocks = 2;  // of a key head: with more, keys are better shared in LDS
-constexpr int64_t kMostParts = 1024;
+constexpr int64_t kMaxDecodeRowBlocks = 2;  // per key head: with more, waves better share keys in LDS
+constexpr int64_t kMaxParts = 1024;
 
 struct DecodePlan {
   HeadClass head;
@@ -23,36 +23,36 @@ struct DecodePlan {
   int64_t grid;
 };
 
-// Parts of the keys for `blocks` blocks of a whole sequence each, so that every multiprocessor has work all the time:
-// the fewest that come within a twentieth of the best. A part has at least `least` keys.
-inline int64_t parts_that_fill(int64_t blocks, int64_t at_once, int64_t keys, int64_t least) {
-  const int64_t most = std::min({kMostParts, keys / least, ceil_div(at_once, blocks) * 2});
+// Number of split-KV parts for `blocks` blocks that each walk a full sequence, so that every multiprocessor always has
+// work: the smallest number that comes within a twentieth of the best. A part has at least `min_keys` keys.
+inline int64_t parts_that_fill(int64_t blocks, int64_t at_once, int64_t keys, int64_t min_keys) {
+  const int64_t max_parts = std::min({kMaxParts, keys / min_keys, ceil_div(at_once, blocks) * 2});
   const auto busy = [&](int64_t parts) {
     const int64_t all = blocks * parts, rounds = ceil_div(all, at_once);
     return double(all) / double(rounds * at_once);
   };
   double best = busy(1);
-  for (int64_t parts = 2; parts <= most; ++parts) best = std::max(best, busy(parts));
-  for (int64_t parts = 1; parts < most; ++parts)
+  for (int64_t parts = 2; parts <= max_parts; ++parts) best = std::max(best, busy(parts));
+  for (int64_t parts = 1; parts < max_parts; ++parts)
     if (busy(parts) >= 0.95 * best) return parts;
-  return std::max<int64_t>(1, most);
+  return std::max<int64_t>(1, max_parts);
 }
 
-inline HeadClass decode_class(const AttentionCall& call) {  // of no features: there is none
+inline HeadClass decode_class(const AttentionCall& call) {  // without features: no class
   for (const HeadClass& head : kHeadClasses)
     if (call.dqk <= head.dqk && call.dv <= head.dv) return head;
   return {};
 }
 
-// Whether the rows of a key head are few, and there is a kernel. What dropout keeps, and the weights themselves, are
-// the forward kernel's.
+// Whether the rows of a key head are few and a decode kernel exists. The forward kernel takes dropout and
+// probabilities.
 inline bool has_few_rows(const AttentionCall& call, const Chip& chip) {
   const HeadClass head = decode_class(call);
-  return call.queries * (call.heads_q / call.heads_k) <= kMostDecodeRowBlocks * kDecodeRows && head.dqk != 0 &&
+  return call.queries * (call.heads_q / call.heads_k) <= kMaxDecodeRowBlocks * kDecodeRows && head.dqk != 0 &&
          has_decode(chip.family, call.element_bytes, head);
 }
 
-// splits: 0 leaves them to the plan.
+// splits: 0 lets the plan choose.
 inline DecodePlan plan_decode(const AttentionCall& call, int64_t splits, const Chip& chip) {
   DecodePlan plan{};
   plan.head = decode_class(call);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the decode kernel (decode.h) lies on each family: constexpr, so that the kernel, the plan and the tests have
-// one answer.
+// Shapes of the decode kernel (decode.h) on each family: constexpr, so that the kernel, the plan and the tests use the
+// same numbers.
 #pragma once
 
 #include <stdint.h>
@@ -12,8 +12,8 @@ namespace xlstm::gpu::attention {
 
 constexpr int kDecodeRows = kStripColumns, kDecodeWaves = 4;
 
-// On RDNA operands are of 8 registers, of floats 24, and a wave has 256; on CDNA wide floats leave too few scalar
-// registers: what needs more is the forward kernel's.
+// On RDNA operands take 8 registers (floats 24) of a wave's 256; on CDNA wide floats leave too few scalar registers.
+// The forward kernel takes the calls that need more.
 constexpr bool has_decode(Family f, int element_bytes, HeadClass head) {
   if (f == Family::rdna) return element_bytes == 2 && head.dqk <= 128;
   return f == Family::nvidia || element_bytes == 2 || head.dqk <= 64;
@@ -21,13 +21,14 @@ constexpr bool has_decode(Family f, int element_bytes, HeadClass head) {
 
 struct DecodeShape {
   int threads;
-  int blocks;              // that shall share a multiprocessor: a bound on registers
-  int k_ahead, v_ahead;    // units of keys' features, blocks of values' that a wave has under way: they divide all
-  bool q_in_lds;           // else in registers
-  int q_bytes, lds_bytes;  // lds_bytes: q, or in its place what waves are merged through
+  int blocks;              // per multiprocessor (occupancy): a bound on registers
+  int k_ahead, v_ahead;    // units of keys' features, blocks of values' features that a wave has in flight: divisors of
+                           // their numbers
+  bool q_in_lds;           // otherwise in registers
+  int q_bytes, lds_bytes;  // lds_bytes: q, which the buffer for merging waves reuses
 };
 
-// A row of out while waves are merged: rows that are written together lie in different banks.
+// Floats per row of out while waves merge, padded so that rows that are written together use different banks.
 constexpr int merge_row(int dv) { return dv + 4; }
 
 constexpr DecodeShape decode_shape(Family f, int element_bytes, HeadClass head) {
@@ -39,7 +40,7 @@ constexpr DecodeShape decode_shape(Family f, int element_bytes, HeadClass head) 
   s.v_ahead = all;
   s.blocks = 1;
   if (f == Family::cdna) {
-    // A whole tile of 32 keys: 16 KB of 128 features are under way in each wave.
+    // A full tile of 32 keys: 16 KB of 128 features are in flight in each wave.
     s.blocks = half && !wide ? 2 : 1;
   } else if (f == Family::rdna) {
     s.q_in_lds = true;

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention forward on a GPU.
+// Attention forward (prefill, training) on a GPU, for CDNA, RDNA and NVIDIA.
 //
-//   S^T = K Q^T     m' = max(m, max_j S)     P^T = 2^(S^T - m')     O^T = O^T 2^(m - m') + V^T P^T     l likewise
+//   S^T = K Q^T     m' = max(m, max_j S)     P^T = 2^(S^T - m')     O^T = O^T 2^(m - m') + V^T P^T
+//   and the row sums l like O: an online softmax.
 //
-// The query heads of one key head are one matrix of rows (attention/layout.h), so GQA and MQA share K and V. Everything
-// is transposed: K is the stream operand, along the features, Q the chain; the strips of S have keys down and rows
-// across, and once they are weights they are the chain operand of V^T P^T as they lie. A row's maximum and sum are
-// those of a column.
+// The query heads of one key head are one matrix of rows (attention/layout.h), so GQA and MQA share K and V. Every
+// product is transposed: K is the stream operand, along the features, and Q the chain operand. The strips of S have
+// keys down and rows across. The strips of weights are the chain operand of V^T P^T in the registers where they are.
+// The maximum and the sum of a row are therefore those of a column.
 //
-// Who owns what: a block has `rows` rows of one key head, each of its waves 16 or 32 of them with O in accumulators and
-// Q in registers (in LDS where they would not fit), and walks tiles of keys. K and V have a room each in LDS; the one
-// comes while the other is multiplied: through registers on AMD, by asynchronous copies on NVIDIA. Tiles that no row of
-// the block sees are not visited, those that a wave does not see it does not multiply, and masks are applied where a
-// wave does not see the whole tile.
+// Who owns what: a block has `rows` rows of one key head and walks tiles of keys. Each wave has 16 or 32 of the rows,
+// with O in accumulators and Q in registers (in LDS where registers do not suffice). K and V have an LDS buffer each;
+// one is loaded while the other is multiplied: through registers on AMD, by cp.async on NVIDIA. The block skips tiles
+// that none of its rows sees, a wave skips the products of tiles that none of its rows sees, and a wave applies masks
+// only to tiles that are not fully visible to it.
 //
-// O and l are scaled only when a maximum has grown by more than 2^8 since they last were: weights are at most 256, and
-// their rounding is relative.
+// O and l are rescaled only when a maximum has grown by more than 2^8 since they were rescaled last: weights are at
+// most 256, and their rounding is relative.
 //
-// Floor: 2 (dqk + dv) flops for each row and key. Beside them a score costs one exp, a fused multiply-add, a maximum, a
-// sum and half a packing. On sm_90a a tile is 3.3 instructions for an mma with 128 features, 4.8 with 64.
+// Floor: 2 (dqk + dv) flops for each row and key. In addition a score costs one exp, a fused multiply-add, a maximum, a
+// sum and half a packing. On sm_90a a tile takes 3.3 instructions per mma with 128 features, 4.8 with 64.
 #pragma once
 
 #include "attention/forward/forward_params.h"
@@ -28,7 +29,7 @@
 
 namespace xlstm::gpu::attention {
 
-template <class E, int kDqk, int kDv, bool kFull>
+template <class E, int kDqk, int kDv, bool kHasScoreMod>
 struct Forward {
   static constexpr ForwardShape kShape = forward_shape(kFamily, sizeof(E), {kDqk, kDv});
   static constexpr int kThreads = kShape.threads, kKeys = kShape.keys, kStrips = kShape.strips;
@@ -43,31 +44,31 @@ struct Forward {
 
   const ForwardParams* p;
   int sequence, key_head, split, rows, keys;
-  int block_first, first_row;  // of the block's rows, and of the wave's
+  int block_first, first_row;  // first row of the block, and of the wave
   char* lds;
-  RowsSee see;  // those of the wave
-  RowFacts<kStrips> facts;
+  VisibleKeys visible;  // of the wave's rows
+  RowInfo<kStrips> row_info;
   ChainOperand<E> q[kShape.q_in_lds ? 1 : kDepths][kStrips];
   Strip<E> out[kFeatureStrips][kStrips];
-  Columns most[kStrips], sum[kStrips];
+  Columns row_max[kStrips], row_sum[kStrips];
 
   XLSTM_DEVICE Forward(const ForwardParams* params, const ForwardBlock& block, char* memory)
       : p(params),
         sequence(int(block.at.index)),
         key_head(int(block.key_head)),
-        split(int(block.place.split)),
+        split(int(block.coord.split)),
         rows(int(block.at.rows())),
         keys(int(block.at.keys)),
         block_first(int(block.first)),
         first_row(block_first + wave_id() * kWaveRows),
         lds(memory),
-        see(rows_see(block.at, first_row, kWaveRows)),
-        facts(block.at, key_head, first_row) {}
+        visible(visible_to(block.at, first_row, kWaveRows)),
+        row_info(block.at, key_head, first_row) {}
 
   // Rows beyond the last one repeat it.
-  XLSTM_DEVICE int live(int row) const { return row < rows ? row : rows - 1; }
-  XLSTM_DEVICE RowsSee rows_see(const AttentionLayout& at, int first, int count) const {
-    return {at, live(first), live(first + count - 1) - live(first) + 1};
+  XLSTM_DEVICE int clamp_row(int row) const { return row < rows ? row : rows - 1; }
+  XLSTM_DEVICE VisibleKeys visible_to(const AttentionLayout& at, int first, int count) const {
+    return {at, clamp_row(first), clamp_row(first + count - 1) - clamp_row(first) + 1};
   }
 
   XLSTM_DEVICE TileQ tile_q(int part) const { return {reinterpret_cast<E*>(lds) + part * (kShape.rows * kKeyPart)}; }
@@ -75,30 +76,30 @@ struct Forward {
     return {reinterpret_cast<E*>(lds + kShape.q_bytes) + part * (kKeys * kKeyPart)};
   }
   XLSTM_DEVICE typename StageV::Storage tile_v() const {
-    return {reinterpret_cast<E*>(lds + kShape.q_bytes + (kShape.take_turns ? 0 : kShape.k_bytes))};
+    return {reinterpret_cast<E*>(lds + kShape.q_bytes + (kShape.kv_share_buffer ? 0 : kShape.k_bytes))};
   }
 
   XLSTM_DEVICE void load_q(const AttentionLayout& at) {
     const uint32_t group = uint32_t(at.group());
     const auto q_row = [&](int row) {
-      const QueryRow<uint32_t> of = query_row(uint32_t(key_head), uint32_t(live(row)), group);
+      const QueryRow<uint32_t> of = query_row(uint32_t(key_head), uint32_t(clamp_row(row)), group);
       return static_cast<const E*>(at.in.q.data) + at.query(at.in.q, of);
     };
-    const auto q_piece = [&](int row, int column) {
-      return TokenRows<E>{q_row(row), 0, int(at.in.dqk), p->whole_q}.piece(0, column, true);
+    const auto q_vec16 = [&](int row, int column) {
+      return TokenRows<E>{q_row(row), 0, int(at.in.dqk), p->q_aligned16}.piece(0, column, true);
     };
     if constexpr (kShape.q_bytes > 0) {
-      constexpr int kRowPieces = kDqk / n;
-#pragma unroll 4  // loads under way together
-      for (int unit = threadIdx.x; unit < kShape.rows * kRowPieces; unit += kThreads) {
-        const int row = unit / kRowPieces, column = unit % kRowPieces * n;
+      constexpr int kRowVec16s = kDqk / n;
+#pragma unroll 4  // loads in flight together
+      for (int unit = threadIdx.x; unit < kShape.rows * kRowVec16s; unit += kThreads) {
+        const int row = unit / kRowVec16s, column = unit % kRowVec16s * n;
         E* to = tile_q(column / kKeyPart).at(row, column % kKeyPart);
         if constexpr (kAsyncCopies)
-          if (p->whole_q) {
+          if (p->q_aligned16) {
             copy_row_vec16(to, q_row(block_first + row), column, int(at.in.dqk));
             continue;
           }
-        *reinterpret_cast<Vec16*>(to) = q_piece(block_first + row, column);
+        *reinterpret_cast<Vec16*>(to) = q_vec16(block_first + row, column);
       }
     }
     if constexpr (!kShape.q_in_lds) {
@@ -113,7 +114,7 @@ struct Forward {
         for (int c = 0; c < kStrips; ++c)
 #pragma unroll
           for (int d = 0; d < kDepths; ++d)
-            q[d][c] = chain_of<E>([&](int column, int k) { return q_piece(first_row + c * kStripColumns + column, k); },
+            q[d][c] = chain_of<E>([&](int column, int k) { return q_vec16(first_row + c * kStripColumns + column, k); },
                                   d * kStep<E>);
       }
     }
@@ -133,8 +134,8 @@ struct Forward {
 
   using Scores = Strip<E>[kKeyStrips][kStrips];
 
-  // Where addresses would be kept from tile to tile and registers are too few for them, they are made anew for each.
-  XLSTM_DEVICE static int lane_of_tile() { return kFull || kShape.q_in_lds ? opaque_lane() : lane_id(); }
+  // Where the compiler would keep addresses from tile to tile and registers are too few, each tile recomputes them.
+  XLSTM_DEVICE static int lane_of_tile() { return kHasScoreMod || kShape.q_in_lds ? opaque_lane() : lane_id(); }
 
   // s = K Q^T
   XLSTM_DEVICE void multiply_keys(Scores& s) {
@@ -143,7 +144,7 @@ struct Forward {
 #pragma unroll
       for (int c = 0; c < kStrips; ++c) s[k][c].zero();
     const int lane = lane_of_tile();
-    StreamOperand<E> stream[2];  // of this step and, where registers suffice, the next
+    StreamOperand<E> stream[2];  // of this step and, where registers suffice, of the next
     if (kOperandAhead) stream[0] = key_operand(0, lane);
 #pragma unroll
     for (int depth = 0; depth < kDepths; ++depth) {
@@ -171,40 +172,40 @@ struct Forward {
       for (int k = 0; k < kKeyStrips; ++k) f(s[k][c], c, first + k * kStep<E>);
   }
 
-  // Products to weights; the maximum, the sums and what there is of O follow.
-  XLSTM_DEVICE void weigh(Scores& s, const ScoreRules& rules, int first) {
-    const bool masked = !see.whole(first, kKeys);
-    const float unit = kFull ? 1.0f : rules.scale;
+  // Online softmax: turns products into weights, and updates the row maxima, the row sums and O.
+  XLSTM_DEVICE void online_softmax(Scores& s, const ScoreRules& rules, int first) {
+    const bool masked = !visible.fully(first, kKeys);
+    const float unit = kHasScoreMod ? 1.0f : rules.scale;
     bool grew = false;
-    if constexpr (kFull)
-      each_strip(s, first, [&](Strip<E>& strip, int c, int key) { rules.bend(strip, facts, c, key); });
-    if (masked) each_strip(s, first, [&](Strip<E>& strip, int c, int key) { facts.mask(strip, c, key); });
-    Columns high[kStrips];
+    if constexpr (kHasScoreMod)
+      each_strip(s, first, [&](Strip<E>& strip, int c, int key) { rules.apply_score_mod(strip, row_info, c, key); });
+    if (masked) each_strip(s, first, [&](Strip<E>& strip, int c, int key) { row_info.mask(strip, c, key); });
+    Columns tile_max[kStrips];
 #pragma unroll
     for (int c = 0; c < kStrips; ++c) {
-      high[c] = Columns::all(-__builtin_inff());
+      tile_max[c] = Columns::all(-__builtin_inff());
 #pragma unroll
-      for (int k = 0; k < kKeyStrips; ++k) high[c].take_in(s[k][c], [](float a, float b) { return fmaxf(a, b); });
-      high[c].over_rows([](float a, float b) { return fmaxf(a, b); });
+      for (int k = 0; k < kKeyStrips; ++k) tile_max[c].take_in(s[k][c], [](float a, float b) { return fmaxf(a, b); });
+      tile_max[c].over_rows([](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
       for (int j = 0; j < Columns::kEach; ++j) {
-        high[c].value[j] *= unit;
-        grew = grew || high[c].value[j] > most[c].value[j] + kGrowth;
+        tile_max[c].value[j] *= unit;
+        grew = grew || tile_max[c].value[j] > row_max[c].value[j] + kRescaleThreshold;
       }
     }
     if (any_lane(grew))
 #pragma unroll
       for (int c = 0; c < kStrips; ++c) {
-        Columns shrink;
+        Columns rescale;
 #pragma unroll
         for (int j = 0; j < Columns::kEach; ++j) {
-          const float next = fmaxf(most[c].value[j], high[c].value[j]);
-          shrink.value[j] = exp2_fast(most[c].value[j] - next);
-          most[c].value[j] = next;
-          sum[c].value[j] *= shrink.value[j];
+          const float next = fmaxf(row_max[c].value[j], tile_max[c].value[j]);
+          rescale.value[j] = exp2_fast(row_max[c].value[j] - next);
+          row_max[c].value[j] = next;
+          row_sum[c].value[j] *= rescale.value[j];
         }
 #pragma unroll
-        for (int v = 0; v < kFeatureStrips; ++v) scale_columns(out[v][c], shrink);
+        for (int v = 0; v < kFeatureStrips; ++v) scale_columns(out[v][c], rescale);
       }
 #pragma unroll
     for (int c = 0; c < kStrips; ++c)
@@ -212,12 +213,12 @@ struct Forward {
       for (int k = 0; k < kKeyStrips; ++k) {
 #pragma unroll
         for (int r = 0; r < Strip<E>::kRegisters; ++r)
-          s[k][c].value[r] = exp2_fast(__builtin_fmaf(s[k][c].value[r], unit, -most[c].value[Columns::of(r)]));
-        sum[c].take_in(s[k][c], [](float a, float b) { return a + b; });
-        if constexpr (kFull)
+          s[k][c].value[r] = exp2_fast(__builtin_fmaf(s[k][c].value[r], unit, -row_max[c].value[Columns::of(r)]));
+        row_sum[c].take_in(s[k][c], [](float a, float b) { return a + b; });
+        if constexpr (kHasScoreMod)
           if (rules.drops)
-            rules.each_draw<E>(facts, c, first + k * kStep<E>,
-                               [&](int r, bool kept) { s[k][c].value[r] = kept ? s[k][c].value[r] : 0.0f; });
+            rules.each_draw<E>(row_info, c, first + k * kStep<E>,
+                               [&](int r, bool keeps) { s[k][c].value[r] = keeps ? s[k][c].value[r] : 0.0f; });
       }
   }
 
@@ -244,10 +245,11 @@ struct Forward {
     }
   }
 
-  // A run of a row's elements from `column` on. whole: the row is whole pieces.
+  // Stores consecutive elements of a row from `column` on. is_aligned16: the row consists of 16-byte vectors.
   template <class T>
-  XLSTM_DEVICE static void store_run(T* row, int column, int columns, bool whole, const float (&value)[kRun<E>]) {
-    if (whole && column + kRun<E> <= columns) return store_elements(row + column, value);
+  XLSTM_DEVICE static void store_run(T* row, int column, int columns, bool is_aligned16,
+                                     const float (&value)[kRun<E>]) {
+    if (is_aligned16 && column + kRun<E> <= columns) return store_elements(row + column, value);
 #pragma unroll
     for (int j = 0; j < kRun<E>; ++j)
       if (column + j < columns) row[column + j] = from_float<T>(value[j]);
@@ -262,28 +264,28 @@ struct Forward {
     const AttentionLayout at(in, sequence);
     const int columns = int(in.dv);
     const uint32_t group = uint32_t(at.group());
-    const float kept = kFull && in.dropout_p > 0 ? float(dropout_scale(in.dropout_p)) : 1.0f;
+    const float keep_scale = kHasScoreMod && in.dropout_p > 0 ? float(dropout_scale(in.dropout_p)) : 1.0f;
 #pragma unroll
     for (int c = 0; c < kStrips; ++c) {
-      sum[c].over_rows([](float a, float b) { return a + b; });
+      row_sum[c].over_rows([](float a, float b) { return a + b; });
       Columns factor;
-      int64_t place[Columns::kEach];
+      int64_t offset[Columns::kEach];
 #pragma unroll
       for (int j = 0; j < Columns::kEach; ++j) {
-        const auto [head, i] = query_row(uint32_t(key_head), uint32_t(live(row_of(c, j))), group);
-        const float l = sum[c].value[j], lse = l == 0 ? -__builtin_inff() : (most[c].value[j] + log2f(l)) * kLn2;
+        const auto [head, i] = query_row(uint32_t(key_head), uint32_t(clamp_row(row_of(c, j))), group);
+        const float l = row_sum[c].value[j], lse = l == 0 ? -__builtin_inff() : (row_max[c].value[j] + log2f(l)) * kLn2;
         const bool has_sink = in.sink && p->splits == 1;
         const WithSink<float> with =
             has_sink ? with_sink(lse, global(static_cast<const float*>(in.sink))[head], p->call.lse_with_sink)
                      : without_sink(lse);
-        factor.value[j] = l == 0 ? 0.0f : kept * with.factor / l;
-        const bool writes = inside(c, j) && (lane_id() & row_lanes(kFamily)) == 0;  // one lane of each column
+        factor.value[j] = l == 0 ? 0.0f : keep_scale * with.factor / l;
+        const bool writes = inside(c, j) && (lane_id() & row_lanes(kFamily)) == 0;  // one lane per column
         if (p->splits > 1) {
           const int64_t part = split * ForwardParts::rows(in) + ForwardParts::row(in, sequence, head, i);
-          place[j] = part * in.dv;
+          offset[j] = part * in.dv;
           if (writes) global(p->parts.lse)[part] = with.lse;
         } else {
-          place[j] = at.query(p->call.out, head, i);
+          offset[j] = at.query(p->call.out, head, i);
           if (writes) global(static_cast<float*>(p->call.lse.data))[at.query(p->call.lse, head, i)] = with.lse;
         }
       }
@@ -295,20 +297,20 @@ struct Forward {
           if (!inside(c, j)) return;
           const int column = v * kStep<E> + first;
           if (p->splits > 1)
-            store_run(global(p->parts.out) + place[j], column, columns, in.dv % 8 == 0, value);
+            store_run(global(p->parts.out) + offset[j], column, columns, in.dv % 8 == 0, value);
           else
-            store_run(global(static_cast<E*>(p->call.out.data)) + place[j], column, columns, p->whole_out, value);
+            store_run(global(static_cast<E*>(p->call.out.data)) + offset[j], column, columns, p->out_aligned16, value);
         });
       }
     }
   }
 
-  // Tiles that some row of the block sees, of this part of the keys.
+  // Tiles that some row of the block sees, of this split's part of the keys.
   struct Tiles {
     int from, to;
 
     XLSTM_DEVICE Tiles(const Forward& f, const AttentionLayout& at) {
-      const RowsSee all = f.rows_see(at, f.block_first, kShape.rows);
+      const VisibleKeys all = f.visible_to(at, f.block_first, kShape.rows);
       const int begin = all.begin / kKeys, count = all.end > all.begin ? (all.end + kKeys - 1) / kKeys - begin : 0;
       const int splits = int(f.p->splits);
       from = begin, to = begin + count;
@@ -325,10 +327,10 @@ struct Forward {
     for (int part = 0; part < kParts; ++part)
       stage[part].store(tile_k(part), from, first, valid(first), part * kKeyPart);
   }
-  // What comes next into a room of LDS that K and V may share.
+  // Makes the next tile visible in an LDS buffer that K and V may share.
   template <class Store>
   XLSTM_DEVICE static void arrive_in_turn(Store&& store) {
-    if constexpr (kShape.take_turns)
+    if constexpr (kShape.kv_share_buffer)
       arrive(store);
     else
       arrive_free(store);
@@ -336,14 +338,16 @@ struct Forward {
 
   XLSTM_DEVICE void run(const AttentionLayout& at) {
     const Tiles tiles(*this, at);
-    HeadTokens<E> k(at, at.in.k, key_head, at.in.dqk, p->whole_k), v(at, at.in.v, key_head, at.in.dv, p->whole_v);
+    HeadTokens<E> k(at, at.in.k, key_head, at.in.dqk, p->k_aligned16),
+        v(at, at.in.v, key_head, at.in.dv, p->v_aligned16);
     StageK stage_k[kParts];
-    if (kAsyncCopies && tiles.from < tiles.to) fetch_k(stage_k, k, tiles.from * kKeys);  // else they take registers
+    if (kAsyncCopies && tiles.from < tiles.to)
+      fetch_k(stage_k, k, tiles.from * kKeys);  // AMD: later, the loads take registers
     load_q(at);
 #pragma unroll
     for (int c = 0; c < kStrips; ++c) {
-      most[c] = Columns::all(kLowest);
-      sum[c] = Columns::all(0);
+      row_max[c] = Columns::all(kLowestMax);
+      row_sum[c] = Columns::all(0);
 #pragma unroll
       for (int v = 0; v < kFeatureStrips; ++v) out[v][c].zero();
     }
@@ -355,38 +359,38 @@ struct Forward {
         p = reload_params(p);
         k.in = v.in = &p->call.in, k.x = &p->call.in.k, v.x = &p->call.in.v;
         const int first = tile * kKeys;
-        // Of a wave; NVIDIA's compiler is told so.
-        const bool seen = kAsyncCopies ? any_lane(see.some(first, kKeys)) : see.some(first, kKeys);
+        // Uniform in a wave; any_lane() tells NVIDIA's compiler so.
+        const bool wave_sees = kAsyncCopies ? any_lane(visible.any(first, kKeys)) : visible.any(first, kKeys);
         const auto store_values = [&] { stage_v[0].store(tile_v(), v, first, valid(first), 0); };
         const auto fetch_next = [&] {
           if (tile + 1 < tiles.to) fetch_k(stage_k, k, first + kKeys);
         };
         arrive_in_turn([&] { store_k(stage_k, k, first); });
         StageV::fetch_parts(stage_v, [&](int) { return tile_v(); }, v, first, valid(first));
-        // One way for all waves, since a barrier is for one place of the code. NVIDIA's compiler would keep scores that
-        // may or may not have been made in their registers from tile to tile: here they are made in any case.
+        // All waves run the same path, because a barrier belongs to one point of the code. NVIDIA's compiler would keep
+        // scores that are defined on one path only in registers from tile to tile; so both paths define them.
         Scores s;
-        if (seen)
+        if (wave_sees)
           multiply_keys(s);
         else if (kAsyncCopies)
           each_strip(s, first, [](Strip<E>& strip, int, int) { strip.zero_on_this_path(); });
         arrive_in_turn(store_values);
-        // Registers for the next keys are free when scores are weights.
+        // On AMD, registers for the next keys are free once scores have become weights.
         if (kAsyncCopies) fetch_next();
-        if (seen) weigh(s, rules, first);
+        if (wave_sees) online_softmax(s, rules, first);
         if (!kAsyncCopies) fetch_next();
-        if (seen) multiply_values(s);
+        if (wave_sees) multiply_values(s);
       }
     }
     store();
   }
 };
 
-template <class E, int kDqk, int kDv, bool kFull>
+template <class E, int kDqk, int kDv, bool kHasScoreMod>
 __global__ __launch_bounds__(
     forward_shape(kFamily, sizeof(E), {kDqk, kDv}).threads,
-    forward_shape(kFamily, sizeof(E), {kDqk, kDv}).blocks) void attend(XLSTM_PARAM ForwardParams p) {
-  using Kernel = Forward<E, kDqk, kDv, kFull>;
+    forward_shape(kFamily, sizeof(E), {kDqk, kDv}).blocks) void forward_kernel(XLSTM_PARAM ForwardParams p) {
+  using Kernel = Forward<E, kDqk, kDv, kHasScoreMod>;
   extern __shared__ __align__(128) char lds[];
   const ForwardBlock block(p, Kernel::kShape.rows);
   if (!block.empty()) Kernel(kernel_params(p), block, lds).run(block.at);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention forward on a GPU: which kernel a call takes, and what it works in.
+// Attention forward on a GPU: chooses the kernel of a call (forward, Hopper forward, decode, MLA) and its workspace.
 #include <algorithm>
 
 #include "attention/gpu/kernels.h"
@@ -11,27 +11,30 @@ namespace {
 
 AttentionCall call_of(const xlstm_attention_forward& p) {
   const xlstm_attention& in = p.in;
-  const bool bent = in.softcap > 0 || in.alibi_slopes || in.dropout_p > 0 || !(in.softmax_scale > 0);
-  const bool panels = query_panels(in, in.q, in.dqk) && key_panels(in, in.k, in.dqk) && key_panels(in, in.v, in.dv) &&
-                      is_whole(p.out, in.dv) && !p.probs.data;
-  return {in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.dqk, in.dv, element_bytes(in.q), bent, panels};
+  const bool has_score_mod = in.softcap > 0 || in.alibi_slopes || in.dropout_p > 0 || !(in.softmax_scale > 0);
+  const bool panels = has_query_tma_layout(in, in.q, in.dqk) && has_key_tma_layout(in, in.k, in.dqk) &&
+                      has_key_tma_layout(in, in.v, in.dv) && is_aligned16(p.out, in.dv) && !p.probs.data;
+  return {in.batch, in.heads_q, in.heads_k,          in.length_q,   in.length_k,
+          in.dqk,   in.dv,      element_bytes(in.q), has_score_mod, panels};
 }
-// What a call needs must not change with where its tensors lie.
-AttentionCall anywhere(const xlstm_attention_forward& p) {
+// The workspace of a call must not depend on the addresses of its tensors.
+AttentionCall call_without_panels(const xlstm_attention_forward& p) {
   AttentionCall call = call_of(p);
   call.panels = false;
   return call;
 }
-AttentionForwardPlan plan(const xlstm_attention_forward& p, const Chip& chip) {
+AttentionForwardPlan plan_of(const xlstm_attention_forward& p, const Chip& chip) {
   return plan_attention_forward(call_of(p), p.in.block_size, p.splits, chip);
 }
 
-// Few rows against many keys. A tile of a size that the caller names is the other kernel's.
-bool may_decode(const xlstm_attention_forward& p, const Chip& chip) {
+// Few rows against many keys take the decode kernel, unless the caller names the size of a tile: that selects the
+// forward kernel.
+bool may_take_decode(const xlstm_attention_forward& p, const Chip& chip) {
   return has_few_rows(call_of(p), chip) && !p.probs.data && !(p.in.dropout_p > 0) && p.in.block_size == 0;
 }
-bool decodes(const xlstm_attention_forward& p, const Chip& chip) {
-  return may_decode(p, chip) && is_whole(p.in.q, p.in.dqk) && is_whole(p.in.k, p.in.dqk) && is_whole(p.in.v, p.in.dv);
+bool takes_decode(const xlstm_attention_forward& p, const Chip& chip) {
+  return may_take_decode(p, chip) && is_aligned16(p.in.q, p.in.dqk) && is_aligned16(p.in.k, p.in.dqk) &&
+         is_aligned16(p.in.v, p.in.dv);
 }
 
 template <class Launch>
@@ -44,15 +47,15 @@ void with_element(xlstm_dtype dtype, Launch&& launch) {
     launch(float{});
 }
 
-void decode(const xlstm_attention_forward& p, const Chip& chip, void* workspace, Stream stream) {
-  const DecodePlan cut = plan_decode(call_of(p), p.splits, chip);
-  const FewRowsParams params{p, cut.blocks, cut.splits, is_whole(p.out, p.in.dv),
-                             ForwardParts::in_workspace(p.in, cut.splits, workspace)};
-  with_element(p.in.q.dtype, [&](auto e) { launch_decode<decltype(e)>(cut, params, stream); });
-  if (cut.splits > 1) combine_forward_parts(p, params.parts, cut.splits, stream);
+void run_decode(const xlstm_attention_forward& p, const Chip& chip, void* workspace, Stream stream) {
+  const DecodePlan plan = plan_decode(call_of(p), p.splits, chip);
+  const FewRowsParams params{p, plan.blocks, plan.splits, is_aligned16(p.out, p.in.dv),
+                             ForwardParts::in_workspace(p.in, plan.splits, workspace)};
+  with_element(p.in.q.dtype, [&](auto e) { launch_decode<decltype(e)>(plan, params, stream); });
+  if (plan.splits > 1) combine_forward_parts(p, params.parts, plan.splits, stream);
 }
 
-// Values that are the first features of the keys.
+// MLA: the values are the first features of the keys.
 bool is_mla(const xlstm_attention_forward& p) {
   const xlstm_tensor &k = p.in.k, &v = p.in.v;
   bool same = v.data == k.data;
@@ -71,24 +74,24 @@ void check_mla(const xlstm_attention_forward& p) {
   expect(!p.probs.data, "return_attn_probs: expected False");
   expect(!in.alibi_slopes, "alibi_slopes: expected None");
   expect(in.block_size == 0, "block_size: expected None");
-  expect(is_whole(in.q, in.dqk), "q: expected rows that begin at multiples of 16 bytes");
-  expect(is_whole(in.k, in.dqk), "k_cache: expected rows that begin at multiples of 16 bytes");
+  expect(is_aligned16(in.q, in.dqk), "q: expected rows that begin at multiples of 16 bytes");
+  expect(is_aligned16(in.k, in.dqk), "k_cache: expected rows that begin at multiples of 16 bytes");
 }
 template <class E>
-void launch_planned_mla(const MlaPlan& cut, const FewRowsParams& params, Stream stream) {
+void launch_planned_mla(const MlaPlan& plan, const FewRowsParams& params, Stream stream) {
   if constexpr (kHasHopperKernels)
-    if (cut.hopper) return launch_mla_hopper<E>(cut, params, stream);
-  launch_mla<E>(cut, params, stream);
+    if (plan.hopper) return launch_mla_hopper<E>(plan, params, stream);
+  launch_mla<E>(plan, params, stream);
 }
 void run_mla(const xlstm_attention_forward& p, const Chip& chip, void* workspace, Stream stream) {
-  const MlaPlan cut = plan_mla(call_of(p), p.splits, chip);
-  const FewRowsParams params{p, cut.blocks, cut.splits, is_whole(p.out, p.in.dv),
-                             ForwardParts::in_workspace(p.in, cut.splits, workspace)};
+  const MlaPlan plan = plan_mla(call_of(p), p.splits, chip);
+  const FewRowsParams params{p, plan.blocks, plan.splits, is_aligned16(p.out, p.in.dv),
+                             ForwardParts::in_workspace(p.in, plan.splits, workspace)};
   if (p.in.q.dtype == XLSTM_BFLOAT16)
-    launch_planned_mla<BFloat16>(cut, params, stream);
+    launch_planned_mla<BFloat16>(plan, params, stream);
   else
-    launch_planned_mla<Float16>(cut, params, stream);
-  if (cut.splits > 1) combine_forward_parts(p, params.parts, cut.splits, stream);
+    launch_planned_mla<Float16>(plan, params, stream);
+  if (plan.splits > 1) combine_forward_parts(p, params.parts, plan.splits, stream);
 }
 
 }  // namespace
@@ -98,30 +101,30 @@ size_t attention_forward_workspace(const xlstm_attention_forward& p, const Chip&
     check_mla(p);
     return ForwardParts::bytes(p.in, plan_mla(call_of(p), p.splits, chip).splits);
   }
-  const int64_t few = may_decode(p, chip) ? plan_decode(call_of(p), p.splits, chip).splits : 1;
-  const int64_t parts = plan_attention_forward(anywhere(p), p.in.block_size, p.splits, chip).splits;
-  return ForwardParts::bytes(p.in, std::max(few, parts));
+  const int64_t decode_splits = may_take_decode(p, chip) ? plan_decode(call_of(p), p.splits, chip).splits : 1;
+  const int64_t forward_splits = plan_attention_forward(call_without_panels(p), p.in.block_size, p.splits, chip).splits;
+  return ForwardParts::bytes(p.in, std::max(decode_splits, forward_splits));
 }
 
 void attention_forward(const xlstm_attention_forward& p, const Chip& chip, void* workspace, void* stream) {
   if (is_mla(p)) return run_mla(p, chip, workspace, static_cast<Stream>(stream));
-  if (decodes(p, chip)) return decode(p, chip, workspace, static_cast<Stream>(stream));
-  const AttentionForwardPlan cut = plan(p, chip);
+  if (takes_decode(p, chip)) return run_decode(p, chip, workspace, static_cast<Stream>(stream));
+  const AttentionForwardPlan plan = plan_of(p, chip);
   const xlstm_attention& in = p.in;
   const ForwardParams params{p,
-                             cut.blocks,
-                             cut.splits,
-                             is_whole(in.q, in.dqk),
-                             is_whole(in.k, in.dqk),
-                             is_whole(in.v, in.dv),
-                             is_whole(p.out, in.dv),
-                             ForwardParts::in_workspace(in, cut.splits, workspace)};
+                             plan.blocks,
+                             plan.splits,
+                             is_aligned16(in.q, in.dqk),
+                             is_aligned16(in.k, in.dqk),
+                             is_aligned16(in.v, in.dv),
+                             is_aligned16(p.out, in.dv),
+                             ForwardParts::in_workspace(in, plan.splits, workspace)};
   const auto s = static_cast<Stream>(stream);
   with_element(in.q.dtype, [&](auto e) {
     using E = decltype(e);
     if constexpr (kHasHopperKernels && sizeof(E) == 2)
-      if (cut.hopper) return launch_attend_hopper<E>(cut, params, s);
-    launch_forward<E>(cut, params, s);
+      if (plan.hopper) return launch_forward_hopper<E>(plan, params, s);
+    launch_forward<E>(plan, params, s);
   });
 }
 

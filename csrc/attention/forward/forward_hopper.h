@@ -1,18 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention forward as Hopper likes it (forward.h has the maths, and what all calls may ask): of 64 or 128
-// features, scores that are a positive number times products, keys that are neither paged nor cut into parts.
+// Attention forward on Hopper, a warp-specialised kernel with TMA, mbarriers and wgmma (forward.h has the maths and the
+// rules of all calls). It takes 64 or 128 features, scores that are a positive number times products, and keys that are
+// neither paged nor split into parts.
 //
-//     S [queries][keys of a tile] = q k^T      w = 2^(S - most)      out [queries][features] += w v
+//     S [queries][keys of a tile] = q k^T      w = 2^(S - row_max)      out [queries][features] += w v
 //
-// Who owns what: a block has 128 queries of one head, two warpgroups 64 each, with q (32 registers of 128 features), S
-// of a tile of 128 keys (64), the weights before it as operands (32) and out (64) in registers. Tiles of k and v come
-// by bulk copies, three or four tiles ahead (hopper_smem.h). A turn of the loop asks for the next tile's scores and
-// then for this one's out; weights are made of the former while the matrix units have the latter, and the other
-// warpgroup's besides. out and sums are scaled only when a row's maximum has grown by more than 2^8 since they last
-// were.
+// Who owns what: a block has 128 queries of one head. Each of two consumer warpgroups owns 64 of them, and holds in
+// registers q (32 registers with 128 features), S of a tile of 128 keys (64), the weights of the tile before as
+// operands (32) and out (64). The producer warp loads tiles of k and v by TMA into a pipeline of three or four stages
+// (hopper_smem.h has the table of barriers). An iteration of the mainloop starts the wgmma of the next tile's scores,
+// then the wgmma of this tile's out; the online softmax of the next tile's scores overlaps with the latter and with the
+// other warpgroup's wgmma. out and the row sums are rescaled only when a row's maximum has grown by more than 2^8 since
+// they were rescaled last.
 //
-// Floor: 4 x features flops for each pair; an exp for each, half as long as the products with 64 features, a quarter
-// with 128.
+//   producer      | load k0 v0 | load k1 v1 | load k2 v2 |      (waits for empty(n), fills stage n % stages)
+//   tensor cores  | S0 |       | S1 | out0  | S2 | out1  | ... | out(n)
+//   consumer      |    softmax0 |    softmax1 |   softmax2 |
+//   release       |                      tile 0 |      tile 1 |
+//
+// Floor: 4 x features flops for each pair; an exp for each, which takes half as long as the products with 64 features,
+// a quarter with 128.
 #pragma once
 
 #include <numbers>
@@ -24,113 +31,113 @@ namespace xlstm::gpu::attention {
 
 using HopperForwardParams = HopperAttentionParams<ForwardParams>;
 
-template <class E, class Room>
-struct HopperAttend : OwnedRows<E, Room> {
-  using Rows = OwnedRows<E, Room>;
-  using Rows::kScores, Rows::kSums, Rows::kTile, Rows::room, Rows::half, Rows::multiply_tile, Rows::add_tile;
-  using typename Rows::Owned;
+template <class E, class Smem>
+struct HopperForward : OwnedRows<E, Smem> {
+  using Rows = OwnedRows<E, Smem>;
+  using Rows::kScores, Rows::kSums, Rows::kTile, Rows::smem, Rows::half, Rows::multiply_tile, Rows::add_tile;
+  using typename Rows::OwnedFragments;
 
-  const float scale;                                            // of products, to base 2
-  Columns most = Columns::all(kLowest), sum = Columns::all(0);  // of either half of the rows
+  const float scale;                                                      // of products, to base 2
+  Columns row_max = Columns::all(kLowestMax), row_sum = Columns::all(0);  // for each half of the rows
 
-  XLSTM_DEVICE HopperAttend(const Room& r, int warpgroup)
+  XLSTM_DEVICE HopperForward(const Smem& r, int warpgroup)
       : Rows(r, warpgroup), scale(float(r.at.in.softmax_scale * std::numbers::log2e)) {}
 
-  // Scores of a tile into weights. Returns whether out is to be scaled, and by what.
-  XLSTM_DEVICE bool weigh(float (&s)[kScores], int first, Columns& by) {
+  // Online softmax: turns the scores of a tile into weights. Returns whether out must be rescaled, and the factor.
+  XLSTM_DEVICE bool online_softmax(float (&s)[kScores], int first, Columns& rescale) {
     this->mask(s, first);
-    Columns top = Columns::all(-__builtin_inff());
+    Columns tile_max = Columns::all(-__builtin_inff());
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) top.value[half(i)] = fmaxf(top.value[half(i)], s[i]);
-    top.over_rows([](float x, float y) { return fmaxf(x, y); });
+    for (int i = 0; i < kScores; ++i) tile_max.value[half(i)] = fmaxf(tile_max.value[half(i)], s[i]);
+    tile_max.over_rows([](float x, float y) { return fmaxf(x, y); });
 #pragma unroll
-    for (float& x : top.value) x *= scale;
-    const bool more = has_grown(most, top);
-    if (more) by = grow(most, sum, top);
+    for (float& x : tile_max.value) x *= scale;
+    const bool rescales = needs_rescale(row_max, tile_max);
+    if (rescales) rescale = update_row_max(row_max, row_sum, tile_max);
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      s[i] = exp2_fast(__builtin_fmaf(s[i], scale, -most.value[half(i)]));
-      sum.value[half(i)] += s[i];
+      s[i] = exp2_fast(__builtin_fmaf(s[i], scale, -row_max.value[half(i)]));
+      row_sum.value[half(i)] += s[i];
     }
-    return more;
+    return rescales;
   }
   XLSTM_DEVICE static void pack_all(uint32_t (&to)[kScores / 2], const float (&s)[kScores]) {
 #pragma unroll
     for (int w = 0; w < kScores / 2; ++w) to[w] = pack_exact(E{}, s[2 * w], s[2 * w + 1]);
   }
 
-  XLSTM_DEVICE void ask_scores(float (&s)[kScores], const Owned& owned, int n) const {
-    room.first_full(n).wait(Room::parity(n));
-    multiply_tile(s, owned, n, false);
+  XLSTM_DEVICE void start_scores(float (&s)[kScores], const OwnedFragments& fragments, int n) const {
+    smem.first_full(n).wait(Smem::parity(n));
+    multiply_tile(s, fragments, n, false);
   }
-  XLSTM_DEVICE void ask_out(float (&out)[kSums], const uint32_t (&weights)[kScores / 2], int n) const {
-    room.second_full(n).wait(Room::parity(n));
+  XLSTM_DEVICE void start_out(float (&out)[kSums], const uint32_t (&weights)[kScores / 2], int n) const {
+    smem.second_full(n).wait(Smem::parity(n));
     add_tile(out, weights, n, true);
   }
 
   XLSTM_DEVICE void walk(float (&out)[kSums]) {
     float s[kScores];
-    Columns by;
+    Columns rescale;
     uint32_t weights[kScores / 2];
-    Owned owned;
-    this->hold_owned(owned);
-    int first = room.seen.first * kTile, n = 0;
-    ask_scores(s, owned, 0);
+    OwnedFragments fragments;
+    this->load_owned_fragments(fragments);
+    int first = smem.visible_tiles.first * kTile, n = 0;
+    start_scores(s, fragments, 0);
     wgmma_wait<0>(s);
-    weigh(s, first, by);
+    online_softmax(s, first, rescale);
     pack_all(weights, s);
 #pragma unroll 1
-    for (; n + 1 < room.tiles; ++n) {
+    for (; n + 1 < smem.tiles; ++n) {
       first += kTile;
-      ask_scores(s, owned, n + 1);
-      ask_out(out, weights, n);
+      start_scores(s, fragments, n + 1);
+      start_out(out, weights, n);
       wgmma_wait<1>(s);
-      const bool more = weigh(s, first, by);
+      const bool rescales = online_softmax(s, first, rescale);
       wgmma_wait<0>(out);
-      room.give_free(n);
-      if (more)
+      smem.release(n);
+      if (rescales)
 #pragma unroll
-        for (int i = 0; i < kSums; ++i) out[i] *= by.value[half(i)];
+        for (int i = 0; i < kSums; ++i) out[i] *= rescale.value[half(i)];
       pack_all(weights, s);
     }
-    ask_out(out, weights, n);
+    start_out(out, weights, n);
     wgmma_wait<0>(out);
-    room.give_free(n);
+    smem.release(n);
   }
 
   XLSTM_DEVICE void run() {
     float out[kSums];
 #pragma unroll
     for (float& x : out) x = 0;
-    if (room.tiles > 0) walk(out);
-    const xlstm_attention_forward& call = room.p.call;
-    sum.over_rows([](float x, float y) { return x + y; });
+    if (smem.tiles > 0) walk(out);
+    const xlstm_attention_forward& call = smem.p.call;
+    row_sum.over_rows([](float x, float y) { return x + y; });
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float all = sum.value[h];
-      const float keys = all == 0 ? -__builtin_inff() : most.value[h] * kLn2 + ::log(all);  // NaN goes on as NaN
+      const float all = row_sum.value[h];
+      const float keys = all == 0 ? -__builtin_inff() : row_max.value[h] * kLn2 + ::log(all);  // NaN propagates
       WithSink<float> sink = without_sink(keys);
       if (call.in.sink)
-        sink = with_sink(keys, static_cast<const float*>(call.in.sink)[room.query_head], call.lse_with_sink != 0);
+        sink = with_sink(keys, static_cast<const float*>(call.in.sink)[smem.query_head], call.lse_with_sink != 0);
       factor[h] = all == 0 ? 0.0f : sink.factor / all;
-      const int query = room.owned + this->first_row() + 8 * h;
-      if (lane_id() % 4 == 0 && query < room.queries)
-        static_cast<float*>(call.lse.data)[room.at.query(call.lse, room.query_head, query)] = sink.lse;
+      const int query = smem.owned + this->first_row() + 8 * h;
+      if (lane_id() % 4 == 0 && query < smem.queries)
+        static_cast<float*>(call.lse.data)[smem.at.query(call.lse, smem.query_head, query)] = sink.lse;
     }
-    this->store(out, factor, false, query_rows<E>(room.at, call.out, room.query_head, call.in.dv, true));
+    this->store(out, factor, false, query_rows<E>(smem.at, call.out, smem.query_head, call.in.dv, true));
   }
 };
 
 template <class E, int kFeatures>
 __global__ __launch_bounds__(kHopperAttentionThreads,
-                             1) void attend_hopper(const __grid_constant__ HopperForwardParams params) {
+                             1) void forward_hopper_kernel(const __grid_constant__ HopperForwardParams params) {
   if constexpr (kHopper) {
     extern __shared__ __align__(1024) char lds[];
-    using Room = HopperRoom<ForwardParams, attend_shape(kFeatures)>;
-    run_hopper_attention<Room>(
-        params, lds, [](const Room&) {},
-        [](const Room& room, int warpgroup) { HopperAttend<E, Room>(room, warpgroup).run(); });
+    using Smem = HopperSmem<ForwardParams, forward_hopper_shape(kFeatures)>;
+    run_hopper_attention<Smem>(
+        params, lds, [](const Smem&) {},
+        [](const Smem& smem, int warpgroup) { HopperForward<E, Smem>(smem, warpgroup).run(); });
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a plan to the launch of the forward kernel.
+// Turns a plan into the launch of the forward kernel.
 // Compiled once for each XLSTM_ELEMENT of: BFloat16 Float16 float
 
 #include "arch/launch.h"
@@ -13,15 +13,15 @@ namespace {
 template <class E, int kDqk, int kDv>
 void launch_class(const AttentionForwardPlan& plan, const ForwardParams& p, Stream stream) {
   const Grid grid{plan.grid, plan.shape.threads, plan.shape.lds_bytes};
-  if (plan.full)
-    launch("attention forward", attend<E, kDqk, kDv, true>, grid, stream, p);
+  if (plan.has_score_mod)
+    launch("attention forward", forward_kernel<E, kDqk, kDv, true>, grid, stream, p);
   else if constexpr (sizeof(E) == 2)
-    launch("attention forward", attend<E, kDqk, kDv, false>, grid, stream, p);
+    launch("attention forward", forward_kernel<E, kDqk, kDv, false>, grid, stream, p);
   if (plan.splits > 1) combine_forward_parts(p.call, p.parts, plan.splits, stream);
   if (!p.call.probs.data) return;
   ForwardParams unsplit = p;
   unsplit.splits = 1;
-  launch("attention weights", write_weights<E, kDqk, kDv>,
+  launch("attention weights", probabilities_kernel<E, kDqk, kDv>,
          {plan.grid / plan.splits, plan.shape.threads, plan.shape.lds_bytes}, stream, unsplit);
 }
 

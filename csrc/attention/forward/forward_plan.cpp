@@ -11,14 +11,14 @@
 namespace xlstm::gpu::attention {
 namespace {
 
-constexpr int64_t kMostSplits = 128;
-constexpr int64_t kLeastSplitKeys = 256;  // of a part: below that, combining costs more than it gains
+constexpr int64_t kMaxSplits = 128;
+constexpr int64_t kMinSplitKeys = 256;  // per part: below that, combining costs more than it gains
 
 HeadClass class_of(int64_t dqk, int64_t dv) {
   for (const HeadClass& head : kHeadClasses)
     if (dqk <= head.dqk && dv <= head.dv) return head;
-  throw std::invalid_argument("q, v: expected head dims of at most " + std::to_string(kMostHeadDim) +
-                              " on a GPU, got " + std::to_string(dqk) + " and " + std::to_string(dv));
+  throw std::invalid_argument("q, v: expected head dims of at most " + std::to_string(kMaxHeadDim) + " on a GPU, got " +
+                              std::to_string(dqk) + " and " + std::to_string(dv));
 }
 
 }  // namespace
@@ -27,7 +27,7 @@ AttentionForwardPlan plan_attention_forward(const AttentionCall& call, int64_t b
                                             const Chip& chip) {
   AttentionForwardPlan plan{};
   plan.head = class_of(call.dqk, call.dv);
-  plan.full = call.bent || call.element_bytes == 4;
+  plan.has_score_mod = call.has_score_mod || call.element_bytes == 4;
   plan.shape = forward_shape(chip.family, call.element_bytes, plan.head);
   if (plan.shape.lds_bytes > chip.lds_bytes)
     throw std::invalid_argument("q, v: the kernel for head dims of " + std::to_string(call.dqk) + " and " +
@@ -39,19 +39,19 @@ AttentionForwardPlan plan_attention_forward(const AttentionCall& call, int64_t b
   const int64_t heads = call.batch * call.heads_k, rows = call.queries * (call.heads_q / call.heads_k);
   plan.blocks = ceil_div(rows, plan.shape.rows);
   const int64_t blocks = std::max<int64_t>(1, heads * plan.blocks);
-  const bool own = chip.hopper && call.panels && block_size == 0 && splits <= 1 &&
-                   suits_hopper_attention(call.element_bytes, call.bent, plan.head.dqk, plan.head.dv);
+  const bool hopper_takes = chip.hopper && call.panels && block_size == 0 && splits <= 1 &&
+                            suits_hopper_attention(call.element_bytes, call.has_score_mod, plan.head.dqk, plan.head.dv);
   plan.splits = splits;
   if (splits == 0) {  // as many as fill the chip, where blocks of rows do not
     const int64_t at_once = int64_t(chip.compute_units) * plan.shape.blocks;
-    const int64_t most = std::min(kMostSplits, call.keys / kLeastSplitKeys);
-    plan.splits = 2 * blocks > at_once ? 1 : std::max<int64_t>(1, std::min(at_once / blocks, most));
-    // Hopper's own kernel has no parts, and is as fast on half of the chip as the common one on all of it.
-    if (own && 2 * call.batch * call.heads_q * ceil_div(call.queries, kHopperOwned) > chip.compute_units)
+    const int64_t max_splits = std::min(kMaxSplits, call.keys / kMinSplitKeys);
+    plan.splits = 2 * blocks > at_once ? 1 : std::max<int64_t>(1, std::min(at_once / blocks, max_splits));
+    // The Hopper kernel has no split-KV, and is as fast on half of the chip as the common kernel on all of it.
+    if (hopper_takes && 2 * call.batch * call.heads_q * ceil_div(call.queries, kHopperOwned) > chip.compute_units)
       plan.splits = 1;
   }
   plan.grid = heads * plan.blocks * plan.splits;
-  plan.hopper = own && plan.splits == 1;
+  plan.hopper = hopper_takes && plan.splits == 1;
   return plan;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How keys and values come from memory into LDS tiles, whatever layout they have: a stride apart or in pages, a tail,
-// fewer features than the tile, rows that are no whole pieces.
+// Loads keys and values from memory into LDS tiles, for every layout: at a stride or in pages, with a tail, with fewer
+// features than the tile, with rows that are not aligned to 16 bytes.
 #pragma once
 
 #include "attention/layout.h"
@@ -8,31 +8,32 @@
 
 namespace xlstm::gpu::attention {
 
-// The keys of one head of one sequence, or their values, from its first key on. What a call's params say is read where
-// it is used, from `in` and `x`, which may be set to what reload_params() makes of them.
+// The keys, or the values, of one head of one sequence, from its first key on. `in` and `x` are read at each use; a
+// caller may replace them by what reload_params() returns.
 template <class E>
 struct HeadTokens {
   const xlstm_attention* in;
   const xlstm_tensor* x;
-  const E* data;  // of key 0; in pages, of the head's first token in the first page
+  const E* data;  // of key 0; with pages, of the head's first token in the first page
   int features, first_key, sequence;
-  int whole;  // rows are whole pieces: a number, of a bool AMD's compiler keeps a bit for every lane
+  int is_aligned16;  // rows consist of 16-byte vectors; an int, because AMD's compiler keeps a bool as a bit per lane
 
-  XLSTM_DEVICE HeadTokens(const AttentionLayout& at, const xlstm_tensor& x, int64_t head, int64_t features, bool whole)
+  XLSTM_DEVICE HeadTokens(const AttentionLayout& at, const xlstm_tensor& x, int64_t head, int64_t features,
+                          bool is_aligned16)
       : in(&at.in),
         x(&x),
         data(static_cast<const E*>(x.data) + (in_pages() ? head * x.stride[1] : at.key(x, head, at.first_key))),
         features(int(features)),
         first_key(int(at.first_key)),
         sequence(int(at.index)),
-        whole(uniform(int(whole))) {}
+        is_aligned16(uniform(int(is_aligned16))) {}
   XLSTM_DEVICE bool in_pages() const { return in->block_table != nullptr; }
 
-  // Key j's features.
+  // The features of key j.
   XLSTM_DEVICE const E* at(int j) const {
     if (!in_pages()) return data + j * x->stride[2];
     const uint32_t token = uint32_t(first_key + j), size = uint32_t(in->page_size);
-    // RDNA's compiler may have the pointer in vector registers here, and cannot bring it back.
+    // RDNA's compiler may hold the pointer in vector registers here, and cannot move it back to scalar ones.
     const auto table = kFamily == Family::rdna ? opaque(in->block_table) : global(in->block_table);
     const int entry = table[sequence * in->block_table_stride + token / size], last = int(in->pages - 1);
     const int page = entry < 0 ? 0 : entry < last ? entry : last;
@@ -40,41 +41,41 @@ struct HeadTokens {
   }
   XLSTM_DEVICE TokenRows<E> rows(int column0) const { return {data + column0, x->stride[2], features - column0, true}; }
   XLSTM_DEVICE Vec16 piece(const E* row, int column) const {
-    return TokenRows<E>{row, 0, features, whole != 0}.piece(0, column, true);
+    return TokenRows<E>{row, 0, features, is_aligned16 != 0}.piece(0, column, true);
   }
 };
 
-// A Stage that brings features column0 .. column0 + kFeatures - 1 of keys. Keys beyond the valid ones repeat the last
-// of these: what scores they have is for the caller to mask. What registers are too few for, and rows that are no whole
-// pieces, is brought when it is stored.
-template <class E, int kTokens, int kFeatures, bool kTransposed, int kThreads, bool kAhead>
+// A Stage that loads features column0 .. column0 + kFeatures - 1 of keys. Keys beyond the valid ones repeat the last
+// valid one; the caller masks their scores. Where registers do not suffice for prefetching, or rows are not aligned,
+// store() does the loading.
+template <class E, int kTokens, int kFeatures, bool kTransposed, int kThreads, bool kPrefetch>
 struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
   using Base = Stage<E, kTokens, kFeatures, kTransposed, kThreads>;
   using Storage = typename Base::Storage;
   static constexpr int n = Base::n, kEach = Base::kEach, kUnits = Base::kUnits, kUnitVec16s = Base::kUnitVec16s;
-  static constexpr int kAlong = Base::kTurn ? kTokens / 4 : kFeatures / n;  // units along a row of them
+  static constexpr int kAlong = Base::kTurn ? kTokens / 4 : kFeatures / n;  // units along a row of units
 
   XLSTM_DEVICE static int token_of(int unit) { return Base::kTurn ? unit % kAlong * 4 : unit / kAlong; }
   XLSTM_DEVICE static int column_of(int unit) { return (Base::kTurn ? unit / kAlong : unit % kAlong) * n; }
 
-  // Tiles of kFeatures each, side by side: part p of them from column p kFeatures on, into tile(p).
+  // Fetches adjacent tiles of kFeatures each: part p begins at column p kFeatures and goes to tile(p).
   template <int kParts, class Tiles>
   XLSTM_DEVICE static void fetch_parts(KeyStage (&stage)[kParts], Tiles&& tile, const HeadTokens<E>& from, int first,
                                        int valid) {
-    const bool at_a_stride = !from.in_pages() && valid >= kTokens;
+    const bool is_strided = !from.in_pages() && valid >= kTokens;
     if constexpr (kAsyncCopies) {
-      if (from.whole && at_a_stride) {
+      if (from.is_aligned16 && is_strided) {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) Base::copy_whole(tile(part), from.rows(part * kFeatures), first);
       } else {
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) copy_apart(tile(part), from, first, valid, part * kFeatures);
+        for (int part = 0; part < kParts; ++part) copy_scattered(tile(part), from, first, valid, part * kFeatures);
       }
-    } else if constexpr (kAhead) {
-      if (!from.whole) return;
+    } else if constexpr (kPrefetch) {
+      if (!from.is_aligned16) return;
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        if (at_a_stride && from.features - part * kFeatures >= kFeatures)
+        if (is_strided && from.features - part * kFeatures >= kFeatures)
           stage[part].fetch_whole(from.rows(part * kFeatures), first);
         else
           stage[part].gather(from, first, valid, part * kFeatures);
@@ -83,36 +84,36 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
   }
   XLSTM_DEVICE void store(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {
     if constexpr (kAsyncCopies) return;
-    if (kAhead && from.whole)
+    if (kPrefetch && from.is_aligned16)
       Base::store(tile);
     else
-      bring(tile, from, first, valid, column0);
+      copy_through_registers(tile, from, first, valid, column0);
   }
 
  private:
-  // Whole pieces, wherever their rows are.
+  // Fetches 16-byte vectors from rows at any address.
   XLSTM_DEVICE void gather(const HeadTokens<E>& from, int first, int valid, int column0) {
-    const int me = opaque_thread();
+    const int thread = opaque_thread();
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-      int unit = me + j * kThreads;
-      if (kUnits % kThreads != 0 && unit >= kUnits) unit = 0;  // who has none brings another's
+      int unit = thread + j * kThreads;
+      if (kUnits % kThreads != 0 && unit >= kUnits) unit = 0;  // a thread without a unit repeats unit 0
       const int token = token_of(unit), column = column_of(unit);
       const bool inside = column0 + column < from.features;
-      const int place = inside ? column0 + column : 0;
+      const int source_column = inside ? column0 + column : 0;
 #pragma unroll
       for (int i = 0; i < kUnitVec16s; ++i) {
         const E* row = from.at(first + (token + i < valid ? token + i : valid - 1));
-        Vec16& held = this->held[kUnitVec16s * j + i];
-        held = load_vec16(reinterpret_cast<const char*>(row + place), 0);
+        Vec16& slot = this->held[kUnitVec16s * j + i];
+        slot = load_vec16(reinterpret_cast<const char*>(row + source_column), 0);
 #pragma unroll
-        for (int w = 0; w < 4; ++w) held.word[w] = inside ? held.word[w] : 0;
+        for (int w = 0; w < 4; ++w) slot.word[w] = inside ? slot.word[w] : 0;
       }
     }
   }
-  // The same on its way to the tile; rows that are no whole pieces go through registers.
-  XLSTM_NOINLINE_PATH static void copy_apart(Storage tile, HeadTokens<E> from, int first, int valid, int column0) {
-    if (!from.whole) return bring(tile, from, first, valid, column0);
+  // The same by cp.async; rows that are not aligned go through registers.
+  XLSTM_NOINLINE_PATH static void copy_scattered(Storage tile, HeadTokens<E> from, int first, int valid, int column0) {
+    if (!from.is_aligned16) return copy_through_registers(tile, from, first, valid, column0);
 #pragma unroll 1
     for (int unit = threadIdx.x; unit < kUnits; unit += kThreads) {
       const int token = token_of(unit), column = column_of(unit);
@@ -120,8 +121,9 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
                      from.features - column0);
     }
   }
-  // Whatever it is, from memory to the tile.
-  XLSTM_DEVICE static void bring(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {
+  // Any layout, from memory through registers to the tile.
+  XLSTM_DEVICE static void copy_through_registers(const Storage& tile, const HeadTokens<E>& from, int first, int valid,
+                                                  int column0) {
 #pragma unroll 1
     for (int unit = opaque_thread(); unit < kUnits; unit += kThreads) {
       const int token = token_of(unit), column = column_of(unit);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weights of attention themselves, which a caller may ask to see: e^(y - lse), with a minus sign where dropout
-// drops one. They are made once more when the forward kernel has left its lse: blocks, waves and tiles are its own.
+// Attention probabilities, which a caller may ask to see: e^(y - lse), with a minus sign where dropout drops one. This
+// kernel recomputes them after the forward kernel has written lse; blocks, waves and tiles are those of the forward
+// kernel.
 #pragma once
 
 #include "attention/forward/forward.h"
@@ -8,34 +9,34 @@
 namespace xlstm::gpu::attention {
 
 template <class E, int kDqk, int kDv>
-struct Weights : Forward<E, kDqk, kDv, true> {
+struct Probabilities : Forward<E, kDqk, kDv, true> {
   using Base = Forward<E, kDqk, kDv, true>;
   using Base::Base;
-  using Base::facts, Base::key_head, Base::keys, Base::p, Base::see;
+  using Base::row_info, Base::key_head, Base::keys, Base::p, Base::visible;
   static constexpr int kKeys = Base::kKeys, kStrips = Base::kStrips, kEach = Columns::kEach;
 
   XLSTM_DEVICE void run(const AttentionLayout& at) {
     const xlstm_attention_forward& call = p->call;
     const xlstm_attention& in = call.in;
     this->load_q(at);
-    float whole[kStrips][kEach];  // the log of a row's sum, to base 2
+    float row_lse[kStrips][kEach];  // the log of a row's sum, to base 2
     E* to[kStrips][kEach];
 #pragma unroll
     for (int c = 0; c < kStrips; ++c)
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
-        const int64_t row = this->live(this->row_of(c, j)), i = row / at.group();
+        const int64_t row = this->clamp_row(this->row_of(c, j)), i = row / at.group();
         const int64_t head = key_head * at.group() + row % at.group();
         const float lse = static_cast<const float*>(call.lse.data)[at.query(call.lse, head, i)];
-        whole[c][j] = kLog2E * lse;
+        row_lse[c][j] = kLog2E * lse;
         if (in.sink && !call.lse_with_sink)
-          whole[c][j] =
+          row_lse[c][j] =
               kLog2E *
               with_sink(has_keys(lse) ? lse : -__builtin_inff(), static_cast<const float*>(in.sink)[head], true).lse;
         to[c][j] = static_cast<E*>(call.probs.data) + at.index * call.probs.stride[0] + head * call.probs.stride[1] +
                    i * call.probs.stride[2] + at.first_key;
       }
-    const HeadTokens<E> k(at, in.k, key_head, in.dqk, p->whole_k);
+    const HeadTokens<E> k(at, in.k, key_head, in.dqk, p->k_aligned16);
     const ScoreRules rules(in);
     const typename Base::Tiles tiles(*this, at);
     typename Base::StageK stage[Base::kParts];
@@ -44,27 +45,27 @@ struct Weights : Forward<E, kDqk, kDv, true> {
       this->fetch_k(stage, k, first);
       arrive([&] { this->store_k(stage, k, first); });
       typename Base::Scores s;
-      if (see.some(first, kKeys)) {
+      if (visible.any(first, kKeys)) {
         this->multiply_keys(s);
         Base::each_strip(s, first, [](Strip<E>& strip, int, int) { strip.materialise(); });
 #pragma unroll
         for (int t = 0; t < Base::kKeyStrips; ++t)
 #pragma unroll
-          for (int c = 0; c < kStrips; ++c) write(s[t][c], rules, c, first + t * kStep<E>, whole[c], to[c]);
+          for (int c = 0; c < kStrips; ++c) write(s[t][c], rules, c, first + t * kStep<E>, row_lse[c], to[c]);
       }
-      __syncthreads();  // all are done with the tile
+      __syncthreads();  // all waves have finished reading the tile
     }
   }
 
  private:
-  XLSTM_DEVICE void write(Strip<E>& s, const ScoreRules& rules, int c, int first, const float (&whole)[kEach],
+  XLSTM_DEVICE void write(Strip<E>& s, const ScoreRules& rules, int c, int first, const float (&row_lse)[kEach],
                           E* const (&to)[kEach]) const {
-    rules.bend(s, facts, c, first);
-    facts.mask(s, c, first);
+    rules.apply_score_mod(s, row_info, c, first);
+    row_info.mask(s, c, first);
 #pragma unroll
-    for (int r = 0; r < Strip<E>::kRegisters; ++r) s.value[r] = exp2_fast(s.value[r] - whole[Columns::of(r)]);
+    for (int r = 0; r < Strip<E>::kRegisters; ++r) s.value[r] = exp2_fast(s.value[r] - row_lse[Columns::of(r)]);
     if (rules.drops)
-      rules.each_draw<E>(facts, c, first, [&](int r, bool kept) { s.value[r] = kept ? s.value[r] : -s.value[r]; });
+      rules.each_draw<E>(row_info, c, first, [&](int r, bool keeps) { s.value[r] = keeps ? s.value[r] : -s.value[r]; });
     each_run(s, [&](int row, int j, const float(&value)[kRun<E>]) {
       if (this->inside(c, j)) this->store_run(to[j], first + row, keys, false, value);
     });
@@ -72,9 +73,9 @@ struct Weights : Forward<E, kDqk, kDv, true> {
 };
 
 template <class E, int kDqk, int kDv>
-__global__ __launch_bounds__(forward_shape(kFamily, sizeof(E), {kDqk, kDv}).threads) void write_weights(
+__global__ __launch_bounds__(forward_shape(kFamily, sizeof(E), {kDqk, kDv}).threads) void probabilities_kernel(
     XLSTM_PARAM ForwardParams p) {
-  using Kernel = Weights<E, kDqk, kDv>;
+  using Kernel = Probabilities<E, kDqk, kDv>;
   extern __shared__ __align__(128) char lds[];
   const ForwardBlock block(p, Kernel::kShape.rows);
   if (!block.empty()) Kernel(kernel_params(p), block, lds).run(block.at);

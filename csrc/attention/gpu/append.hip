@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// New tokens into a cache, and rotary embedding, on a GPU.
+// Appends new tokens to a KV cache, with rotary embedding, on a GPU.
 //
-// A block moves one token of one sequence with all its heads: where it goes and its row of the rotary tables are the
-// same for the whole block. A thread moves 16 bytes of features at a time; a feature that is rotated also reads its
-// pair's other one, in its own 16 bytes or in those half of the rotated features away, which another thread has read
-// too. Where tensors or the halves do not begin at multiples of 16 bytes, a thread moves one feature at a time. Each
-// feature is read and written once: memory binds.
+// Who owns what: a block moves one token of one sequence with all its heads: the destination and the row of the rotary
+// tables are the same for the whole block. A thread moves 16 bytes of features at a time. For a rotated feature the
+// thread also reads the other feature of the pair, which lies in the same 16 bytes or half of the rotated features
+// away, where another thread reads it too. Where tensors or the rotary halves do not begin at multiples of 16 bytes, a
+// thread moves one feature at a time.
+//
+// Floor: each feature is read and written once; memory binds.
 #include "arch/launch.h"
 #include "attention/append.h"
 #include "attention/gpu/kernels.h"
@@ -14,9 +16,9 @@
 namespace xlstm::gpu::attention {
 namespace {
 
-constexpr int kMostAppendThreads = 256;
+constexpr int kMaxAppendThreads = 256;
 
-// n features of one head from `column` on, rotated where they are among the first rotary_dim.
+// Loads n features of one head from `column` on, and rotates them where they are among the first rotary_dim.
 template <class E, int n>
 XLSTM_DEVICE void rotate(const xlstm_attention_append& p, const E* from, int column, const E* cos, const E* sin,
                          float (&x)[n]) {
@@ -40,40 +42,41 @@ XLSTM_DEVICE void rotate(const xlstm_attention_append& p, const E* from, int col
 }
 
 template <class E, int n>
-__global__ __launch_bounds__(kMostAppendThreads) void append_token(const xlstm_attention_append p) {
-  const int64_t b = blockIdx.x / p.length, t = blockIdx.x % p.length, place = append_place(p, b, t);
-  if (place < 0) return;
+__global__ __launch_bounds__(kMaxAppendThreads) void append_kernel(const xlstm_attention_append p) {
+  const int64_t b = blockIdx.x / p.length, t = blockIdx.x % p.length, offset = append_offset(p, b, t);
+  if (offset < 0) return;
   const E* from = static_cast<const E*>(p.from.data) + b * p.from.stride[0] + t * p.from.stride[2];
-  E* to = static_cast<E*>(p.to.data) + place;
+  E* to = static_cast<E*>(p.to.data) + offset;
   const int64_t angles = p.cos ? rotary_position(p, b, t) * (p.rotary_dim / 2) : 0;
   const E *cos = static_cast<const E*>(p.cos) + angles, *sin = static_cast<const E*>(p.sin) + angles;
   const int units = int(p.features) / n, all = int(p.heads) * units;
   for (int unit = int(threadIdx.x); unit < all; unit += int(blockDim.x)) {
     const int head = unit / units, column = (unit - head * units) * n;
-    const E* own = from + head * p.from.stride[1];
+    const E* head_from = from + head * p.from.stride[1];
     float x[n];
-    load_elements(own + column, x);
-    if (p.cos && column < p.rotary_dim) rotate<E, n>(p, own, column, cos, sin, x);
+    load_elements(head_from + column, x);
+    if (p.cos && column < p.rotary_dim) rotate<E, n>(p, head_from, column, cos, sin, x);
     store_elements(to + head * p.to.stride[1] + column, x);
   }
 }
 
-bool in_pieces(const xlstm_attention_append& p, int64_t n) {
+bool can_use_vec16(const xlstm_attention_append& p, int64_t n) {
   const auto aligned = [](const void* x) { return reinterpret_cast<uintptr_t>(x) % 16 == 0; };
-  bool whole = p.features % n == 0 && aligned(p.from.data) && aligned(p.to.data) && aligned(p.cos) && aligned(p.sin);
+  bool is_aligned16 =
+      p.features % n == 0 && aligned(p.from.data) && aligned(p.to.data) && aligned(p.cos) && aligned(p.sin);
   for (const xlstm_tensor* x : {&p.from, &p.to})
-    for (int64_t stride : x->stride) whole = whole && stride % n == 0;
-  // Rows of the tables, and with them the halves, are pieces.
-  return whole && (!p.cos || p.rotary_dim / 2 % n == 0);
+    for (int64_t stride : x->stride) is_aligned16 = is_aligned16 && stride % n == 0;
+  // Rows of the tables, and so the rotary halves, must consist of 16-byte vectors too.
+  return is_aligned16 && (!p.cos || p.rotary_dim / 2 % n == 0);
 }
 
 template <class E>
 void append(const xlstm_attention_append& p, Stream stream) {
   constexpr int n = 16 / sizeof(E);
-  const bool pieces = in_pieces(p, n);
-  const int64_t units = p.heads * p.features / (pieces ? n : 1), whole_waves = (units + 63) / 64 * 64;
-  const Grid grid{p.batch * p.length, int(whole_waves < kMostAppendThreads ? whole_waves : kMostAppendThreads), 0};
-  launch("attention, new tokens", pieces ? append_token<E, n> : append_token<E, 1>, grid, stream, p);
+  const bool vec16s = can_use_vec16(p, n);
+  const int64_t units = p.heads * p.features / (vec16s ? n : 1), wave_threads = (units + 63) / 64 * 64;
+  const Grid grid{p.batch * p.length, int(wave_threads < kMaxAppendThreads ? wave_threads : kMaxAppendThreads), 0};
+  launch("attention, new tokens", vec16s ? append_kernel<E, n> : append_kernel<E, 1>, grid, stream, p);
 }
 
 }  // namespace

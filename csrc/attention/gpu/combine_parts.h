@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of attention over parts of the keys made one, on a GPU:
+// Combines the parts of split-KV attention on a GPU:
 //
 //     out = sum_s e^(lse_s - lse) out_s        lse = log sum_s e^lse_s        over the parts s that have keys
 //
-// A block takes a few rows, 64 features of each: its 16 lines of 16 threads are `groups` lines for each row, which walk
-// the row's parts in turn, four features (16 bytes) a thread; the lines of a row are added up through LDS, 4 KB. The
-// weights are made by each line for itself, a part per thread and once more by all threads of the line that take the
-// part in: the exponentials are few beside the bytes. Each part is read once: memory binds.
+// Who owns what: a block combines a few rows, 64 features of each. Its 16 lines of 16 threads are divided into `groups`
+// lines per row, which walk the row's parts in turn, four features (16 bytes) per thread; LDS (4 KB) adds the lines of
+// a row. Each line computes the weights itself: first one part per thread, then once more in every thread of the line
+// when it adds the part. These exponentials are few compared with the bytes.
+//
+// Floor: each part is read once; memory binds.
 #pragma once
 
 #include "attention/combine.h"
@@ -19,23 +21,23 @@ namespace xlstm::gpu::attention {
 constexpr int kCombineLines = 16, kCombineLineThreads = 16, kCombineThreads = kCombineLines * kCombineLineThreads;
 constexpr int kCombineColumns = 4 * kCombineLineThreads;
 
-// What all rows have in common.
+// Parameters that all rows share.
 struct Parts {
   const float *out, *lse;
   int64_t out_step, lse_step;  // from part to part
   int splits, dv;
-  int groups;   // lines of a row: a power of two
-  bool pieces;  // rows of parts and of out begin at multiples of 16 bytes, and have whole pieces
+  int groups;         // lines per row: a power of two
+  bool is_aligned16;  // rows of the parts and of out begin at multiples of 16 bytes and consist of 16-byte vectors
 };
-// One row: where its parts, its out and its lse lie.
+// Offsets of one row: its parts, its out and its lse.
 struct PartsRow {
   int64_t out_part, lse_part, out, lse;
-  bool sink_given, lse_with_sink;
+  bool has_sink, lse_with_sink;
   float sink;
 };
 
-// What a forward call in parts left in its workspace: out (splits, B, HQ, length_q, DV), each part a softmax of its own
-// keys, and lse (splits, B, HQ, length_q), infinite where a part has no keys.
+// The parts that a split-KV forward call writes to its workspace: out (splits, B, HQ, length_q, DV), each part
+// normalised over its own keys, and lse (splits, B, HQ, length_q), infinite where a part has no keys.
 struct ForwardParts {
   float *out, *lse;
 
@@ -51,12 +53,12 @@ struct ForwardParts {
     return {out, out + splits * rows(in) * in.dv};
   }
 };
-// Where part `split` of `splits` of so many tiles begins. They differ by one tile at most.
+// First tile of part `split`, when `tiles` tiles are divided into `splits` parts whose sizes differ by one at most.
 XLSTM_DEVICE int part_of(int tiles, int64_t split, int64_t splits) {
   const uint32_t each = uint32_t(tiles) / uint32_t(splits), more = uint32_t(tiles) % uint32_t(splits);
   return int(uint32_t(split) * each + (uint32_t(split) < more ? uint32_t(split) : more));
 }
-// Their combination into the call's out and lse, with its sink.
+// Combines the parts into the call's out and lse, with its sink.
 void combine_forward_parts(const xlstm_attention_forward&, const ForwardParts&, int64_t splits, Stream);
 
 inline int64_t combine_blocks(int64_t rows, const Parts& p) {
@@ -64,15 +66,15 @@ inline int64_t combine_blocks(int64_t rows, const Parts& p) {
   return (rows + rows_of_block - 1) / rows_of_block * ((p.dv + kCombineColumns - 1) / kCombineColumns);
 }
 
-// f(x, y) over the threads of a line; all of them get it.
+// Reduces x with f over the threads of a line; all threads get the result.
 template <class F>
-XLSTM_DEVICE float over_line(float x, F&& f) {
+XLSTM_DEVICE float reduce_line(float x, F&& f) {
 #pragma unroll
   for (int mask = kCombineLineThreads / 2; mask > 0; mask /= 2) x = f(x, shuffle_xor(x, mask));
   return x;
 }
 
-// row_of(n, row): fills in row n and says whether it is there.
+// row_of(n, row) fills in row n and returns whether the row exists.
 template <class E, class RowOf>
 XLSTM_DEVICE void combine_rows(const Parts& p, E* out, float* lse, RowOf&& row_of) {
   __shared__ Vec16 sums[kCombineThreads];
@@ -80,43 +82,43 @@ XLSTM_DEVICE void combine_rows(const Parts& p, E* out, float* lse, RowOf&& row_o
   const int line = int(threadIdx.x) / kCombineLineThreads, lane = int(threadIdx.x) % kCombineLineThreads;
   const int first = line % p.groups, column = tile * kCombineColumns + 4 * lane;
   PartsRow row;
-  const bool there = row_of(int64_t(int(blockIdx.x) / tiles) * (kCombineLines / p.groups) + line / p.groups, row);
+  const bool valid = row_of(int64_t(int(blockIdx.x) / tiles) * (kCombineLines / p.groups) + line / p.groups, row);
 
-  float most = -__builtin_inff(), whole = 0, sum[4] = {};
-  if (there) {
+  float max_lse = -__builtin_inff(), weight_sum = 0, sum[4] = {};
+  if (valid) {
     const float* lses = p.lse + row.lse_part;
     for (int s = lane; s < p.splits; s += kCombineLineThreads)
-      if (const float x = lses[s * p.lse_step]; has_keys(x)) most = fmaxf(most, x);
-    most = over_line(most, [](float x, float y) { return fmaxf(x, y); });
+      if (const float x = lses[s * p.lse_step]; has_keys(x)) max_lse = fmaxf(max_lse, x);
+    max_lse = reduce_line(max_lse, [](float x, float y) { return fmaxf(x, y); });
     for (int s = lane; s < p.splits; s += kCombineLineThreads)
-      if (const float x = lses[s * p.lse_step]; has_keys(x)) whole += exp2_fast((x - most) * kLog2E);
-    whole = over_line(whole, [](float x, float y) { return x + y; });
+      if (const float x = lses[s * p.lse_step]; has_keys(x)) weight_sum += exp2_fast((x - max_lse) * kLog2E);
+    weight_sum = reduce_line(weight_sum, [](float x, float y) { return x + y; });
     const float* parts = p.out + row.out_part;
     for (int s = first; s < p.splits; s += p.groups) {
       const float x = lses[s * p.lse_step];
       if (!has_keys(x) || column >= p.dv) continue;
-      const float weight = exp2_fast((x - most) * kLog2E);
-      const TokenRows<float> part{parts, p.out_step, p.dv, p.pieces};
-      const Vec16 four = part.piece(s, column, true);
+      const float weight = exp2_fast((x - max_lse) * kLog2E);
+      const TokenRows<float> part{parts, p.out_step, p.dv, p.is_aligned16};
+      const Vec16 vec = part.piece(s, column, true);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) sum[j] += weight * as_float(four.word[j]);
+      for (int j = 0; j < 4; ++j) sum[j] += weight * as_float(vec.word[j]);
     }
   }
   sums[threadIdx.x] = {{as_bits(sum[0]), as_bits(sum[1]), as_bits(sum[2]), as_bits(sum[3])}};
   __syncthreads();
-  if (!there || first != 0 || column >= p.dv) return;
+  if (!valid || first != 0 || column >= p.dv) return;
   for (int g = 1; g < p.groups; ++g) {
-    const Vec16 four = sums[threadIdx.x + g * kCombineLineThreads];
+    const Vec16 vec = sums[threadIdx.x + g * kCombineLineThreads];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) sum[j] += as_float(four.word[j]);
+    for (int j = 0; j < 4; ++j) sum[j] += as_float(vec.word[j]);
   }
-  const float keys = whole == 0 ? -__builtin_inff() : most + ::log(whole);  // NaN goes on as NaN
-  const WithSink<float> sink = row.sink_given ? with_sink(keys, row.sink, row.lse_with_sink) : without_sink(keys);
-  const float factor = whole == 0 ? 0.0f : sink.factor / whole;
+  const float keys = weight_sum == 0 ? -__builtin_inff() : max_lse + ::log(weight_sum);  // NaN propagates
+  const WithSink<float> sink = row.has_sink ? with_sink(keys, row.sink, row.lse_with_sink) : without_sink(keys);
+  const float factor = weight_sum == 0 ? 0.0f : sink.factor / weight_sum;
 #pragma unroll
   for (int j = 0; j < 4; ++j) sum[j] *= factor;
   E* to = out + row.out + column;
-  if (p.pieces) {
+  if (p.is_aligned16) {
     store_elements(to, sum);
   } else {
 #pragma unroll

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The combination of parts (combine_parts.h): the public call, and what follows a forward call whose keys were cut up.
+// Launches of the split-KV combination (combine_parts.h): the public call, and the step that follows a split-KV forward
+// kernel.
 #include "arch/launch.h"
 #include "attention/gpu/combine_parts.h"
 #include "attention/gpu/kernels.h"
@@ -8,7 +9,7 @@
 namespace xlstm::gpu::attention {
 namespace {
 
-__global__ __launch_bounds__(kCombineThreads) void combine_parts(const xlstm_attention_combine p, const Parts parts) {
+__global__ __launch_bounds__(kCombineThreads) void combine_kernel(const xlstm_attention_combine p, const Parts parts) {
   combine_rows(parts, static_cast<float*>(p.out.data), static_cast<float*>(p.lse.data), [&](int64_t n, PartsRow& row) {
     const int64_t head = n % p.heads, t = n / p.heads % p.length, b = n / p.heads / p.length;
     if (b >= p.batch) return false;
@@ -20,12 +21,13 @@ __global__ __launch_bounds__(kCombineThreads) void combine_parts(const xlstm_att
 }
 
 template <class E>
-__global__ __launch_bounds__(kCombineThreads) void combine_forward(const xlstm_attention_forward p, const Parts parts) {
+__global__ __launch_bounds__(kCombineThreads) void combine_forward_kernel(const xlstm_attention_forward p,
+                                                                          const Parts parts) {
   combine_rows(parts, static_cast<E*>(p.out.data), static_cast<float*>(p.lse.data), [&](int64_t n, PartsRow& row) {
     const xlstm_attention& in = p.in;
-    // Rows are few where keys are in parts; a division of 64 bits would cost more than all else of one.
-    const uint32_t length = uint32_t(in.length_q), heads = uint32_t(in.heads_q), whole = uint32_t(n) / length;
-    const int64_t i = uint32_t(n) % length, head = whole % heads, b = whole / heads;
+    // Rows are few in split-KV; a 64-bit division would cost more than the rest of a row's work.
+    const uint32_t length = uint32_t(in.length_q), heads = uint32_t(in.heads_q), row_and_head = uint32_t(n) / length;
+    const int64_t i = uint32_t(n) % length, head = row_and_head % heads, b = row_and_head / heads;
     if (b >= in.batch) return false;
     const AttentionLayout at(in, b);
     const float* sink = static_cast<const float*>(in.sink);
@@ -40,9 +42,9 @@ __global__ __launch_bounds__(kCombineThreads) void combine_forward(const xlstm_a
   });
 }
 
-bool is_piece(int64_t bytes) { return bytes % 16 == 0; }
+bool is_multiple_of_16(int64_t bytes) { return bytes % 16 == 0; }
 
-// One line to a row where that fills a large chip; few rows have more, each of which walks fewer parts.
+// One line per row where the rows fill a large chip; few rows get more lines, each of which walks fewer parts.
 int combine_groups(int64_t rows, int64_t splits, int64_t dv) {
   constexpr int64_t kBlocks = 1024;
   Parts p{};
@@ -52,9 +54,10 @@ int combine_groups(int64_t rows, int64_t splits, int64_t dv) {
 }
 
 void combine(const xlstm_attention_combine& p, Stream stream) {
-  bool pieces = is_piece(p.dv * 4) && is_piece(intptr_t(p.out_partial)) && is_piece(intptr_t(p.out.data));
-  for (int64_t stride : p.out_stride) pieces = pieces && is_piece(stride * 4);
-  for (int64_t stride : p.out.stride) pieces = pieces && stride % 4 == 0;
+  bool aligned16 = is_multiple_of_16(p.dv * 4) && is_multiple_of_16(intptr_t(p.out_partial)) &&
+                   is_multiple_of_16(intptr_t(p.out.data));
+  for (int64_t stride : p.out_stride) aligned16 = aligned16 && is_multiple_of_16(stride * 4);
+  for (int64_t stride : p.out.stride) aligned16 = aligned16 && stride % 4 == 0;
   const int64_t rows = p.batch * p.length * p.heads;
   const Parts parts{static_cast<const float*>(p.out_partial),
                     static_cast<const float*>(p.lse_partial),
@@ -63,20 +66,25 @@ void combine(const xlstm_attention_combine& p, Stream stream) {
                     int(p.splits),
                     int(p.dv),
                     combine_groups(rows, p.splits, p.dv),
-                    pieces};
-  launch("attention, combination", combine_parts, {combine_blocks(rows, parts), kCombineThreads, 0}, stream, p, parts);
+                    aligned16};
+  launch("attention, combination", combine_kernel, {combine_blocks(rows, parts), kCombineThreads, 0}, stream, p, parts);
 }
 
 template <class E>
-void combine(const xlstm_attention_forward& p, const ForwardParts& made, int64_t splits, Stream stream) {
+void combine(const xlstm_attention_forward& p, const ForwardParts& forward_parts, int64_t splits, Stream stream) {
   const int64_t rows = ForwardParts::rows(p.in);
-  bool pieces = p.in.dv % 4 == 0 && is_piece(intptr_t(p.out.data));
-  for (int64_t stride : p.out.stride) pieces = pieces && stride % 4 == 0;
-  const Parts parts{
-      made.out, made.lse, rows * p.in.dv, rows, int(splits), int(p.in.dv), combine_groups(rows, splits, p.in.dv),
-      pieces};
-  launch("attention, combination", combine_forward<E>, {combine_blocks(rows, parts), kCombineThreads, 0}, stream, p,
-         parts);
+  bool aligned16 = p.in.dv % 4 == 0 && is_multiple_of_16(intptr_t(p.out.data));
+  for (int64_t stride : p.out.stride) aligned16 = aligned16 && stride % 4 == 0;
+  const Parts parts{forward_parts.out,
+                    forward_parts.lse,
+                    rows * p.in.dv,
+                    rows,
+                    int(splits),
+                    int(p.in.dv),
+                    combine_groups(rows, splits, p.in.dv),
+                    aligned16};
+  launch("attention, combination", combine_forward_kernel<E>, {combine_blocks(rows, parts), kCombineThreads, 0}, stream,
+         p, parts);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the launches of attention on Hopper share.
+// Helpers that the attention launches on Hopper share: TMA tensor maps and the launch.
 #pragma once
 
 #include "arch/launch.h"
@@ -20,7 +20,7 @@ inline CUtensorMap key_map(const xlstm_attention& in, const xlstm_tensor& x, int
 
 template <class Params>
 void launch_hopper_attention(const char* name, void (*kernel)(HopperAttentionParams<Params>),
-                             const HopperRoomShape& shape, const HopperAttentionParams<Params>& p, Stream stream) {
+                             const HopperAttentionShape& shape, const HopperAttentionParams<Params>& p, Stream stream) {
   const xlstm_attention& in = p.of.call.in;
   const int64_t tokens = shape.of_keys ? in.length_k : in.length_q;
   const int64_t heads = in.batch * (shape.of_keys ? in.heads_k : in.heads_q);

@@ -1,8 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block of attention on Hopper (forward_hopper.h, backward_hopper.h): which part of a call it has, what lies where in
-// its shared memory, and the copies that bring it.
+// A block of attention on Hopper (forward_hopper.h, backward_hopper.h): its part of the call, the layout of its shared
+// memory, its mbarriers, and the producer's TMA loads.
 //
-// "First" and "second" are what is paired: q and dout, or k and v; of what is owned and of each tile.
+// "First" and "second" name the two paired matrices, q and dout or k and v, both for the owned tokens and for each
+// tile.
+//
+//   barrier       arrives                                  count  waits                    parity
+//   kOwnedFirst   TMA, first owned matrix                  1      consumers, once          0
+//   kOwnedSecond  TMA, second owned matrix                 1      consumers, once          0
+//   kTail         TMA, both matrices of a tail tile        1      producer warp            number of the tail % 2
+//   kFirstFull    TMA (tail: producer lane 0), per stage   1      consumers                parity(n), tile n
+//   kSecondFull   TMA (tail: producer lane 0), per stage   1      consumers                parity(n)
+//   kEmpty        each consumer warp, per stage            8      producer warp            parity(n) ^ 1
 #pragma once
 
 #include "arch/hopper/hopper.h"
@@ -12,27 +21,27 @@
 
 namespace xlstm::gpu::attention {
 
-// A call as kernels are given it: `of`, and maps of boxes of kPanelColumns tokens.
+// Kernel parameters: the call's params `of`, and TMA tensor maps with boxes of kPanelColumns tokens.
 template <class Params>
 struct HopperAttentionParams {
   Params of;
-  CUtensorMap q, dout, k, v;  // dout: of backward
+  CUtensorMap q, dout, k, v;  // dout: backward only
 };
 
-static_assert(kFactPad % kHopperOwned == 0);
+static_assert(kStatsPad % kHopperOwned == 0);
 
-template <class Params, HopperRoomShape kRoomShape>
-struct HopperRoom {
-  static constexpr HopperRoomShape kShape = kRoomShape;
+template <class Params, HopperAttentionShape kSmemShape>
+struct HopperSmem {
+  static constexpr HopperAttentionShape kShape = kSmemShape;
   static constexpr bool kOfKeys = kShape.of_keys;
   static constexpr int kFeatures = kShape.features, kTile = kShape.tile, kStages = kShape.stages, kBox = 64;
   static constexpr int kPanels = kFeatures / kPanelColumns;
   static constexpr int kOwnedPanel = panel_bytes(kHopperOwned), kTilePanel = panel_bytes(kTile);
   static constexpr int kOwnedBytes = kPanels * kOwnedPanel, kTileBytes = kPanels * kTilePanel;
 
-  // Shared memory: what is owned, the stages' tiles, their facts, limits, barriers.
-  static constexpr int kTiles = kShape.owned * kOwnedBytes, kFacts = kTiles + kStages * 2 * kTileBytes,
-                       kLimits = kFacts + kStages * kShape.facts_bytes(), kBarriers = kLimits + kLimitsBytes;
+  // Shared memory: owned tokens, the stages' tiles, their row statistics, limits, barriers.
+  static constexpr int kTiles = kShape.owned * kOwnedBytes, kRowStats = kTiles + kStages * 2 * kTileBytes,
+                       kLimits = kRowStats + kStages * kShape.row_stats_bytes(), kBarriers = kLimits + kLimitsBytes;
   static_assert(kBarriers + 8 * kShape.barriers() == kShape.lds_bytes() && kShape.lds_bytes() <= 227 << 10);
   enum BarrierIndex {
     kOwnedFirst,
@@ -40,35 +49,35 @@ struct HopperRoom {
     kTail,
     kFirstFull,
     kSecondFull = kFirstFull + kStages,
-    kFree = kSecondFull + kStages,
-    kBarrierCount = kFree + kStages
+    kEmpty = kSecondFull + kStages,
+    kBarrierCount = kEmpty + kStages
   };
   static_assert(kBarrierCount == kShape.barriers());
 
-  // What masks ask, in shared memory: few tiles need them, and registers are short.
+  // Limits of the masks, in shared memory: few tiles need them, and registers are short.
   struct Limits {
-    uint32_t span, apart_and_least;  // a key is seen with key - query - apart_and_least <= span
+    uint32_t span, lowest;  // a key is visible when key - query - lowest <= span
     int keys, pad;
   };
   static_assert(sizeof(Limits) == kLimitsBytes);
 
-  // A tile of a query head. Heads take turns where keys are owned.
-  struct Place {
+  // A tile of a query head. Where a block owns keys it walks the query heads in turn.
+  struct TileCoord {
     int member, first;
   };
 
   const HopperAttentionParams<Params>& params;
   const Params& p;
   AttentionLayout at;
-  int key_head, query_head;  // of dk and dv: the first query head of the key head
+  int key_head, query_head;  // dk and dv: the first query head of the key head
   int queries, keys, owned;  // owned: first token of the block
   Band band;
-  TilesSeen seen;
+  VisibleTiles visible_tiles;
   int tiles;  // of all heads
   char* lds;
   uint32_t base;
 
-  XLSTM_DEVICE HopperRoom(const HopperAttentionParams<Params>& all, int64_t b, int head, int block, char* memory)
+  XLSTM_DEVICE HopperSmem(const HopperAttentionParams<Params>& all, int64_t b, int head, int block, char* memory)
       : params(all),
         p(all.of),
         at(all.of.call.in, b),
@@ -81,58 +90,61 @@ struct HopperRoom {
     const int group = int(at.group());
     key_head = kOfKeys ? head : int(uint32_t(head) / uint32_t(group));
     query_head = kOfKeys ? head * group : head;
-    seen = band.template tiles_seen<kOfKeys>(owned, kHopperOwned, queries, keys, kTile);
-    tiles = seen.count * (kOfKeys ? group : 1);
+    visible_tiles = band.template visible_tiles<kOfKeys>(owned, kHopperOwned, queries, keys, kTile);
+    tiles = visible_tiles.count * (kOfKeys ? group : 1);
   }
 
   XLSTM_DEVICE int owned_tokens() const { return kOfKeys ? keys : queries; }
-  XLSTM_DEVICE Place first_place() const { return {0, seen.first * kTile}; }
-  XLSTM_DEVICE Place next(Place place) const {
-    place.first += kTile;
-    if (place.first >= (seen.first + seen.count) * kTile) place = {place.member + 1, seen.first * kTile};
-    return place;
+  XLSTM_DEVICE TileCoord first_coord() const { return {0, visible_tiles.first * kTile}; }
+  XLSTM_DEVICE TileCoord next(TileCoord coord) const {
+    coord.first += kTile;
+    if (coord.first >= (visible_tiles.first + visible_tiles.count) * kTile)
+      coord = {coord.member + 1, visible_tiles.first * kTile};
+    return coord;
   }
 
   XLSTM_DEVICE uint32_t owned_at(bool second) const { return base + uint32_t(second ? kOwnedBytes : 0); }
   XLSTM_DEVICE static int tile_offset(int n, bool second) { return kTiles + (n % kStages * 2 + second) * kTileBytes; }
   XLSTM_DEVICE uint32_t tile_at(int n, bool second) const { return base + uint32_t(tile_offset(n, second)); }
-  XLSTM_DEVICE static int facts_offset(int n) { return kFacts + n % kStages * kShape.facts_bytes(); }
-  XLSTM_DEVICE const float* facts(int n) const {  // of a tile, as fact_place() has them
-    return reinterpret_cast<const float*>(lds + facts_offset(n));
+  XLSTM_DEVICE static int row_stats_offset(int n) { return kRowStats + n % kStages * kShape.row_stats_bytes(); }
+  XLSTM_DEVICE const float* row_stats(int n) const {  // of tile n, indexed by row_stats_index()
+    return reinterpret_cast<const float*>(lds + row_stats_offset(n));
   }
 
-  XLSTM_DEVICE typename Band::Whole seen_whole(int mine, int count) const {
-    return band.template seen_whole<kOfKeys>(mine, count, keys, kTile);
+  XLSTM_DEVICE typename Band::FullyVisible fully_visible_tiles(int first_owned, int count) const {
+    return band.template fully_visible_tiles<kOfKeys>(first_owned, count, keys, kTile);
   }
   XLSTM_DEVICE Limits& limits() const { return *reinterpret_cast<Limits*>(lds + kLimits); }
 
-  // Full is for who reads, free for who writes.
+  // Consumers wait for full barriers, the producer for empty ones.
   XLSTM_DEVICE Mbarrier barrier(int index) const { return {base + uint32_t(kBarriers + 8 * index)}; }
   XLSTM_DEVICE Mbarrier first_full(int n) const { return barrier(kFirstFull + n % kStages); }
   XLSTM_DEVICE Mbarrier second_full(int n) const { return barrier(kSecondFull + n % kStages); }
-  XLSTM_DEVICE Mbarrier free(int n) const { return barrier(kFree + n % kStages); }
+  XLSTM_DEVICE Mbarrier empty(int n) const { return barrier(kEmpty + n % kStages); }
   XLSTM_DEVICE static uint32_t parity(int n) { return uint32_t(n / kStages % 2); }
 
-  // Of tile n all products are made that read it: by each warp of those that own tokens.
-  XLSTM_DEVICE void give_free(int n) const { free(n).arrive_once_per_warp(); }
+  // A consumer warp releases tile n when all its products that read the tile are done.
+  XLSTM_DEVICE void release(int n) const { empty(n).arrive_once_per_warp(); }
 
-  // By the whole block, before anything else. Warps give tiles free.
-  XLSTM_DEVICE void open() const {
-    constexpr int kOwners = kHopperOwned / 16;
+  // Initialises the barriers and limits; the whole block calls it before anything else. Empty barriers count one
+  // arrival per consumer warp.
+  XLSTM_DEVICE void init_barriers() const {
+    constexpr int kConsumerWarps = kHopperOwned / 16;
     if (threadIdx.x == 0) {
-      for (int i = 0; i < kFree; ++i) barrier(i).init(1);
-      for (int i = kFree; i < kBarrierCount; ++i) barrier(i).init(kOwners);
+      for (int i = 0; i < kEmpty; ++i) barrier(i).init(1);
+      for (int i = kEmpty; i < kBarrierCount; ++i) barrier(i).init(kConsumerWarps);
       fence_mbarrier_init();
-      limits() = {uint32_t(band.span), uint32_t(band.apart) + uint32_t(band.least), keys, 0};
+      limits() = {uint32_t(band.span), uint32_t(band.diagonal) + uint32_t(band.min_distance), keys, 0};
     }
     __syncthreads();
   }
 
-  // ---- copies, by one warp
+  // ---- producer: TMA loads by one warp
 
-  // The tokens [token, token + count) of a side's matrix, `count` a multiple of a box: zeros beyond the tensor.
-  XLSTM_DEVICE void copy(uint32_t to, bool of_keys, bool second, int member, int token, int count,
-                         Mbarrier full) const {
+  // Loads tokens [token, token + count) of one matrix; `count` is a multiple of a box. TMA writes zeros beyond the
+  // tensor.
+  XLSTM_DEVICE void load_tokens(uint32_t to, bool of_keys, bool second, int member, int token, int count,
+                                Mbarrier full) const {
     const CUtensorMap& map = of_keys ? (second ? params.v : params.k) : second ? params.dout : params.q;
     const bool packed = of_keys ? at.in.cu_seqlens_k != nullptr : at.in.cu_seqlens_q != nullptr;
     const int first = int(of_keys ? at.first_token + at.first_key : at.first_query) + token;
@@ -142,52 +154,54 @@ struct HopperRoom {
         tma_load(to + i * panel_bytes(count) + panel_bytes(box), &map, i * kPanelColumns, first + box,
                  of_keys ? key_head : query_head + member, packed ? 0 : int(at.index), full);
   }
-  XLSTM_DEVICE void copy_owned() const {
+  XLSTM_DEVICE void load_owned() const {
     for (int second = 0; second < kShape.owned; ++second) {
       const Mbarrier full = barrier(second ? kOwnedSecond : kOwnedFirst);
       full.arrive_expect_tx(kOwnedBytes);
-      copy(owned_at(second), kOfKeys, second, 0, owned, kHopperOwned, full);
+      load_tokens(owned_at(second), kOfKeys, second, 0, owned, kHopperOwned, full);
     }
   }
-  XLSTM_DEVICE void copy_tile(int n, const Place& place, bool second, Mbarrier full) const {
-    copy(tile_at(n, second), !kOfKeys, second, place.member, place.first, kTile, full);
+  XLSTM_DEVICE void load_tile(int n, const TileCoord& coord, bool second, Mbarrier full) const {
+    load_tokens(tile_at(n, second), !kOfKeys, second, coord.member, coord.first, kTile, full);
     if constexpr (kShape.with_queries)
       if (!second)
-        bulk_load(base + uint32_t(facts_offset(n)),
-                  facts_of(p, at, query_head + place.member) + fact_place(place.first), kShape.facts_bytes(), full);
+        bulk_load(base + uint32_t(row_stats_offset(n)),
+                  row_stats_of(p, at, query_head + coord.member) + row_stats_index(coord.first),
+                  kShape.row_stats_bytes(), full);
   }
-  static constexpr uint32_t bytes_of(bool second) { return kTileBytes + (second ? 0 : kShape.facts_bytes()); }
+  static constexpr uint32_t bytes_of(bool second) { return kTileBytes + (second ? 0 : kShape.row_stats_bytes()); }
 
-  XLSTM_DEVICE void copy_tiles() const {
-    const int lane = threadIdx.x % 32, there = kOfKeys ? queries : keys;
-    if (lane == 0 && tiles > 0) copy_owned();
+  XLSTM_DEVICE void produce_tiles() const {
+    const int lane = threadIdx.x % 32, walked_tokens = kOfKeys ? queries : keys;
+    if (lane == 0 && tiles > 0) load_owned();
     int tails = 0;
-    Place place = first_place();
-    for (int n = 0; n < tiles; ++n, place = next(place)) {
-      const int left = there - place.first;
-      free(n).wait(parity(n) ^ 1);
+    TileCoord coord = first_coord();
+    for (int n = 0; n < tiles; ++n, coord = next(coord)) {
+      const int left = walked_tokens - coord.first;
+      empty(n).wait(parity(n) ^ 1);
       if (left < kTile) {
-        copy_tail(n, place, left, tails++);
+        load_tail(n, coord, left, tails++);
       } else if (lane == 0) {
-        first_full(n).arrive_expect_tx(bytes_of(false)), copy_tile(n, place, false, first_full(n));
-        second_full(n).arrive_expect_tx(bytes_of(true)), copy_tile(n, place, true, second_full(n));
+        first_full(n).arrive_expect_tx(bytes_of(false)), load_tile(n, coord, false, first_full(n));
+        second_full(n).arrive_expect_tx(bytes_of(true)), load_tile(n, coord, true, second_full(n));
       }
     }
   }
-  // A tile that ends beyond its sequence. What lies there is another's, or nobody's, and zero times that may be NaN.
-  XLSTM_DEVICE void copy_tail(int n, const Place& place, int left, int tails) const {
+  // Loads a tile that ends beyond its sequence, and clears the rows beyond the end: they belong to another sequence or
+  // to none, and zero times such a value may be NaN.
+  XLSTM_DEVICE void load_tail(int n, const TileCoord& coord, int left, int tails) const {
     const int lane = threadIdx.x % 32;
-    const Mbarrier came = barrier(kTail);
+    const Mbarrier tail_full = barrier(kTail);
     if (lane == 0) {
-      came.arrive_expect_tx(bytes_of(false) + bytes_of(true));
-      for (const bool second : {false, true}) copy_tile(n, place, second, came);
+      tail_full.arrive_expect_tx(bytes_of(false) + bytes_of(true));
+      for (const bool second : {false, true}) load_tile(n, coord, second, tail_full);
     }
-    came.wait(uint32_t(tails % 2));
+    tail_full.wait(uint32_t(tails % 2));
     for (const bool second : {false, true})
       for (int row = left; row < kTile; ++row)
-        for (int piece = lane; piece < kPanels * 8; piece += 32)
-          *reinterpret_cast<Vec16*>(lds + tile_offset(n, second) + piece / 8 * kTilePanel + row * kPanelRowBytes +
-                                    piece % 8 * 16) = {{0, 0, 0, 0}};
+        for (int vec = lane; vec < kPanels * 8; vec += 32)
+          *reinterpret_cast<Vec16*>(lds + tile_offset(n, second) + vec / 8 * kTilePanel + row * kPanelRowBytes +
+                                    vec % 8 * 16) = {{0, 0, 0, 0}};
     fence_async_proxy();
     __syncwarp();
     if (lane == 0) first_full(n).arrive(), second_full(n).arrive();

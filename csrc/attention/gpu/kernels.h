@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU kernels of attention as the C API calls them: params, the chip, workspace and a stream in, launches out.
-// Nothing waits, allocates or reads the device. A launch that fails throws std::runtime_error, what there is no kernel
-// for std::invalid_argument that names the argument.
+// The GPU kernels of attention as the C API calls them: params, the chip, workspace and a stream in, launches out. No
+// function waits, allocates or reads the device. A launch that fails throws std::runtime_error; a call that no kernel
+// supports throws std::invalid_argument, which names the argument.
 #pragma once
 
 #include <cstddef>
@@ -11,26 +11,27 @@
 
 namespace xlstm::gpu::attention {
 
-// Rows of whole pieces at multiples of 16 bytes, a tile of whose tokens 32 bits reach.
-inline bool is_whole(const xlstm_tensor& x, int64_t features) {
+// Whether rows consist of 16-byte vectors at multiples of 16 bytes, and 32 bits can address a tile of the tensor's
+// tokens.
+inline bool is_aligned16(const xlstm_tensor& x, int64_t features) {
   const int64_t bytes = element_bytes(x);
-  bool whole = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && features * bytes % 16 == 0;
-  for (const int64_t stride : x.stride) whole = whole && stride * bytes % 16 == 0;
-  return whole && x.stride[2] >= 0 && x.stride[2] * bytes < int64_t(1) << 24;
+  bool aligned = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && features * bytes % 16 == 0;
+  for (const int64_t stride : x.stride) aligned = aligned && stride * bytes % 16 == 0;
+  return aligned && x.stride[2] >= 0 && x.stride[2] * bytes < int64_t(1) << 24;
 }
 
-// Whether Hopper's bulk copies can take it: whole rows, of which there are some, and strides that go forward.
-inline bool has_panels(const xlstm_tensor& x, int64_t features, const int64_t (&sizes)[3]) {
-  return goes_forward(x, sizes) && is_whole(x, features);
+// Whether TMA can load the tensor: 16-byte aligned rows, at least one row, and strides that are not negative.
+inline bool has_tma_layout(const xlstm_tensor& x, int64_t features, const int64_t (&sizes)[3]) {
+  return goes_forward(x, sizes) && is_aligned16(x, features);
 }
-inline bool query_panels(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
+inline bool has_query_tma_layout(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
   const bool packed = in.cu_seqlens_q != nullptr;
-  return has_panels(x, features, {packed ? 1 : in.batch, in.heads_q, packed ? in.total_q : in.length_q});
+  return has_tma_layout(x, features, {packed ? 1 : in.batch, in.heads_q, packed ? in.total_q : in.length_q});
 }
-inline bool key_panels(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
+inline bool has_key_tma_layout(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
   const bool packed = in.cu_seqlens_k != nullptr;
   return !in.block_table && !in.cache_batch_idx &&
-         has_panels(x, features, {packed ? 1 : in.batch, in.heads_k, packed ? in.total_k : in.length_k});
+         has_tma_layout(x, features, {packed ? 1 : in.batch, in.heads_k, packed ? in.total_k : in.length_k});
 }
 
 size_t attention_forward_workspace(const xlstm_attention_forward&, const Chip&);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The launches of the kernels that attend. forward_kernels.hip, decode_kernels.hip and mla_kernels.hip define them and
-// are compiled once per dtype.
+// Launch functions of the forward, decode and MLA kernels. forward_kernels.hip, decode_kernels.hip and mla_kernels.hip
+// define them; CMake compiles these files once per dtype.
 #pragma once
 
 #include "attention/decode/decode.h"

@@ -1,44 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
-// MLA decoding on a GPU: attention whose values are the first 512 features of its keys, 576 or 512. The maths and the
+// MLA decode on a GPU: attention whose values are the first 512 features of its keys, 576 or 512. The maths and the
 // orientation are those of forward.h.
 //
-// Who owns what: a block has 16 or 64 rows (query heads, or queries times them) of one key head and a part of the keys.
-// A tile of 32 keys (16 on RDNA) lies in LDS once, as in memory, and serves both products: keys are read along the
-// features, values across them and turned in registers (arch/operands.h).
-//   scores   a wave has 16 rows, with Q in registers, and all of the features, or a part of them; such parts are added
-//            up through LDS
-//   softmax  by the waves that have the scores; with 64 rows their weights go to the others through LDS, as operands
+// Who owns what: a block has 16 or 64 rows (query heads, or queries times query heads) of one key head and a part of
+// the keys. A tile of 32 keys (16 on RDNA) is in LDS once, in the layout of memory, and serves both products: keys are
+// read along the features, values across them and transposed in registers (arch/operands.h).
+//   scores   a wave has 16 rows, with Q in registers, and all or a part of the features; LDS adds the partial scores
+//   softmax  by the waves that have the scores; with 64 rows they send the weights, as operands, to the other waves
+//            through LDS
 //   out      each wave has 128 (NVIDIA, 64 rows: 64) of the 512 features for all rows of the block
-// The next tile is under way in registers, or on NVIDIA into another buffer, while this one is multiplied. Eight lanes
-// bring a key's row, a line of 128 bytes at a time: one entry of the page table for each, whatever the size of a page.
+// The next tile loads into registers, or on NVIDIA into another buffer, while this one is multiplied. Eight lanes load
+// a key's row, a line of 128 bytes at a time: one page-table entry per row, whatever the page size.
 //
-// 64 rows on NVIDIA are eight waves with half of the features each, and no registers for more than 32 keys. One after
-// the other, scores, softmax and out would be three barriers a tile, with the tensor cores idle in the softmax. Where
-// LDS has room (four tiles; 173 KB) three tiles overlap instead, with one barrier a tile: between two of them part 0
-// makes weights of the scores before while part 1, of which each scheduler has a wave too, is at out of those before
-// them, and both go on to the scores of a new tile. Part 0 keeps its half of the scores in registers over the barrier.
+// On NVIDIA 64 rows take eight waves with half of the features each, and no registers for more than 32 keys. In
+// sequence, scores, softmax and out would need three barriers a tile, and the tensor cores would be idle during the
+// softmax. Where LDS holds four tiles (173 KB), three tiles overlap instead, with one barrier a tile. Between two
+// barriers the waves of part 0 turn the previous tile's scores into weights, while the waves of part 1, of which each
+// scheduler has one too, multiply the values of the tile before that; then both compute the scores of a new tile. Part
+// 0 keeps its half of the scores in registers across the barrier.
 //
-// LDS: 36 KB for a tile of 576 features, 4 KB of weights or 8 KB of parts. Registers on CDNA, 64 rows: out 128, Q 72,
-// the next tile 36, scores 8, values 16 and as many turned: one wave a SIMD, which has 512.
+//   step n          part 0                           part 1
+//                   softmax of tile n - 1            out of tile n - 2
+//                   out of tile n - 2                scores of tile n, half of the features
+//                   scores of tile n, other half     partial scores of tile n to LDS
+//                   -------- __syncthreads() --------
 //
-// Floor, 128 heads: 2 (576 + 512) flops for each head and 1152 bytes a key, where a tile is shared through L2 by the
-// two blocks of a sequence: the matrix units bind, and LDS as long in the scores' product, for which each wave reads
-// the whole tile (or its part of the features) for its 16 rows. On an SM of 64 rows, 32 keys are 1088 mma and 264 KB of
-// LDS: 2100 cycles of LDS, 1740 of the tensor cores at what mma.sync reaches there.
+// LDS: 36 KB for a tile of 576 features, 4 KB of weights or 8 KB of partial scores. Registers on CDNA, 64 rows: out
+// 128, Q 72, the next tile 36, scores 8, values 16 and as many transposed: one wave per SIMD, which has 512.
+//
+// Floor, 128 heads: 2 (576 + 512) flops for each head and 1152 bytes for each key, where the two blocks of a sequence
+// share a tile through L2. The matrix units bind, and LDS takes as long in the scores' product, for which each wave
+// reads all of the tile (or its part of the features) for its 16 rows. On an SM with 64 rows, 32 keys are 1088 mma and
+// 264 KB of LDS: 2100 cycles of LDS, 1740 of the tensor cores at the rate that mma.sync reaches.
 #pragma once
 
 #include "attention/mla/mla_tile.h"
 
 namespace xlstm::gpu::attention {
 
-template <class E, int kRows, int kFeatures, bool kAhead>
-struct Mla : MlaTiles<E, kRows, kFeatures, kAhead> {
-  using Tiles = MlaTiles<E, kRows, kFeatures, kAhead>;
+template <class E, int kRows, int kFeatures, bool kOverlapped>
+struct Mla : MlaTiles<E, kRows, kFeatures, kOverlapped> {
+  using Tiles = MlaTiles<E, kRows, kFeatures, kOverlapped>;
   using Tiles::Tiles, Tiles::kKeys, Tiles::kShape, Tiles::kRowStrips, Tiles::kParts, Tiles::kBlocks;
   using typename Tiles::Scores;
 
-  // Keys [begin, end), a tile at a time. begin is a multiple of a tile.
-  XLSTM_DEVICE void walk(int begin, int end, const RowsSee& see) {
+  // Walks keys [begin, end), a tile at a time. begin is a multiple of a tile.
+  XLSTM_DEVICE void walk(int begin, int end, const VisibleKeys& visible) {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
@@ -46,19 +53,19 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kAhead> {
 #pragma unroll
         for (int rs = 0; rs < kRowStrips; ++rs) this->out[b][t][rs].zero();
     if (begin < end) this->fetch(0, begin);
-    if constexpr (kAhead)
-      walk_overlapped(begin, end, see);
+    if constexpr (kOverlapped)
+      walk_overlapped(begin, end, visible);
     else
-      walk_in_turn(begin, end, see);
-    this->sum.over_rows([](float x, float y) { return x + y; });
+      walk_in_turn(begin, end, visible);
+    this->row_sum.over_rows([](float x, float y) { return x + y; });
     if (this->part == 0) {
-      this->write_rows(Tiles::kMost, this->most);
-      this->write_rows(Tiles::kSum, this->sum);
+      this->write_rows(Tiles::kRowMax, this->row_max);
+      this->write_rows(Tiles::kRowSum, this->row_sum);
     }
     __syncthreads();
   }
 
-  XLSTM_DEVICE void walk_in_turn(int begin, int end, const RowsSee& see) {
+  XLSTM_DEVICE void walk_in_turn(int begin, int end, const VisibleKeys& visible) {
     int n = 0;
     for (int first = begin; first < end; first += kKeys, ++n) {
       arrive(n);
@@ -72,19 +79,19 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kAhead> {
         for (Strip<E>& strip : s) strip.zero();
         this->add_parts(s, n, kShape.waves);
       }
-      Columns by;
-      const bool more = this->weigh(s, first, see.whole(first, kKeys), by);
+      Columns rescale;
+      const bool rescales = this->online_softmax(s, first, visible.fully(first, kKeys), rescale);
       if constexpr (kRowStrips == 1) {
-        if (more) this->scale_out(0, by);
+        if (rescales) this->scale_out(0, rescale);
       } else {
-        if (this->part == 0) this->share(s, n, more, by);
+        if (this->part == 0) this->share_weights(s, n, rescales, rescale);
         __syncthreads();
-        this->scale_where_grown(n);
+        this->rescale_out(n);
       }
       this->multiply_values(&s, n);
     }
   }
-  // A tile in LDS for all, and what the one before left there read by all.
+  // Makes tile n visible to all waves, after all waves have finished reading the tile before.
   XLSTM_DEVICE void arrive([[maybe_unused]] int n) {
     if constexpr (kAsyncCopies) {
       cp_async_wait_all();
@@ -96,37 +103,38 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kAhead> {
     }
   }
 
-  // The ends of this walk are steps of their own: sums that some paths go around would be copied between registers.
-  XLSTM_DEVICE void walk_overlapped(int begin, int end, const RowsSee& see) {
+  // The prologue and the epilogue of this pipeline are steps of their own: the compiler would copy sums between
+  // registers if some paths went around the products.
+  XLSTM_DEVICE void walk_overlapped(int begin, int end, const VisibleKeys& visible) {
     const int tiles = (end - begin + kKeys - 1) / kKeys;
     if (tiles < 1) return;
     Scores s;
-    step<false, false, true>(s, 0, begin, tiles, see);
+    step<false, false, true>(s, 0, begin, tiles, visible);
     if (tiles == 1) {
-      step<true, false, false>(s, 1, begin, tiles, see);
+      step<true, false, false>(s, 1, begin, tiles, visible);
     } else {
-      step<true, false, true>(s, 1, begin, tiles, see);
-      for (int n = 2; n < tiles; ++n) step<true, true, true>(s, n, begin, tiles, see);
-      step<true, true, false>(s, tiles, begin, tiles, see);
+      step<true, false, true>(s, 1, begin, tiles, visible);
+      for (int n = 2; n < tiles; ++n) step<true, true, true>(s, n, begin, tiles, visible);
+      step<true, true, false>(s, tiles, begin, tiles, visible);
     }
-    step<false, true, false>(s, tiles + 1, begin, tiles, see);
+    step<false, true, false>(s, tiles + 1, begin, tiles, visible);
   }
-  // Weights of tile n - 1 by the waves of part 0; out of tile n - 2, then the scores of tile n by all. Part 0 keeps its
-  // own in s until the others' are there.
-  template <bool kWeigh, bool kOut, bool kScores>
-  XLSTM_DEVICE void step(Scores& s, int n, int begin, int tiles, const RowsSee& see) {
+  // One step of the pipeline: softmax of tile n - 1 by the waves of part 0; out of tile n - 2, then the scores of tile
+  // n, by all waves. Part 0 keeps its partial scores in s until the other part's are in LDS.
+  template <bool kSoftmax, bool kOut, bool kScores>
+  XLSTM_DEVICE void step(Scores& s, int n, int begin, int tiles, const VisibleKeys& visible) {
     static_assert(kParts == 2 && kRowStrips > 1);
     const int first = begin + n * kKeys;
     arrive(n);
     if (n + 1 < tiles) this->fetch(n + 1, first + kKeys);
-    if (kWeigh && this->part == 0) {
-      Columns by;
+    if (kSoftmax && this->part == 0) {
+      Columns rescale;
       this->add_parts(s, n - 1, kShape.waves - kRowStrips);
-      const bool more = this->weigh(s, first - kKeys, see.whole(first - kKeys, kKeys), by);
-      this->share(s, n - 1, more, by);
+      const bool rescales = this->online_softmax(s, first - kKeys, visible.fully(first - kKeys, kKeys), rescale);
+      this->share_weights(s, n - 1, rescales, rescale);
     }
     if constexpr (kOut) {
-      this->scale_where_grown(n - 2);
+      this->rescale_out(n - 2);
       this->multiply_values(nullptr, n - 2);
     }
     if constexpr (kScores) {
@@ -135,25 +143,25 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kAhead> {
     }
   }
 
-  // Rows to memory, a lane's neighbouring features at a time: as they are wanted, or as a part.
+  // Stores the rows, a lane's neighbouring features at a time: as the call's out, or as a split's part.
   XLSTM_DEVICE void write(int64_t split) const {
 #pragma unroll
     for (int rs = 0; rs < kRowStrips; ++rs) {
-      const Columns row_most = this->read_rows(Tiles::kMost, rs), row_sum = this->read_rows(Tiles::kSum, rs);
+      const Columns shared_max = this->read_rows(Tiles::kRowMax, rs), shared_sum = this->read_rows(Tiles::kRowSum, rs);
       float factor[Columns::kEach];
-      int64_t to[Columns::kEach];  // where the row of out lies; -1: there is none
+      int64_t to[Columns::kEach];  // offset of the row of out; -1: no row
 #pragma unroll
       for (int j = 0; j < Columns::kEach; ++j) {
         const uint32_t r = this->first_row + rs * kStripColumns + Columns::position(j);
         to[j] = -1;
         if (r >= uint32_t(this->at.queries) * this->group) continue;
         const auto [head, i] = this->query_of(r);
-        const float whole = row_sum.value[j],
-                    keys = whole == 0 ? -__builtin_inff() : row_most.value[j] * kLn2 + ::log(whole);
+        const float total = shared_sum.value[j],
+                    keys = total == 0 ? -__builtin_inff() : shared_max.value[j] * kLn2 + ::log(total);
         WithSink<float> sink = without_sink(keys);
         if (this->p.splits == 1 && this->in.sink)
           sink = with_sink(keys, static_cast<const float*>(this->in.sink)[head], this->p.call.lse_with_sink != 0);
-        factor[j] = whole == 0 ? 0.0f : sink.factor / whole;
+        factor[j] = total == 0 ? 0.0f : sink.factor / total;
         const int64_t row = split * ForwardParts::rows(this->in) + ForwardParts::row(this->in, this->at.index, head, i);
         to[j] = this->p.splits > 1 ? row * kMlaValues : this->at.query(this->p.call.out, head, i);
         if (wave_id() != 0 || Strip<E>::position(0).row != 0) continue;
@@ -174,41 +182,42 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kAhead> {
     }
   }
   template <int n>
-  XLSTM_DEVICE void store_row(int64_t place, const float (&value)[n]) const {
+  XLSTM_DEVICE void store_row(int64_t offset, const float (&value)[n]) const {
     if (this->p.splits > 1) {
 #pragma unroll
       for (int e = 0; e < n; e += 4) {
-        const float four[4] = {value[e], value[e + 1], value[e + 2], value[e + 3]};
-        store_elements(this->p.parts.out + place + e, four);
+        const float vec4[4] = {value[e], value[e + 1], value[e + 2], value[e + 3]};
+        store_elements(this->p.parts.out + offset + e, vec4);
       }
-    } else if (this->p.whole_out) {
-      store_elements(static_cast<E*>(this->p.call.out.data) + place, value);
+    } else if (this->p.out_aligned16) {
+      store_elements(static_cast<E*>(this->p.call.out.data) + offset, value);
     } else {
 #pragma unroll
-      for (int e = 0; e < n; ++e) static_cast<E*>(this->p.call.out.data)[place + e] = from_float<E>(value[e]);
+      for (int e = 0; e < n; ++e) static_cast<E*>(this->p.call.out.data)[offset + e] = from_float<E>(value[e]);
     }
   }
 };
 
-template <class E, int kRows, int kFeatures, bool kAhead>
-__global__ __launch_bounds__(mla_shape(kFamily, kRows, kFeatures, kAhead).threads, 1) void mla(const FewRowsParams p) {
-  if constexpr (has_mla(kFamily, kRows, kAhead)) {
+template <class E, int kRows, int kFeatures, bool kOverlapped>
+__global__ __launch_bounds__(mla_shape(kFamily, kRows, kFeatures, kOverlapped).threads,
+                             1) void mla_kernel(const FewRowsParams p) {
+  if constexpr (has_mla(kFamily, kRows, kOverlapped)) {
     extern __shared__ __align__(128) char lds[];
     const xlstm_attention& in = p.call.in;
-    const ForwardPlace place = forward_place(blockIdx.x, in.batch * in.heads_k, p.splits, p.blocks);
-    const uint32_t head = uint32_t(place.head), heads_k = uint32_t(in.heads_k);
+    const ForwardCoord coord = forward_coord(blockIdx.x, in.batch * in.heads_k, p.splits, p.blocks);
+    const uint32_t head = uint32_t(coord.head), heads_k = uint32_t(in.heads_k);
     const AttentionLayout at(in, head / heads_k);
-    const int64_t first = place.rows * kRows, left = at.rows() - first;
+    const int64_t first = coord.rows * kRows, left = at.rows() - first;
     if (left <= 0) return;
-    Mla<E, kRows, kFeatures, kAhead> block(p, at, head % heads_k, first, lds);
-    const RowsSee see(at, first, left < kRows ? left : kRows);
+    Mla<E, kRows, kFeatures, kOverlapped> block(p, at, head % heads_k, first, lds);
+    const VisibleKeys visible(at, first, left < kRows ? left : kRows);
     constexpr int kKeys = decltype(block)::kKeys;
-    const int origin = see.begin / kKeys, tiles = (see.end + kKeys - 1) / kKeys - origin;
-    const int from = origin + part_of(tiles, place.split, p.splits);
-    const int to = origin + part_of(tiles, place.split + 1, p.splits);
+    const int origin = visible.begin / kKeys, tiles = (visible.end + kKeys - 1) / kKeys - origin;
+    const int from = origin + part_of(tiles, coord.split, p.splits);
+    const int to = origin + part_of(tiles, coord.split + 1, p.splits);
     block.load_q();
-    block.walk(from * kKeys, to * kKeys < see.end ? to * kKeys : see.end, see);
-    block.write(place.split);
+    block.walk(from * kKeys, to * kKeys < visible.end ? to * kKeys : visible.end, visible);
+    block.write(coord.split);
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The launch of MLA on Hopper, for bfloat16 and float16: what mla_hopper.cu has, in a library for CUDA.
+// The launch of MLA on Hopper, for bfloat16 and float16; mla_hopper.cu defines it, in a library for CUDA.
 #pragma once
 
 #include "attention/forward/forward_params.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a plan to the launch of the MLA kernel.
+// Turns a plan into the launch of the MLA kernel.
 // Compiled once for each XLSTM_ELEMENT of: BFloat16 Float16
 
 #include "arch/launch.h"
@@ -12,7 +12,8 @@ namespace {
 template <class E, int kRows, bool kAhead>
 void launch_mla_rows(const MlaPlan& plan, const FewRowsParams& p, Stream stream) {
   const Grid grid{plan.grid, plan.shape.threads, plan.shape.lds_bytes};
-  launch("MLA decode", plan.features == 512 ? mla<E, kRows, 512, kAhead> : mla<E, kRows, 576, kAhead>, grid, stream, p);
+  launch("MLA decode", plan.features == 512 ? mla_kernel<E, kRows, 512, kAhead> : mla_kernel<E, kRows, 576, kAhead>,
+         grid, stream, p);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an MLA call is cut up on a GPU: a pure function of shape and chip, so that it is tested anywhere.
+// The launch plan of an MLA call on a GPU: a pure function of shape and chip, so that tests run anywhere.
 #pragma once
 
 #include <stdexcept>
@@ -14,25 +14,25 @@ namespace xlstm::gpu::attention {
 struct MlaPlan {
   int rows, features;  // which kernel
   bool ahead;
-  bool hopper;  // by Hopper's own kernel (mla_hopper.h)
+  bool hopper;  // the Hopper kernel (mla_hopper.h)
   MlaShape shape;
   int64_t blocks;  // along the rows
   int64_t splits;  // along the keys
   int64_t grid;
 };
 
-// splits: 0 leaves them to the plan. 64 rows share a tile where there are more than 16, tiles overlap where LDS has
-// room; Hopper has a kernel of its own for 64.
+// splits: 0 lets the plan choose. With more than 16 rows, 64 rows share a tile; tiles overlap where LDS is large
+// enough; Hopper has a special kernel for 64 rows.
 inline MlaPlan plan_mla(const AttentionCall& call, int64_t splits, const Chip& chip) {
   MlaPlan plan{};
   const int64_t rows = call.queries * (call.heads_q / call.heads_k), heads = call.batch * call.heads_k;
   plan.features = int(call.dqk);
-  for (const int each : kMlaRows) {
+  for (const int rows_of_block : kMlaRows) {
     if (plan.rows && rows <= plan.rows) break;
     for (const bool ahead : {false, true}) {
-      const MlaShape shape = mla_shape(chip.family, each, plan.features, ahead);
-      if (!has_mla(chip.family, each, ahead) || shape.lds_bytes > chip.lds_bytes) continue;
-      plan.rows = each;
+      const MlaShape shape = mla_shape(chip.family, rows_of_block, plan.features, ahead);
+      if (!has_mla(chip.family, rows_of_block, ahead) || shape.lds_bytes > chip.lds_bytes) continue;
+      plan.rows = rows_of_block;
       plan.ahead = ahead;
       plan.shape = shape;
     }
@@ -40,11 +40,11 @@ inline MlaPlan plan_mla(const AttentionCall& call, int64_t splits, const Chip& c
   if (plan.rows == 0)
     throw std::invalid_argument("head_dim_v: the kernel for 512 features of " + std::to_string(call.dqk) +
                                 " needs more LDS than this GPU has: " + std::to_string(chip.lds_bytes) + " bytes");
-  const MlaShape own = mla_hopper_shape(plan.features);
-  if (chip.hopper && plan.rows == kMlaHopperRows && own.lds_bytes <= chip.lds_bytes) {
+  const MlaShape hopper_shape = mla_hopper_shape(plan.features);
+  if (chip.hopper && plan.rows == kMlaHopperRows && hopper_shape.lds_bytes <= chip.lds_bytes) {
     plan.ahead = false;
     plan.hopper = true;
-    plan.shape = own;
+    plan.shape = hopper_shape;
   }
   plan.blocks = std::max<int64_t>(1, ceil_div(rows, plan.rows));
   plan.splits =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the MLA kernel (mla.h) lies on each family: constexpr, so that the kernel, the plan and the tests have one
-// answer.
+// Shapes of the MLA kernel (mla.h) on each family: constexpr, so that the kernel, the plan and the tests use the same
+// numbers.
 #pragma once
 
 #include <stdint.h>
@@ -9,7 +9,7 @@
 
 namespace xlstm::gpu::attention {
 
-constexpr int kMlaValues = 512;             // features that are the value: the first of the key
+constexpr int kMlaValues = 512;             // features of the value: the first ones of the key
 constexpr int kMlaFeatures[] = {512, 576};  // of the key
 constexpr int kMlaRows[] = {16, 64};        // of a block
 // ahead: scores, weights and out of three tiles overlap (mla.h).
@@ -19,8 +19,8 @@ constexpr bool has_mla(Family f, int rows, bool ahead) {
 
 struct MlaShape {
   int waves, row_strips, parts;  // waves = row_strips x parts: of the rows, and of the features, in the scores' product
-  int keys, buffers;             // of a tile, and how many there are room for
-  int turns;                     // how many tiles' scores and weights there are room for
+  int keys, buffers;             // keys of a tile, and buffers for tiles
+  int stages;                    // stages of scores and weights
   int threads;
   int tile_bytes, partial_bytes, weight_bytes, lds_bytes;
 };
@@ -32,16 +32,18 @@ constexpr MlaShape mla_shape(Family f, int rows, int features, bool ahead) {
   s.parts = s.waves / s.row_strips;
   s.keys = f == Family::rdna ? 16 : 32;
   s.buffers = ahead ? 4 : f == Family::nvidia ? 2 : 1;
-  s.turns = ahead ? 2 : 1;
+  s.stages = ahead ? 2 : 1;
   s.threads = s.waves * wave_size(f);
   s.tile_bytes = s.keys * features * 2;
-  const int strip = s.keys * kStripColumns;                                        // scores of 16 rows against a tile
-  const int writers = ahead ? s.waves - s.row_strips : s.parts > 1 ? s.waves : 0;  // ahead, part 0 keeps its own
+  const int strip = s.keys * kStripColumns;  // scores of 16 rows against a tile
+  const int writers = ahead         ? s.waves - s.row_strips
+                      : s.parts > 1 ? s.waves
+                                    : 0;  // ahead: part 0 keeps its partial scores
   s.partial_bytes = writers * strip * 4;
   s.weight_bytes = s.row_strips > 1 ? s.row_strips * strip * 2 : 0;
-  const int factors = (rows + s.row_strips) * 4;  // and which strips' maxima have grown
-  s.lds_bytes =
-      s.buffers * s.tile_bytes + s.turns * (s.partial_bytes + s.weight_bytes + factors) + 2 * rows * 4;  // maxima, sums
+  const int factors = (rows + s.row_strips) * 4;  // and flags: which strips' maxima have grown
+  s.lds_bytes = s.buffers * s.tile_bytes + s.stages * (s.partial_bytes + s.weight_bytes + factors) +
+                2 * rows * 4;  // maxima, sums
   return s;
 }
 

@@ -41,7 +41,7 @@ NOTES = (
         "rows, rounding and a store to LDS. This kernel takes a tenth of the walks' time.",
     ),
     (
-        r"decode<.*",
+        r"decode_kernel<.*",
         "memory binds: 16 rows share a key, of which a group of four heads fills 4, and each unit needs a "
         "fraction of the time of loading the key.",
     ),

@@ -15,9 +15,13 @@ PARTS: dict[str, str | frozenset[str]] = {
     "test_layer_kernels.py": "layer",
     "test_decode.py": frozenset(("gemv_kernel", "gemm_mma_kernel", "embed_kernel", "copy_output_kernel")),
     "test_draw.py": frozenset(("sample_kernel",)),
-    "test_attention.py": frozenset(("attend", "write_weights", "combine_forward")),
-    "test_attention_backward.py": frozenset(("attention_gradients", "attention_delta", "sum_dsink", "sum_parts")),
-    "test_attention_decode.py": frozenset(("decode", "mla", "append_token", "combine_parts", "combine_forward")),
+    "test_attention.py": frozenset(("forward_kernel", "probabilities_kernel", "combine_forward_kernel")),
+    "test_attention_backward.py": frozenset(
+        ("dkdv_kernel", "dq_kernel", "delta_kernel", "dsink_kernel", "sum_dkdv_kernel")
+    ),
+    "test_attention_decode.py": frozenset(
+        ("decode_kernel", "mla_kernel", "append_kernel", "combine_kernel", "combine_forward_kernel")
+    ),
 }
 
 
