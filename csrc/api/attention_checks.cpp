@@ -79,7 +79,7 @@ void check_attention_forward(const xlstm_attention_forward& p, bool on_host) {
   has_dtype("out", p.out, p.in.q.dtype);
   has_dtype("lse", p.lse, wide(p.in));
   if (p.probs.data) has_dtype("probs", p.probs, p.in.q.dtype);
-  in_range("splits", p.splits, 0, kMostSplits);
+  in_range("splits", p.splits, 0, kMaxSplits);
 }
 
 void check_attention_backward(const xlstm_attention_backward& p, bool on_host) {
@@ -94,8 +94,8 @@ void check_attention_backward(const xlstm_attention_backward& p, bool on_host) {
   has_dtype("lse", p.lse, wide(p.in));
   if (p.dlse.data) has_dtype("dlse", p.dlse, wide(p.in));
   if (p.dsink && !p.in.sink) invalid("dsink: needs sink");
-  in_range("parts", p.parts, 0, kMostSplits);
-  in_range("row_panels", p.row_panels, 0, kMostRowPanels);
+  in_range("parts", p.parts, 0, kMaxSplits);
+  in_range("row_panels", p.row_panels, 0, kMaxRowPanels);
   in_range("common_schedule", p.common_schedule, 0, 1);
   const std::string own_tiles = "0 for the backward pass on a GPU, whose tiles are its kernels'";
   if (!on_host && p.in.block_size) expected("block_size", own_tiles, std::to_string(p.in.block_size));

@@ -42,7 +42,7 @@ xlstm_status call(const CpuEntry<Params, Plan>& entry, const Params* p, const xl
     entry.check(given(p), true);
     const Plan plan = entry.plan(*p, threads_or_all(given(r).threads));
     entry.run(*p, plan, workspace_of(*r, entry.workspace(*p, plan)),
-              {int32_t(plan.workers), r->parallel ? r->parallel : run_on_own_threads, r->self});
+              {int32_t(plan.workers), r->parallel ? r->parallel : run_on_new_threads, r->self});
   });
 }
 

@@ -12,7 +12,7 @@ int32_t hardware_threads() {
   return n ? int32_t(n) : 1;
 }
 
-void run_on_own_threads(void*, int32_t workers, void (*body)(void*, int32_t), void* arg) {
+void run_on_new_threads(void*, int32_t workers, void (*body)(void*, int32_t), void* arg) {
   std::vector<std::thread> threads;
   threads.reserve(size_t(workers));
   try {
@@ -24,7 +24,7 @@ void run_on_own_threads(void*, int32_t workers, void (*body)(void*, int32_t), vo
   for (std::thread& t : threads) t.join();
 }
 
-void wait_a_little(int64_t tries) {
+void spin_or_yield(int64_t tries) {
   constexpr int64_t kPauses = 4096;  // about 100 us, longer than a part that threads share evenly keeps one waiting
   if (tries >= kPauses) {
     std::this_thread::yield();

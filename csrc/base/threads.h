@@ -8,10 +8,10 @@
 namespace xlstm {
 
 int32_t hardware_threads();
-void run_on_own_threads(void* self, int32_t workers, void (*body)(void* arg, int32_t worker), void* arg);
+void run_on_new_threads(void* self, int32_t workers, void (*body)(void* arg, int32_t worker), void* arg);
 
 // For the tries-th look at a memory that another thread is about to change: a pause at first, then the processor is
 // left to others.
-void wait_a_little(int64_t tries);
+void spin_or_yield(int64_t tries);
 
 }  // namespace xlstm

@@ -60,7 +60,7 @@ py::dict build_facts() {
 
 py::dict cpu_features() {
   py::dict d;
-#define XLSTM_RUNS(name) d[#name] = isa_runs_here(Isa::name);
+#define XLSTM_RUNS(name) d[#name] = isa_is_supported(Isa::name);
   XLSTM_FOR_EACH_ISA(XLSTM_RUNS)
 #undef XLSTM_RUNS
   return d;

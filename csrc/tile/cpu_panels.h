@@ -92,7 +92,7 @@ struct Tile {
   }
   // What store_packed rounds away.
   template <class Op>
-  XLSTM_ALWAYS_INLINE void keep_rest() {
+  XLSTM_ALWAYS_INLINE void keep_rounding_error() {
     each(0, [&](int r, int v, int64_t) XLSTM_INLINED {
       Vec<T> rounded, same;
       Op::unpack(Op::pack(acc[r][v], acc[r][v]), rounded, same);
@@ -223,7 +223,7 @@ inline void transpose(Vec<T>* rows) {
 
 // Values that pack_* need as room for a matrix of this width.
 template <class T>
-constexpr int64_t pack_room(int64_t width) {
+constexpr int64_t pack_buffer_size(int64_t width) {
   return (kLanes<T> + 2) * round_up(width, NR<T>);
 }
 

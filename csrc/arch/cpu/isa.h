@@ -17,7 +17,7 @@ enum class Isa {
 };
 
 const char* isa_name(Isa isa);
-bool isa_runs_here(Isa isa);
+bool isa_is_supported(Isa isa);
 
 // The best one that runs here; XLSTM_HIP_CPU_ISA=name takes that one. Decided once. A name
 // that is unknown or does not run here ends in an exception that says which do.

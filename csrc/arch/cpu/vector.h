@@ -72,7 +72,7 @@ inline Vec<T> broadcast(T x) {
 
 // The larger of two, lane by lane, and b where one is NaN. Of the general text compilers make two instructions, the
 // first of which takes the multiply-add unit.
-inline Vec<float> larger(Vec<float> a, Vec<float> b) {
+inline Vec<float> max(Vec<float> a, Vec<float> b) {
 #if defined(__AVX512F__)
   return Vec<float>(_mm512_max_ps(__m512(a), __m512(b)));
 #elif defined(__AVX2__)
@@ -81,7 +81,7 @@ inline Vec<float> larger(Vec<float> a, Vec<float> b) {
   return a > b ? a : b;
 #endif
 }
-inline Vec<double> larger(Vec<double> a, Vec<double> b) { return a > b ? a : b; }
+inline Vec<double> max(Vec<double> a, Vec<double> b) { return a > b ? a : b; }
 
 // ---- dtype at the memory's edge, wide inside
 
@@ -309,7 +309,7 @@ inline Vec<double> exp(Vec<double> x) {
 // takes half of exp's multiplications and none of its comparisons, all of which need the multiply-add unit. Below
 // 2^-126 it is a subnormal number or zero, of infinity NaN.
 inline Vec<float> exp2(Vec<float> x) {
-  x = larger(broadcast(-160.f), x);                // so that -infinity has a remainder; 2^-160 is zero
+  x = max(broadcast(-160.f), x);                // so that -infinity has a remainder; 2^-160 is zero
   const Vec<float> shift = broadcast(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
   const Vec<float> n = (x + shift) - shift;
   const Vec<float> r = x - n;

@@ -83,7 +83,7 @@ struct BackwardScratch {
         ds_by_row(arena.take<T>(tile(plan))),
         ds_by_key(arena.take<T>(tile(plan))),
         row(arena.take<T>(2 * padded<T>(widest(in)))),
-        room(arena.take<T>(pack_room<T>(widest(in)))),
+        room(arena.take<T>(pack_buffer_size<T>(widest(in)))),
         places(arena.take<int64_t>(plan.group)) {}
 
   static int64_t tile(const AttentionBackwardCpuPlan& plan) { return padded<T>(plan.block_k) * plan.group; }

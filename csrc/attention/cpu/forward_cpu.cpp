@@ -49,7 +49,7 @@ struct ForwardScratch {
         l(arena.take<T>(plan.rows)),
         factor(arena.take<T>(NR<T>)),
         row(arena.take<T>(padded<T>(in.dv > plan.block_k ? in.dv : plan.block_k))),
-        room(arena.take<T>(pack_room<T>(in.dqk > in.dv ? in.dqk : in.dv))),
+        room(arena.take<T>(pack_buffer_size<T>(in.dqk > in.dv ? in.dqk : in.dv))),
         row_places(arena.take<int64_t>(plan.rows)),
         key_places(arena.take<int64_t>(plan.block_k)),
         value_places(arena.take<int64_t>(plan.block_k)) {}
@@ -129,7 +129,7 @@ struct ForwardBlock {
     scores<V>(panel, j0, from, to, most);
     T *m = s.m + panel * NR<T>, *l = s.l + panel * NR<T>;
     for (int v = 0; v < V; ++v) {
-      const Vec<T> old = load(m + v * kLanes<T>), now = larger(old, most[v]);
+      const Vec<T> old = load(m + v * kLanes<T>), now = max(old, most[v]);
       shift[v] = now == lowest<T>() ? Vec<T>{} : now;  // nothing seen yet: e^(-infinity - 0) is zero
       store(m + v * kLanes<T>, now);
       store(s.factor + v * kLanes<T>, weight_of<Op>(old - shift[v]));

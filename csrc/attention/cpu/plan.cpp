@@ -27,11 +27,11 @@ AttentionCpuPlan plan_attention_cpu(const AttentionShape& shape, int64_t block_k
   plan.rows = each * shape.panel;
   plan.blocks = ceil_div(panels, each);
   plan.splits = splits;
-  if (shape.whole_rows) plan.splits = 1;
+  if (shape.wants_probs) plan.splits = 1;
   if (plan.splits == 0) {
     const int64_t wanted = ceil_div(threads, heads * plan.blocks);
     const int64_t most = ceil_div(shape.keys, plan.block_k) / kLeastTiles;
-    plan.splits = std::max<int64_t>(1, std::min({wanted, most, kMostSplits}));
+    plan.splits = std::max<int64_t>(1, std::min({wanted, most, kMaxSplits}));
   }
   plan.workers = std::max<int64_t>(1, std::min(threads, heads * plan.blocks * plan.splits));
   return plan;

@@ -11,7 +11,7 @@ namespace xlstm {
 struct AttentionShape {
   int64_t batch, heads_k, rows, keys;  // of the longest sequence
   int64_t panel;                       // rows that fill a register tile
-  bool whole_rows;                     // the weights are wanted, so the keys may not be split
+  bool wants_probs;                     // the weights are wanted, so the keys may not be split
 };
 
 struct AttentionCpuPlan {
@@ -23,8 +23,8 @@ struct AttentionCpuPlan {
 };
 
 constexpr int64_t kAttentionBlocks[] = {32, 64, 128, 256};  // legal sizes of a key tile
-constexpr int64_t kMostSplits = 256;                        // parts of the keys, or backward of a key head's rows
-constexpr int64_t kMostRowPanels = 8;                       // that a group of rows of a backward pass may have
+constexpr int64_t kMaxSplits = 256;                        // parts of the keys, or backward of a key head's rows
+constexpr int64_t kMaxRowPanels = 8;                       // that a group of rows of a backward pass may have
 
 // Forward: a task is a block of rows against a part of the keys. Large blocks pack the keys less often; small ones fill
 // the threads. Keys are split only where even single panels do not fill them, and only in parts of four tiles or more.

@@ -58,7 +58,7 @@ inline void raw_scores(const T* keys, int64_t first, const T* rows, int64_t widt
     multiply_keys<Op>(tile, keys, first + j, rows, width);
     tile.each(NR<T>, [&](int r, int v, int64_t at) XLSTM_INLINED {
       tile.acc[r][v] *= scale;
-      top[v] = larger(top[v], tile.acc[r][v]);
+      top[v] = max(top[v], tile.acc[r][v]);
       store(s + j * NR<T> + at, tile.acc[r][v]);
     });
   }
@@ -91,7 +91,7 @@ inline void apply_rules(const RowFacts<T>& facts, int64_t first, double softcap,
         y -= slope * __builtin_convertvector(apart < 0 ? -apart : apart, Vec<T>);
       }
       if (masked) y = ((j >= begin) & (j < end)) ? y : lowest<T>();
-      top = larger(top, y);
+      top = max(top, y);
       store(at, y);
     }
     most[v] = top;

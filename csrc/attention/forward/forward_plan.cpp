@@ -11,7 +11,7 @@
 namespace xlstm::gpu::attention {
 namespace {
 
-constexpr int64_t kMostSplits = 128;
+constexpr int64_t kMaxSplits = 128;
 constexpr int64_t kLeastSplitKeys = 256;  // of a part: below that, combining costs more than it gains
 
 HeadClass class_of(int64_t dqk, int64_t dv) {
@@ -44,7 +44,7 @@ AttentionForwardPlan plan_attention_forward(const AttentionCall& call, int64_t b
   plan.splits = splits;
   if (splits == 0) {  // as many as fill the chip, where blocks of rows do not
     const int64_t at_once = int64_t(chip.compute_units) * plan.shape.blocks;
-    const int64_t most = std::min(kMostSplits, call.keys / kLeastSplitKeys);
+    const int64_t most = std::min(kMaxSplits, call.keys / kLeastSplitKeys);
     plan.splits = 2 * blocks > at_once ? 1 : std::max<int64_t>(1, std::min(at_once / blocks, most));
     // Hopper's own kernel has no parts, and is as fast on half of the chip as the common one on all of it.
     if (own && 2 * call.batch * call.heads_q * ceil_div(call.queries, kHopperOwned) > chip.compute_units)

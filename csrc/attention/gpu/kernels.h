@@ -21,7 +21,7 @@ inline bool is_whole(const xlstm_tensor& x, int64_t features) {
 
 // Whether Hopper's bulk copies can take it: whole rows, of which there are some, and strides that go forward.
 inline bool has_panels(const xlstm_tensor& x, int64_t features, const int64_t (&sizes)[3]) {
-  return goes_forward(x, sizes) && is_whole(x, features);
+  return has_forward_strides(x, sizes) && is_whole(x, features);
 }
 inline bool query_panels(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
   const bool packed = in.cu_seqlens_q != nullptr;

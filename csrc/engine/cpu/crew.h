@@ -26,7 +26,7 @@ class Crew {
     int64_t mine = 0;
     for (int64_t task; (task = __atomic_fetch_add(&c.next, 1, __ATOMIC_RELAXED)) < tasks; ++mine) f(task);
     if (mine) __atomic_fetch_add(&c.done, mine, __ATOMIC_RELEASE);
-    for (int64_t tries = 0; __atomic_load_n(&c.done, __ATOMIC_ACQUIRE) < tasks; ++tries) wait_a_little(tries);
+    for (int64_t tries = 0; __atomic_load_n(&c.done, __ATOMIC_ACQUIRE) < tasks; ++tries) spin_or_yield(tries);
   }
   // f(begin, end) over [0, rows) in ranges of at most `most`, in sixteens, several to each worker.
   template <class F>

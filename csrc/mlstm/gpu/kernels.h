@@ -22,7 +22,7 @@ inline bool whole_rows(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm
 
 // Whether bulk copies can take it: bfloat16, whole rows, and strides that go forward.
 inline bool has_panels(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& in) {
-  return x.dtype == XLSTM_BFLOAT16 && goes_forward(x, {in.batch, in.heads, in.length}) && whole_rows(x, columns, in);
+  return x.dtype == XLSTM_BFLOAT16 && has_forward_strides(x, {in.batch, in.heads, in.length}) && whole_rows(x, columns, in);
 }
 
 size_t chunkwise_workspace(const xlstm_mlstm_forward&, const ForwardPlan&);
