@@ -8,7 +8,7 @@
 namespace xlstm {
 namespace {
 
-constexpr Isa kAll[] = {
+constexpr Isa kIsas[] = {
 #define XLSTM_ISA_VALUE(name) Isa::name,
     XLSTM_FOR_EACH_ISA(XLSTM_ISA_VALUE)
 #undef XLSTM_ISA_VALUE
@@ -17,7 +17,7 @@ constexpr Isa kAll[] = {
 Isa choose() {
   const char* wanted = std::getenv("XLSTM_HIP_CPU_ISA");
   std::string runnable;
-  for (Isa isa : kAll) {
+  for (Isa isa : kIsas) {
     if (!isa_is_supported(isa)) continue;
     if (!wanted || !*wanted || std::string(wanted) == isa_name(isa)) return isa;
     runnable += std::string(runnable.empty() ? "" : ", ") + isa_name(isa);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Soft cap and SwiGLU on a CPU, forward and backward, rounded once. A tile comes in, is changed in place and goes out;
-// memory binds, or with few elements the call itself.
+// Soft cap and SwiGLU on a CPU, forward and backward, rounded once:
+//
+//     y = cap tanh(x / cap)     y = gate sigmoid(gate) up
+//
+// A tile is loaded, changed in place and stored. Floor: memory binds, or with few elements the call itself.
 #include "layer/cpu/kernel_table.h"
 #include "layer/cpu/rows.h"
 
