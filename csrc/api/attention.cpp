@@ -25,7 +25,7 @@ const AttentionCpuKernels& kernels() {
 }
 
 AttentionShape shape_of(const xlstm_attention& in, bool wants_probs) {
-  return {in.batch,  in.heads_k, in.length_q * (in.heads_q / in.heads_k), in.length_k, attention_panel(in.q.dtype),
+  return {in.batch,   in.heads_k, in.length_q * (in.heads_q / in.heads_k), in.length_k, attention_panel(in.q.dtype),
           wants_probs};
 }
 
