@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/check_words.h"
+#include "api/check_values.h"
 #include "api/checks.h"
 #include "engine/sampling/sampling.h"
 
