@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Writes build_info.h: what this build is. After gpu.cmake and cpu_kernels.cmake, whose results it records.
+# Writes build_info.h, the facts of this build. Include it after gpu.cmake and cpu_kernels.cmake, whose results it
+# records.
 
 set(XLSTM_HIP_TORCH_TARGET 0x020a000000000000)  # the oldest torch that the op library loads in: 2.10
 set(XLSTM_HIP_TORCH_TARGET_TEXT 2.10)
@@ -12,7 +13,7 @@ if(GIT_FOUND AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/.git)
     OUTPUT_VARIABLE XLSTM_HIP_GIT_SHA OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE git_failed ERROR_QUIET)
   if(git_failed)
     set(XLSTM_HIP_GIT_SHA "")
-  else()  # another commit is written down in a build folder that is there
+  else()  # a new commit reconfigures an existing build folder
     execute_process(COMMAND ${GIT_EXECUTABLE} rev-parse --git-path logs/HEAD
       WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR} OUTPUT_VARIABLE git_log OUTPUT_STRIP_TRAILING_WHITESPACE)
     get_filename_component(git_log ${git_log} ABSOLUTE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What every target shares: the language level, hidden symbols, warnings, ccache, sanitizers.
+# Settings of every target: the language level, hidden symbols, warnings, ccache, sanitizers.
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -24,19 +24,19 @@ if(XLSTM_HIP_WERROR)
   list(APPEND XLSTM_HIP_WARNINGS -Werror)
 endif()
 
-# No path of the building machine in the libraries: __FILE__ is relative.
+# The libraries contain no path of the building machine: __FILE__ is relative.
 add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/=>")
 
 set(XLSTM_HIP_OPTIMIZE -O3)
 if(XLSTM_HIP_SANITIZE)
-  # The checks multiply what the optimiser sees: at -O3 a kernel file takes eight minutes, at -O1 half of one.
+  # The checks multiply the code that is optimised: at -O3 a kernel file takes eight minutes, at -O1 half a minute.
   set(XLSTM_HIP_OPTIMIZE -O1)
   set(sanitize -fsanitize=${XLSTM_HIP_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1 -O1)
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${sanitize}>")
   add_link_options(${sanitize})
 endif()
 
-# An object library of framework-free sources. Without sources there is still a target, so that callers need no cases.
+# An object library of framework-free sources. Without sources it is an empty target, so that callers need no condition.
 function(xlstm_hip_objects name)
   if(NOT ARGN)
     file(CONFIGURE OUTPUT ${XLSTM_HIP_GENERATED_DIR}/empty.cpp CONTENT "// this build has no such sources\n")
@@ -48,8 +48,8 @@ function(xlstm_hip_objects name)
   target_compile_options(${name} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${XLSTM_HIP_WARNINGS}>")
 endfunction()
 
-# A program from one source file, named <prefix>_<file> (or as the file, where that already has the prefix), which links
-# the static library; its name comes back in `program`.
+# A program from one source file that links the static library. It is named <prefix>_<file>, or <file> if that already
+# has the prefix; `program` returns the name.
 function(xlstm_hip_program prefix source)
   get_filename_component(name ${source} NAME_WE)
   if(NOT name MATCHES "^${prefix}_")

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# CPU kernels: each *_cpu.cpp below csrc/ is compiled once per instruction set, with XLSTM_ISA naming it, and the
-# library chooses at run time. csrc/arch/cpu/isa.h lists the sets; their compiler flags are here.
+# CPU kernels: each *_cpu.cpp below csrc/ is compiled once per instruction set, which XLSTM_ISA names, and the library
+# chooses at run time. csrc/arch/cpu/isa.h lists the sets; this file has their compiler flags.
 
 set(isa_portable_flags "")
 set(isa_avx2_flags -mavx2 -mfma -mf16c -mbmi2)
 set(isa_avx512_flags ${isa_avx2_flags} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
 set(isa_avx512bf16_flags ${isa_avx512_flags} -mavx512bf16)
 
-# The two lists in isa.h: x86-64's first, then everybody else's.
+# isa.h has two lists: first that of x86-64, then that of other machines.
 file(STRINGS csrc/arch/cpu/isa.h isa_lists REGEX "#define XLSTM_FOR_EACH_ISA")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS csrc/arch/cpu/isa.h)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
@@ -23,15 +23,15 @@ foreach(isa IN LISTS XLSTM_HIP_CPU_ISAS)
   endif()
 endforeach()
 
-# ISO mode turns off fused multiply-adds in gcc; kernels want them. No flag here changes what NaN and infinity do.
+# ISO mode turns off fused multiply-adds in gcc, which kernels need. None of these flags changes NaN or infinity.
 set(isa_common_flags ${XLSTM_HIP_OPTIMIZE} -ffp-contract=fast -fno-math-errno -fno-trapping-math)
 
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # gcc's own intrinsics headers set these off where they leave a register undefined on purpose.
+  # gcc's intrinsics headers trigger these warnings, because they leave a register undefined on purpose.
   list(APPEND isa_common_flags -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
 
-# xlstm_hip_cpu_kernels(<out> <source>...): the names of the object libraries, one per instruction set, in <out>.
+# xlstm_hip_cpu_kernels(<out> <source>...) adds one object library per instruction set and returns their names in <out>.
 function(xlstm_hip_cpu_kernels out)
   set(names "")
   if(ARGN)

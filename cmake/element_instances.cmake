@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# Kernels that are compiled once for each type of their elements, so that the types compile side by side. Such a source
-# says so in its head:
+# Kernels that are compiled once per element type, so that the types compile in parallel. Such a source has a line:
 #   // Compiled once for each XLSTM_ELEMENT of: BFloat16 Float16 float
 
-# xlstm_hip_element_instances(<out> <source>...): the sources, each of those replaced by one generated file per element.
+# xlstm_hip_element_instances(<out> <source>...) returns the sources; one generated file per element type replaces each
+# source that has this line.
 function(xlstm_hip_element_instances out)
   set(instances "")
   foreach(source IN LISTS ARGN)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Decides once what the GPU is: GPU=AUTO follows torch and falls back to the CPU library with one line that says why; a
-# GPU that was asked for by name and cannot be had is an error that says what is missing.
+# Decides the GPU language once. GPU=AUTO follows torch, or builds the CPU library only and prints one line with the
+# reason. GPU=HIP or GPU=CUDA is an error that says what is missing if it cannot be built.
 # Sets XLSTM_HIP_GPU_LANGUAGE (HIP, CUDA or empty), XLSTM_HIP_GPU_NAME, _NOTE, _ARCHS, _COMPILER, _RUNTIME.
 
 include(CheckLanguage)
@@ -21,7 +21,7 @@ if(TORCH_DIR)
   set(torch_text "torch ${TORCH_VERSION} is a ${torch_kind} build")
 endif()
 
-# The reason why GPU kernels for `language` cannot be built, or nothing; on success the compiler is known to CMake.
+# Returns the reason why GPU kernels for `language` cannot be built, or nothing; then the compiler is known to CMake.
 function(gpu_obstacle language out)
   set(reason "")
   if(torch_gpu MATCHES "^(HIP|CUDA)$" AND NOT torch_gpu STREQUAL language)
@@ -51,7 +51,7 @@ elseif(gpu_choice STREQUAL "AUTO")
     if(obstacle)
       set(obstacle "${torch_text}, but ${obstacle}")
     else()
-      check_language(${torch_gpu})  # a compiler that is there but broken is no reason to fail
+      check_language(${torch_gpu})  # with GPU=AUTO a broken compiler is not an error
       if(NOT CMAKE_${torch_gpu}_COMPILER)
         set(obstacle "${torch_text}, but its GPU compiler does not work (see CMakeFiles/CMakeConfigureLog.yaml)")
       endif()
@@ -85,7 +85,8 @@ if(XLSTM_HIP_GPU_LANGUAGE)
   message(STATUS "xlstm_hip: ${XLSTM_HIP_GPU_NAME} kernels for ${XLSTM_HIP_GPU_ARCHS}, by ${XLSTM_HIP_GPU_COMPILER}")
 endif()
 
-# xlstm_hip_gpu_kernels(<out> <source>...): the object library of the GPU kernels, or nothing when the GPU is off.
+# xlstm_hip_gpu_kernels(<out> <source>...) adds the object library of the GPU kernels and returns its name, or nothing
+# without a GPU.
 function(xlstm_hip_gpu_kernels out)
   set(${out} "" PARENT_SCOPE)
   if(NOT XLSTM_HIP_GPU_LANGUAGE)

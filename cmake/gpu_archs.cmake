@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-# Which chips the GPU kernels are compiled for. First that is set:
+# The chips that the GPU kernels are compiled for. The first of these that is set names them:
 #   HIP   CMAKE_HIP_ARCHITECTURES, GPU_TARGETS (CMake); PYTORCH_ROCM_ARCH, GPU_TARGETS (environment)
 #   CUDA  CMAKE_CUDA_ARCHITECTURES (CMake); TORCH_CUDA_ARCH_LIST, CUDAARCHS (environment)
-# else the chips in this machine, else the default list. A chip that is asked for by name is tried, known or not; from
-# the default list the compiler leaves out what it does not know.
+# else they are the chips in this machine, else the default list. A chip that is named is always compiled for; of the
+# default list, chips that the compiler does not know are left out.
 
-# RDNA4 (gfx12) is not in it: its WMMA has other operand layouts, and there are no kernels for it.
+# The default list has no RDNA4 (gfx12): its WMMA has other operand layouts, and no kernels for it exist.
 set(default_hip_archs gfx90a gfx942 gfx950 gfx1100)
 set(default_cuda_archs 80 90a-real)
 
-# "8.0;9.0a;9.0+PTX" (or with spaces or commas) to "80-real;90a-real;90".
+# Converts "8.0;9.0a;9.0+PTX" to "80-real;90a-real;90".
 function(cuda_archs_from_torch text out)
   set(archs "")
   foreach(entry IN LISTS text)
@@ -55,7 +55,7 @@ function(cuda_archs_of_machine out)
   set(${out} ${archs} PARENT_SCOPE)
 endfunction()
 
-# The archs of the default list that the compiler knows.
+# Returns the archs of the default list that the compiler knows.
 function(known_hip_archs out)
   set(archs "")
   set(clang "${CMAKE_HIP_COMPILER}")

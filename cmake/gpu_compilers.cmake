@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# Finds the compilers of the two GPU languages and what they need beside them.
-# find_hip(<reason>) and find_cuda(<reason>) leave the compiler in HIPCXX or CUDACXX, where CMake looks, or say what is
-# missing. A compiler that the user names is taken; one that is named but not there is missing.
+# Finds the compilers of the two GPU languages and the files that they need.
+# find_hip(<reason>) and find_cuda(<reason>) set HIPCXX or CUDACXX, where CMake looks for the compiler, or return what
+# is missing. A compiler that the user names is used; if it does not exist, it is missing.
 
-# The compiler that the user named for `language`, in CMake's variable or the environment.
+# Returns the compiler that the user named for `language`, in CMake's variable or the environment.
 function(named_compiler language out)
   set(name "${CMAKE_${language}_COMPILER}")
   if(NOT name)
@@ -13,7 +13,7 @@ function(named_compiler language out)
   if(name)
     set(${out} "${name}" PARENT_SCOPE)
   else()
-    unset(${out} PARENT_SCOPE)  # find_program() searches for what is not defined
+    unset(${out} PARENT_SCOPE)  # find_program() searches for undefined variables
   endif()
 endfunction()
 
@@ -41,7 +41,7 @@ endfunction()
 
 function(find_hip out)
   set(${out} "" PARENT_SCOPE)
-  # ROCm roots: told, beside torch (pip's rocm-sdk packages), the usual place, the distribution's.
+  # ROCm roots: from the environment, next to torch (pip's rocm-sdk packages), /opt/rocm; later the distribution's.
   set(roots $ENV{ROCM_PATH} $ENV{HIP_PATH})
   if(TORCH_DIR)
     list(APPEND roots ${TORCH_DIR}/../_rocm_sdk_devel ${TORCH_DIR}/../_rocm_sdk_core)
@@ -54,7 +54,7 @@ function(find_hip out)
     find_program(clang NAMES amdclang++ clang++ PATHS ${folders} ${old_folders} NO_DEFAULT_PATH NO_CACHE)
   endif()
   if(NOT clang)
-    # A distribution's clang knows HIP from 17 on; the newest is tried first.
+    # A distribution's clang supports HIP from 17 on; the newest is tried first.
     find_program(clang NAMES amdclang++ clang++-22 clang++-21 clang++-20 clang++-19 clang++-18 clang++-17 NO_CACHE)
   endif()
   if(NOT clang OR NOT EXISTS "${clang}")
@@ -93,9 +93,10 @@ install ROCm, or on Debian libamdhip64-dev" PARENT_SCOPE)
   distribution_device_libraries(${root})
 endfunction()
 
-# A distribution's device libraries lie where clang does not look, and may be older than clang: they lack the file that
-# names the newest chips, though all it holds is the chip's number. So make a folder of links, in which a missing name is
-# the newest older one of its generation, and point clang at it.
+# A distribution installs the device libraries in a folder where clang does not look, and they may be older than clang:
+# then the files oclc_isa_version_<chip>.bc of the newest chips are missing, though they hold nothing but the chip's
+# number. This makes a folder of links, in which the newest file of the same generation replaces a missing one, and
+# points clang at it.
 function(distribution_device_libraries root)
   file(GLOB folder ${root}/lib/*/amdgcn/bitcode)
   if(NOT folder OR EXISTS ${root}/amdgcn/bitcode)
@@ -122,8 +123,9 @@ function(distribution_device_libraries root)
   endif()
 endfunction()
 
-# What the final libraries link. CUDA: CMake's default, the static runtime, which loads beside any torch. HIP: the
-# runtime that torch bundles, where it does, because a second copy in one process sees other devices and streams.
+# Returns the GPU runtime that the final libraries link. CUDA: the static runtime, CMake's default, which loads together
+# with any torch. HIP: the runtime that torch bundles, if it does, because a second copy in one process has other
+# devices and streams.
 function(gpu_runtime language out)
   set(${out} "" PARENT_SCOPE)
   if(language STREQUAL "CUDA")
@@ -141,10 +143,10 @@ function(gpu_compile_settings language target)
   if(language STREQUAL "CUDA")
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
   else()
-    # No implicit runtime library: gpu_runtime() names the one.
+    # No implicit runtime library: gpu_runtime() returns the runtime to link.
     set_target_properties(${target} PROPERTIES HIP_RUNTIME_LIBRARY NONE)
     set(warnings ${XLSTM_HIP_WARNINGS})
-    list(REMOVE_ITEM warnings -Werror)  # a new clang may know more of them
+    list(REMOVE_ITEM warnings -Werror)  # a new clang may have more warnings
     target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:HIP>:${warnings};-fno-gpu-rdc>")
   endif()
 endfunction()

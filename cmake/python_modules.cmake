@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # The two Python-facing libraries, installed into the package folder: the torch ops and _native.
 
-# The torch ops use the LibTorch stable ABI and link libtorch.so alone: that one brings in whatever torch it belongs to.
+# The torch ops use the LibTorch stable ABI and link only libtorch.so, which loads the other libraries of its torch.
 add_library(xlstm_hip_ops MODULE ${torch_sources})
 target_compile_definitions(xlstm_hip_ops PRIVATE TORCH_TARGET_VERSION=${XLSTM_HIP_TORCH_TARGET})
 target_include_directories(xlstm_hip_ops SYSTEM PRIVATE ${TORCH_DIR}/include)
-# Here alone, so that a compiler cache knows the files that see no torch again in builds without Python.
+# Only these files get this flag, so that a compiler cache recognises all other files in builds without Python.
 target_compile_options(xlstm_hip_ops PRIVATE "-ffile-prefix-map=${TORCH_DIR}/=torch/")
 target_link_options(xlstm_hip_ops PRIVATE LINKER:--no-as-needed)
 target_link_libraries(xlstm_hip_ops PRIVATE xlstm_hip ${TORCH_DIR}/lib/libtorch.so)
@@ -20,7 +20,7 @@ foreach(module IN ITEMS xlstm_hip_ops _native)
   target_include_directories(${module} PRIVATE csrc ${XLSTM_HIP_GENERATED_DIR})
   target_compile_options(${module} PRIVATE ${XLSTM_HIP_WARNINGS})
   set_target_properties(${module} PROPERTIES LINKER_LANGUAGE CXX)
-  # Two libraries hold the C API in one process: neither shows its copy.
+  # One process loads two libraries with a copy of the C API each; both hide it.
   target_link_options(${module} PRIVATE LINKER:--exclude-libs,ALL)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     target_compile_options(${module} PRIVATE -fno-gnu-unique)

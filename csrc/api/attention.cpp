@@ -24,9 +24,9 @@ const AttentionCpuKernels& kernels() {
   return *tables[int(cpu_isa())];
 }
 
-AttentionShape shape_of(const xlstm_attention& in, bool whole_rows) {
-  return {in.batch,  in.heads_k, in.length_q * (in.heads_q / in.heads_k), in.length_k, attention_panel(in.q.dtype),
-          whole_rows};
+AttentionShape shape_of(const xlstm_attention& in, bool wants_probs) {
+  return {in.batch,   in.heads_k, in.length_q * (in.heads_q / in.heads_k), in.length_k, attention_panel(in.q.dtype),
+          wants_probs};
 }
 
 constexpr CpuEntry<xlstm_attention_forward, AttentionCpuPlan> kForward = {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For plans without a call: the rows of a register tile of the CPU attention kernels that run here.
+// The rows of a register tile of this machine's CPU attention kernels, for plans that are computed without a call.
 #pragma once
 
 #include "xlstm_hip.h"

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/check_words.h"
+#include "api/check_values.h"
 #include "api/checks.h"
 #include "attention/cpu/plan.h"
 
 namespace xlstm {
 namespace {
 
-// Where there are no keys, there may be no memory for them.
+// A call without keys may have no memory for them.
 void is_keys(const char* name, const xlstm_tensor& x, const xlstm_attention& in) {
   const bool none = in.cu_seqlens_k ? in.total_k == 0 : in.length_k == 0;
   has_dtype(name, none && !x.data ? xlstm_tensor{in.q.data, x.dtype, {}} : x, in.q.dtype);
@@ -30,10 +30,10 @@ void check_values(const xlstm_attention& in) {
   offsets("cu_seqlens_q", in.cu_seqlens_q, in.batch, in.length_q, in.total_q);
   offsets("cu_seqlens_k", in.cu_seqlens_k, in.batch, in.length_k, in.total_k);
   for (int64_t b = 0; b < in.batch; ++b) {
-    const int64_t room = in.cu_seqlens_k ? in.cu_seqlens_k[b + 1] - in.cu_seqlens_k[b] : in.length_k;
-    const int64_t used = in.seqused_k ? in.seqused_k[b] : room;
-    if (in.seqused_k) in_range("seqused_k", used, 0, room);
-    if (in.leftpad_k) in_range("leftpad_k", in.leftpad_k[b], 0, room);
+    const int64_t capacity = in.cu_seqlens_k ? in.cu_seqlens_k[b + 1] - in.cu_seqlens_k[b] : in.length_k;
+    const int64_t used = in.seqused_k ? in.seqused_k[b] : capacity;
+    if (in.seqused_k) in_range("seqused_k", used, 0, capacity);
+    if (in.leftpad_k) in_range("leftpad_k", in.leftpad_k[b], 0, capacity);
     if (in.cache_batch_idx) in_range("cache_batch_idx", in.cache_batch_idx[b], 0, in.cache_batch - 1);
     for (int64_t t = 0; in.block_table && t < used; t += in.page_size)  // unused entries may hold anything
       in_range("block_table", in.block_table[b * in.block_table_stride + t / in.page_size], 0, in.pages - 1);
@@ -50,9 +50,9 @@ void check(const xlstm_attention& in, bool on_host) {
             std::to_string(in.heads_q));
   at_least("dqk", in.dqk, 1);
   at_least("dv", in.dv, 1);
-  constexpr int64_t kMostTokens = int64_t(1) << 30;
-  in_range("length_q", in.length_q, 0, kMostTokens);
-  in_range("length_k", in.length_k, 0, kMostTokens);
+  constexpr int64_t kMaxTokens = int64_t(1) << 30;
+  in_range("length_q", in.length_q, 0, kMaxTokens);
+  in_range("length_k", in.length_k, 0, kMaxTokens);
   has_dtype("q", in.q);
   is_keys("k", in.k, in);
   is_keys("v", in.v, in);
@@ -60,7 +60,7 @@ void check(const xlstm_attention& in, bool on_host) {
   not_negative("softcap", in.softcap);
   if (!(in.dropout_p >= 0 && in.dropout_p < 1))
     invalid("dropout_p: expected 0 <= p < 1, got " + std::to_string(in.dropout_p));
-  if (in.dropout_p > 0) is_given("rng_state", in.rng_state);
+  if (in.dropout_p > 0) has_data("rng_state", in.rng_state);
   bool legal = in.block_size == 0;
   for (int64_t size : kAttentionBlocks) legal = legal || in.block_size == size;
   if (!legal) invalid("block_size: expected 32, 64, 128 or 256, got " + std::to_string(in.block_size));
@@ -79,7 +79,7 @@ void check_attention_forward(const xlstm_attention_forward& p, bool on_host) {
   has_dtype("out", p.out, p.in.q.dtype);
   has_dtype("lse", p.lse, wide(p.in));
   if (p.probs.data) has_dtype("probs", p.probs, p.in.q.dtype);
-  in_range("splits", p.splits, 0, kMostSplits);
+  in_range("splits", p.splits, 0, kMaxSplits);
 }
 
 void check_attention_backward(const xlstm_attention_backward& p, bool on_host) {
@@ -94,12 +94,12 @@ void check_attention_backward(const xlstm_attention_backward& p, bool on_host) {
   has_dtype("lse", p.lse, wide(p.in));
   if (p.dlse.data) has_dtype("dlse", p.dlse, wide(p.in));
   if (p.dsink && !p.in.sink) invalid("dsink: needs sink");
-  in_range("parts", p.parts, 0, kMostSplits);
-  in_range("row_panels", p.row_panels, 0, kMostRowPanels);
+  in_range("parts", p.parts, 0, kMaxSplits);
+  in_range("row_panels", p.row_panels, 0, kMaxRowPanels);
   in_range("common_schedule", p.common_schedule, 0, 1);
-  const std::string own_tiles = "0 for the backward pass on a GPU, whose tiles are its kernels'";
-  if (!on_host && p.in.block_size) expected("block_size", own_tiles, std::to_string(p.in.block_size));
-  if (!on_host && p.row_panels) expected("row_panels", own_tiles, std::to_string(p.row_panels));
+  const std::string gpu_tiles = "0 for the backward pass on a GPU, whose tiles are its kernels'";
+  if (!on_host && p.in.block_size) expected("block_size", gpu_tiles, std::to_string(p.in.block_size));
+  if (!on_host && p.row_panels) expected("row_panels", gpu_tiles, std::to_string(p.row_panels));
   if (on_host && p.common_schedule) expected("common_schedule", "0 on a CPU", std::to_string(p.common_schedule));
 }
 
@@ -135,8 +135,8 @@ void check_attention_combine(const xlstm_attention_combine& p, bool) {
   at_least("length", p.length, 1);
   at_least("heads", p.heads, 1);
   at_least("dv", p.dv, 1);
-  is_given("out_partial", p.out_partial);
-  is_given("lse_partial", p.lse_partial);
+  has_data("out_partial", p.out_partial);
+  has_data("lse_partial", p.lse_partial);
   if (p.wide != XLSTM_FLOAT32 && p.wide != XLSTM_FLOAT64) invalid("wide: expected float32 or float64");
   has_dtype("out", p.out);
   has_dtype("lse", p.lse, p.wide);

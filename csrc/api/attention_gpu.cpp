@@ -27,7 +27,7 @@ void check_combine(const xlstm_attention_combine& p, bool on_host) {
   has_gpu_dtype("out_partial", p.wide);
 }
 
-// The kernels of a call follow from the chip: attention/*/*.hip plan where they launch.
+// A call's kernels follow from the chip: attention/*/*.hip compute their plans when they launch.
 template <class Params, void (*kCheck)(const Params&, bool), size_t (*kWorkspace)(const Params&, const Chip&),
           void (*kRun)(const Params&, const Chip&, void*, void*)>
 constexpr GpuEntry<Params, Chip> kEntry = {kCheck, [](const auto&, const Chip& chip) { return chip; }, kWorkspace,

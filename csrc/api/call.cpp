@@ -5,15 +5,15 @@ namespace xlstm {
 
 void* workspace_block(void* workspace, size_t bytes, void* (*allocate)(void*, size_t), void* self, size_t needed) {
   if (needed == 0) return nullptr;
-  const size_t asked = needed + kWorkspaceAlignment;
+  const size_t total = needed + kWorkspaceAlignment;
   if (workspace || !allocate) {
-    if (bytes < asked || !workspace)
-      throw WorkspaceTooSmall("workspace: expected " + std::to_string(asked) + " bytes, got " +
+    if (bytes < total || !workspace)
+      throw WorkspaceTooSmall("workspace: expected " + std::to_string(total) + " bytes, got " +
                               std::to_string(workspace ? bytes : 0));
     return aligned(workspace);
   }
-  void* const block = allocate(self, asked);
-  if (!block) throw std::runtime_error("allocate: gave no block of " + std::to_string(asked) + " bytes");
+  void* const block = allocate(self, total);
+  if (!block) throw std::runtime_error("allocate: gave no block of " + std::to_string(total) + " bytes");
   return aligned(block);
 }
 

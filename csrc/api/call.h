@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every call of the C API does around its work: it looks at its structs and its workspace, and turns exceptions
-// into a status and a message.
+// The frame of every call of the C API: checks of its structs and its workspace, and exceptions turned into a status
+// and a message.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 namespace xlstm {
 
 template <class Struct>
-const Struct& given(const Struct* p) {
+const Struct& not_null(const Struct* p) {
   if (!p) throw std::invalid_argument("params, runtime: expected a struct, got NULL");
   return *p;
 }
@@ -25,7 +25,7 @@ struct WorkspaceTooSmall : std::runtime_error {
 // The message of this thread's last call.
 std::string& last_error();
 
-// No exception leaves the C API.
+// Runs f and turns its exceptions into a status: no exception leaves the C API.
 template <class F>
 xlstm_status guarded(F&& f) {
   try {
@@ -44,7 +44,7 @@ xlstm_status guarded(F&& f) {
   }
 }
 
-// Bytes of workspace, with room to align the block; 0 when the call failed.
+// The bytes of workspace that f returns, plus the bytes for aligning the block; 0 when f throws.
 inline constexpr size_t kWorkspaceAlignment = 256;
 template <class F>
 size_t counted(F&& f) {
@@ -52,7 +52,7 @@ size_t counted(F&& f) {
   guarded([&] { bytes = f() + kWorkspaceAlignment; });
   return bytes;
 }
-// What the GPU calls of a library without GPU kernels answer.
+// The result of GPU calls in a library without GPU kernels.
 inline xlstm_status no_gpu() {
   return guarded([] { throw std::runtime_error("this library was built without GPU kernels"); });
 }
@@ -66,7 +66,7 @@ inline void* aligned(void* p) {
   return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(p) + last) & ~last);
 }
 
-// The block that a call works in, of `needed` bytes: the caller's own, or one that the caller allocates now.
+// The block of `needed` bytes that a call works in: the caller's block, or one that the caller's `allocate` returns.
 void* workspace_block(void* workspace, size_t bytes, void* (*allocate)(void*, size_t), void* self, size_t needed);
 template <class Runtime>
 void* workspace_of(const Runtime& r, size_t needed) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the library holds: one row per kernel and device. A new kernel adds its row here.
+// The library's kernels: one row per op and device. A new kernel adds its row to this table.
 #pragma once
 
 namespace xlstm {
@@ -8,7 +8,7 @@ struct KernelEntry {
   const char* op;      // the torch op
   const char* device;  // torch's device type
   const char* dtypes;  // of q, k, v
-  const char* states;  // dtype they, and sums, are kept in
+  const char* states;  // the dtype of states and sums
   const char* source;
 };
 

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/check_words.h"
+#include "api/check_values.h"
 #include "api/checks.h"
 #include "engine/sampling/sampling.h"
 
 namespace xlstm {
 namespace {
 
-// What an error calls a tensor; put together only where there is one.
+// The name of a tensor in an error message. The text is put together only when there is an error.
 struct Name {
-  const char* what;
+  const char* tensor;
   int64_t block = -1;  // of the model's blocks
   const char* part = "";
 
-  [[noreturn]] void expected(const std::string& words) const {
-    invalid((block < 0 ? "" : "block " + std::to_string(block) + " ") + what + part + ": expected " + words);
+  [[noreturn]] void expected(const std::string& requirement) const {
+    invalid((block < 0 ? "" : "block " + std::to_string(block) + " ") + tensor + part + ": expected " + requirement);
   }
 };
 
@@ -28,8 +28,8 @@ void check(const Name& name, const xlstm_vector& x, bool needed) {
 }
 
 void check(const Name& name, const xlstm_decode_norm& norm) {
-  check({name.what, name.block, " weight"}, norm.weight, true);
-  check({name.what, name.block, " bias"}, norm.bias, false);
+  check({name.tensor, name.block, " weight"}, norm.weight, true);
+  check({name.tensor, name.block, " bias"}, norm.bias, false);
 }
 
 void check(const Name& name, const xlstm_linear& w, int64_t rows, int64_t columns) {
@@ -38,7 +38,7 @@ void check(const Name& name, const xlstm_linear& w, int64_t rows, int64_t column
     name.expected("shape (" + std::to_string(rows) + ", " + std::to_string(columns) + "), got (" +
                   std::to_string(w.rows) + ", " + std::to_string(w.columns) + ")");
   has_float_dtype(name, w.dtype);
-  check({name.what, name.block, " bias"}, w.bias, false);
+  check({name.tensor, name.block, " bias"}, w.bias, false);
   if (w.bits == 0) return;
   if (w.bits != 8 && w.bits != 4) name.expected("bits 0, 4 or 8, got " + std::to_string(w.bits));
   if (w.group_size != 32 && w.group_size != 64 && w.group_size != 128)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One way through every call of the C API: check, plan, workspace, run, each worked out once. A call is an Entry, a row
-// of four functions; call() and workspace_bytes() are the same for all of them.
+// Every call of the C API runs check, plan, workspace and run, each once. A call is an Entry, a row of these four
+// functions; call() and workspace_bytes() serve all entries.
 #pragma once
 
 #include "api/call.h"
@@ -15,7 +15,7 @@ namespace xlstm {
 
 inline int32_t threads_or_all(int32_t threads) { return threads > 0 ? threads : hardware_threads(); }
 
-// The plan of a call that is not cut into tasks beforehand.
+// The plan of a call whose tasks need no planning.
 struct Workers {
   int64_t workers;
 };
@@ -31,7 +31,7 @@ struct CpuEntry {
 template <class Params, class Plan>
 size_t workspace_bytes(const CpuEntry<Params, Plan>& entry, const Params* p, int32_t threads) {
   return counted([&] {
-    entry.check(given(p), true);
+    entry.check(not_null(p), true);
     return entry.workspace(*p, entry.plan(*p, threads_or_all(threads)));
   });
 }
@@ -39,10 +39,10 @@ size_t workspace_bytes(const CpuEntry<Params, Plan>& entry, const Params* p, int
 template <class Params, class Plan>
 xlstm_status call(const CpuEntry<Params, Plan>& entry, const Params* p, const xlstm_runtime* r) {
   return guarded([&] {
-    entry.check(given(p), true);
-    const Plan plan = entry.plan(*p, threads_or_all(given(r).threads));
+    entry.check(not_null(p), true);
+    const Plan plan = entry.plan(*p, threads_or_all(not_null(r).threads));
     entry.run(*p, plan, workspace_of(*r, entry.workspace(*p, plan)),
-              {int32_t(plan.workers), r->parallel ? r->parallel : run_on_own_threads, r->self});
+              {int32_t(plan.workers), r->parallel ? r->parallel : run_on_new_threads, r->self});
   });
 }
 
@@ -59,29 +59,31 @@ struct GpuEntry {
   Plan (*plan)(const Params&, const gpu::Chip&);
   size_t (*workspace)(const Params&, const Plan&);
   void (*run)(const Params&, const Plan&, void* workspace, void* stream);
-  // Bytes that serve a call wherever its tensors lie, which a plan may depend on; null: the plan's do.
-  size_t (*workspace_anywhere)(const Params&, const gpu::Chip&) = nullptr;
+  // Bytes that suffice for any layout of the tensors. Null where the plan does not depend on their layout.
+  size_t (*workspace_any_layout)(const Params&, const gpu::Chip&) = nullptr;
 };
 
 template <class Params, class Plan>
 size_t workspace_bytes(const GpuEntry<Params, Plan>& entry, const Params* p) {
   return counted([&] {
-    entry.check(given(p), false);
+    entry.check(not_null(p), false);
     const gpu::Chip chip = gpu::current_chip();
-    return entry.workspace_anywhere ? entry.workspace_anywhere(*p, chip) : entry.workspace(*p, entry.plan(*p, chip));
+    return entry.workspace_any_layout ? entry.workspace_any_layout(*p, chip)
+                                      : entry.workspace(*p, entry.plan(*p, chip));
   });
 }
 
 template <class Params, class Plan>
 xlstm_status call(const GpuEntry<Params, Plan>& entry, const Params* p, const xlstm_gpu* g) {
   return guarded([&] {
-    entry.check(given(p), false);
+    entry.check(not_null(p), false);
     const Plan plan = entry.plan(*p, gpu::current_chip());
-    entry.run(*p, plan, workspace_of(given(g), entry.workspace(*p, plan)), g->stream);
+    entry.run(*p, plan, workspace_of(not_null(g), entry.workspace(*p, plan)), g->stream);
   });
 }
 
-// The functions of the C API that are these entries; a library without GPU kernels says so. `entry` is not read there.
+// Defines functions of the C API by these entries. In a library without GPU kernels they report that; `entry` is
+// unused.
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
 #define XLSTM_GPU_CALL(function, Params, entry) \
   xlstm_status function(const Params* p, const xlstm_gpu* g) { return xlstm::call(entry, p, g); }

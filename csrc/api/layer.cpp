@@ -22,7 +22,7 @@ const LayerCpuKernels& kernels() {
   return *tables[int(cpu_isa())];
 }
 
-// A call that works in no memory but its tensors.
+// A call that needs no workspace.
 template <class Params, void (*kCheck)(const Params&, bool),
           void (*LayerCpuKernels::*kKernel)(const Params&, const Executor&)>
 constexpr CpuEntry<Params> kInPlace = {

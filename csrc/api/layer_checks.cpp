@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/check_words.h"
+#include "api/check_values.h"
 #include "api/checks.h"
 #include "layer/dtypes.h"
 
@@ -34,10 +34,10 @@ void check(const xlstm_cross_entropy& p, bool on_host) {
   at_least("classes", p.classes, 1);
   if (p.cap != 0) above_zero("cap", p.cap);
   is_rows("logits", p.logits, on_host);
-  is_given("targets", p.targets);
+  has_data("targets", p.targets);
   if (p.targets_bytes != 8 && p.targets_bytes != 1)
     invalid("targets_bytes: expected 8 (int64) or 1 (uint8), got " + std::to_string(p.targets_bytes));
-  is_given("exps", p.exps);
+  has_data("exps", p.exps);
   for (int64_t r = 0; on_host && r < p.rows; ++r) {
     const int64_t target = class_of(p, r);
     if (target != p.ignore_index && (target < 0 || target >= p.classes))
@@ -105,12 +105,12 @@ void check_swiglu_backward(const xlstm_swiglu& p, bool on_host) {
 
 void check_cross_entropy_forward(const xlstm_cross_entropy& p, bool on_host) {
   check(p, on_host);
-  is_given("loss", p.loss);
+  has_data("loss", p.loss);
 }
 
 void check_cross_entropy_backward(const xlstm_cross_entropy& p, bool on_host) {
   check(p, on_host);
-  is_given("dloss", p.dloss);
+  has_data("dloss", p.dloss);
   is_rows("dlogits", p.dlogits, p.logits.dtype, on_host);
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 using gpu::Chip;
 
-// A call that works in no memory but its tensors.
+// A call that needs no workspace.
 template <class Params, void (*kCheck)(const Params&, bool), void (*kLaunch)(const Params&, const Chip&, void*)>
 constexpr GpuEntry<Params, Chip> kInPlace = {
     kCheck, [](const auto&, const Chip& chip) { return chip; }, [](const auto&, const Chip&) { return size_t(0); },

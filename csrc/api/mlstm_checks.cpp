@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/check_words.h"
+#include "api/check_values.h"
 #include "api/checks.h"
 
 namespace xlstm {
@@ -77,7 +77,7 @@ void check_backward(const xlstm_mlstm_backward& p, bool on_host) {
   no_gate_soft_cap(p.in);
   has_dtype("h", p.h, p.in.q.dtype);
   has_dtype("dh", p.dh, p.in.q.dtype);
-  is_given("l", p.l);
+  has_data("l", p.l);
   has_dtype("dq", p.dq, p.in.q.dtype);
   has_dtype("dk", p.dk, p.in.q.dtype);
   has_dtype("dv", p.dv, p.in.q.dtype);

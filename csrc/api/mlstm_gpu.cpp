@@ -56,7 +56,7 @@ BackwardPlan plan(const xlstm_mlstm_backward& p, bool panels, const Chip& chip) 
   return plan_backward(shape_of(p.in, panels), chip);
 }
 
-// A schedule needs its tensors to lie in a certain way; workspace for any of them serves either schedule.
+// Hopper's schedule depends on the layout of the tensors. This workspace suffices for both schedules.
 template <class Params, class Plan, size_t (*kWorkspace)(const Params&, const Plan&)>
 size_t workspace_of_either_schedule(const Params& p, const Chip& chip) {
   const size_t common = kWorkspace(p, plan(p, false, chip));

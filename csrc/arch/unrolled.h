@@ -8,7 +8,8 @@
 
 namespace xlstm::gpu {
 
-// f(0) to f(n - 1), of constants: unrolled however long that is, where compilers leave a loop, and arrays in memory.
+// Calls f(0) to f(n - 1) with constants. It is unrolled for every n, where a compiler may keep a loop, and the arrays
+// that it indexes in memory.
 template <int n, class F>
 XLSTM_DEVICE void each_of(F&& f) {
   [&]<int... i>(std::integer_sequence<int, i...>) {

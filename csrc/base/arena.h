@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hands out aligned arrays from one block. With no block it only counts, so layout and size are written once. Always
-// inline: CPU kernels are compiled for several instruction sets, and the linker would keep one set's copy for all.
+// A bump allocator: it takes aligned arrays from one block. With no block it only counts, so that layout and size are
+// one code. Always inline: CPU kernels are compiled for several instruction sets, and the linker would keep the copy of
+// one set for all.
 #pragma once
 
 #include <cstddef>

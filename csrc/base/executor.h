@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a CPU kernel's tasks run: parallel(self, n, body, arg) calls body(arg, worker) for workers < n.
+// Runs a CPU kernel's tasks on threads: parallel(self, n, body, arg) calls body(arg, worker) for each worker < n.
 #pragma once
 
 #include <cstdint>

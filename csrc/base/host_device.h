@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar code that runs on the host and inside GPU kernels is marked with one word.
+// The marks of scalar code that runs on the host and inside GPU kernels.
 #pragma once
 
 #if defined(__HIPCC__) || defined(__CUDACC__)
@@ -8,5 +8,5 @@
 #define XLSTM_HOST_DEVICE
 #endif
 
-// Of which no copy may be left to the linker: CPU kernels are compiled for several instruction sets.
+// Such a function must not leave a copy to the linker, because CPU kernels are compiled for several instruction sets.
 #define XLSTM_RULE XLSTM_HOST_DEVICE static inline __attribute__((always_inline))

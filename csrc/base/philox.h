@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random numbers from a seed and a counter, Philox 4x32-10 (Salmon et al., SC 2011), for the host and for GPU kernels:
-// what is drawn depends on no thread, tile or machine.
+// the numbers depend on no thread, tile or machine.
 #pragma once
 
 #include <stdint.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What GPU calls ask of a tensor's layout, whatever family they are of.
+// Properties of a tensor's layout that the GPU calls of every family ask for.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace xlstm::gpu {
 
 inline int element_bytes(const xlstm_tensor& x) { return x.dtype == XLSTM_FLOAT32 ? 4 : 2; }
 
-// Whether every axis has something, and goes forward where it has more than one: what Hopper's bulk copies ask.
-inline bool goes_forward(const xlstm_tensor& x, const int64_t (&sizes)[3]) {
+// Whether no axis is empty and every axis of two or more elements has a positive stride, as TMA requires.
+inline bool has_forward_strides(const xlstm_tensor& x, const int64_t (&sizes)[3]) {
   bool forward = true;
   for (int axis = 0; axis < 3; ++axis)
     forward = forward && (sizes[axis] == 1 || (sizes[axis] > 1 && x.stride[axis] > 0));

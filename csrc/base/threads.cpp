@@ -12,20 +12,20 @@ int32_t hardware_threads() {
   return n ? int32_t(n) : 1;
 }
 
-void run_on_own_threads(void*, int32_t workers, void (*body)(void*, int32_t), void* arg) {
+void run_on_new_threads(void*, int32_t workers, void (*body)(void*, int32_t), void* arg) {
   std::vector<std::thread> threads;
   threads.reserve(size_t(workers));
   try {
     for (int32_t w = 1; w < workers; ++w) threads.emplace_back(body, arg, w);
   } catch (const std::system_error&) {
-    // No more threads to be had. Workers take tasks until none is left, so those that run do all of them.
+    // The system has no more threads. Workers take tasks until none is left, so the threads that run do all tasks.
   }
   body(arg, 0);
   for (std::thread& t : threads) t.join();
 }
 
-void wait_a_little(int64_t tries) {
-  constexpr int64_t kPauses = 4096;  // about 100 us, longer than a part that threads share evenly keeps one waiting
+void spin_or_yield(int64_t tries) {
+  constexpr int64_t kPauses = 4096;  // about 100 us, longer than the wait after a part whose tasks are spread evenly
   if (tries >= kPauses) {
     std::this_thread::yield();
     return;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The framework-free C API of xlstm_hip. Plain structs in, an error code out; nothing is allocated and nothing is kept.
+/* The framework-free C API of xlstm_hip. Calls take plain structs and return an error code; they allocate nothing and
+ * keep no state.
  *
- * Shapes are B batch, NH heads, S tokens, DHQK and DHHV head dims. A packed call has B = 1 and cu_seqlens: N + 1 rising
- * token offsets from 0 to S; its states have N in the place of B. Absent tensors have data = NULL.
- * Working precision ("wide") is float, or double when q is double; states, l and gate-sized results of it are
- * contiguous. */
+ * Shapes are B batch, NH heads, S tokens, DHQK and DHHV head dims. A packed call has B = 1 and cu_seqlens, N + 1 rising
+ * token offsets from 0 to S; its states have N instead of B. Absent tensors have data = NULL.
+ * The accumulation dtype ("wide") is float, or double when q is double. States, l and gate-sized results of the wide
+ * dtype are contiguous. */
 #ifndef XLSTM_HIP_H
 #define XLSTM_HIP_H
 
@@ -45,7 +46,7 @@ typedef struct xlstm_tensor {
   int64_t stride[3];
 } xlstm_tensor;
 
-/* What every mLSTM call reads. */
+/* The inputs of every mLSTM call. */
 typedef struct xlstm_mlstm {
   int64_t batch, heads, length, dqk, dhv;
   const int64_t* cu_seqlens; /* sequences + 1 offsets, or NULL: every batch row is a sequence */
@@ -54,21 +55,21 @@ typedef struct xlstm_mlstm {
   int32_t normalize;       /* sigmoid gate only: divide by max(|l|, 1) + eps */
   int32_t normalizer_grad; /* 1: exact gradients; 0: the normaliser is a constant in backward */
   double eps;
-  double gate_soft_cap; /* recurrent: i and f count as cap tanh(x / cap); 0: as they are, which the other calls want */
+  double gate_soft_cap; /* recurrent: i and f become cap tanh(x / cap); 0: no cap, which the other calls require */
   int64_t chunk_size;
   xlstm_tensor q, k, v, i, f;
   const void *c_initial, *n_initial, *m_initial; /* (N, NH, DHQK, DHHV), (N, NH, DHQK), (N, NH); all or none */
-  /* How the call is cut up: 0 leaves it to the plan, and a value that there is no kernel for is an error. */
+  /* Tuning parameters: 0 lets the plan choose, and a value without a kernel is an error. */
   int64_t segments;     /* chunkwise and backward: parts of a sequence, each of a chunk or more */
-  int64_t walk_chunk;   /* the same on a GPU: tokens of a chunk, 16 or 32, by the schedule that every chip has */
-  int64_t step_columns; /* recurrent on a GPU: columns of C in a block, 8, 16 or 32, where it is kept in registers */
+  int64_t walk_chunk;   /* chunkwise and backward on a GPU: tokens of a chunk, 16 or 32, in the common schedule */
+  int64_t step_columns; /* recurrent on a GPU: columns of C in a block, 8, 16 or 32, if C is kept in registers */
 } xlstm_mlstm;
 
 typedef struct xlstm_mlstm_forward {
   xlstm_mlstm in;
   xlstm_tensor h;                 /* (B, NH, S, DHHV) in q's dtype */
   void* l;                        /* (B, NH, S) the normaliser before abs and max, for backward; may be NULL */
-  void *c_last, *n_last, *m_last; /* all or none; the recurrent call alone may have the initial ones here: in place */
+  void *c_last, *n_last, *m_last; /* all or none; only the recurrent call may update the initial states in place */
 } xlstm_mlstm_forward;
 
 typedef struct xlstm_mlstm_backward {
@@ -80,12 +81,14 @@ typedef struct xlstm_mlstm_backward {
   void *dc_initial, *dn_initial, *dm_initial; /* all or none; need the initial states */
 } xlstm_mlstm_backward;
 
-/* Where a call runs. parallel runs body(arg, w) for different w < workers, at least one of them, at once or one after
- * the other, and returns when all are done; NULL starts threads of its own. threads <= 0: as many as the machine has.
+/* The threads and the memory of a call. parallel runs body(arg, w) for different w < workers, for at least one w,
+ * concurrently or one after the other, and returns when all are done. If parallel is NULL the call starts threads.
+ * threads <= 0: as many as the machine has.
  *
- * A call works in the caller's block, workspace, of at least the bytes that its *_workspace() says. Without one it asks
- * allocate(self, bytes), at most once, for a block that lives until the call returns, or until the work that it puts on
- * a GPU's stream is done. So one call is all there is: it checks and plans once. */
+ * A call works in the caller's workspace, of at least the bytes that the call's *_workspace() returns. Without a
+ * workspace it calls allocate(self, bytes) at most once; that block must live until the call returns, or until the work
+ * that the call puts on a GPU's stream is done. With allocate, *_workspace() need not be called, so checks and the plan
+ * are computed once. */
 typedef struct xlstm_runtime {
   void* workspace;
   size_t workspace_bytes;
@@ -95,7 +98,7 @@ typedef struct xlstm_runtime {
   void* (*allocate)(void* self, size_t bytes);
 } xlstm_runtime;
 
-/* Bytes of workspace for a call; 0 and a message when the parameters are invalid. */
+/* The bytes of workspace for a call; 0 and a message when the parameters are invalid. */
 XLSTM_API size_t xlstm_mlstm_chunkwise_workspace(const xlstm_mlstm_forward*, int32_t threads);
 XLSTM_API size_t xlstm_mlstm_recurrent_workspace(const xlstm_mlstm_forward*, int32_t threads);
 XLSTM_API size_t xlstm_mlstm_backward_workspace(const xlstm_mlstm_backward*, int32_t threads);
@@ -104,9 +107,9 @@ XLSTM_API xlstm_status xlstm_mlstm_chunkwise(const xlstm_mlstm_forward*, const x
 XLSTM_API xlstm_status xlstm_mlstm_recurrent(const xlstm_mlstm_forward*, const xlstm_runtime*);
 XLSTM_API xlstm_status xlstm_mlstm_backward_pass(const xlstm_mlstm_backward*, const xlstm_runtime*);
 
-/* The same calls on a GPU: tensors, states, cu_seqlens and workspace lie in the memory of the current device, and the
- * work is put on `stream` (a hipStream_t or cudaStream_t) without waiting for anything, so a call may be captured in a
- * graph. cu_seqlens is not read here: offsets that do not rise or leave the row are cut off. q is float, bfloat16 or
+/* The mLSTM calls on a GPU. Tensors, states, cu_seqlens and workspace lie in the memory of the current device. The work
+ * is put on `stream` (a hipStream_t or cudaStream_t) and the call does not wait, so it may be captured in a graph. The
+ * host does not read cu_seqlens: kernels clamp offsets that do not rise or that exceed the row. q is float, bfloat16 or
  * float16. */
 typedef struct xlstm_gpu {
   void* stream;
@@ -128,38 +131,38 @@ XLSTM_API xlstm_status xlstm_gpu_mlstm_backward_pass(const xlstm_mlstm_backward*
  *
  * B sequences, HQ query heads, HK key heads (HQ a multiple of HK: query head h reads key head h / (HQ / HK)), head dims
  * DQK and DV. Tensors have strides of sequence, head and token, and contiguous features. A sequence is a row of the
- * batch; with cu_seqlens, tokens [cu_seqlens[b], cu_seqlens[b + 1]) of one row; with block_table, the pages that its
- * row of the table names, a tensor's first stride being that of pages. Keys of sequence b are those of indices
- * [leftpad_k[b], seqused_k[b]), by default all. Query i and key j (both from 0, in the sequence) of Q queries and K
- * keys:
+ * batch; with cu_seqlens, it is the tokens [cu_seqlens[b], cu_seqlens[b + 1]) of one row; with block_table (a paged KV
+ * cache), it is the pages that its row of the table lists, and a tensor's first stride is that of pages. The keys of
+ * sequence b have indices [leftpad_k[b], seqused_k[b]), by default all. For query i and key j (both from 0, in the
+ * sequence) of Q queries and K keys:
  *
  *   y_ij = softcap tanh(scale q_i.k_j / softcap) - slope |i + K - Q - j|     where -left <= j - (i + K - Q) <= right
  *   out_i = sum_j keep_ij e^(y_ij - lse_i) v_j / (1 - p)                     lse_i = log(e^sink + sum_j e^y_ij)
  *
- * A negative window side has no end, causal is right = 0; softcap 0 and absent slopes, sinks and dropout leave their
- * terms out. A row without keys and sink has out = 0 and lse = +infinity. keep_ij comes from Philox 4x32-10 of the
- * seed, the offset, (b, head), i and j alone: csrc/attention/rules.h. */
+ * A negative window side is unbounded, and causal is right = 0. softcap 0 and absent slopes, sinks and dropout omit
+ * their terms. A row without keys and sink has out = 0 and lse = +infinity. keep_ij is Philox 4x32-10 of the seed, the
+ * offset, (b, head), i and j alone: csrc/attention/rules.h. */
 typedef struct xlstm_attention {
   int64_t batch, heads_q, heads_k, dqk, dv;
-  int64_t length_q, length_k;     /* of a row of the batch; with cu_seqlens of the longest; a page table's keys */
+  int64_t length_q, length_k;     /* of a batch row; with cu_seqlens the longest; with block_table the table's keys */
   const int32_t* cu_seqlens_q;    /* batch + 1 offsets, or NULL */
-  const int32_t* cu_seqlens_k;    /* likewise */
-  int64_t total_q, total_k;       /* with cu_seqlens: tokens there are */
+  const int32_t* cu_seqlens_k;    /* batch + 1 offsets, or NULL */
+  int64_t total_q, total_k;       /* with cu_seqlens: the tokens of the tensors */
   const int32_t* seqused_k;       /* (batch), or NULL */
   const int32_t* leftpad_k;       /* (batch), or NULL */
   const int32_t* cache_batch_idx; /* (batch): the row of k and v that each sequence reads, or NULL */
-  int64_t cache_batch;            /* rows of k and v that there are, with cache_batch_idx */
+  int64_t cache_batch;            /* with cache_batch_idx: the rows of k and v */
   const int32_t* block_table;     /* (batch, pages of a sequence), or NULL */
   int64_t block_table_stride;
-  int64_t page_size, pages; /* tokens of a page; pages that there are */
+  int64_t page_size, pages; /* tokens of a page; pages of k and v */
   xlstm_tensor q, k, v;
   double softmax_scale, softcap, dropout_p;
-  int64_t window_left, window_right; /* < 0: no end */
+  int64_t window_left, window_right; /* < 0: unbounded */
   const float* alibi_slopes;         /* (heads_q), or (batch, heads_q) with that stride; NULL */
   int64_t alibi_stride;
   const void* sink;         /* (heads_q), wide; NULL */
   const int64_t* rng_state; /* seed, offset; NULL without dropout */
-  int64_t block_size;       /* keys of a tile: 32, 64, 128 or 256; 0 leaves it to the plan */
+  int64_t block_size;       /* keys of a tile: 32, 64, 128 or 256; 0 lets the plan choose */
 } xlstm_attention;
 
 typedef struct xlstm_attention_forward {
@@ -168,8 +171,8 @@ typedef struct xlstm_attention_forward {
   xlstm_tensor lse;      /* strides of sequence, head and token; wide */
   int32_t lse_with_sink; /* whether lse counts the sink */
   xlstm_tensor probs;    /* (B, HQ, length_q, length_k) in q's dtype with contiguous keys, zeroed by the caller: the
-                            softmax, with a minus sign where dropped. data NULL: not asked for */
-  int64_t splits;        /* parts that a sequence's keys are cut into; 0 leaves it to the plan */
+                            softmax, negative where dropout drops it. data NULL: not wanted */
+  int64_t splits;        /* split-KV: the parts of a sequence's keys; 0 lets the plan choose */
 } xlstm_attention_forward;
 
 typedef struct xlstm_attention_backward {
@@ -178,20 +181,21 @@ typedef struct xlstm_attention_backward {
   xlstm_tensor dlse; /* gradient of lse, or data NULL */
   xlstm_tensor dq, dk, dv;
   void* dsink; /* (heads_q), wide, or NULL */
-  /* How the call is cut up; 0 leaves it to the plan. A GPU's tiles are its kernels': there in.block_size is 0. */
+  /* Tuning parameters: 0 lets the plan choose. On a GPU the tiles are fixed, and in.block_size must be 0. */
   int64_t row_panels;      /* CPU: register tiles of rows that are taken at once, up to 8 */
-  int64_t parts;           /* that the rows of a key head are dealt out to, each with sums of dk and dv of its own */
-  int64_t common_schedule; /* GPU: 1 for the kernels that every chip has, where Hopper's own would run */
+  int64_t parts;           /* the parts of a key head's rows, each with its sums of dk and dv */
+  int64_t common_schedule; /* GPU: 1 for the kernels of every chip, where Hopper's kernels would run */
 } xlstm_attention_backward;
 
-/* What precedes a call with a cache: rotary embedding of q, and new keys, rotated, and values into the cache. Token t
- * of sequence b stands at start[b] + t. Pairs are features (2 j, 2 j + 1) when interleaved, else (j, j + dim / 2). */
+/* The steps before attention with a KV cache: rotary embedding of q, and appending new values and rotated keys to the
+ * cache. Token t of sequence b has position start[b] + t. The rotated pairs are features (2 j, 2 j + 1) when
+ * interleaved, else (j, j + dim / 2). */
 typedef struct xlstm_attention_append {
   int64_t batch, length; /* of the new tokens */
   xlstm_tensor from, to; /* to may be a cache: by block_table or cache_batch_idx */
   int64_t heads, features;
   const int32_t* start;  /* (batch), or NULL: 0 */
-  int32_t to_cache;      /* whether token t goes to place start[b] + t, or t */
+  int32_t to_cache;      /* whether token t is written at index start[b] + t, or at t */
   int32_t same_position; /* every token is rotated as the first is */
   const int32_t* cache_batch_idx;
   int64_t cache_batch, cache_length;
@@ -223,8 +227,8 @@ XLSTM_API xlstm_status xlstm_attention_backward_pass(const xlstm_attention_backw
 XLSTM_API xlstm_status xlstm_attention_append_tokens(const xlstm_attention_append*, const xlstm_runtime*);
 XLSTM_API xlstm_status xlstm_attention_combine_parts(const xlstm_attention_combine*, const xlstm_runtime*);
 
-/* The same calls on a GPU, as for the mLSTM: tensors and index tensors lie in its memory, and what they hold is not
- * read here; offsets, pages and lengths that leave a tensor are cut off. q is float, bfloat16 or float16. */
+/* The attention calls on a GPU, as for the mLSTM: tensors and index tensors lie in the device's memory, which the host
+ * does not read. Kernels clamp offsets, pages and lengths that exceed a tensor. q is float, bfloat16 or float16. */
 XLSTM_API size_t xlstm_gpu_attention_forward_workspace(const xlstm_attention_forward*);
 XLSTM_API size_t xlstm_gpu_attention_backward_workspace(const xlstm_attention_backward*);
 XLSTM_API size_t xlstm_gpu_attention_append_workspace(const xlstm_attention_append*);
@@ -238,15 +242,15 @@ XLSTM_API xlstm_status xlstm_gpu_attention_combine_parts(const xlstm_attention_c
 /* ---- the layers around the mLSTM
  *
  * A tensor is rows of contiguous features; stride is from row to row, in elements. "->" rounds to a dtype: mixed dtypes
- * promote as torch's do, and each product is rounded as torch rounds it. Sums are wide. Gradients take roundings for
- * the identity, and have the dtypes of what they are gradients of. */
+ * promote as in torch, and each product is rounded as in torch. Sums are wide. Gradients treat roundings as the
+ * identity, and have the dtypes of their tensors. */
 typedef struct xlstm_rows {
   void* data;
   xlstm_dtype dtype;
   int64_t stride;
 } xlstm_rows;
 
-/* x' = x + residual, also written to sum; each head of x' by itself:
+/* x' = x + residual, also written to sum; then for each head of x':
  *   n = x' / sqrt(mean x'^2 + eps), or centred (x' - mean) / sqrt(var + eps) -> x's dtype
  *   z = n weight -> , + bias -> ;    y = sigmoid(gate) -> z ->  */
 typedef struct xlstm_norm {
@@ -254,7 +258,7 @@ typedef struct xlstm_norm {
   double eps;
   int32_t centred;
   xlstm_rows x;
-  xlstm_rows residual;     /* data NULL: none. With it, sum is wanted */
+  xlstm_rows residual;     /* data NULL: none. With a residual, sum is an output */
   xlstm_rows weight, bias; /* one row of heads * features; data NULL: none */
   xlstm_rows gate;         /* data NULL: none */
 } xlstm_norm;
@@ -268,7 +272,7 @@ typedef struct xlstm_norm_forward {
 typedef struct xlstm_norm_backward {
   xlstm_norm in; /* without residual: x is x' */
   xlstm_rows dy;
-  xlstm_rows dsum; /* what flows to x' from elsewhere, or data NULL */
+  xlstm_rows dsum; /* the gradient of x' from its other uses, or data NULL */
   xlstm_rows dx;
   xlstm_rows dgate;          /* with gate */
   xlstm_rows dweight, dbias; /* data NULL: not wanted */
@@ -291,8 +295,8 @@ typedef struct xlstm_swiglu {
   xlstm_rows dy, dgate, dup; /* backward */
 } xlstm_swiglu;
 
-/* loss = log sum_c e^(y_c) - y_target, of y = cap tanh(logits / cap); 0 where target is ignore_index.
- * Backward: dlogits = dloss dloss/dlogits, which may be in the memory of logits. */
+/* loss = log sum_c e^(y_c) - y_target with y = cap tanh(logits / cap); 0 where target is ignore_index.
+ * Backward: dlogits = dloss dloss/dlogits, which may overwrite logits. */
 typedef struct xlstm_cross_entropy {
   int64_t rows, classes;
   double cap; /* 0: none */
@@ -318,8 +322,8 @@ XLSTM_API xlstm_status xlstm_swiglu_backward_pass(const xlstm_swiglu*, const xls
 XLSTM_API xlstm_status xlstm_cross_entropy_forward_pass(const xlstm_cross_entropy*, const xlstm_runtime*);
 XLSTM_API xlstm_status xlstm_cross_entropy_backward_pass(const xlstm_cross_entropy*, const xlstm_runtime*);
 
-/* On a GPU dtypes are float, bfloat16 and float16, and a target out of range has a loss of NaN, where the CPU has an
- * error. */
+/* The layer calls on a GPU. Dtypes are float, bfloat16 and float16. A target out of range has a loss of NaN, where the
+ * CPU call returns an error. */
 XLSTM_API size_t xlstm_gpu_norm_backward_workspace(const xlstm_norm_backward*);
 
 XLSTM_API xlstm_status xlstm_gpu_norm_forward_pass(const xlstm_norm_forward*, const xlstm_gpu*);
@@ -331,13 +335,15 @@ XLSTM_API xlstm_status xlstm_gpu_swiglu_backward_pass(const xlstm_swiglu*, const
 XLSTM_API xlstm_status xlstm_gpu_cross_entropy_forward_pass(const xlstm_cross_entropy*, const xlstm_gpu*);
 XLSTM_API xlstm_status xlstm_gpu_cross_entropy_backward_pass(const xlstm_cross_entropy*, const xlstm_gpu*);
 
-/* ---- one token through a whole xLSTM
+/* ---- the decode engine: one token through an xLSTM
  *
- * B rows, each of which reads one token, through blocks of norm, mLSTM, norm, feed-forward, then norm and head:
+ * Each of B rows reads one token, through blocks of norm, mLSTM, norm, feed-forward, then norm and head:
  *
- *   y = norm(x)                 q, k, v, o, i, f = W y      i, f = cap tanh(. / cap)      h = the mLSTM's step, in
- * place x += W_out (sigmoid(o) head_norm(h))                    x += W_down (silu(W_gate y) W_up y),  y = norm(x) out =
- * cap tanh(W_head norm(x) / cap), or norm(x) where there is no head
+ *   y = norm(x)       q, k, v, o, i, f = W y       i, f = cap tanh(. / cap)
+ *   h = the mLSTM's step, which updates the states in place
+ *   x += W_out (sigmoid(o) head_norm(h))
+ *   x += W_down (silu(W_gate y) W_up y) with y = norm(x)
+ *   out = cap tanh(W_head norm(x) / cap), or norm(x) without a head
  *
  * Everything but the weights is float, and a row's result does not depend on the other rows. */
 
@@ -347,11 +353,11 @@ typedef struct xlstm_vector {
   xlstm_dtype dtype;
 } xlstm_vector;
 
-/* A weight (rows, columns): a row makes one feature out of `columns` of them.
- * bits 0: values of `dtype`. bits 8 or 4: row r, column c is scale[r][g] q + offset[r][g], g = c / group_size, where q
- * is a signed byte or a nibble from 0 to 15; without offsets q 0, or nibble 8, is zero. Of 32 nibbles that follow each
- * other, those of the columns 0 to 15 are the low halves of 16 bytes, those of 16 to 31 the high ones. A row of q is as
- * long as its groups, the last of which is filled up. */
+/* A weight (rows, columns): each row computes one output feature from `columns` input features.
+ * bits 0: values of `dtype`. bits 8 or 4 (quantised): row r, column c is scale[r][g] q + offset[r][g], g = c /
+ * group_size, where q is a signed byte or a nibble from 0 to 15; without offsets a byte of 0 or a nibble of 8 is zero.
+ * Every 32 consecutive nibbles are packed into 16 bytes: columns 0 to 15 are the low halves, columns 16 to 31 the high
+ * halves. A row of q is padded to full groups. */
 typedef struct xlstm_linear {
   int64_t rows, columns;
   int32_t bits;
@@ -359,7 +365,7 @@ typedef struct xlstm_linear {
   xlstm_dtype dtype;   /* of the values, or of scales and offsets */
   const void* data;    /* NULL: absent, for a head */
   const void* scales;  /* (rows, groups) */
-  const void* offsets; /* likewise, or NULL */
+  const void* offsets; /* (rows, groups), or NULL */
   xlstm_vector bias;   /* (rows) */
 } xlstm_linear;
 
@@ -376,7 +382,7 @@ typedef struct xlstm_decode_block {
 typedef struct xlstm_decode {
   int64_t batch, dim, heads, dqk, dhv, ffn, vocab, blocks;
   const int64_t* tokens;  /* (B) */
-  const uint8_t* keep;    /* (B) 0 for a row whose states stay as they are, or NULL */
+  const uint8_t* keep;    /* (B) 0 for a row whose states do not change, or NULL */
   xlstm_vector embedding; /* (vocab, dim) */
   const xlstm_decode_block* block;
   xlstm_decode_norm out_norm; /* weight.data NULL: none */
@@ -391,32 +397,32 @@ typedef struct xlstm_decode {
 XLSTM_API size_t xlstm_decode_workspace(const xlstm_decode*, int32_t threads);
 XLSTM_API xlstm_status xlstm_decode_step(const xlstm_decode*, const xlstm_runtime*);
 
-/* On a GPU: everything but the structs themselves lies in the memory of the current device. A row
- * whose token is not one of the vocabulary gives NaN: nothing is read here, so nothing can be refused. */
+/* The decode calls on a GPU. Everything but the structs themselves lies in the memory of the current device. A row
+ * whose token is not in the vocabulary results in NaN: the host does not read tokens, so it cannot refuse them. */
 XLSTM_API size_t xlstm_gpu_decode_workspace(const xlstm_decode*);
 XLSTM_API xlstm_status xlstm_gpu_decode_step(const xlstm_decode*, const xlstm_gpu*);
 
-/* ---- the next token
+/* ---- sampling the next token
  *
- * Each row's logits to a token, by the rules of csrc/engine/sampling/sampling.h: the same on every device, for any
- * batch. A row that holds NaN, or where there is nothing to draw from, gives -1. All that a step has to remember lies
- * in memory that it reads and writes, so that a captured call can be replayed. */
+ * Samples a token from each row's logits, by the rules of csrc/engine/sampling/sampling.h: the same token on every
+ * device and in any batch. A row that holds NaN, or in which no token can be sampled, results in -1. The call reads and
+ * writes all its state (numbers, seen, going, tokens) in memory, so that a captured call can be replayed. */
 typedef struct xlstm_draw {
   int64_t batch, vocab;      /* at most 2^22 */
   const float* logits;       /* (B, V) */
-  double temperature;        /* 0: the likeliest, the first of those that tie */
+  double temperature;        /* 0: greedy, the most likely token; of equals the first */
   int64_t top_k;             /* 0: all */
   double top_p;              /* 1: all */
-  double repetition_penalty; /* of what was seen: positive logits are divided by it, others multiplied; 1: none */
-  const int64_t* seeds;      /* (B), or NULL at temperature 0, as for the two below */
-  int64_t* numbers;          /* (B) of the draw that is made now, from 0; counted up */
-  int64_t* weights;          /* (B, V) what each token was drawn by, as integers, or NULL: not asked for */
+  double repetition_penalty; /* of seen tokens: positive logits are divided by it, others multiplied; 1: none */
+  const int64_t* seeds;      /* (B), or NULL at temperature 0 */
+  int64_t* numbers;          /* (B) the number of this draw, from 0, which the call increments; NULL at temperature 0 */
+  int64_t* weights;          /* (B, V) the integer sampling weight of each token; NULL: not wanted, or temperature 0 */
   uint8_t* seen;             /* (B, V) with a penalty, else NULL */
-  uint8_t* going;      /* (B) 0: the row is over, and gets `pad`; set to 0 by a token of `ends`. NULL: none ends */
+  uint8_t* going;      /* (B) 0: the row has ended and gets `pad`; a token of `ends` sets it to 0. NULL: no row ends */
   const int64_t* ends; /* (ends_count), at most 64, with going */
   int64_t ends_count;
   int64_t pad;
-  int64_t* tokens; /* (B) what was read last, which a penalty then counts (-1: nothing); then what is drawn */
+  int64_t* tokens; /* (B) in: the last token read, which a penalty counts as seen (-1: none); out: the sampled token */
 } xlstm_draw;
 
 XLSTM_API xlstm_status xlstm_draw_tokens(const xlstm_draw*, const xlstm_runtime*);

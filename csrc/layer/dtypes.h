@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which dtype the layers' results have, and where they round on the way: as torch promotes. Always inline, for the CPU
-// kernels of several instruction sets.
+// The dtypes of the layers' results and of their intermediate roundings, which follow torch's type promotion. Always
+// inline, because CPU kernels are compiled for several instruction sets.
 #pragma once
 
 #include "base/host_device.h"
@@ -26,7 +26,7 @@ struct NormDtypes {
   return d;
 }
 
-// Whether sums are double: some tensor is.
+// Whether sums are double: they are if some tensor is.
 [[gnu::always_inline]] inline bool is_double(const xlstm_norm& in) { return dtypes_of(in).y == XLSTM_FLOAT64; }
 
 [[gnu::always_inline]] XLSTM_HOST_DEVICE inline int64_t class_of(const xlstm_cross_entropy& p, int64_t row) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pybind11 module _native: what needs no torch. Build facts, the CPU, known GPUs, the catalogue, launch plans; how
-// kernels lie on a family is shapes.cpp's.
+// The pybind11 module _native, which needs no torch: build information, the CPU, known GPUs, the catalogue, launch
+// plans. The shapes of kernels on a family are in shapes.cpp.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -60,7 +60,7 @@ py::dict build_facts() {
 
 py::dict cpu_features() {
   py::dict d;
-#define XLSTM_RUNS(name) d[#name] = isa_runs_here(Isa::name);
+#define XLSTM_RUNS(name) d[#name] = isa_is_supported(Isa::name);
   XLSTM_FOR_EACH_ISA(XLSTM_RUNS)
 #undef XLSTM_RUNS
   return d;
@@ -218,44 +218,45 @@ py::dict plan_mlstm_gpu(const py::object& device, int64_t sequences, int64_t hea
 }
 
 py::dict plan_attention_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k, int64_t queries,
-                            int64_t keys, int64_t dqk, int64_t dv, int element_bytes, bool bent, int64_t block_size,
-                            int64_t splits, bool panels) {
+                            int64_t keys, int64_t dqk, int64_t dv, int element_bytes, bool has_score_mod,
+                            int64_t block_size, int64_t splits, bool panels) {
   check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
   const gpu::attention::AttentionForwardPlan p = gpu::attention::plan_attention_forward(
-      {batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, bent, panels}, block_size, splits,
+      {batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, has_score_mod, panels}, block_size, splits,
       chip_of(device));
   py::dict d;
   d["schedule"] = p.hopper ? "hopper" : "common";
   d["head_dims"] = py::make_tuple(p.head.dqk, p.head.dv);
   d["full"] = p.has_score_mod;
-  const gpu::attention::HopperAttentionShape own = gpu::attention::forward_hopper_shape(p.head.dqk);
+  const gpu::attention::HopperAttentionShape smem = gpu::attention::forward_hopper_shape(p.head.dqk);
   const int64_t blocks = (queries + gpu::attention::kHopperOwned - 1) / gpu::attention::kHopperOwned;
-  d["keys"] = p.hopper ? own.tile : p.shape.keys;
+  d["keys"] = p.hopper ? smem.tile : p.shape.keys;
   d["rows"] = p.hopper ? gpu::attention::kHopperOwned : p.shape.rows;
   d["threads"] = p.hopper ? gpu::attention::kHopperAttentionThreads : p.shape.threads;
-  d["lds_bytes"] = p.hopper ? own.lds_bytes() : p.shape.lds_bytes;
+  d["lds_bytes"] = p.hopper ? smem.lds_bytes() : p.shape.lds_bytes;
   d["blocks"] = p.hopper ? blocks : p.blocks;
   d["splits"] = p.splits;
   d["grid"] = p.hopper ? batch * heads_q * blocks : p.grid;
   return d;
 }
-// Of its backward pass: the blocks that own keys, for dk and dv, and those that own queries, for dq.
+// The plan of attention's backward pass: the blocks that own keys, for dk and dv, and those that own queries, for dq.
 py::dict plan_attention_backward_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k,
                                      int64_t queries, int64_t keys, int64_t dqk, int64_t dv, int element_bytes,
-                                     bool bent, int64_t parts, bool common_schedule, bool panels) {
+                                     bool has_score_mod, int64_t parts, bool common_schedule, bool panels) {
   check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
-  const gpu::attention::AttentionBackwardPlan p = gpu::attention::plan_attention_backward(
-      {batch, heads_q, heads_k, queries, keys, 0, dqk, dv, false, element_bytes, bent, panels, parts, common_schedule},
-      chip_of(device));
+  const gpu::attention::AttentionBackwardPlan p =
+      gpu::attention::plan_attention_backward({batch, heads_q, heads_k, queries, keys, 0, dqk, dv, false, element_bytes,
+                                               has_score_mod, panels, parts, common_schedule},
+                                              chip_of(device));
   const auto side = [&](bool of_keys) {
-    const gpu::attention::HopperAttentionShape own = gpu::attention::backward_hopper_shape(p.dqk, of_keys);
+    const gpu::attention::HopperAttentionShape smem = gpu::attention::backward_hopper_shape(p.dqk, of_keys);
     const gpu::attention::BackwardShape& shape = of_keys ? p.of_keys : p.of_queries;
     const int owned = p.hopper ? gpu::attention::kHopperOwned : shape.owned;
     py::dict d;
     d["owned"] = owned;
-    d["tile"] = p.hopper ? own.tile : shape.tile;
+    d["tile"] = p.hopper ? smem.tile : shape.tile;
     d["threads"] = p.hopper ? gpu::attention::kHopperAttentionThreads : shape.threads;
-    d["lds_bytes"] = p.hopper ? own.lds_bytes() : shape.lds_bytes;
+    d["lds_bytes"] = p.hopper ? smem.lds_bytes() : shape.lds_bytes;
     d["grid"] = batch * (of_keys ? heads_k * p.parts : heads_q) * ceil_div(of_keys ? keys : queries, owned);
     return d;
   };
@@ -268,7 +269,7 @@ py::dict plan_attention_backward_gpu(const py::object& device, int64_t batch, in
   d["of_queries"] = side(false);
   return d;
 }
-// The same for few rows, whose kernel has waves along the keys.
+// The plan of attention for few queries, whose kernel has waves along the keys.
 py::dict plan_decode_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k, int64_t queries,
                          int64_t keys, int64_t dqk, int64_t dv, int element_bytes, int64_t splits) {
   check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
@@ -286,13 +287,13 @@ py::dict plan_decode_gpu(const py::object& device, int64_t batch, int64_t heads_
   d["grid"] = p.grid;
   return d;
 }
-// rows: of a key head. compute_units, arch: of the device at hand, or of a known one. own_schedule: whether Hopper may
-// have its own.
+// The plan of MLA decode. rows: of a key head. compute_units, arch: of the present device, or of a known one.
+// allow_hopper: whether Hopper's schedule may be chosen.
 py::dict plan_mla_gpu(const std::string& arch, int32_t compute_units, int32_t lds_bytes, int64_t batch, int64_t heads_k,
-                      int64_t rows, int64_t keys, int64_t dqk, int64_t splits, bool own_schedule) {
+                      int64_t rows, int64_t keys, int64_t dqk, int64_t splits, bool allow_hopper) {
   check_positive({{"compute_units", compute_units}, {"batch", batch}, {"heads_k", heads_k}, {"rows", rows}});
   gpu::Chip chip = gpu::chip_of({"", arch.c_str(), compute_units, 0, lds_bytes, 0, 0, 0});
-  chip.hopper = chip.hopper && own_schedule;
+  chip.hopper = chip.hopper && allow_hopper;
   const gpu::attention::MlaPlan p =
       gpu::attention::plan_mla({batch, rows * heads_k, heads_k, 1, keys, dqk, 512, 2, false}, splits, chip);
   py::dict d;
@@ -306,8 +307,8 @@ py::dict plan_mla_gpu(const std::string& arch, int32_t compute_units, int32_t ld
   d["grid"] = p.grid;
   return d;
 }
-// What each block of a forward call has: key head, part of the keys, rows.
-py::list attention_places(int64_t heads, int64_t splits, int64_t row_blocks) {
+// The coordinates of each block of a forward call: key head, part of the keys, block of rows.
+py::list attention_coords(int64_t heads, int64_t splits, int64_t row_blocks) {
   py::list all;
   for (int64_t block = 0; block < heads * splits * row_blocks; ++block) {
     const gpu::attention::ForwardCoord at = gpu::attention::forward_coord(block, heads, splits, row_blocks);
@@ -357,7 +358,7 @@ PYBIND11_MODULE(_native, m) {
         py::arg("heads_k"), py::arg("rows"), py::arg("keys"), py::arg("dqk") = 576, py::arg("splits") = 0,
         py::arg("own_schedule") = true,
         "How MLA decoding is cut up on a GPU; rows: queries of all heads of a key head.");
-  m.def("attention_places", attention_places, py::arg("heads"), py::arg("splits"), py::arg("row_blocks"),
+  m.def("attention_places", attention_coords, py::arg("heads"), py::arg("splits"), py::arg("row_blocks"),
         "(key head, part of the keys, block of rows) of each block of a forward call on a GPU, in their order.");
   add_shapes(m);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How GPU kernels lie on each family: what tests hold code objects and plans to.
+// The shapes of GPU kernels on each family, which tests compare with code objects and plans.
 #include "native/shapes.h"
 
 #include <pybind11/stl.h>
@@ -24,10 +24,10 @@ gpu::Family family_of(const std::string& name) {
   throw std::invalid_argument("family: expected cdna, rdna or nvidia, got " + name);
 }
 
-// How kernels of attention lie on a family: attend<element, dqk, dv, ...> (write_weights<element, dqk, dv> too),
+// The shapes of attention's kernels: attend<element, dqk, dv, ...> (and write_weights<element, dqk, dv>),
 // decode<element, dqk, dv, ...>, mla<element, rows, features, ahead>, attention_gradients<element, dqk, dv, ...,
-// of_keys>. None where the family has no such kernel. keys, tile: of a tile that a block walks along. blocks: that
-// plans and bounds on registers count on for a multiprocessor.
+// of_keys>. None where the family has no such kernel. keys, tile: tokens of a tile of the mainloop. blocks: the blocks
+// per multiprocessor that plans and launch bounds assume.
 py::dict attend_shape(const std::string& family, int element_bytes, int dqk, int dv) {
   const gpu::attention::ForwardShape s = gpu::attention::forward_shape(family_of(family), element_bytes, {dqk, dv});
   py::dict d;
@@ -72,7 +72,7 @@ py::dict attention_gradients_shape(const std::string& family, int element_bytes,
   return d;
 }
 
-// Of gemm_mma_kernel<weights, batch, rows> for rows of so many columns; None where the family has no such kernel.
+// LDS of gemm_mma_kernel<weights, batch, rows> for rows of `columns` columns; None where the family has no such kernel.
 py::object gemm_mma_lds_bytes(const std::string& family, int bits, bool converted, int batch, int rows, int columns) {
   const gpu::Family f = family_of(family);
   if (!gpu::engine::has_gemm_mma(f, batch, converted) || !gpu::engine::has_gemm_mma_rows(f, batch, rows, bits < 16))
@@ -80,7 +80,7 @@ py::object gemm_mma_lds_bytes(const std::string& family, int bits, bool converte
   return py::int_(gpu::engine::gemm_mma_lds_bytes(f, bits, batch, rows, columns, gpu::engine::kMinLds[int(f)]));
 }
 
-// Of walk<element, rows, chunk>; None where the family has no such kernel.
+// The shape of chunk_walk<element, rows, chunk>; None where the family has no such kernel.
 py::object walk_shape(const std::string& family, int element_bytes, int rows, int chunk) {
   const gpu::Family f = family_of(family);
   if (!gpu::mlstm::has_walk(f, element_bytes, rows, chunk)) return py::none();

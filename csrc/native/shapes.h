@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of _native that knows kernels' shapes.
+// The part of _native that exports kernels' shapes.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tile algebra on a CPU. One product does all the work:
+// Tile algebra on a CPU. All matrix products are one register-tiled product:
 //
 //   acc (rows x NR) += sum_k  a[k][row] * b[k][NR]        NR = kVectors vectors
 //
 // Both operands run along k: a row of b is NR contiguous elements, and the rows of a are contiguous at each k, so that
-// one pointer walks each. Matrices are therefore kept in panels:
+// each operand needs one pointer. Matrices are therefore packed into panels:
 //   column panels  (K, NR) blocks, one after the other: the right operand, and the state
-//   token panels   the same with tokens across and features down: a transposed matrix, which serves as the left operand
-//                  of one product and the right operand of another
-// K counts elements: Op::kPack values each (arch/cpu/vector.h).
+//   token panels   such blocks with tokens across and features down: a transposed matrix, the left operand of one
+//                  product and the right operand of another
+// K counts elements of Op::kPack values (arch/cpu/vector.h).
 #pragma once
 
 #include "arch/cpu/vector.h"
 
-// Out of line, a tile would go through memory at every call. The second one is for lambdas.
+// Out of line, a tile would go through memory at every call. XLSTM_INLINED is the form for lambdas.
 #define XLSTM_ALWAYS_INLINE __attribute__((always_inline)) inline
 #define XLSTM_INLINED __attribute__((always_inline))
 #define XLSTM_UNROLL _Pragma("GCC unroll 8")
@@ -38,13 +38,13 @@ constexpr int64_t packed(int64_t values) {  // elements
   return (values + Op::kPack - 1) / Op::kPack;
 }
 
-// Its methods are unrolled to the last row, so that accumulators are registers and not an array.
+// A tile of accumulators. Its methods are fully unrolled, so that the accumulators are registers and not an array.
 template <class T, int R, int V>
 struct Tile {
   static constexpr int kTileRows = R;
   Vec<T> acc[R][V];
 
-  // f(row, vector, its place in rows of memory that are ld apart) for each.
+  // Calls f(row, vector, offset in memory whose rows are ld apart) for each vector of accumulators.
   template <class F>
   XLSTM_ALWAYS_INLINE static void each(int64_t ld, F&& f) {
     XLSTM_UNROLL for (int r = 0; r < R; ++r) XLSTM_UNROLL for (int v = 0; v < V; ++v) f(r, v, r * ld + v * kLanes<T>);
@@ -75,14 +75,14 @@ struct Tile {
   XLSTM_ALWAYS_INLINE void scale_by(const T* p) {
     each(NR<T>, [&](int r, int v, int64_t at) XLSTM_INLINED { acc[r][v] *= load(p + at); });
   }
-  // The other way: scales what lies at p.
+  // Scales the values at p by the tile.
   XLSTM_ALWAYS_INLINE void scale(T* p, int64_t ld) const {
     each(ld, [&](int r, int v, int64_t at) XLSTM_INLINED { store(p + at, load(p + at) * acc[r][v]); });
   }
   XLSTM_ALWAYS_INLINE void store_to(T* p, int64_t ld = NR<T>) const {
     each(ld, [&](int r, int v, int64_t at) XLSTM_INLINED { store(p + at, acc[r][v]); });
   }
-  // The rows as elements along k, kPack rows to one, ld apart: for use as an operand.
+  // Stores the rows as elements along k, kPack rows per element, ld apart: for use as an operand.
   template <class Op>
   XLSTM_ALWAYS_INLINE void store_packed(T* p, int64_t ld = NR<T>) const {
     XLSTM_UNROLL for (int r = 0; r < R; r += Op::kPack) XLSTM_UNROLL for (int v = 0; v < V; ++v) {
@@ -90,17 +90,17 @@ struct Tile {
       store(p + r / Op::kPack * ld + v * kLanes<T>, Op::pack(acc[r][v], second));
     }
   }
-  // What store_packed rounds away.
+  // Replaces the tile by the rounding error of store_packed.
   template <class Op>
-  XLSTM_ALWAYS_INLINE void keep_rest() {
+  XLSTM_ALWAYS_INLINE void keep_rounding_error() {
     each(0, [&](int r, int v, int64_t) XLSTM_INLINED {
-      Vec<T> rounded, same;
-      Op::unpack(Op::pack(acc[r][v], acc[r][v]), rounded, same);
+      Vec<T> rounded, unused;
+      Op::unpack(Op::pack(acc[r][v], acc[r][v]), rounded, unused);
       acc[r][v] -= rounded;
     });
   }
-  // The product of a: row r of step k at a[k * a_step + r], and b: step k at b[k * b_step].
-  // A long sum is taken in parts, so that its rounding errors grow with their length and not with its own.
+  // The product of a, row r of step k at a[k * a_step + r], and b, step k at b[k * b_step].
+  // A long sum is computed in parts, so that its rounding errors grow with the length of a part.
   template <class Op>
   XLSTM_ALWAYS_INLINE void product(const T* a, int64_t a_step, const T* b, int64_t steps, int64_t b_step = NR<T>) {
     product_part<Op>(a, a_step, 1, b, b_step, steps < kPart ? steps : kPart);
@@ -128,8 +128,8 @@ struct Tile {
   }
 };
 
-// Calls f(Tile<T, R, V>&) with R = rows <= kRows and V = the vectors that columns <= NR need: full panels take all of
-// them, a last panel with few columns one.
+// with_rows calls f(Tile<T, R, V>&) with R = rows <= kRows. with_tile chooses V too, for columns <= NR: kVectors, or
+// one vector for a last panel with few columns.
 template <class T, int V, class F>
 inline void with_rows(int64_t rows, F&& f) {
   switch (rows) {
@@ -152,39 +152,39 @@ inline void with_tile(int64_t rows, int64_t columns, F&& f) {
     with_rows<T, kVectors>(rows, f);
 }
 
-// A matrix of tokens by features in memory. Factors per token are not applied here but to the gate factors, so that
-// rows go in as they lie.
+// A matrix of tokens by features in memory. Factors per token are applied to the gate factors and not to the rows, so
+// that rows are packed as they lie.
 template <class T>
 struct Rows {
   const void* data = nullptr;
   xlstm_dtype dtype = XLSTM_FLOAT32;
   int64_t stride = 0, features = 0;
-  const int64_t* places = nullptr;  // where rows are not a stride apart (pages, heads that share keys): each row's own
+  const int64_t* offsets = nullptr;  // of each row, where rows are not a stride apart (pages, heads that share keys)
 
-  int64_t place(int64_t t) const { return places ? places[t] : t * stride; }
+  int64_t offset(int64_t t) const { return offsets ? offsets[t] : t * stride; }
 
-  // Asks for row t ahead of its use.
+  // Prefetches row t.
   void prefetch(int64_t t) const {
     const int64_t bytes = element_bytes(dtype);
-    const char* p = static_cast<const char*>(data) + place(t) * bytes;
+    const char* p = static_cast<const char*>(data) + offset(t) * bytes;
     for (int64_t j = 0; j < features * bytes; j += 64) __builtin_prefetch(p + j, 0, 2);
   }
 
-  // Features [from, from + n) of row t into to[0 .. n).
-  void read_part(int64_t t, int64_t from, int64_t n, T* to) const { load_row(to, data, dtype, place(t) + from, n); }
+  // Reads features [from, from + n) of row t into to[0 .. n).
+  void read_part(int64_t t, int64_t from, int64_t n, T* to) const { load_row(to, data, dtype, offset(t) + from, n); }
 
-  // Row t into to[0 .. features), then zeros to `end`.
+  // Reads row t into to[0 .. features), then writes zeros to `end`.
   void read(int64_t t, T* to, int64_t end = 0) const {
     read_part(t, 0, features, to);
     for (int64_t j = features; j < end; ++j) to[j] = 0;
   }
 
-  // Row t as elements along the features, then zeros to `end` elements: where it lies if it is that already, else in
-  // `to`. room holds kPack * end values.
+  // Returns row t as elements along the features, then zeros to `end` elements: a pointer to the row in memory if it
+  // has that form, else `to`. buffer holds kPack * end values.
   template <class Op>
-  const T* read_packed(int64_t t, T* to, int64_t end, T* room) const {
+  const T* read_packed(int64_t t, T* to, int64_t end, T* buffer) const {
     const int64_t bytes = element_bytes(dtype);
-    const char* row = static_cast<const char*>(data) + place(t) * bytes;
+    const char* row = static_cast<const char*>(data) + offset(t) * bytes;
     if (dtype == Op::kStored && features == Op::kPack * end) return reinterpret_cast<const T*>(row);
     if constexpr (Op::kPack == 1) {
       read(t, to, end);
@@ -192,8 +192,8 @@ struct Rows {
       if (dtype == Op::kStored) {
         memcpy(to, row, features * bytes);
       } else {
-        read(t, room);
-        store_row(to, Op::kStored, 0, room, features);
+        read(t, buffer);
+        store_row(to, Op::kStored, 0, buffer, features);
       }
       memset(reinterpret_cast<uint16_t*>(to) + features, 0, (Op::kPack * end - features) * 2);
     }
@@ -201,7 +201,7 @@ struct Rows {
   }
 };
 
-// A square block of kLanes vectors, transposed in place by log2(kLanes) rounds of interleaving.
+// Transposes a square block of kLanes vectors in place by log2(kLanes) rounds of interleaving.
 template <class T>
 inline void transpose(Vec<T>* rows) {
   constexpr int n = kLanes<T>;
@@ -221,25 +221,25 @@ inline void transpose(Vec<T>* rows) {
   }
 }
 
-// Values that pack_* need as room for a matrix of this width.
+// The values of the buffer that pack_* need for a matrix of this width.
 template <class T>
-constexpr int64_t pack_room(int64_t width) {
+constexpr int64_t pack_buffer_size(int64_t width) {
   return (kLanes<T> + 2) * round_up(width, NR<T>);
 }
 
-// tokens [t0, t0 + n) of rows -> token panels (packed features, NR), zero beyond n.
+// Packs tokens [t0, t0 + n) of rows into token panels (packed features, NR), zero beyond n.
 template <class Op, class T>
-inline void pack_transposed(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* room) {
+inline void pack_transposed(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* buffer) {
   constexpr int lanes = kLanes<T>;
   const int64_t width = packed<Op>(rows.features), ld = round_up(width, lanes);
   for (int64_t t = 0; t < padded<T>(n); t += lanes) {
     const T* row[lanes];
     for (int r = 0; r < lanes; ++r) {
-      row[r] = room + r * ld;
+      row[r] = buffer + r * ld;
       if (t + r < n)
-        row[r] = rows.template read_packed<Op>(t0 + t + r, room + r * ld, ld, room + lanes * ld);
+        row[r] = rows.template read_packed<Op>(t0 + t + r, buffer + r * ld, ld, buffer + lanes * ld);
       else
-        memset(room + r * ld, 0, ld * sizeof(T));
+        memset(buffer + r * ld, 0, ld * sizeof(T));
     }
     T* panel = to + t / NR<T> * width * NR<T> + t % NR<T>;
     for (int64_t d = 0; d < width; d += lanes) {
@@ -251,11 +251,11 @@ inline void pack_transposed(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T
   }
 }
 
-// tokens [t0, t0 + n), each times weight -> one row of ld values per element along the tokens.
+// Packs tokens [t0, t0 + n), each times its weight, into one row of ld values per element along the tokens.
 template <class Op, class T>
-inline void pack_weighted(const Rows<T>& rows, int64_t t0, int64_t n, const T* weight, T* to, int64_t ld, T* room) {
+inline void pack_weighted(const Rows<T>& rows, int64_t t0, int64_t n, const T* weight, T* to, int64_t ld, T* buffer) {
   for (int64_t t = 0; t < n; t += Op::kPack, to += ld) {
-    T *first = room, *second = room + ld;
+    T *first = buffer, *second = buffer + ld;
     rows.read(t0 + t, first, ld);
     if (Op::kPack == 2 && t + 1 < n)
       rows.read(t0 + t + 1, second, ld);
@@ -267,10 +267,10 @@ inline void pack_weighted(const Rows<T>& rows, int64_t t0, int64_t n, const T* w
   }
 }
 
-// tokens [t0, t0 + n) as elements along the tokens: of element k, features [j, j + kLanes) go to to(k, j), j running to
-// `full` with zeros beyond the features. Returns whether every value is finite.
+// Packs tokens [t0, t0 + n) as elements along the tokens: features [j, j + kLanes) of element k go to to(k, j), for j
+// up to `width`, with zeros beyond the features. Returns whether every value is finite.
 template <class Op, class T, class To>
-inline bool pack_along_tokens(const Rows<T>& rows, int64_t t0, int64_t n, int64_t full, T* room, To&& to) {
+inline bool pack_along_tokens(const Rows<T>& rows, int64_t t0, int64_t n, int64_t width, T* buffer, To&& to) {
   typename VectorOf<IntegerOf<T>>::type bad{};
   const auto put = [&](int64_t t, int64_t j, Vec<T> element) {
     Vec<T> x, y;
@@ -282,38 +282,39 @@ inline bool pack_along_tokens(const Rows<T>& rows, int64_t t0, int64_t n, int64_
     int64_t j = 0;
     if (rows.dtype == Op::kStored && t + Op::kPack <= n) {
       const int64_t bytes = sizeof(T) / Op::kPack;
-      const char* first = static_cast<const char*>(rows.data) + rows.place(t0 + t) * bytes;
-      const char* second = static_cast<const char*>(rows.data) + rows.place(t0 + t + Op::kPack - 1) * bytes;
+      const char* first = static_cast<const char*>(rows.data) + rows.offset(t0 + t) * bytes;
+      const char* second = static_cast<const char*>(rows.data) + rows.offset(t0 + t + Op::kPack - 1) * bytes;
       for (; j + kLanes<T> <= rows.features; j += kLanes<T>) put(t, j, Op::zip(first + j * bytes, second + j * bytes));
     }
-    if (j == full) continue;
-    T *first = room, *second = room + full;
+    if (j == width) continue;
+    T *first = buffer, *second = buffer + width;
     for (int64_t r = 0; r < Op::kPack; ++r) {
-      memset(room + r * full, 0, full * sizeof(T));
-      if (t + r < n) rows.read_part(t0 + t + r, j, rows.features - j, room + r * full + j);
+      memset(buffer + r * width, 0, width * sizeof(T));
+      if (t + r < n) rows.read_part(t0 + t + r, j, rows.features - j, buffer + r * width + j);
     }
-    for (; j < full; j += kLanes<T>) put(t, j, Op::pack(load(first + j), Op::kPack == 2 ? load(second + j) : Vec<T>{}));
+    for (; j < width; j += kLanes<T>)
+      put(t, j, Op::pack(load(first + j), Op::kPack == 2 ? load(second + j) : Vec<T>{}));
   }
   bool finite = true;
   for (int e = 0; e < kLanes<T>; ++e) finite = finite && !bad[e];
   return finite;
 }
 
-// tokens [t0, t0 + n) -> column panels (packed n, NR). Returns whether every value is finite.
+// Packs tokens [t0, t0 + n) into column panels (packed n, NR). Returns whether every value is finite.
 template <class Op, class T>
-inline bool pack_columns(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* room) {
+inline bool pack_columns(const Rows<T>& rows, int64_t t0, int64_t n, T* to, T* buffer) {
   const int64_t steps = packed<Op>(n);
-  return pack_along_tokens<Op>(rows, t0, n, padded<T>(rows.features), room,
+  return pack_along_tokens<Op>(rows, t0, n, padded<T>(rows.features), buffer,
                                [=](int64_t k, int64_t j) { return to + (j / NR<T> * steps + k) * NR<T> + j % NR<T>; });
 }
 
-// The same as one row of ld values per element.
+// Packs tokens [t0, t0 + n) into one row of ld values per element. Returns whether every value is finite.
 template <class Op, class T>
-inline bool pack_rows(const Rows<T>& rows, int64_t t0, int64_t n, T* to, int64_t ld, T* room) {
-  return pack_along_tokens<Op>(rows, t0, n, ld, room, [=](int64_t k, int64_t j) { return to + k * ld + j; });
+inline bool pack_rows(const Rows<T>& rows, int64_t t0, int64_t n, T* to, int64_t ld, T* buffer) {
+  return pack_along_tokens<Op>(rows, t0, n, ld, buffer, [=](int64_t k, int64_t j) { return to + k * ld + j; });
 }
 
-// The lanes' sum in double, by halves.
+// Sums the lanes in double, by halves.
 template <class T>
 inline double total(Vec<T> lanes) {
   double sums[kLanes<T>];
@@ -345,7 +346,7 @@ inline double dot(const T* a, const T* b, int64_t n) {
   return total<T>(lanes) + rest;
 }
 
-// The same with every product and sum in double.
+// A dot product with every product and sum in double.
 template <class T>
 inline double wide_dot(const T* __restrict a, const double* __restrict b, int64_t n) {
   constexpr int kWide = 2 * kLanes<double>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tasks of a CPU kernel, spread over workers.
+// The tasks of a CPU kernel, distributed over workers.
 #pragma once
 
 #include "arch/cpu/vector.h"
@@ -7,8 +7,8 @@
 
 namespace xlstm::XLSTM_ISA {
 
-// f(task, worker) for every task. Workers take the next one when they are free, so long and short sequences mix well;
-// no result depends on who computed it.
+// Calls f(task, worker) for every task. A worker takes the next task when it is free, which balances long and short
+// sequences. No result may depend on the worker that computed it.
 template <class F>
 inline void parallel_tasks(const Executor& executor, int64_t tasks, F&& f) {
   struct Shared {

@@ -116,12 +116,12 @@ xlstm_attention params_of(const Inputs& x, const Options& o) {
   return p;
 }
 
-// Contiguous, in x's shape but for the features. Tokens of no sequence are zero.
+// A contiguous tensor of x's shape but for the features. If packed it is zeroed, for tokens that belong to no sequence.
 Tensor like_tokens(const Tensor& x, int64_t features, bool packed) {
-  Tensor made = x.dim() == 4 ? new_tensor(x, {x.size(0), x.size(1), x.size(2), features}, x.scalar_type())
-                             : new_tensor(x, {x.size(0), x.size(1), features}, x.scalar_type());
-  if (packed) torch::stable::zero_(made);
-  return made;
+  Tensor result = x.dim() == 4 ? new_tensor(x, {x.size(0), x.size(1), x.size(2), features}, x.scalar_type())
+                               : new_tensor(x, {x.size(0), x.size(1), features}, x.scalar_type());
+  if (packed) torch::stable::zero_(result);
+  return result;
 }
 
 std::tuple<Tensor, Tensor, Tensor> forward(const Inputs& x, const Options& o, int64_t splits, bool lse_with_sink,
@@ -213,7 +213,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   return {dq, dk, dv, dsink};
 }
 
-// The tables of a rotary embedding, and where tokens go.
+// Sets the tables of a rotary embedding.
 void set_rotary(xlstm_attention_append& p, const OptionalTensor& cos, const OptionalTensor& sin, const Tensor& x) {
   if (!cos || !sin) return;
   for (const auto& [name, table] : {std::pair{"rotary_cos", &*cos}, std::pair{"rotary_sin", &*sin}}) {
@@ -302,7 +302,7 @@ std::tuple<Tensor, Tensor> attention_combine(const Tensor& out_partial, const Te
   return {out, lse};
 }
 
-// One function serves both devices: the C API's call is chosen by where the tensors lie.
+// One function serves both devices: the tensors' device decides which call of the C API runs.
 void implement(Library& m) {
   m.impl("attention_forward", TORCH_BOX(&attention_forward));
   m.impl("attention_forward_probs", TORCH_BOX(&attention_forward_probs));

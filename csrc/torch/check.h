@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between torch's tensors and the C API: views, checks, memory and threads. The ops' arguments were checked and worded
-// for people in checks.py; here is what keeps a direct call of torch.ops from reading outside a tensor.
+// The layer between torch's tensors and the C API: views, checks, memory and threads. checks.py checks the ops'
+// arguments with messages for users; the checks of this file keep a direct call of torch.ops from reading outside a
+// tensor.
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
@@ -23,7 +24,7 @@
 #include "torch/library.h"
 #include "xlstm_hip.h"
 
-// Only a torch with a GPU has it, and one library serves every torch.
+// Only a torch with a GPU has this function, and one library serves every torch.
 extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream) __attribute__((weak));
 
 namespace xlstm::torch_ops {
@@ -55,15 +56,15 @@ inline void check_shape(const char* name, const Tensor& x, std::initializer_list
   bool same = x.dim() == int64_t(shape.size());
   int64_t axis = 0;
   for (int64_t size : shape) same = same && x.size(axis++) == size;
-  if (same) return;  // before any text is made: a small call takes as long as its checks
+  if (same) return;  // before any text is built: the checks are most of a small call's time
   std::string expected, got;
   for (int64_t size : shape) expected.append(" ").append(std::to_string(size));
   for (int64_t j = 0; j < x.dim(); ++j) got.append(" ").append(std::to_string(x.size(j)));
   STD_TORCH_CHECK(false, name, ": expected shape (", expected, " ), got (", got, " )");
 }
 
-// A new tensor on q's device. On the CPU a large one is asked to lie on huge pages: the kernel writes it once, and in
-// pages of 4 KB the first touch costs more than the write (a quarter of the forward's time at 33 MB of output).
+// A new tensor on q's device. On the CPU a large tensor asks for huge pages: the kernel writes it once, and with pages
+// of 4 KB the first touch costs more than the write (a quarter of the forward's time at 33 MB of output).
 inline Tensor new_tensor(const Tensor& q, torch::headeronly::IntHeaderOnlyArrayRef shape, ScalarType dtype) {
   Tensor x = torch::stable::new_empty(q, shape, dtype);
 #if defined(MADV_HUGEPAGE)
@@ -81,7 +82,7 @@ inline void check_device(const char* name, const Tensor& x, const Tensor& q) {
                   ": expected a tensor on q's device");
 }
 
-// A tensor with a batch and a head axis, perhaps a token axis, and features at the end unless it is a gate.
+// The view of a tensor with axes batch, head, token (if any) and, unless it is a gate, contiguous features.
 inline xlstm_tensor view(const char* name, const Tensor& x, const Tensor& q, std::initializer_list<int64_t> shape,
                          bool features) {
   check_shape(name, x, shape);
@@ -95,7 +96,7 @@ inline xlstm_tensor view(const char* name, const Tensor& x, const Tensor& q, std
   return t;
 }
 
-// A contiguous tensor of the wide dtype: states and what belongs to them.
+// The data of a contiguous tensor of the wide dtype: states, their gradients, l.
 inline void* wide(const char* name, const Tensor& x, const Tensor& q, std::initializer_list<int64_t> shape) {
   check_shape(name, x, shape);
   check_device(name, x, q);
@@ -119,12 +120,13 @@ struct Call {
   xlstm_status (*gpu)(const Params*, const xlstm_gpu*);
 };
 
-// A call's workspace, which the call asks for itself: a tensor, so that it is torch's memory on the current stream.
+// A call's workspace, which the call allocates by this object: a tensor, so that it is torch's memory on the current
+// stream.
 struct Workspace {
   const Tensor& q;  // on the call's device
   Tensor block;
 
-  // The C API takes no exceptions: a failure is kept, and no block is the answer.
+  // No exception may pass through the C API: allocate stores it and returns NULL, and check rethrows it.
   std::exception_ptr error;
   static void* allocate(void* self, size_t bytes) {
     auto& workspace = *static_cast<Workspace*>(self);
@@ -142,7 +144,7 @@ struct Workspace {
   }
 };
 
-// On torch's threads, with workspace from torch.
+// Runs a call on torch's threads, with workspace from torch.
 template <class Params>
 void run_cpu(const Tensor& q, const Params& params, const Call<Params>& call) {
   Workspace workspace{q, {}, {}};
@@ -158,7 +160,7 @@ void run_cpu(const Tensor& q, const Params& params, const Call<Params>& call) {
   workspace.check(call.cpu(&params, &runtime));
 }
 
-// On torch's current stream of q's device.
+// Runs a call on torch's current stream of q's device.
 template <class Params>
 void run_gpu(const Tensor& q, const Params& params, const Call<Params>& call) {
   const int32_t device = int32_t(q.get_device_index());

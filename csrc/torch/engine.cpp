@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decode op: a model's tensors into params, the C API called. Weights are read where they lie, so a parameter that
-// changed in place, or moved, is the new one in the next call.
+// The decode and sampling ops: they turn a model's tensors into params and call the C API. Weights are read in the
+// model's memory, so that the next call sees a parameter that has changed in place or moved.
 #include <vector>
 
 #include "torch/check.h"
@@ -14,10 +14,11 @@ constexpr int64_t kOtherSlots = 1 + kSlotsOfNorm + kSlotsOfLinear;
 
 int64_t element_size(xlstm_dtype dtype) { return dtype == XLSTM_FLOAT32 ? 4 : 2; }
 
-// Takes tensors in the order of the slots: a norm is weight, bias; a linear layer weight or q, scales, offsets, bias; a
-// block its norms before the mLSTM, of the heads and before the feed-forward, then q, k, v, o, i, f, out, gate, up,
-// down; behind the blocks are the embedding, the last norm and the head. Where k, v and o are absent q holds them too,
-// and likewise i f's, gate up's.
+// Takes the model's tensors in the order of `places`, a list of indices into the tensors. A norm is weight, bias. A
+// linear layer is weight (or quantised weight), scales, offsets, bias. A block is its norms before the mLSTM, of the
+// heads and before the feed-forward, then q, k, v, o, i, f, out, gate, up, down. After the blocks come the embedding,
+// the last norm and the head. Where k, v and o are absent, q holds the fused projection of all four; likewise i holds i
+// and f, and gate holds gate and up.
 class Weights {
  public:
   Weights(const std::vector<Tensor>& tensors, const Tensor& places, const Tensor& tokens)
@@ -36,9 +37,9 @@ class Weights {
   int64_t blocks() const { return (count_ - kOtherSlots) / kSlotsOfBlock; }
 
   const Tensor* take() {
-    const int64_t place = *next_++;
-    if (place < 0) return nullptr;
-    const Tensor& x = tensors_[size_t(place)];
+    const int64_t index = *next_++;
+    if (index < 0) return nullptr;
+    const Tensor& x = tensors_[size_t(index)];
     check_device("weights", x, tokens_);
     STD_TORCH_CHECK(x.is_contiguous(), "weights: expected contiguous tensors");
     return &x;
@@ -58,7 +59,7 @@ class Weights {
     xlstm_linear w{};
     w.columns = columns;
     if (!data) {
-      ++next_;  // no bias either
+      ++next_;  // skips the bias, which is absent too
       return w;
     }
     STD_TORCH_CHECK(data->dim() == 2, name, ": expected a matrix");
@@ -68,9 +69,10 @@ class Weights {
       w.bits = data->scalar_type() == ScalarType::Char ? 8 : 4;
       STD_TORCH_CHECK(w.bits == 8 || data->scalar_type() == ScalarType::Byte, name, ": expected int8 or uint8");
       check_shape(name, *scales, {w.rows, scales->dim() == 2 ? scales->size(1) : 0});
-      const int64_t groups = scales->size(1), filled = data->size(1) * 8 / w.bits;
-      w.group_size = groups ? filled / groups : 0;
-      STD_TORCH_CHECK(groups && w.group_size * groups == filled && columns <= filled && columns > filled - w.group_size,
+      const int64_t groups = scales->size(1), padded_columns = data->size(1) * 8 / w.bits;
+      w.group_size = groups ? padded_columns / groups : 0;
+      STD_TORCH_CHECK(groups && w.group_size * groups == padded_columns && columns <= padded_columns &&
+                          columns > padded_columns - w.group_size,
                       name, ": expected the groups of ", columns, " columns, got ", groups, " of ", w.group_size);
       w.dtype = dtype_of(name, *scales);
       w.scales = scales->data_ptr();
@@ -96,31 +98,31 @@ class Weights {
 
 // Rows [begin, begin + rows) of w.
 xlstm_linear rows_of(const xlstm_linear& w, int64_t begin, int64_t rows) {
-  const auto moved = [](const void* p, int64_t bytes) { return p ? static_cast<const char*>(p) + bytes : nullptr; };
+  const auto advance = [](const void* p, int64_t bytes) { return p ? static_cast<const char*>(p) + bytes : nullptr; };
   xlstm_linear part = w;
   part.rows = rows;
   const int64_t groups = w.bits ? (w.columns + w.group_size - 1) / w.group_size : 0;
   const int64_t row_bytes = w.bits ? groups * w.group_size * w.bits / 8 : w.columns * element_size(w.dtype);
-  part.data = moved(w.data, begin * row_bytes);
-  part.scales = moved(w.scales, begin * groups * element_size(w.dtype));
-  part.offsets = moved(w.offsets, begin * groups * element_size(w.dtype));
-  part.bias.data = moved(w.bias.data, begin * element_size(w.bias.dtype));
+  part.data = advance(w.data, begin * row_bytes);
+  part.scales = advance(w.scales, begin * groups * element_size(w.dtype));
+  part.offsets = advance(w.offsets, begin * groups * element_size(w.dtype));
+  part.bias.data = advance(w.bias.data, begin * element_size(w.bias.dtype));
   return part;
 }
 
-// The first of `parts` holds all of them, where the others are absent.
+// Splits a fused linear layer: where all parts but the first are absent, the first holds the rows of all parts.
 void split(const char* name, std::initializer_list<xlstm_linear*> parts, std::initializer_list<int64_t> rows) {
-  const xlstm_linear whole = **parts.begin();
-  int64_t absent = 0, total = 0;
-  for (const xlstm_linear* w : parts) absent += !w->data;
-  if (!absent) return;
+  const xlstm_linear fused = **parts.begin();
+  int64_t missing = 0, total = 0;
+  for (const xlstm_linear* w : parts) missing += !w->data;
+  if (!missing) return;
   for (int64_t r : rows) total += r;
-  STD_TORCH_CHECK(absent == int64_t(parts.size()) - 1 && whole.data && whole.rows == total, name, ": expected ", total,
-                  " rows, got ", whole.rows);
+  STD_TORCH_CHECK(missing == int64_t(parts.size()) - 1 && fused.data && fused.rows == total, name, ": expected ", total,
+                  " rows, got ", fused.rows);
   int64_t begin = 0;
   const int64_t* count = rows.begin();
   for (xlstm_linear* w : parts) {
-    *w = rows_of(whole, begin, *count);
+    *w = rows_of(fused, begin, *count);
     begin += *count++;
   }
 }
@@ -156,9 +158,9 @@ void decode_step_(const Tensor& out, const Tensor& tokens, const OptionalTensor&
   STD_TORCH_CHECK(states[0].dim() == 4, "states: expected c of shape (B, NH, DHQK, DHHV)");
   p.dqk = states[0].size(2);
   p.dhv = states[0].size(3);
-  const int64_t place = static_cast<const int64_t*>(places.data_ptr())[places.numel() - kOtherSlots];
-  STD_TORCH_CHECK(place >= 0, "places: expected one of an embedding, got ", place);
-  const Tensor& embedding = tensors[size_t(place)];
+  const int64_t index = static_cast<const int64_t*>(places.data_ptr())[places.numel() - kOtherSlots];
+  STD_TORCH_CHECK(index >= 0, "places: expected one of an embedding, got ", index);
+  const Tensor& embedding = tensors[size_t(index)];
   STD_TORCH_CHECK(embedding.dim() == 2, "weights: expected an embedding (V, D)");
   p.vocab = embedding.size(0);
   p.dim = embedding.size(1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loss's ops: results allocated, or the logits' memory taken for their gradient, the C API called.
+// The loss's ops: they allocate results, or write the gradient into the logits' memory, and call the C API.
 #include <tuple>
 
 #include "torch/layer_rows.h"
@@ -60,7 +60,7 @@ void cross_entropy_gradient(const Tensor& dloss, const Tensor& logits, Loss& x, 
 Tensor cross_entropy_backward(const Tensor& dloss, const Tensor& logits, const Tensor& targets, const Tensor& exps,
                               std::optional<double> cap, int64_t ignore_index) {
   Loss x(logits, targets, cap, ignore_index);
-  Tensor dlogits = made(logits, logits.sizes(), x.p.logits.dtype, x.p.dlogits, x.p.classes);
+  Tensor dlogits = new_rows(logits, logits.sizes(), x.p.logits.dtype, x.p.dlogits, x.p.classes);
   cross_entropy_gradient(dloss, logits, x, exps);
   return dlogits;
 }
@@ -74,7 +74,7 @@ void cross_entropy_backward_(const Tensor& dloss, const Tensor& logits, const Te
   cross_entropy_gradient(dloss, logits, x, exps);
 }
 
-// One function serves both devices: the C API's call is chosen by where the tensors lie.
+// One function serves both devices: the tensors' device decides which call of the C API runs.
 void implement(Library& m) {
   m.impl("cross_entropy", TORCH_BOX(&cross_entropy));
   m.impl("cross_entropy_backward", TORCH_BOX(&cross_entropy_backward));

@@ -10,13 +10,13 @@ namespace {
 constexpr Call<xlstm_norm_forward> kNorm = {xlstm_norm_forward_pass, xlstm_gpu_norm_forward_pass};
 constexpr Call<xlstm_norm_backward> kNormBackward = {xlstm_norm_backward_pass, xlstm_gpu_norm_backward_pass};
 
-// What is not wanted: nothing.
-Tensor nothing(const Tensor& like) { return torch::stable::new_empty(like, {int64_t(0)}); }
+// The result for a gradient that is not requested.
+Tensor empty_tensor(const Tensor& like) { return torch::stable::new_empty(like, {int64_t(0)}); }
 
 struct NormInputs {
   const OptionalTensor &weight, &bias;
   double eps;
-  Tensor weight_held{}, bias_held{};
+  Tensor weight_storage{}, bias_storage{};
 
   xlstm_norm params(const Rows& x, int64_t heads, bool centred) {
     xlstm_norm p{};
@@ -26,8 +26,8 @@ struct NormInputs {
     p.eps = eps;
     p.centred = centred;
     p.x = x.rows;
-    p.weight = vector_of("weight", weight, x.tensor, x.features, weight_held);
-    p.bias = vector_of("bias", bias, x.tensor, x.features, bias_held);
+    p.weight = vector_of("weight", weight, x.tensor, x.features, weight_storage);
+    p.bias = vector_of("bias", bias, x.tensor, x.features, bias_storage);
     return p;
   }
 };
@@ -37,7 +37,7 @@ Tensor rms_norm(const Tensor& x, const OptionalTensor& weight, const OptionalTen
   NormInputs inputs{weight, bias, eps};
   xlstm_norm_forward p{};
   p.in = inputs.params(rows, 1, false);
-  Tensor y = made(x, x.sizes(), dtypes_of(p.in).y, p.y, rows.features);
+  Tensor y = new_rows(x, x.sizes(), dtypes_of(p.in).y, p.y, rows.features);
   if (x.numel() > 0) run(x, p, kNorm);
   return y;
 }
@@ -51,8 +51,8 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& y, const 
   p.in = inputs.params(rows, 1, false);
   p.in.residual = residual.rows;
   const NormDtypes dtypes = dtypes_of(p.in);
-  Tensor sum = made(x, x.sizes(), dtypes.sum, p.sum, rows.features);
-  Tensor normed = made(x, x.sizes(), dtypes.y, p.y, rows.features);
+  Tensor sum = new_rows(x, x.sizes(), dtypes.sum, p.sum, rows.features);
+  Tensor normed = new_rows(x, x.sizes(), dtypes.y, p.y, rows.features);
   if (x.numel() > 0) run(x, p, kNorm);
   return {sum, normed};
 }
@@ -72,7 +72,7 @@ Tensor head_norm_gate(const Tensor& h, const OptionalTensor& o, const OptionalTe
                     "o: expected shape (..., NH * DHHV) with h of shape (..., NH, DHHV)");
     p.in.gate = gate.rows;
   }
-  Tensor y = made(h, shape, dtypes_of(p.in).y, p.y, rows.features);
+  Tensor y = new_rows(h, shape, dtypes_of(p.in).y, p.y, rows.features);
   if (h.numel() > 0) run(h, p, kNorm);
   return y;
 }
@@ -93,17 +93,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_backward(const Tensor& dy, const
     dsum_rows = rows_of("dtotal", *dsum, like);
     p.dsum = dsum_rows.rows;
   }
-  Tensor dgate = nothing(like), dweight = nothing(like), dbias = nothing(like);
+  Tensor dgate = empty_tensor(like), dweight = empty_tensor(like), dbias = empty_tensor(like);
   if (o) {
     gate = rows_of("o", *o, like);
     STD_TORCH_CHECK(gate.features == x.features && o->numel() == like.numel(),
                     "o: expected shape (..., NH * DHHV) with h of shape (..., NH, DHHV)");
     p.in.gate = gate.rows;
-    dgate = made(like, o->sizes(), gate.rows.dtype, p.dgate, x.features);
+    dgate = new_rows(like, o->sizes(), gate.rows.dtype, p.dgate, x.features);
   }
-  Tensor dx = made(like, like.sizes(), x.rows.dtype, p.dx, x.features);
-  if (inputs.weight) dweight = made(like, {x.features}, p.in.weight.dtype, p.dweight, x.features);
-  if (inputs.bias) dbias = made(like, {x.features}, p.in.bias.dtype, p.dbias, x.features);
+  Tensor dx = new_rows(like, like.sizes(), x.rows.dtype, p.dx, x.features);
+  if (inputs.weight) dweight = new_rows(like, {x.features}, p.in.weight.dtype, p.dweight, x.features);
+  if (inputs.bias) dbias = new_rows(like, {x.features}, p.in.bias.dtype, p.dbias, x.features);
   if (like.numel() > 0) {
     run(like, p, kNormBackward);
   } else {
@@ -132,7 +132,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> head_norm_gate_backward(const Tensor&
   return norm_backward(dy, none, rows, h.size(h.dim() - 2), o, centred, {weight, bias, eps});
 }
 
-// One function serves both devices: the C API's call is chosen by where the tensors lie.
+// One function serves both devices: the tensors' device decides which call of the C API runs.
 void implement(Library& m) {
   m.impl("rms_norm", TORCH_BOX(&rms_norm));
   m.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));

@@ -12,7 +12,7 @@ constexpr Call<xlstm_soft_cap> kSoftCapBackward = {xlstm_soft_cap_backward_pass,
 constexpr Call<xlstm_swiglu> kSwiglu = {xlstm_swiglu_forward_pass, xlstm_gpu_swiglu_forward_pass};
 constexpr Call<xlstm_swiglu> kSwigluBackward = {xlstm_swiglu_backward_pass, xlstm_gpu_swiglu_backward_pass};
 
-// Dense tensors are one long row.
+// Sets rows and features; dense tensors become one long row.
 template <class Params>
 void set_extent(Params& p, const Tensor& x, int64_t features, std::initializer_list<const Rows*> inputs) {
   p.features = features;
@@ -28,7 +28,7 @@ Tensor soft_cap(const Tensor& x, double cap) {
   set_extent(p, x, rows.features, {&rows});
   p.cap = cap;
   p.x = rows.rows;
-  Tensor y = made(x, x.sizes(), p.x.dtype, p.y, rows.features);
+  Tensor y = new_rows(x, x.sizes(), p.x.dtype, p.y, rows.features);
   if (x.numel() > 0) run(x, p, kSoftCap);
   return y;
 }
@@ -41,12 +41,12 @@ Tensor soft_cap_backward(const Tensor& dy, const Tensor& x, double cap) {
   p.cap = cap;
   p.x = rows.rows;
   p.dy = dy_rows.rows;
-  Tensor dx = made(x, x.sizes(), p.x.dtype, p.dx, rows.features);
+  Tensor dx = new_rows(x, x.sizes(), p.x.dtype, p.dx, rows.features);
   if (x.numel() > 0) run(x, p, kSoftCapBackward);
   return dx;
 }
 
-// gate and up, of tensors of their own or of halves of one.
+// gate and up, from two tensors or from the halves of one.
 struct Halves {
   Rows gate, up;
   std::vector<int64_t> shape;
@@ -79,7 +79,7 @@ Tensor swiglu_of(const Halves& x) {
   xlstm_swiglu p{};
   p.gate = x.gate.rows;
   p.up = x.up.rows;
-  Tensor y = made(like, x.shape, promoted(p.gate.dtype, p.up.dtype), p.y, x.gate.features);
+  Tensor y = new_rows(like, x.shape, promoted(p.gate.dtype, p.up.dtype), p.y, x.gate.features);
   set_extent(p, y, x.gate.features, {&x.gate, &x.up});
   if (y.numel() > 0) run(like, p, kSwiglu);
   return y;
@@ -101,8 +101,8 @@ std::tuple<Tensor, Tensor> swiglu_backward(const Tensor& dy, const Tensor& gate,
   const Rows dy_rows = rows_of("dy", dy, gate);
   const Halves x(gate, up);
   xlstm_swiglu p = swiglu_backward_params(dy_rows, x);
-  Tensor dgate = made(gate, gate.sizes(), p.gate.dtype, p.dgate, x.gate.features);
-  Tensor dup = made(gate, gate.sizes(), p.up.dtype, p.dup, x.gate.features);
+  Tensor dgate = new_rows(gate, gate.sizes(), p.gate.dtype, p.dgate, x.gate.features);
+  Tensor dup = new_rows(gate, gate.sizes(), p.up.dtype, p.dup, x.gate.features);
   set_extent(p, dy, x.gate.features, {&dy_rows, &x.gate, &x.up});
   if (dy.numel() > 0) run(gate, p, kSwigluBackward);
   return {dgate, dup};
@@ -116,14 +116,14 @@ Tensor swiglu_fused_backward(const Tensor& dy, const Tensor& gate_and_up) {
   xlstm_swiglu p = swiglu_backward_params(dy_rows, x);
   p.features = x.gate.features;
   p.rows = p.features > 0 ? dy.numel() / p.features : 0;
-  Tensor dx = made(gate_and_up, gate_and_up.sizes(), p.gate.dtype, p.dgate, 2 * p.features);
+  Tensor dx = new_rows(gate_and_up, gate_and_up.sizes(), p.gate.dtype, p.dgate, 2 * p.features);
   p.dup = p.dgate;
   p.dup.data = Halves::second_half(p.dgate, p.features);
   if (dy.numel() > 0) run(gate_and_up, p, kSwigluBackward);
   return dx;
 }
 
-// One function serves both devices: the C API's call is chosen by where the tensors lie.
+// One function serves both devices: the tensors' device decides which call of the C API runs.
 void implement(Library& m) {
   m.impl("soft_cap", TORCH_BOX(&soft_cap));
   m.impl("soft_cap_backward", TORCH_BOX(&soft_cap_backward));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the layers' ops share: tensors as rows of features, and results as rows.
+// The shared functions of the layers' ops: tensors as rows of features, and results as rows.
 #pragma once
 
 #include "layer/dtypes.h"
@@ -20,7 +20,7 @@ inline ScalarType scalar_type_of(xlstm_dtype dtype) {
   }
 }
 
-// A tensor whose last `axes` axes are the features of a row; a copy where no single stride leads from row to row.
+// A tensor whose last `axes` axes are the features of a row; a contiguous copy where the rows have no single stride.
 struct __attribute__((visibility("hidden"))) Rows {  // as Tensor is
   Tensor tensor;
   xlstm_rows rows;
@@ -52,29 +52,30 @@ inline Rows rows_of(const char* name, const Tensor& x, const Tensor& like, int64
   check_device(name, x, like);
   int64_t features = 1, stride = 0;
   for (int64_t axis = x.dim() - axes; axis < x.dim(); ++axis) features *= x.size(axis);
-  const bool as_it_is = one_stride(x, axes, features, stride);
-  Tensor held = as_it_is ? x : torch::stable::contiguous(x);
-  if (!as_it_is) stride = features;
-  return {held, {held.data_ptr(), dtype_of(name, x), stride}, features};
+  const bool has_one_stride = one_stride(x, axes, features, stride);
+  Tensor storage = has_one_stride ? x : torch::stable::contiguous(x);
+  if (!has_one_stride) stride = features;
+  return {storage, {storage.data_ptr(), dtype_of(name, x), stride}, features};
 }
 
-// Rows as many as x has, all but the features alike.
+// Checks that two tensors have the same shape.
 inline void same_shape(const char* name, const Tensor& x, const char* other_name, const Tensor& other) {
   bool same = x.dim() == other.dim();
   for (int64_t axis = 0; same && axis < x.dim(); ++axis) same = x.size(axis) == other.size(axis);
   STD_TORCH_CHECK(same, name, ": expected ", other_name, "'s shape");
 }
 
-inline xlstm_rows vector_of(const char* name, const OptionalTensor& x, const Tensor& like, int64_t size, Tensor& held) {
+inline xlstm_rows vector_of(const char* name, const OptionalTensor& x, const Tensor& like, int64_t size,
+                            Tensor& storage) {
   if (!x) return {};
   check_shape(name, *x, {size});
   const Rows rows = rows_of(name, *x, like);
-  held = rows.tensor;
+  storage = rows.tensor;
   return rows.rows;
 }
 
-inline Tensor made(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef shape, xlstm_dtype dtype,
-                   xlstm_rows& rows, int64_t features) {
+inline Tensor new_rows(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef shape, xlstm_dtype dtype,
+                       xlstm_rows& rows, int64_t features) {
   Tensor x = new_tensor(like, shape, scalar_type_of(dtype));
   rows = {x.data_ptr(), dtype, features};
   return x;

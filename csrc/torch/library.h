@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Registers ops in a namespace that the library's file says: xlstm_hip for _xlstm_hip_ops.so, the package's own; else
-// the file's name up to its first dot, as Hugging Face's kernels ask for, so that versions can share a process. torch's
-// macros have the namespace written into the library.
+// Registers ops in a namespace that follows from the library's file name: xlstm_hip for the package's
+// _xlstm_hip_ops.so, else the file's name up to its first dot, as Hugging Face's kernels require, so that several
+// versions can be loaded in one process. torch's macros would fix the namespace at compile time.
 #pragma once
 
 #include <dlfcn.h>
@@ -28,8 +28,8 @@ inline const char* ops_namespace() {
 
 }  // namespace xlstm::torch_ops
 
-// XLSTM_OPS_DEF(m) { m.def(...); } and XLSTM_OPS_IMPL(CPU, m) { m.impl(...); }; the last one for every device that the
-// library has kernels for, by a function of m. ROCm's devices too are torch's "cuda".
+// XLSTM_OPS_DEF(m) { m.def(...); } and XLSTM_OPS_IMPL(CPU, m) { m.impl(...); }. XLSTM_OPS_IMPL_ON_DEVICES calls a
+// function of m for every device that the library has kernels for. ROCm's devices are torch's "cuda" as well.
 #define XLSTM_OPS_DEF(m) XLSTM_OPS_INIT(DEF, , m)
 #define XLSTM_OPS_IMPL(key, m) XLSTM_OPS_INIT(IMPL, key, m)
 #define XLSTM_OPS_INIT(kind, key, m)                                                                              \

@@ -11,7 +11,7 @@ constexpr Call<xlstm_mlstm_forward> kChunkwise = {xlstm_mlstm_chunkwise, xlstm_g
 constexpr Call<xlstm_mlstm_forward> kRecurrent = {xlstm_mlstm_recurrent, xlstm_gpu_mlstm_recurrent};
 constexpr Call<xlstm_mlstm_backward> kBackward = {xlstm_mlstm_backward_pass, xlstm_gpu_mlstm_backward_pass};
 
-// Shapes of one call, and results to go with them.
+// The sizes of one call, and results of these sizes.
 struct Shapes {
   int64_t batch, heads, length, dqk, dhv, sequences;
   bool bshd;
@@ -47,12 +47,13 @@ struct Inputs {
   const OptionalTensor &c, &n, &m, &cu_seqlens;
 };
 
-// How a call is cut up; 0 leaves it to the plan.
-struct Cut {
+// How a call is split into blocks and segments, the parameters that autotune tries; 0 lets the plan choose.
+struct Tuning {
   int64_t chunk_size, segments = 0, walk_chunk = 0, step_columns = 0;
 };
 
-xlstm_mlstm params_of(const Inputs& x, const Shapes& s, bool sigmoid_gate, bool normalize, double eps, const Cut& cut) {
+xlstm_mlstm params_of(const Inputs& x, const Shapes& s, bool sigmoid_gate, bool normalize, double eps,
+                      const Tuning& tuning) {
   xlstm_mlstm p{};
   p.batch = s.batch;
   p.heads = s.heads;
@@ -66,10 +67,10 @@ xlstm_mlstm params_of(const Inputs& x, const Shapes& s, bool sigmoid_gate, bool 
   p.normalize = normalize;
   p.normalizer_grad = 1;
   p.eps = eps;
-  p.chunk_size = cut.chunk_size;
-  p.segments = cut.segments;
-  p.walk_chunk = cut.walk_chunk;
-  p.step_columns = cut.step_columns;
+  p.chunk_size = tuning.chunk_size;
+  p.segments = tuning.segments;
+  p.walk_chunk = tuning.walk_chunk;
+  p.step_columns = tuning.step_columns;
   p.q = view("q", x.q, x.q, {s.batch, s.heads, s.length, s.dqk}, true);
   p.k = view("k", x.k, x.q, {s.batch, s.heads, s.length, s.dqk}, true);
   p.v = view("v", x.v, x.q, {s.batch, s.heads, s.length, s.dhv}, true);
@@ -84,11 +85,11 @@ xlstm_mlstm params_of(const Inputs& x, const Shapes& s, bool sigmoid_gate, bool 
 using HL = std::tuple<Tensor, Tensor>;
 using HLStates = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-HLStates forward(const Inputs& x, bool sigmoid_gate, bool normalize, double eps, const Cut& cut, bool bshd, bool states,
-                 bool recurrent) {
+HLStates forward(const Inputs& x, bool sigmoid_gate, bool normalize, double eps, const Tuning& tuning, bool bshd,
+                 bool states, bool recurrent) {
   const Shapes s = shapes_of(x.q, x.v, x.cu_seqlens, bshd);
   xlstm_mlstm_forward p{};
-  p.in = params_of(x, s, sigmoid_gate, normalize, eps, cut);
+  p.in = params_of(x, s, sigmoid_gate, normalize, eps, tuning);
   Tensor h = s.tokens(x.q, s.dhv, x.q.scalar_type());
   Tensor l = new_tensor(x.q, {s.batch, s.heads, s.length}, wide_dtype(x.q));
   p.h = view("h", h, x.q, {s.batch, s.heads, s.length, s.dhv}, true);
@@ -125,8 +126,8 @@ HLStates mlstm_sequence(const Tensor& q, const Tensor& k, const Tensor& v, const
                         const OptionalTensor& c, const OptionalTensor& n, const OptionalTensor& m,
                         const OptionalTensor& cu_seqlens, bool sigmoid_gate, bool normalize, double eps, bool bshd,
                         int64_t step_columns) {
-  // Token by token a float state takes up a rounding per token, and is moved through memory for each. On a CPU, more
-  // tokens than a chunk are chunks.
+  // Token by token, a float state takes a rounding per token and is moved through memory for each. So on a CPU
+  // sequences longer than a chunk run the chunkwise kernel.
   constexpr int64_t kChunk = 64;
   const bool recurrent = !q.is_cpu() || (q.dim() == 4 && q.size(2) <= kChunk);
   return forward({q, k, v, i, f, c, n, m, cu_seqlens}, sigmoid_gate, normalize, eps,
@@ -142,10 +143,10 @@ struct Cotangents {
 };
 
 GradsStates backward(const Inputs& x, const Cotangents& y, bool sigmoid_gate, bool normalize, bool normalizer_grad,
-                     double eps, const Cut& cut, bool bshd, bool states) {
+                     double eps, const Tuning& tuning, bool bshd, bool states) {
   const Shapes s = shapes_of(x.q, x.v, x.cu_seqlens, bshd);
   xlstm_mlstm_backward p{};
-  p.in = params_of(x, s, sigmoid_gate, normalize, eps, cut);
+  p.in = params_of(x, s, sigmoid_gate, normalize, eps, tuning);
   p.in.normalizer_grad = normalizer_grad;
   p.h = view("h", y.h, x.q, {s.batch, s.heads, s.length, s.dhv}, true);
   p.dh = view("dh", y.dh, x.q, {s.batch, s.heads, s.length, s.dhv}, true);
@@ -249,7 +250,7 @@ Tensor mlstm_step_(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
   return step_into(q, k, v, i, f, c, n, m, c, n, m, sigmoid_gate, normalize, eps, step_columns, gate_soft_cap);
 }
 
-// One function serves both devices: the C API's call is chosen by where the tensors lie.
+// One function serves both devices: the tensors' device decides which call of the C API runs.
 void implement(Library& m) {
   m.impl("mlstm_chunkwise", TORCH_BOX(&mlstm_chunkwise));
   m.impl("mlstm_chunkwise_states", TORCH_BOX(&mlstm_chunkwise_states));

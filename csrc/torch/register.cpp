@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every op's schema. Implementations stand in one file per family beside this one, fakes and autograd in ops.py.
+// Every op's schema. Implementations are in one file per family in this folder, fakes and autograd in Python.
 //
 // q, k (B, NH, S, DHQK)  v, h (B, NH, S, DHHV)  i, f, l (B, NH, S)  c (N, NH, DHQK, DHHV)  n (N, NH, DHQK)  m (N, NH,
-// 1) bshd: results with a token axis lie in memory as (B, S, NH, ...).
+// 1). bshd: results with a token axis lie in memory as (B, S, NH, ...).
 //
-// segments, walk_chunk, step_columns, row_panels, parts, common_schedule: how a call is cut up, as
-// csrc/include/xlstm_hip.h has it; 0 leaves it to the plan.
+// segments, walk_chunk, step_columns, row_panels, parts, common_schedule: how a call is split, as
+// csrc/include/xlstm_hip.h defines it; 0 lets the plan choose.
 //
 // Attention: q, out (B, S, HQ, D) or packed (T, HQ, D)  k, v (B, S, HK, D), packed, or pages (N, page, HK, D)  lse (B,
 // HQ, S) or (HQ, T)  index tensors int32. A window side below 0 has no end; causal is window_right = 0.
 //
 // Layers: x, y, gate, up, o (..., D)  h (..., NH, DHHV) with o and y (..., NH * DHHV)  logits (N, V), loss (N), exps
-// (N, 2). A gradient of what was not given is empty.
-// Decode: a token of each row, tokens (B), through a whole model. `places` says which of `weights` is what, and -1
-// where there is none: 46 numbers for each block, then 7, in the order of csrc/torch/engine.cpp. `states` are c, n, m
-// of each block. out (B, V), or (B, D) without a head. Caps of 0 are none.
-// Drawing: logits (B, V) float32, tokens, seeds and numbers (B) and ends int64, seen (B, V) and going (B) bool, weights
-// (B, V) int64.
+// (N, 2). The gradient of an absent argument is an empty tensor.
+//
+// Decode: one token of each row, tokens (B), through a model. `places` holds the index in `weights` of each of the
+// model's tensors, or -1 where it is absent: 46 numbers for each block, then 7, in the order of csrc/torch/engine.cpp.
+// `states` are c, n, m of each block. out (B, V), or (B, D) without a head. A cap of 0 means none.
+//
+// Sampling: logits (B, V) float32, tokens, seeds and numbers (B) and ends int64, seen (B, V) and going (B) bool,
+// weights (B, V) int64.
 #include "torch/library.h"
 
 XLSTM_OPS_DEF(m) {

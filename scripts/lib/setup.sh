@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-# Set-up shared by scripts/test and scripts/demo: from a machine with Python alone to an environment with xlstm_hip.
-# Sourced; leaves $python, the interpreter of that environment. Every step says what it does, and does only what is
-# still to do.
+# The set-up of scripts/test and scripts/demo: from a machine that has only Python to an environment with xlstm_hip.
+# To be sourced. It sets $python, the interpreter of that environment. Every step prints what it does, and steps that
+# are already done are skipped.
 #
-#   PYTHON=python3.12 ./scripts/test    start from another interpreter than python3
+#   PYTHON=python3.12 ./scripts/test    use python3.12 instead of python3
 #
-# The environment is the active virtual one, if any, else .venv in the repository. A torch that is there already (in
-# that environment, or in the interpreter that .venv is made from) is kept; otherwise the pinned one is installed.
+# The environment is the active virtual environment, if any, else .venv in the repository. An installed torch (in that
+# environment, or in the interpreter that .venv is made from) is used; otherwise the pinned torch is installed.
 
 set -euo pipefail
 
@@ -16,17 +16,17 @@ pinned_torch="torch==2.13.0"
 oldest_torch="2.10"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 export PIP_ROOT_USER_ACTION=ignore
-# A compiler cache knows a file again when it lies in another folder, as scripts/release.py has it.
+# A compiler cache recognises a file in another folder, as scripts/release.py needs.
 export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 
-# Minutes and seconds since the start, or of so many seconds.
+# Prints minutes and seconds since the start, or of $1 seconds.
 clock() { printf '%02d:%02d' $((${1:-SECONDS} / 60)) $((${1:-SECONDS} % 60)); }
 say() { printf '[%s] %s\n' "$(clock)" "$*"; }
 fail() { printf '[%s] %s\n' "$(clock)" "$*" >&2; exit 1; }
 
-# run_quietly WHAT COMMAND...: says what runs, shows a sign of life every half minute, and the output if it fails.
+# run_quietly WHAT COMMAND... prints WHAT, a line of progress every half minute, and the output if the command fails.
 run_quietly() {
   local what=$1 log started=$SECONDS pid
   shift
@@ -46,7 +46,7 @@ run_quietly() {
   rm -f "$log"
 }
 
-# What the build needs from the system, installed where it is missing and we may.
+# Installs the system packages that the build needs, with root and apt-get; without them it fails and names them.
 ensure_system_packages() {
   local missing=() base=${PYTHON:-python3}
   command -v "$base" >/dev/null || missing+=(python3)
@@ -63,7 +63,7 @@ ensure_system_packages() {
       fail "missing: ${missing[*]}. Install them (on Debian: apt-get install ${missing[*]}) or run this as root."
     return
   fi
-  # The builds of the stages share most of their objects, by the compiler cache.
+  # The builds of the stages share most of their objects through the compiler cache.
   command -v ccache >/dev/null || missing+=(ccache)
   [ ${#missing[@]} -eq 0 ] && return
   run_quietly "apt-get update" apt-get update
@@ -71,7 +71,7 @@ ensure_system_packages() {
     env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"
 }
 
-# A compiler for AMD GPUs: ROCm's own where it is installed, else Debian 12's clang.
+# The compiler for AMD GPUs: ROCm's compiler if it is installed, else Debian 12's clang.
 amd_packages=(clang-19 clang-tools-19 lld-19 llvm-19 rocm-device-libs libamdhip64-dev hipcc)
 has_amd_compiler() {
   [ -x "${ROCM_PATH:-/opt/rocm}/llvm/bin/clang++" ] || dpkg-query -W "${amd_packages[@]}" >/dev/null 2>&1
@@ -88,7 +88,7 @@ ensure_amd_compiler() {
     env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${amd_packages[@]}"
 }
 
-# Whether an interpreter sees a torch that is new enough; it is looked up, not imported.
+# Whether an interpreter has a torch that is new enough; this reads the metadata and does not import torch.
 has_torch() {
   "$1" - "$oldest_torch" 2>/dev/null <<'PY'
 import sys
@@ -113,7 +113,7 @@ ensure_environment() {
     fi
     say "environment: .venv"
   fi
-  # By exact name, and first: a bare requirement on torch could bring another one.
+  # First, and with its exact version: a bare requirement on torch could install another one.
   has_torch "$python" || run_quietly "installing $pinned_torch" "$python" -m pip install "$pinned_torch"
   PATH=$(dirname "$python"):$PATH
   export PATH
@@ -129,8 +129,8 @@ sys.exit(not facts.get("dir_info", {}).get("editable"))
 PY
 }
 
-# Builds and installs the package with an extra, as a user does; a developer's editable install stays one. What follows
-# the extra goes to pip.
+# Builds and installs the package with an extra, as a user does; a developer's editable install stays editable. The
+# arguments after the extra go to pip.
 ensure_package() {
   local extra=$1
   shift

@@ -20,7 +20,7 @@ inline int run_for_each_isa(void (*tests)()) {
   };
   for (xlstm::Isa isa : all) {
     const char* name = xlstm::isa_name(isa);
-    if (!xlstm::isa_runs_here(isa)) {
+    if (!xlstm::isa_is_supported(isa)) {
       std::printf("%s: not on this machine\n", name);
       continue;
     }

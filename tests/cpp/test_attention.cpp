@@ -74,9 +74,8 @@ void test_plans() {
               const AttentionBackwardCpuPlan one = plan_attention_backward_cpu(shape, 256, 1, 3, threads);
               CHECK(one.block_k == 256 && one.group == panel && one.parts == 3, "what is asked for");
               CHECK(one.workers == std::min(threads, 2 * heads * 3), "workers");
-              const AttentionBackwardCpuPlan most = plan_attention_backward_cpu(shape, 0, kMostRowPanels, 0, threads);
-              CHECK(most.group == panel * std::min((rows + panel - 1) / panel, kMostRowPanels),
-                    "no more than there is");
+              const AttentionBackwardCpuPlan most = plan_attention_backward_cpu(shape, 0, kMaxRowPanels, 0, threads);
+              CHECK(most.group == panel * std::min((rows + panel - 1) / panel, kMaxRowPanels), "no more than there is");
             }
   CHECK(plan_attention_cpu({1, 1, 8, 100000, 32, true}, 0, 0, 64).splits == 1, "whole rows");
   CHECK(plan_attention_cpu({1, 1, 8, 100000, 32, false}, 64, 0, 64).block_k == 64, "block_size");
@@ -348,7 +347,7 @@ void test_errors() {
       {"block_table", [&](B& p) { p.in.block_table = high, p.in.page_size = 100, p.in.pages = 10; }},
       {"dsink", [&](B& p) { p.dsink = data; }},
       {"row_panels", [](B& p) { p.row_panels = -1; }},
-      {"row_panels", [](B& p) { p.row_panels = kMostRowPanels + 1; }},
+      {"row_panels", [](B& p) { p.row_panels = kMaxRowPanels + 1; }},
       {"parts", [](B& p) { p.parts = -1; }},
       {"parts", [](B& p) { p.parts = 257; }},
       {"common_schedule: expected 0 to 1, got 2", [](B& p) { p.common_schedule = 2; }},

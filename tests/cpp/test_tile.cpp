@@ -116,7 +116,7 @@ void test_packing(int64_t t0, int64_t n, int64_t width) {
   const auto where = [&](const char* what, bool right) {
     CHECK(right, "%s: %d tokens from %d, %d features", what, int(n), int(t0), int(width));
   };
-  std::vector<T> room(pack_room<T>(width));
+  std::vector<T> room(pack_buffer_size<T>(width));
 
   std::vector<T> across(padded<T>(n) * width, T(99));
   pack_transposed<Op>(s.rows, t0, n, across.data(), room.data());
@@ -153,7 +153,7 @@ void test_finite(T bad) {
     for (int64_t feature = 0; feature < 11; ++feature) {
       Sample<T> s(5, 11);
       s.data[token * 13 + feature] = bad;
-      std::vector<T> to(5 * padded<T>(12)), room(pack_room<T>(12));
+      std::vector<T> to(5 * padded<T>(12)), room(pack_buffer_size<T>(12));
       const bool finite = pack_columns<Plain<T>>(s.rows, 0, 5, to.data(), room.data());
       CHECK(!finite, "%g at %d, %d", double(bad), int(token), int(feature));
     }

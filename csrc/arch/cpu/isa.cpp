@@ -8,7 +8,7 @@
 namespace xlstm {
 namespace {
 
-constexpr Isa kAll[] = {
+constexpr Isa kIsas[] = {
 #define XLSTM_ISA_VALUE(name) Isa::name,
     XLSTM_FOR_EACH_ISA(XLSTM_ISA_VALUE)
 #undef XLSTM_ISA_VALUE
@@ -17,8 +17,8 @@ constexpr Isa kAll[] = {
 Isa choose() {
   const char* wanted = std::getenv("XLSTM_HIP_CPU_ISA");
   std::string runnable;
-  for (Isa isa : kAll) {
-    if (!isa_runs_here(isa)) continue;
+  for (Isa isa : kIsas) {
+    if (!isa_is_supported(isa)) continue;
     if (!wanted || !*wanted || std::string(wanted) == isa_name(isa)) return isa;
     runnable += std::string(runnable.empty() ? "" : ", ") + isa_name(isa);
   }
@@ -38,14 +38,14 @@ const char* isa_name(Isa isa) {
   return "";
 }
 
-bool isa_runs_here(Isa isa) {
+bool isa_is_supported(Isa isa) {
 #if defined(__x86_64__)
   switch (isa) {
     case Isa::avx512bf16:
-      return __builtin_cpu_supports("avx512bf16") && isa_runs_here(Isa::avx512);
+      return __builtin_cpu_supports("avx512bf16") && isa_is_supported(Isa::avx512);
     case Isa::avx512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && isa_runs_here(Isa::avx2);
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && isa_is_supported(Isa::avx2);
     case Isa::avx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
              __builtin_cpu_supports("f16c");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU instruction sets that kernels are compiled for, best first, and which of them this machine runs.
+// The CPU instruction sets that kernels are compiled for, best first, and whether this machine supports each.
 #pragma once
 
 #if defined(__x86_64__) || defined(_M_X64)
@@ -17,10 +17,10 @@ enum class Isa {
 };
 
 const char* isa_name(Isa isa);
-bool isa_runs_here(Isa isa);
+bool isa_is_supported(Isa isa);
 
-// The best one that runs here; XLSTM_HIP_CPU_ISA=name takes that one. Decided once. A name
-// that is unknown or does not run here ends in an exception that says which do.
+// The best instruction set of this machine, or the one that XLSTM_HIP_CPU_ISA names. Decided once. A name that is
+// unknown or not supported throws an exception that lists the supported ones.
 Isa cpu_isa();
 
 }  // namespace xlstm

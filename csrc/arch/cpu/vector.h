@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a CPU kernel knows about the machine: vector width, register tile, loads and stores by dtype, exp.
+// The machine as CPU kernels see it: vector width, register tile, loads and stores by dtype, exp.
 //
 // Kernel sources (*_cpu.cpp) are compiled once per instruction set with -DXLSTM_ISA=name and live in a namespace of
 // that name. They must not use inline functions of the standard library: the linker would merge an AVX-512 copy into
@@ -70,9 +70,9 @@ inline Vec<T> broadcast(T x) {
   return x - Vec<T>{};
 }
 
-// The larger of two, lane by lane, and b where one is NaN. Of the general text compilers make two instructions, the
-// first of which takes the multiply-add unit.
-inline Vec<float> larger(Vec<float> a, Vec<float> b) {
+// The maximum, lane by lane, and b where one is NaN. Compilers turn the general form into two instructions, the first
+// of which occupies the multiply-add unit.
+inline Vec<float> max(Vec<float> a, Vec<float> b) {
 #if defined(__AVX512F__)
   return Vec<float>(_mm512_max_ps(__m512(a), __m512(b)));
 #elif defined(__AVX2__)
@@ -81,9 +81,9 @@ inline Vec<float> larger(Vec<float> a, Vec<float> b) {
   return a > b ? a : b;
 #endif
 }
-inline Vec<double> larger(Vec<double> a, Vec<double> b) { return a > b ? a : b; }
+inline Vec<double> max(Vec<double> a, Vec<double> b) { return a > b ? a : b; }
 
-// ---- dtype at the memory's edge, wide inside
+// ---- loads and stores: narrow dtypes in memory, float or double in registers
 
 inline float bf16_to_float(uint16_t x) {
   const uint32_t bits = uint32_t(x) << 16;
@@ -153,7 +153,7 @@ inline T widen(const void* p, xlstm_dtype dtype, int64_t at) {
   }
 }
 
-// Reads n elements from p + at. Written as four plain loops: the compiler makes vectors of them.
+// Reads n elements from p + at. The compiler vectorises these four plain loops.
 template <class T>
 inline void load_row(T* __restrict to, const void* p, xlstm_dtype dtype, int64_t at, int64_t n) {
   if (dtype == XLSTM_FLOAT32) {
@@ -200,7 +200,7 @@ inline void store_row(void* p, xlstm_dtype dtype, int64_t at, const T* __restric
   }
 }
 
-// kLanes<float> halves, widened.
+// Loads kLanes<float> float16 values as float.
 inline Vec<float> widen_halves(const uint16_t* p) {
 #if defined(__AVX512F__)
   return Vec<float>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
@@ -213,7 +213,8 @@ inline Vec<float> widen_halves(const uint16_t* p) {
 #endif
 }
 
-// sum + a b, rounded once where the machine can: for sums that must not depend on which products the compiler fuses.
+// sum + a b, rounded once on machines with a fused multiply-add: for sums that must not depend on which products the
+// compiler fuses.
 inline Vec<float> add_product(Vec<float> sum, Vec<float> a, Vec<float> b) {
 #if defined(__AVX512F__)
   return Vec<float>(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(sum)));
@@ -224,10 +225,10 @@ inline Vec<float> add_product(Vec<float> sum, Vec<float> a, Vec<float> b) {
 #endif
 }
 
-// ---- what a matrix product multiplies
+// ---- operands of a matrix product
 //
-// An operand's element holds kPack values that follow each other along the summed dimension, in the bits of a Scalar:
-// one value as it is, or, where the machine has a bfloat16 dot product, two bfloat16 values. Sums are always Scalars.
+// An operand's element holds kPack consecutive values along the summed dimension, in the bits of a Scalar: one Scalar,
+// or, where the machine has a bfloat16 dot product, two bfloat16 values. Sums are always Scalars.
 template <class T>
 struct Plain {
   using Scalar = T;
@@ -236,7 +237,7 @@ struct Plain {
   static Vec<T> multiply_add(Vec<T> acc, Vec<T> right, T left) { return acc + right * left; }
   static Vec<T> pack(Vec<T> first, Vec<T>) { return first; }
   static void unpack(Vec<T> element, Vec<T>& first, Vec<T>& second) { first = element, second = Vec<T>{}; }
-  // Elements of values that lie as kStored.
+  // Makes elements of values in memory of dtype kStored.
   static Vec<T> zip(const void* first, const void*) { return load(static_cast<const T*>(first)); }
 };
 
@@ -267,7 +268,7 @@ struct Bf16Pairs {
     };
     return Vec<float>(_mm512_or_si512(wide(first), _mm512_slli_epi32(wide(second), 16)));
   }
-  // 2 kLanes values that follow each other -> kLanes elements.
+  // Makes kLanes elements of 2 kLanes consecutive values.
   static Vec<float> join(Vec<float> low, Vec<float> high) {
     return Vec<float>(_mm512_cvtne2ps_pbh(__m512(high), __m512(low)));
   }
@@ -305,11 +306,11 @@ inline Vec<double> exp(Vec<double> x) {
 }
 
 #if defined(__AVX512F__)
-// ---- 2^x of a vector: n, which is x rounded, and a polynomial that is nearest to 2^(x - n) and 1 at 0; 1 ulp. It
-// takes half of exp's multiplications and none of its comparisons, all of which need the multiply-add unit. Below
-// 2^-126 it is a subnormal number or zero, of infinity NaN.
+// ---- 2^x of a vector: n is x rounded, and a minimax polynomial that is 1 at 0 approximates 2^(x - n); 1 ulp. It takes
+// half of exp's multiplications and none of its comparisons, all of which need the multiply-add unit. Results below
+// 2^-126 are subnormal or zero; exp2(infinity) is NaN.
 inline Vec<float> exp2(Vec<float> x) {
-  x = larger(broadcast(-160.f), x);                // so that -infinity has a remainder; 2^-160 is zero
+  x = max(broadcast(-160.f), x);                   // so that -infinity has a remainder; 2^-160 is zero
   const Vec<float> shift = broadcast(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
   const Vec<float> n = (x + shift) - shift;
   const Vec<float> r = x - n;
@@ -324,7 +325,7 @@ inline Vec<float> exp2(Vec<float> x) {
 }
 #endif
 
-// ---- tanh of a vector: an odd polynomial near zero, where exp would leave no digits, else 1 - 2 / (e^2x + 1); 2 ulp
+// ---- tanh of a vector: an odd polynomial near zero, where 1 - 2 / (e^2x + 1) would cancel, else that formula; 2 ulp
 inline Vec<float> tanh(Vec<float> x) {
   const Vec<float> z = x * x;
   Vec<float> p = broadcast(-0.00566477536f);

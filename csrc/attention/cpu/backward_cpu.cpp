@@ -4,21 +4,22 @@
 //   D = dout . out - dlse      w = e^(y - lse)      dw = c keep (dout v^T)      ds = scale w (dw - D) dy/ds
 //   dv = (c keep w)^T dout     dk = ds^T q          dq = ds k                   dsink = -sum e^(sink - lse) D
 //
-// D is all that forward's output is needed for; weights are made again from lse. A task owns one key head: its keys and
-// values are packed once (token panels of k and v, column panels of k) beside float sums of dk and dv. The head's rows,
-// of all its query heads, come by in groups of up to 4 panels, with dq of a group in scratch. A panel meets a tile of
-// keys kRows at a time, keys down and rows across: scores become weights and dout v^T becomes ds where they stand, in
-// registers. Both are stored with their elements along the rows, the left operands of dv and dk, and ds once more with
-// its elements along the keys, that of dq.
+// Forward's output is needed for D alone; the weights are recomputed from lse.
 //
-// So five products, 3 dqk + 2 dv multiply-adds and an exp per row and key, and dk, dv of GQA are never expanded. Where
-// key heads do not fill the threads, groups are dealt out to several tasks with sums of their own, added in the order
-// of the tasks. Nothing depends on who computed it: the same call gives the same bits.
+// Who owns what: a task owns one key head. The head's keys and values are packed once (token panels of k and v, column
+// panels of k), and dk and dv are float sums in scratch. The head's rows, of all its query heads, are taken in groups
+// of up to 4 panels, with dq of a group in scratch. A panel is multiplied with kRows keys of a tile at a time, keys
+// down and rows across: scores become weights and dout v^T becomes ds in the registers of the product. Both are stored
+// with their elements along the rows, as left operands of dv and dk, and ds once more with its elements along the keys,
+// as the left operand of dq. dk and dv of GQA are never expanded. Where key heads do not fill the threads, a head's
+// groups are split among several tasks, each with its sums of dk and dv, which are added in the order of the tasks. No
+// result depends on the thread that computed it: the same call gives the same bits.
 //
-// The multiply-add units bind. An estimate from samples, in bfloat16 at 64 features and 1024 tokens (Zen 4): of 196
-// cycles per 16 weights the five products take 168, each of them alone at 0.93 to 0.96 of the units' peak, and making
-// weights and ds some 14; the rest is packing and rows. Groups of 256 rows, columns in the inner loop of add_product
-// and steps of a product unrolled by 4 did not help.
+// Floor: five products, 3 dqk + 2 dv multiply-adds, and an exp per row and key; the multiply-add units bind. An
+// estimate from samples, in bfloat16 at 64 features and 1024 tokens (Zen 4): of 196 cycles per 16 weights the five
+// products take 168, each of them by itself at 0.93 to 0.96 of the units' peak, and weights and ds some 14; the
+// remainder is packing and rows. Groups of 256 rows, columns in the inner loop of add_product and steps of a product
+// unrolled by 4 did not help.
 #include "attention/cpu/kernel_table.h"
 #include "attention/cpu/scores.h"
 #include "tile/tasks.h"
@@ -40,27 +41,27 @@ struct KeySums {
   T* at(T* sums, int64_t key, int64_t column) const { return sums + (column / NR<T> * keys + key) * NR<T>; }
 };
 
-// In bfloat16 ds is without scale, which is left to the ends of dq and dk: that spares a multiplication per weight. In
-// float it is in ds, where it rounds as torch's does.
+// In bfloat16 ds does not include softmax_scale; the epilogues of dq and dk apply it, which spares a multiplication per
+// weight. In float ds includes it, so that it rounds as torch's ds does.
 template <class Op>
-constexpr bool kScaledAtTheEnd = Op::kPack > 1;
+constexpr bool kScaleInEpilogue = Op::kPack > 1;
 template <class Op>
-typename Op::Scalar at_the_end(const xlstm_attention& in) {
-  return kScaledAtTheEnd<Op> ? typename Op::Scalar(in.softmax_scale) : 1;
+typename Op::Scalar epilogue_scale(const xlstm_attention& in) {
+  return kScaleInEpilogue<Op> ? typename Op::Scalar(in.softmax_scale) : 1;
 }
 
 template <class Op>
 struct BackwardScratch {
   using T = typename Op::Scalar;
-  T *k, *v, *k_columns;  // of the whole sequence
-  RowFacts<T> facts;     // from here on, of a group of rows
+  T *k, *v, *k_columns;  // all keys and values of the sequence
+  RowRules<T> rules;     // the arrays from this one on belong to a group of rows
   T *q, *dout, *q_columns, *dout_columns;
   T *lse, *d;
   T* dq;                                      // per panel: column panels (NR, NR)
-  T *weights, *through, *keep;                // of a panel: (keys, NR); through is what softcap lets pass
+  T *weights, *cap_slope, *keep;              // of a panel: (keys, NR); cap_slope is d(capped)/d(score)
   T *weights_by_row, *ds_by_row, *ds_by_key;  // of a block of keys
-  T *row, *room;
-  int64_t* places;
+  T *row, *buffer;
+  int64_t* offsets;
 
   static int64_t widest(const xlstm_attention& in) { return in.dqk > in.dv ? in.dqk : in.dv; }
 
@@ -68,7 +69,7 @@ struct BackwardScratch {
       : k(arena.take<T>(padded<T>(in.length_k) * packed<Op>(in.dqk))),
         v(arena.take<T>(padded<T>(in.length_k) * packed<Op>(in.dv))),
         k_columns(arena.take<T>(packed<Op>(in.length_k) * padded<T>(in.dqk))),
-        facts(arena, plan.group),
+        rules(arena, plan.group),
         q(arena.take<T>(plan.group * packed<Op>(in.dqk))),
         dout(arena.take<T>(plan.group * packed<Op>(in.dv))),
         q_columns(arena.take<T>(packed<Op>(plan.group) * padded<T>(in.dqk))),
@@ -77,14 +78,14 @@ struct BackwardScratch {
         d(arena.take<T>(plan.group)),
         dq(arena.take<T>(plan.group * padded<T>(in.dqk))),
         weights(arena.take<T>(padded<T>(plan.block_k) * NR<T>)),
-        through(arena.take<T>(in.softcap > 0 ? padded<T>(plan.block_k) * NR<T> : 0)),
+        cap_slope(arena.take<T>(in.softcap > 0 ? padded<T>(plan.block_k) * NR<T> : 0)),
         keep(arena.take<T>(in.dropout_p > 0 ? padded<T>(plan.block_k) * NR<T> : 0)),
         weights_by_row(arena.take<T>(tile(plan))),
         ds_by_row(arena.take<T>(tile(plan))),
         ds_by_key(arena.take<T>(tile(plan))),
         row(arena.take<T>(2 * padded<T>(widest(in)))),
-        room(arena.take<T>(pack_room<T>(widest(in)))),
-        places(arena.take<int64_t>(plan.group)) {}
+        buffer(arena.take<T>(pack_buffer_size<T>(widest(in)))),
+        offsets(arena.take<int64_t>(plan.group)) {}
 
   static int64_t tile(const AttentionBackwardCpuPlan& plan) { return padded<T>(plan.block_k) * plan.group; }
 };
@@ -93,27 +94,27 @@ template <class Op>
 struct BackwardMemory {
   using T = typename Op::Scalar;
   BackwardScratch<Op>* scratch;  // per worker
-  KeySums<T>* sums;              // per worker, or per task where several share a head
+  KeySums<T>* sums;              // per worker, or per task where several tasks share a head
   double* dsink;                 // per task and query head of the group
 
   BackwardMemory(Arena& arena, const xlstm_attention& in, const AttentionBackwardCpuPlan& plan) {
-    const int64_t tasks = in.batch * in.heads_k * plan.parts, holders = plan.parts > 1 ? tasks : plan.workers;
+    const int64_t tasks = in.batch * in.heads_k * plan.parts, sum_arrays = plan.parts > 1 ? tasks : plan.workers;
     dsink = arena.take<double>(tasks * (in.heads_q / in.heads_k));
     scratch = arena.take<BackwardScratch<Op>>(plan.workers);
-    sums = arena.take<KeySums<T>>(holders);
+    sums = arena.take<KeySums<T>>(sum_arrays);
     for (int64_t w = 0; w < plan.workers; ++w) {
       const BackwardScratch<Op> one(arena, in, plan);
       if (scratch) scratch[w] = one;
     }
-    for (int64_t h = 0; h < holders; ++h) {
+    for (int64_t h = 0; h < sum_arrays; ++h) {
       const KeySums<T> one(arena, in);
       if (sums) sums[h] = one;
     }
   }
 };
 
-// tile += left^T right for whole tiles of rows: left (rows, steps) with rows `left_row` apart, right column panels
-// `right_panel` apart. to(row, column) is where (., NR) sums lie.
+// sums += left^T right, in tiles of kRows rows: left (rows, steps) with rows `left_row` apart, right column panels
+// `right_panel` apart. to(row, column) returns the address of (., NR) sums.
 template <class Op, class T, class To>
 void add_product(const T* left, int64_t left_step, int64_t left_row, int64_t rows, const T* right, int64_t right_panel,
                  int64_t columns, int64_t steps, To&& to) {
@@ -128,13 +129,13 @@ void add_product(const T* left, int64_t left_step, int64_t left_row, int64_t row
       });
 }
 
-// The rows of one group against all keys that they see.
+// The rows of one group against all keys visible to them.
 template <class Op>
 struct BackwardGroup {
   using T = typename Op::Scalar;
   const xlstm_attention_backward& p;
   const AttentionSequence& sequence;
-  int64_t key_head, first, live, ld;  // ld: rows of a whole group
+  int64_t key_head, first, live, ld;  // rows [first, first + live); ld: rows of a full group
   BackwardScratch<Op>& s;
   const KeySums<T>& sums;
   double* dsink;
@@ -147,12 +148,12 @@ struct BackwardGroup {
   }
 
   void begin() const {
-    s.facts.fill(sequence, key_head, first, live, rows());
+    s.rules.fill(sequence, key_head, first, live, rows());
     const auto pack = [&](const xlstm_tensor& x, int64_t features, T* tokens, T* columns) {
-      const Rows<T> from = sequence.rows_at<T>(x, key_head, features, first, live, s.places);
-      pack_transposed<Op>(from, 0, live, tokens, s.room);
+      const Rows<T> from = sequence.rows_at<T>(x, key_head, features, first, live, s.offsets);
+      pack_transposed<Op>(from, 0, live, tokens, s.buffer);
       memset(columns, 0, size_t(by_row * padded<T>(features)) * sizeof(T));
-      pack_along_tokens<Op>(from, 0, live, padded<T>(features), s.room, [=, this](int64_t k, int64_t j) {
+      pack_along_tokens<Op>(from, 0, live, padded<T>(features), s.buffer, [=, this](int64_t k, int64_t j) {
         return columns + (j / NR<T> * by_row + k) * NR<T> + j % NR<T>;
       });
     };
@@ -179,15 +180,15 @@ struct BackwardGroup {
     }
   }
 
-  // Weights and ds of a panel for keys [from, from + n), tile by tile in registers: first all weights, then all ds, so
-  // that one of q and dout at a time is in L1.
+  // Computes weights and ds of a panel for keys [from, from + n), tile by tile in registers: first all weights, then
+  // all ds, so that L1 holds one of q and dout at a time.
   template <int V>
-  void weigh(int64_t panel, int64_t from, int64_t n) const {
+  void compute_weights_and_ds(int64_t panel, int64_t from, int64_t n) const {
     const int64_t lane = panel * NR<T>;
-    const KeyRange all = s.facts.all(lane, NR<T>);
-    const bool bends = in.softcap > 0 || s.facts.slopes, drops = in.dropout_p > 0;
-    if (drops) fill_keep(s.facts, lane, in, from, n, s.keep);
-    const T factor = T(in.softmax_scale * kUnit<Op>), inverse = T(drops ? dropout_scale(in.dropout_p) : 1);
+    const KeyRange all = s.rules.all(lane, NR<T>);
+    const bool has_score_mod = in.softcap > 0 || s.rules.slopes, has_dropout = in.dropout_p > 0;
+    if (has_dropout) fill_keep(s.rules, lane, in, from, n, s.keep);
+    const T factor = T(in.softmax_scale * kUnit<Op>), inverse = T(has_dropout ? dropout_scale(in.dropout_p) : 1);
     const T *lse = s.lse + lane, *d = s.d + lane;
     for (int64_t j = 0; j < n; j += kRows) {
       const int64_t key = from + j;
@@ -196,29 +197,29 @@ struct BackwardGroup {
       Tile<T, kRows, V> tile;
       multiply_keys<Op>(tile, s.k, key, s.q + lane * width_q, width_q);
       tile.each(0, [&](int r, int v, int64_t) XLSTM_INLINED { tile.acc[r][v] *= factor; });
-      if (masked || bends) {
-        Vec<T> most[V];
+      if (masked || has_score_mod) {
+        Vec<T> row_max[V];
         tile.store_to(weights);
-        apply_rules<Op, V>(s.facts, lane, in.softcap, masked, key, kRows, weights, s.through + j * NR<T>, most);
+        apply_rules<Op, V>(s.rules, lane, in.softcap, masked, key, kRows, weights, s.cap_slope + j * NR<T>, row_max);
         tile.load_from(weights);
       }
       tile.each(NR<T>, [&](int r, int v, int64_t at) XLSTM_INLINED {
         tile.acc[r][v] = weight_of<Op>(tile.acc[r][v] - load(lse + v * kLanes<T>));
         store(weights + at, tile.acc[r][v]);
       });
-      if (drops) drop(tile, j, inverse);
+      if (has_dropout) drop(tile, j, inverse);
       store_along_rows(s.weights_by_row, lane, j, tile);
     }
     for (int64_t j = 0; j < n; j += kRows) {
       Tile<T, kRows, V> tile;
       multiply_keys<Op>(tile, s.v, from + j, s.dout + lane * width_v, width_v);
-      if (drops) drop(tile, j, inverse);
+      if (has_dropout) drop(tile, j, inverse);
       tile.each(NR<T>, [&](int r, int v, int64_t at) XLSTM_INLINED {
         Vec<T> weight = load(s.weights + j * NR<T> + at);
-        if constexpr (!kScaledAtTheEnd<Op>) weight *= T(in.softmax_scale);
+        if constexpr (!kScaleInEpilogue<Op>) weight *= T(in.softmax_scale);
         tile.acc[r][v] = weight * (tile.acc[r][v] - load(d + v * kLanes<T>));
       });
-      if (in.softcap > 0) tile.scale_by(s.through + j * NR<T>);
+      if (in.softcap > 0) tile.scale_by(s.cap_slope + j * NR<T>);
       store_along_rows(s.ds_by_row, lane, j, tile);
       tile.template store_packed<Op>(s.ds_by_key + j / Op::kPack * ld + lane, ld);
     }
@@ -228,7 +229,7 @@ struct BackwardGroup {
     tile.each(NR<T>, [&](int r, int v, int64_t at)
                          XLSTM_INLINED { tile.acc[r][v] *= load(s.keep + j * NR<T> + at) * inverse; });
   }
-  // A tile of keys from the j-th of the block on, as elements along the rows.
+  // Stores the tile of keys that starts at the j-th key of the block, as elements along the rows.
   template <int V>
   XLSTM_ALWAYS_INLINE void store_along_rows(T* to, int64_t lane, int64_t j, const Tile<T, kRows, V>& tile) const {
     T* at = to + j * by_row + packed<Op>(lane);
@@ -245,21 +246,21 @@ struct BackwardGroup {
 
   void run(int64_t block_k) const {
     begin();
-    const KeyRange sees = s.facts.any(0, rows());
+    const KeyRange sees = s.rules.any(0, rows());
     for (int64_t tile = sees.begin / block_k * block_k; tile < sees.end; tile += block_k) {
       const int64_t from = tile > sees.begin ? tile : sees.begin / kDrawsAtOnce * kDrawsAtOnce;
       const int64_t to = tile + block_k < sees.end ? tile + block_k : sees.end;
       const int64_t n = round_up(to - from, kRows);
-      int64_t first_panel = -1, end_panel = 0;  // those that see some of the tile follow each other
+      int64_t first_panel = -1, end_panel = 0;  // the panels that see keys of the tile are consecutive
       for (int64_t panel = 0; panel * NR<T> < live; ++panel) {
-        const KeyRange any = s.facts.any(panel * NR<T>, NR<T>);
+        const KeyRange any = s.rules.any(panel * NR<T>, NR<T>);
         if (any.begin >= any.end || any.begin >= to || any.end <= from) continue;
         if (first_panel < 0) first_panel = panel;
         end_panel = panel + 1;
         if (live - panel * NR<T> <= kLanes<T>)
-          weigh<1>(panel, from, n);
+          compute_weights_and_ds<1>(panel, from, n);
         else
-          weigh<kVectors>(panel, from, n);
+          compute_weights_and_ds<kVectors>(panel, from, n);
       }
       if (first_panel < 0) continue;
       const int64_t lane = first_panel * NR<T>, last = end_panel * NR<T> < live ? end_panel * NR<T> : live;
@@ -276,14 +277,14 @@ struct BackwardGroup {
     for (int64_t r = 0; r < live; ++r) {
       for (int64_t column = 0; column < in.dqk; column += NR<T>)
         for (int64_t e = 0; e < NR<T>; e += kLanes<T>)
-          store(s.row + column + e, load(dq_at(r, column) + e) * at_the_end<Op>(in));
+          store(s.row + column + e, load(dq_at(r, column) + e) * epilogue_scale<Op>(in));
       store_row(p.dq.data, p.dq.dtype, sequence.row(p.dq, key_head, first + r), s.row, in.dqk);
     }
   }
 };
 
-// Rows of dk or dv at places [from, to) of a sequence: sums over the parts times factor, zero where there is no key in
-// use.
+// Stores tokens [from, to) of dk or dv of a sequence: the sums over the parts times factor, zero where the token is no
+// key in use.
 template <class T, class Get>
 void store_keys(const AttentionSequence& sequence, int64_t key_head, const xlstm_tensor& x, int64_t features,
                 const KeySums<T>* parts, int64_t count, int64_t from, int64_t to, T factor, T* row, Get&& get) {
@@ -308,9 +309,9 @@ void backward(const xlstm_attention_backward& p, const AttentionBackwardCpuPlan&
   Arena arena(workspace);
   const BackwardMemory<Op> memory(arena, in, plan);
   const int64_t heads = in.batch * in.heads_k, members = in.heads_q / in.heads_k;
-  const auto store_both = [&](const AttentionSequence& sequence, int64_t key_head, const KeySums<T>* parts,
-                              int64_t from, int64_t to, T* row) {
-    store_keys(sequence, key_head, p.dk, in.dqk, parts, plan.parts, from, to, at_the_end<Op>(in), row,
+  const auto store_dk_dv = [&](const AttentionSequence& sequence, int64_t key_head, const KeySums<T>* parts,
+                               int64_t from, int64_t to, T* row) {
+    store_keys(sequence, key_head, p.dk, in.dqk, parts, plan.parts, from, to, epilogue_scale<Op>(in), row,
                [](const KeySums<T>& x) { return x.dk; });
     store_keys(sequence, key_head, p.dv, in.dv, parts, plan.parts, from, to, T(1), row,
                [](const KeySums<T>& x) { return x.dv; });
@@ -330,16 +331,16 @@ void backward(const xlstm_attention_backward& p, const AttentionBackwardCpuPlan&
     for (int64_t m = 0; m < members; ++m) dsink[m] = 0;
 
     const Rows<T> keys = sequence.keys_at<T>(in.k, key_head, in.dqk, 0, 0, nullptr);
-    pack_transposed<Op>(keys, 0, sequence.keys, s.k, s.room);
-    pack_columns<Op>(keys, 0, sequence.keys, s.k_columns, s.room);
-    pack_transposed<Op>(sequence.keys_at<T>(in.v, key_head, in.dv, 0, 0, nullptr), 0, sequence.keys, s.v, s.room);
+    pack_transposed<Op>(keys, 0, sequence.keys, s.k, s.buffer);
+    pack_columns<Op>(keys, 0, sequence.keys, s.k_columns, s.buffer);
+    pack_transposed<Op>(sequence.keys_at<T>(in.v, key_head, in.dv, 0, 0, nullptr), 0, sequence.keys, s.v, s.buffer);
     for (int64_t first = part * plan.group; first < sequence.rows(); first += plan.parts * plan.group) {
       const int64_t left = sequence.rows() - first;
       const BackwardGroup<Op> group{p,          sequence, key_head, first, left < plan.group ? left : plan.group,
                                     plan.group, s,        sums,     dsink};
       group.run(plan.block_k);
     }
-    if (plan.parts == 1) store_both(sequence, key_head, &sums, 0, sequence.capacity, s.row);
+    if (plan.parts == 1) store_dk_dv(sequence, key_head, &sums, 0, sequence.capacity, s.row);
   });
   if (plan.parts > 1) {
     const int64_t tiles = (in.length_k + plan.block_k - 1) / plan.block_k;
@@ -347,7 +348,7 @@ void backward(const xlstm_attention_backward& p, const AttentionBackwardCpuPlan&
       const int64_t head = task / tiles, from = task % tiles * plan.block_k;
       const AttentionSequence sequence(in, head / in.heads_k);
       const int64_t end = sequence.capacity < from + plan.block_k ? sequence.capacity : from + plan.block_k;
-      store_both(sequence, head % in.heads_k, memory.sums + head * plan.parts, from, end, memory.scratch[worker].row);
+      store_dk_dv(sequence, head % in.heads_k, memory.sums + head * plan.parts, from, end, memory.scratch[worker].row);
     });
   }
   for (int64_t head = 0; p.dsink && head < in.heads_q; ++head) {

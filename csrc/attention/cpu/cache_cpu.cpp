@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands around a call with a cache, on a CPU: new tokens into the cache, rotary embedding, and the combination of
-// parts. Decoding itself is the forward of few rows (forward_cpu.cpp), its keys cut into parts.
+// The steps around attention with a KV cache, on a CPU: appending new tokens to the cache, rotary embedding, and the
+// combination of split-KV parts. Decode itself is the forward of few rows (forward_cpu.cpp), its keys split into parts.
 //
-// A task moves one token of one sequence with all its heads. Each feature is read and written once: memory binds.
+// A task owns one token of one sequence with all its heads. Each feature is read and written once: memory binds.
 #include "attention/append.h"
 #include "attention/cpu/combine_parts.h"
 #include "attention/cpu/kernel_table.h"
@@ -14,13 +14,13 @@ namespace {
 
 template <class T>
 void rotate(const xlstm_attention_append& p, int64_t position, const T* x, T* y, T* cos, T* sin) {
-  const int64_t half = p.rotary_dim / 2, apart = p.interleaved ? 1 : half, step = p.interleaved ? 2 : 1;
+  const int64_t half = p.rotary_dim / 2, pair_distance = p.interleaved ? 1 : half, step = p.interleaved ? 2 : 1;
   load_row(cos, p.cos, p.from.dtype, position * half, half);
   load_row(sin, p.sin, p.from.dtype, position * half, half);
   for (int64_t j = 0; j < half; ++j) {
-    const T a = x[j * step], b = x[j * step + apart];
+    const T a = x[j * step], b = x[j * step + pair_distance];
     y[j * step] = rotated(a, b, cos[j], sin[j], true);
-    y[j * step + apart] = rotated(b, a, cos[j], sin[j], false);
+    y[j * step + pair_distance] = rotated(b, a, cos[j], sin[j], false);
   }
 }
 

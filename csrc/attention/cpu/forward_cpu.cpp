@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention forward on a CPU, for whole sequences and for decoding against a cache.
+// Attention forward on a CPU, by online softmax, for prefill and for decode against a KV cache.
 //
 //   y = softcap tanh(scale q k^T / softcap) - ALiBi      m' = max(m, max_j y)
 //   l = l e^(m-m') + sum_j e^(y-m')                      o = o e^(m-m') + (keep e^(y-m')) v
 //   out = o / (l (1 - p))                                lse = m + log l
 //
-// The query heads of one key head are one matrix of rows, token by token, so GQA and MQA share each packed key. A task
-// owns a block of rows (up to 32 panels) and walks tiles of keys: it packs the tile's keys (token panels) and values
-// (column panels) once, and lets every panel that sees some of them take them in. Scores lie keys down, rows across:
-// the maximum and the sum are lane by lane, and the weights are the left operand of their product with the values as
-// they lie. A tile and a panel stay in L1 and L2; the other panels of a block come by as streams. What a panel
-// cannot see of a tile is not computed; rules are applied where a tile is not wholly seen, or bent by softcap or ALiBi.
+// Who owns what: the query heads of one key head are one matrix of rows, token by token, so GQA and MQA share each
+// packed key. A task owns a block of rows (up to 32 panels) and goes through tiles of keys: it packs the tile's keys
+// (token panels) and values (column panels) once, then takes an online softmax step for every panel that sees some of
+// these keys. Scores lie keys down, rows across: the maximum and the sum are computed lane by lane, and the weights
+// are, as they lie, the left operand of their product with the values. A tile and a panel stay in L1 and L2; the other
+// panels of a block are streamed. Keys that no row of a panel sees are not computed. Masks are applied only where a
+// tile is not fully visible to the panel, and score modifications only with softcap or ALiBi.
 //
-// Per row and key that is dqk + dv multiply-adds and one exp; the fused multiply-add units bind, and at 64 features exp
+// Floor: dqk + dv multiply-adds and one exp per row and key. The fused multiply-add units bind, and at 64 features exp
 // takes a tenth or more. With Op = Bf16Pairs the weights are rounded to bfloat16 once, and l sums them unrounded.
 //
-// Where few rows do not fill the threads, a sequence's keys are cut into parts; each leaves its own out and lse in the
-// workspace, and they are combined (cache_cpu.cpp has the same as a call).
+// Split-KV: where few rows do not fill the threads, a sequence's keys are split into parts. Each part stores its out
+// and lse in the workspace, and a second pass combines them (cache_cpu.cpp has the same combination as a call).
 #include "attention/cpu/combine_parts.h"
 #include "attention/cpu/kernel_table.h"
 #include "attention/cpu/scores.h"
@@ -28,16 +29,16 @@ namespace {
 template <class Op>
 struct ForwardScratch {
   using T = typename Op::Scalar;
-  RowFacts<T> facts;
+  RowRules<T> rules;
   T *q, *k, *v;         // token panels of the block, token panels and column panels of a tile
   T *scores, *weights;  // (keys, NR), and the same as elements along the keys
   T* keep;              // (keys, NR), with dropout
   T *o, *m, *l;         // per panel: column panels (NR, NR) along the features; per row
-  T *factor, *row, *room;
-  int64_t *row_places, *key_places, *value_places;
+  T *factor, *row, *buffer;
+  int64_t *row_offsets, *key_offsets, *value_offsets;
 
   ForwardScratch(Arena& arena, const xlstm_attention& in, const AttentionCpuPlan& plan)
-      : facts(arena, plan.rows),
+      : rules(arena, plan.rows),
         q(arena.take<T>(plan.rows * packed<Op>(in.dqk))),
         k(arena.take<T>(padded<T>(plan.block_k) * packed<Op>(in.dqk))),
         v(arena.take<T>(packed<Op>(plan.block_k) * padded<T>(in.dv))),
@@ -49,10 +50,10 @@ struct ForwardScratch {
         l(arena.take<T>(plan.rows)),
         factor(arena.take<T>(NR<T>)),
         row(arena.take<T>(padded<T>(in.dv > plan.block_k ? in.dv : plan.block_k))),
-        room(arena.take<T>(pack_room<T>(in.dqk > in.dv ? in.dqk : in.dv))),
-        row_places(arena.take<int64_t>(plan.rows)),
-        key_places(arena.take<int64_t>(plan.block_k)),
-        value_places(arena.take<int64_t>(plan.block_k)) {}
+        buffer(arena.take<T>(pack_buffer_size<T>(in.dqk > in.dv ? in.dqk : in.dv))),
+        row_offsets(arena.take<int64_t>(plan.rows)),
+        key_offsets(arena.take<int64_t>(plan.block_k)),
+        value_offsets(arena.take<int64_t>(plan.block_k)) {}
 };
 
 template <class Op>
@@ -78,11 +79,11 @@ struct ForwardMemory {
   }
 };
 
-// A row of out and its lse to memory, once all its keys are in.
+// The epilogue of a row whose keys are all summed: applies the sink and stores out and lse.
 template <class T>
 void store_out(const xlstm_attention_forward& p, const AttentionSequence& sequence, int64_t head, int64_t i, T keys,
                T* row) {
-  const WithSink<double> sink = whole_row(p, head, keys);
+  const WithSink<double> sink = row_with_sink(p, head, keys);
   for (int64_t j = 0; p.in.sink && j < p.in.dv; ++j) row[j] *= T(sink.factor);
   store_row(p.out.data, p.out.dtype, sequence.query(p.out, head, i), row, p.in.dv);
   static_cast<T*>(p.lse.data)[sequence.query(p.lse, head, i)] = T(sink.lse);
@@ -104,39 +105,39 @@ struct ForwardBlock {
   T* sums(int64_t panel) const { return s.o + panel * NR<T> * panels_v * NR<T>; }
 
   void begin() const {
-    s.facts.fill(sequence, key_head, first, live, rows());
-    const Rows<T> q = sequence.rows_at<T>(in.q, key_head, in.dqk, first, live, s.row_places);
-    pack_transposed<Op>(q, 0, live, s.q, s.room);
+    s.rules.fill(sequence, key_head, first, live, rows());
+    const Rows<T> q = sequence.rows_at<T>(in.q, key_head, in.dqk, first, live, s.row_offsets);
+    pack_transposed<Op>(q, 0, live, s.q, s.buffer);
     memset(s.o, 0, size_t(rows() * panels_v * NR<T>) * sizeof(T));
     for (int64_t r = 0; r < rows(); ++r) s.m[r] = -T(__builtin_inff()), s.l[r] = 0;
   }
   int64_t head(int64_t r) const { return key_head * sequence.group() + (first + r) % sequence.group(); }
 
-  // Scores of a panel against keys [from, to) of the tile that starts at key j0 and is packed in s.k.
+  // Computes the scores of a panel against keys [from, to) of the tile that starts at key j0 and is packed in s.k.
   template <int V>
-  void scores(int64_t panel, int64_t j0, int64_t from, int64_t to, Vec<T>* most) const {
+  void scores(int64_t panel, int64_t j0, int64_t from, int64_t to, Vec<T>* row_max) const {
     const int64_t lane = panel * NR<T>, n = round_up(to - from, kRows);
-    raw_scores<Op, V>(s.k, from - j0, s.q + panel * width * NR<T>, width, n, scale, s.scores, most);
-    const KeyRange all = s.facts.all(lane, NR<T>);
+    raw_scores<Op, V>(s.k, from - j0, s.q + panel * width * NR<T>, width, n, scale, s.scores, row_max);
+    const KeyRange all = s.rules.all(lane, NR<T>);
     const bool masked = from < all.begin || from + n > all.end;
-    if (masked || in.softcap > 0 || s.facts.slopes)
-      apply_rules<Op, V>(s.facts, lane, in.softcap, masked, from, n, s.scores, static_cast<T*>(nullptr), most);
+    if (masked || in.softcap > 0 || s.rules.slopes)
+      apply_rules<Op, V>(s.rules, lane, in.softcap, masked, from, n, s.scores, static_cast<T*>(nullptr), row_max);
   }
-  // A panel takes keys [from, to) in. n keys of the tile are packed.
+  // Takes an online softmax step of a panel with keys [from, to). n keys of the tile are packed.
   template <int V>
-  void take_in(int64_t panel, int64_t j0, int64_t n, int64_t from, int64_t to) const {
-    Vec<T> most[V], shift[V], sum[V];
-    scores<V>(panel, j0, from, to, most);
+  void online_softmax_step(int64_t panel, int64_t j0, int64_t n, int64_t from, int64_t to) const {
+    Vec<T> row_max[V], shift[V], sum[V];
+    scores<V>(panel, j0, from, to, row_max);
     T *m = s.m + panel * NR<T>, *l = s.l + panel * NR<T>;
     for (int v = 0; v < V; ++v) {
-      const Vec<T> old = load(m + v * kLanes<T>), now = larger(old, most[v]);
-      shift[v] = now == lowest<T>() ? Vec<T>{} : now;  // nothing seen yet: e^(-infinity - 0) is zero
-      store(m + v * kLanes<T>, now);
-      store(s.factor + v * kLanes<T>, weight_of<Op>(old - shift[v]));
+      const Vec<T> m_old = load(m + v * kLanes<T>), m_new = max(m_old, row_max[v]);
+      shift[v] = m_new == lowest<T>() ? Vec<T>{} : m_new;  // nothing seen yet: e^(-infinity - 0) is zero
+      store(m + v * kLanes<T>, m_new);
+      store(s.factor + v * kLanes<T>, weight_of<Op>(m_old - shift[v]));
       sum[v] = Vec<T>{};
     }
-    const bool drops = in.dropout_p > 0;
-    if (drops) fill_keep(s.facts, panel * NR<T>, in, from, to - from, s.keep);
+    const bool has_dropout = in.dropout_p > 0;
+    if (has_dropout) fill_keep(s.rules, panel * NR<T>, in, from, to - from, s.keep);
     const int64_t steps = packed<Op>(to - from);
     for (int64_t k = 0; k < steps; ++k) XLSTM_UNROLL for (int v = 0; v < V; ++v) {
         Vec<T> pair[2] = {};
@@ -144,7 +145,7 @@ struct ForwardBlock {
           const int64_t at = (k * Op::kPack + e) * NR<T> + v * kLanes<T>;
           pair[e] = weight_of<Op>(load(s.scores + at) - shift[v]);
           sum[v] += pair[e];
-          if (drops) pair[e] *= load(s.keep + at);
+          if (has_dropout) pair[e] *= load(s.keep + at);
         }
         store(s.weights + k * NR<T> + v * kLanes<T>, Op::pack(pair[0], pair[1]));
       }
@@ -164,23 +165,23 @@ struct ForwardBlock {
     }
   }
 
-  // f(j0, n) for each tile of [begin, end), packed.
+  // Packs each tile of keys [begin, end) and calls f(j0, n).
   template <class F>
   void each_tile(int64_t block_k, int64_t begin, int64_t end, bool values, F&& f) const {
     for (int64_t tile = begin / block_k * block_k; tile < end; tile += block_k) {
       const int64_t j0 = tile > begin ? tile : begin / kDrawsAtOnce * kDrawsAtOnce;
       const int64_t n = (tile + block_k < end ? tile + block_k : end) - j0;
-      pack_transposed<Op>(sequence.keys_at<T>(in.k, key_head, in.dqk, j0, n, s.key_places), 0, n, s.k, s.room);
+      pack_transposed<Op>(sequence.keys_at<T>(in.k, key_head, in.dqk, j0, n, s.key_offsets), 0, n, s.k, s.buffer);
       if (values)
-        pack_columns<Op>(sequence.keys_at<T>(in.v, key_head, in.dv, j0, n, s.value_places), 0, n, s.v, s.room);
+        pack_columns<Op>(sequence.keys_at<T>(in.v, key_head, in.dv, j0, n, s.value_offsets), 0, n, s.v, s.buffer);
       f(j0, n);
     }
   }
-  // f(panel, from, to) for each panel that sees some of keys [j0, j0 + n): from is a multiple of kDrawsAtOnce.
+  // Calls f(panel, from, to) for each panel that sees some of keys [j0, j0 + n). from is a multiple of kDrawsAtOnce.
   template <class F>
   void each_panel(int64_t j0, int64_t n, F&& f) const {
     for (int64_t panel = 0; panel * NR<T> < live; ++panel) {
-      const KeyRange any = s.facts.any(panel * NR<T>, NR<T>);
+      const KeyRange any = s.rules.any(panel * NR<T>, NR<T>);
       const int64_t from = any.begin > j0 ? any.begin / kDrawsAtOnce * kDrawsAtOnce : j0;
       const int64_t to = any.end < j0 + n ? any.end : j0 + n;
       if (from < to) f(panel, from < j0 ? j0 : from, to);
@@ -189,7 +190,7 @@ struct ForwardBlock {
 
   void run(const AttentionCpuPlan& plan) const {
     begin();
-    const KeyRange sees = s.facts.any(0, rows());
+    const KeyRange sees = s.rules.any(0, rows());
     const int64_t tiles = (sees.end - sees.begin / plan.block_k * plan.block_k + plan.block_k - 1) / plan.block_k;
     const int64_t origin = sees.begin / plan.block_k * plan.block_k;
     const int64_t from = origin + tiles * split / plan.splits * plan.block_k;
@@ -198,14 +199,14 @@ struct ForwardBlock {
               [&](int64_t j0, int64_t n) {
                 each_panel(j0, n, [&](int64_t panel, int64_t a, int64_t b) {
                   if (live - panel * NR<T> <= kLanes<T>)
-                    take_in<1>(panel, j0, n, a, b);
+                    online_softmax_step<1>(panel, j0, n, a, b);
                   else
-                    take_in<kVectors>(panel, j0, n, a, b);
+                    online_softmax_step<kVectors>(panel, j0, n, a, b);
                 });
               });
   }
 
-  // The row's sum over its weights, out to s.row; returns the log of the sum.
+  // Normalises row r of the sums into s.row; returns the row's lse.
   T finish_row(int64_t r) const {
     const T l = s.l[r], inverse = l == 0 ? T(0) : T(dropout_scale(in.dropout_p)) / l;
     const T* o = sums(r / NR<T>) + r % NR<T> * NR<T>;
@@ -214,17 +215,18 @@ struct ForwardBlock {
     return l == 0 ? -T(__builtin_inff()) : T(double(s.m[r]) / kUnit<Op>) + T(::log(double(l)));
   }
 
-  // The softmax itself, made again tile by tile.
+  // Recomputes the softmax tile by tile and stores it.
   void store_probs(const AttentionCpuPlan& plan) const {
-    const KeyRange sees = s.facts.any(0, rows());
+    const KeyRange sees = s.rules.any(0, rows());
     each_tile(plan.block_k, sees.begin, sees.end, false, [&](int64_t j0, int64_t n) {
       each_panel(j0, n, [&](int64_t panel, int64_t from, int64_t to) {
-        Vec<T> most[kVectors];
-        scores<kVectors>(panel, j0, from, to, most);
-        if (in.dropout_p > 0) fill_keep(s.facts, panel * NR<T>, in, from, to - from, s.keep);
+        Vec<T> row_max[kVectors];
+        scores<kVectors>(panel, j0, from, to, row_max);
+        if (in.dropout_p > 0) fill_keep(s.rules, panel * NR<T>, in, from, to - from, s.keep);
         for (int64_t r = 0; r < NR<T> && panel * NR<T> + r < live; ++r) {
-          const int64_t row = panel * NR<T> + r, i = s.facts.query[row];
-          const double lse = whole_row(p, head(row), T(double(s.m[row]) / kUnit<Op> + ::log(double(s.l[row])))).log_sum;
+          const int64_t row = panel * NR<T> + r, i = s.rules.query[row];
+          const double lse =
+              row_with_sink(p, head(row), T(double(s.m[row]) / kUnit<Op> + ::log(double(s.l[row])))).log_sum;
           for (int64_t j = 0; j < to - from; ++j) {
             const double y = double(s.scores[j * NR<T> + r]),
                          weight = y == -__builtin_inf() ? 0 : ::exp(y / kUnit<Op> - lse);
@@ -249,7 +251,8 @@ void forward(const xlstm_attention_forward& p, const AttentionCpuPlan& plan, voi
 
   parallel_tasks(executor, heads * plan.blocks * plan.splits, [&](int64_t task, int32_t worker) {
     const int64_t b = task % heads / in.heads_k, split = task / heads % plan.splits;
-    const int64_t block = plan.blocks - 1 - task / heads / plan.splits;  // with a causal mask the last has most to do
+    const int64_t block =
+        plan.blocks - 1 - task / heads / plan.splits;  // with a causal mask the last block has the most work
     const AttentionSequence sequence(in, b);
     const int64_t first = block * plan.rows, left = sequence.rows() - first;
     if (left <= 0) return;
@@ -258,7 +261,7 @@ void forward(const xlstm_attention_forward& p, const AttentionCpuPlan& plan, voi
                                 split, s};
     rows.run(plan);
     for (int64_t r = 0; r < rows.live; ++r) {
-      const int64_t i = s.facts.query[r], head = rows.head(r);
+      const int64_t i = s.rules.query[r], head = rows.head(r);
       const T lse = rows.finish_row(r);
       if (plan.splits > 1) {
         const int64_t at = split * memory.part(in) + memory.part_row(in, b, head, i);

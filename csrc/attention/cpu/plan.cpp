@@ -13,13 +13,13 @@ constexpr int64_t kDefaultBlock = 128, kDefaultBackwardBlock = 64, kDefaultBackw
 }  // namespace
 
 AttentionCpuPlan plan_attention_cpu(const AttentionShape& shape, int64_t block_k, int64_t splits, int64_t threads) {
-  constexpr int64_t kMostPanels = 32, kLargePanels = 8, kTasksPerThread = 4, kLeastTiles = 4;
+  constexpr int64_t kMaxPanels = 32, kLargePanels = 8, kTasksPerThread = 4, kMinTiles = 4;
   const int64_t heads = std::max<int64_t>(1, shape.batch * shape.heads_k);
   const int64_t panels = std::max<int64_t>(1, ceil_div(shape.rows, shape.panel));
   AttentionCpuPlan plan;
   plan.block_k = block_k ? block_k : kDefaultBlock;
-  int64_t each = std::min(kMostPanels, panels);
-  // Of large blocks twice as many: what the last of them leaves idle outweighs the packing that they save.
+  int64_t each = std::min(kMaxPanels, panels);
+  // Large blocks must be twice as many: threads that idle during the last blocks cost more than the packing saves.
   const auto enough = [&] {
     return heads * ceil_div(panels, each) >= (each > kLargePanels ? 2 : 1) * kTasksPerThread * threads;
   };
@@ -27,11 +27,11 @@ AttentionCpuPlan plan_attention_cpu(const AttentionShape& shape, int64_t block_k
   plan.rows = each * shape.panel;
   plan.blocks = ceil_div(panels, each);
   plan.splits = splits;
-  if (shape.whole_rows) plan.splits = 1;
+  if (shape.wants_probs) plan.splits = 1;
   if (plan.splits == 0) {
     const int64_t wanted = ceil_div(threads, heads * plan.blocks);
-    const int64_t most = ceil_div(shape.keys, plan.block_k) / kLeastTiles;
-    plan.splits = std::max<int64_t>(1, std::min({wanted, most, kMostSplits}));
+    const int64_t max_splits = ceil_div(shape.keys, plan.block_k) / kMinTiles;
+    plan.splits = std::max<int64_t>(1, std::min({wanted, max_splits, kMaxSplits}));
   }
   plan.workers = std::max<int64_t>(1, std::min(threads, heads * plan.blocks * plan.splits));
   return plan;

@@ -22,7 +22,7 @@ inline bool is_aligned16(const xlstm_tensor& x, int64_t features) {
 
 // Whether TMA can load the tensor: 16-byte aligned rows, at least one row, and strides that are not negative.
 inline bool has_tma_layout(const xlstm_tensor& x, int64_t features, const int64_t (&sizes)[3]) {
-  return goes_forward(x, sizes) && is_aligned16(x, features);
+  return has_forward_strides(x, sizes) && is_aligned16(x, features);
 }
 inline bool has_query_tma_layout(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
   const bool packed = in.cu_seqlens_q != nullptr;

@@ -26,7 +26,7 @@ class Crew {
     int64_t finished = 0;
     for (int64_t task; (task = __atomic_fetch_add(&c.next, 1, __ATOMIC_RELAXED)) < tasks; ++finished) f(task);
     if (finished) __atomic_fetch_add(&c.done, finished, __ATOMIC_RELEASE);
-    for (int64_t tries = 0; __atomic_load_n(&c.done, __ATOMIC_ACQUIRE) < tasks; ++tries) wait_a_little(tries);
+    for (int64_t tries = 0; __atomic_load_n(&c.done, __ATOMIC_ACQUIRE) < tasks; ++tries) spin_or_yield(tries);
   }
   // Runs f(begin, end) over [0, rows) in ranges of at most `most` rows, a multiple of 16, several to each worker.
   template <class F>

@@ -21,7 +21,7 @@
 namespace xlstm::XLSTM_ISA::engine {
 namespace {
 
-using mlstm::Decay, mlstm::decay, mlstm::take_key, mlstm::take_value, mlstm::Tiling, mlstm::TokenGates;
+using mlstm::Decay, mlstm::decay, mlstm::update_n, mlstm::update_c, mlstm::Tiling, mlstm::TokenGates;
 
 constexpr int kPartsOfBlock = 5, kOtherParts = 2;
 constexpr float kMaskedInputGate = -1e4f, kMaskedForgetGate = 1e4f;  // no input, nothing forgotten
@@ -144,10 +144,10 @@ struct Worker {
       const float* k = at.k + index * p.dqk;
       const TokenGates gates{log_sigmoid(f), sigmoid_gate ? log_sigmoid(i) : i};
       const Decay<float> d = decay<float>(sigmoid_gate, gates, double(block.m[index]));
-      const float l = take_key(d, q, k, n, p.dqk);
+      const float l = update_n(d, q, k, n, p.dqk);
       float* c = block.c + index * p.dqk * p.dhv + column;
       float* h = at.h + index * p.dhv + column;
-      take_value(d, c, c, p.dhv, q, k, at.v + index * p.dhv + column, h, p.dqk, width);
+      update_c(d, c, c, p.dhv, q, k, at.v + index * p.dhv + column, h, p.dqk, width);
       const float inverse = float(1 / normaliser(normalize, l, d.m, p.eps));
       for (int64_t j = 0; j < width; ++j) h[j] *= inverse;
       if (column != 0) return;

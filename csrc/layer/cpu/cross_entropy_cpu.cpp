@@ -4,9 +4,11 @@
 //     y = cap tanh(logits / cap)     sum = sum_c e^(y_c - max y)     loss = max y + log sum - y_target
 //     dlogits_c = dloss (e^(y_c - max y) / sum - [c is target]) (1 - (y_c / cap)^2)
 //
-// A task is a row, which is read once, a tile at a time, forward with the greatest y so far and a sum of exps that is
-// rescaled when that grows; so beside the logits there is only a number for each row. With many classes tanh and exp
-// bind, else memory.
+// Who owns what: a task owns a row and reads it once, a tile at a time. Forward is an online softmax: the maximum so
+// far and a sum of exps that is rescaled when the maximum grows. So memory other than the logits is a few numbers per
+// row.
+//
+// Floor: with many classes tanh and exp bind, else memory.
 #include "layer/cpu/kernel_table.h"
 #include "layer/cpu/rows.h"
 
@@ -22,7 +24,7 @@ template <class T>
 void forward_row(const xlstm_cross_entropy& p, int64_t row) {
   const int64_t target = class_of(p, row);
   const T cap = T(p.cap);
-  T most = -T(__builtin_inf()), at_target = 0;
+  T row_max = -T(__builtin_inf()), at_target = 0;
   double sum = 0;
   Tile<T> y;
   for_tiles(p.classes, [&](int64_t at, int n) {
@@ -30,19 +32,19 @@ void forward_row(const xlstm_cross_entropy& p, int64_t row) {
     cap_tile(y, n, cap);
     if (target >= at && target < at + n) at_target = y.value[target - at];
     for (int j = n; j % kLanes<T> != 0; ++j) y.value[j] = -T(__builtin_inf());
-    Vec<T> greatest = broadcast(most), part{};
-    for_vectors<T>(n, [&](Vec<T>& v) { greatest = v > greatest ? v : greatest; }, y);
-    T now = most;
-    for (int e = 0; e < kLanes<T>; ++e) now = greatest[e] > now ? greatest[e] : now;
-    const T shift = now == -T(__builtin_inf()) ? T(0) : now;  // with nothing but -inf so far, e^-inf is added
+    Vec<T> lane_max = broadcast(row_max), part{};
+    for_vectors<T>(n, [&](Vec<T>& v) { lane_max = v > lane_max ? v : lane_max; }, y);
+    T new_max = row_max;
+    for (int e = 0; e < kLanes<T>; ++e) new_max = lane_max[e] > new_max ? lane_max[e] : new_max;
+    const T shift = new_max == -T(__builtin_inf()) ? T(0) : new_max;  // after nothing but -inf, e^-inf is added
     for_vectors<T>(n, [&](Vec<T>& v) { part += exp(v - shift); }, y);
-    sum = sum * ::exp(double(most) - double(shift)) + double(sum_lanes<T>(part));
-    most = now;
+    sum = sum * ::exp(double(row_max) - double(shift)) + double(sum_lanes<T>(part));
+    row_max = new_max;
   });
   T* const exps = static_cast<T*>(p.exps) + 2 * row;
-  exps[0] = most;
+  exps[0] = row_max;
   exps[1] = T(sum);
-  const double loss = double(most) - double(at_target) + ::log(sum);
+  const double loss = double(row_max) - double(at_target) + ::log(sum);
   static_cast<T*>(p.loss)[row] = target == p.ignore_index ? T(0) : T(loss);
 }
 
@@ -50,7 +52,7 @@ template <class T>
 void backward_row(const xlstm_cross_entropy& p, int64_t row) {
   const int64_t target = class_of(p, row);
   const bool ignored = target == p.ignore_index;
-  const T cap = T(p.cap), most = static_cast<const T*>(p.exps)[2 * row];
+  const T cap = T(p.cap), row_max = static_cast<const T*>(p.exps)[2 * row];
   const T inverse = 1 / static_cast<const T*>(p.exps)[2 * row + 1];
   const T dloss = ignored ? T(0) : static_cast<const T*>(p.dloss)[row * p.dloss_stride];
   Tile<T> y, d;
@@ -61,7 +63,7 @@ void backward_row(const xlstm_cross_entropy& p, int64_t row) {
     }
     y.load(p.logits, row, at, n);
     cap_tile(y, n, cap);
-    for_vectors<T>(n, [&](Vec<T>& v, Vec<T>& to) { to = exp(v - most) * inverse; }, y, d);
+    for_vectors<T>(n, [&](Vec<T>& v, Vec<T>& to) { to = exp(v - row_max) * inverse; }, y, d);
     if (target >= at && target < at + n) d.value[target - at] -= 1;
     for_vectors<T>(n, [&](Vec<T>& to) { to *= dloss; }, d);
     if (cap != 0)

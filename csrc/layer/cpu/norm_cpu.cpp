@@ -8,9 +8,11 @@
 //     dx = rstd (g - mean g - n mean(g n)) + dsum     dweight = sum_rows dz n     dbias = sum_rows dz
 //     dgate = dy z sigmoid(gate) sigmoid(-gate)
 //
-// A task has rows of its own. Backward takes them in slices whose number follows from the shape alone: each slice
-// leaves its sums of dweight and dbias in workspace, and they are added in their order, so the number of threads
-// changes no bit. Memory binds: x, residual, gate are read once and sum, y written once.
+// Who owns what: a task owns some rows. Backward divides the rows into slices whose number follows from the shape
+// alone. Each slice stores its sums of dweight and dbias in the workspace, and the slices are added in order, so that
+// the number of threads changes no bit.
+//
+// Floor: memory binds. x, residual and gate are read once, sum and y are written once.
 #include "base/arena.h"
 #include "layer/cpu/kernel_table.h"
 #include "layer/cpu/rows.h"
@@ -42,7 +44,7 @@ T total(Tile<T>& x, int n) {
   return sum_lanes<T>(sum[0] + sum[1]);
 }
 
-// Of the head that begins at `from`. A head of one tile is in x already.
+// The moments of the head that begins at feature `from`. A head of one tile is already in x.
 template <class T>
 Moments<T> moments(const xlstm_norm& in, const xlstm_rows& rows, int64_t row, int64_t from, Tile<T>& x) {
   const auto sum_tiles = [&](auto&& f) {
@@ -102,14 +104,16 @@ template <class T>
 void forward(const xlstm_norm_forward& p, const Executor& executor) {
   const xlstm_norm& in = p.in;
   const NormDtypes dtypes = dtypes_of(in);
-  const int64_t width = in.heads * in.features, together = 1 + kTaskElements / width;
-  parallel_elements(executor, (in.rows + together - 1) / together, in.rows * width, [&](int64_t task, int32_t) {
-    for (int64_t row = task * together; row < in.rows && row < (task + 1) * together; ++row)
-      for (int64_t head = 0; head < in.heads; ++head) forward_head<T>(p, dtypes, row, head * in.features);
-  });
+  const int64_t width = in.heads * in.features, rows_per_task = 1 + kTaskElements / width;
+  parallel_elements(executor, (in.rows + rows_per_task - 1) / rows_per_task, in.rows * width,
+                    [&](int64_t task, int32_t) {
+                      for (int64_t row = task * rows_per_task; row < in.rows && row < (task + 1) * rows_per_task; ++row)
+                        for (int64_t head = 0; head < in.heads; ++head)
+                          forward_head<T>(p, dtypes, row, head * in.features);
+                    });
 }
 
-// Rows of a slice, and what it leaves; a head's n and g on the way.
+// The workspace of backward: dweight and dbias of each slice, and n and g of a head for each worker.
 template <class T>
 struct Memory {
   int64_t rows_of_slice, slices, width, padded;
@@ -144,7 +148,7 @@ template <class T>
 void backward_head(const xlstm_norm_backward& p, int64_t row, int64_t from, T* dweight, T* dbias, T* row_n, T* row_g) {
   const xlstm_norm& in = p.in;
   Tile<T> x, dz, z, other, bias, weight;
-  const bool one_tile = in.features <= kTile;  // which then stays in x and dz
+  const bool one_tile = in.features <= kTile;  // then the head stays in x and dz
   if (one_tile) x.load(in.x, row, from, int(in.features));
   const Moments<T> m = moments(in, in.x, row, from, x);
   Vec<T> sum_g{}, sum_gn{};
@@ -195,7 +199,7 @@ void backward_head(const xlstm_norm_backward& p, int64_t row, int64_t from, T* d
   });
 }
 
-// The slices' sums in their order.
+// Adds the slices' sums in order.
 template <class T>
 void add_slices(const T* from, const Memory<T>& memory, const xlstm_rows& to) {
   for_tiles(memory.width, [&](int64_t at, int n) {

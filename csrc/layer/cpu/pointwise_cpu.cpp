@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Soft cap and SwiGLU on a CPU, forward and backward, rounded once. A tile comes in, is changed in place and goes out;
-// memory binds, or with few elements the call itself.
+// Soft cap and SwiGLU on a CPU, forward and backward, rounded once:
+//
+//     y = cap tanh(x / cap)     y = gate sigmoid(gate) up
+//
+// A tile is loaded, changed in place and stored. Floor: memory binds, or with few elements the call itself.
 #include "layer/cpu/kernel_table.h"
 #include "layer/cpu/rows.h"
 
@@ -8,7 +11,7 @@ namespace xlstm::XLSTM_ISA::layer {
 namespace {
 
 template <class T>
-void cap_rows(const xlstm_soft_cap& p, bool forward, const Executor& executor) {
+void run_soft_cap(const xlstm_soft_cap& p, bool forward, const Executor& executor) {
   const T cap = T(p.cap);
   parallel_tiles(executor, p.rows, p.features, [&](int64_t row, int64_t at, int n) {
     Tile<T> x, dy;
@@ -30,7 +33,7 @@ void cap_rows(const xlstm_soft_cap& p, bool forward, const Executor& executor) {
 }
 
 template <class T>
-void swiglu_rows(const xlstm_swiglu& p, bool forward, const Executor& executor) {
+void run_swiglu(const xlstm_swiglu& p, bool forward, const Executor& executor) {
   parallel_tiles(executor, p.rows, p.features, [&](int64_t row, int64_t at, int n) {
     Tile<T> gate, up, dy;
     gate.load(p.gate, row, at, n);
@@ -54,12 +57,12 @@ void swiglu_rows(const xlstm_swiglu& p, bool forward, const Executor& executor) 
 }
 
 void soft_cap(const xlstm_soft_cap& p, bool forward, const Executor& executor) {
-  p.x.dtype == XLSTM_FLOAT64 ? cap_rows<double>(p, forward, executor) : cap_rows<float>(p, forward, executor);
+  p.x.dtype == XLSTM_FLOAT64 ? run_soft_cap<double>(p, forward, executor) : run_soft_cap<float>(p, forward, executor);
 }
 
 void swiglu(const xlstm_swiglu& p, bool forward, const Executor& executor) {
-  promoted(p.gate.dtype, p.up.dtype) == XLSTM_FLOAT64 ? swiglu_rows<double>(p, forward, executor)
-                                                      : swiglu_rows<float>(p, forward, executor);
+  promoted(p.gate.dtype, p.up.dtype) == XLSTM_FLOAT64 ? run_swiglu<double>(p, forward, executor)
+                                                      : run_swiglu<float>(p, forward, executor);
 }
 
 }  // namespace

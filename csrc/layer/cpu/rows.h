@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of features for the CPU kernels of the layers: a tile of a row at a time, widened, in L1, and how rows become
+// Rows of features for the CPU kernels of the layers: a tile of a row, widened, in L1, and the split of rows into
 // tasks.
 //
-// Memory binds all of these kernels, so a tile is loaded as often as its maths needs it: only the first time it comes
-// from further away than L1 or L2.
+// Memory binds all of these kernels, so a tile is loaded as often as its maths needs it: only the first load comes from
+// further away than L1 or L2.
 #pragma once
 
 #include "layer/dtypes.h"
@@ -16,7 +16,7 @@ constexpr int kTile = 512;  // features
 template <class T>
 constexpr xlstm_dtype kStoredAs = sizeof(T) == 8 ? XLSTM_FLOAT64 : XLSTM_FLOAT32;
 
-// Features of one row, with zeros up to whole vectors.
+// Features of one row, with zeros up to the end of the last vector.
 template <class T>
 struct Tile {
   alignas(kVectorBytes) T value[kTile];
@@ -36,13 +36,13 @@ struct Tile {
   }
 };
 
-// f(at, n) for the tiles of a row.
+// Calls f(at, n) for the tiles of a row.
 template <class F>
 inline void for_tiles(int64_t features, F&& f) {
   for (int64_t at = 0; at < features; at += kTile) f(at, int(features - at < kTile ? features - at : kTile));
 }
 
-// value = f(value), of vectors that lie side by side in tiles.
+// Calls f(vector of each tile...) for the vectors of the tiles, which f may change.
 template <class T, class F, class... Tiles>
 inline void for_vectors(int n, F&& f, Tiles&... tiles) {
   for (int j = 0; j < n; j += kLanes<T>) f(*reinterpret_cast<Vec<T>*>(tiles.value + j)...);
@@ -60,27 +60,27 @@ inline Vec<T> sigmoid(Vec<T> x) {
   return T(1) / (T(1) + exp(-x));
 }
 
-// Few elements are one thread's: waking another takes longer.
+// One thread takes so many elements: waking another thread for fewer takes longer.
 constexpr int64_t kTaskElements = 16384;
 
 template <class F>
 inline void parallel_elements(Executor executor, int64_t tasks, int64_t elements, F&& f) {
-  const int64_t most = 1 + elements / kTaskElements;
-  if (most < executor.workers) executor.workers = int32_t(most);
+  const int64_t max_workers = 1 + elements / kTaskElements;
+  if (max_workers < executor.workers) executor.workers = int32_t(max_workers);
   if (executor.workers > 1 && tasks > 1) return parallel_tasks(executor, tasks, f);
   for (int64_t task = 0; task < tasks; ++task) f(task, 0);
 }
 
-// f(row, at, n) for every tile of every row, in tasks of some rows, or of some of a long row's features.
+// Calls f(row, at, n) for every tile of every row, in tasks of several rows, or of a part of a long row's features.
 template <class F>
 inline void parallel_tiles(const Executor& executor, int64_t rows, int64_t features, F&& f) {
-  const int64_t pieces = features > kTaskElements ? (features + kTaskElements - 1) / kTaskElements : 1;
-  const int64_t together = pieces > 1 || features == 0 ? 1 : kTaskElements / features;
-  const int64_t groups = (rows + together - 1) / together;
-  parallel_elements(executor, groups * pieces, rows * features, [&](int64_t task, int32_t) {
-    const int64_t first = task / pieces * together, begin = task % pieces * kTaskElements;
+  const int64_t parts = features > kTaskElements ? (features + kTaskElements - 1) / kTaskElements : 1;
+  const int64_t rows_per_task = parts > 1 || features == 0 ? 1 : kTaskElements / features;
+  const int64_t groups = (rows + rows_per_task - 1) / rows_per_task;
+  parallel_elements(executor, groups * parts, rows * features, [&](int64_t task, int32_t) {
+    const int64_t first = task / parts * rows_per_task, begin = task % parts * kTaskElements;
     const int64_t end = features - begin < kTaskElements ? features : begin + kTaskElements;
-    for (int64_t row = first; row < rows && row < first + together; ++row)
+    for (int64_t row = first; row < rows && row < first + rows_per_task; ++row)
       for_tiles(end - begin, [&](int64_t at, int n) { f(row, begin + at, n); });
   });
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a walk (chunk_walk.h) is given and what it works in: the gates of its tokens, factors and flows by token,
-// scratch.
+// The inputs of a walk (chunk_walk.h) other than its operands, and its scratch: gates, factors and flows by token.
 #pragma once
 
 #include "base/arena.h"
@@ -9,14 +8,14 @@
 
 namespace xlstm::XLSTM_ISA::mlstm {
 
-// What the gates say about each token of one head's row: log forget, log input, stabiliser after the token.
+// The gates of each token of one head's row: log forget gate, log input gate, stabiliser after the token.
 struct Gates {
   double *lf, *ig, *m;
   int64_t begin, end;  // the sequence's tokens
-  double m_initial;    // before them
+  double m_initial;    // the stabiliser before them
 
   double m_before(int64_t t) const { return t == begin ? m_initial : m[t - 1]; }
-  // What is left of a state from before token t0 after token t1 - 1, in stabilised terms.
+  // The factor by which tokens [t0, t1) decay a state, in stabilised terms.
   double decay(int64_t t0, int64_t t1) const {
     double b = 0;
     for (int64_t t = t0; t < t1; ++t) b += lf[t];
@@ -24,15 +23,15 @@ struct Gates {
   }
 };
 
-// Tokens of [t0, t0 + n) up to the first, but t0 itself, that has lf = -inf: what stands on either side of it does not
-// mix, and differences of sums over it would be NaN.
-inline int64_t whole(const Gates& gates, int64_t t0, int64_t n) {
+// The number of tokens of [t0, t0 + n) before the first token after t0 that has lf = -inf. Tokens on either side of
+// such a token do not mix, and differences of sums of lf across it would be NaN.
+inline int64_t tokens_to_hard_forget(const Gates& gates, int64_t t0, int64_t n) {
   int64_t j = 1;
   while (j < n && gates.lf[t0 + j] != -__builtin_inf()) ++j;
   return j;
 }
 
-// A factor of each token: one for all, times one per token where there are such.
+// A factor of each token: a common factor, times one per token where per_token is not null.
 template <class T>
 struct Gain {
   T all = 1;
@@ -41,39 +40,39 @@ struct Gain {
   T operator()(int64_t t) const { return per_token ? all * per_token[t] : all; }
 };
 
-// What flows between tokens, by token: out_t . with_t is a sum of terms score_ts (y_s . with_t) and of what the state
-// brings. Their signs are those of the gradient itself, so sums of them keep their digits where differences would not.
+// The flows between tokens, by token: out_t . with_t is a sum of terms score_ts (y_s . with_t) and of a term from the
+// state. These terms add up to the gradient of the forget gates without a difference of large sums, so digits are kept.
 template <class T>
 struct Flows {
   Rows<T> with;
-  T* outside = nullptr;  // out . with of what came with the state, from beyond the chunk; null: no flows
-  T* across = nullptr;   // of the pairs s < token <= t in the chunk: the sum
-  T* inside = nullptr;   // of the pairs token = s <= t in the chunk: the sum
+  T* outside = nullptr;  // the term from the state, that is from beyond the chunk; null: no flows
+  T* across = nullptr;   // the sum over pairs s < token <= t in the chunk
+  T* inside = nullptr;   // the sum over pairs token = s <= t in the chunk
 };
 
-// Dims that fix the size of a walk's scratch.
+// The dims that fix the size of a walk's scratch.
 struct WalkDims {
   int64_t chunk, x, y;
-  bool twin = false;  // has a second output
+  bool twin = false;  // whether the walk has a second output
 };
 
 template <class Op>
 struct WalkScratch {
   using T = typename Op::Scalar;
-  T* state;                                       // column panels (x, NR) of T, then the vector of the ones
+  T* state;                                       // column panels (x, NR) of T, then the vector of the ones column
   T *state_operand, *a, *y, *scores;              // elements of Op
-  T *x, *x_weighted;                              // too; the second replaces the first when scores are made
-  T *with, *y_transposed, *x_rows, *twin_scores;  // for a second output
-  T *left, *block, *pairs;                        // too
-  T *rest, *scores_rest;                          // of a panel of state_operand, of scores
-  T *room, *tile, *decays, *flow;
+  T *x, *x_weighted;                              // elements of Op; x_weighted overwrites x once the scores are done
+  T *with, *y_transposed, *x_rows, *twin_scores;  // for the twin
+  T *left, *block, *pairs;                        // for the twin
+  T *rounding_error, *scores_error;               // what rounding to Op removes from a panel of the state, from scores
+  T *buffer, *tile, *decays, *flow;
   T *row_factor, *weight, *row_gain, *column_gain, *row_extra, *column_extra, *inverse;
   double *row_exponent, *column_exponent, *ones, *wide, *ones_next;
   int64_t x_stride;
-  int64_t first_token = 0;  // of the chunk at hand
+  int64_t first_token = 0;  // of the current chunk
   T decay = 1;
-  bool empty = false;  // the state is zero
-  bool given = false;  // the state is one that the walk was given
+  bool empty = false;        // the state is zero
+  bool from_caller = false;  // the state is the one that the walk began with
 
   static int64_t state_size(int64_t x, int64_t y) { return x * padded<T>(y) + padded<T>(x > y ? x : y); }
   T* ones_state(int64_t x, int64_t y) const { return state + x * padded<T>(y); }
@@ -97,9 +96,9 @@ struct WalkScratch {
     left = twin(Op::kPack == 1 ? 0 : kRows * padded<T>(d.y) / Op::kPack);
     block = twin(NR<T> * tokens);
     pairs = twin((d.chunk + 1) * tokens);
-    scores_rest = arena.take<T>(Op::kPack == 1 ? 0 : steps * tokens);
-    rest = arena.take<T>(Op::kPack == 1 ? 0 : packed<Op>(d.x) * NR<T>);
-    room = arena.take<T>(pack_room<T>(wide_dim));
+    scores_error = arena.take<T>(Op::kPack == 1 ? 0 : steps * tokens);
+    rounding_error = arena.take<T>(Op::kPack == 1 ? 0 : packed<Op>(d.x) * NR<T>);
+    buffer = arena.take<T>(pack_buffer_size<T>(wide_dim));
     tile = arena.take<T>(NR<T> * NR<T>);
     decays = arena.take<T>(kRows * NR<T>);
     flow = arena.take<T>(tokens * kLanes<T>);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a walk (chunk_walk.h) is given, and what it makes of a chunk before the state is touched: the gates' factors,
-// the scores with what flows between their pairs of tokens, and the column of ones.
+// The inputs of a walk (chunk_walk.h), and the steps on a chunk that precede the products with the state: the gates'
+// factors, the scores with the flows between their pairs of tokens, and the column of ones.
 #pragma once
 
 #include "mlstm/cpu/chunk_memory.h"
@@ -14,16 +14,16 @@ struct WalkScores {
   bool reverse = false;
   Gates gates = {};
   Gain<T> rows = {}, columns = {};
-  Flows<T> flows = {};  // with.. is b of a twin
-  bool ones = false;    // y has a column of ones, which goes to s.ones and not to the sink
-  bool extra = false;   // a and x have a feature more:
+  Flows<T> flows = {};  // with a twin, flows.with is b
+  bool ones = false;    // y has a column of ones; its outputs go to s.ones and not to the sink
+  bool extra = false;   // a and x have one more feature, whose values are
   Gain<T> a_extra = {}, x_extra = {};
 
  protected:
-  // The chunk's gate factors. Differences of cumulative sums are taken in double: after forgetting e^-60 for 64 tokens
-  // a float sum has lost what the next token adds. The first token's lf is kept apart, so a chunk may begin with lf =
-  // -inf.
-  void measure(int64_t t0, int64_t n, WalkScratch<Op>& s) const {
+  // Computes the chunk's gate factors. Differences of cumulative sums are taken in double: after forgetting e^-60 for
+  // 64 tokens a float sum has lost what the next token adds. The first token's lf is kept apart, so that a chunk may
+  // begin with lf = -inf.
+  void compute_gate_factors(int64_t t0, int64_t n, WalkScratch<Op>& s) const {
     s.first_token = t0;
     const double *lf = gates.lf + t0, *ig = gates.ig + t0, *m = gates.m + t0;
     const double m_before = gates.m_before(t0), m_end = m[n - 1];
@@ -51,14 +51,14 @@ struct WalkScores {
     s.decay = T(::exp(lf[0] + b + (m_before - m_end)));
   }
 
-  // scores[c][r] = (x_c . a_r) D_rc with its gains where c may reach r, else 0: transposed, tokens of x down. For a
-  // twin (y_c . b_r) D_rc too.
-  void score(int64_t t0, int64_t n, WalkScratch<Op>& s) const {
+  // Computes scores[c][r] = (x_c . a_r) D_rc with its gains where c may reach r, else 0: transposed, tokens of x down.
+  // For a twin also twin_scores[c][r] = (y_c . b_r) D_rc.
+  void compute_scores(int64_t t0, int64_t n, WalkScratch<Op>& s) const {
     const int64_t width = packed<Op>(x.features), twin_width = packed<Op>(y.features), ld = padded<T>(n);
     for (int64_t t = 0; t < ld; ++t) s.ones[t] = 0;
     if (flows.across) {
-      pack_transposed<Op>(flows.with, t0, n, s.with, s.room);
-      pack_transposed<Op>(y, t0, n, s.y_transposed, s.room);
+      pack_transposed<Op>(flows.with, t0, n, s.with, s.buffer);
+      pack_transposed<Op>(y, t0, n, s.y_transposed, s.buffer);
     }
     for (int64_t r0 = 0; r0 < n; r0 += NR<T>) {
       const int64_t first = reverse ? r0 : 0, last = reverse ? n : (r0 + NR<T> < n ? r0 + NR<T> : n);
@@ -68,15 +68,15 @@ struct WalkScores {
         with_rows<T, kVectors>(rows, [&](auto& tile) XLSTM_INLINED {
           tile.template product<Op>(s.x + c / NR<T> * width * NR<T> + c % NR<T>, NR<T>, s.a + r0 * width, width);
           if (extra) tile.add_outer(s.column_extra + c, s.row_extra + r0);
-          find_decays(c, rows, r0, s);
-          weigh(tile, c, r0, s);
+          compute_decays(c, rows, r0, s);
+          apply_decays(tile, c, r0, s);
           tile.template store_packed<Op>(s.scores + c / Op::kPack * ld + r0, ld);
           if (flows.across) tile.store_to(pairs, ld);
           if (ones) tile.store_to(s.tile);
           if constexpr (Op::kPack > 1)
             if (ones) {
-              tile.template keep_rest<Op>();
-              tile.template store_packed<Op>(s.scores_rest + c / Op::kPack * ld + r0, ld);
+              tile.template keep_rounding_error<Op>();
+              tile.template store_packed<Op>(s.scores_error + c / Op::kPack * ld + r0, ld);
             }
         });
         for (int64_t j = 0; ones && j < rows; ++j)
@@ -86,7 +86,7 @@ struct WalkScores {
             tile.template product<Op>(s.y_transposed + c / NR<T> * twin_width * NR<T> + c % NR<T>, NR<T>,
                                       s.with + r0 * twin_width, twin_width);
             tile.scale(pairs, ld);
-            weigh(tile, c, r0, s);
+            apply_decays(tile, c, r0, s);
             tile.template store_packed<Op>(s.twin_scores + c / Op::kPack * ld + r0, ld);
           });
       }
@@ -94,8 +94,8 @@ struct WalkScores {
     if (flows.across) sum_pairs(t0, n, s);
   }
 
-  // D of the rows c and columns r at hand, wherever they lie.
-  void find_decays(int64_t c0, int64_t rows, int64_t r0, WalkScratch<Op>& s) const {
+  // Computes D for rows [c0, c0 + rows) and columns [r0, r0 + NR), without the mask.
+  void compute_decays(int64_t c0, int64_t rows, int64_t r0, WalkScratch<Op>& s) const {
     for (int64_t c = c0; c < c0 + rows; ++c) {
       T* d = s.decays + (c - c0) * NR<T>;
       for (int e = 0; e < NR<T>; ++e) d[e] = T(s.column_exponent[c] + s.row_exponent[r0 + e]);
@@ -105,9 +105,9 @@ struct WalkScores {
     }
   }
 
-  // The tile times its D; 0 where c does not reach r, whatever stood there.
+  // Multiplies the tile by its D and sets it to 0 where c does not reach r, even if it holds a NaN there.
   template <class Tile>
-  void weigh(Tile& tile, int64_t c0, int64_t r0, WalkScratch<Op>& s) const {
+  void apply_decays(Tile& tile, int64_t c0, int64_t r0, WalkScratch<Op>& s) const {
     tile.scale_by(s.decays);
     if (reverse ? c0 >= r0 + NR<T> : c0 + kRows <= r0 + 1) return;
     typedef typename VectorOf<IntegerOf<T>>::type Int;
@@ -120,11 +120,11 @@ struct WalkScores {
       }
   }
 
-  // From pairs, which hold score_ts (y_t . with_s) at [t][s], in reverse walks: s up to t, and zeros to the panel's
-  // end.
+  // Sums the flows between pairs. In reverse walks pairs hold score_ts (y_t . with_s) at [t][s] for s up to t, and
+  // zeros to the panel's end.
   void sum_pairs(int64_t t0, int64_t n, WalkScratch<Op>& s) const {
     const int64_t ld = padded<T>(n);
-    T* until = s.pairs + n * ld;  // for each s, of the tokens from the one at hand on
+    T* until = s.pairs + n * ld;  // for each s, the sum over tokens t >= j
     for (int64_t t = 0; t < ld; ++t) until[t] = 0;
     for (int64_t j = n - 1; j >= 0; --j) {
       const T* row = s.pairs + j * ld;
@@ -134,7 +134,8 @@ struct WalkScores {
     }
   }
 
-  // The column of ones in y: s.ones, which holds the scores' row sums, gets f (a n) too; then n takes in the chunk.
+  // Applies the column of ones in y: adds f (a n) to s.ones, which holds the scores' row sums, then updates n with the
+  // chunk.
   void add_ones(int64_t t0, int64_t n, bool outputs, bool update, WalkScratch<Op>& s) const {
     const int64_t width = x.features;
     T* state = s.ones_state(width, y.features);
@@ -144,13 +145,13 @@ struct WalkScores {
     }
     for (int64_t t = 0; t < n; ++t) {
       if (outputs) {
-        a.read(t0 + t, s.room);
-        s.ones[t] += double(s.row_factor[t]) * wide_dot(s.room, s.wide, width);
+        a.read(t0 + t, s.buffer);
+        s.ones[t] += double(s.row_factor[t]) * wide_dot(s.buffer, s.wide, width);
       }
       if (!update) continue;
-      x.read(t0 + t, s.room);
+      x.read(t0 + t, s.buffer);
       const double weight = s.weight[t];
-      for (int64_t j = 0; j < width; ++j) s.ones_next[j] += weight * double(s.room[j]);
+      for (int64_t j = 0; j < width; ++j) s.ones_next[j] += weight * double(s.buffer[j]);
     }
     for (int64_t j = 0; update && j < width; ++j) state[j] = T(s.ones_next[j]);
   }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The walk: the one loop that forward and backward are made of, on a CPU.
 //
-// Given tokens of three kinds a, x, y and a state C (features of x by features of y), it goes through the chunks in one
-// direction of time and computes, per chunk,
+// The walk takes tokens of three kinds a, x, y and a state C (features of x by features of y). It goes through the
+// chunks in one direction of time and computes, per chunk,
 //     out = f ∘ (a C) + ((a x^T) ∘ D) y         D_ts = e^(row_t + col_s), s <= t forward, s >= t in reverse
 //     C   = decay C + (x w)^T y
-// and, with tokens b like y, a second output from the same state (the twin):
+// and, with tokens b of y's shape, a second output from the same state (the twin):
 //     twin = f ∘ (b C^T) + ((b y^T) ∘ D) x
 //
 //               direction   a        x          y      rows times   columns times   out      twin        state
@@ -13,20 +13,21 @@
 //   dq          forward     dh, dl N v, 1       k      s / N        1               dq                   [C, n]^T
 //   dk, dv      reverse     v, 1     dh, dl N   q      1            s / N           dk       dv (b: k)   [dC, dn]^T
 //
-// The normaliser is the column 1 (and dl, and n), so it needs no formula of its own. That column is never an operand:
-// it adds one multiply-add to a product, in T, whatever operands are rounded to; and in the forward walk it is summed
-// in double: where l cancels, its rounding is all that h has of errors. Factors of tokens (s = DHQK^-1/2 and 1 / N)
-// belong to f, D and w, so that operands are packed as they lie in memory.
+// The normaliser is the column 1 of y (and dl of a or x, and n of the state), so it needs no formula of its own. That
+// column is never an operand of a product: it adds one multiply-add per element, in T, whatever the operands are
+// rounded to. In the forward walk it is summed in double: where l cancels, its rounding is the whole error of h.
+// Factors of tokens (s = DHQK^-1/2 and 1 / N) belong to f, D and w, so that operands are packed as they lie in memory.
 //
-// Who owns what: one task walks one segment of one head with the state in its scratch, 0.5 MB at 256 x 512 in float: it
-// and a packed chunk live in L2. Per chunk of L tokens the products are 2 L DHQK DHHV multiply-adds for the state (3
-// with a twin) and L^2 (DHQK + DHHV) / 2 for the scores; packing touches each element once. The fused multiply-add
-// units bind.
+// Who owns what: one task walks one segment of one head with the state in its scratch, 0.5 MB at 256 x 512 in float.
+// The state and a packed chunk stay in L2.
+//
+// Floor: per chunk of L tokens the products are 2 L DHQK DHHV multiply-adds for the state (3 with a twin) and
+// L^2 (DHQK + DHHV) / 2 for the scores; packing touches each element once. The fused multiply-add units bind.
 //
 // With Op = Bf16Pairs products take bfloat16 operands and sum in float. The state is kept in float; each product reads
-// it, the scores and the weighted x rounded once, as a bfloat16 matmul in torch would. Twice it is not enough, because
-// sums behind df cancel, and what rounding leaves is multiplied too: the scores of forward, since dl comes from h; and
-// a state that was given.
+// the state, the scores and the weighted x rounded once, as a bfloat16 matmul in torch would. In two cases one rounding
+// loses too much, because the sums for df cancel, and the rounding errors are multiplied too: the scores of forward,
+// since dl comes from h; and the state that the walk began with.
 #pragma once
 
 #include "mlstm/cpu/chunk_scores.h"
@@ -38,17 +39,17 @@ struct Walk : WalkScores<Op> {
   using typename WalkScores<Op>::T;
   using WalkScores<Op>::a, WalkScores<Op>::x, WalkScores<Op>::y, WalkScores<Op>::reverse, WalkScores<Op>::gates;
   using WalkScores<Op>::flows, WalkScores<Op>::ones, WalkScores<Op>::extra;
-  using WalkScores<Op>::measure, WalkScores<Op>::score, WalkScores<Op>::add_ones;
+  using WalkScores<Op>::compute_gate_factors, WalkScores<Op>::compute_scores, WalkScores<Op>::add_ones;
 
-  // Walks tokens [begin, end) in chunks, from and to s.state. sink(token, rows, column, columns, values) receives
-  // each tile of out, values (rows, NR), the last columns first; sink.twin, where there is one, those of the twin.
-  // Without outputs only the state moves. border(token) is called before each chunk, token being the first after
-  // s.state in time.
+  // Walks tokens [begin, end) in chunks: the mainloop. s.state is the state before and after. sink(token, rows, column,
+  // columns, values) receives each tile of out, values (rows, NR), the last columns first; sink.twin, if present,
+  // receives the tiles of the twin. Without outputs only the state is updated. border(token) is called before each
+  // chunk, token being the first after s.state in time.
   template <class Sink, class Border>
   void run(int64_t begin, int64_t end, int64_t chunk, bool outputs, bool last_state, WalkScratch<Op>& s, Sink&& sink,
            Border&& border) const {
     if (outputs) pack_state(s);
-    s.given = outputs && !s.empty;
+    s.from_caller = outputs && !s.empty;
     const int64_t chunks = (end - begin + chunk - 1) / chunk;
     for (int64_t j = 0; j < chunks; ++j) {
       const int64_t t0 = begin + (reverse ? chunks - 1 - j : j) * chunk;
@@ -62,28 +63,29 @@ struct Walk : WalkScores<Op> {
   template <class Sink>
   void step(int64_t t0, int64_t n, bool outputs, bool update, WalkScratch<Op>& s, Sink& sink) const {
     constexpr bool has_twin = requires { sink.twin; };
-    if (const int64_t first = whole(gates, t0, n); first < n) {
+    if (const int64_t first = tokens_to_hard_forget(gates, t0, n); first < n) {
       step(reverse ? t0 + first : t0, reverse ? n - first : first, outputs, true, s, sink);
       step(reverse ? t0 : t0 + first, reverse ? first : n - first, outputs, update, s, sink);
       return;
     }
-    measure(t0, n, s);
+    compute_gate_factors(t0, n, s);
     if (s.decay != s.decay) s.empty = false;  // NaN times zero is NaN
-    bool finite = pack_columns<Op>(y, t0, n, s.y, s.room);
-    if (has_twin && outputs) finite &= pack_rows<Op>(x, t0, n, s.x_rows, s.x_stride, s.room);
+    bool finite = pack_columns<Op>(y, t0, n, s.y, s.buffer);
+    if (has_twin && outputs) finite &= pack_rows<Op>(x, t0, n, s.x_rows, s.x_stride, s.buffer);
     if (!finite && n > 1) {
-      // A NaN or an infinity must not reach tokens on its far side: zero times it is not zero. One by one, then.
+      // A NaN or an infinity must not reach tokens that it does not precede, but zero times it is not zero. So the
+      // chunk is taken token by token.
       for (int64_t j = 0; j < n; ++j) step(t0 + (reverse ? n - 1 - j : j), 1, outputs, update || j + 1 < n, s, sink);
       return;
     }
-    // Such a token itself, forward in time, meets the state with its own infinities in it, as in the recurrence.
-    const bool late = !finite && !reverse;
+    // In a forward walk such a token reads the state that already includes its own infinities, as in the recurrence.
+    const bool update_first = !finite && !reverse;
     if (outputs) {
-      pack_transposed<Op>(a, t0, n, s.a, s.room);
-      pack_transposed<Op>(x, t0, n, s.x, s.room);
-      score(t0, n, s);
+      pack_transposed<Op>(a, t0, n, s.a, s.buffer);
+      pack_transposed<Op>(x, t0, n, s.x, s.buffer);
+      compute_scores(t0, n, s);
     }
-    if (update || late) pack_weighted<Op>(x, t0, n, s.weight, s.x_weighted, s.x_stride, s.room);
+    if (update || update_first) pack_weighted<Op>(x, t0, n, s.weight, s.x_weighted, s.x_stride, s.buffer);
     if (ones) add_ones(t0, n, outputs, update, s);
     if constexpr (has_twin)
       if (outputs) twin(t0, n, s, sink.twin);
@@ -91,13 +93,13 @@ struct Walk : WalkScores<Op> {
     const int64_t count = panels<T>(y.features);
     for (int64_t p = count - 1; p >= 0; --p) {
       prefetch(t0 + (reverse ? -n : n), n, p, count, outputs);
-      if (late) update_panel(p, n, s);
-      if (outputs) out_panel(p, t0, n, late, s, sink);
-      if (update && !late) update_panel(p, n, s);
+      if (update_first) update_panel(p, n, s);
+      if (outputs) out_panel(p, t0, n, update_first, s, sink);
+      if (update && !update_first) update_panel(p, n, s);
     }
     for (int64_t t = 0; flows.outside && outputs && t < n; ++t)
       flows.outside[t0 + t] += s.row_factor[t] * T(total<T>(load(s.flow + t * kLanes<T>)));
-    if (update || late) s.empty = s.given = false;
+    if (update || update_first) s.empty = s.from_caller = false;
   }
 
   int64_t columns_of(int64_t panel) const {
@@ -106,13 +108,13 @@ struct Walk : WalkScores<Op> {
   }
 
   template <class Sink>
-  void out_panel(int64_t p, int64_t t0, int64_t n, bool late, WalkScratch<Op>& s, Sink& sink) const {
+  void out_panel(int64_t p, int64_t t0, int64_t n, bool update_first, WalkScratch<Op>& s, Sink& sink) const {
     const int64_t column = p * NR<T>, columns = columns_of(p), width = x.features, ld = padded<T>(n);
     const int64_t steps = packed<Op>(width), tokens = packed<Op>(n);
     const T *operand = s.state_operand + p * steps * NR<T>, *right = s.y + p * tokens * NR<T>;
-    const T *of_ones = s.ones_state(width, y.features) + column, *factor = late ? s.row_gain : s.row_factor;
-    const bool from_state = late || !s.empty, with_rest = Op::kPack > 1 && s.given && !late;
-    if (with_rest) pack_rest(p, s);
+    const T *ones_row = s.ones_state(width, y.features) + column, *factor = update_first ? s.row_gain : s.row_factor;
+    const bool from_state = update_first || !s.empty, with_error = Op::kPack > 1 && s.from_caller && !update_first;
+    if (with_error) pack_state_error(p, s);
     for (int64_t t = 0; t < n; t += kRows) {
       const int64_t rows = n - t < kRows ? n - t : kRows;
       const int64_t first = reverse ? t / Op::kPack : 0, last = reverse ? tokens : packed<Op>(t + rows);
@@ -120,21 +122,22 @@ struct Walk : WalkScores<Op> {
         if (from_state) {
           const T* left = s.a + t / NR<T> * steps * NR<T> + t % NR<T>;
           tile.template product<Op>(left, NR<T>, operand, steps);
-          if (with_rest) {
-            auto rest = tile;
-            rest.template product<Op>(left, NR<T>, s.rest, steps);
-            tile.add(rest);
+          if (with_error) {
+            auto rounding_error = tile;
+            rounding_error.template product<Op>(left, NR<T>, s.rounding_error, steps);
+            tile.add(rounding_error);
           }
-          if (extra) tile.add_outer(s.row_extra + t, of_ones);
+          if (extra) tile.add_outer(s.row_extra + t, ones_row);
           tile.store_to(s.tile);
           if (flows.outside) flow_outside(t0 + t, rows, column, columns, s);
         }
-        // Summed on its own: what the state brings can be large, and would round each token's share.
-        tile.template product<Op>(s.scores + first * ld + t, ld, right + first * NR<T>, late ? 0 : last - first);
-        if (Op::kPack > 1 && ones && !late) {
-          auto rest = tile;
-          rest.template product<Op>(s.scores_rest + first * ld + t, ld, right + first * NR<T>, last - first);
-          tile.add(rest);
+        // The scores are summed apart: the state's term can be large, and would round each token's share.
+        tile.template product<Op>(s.scores + first * ld + t, ld, right + first * NR<T>,
+                                  update_first ? 0 : last - first);
+        if (Op::kPack > 1 && ones && !update_first) {
+          auto rounding_error = tile;
+          rounding_error.template product<Op>(s.scores_error + first * ld + t, ld, right + first * NR<T>, last - first);
+          tile.add(rounding_error);
         }
         if (from_state) tile.add_scaled_rows(s.tile, factor + t);
         tile.store_to(s.tile);
@@ -149,14 +152,14 @@ struct Walk : WalkScores<Op> {
     const T* right = s.y + p * tokens * NR<T>;
     for (int64_t f = 0; f < width; f += kRows)
       with_tile<T>(width - f < kRows ? width - f : kRows, columns_of(p), [&](auto& tile) XLSTM_INLINED {
-        // The chunk is summed first: a large state would round each of its tokens.
+        // The chunk is summed before the state is added: a large state would round each token's share.
         tile.template product<Op>(s.x_weighted + f, s.x_stride, right, tokens);
         if (!s.empty) tile.add_scaled(state + f * NR<T>, s.decay);
         tile.store_to(state + f * NR<T>);
         if constexpr (Op::kPack > 1) tile.template store_packed<Op>(operand + f / Op::kPack * NR<T>);
       });
     if (!extra) return;
-    T* of_ones = s.ones_state(width, y.features) + p * NR<T>;
+    T* ones_row = s.ones_state(width, y.features) + p * NR<T>;
     for (int v = 0; v < kVectors; ++v) {
       Vec<T> sum{};
       for (int64_t t = 0; t < n; t += Op::kPack) {
@@ -165,12 +168,13 @@ struct Walk : WalkScores<Op> {
         sum += first * (s.weight[t] * s.column_extra[t]);
         if (Op::kPack == 2 && t + 1 < n) sum += second * (s.weight[t + 1] * s.column_extra[t + 1]);
       }
-      store(of_ones + v * kLanes<T>, load(of_ones + v * kLanes<T>) * s.decay + sum);
+      store(ones_row + v * kLanes<T>, load(ones_row + v * kLanes<T>) * s.decay + sum);
     }
   }
 
-  // The second output, before the state moves on. It comes transposed, features down and tokens across: the state is
-  // the left operand as it lies, by rows; x by tokens, as it lies in memory, is the other.
+  // Computes the second output, before the state is updated. It comes transposed, features down and tokens across: the
+  // state is the left operand as it lies, by rows; x by tokens, as it lies in memory, is the left operand of the
+  // scores.
   template <class Sink>
   void twin(int64_t t0, int64_t n, WalkScratch<Op>& s, Sink& sink) const {
     const int64_t width = x.features, depth = packed<Op>(y.features), ld = padded<T>(n), tokens = packed<Op>(n);
@@ -215,22 +219,22 @@ struct Walk : WalkScores<Op> {
     }
   }
 
-  // Features [column, end) of all tokens, from s.block, as tiles of tokens.
+  // Passes features [column, end) of all tokens from s.block to the sink, as tiles of tokens.
   template <class Sink>
   void sink_block(int64_t t0, int64_t n, int64_t column, int64_t end, WalkScratch<Op>& s, Sink& sink) const {
     constexpr int lanes = kLanes<T>;
     for (int64_t t = 0; t < n; t += lanes) {
       for (int64_t f = 0; f < end - column; f += lanes) {
-        Vec<T> square[lanes];
-        for (int r = 0; r < lanes; ++r) square[r] = load(s.block + (f + r) * padded<T>(n) + t);
-        transpose<T>(square);
-        for (int r = 0; r < lanes; ++r) store(s.tile + r * NR<T> + f, square[r]);
+        Vec<T> block[lanes];
+        for (int r = 0; r < lanes; ++r) block[r] = load(s.block + (f + r) * padded<T>(n) + t);
+        transpose<T>(block);
+        for (int r = 0; r < lanes; ++r) store(s.tile + r * NR<T> + f, block[r]);
       }
       sink(t0 + t, n - t < lanes ? n - t : lanes, column, end - column, s.tile);
     }
   }
 
-  // The state as an operand, when it does not come out of an update.
+  // Packs the state as an operand, when no update has done so.
   void pack_state(WalkScratch<Op>& s) const {
     const int64_t width = x.features;
     if constexpr (Op::kPack > 1)
@@ -242,20 +246,21 @@ struct Walk : WalkScores<Op> {
           });
   }
 
-  // What a panel of the state loses as an operand. A state that was given is read with it: what flows from it, into
-  // dm_initial above all, is few numbers in which roundings do not average out.
-  void pack_rest(int64_t p, WalkScratch<Op>& s) const {
+  // Packs the error that a panel of the state loses as an operand. The state that the walk began with is read together
+  // with this error: the flows from it, into dm_initial above all, are few numbers in which roundings do not average
+  // out.
+  void pack_state_error(int64_t p, WalkScratch<Op>& s) const {
     const int64_t width = x.features;
     if constexpr (Op::kPack > 1)
       for (int64_t f = 0; f < width; f += kRows)
         with_rows<T, kVectors>(width - f < kRows ? width - f : kRows, [&](auto& tile) XLSTM_INLINED {
           tile.load_from(s.state + (p * width + f) * NR<T>);
-          tile.template keep_rest<Op>();
-          tile.template store_packed<Op>(s.rest + f / Op::kPack * NR<T>);
+          tile.template keep_rounding_error<Op>();
+          tile.template store_packed<Op>(s.rounding_error + f / Op::kPack * NR<T>);
         });
   }
 
-  // A share of the next chunk's rows, asked for while this chunk is multiplied.
+  // Prefetches a share of the next chunk's rows while this chunk is multiplied.
   void prefetch(int64_t t0, int64_t n, int64_t share, int64_t shares, bool outputs) const {
     if (t0 < gates.begin || t0 + n > gates.end) return;
     for (int64_t t = t0 + n * share / shares; t < t0 + n * (share + 1) / shares; ++t) {
@@ -265,18 +270,19 @@ struct Walk : WalkScores<Op> {
     }
   }
 
+  // Adds out . with over the tile's columns, out being the state's term in s.tile, to the flow of each row.
   void flow_outside(int64_t token, int64_t rows, int64_t column, int64_t columns, WalkScratch<Op>& s) const {
     const int64_t vectors = (columns + kLanes<T> - 1) / kLanes<T>;
     for (int64_t r = 0; r < rows; ++r) {
       if (columns == NR<T>)
-        flows.with.read_part(token + r, column, NR<T>, s.room);
+        flows.with.read_part(token + r, column, NR<T>, s.buffer);
       else
-        for (int64_t j = 0; j < NR<T>; ++j) s.room[j] = 0;
-      if (columns < NR<T>) flows.with.read_part(token + r, column, columns, s.room);
+        for (int64_t j = 0; j < NR<T>; ++j) s.buffer[j] = 0;
+      if (columns < NR<T>) flows.with.read_part(token + r, column, columns, s.buffer);
       T* flow = s.flow + s.token_in_chunk(token + r) * kLanes<T>;
       Vec<T> sum = load(flow);
       for (int64_t v = 0; v < vectors; ++v)
-        sum += load(s.tile + r * NR<T> + v * kLanes<T>) * load(s.room + v * kLanes<T>);
+        sum += load(s.tile + r * NR<T> + v * kLanes<T>) * load(s.buffer + v * kLanes<T>);
       store(flow, sum);
     }
   }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The chunkwise mLSTM on a CPU, forward and backward, as walks (chunk_walk.h) over the heads (sequences.h).
 //
-// Forward is one walk. Backward, with N the normaliser, dnum = dh / N and dl = what reaches l through N, is two,
+// Forward is one walk. Backward, with N the normaliser, dnum = dh / N and dl the gradient of l through N, is two walks,
 //     dq = s (dS k + inter)      and, back in time,      dk, dv
 // and a scan over the tokens for the gates:
-//     dlf_t = what flows from tokens before t to tokens from t on: sum_{s < t <= u} score_us (k_s . q_u)      di = k.dk
-// plus what reaches the stabilisers, which flows to whatever the max picked. The walks sum the flows while dq and dk
-// are not yet rounded: pairs of tokens within a chunk one by one, what leaves a chunk and what enters it by token, and
-// what crosses it is the rest of what flows across its borders (chunk_borders.h). So dlf is small where the gates
-// forget, without a difference of large sums. Forward leaves one value a token, l; no state is kept.
+//     dlf_t = the flow from tokens before t to tokens from t on: sum_{s < t <= u} score_us (k_s . q_u)        di = k.dk
+// plus the gradient of the stabilisers, which goes to the argument that each max picked. The walks sum the flows before
+// dq and dk are rounded: pairs of tokens within a chunk one by one, the flows out of a chunk and into it by token. The
+// flow that crosses a whole chunk follows from the flows across its borders (chunk_borders.h). So dlf is small where
+// the gates forget, without a difference of large sums. Forward stores one value a token for backward, l, and no state.
 #include "mlstm/cpu/chunk_borders.h"
 #include "mlstm/cpu/kernel_table.h"
 
@@ -30,7 +30,7 @@ WalkScratch<Op>* scratch_of_workers(Arena& arena, const MlstmCpuPlan& plan, cons
   return all;
 }
 
-// Writes a row of a tile; most of them are whole, with a length that the compiler knows.
+// Writes a row of a tile. Most rows have NR columns, a length that the compiler knows.
 template <class T>
 inline void store_part(const xlstm_tensor& to, const Head& h, int64_t token, int64_t column, const T* row,
                        int64_t columns) {
@@ -110,7 +110,7 @@ void forward(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan, void* works
 
 // ---- backward
 
-// Flows are rounded to eps of what they are sums of; this is eps^2.
+// Flows are rounded to eps of their largest terms; this is eps^2.
 template <class T>
 constexpr double kNegligible = sizeof(T) == 8 ? 0x1p-104 : 0x1p-46;
 
@@ -118,12 +118,12 @@ template <class Op>
 struct BackwardMemory {
   using T = typename Op::Scalar;
   GateArrays gates;
-  T *s_over_n, *dl_times_n, *dm;  // per token: s / N, N times what reaches l, what reaches m
-  T *to_here, *from_here;         // per token: what flows to its q from before the chunk, from its k beyond it
-  T *across, *inside;             // per token: what flows within the chunk, across its forget gate and from its k
-  double *first, *last;           // per head: <dC, C> + <dn, n> of the states on either side of that chunk
+  T *s_over_n, *dl_times_n, *dm;  // per token: s / N, N times the gradient of l, the gradient of m through N
+  T *flow_in, *flow_out;          // per token: the flow to its q from before the chunk, from its k beyond the chunk
+  T *across, *inside;             // per token: the flow within the chunk across its forget gate, and from its k
+  double *first, *last;           // per head: <dC, C> + <dn, n> of the states around the first and the last chunk
   Borders<T> borders;
-  SegmentStates<T> between;  // of one walk, then the other
+  SegmentStates<T> between;  // of the first walk, then of the second
   WalkScratch<Op>* scratch;
 
   BackwardMemory(Arena& arena, const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan)
@@ -131,8 +131,8 @@ struct BackwardMemory {
         s_over_n(arena.take<T>(tokens(p.in))),
         dl_times_n(arena.take<T>(tokens(p.in))),
         dm(arena.take<T>(tokens(p.in))),
-        to_here(arena.take<T>(tokens(p.in))),
-        from_here(arena.take<T>(tokens(p.in))),
+        flow_in(arena.take<T>(tokens(p.in))),
+        flow_out(arena.take<T>(tokens(p.in))),
         across(arena.take<T>(tokens(p.in))),
         inside(arena.take<T>(tokens(p.in))),
         first(arena.take<double>(Heads{p.in}.count())),
@@ -147,7 +147,7 @@ struct BackwardMemory {
 
 inline int64_t last_chunk(const Head& h, int64_t chunk) { return h.begin + (h.end - 1 - h.begin) / chunk * chunk; }
 
-// Writes a walk's tiles.
+// A sink that writes a walk's tiles to a tensor.
 template <class T>
 auto gradient_sink(const xlstm_tensor& to, const Head& h) {
   return [&to, h](int64_t token, int64_t rows, int64_t column, int64_t columns, const T* values) {
@@ -161,33 +161,33 @@ struct WithTwin : Out {
   Twin twin;
 };
 
-// The gates of one head, chunk by chunk from the last to the first.
+// Computes di and df of one head, chunk by chunk from the last to the first.
 template <class Op>
 void gate_gradients(const xlstm_mlstm_backward& p, const BackwardMemory<Op>& memory, const Head& h, int64_t chunk) {
   using T = typename Op::Scalar;
   const xlstm_mlstm& in = p.in;
   const Gates g = gates_of<T>(memory.gates, in, h);
   const bool sigmoid_gate = in.gate == XLSTM_GATE_SIGMOID, through_m = !sigmoid_gate && in.normalizer_grad;
-  const T *to_here = memory.to_here + h.row, *from_here = memory.from_here + h.row;
+  const T *flow_in = memory.flow_in + h.row, *flow_out = memory.flow_out + h.row;
   T* across = memory.across + h.row;
 
-  // Pieces of a chunk, as the walks took them.
-  const auto piece_before = [&](int64_t end) {
+  // The walks split a chunk at hard forgets; this is the begin of the part that ends at `end`.
+  const auto part_begin = [&](int64_t end) {
     int64_t begin = h.begin + (end - 1 - h.begin) / chunk * chunk;
-    for (int64_t n; (n = whole(g, begin, end - begin)) < end - begin;) begin += n;
+    for (int64_t n; (n = tokens_to_hard_forget(g, begin, end - begin)) < end - begin;) begin += n;
     return begin;
   };
-  double flow = 0;  // across the end of the piece
-  double dm = 0;    // what reaches m
+  double flow = 0;  // across the end of the part
+  double dm = 0;    // the gradient of m
   for (int64_t begin, end = h.end; end > h.begin; end = begin) {
-    begin = piece_before(end);
-    double starting = 0, ending = 0;  // the flows that start or end in the piece, and go beyond it
+    begin = part_begin(end);
+    double starting = 0, ending = 0;  // the flows that start or end in the part, and go beyond it
     for (int64_t t = begin; t < end; ++t) {
       across[t] += T(starting);
-      starting += from_here[t];
+      starting += flow_out[t];
     }
-    // What crosses the whole piece: known at the ends of the sequence and at most borders. Else it is a difference of
-    // rounded flows, and only their rounding where the piece forgets as much.
+    // The flow that crosses the part from end to end is known at the ends of the sequence and at most borders. Else it
+    // is a difference of rounded flows; where the part forgets nearly everything, that would be their rounding alone.
     const double decay = g.decay(begin, end);
     double crossing;
     if (end == h.end)
@@ -195,18 +195,19 @@ void gate_gradients(const xlstm_mlstm_backward& p, const BackwardMemory<Op>& mem
     else if (begin == h.begin)
       crossing = decay * (end == begin + chunk ? memory.first[h.state] : 0);
     else if (memory.borders.knows_crossing(h, begin, end))
-      crossing = decay * memory.borders.found(h, begin);
+      crossing = decay * memory.borders.flow_at(h, begin);
     else
       crossing = decay < kNegligible<T> ? 0 : flow - starting;
     if (end == h.end) {
       flow = crossing + starting;
-      // A move of m_last alone scales the states that go with it. It flows back along the max, as each token's dm does.
+      // A change of m_last with fixed c_last and n_last scales the states. Its gradient goes back along the max, as
+      // each token's dm does.
       if (p.dm_last && through_m) dm = double(static_cast<const T*>(p.dm_last)[h.state]) - flow;
     }
     for (int64_t t = end - 1; t >= begin; --t) {
-      ending += to_here[t];
+      ending += flow_in[t];
       const double dlf = crossing + ending + across[t];
-      double di = double(from_here[t]) + memory.inside[h.row + t];
+      double di = double(flow_out[t]) + memory.inside[h.row + t];
       double dlf_t = dlf;
       if (through_m) {
         dm += memory.dm[h.row + t];
@@ -224,7 +225,7 @@ void gate_gradients(const xlstm_mlstm_backward& p, const BackwardMemory<Op>& mem
       store_row(p.df.data, p.df.dtype, offset(p.df, h) + t * p.df.stride[2], &df, 1);
       store_row(p.di.data, p.di.dtype, offset(p.di, h) + t * p.di.stride[2], &di_t, 1);
     }
-    flow = memory.borders.knows_flow(h, begin) ? memory.borders.found(h, begin) : crossing + ending;
+    flow = memory.borders.knows_flow(h, begin) ? memory.borders.flow_at(h, begin) : crossing + ending;
   }
   if (p.dm_initial) static_cast<T*>(p.dm_initial)[h.state] = in.normalizer_grad ? T(flow + dm) : T(0);
 }
@@ -256,7 +257,7 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
       memory.s_over_n[h.row + t] = T(double(query_scale<T>(in)) / normaliser(normalize, l, g.m[t], in.eps));
       memory.dl_times_n[h.row + t] = T(grad.dl_times_n);
       memory.dm[h.row + t] = T(grad.dm);
-      memory.to_here[h.row + t] = memory.from_here[h.row + t] = 0;
+      memory.flow_in[h.row + t] = memory.flow_out[h.row + t] = 0;
     }
   });
 
@@ -271,11 +272,11 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
     if (reverse) {
       walk.a = v, walk.x = dh, walk.y = q;
       walk.columns = s_over_n, walk.x_extra = dl;
-      walk.flows = {k, memory.from_here + h.row, memory.across + h.row, memory.inside + h.row};
+      walk.flows = {k, memory.flow_out + h.row, memory.across + h.row, memory.inside + h.row};
     } else {
       walk.a = dh, walk.x = v, walk.y = k;
       walk.rows = s_over_n, walk.a_extra = dl;
-      walk.flows = {q, memory.to_here + h.row};
+      walk.flows = {q, memory.flow_in + h.row};
     }
     return walk;
   };
@@ -284,7 +285,7 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
       [&](const Head& h, T* state) { return layout.load(in.c_initial, in.n_initial, h.state, state); },
       [&](const Head& h, WalkScratch<Op>&) { return gradient_sink<T>(p.dq, h); },
       [&](const Head& h, int64_t token, T* state, WalkScratch<Op>&) {
-        memory.borders.leave(h, token, state);
+        memory.borders.store_state(h, token, state);
         if (p.dc_last && token == last_chunk(h, plan.chunk))
           memory.last[h.state] = layout.dot(p.dc_last, dn_last, h.state, state);
       },
@@ -295,7 +296,7 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
       [&](const Head& h, T* state) { return layout.load(p.dc_last, dn_last, h.state, state); },
       [&](const Head& h, WalkScratch<Op>&) { return WithTwin{gradient_sink<T>(p.dk, h), gradient_sink<T>(p.dv, h)}; },
       [&](const Head& h, int64_t token, T* state, WalkScratch<Op>& s) {
-        memory.borders.meet(h, token, state, s.room);
+        memory.borders.dot_with_gradient(h, token, state, s.buffer);
         if (in.c_initial && token == h.begin + plan.chunk)
           memory.first[h.state] = layout.dot(in.c_initial, in.n_initial, h.state, state);
       },
@@ -304,13 +305,14 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
                  [&](int64_t index, int32_t) { gate_gradients(p, memory, heads[index], plan.chunk); });
 }
 
-// Calls f(Op) with the operands that suit the inputs' dtype here. Products of a few tokens gain nothing from narrow
-// operands, and lose: what flows from chunk to chunk, behind df, is then differences of many rounded sums.
+// Calls f(Op) with the operands that suit the inputs' dtype on this instruction set. Products of a few tokens gain no
+// time from narrow operands, and lose accuracy: the flow from chunk to chunk, which df is computed from, then consists
+// of differences of many rounded sums.
 template <class F>
 auto with_operands(const xlstm_mlstm& in, [[maybe_unused]] const MlstmCpuPlan& plan, F&& f) {
 #if defined(__AVX512BF16__)
-  constexpr int64_t kLeastTokens = 16;
-  if (in.q.dtype == XLSTM_BFLOAT16 && plan.chunk >= kLeastTokens) return f(Bf16Pairs{});
+  constexpr int64_t kMinTokens = 16;
+  if (in.q.dtype == XLSTM_BFLOAT16 && plan.chunk >= kMinTokens) return f(Bf16Pairs{});
 #endif
   return in.q.dtype == XLSTM_FLOAT64 ? f(Plain<double>{}) : f(Plain<float>{});
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The recurrent mLSTM on a CPU: any number of tokens, one after the other; one token is the decode step.
 //
-// Each element of C is read, decayed, added to, used and written once per token: 8 bytes moved for 6 flops in float, so
-// memory binds. A task owns one head's rows of C for a tile of values; every task of a head makes q.n for itself (one
+// Who owns what: a task owns one head's rows of C for a tile of values; every task of a head computes q.n itself (one
 // row against 256 or more). n and m are written when all tasks are done, so the states may be updated in place.
+//
+// Floor: each element of C is read, decayed, updated, used and written once per token: 8 bytes moved for 6 flops in
+// float, so memory binds.
 #include "mlstm/cpu/kernel_table.h"
 #include "mlstm/cpu/sequences.h"
 #include "mlstm/cpu/token.h"
@@ -59,8 +61,8 @@ void run(const xlstm_mlstm_forward& p, void* workspace, const Executor& executor
       const TokenGates g = token_gates(in, h, t);
       const Decay<T> d = decay<T>(sigmoid_gate, g, m);
       m = d.m;
-      const T l = take_key(d, q, k, n, in.dqk);
-      take_value(d, c_before, c, in.dhv, q, k, v, out, in.dqk, width);
+      const T l = update_n(d, q, k, n, in.dqk);
+      update_c(d, c_before, c, in.dhv, q, k, v, out, in.dqk, width);
       c_before = c;
       const T inverse = T(1 / normaliser(normalize, l, m, in.eps));
       for (int64_t j = 0; j < width; ++j) out[j] *= inverse;

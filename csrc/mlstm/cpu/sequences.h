@@ -11,7 +11,7 @@ namespace xlstm::XLSTM_ISA::mlstm {
 
 // One head of one sequence.
 struct Head {
-  int64_t batch, head, begin, end;  // where its tokens are
+  int64_t batch, head, begin, end;  // its tokens are [begin, end) of a batch row
   int64_t state;                    // index of its states
   int64_t row;                      // index of its first token in a contiguous (B, NH, S) array, less begin
 };
@@ -92,8 +92,8 @@ inline double fill_gates(const Gates& g, const xlstm_mlstm& in, const Head& h) {
   return m;
 }
 
-// States in memory are c (DHQK, DHHV) and n (DHQK). A walk holds c as x by y, or transposed, and n behind it where it
-// has one.
+// States in memory are c (DHQK, DHHV) and n (DHQK). A walk keeps c in column panels as x by y, or transposed, followed
+// by n if it has one.
 template <class T>
 struct StateLayout {
   int64_t dqk, dhv;
@@ -104,7 +104,7 @@ struct StateLayout {
   int64_t c_size() const { return x() * padded<T>(y()); }
   int64_t size() const { return c_size() + padded<T>(dqk); }
 
-  // f(value in memory, value in the walk) for each element; without n, for those of c.
+  // Calls f(value in memory, value in the walk) for each element of c and, if n is not null, of n.
   template <class U, class F>
   void each(U* c, U* n, T* state, F&& f) const {
     for (int64_t i = 0; i < x(); ++i)
@@ -114,27 +114,27 @@ struct StateLayout {
       }
     for (int64_t key = 0; n && key < dqk; ++key) f(n[key], state[c_size() + key]);
   }
-  // Returns whether there is one; else the state is zero.
+  // Loads a state from memory. Without c the state is zero and the result false.
   bool load(const void* c, const void* n, int64_t index, T* state) const {
     for (int64_t j = 0; j < size(); ++j) state[j] = 0;
     if (!c) return false;
     each(static_cast<const T*>(c) + index * dqk * dhv, n ? static_cast<const T*>(n) + index * dqk : nullptr, state,
-         [](const T& outside, T& inside) { inside = outside; });
+         [](const T& in_memory, T& in_walk) { in_walk = in_memory; });
     return true;
   }
   void store(void* c, void* n, int64_t index, T* state) const {
     each(static_cast<T*>(c) + index * dqk * dhv, static_cast<T*>(n) + index * dqk, state,
-         [](T& outside, T& inside) { outside = inside; });
+         [](T& in_memory, T& in_walk) { in_memory = in_walk; });
   }
   double dot(const void* c, const void* n, int64_t index, T* state) const {
     double total = 0;
     each(static_cast<const T*>(c) + index * dqk * dhv, n ? static_cast<const T*>(n) + index * dqk : nullptr, state,
-         [&](const T& outside, T& inside) { total += double(outside) * double(inside); });
+         [&](const T& in_memory, T& in_walk) { total += double(in_memory) * double(in_walk); });
     return total;
   }
 };
 
-// The states between segments: for each head, one per segment but the last. Empty when nothing is cut.
+// The states between segments: for each head, one per segment but the last. Empty with one segment.
 template <class T>
 struct SegmentStates {
   T* states = nullptr;
@@ -148,17 +148,17 @@ struct SegmentStates {
   T* after(int64_t head, int64_t order) const { return states + (head * per_head + order) * size; }
 };
 
-// Walks every head. make(head) -> Walk; load(head, state) fills the state before the first token in the walk's
-// direction and says whether it is another than zero; sink(head, scratch) -> a sink for Walk::run; border(head, token,
-// state, scratch) sees the state between chunks, token being the first after it in time; finish(head, state) sees the
-// last one, if wanted.
+// Walks every head. make(head) returns a Walk; load(head, state) fills the state before the first token in the walk's
+// direction and returns whether that state is not zero; sink(head, scratch) returns a sink for Walk::run; border(head,
+// token, state, scratch) is called with the state between chunks, token being the first after it in time; finish(head,
+// state) is called with the last state if last_state.
 //
-// With one segment a head is one task. Else three passes: what each segment alone adds to the state, a scan that turns
-// those into the state before each segment, and the full walk of every segment.
+// With one segment a head is one task. Else there are three passes: the addition of each segment to a zero state, a
+// scan of those that computes the state before each segment, and the walk with outputs of every segment.
 constexpr auto kIgnore = [](auto&&...) {};
 
 template <class Op, class T, class Make, class Load, class Sink, class Border, class Finish>
-inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const Heads& heads, bool wanted,
+inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const Heads& heads, bool last_state,
                        const SegmentStates<T>& between, WalkScratch<Op>* scratch, Make&& make, Load&& load, Sink&& sink,
                        Border&& border, Finish&& finish) {
   struct Span {
@@ -212,8 +212,8 @@ inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const
     const auto at_border = [&](int64_t token) { border(h, token, s.state, s); };
     s.empty = order == 0 && !load(h, s.state);
     if (order > 0) copy(between.after(index, order - 1), s.state, between.size);
-    walk.run(p.begin, p.end, plan.chunk, true, !p.last || wanted, s, sink(h, s), at_border);
-    if (p.last && wanted) finish(h, s.state);
+    walk.run(p.begin, p.end, plan.chunk, true, !p.last || last_state, s, sink(h, s), at_border);
+    if (p.last && last_state) finish(h, s.state);
   });
 }
 

@@ -22,7 +22,7 @@ inline bool rows_aligned16(const xlstm_tensor& x, int64_t columns, const xlstm_m
 
 // Whether TMA can load x: bfloat16, aligned rows, and positive strides.
 inline bool has_panels(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& in) {
-  return x.dtype == XLSTM_BFLOAT16 && goes_forward(x, {in.batch, in.heads, in.length}) &&
+  return x.dtype == XLSTM_BFLOAT16 && has_forward_strides(x, {in.batch, in.heads, in.length}) &&
          rows_aligned16(x, columns, in);
 }
 

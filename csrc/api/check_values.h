@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the checks of params share. They throw std::invalid_argument, whose text begins with the argument's name.
+// The elementary checks that *_checks.cpp consist of. They throw std::invalid_argument, whose text begins with the
+// argument's name.
 #pragma once
 
 #include <cmath>
@@ -10,17 +11,17 @@
 
 namespace xlstm {
 
-[[noreturn]] inline void invalid(const std::string& what) { throw std::invalid_argument(what); }
-[[noreturn]] inline void expected(const std::string& name, const std::string& words, const std::string& got) {
-  invalid(name + ": expected " + words + ", got " + got);
+[[noreturn]] inline void invalid(const std::string& message) { throw std::invalid_argument(message); }
+[[noreturn]] inline void expected(const std::string& name, const std::string& requirement, const std::string& got) {
+  invalid(name + ": expected " + requirement + ", got " + got);
 }
 
-inline void in_range(const std::string& name, int64_t value, int64_t least, int64_t most) {
-  if (value < least || value > most)
-    expected(name, std::to_string(least) + " to " + std::to_string(most), std::to_string(value));
+inline void in_range(const std::string& name, int64_t value, int64_t min_value, int64_t max_value) {
+  if (value < min_value || value > max_value)
+    expected(name, std::to_string(min_value) + " to " + std::to_string(max_value), std::to_string(value));
 }
-inline void at_least(const char* name, int64_t value, int64_t least) {
-  if (value < least) expected(name, ">= " + std::to_string(least), std::to_string(value));
+inline void at_least(const char* name, int64_t value, int64_t min_value) {
+  if (value < min_value) expected(name, ">= " + std::to_string(min_value), std::to_string(value));
 }
 
 inline void is_finite(const char* name, double value) {
@@ -33,7 +34,7 @@ inline void above_zero(const char* name, double value) {
   if (!(value > 0) || std::isinf(value)) expected(name, "a finite number above 0", std::to_string(value));
 }
 
-inline void is_given(const char* name, const void* p) {
+inline void has_data(const char* name, const void* p) {
   if (!p) expected(name, "data", "NULL");
 }
 inline void is_dtype(const char* name, xlstm_dtype dtype) {
@@ -41,10 +42,10 @@ inline void is_dtype(const char* name, xlstm_dtype dtype) {
     expected(name, "a dtype of xlstm_dtype", std::to_string(int(dtype)));
 }
 
-// Of a tensor or rows.
+// For a tensor or rows: has_dtype(name, x) accepts every dtype.
 template <class Data>
-void has_dtype(const char* name, const Data& x) {  // some
-  is_given(name, x.data);
+void has_dtype(const char* name, const Data& x) {
+  has_data(name, x.data);
   is_dtype(name, x.dtype);
 }
 template <class Data>
