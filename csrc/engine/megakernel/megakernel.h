@@ -11,7 +11,7 @@
 // A warp sums up 16 rows of weights over its part of the features; a block adds up the parts in their order, which is
 // that of engine/gemm_cluster/gemm_cluster.h: quantised weights have the same products there and here, bit for bit.
 //
-// Floor: weights once from memory. What binds is in docs/design.md.
+// Floor: weights once from memory. What binds is in docs/lab/decode-h200.md#what-binds-one-row.
 #pragma once
 
 #include "arch/hopper/hopper.h"
