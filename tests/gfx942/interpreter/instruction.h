@@ -61,9 +61,9 @@ enum class Dpp : uint8_t {
 
 // What of DPP is the same each time that an instruction runs.
 struct DppSources {
-  uint32_t lane[kLanes] = {};         // where each lane's value comes from, or lane 0 where there is no such lane
-  Mask there = 0;                     // the lanes that have a source
-  Mask chosen = 0;                    // and those that row_mask and bank_mask let through
+  uint32_t lane[kLanes] = {};  // where each lane's value comes from, or lane 0 where there is no such lane
+  Mask there = 0;              // the lanes that have a source
+  Mask chosen = 0;             // and those that row_mask and bank_mask let through
 };
 
 struct Modifiers {

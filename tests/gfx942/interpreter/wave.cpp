@@ -160,8 +160,8 @@ const DppSources* dpp_sources(const Modifiers& m) {
   static std::mutex lock;
   static std::map<Key, DppSources> all;
   const std::lock_guard guard(lock);
-  const auto [found, made] = all.try_emplace(
-      Key{m.dpp, m.dpp_amount, {m.quad[0], m.quad[1], m.quad[2], m.quad[3]}, m.row_mask, m.bank_mask});
+  const auto [found, made] =
+      all.try_emplace(Key{m.dpp, m.dpp_amount, {m.quad[0], m.quad[1], m.quad[2], m.quad[3]}, m.row_mask, m.bank_mask});
   DppSources& d = found->second;
   if (!made) return &d;
   for (int l = 0; l < kLanes; ++l) {
