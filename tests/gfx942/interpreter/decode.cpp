@@ -394,6 +394,7 @@ Instruction parse(const std::string& text) {
     if (o.kind == Operand::Kind::constant) o.value = constant(literal, i.operation->types[k], whole);
   }
   i.operands = uint8_t(parts.size());
+  if (i.with.dpp != Dpp::none) i.dpp = dpp_sources(i.with);
   return i;
 }
 

@@ -7,6 +7,10 @@
 #include <cfenv>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 
 namespace gfx942 {
 
@@ -20,6 +24,9 @@ constexpr uint16_t kQuietNan16 = 0x7e00u;
 
 // NaN keeps its payload and becomes quiet.
 inline float widen(Half h) {
+#ifdef __F16C__
+  return _cvtsh_ss(h.bits);
+#endif
   const uint32_t sign = uint32_t(h.bits & 0x8000) << 16, exponent = h.bits >> 10 & 31, fraction = h.bits & 1023;
   if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13 | (fraction ? 0x400000u : 0u));
   if (exponent) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
@@ -31,6 +38,20 @@ inline float widen(Half h) {
 // that exact sums and products round once.
 template <class Wide>
 Half narrow(Wide x, int round = 0) {
+#ifdef __F16C__
+  if constexpr (std::is_same_v<Wide, float>) {
+    switch (round) {
+      case 0:
+        return {uint16_t(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT))};
+      case 1:
+        return {uint16_t(_cvtss_sh(x, _MM_FROUND_TO_POS_INF))};
+      case 2:
+        return {uint16_t(_cvtss_sh(x, _MM_FROUND_TO_NEG_INF))};
+      default:
+        return {uint16_t(_cvtss_sh(x, _MM_FROUND_TO_ZERO))};
+    }
+  }
+#endif
   const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
   if (x != x) {
     const uint32_t payload = std::bit_cast<uint32_t>(float(x)) >> 13 & 1023;
@@ -55,6 +76,9 @@ Half narrow(Wide x, int round = 0) {
 // In the rounding that the host is set to, as other float arithmetic.
 template <class Wide>
 Half narrow_now(Wide x) {
+#ifdef __F16C__
+  if constexpr (std::is_same_v<Wide, float>) return {uint16_t(_cvtss_sh(x, _MM_FROUND_CUR_DIRECTION))};
+#endif
   const int host = std::fegetround();
   return narrow(x, host == FE_TONEAREST ? 0 : host == FE_UPWARD ? 1 : host == FE_DOWNWARD ? 2 : 3);
 }

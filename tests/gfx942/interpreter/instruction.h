@@ -59,6 +59,13 @@ enum class Dpp : uint8_t {
   row_newbcast
 };
 
+// What of DPP is the same each time that an instruction runs.
+struct DppSources {
+  uint32_t lane[kLanes] = {};  // where each lane's value comes from, or lane 0 where there is no such lane
+  Mask there = 0;              // the lanes that have a source
+  Mask chosen = 0;             // and those that row_mask and bank_mask let through
+};
+
 struct Modifiers {
   uint8_t op_sel = 0, op_sel_hi = 7, neg_lo = 0, neg_hi = 0;  // a bit for each operand
   bool op_sel_hi_given = false;
@@ -100,6 +107,7 @@ struct Instruction {
   uint8_t operands = 0;
   std::array<Operand, 6> operand = {};
   Modifiers with = {};
+  const DppSources* dpp = nullptr;
   uint32_t index = 0, bytes = 0;
   uint64_t address = 0;       // where it lies now; `address - base` is what a disassembler shows
   std::string mnemonic = {};  // without _e32, _e64, _sdwa, _dpp

@@ -31,7 +31,9 @@ void select(Wave& w, const Instruction& i) {
   u32 keep[2], flip[2];
   for (int j = 0; j < 2; ++j)
     keep[j] = i.source(j).absolute ? 0x7fffffffu : ~0u, flip[j] = i.source(j).negate ? 0x80000000u : 0;
-  for (int l = 0; l < kLanes; ++l) r.lane[l] = m >> l & 1 ? (b[l] & keep[1]) ^ flip[1] : (a[l] & keep[0]) ^ flip[0];
+  const Vector second = expanded(m);
+  for (int l = 0; l < kLanes; ++l)
+    r.lane[l] = (((b[l] & keep[1]) ^ flip[1]) & second.lane[l]) | (((a[l] & keep[0]) ^ flip[0]) & ~second.lane[l]);
   store_lanes(w, i, i.destination(), r, dm & ((m & db) | (~m & da)), w.exec());
 }
 

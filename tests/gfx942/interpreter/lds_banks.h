@@ -38,10 +38,12 @@ constexpr int group_size(int bytes) { return bytes <= 4 ? 32 : bytes == 8 ? 16 :
 template <uint32_t unit>
 uint32_t deepest(const uint32_t* address, const uint8_t* lane, int lanes, uint32_t bytes, Mask on) {
   constexpr int kMost = 5 * 32;  // dwords of 32 lanes at most, wherever they begin
-  uint32_t units[kBanks][kMost], count[kBanks] = {}, most = 1;
+  uint32_t units[kBanks][kMost], count[kBanks] = {}, most = 1, before = ~0u;
   for (int k = 0; k < lanes; ++k) {
     if (!(on >> lane[k] & 1)) continue;
     const uint32_t at = address[lane[k]];
+    if (at == before) continue;  // lanes that read one address
+    before = at;
     for (uint32_t u = at / unit; u <= (at + bytes - 1) / unit; ++u) {
       const uint32_t set = u % (kBanks * 4 / unit);
       uint32_t j = count[set];

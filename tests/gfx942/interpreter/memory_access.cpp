@@ -118,10 +118,15 @@ uint64_t count_lines(const Places& p, uint32_t bytes) {
   for (int l = 1; l < kLanes; ++l)
     apart += at[l] / kLine != at[l - 1] / kLine, falling += at[l] / kLine < at[l - 1] / kLine;
   if (!across && !falling) return apart + 1;
-  uint64_t lines[2 * kLanes];
-  for (int l = 0; l < kLanes; ++l) lines[2 * l] = at[l] / kLine, lines[2 * l + 1] = (at[l] + bytes - 1) / kLine;
-  std::sort(std::begin(lines), std::end(lines));
-  return uint64_t(std::unique(std::begin(lines), std::end(lines)) - std::begin(lines));
+  // Neighbours mostly are in one line, so that few are left to sort.
+  uint64_t lines[2 * kLanes], count = 0;
+  for (int l = 0; l < kLanes; ++l) {
+    const uint64_t first = at[l] / kLine, last = (at[l] + bytes - 1) / kLine;
+    if (!count || lines[count - 1] != first) lines[count++] = first;
+    if (last != first) lines[count++] = last;
+  }
+  std::sort(lines, lines + count);
+  return uint64_t(std::unique(lines, lines + count) - lines);
 }
 
 }  // namespace

@@ -124,6 +124,43 @@ template <class T>
 T smaller(const Mode& mode, T a, T b) {
   return negated(larger(mode, negated(a), negated(b)));
 }
+// Of all lanes. Bits of floats, made whole numbers in the same order, are compared as such: -0 < +0. With NaN among
+// them each lane is looked at. `to` may be a source.
+inline void larger_lanes(const Mode& mode, float* to, const float* a, const float* b) {
+  const auto in_order = [](float x) {
+    const int32_t bits = std::bit_cast<int32_t>(x);
+    return bits ^ (bits >> 31 & 0x7fffffff);
+  };
+  uint32_t nan = 0;
+  for (int l = 0; l < kLanes; ++l) {
+    nan |= (std::bit_cast<uint32_t>(a[l]) & 0x7fffffffu) > 0x7f800000u;
+    nan |= (std::bit_cast<uint32_t>(b[l]) & 0x7fffffffu) > 0x7f800000u;
+  }
+  if (nan) {
+    for (int l = 0; l < kLanes; ++l) to[l] = larger(mode, a[l], b[l]);
+    return;
+  }
+  for (int l = 0; l < kLanes; ++l) {
+    const int32_t most = std::max(in_order(a[l]), in_order(b[l]));
+    to[l] = std::bit_cast<float>(most ^ (most >> 31 & 0x7fffffff));
+  }
+}
+inline void smaller_lanes(const Mode& mode, float* to, const float* a, const float* b) {
+  Vector x, y;
+  for (int l = 0; l < kLanes; ++l) x.lane[l] = std::bit_cast<uint32_t>(a[l]) ^ 0x80000000u;
+  for (int l = 0; l < kLanes; ++l) y.lane[l] = std::bit_cast<uint32_t>(b[l]) ^ 0x80000000u;
+  larger_lanes(mode, to, reinterpret_cast<const float*>(x.lane), reinterpret_cast<const float*>(y.lane));
+  for (int l = 0; l < kLanes; ++l) to[l] = negated(to[l]);
+}
+// Multiply-adds of all lanes, in the rounding that the host is set to (fused.cpp).
+void fused_lanes(float* to, const float* a, const float* b, const float* c);
+void fused_lanes(double* to, const double* a, const double* b, const double* c);
+template <class T>
+struct Fused {
+  T operator()(T a, T b, T c) const { return std::fma(a, b, c); }
+  static void lanes(const Mode&, T* to, const T* a, const T* b, const T* c) { fused_lanes(to, a, b, c); }
+};
+
 template <class T>
 constexpr bool kIsFloat = std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, Half>;
 
@@ -270,7 +307,9 @@ void name_nans(Lanes<R>& result, const A*... sources) {
   }
 }
 
-// ---- one lane's function, F, as an instruction. F is a stateless lambda, which may ask for MODE first.
+// ---- one lane's function, F, as an instruction. F is a stateless lambda, which may ask for MODE first. A struct may
+// give the same for all lanes at once besides, F::lanes(mode, results, sources...), where the compiler makes no vectors
+// of the loop over F.
 
 template <class F, class T>
 constexpr bool kTakesMode = std::is_invocable_v<F, const Mode&, T> || std::is_invocable_v<F, const Mode&, T, T> ||
@@ -309,7 +348,10 @@ struct VectorAction {
       Lanes<R> result;
       {
         const Rounding rounding(rounding_of<R>(w.mode));
-        for (int l = 0; l < kLanes; ++l) result.lane[l] = of_lane<F>(w.mode, std::get<J>(from)[l]...);
+        if constexpr (requires { F::lanes(w.mode, result.lane, std::get<J>(from)...); })
+          F::lanes(w.mode, result.lane, std::get<J>(from)...);
+        else
+          for (int l = 0; l < kLanes; ++l) result.lane[l] = of_lane<F>(w.mode, std::get<J>(from)[l]...);
       }
       if constexpr (nan == Nan::named) name_nans(result, std::get<J>(from)...);
       finish(w, i, result);

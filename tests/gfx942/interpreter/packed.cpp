@@ -59,13 +59,18 @@ void pair_action(Wave& w, const Instruction& i) {
     }
   {
     const Rounding rounding(rounding_of<T>(w.mode));
-    for (int r = 0; r < 2; ++r)
+    for (int r = 0; r < 2; ++r) {
+      if constexpr (std::is_same_v<F, Fused<T>>) {
+        F::lanes(w.mode, result[r].lane, in[r][0].lane, in[r][1].lane, in[r][2].lane);
+        continue;
+      }
       for (int l = 0; l < kLanes; ++l) {
         if constexpr (n == 2)
           result[r].lane[l] = F{}(in[r][0].lane[l], in[r][1].lane[l]);
         else
           result[r].lane[l] = F{}(in[r][0].lane[l], in[r][1].lane[l], in[r][2].lane[l]);
       }
+    }
   }
   Operand to = i.destination();
   to.registers = 1;
@@ -193,7 +198,7 @@ void mixed(Wave& w, const Instruction& i) {
   Lanes<float> r;
   {
     const Rounding rounding(w.mode.round32());
-    for (int l = 0; l < kLanes; ++l) r.lane[l] = std::fma(in[0].lane[l], in[1].lane[l], in[2].lane[l]);
+    fused_lanes(r.lane, in[0].lane, in[1].lane, in[2].lane);
   }
   name_nans(r, +in[0].lane, +in[1].lane, +in[2].lane);
   if constexpr (part == Part::whole) {
@@ -238,7 +243,7 @@ void add_packed(Table& t) {
   using i16 = int16_t;
   t["v_pk_add_f32"] = pair_op<float, 2>([](float a, float b) { return a + b; });
   t["v_pk_mul_f32"] = pair_op<float, 2>([](float a, float b) { return a * b; });
-  t["v_pk_fma_f32"] = pair_op<float, 3>([](float a, float b, float c) { return std::fma(a, b, c); });
+  t["v_pk_fma_f32"] = pair_op<float, 3>(Fused<float>{});
   t["v_pk_mov_b32"] = {&pair_move, Unit::vector, 4, 1, {Type::b32, Type::b32, Type::b32}};
 
   t["v_pk_add_f16"] = halves_op<Half, 2>([](Half a, Half b) { return narrow_now(double(widen(a)) + widen(b)); });

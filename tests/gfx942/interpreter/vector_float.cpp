@@ -70,22 +70,43 @@ T mantissa(T x) {
   return std::frexp(x, &e);
 }
 
+struct Larger {
+  float operator()(const Mode& m, float a, float b) const { return larger(m, a, b); }
+  static void lanes(const Mode& m, float* to, const float* a, const float* b) { larger_lanes(m, to, a, b); }
+};
+struct Smaller {
+  float operator()(const Mode& m, float a, float b) const { return smaller(m, a, b); }
+  static void lanes(const Mode& m, float* to, const float* a, const float* b) { smaller_lanes(m, to, a, b); }
+};
+struct LargestOfThree {
+  float operator()(const Mode& m, float a, float b, float c) const { return larger(m, larger(m, a, b), c); }
+  static void lanes(const Mode& m, float* to, const float* a, const float* b, const float* c) {
+    larger_lanes(m, to, a, b);
+    larger_lanes(m, to, to, c);
+  }
+};
+struct SmallestOfThree {
+  float operator()(const Mode& m, float a, float b, float c) const { return smaller(m, smaller(m, a, b), c); }
+  static void lanes(const Mode& m, float* to, const float* a, const float* b, const float* c) {
+    smaller_lanes(m, to, a, b);
+    smaller_lanes(m, to, to, c);
+  }
+};
+
 void add_singles(Table& t) {
   t["v_add_f32"] = vector_op([](float a, float b) { return a + b; });
   t["v_sub_f32"] = vector_op([](float a, float b) { return a - b; });
   t["v_subrev_f32"] = vector_op([](float a, float b) { return b - a; });
   t["v_mul_f32"] = vector_op([](float a, float b) { return a * b; });
   t["v_mul_legacy_f32"] = vector_op([](float a, float b) { return a == 0 || b == 0 ? 0.0f : a * b; });
-  t["v_fma_f32"] = vector_op([](float a, float b, float c) { return std::fma(a, b, c); });
+  t["v_fma_f32"] = vector_op(Fused<float>{});
   t["v_fmamk_f32"] = t["v_fmaak_f32"] = t["v_fma_f32"];  // the constant stands where it belongs
-  t["v_fmac_f32"] = accumulate_op([](float a, float b, float d) { return std::fma(a, b, d); });
+  t["v_fmac_f32"] = accumulate_op(Fused<float>{});
   constexpr Nan own = Nan::as_computed;
-  t["v_max_f32"] = vector_op<own>([](const Mode& m, float a, float b) { return larger(m, a, b); });
-  t["v_min_f32"] = vector_op<own>([](const Mode& m, float a, float b) { return smaller(m, a, b); });
-  t["v_max3_f32"] =
-      vector_op<own>([](const Mode& m, float a, float b, float c) { return larger(m, larger(m, a, b), c); });
-  t["v_min3_f32"] =
-      vector_op<own>([](const Mode& m, float a, float b, float c) { return smaller(m, smaller(m, a, b), c); });
+  t["v_max_f32"] = vector_op<own>(Larger{});
+  t["v_min_f32"] = vector_op<own>(Smaller{});
+  t["v_max3_f32"] = vector_op<own>(LargestOfThree{});
+  t["v_min3_f32"] = vector_op<own>(SmallestOfThree{});
   t["v_med3_f32"] = vector_op<own>([](const Mode& m, float a, float b, float c) { return middle(m, a, b, c); });
   t["v_trunc_f32"] = vector_op([](float a) { return std::trunc(a); });
   t["v_floor_f32"] = vector_op([](float a) { return std::floor(a); });
@@ -110,8 +131,8 @@ void add_singles(Table& t) {
 void add_doubles(Table& t) {
   t["v_add_f64"] = vector_op([](double a, double b) { return a + b; });
   t["v_mul_f64"] = vector_op([](double a, double b) { return a * b; });
-  t["v_fma_f64"] = vector_op([](double a, double b, double c) { return std::fma(a, b, c); });
-  t["v_fmac_f64"] = accumulate_op([](double a, double b, double d) { return std::fma(a, b, d); });
+  t["v_fma_f64"] = vector_op(Fused<double>{});
+  t["v_fmac_f64"] = accumulate_op(Fused<double>{});
   constexpr Nan own = Nan::as_computed;
   t["v_max_f64"] = vector_op<own>([](const Mode& m, double a, double b) { return larger(m, a, b); });
   t["v_min_f64"] = vector_op<own>([](const Mode& m, double a, double b) { return smaller(m, a, b); });

@@ -53,6 +53,27 @@ u32 permuted(u32 a, u32 b, u32 selections) {
   return r;
 }
 
+struct Permuted {
+  u32 operator()(u32 a, u32 b, u32 selections) const { return permuted(a, b, selections); }
+  // Bytes of the sources are what is mostly selected, not signs and constants.
+  static void lanes(const Mode&, u32* to, const u32* a, const u32* b, const u32* selections) {
+    u32 others = 0;
+    for (int l = 0; l < kLanes; ++l) others |= selections[l] & 0xf8f8f8f8u;
+    if (others) {
+      for (int l = 0; l < kLanes; ++l) to[l] = permuted(a[l], b[l], selections[l]);
+      return;
+    }
+    for (int l = 0; l < kLanes; ++l) {
+      u32 r = 0;
+      for (int k = 0; k < 32; k += 8) {
+        const u32 s = selections[l] >> k, upper = -(s >> 2 & 1);
+        r |= (((a[l] & upper) | (b[l] & ~upper)) >> 8 * (s & 3) & 255) << k;
+      }
+      to[l] = r;
+    }
+  }
+};
+
 // ---- sums that clamp saturates: F of numbers that hold any of them
 
 template <class T, class F>
@@ -230,7 +251,7 @@ void add_logic(Table& t) {
   });
   t["v_alignbit_b32"] = vector_op([](u32 a, u32 b, u32 n) { return u32((u64(a) << 32 | b) >> (n & 31)); });
   t["v_alignbyte_b32"] = vector_op([](u32 a, u32 b, u32 n) { return u32((u64(a) << 32 | b) >> 8 * (n & 3)); });
-  t["v_perm_b32"] = vector_op([](u32 a, u32 b, u32 s) { return permuted(a, b, s); });
+  t["v_perm_b32"] = vector_op(Permuted{});
 }
 
 void add_shorts(Table& t) {

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "wave.h"
 
+#include <map>
+#include <mutex>
+#include <tuple>
+
 #include "operations.h"
 #include "workgroup.h"
 
@@ -151,6 +155,24 @@ int dpp_source(const Modifiers& m, int lane) {
 
 }  // namespace
 
+const DppSources* dpp_sources(const Modifiers& m) {
+  using Key = std::tuple<Dpp, uint8_t, std::array<uint8_t, 4>, uint8_t, uint8_t>;
+  static std::mutex lock;
+  static std::map<Key, DppSources> all;
+  const std::lock_guard guard(lock);
+  const auto [found, made] =
+      all.try_emplace(Key{m.dpp, m.dpp_amount, {m.quad[0], m.quad[1], m.quad[2], m.quad[3]}, m.row_mask, m.bank_mask});
+  DppSources& d = found->second;
+  if (!made) return &d;
+  for (int l = 0; l < kLanes; ++l) {
+    const int k = dpp_source(m, l);
+    d.lane[l] = uint32_t(std::max(k, 0));
+    d.there |= Mask(k >= 0) << l;
+    d.chosen |= Mask(m.row_mask >> (l / 16) & 1 && m.bank_mask >> (l / 4 % 4) & 1) << l;
+  }
+  return &d;
+}
+
 uint64_t Wave::scalar(const Instruction& i, const Operand& o, uint64_t* defined) const {
   switch (o.kind) {
     case Operand::Kind::constant:
@@ -210,31 +232,31 @@ const uint32_t* Wave::source32(const Instruction& i, const Operand& o, Vector& r
   return x;
 }
 
+// The lanes whose source is on.
+Mask Wave::dpp_sources_on(const Instruction& i) const {
+  const Mask on = exec();
+  if (on == ~Mask(0)) return i.dpp->there;
+  Mask found = 0;
+  for (int l = 0; l < kLanes; ++l) found |= (on >> i.dpp->lane[l] & 1) << l;
+  return found & i.dpp->there;
+}
+
 // DPP, of the first source: lanes that have no source, or one that is off, read 0 with bound_ctrl; without, they keep
 // their destination, which dpp_writes() says.
 const uint32_t* Wave::moved(const Instruction& i, const uint32_t* x, Vector& room, Mask& defined) const {
   const Vector from = *reinterpret_cast<const Vector*>(x);
-  const Mask on = exec();
+  const Mask valid = dpp_sources_on(i);
+  const Vector keep = expanded(valid);
+  for (int l = 0; l < kLanes; ++l) room.lane[l] = from.lane[i.dpp->lane[l]] & keep.lane[l];
+  if (defined == ~Mask(0)) return room.lane;
   Mask known = 0;
-  for (int l = 0; l < kLanes; ++l) {
-    const int k = dpp_source(i.with, l);
-    const bool valid = k >= 0 && (on >> k & 1);
-    room.lane[l] = valid ? from.lane[k] : 0;
-    if (!valid || (defined >> k & 1)) known |= Mask(1) << l;
-  }
-  defined = known;
+  for (int l = 0; l < kLanes; ++l) known |= (defined >> i.dpp->lane[l] & 1) << l;
+  defined = known | ~valid;
   return room.lane;
 }
 
 Mask Wave::dpp_writes(const Instruction& i) const {
-  const Mask on = exec();
-  Mask writes = 0;
-  for (int l = 0; l < kLanes; ++l) {
-    const int k = dpp_source(i.with, l);
-    const bool masked = !(i.with.row_mask >> (l / 16) & 1) || !(i.with.bank_mask >> (l / 4 % 4) & 1);
-    if (!masked && (i.with.bound_ctrl || (k >= 0 && (on >> k & 1)))) writes |= Mask(1) << l;
-  }
-  return writes;
+  return i.dpp->chosen & (i.with.bound_ctrl ? ~Mask(0) : dpp_sources_on(i));
 }
 
 void Wave::source64(const Instruction& i, const Operand& o, uint64_t (&to)[kLanes], Mask& defined) const {
@@ -242,7 +264,8 @@ void Wave::source64(const Instruction& i, const Operand& o, uint64_t (&to)[kLane
   if (o.is_vector()) {
     check_arrived(i, kScalars + o.index, 2);
     const uint32_t *low = v[o.index].lane, *high = v[o.index + 1].lane;
-    for (int l = 0; l < kLanes; ++l) to[l] = uint64_t(high[l]) << 32 | low[l];
+    uint64_t* __restrict both = to;
+    for (int l = 0; l < kLanes; ++l) both[l] = uint64_t(high[l]) << 32 | low[l];
     defined &= v_defined[o.index] & v_defined[o.index + 1];
   } else {
     uint64_t known;
@@ -262,7 +285,8 @@ void Wave::result32(const Instruction& i, const Operand& o, const uint32_t* x, M
   } else if (lanes == ~Mask(0)) {
     std::memcpy(to, x, sizeof(Vector));
   } else {
-    for (int l = 0; l < kLanes; ++l) to[l] = lanes >> l & 1 ? x[l] : to[l];
+    const Vector on = expanded(lanes);
+    for (int l = 0; l < kLanes; ++l) to[l] = (x[l] & on.lane[l]) | (to[l] & ~on.lane[l]);
   }
   v_defined[o.index] = (v_defined[o.index] & ~lanes) | (defined & lanes);
 }
@@ -287,11 +311,17 @@ void Wave::store_part(const Instruction& i, const Operand& o, const uint32_t* x,
 void Wave::result64(const Instruction& i, const Operand& o, const uint64_t* x, Mask defined, Mask lanes) {
   if (!o.is_vector()) fail(i, "a vector destination was expected");
   check_arrived(i, kScalars + o.index, 2);
-  uint32_t *low = v[o.index].lane, *high = v[o.index + 1].lane;
-  for (int l = 0; l < kLanes; ++l) {
-    const bool on = lanes >> l & 1;
-    low[l] = on ? uint32_t(x[l]) : low[l];
-    high[l] = on ? uint32_t(x[l] >> 32) : high[l];
+  Vector low, high;
+  for (int l = 0; l < kLanes; ++l) low.lane[l] = uint32_t(x[l]), high.lane[l] = uint32_t(x[l] >> 32);
+  Vector *to_low = &v[o.index], *to_high = &v[o.index + 1];
+  if (lanes == ~Mask(0)) {
+    *to_low = low, *to_high = high;
+  } else {
+    const Vector on = expanded(lanes);
+    for (int l = 0; l < kLanes; ++l) {
+      to_low->lane[l] = (low.lane[l] & on.lane[l]) | (to_low->lane[l] & ~on.lane[l]);
+      to_high->lane[l] = (high.lane[l] & on.lane[l]) | (to_high->lane[l] & ~on.lane[l]);
+    }
   }
   for (int r = 0; r < 2; ++r) v_defined[o.index + r] = (v_defined[o.index + r] & ~lanes) | (defined & lanes);
 }

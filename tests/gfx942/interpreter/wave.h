@@ -25,6 +25,15 @@ struct alignas(64) Vector {
   uint32_t lane[kLanes];
 };
 
+// All bits of a lane where the mask has it, none where it has not: so that loops over lanes need no shift of a mask.
+inline Vector expanded(Mask m) {
+  Vector v;
+  const uint32_t low = uint32_t(m), high = uint32_t(m >> 32);
+  for (int l = 0; l < kLanes / 2; ++l) v.lane[l] = -(low >> l & 1);
+  for (int l = 0; l < kLanes / 2; ++l) v.lane[kLanes / 2 + l] = -(high >> l & 1);
+  return v;
+}
+
 // The bits of the MODE register that arithmetic obeys.
 struct Mode {
   uint32_t bits = 0;
@@ -111,7 +120,11 @@ class Wave {
   // ---- what is under way
   // Before registers are read or written: they must not wait for memory.
   void check_arrived(const Instruction& i, int reg, int count) const {
-    if (vm.any() || lgkm.any()) check_arrived_slowly(i, reg, count);
+    if (!vm.any() && !lgkm.any()) return;
+    bool late = false;
+    for (int r = reg; r < reg + count; ++r) late |= vm.pending(r) || lgkm.pending(r);
+    if (late) [[unlikely]]
+      check_arrived_slowly(i, reg, count);
   }
   void check_arrived_slowly(const Instruction& i, int reg, int count) const;
   void issue_vm(const Operand& result, bool unordered = false) { issue(vm, result, unordered); }
@@ -139,6 +152,7 @@ class Wave {
 
  private:
   const uint32_t* moved(const Instruction& i, const uint32_t* x, Vector& room, Mask& defined) const;
+  Mask dpp_sources_on(const Instruction& i) const;
   Mask dpp_writes(const Instruction& i) const;
   void store_part(const Instruction& i, const Operand& o, const uint32_t* x, Mask lanes);
   void issue(Outstanding& counter, const Operand& result, bool unordered) {
@@ -149,5 +163,8 @@ class Wave {
     std::fill_n(counter.writes.begin() + first, result.registers, counter.issued);
   }
 };
+
+// Of such modifiers, made once and kept.
+const DppSources* dpp_sources(const Modifiers& m);
 
 }  // namespace gfx942
