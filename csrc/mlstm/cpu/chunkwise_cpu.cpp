@@ -75,14 +75,14 @@ void forward(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan, void* works
   });
 
   const auto make = [&](const Head& h) {
-    Walk<Op> walk;
-    walk.a = rows_of<T>(in.q, h, in.dqk);
-    walk.x = rows_of<T>(in.k, h, in.dqk);
-    walk.y = rows_of<T>(in.v, h, in.dhv);
-    walk.gates = gates_of<T>(memory.gates, in, h);
-    walk.rows.all = query_scale<T>(in);
-    walk.ones = true;
-    return walk;
+    WalkInputs<Op> inputs;
+    inputs.a = rows_of<T>(in.q, h, in.dqk);
+    inputs.x = rows_of<T>(in.k, h, in.dqk);
+    inputs.y = rows_of<T>(in.v, h, in.dhv);
+    inputs.gates = gates_of<T>(memory.gates, in, h);
+    inputs.rows.all = query_scale<T>(in);
+    inputs.ones = true;
+    return Walk<Op>{inputs};
   };
   const auto load = [&](const Head& h, T* state) { return layout.load(in.c_initial, in.n_initial, h.state, state); };
   const auto sink = [&](const Head& h, WalkScratch<Op>& s) {
@@ -265,20 +265,20 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
     const Rows<T> q = rows_of<T>(in.q, h, in.dqk), k = rows_of<T>(in.k, h, in.dqk);
     const Rows<T> v = rows_of<T>(in.v, h, in.dhv), dh = rows_of<T>(p.dh, h, in.dhv);
     const Gain<T> one, s_over_n{1, memory.s_over_n + h.row}, dl{1, memory.dl_times_n + h.row};
-    Walk<Op> walk;
-    walk.reverse = reverse;
-    walk.gates = gates_of<T>(memory.gates, in, h);
-    walk.extra = true;
+    WalkInputs<Op> inputs;
+    inputs.reverse = reverse;
+    inputs.gates = gates_of<T>(memory.gates, in, h);
+    inputs.extra = true;
     if (reverse) {
-      walk.a = v, walk.x = dh, walk.y = q;
-      walk.columns = s_over_n, walk.x_extra = dl;
-      walk.flows = {k, memory.flow_out + h.row, memory.across + h.row, memory.inside + h.row};
+      inputs.a = v, inputs.x = dh, inputs.y = q;
+      inputs.columns = s_over_n, inputs.x_extra = dl;
+      inputs.flows = {k, memory.flow_out + h.row, memory.across + h.row, memory.inside + h.row};
     } else {
-      walk.a = dh, walk.x = v, walk.y = k;
-      walk.rows = s_over_n, walk.a_extra = dl;
-      walk.flows = {q, memory.flow_in + h.row};
+      inputs.a = dh, inputs.x = v, inputs.y = k;
+      inputs.rows = s_over_n, inputs.a_extra = dl;
+      inputs.flows = {q, memory.flow_in + h.row};
     }
-    return walk;
+    return Walk<Op>{inputs};
   };
   walk_heads(
       executor, plan, heads, false, memory.between, memory.scratch, [&](const Head& h) { return make(h, false); },
