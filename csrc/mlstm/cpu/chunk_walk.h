@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The walk: the one loop that forward and backward are made of, on a CPU.
+// The walk: the one loop over chunks that mLSTM forward and backward consist of, on a CPU.
 //
 // The walk takes tokens of three kinds a, x, y and a state C (features of x by features of y). It goes through the
 // chunks in one direction of time and computes, per chunk,
@@ -13,7 +13,7 @@
 //   dq          forward     dh, dl N v, 1       k      s / N        1               dq                   [C, n]^T
 //   dk, dv      reverse     v, 1     dh, dl N   q      1            s / N           dk       dv (b: k)   [dC, dn]^T
 //
-// The normaliser is the column 1 of y (and dl of a or x, and n of the state), so it needs no formula of its own. That
+// The normaliser is the column 1 of y (and dl of a or x, and n of the state), so it needs no further formula. That
 // column is never an operand of a product: it adds one multiply-add per element, in T, whatever the operands are
 // rounded to. In the forward walk it is summed in double: where l cancels, its rounding is the whole error of h.
 // Factors of tokens (s = DHQK^-1/2 and 1 / N) belong to f, D and w, so that operands are packed as they lie in memory.
