@@ -67,7 +67,7 @@ on Debian clang-19, clang-tools-19, lld-19, rocm-device-libs, libamdhip64-dev" P
   cmake_path(GET real_clang PARENT_PATH bin)
   foreach(tool IN ITEMS lld clang-offload-bundler)
     if(NOT EXISTS ${bin}/${tool})
-      set(${out} "${clang} has no ${tool} beside it: on Debian install the lld and clang-tools packages of the same version"
+      set(${out} "${clang} has no ${tool} in its folder: on Debian install the lld and clang-tools packages of its version"
         PARENT_SCOPE)
       return()
     endif()

@@ -66,8 +66,8 @@ void check(const xlstm_attention& in, bool on_host) {
   if (!legal) invalid("block_size: expected 32, 64, 128 or 256, got " + std::to_string(in.block_size));
   if (in.block_table) {
     at_least("page_size", in.page_size, 1);
-    if (in.cu_seqlens_k) invalid("block_table: expected no cu_seqlens_k beside it");
-    if (in.cache_batch_idx) invalid("block_table: expected no cache_batch_idx beside it");
+    if (in.cu_seqlens_k) invalid("block_table: expected no cu_seqlens_k with block_table");
+    if (in.cache_batch_idx) invalid("block_table: expected no cache_batch_idx with block_table");
   }
   if (on_host) check_values(in);
 }
@@ -97,7 +97,7 @@ void check_attention_backward(const xlstm_attention_backward& p, bool on_host) {
   in_range("parts", p.parts, 0, kMaxSplits);
   in_range("row_panels", p.row_panels, 0, kMaxRowPanels);
   in_range("common_schedule", p.common_schedule, 0, 1);
-  const std::string gpu_tiles = "0 for the backward pass on a GPU, whose tiles are its kernels'";
+  const std::string gpu_tiles = "0 for the backward pass on a GPU, where the kernels fix the tiles";
   if (!on_host && p.in.block_size) expected("block_size", gpu_tiles, std::to_string(p.in.block_size));
   if (!on_host && p.row_panels) expected("row_panels", gpu_tiles, std::to_string(p.row_panels));
   if (on_host && p.common_schedule) expected("common_schedule", "0 on a CPU", std::to_string(p.common_schedule));
@@ -116,7 +116,8 @@ void check_attention_append(const xlstm_attention_append& p, bool on_host) {
     if (p.rotary_dim % 2) invalid("rotary_dim: expected an even number, got " + std::to_string(p.rotary_dim));
   }
   if (p.block_table) at_least("page_size", p.page_size, 1);
-  if (p.to_cache && p.block_table && p.cache_batch_idx) invalid("block_table: expected no cache_batch_idx beside it");
+  if (p.to_cache && p.block_table && p.cache_batch_idx)
+    invalid("block_table: expected no cache_batch_idx with block_table");
   for (int64_t b = 0; on_host && b < p.batch; ++b) {
     const int64_t start = p.start ? p.start[b] : 0, last = start + p.length - 1;
     at_least("cache_seqlens", start, 0);

@@ -13,7 +13,7 @@ void* workspace_block(void* workspace, size_t bytes, void* (*allocate)(void*, si
     return aligned(workspace);
   }
   void* const block = allocate(self, total);
-  if (!block) throw std::runtime_error("allocate: gave no block of " + std::to_string(total) + " bytes");
+  if (!block) throw std::runtime_error("allocate: returned no block of " + std::to_string(total) + " bytes");
   return aligned(block);
 }
 

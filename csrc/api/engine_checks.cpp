@@ -99,8 +99,8 @@ void check_draw(const xlstm_draw& p, bool) {
   if (!p.logits || !p.tokens) invalid("logits, tokens: expected data, got NULL");
   if (p.temperature == 0 && (p.seeds || p.numbers || p.weights || p.top_k || p.top_p < 1))
     invalid(
-        "temperature: expected above 0 with seeds, numbers, weights, top_k or top_p, which greedy decoding has no "
-        "use for");
+        "temperature: expected above 0 with seeds, numbers, weights, top_k or top_p, which greedy decoding does not "
+        "use");
   if (p.temperature > 0 && (!p.seeds || !p.numbers)) invalid("seeds, numbers: expected data, got NULL");
   if (!p.seen != (p.repetition_penalty == 1)) invalid("seen: expected with a repetition_penalty, and only with one");
   if (!p.going != !p.ends || !p.ends != (p.ends_count == 0)) invalid("going, ends: expected both, or neither");

@@ -25,7 +25,7 @@ void check(const xlstm_mlstm& in, bool on_host) {
   at_least("segments", in.segments, 0);
   at_least("walk_chunk", in.walk_chunk, 0);
   at_least("step_columns", in.step_columns, 0);
-  if (on_host && in.walk_chunk) invalid("walk_chunk: expected 0 on a CPU, whose chunks are of chunk_size");
+  if (on_host && in.walk_chunk) invalid("walk_chunk: expected 0 on a CPU, where chunk_size sets the chunks");
   if (on_host && in.step_columns) invalid("step_columns: expected 0 on a CPU");
   not_negative("eps", in.eps);
   is_gate(in.gate, in.normalize);

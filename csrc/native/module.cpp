@@ -28,6 +28,7 @@
 
 namespace py = pybind11;
 using namespace xlstm;
+using py::literals::operator""_a;
 
 namespace {
 
@@ -43,19 +44,10 @@ std::vector<std::string> split(const std::string& list) {
 
 py::dict build_facts() {
   namespace b = build_info;
-  py::dict d;
-  d["version"] = b::version;
-  d["git_sha"] = b::git_sha;
-  d["build_type"] = b::build_type;
-  d["compiler"] = b::compiler;
-  d["cpu_isas"] = split(b::cpu_isas);
-  d["gpu"] = b::gpu;
-  d["gpu_note"] = b::gpu_note;
-  d["gpu_archs"] = split(b::gpu_archs);
-  d["gpu_compiler"] = b::gpu_compiler;
-  d["torch_version"] = b::torch_version;
-  d["torch_target_version"] = b::torch_target_version;
-  return d;
+  return py::dict("version"_a = b::version, "git_sha"_a = b::git_sha, "build_type"_a = b::build_type,
+                  "compiler"_a = b::compiler, "cpu_isas"_a = split(b::cpu_isas), "gpu"_a = b::gpu,
+                  "gpu_note"_a = b::gpu_note, "gpu_archs"_a = split(b::gpu_archs), "gpu_compiler"_a = b::gpu_compiler,
+                  "torch_version"_a = b::torch_version, "torch_target_version"_a = b::torch_target_version);
 }
 
 py::dict cpu_features() {
@@ -68,32 +60,18 @@ py::dict cpu_features() {
 
 std::vector<py::dict> known_devices() {
   std::vector<py::dict> all;
-  for (const DeviceFacts& f : kKnownDevices) {
-    py::dict d;
-    d["name"] = f.name;
-    d["arch"] = f.arch;
-    d["compute_units"] = f.compute_units;
-    d["wave_size"] = f.wave_size;
-    d["lds_bytes"] = f.lds_bytes;
-    d["memory_bytes"] = f.memory_bytes;
-    d["peak_bandwidth"] = f.peak_bandwidth;
-    d["peak_bf16"] = f.peak_bf16;
-    all.push_back(d);
-  }
+  for (const DeviceFacts& f : kKnownDevices)
+    all.push_back(py::dict("name"_a = f.name, "arch"_a = f.arch, "compute_units"_a = f.compute_units,
+                           "wave_size"_a = f.wave_size, "lds_bytes"_a = f.lds_bytes, "memory_bytes"_a = f.memory_bytes,
+                           "peak_bandwidth"_a = f.peak_bandwidth, "peak_bf16"_a = f.peak_bf16));
   return all;
 }
 
 std::vector<py::dict> catalogue() {
   std::vector<py::dict> all;
-  for (const KernelEntry& k : kCatalogue) {
-    py::dict d;
-    d["op"] = k.op;
-    d["device"] = k.device;
-    d["dtypes"] = k.dtypes;
-    d["states"] = k.states;
-    d["source"] = k.source;
-    all.push_back(d);
-  }
+  for (const KernelEntry& k : kCatalogue)
+    all.push_back(py::dict("op"_a = k.op, "device"_a = k.device, "dtypes"_a = k.dtypes, "states"_a = k.states,
+                           "source"_a = k.source));
   return all;
 }
 
@@ -110,12 +88,8 @@ py::dict plan_mlstm(int64_t sequences, int64_t heads, int64_t longest, int64_t c
                   {"chunk_size", chunk_size},
                   {"threads", threads}});
   const MlstmCpuPlan p = plan_mlstm_cpu(sequences, heads, longest, chunk_size, threads, segments);
-  py::dict d;
-  d["chunk"] = p.chunk;
-  d["segment_length"] = p.segment_length;
-  d["segments"] = p.segments;
-  d["workers"] = p.workers;
-  return d;
+  return py::dict("chunk"_a = p.chunk, "segment_length"_a = p.segment_length, "segments"_a = p.segments,
+                  "workers"_a = p.workers);
 }
 
 py::dict plan_attention(int64_t batch, int64_t heads_k, int64_t rows, int64_t keys, int64_t threads, int64_t block_size,
@@ -123,26 +97,15 @@ py::dict plan_attention(int64_t batch, int64_t heads_k, int64_t rows, int64_t ke
   check_positive({{"batch", batch}, {"heads_k", heads_k}, {"threads", threads}});
   const AttentionShape shape{batch, heads_k, rows, keys, attention_panel(XLSTM_FLOAT32), false};
   const AttentionCpuPlan p = plan_attention_cpu(shape, block_size, splits, threads);
-  py::dict d;
-  d["panel"] = shape.panel;
-  d["block_k"] = p.block_k;
-  d["rows"] = p.rows;
-  d["blocks"] = p.blocks;
-  d["splits"] = p.splits;
-  d["workers"] = p.workers;
-  return d;
+  return py::dict("panel"_a = shape.panel, "block_k"_a = p.block_k, "rows"_a = p.rows, "blocks"_a = p.blocks,
+                  "splits"_a = p.splits, "workers"_a = p.workers);
 }
 py::dict plan_attention_backward(int64_t batch, int64_t heads_k, int64_t rows, int64_t threads, int64_t block_size,
                                  int64_t row_panels, int64_t parts) {
   check_positive({{"batch", batch}, {"heads_k", heads_k}, {"threads", threads}});
   const AttentionShape shape{batch, heads_k, rows, 0, attention_panel(XLSTM_FLOAT32), false};
   const AttentionBackwardCpuPlan p = plan_attention_backward_cpu(shape, block_size, row_panels, parts, threads);
-  py::dict d;
-  d["block_k"] = p.block_k;
-  d["group"] = p.group;
-  d["parts"] = p.parts;
-  d["workers"] = p.workers;
-  return d;
+  return py::dict("block_k"_a = p.block_k, "group"_a = p.group, "parts"_a = p.parts, "workers"_a = p.workers);
 }
 
 // ---- GPU plans, for known devices
@@ -169,24 +132,19 @@ gpu::Chip chip_of(const py::object& device) {
   }
 }
 
+const char* schedule_name(bool hopper) { return hopper ? "hopper" : "common"; }
+
 py::dict walk_plan(const gpu::mlstm::WalkPlan& p, const gpu::Chip& chip, int element_bytes) {
   const bool hopper = p.schedule == gpu::mlstm::Schedule::hopper;
   const gpu::mlstm::WalkShape shape = gpu::mlstm::walk_shape(chip.family, element_bytes, p.rows, hopper ? 32 : p.chunk);
-  py::dict d;
-  d["schedule"] = hopper ? "hopper" : "common";
-  d["rows"] = p.rows;
-  d["slices"] = p.slices;
-  d["chunk"] = p.chunk;
-  d["y_tile"] = p.y_tile;
-  d["tiles"] = p.tiles;
-  d["segments"] = p.segments;
-  d["segment_chunks"] = p.segment_chunks;
-  d["blocks"] = p.blocks;
   const gpu::mlstm::HopperOutput output =
       p.makes_scores ? gpu::mlstm::HopperOutput::h : gpu::mlstm::HopperOutput::dq_dk;
-  d["threads"] = hopper ? gpu::mlstm::kHopperBlockThreads : shape.threads;
-  d["lds_bytes"] = hopper ? gpu::mlstm::hopper_shape(p.rows, p.tiles * p.y_tile).lds_bytes(output) : shape.lds_bytes;
-  return d;
+  const int hopper_lds = hopper ? gpu::mlstm::hopper_shape(p.rows, p.tiles * p.y_tile).lds_bytes(output) : 0;
+  return py::dict("schedule"_a = schedule_name(hopper), "rows"_a = p.rows, "slices"_a = p.slices, "chunk"_a = p.chunk,
+                  "y_tile"_a = p.y_tile, "tiles"_a = p.tiles, "segments"_a = p.segments,
+                  "segment_chunks"_a = p.segment_chunks, "blocks"_a = p.blocks,
+                  "threads"_a = hopper ? gpu::mlstm::kHopperBlockThreads : shape.threads,
+                  "lds_bytes"_a = hopper ? hopper_lds : shape.lds_bytes);
 }
 
 py::dict plan_mlstm_gpu(const py::object& device, int64_t sequences, int64_t heads, int64_t length, int64_t dqk,
@@ -202,19 +160,12 @@ py::dict plan_mlstm_gpu(const py::object& device, int64_t sequences, int64_t hea
   const gpu::mlstm::BackwardPlan backward = gpu::mlstm::plan_backward(shape, chip);
   const gpu::mlstm::RecurrentPlan step =
       gpu::mlstm::plan_recurrent(sequences * heads, dqk, dhv, true, chip, step_columns);
-  py::dict d, recurrent;
-  d["compute_units"] = chip.compute_units;
-  d["forward"] = walk_plan(forward.walk, chip, element_bytes);
-  d["dq"] = walk_plan(backward.dq, chip, element_bytes);
-  d["dk"] = walk_plan(backward.dk, chip, element_bytes);
-  d["dv"] = walk_plan(backward.dv, chip, element_bytes);
-  recurrent["in_registers"] = step.in_registers;
-  recurrent["columns"] = step.columns;
-  recurrent["tiles"] = step.tiles;
-  recurrent["threads"] = step.threads;
-  recurrent["blocks"] = step.blocks;
-  d["recurrent"] = recurrent;
-  return d;
+  const auto walk = [&](const gpu::mlstm::WalkPlan& p) { return walk_plan(p, chip, element_bytes); };
+  return py::dict(
+      "compute_units"_a = chip.compute_units, "forward"_a = walk(forward.walk), "dq"_a = walk(backward.dq),
+      "dk"_a = walk(backward.dk), "dv"_a = walk(backward.dv),
+      "recurrent"_a = py::dict("in_registers"_a = step.in_registers, "columns"_a = step.columns, "tiles"_a = step.tiles,
+                               "threads"_a = step.threads, "blocks"_a = step.blocks));
 }
 
 py::dict plan_attention_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k, int64_t queries,
@@ -224,20 +175,14 @@ py::dict plan_attention_gpu(const py::object& device, int64_t batch, int64_t hea
   const gpu::attention::AttentionForwardPlan p = gpu::attention::plan_attention_forward(
       {batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, has_score_mod, panels}, block_size, splits,
       chip_of(device));
-  py::dict d;
-  d["schedule"] = p.hopper ? "hopper" : "common";
-  d["head_dims"] = py::make_tuple(p.head.dqk, p.head.dv);
-  d["full"] = p.has_score_mod;
   const gpu::attention::HopperAttentionShape smem = gpu::attention::forward_hopper_shape(p.head.dqk);
-  const int64_t blocks = (queries + gpu::attention::kHopperOwned - 1) / gpu::attention::kHopperOwned;
-  d["keys"] = p.hopper ? smem.tile : p.shape.keys;
-  d["rows"] = p.hopper ? gpu::attention::kHopperOwned : p.shape.rows;
-  d["threads"] = p.hopper ? gpu::attention::kHopperAttentionThreads : p.shape.threads;
-  d["lds_bytes"] = p.hopper ? smem.lds_bytes() : p.shape.lds_bytes;
-  d["blocks"] = p.hopper ? blocks : p.blocks;
-  d["splits"] = p.splits;
-  d["grid"] = p.hopper ? batch * heads_q * blocks : p.grid;
-  return d;
+  const int64_t blocks = p.hopper ? ceil_div(queries, gpu::attention::kHopperOwned) : p.blocks;
+  return py::dict("schedule"_a = schedule_name(p.hopper), "head_dims"_a = py::make_tuple(p.head.dqk, p.head.dv),
+                  "full"_a = p.has_score_mod, "keys"_a = p.hopper ? smem.tile : p.shape.keys,
+                  "rows"_a = p.hopper ? gpu::attention::kHopperOwned : p.shape.rows,
+                  "threads"_a = p.hopper ? gpu::attention::kHopperAttentionThreads : p.shape.threads,
+                  "lds_bytes"_a = p.hopper ? smem.lds_bytes() : p.shape.lds_bytes, "blocks"_a = blocks,
+                  "splits"_a = p.splits, "grid"_a = p.hopper ? batch * heads_q * blocks : p.grid);
 }
 // The plan of attention's backward pass: the blocks that own keys, for dk and dv, and those that own queries, for dq.
 py::dict plan_attention_backward_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k,
@@ -252,40 +197,27 @@ py::dict plan_attention_backward_gpu(const py::object& device, int64_t batch, in
     const gpu::attention::HopperAttentionShape smem = gpu::attention::backward_hopper_shape(p.dqk, of_keys);
     const gpu::attention::BackwardShape& shape = of_keys ? p.of_keys : p.of_queries;
     const int owned = p.hopper ? gpu::attention::kHopperOwned : shape.owned;
-    py::dict d;
-    d["owned"] = owned;
-    d["tile"] = p.hopper ? smem.tile : shape.tile;
-    d["threads"] = p.hopper ? gpu::attention::kHopperAttentionThreads : shape.threads;
-    d["lds_bytes"] = p.hopper ? smem.lds_bytes() : shape.lds_bytes;
-    d["grid"] = batch * (of_keys ? heads_k * p.parts : heads_q) * ceil_div(of_keys ? keys : queries, owned);
-    return d;
+    return py::dict(
+        "owned"_a = owned, "tile"_a = p.hopper ? smem.tile : shape.tile,
+        "threads"_a = p.hopper ? gpu::attention::kHopperAttentionThreads : shape.threads,
+        "lds_bytes"_a = p.hopper ? smem.lds_bytes() : shape.lds_bytes,
+        "grid"_a = batch * (of_keys ? heads_k * p.parts : heads_q) * ceil_div(of_keys ? keys : queries, owned));
   };
-  py::dict d;
-  d["schedule"] = p.hopper ? "hopper" : "common";
-  d["head_dims"] = py::make_tuple(p.dqk, p.dv);
-  d["full"] = p.has_score_mod;
-  d["parts"] = p.parts;
-  d["of_keys"] = side(true);
-  d["of_queries"] = side(false);
-  return d;
+  return py::dict("schedule"_a = schedule_name(p.hopper), "head_dims"_a = py::make_tuple(p.dqk, p.dv),
+                  "full"_a = p.has_score_mod, "parts"_a = p.parts, "of_keys"_a = side(true),
+                  "of_queries"_a = side(false));
 }
 // The plan of attention for few queries, whose kernel has waves along the keys.
 py::dict plan_decode_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k, int64_t queries,
                          int64_t keys, int64_t dqk, int64_t dv, int element_bytes, int64_t splits) {
   check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
   const gpu::attention::AttentionCall call{batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, false};
-  py::dict d;
   const gpu::Chip chip = chip_of(device);
-  d["few_rows"] = gpu::attention::has_few_rows(call, chip);
-  if (!gpu::attention::has_few_rows(call, chip)) return d;
+  if (!gpu::attention::has_few_rows(call, chip)) return py::dict("few_rows"_a = false);
   const gpu::attention::DecodePlan p = gpu::attention::plan_decode(call, splits, chip);
-  d["head_dims"] = py::make_tuple(p.head.dqk, p.head.dv);
-  d["threads"] = p.shape.threads;
-  d["lds_bytes"] = p.shape.lds_bytes;
-  d["blocks"] = p.blocks;
-  d["splits"] = p.splits;
-  d["grid"] = p.grid;
-  return d;
+  return py::dict("few_rows"_a = true, "head_dims"_a = py::make_tuple(p.head.dqk, p.head.dv),
+                  "threads"_a = p.shape.threads, "lds_bytes"_a = p.shape.lds_bytes, "blocks"_a = p.blocks,
+                  "splits"_a = p.splits, "grid"_a = p.grid);
 }
 // The plan of MLA decode. rows: of a key head. compute_units, arch: of the present device, or of a known one.
 // allow_hopper: whether Hopper's schedule may be chosen.
@@ -296,16 +228,9 @@ py::dict plan_mla_gpu(const std::string& arch, int32_t compute_units, int32_t ld
   chip.hopper = chip.hopper && allow_hopper;
   const gpu::attention::MlaPlan p =
       gpu::attention::plan_mla({batch, rows * heads_k, heads_k, 1, keys, dqk, 512, 2, false}, splits, chip);
-  py::dict d;
-  d["schedule"] = p.hopper ? "hopper" : "common";
-  d["rows"] = p.rows;
-  d["keys"] = p.shape.keys;
-  d["threads"] = p.shape.threads;
-  d["lds_bytes"] = p.shape.lds_bytes;
-  d["blocks"] = p.blocks;
-  d["splits"] = p.splits;
-  d["grid"] = p.grid;
-  return d;
+  return py::dict("schedule"_a = schedule_name(p.hopper), "rows"_a = p.rows, "keys"_a = p.shape.keys,
+                  "threads"_a = p.shape.threads, "lds_bytes"_a = p.shape.lds_bytes, "blocks"_a = p.blocks,
+                  "splits"_a = p.splits, "grid"_a = p.grid);
 }
 // The coordinates of each block of a forward call: key head, part of the keys, block of rows.
 py::list attention_coords(int64_t heads, int64_t splits, int64_t row_blocks) {
@@ -322,43 +247,42 @@ py::list attention_coords(int64_t heads, int64_t splits, int64_t row_blocks) {
 PYBIND11_MODULE(_native, m) {
   m.doc() = "Facts about this build and machine, the kernel catalogue and launch plans.";
   m.def("build_facts", build_facts, "Version, compiler, instruction sets, GPU languages and archs of this build.");
-  m.def("cpu_features", cpu_features, "Instruction set -> whether it runs here.");
+  m.def("cpu_features", cpu_features, "Instruction set -> whether this machine supports it.");
   m.def("cpu_isa", [] { return isa_name(cpu_isa()); }, "The instruction set that the CPU kernels use.");
-  m.def("known_devices", known_devices, "GPUs that plans are made for.");
+  m.def("known_devices", known_devices, "The GPUs that plans know by name.");
   m.def("catalogue", catalogue, "The kernels in the op library.");
-  m.def("plan_mlstm_cpu", plan_mlstm, py::arg("sequences"), py::arg("heads"), py::arg("longest"), py::arg("chunk_size"),
-        py::arg("threads"), py::arg("segments") = 0, "How the chunkwise mLSTM is cut into tasks on a CPU.");
-  m.def("plan_attention_cpu", plan_attention, py::arg("batch"), py::arg("heads_k"), py::arg("rows"), py::arg("keys"),
-        py::arg("threads"), py::arg("block_size") = 0, py::arg("splits") = 0,
-        "How attention is cut into tasks on a CPU; rows: queries times the query heads of a key head. 0: the plan's "
-        "own.");
-  m.def("plan_attention_backward_cpu", plan_attention_backward, py::arg("batch"), py::arg("heads_k"), py::arg("rows"),
-        py::arg("threads"), py::arg("block_size") = 0, py::arg("row_panels") = 0, py::arg("parts") = 0,
-        "The same for the backward pass, which no number of keys changes.");
-  m.def("plan_mlstm_gpu", plan_mlstm_gpu, py::arg("device"), py::arg("sequences"), py::arg("heads"), py::arg("length"),
-        py::arg("dqk"), py::arg("dhv"), py::arg("element_bytes"), py::arg("walk_chunk") = 0, py::arg("segments") = 0,
-        py::arg("step_columns") = 0, py::arg("packed") = false, py::arg("panels") = true,
-        "How the mLSTM is cut up on a GPU, one of known_devices() by its name or any by (arch, compute_units, "
-        "lds_bytes): forward, the three walks of backward, sequence and step. panels: tensors of two bytes an element "
-        "are bfloat16, and lie so that Hopper's bulk copies take them.");
+  m.def("plan_mlstm_cpu", plan_mlstm, "sequences"_a, "heads"_a, "longest"_a, "chunk_size"_a, "threads"_a,
+        "segments"_a = 0, "The split of the chunkwise mLSTM into tasks on a CPU.");
   m.def(
-      "plan_attention_gpu", plan_attention_gpu, py::arg("device"), py::arg("batch"), py::arg("heads_q"),
-      py::arg("heads_k"), py::arg("queries"), py::arg("keys"), py::arg("dqk"), py::arg("dv"), py::arg("element_bytes"),
-      py::arg("bent") = false, py::arg("block_size") = 0, py::arg("splits") = 0, py::arg("panels") = false,
-      "How attention's forward pass is cut up on such a GPU; bent: with softcap, ALiBi or dropout; panels: tensors lie "
-      "so that Hopper's bulk copies take them.");
-  m.def("plan_attention_backward_gpu", plan_attention_backward_gpu, py::arg("device"), py::arg("batch"),
-        py::arg("heads_q"), py::arg("heads_k"), py::arg("queries"), py::arg("keys"), py::arg("dqk"), py::arg("dv"),
-        py::arg("element_bytes"), py::arg("bent") = false, py::arg("parts") = 0, py::arg("common_schedule") = false,
-        py::arg("panels") = false, "The same of its backward pass, in which negative scales are not bent.");
-  m.def("plan_decode_gpu", plan_decode_gpu, py::arg("device"), py::arg("batch"), py::arg("heads_q"), py::arg("heads_k"),
-        py::arg("queries"), py::arg("keys"), py::arg("dqk"), py::arg("dv"), py::arg("element_bytes"),
-        py::arg("splits") = 0, "The same for few rows of a key head, where few_rows says that they are few.");
-  m.def("plan_mla_gpu", plan_mla_gpu, py::arg("arch"), py::arg("compute_units"), py::arg("lds_bytes"), py::arg("batch"),
-        py::arg("heads_k"), py::arg("rows"), py::arg("keys"), py::arg("dqk") = 576, py::arg("splits") = 0,
-        py::arg("own_schedule") = true,
-        "How MLA decoding is cut up on a GPU; rows: queries of all heads of a key head.");
-  m.def("attention_places", attention_coords, py::arg("heads"), py::arg("splits"), py::arg("row_blocks"),
-        "(key head, part of the keys, block of rows) of each block of a forward call on a GPU, in their order.");
+      "plan_attention_cpu", plan_attention, "batch"_a, "heads_k"_a, "rows"_a, "keys"_a, "threads"_a, "block_size"_a = 0,
+      "splits"_a = 0,
+      "The split of attention into tasks on a CPU; rows: queries times the query heads of a key head. 0 lets the plan "
+      "choose.");
+  m.def("plan_attention_backward_cpu", plan_attention_backward, "batch"_a, "heads_k"_a, "rows"_a, "threads"_a,
+        "block_size"_a = 0, "row_panels"_a = 0, "parts"_a = 0,
+        "The split of attention's backward pass into tasks on a CPU. It does not depend on the number of keys.");
+  m.def("plan_mlstm_gpu", plan_mlstm_gpu, "device"_a, "sequences"_a, "heads"_a, "length"_a, "dqk"_a, "dhv"_a,
+        "element_bytes"_a, "walk_chunk"_a = 0, "segments"_a = 0, "step_columns"_a = 0, "packed"_a = false,
+        "panels"_a = true,
+        "The plan of the mLSTM on a GPU, which is the name of one of known_devices() or (arch, compute_units, "
+        "lds_bytes): forward, the three walks of backward, sequence and step. panels: tensors of two bytes an element "
+        "are bfloat16 and have a layout that TMA accepts.");
+  m.def("plan_attention_gpu", plan_attention_gpu, "device"_a, "batch"_a, "heads_q"_a, "heads_k"_a, "queries"_a,
+        "keys"_a, "dqk"_a, "dv"_a, "element_bytes"_a, "bent"_a = false, "block_size"_a = 0, "splits"_a = 0,
+        "panels"_a = false,
+        "The plan of attention's forward pass on such a GPU; bent: with softcap, ALiBi or dropout; panels: tensors "
+        "have a layout that TMA accepts.");
+  m.def("plan_attention_backward_gpu", plan_attention_backward_gpu, "device"_a, "batch"_a, "heads_q"_a, "heads_k"_a,
+        "queries"_a, "keys"_a, "dqk"_a, "dv"_a, "element_bytes"_a, "bent"_a = false, "parts"_a = 0,
+        "common_schedule"_a = false, "panels"_a = false,
+        "The plan of attention's backward pass on such a GPU; a negative scale does not count as bent.");
+  m.def("plan_decode_gpu", plan_decode_gpu, "device"_a, "batch"_a, "heads_q"_a, "heads_k"_a, "queries"_a, "keys"_a,
+        "dqk"_a, "dv"_a, "element_bytes"_a, "splits"_a = 0,
+        "The plan of attention for few rows of a key head; few_rows: whether the rows are few enough for that kernel.");
+  m.def("plan_mla_gpu", plan_mla_gpu, "arch"_a, "compute_units"_a, "lds_bytes"_a, "batch"_a, "heads_k"_a, "rows"_a,
+        "keys"_a, "dqk"_a = 576, "splits"_a = 0, "own_schedule"_a = true,
+        "The plan of MLA decode on a GPU; rows: queries of all heads of a key head.");
+  m.def("attention_places", attention_coords, "heads"_a, "splits"_a, "row_blocks"_a,
+        "(key head, part of the keys, block of rows) of each block of a forward call on a GPU, in launch order.");
   add_shapes(m);
 }

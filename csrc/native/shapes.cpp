@@ -14,6 +14,7 @@
 
 namespace py = pybind11;
 using namespace xlstm;
+using py::literals::operator""_a;
 
 namespace {
 
@@ -30,46 +31,27 @@ gpu::Family family_of(const std::string& name) {
 // per multiprocessor that plans and launch bounds assume.
 py::dict attend_shape(const std::string& family, int element_bytes, int dqk, int dv) {
   const gpu::attention::ForwardShape s = gpu::attention::forward_shape(family_of(family), element_bytes, {dqk, dv});
-  py::dict d;
-  d["rows"] = s.rows;
-  d["keys"] = s.keys;
-  d["blocks"] = s.blocks;
-  d["lds_bytes"] = s.lds_bytes;
-  return d;
+  return py::dict("rows"_a = s.rows, "keys"_a = s.keys, "blocks"_a = s.blocks, "lds_bytes"_a = s.lds_bytes);
 }
 py::object decode_shape(const std::string& family, int element_bytes, int dqk, int dv) {
   const gpu::Family f = family_of(family);
   if (!gpu::attention::has_decode(f, element_bytes, {dqk, dv})) return py::none();
   const gpu::attention::DecodeShape s = gpu::attention::decode_shape(f, element_bytes, {dqk, dv});
-  py::dict d;
-  d["rows"] = gpu::attention::kDecodeRows;
-  d["keys"] = gpu::strip_step(f, element_bytes);
-  d["blocks"] = s.blocks;
-  d["lds_bytes"] = s.lds_bytes;
-  return d;
+  return py::dict("rows"_a = gpu::attention::kDecodeRows, "keys"_a = gpu::strip_step(f, element_bytes),
+                  "blocks"_a = s.blocks, "lds_bytes"_a = s.lds_bytes);
 }
 py::object mla_shape(const std::string& family, int rows, int features, bool ahead) {
   const gpu::Family f = family_of(family);
   if (!gpu::attention::has_mla(f, rows, ahead)) return py::none();
   const gpu::attention::MlaShape s = gpu::attention::mla_shape(f, rows, features, ahead);
-  py::dict d;
-  d["rows"] = rows;
-  d["keys"] = s.keys;
-  d["values"] = gpu::attention::kMlaValues;
-  d["blocks"] = 1;
-  d["lds_bytes"] = s.lds_bytes;
-  return d;
+  return py::dict("rows"_a = rows, "keys"_a = s.keys, "values"_a = gpu::attention::kMlaValues, "blocks"_a = 1,
+                  "lds_bytes"_a = s.lds_bytes);
 }
 py::dict attention_gradients_shape(const std::string& family, int element_bytes, int dqk, int dv, bool of_keys) {
   const auto shape = of_keys ? gpu::attention::key_gradients_shape : gpu::attention::query_gradients_shape;
   const gpu::attention::BackwardShape s = shape(family_of(family), element_bytes, dqk, dv);
-  py::dict d;
-  d["owned"] = s.owned;
-  d["waves_across"] = s.waves_across;
-  d["tile"] = s.tile;
-  d["blocks"] = s.blocks;
-  d["lds_bytes"] = s.lds_bytes;
-  return d;
+  return py::dict("owned"_a = s.owned, "waves_across"_a = s.waves_across, "tile"_a = s.tile, "blocks"_a = s.blocks,
+                  "lds_bytes"_a = s.lds_bytes);
 }
 
 // LDS of gemm_mma_kernel<weights, batch, rows> for rows of `columns` columns; None where the family has no such kernel.
@@ -85,12 +67,7 @@ py::object walk_shape(const std::string& family, int element_bytes, int rows, in
   const gpu::Family f = family_of(family);
   if (!gpu::mlstm::has_walk(f, element_bytes, rows, chunk)) return py::none();
   const gpu::mlstm::WalkShape s = gpu::mlstm::walk_shape(f, element_bytes, rows, chunk);
-  py::dict d;
-  d["threads"] = s.threads;
-  d["y_tile"] = s.y_tile;
-  d["blocks"] = s.blocks;
-  d["lds_bytes"] = s.lds_bytes;
-  return d;
+  return py::dict("threads"_a = s.threads, "y_tile"_a = s.y_tile, "blocks"_a = s.blocks, "lds_bytes"_a = s.lds_bytes);
 }
 
 int scores_lds_bytes(const std::string& family, int element_bytes, int chunk, bool backward) {
@@ -100,22 +77,23 @@ int scores_lds_bytes(const std::string& family, int element_bytes, int chunk, bo
 }  // namespace
 
 void add_shapes(py::module_& m) {
-  m.def("walk_shape", walk_shape, py::arg("family"), py::arg("element_bytes"), py::arg("rows"), py::arg("chunk"),
+  m.def("walk_shape", walk_shape, "family"_a, "element_bytes"_a, "rows"_a, "chunk"_a,
         "A block of the walk kernel: threads, columns of the state, blocks of a multiprocessor, LDS; None where the "
         "family (cdna, rdna, nvidia) has no such kernel.");
-  m.def("attend_shape", attend_shape, py::arg("family"), py::arg("element_bytes"), py::arg("dqk"), py::arg("dv"),
+  m.def("attend_shape", attend_shape, "family"_a, "element_bytes"_a, "dqk"_a, "dv"_a,
         "A block of attention's forward kernel: rows, keys of a tile, blocks of a multiprocessor, LDS.");
-  m.def("decode_shape", decode_shape, py::arg("family"), py::arg("element_bytes"), py::arg("dqk"), py::arg("dv"),
-        "The same of the decode kernel; None where the family has no such kernel.");
-  m.def("mla_shape", mla_shape, py::arg("family"), py::arg("rows"), py::arg("features"), py::arg("ahead"),
-        "The same of the MLA kernel; None where the family has no such kernel.");
-  m.def("matrix_lds_bytes", gemm_mma_lds_bytes, py::arg("family"), py::arg("bits"), py::arg("converted"),
-        py::arg("batch"), py::arg("rows"), py::arg("columns"),
-        "LDS that a launch of a step's product asks for; None where the family has no such kernel.");
-  m.def("attention_gradients_shape", attention_gradients_shape, py::arg("family"), py::arg("element_bytes"),
-        py::arg("dqk"), py::arg("dv"), py::arg("of_keys"),
+  m.def("decode_shape", decode_shape, "family"_a, "element_bytes"_a, "dqk"_a, "dv"_a,
+        "A block of the decode kernel: rows, keys of a tile, blocks of a multiprocessor, LDS; None where the family "
+        "has no such kernel.");
+  m.def("mla_shape", mla_shape, "family"_a, "rows"_a, "features"_a, "ahead"_a,
+        "A block of the MLA kernel: rows, keys of a tile, values, blocks of a multiprocessor, LDS; None where the "
+        "family has no such kernel.");
+  m.def("matrix_lds_bytes", gemm_mma_lds_bytes, "family"_a, "bits"_a, "converted"_a, "batch"_a, "rows"_a, "columns"_a,
+        "The LDS of a launch of a decode step's product; None where the family has no such kernel.");
+  m.def("attention_gradients_shape", attention_gradients_shape, "family"_a, "element_bytes"_a, "dqk"_a, "dv"_a,
+        "of_keys"_a,
         "A block of attention's backward kernel, for dk and dv or for dq: tokens owned, waves across the features of "
         "its sums, tokens of a tile, blocks of a multiprocessor, LDS.");
-  m.def("scores_lds_bytes", scores_lds_bytes, py::arg("family"), py::arg("element_bytes"), py::arg("chunk"),
-        py::arg("backward"), "LDS of a block of the score kernel.");
+  m.def("scores_lds_bytes", scores_lds_bytes, "family"_a, "element_bytes"_a, "chunk"_a, "backward"_a,
+        "LDS of a block of the score kernel.");
 }

@@ -51,6 +51,24 @@ struct Options {
   int64_t block_size;
 };
 
+void set_alibi(xlstm_attention& p, const Tensor& slopes, const Tensor& q) {
+  check_device("alibi_slopes", slopes, q);
+  STD_TORCH_CHECK(slopes.is_contiguous() && slopes.scalar_type() == ScalarType::Float &&
+                      ((slopes.dim() == 1 && slopes.size(0) == p.heads_q) ||
+                       (slopes.dim() == 2 && slopes.size(0) == p.batch && slopes.size(1) == p.heads_q)),
+                  "alibi_slopes: expected a contiguous float32 tensor (H) or (B, H)");
+  p.alibi_slopes = static_cast<const float*>(slopes.data_ptr());
+  p.alibi_stride = slopes.dim() == 2 ? p.heads_q : 0;
+}
+
+const int64_t* rng_state_of(const Tensor& rng_state, const Tensor& q) {
+  check_shape("rng_state", rng_state, {2});
+  check_device("rng_state", rng_state, q);
+  STD_TORCH_CHECK(rng_state.is_contiguous() && rng_state.scalar_type() == ScalarType::Long,
+                  "rng_state: expected a contiguous int64 tensor (2)");
+  return static_cast<const int64_t*>(rng_state.data_ptr());
+}
+
 xlstm_attention params_of(const Inputs& x, const Options& o) {
   const Tensor &q = x.q, &k = x.k, &v = x.v;
   xlstm_attention p{};
@@ -95,24 +113,9 @@ xlstm_attention params_of(const Inputs& x, const Options& o) {
   p.window_left = o.window_left;
   p.window_right = o.window_right;
   p.block_size = o.block_size;
-  if (x.alibi_slopes) {
-    const Tensor& slopes = *x.alibi_slopes;
-    check_device("alibi_slopes", slopes, q);
-    STD_TORCH_CHECK(slopes.is_contiguous() && slopes.scalar_type() == ScalarType::Float &&
-                        ((slopes.dim() == 1 && slopes.size(0) == p.heads_q) ||
-                         (slopes.dim() == 2 && slopes.size(0) == p.batch && slopes.size(1) == p.heads_q)),
-                    "alibi_slopes: expected a contiguous float32 tensor (H) or (B, H)");
-    p.alibi_slopes = static_cast<const float*>(slopes.data_ptr());
-    p.alibi_stride = slopes.dim() == 2 ? p.heads_q : 0;
-  }
+  if (x.alibi_slopes) set_alibi(p, *x.alibi_slopes, q);
   p.sink = wide("sink", x.sink, q, {p.heads_q});
-  if (x.rng_state) {
-    check_shape("rng_state", *x.rng_state, {2});
-    check_device("rng_state", *x.rng_state, q);
-    STD_TORCH_CHECK(x.rng_state->is_contiguous() && x.rng_state->scalar_type() == ScalarType::Long,
-                    "rng_state: expected a contiguous int64 tensor (2)");
-    p.rng_state = static_cast<const int64_t*>(x.rng_state->data_ptr());
-  }
+  if (x.rng_state) p.rng_state = rng_state_of(*x.rng_state, q);
   return p;
 }
 

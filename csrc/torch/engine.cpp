@@ -135,6 +135,29 @@ float* floats(const char* name, const Tensor& x, const Tensor& tokens, std::init
   return static_cast<float*>(x.data_ptr());
 }
 
+// Takes the weights of block n from `weights`, and its states.
+xlstm_decode_block block_of(Weights& weights, const xlstm_decode& p, const std::vector<Tensor>& states, int64_t n,
+                            const Tensor& tokens) {
+  const int64_t keys = p.heads * p.dqk, values = p.heads * p.dhv;
+  xlstm_decode_block b{};
+  b.norm_mlstm = weights.norm("norm_mlstm", p.dim);
+  b.head_norm = weights.norm("head_norm", values);
+  b.norm_ffn = weights.norm("norm_ffn", p.dim);
+  for (xlstm_linear* w : {&b.q, &b.k, &b.v, &b.o, &b.i, &b.f}) *w = weights.linear("projections", p.dim);
+  b.out = weights.linear("out", values);
+  b.gate = weights.linear("gate", p.dim);
+  b.up = weights.linear("up", p.dim);
+  split("q, k, v, o", {&b.q, &b.k, &b.v, &b.o}, {keys, keys, values, values});
+  split("i, f", {&b.i, &b.f}, {p.heads, p.heads});
+  const int64_t ffn = b.up.data ? b.gate.rows : b.gate.rows / 2;
+  split("gate, up", {&b.gate, &b.up}, {ffn, ffn});
+  b.down = weights.linear("down", ffn);
+  b.c = floats("c", states[size_t(3 * n)], tokens, {p.batch, p.heads, p.dqk, p.dhv});
+  b.n = floats("n", states[size_t(3 * n + 1)], tokens, {p.batch, p.heads, p.dqk});
+  b.m = floats("m", states[size_t(3 * n + 2)], tokens, {p.batch, p.heads, 1});
+  return b;
+}
+
 void decode_step_(const Tensor& out, const Tensor& tokens, const OptionalTensor& keep,
                   const std::vector<Tensor>& tensors, const Tensor& places, const std::vector<Tensor>& states,
                   int64_t heads, double norm_eps, double eps, double gate_cap, double output_cap) {
@@ -164,28 +187,9 @@ void decode_step_(const Tensor& out, const Tensor& tokens, const OptionalTensor&
   STD_TORCH_CHECK(embedding.dim() == 2, "weights: expected an embedding (V, D)");
   p.vocab = embedding.size(0);
   p.dim = embedding.size(1);
-  const int64_t keys = p.heads * p.dqk, values = p.heads * p.dhv;
-
-  std::vector<xlstm_decode_block> blocks(size_t(p.blocks));
-  for (int64_t n = 0; n < p.blocks; ++n) {
-    xlstm_decode_block& b = blocks[size_t(n)];
-    b.norm_mlstm = weights.norm("norm_mlstm", p.dim);
-    b.head_norm = weights.norm("head_norm", values);
-    b.norm_ffn = weights.norm("norm_ffn", p.dim);
-    for (xlstm_linear* w : {&b.q, &b.k, &b.v, &b.o, &b.i, &b.f}) *w = weights.linear("projections", p.dim);
-    b.out = weights.linear("out", values);
-    b.gate = weights.linear("gate", p.dim);
-    b.up = weights.linear("up", p.dim);
-    split("q, k, v, o", {&b.q, &b.k, &b.v, &b.o}, {keys, keys, values, values});
-    split("i, f", {&b.i, &b.f}, {p.heads, p.heads});
-    const int64_t ffn = b.up.data ? b.gate.rows : b.gate.rows / 2;
-    split("gate, up", {&b.gate, &b.up}, {ffn, ffn});
-    b.down = weights.linear("down", ffn);
-    p.ffn = n == 0 ? ffn : p.ffn;
-    b.c = floats("c", states[size_t(3 * n)], tokens, {p.batch, p.heads, p.dqk, p.dhv});
-    b.n = floats("n", states[size_t(3 * n + 1)], tokens, {p.batch, p.heads, p.dqk});
-    b.m = floats("m", states[size_t(3 * n + 2)], tokens, {p.batch, p.heads, 1});
-  }
+  std::vector<xlstm_decode_block> blocks;
+  for (int64_t n = 0; n < p.blocks; ++n) blocks.push_back(block_of(weights, p, states, n, tokens));
+  p.ffn = blocks[0].gate.rows;
   p.block = blocks.data();
   p.embedding = weights.vector("embedding", p.vocab * p.dim);
   p.out_norm = weights.norm("out_norm", p.dim);

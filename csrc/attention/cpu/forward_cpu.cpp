@@ -31,7 +31,7 @@ struct ForwardScratch {
   using T = typename Op::Scalar;
   RowRules<T> rules;
   T *q, *k, *v;         // token panels of the block, token panels and column panels of a tile
-  T *scores, *weights;  // (keys, NR), and the same as elements along the keys
+  T *scores, *weights;  // (keys, NR); weights are elements along the keys
   T* keep;              // (keys, NR), with dropout
   T *o, *m, *l;         // per panel: column panels (NR, NR) along the features; per row
   T *factor, *row, *buffer;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scores of one panel of rows against one tile of keys, for forward and backward on a CPU.
 //
-// Scores are kept transposed, keys down and rows across. So a row's maximum and sum are computed lane by lane, and a
+// Scores are stored transposed, keys down and rows across. So a row's maximum and sum are computed lane by lane, and a
 // panel of weights is, as it lies, the left operand of weights x values; stored once more with its pairs along the
 // rows, it is the left operand of weights^T x dout.
 #pragma once

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inputs of a walk (chunk_walk.h) other than its operands, and its scratch: gates, factors and flows by token.
+// The inputs of a walk (chunk_walk.h) and its scratch.
 #pragma once
 
 #include "base/arena.h"
@@ -48,6 +48,20 @@ struct Flows {
   T* outside = nullptr;  // the term from the state, that is from beyond the chunk; null: no flows
   T* across = nullptr;   // the sum over pairs s < token <= t in the chunk
   T* inside = nullptr;   // the sum over pairs token = s <= t in the chunk
+};
+
+// The inputs of a walk (chunk_walk.h has its formula).
+template <class Op>
+struct WalkInputs {
+  using T = typename Op::Scalar;
+  Rows<T> a, x, y;
+  bool reverse = false;
+  Gates gates = {};
+  Gain<T> rows = {}, columns = {};
+  Flows<T> flows = {};  // with a twin, flows.with is b
+  bool ones = false;    // y has a column of ones; its outputs go to s.ones and not to the sink
+  bool extra = false;   // a and x have one more feature, whose values are
+  Gain<T> a_extra = {}, x_extra = {};
 };
 
 // The dims that fix the size of a walk's scratch.

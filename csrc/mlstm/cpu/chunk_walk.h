@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The walk: the one loop that forward and backward are made of, on a CPU.
+// The walk: the one loop over chunks that mLSTM forward and backward consist of, on a CPU.
 //
 // The walk takes tokens of three kinds a, x, y and a state C (features of x by features of y). It goes through the
 // chunks in one direction of time and computes, per chunk,
@@ -13,7 +13,7 @@
 //   dq          forward     dh, dl N v, 1       k      s / N        1               dq                   [C, n]^T
 //   dk, dv      reverse     v, 1     dh, dl N   q      1            s / N           dk       dv (b: k)   [dC, dn]^T
 //
-// The normaliser is the column 1 of y (and dl of a or x, and n of the state), so it needs no formula of its own. That
+// The normaliser is the column 1 of y (and dl of a or x, and n of the state), so it needs no further formula. That
 // column is never an operand of a product: it adds one multiply-add per element, in T, whatever the operands are
 // rounded to. In the forward walk it is summed in double: where l cancels, its rounding is the whole error of h.
 // Factors of tokens (s = DHQK^-1/2 and 1 / N) belong to f, D and w, so that operands are packed as they lie in memory.
@@ -35,11 +35,9 @@
 namespace xlstm::XLSTM_ISA::mlstm {
 
 template <class Op>
-struct Walk : WalkScores<Op> {
-  using typename WalkScores<Op>::T;
-  using WalkScores<Op>::a, WalkScores<Op>::x, WalkScores<Op>::y, WalkScores<Op>::reverse, WalkScores<Op>::gates;
-  using WalkScores<Op>::flows, WalkScores<Op>::ones, WalkScores<Op>::extra;
-  using WalkScores<Op>::compute_gate_factors, WalkScores<Op>::compute_scores, WalkScores<Op>::add_ones;
+struct Walk {
+  using T = typename Op::Scalar;
+  WalkInputs<Op> in;
 
   // Walks tokens [begin, end) in chunks: the mainloop. s.state is the state before and after. sink(token, rows, column,
   // columns, values) receives each tile of out, values (rows, NR), the last columns first; sink.twin, if present,
@@ -52,9 +50,9 @@ struct Walk : WalkScores<Op> {
     s.from_caller = outputs && !s.empty;
     const int64_t chunks = (end - begin + chunk - 1) / chunk;
     for (int64_t j = 0; j < chunks; ++j) {
-      const int64_t t0 = begin + (reverse ? chunks - 1 - j : j) * chunk;
+      const int64_t t0 = begin + (in.reverse ? chunks - 1 - j : j) * chunk;
       const int64_t n = t0 + chunk < end ? chunk : end - t0;
-      border(reverse ? t0 + n : t0);
+      border(in.reverse ? t0 + n : t0);
       step(t0, n, outputs, last_state || j + 1 < chunks, s, sink);
     }
   }
@@ -63,61 +61,62 @@ struct Walk : WalkScores<Op> {
   template <class Sink>
   void step(int64_t t0, int64_t n, bool outputs, bool update, WalkScratch<Op>& s, Sink& sink) const {
     constexpr bool has_twin = requires { sink.twin; };
-    if (const int64_t first = tokens_to_hard_forget(gates, t0, n); first < n) {
-      step(reverse ? t0 + first : t0, reverse ? n - first : first, outputs, true, s, sink);
-      step(reverse ? t0 : t0 + first, reverse ? first : n - first, outputs, update, s, sink);
+    if (const int64_t first = tokens_to_hard_forget(in.gates, t0, n); first < n) {
+      step(in.reverse ? t0 + first : t0, in.reverse ? n - first : first, outputs, true, s, sink);
+      step(in.reverse ? t0 : t0 + first, in.reverse ? first : n - first, outputs, update, s, sink);
       return;
     }
-    compute_gate_factors(t0, n, s);
+    const ChunkScores<Op> scores{in};
+    scores.compute_gate_factors(t0, n, s);
     if (s.decay != s.decay) s.empty = false;  // NaN times zero is NaN
-    bool finite = pack_columns<Op>(y, t0, n, s.y, s.buffer);
-    if (has_twin && outputs) finite &= pack_rows<Op>(x, t0, n, s.x_rows, s.x_stride, s.buffer);
+    bool finite = pack_columns<Op>(in.y, t0, n, s.y, s.buffer);
+    if (has_twin && outputs) finite &= pack_rows<Op>(in.x, t0, n, s.x_rows, s.x_stride, s.buffer);
     if (!finite && n > 1) {
       // A NaN or an infinity must not reach tokens that it does not precede, but zero times it is not zero. So the
       // chunk is taken token by token.
-      for (int64_t j = 0; j < n; ++j) step(t0 + (reverse ? n - 1 - j : j), 1, outputs, update || j + 1 < n, s, sink);
+      for (int64_t j = 0; j < n; ++j) step(t0 + (in.reverse ? n - 1 - j : j), 1, outputs, update || j + 1 < n, s, sink);
       return;
     }
     // In a forward walk such a token reads the state that already includes its own infinities, as in the recurrence.
-    const bool update_first = !finite && !reverse;
+    const bool update_first = !finite && !in.reverse;
     if (outputs) {
-      pack_transposed<Op>(a, t0, n, s.a, s.buffer);
-      pack_transposed<Op>(x, t0, n, s.x, s.buffer);
-      compute_scores(t0, n, s);
+      pack_transposed<Op>(in.a, t0, n, s.a, s.buffer);
+      pack_transposed<Op>(in.x, t0, n, s.x, s.buffer);
+      scores.compute_scores(t0, n, s);
     }
-    if (update || update_first) pack_weighted<Op>(x, t0, n, s.weight, s.x_weighted, s.x_stride, s.buffer);
-    if (ones) add_ones(t0, n, outputs, update, s);
+    if (update || update_first) pack_weighted<Op>(in.x, t0, n, s.weight, s.x_weighted, s.x_stride, s.buffer);
+    if (in.ones) scores.add_ones(t0, n, outputs, update, s);
     if constexpr (has_twin)
       if (outputs) twin(t0, n, s, sink.twin);
-    for (int64_t t = 0; flows.outside && t < n; ++t) store(s.flow + t * kLanes<T>, Vec<T>{});
-    const int64_t count = panels<T>(y.features);
+    for (int64_t t = 0; in.flows.outside && t < n; ++t) store(s.flow + t * kLanes<T>, Vec<T>{});
+    const int64_t count = panels<T>(in.y.features);
     for (int64_t p = count - 1; p >= 0; --p) {
-      prefetch(t0 + (reverse ? -n : n), n, p, count, outputs);
+      prefetch(t0 + (in.reverse ? -n : n), n, p, count, outputs);
       if (update_first) update_panel(p, n, s);
       if (outputs) out_panel(p, t0, n, update_first, s, sink);
       if (update && !update_first) update_panel(p, n, s);
     }
-    for (int64_t t = 0; flows.outside && outputs && t < n; ++t)
-      flows.outside[t0 + t] += s.row_factor[t] * T(total<T>(load(s.flow + t * kLanes<T>)));
+    for (int64_t t = 0; in.flows.outside && outputs && t < n; ++t)
+      in.flows.outside[t0 + t] += s.row_factor[t] * T(total<T>(load(s.flow + t * kLanes<T>)));
     if (update || update_first) s.empty = s.from_caller = false;
   }
 
   int64_t columns_of(int64_t panel) const {
-    const int64_t left = y.features - panel * NR<T>;
+    const int64_t left = in.y.features - panel * NR<T>;
     return left < NR<T> ? left : NR<T>;
   }
 
   template <class Sink>
   void out_panel(int64_t p, int64_t t0, int64_t n, bool update_first, WalkScratch<Op>& s, Sink& sink) const {
-    const int64_t column = p * NR<T>, columns = columns_of(p), width = x.features, ld = padded<T>(n);
+    const int64_t column = p * NR<T>, columns = columns_of(p), width = in.x.features, ld = padded<T>(n);
     const int64_t steps = packed<Op>(width), tokens = packed<Op>(n);
     const T *operand = s.state_operand + p * steps * NR<T>, *right = s.y + p * tokens * NR<T>;
-    const T *ones_row = s.ones_state(width, y.features) + column, *factor = update_first ? s.row_gain : s.row_factor;
+    const T *ones_row = s.ones_state(width, in.y.features) + column, *factor = update_first ? s.row_gain : s.row_factor;
     const bool from_state = update_first || !s.empty, with_error = Op::kPack > 1 && s.from_caller && !update_first;
     if (with_error) pack_state_error(p, s);
     for (int64_t t = 0; t < n; t += kRows) {
       const int64_t rows = n - t < kRows ? n - t : kRows;
-      const int64_t first = reverse ? t / Op::kPack : 0, last = reverse ? tokens : packed<Op>(t + rows);
+      const int64_t first = in.reverse ? t / Op::kPack : 0, last = in.reverse ? tokens : packed<Op>(t + rows);
       with_tile<T>(rows, columns, [&](auto& tile) XLSTM_INLINED {
         if (from_state) {
           const T* left = s.a + t / NR<T> * steps * NR<T> + t % NR<T>;
@@ -127,14 +126,14 @@ struct Walk : WalkScores<Op> {
             rounding_error.template product<Op>(left, NR<T>, s.rounding_error, steps);
             tile.add(rounding_error);
           }
-          if (extra) tile.add_outer(s.row_extra + t, ones_row);
+          if (in.extra) tile.add_outer(s.row_extra + t, ones_row);
           tile.store_to(s.tile);
-          if (flows.outside) flow_outside(t0 + t, rows, column, columns, s);
+          if (in.flows.outside) flow_outside(t0 + t, rows, column, columns, s);
         }
         // The scores are summed apart: the state's term can be large, and would round each token's share.
         tile.template product<Op>(s.scores + first * ld + t, ld, right + first * NR<T>,
                                   update_first ? 0 : last - first);
-        if (Op::kPack > 1 && ones && !update_first) {
+        if (Op::kPack > 1 && in.ones && !update_first) {
           auto rounding_error = tile;
           rounding_error.template product<Op>(s.scores_error + first * ld + t, ld, right + first * NR<T>, last - first);
           tile.add(rounding_error);
@@ -147,7 +146,7 @@ struct Walk : WalkScores<Op> {
   }
 
   void update_panel(int64_t p, int64_t n, WalkScratch<Op>& s) const {
-    const int64_t width = x.features, tokens = packed<Op>(n);
+    const int64_t width = in.x.features, tokens = packed<Op>(n);
     T *state = s.state + p * width * NR<T>, *operand = s.state_operand + p * packed<Op>(width) * NR<T>;
     const T* right = s.y + p * tokens * NR<T>;
     for (int64_t f = 0; f < width; f += kRows)
@@ -158,8 +157,8 @@ struct Walk : WalkScores<Op> {
         tile.store_to(state + f * NR<T>);
         if constexpr (Op::kPack > 1) tile.template store_packed<Op>(operand + f / Op::kPack * NR<T>);
       });
-    if (!extra) return;
-    T* ones_row = s.ones_state(width, y.features) + p * NR<T>;
+    if (!in.extra) return;
+    T* ones_row = s.ones_state(width, in.y.features) + p * NR<T>;
     for (int v = 0; v < kVectors; ++v) {
       Vec<T> sum{};
       for (int64_t t = 0; t < n; t += Op::kPack) {
@@ -177,10 +176,10 @@ struct Walk : WalkScores<Op> {
   // scores.
   template <class Sink>
   void twin(int64_t t0, int64_t n, WalkScratch<Op>& s, Sink& sink) const {
-    const int64_t width = x.features, depth = packed<Op>(y.features), ld = padded<T>(n), tokens = packed<Op>(n);
+    const int64_t width = in.x.features, depth = packed<Op>(in.y.features), ld = padded<T>(n), tokens = packed<Op>(n);
     constexpr int64_t kPanelSteps = NR<T> / Op::kPack;
     const int64_t panel = Op::kPack == 1 ? width * NR<T> : kRows * kPanelSteps;  // of the state as a left operand
-    const int64_t count = panels<T>(y.features);
+    const int64_t count = panels<T>(in.y.features);
     for (int64_t f = 0; f < width; f += kRows) {
       const int64_t features = width - f < kRows ? width - f : kRows;
       const T* state = s.state + f * NR<T>;
@@ -193,8 +192,8 @@ struct Walk : WalkScores<Op> {
           }
       }
       for (int64_t r0 = 0; r0 < n; r0 += NR<T>) {
-        const int64_t first = reverse ? r0 / Op::kPack : 0,
-                      last = reverse || r0 + NR<T> > n ? tokens : packed<Op>(r0 + NR<T>);
+        const int64_t first = in.reverse ? r0 / Op::kPack : 0,
+                      last = in.reverse || r0 + NR<T> > n ? tokens : packed<Op>(r0 + NR<T>);
         with_rows<T, kVectors>(features, [&](auto& tile) XLSTM_INLINED {
           if (!s.empty) {
             tile.zero();
@@ -236,9 +235,9 @@ struct Walk : WalkScores<Op> {
 
   // Packs the state as an operand, when no update has done so.
   void pack_state(WalkScratch<Op>& s) const {
-    const int64_t width = x.features;
+    const int64_t width = in.x.features;
     if constexpr (Op::kPack > 1)
-      for (int64_t p = 0; p < panels<T>(y.features); ++p)
+      for (int64_t p = 0; p < panels<T>(in.y.features); ++p)
         for (int64_t f = 0; f < width; f += kRows)
           with_rows<T, kVectors>(width - f < kRows ? width - f : kRows, [&](auto& tile) XLSTM_INLINED {
             tile.load_from(s.state + (p * width + f) * NR<T>);
@@ -250,7 +249,7 @@ struct Walk : WalkScores<Op> {
   // with this error: the flows from it, into dm_initial above all, are few numbers in which roundings do not average
   // out.
   void pack_state_error(int64_t p, WalkScratch<Op>& s) const {
-    const int64_t width = x.features;
+    const int64_t width = in.x.features;
     if constexpr (Op::kPack > 1)
       for (int64_t f = 0; f < width; f += kRows)
         with_rows<T, kVectors>(width - f < kRows ? width - f : kRows, [&](auto& tile) XLSTM_INLINED {
@@ -262,11 +261,11 @@ struct Walk : WalkScores<Op> {
 
   // Prefetches a share of the next chunk's rows while this chunk is multiplied.
   void prefetch(int64_t t0, int64_t n, int64_t share, int64_t shares, bool outputs) const {
-    if (t0 < gates.begin || t0 + n > gates.end) return;
+    if (t0 < in.gates.begin || t0 + n > in.gates.end) return;
     for (int64_t t = t0 + n * share / shares; t < t0 + n * (share + 1) / shares; ++t) {
-      if (outputs) a.prefetch(t);
-      x.prefetch(t);
-      y.prefetch(t);
+      if (outputs) in.a.prefetch(t);
+      in.x.prefetch(t);
+      in.y.prefetch(t);
     }
   }
 
@@ -275,10 +274,10 @@ struct Walk : WalkScores<Op> {
     const int64_t vectors = (columns + kLanes<T> - 1) / kLanes<T>;
     for (int64_t r = 0; r < rows; ++r) {
       if (columns == NR<T>)
-        flows.with.read_part(token + r, column, NR<T>, s.buffer);
+        in.flows.with.read_part(token + r, column, NR<T>, s.buffer);
       else
         for (int64_t j = 0; j < NR<T>; ++j) s.buffer[j] = 0;
-      if (columns < NR<T>) flows.with.read_part(token + r, column, columns, s.buffer);
+      if (columns < NR<T>) in.flows.with.read_part(token + r, column, columns, s.buffer);
       T* flow = s.flow + s.token_in_chunk(token + r) * kLanes<T>;
       Vec<T> sum = load(flow);
       for (int64_t v = 0; v < vectors; ++v)

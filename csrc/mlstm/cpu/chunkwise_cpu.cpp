@@ -75,14 +75,14 @@ void forward(const xlstm_mlstm_forward& p, const MlstmCpuPlan& plan, void* works
   });
 
   const auto make = [&](const Head& h) {
-    Walk<Op> walk;
-    walk.a = rows_of<T>(in.q, h, in.dqk);
-    walk.x = rows_of<T>(in.k, h, in.dqk);
-    walk.y = rows_of<T>(in.v, h, in.dhv);
-    walk.gates = gates_of<T>(memory.gates, in, h);
-    walk.rows.all = query_scale<T>(in);
-    walk.ones = true;
-    return walk;
+    WalkInputs<Op> inputs;
+    inputs.a = rows_of<T>(in.q, h, in.dqk);
+    inputs.x = rows_of<T>(in.k, h, in.dqk);
+    inputs.y = rows_of<T>(in.v, h, in.dhv);
+    inputs.gates = gates_of<T>(memory.gates, in, h);
+    inputs.rows.all = query_scale<T>(in);
+    inputs.ones = true;
+    return Walk<Op>{inputs};
   };
   const auto load = [&](const Head& h, T* state) { return layout.load(in.c_initial, in.n_initial, h.state, state); };
   const auto sink = [&](const Head& h, WalkScratch<Op>& s) {
@@ -161,6 +161,65 @@ struct WithTwin : Out {
   Twin twin;
 };
 
+// Fills the gates of one head and, per token, s / N and the gradients that pass through N.
+template <class Op>
+void normaliser_gradients(const xlstm_mlstm_backward& p, const BackwardMemory<Op>& memory, const Head& h,
+                          const WalkScratch<Op>& scratch) {
+  using T = typename Op::Scalar;
+  const xlstm_mlstm& in = p.in;
+  const bool normalize = in.gate == XLSTM_GATE_EXP || in.normalize;
+  const Gates g = gates_of<T>(memory.gates, in, h);
+  fill_gates(g, in, h);
+  const Rows<T> rows_h = rows_of<T>(p.h, h, in.dhv), rows_dh = rows_of<T>(p.dh, h, in.dhv);
+  T *row_h = scratch.y, *row_dh = scratch.state;
+  for (int64_t t = h.begin; t < h.end; ++t) {
+    rows_h.read(t, row_h);
+    rows_dh.read(t, row_dh);
+    const double l = static_cast<const T*>(p.l)[h.row + t];
+    const NormaliserGrad grad =
+        normaliser_grad(normalize && in.normalizer_grad, l, g.m[t], in.eps, dot(row_dh, row_h, in.dhv));
+    memory.s_over_n[h.row + t] = T(double(query_scale<T>(in)) / normaliser(normalize, l, g.m[t], in.eps));
+    memory.dl_times_n[h.row + t] = T(grad.dl_times_n);
+    memory.dm[h.row + t] = T(grad.dm);
+  }
+}
+
+// The walk for dq, or in reverse the walk for dk and dv.
+template <class Op>
+Walk<Op> gradient_walk(const xlstm_mlstm_backward& p, const BackwardMemory<Op>& memory, const Head& h, bool reverse) {
+  using T = typename Op::Scalar;
+  const xlstm_mlstm& in = p.in;
+  const Rows<T> q = rows_of<T>(in.q, h, in.dqk), k = rows_of<T>(in.k, h, in.dqk);
+  const Rows<T> v = rows_of<T>(in.v, h, in.dhv), dh = rows_of<T>(p.dh, h, in.dhv);
+  const Gain<T> s_over_n{1, memory.s_over_n + h.row}, dl{1, memory.dl_times_n + h.row};
+  WalkInputs<Op> inputs;
+  inputs.reverse = reverse;
+  inputs.gates = gates_of<T>(memory.gates, in, h);
+  inputs.extra = true;
+  if (reverse) {
+    inputs.a = v, inputs.x = dh, inputs.y = q;
+    inputs.columns = s_over_n, inputs.x_extra = dl;
+    inputs.flows = {k, memory.flow_out + h.row, memory.across + h.row, memory.inside + h.row};
+  } else {
+    inputs.a = dh, inputs.x = v, inputs.y = k;
+    inputs.rows = s_over_n, inputs.a_extra = dl;
+    inputs.flows = {q, memory.flow_in + h.row};
+  }
+  return {inputs};
+}
+
+// The flow that crosses tokens [begin, end) of a chunk from end to end, without the flows that start or end there. It
+// is known at the ends of the sequence and at most borders. Else it is the difference of the flow across the end and
+// the flows that start in the part; where the part forgets nearly everything, that would be their rounding alone.
+template <class Op>
+double crossing_flow(const BackwardMemory<Op>& memory, const Head& h, int64_t chunk, int64_t begin, int64_t end,
+                     double decay, double difference) {
+  if (end == h.end) return decay * (begin == last_chunk(h, chunk) ? memory.last[h.state] : 0);
+  if (begin == h.begin) return decay * (end == begin + chunk ? memory.first[h.state] : 0);
+  if (memory.borders.knows_crossing(h, begin, end)) return decay * memory.borders.flow_at(h, begin);
+  return decay < kNegligible<typename Op::Scalar> ? 0 : difference;
+}
+
 // Computes di and df of one head, chunk by chunk from the last to the first.
 template <class Op>
 void gate_gradients(const xlstm_mlstm_backward& p, const BackwardMemory<Op>& memory, const Head& h, int64_t chunk) {
@@ -186,18 +245,7 @@ void gate_gradients(const xlstm_mlstm_backward& p, const BackwardMemory<Op>& mem
       across[t] += T(starting);
       starting += flow_out[t];
     }
-    // The flow that crosses the part from end to end is known at the ends of the sequence and at most borders. Else it
-    // is a difference of rounded flows; where the part forgets nearly everything, that would be their rounding alone.
-    const double decay = g.decay(begin, end);
-    double crossing;
-    if (end == h.end)
-      crossing = decay * (begin == last_chunk(h, chunk) ? memory.last[h.state] : 0);
-    else if (begin == h.begin)
-      crossing = decay * (end == begin + chunk ? memory.first[h.state] : 0);
-    else if (memory.borders.knows_crossing(h, begin, end))
-      crossing = decay * memory.borders.flow_at(h, begin);
-    else
-      crossing = decay < kNegligible<T> ? 0 : flow - starting;
+    const double crossing = crossing_flow(memory, h, chunk, begin, end, g.decay(begin, end), flow - starting);
     if (end == h.end) {
       flow = crossing + starting;
       // A change of m_last with fixed c_last and n_last scales the states. Its gradient goes back along the max, as
@@ -237,51 +285,19 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
   using T = typename Op::Scalar;
   const BackwardMemory<Op> memory(arena, p, plan);
   const Heads heads{in};
-  const bool normalize = in.gate == XLSTM_GATE_EXP || in.normalize;
   const void* dn_last = in.normalizer_grad ? p.dn_last : nullptr;  // else n and m count as constants, like N
   const StateLayout<T> layout{in.dqk, in.dhv, true};
 
   parallel_tasks(executor, heads.count(), [&](int64_t index, int32_t worker) {
     const Head h = heads[index];
-    const Gates g = gates_of<T>(memory.gates, in, h);
-    fill_gates(g, in, h);
     memory.first[index] = memory.last[index] = 0;
-    const Rows<T> rows_h = rows_of<T>(p.h, h, in.dhv), rows_dh = rows_of<T>(p.dh, h, in.dhv);
-    T *row_h = memory.scratch[worker].y, *row_dh = memory.scratch[worker].state;
-    for (int64_t t = h.begin; t < h.end; ++t) {
-      rows_h.read(t, row_h);
-      rows_dh.read(t, row_dh);
-      const double l = static_cast<const T*>(p.l)[h.row + t];
-      const NormaliserGrad grad =
-          normaliser_grad(normalize && in.normalizer_grad, l, g.m[t], in.eps, dot(row_dh, row_h, in.dhv));
-      memory.s_over_n[h.row + t] = T(double(query_scale<T>(in)) / normaliser(normalize, l, g.m[t], in.eps));
-      memory.dl_times_n[h.row + t] = T(grad.dl_times_n);
-      memory.dm[h.row + t] = T(grad.dm);
-      memory.flow_in[h.row + t] = memory.flow_out[h.row + t] = 0;
-    }
+    for (int64_t t = h.begin; t < h.end; ++t) memory.flow_in[h.row + t] = memory.flow_out[h.row + t] = 0;
+    normaliser_gradients(p, memory, h, memory.scratch[worker]);
   });
 
-  const auto make = [&](const Head& h, bool reverse) {
-    const Rows<T> q = rows_of<T>(in.q, h, in.dqk), k = rows_of<T>(in.k, h, in.dqk);
-    const Rows<T> v = rows_of<T>(in.v, h, in.dhv), dh = rows_of<T>(p.dh, h, in.dhv);
-    const Gain<T> one, s_over_n{1, memory.s_over_n + h.row}, dl{1, memory.dl_times_n + h.row};
-    Walk<Op> walk;
-    walk.reverse = reverse;
-    walk.gates = gates_of<T>(memory.gates, in, h);
-    walk.extra = true;
-    if (reverse) {
-      walk.a = v, walk.x = dh, walk.y = q;
-      walk.columns = s_over_n, walk.x_extra = dl;
-      walk.flows = {k, memory.flow_out + h.row, memory.across + h.row, memory.inside + h.row};
-    } else {
-      walk.a = dh, walk.x = v, walk.y = k;
-      walk.rows = s_over_n, walk.a_extra = dl;
-      walk.flows = {q, memory.flow_in + h.row};
-    }
-    return walk;
-  };
   walk_heads(
-      executor, plan, heads, false, memory.between, memory.scratch, [&](const Head& h) { return make(h, false); },
+      executor, plan, heads, false, memory.between, memory.scratch,
+      [&](const Head& h) { return gradient_walk(p, memory, h, false); },
       [&](const Head& h, T* state) { return layout.load(in.c_initial, in.n_initial, h.state, state); },
       [&](const Head& h, WalkScratch<Op>&) { return gradient_sink<T>(p.dq, h); },
       [&](const Head& h, int64_t token, T* state, WalkScratch<Op>&) {
@@ -292,7 +308,7 @@ void backward(const xlstm_mlstm_backward& p, const MlstmCpuPlan& plan, void* wor
       kIgnore);
   walk_heads(
       executor, plan, heads, p.dc_initial != nullptr, memory.between, memory.scratch,
-      [&](const Head& h) { return make(h, true); },
+      [&](const Head& h) { return gradient_walk(p, memory, h, true); },
       [&](const Head& h, T* state) { return layout.load(p.dc_last, dn_last, h.state, state); },
       [&](const Head& h, WalkScratch<Op>&) { return WithTwin{gradient_sink<T>(p.dk, h), gradient_sink<T>(p.dv, h)}; },
       [&](const Head& h, int64_t token, T* state, WalkScratch<Op>& s) {

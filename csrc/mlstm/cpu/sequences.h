@@ -182,7 +182,7 @@ inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const
       if (order + 1 >= segments(h)) return;
       WalkScratch<Op>& s = scratch[worker];
       const Walk<Op> walk = make(h);
-      const Span p = span(h, order, walk.reverse);
+      const Span p = span(h, order, walk.in.reverse);
       for (int64_t j = 0; j < between.size; ++j) s.state[j] = 0;
       s.empty = true;
       walk.run(p.begin, p.end, plan.chunk, false, true, s, kIgnore, kIgnore);
@@ -194,8 +194,8 @@ inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const
       const T* before = scratch[worker].state;
       load(h, scratch[worker].state);
       for (int64_t order = 0; order + 1 < segments(h); ++order) {
-        const Span p = span(h, order, walk.reverse);
-        const T decay = T(walk.gates.decay(p.begin, p.end));
+        const Span p = span(h, order, walk.in.reverse);
+        const T decay = T(walk.in.gates.decay(p.begin, p.end));
         T* after = between.after(index, order);
         for (int64_t j = 0; j < between.size; ++j) after[j] += decay * before[j];
         before = after;
@@ -208,7 +208,7 @@ inline void walk_heads(const Executor& executor, const MlstmCpuPlan& plan, const
     if (order >= segments(h)) return;
     WalkScratch<Op>& s = scratch[worker];
     const Walk<Op> walk = make(h);
-    const Span p = span(h, order, walk.reverse);
+    const Span p = span(h, order, walk.in.reverse);
     const auto at_border = [&](int64_t token) { border(h, token, s.state, s); };
     s.empty = order == 0 && !load(h, s.state);
     if (order > 0) copy(between.after(index, order - 1), s.state, between.size);
