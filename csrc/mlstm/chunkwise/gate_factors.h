@@ -33,7 +33,7 @@ struct ChunkGates {
   float scale_over_n[kChunk], dl_n[kChunk], into[kChunk], dl_inter[kChunk];
 };
 
-// What the thread of a token keeps in registers until dh h is known.
+// A token's factors that its thread keeps in registers until dh h is known.
 struct TokenFactors {
   double m, l, inter;
 };

@@ -45,7 +45,7 @@ enum Factor {
   kFactors
 };
 
-// What the scores of backward write for the gates' gradients, all (rows, slots, L). G_ts = dS_ts q_t k_s, s < t, is the
+// Outputs of backward's scores for the gates' gradients, all (rows, slots, L). G_ts = dS_ts q_t k_s, s < t, is the
 // flow of the pair (t, s): its part of the gradient of the forget gates between s and t (gate_gradients.h). Within the
 // chunk: across, the flow from all tokens before each token to it and to all tokens after it; leaving, the flow from
 // each token to later ones. walk_reaching and walk_leaving are the flows to and from each token that follow from dS as

@@ -129,7 +129,7 @@ struct HopperScores {
     return dot;
   }
 
-  // What the slice's features of k add to n, and those of q to dn: weight times row, summed over tokens. Lanes that are
+  // Sums of weight times row over tokens: of the slice's features of k for n, and of those of q for dn. Lanes that are
   // served together read pairs of columns in rows whose vectors lie in different banks.
   XLSTM_DEVICE void sum_rows(const char* q, int first_column) const {
     constexpr int kVectors = kBackward ? 2 : 1, kWarps = 4 / kVectors, kPairs = 32 / kWarps, kRows = 8 * kPairs / 32;
