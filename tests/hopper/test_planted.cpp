@@ -50,10 +50,10 @@ void leave_out_barriers(const WalkCase& c) {
   std::map<const char*, Index> barriers = {{"a_full", Smem::kAFull}, {"y_full", Smem::kYFull},
                                            {"x_full", Smem::kXFull}, {"a_free", Smem::kAFree},
                                            {"y_free", Smem::kYFree}, {"x_free", Smem::kXFree}};
-  if (scored) barriers["gain_full"] = Smem::kInverseNFull, barriers["scores_full"] = Smem::kScoresFull;
+  if (scored) barriers["inverse_n_full"] = Smem::kInverseNFull, barriers["scores_full"] = Smem::kScoresFull;
   if (Smem::kHasEpilogueWarps) barriers["sums_full"] = Smem::kSumsFull, barriers["sums_free"] = Smem::kSumsFree;
   if (Smem::kShape.pair) {
-    barriers["incoming_full"] = Smem::kIncomingFull, barriers["sent_free"] = Smem::kPeerSumsFree;
+    barriers["incoming_full"] = Smem::kIncomingFull, barriers["peer_sums_free"] = Smem::kPeerSumsFree;
   }
   for (const auto& [name, index] : barriers) {
     const int at = Smem::kBarriersOffset + 8 * index;

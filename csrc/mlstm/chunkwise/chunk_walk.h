@@ -31,13 +31,13 @@
 namespace xlstm::gpu::mlstm {
 
 template <class E, int kRows, int kChunk, bool kWide = false>
-struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
-  using Chunks = WalkChunks<E, kRows, kChunk, kWide>;
-  using Chunks::chunk_tiles, Chunks::slice_row, Chunks::tile_rows, Chunks::chunk_at, Chunks::begin_of, Chunks::valid_of;
-  using Chunks::fetch_a, Chunks::fetch_rest, Chunks::fetch_output_inputs;
-  using Chunks::kShape, Chunks::kY, Chunks::kThreads;
-  using Chunks::p, Chunks::segment, Chunks::tile;
-  using typename Chunks::ChunkTiles, typename Chunks::Stages, typename Chunks::StageRows;
+struct Walk {
+  using Operands = WalkOperands<E, kRows, kChunk, kWide>;
+  using ChunkTiles = typename Operands::ChunkTiles;
+  using Stages = typename Operands::Stages;
+  using StageRows = typename Operands::StageRows;
+  static constexpr WalkShape kShape = Operands::kShape;
+  static constexpr int kY = Operands::kY, kThreads = Operands::kThreads;
 
   static constexpr int kXStrips = kShape.x_per_wave / kStep<E>, kTStrips = kChunk / kStep<E>;
   static constexpr int kYStrips = kColumnsPerWave / kStripColumns;
@@ -46,6 +46,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
   static constexpr bool kOperandAhead = sizeof(StreamOperand<E>) <= 32;
   static constexpr int kStateRegisters = kXStrips * kYStrips * Strip<E>::kRegisters;
 
+  Operands in;  // this block's part of the walk, and its loads
   int x0, y0, wave_x;
   int lane;  // recomputed for each chunk, with the addresses that follow from it
   // The state is C / pending_decay: chunks' decays are accumulated in pending_decay until it is small.
@@ -53,7 +54,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
   float pending_decay = 1;
 
   XLSTM_DEVICE Walk(const WalkParams* params, const Segment& where, int y_tile_index, char* memory)
-      : Chunks{params, where, y_tile_index, memory} {
+      : in{params, where, y_tile_index, memory} {
     const int wave = wave_id();
     wave_x = wave % kShape.waves_x;
     x0 = wave_x * kShape.x_per_wave;
@@ -72,18 +73,19 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
 #pragma unroll
         for (int r = 0; r < Strip<E>::kRegisters; ++r) {
           const StripPosition at = Strip<E>::position(r);
-          f(slice_row() + x0 + xs * kStep<E> + at.row, tile * kY + y0 + ys * kStripColumns + at.column,
+          f(in.slice_row() + x0 + xs * kStep<E> + at.row, in.tile * kY + y0 + ys * kStripColumns + at.column,
             state[xs][ys].value[r]);
         }
   }
-  XLSTM_DEVICE bool inside(int x, int y) const { return x < p->x.columns && y < p->y.columns; }
+  XLSTM_DEVICE bool inside(int x, int y) const { return x < in.p->x.columns && y < in.p->y.columns; }
   XLSTM_DEVICE int64_t offset(int x, int y) const {
-    return segment.state * int64_t(p->x.columns) * p->y.columns + x * p->state_x + y * p->state_y;
+    return in.segment.state * int64_t(in.p->x.columns) * in.p->y.columns + x * in.p->state_x + y * in.p->state_y;
   }
   // Between segments the state is stored in the order of the registers.
   XLSTM_DEVICE float* segment_state(int order) const {
-    return global(p->segment_states) +
-           ((int64_t(segment.state) * (p->segments - 1) + order) * p->tiles + tile) * (kStateRegisters * kThreads);
+    return global(in.p->segment_states) +
+           ((int64_t(in.segment.state) * (in.p->segments - 1) + order) * in.p->tiles + in.tile) *
+               (kStateRegisters * kThreads);
   }
 
   // Calls f(value, address) for each element, strip by strip, for states that are stored in the order of the registers.
@@ -102,16 +104,15 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
   }
 
   XLSTM_DEVICE void load_state() {
-    if (p->states_only || (segment.order() == 0 && !p->state_in))
+    if (in.p->states_only || (in.segment.order() == 0 && !in.p->state_in))
       each([](int, int, float& v) { v = 0; });
-    else if (segment.order() == 0)
+    else if (in.segment.order() == 0)
       each([&](int x, int y, float& v) {
         sched_barrier();
-        v = inside(x, y) ? opaque(p->state_in)[offset(x, y)] : 0.0f;
+        v = inside(x, y) ? opaque(in.p->state_in)[offset(x, y)] : 0.0f;
       });
     else
-      each_register(segment_state(segment.order() - 1) + opaque_thread(),
-                    [](float& v, const float* from) { v = *from; });
+      load_registers(segment_state(in.segment.order() - 1));
   }
   // Multiplies the state by the accumulated decay.
   XLSTM_DEVICE void apply_decay(float by) {
@@ -120,17 +121,20 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
 #pragma unroll
       for (int ys = 0; ys < kYStrips; ++ys) state[xs][ys].scale(by);
   }
+  XLSTM_DEVICE void load_registers(float* from) {
+    each_register(from + opaque_thread(), [](float& v, const float* at) { v = *at; });
+  }
   XLSTM_DEVICE void store_registers(float* to) {
     to += opaque_thread();
     each_register(to, [&](float& v, float* at) { *at = v * pending_decay; });
   }
   XLSTM_DEVICE void store_state() {
-    if (p->states_only)
-      store_registers(segment_state(segment.order()));
-    else if (segment.last() && p->state_out)
+    if (in.p->states_only)
+      store_registers(segment_state(in.segment.order()));
+    else if (in.segment.last() && in.p->state_out)
       each([&](int x, int y, float& v) {
         sched_barrier();
-        if (inside(x, y)) opaque(p->state_out)[offset(x, y)] = v * pending_decay;
+        if (inside(x, y)) opaque(in.p->state_out)[offset(x, y)] = v * pending_decay;
       });
   }
 
@@ -168,7 +172,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
       for (int j = 0; j < Strip<E>::kRegisters; ++j) {
-        const float factor = tiles.factor(p->inter)[ts * kStep<E> + Strip<E>::position(j).row] * out_scale;
+        const float factor = tiles.factor(in.p->inter)[ts * kStep<E> + Strip<E>::position(j).row] * out_scale;
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) out[ts][ys].value[j] *= factor;
       }
@@ -204,17 +208,17 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
       const auto load = [&] {
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys)
-          load_chain<E>(tiles.y, y0 + ys * kStripColumns, k, tiles.factor(p->weight), inverse_decay, y_chain[ys],
+          load_chain<E>(tiles.y, y0 + ys * kStripColumns, k, tiles.factor(in.p->weight), inverse_decay, y_chain[ys],
                         weighted_y[ys], lane);
       };
       load();
-      if (p->out.data && slice_row() == 0 && k / kStep<E> % kShape.waves_x == wave_x)
+      if (in.p->out.data && in.slice_row() == 0 && k / kStep<E> % kShape.waves_x == wave_x)
 #pragma unroll
         for (int ts = 0; ts < kTStrips; ++ts) {
           const int t = ts * kStep<E>;
-          if (p->reverse ? t > k : t < k) continue;  // above the diagonal: the strip has no pair
-          const auto stream = p->reverse ? load_stream<false, E>(tiles.scores, t, k, lane)
-                                         : load_stream<true, E>(tiles.scores, t, k, lane);
+          if (in.p->reverse ? t > k : t < k) continue;  // above the diagonal: the strip has no pair
+          const auto stream = in.p->reverse ? load_stream<false, E>(tiles.scores, t, k, lane)
+                                            : load_stream<true, E>(tiles.scores, t, k, lane);
 #pragma unroll
           for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream, y_chain[ys]);
         }
@@ -268,7 +272,7 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
         }
     __syncthreads();
     constexpr int n = kVec16Elements<E>;
-    TokenRows<E> to = tile_rows(p->out);
+    TokenRows<E> to = in.tile_rows(in.p->out);
     to.data += t0 * to.stride;
 #pragma unroll
     for (int i = 0; i < StageRows::kEach; ++i) {
@@ -283,24 +287,25 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
 #pragma unroll
           for (int e = 0; e < 4; ++e) value[j + e] = as_float(sums.word[e]) + (w ? value[j + e] : 0.0f);
         }
-      if (p->divide_by_n) {
+      if (in.p->divide_by_n) {
 #pragma unroll
         for (int j = 0; j < n; ++j) value[j] *= tiles.factor(kInverseN)[t];
       }
-      if (p->vector) {
+      if (in.p->vector) {
 #pragma unroll
-        for (int j = 0; j < n; ++j) value[j] += tiles.factor(p->vector_factor)[t] * tiles.vector()[column + j];
+        for (int j = 0; j < n; ++j) value[j] += tiles.factor(in.p->vector_factor)[t] * tiles.vector()[column + j];
       }
-      if (p->dot_with.data) {
+      if (in.p->dot_with.data) {
         const Vec16 other = stages.dot_with.piece(tiles.dot_with, i);
         float dot = 0;
 #pragma unroll
         for (int j = 0; j < n; ++j) dot += value[j] * element<E>(other, j);
 #pragma unroll
         for (int mask = kY / n / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
-        if (column == 0) global(p->dots)[tile * (p->where.rows * p->where.slots * kChunk) + slots + t] = dot;
+        if (column == 0)
+          global(in.p->dots)[in.tile * (in.p->where.rows * in.p->where.slots * kChunk) + slots + t] = dot;
       }
-      if (p->add_diagonal) {
+      if (in.p->add_diagonal) {
         const Vec16 y = y_vec16(tiles, stages, i);
 #pragma unroll
         for (int j = 0; j < n; ++j) value[j] += tiles.factor(kDiagonal)[t] * element<E>(y, j);
@@ -320,51 +325,52 @@ struct Walk : WalkChunks<E, kRows, kChunk, kWide> {
   XLSTM_DEVICE void run() {
     Stages s;
     load_state();
-    const int chunks = segment.last_chunk - segment.first_chunk;
-    fetch_a(s, 0);
+    const int chunks = in.segment.last_chunk - in.segment.first_chunk;
+    in.fetch_a(s, 0);
     if (kAsyncCopies) {
-      fetch_rest(s, 0);
-      fetch_output_inputs(s, 0);
+      in.fetch_rest(s, 0);
+      in.fetch_output_inputs(s, 0);
     }
     for (int n = 0; n < chunks; ++n) {
-      p = reload_params(p);
-      tile = uniform(tile);  // as 64 bits the compiler would keep it in registers from chunk to chunk
+      in.p = reload_params(in.p);
+      in.tile = uniform(in.tile);  // as 64 bits the compiler would keep it in registers from chunk to chunk
       lane = kFamily == Family::nvidia ? lane_id() : opaque_thread() % kWave;
-      if (n + 1 == chunks && p->state_before_last && !p->states_only && segment.last())
-        store_registers(global(p->state_before_last) +
-                        (int64_t(segment.state) * p->tiles + tile) * (kStateRegisters * kThreads));
-      const ChunkTiles tiles = chunk_tiles(n);
-      const int64_t t0 = begin_of(n);
+      if (n + 1 == chunks && in.p->state_before_last && !in.p->states_only && in.segment.last())
+        store_registers(global(in.p->state_before_last) +
+                        (int64_t(in.segment.state) * in.p->tiles + in.tile) * (kStateRegisters * kThreads));
+      const ChunkTiles tiles = in.chunk_tiles(n);
+      const int64_t t0 = in.begin_of(n);
       float decay = s.decay;
       arrive([&] {
-        if (p->out.data) s.a.store(tiles.a);
+        if (in.p->out.data) s.a.store(tiles.a);
         s.factors.store({tiles.factors});
       });
       if (!kAsyncCopies) {
-        p = reload_params(p);
-        fetch_rest(s, n);
+        in.p = reload_params(in.p);
+        in.fetch_rest(s, n);
       } else if (n + 1 < chunks) {
-        fetch_a(s, n + 1);
-        fetch_rest(s, n + 1);
-        fetch_output_inputs(s, n + 1);
+        in.fetch_a(s, n + 1);
+        in.fetch_rest(s, n + 1);
+        in.fetch_output_inputs(s, n + 1);
       }
       Strip<E> out[kTStrips][kYStrips];  // unused where the walk has no outputs
-      if (p->out.data) multiply_state(out, tiles);
+      if (in.p->out.data) multiply_state(out, tiles);
       if constexpr (!kAsyncCopies) {
         arrive([&] {
           s.x.store(tiles.x);
           s.y.store(tiles.y);
-          if (p->out.data) p->reverse ? s.transposed_scores.store(tiles.scores) : s.scores.store(tiles.scores);
-          if (p->vector) s.vector.store(tiles.vector());
+          if (in.p->out.data) in.p->reverse ? s.transposed_scores.store(tiles.scores) : s.scores.store(tiles.scores);
+          if (in.p->vector) s.vector.store(tiles.vector());
         });
         decay = s.decay;
-        if (n + 1 < chunks) fetch_a(s, n + 1);
+        if (n + 1 < chunks) in.fetch_a(s, n + 1);
       }
-      p = reload_params(p);
+      in.p = reload_params(in.p);
       add_chunk(out, tiles, decay);
-      p = reload_params(p);
-      if constexpr (!kAsyncCopies) fetch_output_inputs(s, n);
-      if (p->out.data) write_outputs(out, tiles, s, t0, valid_of(t0), segment.in_slots(p->where, chunk_at(n)));
+      in.p = reload_params(in.p);
+      if constexpr (!kAsyncCopies) in.fetch_output_inputs(s, n);
+      if (in.p->out.data)
+        write_outputs(out, tiles, s, t0, in.valid_of(t0), in.segment.in_slots(in.p->where, in.chunk_at(n)));
     }
     store_state();
   }

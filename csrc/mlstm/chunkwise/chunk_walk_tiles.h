@@ -10,7 +10,7 @@ namespace xlstm::gpu::mlstm {
 
 // kWide: the state has more rows than registers hold, and the walk processes it in slices (chunk_walk_wide.h).
 template <class E, int kRows, int kChunk, bool kWide>
-struct WalkChunks {
+struct WalkOperands {
   static constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kRows, kChunk);
   static constexpr int kY = kShape.y_tile, kThreads = kShape.threads;
 

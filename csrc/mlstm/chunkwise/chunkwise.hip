@@ -197,24 +197,25 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
 
 struct BackwardMemory : CommonMemory {
   void* d_scores;
-  float *diagonal_flow, *chunk_dn, *q_dots, *k_dots, *state_dots, *segment_states, *segment_states_dq,
-      *state_before_last;
-  float *state_share, *across, *leaving, *walk_reaching, *walk_leaving;
-  double *dm, *local, *noise_from, *noise_before, *reaching, *entering, *reaching_noise, *entering_noise, *crossing;
-  double *dm_before, *dm_after, *noise_since_known, *correction, *correction_after, *border_flows;
-  int* stops;
+  TokenFlows flows;
+  FlowSums sums;
+  float *chunk_dn, *q_dots, *k_dots, *state_dots, *segment_states, *segment_states_dq, *state_before_last;
+  double* border_flows;
 
   BackwardMemory(Arena& arena, const xlstm_mlstm& in, const BackwardPlan& plan, bool has_dc_last)
       : CommonMemory(arena, in, plan.dq.chunk) {
     const int64_t all_tokens = padded_tokens(where), all_chunks = chunks(where);
     d_scores = arena.take<char>(all_tokens * where.chunk * element_bytes(in.q));
-    for (float** x : {&diagonal_flow, &state_share, &across, &leaving, &walk_reaching, &walk_leaving})
+    for (float** x : {&flows.diagonal_flow, &flows.state_share, &flows.across, &flows.leaving, &flows.walk_reaching,
+                      &flows.walk_leaving})
       *x = arena.take<float>(all_tokens);
-    for (double** x : {&dm, &local, &noise_from, &noise_before}) *x = arena.take<double>(all_tokens);
-    for (double** x : {&reaching, &entering, &reaching_noise, &entering_noise, &crossing, &dm_before, &dm_after,
-                       &noise_since_known, &correction, &correction_after})
+    for (double** x : {&flows.dm, &sums.local, &sums.noise_from, &sums.noise_before})
+      *x = arena.take<double>(all_tokens);
+    for (double** x :
+         {&sums.reaching, &sums.entering, &sums.reaching_noise, &sums.entering_noise, &sums.crossing, &sums.dm_before,
+          &sums.dm_after, &sums.noise_since_known, &sums.correction, &sums.correction_after})
       *x = arena.take<double>(all_chunks);
-    stops = arena.take<int>(all_chunks);
+    sums.stops = arena.take<int>(all_chunks);
     chunk_dn = arena.take<float>(all_chunks * in.dqk);
     q_dots = arena.take<float>(plan.dq.tiles * all_tokens);
     k_dots = arena.take<float>(plan.dk.tiles * all_tokens);
@@ -246,14 +247,8 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   s.dh = tokens(call.dh, in.dhv, in);
   s.l_saved = floats(call.l);
   s.d_scores = memory.d_scores;
-  s.diagonal_flow = memory.diagonal_flow;
   s.chunk_dn = memory.chunk_dn;
-  s.dm = memory.dm;
-  s.state_share = memory.state_share;
-  s.across = memory.across;
-  s.leaving = memory.leaving;
-  s.walk_reaching = memory.walk_reaching;
-  s.walk_leaving = memory.walk_leaving;
+  s.flows = memory.flows;
   launch_scores<E, true>(s, chip, stream);
   const int dqk = int(in.dqk);
   launch_vectors({memory.where, memory.chunk_n, memory.decay, floats(in.n_initial), nullptr, dqk, false}, stream);
@@ -324,35 +319,15 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   f.df = tokens(call.df, 1, in);
   f.m = memory.m;
   f.m_before = memory.m_before;
-  f.dm = memory.dm;
+  f.factors = memory.factors;
+  f.decay = memory.decay;
+  f.flows = memory.flows;
+  f.sums = memory.sums;
   f.q_dots = memory.q_dots;
   f.k_dots = memory.k_dots;
   f.q_tiles = plan.dq.tiles;
   f.k_tiles = plan.dk.tiles;
   f.state_tiles = plan.dq.tiles * plan.dq.slices;
-  f.state_share = memory.state_share;
-  f.factors = memory.factors;
-  f.diagonal_flow = memory.diagonal_flow;
-  f.across = memory.across;
-  f.leaving = memory.leaving;
-  f.walk_reaching = memory.walk_reaching;
-  f.walk_leaving = memory.walk_leaving;
-  f.decay = memory.decay;
-  f.local = memory.local;
-  f.noise_from = memory.noise_from;
-  f.noise_before = memory.noise_before;
-  f.reaching = memory.reaching;
-  f.entering = memory.entering;
-  f.reaching_noise = memory.reaching_noise;
-  f.entering_noise = memory.entering_noise;
-  f.crossing = memory.crossing;
-  f.dm_before = memory.dm_before;
-  f.dm_after = memory.dm_after;
-  f.noise_since_known = memory.noise_since_known;
-  f.correction = memory.correction;
-  f.correction_after = memory.correction_after;
-  f.has_initial = in.c_initial;
-  f.stops = memory.stops;
   f.state_dots = call.dc_last ? memory.state_dots : nullptr;
   f.border_flows = memory.border_flows;
   f.segments = plan.dq.segments;
@@ -369,6 +344,7 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   f.dhv = in.dhv;
   f.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
   f.normalizer_grad = in.normalizer_grad;
+  f.has_initial = in.c_initial;
   const int64_t flow_blocks = ceil_div(chunks(memory.where), kFlowsPerBlock);
   const bool two_tokens_per_lane = memory.where.chunk > kTokenLanes;
   launch("flows of chunks", two_tokens_per_lane ? chunk_gate_flows<2> : chunk_gate_flows<1>,

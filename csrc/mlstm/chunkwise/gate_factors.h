@@ -33,7 +33,7 @@ struct ChunkGates {
   float scale_over_n[kChunk], dl_n[kChunk], into[kChunk], dl_inter[kChunk];
 };
 
-// What the thread of a token keeps in registers until dh h is known.
+// A token's factors that its thread keeps in registers until dh h is known.
 struct TokenFactors {
   double m, l, inter;
 };
@@ -84,7 +84,7 @@ XLSTM_DEVICE TokenFactors compute_gate_factors(const ScoreParams& p, const Chunk
     const double n = normaliser(p.normalize, l, m, p.eps);
     factors.inter /= n;
     g.scale_over_n[t] = float(p.scale / n);
-    p.state_share[at] = float(state_share);
+    p.flows.state_share[at] = float(state_share);
   } else {
     p.factors[factor_at(c.slot, kDiagonal, t, kChunk)] = 0;  // the walks copy all factors, including this unused one
   }
@@ -104,7 +104,7 @@ XLSTM_DEVICE void compute_gradient_factors(const ScoreParams& p, const Chunk& c,
   g.dl_n[t] = float(grad.dl_times_n);
   g.dl_inter[t] = float(factors.inter * grad.dl_times_n);
   p.factors[factor_at(c.slot, kInterDl, t, kChunk)] = g.dl_inter[t];
-  p.dm[c.slot * kChunk + t] = inside ? grad.dm : 0.0;
+  p.flows.dm[c.slot * kChunk + t] = inside ? grad.dm : 0.0;
 }
 
 }  // namespace xlstm::gpu::mlstm

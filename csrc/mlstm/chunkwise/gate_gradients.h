@@ -139,12 +139,13 @@ __global__ __launch_bounds__(kFlowThreads) void chunk_gate_flows(const FlowParam
       reaching[j] = entering[j] = reaching_noise[j] = entering_noise[j] = dm[j].sum = 0;
       stop[j] = stops_at(p, t, j);
       if (!t.inside(j)) continue;
-      if (p.state_share[at] >= kNegligible) reaching[j] = sum_tiles(p, p.q_dots, p.q_tiles, at) - p.walk_reaching[at];
+      if (p.flows.state_share[at] >= kNegligible)
+        reaching[j] = sum_tiles(p, p.q_dots, p.q_tiles, at) - p.flows.walk_reaching[at];
       if (p.factors[factor_at(t.slot, kInto, t.first_in_chunk + j, p.where.chunk)] >= kNegligible)
-        entering[j] = sum_tiles(p, p.k_dots, p.k_tiles, at) - p.walk_leaving[at];
+        entering[j] = sum_tiles(p, p.k_dots, p.k_tiles, at) - p.flows.walk_leaving[at];
       reaching_noise[j] = reaching[j] * reaching[j];
       entering_noise[j] = entering[j] * entering[j];
-      dm[j].sum = p.dm[at];
+      dm[j].sum = p.flows.dm[at];
     }
     suffix_sums(reaching, t.lane);
     suffix_sums(reaching_noise, t.lane);
@@ -156,19 +157,19 @@ __global__ __launch_bounds__(kFlowThreads) void chunk_gate_flows(const FlowParam
 #pragma unroll
     for (int j = 0; j < kEach; ++j)
       if (t.inside(j)) {
-        p.local[t.at + j] = reaching[j] + (j > 0 ? entering[j - 1] : entering_below) + p.across[t.at + j];
-        p.noise_from[t.at + j] = reaching_noise[j];
-        p.noise_before[t.at + j] = j > 0 ? entering_noise[j - 1] : noise_below;
+        p.sums.local[t.at + j] = reaching[j] + (j > 0 ? entering[j - 1] : entering_below) + p.flows.across[t.at + j];
+        p.sums.noise_from[t.at + j] = reaching_noise[j];
+        p.sums.noise_before[t.at + j] = j > 0 ? entering_noise[j - 1] : noise_below;
       }
     if (!t.chunk_inside) return;
     if (t.lane == 0) {
-      p.reaching[t.slot] = reaching[0];
-      p.reaching_noise[t.slot] = reaching_noise[0];
-      p.dm_before[t.slot] = stop[0] ? 0.0 : dm[0].sum;
-      p.stops[t.slot] = stop[0] || dm[0].blocked;
+      p.sums.reaching[t.slot] = reaching[0];
+      p.sums.reaching_noise[t.slot] = reaching_noise[0];
+      p.sums.dm_before[t.slot] = stop[0] ? 0.0 : dm[0].sum;
+      p.sums.stops[t.slot] = stop[0] || dm[0].blocked;
     } else if (t.lane == kTokenLanes - 1) {
-      p.entering[t.slot] = entering[kEach - 1];
-      p.entering_noise[t.slot] = entering_noise[kEach - 1];
+      p.sums.entering[t.slot] = entering[kEach - 1];
+      p.sums.entering_noise[t.slot] = entering_noise[kEach - 1];
     }
   }
 }
@@ -183,19 +184,21 @@ __global__ __launch_bounds__(kFlowThreads) void gate_gradients(const FlowParams 
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       stop[j] = stops_at(p, t, j);
-      dm[j].sum = t.inside(j) ? p.dm[t.at + j] : 0.0;
+      dm[j].sum = t.inside(j) ? p.flows.dm[t.at + j] : 0.0;
     }
     sum_dm_from(dm, stop, t.lane);
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       if (!t.inside(j)) break;
       const int64_t at = t.at + j, token = t.first + j;
-      double di = sum_tiles(p, p.k_dots, p.k_tiles, at) - p.walk_leaving[at] + p.leaving[at] + p.diagonal_flow[at];
-      double dlf = p.local[at] + p.crossing[t.slot];
+      double di = sum_tiles(p, p.k_dots, p.k_tiles, at) - p.flows.walk_leaving[at] + p.flows.leaving[at] +
+                  p.flows.diagonal_flow[at];
+      double dlf = p.sums.local[at] + p.sums.crossing[t.slot];
       // Flows that enter lead to the next known value, and where nothing gets through the chunk, that value is another
       // one. The correction is no difference of the two: where the gates let nothing through, both terms are zero.
-      dlf += p.correction_after[t.slot] * p.noise_before[at] - p.correction[t.slot] * p.noise_from[at];
-      if (through_m) (stop[j] ? di : dlf) += dm[j].sum + (dm[j].blocked ? 0.0 : p.dm_after[t.slot]);
+      dlf +=
+          p.sums.correction_after[t.slot] * p.sums.noise_before[at] - p.sums.correction[t.slot] * p.sums.noise_from[at];
+      if (through_m) (stop[j] ? di : dlf) += dm[j].sum + (dm[j].blocked ? 0.0 : p.sums.dm_after[t.slot]);
       if (p.sigmoid) di *= sigmoid(-load_gate(p.i, t.head, token));
       store_gate(p.df, t.head, token, float(dlf * sigmoid(-load_gate(p.f, t.head, token))));
       store_gate(p.di, t.head, token, float(di));

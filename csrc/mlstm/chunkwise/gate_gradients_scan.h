@@ -187,9 +187,9 @@ struct FlowScan {
       if (chunk >= 0) {
         const bool nothing = !at_first && global(p->decay)[slot - 1] < kNegligible;
         const bool at_border = !nothing && begins_segment(p, chunk);
-        const double leaves = at_first ? 0.0 : global(p->entering)[slot - 1];
-        const double leaves_noise = at_first ? 0.0 : global(p->entering_noise)[slot - 1];
-        into = global(p->reaching)[slot], into_noise = global(p->reaching_noise)[slot];
+        const double leaves = at_first ? 0.0 : global(p->sums.entering)[slot - 1];
+        const double leaves_noise = at_first ? 0.0 : global(p->sums.entering_noise)[slot - 1];
+        into = global(p->sums.reaching)[slot], into_noise = global(p->sums.reaching_noise)[slot];
         if (at_border) {
           const int parts = p->q_tiles * kBorderParts;
           const int64_t border = int64_t(state) * (p->segments - 1) + chunk / p->segment_chunks - 1;
@@ -204,17 +204,18 @@ struct FlowScan {
         item.known = nothing || at_border;
         item.crossing = nothing ? 0.0 : at_border ? known - leaves : into;
         item.noise = nothing ? 0.0 : at_border ? known_noise + leaves_noise : into_noise;
-        item.dm_after = global(p->dm_before)[slot];
-        item.stops = global(p->stops)[slot];
+        item.dm_after = global(p->sums.dm_before)[slot];
+        item.stops = global(p->sums.stops)[slot];
       }
       const ChunkFlows scanned = exclusive_scan(item, shared.flows, flows_so_far);
       p = reload_params(p);
       if (chunk >= 0) {
         const double both = scanned.noise + into_noise + known_noise;
-        global(p->crossing)[slot] = scanned.crossing;
-        global(p->noise_since_known)[slot] = scanned.noise;
-        global(p->dm_after)[slot] = scanned.dm_after;
-        global(p->correction)[slot] = has_known ? (both > 0 ? (scanned.crossing + into - known) / both : 0.0) : NAN;
+        global(p->sums.crossing)[slot] = scanned.crossing;
+        global(p->sums.noise_since_known)[slot] = scanned.noise;
+        global(p->sums.dm_after)[slot] = scanned.dm_after;
+        global(p->sums.correction)[slot] =
+            has_known ? (both > 0 ? (scanned.crossing + into - known) / both : 0.0) : NAN;
       }
     }
     __syncthreads();
@@ -230,21 +231,21 @@ struct FlowScan {
       const int chunk = done + int(threadIdx.x);
       const int64_t slot = first + chunk;
       Correction item{};
-      if (chunk < chunks) item.value = global(p->correction)[slot], item.known = item.value == item.value;
+      if (chunk < chunks) item.value = global(p->sums.correction)[slot], item.known = item.value == item.value;
       const Correction before = exclusive_scan(item, shared.corrections, correction_so_far),
                        scanned = before.then(item);
       p = reload_params(p);
       if (chunk >= chunks) continue;
-      global(p->crossing)[slot] -= scanned.value * global(p->noise_since_known)[slot];
-      global(p->correction)[slot] = scanned.value;
+      global(p->sums.crossing)[slot] -= scanned.value * global(p->sums.noise_since_known)[slot];
+      global(p->sums.correction)[slot] = scanned.value;
       // The flows that enter in the chunk before lead to a known value; at a border between segments that is the
       // border's own.
       if (chunk > 0) {
         const bool at_border = begins_segment(p, chunk) && global(p->decay)[slot - 1] >= kNegligible;
-        global(p->correction_after)[slot - 1] = at_border ? before.value : scanned.value;
+        global(p->sums.correction_after)[slot - 1] = at_border ? before.value : scanned.value;
       }
       // The flow across the end of the last chunk does not consist of what enters there.
-      if (chunk == chunks - 1) global(p->correction_after)[slot] = 0;
+      if (chunk == chunks - 1) global(p->sums.correction_after)[slot] = 0;
     }
   }
 };
@@ -260,7 +261,7 @@ __global__ __launch_bounds__(kFlowScanThreads) void scan_gate_flows(XLSTM_PARAM 
   const bool through_m = !p->sigmoid && p->normalizer_grad;
   double dm_after = 0;
   if (p->dm_last && through_m)
-    dm_after = double(global(p->dm_last)[scan.state]) - (ends.crossing + global(p->entering)[scan.last()]);
+    dm_after = double(global(p->dm_last)[scan.state]) - (ends.crossing + global(p->sums.entering)[scan.last()]);
   dm_after = scan.scan_back(p, ends, dm_after);
   scan.correct(p);
   p = reload_params(p);

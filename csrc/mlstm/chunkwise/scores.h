@@ -172,7 +172,7 @@ struct Scores {
               sum += walk_flow;
             } else {
               p.factors[factor_at(c.slot, kDiagonal, t, kChunk)] = x;
-              p.diagonal_flow[in_slots(t)] = x * product;
+              p.flows.diagonal_flow[in_slots(t)] = x * product;
             }
           } else {
             score[j] = float(p.scale) * product * d;
@@ -192,10 +192,10 @@ struct Scores {
       }
 #pragma unroll
       for (int mask = kLanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-      if (first == 0) (kBackward ? p.walk_reaching : p.row_sums)[in_slots(t)] = sum;
+      if (first == 0) (kBackward ? p.flows.walk_reaching : p.row_sums)[in_slots(t)] = sum;
     }
     if (kBackward && threadIdx.x < kChunk && int(threadIdx.x) >= c.valid)
-      p.factors[factor_at(c.slot, kDiagonal, threadIdx.x, kChunk)] = p.diagonal_flow[in_slots(threadIdx.x)] = 0;
+      p.factors[factor_at(c.slot, kDiagonal, threadIdx.x, kChunk)] = p.flows.diagonal_flow[in_slots(threadIdx.x)] = 0;
   }
 
   // Sums of the pairs' flows. No differences are taken, so that where the gates let nothing through, the sums are zero.
@@ -220,9 +220,9 @@ struct Scores {
     __syncthreads();
     if (j >= kChunk) return;
     for (int t = j; t < kChunk; ++t) across += flow[t * kStride + j];
-    p.across[in_slots(j)] = across;
-    p.leaving[in_slots(j)] = leaving;
-    p.walk_leaving[in_slots(j)] = walk_leaving;
+    p.flows.across[in_slots(j)] = across;
+    p.flows.leaving[in_slots(j)] = leaving;
+    p.flows.walk_leaving[in_slots(j)] = walk_leaving;
   }
 
   XLSTM_DEVICE void run() {

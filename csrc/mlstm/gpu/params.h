@@ -45,6 +45,18 @@ enum Factor {
   kFactors
 };
 
+// Outputs of backward's scores for the gates' gradients, all (rows, slots, L). G_ts = dS_ts q_t k_s, s < t, is the
+// flow of the pair (t, s): its part of the gradient of the forget gates between s and t (gate_gradients.h). Within the
+// chunk: across, the flow from all tokens before each token to it and to all tokens after it; leaving, the flow from
+// each token to later ones. walk_reaching and walk_leaving are the flows to and from each token that follow from dS as
+// the walks read it, rounded to q's dtype.
+struct TokenFlows {
+  double* dm;            // gradient of m at each token
+  float* state_share;    // share of the state before the chunk that is left at each token
+  float* diagonal_flow;  // the diagonal of dS times q k
+  float *across, *leaving, *walk_reaching, *walk_leaving;
+};
+
 struct ScoreParams {
   Sequences where;
   Tokens q, k, i, f;
@@ -60,15 +72,8 @@ struct ScoreParams {
   Tokens v, h, dh;       // from here on: backward only
   const float* l_saved;  // (rows, S)
   void* d_scores;        // s / N (dh v + dl N) D without the diagonal
-  float* diagonal_flow;  // the diagonal of dS times q k
   float* chunk_dn;       // (rows, slots, DHQK): sum of inter dl N q, which the chunk adds to dn
-  double* dm;            // gradient of m at each token
-  float* state_share;    // share of the state before the chunk that is left at each token
-  // G_ts = dS_ts q_t k_s, s < t, is the flow of the pair (t, s): its part of the gradient of the forget gates between s
-  // and t (gate_gradients.h). Within the chunk: across, the flow from all tokens before each token to it and to all
-  // tokens after it; leaving, the flow from each token to later ones. walk_reaching and walk_leaving are the flows to
-  // and from each token that follow from dS as the walks read it, rounded to q's dtype.
-  float *across, *leaving, *walk_reaching, *walk_leaving;
+  TokenFlows flows;
 };
 
 // The scan over chunks turns what each chunk adds to a vector (n or dn) into the vector before the chunk.
@@ -158,22 +163,27 @@ struct BorderParams {            // at the borders between backward's segments; 
 
 // The gates' gradients: gate_gradients.h defines the terms. Per-token arrays are (rows, slots, L), per-chunk arrays
 // (rows, slots).
+struct FlowSums {
+  // Per token: the flow across it without what crosses its chunk; squares of the flows that reach the token and later
+  // ones from before the chunk; squares of the flows that leave earlier tokens for after the chunk.
+  double *local, *noise_from, *noise_before;
+  // Per chunk, by chunk_gate_flows: sums over its tokens of these flows, and of their squares; the gradient of m that
+  // the chunk passes on to the one before; whether it stops the gradient of m of later chunks.
+  double *reaching, *entering, *reaching_noise, *entering_noise, *dm_before;
+  int* stops;
+  // Per chunk, by scan_gate_flows: the flow across the chunk, the noise since the last known value, the gradient of m
+  // from later chunks, the correction, and the correction of the next chunk.
+  double *crossing, *noise_since_known, *dm_after, *correction, *correction_after;
+};
 struct FlowParams {
   Sequences where;
   Tokens i, f, di, df;
   const double *m, *m_before;
-  const double* dm;
+  const float *factors, *decay;
+  TokenFlows flows;
+  FlowSums sums;
   const float *q_dots, *k_dots;  // (tiles, rows, slots, L)
   int q_tiles, k_tiles, state_tiles;
-  const float *state_share, *factors, *diagonal_flow, *across, *leaving, *walk_reaching, *walk_leaving, *decay;
-  double *local, *noise_from,
-      *noise_before;  // per token: squares of the flows that reach the token and later ones from before the chunk, and
-                      // squares of the flows that leave earlier tokens for after the chunk
-  double *reaching, *entering, *crossing, *dm_before;  // per chunk
-  double *reaching_noise, *entering_noise;             // per chunk: the same squares, over all tokens of the chunk
-  double *dm_after, *noise_since_known, *correction;   // gradient of m from later chunks; see scan_gate_flows
-  double* correction_after;                            // the correction of the next chunk
-  int* stops;
   const float* state_dots;     // (state_tiles, N NH): <dC_last, C before the last chunk>, or null
   const double* border_flows;  // BorderParams::flows, or null
   int segments, segment_chunks;

@@ -180,7 +180,7 @@ XLSTM_DEVICE TokenGates token_gates(const Tokens& i, const Tokens& f, bool sigmo
   return {lf < -1e5 ? -1e5 : lf, sigmoid_gate ? log_sigmoid(ig) : ig};
 }
 
-// What consecutive tokens do to the exp gate's m: m becomes max(m + sum, max).
+// The effect of consecutive tokens on the exp gate's m: m becomes max(m + sum, max).
 struct GateSums {
   double sum = 0, max = -INFINITY;
 

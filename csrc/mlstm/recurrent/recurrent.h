@@ -119,7 +119,7 @@ struct PartialSums {  // in LDS
   L l[2][kMaxParts];
 };
 
-// Where a thread writes h and l, token after token: one column of a tile.
+// The addresses of h and l that a thread writes token after token: one column of a tile.
 template <class E>
 struct TokenOutput {
   E* h;  // null without such a column

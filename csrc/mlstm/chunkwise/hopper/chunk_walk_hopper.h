@@ -19,6 +19,46 @@
 // panel to its peer and finishes the other panel, in three epilogue warps. The scores of a pair come from an earlier
 // kernel. chunk_walk_hopper_smem.h has the shared memory and the mbarriers, chunk_walk_hopper_outputs.h the epilogues.
 //
+// mbarriers, all in chunk_walk_hopper_smem.h. [2]: one for each stage, phase n / 2, the nth chunk's parity(n).
+// [panel]: one for each panel of sums, phase n, every_parity(n). A writer waits for the free barrier's phase before,
+// whose parity is the other one. producer: the producer thread, or for h and its states the three loading threads of
+// the second consumer warpgroup. K: panels of 64 rows, Y: panels of 64 columns, of 8 KB each.
+//
+//   barrier            count: who arrives                            bytes (TMA)              who waits
+//   a_full[2]          1: producer (arrive_expect_tx)                K panels                 consumers, score warps
+//   y_full[2]          1: producer (arrive_expect_tx)                Y panels, 512 of         consumers, score warps
+//   (for
+//                                                                    factors, 8 KB of scores  the factors)
+//                                                                    (but for h, states)
+//   x_full[2]          1: producer (arrive_expect_tx)                K panels, 256 of n's     consumers, score warps
+//                                                                    weights (h, its states),
+//                                                                    1280 of gate terms (h)
+//   a_free[2]          2: thread 0 of each consumer warpgroup,       -                        producer
+//                      h: + 4: each score warp
+//   y_free[2]          8: each consumer warp,                        -                        producer; h: score warps
+//                      dq, dk, pair: + 3: each epilogue warp                                  (for scores and 1 / N)
+//   x_free[2]          2: thread 0 of each consumer warpgroup,       -                        producer
+//                      h, its states: + 4: each score warp
+//   scores_full[2]     4: each score warp (h)                        -                        consumers
+//   inverse_n_full[2]  4: each score warp (h)                        -                        consumers
+//   sums_full[panel]   128: the consumer warpgroup of the panel      -                        epilogue warps
+//   sums_free[panel]   3: each epilogue warp                         -                        consumers of the panel
+//   incoming_full      1: epilogue warp 0 (arrive_expect_tx; pair)   16 KB from the peer      epilogue warps
+//   peer_sums_free     3: each epilogue warp of the peer (pair)      -                        consumers that send
+//
+// Named barriers: 1 and 2, the turn of a consumer warpgroup (256 threads: the warpgroup waits, the other arrives);
+// 3 and 4, a consumer warpgroup (128); 5, the score warps (128).
+//
+// Timeline of a chunk n, dq and dk with one panel in each consumer warpgroup (time to the right; wgmma in capitals):
+//   producer      a, y, x of n + 1, n + 2 as their stages become free ...
+//   consumers 1   [SUM = C A] weigh y(n) | SUM += Y SCORES, C += (WY) X | sums to smem, release | [SUM = C A] of n + 1
+//   consumers 2   .. waits for turn 2 ..  [SUM = C A] weigh y(n) | SUM += Y SCORES, C += (WY) X | sums to smem, release
+//   epilogue      loads of n (dot_with, factors, vector) | waits for sums_full | add, dot, diagonal, store | n + 1
+// Timeline of h: the score warps are a chunk ahead of the consumers.
+//   score warps   n to smem | [PAIRS = Q K, Q N] [N += K W] | waits for y_free | scores to smem, l, 1 / N | n + 1
+//   consumers     as above for n - 1, then waits for scores_full before Y SCORES, for inverse_n_full before the store
+//   consumers 2   three threads also load a, y, x of n + 2, each after its release
+//
 // Floor, forward at 256/512: flops, with each of q, k, v and h moved once. Operands in shared memory are read at 64 to
 // 100 bytes a cycle of the 128 that it gives, while 20 to 36 bytes a cycle arrive.
 #pragma once
@@ -184,11 +224,108 @@ struct HopperWalk {
       add_scores_product<false>(sum, stage + Smem::kYOffset + panel * kPanelBytes, stage + Smem::kScoresOffset);
   }
 
-  XLSTM_DEVICE void consumer_loop(int group) const {
+  // How a chunk's decay reaches the state: pending_decay before the chunk, and afterwards its inverse, by which the
+  // weights of y are multiplied. Once pending_decay is too small, the state itself is multiplied by it.
+  struct ChunkDecay {
+    float before, inverse, to_apply;
+    bool applies;
+  };
+  XLSTM_DEVICE static ChunkDecay decay_state(State& state, float decay) {
     constexpr float kMinPendingDecay = 0x1p-40f;
+    ChunkDecay d{};
+    d.before = state.pending_decay;
+    state.pending_decay *= decay;
+    d.applies = !(state.pending_decay >= kMinPendingDecay);
+    d.to_apply = state.pending_decay;
+    if (d.applies) state.pending_decay = 1;
+    d.inverse = 1 / state.pending_decay;
+    return d;
+  }
+
+  // sum = C^T a^T of panel m, in this warpgroup's turn; the wgmmas are in flight when this returns.
+  XLSTM_DEVICE void start_state_product(float (&sum)[32], const State& state, int m, int n, int group) const {
+    if (m == 0) smem.a_full(n).wait(smem.parity(n));
+    barrier_sync(kTurnBarrier + group, kHopperStateThreads);
+    multiply_state(sum, state.c[m], smem.stage_address(n) + Smem::kAOffset);
+    if (!(group == 1 && n + 1 == smem.chunks && m + 1 == kGroupPanels))
+      barrier_arrive(kTurnBarrier + (group ^ 1), kHopperStateThreads);
+  }
+  XLSTM_DEVICE void release_a(int n, int group) const {
     const int thread = threadIdx.x % kWarpgroup;
-    const bool loads = loads_too(group);
-    for (int n = 0; loads && n < kStages && n < smem.chunks; ++n) {
+    if (thread == 0) smem.a_free(n).arrive();
+    if (!loads_too(group) || n + kStages >= smem.chunks) return;
+    smem.a_free(n).wait(smem.parity(n));
+    if (thread == kLoadsA) smem.load_a(n + kStages);
+  }
+  XLSTM_DEVICE static void scale_tokens(float (&sum)[32], const float* inter, float decay) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 by = *reinterpret_cast<const float2*>(inter + 8 * j + 2 * (threadIdx.x % kWarpgroup % 4));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum[4 * j + e] *= (e % 2 ? by.y : by.x) * decay;
+    }
+  }
+  // C^T += (w y)^T x; the wgmmas are in flight when this returns.
+  XLSTM_DEVICE static void start_state_update(float (&c)[kPanelRegisters], const uint32_t (&left)[kChunk / 4],
+                                              uint32_t x) {
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kChunk / 16; ++k)
+      wgmma_rs<true>(c, left + 4 * k, mn_major_descriptor(x, kXPanelBytes) + k * kNextMnMajor);
+    wgmma_commit();
+  }
+  XLSTM_DEVICE void pass_on_sums(const float (&sum)[32], int n, int panel, int group) const {
+    if constexpr (Smem::kHasEpilogueWarps) {
+      const bool is_peers = kPair && panel != smem.owned_panel();
+      (is_peers ? smem.peer_sums_free() : smem.sums_free(panel)).wait(smem.every_parity(n) ^ 1);
+      outputs.write_sums(sum, panel);
+      if (is_peers)
+        outputs.send_to_peer(group);
+      else
+        smem.sums_full(panel).arrive();
+    } else {
+      outputs.store_outputs(sum, n, panel, group);
+    }
+  }
+
+  // Chunk n for panel m of this warpgroup: its outputs, and its addition to the state.
+  XLSTM_DEVICE void consume(State& state, int m, int n, int group, const ChunkDecay& decay) const {
+    const uint32_t at = smem.stage_address(n), phase = smem.parity(n);
+    const int panel = group * kGroupPanels + m;
+    const bool is_last = m + 1 == kGroupPanels;  // afterwards the stage is released
+    float sum[32];
+    uint32_t left[kChunk / 4];
+    if constexpr (kOutputs) start_state_product(sum, state, m, n, group);
+    if (m == 0) smem.y_full(n).wait(phase);
+    load_weighted_y(left, at + Smem::kYOffset + panel * kPanelBytes, smem.factors(n, p.weight), decay.inverse);
+    if constexpr (kOutputs) {
+      wgmma_wait<0>(sum);
+      hold(state.c[m]);
+      if (is_last) release_a(n, group);
+      scale_tokens(sum, smem.factors(n, p.inter), decay.before);
+      if (Smem::kMakesScores && m == 0) smem.scores_full(n).wait(phase);
+      add_scores_product(sum, at, panel);
+    }
+    if (decay.applies) {
+#pragma unroll
+      for (int i = 0; i < kPanelRegisters; ++i) state.c[m][i] *= decay.to_apply;
+    }
+    if (m == 0) smem.x_full(n).wait(phase);
+    start_state_update(state.c[m], left, at + Smem::kXOffset);
+    if constexpr (kOutputs) {
+      wgmma_wait<1>(sum);
+      pass_on_sums(sum, n, panel, group);
+    } else {
+      __syncwarp();  // with outputs, the output's barriers bring the warp together
+    }
+    if (is_last) release_y(n, group);
+    wgmma_wait<0>(state.c[m]);
+    if (is_last) release_x(n, group);
+  }
+
+  XLSTM_DEVICE void consumer_loop(int group) const {
+    const int thread = threadIdx.x % kWarpgroup;
+    for (int n = 0; loads_too(group) && n < kStages && n < smem.chunks; ++n) {
       if (thread == kLoadsA) smem.load_a(n);
       if (thread == kLoadsX) smem.load_x(n);
       if (thread == kLoadsY) smem.load_y(n);
@@ -198,85 +335,14 @@ struct HopperWalk {
     float decay = p.decay[smem.slot_of(0)];
     if (kOutputs && group == 1) barrier_arrive(kTurnBarrier, kHopperStateThreads);  // the other's turn
     for (int n = 0; n < smem.chunks; ++n) {
-      const uint32_t at = smem.stage_address(n), phase = smem.parity(n);
-      const float* inter = smem.factors(n, p.inter);
-      const float* weight = smem.factors(n, p.weight);
-      const float decay_now = decay, decay_before = state.pending_decay;
+      const float decay_now = decay;
       if (n + 1 < smem.chunks) decay = p.decay[smem.slot_of(n + 1)];
       if (n + 1 == smem.chunks && p.state_before_last && !p.states_only && smem.segment.last())
         store_registers(state,
                         p.state_before_last + (int64_t(smem.segment.state) * p.tiles + smem.tile) * kStateFloats);
-      state.pending_decay *= decay_now;
-      const bool applies_decay = !(state.pending_decay >= kMinPendingDecay);
-      const float decay_to_apply = state.pending_decay;
-      if (applies_decay) state.pending_decay = 1;
-      const float inverse_decay = 1 / state.pending_decay;
-
+      const ChunkDecay chunk_decay = decay_state(state, decay_now);
 #pragma unroll
-      for (int m = 0; m < kGroupPanels; ++m) {
-        const int panel = group * kGroupPanels + m;
-        const bool is_last = m + 1 == kGroupPanels;  // the last panel: afterwards the stage is released
-        float sum[32];
-        uint32_t left[kChunk / 4];
-        if constexpr (kOutputs) {
-          if (m == 0) smem.a_full(n).wait(phase);
-          barrier_sync(kTurnBarrier + group, kHopperStateThreads);
-          multiply_state(sum, state.c[m], at + Smem::kAOffset);
-          if (!(group == 1 && n + 1 == smem.chunks && is_last))
-            barrier_arrive(kTurnBarrier + (group ^ 1), kHopperStateThreads);
-        }
-        if (m == 0) smem.y_full(n).wait(phase);
-        load_weighted_y(left, at + Smem::kYOffset + panel * kPanelBytes, weight, inverse_decay);
-        if constexpr (kOutputs) {
-          wgmma_wait<0>(sum);
-          hold(state.c[m]);
-          if (is_last) {
-            if (thread == 0) smem.a_free(n).arrive();
-            if (loads && n + kStages < smem.chunks) {
-              smem.a_free(n).wait(phase);
-              if (thread == kLoadsA) smem.load_a(n + kStages);
-            }
-          }
-#pragma unroll
-          for (int j = 0; j < 8; ++j) {
-            const float2 by = *reinterpret_cast<const float2*>(inter + 8 * j + 2 * (thread % 4));
-#pragma unroll
-            for (int e = 0; e < 4; ++e) sum[4 * j + e] *= (e % 2 ? by.y : by.x) * decay_before;
-          }
-          if (Smem::kMakesScores && m == 0) smem.scores_full(n).wait(phase);
-          add_scores_product(sum, at, panel);
-        }
-        if (applies_decay) {
-#pragma unroll
-          for (int i = 0; i < kPanelRegisters; ++i) state.c[m][i] *= decay_to_apply;
-        }
-        if (m == 0) smem.x_full(n).wait(phase);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < kChunk / 16; ++k)
-          wgmma_rs<true>(state.c[m], left + 4 * k,
-                         mn_major_descriptor(at + Smem::kXOffset, kXPanelBytes) + k * kNextMnMajor);
-        wgmma_commit();
-        if constexpr (kOutputs) {
-          wgmma_wait<1>(sum);
-          if constexpr (Smem::kHasEpilogueWarps) {
-            const bool is_peers = kPair && panel != smem.owned_panel();
-            (is_peers ? smem.peer_sums_free() : smem.sums_free(panel)).wait(smem.every_parity(n) ^ 1);
-            outputs.write_sums(sum, panel);
-            if (is_peers)
-              outputs.send_to_peer(group);
-            else
-              smem.sums_full(panel).arrive();
-          } else {
-            outputs.store_outputs(sum, n, panel, group);
-          }
-        } else {
-          __syncwarp();  // with outputs, the output's barriers bring the warp together
-        }
-        if (is_last) release_y(n, group);
-        wgmma_wait<0>(state.c[m]);
-        if (is_last) release_x(n, group);
-      }
+      for (int m = 0; m < kGroupPanels; ++m) consume(state, m, n, group, chunk_decay);
     }
     store_state(state, group);
     if constexpr (Smem::kStoresByTma)

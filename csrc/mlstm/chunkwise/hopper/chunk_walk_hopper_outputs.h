@@ -106,6 +106,71 @@ struct HopperOutputs {
     float factor, diagonal;  // factor: of the vector, or 1 / N
   };
 
+  XLSTM_DEVICE static void load_vector(float (&vector)[8], const float* from) {
+#pragma unroll
+    for (int j = 0; j < 8; j += 4) {
+      const Vec16 values = read_vec16(from + j);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) vector[j + e] = as_float(values.word[e]);
+    }
+  }
+  // For tokens first, first + kStep, ...; invalid tokens load token 0.
+  XLSTM_DEVICE void load_inputs(TokenInputs (&inputs)[kRoundsAhead], const float* factors, const BFloat16* with,
+                                uint32_t with_stride, int first, int valid) const {
+    const int which = kHasGradientTerms ? p.vector_factor : kInverseN;
+#pragma unroll
+    for (int i = 0; i < kRoundsAhead; ++i) {
+      const int t = first + i * kStep < valid ? first + i * kStep : 0;
+      inputs[i].factor = factors[which * kChunk + t];
+      if constexpr (kHasGradientTerms) {
+        inputs[i].diagonal = factors[kDiagonal * kChunk + t];
+        inputs[i].dot_with = read_vec16(with + uint32_t(t) * with_stride);
+      }
+    }
+  }
+  XLSTM_DEVICE void wait_for_sums(int n, bool announces) const {
+    if constexpr (kPair) {
+      if (announces) smem.incoming_full().arrive_expect_tx(Smem::kOutPanelBytes);
+      smem.incoming_full().wait(smem.every_parity(n));
+    }
+#pragma unroll
+    for (int h = 0; h < kOwnedPanels; ++h) smem.sums_full(owned_panel(h)).wait(smem.every_parity(n));
+  }
+  XLSTM_DEVICE void read_rounds(float (&value)[kRoundsInRegisters][8], const float* sums, int first, int column) const {
+#pragma unroll
+    for (int i = 0; i < kRoundsInRegisters; ++i) {
+      const uint32_t offset = sum_offset(uint32_t(first + i * kStep) % kChunk, column % 64);
+      read_sums(value[i], sums, offset);
+      if constexpr (kPair) {
+        float peer_sums[8];
+        read_sums(peer_sums, smem.incoming(), offset);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) value[i][j] += peer_sums[j];
+      }
+    }
+  }
+  // The sums are in registers: the consumers, and the peer's, may write the next ones.
+  XLSTM_DEVICE void release_sums(int lane) const {
+    __syncwarp();
+    if (lane == 0) {
+#pragma unroll
+      for (int h = 0; h < kOwnedPanels; ++h) smem.sums_free(owned_panel(h)).arrive();
+      if constexpr (kPair) smem.peer_sums_free().arrive_remote(smem.owned_panel() ^ 1);
+    }
+  }
+  // x += factor vector, then x += diagonal y. Returns this lane's part of <x, dot_with>, taken between the two.
+  XLSTM_DEVICE static float add_gradient_terms(float (&x)[8], const TokenInputs& in, const float (&vector)[8],
+                                               const Vec16& y) {
+    float even = 0, odd = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      x[j] += in.factor * vector[j];
+      (j % 2 ? odd : even) += x[j] * element<BFloat16>(in.dot_with, j);
+      x[j] += in.diagonal * element<BFloat16>(y, j);
+    }
+    return even + odd;
+  }
+
   XLSTM_DEVICE void epilogue(int warp) const {
     const int lane = threadIdx.x % 32, first_token = warp * kTokensPerWarp + lane / kRowVec16s;
     const TokenRows<BFloat16> with = tile_rows(kHasGradientTerms ? p.dot_with : p.out), out = tile_rows(p.out);
@@ -113,8 +178,6 @@ struct HopperOutputs {
     const int column = lane % kRowVec16s * 8, load_column = column < out.columns ? column : 0;
     const int panel = owned_panel(column / 64);
     const float* sums = smem.sums(panel);
-    const float* incoming = smem.incoming();
-    const int which = kHasGradientTerms ? p.vector_factor : kInverseN;
     float* dots = p.dots + smem.tile * (p.where.rows * p.where.slots * kChunk);
     for (int n = 0; n < smem.chunks; ++n) {
       const int64_t slot = smem.slot_of(n), t0 = int64_t(smem.chunk_at(n)) * kChunk;
@@ -124,82 +187,35 @@ struct HopperOutputs {
       BFloat16* to = const_cast<BFloat16*>(out.data) + t0 * out.stride + column;
       const char* y = smem.stage(n) + Smem::kYOffset + panel * kPanelBytes;
       float vector[8];
-      if constexpr (kHasGradientTerms) {
-        const float* at = p.vector + slot * p.y.columns + smem.tile * kShape.y_tile() + load_column;
-#pragma unroll
-        for (int j = 0; j < 8; j += 4) {
-          const Vec16 values = read_vec16(at + j);
-#pragma unroll
-          for (int e = 0; e < 4; ++e) vector[j + e] = as_float(values.word[e]);
-        }
-      }
+      if constexpr (kHasGradientTerms)
+        load_vector(vector, p.vector + slot * p.y.columns + smem.tile * kShape.y_tile() + load_column);
 #pragma unroll 1
       for (int batch = 0; batch < kBatches; ++batch) {
         const int first = first_token + batch * kRoundsAhead * kStep;
         TokenInputs inputs[kRoundsAhead];
-#pragma unroll
-        for (int i = 0; i < kRoundsAhead; ++i) {
-          const int t = first + i * kStep < valid ? first + i * kStep : 0;
-          inputs[i].factor = factors[which * kChunk + t];
-          if constexpr (kHasGradientTerms) {
-            inputs[i].diagonal = factors[kDiagonal * kChunk + t];
-            inputs[i].dot_with = read_vec16(from + uint32_t(t) * with_stride);
-          }
-        }
-        if (batch == 0) {
-          if constexpr (kPair) {
-            if (warp == 0 && lane == 0) smem.incoming_full().arrive_expect_tx(Smem::kOutPanelBytes);
-            smem.incoming_full().wait(smem.every_parity(n));
-          }
-#pragma unroll
-          for (int h = 0; h < kOwnedPanels; ++h) smem.sums_full(owned_panel(h)).wait(smem.every_parity(n));
-        }
+        load_inputs(inputs, factors, from, with_stride, first, valid);
+        if (batch == 0) wait_for_sums(n, warp == 0 && lane == 0);
 #pragma unroll
         for (int group = 0; group < kRoundsAhead; group += kRoundsInRegisters) {
           float value[kRoundsInRegisters][8];
+          read_rounds(value, sums, first + group * kStep, column);
+          if (batch + 1 == kBatches && group + kRoundsInRegisters == kRoundsAhead) release_sums(lane);
 #pragma unroll
           for (int i = 0; i < kRoundsInRegisters; ++i) {
-            const uint32_t offset = sum_offset(uint32_t(first + (group + i) * kStep) % kChunk, column % 64);
-            read_sums(value[i], sums, offset);
-            if constexpr (kPair) {
-              float peer_sums[8];
-              read_sums(peer_sums, incoming, offset);
-#pragma unroll
-              for (int j = 0; j < 8; ++j) value[i][j] += peer_sums[j];
-            }
-          }
-          // The last sums are in registers: the consumers may write the next ones.
-          if (batch + 1 == kBatches && group + kRoundsInRegisters == kRoundsAhead) {
-            __syncwarp();
-            if (lane == 0) {
-#pragma unroll
-              for (int h = 0; h < kOwnedPanels; ++h) smem.sums_free(owned_panel(h)).arrive();
-              if constexpr (kPair) smem.peer_sums_free().arrive_remote(smem.owned_panel() ^ 1);
-            }
-          }
-#pragma unroll
-          for (int i = 0; i < kRoundsInRegisters; ++i) {
-            const TokenInputs& in = inputs[group + i];
             const int t = first + (group + i) * kStep;
             const uint32_t token = uint32_t(t) % kChunk;
             const bool inside = column < out.columns && t < valid;
             float(&x)[8] = value[i];
             if constexpr (kHasGradientTerms) {
               const Vec16 y_vec = read_vec16(y + panel_vec16_offset(token, uint32_t(column) % 64 / 8));
-              float even = 0, odd = 0;
-#pragma unroll
-              for (int j = 0; j < 8; ++j) {
-                x[j] += in.factor * vector[j];
-                (j % 2 ? odd : even) += x[j] * element<BFloat16>(in.dot_with, j);
-                x[j] += in.diagonal * element<BFloat16>(y_vec, j);
-              }
-              float dot = inside ? even + odd : 0.0f;
+              const float part = add_gradient_terms(x, inputs[group + i], vector, y_vec);
+              float dot = inside ? part : 0.0f;
 #pragma unroll
               for (int mask = kRowVec16s / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
               store_if(column == 0 && t < kChunk, dots + slot * kChunk + t, dot);
             } else {
 #pragma unroll
-              for (int j = 0; j < 8; ++j) x[j] *= p.divide_by_n ? in.factor : 1.0f;
+              for (int j = 0; j < 8; ++j) x[j] *= p.divide_by_n ? inputs[group + i].factor : 1.0f;
             }
             Vec16 result;
 #pragma unroll

@@ -9,7 +9,7 @@ namespace xlstm::gpu::mlstm {
 
 constexpr int kHopperChunk = 64, kHopperBarriers = 28;
 
-// What a walk outputs:
+// The outputs of a walk:
 //   states          nothing: the states between segments
 //   states_with_n   the same, and n at the same borders
 //   dv              sums as they are (dv of one block)

@@ -8,6 +8,15 @@
 // sums over tokens. Then a thread holds two rows of 16 pairs each in its accumulators, and multiplies and sums them
 // there. Packed results go to memory through the memory of the stages.
 //
+// mbarriers: full[stage], count 1: the producer thread arrives (arrive_expect_tx) for 24 KB of a slice of dh, v and h,
+// or 16 KB of q and k; all 128 threads wait, for the nth slice with parity n / kStages % 2. No barrier says that a
+// stage is free: after a slice's wgmma a __syncthreads() does, and then the producer loads slice n + kStages into it.
+//
+// Timeline (time to the right; wgmma in capitals; the parts in parentheses in backward only):
+//   producer      slices 0 to kStages - 1 ... slice n + kStages after each slice n
+//   warps 0, 1    gate factors |  (gradient factors after the last slice of dh, v, h)
+//   all warps                  ([DHV += DH V], dh h)  [QK += Q K], sums of k (and q) | pairs | store | (flow sums)
+//
 // Floor: the bytes of q and k, in backward of v, dh and h too. Three blocks have 192 KB or more in flight or in use,
 // and the remaining work of one block (gates in double, pairs) takes less time than the other two need for their loads.
 #pragma once
@@ -120,7 +129,7 @@ struct HopperScores {
     return dot;
   }
 
-  // What the slice's features of k add to n, and those of q to dn: weight times row, summed over tokens. Lanes that are
+  // Sums of weight times row over tokens: of the slice's features of k for n, and of those of q for dn. Lanes that are
   // served together read pairs of columns in rows whose vectors lie in different banks.
   XLSTM_DEVICE void sum_rows(const char* q, int first_column) const {
     constexpr int kVectors = kBackward ? 2 : 1, kWarps = 4 / kVectors, kPairs = 32 / kWarps, kRows = 8 * kPairs / 32;
@@ -157,61 +166,73 @@ struct HopperScores {
   XLSTM_DEVICE bool reached(int j) const { return j / 2 <= warp; }
   XLSTM_DEVICE int64_t in_slots(int t) const { return c.slot * kChunk + t; }
 
-  // Writes scores and dS to shared memory, and the sums of their rows. In backward `dhv` is overwritten by the flow of
-  // dS in float, and `qk` by that of dS as the walks read it, rounded.
-  XLSTM_DEVICE void score_pairs(float (&qk)[32], float (&dhv)[kBackward ? 32 : 1]) const {
-    float high[2], low[2], gain[2], dl[2], sum[2] = {};
+  struct RowGates {  // of rows row() and row() + 8
+    float high[2], low[2], gain[2], dl[2];
+  };
+  XLSTM_DEVICE RowGates row_gates() const {
+    RowGates g;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int t = row() + 8 * h;
-      high[h] = gates.row_high[t];
-      low[h] = gates.row_low[t];
-      gain[h] = kBackward ? gates.scale_over_n[t] : float(p.scale);
-      dl[h] = kBackward ? gates.dl_n[t] : 0.0f;
+      g.high[h] = gates.row_high[t];
+      g.low[h] = gates.row_low[t];
+      g.gain[h] = kBackward ? gates.scale_over_n[t] : float(p.scale);
+      g.dl[h] = kBackward ? gates.dl_n[t] : 0.0f;
     }
+    return g;
+  }
+  // Scores (and dS) of two adjacent pairs (row() + 8 h, column(j) + e), packed, and the row's sum. In backward `dhv` is
+  // overwritten by the flow of dS in float, and `qk` by that of dS as the walks read it, rounded.
+  XLSTM_DEVICE void score_two_pairs(int j, int h, const RowGates& g, float (&qk)[32], float (&dhv)[kBackward ? 32 : 1],
+                                    float& sum, uint32_t& score_word, uint32_t& d_score_word) const {
+    const int t = row() + 8 * h;
+    const float2 column_high = *reinterpret_cast<const float2*>(gates.column_high + column(j));
+    const float2 column_low = *reinterpret_cast<const float2*>(gates.column_low + column(j));
+    float score[2], d_score[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int i = 4 * j + 2 * h + e, s = column(j) + e;
+      const float d =
+          pair_decay(g.high[h], g.low[h], e ? column_high.y : column_high.x, e ? column_low.y : column_low.x);
+      const bool inside = s <= t && t < c.valid;
+      score[e] = inside ? g.gain[h] * qk[i] * d : 0.0f;
+      if constexpr (kBackward) {
+        const float x = inside ? g.gain[h] * (dhv[i] + g.dl[h]) * d : 0.0f;
+        if (s == t) {
+          p.factors[factor_at(c.slot, kDiagonal, t, kChunk)] = x;
+          p.flows.diagonal_flow[in_slots(t)] = inside ? x * qk[i] : 0.0f;
+        }
+        d_score[e] = s < t ? x : 0.0f;
+      } else {
+        sum += score[e];
+      }
+    }
+    score_word = pack_exact(BFloat16{}, score[0], score[1]);
+    if constexpr (kBackward) {
+      d_score_word = pack_exact(BFloat16{}, d_score[0], d_score[1]);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int i = 4 * j + 2 * h + e;
+        const bool flows = column(j) + e < t && t < c.valid;
+        const float rounded = e ? high_float(BFloat16{}, d_score_word) : low_float(BFloat16{}, d_score_word);
+        dhv[i] = flows ? d_score[e] * qk[i] : 0.0f;
+        qk[i] = flows ? rounded * qk[i] : 0.0f;
+        sum += qk[i];
+      }
+    }
+  }
+
+  // Writes scores and dS to shared memory, and the sums of their rows to global memory.
+  XLSTM_DEVICE void score_pairs(float (&qk)[32], float (&dhv)[kBackward ? 32 : 1]) const {
+    const RowGates g = row_gates();
+    float sum[2] = {};
 #pragma unroll
     for (int column16 = 0; column16 < 4; ++column16) {
       uint32_t score_words[4] = {}, d_score_words[4] = {};
       if (reached(2 * column16)) {
 #pragma unroll
-        for (int m = 0; m < 4; ++m) {
-          const int j = 2 * column16 + m / 2, h = m % 2, t = row() + 8 * h;
-          const float2 column_high = *reinterpret_cast<const float2*>(gates.column_high + column(j));
-          const float2 column_low = *reinterpret_cast<const float2*>(gates.column_low + column(j));
-          float score[2], d_score[2];
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int i = 4 * j + 2 * h + e, s = column(j) + e;
-            const float d =
-                pair_decay(high[h], low[h], e ? column_high.y : column_high.x, e ? column_low.y : column_low.x);
-            const bool inside = s <= t && t < c.valid;
-            score[e] = inside ? gain[h] * qk[i] * d : 0.0f;
-            if constexpr (kBackward) {
-              const float x = inside ? gain[h] * (dhv[i] + dl[h]) * d : 0.0f;
-              if (s == t) {
-                p.factors[factor_at(c.slot, kDiagonal, t, kChunk)] = x;
-                p.diagonal_flow[in_slots(t)] = inside ? x * qk[i] : 0.0f;
-              }
-              d_score[e] = s < t ? x : 0.0f;
-            } else {
-              sum[h] += score[e];
-            }
-          }
-          score_words[m] = pack_exact(BFloat16{}, score[0], score[1]);
-          if constexpr (kBackward) {
-            d_score_words[m] = pack_exact(BFloat16{}, d_score[0], d_score[1]);
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              const int i = 4 * j + 2 * h + e;
-              const bool flows = column(j) + e < t && t < c.valid;
-              const float rounded =
-                  e ? high_float(BFloat16{}, d_score_words[m]) : low_float(BFloat16{}, d_score_words[m]);
-              dhv[i] = flows ? d_score[e] * qk[i] : 0.0f;
-              qk[i] = flows ? rounded * qk[i] : 0.0f;
-              sum[h] += qk[i];
-            }
-          }
-        }
+        for (int m = 0; m < 4; ++m)
+          score_two_pairs(2 * column16 + m / 2, m % 2, g, qk, dhv, sum[m % 2], score_words[m], d_score_words[m]);
       }
       const uint32_t at = lds_address(lds) + panel_vec16_offset(16 * warp + lane % 16, 2 * column16 + lane / 16);
       stmatrix(at + kScoresOffset, score_words[0], score_words[1], score_words[2], score_words[3]);
@@ -222,7 +243,7 @@ struct HopperScores {
     for (int h = 0; h < 2; ++h) {
       sum[h] += shuffle_xor(sum[h], 1);
       sum[h] += shuffle_xor(sum[h], 2);
-      if (lane % 4 == 0) (kBackward ? p.walk_reaching : p.row_sums)[in_slots(row() + 8 * h)] = sum[h];
+      if (lane % 4 == 0) (kBackward ? p.flows.walk_reaching : p.row_sums)[in_slots(row() + 8 * h)] = sum[h];
     }
   }
 
@@ -289,9 +310,9 @@ struct HopperScores {
       for (int w = s / 16; w < 4; ++w) sum += sums(which, w)[s];
       return sum;
     };
-    p.leaving[in_slots(s)] = sum_over_warps(kLeaving);
-    p.walk_leaving[in_slots(s)] = sum_over_warps(kWalkLeaving);
-    p.across[in_slots(s)] = sum_over_warps(kAcross);
+    p.flows.leaving[in_slots(s)] = sum_over_warps(kLeaving);
+    p.flows.walk_leaving[in_slots(s)] = sum_over_warps(kWalkLeaving);
+    p.flows.across[in_slots(s)] = sum_over_warps(kAcross);
   }
 
   XLSTM_DEVICE void run() const {
