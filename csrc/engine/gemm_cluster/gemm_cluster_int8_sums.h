@@ -8,7 +8,7 @@
 #pragma once
 
 #include "engine/gemm_cluster/gemm_cluster_plan.h"
-#include "engine/gemm_mma/gemm_mma_weights.h"
+#include "engine/weight_formats.h"
 #include "engine/gemm_mma/input_vectors.h"
 
 namespace xlstm::gpu::engine {

@@ -3,7 +3,7 @@
 // it (engine/gemm_mma/gemm_mma_shape.h). A thread handles 8 features of a few rows of the batch at a time.
 #pragma once
 
-#include "engine/gemm_mma/gemm_mma_weights.h"
+#include "engine/weight_formats.h"
 #include "engine/gemm_mma/input_vectors.h"
 #include "engine/prologue_epilogue.h"
 #include "tile/columns.h"
