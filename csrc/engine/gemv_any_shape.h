@@ -27,7 +27,7 @@ constexpr int kInputFloats = 4096;  // floats of x in LDS, so that a CU holds th
 // ---- 16 bytes of a row times kBatch x's, which begin at `x`, kStride apart; added to `sums`
 
 template <int kBatch, int kStride>
-struct Piece16 {
+struct Vec16Product {
   const float* x;
   float* sums;
 
@@ -100,7 +100,7 @@ XLSTM_DEVICE void add_row(const DeviceLinear& w, int row, int begin, const float
 #pragma unroll 4
   for (int k = lane_id() * each; k < end; k += kWave * each) {
     const Vec16 vec16 = read_vec16(from + k / each * 16);
-    const Piece16<kBatch, kTile> at{x + k, sums};
+    const Vec16Product<kBatch, kTile> at{x + k, sums};
     if (w.bits) {
       const int64_t group = int64_t(row) * w.groups + (begin + k) / w.group_size;
       const float scale = value_of({w.scales, w.dtype}, group);

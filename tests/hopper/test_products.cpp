@@ -11,7 +11,7 @@
 
 #include "check.h"
 #include "device.h"
-#include "engine/gemm_mma/gemm_mma_weights.h"
+#include "engine/weight_formats.h"
 #include "engine/launches.h"
 #include "fault.h"
 #include "numbers.h"

@@ -2,10 +2,10 @@
 // y = W x for up to kBatch x's on Hopper, by clusters of thread blocks: for quantised weights, and for bfloat16 weights
 // at batches of 2 to 8. The prologue and the epilogue are those of a decode step (engine/prologue_epilogue.h).
 //
-// Maths: y = sum over the cluster's blocks (split-K) of partial sums of int8 products of weights and the digits of x,
-// scaled group by group (engine/gemm_cluster/gemm_cluster_int8_sums.h); for bfloat16 weights, of products with two
-// bfloat16 parts of x (engine/gemm_cluster/gemm_cluster_bf16_sums.h). An RMS norm is a factor of each row of the batch:
-// the blocks exchange their sums of squares, and the factor is applied to sums.
+// Maths: y = sum over the cluster's blocks (split-K) of partial sums. For quantised weights a partial sum is of int8
+// products of weights and the digits of x, scaled group by group; for bfloat16 weights, of products with the two
+// bfloat16 parts of x (engine/gemm_cluster/gemm_cluster_sums.h). An RMS norm is a factor of each row of the batch: the
+// blocks exchange their sums of squares, and the factor is applied to sums.
 //
 // Who owns what (engine/gemm_cluster/gemm_cluster_plan.h): a warp computes an item, 16 rows of weights, over its
 // block's part of the features. Each warp has a pipeline of its own, a ring of two slots with 256 bytes of each row.
@@ -14,30 +14,49 @@
 // Partial sums go to the item's owner as soon as they are ready, through distributed shared memory and an mbarrier. The
 // owner adds up the parts in their order, so every batch has the same bits.
 //
+// Barriers:
+//
+//   received (mbarrier)           a round's partial sums, and in round 0 all blocks' sums of squares, have arrived in
+//                                 this block; thread 0 announces their bytes before any block can send
+//   cluster_sync before round 0   x is in shared memory, and every block's mbarrier is initialised
+//   cluster_sync between rounds   all epilogues have read their partial sums, and the next bytes are announced
+//   a warp's ring                 the warp's own cp.async groups, then __syncwarp
+//
 // Floor: the bytes of the weights over the bandwidth of memory. What binds are instructions and a kernel's own latency:
 // x from L2 and its digits, the cluster's barrier, the last sums in flight (docs/lab/decode-h200.md).
 #pragma once
 
 #include "arch/hopper/hopper.h"
 #include "arch/nvidia/dependent_launch.h"
-#include "engine/gemm_cluster/gemm_cluster_bf16_sums.h"
 #include "engine/gemm_cluster/gemm_cluster_ring.h"
+#include "engine/gemm_cluster/gemm_cluster_sums.h"
 #include "engine/prologue_epilogue.h"
 
 namespace xlstm::gpu::engine {
 
 template <class Weights, int kBatch>
-struct GemmCluster : ClusterPart {
+struct GemmCluster {
   static constexpr int kBits = Weights::kBits, kStride = segment_stride(kBits);
   static constexpr int kWarps = cluster_warps(kBatch), kThreads = kWarps * kWave;
   using Sums = typename SumsOf<Weights, kBatch>::type;
+  using Item = ClusterPart::Item;
 
+  const ClusterPart part;
+  const GemmParams& p;
+  const ClusterPlan& plan;
+  const ClusterSmem& smem;
   char* lds;
   uint32_t lds_at;
   ClusterRing<kBits, kWarps> ring;
 
   XLSTM_DEVICE GemmCluster(const ClusterParams& kernel_arg, char* memory)
-      : ClusterPart(kernel_arg, kBatch), lds(memory), lds_at(lds_address(memory)), ring(*this, lds_at) {}
+      : part(kernel_arg, kBatch),
+        p(part.p),
+        plan(part.plan),
+        smem(part.smem),
+        lds(memory),
+        lds_at(lds_address(memory)),
+        ring(part, lds_at) {}
 
   XLSTM_DEVICE Mbarrier received() const { return {lds_at}; }
 
@@ -54,10 +73,10 @@ struct GemmCluster : ClusterPart {
   };
   XLSTM_DEVICE XVec8 vec8_at(int begin, int i) const {
     const int at = begin + i * kThreads + int(threadIdx.x), step = at / (kStepVec8s * kBatch);
-    return {step, at / kStepVec8s % kBatch, at % kStepVec8s, step < steps};
+    return {step, at / kStepVec8s % kBatch, at % kStepVec8s, step < part.steps};
   }
   XLSTM_DEVICE int feature(const XVec8& e) const {
-    return e.is_inside ? (first_step + e.step) * kStepFeatures + e.n * kVec8 : 0;
+    return e.is_inside ? (part.first_step + e.step) * kStepFeatures + e.n * kVec8 : 0;
   }
   XLSTM_DEVICE void fetch_weights(int begin, NormVec8 (&weight)[kBurst]) const {
     if (!normed()) return;
@@ -68,18 +87,19 @@ struct GemmCluster : ClusterPart {
   XLSTM_DEVICE void load_x(NormVec8 (&weight)[kBurst]) {
     const ClusterX to = x();
     float* const squares = reinterpret_cast<float*>(lds + smem.squares);
-    for (int begin = 0; begin < steps * kStepVec8s * kBatch; begin += kBurst * kThreads) {
+    for (int begin = 0; begin < part.steps * kStepVec8s * kBatch; begin += kBurst * kThreads) {
       float x[kBurst][kVec8];
 #pragma unroll
       for (int i = 0; i < kBurst; ++i) {
         const XVec8 e = vec8_at(begin, i);
-        read_vec8(p.x + (e.is_inside && e.b < count ? int64_t(first_row + e.b) * p.columns + feature(e) : 0), x[i]);
+        read_vec8(p.x + (e.is_inside && e.b < part.count ? int64_t(part.first_row + e.b) * p.columns + feature(e) : 0),
+                  x[i]);
       }
       if (begin) fetch_weights(begin, weight);
 #pragma unroll
       for (int i = 0; i < kBurst; ++i) {
         const XVec8 e = vec8_at(begin, i);
-        if (!e.is_inside || e.b >= count)
+        if (!e.is_inside || e.b >= part.count)
 #pragma unroll
           for (int k = 0; k < kVec8; ++k) x[i][k] = 0;
         if (normed()) {
@@ -97,14 +117,14 @@ struct GemmCluster : ClusterPart {
     if (!normed() || to >= plan.parts()) return;
     const float* const squares = reinterpret_cast<const float*>(lds + smem.squares);
     float sum = 0;
-    for (int step = 0; step < steps; ++step) sum += squares[step * kBatch + b];
-    st_async_to_cta(uint32_t(to), lds_at + uint32_t(smem.all_squares + (rank * kBatch + b) * 4), sum, received());
+    for (int step = 0; step < part.steps; ++step) sum += squares[step * kBatch + b];
+    st_async_to_cta(uint32_t(to), lds_at + uint32_t(smem.all_squares + (part.rank * kBatch + b) * 4), sum, received());
   }
   XLSTM_DEVICE float rms_factor(int b) const {
     if (!normed()) return 1;
     const float* const squares = reinterpret_cast<const float*>(lds + smem.all_squares);
     float sum = 0;
-    for (int part = 0; part < plan.parts(); ++part) sum += squares[part * kBatch + b];
+    for (int j = 0; j < plan.parts(); ++j) sum += squares[j * kBatch + b];
     return 1 / __builtin_sqrtf(sum / float(p.columns) + p.norm_eps);
   }
 
@@ -135,13 +155,13 @@ struct GemmCluster : ClusterPart {
       for (int j = 0; j < kLaneRows; ++j) {
         const int r = item_row() + (kBatch == 1 ? quarter() / 2 * 8 : 8 * j);
         int row;
-        const DeviceLinear& w = row_of(item, r, row);
+        const DeviceLinear& w = part.row_of(item, r, row);
         weights = &w;
         shift = w.group_size > kStepFeatures ? 1 : 0;
-        const int first = first_group(w, row, done);
-        scales[j] = slot + kItemRows * kStride + r * kGroupRowBytes + (first - groups_begin(w, first));
+        const int first = part.first_group(w, row, done);
+        scales[j] = slot + kItemRows * kStride + r * kGroupRowBytes + (first - part.groups_begin(w, first));
       }
-      const int odd = (first_step + done) & shift;  // whether the first step is the second of its group
+      const int odd = (part.first_step + done) & shift;  // whether the first step is the second of its group
       const auto run = [&](auto element, auto offsets) {
         using T = decltype(element);
         each_step(kStepFeatures * kBits / 8, [&](int s, const auto& row) {
@@ -168,8 +188,9 @@ struct GemmCluster : ClusterPart {
   // Sends partial sums to the owner of the nth item of a round.
   XLSTM_DEVICE void send_sums(const Sums& sums, int n) const {
     const auto sum_address = [&](int row, int b) {
-      return lds_at + uint32_t(smem.received +
-                               ((((n >> plan.part_bits << plan.part_bits) + rank) * kItemRows + row) * kBatch + b) * 4);
+      return lds_at +
+             uint32_t(smem.received +
+                      ((((n >> plan.part_bits << plan.part_bits) + part.rank) * kItemRows + row) * kBatch + b) * 4);
     };
     const uint32_t owner = uint32_t(n & (plan.parts() - 1));
     if constexpr (kBatch == 1) {
@@ -190,13 +211,14 @@ struct GemmCluster : ClusterPart {
   XLSTM_DEVICE void compute_item(const Item& item, int n) {
     Sums sums;
     sums.clear();
-    const int most = kSegmentBytes / step_bytes(kBits, item);
-    for (int done = 0; done < steps; done += most) {
+    const int most = kSegmentBytes / part.step_bytes(kBits, item);
+    for (int done = 0; done < part.steps; done += most) {
       cp_async_wait_group<kSlots - 1>();
       __syncwarp();
-      multiply(sums, item, lds + ring.slot_offset(smem, slot), done, steps - done < most ? steps - done : most);
+      multiply(sums, item, lds + ring.slot_offset(smem, slot), done,
+               part.steps - done < most ? part.steps - done : most);
       __syncwarp();
-      ring.fetch(*this, slot);
+      ring.fetch(part, slot);
       slot = slot + 1 == kSlots ? 0 : slot + 1;
     }
     send_sums(sums, n);
@@ -206,9 +228,9 @@ struct GemmCluster : ClusterPart {
 
   XLSTM_DEVICE int round_items() const { return plan.owned << plan.part_bits; }
   XLSTM_DEVICE int owned(int round) const {
-    const int left = items - round * round_items() - rank;
-    const int items_left = left > 0 ? (left + plan.parts() - 1) >> plan.part_bits : 0;
-    return items_left < plan.owned ? items_left : plan.owned;
+    const int left = part.items - round * round_items() - part.rank;
+    const int owned_items = left > 0 ? (left + plan.parts() - 1) >> plan.part_bits : 0;
+    return owned_items < plan.owned ? owned_items : plan.owned;
   }
   XLSTM_DEVICE void expect_round(int round) const {
     const int squares = round == 0 && normed() ? plan.parts() * kBatch * 4 : 0;
@@ -216,12 +238,12 @@ struct GemmCluster : ClusterPart {
   }
 
   XLSTM_DEVICE void epilogue(int round) const {
-    const int rows = is_swiglu() ? kItemRows / 2 : kItemRows;
+    const int rows = part.is_swiglu() ? kItemRows / 2 : kItemRows;
     for (int at = int(threadIdx.x); at < owned(round) * rows * kBatch; at += kThreads) {
       const int r = at % rows, b = at / rows % kBatch, item_index = at / (rows * kBatch);
-      const Item of = item(round * round_items() + item_index * plan.parts() + rank);
+      const Item of = part.item(round * round_items() + item_index * plan.parts() + part.rank);
       const int row = of.first + r;
-      if (b >= count || row >= p.linear[of.linear].rows) continue;
+      if (b >= part.count || row >= p.linear[of.linear].rows) continue;
       const float factor = rms_factor(b);
       const auto linear_output = [&](int linear, int r) {
         const float* part_sum = reinterpret_cast<const float*>(lds + smem.received) +
@@ -232,8 +254,8 @@ struct GemmCluster : ClusterPart {
         return w.bias.data ? sum * factor + value_of(w.bias, row) : sum * factor;
       };
       const float y = linear_output(of.linear, r);
-      store_output(p, p.output, of.linear, row, first_row + b,
-                   is_swiglu() ? swiglu(y, linear_output(1, r + kItemRows / 2)) : y);
+      store_output(p, p.output, of.linear, row, part.first_row + b,
+                   part.is_swiglu() ? swiglu(y, linear_output(1, r + kItemRows / 2)) : y);
     }
   }
 
@@ -244,7 +266,7 @@ struct GemmCluster : ClusterPart {
       expect_round(0);
     }
 #pragma unroll 1
-    for (int s = 0; s < kSlots; ++s) ring.fetch(*this, s);
+    for (int s = 0; s < kSlots; ++s) ring.fetch(part, s);
     NormVec8 weight[kBurst];
     fetch_weights(0, weight);
     pdl_wait();
@@ -252,13 +274,12 @@ struct GemmCluster : ClusterPart {
     cluster_sync();  // x is ready, and so are the mbarriers of all blocks
     send_squares();
     slot = 0;
-    int next_item =
-        ring.warp();  // a warp takes its items in the order in which its ring fetches them, whatever the rounds
-    const int rounds = (items + round_items() - 1) / round_items();
+    int next_item = ring.warp();  // a warp takes its items in the order in which its ring fetches them
+    const int rounds = (part.items + round_items() - 1) / round_items();
     for (int round = 0; round < rounds; ++round) {
       const int begin = round * round_items();
-      for (; next_item < begin + round_items() && next_item < items; next_item += kWarps)
-        compute_item(item(next_item), next_item - begin);
+      for (; next_item < begin + round_items() && next_item < part.items; next_item += kWarps)
+        compute_item(part.item(next_item), next_item - begin);
       received().wait(uint32_t(round & 1));
       epilogue(round);
       if (round + 1 == rounds) break;

@@ -2,16 +2,19 @@
 // y = W x for up to kBatch x's on matrix units, with the prologue and the epilogue of a decode step
 // (engine/prologue_epilogue.h).
 //
-// Maths: x is split into two bfloat16, x = upper + lower + e with |e| <= 2^-17 |x|; weights are exact in bfloat16
-// (float16: in two). y = sum_k W upper + sum_k W lower, in float. Quantised weights q add, for each group, scale sum_k
-// (q - kZero) x + (offset + kZero scale) sum_k x, and without an offset, scale sum_k (q - kZero) x + (kZero - kMiddle)
-// scale sum_k x. An RMS norm is a factor of each row of the batch: its squares are added up while x is loaded, and the
-// factor is applied to sums.
+// Maths, with x split into two bfloat16, x = upper + lower + e, |e| <= 2^-17 |x|, and sums in float:
+//
+//   bfloat16, float16   y = sum_k W upper + sum_k W lower       float16 weights are themselves the sum of two bfloat16
+//   int8, int4          y = sum over groups of  scale sum_k (q - kZero) x + (offset + kZero scale) sum_k x
+//                       without offsets: scale sum_k (q - kZero) x + (kZero - kMiddle) scale sum_k x
+//
+// An RMS norm is a factor of each row of the batch: its squares are added up while x is loaded, and the factor is
+// applied to sums.
 //
 // Who owns what: blocks are persistent. A block loads x into LDS once (engine/gemm_mma/gemm_mma_inputs.h), then takes
 // units of kRows rows of W in turn, so that each weight is read from memory once. All waves of the block share a unit's
 // rows and split its features, 64 at a time. Weights are loaded kDepth steps ahead of their use and on into the next
-// unit (engine/gemm_mma/gemm_mma_weight_loads.h), so that they keep coming while waves add up their sums. The first
+// unit (engine/gemm_mma/gemm_mma_weights.h), so that they keep coming while waves add up their sums. The first
 // weights are loaded before the kernel waits for the kernel before it, and before x. If LDS does not hold all of x, it
 // is loaded in stages, anew for each unit. Further passes over the batch are blocks of their own, which find the
 // weights in L2.
@@ -19,13 +22,15 @@
 // The order of a sum over features is the same for every kBatch and kRows: a row of the batch has the same result
 // whatever the batch.
 //
-// Floor: the bytes of the weights over the bandwidth of memory. With 16 or 32 rows to a weight, few of them filled, and
-// weights of 4 bits, the vector unit binds, which makes bfloat16 of the nibbles (docs/amd_roofline.md,
-// docs/lab/decode-h200.md).
+// Floor: the bytes of the weights over the bandwidth of memory. Instructions stay below it: counted in executed gfx942
+// code for an MI300X, batch 1 in units of 16 rows, bfloat16 weights take 58.8 us of memory and 6.2 us of vector
+// instructions, int4 weights 29.9 and 14.3, since nibbles must become bfloat16 (docs/amd_roofline.md). On an H200 one
+// row of bfloat16 is at 85 % of its bytes' time; the rest is each kernel's launch, x on its way through LDS, and the
+// first wait for weights (docs/lab/decode-h200.md).
 #pragma once
 
 #include "arch/nvidia/dependent_launch.h"
-#include "engine/gemm_mma/gemm_mma_weight_loads.h"
+#include "engine/gemm_mma/gemm_mma_weights.h"
 
 namespace xlstm::gpu::engine {
 
@@ -68,11 +73,15 @@ struct GemmMma {
 
   // ---- mainloop
 
+  // Sums of one group's products, scaled and added to `sum` at the end of a step; without groups, products are added to
+  // `sum` at once.
+  static constexpr int kPartChains = Weights::kGroups ? kChains : 1, kPartStrips = Weights::kGroups ? kStrips : 1;
+  using GroupSums = Strip<E>[kPartChains][kPartStrips];
+  using ChainVec16s = Vec16[kChains][Weights::kParts][kChainVec16s<E>];
+
   // Multiplies step `at` of those in LDS by weights whose groups have this format.
   XLSTM_DEVICE void multiply_step(const Step& step, const GroupFormat& groups, int at) {
-    constexpr int kLoadVec8s = load_vec8s(Weights::kBits);
-    const int lane = lane_id();
-    Strip<E> part[Weights::kGroups ? kChains : 1][Weights::kGroups ? kStrips : 1];
+    GroupSums part;
     if constexpr (Weights::kGroups)
 #pragma unroll
       for (int c = 0; c < kChains; ++c)
@@ -80,73 +89,93 @@ struct GemmMma {
         for (int s = 0; s < kStrips; ++s) part[c][s].zero();
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      Vec16 chain[kChains][Weights::kParts][kChainVec16s<E>];
-#pragma unroll
-      for (int c = 0; c < kChains; ++c)
-#pragma unroll
-        for (int j = 0; j < kChainVec16s<E>; ++j) {
-          const int row = kLaneRows == 1 ? 0 : j, vec8 = u * unit_vec8s(kFamily) + (kLaneRows == 1 ? j : 0);
-          Vec16 parts[Weights::kParts];
-          Weights::to_bfloat16(step.load[c][row][vec8 / kLoadVec8s], vec8 % kLoadVec8s, parts);
-#pragma unroll
-          for (int h = 0; h < Weights::kParts; ++h) chain[c][h][j] = parts[h];
-        }
+      ChainVec16s chain;
+      dequantise_unit(step, u, chain);
 #pragma unroll
       for (int s = 0; s < kStrips; ++s) {
         Vec16 stream[kStreamVec16s<E>] = {};
-#pragma unroll
-        for (int j = 0; j < Shape::kStreamReads; ++j) {
-          const Vec16Position from = stream_vec16(kFamily, sizeof(E), lane, j);
-          stream[j] = read_vec16(inputs.slot_of_step(at, u, s, from.row, from.feature / kVec8));
-        }
-#pragma unroll
-        for (int k = 0; k < kUnitSteps<E>; ++k) {
-          const StreamOperand<E> b = stream_of<E>(stream, k);
-#pragma unroll
-          for (int c = 0; c < kChains; ++c)
-#pragma unroll
-            for (int h = 0; h < Weights::kParts; ++h) {
-              const ChainOperand<E> a = chain_of_vec16s<E>(chain[c][h], k);
-              if constexpr (Weights::kGroups)
-                multiply<Shape::kHalf>(part[c][s], b, a);
-              else
-                multiply<Shape::kHalf>(sum[c][s], b, a);
-            }
-        }
+        read_x(at, u, s, stream);
+        multiply_unit(chain, stream, s, part);
       }
     }
-    if constexpr (Shape::kLaneSharded) {
-      float upper = part[0][0].value[0], lower = part[0][0].value[1];
+    if constexpr (Shape::kLaneSharded)
+      scale_lane_column(step, groups, part, inputs.step_sums(at));
+    else if constexpr (Weights::kGroups)
+      scale_columns_of_groups(step, groups, part, inputs.step_sums(at));
+  }
+  // The chain operands of a unit of features: this lane's weights as bfloat16.
+  XLSTM_DEVICE static void dequantise_unit(const Step& step, int u, ChainVec16s& chain) {
+    constexpr int kLoadVec8s = load_vec8s(Weights::kBits);
 #pragma unroll
-      for (int n = 1; n < Shape::kShardColumns; ++n) {
-        const bool is_lane_column = n == Shape::shard_column();
-        const float* const column_sums = part[n / kColumns][0].value + 2 * (n % kColumns);
-        upper = is_lane_column ? column_sums[0] : upper, lower = is_lane_column ? column_sums[1] : lower;
+    for (int c = 0; c < kChains; ++c)
+#pragma unroll
+      for (int j = 0; j < kChainVec16s<E>; ++j) {
+        const int row = kLaneRows == 1 ? 0 : j, vec8 = u * unit_vec8s(kFamily) + (kLaneRows == 1 ? j : 0);
+        Vec16 parts[Weights::kParts];
+        Weights::to_bfloat16(step.load[c][row][vec8 / kLoadVec8s], vec8 % kLoadVec8s, parts);
+#pragma unroll
+        for (int h = 0; h < Weights::kParts; ++h) chain[c][h][j] = parts[h];
       }
-      const bool is_bfloat16 = groups.dtype == XLSTM_BFLOAT16;
-      const auto number = [&](uint32_t bits) {
-        return is_bfloat16 ? low_float(BFloat16{}, bits) : low_float(Float16{}, bits);
-      };
-      const float scale = number(step.scale[0][0]);
-      const float above = groups.offsets ? Weights::kZero : Weights::kZero - Weights::kMiddle;
-      const float offset = __builtin_fmaf(above, scale, groups.offsets ? number(step.offset[0][0]) : 0.0f);
-      float(&lane_sums)[Strip<E>::kRegisters] = sum[0][0].value;
-      lane_sums[0] = __builtin_fmaf(scale, upper, lane_sums[0]);
-      lane_sums[1] = __builtin_fmaf(scale, lower, lane_sums[1]);
-      lane_sums[0] = __builtin_fmaf(offset, inputs.step_sums(at)[0], lane_sums[0]);
-    } else if constexpr (Weights::kGroups) {
-      const float* const x_sums = inputs.step_sums(at);
-      with_dtype(groups.dtype, [&](auto element) {
-        if (groups.offsets)
-          add_parts<true>(element, step, part, x_sums);
-        else
-          add_parts<false>(element, step, part, x_sums);
-      });
+  }
+  // The stream operand of a unit: strip s of x.
+  XLSTM_DEVICE void read_x(int at, int u, int s, Vec16 (&stream)[kStreamVec16s<E>]) const {
+#pragma unroll
+    for (int j = 0; j < Shape::kStreamReads; ++j) {
+      const Vec16Position from = stream_vec16(kFamily, sizeof(E), lane_id(), j);
+      stream[j] = read_vec16(inputs.slot_of_step(at, u, s, from.row, from.feature / kVec8));
     }
   }
+  XLSTM_DEVICE void multiply_unit(const ChainVec16s& chain, const Vec16 (&stream)[kStreamVec16s<E>], int s,
+                                  GroupSums& part) {
+#pragma unroll
+    for (int k = 0; k < kUnitSteps<E>; ++k) {
+      const StreamOperand<E> b = stream_of<E>(stream, k);
+#pragma unroll
+      for (int c = 0; c < kChains; ++c)
+#pragma unroll
+        for (int h = 0; h < Weights::kParts; ++h) {
+          const ChainOperand<E> a = chain_of_vec16s<E>(chain[c][h], k);
+          if constexpr (Weights::kGroups)
+            multiply<Shape::kHalf>(part[c][s], b, a);
+          else
+            multiply<Shape::kHalf>(sum[c][s], b, a);
+        }
+    }
+  }
+  // At batch 1 on NVIDIA: this lane scales the sums of its one column, and adds them to its first two registers.
+  XLSTM_DEVICE void scale_lane_column(const Step& step, const GroupFormat& groups, const GroupSums& part,
+                                      const float* x_sums) {
+    float upper = part[0][0].value[0], lower = part[0][0].value[1];
+#pragma unroll
+    for (int n = 1; n < Shape::kShardColumns; ++n) {
+      const bool is_lane_column = n == Shape::shard_column();
+      const float* const column_sums = part[n / kColumns][0].value + 2 * (n % kColumns);
+      upper = is_lane_column ? column_sums[0] : upper, lower = is_lane_column ? column_sums[1] : lower;
+    }
+    const bool is_bfloat16 = groups.dtype == XLSTM_BFLOAT16;
+    const auto number = [&](uint32_t bits) {
+      return is_bfloat16 ? low_float(BFloat16{}, bits) : low_float(Float16{}, bits);
+    };
+    const float scale = number(step.scale[0][0]);
+    const float above = groups.offsets ? Weights::kZero : Weights::kZero - Weights::kMiddle;
+    const float offset = __builtin_fmaf(above, scale, groups.offsets ? number(step.offset[0][0]) : 0.0f);
+    float(&lane_sums)[Strip<E>::kRegisters] = sum[0][0].value;
+    lane_sums[0] = __builtin_fmaf(scale, upper, lane_sums[0]);
+    lane_sums[1] = __builtin_fmaf(scale, lower, lane_sums[1]);
+    lane_sums[0] = __builtin_fmaf(offset, x_sums[0], lane_sums[0]);
+  }
+  XLSTM_DEVICE void scale_columns_of_groups(const Step& step, const GroupFormat& groups, const GroupSums& part,
+                                            const float* x_sums) {
+    with_dtype(groups.dtype, [&](auto element) {
+      if (groups.offsets)
+        add_parts<true>(element, step, part, x_sums);
+      else
+        add_parts<false>(element, step, part, x_sums);
+    });
+  }
 
-  template <bool kOffsets, class T, class Parts>
-  XLSTM_DEVICE void add_parts(T element, const Step& step, const Parts& part, const float* x_sums) {
+  template <bool kOffsets, class T>
+  XLSTM_DEVICE void add_parts(T element, const Step& step, const GroupSums& part, const float* x_sums) {
 #pragma unroll
     for (int c = 0; c < kChains; ++c)
 #pragma unroll
@@ -276,8 +305,18 @@ struct GemmMma {
 
   // ---- epilogue: adds up the sums of the waves, in their order, and stores y
 
+  static constexpr int kOutputs = (kRows * kBatch + kEngineThreads - 1) / kEngineThreads;  // of a thread
+  // An output of a thread: the row within the unit, and the row of the batch.
+  struct Coord {
+    int slot, b;
+  };
+  XLSTM_DEVICE static Coord output_coord(int n, bool is_swiglu) {
+    const int at = int(threadIdx.x) + n * kEngineThreads;
+    return {is_swiglu ? at % (kRows / 2) : at % kRows, is_swiglu ? at / (kRows / 2) : at / kRows};
+  }
+
   XLSTM_DEVICE void epilogue() {
-    constexpr int kWavesAtOnce = Shape::kWavesAtOnce, kOutputs = (kRows * kBatch + kEngineThreads - 1) / kEngineThreads;
+    constexpr int kWavesAtOnce = Shape::kWavesAtOnce;
     const GemmParams& p = *reload_params(&this->p);
     const bool is_swiglu = p.output == Output::swiglu;
     float total[2][kOutputs][2] = {};  // of the linear, and of SwiGLU's up linear; upper and lower parts
@@ -285,47 +324,52 @@ struct GemmMma {
     for (int wave = 0; wave < kSplitKWaves; wave += kWavesAtOnce) {
       float* const buffer = sums + sum_buffer * (kWavesAtOnce * kSumRows * kRows);
       sum_buffer ^= 1;
-      if (k_wave() >= wave && k_wave() < wave + kWavesAtOnce) {
-        float* const wave_sums = buffer + (k_wave() - wave) * (kSumRows * kRows);
-        if constexpr (Shape::kLaneSharded) {
-          const int row = Shape::row_of_column(Shape::shard_column());
-          if (lane_in_row(kFamily, lane_id()) < Shape::kShardColumns)
-            wave_sums[row] = sum[0][0].value[0], wave_sums[kRows + row] = sum[0][0].value[1];
-        }
-#pragma unroll
-        for (int c = 0; c < (Shape::kLaneSharded ? 0 : kChains); ++c)
-#pragma unroll
-          for (int s = 0; s < kStrips; ++s)
-#pragma unroll
-            for (int r = 0; r < Shape::kRegisters; ++r) {
-              const StripPosition at = Strip<E>::position(r);
-              const int part = single_part(kFamily, at.row), row = kSingle ? part : s * 2 * kSplit + at.row;
-              if (!kSingle || at.row == single_row(kFamily, part))
-                wave_sums[row * kRows + c * kStripColumns + at.column] = sum[c][s].value[r];
-            }
-      }
+      if (k_wave() >= wave && k_wave() < wave + kWavesAtOnce)
+        store_wave_sums(buffer + (k_wave() - wave) * (kSumRows * kRows));
       __syncthreads();
-#pragma unroll
-      for (int n = 0; n < kOutputs; ++n) {
-        const int at = int(threadIdx.x) + n * kEngineThreads, slot = is_swiglu ? at % (kRows / 2) : at % kRows,
-                  b = is_swiglu ? at / (kRows / 2) : at / kRows;
-        if (b >= inputs.count) continue;
-        const int row = kSingle ? 0 : b / kSplit * (2 * kSplit) + b % kSplit;
-#pragma unroll
-        for (int w = 0; w < kWavesAtOnce; ++w)
-#pragma unroll
-          for (int part = 0; part < 2; ++part) {
-            const float* const from = buffer + ((w * kSumRows) + row + part * (kSingle ? 1 : kSplit)) * kRows + slot;
-            total[0][n][part] += from[0];
-            if (is_swiglu) total[1][n][part] += from[kRows / 2];
-          }
-      }
+      add_wave_sums(buffer, is_swiglu, total);
+    }
+    store_outputs(p, is_swiglu, total);
+  }
+  XLSTM_DEVICE void store_wave_sums(float* wave_sums) const {
+    if constexpr (Shape::kLaneSharded) {
+      const int row = Shape::row_of_column(Shape::shard_column());
+      if (lane_in_row(kFamily, lane_id()) < Shape::kShardColumns)
+        wave_sums[row] = sum[0][0].value[0], wave_sums[kRows + row] = sum[0][0].value[1];
     }
 #pragma unroll
+    for (int c = 0; c < (Shape::kLaneSharded ? 0 : kChains); ++c)
+#pragma unroll
+      for (int s = 0; s < kStrips; ++s)
+#pragma unroll
+        for (int r = 0; r < Shape::kRegisters; ++r) {
+          const StripPosition at = Strip<E>::position(r);
+          const int part = single_part(kFamily, at.row), row = kSingle ? part : s * 2 * kSplit + at.row;
+          if (!kSingle || at.row == single_row(kFamily, part))
+            wave_sums[row * kRows + c * kStripColumns + at.column] = sum[c][s].value[r];
+        }
+  }
+  XLSTM_DEVICE void add_wave_sums(const float* buffer, bool is_swiglu, float (&total)[2][kOutputs][2]) const {
+#pragma unroll
     for (int n = 0; n < kOutputs; ++n) {
-      const int at = int(threadIdx.x) + n * kEngineThreads, slot = is_swiglu ? at % (kRows / 2) : at % kRows,
-                b = is_swiglu ? at / (kRows / 2) : at / kRows;
-      const int row = unit_rows.first + slot;
+      const auto [slot, b] = output_coord(n, is_swiglu);
+      if (b >= inputs.count) continue;
+      const int row = kSingle ? 0 : b / kSplit * (2 * kSplit) + b % kSplit;
+#pragma unroll
+      for (int w = 0; w < Shape::kWavesAtOnce; ++w)
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+          const float* const from = buffer + ((w * kSumRows) + row + part * (kSingle ? 1 : kSplit)) * kRows + slot;
+          total[0][n][part] += from[0];
+          if (is_swiglu) total[1][n][part] += from[kRows / 2];
+        }
+    }
+  }
+  XLSTM_DEVICE void store_outputs(const GemmParams& p, bool is_swiglu, const float (&total)[2][kOutputs][2]) const {
+#pragma unroll
+    for (int n = 0; n < kOutputs; ++n) {
+      const Coord at = output_coord(n, is_swiglu);
+      const int b = at.b, row = unit_rows.first + at.slot;
       if (b >= inputs.count || row >= p.linear[unit_rows.linear].rows) continue;
       const float factor = inputs.normed() ? inputs.rms_factors()[b] : 1.0f;
       const auto linear_output = [&](int linear, const float(&parts)[2]) {

@@ -3,9 +3,8 @@
 // it (engine/gemm_mma/gemm_mma_shape.h). A thread handles 8 features of a few rows of the batch at a time.
 #pragma once
 
-#include "engine/gemm_mma/gemm_mma_weights.h"
-#include "engine/gemm_mma/input_vectors.h"
 #include "engine/prologue_epilogue.h"
+#include "engine/weight_formats.h"
 #include "tile/columns.h"
 
 namespace xlstm::gpu::engine {
@@ -186,11 +185,9 @@ struct GemmMmaInputs {
     if (normed() && is_inside) weight[i / kChunkRows].multiply(p.weight.dtype, y);
     Vec16 upper, lower;
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const float low = y[vec8_feature(Weights::kBits, 2 * w)], high = y[vec8_feature(Weights::kBits, 2 * w + 1)];
-      upper.word[w] = pack(E{}, low, high);
-      lower.word[w] = pack(E{}, low - low_float(E{}, upper.word[w]), high - high_float(E{}, upper.word[w]));
-    }
+    for (int w = 0; w < 4; ++w)
+      split_bfloat16(y[vec8_feature(Weights::kBits, 2 * w)], y[vec8_feature(Weights::kBits, 2 * w + 1)], upper.word[w],
+                     lower.word[w]);
     const int unit = step * Shape::kUnits + at.unit;
     const int lower_row = kSingle ? single_row(kFamily, 1) : kSplit + b % kSplit;
     *reinterpret_cast<Vec16*>(slot(unit, b / kSplit, b % kSplit, at.vec16)) = upper;

@@ -13,8 +13,7 @@
 namespace xlstm::gpu::engine {
 
 constexpr int kVec8 = 8;
-constexpr int kStepFeatures =
-    64;  // that a wave multiplies at a time; a group of quantised weights has one or two steps
+constexpr int kStepFeatures = 64;    // of a wave at a time; a group of quantised weights has one or two steps
 constexpr int kChunkFeatures = 256;  // that 32 threads load of one x
 constexpr int kGemmMmaThreads = 256;
 constexpr int kGemmMmaBatch[] = {1, 8, 16, 32};  // the rows of the batch that kernels are made for
@@ -83,9 +82,8 @@ constexpr int slot_in_strip(Family f, int unit, int row, int vec16) {
 // of the strip is not computed.
 constexpr bool single_in_half(Family f) { return f != Family::rdna; }
 constexpr int single_part(Family f, int row) { return single_in_half(f) ? row % 2 : row / split_rows(f); }
-constexpr int single_row(Family f, int part) {
-  return single_in_half(f) ? part : part * split_rows(f);
-}  // the first row of a part
+// The first row of a part.
+constexpr int single_row(Family f, int part) { return single_in_half(f) ? part : part * split_rows(f); }
 constexpr int single_unit_slots(Family f) { return 2 * unit_features(f, 2) / kVec8; }
 constexpr int single_slot(Family f, int unit, int row, int vec16) {
   const int vec16s = unit_features(f, 2) / kVec8, swizzle = f == Family::rdna ? unit / 2 % 2 : unit & 1;

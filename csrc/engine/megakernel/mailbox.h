@@ -7,7 +7,6 @@
 #pragma once
 
 #include "arch/hopper/hopper.h"
-#include "engine/gemm_mma/input_vectors.h"
 #include "engine/prologue_epilogue.h"
 
 namespace xlstm::gpu::engine {

@@ -53,7 +53,7 @@ void launch_megakernel(const MegakernelPlan& plan, const MegakernelCall& call, S
   to.block[to.blocks].norm = call.head.weight;
   Grid grid{plan.blocks, kMegakernelThreads, plan.smem.bytes};
   grid.together = true;
-  launch("decode, a whole step", megakernel<Weights>, grid, stream, to);
+  launch("decode megakernel", megakernel<Weights>, grid, stream, to);
 }
 
 template void launch_megakernel<ByteWeights>(const MegakernelPlan&, const MegakernelCall&, Stream);

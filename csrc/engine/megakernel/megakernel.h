@@ -1,21 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole step of one row, from its embedding to logits, in one launch: engine/megakernel/megakernel_plan.h says who
-// makes what.
+// The megakernel: a decode step of one row of the batch, from its embedding to logits, in one persistent launch on
+// Hopper.
 //
-// Every multiprocessor has a block that stays. Weights come to rings of its warps, which go on through all products
-// (engine/megakernel/megakernel_weight_ring.h): while blocks wait for each other, 160 KB of each one's weights are on
-// their way or there, and more are asked for into L2. x's of a product are what all blocks of the grid have made, five
-// times for each of the model's: words in memory that begin as absent and tell by themselves when they are there
-// (engine/megakernel/mailbox.h). Blocks run at once because the launch says so.
+// Maths, for each block of the model (W are weights of bfloat16, int8 or int4; rms and heads are norms with weights):
 //
-// A warp sums up 16 rows of weights over its part of the features; a block adds up the parts in their order, which is
-// that of engine/gemm_cluster/gemm_cluster.h: quantised weights have the same products there and here, bit for bit.
+//   projections  q, k, v, i, f = W rms(x)                 i and f with the soft cap
+//   gate         C, n, m, h    = mLSTM step(q, k, v, i, f)
+//                o             = W rms(x)                  the same x as the projections'
+//   output       x            += W (heads(h) sigmoid(o))
+//   up           u             = silu(W rms(x)) (W' rms(x))
+//   down         x            += W u
 //
-// Floor: weights once from memory. What binds is in docs/lab/decode-h200.md#what-binds-one-row.
+// and after the last block, in the phase head, logits = cap(W rms(x)). Sums are made as in gemm_cluster.h: int8
+// products of integer weights and the digits of x, or bfloat16 products with two parts of x, and an RMS norm is a
+// factor of sums. Quantised products are the same bits in both kernels.
+//
+// Who owns what (megakernel_plan.h): each multiprocessor has one thread block of 16 warps, which stays for the whole
+// step. In each phase a block takes items, 16 rows of weights, in turn; 8 warps (or 4, or 2) split an item's features,
+// and the block adds up their sums in the order of the features. A block also owns tiles of C of 32 columns, and the
+// rows of x that its output and down items add to, which stay in shared memory. A cooperative launch makes all blocks
+// run at once, so that they may wait for each other.
+//
+// Timeline of one block of the model, as a thread block sees it. "spin" waits for mailboxes (mailbox.h), which the
+// epilogues of all thread blocks fill; "|" is a barrier of the thread block. Meanwhile the rings
+// (megakernel_weight_ring.h) always hold up to 160 KB of weights of this and the next phases, landed or in flight.
+//
+//   phase        prologue                          | mainloop    | epilogue              meanwhile
+//   -----------  ----------------------------------  ------------  --------------------  ---------------------------
+//   projections  norms, C, n, m prefetched to L2   |             |                       spin: weights after the
+//                spin x; squares, digits -> smem   | q, k, v, i, f | publish q k v i f |   rings' to L2 (not int4)
+//
+//   gate         load C, n, m; warp 0 spins i, f;  |             |                       h and o are on their way to
+//                warps 1-15 spin q, k, v           |             |                       all blocks
+//                update C | sums | publish h       | o           | publish o
+//
+//   output       spin h, o; norm of heads -> smem  | W h         | x += W h, publish x   spin: twice as many lines of
+//                                                  |             | n, m -> their tensors weights to L2
+//
+//   up           spin x; squares, digits -> smem   | gate, up    | publish u             spin: weights to L2
+//
+//   down         spin u; digits -> smem            | W u         | x += W u, publish x   spin: weights to L2
+//
+// At the beginning of every phase the scales of the next phase's items are prefetched to L2. The refill of a phase's
+// last ring slot is issued after the next phase's prologue, since mailboxes behind 80 KB of weights would be late.
+//
+// Mailboxes, one set for each block of the model (struct Mailboxes; each float is published once in a step):
+//
+//   mailbox       producer                                     consumer
+//   x             embed_kernel, or down of the block before    projections (and gate, from shared memory); head
+//   q, k, v       epilogue of projections                      gate: warps 1 to 15, one tile's part
+//   i, f          epilogue of projections                      gate: warp 0, OneGate
+//   h             gate: mLSTM step, 32 values a tile           output: load_gated_heads
+//   o             epilogue of gate                             output: load_gated_heads
+//   x + output    epilogue of output                           up
+//   u             epilogue of up                               down
+//
+// n and m are read by every tile of a head but written by one: it leaves them in the workspace, and output, whose
+// prologue has seen all of h, moves them (apply_pending_state).
+//
+// Barriers of the thread block (__syncthreads; there is none of the grid):
+//
+//   after prepare            the tables of items and parts, and the rows of x that this block adds to, are ready
+//   end of a prologue        x and its scales are ready for the mainloop; the last warp then computes the RMS factor
+//   mlstm step, 1 of 3       q, k, v and the gates are ready
+//   mlstm step, 2 of 3       the warps' sums of h and l are ready
+//   mlstm step, 3 of 3       the sums may be overwritten by the next tile, or by the gate's partial sums
+//   end of a mainloop        the warps' partial sums, and the RMS factor, are ready for the epilogue
+//   after projections        its partial sums have been read; the mLSTM step uses the same memory
+//
+// In a ring a warp waits for its own copies only: cp.async groups, then __syncwarp.
+//
+// Floor: the bytes of the weights over the bandwidth of memory, 4.3 TB/s on an H200. There the bytes take 83 of
+// bfloat16's 111 us a block of the model and 48 of int8's 70; the rest is the wait between phases. int4 takes 47 us, of
+// which 28 are mainloops, at 4.2 TB/s and 600 instructions a slot: memory and instructions bind; 17 us are between
+// phases (clocks inside the kernel; docs/lab/decode-h200.md).
 #pragma once
 
 #include "arch/hopper/hopper.h"
-#include "engine/gemm_cluster/gemm_cluster_bf16_sums.h"
+#include "engine/gemm_cluster/gemm_cluster_sums.h"
 #include "engine/megakernel/mailbox.h"
 #include "engine/megakernel/megakernel_mlstm_step.h"
 #include "engine/megakernel/megakernel_weight_ring.h"
@@ -170,55 +232,57 @@ struct Megakernel {
   // Multiplies the steps in a slot, from step `done` on; at: the first step's scale among those of a row in the slot.
   XLSTM_DEVICE void multiply(Sums& sums, bool gate, const Groups& groups, int at, const char* slot, int done,
                              int now) const {
-    const ClusterX with = x();
     const char* const rows = slot + item_row() * Ring::kSegment;
-    const int swizzle = segment_swizzle(kBits, item_row());
     if constexpr (kBits == 16) {
+      const int swizzle = segment_swizzle(kBits, item_row());
       const char* const row[2] = {rows, rows + 8 * Ring::kSegment};
 #pragma unroll
       for (int s = 0; s < Ring::kSegment / (kStepFeatures * 2); ++s)
-        if (s < now) sums.multiply(with, done + s, row, s * kStepFeatures * 2, swizzle);
+        if (s < now) sums.multiply(x(), done + s, row, s * kStepFeatures * 2, swizzle);
     } else if (gate) {
       for (int s = 0; s < now; ++s) {
         const char* const from = rows + s * kStepFeatures * 2;
         const char* const row[2] = {from, from + 8 * Ring::kSegment};
-        sums.multiply_gate(with, done + s, row);
+        sums.multiply_gate(x(), done + s, row);
       }
     } else {
-      // At batch 1 a lane scales one row only, from the first scale that the slot has of it.
-      const int r = item_row() + quarter() / 2 * 8, shift = groups.two_steps;
-      const int odd = done & shift;  // whether the first step is the second of its group
-      const char* const scales = slot + megakernel_groups_offset(kBits) + r * kGroupBytes;
-      const auto run = [&](auto element, auto with_offsets) {
-        using T = decltype(element);
-        constexpr int kSteps = Ring::kSegment / (kStepFeatures * kBits / 8);
-        const auto step = [&](int s) {
-          const int begin = (s * (kStepFeatures * kBits / 8)) ^ swizzle;
-          const char* const row[2] = {rows + begin, rows + begin + 8 * Ring::kSegment};
-          const char* const group = scales + ((at + ((odd + s) >> shift) * 2) ^ group_swizzle(r));
-          float scale[2] = {}, offset[2] = {};
-          scale[0] = to_float(*reinterpret_cast<const T*>(group));
-          if (with_offsets) offset[0] = to_float(*reinterpret_cast<const T*>(group + kGroupsBytes));
-          sums.template multiply<with_offsets>(with, done + s, row, scale, offset);
-        };
-        if (now == kSteps) {  // no branches between steps, so their loads overlap
-#pragma unroll
-          for (int s = 0; s < kSteps; ++s) step(s);
-        } else {
-#pragma unroll 1
-          for (int s = 0; s < now; ++s) step(s);
-        }
-      };
       const auto by_dtype = [&](auto with_offsets) {
         if (groups.float16)
-          run(Float16{}, with_offsets);
+          multiply_quantised(Float16{}, with_offsets, sums, groups, at, slot, done, now);
         else
-          run(BFloat16{}, with_offsets);
+          multiply_quantised(BFloat16{}, with_offsets, sums, groups, at, slot, done, now);
       };
       if (groups.offsets)
         by_dtype(std::true_type{});
       else
         by_dtype(std::false_type{});
+    }
+  }
+  // At batch 1 a lane scales one row only, from the first scale that the slot has of it.
+  template <class T, class WithOffsets>
+  XLSTM_DEVICE void multiply_quantised(T, WithOffsets with_offsets, Sums& sums, const Groups& groups, int at,
+                                       const char* slot, int done, int now) const {
+    constexpr int kStepBytes = kStepFeatures * kBits / 8, kSteps = Ring::kSegment / kStepBytes;
+    const char* const rows = slot + item_row() * Ring::kSegment;
+    const int swizzle = segment_swizzle(kBits, item_row());
+    const int r = item_row() + quarter() / 2 * 8, shift = groups.two_steps;
+    const int odd = done & shift;  // whether the first step is the second of its group
+    const char* const scales = slot + megakernel_groups_offset(kBits) + r * kGroupBytes;
+    const auto step = [&](int s) {
+      const int begin = (s * kStepBytes) ^ swizzle;
+      const char* const row[2] = {rows + begin, rows + begin + 8 * Ring::kSegment};
+      const char* const group = scales + ((at + ((odd + s) >> shift) * 2) ^ group_swizzle(r));
+      float scale[2] = {}, offset[2] = {};
+      scale[0] = to_float(*reinterpret_cast<const T*>(group));
+      if (with_offsets) offset[0] = to_float(*reinterpret_cast<const T*>(group + kGroupsBytes));
+      sums.template multiply<with_offsets>(x(), done + s, row, scale, offset);
+    };
+    if (now == kSteps) {  // no branches between steps, so their loads overlap
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) step(s);
+    } else {
+#pragma unroll 1
+      for (int s = 0; s < now; ++s) step(s);
     }
   }
   // The epilogue of a phase. Few threads run it and all the rest wait: as few instructions as possible.

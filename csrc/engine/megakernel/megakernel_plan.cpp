@@ -42,9 +42,9 @@ PhasePlan plan_phase(const PhaseShape& shape) {
   return s;
 }
 
-// Without a rotation, the gates, which are the last items of the projections and may have 2 bytes beside 8 or 4 bits,
-// would be the last items of some multiprocessor, and all the rest would wait for it. Rotated, they are in the second
-// round, where they go to blocks that have one item less, each as the only item of one group of warps.
+// Without a rotation, the gates, which are the last items of the projections and may have 2 bytes, the rest 8 or 4
+// bits, would be the last items of some multiprocessor, and all the rest would wait for it. Rotated, they are in the
+// second round, where they go to blocks that have one item less, each as the only item of one group of warps.
 int rotation_to_gates(const MegakernelShape& p, const MegakernelPlan& plan) {
   const int items = plan.phase[int(Phase::projections)].items, gates = 2 * int(ceil_div(p.heads, kItemRows));
   const int target = plan.blocks + items % plan.blocks;

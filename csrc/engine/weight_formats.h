@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dequantises weights: 8 features at a time become bfloat16 operands, exactly; float16 becomes the sum of two bfloat16.
+// Scales and offsets of groups are applied to sums.
+#pragma once
+
+#include "arch/operands.h"
+#include "engine/gemm_mma/gemm_mma_shape.h"
+#include "xlstm_hip.h"
+
+namespace xlstm::gpu::engine {
+
+struct Bfloat16Weights {
+  static constexpr int kBits = 16, kParts = 1;
+  static constexpr bool kGroups = false, kConverted = false;
+  using Load = Vec16;
+
+  XLSTM_DEVICE static void to_bfloat16(const Load& load, int, Vec16 (&part)[1]) { part[0] = load; }
+};
+
+struct Float16Weights {
+  static constexpr int kBits = 16, kParts = 2;
+  static constexpr bool kGroups = false, kConverted = true;
+  using Load = Vec16;
+
+  XLSTM_DEVICE static void to_bfloat16(const Load& load, int, Vec16 (&part)[2]) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {  // float16 has 11 bits: truncation to bfloat16 keeps 8, the remainder has 3
+      const float low = low_float(Float16{}, load.word[w]), high = high_float(Float16{}, load.word[w]);
+      part[0].word[w] = pack_truncated(low, high);
+      part[1].word[w] = pack_truncated(rest_of_truncation(low), rest_of_truncation(high));
+    }
+  }
+};
+
+// Quantised weights are multiplied as q - kZero. Without offsets a weight means scale * (q - kMiddle).
+struct ByteWeights {
+  static constexpr int kBits = 8, kParts = 1, kZero = 0, kMiddle = 0;
+  static constexpr bool kGroups = true, kConverted = true;
+  using Load = Vec16;
+
+  XLSTM_DEVICE static void to_bfloat16(const Load& load, int n, Vec16 (&part)[1]) {
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      part[0].word[2 * w] = signed_bytes<0>(load.word[2 * n + w]);
+      part[0].word[2 * w + 1] = signed_bytes<1>(load.word[2 * n + w]);
+    }
+  }
+};
+
+struct NibbleWeights {
+  static constexpr int kBits = 4, kParts = 1, kZero = -16, kMiddle = 8;
+  static constexpr bool kGroups = true, kConverted = true;
+  struct alignas(8) Load {
+    uint32_t word[2];
+  };
+
+  XLSTM_DEVICE static void to_bfloat16(const Load& load, int n, Vec16 (&part)[1]) {
+#pragma unroll
+    for (int w = 0; w < 2; ++w)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) part[0].word[2 * w + h] = nibbles_and_16(load.word[w], n + 2 * h);
+  }
+};
+
+// Calls f(element) for the dtype of scales and offsets: one branch for all of a step's.
+template <class F>
+XLSTM_DEVICE void with_dtype(xlstm_dtype dtype, F&& f) {
+  if (dtype == XLSTM_BFLOAT16)
+    f(BFloat16{});
+  else
+    f(Float16{});
+}
+
+}  // namespace xlstm::gpu::engine
