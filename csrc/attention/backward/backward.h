@@ -32,31 +32,9 @@
 #pragma once
 
 #include "attention/backward/backward_warp_pairs.h"
+#include "attention/gpu/epilogue.h"
 
 namespace xlstm::gpu::attention {
-
-// Stores consecutive features of a lane.
-template <class E, int kCount>
-XLSTM_DEVICE void store_run(E* row, int column, int columns, bool is_aligned16, const float (&value)[kCount]) {
-  constexpr int kWords = kCount * int(sizeof(E)) / 4;
-  if (is_aligned16 && column + kCount <= columns) {
-    struct alignas(kWords < 4 ? kWords * 4 : 16) Run {
-      uint32_t word[kWords];
-    } run;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      if constexpr (sizeof(E) == 4)
-        run.word[w] = as_bits(value[w]);
-      else
-        run.word[w] = pack_exact(E{}, value[2 * w], value[2 * w + 1]);
-    }
-    *reinterpret_cast<Run*>(row + column) = run;
-    return;
-  }
-#pragma unroll
-  for (int j = 0; j < kCount; ++j)
-    if (column + j < columns) row[column + j] = from_float<E>(value[j]);
-}
 
 template <class E, int kQk, int kV, bool kHasScoreMod, bool kOfKeys>
 struct Backward : BackwardPairs<E, kQk, kV, kHasScoreMod, kOfKeys> {

@@ -24,6 +24,7 @@
 
 #include <numbers>
 
+#include "attention/gpu/epilogue.h"
 #include "attention/gpu/hopper_rows.h"
 #include "attention/gpu/score_rules.h"
 
@@ -111,19 +112,16 @@ struct HopperForward : OwnedRows<E, Smem> {
     for (float& x : out) x = 0;
     if (smem.tiles > 0) walk(out);
     const xlstm_attention_forward& call = smem.p.call;
+    const ForwardEpilogue<E, ForwardParams, false> epilogue{smem.p, smem.at, 0};
     row_sum.over_rows([](float x, float y) { return x + y; });
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float all = row_sum.value[h];
-      const float keys = all == 0 ? -__builtin_inff() : row_max.value[h] * kLn2 + ::log(all);  // NaN propagates
-      WithSink<float> sink = without_sink(keys);
-      if (call.in.sink)
-        sink = with_sink(keys, static_cast<const float*>(call.in.sink)[smem.query_head], call.lse_with_sink != 0);
-      factor[h] = all == 0 ? 0.0f : sink.factor / all;
+      const auto row = epilogue.finish(row_max.value[h], row_sum.value[h], smem.query_head);
+      factor[h] = row.factor;
       const int query = smem.owned + this->first_row() + 8 * h;
       if (lane_id() % 4 == 0 && query < smem.queries)
-        static_cast<float*>(call.lse.data)[smem.at.query(call.lse, smem.query_head, query)] = sink.lse;
+        epilogue.store_lse(epilogue.offset(smem.query_head, query), row.lse);
     }
     this->store(out, factor, false, query_rows<E>(smem.at, call.out, smem.query_head, call.in.dv, true));
   }

@@ -34,6 +34,7 @@
 // 264 KB of LDS: 2100 cycles of LDS, 1740 of the tensor cores at the rate that mma.sync reaches.
 #pragma once
 
+#include "attention/gpu/epilogue.h"
 #include "attention/mla/mla_tile.h"
 
 namespace xlstm::gpu::attention {
@@ -145,6 +146,7 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kOverlapped> {
 
   // Stores the rows, a lane's neighbouring features at a time: as the call's out, or as a split's part.
   XLSTM_DEVICE void write(int64_t split) const {
+    const ForwardEpilogue<E, FewRowsParams> epilogue{this->p, this->at, split};
 #pragma unroll
     for (int rs = 0; rs < kRowStrips; ++rs) {
       const Columns shared_max = this->read_rows(Tiles::kRowMax, rs), shared_sum = this->read_rows(Tiles::kRowSum, rs);
@@ -156,19 +158,11 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kOverlapped> {
         to[j] = -1;
         if (r >= uint32_t(this->at.queries) * this->group) continue;
         const auto [head, i] = this->query_of(r);
-        const float total = shared_sum.value[j],
-                    keys = total == 0 ? -__builtin_inff() : shared_max.value[j] * kLn2 + ::log(total);
-        WithSink<float> sink = without_sink(keys);
-        if (this->p.splits == 1 && this->in.sink)
-          sink = with_sink(keys, static_cast<const float*>(this->in.sink)[head], this->p.call.lse_with_sink != 0);
-        factor[j] = total == 0 ? 0.0f : sink.factor / total;
-        const int64_t row = split * ForwardParts::rows(this->in) + ForwardParts::row(this->in, this->at.index, head, i);
-        to[j] = this->p.splits > 1 ? row * kMlaValues : this->at.query(this->p.call.out, head, i);
-        if (wave_id() != 0 || Strip<E>::position(0).row != 0) continue;
-        if (this->p.splits > 1)
-          this->p.parts.lse[row] = keys;
-        else
-          static_cast<float*>(this->p.call.lse.data)[this->at.query(this->p.call.lse, head, i)] = sink.lse;
+        const auto row = epilogue.finish(shared_max.value[j], shared_sum.value[j], head);
+        const auto offset = epilogue.offset(head, i);
+        factor[j] = row.factor;
+        to[j] = offset.out;
+        if (wave_id() == 0 && Strip<E>::position(0).row == 0) epilogue.store_lse(offset, row.lse);
       }
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
@@ -177,23 +171,8 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kOverlapped> {
           float scaled[kTransposedElements<E>];
 #pragma unroll
           for (int e = 0; e < kTransposedElements<E>; ++e) scaled[e] = value[e] * factor[j];
-          this->store_row(to[j] + this->feature0(b) + feature, scaled);
+          epilogue.store(to[j] + this->feature0(b) + feature, 0, kTransposedElements<E>, scaled);
         });
-    }
-  }
-  template <int n>
-  XLSTM_DEVICE void store_row(int64_t offset, const float (&value)[n]) const {
-    if (this->p.splits > 1) {
-#pragma unroll
-      for (int e = 0; e < n; e += 4) {
-        const float vec4[4] = {value[e], value[e + 1], value[e + 2], value[e + 3]};
-        store_elements(this->p.parts.out + offset + e, vec4);
-      }
-    } else if (this->p.out_aligned16) {
-      store_elements(static_cast<E*>(this->p.call.out.data) + offset, value);
-    } else {
-#pragma unroll
-      for (int e = 0; e < n; ++e) static_cast<E*>(this->p.call.out.data)[offset + e] = from_float<E>(value[e]);
     }
   }
 };
@@ -203,21 +182,16 @@ __global__ __launch_bounds__(mla_shape(kFamily, kRows, kFeatures, kOverlapped).t
                              1) void mla_kernel(const FewRowsParams p) {
   if constexpr (has_mla(kFamily, kRows, kOverlapped)) {
     extern __shared__ __align__(128) char lds[];
-    const xlstm_attention& in = p.call.in;
-    const ForwardCoord coord = forward_coord(blockIdx.x, in.batch * in.heads_k, p.splits, p.blocks);
-    const uint32_t head = uint32_t(coord.head), heads_k = uint32_t(in.heads_k);
-    const AttentionLayout at(in, head / heads_k);
-    const int64_t first = coord.rows * kRows, left = at.rows() - first;
-    if (left <= 0) return;
-    Mla<E, kRows, kFeatures, kOverlapped> block(p, at, head % heads_k, first, lds);
-    const VisibleKeys visible(at, first, left < kRows ? left : kRows);
-    constexpr int kKeys = decltype(block)::kKeys;
-    const int origin = visible.begin / kKeys, tiles = (visible.end + kKeys - 1) / kKeys - origin;
-    const int from = origin + part_of(tiles, coord.split, p.splits);
-    const int to = origin + part_of(tiles, coord.split + 1, p.splits);
+    using Kernel = Mla<E, kRows, kFeatures, kOverlapped>;
+    constexpr int kKeys = Kernel::kKeys;
+    const FewRowsBlock<kRows, kKeys> part(p);
+    if (part.empty()) return;
+    Kernel block(p, part.at, part.key_head, part.first, lds);
+    const VisibleKeys visible = part.visible();
+    const auto [from, to] = part.tiles(visible);
     block.load_q();
     block.walk(from * kKeys, to * kKeys < visible.end ? to * kKeys : visible.end, visible);
-    block.write(coord.split);
+    block.write(part.coord.split);
   }
 }
 

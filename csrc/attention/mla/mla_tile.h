@@ -5,9 +5,7 @@
 #include <numbers>
 
 #include "arch/operands.h"
-#include "attention/forward/forward_params.h"
-#include "attention/forward/forward_shape.h"
-#include "attention/gpu/score_rules.h"
+#include "attention/gpu/few_rows.h"
 #include "attention/mla/mla_shape.h"
 
 namespace xlstm::gpu::attention {
