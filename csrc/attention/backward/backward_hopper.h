@@ -17,6 +17,13 @@
 // warpgroup's products. No wgmma stays in flight from one iteration to the next, and no path skips a product or a wait:
 // otherwise the compiler keeps none in flight.
 //
+// Iteration n of a consumer warpgroup, time from left to right. dP starts early or, where registers are short, late
+// (hopper_shape.h). The prologue computes w(0) and ds(0), the last step the sums of the last tile.
+//
+//   early   start S(n + 1), dP(n + 1), sums(n) | wait S: w(n + 1) | wait dP: ds(n + 1) | wait sums, release n, pack
+//   late    start S(n + 1), dv(n), dk(n) | wait S: w(n + 1) | wait dv, start dP | wait all: ds(n + 1), release n, pack
+//   tensor  S(n + 1), dP(n + 1) if early | sums(n)          | dP(n + 1) if late
+//
 // Floor: 7 products of the tile's pairs and features, four for dk and dv and three for dq, compared with 5 with
 // atomics: 2 x 7 x features flops for each pair. A pair costs two exps and in addition some ten instructions. Measured
 // on an H200 (ncu, 128 features, causal): the tensor pipe is busy 91 % of the time for dq and 77 % for dk and dv, whose

@@ -309,7 +309,7 @@ struct Decode {
       const Vec16 vec4 = read_vec16(merged_out() + row * merge_row(kDv) + column);
 #pragma unroll
       for (int e = 0; e < 4; ++e) value[e] = as_float(vec4.word[e]) * result.factor;
-      epilogue.store(to.out, column, int(in.dv), value);
+      epilogue.store(to.out, column, int(in.dv), value, in.dv % 4 == 0);
       if (column == 0) epilogue.store_lse(to, result.lse);
     }
   }

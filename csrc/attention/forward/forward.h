@@ -276,7 +276,7 @@ struct Forward {
         sched_barrier();
         scale_columns(out[v][c], factor);
         each_run(out[v][c], [&](int first, int j, const float(&value)[kRun<E>]) {
-          if (inside(c, j)) epilogue.store(offset[j], v * kStep<E> + first, int(in.dv), value);
+          if (inside(c, j)) epilogue.store(offset[j], v * kStep<E> + first, int(in.dv), value, in.dv % kRun<E> == 0);
         });
       }
     }

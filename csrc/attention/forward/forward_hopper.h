@@ -13,10 +13,12 @@
 // other warpgroup's wgmma. out and the row sums are rescaled only when a row's maximum has grown by more than 2^8 since
 // they were rescaled last.
 //
-//   producer      | load k0 v0 | load k1 v1 | load k2 v2 |      (waits for empty(n), fills stage n % stages)
-//   tensor cores  | S0 |       | S1 | out0  | S2 | out1  | ... | out(n)
-//   consumer      |    softmax0 |    softmax1 |   softmax2 |
-//   release       |                      tile 0 |      tile 1 |
+// Iteration n of a consumer warpgroup, time from left to right. The prologue computes S(0) and w(0), the last step
+// out of the last tile.
+//
+//   producer warp   wait empty | TMA k, v of tile n + stages                          (runs ahead of the consumers)
+//   consumer        wait first_full(n + 1), second_full(n) | wait S | softmax: w(n + 1) | wait out, release n, rescale
+//   tensor cores    S(n + 1) = q k^T                       | out += w(n) v(n)           |
 //
 // Floor: 4 x features flops for each pair; an exp for each, which takes half as long as the products with 64 features,
 // a quarter with 128.

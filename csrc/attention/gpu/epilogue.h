@@ -74,11 +74,11 @@ struct ForwardEpilogue {
   }
   XLSTM_DEVICE float* part() const { return global(p.parts.out); }
   XLSTM_DEVICE E* out() const { return global(static_cast<E*>(p.call.out.data)); }
-  // Features [column, column + n) of a row of `columns`.
+  // Features [column, column + n) of a row of `columns`. parts_aligned: rows of the parts consist of n-float vectors.
   template <int n>
-  XLSTM_DEVICE void store(int64_t row, int column, int columns, const float (&value)[n]) const {
+  XLSTM_DEVICE void store(int64_t row, int column, int columns, const float (&value)[n], bool parts_aligned) const {
     if (in_parts())
-      store_run(part() + row, column, columns, p.call.in.dv % n == 0, value);
+      store_run(part() + row, column, columns, parts_aligned, value);
     else
       store_run(out() + row, column, columns, p.out_aligned16, value);
   }

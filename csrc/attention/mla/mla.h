@@ -39,11 +39,16 @@
 
 namespace xlstm::gpu::attention {
 
-template <class E, int kRows, int kFeatures, bool kOverlapped>
-struct Mla : MlaTiles<E, kRows, kFeatures, kOverlapped> {
-  using Tiles = MlaTiles<E, kRows, kFeatures, kOverlapped>;
-  using Tiles::Tiles, Tiles::kKeys, Tiles::kShape, Tiles::kRowStrips, Tiles::kParts, Tiles::kBlocks;
-  using typename Tiles::Scores;
+// The walk and the epilogue of a block.
+template <class Tiles>
+struct Mla {
+  using E = typename Tiles::E;
+  using Scores = typename Tiles::Scores;
+  static constexpr MlaShape kShape = Tiles::kShape;
+  static constexpr int kKeys = Tiles::kKeys, kRowStrips = Tiles::kRowStrips, kParts = Tiles::kParts;
+  static constexpr int kBlocks = Tiles::kBlocks;
+
+  Tiles& tiles;
 
   // Walks keys [begin, end), a tile at a time. begin is a multiple of a tile.
   XLSTM_DEVICE void walk(int begin, int end, const VisibleKeys& visible) {
@@ -52,16 +57,16 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kOverlapped> {
 #pragma unroll
       for (int t = 0; t < kTransposedStrips<E>; ++t)
 #pragma unroll
-        for (int rs = 0; rs < kRowStrips; ++rs) this->out[b][t][rs].zero();
-    if (begin < end) this->fetch(0, begin);
-    if constexpr (kOverlapped)
+        for (int rs = 0; rs < kRowStrips; ++rs) tiles.out[b][t][rs].zero();
+    if (begin < end) tiles.fetch(0, begin);
+    if constexpr (Tiles::kOverlapped)
       walk_overlapped(begin, end, visible);
     else
       walk_in_turn(begin, end, visible);
-    this->row_sum.over_rows([](float x, float y) { return x + y; });
-    if (this->part == 0) {
-      this->write_rows(Tiles::kRowMax, this->row_max);
-      this->write_rows(Tiles::kRowSum, this->row_sum);
+    tiles.row_sum.over_rows([](float x, float y) { return x + y; });
+    if (tiles.part == 0) {
+      tiles.write_rows(Tiles::kRowMax, tiles.row_max);
+      tiles.write_rows(Tiles::kRowSum, tiles.row_sum);
     }
     __syncthreads();
   }
@@ -70,26 +75,26 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kOverlapped> {
     int n = 0;
     for (int first = begin; first < end; first += kKeys, ++n) {
       arrive(n);
-      if (first + kKeys < end) this->fetch(n + 1, first + kKeys);
+      if (first + kKeys < end) tiles.fetch(n + 1, first + kKeys);
       Scores s;
-      this->multiply_keys(s, n);
+      tiles.multiply_keys(s, n);
       if constexpr (kParts > 1) {
-        this->write_part(s, n, wave_id());
+        tiles.write_part(s, n, wave_id());
         __syncthreads();
 #pragma unroll
         for (Strip<E>& strip : s) strip.zero();
-        this->add_parts(s, n, kShape.waves);
+        tiles.add_parts(s, n, kShape.waves);
       }
       Columns rescale;
-      const bool rescales = this->online_softmax(s, first, visible.fully(first, kKeys), rescale);
+      const bool rescales = tiles.online_softmax(s, first, visible.fully(first, kKeys), rescale);
       if constexpr (kRowStrips == 1) {
-        if (rescales) this->scale_out(0, rescale);
+        if (rescales) tiles.scale_out(0, rescale);
       } else {
-        if (this->part == 0) this->share_weights(s, n, rescales, rescale);
+        if (tiles.part == 0) tiles.share_weights(s, n, rescales, rescale);
         __syncthreads();
-        this->rescale_out(n);
+        tiles.rescale_out(n);
       }
-      this->multiply_values(&s, n);
+      tiles.multiply_values(&s, n);
     }
   }
   // Makes tile n visible to all waves, after all waves have finished reading the tile before.
@@ -99,7 +104,7 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kOverlapped> {
       __syncthreads();
     } else {
       __syncthreads();
-      this->store(n);
+      tiles.store(n);
       __syncthreads();
     }
   }
@@ -107,57 +112,57 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kOverlapped> {
   // The prologue and the epilogue of this pipeline are steps of their own: the compiler would copy sums between
   // registers if some paths went around the products.
   XLSTM_DEVICE void walk_overlapped(int begin, int end, const VisibleKeys& visible) {
-    const int tiles = (end - begin + kKeys - 1) / kKeys;
-    if (tiles < 1) return;
+    const int count = (end - begin + kKeys - 1) / kKeys;
+    if (count < 1) return;
     Scores s;
-    step<false, false, true>(s, 0, begin, tiles, visible);
-    if (tiles == 1) {
-      step<true, false, false>(s, 1, begin, tiles, visible);
+    step<false, false, true>(s, 0, begin, count, visible);
+    if (count == 1) {
+      step<true, false, false>(s, 1, begin, count, visible);
     } else {
-      step<true, false, true>(s, 1, begin, tiles, visible);
-      for (int n = 2; n < tiles; ++n) step<true, true, true>(s, n, begin, tiles, visible);
-      step<true, true, false>(s, tiles, begin, tiles, visible);
+      step<true, false, true>(s, 1, begin, count, visible);
+      for (int n = 2; n < count; ++n) step<true, true, true>(s, n, begin, count, visible);
+      step<true, true, false>(s, count, begin, count, visible);
     }
-    step<false, true, false>(s, tiles + 1, begin, tiles, visible);
+    step<false, true, false>(s, count + 1, begin, count, visible);
   }
   // One step of the pipeline: softmax of tile n - 1 by the waves of part 0; out of tile n - 2, then the scores of tile
   // n, by all waves. Part 0 keeps its partial scores in s until the other part's are in LDS.
   template <bool kSoftmax, bool kOut, bool kScores>
-  XLSTM_DEVICE void step(Scores& s, int n, int begin, int tiles, const VisibleKeys& visible) {
+  XLSTM_DEVICE void step(Scores& s, int n, int begin, int count, const VisibleKeys& visible) {
     static_assert(kParts == 2 && kRowStrips > 1);
     const int first = begin + n * kKeys;
     arrive(n);
-    if (n + 1 < tiles) this->fetch(n + 1, first + kKeys);
-    if (kSoftmax && this->part == 0) {
+    if (n + 1 < count) tiles.fetch(n + 1, first + kKeys);
+    if (kSoftmax && tiles.part == 0) {
       Columns rescale;
-      this->add_parts(s, n - 1, kShape.waves - kRowStrips);
-      const bool rescales = this->online_softmax(s, first - kKeys, visible.fully(first - kKeys, kKeys), rescale);
-      this->share_weights(s, n - 1, rescales, rescale);
+      tiles.add_parts(s, n - 1, kShape.waves - kRowStrips);
+      const bool rescales = tiles.online_softmax(s, first - kKeys, visible.fully(first - kKeys, kKeys), rescale);
+      tiles.share_weights(s, n - 1, rescales, rescale);
     }
     if constexpr (kOut) {
-      this->rescale_out(n - 2);
-      this->multiply_values(nullptr, n - 2);
+      tiles.rescale_out(n - 2);
+      tiles.multiply_values(nullptr, n - 2);
     }
     if constexpr (kScores) {
-      this->multiply_keys(s, n);
-      if (this->part != 0) this->write_part(s, n, wave_id() - kRowStrips);
+      tiles.multiply_keys(s, n);
+      if (tiles.part != 0) tiles.write_part(s, n, wave_id() - kRowStrips);
     }
   }
 
   // Stores the rows, a lane's neighbouring features at a time: as the call's out, or as a split's part.
   XLSTM_DEVICE void write(int64_t split) const {
-    const ForwardEpilogue<E, FewRowsParams> epilogue{this->p, this->at, split};
+    const ForwardEpilogue<E, FewRowsParams> epilogue{tiles.p, tiles.at, split};
 #pragma unroll
     for (int rs = 0; rs < kRowStrips; ++rs) {
-      const Columns shared_max = this->read_rows(Tiles::kRowMax, rs), shared_sum = this->read_rows(Tiles::kRowSum, rs);
+      const Columns shared_max = tiles.read_rows(Tiles::kRowMax, rs), shared_sum = tiles.read_rows(Tiles::kRowSum, rs);
       float factor[Columns::kEach];
       int64_t to[Columns::kEach];  // offset of the row of out; -1: no row
 #pragma unroll
       for (int j = 0; j < Columns::kEach; ++j) {
-        const uint32_t r = this->first_row + rs * kStripColumns + Columns::position(j);
+        const uint32_t r = tiles.first_row + rs * kStripColumns + Columns::position(j);
         to[j] = -1;
-        if (r >= uint32_t(this->at.queries) * this->group) continue;
-        const auto [head, i] = this->query_of(r);
+        if (r >= uint32_t(tiles.at.queries) * tiles.group) continue;
+        const auto [head, i] = tiles.query_of(r);
         const auto row = epilogue.finish(shared_max.value[j], shared_sum.value[j], head);
         const auto offset = epilogue.offset(head, i);
         factor[j] = row.factor;
@@ -166,12 +171,12 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kOverlapped> {
       }
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
-        each_held<E>(&this->out[b][0][rs], kRowStrips, [&](int feature, int j, const float* value) {
+        each_held<E>(&tiles.out[b][0][rs], kRowStrips, [&](int feature, int j, const float* value) {
           if (to[j] < 0) return;
           float scaled[kTransposedElements<E>];
 #pragma unroll
           for (int e = 0; e < kTransposedElements<E>; ++e) scaled[e] = value[e] * factor[j];
-          epilogue.store(to[j] + this->feature0(b) + feature, 0, kTransposedElements<E>, scaled);
+          epilogue.store(to[j] + tiles.feature0(b) + feature, 0, kTransposedElements<E>, scaled, true);
         });
     }
   }
@@ -182,14 +187,15 @@ __global__ __launch_bounds__(mla_shape(kFamily, kRows, kFeatures, kOverlapped).t
                              1) void mla_kernel(const FewRowsParams p) {
   if constexpr (has_mla(kFamily, kRows, kOverlapped)) {
     extern __shared__ __align__(128) char lds[];
-    using Kernel = Mla<E, kRows, kFeatures, kOverlapped>;
-    constexpr int kKeys = Kernel::kKeys;
+    using Tiles = MlaTiles<E, kRows, kFeatures, kOverlapped>;
+    constexpr int kKeys = Tiles::kKeys;
     const FewRowsBlock<kRows, kKeys> part(p);
     if (part.empty()) return;
-    Kernel block(p, part.at, part.key_head, part.first, lds);
+    Tiles tiles(p, part.at, part.key_head, part.first, lds);
+    Mla<Tiles> block{tiles};
     const VisibleKeys visible = part.visible();
     const auto [from, to] = part.tiles(visible);
-    block.load_q();
+    tiles.load_q();
     block.walk(from * kKeys, to * kKeys < visible.end ? to * kKeys : visible.end, visible);
     block.write(part.coord.split);
   }

@@ -10,10 +10,11 @@
 
 namespace xlstm::gpu::attention {
 
-template <class E_, int kRows_, int kFeatures_, bool kOverlapped>
+template <class E_, int kRows_, int kFeatures_, bool kOverlapped_>
 struct MlaTiles {
   using E = E_;
   static constexpr int kRows = kRows_, kFeatures = kFeatures_;
+  static constexpr bool kOverlapped = kOverlapped_;
   static constexpr MlaShape kShape = mla_shape(kFamily, kRows, kFeatures, kOverlapped);
   static constexpr int kKeys = kShape.keys, kWaves = kShape.waves, kThreads = kShape.threads;
   static constexpr int kRowStrips = kShape.row_strips, kParts = kShape.parts, kKeyStrips = kKeys / kStep<E>;
