@@ -44,7 +44,7 @@ struct BackwardTiles {
   using FirstTransposed = typename Pair::template Turned<kQk>;
   using SecondTransposed = typename Pair::template Turned<kV>;
 
-  // Of a wave, before the sums: a strip for each step of the tile's tokens and each 16 of the wave's tokens.
+  // Scores of a wave: one strip per step of the tile's tokens and per 16 owned tokens.
   using Scores = Strip<E>[kRowStrips][kColumnStrips];
   using Operands = ChainOperand<E>[kRowStrips][kColumnStrips];
   // NVIDIA splits floats in three as it reads them: operands of several steps at once would not fit.
