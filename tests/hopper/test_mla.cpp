@@ -10,8 +10,8 @@
 #include <optional>
 
 #include "attention/combine.h"
-#include "attention/mla/mla_hopper_launch.h"
 #include "attention/mla/mla_hopper_smem.h"
+#include "attention/mla/mla_plan.h"
 #include "check.h"
 #include "device.h"
 #include "plants.h"

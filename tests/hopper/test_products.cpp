@@ -11,8 +11,8 @@
 
 #include "check.h"
 #include "device.h"
-#include "engine/weight_formats.h"
 #include "engine/launches.h"
+#include "engine/weight_formats.h"
 #include "fault.h"
 #include "numbers.h"
 #include "plants.h"

@@ -32,207 +32,226 @@
 #pragma once
 
 #include "attention/backward/backward_warp_pairs.h"
+#include "attention/gpu/epilogue.h"
 
 namespace xlstm::gpu::attention {
 
-// Stores consecutive features of a lane.
-template <class E, int kCount>
-XLSTM_DEVICE void store_run(E* row, int column, int columns, bool is_aligned16, const float (&value)[kCount]) {
-  constexpr int kWords = kCount * int(sizeof(E)) / 4;
-  if (is_aligned16 && column + kCount <= columns) {
-    struct alignas(kWords < 4 ? kWords * 4 : 16) Run {
-      uint32_t word[kWords];
-    } run;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      if constexpr (sizeof(E) == 4)
-        run.word[w] = as_bits(value[w]);
-      else
-        run.word[w] = pack_exact(E{}, value[2 * w], value[2 * w + 1]);
-    }
-    *reinterpret_cast<Run*>(row + column) = run;
-    return;
+// The walk of a block. Its members are separate objects, each of which the compiler can keep in registers.
+template <class Tiles>
+struct Backward {
+  using E = typename Tiles::E;
+  using TileCoord = typename Tiles::TileCoord;
+  using Stages = typename Tiles::Stages;
+  using Scores = typename Tiles::Scores;
+  using Operands = typename Tiles::Operands;
+  static constexpr BackwardShape kShape = Tiles::kShape;
+  static constexpr bool kHasScoreMod = Tiles::kHasScoreMod, kOfKeys = Tiles::kOfKeys, kPairs = Tiles::kPairs;
+  static constexpr int kTile = Tiles::kTile;
+  static constexpr int kColumnStrips = Tiles::kColumnStrips, kRowStrips = Tiles::kRowStrips;
+
+  Tiles& tiles;
+  BackwardProducts<Tiles>& products;
+  BackwardSoftmax<Tiles>& softmax;
+
+  // One tile of the walk: where it is, and what is loaded next.
+  struct Step {
+    TileCoord coord, next;
+    bool more;  // whether `next` exists
+    int n;
+    char* buffer;
+  };
+
+  // ---- the family's half: how a tile arrives in LDS
+
+  // NVIDIA: cp.async brought the tile; the next one follows as soon as a buffer is free.
+  XLSTM_DEVICE void arrive_copied(Stages& stages, const Step& step, const ScoreRules& rules) const {
+    if constexpr (kHasScoreMod || kShape.buffers == 1) __syncthreads();
+    if constexpr (kShape.buffers == 1)
+      if (step.n > 0) tiles.fetch(stages, step.coord, step.n);
+    arrive([&] { tiles.fill_keep(rules, step.coord); });
+    if constexpr (kShape.buffers > 1) fetch_next(stages, step);
   }
-#pragma unroll
-  for (int j = 0; j < kCount; ++j)
-    if (column + j < columns) row[column + j] = from_float<E>(value[j]);
-}
-
-template <class E, int kQk, int kV, bool kHasScoreMod, bool kOfKeys>
-struct Backward : BackwardPairs<E, kQk, kV, kHasScoreMod, kOfKeys> {
-  using Base = BackwardPairs<E, kQk, kV, kHasScoreMod, kOfKeys>;
-  using Base::kShape, Base::kThreads, Base::kTile, Base::kStepRows, Base::kColumnStrips, Base::kRowStrips,
-      Base::kRegisters, Base::kAllAtOnce, Base::kRolled, Base::kPairs, Base::kFirstSums, Base::kSecondSums, Base::kUnit,
-      Base::p, Base::at, Base::key_head, Base::query_head, Base::group, Base::queries, Base::keys, Base::owned,
-      Base::column0, Base::feature_wave, Base::band, Base::first_sums, Base::second_sums, Base::buffer,
-      Base::first_tile, Base::second_tile, Base::first_transposed, Base::second_transposed, Base::row_stats_in,
-      Base::fetch, Base::store_matrices, Base::fill_keep, Base::uniform_rules, Base::load_owned, Base::add_rows,
-      Base::fully_visible, Base::softmax_gradient;
-  using typename Base::TileCoord, typename Base::Stages, typename Base::Scores;
-
-  using Base::Base;
-
-  XLSTM_DEVICE void run_tile(Stages& stages, const TileCoord& coord, const TileCoord& next, bool more, int n,
-                             const ScoreRules& rules) {
-    char* slot = buffer(n);
-    const auto arrive_with = [&](int from_matrix) {
-      arrive([&] { store_matrices(stages, coord, slot, from_matrix); });
-    };
-    const auto fetch_next = [&] {
-      if (more) fetch(stages, next, n + 1);
-    };
-    if constexpr (kAsyncCopies && (kHasScoreMod || kShape.buffers == 1)) __syncthreads();
-    if constexpr (kAsyncCopies && kShape.buffers == 1)
-      if (n > 0) fetch(stages, coord, n);
+  // AMD: the tile goes from registers to LDS, as many of its matrices as fit.
+  XLSTM_DEVICE void arrive_through_registers(Stages& stages, const Step& step, const ScoreRules& rules) const {
     arrive([&] {
-      store_matrices(stages, coord, slot, 0);
-      if constexpr (kOfKeys && !kAsyncCopies)
-        if (opaque_thread() < 2 * kTile) row_stats_in(slot)[opaque_thread()] = stages.row_stat;
-      fill_keep(rules, coord);
+      tiles.store_matrices(stages, step.coord, step.buffer, 0);
+      if constexpr (kOfKeys)
+        if (opaque_thread() < 2 * kTile) Tiles::row_stats_in(step.buffer)[opaque_thread()] = stages.row_stat;
+      tiles.fill_keep(rules, step.coord);
     });
-    if constexpr (kAllAtOnce && kShape.buffers * (kAsyncCopies ? 1 : 2) > 1) fetch_next();
-    // Recomputed for each product, with the addresses that derive from it, where registers are short.
-    const int lane_of_tile = kFamily == Family::nvidia ? lane_id() : opaque_thread() % kWave;
-    const auto lane = [&] {
-      return !kHasScoreMod && kFamily != Family::rdna ? lane_of_tile
-             : kAsyncCopies                           ? opaque_lane()
-                                                      : opaque_thread() % kWave;
-    };
+    if constexpr (Tiles::kAllAtOnce) fetch_next(stages, step);
+  }
+  XLSTM_DEVICE void fetch_next(Stages& stages, const Step& step) const {
+    if (step.more) tiles.fetch(stages, step.next, step.n + 1);
+  }
+
+  // The lane id. It is recomputed for each product, with the addresses that derive from it, where registers are short.
+  struct Lane {
+    int of_tile = kFamily == Family::nvidia ? lane_id() : opaque_thread() % kWave;
+    XLSTM_DEVICE int operator()() const {
+      if constexpr (!kHasScoreMod && kFamily != Family::rdna)
+        return of_tile;
+      else
+        return kAsyncCopies ? opaque_lane() : opaque_thread() % kWave;
+    }
+  };
+
+  // ---- a tile
+
+  XLSTM_DEVICE void run_tile(Stages& stages, const Step& step, const ScoreRules& rules) {
+    if constexpr (kAsyncCopies)
+      arrive_copied(stages, step, rules);
+    else
+      arrive_through_registers(stages, step, rules);
+    const Lane lane;
+    const xlstm_attention& in = tiles.p->call.in;
     const float slope =
         kHasScoreMod && rules.slopes
-            ? p->call.in.alibi_slopes[at.index * p->call.in.alibi_stride + query_head + coord.member] * kUnit
+            ? in.alibi_slopes[tiles.at.index * in.alibi_stride + tiles.query_head + step.coord.member] * Tiles::kUnit
             : 0.0f;
-    if constexpr (kPairs) return this->run_pair(slot, coord.first, rules, slope, lane());
+    if constexpr (kPairs) {
+      pairs().run_tile(step.buffer, step.coord.first, rules, slope, lane());
+    } else {
 #pragma unroll 1
-    for (int row0 = 0; row0 < kTile; row0 += kShape.at_once) {
-      Scores s, dp;
-      ChainOperand<E> weights[kRowStrips][kColumnStrips], ds[kRowStrips][kColumnStrips];
-      this->template multiply_rows<true>(s, first_tile(slot), row0, lane());
-      if constexpr (!kAllAtOnce && kShape.matrices == 1) {
-#pragma unroll
-        for (int r = 0; r < kRowStrips; ++r)
-#pragma unroll
-          for (int c = 0; c < kColumnStrips; ++c) s[r][c].materialise();  // before the barrier
-        arrive_with(1);
+      for (int row0 = 0; row0 < kTile; row0 += kShape.at_once) {
+        if constexpr (Tiles::kAllAtOnce)
+          run_rows(step, rules, slope, row0, lane);
+        else
+          run_rows_staged(stages, step, rules, slope, row0, lane);
       }
-      this->template multiply_rows<false>(dp, second_tile(slot), row0, lane());
-      softmax_gradient(s, dp, rules, slope, coord.first, row0, row_stats_in(slot),
-                       !fully_visible(coord.first + row0, kShape.at_once), lane());
+    }
+  }
+  XLSTM_DEVICE BackwardWarpPairs<Tiles> pairs() { return {tiles, products, softmax}; }
+
+  // at_once of the tile's tokens, of a tile whose matrices are all in LDS.
+  XLSTM_DEVICE void run_rows(const Step& step, const ScoreRules& rules, float slope, int row0, const Lane& lane) {
+    Scores s, dp;
+    Operands weights, ds;
+    products.template multiply_rows<true>(s, Tiles::first_tile(step.buffer), row0, lane());
+    products.template multiply_rows<false>(dp, Tiles::second_tile(step.buffer), row0, lane());
+    softmax_gradient(s, dp, step, rules, slope, row0, lane());
+#pragma unroll
+    for (int r = 0; r < kRowStrips; ++r)
+#pragma unroll
+      for (int c = 0; c < kColumnStrips; ++c) {
+        if constexpr (kOfKeys) weights[r][c] = as_chain(s[r][c], 1.0f);
+        if constexpr (!Tiles::kRolled) ds[r][c] = as_chain(dp[r][c], 1.0f);
+      }
+    if constexpr (kOfKeys)
+      products.add_rows(products.second_sums, Tiles::second_transposed(step.buffer), row0, weights, lane());
+    if constexpr (Tiles::kRolled)  // operands take more registers than scores do
+#pragma unroll
+      for (int r = 0; r < kRowStrips; ++r) ds[r][0] = as_chain(dp[r][0], 1.0f);
+    products.add_rows(products.first_sums, Tiles::first_transposed(step.buffer), row0, ds, lane());
+  }
+
+  // The same where LDS holds one or two of the tile's matrices at a time (AMD): they arrive between the products.
+  XLSTM_DEVICE void run_rows_staged(Stages& stages, const Step& step, const ScoreRules& rules, float slope, int row0,
+                                    const Lane& lane) {
+    constexpr bool kOneByOne = kShape.matrices == 1;
+    const auto arrive_with = [&](int from_matrix) {
+      arrive([&] { tiles.store_matrices(stages, step.coord, step.buffer, from_matrix); });
+    };
+    Scores s, dp;
+    Operands weights, ds;
+    products.template multiply_rows<true>(s, Tiles::first_tile(step.buffer), row0, lane());
+    if constexpr (kOneByOne) {
 #pragma unroll
       for (int r = 0; r < kRowStrips; ++r)
 #pragma unroll
-        for (int c = 0; c < kColumnStrips; ++c) {
-          if constexpr (!kAllAtOnce) s[r][c].materialise(), dp[r][c].materialise();
-          if constexpr (kOfKeys) weights[r][c] = as_chain(s[r][c], 1.0f);
-          if constexpr (!kRolled) ds[r][c] = as_chain(dp[r][c], 1.0f);
-        }
-      if constexpr (!kAllAtOnce) arrive_with(kOfKeys ? 2 : 3);
-      if constexpr (!kAllAtOnce && kShape.matrices == 2) fetch_next();
-      if constexpr (kOfKeys) add_rows(second_sums, second_transposed(slot), row0, weights, lane());
-      if constexpr (!kAllAtOnce && kShape.matrices == 1 && kOfKeys) {
-        each_strip([](bool is_first, int, int, Strip<E>& sum) {
-          if (!is_first) sum.materialise();
-        });
-        arrive_with(3);
-      }
-      if constexpr (!kAllAtOnce && kShape.matrices == 1) fetch_next();
-      if constexpr (kRolled)  // operands take more registers than scores do
-#pragma unroll
-        for (int r = 0; r < kRowStrips; ++r) ds[r][0] = as_chain(dp[r][0], 1.0f);
-      add_rows(first_sums, first_transposed(slot), row0, ds, lane());
+        for (int c = 0; c < kColumnStrips; ++c) s[r][c].materialise();  // before the barrier
+      arrive_with(1);
     }
+    products.template multiply_rows<false>(dp, Tiles::second_tile(step.buffer), row0, lane());
+    softmax_gradient(s, dp, step, rules, slope, row0, lane());
+#pragma unroll
+    for (int r = 0; r < kRowStrips; ++r)
+#pragma unroll
+      for (int c = 0; c < kColumnStrips; ++c) {
+        s[r][c].materialise(), dp[r][c].materialise();
+        if constexpr (kOfKeys) weights[r][c] = as_chain(s[r][c], 1.0f);
+        ds[r][c] = as_chain(dp[r][c], 1.0f);
+      }
+    arrive_with(kOfKeys ? 2 : 3);
+    if constexpr (!kOneByOne) fetch_next(stages, step);
+    if constexpr (kOfKeys)
+      products.add_rows(products.second_sums, Tiles::second_transposed(step.buffer), row0, weights, lane());
+    if constexpr (kOneByOne && kOfKeys) {
+      products.each_strip([](bool is_first, int, int, Strip<E>& sum) {
+        if (!is_first) sum.materialise();
+      });
+      arrive_with(3);
+    }
+    if constexpr (kOneByOne) fetch_next(stages, step);
+    products.add_rows(products.first_sums, Tiles::first_transposed(step.buffer), row0, ds, lane());
+  }
+  XLSTM_DEVICE void softmax_gradient(Scores& s, Scores& dp, const Step& step, const ScoreRules& rules, float slope,
+                                     int row0, int lane) const {
+    const int first = step.coord.first;
+    const typename BackwardSoftmax<Tiles>::Block block(softmax, rules, first, row0, Tiles::row_stats_in(step.buffer),
+                                                       lane);
+    softmax.gradient(s, dp, block, slope, !tiles.fully_visible(first + row0, kShape.at_once));
   }
 
   // ---- mainloop
 
-  XLSTM_DEVICE void zero_sums() {
-#pragma unroll
-    for (int c = 0; c < kColumnStrips; ++c) {
-#pragma unroll
-      for (int f = 0; f < kFirstSums; ++f) first_sums[f][c].zero();
-#pragma unroll
-      for (int f = 0; f < kSecondSums; ++f) second_sums[f][c].zero();
-    }
-  }
-
   // Walks part `part` of `parts` of the tiles that owned tokens see, or that see them, over all heads.
-  XLSTM_DEVICE void walk(int part, int parts) {
-    const auto [first, tiles] = band.template visible_tiles<kOfKeys>(owned, kShape.owned, queries, keys, kTile);
-    const int members = kOfKeys ? group : 1;
+  XLSTM_DEVICE void run(int part, int parts) {
+    const auto [first, count] =
+        tiles.band.template visible_tiles<kOfKeys>(tiles.owned, kShape.owned, tiles.queries, tiles.keys, kTile);
+    const int members = kOfKeys ? tiles.group : 1, count_of_head = count;
     const auto border = [&](int n) {  // first tile of part n
-      return uniform(int(uint64_t(uint32_t(tiles)) * uint32_t(members) * uint32_t(n) / uint32_t(parts)));
+      return uniform(int(uint64_t(uint32_t(count_of_head)) * uint32_t(members) * uint32_t(n) / uint32_t(parts)));
     };
     const int from = border(part), to = border(part + 1);
-    zero_sums();
+    products.zero_sums();
     if (from >= to) return;
-    const ScoreRules rules = uniform_rules();
-    load_owned();
-    if constexpr (kPairs && !kHasScoreMod) this->hold_chain();
+    const ScoreRules rules = tiles.uniform_rules();
+    products.load_owned();
+    softmax.load_row_stats();
+    if constexpr (kPairs && !kHasScoreMod) pairs().load_chain();
     Stages stages;
-    TileCoord next{from / tiles, (first + from % tiles) * kTile};
-    fetch(stages, next, 0);
+    TileCoord next{from / count, (first + from % count) * kTile};
+    tiles.fetch(stages, next, 0);
 #pragma unroll 1
     for (int n = 0; from + n < to; ++n) {
-      p = reload_params(p);
+      tiles.p = reload_params(tiles.p);
       const TileCoord coord = next;
       next.first += kTile;
-      if (next.first >= (first + tiles) * kTile) next = {coord.member + 1, first * kTile};
-      run_tile(stages, coord, next, from + n + 1 < to, n, rules);
+      if (next.first >= (first + count) * kTile) next = {coord.member + 1, first * kTile};
+      run_tile(stages, {coord, next, from + n + 1 < to, n, tiles.buffer(n)}, rules);
     }
-  }
-
-  // Calls f(is it of the first matrix, column strip, first feature, sums) for all strips of sums.
-  template <class F>
-  XLSTM_DEVICE void each_strip(F&& f) {
-#pragma unroll
-    for (int c = 0; c < kColumnStrips; ++c) {
-#pragma unroll
-      for (int s = 0; s < kFirstSums; ++s)
-        f(!kPairs || !this->makes_weights(), c, (feature_wave * kFirstSums + s) * kStepRows, first_sums[s][c]);
-#pragma unroll
-      for (int s = 0; s < kSecondSums; ++s)
-        f(false, c, (feature_wave * kSecondSums + s) * kStepRows, second_sums[s][c]);
-    }
-  }
-  // Calls f(register, its address) for the sums of a part, which memory holds in the order of the registers.
-  template <class F>
-  XLSTM_DEVICE void each_register(float* base, F&& f) {
-    int order = 0;
-    base += threadIdx.x;
-    each_strip([&](bool, int, int, Strip<E>& s) {
-      sched_barrier();
-      float* to = opaque(base) + order * (kRegisters * kThreads);
-      ++order;
-#pragma unroll
-      for (int r = 0; r < kRegisters; ++r) f(s.value[r], to + r * kThreads);
-    });
-  }
-
-  XLSTM_DEVICE void write() {
-    const xlstm_attention_backward& call = p->call;
-    const float scale = float(call.in.softmax_scale);
-    const float keep_scale = call.in.dropout_p > 0 ? float(dropout_scale(call.in.dropout_p)) : 1.0f;
-    TokenRows<E> first, second;
-    if constexpr (kOfKeys) {
-      first = key_rows<E>(at, call.dk, key_head, call.in.dqk, p->aligned16.dk);
-      second = key_rows<E>(at, call.dv, key_head, call.in.dv, p->aligned16.dv);
-      if constexpr (kPairs)
-        if (this->makes_weights()) first = second;
-    } else {
-      first = query_rows<E>(at, call.dq, query_head, call.in.dqk, p->aligned16.dq);
-    }
-    each_strip([&](bool is_first, int c, int feature, Strip<E>& s) {
-      sched_barrier();
-      s.scale(is_first ? scale : keep_scale);
-      const TokenRows<E>& to = kPairs || is_first ? first : second;
-      each_run(s, [&](int row, int j, const float(&value)[kRun<E>]) {
-        const int token = owned + column0 + c * kStripColumns + Columns::position(j);
-        if (token < (kOfKeys ? keys : queries))
-          store_run(const_cast<E*>(to.data) + token * to.stride, feature + row, to.columns, to.whole, value);
-      });
-    });
   }
 };
+
+// The epilogue: stores the sums as dk and dv, or dq.
+template <class Tiles>
+XLSTM_DEVICE void write_gradients(const Tiles& tiles, BackwardProducts<Tiles>& products) {
+  using E = typename Tiles::E;
+  constexpr bool kOfKeys = Tiles::kOfKeys, kPairs = Tiles::kPairs;
+  const xlstm_attention_backward& call = tiles.p->call;
+  const float scale = float(call.in.softmax_scale);
+  const float keep_scale = call.in.dropout_p > 0 ? float(dropout_scale(call.in.dropout_p)) : 1.0f;
+  TokenRows<E> first, second;
+  if constexpr (kOfKeys) {
+    first = key_rows<E>(tiles.at, call.dk, tiles.key_head, call.in.dqk, tiles.p->aligned16.dk);
+    second = key_rows<E>(tiles.at, call.dv, tiles.key_head, call.in.dv, tiles.p->aligned16.dv);
+    if constexpr (kPairs)
+      if (Tiles::makes_weights()) first = second;
+  } else {
+    first = query_rows<E>(tiles.at, call.dq, tiles.query_head, call.in.dqk, tiles.p->aligned16.dq);
+  }
+  products.each_strip([&](bool is_first, int c, int feature, Strip<E>& s) {
+    sched_barrier();
+    s.scale(is_first ? scale : keep_scale);
+    const TokenRows<E>& to = kPairs || is_first ? first : second;
+    each_run(s, [&](int row, int j, const float(&value)[kRun<E>]) {
+      const int token = tiles.owned + tiles.column0 + c * kStripColumns + Columns::position(j);
+      if (token < tiles.owned_tokens())
+        store_run(const_cast<E*>(to.data) + token * to.stride, feature + row, to.columns, to.whole, value);
+    });
+  });
+}
 
 // The body of dkdv_kernel and dq_kernel.
 // blockIdx.x: heads vary fastest, so that the blocks of a head share a die's L2 where the chip distributes blocks over
@@ -240,22 +259,25 @@ struct Backward : BackwardPairs<E, kQk, kV, kHasScoreMod, kOfKeys> {
 template <class E, int kQk, int kV, bool kHasScoreMod, bool kOfKeys>
 XLSTM_DEVICE void run_backward(const BackwardParams* p, char* lds) {
   const xlstm_attention& in = p->call.in;
-  using Walk = Backward<E, kQk, kV, kHasScoreMod, kOfKeys>;
+  using Tiles = BackwardTiles<E, kQk, kV, kHasScoreMod, kOfKeys>;
   const uint32_t heads = uint32_t(kOfKeys ? in.heads_k : in.heads_q), all = heads * uint32_t(in.batch);
   const uint32_t which = blockIdx.x % all, rest = blockIdx.x / all;
   const uint32_t parts = kOfKeys ? uint32_t(p->parts) : 1;
   const uint32_t block = kOfKeys ? rest / parts : uint32_t(p->blocks_q) - 1 - rest, part = kOfKeys ? rest % parts : 0;
-  Walk walk(p, which / heads, which % heads, block, lds);
+  Tiles tiles(p, which / heads, which % heads, block, lds);
   if constexpr (kOfKeys)
-    if (part == 0) clear_pads<E, Walk::kThreads>(*p, walk.at, walk.key_head, walk.owned, Walk::kShape.owned);
-  if (walk.owned >= (kOfKeys ? walk.keys : walk.queries)) return;
-  walk.walk(int(part), int(parts));
+    if (part == 0) clear_pads<E, Tiles::kThreads>(*p, tiles.at, tiles.key_head, tiles.owned, Tiles::kShape.owned);
+  if (tiles.owned >= tiles.owned_tokens()) return;
+  BackwardProducts<Tiles> products(tiles);
+  BackwardSoftmax<Tiles> softmax(tiles);
+  Backward<Tiles> walk{tiles, products, softmax};
+  walk.run(int(part), int(parts));
   if (kOfKeys && parts > 1)
-    walk.each_register(global(p->sums) + (int64_t(part) * (gridDim.x / parts) + block * all + which) *
-                                             (Walk::kSumRegisters * Walk::kThreads),
-                       [](float& v, float* to) { *to = v; });
+    products.each_register(global(p->sums) + (int64_t(part) * (gridDim.x / parts) + block * all + which) *
+                                                 (Tiles::kSumRegisters * Tiles::kThreads),
+                           [](float& v, float* to) { *to = v; });
   else
-    walk.write();
+    write_gradients(tiles, products);
 }
 
 template <class E, int kQk, int kV, bool kHasScoreMod>
@@ -280,16 +302,17 @@ __global__ __launch_bounds__(
     backward_shape(kFamily, sizeof(E), kQk, kV, true).blocks) void sum_dkdv_kernel(const BackwardParams params) {
   const BackwardParams* p = reload_params(kernel_params(params));
   const xlstm_attention& in = p->call.in;
-  using Walk = Backward<E, kQk, kV, true, true>;
+  using Tiles = BackwardTiles<E, kQk, kV, true, true>;
   const uint32_t heads = uint32_t(in.heads_k), which = blockIdx.x % (heads * uint32_t(in.batch));
-  Walk walk(p, which / heads, which % heads, blockIdx.x / (heads * uint32_t(in.batch)), nullptr);
-  if (walk.owned >= walk.keys) return;
-  walk.zero_sums();
+  Tiles tiles(p, which / heads, which % heads, blockIdx.x / (heads * uint32_t(in.batch)), nullptr);
+  if (tiles.owned >= tiles.keys) return;
+  BackwardProducts<Tiles> products(tiles);
+  products.zero_sums();
   for (int part = 0; part < p->parts; ++part)
-    walk.each_register(
-        global(p->sums) + (int64_t(part) * gridDim.x + blockIdx.x) * (Walk::kSumRegisters * Walk::kThreads),
+    products.each_register(
+        global(p->sums) + (int64_t(part) * gridDim.x + blockIdx.x) * (Tiles::kSumRegisters * Tiles::kThreads),
         [](float& v, const float* from) { v += *from; });
-  walk.write();
+  write_gradients(tiles, products);
 }
 
 }  // namespace xlstm::gpu::attention

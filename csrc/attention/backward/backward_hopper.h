@@ -17,6 +17,13 @@
 // warpgroup's products. No wgmma stays in flight from one iteration to the next, and no path skips a product or a wait:
 // otherwise the compiler keeps none in flight.
 //
+// Iteration n of a consumer warpgroup, time from left to right. dP starts early or, where registers are short, late
+// (hopper_shape.h). The prologue computes w(0) and ds(0), the last step the sums of the last tile.
+//
+//   early   start S(n + 1), dP(n + 1), sums(n) | wait S: w(n + 1) | wait dP: ds(n + 1) | wait sums, release n, pack
+//   late    start S(n + 1), dv(n), dk(n) | wait S: w(n + 1) | wait dv, start dP | wait all: ds(n + 1), release n, pack
+//   tensor  S(n + 1), dP(n + 1) if early | sums(n)          | dP(n + 1) if late
+//
 // Floor: 7 products of the tile's pairs and features, four for dk and dv and three for dq, compared with 5 with
 // atomics: 2 x 7 x features flops for each pair. A pair costs two exps and in addition some ten instructions. Measured
 // on an H200 (ncu, 128 features, causal): the tensor pipe is busy 91 % of the time for dq and 77 % for dk and dv, whose
@@ -35,23 +42,25 @@ template <int kFeatures, bool kOfKeys>
 using BackwardSmem = HopperSmem<BackwardParams, backward_hopper_shape(kFeatures, kOfKeys)>;
 
 template <class E, class Smem>
-struct HopperBackward : OwnedRows<E, Smem> {
+struct HopperBackward {
   using Rows = OwnedRows<E, Smem>;
-  using Rows::kScores, Rows::kSums, Rows::kOfKeys, Rows::kTile, Rows::smem, Rows::first_row, Rows::first_column,
-      Rows::half, Rows::column, Rows::multiply_tile, Rows::add_tile, Rows::mask, Rows::store;
-  using typename Rows::OwnedFragments;
+  using OwnedFragments = typename Rows::OwnedFragments;
+  static constexpr int kScores = Rows::kScores, kSums = Rows::kSums, kTile = Rows::kTile;
+  static constexpr bool kOfKeys = Rows::kOfKeys;
   static constexpr bool kEarlyDp = Smem::kShape.early_dp;
 
+  const Smem& smem;
+  const Rows rows;
   const float scale;       // of products, to base 2
   float lse[2], delta[2];  // dq: of this thread's rows
 
-  XLSTM_DEVICE HopperBackward(const Smem& r, int warpgroup)
-      : Rows(r, warpgroup), scale(float(r.at.in.softmax_scale * std::numbers::log2e)) {
+  XLSTM_DEVICE HopperBackward(const Smem& s, int warpgroup)
+      : smem(s), rows(s, warpgroup), scale(float(s.at.in.softmax_scale * std::numbers::log2e)) {
     if constexpr (!kOfKeys) {
       const float* row_stats = row_stats_of(smem.p, smem.at, smem.query_head);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float* query_stats = row_stats + row_stats_index(smem.owned + first_row() + 8 * h);
+        const float* query_stats = row_stats + row_stats_index(smem.owned + rows.first_row() + 8 * h);
         lse[h] = query_stats[0], delta[h] = query_stats[kStatsGroup];
       }
     }
@@ -66,11 +75,11 @@ struct HopperBackward : OwnedRows<E, Smem> {
     for (int i = 0; i < kScores; i += 4) {
       float2 of{};
       if constexpr (kOfKeys)
-        of = *reinterpret_cast<const float2*>(row_stats + row_stats_index(column(i)) + deltas * kStatsGroup +
-                                              first_column());
+        of = *reinterpret_cast<const float2*>(row_stats + row_stats_index(Rows::column(i)) + deltas * kStatsGroup +
+                                              Rows::first_column());
 #pragma unroll
       for (int j = i; j < i + 4; j += 2) {
-        const float row_value = deltas ? delta[half(j)] : lse[half(j)];
+        const float row_value = deltas ? delta[Rows::half(j)] : lse[Rows::half(j)];
         f(j, kOfKeys ? of.x : row_value, kOfKeys ? of.y : row_value);
       }
     }
@@ -79,7 +88,7 @@ struct HopperBackward : OwnedRows<E, Smem> {
     each_pair(smem.row_stats(n), false, [&](int i, float a, float b) {
       s[i] = __builtin_fmaf(s[i], scale, -a), s[i + 1] = __builtin_fmaf(s[i + 1], scale, -b);
     });
-    mask(s, first);
+    rows.mask(s, first);
 #pragma unroll
     for (int i = 0; i < kScores; ++i) s[i] = exp2_fast(s[i]);
   }
@@ -108,15 +117,15 @@ struct HopperBackward : OwnedRows<E, Smem> {
 
   XLSTM_DEVICE void start_scores(float (&s)[kScores], const OwnedFragments& fragments, int n) const {
     smem.first_full(n).wait(Smem::parity(n));
-    multiply_tile(s, fragments, n, false);
+    rows.multiply_tile(s, fragments, n, false);
   }
   XLSTM_DEVICE void start_dp(float (&dp)[kScores], const OwnedFragments& fragments, int n) const {
     smem.second_full(n).wait(Smem::parity(n));
-    multiply_tile(dp, fragments, n, true);
+    rows.multiply_tile(dp, fragments, n, true);
   }
   XLSTM_DEVICE void start_sums(Sums& sums, const Operands& operands, int n) const {
-    if constexpr (kOfKeys) add_tile(sums.second, operands.weights, n, true);
-    add_tile(sums.first, operands.ds, n, false);
+    if constexpr (kOfKeys) rows.add_tile(sums.second, operands.weights, n, true);
+    rows.add_tile(sums.first, operands.ds, n, false);
   }
   XLSTM_DEVICE void finish_sums(Sums& sums, int n) const {
     if constexpr (kOfKeys)
@@ -130,7 +139,7 @@ struct HopperBackward : OwnedRows<E, Smem> {
     float s[kScores], dp[kScores];
     Operands operands;
     OwnedFragments fragments;
-    this->load_owned_fragments(fragments);
+    rows.load_owned_fragments(fragments);
     int first = smem.visible_tiles.first * kTile;
     const int tiles_end = first + smem.visible_tiles.count * kTile;
     start_scores(s, fragments, 0);
@@ -176,12 +185,12 @@ struct HopperBackward : OwnedRows<E, Smem> {
     const xlstm_attention_backward& call = smem.p.call;
     const float softmax_scale = float(call.in.softmax_scale);
     if constexpr (kOfKeys) {
-      store(sums.first, {softmax_scale, softmax_scale}, false,
-            key_rows<E>(smem.at, call.dk, smem.key_head, call.in.dqk, true));
-      store(sums.second, {1, 1}, true, key_rows<E>(smem.at, call.dv, smem.key_head, call.in.dv, true));
+      rows.store(sums.first, {softmax_scale, softmax_scale}, false,
+                 key_rows<E>(smem.at, call.dk, smem.key_head, call.in.dqk, true));
+      rows.store(sums.second, {1, 1}, true, key_rows<E>(smem.at, call.dv, smem.key_head, call.in.dv, true));
     } else {
-      store(sums.first, {softmax_scale, softmax_scale}, false,
-            query_rows<E>(smem.at, call.dq, smem.query_head, call.in.dqk, true));
+      rows.store(sums.first, {softmax_scale, softmax_scale}, false,
+                 query_rows<E>(smem.at, call.dq, smem.query_head, call.in.dqk, true));
     }
   }
 };

@@ -14,8 +14,11 @@ constexpr BackwardShape backward_shape(Family f, int element_bytes, int dqk, int
   return of_keys ? key_gradients_shape(f, element_bytes, dqk, dv) : query_gradients_shape(f, element_bytes, dqk, dv);
 }
 
-template <class E, int kQk, int kV, bool kHasScoreMod, bool kOfKeys>
+template <class E_, int kQk_, int kV_, bool kHasScoreMod_, bool kOfKeys_>
 struct BackwardTiles {
+  using E = E_;
+  static constexpr int kQk = kQk_, kV = kV_;
+  static constexpr bool kHasScoreMod = kHasScoreMod_, kOfKeys = kOfKeys_;
   static constexpr BackwardShape kShape = backward_shape(kFamily, sizeof(E), kQk, kV, kOfKeys);
   static constexpr int kThreads = kShape.threads, kTile = kShape.tile, kStepRows = kStep<E>;
   static constexpr int kColumnStrips = kShape.columns / kStripColumns, kRowStrips = kShape.at_once / kStepRows;
@@ -40,6 +43,13 @@ struct BackwardTiles {
   using SecondTile = Tile<E, kTile, kV>;
   using FirstTransposed = typename Pair::template Turned<kQk>;
   using SecondTransposed = typename Pair::template Turned<kV>;
+
+  // Scores of a wave: one strip per step of the tile's tokens and per 16 owned tokens.
+  using Scores = Strip<E>[kRowStrips][kColumnStrips];
+  using Operands = ChainOperand<E>[kRowStrips][kColumnStrips];
+  // NVIDIA splits floats in three as it reads them: operands of several steps at once would not fit.
+  static constexpr bool kRolled = kAsyncCopies && sizeof(E) == 4;
+  static_assert(!kRolled || kColumnStrips == 1);
 
   // A tile of a query head. Where a block owns keys it walks the query heads in turn.
   struct TileCoord {
@@ -66,6 +76,24 @@ struct BackwardTiles {
     feature_wave = wave_id() % kShape.waves_across;
     band = Band(in, keys - queries);
   }
+
+  // Whether all of the wave's pairs with the tile's tokens [first, first + n) are visible. A wave does not skip the
+  // products of a tile of which no pair is visible: where one path skips the products, the compiler copies the sums
+  // from registers to registers on every other path.
+  XLSTM_DEVICE bool fully_visible(int first, int n) const {
+    const int wave_token = owned + column0;
+    // The smallest and the largest key - query.
+    const int64_t low =
+        kOfKeys ? int64_t(wave_token) - (first + n - 1) : int64_t(first) - (wave_token + kShape.columns - 1);
+    const int64_t high =
+        kOfKeys ? int64_t(wave_token + kShape.columns - 1) - first : int64_t(first + n - 1) - wave_token;
+    const int64_t begin = int64_t(band.min_distance) + band.diagonal, end = begin + uint32_t(band.span);
+    return low >= begin && high <= end && (kOfKeys || first + n <= keys);
+  }
+
+  XLSTM_DEVICE int owned_tokens() const { return kOfKeys ? keys : queries; }
+  // Whether this is the wave of a pair that computes the weights (backward_warp_pairs.h).
+  XLSTM_DEVICE static bool makes_weights() { return wave_id() < kShape.waves_along; }
 
   // ---- layout of LDS
 

@@ -7,76 +7,81 @@
 #pragma once
 
 #include "attention/backward/backward_products.h"
+#include "attention/backward/backward_softmax.h"
 
 namespace xlstm::gpu::attention {
 
-template <class E, int kQk, int kV, bool kHasScoreMod, bool kOfKeys>
-struct BackwardPairs : BackwardProducts<E, kQk, kV, kHasScoreMod, kOfKeys> {
-  using Base = BackwardProducts<E, kQk, kV, kHasScoreMod, kOfKeys>;
-  using Base::kShape, Base::kColumnStrips, Base::kRowStrips, Base::kStepRows, Base::kQkSteps, Base::column0, Base::lds;
-  using Base::makes_weights;
-  using typename Base::Scores;
+template <class Tiles>
+struct BackwardWarpPairs {
+  using E = typename Tiles::E;
+  using Scores = typename Tiles::Scores;
+  static constexpr BackwardShape kShape = Tiles::kShape;
+  static constexpr int kColumnStrips = Tiles::kColumnStrips, kRowStrips = Tiles::kRowStrips;
 
-  using Base::Base;
+  const Tiles& tiles;
+  BackwardProducts<Tiles>& products;
+  const BackwardSoftmax<Tiles>& softmax;
 
   XLSTM_DEVICE static int pair() { return wave_id() % kShape.waves_along; }
 
   // Called after load_owned(): the copies of all threads are complete.
-  XLSTM_DEVICE void hold_chain() {
+  XLSTM_DEVICE void load_chain() const {
     arrive_free([] {});
-    const auto owned = makes_weights() ? Base::first_owned() : Base::second_owned();
+    const auto owned = Tiles::makes_weights() ? tiles.first_owned() : tiles.second_owned();
 #pragma unroll
     for (int c = 0; c < kColumnStrips; ++c)
 #pragma unroll
-      for (int k = 0; k < kQkSteps; ++k)
-        Base::pair_chain[c][k] = load_chain_along<E>(owned, column0 + c * kStripColumns, k * kStepRows);
+      for (int k = 0; k < Tiles::kQkSteps; ++k)
+        products.pair_chain[c][k] = load_chain_along<E>(owned, tiles.column0 + c * kStripColumns, k * Tiles::kStepRows);
+  }
+
+  // f(four floats, their slot in LDS) for the factors that go from one wave of the pair to the other.
+  template <class F>
+  XLSTM_DEVICE void each_vec4(Scores& strips, int lane, F&& f) const {
+    Vec16* slots = reinterpret_cast<Vec16*>(tiles.lds + (Tiles::kHasScoreMod ? kShape.lds_bytes : 0)) +
+                   pair() * (kShape.pairs_bytes / 16 / kShape.waves_along) + lane;
+#pragma unroll
+    for (int r = 0; r < kRowStrips; ++r)
+#pragma unroll
+      for (int c = 0; c < kColumnStrips; ++c)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) f(strips[r][c].value + 4 * h, slots + ((r * kColumnStrips + c) * 2 + h) * kWave);
   }
 
   // One wave's half of the products of a loaded tile.
-  XLSTM_DEVICE void run_pair(char* buffer, int first, const ScoreRules& rules, float slope, int lane) {
+  XLSTM_DEVICE void run_tile(char* buffer, int first, const ScoreRules& rules, float slope, int lane) const {
     constexpr int kPairThreads = 2 * kWave;
     const int barrier = 1 + pair();
-    const bool weights = makes_weights();
-    const auto along = weights ? Base::first_tile(buffer) : Base::second_tile(buffer),
-               transposed = weights ? Base::second_tile(buffer) : Base::first_tile(buffer);
-    Scores products;
-    this->template multiply_rows<true>(products, along, 0, lane);
-    Vec16* between = reinterpret_cast<Vec16*>(lds + (kHasScoreMod ? kShape.lds_bytes : 0)) +
-                     pair() * (kShape.pairs_bytes / 16 / kShape.waves_along) + lane;
-    const auto each_vec4 = [&](Scores& strips, auto&& f) {  // f(four floats, their slot in LDS)
-#pragma unroll
-      for (int r = 0; r < kRowStrips; ++r)
-#pragma unroll
-        for (int c = 0; c < kColumnStrips; ++c)
-#pragma unroll
-          for (int h = 0; h < 2; ++h)
-            f(strips[r][c].value + 4 * h, between + ((r * kColumnStrips + c) * 2 + h) * kWave);
-    };
-    const float* row_stats = Base::row_stats_in(buffer);
+    const bool weights = Tiles::makes_weights();
+    const auto along = weights ? Tiles::first_tile(buffer) : Tiles::second_tile(buffer),
+               transposed = weights ? Tiles::second_tile(buffer) : Tiles::first_tile(buffer);
+    Scores strips;
+    products.template multiply_rows<true>(strips, along, 0, lane);
+    const typename BackwardSoftmax<Tiles>::Block block(softmax, rules, first, 0, Tiles::row_stats_in(buffer), lane);
     if (weights) {
       Scores factors;
-      this->template softmax_gradient<true, false>(products, factors, rules, slope, first, 0, row_stats,
-                                                   !this->fully_visible(first, kShape.at_once), lane);
-      each_vec4(factors, [](const float* x, Vec16* to) {
+      softmax.template gradient<true, false>(strips, factors, block, slope,
+                                             !tiles.fully_visible(first, kShape.at_once));
+      each_vec4(factors, lane, [](const float* x, Vec16* to) {
         *to = {{as_bits(x[0]), as_bits(x[1]), as_bits(x[2]), as_bits(x[3])}};
       });
       barrier_arrive(barrier, kPairThreads);
     } else {
       barrier_sync(barrier, kPairThreads);
       Scores factors;
-      each_vec4(factors, [](float* x, const Vec16* from) {
+      each_vec4(factors, lane, [](float* x, const Vec16* from) {
         const Vec16 vec = *from;
 #pragma unroll
         for (int j = 0; j < 4; ++j) x[j] = as_float(vec.word[j]);
       });
-      this->template softmax_gradient<false, true>(factors, products, rules, slope, first, 0, row_stats, false, lane);
+      softmax.template gradient<false, true>(factors, strips, block, slope, false);
     }
-    ChainOperand<E> operand[kRowStrips][kColumnStrips];
+    typename Tiles::Operands operands;
 #pragma unroll
     for (int r = 0; r < kRowStrips; ++r)
 #pragma unroll
-      for (int c = 0; c < kColumnStrips; ++c) operand[r][c] = as_chain(products[r][c], 1.0f);
-    this->add_rows(Base::first_sums, transposed, 0, operand, lane);
+      for (int c = 0; c < kColumnStrips; ++c) operands[r][c] = as_chain(strips[r][c], 1.0f);
+    products.add_rows(products.first_sums, transposed, 0, operands, lane);
   }
 };
 

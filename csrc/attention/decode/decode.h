@@ -18,8 +18,8 @@
 
 #include "arch/operands.h"
 #include "attention/decode/decode_shape.h"
-#include "attention/forward/forward_params.h"
-#include "attention/gpu/score_rules.h"
+#include "attention/gpu/epilogue.h"
+#include "attention/gpu/few_rows.h"
 
 namespace xlstm::gpu::attention {
 
@@ -241,8 +241,8 @@ struct Decode {
   // ---- epilogue
 
   // Merges the waves' outs and sums in LDS: rows of out, then the maxima and sums of every wave.
-  XLSTM_DEVICE float* merged() const { return reinterpret_cast<float*>(lds); }
-  XLSTM_DEVICE float* statistics() const { return merged() + kDecodeRows * merge_row(kDv); }
+  XLSTM_DEVICE float* merged_out() const { return reinterpret_cast<float*>(lds); }
+  XLSTM_DEVICE float* statistics() const { return merged_out() + kDecodeRows * merge_row(kDv); }
   XLSTM_DEVICE void merge() {
     __syncthreads();  // all waves have finished reading Q
 #pragma unroll
@@ -264,7 +264,7 @@ struct Decode {
 #pragma unroll
           for (int t = 0; t < kTransposedStrips<E>; ++t) scale_columns(out[b][t], rescale);
           each_held<E>(out[b], 1, [&](int feature, int j, const float* value) {
-            float* to = merged() + Columns::position(j) * merge_row(kDv) + b * kTransposedFeatures<E> + feature;
+            float* to = merged_out() + Columns::position(j) * merge_row(kDv) + b * kTransposedFeatures<E> + feature;
 #pragma unroll
             for (int e = 0; e < kTransposedElements<E>; e += 4) {
               Vec16 vec4 = w == 0 ? Vec16{} : read_vec16(to + e);
@@ -294,6 +294,7 @@ struct Decode {
 
   // Stores the rows, four features per thread: as the call's out, or as a split's part.
   XLSTM_DEVICE void write(int64_t split) const {
+    const ForwardEpilogue<E, FewRowsParams> epilogue{p, at, split};
     constexpr int kLine = kDv / 4;
 #pragma unroll 1
     for (int unit = int(threadIdx.x); unit < kDecodeRows * kLine; unit += kShape.threads) {
@@ -301,32 +302,16 @@ struct Decode {
       const uint32_t r = first_row + row;
       if (r >= rows() || column >= in.dv) continue;
       const auto [head, i] = query_of(r);
-      const RowStats all = merged_stats(row);
-      const float keys = all.sum == 0 ? -__builtin_inff() : all.max * kLn2 + ::log(all.sum);  // NaN propagates
-      WithSink<float> sink = without_sink(keys);
-      if (p.splits == 1 && in.sink)
-        sink = with_sink(keys, static_cast<const float*>(in.sink)[head], p.call.lse_with_sink != 0);
-      const float factor = all.sum == 0 ? 0.0f : sink.factor / all.sum;
+      const RowStats merged = merged_stats(row);
+      const auto result = epilogue.finish(merged.max, merged.sum, head);
+      const auto to = epilogue.offset(head, i);
       float value[4];
-      const Vec16 vec4 = read_vec16(merged() + row * merge_row(kDv) + column);
+      const Vec16 vec4 = read_vec16(merged_out() + row * merge_row(kDv) + column);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) value[e] = as_float(vec4.word[e]) * factor;
-      if (p.splits > 1) {
-        const int64_t part = split * ForwardParts::rows(in) + ForwardParts::row(in, at.index, head, i);
-        store_row(p.parts.out + part * in.dv, column, value, in.dv % 4 == 0);
-        if (column == 0) p.parts.lse[part] = keys;
-      } else {
-        store_row(static_cast<E*>(p.call.out.data) + at.query(p.call.out, head, i), column, value, p.out_aligned16);
-        if (column == 0) static_cast<float*>(p.call.lse.data)[at.query(p.call.lse, head, i)] = sink.lse;
-      }
+      for (int e = 0; e < 4; ++e) value[e] = as_float(vec4.word[e]) * result.factor;
+      epilogue.store(to.out, column, int(in.dv), value, in.dv % 4 == 0);
+      if (column == 0) epilogue.store_lse(to, result.lse);
     }
-  }
-  template <class T>
-  XLSTM_DEVICE void store_row(T* row, int column, const float (&value)[4], bool is_aligned16) const {
-    if (is_aligned16) return store_elements(row + column, value);
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      if (column + e < in.dv) row[column + e] = from_float<T>(value[e]);
   }
 };
 
@@ -336,22 +321,16 @@ __global__ __launch_bounds__(
     decode_shape(kFamily, sizeof(E), {kDqk, kDv}).blocks) void decode_kernel(const FewRowsParams p) {
   if constexpr (has_decode(kFamily, sizeof(E), {kDqk, kDv})) {
     extern __shared__ __align__(128) char lds[];
-    const xlstm_attention& in = p.call.in;
-    const ForwardCoord coord = forward_coord(blockIdx.x, in.batch * in.heads_k, p.splits, p.blocks);
-    const uint32_t head = uint32_t(coord.head), heads_k = uint32_t(in.heads_k);
-    const AttentionLayout at(in, head / heads_k);
-    const int64_t first = coord.rows * kDecodeRows, left = at.rows() - first;
-    if (left <= 0) return;
-    Decode<E, kDqk, kDv, kHasScoreMod> block(p, at, head % heads_k, first, lds);
-    const VisibleKeys visible(at, first, left < kDecodeRows ? left : kDecodeRows);
     constexpr int kKeys = kStep<E>;
-    const int origin = visible.begin / kKeys, tiles = (visible.end + kKeys - 1) / kKeys - origin;
-    const int from = origin + part_of(tiles, coord.split, p.splits);
-    const int to = origin + part_of(tiles, coord.split + 1, p.splits);
+    const FewRowsBlock<kDecodeRows, kKeys> part(p);
+    if (part.empty()) return;
+    Decode<E, kDqk, kDv, kHasScoreMod> block(p, part.at, part.key_head, part.first, lds);
+    const VisibleKeys visible = part.visible();
+    const auto [from, to] = part.tiles(visible);
     block.load_q();
     block.walk(from * kKeys, to * kKeys < visible.end ? to * kKeys : visible.end, visible);
     block.merge();
-    block.write(coord.split);
+    block.write(part.coord.split);
   }
 }
 

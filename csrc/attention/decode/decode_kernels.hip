@@ -3,7 +3,8 @@
 // Compiled once for each XLSTM_ELEMENT of: BFloat16 Float16 float
 
 #include "arch/launch.h"
-#include "attention/gpu/launches.h"
+#include "attention/decode/decode.h"
+#include "attention/decode/decode_plan.h"
 
 namespace xlstm::gpu::attention {
 

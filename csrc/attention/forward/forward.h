@@ -24,8 +24,8 @@
 
 #include "attention/forward/forward_params.h"
 #include "attention/forward/key_tiles.h"
+#include "attention/gpu/epilogue.h"
 #include "attention/gpu/score_rules.h"
-#include "tile/vectors.h"
 
 namespace xlstm::gpu::attention {
 
@@ -245,15 +245,6 @@ struct Forward {
     }
   }
 
-  // Stores consecutive elements of a row from `column` on. is_aligned16: the row consists of 16-byte vectors.
-  template <class T>
-  XLSTM_DEVICE static void store_run(T* row, int column, int columns, bool is_aligned16,
-                                     const float (&value)[kRun<E>]) {
-    if (is_aligned16 && column + kRun<E> <= columns) return store_elements(row + column, value);
-#pragma unroll
-    for (int j = 0; j < kRun<E>; ++j)
-      if (column + j < columns) row[column + j] = from_float<T>(value[j]);
-  }
   // The row in column j of strip c.
   XLSTM_DEVICE int row_of(int c, int j) const { return first_row + c * kStripColumns + Columns::position(j); }
   XLSTM_DEVICE bool inside(int c, int j) const { return row_of(c, j) < rows; }
@@ -262,7 +253,7 @@ struct Forward {
     p = reload_params(p);
     const xlstm_attention& in = p->call.in;
     const AttentionLayout at(in, sequence);
-    const int columns = int(in.dv);
+    const ForwardEpilogue<E, ForwardParams> epilogue{*p, at, split};
     const uint32_t group = uint32_t(at.group());
     const float keep_scale = kHasScoreMod && in.dropout_p > 0 ? float(dropout_scale(in.dropout_p)) : 1.0f;
 #pragma unroll
@@ -273,33 +264,19 @@ struct Forward {
 #pragma unroll
       for (int j = 0; j < Columns::kEach; ++j) {
         const auto [head, i] = query_row(uint32_t(key_head), uint32_t(clamp_row(row_of(c, j))), group);
-        const float l = row_sum[c].value[j], lse = l == 0 ? -__builtin_inff() : (row_max[c].value[j] + log2f(l)) * kLn2;
-        const bool has_sink = in.sink && p->splits == 1;
-        const WithSink<float> with =
-            has_sink ? with_sink(lse, global(static_cast<const float*>(in.sink))[head], p->call.lse_with_sink)
-                     : without_sink(lse);
-        factor.value[j] = l == 0 ? 0.0f : keep_scale * with.factor / l;
-        const bool writes = inside(c, j) && (lane_id() & row_lanes(kFamily)) == 0;  // one lane per column
-        if (p->splits > 1) {
-          const int64_t part = split * ForwardParts::rows(in) + ForwardParts::row(in, sequence, head, i);
-          offset[j] = part * in.dv;
-          if (writes) global(p->parts.lse)[part] = with.lse;
-        } else {
-          offset[j] = at.query(p->call.out, head, i);
-          if (writes) global(static_cast<float*>(p->call.lse.data))[at.query(p->call.lse, head, i)] = with.lse;
-        }
+        const auto row = epilogue.finish(row_max[c].value[j], row_sum[c].value[j], head, keep_scale);
+        const auto to = epilogue.offset(head, i);
+        factor.value[j] = row.factor;
+        offset[j] = to.out;
+        if (inside(c, j) && (lane_id() & row_lanes(kFamily)) == 0)
+          epilogue.store_lse(to, row.lse);  // one lane per column
       }
 #pragma unroll
       for (int v = 0; v < kFeatureStrips; ++v) {
         sched_barrier();
         scale_columns(out[v][c], factor);
         each_run(out[v][c], [&](int first, int j, const float(&value)[kRun<E>]) {
-          if (!inside(c, j)) return;
-          const int column = v * kStep<E> + first;
-          if (p->splits > 1)
-            store_run(global(p->parts.out) + offset[j], column, columns, in.dv % 8 == 0, value);
-          else
-            store_run(global(static_cast<E*>(p->call.out.data)) + offset[j], column, columns, p->out_aligned16, value);
+          if (inside(c, j)) epilogue.store(offset[j], v * kStep<E> + first, int(in.dv), value, in.dv % kRun<E> == 0);
         });
       }
     }

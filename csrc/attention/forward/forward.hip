@@ -2,9 +2,11 @@
 // Attention forward on a GPU: chooses the kernel of a call (forward, Hopper forward, decode, MLA) and its workspace.
 #include <algorithm>
 
+#include "attention/decode/decode_plan.h"
+#include "attention/forward/forward_params.h"
+#include "attention/gpu/few_rows.h"
 #include "attention/gpu/kernels.h"
-#include "attention/gpu/launches.h"
-#include "attention/mla/mla_hopper_launch.h"
+#include "attention/mla/mla_plan.h"
 
 namespace xlstm::gpu::attention {
 namespace {

@@ -13,10 +13,12 @@
 // other warpgroup's wgmma. out and the row sums are rescaled only when a row's maximum has grown by more than 2^8 since
 // they were rescaled last.
 //
-//   producer      | load k0 v0 | load k1 v1 | load k2 v2 |      (waits for empty(n), fills stage n % stages)
-//   tensor cores  | S0 |       | S1 | out0  | S2 | out1  | ... | out(n)
-//   consumer      |    softmax0 |    softmax1 |   softmax2 |
-//   release       |                      tile 0 |      tile 1 |
+// Iteration n of a consumer warpgroup, time from left to right. The prologue computes S(0) and w(0), the last step
+// out of the last tile.
+//
+//   producer warp   wait empty | TMA k, v of tile n + stages                          (runs ahead of the consumers)
+//   consumer        wait first_full(n + 1), second_full(n) | wait S | softmax: w(n + 1) | wait out, release n, rescale
+//   tensor cores    S(n + 1) = q k^T                       | out += w(n) v(n)           |
 //
 // Floor: 4 x features flops for each pair; an exp for each, which takes half as long as the products with 64 features,
 // a quarter with 128.
@@ -24,6 +26,7 @@
 
 #include <numbers>
 
+#include "attention/gpu/epilogue.h"
 #include "attention/gpu/hopper_rows.h"
 #include "attention/gpu/score_rules.h"
 
@@ -32,23 +35,25 @@ namespace xlstm::gpu::attention {
 using HopperForwardParams = HopperAttentionParams<ForwardParams>;
 
 template <class E, class Smem>
-struct HopperForward : OwnedRows<E, Smem> {
+struct HopperForward {
   using Rows = OwnedRows<E, Smem>;
-  using Rows::kScores, Rows::kSums, Rows::kTile, Rows::smem, Rows::half, Rows::multiply_tile, Rows::add_tile;
-  using typename Rows::OwnedFragments;
+  using OwnedFragments = typename Rows::OwnedFragments;
+  static constexpr int kScores = Rows::kScores, kSums = Rows::kSums, kTile = Rows::kTile;
 
+  const Smem& smem;
+  const Rows rows;
   const float scale;                                                      // of products, to base 2
   Columns row_max = Columns::all(kLowestMax), row_sum = Columns::all(0);  // for each half of the rows
 
-  XLSTM_DEVICE HopperForward(const Smem& r, int warpgroup)
-      : Rows(r, warpgroup), scale(float(r.at.in.softmax_scale * std::numbers::log2e)) {}
+  XLSTM_DEVICE HopperForward(const Smem& s, int warpgroup)
+      : smem(s), rows(s, warpgroup), scale(float(s.at.in.softmax_scale * std::numbers::log2e)) {}
 
   // Online softmax: turns the scores of a tile into weights. Returns whether out must be rescaled, and the factor.
   XLSTM_DEVICE bool online_softmax(float (&s)[kScores], int first, Columns& rescale) {
-    this->mask(s, first);
+    rows.mask(s, first);
     Columns tile_max = Columns::all(-__builtin_inff());
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) tile_max.value[half(i)] = fmaxf(tile_max.value[half(i)], s[i]);
+    for (int i = 0; i < kScores; ++i) tile_max.value[Rows::half(i)] = fmaxf(tile_max.value[Rows::half(i)], s[i]);
     tile_max.over_rows([](float x, float y) { return fmaxf(x, y); });
 #pragma unroll
     for (float& x : tile_max.value) x *= scale;
@@ -56,8 +61,8 @@ struct HopperForward : OwnedRows<E, Smem> {
     if (rescales) rescale = update_row_max(row_max, row_sum, tile_max);
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      s[i] = exp2_fast(__builtin_fmaf(s[i], scale, -row_max.value[half(i)]));
-      row_sum.value[half(i)] += s[i];
+      s[i] = exp2_fast(__builtin_fmaf(s[i], scale, -row_max.value[Rows::half(i)]));
+      row_sum.value[Rows::half(i)] += s[i];
     }
     return rescales;
   }
@@ -68,11 +73,11 @@ struct HopperForward : OwnedRows<E, Smem> {
 
   XLSTM_DEVICE void start_scores(float (&s)[kScores], const OwnedFragments& fragments, int n) const {
     smem.first_full(n).wait(Smem::parity(n));
-    multiply_tile(s, fragments, n, false);
+    rows.multiply_tile(s, fragments, n, false);
   }
   XLSTM_DEVICE void start_out(float (&out)[kSums], const uint32_t (&weights)[kScores / 2], int n) const {
     smem.second_full(n).wait(Smem::parity(n));
-    add_tile(out, weights, n, true);
+    rows.add_tile(out, weights, n, true);
   }
 
   XLSTM_DEVICE void walk(float (&out)[kSums]) {
@@ -80,7 +85,7 @@ struct HopperForward : OwnedRows<E, Smem> {
     Columns rescale;
     uint32_t weights[kScores / 2];
     OwnedFragments fragments;
-    this->load_owned_fragments(fragments);
+    rows.load_owned_fragments(fragments);
     int first = smem.visible_tiles.first * kTile, n = 0;
     start_scores(s, fragments, 0);
     wgmma_wait<0>(s);
@@ -97,7 +102,7 @@ struct HopperForward : OwnedRows<E, Smem> {
       smem.release(n);
       if (rescales)
 #pragma unroll
-        for (int i = 0; i < kSums; ++i) out[i] *= rescale.value[half(i)];
+        for (int i = 0; i < kSums; ++i) out[i] *= rescale.value[Rows::half(i)];
       pack_all(weights, s);
     }
     start_out(out, weights, n);
@@ -111,21 +116,18 @@ struct HopperForward : OwnedRows<E, Smem> {
     for (float& x : out) x = 0;
     if (smem.tiles > 0) walk(out);
     const xlstm_attention_forward& call = smem.p.call;
+    const ForwardEpilogue<E, ForwardParams, false> epilogue{smem.p, smem.at, 0};
     row_sum.over_rows([](float x, float y) { return x + y; });
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float all = row_sum.value[h];
-      const float keys = all == 0 ? -__builtin_inff() : row_max.value[h] * kLn2 + ::log(all);  // NaN propagates
-      WithSink<float> sink = without_sink(keys);
-      if (call.in.sink)
-        sink = with_sink(keys, static_cast<const float*>(call.in.sink)[smem.query_head], call.lse_with_sink != 0);
-      factor[h] = all == 0 ? 0.0f : sink.factor / all;
-      const int query = smem.owned + this->first_row() + 8 * h;
+      const auto row = epilogue.finish(row_max.value[h], row_sum.value[h], smem.query_head);
+      factor[h] = row.factor;
+      const int query = smem.owned + rows.first_row() + 8 * h;
       if (lane_id() % 4 == 0 && query < smem.queries)
-        static_cast<float*>(call.lse.data)[smem.at.query(call.lse, smem.query_head, query)] = sink.lse;
+        epilogue.store_lse(epilogue.offset(smem.query_head, query), row.lse);
     }
-    this->store(out, factor, false, query_rows<E>(smem.at, call.out, smem.query_head, call.in.dv, true));
+    rows.store(out, factor, false, query_rows<E>(smem.at, call.out, smem.query_head, call.in.dv, true));
   }
 };
 

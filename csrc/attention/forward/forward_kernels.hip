@@ -4,7 +4,6 @@
 
 #include "arch/launch.h"
 #include "attention/forward/probabilities.h"
-#include "attention/gpu/launches.h"
 
 namespace xlstm::gpu::attention {
 

@@ -15,17 +15,12 @@ struct ForwardParams {
   ForwardParts parts;                                         // with splits
 };
 
+// forward_kernels.hip; CMake compiles it once per dtype.
+template <class E>
+void launch_forward(const AttentionForwardPlan&, const ForwardParams&, Stream);
 // The launch of the Hopper kernel, for 2-byte dtypes, in a library for CUDA.
 template <class E>
 void launch_forward_hopper(const AttentionForwardPlan&, const ForwardParams&, Stream);
-
-// Parameters of the kernels for few rows against many keys: decode and MLA.
-struct FewRowsParams {
-  xlstm_attention_forward call;
-  int64_t blocks, splits;  // along the rows, along the keys
-  bool out_aligned16;      // rows of out consist of 16-byte vectors, at multiples of 16 bytes
-  ForwardParts parts;      // with splits
-};
 
 // A block's part of the call.
 struct ForwardBlock {

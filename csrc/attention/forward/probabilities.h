@@ -67,7 +67,7 @@ struct Probabilities : Forward<E, kDqk, kDv, true> {
     if (rules.drops)
       rules.each_draw<E>(row_info, c, first, [&](int r, bool keeps) { s.value[r] = keeps ? s.value[r] : -s.value[r]; });
     each_run(s, [&](int row, int j, const float(&value)[kRun<E>]) {
-      if (this->inside(c, j)) this->store_run(to[j], first + row, keys, false, value);
+      if (this->inside(c, j)) store_run(to[j], first + row, keys, false, value);
     });
   }
 };

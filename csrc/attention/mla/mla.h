@@ -34,15 +34,21 @@
 // 264 KB of LDS: 2100 cycles of LDS, 1740 of the tensor cores at the rate that mma.sync reaches.
 #pragma once
 
+#include "attention/gpu/epilogue.h"
 #include "attention/mla/mla_tile.h"
 
 namespace xlstm::gpu::attention {
 
-template <class E, int kRows, int kFeatures, bool kOverlapped>
-struct Mla : MlaTiles<E, kRows, kFeatures, kOverlapped> {
-  using Tiles = MlaTiles<E, kRows, kFeatures, kOverlapped>;
-  using Tiles::Tiles, Tiles::kKeys, Tiles::kShape, Tiles::kRowStrips, Tiles::kParts, Tiles::kBlocks;
-  using typename Tiles::Scores;
+// The walk and the epilogue of a block.
+template <class Tiles>
+struct Mla {
+  using E = typename Tiles::E;
+  using Scores = typename Tiles::Scores;
+  static constexpr MlaShape kShape = Tiles::kShape;
+  static constexpr int kKeys = Tiles::kKeys, kRowStrips = Tiles::kRowStrips, kParts = Tiles::kParts;
+  static constexpr int kBlocks = Tiles::kBlocks;
+
+  Tiles& tiles;
 
   // Walks keys [begin, end), a tile at a time. begin is a multiple of a tile.
   XLSTM_DEVICE void walk(int begin, int end, const VisibleKeys& visible) {
@@ -51,16 +57,16 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kOverlapped> {
 #pragma unroll
       for (int t = 0; t < kTransposedStrips<E>; ++t)
 #pragma unroll
-        for (int rs = 0; rs < kRowStrips; ++rs) this->out[b][t][rs].zero();
-    if (begin < end) this->fetch(0, begin);
-    if constexpr (kOverlapped)
+        for (int rs = 0; rs < kRowStrips; ++rs) tiles.out[b][t][rs].zero();
+    if (begin < end) tiles.fetch(0, begin);
+    if constexpr (Tiles::kOverlapped)
       walk_overlapped(begin, end, visible);
     else
       walk_in_turn(begin, end, visible);
-    this->row_sum.over_rows([](float x, float y) { return x + y; });
-    if (this->part == 0) {
-      this->write_rows(Tiles::kRowMax, this->row_max);
-      this->write_rows(Tiles::kRowSum, this->row_sum);
+    tiles.row_sum.over_rows([](float x, float y) { return x + y; });
+    if (tiles.part == 0) {
+      tiles.write_rows(Tiles::kRowMax, tiles.row_max);
+      tiles.write_rows(Tiles::kRowSum, tiles.row_sum);
     }
     __syncthreads();
   }
@@ -69,26 +75,26 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kOverlapped> {
     int n = 0;
     for (int first = begin; first < end; first += kKeys, ++n) {
       arrive(n);
-      if (first + kKeys < end) this->fetch(n + 1, first + kKeys);
+      if (first + kKeys < end) tiles.fetch(n + 1, first + kKeys);
       Scores s;
-      this->multiply_keys(s, n);
+      tiles.multiply_keys(s, n);
       if constexpr (kParts > 1) {
-        this->write_part(s, n, wave_id());
+        tiles.write_part(s, n, wave_id());
         __syncthreads();
 #pragma unroll
         for (Strip<E>& strip : s) strip.zero();
-        this->add_parts(s, n, kShape.waves);
+        tiles.add_parts(s, n, kShape.waves);
       }
       Columns rescale;
-      const bool rescales = this->online_softmax(s, first, visible.fully(first, kKeys), rescale);
+      const bool rescales = tiles.online_softmax(s, first, visible.fully(first, kKeys), rescale);
       if constexpr (kRowStrips == 1) {
-        if (rescales) this->scale_out(0, rescale);
+        if (rescales) tiles.scale_out(0, rescale);
       } else {
-        if (this->part == 0) this->share_weights(s, n, rescales, rescale);
+        if (tiles.part == 0) tiles.share_weights(s, n, rescales, rescale);
         __syncthreads();
-        this->rescale_out(n);
+        tiles.rescale_out(n);
       }
-      this->multiply_values(&s, n);
+      tiles.multiply_values(&s, n);
     }
   }
   // Makes tile n visible to all waves, after all waves have finished reading the tile before.
@@ -98,7 +104,7 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kOverlapped> {
       __syncthreads();
     } else {
       __syncthreads();
-      this->store(n);
+      tiles.store(n);
       __syncthreads();
     }
   }
@@ -106,94 +112,72 @@ struct Mla : MlaTiles<E, kRows, kFeatures, kOverlapped> {
   // The prologue and the epilogue of this pipeline are steps of their own: the compiler would copy sums between
   // registers if some paths went around the products.
   XLSTM_DEVICE void walk_overlapped(int begin, int end, const VisibleKeys& visible) {
-    const int tiles = (end - begin + kKeys - 1) / kKeys;
-    if (tiles < 1) return;
+    const int count = (end - begin + kKeys - 1) / kKeys;
+    if (count < 1) return;
     Scores s;
-    step<false, false, true>(s, 0, begin, tiles, visible);
-    if (tiles == 1) {
-      step<true, false, false>(s, 1, begin, tiles, visible);
+    step<false, false, true>(s, 0, begin, count, visible);
+    if (count == 1) {
+      step<true, false, false>(s, 1, begin, count, visible);
     } else {
-      step<true, false, true>(s, 1, begin, tiles, visible);
-      for (int n = 2; n < tiles; ++n) step<true, true, true>(s, n, begin, tiles, visible);
-      step<true, true, false>(s, tiles, begin, tiles, visible);
+      step<true, false, true>(s, 1, begin, count, visible);
+      for (int n = 2; n < count; ++n) step<true, true, true>(s, n, begin, count, visible);
+      step<true, true, false>(s, count, begin, count, visible);
     }
-    step<false, true, false>(s, tiles + 1, begin, tiles, visible);
+    step<false, true, false>(s, count + 1, begin, count, visible);
   }
   // One step of the pipeline: softmax of tile n - 1 by the waves of part 0; out of tile n - 2, then the scores of tile
   // n, by all waves. Part 0 keeps its partial scores in s until the other part's are in LDS.
   template <bool kSoftmax, bool kOut, bool kScores>
-  XLSTM_DEVICE void step(Scores& s, int n, int begin, int tiles, const VisibleKeys& visible) {
+  XLSTM_DEVICE void step(Scores& s, int n, int begin, int count, const VisibleKeys& visible) {
     static_assert(kParts == 2 && kRowStrips > 1);
     const int first = begin + n * kKeys;
     arrive(n);
-    if (n + 1 < tiles) this->fetch(n + 1, first + kKeys);
-    if (kSoftmax && this->part == 0) {
+    if (n + 1 < count) tiles.fetch(n + 1, first + kKeys);
+    if (kSoftmax && tiles.part == 0) {
       Columns rescale;
-      this->add_parts(s, n - 1, kShape.waves - kRowStrips);
-      const bool rescales = this->online_softmax(s, first - kKeys, visible.fully(first - kKeys, kKeys), rescale);
-      this->share_weights(s, n - 1, rescales, rescale);
+      tiles.add_parts(s, n - 1, kShape.waves - kRowStrips);
+      const bool rescales = tiles.online_softmax(s, first - kKeys, visible.fully(first - kKeys, kKeys), rescale);
+      tiles.share_weights(s, n - 1, rescales, rescale);
     }
     if constexpr (kOut) {
-      this->rescale_out(n - 2);
-      this->multiply_values(nullptr, n - 2);
+      tiles.rescale_out(n - 2);
+      tiles.multiply_values(nullptr, n - 2);
     }
     if constexpr (kScores) {
-      this->multiply_keys(s, n);
-      if (this->part != 0) this->write_part(s, n, wave_id() - kRowStrips);
+      tiles.multiply_keys(s, n);
+      if (tiles.part != 0) tiles.write_part(s, n, wave_id() - kRowStrips);
     }
   }
 
   // Stores the rows, a lane's neighbouring features at a time: as the call's out, or as a split's part.
   XLSTM_DEVICE void write(int64_t split) const {
+    const ForwardEpilogue<E, FewRowsParams> epilogue{tiles.p, tiles.at, split};
 #pragma unroll
     for (int rs = 0; rs < kRowStrips; ++rs) {
-      const Columns shared_max = this->read_rows(Tiles::kRowMax, rs), shared_sum = this->read_rows(Tiles::kRowSum, rs);
+      const Columns shared_max = tiles.read_rows(Tiles::kRowMax, rs), shared_sum = tiles.read_rows(Tiles::kRowSum, rs);
       float factor[Columns::kEach];
       int64_t to[Columns::kEach];  // offset of the row of out; -1: no row
 #pragma unroll
       for (int j = 0; j < Columns::kEach; ++j) {
-        const uint32_t r = this->first_row + rs * kStripColumns + Columns::position(j);
+        const uint32_t r = tiles.first_row + rs * kStripColumns + Columns::position(j);
         to[j] = -1;
-        if (r >= uint32_t(this->at.queries) * this->group) continue;
-        const auto [head, i] = this->query_of(r);
-        const float total = shared_sum.value[j],
-                    keys = total == 0 ? -__builtin_inff() : shared_max.value[j] * kLn2 + ::log(total);
-        WithSink<float> sink = without_sink(keys);
-        if (this->p.splits == 1 && this->in.sink)
-          sink = with_sink(keys, static_cast<const float*>(this->in.sink)[head], this->p.call.lse_with_sink != 0);
-        factor[j] = total == 0 ? 0.0f : sink.factor / total;
-        const int64_t row = split * ForwardParts::rows(this->in) + ForwardParts::row(this->in, this->at.index, head, i);
-        to[j] = this->p.splits > 1 ? row * kMlaValues : this->at.query(this->p.call.out, head, i);
-        if (wave_id() != 0 || Strip<E>::position(0).row != 0) continue;
-        if (this->p.splits > 1)
-          this->p.parts.lse[row] = keys;
-        else
-          static_cast<float*>(this->p.call.lse.data)[this->at.query(this->p.call.lse, head, i)] = sink.lse;
+        if (r >= uint32_t(tiles.at.queries) * tiles.group) continue;
+        const auto [head, i] = tiles.query_of(r);
+        const auto row = epilogue.finish(shared_max.value[j], shared_sum.value[j], head);
+        const auto offset = epilogue.offset(head, i);
+        factor[j] = row.factor;
+        to[j] = offset.out;
+        if (wave_id() == 0 && Strip<E>::position(0).row == 0) epilogue.store_lse(offset, row.lse);
       }
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
-        each_held<E>(&this->out[b][0][rs], kRowStrips, [&](int feature, int j, const float* value) {
+        each_held<E>(&tiles.out[b][0][rs], kRowStrips, [&](int feature, int j, const float* value) {
           if (to[j] < 0) return;
           float scaled[kTransposedElements<E>];
 #pragma unroll
           for (int e = 0; e < kTransposedElements<E>; ++e) scaled[e] = value[e] * factor[j];
-          this->store_row(to[j] + this->feature0(b) + feature, scaled);
+          epilogue.store(to[j] + tiles.feature0(b) + feature, 0, kTransposedElements<E>, scaled, true);
         });
-    }
-  }
-  template <int n>
-  XLSTM_DEVICE void store_row(int64_t offset, const float (&value)[n]) const {
-    if (this->p.splits > 1) {
-#pragma unroll
-      for (int e = 0; e < n; e += 4) {
-        const float vec4[4] = {value[e], value[e + 1], value[e + 2], value[e + 3]};
-        store_elements(this->p.parts.out + offset + e, vec4);
-      }
-    } else if (this->p.out_aligned16) {
-      store_elements(static_cast<E*>(this->p.call.out.data) + offset, value);
-    } else {
-#pragma unroll
-      for (int e = 0; e < n; ++e) static_cast<E*>(this->p.call.out.data)[offset + e] = from_float<E>(value[e]);
     }
   }
 };
@@ -203,21 +187,17 @@ __global__ __launch_bounds__(mla_shape(kFamily, kRows, kFeatures, kOverlapped).t
                              1) void mla_kernel(const FewRowsParams p) {
   if constexpr (has_mla(kFamily, kRows, kOverlapped)) {
     extern __shared__ __align__(128) char lds[];
-    const xlstm_attention& in = p.call.in;
-    const ForwardCoord coord = forward_coord(blockIdx.x, in.batch * in.heads_k, p.splits, p.blocks);
-    const uint32_t head = uint32_t(coord.head), heads_k = uint32_t(in.heads_k);
-    const AttentionLayout at(in, head / heads_k);
-    const int64_t first = coord.rows * kRows, left = at.rows() - first;
-    if (left <= 0) return;
-    Mla<E, kRows, kFeatures, kOverlapped> block(p, at, head % heads_k, first, lds);
-    const VisibleKeys visible(at, first, left < kRows ? left : kRows);
-    constexpr int kKeys = decltype(block)::kKeys;
-    const int origin = visible.begin / kKeys, tiles = (visible.end + kKeys - 1) / kKeys - origin;
-    const int from = origin + part_of(tiles, coord.split, p.splits);
-    const int to = origin + part_of(tiles, coord.split + 1, p.splits);
-    block.load_q();
+    using Tiles = MlaTiles<E, kRows, kFeatures, kOverlapped>;
+    constexpr int kKeys = Tiles::kKeys;
+    const FewRowsBlock<kRows, kKeys> part(p);
+    if (part.empty()) return;
+    Tiles tiles(p, part.at, part.key_head, part.first, lds);
+    Mla<Tiles> block{tiles};
+    const VisibleKeys visible = part.visible();
+    const auto [from, to] = part.tiles(visible);
+    tiles.load_q();
     block.walk(from * kKeys, to * kKeys < visible.end ? to * kKeys : visible.end, visible);
-    block.write(coord.split);
+    block.write(part.coord.split);
   }
 }
 

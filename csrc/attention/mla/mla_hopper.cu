@@ -2,7 +2,7 @@
 // Defines launch_mla_hopper().
 #include "arch/launch.h"
 #include "attention/mla/mla_hopper.h"
-#include "attention/mla/mla_hopper_launch.h"
+#include "attention/mla/mla_plan.h"
 
 namespace xlstm::gpu::attention {
 

@@ -36,6 +36,7 @@
 
 #include <numbers>
 
+#include "attention/gpu/epilogue.h"
 #include "attention/gpu/score_rules.h"
 #include "attention/mla/mla_hopper_smem.h"
 
@@ -223,51 +224,37 @@ struct MlaHopper {
       f(j, at, head, i);
     }
   }
-  XLSTM_DEVICE int64_t part_row(const AttentionLayout& at, int64_t head, int64_t i, int64_t split) const {
-    return split * ForwardParts::rows(at.in) + ForwardParts::row(at.in, at.index, head, i);
-  }
+  using Epilogue = ForwardEpilogue<E, FewRowsParams>;
   // Stores lse, and returns the factor of O.
   XLSTM_DEVICE Columns write_lse(const Softmax& softmax, int64_t split) const {
-    const FewRowsParams& p = smem.p;
     Columns factor = Columns::all(0);
     each_row([&](int j, const AttentionLayout& at, int64_t head, int64_t i) {
-      const float is_fully_visible = softmax.row_sum.value[j],
-                  keys = is_fully_visible == 0 ? -__builtin_inff()
-                                               : softmax.row_max.value[j] * kLn2 + ::log(is_fully_visible);
-      WithSink<float> sink = without_sink(keys);
-      if (p.splits == 1 && at.in.sink)
-        sink = with_sink(keys, static_cast<const float*>(at.in.sink)[head], p.call.lse_with_sink != 0);
-      factor.value[j] = is_fully_visible == 0 ? 0.0f : sink.factor / is_fully_visible;
-      if (lane_id() % 4 != 0) return;
-      if (p.splits > 1)
-        p.parts.lse[part_row(at, head, i, split)] = keys;
-      else
-        static_cast<float*>(p.call.lse.data)[at.query(p.call.lse, head, i)] = sink.lse;
+      const Epilogue epilogue{smem.p, at, split};
+      const auto row = epilogue.finish(softmax.row_max.value[j], softmax.row_sum.value[j], head);
+      factor.value[j] = row.factor;
+      if (lane_id() % 4 == 0) epilogue.store_lse(epilogue.offset(head, i), row.lse);
     });
     return factor;
   }
   template <int kPart>
   XLSTM_DEVICE void write(const Out& o, const Columns& factor, int64_t split) const {
-    const FewRowsParams& p = smem.p;
     each_row([&](int j, const AttentionLayout& at, int64_t head, int64_t i) {
-      const int first = kPart * kHalf + 2 * (lane_id() % 4);
-      const auto each_pair = [&](auto&& store) {
+      const Epilogue epilogue{smem.p, at, split};
+      const int64_t first = epilogue.offset(head, i).out + kPart * kHalf + 2 * (lane_id() % 4);
+      const auto store_all = [&](auto* to, bool aligned) {
 #pragma unroll
         for (int c = 0; c < kHalf / 8; ++c) {
           const float pair[2] = {o[4 * c + 2 * j] * factor.value[j], o[4 * c + 2 * j + 1] * factor.value[j]};
-          store(first + 8 * c, pair);
+          store_run(to + 8 * c, 0, 2, aligned, pair);
         }
       };
-      float* const part = p.parts.out + part_row(at, head, i, split) * kMlaValues;
-      E* const out = static_cast<E*>(p.call.out.data) + at.query(p.call.out, head, i);
-      if (p.splits > 1)
-        each_pair([&](int f, const float(&pair)[2]) { store_elements(part + f, pair); });
-      else if (p.out_aligned16)
-        each_pair([&](int f, const float(&pair)[2]) { store_elements(out + f, pair); });
+      // The branches are outside the loop.
+      if (epilogue.in_parts())
+        store_all(epilogue.part() + first, true);
+      else if (smem.p.out_aligned16)
+        store_all(epilogue.out() + first, true);
       else
-        each_pair([&](int f, const float(&pair)[2]) {
-          out[f] = from_float<E>(pair[0]), out[f + 1] = from_float<E>(pair[1]);
-        });
+        store_all(epilogue.out() + first, false);
     });
   }
 };
@@ -276,19 +263,15 @@ template <class E, int kFeatures>
 __global__ __launch_bounds__(kMlaHopperThreads, 1) void mla_hopper_kernel(XLSTM_PARAM FewRowsParams p) {
   if constexpr (kHopper) {
     extern __shared__ __align__(1024) char lds[];
-    const xlstm_attention& in = p.call.in;
-    const ForwardCoord coord = forward_coord(blockIdx.x, in.batch * in.heads_k, p.splits, p.blocks);
-    const uint32_t head = uint32_t(coord.head), heads_k = uint32_t(in.heads_k);
-    const AttentionLayout at(in, head / heads_k);
-    const int64_t first = coord.rows * kMlaHopperRows, left = at.rows() - first;
-    if (left <= 0) return;
+    const FewRowsBlock<kMlaHopperRows, kMlaHopperKeys> part_of_call(p);
+    if (part_of_call.empty()) return;
+    const AttentionLayout& at = part_of_call.at;
+    const int64_t split = part_of_call.coord.split;
     using Smem = MlaHopperSmem<E, kFeatures>;
-    const Smem smem(p, head / heads_k, head % heads_k, first, lds);
-    const VisibleKeys visible(at, first, left < kMlaHopperRows ? left : kMlaHopperRows);
-    const int origin = visible.begin / kMlaHopperKeys,
-              all = (visible.end + kMlaHopperKeys - 1) / kMlaHopperKeys - origin;
-    const int from = part_of(all, coord.split, p.splits), to = part_of(all, coord.split + 1, p.splits);
-    const MlaHopper<E, kFeatures> block{smem, (origin + from) * kMlaHopperKeys, to - from};
+    const Smem smem(p, uint32_t(at.index), uint32_t(part_of_call.key_head), part_of_call.first, lds);
+    const VisibleKeys visible = part_of_call.visible();
+    const auto [from, to] = part_of_call.tiles(visible);
+    const MlaHopper<E, kFeatures> block{smem, from * kMlaHopperKeys, to - from};
     smem.init_barriers();
     const int warp = shuffle_from(int(threadIdx.x / 32), 0, 32), group = warp / 4;
     if (group == 0) {
@@ -303,9 +286,9 @@ __global__ __launch_bounds__(kMlaHopperThreads, 1) void mla_hopper_kernel(XLSTM_
       setmaxnreg_inc<kMlaConsumerRegisters>();
       if (block.tiles > 0) smem.load_queries(at);
       if (group == 1)
-        block.run_softmax_warpgroup(visible, coord.split);
+        block.run_softmax_warpgroup(visible, split);
       else
-        block.run_values_warpgroup(coord.split);
+        block.run_values_warpgroup(split);
     }
   }
 }

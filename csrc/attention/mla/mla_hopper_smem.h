@@ -4,7 +4,7 @@
 #pragma once
 
 #include "arch/hopper/hopper.h"
-#include "attention/forward/forward_params.h"
+#include "attention/gpu/few_rows.h"
 #include "attention/mla/mla_hopper_shape.h"
 
 namespace xlstm::gpu::attention {

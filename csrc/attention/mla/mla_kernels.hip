@@ -3,7 +3,8 @@
 // Compiled once for each XLSTM_ELEMENT of: BFloat16 Float16
 
 #include "arch/launch.h"
-#include "attention/gpu/launches.h"
+#include "attention/mla/mla.h"
+#include "attention/mla/mla_plan.h"
 
 namespace xlstm::gpu::attention {
 

@@ -5,17 +5,16 @@
 #include <numbers>
 
 #include "arch/operands.h"
-#include "attention/forward/forward_params.h"
-#include "attention/forward/forward_shape.h"
-#include "attention/gpu/score_rules.h"
+#include "attention/gpu/few_rows.h"
 #include "attention/mla/mla_shape.h"
 
 namespace xlstm::gpu::attention {
 
-template <class E_, int kRows_, int kFeatures_, bool kOverlapped>
+template <class E_, int kRows_, int kFeatures_, bool kOverlapped_>
 struct MlaTiles {
   using E = E_;
   static constexpr int kRows = kRows_, kFeatures = kFeatures_;
+  static constexpr bool kOverlapped = kOverlapped_;
   static constexpr MlaShape kShape = mla_shape(kFamily, kRows, kFeatures, kOverlapped);
   static constexpr int kKeys = kShape.keys, kWaves = kShape.waves, kThreads = kShape.threads;
   static constexpr int kRowStrips = kShape.row_strips, kParts = kShape.parts, kKeyStrips = kKeys / kStep<E>;
