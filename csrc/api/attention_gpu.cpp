@@ -27,20 +27,16 @@ void check_combine(const xlstm_attention_combine& p, bool on_host) {
   has_gpu_dtype("out_partial", p.wide);
 }
 
-// A call's kernels follow from the chip: attention/*/*.hip compute their plans when they launch.
-template <class Params, void (*kCheck)(const Params&, bool), size_t (*kWorkspace)(const Params&, const Chip&),
-          void (*kRun)(const Params&, const Chip&, void*, void*)>
-constexpr GpuEntry<Params, Chip> kEntry = {kCheck, [](const auto&, const Chip& chip) { return chip; }, kWorkspace,
-                                           kRun};
-
-constexpr auto& kForward = kEntry<xlstm_attention_forward, check_forward, gpu::attention::attention_forward_workspace,
-                                  gpu::attention::attention_forward>;
-constexpr auto& kBackward = kEntry<xlstm_attention_backward, check_backward,
-                                   gpu::attention::attention_backward_workspace, gpu::attention::attention_backward>;
-constexpr auto& kAppend = kEntry<xlstm_attention_append, check_append, gpu::attention::attention_append_workspace,
-                                 gpu::attention::attention_append>;
-constexpr auto& kCombine = kEntry<xlstm_attention_combine, check_combine, gpu::attention::attention_combine_workspace,
-                                  gpu::attention::attention_combine>;
+constexpr GpuEntry<xlstm_attention_forward, gpu::attention::ForwardCallPlan> kForward = {
+    check_forward, gpu::attention::plan_attention_forward_call, gpu::attention::attention_forward_workspace,
+    gpu::attention::attention_forward, gpu::attention::attention_forward_workspace_anywhere};
+constexpr GpuEntry<xlstm_attention_backward, gpu::attention::AttentionBackwardPlan> kBackward = {
+    check_backward, gpu::attention::plan_attention_backward_call, gpu::attention::attention_backward_workspace,
+    gpu::attention::attention_backward};
+constexpr GpuEntry<xlstm_attention_append, Chip> kAppend = {
+    check_append, kPlanIsChip, gpu::attention::attention_append_workspace, gpu::attention::attention_append};
+constexpr GpuEntry<xlstm_attention_combine, Chip> kCombine = {
+    check_combine, kPlanIsChip, gpu::attention::attention_combine_workspace, gpu::attention::attention_combine};
 
 }  // namespace
 }  // namespace xlstm

@@ -10,10 +10,10 @@ namespace {
 
 using gpu::Chip;
 
-constexpr GpuEntry<xlstm_decode, Chip> kStep = {check_decode, [](const auto&, const Chip& chip) { return chip; },
-                                                gpu::engine::decode_workspace, gpu::engine::decode_step};
+constexpr GpuEntry<xlstm_decode, Chip> kStep = {check_decode, kPlanIsChip, gpu::engine::decode_workspace,
+                                                gpu::engine::decode_step};
 constexpr GpuEntry<xlstm_draw, Chip> kDraw = {
-    check_draw, [](const auto&, const Chip& chip) { return chip; }, [](const auto&, const Chip&) { return size_t(0); },
+    check_draw, kPlanIsChip, [](const auto&, const Chip&) { return size_t(0); },
     [](const auto& p, const Chip&, void*, void* stream) { gpu::engine::sample_tokens(p, stream); }};
 
 }  // namespace

@@ -63,6 +63,9 @@ struct GpuEntry {
   size_t (*workspace_any_layout)(const Params&, const gpu::Chip&) = nullptr;
 };
 
+// The plan of a call whose kernels plan where they launch.
+inline constexpr auto kPlanIsChip = [](const auto&, const gpu::Chip& chip) { return chip; };
+
 template <class Params, class Plan>
 size_t workspace_bytes(const GpuEntry<Params, Plan>& entry, const Params* p) {
   return counted([&] {

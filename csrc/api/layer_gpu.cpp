@@ -13,12 +13,11 @@ using gpu::Chip;
 // A call that needs no workspace.
 template <class Params, void (*kCheck)(const Params&, bool), void (*kLaunch)(const Params&, const Chip&, void*)>
 constexpr GpuEntry<Params, Chip> kInPlace = {
-    kCheck, [](const auto&, const Chip& chip) { return chip; }, [](const auto&, const Chip&) { return size_t(0); },
+    kCheck, kPlanIsChip, [](const auto&, const Chip&) { return size_t(0); },
     [](const auto& p, const Chip& chip, void*, void* stream) { kLaunch(p, chip, stream); }};
 
 constexpr GpuEntry<xlstm_norm_backward, Chip> kNormBackward = {
-    check_norm_backward, [](const auto&, const Chip& chip) { return chip; }, gpu::layer::norm_backward_workspace,
-    gpu::layer::norm_backward};
+    check_norm_backward, kPlanIsChip, gpu::layer::norm_backward_workspace, gpu::layer::norm_backward};
 constexpr auto& kNormForward = kInPlace<xlstm_norm_forward, check_norm_forward, gpu::layer::norm_forward>;
 constexpr auto& kSoftCapForward = kInPlace<xlstm_soft_cap, check_soft_cap_forward, gpu::layer::soft_cap_forward>;
 constexpr auto& kSoftCapBackward = kInPlace<xlstm_soft_cap, check_soft_cap_backward, gpu::layer::soft_cap_backward>;

@@ -73,8 +73,7 @@ constexpr GpuEntry<xlstm_mlstm_backward, BackwardPlan> kBackward = {
     gpu::mlstm::backward_workspace, gpu::mlstm::backward,
     workspace_of_either_schedule<xlstm_mlstm_backward, BackwardPlan, gpu::mlstm::backward_workspace>};
 
-constexpr GpuEntry<xlstm_mlstm_forward, Chip> kRecurrent = {check_forward_on_gpu<check_recurrent>,
-                                                            [](const auto&, const Chip& chip) { return chip; },
+constexpr GpuEntry<xlstm_mlstm_forward, Chip> kRecurrent = {check_forward_on_gpu<check_recurrent>, kPlanIsChip,
                                                             gpu::mlstm::recurrent_workspace, gpu::mlstm::recurrent};
 
 }  // namespace

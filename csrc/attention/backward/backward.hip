@@ -14,15 +14,6 @@ bool has_tma_layout(const xlstm_attention_backward& p) {
          is_aligned16(p.dk, in.dqk) && is_aligned16(p.dv, in.dv);
 }
 
-AttentionBackwardPlan plan_of(const xlstm_attention_backward& p, const Chip& chip) {
-  const xlstm_attention& in = p.in;
-  const bool has_score_mod = in.softcap > 0 || in.alibi_slopes || in.dropout_p > 0;
-  return plan_attention_backward({in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.total_q, in.dqk, in.dv,
-                                  in.cu_seqlens_q != nullptr, element_bytes(in.q), has_score_mod, has_tma_layout(p),
-                                  p.parts, p.common_schedule != 0},
-                                 chip);
-}
-
 BackwardParams params_of(Arena& arena, const xlstm_attention_backward& call, const AttentionBackwardPlan& plan) {
   const xlstm_attention& in = call.in;
   BackwardParams p{};
@@ -43,14 +34,23 @@ BackwardParams params_of(Arena& arena, const xlstm_attention_backward& call, con
 
 }  // namespace
 
-size_t attention_backward_workspace(const xlstm_attention_backward& call, const Chip& chip) {
+AttentionBackwardPlan plan_attention_backward_call(const xlstm_attention_backward& p, const Chip& chip) {
+  const xlstm_attention& in = p.in;
+  const bool has_score_mod = in.softcap > 0 || in.alibi_slopes || in.dropout_p > 0;
+  return plan_attention_backward({in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.total_q, in.dqk, in.dv,
+                                  in.cu_seqlens_q != nullptr, element_bytes(in.q), has_score_mod, has_tma_layout(p),
+                                  p.parts, p.common_schedule != 0},
+                                 chip);
+}
+
+size_t attention_backward_workspace(const xlstm_attention_backward& call, const AttentionBackwardPlan& plan) {
   Arena counter(nullptr);
-  params_of(counter, call, plan_of(call, chip));
+  params_of(counter, call, plan);
   return counter.used();
 }
 
-void attention_backward(const xlstm_attention_backward& call, const Chip& chip, void* workspace, void* stream) {
-  const AttentionBackwardPlan plan = plan_of(call, chip);
+void attention_backward(const xlstm_attention_backward& call, const AttentionBackwardPlan& plan, void* workspace,
+                        void* stream) {
   Arena arena(workspace);
   const BackwardParams params = params_of(arena, call, plan);
   const auto s = static_cast<Stream>(stream);

@@ -25,9 +25,6 @@ AttentionCall call_without_panels(const xlstm_attention_forward& p) {
   call.panels = false;
   return call;
 }
-AttentionForwardPlan plan_of(const xlstm_attention_forward& p, const Chip& chip) {
-  return plan_attention_forward(call_of(p), p.in.block_size, p.splits, chip);
-}
 
 // Few rows against many keys take the decode kernel, unless the caller names the size of a tile: that selects the
 // forward kernel.
@@ -49,8 +46,7 @@ void with_element(xlstm_dtype dtype, Launch&& launch) {
     launch(float{});
 }
 
-void run_decode(const xlstm_attention_forward& p, const Chip& chip, void* workspace, Stream stream) {
-  const DecodePlan plan = plan_decode(call_of(p), p.splits, chip);
+void run(const xlstm_attention_forward& p, const DecodePlan& plan, void* workspace, Stream stream) {
   const FewRowsParams params{p, plan.blocks, plan.splits, is_aligned16(p.out, p.in.dv),
                              ForwardParts::in_workspace(p.in, plan.splits, workspace)};
   with_element(p.in.q.dtype, [&](auto e) { launch_decode<decltype(e)>(plan, params, stream); });
@@ -85,8 +81,7 @@ void launch_planned_mla(const MlaPlan& plan, const FewRowsParams& params, Stream
     if (plan.hopper) return launch_mla_hopper<E>(plan, params, stream);
   launch_mla<E>(plan, params, stream);
 }
-void run_mla(const xlstm_attention_forward& p, const Chip& chip, void* workspace, Stream stream) {
-  const MlaPlan plan = plan_mla(call_of(p), p.splits, chip);
+void run(const xlstm_attention_forward& p, const MlaPlan& plan, void* workspace, Stream stream) {
   const FewRowsParams params{p, plan.blocks, plan.splits, is_aligned16(p.out, p.in.dv),
                              ForwardParts::in_workspace(p.in, plan.splits, workspace)};
   if (p.in.q.dtype == XLSTM_BFLOAT16)
@@ -96,22 +91,7 @@ void run_mla(const xlstm_attention_forward& p, const Chip& chip, void* workspace
   if (plan.splits > 1) combine_forward_parts(p, params.parts, plan.splits, stream);
 }
 
-}  // namespace
-
-size_t attention_forward_workspace(const xlstm_attention_forward& p, const Chip& chip) {
-  if (is_mla(p)) {
-    check_mla(p);
-    return ForwardParts::bytes(p.in, plan_mla(call_of(p), p.splits, chip).splits);
-  }
-  const int64_t decode_splits = may_take_decode(p, chip) ? plan_decode(call_of(p), p.splits, chip).splits : 1;
-  const int64_t forward_splits = plan_attention_forward(call_without_panels(p), p.in.block_size, p.splits, chip).splits;
-  return ForwardParts::bytes(p.in, std::max(decode_splits, forward_splits));
-}
-
-void attention_forward(const xlstm_attention_forward& p, const Chip& chip, void* workspace, void* stream) {
-  if (is_mla(p)) return run_mla(p, chip, workspace, static_cast<Stream>(stream));
-  if (takes_decode(p, chip)) return run_decode(p, chip, workspace, static_cast<Stream>(stream));
-  const AttentionForwardPlan plan = plan_of(p, chip);
+void run(const xlstm_attention_forward& p, const AttentionForwardPlan& plan, void* workspace, Stream stream) {
   const xlstm_attention& in = p.in;
   const ForwardParams params{p,
                              plan.blocks,
@@ -121,13 +101,39 @@ void attention_forward(const xlstm_attention_forward& p, const Chip& chip, void*
                              is_aligned16(in.v, in.dv),
                              is_aligned16(p.out, in.dv),
                              ForwardParts::in_workspace(in, plan.splits, workspace)};
-  const auto s = static_cast<Stream>(stream);
   with_element(in.q.dtype, [&](auto e) {
     using E = decltype(e);
     if constexpr (kHasHopperKernels && sizeof(E) == 2)
-      if (plan.hopper) return launch_forward_hopper<E>(plan, params, s);
-    launch_forward<E>(plan, params, s);
+      if (plan.hopper) return launch_forward_hopper<E>(plan, params, stream);
+    launch_forward<E>(plan, params, stream);
   });
+}
+
+}  // namespace
+
+ForwardCallPlan plan_attention_forward_call(const xlstm_attention_forward& p, const Chip& chip) {
+  const AttentionCall call = call_of(p);
+  if (is_mla(p)) {
+    check_mla(p);
+    return plan_mla(call, p.splits, chip);
+  }
+  if (takes_decode(p, chip)) return plan_decode(call, p.splits, chip);
+  return plan_attention_forward(call, p.in.block_size, p.splits, chip);
+}
+
+size_t attention_forward_workspace(const xlstm_attention_forward& p, const ForwardCallPlan& plan) {
+  return std::visit([&](const auto& x) { return ForwardParts::bytes(p.in, x.splits); }, plan);
+}
+
+size_t attention_forward_workspace_anywhere(const xlstm_attention_forward& p, const Chip& chip) {
+  if (is_mla(p)) return attention_forward_workspace(p, plan_attention_forward_call(p, chip));
+  const int64_t decode_splits = may_take_decode(p, chip) ? plan_decode(call_of(p), p.splits, chip).splits : 1;
+  const int64_t forward_splits = plan_attention_forward(call_without_panels(p), p.in.block_size, p.splits, chip).splits;
+  return ForwardParts::bytes(p.in, std::max(decode_splits, forward_splits));
+}
+
+void attention_forward(const xlstm_attention_forward& p, const ForwardCallPlan& plan, void* workspace, void* stream) {
+  std::visit([&](const auto& x) { run(p, x, workspace, static_cast<Stream>(stream)); }, plan);
 }
 
 }  // namespace xlstm::gpu::attention

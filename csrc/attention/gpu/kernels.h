@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU kernels of attention as the C API calls them: params, the chip, workspace and a stream in, launches out. No
+// The GPU kernels of attention as the C API calls them: params, a plan, workspace and a stream in, launches out. No
 // function waits, allocates or reads the device. A launch that fails throws std::runtime_error; a call that no kernel
 // supports throws std::invalid_argument, which names the argument.
 #pragma once
 
 #include <cstddef>
+#include <variant>
 
 #include "arch/chip.h"
+#include "attention/backward/backward_plan.h"
+#include "attention/decode/decode_plan.h"
+#include "attention/forward/forward_plan.h"
+#include "attention/mla/mla_plan.h"
 #include "base/tensors.h"
 
 namespace xlstm::gpu::attention {
@@ -34,11 +39,17 @@ inline bool has_key_tma_layout(const xlstm_attention& in, const xlstm_tensor& x,
          has_tma_layout(x, features, {packed ? 1 : in.batch, in.heads_k, packed ? in.total_k : in.length_k});
 }
 
-size_t attention_forward_workspace(const xlstm_attention_forward&, const Chip&);
-void attention_forward(const xlstm_attention_forward&, const Chip&, void* workspace, void* stream);
+// The kernel that a forward call takes, and its plan. A plan depends on where the tensors lie; workspace_anywhere is
+// enough wherever they do.
+using ForwardCallPlan = std::variant<AttentionForwardPlan, DecodePlan, MlaPlan>;
+ForwardCallPlan plan_attention_forward_call(const xlstm_attention_forward&, const Chip&);
+size_t attention_forward_workspace(const xlstm_attention_forward&, const ForwardCallPlan&);
+size_t attention_forward_workspace_anywhere(const xlstm_attention_forward&, const Chip&);
+void attention_forward(const xlstm_attention_forward&, const ForwardCallPlan&, void* workspace, void* stream);
 
-size_t attention_backward_workspace(const xlstm_attention_backward&, const Chip&);
-void attention_backward(const xlstm_attention_backward&, const Chip&, void* workspace, void* stream);
+AttentionBackwardPlan plan_attention_backward_call(const xlstm_attention_backward&, const Chip&);
+size_t attention_backward_workspace(const xlstm_attention_backward&, const AttentionBackwardPlan&);
+void attention_backward(const xlstm_attention_backward&, const AttentionBackwardPlan&, void* workspace, void* stream);
 
 size_t attention_append_workspace(const xlstm_attention_append&, const Chip&);
 void attention_append(const xlstm_attention_append&, const Chip&, void* workspace, void* stream);
