@@ -58,8 +58,8 @@ __all__ = [
     "wrap_chunkwise__pad_zeros",
 ]
 
-# Each is imported when it is first asked for. xlstm_hip.compat is public too, but changes what other imports find: only
-# `import xlstm_hip.compat` imports it.
+# Each is imported when it is first asked for. xlstm_hip.compat is public too. Importing it changes what other imports
+# find, so nothing but an import statement does it.
 PUBLIC_MODULES = {
     "attention": "flash attention and MLA, with the names of FlashAttention-2 and FlashMLA",
     "bench": "measuring, for benchmarks/ and `xlstm-hip bench`",

@@ -83,7 +83,7 @@ def test_version_is_the_same_everywhere():
 
 def test_built_modules_carry_the_version():
     import xlstm_hip
-    from xlstm_hip.mlstm.describe import native
+    from xlstm_hip._core.native import native
 
     assert xlstm_hip.__version__ == native().build_facts()["version"] == package_version()
 
