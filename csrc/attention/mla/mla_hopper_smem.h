@@ -25,8 +25,8 @@ struct MlaHopperSmem {
   static_assert(kBuffers * kParts == kGroupWarps, "a warp brings each");
 
   enum BarrierIndex {
-    kHasScoreMod,
-    kEmpty = kHasScoreMod + kParts * kBuffers,
+    kFull,
+    kEmpty = kFull + kParts * kBuffers,
     kWeightsFull = kEmpty + kParts * kBuffers,
     kWeightsEmpty,
     kQueriesFull,
@@ -59,7 +59,7 @@ struct MlaHopperSmem {
 
   // Consumers wait for full barriers, the producer for empty ones: of a part of tile n, of the weights.
   XLSTM_DEVICE Mbarrier barrier(int index) const { return {base + uint32_t(kOffset.barriers + 8 * index)}; }
-  XLSTM_DEVICE Mbarrier full(int n, int part) const { return barrier(kHasScoreMod + part * kBuffers + n % kBuffers); }
+  XLSTM_DEVICE Mbarrier full(int n, int part) const { return barrier(kFull + part * kBuffers + n % kBuffers); }
   XLSTM_DEVICE Mbarrier empty(int n, int part) const { return barrier(kEmpty + part * kBuffers + n % kBuffers); }
   XLSTM_DEVICE Mbarrier weights_full() const { return barrier(kWeightsFull); }
   XLSTM_DEVICE Mbarrier weights_empty() const { return barrier(kWeightsEmpty); }
