@@ -40,14 +40,14 @@ struct HeadTokens {
     return data + page * x->stride[0] + int64_t(token % size) * x->stride[2];
   }
   XLSTM_DEVICE TokenRows<E> rows(int column0) const { return {data + column0, x->stride[2], features - column0, true}; }
-  XLSTM_DEVICE Vec16 piece(const E* row, int column) const {
+  XLSTM_DEVICE Vec16 vec16(const E* row, int column) const {
     return TokenRows<E>{row, 0, features, is_aligned16 != 0}.piece(0, column, true);
   }
 };
 
-// A Stage that loads features column0 .. column0 + kFeatures - 1 of keys. Keys beyond the valid ones repeat the last
-// valid one; the caller masks their scores. Where registers do not suffice for prefetching, or rows are not aligned,
-// store() does the loading.
+// KeyStage is a Stage that loads features column0 .. column0 + kFeatures - 1 of keys. Keys beyond the valid ones repeat
+// the last valid one; the caller masks their scores. Where registers do not suffice for prefetching, or rows are not
+// aligned, store() does the loading.
 template <class E, int kTokens, int kFeatures, bool kTransposed, int kThreads, bool kPrefetch>
 struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
   using Base = Stage<E, kTokens, kFeatures, kTransposed, kThreads>;
@@ -130,7 +130,7 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
       Vec16 p[kUnitVec16s];
 #pragma unroll
       for (int i = 0; i < kUnitVec16s; ++i)
-        p[i] = from.piece(from.at(first + (token + i < valid ? token + i : valid - 1)), column0 + column);
+        p[i] = from.vec16(from.at(first + (token + i < valid ? token + i : valid - 1)), column0 + column);
       if constexpr (Base::kTurn)
         Base::store_transposed(tile, p, token, column);
       else

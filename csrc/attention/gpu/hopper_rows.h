@@ -39,9 +39,9 @@ struct OwnedRows {
            panel_vec16_offset(uint32_t(warp_row() + lane % 16), uint32_t(step % 4 * 2 + lane / 16));
   }
 
+  // Of the first and the second matrix.
   struct OwnedFragments {
-    uint32_t word[Smem::kShape.owned]
-                 [kOwnedInRegisters ? kFeatures / 4 : 1];  // fragments of the first and the second matrix
+    uint32_t word[Smem::kShape.owned][kOwnedInRegisters ? kFeatures / 4 : 1];
   };
   XLSTM_DEVICE void load_owned_fragments(OwnedFragments& owned) const {
 #pragma unroll
