@@ -232,57 +232,55 @@ struct Megakernel {
   // Multiplies the steps in a slot, from step `done` on; at: the first step's scale among those of a row in the slot.
   XLSTM_DEVICE void multiply(Sums& sums, bool gate, const Groups& groups, int at, const char* slot, int done,
                              int now) const {
+    const ClusterX with = x();
     const char* const rows = slot + item_row() * Ring::kSegment;
+    const int swizzle = segment_swizzle(kBits, item_row());
     if constexpr (kBits == 16) {
-      const int swizzle = segment_swizzle(kBits, item_row());
       const char* const row[2] = {rows, rows + 8 * Ring::kSegment};
 #pragma unroll
       for (int s = 0; s < Ring::kSegment / (kStepFeatures * 2); ++s)
-        if (s < now) sums.multiply(x(), done + s, row, s * kStepFeatures * 2, swizzle);
+        if (s < now) sums.multiply(with, done + s, row, s * kStepFeatures * 2, swizzle);
     } else if (gate) {
       for (int s = 0; s < now; ++s) {
         const char* const from = rows + s * kStepFeatures * 2;
         const char* const row[2] = {from, from + 8 * Ring::kSegment};
-        sums.multiply_gate(x(), done + s, row);
+        sums.multiply_gate(with, done + s, row);
       }
     } else {
+      // At batch 1 a lane scales one row only, from the first scale that the slot has of it.
+      const int r = item_row() + quarter() / 2 * 8, shift = groups.two_steps;
+      const int odd = done & shift;  // whether the first step is the second of its group
+      const char* const scales = slot + megakernel_groups_offset(kBits) + r * kGroupBytes;
+      const auto run = [&](auto element, auto with_offsets) {
+        using T = decltype(element);
+        constexpr int kSteps = Ring::kSegment / (kStepFeatures * kBits / 8);
+        const auto step = [&](int s) {
+          const int begin = (s * (kStepFeatures * kBits / 8)) ^ swizzle;
+          const char* const row[2] = {rows + begin, rows + begin + 8 * Ring::kSegment};
+          const char* const group = scales + ((at + ((odd + s) >> shift) * 2) ^ group_swizzle(r));
+          float scale[2] = {}, offset[2] = {};
+          scale[0] = to_float(*reinterpret_cast<const T*>(group));
+          if (with_offsets) offset[0] = to_float(*reinterpret_cast<const T*>(group + kGroupsBytes));
+          sums.template multiply<with_offsets>(with, done + s, row, scale, offset);
+        };
+        if (now == kSteps) {  // no branches between steps, so their loads overlap
+#pragma unroll
+          for (int s = 0; s < kSteps; ++s) step(s);
+        } else {
+#pragma unroll 1
+          for (int s = 0; s < now; ++s) step(s);
+        }
+      };
       const auto by_dtype = [&](auto with_offsets) {
         if (groups.float16)
-          multiply_quantised(Float16{}, with_offsets, sums, groups, at, slot, done, now);
+          run(Float16{}, with_offsets);
         else
-          multiply_quantised(BFloat16{}, with_offsets, sums, groups, at, slot, done, now);
+          run(BFloat16{}, with_offsets);
       };
       if (groups.offsets)
         by_dtype(std::true_type{});
       else
         by_dtype(std::false_type{});
-    }
-  }
-  // At batch 1 a lane scales one row only, from the first scale that the slot has of it.
-  template <class T, class WithOffsets>
-  XLSTM_DEVICE void multiply_quantised(T, WithOffsets with_offsets, Sums& sums, const Groups& groups, int at,
-                                       const char* slot, int done, int now) const {
-    constexpr int kStepBytes = kStepFeatures * kBits / 8, kSteps = Ring::kSegment / kStepBytes;
-    const char* const rows = slot + item_row() * Ring::kSegment;
-    const int swizzle = segment_swizzle(kBits, item_row());
-    const int r = item_row() + quarter() / 2 * 8, shift = groups.two_steps;
-    const int odd = done & shift;  // whether the first step is the second of its group
-    const char* const scales = slot + megakernel_groups_offset(kBits) + r * kGroupBytes;
-    const auto step = [&](int s) {
-      const int begin = (s * kStepBytes) ^ swizzle;
-      const char* const row[2] = {rows + begin, rows + begin + 8 * Ring::kSegment};
-      const char* const group = scales + ((at + ((odd + s) >> shift) * 2) ^ group_swizzle(r));
-      float scale[2] = {}, offset[2] = {};
-      scale[0] = to_float(*reinterpret_cast<const T*>(group));
-      if (with_offsets) offset[0] = to_float(*reinterpret_cast<const T*>(group + kGroupsBytes));
-      sums.template multiply<with_offsets>(x(), done + s, row, scale, offset);
-    };
-    if (now == kSteps) {  // no branches between steps, so their loads overlap
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) step(s);
-    } else {
-#pragma unroll 1
-      for (int s = 0; s < now; ++s) step(s);
     }
   }
   // The epilogue of a phase. Few threads run it and all the rest wait: as few instructions as possible.
