@@ -60,7 +60,7 @@ struct WalkInputs {
   Gain<T> rows = {}, columns = {};
   Flows<T> flows = {};  // with a twin, flows.with is b
   bool ones = false;    // y has a column of ones; its outputs go to s.ones and not to the sink
-  bool extra = false;   // a and x have one more feature, whose values are
+  bool extra = false;   // a and x have one more feature, a_extra and x_extra
   Gain<T> a_extra = {}, x_extra = {};
 };
 
