@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device at hand.
+// The current device as a Chip.
 #include <array>
 #include <cstdlib>
 #include <mutex>
@@ -14,14 +14,14 @@ namespace xlstm::gpu {
 namespace {
 
 template <int>
-__global__ void nothing() {}  // there to be asked whether the library has code for the device
+__global__ void nothing() {}  // a kernel to ask the runtime whether the library has code for the device
 
 void check(Status status) {
   if (status != kSuccess) throw std::runtime_error(std::string("the current GPU: ") + status_text(status));
 }
 
-// XLSTM_HIP_GPU_SCHEDULE=common: the schedule that every chip has, to compare with. Read at each call, so that one
-// process can time both.
+// XLSTM_HIP_GPU_SCHEDULE=common selects the schedule that every chip has, for comparisons. The variable is read at each
+// call, so that one process can time both.
 bool common_schedule() {
   const char* asked = std::getenv("XLSTM_HIP_GPU_SCHEDULE");
   const std::string schedule = asked ? asked : "";
@@ -30,37 +30,38 @@ bool common_schedule() {
   return schedule == "common";
 }
 
-Chip ask(int device) {
+Chip query_chip(int device) {
 #if defined(__CUDACC__)
-  cudaDeviceProp facts;
-  check(cudaGetDeviceProperties(&facts, device));
-  const std::string arch = "sm_" + std::to_string(facts.major) + std::to_string(facts.minor);
-  const int lds = int(facts.sharedMemPerBlockOptin);
+  cudaDeviceProp properties;
+  check(cudaGetDeviceProperties(&properties, device));
+  const std::string arch = "sm_" + std::to_string(properties.major) + std::to_string(properties.minor);
+  const int lds = int(properties.sharedMemPerBlockOptin);
   const bool hopper = arch == "sm_90" && std::string(build_info::gpu_archs).find("90a") != std::string::npos;
 #else
-  hipDeviceProp_t facts;
-  check(hipGetDeviceProperties(&facts, device));
-  const std::string arch = facts.gcnArchName;
-  const int lds = int(facts.sharedMemPerBlock);
+  hipDeviceProp_t properties;
+  check(hipGetDeviceProperties(&properties, device));
+  const std::string arch = properties.gcnArchName;
+  const int lds = int(properties.sharedMemPerBlock);
   const bool hopper = false;
 #endif
   if (!has_code(nothing<0>))
     throw std::runtime_error("the library has no GPU code for " + arch + ", only for " + build_info::gpu_archs +
                              ": build it with this arch in its list (docs/install.md)");
-  return {family_of(arch), facts.multiProcessorCount, lds, hopper};
+  return {family_of(arch), properties.multiProcessorCount, lds, hopper};
 }
 
 }  // namespace
 
 Chip current_chip() {
-  constexpr int kMost = 64;
-  static std::array<Chip, kMost> known;
-  static std::array<std::once_flag, kMost> asked;
+  constexpr int kMaxDevices = 64;
+  static std::array<Chip, kMaxDevices> known;
+  static std::array<std::once_flag, kMaxDevices> asked;
   int device = 0;
   check(current_device(device));
-  if (device < kMost)
-    std::call_once(asked[device], [&] { known[device] = ask(device); });  // one that throws is asked again
-  Chip chip = device < kMost ? known[device] : ask(device);
+  if (device < kMaxDevices)
+    std::call_once(asked[device],
+                   [&] { known[device] = query_chip(device); });  // a query that throws is repeated by the next call
+  Chip chip = device < kMaxDevices ? known[device] : query_chip(device);
   chip.hopper = chip.hopper && !common_schedule();
   return chip;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiler of this pass: HIP's or NVIDIA's, for which family of GPUs, and the words that each wants on a function
-// or a param. HIP is the language; nothing outside arch/ asks which of the two it is.
+// The compiler of this pass, HIP's or NVIDIA's, the family of GPUs that it compiles for, and the attributes that each
+// compiler needs on a function or a param. HIP is the language; nothing outside arch/ asks which of the two compiles
+// it.
 #pragma once
 
 #include <stdint.h>
@@ -19,8 +20,8 @@
 
 #if defined(__CUDACC__)
 #define XLSTM_NOINLINE_PATH \
-  __device__ __noinline__                    // called where it would only be in the way of what is run over and over
-#define XLSTM_PARAM const __grid_constant__  // before a kernel's only param, whose address is taken: it makes no copy
+  __device__ __noinline__                    // for a rare path, which would take registers from a loop if inlined
+#define XLSTM_PARAM const __grid_constant__  // before a kernel's only param, whose address is taken: avoids a copy
 #else
 #define XLSTM_NOINLINE_PATH XLSTM_DEVICE  // a call would take registers from the kernel
 #define XLSTM_PARAM const
@@ -28,14 +29,14 @@
 
 namespace xlstm::gpu {
 
-// Whether the library has kernels for Hopper (arch/hopper/hopper.h): a CUDA library does, for sm_90a.
+// Whether the library has kernels for Hopper (arch/hopper/hopper.h): a CUDA library has them, for sm_90a.
 #if defined(__CUDACC__)
 constexpr bool kHasHopperKernels = true;
 #else
 constexpr bool kHasHopperKernels = false;
 #endif
 
-// Which family this pass compiles for. The host's pass compiles no kernel body and takes any.
+// The family that this pass compiles for. The host's pass compiles no kernel body, so any family does.
 #if defined(__CUDA_ARCH__) || (defined(__CUDACC__) && !defined(__HIP_DEVICE_COMPILE__))
 constexpr Family kFamily = Family::nvidia;
 #elif defined(__GFX11__)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a compiler is told of where values are made and when they are read. Left alone it makes addresses ahead of a
-// loop, reads all params at once and asks for data long before its use, in registers that the loop needs.
+// Barriers to the compiler's optimisations: they fix where it computes a value and when it issues a load. Without them
+// the compiler hoists addresses out of loops, loads all params at once and issues loads long before their use, and so
+// spends registers that the loop needs.
 #pragma once
 
 #include "arch/compiler.h"
@@ -10,8 +11,8 @@
 
 namespace xlstm::gpu {
 
-// The same pointer to device memory, which the compiler takes for a new one: it then makes addresses where they are
-// used, rather than a register for each of hundreds ahead of a loop.
+// Makes a pointer to device memory opaque: the compiler computes addresses from it where they are used, rather than
+// keep hundreds of them in registers ahead of a loop.
 template <class T>
 XLSTM_DEVICE T* opaque(T* p) {
 #if defined(__CUDACC__)
@@ -23,7 +24,8 @@ XLSTM_DEVICE T* opaque(T* p) {
 #endif
 }
 
-// A number of each lane, with what is made of it made here: not kept for a whole loop, nor read ahead.
+// Makes a lane's number opaque: what derives from the number is computed after this point, neither hoisted out of a
+// loop nor loaded ahead.
 XLSTM_DEVICE uint32_t opaque(uint32_t x) {
 #if defined(__CUDACC__)
   asm volatile("" : "+r"(x));
@@ -33,7 +35,7 @@ XLSTM_DEVICE uint32_t opaque(uint32_t x) {
   return x;
 }
 
-// The same for a number that all lanes share.
+// The same for a uniform number, which AMD keeps in a scalar register.
 XLSTM_DEVICE int opaque_uniform(int x) {
 #if defined(__CUDACC__)
   asm volatile("" : "+r"(x));
@@ -43,8 +45,8 @@ XLSTM_DEVICE int opaque_uniform(int x) {
   return x;
 }
 
-// A kernel's params, read anew from here on: else the compiler reads all of them ahead of a loop, into more scalar
-// registers than there are.
+// Reloads a kernel's params after this point: otherwise the compiler loads all of them ahead of a loop, into more
+// scalar registers than there are.
 template <class Params>
 XLSTM_DEVICE const Params* reload_params(const Params* p) {
 #if defined(__CUDACC__)
@@ -56,7 +58,8 @@ XLSTM_DEVICE const Params* reload_params(const Params* p) {
 #endif
 }
 
-// A pointer to device memory: what reload_params() hides from AMD's compiler is that params hold no others.
+// Marks a pointer from reload_params() as one to device memory: AMD's compiler can no longer see that all pointers in
+// params are.
 template <class T>
 XLSTM_DEVICE T* global(T* p) {
 #if defined(__CUDACC__)
@@ -68,7 +71,7 @@ XLSTM_DEVICE T* global(T* p) {
 #endif
 }
 
-// The only param of this kernel, for reload_params().
+// The address of this kernel's only param, for reload_params().
 template <class Params>
 XLSTM_DEVICE const Params* kernel_params(const Params& p) {
 #if defined(__CUDACC__)
@@ -79,7 +82,7 @@ XLSTM_DEVICE const Params* kernel_params(const Params& p) {
 #endif
 }
 
-// threadIdx.x, and what is made of it made here, for the same reason.
+// threadIdx.x, opaque for the same reason: what derives from it is computed after this point.
 XLSTM_DEVICE int opaque_thread() {
   int t = threadIdx.x;
 #if !defined(__CUDACC__)
@@ -89,14 +92,15 @@ XLSTM_DEVICE int opaque_thread() {
   return t;
 }
 
-// Nothing is moved over this: what comes after waits with its registers until what comes before is done with its own.
+// A scheduling barrier: the compiler moves no instruction across it, so the code after it takes no registers before the
+// code ahead of it has freed its own.
 XLSTM_DEVICE void sched_barrier() {
 #if !defined(__CUDACC__)
   __builtin_amdgcn_sched_barrier(0);
 #endif
 }
 
-// sched_barrier() for loads on every family: what is asked for after it does not take registers before it.
+// sched_barrier() for loads on every family: loads issued after it take no registers before it.
 XLSTM_DEVICE void load_barrier() {
   sched_barrier();
 #if defined(__CUDACC__)
@@ -104,7 +108,7 @@ XLSTM_DEVICE void load_barrier() {
 #endif
 }
 
-// What was read from LDS is there: before a barrier, where nothing else waits for it.
+// Waits until the data of all LDS reads has arrived; for use before a barrier, where nothing else waits for the reads.
 XLSTM_DEVICE void wait_lds_reads() {
 #if !defined(__CUDACC__)
   asm volatile("s_waitcnt lgkmcnt(0)" ::: "memory");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPUs that plans are made for, by name and published figures; plans for a device at hand use what the device itself
-// says.
+// The known GPUs, with published figures, for plans without a device. Plans for the current device use what the device
+// itself reports.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace xlstm {
 struct DeviceFacts {
   const char* name;
   const char* arch;
-  int32_t compute_units;  // as HIP and CUDA count what a block has to itself: CUs, SMs; on RDNA pairs of CUs (WGPs)
+  int32_t compute_units;  // the units that run a block, as HIP and CUDA count: CUs, SMs; on RDNA pairs of CUs (WGPs)
   int32_t wave_size;
   int32_t lds_bytes;  // shared memory a block may have
   int64_t memory_bytes;

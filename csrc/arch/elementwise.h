@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels that go over elements take of a GPU beside arch/fragments.h: short instructions for what memory must
-// hide.
+// Elementwise operations beyond arch/fragments.h: short instructions, whose time the memory accesses must hide.
 #pragma once
 
 #include "arch/operands.h"
 
 namespace xlstm::gpu {
 
-// The same bits, which the compiler takes for new ones: what it made of them before it makes again, where it is used,
+// Makes the value opaque: the compiler computes what derives from it again where that is used (rematerialises it),
 // rather than keep it in registers.
-XLSTM_DEVICE void opaque(Vec16& piece) {
+XLSTM_DEVICE void opaque(Vec16& vec) {
 #pragma unroll
-  for (uint32_t& word : piece.word) word = opaque(word);
+  for (uint32_t& word : vec.word) word = opaque(word);
 }
 
-// 1 / x, wrong by a unit in the last place; 0 of more than 2^126.
+// 1 / x with an error of one unit in the last place; 0 for x above 2^126.
 XLSTM_DEVICE float reciprocal_fast(float x) {
 #if defined(__CUDACC__)
   return rcp_approx(x);
@@ -23,11 +22,11 @@ XLSTM_DEVICE float reciprocal_fast(float x) {
 #endif
 }
 
-// 1 / sqrt(x), to the last bit or the one before.
+// 1 / sqrt(x), exact up to the last bit or the one before.
 XLSTM_DEVICE float reciprocal_sqrt(float x) {
 #if defined(__CUDACC__)
-  const float r = rsqrt_approx(x), closer = __builtin_fmaf(__builtin_fmaf(-x * r, r, 1.0f), 0.5f * r, r);
-  return closer == closer ? closer : r;  // of zero and infinity
+  const float r = rsqrt_approx(x), corrected = __builtin_fmaf(__builtin_fmaf(-x * r, r, 1.0f), 0.5f * r, r);
+  return corrected == corrected ? corrected : r;  // for zero and infinity
 #else
   return 1.0f / sqrtf(x);
 #endif
@@ -36,7 +35,7 @@ XLSTM_DEVICE float reciprocal_sqrt(float x) {
 XLSTM_DEVICE float max_num(float x, float y) { return __builtin_fmaxf(x, y); }
 XLSTM_DEVICE float min_num(float x, float y) { return __builtin_fminf(x, y); }
 
-// Of each half, where the GPU has an instruction for two.
+// Packed operations on both halves of a register, where the GPU has an instruction for two.
 #if defined(__CUDACC__)
 XLSTM_DEVICE uint32_t max_num_x2(Float16, uint32_t x, uint32_t y) { return max_float16(x, y); }
 XLSTM_DEVICE uint32_t max_num_x2(BFloat16, uint32_t x, uint32_t y) { return max_bfloat16(x, y); }
@@ -78,29 +77,29 @@ XLSTM_DEVICE uint32_t add_pair(E e, uint32_t x, uint32_t y) {
 #endif
 }
 
-// The greatest and the least of some elements; NaN counts for nothing.
+// The maximum and minimum of some elements; NaN is ignored.
 struct Extremes {
-  float most, least;
+  float max, min;
 };
 template <class E, int n>
-XLSTM_DEVICE Extremes extremes(E e, const Vec16 (&pieces)[n]) {
-  const auto word = [&](int w) { return pieces[w / 4].word[w % 4]; };
+XLSTM_DEVICE Extremes extremes(E e, const Vec16 (&vecs)[n]) {
+  const auto word = [&](int w) { return vecs[w / 4].word[w % 4]; };
   if constexpr (sizeof(E) == 4) {
     Extremes of{as_float(word(0)), as_float(word(0))};
 #pragma unroll
-    for (int w = 1; w < 4 * n; ++w) of = {max_num(of.most, as_float(word(w))), min_num(of.least, as_float(word(w)))};
+    for (int w = 1; w < 4 * n; ++w) of = {max_num(of.max, as_float(word(w))), min_num(of.min, as_float(word(w)))};
     return of;
   } else if constexpr (kHasMinMaxX2<E>) {
-    uint32_t most = word(0), least = word(0);
+    uint32_t max = word(0), min = word(0);
 #pragma unroll
-    for (int w = 1; w < 4 * n; ++w) most = max_num_x2(e, most, word(w)), least = min_num_x2(e, least, word(w));
-    return {max_num(low_float(e, most), high_float(e, most)), min_num(low_float(e, least), high_float(e, least))};
+    for (int w = 1; w < 4 * n; ++w) max = max_num_x2(e, max, word(w)), min = min_num_x2(e, min, word(w));
+    return {max_num(low_float(e, max), high_float(e, max)), min_num(low_float(e, min), high_float(e, min))};
   } else {
     Extremes of{low_float(e, word(0)), low_float(e, word(0))};
 #pragma unroll
     for (int w = 0; w < 4 * n; ++w) {
       const float low = low_float(e, word(w)), high = high_float(e, word(w));
-      of = {max_num(of.most, max_num(low, high)), min_num(of.least, min_num(low, high))};
+      of = {max_num(of.max, max_num(low, high)), min_num(of.min, min_num(low, high))};
     }
     return of;
   }

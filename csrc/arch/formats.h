@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements as they lie in memory, the floats that they stand for, and two or more of them in a register.
+// The formats of elements in memory, their conversion to and from float, and two or more packed in a register.
 #pragma once
 
 #include "arch/compiler.h"
@@ -9,7 +9,7 @@
 
 namespace xlstm::gpu {
 
-// Elements as they lie in memory.
+// The bits of an element in memory.
 struct BFloat16 {
   uint16_t bits;
 };
@@ -55,8 +55,8 @@ XLSTM_DEVICE Float16 from_float<Float16>(float x) {
 #endif
 }
 
-// Two elements in a register, low half first. pack rounds to nearest, away from zero where it is a tie on CDNA: one
-// instruction less there, and operands inside a product need no more.
+// Two elements packed in a register, low half first. pack() rounds to nearest. On CDNA it rounds ties away from zero,
+// which saves an instruction and is precise enough for the operands of a product.
 XLSTM_DEVICE float low_float(BFloat16, uint32_t x) { return as_float(x << 16); }
 XLSTM_DEVICE float high_float(BFloat16, uint32_t x) { return as_float(x & 0xffff0000u); }
 XLSTM_DEVICE float low_float(Float16, uint32_t x) { return to_float(Float16{uint16_t(x)}); }
@@ -76,7 +76,7 @@ XLSTM_DEVICE uint32_t pack(Float16, float low, float high) {
   return uint32_t(from_float<Float16>(low).bits) | uint32_t(from_float<Float16>(high).bits) << 16;
 #endif
 }
-// The same, to nearest even everywhere: for what goes to memory.
+// The same, rounded to nearest even on every family: for results in memory.
 template <class E>
 XLSTM_DEVICE uint32_t pack_exact(E e, float low, float high) {
 #if defined(__CUDACC__)
@@ -86,7 +86,7 @@ XLSTM_DEVICE uint32_t pack_exact(E e, float low, float high) {
   return uint32_t(from_float<E>(low).bits) | uint32_t(from_float<E>(high).bits) << 16;
 #endif
 }
-// The upper halves of two floats: what truncation to bfloat16 keeps.
+// The upper halves of two floats: their truncation to bfloat16.
 XLSTM_DEVICE uint32_t pack_truncated(float low, float high) {
 #if defined(__CUDACC__)
   return __byte_perm(as_bits(low), as_bits(high), 0x7632);
@@ -95,14 +95,14 @@ XLSTM_DEVICE uint32_t pack_truncated(float low, float high) {
 #endif
 }
 
-// And what it loses, exactly. An infinity is kept whole: inf - inf would be NaN.
+// The exact error of the truncation. The error of an infinity is 0, where inf - inf would be NaN.
 XLSTM_DEVICE float rest_of_truncation(float x) {
-  const float rest = x - as_float(as_bits(x) & 0xffff0000u);
-  return __builtin_fabsf(x) == __builtin_inff() ? 0.0f : rest;
+  const float error = x - as_float(as_bits(x) & 0xffff0000u);
+  return __builtin_fabsf(x) == __builtin_inff() ? 0.0f : error;
 }
-// Two floats as the sum of three pairs of bfloat16, high, middle and low: exactly. The first is truncated, so that no
-// finite number becomes infinite. Its rest has x's sign, and so would all products have that are left out: the second
-// is rounded, and what is left of it has either sign.
+// Splits two floats exactly into the sum of three pairs of bfloat16: high, middle and low. The first is truncated, so
+// that no finite number becomes infinite. The second is rounded, so that its error has either sign: a truncation's
+// error always has x's sign, and then so would all the products that are left out.
 XLSTM_DEVICE void split_in_three(float low, float high, uint32_t& first, uint32_t& second, uint32_t& third) {
   first = pack_truncated(low, high);
   low = rest_of_truncation(low), high = rest_of_truncation(high);
@@ -118,12 +118,13 @@ XLSTM_DEVICE uint32_t and_then_or(uint32_t a, uint32_t b, uint32_t c) {
   return (a & b) | c;
 #endif
 }
-// Bytes n and n + 2 of a word, signed, as two bfloat16.
+// Bytes n and n + 2 of a register, signed, as two bfloat16.
 template <int n>
 XLSTM_DEVICE uint32_t signed_bytes(uint32_t word) {
   static_assert(n == 0 || n == 1);
 #if defined(__CUDACC__)
-  // Its lower seven bits above 128, less 128 or, where its sign is set, 256, which differ in that bit.
+  // A byte's lower seven bits make the bfloat16 128 + bits. From it 128 is subtracted or, where the sign bit is set,
+  // 256: the bfloat16 128 and 256 differ in that bit.
   const uint32_t bytes = word >> 8 * n;
   return subtract_bfloat16(and_or(bytes, 0x007f007fu, 0x43004300u), and_or(bytes, 0x00800080u, 0x43004300u));
 #else
@@ -131,10 +132,11 @@ XLSTM_DEVICE uint32_t signed_bytes(uint32_t word) {
   return pack_truncated(byte(n), byte(n + 2));
 #endif
 }
-// Nibbles n and n + 4 of a word, 16 added, as two bfloat16: the upper bits of what follows 16's exponent.
+// Nibbles n and n + 4 of a register, plus 16, as two bfloat16: a nibble becomes the upper bits of the fraction behind
+// the exponent of 16.
 XLSTM_DEVICE uint32_t nibbles_and_16(uint32_t word, int n) {
-  const uint32_t there = n == 0 ? word << 3 : word >> (4 * n - 3);
-  return and_then_or(there, 0x00780078u, 0x41804180u);
+  const uint32_t shifted = n == 0 ? word << 3 : word >> (4 * n - 3);
+  return and_then_or(shifted, 0x00780078u, 0x41804180u);
 }
 
 XLSTM_DEVICE uint32_t element_bits(float x) { return as_bits(x); }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU that this pass of the compiler is for, behind one set of names: all that a kernel knows of it.
+// One set of names for the GPU families: kernels use these and never ask which GPU they are compiled for.
 //
-// A kernel is written in strips. A strip is a matrix of kStep rows ("stream") by 16 columns ("chain"), kept in the
-// accumulators of a wave, and three products are all there is:
+// A kernel is written in strips. A strip is a tile of kStep rows ("stream") by 16 columns ("chain") in the accumulators
+// of a wave, and every matrix product is of this form:
 //     multiply(strip, stream operand, chain operand)      strip[s][c] += sum_k stream[s][k] chain[k][c]
 // An accumulated strip becomes the chain operand of the next product (its rows are then k) without leaving the
-// registers: that is what fixes which side of the instruction each operand takes. On CDNA an accumulator's rows lie as
-// the B operand wants its k; on NVIDIA they lie as the A operand wants it, so there everything is transposed; RDNA3
-// exchanges halves of a wave. Each arch's header says so in constexpr maps (lane, register) -> (row, column), which
-// tests/cpp check on the CPU.
+// registers. This decides which side of the instruction each operand takes. On CDNA the layout of an accumulator's rows
+// is the layout of the B operand's k. On NVIDIA it is the layout of the A operand's k, so there all products are
+// transposed. On RDNA3 the halves of a wave exchange registers. arch/layouts.h defines the layouts as constexpr maps
+// (lane, register) -> (row, column), which tests/cpp check on the CPU.
 #pragma once
 
 #include "arch/compiler_barriers.h"
@@ -27,7 +27,8 @@ XLSTM_DEVICE float exp2_fast(float x) {
 #endif
 }
 
-// Of a normal number, to the last bit or the one before: a division's care for others takes ten instructions more.
+// 1 / x for a normal number, exact up to the last bit or the one before. A division takes ten instructions more, which
+// handle the other numbers.
 XLSTM_DEVICE float reciprocal(float x) {
 #if defined(__CUDACC__)
   return 1 / x;
@@ -37,7 +38,7 @@ XLSTM_DEVICE float reciprocal(float x) {
 #endif
 }
 
-// Half words of two registers: the low or the high ones, a's first.
+// Joins the low or the high 16-bit halves of two registers, a's half first.
 XLSTM_DEVICE uint32_t join_halves(uint32_t a, uint32_t b, bool high) {
 #if defined(__CUDACC__)
   return __byte_perm(a, b, high ? 0x7632 : 0x5410);
@@ -46,7 +47,7 @@ XLSTM_DEVICE uint32_t join_halves(uint32_t a, uint32_t b, bool high) {
 #endif
 }
 
-// 8 or 4 elements: 16 bytes, what one lane moves at a time.
+// 16 bytes, 8 or 4 elements: the vector that a lane loads or stores in one access.
 struct alignas(16) Vec16 {
   uint32_t word[4];
 };
@@ -57,7 +58,7 @@ constexpr int kVec16Elements = 16 / int(sizeof(E));
 typedef uint64_t Halves __attribute__((ext_vector_type(2)));
 #endif
 
-// A piece in one access.
+// Reads a vector in one access.
 XLSTM_DEVICE Vec16 read_vec16(const void* from) {
 #if defined(__CUDACC__)
   return *reinterpret_cast<const Vec16*>(from);
@@ -66,16 +67,17 @@ XLSTM_DEVICE Vec16 read_vec16(const void* from) {
 #endif
 }
 
-// A piece of device memory, at a place that all lanes share and a distance that each has: on AMD that is an address.
-XLSTM_DEVICE Vec16 load_vec16(const char* shared, uint32_t mine) {
+// Loads a vector of device memory from a uniform base and an offset of each lane: on AMD both together are one
+// instruction's address.
+XLSTM_DEVICE Vec16 load_vec16(const char* base, uint32_t offset) {
 #if defined(__CUDACC__)
-  return read_vec16(shared + mine);
+  return read_vec16(base + offset);
 #else
-  return __builtin_bit_cast(Vec16, *(const __attribute__((address_space(1))) Halves*)(shared + mine));
+  return __builtin_bit_cast(Vec16, *(const __attribute__((address_space(1))) Halves*)(base + offset));
 #endif
 }
 
-// kStep rows by 16 columns of a matrix in a wave's accumulators; strip_position() says which lane has what.
+// kStep rows by 16 columns of a matrix in a wave's accumulators; strip_position() maps lanes and registers to elements.
 template <class E>
 constexpr int kStep = strip_step(kFamily, sizeof(E));
 template <class E>
@@ -87,7 +89,7 @@ struct Strip {
 #pragma unroll
     for (int r = 0; r < kRegisters; ++r) value[r] = 0;
   }
-  // The same on this branch alone: NVIDIA's compiler would do it on all.
+  // zero() on this branch alone: NVIDIA's compiler would otherwise hoist it into all branches.
   XLSTM_DEVICE void zero_on_this_path() {
 #pragma unroll
     for (int r = 0; r < kRegisters; ++r)
@@ -101,8 +103,8 @@ struct Strip {
 #pragma unroll
     for (int r = 0; r < kRegisters; ++r) value[r] *= by;
   }
-  // It is made here: AMD's compiler puts no product off to a later branch, with all its operands in registers until
-  // then.
+  // Forces the compiler to compute the strip at this point: AMD's compiler would otherwise move products into a later
+  // branch and keep all their operands in registers until then.
   XLSTM_DEVICE void materialise() {
 #if !defined(__CUDACC__)
 #pragma unroll

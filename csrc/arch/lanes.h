@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lanes of a wave: which this is, what all agree on, what one has of another.
+// The lanes of a wave: their ids, uniform values, votes and shuffles.
 #pragma once
 
 #include "arch/compiler.h"
@@ -15,7 +15,7 @@ XLSTM_DEVICE int wave_id() {  // the same in every lane; on AMD the compiler is 
 #endif
 }
 
-// A number that is the same in every lane, for branches: AMD's compiler must be told.
+// Marks a number as uniform, the same in every lane, for branches: AMD's compiler cannot see it.
 XLSTM_DEVICE float uniform(float x) {
 #if defined(__CUDACC__)
   return x;
@@ -24,7 +24,7 @@ XLSTM_DEVICE float uniform(float x) {
 #endif
 }
 
-// The same for a number that is kept for long: of a bool AMD's compiler keeps a bit for every lane, two registers.
+// The same for a number with a long lifetime: AMD's compiler keeps a bool as a bit for every lane, in two registers.
 XLSTM_DEVICE int uniform(int x) {
 #if defined(__CUDACC__)
   return x;
@@ -33,7 +33,7 @@ XLSTM_DEVICE int uniform(int x) {
 #endif
 }
 
-// Whether it is so in any lane.
+// Whether x is true in any lane.
 XLSTM_DEVICE bool any_lane(bool x) {
 #if defined(__CUDACC__)
   return __any_sync(~0u, x);
@@ -52,7 +52,7 @@ XLSTM_DEVICE float shuffle_xor(float x, int mask) {
 #endif
 }
 
-// From a lane of this lane's group of `width`.
+// The x of a lane in this lane's group of `width` lanes.
 template <class T>
 XLSTM_DEVICE T shuffle_from(T x, int lane, int width) {
 #if defined(__CUDACC__)

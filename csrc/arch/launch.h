@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every launch of a kernel does: the LDS it needs, the caller's stream, and an error that names it.
+// Launches a kernel with the LDS that it needs on the caller's stream; an error names the kernel.
 #pragma once
 
 #include <stdexcept>
@@ -16,22 +16,23 @@ inline void check_launch(const char* kernel, Status status) {
 struct Grid {
   int64_t blocks;
   int threads, lds_bytes;
-  bool early = false;     // before the kernel before it has ended: see arch/nvidia/dependent_launch.h
-  int cluster = 0;        // blocks that see each other's LDS: Hopper's
-  bool together = false;  // all blocks at once, or an error: NVIDIA's
+  bool early_launch = false;  // may begin before the previous kernel has ended: see arch/nvidia/dependent_launch.h
+  int cluster = 0;            // blocks of a Hopper cluster, which access each other's shared memory; 0: no clusters
+  bool cooperative = false;   // NVIDIA: all blocks are resident at once, or the launch fails
 };
 
-// What a kernel may have of LDS of its own, beside what its launch gives it: together they are what asking counts from.
-constexpr int kMostOwnLds = 16 << 10;
+// The maximum of LDS that a kernel declares statically. Static and dynamic LDS count together towards the 48 KB above
+// which CUDA wants to be asked.
+constexpr int kMaxStaticLds = 16 << 10;
 
 template <class... Params, class... Arguments>
 void launch(const char* name, void (*kernel)(Params...), const Grid& grid, Stream stream,
             const Arguments&... arguments) {
   if (grid.blocks == 0) return;
   if (grid.blocks > INT32_MAX) throw std::runtime_error(std::string(name) + ": more blocks than a grid may have");
-  if (grid.lds_bytes > (48 << 10) - kMostOwnLds) check_launch(name, allow_lds(kernel, grid.lds_bytes));
-  check_launch(name, start(kernel, uint32_t(grid.blocks), grid.threads, grid.lds_bytes, grid.early, grid.cluster,
-                           grid.together, stream, arguments...));
+  if (grid.lds_bytes > (48 << 10) - kMaxStaticLds) check_launch(name, allow_lds(kernel, grid.lds_bytes));
+  check_launch(name, start(kernel, uint32_t(grid.blocks), grid.threads, grid.lds_bytes, grid.early_launch, grid.cluster,
+                           grid.cooperative, stream, arguments...));
 }
 
 }  // namespace xlstm::gpu

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operands from rows of tokens by features as they lie in memory, or in an LDS tile: a lane brings pieces of rows
-// (which, arch/layouts.h says) and makes operands of them in registers. Features as k need nothing but an order of k
-// that both sides share; tokens as k are turned, one instruction for two elements. So keys that are used once need no
-// LDS, and a tile in LDS that is key and value at once serves both products.
+// Builds matrix operands from rows of tokens by features in memory or in an LDS tile: a lane loads vectors of the rows
+// (arch/layouts.h says which) and forms operands of them in registers. With features as k the vectors are the operands,
+// in an order of k that both sides share. With tokens as k the lane transposes, with one instruction for two elements.
+// So keys that are used once need no LDS, and an LDS tile that is both key and value serves both products.
 #pragma once
 
 #include "arch/fragments.h"
 
 namespace xlstm::gpu {
 
-// This lane, with what is made of it made here.
+// This lane's id, opaque: what derives from it is computed after this point.
 XLSTM_DEVICE int opaque_lane() {
   const int lane = int(opaque(uint32_t(lane_id())));
   __builtin_assume(lane >= 0 && lane < kWave);
@@ -19,13 +19,13 @@ XLSTM_DEVICE int opaque_lane() {
 template <class E>
 constexpr int kUnit = unit_features(kFamily, sizeof(E));
 template <class E>
-constexpr int kUnitSteps = kUnit<E> / kStep<E>;  // multiplies of a unit
+constexpr int kUnitSteps = kUnit<E> / kStep<E>;  // multiplies for a unit
 template <class E>
 constexpr int kStreamVec16s = stream_vec16s(kFamily, sizeof(E));
 template <class E>
 constexpr int kChainVec16s = chain_vec16s(kFamily, sizeof(E));
 
-// Step s of a unit.
+// The operands of step s of a unit, from a lane's vectors of the unit.
 template <class E>
 XLSTM_DEVICE StreamOperand<E> stream_of(const Vec16 (&p)[kStreamVec16s<E>], [[maybe_unused]] int s) {
   StreamOperand<E> o;
@@ -56,7 +56,7 @@ XLSTM_DEVICE ChainOperand<E> chain_of_vec16s(const Vec16 (&p)[kChainVec16s<E>], 
   } else if constexpr (kFamily == Family::rdna) {
     return stream_of<E>(p, s);
   } else {
-    const StreamOperand<E> across = stream_of<E>(p, s);  // the chain side has rows 0 to 7 and 8 to 15 in turns
+    const StreamOperand<E> across = stream_of<E>(p, s);  // the chain side alternates rows 0 to 7 and 8 to 15
     ChainOperand<E> o;
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -71,7 +71,7 @@ XLSTM_DEVICE ChainOperand<E> chain_of_vec16s(const Vec16 (&p)[kChainVec16s<E>], 
   }
 }
 
-// A lane's part of a row in a block that is turned.
+// A lane's vector of a row in a block that is transposed.
 template <class E>
 struct alignas(4 * transposed_words(kFamily, sizeof(E))) TransposedVec16 {
   uint32_t word[transposed_words(kFamily, sizeof(E))];
@@ -93,20 +93,20 @@ XLSTM_DEVICE TransposedVec16<E> read_transposed(const void* from) {
     return __builtin_bit_cast(TransposedVec16<E>, *reinterpret_cast<const uint64_t*>(from));
 }
 
-// Of device memory, at an address and a distance.
+// The same from device memory, at a uniform base and an offset of each lane.
 template <class E>
-XLSTM_DEVICE TransposedVec16<E> load_transposed(const char* shared, uint32_t mine) {
+XLSTM_DEVICE TransposedVec16<E> load_transposed(const char* base, uint32_t offset) {
 #if defined(__CUDACC__)
-  return read_transposed<E>(shared + mine);
+  return read_transposed<E>(base + offset);
 #else
   if constexpr (sizeof(TransposedVec16<E>) == 16)
-    return __builtin_bit_cast(TransposedVec16<E>, load_vec16(shared, mine));
+    return __builtin_bit_cast(TransposedVec16<E>, load_vec16(base, offset));
   else
-    return __builtin_bit_cast(TransposedVec16<E>, *(const __attribute__((address_space(1))) uint64_t*)(shared + mine));
+    return __builtin_bit_cast(TransposedVec16<E>, *(const __attribute__((address_space(1))) uint64_t*)(base + offset));
 #endif
 }
 
-// Strip t of a block: its rows are features, k are the tokens.
+// The stream operand of a block's strip t: its rows are features, and k are the tokens.
 template <class E>
 XLSTM_DEVICE StreamOperand<E> transposed(const TransposedVec16<E> (&p)[kTransposedVec16s<E>], int t) {
   StreamOperand<E> o;
@@ -130,7 +130,7 @@ XLSTM_DEVICE StreamOperand<E> transposed(const TransposedVec16<E> (&p)[kTranspos
       }
   } else {
 #pragma unroll
-    for (int h = 0; h < 2; ++h)  // tokens 2q, 2q + 1, and those 8 further
+    for (int h = 0; h < 2; ++h)  // tokens 2q and 2q + 1, then 2q + 8 and 2q + 9
       if constexpr (sizeof(E) == 2) {
         const uint32_t a = p[2 * h].word[t], b = p[2 * h + 1].word[t];
         o.word[h] = join_halves(a, b, false);
@@ -144,22 +144,22 @@ XLSTM_DEVICE StreamOperand<E> transposed(const TransposedVec16<E> (&p)[kTranspos
   return o;
 }
 
-// f(first feature in the block, which of the lane's columns, the values) for each piece that a lane's strips of a block
-// hold.
+// Calls f(first feature in the block, the lane's column, the values) for each vector of features that a lane's strips
+// of a block hold.
 template <class E, class F>
 XLSTM_DEVICE void each_held(const Strip<E>* block, int stride, F&& f) {
   constexpr int n = kTransposedElements<E>;
 #pragma unroll
   for (int j = 0; j < lane_columns(kFamily); ++j)
 #pragma unroll
-    for (int h = 0; h < transposed_held(kFamily); ++h) {
+    for (int h = 0; h < accumulator_vecs(kFamily); ++h) {
       float value[n];
 #pragma unroll
       for (int e = 0; e < n; ++e) {
-        const StripRegister at = transposed_register(kFamily, sizeof(E), h, e, j);
+        const StripRegister at = accumulator_register(kFamily, sizeof(E), h, e, j);
         value[e] = block[at.strip * stride].value[at.r];
       }
-      f(transposed_held_feature(kFamily, sizeof(E), lane_id(), h), j, value);
+      f(accumulator_vec_feature(kFamily, sizeof(E), lane_id(), h), j, value);
     }
 }
 

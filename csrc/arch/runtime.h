@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host asks of a GPU's runtime: under nvcc the few hip* names in use are the cuda* ones.
+// The host's calls of the GPU's runtime, which has the same names under HIP and CUDA but for the prefix.
 #pragma once
 
 #include <type_traits>
@@ -26,11 +26,11 @@ template <class Kernel>
 bool has_code(Kernel* kernel) {
   XLSTM_GPU(FuncAttributes) attributes;
   const Status s = XLSTM_GPU(FuncGetAttributes)(&attributes, reinterpret_cast<const void*>(kernel));
-  (void)last_status();  // the answer is no error of the caller's
+  (void)last_status();  // clears the error, so that the caller's next check does not see it
   return s == kSuccess;
 }
 
-// More LDS than a block has without asking. A HIP kernel may have all of its CU's.
+// Allows a kernel more LDS than CUDA's default of a block. A HIP kernel may use all LDS of its CU by default.
 template <class Kernel>
 Status allow_lds(Kernel* kernel, int bytes) {
 #if defined(__CUDACC__)
@@ -41,12 +41,11 @@ Status allow_lds(Kernel* kernel, int bytes) {
 #endif
 }
 
-// Starts a kernel, without the syntax that only compilers for GPUs have. early: see arch/nvidia/dependent_launch.h.
-// cluster: blocks that run side by side and see each other's LDS, which Hopper has; 0: none. all_at_once: or an error,
-// of CUDA's.
+// Starts a kernel without the <<<>>> syntax, which only GPU compilers parse. early, cluster and is_cooperative are as
+// in arch/launch.h's Grid.
 template <class... Params>
-Status start(void (*kernel)(Params...), uint32_t blocks, int threads, int lds_bytes, bool early, int cluster,
-             bool all_at_once, Stream stream, const std::type_identity_t<Params>&... arguments) {
+Status start(void (*kernel)(Params...), uint32_t blocks, int threads, int lds_bytes, bool early_launch, int cluster,
+             bool is_cooperative, Stream stream, const std::type_identity_t<Params>&... arguments) {
 #if defined(__CUDACC__)
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(blocks);
@@ -55,24 +54,24 @@ Status start(void (*kernel)(Params...), uint32_t blocks, int threads, int lds_by
   config.stream = stream;
   cudaLaunchAttribute attributes[3] = {};
   config.attrs = attributes;
-  if (early) {
-    cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
+  if (early_launch) {
+    cudaLaunchAttribute& early_attribute = attributes[config.numAttrs++];
+    early_attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early_attribute.val.programmaticStreamSerializationAllowed = 1;
   }
   if (cluster > 0) {
-    cudaLaunchAttribute& together = attributes[config.numAttrs++];
-    together.id = cudaLaunchAttributeClusterDimension;
-    together.val.clusterDim = {uint32_t(cluster), 1, 1};
+    cudaLaunchAttribute& cluster_attribute = attributes[config.numAttrs++];
+    cluster_attribute.id = cudaLaunchAttributeClusterDimension;
+    cluster_attribute.val.clusterDim = {uint32_t(cluster), 1, 1};
   }
-  if (all_at_once) {
-    cudaLaunchAttribute& cooperative = attributes[config.numAttrs++];
-    cooperative.id = cudaLaunchAttributeCooperative;
-    cooperative.val.cooperative = 1;
+  if (is_cooperative) {
+    cudaLaunchAttribute& cooperative_attribute = attributes[config.numAttrs++];
+    cooperative_attribute.id = cudaLaunchAttributeCooperative;
+    cooperative_attribute.val.cooperative_attribute = 1;
   }
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 #else
-  (void)early, (void)cluster, (void)all_at_once;
+  (void)early_launch, (void)cluster, (void)is_cooperative;
   const void* values[] = {&arguments...};
   return hipLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(uint32_t(threads)),
                          const_cast<void**>(values), size_t(lds_bytes), stream);

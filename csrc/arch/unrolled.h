@@ -8,8 +8,8 @@
 
 namespace xlstm::gpu {
 
-// Calls f(0) to f(n - 1) with constants. It is unrolled for every n, where a compiler may keep a loop, and the arrays
-// that it indexes in memory.
+// Calls f(0) to f(n - 1) with constants, unrolled for every n. A compiler may keep a loop as a loop, and with it the
+// arrays that the loop indexes in memory.
 template <int n, class F>
 XLSTM_DEVICE void each_of(F&& f) {
   [&]<int... i>(std::integer_sequence<int, i...>) {

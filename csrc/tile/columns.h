@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A number for each column of a strip, and what goes between it and the strip's rows: softmax statistics and factors of
-// tokens that lie along the chain. A lane has those of its own columns (arch/layouts.h), two on NVIDIA and one
+// A number for each column of a strip, with reductions over the strip's rows: the online softmax's statistics, and
+// factors of tokens along the chain. A lane has the numbers of its columns (arch/layouts.h), two on NVIDIA and one
 // elsewhere.
 #pragma once
 
@@ -18,11 +18,12 @@ struct Columns {
     for (int j = 0; j < kEach; ++j) c.value[j] = x;
     return c;
   }
-  // Which of a lane's columns its register r of a strip is in, and where its column j is.
+  // of(r): the lane's column that register r of a strip belongs to. position(j): the strip's column that the lane's
+  // column j is.
   XLSTM_DEVICE static constexpr int of(int r) { return lane_column(kFamily, r); }
   XLSTM_DEVICE static int position(int j) { return column_position(kFamily, lane_id(), j); }
 
-  // f(x, y) of this and what the lanes with the other rows of the same columns have; every lane gets the result.
+  // Reduces each column by f over the lanes that have the column's other rows; all these lanes get the result.
   template <class F>
   XLSTM_DEVICE void over_rows(F&& f) {
 #pragma unroll
@@ -31,7 +32,7 @@ struct Columns {
 #pragma unroll
         for (int j = 0; j < kEach; ++j) value[j] = f(value[j], shuffle_xor(value[j], bit));
   }
-  // value = f(value, x) for each x of a strip in this lane.
+  // Reduces a strip's values in this lane into the columns: value = f(value, x).
   template <class E, class F>
   XLSTM_DEVICE void take_in(const Strip<E>& s, F&& f) {
 #pragma unroll

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// LDS tiles, and how tokens come from memory into them. A tile is a matrix in LDS whose 16-byte pieces are permuted, so
-// that the lanes which are served together hit different banks (arch/layouts.h; tests/cpp counts the conflicts).
+// LDS tiles, and stages that load tokens from memory into them. A tile is a matrix in LDS whose 16-byte vectors are
+// swizzled, so that the lanes which are served together hit different banks (arch/layouts.h; tests/cpp counts the
+// conflicts).
 //
-// A stage moves one matrix of tokens by features. Straight: k will run along the features. Transposed: k will run along
-// the tokens. NVIDIA transposes while it reads LDS; the others transpose in registers on the way in, so that every read
-// of an operand is one 16-byte piece.
+// A stage loads one matrix of tokens by features, either along its rows, for operands whose k is the features, or
+// transposed, for operands whose k is the tokens. NVIDIA transposes while it reads LDS. AMD transposes in registers
+// before the store, so that every read of an operand is one 16-byte vector.
 #pragma once
 
 #include "arch/fragments.h"
@@ -17,25 +18,28 @@ struct Tile {
   static constexpr int kBytes = kRows * kColumns * int(sizeof(E));
   E* base;
 
-  // The element's place behind base.
-  XLSTM_DEVICE static constexpr int place(int row, int column) {
+  // The element's offset from base.
+  XLSTM_DEVICE static constexpr int offset(int row, int column) {
     constexpr int n = kVec16Elements<E>;
-    const int piece = swizzled_vec16(kFamily, kVec16s, row, column / n);
-    return (swizzled_row(kFamily, kVec16s, row) * kVec16s + piece) * n + column % n;
+    const int vec16 = swizzled_vec16(kFamily, kVec16s, row, column / n);
+    return (swizzled_row(kFamily, kVec16s, row) * kVec16s + vec16) * n + column % n;
   }
-  XLSTM_DEVICE E* at(int row, int column) const { return base + place(row, column); }
+  XLSTM_DEVICE E* at(int row, int column) const { return base + offset(row, column); }
 
-  // Where a lane reads step after step: the bytes behind base of (row + r, column + c), for r and c that the compiler
-  // knows and that have no bit in common with row and column. The swizzle is an exclusive or of bits, within a line of
-  // 128 bytes: so that of (row, column) is made once, and r and c add constants, which instructions have room for.
+  // A lane's position for reads step after step: the offset in bytes of (row + r, column + c), for constants r and c
+  // that have no bit in common with row and column. The swizzle is an exclusive or of bits within a line of 128 bytes.
+  // So the offset of (row, column) is computed once, and r and c add constants, which fit into an instruction's offset
+  // field.
   struct Cursor {
     uint32_t first;
     XLSTM_DEVICE uint32_t at(int r, int c) const {
-      const uint32_t further = uint32_t(place(r, c)) * uint32_t(sizeof(E));
-      return (first ^ further % 128) + further / 128 * 128;
+      const uint32_t delta = uint32_t(offset(r, c)) * uint32_t(sizeof(E));
+      return (first ^ delta % 128) + delta / 128 * 128;
     }
   };
-  XLSTM_DEVICE Cursor cursor(int row, int column) const { return {uint32_t(place(row, column)) * uint32_t(sizeof(E))}; }
+  XLSTM_DEVICE Cursor cursor(int row, int column) const {
+    return {uint32_t(offset(row, column)) * uint32_t(sizeof(E))};
+  }
   XLSTM_DEVICE char* at(const Cursor& from, int r, int c) const {
     return reinterpret_cast<char*>(base) + from.at(r, c);
   }
@@ -47,9 +51,9 @@ struct TokenRows {
   const E* data;  // of token 0
   int64_t stride;
   int columns;  // features; a tile's further columns are zeros
-  bool whole;   // pieces start at multiples of 16 bytes and end with the row; 32 bits hold the bytes of 32 tokens
+  bool whole;   // vectors of 16 bytes are aligned and end with the row; 32 bits hold the bytes of 32 tokens
 
-  // The piece at (token, column), zeros where it is outside.
+  // The 16-byte vector at (token, column), zeros where it is outside.
   XLSTM_DEVICE Vec16 piece(int64_t token, int column, bool inside) const {
     if (!inside || column >= columns) return {{0, 0, 0, 0}};
     const E* from = data + token * stride + column;
@@ -64,7 +68,7 @@ struct TokenRows {
   }
 };
 
-// Element j of a piece.
+// Element j of a vector.
 template <class E>
 XLSTM_DEVICE float element(const Vec16& p, int j) {
   if constexpr (sizeof(E) == 4)
@@ -73,7 +77,7 @@ XLSTM_DEVICE float element(const Vec16& p, int j) {
     return j % 2 ? high_float(E{}, p.word[j / 2]) : low_float(E{}, p.word[j / 2]);
 }
 
-// One word of features of each of four tokens into a tile of features by tokens, at `row` from `to` on.
+// Stores a register of features of each of four tokens into a tile of features by tokens, at `row` from `to` on.
 template <class E, class Tile>
 XLSTM_DEVICE void store_transposed_word(const Tile& tile, const typename Tile::Cursor& to, int row,
                                         const Vec16& token) {
@@ -89,7 +93,7 @@ XLSTM_DEVICE void store_transposed_word(const Tile& tile, const typename Tile::C
   }
 }
 
-// Asynchronous: the piece at `column` of a row of `columns` on its way into LDS, zeros where it is outside.
+// Issues the asynchronous copy into LDS of the vector at `column` of a row of `columns`, zeros where it is outside.
 template <class E>
 XLSTM_DEVICE void copy_row_vec16(E* to, const E* row, int column, int columns) {
   cp_async(lds_address(to), row + (column < columns ? column : 0), column < columns);
@@ -100,23 +104,23 @@ struct Stage {
   static constexpr bool kTurn = kTransposed && !kAsyncCopies;
   using Storage = Tile<E, kTurn ? kFeatures : kTokens, kTurn ? kTokens : kFeatures>;
   static constexpr int n = kVec16Elements<E>;
-  // A straight unit is a piece; one to turn is four tokens by one piece of features.
+  // The unit of a thread is a vector, or, where the stage transposes, four tokens by one vector of features.
   static constexpr int kUnitVec16s = kTurn ? 4 : 1;
   static constexpr int kUnits = kTokens * kFeatures / n / kUnitVec16s;
   static constexpr int kEach = (kUnits + kThreads - 1) / kThreads;
 
   Vec16 held[kAsyncCopies ? 1 : kEach * kUnitVec16s];
 
-  // Tokens first..first + valid - 1 of `from`, from column0 on; the tile's further tokens are zeros. Where copies are
-  // asynchronous this writes the tile already.
+  // Loads tokens first..first + valid - 1 of `from`; the tile's further tokens are zeros. Where copies are
+  // asynchronous, fetch() writes the tile, and store() does nothing.
   XLSTM_DEVICE void fetch([[maybe_unused]] const Storage& tile, const TokenRows<E>& from, int64_t first, int valid) {
-    const int me = opaque_thread();
+    const int thread = opaque_thread();
     if constexpr (!kAsyncCopies)
-      if (from.whole && valid == kTokens && from.columns >= kFeatures) return fetch_plain(from, first, me);
+      if (from.whole && valid == kTokens && from.columns >= kFeatures) return fetch_plain(from, first, thread);
     if constexpr (kTurn) {
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
-        const int unit = me + j * kThreads;
+        const int unit = thread + j * kThreads;
         if (kUnits % kThreads != 0 && unit >= kUnits) break;
         const int token = unit % (kTokens / 4) * 4, column = unit / (kTokens / 4) * n;
 #pragma unroll
@@ -127,17 +131,17 @@ struct Stage {
     } else {
 #pragma unroll
       for (int j = 0; j < kEach; ++j)
-        if (const int unit = me + j * kThreads; kUnits % kThreads == 0 || unit < kUnits) {
+        if (const int unit = thread + j * kThreads; kUnits % kThreads == 0 || unit < kUnits) {
           const int token = unit / (kFeatures / n);
           held[j] = from.piece(first + token, unit % (kFeatures / n) * n, token < valid);
         }
     }
   }
 
-  // The same where all of the tile is there, in whole pieces.
+  // The same for a tile all of whose tokens and features exist, aligned to 16 bytes.
   XLSTM_DEVICE void fetch_whole(const TokenRows<E>& from, int64_t first) { fetch_plain(from, first, opaque_thread()); }
 
-  // The piece that a straight fetch of this thread brought as its jth, at (token(j), column(j)).
+  // The jth vector that this thread loaded without transposing, of (token(j), column(j)).
   XLSTM_DEVICE static int token(int j) { return (opaque_thread() + j * kThreads) / (kFeatures / n); }
   XLSTM_DEVICE static int column(int j) { return (opaque_thread() + j * kThreads) % (kFeatures / n) * n; }
   XLSTM_DEVICE Vec16 piece(const Storage& tile, int j) const {
@@ -147,23 +151,23 @@ struct Stage {
       return held[j];
   }
 
-  // What was fetched into the tile. Between two barriers.
+  // Stores the loaded tokens into the tile. The caller puts store() between two barriers.
   XLSTM_DEVICE void store(const Storage& tile) {
     if constexpr (!kAsyncCopies) {
-      const int me = opaque_thread();
+      const int thread = opaque_thread();
       if constexpr (kTurn) {
 #pragma unroll
         for (int j = 0; j < kEach; ++j) {
-          const int unit = me + j * kThreads;
+          const int unit = thread + j * kThreads;
           if (kUnits % kThreads != 0 && unit >= kUnits) break;
           store_transposed(tile, held + 4 * j, unit % (kTokens / 4) * 4, unit / (kTokens / 4) * n);
         }
       } else {
-        constexpr int kRowUnits = kFeatures / n, kRows = kThreads / kRowUnits;  // rows that the block takes at a time
-        const auto to = tile.cursor(me / kRowUnits, me % kRowUnits * n);
+        constexpr int kRowUnits = kFeatures / n, kRows = kThreads / kRowUnits;  // rows of the block at a time
+        const auto to = tile.cursor(thread / kRowUnits, thread % kRowUnits * n);
 #pragma unroll
         for (int j = 0; j < kEach; ++j) {
-          if (kUnits % kThreads != 0 && me + j * kThreads >= kUnits) break;
+          if (kUnits % kThreads != 0 && thread + j * kThreads >= kUnits) break;
           *reinterpret_cast<Vec16*>(tile.at(to, j * kRows, 0)) = held[j];
         }
       }
@@ -171,41 +175,42 @@ struct Stage {
   }
 
  protected:
-  // All of the tile is there: a lane's place is made once, what follows lies at distances that all lanes share.
-  XLSTM_DEVICE void fetch_plain(const TokenRows<E>& from, int64_t first, int me) {
-    me %= kUnits < kThreads ? kUnits : kThreads;  // who has no unit brings another's: a condition would be waited for
+  // All of the tile exists: a lane's offset is computed once, and all further offsets are uniform.
+  XLSTM_DEVICE void fetch_plain(const TokenRows<E>& from, int64_t first, int thread) {
+    // A thread without a unit loads another's: a branch would wait for the loads.
+    thread %= kUnits < kThreads ? kUnits : kThreads;
     constexpr int kRowUnits = kTurn ? kTokens / 4 : kFeatures / n;  // that lie along one row of units
     static_assert(kThreads % kRowUnits == 0 || kEach == 1);
-    const int along = me % kRowUnits, across = me / kRowUnits;
+    const int along = thread % kRowUnits, across = thread / kRowUnits;
     const int token = kTurn ? along * 4 : across, column = kTurn ? across * n : along * n;
     const uint32_t stride = uint32_t(from.stride) * uint32_t(sizeof(E));
-    const uint32_t mine = uint32_t(token) * stride + uint32_t(column) * uint32_t(sizeof(E));
+    const uint32_t lane_offset = uint32_t(token) * stride + uint32_t(column) * uint32_t(sizeof(E));
     const char* base = reinterpret_cast<const char*>(from.data + first * from.stride);
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-      const int next = j * (kThreads / kRowUnits);  // unit
+      const int unit = j * (kThreads / kRowUnits);
 #pragma unroll
       for (int i = 0; i < kUnitVec16s; ++i) {
-        const uint32_t shared = kTurn ? i * stride + next * n * uint32_t(sizeof(E)) : next * stride;
-        held[kUnitVec16s * j + i] = load_vec16(base + shared, mine);
+        const uint32_t uniform_offset = kTurn ? i * stride + unit * n * uint32_t(sizeof(E)) : unit * stride;
+        held[kUnitVec16s * j + i] = load_vec16(base + uniform_offset, lane_offset);
       }
     }
   }
 
-  // Asynchronous.
+  // The asynchronous copy of a tile.
   XLSTM_DEVICE static void copy(const Storage& tile, const TokenRows<E>& from, int64_t first, int valid) {
-    if (from.whole && valid == kTokens) return copy_whole(tile, from, first);  // all but odd tensors and a last chunk
-    constexpr int kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;   // rows that the block takes at a time
-    const int token0 = opaque_thread() / kRowPieces, column0 = opaque_thread() % kRowPieces * n;
+    if (from.whole && valid == kTokens) return copy_whole(tile, from, first);  // but for odd tensors and a last chunk
+    constexpr int kRowVec16s = kFeatures / n, kRows = kThreads / kRowVec16s;   // rows of the block at a time
+    const int token0 = opaque_thread() / kRowVec16s, column0 = opaque_thread() % kRowVec16s * n;
 #pragma unroll 1
     for (int token = token0; token < kTokens; token += kRows)
       *reinterpret_cast<Vec16*>(tile.at(token, column0)) = from.piece(first + token, column0, token < valid);
   }
-  // All of the tile's tokens are there, in whole pieces.
+  // The same where all of the tile's tokens exist and are aligned to 16 bytes.
   XLSTM_DEVICE static void copy_whole(const Storage& tile, const TokenRows<E>& from, int64_t first) {
-    constexpr uint32_t kRowPieces = kFeatures / n, kRows = kThreads / kRowPieces;
+    constexpr uint32_t kRowVec16s = kFeatures / n, kRows = kThreads / kRowVec16s;
     static_assert(kRows >= 8 || Storage::kVec16s >= 8 || kEach == 1);
-    const uint32_t token0 = threadIdx.x / kRowPieces, column0 = threadIdx.x % kRowPieces * n;
+    const uint32_t token0 = threadIdx.x / kRowVec16s, column0 = threadIdx.x % kRowVec16s * n;
     const bool inside = int(column0) < from.columns;
     const uint32_t to = lds_address(tile.at(token0, column0));
     const char* at = reinterpret_cast<const char*>(from.data + (first + token0) * from.stride + (inside ? column0 : 0));
@@ -213,13 +218,14 @@ struct Stage {
 #pragma unroll
     for (uint32_t j = 0; j < kEach; ++j, at += step) {
       if (kUnits % kThreads != 0 && token0 + j * kRows >= kTokens) break;
-      // Rows that the block takes next differ in bits that its own do not have, or in none that are swizzled.
+      // The block's next rows differ from its first rows in bits that the first rows do not have, or in no swizzled
+      // bit.
       cp_async((to ^ j * kRows % 8 * 16) + j * kRows * Storage::kVec16s * 16, at, inside);
     }
   }
 
  public:
-  // Four tokens of n features each, to n rows of four tokens.
+  // Stores four tokens of n features each as n rows of four tokens.
   XLSTM_DEVICE static void store_transposed(const Storage& tile, const Vec16* p, int token, int column) {
     const auto to = tile.cursor(column, token);
 #pragma unroll
@@ -229,45 +235,45 @@ struct Stage {
   }
 };
 
-// A square of kSide tokens by kSide features that lie side by side in memory, turned on its way through registers: a
-// thread brings four tokens of one word of features, four registers, where a Stage would take sixteen.
+// Loads a contiguous matrix of kSide tokens by kSide features and transposes it in registers: a thread loads one
+// register of features of four tokens, so four registers, where a Stage would need sixteen.
 template <class E, int kSide, int kThreads>
 struct TransposedSubtile {
   using Storage = Tile<E, kSide, kSide>;
   static constexpr int kInWord = 4 / int(sizeof(E)), kWords = kSide / kInWord;  // features of a word; words of a row
-  static constexpr int kFours = kSide / 4, kUnits = kFours * kWords;
+  static constexpr int kQuads = kSide / 4, kUnits = kQuads * kWords;
   static_assert(kUnits <= kThreads);
-  Vec16 held;
+  Vec16 words;
 
-  XLSTM_DEVICE static int four(int unit) { return unit % kFours; }
-  XLSTM_DEVICE static int word(int unit) { return transposed_word(sizeof(E), kSide, unit / kFours); }
+  XLSTM_DEVICE static int quad(int unit) { return unit % kQuads; }
+  XLSTM_DEVICE static int word(int unit) { return transposed_word(sizeof(E), kSide, unit / kQuads); }
   XLSTM_DEVICE void fetch(const E* from) {
     const int unit = opaque_thread() % kUnits;  // as in Stage
-    const uint32_t* at = reinterpret_cast<const uint32_t*>(from) + four(unit) * 4 * kWords + word(unit);
+    const uint32_t* at = reinterpret_cast<const uint32_t*>(from) + quad(unit) * 4 * kWords + word(unit);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) held.word[i] = at[i * kWords];
+    for (int i = 0; i < 4; ++i) words.word[i] = at[i * kWords];
   }
   XLSTM_DEVICE void store(const Storage& tile) const {
     const int unit = opaque_thread();
     if (unit >= kUnits) return;
-    store_transposed_word<E>(tile, tile.cursor(word(unit) * kInWord, four(unit) * 4), 0, held);
+    store_transposed_word<E>(tile, tile.cursor(word(unit) * kInWord, quad(unit) * 4), 0, words);
   }
 };
 
-// Single floats on the same way: `count` of them side by side, zeros for the others of kCount.
+// The same for a vector of floats: loads `count` contiguous floats; the others of kCount are zeros.
 template <int kCount, int kThreads>
 struct FloatStage {
   static constexpr int kEach = (kCount + kThreads - 1) / kThreads;
-  float held[kAsyncCopies ? 1 : kEach];
+  float values[kAsyncCopies ? 1 : kEach];
 
   XLSTM_DEVICE void fetch([[maybe_unused]] float* to, const float* from, int count) {
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       const int index = opaque_thread() + j * kThreads;
-      const bool there = index < count && index < kCount;
+      const bool inside = index < count && index < kCount;
       if constexpr (!kAsyncCopies)
-        held[j] = there ? from[index] : 0.0f;
-      else if (there)
+        values[j] = inside ? from[index] : 0.0f;
+      else if (inside)
         cp_async_float(to + index, from + index);
       else if (index < kCount)
         to[index] = 0;
@@ -277,18 +283,18 @@ struct FloatStage {
     if constexpr (!kAsyncCopies)
 #pragma unroll
       for (int j = 0; j < kEach; ++j)
-        if (opaque_thread() + j * kThreads < kCount) to[opaque_thread() + j * kThreads] = held[j];
+        if (opaque_thread() + j * kThreads < kCount) to[opaque_thread() + j * kThreads] = values[j];
   }
 };
 
-// Makes what was fetched visible to the block, where everybody is done with the tiles' old contents.
+// Stores the fetched data and makes it visible to the block, where all threads are done with the tiles' old contents.
 template <class Store>
 XLSTM_DEVICE void arrive_free(Store&& store) {
   store();
   if constexpr (kAsyncCopies) cp_async_wait_all();
   __syncthreads();
 }
-// The same where somebody may still read them.
+// The same where a thread may still read the old contents.
 template <class Store>
 XLSTM_DEVICE void arrive(Store&& store) {
   if constexpr (!kAsyncCopies) __syncthreads();

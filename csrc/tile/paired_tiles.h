@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two matrices of the same tokens on their way from memory into LDS, each to lie there along its rows, transposed, or
-// both: what attention's backward pass needs of q and dout, and of k and v.
+// Loads two matrices of the same tokens from memory into LDS tiles, each along its rows, transposed, or both:
+// attention's backward pass needs this of q and dout, and of k and v.
 //
-// AMD: a wave brings squares, kTokens tokens by 16 bytes for each of its lanes: a lane has four tokens of a piece of
-// features, which it stores as four pieces of rows and, turned, as rows of four tokens. The lanes' places in a square
-// are those at which neither store has bank conflicts (tests/cpp/test_lds_conflicts.cpp).
-// NVIDIA: copied without registers, along the rows only; operands are read from there both ways.
+// AMD: a wave loads subtiles of kTokens tokens. A lane has four tokens of a vector of features, which it stores as four
+// vectors of rows and, transposed, as rows of four tokens. The lanes' coordinates in a subtile are such that neither
+// store has bank conflicts (tests/cpp/test_lds_conflicts.cpp).
+// NVIDIA: asynchronous copies without registers, along the rows only; operands are read from these tiles both ways.
 #pragma once
 
 #include "tile/lds_tile.h"
@@ -17,7 +17,7 @@ struct PairStage {
   static constexpr int n = kVec16Elements<E>, kWaves = kThreads / kWave;
   using FirstTile = Tile<E, kTokens, kFirst>;
   using SecondTile = Tile<E, kTokens, kSecond>;
-  // Where operands whose k is tokens are read from: NVIDIA reads the tiles above.
+  // The tile for operands whose k is tokens. On NVIDIA it is one of the tiles above.
   template <int kFeatures>
   using Turned = typename Stage<E, kTokens, kFeatures, true, kThreads>::Storage;
 
@@ -26,20 +26,20 @@ struct PairStage {
   static constexpr int kEach = (kSubtiles + kWaves - 1) / kWaves;
   static_assert(kAsyncCopies || (kFirst % kSubtile == 0 && kSecond % kSubtile == 0));
 
-  Vec16 held[kAsyncCopies ? 1 : kEach * 4];
+  Vec16 vecs[kAsyncCopies ? 1 : kEach * 4];
 
-  // Tokens first .. first + valid - 1, zeros for the others.
+  // Loads tokens first .. first + valid - 1; the others are zeros.
   XLSTM_DEVICE void fetch(const TokenRows<E>& a, const TokenRows<E>& b, int64_t first, int valid) {
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) fetch_subtile(j, held + 4 * j, a, b, first, valid);
+    for (int j = 0; j < kEach; ++j) fetch_subtile(j, vecs + 4 * j, a, b, first, valid);
   }
-  // to(second, column0, four pieces, first token, first feature) for each square that this wave brought.
+  // Calls to(whether of the second matrix, four vectors, first token, first feature) for each subtile of this wave.
   template <class To>
   XLSTM_DEVICE void each(To&& to) const {
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) store_subtile(j, held + 4 * j, to);
+    for (int j = 0; j < kEach; ++j) store_subtile(j, vecs + 4 * j, to);
   }
-  // Both at once, square by square, in few registers.
+  // Loads and stores subtile by subtile, in few registers.
   template <class To>
   XLSTM_DEVICE static void move(const TokenRows<E>& a, const TokenRows<E>& b, int64_t first, int valid, To&& to) {
 #pragma unroll 1
@@ -50,7 +50,7 @@ struct PairStage {
     }
   }
 
-  // Four pieces of tokens into a tile as it lies in memory, or turned.
+  // Store four tokens' vectors into a tile along its rows, or transposed.
   template <class AnyTile>
   XLSTM_DEVICE static void store_along(const AnyTile& tile, const Vec16* p, int token, int column) {
     const auto to = tile.cursor(token, column);
@@ -62,25 +62,25 @@ struct PairStage {
     Stage<E, kTokens, kFeatures, true, kThreads>::store_transposed(tile, p, token, column);
   }
 
-  // NVIDIA: one matrix into a tile. A thread has a piece of each line of 128 bytes in every kRows-th row.
+  // NVIDIA: the copy of one matrix into a tile. A thread has a vector of each line of 128 bytes in every kRows-th row.
   static constexpr uint32_t kLine = 8, kRows = kThreads / kLine;
   XLSTM_DEVICE static uint32_t lane_token() { return threadIdx.x / kLine; }
   XLSTM_DEVICE static uint32_t lane_first_column() { return threadIdx.x % kLine * n; }
 
-  // All tokens are there, in whole pieces; `mine` is the thread's first.
+  // All tokens exist and are aligned to 16 bytes; `from` is the thread's first element.
   template <class AnyTile>
-  XLSTM_DEVICE static void copy_whole(const AnyTile& tile, const E* mine, int64_t stride, int columns) {
+  XLSTM_DEVICE static void copy_whole(const AnyTile& tile, const E* from, int64_t stride, int columns) {
     const auto to = tile.cursor(int(lane_token()), int(lane_first_column()));
     const uint32_t base = lds_address(tile.base);
 #pragma unroll
-    for (uint32_t t = 0; t < kTokens; t += kRows, mine += kRows * stride) {
+    for (uint32_t t = 0; t < kTokens; t += kRows, from += kRows * stride) {
       if (kTokens % kRows != 0 && lane_token() + t >= kTokens) break;
 #pragma unroll
-      for (uint32_t c = 0; c < AnyTile::kVec16s * n; c += kLine * n)  // of what is outside nothing is read
-        cp_async(base + to.at(int(t), int(c)), mine + c, int(lane_first_column() + c) < columns);
+      for (uint32_t c = 0; c < AnyTile::kVec16s * n; c += kLine * n)  // columns outside are not read
+        cp_async(base + to.at(int(t), int(c)), from + c, int(lane_first_column() + c) < columns);
     }
   }
-  // Whatever it is: tokens that are not there are zeros.
+  // The general copy, with any alignment: tokens that do not exist are zeros.
   template <class AnyTile>
   XLSTM_NOINLINE_PATH static void copy(AnyTile tile, TokenRows<E> from, int64_t first, int valid) {
 #pragma unroll 1
@@ -88,12 +88,12 @@ struct PairStage {
 #pragma unroll 1
       for (uint32_t column = lane_first_column(); column < AnyTile::kVec16s * n; column += kLine * n) {
         E* to = tile.at(int(token), int(column));
-        const bool there = int(token) < valid;
+        const bool is_valid = int(token) < valid;
         if (from.whole)
-          copy_row_vec16(to, from.data + (first + (there ? token : 0)) * from.stride, int(column),
-                         there ? from.columns : 0);
+          copy_row_vec16(to, from.data + (first + (is_valid ? token : 0)) * from.stride, int(column),
+                         is_valid ? from.columns : 0);
         else
-          *reinterpret_cast<Vec16*>(to) = from.piece(first + token, int(column), there);
+          *reinterpret_cast<Vec16*>(to) = from.piece(first + token, int(column), is_valid);
       }
   }
 
@@ -101,13 +101,13 @@ struct PairStage {
   XLSTM_DEVICE static void fetch_subtile(int j, Vec16* p, const TokenRows<E>& a, const TokenRows<E>& b, int64_t first,
                                          int valid) {
     const SubtileCoord at = subtile_coord(kTokens, opaque_thread() % kWave);
-    int square = wave_id() + j * kWaves;
-    if (kSubtiles % kWaves != 0 && square >= kSubtiles) square -= kSubtiles;  // a condition would be waited for
-    if (kSubtiles < kWaves) square %= kSubtiles;
-    const bool second = square >= kFirstSubtiles;
+    int subtile = wave_id() + j * kWaves;
+    if (kSubtiles % kWaves != 0 && subtile >= kSubtiles) subtile -= kSubtiles;  // a branch would wait for the loads
+    if (kSubtiles < kWaves) subtile %= kSubtiles;
+    const bool second = subtile >= kFirstSubtiles;
     const TokenRows<E> from{second ? b.data : a.data, second ? b.stride : a.stride, second ? b.columns : a.columns,
                             second ? b.whole : a.whole};
-    const int column0 = (second ? square - kFirstSubtiles : square) * kSubtile, token = 4 * at.four;
+    const int column0 = (second ? subtile - kFirstSubtiles : subtile) * kSubtile, token = 4 * at.quad;
     if (valid <= 0) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) p[i] = {{0, 0, 0, 0}};
@@ -117,34 +117,34 @@ struct PairStage {
       const uint32_t stride = uint32_t(from.stride) * uint32_t(sizeof(E));
       if (valid >= kTokens && column0 + kSubtile <= from.columns) {
         const char* base = reinterpret_cast<const char*>(from.data + first * from.stride + column0);
-        const uint32_t mine = uint32_t(token) * stride + uint32_t(at.piece) * 16;
+        const uint32_t lane_offset = uint32_t(token) * stride + uint32_t(at.vec16) * 16;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) p[i] = load_vec16(base + i * stride, mine);
+        for (int i = 0; i < 4; ++i) p[i] = load_vec16(base + i * stride, lane_offset);
         return;
       }
       const char* base = reinterpret_cast<const char*>(from.data + first * from.stride);
-      const int column = column0 + at.piece * n;
+      const int column = column0 + at.vec16 * n;
       const bool inside = column < from.columns;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {  // the last one repeated, then left out
+      for (int i = 0; i < 4; ++i) {  // loads the last token again for tokens beyond it, then masks them
         const int t = token + i < valid ? token + i : valid - 1;
         p[i] = load_vec16(base, uint32_t(t) * stride + (inside ? uint32_t(column) * uint32_t(sizeof(E)) : 0));
-        const uint32_t mask = inside && token + i < valid ? ~0u : 0u;  // a choice would put the load behind a condition
+        const uint32_t mask = inside && token + i < valid ? ~0u : 0u;  // a conditional would put the load into a branch
 #pragma unroll
         for (int w = 0; w < 4; ++w) p[i].word[w] &= mask;
       }
       return;
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) p[i] = from.piece(first + token + i, column0 + at.piece * n, token + i < valid);
+    for (int i = 0; i < 4; ++i) p[i] = from.piece(first + token + i, column0 + at.vec16 * n, token + i < valid);
   }
   template <class To>
   XLSTM_DEVICE static void store_subtile(int j, const Vec16* p, To&& to) {
     const SubtileCoord at = subtile_coord(kTokens, opaque_thread() % kWave);
-    const int square = wave_id() + j * kWaves;
-    if (kSubtiles % kWaves != 0 && square >= kSubtiles) return;  // whole waves
-    const bool second = square >= kFirstSubtiles;
-    to(second, p, 4 * at.four, (second ? square - kFirstSubtiles : square) * kSubtile + at.piece * n);
+    const int subtile = wave_id() + j * kWaves;
+    if (kSubtiles % kWaves != 0 && subtile >= kSubtiles) return;  // uniform in a wave
+    const bool second = subtile >= kFirstSubtiles;
+    to(second, p, 4 * at.quad, (second ? subtile - kFirstSubtiles : subtile) * kSubtile + at.vec16 * n);
   }
 };
 

@@ -192,12 +192,12 @@ void add_square_of_pair(Patterns& all, const std::string& name, const lds::Tile&
   std::swap(transposed.rows, transposed.columns);
   all.push_back({name + " stored along", t, Access::write, 16, wave, 4 * squares, [=](int lane, int round) {
                    const SubtileCoord at = subtile_coord(t.rows, lane);
-                   return t.at(4 * at.four + round % 4, round / 4 * square + at.piece * n);
+                   return t.at(4 * at.quad + round % 4, round / 4 * square + at.vec16 * n);
                  }});
   all.push_back({name + " stored turned", transposed, Access::write, 4 * t.element_bytes, wave, n * squares,
                  [=](int lane, int round) {
                    const SubtileCoord at = subtile_coord(t.rows, lane);
-                   return transposed.at(round / n * square + at.piece * n + round % n, 4 * at.four);
+                   return transposed.at(round / n * square + at.vec16 * n + round % n, 4 * at.quad);
                  }});
 }
 

@@ -134,10 +134,10 @@ void test_products(F family, int bytes) {
   // A lane's pieces of out.
   for (int lane = 0; lane < wave_size(f); ++lane)
     for (int j = 0; j < lane_columns(f); ++j)
-      for (int h = 0; h < transposed_held(f); ++h)
+      for (int h = 0; h < accumulator_vecs(f); ++h)
         for (int e = 0; e < transposed_elements(f, bytes); ++e) {
-          const StripRegister at = transposed_register(f, bytes, h, e, j);
-          const int feature = transposed_held_feature(f, bytes, lane, h) + e;
+          const StripRegister at = accumulator_register(f, bytes, h, e, j);
+          const int feature = accumulator_vec_feature(f, bytes, lane, h) + e;
           CHECK(block[at.strip][lane][at.r] == out(feature, column_position(f, lane, j)),
                 "%s, %d bytes: lane %d, piece %d, element %d", name(f), bytes, lane, h, e);
         }

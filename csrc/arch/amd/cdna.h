@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// AMD CDNA (gfx90a, gfx942, gfx950): MFMA in waves of 64. The stream side is A (i), the chain side B (j): accumulator
-// rows lie four to a lane, as the B operand wants its k, so a strip is the chain operand of the next product as it is.
+// AMD CDNA (gfx90a, gfx942, gfx950): MFMA in waves of 64. The stream side is A (i), the chain side B (j). A lane has
+// four rows of an accumulator, which is the B operand's layout of k, so that a strip is the chain operand of the next
+// product without any moves.
 //
-// 2-byte elements: a step is 32 stream rows by 32 k, two 16x16x16 instructions along each; the rows of the two
-// accumulators alternate in fours (arch/layouts.h), so that 8 consecutive k, 16 bytes, are one lane's. Floats use the
-// float instruction 16x16x4, four to a step of 16 by 16.
+// 2-byte elements: a step is 32 stream rows by 32 k, two 16x16x16 instructions along each. The rows of the two
+// accumulators alternate in groups of four (arch/layouts.h), so that a lane has 8 consecutive k, 16 bytes. Floats use
+// the float instruction 16x16x4, four for a step of 16 by 16.
 #pragma once
 
 #include "arch/amd/no_async_copies.h"
@@ -31,7 +32,7 @@ XLSTM_DEVICE Float4 mfma(BFloat16, uint64_t a, uint64_t b, Float4 c) {
 XLSTM_DEVICE Float4 mfma(Float16, uint64_t a, uint64_t b, Float4 c) {
   return __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(Half4, a), __builtin_bit_cast(Half4, b), c, 0, 0, 0);
 }
-// The operands of two instructions. What it does not see through, the compiler does not read from LDS again for a half.
+// The operands of two instructions. The asm makes them opaque: otherwise the compiler reads a half from LDS again.
 XLSTM_DEVICE Halves halves_of(const Vec16& p) {
   Halves h = __builtin_bit_cast(Halves, p);
   asm("" : "+v"(h));
@@ -72,7 +73,7 @@ XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
   return o;
 }
 
-// The rows of a strip that a lane holds one after the other: f(first row, which of its columns, their values).
+// Calls f(first row, the lane's column, the values) for each run of consecutive rows of a strip in this lane.
 template <class E>
 constexpr int kRun = Strip<E>::kRegisters;
 template <class E, class F>
@@ -80,13 +81,13 @@ XLSTM_DEVICE void each_run(const Strip<E>& s, F&& f) {
   f(lane_id() / 16 * kRun<E>, 0, s.value);
 }
 
-// A chain operand whose k is features, from memory: piece(column, k) has a lane's 16 bytes there.
+// A chain operand whose k is features, from memory: load_vec(column, k) loads a lane's 16 bytes.
 template <class E, class F>
-XLSTM_DEVICE ChainOperand<E> chain_of(F&& piece, int k0) {
-  return {piece(lane_id() % 16, k0 + lane_id() / 16 * kVec16Elements<E>)};
+XLSTM_DEVICE ChainOperand<E> chain_of(F&& load_vec, int k0) {
+  return {load_vec(lane_id() % 16, k0 + lane_id() / 16 * kVec16Elements<E>)};
 }
 
-// From a Tile (tile/lds_tile.h), which holds [side][k] whatever lies in memory.
+// Operands from a Tile (tile/lds_tile.h), which holds [side][k], transposed or not in memory.
 template <bool kAlong, class E, class Tile>
 XLSTM_DEVICE StreamOperand<E> load_stream(const Tile& t, int s0, int k0, int lane = lane_id()) {
   StreamOperand<E> o;
@@ -102,7 +103,7 @@ XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0, int
   return {read_vec16(t.at(t.cursor(lane % 16, lane / 16 * kVec16Elements<E>), c0, k0))};
 }
 
-// The chain side of a matrix whose k is tokens: `plain` as it is, `weighted` with row k times weight[k] scale.
+// The chain operand of a matrix whose k is tokens: `plain` without and `weighted` with row k times weight[k] scale.
 template <class E, class Tile>
 XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, float scale, ChainOperand<E>& plain,
                              ChainOperand<E>& weighted, int lane = lane_id()) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// AMD: data reaches LDS through registers, and barriers are the block's. What NVIDIA has beside that goes by these
-// names; a kernel asks kAsyncCopies first, and what it then leaves out is never compiled: they have no bodies here.
+// AMD: data reaches LDS through registers, and all barriers are of the block. These declarations stand for NVIDIA's
+// asynchronous copies and named barriers. They have no bodies: a kernel asks kAsyncCopies first, so that AMD's code
+// never calls them.
 #pragma once
 
 namespace xlstm::gpu {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// AMD RDNA3 (gfx11): WMMA 16x16x16 in waves of 32. The stream side is A, the chain side B; both halves of a wave hold
-// the same 16 k of an operand, but each half has every other row of an accumulator, so a strip becomes a chain operand
+// AMD RDNA3 (gfx11): WMMA 16x16x16 in waves of 32. The stream side is A, the chain side B. Both halves of a wave hold
+// the same 16 k of an operand, but each half has every other row of an accumulator. So a strip becomes a chain operand
 // by one exchange between the halves for each register.
 //
-// float has no such instruction: its operands are split into three bfloat16 whose sum is exact, and the six products
-// that reach 24 bits are added up, small ones first.
+// There is no such instruction for float: float operands are split into three bfloat16 whose sum is exact, and the six
+// products that contribute to 24 bits are added up, small ones first.
 #pragma once
 
 #include "arch/amd/no_async_copies.h"
@@ -46,7 +46,7 @@ XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const Ch
     sum = wmma(E{}, stream.word, chain.word, sum);
   } else {
 #pragma unroll
-    for (int order = 2; order >= 0; --order)  // products of parts whose places add up to the same
+    for (int order = 2; order >= 0; --order)  // products of the same order of magnitude
 #pragma unroll
       for (int j = 0; j <= order; ++j) sum = wmma(BFloat16{}, stream.part[order - j], chain.part[j], sum);
   }
@@ -73,16 +73,17 @@ XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
   const bool upper = lane_id() >= 16;
 #pragma unroll
   for (int r = 0; r < 8; ++r) {
-    const float own = s.value[r] * scale;
-    const uint32_t bits = as_bits(own);
-    const float other = as_float(__builtin_amdgcn_permlanex16(bits, bits, 0x76543210u, 0xfedcba98u, false, false));
-    set_word(o, r, upper ? other : own, upper ? own : other);
+    const float lane_row = s.value[r] * scale;
+    const uint32_t bits = as_bits(lane_row);
+    const float partner_row =
+        as_float(__builtin_amdgcn_permlanex16(bits, bits, 0x76543210u, 0xfedcba98u, false, false));
+    set_word(o, r, upper ? partner_row : lane_row, upper ? lane_row : partner_row);
   }
   return o;
 }
 
-// The rows of a strip that a lane holds one after the other: f(first row, which of its columns, their values). Halves
-// of the wave have every other row: each gives the other those of its eight.
+// Calls f(first row, the lane's column, the values) for each run of consecutive rows of a strip in this lane. The
+// halves of the wave have every other row, so each half first sends the other half the rows of its run of eight.
 template <class E>
 constexpr int kRun = 8;
 template <class E, class F>
@@ -92,34 +93,36 @@ XLSTM_DEVICE void each_run(const Strip<E>& s, F&& f) {
   float run[8];
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
-    // By bits: of a choice the compiler makes one of addresses, and the strip goes to memory.
+    // Selects by bit masks: the compiler turns a conditional into one of addresses, and puts the strip into memory.
     const uint32_t low = as_bits(s.value[r]), high = as_bits(s.value[4 + r]);
-    const float own = as_float((low & ~mask) | (high & mask));
-    const uint32_t given = (low & mask) | (high & ~mask);
-    const float other = as_float(__builtin_amdgcn_permlanex16(given, given, 0x76543210u, 0xfedcba98u, false, false));
-    run[2 * r] = upper ? other : own;
-    run[2 * r + 1] = upper ? own : other;
+    const float lane_row = as_float((low & ~mask) | (high & mask));
+    const uint32_t sent = (low & mask) | (high & ~mask);
+    const float partner_row =
+        as_float(__builtin_amdgcn_permlanex16(sent, sent, 0x76543210u, 0xfedcba98u, false, false));
+    run[2 * r] = upper ? partner_row : lane_row;
+    run[2 * r + 1] = upper ? lane_row : partner_row;
   }
   f(lane_id() / 16 * 8, 0, run);
 }
 
-// A chain operand of 2-byte elements whose k is features, from memory: piece(column, k) has a lane's 16 bytes there.
+// A chain operand of 2-byte elements whose k is features, from memory: load_vec(column, k) loads a lane's 16 bytes.
 template <class E, class F>
-XLSTM_DEVICE ChainOperand<E> chain_of(F&& piece, int k0) {
+XLSTM_DEVICE ChainOperand<E> chain_of(F&& load_vec, int k0) {
   static_assert(sizeof(E) == 2);
   ChainOperand<E> o;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const Vec16 p = piece(lane_id() % 16, k0 + 8 * h);
+    const Vec16 p = load_vec(lane_id() % 16, k0 + 8 * h);
 #pragma unroll
     for (int w = 0; w < 4; ++w) o.word[4 * h + w] = p.word[w];
   }
   return o;
 }
 
-// From a Tile (tile/lds_tile.h), which holds [side][k] whatever lies in memory.
+// Operands from a Tile (tile/lds_tile.h), which holds [side][k], transposed or not in memory.
 template <class E, class Tile>
-XLSTM_DEVICE void load_row(const Tile& t, int row, int k0, int lane, float* values) {  // a lane's of 16 from `row` on
+XLSTM_DEVICE void load_row(const Tile& t, int row, int k0, int lane,
+                           float* values) {  // a lane's row, of the 16 from `row` on
   const auto at = t.cursor(lane % 16, 0);
 #pragma unroll
   for (int p = 0; p < 16 / kVec16Elements<E>; ++p) {
@@ -148,7 +151,7 @@ XLSTM_DEVICE ChainOperand<E> load_chain_along(const Tile& t, int c0, int k0, int
   return load_stream<true, E>(t, c0, k0, lane);
 }
 
-// The chain side of a matrix whose k is tokens: `plain` as it is, `weighted` with row k times weight[k] scale.
+// The chain operand of a matrix whose k is tokens: `plain` without and `weighted` with row k times weight[k] scale.
 template <class E, class Tile>
 XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight, float scale, ChainOperand<E>& plain,
                              ChainOperand<E>& weighted, int lane = lane_id()) {

@@ -52,7 +52,7 @@ void launch_megakernel(const MegakernelPlan& plan, const MegakernelCall& call, S
   to.block[to.blocks].linear[0] = weights_of(call.head.linear[0]);
   to.block[to.blocks].norm = call.head.weight;
   Grid grid{plan.blocks, kMegakernelThreads, plan.smem.bytes};
-  grid.together = true;
+  grid.cooperative = true;
   launch("decode megakernel", megakernel<Weights>, grid, stream, to);
 }
 

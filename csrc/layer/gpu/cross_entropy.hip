@@ -11,11 +11,11 @@ void check_size(const xlstm_cross_entropy& p) {
 
 void cross_entropy_forward(const xlstm_cross_entropy& p, const Chip& chip, void* stream) {
   check_size(p);
-  const Walk walk = plan_cross_entropy(chip, p.rows, p.classes);
-  const CrossEntropyParams params{p, int(walk.slices), Group(walk.lanes)};
+  const PersistentPlan plan = plan_cross_entropy(chip, p.rows, p.classes);
+  const CrossEntropyParams params{p, int(plan.slices), Group(plan.lanes)};
   with_kind<false>(p.rows, p.classes, {&p.logits}, [&](auto kind) {
     using K = decltype(kind);
-    launch("cross entropy", cross_entropy_rows<typename K::Element, K::kWhole>, {walk.blocks, walk.threads, 0},
+    launch("cross entropy", cross_entropy_rows<typename K::Element, K::kAligned>, {plan.blocks, plan.threads, 0},
            static_cast<Stream>(stream), params);
   });
 }
@@ -26,7 +26,7 @@ void cross_entropy_backward(const xlstm_cross_entropy& call, const Chip&, void* 
   const CrossEntropyBackwardParams p{call, unsigned(ceil_div(call.classes, kBlock))};
   with_kind<false>(call.rows, call.classes, {&call.logits, &call.dlogits}, [&](auto kind) {
     using K = decltype(kind);
-    launch("cross entropy, backward", cross_entropy_backward_rows<typename K::Element, K::kWhole>,
+    launch("cross entropy, backward", cross_entropy_backward_rows<typename K::Element, K::kAligned>,
            {call.rows * p.row_blocks, kLayerThreads, 0}, static_cast<Stream>(stream), p);
   });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU kernels of the layers as the C API calls them. Nothing waits, allocates or reads the device. A launch that
-// fails throws std::runtime_error.
+// The GPU kernels of the layers as the C API calls them. No function synchronises, allocates or queries the device. A
+// launch that fails throws std::runtime_error.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the tensors of a call to the kernel that is compiled for them.
+// Selects the kernel that is compiled for the tensors of a call.
 #pragma once
 
 #include <initializer_list>
@@ -15,26 +15,26 @@ inline bool is_aligned(const xlstm_rows& x, int64_t rows) {
   return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && (rows == 1 || x.stride * bytes % 16 == 0);
 }
 
-template <class E, bool kWhole_>
+template <class E, bool kAligned_>
 struct Kind {
   using Element = E;
-  static constexpr bool kWhole = kWhole_;
+  static constexpr bool kAligned = kAligned_;
 };
 
-// f(Kind) of the kernel for these tensors, those without data left out. features: those that chunks must be whole of.
-// kMixed: whether dtypes may differ.
+// Calls f(Kind) with the kind of kernel for these tensors; tensors without data do not count. A row of `features` must
+// be a multiple of a chunk for the aligned kernels. kMixed: whether dtypes may differ.
 template <bool kMixed, class F>
 void with_kind(int64_t rows, int64_t features, std::initializer_list<const xlstm_rows*> tensors, F&& f) {
   const xlstm_rows& first = **tensors.begin();
-  bool same = true, whole = features % kChunk == 0;
+  bool same = true, aligned = features % kChunk == 0;
   for (const xlstm_rows* x : tensors) {
     if (!x->data) continue;
-    whole = whole && is_aligned(*x, rows);
+    aligned = aligned && is_aligned(*x, rows);
     same = same && x->dtype == first.dtype;
   }
   if constexpr (kMixed)
-    if (whole && !same) return f(Kind<Any, true>{});
-  if (!whole)
+    if (aligned && !same) return f(Kind<Any, true>{});
+  if (!aligned)
     f(Kind<Any, false>{});
   else if (first.dtype == XLSTM_FLOAT32)
     f(Kind<float, true>{});

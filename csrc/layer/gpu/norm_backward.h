@@ -30,20 +30,20 @@ struct NormBackwardParams {
 };
 
 // kGate and kBias: whether there may be a gate and dbias.
-template <class E, bool kWhole, bool kGate, bool kBias>
-__global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM NormBackwardParams params) {
-  constexpr int kChunks = kKeptChunks;
-  constexpr bool kAhead = kSmall<E, kWhole> && !kBias;  // registers have room for the next row
-  using Raw = RawChunk<E, kWhole>;
+template <class E, bool kAligned, bool kGate, bool kBias>
+__global__ __launch_bounds__(kMaxGroup) void norm_backward_rows(XLSTM_PARAM NormBackwardParams params) {
+  constexpr int kChunks = kRegisterChunks;
+  constexpr bool kPrefetch = kTwoByte<E, kAligned> && !kBias;  // registers have room for the next row
+  using Raw = RawChunk<E, kAligned>;
   const NormBackwardParams& p = params;
   __shared__ float lds[Exchange::kFloats];
-  Exchange all{p.group, lds};
+  Exchange exchange{p.group, lds};
   const xlstm_norm& in = p.call.in;
   const int item = blockIdx.x * p.group.of_block() + p.group.in_block();
   const int heads = int(in.heads), slice = item / heads, all_rows = int(in.rows);
   const int64_t from = item % heads * in.features, end = from + in.features, width = in.heads * in.features;
   const xlstm_rows dweights{p.dweight, XLSTM_FLOAT32, width}, dbiases{p.dbias, XLSTM_FLOAT32, width};
-  HeadChunks<E, kWhole, kChunks> x(p.group, 0);
+  HeadChunks<E, kAligned, kChunks> x(p.group, 0);
   Chunk dweight[kChunks], dbias[kBias ? kChunks : 1];
 #pragma unroll
   for (Chunk& c : dweight) clear(c);
@@ -51,8 +51,8 @@ __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM Nor
   for (Chunk& c : dbias) clear(c);
 
   const auto ask = [&](const xlstm_norm& in, const xlstm_rows& rows, int64_t start, Raw(&raw)[kChunks]) {
-    const auto place = [&](int k) { return x.place_or_first(k, in); };
-    if (rows.data) load_each<E, kWhole>(row_start<E>(rows, start), place, int(in.features), raw);
+    const auto offset = [&](int k) { return x.offset_or_first(k, in); };
+    if (rows.data) load_each<E, kAligned>(row_start<E>(rows, start), offset, int(in.features), raw);
   };
   // Beside x and dy: gate, or dsum without one.
   const auto ask_row = [&](int row, Raw(&to_x)[kChunks], Raw(&to_dy)[kChunks], Raw(&to_beside)[kChunks]) {
@@ -64,7 +64,7 @@ __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM Nor
     ask(call.in, beside, start(beside), to_beside);
   };
   Raw kept_weight[kChunks], next_x[kChunks], next_dy[kChunks], next_beside[kChunks];
-  if constexpr (kAhead) {
+  if constexpr (kPrefetch) {
     ask(in, in.weight, from, kept_weight);
     ask_row(slice < all_rows ? slice : 0, next_x, next_dy, next_beside);
   }
@@ -78,30 +78,30 @@ __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM Nor
     const auto row_of = [&](const xlstm_rows& rows) {
       return row_start<E>(rows, (row < all_rows ? row : all_rows - 1) * rows.stride + from);
     };
-    const auto load = [&](const RowStart& row, int at) { return load_at<E, kWhole>(row, at, int(in.features)); };
+    const auto load = [&](const RowStart& row, int at) { return load_at<E, kAligned>(row, at, int(in.features)); };
     const auto load_if = [&](const xlstm_rows& rows, int at) { return rows.data ? load(row_of(rows), at) : Raw{}; };
     const auto store = [&](const RowStart& row, int at, const Chunk& c) {
-      store_at<E, kWhole>(row, at, int(in.features), pack_chunk<E, kWhole>(c));
+      store_at<E, kAligned>(row, at, int(in.features), pack_chunk<E, kAligned>(c));
     };
     Raw dy[kChunks], beside[kChunks];
-    if constexpr (kAhead) {
+    if constexpr (kPrefetch) {
 #pragma unroll
-      for (int k = 0; k < kChunks; ++k) x.kept[k] = next_x[k], dy[k] = next_dy[k], beside[k] = next_beside[k];
+      for (int k = 0; k < kChunks; ++k) x.chunk[k] = next_x[k], dy[k] = next_dy[k], beside[k] = next_beside[k];
       if (row + p.slices < all_rows) ask_row(row + p.slices, next_x, next_dy, next_beside);
     } else {
-      ask_row(row < all_rows ? row : all_rows - 1, x.kept, dy, beside);
+      ask_row(row < all_rows ? row : all_rows - 1, x.chunk, dy, beside);
     }
 
     const auto load_x = [&](int at) { return load(row_of(in.x), at); };
-    const float share = 1.0f / float(int(in.features));
+    const float inverse_features = 1.0f / float(int(in.features));
     float mean = 0;
     if (in.centred) {
       x.each_chunk(load_x, [&](Chunk& c, int) { each([&](float& v) { mean += v; }, c); });
-      mean = all.sum(mean) * share;
+      mean = exchange.sum(mean) * inverse_features;
     }
     const auto centred = [&](const Raw& raw, int at) {
       Chunk c = unpack(raw);
-      if (in.centred) subtract<kWhole>(c, mean, in.features - at);
+      if (in.centred) subtract<kAligned>(c, mean, in.features - at);
       return c;
     };
     const auto opened = [&](const Raw& raw) {
@@ -116,10 +116,10 @@ __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM Nor
     };
     const RowStart weights = row_start<E>(in.weight, from);
     const auto weight_at = [&](int at) { return in.weight.data ? load(weights, at) : Raw{}; };
-    const auto weight_of = [&](int k) { return kAhead ? kept_weight[k] : weight_at(x.place(k)); };
+    const auto weight_of = [&](int k) { return kPrefetch ? kept_weight[k] : weight_at(x.offset(k)); };
     const auto all_made_here = [&] {
 #pragma unroll
-      for (int k = 0; k < kChunks; ++k) opaque(x.kept[k]), opaque(dy[k]), opaque(beside[k]);
+      for (int k = 0; k < kChunks; ++k) opaque(x.chunk[k]), opaque(dy[k]), opaque(beside[k]);
     };
 
     float squares = 0, sum_g = 0, sum_gc = 0;
@@ -136,21 +136,22 @@ __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM Nor
     all_made_here();
 #pragma unroll
     for (int k = 0; k < kChunks; ++k)
-      if (x.place(k) < x.features) count(x.kept[k], dy[k], beside[k], weight_of(k), x.place(k));
-    x.each_beyond(
+      if (x.offset(k) < x.features) count(x.chunk[k], dy[k], beside[k], weight_of(k), x.offset(k));
+    x.each_remaining(
         [&](int at) { count(load_x(at), load(row_of(call.dy), at), load_if(in.gate, at), weight_at(at), at); });
     if (in.centred) {
       float sums[] = {squares, sum_gc, sum_g};
-      all.sums(sums);
+      exchange.sums(sums);
       squares = sums[0], sum_gc = sums[1], sum_g = sums[2];
     } else {
       float sums[] = {squares, sum_gc};
-      all.sums(sums);
+      exchange.sums(sums);
       squares = sums[0], sum_gc = sums[1];
     }
 
-    const float rstd = reciprocal_sqrt(squares * share + float(in.eps));
-    const float of_n = -rstd * rstd * (sum_gc * share), of_all = -rstd * (sum_g * share);  // what they take from dx
+    const float rstd = reciprocal_sqrt(squares * inverse_features + float(in.eps));
+    const float of_n = -rstd * rstd * (sum_gc * inverse_features),
+                of_all = -rstd * (sum_g * inverse_features);  // what they take from dx
     const auto write_gate = [&](Chunk z, const Chunk& d, const Chunk& s, const Raw& weight, int at) {
       weigh(z, weight);
       if (in.bias.data) {
@@ -183,12 +184,12 @@ __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM Nor
     all_made_here();
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
-      const int at = x.place(k);
+      const int at = x.offset(k);
       if (at < x.features)
-        finish(x.kept[k], dy[k], beside[k], gated ? load_if(call.dsum, at) : beside[k], weight_of(k), at, dweight[k],
+        finish(x.chunk[k], dy[k], beside[k], gated ? load_if(call.dsum, at) : beside[k], weight_of(k), at, dweight[k],
                dbias[kBias ? k : 0]);
     }
-    x.each_beyond([&](int at) {
+    x.each_remaining([&](int at) {
       Chunk to_weight, to_bias;
       clear(to_weight), clear(to_bias);
       if (first && p.dweight) to_weight = load_chunk<float, false>(dweights, slice, from + at, end);
@@ -202,10 +203,10 @@ __global__ __launch_bounds__(kMostGroup) void norm_backward_rows(XLSTM_PARAM Nor
   if (item >= p.items) return;
 #pragma unroll
   for (int k = 0; k < kChunks; ++k) {
-    if (x.place(k) >= in.features) continue;
-    if (p.dweight) store_chunk<float, false>(dweights, slice, from + x.place(k), end, dweight[k]);
+    if (x.offset(k) >= in.features) continue;
+    if (p.dweight) store_chunk<float, false>(dweights, slice, from + x.offset(k), end, dweight[k]);
     if constexpr (kBias)
-      if (p.dbias) store_chunk<float, false>(dbiases, slice, from + x.place(k), end, dbias[k]);
+      if (p.dbias) store_chunk<float, false>(dbiases, slice, from + x.offset(k), end, dbias[k]);
   }
 }
 

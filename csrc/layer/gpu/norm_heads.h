@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A head's features as a group of threads holds them, for norms forward and backward.
+// The features of a head in the registers of a group of threads, for norms forward and backward.
 #pragma once
 
 #include "arch/nvidia/dependent_launch.h"
@@ -8,32 +8,32 @@
 
 namespace xlstm::gpu::layer {
 
-// Kernels of one dtype are for heads that a group keeps whole; Any takes longer ones too.
-template <class E, bool kWhole>
-constexpr bool kLonger = !kPacked<E, kWhole>;
+// Kernels of one dtype are for heads that fit into a group's registers; kernels of Any also take longer heads.
+template <class E, bool kAligned>
+constexpr bool kAnyLength = !kPacked<E, kAligned>;
 
-template <class E, bool kWhole, int kChunks>
+template <class E, bool kAligned, int kChunks>
 struct HeadChunks {
-  using Raw = RawChunk<E, kWhole>;
-  Raw kept[kChunks];
+  using Raw = RawChunk<E, kAligned>;
+  Raw chunk[kChunks];
   Group group;
   int features;  // 0 without a head
 
   XLSTM_DEVICE HeadChunks(const Group& group_, int features_) : group(group_), features(features_) {}
 
-  XLSTM_DEVICE int place(int k) const { return kChunk * group.lane() + k * (kChunk * group.lanes); }
-  // What is not there is read from where something is, and not looked at.
-  XLSTM_DEVICE int place_or_first(int k, const xlstm_norm& in) const {
-    return place(k) < int(in.features) ? place(k) : 0;
+  XLSTM_DEVICE int offset(int k) const { return kChunk * group.lane() + k * (kChunk * group.lanes); }
+  // The offset to load chunk k from: a chunk past the end loads the first, and its values are not used.
+  XLSTM_DEVICE int offset_or_first(int k, const xlstm_norm& in) const {
+    return offset(k) < int(in.features) ? offset(k) : 0;
   }
 
-  // f(at) for each chunk beyond those that are kept.
+  // Calls f(at) for each chunk of this thread beyond those in registers.
   template <class F>
-  XLSTM_DEVICE void each_beyond(F&& f) const {
-    if constexpr (kLonger<E, kWhole>)
-      for (int k = kChunks; place(k) < features; ++k) f(place(k));
+  XLSTM_DEVICE void each_remaining(F&& f) const {
+    if constexpr (kAnyLength<E, kAligned>)
+      for (int k = kChunks; offset(k) < features; ++k) f(offset(k));
   }
-  // f(chunk, at) for each chunk of this thread, kept or loaded anew by `load`.
+  // Calls f(chunk, at) for each chunk of this thread, from its registers or loaded again by `load`.
   template <class Load, class F>
   XLSTM_DEVICE void each_chunk(Load&& load, F&& f) {
     const auto unpacked = [&](const Raw& raw, int at) {
@@ -42,16 +42,16 @@ struct HeadChunks {
     };
 #pragma unroll
     for (int k = 0; k < kChunks; ++k)
-      if (place(k) < features) unpacked(kept[k], place(k));
-    each_beyond([&](int at) { unpacked(load(at), at); });
+      if (offset(k) < features) unpacked(chunk[k], offset(k));
+    each_remaining([&](int at) { unpacked(load(at), at); });
   }
 };
 
-// Of so many features that are there: those beyond the head count for nothing.
-template <bool kWhole>
-XLSTM_DEVICE void subtract(Chunk& c, float mean, int64_t there) {
+// Subtracts the mean from the first `valid` features; features beyond the head become 0, so that sums are not changed.
+template <bool kAligned>
+XLSTM_DEVICE void subtract(Chunk& c, float mean, int64_t valid) {
 #pragma unroll
-  for (int j = 0; j < kChunk; ++j) c.value[j] = kWhole || j < there ? c.value[j] - mean : 0.0f;
+  for (int j = 0; j < kChunk; ++j) c.value[j] = kAligned || j < valid ? c.value[j] - mean : 0.0f;
 }
 
 }  // namespace xlstm::gpu::layer

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the layers lie on a GPU: pure functions of shape and chip.
+// The grids of the layers' kernels: pure functions of shape and chip.
 #pragma once
 
 #include <cstdint>
@@ -9,69 +9,72 @@
 
 namespace xlstm::gpu::layer {
 
-constexpr int kKeptChunks = 2;      // of eight features, in a thread's registers
-constexpr int kSmallChunks = 4;     // the same of two-byte features, forward
-constexpr int kLineLanes = 8;       // whose pieces of 16 bytes are a line of memory
-constexpr int kLayerThreads = 256;  // of a block whose groups are no larger
-constexpr int kMostGroup = 512;     // threads that share a row: more would have too few registers
+constexpr int kRegisterChunks = 2;  // of eight features, in a thread's registers
+constexpr int kTwoByteChunks = 4;   // the same for two-byte features, forward
+constexpr int kLineLanes = 8;       // lanes whose 16 bytes each make up a line of memory
+constexpr int kLayerThreads = 256;  // threads of a block whose groups are no larger
+constexpr int kMaxGroup = 512;      // threads that share a row: more would have too few registers
 constexpr int kBatchChunks = 4;     // of a row of classes, in flight together in a thread
-constexpr int kMostBatches = 16;    // after which a row of classes is worth another wave
+constexpr int kMaxBatches = 16;     // a thread's batches of a row, beyond which the row gets another wave
 constexpr int kClassChunks = 4;     // of a thread, backward
 
-// Threads of a compute unit at once, by the registers that walking rows takes: 64, and 128 backward.
-constexpr int kThreadsAtOnce = 1024, kBackwardThreadsAtOnce = 512;
+// Occupancy: the resident threads of a compute unit, as the registers of a thread allow: 64, and 128 backward.
+constexpr int kResidentThreads = 1024, kBackwardResidentThreads = 512;
 
-// Threads that share a head of so many features: a power of two, within a wave or whole waves.
-constexpr int group_lanes(int64_t features, int chunks = kKeptChunks, int most = kMostGroup) {
+// The number of threads that share a head of `features`: a power of two, either part of a wave or a number of waves.
+constexpr int group_lanes(int64_t features, int chunks = kRegisterChunks, int max_lanes = kMaxGroup) {
   int lanes = 1;
-  while (lanes < most && int64_t(lanes) * chunks * 8 < features) lanes *= 2;
+  while (lanes < max_lanes && int64_t(lanes) * chunks * 8 < features) lanes *= 2;
   return lanes;
 }
-// The same for classes: a wave needs no barrier, so it takes longer rows.
+// The same for classes: a wave needs no barrier, so a wave takes longer rows.
 constexpr int class_lanes(const Chip& chip, int64_t classes) {
-  const int within = group_lanes(classes, kBatchChunks, wave_size(chip.family));
-  const int beyond = group_lanes(classes, kBatchChunks * kMostBatches);
-  return within > beyond ? within : beyond;
+  const int wave_lanes = group_lanes(classes, kBatchChunks, wave_size(chip.family));
+  const int block_lanes = group_lanes(classes, kBatchChunks * kMaxBatches);
+  return wave_lanes > block_lanes ? wave_lanes : block_lanes;
 }
-// The same for a norm: a line's lanes at least.
+// The same for a norm: at least the lanes of a line of memory.
 constexpr int norm_lanes(int64_t features, int chunks) {
-  const int least = group_lanes(features, 1, kLineLanes), needed = group_lanes(features, chunks);
-  return needed > least ? needed : least;
+  const int min_lanes = group_lanes(features, 1, kLineLanes), needed = group_lanes(features, chunks);
+  return needed > min_lanes ? needed : min_lanes;
 }
-// A group that meets at barriers is a block of its own.
+// A group that synchronises at barriers is a block.
 constexpr int group_threads(const Chip& chip, int lanes) {
   return lanes > wave_size(chip.family) ? lanes : kLayerThreads;
 }
 
-// Groups that each walk one head of every slices-th row: as many as the chip has at once, their rows balanced.
-struct Walk {
+// A persistent kernel's grid: each group loops over one head of every slices-th row. There are at most as many groups
+// as the chip holds at a time, and all have the same number of rows, give or take one.
+struct PersistentPlan {
   int lanes, threads;
   int64_t slices, blocks;
 };
-constexpr Walk plan_walk(const Chip& chip, int64_t rows, int64_t heads, int lanes, int at_once = kThreadsAtOnce,
-                         int64_t least_rows = 1) {
+constexpr PersistentPlan plan_persistent(const Chip& chip, int64_t rows, int64_t heads, int lanes,
+                                         int resident_threads = kResidentThreads, int64_t min_rows = 1) {
   const int threads = group_threads(chip, lanes);
-  const int64_t together = threads / lanes, groups = chip.compute_units * (at_once / threads) * together;
-  const int64_t fitting = groups / heads, worth = rows / least_rows, most = fitting < worth ? fitting : worth;
-  const int64_t turns = most > 1 ? ceil_div(rows, most) : rows;
-  const int64_t slices = turns ? ceil_div(rows, turns) : 0;
-  return {lanes, threads, slices, ceil_div(slices * heads, together)};
+  const int64_t groups_per_block = threads / lanes,
+                groups = chip.compute_units * (resident_threads / threads) * groups_per_block;
+  const int64_t resident = groups / heads, useful = rows / min_rows, max_slices = resident < useful ? resident : useful;
+  const int64_t rounds = max_slices > 1 ? ceil_div(rows, max_slices) : rows;
+  const int64_t slices = rounds ? ceil_div(rows, rounds) : 0;
+  return {lanes, threads, slices, ceil_div(slices * heads, groups_per_block)};
 }
-// A group for each head of each row.
+// The grid with one group for each head of each row.
 struct Groups {
   int lanes, threads;
   int64_t blocks;
 };
 constexpr Groups plan_norm(const Chip& chip, int64_t rows, int64_t heads, int64_t features, int chunks) {
-  const int lanes = norm_lanes(features, chunks), threads = group_threads(chip, lanes), together = threads / lanes;
-  return {lanes, threads, ceil_div(rows * heads, together)};
+  const int lanes = norm_lanes(features, chunks), threads = group_threads(chip, lanes),
+            groups_per_block = threads / lanes;
+  return {lanes, threads, ceil_div(rows * heads, groups_per_block)};
 }
-// Each slice leaves sums in memory: it has eight rows or more.
-constexpr Walk plan_norm_backward(const Chip& chip, int64_t rows, int64_t heads, int64_t features) {
-  return plan_walk(chip, rows, heads, norm_lanes(features, kKeptChunks), kBackwardThreadsAtOnce, 8);
+// Each slice stores its sums of gradients in memory, so a slice has at least eight rows.
+constexpr PersistentPlan plan_norm_backward(const Chip& chip, int64_t rows, int64_t heads, int64_t features) {
+  return plan_persistent(chip, rows, heads, norm_lanes(features, kRegisterChunks), kBackwardResidentThreads, 8);
 }
-constexpr Walk plan_cross_entropy(const Chip& chip, int64_t rows, int64_t classes) {
-  return plan_walk(chip, rows, 1, class_lanes(chip, classes));
+constexpr PersistentPlan plan_cross_entropy(const Chip& chip, int64_t rows, int64_t classes) {
+  return plan_persistent(chip, rows, 1, class_lanes(chip, classes));
 }
 
 }  // namespace xlstm::gpu::layer

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Soft cap and SwiGLU on a GPU, forward and backward, rounded once: a thread has a few chunks of eight features, whose
-// loads are all under way before the first is used. Memory binds, while an element takes no more than some 25
-// instructions for its four bytes: rows without gaps are one row, and exps and inverses are the short ones.
+// Soft cap and SwiGLU on a GPU, forward and backward, rounded once:
+//     y = cap tanh(x / cap)        dx = dy (1 - tanh(x / cap)^2)
+//     y = gate sigmoid(gate) up    dgate = dy up (s + gate s (1 - s)), dup = dy gate s, with s = sigmoid(gate)
+//
+// A thread has a few chunks of eight features and issues all their loads before it uses the first.
+//
+// Floor: memory binds, while an element takes no more than some 25 instructions for its four bytes. So contiguous rows
+// are treated as one row, and exps and reciprocals are the approximate ones.
 #pragma once
 
 #include "layer/gpu/rows.h"
@@ -65,28 +70,28 @@ template <class Op>
 struct PointwiseParams {
   typename Op::Params call;
   int64_t chunks;       // of all rows
-  unsigned row_chunks;  // of a row; not looked at with one row
+  unsigned row_chunks;  // of a row; not used with one row
 };
 
-// Of a thread, in flight together: as many as registers allow.
-template <class E, bool kWhole>
-constexpr int kPointwiseChunks = kPacked<E, kWhole> && sizeof(E) == 2 ? 4 : 2;
+// Chunks of a thread that are in flight together: as many as registers allow.
+template <class E, bool kAligned>
+constexpr int kPointwiseChunks = kPacked<E, kAligned> && sizeof(E) == 2 ? 4 : 2;
 
-template <class Op, class E, bool kWhole>
+template <class Op, class E, bool kAligned>
 __global__ __launch_bounds__(kLayerThreads) void pointwise(PointwiseParams<Op> p) {
-  constexpr int kChunks = kPointwiseChunks<E, kWhole>;
+  constexpr int kChunks = kPointwiseChunks<E, kAligned>;
   const int64_t first = int64_t(blockIdx.x) * (kChunks * kLayerThreads) + threadIdx.x;
   const int64_t features = p.call.features;
   int64_t row[kChunks], at[kChunks];
-  RawChunk<E, kWhole> raw[kChunks][Op::kInputs];
+  RawChunk<E, kAligned> raw[kChunks][Op::kInputs];
 #pragma unroll
-  for (int k = 0; k < kChunks; ++k) {  // what is not there is read from where something is, and not looked at
-    const int64_t chunk = first + k * kLayerThreads, place = chunk < p.chunks ? chunk : 0;
-    row[k] = p.call.rows == 1 ? 0 : unsigned(place) / p.row_chunks;
-    at[k] = kChunk * (p.call.rows == 1 ? place : int64_t(unsigned(place) % p.row_chunks));
+  for (int k = 0; k < kChunks; ++k) {  // a chunk past the end loads chunk 0, whose values are not used
+    const int64_t chunk = first + k * kLayerThreads, loaded = chunk < p.chunks ? chunk : 0;
+    row[k] = p.call.rows == 1 ? 0 : unsigned(loaded) / p.row_chunks;
+    at[k] = kChunk * (p.call.rows == 1 ? loaded : int64_t(unsigned(loaded) % p.row_chunks));
 #pragma unroll
     for (int n = 0; n < Op::kInputs; ++n)
-      raw[k][n] = load_raw<E, kWhole>(Op::input(p.call, n), row[k], at[k], features);
+      raw[k][n] = load_raw<E, kAligned>(Op::input(p.call, n), row[k], at[k], features);
   }
 #pragma unroll
   for (int k = 0; k < kChunks; ++k) {
@@ -96,7 +101,8 @@ __global__ __launch_bounds__(kLayerThreads) void pointwise(PointwiseParams<Op> p
     for (int n = 0; n < Op::kInputs; ++n) c[n] = unpack(raw[k][n]);
     Op::apply(p.call, c);
 #pragma unroll
-    for (int n = 0; n < Op::kOutputs; ++n) store_chunk<E, kWhole>(Op::output(p.call, n), row[k], at[k], features, c[n]);
+    for (int n = 0; n < Op::kOutputs; ++n)
+      store_chunk<E, kAligned>(Op::output(p.call, n), row[k], at[k], features, c[n]);
   }
 }
 

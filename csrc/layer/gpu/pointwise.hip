@@ -6,7 +6,7 @@
 namespace xlstm::gpu::layer {
 namespace {
 
-// Rows that follow on each other in all tensors are one row.
+// Makes one row of all rows where every tensor is contiguous.
 template <class Call>
 Call joined(Call call, std::initializer_list<const xlstm_rows*> tensors) {
   for (const xlstm_rows* x : tensors)
@@ -26,8 +26,8 @@ void run(const char* name, const typename Op::Params& of_rows, std::initializer_
     throw std::runtime_error(std::string(name) + ": more features than a GPU call takes of rows that are apart");
   with_kind<kMixed>(call.rows, call.features, tensors, [&](auto kind) {
     using K = decltype(kind);
-    constexpr int64_t kBlock = kPointwiseChunks<typename K::Element, K::kWhole> * kLayerThreads;
-    launch(name, pointwise<Op, typename K::Element, K::kWhole>, {ceil_div(p.chunks, kBlock), kLayerThreads, 0},
+    constexpr int64_t kBlock = kPointwiseChunks<typename K::Element, K::kAligned> * kLayerThreads;
+    launch(name, pointwise<Op, typename K::Element, K::kAligned>, {ceil_div(p.chunks, kBlock), kLayerThreads, 0},
            static_cast<Stream>(stream), p);
   });
 }

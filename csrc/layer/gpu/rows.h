@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of features for the GPU kernels of the layers.
 //
-// A thread takes chunks of eight features: 16 bytes of a two-byte dtype, twice that of float, in accesses of 16 bytes
-// where all chunks are whole and aligned to them (kWhole) and one by one elsewhere. A kernel is compiled for each dtype
-// that all of its tensors may share, and once for Any: dtypes that are mixed, found in the params; one branch a chunk,
-// the same in all threads. Inside all is float.
+// A thread handles chunks of eight features: 16 bytes of a two-byte dtype, 32 bytes of float. Accesses are vectors of
+// 16 bytes where all chunks are complete and aligned to 16 bytes (kAligned), and single elements elsewhere. A kernel is
+// compiled for each dtype that all of its tensors may share, and once for Any, which reads the tensors' dtypes, mixed
+// ones too, from the params: one uniform branch a chunk. Registers hold float.
 #pragma once
 
 #include "arch/elementwise.h"
@@ -14,7 +14,7 @@
 namespace xlstm::gpu::layer {
 
 constexpr int kChunk = 8;
-struct Any {};  // whatever the tensor says
+struct Any {};  // the dtype that the tensor's params name
 
 struct Chunk {
   float value[kChunk];
@@ -30,23 +30,25 @@ XLSTM_DEVICE void with_dtype(xlstm_dtype dtype, F&& f) {
     f(Float16{});
 }
 
-// A chunk as it lies in memory, not looked at: its loads may be under way. Of mixed dtypes it is floats.
+// A chunk in the format of memory. Its loads may still be in flight, as no instruction has used it. With mixed dtypes a
+// raw chunk is a Chunk of floats.
 template <class E>
 struct PackedChunk {
-  Vec16 piece[sizeof(E) / 2];
+  Vec16 vec[sizeof(E) / 2];
 };
-template <class E, bool kWhole>
-constexpr bool kPacked = kWhole && !std::is_same_v<E, Any>;
-template <class E, bool kWhole>
-using RawChunk = std::conditional_t<kPacked<E, kWhole>, PackedChunk<E>, Chunk>;
+template <class E, bool kAligned>
+constexpr bool kPacked = kAligned && !std::is_same_v<E, Any>;
+template <class E, bool kAligned>
+using RawChunk = std::conditional_t<kPacked<E, kAligned>, PackedChunk<E>, Chunk>;
 
-// Chunks of two-byte elements take half as many registers: so many blocks of kMostGroup threads share a multiprocessor.
-template <class E, bool kWhole>
-constexpr bool kSmall = kPacked<E, kWhole> && sizeof(E) == 2;
-template <class E, bool kWhole>
-constexpr int kBlocksAtOnce = kSmall<E, kWhole> ? kThreadsAtOnce / kMostGroup : 1;
-template <class E, bool kWhole>
-constexpr int kForwardChunks = kSmall<E, kWhole> ? kSmallChunks : kKeptChunks;
+// Chunks of two-byte elements take half as many registers, so kResidentBlocks blocks of kMaxGroup threads share a
+// multiprocessor.
+template <class E, bool kAligned>
+constexpr bool kTwoByte = kPacked<E, kAligned> && sizeof(E) == 2;
+template <class E, bool kAligned>
+constexpr int kResidentBlocks = kTwoByte<E, kAligned> ? kResidentThreads / kMaxGroup : 1;
+template <class E, bool kAligned>
+constexpr int kForwardChunks = kTwoByte<E, kAligned> ? kTwoByteChunks : kRegisterChunks;
 
 XLSTM_DEVICE Chunk unpack(const Chunk& c) { return c; }
 template <class E>
@@ -55,14 +57,14 @@ XLSTM_DEVICE Chunk unpack(const PackedChunk<E>& raw) {
 #pragma unroll
   for (int j = 0; j < kChunk; ++j) {
     if constexpr (sizeof(E) == 4)
-      c.value[j] = as_float(raw.piece[j / 4].word[j % 4]);
+      c.value[j] = as_float(raw.vec[j / 4].word[j % 4]);
     else
-      c.value[j] = j % 2 ? high_float(E{}, raw.piece[0].word[j / 2]) : low_float(E{}, raw.piece[0].word[j / 2]);
+      c.value[j] = j % 2 ? high_float(E{}, raw.vec[0].word[j / 2]) : low_float(E{}, raw.vec[0].word[j / 2]);
   }
   return c;
 }
 
-using gpu::opaque;  // of one value; here of chunks
+using gpu::opaque;  // for single values; the overloads below are for chunks
 XLSTM_DEVICE void opaque(Chunk& c) {
 #pragma unroll
   for (float& v : c.value) v = as_float(opaque(as_bits(v)));
@@ -70,10 +72,10 @@ XLSTM_DEVICE void opaque(Chunk& c) {
 template <class E>
 XLSTM_DEVICE void opaque(PackedChunk<E>& raw) {
 #pragma unroll
-  for (Vec16& piece : raw.piece) opaque(piece);
+  for (Vec16& vec : raw.vec) opaque(vec);
 }
 
-// A row, from x.data[start] on: addresses of its features are this and a few more.
+// A row that begins at x.data[start]: a feature's address is this one and an offset.
 struct RowStart {
   void* data;
   xlstm_dtype dtype;
@@ -87,17 +89,17 @@ XLSTM_DEVICE RowStart row_start(const xlstm_rows& x, int64_t start) {
     return {from(E{}), x.dtype};
 }
 
-// Features [at, at + 8) of a row of `features`; zeros beyond.
-template <class E, bool kWhole, class At>
-XLSTM_DEVICE RawChunk<E, kWhole> load_at(const RowStart& row, At at, At features) {
-  RawChunk<E, kWhole> raw;
+// Loads features [at, at + 8) of a row of `features`; features beyond the row are zeros.
+template <class E, bool kAligned, class At>
+XLSTM_DEVICE RawChunk<E, kAligned> load_at(const RowStart& row, At at, At features) {
+  RawChunk<E, kAligned> raw;
   if constexpr (std::is_same_v<E, Any>) {
-    with_dtype(row.dtype, [&](auto e) { raw = unpack(load_at<decltype(e), kWhole>(row, at, features)); });
+    with_dtype(row.dtype, [&](auto e) { raw = unpack(load_at<decltype(e), kAligned>(row, at, features)); });
   } else {
     const E* from = static_cast<const E*>(row.data) + at;
-    if constexpr (kWhole) {
+    if constexpr (kAligned) {
 #pragma unroll
-      for (int j = 0; j < int(sizeof(E)) / 2; ++j) raw.piece[j] = read_vec16(reinterpret_cast<const Vec16*>(from) + j);
+      for (int j = 0; j < int(sizeof(E)) / 2; ++j) raw.vec[j] = read_vec16(reinterpret_cast<const Vec16*>(from) + j);
     } else {
 #pragma unroll
       for (int j = 0; j < kChunk; ++j) raw.value[j] = at + j < features ? to_float(from[j]) : 0.0f;
@@ -105,61 +107,61 @@ XLSTM_DEVICE RawChunk<E, kWhole> load_at(const RowStart& row, At at, At features
   }
   return raw;
 }
-template <class E, bool kWhole>
-XLSTM_DEVICE RawChunk<E, kWhole> load_raw(const xlstm_rows& x, int64_t row, int64_t at, int64_t features) {
-  return load_at<E, kWhole>(row_start<E>(x, row * x.stride), at, features);
+template <class E, bool kAligned>
+XLSTM_DEVICE RawChunk<E, kAligned> load_raw(const xlstm_rows& x, int64_t row, int64_t at, int64_t features) {
+  return load_at<E, kAligned>(row_start<E>(x, row * x.stride), at, features);
 }
-template <class E, bool kWhole>
+template <class E, bool kAligned>
 XLSTM_DEVICE Chunk load_chunk(const xlstm_rows& x, int64_t row, int64_t at, int64_t features) {
-  return unpack(load_raw<E, kWhole>(x, row, at, features));
+  return unpack(load_raw<E, kAligned>(x, row, at, features));
 }
 
-// Those at place(k) of a row, all asked for before the first is looked at.
-template <class E, bool kWhole, int n, class Place>
-XLSTM_DEVICE void load_each(const RowStart& row, Place&& place, int features, RawChunk<E, kWhole> (&raw)[n]) {
+// Loads the chunks at offset(k) of a row: issues all loads before an instruction uses the first.
+template <class E, bool kAligned, int n, class Offset>
+XLSTM_DEVICE void load_each(const RowStart& row, Offset&& offset, int features, RawChunk<E, kAligned> (&raw)[n]) {
   if constexpr (std::is_same_v<E, Any>) {
     with_dtype(row.dtype, [&](auto e) {
-      RawChunk<decltype(e), kWhole> own[n];
-      load_each<decltype(e), kWhole>(row, place, features, own);
+      RawChunk<decltype(e), kAligned> typed[n];
+      load_each<decltype(e), kAligned>(row, offset, features, typed);
 #pragma unroll
-      for (int k = 0; k < n; ++k) raw[k] = unpack(own[k]);
+      for (int k = 0; k < n; ++k) raw[k] = unpack(typed[k]);
     });
   } else {
 #pragma unroll
-    for (int k = 0; k < n; ++k) raw[k] = load_at<E, kWhole>(row, place(k), features);
+    for (int k = 0; k < n; ++k) raw[k] = load_at<E, kAligned>(row, offset(k), features);
   }
 }
 
-// Of all chunks.
+// The extremes of all chunks.
 template <int n>
 XLSTM_DEVICE Extremes extremes(const Chunk (&chunks)[n]) {
   Extremes of{chunks[0].value[0], chunks[0].value[0]};
 #pragma unroll
   for (const Chunk& c : chunks)
 #pragma unroll
-    for (float v : c.value) of = {max_num(of.most, v), min_num(of.least, v)};
+    for (float v : c.value) of = {max_num(of.max, v), min_num(of.min, v)};
   return of;
 }
 template <class E, int n>
 XLSTM_DEVICE Extremes extremes(const PackedChunk<E> (&chunks)[n]) {
   constexpr int kVec16s = int(sizeof(E)) / 2;
-  Vec16 pieces[n * kVec16s];
+  Vec16 vecs[n * kVec16s];
 #pragma unroll
-  for (int j = 0; j < n * kVec16s; ++j) pieces[j] = chunks[j / kVec16s].piece[j % kVec16s];
-  return extremes(E{}, pieces);
+  for (int j = 0; j < n * kVec16s; ++j) vecs[j] = chunks[j / kVec16s].vec[j % kVec16s];
+  return extremes(E{}, vecs);
 }
 
-// Exactly what store_chunk() would leave in memory.
-template <class E, bool kWhole>
-XLSTM_DEVICE RawChunk<E, kWhole> pack_chunk(const Chunk& c) {
-  if constexpr (kPacked<E, kWhole>) {
+// The chunk in exactly the format that store_chunk() stores.
+template <class E, bool kAligned>
+XLSTM_DEVICE RawChunk<E, kAligned> pack_chunk(const Chunk& c) {
+  if constexpr (kPacked<E, kAligned>) {
     PackedChunk<E> raw;
 #pragma unroll
     for (int w = 0; w < int(sizeof(E)) * 2; ++w) {
       if constexpr (sizeof(E) == 4)
-        raw.piece[w / 4].word[w % 4] = as_bits(c.value[w]);
+        raw.vec[w / 4].word[w % 4] = as_bits(c.value[w]);
       else
-        raw.piece[0].word[w] = pack_exact(E{}, c.value[2 * w], c.value[2 * w + 1]);
+        raw.vec[0].word[w] = pack_exact(E{}, c.value[2 * w], c.value[2 * w + 1]);
     }
     return raw;
   } else {
@@ -167,16 +169,17 @@ XLSTM_DEVICE RawChunk<E, kWhole> pack_chunk(const Chunk& c) {
   }
 }
 
-template <class E, bool kWhole, class At>
-XLSTM_DEVICE void store_at(const RowStart& row, At at, At features, const RawChunk<E, kWhole>& raw) {
+template <class E, bool kAligned, class At>
+XLSTM_DEVICE void store_at(const RowStart& row, At at, At features, const RawChunk<E, kAligned>& raw) {
   if constexpr (std::is_same_v<E, Any>) {
-    with_dtype(row.dtype,
-               [&](auto e) { store_at<decltype(e), kWhole>(row, at, features, pack_chunk<decltype(e), kWhole>(raw)); });
+    with_dtype(row.dtype, [&](auto e) {
+      store_at<decltype(e), kAligned>(row, at, features, pack_chunk<decltype(e), kAligned>(raw));
+    });
   } else {
     E* to = static_cast<E*>(row.data) + at;
-    if constexpr (kWhole) {
+    if constexpr (kAligned) {
 #pragma unroll
-      for (int j = 0; j < int(sizeof(E)) / 2; ++j) reinterpret_cast<Vec16*>(to)[j] = raw.piece[j];
+      for (int j = 0; j < int(sizeof(E)) / 2; ++j) reinterpret_cast<Vec16*>(to)[j] = raw.vec[j];
     } else {
 #pragma unroll
       for (int j = 0; j < kChunk; ++j)
@@ -184,9 +187,9 @@ XLSTM_DEVICE void store_at(const RowStart& row, At at, At features, const RawChu
     }
   }
 }
-template <class E, bool kWhole>
+template <class E, bool kAligned>
 XLSTM_DEVICE void store_chunk(const xlstm_rows& x, int64_t row, int64_t at, int64_t features, const Chunk& c) {
-  store_at<E, kWhole>(row_start<E>(x, row * x.stride), at, features, pack_chunk<E, kWhole>(c));
+  store_at<E, kAligned>(row_start<E>(x, row * x.stride), at, features, pack_chunk<E, kAligned>(c));
 }
 
 XLSTM_DEVICE void clear(Chunk& c) {
@@ -194,7 +197,7 @@ XLSTM_DEVICE void clear(Chunk& c) {
   for (int j = 0; j < kChunk; ++j) c.value[j] = 0;
 }
 
-// As it would come back from memory of this dtype.
+// Rounds a chunk as a store and a load in this dtype would.
 template <class E>
 XLSTM_DEVICE void round_chunk(Chunk& c, xlstm_dtype dtype) {
   if constexpr (std::is_same_v<E, Any>) {
@@ -209,54 +212,54 @@ XLSTM_DEVICE void round_chunk(Chunk& c, xlstm_dtype dtype) {
   }
 }
 
-// f(value, other values...) of each feature.
+// Calls f(value, other values...) for each feature.
 template <class F, class... Chunks>
 XLSTM_DEVICE void each(F&& f, Chunk& c, Chunks&... others) {
 #pragma unroll
   for (int j = 0; j < kChunk; ++j) f(c.value[j], others.value[j]...);
 }
 
-// As it would come back from memory of this dtype, to go on with.
-template <class E, bool kWhole>
-XLSTM_DEVICE RawChunk<E, kWhole> rounded(Chunk c, xlstm_dtype dtype) {
-  if constexpr (!kSmall<E, kWhole>) round_chunk<E>(c, dtype);
-  return pack_chunk<E, kWhole>(c);
+// The raw chunk, rounded as a store and a load in this dtype would round it, for further operations.
+template <class E, bool kAligned>
+XLSTM_DEVICE RawChunk<E, kAligned> rounded(Chunk c, xlstm_dtype dtype) {
+  if constexpr (!kTwoByte<E, kAligned>) round_chunk<E>(c, dtype);
+  return pack_chunk<E, kAligned>(c);
 }
-// Products and sums of such, rounded to this dtype.
-template <class E, bool kWhole>
-XLSTM_DEVICE void multiply(RawChunk<E, kWhole>& raw, const RawChunk<E, kWhole>& by, xlstm_dtype dtype) {
-  if constexpr (kSmall<E, kWhole>) {
+// Products and sums of rounded chunks, rounded to this dtype.
+template <class E, bool kAligned>
+XLSTM_DEVICE void multiply(RawChunk<E, kAligned>& raw, const RawChunk<E, kAligned>& by, xlstm_dtype dtype) {
+  if constexpr (kTwoByte<E, kAligned>) {
 #pragma unroll
-    for (int w = 0; w < 4; ++w) raw.piece[0].word[w] = mul_pair(E{}, raw.piece[0].word[w], by.piece[0].word[w]);
+    for (int w = 0; w < 4; ++w) raw.vec[0].word[w] = mul_pair(E{}, raw.vec[0].word[w], by.vec[0].word[w]);
   } else {
     Chunk c = unpack(raw), other = unpack(by);
     each([](float& v, float& o) { v *= o; }, c, other);
-    raw = rounded<E, kWhole>(c, dtype);
+    raw = rounded<E, kAligned>(c, dtype);
   }
 }
-template <class E, bool kWhole>
-XLSTM_DEVICE void add(RawChunk<E, kWhole>& raw, const RawChunk<E, kWhole>& more, xlstm_dtype dtype) {
-  if constexpr (kSmall<E, kWhole>) {
+template <class E, bool kAligned>
+XLSTM_DEVICE void add(RawChunk<E, kAligned>& raw, const RawChunk<E, kAligned>& added, xlstm_dtype dtype) {
+  if constexpr (kTwoByte<E, kAligned>) {
 #pragma unroll
-    for (int w = 0; w < 4; ++w) raw.piece[0].word[w] = add_pair(E{}, raw.piece[0].word[w], more.piece[0].word[w]);
+    for (int w = 0; w < 4; ++w) raw.vec[0].word[w] = add_pair(E{}, raw.vec[0].word[w], added.vec[0].word[w]);
   } else {
-    Chunk c = unpack(raw), other = unpack(more);
+    Chunk c = unpack(raw), other = unpack(added);
     each([](float& v, float& o) { v += o; }, c, other);
-    raw = rounded<E, kWhole>(c, dtype);
+    raw = rounded<E, kAligned>(c, dtype);
   }
 }
 
 XLSTM_DEVICE float sum_of(Chunk c) {
 #pragma unroll
-  for (int apart = 1; apart < kChunk; apart *= 2)
+  for (int distance = 1; distance < kChunk; distance *= 2)
 #pragma unroll
-    for (int j = 0; j < kChunk; j += 2 * apart) c.value[j] += c.value[j + apart];
+    for (int j = 0; j < kChunk; j += 2 * distance) c.value[j] += c.value[j + distance];
   return c.value[0];
 }
 
 XLSTM_DEVICE float sigmoid(float x) { return reciprocal_fast(1.0f + exp2_fast(-kLog2E * x)); }
 
-// As the CPU's: an odd polynomial near zero, where exp would leave no digits.
+// tanh as on the CPU: an odd polynomial near zero, where the formula with exp would cancel.
 XLSTM_DEVICE float soft_tanh(float x) {
   const float z = x * x;
   float p = -0.00566477536f;
@@ -269,7 +272,7 @@ XLSTM_DEVICE float soft_tanh(float x) {
 
 // ---- which threads share a row
 
-// A power of two of threads: part of a wave, or whole waves of a block.
+// The threads that share a row: a power of two of them, either part of a wave or a number of waves of a block.
 struct Group {
   int lanes, log2 = 0;
 
@@ -281,53 +284,53 @@ struct Group {
   XLSTM_DEVICE int of_block() const { return blockDim.x >> log2; }
 };
 
-constexpr int kMostWaves = kMostGroup / kWave, kMostSums = 3;
+constexpr int kMaxWaves = kMaxGroup / kWave, kMaxSums = 3;
 
-// What a block's groups pass between their waves: two halves that take turns, so that there is one barrier each time.
-// All groups of a block reduce together.
+// Reductions over groups, through shared memory where a group has more than one wave. The two halves of the buffer
+// alternate, so that a reduction needs one barrier. All groups of a block must reduce together.
 struct Exchange {
-  static constexpr int kHalf = kMostSums * kMostWaves, kFloats = 2 * kHalf;
+  static constexpr int kHalf = kMaxSums * kMaxWaves, kFloats = 2 * kHalf;
 
   Group group;
   float* lds;  // kFloats
   int half = 0;
 
-  // op over the group's values of each x, in an order that follows from the lanes alone.
+  // Reduces each x over the group by op, in an order that depends on the lanes alone.
   template <int n, class Op>
   XLSTM_DEVICE void reduce(float (&x)[n], Op&& op) {
-    static_assert(n <= kMostSums);
-    among<kWave>(group.lanes, x, op);
+    static_assert(n <= kMaxSums);
+    reduce_lanes<kWave>(group.lanes, x, op);
     if (group.lanes <= kWave) return;
 #pragma unroll
     for (int v = 0; v < n; ++v)
-      if (lane_id() == 0) lds[half + v * kMostWaves + wave_id()] = x[v];
+      if (lane_id() == 0) lds[half + v * kMaxWaves + wave_id()] = x[v];
     __syncthreads();
     const int waves = group.lanes / kWave, from = half + (wave_id() & -waves) + (lane_id() & (waves - 1));
 #pragma unroll
-    for (int v = 0; v < n; ++v) x[v] = lds[from + v * kMostWaves];
+    for (int v = 0; v < n; ++v) x[v] = lds[from + v * kMaxWaves];
     half ^= kHalf;
-    among<kMostWaves>(waves, x, op);
+    reduce_lanes<kMaxWaves>(waves, x, op);
   }
   template <int n>
   XLSTM_DEVICE void sums(float (&x)[n]) {
     reduce(x, [](float a, float b) { return a + b; });
   }
   XLSTM_DEVICE float sum(float x) {
-    float one[] = {x};
-    sums(one);
-    return one[0];
+    float values[] = {x};
+    sums(values);
+    return values[0];
   }
-  XLSTM_DEVICE float most(float x) {
-    float one[] = {x};
-    reduce(one, [](float a, float b) { return max_num(a, b); });
-    return one[0];
+  XLSTM_DEVICE float max(float x) {
+    float values[] = {x};
+    reduce(values, [](float a, float b) { return max_num(a, b); });
+    return values[0];
   }
 
  private:
-  template <int kMost, int n, class Op>
-  XLSTM_DEVICE static void among(int lanes, float (&x)[n], Op&& op) {
+  template <int kMaxLanes, int n, class Op>
+  XLSTM_DEVICE static void reduce_lanes(int lanes, float (&x)[n], Op&& op) {
 #pragma unroll
-    for (int mask = 1; mask < kMost; mask *= 2)
+    for (int mask = 1; mask < kMaxLanes; mask *= 2)
 #pragma unroll
       for (int v = 0; v < n; ++v) {
         const float other = shuffle_xor(x[v], mask);
