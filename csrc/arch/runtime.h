@@ -67,7 +67,7 @@ Status start(void (*kernel)(Params...), uint32_t blocks, int threads, int lds_by
   if (is_cooperative) {
     cudaLaunchAttribute& cooperative_attribute = attributes[config.numAttrs++];
     cooperative_attribute.id = cudaLaunchAttributeCooperative;
-    cooperative_attribute.val.cooperative_attribute = 1;
+    cooperative_attribute.val.cooperative = 1;
   }
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 #else
