@@ -44,6 +44,12 @@ def test_the_order_alone_decides_between_equals() -> None:
     assert met(up_to("representative", shuffled, axes), 2) == met(ROWS, 2)
 
 
+def test_slow_rows_are_not_quick_and_count_later() -> None:
+    found = levels(ROWS, axes, pairs_of=(), slow=lambda row: row[1] == 3)
+    assert {row[1] for row, level in zip(ROWS, found, strict=True) if level == "quick"} == {*range(11)} - {3}
+    assert {row[1] for row, level in zip(ROWS, found, strict=True) if level != "everything"} == {*range(11)}
+
+
 def test_no_rows_and_one() -> None:
     assert levels([], axes) == [] and levels([(0, 0, 1)], axes) == ["quick"]
 

@@ -60,6 +60,11 @@ def name(row: Row) -> str:
     return f"{case.name}-{info.name}-{SHORT[dtype]}"
 
 
+def slow(row: Row) -> bool:
+    info, case, _ = row
+    return case.long or COMPILED in info.function.__module__
+
+
 def rows() -> Iterator[Row]:
     kernels = [info for info in all_kernels(("chunkwise", "parallel", "sequence")) if runs_here(info)]
     cases = {info.name: set(cases_of(info)) for info in kernels}
@@ -73,7 +78,7 @@ def rows() -> Iterator[Row]:
                         yield info, case, dtype
 
 
-@pytest.mark.parametrize("info, case, dtype", marked(list(rows()), axes, name))
+@pytest.mark.parametrize("info, case, dtype", marked(list(rows()), axes, name, slow=slow))
 def test_sequence(info: KernelInfo, case: Case, dtype: torch.dtype, report: Report) -> None:
     measured = accuracy.measure(info, case, dtype)
     report.add(info.name, dtype, case.name, measured)

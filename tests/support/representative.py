@@ -41,16 +41,23 @@ def _cover(goals: Sequence[set[Goal]], chosen: Iterable[int]) -> set[int]:
     return found
 
 
-def levels(rows: Sequence[Any], axes: Axes, pairs_of: Collection[str] | None = None) -> list[str]:
-    """The level from which on each row runs. pairs_of: the axes whose pairs count, otherwise all of them."""
-    values, pairs = [], []
+def levels(
+    rows: Sequence[Any],
+    axes: Axes,
+    pairs_of: Collection[str] | None = None,
+    slow: Callable[[Any], bool] = lambda row: False,
+) -> list[str]:
+    """The level from which on each row runs. pairs_of: the axes whose pairs count, otherwise all of them. slow: rows
+    that are never quick."""
+    values: list[set[Goal]] = []
+    pairs: list[set[Goal]] = []
     for row in rows:
         named = tuple(axes(row).items())
         values.append({(item,) for item in named})
         counting = [item for item in named if pairs_of is None or item[0] in pairs_of]
         pairs.append(set(itertools.combinations(counting, 2)))
-    quick = _cover(values, ())
-    usual = _cover(pairs, quick)
+    quick = _cover([set() if slow(row) else value for row, value in zip(rows, values, strict=True)], ())
+    usual = _cover([value | pair for value, pair in zip(values, pairs, strict=True)], quick)
     return ["quick" if n in quick else "representative" if n in usual else "everything" for n in range(len(rows))]
 
 
@@ -61,8 +68,12 @@ def up_to(level: str, rows: Sequence[Row], axes: Axes, pairs_of: Collection[str]
 
 
 def marked(
-    rows: Sequence[tuple[Any, ...]], axes: Axes, ids: Callable[[Any], str], pairs_of: Collection[str] | None = None
+    rows: Sequence[tuple[Any, ...]],
+    axes: Axes,
+    ids: Callable[[Any], str],
+    pairs_of: Collection[str] | None = None,
+    slow: Callable[[Any], bool] = lambda row: False,
 ) -> list[Any]:
     """The rows as parameters of a test, with the mark by which conftest.py leaves out those above the run's level."""
-    found = zip(rows, levels(rows, axes, pairs_of), strict=True)
+    found = zip(rows, levels(rows, axes, pairs_of, slow), strict=True)
     return [pytest.param(*row, id=ids(row), marks=pytest.mark.rows(own)) for row, own in found]

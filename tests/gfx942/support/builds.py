@@ -14,7 +14,7 @@ import fcntl
 import functools
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import code_objects
@@ -88,33 +88,40 @@ def package() -> Path:
     return folder.parent
 
 
-def _made_once(text: str, suffix: str, *command: str | Path) -> bytes:
-    """The code object that the command makes of the text, kept for the next session."""
-    key = hashlib.sha256("\0".join([compiler().version, *map(str, command), text]).encode()).hexdigest()[:24]
+def _made_once(text: str, suffix: str, *commands: Sequence[str | Path]) -> bytes:
+    """The code object that the commands make of the text, one after the other, kept for the next session."""
+    words = [str(word) for command in commands for word in command]
+    key = hashlib.sha256("\0".join([compiler().version, *words, text]).encode()).hexdigest()[:24]
     made = BUILD / "code" / f"{key}.co"
     if not made.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
         source = made.with_suffix(suffix)
         source.write_text(text)
-        unfinished = made.with_suffix(f".{os.getpid()}.unfinished")
-        run(*command, source, "-o", unfinished)
-        unfinished.rename(made)
+        for step, command in enumerate(commands):
+            unfinished = made.with_suffix(f".{os.getpid()}.{step}")
+            run(*command, source, "-o", unfinished)
+            if step:
+                source.unlink()
+            source = unfinished
+        source.rename(made)
     return made.read_bytes()
 
 
 def assemble(text: str) -> bytes:
     """The code object of an assembly file. assembly.py writes such files around a few instructions."""
+    c = compiler()
     target = ("--target=amdgcn-amd-amdhsa", "-mcpu=gfx942")
-    return _made_once(text, ".s", compiler().path, *target, "-x", "assembler", "-nogpulib")
+    # By itself: the compiler's driver takes two processes more for the same.
+    return _made_once(text, ".s", (c.path, *target, "-x", "assembler", "-c"), (c.tool("ld.lld"), "-shared"))
 
 
 def compile_hip(source: str, *flags: str) -> bytes:
     """The code object of HIP source, which includes nothing but the compiler's and HIP's own headers."""
     device_only = ("--offload-arch=gfx942", "--offload-device-only", "--no-gpu-bundle-output")
     c = compiler()
-    return _made_once(source, ".hip", c.path, "-x", "hip", *device_only, *c.flags, "-O3", *flags)
+    return _made_once(source, ".hip", (c.path, "-x", "hip", *device_only, *c.flags, "-O3", *flags))
 
 
 def compile_host(source: str, *flags: str) -> bytes:
     """The library of C++ source for this machine, by the same compiler."""
-    return _made_once(source, ".cpp", compiler().path, "-shared", "-fPIC", "-O2", "-march=native", *flags)
+    return _made_once(source, ".cpp", (compiler().path, "-shared", "-fPIC", "-O2", "-march=native", *flags))
