@@ -242,12 +242,23 @@ struct HopperWalk {
     return d;
   }
 
+  // A chunk in shared memory, as the consumers read it.
+  struct ChunkStage {
+    int n;
+    uint32_t at, phase;  // its stage, and the parity of the stage's full barriers
+    const float *inter, *weight;
+  };
+  XLSTM_DEVICE ChunkStage chunk_stage(int n) const {
+    return {n, smem.stage_address(n), smem.parity(n), smem.factors(n, p.inter), smem.factors(n, p.weight)};
+  }
+
   // sum = C^T a^T of panel m, in this warpgroup's turn; the wgmmas are in flight when this returns.
-  XLSTM_DEVICE void start_state_product(float (&sum)[32], const State& state, int m, int n, int group) const {
-    if (m == 0) smem.a_full(n).wait(smem.parity(n));
+  XLSTM_DEVICE void start_state_product(float (&sum)[32], const State& state, int m, const ChunkStage& chunk,
+                                        int group) const {
+    if (m == 0) smem.a_full(chunk.n).wait(chunk.phase);
     barrier_sync(kTurnBarrier + group, kHopperStateThreads);
-    multiply_state(sum, state.c[m], smem.stage_address(n) + Smem::kAOffset);
-    if (!(group == 1 && n + 1 == smem.chunks && m + 1 == kGroupPanels))
+    multiply_state(sum, state.c[m], chunk.at + Smem::kAOffset);
+    if (!(group == 1 && chunk.n + 1 == smem.chunks && m + 1 == kGroupPanels))
       barrier_arrive(kTurnBarrier + (group ^ 1), kHopperStateThreads);
   }
   XLSTM_DEVICE void release_a(int n, int group) const {
@@ -288,21 +299,21 @@ struct HopperWalk {
     }
   }
 
-  // Chunk n for panel m of this warpgroup: its outputs, and its addition to the state.
-  XLSTM_DEVICE void consume(State& state, int m, int n, int group, const ChunkDecay& decay) const {
-    const uint32_t at = smem.stage_address(n), phase = smem.parity(n);
+  // A chunk for panel m of this warpgroup: its outputs, and its addition to the state.
+  XLSTM_DEVICE void consume(State& state, int m, const ChunkStage& chunk, int group, const ChunkDecay& decay) const {
+    const auto [n, at, phase, inter, weight] = chunk;
     const int panel = group * kGroupPanels + m;
     const bool is_last = m + 1 == kGroupPanels;  // afterwards the stage is released
     float sum[32];
     uint32_t left[kChunk / 4];
-    if constexpr (kOutputs) start_state_product(sum, state, m, n, group);
+    if constexpr (kOutputs) start_state_product(sum, state, m, chunk, group);
     if (m == 0) smem.y_full(n).wait(phase);
-    load_weighted_y(left, at + Smem::kYOffset + panel * kPanelBytes, smem.factors(n, p.weight), decay.inverse);
+    load_weighted_y(left, at + Smem::kYOffset + panel * kPanelBytes, weight, decay.inverse);
     if constexpr (kOutputs) {
       wgmma_wait<0>(sum);
       hold(state.c[m]);
       if (is_last) release_a(n, group);
-      scale_tokens(sum, smem.factors(n, p.inter), decay.before);
+      scale_tokens(sum, inter, decay.before);
       if (Smem::kMakesScores && m == 0) smem.scores_full(n).wait(phase);
       add_scores_product(sum, at, panel);
     }
@@ -335,6 +346,7 @@ struct HopperWalk {
     float decay = p.decay[smem.slot_of(0)];
     if (kOutputs && group == 1) barrier_arrive(kTurnBarrier, kHopperStateThreads);  // the other's turn
     for (int n = 0; n < smem.chunks; ++n) {
+      const ChunkStage now = chunk_stage(n);
       const float decay_now = decay;
       if (n + 1 < smem.chunks) decay = p.decay[smem.slot_of(n + 1)];
       if (n + 1 == smem.chunks && p.state_before_last && !p.states_only && smem.segment.last())
@@ -342,7 +354,7 @@ struct HopperWalk {
                         p.state_before_last + (int64_t(smem.segment.state) * p.tiles + smem.tile) * kStateFloats);
       const ChunkDecay chunk_decay = decay_state(state, decay_now);
 #pragma unroll
-      for (int m = 0; m < kGroupPanels; ++m) consume(state, m, n, group, chunk_decay);
+      for (int m = 0; m < kGroupPanels; ++m) consume(state, m, now, group, chunk_decay);
     }
     store_state(state, group);
     if constexpr (Smem::kStoresByTma)
