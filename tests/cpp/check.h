@@ -22,8 +22,8 @@ inline int finish() {
   return failures ? 1 : 0;
 }
 
-// |x - expected| / |expected|, or the absolute error where zero is expected. Equal values, also infinities and NaN, have
-// error 0.
+// |x - expected| / |expected|, or the absolute error where zero is expected. Equal values, also infinities and NaN,
+// have error 0.
 inline double relative_error(double x, double expected) {
   if (x == expected || (std::isnan(x) && std::isnan(expected))) return 0;
   const double error = std::fabs(x - expected) / (expected == 0 ? 1 : std::fabs(expected));

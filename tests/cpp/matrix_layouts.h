@@ -40,12 +40,13 @@ inline void mfma_16x16x16(const Wave<64, 4>& a, const Wave<64, 4>& b, Wave<64, 4
 // v_mfma_f32_16x16x4_f32: a lane has one k.
 inline void mfma_16x16x4(const Wave<64, 1>& a, const Wave<64, 1>& b, Wave<64, 4>& d) {
   multiply_mapped<16, 16, 4>(
-      a, b, d, [](int i, int k) { return LaneElement{16 * k + i, 0}; }, [](int k, int j) { return LaneElement{16 * k + j, 0}; },
+      a, b, d, [](int i, int k) { return LaneElement{16 * k + i, 0}; },
+      [](int k, int j) { return LaneElement{16 * k + j, 0}; },
       [](int i, int j) { return LaneElement{16 * (i / 4) + j, i % 4}; });
 }
 
-// v_wmma_f32_16x16x16_{f16,bf16} of RDNA3: both halves of the wave have A and B, so `half` may be either; the lower half
-// has the even rows of D.
+// v_wmma_f32_16x16x16_{f16,bf16} of RDNA3: both halves of the wave have A and B, so `half` may be either; the lower
+// half has the even rows of D.
 inline void wmma_16x16x16(const Wave<32, 16>& a, const Wave<32, 16>& b, Wave<32, 8>& d, int half) {
   multiply_mapped<16, 16, 16>(
       a, b, d, [&](int i, int k) { return LaneElement{16 * half + i, k}; },
@@ -61,9 +62,9 @@ inline void mma_m16n8k16(const Wave<32, 8>& a, const Wave<32, 4>& b, Wave<32, 4>
       [](int i, int j) { return LaneElement{4 * (i % 8) + j / 2, 2 * (i / 8) + j % 2}; });
 }
 
-// ldmatrix.m8n8.x4 of 2-byte elements: lane 8 m + i supplies the address of row i of matrix m. A lane receives from each
-// matrix two neighbours of a row, or of a column where it transposes. element(lane, j) reads the element j behind a
-// lane's address.
+// ldmatrix.m8n8.x4 of 2-byte elements: lane 8 m + i supplies the address of row i of matrix m. A lane receives from
+// each matrix two neighbours of a row, or of a column where it transposes. element(lane, j) reads the element j behind
+// a lane's address.
 template <class Element>
 Wave<32, 8> ldmatrix(bool transposed, Element&& element) {
   Wave<32, 8> r{};

@@ -34,7 +34,8 @@ void test_columns(Family f, int bytes) {
         for (int r = 0; r < registers; ++r) {
           if (lane_column(f, r) != j) continue;
           const StripPosition at = strip_position(f, bytes, partner, r);
-          CHECK(at.column == column_position(f, lane, j), "%s, %d bytes: lane %d and %d", name(f), bytes, lane, partner);
+          CHECK(at.column == column_position(f, lane, j), "%s, %d bytes: lane %d and %d", name(f), bytes, lane,
+                partner);
           ++times[at.row];
         }
       }
@@ -95,7 +96,8 @@ void test_products(int bytes, bool along) {
 // ---- the rules that the arch headers rely on
 
 void test_chain_rules() {
-  for (int bytes : {2, 4})  // CDNA: a lane's registers are consecutive rows, and begin at the row that is its operand's first k
+  for (int bytes :
+       {2, 4})  // CDNA: a lane's registers are consecutive rows, and begin at the row that is its operand's first k
     for (int lane = 0; lane < 64; ++lane)
       for (int r = 0; r < strip_registers(Family::cdna, bytes); ++r) {
         const StripPosition at = strip_position(Family::cdna, bytes, lane, r);
@@ -110,7 +112,8 @@ void test_chain_rules() {
     for (int r = 0; r < 8; ++r) {
       const StripPosition lane_at = strip_position(Family::rdna, 2, lane, r),
                           partner = strip_position(Family::rdna, 2, lane ^ 16, r);
-      CHECK(lane_at.column == partner.column && lane_at.row / 2 == r && partner.row / 2 == r && lane_at.row != partner.row,
+      CHECK(lane_at.column == partner.column && lane_at.row / 2 == r && partner.row / 2 == r &&
+                lane_at.row != partner.row,
             "rdna: the halves of lane %d do not make up rows %d and %d", lane, 2 * r, 2 * r + 1);
       // NVIDIA: register r is element r of A: chain column m = column, k = row.
       const StripPosition at = strip_position(Family::nvidia, 2, lane, r);

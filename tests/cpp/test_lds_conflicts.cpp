@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts the bank conflicts of every access of the GPU kernels to an LDS tile, for every tile of walk_shape(), the score
-// kernel, forward_shape() and attention's backward pass. The lanes' addresses are those of csrc/tile/lds_tile.h (fetch,
-// store), csrc/arch/amd/{cdna,rdna}.h and csrc/arch/nvidia/mma.h (operands). is_known() lists the accesses that have
-// conflicts.
+// Counts the bank conflicts of every access of the GPU kernels to an LDS tile, for every tile of walk_shape(), the
+// score kernel, forward_shape() and attention's backward pass. The lanes' addresses are those of csrc/tile/lds_tile.h
+// (fetch, store), csrc/arch/amd/{cdna,rdna}.h and csrc/arch/nvidia/mma.h (operands). is_known() lists the accesses that
+// have conflicts.
 #include <functional>
 #include <set>
 #include <string>
@@ -176,12 +176,13 @@ Patterns patterns(Family f, const lds::Swizzle& swizzle) {
   return all;
 }
 
-// PairStage of tile/paired_tiles.h: the stores of a wave's subtile of tokens by features, along the rows and transposed,
-// or NVIDIA's copies.
+// PairStage of tile/paired_tiles.h: the stores of a wave's subtile of tokens by features, along the rows and
+// transposed, or NVIDIA's copies.
 void add_subtile_of_pair(Patterns& all, const std::string& name, const lds::Tile& t, int threads) {
   const int wave = wave_size(t.family), n = 16 / t.element_bytes, subtile = wave / (t.rows / 4) * n;
   if (t.family == Family::nvidia) {
-    const int rows_at_a_time = threads / 8, rounds = (t.rows + rows_at_a_time - 1) / rows_at_a_time, lines = t.vec16s() / 8;
+    const int rows_at_a_time = threads / 8, rounds = (t.rows + rows_at_a_time - 1) / rows_at_a_time,
+              lines = t.vec16s() / 8;
     all.push_back({name + " copied", t, Access::write, 16, threads, rounds * lines, [=](int thread, int round) {
                      const int token = thread / 8 + round / lines * rows_at_a_time;
                      return token < t.rows ? t.at(token, (thread % 8 + round % lines * 8) * n) : -1;
@@ -266,8 +267,7 @@ OutputsConflict outputs_conflict(Family f, int bytes, int rows, int chunk) {
             const int slot =
                 out_offset(f, bytes, s.y_tile, token + t0 + at.row, column + ys * kStripColumns + at.column);
             const int base = out_offset(f, bytes, s.y_tile, token + first.row, column + first.column);
-            CHECK(slot ==
-                      out_offset_from(base, f, bytes, s.y_tile, t0 + lane0.row, ys * kStripColumns + lane0.column),
+            CHECK(slot == out_offset_from(base, f, bytes, s.y_tile, t0 + lane0.row, ys * kStripColumns + lane0.column),
                   "%d bytes, %d rows: token %d, column %d", bytes, rows, token + t0 + at.row, column + at.column);
             address[lane] = 4 * slot;
           }

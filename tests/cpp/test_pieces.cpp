@@ -127,7 +127,8 @@ void test_products(F family, int bytes) {
       const int feature = transposed_feature(f, bytes, t, s);
       ++times[feature];
       for (int c = 0; c < kStripColumns; ++c)
-        CHECK(strip_values(s, c) == out(feature, c), "%s, %d bytes: tokens as k, strip %d, row %d", name(f), bytes, t, s);
+        CHECK(strip_values(s, c) == out(feature, c), "%s, %d bytes: tokens as k, strip %d, row %d", name(f), bytes, t,
+              s);
     }
   }
   for (int n : times) CHECK(n == 1, "%s, %d bytes: a feature has %d rows", name(f), bytes, n);
