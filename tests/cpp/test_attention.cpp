@@ -74,8 +74,8 @@ void test_plans() {
               const AttentionBackwardCpuPlan one = plan_attention_backward_cpu(shape, 256, 1, 3, threads);
               CHECK(one.block_k == 256 && one.group == panel && one.parts == 3, "what is asked for");
               CHECK(one.workers == std::min(threads, 2 * heads * 3), "workers");
-              const AttentionBackwardCpuPlan row_max = plan_attention_backward_cpu(shape, 0, kMaxRowPanels, 0, threads);
-              CHECK(row_max.group == panel * std::min((rows + panel - 1) / panel, kMaxRowPanels),
+              const AttentionBackwardCpuPlan largest = plan_attention_backward_cpu(shape, 0, kMaxRowPanels, 0, threads);
+              CHECK(largest.group == panel * std::min((rows + panel - 1) / panel, kMaxRowPanels),
                     "no more than there is");
             }
   CHECK(plan_attention_cpu({1, 1, 8, 100000, 32, true}, 0, 0, 64).splits == 1, "whole rows");
