@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of exactly the asked size between guard bytes. Under the address sanitizer the guards are poisoned, so an
-// access outside ends the test there; elsewhere a changed guard is a failed check. The memory itself starts as NaN in
-// every dtype, so what a kernel reads before it writes shows.
+// A buffer of exactly the requested size between guard bytes. Under the address sanitizer the guards are poisoned, so
+// that an access outside the buffer ends the test; without the sanitizer a changed guard is a failed check. The buffer
+// starts as NaN in every dtype, so that a read of uninitialised memory shows in the results.
 #pragma once
 
 #include <cstdint>

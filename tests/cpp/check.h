@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CHECK(condition, format, arguments...) notes a failure and goes on; main ends with `return finish()`.
+// CHECK(condition, format, arguments...) counts a failure and continues; main ends with `return finish()`.
 #pragma once
 
 #include <cmath>
@@ -22,7 +22,8 @@ inline int finish() {
   return failures ? 1 : 0;
 }
 
-// |x - expected| / |expected|; absolute where zero is expected. The same value, infinities and NaN included, is 0.
+// |x - expected| / |expected|, or the absolute error where zero is expected. Equal values, also infinities and NaN,
+// have error 0.
 inline double relative_error(double x, double expected) {
   if (x == expected || (std::isnan(x) && std::isnan(expected))) return 0;
   const double error = std::fabs(x - expected) / (expected == 0 ? 1 : std::fabs(expected));

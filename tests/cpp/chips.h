@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The known GPUs as plans see them.
+// The known GPUs as the Chips that plans take.
 #pragma once
 
 #include <cstdlib>
@@ -16,13 +16,13 @@ struct NamedChip {
 
 inline std::vector<NamedChip> known_chips() {
   std::vector<NamedChip> chips;
-  for (const xlstm::DeviceFacts& facts : xlstm::kKnownDevices)
-    chips.push_back({facts.name, xlstm::gpu::chip_of(facts)});
+  for (const xlstm::DeviceFacts& device : xlstm::kKnownDevices)
+    chips.push_back({device.name, xlstm::gpu::chip_of(device)});
   return chips;
 }
 
 inline xlstm::gpu::Chip known_chip(const std::string& name) {
-  for (const auto& [own, chip] : known_chips())
-    if (name == own) return chip;
+  for (const auto& [known_name, chip] : known_chips())
+    if (name == known_name) return chip;
   std::abort();
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs tests once per instruction set that this machine has. The library chooses once per process, so each has its own.
+// Runs tests once for each instruction set of this machine, each in a process, because the library chooses its
+// instruction set once per process.
 #pragma once
 
 #include <sys/wait.h>
@@ -28,7 +29,7 @@ inline int run_for_each_isa(void (*tests)()) {
     std::fflush(stdout);
     const pid_t child = fork();
     if (child == 0) {
-      failures = 0;  // the child counts its own
+      failures = 0;  // the child counts only its failures
       setenv("XLSTM_HIP_CPU_ISA", name, 1);
       CHECK(xlstm_cpu_isa() == std::string(name));
       tests();

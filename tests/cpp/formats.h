@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The 16-bit floating-point formats by their definition, slow and independent of csrc.
+// The 16-bit floating-point formats by their definition: slow, and independent of csrc.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ struct Format {
     const int exponent = size == 0 ? 1 - bias() : std::max(std::ilogb(size), 1 - bias());
     const double units =
         std::nearbyint(std::ldexp(size, fraction_bits - exponent));  // below 2^(fraction_bits + 1) or it
-    // A fraction that is full, and a denormal that is not, carry into the exponent by themselves.
+    // The sum carries into the exponent where the fraction overflows, and where a denormal becomes a normal number.
     const unsigned bits = ((exponent + bias() - 1u) << fraction_bits) + unsigned(units);
     return uint16_t(sign | (bits < infinity ? bits : infinity));
   }

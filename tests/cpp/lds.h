@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// LDS on the CPU: the addresses that Tile::at (csrc/tile/lds_tile.h) computes, and how often lanes that are served
-// together meet in a bank.
+// LDS on the CPU: the addresses that Tile::at (csrc/tile/lds_tile.h) computes, and the bank conflicts of lanes that are
+// served together.
 #pragma once
 
 #include <algorithm>
@@ -13,30 +13,30 @@ namespace lds {
 
 using xlstm::gpu::Family;
 
-// How a tile's pieces are permuted: arch/layouts.h's way, or another that is tried.
+// A tile's swizzle: that of arch/layouts.h, or another one as an experiment.
 struct Swizzle {
-  int (*piece)(Family, int pieces, int row, int piece);
-  int (*row)(Family, int pieces, int row);
+  int (*vec16)(Family, int vec16s, int row, int vec16);
+  int (*row)(Family, int vec16s, int row);
 };
-inline Swizzle own_swizzle() {
-  return {[](Family f, int pieces, int row, int piece) { return xlstm::gpu::swizzled_vec16(f, pieces, row, piece); },
-          [](Family f, int pieces, int row) { return xlstm::gpu::swizzled_row(f, pieces, row); }};
+inline Swizzle library_swizzle() {
+  return {[](Family f, int vec16s, int row, int vec16) { return xlstm::gpu::swizzled_vec16(f, vec16s, row, vec16); },
+          [](Family f, int vec16s, int row) { return xlstm::gpu::swizzled_row(f, vec16s, row); }};
 }
 
 struct Tile {
   Family family;
   int element_bytes, rows, columns;
-  Swizzle swizzle = own_swizzle();
+  Swizzle swizzle = library_swizzle();
 
-  int pieces() const { return columns * element_bytes / 16; }
+  int vec16s() const { return columns * element_bytes / 16; }
   int at(int row, int column) const {  // in bytes
     const int n = 16 / element_bytes;
-    const int place = swizzle.row(family, pieces(), row) * pieces() + swizzle.piece(family, pieces(), row, column / n);
-    return 16 * place + column % n * element_bytes;
+    const int slot = swizzle.row(family, vec16s(), row) * vec16s() + swizzle.vec16(family, vec16s(), row, column / n);
+    return 16 * slot + column % n * element_bytes;
   }
 };
 
-// Which lanes of a wave are served together, for accesses of so many bytes a lane.
+// The groups of lanes in a wave that are served together, for accesses of `bytes` bytes a lane.
 enum class Access { read, write, ldmatrix };
 inline std::vector<std::vector<int>> served_together(Family f, Access access, int bytes) {
   std::vector<std::vector<int>> groups;
@@ -60,8 +60,8 @@ inline std::vector<std::vector<int>> served_together(Family f, Access access, in
   return groups;
 }
 
-// How many times as long the worst group takes as it would without conflicts. address[lane], -1: the lane takes no
-// part.
+// How many times as long the worst group of lanes takes as it would without conflicts. A lane with address -1 does not
+// take part.
 inline int conflict(Family f, Access access, int bytes, const std::vector<int>& address) {
   int worst = 1;
   for (const auto& group : served_together(f, access, bytes)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the matrix instructions do with their operands' registers, from the vendors' published maps and nothing else:
-// lane and element of A[i][k], B[k][j] and D[i][j]. Waves are arrays by lane; numbers are integers, so sums are exact.
+// The matrix instructions on the CPU. The layouts of their operands, lane and element of A[i][k], B[k][j] and D[i][j],
+// come from the vendors' published maps alone. Waves are arrays by lane; numbers are integers, so sums are exact.
 #pragma once
 
 #include <array>
@@ -12,58 +12,59 @@ template <int kLanes, int kElements>
 using Wave = std::array<std::array<int64_t, kElements>, kLanes>;
 
 // D += A B for an instruction of I x J x K, given as maps to (lane, element).
-struct Place {
+struct LaneElement {
   int lane, element;
 };
 template <int kI, int kJ, int kK, class A, class B, class D, class MapA, class MapB, class MapD>
 void multiply_mapped(const A& a, const B& b, D& d, MapA&& at_a, MapB&& at_b, MapD&& at_d) {
   for (int i = 0; i < kI; ++i)
     for (int j = 0; j < kJ; ++j) {
-      const Place to = at_d(i, j);
+      const LaneElement to = at_d(i, j);
       int64_t sum = d[to.lane][to.element];
       for (int k = 0; k < kK; ++k) {
-        const Place x = at_a(i, k), y = at_b(k, j);
+        const LaneElement x = at_a(i, k), y = at_b(k, j);
         sum += a[x.lane][x.element] * b[y.lane][y.element];
       }
       d[to.lane][to.element] = sum;
     }
 }
 
-// v_mfma_f32_16x16x16_{f16,bf16_1k}: four k of a row or column in a lane, four rows of D.
+// v_mfma_f32_16x16x16_{f16,bf16_1k}: a lane has four k of a row or column, and four rows of D.
 inline void mfma_16x16x16(const Wave<64, 4>& a, const Wave<64, 4>& b, Wave<64, 4>& d) {
   multiply_mapped<16, 16, 16>(
-      a, b, d, [](int i, int k) { return Place{16 * (k / 4) + i, k % 4}; },
-      [](int k, int j) { return Place{16 * (k / 4) + j, k % 4}; },
-      [](int i, int j) { return Place{16 * (i / 4) + j, i % 4}; });
+      a, b, d, [](int i, int k) { return LaneElement{16 * (k / 4) + i, k % 4}; },
+      [](int k, int j) { return LaneElement{16 * (k / 4) + j, k % 4}; },
+      [](int i, int j) { return LaneElement{16 * (i / 4) + j, i % 4}; });
 }
 
-// v_mfma_f32_16x16x4_f32: one k in a lane.
+// v_mfma_f32_16x16x4_f32: a lane has one k.
 inline void mfma_16x16x4(const Wave<64, 1>& a, const Wave<64, 1>& b, Wave<64, 4>& d) {
   multiply_mapped<16, 16, 4>(
-      a, b, d, [](int i, int k) { return Place{16 * k + i, 0}; }, [](int k, int j) { return Place{16 * k + j, 0}; },
-      [](int i, int j) { return Place{16 * (i / 4) + j, i % 4}; });
+      a, b, d, [](int i, int k) { return LaneElement{16 * k + i, 0}; },
+      [](int k, int j) { return LaneElement{16 * k + j, 0}; },
+      [](int i, int j) { return LaneElement{16 * (i / 4) + j, i % 4}; });
 }
 
-// v_wmma_f32_16x16x16_{f16,bf16} of RDNA3: A and B are in both halves of the wave, so `half` may be either; D has even
-// rows in the lower half.
+// v_wmma_f32_16x16x16_{f16,bf16} of RDNA3: both halves of the wave have A and B, so `half` may be either; the lower
+// half has the even rows of D.
 inline void wmma_16x16x16(const Wave<32, 16>& a, const Wave<32, 16>& b, Wave<32, 8>& d, int half) {
   multiply_mapped<16, 16, 16>(
-      a, b, d, [&](int i, int k) { return Place{16 * half + i, k}; },
-      [&](int k, int j) { return Place{16 * half + j, k}; },
-      [](int i, int j) { return Place{16 * (i % 2) + j, i / 2}; });
+      a, b, d, [&](int i, int k) { return LaneElement{16 * half + i, k}; },
+      [&](int k, int j) { return LaneElement{16 * half + j, k}; },
+      [](int i, int j) { return LaneElement{16 * (i % 2) + j, i / 2}; });
 }
 
-// mma.sync.m16n8k16: words of two elements are written out as elements 2 w and 2 w + 1.
+// mma.sync.m16n8k16: a register w of two elements is here elements 2 w and 2 w + 1.
 inline void mma_m16n8k16(const Wave<32, 8>& a, const Wave<32, 4>& b, Wave<32, 4>& d) {
   multiply_mapped<16, 8, 16>(
-      a, b, d, [](int i, int k) { return Place{4 * (i % 8) + k % 8 / 2, 4 * (k / 8) + 2 * (i / 8) + k % 2}; },
-      [](int k, int j) { return Place{4 * j + k % 8 / 2, 2 * (k / 8) + k % 2}; },
-      [](int i, int j) { return Place{4 * (i % 8) + j / 2, 2 * (i / 8) + j % 2}; });
+      a, b, d, [](int i, int k) { return LaneElement{4 * (i % 8) + k % 8 / 2, 4 * (k / 8) + 2 * (i / 8) + k % 2}; },
+      [](int k, int j) { return LaneElement{4 * j + k % 8 / 2, 2 * (k / 8) + k % 2}; },
+      [](int i, int j) { return LaneElement{4 * (i % 8) + j / 2, 2 * (i / 8) + j % 2}; });
 }
 
-// ldmatrix.m8n8.x4 of 2-byte elements: lane 8 m + i gives the address of row i of matrix m; of each matrix, a lane gets
-// two neighbours in a row, or in a column where it transposes. element(lane, j) reads j elements on from a lane's
-// address.
+// ldmatrix.m8n8.x4 of 2-byte elements: lane 8 m + i supplies the address of row i of matrix m. A lane receives from
+// each matrix two neighbours of a row, or of a column where it transposes. element(lane, j) reads the element j behind
+// a lane's address.
 template <class Element>
 Wave<32, 8> ldmatrix(bool transposed, Element&& element) {
   Wave<32, 8> r{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Problem through the C API: tensors in memory of exactly their size, calls with exactly the workspace asked for.
+// Runs a Problem by the C API: tensors in memory of exactly their size, calls with exactly the workspace of the query.
 #pragma once
 
 #include <memory>
@@ -89,7 +89,7 @@ class Tensor {  // (B, NH, S, D)
   xlstm_tensor api_;
 };
 
-// c, n and m of every walk.
+// The states c, n and m of every walk.
 struct States {
   Tensor c, n, m;
 
@@ -189,7 +189,7 @@ struct BackwardCall {
   }
 };
 
-// How a test calls: threads, memory layout, and the caller's executor if any.
+// The settings of a call: threads, memory layout, and the caller's executor if there is one.
 struct Runner {
   int32_t threads = 1;
   Layout layout = Layout::bhsd;
@@ -197,7 +197,7 @@ struct Runner {
   void* self = nullptr;
 };
 
-// The query, then the call with exactly that workspace, at an address that is not aligned.
+// Queries the workspace, then calls with exactly that workspace at an unaligned address.
 template <class Query, class Call, class Parameters>
 xlstm_status run(Query query, Call call, const Parameters& p, const Runner& r) {
   const size_t bytes = query(&p, r.threads);
@@ -227,7 +227,7 @@ inline Gradients backward(const Problem& p, const Solution& forward, const Runne
   return call.gradients();
 }
 
-// The largest difference against the largest expected value.
+// The largest difference, relative to the largest expected value.
 inline double distance(const Values& x, const Values& expected) {
   double difference = 0, size = 0;
   for (size_t e = 0; e < expected.size(); ++e) {

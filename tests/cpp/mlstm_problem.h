@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An mLSTM problem in plain doubles, and its solution token by token in long double, written from the definition alone.
+// An mLSTM problem in doubles, and its solution token by token in long double, which follows the definition alone.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 using Values = std::vector<double>;
 
-// x as `dtype` holds it.
+// x rounded to `dtype`.
 inline double rounded(double x, xlstm_dtype dtype) {
   switch (dtype) {
     case XLSTM_FLOAT32:
@@ -48,7 +48,7 @@ struct Problem {
   double eps = 1e-6;
   Values q, k, v, i, f;   // (B, NH, S, D), (B, NH, S)
   Values c, n, m;         // (N, NH, DHQK, DHHV), (N, NH, DHQK), (N, NH); empty for none
-  Values dh, dc, dn, dm;  // what reaches h and the last states; dc, dn, dm empty for none
+  Values dh, dc, dn, dm;  // gradients of h and of the last states; dc, dn, dm empty for none
 };
 
 struct Solution {
@@ -59,8 +59,8 @@ struct Settings {
   xlstm_dtype dtype = XLSTM_FLOAT64;
   xlstm_gate gate = XLSTM_GATE_EXP;
   bool normalize = true;
-  bool states = true;       // initial states, and gradients of the last
-  double gate_spread = 2;   // i and f are that wide around 0 and 2
+  bool states = true;       // with initial states, and gradients of the last states
+  double gate_spread = 2;   // standard deviation of i around 0 and f around 2
   bool wide_gates = false;  // i and f in float though q is not
 };
 
@@ -92,12 +92,12 @@ inline Problem random_problem(const Shape& s, const Settings& set, unsigned seed
   return p;
 }
 
-// What backward takes for constants when normalizer_grad is 0: per token, the normaliser and the stabiliser.
+// The constants of backward when normalizer_grad is 0: each token's normaliser and stabiliser.
 struct Constants {
   std::vector<long double> normaliser, m;
 };
 
-// `record` receives the normalisers and stabilisers; with `constants` those are used and not computed.
+// `record` receives the normalisers and stabilisers. With `constants`, solve() uses these and does not compute them.
 inline Solution solve(const Problem& p, Constants* record = nullptr, const Constants* constants = nullptr) {
   using Real = long double;
   const Shape& s = p.shape;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each family's operands on the CPU: filled from an LDS tile as csrc/arch/{cdna,rdna,nvidia}.h fill them, multiplied
-// through the published layouts.
+// Each family's operands on the CPU: loaded from an LDS tile as csrc/arch/amd/{cdna,rdna}.h and csrc/arch/nvidia/mma.h
+// load them, and multiplied by the published layouts.
 #pragma once
 
 #include <random>
@@ -55,7 +55,7 @@ struct Stored {
     for (int r = 0; r < m.rows; ++r)
       for (int c = 0; c < m.columns; ++c) memory[tile.at(r, c) / bytes] = m(r, c);
   }
-  // `next` elements on from (row, column), as a lane's wide read has them.
+  // The element `next` behind (row, column), as a lane's vector read has it.
   int64_t at(int row, int column, int next = 0) const {
     return memory[tile.at(row, column) / tile.element_bytes + next];
   }
@@ -73,7 +73,7 @@ struct Cdna {
     Chain k[kAccumulators];
   };
 
-  static Stream load_stream(const Stored& t, bool, int s0, int k0) {  // tiles lie [side][k] already
+  static Stream load_stream(const Stored& t, bool, int s0, int k0) {  // tiles are [side][k] already
     Stream o;
     for (int lane = 0; lane < 64; ++lane)
       for (int j = 0; j < kAccumulators; ++j)
@@ -90,14 +90,14 @@ struct Cdna {
     return o;
   }
   static void multiply(Accumulators& v, const Stream& stream, const Chain& chain) {
-    constexpr int kTaken = kBytes == 2 ? 4 : 1;  // k of one lane that an instruction takes
+    constexpr int kUsed = kBytes == 2 ? 4 : 1;  // k of one lane in an instruction
     for (int j = 0; j < kAccumulators; ++j)
-      for (int first = 0; first < n; first += kTaken) {
+      for (int first = 0; first < n; first += kUsed) {
         Wave<64, 4> sum;
-        Wave<64, kTaken> a, b;
+        Wave<64, kUsed> a, b;
         for (int lane = 0; lane < 64; ++lane) {
           for (int r = 0; r < 4; ++r) sum[lane][r] = v[lane][4 * j + r];
-          for (int e = 0; e < kTaken; ++e) {
+          for (int e = 0; e < kUsed; ++e) {
             a[lane][e] = stream.k[j][lane][first + e];
             b[lane][e] = chain[lane][first + e];
           }
@@ -110,8 +110,8 @@ struct Cdna {
           for (int r = 0; r < 4; ++r) v[lane][4 * j + r] = sum[lane][r];
       }
   }
-  static Chain as_chain(const Accumulators& v) { return v; }  // nothing moves, not even in the lane
-  static constexpr bool kTurnsOnTheWayIn = true;
+  static Chain as_chain(const Accumulators& v) { return v; }  // without any move, even in the lane
+  static constexpr bool kTransposesBeforeLds = true;
 };
 
 template <int kBytes>
@@ -135,7 +135,7 @@ struct Rdna {
     layouts::wmma_16x16x16(stream, chain, v, 0);
     CHECK(v == other, "the halves of a wave hold different operands");
   }
-  static Chain as_chain(const Accumulators& v) {  // own rows, and by one exchange the other half's
+  static Chain as_chain(const Accumulators& v) {  // the lane's rows, and those of the other half after one exchange
     Chain o;
     for (int lane = 0; lane < 32; ++lane)
       for (int r = 0; r < 8; ++r) {
@@ -144,7 +144,7 @@ struct Rdna {
       }
     return o;
   }
-  static constexpr bool kTurnsOnTheWayIn = true;
+  static constexpr bool kTransposesBeforeLds = true;
 };
 
 template <int kBytes>
@@ -197,7 +197,7 @@ struct Nvidia {
     }
   }
   static Chain as_chain(const Accumulators& v) { return v; }
-  static constexpr bool kTurnsOnTheWayIn = false;
+  static constexpr bool kTransposesBeforeLds = false;
 };
 
 // ---- products

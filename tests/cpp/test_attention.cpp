@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention through the C API, without Python, on every instruction set: against loops in double, in memory that ends
-// where it must, with a workspace that starts as NaN. And its rules and plans.
+// Attention by the C API, without Python, on every instruction set: tested against loops in double, with tensors
+// between guard bytes and a workspace that starts as NaN. Also attention's rules and plans.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -20,7 +20,7 @@ using namespace xlstm;
 
 // ---- rules
 
-void test_philox() {  // the known answers of its authors
+void test_philox() {  // the test vectors of its authors
   const Philox zero = philox(0, 0, 0, 0, 0);
   CHECK(zero.word[0] == 0x6627e8d5 && zero.word[1] == 0xe169c58d && zero.word[2] == 0xbc57ac4c &&
         zero.word[3] == 0x9b00dbd8);
@@ -74,8 +74,9 @@ void test_plans() {
               const AttentionBackwardCpuPlan one = plan_attention_backward_cpu(shape, 256, 1, 3, threads);
               CHECK(one.block_k == 256 && one.group == panel && one.parts == 3, "what is asked for");
               CHECK(one.workers == std::min(threads, 2 * heads * 3), "workers");
-              const AttentionBackwardCpuPlan most = plan_attention_backward_cpu(shape, 0, kMaxRowPanels, 0, threads);
-              CHECK(most.group == panel * std::min((rows + panel - 1) / panel, kMaxRowPanels), "no more than there is");
+              const AttentionBackwardCpuPlan largest = plan_attention_backward_cpu(shape, 0, kMaxRowPanels, 0, threads);
+              CHECK(largest.group == panel * std::min((rows + panel - 1) / panel, kMaxRowPanels),
+                    "no more than there is");
             }
   CHECK(plan_attention_cpu({1, 1, 8, 100000, 32, true}, 0, 0, 64).splits == 1, "whole rows");
   CHECK(plan_attention_cpu({1, 1, 8, 100000, 32, false}, 64, 0, 64).block_k == 64, "block_size");
@@ -107,7 +108,7 @@ struct Setting {
   int32_t threads = 2;
 };
 
-// A tensor (B, S, H, D) in memory of its own, and its values.
+// A tensor (B, S, H, D) with its buffer.
 struct Values {
   Buffer memory;
   xlstm_tensor tensor;
@@ -119,11 +120,11 @@ struct Values {
         heads(heads),
         features(features) {}
   static size_t bytes_of(xlstm_dtype dtype) { return dtype == XLSTM_FLOAT64 ? 8 : dtype == XLSTM_FLOAT32 ? 4 : 2; }
-  int64_t place(int64_t b, int64_t t, int64_t h, int64_t d) const {
+  int64_t offset(int64_t b, int64_t t, int64_t h, int64_t d) const {
     return b * tensor.stride[0] + t * tensor.stride[2] + h * tensor.stride[1] + d;
   }
   double get(int64_t b, int64_t t, int64_t h, int64_t d) const {
-    return get_value(tensor.data, tensor.dtype, place(b, t, h, d));
+    return get_value(tensor.data, tensor.dtype, offset(b, t, h, d));
   }
   void fill(std::mt19937& random, int64_t batch) {
     std::normal_distribution<double> normal;
@@ -191,7 +192,7 @@ void test_call(const Setting& s) {
   Workspace more(xlstm_attention_backward_workspace(&g, s.threads), s.threads);
   CHECK(xlstm_attention_backward_pass(&g, &more.runtime) == XLSTM_OK, "%s", xlstm_last_error());
 
-  // The same in double, pair by pair.
+  // The expected results in double, pair by pair.
   std::vector<double> gots[6], trues[6];
   std::vector<double> true_dk(size_t(s.batch * s.keys * s.heads_k * s.dqk)),
       true_dv(size_t(s.batch * s.keys * s.heads_k * s.dv));
@@ -202,7 +203,7 @@ void test_call(const Setting& s) {
       for (int64_t i = 0; i < s.queries; ++i) {
         const KeyRange sees = visible_keys(i, s.queries, s.keys, s.left, s.right);
         std::vector<double> y(size_t(s.keys), -INFINITY), through(size_t(s.keys), 1), keep(size_t(s.keys), 1);
-        double most = s.sink ? sink.get(0, 0, h, 0) : -INFINITY, sum = 0;
+        double row_max = s.sink ? sink.get(0, 0, h, 0) : -INFINITY, sum = 0;
         for (int64_t j = sees.begin; j < sees.end; ++j) {
           double dot = 0;
           for (int64_t d = 0; d < s.dqk; ++d) dot += q.get(b, i, h, d) * k.get(b, j, h / group, d);
@@ -216,11 +217,11 @@ void test_call(const Setting& s) {
             const Philox draws = dropout_draws(j, i, b * s.heads_q + h, uint64_t(rng_state[0]), uint64_t(rng_state[1]));
             keep[size_t(j)] = draw_of(draws, int(j % 8)) < dropout_threshold(s.dropout) ? 0 : dropout_scale(s.dropout);
           }
-          y[size_t(j)] = dot, most = std::max(most, dot);
+          y[size_t(j)] = dot, row_max = std::max(row_max, dot);
         }
-        for (int64_t j = sees.begin; j < sees.end; ++j) sum += std::exp(y[size_t(j)] - most);
-        if (s.sink) sum += std::exp(sink.get(0, 0, h, 0) - most);
-        const double true_lse = sum > 0 ? most + std::log(sum) : INFINITY;
+        for (int64_t j = sees.begin; j < sees.end; ++j) sum += std::exp(y[size_t(j)] - row_max);
+        if (s.sink) sum += std::exp(sink.get(0, 0, h, 0) - row_max);
+        const double true_lse = sum > 0 ? row_max + std::log(sum) : INFINITY;
         if (sum > 0) gots[1].push_back(lse.get(b, i, h, 0)), trues[1].push_back(true_lse);
         CHECK(sum > 0 || lse.get(b, i, h, 0) == INFINITY);
         double dot_out = 0;
@@ -237,12 +238,12 @@ void test_call(const Setting& s) {
           double dw = 0;
           for (int64_t d = 0; d < s.dv; ++d) {
             dw += dout.get(b, i, h, d) * v.get(b, j, h / group, d);
-            true_dv[size_t(v.place(b, j, h / group, d))] += w * keep[size_t(j)] * dout.get(b, i, h, d);
+            true_dv[size_t(v.offset(b, j, h / group, d))] += w * keep[size_t(j)] * dout.get(b, i, h, d);
           }
           const double ds = 0.3 * w * (dw * keep[size_t(j)] - dot_out) * through[size_t(j)];
           for (int64_t d = 0; d < s.dqk; ++d) {
             row[size_t(d)] += ds * k.get(b, j, h / group, d);
-            true_dk[size_t(k.place(b, j, h / group, d))] += ds * q.get(b, i, h, d);
+            true_dk[size_t(k.offset(b, j, h / group, d))] += ds * q.get(b, i, h, d);
           }
         }
         if (s.sink) true_dsink[size_t(h)] -= std::exp(sink.get(0, 0, h, 0) - true_lse) * dot_out;
@@ -271,13 +272,14 @@ void test_calls() {
       test_call(s);
       s.left = 9, s.right = 3, s.softcap = 2, s.heads_k = 4;
       test_call(s);
-      for (const auto& [row_panels, parts] : {std::pair{1, 3}, {8, 1}, {2, 256}}) {  // the last: most have no rows
+      for (const auto& [row_panels, parts] :
+           {std::pair{1, 3}, {8, 1}, {2, 256}}) {  // with the last, most parts have no rows
         s.row_panels = row_panels, s.parts = parts;
         test_call(s);
       }
       s = {};
       s.dtype = dtype, s.threads = threads, s.queries = 50, s.keys = 9, s.right = 0, s.batch = 1, s.heads_k = 1;
-      test_call(s);  // queries that see nothing; several tasks share a head
+      test_call(s);  // queries that see no key; several tasks share a head
       s.queries = 1, s.keys = 300, s.heads_q = 3, s.splits = 3, s.dqk = 3, s.dv = 1;
       test_call(s);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention/backward/backward_plan.h: what every plan must hold, and plans that were worked out by hand.
+// attention/backward/backward_plan.h: properties of every plan, and plans that were worked out by hand.
 #include <stdexcept>
 
 #include "arch/devices.h"
@@ -56,7 +56,7 @@ void test_parts(const char* device, const AttentionBackwardCall& call, int64_t p
     }
 }
 
-// What bulk copies can take.
+// The tensors that TMA can load.
 void test_panels() {
   alignas(16) static uint16_t memory[16];
   const xlstm_tensor rows{memory, XLSTM_BFLOAT16, {4096, 64, 512}};
@@ -97,13 +97,13 @@ int main() {
                   test_properties(facts, {batch, 2 * group, 2, queries, keys, batch * queries, dqk, dv, packed, bytes,
                                           bytes == 2 && packed, true});
 
-  // 8 heads of 64 blocks of keys fill any chip; one key head of 8 is dealt out to 304 / 16 = 19 parts of its 8 x 64
-  // tiles.
+  // 8 heads of 64 blocks of keys fill any chip. A key head with 8 query heads is split into 304 / 16 = 19 parts of its
+  // 8 x 64 tiles.
   test_parts("MI300X", {1, 8, 8, 8192, 8192, 0, 128, 128, false, 2, false, true}, 1);
   test_parts("MI300X", {1, 8, 1, 2048, 2048, 0, 128, 128, false, 2, false, true}, 19);
   test_parts("MI300X", {1, 1, 1, 64, 2048, 0, 128, 128, false, 2, false, true}, 1);  // two tiles: too few to share
-  // Hopper's own kernels: 2-byte elements, plain scores, heads of like dims up to 128, whole panels, blocks that fill
-  // it.
+  // The Hopper kernels are for 2-byte elements, scores without modification, equal head dims up to 128, complete
+  // panels, and enough blocks to fill the chip.
   const Chip h200{Family::nvidia, 132, 227 << 10, true};
   const AttentionBackwardCall plain{8, 16, 16, 8192, 8192, 0, 128, 128, false, 2, false, true};
   const auto takes = [&](auto&& change, const Chip& chip) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of quantised weights by clusters: every item of 16 rows has one owner and every feature one part, shared
-// memory holds what it is for, and a row's sums are of the same parts in every batch.
+// Products of quantised weights by clusters: every item of 16 rows belongs to one block and every feature to one part,
+// the buffers in shared memory are large enough, and a row's sums consist of the same parts in every batch.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -14,7 +14,7 @@ using namespace xlstm::gpu::engine;
 
 namespace {
 
-// Places of shared memory follow one another, each large enough and at multiples of what is read there at once.
+// The buffers in shared memory do not overlap, are large enough, and are aligned to their accesses.
 void test_smem() {
   for (const int bits : {4, 8, 16})
     for (const int batch : kClusterBatch)
@@ -23,7 +23,7 @@ void test_smem() {
           const int parts = 8;
           const ClusterSmem r = cluster_smem(bits, batch, parts, steps, owned);
           const int ring = cluster_warps(batch) * kSlots * slot_bytes(bits);
-          // Of one x four planes of digits, one of them nothing; of more, three and their scale.
+          // One x has four planes of digits, one of which is zero; several x's have three planes each and a scale.
           CHECK(r.x - r.ring == ring && r.x_scales - r.x >= steps * kStepFeatures * (batch == 1 ? 4 : 3) * batch,
                 "%d bits, %d rows: the ring or x's", bits, batch);
           CHECK(r.squares - r.x_scales == steps * (batch == 1 ? 16 : batch * 8) &&
@@ -36,7 +36,7 @@ void test_smem() {
         }
 }
 
-// Lanes that read together do so from all banks: two rows' pieces of 16 bytes, four rows' of 8.
+// Lanes that are served together read from all banks: vectors of 16 bytes of two rows, or of 8 bytes of four rows.
 void test_banks() {
   for (const int bits : {4, 8, 16}) {
     const int each = bits == 4 ? 8 : 16, lanes = 128 / each;
@@ -88,19 +88,19 @@ void test_plan() {
   const int64_t projections[] = {2048, 2048, 4096, 4096, 8, 8}, up[] = {10944, 10944}, down[] = {4096};
   const Chip h200 = known_chip("H200");
   for (const int bits : {8, 4})
-    for (const GemmShape& given :
+    for (const GemmShape& base_shape :
          {GemmShape{1, 4096, false, bits, true, 6, projections}, GemmShape{1, 4096, true, bits, true, 2, up},
           GemmShape{1, 10944, false, bits, true, 1, down}, GemmShape{1, 64, false, bits, true, 1, down}}) {
-      const ClusterPlan alone = plan_cluster(given, true, h200);
+      const ClusterPlan single = plan_cluster(base_shape, true, h200);
       for (const int64_t batch : {1, 2, 8, 9, 17, 32, 33, 64, 100}) {
-        GemmShape shape = given;
+        GemmShape shape = base_shape;
         shape.batch = batch;
         const ClusterPlan p = plan_cluster(shape, true, h200);
         const std::string at =
             std::to_string(bits) + " bits, " + std::to_string(batch) + " by " + std::to_string(shape.columns);
         CHECK(p.batch >= std::min<int64_t>(batch, 16) && p.passes * p.batch >= batch, "%s: a kernel for %d", at.c_str(),
               p.batch);
-        CHECK(p.part_bits == alone.part_bits && p.part_steps == alone.part_steps, "%s: other parts than alone",
+        CHECK(p.part_bits == single.part_bits && p.part_steps == single.part_steps, "%s: other parts than alone",
               at.c_str());
         CHECK(p.parts() >= 2 && p.parts() * p.part_steps * kStepFeatures >= shape.columns, "%s: features", at.c_str());
         CHECK(p.clusters * p.passes * p.parts() <= std::max(123, p.passes * p.parts()),
@@ -126,7 +126,7 @@ void test_plan() {
   Chip small = h200;
   small.lds_bytes = 120 << 10;
   CHECK(!plan_cluster(one, true, small).batch, "a ring that has no room");
-  // Rows of a batch must have the same sums alone: a shape that has no kernel for 8 has none for one.
+  // The sums of a row are the same in a batch and alone, so a shape without a kernel for 8 rows has none for one row.
   CHECK(!plan_cluster({1, 1 << 17, false, 4, true, 1, down}, true, h200).batch, "x's that have no room in a batch");
 }
 

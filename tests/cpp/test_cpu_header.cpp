@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// arch/cpu/vector.h as the portable set has it: conversions over every 16-bit pattern, exp over its range. What the
-// other sets convert is in test_mlstm_rounding.cpp.
+// arch/cpu/vector.h of the portable instruction set: conversions over every 16-bit pattern, exp over its range.
+// test_mlstm_rounding.cpp tests the conversions of the other sets.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -46,14 +46,14 @@ void test_one_rounding(const char* name, const Format& format, FromFloat from_fl
   }
 }
 
-// Every pattern, the ties between neighbours with a float on either side of each, and floats all over the line.
+// Every pattern, the ties between neighbours with the floats on either side of each, and floats of all magnitudes.
 template <class FromFloat>
 void test_narrowing(const char* name, const Format& format, FromFloat from_float) {
   for (uint32_t bits = 0; bits < 65536; ++bits) {
     const double x = format.decode(uint16_t(bits)), next = format.decode(uint16_t(bits + 1));
     test_one_rounding(name, format, from_float, float(x));
     if (!std::isnan(x)) CHECK(from_float(float(x)) == bits, "%s %04x", name, bits);
-    // The tie before infinity lies where the next number would be.
+    // The tie before infinity is the one with the number that would follow the largest.
     const double above = std::isinf(next) ? 2 * x - format.decode(uint16_t(bits - 1)) : next;
     const float tie = float((x + above) / 2);
     if (std::isnan(x) || std::isnan(above) || std::isinf(x)) continue;
@@ -68,7 +68,7 @@ void test_narrowing(const char* name, const Format& format, FromFloat from_float
     test_one_rounding(name, format, from_float, from_bits(nan));
 }
 
-// load_row and store_row, at every length around a vector and from an odd offset.
+// load_row and store_row, at every length around that of a vector and from an odd offset.
 void test_rows() {
   const std::vector<xlstm_dtype> dtypes{XLSTM_FLOAT32, XLSTM_BFLOAT16, XLSTM_FLOAT16, XLSTM_FLOAT64};
   for (xlstm_dtype dtype : dtypes)

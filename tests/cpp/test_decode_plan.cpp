@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How decoding and MLA are cut up on known GPUs: every multiprocessor has work at batch 1, parts are worth their
-// combination, what a caller names is kept, LDS suffices.
+// The split-KV plans of decode and MLA on known GPUs: every multiprocessor has work at batch 1, parts are long enough
+// to pay for their combination, a caller's number of parts is used, and LDS suffices.
 #include "attention/decode/decode_plan.h"
 #include "attention/mla/mla_plan.h"
 #include "check.h"
@@ -53,9 +53,9 @@ void test_mla() {
         const MlaPlan p = plan_mla(call(1, heads, 1, 1, 1 << 17, features, 512, 2), 0, chip);
         CHECK(p.rows == (heads > 16 && chip.family != Family::rdna ? 64 : 16), "%s: %d rows", name, p.rows);
         CHECK(p.shape.lds_bytes <= chip.lds_bytes, "%s: %d bytes of LDS", name, p.shape.lds_bytes);
-        const bool room = mla_shape(chip.family, p.rows, features, true).lds_bytes <= chip.lds_bytes;
+        const bool fits = mla_shape(chip.family, p.rows, features, true).lds_bytes <= chip.lds_bytes;
         CHECK(p.hopper == (chip.hopper && p.rows == 64), "%s: Hopper's own kernel or not", name);
-        CHECK(p.ahead == (chip.family == Family::nvidia && p.rows == 64 && room && !p.hopper),
+        CHECK(p.ahead == (chip.family == Family::nvidia && p.rows == 64 && fits && !p.hopper),
               "%s: tiles overlap or not", name);
         CHECK(p.blocks == (heads + p.rows - 1) / p.rows, "%s: %d blocks", name, int(p.blocks));
         CHECK(busy(p.grid, chip.compute_units) >= 0.9, "%s: %d blocks for %d heads", name, int(p.grid), int(heads));
@@ -64,10 +64,11 @@ void test_mla() {
       }
   Chip h200 = known_chip("H200");
   const AttentionCall benchmark = call(64, 128, 1, 1, 8192, 576, 512, 2);
-  const MlaPlan own = plan_mla(benchmark, 0, h200);
-  CHECK(own.hopper && own.shape.threads == 384 && own.shape.lds_bytes == 230488 && own.grid == 128,
-        "H200: its own kernel, %d bytes of LDS", own.shape.lds_bytes);
-  h200.lds_bytes = own.shape.lds_bytes - 1;
+  const MlaPlan hopper_plan = plan_mla(benchmark, 0, h200);
+  CHECK(hopper_plan.hopper && hopper_plan.shape.threads == 384 && hopper_plan.shape.lds_bytes == 230488 &&
+            hopper_plan.grid == 128,
+        "H200: its own kernel, %d bytes of LDS", hopper_plan.shape.lds_bytes);
+  h200.lds_bytes = hopper_plan.shape.lds_bytes - 1;
   CHECK(!plan_mla(benchmark, 0, h200).hopper, "no room for it");
   h200 = known_chip("H200"), h200.hopper = false;
   const MlaPlan common = plan_mla(benchmark, 0, h200);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The next token by the C API: weights against long double, what is kept against a sort, the same bits on every
-// instruction set and on one to three threads, memory that ends where it must, and bad arguments.
+// Sampling the next token by the C API: probabilities are tested against long double, the filters top-k, top-p and
+// min-p against a sort; the bits are the same on every instruction set and on one to three threads; buffers are between
+// guard bytes; and bad arguments are refused.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -23,7 +24,7 @@ constexpr Options kOptions[] = {{0, 0, 1, 1},   {0, 0, 1, 1.5},      {1, 0, 1, 1
                                 {1, 0, 0.9, 1}, {0.8, 40, 0.7, 1.3}, {2, 1000, 0.999, 1}, {1e-3, 0, 0.5, 1}};
 constexpr int64_t kBatch = 3;
 
-uint64_t* hashes;  // of the first instruction set, by problem; shared with the processes of the others
+uint64_t* hashes;  // of the first instruction set, by problem; shared with the processes of the other sets
 
 struct Problem {
   Problem(int64_t size, const Options& o, uint32_t seed)
@@ -31,7 +32,7 @@ struct Problem {
     std::mt19937 rng(seed);
     std::normal_distribution<float> normal(0, 3);
     for (int64_t j = 0; j < kBatch * vocab; ++j) {
-      score()[j] = std::round(normal(rng) * 64) / 64;  // some tie
+      score()[j] = std::round(normal(rng) * 64) / 64;  // so that some scores tie
       was_seen()[j] = rng() % 5 == 0;
     }
     call.batch = kBatch, call.vocab = vocab, call.logits = score(), call.tokens = tokens;
@@ -49,7 +50,7 @@ struct Problem {
   xlstm_draw call{};
 };
 
-// Which tokens are kept and what they weigh, by sorting.
+// The tokens that pass the filters, and their probabilities, by sorting.
 void check_row(Problem& p, int64_t b) {
   const xlstm_draw& call = p.call;
   std::vector<float> scores(p.score() + b * p.vocab, p.score() + (b + 1) * p.vocab);
@@ -94,15 +95,15 @@ void test_draws() {
         xlstm_runtime runtime{};
         runtime.threads = threads;
         CHECK(xlstm_draw_tokens(&p.call, &runtime) == XLSTM_OK, "%s", xlstm_last_error());
-        uint64_t own = 1;
+        uint64_t hash_here = 1;
         for (int64_t b = 0; b < kBatch; ++b) {
           check_row(p, b);
-          own = (own ^ uint64_t(p.tokens[b])) * 0x100000001b3u;
+          hash_here = (hash_here ^ uint64_t(p.tokens[b])) * 0x100000001b3u;
           for (int64_t j = 0; p.call.weights && j < vocab; ++j)
-            own = (own ^ uint64_t(p.weight()[b * vocab + j])) * 0x100000001b3u;
+            hash_here = (hash_here ^ uint64_t(p.weight()[b * vocab + j])) * 0x100000001b3u;
         }
-        CHECK(threads == 1 || own == hash);
-        hash = own;
+        CHECK(threads == 1 || hash_here == hash);
+        hash = hash_here;
       }
       if (!hashes[problem]) hashes[problem] = hash;
       CHECK(hashes[problem] == hash, "problem %d", problem);

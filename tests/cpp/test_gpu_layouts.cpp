@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strips (csrc/arch/layouts.h) against the published layouts of the matrix instructions: every element has one place,
-// an accumulated strip is the next product's chain operand where it lies, and products through operands that are filled
-// as csrc/arch/{cdna,rdna,nvidia}.h fill them, from an LDS tile, are exact for integers.
+// Strips (csrc/arch/layouts.h) against the published layouts of the matrix instructions: every element belongs to one
+// register of one lane, an accumulated strip is the next product's chain operand, and products of operands that are
+// loaded from an LDS tile, as csrc/arch/amd/{cdna,rdna}.h and csrc/arch/nvidia/mma.h load them, are exact for integers.
 #include "operands.h"
 
 using namespace operands;
@@ -22,19 +22,20 @@ void test_strip_is_a_bijection(Family f, int bytes) {
     CHECK(times[i] == 1, "%s, %d bytes: element %d has %d places", name(f), bytes, int(i), times[i]);
 }
 
-// Lanes that exchange a column's values over its rows have that column, and together all of its rows.
+// The lanes that reduce a column over its rows all have that column, and together have each of its rows once.
 void test_columns(Family f, int bytes) {
-  const int rows = strip_step(f, bytes), registers = strip_registers(f, bytes), others = row_lanes(f);
+  const int rows = strip_step(f, bytes), registers = strip_registers(f, bytes), partner_bits = row_lanes(f);
   for (int lane = 0; lane < wave_size(f); ++lane)
     for (int j = 0; j < lane_columns(f); ++j) {
       std::vector<int> times(rows);
       for (int bits = 0; bits < wave_size(f); ++bits) {
-        if (bits & ~others) continue;
-        const int other = lane ^ bits;
+        if (bits & ~partner_bits) continue;
+        const int partner = lane ^ bits;
         for (int r = 0; r < registers; ++r) {
           if (lane_column(f, r) != j) continue;
-          const StripPosition at = strip_position(f, bytes, other, r);
-          CHECK(at.column == column_position(f, lane, j), "%s, %d bytes: lane %d and %d", name(f), bytes, lane, other);
+          const StripPosition at = strip_position(f, bytes, partner, r);
+          CHECK(at.column == column_position(f, lane, j), "%s, %d bytes: lane %d and %d", name(f), bytes, lane,
+                partner);
           ++times[at.row];
         }
       }
@@ -57,10 +58,11 @@ void test_a_tile_is_a_bijection(Family f, int bytes, int rows, int columns) {
   for (const int n : times) CHECK(n == 1, "%s, %d bytes, %d x %d", name(f), bytes, rows, columns);
 }
 
-// Where a matrix of [side][k] is kept: so, or with `along` false as [k][side] for what reads it transposed.
+// Stores a matrix of [side][k] in a tile: as it is, or, with `along` false, as [k][side] for families that transpose
+// while they read.
 template <class F>
 Stored store(int bytes, const Matrix& side_by_k, bool along) {
-  return Stored(F::kFamily, bytes, along || F::kTurnsOnTheWayIn ? side_by_k : transposed(side_by_k));
+  return Stored(F::kFamily, bytes, along || F::kTransposesBeforeLds ? side_by_k : transposed(side_by_k));
 }
 
 template <class F>
@@ -91,25 +93,27 @@ void test_products(int bytes, bool along) {
   }
 }
 
-// ---- what the arch headers rely on, said once more as a rule
+// ---- the rules that the arch headers rely on
 
 void test_chain_rules() {
-  for (int bytes : {2, 4})  // CDNA: a lane's registers are consecutive rows, and start where its k of an operand do
+  for (int bytes :
+       {2, 4})  // CDNA: a lane's registers are consecutive rows, and begin at the row that is its operand's first k
     for (int lane = 0; lane < 64; ++lane)
       for (int r = 0; r < strip_registers(Family::cdna, bytes); ++r) {
         const StripPosition at = strip_position(Family::cdna, bytes, lane, r);
         CHECK(at.row == lane / 16 * (16 / bytes) + r && at.column == lane % 16, "cdna, %d bytes: lane %d, %d", bytes,
               lane, r);
       }
-  std::vector<int> times(32);  // the two accumulators' rows share a step out
+  std::vector<int> times(32);  // the two accumulators' rows are disjoint and make up a step
   for (int i = 0; i < 16; ++i)
     for (int j = 0; j < 2; ++j) ++times[interleaved_row(i, j)];
   for (int n : times) CHECK(n == 1, "interleaved_row");
   for (int lane = 0; lane < 32; ++lane)
     for (int r = 0; r < 8; ++r) {
-      const StripPosition own = strip_position(Family::rdna, 2, lane, r),
-                          other = strip_position(Family::rdna, 2, lane ^ 16, r);
-      CHECK(own.column == other.column && own.row / 2 == r && other.row / 2 == r && own.row != other.row,
+      const StripPosition lane_at = strip_position(Family::rdna, 2, lane, r),
+                          partner = strip_position(Family::rdna, 2, lane ^ 16, r);
+      CHECK(lane_at.column == partner.column && lane_at.row / 2 == r && partner.row / 2 == r &&
+                lane_at.row != partner.row,
             "rdna: the halves of lane %d do not make up rows %d and %d", lane, 2 * r, 2 * r + 1);
       // NVIDIA: register r is element r of A: chain column m = column, k = row.
       const StripPosition at = strip_position(Family::nvidia, 2, lane, r);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every way in which the GPU kernels touch an LDS tile, for every tile that walk_shape(), the score kernel,
-// forward_shape() and attention's backward pass have, and how often lanes that are served together meet in a bank. Lane
-// formulas are those of csrc/tile/lds_tile.h (fetch, store) and csrc/arch/{cdna,rdna,nvidia}.h (operands). is_known()
-// lists those that do.
+// Counts the bank conflicts of every access of the GPU kernels to an LDS tile, for every tile of walk_shape(), the
+// score kernel, forward_shape() and attention's backward pass. The lanes' addresses are those of csrc/tile/lds_tile.h
+// (fetch, store), csrc/arch/amd/{cdna,rdna}.h and csrc/arch/nvidia/mma.h (operands). is_known() lists the accesses that
+// have conflicts.
 #include <functional>
 #include <set>
 #include <string>
@@ -26,7 +26,7 @@ struct Pattern {
   lds::Tile tile;
   Access access;
   int bytes;                                          // a lane
-  int threads;                                        // of the block; each wave is looked at
+  int threads;                                        // of the block; each wave is checked
   int rounds;                                         // accesses of a thread
   std::function<int(int thread, int round)> address;  // -1: none
 };
@@ -45,8 +45,8 @@ int conflict(const Pattern& p) {
 
 using Patterns = std::vector<Pattern>;
 
-// Stage::store, or cp_async, of `tokens` by `features`, straight.
-void add_straight(Patterns& all, const std::string& name, const lds::Tile& t, int threads) {
+// Stage::store, or cp_async, of tokens by features, not transposed.
+void add_along_rows(Patterns& all, const std::string& name, const lds::Tile& t, int threads) {
   const int n = 16 / t.element_bytes, units = t.rows * t.columns / n;
   all.push_back({name + " stored straight", t, Access::write, 16, threads, (units + threads - 1) / threads,
                  [=](int thread, int round) {
@@ -56,7 +56,7 @@ void add_straight(Patterns& all, const std::string& name, const lds::Tile& t, in
 }
 
 // Stage::store_transposed: the tile is features by tokens.
-void add_turned(Patterns& all, const std::string& name, const lds::Tile& t, int threads) {
+void add_transposed(Patterns& all, const std::string& name, const lds::Tile& t, int threads) {
   const int n = 16 / t.element_bytes, tokens = t.columns, units = tokens * t.rows / n / 4;
   const int rounds = (units + threads - 1) / threads;
   all.push_back(
@@ -67,8 +67,8 @@ void add_turned(Patterns& all, const std::string& name, const lds::Tile& t, int 
        }});
 }
 
-// load_stream and load_chain of one step at (side 0, k 0), at every place in the tile. `along`: the tile lies
-// [side][k], else NVIDIA reads it transposed. `pairs`: it reads two floats at a time where it can.
+// load_stream or load_chain of a step, at every position in the tile. `along`: the tile is [side][k]; otherwise NVIDIA
+// reads it transposed.
 void add_operand(Patterns& all, const std::string& name, const lds::Tile& t, bool along, bool stream) {
   const Family f = t.family;
   const int step = strip_step(f, t.element_bytes), side_step = stream ? step : kStripColumns;
@@ -78,8 +78,8 @@ void add_operand(Patterns& all, const std::string& name, const lds::Tile& t, boo
   const auto add = [&](Access access, int bytes, int reads,
                        std::function<int(int lane, int read, int side, int k)> at) {
     all.push_back({what, t, access, bytes, wave_size(f), sides * depths * reads, [=](int lane, int round) {
-                     const int place = round / reads;
-                     return at(lane, round % reads, place % sides * side_step, place / sides * step);
+                     const int slot = round / reads;
+                     return at(lane, round % reads, slot % sides * side_step, slot / sides * step);
                    }});
   };
   if (f == Family::cdna) {
@@ -90,7 +90,7 @@ void add_operand(Patterns& all, const std::string& name, const lds::Tile& t, boo
     });
   } else if (f == Family::rdna) {
     add(Access::read, 16, 16 / n,
-        [=](int lane, int piece, int side, int k) { return t.at(side + lane % 16, k + piece * n); });
+        [=](int lane, int vec16, int side, int k) { return t.at(side + lane % 16, k + vec16 * n); });
   } else if (t.element_bytes == 2) {
     add(Access::ldmatrix, 16, 1, [=](int lane, int, int side, int k) {
       const int m = lane / 8, i = lane % 8;
@@ -108,29 +108,30 @@ void add_operand(Patterns& all, const std::string& name, const lds::Tile& t, boo
   }
 }
 
-// A matrix of tokens by features that a kernel reads as an operand whose k is the features, or the tokens.
+// The accesses to a matrix of tokens by features that a kernel reads as an operand whose k is the features, or the
+// tokens.
 void add_along_features(Patterns& all, const std::string& name, lds::Tile t, int threads, bool stream) {
-  add_straight(all, name, t, threads);
+  add_along_rows(all, name, t, threads);
   add_operand(all, name, t, true, stream);
 }
 void add_along_tokens(Patterns& all, const std::string& name, lds::Tile t, int threads, bool stream) {
   if (t.family == Family::nvidia) {
-    add_straight(all, name, t, threads);
+    add_along_rows(all, name, t, threads);
     add_operand(all, name, t, false, stream);
   } else {
     std::swap(t.rows, t.columns);
-    add_turned(all, name, t, threads);
+    add_transposed(all, name, t, threads);
     add_operand(all, name, t, true, stream);
   }
 }
 
-// TurnedSquare::store: rows are features.
-void add_square(Patterns& all, const std::string& name, const lds::Tile& t, int threads) {
-  const int in_word = 4 / t.element_bytes, fours = t.columns / 4, units = fours * t.rows / in_word;
+// TransposedSubtile::store: rows are features.
+void add_subtile(Patterns& all, const std::string& name, const lds::Tile& t, int threads) {
+  const int in_word = 4 / t.element_bytes, quads = t.columns / 4, units = quads * t.rows / in_word;
   all.push_back({name, t, Access::write, 4 * t.element_bytes, threads, in_word, [=](int thread, int half) {
                    if (thread >= units) return -1;
-                   const int word = transposed_word(t.element_bytes, t.columns, thread / fours);
-                   return t.at(word * in_word + half, thread % fours * 4);
+                   const int word = transposed_word(t.element_bytes, t.columns, thread / quads);
+                   return t.at(word * in_word + half, thread % quads * 4);
                  }});
 }
 
@@ -153,7 +154,7 @@ Patterns patterns(Family f, const lds::Swizzle& swizzle) {
         if (f == Family::nvidia) {
           add_along_tokens(all, walk + "scores of a reverse walk", scores, s.threads, true);
         } else {
-          add_square(all, walk + "scores of a reverse walk", scores, s.threads);
+          add_subtile(all, walk + "scores of a reverse walk", scores, s.threads);
           add_operand(all, walk + "scores of a reverse walk", scores, true, true);
         }
       }
@@ -175,33 +176,35 @@ Patterns patterns(Family f, const lds::Swizzle& swizzle) {
   return all;
 }
 
-// PairStage of tile/paired_tiles.h: a wave's square of tokens by features, along the rows and turned, or NVIDIA's
-// copies.
-void add_square_of_pair(Patterns& all, const std::string& name, const lds::Tile& t, int threads) {
-  const int wave = wave_size(t.family), n = 16 / t.element_bytes, square = wave / (t.rows / 4) * n;
+// PairStage of tile/paired_tiles.h: the stores of a wave's subtile of tokens by features, along the rows and
+// transposed, or NVIDIA's copies.
+void add_subtile_of_pair(Patterns& all, const std::string& name, const lds::Tile& t, int threads) {
+  const int wave = wave_size(t.family), n = 16 / t.element_bytes, subtile = wave / (t.rows / 4) * n;
   if (t.family == Family::nvidia) {
-    const int at_once = threads / 8, rounds = (t.rows + at_once - 1) / at_once, lines = t.pieces() / 8;
+    const int rows_at_a_time = threads / 8, rounds = (t.rows + rows_at_a_time - 1) / rows_at_a_time,
+              lines = t.vec16s() / 8;
     all.push_back({name + " copied", t, Access::write, 16, threads, rounds * lines, [=](int thread, int round) {
-                     const int token = thread / 8 + round / lines * at_once;
+                     const int token = thread / 8 + round / lines * rows_at_a_time;
                      return token < t.rows ? t.at(token, (thread % 8 + round % lines * 8) * n) : -1;
                    }});
     return;
   }
-  const int squares = t.columns / square;
+  const int subtiles = t.columns / subtile;
   lds::Tile transposed = t;
   std::swap(transposed.rows, transposed.columns);
-  all.push_back({name + " stored along", t, Access::write, 16, wave, 4 * squares, [=](int lane, int round) {
+  all.push_back({name + " stored along", t, Access::write, 16, wave, 4 * subtiles, [=](int lane, int round) {
                    const SubtileCoord at = subtile_coord(t.rows, lane);
-                   return t.at(4 * at.quad + round % 4, round / 4 * square + at.vec16 * n);
+                   return t.at(4 * at.quad + round % 4, round / 4 * subtile + at.vec16 * n);
                  }});
-  all.push_back({name + " stored turned", transposed, Access::write, 4 * t.element_bytes, wave, n * squares,
+  all.push_back({name + " stored turned", transposed, Access::write, 4 * t.element_bytes, wave, n * subtiles,
                  [=](int lane, int round) {
                    const SubtileCoord at = subtile_coord(t.rows, lane);
-                   return transposed.at(round / n * square + at.vec16 * n + round % n, 4 * at.quad);
+                   return transposed.at(round / n * subtile + at.vec16 * n + round % n, 4 * at.quad);
                  }});
 }
 
-// Attention backward: tiles of q and dout, or of k and v, read along their rows and turned; what a block owns in LDS.
+// Attention backward: the tiles of q and dout, or of k and v, which are read along their rows and transposed, and the
+// block's owned operands in LDS.
 void add_backward(Patterns& all, Family f, const lds::Swizzle& swizzle) {
   const int dims[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
   for (int bytes : {2, 4})
@@ -215,7 +218,7 @@ void add_backward(Patterns& all, Family f, const lds::Swizzle& swizzle) {
           const lds::Tile tile{f, bytes, s.tile, features, swizzle};
           lds::Tile transposed = tile;
           if (f != Family::nvidia) std::swap(transposed.rows, transposed.columns);
-          add_square_of_pair(all, name + "tile", tile, s.threads);
+          add_subtile_of_pair(all, name + "tile", tile, s.threads);
           add_operand(all, name + "tile", tile, true, true);
           add_operand(all, name + "turned", transposed, f != Family::nvidia, true);
           if (s.chain_in_lds) add_operand(all, name + "owned", {f, bytes, s.owned, features, swizzle}, true, false);
@@ -223,28 +226,29 @@ void add_backward(Patterns& all, Family f, const lds::Swizzle& swizzle) {
       }
 }
 
-// What is left: NVIDIA's floats, which are read one by one, twice as long as need be.
+// The known conflicts: NVIDIA reads floats one by one, and each read takes twice as long as without conflicts.
 bool is_known(const Pattern& p) {
   return p.tile.family == Family::nvidia && p.tile.element_bytes == 4 && p.access == Access::read;
 }
 
-bool every_element_has_a_place(const lds::Tile& t) {
-  std::set<int> places;
+bool every_element_has_a_slot(const lds::Tile& t) {
+  std::set<int> slots;
   for (int row = 0; row < t.rows; ++row)
-    for (int column = 0; column < t.columns; ++column) places.insert(t.at(row, column));
-  return int(places.size()) == t.rows * t.columns && *places.begin() == 0 &&
-         *places.rbegin() == (t.rows * t.columns - 1) * t.element_bytes;
+    for (int column = 0; column < t.columns; ++column) slots.insert(t.at(row, column));
+  return int(slots.size()) == t.rows * t.columns && *slots.begin() == 0 &&
+         *slots.rbegin() == (t.rows * t.columns - 1) * t.element_bytes;
 }
 
-// How many times as long Walk::write takes for accumulators into LDS as floats, and for pieces of a token's row out of
-// it.
+// How many times as long Walk::write takes as without conflicts, to write accumulators as floats into LDS and to read
+// vectors of a token's row.
 struct OutputsConflict {
   int write, read;
 };
 
-// A lane has a piece of eight 2-byte elements, which are eight floats here: it reads four, then the other four. So
-// eight lanes that are served together find every second 16 bytes of 256, in half of the banks. CDNA's exclusive or in
-// out_place() puts neighbours into the other half. Elsewhere that stays: outputs are few beside operands.
+// A lane has a vector of eight 2-byte elements, which are eight floats in LDS: it reads four, then the other four. So
+// eight lanes that are served together read every second 16 bytes of 256, from half of the banks. On CDNA the exclusive
+// or in out_offset() moves neighbours to the other half. The other families keep the conflict, because outputs are few
+// compared with operands.
 OutputsConflict known_conflict_of_outputs(Family f, int bytes) { return {1, f != Family::cdna && bytes == 2 ? 2 : 1}; }
 
 OutputsConflict outputs_conflict(Family f, int bytes, int rows, int chunk) {
@@ -259,14 +263,13 @@ OutputsConflict outputs_conflict(Family f, int bytes, int rows, int chunk) {
           const int token = wave % s.waves_x * chunk, column = wave / s.waves_x * kColumnsPerWave;
           for (int lane = 0; lane < lanes; ++lane) {
             const StripPosition at = strip_position(f, bytes, lane, j), first = strip_position(f, bytes, lane, 0),
-                                further = strip_position(f, bytes, 0, j);
-            const int place =
+                                lane0 = strip_position(f, bytes, 0, j);
+            const int slot =
                 out_offset(f, bytes, s.y_tile, token + t0 + at.row, column + ys * kStripColumns + at.column);
             const int base = out_offset(f, bytes, s.y_tile, token + first.row, column + first.column);
-            CHECK(place ==
-                      out_offset_from(base, f, bytes, s.y_tile, t0 + further.row, ys * kStripColumns + further.column),
+            CHECK(slot == out_offset_from(base, f, bytes, s.y_tile, t0 + lane0.row, ys * kStripColumns + lane0.column),
                   "%d bytes, %d rows: token %d, column %d", bytes, rows, token + t0 + at.row, column + at.column);
-            address[lane] = 4 * place;
+            address[lane] = 4 * slot;
           }
           worst.write = std::max(worst.write, lds::conflict(f, Access::write, 4, address));
         }
@@ -278,11 +281,11 @@ OutputsConflict outputs_conflict(Family f, int bytes, int rows, int chunk) {
       }
       worst.read = std::max(worst.read, lds::conflict(f, Access::read, 16, address));
     }
-  std::set<int> places;
+  std::set<int> slots;
   for (int token = 0; token < s.waves_x * chunk; ++token)
-    for (int column = 0; column < s.y_tile; ++column) places.insert(out_offset(f, bytes, s.y_tile, token, column));
-  CHECK(int(places.size()) == s.waves_x * chunk * s.y_tile && *places.begin() == 0 &&
-            *places.rbegin() < s.waves_x * chunk * out_stride(f, s.y_tile),
+    for (int column = 0; column < s.y_tile; ++column) slots.insert(out_offset(f, bytes, s.y_tile, token, column));
+  CHECK(int(slots.size()) == s.waves_x * chunk * s.y_tile && *slots.begin() == 0 &&
+            *slots.rbegin() < s.waves_x * chunk * out_stride(f, s.y_tile),
         "%d bytes, %d rows: outputs share places", bytes, rows);
   return worst;
 }
@@ -293,14 +296,14 @@ const char* name(Family f) { return f == Family::nvidia ? "nvidia" : f == Family
 
 int main() {
   for (Family f : {Family::cdna, Family::rdna, Family::nvidia}) {
-    Patterns own = patterns(f, lds::own_swizzle());
-    add_backward(own, f, lds::own_swizzle());
+    Patterns library = patterns(f, lds::library_swizzle());
+    add_backward(library, f, lds::library_swizzle());
     int known = 0;
-    for (const Pattern& pattern : own) {
+    for (const Pattern& pattern : library) {
       const int times = conflict(pattern);
       known += times > 1;
       CHECK(times == 1 || is_known(pattern), "%s: %s takes %d times as long", name(f), pattern.name.c_str(), times);
-      CHECK(every_element_has_a_place(pattern.tile), "%s: %s", name(f), pattern.name.c_str());
+      CHECK(every_element_has_a_slot(pattern.tile), "%s: %s", name(f), pattern.name.c_str());
     }
     for (int bytes : {2, 4})
       for (int chunk : kChunks)
@@ -313,7 +316,7 @@ int main() {
                 "expected %d and %d",
                 name(f), bytes, rows, chunk, times.write, times.read, known_times.write, known_times.read);
         }
-    std::printf("%s: %d ways to touch a tile, %d of them with known conflicts\n", name(f), int(own.size()), known);
+    std::printf("%s: %d ways to touch a tile, %d of them with known conflicts\n", name(f), int(library.size()), known);
   }
   return finish();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of weights with few rows on matrix units: what lanes read of a row is all of it, once; x's lie where the
-// stream operand of each family looks for them; and known GPUs have blocks for every product of xLSTM-7B.
+// Products of weights with few rows on matrix units: lanes read each feature of a row once; x's are in the slots that
+// the stream operand of each family reads; and known GPUs have blocks for every product of xLSTM-7B.
 #include <algorithm>
 #include <vector>
 
@@ -15,8 +15,8 @@ namespace {
 
 constexpr Family kFamilies[] = {Family::nvidia, Family::cdna, Family::rdna};
 
-// The feature that element e of the eight `n` of a lane's load `load` is, from where its bytes lie in a row's step: of
-// nibbles 16 bytes hold 32 features, the low halves first.
+// The feature of element e in the vector `n` of eight features in a lane's load `load`, from the offset of its bytes in
+// a row's step. 16 bytes of nibbles hold 32 features, the low nibbles first.
 int feature_in_memory(Family f, int bits, int lane, int load, int n, int e) {
   const int offset = load_offset(f, bits, lane, load);
   if (bits == 16) return offset / 2 + e;
@@ -27,26 +27,26 @@ int feature_in_memory(Family f, int bits, int lane, int load, int n, int e) {
 void test_order() {
   for (const Family f : kFamilies)
     for (const int bits : {4, 8, 16}) {
-      const int pieces = chain_vec16s(f, 2);
+      const int vec16s = chain_vec16s(f, 2);
       for (int row = 0; row < kStripColumns; ++row) {
         std::vector<int> seen(kStepFeatures);
         for (int lane = 0; lane < wave_size(f); ++lane)
-          for (int eight = 0; eight < lane_vec8s(f); ++eight)
+          for (int vec8 = 0; vec8 < lane_vec8s(f); ++vec8)
             for (int j = 0; j < lane_rows(f); ++j) {
               if (row_of_lane(f, lane, j) != row) continue;
-              if (f == Family::rdna && lane >= 16) continue;  // has what lane - 16 has
-              const int load = eight / load_vec8s(bits), n = eight % load_vec8s(bits);
-              // Where the chain operand has it: the piece of a unit, whose k the stream shares.
-              const int unit = eight / unit_vec8s(f), p = f == Family::rdna ? eight % 2 : lane_rows(f) == 1 ? 0 : j;
-              CHECK(p < pieces, "piece %d", p);
+              if (f == Family::rdna && lane >= 16) continue;  // has the same as lane - 16
+              const int load = vec8 / load_vec8s(bits), n = vec8 % load_vec8s(bits);
+              // The chain operand has the vector in this unit, in an order of k that the stream operand shares.
+              const int unit = vec8 / unit_vec8s(f), p = f == Family::rdna ? vec8 % 2 : lane_rows(f) == 1 ? 0 : j;
+              CHECK(p < vec16s, "piece %d", p);
               const Vec16Position at = chain_vec16(f, 2, lane, p);
               CHECK(at.row == row, "row %d of a lane's piece, expected %d", at.row, row);
               for (int e = 0; e < kVec8; ++e) {
                 const int feature = feature_in_memory(f, bits, lane, load, n, e);
                 ++seen[size_t(feature)];
-                const Vec8Coord place = vec8_coord(f, bits, feature / kVec8);
-                CHECK(place.unit == unit && place.vec16 == at.feature / kVec8,
-                      "%d bits, feature %d: unit %d piece %d, expected %d %d", bits, feature, place.unit, place.vec16,
+                const Vec8Coord coord = vec8_coord(f, bits, feature / kVec8);
+                CHECK(coord.unit == unit && coord.vec16 == at.feature / kVec8,
+                      "%d bits, feature %d: unit %d piece %d, expected %d %d", bits, feature, coord.unit, coord.vec16,
                       unit, at.feature / kVec8);
                 CHECK(feature % kVec8 == vec8_feature(bits, e), "%d bits, feature %d is element %d", bits, feature, e);
               }
@@ -57,15 +57,15 @@ void test_order() {
     }
 }
 
-// A lane's pieces of a unit are all of a line of lanes, and no two of eight lanes that are served together meet in a
-// bank, neither when they read nor when they store the eights of one row's step.
+// The vectors of a unit have different slots, and eight lanes that are served together access different banks, both
+// when they read and when they store the vectors of one row's step.
 void test_slots() {
   for (const Family f : kFamilies)
     for (int unit = 0; unit < 8; ++unit) {
       std::vector<int> taken(size_t(strip_slots(f)));
       for (int row = 0; row < 2 * split_rows(f); ++row)
-        for (int piece = 0; piece < unit_features(f, 2) / kVec8; ++piece)
-          ++taken[size_t(slot_in_strip(f, unit, row, piece))];
+        for (int vec16 = 0; vec16 < unit_features(f, 2) / kVec8; ++vec16)
+          ++taken[size_t(slot_in_strip(f, unit, row, vec16))];
       for (const int n : taken) CHECK(n == 1, "a place that %d pieces have", n);
       for (int p = 0; p < stream_vec16s(f, 2); ++p)
         for (int group = 0; group < stream_slots(f) / 8; ++group) {
@@ -86,14 +86,14 @@ void test_slots() {
   for (const Family f : kFamilies)
     for (const int bits : {16, 8, 4})
       for (int row = 0; row < 2 * split_rows(f); ++row) {
-        std::vector<int> banks(8), whole(8);
+        std::vector<int> banks(8), single(8);
         for (int n = 0; n < 8; ++n) {
           const Vec8Coord at = vec8_coord(f, bits, n);
           ++banks[size_t(slot_in_strip(f, at.unit, row, at.vec16) % 8)];
-          ++whole[size_t((at.unit * single_unit_slots(f) + single_slot(f, at.unit, row, at.vec16)) % 8)];
+          ++single[size_t((at.unit * single_unit_slots(f) + single_slot(f, at.unit, row, at.vec16)) % 8)];
         }
         for (const int n : banks) CHECK(n == 1, "family %d, %d bits: %d lanes store to one bank", int(f), bits, n);
-        for (const int n : whole) CHECK(n == 1, "family %d, %d bits, one x: %d lanes to one bank", int(f), bits, n);
+        for (const int n : single) CHECK(n == 1, "family %d, %d bits, one x: %d lanes to one bank", int(f), bits, n);
       }
 }
 
@@ -124,7 +124,8 @@ void test_plan() {
                 "%s: %d blocks, more than find a place", name, int(p.blocks));
           CHECK(p.lds_bytes + norm_stats_bytes(p.batch) <= chip.lds_bytes, "%s: %d bytes of LDS", name, p.lds_bytes);
           const int tiles = tiles_of(f, columns), depth = gemm_mma_depth(f, bits, p.batch, p.rows);
-          const bool in_turn = !has_ring(f, p.batch);  // steps' places are known when compiled, so stages are rounds
+          const bool in_turn =
+              !has_ring(f, p.batch);  // the slots of steps are constants, so a stage is a number of rounds
           CHECK(p.stage_tiles >= 1 && (!in_turn || p.stage_tiles == tiles || p.stage_tiles % depth == 0),
                 "%s: %d of %d tiles in LDS, %d on their way", name, p.stage_tiles, tiles, depth);
           CHECK(in_turn || depth >= 2, "%s: a ring of %d steps", name, depth);
@@ -137,7 +138,7 @@ void test_plan() {
   CHECK(plan_gemm_mma({1, 4096, false, 16, false, 2, none}, mi300x).blocks == 1, "pieces without rows have no blocks");
   CHECK(plan_gemm_mma({1, 10944, false, 16, false, 1, down}, mi300x).blocks == 256, "few rows: a strip a block");
   CHECK(plan_gemm_mma({1, 4096, true, 16, false, 2, up}, h200).blocks == 264, "many rows: blocks that stay");
-  // A multiprocessor has 228 KB, of which each block takes 1 KB for itself.
+  // A multiprocessor has 228 KB, of which the hardware reserves 1 KB for each block.
   const GemmMmaPlan one = plan_gemm_mma({1, 10944, false, 16, false, 1, down}, h200);
   CHECK(one.rows == 16 && one.blocks == 256, "all units at once, not half of them twice as long");
   CHECK(2 * (one.lds_bytes + norm_stats_bytes(1) + 1024) <= 228 << 10, "two blocks of one x find a place");

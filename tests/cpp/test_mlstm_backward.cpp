@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward call of the C API: in double against differences of the forward call, in the other dtypes against
-// double.
+// The backward call of the C API: gradients in double are tested against differences of the forward call, those in the
+// other dtypes against double.
 #include "each_isa.h"
 #include "mlstm_call.h"
 
@@ -12,7 +12,8 @@ double inner(const Values& a, const Values& b) {
   return total;
 }
 
-// What backward differentiates. With a constant normaliser n and m are constants too, so nothing flows in by them.
+// The function that backward differentiates. With a constant normaliser n and m are constants too, and have no
+// gradients.
 double loss(const Problem& p, const Solution& s) {
   double total = inner(p.dh, s.h) + inner(p.dc, s.c);
   if (p.normalizer_grad) total += inner(p.dn, s.n) + inner(p.dm, s.m);
@@ -91,7 +92,8 @@ void test_shapes_by_differences() {
   test_differences(p, {4});
 }
 
-// Another dtype, chunk size, layout or number of threads: the gradients are the double ones, to the dtype's precision.
+// With another dtype, chunk size, layout or number of threads the gradients equal those in double up to the dtype's
+// precision.
 void test_dtypes() {
   const std::vector<Shape> shapes = {
       {2, 2, 70, 24, 40, 16}, {1, 1, 300, 17, 9, 16}, {1, 1, 90, 48, 33, 64, {0, 20, 90}}};
@@ -127,7 +129,7 @@ void test_dtypes() {
       }
 }
 
-// Without gradients of the last states, and without asking for those of the initial ones.
+// Calls without gradients of the last states, and without gradients of the initial states.
 void test_optional_gradients() {
   Problem p = random_problem({1, 1, 40, 6, 5, 8}, {}, 200);
   p.dc.assign(p.dc.size(), 0), p.dn.assign(p.dn.size(), 0), p.dm.assign(p.dm.size(), 0);

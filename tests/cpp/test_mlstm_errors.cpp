@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every invalid argument of the C API: the status, no workspace size, and a message that begins with the argument's
-// name.
+// Every invalid argument of the C API gives an error status, no workspace size, and a message that begins with the
+// argument's name.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 const std::vector<int64_t> kRising{0, 2, 6}, kLate{1, 2, 6}, kFlat{0, 3, 3, 6}, kFalling{0, 4, 2, 6}, kShort{0, 2, 5},
     kLong{0, 2, 7};
-double some_double = 0;  // something for a pointer to point at
+double some_double = 0;  // the target of pointers that are not read
 
 Problem valid_problem() {
   Settings set;
@@ -25,11 +25,11 @@ Problem valid_problem() {
 
 template <class Parameters>
 struct Bad {
-  const char* name;  // what the message begins with
+  const char* name;  // the message begins with it
   std::function<void(Parameters&)> spoil;
 };
 
-// The three members of a group, present as the bits say.
+// Clears those of a group's three members whose bits are not set.
 template <class P>
 void keep(int bits, P& a, P& b, P& c) {
   if (!(bits & 1)) a = nullptr;
@@ -37,7 +37,7 @@ void keep(int bits, P& a, P& b, P& c) {
   if (!(bits & 4)) c = nullptr;
 }
 
-// What can be wrong with any tensor of a call: no data, no such dtype, another dtype.
+// The errors that any tensor of a call can have: no data, an unknown dtype, another tensor's dtype.
 template <class P>
 void add_tensor(std::vector<Bad<P>>& bad, const char* name, xlstm_tensor& (*tensor)(P&),
                 std::vector<int> wrong_dtypes) {
@@ -48,7 +48,7 @@ void add_tensor(std::vector<Bad<P>>& bad, const char* name, xlstm_tensor& (*tens
 }
 const std::vector<int> kNotFloat{XLSTM_BFLOAT16, XLSTM_FLOAT16, XLSTM_FLOAT64};  // where q is float
 
-// What is wrong with the part that all calls share.
+// The errors in the arguments that all calls share.
 template <class P>
 std::vector<Bad<P>> bad_inputs() {
   std::vector<Bad<P>> bad;
@@ -62,7 +62,7 @@ std::vector<Bad<P>> bad_inputs() {
     bad.push_back({"sequences", [=](P& p) { p.in.cu_seqlens = kRising.data(), p.in.sequences = value; }});
   }
   bad.push_back({"segments", [](P& p) { p.in.segments = -1; }});
-  bad.push_back({"walk_chunk", [](P& p) { p.in.walk_chunk = 16; }});  // a GPU's, as the next
+  bad.push_back({"walk_chunk", [](P& p) { p.in.walk_chunk = 16; }});  // for GPUs alone, like the next
   bad.push_back({"step_columns", [](P& p) { p.in.step_columns = 8; }});
   for (double eps : {-1e-9, -HUGE_VAL, HUGE_VAL, std::nan("")}) bad.push_back({"eps", [=](P& p) { p.in.eps = eps; }});
   for (double cap : {-1.0, HUGE_VAL, std::nan("")})
@@ -135,7 +135,7 @@ void test_call(const char* call_name, const P& valid, const std::vector<Bad<P>>&
     CHECK(message_begins(one.name), "%s: %s: \"%s\"", call_name, one.name, xlstm_last_error());
   }
 
-  // One byte less, none, less than the given number of threads needs.
+  // One byte too few, no workspace, and too few bytes for the number of threads.
   const auto too_small = [&](void* data, size_t size, int32_t threads) {
     const xlstm_runtime less{data, size, threads, nullptr, nullptr, nullptr};
     CHECK(call(&valid, &less) == XLSTM_WORKSPACE_TOO_SMALL, "%s: %zu bytes", call_name, size);
@@ -150,7 +150,7 @@ void test_call(const char* call_name, const P& valid, const std::vector<Bad<P>>&
   CHECK(call(&valid, &runtime) == XLSTM_OK, "%s: %s", call_name, xlstm_last_error());
 }
 
-// Gates are capped token by token alone.
+// The cap of gates exists in the recurrent call alone.
 void test_gate_soft_cap(xlstm_mlstm_forward forward, xlstm_mlstm_backward backward) {
   forward.in.gate_soft_cap = backward.in.gate_soft_cap = 15;
   CHECK(xlstm_mlstm_recurrent_workspace(&forward, 1) > 0, "%s", xlstm_last_error());
@@ -158,7 +158,7 @@ void test_gate_soft_cap(xlstm_mlstm_forward forward, xlstm_mlstm_backward backwa
   CHECK(xlstm_mlstm_backward_workspace(&backward, 1) == 0 && message_begins("gate_soft_cap"), "%s", xlstm_last_error());
 }
 
-// A gate that is neither q's dtype nor the wide one.
+// A gate whose dtype is neither q's nor the wide one.
 void test_gate_dtypes() {
   for (xlstm_dtype q : {XLSTM_FLOAT32, XLSTM_BFLOAT16, XLSTM_FLOAT16, XLSTM_FLOAT64})
     for (xlstm_dtype gate : {XLSTM_FLOAT32, XLSTM_BFLOAT16, XLSTM_FLOAT16, XLSTM_FLOAT64}) {
@@ -186,7 +186,8 @@ void test_messages_are_per_thread(const xlstm_mlstm_forward& valid) {
   CHECK(mine == xlstm_last_error(), "%s", xlstm_last_error());
 }
 
-// A set that does not exist: no call works, each says why. In a process of its own, before the choice is made.
+// With an unknown instruction set no call works, and each names the reason. The test runs in a new process, which has
+// not chosen its instruction set yet.
 void test_unknown_isa(const xlstm_mlstm_forward& valid) {
   std::fflush(stdout);
   const pid_t child = fork();

@@ -5,8 +5,8 @@
 
 namespace {
 
-// What one call may differ by, against the largest value. h is rounded to its dtype; l and the states are wide. Where l
-// nearly cancels, its own rounding is multiplied.
+// The tolerances of a call, relative to the largest value. h is rounded to its dtype; l and the states are wide. Where
+// l nearly cancels, its rounding error is amplified.
 double h_tolerance(xlstm_dtype dtype) {
   switch (dtype) {
     case XLSTM_FLOAT64:
@@ -73,7 +73,7 @@ void test_shapes() {
       }
 }
 
-// Gates from forgetting everything to forgetting nothing, and inputs over e^+-60.
+// Forget gates from nearly 0 to nearly 1, and input gates over e^+-60.
 void test_extreme_gates() {
   for (double spread : {20.0, 60.0})
     for (xlstm_gate gate : {XLSTM_GATE_EXP, XLSTM_GATE_SIGMOID})
@@ -86,7 +86,7 @@ void test_extreme_gates() {
       }
 }
 
-// One head on four threads: segments, and states handed from one to the next.
+// One head on four threads: segments, which pass the state from one to the next.
 void test_segments() {
   for (xlstm_gate gate : {XLSTM_GATE_EXP, XLSTM_GATE_SIGMOID})
     for (bool states : {false, true}) {
@@ -100,7 +100,7 @@ void test_segments() {
     }
 }
 
-// Only h: no l, no last states.
+// A call for h alone, without l and last states.
 void test_optional_outputs() {
   for (int32_t threads : {1, 4}) {
     const Problem p = random_problem({1, 1, 100, 6, 10, 8}, {}, 11);
@@ -129,7 +129,7 @@ void test_in_place() {
       }
 }
 
-// A bad value reaches the tokens that the definition says and no other, in the chunk or out of it.
+// A NaN or infinity reaches exactly the tokens that the definition says, inside its chunk and outside.
 void test_bad_values() {
   const auto finite = [](const Values& x) {
     std::vector<bool> is(x.size());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The runtime of a call: threads of the library's own and any executor of the caller give the same bits.
+// The threads of a call: the library's threads and any executor of the caller give the same bits.
 #include <atomic>
 #include <thread>
 
@@ -8,7 +8,7 @@
 
 namespace {
 
-// What a caller's executor saw.
+// A record of the calls of a caller's executor.
 struct Seen {
   std::atomic<int> calls{0};
   std::atomic<int32_t> most{0};
@@ -64,7 +64,7 @@ void test_executors(const Problem& p, int32_t threads) {
   }
 }
 
-// What backward asks for at 256 x 512, in bytes beside its tensors.
+// Backward's workspace at 256 x 512, in bytes.
 size_t backward_workspace(xlstm_dtype dtype, int64_t heads, int64_t length, int32_t threads) {
   Settings set;
   set.dtype = dtype;
@@ -74,7 +74,8 @@ size_t backward_workspace(xlstm_dtype dtype, int64_t heads, int64_t length, int3
   return xlstm_mlstm_backward_workspace(&call.api, threads);
 }
 
-// One state per head where heads fill the threads. Else also one per segment between them, and what a worker needs.
+// The workspace has at most one state per head where heads fill the threads. Otherwise it also has one state between
+// each two segments, and each worker's buffers.
 void test_memory() {
   const double state = 4.0 * 256 * (512 + 1), per_token = 64, chunk = 4.0 * 64 * (256 + 512);
   for (xlstm_dtype dtype : {XLSTM_FLOAT32, XLSTM_BFLOAT16})
@@ -89,7 +90,7 @@ void test_memory() {
     }
 }
 
-// threads <= 0 takes all of the machine's.
+// threads <= 0 uses all threads of the machine.
 void test_all_threads() {
   const Problem p = random_problem({1, 4, 20, 5, 6, 8}, {}, 1);
   const int32_t machine = int32_t(std::max(1u, std::thread::hardware_concurrency()));

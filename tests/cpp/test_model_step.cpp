@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A token through a whole model by the C API, without Python, on every instruction set: every format of weights against
-// loops in double, in memory that ends where it must, on one to three threads with the same bits; and bad arguments.
+// A decode step of a complete model by the C API, without Python, on every instruction set: every format of weights is
+// tested against loops in double, with buffers between guard bytes; one to three threads give the same bits; and bad
+// arguments are refused.
 #include <cmath>
 #include <memory>
 #include <random>
@@ -77,7 +78,7 @@ class Model {
             {&b.up, s.ffn, s.dim},  {&b.down, s.dim, s.ffn}};
   }
 
-  // What the step should give, from the states as they are.
+  // The expected results of the step, from the current states.
   Numbers reference() const {
     Numbers logits;
     for (int64_t b = 0; b < s.batch; ++b) {
@@ -231,7 +232,7 @@ void test_step() {
       Numbers want;
       std::vector<float> first;
       for (int threads = 1; threads <= 3; ++threads) {
-        rng.seed(7);  // the same model, its states as they were
+        rng.seed(7);  // the same model with its initial states
         Model model(shape, format);
         if (threads == 1) want = model.reference();
         const std::vector<float> got = model.run(threads);

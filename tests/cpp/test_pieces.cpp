@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operands made of pieces of rows (csrc/arch/operands.h): products through the published layouts of the matrix
-// instructions are exact for integers, with features as k and with tokens as k, on every family; and no way in which
-// the MLA kernel touches its tile in LDS has bank conflicts.
+// Operands built from 16-byte vectors of rows (csrc/arch/operands.h): products by the published layouts of the matrix
+// instructions are exact for integers, with features as k and with tokens as k, on every family; and no access of the
+// MLA kernel to its LDS tile has bank conflicts.
 #include "attention/mla/mla_shape.h"
 #include "operands.h"
 
@@ -10,13 +10,13 @@ using namespace xlstm::gpu::attention;
 
 namespace {
 
-// What a lane's piece p holds: elements of `rows`, a matrix of tokens by features.
+// Element e of a lane's vector, from `rows`, a matrix of tokens by features.
 template <class Position>
 int64_t element(const Matrix& rows, const Position& at, int e) {
   return rows(at.row, at.feature + e);
 }
 
-// ---- pieces.h's assembly, for one lane and step of a unit: element e of operand piece or word e / 2
+// ---- the operands of arch/operands.h, for one step of a unit: element e of an operand's vector or register e / 2
 
 template <int kBytes>
 typename Cdna<kBytes>::Stream stream_of(Cdna<kBytes>, const Matrix& unit, int) {
@@ -69,7 +69,7 @@ typename Nvidia<kBytes>::Chain chain_of(Nvidia<kBytes> f, const Matrix& unit, in
 
 // Strip t of a block of tokens by features.
 template <int kBytes>
-typename Cdna<kBytes>::Stream turned_of(Cdna<kBytes>, const Matrix& block, int t) {
+typename Cdna<kBytes>::Stream transposed_of(Cdna<kBytes>, const Matrix& block, int t) {
   typename Cdna<kBytes>::Stream o;
   for (int lane = 0; lane < 64; ++lane)
     for (int k = 0; k < 16 / kBytes; ++k) {
@@ -80,25 +80,25 @@ typename Cdna<kBytes>::Stream turned_of(Cdna<kBytes>, const Matrix& block, int t
   return o;
 }
 template <int kBytes>
-typename Rdna<kBytes>::Chain turned_of(Rdna<kBytes>, const Matrix& block, int t) {
+typename Rdna<kBytes>::Chain transposed_of(Rdna<kBytes>, const Matrix& block, int t) {
   typename Rdna<kBytes>::Chain o;
   for (int lane = 0; lane < 32; ++lane)
     for (int k = 0; k < 16; ++k) o[lane][k] = element(block, transposed_vec16(Family::rdna, kBytes, lane, k), t);
   return o;
 }
 template <int kBytes>
-typename Nvidia<kBytes>::Stream turned_of(Nvidia<kBytes>, const Matrix& block, int t) {
+typename Nvidia<kBytes>::Stream transposed_of(Nvidia<kBytes>, const Matrix& block, int t) {
   typename Nvidia<kBytes>::Stream o;
   for (int lane = 0; lane < 32; ++lane)
-    for (int half = 0; half < 2; ++half)  // rows 0 to 7, then 8 to 15: neighbours in a piece
+    for (int half = 0; half < 2; ++half)  // rows 0 to 7, then 8 to 15: neighbours in a vector
       for (int p = 0; p < 4; ++p)
         o[lane][4 * half + p] = element(block, transposed_vec16(Family::nvidia, kBytes, lane, p), 2 * t + half);
   return o;
 }
 
-// A chain operand whose k are the tokens in their order: what an accumulated strip is.
+// A chain operand whose k are the tokens in their order, as in an accumulated strip.
 template <class F>
-typename F::Chain sched_barrier(int bytes, const Matrix& k_by_column) {
+typename F::Chain chain_in_order(int bytes, const Matrix& k_by_column) {
   const Stored tile(F::kFamily, bytes, transposed(k_by_column));
   return F::load_chain(tile, true, 0, 0);
 }
@@ -116,22 +116,23 @@ void test_products(F family, int bytes) {
   const Matrix values = random_matrix(step, transposed_features(f, bytes), 3),
                weights = random_matrix(step, kStripColumns, 4);
   const Matrix out = product(transposed(values), weights);
-  const typename F::Chain chain = sched_barrier<F>(bytes, weights);
+  const typename F::Chain chain = chain_in_order<F>(bytes, weights);
   std::vector<typename F::Accumulators> block(transposed_strips(f, bytes));
   std::vector<int> times(transposed_features(f, bytes));
   for (int t = 0; t < transposed_strips(f, bytes); ++t) {
     block[t] = {};
-    F::multiply(block[t], turned_of(family, values, t), chain);
-    const Matrix of = strip_matrix<F>(block[t], bytes);
+    F::multiply(block[t], transposed_of(family, values, t), chain);
+    const Matrix strip_values = strip_matrix<F>(block[t], bytes);
     for (int s = 0; s < step; ++s) {
       const int feature = transposed_feature(f, bytes, t, s);
       ++times[feature];
       for (int c = 0; c < kStripColumns; ++c)
-        CHECK(of(s, c) == out(feature, c), "%s, %d bytes: tokens as k, strip %d, row %d", name(f), bytes, t, s);
+        CHECK(strip_values(s, c) == out(feature, c), "%s, %d bytes: tokens as k, strip %d, row %d", name(f), bytes, t,
+              s);
     }
   }
   for (int n : times) CHECK(n == 1, "%s, %d bytes: a feature has %d rows", name(f), bytes, n);
-  // A lane's pieces of out.
+  // The vectors of out in a lane's accumulators.
   for (int lane = 0; lane < wave_size(f); ++lane)
     for (int j = 0; j < lane_columns(f); ++j)
       for (int h = 0; h < accumulator_vecs(f); ++h)
@@ -145,7 +146,7 @@ void test_products(F family, int bytes) {
 
 // ---- the MLA kernel's tile
 
-int place(Family f, int row_bytes, int row, int byte) {
+int slot_offset(Family f, int row_bytes, int row, int byte) {
   return row * row_bytes + two_way_vec16(f, row, byte / 16) * 16 + byte % 16;
 }
 
@@ -160,24 +161,24 @@ void test_tile(Family f, int rows, int features) {
   };
   std::vector<int> times(s.tile_bytes / 16);
   for (int key = 0; key < s.keys; ++key)
-    for (int piece = 0; piece < row_bytes / 16; ++piece) ++times[place(f, row_bytes, key, 16 * piece) / 16];
+    for (int vec16 = 0; vec16 < row_bytes / 16; ++vec16) ++times[slot_offset(f, row_bytes, key, 16 * vec16) / 16];
   for (int n : times) CHECK(n == 1, "%s, %d features: pieces share a place", name(f), features);
   for (int first = 0; first < s.keys; first += wave / 8)
     for (int line = 0; line < lines; ++line)
       check("a line stored", lds::Access::write, 16,
-            [&](int lane) { return place(f, row_bytes, first + lane / 8, line * 128 + lane % 8 * 16); });
+            [&](int lane) { return slot_offset(f, row_bytes, first + lane / 8, line * 128 + lane % 8 * 16); });
   for (int key = 0; key < s.keys; key += strip_step(f, 2)) {
     for (int unit = 0; unit < features / unit_features(f, 2); ++unit)
       for (int p = 0; p < stream_vec16s(f, 2); ++p)
         check("keys along the features", lds::Access::read, 16, [&](int lane) {
           const Vec16Position at = stream_vec16(f, 2, lane, p);
-          return place(f, row_bytes, key + at.row, 2 * (unit * unit_features(f, 2) + at.feature));
+          return slot_offset(f, row_bytes, key + at.row, 2 * (unit * unit_features(f, 2) + at.feature));
         });
     for (int block = 0; block < kMlaValues / transposed_features(f, 2); ++block)
       for (int p = 0; p < transposed_vec16s(f, 2); ++p)
         check("values across them", lds::Access::read, 4 * transposed_words(f, 2), [&](int lane) {
           const Vec16Position at = transposed_vec16(f, 2, lane, p);
-          return place(f, row_bytes, key + at.row, 2 * (block * transposed_features(f, 2) + at.feature));
+          return slot_offset(f, row_bytes, key + at.row, 2 * (block * transposed_features(f, 2) + at.feature));
         });
   }
 }

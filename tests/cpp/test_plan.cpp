@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// mlstm/cpu/plan.h: what every plan must hold, and plans that were worked out by hand.
+// mlstm/cpu/plan.h: properties of every plan, and plans that were worked out by hand.
 #include "check.h"
 #include "mlstm/cpu/plan.h"
 
@@ -45,7 +45,7 @@ int main() {
 
   // {chunk, segment_length, segments, workers}
   test_known(1, 8, 2048, 64, 1, {64, 2048, 1, 1});
-  // Segments that are asked for: as many, or one for each chunk.
+  // A requested number of segments is used, up to one for each chunk.
   const MlstmCpuPlan three = plan_mlstm_cpu(1, 8, 2048, 64, 2, 3), most = plan_mlstm_cpu(1, 1, 200, 64, 9, 77);
   CHECK(three.segments == 3 && three.segment_length == 704, "%d segments of %d", int(three.segments),
         int(three.segment_length));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// mlstm/recurrence.h against the same formulas in long double.
+// Tests mlstm/recurrence.h against the same formulas in long double.
 #include <limits>
 
 #include "check.h"
@@ -56,7 +56,7 @@ long double exact_normaliser(long double l, long double m, long double eps) {
   return std::max(std::fabs(l), std::exp(-m)) + eps;
 }
 
-// The normaliser, and its gradient against differences.
+// The normaliser, and its gradient tested against differences.
 void test_normaliser() {
   constexpr long double step = 1e-5L;
   for (double l : {-3.0, -0.2, 0.1, 0.4, 2.5})
@@ -68,7 +68,7 @@ void test_normaliser() {
         const long double n = exact_normaliser(l, m, eps);
         const NormaliserGrad grad = normaliser_grad(true, l, m, eps, double(1 / n));
         const auto h_at_l = [&](long double x) { return 1 / exact_normaliser(x, m, eps); };
-        // A move d of m scales num and l by e^-d.
+        // A change d of m scales num and l by e^-d.
         const auto h_at_m = [&](long double d) {
           return std::exp(-d) / exact_normaliser(l * std::exp(-d), m + d, eps);
         };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tile/cpu_panels.h as the portable set has it: products for every remainder of rows and columns against a plain triple
-// loop, and the packings.
+// tile/cpu_panels.h of the portable instruction set: products, for every remainder of rows and columns, are tested
+// against a plain triple loop; also the packings.
 #include <cmath>
 #include <random>
 #include <vector>
@@ -24,7 +24,7 @@ std::vector<T> random_values(int64_t n) {
 template <class T>
 constexpr double kTolerance = sizeof(T) == 4 ? 1e-5 : 1e-14;
 
-// A product, and to it another with its rows scaled, or a scaled state, as a walk does it.
+// A product, added to another product with scaled rows, or to a scaled state, as in a walk.
 template <class T>
 void test_product(int64_t rows, int64_t columns, int64_t steps) {
   const int64_t a_step = kRows + 3;
@@ -57,7 +57,7 @@ void test_product(int64_t rows, int64_t columns, int64_t steps) {
     CHECK(plain[at] == 99 && loaded[at] == 99, "%d rows: wrote row %d", int(rows), int(at / NR<T>));
 }
 
-// A left operand that lies by rows, as a state does, and what a twin does to its tile.
+// A left operand in row order, like a state, and the operations of a twin on its tile.
 template <class T>
 void test_product_by_rows(int64_t rows, int64_t steps) {
   const auto a = random_values<T>(kRows * NR<T>), b = random_values<T>(steps * NR<T>);
@@ -92,7 +92,7 @@ void test_sums() {
   }
 }
 
-// Tokens by features as a Rows, and what it should read as.
+// Tokens by features as a Rows, with the values that it should read.
 template <class T>
 struct Sample {
   int64_t tokens, features;
@@ -116,10 +116,10 @@ void test_packing(int64_t t0, int64_t n, int64_t width) {
   const auto where = [&](const char* what, bool right) {
     CHECK(right, "%s: %d tokens from %d, %d features", what, int(n), int(t0), int(width));
   };
-  std::vector<T> room(pack_buffer_size<T>(width));
+  std::vector<T> buffer(pack_buffer_size<T>(width));
 
   std::vector<T> across(padded<T>(n) * width, T(99));
-  pack_transposed<Op>(s.rows, t0, n, across.data(), room.data());
+  pack_transposed<Op>(s.rows, t0, n, across.data(), buffer.data());
   for (int64_t t = 0; t < padded<T>(n); ++t)
     for (int64_t d = 0; d < width; ++d)
       where("pack_transposed",
@@ -128,20 +128,20 @@ void test_packing(int64_t t0, int64_t n, int64_t width) {
   const auto weight = random_values<T>(n);
   const int64_t ld = round_up(width, 16);
   std::vector<T> weighted(n * ld, T(99));
-  pack_weighted<Op>(s.rows, t0, n, weight.data(), weighted.data(), ld, room.data());
+  pack_weighted<Op>(s.rows, t0, n, weight.data(), weighted.data(), ld, buffer.data());
   for (int64_t t = 0; t < n; ++t)
     for (int64_t j = 0; j < width; ++j)
       where("pack_weighted", weighted[t * ld + j] == s.expected(t0 + t, j) * weight[t]);
 
   std::vector<T> columns(n * padded<T>(width), T(99));
-  where("pack_columns", pack_columns<Op>(s.rows, t0, n, columns.data(), room.data()));
+  where("pack_columns", pack_columns<Op>(s.rows, t0, n, columns.data(), buffer.data()));
   for (int64_t t = 0; t < n; ++t)
     for (int64_t j = 0; j < padded<T>(width); ++j)
       where("pack_columns",
             columns[(j / NR<T> * n + t) * NR<T> + j % NR<T>] == (j < width ? s.expected(t0 + t, j) : T(0)));
 
   std::vector<T> by_token(n * ld, T(99));
-  where("pack_rows", pack_rows<Op>(s.rows, t0, n, by_token.data(), ld, room.data()));
+  where("pack_rows", pack_rows<Op>(s.rows, t0, n, by_token.data(), ld, buffer.data()));
   for (int64_t t = 0; t < n; ++t)
     for (int64_t j = 0; j < ld; ++j)
       where("pack_rows", by_token[t * ld + j] == (j < width ? s.expected(t0 + t, j) : T(0)));
@@ -153,8 +153,8 @@ void test_finite(T bad) {
     for (int64_t feature = 0; feature < 11; ++feature) {
       Sample<T> s(5, 11);
       s.data[token * 13 + feature] = bad;
-      std::vector<T> to(5 * padded<T>(12)), room(pack_buffer_size<T>(12));
-      const bool finite = pack_columns<Plain<T>>(s.rows, 0, 5, to.data(), room.data());
+      std::vector<T> to(5 * padded<T>(12)), buffer(pack_buffer_size<T>(12));
+      const bool finite = pack_columns<Plain<T>>(s.rows, 0, 5, to.data(), buffer.data());
       CHECK(!finite, "%g at %d, %d", double(bad), int(token), int(feature));
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole step in one launch: every item of 16 rows is one block's, every feature one part's, shared memory holds what
-// it is for, and a model that this is not for has no plan.
+// The megakernel's plan: every item of 16 rows belongs to one block and every feature to one part, the buffers in
+// shared memory are large enough, and a model that the megakernel does not support has no plan.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -39,9 +39,9 @@ void test_plan() {
       }
       const PhasePlan& first = p.phase[int(Phase::projections)];
       for (const int gate : {512, 513}) {
-        const int turn = (gate - first.first_item + first.items) % first.items;
-        CHECK(turn / p.blocks == 1 && turn % p.blocks >= first.items % p.blocks,
-              "gates are turn %d: not the second of a block that has one less than others", turn);
+        const int round_item = (gate - first.first_item + first.items) % first.items;
+        CHECK(round_item / p.blocks == 1 && round_item % p.blocks >= first.items % p.blocks,
+              "gates are turn %d: not the second of a block that has one less than others", round_item);
       }
       const MegakernelSmem& r = p.smem;
       const int steps = 10944 / kStepFeatures, slots = kMegakernelWarps * megakernel_slots(bits);
@@ -59,29 +59,29 @@ void test_plan() {
     }
 }
 
-// What is handed on has a place of its own, at a line of memory, and what reads it is where it is made.
+// Every mailbox is separate and aligned to a line of memory, and a phase reads from the mailboxes that another writes.
 void test_passed() {
   const Mailboxes p = mailboxes_of(4096, 8, 256, 512, 10944);
-  struct Place {
+  struct Mailbox {
     int at, floats;
   };
-  const auto to = [&](Phase phase, int piece) { return p.to[int(phase)][piece]; };
+  const auto to = [&](Phase phase, int linear) { return p.to[int(phase)][linear]; };
   const auto from = [&](Phase phase) { return p.from[int(phase)]; };
   const Phase first = Phase::projections;
-  const std::vector<Place> places = {{from(first), 4096},
-                                     {to(first, 0), 2048},
-                                     {to(first, 1), 2048},
-                                     {to(first, 2), 4096},
-                                     {to(Phase::gate, 3), 4096},
-                                     {to(first, kFirstGate), 8},
-                                     {to(first, kFirstGate + 1), 8},
-                                     {from(Phase::output), 4096},
-                                     {from(Phase::up), 4096},
-                                     {from(Phase::down), 10944}};
+  const std::vector<Mailbox> mailboxes = {{from(first), 4096},
+                                          {to(first, 0), 2048},
+                                          {to(first, 1), 2048},
+                                          {to(first, 2), 4096},
+                                          {to(Phase::gate, 3), 4096},
+                                          {to(first, kFirstGate), 8},
+                                          {to(first, kFirstGate + 1), 8},
+                                          {from(Phase::output), 4096},
+                                          {from(Phase::up), 4096},
+                                          {from(Phase::down), 10944}};
   int end = 0;
-  for (const Place& place : places) {
-    CHECK(place.at >= end && place.at % 32 == 0, "a place at %d, the one before it ends at %d", place.at, end);
-    end = place.at + place.floats;
+  for (const Mailbox& mailbox : mailboxes) {
+    CHECK(mailbox.at >= end && mailbox.at % 32 == 0, "a place at %d, the one before it ends at %d", mailbox.at, end);
+    end = mailbox.at + mailbox.floats;
   }
   CHECK(p.x == 4096 && p.block >= end && p.block % 32 == 0, "a block of %d floats", p.block);
   CHECK(to(Phase::output, 0) == from(Phase::up) && to(Phase::up, 0) == from(Phase::down), "made and read elsewhere");
@@ -123,8 +123,8 @@ void test_items() {
         "8 rows of either side are an item");
 }
 
-// Lanes that read together do so from all banks: two rows' pieces of 16 bytes, four rows' of 8. Those that copy write a
-// row's 256 bytes, each piece once.
+// Lanes that are served together read from all banks: vectors of 16 bytes of two rows, or of 8 bytes of four rows. The
+// copying lanes write each vector of a row's 256 bytes once.
 void test_banks() {
   for (const int bits : {4, 8, 16}) {
     const int each = bits == 4 ? 8 : 16, lanes = 128 / each, segment = megakernel_segment_bytes(bits);
@@ -139,12 +139,12 @@ void test_banks() {
         for (const int n : banks) CHECK(n == 1, "%d bits: %d lanes read one bank", bits, n);
       }
     for (int row = 0; row < kItemRows; ++row) {
-      std::vector<bool> there(size_t(segment / 16));
-      for (int at = 0; at < segment; at += 16) there[size_t((at ^ segment_swizzle(bits, row)) / 16)] = true;
-      CHECK(std::count(there.begin(), there.end(), true) == segment / 16, "%d bits: a row's pieces", bits);
+      std::vector<bool> seen(size_t(segment / 16));
+      for (int at = 0; at < segment; at += 16) seen[size_t((at ^ segment_swizzle(bits, row)) / 16)] = true;
+      CHECK(std::count(seen.begin(), seen.end(), true) == segment / 16, "%d bits: a row's pieces", bits);
     }
   }
-  // Scales of sixteen rows, two bytes each: no more than two rows in a bank.
+  // Of the scales of sixteen rows, two bytes each, at most two rows share a bank.
   for (int group = 0; group < 16; group += 2) {
     std::vector<int> banks(32);
     for (int row = 0; row < kItemRows; ++row)

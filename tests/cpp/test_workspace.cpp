@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a call's workspace comes from: the caller's block, or one that the call asks for, once, of as many bytes as the
-// query says.
+// The workspace of a call is the caller's block, or one that the call allocates once, with as many bytes as the query
+// says.
 #include <string>
 #include <vector>
 

@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Norms of heads, backward, on a GPU: the maths of norm_cpu.cpp.
+// Norms of heads, backward, on a GPU: the maths of norm_cpu.cpp. With c = x - mean (where the norm is not centred,
+// c = x, and dx has no mean of g), n = c rstd and g = dy sigmoid(gate) weight,
+//     dx = rstd (g - mean of g - n mean of (g n)) + dsum         dweight = sum over rows of n dy sigmoid(gate)
+//     dgate = dy (n weight + bias) sigmoid'(gate)                dbias = sum over rows of dy sigmoid(gate)
 //
-// A head of a row belongs to a group of threads, as many as make two chunks of eight features for each (plan.h); these
-// stay in registers as they lie in memory. A group has one head of every slices-th row, and keeps its sums of dweight
-// and dbias in registers; it leaves them in its row of the workspace, and sum_slices adds the slices in their order, so
-// that the sums are the same bits each time. Of longer heads the kernel for Any dtype reads the rest again, from L1 or
-// L2, and has its sums in the workspace all along.
+// A group of threads owns one head of every slices-th row and loops over these rows: the kernel is persistent. The
+// group has as many threads as give each two chunks of eight features (plan.h), which stay in registers in the format
+// of memory. A group keeps its sums of dweight and dbias in registers and stores them in its row of the workspace;
+// sum_slices adds the slices in a fixed order, so that the sums have the same bits each time. For longer heads the
+// kernel for Any dtype reads the chunks beyond the registers again, from L1 or L2, and keeps their sums in the
+// workspace.
 //
-// With c = x - mean and g = dy sigmoid(gate) weight, all that a row asks of its group are sums of c^2, g and g c: they
-// meet at one barrier, behind another for the mean where that is subtracted. Then
-//     n = c rstd        dx = rstd (g - mean of g - n mean of (g n)) + dsum        dweight += n dy sigmoid(gate).
-// A group that meets at barriers is a block of its own. Where a chunk of two bytes and no dbias leave registers for it,
-// a row's loads are under way while the one before is summed up and written: 64 bytes a thread, 96 with a gate or dsum,
-// 32 and 48 KB on an H200's multiprocessor at any time, and weights are loaded once.
+// For each row a group reduces the sums of c^2, g and g c behind one barrier, and the mean behind another where the
+// norm is centred. A group that synchronises at barriers is a block. With two-byte chunks and without dbias the
+// registers suffice to prefetch: the loads of a row are in flight while the group reduces and stores the row before it,
+// 64 bytes a thread, 96 with a gate or dsum, so always 32 or 48 KB on an H200's multiprocessor. The weights are then
+// loaded once.
 //
-// Floor: x, dy, gate, dsum read once and dx, dgate written once; memory binds. Of a copy's bandwidth RMSNorm's backward
-// has 80 % on an H200, the others more: bringing lines to L2 a row earlier still changed nothing, so it is not latency.
+// Floor: x, dy, gate, dsum read once and dx, dgate written once; memory binds. RMSNorm's backward has 80 % of a copy's
+// bandwidth on an H200, the other norms more. Prefetching lines into L2 a row earlier still changed nothing, so latency
+// does not bind.
 #pragma once
 
 #include "layer/gpu/norm_heads.h"
@@ -24,190 +28,273 @@ namespace xlstm::gpu::layer {
 
 struct NormBackwardParams {
   xlstm_norm_backward call;
-  int items, slices;
+  int items, slices;  // an item is a head of a slice's rows
   Group group;
   float *dweight, *dbias;  // (slices, heads * features), or null
 };
 
-// kGate and kBias: whether there may be a gate and dbias.
+// A group's work. kGate and kBias: whether there may be a gate and dbias.
 template <class E, bool kAligned, bool kGate, bool kBias>
-__global__ __launch_bounds__(kMaxGroup) void norm_backward_rows(XLSTM_PARAM NormBackwardParams params) {
-  constexpr int kChunks = kRegisterChunks;
-  constexpr bool kPrefetch = kTwoByte<E, kAligned> && !kBias;  // registers have room for the next row
+struct NormBackward {
+  static constexpr int kChunks = kRegisterChunks;
+  static constexpr bool kPrefetch = kTwoByte<E, kAligned> && !kBias;  // the registers suffice for the next row too
   using Raw = RawChunk<E, kAligned>;
-  const NormBackwardParams& p = params;
-  __shared__ float lds[Exchange::kFloats];
-  Exchange exchange{p.group, lds};
-  const xlstm_norm& in = p.call.in;
-  const int item = blockIdx.x * p.group.of_block() + p.group.in_block();
-  const int heads = int(in.heads), slice = item / heads, all_rows = int(in.rows);
-  const int64_t from = item % heads * in.features, end = from + in.features, width = in.heads * in.features;
-  const xlstm_rows dweights{p.dweight, XLSTM_FLOAT32, width}, dbiases{p.dbias, XLSTM_FLOAT32, width};
-  HeadChunks<E, kAligned, kChunks> x(p.group, 0);
-  Chunk dweight[kChunks], dbias[kBias ? kChunks : 1];
-#pragma unroll
-  for (Chunk& c : dweight) clear(c);
-#pragma unroll
-  for (Chunk& c : dbias) clear(c);
 
-  const auto ask = [&](const xlstm_norm& in, const xlstm_rows& rows, int64_t start, Raw(&raw)[kChunks]) {
-    const auto offset = [&](int k) { return x.offset_or_first(k, in); };
-    if (rows.data) load_each<E, kAligned>(row_start<E>(rows, start), offset, int(in.features), raw);
+  // The row that the group handles.
+  struct Row {
+    const xlstm_norm_backward& call;
+    int index;
+    bool gated;
+    Raw dy[kChunks], second[kChunks];  // second: the gate, or dsum where there is no gate
+    RowStart weight;
+    float mean, rstd, n_factor, offset;  // dx = g rstd + n n_factor + offset
+
+    XLSTM_DEVICE Row(const xlstm_norm_backward& call_, int index_)
+        : call(call_), index(index_), gated(kGate && call_.in.gate.data) {}
   };
-  // Beside x and dy: gate, or dsum without one.
-  const auto ask_row = [&](int row, Raw(&to_x)[kChunks], Raw(&to_dy)[kChunks], Raw(&to_beside)[kChunks]) {
-    const xlstm_norm_backward& call = reload_params(kernel_params(params))->call;
-    const auto start = [&](const xlstm_rows& rows) { return row * rows.stride + from; };
-    const xlstm_rows& beside = kGate && call.in.gate.data ? call.in.gate : call.dsum;
-    ask(call.in, call.in.x, start(call.in.x), to_x);
-    ask(call.in, call.dy, start(call.dy), to_dy);
-    ask(call.in, beside, start(beside), to_beside);
+  // A thread's chunk of a row, at feature `at`. Inputs that the call does not have are not used.
+  struct Inputs {
+    const Raw &x, &dy, &gate, &weight;
+    int at;
   };
-  Raw kept_weight[kChunks], next_x[kChunks], next_dy[kChunks], next_beside[kChunks];
-  if constexpr (kPrefetch) {
-    ask(in, in.weight, from, kept_weight);
-    ask_row(slice < all_rows ? slice : 0, next_x, next_dy, next_beside);
+  struct Sums {
+    float squares, gc, g;
+  };
+
+  const NormBackwardParams& p;
+  Exchange exchange;
+  int item, slice;
+  int64_t from, end;  // the head's columns
+  HeadChunks<E, kAligned, kChunks> x;
+  Chunk dweight[kChunks], dbias[kBias ? kChunks : 1];
+  Raw weight[kChunks], next_x[kChunks], next_dy[kChunks], next_second[kChunks];  // with kPrefetch
+
+  XLSTM_DEVICE NormBackward(const NormBackwardParams& params, float* lds)
+      : p(params), exchange{params.group, lds}, x(params.group, 0) {
+    const xlstm_norm& in = p.call.in;
+    item = blockIdx.x * p.group.of_block() + p.group.in_block();
+    const int heads = int(in.heads);
+    slice = item / heads;
+    from = item % heads * in.features;
+    end = from + in.features;
+#pragma unroll
+    for (Chunk& c : dweight) clear(c);
+#pragma unroll
+    for (Chunk& c : dbias) clear(c);
   }
 
-  // As many rows for every group: barriers and shuffles are met by all. A group beyond the slices has none.
-  for (int row = slice, first = 0; first < all_rows; row += p.slices, first += p.slices) {
-    const xlstm_norm_backward& call = reload_params(kernel_params(params))->call;
-    const xlstm_norm& in = call.in;
-    const bool gated = kGate && in.gate.data;
-    x.features = item < p.items && row < all_rows ? int(in.features) : 0;
-    const auto row_of = [&](const xlstm_rows& rows) {
-      return row_start<E>(rows, (row < all_rows ? row : all_rows - 1) * rows.stride + from);
-    };
-    const auto load = [&](const RowStart& row, int at) { return load_at<E, kAligned>(row, at, int(in.features)); };
-    const auto load_if = [&](const xlstm_rows& rows, int at) { return rows.data ? load(row_of(rows), at) : Raw{}; };
-    const auto store = [&](const RowStart& row, int at, const Chunk& c) {
-      store_at<E, kAligned>(row, at, int(in.features), pack_chunk<E, kAligned>(c));
-    };
-    Raw dy[kChunks], beside[kChunks];
+  XLSTM_DEVICE void run() {
+    const int rows = int(p.call.in.rows);
+    if constexpr (kPrefetch) {
+      load_chunks(p.call.in, p.call.in.weight, from, weight);
+      load_inputs(slice < rows ? slice : 0, next_x, next_dy, next_second);
+    }
+    // Every group makes the same number of iterations, because all threads must take part in barriers and shuffles. A
+    // group beyond the slices has no rows.
+    for (int row = slice, first = 0; first < rows; row += p.slices, first += p.slices)
+      handle_row(row, rows, first == 0);
+    store_sums();
+  }
+
+ private:
+  XLSTM_DEVICE void handle_row(int row, int rows, bool is_first) {
+    const xlstm_norm_backward& call = reload_params(kernel_params(p))->call;
+    Row r(call, row < rows ? row : rows - 1);
+    x.features = item < p.items && row < rows ? int(call.in.features) : 0;
     if constexpr (kPrefetch) {
 #pragma unroll
-      for (int k = 0; k < kChunks; ++k) x.chunk[k] = next_x[k], dy[k] = next_dy[k], beside[k] = next_beside[k];
-      if (row + p.slices < all_rows) ask_row(row + p.slices, next_x, next_dy, next_beside);
+      for (int k = 0; k < kChunks; ++k) x.chunk[k] = next_x[k], r.dy[k] = next_dy[k], r.second[k] = next_second[k];
+      if (row + p.slices < rows) load_inputs(row + p.slices, next_x, next_dy, next_second);
     } else {
-      ask_row(row < all_rows ? row : all_rows - 1, x.chunk, dy, beside);
+      load_inputs(r.index, x.chunk, r.dy, r.second);
     }
+    reduce(r);
+    store_gradients(r, is_first);
+  }
 
-    const auto load_x = [&](int at) { return load(row_of(in.x), at); };
-    const float inverse_features = 1.0f / float(int(in.features));
-    float mean = 0;
-    if (in.centred) {
-      x.each_chunk(load_x, [&](Chunk& c, int) { each([&](float& v) { mean += v; }, c); });
-      mean = exchange.sum(mean) * inverse_features;
-    }
-    const auto centred = [&](const Raw& raw, int at) {
-      Chunk c = unpack(raw);
-      if (in.centred) subtract<kAligned>(c, mean, in.features - at);
-      return c;
-    };
-    const auto opened = [&](const Raw& raw) {
-      Chunk s = unpack(raw);
-      each([](float& v) { v = sigmoid(v); }, s);
-      return s;
-    };
-    const auto weigh = [&](Chunk& c, const Raw& weight) {
-      if (!in.weight.data) return;
-      Chunk w = unpack(weight);
-      each([](float& v, float& other) { v *= other; }, c, w);
-    };
-    const RowStart weights = row_start<E>(in.weight, from);
-    const auto weight_at = [&](int at) { return in.weight.data ? load(weights, at) : Raw{}; };
-    const auto weight_of = [&](int k) { return kPrefetch ? kept_weight[k] : weight_at(x.offset(k)); };
-    const auto all_made_here = [&] {
+  // ---- loads and stores
+
+  XLSTM_DEVICE void load_chunks(const xlstm_norm& in, const xlstm_rows& rows, int64_t start,
+                                Raw (&raw)[kChunks]) const {
+    const auto offset = [&](int k) { return x.offset_or_first(k, in); };
+    if (rows.data) load_each<E, kAligned>(row_start<E>(rows, start), offset, int(in.features), raw);
+  }
+  XLSTM_DEVICE void load_inputs(int row, Raw (&to_x)[kChunks], Raw (&to_dy)[kChunks], Raw (&to_second)[kChunks]) const {
+    const xlstm_norm_backward& call = reload_params(kernel_params(p))->call;
+    const auto start = [&](const xlstm_rows& rows) { return row * rows.stride + from; };
+    const xlstm_rows& second = kGate && call.in.gate.data ? call.in.gate : call.dsum;
+    load_chunks(call.in, call.in.x, start(call.in.x), to_x);
+    load_chunks(call.in, call.dy, start(call.dy), to_dy);
+    load_chunks(call.in, second, start(second), to_second);
+  }
+  XLSTM_DEVICE RowStart start_of(const Row& r, const xlstm_rows& rows) const {
+    return row_start<E>(rows, r.index * rows.stride + from);
+  }
+  XLSTM_DEVICE static Raw load(const Row& r, const RowStart& row, int at) {
+    return load_at<E, kAligned>(row, at, int(r.call.in.features));
+  }
+  XLSTM_DEVICE Raw load_of(const Row& r, const xlstm_rows& rows, int at) const {
+    return load(r, start_of(r, rows), at);
+  }
+  XLSTM_DEVICE Raw load_if(const Row& r, const xlstm_rows& rows, int at) const {
+    return rows.data ? load_of(r, rows, at) : Raw{};
+  }
+  XLSTM_DEVICE static Raw weight_at(const Row& r, int at) {
+    return r.call.in.weight.data ? load(r, r.weight, at) : Raw{};
+  }
+  XLSTM_DEVICE Raw weight_of(const Row& r, int k) const { return kPrefetch ? weight[k] : weight_at(r, x.offset(k)); }
+  XLSTM_DEVICE void store(const Row& r, const xlstm_rows& rows, int at, const Chunk& c) const {
+    store_at<E, kAligned>(start_of(r, rows), at, int(r.call.in.features), pack_chunk<E, kAligned>(c));
+  }
+  // The compiler unpacks the row's chunks again after this point, rather than keep them as floats.
+  XLSTM_DEVICE void make_opaque(Row& r) {
 #pragma unroll
-      for (int k = 0; k < kChunks; ++k) opaque(x.chunk[k]), opaque(dy[k]), opaque(beside[k]);
-    };
+    for (int k = 0; k < kChunks; ++k) opaque(x.chunk[k]), opaque(r.dy[k]), opaque(r.second[k]);
+  }
 
-    float squares = 0, sum_g = 0, sum_gc = 0;
-    const auto count = [&](const Raw& raw, const Raw& raw_dy, const Raw& gate, const Raw& weight, int at) {
-      Chunk c = centred(raw, at), g = unpack(raw_dy);
-      if (gated) {
-        Chunk s = opened(gate);
-        each([](float& v, float& open) { v *= open; }, g, s);
-      }
-      weigh(g, weight);
-      each([&](float& v, float& flows) { squares += v * v, sum_gc += v * flows; }, c, g);
-      if (in.centred) each([&](float& flows) { sum_g += flows; }, g);
-    };
-    all_made_here();
+  // ---- the maths of a chunk
+
+  XLSTM_DEVICE static Chunk centred(const Row& r, const Inputs& in) {
+    Chunk c = unpack(in.x);
+    if (r.call.in.centred) subtract<kAligned>(c, r.mean, r.call.in.features - in.at);
+    return c;
+  }
+  XLSTM_DEVICE static Chunk sigmoid_of(const Raw& gate) {
+    Chunk s = unpack(gate);
+    each([](float& v) { v = sigmoid(v); }, s);
+    return s;
+  }
+  XLSTM_DEVICE static void multiply_by(Chunk& c, Chunk factor) {
+    each([](float& v, float& f) { v *= f; }, c, factor);
+  }
+  XLSTM_DEVICE static void add_to(Chunk& c, Chunk added) {
+    each([](float& v, float& a) { v += a; }, c, added);
+  }
+  XLSTM_DEVICE static void multiply_by_weight(const Row& r, Chunk& c, const Raw& weight) {
+    if (r.call.in.weight.data) multiply_by(c, unpack(weight));
+  }
+
+  // ---- the sums of a row
+
+  XLSTM_DEVICE void reduce(Row& r) {
+    const xlstm_norm& in = r.call.in;
+    const float inverse_features = 1.0f / float(int(in.features));
+    r.mean = 0;
+    if (in.centred) {
+      x.each_chunk([&](int at) { return load_of(r, in.x, at); },
+                   [&](Chunk& c, int) { each([&](float& v) { r.mean += v; }, c); });
+      r.mean = exchange.sum(r.mean) * inverse_features;
+    }
+    r.weight = row_start<E>(in.weight, from);
+    Sums sums{};
+    make_opaque(r);
 #pragma unroll
     for (int k = 0; k < kChunks; ++k)
-      if (x.offset(k) < x.features) count(x.chunk[k], dy[k], beside[k], weight_of(k), x.offset(k));
-    x.each_remaining(
-        [&](int at) { count(load_x(at), load(row_of(call.dy), at), load_if(in.gate, at), weight_at(at), at); });
+      if (x.offset(k) < x.features)
+        add_chunk(r, {x.chunk[k], r.dy[k], r.second[k], weight_of(r, k), x.offset(k)}, sums);
+    x.each_remaining([&](int at) {
+      add_chunk(r, {load_of(r, in.x, at), load_of(r, r.call.dy, at), load_if(r, in.gate, at), weight_at(r, at), at},
+                sums);
+    });
     if (in.centred) {
-      float sums[] = {squares, sum_gc, sum_g};
-      exchange.sums(sums);
-      squares = sums[0], sum_gc = sums[1], sum_g = sums[2];
+      float all[] = {sums.squares, sums.gc, sums.g};
+      exchange.sums(all);
+      sums = {all[0], all[1], all[2]};
     } else {
-      float sums[] = {squares, sum_gc};
-      exchange.sums(sums);
-      squares = sums[0], sum_gc = sums[1];
+      float all[] = {sums.squares, sums.gc};
+      exchange.sums(all);
+      sums = {all[0], all[1], 0};
     }
+    r.rstd = reciprocal_sqrt(sums.squares * inverse_features + float(in.eps));
+    r.n_factor = -r.rstd * r.rstd * (sums.gc * inverse_features);
+    r.offset = -r.rstd * (sums.g * inverse_features);
+  }
 
-    const float rstd = reciprocal_sqrt(squares * inverse_features + float(in.eps));
-    const float of_n = -rstd * rstd * (sum_gc * inverse_features),
-                of_all = -rstd * (sum_g * inverse_features);  // what they take from dx
-    const auto write_gate = [&](Chunk z, const Chunk& d, const Chunk& s, const Raw& weight, int at) {
-      weigh(z, weight);
-      if (in.bias.data) {
-        Chunk b = unpack(load(row_start<E>(in.bias, from), at));
-        each([](float& v, float& other) { v += other; }, z, b);
-      }
-#pragma unroll
-      for (int j = 0; j < kChunk; ++j) z.value[j] *= d.value[j] * s.value[j] * (1.0f - s.value[j]);
-      store(row_of(call.dgate), at, z);
-    };
-    const auto finish = [&](const Raw& raw, const Raw& raw_dy, const Raw& gate, const Raw& dsum, const Raw& weight,
-                            int at, Chunk& to_weight, Chunk& to_bias) {
-      Chunk n = centred(raw, at), d = unpack(raw_dy);
-      each([&](float& v) { v *= rstd; }, n);
-      if (gated) {
-        Chunk s = opened(gate);
-        write_gate(n, d, s, weight, at);
-        each([](float& v, float& open) { v *= open; }, d, s);
-      }
-      each([](float& to, float& v, float& flows) { to += v * flows; }, to_weight, n, d);
-      if (kBias && p.dbias) each([](float& to, float& flows) { to += flows; }, to_bias, d);
-      weigh(d, weight);
-      each([&](float& v, float& other) { v = __builtin_fmaf(other, of_n, __builtin_fmaf(v, rstd, of_all)); }, d, n);
-      if (call.dsum.data) {
-        Chunk more = unpack(dsum);
-        each([](float& v, float& other) { v += other; }, d, more);
-      }
-      store(row_of(call.dx), at, d);
-    };
-    all_made_here();
+  XLSTM_DEVICE static void add_chunk(const Row& r, const Inputs& in, Sums& sums) {
+    Chunk c = centred(r, in), g = unpack(in.dy);
+    if (r.gated) multiply_by(g, sigmoid_of(in.gate));
+    multiply_by_weight(r, g, in.weight);
+    each([&](float& v, float& dv) { sums.squares += v * v, sums.gc += v * dv; }, c, g);
+    if (r.call.in.centred) each([&](float& dv) { sums.g += dv; }, g);
+  }
+
+  // ---- the gradients of a row
+
+  XLSTM_DEVICE void store_gradients(Row& r, bool is_first) {
+    const xlstm_norm& in = r.call.in;
+    make_opaque(r);
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
       const int at = x.offset(k);
       if (at < x.features)
-        finish(x.chunk[k], dy[k], beside[k], gated ? load_if(call.dsum, at) : beside[k], weight_of(k), at, dweight[k],
-               dbias[kBias ? k : 0]);
+        store_chunks(r, {x.chunk[k], r.dy[k], r.second[k], weight_of(r, k), at},
+                     r.gated ? load_if(r, r.call.dsum, at) : r.second[k], dweight[k], dbias[kBias ? k : 0]);
     }
     x.each_remaining([&](int at) {
       Chunk to_weight, to_bias;
       clear(to_weight), clear(to_bias);
-      if (first && p.dweight) to_weight = load_chunk<float, false>(dweights, slice, from + at, end);
-      if (first && kBias && p.dbias) to_bias = load_chunk<float, false>(dbiases, slice, from + at, end);
-      finish(load_x(at), load(row_of(call.dy), at), load_if(in.gate, at), load_if(call.dsum, at), weight_at(at), at,
-             to_weight, to_bias);
-      if (p.dweight) store_chunk<float, false>(dweights, slice, from + at, end, to_weight);
-      if (kBias && p.dbias) store_chunk<float, false>(dbiases, slice, from + at, end, to_bias);
+      if (!is_first && p.dweight) to_weight = load_sums(p.dweight, at);
+      if (!is_first && kBias && p.dbias) to_bias = load_sums(p.dbias, at);
+      store_chunks(r, {load_of(r, in.x, at), load_of(r, r.call.dy, at), load_if(r, in.gate, at), weight_at(r, at), at},
+                   load_if(r, r.call.dsum, at), to_weight, to_bias);
+      if (p.dweight) store_sums(p.dweight, at, to_weight);
+      if (kBias && p.dbias) store_sums(p.dbias, at, to_bias);
     });
   }
-  if (item >= p.items) return;
-#pragma unroll
-  for (int k = 0; k < kChunks; ++k) {
-    if (x.offset(k) >= in.features) continue;
-    if (p.dweight) store_chunk<float, false>(dweights, slice, from + x.offset(k), end, dweight[k]);
-    if constexpr (kBias)
-      if (p.dbias) store_chunk<float, false>(dbiases, slice, from + x.offset(k), end, dbias[k]);
+
+  // Stores a chunk of dx and dgate, and adds the chunk's part of dweight and dbias.
+  XLSTM_DEVICE void store_chunks(const Row& r, const Inputs& in, const Raw& dsum, Chunk& to_weight,
+                                 Chunk& to_bias) const {
+    Chunk n = centred(r, in), d = unpack(in.dy);
+    each([&](float& v) { v *= r.rstd; }, n);
+    if (r.gated) {
+      const Chunk s = sigmoid_of(in.gate);
+      store_dgate(r, n, d, s, in);
+      multiply_by(d, s);
+    }
+    each([](float& to, float& v, float& dv) { to += v * dv; }, to_weight, n, d);
+    if (kBias && p.dbias) add_to(to_bias, d);
+    multiply_by_weight(r, d, in.weight);
+    each([&](float& v, float& nv) { v = __builtin_fmaf(nv, r.n_factor, __builtin_fmaf(v, r.rstd, r.offset)); }, d, n);
+    if (r.call.dsum.data) add_to(d, unpack(dsum));
+    store(r, r.call.dx, in.at, d);
   }
+
+  XLSTM_DEVICE void store_dgate(const Row& r, Chunk z, const Chunk& d, const Chunk& s, const Inputs& in) const {
+    multiply_by_weight(r, z, in.weight);
+    if (r.call.in.bias.data) add_to(z, unpack(load(r, row_start<E>(r.call.in.bias, from), in.at)));
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) z.value[j] *= d.value[j] * s.value[j] * (1.0f - s.value[j]);
+    store(r, r.call.dgate, in.at, z);
+  }
+
+  // ---- the sums over rows, in the workspace
+
+  XLSTM_DEVICE xlstm_rows slices_of(float* sums) const {
+    return {sums, XLSTM_FLOAT32, p.call.in.heads * p.call.in.features};
+  }
+  XLSTM_DEVICE Chunk load_sums(float* sums, int at) const {
+    return load_chunk<float, false>(slices_of(sums), slice, from + at, end);
+  }
+  XLSTM_DEVICE void store_sums(float* sums, int at, const Chunk& c) const {
+    store_chunk<float, false>(slices_of(sums), slice, from + at, end, c);
+  }
+  XLSTM_DEVICE void store_sums() const {
+    if (item >= p.items) return;
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      if (x.offset(k) >= p.call.in.features) continue;
+      if (p.dweight) store_sums(p.dweight, x.offset(k), dweight[k]);
+      if constexpr (kBias)
+        if (p.dbias) store_sums(p.dbias, x.offset(k), dbias[k]);
+    }
+  }
+};
+
+template <class E, bool kAligned, bool kGate, bool kBias>
+__global__ __launch_bounds__(kMaxGroup) void norm_backward_rows(XLSTM_PARAM NormBackwardParams params) {
+  __shared__ float lds[Exchange::kFloats];
+  NormBackward<E, kAligned, kGate, kBias>(params, lds).run();
 }
 
 struct SumSlicesParams {
@@ -219,7 +306,7 @@ struct SumSlicesParams {
 
 constexpr int kSliceColumns = 32, kSliceRows = kLayerThreads / kSliceColumns;
 
-// A block has 32 columns and goes over the slices in eight strides.
+// Adds the slices of 32 columns in a block, in eight strides, then in the order of the strides.
 template <int>
 __global__ __launch_bounds__(kLayerThreads) void sum_slices(SumSlicesParams p) {
   __shared__ float part[kSliceRows][kSliceColumns];
