@@ -79,6 +79,7 @@ WalkProblem::WalkProblem(const WalkCase& of, unsigned seed)
   if (shape_.pair) tiles_ = tiles_ / 2 * 2;
   dots_ = DeviceArray<float>(tiles_ * padded_);
   state_dots_ = DeviceArray<float>(tiles_ * kHeads);
+  plan_.name = "walk";
   plan_.schedule = Schedule::hopper;
   plan_.rows = of.rows;
   plan_.slices = 1;

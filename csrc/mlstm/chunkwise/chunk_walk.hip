@@ -25,8 +25,7 @@ void launch_wide(const WalkPlan& plan, const Chip& chip, const WalkParams& p, co
                  Stream stream) {
   const WalkShape shape = walk_shape(chip.family, sizeof(E), kWideRows, kChunk);
   const int64_t states = p.where.sequences * p.where.heads;
-  launch("walk in slices", chunk_walk_wide<E, kChunk>, {states * plan.tiles, shape.threads, shape.lds_bytes}, stream,
-         p);
+  launch(plan.name, chunk_walk_wide<E, kChunk>, {states * plan.tiles, shape.threads, shape.lds_bytes}, stream, p);
   launch_dots<E, kWideRows, kChunk>(plan, chip, p, dc_last, dots, stream);
 }
 
@@ -47,7 +46,7 @@ void launch_shape(const WalkPlan& plan, const Chip& chip, const WalkParams& p, c
     launch("scan of segments", scan_segment_states<E, kRows, kChunk>,
            {states * plan.tiles * blocks_of_tile, shape.threads, 0}, stream, scan);
   }
-  launch("walk", chunk_walk<E, kRows, kChunk>, grid, stream, p);
+  launch(plan.name, chunk_walk<E, kRows, kChunk>, grid, stream, p);
   launch_dots<E, kRows, kChunk>(plan, chip, p, dc_last, dots, stream);
 }
 

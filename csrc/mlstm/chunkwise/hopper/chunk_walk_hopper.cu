@@ -69,13 +69,13 @@ void launch_shape(const WalkPlan& plan, const WalkParams& p, const ScoringParams
                                {0, 0, kHopperChunk}, kHopperChunk);
   params.out = token_map(p.out, p.where);
   if (p.add_diagonal)  // dq or dk: a vector and dots come with the diagonal
-    run("walk", Output<HopperOutput::dq_dk>{});
+    run(plan.name, Output<HopperOutput::dq_dk>{});
   else if (kPair)
-    run("walk", Output<HopperOutput::pair_h_dv>{});
+    run(plan.name, Output<HopperOutput::pair_h_dv>{});
   else if (scoring)
-    run("walk", Output<HopperOutput::h>{});
+    run(plan.name, Output<HopperOutput::h>{});
   else
-    run("walk", Output<HopperOutput::dv>{});
+    run(plan.name, Output<HopperOutput::dv>{});
   if (!p.state_before_last) return;
   const StateDotParams dot_params{p.state_before_last, dc_last, dots,     states,      p.state_x,
                                   p.state_y,           p.tiles, p.slices, p.x.columns, p.y.columns};
