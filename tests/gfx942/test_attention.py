@@ -25,12 +25,13 @@ def _counted(device: ModuleType) -> None:
 
 
 def axes(case: Any) -> dict[str, Any]:
-    """A case's own arguments, and what of them chooses the kernel."""
+    """A case's own arguments, and what of them chooses the kernels: with dropout there is one that writes weights."""
     from support.attention.gpu_rows import CLASSES
 
     head_dims = next(c for c in CLASSES if c[0] >= case.dims[0] and c[1] >= case.dims[1])
     bends = bool(case.softcap or case.alibi or case.dropout_p)
-    return {**vars(case), "kernel": (case.dtype, head_dims, bends)}
+    chosen = {"kernel": (case.dtype, head_dims, bends), "weights": (case.dtype, head_dims, case.dropout_p > 0)}
+    return {**vars(case), **chosen}
 
 
 @pytest.fixture(scope="module")

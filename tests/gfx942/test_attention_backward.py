@@ -31,7 +31,7 @@ ROWS = pairwise(VALUES, lambda row: True)
 MASKS = {name: values for name, values in VALUES.items() if name not in ("softcap", "alibi", "dropout_p", "scale")}
 PLAIN_ROWS = pairwise(MASKS | {"dtype": DTYPES[:2]}, lambda row: True)
 CLASSES = [(64, 64), (128, 128), (192, 128), (256, 256)]  # of head dims: a kernel for each
-PAIRS = ("dtype", "layout", "window", "heads")  # of these, values meet in rows that run by default
+PAIRS = ("dtype", "layout", "window", "heads", "sink")  # of these, values meet in rows that run by default
 _ran: set[str] = set()
 
 

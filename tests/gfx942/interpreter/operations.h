@@ -284,14 +284,23 @@ void finish(Wave& w, const Instruction& i, Lanes<T>& x) {
   }
 }
 
+// Of the bits as whole numbers: GCC makes no vectors of comparisons that may raise an exception.
+template <class T>
+bool any_nan(const T (&x)[kLanes]) {
+  using U = std::conditional_t<sizeof(T) == 8, uint64_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>>;
+  constexpr int kFraction = sizeof(T) == 8 ? 52 : sizeof(T) == 4 ? 23 : 10;
+  constexpr U kSize = U(~U(0)) >> 1, kInfinity = U(kSize >> kFraction << kFraction);
+  U any = 0;
+  for (int l = 0; l < kLanes; ++l) any |= U((std::bit_cast<U>(x[l]) & kSize) > kInfinity);
+  return any != 0;
+}
+
 // The hardware gives the first NaN among the sources, made quiet, and a positive quiet NaN where the operation itself
 // is invalid; the host's own choice depends on the order its compiler puts the operands in.
 template <class R, class... A>
 void name_nans(Lanes<R>& result, const A*... sources) {
   if constexpr (kIsFloat<R>) {
-    bool any = false;
-    for (int l = 0; l < kLanes; ++l) any |= is_nan(result.lane[l]);
-    if (!any) return;
+    if (!any_nan(result.lane)) return;
     for (int l = 0; l < kLanes; ++l) {
       if (!is_nan(result.lane[l])) continue;
       R named = default_nan<R>();
