@@ -13,45 +13,48 @@ using namespace xlstm::gpu::attention;
 
 namespace {
 
-Chip chip(const DeviceFacts& facts) {
-  const Family family = facts.wave_size == 64               ? Family::cdna
-                        : std::string(facts.arch)[0] == 'g' ? Family::rdna
-                                                            : Family::nvidia;
-  return {family, facts.compute_units, facts.lds_bytes, false};
+Chip chip(const DeviceFacts& device) {
+  const Family family = device.wave_size == 64               ? Family::cdna
+                        : std::string(device.arch)[0] == 'g' ? Family::rdna
+                                                             : Family::nvidia;
+  return {family, device.compute_units, device.lds_bytes, false};
 }
 
-void test_properties(const DeviceFacts& facts, const AttentionBackwardCall& call) {
-  const AttentionBackwardPlan p = plan_attention_backward(call, chip(facts));
+void test_properties(const DeviceFacts& device, const AttentionBackwardCall& call) {
+  const AttentionBackwardPlan p = plan_attention_backward(call, chip(device));
   const auto holds = [&](bool condition, const char* what) {
     CHECK(condition, "%s: %s: batch %d, heads %d and %d, %d queries, %d keys, head dims %d and %d, %d bytes",
-          facts.name, what, int(call.batch), int(call.heads_q), int(call.heads_k), int(call.queries), int(call.keys),
+          device.name, what, int(call.batch), int(call.heads_q), int(call.heads_k), int(call.queries), int(call.keys),
           int(call.dqk), int(call.dv), call.element_bytes);
   };
   holds(p.dqk >= call.dqk && p.dv >= call.dv, "the kernel holds the head dims");
-  holds(p.has_score_mod || (!call.has_score_mod && call.element_bytes == 2), "bent scores take the full kernel");
+  holds(p.has_score_mod || (!call.has_score_mod && call.element_bytes == 2),
+        "modified scores take the kernel with modifications");
   for (const BackwardShape& s : {p.of_keys, p.of_queries}) {
-    holds(s.lds_bytes <= facts.lds_bytes, "LDS");
-    holds(s.threads % facts.wave_size == 0 && s.threads <= 1024, "whole waves");
+    holds(s.lds_bytes <= device.lds_bytes, "LDS");
+    holds(s.threads % device.wave_size == 0 && s.threads <= 1024, "complete waves");
     holds(s.tile % s.at_once == 0 && s.owned % s.tile == 0 && kStatsPad % s.owned == 0 && kStatsPad % s.tile == 0,
-          "tiles are whole parts of blocks, and both of what has facts");
-    holds(s.columns % kStripColumns == 0 && s.owned % 8 == 0 && s.tile % 8 == 0, "whole strips, and draws of dropout");
+          "tiles divide blocks, and both divide the padding of row statistics");
+    holds(s.columns % kStripColumns == 0 && s.owned % 8 == 0 && s.tile % 8 == 0,
+          "complete strips, and complete blocks of dropout's random numbers");
   }
   holds(p.blocks_k * p.of_keys.owned >= call.keys && p.blocks_q * p.of_queries.owned >= call.queries, "all tokens");
-  holds(p.slots % kStatsPad == 0 && p.slots >= (call.packed ? call.total_q : call.queries), "facts of all queries");
+  holds(p.slots % kStatsPad == 0 && p.slots >= (call.packed ? call.total_q : call.queries),
+        "row statistics of all queries");
   holds(p.parts >= 1 && (p.parts > 1) == (p.sums > 0), "sums of parts");
   const int64_t blocks = p.blocks_k * call.batch * call.heads_k;
-  holds(p.parts == 1 || blocks * p.parts <= facts.compute_units, "parts run at once");
+  holds(p.parts == 1 || blocks * p.parts <= device.compute_units, "parts run at once");
   AttentionBackwardCall asked = call;
   asked.parts = 5;
-  const AttentionBackwardPlan five = plan_attention_backward(asked, chip(facts));
+  const AttentionBackwardPlan five = plan_attention_backward(asked, chip(device));
   holds(five.parts == (blocks ? 5 : 1), "parts that are asked for");
   holds(five.sums == (blocks ? 5 * blocks * p.of_keys.owned * (p.dqk + p.dv) : 0), "sums of parts that are asked for");
 }
 
 void test_parts(const char* device, const AttentionBackwardCall& call, int64_t parts) {
-  for (const DeviceFacts& facts : kKnownDevices)
-    if (std::string(facts.name) == device) {
-      const int64_t got = plan_attention_backward(call, chip(facts)).parts;
+  for (const DeviceFacts& known : kKnownDevices)
+    if (std::string(known.name) == device) {
+      const int64_t got = plan_attention_backward(call, chip(known)).parts;
       CHECK(got == parts, "%s: expected %d parts, got %d", device, int(parts), int(got));
     }
 }
@@ -68,12 +71,12 @@ void test_panels() {
     change(x, call);
     return has_key_tma_layout(call, x, features);
   };
-  CHECK(takes([](auto&, auto&) {}), "rows of whole pieces");
+  CHECK(takes([](auto&, auto&) {}), "rows of complete vectors");
   CHECK(!takes([](auto&, auto&) {}, 60), "60 features");
   CHECK(!takes([](auto& x, auto&) { x.stride[1] = 0; }), "heads that are one, expanded");
   CHECK(!takes([](auto& x, auto&) { x.stride[2] = -512; }), "tokens backwards");
-  CHECK(!takes([](auto& x, auto&) { x.stride[1] = 60; }), "heads at odd places");
-  CHECK(!takes([](auto& x, auto&) { x.data = memory + 1; }), "memory at an odd place");
+  CHECK(!takes([](auto& x, auto&) { x.stride[1] = 60; }), "heads at unaligned offsets");
+  CHECK(!takes([](auto& x, auto&) { x.data = memory + 1; }), "an unaligned address");
   CHECK(!takes([](auto&, auto& call) { call.length_k = 0; }), "no tokens");
   CHECK(takes([](auto& x, auto& call) { call.batch = 1, x.stride[0] = 0; }), "an axis of one");
   static const int32_t places[] = {0, 1};
@@ -86,7 +89,7 @@ void test_panels() {
 
 int main() {
   test_panels();
-  for (const DeviceFacts& facts : kKnownDevices)
+  for (const DeviceFacts& device : kKnownDevices)
     for (int64_t batch : {1, 3})
       for (int64_t group : {1, 8})
         for (int64_t queries : {0, 1, 100, 8192})
@@ -94,8 +97,8 @@ int main() {
             for (const auto& [dqk, dv] : {std::pair{64, 64}, {5, 3}, {128, 128}, {192, 128}, {128, 192}, {256, 256}})
               for (int bytes : {2, 4})
                 for (bool packed : {false, true})
-                  test_properties(facts, {batch, 2 * group, 2, queries, keys, batch * queries, dqk, dv, packed, bytes,
-                                          bytes == 2 && packed, true});
+                  test_properties(device, {batch, 2 * group, 2, queries, keys, batch * queries, dqk, dv, packed, bytes,
+                                           bytes == 2 && packed, true});
 
   // 8 heads of 64 blocks of keys fill any chip. A key head with 8 query heads is split into 304 / 16 = 19 parts of its
   // 8 x 64 tiles.
@@ -116,7 +119,7 @@ int main() {
   CHECK(takes([](auto&) {}, h200) && !takes([](auto&) {}, other), "what has Hopper's kernels takes them");
   CHECK(takes([](auto& c) { c.dqk = c.dv = 40, c.packed = true, c.total_q = 9000; }, h200), "head dims of 40, packed");
   CHECK(!takes([](auto& c) { c.element_bytes = 4; }, h200), "float32");
-  CHECK(!takes([](auto& c) { c.has_score_mod = true; }, h200), "bent scores");
+  CHECK(!takes([](auto& c) { c.has_score_mod = true; }, h200), "modified scores");
   CHECK(!takes([](auto& c) { c.dqk = 192; }, h200), "192 and 128");
   CHECK(!takes([](auto& c) { c.panels = false; }, h200), "rows that bulk copies cannot take");
   const auto few = [](auto& c) { c.batch = 1, c.heads_q = c.heads_k = 1, c.keys = 2048; };

@@ -28,11 +28,11 @@ void test_smem() {
                 "%d bits, %d rows: the ring or x's", bits, batch);
           CHECK(r.squares - r.x_scales == steps * (batch == 1 ? 16 : batch * 8) &&
                     r.all_squares - r.squares == steps * batch * 4,
-                "%d bits, %d rows: facts of steps", bits, batch);
+                "%d bits, %d rows: scales and squares of steps", bits, batch);
           CHECK(r.received - r.all_squares >= parts * batch * 4, "%d bits, %d rows: squares of all parts", bits, batch);
           CHECK(r.bytes - r.received == owned * parts * kItemRows * batch * 4, "%d bits, %d rows: sums", bits, batch);
-          for (const int at : {r.ring, r.x, r.received}) CHECK(at % 16 == 0, "a place at %d", at);
-          CHECK(slot_bytes(bits) % 16 == 0 && segment_stride(bits) % 16 == 0, "pieces in a slot of %d bits", bits);
+          for (const int at : {r.ring, r.x, r.received}) CHECK(at % 16 == 0, "a buffer at %d", at);
+          CHECK(slot_bytes(bits) % 16 == 0 && segment_stride(bits) % 16 == 0, "vectors in a slot of %d bits", bits);
         }
 }
 
@@ -62,7 +62,7 @@ void test_items() {
   CHECK(cluster_items(p).total() == 6, "weights that are not quantised are another launch's");
   p.output = Output::swiglu, p.linear_count = 2, p.linear[0].rows = p.linear[1].rows = 20;
   CHECK(cluster_items(p).count == 1 && cluster_items(p).total() == 3, "8 rows of either side are an item");
-  CHECK(cluster_items({}).total() == 0, "no pieces have no items");
+  CHECK(cluster_items({}).total() == 0, "without linears there are no items");
   for (const Output output : {Output::store, Output::add}) {
     GemmParams plain{};
     plain.output = output, plain.linear_count = 2, plain.linear[0].rows = 40, plain.linear[1].rows = 8;
@@ -75,9 +75,9 @@ void test_suits() {
   p.linear_count = 1, p.columns = 128, p.linear[0].rows = 24, p.linear[0].groups = 2;
   CHECK(suits_clusters(p), "96 bytes of scales are copied");
   p.columns = 96;
-  CHECK(!suits_clusters(p), "a step that is not whole");
+  CHECK(!suits_clusters(p), "an incomplete step");
   p.columns = 128, p.linear[0].rows = 25;
-  CHECK(!suits_clusters(p), "100 bytes of scales are not whole pieces");
+  CHECK(!suits_clusters(p), "100 bytes of scales are not complete vectors");
   p.linear[0].rows = 4;
   CHECK(!suits_clusters(p), "16 bytes of scales: fewer than a slot takes");
   p.linear[0].rows = 1 << 29;
@@ -125,9 +125,9 @@ void test_plan() {
     CHECK(!plan_cluster(one, true, known_chip(name)).batch, "%s has no clusters", name);
   Chip small = h200;
   small.lds_bytes = 120 << 10;
-  CHECK(!plan_cluster(one, true, small).batch, "a ring that has no room");
+  CHECK(!plan_cluster(one, true, small).batch, "a ring that does not fit");
   // The sums of a row are the same in a batch and alone, so a shape without a kernel for 8 rows has none for one row.
-  CHECK(!plan_cluster({1, 1 << 17, false, 4, true, 1, down}, true, h200).batch, "x's that have no room in a batch");
+  CHECK(!plan_cluster({1, 1 << 17, false, 4, true, 1, down}, true, h200).batch, "x's of a batch that do not fit");
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ void test_mla() {
             hopper_plan.grid == 128,
         "H200: its own kernel, %d bytes of LDS", hopper_plan.shape.lds_bytes);
   h200.lds_bytes = hopper_plan.shape.lds_bytes - 1;
-  CHECK(!plan_mla(benchmark, 0, h200).hopper, "no room for it");
+  CHECK(!plan_mla(benchmark, 0, h200).hopper, "LDS does not suffice");
   h200 = known_chip("H200"), h200.hopper = false;
   const MlaPlan common = plan_mla(benchmark, 0, h200);
   CHECK(common.ahead && !common.hopper && common.grid == 128, "H200, common schedule: tiles overlap");

@@ -19,7 +19,7 @@ void test_strip_is_a_bijection(Family f, int bytes) {
       ++times[at.row * kStripColumns + at.column];
     }
   for (size_t i = 0; i < times.size(); ++i)
-    CHECK(times[i] == 1, "%s, %d bytes: element %d has %d places", name(f), bytes, int(i), times[i]);
+    CHECK(times[i] == 1, "%s, %d bytes: element %d has %d positions", name(f), bytes, int(i), times[i]);
 }
 
 // The lanes that reduce a column over its rows all have that column, and together have each of its rows once.

@@ -48,7 +48,7 @@ using Patterns = std::vector<Pattern>;
 // Stage::store, or cp_async, of tokens by features, not transposed.
 void add_along_rows(Patterns& all, const std::string& name, const lds::Tile& t, int threads) {
   const int n = 16 / t.element_bytes, units = t.rows * t.columns / n;
-  all.push_back({name + " stored straight", t, Access::write, 16, threads, (units + threads - 1) / threads,
+  all.push_back({name + " stored along rows", t, Access::write, 16, threads, (units + threads - 1) / threads,
                  [=](int thread, int round) {
                    const int unit = thread + round * threads;
                    return unit < units ? t.at(unit / (t.columns / n), unit % (t.columns / n) * n) : -1;
@@ -59,12 +59,12 @@ void add_along_rows(Patterns& all, const std::string& name, const lds::Tile& t, 
 void add_transposed(Patterns& all, const std::string& name, const lds::Tile& t, int threads) {
   const int n = 16 / t.element_bytes, tokens = t.columns, units = tokens * t.rows / n / 4;
   const int rounds = (units + threads - 1) / threads;
-  all.push_back(
-      {name + " stored turned", t, Access::write, 4 * t.element_bytes, threads, rounds * n, [=](int thread, int round) {
-         const int unit = thread + round / n * threads;
-         if (unit >= units) return -1;
-         return t.at(unit / (tokens / 4) * n + round % n, unit % (tokens / 4) * 4);
-       }});
+  all.push_back({name + " stored transposed", t, Access::write, 4 * t.element_bytes, threads, rounds * n,
+                 [=](int thread, int round) {
+                   const int unit = thread + round / n * threads;
+                   if (unit >= units) return -1;
+                   return t.at(unit / (tokens / 4) * n + round % n, unit % (tokens / 4) * 4);
+                 }});
 }
 
 // load_stream or load_chain of a step, at every position in the tile. `along`: the tile is [side][k]; otherwise NVIDIA
@@ -196,7 +196,7 @@ void add_subtile_of_pair(Patterns& all, const std::string& name, const lds::Tile
                    const SubtileCoord at = subtile_coord(t.rows, lane);
                    return t.at(4 * at.quad + round % 4, round / 4 * subtile + at.vec16 * n);
                  }});
-  all.push_back({name + " stored turned", transposed, Access::write, 4 * t.element_bytes, wave, n * subtiles,
+  all.push_back({name + " stored transposed", transposed, Access::write, 4 * t.element_bytes, wave, n * subtiles,
                  [=](int lane, int round) {
                    const SubtileCoord at = subtile_coord(t.rows, lane);
                    return transposed.at(round / n * subtile + at.vec16 * n + round % n, 4 * at.quad);
@@ -220,7 +220,7 @@ void add_backward(Patterns& all, Family f, const lds::Swizzle& swizzle) {
           if (f != Family::nvidia) std::swap(transposed.rows, transposed.columns);
           add_subtile_of_pair(all, name + "tile", tile, s.threads);
           add_operand(all, name + "tile", tile, true, true);
-          add_operand(all, name + "turned", transposed, f != Family::nvidia, true);
+          add_operand(all, name + "transposed", transposed, f != Family::nvidia, true);
           if (s.chain_in_lds) add_operand(all, name + "owned", {f, bytes, s.owned, features, swizzle}, true, false);
         }
       }
@@ -286,7 +286,7 @@ OutputsConflict outputs_conflict(Family f, int bytes, int rows, int chunk) {
     for (int column = 0; column < s.y_tile; ++column) slots.insert(out_offset(f, bytes, s.y_tile, token, column));
   CHECK(int(slots.size()) == s.waves_x * chunk * s.y_tile && *slots.begin() == 0 &&
             *slots.rbegin() < s.waves_x * chunk * out_stride(f, s.y_tile),
-        "%d bytes, %d rows: outputs share places", bytes, rows);
+        "%d bytes, %d rows: outputs share slots", bytes, rows);
   return worst;
 }
 

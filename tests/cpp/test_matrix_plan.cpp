@@ -38,15 +38,15 @@ void test_order() {
               const int load = vec8 / load_vec8s(bits), n = vec8 % load_vec8s(bits);
               // The chain operand has the vector in this unit, in an order of k that the stream operand shares.
               const int unit = vec8 / unit_vec8s(f), p = f == Family::rdna ? vec8 % 2 : lane_rows(f) == 1 ? 0 : j;
-              CHECK(p < vec16s, "piece %d", p);
+              CHECK(p < vec16s, "vector %d", p);
               const Vec16Position at = chain_vec16(f, 2, lane, p);
-              CHECK(at.row == row, "row %d of a lane's piece, expected %d", at.row, row);
+              CHECK(at.row == row, "row %d of a lane's vector, expected %d", at.row, row);
               for (int e = 0; e < kVec8; ++e) {
                 const int feature = feature_in_memory(f, bits, lane, load, n, e);
                 ++seen[size_t(feature)];
                 const Vec8Coord coord = vec8_coord(f, bits, feature / kVec8);
                 CHECK(coord.unit == unit && coord.vec16 == at.feature / kVec8,
-                      "%d bits, feature %d: unit %d piece %d, expected %d %d", bits, feature, coord.unit, coord.vec16,
+                      "%d bits, feature %d: unit %d vector %d, expected %d %d", bits, feature, coord.unit, coord.vec16,
                       unit, at.feature / kVec8);
                 CHECK(feature % kVec8 == vec8_feature(bits, e), "%d bits, feature %d is element %d", bits, feature, e);
               }
@@ -66,7 +66,7 @@ void test_slots() {
       for (int row = 0; row < 2 * split_rows(f); ++row)
         for (int vec16 = 0; vec16 < unit_features(f, 2) / kVec8; ++vec16)
           ++taken[size_t(slot_in_strip(f, unit, row, vec16))];
-      for (const int n : taken) CHECK(n == 1, "a place that %d pieces have", n);
+      for (const int n : taken) CHECK(n == 1, "a slot of %d vectors", n);
       for (int p = 0; p < stream_vec16s(f, 2); ++p)
         for (int group = 0; group < stream_slots(f) / 8; ++group) {
           std::vector<int> banks(8);
@@ -121,7 +121,7 @@ void test_plan() {
           CHECK(p.blocks % passes == 0 && p.blocks <= passes * units_of(shape, p.rows), "%s: %d blocks for %d passes",
                 name, int(p.blocks), int(passes));
           CHECK(p.blocks <= std::max<int64_t>(chip.compute_units * gemm_mma_blocks_per_cu(f, p.batch), passes),
-                "%s: %d blocks, more than find a place", name, int(p.blocks));
+                "%s: %d blocks, more than are resident", name, int(p.blocks));
           CHECK(p.lds_bytes + norm_stats_bytes(p.batch) <= chip.lds_bytes, "%s: %d bytes of LDS", name, p.lds_bytes);
           const int tiles = tiles_of(f, columns), depth = gemm_mma_depth(f, bits, p.batch, p.rows);
           const bool in_turn =
@@ -129,24 +129,23 @@ void test_plan() {
           CHECK(p.stage_tiles >= 1 && (!in_turn || p.stage_tiles == tiles || p.stage_tiles % depth == 0),
                 "%s: %d of %d tiles in LDS, %d on their way", name, p.stage_tiles, tiles, depth);
           CHECK(in_turn || depth >= 2, "%s: a ring of %d steps", name, depth);
-          CHECK(p.batch > 1 || p.stage_tiles == tiles, "%s: one x is whole", name);
+          CHECK(p.batch > 1 || p.stage_tiles == tiles, "%s: a single x is complete in LDS", name);
         }
-    CHECK(plan_gemm_mma({1, 11272, false, 16, false, 1, down}, chip).batch > 1, "%s: an x that is not kept whole",
-          name);
+    CHECK(plan_gemm_mma({1, 11272, false, 16, false, 1, down}, chip).batch > 1,
+          "%s: a single x that does not fit into LDS", name);
   }
   const Chip mi300x = known_chip("MI300X"), h200 = known_chip("H200");
-  CHECK(plan_gemm_mma({1, 4096, false, 16, false, 2, none}, mi300x).blocks == 1, "pieces without rows have no blocks");
+  CHECK(plan_gemm_mma({1, 4096, false, 16, false, 2, none}, mi300x).blocks == 1, "linears without rows have no blocks");
   CHECK(plan_gemm_mma({1, 10944, false, 16, false, 1, down}, mi300x).blocks == 256, "few rows: a strip a block");
-  CHECK(plan_gemm_mma({1, 4096, true, 16, false, 2, up}, h200).blocks == 264, "many rows: blocks that stay");
+  CHECK(plan_gemm_mma({1, 4096, true, 16, false, 2, up}, h200).blocks == 264, "many rows: persistent blocks");
   // A multiprocessor has 228 KB, of which the hardware reserves 1 KB for each block.
   const GemmMmaPlan one = plan_gemm_mma({1, 10944, false, 16, false, 1, down}, h200);
   CHECK(one.rows == 16 && one.blocks == 256, "all units at once, not half of them twice as long");
-  CHECK(2 * (one.lds_bytes + norm_stats_bytes(1) + 1024) <= 228 << 10, "two blocks of one x find a place");
+  CHECK(2 * (one.lds_bytes + norm_stats_bytes(1) + 1024) <= 228 << 10, "two blocks of one x fit");
   const Chip small{Family::nvidia, 84, 99 << 10, false};
-  CHECK(plan_gemm_mma({1, 10944, false, 16, false, 1, down}, small).batch == 8,
-        "where one x beside a ring has no room");
+  CHECK(plan_gemm_mma({1, 10944, false, 16, false, 1, down}, small).batch == 8, "where one x and a ring do not fit");
   const GemmMmaPlan batched = plan_gemm_mma({8, 4096, true, 16, false, 2, up}, h200);
-  CHECK(batched.stage_tiles == 8, "8 rows of 4096 features lie in LDS as a whole");
+  CHECK(batched.stage_tiles == 8, "8 rows of 4096 features are complete in LDS");
   CHECK(batched.rows == 16, "11 turns of 16 rows end before 6 of 32");
 }
 

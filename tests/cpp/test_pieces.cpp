@@ -140,7 +140,7 @@ void test_products(F family, int bytes) {
           const StripRegister at = accumulator_register(f, bytes, h, e, j);
           const int feature = accumulator_vec_feature(f, bytes, lane, h) + e;
           CHECK(block[at.strip][lane][at.r] == out(feature, column_position(f, lane, j)),
-                "%s, %d bytes: lane %d, piece %d, element %d", name(f), bytes, lane, h, e);
+                "%s, %d bytes: lane %d, vector %d, element %d", name(f), bytes, lane, h, e);
         }
 }
 
@@ -162,7 +162,7 @@ void test_tile(Family f, int rows, int features) {
   std::vector<int> times(s.tile_bytes / 16);
   for (int key = 0; key < s.keys; ++key)
     for (int vec16 = 0; vec16 < row_bytes / 16; ++vec16) ++times[slot_offset(f, row_bytes, key, 16 * vec16) / 16];
-  for (int n : times) CHECK(n == 1, "%s, %d features: pieces share a place", name(f), features);
+  for (int n : times) CHECK(n == 1, "%s, %d features: vectors share a slot", name(f), features);
   for (int first = 0; first < s.keys; first += wave / 8)
     for (int line = 0; line < lines; ++line)
       check("a line stored", lds::Access::write, 16,

@@ -17,7 +17,7 @@ void test_properties(int64_t sequences, int64_t heads, int64_t longest, int64_t 
   holds(p.chunk == chunk_size || p.chunk == longest, "chunk as asked for");
   holds(p.segments >= 1 && p.segments * p.segment_length >= longest, "segments cover the sequence");
   holds((p.segments - 1) * p.segment_length < longest, "no segment is empty");
-  holds(p.segments == 1 || p.segment_length % p.chunk == 0, "segments are whole chunks");
+  holds(p.segments == 1 || p.segment_length % p.chunk == 0, "segments are complete chunks");
   holds(p.segments == 1 || p.segment_length >= 4 * p.chunk, "a cut segment has four chunks");
   holds(p.segments == 1 || sequences * heads < threads, "nothing is cut when the heads fill the threads");
   holds(p.workers >= 1 && p.workers <= threads && p.workers <= sequences * heads * p.segments,

@@ -54,7 +54,7 @@ void test_plan() {
                 r.bytes - r.token >= (2 * 256 + kStepColumns) * 4,
             "%d bits: tables", bits);
       for (const int at : {r.x, r.x_scales, r.partial_sums, r.items, r.parts, r.step, r.token})
-        CHECK(at % 16 == 0, "a place at %d", at);
+        CHECK(at % 16 == 0, "a buffer at %d", at);
       CHECK(r.bytes <= chip.lds_bytes, "%d bits: %d bytes", bits, r.bytes);
     }
 }
@@ -80,7 +80,7 @@ void test_passed() {
                                           {from(Phase::down), 10944}};
   int end = 0;
   for (const Mailbox& mailbox : mailboxes) {
-    CHECK(mailbox.at >= end && mailbox.at % 32 == 0, "a place at %d, the one before it ends at %d", mailbox.at, end);
+    CHECK(mailbox.at >= end && mailbox.at % 32 == 0, "a mailbox at %d, the previous one ends at %d", mailbox.at, end);
     end = mailbox.at + mailbox.floats;
   }
   CHECK(p.x == 4096 && p.block >= end && p.block % 32 == 0, "a block of %d floats", p.block);
@@ -100,11 +100,11 @@ void test_refusals() {
   refused("two rows", [](MegakernelShape& s) { s.batch = 2; });
   refused("tensors that do not suit", [](MegakernelShape& s) { s.suits = false; });
   refused("more blocks than params hold", [](MegakernelShape& s) { s.blocks = kMaxMegakernelBlocks + 1; });
-  refused("a step that is not whole", [](MegakernelShape& s) { s.phase[4].columns = 10950; });
+  refused("an incomplete step", [](MegakernelShape& s) { s.phase[4].columns = 10950; });
   refused("keys that a block does not hold", [](MegakernelShape& s) { s.dqk = 520; });
-  refused("keys that are no pieces", [](MegakernelShape& s) { s.dqk = 252; });
+  refused("keys that are not complete vectors", [](MegakernelShape& s) { s.dqk = 252; });
   refused("values that a warp does not hold", [](MegakernelShape& s) { s.dhv = 576; });
-  refused("a vocabulary whose sums have no room", [](MegakernelShape& s) { s.phase[5].items = 20000; });
+  refused("a vocabulary whose sums do not fit", [](MegakernelShape& s) { s.phase[5].items = 20000; });
   for (const char* name : {"A100", "MI300X", "RX 7900 XTX"})
     CHECK(plan_megakernel(large(8), known_chip(name)).blocks == 0, "%s", name);
 }
@@ -115,7 +115,7 @@ void test_items() {
   const int rows[kMaxLinears] = {40, 16, 24, 16, 8, 8};
   for (int j = 0; j < kMaxLinears; ++j) p.linear[j].rows = rows[j];
   const ClusterItems first = phase_items(p, Phase::projections), gate = phase_items(p, Phase::gate);
-  CHECK((std::vector<int>(first.linear, first.linear + first.count) == std::vector<int>{0, 1, 2, 4, 5}), "pieces");
+  CHECK((std::vector<int>(first.linear, first.linear + first.count) == std::vector<int>{0, 1, 2, 4, 5}), "linears");
   CHECK((std::vector<int>(first.end, first.end + 5) == std::vector<int>{3, 4, 6, 7, 8}), "items");
   CHECK(gate.count == 1 && gate.linear[0] == kOutputGate && gate.total() == 1, "the gate of h");
   p.output = Output::swiglu, p.linear_count = 2, p.linear[0].rows = p.linear[1].rows = 20;
@@ -141,7 +141,7 @@ void test_banks() {
     for (int row = 0; row < kItemRows; ++row) {
       std::vector<bool> seen(size_t(segment / 16));
       for (int at = 0; at < segment; at += 16) seen[size_t((at ^ segment_swizzle(bits, row)) / 16)] = true;
-      CHECK(std::count(seen.begin(), seen.end(), true) == segment / 16, "%d bits: a row's pieces", bits);
+      CHECK(std::count(seen.begin(), seen.end(), true) == segment / 16, "%d bits: a row's vectors", bits);
     }
   }
   // Of the scales of sixteen rows, two bytes each, at most two rows share a bank.

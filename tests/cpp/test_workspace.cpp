@@ -47,7 +47,7 @@ void a_given_block_is_taken_first() {
   Allocator allocator;
   const xlstm_runtime runtime{block.data(), bytes, 1, nullptr, &allocator, Allocator::allocate};
   CHECK(xlstm_mlstm_chunkwise(&call.api, &runtime) == XLSTM_OK, "%s", xlstm_last_error());
-  CHECK(allocator.asked.empty(), "asked though a block was given");
+  CHECK(allocator.asked.empty(), "allocated although the caller has a block");
 }
 
 void no_block_is_an_error() {

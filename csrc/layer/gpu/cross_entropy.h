@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cross entropy of soft-capped logits on a GPU: the maths of cross_entropy_cpu.cpp.
 //
-//     y = cap tanh(x / cap)        loss = max y + log sum exp(y - max y) - y[target]
-//     dx = dloss (exp(y - max y) / sum - [class == target]) (1 - (y / cap)^2)
+//     y = cap tanh(x / cap), or x without a cap        loss = max y + log sum exp(y - max y) - y[target]
+//     dx = dloss (exp(y - max y) / sum - [class == target]) (1 - (y / cap)^2)        (the last factor with a cap)
 //
 // Forward, the kernel is persistent: a group of threads, one wave or a few where there are many classes, loops over
 // rows. Each thread always has loads of four chunks of eight classes in flight, also across the end of a row. A thread

@@ -57,14 +57,11 @@ struct NormBackward {
     const Raw &x, &dy, &gate, &weight;
     int at;
   };
-  struct Sums {
-    float squares, gc, g;
-  };
 
   const NormBackwardParams& p;
   Exchange exchange;
   int item, slice;
-  int64_t from, end;  // the head's columns
+  int64_t from, width;  // the head's first column, and the columns of all heads
   HeadChunks<E, kAligned, kChunks> x;
   Chunk dweight[kChunks], dbias[kBias ? kChunks : 1];
   Raw weight[kChunks], next_x[kChunks], next_dy[kChunks], next_second[kChunks];  // with kPrefetch
@@ -76,7 +73,7 @@ struct NormBackward {
     const int heads = int(in.heads);
     slice = item / heads;
     from = item % heads * in.features;
-    end = from + in.features;
+    width = in.heads * in.features;
 #pragma unroll
     for (Chunk& c : dweight) clear(c);
 #pragma unroll
@@ -93,7 +90,7 @@ struct NormBackward {
     // group beyond the slices has no rows.
     for (int row = slice, first = 0; first < rows; row += p.slices, first += p.slices)
       handle_row(row, rows, first == 0);
-    store_sums();
+    if (item < p.items) store_sums();
   }
 
  private:
@@ -186,36 +183,36 @@ struct NormBackward {
       r.mean = exchange.sum(r.mean) * inverse_features;
     }
     r.weight = row_start<E>(in.weight, from);
-    Sums sums{};
+    float squares = 0, sum_gc = 0, sum_g = 0;
     make_opaque(r);
 #pragma unroll
     for (int k = 0; k < kChunks; ++k)
       if (x.offset(k) < x.features)
-        add_chunk(r, {x.chunk[k], r.dy[k], r.second[k], weight_of(r, k), x.offset(k)}, sums);
+        add_chunk(r, {x.chunk[k], r.dy[k], r.second[k], weight_of(r, k), x.offset(k)}, squares, sum_gc, sum_g);
     x.each_remaining([&](int at) {
       add_chunk(r, {load_of(r, in.x, at), load_of(r, r.call.dy, at), load_if(r, in.gate, at), weight_at(r, at), at},
-                sums);
+                squares, sum_gc, sum_g);
     });
     if (in.centred) {
-      float all[] = {sums.squares, sums.gc, sums.g};
-      exchange.sums(all);
-      sums = {all[0], all[1], all[2]};
+      float sums[] = {squares, sum_gc, sum_g};
+      exchange.sums(sums);
+      squares = sums[0], sum_gc = sums[1], sum_g = sums[2];
     } else {
-      float all[] = {sums.squares, sums.gc};
-      exchange.sums(all);
-      sums = {all[0], all[1], 0};
+      float sums[] = {squares, sum_gc};
+      exchange.sums(sums);
+      squares = sums[0], sum_gc = sums[1];
     }
-    r.rstd = reciprocal_sqrt(sums.squares * inverse_features + float(in.eps));
-    r.n_factor = -r.rstd * r.rstd * (sums.gc * inverse_features);
-    r.offset = -r.rstd * (sums.g * inverse_features);
+    r.rstd = reciprocal_sqrt(squares * inverse_features + float(in.eps));
+    r.n_factor = -r.rstd * r.rstd * (sum_gc * inverse_features);
+    r.offset = -r.rstd * (sum_g * inverse_features);
   }
 
-  XLSTM_DEVICE static void add_chunk(const Row& r, const Inputs& in, Sums& sums) {
+  XLSTM_DEVICE static void add_chunk(const Row& r, const Inputs& in, float& squares, float& sum_gc, float& sum_g) {
     Chunk c = centred(r, in), g = unpack(in.dy);
     if (r.gated) multiply_by(g, sigmoid_of(in.gate));
     multiply_by_weight(r, g, in.weight);
-    each([&](float& v, float& dv) { sums.squares += v * v, sums.gc += v * dv; }, c, g);
-    if (r.call.in.centred) each([&](float& dv) { sums.g += dv; }, g);
+    each([&](float& v, float& dv) { squares += v * v, sum_gc += v * dv; }, c, g);
+    if (r.call.in.centred) each([&](float& dv) { sum_g += dv; }, g);
   }
 
   // ---- the gradients of a row
@@ -237,8 +234,8 @@ struct NormBackward {
       if (!is_first && kBias && p.dbias) to_bias = load_sums(p.dbias, at);
       store_chunks(r, {load_of(r, in.x, at), load_of(r, r.call.dy, at), load_if(r, in.gate, at), weight_at(r, at), at},
                    load_if(r, r.call.dsum, at), to_weight, to_bias);
-      if (p.dweight) store_sums(p.dweight, at, to_weight);
-      if (kBias && p.dbias) store_sums(p.dbias, at, to_bias);
+      if (p.dweight) store_sums(sums_start(p.dweight), at, to_weight);
+      if (kBias && p.dbias) store_sums(sums_start(p.dbias), at, to_bias);
     });
   }
 
@@ -270,23 +267,24 @@ struct NormBackward {
 
   // ---- the sums over rows, in the workspace
 
-  XLSTM_DEVICE xlstm_rows slices_of(float* sums) const {
-    return {sums, XLSTM_FLOAT32, p.call.in.heads * p.call.in.features};
+  XLSTM_DEVICE RowStart sums_start(float* sums) const {
+    return row_start<float>({sums, XLSTM_FLOAT32, width}, slice * width + from);
   }
   XLSTM_DEVICE Chunk load_sums(float* sums, int at) const {
-    return load_chunk<float, false>(slices_of(sums), slice, from + at, end);
+    return load_at<float, false>(sums_start(sums), at, int(p.call.in.features));
   }
-  XLSTM_DEVICE void store_sums(float* sums, int at, const Chunk& c) const {
-    store_chunk<float, false>(slices_of(sums), slice, from + at, end, c);
+  XLSTM_DEVICE void store_sums(const RowStart& sums, int at, const Chunk& c) const {
+    store_at<float, false>(sums, at, int(p.call.in.features), c);
   }
   XLSTM_DEVICE void store_sums() const {
-    if (item >= p.items) return;
+    const RowStart to_weight = sums_start(p.dweight), to_bias = kBias ? sums_start(p.dbias) : RowStart{};
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
-      if (x.offset(k) >= p.call.in.features) continue;
-      if (p.dweight) store_sums(p.dweight, x.offset(k), dweight[k]);
+      const int at = x.offset(k);
+      if (at >= int(p.call.in.features)) continue;
+      if (p.dweight) store_sums(to_weight, at, dweight[k]);
       if constexpr (kBias)
-        if (p.dbias) store_sums(p.dbias, x.offset(k), dbias[k]);
+        if (p.dbias) store_sums(to_bias, at, dbias[k]);
     }
   }
 };
