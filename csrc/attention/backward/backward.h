@@ -6,9 +6,9 @@
 //
 // One kernel body has two forms. A block owns tokens of one side and walks tiles of the other side:
 //
-//               owned     tiles of  scores, tokens of the tile down and owned ones across    sums
-//     dk, dv    k, v      q, dout   S = q k^T     dP = dout v^T                              dv += dout^T w, dk += q^T
-//     ds dq        q, dout   k, v      S = k q^T     dP = v dout^T                              dq += k^T ds
+//               owned     tiles of  scores (tile's tokens down, owned ones across)  sums
+//     dk, dv    k, v      q, dout   S = q k^T     dP = dout v^T                     dv += dout^T w, dk += q^T ds
+//     dq        q, dout   k, v      S = k q^T     dP = v dout^T                     dq += k^T ds
 //
 // Who owns what: the owned tokens are the chain operand of both score products (in registers, or in LDS where registers
 // do not suffice), and a tile is the stream operand. The strips of w and ds are the chain operand of the sums in the
