@@ -10,12 +10,12 @@
 // of both has the same rows. A consumer releases its half of a tile as soon as its product of the values is done, so
 // that the producer can load the tile after next.
 //
-//   barrier        arrives                                  count  waits                      parity
-//   full(n, part)  the producer warp of (part, n % 2)       1      softmax consumer           parity(n) = n / 2 % 2
-//   empty(n, part) each warp of the consumer of the part    4      that producer warp         parity(n) ^ 1
-//   weights_full   each warp of the softmax consumer        4      values consumer            n % 2; the last: tiles %
-//   2 weights_empty  each warp of the values consumer         4      softmax consumer           n % 2 ^ 1 queries_full
-//   each warp of both consumers              8      softmax consumer, once     0
+//   barrier        arrives                                count  waits                       parity
+//   full(n, part)  the producer warp of (part, n % 2)     1      softmax consumer            parity(n) = n / 2 % 2
+//   empty(n, part) each warp of the consumer of the part  4      that producer warp          parity(n) ^ 1
+//   weights_full   each warp of the softmax consumer      4      values consumer             n % 2; last: tiles % 2
+//   weights_empty  each warp of the values consumer       4      softmax consumer            n % 2 ^ 1
+//   queries_full   each warp of both consumers            8      softmax consumer, once      0
 //
 //   producer (per buffer)  load tile n: full(n, 0), full(n, 1)  | wait empty(n, part) | load tile n + 2 ...
 //   softmax consumer       S(n) = Q K^T | softmax | weights_full | O[0:256] += P V | empty(n, 0) | S(n + 1) ...

@@ -27,8 +27,7 @@
 //   barrier            count: who arrives                            bytes (TMA)              who waits
 //   a_full[2]          1: producer (arrive_expect_tx)                K panels                 consumers, score warps
 //   y_full[2]          1: producer (arrive_expect_tx)                Y panels, 512 of         consumers, score warps
-//   (for
-//                                                                    factors, 8 KB of scores  the factors)
+//                                                                    factors, 8 KB of scores  (for the factors)
 //                                                                    (but for h, states)
 //   x_full[2]          1: producer (arrive_expect_tx)                K panels, 256 of n's     consumers, score warps
 //                                                                    weights (h, its states),
