@@ -15,3 +15,20 @@ def test_only_arch_asks_which_gpu_it_is() -> None:
     assert len(files) > 100
     asking = {str(path.relative_to(CSRC)): OF_A_COMPILER.findall(path.read_text()) for path in files}
     assert not {name: words for name, words in asking.items() if words}
+
+
+def test_kernels_compiled_per_element_name_all_elements_on_one_line() -> None:
+    """cmake/element_instances.cmake reads that line: what a formatter moves to the next one would not be compiled."""
+    found = 0
+    for path in CSRC.rglob("*.hip"):
+        lines = path.read_text().splitlines()
+        if not any("XLSTM_ELEMENT" in line for line in lines if not line.startswith("//")):
+            continue
+        (n,) = [
+            n
+            for n, line in enumerate(lines)
+            if re.match(r"// Compiled once for each XLSTM_ELEMENT of: \w+( \w+)*$", line)
+        ]
+        assert not lines[n + 1].startswith("//"), path
+        found += 1
+    assert found >= 6

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a plan to the launch of gemm_mma_kernel.
-// Compiled once for each XLSTM_ELEMENT, a format of weights, of: Bfloat16Weights Float16Weights ByteWeights
-// NibbleWeights
+// From a plan to the launch of gemm_mma_kernel, whose elements are formats of weights.
+// Compiled once for each XLSTM_ELEMENT of: Bfloat16Weights Float16Weights ByteWeights NibbleWeights
 
 #include "arch/launch.h"
 #include "engine/gemm_mma/gemm_mma.h"
