@@ -10,8 +10,10 @@ CSRC = Path(__file__).resolve().parents[2] / "csrc"
 OF_A_COMPILER = re.compile(r"__CUDA\w+|__NVCC__|__HIP\w*__|__HIPCC__|__GFX\w+|__gfx\w+|__AMDGCN\w*")
 
 
-def test_only_arch_asks_which_gpu_it_is() -> None:
-    files = [path for path in CSRC.rglob("*") if path.is_file() and CSRC / "arch" not in path.parents]
+def test_only_arch_and_base_ask_which_compiler_it_is() -> None:
+    files = [
+        path for path in CSRC.rglob("*") if path.is_file() and not {CSRC / "arch", CSRC / "base"} & set(path.parents)
+    ]
     assert len(files) > 100
     asking = {str(path.relative_to(CSRC)): OF_A_COMPILER.findall(path.read_text()) for path in files}
     assert not {name: words for name, words in asking.items() if words}
