@@ -148,14 +148,14 @@ struct BackwardSoftmax {
       const float y = s[rs][c].value[r];
       if constexpr (!kMakesWeights) {
         dp[rs][c].value[r] = y * (dp[rs][c].value[r] - block.delta(r, c, down));
-        return;
+      } else {
+        const float weight = exp2_fast(sizeof(E) == 4 ? y * kLog2E : y);
+        if constexpr (kMakesDs)
+          dp[rs][c].value[r] = weight * (dp[rs][c].value[r] - block.delta(r, c, down)) * dy_ds[rs][c][r];
+        else
+          dp[rs][c].value[r] = weight * dy_ds[rs][c][r];
+        s[rs][c].value[r] = kHasScoreMod && dropped[rs][c] >> r & 1 ? 0.0f : weight;
       }
-      const float weight = exp2_fast(sizeof(E) == 4 ? y * kLog2E : y);
-      if constexpr (kMakesDs)
-        dp[rs][c].value[r] = weight * (dp[rs][c].value[r] - block.delta(r, c, down)) * dy_ds[rs][c][r];
-      else
-        dp[rs][c].value[r] = weight * dy_ds[rs][c][r];
-      s[rs][c].value[r] = kHasScoreMod && dropped[rs][c] >> r & 1 ? 0.0f : weight;
     });
   }
 };
