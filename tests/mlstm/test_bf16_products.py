@@ -19,7 +19,7 @@ from xlstm_hip import _native
 
 CODE = """
     import torch
-    from reference import doubled, outputs_and_gradients, relative_error, truth
+    from support.reference import doubled, outputs_and_gradients, relative_error, truth
     from xlstm_hip import _native, mlstm_interface
 
     assert _native.cpu_isa() == "avx512bf16"

@@ -143,8 +143,8 @@ def test_each_instruction_set(isa: str) -> None:
     code = f"""
         import torch
         torch.set_num_threads(1)
-        import accuracy
-        from shapes import BY_NAME
+        from support import accuracy
+        from support.shapes import BY_NAME
         from xlstm_hip import kernel_info
 
         for kernel in {KERNELS!r}:
