@@ -24,7 +24,7 @@ from support.peer_models import relative, theirs, tokens
 transformers = pytest.importorskip("transformers")
 from transformers.models.xlstm import modeling_xlstm  # noqa: E402
 
-from xlstm_hip import hf  # noqa: E402
+from xlstm_hip.integrations import hf  # noqa: E402
 from xlstm_hip.models import decode_engine, save_pretrained, xLSTMLarge, xLSTMLargeConfig  # noqa: E402
 from xlstm_hip.models.quantize import quantize  # noqa: E402
 
