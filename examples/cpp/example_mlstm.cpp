@@ -26,15 +26,11 @@ xlstm_tensor tensor(std::vector<float>& x, int64_t d) {  // (B, NH, S, d), conti
   return {x.data(), XLSTM_FLOAT32, {NH * S * d, S * d, d}};
 }
 
-// The library allocates nothing: ask how much workspace a call takes, bring it, look at the status. (Or give the call a
-// function that allocates: xlstm_runtime.allocate.)
+// The library allocates nothing: ask how much workspace a call takes, bring it (or a function that allocates it).
 template <class Query, class Call>
 void run(Query workspace_size, Call call, const xlstm_mlstm_forward& p) {
   std::vector<char> workspace(workspace_size(&p, kThreads));
-  xlstm_runtime runtime{};
-  runtime.workspace = workspace.data();
-  runtime.workspace_bytes = workspace.size();
-  runtime.threads = kThreads;
+  const xlstm_runtime runtime{workspace.data(), workspace.size(), kThreads, nullptr, nullptr, nullptr};
   if (call(&p, &runtime) == XLSTM_OK) return;
   std::fprintf(stderr, "xlstm_hip: %s\n", xlstm_last_error());
   std::exit(1);
