@@ -25,8 +25,8 @@ struct Grid {
 // which CUDA wants to be asked.
 constexpr int kMaxStaticLds = 16 << 10;
 
-// A kernel without template parameters that stands in a header is a `template <int>`, launched as kernel<0>: nvcc ignores
-// `inline` on a kernel, so a plain one would be defined in every file that includes the header.
+// A kernel without template parameters that stands in a header is a `template <int>`, launched as kernel<0>: nvcc
+// ignores `inline` on a kernel, so a plain one would be defined in every file that includes the header.
 template <class... Params, class... Arguments>
 void launch(const char* name, void (*kernel)(Params...), const Grid& grid, Stream stream,
             const Arguments&... arguments) {
