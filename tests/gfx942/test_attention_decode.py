@@ -23,8 +23,9 @@ def _counted(device: ModuleType) -> None:
 
 def axes(row: dict[str, Any]) -> dict[str, Any]:
     """A row's own arguments, and what of them chooses the kernel."""
-    bends = any(row.get(name) for name in ("softcap", "alibi"))
-    return row | {"kernel": (row["dtype"], row.get("dims", row.get("features")), bends)}
+    if "features" in row:  # MLA: a kernel for up to 16 rows, and one for more
+        return row | {"kernel": (row["dtype"], row["features"], row["heads"] * row["queries"] <= 16)}
+    return row | {"kernel": (row["dtype"], row["dims"], any(row.get(name) for name in ("softcap", "alibi")))}
 
 
 @pytest.mark.parametrize("table", ["rows", "mla"])
