@@ -34,6 +34,7 @@ WITHOUT_MATRICES = {
     "scan_normaliser_states",
     "copy_n_and_m",
     "scan_stabilisers",
+    "segment_border_flows",
     "dsink_kernel",
     "sum_dkdv_kernel",
     "sum_slices",
