@@ -214,6 +214,12 @@ def below(folder: Path, *patterns: str) -> list[str]:
     return sorted({path.relative_to(folder).as_posix() for pattern in patterns for path in folder.glob(pattern)})
 
 
+def elements_of(path: Path) -> list[str]:
+    """The types that a GPU source is compiled for one by one, as cmake/element_instances.cmake reads them."""
+    found = re.search(r"^// Compiled once for each XLSTM_ELEMENT.*: (.*)$", path.read_text("utf-8"), re.MULTILINE)
+    return found[1].split() if found else []
+
+
 def write_sources(folder: Path) -> None:
     """csrc as it lies here, and what the builder cannot say: a file for each CPU kernel and instruction set, since
     flags belong to files; which GPU it is; build_info.h, which CMake would write; what Python imports."""
@@ -224,9 +230,8 @@ def write_sources(folder: Path) -> None:
         if "XLSTM_HIP_GPU_HIP" in text:
             first, rest = text.split("\n", 1)
             path.write_text(f"{first}\n{WHICH_GPU}{rest}", encoding="utf-8")
-    for path in (folder / "csrc").rglob("*.hip"):  # cmake/element_instances.cmake
-        elements = re.search(r"^// Compiled once for each XLSTM_ELEMENT.*: (.*)$", path.read_text(), re.MULTILINE)
-        for element in elements[1].split() if elements else ():
+    for path in (folder / "csrc").rglob("*.hip"):
+        for element in elements_of(path):
             name = path.relative_to(folder / "csrc").as_posix()
             text = f'// SPDX-License-Identifier: Apache-2.0\n#define XLSTM_ELEMENT {element}\n#include "{name}"\n'
             target = folder / "torch-ext/elements" / f"{path.stem}_{element}.hip"
@@ -253,7 +258,7 @@ def write_sources(folder: Path) -> None:
 
 def build_toml(folder: Path) -> str:
     by_element = [path.relative_to(folder).as_posix() for path in (folder / "csrc").rglob("*.hip")
-                  if "once for each XLSTM_ELEMENT" in path.read_text(encoding="utf-8")]  # fmt: skip
+                  if elements_of(path)]  # fmt: skip
     headers = below(folder, "csrc/**/*.h", "csrc/**/*_cpu.cpp") + by_element  # what the files of torch-ext include
     host = [path for path in below(folder, "csrc/**/*.cpp") if not path.endswith("_cpu.cpp") and "/torch/" not in path]
 
