@@ -42,16 +42,7 @@ WITHOUT_MATRICES = {
 
 # (arch, kernels that may have scratch and spill vector registers): floats' operands on RDNA3 are of 24, beside a state
 # in accumulators.
-SPILLING = [
-    ("gfx1100", r"chunk_walk(_wide)?<fp32, .*"),
-    # To be mended: clang 19 spills here since the tile's products and the softmax gradient are objects of their own.
-    ("gfx1100", r"dq_kernel<(bf16|fp16), (128, 128|192, 128|256, 256), .*|dq_kernel<fp32, .*"),
-]
-# (arch, kernels with scratch but without spills), to be mended likewise.
-WITH_SCRATCH = [
-    ("gfx942", r"decode_kernel<(bf16|fp16), 192, 128, true>"),
-    ("gfx1100", r"dkdv_kernel<(bf16|fp16|fp32), 192, 128, .*"),
-]
+SPILLING = [("gfx1100", r"chunk_walk(_wide)?<fp32, .*")]
 
 # (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
 CDNA = "gfx90a|gfx942"

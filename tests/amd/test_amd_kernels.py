@@ -16,7 +16,7 @@ import pytest
 import code_objects
 import kernel_table
 from code_objects import ARCHS, Compiler
-from kernel_notes import NOTES, SPILLING, WITH_SCRATCH, WITHOUT_MATRICES
+from kernel_notes import NOTES, SPILLING, WITHOUT_MATRICES
 from kernel_table import MOST_VECTOR, Row
 from occupancy import LDS_BYTES
 from shortfalls import crowded_out, products_beside_the_matrix_unit, round_trips
@@ -57,8 +57,7 @@ def test_every_chip_has_the_kernels(table: list[Row]) -> None:
 
 
 def may_spill(row: Row) -> bool:
-    known = SPILLING if row.spills else SPILLING + WITH_SCRATCH
-    return any(arch == row.arch and re.fullmatch(kernels, row.kernel) for arch, kernels in known)
+    return any(arch == row.arch and re.fullmatch(kernels, row.kernel) for arch, kernels in SPILLING)
 
 
 def test_no_scratch_and_no_spills(table: list[Row]) -> None:
@@ -68,9 +67,6 @@ def test_no_scratch_and_no_spills(table: list[Row]) -> None:
     for arch, kernels in SPILLING:
         found = [row for row in table if row.arch == arch and re.fullmatch(kernels, row.kernel)]
         assert any(row.spills for row in found), f"{arch} {kernels} spills nothing: it needs no exception"
-    for arch, kernels in WITH_SCRATCH:
-        found = [row for row in table if row.arch == arch and re.fullmatch(kernels, row.kernel)]
-        assert any(row.scratch for row in found), f"{arch} {kernels} has no scratch: it needs no exception"
 
 
 def test_lds_fits_a_block(table: list[Row]) -> None:

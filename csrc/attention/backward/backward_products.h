@@ -43,21 +43,19 @@ struct BackwardProducts {
   }
   XLSTM_DEVICE void store_owned(const TokenRows<E>& first, const TokenRows<E>& second, int valid) const {
     using Pair = typename Tiles::Pair;
-    const auto to_first = tiles.first_owned();
-    const auto to_second = tiles.second_owned();
     if constexpr (kAsyncCopies) {
       using OwnedStage = PairStage<E, kShape.owned, Tiles::kQk, Tiles::kV, Tiles::kThreads>;
-      OwnedStage::copy(to_first, first, tiles.owned, valid < kShape.owned ? valid : kShape.owned);
-      OwnedStage::copy(to_second, second, tiles.owned, valid < kShape.owned ? valid : kShape.owned);
+      OwnedStage::copy(tiles.first_owned(), first, tiles.owned, valid < kShape.owned ? valid : kShape.owned);
+      OwnedStage::copy(tiles.second_owned(), second, tiles.owned, valid < kShape.owned ? valid : kShape.owned);
     } else {
 #pragma unroll 1
       for (int t = 0; t < kShape.owned; t += kTile)
         Pair::move(first, second, tiles.owned + t, valid - t < kTile ? valid - t : kTile,
                    [&](bool is_second, const Vec16* x, int token, int column) {
                      if (is_second)
-                       Pair::store_along(to_second, x, t + token, column);
+                       Pair::store_along(tiles.second_owned(), x, t + token, column);
                      else
-                       Pair::store_along(to_first, x, t + token, column);
+                       Pair::store_along(tiles.first_owned(), x, t + token, column);
                    });
     }
   }

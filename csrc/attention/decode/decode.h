@@ -32,7 +32,7 @@ struct Decode {
 
   const FewRowsParams& p;
   const xlstm_attention& in;
-  AttentionLayout at;
+  const AttentionLayout& at;
   int64_t key_head;
   uint32_t group, first_row;
   char* lds;
