@@ -40,10 +40,6 @@ WITHOUT_MATRICES = {
     "sum_slices",
 }
 
-# (arch, kernels that may have scratch and spill vector registers): floats' operands on RDNA3 are of 24, beside a state
-# in accumulators.
-SPILLING = [("gfx1100", r"chunk_walk(_wide)?<fp32, .*")]
-
 # (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
 CDNA = "gfx90a|gfx942"
 NOTES: list[tuple[str, str, str]] = [

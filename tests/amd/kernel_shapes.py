@@ -21,6 +21,8 @@ SLICE_COLUMNS = 64  # features that the scores take at a time
 STEP_FEATURES = 64  # of a wave of gemm_mma_kernel at a time
 SCORE_WAVES = 4
 
+STATES = ("c", "dc")  # outputs of walks that compute the states between segments alone
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -47,14 +49,20 @@ def strip_step(kernel: Kernel, element: str) -> int:
     return 32 if kernel.family == "cdna" and ELEMENT_BYTES[element] == 2 else 16
 
 
-def walk_at(kernel: Kernel, element: str, rows: int, chunk: int, blocks: int | None = None) -> Shape | None:
+def walk_at(
+    kernel: Kernel, element: str, rows: int, chunk: int, output: str, blocks: int | None = None
+) -> Shape | None:
     bytes_of = ELEMENT_BYTES[element]
     shape = _native.walk_shape(kernel.family, bytes_of, rows, chunk)
     if not shape or shape["lds_bytes"] > LDS_BYTES:
         return None
     threads, y_tile = shape["threads"], shape["y_tile"]
-    macs = 2 * chunk * rows * y_tile // waves(kernel)  # a C, and x^T y
-    macs += chunk * chunk * COLUMNS_OF_A_WAVE  # scores y, whichever of them a walk reaches
+    macs = chunk * rows * y_tile // waves(kernel)  # x^T y
+    if output not in STATES:
+        step = strip_step(kernel, element)
+        strips = chunk // step
+        # a C, and scores y without the strips above the diagonal
+        macs = 2 * macs + strips * (strips + 1) // 2 * step * step * COLUMNS_OF_A_WAVE
     piece = 16 // bytes_of
 
     def straight(elements: int) -> int:
@@ -75,13 +83,13 @@ def walk_at(kernel: Kernel, element: str, rows: int, chunk: int, blocks: int | N
     )
 
 
-def chunk_walk(kernel: Kernel, element: str, rows: str, chunk: str) -> Shape | None:
-    return walk_at(kernel, element, int(rows), int(chunk))
+def chunk_walk(kernel: Kernel, element: str, rows: str, chunk: str, output: str) -> Shape | None:
+    return walk_at(kernel, element, int(rows), int(chunk), output)
 
 
-def chunk_walk_wide(kernel: Kernel, element: str, chunk: str) -> Shape | None:
+def chunk_walk_wide(kernel: Kernel, element: str, chunk: str, output: str) -> Shape | None:
     """Its plan counts on one block, and nothing bounds its registers for a second."""
-    return walk_at(kernel, element, WIDE_ROWS, int(chunk), blocks=1)
+    return walk_at(kernel, element, WIDE_ROWS, int(chunk), output, blocks=1)
 
 
 def chunk_scores(kernel: Kernel, element: str, chunk: str, backward: str) -> Shape | None:

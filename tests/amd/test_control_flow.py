@@ -120,7 +120,10 @@ amdhsa.target:   amdgcn-amd-amdhsa--gfx942
         ]
     }
     assert (
-        short_name("void xlstm::gpu::mlstm::chunk_walk<xlstm::gpu::BFloat16, 256, 32>(xlstm::gpu::WalkPair)")
-        == "chunk_walk<bf16, 256, 32>"
+        short_name(
+            "void xlstm::gpu::mlstm::chunk_walk<xlstm::gpu::BFloat16, 256, 32, xlstm::gpu::mlstm::output::h>("
+            "xlstm::gpu::WalkPair)"
+        )
+        == "chunk_walk<bf16, 256, 32, h>"
     )
     assert short_name("void xlstm::gpu::(anonymous namespace)::nothing<0>()") == "nothing"

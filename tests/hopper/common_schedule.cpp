@@ -10,13 +10,34 @@ namespace xlstm::gpu {
 void no_common_schedule() { throw std::logic_error("the emulator has the Hopper schedule alone"); }
 
 namespace mlstm {
-template <class E>
+template <class E, class Output>
 void launch_walk(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*, Stream) {
   no_common_schedule();
 }
-template void launch_walk<float>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*, Stream);
-template void launch_walk<BFloat16>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*, Stream);
-template void launch_walk<Float16>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*, Stream);
+template void launch_walk<float, output::h>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
+                                            Stream);
+template void launch_walk<float, output::dq>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
+                                             Stream);
+template void launch_walk<float, output::dk>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
+                                             Stream);
+template void launch_walk<float, output::dv>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
+                                             Stream);
+template void launch_walk<BFloat16, output::h>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
+                                               Stream);
+template void launch_walk<BFloat16, output::dq>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
+                                                Stream);
+template void launch_walk<BFloat16, output::dk>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
+                                                Stream);
+template void launch_walk<BFloat16, output::dv>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
+                                                Stream);
+template void launch_walk<Float16, output::h>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
+                                              Stream);
+template void launch_walk<Float16, output::dq>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
+                                               Stream);
+template void launch_walk<Float16, output::dk>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
+                                               Stream);
+template void launch_walk<Float16, output::dv>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
+                                               Stream);
 }  // namespace mlstm
 
 namespace layer {

@@ -79,7 +79,6 @@ WalkProblem::WalkProblem(const WalkCase& of, unsigned seed)
   if (shape_.pair) tiles_ = tiles_ / 2 * 2;
   dots_ = DeviceArray<float>(tiles_ * padded_);
   state_dots_ = DeviceArray<float>(tiles_ * kHeads);
-  plan_.name = "walk";
   plan_.schedule = Schedule::hopper;
   plan_.rows = of.rows;
   plan_.slices = 1;
@@ -145,14 +144,9 @@ void WalkProblem::run() {
   p.a = a_.tokens(), p.x = x_.tokens(), p.y = y_.tokens(), p.out = out_.tokens();
   p.scores = case_.kind == Kind::scored ? nullptr : scores_.data();
   p.factors = factors_.data();
-  p.inter = case_.reverse ? kInto : kInter;
-  p.weight = case_.reverse ? kInter : kInto;
-  p.divide_by_n = case_.kind == Kind::gained || case_.kind == Kind::scored;
   p.decay = decay_.data();
   if (case_.kind == Kind::flowing) {
     p.vector = vector_.data();
-    p.vector_factor = case_.reverse ? kInto : kInterDl;
-    p.add_diagonal = true;
     p.dot_with = with_.tokens();
     p.dots = dots_.data();
   }
@@ -168,14 +162,27 @@ void WalkProblem::run() {
   p.segment_chunks = plan_.segment_chunks;
   p.tiles = tiles_;
   p.slices = plan_.slices;
-  p.reverse = case_.reverse;
   DeviceArray<float> segment_n(int64_t(kHeads) * (plan_.segments - 1) * plan_.rows);
   const ScoringParams scoring{measures_.data(), case_.state_in ? n_in_.data() : nullptr,
                               n_last_.data(),   l_.data(),
                               segment_n.data(), float(kScale),
                               float(kEps),      true};
-  launch_walk_hopper(plan_, p, case_.kind == Kind::scored ? &scoring : nullptr, dc_last_.data(), state_dots_.data(),
-                     nullptr);
+  const auto launch = [&](auto output) {
+    using Output = decltype(output);
+    if (Output::kTerms.reverse != case_.reverse)
+      throw std::invalid_argument("a walk in a direction that no output has");
+    launch_walk_hopper<Output>(plan_, p, case_.kind == Kind::scored ? &scoring : nullptr, dc_last_.data(),
+                               state_dots_.data(), nullptr);
+  };
+  switch (case_.kind) {
+    case Kind::plain:
+      return launch(output::dv{});
+    case Kind::gained:
+    case Kind::scored:
+      return launch(output::h{});
+    case Kind::flowing:
+      return case_.reverse ? launch(output::dk{}) : launch(output::dq{});
+  }
 }
 
 std::string WalkProblem::compare() {

@@ -9,6 +9,8 @@
 //   dk          reverse     v    dh   q    dS^T         into, inter / N   dk     dC^T
 //   dv          reverse     k    q    dh   (s q k D/N)^T  into, inter / N dv     dC
 //
+// Each row is a kernel: walk_outputs.h has its constants.
+//
 // (mlstm/cpu/chunk_walk.h has the same table for the CPU, where the walk computes the scores itself. On a GPU the
 // scores come from scores.h, computed once for all blocks of a head. The terms of n, dn and l are of rank one and are
 // added in float.)
@@ -26,13 +28,15 @@
 // phases, which run one after the other (docs/design/mlstm-gpu.md).
 #pragma once
 
+#include "arch/lds_read.h"
 #include "mlstm/chunkwise/chunk_walk_tiles.h"
 
 namespace xlstm::gpu::mlstm {
 
-template <class E, int kRows, int kChunk, bool kWide = false>
+template <class E, int kRows, int kChunk, class Output, bool kWide = false>
 struct Walk {
-  using Operands = WalkOperands<E, kRows, kChunk, kWide>;
+  using Operands = WalkOperands<E, kRows, kChunk, Output, kWide>;
+  static constexpr WalkTerms kTerms = Output::kTerms;
   using ChunkTiles = typename Operands::ChunkTiles;
   using Stages = typename Operands::Stages;
   using StageRows = typename Operands::StageRows;
@@ -104,7 +108,7 @@ struct Walk {
   }
 
   XLSTM_DEVICE void load_state() {
-    if (in.p->states_only || (in.segment.order() == 0 && !in.p->state_in))
+    if (kTerms.states_only || (in.segment.order() == 0 && !in.p->state_in))
       each([](int, int, float& v) { v = 0; });
     else if (in.segment.order() == 0)
       each([&](int x, int y, float& v) {
@@ -129,7 +133,7 @@ struct Walk {
     each_register(to, [&](float& v, float* at) { *at = v * pending_decay; });
   }
   XLSTM_DEVICE void store_state() {
-    if (in.p->states_only)
+    if (kTerms.states_only)
       store_registers(segment_state(in.segment.order()));
     else if (in.segment.last() && in.p->state_out)
       each([&](int x, int y, float& v) {
@@ -142,6 +146,7 @@ struct Walk {
 
   // out = f (a C)
   XLSTM_DEVICE void multiply_state(Strip<E> (&out)[kTStrips][kYStrips], const ChunkTiles& tiles) {
+    if (kFamily == Family::rdna && !own_block()) return;  // without it clang 19 spills up to 172 registers
 #pragma unroll
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
@@ -172,10 +177,11 @@ struct Walk {
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
       for (int j = 0; j < Strip<E>::kRegisters; ++j) {
-        const float factor = tiles.factor(in.p->inter)[ts * kStep<E> + Strip<E>::position(j).row] * out_scale;
+        const float factor = tiles.factor(kTerms.inter)[ts * kStep<E> + Strip<E>::position(j).row] * out_scale;
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) out[ts][ys].value[j] *= factor;
       }
+    sched_barrier();  // the products end before the next tiles are stored
   }
 
   // float16 ends at 65504: for the product the state is scaled to below one.
@@ -208,17 +214,16 @@ struct Walk {
       const auto load = [&] {
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys)
-          load_chain<E>(tiles.y, y0 + ys * kStripColumns, k, tiles.factor(in.p->weight), inverse_decay, y_chain[ys],
+          load_chain<E>(tiles.y, y0 + ys * kStripColumns, k, tiles.factor(kTerms.weight), inverse_decay, y_chain[ys],
                         weighted_y[ys], lane);
       };
       load();
-      if (in.p->out.data && in.slice_row() == 0 && k / kStep<E> % kShape.waves_x == wave_x)
+      if (!kTerms.states_only && in.slice_row() == 0 && own_block() && k / kStep<E> % kShape.waves_x == wave_x)
 #pragma unroll
         for (int ts = 0; ts < kTStrips; ++ts) {
           const int t = ts * kStep<E>;
-          if (in.p->reverse ? t > k : t < k) continue;  // above the diagonal: the strip has no pair
-          const auto stream = in.p->reverse ? load_stream<false, E>(tiles.scores, t, k, lane)
-                                            : load_stream<true, E>(tiles.scores, t, k, lane);
+          if (kTerms.reverse ? t > k : t < k) continue;  // above the diagonal: the strip has no pair
+          const auto stream = load_stream<!kTerms.reverse, E>(tiles.scores, t, k, lane);
 #pragma unroll
           for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream, y_chain[ys]);
         }
@@ -256,6 +261,7 @@ struct Walk {
   // The epilogue: outputs from accumulators through LDS to memory, 16 bytes of a token's row at a time.
   XLSTM_DEVICE void write_outputs(Strip<E> (&out)[kTStrips][kYStrips], const ChunkTiles& tiles, const Stages& stages,
                                   int64_t t0, int valid, int64_t slots) {
+    sched_barrier();  // the state's products end before the outputs are stored
     __syncthreads();  // all waves have read a, x and scores
     // The other registers' positions lie at distances that the compiler knows.
     const StripPosition first = strip_position(kFamily, sizeof(E), lane, 0);
@@ -283,19 +289,17 @@ struct Walk {
       for (int w = 0; w < kShape.waves_x; ++w)
 #pragma unroll
         for (int j = 0; j < n; j += 4) {
-          const Vec16 sums = read_vec16(tiles.out + out_offset(w * kChunk + t, column + j));
+          const Vec16 sums = read_vec16_at_once(tiles.out + out_offset(w * kChunk + t, column + j));
 #pragma unroll
           for (int e = 0; e < 4; ++e) value[j + e] = as_float(sums.word[e]) + (w ? value[j + e] : 0.0f);
         }
-      if (in.p->divide_by_n) {
+      if (kTerms.divides_by_n) {
 #pragma unroll
         for (int j = 0; j < n; ++j) value[j] *= tiles.factor(kInverseN)[t];
       }
-      if (in.p->vector) {
+      if (kTerms.gradient_terms) {
 #pragma unroll
-        for (int j = 0; j < n; ++j) value[j] += tiles.factor(in.p->vector_factor)[t] * tiles.vector()[column + j];
-      }
-      if (in.p->dot_with.data) {
+        for (int j = 0; j < n; ++j) value[j] += tiles.factor(kTerms.vector_factor)[t] * tiles.vector()[column + j];
         const Vec16 other = stages.dot_with.piece(tiles.dot_with, i);
         float dot = 0;
 #pragma unroll
@@ -304,8 +308,6 @@ struct Walk {
         for (int mask = kY / n / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
         if (column == 0)
           global(in.p->dots)[in.tile * (in.p->where.rows * in.p->where.slots * kChunk) + slots + t] = dot;
-      }
-      if (in.p->add_diagonal) {
         const Vec16 y = y_vec16(tiles, stages, i);
 #pragma unroll
         for (int j = 0; j < n; ++j) value[j] += tiles.factor(kDiagonal)[t] * element<E>(y, j);
@@ -335,14 +337,14 @@ struct Walk {
       in.p = reload_params(in.p);
       in.tile = uniform(in.tile);  // as 64 bits the compiler would keep it in registers from chunk to chunk
       lane = kFamily == Family::nvidia ? lane_id() : opaque_thread() % kWave;
-      if (n + 1 == chunks && in.p->state_before_last && !in.p->states_only && in.segment.last())
+      if (n + 1 == chunks && !kTerms.states_only && in.p->state_before_last && in.segment.last())
         store_registers(global(in.p->state_before_last) +
                         (int64_t(in.segment.state) * in.p->tiles + in.tile) * (kStateRegisters * kThreads));
       const ChunkTiles tiles = in.chunk_tiles(n);
       const int64_t t0 = in.begin_of(n);
       float decay = s.decay;
       arrive([&] {
-        if (in.p->out.data) s.a.store(tiles.a);
+        if (!kTerms.states_only) s.a.store(tiles.a);
         s.factors.store({tiles.factors});
       });
       if (!kAsyncCopies) {
@@ -354,13 +356,13 @@ struct Walk {
         in.fetch_output_inputs(s, n + 1);
       }
       Strip<E> out[kTStrips][kYStrips];  // unused where the walk has no outputs
-      if (in.p->out.data) multiply_state(out, tiles);
+      if (!kTerms.states_only) multiply_state(out, tiles);
       if constexpr (!kAsyncCopies) {
         arrive([&] {
           s.x.store(tiles.x);
           s.y.store(tiles.y);
-          if (in.p->out.data) in.p->reverse ? s.transposed_scores.store(tiles.scores) : s.scores.store(tiles.scores);
-          if (in.p->vector) s.vector.store(tiles.vector());
+          in.store_scores(s, tiles);
+          if (kTerms.gradient_terms) s.vector.store(tiles.vector());
         });
         decay = s.decay;
         if (n + 1 < chunks) in.fetch_a(s, n + 1);
@@ -369,26 +371,27 @@ struct Walk {
       add_chunk(out, tiles, decay);
       in.p = reload_params(in.p);
       if constexpr (!kAsyncCopies) in.fetch_output_inputs(s, n);
-      if (in.p->out.data)
+      if (!kTerms.states_only)
         write_outputs(out, tiles, s, t0, in.valid_of(t0), in.segment.in_slots(in.p->where, in.chunk_at(n)));
     }
     store_state();
   }
 };
 
-template <class E, int kRows, int kChunk>
+template <class E, int kRows, int kChunk, class Output>
 __global__ __launch_bounds__(
     walk_shape(kFamily, sizeof(E), kRows, kChunk).threads,
     walk_shape(kFamily, sizeof(E), kRows, kChunk).blocks) void chunk_walk(const WalkParams params) {
   if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) {
+    constexpr WalkTerms kTerms = Output::kTerms;
     extern __shared__ __align__(128) char lds[];
     const WalkParams* p = reload_params(kernel_params(params));
     const int tile = blockIdx.x % p->tiles, order = blockIdx.x / p->tiles % p->segments;
-    if (p->states_only && order + 1 == p->segments) return;
+    if (kTerms.states_only && order + 1 == p->segments) return;
     const Segment segment =
-        segment_of(p->where, blockIdx.x / p->tiles / p->segments, order, p->segment_chunks, p->reverse);
-    if (segment.empty || (p->states_only && segment.last())) return;
-    Walk<E, kRows, kChunk>(p, segment, tile, lds).run();
+        segment_of(p->where, blockIdx.x / p->tiles / p->segments, order, p->segment_chunks, kTerms.reverse);
+    if (segment.empty || (kTerms.states_only && segment.last())) return;
+    Walk<E, kRows, kChunk, Output>(p, segment, tile, lds).run();
   }
 }
 

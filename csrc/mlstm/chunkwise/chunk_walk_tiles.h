@@ -3,14 +3,16 @@
 #pragma once
 
 #include "mlstm/chunkwise/chunk_walk_shape.h"
+#include "mlstm/chunkwise/walk_outputs.h"
 #include "mlstm/gpu/sequences.h"
 #include "tile/lds_tile.h"
 
 namespace xlstm::gpu::mlstm {
 
 // kWide: the state has more rows than registers hold, and the walk processes it in slices (chunk_walk_wide.h).
-template <class E, int kRows, int kChunk, bool kWide>
+template <class E, int kRows, int kChunk, class Output, bool kWide>
 struct WalkOperands {
+  static constexpr WalkTerms kTerms = Output::kTerms;
   static constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kRows, kChunk);
   static constexpr int kY = kShape.y_tile, kThreads = kShape.threads;
 
@@ -89,14 +91,16 @@ struct WalkOperands {
     t.columns -= tile * kY;
     return t;
   }
-  XLSTM_DEVICE int chunk_at(int n) const { return p->reverse ? segment.last_chunk - 1 - n : segment.first_chunk + n; }
+  XLSTM_DEVICE int chunk_at(int n) const {
+    return kTerms.reverse ? segment.last_chunk - 1 - n : segment.first_chunk + n;
+  }
   XLSTM_DEVICE int64_t begin_of(int n) const { return segment.begin + int64_t(chunk_at(n)) * kChunk; }
   XLSTM_DEVICE int valid_of(int64_t t0) const { return int(segment.end - t0 < kChunk ? segment.end - t0 : kChunk); }
 
   XLSTM_DEVICE void fetch_a(Stages& s, int n) {
     const int64_t t0 = begin_of(n), slots = segment.in_slots(p->where, chunk_at(n));
     const ChunkTiles tiles = chunk_tiles(n);
-    if (p->out.data) s.a.fetch(tiles.a, slice_rows(p->a), t0, valid_of(t0));
+    if (!kTerms.states_only) s.a.fetch(tiles.a, slice_rows(p->a), t0, valid_of(t0));
     const int64_t slot = slots / kChunk;
     s.factors.fetch({tiles.factors}, {global(p->factors) + slot * kFactors * kChunk, 0, kFactors * kChunk, true}, 0, 1);
   }
@@ -107,24 +111,31 @@ struct WalkOperands {
     s.x.fetch(tiles.x, slice_rows(p->x), t0, valid);
     s.y.fetch(tiles.y, tile_rows(p->y), t0, valid);
     s.decay = global(p->decay)[slots / kChunk];
-    if (p->vector)
+    if (kTerms.gradient_terms)
       s.vector.fetch(tiles.vector(), global(p->vector) + slots / kChunk * p->y.columns + tile * kY,
                      p->y.columns - tile * kY);
-    if (!p->out.data) return;
+    if (kTerms.states_only) return;
     const E* scores = global(static_cast<const E*>(p->scores)) + slots * kChunk;
-    if (!kAsyncCopies && p->reverse)
+    if (!kAsyncCopies && kTerms.reverse)
       s.transposed_scores.fetch(scores);
     else
       s.scores.fetch(tiles.scores, {scores, kChunk, kChunk, true}, 0, kChunk);
   }
+  XLSTM_DEVICE static void store_scores(Stages& s, const ChunkTiles& tiles) {
+    if (kTerms.states_only) return;
+    if (kTerms.reverse)
+      s.transposed_scores.store(tiles.scores);
+    else
+      s.scores.store(tiles.scores);
+  }
   // The tensors that the outputs are multiplied with. Where they are held in registers they are loaded late, after x
   // and y have left theirs.
   XLSTM_DEVICE void fetch_output_inputs(Stages& s, int n) {
+    if (!kTerms.gradient_terms) return;
     const int64_t t0 = begin_of(n);
     const ChunkTiles tiles = chunk_tiles(n);
-    if (p->dot_with.data) s.dot_with.fetch(tiles.dot_with, tile_rows(p->dot_with), t0, valid_of(t0));
-    if constexpr (!kAsyncCopies)
-      if (p->add_diagonal) s.diagonal_y.fetch(tiles.dot_with, tile_rows(p->y), t0, valid_of(t0));
+    s.dot_with.fetch(tiles.dot_with, tile_rows(p->dot_with), t0, valid_of(t0));
+    if constexpr (!kAsyncCopies) s.diagonal_y.fetch(tiles.dot_with, tile_rows(p->y), t0, valid_of(t0));
   }
 };
 

@@ -17,10 +17,11 @@
 
 namespace xlstm::gpu::mlstm {
 
-template <class E, int kChunk>
+template <class E, int kChunk, class Output>
 struct WideWalk {
-  using SliceWalk = Walk<E, kWideRows, kChunk, true>;
-  using Output = Strip<E>[SliceWalk::kTStrips][SliceWalk::kYStrips];
+  using SliceWalk = Walk<E, kWideRows, kChunk, Output, true>;
+  static constexpr WalkTerms kTerms = Output::kTerms;
+  using Outputs = Strip<E>[SliceWalk::kTStrips][SliceWalk::kYStrips];
   static constexpr int kSliceFloats = SliceWalk::kStateRegisters * SliceWalk::kThreads;
 
   SliceWalk walk;  // its state is the current slice
@@ -49,25 +50,25 @@ struct WideWalk {
   }
 
   // Updates the current slice with chunk n, and adds the slice's part of the output to out.
-  XLSTM_DEVICE void walk_slice(int n, Output& out, const typename SliceWalk::ChunkTiles& tiles) {
+  XLSTM_DEVICE void walk_slice(int n, Outputs& out, const typename SliceWalk::ChunkTiles& tiles) {
     auto& in = walk.in;
     typename SliceWalk::Stages s;
     __syncthreads();  // all waves have read the previous slice
     in.fetch_a(s, n);
     in.fetch_rest(s, n);
     arrive([&] {
-      if (in.p->out.data) s.a.store(tiles.a);
+      s.a.store(tiles.a);
       s.factors.store({tiles.factors});
     });
     walk.load_registers(slice_of(in.p->segment_states));
-    Output part;
-    if (in.p->out.data) walk.multiply_state(part, tiles);
+    Outputs part;
+    walk.multiply_state(part, tiles);
     if constexpr (!kAsyncCopies)
       arrive([&] {
         s.x.store(tiles.x);
         s.y.store(tiles.y);
-        if (in.p->out.data) in.p->reverse ? s.transposed_scores.store(tiles.scores) : s.scores.store(tiles.scores);
-        if (in.p->vector) s.vector.store(tiles.vector());
+        in.store_scores(s, tiles);
+        if (kTerms.gradient_terms) s.vector.store(tiles.vector());
       });
     walk.add_chunk(part, tiles, s.decay);
     walk.apply_decay(walk.pending_decay);
@@ -93,13 +94,12 @@ struct WideWalk {
           walk.store_registers(slice_of(in.p->state_before_last));
         });
       const typename SliceWalk::ChunkTiles tiles = in.chunk_tiles(n);
-      Output out;
+      Outputs out;
 #pragma unroll
       for (int ts = 0; ts < SliceWalk::kTStrips; ++ts)
 #pragma unroll
         for (int ys = 0; ys < SliceWalk::kYStrips; ++ys) out[ts][ys].zero();
       each_slice([&] { walk_slice(n, out, tiles); });
-      if (!in.p->out.data) continue;
       typename SliceWalk::Stages s;
       in.fetch_output_inputs(s, n);
       if constexpr (kAsyncCopies) arrive([] {});
@@ -113,15 +113,15 @@ struct WideWalk {
   }
 };
 
-template <class E, int kChunk>
+template <class E, int kChunk, class Output>
 __global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kWideRows, kChunk).threads) void chunk_walk_wide(
     const WalkParams params) {
   if constexpr (has_wide_walk(kFamily, sizeof(E), kChunk)) {
     extern __shared__ __align__(128) char lds[];
     const WalkParams* p = reload_params(kernel_params(params));
-    const Segment segment = segment_of(p->where, blockIdx.x / p->tiles, 0, p->segment_chunks, p->reverse);
+    const Segment segment = segment_of(p->where, blockIdx.x / p->tiles, 0, p->segment_chunks, Output::kTerms.reverse);
     if (segment.empty) return;
-    WideWalk<E, kChunk>{{p, segment, int(blockIdx.x % p->tiles), lds}}.run();
+    WideWalk<E, kChunk, Output>{{p, segment, int(blockIdx.x % p->tiles), lds}}.run();
   }
 }
 

@@ -69,12 +69,12 @@ void launch_vectors(const VectorParams& p, Stream stream) {
 }
 
 // Launches a walk by the plan's schedule. With state_before_last also <dc_last, state_before_last>.
-template <class E>
+template <class E, class Output>
 void run_walk(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const float* dc_last, float* dots,
               Stream stream, const ScoringParams* scoring = nullptr) {
   if constexpr (kHasHopperKernels && __is_same(E, BFloat16))
-    if (plan.schedule == Schedule::hopper) return launch_walk_hopper(plan, p, scoring, dc_last, dots, stream);
-  launch_walk<E>(plan, chip, p, dc_last, dots, stream);
+    if (plan.schedule == Schedule::hopper) return launch_walk_hopper<Output>(plan, p, scoring, dc_last, dots, stream);
+  launch_walk<E, Output>(plan, chip, p, dc_last, dots, stream);
 }
 
 // Workspace of the gates, in forward and in backward.
@@ -183,14 +183,11 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
   WalkParams p = walk_params(memory, plan.walk, scores.q, scores.k, tokens(in.v, in.dhv, in),
                              tokens(call.h, in.dhv, in), memory.segment_states);
   p.scores = memory.scores;
-  p.inter = kInter;
-  p.weight = kInto;
-  p.divide_by_n = true;
   p.state_in = floats(in.c_initial);
   p.state_out = floats(call.c_last);
   p.state_x = in.dhv;
   p.state_y = 1;
-  run_walk<E>(plan.walk, chip, p, nullptr, nullptr, stream, plan.walk.makes_scores ? &scoring : nullptr);
+  run_walk<E, output::h>(plan.walk, chip, p, nullptr, nullptr, stream, plan.walk.makes_scores ? &scoring : nullptr);
 }
 
 // ---- backward
@@ -256,33 +253,24 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
 
   WalkParams dq = walk_params(memory, plan.dq, s.dh, s.v, s.k, tokens(call.dq, in.dqk, in), memory.segment_states_dq);
   dq.scores = memory.d_scores;
-  dq.inter = kInter;
-  dq.weight = kInto;
   dq.vector = memory.chunk_n;
-  dq.vector_factor = kInterDl;
-  dq.add_diagonal = true;
   dq.dot_with = s.q;
   dq.dots = memory.q_dots;
   dq.state_in = floats(in.c_initial);
   dq.state_x = 1;
   dq.state_y = in.dhv;
   dq.state_before_last = call.dc_last ? memory.state_before_last : nullptr;
-  run_walk<E>(plan.dq, chip, dq, floats(call.dc_last), memory.state_dots, stream);
+  run_walk<E, output::dq>(plan.dq, chip, dq, floats(call.dc_last), memory.state_dots, stream);
 
   WalkParams dk = walk_params(memory, plan.dk, s.v, s.dh, s.q, tokens(call.dk, in.dqk, in), memory.segment_states);
-  dk.reverse = true;
   dk.scores = memory.d_scores;
-  dk.inter = kInto;
-  dk.weight = kInter;
   dk.vector = memory.chunk_dn;
-  dk.vector_factor = kInto;
-  dk.add_diagonal = true;
   dk.dot_with = s.k;
   dk.dots = memory.k_dots;
   dk.state_in = floats(call.dc_last);
   dk.state_x = 1;
   dk.state_y = in.dhv;
-  run_walk<E>(plan.dk, chip, dk, nullptr, nullptr, stream);
+  run_walk<E, output::dk>(plan.dk, chip, dk, nullptr, nullptr, stream);
   if (memory.border_flows) {
     const BorderParams border{memory.where,
                               memory.segment_states_dq,
@@ -301,15 +289,12 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   }
 
   WalkParams dv = walk_params(memory, plan.dv, s.k, s.q, s.dh, tokens(call.dv, in.dhv, in), memory.segment_states);
-  dv.reverse = true;
   dv.scores = memory.scores;
-  dv.inter = kInto;
-  dv.weight = kInter;
   dv.state_in = floats(call.dc_last);
   dv.state_out = floats(call.dc_initial);
   dv.state_x = in.dhv;
   dv.state_y = 1;
-  run_walk<E>(plan.dv, chip, dv, nullptr, nullptr, stream);
+  run_walk<E, output::dv>(plan.dv, chip, dv, nullptr, nullptr, stream);
 
   FlowParams f{};
   f.where = memory.where;

@@ -47,9 +47,8 @@ int chunk_for(const MlstmShape& s, const Chip& chip, std::initializer_list<int64
 }
 
 // rows, columns: of the state.
-WalkPlan plan_walk(const char* name, const MlstmShape& s, const Chip& chip, int64_t rows, int64_t columns, int chunk) {
+WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int64_t rows, int64_t columns, int chunk) {
   WalkPlan p{};
-  p.name = name;
   p.chunk = chunk;
   p.rows = walk_rows(rows);
   p.slices = rows > kMaxWalkRows ? int(ceil_div(rows, p.rows)) : 1;
@@ -91,15 +90,15 @@ int64_t segment_state_floats(const WalkPlan& p, int64_t states) {
 }
 
 ForwardPlan plan_forward(const MlstmShape& s, const Chip& chip) {
-  ForwardPlan p{chip, plan_walk("walk of h", s, chip, s.dqk, s.dhv, chunk_for(s, chip, {s.dqk}))};
+  ForwardPlan p{chip, plan_walk(s, chip, s.dqk, s.dhv, chunk_for(s, chip, {s.dqk}))};
   p.walk.makes_scores = p.walk.schedule == Schedule::hopper && hopper_shape(p.walk.rows, s.dhv).makes_scores();
   return p;
 }
 
 BackwardPlan plan_backward(const MlstmShape& s, const Chip& chip) {
   const int chunk = chunk_for(s, chip, {s.dqk, s.dhv});
-  return {chip, plan_walk("walk of dq", s, chip, s.dhv, s.dqk, chunk),
-          plan_walk("walk of dk", s, chip, s.dhv, s.dqk, chunk), plan_walk("walk of dv", s, chip, s.dqk, s.dhv, chunk)};
+  return {chip, plan_walk(s, chip, s.dhv, s.dqk, chunk), plan_walk(s, chip, s.dhv, s.dqk, chunk),
+          plan_walk(s, chip, s.dqk, s.dhv, chunk)};
 }
 
 }  // namespace xlstm::gpu::mlstm

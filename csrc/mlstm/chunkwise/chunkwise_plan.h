@@ -27,7 +27,6 @@ enum class Schedule { common, hopper };
 
 // One walk: which kernel, and the number of segments of a sequence.
 struct WalkPlan {
-  const char* name;  // what its launches are called: one kernel makes h, dq, dk and dv
   Schedule schedule;
   int rows, chunk;    // of the kernel
   int slices;         // slices of the rows, for a state that exceeds registers; else 1

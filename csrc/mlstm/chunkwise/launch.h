@@ -4,17 +4,19 @@
 
 #include "arch/launch.h"
 #include "mlstm/chunkwise/chunkwise_plan.h"
+#include "mlstm/chunkwise/walk_outputs.h"
 #include "mlstm/gpu/params.h"
 #include "tile/lds_tile.h"
 
 namespace xlstm::gpu::mlstm {
 
 // Launches a walk, and before it the states of its segments. With state_before_last also <dc_last, state_before_last>.
-template <class E>
+template <class E, class Output>
 void launch_walk(const WalkPlan&, const Chip&, const WalkParams&, const float* dc_last, float* dots, Stream);
 
 // The same for bfloat16 where the plan says Schedule::hopper, in a library for CUDA. scoring: for a walk that makes its
 // scores, where the plan says so; else null.
+template <class Output>
 void launch_walk_hopper(const WalkPlan&, const WalkParams&, const ScoringParams* scoring, const float* dc_last,
                         float* dots, Stream);
 template <bool kBackward>

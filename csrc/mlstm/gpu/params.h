@@ -110,16 +110,12 @@ struct ScoringParams {
 
 struct WalkParams {
   Sequences where;
-  Tokens a, x, y, out;   // without out.data the walk computes states only
+  Tokens a, x, y, out;
   const void* scores;    // (rows, slots, L, L)
   const float* factors;  // (rows, slots, Factor, L)
-  Factor inter, weight;  // factors of each token's row of a C, and of its x y^T
-  bool divide_by_n;      // the output is multiplied by kInverseN
   const float* decay;    // (rows, slots)
-  const float* vector;   // (rows, slots, y's columns), or null: out += vector_factor vector
-  Factor vector_factor;
-  bool add_diagonal;         // out += kDiagonal y
-  Tokens dot_with;           // dots += <out, dot_with>, before the diagonal term is added; or without data
+  const float* vector;   // gradient terms (walk_outputs.h): (rows, slots, y's columns)
+  Tokens dot_with;
   float* dots;               // (tiles of y, rows, slots, L)
   const float* state_in;     // (N, NH, DHQK, DHHV), or null
   float* state_out;          // or null
@@ -128,8 +124,6 @@ struct WalkParams {
   float* segment_states;     // (N NH, segments - 1, tiles, accumulators): states between segments; for a walk in slices
                              // the states themselves, (N NH, tiles, slices, accumulators); or null
   int segments, segment_chunks, tiles, slices;
-  bool reverse, states_only;  // states_only: each segment but the last begins with zeros and stores its final state in
-                              // segment_states
 };
 
 struct StateDotParams {  // <dc_last, state_before_last> of each tile

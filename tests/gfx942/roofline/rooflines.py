@@ -32,7 +32,7 @@ NOTES = (
         r"chunk_walk<bf16, 512, .*",
         "the vector unit binds, in short segments the scalar unit. Its eight waves have 128 rows of the state each, so "
         "the fixed cost of a chunk (addresses, weighting and rounding of operands, the sum of outputs through LDS) is "
-        "shared by half as many products as in walk<bf16, 256>. Four waves of 256 rows would need more registers "
+        "shared by half as many products as in chunk_walk<bf16, 256>. Four waves of 256 rows would need more registers "
         "than two waves of a SIMD have.",
     ),
     (

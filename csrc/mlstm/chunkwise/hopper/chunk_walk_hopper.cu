@@ -25,57 +25,37 @@ __global__ __launch_bounds__(kHopperStateThreads) void dot_last_states_hopper(co
   dot_tile<HopperStateLayout<kRows, kYPanels, kPair>>(p);
 }
 
-template <HopperOutput kOutput>
-using Output = std::integral_constant<HopperOutput, kOutput>;
-
-template <int kRows, int kYPanels, bool kPair, HopperOutput kOutput>
-void launch_kernel(const char* name, const HopperWalkParams& p, int64_t blocks, Stream stream) {
-  const auto kernel = chunk_walk_hopper<kRows, kYPanels, kPair, kOutput>;
-  constexpr int kBytes = HopperWalkSmem<kRows, kYPanels, kPair, kOutput>::kBytes;
-  launch(name, kernel, {blocks, kHopperBlockThreads, kBytes, false, kPair ? 2 : 0}, stream, p);
+template <int kRows, int kYPanels, bool kPair, class Output>
+void launch_kernel(const HopperWalkParams& p, int64_t blocks, Stream stream) {
+  constexpr int kBytes = HopperWalkSmem<kRows, kYPanels, kPair, Output>::kBytes;
+  launch(Output::kTerms.name, chunk_walk_hopper<kRows, kYPanels, kPair, Output>,
+         {blocks, kHopperBlockThreads, kBytes, false, kPair ? 2 : 0}, stream, p);
 }
 
-template <int kRows, int kYPanels, bool kPair>
+template <int kRows, int kYPanels, bool kPair, class Output>
 void launch_shape(const WalkPlan& plan, const WalkParams& p, const ScoringParams* scoring, const float* dc_last,
                   float* dots, Stream stream) {
   using State = HopperStateLayout<kRows, kYPanels, kPair>;
+  constexpr bool kMakesScores = HopperWalkSmem<kRows, kYPanels, kPair, Output>::kMakesScores;
+  using States = std::conditional_t<kMakesScores, output::c_and_n, StatesOf<Output>>;
   const int64_t states = p.where.sequences * p.where.heads, blocks = states * plan.segments * plan.tiles;
   if (blocks == 0) return;
   HopperWalkParams params{p, {}, token_map(p.x, p.where), token_map(p.y, p.where), {}, {}, {}};
-  if (scoring) params.scoring = *scoring;
-  const auto run = [&](const char* name, auto output) {
-    constexpr HopperOutput kOutput = decltype(output)::value;
-    if constexpr (kPair ? kOutput == HopperOutput::states || kOutput >= HopperOutput::pair_h_dv
-                        : kOutput != HopperOutput::pair_h_dv)
-      launch_kernel<kRows, kYPanels, kPair, kOutput>(name, params, blocks, stream);
-  };
+  if (kMakesScores) params.scoring = *scoring;
   if (plan.segments > 1) {
-    params.walk.states_only = true;
-    params.walk.out.data = nullptr;
-    if (scoring)
-      run("states of segments", Output<HopperOutput::states_with_n>{});
-    else
-      run("states of segments", Output<HopperOutput::states>{});
+    launch_kernel<kRows, kYPanels, kPair, States>(params, blocks, stream);
     const ScanParams scan{p.where,    p.segment_states, p.decay, p.state_in,  p.state_x,   p.state_y,
-                          p.segments, p.segment_chunks, p.tiles, p.x.columns, p.y.columns, p.reverse};
+                          p.segments, p.segment_chunks, p.tiles, p.x.columns, p.y.columns, Output::kTerms.reverse};
     const int64_t scans = states * plan.tiles * (State::kRegisters / kScannedEach);
     launch("scan of segments", scan_segment_states_hopper<kRows, kYPanels, kPair>,
-           {scans + (scoring ? states : 0), State::kThreads, 0}, stream, scan, params.scoring, int(scans));
-    params.walk = p;
+           {scans + (kMakesScores ? states : 0), State::kThreads, 0}, stream, scan, params.scoring, int(scans));
   }
   params.a = token_map(p.a, p.where);
-  if (!scoring)
+  if (!kMakesScores)
     params.scores = tensor_map(p.scores, kHopperChunk, p.where.rows * p.where.slots * kHopperChunk, 1, 1,
                                {0, 0, kHopperChunk}, kHopperChunk);
   params.out = token_map(p.out, p.where);
-  if (p.add_diagonal)  // dq or dk: a vector and dots come with the diagonal
-    run(plan.name, Output<HopperOutput::dq_dk>{});
-  else if (kPair)
-    run(plan.name, Output<HopperOutput::pair_h_dv>{});
-  else if (scoring)
-    run(plan.name, Output<HopperOutput::h>{});
-  else
-    run(plan.name, Output<HopperOutput::dv>{});
+  launch_kernel<kRows, kYPanels, kPair, Output>(params, blocks, stream);
   if (!p.state_before_last) return;
   const StateDotParams dot_params{p.state_before_last, dc_last, dots,     states,      p.state_x,
                                   p.state_y,           p.tiles, p.slices, p.x.columns, p.y.columns};
@@ -85,12 +65,22 @@ void launch_shape(const WalkPlan& plan, const WalkParams& p, const ScoringParams
 
 }  // namespace
 
+template <class Output>
 void launch_walk_hopper(const WalkPlan& plan, const WalkParams& p, const ScoringParams* scoring, const float* dc_last,
                         float* dots, Stream stream) {
-  if (plan.rows == 512) return launch_shape<256, 2, true>(plan, p, scoring, dc_last, dots, stream);
-  if (plan.rows == 256) return launch_shape<256, 2, false>(plan, p, scoring, dc_last, dots, stream);
-  if (plan.y_tile == 256) return launch_shape<128, 4, false>(plan, p, scoring, dc_last, dots, stream);
-  launch_shape<128, 2, false>(plan, p, scoring, dc_last, dots, stream);
+  if (plan.rows == 512) return launch_shape<256, 2, true, Output>(plan, p, scoring, dc_last, dots, stream);
+  if (plan.rows == 256) return launch_shape<256, 2, false, Output>(plan, p, scoring, dc_last, dots, stream);
+  if (plan.y_tile == 256) return launch_shape<128, 4, false, Output>(plan, p, scoring, dc_last, dots, stream);
+  launch_shape<128, 2, false, Output>(plan, p, scoring, dc_last, dots, stream);
 }
+
+template void launch_walk_hopper<output::h>(const WalkPlan&, const WalkParams&, const ScoringParams*, const float*,
+                                            float*, Stream);
+template void launch_walk_hopper<output::dq>(const WalkPlan&, const WalkParams&, const ScoringParams*, const float*,
+                                             float*, Stream);
+template void launch_walk_hopper<output::dk>(const WalkPlan&, const WalkParams&, const ScoringParams*, const float*,
+                                             float*, Stream);
+template void launch_walk_hopper<output::dv>(const WalkPlan&, const WalkParams&, const ScoringParams*, const float*,
+                                             float*, Stream);
 
 }  // namespace xlstm::gpu::mlstm

@@ -76,6 +76,7 @@ template <class Smem>
 struct HopperWalk {
   using Layout = typename Smem::Layout;
   static constexpr HopperShape kShape = Smem::kShape;
+  static constexpr WalkTerms kTerms = Smem::kTerms;
   static constexpr bool kPair = kShape.pair, kOutputs = Smem::kOutputs;
   static constexpr int kChunk = Smem::kChunk, kPanelBytes = Smem::kPanelBytes;
   static constexpr int kGroupPanels = kShape.panels_per_warpgroup(), kPanelRegisters = Layout::kPanelRegisters;
@@ -126,7 +127,7 @@ struct HopperWalk {
   }
 
   XLSTM_DEVICE void load_state(State& state, int group) const {
-    if (p.states_only || (smem.segment.order() == 0 && !p.state_in))
+    if (kTerms.states_only || (smem.segment.order() == 0 && !p.state_in))
       each(state, group, [](float& v, int, int) { v = 0; });
     else if (smem.segment.order() == 0)
       each(state, group, [&](float& v, int x, int y) { v = inside(x, y) ? p.state_in[offset(x, y)] : 0.0f; });
@@ -137,7 +138,7 @@ struct HopperWalk {
     each_register(state, to, [&](float& v, float* at) { *at = v * state.pending_decay; });
   }
   XLSTM_DEVICE void store_state(State& state, int group) const {
-    if (p.states_only)
+    if (kTerms.states_only)
       store_registers(state, segment_state(smem.segment.order()));
     else if (smem.segment.last() && p.state_out)
       each(state, group, [&](float& v, int x, int y) {
@@ -217,10 +218,7 @@ struct HopperWalk {
   }
 
   XLSTM_DEVICE void add_scores_product(float (&sum)[32], uint32_t stage, int panel) const {
-    if (p.reverse)
-      add_scores_product<true>(sum, stage + Smem::kYOffset + panel * kPanelBytes, stage + Smem::kScoresOffset);
-    else
-      add_scores_product<false>(sum, stage + Smem::kYOffset + panel * kPanelBytes, stage + Smem::kScoresOffset);
+    add_scores_product<kTerms.reverse>(sum, stage + Smem::kYOffset + panel * kPanelBytes, stage + Smem::kScoresOffset);
   }
 
   // How a chunk's decay reaches the state: pending_decay before the chunk, and afterwards its inverse, by which the
@@ -248,7 +246,7 @@ struct HopperWalk {
     const float *inter, *weight;
   };
   XLSTM_DEVICE ChunkStage chunk_stage(int n) const {
-    return {n, smem.stage_address(n), smem.parity(n), smem.factors(n, p.inter), smem.factors(n, p.weight)};
+    return {n, smem.stage_address(n), smem.parity(n), smem.factors(n, kTerms.inter), smem.factors(n, kTerms.weight)};
   }
 
   // sum = C^T a^T of panel m, in this warpgroup's turn; the wgmmas are in flight when this returns.
@@ -348,7 +346,7 @@ struct HopperWalk {
       const ChunkStage now = chunk_stage(n);
       const float decay_now = decay;
       if (n + 1 < smem.chunks) decay = p.decay[smem.slot_of(n + 1)];
-      if (n + 1 == smem.chunks && p.state_before_last && !p.states_only && smem.segment.last())
+      if (n + 1 == smem.chunks && p.state_before_last && !kTerms.states_only && smem.segment.last())
         store_registers(state,
                         p.state_before_last + (int64_t(smem.segment.state) * p.tiles + smem.tile) * kStateFloats);
       const ChunkDecay chunk_decay = decay_state(state, decay_now);
@@ -380,16 +378,18 @@ struct HopperWalk {
   }
 };
 
-template <int kRows, int kYPanels, bool kPair, HopperOutput kOutput>
+template <int kRows, int kYPanels, bool kPair, class Output>
 __global__ __launch_bounds__(kHopperBlockThreads,
                              1) void chunk_walk_hopper(const __grid_constant__ HopperWalkParams params) {
   if constexpr (kHopper) {
     extern __shared__ __align__(1024) char lds[];
+    constexpr WalkTerms kTerms = Output::kTerms;
     const WalkParams& p = params.walk;
     const int tile = blockIdx.x % p.tiles, order = blockIdx.x / p.tiles % p.segments;
-    const Segment segment = segment_of(p.where, blockIdx.x / p.tiles / p.segments, order, p.segment_chunks, p.reverse);
-    if (segment.empty || (p.states_only && segment.last())) return;
-    using Smem = HopperWalkSmem<kRows, kYPanels, kPair, kOutput>;
+    const Segment segment =
+        segment_of(p.where, blockIdx.x / p.tiles / p.segments, order, p.segment_chunks, kTerms.reverse);
+    if (segment.empty || (kTerms.states_only && segment.last())) return;
+    using Smem = HopperWalkSmem<kRows, kYPanels, kPair, Output>;
     const Smem smem(params, segment, tile, lds);
     HopperWalk<Smem>{smem}.run();
   }

@@ -117,7 +117,7 @@ struct HopperOutputs {
   // For tokens first, first + kStep, ...; invalid tokens load token 0.
   XLSTM_DEVICE void load_inputs(TokenInputs (&inputs)[kRoundsAhead], const float* factors, const BFloat16* with,
                                 uint32_t with_stride, int first, int valid) const {
-    const int which = kHasGradientTerms ? p.vector_factor : kInverseN;
+    const int which = kHasGradientTerms ? Smem::kTerms.vector_factor : kInverseN;
 #pragma unroll
     for (int i = 0; i < kRoundsAhead; ++i) {
       const int t = first + i * kStep < valid ? first + i * kStep : 0;
@@ -215,7 +215,7 @@ struct HopperOutputs {
               store_if(column == 0 && t < kChunk, dots + slot * kChunk + t, dot);
             } else {
 #pragma unroll
-              for (int j = 0; j < 8; ++j) x[j] *= p.divide_by_n ? inputs[group + i].factor : 1.0f;
+              for (int j = 0; j < 8; ++j) x[j] *= Smem::kTerms.divides_by_n ? inputs[group + i].factor : 1.0f;
             }
             Vec16 result;
 #pragma unroll

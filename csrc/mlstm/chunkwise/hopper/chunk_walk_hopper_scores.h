@@ -49,17 +49,17 @@ struct HopperScorer {
 #pragma unroll
       for (int j = 0; j < 4; ++j) n[i][j] = 0;
     const int order = smem.segment.order(), columns = p.x.columns;
-    const float* const from = p.states_only       ? nullptr
-                              : order             ? segment_n_of(order - 1)
-                              : scoring.n_initial ? scoring.n_initial + smem.segment.state * int64_t(columns)
-                                                  : nullptr;
+    const float* const from = Smem::kTerms.states_only ? nullptr
+                              : order                  ? segment_n_of(order - 1)
+                              : scoring.n_initial      ? scoring.n_initial + smem.segment.state * int64_t(columns)
+                                                       : nullptr;
     if (!from) return;
     each(n, [&](float& value, float&, int feature) { value = feature < columns ? from[feature] : 0.0f; });
   }
   XLSTM_DEVICE void store_n(float (&n)[kXPanels][4]) const {
     const int columns = p.x.columns;
     float* const to = smem.tile != 0                          ? nullptr
-                      : p.states_only                         ? segment_n_of(smem.segment.order())
+                      : Smem::kTerms.states_only              ? segment_n_of(smem.segment.order())
                       : smem.segment.last() && scoring.n_last ? scoring.n_last + smem.segment.state * int64_t(columns)
                                                               : nullptr;
     if (!to) return;

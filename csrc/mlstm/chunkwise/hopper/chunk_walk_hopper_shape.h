@@ -9,15 +9,12 @@ namespace xlstm::gpu::mlstm {
 
 constexpr int kHopperChunk = 64, kHopperBarriers = 28;
 
-// The outputs of a walk:
-//   states          nothing: the states between segments
-//   states_with_n   the same, and n at the same borders
-//   dv              sums as they are (dv of one block)
-//   h               h of one block, with scores, n and normalisers that the walk computes
-//   pair_h_dv       sums of the two blocks of a pair, times 1 / N for h: h or dv
-//   dq_dk           dq or dk: with what n and dn add, the diagonal, and dots
-enum class HopperOutput { states, states_with_n, dv, h, pair_h_dv, dq_dk };
-constexpr bool has_n(HopperOutput output) { return output == HopperOutput::states_with_n || output == HopperOutput::h; }
+// What a walk's kernel has besides the state. It decides the roles of warps and the shared memory.
+struct HopperRoles {
+  bool outputs;         // otherwise it computes the states between segments alone
+  bool epilogue_warps;  // sums go through shared memory to warps that finish outputs; otherwise TMA stores them
+  bool n;               // n is kept with the state: a walk that computes its scores, and the states for it
+};
 
 // Gate terms of a chunk, for the warps that compute scores: floats of 64 tokens each, exponents of 2 of D, and the
 // lower bound e^-m of N. After them the weights of n's sum in two rows of bfloat16, upper and lower parts, laid out as
@@ -36,14 +33,14 @@ struct HopperShape {
   constexpr int panels_per_warpgroup() const { return y_panels / 2; }
   // Two stages of a, x (with n, eight rows below each panel), y, scores, and two factors of their tokens; output panels
   // of 64 columns each; two stages of n's weights (a tile of 8 rows), of gate terms and of 1 / N; mbarriers.
-  constexpr int stage_bytes(HopperOutput output) const {
-    return (2 * rows / 64 + y_panels + 1) * 128 * kHopperChunk + (has_n(output) ? rows / 64 * 1024 : 0);
+  constexpr int stage_bytes(HopperRoles has) const {
+    return (2 * rows / 64 + y_panels + 1) * 128 * kHopperChunk + (has.n ? rows / 64 * 1024 : 0);
   }
-  constexpr int lds_bytes(HopperOutput output) const {
-    const int panel = output >= HopperOutput::pair_h_dv ? 64 * kHopperChunk * 4 : 128 * kHopperChunk;
-    const int panels = output <= HopperOutput::states_with_n ? 0 : y_panels + (pair ? 1 : 0);
-    const int scoring = has_n(output) ? 2 * (1024 + kGateTermBytes + kHopperChunk * 4) : 0;
-    return 2 * stage_bytes(output) + panels * panel + 2 * 2 * kHopperChunk * 4 + scoring + kHopperBarriers * 8;
+  constexpr int lds_bytes(HopperRoles has) const {
+    const int panel = has.epilogue_warps ? 64 * kHopperChunk * 4 : 128 * kHopperChunk;
+    const int panels = has.outputs ? y_panels + (pair ? 1 : 0) : 0;
+    const int scoring = has.n ? 2 * (1024 + kGateTermBytes + kHopperChunk * 4) : 0;
+    return 2 * stage_bytes(has) + panels * panel + 2 * 2 * kHopperChunk * 4 + scoring + kHopperBarriers * 8;
   }
   // Whether a forward walk computes its scores, n and normalisers itself. A pair does not, because its scores need the
   // features of both blocks.

@@ -4,14 +4,20 @@
 
 #include "arch/hopper/hopper.h"
 #include "mlstm/chunkwise/hopper/chunk_walk_hopper_shape.h"
+#include "mlstm/chunkwise/walk_outputs.h"
 #include "mlstm/gpu/sequences.h"
 
 namespace xlstm::gpu::mlstm {
 
+namespace output {
+// C and n at the borders between segments, for a walk that computes its scores.
+struct c_and_n : c {};
+}  // namespace output
+
 struct HopperWalkParams {
   WalkParams walk;
   CUtensorMap a, x, y, scores, out;
-  ScoringParams scoring;  // has_n() only
+  ScoringParams scoring;  // where n is kept with the state
 };
 
 // The layout of a walk's state in registers.
@@ -40,15 +46,16 @@ struct HopperStateLayout {
 // Warps of the first warpgroup: three for the epilogue, besides the producer; or four that compute scores.
 constexpr int kEpilogueWarps = 3, kScoreWarps = 4;
 
-template <int kRows, int kYPanels, bool kPair, HopperOutput kOutput>
+template <int kRows, int kYPanels, bool kPair, class Output>
 struct HopperWalkSmem {
   using Layout = HopperStateLayout<kRows, kYPanels, kPair>;
   static constexpr HopperShape kShape = Layout::kShape;
-  static constexpr bool kOutputs = kOutput > HopperOutput::states_with_n,
-                        kHasGradientTerms = kOutput == HopperOutput::dq_dk;
-  static constexpr bool kHasEpilogueWarps = kHasGradientTerms || kOutput == HopperOutput::pair_h_dv;
-  static constexpr bool kMakesScores = kOutput == HopperOutput::h, kHasN = has_n(kOutput),
-                        kStoresByTma = kMakesScores || kOutput == HopperOutput::dv;
+  static constexpr WalkTerms kTerms = Output::kTerms;
+  static constexpr bool kOutputs = !kTerms.states_only, kHasGradientTerms = kTerms.gradient_terms,
+                        kMakesScores = kTerms.divides_by_n && kShape.makes_scores(),
+                        kHasN = kMakesScores || __is_same(Output, output::c_and_n);
+  static constexpr bool kHasEpilogueWarps = kOutputs && (kPair || kHasGradientTerms),
+                        kStoresByTma = kOutputs && !kHasEpilogueWarps;
   static_assert(!kPair || (!kStoresByTma && !kHasN));  // the sums of the two blocks of a pair must be added first
   static constexpr int kChunk = kHopperChunk, kStages = 2;
   static constexpr int kXPanels = kRows / kPanelColumns, kPanelBytes = panel_bytes(kChunk);
@@ -86,7 +93,7 @@ struct HopperWalkSmem {
     kInverseNFull = kScoresFull + kStages,
     kBarrierCount = kInverseNFull + kStages
   };
-  static constexpr int kBytes = kShape.lds_bytes(kOutput);
+  static constexpr int kBytes = kShape.lds_bytes({kOutputs, kHasEpilogueWarps, kHasN});
   static_assert(kBarrierCount <= kHopperBarriers && kBytes == kBarriersOffset + 8 * kHopperBarriers &&
                 kBytes <= 227 << 10);
 
@@ -107,7 +114,9 @@ struct HopperWalkSmem {
         base(lds_address(memory)) {}
 
   // The segment's nth chunk in the walk's direction.
-  XLSTM_DEVICE int chunk_at(int n) const { return p.reverse ? segment.last_chunk - 1 - n : segment.first_chunk + n; }
+  XLSTM_DEVICE int chunk_at(int n) const {
+    return kTerms.reverse ? segment.last_chunk - 1 - n : segment.first_chunk + n;
+  }
   XLSTM_DEVICE int64_t slot_of(int n) const { return int64_t(segment.row) * p.where.slots + chunk_at(n); }
 
   XLSTM_DEVICE uint32_t stage_address(int n) const { return base + uint32_t(n % kStages * kStageBytes); }
