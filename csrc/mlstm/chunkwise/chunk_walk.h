@@ -146,7 +146,7 @@ struct Walk {
 
   // out = f (a C)
   XLSTM_DEVICE void multiply_state(Strip<E> (&out)[kTStrips][kYStrips], const ChunkTiles& tiles) {
-    if (kFamily == Family::rdna && !own_block()) return;  // without it clang 19 spills up to 172 registers
+    if (kFamily == Family::rdna && !own_block()) return;  // without it clang 19 spills up to 284 registers
 #pragma unroll
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll

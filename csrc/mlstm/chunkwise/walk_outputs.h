@@ -10,36 +10,43 @@
 namespace xlstm::gpu::mlstm {
 
 struct WalkTerms {
-  const char* name;     // of the launch
-  bool reverse;         // from the last chunk to the first
-  bool states_only;     // no output: each segment but the last begins with zeros and stores its final state
-  Factor inter;         // factor of each token's row of a C
-  Factor weight;        // factor of each token's row of x, in x^T y
-  bool divides_by_n;    // out times kInverseN
-  bool gradient_terms;  // out += vector_factor vector; dots += <out, dot_with>; out += kDiagonal y
-  Factor vector_factor;
+  const char* name;             // of the launch
+  bool reverse = false;         // from the last chunk to the first
+  bool states_only = false;     // no output: each segment but the last begins with zeros and stores its final state
+  Factor inter = kFactors;      // factor of each token's row of a C; kFactors, here and below: no such term
+  Factor weight;                // factor of each token's row of x, in x^T y
+  bool divides_by_n = false;    // out times kInverseN
+  bool gradient_terms = false;  // out += vector_factor vector; dots += <out, dot_with>; out += kDiagonal y
+  Factor vector_factor = kFactors;
 };
 
 namespace output {
 
 struct h {
-  static constexpr WalkTerms kTerms{"walk of h", false, false, kInter, kInto, true, false, kFactors};
+  static constexpr WalkTerms kTerms{.name = "walk of h", .inter = kInter, .weight = kInto, .divides_by_n = true};
 };
 struct dq {
-  static constexpr WalkTerms kTerms{"walk of dq", false, false, kInter, kInto, false, true, kInterDl};
+  static constexpr WalkTerms kTerms{
+      .name = "walk of dq", .inter = kInter, .weight = kInto, .gradient_terms = true, .vector_factor = kInterDl};
 };
 struct dk {
-  static constexpr WalkTerms kTerms{"walk of dk", true, false, kInto, kInter, false, true, kInto};
+  static constexpr WalkTerms kTerms{.name = "walk of dk",
+                                    .reverse = true,
+                                    .inter = kInto,
+                                    .weight = kInter,
+                                    .gradient_terms = true,
+                                    .vector_factor = kInto};
 };
 struct dv {
-  static constexpr WalkTerms kTerms{"walk of dv", true, false, kInto, kInter, false, false, kFactors};
+  static constexpr WalkTerms kTerms{.name = "walk of dv", .reverse = true, .inter = kInto, .weight = kInter};
 };
 // The states at the borders between segments: C for h and dq, dC for dk and dv.
 struct c {
-  static constexpr WalkTerms kTerms{"states of segments", false, true, kFactors, kInto, false, false, kFactors};
+  static constexpr WalkTerms kTerms{.name = "states of segments", .states_only = true, .weight = kInto};
 };
 struct dc {
-  static constexpr WalkTerms kTerms{"states of segments", true, true, kFactors, kInter, false, false, kFactors};
+  static constexpr WalkTerms kTerms{
+      .name = "states of segments", .reverse = true, .states_only = true, .weight = kInter};
 };
 
 }  // namespace output
