@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gc
+import importlib
 import importlib.util
 import os
 import sys
@@ -129,6 +130,8 @@ def start_processes(settings: argparse.Namespace) -> torch.device:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     if "WORLD_SIZE" in os.environ:
+        # DDP imports it. Were the group there before it, the group's threads would outlive destroy_process_group.
+        importlib.import_module("torch._dynamo")
         dist.init_process_group("nccl" if on_gpu else "gloo")
         if settings.batch % dist.get_world_size():
             sys.exit(f"--batch: expected a multiple of the {dist.get_world_size()} processes, got {settings.batch}")

@@ -123,7 +123,7 @@ void check_attention_append(const xlstm_attention_append& p, bool on_host) {
     at_least("cache_seqlens", start, 0);
     if (p.cos) in_range("cache_seqlens: a rotary position", p.same_position ? start : last, 0, p.rotary_length - 1);
     if (!p.to_cache) continue;
-    in_range("cache_seqlens: a new key's place", last, 0, p.cache_length - 1);
+    in_range("cache_seqlens: a new key's position", last, 0, p.cache_length - 1);
     if (p.cache_batch_idx) in_range("cache_batch_idx", p.cache_batch_idx[b], 0, p.cache_batch - 1);
     for (int64_t t = start; p.block_table && t <= last; ++t)
       in_range("block_table", p.block_table[b * p.block_table_stride + t / p.page_size], 0, p.pages - 1);

@@ -147,7 +147,7 @@ XLSTM_DEVICE StreamOperand<E> transposed(const TransposedVec16<E> (&p)[kTranspos
 // Calls f(first feature in the block, the lane's column, the values) for each vector of features that a lane's strips
 // of a block hold.
 template <class E, class F>
-XLSTM_DEVICE void each_held(const Strip<E>* block, int stride, F&& f) {
+XLSTM_DEVICE void for_each_run(const Strip<E>* block, int stride, F&& f) {
   constexpr int n = kTransposedElements<E>;
 #pragma unroll
   for (int j = 0; j < lane_columns(kFamily); ++j)

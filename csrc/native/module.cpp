@@ -267,14 +267,15 @@ PYBIND11_MODULE(_native, m) {
         "lds_bytes): forward, the three walks of backward, sequence and step. panels: tensors of two bytes an element "
         "are bfloat16 and have a layout that TMA accepts.");
   m.def("plan_attention_gpu", plan_attention_gpu, "device"_a, "batch"_a, "heads_q"_a, "heads_k"_a, "queries"_a,
-        "keys"_a, "dqk"_a, "dv"_a, "element_bytes"_a, "bent"_a = false, "block_size"_a = 0, "splits"_a = 0,
+        "keys"_a, "dqk"_a, "dv"_a, "element_bytes"_a, "has_score_mod"_a = false, "block_size"_a = 0, "splits"_a = 0,
         "panels"_a = false,
-        "The plan of attention's forward pass on such a GPU; bent: with softcap, ALiBi or dropout; panels: tensors "
+        "The plan of attention's forward pass on such a GPU; has_score_mod: with softcap, ALiBi or dropout; panels: "
+        "tensors "
         "have a layout that TMA accepts.");
   m.def("plan_attention_backward_gpu", plan_attention_backward_gpu, "device"_a, "batch"_a, "heads_q"_a, "heads_k"_a,
-        "queries"_a, "keys"_a, "dqk"_a, "dv"_a, "element_bytes"_a, "bent"_a = false, "parts"_a = 0,
+        "queries"_a, "keys"_a, "dqk"_a, "dv"_a, "element_bytes"_a, "has_score_mod"_a = false, "parts"_a = 0,
         "common_schedule"_a = false, "panels"_a = false,
-        "The plan of attention's backward pass on such a GPU; a negative scale does not count as bent.");
+        "The plan of attention's backward pass on such a GPU; a negative scale is no modified score.");
   m.def("plan_decode_gpu", plan_decode_gpu, "device"_a, "batch"_a, "heads_q"_a, "heads_k"_a, "queries"_a, "keys"_a,
         "dqk"_a, "dv"_a, "element_bytes"_a, "splits"_a = 0,
         "The plan of attention for few rows of a key head; few_rows: whether the rows are few enough for that kernel.");

@@ -50,14 +50,14 @@ template <class E>
 struct TokenRows {
   const E* data;  // of token 0
   int64_t stride;
-  int columns;  // features; a tile's further columns are zeros
-  bool whole;   // vectors of 16 bytes are aligned and end with the row; 32 bits hold the bytes of 32 tokens
+  int columns;        // features; a tile's further columns are zeros
+  bool is_aligned16;  // vectors of 16 bytes are aligned and end with the row; 32 bits hold the bytes of 32 tokens
 
   // The 16-byte vector at (token, column), zeros where it is outside.
-  XLSTM_DEVICE Vec16 piece(int64_t token, int column, bool inside) const {
+  XLSTM_DEVICE Vec16 vec16(int64_t token, int column, bool inside) const {
     if (!inside || column >= columns) return {{0, 0, 0, 0}};
     const E* from = data + token * stride + column;
-    if (whole) return *reinterpret_cast<const Vec16*>(from);
+    if (is_aligned16) return *reinterpret_cast<const Vec16*>(from);
     uint64_t low = 0, high = 0;
 #pragma unroll 1
     for (int j = 0; j < kVec16Elements<E> && column + j < columns; ++j) {
@@ -109,14 +109,14 @@ struct Stage {
   static constexpr int kUnits = kTokens * kFeatures / n / kUnitVec16s;
   static constexpr int kEach = (kUnits + kThreads - 1) / kThreads;
 
-  Vec16 held[kAsyncCopies ? 1 : kEach * kUnitVec16s];
+  Vec16 fetched[kAsyncCopies ? 1 : kEach * kUnitVec16s];
 
   // Loads tokens first..first + valid - 1 of `from`; the tile's further tokens are zeros. Where copies are
   // asynchronous, fetch() writes the tile, and store() does nothing.
   XLSTM_DEVICE void fetch([[maybe_unused]] const Storage& tile, const TokenRows<E>& from, int64_t first, int valid) {
     const int thread = opaque_thread();
     if constexpr (!kAsyncCopies)
-      if (from.whole && valid == kTokens && from.columns >= kFeatures) return fetch_plain(from, first, thread);
+      if (from.is_aligned16 && valid == kTokens && from.columns >= kFeatures) return fetch_plain(from, first, thread);
     if constexpr (kTurn) {
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
@@ -124,7 +124,7 @@ struct Stage {
         if (kUnits % kThreads != 0 && unit >= kUnits) break;
         const int token = unit % (kTokens / 4) * 4, column = unit / (kTokens / 4) * n;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) held[4 * j + i] = from.piece(first + token + i, column, token + i < valid);
+        for (int i = 0; i < 4; ++i) fetched[4 * j + i] = from.vec16(first + token + i, column, token + i < valid);
       }
     } else if constexpr (kAsyncCopies) {
       copy(tile, from, first, valid);
@@ -133,22 +133,24 @@ struct Stage {
       for (int j = 0; j < kEach; ++j)
         if (const int unit = thread + j * kThreads; kUnits % kThreads == 0 || unit < kUnits) {
           const int token = unit / (kFeatures / n);
-          held[j] = from.piece(first + token, unit % (kFeatures / n) * n, token < valid);
+          fetched[j] = from.vec16(first + token, unit % (kFeatures / n) * n, token < valid);
         }
     }
   }
 
   // The same for a tile all of whose tokens and features exist, aligned to 16 bytes.
-  XLSTM_DEVICE void fetch_whole(const TokenRows<E>& from, int64_t first) { fetch_plain(from, first, opaque_thread()); }
+  XLSTM_DEVICE void fetch_unmasked(const TokenRows<E>& from, int64_t first) {
+    fetch_plain(from, first, opaque_thread());
+  }
 
   // The jth vector that this thread loaded without transposing, of (token(j), column(j)).
   XLSTM_DEVICE static int token(int j) { return (opaque_thread() + j * kThreads) / (kFeatures / n); }
   XLSTM_DEVICE static int column(int j) { return (opaque_thread() + j * kThreads) % (kFeatures / n) * n; }
-  XLSTM_DEVICE Vec16 piece(const Storage& tile, int j) const {
+  XLSTM_DEVICE Vec16 vec16(const Storage& tile, int j) const {
     if constexpr (kAsyncCopies)
       return *reinterpret_cast<const Vec16*>(tile.at(token(j), column(j)));
     else
-      return held[j];
+      return fetched[j];
   }
 
   // Stores the loaded tokens into the tile. The caller puts store() between two barriers.
@@ -160,7 +162,7 @@ struct Stage {
         for (int j = 0; j < kEach; ++j) {
           const int unit = thread + j * kThreads;
           if (kUnits % kThreads != 0 && unit >= kUnits) break;
-          store_transposed(tile, held + 4 * j, unit % (kTokens / 4) * 4, unit / (kTokens / 4) * n);
+          store_transposed(tile, fetched + 4 * j, unit % (kTokens / 4) * 4, unit / (kTokens / 4) * n);
         }
       } else {
         constexpr int kRowUnits = kFeatures / n, kRows = kThreads / kRowUnits;  // rows of the block at a time
@@ -168,7 +170,7 @@ struct Stage {
 #pragma unroll
         for (int j = 0; j < kEach; ++j) {
           if (kUnits % kThreads != 0 && thread + j * kThreads >= kUnits) break;
-          *reinterpret_cast<Vec16*>(tile.at(to, j * kRows, 0)) = held[j];
+          *reinterpret_cast<Vec16*>(tile.at(to, j * kRows, 0)) = fetched[j];
         }
       }
     }
@@ -192,22 +194,23 @@ struct Stage {
 #pragma unroll
       for (int i = 0; i < kUnitVec16s; ++i) {
         const uint32_t uniform_offset = kTurn ? i * stride + unit * n * uint32_t(sizeof(E)) : unit * stride;
-        held[kUnitVec16s * j + i] = load_vec16(base + uniform_offset, lane_offset);
+        fetched[kUnitVec16s * j + i] = load_vec16(base + uniform_offset, lane_offset);
       }
     }
   }
 
   // The asynchronous copy of a tile.
   XLSTM_DEVICE static void copy(const Storage& tile, const TokenRows<E>& from, int64_t first, int valid) {
-    if (from.whole && valid == kTokens) return copy_whole(tile, from, first);  // but for odd tensors and a last chunk
-    constexpr int kRowVec16s = kFeatures / n, kRows = kThreads / kRowVec16s;   // rows of the block at a time
+    if (from.is_aligned16 && valid == kTokens)
+      return copy_unmasked(tile, from, first);                                // but for odd tensors and a last chunk
+    constexpr int kRowVec16s = kFeatures / n, kRows = kThreads / kRowVec16s;  // rows of the block at a time
     const int token0 = opaque_thread() / kRowVec16s, column0 = opaque_thread() % kRowVec16s * n;
 #pragma unroll 1
     for (int token = token0; token < kTokens; token += kRows)
-      *reinterpret_cast<Vec16*>(tile.at(token, column0)) = from.piece(first + token, column0, token < valid);
+      *reinterpret_cast<Vec16*>(tile.at(token, column0)) = from.vec16(first + token, column0, token < valid);
   }
   // The same where all of the tile's tokens exist and are aligned to 16 bytes.
-  XLSTM_DEVICE static void copy_whole(const Storage& tile, const TokenRows<E>& from, int64_t first) {
+  XLSTM_DEVICE static void copy_unmasked(const Storage& tile, const TokenRows<E>& from, int64_t first) {
     constexpr uint32_t kRowVec16s = kFeatures / n, kRows = kThreads / kRowVec16s;
     static_assert(kRows >= 8 || Storage::kVec16s >= 8 || kEach == 1);
     const uint32_t token0 = threadIdx.x / kRowVec16s, column0 = threadIdx.x % kRowVec16s * n;

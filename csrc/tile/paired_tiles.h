@@ -69,7 +69,7 @@ struct PairStage {
 
   // All tokens exist and are aligned to 16 bytes; `from` is the thread's first element.
   template <class AnyTile>
-  XLSTM_DEVICE static void copy_whole(const AnyTile& tile, const E* from, int64_t stride, int columns) {
+  XLSTM_DEVICE static void copy_unmasked(const AnyTile& tile, const E* from, int64_t stride, int columns) {
     const auto to = tile.cursor(int(lane_token()), int(lane_first_column()));
     const uint32_t base = lds_address(tile.base);
 #pragma unroll
@@ -89,11 +89,11 @@ struct PairStage {
       for (uint32_t column = lane_first_column(); column < AnyTile::kVec16s * n; column += kLine * n) {
         E* to = tile.at(int(token), int(column));
         const bool is_valid = int(token) < valid;
-        if (from.whole)
+        if (from.is_aligned16)
           copy_row_vec16(to, from.data + (first + (is_valid ? token : 0)) * from.stride, int(column),
                          is_valid ? from.columns : 0);
         else
-          *reinterpret_cast<Vec16*>(to) = from.piece(first + token, int(column), is_valid);
+          *reinterpret_cast<Vec16*>(to) = from.vec16(first + token, int(column), is_valid);
       }
   }
 
@@ -106,14 +106,14 @@ struct PairStage {
     if (kSubtiles < kWaves) subtile %= kSubtiles;
     const bool second = subtile >= kFirstSubtiles;
     const TokenRows<E> from{second ? b.data : a.data, second ? b.stride : a.stride, second ? b.columns : a.columns,
-                            second ? b.whole : a.whole};
+                            second ? b.is_aligned16 : a.is_aligned16};
     const int column0 = (second ? subtile - kFirstSubtiles : subtile) * kSubtile, token = 4 * at.quad;
     if (valid <= 0) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) p[i] = {{0, 0, 0, 0}};
       return;
     }
-    if (from.whole) {
+    if (from.is_aligned16) {
       const uint32_t stride = uint32_t(from.stride) * uint32_t(sizeof(E));
       if (valid >= kTokens && column0 + kSubtile <= from.columns) {
         const char* base = reinterpret_cast<const char*>(from.data + first * from.stride + column0);
@@ -136,7 +136,7 @@ struct PairStage {
       return;
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) p[i] = from.piece(first + token + i, column0 + at.vec16 * n, token + i < valid);
+    for (int i = 0; i < 4; ++i) p[i] = from.vec16(first + token + i, column0 + at.vec16 * n, token + i < valid);
   }
   template <class To>
   XLSTM_DEVICE static void store_subtile(int j, const Vec16* p, To&& to) {

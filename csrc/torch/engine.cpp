@@ -14,24 +14,24 @@ constexpr int64_t kOtherSlots = 1 + kSlotsOfNorm + kSlotsOfLinear;
 
 int64_t element_size(xlstm_dtype dtype) { return dtype == XLSTM_FLOAT32 ? 4 : 2; }
 
-// Takes the model's tensors in the order of `places`, a list of indices into the tensors. A norm is weight, bias. A
-// linear layer is weight (or quantised weight), scales, offsets, bias. A block is its norms before the mLSTM, of the
+// Takes the model's tensors in the order of `weight_index`, a list of indices into the tensors. A norm is weight, bias.
+// A linear layer is weight (or quantised weight), scales, offsets, bias. A block is its norms before the mLSTM, of the
 // heads and before the feed-forward, then q, k, v, o, i, f, out, gate, up, down. After the blocks come the embedding,
 // the last norm and the head. Where k, v and o are absent, q holds the fused projection of all four; likewise i holds i
 // and f, and gate holds gate and up.
 class Weights {
  public:
-  Weights(const std::vector<Tensor>& tensors, const Tensor& places, const Tensor& tokens)
+  Weights(const std::vector<Tensor>& tensors, const Tensor& weight_index, const Tensor& tokens)
       : tensors_(tensors), tokens_(tokens) {
-    STD_TORCH_CHECK(
-        places.is_cpu() && places.dim() == 1 && places.is_contiguous() && places.scalar_type() == ScalarType::Long,
-        "places: expected a contiguous int64 vector on the CPU");
-    next_ = static_cast<const int64_t*>(places.data_ptr());
-    count_ = places.numel();
-    STD_TORCH_CHECK(count_ > kOtherSlots && (count_ - kOtherSlots) % kSlotsOfBlock == 0, "places: expected ",
+    STD_TORCH_CHECK(weight_index.is_cpu() && weight_index.dim() == 1 && weight_index.is_contiguous() &&
+                        weight_index.scalar_type() == ScalarType::Long,
+                    "weight_index: expected a contiguous int64 vector on the CPU");
+    next_ = static_cast<const int64_t*>(weight_index.data_ptr());
+    count_ = weight_index.numel();
+    STD_TORCH_CHECK(count_ > kOtherSlots && (count_ - kOtherSlots) % kSlotsOfBlock == 0, "weight_index: expected ",
                     kSlotsOfBlock, " for each block and ", kOtherSlots, ", got ", count_);
     for (int64_t j = 0; j < count_; ++j)
-      STD_TORCH_CHECK(next_[j] >= -1 && next_[j] < int64_t(tensors.size()), "places: expected -1 to ",
+      STD_TORCH_CHECK(next_[j] >= -1 && next_[j] < int64_t(tensors.size()), "weight_index: expected -1 to ",
                       tensors.size() - 1, ", got ", next_[j]);
   }
   int64_t blocks() const { return (count_ - kOtherSlots) / kSlotsOfBlock; }
@@ -159,11 +159,11 @@ xlstm_decode_block block_of(Weights& weights, const xlstm_decode& p, const std::
 }
 
 void decode_step_(const Tensor& out, const Tensor& tokens, const OptionalTensor& keep,
-                  const std::vector<Tensor>& tensors, const Tensor& places, const std::vector<Tensor>& states,
+                  const std::vector<Tensor>& tensors, const Tensor& weight_index, const std::vector<Tensor>& states,
                   int64_t heads, double norm_eps, double eps, double gate_cap, double output_cap) {
   STD_TORCH_CHECK(tokens.dim() == 1 && tokens.scalar_type() == ScalarType::Long && tokens.is_contiguous(),
                   "tokens: expected a contiguous int64 vector");
-  Weights weights(tensors, places, tokens);
+  Weights weights(tensors, weight_index, tokens);
   xlstm_decode p{};
   p.batch = tokens.size(0);
   p.tokens = static_cast<const int64_t*>(tokens.data_ptr());
@@ -181,8 +181,8 @@ void decode_step_(const Tensor& out, const Tensor& tokens, const OptionalTensor&
   STD_TORCH_CHECK(states[0].dim() == 4, "states: expected c of shape (B, NH, DHQK, DHHV)");
   p.dqk = states[0].size(2);
   p.dhv = states[0].size(3);
-  const int64_t index = static_cast<const int64_t*>(places.data_ptr())[places.numel() - kOtherSlots];
-  STD_TORCH_CHECK(index >= 0, "places: expected one of an embedding, got ", index);
+  const int64_t index = static_cast<const int64_t*>(weight_index.data_ptr())[weight_index.numel() - kOtherSlots];
+  STD_TORCH_CHECK(index >= 0, "weight_index: expected one of an embedding, got ", index);
   const Tensor& embedding = tensors[size_t(index)];
   STD_TORCH_CHECK(embedding.dim() == 2, "weights: expected an embedding (V, D)");
   p.vocab = embedding.size(0);

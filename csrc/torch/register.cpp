@@ -13,9 +13,10 @@
 // Layers: x, y, gate, up, o (..., D)  h (..., NH, DHHV) with o and y (..., NH * DHHV)  logits (N, V), loss (N), exps
 // (N, 2). The gradient of an absent argument is an empty tensor.
 //
-// Decode: one token of each row, tokens (B), through a model. `places` holds the index in `weights` of each of the
-// model's tensors, or -1 where it is absent: 46 numbers for each block, then 7, in the order of csrc/torch/engine.cpp.
-// `states` are c, n, m of each block. out (B, V), or (B, D) without a head. A cap of 0 means none.
+// Decode: one token of each row, tokens (B), through a model. `weight_index` holds the index in `weights` of each of
+// the model's tensors, or -1 where it is absent: 46 numbers for each block, then 7, in the order of
+// csrc/torch/engine.cpp. `states` are c, n, m of each block. out (B, V), or (B, D) without a head. A cap of 0 means
+// none.
 //
 // Sampling: logits (B, V) float32, tokens, seeds and numbers (B) and ends int64, seen (B, V) and going (B) bool,
 // weights (B, V) int64.
@@ -102,7 +103,7 @@ XLSTM_OPS_DEF(m) {
       "cross_entropy_backward_(Tensor dloss, Tensor(a!) logits, Tensor targets, Tensor exps, float? cap, "
       "int ignore_index) -> ()");
   m.def(
-      "decode_step_(Tensor(a!) out, Tensor tokens, Tensor? keep, Tensor[] weights, Tensor places, "
+      "decode_step_(Tensor(a!) out, Tensor tokens, Tensor? keep, Tensor[] weights, Tensor weight_index, "
       "Tensor(b!)[] states, int heads, float norm_eps, float eps, float gate_cap, float output_cap) -> ()");
   m.def(
       "draw_tokens_(Tensor(a!) tokens, Tensor logits, Tensor? seeds, Tensor(b!)? numbers, Tensor(c!)? seen, "

@@ -142,8 +142,15 @@ ensure_package() {
   fi
 }
 
+# pip's builds take the interpreter's compiler, usually g++, and CMake's own the one named c++. Under one name the
+# compiler cache shares their objects.
+name_compiler() {
+  [ -n "${CXX:-}" ] || ! command -v g++ >/dev/null || export CXX=g++
+}
+
 set_up() {
   ensure_system_packages
+  name_compiler
   ensure_environment
   ensure_package "$@"
 }

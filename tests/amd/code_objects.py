@@ -13,9 +13,11 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import jobs
 from find_torch import find_torch
@@ -108,8 +110,7 @@ class Compiler:
         return f"clang {found[1]}"
 
 
-@dataclass(frozen=True)
-class Instruction:
+class Instruction(NamedTuple):  # a tuple, for there are millions
     address: int
     name: str
     operands: str
@@ -189,30 +190,32 @@ def parse_disassembly(text: str) -> dict[str, list[Instruction]]:
     return symbols
 
 
-def kernels_in(compiler: Compiler, object_file: Path, scratch: Path) -> list[Kernel]:
-    bundle = scratch / "bundle"
+def kernels_in(object_file: Path) -> list[Kernel]:
     if b".hip_fatbin" not in object_file.read_bytes():
         return []  # it chooses between kernels that other objects hold
-    run(compiler.tool("llvm-objcopy"), f"--dump-section=.hip_fatbin={bundle}", object_file, scratch / "unused")
+    compiler = Compiler.of_build()
     kernels = []
-    for arch in ARCHS:
-        code = scratch / arch
-        target = f"hipv4-amdgcn-amd-amdhsa--{arch}"
-        bundler = compiler.tool("clang-offload-bundler")
-        run(bundler, "--unbundle", "--type=o", f"--input={bundle}", f"--targets={target}", f"--output={code}")
-        found = parse_notes(run(compiler.tool("llvm-readelf"), "--notes", code))
-        if not found:
-            continue
-        disassembly = parse_disassembly(run(compiler.tool("llvm-objdump"), "-d", "--no-show-raw-insn", code))
-        names = run(compiler.tool("llvm-cxxfilt"), *(notes["name"] for notes in found)).splitlines()
-        for notes, name in zip(found, names, strict=True):
-            kernels.append(Kernel(short_name(name), arch, notes, disassembly[notes["name"]]))
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        bundle = scratch / "bundle"
+        run(compiler.tool("llvm-objcopy"), f"--dump-section=.hip_fatbin={bundle}", object_file, scratch / "unused")
+        for arch in ARCHS:
+            code = scratch / arch
+            target = f"hipv4-amdgcn-amd-amdhsa--{arch}"
+            bundler = compiler.tool("clang-offload-bundler")
+            run(bundler, "--unbundle", "--type=o", f"--input={bundle}", f"--targets={target}", f"--output={code}")
+            found = parse_notes(run(compiler.tool("llvm-readelf"), "--notes", code))
+            if not found:
+                continue
+            disassembly = parse_disassembly(run(compiler.tool("llvm-objdump"), "-d", "--no-show-raw-insn", code))
+            names = run(compiler.tool("llvm-cxxfilt"), *(notes["name"] for notes in found)).splitlines()
+            for notes, name in zip(found, names, strict=True):
+                kernels.append(Kernel(short_name(name), arch, notes, disassembly[notes["name"]]))
     return kernels
 
 
-def all_kernels(scratch: Path) -> list[Kernel]:
-    """Of every GPU source, in the order of names."""
-    compiler = Compiler.of_build()
+def gpu_objects() -> list[Path]:
+    """The object file of each GPU source, the largest first."""
     files = [path for path in (ROOT / "csrc").rglob("*.hip") if "once for each XLSTM_ELEMENT" not in path.read_text()]
     instances = (BUILD / "generated" / "instances").glob("*.hip")  # of the others, one per type of elements
     sources = {path.name for path in (*files, *instances)}
@@ -220,7 +223,7 @@ def all_kernels(scratch: Path) -> list[Kernel]:
     missing = sources - {path.name.removesuffix(".o") for path in objects}
     if missing:
         raise RuntimeError(f"not built: {', '.join(sorted(missing))}")
-    return [kernel for path in sorted(objects) for kernel in kernels_in(compiler, path, scratch)]
+    return sorted(objects, key=lambda path: (-path.stat().st_size, path))
 
 
 if __name__ == "__main__":

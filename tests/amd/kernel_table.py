@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 import sys
-import tempfile
 import textwrap
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from code_objects import ARCHS, ROOT, Compiler, Kernel, all_kernels, build
+import jobs
+from code_objects import ARCHS, ROOT, Compiler, Kernel, build, gpu_objects, kernels_in
 from control_flow import MACS_OF_A_UNIT, Loop, lds_writes_beside_products, matrix_loops
 from kernel_notes import NOTES
 from kernel_shapes import shape_of
@@ -139,10 +140,15 @@ def row_of(kernel: Kernel) -> Row | None:
     )
 
 
+def rows_in(object_file: Path) -> list[Row]:
+    return [row for row in map(row_of, kernels_in(object_file)) if row]
+
+
 def rows() -> list[Row]:
-    with tempfile.TemporaryDirectory() as scratch:
-        kernels = all_kernels(Path(scratch))
-    found = {(row.arch, row.kernel): row for row in map(row_of, kernels) if row}  # a template may be in two objects
+    """Of every kernel of the build; a process per core reads the object files."""
+    with ProcessPoolExecutor(jobs.job_limit()) as pool:
+        of_objects = list(pool.map(rows_in, gpu_objects()))
+    found = {(row.arch, row.kernel): row for some in of_objects for row in some}  # a template may be in two objects
     return sorted(found.values(), key=lambda row: (ARCHS.index(row.arch), natural(row.kernel)))
 
 

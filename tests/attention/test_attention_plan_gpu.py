@@ -35,7 +35,7 @@ def test_every_plan_holds(device: str, dims: tuple[int, int], element_bytes: int
         assert p["blocks"] * p["rows"] >= rows > (p["blocks"] - 1) * p["rows"] or rows == p["blocks"] == 0
         assert p["grid"] == batch * heads_k * p["blocks"] * p["splits"]
         assert plan(device, shape, dims, element_bytes, block_size=p["keys"]) == p
-        assert plan(device, shape, dims, element_bytes, bent=True)["full"]
+        assert plan(device, shape, dims, element_bytes, has_score_mod=True)["full"]
 
 
 def test_hopper_takes_its_own_kernel_where_it_fills_half_the_chip() -> None:
@@ -51,7 +51,7 @@ def test_hopper_takes_its_own_kernel_where_it_fills_half_the_chip() -> None:
         ((128, 128), 2, {}),
         ((128, 128), 4, {"panels": True}),
         ((192, 128), 2, {"panels": True}),
-        ((128, 128), 2, {"panels": True, "bent": True}),
+        ((128, 128), 2, {"panels": True, "has_score_mod": True}),
         ((128, 128), 2, {"panels": True, "splits": 2}),
         ((128, 128), 2, {"panels": True, "block_size": plan("H200", full, (128, 128), 2)["keys"]}),
     ):
@@ -98,7 +98,7 @@ def test_one_part_of_the_rows_has_hoppers_own_kernels() -> None:
     assert one["schedule"] == "hopper" and one["parts"] == 1 and one["of_keys"]["grid"] == 32
     assert gradients("H200", few, (128, 128), panels=True, parts=1, common_schedule=True)["schedule"] == "common"
     assert gradients("MI300X", few, (128, 128), parts=3)["of_keys"]["grid"] == 3 * 4 * 16
-    assert gradients("H200", few, (128, 128), panels=True, parts=1, bent=True)["schedule"] == "common"
+    assert gradients("H200", few, (128, 128), panels=True, parts=1, has_score_mod=True)["schedule"] == "common"
 
 
 def test_blocks_of_one_head_share_a_die() -> None:

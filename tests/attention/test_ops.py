@@ -14,7 +14,7 @@ from torch.autograd import gradcheck
 from torch.library import opcheck
 
 from xlstm_hip import attention as ours
-from xlstm_hip._core.index_tensors import Pages, Places
+from xlstm_hip._core.index_tensors import Pages, SequenceBounds
 from xlstm_hip.attention.ops import OPS, Options
 
 SLOPES = torch.tensor([0.1, 0.3])
@@ -32,17 +32,17 @@ def ends(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def layouts(dtype: torch.dtype, grad: bool = False) -> dict[str, tuple[tuple[Tensor, ...], Places, Options]]:
+def layouts(dtype: torch.dtype, grad: bool = False) -> dict[str, tuple[tuple[Tensor, ...], SequenceBounds, Options]]:
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=dtype).requires_grad_(grad)
 
     plain = Options(0, 0, 0.3, -1, -1, 0.0, 0.0, 0)
     rules = Options(9, 11, 0.3, 5, 0, 2.0, 0.25, 32)
     return {
-        "dense": ((draw(2, 9, 2, 8), draw(2, 11, 1, 8), draw(2, 11, 1, 5)), Places(), plain),
+        "dense": ((draw(2, 9, 2, 8), draw(2, 11, 1, 8), draw(2, 11, 1, 5)), SequenceBounds(), plain),
         "packed": (
             (draw(12, 2, 8), draw(14, 1, 8), draw(14, 1, 5)),
-            Places(ends(0, 3, 12), ends(0, 3, 14), ends(2, 11), ends(1, 0)),
+            SequenceBounds(ends(0, 3, 12), ends(0, 3, 14), ends(2, 11), ends(1, 0)),
             rules,
         ),
     }
@@ -51,15 +51,15 @@ def layouts(dtype: torch.dtype, grad: bool = False) -> dict[str, tuple[tuple[Ten
 @pytest.mark.parametrize("layout", ["dense", "packed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_opcheck(layout: str, dtype: torch.dtype) -> None:
-    (q, k, v), places, options = layouts(dtype)[layout]
+    (q, k, v), bounds, options = layouts(dtype)[layout]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     sink = torch.randn(2, dtype=wide) if layout == "packed" else None
     last = (SLOPES if layout == "packed" else None, sink, RNG if options.dropout_p else None, *options)
-    opcheck(OPS.attention_forward, (q, k, v, *places, *Pages(), *last, 0, True))
-    opcheck(OPS.attention_forward_probs, (q, k, v, *places, *last))
-    out, lse = OPS.attention_forward(q, k, v, *places, *Pages(), *last, 0, True)
+    opcheck(OPS.attention_forward, (q, k, v, *bounds, *Pages(), *last, 0, True))
+    opcheck(OPS.attention_forward_probs, (q, k, v, *bounds, *last))
+    out, lse = OPS.attention_forward(q, k, v, *bounds, *Pages(), *last, 0, True)
     for cut in ((), (2, 3), (1, 1, 0)):  # row_panels, parts, common_schedule
-        opcheck(OPS.attention_backward, (q, k, v, out, lse, out, lse, *places, *last, *cut))
+        opcheck(OPS.attention_backward, (q, k, v, out, lse, out, lse, *bounds, *last, *cut))
 
 
 @pytest.mark.parametrize("paged", [False, True])
@@ -75,7 +75,7 @@ def test_opcheck_of_a_cache(paged: bool) -> None:
     pages = Pages(table, None) if paged else Pages(None, rows)
     opcheck(
         OPS.attention_forward,
-        (x, cache, cache, *Places(seqused_k=ends(4, 7)), *pages, None, None, None, *options, 2, False),
+        (x, cache, cache, *SequenceBounds(seqused_k=ends(4, 7)), *pages, None, None, None, *options, 2, False),
     )
 
 
@@ -102,7 +102,7 @@ def test_a_plan_comes_to_backward(name: str) -> None:
 @pytest.mark.parametrize("layout", ["dense", "packed"])
 def test_gradcheck(layout: str) -> None:
     """Every gradient, of lse too, and with dropout."""
-    (q, k, v), places, options = layouts(torch.float64, grad=True)[layout]
+    (q, k, v), bounds, options = layouts(torch.float64, grad=True)[layout]
     sink = torch.randn(2, dtype=torch.float64, requires_grad=True)
 
     def call(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,8 +115,8 @@ def test_gradcheck(layout: str) -> None:
         if layout == "dense":
             return ours.flash_attn_func(q, k, v, **arguments)[:2]
         return ours.flash_attn_varlen_func(
-            q, k, v, places.cu_seqlens_q, places.cu_seqlens_k, 9, 11, seqused_k=places.seqused_k,
-            leftpad_k=places.leftpad_k, **arguments,
+            q, k, v, bounds.cu_seqlens_q, bounds.cu_seqlens_k, 9, 11, seqused_k=bounds.seqused_k,
+            leftpad_k=bounds.leftpad_k, **arguments,
         )[:2]  # fmt: skip
 
     assert gradcheck(call, (q, k, v, sink))

@@ -209,8 +209,8 @@ void test_call(const Setting& s) {
           for (int64_t d = 0; d < s.dqk; ++d) dot += q.get(b, i, h, d) * k.get(b, j, h / group, d);
           dot *= 0.3;
           if (s.softcap > 0) {
-            const double bent = std::tanh(dot / s.softcap);
-            dot = s.softcap * bent, through[size_t(j)] = 1 - bent * bent;
+            const double bounded = std::tanh(dot / s.softcap);
+            dot = s.softcap * bounded, through[size_t(j)] = 1 - bounded * bounded;
           }
           if (s.alibi) dot -= double(slopes[size_t(h)]) * double(std::llabs(i + s.keys - s.queries - j));
           if (s.dropout > 0) {

@@ -21,7 +21,19 @@ def call_of(batch: int = 2) -> tuple[list, dict]:
     weights = [x.detach() for x in engine._parts.tensors]
     out = torch.empty(batch, 97)
     x = tokens(batch, 1, seed=2)[:, 0]
-    return [out, x, torch.tensor([True] * batch), weights, engine._places, states, 4, 1e-6, 1e-6, 15.0, 30.0], begun
+    return [
+        out,
+        x,
+        torch.tensor([True] * batch),
+        weights,
+        engine._weight_index,
+        states,
+        4,
+        1e-6,
+        1e-6,
+        15.0,
+        30.0,
+    ], begun
 
 
 def test_opcheck() -> None:
@@ -37,7 +49,7 @@ def test_opcheck() -> None:
         (1, torch.tensor([3, -1]), "tokens: expected 0 to 96, got -1"),
         (1, torch.tensor([3, 4], dtype=torch.int32), "tokens: expected a contiguous int64 vector"),
         (2, torch.tensor([True]), r"keep: expected shape \( 2 \), got \( 1 \)"),
-        (4, torch.zeros(5, dtype=torch.int64), "places: expected 46 for each block and 7, got 5"),
+        (4, torch.zeros(5, dtype=torch.int64), "weight_index: expected 46 for each block and 7, got 5"),
         (6, 3, r"head_norm: expected 96 elements, got 128"),
         (7, -1.0, "norm_eps: expected a finite number >= 0"),
         (9, float("nan"), "gate_cap: expected a finite number >= 0"),
@@ -51,7 +63,8 @@ def test_wrong_calls(place: int, value: object, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [(-1, "places: expected one of an embedding, got -1"), (1 << 40, "places: expected -1 to")]
+    ("value", "words"),
+    [(-1, "weight_index: expected one of an embedding, got -1"), (1 << 40, "weight_index: expected -1 to")],
 )
 def test_an_embedding_that_is_not_there(value: int, words: str) -> None:
     arguments, _ = call_of()

@@ -2,10 +2,12 @@
 // The CPU instruction sets that kernels are compiled for, best first, and whether this machine supports each.
 #pragma once
 
+#ifndef XLSTM_FOR_EACH_ISA  // a build may be for some of them: CMake's XLSTM_HIP_CPU_ISAS
 #if defined(__x86_64__) || defined(_M_X64)
 #define XLSTM_FOR_EACH_ISA(X) X(avx512bf16) X(avx512) X(avx2) X(portable)
 #else
 #define XLSTM_FOR_EACH_ISA(X) X(portable)
+#endif
 #endif
 
 namespace xlstm {

@@ -196,8 +196,8 @@ struct BackwardTiles {
     }
     const bool is_aligned16 = kOfKeys ? p->aligned16.q && p->aligned16.dout : p->aligned16.k && p->aligned16.v;
     if (is_aligned16 && valid(coord.first) == kTile) {
-      Pair::copy_whole(first_tile(to), s.first, x.stride[2], int(call.in.dqk));
-      Pair::copy_whole(second_tile(to), s.second, y.stride[2], int(call.in.dv));
+      Pair::copy_unmasked(first_tile(to), s.first, x.stride[2], int(call.in.dqk));
+      Pair::copy_unmasked(second_tile(to), s.second, y.stride[2], int(call.in.dv));
     } else {
       TokenRows<E> first, second;
       token_rows(!kOfKeys, query_head + coord.member, first, second);

@@ -30,7 +30,7 @@ __global__ __launch_bounds__(kDeltaThreads) void delta_kernel(const BackwardPara
     const bool valid = i < at.queries;
     float dot = 0;
     for (int column = threadIdx.x % kLanes * n; column < int(in.dv); column += kLanes * n) {
-      const Vec16 x = out.piece(i, column, valid), y = dout.piece(i, column, valid);
+      const Vec16 x = out.vec16(i, column, valid), y = dout.vec16(i, column, valid);
 #pragma unroll
       for (int j = 0; j < n; ++j) dot += element<E>(x, j) * element<E>(y, j);
     }

@@ -75,7 +75,7 @@ struct Decode {
     const Vec16Position of = chain_vec16(kFamily, sizeof(E), lane, index);
     const int feature = unit * kUnit<E> + of.feature;
     const E* row = static_cast<const E*>(in.q.data) + at.query(in.q, query_of(clamp_row(first_row + of.row)));
-    return TokenRows<E>{row, 0, int(in.dqk), true}.piece(0, feature, true);
+    return TokenRows<E>{row, 0, int(in.dqk), true}.vec16(0, feature, true);
   }
   XLSTM_DEVICE void load_q() {
     if constexpr (kShape.q_in_lds) {  // in the order in which the lanes read it
@@ -263,7 +263,7 @@ struct Decode {
         for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
           for (int t = 0; t < kTransposedStrips<E>; ++t) scale_columns(out[b][t], rescale);
-          each_held<E>(out[b], 1, [&](int feature, int j, const float* value) {
+          for_each_run<E>(out[b], 1, [&](int feature, int j, const float* value) {
             float* to = merged_out() + Columns::position(j) * merge_row(kDv) + b * kTransposedFeatures<E> + feature;
 #pragma unroll
             for (int e = 0; e < kTransposedElements<E>; e += 4) {

@@ -86,7 +86,7 @@ struct Forward {
       return static_cast<const E*>(at.in.q.data) + at.query(at.in.q, of);
     };
     const auto q_vec16 = [&](int row, int column) {
-      return TokenRows<E>{q_row(row), 0, int(at.in.dqk), p->q_aligned16}.piece(0, column, true);
+      return TokenRows<E>{q_row(row), 0, int(at.in.dqk), p->q_aligned16}.vec16(0, column, true);
     };
     if constexpr (kShape.q_bytes > 0) {
       constexpr int kRowVec16s = kDqk / n;

@@ -41,7 +41,7 @@ struct HeadTokens {
   }
   XLSTM_DEVICE TokenRows<E> rows(int column0) const { return {data + column0, x->stride[2], features - column0, true}; }
   XLSTM_DEVICE Vec16 vec16(const E* row, int column) const {
-    return TokenRows<E>{row, 0, features, is_aligned16 != 0}.piece(0, column, true);
+    return TokenRows<E>{row, 0, features, is_aligned16 != 0}.vec16(0, column, true);
   }
 };
 
@@ -66,7 +66,7 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
     if constexpr (kAsyncCopies) {
       if (from.is_aligned16 && is_strided) {
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) Base::copy_whole(tile(part), from.rows(part * kFeatures), first);
+        for (int part = 0; part < kParts; ++part) Base::copy_unmasked(tile(part), from.rows(part * kFeatures), first);
       } else {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) copy_scattered(tile(part), from, first, valid, part * kFeatures);
@@ -76,7 +76,7 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         if (is_strided && from.features - part * kFeatures >= kFeatures)
-          stage[part].fetch_whole(from.rows(part * kFeatures), first);
+          stage[part].fetch_unmasked(from.rows(part * kFeatures), first);
         else
           stage[part].gather(from, first, valid, part * kFeatures);
       }
@@ -104,7 +104,7 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
 #pragma unroll
       for (int i = 0; i < kUnitVec16s; ++i) {
         const E* row = from.at(first + (token + i < valid ? token + i : valid - 1));
-        Vec16& slot = this->held[kUnitVec16s * j + i];
+        Vec16& slot = this->fetched[kUnitVec16s * j + i];
         slot = load_vec16(reinterpret_cast<const char*>(row + source_column), 0);
 #pragma unroll
         for (int w = 0; w < 4; ++w) slot.word[w] = inside ? slot.word[w] : 0;

@@ -99,7 +99,7 @@ XLSTM_DEVICE void combine_rows(const Parts& p, E* out, float* lse, RowOf&& row_o
       if (!has_keys(x) || column >= p.dv) continue;
       const float weight = exp2_fast((x - max_lse) * kLog2E);
       const TokenRows<float> part{parts, p.out_step, p.dv, p.is_aligned16};
-      const Vec16 vec = part.piece(s, column, true);
+      const Vec16 vec = part.vec16(s, column, true);
 #pragma unroll
       for (int j = 0; j < 4; ++j) sum[j] += weight * as_float(vec.word[j]);
     }

@@ -171,7 +171,7 @@ struct Mla {
       }
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
-        each_held<E>(&tiles.out[b][0][rs], kRowStrips, [&](int feature, int j, const float* value) {
+        for_each_run<E>(&tiles.out[b][0][rs], kRowStrips, [&](int feature, int j, const float* value) {
           if (to[j] < 0) return;
           float scaled[kTransposedElements<E>];
 #pragma unroll

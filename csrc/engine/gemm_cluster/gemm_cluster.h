@@ -16,11 +16,26 @@
 //
 // Barriers:
 //
-//   received (mbarrier)           a round's partial sums, and in round 0 all blocks' sums of squares, have arrived in
-//                                 this block; thread 0 announces their bytes before any block can send
-//   cluster_sync before round 0   x is in shared memory, and every block's mbarrier is initialised
-//   cluster_sync between rounds   all epilogues have read their partial sums, and the next bytes are announced
-//   a warp's ring                 the warp's own cp.async groups, then __syncwarp
+//   which                         who arrives                    who waits            phase
+//   received (mbarrier)           thread 0, with the bytes of    all threads of the   the round's parity
+//                                 the round's partial sums (in   block, before the
+//                                 round 0 also of the blocks'    epilogue
+//                                 sums of squares); the bytes
+//                                 by st.async
+//   cluster_sync before round 0   all blocks: x is in shared     all blocks           once
+//                                 memory, `received` is
+//                                 initialised, its bytes are
+//                                 announced
+//   cluster_sync between rounds   all blocks: the epilogue has   all blocks           once a round
+//                                 read its sums, the next bytes
+//                                 are announced
+//   a warp's ring                 the warp's own cp.async groups, then __syncwarp; no other warp takes part
+//
+// Timeline of a block:
+//
+//   weights  | ring's first slots | next slot at the use of this one .......................................
+//   x        | pdl_wait, load     |
+//   warps    |       cluster_sync | round 0: items, sums to owners | received, epilogue, cluster_sync | round 1
 //
 // Floor: the bytes of the weights over the bandwidth of memory. What binds are instructions and a kernel's own latency:
 // x from L2 and its digits, the cluster's barrier, the last sums in flight (docs/lab/decode-h200.md).

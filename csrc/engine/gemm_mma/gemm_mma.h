@@ -22,6 +22,21 @@
 // The order of a sum over features is the same for every kBatch and kRows: a row of the batch has the same result
 // whatever the batch.
 //
+// Barriers, all __syncthreads, all waves of the block:
+//
+//   in load_stage, first      all have read the stage of x that is overwritten next; not before a block's first stage
+//   in load_stage, second     the stage of x is in LDS. If all of x fits, both happen once, before the first unit
+//   in the epilogue           the sums of kWavesAtOnce waves are in their buffer. Two buffers take turns, so that one
+//                             barrier for each round of waves is enough
+//   between two products      all have left the quantised product's LDS, before the gates' product begins there
+//   a wave's ring             the wave's own cp.async groups (NVIDIA), read by the wave alone: no barrier
+//
+// Timeline of a block; weights are on their way throughout:
+//
+//   weights  | steps 0..kDepth - 1 | step n + kDepth at the use of step n ........ | the next unit's first steps |
+//   x        | pdl_wait, load      |                                               |                             |
+//   waves    |            barrier  | products of unit 0, 64 features a wave a step | epilogue | products of unit 1 ..
+//
 // Floor: the bytes of the weights over the bandwidth of memory. Instructions stay below it: counted in executed gfx942
 // code for an MI300X, batch 1 in units of 16 rows, bfloat16 weights take 58.8 us of memory and 6.2 us of vector
 // instructions, int4 weights 29.9 and 14.3, since nibbles must become bfloat16 (docs/amd_roofline.md). On an H200 one

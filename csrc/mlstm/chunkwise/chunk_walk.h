@@ -300,7 +300,7 @@ struct Walk {
       if (kTerms.gradient_terms) {
 #pragma unroll
         for (int j = 0; j < n; ++j) value[j] += tiles.factor(kTerms.vector_factor)[t] * tiles.vector()[column + j];
-        const Vec16 other = stages.dot_with.piece(tiles.dot_with, i);
+        const Vec16 other = stages.dot_with.vec16(tiles.dot_with, i);
         float dot = 0;
 #pragma unroll
         for (int j = 0; j < n; ++j) dot += value[j] * element<E>(other, j);
@@ -319,7 +319,7 @@ struct Walk {
     if constexpr (kAsyncCopies)
       return *reinterpret_cast<const Vec16*>(tiles.y.at(StageRows::token(i), StageRows::column(i)));  // as in memory
     else
-      return stages.diagonal_y.held[i];
+      return stages.diagonal_y.fetched[i];
   }
 
   // ---- the mainloop

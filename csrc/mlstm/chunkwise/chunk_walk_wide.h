@@ -5,8 +5,9 @@
 //     out = f sum over slices (a C) + scores y          C_slice = decay C_slice + (w x)^T y
 //
 // For: chunkwise calls with more than 512 rows of state (DHQK in forward and for dv, DHHV for dq and dk), so that every
-// head dim has a kernel. Few models have such head dims, and this kernel is slow. Its time was not compared with plain
-// torch's; tests/gfx942 executes it with 520 and 577 rows, for its results.
+// head dim has a kernel. Few models have such head dims. In bfloat16 it is faster than plain torch's chunkwise form
+// from four heads on, in float32 mostly slower (docs/lab/mlstm-h200.md); tests/gfx942 executes it with 520 and 577
+// rows.
 //
 // Floor: the state's traffic binds, 8 bytes for each of its elements and chunk, from L2 where the state fits. No
 // sequence is split into segments, and no load is in flight while a slice is multiplied.

@@ -85,7 +85,7 @@ __global__ __launch_bounds__(kNormaliserThreads) void normalisers(const Normalis
     for (int i = 0; i < kTokens; ++i) {
       if (i * kGroups >= p.where.chunk) break;
       const int t = first + i * kGroups;
-      const Vec16 x = q.piece(c.t0 + t, column, t < c.valid);
+      const Vec16 x = q.vec16(c.t0 + t, column, t < c.valid);
 #pragma unroll
       for (int j = 0; j < n; ++j) dot[i] += element<E>(x, j) * n_values[j];
     }

@@ -74,7 +74,7 @@ struct Scores {
     for (int t = threadIdx.x / kLanes; t < kChunk; t += kThreads / kLanes) {
       float dot = 0;
       for (int column = threadIdx.x % kLanes * n; column < p.h.columns; column += kLanes * n) {
-        const Vec16 x = h.piece(c.t0 + t, column, t < c.valid), y = dh.piece(c.t0 + t, column, t < c.valid);
+        const Vec16 x = h.vec16(c.t0 + t, column, t < c.valid), y = dh.vec16(c.t0 + t, column, t < c.valid);
 #pragma unroll
         for (int j = 0; j < n; ++j) dot += element<E>(x, j) * element<E>(y, j);
       }

@@ -136,7 +136,7 @@ XLSTM_DEVICE void store_vec16(const TokenRows<E>& rows, int64_t token, int colum
     else
       p.word[w] = pack_exact(E{}, value[2 * w], value[2 * w + 1]);
   }
-  if (rows.whole) {
+  if (rows.is_aligned16) {
     *reinterpret_cast<Vec16*>(to) = p;
     return;
   }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 
-import torch
+from .graph_constants import constant_in_graphs
 
 BACKENDS = ("reference",)
 LOGS = ("dispatch", "plan", "build")
@@ -24,7 +24,7 @@ _VARIABLES = vars(os.environ)["_data"]
 _BACKEND = os.fsencode("XLSTM_HIP_BACKEND")
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def plain_torch_forced() -> bool:
     """Whether XLSTM_HIP_BACKEND is reference. A torch.compile graph keeps the answer from when it was traced."""
     value = _VARIABLES.get(_BACKEND)

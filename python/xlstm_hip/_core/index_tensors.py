@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 
-class Places(NamedTuple):
+class SequenceBounds(NamedTuple):
     """Which tokens belong to which sequence: int32 tensors, or None."""
 
     cu_seqlens_q: Tensor | None = None
@@ -49,27 +49,29 @@ def offsets_fit(name: str, offsets: Tensor, longest: int, total: int | None = No
     return lengths
 
 
-def lengths_within(name: str, lengths: Tensor, rooms: list[int]) -> None:
-    for length, room in zip(lengths.tolist(), rooms, strict=True):
-        in_range(name, length, 0, room)
+def lengths_within(name: str, lengths: Tensor, capacities: list[int]) -> None:
+    for length, capacity in zip(lengths.tolist(), capacities, strict=True):
+        in_range(name, length, 0, capacity)
 
 
-def places_fit(q: Tensor, k: Tensor, places: Places, pages: Pages, max_seqlen_q: int, max_seqlen_k: int) -> None:
+def index_tensors_fit(
+    q: Tensor, k: Tensor, bounds: SequenceBounds, pages: Pages, max_seqlen_q: int, max_seqlen_k: int
+) -> None:
     """Checks the values of the index tensors of an attention op."""
     batch = q.shape[0]
-    if places.cu_seqlens_q is not None:
-        batch = len(offsets_fit("cu_seqlens_q", places.cu_seqlens_q, max_seqlen_q, q.shape[0]))
-    if places.cu_seqlens_k is not None:
-        rooms = offsets_fit("cu_seqlens_k", places.cu_seqlens_k, max_seqlen_k, k.shape[0])
+    if bounds.cu_seqlens_q is not None:
+        batch = len(offsets_fit("cu_seqlens_q", bounds.cu_seqlens_q, max_seqlen_q, q.shape[0]))
+    if bounds.cu_seqlens_k is not None:
+        capacities = offsets_fit("cu_seqlens_k", bounds.cu_seqlens_k, max_seqlen_k, k.shape[0])
     else:
-        rooms = [k.shape[1] * (1 if pages.block_table is None else pages.block_table.shape[1])] * batch
-    for name, lengths in (("seqused_k", places.seqused_k), ("leftpad_k", places.leftpad_k)):
+        capacities = [k.shape[1] * (1 if pages.block_table is None else pages.block_table.shape[1])] * batch
+    for name, lengths in (("seqused_k", bounds.seqused_k), ("leftpad_k", bounds.leftpad_k)):
         if lengths is not None:
-            lengths_within(name, lengths, rooms)
+            lengths_within(name, lengths, capacities)
     if pages.cache_batch_idx is not None:
         lengths_within("cache_batch_idx", pages.cache_batch_idx, [k.shape[0] - 1] * batch)
     if pages.block_table is not None:
-        used = rooms if places.seqused_k is None else places.seqused_k.tolist()
+        used = capacities if bounds.seqused_k is None else bounds.seqused_k.tolist()
         for row, keys in zip(pages.block_table.tolist(), used, strict=True):
             for page in row[: -(-keys // k.shape[1])]:  # unused entries may hold anything
                 in_range("block_table", page, 0, k.shape[0] - 1)

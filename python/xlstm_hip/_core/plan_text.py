@@ -101,9 +101,9 @@ def _attention(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tens
         return attention_cpu(built, call, threads)
     if (call.dqk, call.dv) in MLA_DIMS and k.data_ptr() == v.data_ptr():
         return mla_gpu(built, gpu, call)
-    bent = ruled or not given["softmax_scale"] > 0
+    has_score_mod = ruled or not given["softmax_scale"] > 0
     plain = "probs" not in op and given["dropout_p"] == 0
-    return attention_gpu(built, gpu, call, bent, plain, plain and table is None)
+    return attention_gpu(built, gpu, call, has_score_mod, plain, plain and table is None)
 
 
 class AttentionCall(NamedTuple):
@@ -144,7 +144,12 @@ def attention_backward_cpu(built: Any, call: AttentionCall, threads: int, row_pa
 
 
 def attention_gpu(
-    built: Any, gpu: Gpu, call: AttentionCall, bent: bool = False, may_be_few: bool = True, may_copy: bool = True
+    built: Any,
+    gpu: Gpu,
+    call: AttentionCall,
+    has_score_mod: bool = False,
+    may_be_few: bool = True,
+    may_copy: bool = True,
 ) -> Plan:
     """may_be_few, may_copy: whether the kernel for few rows, and the one for Hopper, support the call's options."""
     *shape, block_size, splits = call
@@ -152,13 +157,18 @@ def attention_gpu(
         few = built.plan_decode_gpu(gpu, *shape, splits)
         if few["few_rows"]:
             return few
-    return built.plan_attention_gpu(gpu, *shape, bent, block_size, splits, may_copy and call.panels)
+    return built.plan_attention_gpu(gpu, *shape, has_score_mod, block_size, splits, may_copy and call.panels)
 
 
 def attention_backward_gpu(
-    built: Any, gpu: Gpu, call: AttentionCall, bent: bool = False, parts: int = 0, common_schedule: bool = False
+    built: Any,
+    gpu: Gpu,
+    call: AttentionCall,
+    has_score_mod: bool = False,
+    parts: int = 0,
+    common_schedule: bool = False,
 ) -> Plan:
-    return built.plan_attention_backward_gpu(gpu, *call[:-2], bent, parts, common_schedule, call.panels)
+    return built.plan_attention_backward_gpu(gpu, *call[:-2], has_score_mod, parts, common_schedule, call.panels)
 
 
 def mla_gpu(built: Any, gpu: Gpu, call: AttentionCall) -> Plan:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from .device import device_facts
+from .graph_constants import constant_in_graphs
 from .native import native
 
 FORMAT = 1
@@ -73,7 +74,7 @@ def class_of(op: str, **sizes: Any) -> dict[str, Any]:
     return {name: rounded_up(sizes[name]) if name in ROUNDED else sizes[name] for name in CLASSES[op]}
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def arch_of(device_type: str, index: int | None = None) -> str:
     """What a plan was tuned on, as entries name it: "gfx942/304", "sm_90a/132", "avx2/8".
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.index_tensors import Pages, Places
+from .._core.index_tensors import Pages, SequenceBounds
 from .._core.plans import Plan
 from . import checks
 from .ops import Options, attend, ops_for
@@ -64,7 +64,7 @@ def flash_attn_func(
         q.shape[1], k.shape[1], checks.scale_of(softmax_scale, q.shape[-1]), left, right, checks.cap(softcap),
         checks.dropout(dropout_p), checks.block(block_size),
     )  # fmt: skip
-    places = Places(
+    bounds = SequenceBounds(
         seqused_k=checks.indices("seqused_k", seqused_k, q, (batch,), f"(B) = ({batch},)"),
         leftpad_k=checks.indices("leftpad_k", leftpad_k, q, (batch,), f"(B) = ({batch},)"),
     )
@@ -73,7 +73,7 @@ def flash_attn_func(
     parts = checks.splits(num_splits)
     if probs and parts > 1:
         raise ValueError(f"num_splits: expected 0 or 1 with dropout and return_attn_probs, got {num_splits}")
-    made = attend(q, k, v, sinks, slopes, places, options, probs, parts, backward_plan)
+    made = attend(q, k, v, sinks, slopes, bounds, options, probs, parts, backward_plan)
     return _result(made, q, return_attn_probs)
 
 
@@ -172,7 +172,9 @@ def flash_attn_varlen_func(
     slopes, sinks = checks.slopes(alibi_slopes, q, batch), checks.sinks("sink", sink, q)
     if not paged:
         probs = checks.flag("return_attn_probs", return_attn_probs) and options.dropout_p > 0
-        made = attend(q, k, v, sinks, slopes, Places(cu_q, cu_k, used, leftpad), options, probs, 0, backward_plan)
+        made = attend(
+            q, k, v, sinks, slopes, SequenceBounds(cu_q, cu_k, used, leftpad), options, probs, 0, backward_plan
+        )
         return _result(made, q, return_attn_probs)
 
     if options.dropout_p > 0:
@@ -183,8 +185,8 @@ def flash_attn_varlen_func(
     table = checks.indices("block_table", block_table, q, (batch, None), f"(B, pages) = ({batch}, pages)")
     checks.paged_keys_fit(cu_k, options.max_seqlen_k, used)
     lengths = (cu_k[1:] - cu_k[:-1]).contiguous()
-    places = Places(cu_q, None, lengths if used is None else torch.minimum(used, lengths), leftpad)
-    made = ops_for(q).attention_forward(q, k, v, *places, *Pages(table), slopes, sinks, None, *options, 0, True)
+    bounds = SequenceBounds(cu_q, None, lengths if used is None else torch.minimum(used, lengths), leftpad)
+    made = ops_for(q).attention_forward(q, k, v, *bounds, *Pages(table), slopes, sinks, None, *options, 0, True)
     return _result(tuple(made), q, checks.flag("return_attn_probs", return_attn_probs))
 
 

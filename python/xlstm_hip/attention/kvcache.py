@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._core.checks import IO_DTYPES, one_of, shape_text
-from .._core.index_tensors import Pages, Places
+from .._core.index_tensors import Pages, SequenceBounds
 from . import checks
 from .ops import Options, cut_of, ops_for
 
@@ -103,14 +103,14 @@ def flash_attn_with_kvcache(
     if k is not None:  # last, so that a call that fails leaves the cache as it was
         if q.device.type == "cuda" and (options.block_size or max(q.shape[-1], v_cache.shape[-1]) > MOST_ON_A_GPU):
             # Whether there is a kernel only the GPU's plan knows: a call over no keys asks it.
-            no_keys = Places(seqused_k=torch.zeros(1, dtype=torch.int32, device=q.device))
+            no_keys = SequenceBounds(seqused_k=torch.zeros(1, dtype=torch.int32, device=q.device))
             one = (q[:1], k_cache[:1], v_cache[:1], *no_keys, *Pages())
             ops.attention_forward(*one, None, None, None, *options[:-1], *cut, True)
         ops.attention_append_(k_cache, k, cos, sin, before, rows, table, rotary_interleaved)
         ops.attention_append_(v_cache, v, None, None, before, rows, table, rotary_interleaved)
-    places = Places(seqused_k=used, leftpad_k=leftpad)
+    bounds = SequenceBounds(seqused_k=used, leftpad_k=leftpad)
     out, lse = ops.attention_forward(
-        q, k_cache, v_cache, *places, *Pages(table, rows), slopes, sinks, None, *options[:-1], *cut, True
+        q, k_cache, v_cache, *bounds, *Pages(table, rows), slopes, sinks, None, *options[:-1], *cut, True
     )
     return (out, lse) if return_softmax_lse else out
 

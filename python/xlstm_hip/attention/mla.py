@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._core.checks import shape_text
 from .._core.device import device_facts
-from .._core.index_tensors import Pages, Places
+from .._core.index_tensors import Pages, SequenceBounds
 from .._core.native import native
 from .._core.plans import AS_PLANNED, Plan, check_plan
 from . import checks
@@ -175,8 +175,8 @@ def flash_mla_with_kvcache(
     splits = _scheduled_splits(tile_scheduler_metadata, num_splits, shapes, q, used, plan.get("splits", 0))
     options = options._replace(block_size=plan.get("block_size", 0))
     out, lse = ops_for(q).attention_forward(
-        q, k_cache, values, *Places(seqused_k=used), *Pages(table), None, checks.sinks("attn_sink", attn_sink, q),
-        None, *options, splits, False,
+        q, k_cache, values, *SequenceBounds(seqused_k=used), *Pages(table), None,
+        checks.sinks("attn_sink", attn_sink, q), None, *options, splits, False,
     )  # fmt: skip
     return out, lse
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from .._core import logging, plans
 from .._core.checks import accumulate_dtype, gradient_needed
 from .._core.environment import plain_torch_forced
-from .._core.index_tensors import Pages, Places
+from .._core.index_tensors import Pages, SequenceBounds
 from .._core.ops import OPS, OpFunction, first_order
 from ..reference import attention_ops as plain
 
@@ -99,9 +99,9 @@ class AttentionFunction(OpFunction):
     """out, lse and, if asked for, the softmax, which gets no gradient."""
 
     @staticmethod
-    def forward(ctx, q, k, v, sink, slopes, rng_state, places, options, probs, cuts):
-        out, lse, *weights = _forward(OPS, q, k, v, sink, slopes, rng_state, places, options, probs, cuts[0])
-        ctx.save_for_backward(q, k, v, sink, slopes, rng_state, out, lse, *places)
+    def forward(ctx, q, k, v, sink, slopes, rng_state, bounds, options, probs, cuts):
+        out, lse, *weights = _forward(OPS, q, k, v, sink, slopes, rng_state, bounds, options, probs, cuts[0])
+        ctx.save_for_backward(q, k, v, sink, slopes, rng_state, out, lse, *bounds)
         ctx.options, ctx.cut = options, cuts[1]
         ctx.mark_non_differentiable(*weights)
         ctx.set_materialize_grads(False)
@@ -110,21 +110,21 @@ class AttentionFunction(OpFunction):
     @staticmethod
     @first_order
     def backward(ctx, dout, dlse, *_):
-        q, k, v, sink, slopes, rng_state, out, lse, *places = ctx.saved_tensors
+        q, k, v, sink, slopes, rng_state, out, lse, *bounds = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
         elif dout.stride(-1) != 1:
             dout = dout.contiguous()
         dq, dk, dv, dsink = OPS.attention_backward(
-            q, k, v, out, lse, dout, dlse, *places, slopes, sink, rng_state, *ctx.options[:-1], *ctx.cut
+            q, k, v, out, lse, dout, dlse, *bounds, slopes, sink, rng_state, *ctx.options[:-1], *ctx.cut
         )
         return dq, dk, dv, None if sink is None else dsink, None, None, None, None, None, None
 
 
-def _forward(ops, q, k, v, sink, slopes, rng_state, places, options, probs, cut):
+def _forward(ops, q, k, v, sink, slopes, rng_state, bounds, options, probs, cut):
     if probs:
-        return ops.attention_forward_probs(q, k, v, *places, slopes, sink, rng_state, *options)
-    return ops.attention_forward(q, k, v, *places, *Pages(), slopes, sink, rng_state, *options[:-1], *cut, True)
+        return ops.attention_forward_probs(q, k, v, *bounds, slopes, sink, rng_state, *options)
+    return ops.attention_forward(q, k, v, *bounds, *Pages(), slopes, sink, rng_state, *options[:-1], *cut, True)
 
 
 def tabled_plan(op: str, q: Tensor, heads_k: int, keys: int, dv: int, options: Options) -> plans.Plan:
@@ -150,7 +150,7 @@ def attend(
     v: Tensor,
     sink: Tensor | None,
     slopes: Tensor | None,
-    places: Places,
+    bounds: SequenceBounds,
     options: Options,
     probs: bool = False,
     splits: int = 0,
@@ -162,7 +162,7 @@ def attend(
     rng_state = None
     if options.dropout_p > 0:
         rng_state = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=q.device)
-    packed = places.cu_seqlens_q is not None
+    packed = bounds.cu_seqlens_q is not None
     sizes = (q, k.shape[-2], k.shape[-3], v.shape[-1], options)
     cut = cut_of(*sizes, splits, packed)
     ops = ops_for(q)
@@ -170,5 +170,5 @@ def attend(
         if backward_plan is None:
             backward_plan = plans.AS_PLANNED if packed else tabled_plan("attention_backward", *sizes)
         cuts = (cut, BackwardCut(**backward_plan))
-        return AttentionFunction.apply(q, k, v, sink, slopes, rng_state, places, options, probs, cuts)
-    return tuple(_forward(ops, q, k, v, sink, slopes, rng_state, places, options, probs, cut))
+        return AttentionFunction.apply(q, k, v, sink, slopes, rng_state, bounds, options, probs, cuts)
+    return tuple(_forward(ops, q, k, v, sink, slopes, rng_state, bounds, options, probs, cut))

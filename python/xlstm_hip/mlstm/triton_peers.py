@@ -24,6 +24,7 @@ from torch import Tensor
 from .. import reference
 from .._core.checks import gradient_needed, no_unknown_keywords
 from .._core.environment import plain_torch_forced
+from .._core.graph_constants import constant_in_graphs
 from . import kernels
 from .wrappers import wrap_chunkwise__arbitrary_sequence_length, wrap_chunkwise__pad_zeros
 
@@ -63,18 +64,18 @@ def beyond_reach(batch: int, heads: int, length: int, dqk: int, dhv: int, chunk_
 # The three that follow look outside of the tensors, which torch.compile cannot trace: it takes their answers as given.
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def peers_usable() -> bool:
     """Whether mlstm_kernels' Triton kernels can run in this process. False if xlstm_hip.compat replaces the package."""
     return not stands_in(sys.modules.get("mlstm_kernels")) and _installed_beside_a_gpu()
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _kernel_of_mlstm_kernels(getter: str, name: str) -> Callable:
     return getattr(importlib.import_module("mlstm_kernels.torch"), getter)(name)
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _tell_once(name: str, why: str = "cannot run here") -> None:
     if (name, why) not in _told:
         _told.add((name, why))

@@ -234,9 +234,9 @@ def save_pretrained(
             save_tensors(tensors, beside / file, folder, metadata={"format": "pt"})
         if scheme == "hf":
             if len(shards) > 1:
-                places = {names[name]: file for file, shard in zip(files, shards, strict=True) for name in shard}
+                file_of = {names[name]: file for file, shard in zip(files, shards, strict=True) for name in shard}
                 size = sum(x.numel() * x.element_size() for x in own.values())
-                index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
+                index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(file_of.items()))}
                 (beside / INDEX).write_text(json.dumps(index, indent=2) + "\n")
             dtype = str(own[EMBEDDING].dtype).removeprefix("torch.")
             write_json(beside, config, model.special_tokens, dtype, scheme_of_weights)

@@ -32,7 +32,7 @@ MOST_ROWS = 64  # a larger batch is a matrix product, which the layers do as wel
 
 
 @torch.library.register_fake("xlstm_hip::decode_step_")
-def _(out, tokens, keep, weights, places, states, heads, norm_eps, eps, gate_cap, output_cap):
+def _(out, tokens, keep, weights, weight_index, states, heads, norm_eps, eps, gate_cap, output_cap):
     return None
 
 
@@ -55,7 +55,7 @@ class _Parts:
     def __init__(self, device: torch.device) -> None:
         self.device = device  # of all of its tensors
         self.tensors: list[Tensor] = []
-        self.places: list[int] = []
+        self.weight_index: list[int] = []
         self.held: list[tuple[dict[str, Any], str, Any]] = []  # where each part was found, and what it was
         self.counted: tuple[dict[str, Any], int] = ({}, 0)  # the blocks, and how many they were
         self.called: dict[nn.Module, type] = {}  # those that going layer by layer would call, and what they were
@@ -81,12 +81,12 @@ class _Parts:
             raise Unknown(f"{name} is a {type(value).__name__} of {value.dtype}")
         if value is not None and value.device != self.device:
             raise Unknown(f"{name} on {value.device}, beside an embedding on {self.device}")
-        self.places.append(-1 if value is None else len(self.tensors))
+        self.weight_index.append(-1 if value is None else len(self.tensors))
         if value is not None:
             self.tensors.append(value)
 
     def absent(self, count: int) -> None:
-        self.places.extend([-1] * count)
+        self.weight_index.extend([-1] * count)
 
     def norm(self, norm: Any) -> None:
         self.held.append((norm.__dict__, "eps", norm.eps))
@@ -211,7 +211,7 @@ class DecodeEngine:
             self._take_apart(blocks, embedding, out_norm, head, knows_block)
         except Unknown as reason:
             self.why_not = str(reason)
-        self._places = torch.tensor(parts.places, device="cpu")
+        self._weight_index = torch.tensor(parts.weight_index, device="cpu")
         self._graph: StepGraph | None = None
 
     def _take_apart(
@@ -293,7 +293,7 @@ class DecodeEngine:
         self, out: Tensor, tokens: Tensor, keep: Tensor | None, states: Sequence[Tensor], numbers: Numbers
     ) -> None:
         ops.OPS.decode_step_(
-            out, tokens, keep, self._parts.tensors, self._places, states, numbers.heads, self._norm_eps,
+            out, tokens, keep, self._parts.tensors, self._weight_index, states, numbers.heads, self._norm_eps,
             numbers.eps, numbers.gate_cap, numbers.output_cap,
         )  # fmt: skip
 

@@ -146,23 +146,23 @@ def find_tensors(folder: Path) -> dict[str, Stored]:
 
 def _index(file: Path) -> dict[str, str]:
     try:
-        places = dict(json.loads(file.read_text("utf-8"), object_pairs_hook=_no_doubles(file))["weight_map"])
+        file_of = dict(json.loads(file.read_text("utf-8"), object_pairs_hook=_no_doubles(file))["weight_map"])
     except CheckpointError:
         raise
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: expected a JSON object with a weight_map: {error}") from None
-    for name, place in places.items():
-        if not isinstance(place, str):
-            raise CheckpointError(f"{file}: {name}: expected the name of a shard, got {place!r}")
-    return places
+    for name, holder in file_of.items():
+        if not isinstance(holder, str):
+            raise CheckpointError(f"{file}: {name}: expected the name of a shard, got {holder!r}")
+    return file_of
 
 
 def _check_index(file: Path, tensors: dict[str, Stored]) -> None:
-    places = _index(file)
-    wrong = {name for name, place in places.items() if name not in tensors or tensors[name].file.name != place}
+    file_of = _index(file)
+    wrong = {name for name, holder in file_of.items() if name not in tensors or tensors[name].file.name != holder}
     if wrong:
         raise CheckpointError(f"{file.name}: not in the shard that it names: {listed(wrong)}")
-    unlisted = tensors.keys() - places.keys()
+    unlisted = tensors.keys() - file_of.keys()
     if unlisted:
         raise CheckpointError(f"{file.name}: in a shard but not in the index: {listed(unlisted)}")
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._core.checks import accumulate_dtype
-from .._core.index_tensors import Pages, Places, in_range, places_fit
+from .._core.index_tensors import Pages, SequenceBounds, in_range, index_tensors_fit
 from .attention import attention
 
 
@@ -40,22 +40,22 @@ def _cached(cache: Tensor, b: int, end: int, pages: Pages) -> Tensor:
     return cache[b if pages.cache_batch_idx is None else int(pages.cache_batch_idx[b])][:end]
 
 
-def _batch(q: Tensor, places: Places) -> int:
-    return q.shape[0] if places.cu_seqlens_q is None else places.cu_seqlens_q.shape[0] - 1
+def _batch(q: Tensor, bounds: SequenceBounds) -> int:
+    return q.shape[0] if bounds.cu_seqlens_q is None else bounds.cu_seqlens_q.shape[0] - 1
 
 
-def _sequences(q: Tensor, k: Tensor, v: Tensor, places: Places, pages: Pages) -> Iterator[_Sequence]:
-    batch = _batch(q, places)
+def _sequences(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, pages: Pages) -> Iterator[_Sequence]:
+    batch = _batch(q, bounds)
     queries: list[int | slice] = list(range(batch))
-    if places.cu_seqlens_q is not None:
-        queries = [slice(*ends) for ends in _ends(places.cu_seqlens_q)]
+    if bounds.cu_seqlens_q is not None:
+        queries = [slice(*ends) for ends in _ends(bounds.cu_seqlens_q)]
     room = k.shape[1] * (1 if pages.block_table is None else pages.block_table.shape[1])
-    ends_k = None if places.cu_seqlens_k is None else _ends(places.cu_seqlens_k)
+    ends_k = None if bounds.cu_seqlens_k is None else _ends(bounds.cu_seqlens_k)
     for b in range(batch):
         end = room if ends_k is None else ends_k[b][1] - ends_k[b][0]
-        if places.seqused_k is not None:
-            end = min(end, int(places.seqused_k[b]))
-        begin = 0 if places.leftpad_k is None else min(int(places.leftpad_k[b]), end)
+        if bounds.seqused_k is not None:
+            end = min(end, int(bounds.seqused_k[b]))
+        begin = 0 if bounds.leftpad_k is None else min(int(bounds.leftpad_k[b]), end)
         if ends_k is not None:
             first = ends_k[b][0]
             own = [x[first + begin : first + end] for x in (k, v)]
@@ -68,7 +68,7 @@ def _attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    places: Places,
+    bounds: SequenceBounds,
     pages: Pages,
     alibi_slopes: Tensor | None,
     sink: Tensor | None,
@@ -82,13 +82,13 @@ def _attend(
     lse_with_sink: bool,
     probs: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    places_fit(q, k, places, pages, max_seqlen_q, max_seqlen_k)
-    wide, heads, packed = accumulate_dtype(q.dtype), q.shape[-2], places.cu_seqlens_q is not None
+    index_tensors_fit(q, k, bounds, pages, max_seqlen_q, max_seqlen_k)
+    wide, heads, packed = accumulate_dtype(q.dtype), q.shape[-2], bounds.cu_seqlens_q is not None
     out = q.new_zeros(*q.shape[:-1], v.shape[-1])
     lse = q.new_zeros((heads, q.shape[0]) if packed else (q.shape[0], heads, q.shape[1]), dtype=wide)
-    room = (_batch(q, places), heads, max_seqlen_q, k.shape[1] if places.cu_seqlens_k is None else max_seqlen_k)
+    room = (_batch(q, bounds), heads, max_seqlen_q, k.shape[1] if bounds.cu_seqlens_k is None else max_seqlen_k)
     weights = q.new_zeros(room if probs else (0,))
-    for b, one in enumerate(_sequences(q, k, v, places, pages)):
+    for b, one in enumerate(_sequences(q, k, v, bounds, pages)):
         own_q, own_k, own_v = (x.to(wide).unsqueeze(0) for x in (q[one.queries], one.k, one.v))
         slopes = alibi_slopes if alibi_slopes is None or alibi_slopes.dim() == 1 else alibi_slopes[b]
         rules: dict[str, Any] = {
@@ -111,9 +111,12 @@ def attention_forward(
     rng_state, max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right, softcap, dropout_p, block_size,
     splits, lse_with_sink,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    places, pages = Places(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k), Pages(block_table, cache_batch_idx)
+    bounds, pages = (
+        SequenceBounds(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k),
+        Pages(block_table, cache_batch_idx),
+    )
     return _attend(
-        q, k, v, places, pages, alibi_slopes, sink, rng_state, max_seqlen_q, max_seqlen_k, softmax_scale,
+        q, k, v, bounds, pages, alibi_slopes, sink, rng_state, max_seqlen_q, max_seqlen_k, softmax_scale,
         (window_left, window_right), softcap, dropout_p, lse_with_sink, False,
     )[:2]  # fmt: skip
 
@@ -122,9 +125,9 @@ def attention_forward_probs(
     q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, sink, rng_state, max_seqlen_q,
     max_seqlen_k, softmax_scale, window_left, window_right, softcap, dropout_p, block_size,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    places = Places(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k)
+    bounds = SequenceBounds(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k)
     return _attend(
-        q, k, v, places, Pages(), alibi_slopes, sink, rng_state, max_seqlen_q, max_seqlen_k, softmax_scale,
+        q, k, v, bounds, Pages(), alibi_slopes, sink, rng_state, max_seqlen_q, max_seqlen_k, softmax_scale,
         (window_left, window_right), softcap, dropout_p, True, True,
     )  # fmt: skip
 
@@ -154,8 +157,8 @@ def attention_rotary(
     _positions_fit(cos, start, 1 if same_position else length)
     steps = torch.zeros(length, device=x.device) if same_position else torch.arange(length, device=x.device)
     first = torch.zeros(batch, device=x.device) if start is None else start
-    places = (first[:, None] + steps).long().clamp(0, cos.shape[0] - 1)  # (B, S)
-    return rotated(x, cos[places].unsqueeze(2), sin[places].unsqueeze(2), interleaved)
+    positions = (first[:, None] + steps).long().clamp(0, cos.shape[0] - 1)  # (B, S)
+    return rotated(x, cos[positions].unsqueeze(2), sin[positions].unsqueeze(2), interleaved)
 
 
 def attention_append_(
@@ -166,27 +169,27 @@ def attention_append_(
         x = attention_rotary(x, cos, sin, start, interleaved, False)
     batch, length = x.shape[:2]
     first = torch.zeros(batch, dtype=torch.int64, device=x.device) if start is None else start.long()
-    places = first[:, None] + torch.arange(length, device=x.device)  # (B, S)
-    room = cache.shape[1] * (1 if block_table is None else block_table.shape[1])
-    for place in places.flatten().tolist():
-        in_range("cache_seqlens: a new key's place", place, 0, room - 1)
+    positions = first[:, None] + torch.arange(length, device=x.device)  # (B, S)
+    capacity = cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+    for position in positions.flatten().tolist():
+        in_range("cache_seqlens: a new key's position", position, 0, capacity - 1)
     if block_table is not None:
-        rows = block_table.long().gather(1, places // cache.shape[1])
+        rows = block_table.long().gather(1, positions // cache.shape[1])
         for page in rows.flatten().tolist():
             in_range("block_table", page, 0, cache.shape[0] - 1)
-        places = places % cache.shape[1]
+        positions = positions % cache.shape[1]
     else:
-        own = torch.arange(batch, device=x.device) if cache_batch_idx is None else cache_batch_idx.long()
-        for row in own.tolist():
+        batch_rows = torch.arange(batch, device=x.device) if cache_batch_idx is None else cache_batch_idx.long()
+        for row in batch_rows.tolist():
             in_range("cache_batch_idx", row, 0, cache.shape[0] - 1)
-        rows = own[:, None].expand_as(places)
-    cache[rows, places] = x
+        rows = batch_rows[:, None].expand_as(positions)
+    cache[rows, positions] = x
 
 
 def attention_combine(out_partial: Tensor, lse_partial: Tensor) -> tuple[Tensor, Tensor]:
     lse = lse_partial.masked_fill(lse_partial.isinf(), float("-inf"))  # a part without keys counts for nothing
-    whole = lse.logsumexp(0)
-    empty = whole == float("-inf")
-    shares = torch.exp(lse - whole.masked_fill(empty, 0)).unsqueeze(-1)
+    total = lse.logsumexp(0)
+    empty = total == float("-inf")
+    shares = torch.exp(lse - total.masked_fill(empty, 0)).unsqueeze(-1)
     out = (out_partial.masked_fill(shares == 0, 0) * shares).sum(0)
-    return out, whole.masked_fill(empty, float("inf"))
+    return out, total.masked_fill(empty, float("inf"))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._core.checks import GPU_DTYPES, by_name, one_of, positive_int
-from .._core.index_tensors import Pages, Places
+from .._core.index_tensors import Pages, SequenceBounds
 from .._core.ops import OPS as KERNELS
 from .._core.ops import devices_with_kernels
 from .._core.plans import AS_PLANNED, CLASSES, FUSED, SHIPPED, Plan, arch_of, class_of, read_table, same_call, trying
@@ -155,8 +155,8 @@ def _attention_backward_call(x: Inputs, causal: bool, plan: Plan) -> Callable[[]
     q, k, v = (x[name] for name in "qkv")
     options = Options(q.shape[1], k.shape[1], q.shape[-1] ** -0.5, -1, 0 if causal else -1, 0.0, 0.0, 0)
     no_rules = (None, None, None)  # slopes, sink, dropout
-    out, lse = KERNELS.attention_forward(q, k, v, *Places(), *Pages(), *no_rules, *options, 0, True)
-    given = (q, k, v, out, lse, x["dout"], None, *Places(), *no_rules, *options[:-1], *BackwardCut(**plan))
+    out, lse = KERNELS.attention_forward(q, k, v, *SequenceBounds(), *Pages(), *no_rules, *options, 0, True)
+    given = (q, k, v, out, lse, x["dout"], None, *SequenceBounds(), *no_rules, *options[:-1], *BackwardCut(**plan))
     return lambda: tuple(KERNELS.attention_backward(*given)[:3])
 
 

@@ -94,7 +94,7 @@ void load(Wave& w, const Instruction& i) {
   constexpr bool kWords = Kind::bytes >= 4;
   for (int k = 0; k < kUnits<Kind>; ++k) {
     p.memory = p.within[k];
-    check_places(w, i, p, kUnit<Kind>, false);
+    check_addresses(w, i, p, kUnit<Kind>, false);
     Operand one = to;
     one.index = uint16_t(to.index + k), one.registers = 1;
     if constexpr (kWords)
@@ -121,7 +121,7 @@ void store(Wave& w, const Instruction& i) {
   tally_buffer(w, i, p, kUnit<Kind>, kUnits<Kind>);
   for (int k = 0; k < kUnits<Kind>; ++k) {
     p.memory = p.within[k];
-    check_places(w, i, p, kUnit<Kind>, true);
+    check_addresses(w, i, p, kUnit<Kind>, true);
     Operand one = from;
     one.index = uint16_t(from.index + k), one.registers = 1;
     if constexpr (Kind::bytes >= 4)

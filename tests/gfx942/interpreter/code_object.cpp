@@ -48,9 +48,9 @@ void CodeObject::load(std::span<const uint8_t> elf) {
   const auto* segments = &at<Elf64_Phdr>(elf, head.e_phoff, head.e_phnum);
   for (int s = 0; s < head.e_phnum; ++s)
     if (segments[s].p_type == PT_LOAD) image_bytes_ = std::max(image_bytes_, segments[s].p_vaddr + segments[s].p_memsz);
-  void* room = mmap(nullptr, image_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (room == MAP_FAILED) throw Fault("code object: no memory for " + std::to_string(image_bytes_) + " bytes");
-  image_ = static_cast<uint8_t*>(room);
+  void* buffer = mmap(nullptr, image_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (buffer == MAP_FAILED) throw Fault("code object: no memory for " + std::to_string(image_bytes_) + " bytes");
+  image_ = static_cast<uint8_t*>(buffer);
   memory().add(image_, image_bytes_);
 
   for (int s = 0; s < head.e_phnum; ++s) {

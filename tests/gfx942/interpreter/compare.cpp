@@ -18,9 +18,9 @@ void give(Wave& w, const Instruction& i, Mask bits, Mask defined, bool sets_exec
 template <class T, class F, bool sets_exec>
 void compare(Wave& w, const Instruction& i) {
   Mask defined = ~Mask(0), bits = 0;
-  Lanes<T> room_a, room_b;
-  const T* a = source<T>(w, i, 0, room_a, defined);
-  const T* b = source<T>(w, i, 1, room_b, defined);
+  Lanes<T> buffer_a, buffer_b;
+  const T* a = source<T>(w, i, 0, buffer_a, defined);
+  const T* b = source<T>(w, i, 1, buffer_b, defined);
   for (int l = 0; l < kLanes; ++l) bits |= Mask(F{}(number_of(a[l]), number_of(b[l]))) << l;
   give(w, i, bits, defined, sets_exec);
 }
@@ -41,9 +41,9 @@ uint32_t class_of(T x) {
 template <class T, bool sets_exec>
 void compare_class(Wave& w, const Instruction& i) {
   Mask defined = ~Mask(0), bits = 0;
-  Lanes<T> room;
+  Lanes<T> buffer;
   Lanes<uint32_t> room_classes;
-  const T* x = source<T, false>(w, i, 0, room, defined);
+  const T* x = source<T, false>(w, i, 0, buffer, defined);
   const uint32_t* classes = source<uint32_t>(w, i, 1, room_classes, defined);
   for (int l = 0; l < kLanes; ++l) bits |= Mask((class_of(x[l]) & classes[l]) != 0) << l;
   give(w, i, bits, defined, sets_exec);

@@ -17,7 +17,7 @@ void LLVMInitializeAMDGPUTargetMC(void);
 void LLVMInitializeAMDGPUDisassembler(void);
 void* LLVMCreateDisasmCPU(const char* triple, const char* cpu, void* info, int tag, void* info_lookup,
                           void* symbol_lookup);
-size_t LLVMDisasmInstruction(void* disassembler, uint8_t* bytes, uint64_t size, uint64_t pc, char* text, size_t room);
+size_t LLVMDisasmInstruction(void* disassembler, uint8_t* bytes, uint64_t size, uint64_t pc, char* text, size_t buffer);
 void LLVMDisasmDispose(void* disassembler);
 }
 

@@ -58,10 +58,10 @@ template <class T>
 void div_scale(Wave& w, const Instruction& i) {
   refuse_clamp(w, i);
   Mask defined = ~Mask(0), flags = 0;
-  Lanes<T> room[3], r;
-  const T* x = source<T>(w, i, 0, room[0], defined);
-  const T* denominator = source<T>(w, i, 1, room[1], defined);
-  const T* numerator = source<T>(w, i, 2, room[2], defined);
+  Lanes<T> buffer[3], r;
+  const T* x = source<T>(w, i, 0, buffer[0], defined);
+  const T* denominator = source<T>(w, i, 1, buffer[1], defined);
+  const T* numerator = source<T>(w, i, 2, buffer[2], defined);
   for (int l = 0; l < kLanes; ++l) {
     bool flag;
     r.lane[l] = scaled(x[l], denominator[l], numerator[l], flag);
@@ -87,10 +87,10 @@ T scaled_sum(T a, T b, T c, int by) {
 template <class T>
 void div_fmas(Wave& w, const Instruction& i) {
   Mask defined = ~Mask(0);
-  Lanes<T> room[3], r;
-  const T* a = source<T, false>(w, i, 0, room[0], defined);
-  const T* b = source<T, false>(w, i, 1, room[1], defined);
-  const T* c = source<T, false>(w, i, 2, room[2], defined);
+  Lanes<T> buffer[3], r;
+  const T* a = source<T, false>(w, i, 0, buffer[0], defined);
+  const T* b = source<T, false>(w, i, 1, buffer[1], defined);
+  const T* c = source<T, false>(w, i, 2, buffer[2], defined);
   w.check_arrived(i, kVcc, 2);
   const Mask flags = w.pair(kVcc);
   defined &= w.pair_defined(kVcc);

@@ -12,9 +12,9 @@ using u64 = uint64_t;
 
 void swap(Wave& w, const Instruction& i) {
   Mask da = ~Mask(0), db = ~Mask(0);
-  Vector room_a, room_b;
-  const Vector a = *reinterpret_cast<const Vector*>(w.source32(i, i.operand[0], room_a, da));
-  const Vector b = *reinterpret_cast<const Vector*>(w.source32(i, i.operand[1], room_b, db));
+  Vector buffer_a, buffer_b;
+  const Vector a = *reinterpret_cast<const Vector*>(w.source32(i, i.operand[0], buffer_a, da));
+  const Vector b = *reinterpret_cast<const Vector*>(w.source32(i, i.operand[1], buffer_b, db));
   w.result32(i, i.operand[0], b.lane, db, w.exec());
   w.result32(i, i.operand[1], a.lane, da, w.exec());
 }
@@ -22,10 +22,10 @@ void swap(Wave& w, const Instruction& i) {
 // Lane by lane the second source where the mask is set, else the first.
 void select(Wave& w, const Instruction& i) {
   Mask da = ~Mask(0), db = ~Mask(0), dm = ~Mask(0);
-  Vector room_a, room_b;
+  Vector buffer_a, buffer_b;
   Lanes<u32> r;
-  const u32* a = w.source32(i, i.source(0), room_a, da);
-  const u32* b = w.source32(i, i.source(1), room_b, db);
+  const u32* a = w.source32(i, i.source(0), buffer_a, da);
+  const u32* b = w.source32(i, i.source(1), buffer_b, db);
   const Mask m = w.lane_mask(i, i.source(2), dm);
   // neg and abs mean a float's bits; whatever MODE says, denormals are selected as they are.
   u32 keep[2], flip[2];
@@ -40,15 +40,15 @@ void select(Wave& w, const Instruction& i) {
 // The first lane that is on; lane 0 where none is.
 void read_first(Wave& w, const Instruction& i) {
   Mask defined = ~Mask(0);
-  Vector room;
-  const u32* x = w.source32(i, i.source(0), room, defined);
+  Vector buffer;
+  const u32* x = w.source32(i, i.source(0), buffer, defined);
   const int lane = w.exec() ? std::countr_zero(w.exec()) : 0;
   w.set_scalar(i, i.destination(), x[lane], defined >> lane & 1 ? ~u64(0) : 0xffffffff00000000u);
 }
 void read_lane(Wave& w, const Instruction& i) {
   Mask defined = ~Mask(0);
-  Vector room;
-  const u32* x = w.source32(i, i.source(0), room, defined);
+  Vector buffer;
+  const u32* x = w.source32(i, i.source(0), buffer, defined);
   const int lane = int(w.known_scalar(i, i.source(1), "the number of a lane") & 63);
   w.set_scalar(i, i.destination(), x[lane], defined >> lane & 1 ? ~u64(0) : 0xffffffff00000000u);
 }

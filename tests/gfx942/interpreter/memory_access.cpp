@@ -37,8 +37,8 @@ std::string hex(uint64_t x) {
 
 }  // namespace
 
-Places global_places(const Wave& w, const Instruction& i, const Operand& address, const Operand& base) {
-  Places p;
+LaneAddresses global_addresses(const Wave& w, const Instruction& i, const Operand& address, const Operand& base) {
+  LaneAddresses p;
   p.memory = w.exec();
   if (!base) {
     wide_addresses(w, i, address, p.address);
@@ -50,8 +50,8 @@ Places global_places(const Wave& w, const Instruction& i, const Operand& address
   return p;
 }
 
-Places flat_places(const Wave& w, const Instruction& i, const Operand& address) {
-  Places p;
+LaneAddresses flat_addresses(const Wave& w, const Instruction& i, const Operand& address) {
+  LaneAddresses p;
   wide_addresses(w, i, address, p.address);
   for (Mask m = w.exec(); m; m &= m - 1) {
     const int l = std::countr_zero(m);
@@ -63,8 +63,8 @@ Places flat_places(const Wave& w, const Instruction& i, const Operand& address) 
   return p;
 }
 
-Places scratch_places(const Wave& w, const Instruction& i, const Operand& address, const Operand& base) {
-  Places p;
+LaneAddresses scratch_addresses(const Wave& w, const Instruction& i, const Operand& address, const Operand& base) {
+  LaneAddresses p;
   p.scratch = w.exec();
   uint32_t from = uint32_t(i.with.offset);
   if (base) from += uint32_t(w.known_scalar(i, base, "the base address"));
@@ -99,19 +99,19 @@ bool is_allocated(Workgroup& group, uint64_t address, uint64_t bytes) {
 }
 
 // The addresses in memory, those of other lanes replaced by one of them: so that loops need no mask.
-const uint64_t* in_memory(const Places& p, uint64_t (&room)[kLanes]) {
+const uint64_t* in_memory(const LaneAddresses& p, uint64_t (&buffer)[kLanes]) {
   if (p.memory == ~Mask(0)) return p.address;
   const uint64_t one = p.address[std::countr_zero(p.memory)];
-  for (int l = 0; l < kLanes; ++l) room[l] = p.memory >> l & 1 ? p.address[l] : one;
-  return room;
+  for (int l = 0; l < kLanes; ++l) buffer[l] = p.memory >> l & 1 ? p.address[l] : one;
+  return buffer;
 }
 
 // How many lines of 128 bytes the lanes touch.
-uint64_t count_lines(const Places& p, uint32_t bytes) {
+uint64_t count_lines(const LaneAddresses& p, uint32_t bytes) {
   if (!p.memory) return 0;
   constexpr uint64_t kLine = 128;
-  alignas(64) uint64_t room[kLanes];
-  const uint64_t* at = in_memory(p, room);
+  alignas(64) uint64_t buffer[kLanes];
+  const uint64_t* at = in_memory(p, buffer);
   // Mostly addresses rise, and none is across two lines.
   uint64_t apart = 0, across = 0, falling = 0;
   for (int l = 0; l < kLanes; ++l) across += at[l] % kLine + bytes > kLine;
@@ -131,10 +131,10 @@ uint64_t count_lines(const Places& p, uint32_t bytes) {
 
 }  // namespace
 
-void check_places(Wave& w, const Instruction& i, const Places& p, uint32_t bytes, bool write) {
+void check_addresses(Wave& w, const Instruction& i, const LaneAddresses& p, uint32_t bytes, bool write) {
   if (p.memory) {
-    alignas(64) uint64_t room[kLanes];
-    const uint64_t* at = in_memory(p, room);
+    alignas(64) uint64_t buffer[kLanes];
+    const uint64_t* at = in_memory(p, buffer);
     uint64_t least = at[0], most = at[0];
     for (int l = 0; l < kLanes; ++l) least = std::min(least, at[l]), most = std::max(most, at[l]);
     if (!is_allocated(w.group, least, most - least + bytes))
@@ -158,7 +158,7 @@ void check_places(Wave& w, const Instruction& i, const Places& p, uint32_t bytes
 }
 
 // Scratch is laid out so that the lanes' same dwords lie side by side.
-void tally_memory(Wave& w, const Instruction& i, const Places& p, uint32_t bytes) {
+void tally_memory(Wave& w, const Instruction& i, const LaneAddresses& p, uint32_t bytes) {
   const uint64_t scratch = uint64_t(std::popcount(p.scratch)) * bytes;
   w.tally->bytes[i.index] += uint64_t(std::popcount(p.memory)) * bytes + scratch;
   w.tally->lines[i.index] += count_lines(p, bytes) + (scratch + 127) / 128;
@@ -170,7 +170,8 @@ void check_memory_result(const Wave& w, const Instruction& i, const Operand& res
 }
 
 // A flat instruction that no lane takes to LDS behaves as a global one: LGKM_CNT takes it back at once.
-void issue_memory(Wave& w, const Instruction&, const Places& p, const Operand& result, Lds::Use use, uint32_t bytes) {
+void issue_memory(Wave& w, const Instruction&, const LaneAddresses& p, const Operand& result, Lds::Use use,
+                  uint32_t bytes) {
   w.issue_vm(result, p.lds != 0);
   if (!p.lds) return;
   w.issue_lgkm(result, true);
@@ -187,8 +188,8 @@ template <Segment segment, class Kind>
 void load(Wave& w, const Instruction& i) {
   if (i.with.lds) w.fail(i, "loads from memory to LDS are not implemented");
   const Operand& to = i.operand[0];
-  const Places p = places<segment>(w, i, 1);
-  check_places(w, i, p, Kind::bytes, false);
+  const LaneAddresses p = places<segment>(w, i, 1);
+  check_addresses(w, i, p, Kind::bytes, false);
   check_memory_result(w, i, to);
   Kind::load(w, i, p, to);
   issue_memory(w, i, p, to, Lds::Use::read, Kind::bytes);
@@ -197,8 +198,8 @@ void load(Wave& w, const Instruction& i) {
 template <Segment segment, class Kind>
 void store(Wave& w, const Instruction& i) {
   const Operand& from = i.operand[1];
-  const Places p = places<segment>(w, i, 0);
-  check_places(w, i, p, Kind::bytes, true);
+  const LaneAddresses p = places<segment>(w, i, 0);
+  check_addresses(w, i, p, Kind::bytes, true);
   read_registers(w, i, from);
   check_stored(w, i, from, p.memory);  // LDS and scratch remember that a value is undefined
   Kind::store(w, i, p, from);

@@ -6,29 +6,30 @@
 
 namespace gfx942 {
 
-struct Places {
+struct LaneAddresses {
   // Of each lane that is on: a host address, or one within LDS or within the lane's scratch.
   alignas(64) uint64_t address[kLanes];
   Mask memory = 0, lds = 0, scratch = 0;
 };
 
-Places global_places(const Wave& w, const Instruction& i, const Operand& address, const Operand& base);
-Places flat_places(const Wave& w, const Instruction& i, const Operand& address);
-Places scratch_places(const Wave& w, const Instruction& i, const Operand& address, const Operand& base);
+LaneAddresses global_addresses(const Wave& w, const Instruction& i, const Operand& address, const Operand& base);
+LaneAddresses flat_addresses(const Wave& w, const Instruction& i, const Operand& address);
+LaneAddresses scratch_addresses(const Wave& w, const Instruction& i, const Operand& address, const Operand& base);
 
 // A V#, and where in it the lanes go. A lane's dwords are checked against the size of the buffer one by one: those that
 // are within are the first ones.
-struct BufferPlaces : Places {
+struct BufferPlaces : LaneAddresses {
   std::array<Mask, 4> within = {};
 };
 // The operands after the data: address, descriptor, offset. A unit is what is checked as one.
 BufferPlaces buffer_places(const Wave& w, const Instruction& i, int first_operand, uint32_t unit, int units);
 
 // Faults where a lane leaves the allocation that it is in, the LDS or its scratch.
-void check_places(Wave& w, const Instruction& i, const Places& p, uint32_t bytes, bool write);
-void tally_memory(Wave& w, const Instruction& i, const Places& p, uint32_t bytes);
+void check_addresses(Wave& w, const Instruction& i, const LaneAddresses& p, uint32_t bytes, bool write);
+void tally_memory(Wave& w, const Instruction& i, const LaneAddresses& p, uint32_t bytes);
 // After the access: what counts it. Flat instructions that reached LDS are in both counters, and out of order.
-void issue_memory(Wave& w, const Instruction& i, const Places& p, const Operand& result, Lds::Use use, uint32_t bytes);
+void issue_memory(Wave& w, const Instruction& i, const LaneAddresses& p, const Operand& result, Lds::Use use,
+                  uint32_t bytes);
 // Before: the result's registers.
 void check_memory_result(const Wave& w, const Instruction& i, const Operand& result);
 
@@ -43,18 +44,18 @@ void add_memory_atomics(Table&);
 // What an instruction does once it knows the places: Access is one of those in memory_access.cpp.
 enum class Segment : uint8_t { global, flat, scratch };
 template <Segment segment>
-Places places(const Wave& w, const Instruction& i, int first_operand) {
+LaneAddresses places(const Wave& w, const Instruction& i, int first_operand) {
   const Operand& address = i.operand[first_operand];
   const Operand& base = i.operand[i.operands - 1];
-  if constexpr (segment == Segment::global) return global_places(w, i, address, base);
-  if constexpr (segment == Segment::flat) return flat_places(w, i, address);
-  return scratch_places(w, i, address, base);
+  if constexpr (segment == Segment::global) return global_addresses(w, i, address, base);
+  if constexpr (segment == Segment::flat) return flat_addresses(w, i, address);
+  return scratch_addresses(w, i, address, base);
 }
 
 // ---- moving data: U is a byte, a word or a dword; dwords are `count` registers
 
 template <class U>
-U read_lane(Wave& w, const Instruction& i, const Places& p, int lane, uint32_t offset, bool& defined) {
+U read_lane(Wave& w, const Instruction& i, const LaneAddresses& p, int lane, uint32_t offset, bool& defined) {
   const uint64_t at = p.address[lane] + offset;
   U x;
   if (p.memory >> lane & 1) {
@@ -74,7 +75,7 @@ U read_lane(Wave& w, const Instruction& i, const Places& p, int lane, uint32_t o
   return x;
 }
 template <class U>
-void write_lane(Wave& w, const Instruction& i, const Places& p, int lane, uint32_t offset, U x, bool defined) {
+void write_lane(Wave& w, const Instruction& i, const LaneAddresses& p, int lane, uint32_t offset, U x, bool defined) {
   const uint64_t at = p.address[lane] + offset;
   if (p.memory >> lane & 1) {
     std::memcpy(reinterpret_cast<void*>(at), &x, sizeof x);
@@ -89,7 +90,7 @@ void write_lane(Wave& w, const Instruction& i, const Places& p, int lane, uint32
 }
 
 template <int count>
-void load_dwords(Wave& w, const Instruction& i, const Places& p, const Operand& to) {
+void load_dwords(Wave& w, const Instruction& i, const LaneAddresses& p, const Operand& to) {
   const Mask on = p.memory | p.lds | p.scratch;
   uint32_t* lanes[count];
   for (int r = 0; r < count; ++r) lanes[r] = w.v[to.index + r].lane;
@@ -115,7 +116,7 @@ void load_dwords(Wave& w, const Instruction& i, const Places& p, const Operand& 
   for (int r = 0; r < count; ++r) w.v_defined[to.index + r] = (w.v_defined[to.index + r] & ~on) | known[r];
 }
 template <int count>
-void store_dwords(Wave& w, const Instruction& i, const Places& p, const Operand& from) {
+void store_dwords(Wave& w, const Instruction& i, const LaneAddresses& p, const Operand& from) {
   const Mask on = p.memory | p.lds | p.scratch;
   const uint32_t* lanes[count];
   for (int r = 0; r < count; ++r) lanes[r] = w.v[from.index + r].lane;
@@ -135,7 +136,7 @@ void store_dwords(Wave& w, const Instruction& i, const Places& p, const Operand&
   }
 }
 template <class U, Part part, bool sign_extend>
-void load_part(Wave& w, const Instruction& i, const Places& p, const Operand& to) {
+void load_part(Wave& w, const Instruction& i, const LaneAddresses& p, const Operand& to) {
   const Mask on = p.memory | p.lds | p.scratch;
   uint32_t* lanes = w.v[to.index].lane;
   Mask known = on;
@@ -152,7 +153,7 @@ void load_part(Wave& w, const Instruction& i, const Places& p, const Operand& to
   w.v_defined[to.index] = (w.v_defined[to.index] & ~on) | known;
 }
 template <class U, int shift>
-void store_part(Wave& w, const Instruction& i, const Places& p, const Operand& from) {
+void store_part(Wave& w, const Instruction& i, const LaneAddresses& p, const Operand& from) {
   const uint32_t* lanes = w.v[from.index].lane;
   for (Mask m = p.memory | p.lds | p.scratch; m; m &= m - 1) {
     const int l = std::countr_zero(m);
@@ -164,20 +165,20 @@ void store_part(Wave& w, const Instruction& i, const Places& p, const Operand& f
 template <int count>
 struct Dwords {
   static constexpr uint32_t bytes = 4 * count;
-  static void load(Wave& w, const Instruction& i, const Places& p, const Operand& to) {
+  static void load(Wave& w, const Instruction& i, const LaneAddresses& p, const Operand& to) {
     load_dwords<count>(w, i, p, to);
   }
-  static void store(Wave& w, const Instruction& i, const Places& p, const Operand& from) {
+  static void store(Wave& w, const Instruction& i, const LaneAddresses& p, const Operand& from) {
     store_dwords<count>(w, i, p, from);
   }
 };
 template <class U, Part part, bool sign_extend = false>
 struct PartOf {
   static constexpr uint32_t bytes = sizeof(U);
-  static void load(Wave& w, const Instruction& i, const Places& p, const Operand& to) {
+  static void load(Wave& w, const Instruction& i, const LaneAddresses& p, const Operand& to) {
     load_part<U, part, sign_extend>(w, i, p, to);
   }
-  static void store(Wave& w, const Instruction& i, const Places& p, const Operand& from) {
+  static void store(Wave& w, const Instruction& i, const LaneAddresses& p, const Operand& from) {
     store_part<U, part == Part::high ? 16 : 0>(w, i, p, from);
   }
   static uint32_t zero(uint32_t old) { return placed_half<U>(old, 0, false, part); }  // what 0 leaves

@@ -38,10 +38,10 @@ U update_lds(Wave& w, const Instruction& i, uint32_t at, U data, U other, Atomic
 
 // `returned`: where the old value goes, or nothing.
 template <class U, AtomicFunction<U> f, bool compares>
-void atomic(Wave& w, const Instruction& i, const Places& p, const Operand& data, const Operand& returned) {
+void atomic(Wave& w, const Instruction& i, const LaneAddresses& p, const Operand& data, const Operand& returned) {
   constexpr int kRegisters = int(sizeof(U) / 4);
   if (data.registers != kRegisters * (compares ? 2 : 1)) w.fail(i, "data of another size was expected");
-  check_places(w, i, p, sizeof(U), true);
+  check_addresses(w, i, p, sizeof(U), true);
   check_stored(w, i, data, p.memory | p.lds);
   if (p.scratch) w.fail(i, "an atomic in scratch is not implemented", std::countr_zero(p.scratch));
   if (returned) check_memory_result(w, i, returned);
@@ -78,7 +78,7 @@ void atomic(Wave& w, const Instruction& i, const Places& p, const Operand& data,
 template <Segment segment, class U, AtomicFunction<U> f, bool compares>
 void atomic_of(Wave& w, const Instruction& i) {
   const int first = i.with.sc0 ? 1 : 0;
-  const Places p = places<segment>(w, i, first);
+  const LaneAddresses p = places<segment>(w, i, first);
   atomic<U, f, compares>(w, i, p, i.operand[first + 1], first ? i.operand[0] : Operand{});
 }
 // A buffer's data and result are the same registers.

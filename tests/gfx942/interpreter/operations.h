@@ -188,23 +188,23 @@ int rounding_of(const Mode& m) {
 // Source `j` (counted without the results) as values of T. SDWA and DPP have been applied to 32-bit registers by
 // Wave::source32; neg and abs are applied here, since they depend on the type.
 template <class T, bool flushes = true>  // denormals, where MODE says so
-const T* source(Wave& w, const Instruction& i, int j, Lanes<T>& room, Mask& defined) {
+const T* source(Wave& w, const Instruction& i, int j, Lanes<T>& buffer, Mask& defined) {
   const Operand& o = i.source(j);
   const T* values;
   if constexpr (sizeof(T) == 8) {
-    w.source64(i, o, reinterpret_cast<uint64_t(&)[kLanes]>(room.lane), defined);
-    values = room.lane;
+    w.source64(i, o, reinterpret_cast<uint64_t(&)[kLanes]>(buffer.lane), defined);
+    values = buffer.lane;
   } else if constexpr (sizeof(T) == 4) {
-    values = reinterpret_cast<const T*>(w.source32(i, o, reinterpret_cast<Vector&>(room), defined));
+    values = reinterpret_cast<const T*>(w.source32(i, o, reinterpret_cast<Vector&>(buffer), defined));
   } else {
     Vector whole;
     const uint32_t* x = w.source32(i, o, whole, defined);
     const int shift = i.with.op_sel >> j & 1 ? 16 : 0;
     for (int l = 0; l < kLanes; ++l) {
       const uint16_t part = uint16_t(x[l] >> shift);
-      std::memcpy(&room.lane[l], &part, 2);
+      std::memcpy(&buffer.lane[l], &part, 2);
     }
-    values = room.lane;
+    values = buffer.lane;
   }
   if constexpr (kIsFloat<T>) {
     const bool flush = flushes && flushes_inputs<T>(w.mode);
@@ -214,9 +214,9 @@ const T* source(Wave& w, const Instruction& i, int j, Lanes<T>& room, Mask& defi
         if (flush) x = flushed(x);
         if (o.absolute) x = magnitude(x);
         if (o.negate) x = negated(x);
-        room.lane[l] = x;
+        buffer.lane[l] = x;
       }
-      values = room.lane;
+      values = buffer.lane;
     }
   } else if (o.negate || o.absolute) {
     w.fail(i, "neg or abs of an integer is not implemented");
@@ -335,15 +335,15 @@ enum class Nan : uint8_t { named, as_computed };  // as_computed: the function c
 
 // The destination as it was: v_fmac's last source. It has no modifiers.
 template <class T>
-const T* old_result(Wave& w, const Instruction& i, Lanes<T>& room, Mask& defined) {
+const T* old_result(Wave& w, const Instruction& i, Lanes<T>& buffer, Mask& defined) {
   static_assert(sizeof(T) >= 4);
   if constexpr (sizeof(T) == 8)
-    w.source64(i, i.destination(), reinterpret_cast<uint64_t(&)[kLanes]>(room.lane), defined);
+    w.source64(i, i.destination(), reinterpret_cast<uint64_t(&)[kLanes]>(buffer.lane), defined);
   else
-    std::memcpy(&room, w.source32(i, i.destination(), reinterpret_cast<Vector&>(room), defined), sizeof room);
+    std::memcpy(&buffer, w.source32(i, i.destination(), reinterpret_cast<Vector&>(buffer), defined), sizeof buffer);
   if (flushes_inputs<T>(w.mode))
-    for (T& x : room.lane) x = flushed(x);
-  return room.lane;
+    for (T& x : buffer.lane) x = flushed(x);
+  return buffer.lane;
 }
 
 // `accumulates`: the last argument is the destination as it was.
@@ -352,8 +352,8 @@ struct VectorAction {
   static void run(Wave& w, const Instruction& i) {
     [&]<size_t... J>(std::index_sequence<J...>) {
       Mask defined = ~Mask(0);
-      std::tuple<Lanes<A>...> room;
-      const std::tuple<const A*...> from = {argument<A, J>(w, i, std::get<J>(room), defined)...};
+      std::tuple<Lanes<A>...> buffer;
+      const std::tuple<const A*...> from = {argument<A, J>(w, i, std::get<J>(buffer), defined)...};
       Lanes<R> result;
       {
         const Rounding rounding(rounding_of<R>(w.mode));
@@ -368,11 +368,11 @@ struct VectorAction {
     }(std::index_sequence_for<A...>{});
   }
   template <class T, size_t j>
-  static const T* argument(Wave& w, const Instruction& i, Lanes<T>& room, Mask& defined) {
+  static const T* argument(Wave& w, const Instruction& i, Lanes<T>& buffer, Mask& defined) {
     if constexpr (accumulates && j + 1 == sizeof...(A))
-      return old_result<T>(w, i, room, defined);
+      return old_result<T>(w, i, buffer, defined);
     else
-      return source<T>(w, i, int(j), room, defined);
+      return source<T>(w, i, int(j), buffer, defined);
   }
 };
 

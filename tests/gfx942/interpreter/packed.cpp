@@ -18,7 +18,7 @@ struct Pair {
 };
 void read_pair(Wave& w, const Instruction& i, int j, bool first, bool second, Pair& p, Mask (&defined)[2]) {
   const Operand& o = i.source(j);
-  Vector room;
+  Vector buffer;
   if (o.kind == Operand::Kind::constant) {  // 32 bits, which is the lower word; both results take that one
     if (first || second) w.fail(i, "the upper word of a constant is not implemented");
     std::fill_n(p.low.lane, kLanes, uint32_t(o.value));
@@ -28,9 +28,9 @@ void read_pair(Wave& w, const Instruction& i, int j, bool first, bool second, Pa
   Operand half = o;
   half.registers = 1;
   Mask low = ~Mask(0), high = ~Mask(0);
-  std::memcpy(&p.low, w.source32(i, half, room, low), sizeof p.low);
+  std::memcpy(&p.low, w.source32(i, half, buffer, low), sizeof p.low);
   ++half.index;
-  std::memcpy(&p.high, w.source32(i, half, room, high), sizeof p.high);
+  std::memcpy(&p.high, w.source32(i, half, buffer, high), sizeof p.high);
   defined[0] &= first ? high : low;
   defined[1] &= second ? high : low;
 }
@@ -124,10 +124,10 @@ template <class T, int n, class F>
 void halves(Wave& w, const Instruction& i) {
   constexpr bool is_float = std::is_same_v<T, Half>;
   Mask defined = ~Mask(0);
-  Vector room[n];
+  Vector buffer[n];
   const uint32_t* x[n];
   // A constant has 32 bits: a float is in the lower half with zero above it, an integer is extended.
-  for (int j = 0; j < n; ++j) x[j] = w.source32(i, i.source(j), room[j], defined);
+  for (int j = 0; j < n; ++j) x[j] = w.source32(i, i.source(j), buffer[j], defined);
   const Rounding rounding(w.mode.round64());
   Vector to;
   for (int l = 0; l < kLanes; ++l) {
@@ -178,8 +178,8 @@ void mixed(Wave& w, const Instruction& i) {
   const uint8_t is_half = i.with.op_sel_hi_given ? i.with.op_sel_hi : 0;
   for (int j = 0; j < 3; ++j) {
     const Operand& o = i.source(j);
-    Vector room;
-    const uint32_t* x = w.source32(i, o, room, defined);
+    Vector buffer;
+    const uint32_t* x = w.source32(i, o, buffer, defined);
     if (is_half >> j & 1 && o.kind == Operand::Kind::constant && o.value)
       w.fail(i, "a constant half is not implemented");
     for (int l = 0; l < kLanes; ++l) {
@@ -221,11 +221,11 @@ void mixed(Wave& w, const Instruction& i) {
 template <class Product>
 void dot(Wave& w, const Instruction& i) {
   Mask defined = ~Mask(0);
-  Lanes<uint32_t> room[2];
-  const uint32_t* a = source<uint32_t>(w, i, 0, room[0], defined);
-  const uint32_t* b = source<uint32_t>(w, i, 1, room[1], defined);
-  Vector room_c, r;
-  const uint32_t* c = w.source32(i, i.source(2), room_c, defined);
+  Lanes<uint32_t> buffer[2];
+  const uint32_t* a = source<uint32_t>(w, i, 0, buffer[0], defined);
+  const uint32_t* b = source<uint32_t>(w, i, 1, buffer[1], defined);
+  Vector buffer_c, r;
+  const uint32_t* c = w.source32(i, i.source(2), buffer_c, defined);
   if (i.with.clamp || i.with.op_sel || i.with.neg_lo || i.with.neg_hi)
     w.fail(i, "modifiers of this instruction are not implemented");
   for (int l = 0; l < kLanes; ++l) r.lane[l] = Product{}(a[l], b[l], c[l]);

@@ -82,9 +82,9 @@ void sum(Wave& w, const Instruction& i) {
   using Plain = decltype([](U a, U b) { return U(F{}(a, b)); });
   if (!i.with.clamp) return VectorAction<Plain, Nan::named, false, U, U, U>::run(w, i);
   Mask defined = ~Mask(0);
-  Lanes<T> room_a, room_b, r;
-  const T* a = source<T>(w, i, 0, room_a, defined);
-  const T* b = source<T>(w, i, 1, room_b, defined);
+  Lanes<T> buffer_a, buffer_b, r;
+  const T* a = source<T>(w, i, 0, buffer_a, defined);
+  const T* b = source<T>(w, i, 1, buffer_b, defined);
   constexpr i64 low = std::numeric_limits<T>::min(), high = std::numeric_limits<T>::max();
   for (int l = 0; l < kLanes; ++l) r.lane[l] = T(std::clamp(i64(F{}(i64(a[l]), i64(b[l]))), low, high));
   store_lanes(w, i, i.destination(), r, defined, w.exec());
@@ -100,9 +100,9 @@ template <bool subtract, bool reverse, bool takes>
 void carry(Wave& w, const Instruction& i) {
   refuse_clamp(w, i);
   Mask defined = ~Mask(0);
-  Lanes<u32> room_a, room_b, r;
-  const u32* a = source<u32>(w, i, 0, room_a, defined);
-  const u32* b = source<u32>(w, i, 1, room_b, defined);
+  Lanes<u32> buffer_a, buffer_b, r;
+  const u32* a = source<u32>(w, i, 0, buffer_a, defined);
+  const u32* b = source<u32>(w, i, 1, buffer_b, defined);
   if (reverse) std::swap(a, b);
   const Mask in = takes ? w.lane_mask(i, i.source(2), defined) : 0;
   Mask out = 0;
@@ -127,11 +127,11 @@ void multiply_add(Wave& w, const Instruction& i) {
   refuse_clamp(w, i);
   const LowerHalf lower(w, i);
   Mask defined = ~Mask(0);
-  Lanes<T> room_a, room_b;
-  Lanes<Wide> room_c, r;
-  const T* a = source<T>(w, i, 0, room_a, defined);
-  const T* b = source<T>(w, i, 1, room_b, defined);
-  const Wide* c = source<Wide>(w, i, 2, room_c, defined);
+  Lanes<T> buffer_a, buffer_b;
+  Lanes<Wide> buffer_c, r;
+  const T* a = source<T>(w, i, 0, buffer_a, defined);
+  const T* b = source<T>(w, i, 1, buffer_b, defined);
+  const Wide* c = source<Wide>(w, i, 2, buffer_c, defined);
   Mask over = 0;
   for (int l = 0; l < kLanes; ++l) {
     const __int128 sum = __int128(Wide(a[l]) * b[l]) + c[l];
@@ -151,10 +151,10 @@ Operation multiply_add_op() {
 template <class T, class F>
 void keep_half(Wave& w, const Instruction& i) {
   Mask defined = ~Mask(0);
-  Lanes<T> room[3], result;
-  const T* a = source<T>(w, i, 0, room[0], defined);
-  const T* b = source<T>(w, i, 1, room[1], defined);
-  const T* c = source<T>(w, i, 2, room[2], defined);
+  Lanes<T> buffer[3], result;
+  const T* a = source<T>(w, i, 0, buffer[0], defined);
+  const T* b = source<T>(w, i, 1, buffer[1], defined);
+  const T* c = source<T>(w, i, 2, buffer[2], defined);
   {
     const Rounding rounding(rounding_of<T>(w.mode));
     for (int l = 0; l < kLanes; ++l) result.lane[l] = F{}(a[l], b[l], c[l]);

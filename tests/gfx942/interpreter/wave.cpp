@@ -210,7 +210,7 @@ uint64_t Wave::known_scalar(const Instruction& i, const Operand& o, const char* 
 
 // ---- vectors
 
-const uint32_t* Wave::source32(const Instruction& i, const Operand& o, Vector& room, Mask& defined) const {
+const uint32_t* Wave::source32(const Instruction& i, const Operand& o, Vector& buffer, Mask& defined) const {
   const uint32_t* x;
   if (o.is_vector()) {
     check_arrived(i, kScalars + o.index, 1);
@@ -219,15 +219,15 @@ const uint32_t* Wave::source32(const Instruction& i, const Operand& o, Vector& r
   } else {
     uint64_t known;
     const uint32_t value = uint32_t(scalar(i, o, &known));
-    std::fill_n(room.lane, kLanes, value);
-    x = room.lane;
+    std::fill_n(buffer.lane, kLanes, value);
+    x = buffer.lane;
     if (uint32_t(known) != ~0u) defined = 0;
   }
   const int position = int(&o - i.operand.data()) - i.operation->results;
-  if (i.with.dpp != Dpp::none && position == 0) x = moved(i, x, room, defined);
+  if (i.with.dpp != Dpp::none && position == 0) x = moved(i, x, buffer, defined);
   if (i.with.sdwa && position >= 0 && position < 2 && (i.with.src_sel[position] != Select::dword || o.sign_extend)) {
-    for (int l = 0; l < kLanes; ++l) room.lane[l] = selected(x[l], i.with.src_sel[position], o.sign_extend);
-    x = room.lane;
+    for (int l = 0; l < kLanes; ++l) buffer.lane[l] = selected(x[l], i.with.src_sel[position], o.sign_extend);
+    x = buffer.lane;
   }
   return x;
 }
@@ -243,16 +243,16 @@ Mask Wave::dpp_sources_on(const Instruction& i) const {
 
 // DPP, of the first source: lanes that have no source, or one that is off, read 0 with bound_ctrl; without, they keep
 // their destination, which dpp_writes() says.
-const uint32_t* Wave::moved(const Instruction& i, const uint32_t* x, Vector& room, Mask& defined) const {
+const uint32_t* Wave::moved(const Instruction& i, const uint32_t* x, Vector& buffer, Mask& defined) const {
   const Vector from = *reinterpret_cast<const Vector*>(x);
   const Mask valid = dpp_sources_on(i);
   const Vector keep = expanded(valid);
-  for (int l = 0; l < kLanes; ++l) room.lane[l] = from.lane[i.dpp->lane[l]] & keep.lane[l];
-  if (defined == ~Mask(0)) return room.lane;
+  for (int l = 0; l < kLanes; ++l) buffer.lane[l] = from.lane[i.dpp->lane[l]] & keep.lane[l];
+  if (defined == ~Mask(0)) return buffer.lane;
   Mask known = 0;
   for (int l = 0; l < kLanes; ++l) known |= (defined >> i.dpp->lane[l] & 1) << l;
   defined = known | ~valid;
-  return room.lane;
+  return buffer.lane;
 }
 
 Mask Wave::dpp_writes(const Instruction& i) const {

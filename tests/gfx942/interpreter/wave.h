@@ -134,9 +134,9 @@ class Wave {
   uint64_t scalar(const Instruction& i, const Operand& o, uint64_t* defined = nullptr) const;
   void set_scalar(const Instruction& i, const Operand& o, uint64_t x, uint64_t defined);
 
-  // ---- vector operands. Sources: a pointer to 64 values, in the register itself or in `room`; lanes outside EXEC are
-  // whatever they are. `defined` loses the lanes where the operand is not.
-  const uint32_t* source32(const Instruction& i, const Operand& o, Vector& room, Mask& defined) const;
+  // ---- vector operands. Sources: a pointer to 64 values, in the register itself or in `buffer`; lanes outside EXEC
+  // are whatever they are. `defined` loses the lanes where the operand is not.
+  const uint32_t* source32(const Instruction& i, const Operand& o, Vector& buffer, Mask& defined) const;
   void source64(const Instruction& i, const Operand& o, uint64_t (&to)[kLanes], Mask& defined) const;
   void result32(const Instruction& i, const Operand& o, const uint32_t* x, Mask defined, Mask lanes);
   void result64(const Instruction& i, const Operand& o, const uint64_t* x, Mask defined, Mask lanes);
@@ -151,7 +151,7 @@ class Wave {
   }
 
  private:
-  const uint32_t* moved(const Instruction& i, const uint32_t* x, Vector& room, Mask& defined) const;
+  const uint32_t* moved(const Instruction& i, const uint32_t* x, Vector& buffer, Mask& defined) const;
   Mask dpp_sources_on(const Instruction& i) const;
   Mask dpp_writes(const Instruction& i) const;
   void store_part(const Instruction& i, const Operand& o, const uint32_t* x, Mask lanes);

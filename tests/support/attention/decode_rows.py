@@ -253,8 +253,8 @@ def gpu_rows() -> list[dict[str, Any]]:
         for dtype in GPU_DTYPES:
             row = whole | {"dims": dims, "dtype": dtype}
             made.append(row | {"causal": False, "cache": "page 16", "num_splits": 0})
-            bent = {"softcap": 3.0, "alibi": True, "sink": True, "causal": True, "queries": 5}
-            made.append(row | bent | {"cache": "rows", "num_splits": 2})
+            modified = {"softcap": 3.0, "alibi": True, "sink": True, "causal": True, "queries": 5}
+            made.append(row | modified | {"cache": "rows", "num_splits": 2})
     # Head dims that are no whole pieces, and keys of few and of many rows.
     made += [row | {"dims": (36, 20)} for row in made[:4]]
     return made

@@ -112,14 +112,14 @@ void count(Json& json, const Code& code, const Record& record) {
   json.close(']');
 }
 
-// The text that body writes, which lives in `room`; null where it fails, with the reason in gfx942_last_fault().
+// The text that body writes, which lives in `buffer`; null where it fails, with the reason in gfx942_last_fault().
 template <class Body>
-const char* kept(std::string& room, Body body) {
+const char* kept(std::string& buffer, Body body) {
   const hipError_t status = call([&] {
     const std::lock_guard guard(runtime().lock);
-    room = body();
+    buffer = body();
   });
-  return status == hipSuccess ? room.c_str() : nullptr;
+  return status == hipSuccess ? buffer.c_str() : nullptr;
 }
 
 }  // namespace
@@ -141,8 +141,8 @@ void gfx942_reset_counters() {
 }
 
 const char* gfx942_counters_json() {
-  static std::string room;
-  return kept(room, [] {
+  static std::string buffer;
+  return kept(buffer, [] {
     Json json;
     json.open('[');
     for (const auto& [function, record] : runtime().records) {
@@ -157,8 +157,8 @@ const char* gfx942_counters_json() {
 }
 
 const char* gfx942_device_json() {
-  static std::string room;
-  return kept(room, [] {
+  static std::string buffer;
+  return kept(buffer, [] {
     const hipDeviceProp_t& p = kProperties;
     Json json;
     json.open('{').member("name", std::string_view(p.name)).member("arch", std::string_view(p.gcnArchName));
@@ -170,8 +170,8 @@ const char* gfx942_device_json() {
 }
 
 const char* gfx942_kernel_json(void* function) {
-  static std::string room;
-  return kept(room, [function] {
+  static std::string buffer;
+  return kept(buffer, [function] {
     Json json;
     json.open('{');
     describe(json, given(static_cast<Function*>(function), "function").code());
@@ -181,8 +181,8 @@ const char* gfx942_kernel_json(void* function) {
 }
 
 const char* gfx942_kernels_json() {
-  static std::string room;
-  return kept(room, [] {
+  static std::string buffer;
+  return kept(buffer, [] {
     Json json;
     json.open('[');
     for (const auto& [module, owned] : runtime().modules)
@@ -197,8 +197,8 @@ const char* gfx942_kernels_json() {
 }
 
 const char* gfx942_operations() {
-  static std::string room;
-  return kept(room, [] {
+  static std::string buffer;
+  return kept(buffer, [] {
     std::set<std::string_view> names;
     for (const auto& [name, operation] : operations()) names.insert(name);
     std::string text;

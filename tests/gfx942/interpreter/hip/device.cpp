@@ -142,10 +142,10 @@ hipError_t hipSetDevice(int device) {
 hipError_t hipDeviceGet(hipDevice_t* device, int ordinal) {
   return call([&] { check_device(ordinal), given(device, "the device") = ordinal; });
 }
-hipError_t hipDeviceGetName(char* name, int room, hipDevice_t device) {
+hipError_t hipDeviceGetName(char* name, int buffer, hipDevice_t device) {
   return call([&] {
     check_device(device);
-    std::strncpy(&given(name, "the name"), kProperties.name, size_t(room));
+    std::strncpy(&given(name, "the name"), kProperties.name, size_t(buffer));
   });
 }
 hipError_t hipDeviceTotalMem(size_t* bytes, hipDevice_t device) {

@@ -90,4 +90,4 @@ def test_errors(package: ModuleType) -> None:
 def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
     if len(_ran) < 2:
         pytest.skip("the tests above were not all chosen")
-    check_every_kernel_ran(device, "test_draw.py")
+    check_every_kernel_ran(device, "test_sampling_kernels.py")

@@ -155,4 +155,4 @@ def test_errors(package: ModuleType) -> None:
 def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
     if len(_ran) < 2 * len(CASES):
         pytest.skip(f"{2 * len(CASES) - len(_ran)} of the tests above were not chosen")
-    check_every_kernel_ran(device, "test_decode.py")
+    check_every_kernel_ran(device, "test_engine_step.py")
