@@ -52,9 +52,11 @@ Row = tuple[KernelInfo, Case, torch.dtype]
 
 def axes(row: Row) -> dict[str, Any]:
     info, case, dtype = row
-    kernel = (info.kind, info.name)
-    if COMPILED in info.function.__module__:  # 15 to 60 s a row; test_compiled*.py have their dtypes and shapes
+    kernel, module = (info.kind, info.name), info.function.__module__
+    if COMPILED in module:  # 15 to 60 s a row; test_compiled*.py have their dtypes and shapes
         return {"kernel": kernel}
+    if REFERENCE in module or PEERS in module:  # tests/mlstm/test_reference.py has the cases of plain torch
+        return {"kernel": kernel, "dtype": dtype}
     return {"kernel": kernel, "case": case.name, "dtype": dtype}
 
 
