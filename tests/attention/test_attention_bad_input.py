@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from xlstm_hip import attention as ours
+from xlstm_hip.attention import checks
 
 
 @pytest.fixture(autouse=True, params=["", "reference"], ids=["kernels", "plain torch"])
@@ -245,3 +247,16 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(wrong: dict[str, Any], mes
     with pytest.raises((ValueError, RuntimeError), match=message):
         ours.flash_attn_with_kvcache(k_cache=k_cache, v_cache=v_cache, **(base | wrong))
     assert torch.equal(k_cache, before[0]) and torch.equal(v_cache, before[1])
+
+
+@pytest.mark.parametrize("window", [torch.tensor([3, 1]), np.array([3, 1]), [np.int64(3), torch.tensor(1)], (3, 1)])
+def test_whole_numbers_of_any_kind_are_a_window(window: Any) -> None:
+    assert checks.window(window, causal=False) == (3, 1) and checks.window(window, causal=True) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    "window", [torch.tensor([3.0, 1.0]), torch.tensor([3, 1, 2]), (True, 1), ("3", 1), (3, -2), None]
+)
+def test_anything_else_is_not(window: Any) -> None:
+    with pytest.raises(ValueError, match="window_size: expected"):
+        checks.window(window, causal=False)

@@ -87,9 +87,9 @@ def test_step(package: ModuleType, dtype: torch.dtype, bits: int, batch: int, ch
     )  # fmt: skip
     weights = [w.detach() for w in made._parts.tensors]
     got = out.to("cuda")
-    OPS.decode_step_(out, x, keep, weights, made._places, states, *numbers)
+    OPS.decode_step_(out, x, keep, weights, made._weight_index, states, *numbers)
     moved = [w.to("cuda") for w in weights]
-    OPS.decode_step_(got, x.to("cuda"), keep.to("cuda"), moved, made._places, on_gpu, *numbers)
+    OPS.decode_step_(got, x.to("cuda"), keep.to("cuda"), moved, made._weight_index, on_gpu, *numbers)
     error = SPLIT_ERROR if bits or dtype != torch.float32 else ERROR
     assert relative(got.cpu(), out) < error
     for a, b in zip(on_gpu, states, strict=True):
@@ -125,7 +125,7 @@ def test_company(package: ModuleType, dtype: torch.dtype, bits: int) -> None:
     def step(rows: slice) -> list[torch.Tensor]:
         own = [s[rows].contiguous().to("cuda") for s in states]
         out = torch.full((len(x[rows]), 97), torch.nan).to("cuda")
-        OPS.decode_step_(out, x[rows].contiguous().to("cuda"), None, moved, made._places, own, *numbers)
+        OPS.decode_step_(out, x[rows].contiguous().to("cuda"), None, moved, made._weight_index, own, *numbers)
         return [t.cpu() for t in (out, *own)]
 
     all_rows = step(slice(0, 35))
@@ -146,9 +146,9 @@ def test_errors(package: ModuleType) -> None:
     states = [torch.zeros(size).to("cuda") for size in sizes]
     out = torch.empty(1, 97).to("cuda")
     with pytest.raises(RuntimeError, match="norm_eps: expected a finite number >= 0"):
-        OPS.decode_step_(out, x, None, weights, made._places, states, 64, -1.0, 1e-6, 15.0, 30.0)
+        OPS.decode_step_(out, x, None, weights, made._weight_index, states, 64, -1.0, 1e-6, 15.0, 30.0)
     nowhere = torch.full((1,), 97).to("cuda")
-    OPS.decode_step_(out, nowhere, None, weights, made._places, states, 64, 1e-6, 1e-6, 15.0, 30.0)
+    OPS.decode_step_(out, nowhere, None, weights, made._weight_index, states, 64, 1e-6, 1e-6, 15.0, 30.0)
     assert out.cpu().isnan().all()
 
 

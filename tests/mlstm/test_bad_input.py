@@ -342,3 +342,13 @@ def test_offsets_on_a_gpu_are_not_read() -> None:
         assert h.shape == call["v"].shape and c.shape == (2, NH, DQK, DHV)
         with pytest.raises(ValueError, match="^cu_seqlens: expected device cuda:0 as q has, got cpu"):
             mlstm_chunkwise_fused(**call, cu_seqlens=torch.empty(3, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("gate", ["exp", "sigmoid"])
+def test_normalize_is_what_the_exp_gate_does_anyway(gate: str) -> None:
+    call = {name: torch.randn(1, 2, 5, 4) for name in "qkv"} | {name: torch.randn(1, 2, 5) for name in "if"}
+    assert torch.equal(mlstm_interface(**call, gate=gate, normalize=True), mlstm_interface(**call, gate=gate))
+    states = {"c": torch.zeros(1, 2, 4, 4), "n": torch.zeros(1, 2, 4), "m": torch.zeros(1, 2, 1)}
+    token = {name: x[:, :, 0] if x.dim() == 4 else x[:, :, :1] for name, x in call.items()} | states
+    h, _ = mlstm_step_interface(**token, gate=gate, normalize=True)
+    assert torch.equal(h, mlstm_step_interface(**token, gate=gate)[0])

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
+from xlstm_hip._core import warn_once
 from xlstm_hip.mlstm import registry, select
 from xlstm_hip.mlstm.backend import mLSTMBackend, mLSTMBackendConfig
 from xlstm_hip.mlstm.select import get_optimal_kernel_config
@@ -71,3 +74,21 @@ def test_auto_is_fused_where_the_library_has_kernels() -> None:
 def test_bad_arguments(arguments: dict, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         get_optimal_kernel_config(**({"batch_size": 1, "seq_len": 16} | arguments))
+
+
+def test_a_gpu_without_kernels_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(select, "_runs_on", lambda info, device: "*" in info.devices)
+    monkeypatch.setattr(warn_once, "_given", set())
+    with pytest.warns(RuntimeWarning, match="the library has no kernels for a GPU.*plain torch.*reinstall.*doctor"):
+        assert get_optimal_kernel_config(1, 64, device="cuda")["step_kernel"] == "native"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        get_optimal_kernel_config(1, 64, device="cuda")
+        get_optimal_kernel_config(1, 64, device="cpu")
+
+
+def test_a_head_dim_beyond_the_gpu_kernels_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warn_once, "_given", set())
+    with pytest.warns(RuntimeWarning, match="head dims above 512 run in plain torch on a GPU, got 1000"):
+        get_optimal_kernel_config(1, 64, head_dim=1000, device="cuda")

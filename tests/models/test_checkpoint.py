@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import stat
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -643,3 +645,31 @@ def test_memory_is_that_of_the_model_and_a_buffer(tmp_path: Path) -> None:
     weights = sum(p.numel() for p in model.parameters())
     assert 2 * weights < sum(made) <= 2 * weights + buffer
     assert python_peak < 2_000_000
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
+def test_files_have_the_rights_that_the_umask_gives(tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        save_pretrained(ours(), tmp_path)
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {mode}
+
+
+def test_special_tokens_of_generation_config(tmp_path: Path) -> None:
+    """Fine-tuned checkpoints keep their end tokens there, and transformers' generate reads them there."""
+    save_pretrained(ours(), tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [0, 5, 6], "pad_token_id": null}')
+    assert load_pretrained(tmp_path, progress=False).special_tokens == SpecialTokens(0, (0, 5, 6), 1)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5000}')
+    with pytest.raises(CheckpointError, match="eos_token_id: expected a token id from 0 to"):
+        load_pretrained(tmp_path, progress=False)
+
+
+def test_fused_weights_are_of_a_type_that_transformers_refuses(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    save_pretrained(ours(), tmp_path, weight_mode="fused")
+    with pytest.raises(ValueError, match="xlstm_hip_fused"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert load_pretrained(tmp_path, progress=False).config.weight_mode == "single"

@@ -37,6 +37,20 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def states_in(dtype_state: torch.dtype | None, states: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """c and n in dtype_state, and m, but m never below float32: bfloat16 would round small steps of it away."""
+    if dtype_state is None:
+        return states
+    one_of("dtype_state", dtype_state, IO_DTYPES)
+    c, n, m = states
+    return c.to(dtype_state), n.to(dtype_state), m.to(accumulate_dtype(dtype_state))
+
+
+def written_in_place(dtype_state: torch.dtype | None, c: Tensor) -> None:
+    if dtype_state is not None and dtype_state != c.dtype:
+        raise ValueError(f"dtype_state: expected {c.dtype}, which in_place writes over c, n and m, got {dtype_state}")
+
+
 def is_tensor(name: str, x: Any) -> Tensor:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")

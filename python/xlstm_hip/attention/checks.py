@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
@@ -56,10 +57,19 @@ def cap(value: Any) -> float:
 
 def window(value: Any, causal: bool) -> tuple[int, int]:
     """(left, right), -1 without an end; causal closes the right side."""
-    fits = isinstance(value, (tuple, list)) and len(value) == 2
-    if not fits or any(isinstance(x, bool) or not isinstance(x, int) or x < -1 for x in value):
+    sides = _window_sides(value)
+    if sides is None:
         raise ValueError(f"window_size: expected (left, right), integers >= -1, got {value!r}")
-    return value[0], 0 if causal else value[1]
+    return sides[0], 0 if causal else sides[1]
+
+
+def _window_sides(value: Any) -> tuple[int, int] | None:
+    """Of a pair, a tensor or an array of two whole numbers; None of anything else."""
+    try:
+        sides = [operator.index(x) for x in value if not isinstance(x, bool)]
+    except (TypeError, ValueError):
+        return None
+    return (sides[0], sides[1]) if len(sides) == 2 and min(sides) >= -1 else None
 
 
 def block(value: Any) -> int:

@@ -22,7 +22,11 @@ from ..models.config_files import read_scheme
 from ..models.tokenizer import TOKENIZER_FILE
 
 DTYPES = by_name(GPU_DTYPES)
-TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+# What a tokenizer or generation reads beside the weights and config.json, in the names of transformers.
+TOKENIZER_FILES = (
+    TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "tokenizer.model", "chat_template.jinja", "generation_config.json",
+)  # fmt: skip
 
 
 class WrongArguments(ValueError):
@@ -30,7 +34,12 @@ class WrongArguments(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports an error in one line that points to --help."""
+    """Reports an error in one line that points to --help, and takes no abbreviated options: a new option would change
+    what they mean.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {' '.join(message.split())} (see {self.prog} --help)\n")
@@ -41,6 +50,8 @@ def read_text(option: str, file: Path | None) -> str:
     where = "stdin" if file is None else str(file)
     if file is None and sys.stdin is None:
         raise ValueError(f"{option}: expected text in stdin, which is closed")
+    if file is None and sys.stdin.isatty():
+        print("reading the text from the terminal; Ctrl-D ends it", file=sys.stderr)
     try:
         return (sys.stdin.buffer.read() if file is None else file.read_bytes()).decode("utf-8")
     except OSError as error:

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..models import SpecialTokens, load_pretrained, save_pretrained
 from ..models.checkpoint import SCHEMES
-from ..models.config_files import YAML_FILE
+from ..models.config_files import YAML_FILE, read_scheme
+from ..models.quantize import count_weights
 from .common import (
     DTYPES,
     add_command,
@@ -45,6 +46,8 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> int:
     check_source_and_target(given)
     most = shard_bytes(given)
+    if given.dtype is not None and read_scheme(given.source) is not None:
+        raise ValueError(f"--dtype: expected none for quantised weights, which stay as they are, got {given.dtype}")
     model = load_pretrained(given.source, None if given.dtype is None else DTYPES[given.dtype])
     save_pretrained(model, given.target, given.scheme, given.weights, most)
     copy_tokenizer(given.source, given.target)
@@ -53,5 +56,6 @@ def run(given: argparse.Namespace) -> int:
             f"note: {YAML_FILE} cannot store special tokens: {model.special_tokens} of {given.source} are dropped",
             file=sys.stderr,
         )
-    print(f"{given.target}: {sum(p.numel() for p in model.parameters())} weights, {megabytes(given.target):.1f} MB")
+    scheme = "" if model.quantization is None else f" of {model.quantization.bits} bits"
+    print(f"{given.target}: {count_weights(model)} weights{scheme}, {megabytes(given.target):.1f} MB")
     return 0

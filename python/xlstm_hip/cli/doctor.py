@@ -100,7 +100,7 @@ def torch_findings(torch_gpu: str, gpu: DeviceFacts | None, exists: Callable[[st
         )  # fmt: skip
         yield Finding("PROBLEM", "there is a GPU, but torch does not see it", remedy)
     else:
-        index = "rocm6.4" if amd else "cu130"
+        index = "rocm7.2" if amd else "cu130"
         remedy = f"pip install torch --index-url https://download.pytorch.org/whl/{index}, then reinstall this package"
         yield Finding(
             "PROBLEM", f"there is {'an AMD' if amd else 'an NVIDIA'} GPU, but this torch was not built for it", remedy

@@ -15,7 +15,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import __version__ as transformers_version
+
+try:
+    from transformers import __version__ as transformers_version
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError('xlstm_hip.hf needs transformers: pip install "xlstm_hip[hf]"', name=error.name) from None
 from transformers import xLSTMConfig
 from transformers.models.xlstm.modeling_xlstm import xLSTMCache, xLSTMModel, xLSTMOutput
 from transformers.utils.generic import merge_with_config_defaults

@@ -33,8 +33,10 @@ class Builtin:
 
 def _fused(kind: str, name: str) -> Builtin:
     options: tuple[str, ...] = ("normalizer_grad", "cu_seqlens", "layout", "plan", "backward_plan")
+    if kind == "sequence":
+        options = ("dtype_state", *options)
     if kind == "step":
-        options = ("in_place", "gate_soft_cap", "autocast_kernel_dtype", "plan")
+        options = ("dtype_state", "in_place", "gate_soft_cap", "autocast_kernel_dtype", "plan")
     gate = "exp"
     if name.endswith("_siging"):
         gate, options = "sigmoid", ("normalize", *options)
@@ -45,7 +47,9 @@ def _fused(kind: str, name: str) -> Builtin:
 
 
 def _native(kind: str, name: str, function: Callable, *more: str, note: str = "plain torch") -> Builtin:
-    own = {"step": ("in_place", "gate_soft_cap"), "sequence": ()}.get(kind, ("normalizer_grad",))
+    own = {"step": ("dtype_state", "in_place", "gate_soft_cap"), "sequence": ("dtype_state",)}.get(
+        kind, ("normalizer_grad",)
+    )
     gate, options = "exp", (*own, *more)
     if "siging" in name:
         gate, options = "sigmoid", ("normalize", *options)

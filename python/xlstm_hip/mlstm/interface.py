@@ -38,7 +38,7 @@ def _choose(kernel: str | None, gate: str | None, kinds: tuple[str, ...], normal
     info = registry.kernel_info(kernel, kinds)
     if gate is not None and info.gate != gate:
         raise ValueError(f"gate: expected {info.gate!r}, the gate of kernel {info.name!r}, got {gate!r}")
-    if normalize is not None and info.gate != "sigmoid":
+    if normalize is False and info.gate != "sigmoid":
         raise ValueError(
             f"normalize: kernel {info.name!r} has the exp gate, which is always normalised; use gate='sigmoid'"
         )
@@ -96,9 +96,10 @@ def mlstm_interface(
     checks.no_unknown_keywords("mlstm_interface", kwargs, info.options)
     checks.one_of("layout", layout, checks.LAYOUTS)
     options = dict(kwargs)
-    for name, value in (("normalize", normalize), ("normalizer_grad", normalizer_grad)):
-        if value is not None:
-            options[name] = value
+    if normalize is not None and info.gate == "sigmoid":
+        options["normalize"] = normalize
+    if normalizer_grad is not None:
+        options["normalizer_grad"] = normalizer_grad
     options = _options(info, options)
     if c_initial is not None and not info.states:
         raise ValueError(f"c_initial: kernel {info.name!r} takes no initial states")
@@ -164,7 +165,7 @@ def mlstm_step_interface(
     info = _choose(kernel, gate, ("step",), normalize)
     checks.no_unknown_keywords("mlstm_step_interface", kwargs, info.options)
     options = dict(kwargs)
-    if normalize is not None:
+    if normalize is not None and info.gate == "sigmoid":
         options["normalize"] = normalize
     if in_place:
         options["in_place"] = True

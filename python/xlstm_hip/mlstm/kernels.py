@@ -104,6 +104,7 @@ def _sequence(
 ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
     known: tuple[str, ...] = ("cu_seqlens", "layout", "normalizer_grad", "plan", "backward_plan")
     known += ("normalize",) if sigmoid_gate else ()
+    known += ("dtype_state",) if recurrent else ()
     checks.no_unknown_keywords(function, kwargs, known)
     layout = kwargs.get("layout", "bhsd")
     checks.one_of("layout", layout, checks.LAYOUTS)
@@ -121,7 +122,7 @@ def _sequence(
         states = (c_initial, n_initial, m_initial)
         h, ends = _plain_sequence(q, k, v, i, f, *states, cu_seqlens, chunk_size, eps, variant)
         h = h.transpose(1, 2) if bshd else h
-        return (h, ends) if return_last_states else h
+        return (h, checks.states_in(kwargs.get("dtype_state"), ends)) if return_last_states else h
     checks.fused_dtype(q)
     wide = checks.accumulate_dtype(q.dtype)
     c, n, m = (_wide_state(x, wide) for x in (c_initial, n_initial, m_initial))
@@ -149,7 +150,7 @@ def _sequence(
         h, _, *last = op(*tensors, cu_seqlens, sigmoid_gate, normalize, float(eps), cut.chunk_size, bshd, *cut[1:])
     if bshd:
         h = h.transpose(1, 2)
-    return (h, (last[0], last[1], last[2])) if return_last_states else h
+    return (h, checks.states_in(kwargs.get("dtype_state"), (last[0], last[1], last[2]))) if return_last_states else h
 
 
 def mlstm_chunkwise_fused(
@@ -256,7 +257,9 @@ def _step(
     eps: float,
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    known = ("in_place", "gate_soft_cap", "autocast_kernel_dtype", "plan") + (("normalize",) if sigmoid_gate else ())
+    known = ("dtype_state", "in_place", "gate_soft_cap", "autocast_kernel_dtype", "plan") + (
+        ("normalize",) if sigmoid_gate else ()
+    )
     checks.no_unknown_keywords(function, kwargs, known)
     checks.check_step_inputs(q, k, v, i, f, c, n, m, eps)
     cap = kwargs.get("gate_soft_cap")
@@ -274,8 +277,9 @@ def _step(
         sizes = {"batch": q.shape[0], "heads": q.shape[1], "dqk": q.shape[2], "dhv": v.shape[2]}
         plan = plans.own_plan("mlstm_step", q.device, q.dtype, **sizes)
     columns = plan.get("step_columns", 0)
-    in_place = kwargs.get("in_place", False)
+    in_place, dtype_state = kwargs.get("in_place", False), kwargs.get("dtype_state")
     if in_place:
+        checks.written_in_place(dtype_state, c)
         for name, x in (("c", c), ("n", n), ("m", m)):
             if x.dtype != wide or not x.is_contiguous():
                 raise ValueError(
@@ -286,9 +290,13 @@ def _step(
                 "in_place: expected no gradient to be needed; states of a training step must not be overwritten"
             )
     if plain and sigmoid_gate:
-        return mlstm_siging_recurrent_step__native(q, k, v, i, f, c, n, m, eps, options[1], in_place, cap)
+        return mlstm_siging_recurrent_step__native(
+            q, k, v, i, f, c, n, m, eps, dtype_state, normalize=options[1], in_place=in_place, gate_soft_cap=cap
+        )
     if plain:
-        return mlstm_recurrent_step__native(q, k, v, i, f, c, n, m, eps, in_place, cap)
+        return mlstm_recurrent_step__native(
+            q, k, v, i, f, c, n, m, eps, dtype_state, in_place=in_place, gate_soft_cap=cap
+        )
     if in_place:
         h = OPS.mlstm_step_(q, k, v, i, f, c, n, m, *options, columns, cap or 0.0)
         return h, (c, n, m)
@@ -298,7 +306,7 @@ def _step(
         h, c_next, n_next, m_next = StepFunction.apply(q, k, v, i, f, c, n, m, options, columns)
     else:
         h, c_next, n_next, m_next = OPS.mlstm_step(q, k, v, i, f, c, n, m, *options, columns, cap or 0.0)
-    return h, (c_next, n_next, m_next)
+    return h, checks.states_in(dtype_state, (c_next, n_next, m_next))
 
 
 def mlstm_step_fused(
@@ -311,10 +319,13 @@ def mlstm_step_fused(
     n: Tensor,  # (B, NH, DHQK)
     m: Tensor,  # (B, NH, 1)
     eps: float = 1e-6,
+    dtype_state: torch.dtype | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """One token. Also takes in_place: c, n and m are overwritten and returned; gate_soft_cap, of i and f; and plan."""
-    return _step("fused", False, q, k, v, i, f, c, n, m, eps, kwargs)
+    """One token. The new c and n are in dtype_state, float32 by default. Takes in_place (c, n and m are overwritten
+    and returned), gate_soft_cap (of i and f) and plan.
+    """
+    return _step("fused", False, q, k, v, i, f, c, n, m, eps, {"dtype_state": dtype_state, **kwargs})
 
 
 def mlstm_step_fused_siging(
@@ -327,7 +338,8 @@ def mlstm_step_fused_siging(
     n: Tensor,  # (B, NH, DHQK)
     m: Tensor,  # (B, NH, 1)
     eps: float = 1e-6,
+    dtype_state: torch.dtype | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
     """One token with the sigmoid input gate. Also takes normalize, in_place, gate_soft_cap and plan."""
-    return _step("fused_siging", True, q, k, v, i, f, c, n, m, eps, kwargs)
+    return _step("fused_siging", True, q, k, v, i, f, c, n, m, eps, {"dtype_state": dtype_state, **kwargs})

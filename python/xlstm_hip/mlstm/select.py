@@ -14,6 +14,8 @@ import torch
 from .._core import plans
 from .._core.checks import GATES, GPU_HEAD_DIM, one_of, positive_int
 from .._core.device import default_device
+from .._core.native import native
+from .._core.warn_once import warn_once
 from .registry import KernelInfo, kernel_info, with_gate
 
 REGIMES = ("auto", "stock", "amd", "hybrid")
@@ -73,9 +75,20 @@ def _amd_rule(batch_size: int, seq_len: int) -> tuple[str, str, str]:
 
 def _auto(device: torch.device, head_dim: int | None) -> tuple[str, str, str]:
     if device.type == "cuda" and head_dim is not None and head_dim > GPU_HEAD_DIM:
+        warn_once(f"xlstm_hip: head dims above {GPU_HEAD_DIM} run in plain torch on a GPU, got {head_dim}")
         return NATIVE
     fused = [kernel_info(name, kind) for name, kind in zip(FUSED, ("chunkwise", "sequence", "step"), strict=True)]
-    return FUSED if all(_runs_on(info, device) for info in fused) else NATIVE
+    if all(_runs_on(info, device) for info in fused):
+        return FUSED
+    if device.type == "cuda" and torch.cuda.is_available():
+        built = native()
+        note = built.build_facts()["gpu_note"] if built else ""
+        why = f" ({note})" if note else ""
+        warn_once(
+            f"xlstm_hip: the library has no kernels for a GPU{why}; {device} runs plain torch, many times slower. "
+            "Install ROCm or CUDA and reinstall this package; `xlstm-hip doctor` says what is missing"
+        )
+    return NATIVE
 
 
 def _tuned(device: torch.device, batch: int, length: int, head_dim: int) -> tuple[str, str, str]:

@@ -157,7 +157,10 @@ def _chunkwise(name: str, fused_kernel: Callable, tuning: tuple[str, ...] = (), 
             _tell_once(name, "cannot find so many states")
             peer = None
         if peer is None:
-            return fused_kernel(q, k, v, i, f, **common)
+            own = [keyword for keyword in kwargs if keyword in XL_CHUNK_TUNING and keyword in tuning]
+            if own:  # they change no result
+                _tell_once(name, f"alone has a use for {', '.join(own)}")
+            return fused_kernel(q, k, v, i, f, **{key: x for key, x in common.items() if key not in own})
         no_unknown_keywords(name, kwargs, tuning)
         if sigmoid:
             peer = _with_sigmoid_states(peer)
@@ -227,11 +230,11 @@ def _sequence(name: str, fused_kernel: Callable) -> Callable:
             return fused_kernel(
                 q, k, v, i, f, *states, return_last_states, eps, autocast_kernel_dtype, chunk_size, **kwargs
             )
-        no_unknown_keywords(name, kwargs)
+        no_unknown_keywords(name, kwargs, ("dtype_state",))
         _no_gradient(name, q, k, v, i, f, *states)
         return peer(
             q=q, k=k, v=v, i=i, f=f, c_initial=c_initial, n_initial=n_initial, m_initial=m_initial,
-            return_last_states=return_last_states, eps=eps,
+            return_last_states=return_last_states, eps=eps, **kwargs,
         )  # fmt: skip
 
     return _named(kernel, name)
@@ -248,14 +251,15 @@ def _step(name: str, fused_kernel: Callable) -> Callable:
         n: Tensor,  # (B, NH, DHQK)
         m: Tensor,  # (B, NH, 1)
         eps: float = 1e-6,
+        dtype_state: torch.dtype | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         peer = _peer("get_mlstm_step_kernel", name, q)
         if peer is None:
-            return fused_kernel(q, k, v, i, f, c, n, m, eps, **kwargs)
+            return fused_kernel(q, k, v, i, f, c, n, m, eps, dtype_state, **kwargs)
         no_unknown_keywords(name, kwargs)
         _no_gradient(name, q, k, v, i, f, c, n, m)
-        return peer(q=q, k=k, v=v, i=i, f=f, c=c, n=n, m=m, eps=eps, dtype_state=torch.float32)
+        return peer(q=q, k=k, v=v, i=i, f=f, c=c, n=n, m=m, eps=eps, dtype_state=dtype_state or torch.float32)
 
     return _named(kernel, name)
 

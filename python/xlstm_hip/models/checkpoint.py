@@ -247,8 +247,11 @@ def save_pretrained(
 
 def save_tensors(tensors: dict[str, Tensor], file: Path, told: Path, metadata: dict[str, str] | None = None) -> None:
     """`told` is what an error names."""
+    file.touch()
+    mode = file.stat().st_mode  # what the umask allows; safetensors lets the owner alone read
     try:
         save_file(tensors, file, metadata=metadata)
+        file.chmod(mode)
     except SafetensorError as error:  # a full disk, say, which is no OSError to it
         raise OSError(f"{told}: {error}") from None
 

@@ -20,9 +20,12 @@ from .mapping import CheckpointError
 from .quantize import Scheme
 
 JSON_FILE, YAML_FILE = "config.json", "config.yaml"
+GENERATION_FILE = "generation_config.json"
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 QUANTIZATION, METHOD = "quantization_config", "xlstm_hip"  # a field of config.json, and whose method it is
 # transformers warns of a method that it does not know, and makes the weights up; a type that is new to it it refuses.
-MODEL_TYPE, QUANTISED_TYPE = "xlstm", "xlstm_hip_quantised"
+# transformers knows the first alone, and so refuses weights that it would misread.
+MODEL_TYPE, QUANTISED_TYPE, FUSED_TYPE = "xlstm", "xlstm_hip_quantised", "xlstm_hip_fused"
 KERNELS = ("chunkwise_kernel", "sequence_kernel", "step_kernel")
 FIELDS = tuple(field.name for field in dataclasses.fields(xLSTMLargeConfig))
 # transformers' defaults, where its config.json leaves a field out, and its names for two of ours.
@@ -129,7 +132,7 @@ def _object(file: Path) -> dict[str, Any]:
 
 def _from_json(file: Path) -> tuple[dict[str, Any], SpecialTokens]:
     given = _object(file)
-    if given.get("model_type") not in (MODEL_TYPE, QUANTISED_TYPE):
+    if given.get("model_type") not in (MODEL_TYPE, QUANTISED_TYPE, FUSED_TYPE):
         raise CheckpointError(f"{file}: expected model_type {MODEL_TYPE!r}, got {given.get('model_type')!r}")
     if given.get("tie_word_embeddings"):
         raise CheckpointError(f"{file}: tie_word_embeddings: expected false, as in xLSTM-7B, got true")
@@ -142,6 +145,10 @@ def _from_json(file: Path) -> tuple[dict[str, Any], SpecialTokens]:
     other_names = HF_NAMES.values()  # may be null; elsewhere null says something, or is a mistake
     fields |= {x: given[x] for x in FIELDS if x in given and not (given[x] is None and x in other_names)}
     fields["add_out_norm"] = True  # transformers' model always has it
+    generation = file.with_name(GENERATION_FILE)
+    if generation.exists():  # transformers' generate takes its special tokens from here
+        stored = _object(generation)
+        given |= {name: stored[name] for name in SPECIAL_TOKENS if stored.get(name) is not None}
     eos = given.get("eos_token_id", 2)
     eos = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
     tokens = SpecialTokens(given.get("bos_token_id", 0), eos, given.get("pad_token_id", 1))
@@ -213,6 +220,8 @@ def write_json(
     eos = tokens.eos[0] if len(tokens.eos) == 1 else list(tokens.eos) or None
     fields |= {"bos_token_id": tokens.bos, "eos_token_id": eos, "pad_token_id": tokens.pad}
     fields |= {"model_type": MODEL_TYPE, "architectures": ["xLSTMForCausalLM"], "dtype": dtype}
+    if config.weight_mode == "fused":
+        fields |= {"model_type": FUSED_TYPE, "architectures": ["xLSTMLarge"]}
     if scheme is not None:
         fields[QUANTIZATION] = {"quant_method": METHOD, **dataclasses.asdict(scheme)}
         fields |= {"model_type": QUANTISED_TYPE, "architectures": ["xLSTMLarge"]}

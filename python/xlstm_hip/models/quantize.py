@@ -92,6 +92,12 @@ class TensorError(NamedTuple):
     bytes_after: int
 
 
+def count_weights(model: nn.Module) -> int:
+    """The numbers that the model stands for: a quantised weight counts as if it were not."""
+    packed = sum(part.in_features * part.out_features for part in model.modules() if isinstance(part, QuantizedLinear))
+    return packed + sum(parameter.numel() for parameter in model.parameters())
+
+
 class QuantizedLinear(nn.Module):
     """nn.Linear with a weight of a Scheme: qweight (rows, bytes), scales and offsets (rows, groups)."""
 

@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 
 from .._core.autocast import in_kernel_dtype
-from .._core.checks import accumulate_dtype, check_sequence_inputs, check_step_inputs, positive_or_none
+from .._core.checks import (
+    accumulate_dtype,
+    check_sequence_inputs,
+    check_step_inputs,
+    positive_or_none,
+    states_in,
+    written_in_place,
+)
 from .core import States
 from .gates import log_gates
 from .inputs import SequenceInputs, wide_states, without_autocast
@@ -61,11 +68,14 @@ def _one_step(
     m: Tensor,  # (B, NH, 1)
     eps: float,
     gate: str,
+    dtype_state: torch.dtype | None,
     normalize: bool,
     in_place: bool,
     gate_soft_cap: float | None,
 ) -> tuple[Tensor, States]:
     check_step_inputs(q, k, v, i, f, c, n, m, eps)
+    if in_place:
+        written_in_place(dtype_state, c)
     positive_or_none("gate_soft_cap", gate_soft_cap)
     if in_place and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, i, f, c, n, m)):
         raise ValueError("in_place: expected inputs that need no gradient (or torch.no_grad()), got one that does")
@@ -76,7 +86,7 @@ def _one_step(
         start = m.to(wide)
         h, states = _step(q, k, v, i, f, c.to(wide), n.to(wide), start, start, eps, gate, normalize)
     if not in_place:
-        return h, _with_gradient_of_m(*states)
+        return h, states_in(dtype_state, _with_gradient_of_m(*states))
     for kept, new in zip((c, n, m), states, strict=True):
         kept.copy_(new)
     return h, (c, n, m)
@@ -89,6 +99,7 @@ def _steps(
     autocast_kernel_dtype: torch.dtype,
     chunk_size: int,
     gate: str,
+    dtype_state: torch.dtype | None,
     normalize: bool,
 ) -> Tensor | tuple[Tensor, States]:
     q, k, v, i, f = in_kernel_dtype(inputs[:5], autocast_kernel_dtype)
@@ -104,7 +115,7 @@ def _steps(
             m_fixed = m.detach()
             hs.append(h)
         outputs = torch.stack(hs, dim=2)
-        return (outputs, _with_gradient_of_m(c, n, m)) if return_last_states else outputs
+        return (outputs, states_in(dtype_state, _with_gradient_of_m(c, n, m))) if return_last_states else outputs
 
 
 def mlstm_recurrent_step__native(
@@ -117,11 +128,14 @@ def mlstm_recurrent_step__native(
     n: Tensor,  # (B, NH, DHQK)
     m: Tensor,  # (B, NH, 1)
     eps: float = 1e-6,
+    dtype_state: torch.dtype | None = None,
+    *,
     in_place: bool = False,
     gate_soft_cap: float | None = None,
 ) -> tuple[Tensor, States]:  # h (B, NH, DHHV), (c, n, m)
-    """One token, exponential input gate. in_place writes the new states over c, n, m and returns those."""
-    return _one_step(q, k, v, i, f, c, n, m, eps, "exp", True, in_place, gate_soft_cap)
+    """One token, exponential input gate. in_place writes the new states over c, n, m and returns those; else they are
+    in dtype_state, float32 by default, m never below."""
+    return _one_step(q, k, v, i, f, c, n, m, eps, "exp", dtype_state, True, in_place, gate_soft_cap)
 
 
 def mlstm_siging_recurrent_step__native(
@@ -134,12 +148,15 @@ def mlstm_siging_recurrent_step__native(
     n: Tensor,  # (B, NH, DHQK)
     m: Tensor,  # (B, NH, 1)
     eps: float = 1e-6,
+    dtype_state: torch.dtype | None = None,
+    *,
     normalize: bool = True,
     in_place: bool = False,
     gate_soft_cap: float | None = None,
 ) -> tuple[Tensor, States]:  # h (B, NH, DHHV), (c, n, m)
-    """One token, sigmoid input gate. in_place writes the new states over c, n, m and returns those."""
-    return _one_step(q, k, v, i, f, c, n, m, eps, "sigmoid", normalize, in_place, gate_soft_cap)
+    """One token, sigmoid input gate. in_place writes the new states over c, n, m and returns those; else they are
+    in dtype_state, float32 by default, m never below."""
+    return _one_step(q, k, v, i, f, c, n, m, eps, "sigmoid", dtype_state, normalize, in_place, gate_soft_cap)
 
 
 def mlstm_recurrent_sequence__native_fw(
@@ -155,10 +172,12 @@ def mlstm_recurrent_sequence__native_fw(
     eps: float = 1e-6,
     autocast_kernel_dtype: torch.dtype = torch.bfloat16,
     chunk_size: int = 64,
+    *,
+    dtype_state: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, States]:  # h (B, NH, S, DHHV), (c, n, m)
     """A loop over steps, exponential input gate. chunk_size is part of the shared call: no meaning here."""
     inputs = (q, k, v, i, f, c_initial, n_initial, m_initial)
-    return _steps(inputs, return_last_states, eps, autocast_kernel_dtype, chunk_size, "exp", True)
+    return _steps(inputs, return_last_states, eps, autocast_kernel_dtype, chunk_size, "exp", dtype_state, True)
 
 
 def mlstm_siging_recurrent_sequence__native_fw(
@@ -175,7 +194,9 @@ def mlstm_siging_recurrent_sequence__native_fw(
     autocast_kernel_dtype: torch.dtype = torch.bfloat16,
     chunk_size: int = 64,
     normalize: bool = True,
+    *,
+    dtype_state: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, States]:  # h (B, NH, S, DHHV), (c, n, m)
     """A loop over steps, sigmoid input gate. chunk_size is part of the shared call: no meaning here."""
     inputs = (q, k, v, i, f, c_initial, n_initial, m_initial)
-    return _steps(inputs, return_last_states, eps, autocast_kernel_dtype, chunk_size, "sigmoid", normalize)
+    return _steps(inputs, return_last_states, eps, autocast_kernel_dtype, chunk_size, "sigmoid", dtype_state, normalize)

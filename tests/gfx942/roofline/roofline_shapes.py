@@ -119,7 +119,7 @@ def model_step(batch: int, bits: int) -> None:
     states = [torch.randn(batch, HEADS, *d).to("cuda") for d in ((DQK, DHV), (DQK,), (1,))]
     out = torch.empty(batch, STEP_WORDS).to("cuda")
     x = torch.arange(batch).to("cuda")
-    OPS.decode_step_(out, x, None, weights, made._places, states, HEADS, made._norm_eps, 1e-6, 15.0, 30.0)
+    OPS.decode_step_(out, x, None, weights, made._weight_index, states, HEADS, made._norm_eps, 1e-6, 15.0, 30.0)
 
 
 def layers(tokens: int) -> None:
