@@ -8,6 +8,24 @@
 namespace xlstm {
 namespace {
 
+// Whether this machine has all instructions of a set. A build may be for some of the sets.
+namespace cpu_has {
+
+[[maybe_unused]] bool portable() { return true; }
+#if defined(__x86_64__)
+[[maybe_unused]] bool avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+         __builtin_cpu_supports("f16c");
+}
+[[maybe_unused]] bool avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && avx2();
+}
+[[maybe_unused]] bool avx512bf16() { return __builtin_cpu_supports("avx512bf16") && avx512(); }
+#endif
+
+}  // namespace cpu_has
+
 constexpr Isa kIsas[] = {
 #define XLSTM_ISA_VALUE(name) Isa::name,
     XLSTM_FOR_EACH_ISA(XLSTM_ISA_VALUE)
@@ -39,21 +57,14 @@ const char* isa_name(Isa isa) {
 }
 
 bool isa_is_supported(Isa isa) {
-#if defined(__x86_64__)
   switch (isa) {
-    case Isa::avx512bf16:
-      return __builtin_cpu_supports("avx512bf16") && isa_is_supported(Isa::avx512);
-    case Isa::avx512:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && isa_is_supported(Isa::avx2);
-    case Isa::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
-             __builtin_cpu_supports("f16c");
-    case Isa::portable:
-      return true;
+#define XLSTM_ISA_CASE(name) \
+  case Isa::name:            \
+    return cpu_has::name();
+    XLSTM_FOR_EACH_ISA(XLSTM_ISA_CASE)
+#undef XLSTM_ISA_CASE
   }
-#endif
-  return isa == Isa::portable;
+  return false;
 }
 
 Isa cpu_isa() {
