@@ -335,3 +335,48 @@ def test_kernels_by_name_and_wrong_calls() -> None:
         hf.accelerate(model)(x[0])
     with pytest.raises(ImportError, match=r"expected transformers 5\.13 or newer, got 5\.9\.0"):
         hf._check_version("5.9.0")
+
+
+def test_the_class_of_an_accelerated_backbone_makes_accelerated_ones(tmp_path: Path) -> None:
+    """Libraries copy a model by type(model)(config), and read it again by type(model).from_pretrained."""
+    plain = theirs().backbone
+    model, x = hf.accelerate(copy.deepcopy(plain)), tokens(2, 9)
+    made = type(model)(plain.config).eval()
+    made.load_state_dict(plain.state_dict())
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        expected = model(x).last_hidden_state
+        for again in (made, loaded, hf.accelerate(made), copy.deepcopy(loaded)):
+            assert type(again) is type(model) and torch.equal(again(x).last_hidden_state, expected)
+        assert type(hf.restore(made)) is type(plain)
+        assert relative(made(x).last_hidden_state, expected) < 1e-4
+
+
+class Prefill(torch.nn.Module):
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> Any:
+        out = self.model(x, use_cache=True)
+        return out.logits, cache_of(out)
+
+
+def test_a_cache_goes_through_torch_export() -> None:
+    model, x = hf.accelerate(theirs()), tokens(2, 9)
+    with torch.no_grad():
+        logits, cache = torch.export.export(Prefill(model), (x,)).module()(x)
+        expected = model(x, use_cache=True)
+        assert relative(logits, expected.logits) < 1e-5 and isinstance(cache, hf.FloatStateCache)
+        token = logits[:, -1:].argmax(-1)
+        follows = model(token, cache_params=cache, use_cache=True).logits
+        assert relative(follows, model(token, cache_params=cache_of(expected), use_cache=True).logits) < 1e-5
+
+
+def test_generate_goes_on_with_a_cache_of_an_earlier_call() -> None:
+    """generate asks whether a cache can be compiled, which transformers' own does not say."""
+    model, x = hf.accelerate(theirs()), tokens(1, 9)
+    with torch.no_grad():
+        cache = cache_of(model(x[:, :-1], use_cache=True))
+        assert torch.equal(greedy(model, x[:, -1:], **{hf.CACHE: cache}), greedy(model, x)[:, 8:])

@@ -673,3 +673,22 @@ def test_fused_weights_are_of_a_type_that_transformers_refuses(tmp_path: Path) -
     with pytest.raises(ValueError, match="xlstm_hip_fused"):
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert load_pretrained(tmp_path, progress=False).config.weight_mode == "single"
+
+
+def test_dtype_by_name(tmp_path: Path) -> None:
+    save_pretrained(ours(), tmp_path)
+    assert load_pretrained(tmp_path, progress=False).dtype == torch.float32
+    for name, dtype in (("bfloat16", torch.bfloat16), ("auto", torch.float32), (torch.float16, torch.float16)):
+        model = load_pretrained(tmp_path, name, progress=False)
+        assert model.dtype == dtype and model.device == torch.device("cpu")
+    for wrong in ("bf16", torch.int8, 16):
+        with pytest.raises(ValueError, match="dtype: expected a torch.dtype or a name, one of auto, float32, .*, got"):
+            load_pretrained(tmp_path, wrong, progress=False)
+
+
+def test_the_default_dtype_on_a_gpu() -> None:
+    gpu = torch.device("cuda", 0)
+    assert checkpoint.default_dtype({torch.float32}, gpu) == torch.bfloat16
+    assert checkpoint.default_dtype({torch.float16}, gpu) is None
+    assert checkpoint.default_dtype({torch.float32, torch.bfloat16}, gpu) is None
+    assert checkpoint.default_dtype({torch.float32}, torch.device("cpu")) is None

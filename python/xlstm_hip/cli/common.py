@@ -166,7 +166,11 @@ MODEL_OPTIONS = ("dtype", "device", "weights", "threads")
 
 
 def add_model_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--dtype", choices=DTYPES, help="dtype of the weights (default: as in the checkpoint)")
+    command.add_argument(
+        "--dtype",
+        choices=("auto", *DTYPES),
+        help="dtype of the weights; auto: as in the checkpoint (default: auto, but bfloat16 for float32 on a GPU)",
+    )
     command.add_argument(
         "--device",
         type=device_name,
@@ -202,9 +206,8 @@ def load(name: str, folder: Path, given: argparse.Namespace) -> xLSTMLarge:
     checkpoint_folder(name, folder)
     if given.threads:
         torch.set_num_threads(given.threads)
-    dtype = None if given.dtype is None else DTYPES[given.dtype]
     device = default_device_name() if given.device is None else _seen_device(given.device)
-    return load_pretrained(folder, dtype, device, given.weights or _default_weights(folder))
+    return load_pretrained(folder, given.dtype, device, given.weights or _default_weights(folder))
 
 
 def _default_weights(folder: Path) -> str:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 try:
     from transformers import __version__ as transformers_version
@@ -71,6 +73,8 @@ _accept_registered_kernels()
 class FloatStateCache(xLSTMCache):
     """transformers' cache with c, n and m in float32 for any dtype of the model, also for beam search."""
 
+    is_compileable = False  # generate asks, and xLSTMCache does not say
+
     def __init__(self, backbone: Any, x: Tensor) -> None:
         batch, heads, layer = x.shape[0], backbone.config.num_heads, backbone.blocks[0].mlstm_layer
         self.config, self.dtype = backbone.config, accumulate_dtype(x.dtype)
@@ -87,6 +91,34 @@ class FloatStateCache(xLSTMCache):
             number: tuple(x.index_select(0, beam_idx.to(x.device)) for x in own)
             for number, own in self.rnn_state.items()
         }
+
+
+def _flattened(cache: FloatStateCache) -> tuple[list[Tensor], list[int]]:
+    """For torch.export, which takes and returns caches as their tensors."""
+    numbers = sorted(cache.rnn_state)
+    return [cache.seqlen_offset, *(x for number in numbers for x in cache.rnn_state[number])], numbers
+
+
+def _flattened_with_keys(cache: FloatStateCache) -> tuple[list[tuple[Any, Tensor]], list[int]]:
+    tensors, numbers = _flattened(cache)
+    return [(_pytree.SequenceKey(index), x) for index, x in enumerate(tensors)], numbers
+
+
+def _unflattened(tensors: Iterable[Tensor], numbers: list[int]) -> FloatStateCache:
+    cache = FloatStateCache.__new__(FloatStateCache)
+    cache.seqlen_offset, *states = tensors
+    cache.rnn_state = {number: tuple(states[3 * at : 3 * at + 3]) for at, number in enumerate(numbers)}
+    cache.dtype = getattr(states[0], "dtype", torch.float32)  # a tree of other things has none
+    return cache
+
+
+_pytree.register_pytree_node(
+    FloatStateCache,
+    _flattened,
+    _unflattened,
+    serialized_type_name="xlstm_hip.FloatStateCache",
+    flatten_with_keys_fn=_flattened_with_keys,
+)
 
 
 @merge_with_config_defaults
@@ -216,8 +248,18 @@ def _call(backbone: Any, x: Tensor, keep_state: bool) -> MLSTMCall:
 @functools.cache
 def _subclass(base: Any, forward: Any) -> Any:
     """A subclass with the same name, which device maps, hooks for hidden states and config.architectures look for."""
-    names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    names: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    if issubclass(base, xLSTMModel):
+        names |= {"__init__": _constructed, "_xlstm_hip_kernels": {}}
     return type(base.__name__, (base,), {**names, "forward": forward, "_xlstm_hip": base, "__reduce_ex__": _reduced})
+
+
+def _constructed(self: Any, *arguments: Any, **keywords: Any) -> None:
+    """type(model)(config) and type(model).from_pretrained(folder): a new backbone, whose blocks must change, too."""
+    base = type(self)._xlstm_hip
+    base.__init__(self, *arguments, **keywords)
+    self.__class__ = base
+    accelerate(self)
 
 
 def _reduced(self: Any, protocol: int) -> Any:
@@ -282,5 +324,5 @@ def restore(model: Model) -> Model:
     for module in (backbone, *backbone.blocks, *(block.mlstm_layer for block in backbone.blocks)):
         if hasattr(type(module), "_xlstm_hip"):  # else it was put there since
             _become(module, type(module)._xlstm_hip)
-    del backbone._xlstm_hip_kernels
+    vars(backbone).pop("_xlstm_hip_kernels", None)
     return model

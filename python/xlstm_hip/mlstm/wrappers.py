@@ -35,7 +35,7 @@ PADDED_FORGET_GATE, PADDED_INPUT_GATE = 1e4, -1e4
 MATHS_KEYWORDS = ("normalize", "normalizer_grad")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen: made inside graphs, where older torch.compile loses a frozen one's fields
 class Kernel:
     """A kernel function and what is registered for it, if anything."""
 
@@ -57,7 +57,7 @@ class Kernel:
             check_kernel_accepts(self.info, q, asked)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Call:
     """The arguments that a wrapper hands on."""
 

@@ -17,7 +17,7 @@ from ..mlstm.wrappers import PADDED_FORGET_GATE, PADDED_INPUT_GATE
 LayerState = tuple[Tensor, Tensor, Tensor]  # c (B, NH, DHQK, DHHV), n (B, NH, DHQK), m (B, NH, 1)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen: made inside graphs, where older torch.compile loses a frozen one's fields
 class MLSTMCall:
     chunkwise_kernel: str
     step_kernel: str

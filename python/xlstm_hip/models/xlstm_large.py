@@ -96,6 +96,15 @@ class xLSTMLarge(nn.Module):
             logits = self.logits(hidden)
         return (logits, last) if self.config.return_last_states else logits
 
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights that are not quantised."""
+        return self.embedding.weight.dtype
+
     @torch.no_grad()
     def step(
         self,
