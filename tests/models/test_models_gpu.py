@@ -57,11 +57,11 @@ def test_what_is_loaded(
 def test_what_is_loaded_of_few_bits(tmp_path: Path, bits: int) -> None:
     model, _ = quantize(ours(dtype=torch.bfloat16, weight_mode="fused", **WIDE), bits, progress=False)
     save_pretrained(model, tmp_path)
-    there, x = load_pretrained(tmp_path, None, DEVICE, "fused", progress=False), tokens(2, LENGTH, 301)
+    there, x = load_pretrained(tmp_path, "auto", DEVICE, "fused", progress=False), tokens(2, LENGTH, 301)
     for name, weights in model.state_dict().items():
         assert torch.equal(there.state_dict()[name].cpu(), weights), name
     with torch.no_grad():
-        here = load_pretrained(tmp_path, None, "cpu", "fused", progress=False)(x)[0]
+        here = load_pretrained(tmp_path, "auto", "cpu", "fused", progress=False)(x)[0]
         got = there(x.to(DEVICE))[0].cpu()
     assert relative(got, here) <= 8 * torch.finfo(torch.bfloat16).eps
 

@@ -83,7 +83,7 @@ def loading(folder: Path, device: str) -> dict[str, Any]:
                     pass
 
     seconds = {}
-    for name, call in (("read", read), ("load", lambda: load_pretrained(folder, None, device, progress=False))):
+    for name, call in (("read", read), ("load", lambda: load_pretrained(folder, "auto", device, progress=False))):
         call()
         began = time.perf_counter()
         call()

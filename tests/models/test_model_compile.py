@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.compile of whole models: one graph for training and for inference, and lengths that change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from support.peer_models import ours, theirs, tokens
+
+LENGTHS = (40, 33, 17)
+
+
+def compiled(model: torch.nn.Module) -> Any:
+    torch.compiler.reset()
+    return torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+
+
+def test_training() -> None:
+    model = ours(mode="train", return_last_states=False).train()
+    graph = compiled(model)
+    for length in LENGTHS:
+        x = tokens(2, length)
+        logits = graph(x)
+        loss = logits.square().mean()
+        got = torch.autograd.grad(loss, list(model.parameters()))
+        expected = model(x)
+        want = torch.autograd.grad(expected.square().mean(), list(model.parameters()))
+        assert torch.allclose(logits, expected, atol=1e-5)
+        assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in zip(got, want, strict=True))
+
+
+@torch.no_grad()
+def test_inference_with_a_state() -> None:
+    model = ours(mode="inference", return_last_states=True).eval()
+    graph = compiled(model)
+    for length in LENGTHS:
+        x = tokens(2, length)
+        logits, state = graph(x)
+        expected, wanted = model(x)
+        assert torch.allclose(logits, expected, atol=1e-5)
+        following, _ = graph(x[:, :1], state)
+        assert torch.allclose(following, model(x[:, :1], wanted)[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_an_accelerated_model_of_transformers(train: bool) -> None:
+    pytest.importorskip("transformers")
+    from xlstm_hip import hf
+
+    model = hf.accelerate(theirs()).train(train)
+    graph = compiled(model)
+    for length in LENGTHS:
+        x = tokens(2, length)
+        with torch.set_grad_enabled(train):
+            got = graph(x, labels=x, use_cache=False)
+            want = model(x, labels=x, use_cache=False)
+        assert torch.allclose(got.logits, want.logits, atol=1e-5)
+        if train:
+            got.loss.backward()
