@@ -255,7 +255,7 @@ def test_whole_numbers_of_any_kind_are_a_window(window: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "window", [torch.tensor([3.0, 1.0]), torch.tensor([3, 1, 2]), (True, 1), ("3", 1), (3, -2), None]
+    "window", [torch.tensor([3.0, 1.0]), torch.tensor([3, 1, 2]), (True, 1), (True, 3, 1), ("3", 1), (3, -2), None]
 )
 def test_anything_else_is_not(window: Any) -> None:
     with pytest.raises(ValueError, match="window_size: expected"):

@@ -66,10 +66,13 @@ def window(value: Any, causal: bool) -> tuple[int, int]:
 def _window_sides(value: Any) -> tuple[int, int] | None:
     """Of a pair, a tensor or an array of two whole numbers; None of anything else."""
     try:
-        sides = [operator.index(x) for x in value if not isinstance(x, bool)]
+        left, right = value
+        if isinstance(left, bool) or isinstance(right, bool):
+            return None
+        sides = operator.index(left), operator.index(right)
     except (TypeError, ValueError):
         return None
-    return (sides[0], sides[1]) if len(sides) == 2 and min(sides) >= -1 else None
+    return sides if min(sides) >= -1 else None
 
 
 def block(value: Any) -> int:

@@ -48,7 +48,7 @@ def run(given: argparse.Namespace) -> int:
     most = shard_bytes(given)
     if given.dtype is not None and read_scheme(given.source) is not None:
         raise ValueError(f"--dtype: expected none for quantised weights, which stay as they are, got {given.dtype}")
-    model = load_pretrained(given.source, None if given.dtype is None else DTYPES[given.dtype])
+    model = load_pretrained(given.source, given.dtype)
     save_pretrained(model, given.target, given.scheme, given.weights, most)
     copy_tokenizer(given.source, given.target)
     if given.scheme == "xlstm_large" and model.special_tokens != SpecialTokens():
