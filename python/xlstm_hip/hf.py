@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """xLSTM models of Hugging Face transformers on this package's kernels."""
 
-from .integrations.hf import accelerate, restore
+from .integrations.hf import accelerate, restore, status
 
-__all__ = ["accelerate", "restore"]
+__all__ = ["accelerate", "restore", "status"]
 
 
 def __dir__() -> list[str]:

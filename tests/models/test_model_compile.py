@@ -60,3 +60,16 @@ def test_an_accelerated_model_of_transformers(train: bool) -> None:
         assert torch.allclose(got.logits, want.logits, atol=1e-5)
         if train:
             got.loss.backward()
+
+
+def test_packed_sequences_by_their_offsets() -> None:
+    ends, x = torch.tensor([0, 7, 28]), tokens(1, 28)
+    model = ours()
+    with torch.no_grad():
+        assert torch.allclose(compiled(model)(x, cu_seqlens=ends), model(x, cu_seqlens=ends), atol=1e-5)
+    hf = pytest.importorskip("xlstm_hip.integrations.hf")
+    model = hf.accelerate(theirs()).train()
+    packed = {"cu_seq_lens_q": ends, "labels": x, "use_cache": False}
+    loss = compiled(model)(x, **packed).loss
+    assert torch.allclose(loss, model(x, **packed).loss)
+    loss.backward()

@@ -2,9 +2,10 @@
 """transformers' xLSTM on this package's kernels and layers: accelerate(model), and restore(model) to undo it.
 
 The model keeps its weights, class and interface. Its backbone and blocks become subclasses of themselves that run the
-blocks of models/blocks.py. This adds float32 states, attention_mask (left padding), caches that beam search can
-reorder, and gradients through states. Importing this module also allows any registered kernel name in an xLSTMConfig:
-without the xlstm package, transformers accepts only its own kernel names, which no released config.json has.
+blocks of models/blocks.py. This adds float32 states, attention_mask (left padding), packed sequences, caches that beam
+search can reorder, and gradients through states. Keywords that mean nothing to this model are errors. status(model)
+says which path each part takes. Importing this module also allows any registered kernel name in an xLSTMConfig: without
+the xlstm package, transformers accepts only its own kernel names, which no released config.json has.
 """
 
 from __future__ import annotations
@@ -31,10 +32,20 @@ from .._core.checks import accumulate_dtype, has_rank
 from ..mlstm.backend import mLSTMBackendConfig
 from ..mlstm.registry import LAYER_KINDS, kernel_info
 from ..mlstm.select import get_optimal_kernel_config
+from ..models import packing
 from ..models.blocks import run_block, run_mlstm_layer
-from ..models.decode_engine import DecodeEngine, Numbers, engine_of, may_step, own_step_kernels
+from ..models.decode_engine import (
+    DecodeEngine,
+    Numbers,
+    drop_engine,
+    engine_of,
+    may_step,
+    own_step_kernels,
+    usable_engine,
+)
 from ..models.hooks import known
 from ..models.mlstm_call import LayerState, MLSTMCall
+from ..models.status import Status, why_no_engine, why_plain_torch, why_unfused
 
 Model = TypeVar("Model", bound=nn.Module)
 KERNEL_KINDS: dict[str, tuple[str, ...]] = {
@@ -44,6 +55,9 @@ KERNEL_KINDS: dict[str, tuple[str, ...]] = {
 
 # Older ones do not reorder this model's cache, and end beam search with another text than they should.
 OLDEST_TRANSFORMERS = "5.13"
+# Of transformers' keywords: for the loss, or without a meaning for this model unless they ask for something.
+_FOR_THE_LOSS = ("num_items_in_batch", "ignore_index", "shift_labels")
+_IDLE = ("output_hidden_states", "return_dict", "cache_position", "max_length_q", "max_length_k", *_FOR_THE_LOSS)
 # What outputs call theirs.
 CACHE = "cache" if hasattr(xLSTMOutput, "cache") else "cache_params"
 
@@ -131,11 +145,17 @@ def _backbone_forward(
     use_cache: bool | None = None,
     attention_mask: Tensor | None = None,  # (B, S or more): the last S are of these tokens
     cache: xLSTMCache | None = None,  # the same, as transformers 5.24 and newer call it
+    position_ids: Tensor | None = None,  # (B, S): packed sequences begin where they do not go on by 1
+    seq_idx: Tensor | None = None,  # (B, S): packed sequences begin where it changes
+    cu_seq_lens_q: Tensor | None = None,  # (N + 1): offsets of the sequences in one row
+    cu_seq_lens_k: Tensor | None = None,  # the same, as transformers' collator has it for attention
+    cu_seqlens: Tensor | None = None,  # the same
     **kwargs: Any,
 ) -> xLSTMOutput:
+    _refuse_unknown(kwargs)
     if cache is not None and cache_params is not None:
         raise ValueError("cache: expected either cache or cache_params, got both")
-    cache = cache_params if cache is None else cache
+    given = cache = cache_params if cache is None else cache
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("input_ids: expected either input_ids or inputs_embeds, got both or neither")
     if input_ids is not None:
@@ -147,16 +167,18 @@ def _backbone_forward(
             if use_cache:
                 cache.seqlen_offset += 1
             return _output(made, cache)
-    if input_ids is not None:
-        has_rank("input_ids", input_ids, 2, "(B, S)")
     x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
     length = x.shape[1]
     mask = None if attention_mask is None else _mask_of(attention_mask, x)
     if use_cache and cache is None:
         cache = FloatStateCache(self, x)
-    call = _call(self, x, keep_state=cache is not None)
-    # Long prompts go through in slices, which bounds what the layers need; hidden states are wanted whole.
-    whole = torch.is_grad_enabled() or capturing or cache is None
+    ends = _packed(x, mask, position_ids, seq_idx, cu_seq_lens_q, cu_seq_lens_k, cu_seqlens)
+    if ends is not None and given is not None and int(given.seqlen_offset):
+        raise ValueError("cache: expected none, or an empty one, beside packed sequences, whose states are new")
+    call = _call(self, x, keep_state=cache is not None, cu_seqlens=ends)
+    # Long prompts go through in slices, which bounds what the layers need; hidden states are wanted whole, and a packed
+    # sequence may reach over the end of a slice.
+    whole = torch.is_grad_enabled() or capturing or cache is None or ends is not None
     size = length if whole else self.config.max_inference_chunksize
     slices = []
     for begin in range(0, length, size):
@@ -167,6 +189,28 @@ def _backbone_forward(
     if use_cache and cache is not None:
         cache.seqlen_offset += length
     return _output(self.out_norm(x), cache)
+
+
+def _refuse_unknown(kwargs: dict[str, Any]) -> None:
+    unknown = [name for name, value in kwargs.items() if name not in _IDLE and value is not None and value is not False]
+    if unknown:
+        raise TypeError(f"{', '.join(unknown)}: unknown to this model, which was accelerated by xlstm_hip.hf")
+
+
+def _packed(
+    x: Tensor,
+    mask: Tensor | None,
+    position_ids: Tensor | None,
+    seq_idx: Tensor | None,
+    *cu_seqlens: Tensor | None,  # cu_seq_lens_q, cu_seq_lens_k, cu_seqlens
+) -> Tensor | None:
+    """Offsets of packed sequences in the tokens of all rows; None for whole rows. Offsets go before the other names."""
+    for name, ends in zip(("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens"), cu_seqlens, strict=True):
+        if ends is not None:
+            return packing.offsets(name, ends, x)
+    if seq_idx is not None:
+        return packing.of_sequence_numbers(seq_idx, x)
+    return None if position_ids is None else packing.of_positions(position_ids, x, mask)
 
 
 def _output(hidden: Tensor, cache: xLSTMCache | None) -> xLSTMOutput:
@@ -182,8 +226,8 @@ def _decoded(backbone: Any, input_ids: Tensor, attention_mask: Tensor | None, ca
     kernels = _kernels(backbone, input_ids)
     if not own_step_kernels(kernels["chunkwise_kernel"], kernels["step_kernel"], "float32"):
         return None
-    engine = engine_of(backbone, functools.partial(_new_engine, backbone))
-    if engine.why_not is not None or engine.hooked():
+    engine = usable_engine(backbone, functools.partial(_new_engine, backbone))
+    if engine is None:
         return None
     keep = None if attention_mask is None else _mask_of(attention_mask, input_ids)[:, 0].contiguous()
     config = backbone.config
@@ -198,10 +242,14 @@ def _new_engine(backbone: Any) -> DecodeEngine:
 
 
 def _through_blocks(backbone: Any, x: Tensor, mask: Tensor | None, cache: xLSTMCache | None, call: MLSTMCall) -> Tensor:
+    packed, last = call.cu_seqlens, None
+    if packed is not None and cache is not None:
+        last = packing.last_of_rows(packed, *x.shape[:2])
     for layer, block in enumerate(backbone.blocks):
-        x, state = block(x, None if cache is None else cache.rnn_state[layer], mask, call)
+        x, state = block(x, None if cache is None or packed is not None else cache.rnn_state[layer], mask, call)
         if cache is not None:
-            cache.rnn_state[layer] = state
+            # A cache of packed rows goes on with the last sequence of each.
+            cache.rnn_state[layer] = state if last is None else tuple(part.index_select(0, last) for part in state)
     return x
 
 
@@ -233,7 +281,7 @@ def _kernels(backbone: Any, x: Tensor) -> dict[str, Any]:
     return get_optimal_kernel_config(x.shape[0], x.shape[1], head_dim, device=x.device, gate=gate)
 
 
-def _call(backbone: Any, x: Tensor, keep_state: bool) -> MLSTMCall:
+def _call(backbone: Any, x: Tensor, keep_state: bool, cu_seqlens: Tensor | None) -> MLSTMCall:
     config = backbone.config
     backend = mLSTMBackendConfig(
         **_kernels(backbone, x),
@@ -242,7 +290,7 @@ def _call(backbone: Any, x: Tensor, keep_state: bool) -> MLSTMCall:
         eps=config.eps,
         autocast_kernel_dtype=config.autocast_kernel_dtype,
     )
-    return MLSTMCall.of(backend)
+    return MLSTMCall.of(backend, cu_seqlens=cu_seqlens)
 
 
 @functools.cache
@@ -325,4 +373,27 @@ def restore(model: Model) -> Model:
         if hasattr(type(module), "_xlstm_hip"):  # else it was put there since
             _become(module, type(module)._xlstm_hip)
     vars(backbone).pop("_xlstm_hip_kernels", None)
+    drop_engine(backbone)
     return model
+
+
+def status(model: nn.Module) -> Status:
+    """Which path each part of an accelerated model takes, and why: a hook, an adapter, a dtype, a kernel's name.
+
+    A call of more than 64 rows, under autocast or with gradient also runs single tokens layer by layer.
+    """
+    backbone = _backbone(model)
+    if not hasattr(type(backbone), "_xlstm_hip"):
+        raise ValueError("model: expected one that accelerate() was called on")
+    table = backbone.embeddings.weight
+    kernels = _kernels(backbone, table.new_empty(1, 1))
+    engine = engine_of(backbone, functools.partial(_new_engine, backbone))
+    return Status(
+        table.device,
+        table.dtype,
+        kernels,
+        why_plain_torch(table.device),
+        why_unfused((f"blocks.{name}", block) for name, block in backbone.blocks.named_children()),
+        why_no_engine(backbone, engine, kernels, "float32"),
+        engine.adapted,
+    )

@@ -4,8 +4,9 @@
 Layer by layer, a decode step is some thirty small ops per block, whose overhead exceeds the work. The engine calls
 csrc/engine instead: the same maths, float32 between the weights, and a row's result does not depend on the other rows.
 The op reads every weight in place, without a copy, so changes made in place by training or loading take effect in the
-next step. If a parameter or module is replaced, the engine is rebuilt. A model with parts that it does not know (hooks,
-other classes, float64, other kernels) runs layer by layer.
+next step. If a parameter or module is replaced, the engine is rebuilt. For a layer with unmerged LoRA adapters it forms
+the sum of the matrices (models/adapters.py). A model with parts that it does not know (hooks, other classes, float64,
+other kernels) runs layer by layer, and one log line says why.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from torch import Tensor, nn
 
 from .._core import ops
 from .._core.environment import plain_torch_forced
+from .._core.warn_once import log_once
 from ..mlstm.registry import LAYER_KINDS, kernel_info
+from . import adapters
 from .hooks import all_watched, known, watched
 from .quantize import STORED, QuantizedLinear
 
@@ -60,6 +63,8 @@ class _Parts:
         self.counted: tuple[dict[str, Any], int] = ({}, 0)  # the blocks, and how many they were
         self.called: dict[nn.Module, type] = {}  # those that going layer by layer would call, and what they were
         self.eps: set[float] = set()
+        self.adapted: list[tuple[nn.Module, tuple]] = []  # layers with adapters, and what those were
+        self.formed = 0  # how many of the tensors were formed for adapters
 
     def module(self, parent: nn.Module, name: str, called: bool = False) -> Any:
         child = parent._modules.get(name)
@@ -68,7 +73,7 @@ class _Parts:
         self.held.append((parent._modules, name, child))
         if called:
             self.called[child] = type(child)
-            if not known(child):
+            if not known(child) and not adapters.is_lora(child):
                 raise Unknown(f"{name} is a {type(child).__name__} with a forward of its own")
         return child
 
@@ -105,9 +110,26 @@ class _Parts:
         elif type(layer) is nn.Linear:
             self.tensor(layer._parameters, "weight")
             self.absent(2)
+        elif adapters.is_lora(layer):
+            layer = self.lora(layer)
         else:
             raise Unknown(f"{name} is a {type(layer).__name__}")
         self.tensor(layer._parameters, "bias")
+
+    def lora(self, layer: Any) -> nn.Module:
+        """Adds the weight of a layer with adapters; returns the linear layer below, whose bias it has."""
+        reason = adapters.why_not(layer)
+        self.adapted.append((layer, adapters.fingerprint(layer)))
+        if reason is not None:
+            raise Unknown(reason)
+        self.called.update((part, type(part)) for part in adapters.parts(layer))
+        self.held.append((layer._modules, "base_layer", layer.base_layer))
+        self.tensor({"weight": layer.base_layer.weight}, "weight")  # checks it
+        self.held.pop()  # its fingerprint says when it is replaced
+        self.tensors[-1] = adapters.weight_of(layer)
+        self.formed += self.tensors[-1] is not layer.base_layer.weight
+        self.absent(2)
+        return layer.base_layer
 
     def block(self, block: Any) -> None:
         layer, ffn = self.module(block, "mlstm_layer", called=True), self.module(block, "ffn", called=True)
@@ -255,13 +277,26 @@ class DecodeEngine:
             all(owner.get(name) is part for owner, name, part in held)
             and all(type(module) is kind for module, kind in self._parts.called.items())
             and len(blocks) == count
+            and all(adapters.fingerprint(layer) == before for layer, before in self._parts.adapted)
             and self._placed() == self._first
         )
 
-    def hooked(self) -> bool:
-        """Whether a module that the engine bypasses has hooks or a replaced forward."""
-        called = self._parts.called
-        return any(watched(module) for module in called) or all_watched()
+    def obstacle(self, model: nn.Module) -> str | None:
+        """Why the engine cannot run the model now; None if it can."""
+        if self.why_not is not None:
+            return self.why_not
+        if all_watched():
+            return "hooks for all modules"
+        hooked = next((module for module in self._parts.called if watched(module)), None)
+        if hooked is None:
+            return None
+        name = next((name for name, module in model.named_modules() if module is hooked), type(hooked).__name__)
+        return f"{name} has a forward hook, or a forward of its own"
+
+    @property
+    def adapted(self) -> int:
+        """How many layers have weights of the engine's own, for their adapters."""
+        return self._parts.formed
 
     def step(
         self,
@@ -305,8 +340,25 @@ def engine_of(model: nn.Module, make: Callable[[], DecodeEngine]) -> DecodeEngin
     """The current engine of a model; `make` creates one."""
     engine = _ENGINES.get(model)
     if engine is None or not engine.is_of_now():
+        drop_engine(model)
+        engine = None
         engine = _ENGINES[model] = make()
     return engine
+
+
+def drop_engine(model: nn.Module) -> None:
+    """Frees the engine of a model, with the weights that it made for adapters."""
+    _ENGINES.pop(model, None)
+
+
+def usable_engine(model: nn.Module, make: Callable[[], DecodeEngine]) -> DecodeEngine | None:
+    """The current engine, or None if it cannot run the model as it is now, with one log line that says why."""
+    engine = engine_of(model, make)
+    reason = engine.obstacle(model)
+    if reason is None:
+        return engine
+    log_once(f"{type(model).__name__}: single tokens run layer by layer, not on the decode engine: {reason}")
+    return None
 
 
 def may_step(tokens: Tensor, states: Sequence[Tensor]) -> bool:

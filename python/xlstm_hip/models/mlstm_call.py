@@ -28,10 +28,15 @@ class MLSTMCall:
     state_dtype: torch.dtype  # of c and n between calls without gradient; float32: float64 for a float64 model
     keep_state: bool
     multiples_only: mLSTMBackend | None  # runs a user's kernel that takes multiples of chunk_size alone
+    cu_seqlens: Tensor | None = None  # (N + 1): sequences in the tokens of all rows, row by row; then states are of N
 
     @classmethod
-    def of(cls, config: mLSTMBackendConfig, keep_state: bool = False) -> MLSTMCall:
+    def of(cls, config: mLSTMBackendConfig, keep_state: bool = False, cu_seqlens: Tensor | None = None) -> MLSTMCall:
         chunkwise = kernel_info(config.chunkwise_kernel, LAYER_KINDS)
+        if cu_seqlens is not None and not chunkwise.any_length:
+            raise NotImplementedError(
+                f"cu_seqlens: kernel {chunkwise.name!r} takes multiples of chunk_size; expected one for any length"
+            )
         step = with_gate(kernel_info(config.step_kernel, "step"), chunkwise.gate)
         return cls(
             chunkwise.name,
@@ -43,6 +48,7 @@ class MLSTMCall:
             DTYPES[config.inference_state_dtype],
             keep_state or config.mode == "inference" or config.return_last_states,
             None if chunkwise.any_length else mLSTMBackend(config),
+            cu_seqlens,
         )
 
     def __call__(
@@ -60,7 +66,7 @@ class MLSTMCall:
             i = torch.where(mask.unsqueeze(-1), i, PADDED_INPUT_GATE)
             f = torch.where(mask.unsqueeze(-1), f, PADDED_FORGET_GATE)
         functional = gradient_needed(q, k, v, i, f, *(state or ()))
-        if q.shape[1] == 1 and state is not None and not functional:
+        if q.shape[1] == 1 and state is not None and self.cu_seqlens is None and not functional:
             h, last = self._step(q, k, v, i, f, state)
         else:
             h, last = self._sequence(q, k, v, i, f, state)
@@ -85,12 +91,16 @@ class MLSTMCall:
             out = self.multiples_only(*heads_first, c, n, m, mode=mode)
             h, last = out if isinstance(out, tuple) else (out, None)
             return h.transpose(1, 2), last
+        rows = q.shape[:2]
+        if self.cu_seqlens is not None:
+            q, k, v, i, f = (x.flatten(0, 1).unsqueeze(0) for x in (q, k, v, i, f))
         out = mlstm_interface(
             q, k, v, i, f, c, n, m,
             return_last_states=self.keep_state, eps=self.eps, autocast_kernel_dtype=self.autocast_kernel_dtype,
-            chunk_size=self.chunk_size, kernel=self.chunkwise_kernel, layout="bshd",
+            chunk_size=self.chunk_size, kernel=self.chunkwise_kernel, layout="bshd", cu_seqlens=self.cu_seqlens,
         )  # fmt: skip
-        return out if isinstance(out, tuple) else (out, None)
+        h, last = out if isinstance(out, tuple) else (out, None)
+        return h if self.cu_seqlens is None else h.squeeze(0).unflatten(0, rows), last
 
     def _stored(self, given: LayerState | None, last: LayerState) -> LayerState:
         """The new state in the given one's memory if the dtypes match, else in new tensors."""

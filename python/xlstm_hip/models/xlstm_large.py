@@ -14,14 +14,16 @@ from torch.utils.checkpoint import checkpoint
 from .. import layers
 from .._core.checks import has_integers, has_rank, has_shape, is_tensor, one_of
 from ..mlstm.select import get_optimal_kernel_config
+from . import packing
 from .blocks import RMSNorm, mLSTMBlock
 from .config import xLSTMLargeConfig
 from .config_files import SpecialTokens
-from .decode_engine import DecodeEngine, Numbers, Then, engine_of, may_step, own_step_kernels
+from .decode_engine import DecodeEngine, Numbers, Then, engine_of, may_step, own_step_kernels, usable_engine
 from .generation import State, generate
 from .initial_weights import fill_initial_weights
 from .mlstm_call import LayerState, MLSTMCall
 from .quantize import Scheme
+from .status import Status, why_no_engine, why_plain_torch, why_unfused
 
 logger = logging.getLogger("xlstm_hip")
 
@@ -40,8 +42,9 @@ class xLSTMLargeBlockStack(nn.Module):
         state: State | None = None,
         mask: Tensor | None = None,  # (B, S)
         keep_state: bool = False,
+        cu_seqlens: Tensor | None = None,  # (N + 1): the sequences of one row; states are of N
     ) -> tuple[Tensor, State]:
-        call = MLSTMCall.of(self.config.backend_config(), keep_state)
+        call = MLSTMCall.of(self.config.backend_config(), keep_state, cu_seqlens)
         last: State = {}
         for number, block in enumerate(self.blocks):
             own = None if state is None else state[number]
@@ -79,20 +82,24 @@ class xLSTMLarge(nn.Module):
         state: State | None = None,
         *,
         mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Any:
         """Logits (B, S, V), or with config.return_last_states (logits, state).
 
-        state    of an earlier call. Without gradient its tensors are overwritten, as the official model does;
-                 with gradient they are left alone and the new ones carry it
-        mask     (B, S), False or 0 for padding: such tokens leave the state as it is, wherever they stand
+        state       of an earlier call. Without gradient its tensors are overwritten, as the official model does;
+                    with gradient they are left alone and the new ones carry it
+        mask        (B, S), False or 0 for padding: such tokens leave the state as it is, wherever they stand
+        cu_seqlens  (N + 1) int offsets 0 .. S of N sequences packed in one row (B = 1), each with a state of its own:
+                    the state has N rows. On a GPU its values are not checked
         """
         made = None
-        if state is not None and x.dim() == 2 and x.shape[1] == 1 and not torch.is_grad_enabled():
+        one_token = x.dim() == 2 and x.shape[1] == 1 and cu_seqlens is None
+        if state is not None and one_token and not torch.is_grad_enabled():
             made = self._decoded(x[:, 0], state, None if mask is None else self._checked_mask(mask, x)[:, 0])
         if made is not None:
             logits, last = made.unsqueeze(1).to(self.embedding.weight.dtype), state
         else:
-            hidden, last = self.hidden(x, state, mask)
+            hidden, last = self.hidden(x, state, mask, cu_seqlens=cu_seqlens)
             logits = self.logits(hidden)
         return (logits, last) if self.config.return_last_states else logits
 
@@ -143,8 +150,8 @@ class xLSTMLarge(nn.Module):
             config.chunkwise_kernel, config.step_kernel, config.inference_state_dtype
         ):
             return None
-        engine = engine_of(self, self._new_engine)
-        if engine.why_not is not None or engine.hooked():
+        engine = usable_engine(self, self._new_engine)
+        if engine is None:
             return None
         caps = (config.gate_soft_cap or 0.0, config.output_logit_soft_cap or 0.0)
         return engine.step(tokens, states, keep, Numbers(config.num_heads, config.eps, *caps), then)
@@ -155,7 +162,12 @@ class xLSTMLarge(nn.Module):
         return DecodeEngine(*parts, lambda block: type(block).forward is mLSTMBlock.forward, [(self, "backbone")])
 
     def hidden(
-        self, x: Tensor, state: State | None = None, mask: Tensor | None = None, keep_state: bool = False
+        self,
+        x: Tensor,
+        state: State | None = None,
+        mask: Tensor | None = None,
+        keep_state: bool = False,
+        cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """The head's input (B, S, D), and the state if keep_state or the mode asks for it, else an empty dict."""
         has_rank("x", x, 2, "(B, S)")
@@ -163,9 +175,12 @@ class xLSTMLarge(nn.Module):
             raise ValueError(f"x: expected S >= 1, got shape {tuple(x.shape)}")
         if mask is not None:
             mask = self._checked_mask(mask, x)
+        sequences = x.shape[0]
+        if cu_seqlens is not None:
+            sequences = packing.offsets("cu_seqlens", cu_seqlens, x).shape[0] - 1
         if state is not None:
-            self._check_tensors(state, x)
-        return self.backbone(self._embedded(x), state, mask, keep_state)
+            self._check_tensors(state, x, sequences)
+        return self.backbone(self._embedded(x), state, mask, keep_state, cu_seqlens)
 
     def _embedded(self, x: Tensor) -> Tensor:
         has_integers("x", x)
@@ -192,9 +207,9 @@ class xLSTMLarge(nn.Module):
                 raise TypeError(f"state[{block}]: expected three tensors (c, n, m), got {what}")
         return [state[n] for n in range(self.config.num_blocks)]
 
-    def _check_tensors(self, state: State, x: Tensor) -> None:
+    def _check_tensors(self, state: State, x: Tensor, batch: int) -> None:
         """Checks all tensors before any is overwritten."""
-        config, batch = self.config, x.shape[0]
+        config = self.config
         heads = config.num_heads
         dqk, dhv = config.qk_dim // heads, config.v_dim // heads
         shapes = {"c": (batch, heads, dqk, dhv), "n": (batch, heads, dqk), "m": (batch, heads, 1)}
@@ -211,9 +226,15 @@ class xLSTMLarge(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         return layers.soft_cap(self.lm_head(hidden), self.config.output_logit_soft_cap)
 
-    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """The mean negative log-probability of targets (B, S) after x (B, S), in nats."""
-        logits = self.lm_head(self.hidden(x)[0])
+    def loss(
+        self, x: Tensor, targets: Tensor, *, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        """The mean negative log-probability of targets (B, S) after x (B, S), in nats. Targets of -100 do not count.
+
+        mask and cu_seqlens are those of forward. The last token of each sequence has no target: give it -100.
+        """
+        has_shape("targets", is_tensor("targets", targets), tuple(x.shape), "that of x")
+        logits = self.lm_head(self.hidden(x, mask=mask, cu_seqlens=cu_seqlens)[0])
         cap = self.config.output_logit_soft_cap
         return layers.capped_cross_entropy(logits.flatten(0, 1), targets.flatten(), cap, in_place=True)
 
@@ -247,6 +268,21 @@ class xLSTMLarge(nn.Module):
         given = {"bos": None, "eos": (), "temperature": 0.0 if sampling_type == "greedy" else 1.0} | options
         tokens, _, state = generate(self, prefill_tokens, max_length, state=state, **given)
         return tokens, state
+
+    def status(self) -> Status:
+        """Which path each part takes, and why. Autocast and more than 64 rows also leave the decode engine."""
+        config = self.config
+        kernels = {name: getattr(config, name) for name in ("chunkwise_kernel", "sequence_kernel", "step_kernel")}
+        engine = engine_of(self, self._new_engine)
+        return Status(
+            self.device,
+            self.dtype,
+            kernels,
+            why_plain_torch(self.device),
+            why_unfused((f"backbone.blocks.{name}", block) for name, block in self.backbone.blocks.named_children()),
+            why_no_engine(self, engine, kernels, config.inference_state_dtype),
+            engine.adapted,
+        )
 
     def select_optimal_kernels(self, batch_size: int, seq_len: int) -> dict[str, str]:
         """Switches to the best kernels for this model, its gate, its device and this shape; logs a change."""
