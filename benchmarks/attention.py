@@ -18,11 +18,11 @@ import argparse
 from dataclasses import replace
 from functools import partial
 
+from harness.benchmark import Benchmark, Job, Session, cell_of
+from pages.attention import draw, markdown
 from xlstm_hip.bench.attention import BESIDE_TORCH, Cell
-from xlstm_hip.bench.benchmark import Benchmark, Job, Session, cell_of
 from xlstm_hip.bench.contest import Advance
 from xlstm_hip.bench.operators import OPERATORS
-from xlstm_hip.bench.pages.attention import draw, markdown
 from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.timing import Pace
 

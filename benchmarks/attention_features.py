@@ -15,12 +15,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from harness.attention_features import MLA_BEYOND, MLA_VALUES, OPERATOR, Cell
+from harness.benchmark import Benchmark, Job, Session
+from pages.attention_features import HEAD_DIM, UNITS, draw, markdown
 from xlstm_hip.bench import metrics
-from xlstm_hip.bench.attention_features import MLA_BEYOND, MLA_VALUES, OPERATOR, Cell
-from xlstm_hip.bench.benchmark import Benchmark, Job, Session
 from xlstm_hip.bench.contest import Advance, Contest, Entry
 from xlstm_hip.bench.machine import ceilings
-from xlstm_hip.bench.pages.attention_features import HEAD_DIM, UNITS, draw, markdown
 from xlstm_hip.bench.timing import Pace
 
 Rows = dict[str, Cell]  # by what they are called; the first is what others are held to

@@ -17,12 +17,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from xlstm_hip.bench.benchmark import Benchmark, Job, Session, cell_of
+from harness.benchmark import Benchmark, Job, Session, cell_of
+from pages.layers import COPY, draw, markdown
 from xlstm_hip.bench.contest import Advance
 from xlstm_hip.bench.layers import IMPLEMENTATIONS, LAYERS, WORKS, Cell
 from xlstm_hip.bench.machine import copying
 from xlstm_hip.bench.operators import OPERATORS
-from xlstm_hip.bench.pages.layers import COPY, draw, markdown
 from xlstm_hip.bench.registry import OURS
 from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.timing import Pace, paired_ratio

@@ -15,18 +15,18 @@ import argparse
 from dataclasses import replace
 from functools import partial
 
+from harness.benchmark import Benchmark, Job, Session
+from harness.sides import sided
+from pages.mlstm_cpu import MATMUL, SHARE, draw, markdown
 from xlstm_hip._core.native import native
-from xlstm_hip.bench.benchmark import Benchmark, Job, Session
 from xlstm_hip.bench.contest import Advance
 from xlstm_hip.bench.machine import Machine, copying, matmul_rate, multiplying
 from xlstm_hip.bench.memory import METHOD
 from xlstm_hip.bench.mlstm import Cell
 from xlstm_hip.bench.mlstm_contenders import CPU_SEQUENCES, CPU_STEPS
 from xlstm_hip.bench.operators import OPERATORS
-from xlstm_hip.bench.pages.mlstm_cpu import MATMUL, SHARE, draw, markdown
 from xlstm_hip.bench.registry import OURS, Call
 from xlstm_hip.bench.result_files import Results
-from xlstm_hip.bench.sides import sided
 from xlstm_hip.bench.timing import Pace, paired_ratio, spread
 from xlstm_hip.cli.common import at_least
 

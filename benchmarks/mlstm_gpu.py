@@ -21,18 +21,18 @@ from pathlib import Path
 
 import torch
 
-from xlstm_hip.bench import modes
-from xlstm_hip.bench.benchmark import Benchmark, Job, Session
+from harness import modes
+from harness.benchmark import Benchmark, Job, Session
+from harness.sides import sided
+from pages import mlstm_gpu as page
 from xlstm_hip.bench.contest import LATE, Advance, Contest, failure
 from xlstm_hip.bench.machine import ceilings
 from xlstm_hip.bench.mlstm import make_inputs
 from xlstm_hip.bench.mlstm_contenders import GPU_SEQUENCES, GPU_STEPS
 from xlstm_hip.bench.mlstm_points import WORKS, Cell
 from xlstm_hip.bench.operators import OPERATORS
-from xlstm_hip.bench.pages import mlstm_gpu as page
 from xlstm_hip.bench.registry import DTYPES, PROVIDERS, Scale, work_of
 from xlstm_hip.bench.result_files import Results, read
-from xlstm_hip.bench.sides import sided
 from xlstm_hip.bench.timing import Pace
 from xlstm_hip.bench.trial import add_peers, lost_in_trials
 from xlstm_hip.bench.triton_compiler import before_triton

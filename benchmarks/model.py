@@ -24,15 +24,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xlstm_hip.bench.benchmark import Benchmark, Job, Session
+from harness.benchmark import Benchmark, Job, Session
+from harness.whole_models import CONTENDERS, PROMPT, bits_of, check, loading, memory_over_length
+from pages.model import draw, markdown
 from xlstm_hip.bench.contest import Advance
 from xlstm_hip.bench.models import Models, Weights, random_weights
-from xlstm_hip.bench.pages.model import draw, markdown
 from xlstm_hip.bench.readers import Reader
 from xlstm_hip.bench.registry import DTYPES, OURS
 from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.timing import Pace
-from xlstm_hip.bench.whole_models import CONTENDERS, PROMPT, bits_of, check, loading, memory_over_length
 
 DEMO = Path(__file__).resolve().parents[1] / "models" / "demo"
 CAPTURED = "xlstm_large graph"  # reads as xlstm_large does

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from xlstm_hip.bench.pages.mlstm_gpu import shape_of
+from pages.mlstm_gpu import shape_of
 from xlstm_hip.bench.plot import labelled_bars, panels
 from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.table import UNKNOWN, and_list, entry_of, inexact, lines_of, short

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from mlstm_cpu import BENCHMARK
-from xlstm_hip.bench.pages.mlstm_cpu import markdown, time_table
+from pages.mlstm_cpu import markdown, time_table
 from xlstm_hip.bench.result_files import read
 
 if __name__ == "__main__":

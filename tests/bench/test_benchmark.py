@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 import torch
 
+from harness.benchmark import Session
+from harness.sides import ratio_to
+from pages import mlstm_cpu as page
 from support.reference import truth
 from xlstm_hip.bench import memory, timing
 from xlstm_hip.bench import mlstm as problem
-from xlstm_hip.bench.benchmark import Session
 from xlstm_hip.bench.contest import Contest
 from xlstm_hip.bench.environment import summary
 from xlstm_hip.bench.machine import Machine
 from xlstm_hip.bench.memory import MemoryUnknown
-from xlstm_hip.bench.pages import mlstm_cpu as page
-from xlstm_hip.bench.sides import ratio_to
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 Load = Callable[[str], Any]

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from harness.benchmark import Session
 from xlstm_hip.bench import timing
-from xlstm_hip.bench.benchmark import Session
 from xlstm_hip.bench.machine import Machine
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from harness.benchmark import Session
 from xlstm_hip.bench import mlstm as problem
 from xlstm_hip.bench import mlstm_contenders as contenders
 from xlstm_hip.bench import trial
-from xlstm_hip.bench.benchmark import Session
 from xlstm_hip.bench.machine import Machine
 from xlstm_hip.bench.registry import Implementation, work_of
 from xlstm_hip.bench.timing import QUICK

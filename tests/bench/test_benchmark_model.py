@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from xlstm_hip.bench import whole_models
+from harness import whole_models
 from xlstm_hip.bench.models import Weights, plain_model
 from xlstm_hip.bench.readers import Reader, Written, of_ours
 

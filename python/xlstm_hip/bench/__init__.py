@@ -8,13 +8,11 @@ import importlib
 from typing import Any
 
 __all__ = [
-    "benchmark",
     "contest",
     "environment",
     "machine",
     "memory",
     "metrics",
-    "modes",
     "operators",
     "plot",
     "registry",

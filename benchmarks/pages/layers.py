@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..environment import summary
-from ..plot import colours_of, finish, panels, rows_of_bars
-from ..registry import OURS
-from ..result_files import Results
-from ..table import entry_of, heading, lines_of, short
+from xlstm_hip.bench.environment import summary
+from xlstm_hip.bench.plot import colours_of, finish, panels, rows_of_bars
+from xlstm_hip.bench.registry import OURS
+from xlstm_hip.bench.result_files import Results
+from xlstm_hip.bench.table import entry_of, heading, lines_of, short
 
 PLAIN, COPY = "plain torch", "copy"
 HOST = 1.25  # a row that takes at most so many times what a call of one token does shows the host

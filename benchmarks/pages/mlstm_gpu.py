@@ -7,15 +7,15 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..metrics import MIB
-from ..mlstm_contenders import COMMON
-from ..mlstm_points import WORKS
-from ..modes import EAGER, GRAPH, REPLAY
-from ..plot import Bar, colours_of, finish, groups_of_bars, over, panels
-from ..registry import FLA, OFFICIAL, OURS
-from ..result_files import Results
-from ..sides import error_table, ratio_to
-from ..table import UNKNOWN, heading, lines_of, section, short, verdict
+from harness.modes import EAGER, GRAPH, REPLAY
+from harness.sides import error_table, ratio_to
+from xlstm_hip.bench.metrics import MIB
+from xlstm_hip.bench.mlstm_contenders import COMMON
+from xlstm_hip.bench.mlstm_points import WORKS
+from xlstm_hip.bench.plot import Bar, colours_of, finish, groups_of_bars, over, panels
+from xlstm_hip.bench.registry import FLA, OFFICIAL, OURS
+from xlstm_hip.bench.result_files import Results
+from xlstm_hip.bench.table import UNKNOWN, heading, lines_of, section, short, verdict
 
 Aims = Mapping[str, Mapping[str, Mapping[str, float]]]  # by shape, work and what is aimed at
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..environment import summary
-from ..plot import colours_of, finish, over, panels
-from ..result_files import Results
-from ..table import UNKNOWN, heading, lines_of, section, short
+from xlstm_hip.bench.environment import summary
+from xlstm_hip.bench.plot import colours_of, finish, over, panels
+from xlstm_hip.bench.result_files import Results
+from xlstm_hip.bench.table import UNKNOWN, heading, lines_of, section, short
 
 AIMED_AT = ("torch SDPA", "torch SDPA FLASH")
 

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models import load_pretrained, xLSTMLarge
-from .machine import Machine
-from .memory import MemoryUnknown, growth_of
-from .models import BITS, IMPLEMENTATIONS, after, errors_of
-from .operators import MODEL_EXACT
-from .readers import Reader
-from .registry import OURS, PLAIN
+from xlstm_hip.bench.machine import Machine
+from xlstm_hip.bench.memory import MemoryUnknown, growth_of
+from xlstm_hip.bench.models import BITS, IMPLEMENTATIONS, after, errors_of
+from xlstm_hip.bench.operators import MODEL_EXACT
+from xlstm_hip.bench.readers import Reader
+from xlstm_hip.bench.registry import OURS, PLAIN
+from xlstm_hip.models import load_pretrained, xLSTMLarge
 
 # By their names here, where ours are the package's.
 CONTENDERS = {x.name.replace("ours", OURS): x for x in IMPLEMENTATIONS if x.provider != PLAIN}

@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from .._core.progress import Tasks
-from ..cli.common import at_least, check_out, device_name, json_file
-from . import memory, metrics, result_files
-from .contest import Advance, Contest, Entry, race
-from .environment import environment
-from .machine import Machine
-from .registry import Call, Implementation, Operator
-from .result_files import Results
-from .timing import QUICK, Pace, Samples
+from xlstm_hip._core.progress import Tasks
+from xlstm_hip.bench import memory, metrics, result_files
+from xlstm_hip.bench.contest import Advance, Contest, Entry, race
+from xlstm_hip.bench.environment import environment
+from xlstm_hip.bench.machine import Machine
+from xlstm_hip.bench.registry import Call, Implementation, Operator
+from xlstm_hip.bench.result_files import Results
+from xlstm_hip.bench.timing import QUICK, Pace, Samples
+from xlstm_hip.cli.common import at_least, check_out, device_name, json_file
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..attention import (
+from xlstm_hip.attention import (
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
     flash_mla_with_kvcache,
     get_mla_metadata,
 )
-from ..reference.attention import attention as plain_attention
-from . import attention
-from .operators import OPERATORS
-from .registry import DTYPES, OURS, Call, Implementation, Tensors
+from xlstm_hip.bench import attention
+from xlstm_hip.bench.operators import OPERATORS
+from xlstm_hip.bench.registry import DTYPES, OURS, Call, Implementation, Tensors
+from xlstm_hip.reference.attention import attention as plain_attention
 
 MLA_VALUES, MLA_BEYOND = 512, 64  # features of values, and what keys have beyond
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .. import metrics
-from ..contest import Entry
-from ..environment import summary
-from ..plot import COLOURS, finish, labelled_bars, panels
-from ..result_files import Results
-from ..table import heading, lines_of, section
+from xlstm_hip.bench import metrics
+from xlstm_hip.bench.contest import Entry
+from xlstm_hip.bench.environment import summary
+from xlstm_hip.bench.plot import COLOURS, finish, labelled_bars, panels
+from xlstm_hip.bench.result_files import Results
+from xlstm_hip.bench.table import heading, lines_of, section
 
 HEAD_DIM = 128
 UNITS = ("tflops", "gb_per_second")

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..environment import summary
-from ..plot import colours_of, finish, labelled_bars, panels
-from ..registry import OURS
-from ..result_files import Results
-from ..table import entry_of, heading, lines_of, section
+from xlstm_hip.bench.environment import summary
+from xlstm_hip.bench.plot import colours_of, finish, labelled_bars, panels
+from xlstm_hip.bench.registry import OURS
+from xlstm_hip.bench.result_files import Results
+from xlstm_hip.bench.table import entry_of, heading, lines_of, section
 
 
 def rate(job: Results, name: str) -> str:

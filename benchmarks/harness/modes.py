@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from .contest import Advance, Contest, Entry, failure, reason
-from .machine import Machine, taking_turns
-from .registry import Call, Implementation, Tensors
-from .timing import COLD_SAMPLES, Pace, Samples, interleaved, spread
-from .triton_compiler import compiling
+from xlstm_hip.bench.contest import Advance, Contest, Entry, failure, reason
+from xlstm_hip.bench.machine import Machine, taking_turns
+from xlstm_hip.bench.registry import Call, Implementation, Tensors
+from xlstm_hip.bench.timing import COLD_SAMPLES, Pace, Samples, interleaved, spread
+from xlstm_hip.bench.triton_compiler import compiling
 
 EAGER, GRAPH, REPLAY = "eager", "graph", "one replay"
 MODES = (EAGER, GRAPH, REPLAY)

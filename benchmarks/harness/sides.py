@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .contest import Entry
-from .registry import OURS
-from .table import inexact, lines_of, spread_text
-from .timing import paired_ratio
+from xlstm_hip.bench.contest import Entry
+from xlstm_hip.bench.registry import OURS
+from xlstm_hip.bench.table import inexact, lines_of, spread_text
+from xlstm_hip.bench.timing import paired_ratio
 
 
 def sided(entries: Iterable[Entry]) -> list[Entry]:

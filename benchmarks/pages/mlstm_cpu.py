@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..environment import summary
-from ..plot import GROUP, SMALL, Bar, colours_of, finish, groups_of_bars, panels
-from ..registry import HUGGING_FACE, OFFICIAL, OURS
-from ..result_files import Results
-from ..sides import error_table, fastest, ratio_to
-from ..table import UNKNOWN, heading, lines_of, section, short, spread_text, verdict
+from harness.sides import error_table, fastest, ratio_to
+from xlstm_hip.bench.environment import summary
+from xlstm_hip.bench.plot import GROUP, SMALL, Bar, colours_of, finish, groups_of_bars, panels
+from xlstm_hip.bench.registry import HUGGING_FACE, OFFICIAL, OURS
+from xlstm_hip.bench.result_files import Results
+from xlstm_hip.bench.table import UNKNOWN, heading, lines_of, section, short, spread_text, verdict
 
 MATMUL = "torch.matmul fp32"
 SHARE = "share of matmul"  # the aim of that name
