@@ -25,9 +25,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import train_parts as parts
 from xlstm_hip._core.progress import Progress
 from xlstm_hip.cli.common import NOT_NEGATIVE, POSITIVE, at_least, number
-from xlstm_hip.models import CheckpointError, load_pretrained, training, xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.models import CheckpointError, load_pretrained, xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.models.checkpoint import check_scheme
 from xlstm_hip.models.config_files import read_config
 
@@ -62,7 +63,7 @@ def arguments() -> argparse.ArgumentParser:
     run.add_argument("--seed", type=at_least(0, 2**32 - 1), default=0)
     run.add_argument("--amp", choices=AMP, default="off", help="autocast to this dtype")
     run.add_argument("--checkpoint-activations", action="store_true", help="less memory, a second forward pass")
-    run.add_argument("--parallel", choices=training.PARALLEL, default="ddp", help="under torchrun")
+    run.add_argument("--parallel", choices=parts.PARALLEL, default="ddp", help="under torchrun")
     run.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     run.add_argument("--threads", type=at_least(1), help="of a process, on the CPU")
     run.add_argument("--save-every", type=at_least(1), default=500, help="steps; the last one is always saved")
@@ -85,7 +86,7 @@ def settings_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     step, data = 0, given.data
     if given.resume is not None:
         try:
-            progress = training.read_progress(given.resume)
+            progress = parts.read_progress(given.resume)
             saved, step = progress["settings"], progress["step"]
             data, init = data or saved["data"], saved["init"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -148,16 +149,16 @@ def make_model(settings: argparse.Namespace, device: torch.device) -> xLSTMLarge
         model = load_pretrained(weights, torch.float32, device, progress=False, **changes).train()
         if model.quantization is not None:
             raise ValueError(f"init: expected weights that are not quantised, got those of {str(weights)!r}")
-        if model.config.vocab_size != training.BYTE_VALUES:
+        if model.config.vocab_size != parts.BYTE_VALUES:
             raise ValueError(
-                f"init: expected a model of bytes, vocab_size {training.BYTE_VALUES}, got {model.config.vocab_size} in "
+                f"init: expected a model of bytes, vocab_size {parts.BYTE_VALUES}, got {model.config.vocab_size} in "
                 f"{str(weights)!r}"
             )
         check_scheme(model, "hf")  # which its checkpoints will have
     else:
         torch.manual_seed(settings.seed)
         config = xLSTMLargeConfig(
-            settings.dim, settings.heads, settings.blocks, training.BYTE_VALUES, ffn_proj_factor=settings.ffn_factor
+            settings.dim, settings.heads, settings.blocks, parts.BYTE_VALUES, ffn_proj_factor=settings.ffn_factor
         )
         model = xLSTMLarge(config).to(device)
     model.backbone.activation_checkpointing = settings.checkpoint_activations
@@ -168,18 +169,18 @@ class Run:
     def __init__(self, settings: argparse.Namespace, device: torch.device) -> None:
         self.settings, self.device = settings, device
         self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        self.data = training.ByteWindows([Path(x) for x in settings.data], settings.length, settings.validation)
+        self.data = parts.ByteWindows([Path(x) for x in settings.data], settings.length, settings.validation)
         self.model = make_model(settings, device)
-        self.loss = training.in_parallel(self.model, settings.parallel, device)
-        self.optimizer = training.make_optimizer(self.model, settings.lr, settings.weight_decay)
+        self.loss = parts.in_parallel(self.model, settings.parallel, device)
+        self.optimizer = parts.make_optimizer(self.model, settings.lr, settings.weight_decay)
         self.scaler = torch.amp.GradScaler(device.type, enabled=settings.amp == "float16")
         self.history: list[tuple[int, float, float | None]] = []  # step, loss, that of validation
         self.step = 0
         if settings.resume is not None:
-            saved = training.read_progress(settings.resume)
+            saved = parts.read_progress(settings.resume)
             self.step, self.history = saved["step"], [tuple(row) for row in saved["history"]]
             self.scaler.load_state_dict(saved["scaler"])
-            training.load_optimizer(settings.resume, self.model, self.optimizer, saved["optimizer_steps"])
+            parts.load_optimizer(settings.resume, self.model, self.optimizer, saved["optimizer_steps"])
         self.optimizer_steps = saved["optimizer_steps"] if settings.resume is not None else 0
 
     def autocast(self) -> Any:
@@ -194,7 +195,7 @@ class Run:
 
     def train_step(self) -> float:
         settings = self.settings
-        rate = training.learning_rate(self.step, settings.steps, settings.warmup, settings.lr)
+        rate = parts.learning_rate(self.step, settings.steps, settings.warmup, settings.lr)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         x, targets = self.data.batch(settings.seed, self.step, settings.batch, self.rank, self.ranks)
@@ -203,7 +204,7 @@ class Run:
         self.optimizer.zero_grad()
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
-        training.gradient_norm(self.model.parameters(), NORM_CLIP)
+        parts.gradient_norm(self.model.parameters(), NORM_CLIP)
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -218,7 +219,7 @@ class Run:
             loss = self.loss(
                 x[self.rank :: self.ranks].to(self.device), targets[self.rank :: self.ranks].to(self.device)
             )
-        training.spread_again(self.loss)
+        parts.spread_again(self.loss)
         return self.mean(loss)
 
     def save(self) -> None:
@@ -234,7 +235,7 @@ class Run:
             "settings": settings,
             "history": self.history,
         }
-        training.save_checkpoint(self.settings.output / f"step-{self.step}", self.model, self.optimizer, progress)
+        parts.save_checkpoint(self.settings.output / f"step-{self.step}", self.model, self.optimizer, progress)
 
     def go(self) -> None:
         settings = self.settings

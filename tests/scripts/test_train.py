@@ -18,9 +18,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from xlstm_hip.models import checkpoint, load_pretrained, save_pretrained, training, xLSTMLarge, xLSTMLargeConfig
+import train_parts as parts
+from train_parts import ByteWindows, learning_rate, read_progress
+from xlstm_hip.models import checkpoint, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.models.quantize import quantize
-from xlstm_hip.models.training import ByteWindows, learning_rate, read_progress
 
 TRAIN = Path(__file__).resolve().parents[2] / "scripts" / "train.py"
 TINY = ("--dim", "32", "--heads", "2", "--blocks", "2", "--ffn-factor", "1", "--batch", "4", "--length", "24")
@@ -215,14 +216,14 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Is an OSError, which the script tells in one line, and leaves no checkpoint that looks like one."""
 
     def full_for_moments(tensors: dict[str, torch.Tensor], file: Path, metadata: Any) -> None:
-        if Path(file).name == training.OPTIMIZER_FILE:
+        if Path(file).name == parts.OPTIMIZER_FILE:
             raise SafetensorError("No space left on device")
         save_file(tensors, file, metadata=metadata)
 
     monkeypatch.setattr(checkpoint, "save_file", full_for_moments)
     model = xLSTMLarge(xLSTMLargeConfig(32, 2, 1, 256, ffn_proj_factor=1.0))
     with pytest.raises(OSError, match=r"optimizer\.safetensors: No space left on device"):
-        training.save_checkpoint(tmp_path / "step-1", model, training.make_optimizer(model, 1e-3, 0.1), {})
+        parts.save_checkpoint(tmp_path / "step-1", model, parts.make_optimizer(model, 1e-3, 0.1), {})
     assert not (tmp_path / "step-1").exists()
 
 

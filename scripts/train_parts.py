@@ -21,9 +21,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from . import save_pretrained, xLSTMLarge
-from .checkpoint import save_tensors
-from .mapping import listed
+from xlstm_hip.models import save_pretrained, xLSTMLarge
+from xlstm_hip.models.checkpoint import save_tensors
+from xlstm_hip.models.mapping import listed
 
 BYTE_VALUES = 256
 BOS = 0  # bytes 0, 1 and 2 occur in no text: they are BOS, padding and end, as transformers' defaults have it
