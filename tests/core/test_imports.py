@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules of the package import one another in one direction: no circle, in whatever function an import stands."""
+"""The modules of the package import one another in one direction: no circle, in whatever function an import stands. And
+the wheel holds what users run: every module is reached from a public one or from the command."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -39,17 +41,20 @@ def import_graph(package: Path) -> Graph:
     return graph
 
 
+def reached_from(modules: Iterable[str], graph: Graph) -> set[str]:
+    """What these import, and what that imports; not they themselves, unless something leads back to them."""
+    seen, waiting = set(), [target for module in modules for target in graph[module]]
+    while waiting:
+        target = waiting.pop()
+        if target not in seen:
+            seen.add(target)
+            waiting += graph[target]
+    return seen
+
+
 def circles(graph: Graph) -> list[set[str]]:
     """Groups of modules in which every one reaches every other."""
-    reached: dict[str, set[str]] = {}
-    for module in graph:
-        seen, waiting = set(), list(graph[module])
-        while waiting:
-            target = waiting.pop()
-            if target not in seen:
-                seen.add(target)
-                waiting += graph[target]
-        reached[module] = seen
+    reached = {module: reached_from([module], graph) for module in graph}
     in_circles = [frozenset(x for x in reached[module] if module in reached[x]) for module in graph]
     return [set(circle) for circle in set(in_circles) if circle]
 
@@ -65,6 +70,35 @@ def test_core_imports_nothing_above_it() -> None:
     imports = {name: targets for name, targets in import_graph(PACKAGE).items() if name.startswith(CORE)}
     assert len(imports) > 5
     assert not {(name, x) for name, targets in imports.items() for x in targets if not x.startswith(allowed)}
+
+
+def of_no_use_to_users(package: Path, public: Iterable[str]) -> set[str]:
+    """Modules that neither a public module nor the command imports. bench imports what it offers by name alone, so what
+    counts of it is what `xlstm-hip bench` needs."""
+    graph = import_graph(package)
+    roots = {package.name, *(f"{package.name}.{name}" for name in (*public, "compat", "__main__"))} & set(graph)
+    reached = reached_from(roots, graph) | roots
+    packages = {name.rsplit(".", n)[0] for name in reached for n in range(name.count("."))}
+    return set(graph) - reached - packages
+
+
+def test_the_wheel_holds_what_users_run() -> None:
+    """Result pages and other tools of this repository are in benchmarks/ and scripts/."""
+    assert of_no_use_to_users(PACKAGE, xlstm_hip.PUBLIC_MODULES) == set()
+    bench = {f"xlstm_hip.bench.{name}" for name in xlstm_hip.bench.__all__}
+    assert bench <= reached_from(["xlstm_hip.cli.bench"], import_graph(PACKAGE))
+
+
+def test_a_planted_tool_of_the_repository_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "p"
+    (package / "bench/pages").mkdir(parents=True)
+    sources = {"__init__": "", "models": "from . import parts", "parts": "", "bench/__init__": "", "bench/clock": ""}
+    sources |= {"__main__": "from .bench import clock", "training": "from . import models"}
+    sources |= {"bench/pages/__init__": "", "bench/pages/table": "from .. import clock"}
+    for name, text in sources.items():
+        (package / f"{name}.py").write_text(text)
+    found = of_no_use_to_users(package, ["models", "bench"])
+    assert found == {"p.training", "p.bench.pages", "p.bench.pages.table"}
 
 
 @pytest.mark.parametrize(
