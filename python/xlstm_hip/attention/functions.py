@@ -8,7 +8,7 @@ summation that varies between runs.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -19,15 +19,39 @@ from . import checks
 from .ops import Options, attend, ops_for
 
 Window = tuple[int, int]
-Result = Any  # out, or (out, softmax_lse, S_dmask)
+WithProbs = tuple[Tensor, Tensor, Tensor]  # out, softmax_lse, S_dmask
 
 
-def _result(made: tuple[Tensor, ...], out: Tensor, return_attn_probs: bool) -> Result:
+def _result(made: tuple[Tensor, ...], out: Tensor, return_attn_probs: bool) -> Tensor | WithProbs:
     if not return_attn_probs:
         return made[0]
     return made[0], made[1], made[2] if len(made) == 3 else out.new_empty(0)
 
 
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    return_attn_probs: Literal[False] = ..., block_size: int | None = ..., sink: Tensor | None = ...,
+    seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ..., num_splits: int = ...,
+    backward_plan: Plan | None = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    return_attn_probs: Literal[True], block_size: int | None = ..., sink: Tensor | None = ...,
+    seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ..., num_splits: int = ...,
+    backward_plan: Plan | None = ...,
+) -> WithProbs: ...  # fmt: skip
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: bool = ..., *, block_size: int | None = ..., sink: Tensor | None = ...,
+    seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ..., num_splits: int = ...,
+    backward_plan: Plan | None = ...,
+) -> Tensor | WithProbs: ...  # fmt: skip
 def flash_attn_func(
     q: Tensor,  # (B, S_q, H_q, D)
     k: Tensor,  # (B, S_k, H_k, D)
@@ -47,7 +71,7 @@ def flash_attn_func(
     leftpad_k: Tensor | None = None,  # (B)
     num_splits: int = 0,
     backward_plan: Plan | None = None,
-) -> Result:
+) -> Tensor | WithProbs:
     """Attention of B sequences of one length. Returns out (B, S_q, H_q, D_v); with return_attn_probs also softmax_lse
     (B, H_q, S_q) and S_dmask: with dropout the softmax (B, H_q, S_q, S_k), negative where dropped, else empty.
     num_splits: parts that the keys are cut into, 0 leaves it to the plan. backward_plan: how the backward pass is cut
@@ -77,6 +101,24 @@ def flash_attn_func(
     return _result(made, q, return_attn_probs)
 
 
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    return_attn_probs: Literal[False] = ..., **more: Any,
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    return_attn_probs: Literal[True], **more: Any,
+) -> WithProbs: ...  # fmt: skip
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: bool = ..., **more: Any,
+) -> Tensor | WithProbs: ...  # fmt: skip
 def flash_attn_kvpacked_func(
     q: Tensor,  # (B, S_q, H_q, D)
     kv: Tensor,  # (B, S_k, 2, H_k, D)
@@ -89,7 +131,7 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     **more: Any,
-) -> Result:
+) -> Tensor | WithProbs:
     """flash_attn_func with k and v in one tensor. Also takes its keyword-only arguments."""
     k, v = _unpacked("kv", kv, 5, "(B, S, 2, H, D)", 2, ("k", "v"))
     return flash_attn_func(
@@ -98,6 +140,24 @@ def flash_attn_kvpacked_func(
     )  # fmt: skip
 
 
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    return_attn_probs: Literal[False] = ..., **more: Any,
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    return_attn_probs: Literal[True], **more: Any,
+) -> WithProbs: ...  # fmt: skip
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: bool = ..., **more: Any,
+) -> Tensor | WithProbs: ...  # fmt: skip
 def flash_attn_qkvpacked_func(
     qkv: Tensor,  # (B, S, 3, H, D)
     dropout_p: float = 0.0,
@@ -109,7 +169,7 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     **more: Any,
-) -> Result:
+) -> Tensor | WithProbs:
     """flash_attn_func with q, k and v in one tensor. Also takes its keyword-only arguments."""
     q, k, v = _unpacked("qkv", qkv, 5, "(B, S, 3, H, D)", 3, ("q", "k", "v"))
     return flash_attn_func(
@@ -125,6 +185,32 @@ def _unpacked(name: str, x: Any, rank: int, meaning: str, count: int, names: tup
     return x.unbind(-3)
 
 
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    return_attn_probs: Literal[False] = ..., block_table: Tensor | None = ..., block_size: int | None = ...,
+    sink: Tensor | None = ..., seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ...,
+    backward_plan: Plan | None = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    return_attn_probs: Literal[True], block_table: Tensor | None = ..., block_size: int | None = ...,
+    sink: Tensor | None = ..., seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ...,
+    backward_plan: Plan | None = ...,
+) -> WithProbs: ...  # fmt: skip
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
+    block_table: Tensor | None = ..., *, block_size: int | None = ..., sink: Tensor | None = ...,
+    seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ..., backward_plan: Plan | None = ...,
+) -> Tensor | WithProbs: ...  # fmt: skip
 def flash_attn_varlen_func(
     q: Tensor,  # (T_q, H_q, D)
     k: Tensor,  # (T_k, H_k, D), or with block_table pages (N, page, H_k, D)
@@ -148,7 +234,7 @@ def flash_attn_varlen_func(
     seqused_k: Tensor | None = None,  # (B)
     leftpad_k: Tensor | None = None,  # (B)
     backward_plan: Plan | None = None,
-) -> Result:
+) -> Tensor | WithProbs:
     """Attention of B sequences of any lengths, zero included, packed one after the other. Returns out (T_q, H_q, D_v);
     with return_attn_probs also softmax_lse (H_q, T_q) and S_dmask (B, H_q, max_seqlen_q, max_seqlen_k), empty without
     dropout. No sequence may be longer than the max_seqlen given. With block_table there is no dropout, no gradient."""
@@ -190,6 +276,27 @@ def flash_attn_varlen_func(
     return _result(tuple(made), q, checks.flag("return_attn_probs", return_attn_probs))
 
 
+@overload
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    return_attn_probs: Literal[False] = ..., **more: Any,
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    return_attn_probs: Literal[True], **more: Any,
+) -> WithProbs: ...  # fmt: skip
+@overload
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
+    **more: Any,
+) -> Tensor | WithProbs: ...  # fmt: skip
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,  # (T_q, H_q, D)
     kv: Tensor,  # (T_k, 2, H_k, D)
@@ -206,7 +313,7 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     **more: Any,
-) -> Result:
+) -> Tensor | WithProbs:
     """flash_attn_varlen_func with k and v in one tensor. Also takes its keyword-only arguments."""
     k, v = _unpacked("kv", kv, 4, "(T, 2, H, D)", 2, ("k", "v"))
     return flash_attn_varlen_func(
@@ -215,6 +322,24 @@ def flash_attn_varlen_kvpacked_func(
     )  # fmt: skip
 
 
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ..., *, return_attn_probs: Literal[False] = ..., **more: Any,
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ..., *, return_attn_probs: Literal[True], **more: Any,
+) -> WithProbs: ...  # fmt: skip
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ..., return_attn_probs: bool = ..., **more: Any,
+) -> Tensor | WithProbs: ...  # fmt: skip
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,  # (T, 3, H, D)
     cu_seqlens: Tensor,  # (B + 1)
@@ -228,7 +353,7 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     **more: Any,
-) -> Result:
+) -> Tensor | WithProbs:
     """flash_attn_varlen_func with q, k and v in one tensor. Also takes its keyword-only arguments."""
     q, k, v = _unpacked("qkv", qkv, 4, "(T, 3, H, D)", 3, ("q", "k", "v"))
     return flash_attn_varlen_func(

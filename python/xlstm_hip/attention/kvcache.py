@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -16,6 +16,33 @@ from .ops import Options, cut_of, ops_for
 MOST_ON_A_GPU = 256  # the head dims that all of its kernels take
 
 
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
+    rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ..., cache_seqlens: int | Tensor | None = ...,
+    cache_batch_idx: Tensor | None = ..., cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
+    rotary_interleaved: bool = ..., alibi_slopes: Tensor | None = ..., num_splits: int = ..., *,
+    return_softmax_lse: Literal[False] = ..., block_size: int | None = ..., sink: Tensor | None = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
+    rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ..., cache_seqlens: int | Tensor | None = ...,
+    cache_batch_idx: Tensor | None = ..., cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
+    rotary_interleaved: bool = ..., alibi_slopes: Tensor | None = ..., num_splits: int = ..., *,
+    return_softmax_lse: Literal[True], block_size: int | None = ..., sink: Tensor | None = ...,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
+    rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ..., cache_seqlens: int | Tensor | None = ...,
+    cache_batch_idx: Tensor | None = ..., cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
+    rotary_interleaved: bool = ..., alibi_slopes: Tensor | None = ..., num_splits: int = ...,
+    return_softmax_lse: bool = ..., *, block_size: int | None = ..., sink: Tensor | None = ...,
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def flash_attn_with_kvcache(
     q: Tensor,  # (B, S_q, H_q, D)
     k_cache: Tensor,  # (B_cache, S_cache, H_k, D), or with block_table pages (N, page, H_k, D)
@@ -39,7 +66,7 @@ def flash_attn_with_kvcache(
     *,
     block_size: int | None = None,
     sink: Tensor | None = None,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of new queries to a cache, after new keys and values were appended to it.
 
     The keys are the positions [cache_leftpad, cache_seqlens + S_new) of the cache, or all of it without cache_seqlens.

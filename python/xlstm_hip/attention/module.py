@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor, nn
 
 from .._core.checks import is_tensor
 from . import checks
-from .functions import flash_attn_func
+from .functions import WithProbs, flash_attn_func
 
 
 class FlashAttention(nn.Module):
@@ -57,9 +57,21 @@ class FlashAttention(nn.Module):
 
         return super()._apply(moved, recurse)
 
+    @overload
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool | None = ..., *, return_attn_probs: Literal[False] = ...,
+    ) -> Tensor: ...  # fmt: skip
+    @overload
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool | None = ..., *, return_attn_probs: Literal[True],
+    ) -> WithProbs: ...  # fmt: skip
+    @overload
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool | None = ..., return_attn_probs: bool = ...,
+    ) -> Tensor | WithProbs: ...  # fmt: skip
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool | None = None, return_attn_probs: bool = False
-    ) -> Any:
+    ) -> Tensor | WithProbs:
         return flash_attn_func(
             q,
             k,
@@ -70,6 +82,9 @@ class FlashAttention(nn.Module):
             return_attn_probs=return_attn_probs,
             **self.options,
         )
+
+    if TYPE_CHECKING:  # nn.Module's own returns Any
+        __call__ = forward
 
     def extra_repr(self) -> str:
         return f"attention_dropout={self.attention_dropout}, causal={self.causal}"

@@ -82,7 +82,8 @@ def chosen(work: str, cell: Cell, device: torch.device) -> dict[str, str]:
     stand_ins = {x.name for x in KERNELS[work] if x.triton and x.missing(device) is not None}
     found = {}
     for regime in REGIMES:
-        name = get_optimal_kernel_config(cell.batch, cell.tokens, max(cell.dqk, cell.dhv), regime, device)[key]
+        names = get_optimal_kernel_config(cell.batch, cell.tokens, max(cell.dqk, cell.dhv), regime, device)
+        name = str({**names}[key])
         found[regime] = fused if name in stand_ins else name
     return found
 

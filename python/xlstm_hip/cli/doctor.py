@@ -169,7 +169,6 @@ def self_test(device: str) -> Finding:
     want = mlstm_interface(q, k, v, i, f + 3, kernel="chunkwise--native_autograd")
     q, k, v, i, f = (x.to(device) for x in (q, k, v, i, f))
     got = mlstm_interface(q, k, v, i, f + 3)
-    assert isinstance(want, torch.Tensor) and isinstance(got, torch.Tensor)
     error = float((got.cpu() - want).norm() / want.norm())
     if error < SELF_TEST_TOLERANCE:
         return Finding("ok", f"the mLSTM on {device} is right: error {error:.1g} compared with plain torch")

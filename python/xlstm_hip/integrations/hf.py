@@ -31,7 +31,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .._core.checks import accumulate_dtype, has_rank
 from ..mlstm.backend import mLSTMBackendConfig
 from ..mlstm.registry import LAYER_KINDS, kernel_info
-from ..mlstm.select import get_optimal_kernel_config
+from ..mlstm.select import KernelNames, get_optimal_kernel_config
 from ..models import packing
 from ..models.blocks import run_block, run_mlstm_layer
 from ..models.decode_engine import (
@@ -272,7 +272,7 @@ def _mask_of(attention_mask: Tensor, x: Tensor) -> Tensor:
     return attention_mask[:, -x.shape[1] :].bool()
 
 
-def _kernels(backbone: Any, x: Tensor) -> dict[str, Any]:
+def _kernels(backbone: Any, x: Tensor) -> KernelNames:
     if backbone._xlstm_hip_kernels:
         return backbone._xlstm_hip_kernels
     layer, config = backbone.blocks[0].mlstm_layer, backbone.config

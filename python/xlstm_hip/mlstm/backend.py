@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, overload
 
 from torch import Tensor, nn
 
@@ -96,6 +97,33 @@ class mLSTMBackend(nn.Module):
             self._beside[function] = bind(function, self._chunkwise)
         return self._beside[function]
 
+    @overload
+    def forward(
+        self, q: Tensor | None = ..., k: Tensor | None = ..., v: Tensor | None = ..., i: Tensor | None = ...,
+        f: Tensor | None = ..., c_initial: Tensor | None = ..., n_initial: Tensor | None = ...,
+        m_initial: Tensor | None = ..., *, return_last_states: Literal[True], mode: str | None = ...,
+        query: Tensor | None = ..., key: Tensor | None = ..., value: Tensor | None = ..., igate: Tensor | None = ...,
+        fgate: Tensor | None = ..., cstate: Tensor | None = ..., nstate: Tensor | None = ...,
+        mstate: Tensor | None = ...,
+    ) -> tuple[Tensor, States]: ...  # fmt: skip
+    @overload
+    def forward(
+        self, q: Tensor | None = ..., k: Tensor | None = ..., v: Tensor | None = ..., i: Tensor | None = ...,
+        f: Tensor | None = ..., c_initial: Tensor | None = ..., n_initial: Tensor | None = ...,
+        m_initial: Tensor | None = ..., *, return_last_states: Literal[False], mode: str | None = ...,
+        query: Tensor | None = ..., key: Tensor | None = ..., value: Tensor | None = ..., igate: Tensor | None = ...,
+        fgate: Tensor | None = ..., cstate: Tensor | None = ..., nstate: Tensor | None = ...,
+        mstate: Tensor | None = ...,
+    ) -> Tensor: ...  # fmt: skip
+    @overload
+    def forward(
+        self, q: Tensor | None = ..., k: Tensor | None = ..., v: Tensor | None = ..., i: Tensor | None = ...,
+        f: Tensor | None = ..., c_initial: Tensor | None = ..., n_initial: Tensor | None = ...,
+        m_initial: Tensor | None = ..., return_last_states: bool | None = ..., mode: str | None = ..., *,
+        query: Tensor | None = ..., key: Tensor | None = ..., value: Tensor | None = ..., igate: Tensor | None = ...,
+        fgate: Tensor | None = ..., cstate: Tensor | None = ..., nstate: Tensor | None = ...,
+        mstate: Tensor | None = ...,
+    ) -> Tensor | tuple[Tensor, States]: ...  # fmt: skip
     def forward(
         self,
         q: Tensor | None = None,  # (B, NH, S, DHQK)
@@ -150,6 +178,9 @@ class mLSTMBackend(nn.Module):
         if mode == "train_with_padding":
             return padded(self._chunkwise, call, q, k, v, f, i, last_states)
         return call.layer(self._chunkwise, last_states, q, k, v, f, i)
+
+    if TYPE_CHECKING:  # nn.Module's own returns Any
+        __call__ = forward
 
     @property
     def _sigmoid(self) -> bool:

@@ -7,7 +7,7 @@ one call each. Any other unsupported option is an error that names it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -54,6 +54,31 @@ def _options(info: KernelInfo, given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+# A type checker knows h from (h, states) by the keyword return_last_states.
+@overload
+def mlstm_interface(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, c_initial: Tensor | None = ...,
+    n_initial: Tensor | None = ..., m_initial: Tensor | None = ..., *, return_last_states: Literal[False] = ...,
+    eps: float = ..., autocast_kernel_dtype: torch.dtype = ..., chunk_size: int = ..., kernel: str | None = ...,
+    gate: str | None = ..., normalize: bool | None = ..., layout: str = ..., cu_seqlens: Tensor | None = ...,
+    normalizer_grad: bool | None = ..., **kwargs: Any,
+) -> Tensor: ...  # fmt: skip
+@overload
+def mlstm_interface(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, c_initial: Tensor | None = ...,
+    n_initial: Tensor | None = ..., m_initial: Tensor | None = ..., *, return_last_states: Literal[True],
+    eps: float = ..., autocast_kernel_dtype: torch.dtype = ..., chunk_size: int = ..., kernel: str | None = ...,
+    gate: str | None = ..., normalize: bool | None = ..., layout: str = ..., cu_seqlens: Tensor | None = ...,
+    normalizer_grad: bool | None = ..., **kwargs: Any,
+) -> tuple[Tensor, States]: ...  # fmt: skip
+@overload
+def mlstm_interface(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, c_initial: Tensor | None = ...,
+    n_initial: Tensor | None = ..., m_initial: Tensor | None = ..., return_last_states: bool = ..., eps: float = ...,
+    autocast_kernel_dtype: torch.dtype = ..., chunk_size: int = ..., *, kernel: str | None = ...,
+    gate: str | None = ..., normalize: bool | None = ..., layout: str = ..., cu_seqlens: Tensor | None = ...,
+    normalizer_grad: bool | None = ..., **kwargs: Any,
+) -> Tensor | tuple[Tensor, States]: ...  # fmt: skip
 def mlstm_interface(
     q: Tensor,  # (B, NH, S, DHQK)
     k: Tensor,  # (B, NH, S, DHQK)

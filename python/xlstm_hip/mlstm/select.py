@@ -9,6 +9,8 @@ reproduce such runs and were not measured here.
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import torch
 
 from .._core import plans
@@ -30,6 +32,14 @@ AMD = ("chunkwise--triton_xl_chunk", "native_sequence__native", "triton")
 HYBRID_LARGEST_BATCH, HYBRID_SHORTEST_LENGTH, AMD_LARGEST_BATCH = 2, 1024, 8
 
 
+class KernelNames(TypedDict):
+    """Fields of mLSTMBackendConfig, which takes them as **names."""
+
+    chunkwise_kernel: str
+    sequence_kernel: str
+    step_kernel: str
+
+
 def get_optimal_kernel_config(
     batch_size: int,
     seq_len: int,
@@ -37,7 +47,7 @@ def get_optimal_kernel_config(
     regime: str = "auto",
     device: torch.device | str | None = None,
     gate: str = "exp",
-) -> dict[str, str]:
+) -> KernelNames:
     """Returns chunkwise_kernel, sequence_kernel and step_kernel, as mLSTMBackendConfig takes them.
 
     "auto" chooses the fused kernels if the op library has them for the device and, on a GPU, for head_dim, else the
@@ -61,10 +71,11 @@ def get_optimal_kernel_config(
         chosen = _amd_rule(batch_size, seq_len)
     else:
         chosen = STOCK if regime == "stock" else HYBRID
-    names = dict(zip(("chunkwise", "sequence", "step"), chosen, strict=True))
+    chunkwise, sequence, step = chosen
     if gate != "exp":
-        names = {kind: with_gate(kernel_info(name, kind), gate).name for kind, name in names.items()}
-    return {f"{kind}_kernel": name for kind, name in names.items()}
+        kinds = zip(("chunkwise", "sequence", "step"), chosen, strict=True)
+        chunkwise, sequence, step = (with_gate(kernel_info(name, kind), gate).name for kind, name in kinds)
+    return KernelNames(chunkwise_kernel=chunkwise, sequence_kernel=sequence, step_kernel=step)
 
 
 def _amd_rule(batch_size: int, seq_len: int) -> tuple[str, str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 import torch.nn.functional as F
@@ -102,6 +102,27 @@ def bind(function: Callable, gate_of: Kernel | None = None) -> Kernel:
     return Kernel(function, info)
 
 
+@overload
+def wrap_chunkwise__pad_zeros(
+    mlstm_chunkwise_kernel: Callable, q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor,
+    c_initial: Tensor | None = ..., n_initial: Tensor | None = ..., m_initial: Tensor | None = ..., *,
+    return_last_states: Literal[False] = ..., eps: float = ..., autocast_kernel_dtype: torch.dtype = ...,
+    chunk_size: int = ..., **kwargs: Any,
+) -> Tensor: ...  # fmt: skip
+@overload
+def wrap_chunkwise__pad_zeros(
+    mlstm_chunkwise_kernel: Callable, q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor,
+    c_initial: Tensor | None = ..., n_initial: Tensor | None = ..., m_initial: Tensor | None = ..., *,
+    return_last_states: Literal[True], eps: float = ..., autocast_kernel_dtype: torch.dtype = ...,
+    chunk_size: int = ..., **kwargs: Any,
+) -> tuple[Tensor, States]: ...  # fmt: skip
+@overload
+def wrap_chunkwise__pad_zeros(
+    mlstm_chunkwise_kernel: Callable, q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor,
+    c_initial: Tensor | None = ..., n_initial: Tensor | None = ..., m_initial: Tensor | None = ...,
+    return_last_states: bool = ..., eps: float = ..., autocast_kernel_dtype: torch.dtype = ..., chunk_size: int = ...,
+    **kwargs: Any,
+) -> Tensor | tuple[Tensor, States]: ...  # fmt: skip
 def wrap_chunkwise__pad_zeros(
     mlstm_chunkwise_kernel: Callable,
     q: Tensor,  # (B, NH, S, DHQK)
@@ -126,6 +147,30 @@ def wrap_chunkwise__pad_zeros(
     return padded(kernel, call, q, k, v, f, i, return_last_states)
 
 
+@overload
+def wrap_chunkwise__arbitrary_sequence_length(
+    mlstm_chunkwise_kernel: Callable, mlstm_sequence_kernel: Callable, mlstm_step_kernel: Callable, q: Tensor,
+    k: Tensor, v: Tensor, f: Tensor, i: Tensor, c_initial: Tensor | None = ..., n_initial: Tensor | None = ...,
+    m_initial: Tensor | None = ..., *, return_last_states: Literal[True] = ..., eps: float = ...,
+    autocast_kernel_dtype: torch.dtype = ..., chunk_size: int = ..., dtype_state: torch.dtype = ...,
+    enable_logging: bool = ..., **kwargs: Any,
+) -> tuple[Tensor, States]: ...  # fmt: skip
+@overload
+def wrap_chunkwise__arbitrary_sequence_length(
+    mlstm_chunkwise_kernel: Callable, mlstm_sequence_kernel: Callable, mlstm_step_kernel: Callable, q: Tensor,
+    k: Tensor, v: Tensor, f: Tensor, i: Tensor, c_initial: Tensor | None = ..., n_initial: Tensor | None = ...,
+    m_initial: Tensor | None = ..., *, return_last_states: Literal[False], eps: float = ...,
+    autocast_kernel_dtype: torch.dtype = ..., chunk_size: int = ..., dtype_state: torch.dtype = ...,
+    enable_logging: bool = ..., **kwargs: Any,
+) -> Tensor: ...  # fmt: skip
+@overload
+def wrap_chunkwise__arbitrary_sequence_length(
+    mlstm_chunkwise_kernel: Callable, mlstm_sequence_kernel: Callable, mlstm_step_kernel: Callable, q: Tensor,
+    k: Tensor, v: Tensor, f: Tensor, i: Tensor, c_initial: Tensor | None = ..., n_initial: Tensor | None = ...,
+    m_initial: Tensor | None = ..., return_last_states: bool = ..., eps: float = ...,
+    autocast_kernel_dtype: torch.dtype = ..., chunk_size: int = ..., dtype_state: torch.dtype = ...,
+    enable_logging: bool = ..., **kwargs: Any,
+) -> Tensor | tuple[Tensor, States]: ...  # fmt: skip
 def wrap_chunkwise__arbitrary_sequence_length(
     mlstm_chunkwise_kernel: Callable,
     mlstm_sequence_kernel: Callable,
@@ -159,6 +204,27 @@ def wrap_chunkwise__arbitrary_sequence_length(
     )
 
 
+@overload
+def wrap_chunkwise__arbitrary_sequence_length_with_padding(
+    mlstm_chunkwise_kernel: Callable, mlstm_sequence_kernel: Callable, mlstm_step_kernel: Callable, q: Tensor,
+    k: Tensor, v: Tensor, f: Tensor, i: Tensor, c_initial: Tensor | None = ..., n_initial: Tensor | None = ...,
+    m_initial: Tensor | None = ..., *, return_last_states: Literal[True] = ..., eps: float = ...,
+    autocast_kernel_dtype: torch.dtype = ..., chunk_size: int = ..., dtype_state: torch.dtype = ..., **kwargs: Any,
+) -> tuple[Tensor, States]: ...  # fmt: skip
+@overload
+def wrap_chunkwise__arbitrary_sequence_length_with_padding(
+    mlstm_chunkwise_kernel: Callable, mlstm_sequence_kernel: Callable, mlstm_step_kernel: Callable, q: Tensor,
+    k: Tensor, v: Tensor, f: Tensor, i: Tensor, c_initial: Tensor | None = ..., n_initial: Tensor | None = ...,
+    m_initial: Tensor | None = ..., *, return_last_states: Literal[False], eps: float = ...,
+    autocast_kernel_dtype: torch.dtype = ..., chunk_size: int = ..., dtype_state: torch.dtype = ..., **kwargs: Any,
+) -> Tensor: ...  # fmt: skip
+@overload
+def wrap_chunkwise__arbitrary_sequence_length_with_padding(
+    mlstm_chunkwise_kernel: Callable, mlstm_sequence_kernel: Callable, mlstm_step_kernel: Callable, q: Tensor,
+    k: Tensor, v: Tensor, f: Tensor, i: Tensor, c_initial: Tensor | None = ..., n_initial: Tensor | None = ...,
+    m_initial: Tensor | None = ..., return_last_states: bool = ..., eps: float = ...,
+    autocast_kernel_dtype: torch.dtype = ..., chunk_size: int = ..., dtype_state: torch.dtype = ..., **kwargs: Any,
+) -> Tensor | tuple[Tensor, States]: ...  # fmt: skip
 def wrap_chunkwise__arbitrary_sequence_length_with_padding(
     mlstm_chunkwise_kernel: Callable,
     mlstm_sequence_kernel: Callable,

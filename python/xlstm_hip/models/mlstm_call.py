@@ -86,9 +86,9 @@ class MLSTMCall:
     def _sequence(self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: LayerState | None) -> tuple:
         c, n, m = state or (None, None, None)
         if self.multiples_only is not None:
-            heads_first = (x.transpose(1, 2) for x in (q, k, v, i, f))
+            q, k, v, i, f = (x.transpose(1, 2) for x in (q, k, v, i, f))
             mode = "inference" if self.keep_state else None
-            out = self.multiples_only(*heads_first, c, n, m, mode=mode)
+            out = self.multiples_only(q, k, v, i, f, c, n, m, mode=mode)
             h, last = out if isinstance(out, tuple) else (out, None)
             return h.transpose(1, 2), last
         rows = q.shape[:2]

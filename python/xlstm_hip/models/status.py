@@ -12,6 +12,7 @@ from torch import nn
 
 from .._core import ops
 from .._core.environment import plain_torch_forced
+from ..mlstm.select import KernelNames
 from .blocks import to_be_called
 from .decode_engine import DecodeEngine, own_step_kernels
 from .hooks import known, watched, watches_gradients
@@ -23,7 +24,7 @@ class Status:
 
     device: torch.device
     dtype: torch.dtype
-    kernels: dict[str, str]  # chunkwise_kernel, sequence_kernel, step_kernel
+    kernels: KernelNames
     plain_torch: str | None  # why no kernel of this package runs
     unfused: dict[str, str]  # parts of blocks that run by themselves, and why
     no_engine: str | None  # why single tokens run layer by layer
@@ -39,7 +40,7 @@ class Status:
         dtype = str(self.dtype).removeprefix("torch.")
         lines = [
             ("model", f"{dtype} on {self.device}"),
-            ("kernels", ", ".join(self.kernels.values())),
+            ("kernels", ", ".join(map(str, self.kernels.values()))),
             ("runs in", "this package's kernels" if self.plain_torch is None else f"plain torch: {self.plain_torch}"),
             ("blocks", "norms, gates and feed-forwards fused" if not self.unfused else "fused, but for"),
             *(("", f"{part}: {reason}") for part, reason in self.unfused.items()),
@@ -74,7 +75,7 @@ def why_unfused(named_blocks: Iterable[tuple[str, Any]]) -> dict[str, str]:
     return unfused
 
 
-def why_no_engine(model: nn.Module, engine: DecodeEngine, kernels: dict[str, str], state_dtype: str) -> str | None:
+def why_no_engine(model: nn.Module, engine: DecodeEngine, kernels: KernelNames, state_dtype: str) -> str | None:
     if plain_torch_forced():
         return "XLSTM_HIP_BACKEND=reference"
     if not own_step_kernels(kernels["chunkwise_kernel"], kernels["step_kernel"], state_dtype):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import layers
 from .._core.checks import has_integers, has_rank, has_shape, is_tensor, one_of
-from ..mlstm.select import get_optimal_kernel_config
+from ..mlstm.select import KernelNames, get_optimal_kernel_config
 from . import packing
 from .blocks import RMSNorm, mLSTMBlock
 from .config import xLSTMLargeConfig
@@ -72,7 +72,7 @@ class xLSTMLarge(nn.Module):
         self.lm_head = nn.Linear(config.embedding_dim, config.vocab_size, bias=False)
         self.special_tokens = SpecialTokens()
         self.quantization: Scheme | None = None  # how its weights are kept, of xlstm_hip.quantize
-        self._told_kernels: dict[str, str] | None = None
+        self._told_kernels: KernelNames | None = None
         if self.lm_head.weight.device.type != "meta":
             fill_initial_weights(self)
 
@@ -83,7 +83,7 @@ class xLSTMLarge(nn.Module):
         *,
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
-    ) -> Any:
+    ) -> Any:  # which of the two, the configuration says
         """Logits (B, S, V), or with config.return_last_states (logits, state).
 
         state       of an earlier call. Without gradient its tensors are overwritten, as the official model does;
@@ -96,7 +96,7 @@ class xLSTMLarge(nn.Module):
         one_token = x.dim() == 2 and x.shape[1] == 1 and cu_seqlens is None
         if state is not None and one_token and not torch.is_grad_enabled():
             made = self._decoded(x[:, 0], state, None if mask is None else self._checked_mask(mask, x)[:, 0])
-        if made is not None:
+        if made is not None and state is not None:
             logits, last = made.unsqueeze(1).to(self.embedding.weight.dtype), state
         else:
             hidden, last = self.hidden(x, state, mask, cu_seqlens=cu_seqlens)
@@ -238,6 +238,16 @@ class xLSTMLarge(nn.Module):
         cap = self.config.output_logit_soft_cap
         return layers.capped_cross_entropy(logits.flatten(0, 1), targets.flatten(), cap, in_place=True)
 
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self, prefill_tokens: Tensor | None, max_length: Literal[0], sampling_type: str = ...,
+        state: State | None = ..., **options: Any,
+    ) -> tuple[None, State | None]: ...  # fmt: skip
+    @overload
+    def generate(
+        self, prefill_tokens: Tensor | None, max_length: int, sampling_type: str = ...,
+        state: State | None = ..., **options: Any,
+    ) -> tuple[Tensor, State]: ...  # fmt: skip
     def generate(
         self,
         prefill_tokens: Tensor | None,  # (B, S); (B): one token each; None: the BOS token
@@ -272,7 +282,11 @@ class xLSTMLarge(nn.Module):
     def status(self) -> Status:
         """Which path each part takes, and why. Autocast and more than 64 rows also leave the decode engine."""
         config = self.config
-        kernels = {name: getattr(config, name) for name in ("chunkwise_kernel", "sequence_kernel", "step_kernel")}
+        kernels: KernelNames = {
+            "chunkwise_kernel": config.chunkwise_kernel,
+            "sequence_kernel": config.sequence_kernel,
+            "step_kernel": config.step_kernel,
+        }
         engine = engine_of(self, self._new_engine)
         return Status(
             self.device,
@@ -284,7 +298,7 @@ class xLSTMLarge(nn.Module):
             engine.adapted,
         )
 
-    def select_optimal_kernels(self, batch_size: int, seq_len: int) -> dict[str, str]:
+    def select_optimal_kernels(self, batch_size: int, seq_len: int) -> KernelNames:
         """Switches to the best kernels for this model, its gate, its device and this shape; logs a change."""
         config = self.config
         head_dim = max(config.qk_dim, config.v_dim) // config.num_heads
@@ -294,5 +308,6 @@ class xLSTMLarge(nn.Module):
             setattr(config, name, kernel)
         if chosen != self._told_kernels:
             self._told_kernels = chosen
-            logger.info("kernels for batch %d, length %d: %s", batch_size, seq_len, ", ".join(chosen.values()))
+            names = ", ".join(map(str, chosen.values()))
+            logger.info("kernels for batch %d, length %d: %s", batch_size, seq_len, names)
         return chosen
