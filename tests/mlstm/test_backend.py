@@ -18,7 +18,11 @@ from xlstm_hip.reference import mlstm_chunkwise__native_autograd
 
 STATES = ("c_initial", "n_initial", "m_initial")
 SETTINGS = {"chunk_size": 16, "eps": 1e-3, "autocast_kernel_dtype": "float16"}
-FUSED = {"chunkwise_kernel": "chunkwise--fused", "sequence_kernel": "fused", "step_kernel": "fused"}
+NATIVE = {
+    "chunkwise_kernel": "chunkwise--native_autograd",
+    "sequence_kernel": "native_sequence__native",
+    "step_kernel": "native",
+}
 
 
 def inputs(length: int = 20, dtype: torch.dtype = torch.float32, states: bool = False) -> dict[str, torch.Tensor]:
@@ -63,9 +67,9 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_fields_and_defaults() -> None:
     config = dataclasses.asdict(mLSTMBackendConfig())
     assert config == {
-        "chunkwise_kernel": "chunkwise--native_autograd",
-        "sequence_kernel": "native_sequence__native",
-        "step_kernel": "native",
+        "chunkwise_kernel": "chunkwise--fused",
+        "sequence_kernel": "fused",
+        "step_kernel": "fused",
         "mode": "train",
         "chunk_size": 64,
         "return_last_states": True,
@@ -77,8 +81,13 @@ def test_fields_and_defaults() -> None:
 
 
 def test_fields_defaults_and_arguments_are_mlstm_kernels() -> None:
+    """But for the kernels: theirs are plain torch by default, because Triton may be missing, and ours are fused."""
     theirs = pytest.importorskip("mlstm_kernels.torch.backend_module")
-    assert dataclasses.asdict(mLSTMBackendConfig()) == dataclasses.asdict(theirs.mLSTMBackendConfig())
+    expected = dataclasses.asdict(theirs.mLSTMBackendConfig())
+    assert NATIVE.items() <= expected.items()
+    assert dataclasses.asdict(mLSTMBackendConfig(**NATIVE)) == expected
+    assert list(expected) == [field.name for field in dataclasses.fields(mLSTMBackendConfig)]
+    assert mLSTMBackend.config_class is mLSTMBackendConfig
     ours = list(inspect.signature(mLSTMBackend.forward).parameters)
     assert ours[:11] == list(inspect.signature(theirs.mLSTMBackend.forward).parameters)
 
@@ -114,6 +123,17 @@ def test_bad_configurations(field: str, value: Any, text: str) -> None:
         mLSTMBackendConfig(**{field: value})
 
 
+def test_named_kernels_are_the_ones_that_run() -> None:
+    """Fused ones are the default, and names of mlstm_kernels mean what they say."""
+    for kernels in ({}, NATIVE):
+        config = mLSTMBackendConfig(**kernels)
+        module = mLSTMBackend(config)
+        assert module.chunkwise_kernel_fn is registry.get_mlstm_kernel(config.chunkwise_kernel)
+        assert module.sequence_kernel_fn is registry.get_mlstm_sequence_kernel(config.sequence_kernel)
+        assert module.step_kernel_fn is registry.get_mlstm_step_kernel(config.step_kernel)
+    assert backend().chunkwise_kernel_fn is not backend(**NATIVE).chunkwise_kernel_fn
+
+
 def test_every_registered_name_is_legal() -> None:
     for name in registry.get_available_mlstm_kernels():
         mLSTMBackendConfig(chunkwise_kernel=name, return_last_states=False)
@@ -125,7 +145,7 @@ def test_every_registered_name_is_legal() -> None:
 
 @pytest.mark.parametrize("length", [1, 16, 20])
 @pytest.mark.parametrize("states", [False, True])
-@pytest.mark.parametrize("kernels", [{}, FUSED], ids=["native", "fused"])
+@pytest.mark.parametrize("kernels", [NATIVE, {}], ids=["native", "fused"])
 def test_the_three_modes(length: int, states: bool, kernels: dict[str, str]) -> None:
     x = inputs(length, states=states)
     h, last = truth(**x, eps=1e-3)
@@ -152,7 +172,7 @@ def test_settings_reach_the_kernel_in_every_mode(mode: str, recorder: list[dict[
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("length", [1, 20])
-@pytest.mark.parametrize("kernels", [{}, FUSED], ids=["native", "fused"])
+@pytest.mark.parametrize("kernels", [NATIVE, {}], ids=["native", "fused"])
 def test_autocast_dtype_in_every_mode(mode: str, length: int, kernels: dict[str, str]) -> None:
     module = backend(mode=mode, return_last_states=False, **SETTINGS, **kernels)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -199,7 +219,7 @@ def test_sigmoid_kernels_in_all_modes(kernel: str, normalize: bool, length: int)
 
 def test_a_decoded_sequence_is_the_sequence() -> None:
     x = inputs(12)
-    for kernels in ({}, FUSED):
+    for kernels in (NATIVE, {}):
         module = backend(mode="inference", **kernels)
         h, states = module(**{name: t[:, :, :5] for name, t in x.items()})
         hs = [h]
@@ -254,7 +274,7 @@ def test_what_a_kernel_cannot_do_is_named(mode: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kernels", [{}, FUSED], ids=["native", "fused"])
+@pytest.mark.parametrize("kernels", [NATIVE, {}], ids=["native", "fused"])
 def test_gradients_in_every_mode(mode: str, kernels: dict[str, str]) -> None:
     x = {name: t.requires_grad_() for name, t in inputs(20).items()}
     module = backend(mode=mode, return_last_states=False, **SETTINGS, **kernels)
@@ -289,7 +309,7 @@ def test_module_behaviour() -> None:
 def test_compiles_into_one_graph(length: int) -> None:
     x = inputs(length)
     for mode in MODES:
-        module = backend(mode=mode, return_last_states=False, **FUSED)
+        module = backend(mode=mode, return_last_states=False)
         compiled = torch.compile(module, fullgraph=True, backend="eager")
         close(compiled(**x, return_last_states=False), module(**x, return_last_states=False), 1e-6)
 
@@ -302,7 +322,7 @@ def test_agreement_with_mlstm_kernels(mode: str, length: int) -> None:
         length = 128  # their training mode wants whole chunks
     x = inputs(length)
     expected_h, expected_states = theirs.mLSTMBackend(theirs.mLSTMBackendConfig(mode=mode))(**x)
-    for kernels in ({}, FUSED):
+    for kernels in (NATIVE, {}):
         h, states = backend(mode=mode, **kernels)(**x)
         close(h, expected_h, 1e-3)
         for ours, peers in zip(states, expected_states, strict=True):

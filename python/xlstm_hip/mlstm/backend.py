@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """mLSTMBackend: one module for training, training with padding and inference, with the interface of mlstm_kernels.
 
-Unlike the original, every mode honours chunk_size, eps and autocast_kernel_dtype, each call may choose any of the three
-modes, and sigmoid kernels work in all modes.
+Unlike the original, it runs the fused kernels unless others are named, every mode honours chunk_size, eps and
+autocast_kernel_dtype, each call may choose any of the three modes, and sigmoid kernels work in all modes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ DTYPES = by_name(IO_DTYPES)
 class mLSTMBackendConfig:
     """Names of registered kernels and how to call them. Any registered name may be given."""
 
-    chunkwise_kernel: str = "chunkwise--native_autograd"
+    chunkwise_kernel: str = "chunkwise--fused"
     """Chunkwise or parallel kernel, for more than one token."""
-    sequence_kernel: str = "native_sequence__native"
+    sequence_kernel: str = "fused"
     """Kernel for what a chunkwise kernel that wants multiples of chunk_size leaves over, in inference."""
-    step_kernel: str = "native"
+    step_kernel: str = "fused"
     """Kernel for one token, in inference."""
     mode: str = "train"
     """"train" calls the chunkwise kernel, "train_with_padding" pads for it, "inference" takes any length."""
@@ -74,6 +74,8 @@ class mLSTMBackend(nn.Module):
 
     chunkwise_kernel_fn, sequence_kernel_fn and step_kernel_fn may be replaced by other callables at any time.
     """
+
+    config_class = mLSTMBackendConfig
 
     def __init__(self, config: mLSTMBackendConfig) -> None:
         super().__init__()
