@@ -17,8 +17,12 @@ CASES = {
         from mlstm_kernels.torch import get_mlstm_sequence_kernel, get_mlstm_step_kernel
         from mlstm_kernels.torch.backend_module import mLSTMBackend, mLSTMBackendConfig
         import xlstm_hip.mlstm.backend, xlstm_hip.mlstm.registry
-        assert mLSTMBackend is xlstm_hip.mlstm.backend.mLSTMBackend
-        assert get_mlstm_kernel is xlstm_hip.mlstm.registry.get_mlstm_kernel
+        assert issubclass(mLSTMBackend, xlstm_hip.mlstm.backend.mLSTMBackend)
+        assert mLSTMBackendConfig is xlstm_hip.mlstm.backend.mLSTMBackendConfig
+        ours = xlstm_hip.mlstm.registry.get_mlstm_kernel
+        assert get_mlstm_kernel("chunkwise--fused") is ours("chunkwise--fused")
+        # In mlstm_kernels' order of arguments, which is not ours.
+        assert get_mlstm_kernel("chunkwise--native_custbw").stands_for is ours("chunkwise--native_custbw")
         assert "chunkwise--fused" in get_available_mlstm_kernels()
         x = torch.randn(1, 2, 40, 8)
         h, states = mLSTMBackend(mLSTMBackendConfig(mode="inference"))(x, x, x, x[..., 0], x[..., 1])
@@ -133,6 +137,8 @@ CASES = {
     """,
     "function modules": """
         import importlib
+        import mlstm_kernels
+        assert mlstm_kernels.__version__ == "2.0.6"
         for line in '''
             chunkwise mlstm_chunkwise__native_autograd mlstm_chunkwise__native_custbw
             chunkwise mlstm_chunkwise__limit_chunk mlstm_chunkwise__xl_chunk
@@ -141,6 +147,7 @@ CASES = {
             chunkwise.triton_limit_chunk mlstm_chunkwise__limit_chunk
             chunkwise.triton_xl_chunk mlstm_chunkwise__xl_chunk
             chunkwise.triton_xl_chunk_siging mlstm_siging_chunkwise__xl_chunk
+            chunkwise.triton_xl_chunk_siging.fwbw mlstm_siging_chunkwise__xl_chunk
             parallel mlstm_parallel__native_autograd mlstm_siging_parallel__native_custbw
             parallel.native mlstm_parallel__native_autograd mlstm_parallel__native_custbw
             parallel.native_stablef mlstm_parallel__native_stablef_autograd
@@ -151,7 +158,10 @@ CASES = {
             recurrent mlstm_recurrent_sequence__native_fw mlstm_recurrent_step__native
             recurrent.native_sequence mlstm_recurrent_sequence__native_fw
             recurrent.native_step mlstm_recurrent_step__native
-            recurrent.triton_step mlstm_recurrent_step__triton
+            recurrent.triton_step mlstm_recurrent_step__triton mlstm_recurrent_step__triton_fw
+            recurrent.triton_step_alternate mlstm_recurrent_step__triton_alternate
+            backend_module get_mlstm_kernel get_mlstm_sequence_kernel get_mlstm_step_kernel wrap_chunkwise__pad_zeros
+            utils contiguous dtype2str to_numpy
         '''.strip().splitlines():
             module, *names = line.split()
             module = importlib.import_module("mlstm_kernels.torch." + module)
@@ -169,7 +179,7 @@ CASES = {
     """,
     "what is not offered": """
         import importlib.util
-        for name in ("mlstm_kernels.triton", "mlstm_kernels.jax", "mlstm_kernels.torch.utils"):
+        for name in ("mlstm_kernels.triton", "mlstm_kernels.jax", "mlstm_kernels.utils", "mlstm_kernels.baselines"):
             try:
                 importlib.import_module(name)
             except ModuleNotFoundError as e:

@@ -11,86 +11,88 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from .. import reference
-from ..mlstm import backend, interface, registry, triton_peers, wrappers
-from . import xlstm_large
+from ..mlstm import backend, interface, triton_peers, wrappers
+from . import mlstm_utils, xlstm_large
 from .attention import attention_contents
+from .mlstm_calls import GETTERS, KERNELS, OTHER_CALLS, mLSTMBackend
 from .registries import RegistryView
 
-GETTERS = (
-    "get_available_mlstm_kernels",
-    "get_mlstm_kernel",
-    "get_available_mlstm_sequence_kernels",
-    "get_mlstm_sequence_kernel",
-    "get_available_mlstm_step_kernels",
-    "get_mlstm_step_kernel",
-)
+MLSTM_KERNELS_VERSION = "2.0.6"  # whose interface this is
 NATIVE_CHUNKWISE = ("mlstm_chunkwise__native_autograd", "mlstm_chunkwise__native_custbw")
+LIMIT_CHUNK, XL_CHUNK = ("mlstm_chunkwise__limit_chunk",), ("mlstm_chunkwise__xl_chunk",)
+XL_CHUNK_SIGING = ("mlstm_siging_chunkwise__xl_chunk",)
 NATIVE_PARALLEL = ("mlstm_parallel__native_autograd", "mlstm_parallel__native_custbw")
 NATIVE_STABLEF = ("mlstm_parallel__native_stablef_autograd", "mlstm_parallel__native_stablef_custbw")
 NATIVE_SIGING = ("mlstm_siging_parallel__native_autograd", "mlstm_siging_parallel__native_custbw")
-WRAPPERS = (
-    "wrap_chunkwise__pad_zeros",
-    "wrap_chunkwise__arbitrary_sequence_length",
-    "wrap_chunkwise__arbitrary_sequence_length_with_padding",
+LIMIT_HEADDIM = ("mlstm_parallel__limit_headdim",)
+SEQUENCE = (
+    "mlstm_recurrent_sequence__native_fw",
+    "mlstm_recurrent_sequence__triton_step_fused_fw",
+    "mlstm_recurrent_sequence__triton_alternate_step_fw",
 )
-BACKEND = ("mLSTMBackend", "mLSTMBackendConfig")
-LIMIT_CHUNK = {"mlstm_chunkwise__limit_chunk": triton_peers.limit_chunk}
-XL_CHUNK = {"mlstm_chunkwise__xl_chunk": triton_peers.xl_chunk}
-XL_CHUNK_SIGING = {"mlstm_siging_chunkwise__xl_chunk": triton_peers.xl_chunk_siging}
-LIMIT_HEADDIM = {"mlstm_parallel__limit_headdim": triton_peers.limit_headdim}
+NATIVE_STEP, TRITON_STEP = ("mlstm_recurrent_step__native",), ("mlstm_recurrent_step__triton",)
+ALTERNATE_STEP = ("mlstm_recurrent_step__triton_alternate",)
+PAD_ZEROS = ("wrap_chunkwise__pad_zeros",)
+WITH_PADDING = ("wrap_chunkwise__arbitrary_sequence_length_with_padding",)
+WRAPPERS = (*PAD_ZEROS, "wrap_chunkwise__arbitrary_sequence_length", *WITH_PADDING)
+KERNEL_GETTERS = ("get_mlstm_kernel", "get_mlstm_sequence_kernel", "get_mlstm_step_kernel")
 
 
 def _take(module: ModuleType, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(module, name) for name in names}
 
 
+def _calls(*names: str) -> dict[str, Any]:
+    return {name: (KERNELS | OTHER_CALLS)[name] for name in names}
+
+
+def _fwbw(module: str, *names: str) -> dict[str, Mapping[str, Any]]:
+    """The functions of a kernel, in its module and in the one below that holds forward and backward pass."""
+    return {module: _calls(*names), f"{module}.fwbw": _calls(*names)}
+
+
 def contents() -> dict[str, Mapping[str, Any]]:
     """Module name to what it holds."""
-    getters = _take(registry, GETTERS)
-    chunkwise, parallel = _take(reference, NATIVE_CHUNKWISE), _take(reference, NATIVE_PARALLEL)
-    stablef, siging = _take(reference, NATIVE_STABLEF), _take(reference, NATIVE_SIGING)
-    native_sequence = _take(reference, ("mlstm_recurrent_sequence__native_fw",))
-    native_step = _take(reference, ("mlstm_recurrent_step__native",))
-    triton_step = {"mlstm_recurrent_step__triton": triton_peers.step}
-    triton_sequence = {"mlstm_recurrent_sequence__triton_step_fused_fw": triton_peers.sequence}
-    public_backend = _take(backend, BACKEND)
+    public_backend = {"mLSTMBackend": mLSTMBackend, "mLSTMBackendConfig": backend.mLSTMBackendConfig}
     torch = "mlstm_kernels.torch"
     return {
-        "mlstm_kernels": {},
+        "mlstm_kernels": {"__version__": MLSTM_KERNELS_VERSION},
         "mlstm_kernels.mlstm": {
-            **_take(interface, ("mlstm_interface", "mlstm_step_interface")), **getters, **public_backend,
+            **_take(interface, ("mlstm_interface", "mlstm_step_interface")), **GETTERS, **public_backend,
         },
-        torch: getters,
-        f"{torch}.backend_module": {**public_backend, **xlstm_large.TYPES},
+        torch: GETTERS,
+        f"{torch}.backend_module": {
+            **public_backend, **xlstm_large.TYPES, **{name: GETTERS[name] for name in KERNEL_GETTERS},
+            **_take(wrappers, PAD_ZEROS + WITH_PADDING),
+        },
         f"{torch}.kernel_wrappers": _take(wrappers, WRAPPERS),
+        f"{torch}.utils": _take(mlstm_utils, mlstm_utils.NAMES),
         f"{torch}.chunkwise": {
             "registry": RegistryView("chunkwise", "chunkwise--"),
-            **chunkwise, **LIMIT_CHUNK, **XL_CHUNK, **XL_CHUNK_SIGING,
+            **_calls(*NATIVE_CHUNKWISE, *LIMIT_CHUNK, *XL_CHUNK, *XL_CHUNK_SIGING),
         },
-        f"{torch}.chunkwise.native": chunkwise,
-        f"{torch}.chunkwise.native.fwbw": chunkwise,
-        f"{torch}.chunkwise.triton_limit_chunk": LIMIT_CHUNK,
-        f"{torch}.chunkwise.triton_xl_chunk": XL_CHUNK,
-        f"{torch}.chunkwise.triton_xl_chunk_siging": XL_CHUNK_SIGING,
+        **_fwbw(f"{torch}.chunkwise.native", *NATIVE_CHUNKWISE),
+        **_fwbw(f"{torch}.chunkwise.triton_limit_chunk", *LIMIT_CHUNK),
+        **_fwbw(f"{torch}.chunkwise.triton_xl_chunk", *XL_CHUNK),
+        **_fwbw(f"{torch}.chunkwise.triton_xl_chunk_siging", *XL_CHUNK_SIGING),
         f"{torch}.parallel": {
             "registry": RegistryView("parallel", "parallel--"),
-            **parallel, **stablef, **siging, **LIMIT_HEADDIM,
+            **_calls(*NATIVE_PARALLEL, *NATIVE_STABLEF, *NATIVE_SIGING, *LIMIT_HEADDIM),
         },
-        f"{torch}.parallel.native": parallel,
-        f"{torch}.parallel.native.fwbw": parallel,
-        f"{torch}.parallel.native_stablef": stablef,
-        f"{torch}.parallel.native_stablef.fwbw": stablef,
-        f"{torch}.parallel.native_siging": siging,
-        f"{torch}.parallel.native_siging.fwbw": siging,
-        f"{torch}.parallel.triton_limit_headdim": LIMIT_HEADDIM,
+        **_fwbw(f"{torch}.parallel.native", *NATIVE_PARALLEL),
+        **_fwbw(f"{torch}.parallel.native_stablef", *NATIVE_STABLEF),
+        **_fwbw(f"{torch}.parallel.native_siging", *NATIVE_SIGING),
+        **_fwbw(f"{torch}.parallel.triton_limit_headdim", *LIMIT_HEADDIM),
         f"{torch}.recurrent": {
             "registry_step": RegistryView("step"), "registry_sequence": RegistryView("sequence"),
-            **native_sequence, **native_step, **triton_step, **triton_sequence,
+            **_calls(*SEQUENCE, *NATIVE_STEP, *TRITON_STEP, *ALTERNATE_STEP),
         },
-        f"{torch}.recurrent.native_sequence": {**native_sequence, **triton_sequence},
-        f"{torch}.recurrent.native_step": native_step,
-        f"{torch}.recurrent.triton_step": triton_step,
+        f"{torch}.recurrent.native_sequence": _calls(*SEQUENCE, *(f"{name}_fw" for name in NATIVE_STEP)),
+        f"{torch}.recurrent.native_step": _calls(*NATIVE_STEP, *(f"{name}_fw" for name in NATIVE_STEP)),
+        f"{torch}.recurrent.triton_step": _calls(*TRITON_STEP, *(f"{name}_fw" for name in TRITON_STEP)),
+        f"{torch}.recurrent.triton_step_alternate": _calls(
+            *ALTERNATE_STEP, *(f"{name}_fw" for name in ALTERNATE_STEP)
+        ),
     }  # fmt: skip
 
 

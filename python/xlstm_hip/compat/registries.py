@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 
 from .._core.checks import IO_DTYPES
 from ..mlstm.registry import kernel_info, kernel_names, register_mlstm_kernel, unregister_mlstm_kernel
+from .mlstm_calls import peers_call
 
 
 class RegistryView(MutableMapping[str, Callable]):
@@ -24,7 +25,7 @@ class RegistryView(MutableMapping[str, Callable]):
     def __getitem__(self, name: str) -> Callable:
         if name not in list(self):
             raise KeyError(name)
-        return kernel_info(self._prefix + name, self._kind).function
+        return peers_call(kernel_info(self._prefix + name, self._kind).function)
 
     def __setitem__(self, name: str, function: Callable) -> None:
         register_mlstm_kernel(

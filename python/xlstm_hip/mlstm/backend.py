@@ -76,6 +76,7 @@ class mLSTMBackend(nn.Module):
     """
 
     config_class = mLSTMBackendConfig
+    states_always_in_inference = False  # True in xlstm_hip.compat: mlstm_kernels asks no return_last_states there
 
     def __init__(self, config: mLSTMBackendConfig) -> None:
         super().__init__()
@@ -173,7 +174,7 @@ class mLSTMBackend(nn.Module):
                 self._beside_chunkwise(self.sequence_kernel_fn),
                 self._beside_chunkwise(self.step_kernel_fn),
                 call, q, k, v, f, i,
-                return_last_states is not False,
+                return_last_states is not False or self.states_always_in_inference,
                 DTYPES[config.inference_state_dtype],
             )  # fmt: skip
         last_states = config.return_last_states if return_last_states is None else return_last_states

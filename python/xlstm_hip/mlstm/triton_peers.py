@@ -76,7 +76,7 @@ def _kernel_of_mlstm_kernels(getter: str, name: str) -> Callable:
 
 
 @constant_in_graphs
-def _tell_once(name: str, why: str = "cannot run here") -> None:
+def tell_once(name: str, why: str = "cannot run here") -> None:
     if (name, why) not in _told:
         _told.add((name, why))
         logger.warning("%s: mlstm_kernels' Triton kernel %s; using the fused kernel of xlstm_hip", name, why)
@@ -88,7 +88,7 @@ def _peer(getter: str, name: str, q: Tensor) -> Callable | None:
         return None
     if q.is_cuda and peers_usable():
         return _kernel_of_mlstm_kernels(getter, name)
-    _tell_once(name)
+    tell_once(name)
     return None
 
 
@@ -154,12 +154,12 @@ def _chunkwise(name: str, fused_kernel: Callable, tuning: tuple[str, ...] = (), 
         peer = _peer("get_mlstm_kernel", name, q)
         batch, heads, length, dqk = q.shape
         if peer is not None and beyond_reach(batch, heads, length, dqk, v.shape[-1], chunk_size):
-            _tell_once(name, "cannot find so many states")
+            tell_once(name, "cannot find so many states")
             peer = None
         if peer is None:
             own = [keyword for keyword in kwargs if keyword in XL_CHUNK_TUNING and keyword in tuning]
             if own:  # they change no result
-                _tell_once(name, f"alone has a use for {', '.join(own)}")
+                tell_once(name, f"alone has a use for {', '.join(own)}")
             return fused_kernel(q, k, v, i, f, **{key: x for key, x in common.items() if key not in own})
         no_unknown_keywords(name, kwargs, tuning)
         if sigmoid:

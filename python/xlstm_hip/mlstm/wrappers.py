@@ -94,7 +94,11 @@ class Call:
 
 
 def bind(function: Callable, gate_of: Kernel | None = None) -> Kernel:
-    """A function with its registry entry; with gate_of, a chunkwise kernel, the counterpart that has its gate."""
+    """A function with its registry entry; with gate_of, a chunkwise kernel, the counterpart that has its gate.
+
+    For mlstm_kernels' call of a kernel of ours (compat/mlstm_calls.py) it is that kernel.
+    """
+    function = getattr(function, "stands_for", function)
     info = info_of(function)
     if info is not None and gate_of is not None and gate_of.info is not None:
         info = with_gate(info, gate_of.info.gate)
