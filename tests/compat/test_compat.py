@@ -100,6 +100,15 @@ CASES = {
         from xlstm.xlstm_large.utils import convert_single_weights_to_fused_weights
         import xlstm.xlstm_large, xlstm_hip.models
         assert xLSTMLarge is xlstm_hip.models.xLSTMLarge is xlstm.xlstm_large.xLSTMLarge
+        from xlstm.xlstm_large.generate import generate_tokens
+        assert generate_tokens.__module__ == "xlstm_hip.compat.generate"
+        import importlib.metadata, importlib.util
+        try:
+            from xlstm import xLSTMBlockStack
+            assert not xLSTMBlockStack.__module__.startswith("xlstm_hip") and importlib.metadata.version("xlstm")
+        except ImportError as error:
+            assert "sLSTM is not offered yet" in str(error)
+            assert not importlib.util.find_spec("xlstm").origin
         fields = dict(embedding_dim=32, num_heads=4, num_blocks=12, vocab_size=50, ffn_proj_factor=1.0)
         released = dict(chunkwise_kernel="chunkwise--triton_limit_chunk", step_kernel="triton",
                         sequence_kernel="native_sequence__triton")

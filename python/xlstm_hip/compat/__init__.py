@@ -5,9 +5,8 @@ flash_mla run on xlstm_hip, unchanged.
 It puts modules under their names into sys.modules. They take precedence over installed packages that have not
 been imported yet, for the rest of the process: mlstm_kernels' Triton kernels are then out of reach, and the
 Triton names mean the fused kernels. Of an installed xlstm only xlstm_large is replaced. If a real one is
-imported already, importing this is an ImportError. What is not offered (Triton sources, benchmarks, JAX,
-flash_attn's layers but for the rotary embedding, the parts of xlstm_large that its models are made of) stays an
-ImportError, so nothing is half there.
+imported already, importing this is an ImportError. What is not offered (Triton sources, benchmarks, JAX, sLSTM,
+flash_attn's layers but for the rotary embedding) stays an ImportError, so nothing is half there.
 """
 
 from __future__ import annotations

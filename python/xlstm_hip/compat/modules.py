@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -99,10 +99,13 @@ def contents() -> dict[str, Mapping[str, Any]]:
 class Offered(MetaPathFinder, Loader):
     """Makes modules when they are imported: below a real package too, which then knows them as its own."""
 
-    def __init__(self, held: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, held: Mapping[str, Mapping[str, Any]], refused: Sequence[str] = ()) -> None:
         self._held = held
+        self._refused = refused
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname in self._refused:
+            raise xlstm_large.not_offered(fullname)
         return ModuleSpec(fullname, loader=self, is_package=True) if fullname in self._held else None
 
     def exec_module(self, module: ModuleType) -> None:
@@ -120,7 +123,11 @@ def install() -> None:
                 f"xlstm_hip.compat: the real {package} is imported already and cannot be replaced any more; "
                 "import xlstm_hip.compat before it, or do without one of the two"
             )
-    sys.meta_path.insert(0, Offered(large if importlib.util.find_spec("xlstm") else {"xlstm": {}, **large}))
+    if importlib.util.find_spec("xlstm"):
+        sys.meta_path.insert(0, Offered(large))
+    else:
+        refused = tuple(f"xlstm.{name}" for name in xlstm_large.NOT_OFFERED_MODULES)
+        sys.meta_path.insert(0, Offered({"xlstm": xlstm_large.package(), **large}, refused))
     for name, attributes in held.items():
         module = ModuleType(name, f"xlstm_hip in the place of {name}.")
         module.__dict__.update(attributes)

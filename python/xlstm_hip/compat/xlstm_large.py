@@ -1,22 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xlstm.xlstm_large's names: its model, loader and conversion, and the parts that transformers takes from it."""
+"""xlstm.xlstm_large's names: its model, the parts that it is made of, loader and conversion."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .. import layers
-from ..models import blocks, load_pretrained, xLSTMLarge, xLSTMLargeConfig
+from ..mlstm.backend import mLSTMBackendConfig
+from ..models import blocks, load_pretrained, norms, xLSTMLarge, xLSTMLargeConfig
 from ..models.checkpoint import checkpoint_folder
 from ..models.config_files import FIELDS, YAML_FILE, stored_config
 from ..models.mapping import FUSED
 from ..models.mlstm_call import LayerState
+from ..models.xlstm_large import xLSTMLargeBlockStack
+from . import generate
+from .mlstm_calls import mLSTMBackend
+
+XLSTM_VERSION = "2.0.6"  # whose interface this is
+
+# What `import xlstm` has beside xlstm_large, as modules and as names. Without a real xlstm they are refused by name.
+NOT_OFFERED_MODULES = ("blocks", "components", "utils", "xlstm_block_stack", "xlstm_lm_model")
+NOT_OFFERED_NAMES = (
+    "FeedForwardConfig", "GatedFeedForward", "mLSTMBlock", "mLSTMBlockConfig", "mLSTMLayer", "mLSTMLayerConfig",
+    "sLSTMBlock", "sLSTMBlockConfig", "sLSTMLayer", "sLSTMLayerConfig", "xLSTMBlockStack", "xLSTMBlockStackConfig",
+    "xLSTMLMModel", "xLSTMLMModelConfig",
+)  # fmt: skip
 
 # Annotations of the configuration; here any registered kernel is legal.
 TYPES = {
@@ -29,34 +44,77 @@ TYPES = {
 WEIGHT_MODE_TYPE = Literal["single", "fused"]
 
 
-class RMSNorm(blocks.RMSNorm):
-    """With the official arguments."""
+def _our_config(config: Any) -> xLSTMLargeConfig:
+    """From any configuration that has the official fields, transformers' among them."""
+    if isinstance(config, xLSTMLargeConfig):
+        return config
+    return xLSTMLargeConfig(**{name: getattr(config, name) for name in FIELDS if hasattr(config, name)})
 
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-6,
-        use_weight: bool = True,
-        use_bias: bool = False,
-        force_float32_reductions: bool = True,
-    ) -> None:
-        if not use_weight:
-            raise ValueError("use_weight: expected True, got False")
-        torch.nn.Module.__init__(self)
-        self.weight = torch.nn.Parameter(torch.ones(num_features))
-        self.bias = torch.nn.Parameter(torch.zeros(num_features)) if use_bias else None
-        self.num_features, self.eps, self.force_float32_reductions = num_features, eps, force_float32_reductions
+
+def _own_copy(state: LayerState | None) -> LayerState | None:
+    """The official blocks leave a given state as it is; ours write the next one over it."""
+    return None if state is None else (state[0].clone(), state[1].clone(), state[2].clone())
+
+
+@dataclass
+class mLSTMLayerConfig:
+    """The official fields."""
+
+    embedding_dim: int
+    num_heads: int
+    use_bias: bool = False
+    norm_eps: float = 1e-6
+    norm_reduction_force_float32: bool = True
+    qk_dim_factor: float = 0.5
+    v_dim_factor: float = 1.0
+    gate_soft_cap: float | None = 15.0
+    mlstm_backend: mLSTMBackendConfig = field(default_factory=mLSTMBackendConfig)
+    weight_mode: str = "single"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mlstm_backend, mLSTMBackendConfig):
+            raise TypeError(f"mlstm_backend: expected mLSTMBackendConfig, got {type(self.mlstm_backend).__name__}")
+        self._of_a_model()
+
+    def _of_a_model(self) -> xLSTMLargeConfig:
+        """A model's configuration with these fields; making one checks them."""
+        given = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "mlstm_backend"}
+        return xLSTMLargeConfig(num_blocks=1, vocab_size=1, **given)
+
+    @property
+    def qk_dim(self) -> int:
+        return self._of_a_model().qk_dim
+
+    @property
+    def v_dim(self) -> int:
+        return self._of_a_model().v_dim
+
+    def backend_config(self) -> mLSTMBackendConfig:
+        return self.mlstm_backend
+
+
+class mLSTMLayer(blocks.mLSTMLayer):
+    def __init__(self, config: mLSTMLayerConfig) -> None:
+        super().__init__(config)
+
+    def forward(self, x: Tensor, state: LayerState | None = None, *inner: Any) -> Any:
+        """(B, S, D), and (c, n, m) or None. Within a block it is called with a mask and a call, too."""
+        return super().forward(x, state if inner else _own_copy(state), *inner)
+
+
+class FeedForward(blocks.FeedForward):
+    def __init__(self, config: Any) -> None:
+        super().__init__(_our_config(config))
+        self.config = config
+        self.up_proj_dim = self.proj_down.in_features
 
 
 class mLSTMBlock(blocks.mLSTMBlock):
-    """Of any configuration that has the official fields, transformers' among them."""
-
     def __init__(self, config: Any) -> None:
-        names = [name for name in FIELDS if hasattr(config, name)]
-        super().__init__(xLSTMLargeConfig(**{name: getattr(config, name) for name in names}))
+        super().__init__(_our_config(config))
 
     def forward(self, x: Tensor, state: LayerState | None = None) -> Any:  # type: ignore[override]
-        return super().forward(x, state)
+        return super().forward(x, _own_copy(state))
 
 
 def soft_cap(values: Tensor, cap_value: float | None) -> Tensor:
@@ -78,9 +136,9 @@ def load_from_pretrained(
 ) -> xLSTMLarge:
     """As the official loader has it: in float32, and what is None is as config.yaml says, or as the official
     configuration has it by default. But kernels that are not named are the best ones of this package."""
-    file, fields, _ = stored_config(checkpoint_folder("checkpoint_path", checkpoint_path))
+    file, found, _ = stored_config(checkpoint_folder("checkpoint_path", checkpoint_path))
     official = {"mode": "train", "return_last_states": False}
-    stored = {name: fields.get(name, x) for name, x in official.items()} if file.name == YAML_FILE else {}
+    stored = {name: found.get(name, x) for name, x in official.items()} if file.name == YAML_FILE else {}
     given: dict[str, Any] = {
         "return_last_states": return_last_states,
         "chunkwise_kernel": chunkwise_kernel_name,
@@ -108,19 +166,44 @@ def convert_single_weights_to_fused_weights(single_weight_state_dict: Mapping[st
     return fused
 
 
+def not_offered(name: str) -> ImportError:
+    return ModuleNotFoundError(
+        f"{name}: xlstm_hip.compat has xlstm.xlstm_large alone. sLSTM is not offered yet, and so no xLSTMBlockStack, "
+        "xLSTMLMModel or their parts; with `pip install xlstm` the real ones work beside xlstm_hip.compat",
+        name=name,
+    )
+
+
+def _getattr(name: str) -> Any:
+    """xlstm's, as `from xlstm import xLSTMBlockStack` asks it."""
+    if name in NOT_OFFERED_NAMES or name in NOT_OFFERED_MODULES:
+        raise not_offered(f"xlstm.{name}")
+    raise AttributeError(f"module 'xlstm' has no attribute {name!r}")
+
+
+def package() -> dict[str, Any]:
+    """The contents of `xlstm` itself, where no real one is installed."""
+    return {"__version__": XLSTM_VERSION, "__getattr__": _getattr}
+
+
 def contents() -> dict[str, Mapping[str, Any]]:
     """What comes after xlstm.xlstm_large in a module's name, to what it holds."""
     models = {"xLSTMLarge": xLSTMLarge, "xLSTMLargeConfig": xLSTMLargeConfig}
-    parts = {"RMSNorm": RMSNorm, "soft_cap": soft_cap}
+    layer = {"mLSTMLayer": mLSTMLayer, "mLSTMLayerConfig": mLSTMLayerConfig}
+    parts = {"MultiHeadLayerNorm": norms.MultiHeadLayerNorm, "RMSNorm": norms.RMSNorm, "soft_cap": soft_cap}
+    other_norms = {name: getattr(norms, name) for name in ("LayerNorm", "MultiHeadRMSNorm", "NormLayer")}
     rounding = {"round_up_to_next_multiple_of": round_up_to_next_multiple_of}
     states = {"mLSTMLayerStateType": LayerState, "mLSTMStateType": dict[int, LayerState]}
+    generating = {name: getattr(generate, name) for name in ("generate_tokens", "get_sampling_fn")}
     return {
-        "": models,
+        "": {**models, **layer},
         ".model": {
-            **models, **parts, **rounding, **states, **TYPES,
-            "mLSTMBlock": mLSTMBlock, "WeightModeType": WEIGHT_MODE_TYPE,
+            **models, **layer, **parts, **rounding, **states, **generating, **TYPES,
+            "FeedForward": FeedForward, "mLSTMBackend": mLSTMBackend, "mLSTMBackendConfig": mLSTMBackendConfig,
+            "mLSTMBlock": mLSTMBlock, "WeightModeType": WEIGHT_MODE_TYPE, "xLSTMLargeBlockStack": xLSTMLargeBlockStack,
         },
-        ".components": parts,
+        ".components": {**parts, **other_norms},
+        ".generate": {name: getattr(generate, name) for name in generate.NAMES},
         ".from_pretrained": {"load_from_pretrained": load_from_pretrained},
         ".utils": {
             **rounding, "convert_single_weights_to_fused_weights": convert_single_weights_to_fused_weights,

@@ -6,12 +6,14 @@ from .config import xLSTMLargeConfig
 from .config_files import SpecialTokens
 from .generation import Generated, Stream, generate
 from .mapping import CheckpointError, create_parameter_mapping
+from .norms import MultiHeadLayerNorm
 from .sampling import Sampling
 from .xlstm_large import xLSTMLarge
 
 __all__ = [
     "CheckpointError",
     "Generated",
+    "MultiHeadLayerNorm",
     "Sampling",
     "SpecialTokens",
     "Stream",

@@ -17,6 +17,7 @@ from .. import layers
 from .config import xLSTMLargeConfig
 from .hooks import all_watched, known, watched, watches_gradients
 from .mlstm_call import LayerState, MLSTMCall
+from .norms import MultiHeadLayerNorm, RMSNorm
 
 
 def to_be_called(module: nn.Module) -> bool:
@@ -79,28 +80,17 @@ def run_block(
     return x + (ffn(y) if to_be_called(ffn) else run_feed_forward(ffn, y)), state
 
 
-class Norm(nn.Module):
-    """Weight, and with use_bias a bias, of a norm over the features or over the features of each head."""
-
-    def __init__(self, features: int, config: xLSTMLargeConfig) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(features))
-        self.bias = nn.Parameter(torch.zeros(features)) if config.use_bias else None
-        self.eps = config.norm_eps
-
-
-class RMSNorm(Norm):
-    def forward(self, x: Tensor) -> Tensor:
-        return layers.rms_norm(x, self.weight, self.bias, self.eps)
-
-
-class MultiHeadNorm(Norm):
-    def forward(self, h: Tensor) -> Tensor:  # (B, S, NH, DHHV) -> (B, S, NH * DHHV)
-        return layers.head_norm_gate(h, None, self.weight, self.bias, self.eps)
+def norm_options(config: Any) -> dict[str, Any]:
+    """What every norm of a model has in common."""
+    return {
+        "eps": config.norm_eps,
+        "use_bias": config.use_bias,
+        "force_float32_reductions": config.norm_reduction_force_float32,
+    }
 
 
 class mLSTMLayer(nn.Module):
-    def __init__(self, config: xLSTMLargeConfig) -> None:
+    def __init__(self, config: Any) -> None:  # xLSTMLargeConfig, or the part of it that concerns this layer
         super().__init__()
         self.config = config
         d, qk, v, heads, bias = config.embedding_dim, config.qk_dim, config.v_dim, config.num_heads, config.use_bias
@@ -112,7 +102,7 @@ class mLSTMLayer(nn.Module):
             self.q, self.k = nn.Linear(d, qk, bias=bias), nn.Linear(d, qk, bias=bias)
             self.v, self.ogate_preact = nn.Linear(d, v, bias=bias), nn.Linear(d, v, bias=bias)
             self.igate_preact, self.fgate_preact = nn.Linear(d, heads), nn.Linear(d, heads)
-        self.multihead_norm = MultiHeadNorm(v, config)
+        self.multihead_norm = MultiHeadLayerNorm(heads, v // heads, **norm_options(config))
         self.out_proj = nn.Linear(v, d, bias=bias)
 
     def forward(
@@ -144,9 +134,9 @@ class mLSTMBlock(nn.Module):
     def __init__(self, config: xLSTMLargeConfig) -> None:
         super().__init__()
         self.config = config
-        self.norm_mlstm = RMSNorm(config.embedding_dim, config)
+        self.norm_mlstm = RMSNorm(config.embedding_dim, **norm_options(config))
         self.mlstm_layer = mLSTMLayer(config)
-        self.norm_ffn = RMSNorm(config.embedding_dim, config)
+        self.norm_ffn = RMSNorm(config.embedding_dim, **norm_options(config))
         self.ffn = FeedForward(config)
 
     def forward(

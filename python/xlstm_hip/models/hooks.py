@@ -30,12 +30,15 @@ def all_watched() -> bool:
 
 
 # Whose forward is what this package's functions do with the module's weights: by the file that defines it.
-_OURS = ("models.blocks", "models.xlstm_large", "models.quantize", "compat.xlstm_large", "integrations.hf")
+_MODELS = ("models.blocks", "models.norms", "models.xlstm_large", "models.quantize")
+_OURS = (*_MODELS, "compat.xlstm_large", "integrations.hf")
 _THEIRS = ("transformers.models.xlstm.modeling_xlstm", "xlstm.xlstm_large.components", "xlstm.xlstm_large.model")
 _ROOT = __name__.rsplit(".", 2)[0]
 _KNOWN = {*(f"{_ROOT}.{file}" for file in _OURS), *_THEIRS, "torch.nn.modules.linear", "torch.nn.modules.sparse"}
+_NOT_IN_A_BLOCK = ("LayerNorm.forward", "MultiHeadRMSNorm.forward")  # norms of the same files
 
 
 def known(module: nn.Module) -> bool:
     """Whether the module's forward is the standard one: neither replaced nor overridden by a subclass."""
-    return type(module).forward.__module__ in _KNOWN
+    forward = type(module).forward
+    return forward.__module__ in _KNOWN and forward.__qualname__ not in _NOT_IN_A_BLOCK

@@ -27,6 +27,7 @@ class MLSTMCall:
     autocast_kernel_dtype: torch.dtype
     state_dtype: torch.dtype  # of c and n between calls without gradient; float32: float64 for a float64 model
     keep_state: bool
+    normalize: bool | None  # whether a sigmoid kernel divides by its normaliser; None: it has the exp gate
     multiples_only: mLSTMBackend | None  # runs a user's kernel that takes multiples of chunk_size alone
     cu_seqlens: Tensor | None = None  # (N + 1): sequences in the tokens of all rows, row by row; then states are of N
 
@@ -47,6 +48,7 @@ class MLSTMCall:
             DTYPES[config.autocast_kernel_dtype],
             DTYPES[config.inference_state_dtype],
             keep_state or config.mode == "inference" or config.return_last_states,
+            config.normalize_siging if chunkwise.gate == "sigmoid" else None,
             None if chunkwise.any_length else mLSTMBackend(config),
             cu_seqlens,
         )
@@ -80,7 +82,9 @@ class MLSTMCall:
         tokens = (q[:, 0], k[:, 0], v[:, 0], i[:, 0, :, None], f[:, 0, :, None])
         if not in_place:
             state = (state[0].to(wide), state[1].to(wide), state[2].to(wide))
-        h, last = mlstm_step_interface(*tokens, *state, self.eps, kernel=self.step_kernel, in_place=in_place)
+        h, last = mlstm_step_interface(
+            *tokens, *state, self.eps, kernel=self.step_kernel, normalize=self.normalize, in_place=in_place
+        )
         return h.unsqueeze(1), last
 
     def _sequence(self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: LayerState | None) -> tuple:
@@ -97,7 +101,8 @@ class MLSTMCall:
         out = mlstm_interface(
             q, k, v, i, f, c, n, m,
             return_last_states=self.keep_state, eps=self.eps, autocast_kernel_dtype=self.autocast_kernel_dtype,
-            chunk_size=self.chunk_size, kernel=self.chunkwise_kernel, layout="bshd", cu_seqlens=self.cu_seqlens,
+            chunk_size=self.chunk_size, kernel=self.chunkwise_kernel, normalize=self.normalize, layout="bshd",
+            cu_seqlens=self.cu_seqlens,
         )  # fmt: skip
         h, last = out if isinstance(out, tuple) else (out, None)
         return h if self.cu_seqlens is None else h.squeeze(0).unflatten(0, rows), last

@@ -15,13 +15,14 @@ from .. import layers
 from .._core.checks import has_integers, has_rank, has_shape, is_tensor, one_of
 from ..mlstm.select import KernelNames, get_optimal_kernel_config
 from . import packing
-from .blocks import RMSNorm, mLSTMBlock
+from .blocks import mLSTMBlock, norm_options
 from .config import xLSTMLargeConfig
 from .config_files import SpecialTokens
 from .decode_engine import DecodeEngine, Numbers, Then, engine_of, may_step, own_step_kernels, usable_engine
 from .generation import State, generate
 from .initial_weights import fill_initial_weights
 from .mlstm_call import LayerState, MLSTMCall
+from .norms import RMSNorm
 from .quantize import Scheme
 from .status import Status, why_no_engine, why_plain_torch, why_unfused
 
@@ -29,11 +30,15 @@ logger = logging.getLogger("xlstm_hip")
 
 
 class xLSTMLargeBlockStack(nn.Module):
+    config_class = xLSTMLargeConfig
+
     def __init__(self, config: xLSTMLargeConfig) -> None:
         super().__init__()
         self.config = config
         self.blocks = nn.ModuleList(mLSTMBlock(config) for _ in range(config.num_blocks))
-        self.out_norm: nn.Module = RMSNorm(config.embedding_dim, config) if config.add_out_norm else nn.Identity()
+        self.out_norm: nn.Module = nn.Identity()
+        if config.add_out_norm:
+            self.out_norm = RMSNorm(config.embedding_dim, **norm_options(config))
         self.activation_checkpointing = False
 
     def forward(
