@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,12 +17,6 @@ from xlstm_hip.mlstm.compiled import (
     ray_actors,
     shutdown_ray_pool,
 )
-
-
-def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"pip install xlstm_hip\[ray\]"):
-        mlstm_chunkwise__ray_compiled_steps(**make(1, 2, 3, 4, 4)[0])
 
 
 def test_ray_takes_cpu_tensors() -> None:

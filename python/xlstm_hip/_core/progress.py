@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
 from types import TracebackType
 from typing import Any
+
+from .extras import is_installed
 
 QUIET_SECONDS = 5.0  # between lines; what takes less prints nothing
 
 
 def _bar() -> Any:
     """A progress bar of rich, or None without rich or a terminal."""
-    if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
+    if not sys.stderr.isatty() or not is_installed("rich"):
         return None
     from rich import progress
     from rich.console import Console

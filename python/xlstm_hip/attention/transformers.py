@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._core.extras import optional_module
 from .functions import flash_attn_func, flash_attn_varlen_func
 
 NAME = "xlstm_hip"
@@ -189,12 +190,9 @@ def attention_mask(
 
 def register_with_transformers() -> None:
     """Makes `from_pretrained(..., attn_implementation="xlstm_hip")` run a model's attention on these kernels."""
-    try:
-        from transformers import AttentionInterface
-        from transformers.masking_utils import AttentionMaskInterface
-    except ImportError as reason:
-        raise ImportError(
-            "register_with_transformers: transformers with AttentionInterface is not installed"
-        ) from reason
+    optional_module("transformers", "register_with_transformers")
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .._core.extras import optional_module
 from .environment import summary
 from .table import short
 
@@ -31,9 +32,7 @@ def colours_of(names: Iterable[str]) -> dict[str, str]:
 
 def panels(count: int, columns: int = MOST_COLUMNS, size: tuple[float, float] = PANEL) -> tuple[Any, list[Any]]:
     """A figure and so many axes of this size; `finish` ends it."""
-    import matplotlib
-
-    matplotlib.use("Agg")
+    optional_module("matplotlib", "drawing pictures").use("Agg")
     from matplotlib import pyplot
 
     columns = min(count, columns)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .._core.atomic_files import write_whole
+from .._core.extras import is_installed, not_installed
 
 Results = dict[str, Any]
 Draw = Callable[[Results, Path], list[Path]]  # pictures beside a result file
@@ -40,8 +40,8 @@ def report(results: Results, out: Path, markdown: Callable[[Results], str], draw
     text = markdown(results)
     write_whole(out.with_suffix(".md"), text)
     print(text)
-    if importlib.util.find_spec("matplotlib") is None:
-        print(f"written: {out}, {out.with_suffix('.md')}; no pictures: there is no matplotlib here")
+    if not is_installed("matplotlib"):
+        print(f"written: {out}, {out.with_suffix('.md')}; {not_installed('matplotlib', 'drawing pictures')}")
         return
     print(f"written: {', '.join(map(str, (out, out.with_suffix('.md'), *draw(results, out))))}")
 

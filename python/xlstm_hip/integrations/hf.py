@@ -19,10 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+from .._core.extras import not_installed
+
 try:
     from transformers import __version__ as transformers_version
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError('xlstm_hip.hf needs transformers: pip install "xlstm_hip[hf]"', name=error.name) from None
+except ModuleNotFoundError:
+    raise not_installed("transformers", "xlstm_hip.hf") from None
 from transformers import xLSTMConfig
 from transformers.models.xlstm.modeling_xlstm import xLSTMCache, xLSTMModel, xLSTMOutput
 from transformers.utils.generic import merge_with_config_defaults

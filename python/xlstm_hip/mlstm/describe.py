@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -12,6 +11,7 @@ import torch
 
 from .._core import ops
 from .._core.device import DeviceFacts, default_device, device_facts
+from .._core.extras import is_installed
 from .._core.native import native
 from .._version import __version__
 from .registry import KernelInfo, all_kernels
@@ -28,7 +28,7 @@ def describe(file: TextIO | None = None) -> None:
         print(f"{label + ':':<13}{text}", file=out)
     print(file=out)
     rows = [_row(info) for info in all_kernels()]
-    if importlib.util.find_spec("rich") is not None:
+    if is_installed("rich"):
         _print_rich(rows, out)
     else:
         _print_plain(rows, out)

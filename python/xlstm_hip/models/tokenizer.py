@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import codecs
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from .._core.extras import is_installed, not_installed
 
 TOKENIZER_FILE = "tokenizer.json"
 BYTE_VALUES = 256
@@ -42,8 +43,8 @@ BYTES = Tokenizer(
 
 
 def _from_file(file: Path) -> Tokenizer:
-    if importlib.util.find_spec("tokenizers") is None:
-        raise ImportError(f"{file}: the tokenizers package is not installed (pip install 'xlstm_hip[hf]')")
+    if not is_installed("tokenizers"):
+        raise not_installed("tokenizers", str(file))
     from tokenizers import Tokenizer as Loaded
     from tokenizers.decoders import DecodeStream
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from .._core.checks import one_of
+from .._core.extras import optional_module
 from .._core.plans import Plan
 from .measure import FAILED, Measure, Pace, Result, measure
 from .problem import Problem
@@ -101,10 +102,7 @@ class RayEngine:
     def __init__(
         self, threads: int, trial_seconds: float, address: str | None = None, measured_by: Measure = measure
     ) -> None:
-        try:
-            import ray
-        except ImportError as error:
-            raise ImportError("engine: 'ray' needs Ray: pip install xlstm_hip[ray]") from error
+        ray = optional_module("ray", "engine: 'ray'")
         self._ray, self._threads, self._seconds, self._measure = ray, threads, trial_seconds, measured_by
         self._started = not ray.is_initialized()
         if self._started:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..._core.extras import optional_module
 from .bands import DEFAULT_CHUNK_SIZE, Schedule, banded_chunkwise
 from .chunk import State, chunk_step, chunk_step_backward
 from .compiling import CompiledFunction
@@ -66,11 +67,7 @@ def _make_runner(schedule: Schedule, device: torch.device) -> _ActorRunner:
 
 
 def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise ImportError("the Ray kernel needs Ray: pip install xlstm_hip[ray]") from error
-    return ray
+    return optional_module("ray", "chunkwise--ray_compiled_steps")
 
 
 class _ChunkActor:
