@@ -192,8 +192,16 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         ((), 2, "the following arguments are required: COMMAND"),
         (("quantise",), 2, "invalid choice: 'quantise'"),
         (("generate", "nowhere", "--prompt", "x"), 1, "xlstm-hip generate: model: expected the folder of a checkpoint"),
-        (("convert", "nowhere", "y"), 1, "source: expected the folder of a checkpoint, got 'nowhere'"),
-        (("quantize", "nowhere", "y"), 1, "source: expected the folder of a checkpoint, got 'nowhere'"),
+        (
+            ("convert", "nowhere", "y"),
+            1,
+            "source: expected the folder of a checkpoint, or a model of the Hugging Face hub",
+        ),
+        (
+            ("quantize", "nowhere", "y"),
+            1,
+            "source: expected the folder of a checkpoint, or a model of the Hugging Face hub",
+        ),
         (("generate", "x", "--prompt", "x", "--top-k", "9" * 20), 2, f"whole number >= 0 up to {2**63 - 1}, got '999"),
         (("generate", "x", "--temperature", "0", "--top-k", "5"), 2, "--temperature: expected above 0 with top_k"),
         (("generate", "x", "--top-p", "0", "--prompt", "x"), 2, "--top-p: expected a number above 0, up to 1, got '0'"),

@@ -29,6 +29,7 @@ from xlstm_hip.models import (
     xLSTMLarge,
     xLSTMLargeConfig,
 )
+from xlstm_hip.models.quantize import quantize
 from xlstm_hip.models.shards import find_tensors
 
 THIN = {"embedding_dim": 8, "num_heads": 2, "vocab_size": 11, "ffn_round_up_to_multiple_of": 4}
@@ -692,3 +693,38 @@ def test_the_default_dtype_on_a_gpu() -> None:
     assert checkpoint.default_dtype({torch.float16}, gpu) is None
     assert checkpoint.default_dtype({torch.float32, torch.bfloat16}, gpu) is None
     assert checkpoint.default_dtype({torch.float32}, torch.device("cpu")) is None
+
+
+def test_methods_of_the_model(tmp_path: Path) -> None:
+    class Own(xLSTMLarge):
+        pass
+
+    model = ours()
+    model.save_pretrained(tmp_path / "fused", weight_mode="fused", max_shard_bytes=20_000)
+    save_pretrained(model, tmp_path / "same", "hf", "fused", 20_000)
+    files = sorted(file.name for file in (tmp_path / "same").iterdir())
+    assert len(files) > 3 and files == sorted(file.name for file in (tmp_path / "fused").iterdir())
+    assert all((tmp_path / "same" / x).read_bytes() == (tmp_path / "fused" / x).read_bytes() for x in files)
+    options = {"weight_mode": "fused", "progress": False, "chunk_size": 32}
+    got = Own.from_pretrained(tmp_path / "fused", "bfloat16", "cpu", **options)
+    want = load_pretrained(tmp_path / "fused", "bfloat16", "cpu", **options)
+    assert type(got) is Own and type(want) is xLSTMLarge and got.config == want.config
+    assert got.config.chunk_size == 32 and not got.training
+    assert all(torch.equal(x, want.state_dict()[name]) for name, x in got.state_dict().items())
+    with pytest.raises(TypeError, match="unexpected keyword argument 'kernels'"):
+        Own.from_pretrained(tmp_path / "fused", kernels="fused")
+
+
+def test_the_number_of_parameters() -> None:
+    """As transformers' method of this name counts."""
+    model = ours()
+    weights, embedding = sum(x.numel() for x in model.parameters()), model.embedding.weight.numel()
+    assert model.num_parameters() == model.num_parameters(only_trainable=True) == weights
+    assert model.num_parameters(exclude_embeddings=True) == weights - embedding
+    model.lm_head.weight.requires_grad_(False)
+    head = model.lm_head.weight.numel()
+    assert model.num_parameters(only_trainable=True) == weights - head
+    assert model.num_parameters(only_trainable=True, exclude_embeddings=True) == weights - head - embedding
+    model.embedding.weight.requires_grad_(False)
+    assert model.num_parameters(only_trainable=True, exclude_embeddings=True) == weights - head - embedding
+    assert quantize(model, 4, 32, progress=False)[0].num_parameters() == weights

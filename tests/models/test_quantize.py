@@ -271,7 +271,10 @@ def test_what_cannot_be_saved_is_said_first(
     ("arguments", "words"),
     [
         (["quantize", str(DEMO), str(DEMO)], "target: expected a new or empty folder"),
-        (["quantize", "nowhere", "new"], "source: expected the folder of a checkpoint, got 'nowhere'"),
+        (
+            ["quantize", "nowhere", "new"],
+            "source: expected the folder of a checkpoint, or a model of the Hugging Face hub",
+        ),
         (
             ["quantize", str(DEMO), "new", "--report", "nowhere/x"],
             "--report: expected a file in an existing folder",

@@ -17,16 +17,11 @@ import torch
 from .._core.checks import GPU_DTYPES, by_name
 from .._core.device import default_device, device_facts
 from ..models import load_pretrained, xLSTMLarge
-from ..models.checkpoint import checkpoint_folder
 from ..models.config_files import read_scheme
-from ..models.tokenizer import TOKENIZER_FILE
+from ..models.hub import EXAMPLE, TOKENIZER_FILES, checkpoint_folder
 
 DTYPES = by_name(GPU_DTYPES)
-# What a tokenizer or generation reads beside the weights and config.json, in the names of transformers.
-TOKENIZER_FILES = (
-    TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-    "tokenizer.model", "chat_template.jinja", "generation_config.json",
-)  # fmt: skip
+CHECKPOINT = f"folder of a checkpoint, or a model of the Hugging Face hub such as {EXAMPLE}"  # for help texts
 
 
 class WrongArguments(ValueError):
@@ -132,13 +127,18 @@ def refuse_given(given: argparse.Namespace, names: Iterable[str], expected: str)
 
 
 def add_source_and_target(command: argparse.ArgumentParser) -> None:
-    command.add_argument("source", type=Path, help="folder of a checkpoint")
+    command.add_argument("source", help=CHECKPOINT)
     command.add_argument("target", type=Path, help="folder to write, new or empty")
+    add_revision(command)
 
 
-def check_source_and_target(given: argparse.Namespace) -> None:
-    checkpoint_folder("source", given.source)
-    target = given.target
+def add_revision(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--revision", metavar="NAME", help="branch, tag or commit of a model of the hub (default: main)"
+    )
+
+
+def check_target(target: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"target: expected a new or empty folder, got {str(target)!r}")
 
@@ -162,7 +162,7 @@ def megabytes(folder: Path) -> float:
     return sum(file.stat().st_size for file in folder.iterdir()) / 1e6
 
 
-MODEL_OPTIONS = ("dtype", "device", "weights", "threads")
+MODEL_OPTIONS = ("dtype", "device", "weights", "threads", "revision")
 
 
 def add_model_options(command: argparse.ArgumentParser) -> None:
@@ -182,6 +182,7 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
         help="fused: projections joined into one weight (default: fused, unless its parts are quantised differently)",
     )
     command.add_argument("--threads", metavar="N", type=at_least(1), help="CPU threads (default: one per core)")
+    add_revision(command)
 
 
 def default_device_name() -> str:

@@ -10,13 +10,13 @@ from typing import Any
 from ..models import SpecialTokens, load_pretrained, save_pretrained
 from ..models.checkpoint import SCHEMES
 from ..models.config_files import YAML_FILE, read_scheme
-from ..models.quantize import count_weights
+from ..models.hub import checkpoint_folder
 from .common import (
     DTYPES,
     add_command,
     add_shard_size,
     add_source_and_target,
-    check_source_and_target,
+    check_target,
     copy_tokenizer,
     megabytes,
     shard_bytes,
@@ -44,18 +44,19 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    check_source_and_target(given)
+    check_target(given.target)
     most = shard_bytes(given)
-    if given.dtype is not None and read_scheme(given.source) is not None:
+    source = checkpoint_folder("source", given.source, revision=given.revision)
+    if given.dtype is not None and read_scheme(source) is not None:
         raise ValueError(f"--dtype: expected none for quantised weights, which stay as they are, got {given.dtype}")
-    model = load_pretrained(given.source, given.dtype)
+    model = load_pretrained(source, given.dtype)
     save_pretrained(model, given.target, given.scheme, given.weights, most)
-    copy_tokenizer(given.source, given.target)
+    copy_tokenizer(source, given.target)
     if given.scheme == "xlstm_large" and model.special_tokens != SpecialTokens():
         print(
             f"note: {YAML_FILE} cannot store special tokens: {model.special_tokens} of {given.source} are dropped",
             file=sys.stderr,
         )
     scheme = "" if model.quantization is None else f" of {model.quantization.bits} bits"
-    print(f"{given.target}: {count_weights(model)} weights{scheme}, {megabytes(given.target):.1f} MB")
+    print(f"{given.target}: {model.num_parameters()} weights{scheme}, {megabytes(given.target):.1f} MB")
     return 0

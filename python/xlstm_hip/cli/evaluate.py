@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..models.evaluation import distinct, log_probabilities
+from ..models.hub import checkpoint_folder
 from ..models.tokenizer import load_tokenizer
-from .common import MODEL_OPTIONS, add_command, add_model_options, load, read_text, refuse_given
+from .common import CHECKPOINT, MODEL_OPTIONS, add_command, add_model_options, load, read_text, refuse_given
 
 EXAMPLES = """examples:
   xlstm-hip eval --model models/demo book.txt          # avg_logprob, perplexity, distinct-2, distinct-3
@@ -25,7 +26,7 @@ exp(-avg_logprob). distinct-n is the number of different n-grams of words divide
 def add(commands: Any) -> None:
     command = add_command(commands, "eval", run, "Measure texts: perplexity under a model, variety of words.", EXAMPLES)
     command.add_argument("texts", nargs="*", type=Path, help="files (default: stdin)")
-    command.add_argument("--model", type=Path, help="folder of a checkpoint; without it, only distinct-n is computed")
+    command.add_argument("--model", metavar="MODEL", help=f"{CHECKPOINT}; without it, only distinct-n is computed")
     command.add_argument("--lines", action="store_true", help="each line is a separate text")
     command.add_argument("--json", action="store_true", help="print JSON")
     add_model_options(command)
@@ -42,8 +43,9 @@ def run(given: argparse.Namespace) -> int:
         raise ValueError("texts: expected text, got only empty ones")
     results: dict[str, float] = {"texts": len(texts)}
     if given.model is not None:
-        model = load("--model", given.model, given)
-        total, count = log_probabilities(model, load_tokenizer(given.model, model.config.vocab_size), texts)
+        folder = checkpoint_folder("--model", given.model, revision=given.revision)
+        model = load("--model", folder, given)
+        total, count = log_probabilities(model, load_tokenizer(folder, model.config.vocab_size), texts)
         if not count:
             raise ValueError("texts: expected at least two tokens")
         results |= {"tokens": count, "avg_logprob": total / count, "perplexity": math.exp(-total / count)}

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from ..models.generation import Stream, with_bos
+from ..models.hub import checkpoint_folder
 from ..models.sampling import Sampling, check_drawn
 from ..models.tokenizer import load_tokenizer
 from .common import (
+    CHECKPOINT,
     NOT_NEGATIVE,
     POSITIVE,
     WrongArguments,
@@ -37,7 +39,7 @@ def add(commands: Any) -> None:
     command = add_command(
         commands, "generate", run, "Generate text after a prompt from --prompt, --file or stdin.", EXAMPLES
     )
-    command.add_argument("model", type=Path, help="folder of a checkpoint, from transformers or xlstm_large")
+    command.add_argument("model", help=CHECKPOINT)
     source = command.add_mutually_exclusive_group()
     source.add_argument("--prompt", metavar="TEXT", help="the prompt")
     source.add_argument("--file", metavar="FILE", type=Path, help="file with the prompt")
@@ -104,8 +106,9 @@ def run(given: argparse.Namespace) -> int:
     except ValueError as error:  # each is in range, but they exclude each other
         raise WrongArguments(f"--{error}") from None
     text = read_prompt(given)
-    model = load("model", given.model, given)
-    tokenizer = load_tokenizer(given.model, model.config.vocab_size)
+    folder = checkpoint_folder("model", given.model, revision=given.revision)
+    model = load("model", folder, given)
+    tokenizer = load_tokenizer(folder, model.config.vocab_size)
     tokens = with_bos([tokenizer.encode(text)], None if given.no_bos else model.special_tokens.bos)
     if not tokens[0]:
         raise ValueError("prompt: expected text, got none, and there is no BOS token to start from")

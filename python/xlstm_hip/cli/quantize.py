@@ -13,15 +13,15 @@ from ..models import load_pretrained, save_pretrained
 from ..models.checkpoint import check_scheme
 from ..models.config_files import JSON_FILE
 from ..models.evaluation import log_probabilities
+from ..models.hub import TOKENIZER_FILES, checkpoint_folder
 from ..models.quantize import BITS, GATES, GROUP_SIZES, SCALE_DTYPES, SINGLE_NAMES, TensorError, quantize
 from ..models.shards import INDEX
 from ..models.tokenizer import load_tokenizer
 from .common import (
-    TOKENIZER_FILES,
     add_command,
     add_shard_size,
     add_source_and_target,
-    check_source_and_target,
+    check_target,
     copy_tokenizer,
     megabytes,
     read_text,
@@ -71,16 +71,17 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    check_source_and_target(given)
+    check_target(given.target)
     most = shard_bytes(given)
     if given.report is not None:
         check_report(given.report, given.target)
     texts = None if given.text is None else [read_text("--text", given.text)]
-    model = load_pretrained(given.source)
+    source = checkpoint_folder("source", given.source, revision=given.revision)
+    model = load_pretrained(source)
     check_scheme(model, "hf")
 
     def log_probability() -> float:
-        total, count = log_probabilities(model, load_tokenizer(given.source, model.config.vocab_size), texts or [])
+        total, count = log_probabilities(model, load_tokenizer(source, model.config.vocab_size), texts or [])
         if not count:
             raise ValueError(f"--text: expected at least two tokens in {given.text}")
         return total / count
@@ -92,7 +93,7 @@ def run(given: argparse.Namespace) -> int:
     )  # fmt: skip
     after = None if texts is None else log_probability()
     save_pretrained(model, given.target, max_shard_bytes=most)
-    copy_tokenizer(given.source, given.target)
+    copy_tokenizer(source, given.target)
     print_errors(errors)
     report: dict[str, Any] = {"scheme": vars(model.quantization), "weights": [error._asdict() for error in errors]}
     if before is not None and after is not None:
@@ -102,7 +103,7 @@ def run(given: argparse.Namespace) -> int:
         )
     if given.report is not None:
         given.report.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"{given.target}: {megabytes(given.target):.1f} MB; {given.source} has {megabytes(given.source):.1f}")
+    print(f"{given.target}: {megabytes(given.target):.1f} MB; {given.source} has {megabytes(source):.1f}")
     return 0
 
 

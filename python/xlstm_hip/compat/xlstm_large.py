@@ -15,8 +15,8 @@ from torch import Tensor
 from .. import layers
 from ..mlstm.backend import mLSTMBackendConfig
 from ..models import blocks, load_pretrained, norms, xLSTMLarge, xLSTMLargeConfig
-from ..models.checkpoint import checkpoint_folder
 from ..models.config_files import FIELDS, YAML_FILE, stored_config
+from ..models.hub import checkpoint_folder
 from ..models.mapping import FUSED
 from ..models.mlstm_call import LayerState
 from ..models.xlstm_large import xLSTMLargeBlockStack
@@ -136,7 +136,8 @@ def load_from_pretrained(
 ) -> xLSTMLarge:
     """As the official loader has it: in float32, and what is None is as config.yaml says, or as the official
     configuration has it by default. But kernels that are not named are the best ones of this package."""
-    file, found, _ = stored_config(checkpoint_folder("checkpoint_path", checkpoint_path))
+    folder = checkpoint_folder("checkpoint_path", checkpoint_path)
+    file, found, _ = stored_config(folder)
     official = {"mode": "train", "return_last_states": False}
     stored = {name: found.get(name, x) for name, x in official.items()} if file.name == YAML_FILE else {}
     given: dict[str, Any] = {
@@ -148,7 +149,7 @@ def load_from_pretrained(
         "chunk_size": chunk_size,
     }
     given = stored | {name: x for name, x in given.items() if x is not None}
-    return load_pretrained(checkpoint_path, torch.float32, **given)
+    return load_pretrained(folder, torch.float32, **given)
 
 
 def convert_single_weights_to_fused_weights(single_weight_state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

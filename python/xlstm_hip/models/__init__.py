@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The xLSTM-7B architecture on this package's kernels; checkpoints; generation."""
 
-from .checkpoint import load_pretrained, save_pretrained
 from .config import xLSTMLargeConfig
 from .config_files import SpecialTokens
 from .generation import Generated, Stream, generate
 from .mapping import CheckpointError, create_parameter_mapping
 from .norms import MultiHeadLayerNorm
+from .pretrained import load_pretrained, save_pretrained
 from .sampling import Sampling
 from .xlstm_large import xLSTMLarge
 

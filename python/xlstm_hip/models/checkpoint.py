@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""load_pretrained and save_pretrained: safetensors checkpoints of transformers and of xlstm_large.
+"""Reads and writes models as safetensors checkpoints of transformers and of xlstm_large.
+
+`make` is the class xLSTMLarge, which has this as from_pretrained and save_pretrained, or one derived from it.
 
 Names, shapes and dtypes in the headers and the lengths of the files are checked before the first weight is read.
 Weights are then read one at a time.
@@ -12,8 +14,9 @@ import json
 import logging
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -25,42 +28,35 @@ from .._core.device import device_here
 from .._core.progress import Progress
 from ..mlstm.select import get_optimal_kernel_config
 from .config import WEIGHT_MODES, xLSTMLargeConfig
-from .config_files import FIELDS, SpecialTokens, other_config, read_config, read_scheme, write_json, write_yaml
+from .config_files import FIELDS, other_config, read_config, read_scheme, write_json, write_yaml
+from .hub import as_path, called, checkpoint_folder
 from .mapping import EMBEDDING, CheckpointError, ParameterMapping, Piece, hf_names, map_shapes
 from .quantize import SCALE_DTYPES, STORED, Scheme, quantizable, replaced
 from .shards import INDEX, SINGLE, Stored, checkpoint_files, find_tensors
 from .staging import Staging
-from .xlstm_large import xLSTMLarge
 
 SCHEMES = ("hf", "xlstm_large")
 DTYPES = by_name(IO_DTYPES)
 
 logger = logging.getLogger("xlstm_hip")
+Model = TypeVar("Model", bound=nn.Module)
 
 
-def load_pretrained(
+def read_model(
+    make: Callable[[xLSTMLargeConfig], Model],
     path: str | os.PathLike[str],
     dtype: torch.dtype | str | None = None,
     device: torch.device | str = "cpu",
     weight_mode: str = "single",
     *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool = False,
     progress: bool = True,
     **changes: Any,
-) -> xLSTMLarge:
-    """The model in a folder that transformers or the official xlstm_large wrote, for inference.
-
-    dtype          of the weights, a torch.dtype or its name, or "auto": that of the checkpoint. By default "auto", but
-                   bfloat16 on a GPU for a checkpoint of float32, with a line that says so
-    weight_mode    "single" or "fused", whatever the checkpoint has
-    progress       shows a bar, or a line now and then, on stderr
-    changes        fields of xLSTMLargeConfig to set otherwise. Default: mode="inference", return_last_states=True, and
-                   the best kernels for the device with the input gate of the kernel that the checkpoint names; a
-                   chunkwise_kernel given here decides the gate itself
-
-    Host memory beyond the model is two buffers of 16 MiB at the most, or of a row. A checkpoint that does not fit is a
-    CheckpointError which names the tensor or the file, before anything is read.
-    """
-    folder = checkpoint_folder("path", path)
+) -> Model:
+    """load_pretrained (pretrained.py), which says what the arguments are, for this class."""
     by_default, dtype = dtype is None, _dtype_of(dtype)
     one_of("weight_mode", weight_mode, WEIGHT_MODES)
     unknown = sorted(changes.keys() - set(FIELDS))
@@ -69,6 +65,15 @@ def load_pretrained(
     device = device_here("device", device)
     if device.type == "meta":
         raise ValueError("device: expected one that has memory for the weights, got meta")
+    folder = checkpoint_folder(
+        "path",
+        path,
+        revision=revision,
+        token=token,
+        cache_dir=cache_dir,
+        local_files_only=local_files_only,
+        progress=progress,
+    )
     config, tokens = read_config(folder, with_gate_of_kernel="chunkwise_kernel" not in changes)
     config = dataclasses.replace(config, weight_mode=weight_mode, **changes)
     head_dim = max(config.qk_dim, config.v_dim) // config.num_heads
@@ -78,7 +83,7 @@ def load_pretrained(
             setattr(config, name, kernel)
 
     stored = find_tensors(folder)
-    model = _empty(config, read_scheme(folder))
+    model: Any = _empty(make, config, read_scheme(folder))
     own = model.state_dict()
     mapping = map_shapes(
         {name: x.shape for name, x in stored.items()}, {name: tuple(x.shape) for name, x in own.items()}
@@ -87,9 +92,9 @@ def load_pretrained(
     if by_default:
         dtype = default_dtype({x.dtype for name, x in stored.items() if not _is_quantised(name)}, device)
         if dtype is not None:
-            logger.warning('%s is in float32 and is loaded in bfloat16; dtype="auto" keeps float32', folder.name)
+            logger.warning('%s is in float32 and is loaded in bfloat16; dtype="auto" keeps float32', called(folder))
     total = sum(x.bytes for x in stored.values()) / 1e9
-    with Progress(f"loading {folder.name}", total, "GB", enabled=progress) as bar:
+    with Progress(f"loading {called(folder)}", total, "GB", enabled=progress) as bar:
         _fill(model, mapping, stored, dtype, device, bar)
     model.special_tokens = tokens
     return model.eval()
@@ -111,25 +116,10 @@ def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return named
 
 
-def checkpoint_folder(name: str, path: str | os.PathLike[str]) -> Path:
-    """Checks that the folder exists; `name` is the argument's name."""
-    folder = _folder(name, path)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{name}: expected the folder of a checkpoint, got {str(path)!r}")
-    return folder
-
-
-def _folder(name: str, path: str | os.PathLike[str]) -> Path:
-    try:
-        return Path(path)
-    except TypeError:
-        raise TypeError(f"{name}: expected the name of a folder, got {path!r}") from None
-
-
-def _empty(config: xLSTMLargeConfig, scheme: Scheme | None) -> xLSTMLarge:
+def _empty(make: Callable[[xLSTMLargeConfig], nn.Module], config: xLSTMLargeConfig, scheme: Scheme | None) -> Any:
     """A model on the meta device: shapes without weights."""
     with torch.device("meta"):
-        model = xLSTMLarge(config)
+        model: Any = make(config)
         if scheme is not None:
             for name, layer in quantizable(model, scheme):
                 replaced(model, name, layer, scheme)
@@ -191,7 +181,7 @@ def _fill(
         setattr(model.get_submodule(parent), leaf, value if _is_quantised(name) else nn.Parameter(value))
 
 
-def check_scheme(model: xLSTMLarge, scheme: str) -> None:
+def check_scheme(model: Any, scheme: str) -> None:
     """Raises if a checkpoint of this scheme cannot store the model; the error says what it cannot store."""
     one_of("scheme", scheme, SCHEMES)
     if scheme != "hf":
@@ -214,29 +204,22 @@ def check_scheme(model: xLSTMLarge, scheme: str) -> None:
         )
 
 
-def save_pretrained(
-    model: xLSTMLarge,
+def write_model(
+    make: Callable[[xLSTMLargeConfig], nn.Module],
+    model: Any,
     path: str | os.PathLike[str],
     scheme: str = "hf",
     weight_mode: str | None = None,
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Writes the model as transformers ("hf") or the official xlstm_large reads it.
-
-    weight_mode: "single" or "fused"; default the model's. The official loader and transformers' own
-    read single weights alone.
-    A checkpoint that is in the folder stays whole until all of the new one is written, then it gives way to it; other
-    files stay.
-    """
-    if not isinstance(model, xLSTMLarge):
-        raise TypeError(f"model: expected an xLSTMLarge, got {type(model).__name__}")
+    """save_pretrained (pretrained.py), which says what the arguments are. make: as the model reads its weights back."""
     check_scheme(model, scheme)
     positive_int("max_shard_bytes", max_shard_bytes)
     config = model.config
     weight_mode = config.weight_mode if weight_mode is None else weight_mode
     one_of("weight_mode", weight_mode, WEIGHT_MODES)
     scheme_of_weights = model.quantization
-    folder = _folder("path", path)
+    folder = as_path("path", path)
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"path: expected a folder, got the file {str(path)!r}")
     stale_config = other_config(folder, scheme)
@@ -245,7 +228,7 @@ def save_pretrained(
     if scheme_of_weights is not None:  # scales that model.float(), say, made wider
         kept = SCALE_DTYPES[scheme_of_weights.scale_dtype]
         own = {name: x.to(kept) if _is_quantised(name) and x.is_floating_point() else x for name, x in own.items()}
-    shapes = {name: tuple(x.shape) for name, x in _empty(config, scheme_of_weights).state_dict().items()}
+    shapes = {name: tuple(x.shape) for name, x in _empty(make, config, scheme_of_weights).state_dict().items()}
     mapping = map_shapes({name: tuple(x.shape) for name, x in own.items()}, shapes)
     names = hf_names(mapping) if scheme == "hf" else {name: name for name in mapping}
     shards = _shards(mapping, shapes, own, max_shard_bytes)
@@ -319,6 +302,3 @@ def _file_names(scheme: str, count: int) -> list[str]:
     if scheme == "hf":
         return [f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
     return [f"model_{n}.safetensors" for n in range(count)]
-
-
-__all__ = ["CheckpointError", "SpecialTokens", "load_pretrained", "save_pretrained"]

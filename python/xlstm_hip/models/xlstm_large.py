@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import Self
 
 from .. import layers
 from .._core.checks import has_integers, has_rank, has_shape, is_tensor, one_of
 from ..mlstm.select import KernelNames, get_optimal_kernel_config
 from . import packing
 from .blocks import mLSTMBlock, norm_options
+from .checkpoint import read_model, write_model
 from .config import xLSTMLargeConfig
 from .config_files import SpecialTokens
 from .decode_engine import DecodeEngine, Numbers, Then, engine_of, may_step, own_step_kernels, usable_engine
@@ -23,7 +26,7 @@ from .generation import State, generate
 from .initial_weights import fill_initial_weights
 from .mlstm_call import LayerState, MLSTMCall
 from .norms import RMSNorm
-from .quantize import Scheme
+from .quantize import Scheme, count_weights
 from .status import Status, why_no_engine, why_plain_torch, why_unfused
 
 logger = logging.getLogger("xlstm_hip")
@@ -80,6 +83,38 @@ class xLSTMLarge(nn.Module):
         self._told_kernels: KernelNames | None = None
         if self.lm_head.weight.device.type != "meta":
             fill_initial_weights(self)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        dtype: torch.dtype | str | None = None,
+        device: torch.device | str = "cpu",
+        weight_mode: str = "single",
+        **options: Any,
+    ) -> Self:
+        """The model of a checkpoint: a folder, or a name on the Hugging Face hub. The arguments are those of
+        load_pretrained.
+        """
+        return read_model(cls, path, dtype, device, weight_mode, **options)
+
+    def save_pretrained(
+        self,
+        path: str | os.PathLike[str],
+        scheme: str = "hf",
+        weight_mode: str | None = None,
+        max_shard_bytes: int = 5_000_000_000,
+    ) -> None:
+        """Writes a checkpoint. The arguments are those of the function save_pretrained."""
+        write_model(xLSTMLarge, self, path, scheme, weight_mode, max_shard_bytes)
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """How many weights it has; one that is quantised counts as one. The arguments are those of transformers."""
+        trained = [p.numel() for p in self.parameters() if p.requires_grad]
+        count = sum(trained) if only_trainable else count_weights(self)
+        embedding = self.embedding.weight
+        counted = embedding.requires_grad or not only_trainable
+        return count - (embedding.numel() if exclude_embeddings and counted else 0)
 
     def forward(
         self,
