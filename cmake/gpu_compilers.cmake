@@ -39,6 +39,24 @@ toolkit, 12.4 or newer" PARENT_SCOPE)
   endif()
 endfunction()
 
+# Returns what to install for HIP: beside AMD's wheels of torch a package of theirs, else ROCm.
+function(hip_remedy out)
+  set(${out} "install the ROCm that torch was built with (ROCM_PATH names its folder)" PARENT_SCOPE)
+  if(NOT torch_gpu STREQUAL "HIP")
+    set(${out} "install ROCm, or on Debian clang-19, clang-tools-19, lld-19, rocm-device-libs, libamdhip64-dev, hipcc"
+      PARENT_SCOPE)
+    return()
+  endif()
+  file(GLOB packed ${TORCH_DIR}/../rocm_sdk_devel/_devel.tar*)
+  file(GLOB core ${TORCH_DIR}/../_rocm_sdk_core*)
+  if(packed)
+    set(${out} "run `rocm-sdk init`, which unpacks pip's rocm-sdk-devel" PARENT_SCOPE)
+  elseif(core)
+    set(${out} "pip install \"rocm[devel]\" from the index of this torch and in the version of its rocm-sdk-core, then \
+run `rocm-sdk init`" PARENT_SCOPE)
+  endif()
+endfunction()
+
 function(find_hip out)
   set(${out} "" PARENT_SCOPE)
   # ROCm roots: from the environment, next to torch (pip's rocm-sdk packages), /opt/rocm; later the distribution's.
@@ -57,9 +75,10 @@ function(find_hip out)
     # A distribution's clang supports HIP from 17 on; the newest is tried first.
     find_program(clang NAMES amdclang++ clang++-22 clang++-21 clang++-20 clang++-19 clang++-18 clang++-17 NO_CACHE)
   endif()
+  hip_remedy(remedy)
   if(NOT clang OR NOT EXISTS "${clang}")
-    set(${out} "no clang++ for HIP was found (CMAKE_HIP_COMPILER, HIPCXX, ROCM_PATH, /opt/rocm, PATH): install ROCm, or \
-on Debian clang-19, clang-tools-19, lld-19, rocm-device-libs, libamdhip64-dev" PARENT_SCOPE)
+    set(${out} "no clang++ for HIP was found (CMAKE_HIP_COMPILER, HIPCXX, ROCM_PATH, /opt/rocm, PATH): ${remedy}"
+      PARENT_SCOPE)
     return()
   endif()
 
@@ -74,13 +93,15 @@ on Debian clang-19, clang-tools-19, lld-19, rocm-device-libs, libamdhip64-dev" P
   endforeach()
   set(root "${CMAKE_HIP_COMPILER_ROCM_ROOT}")
   foreach(candidate IN ITEMS ${bin}/../.. ${bin}/../../.. ${roots} /usr)
-    if(NOT root AND EXISTS ${candidate}/include/hip/hip_runtime.h)
+    # pip's rocm-sdk-core has the headers, but not the CMake files of HIP, which are in rocm-sdk-devel.
+    file(GLOB hip_lang ${candidate}/lib*/cmake/hip-lang ${candidate}/lib/*/cmake/hip-lang)
+    if(NOT root AND hip_lang AND EXISTS ${candidate}/include/hip/hip_runtime.h)
       file(REAL_PATH ${candidate} root)
     endif()
   endforeach()
   if(NOT root)
-    set(${out} "${clang} is there, but no HIP headers (include/hip/hip_runtime.h under ROCM_PATH, /opt/rocm or /usr): \
-install ROCm, or on Debian libamdhip64-dev" PARENT_SCOPE)
+    set(${out} "${clang} is there, but not HIP's include/hip/hip_runtime.h and lib/cmake/hip-lang (under ROCM_PATH, \
+/opt/rocm or /usr): ${remedy}" PARENT_SCOPE)
     return()
   endif()
 
@@ -123,20 +144,59 @@ function(distribution_device_libraries root)
   endif()
 endfunction()
 
-# Returns the GPU runtime that the final libraries link. CUDA: the static runtime, CMake's default, which loads together
-# with any torch. HIP: the runtime that torch bundles, if it does, because a second copy in one process has other
-# devices and streams.
-function(gpu_runtime language out)
+# Returns the entries of a library's dynamic section with a tag: NEEDED or SONAME.
+function(dynamic_entries tag file out)
+  execute_process(COMMAND ${CMAKE_READELF} -d ${file} OUTPUT_VARIABLE text ERROR_QUIET)
+  string(REGEX MATCHALL "\\(${tag}\\)[^\n]*" lines "${text}")
+  list(TRANSFORM lines REPLACE "^.*\\[|\\].*$" "")
+  set(${out} ${lines} PARENT_SCOPE)
+endfunction()
+
+# Finds XLSTM_HIP_AMDHIP64, the HIP runtime that the final libraries link, or returns what is wrong. It is the file that
+# torch loads, because a second runtime in one process has other devices and streams. A loader takes a library that is
+# loaded by the name that it gives itself (SONAME), wherever it was found: what is linked to torch's file takes torch's.
+#   <torch>/lib               wheels of pytorch.org bundle the runtime
+#   _rocm_sdk_core*/lib       AMD's wheels load it from pip's package rocm-sdk-core, which has no libamdhip64.so, only the
+#                             name with the number
+#   the ROCm root             a torch that has neither uses the system's, and so does a build without torch
+function(find_hip_runtime out)
   set(${out} "" PARENT_SCOPE)
-  if(language STREQUAL "CUDA")
-    find_package(CUDAToolkit REQUIRED)
-    set(${out} CUDA::cudart_static PARENT_SCOPE)
-  elseif(EXISTS ${TORCH_DIR}/lib/libamdhip64.so)
-    set(${out} ${TORCH_DIR}/lib/libamdhip64.so PARENT_SCOPE)
-  else()
-    find_library(XLSTM_HIP_AMDHIP64 amdhip64 HINTS ${CMAKE_HIP_COMPILER_ROCM_ROOT} PATH_SUFFIXES lib lib64 REQUIRED)
-    set(${out} ${XLSTM_HIP_AMDHIP64} PARENT_SCOPE)
+  hip_remedy(remedy)
+  set(of_torch "")
+  if(torch_gpu STREQUAL "HIP")
+    file(GLOB of_torch ${TORCH_DIR}/lib/libamdhip64.so*)
+    if(NOT of_torch)
+      file(GLOB of_torch ${TORCH_DIR}/../_rocm_sdk_core*/lib/libamdhip64.so*)
+    endif()
   endif()
+  if(of_torch)
+    list(GET of_torch 0 runtime)
+    cmake_path(NORMAL_PATH runtime)
+  else()
+    find_library(runtime amdhip64 HINTS ${CMAKE_HIP_COMPILER_ROCM_ROOT} PATH_SUFFIXES lib lib64 NO_CACHE)
+  endif()
+  if(NOT runtime)
+    set(${out} "there is no libamdhip64.so under ${CMAKE_HIP_COMPILER_ROCM_ROOT}: ${remedy}" PARENT_SCOPE)
+    return()
+  endif()
+  dynamic_entries(SONAME ${runtime} name)
+  file(STRINGS ${CMAKE_HIP_COMPILER_ROCM_ROOT}/include/hip/hip_version.h version REGEX "define HIP_VERSION_MAJOR ")
+  string(REGEX REPLACE ".* " "" version "${version}")
+  if(name MATCHES "\\.so\\.([0-9]+)" AND version AND NOT CMAKE_MATCH_1 EQUAL version)
+    set(${out} "HIP's headers in ${CMAKE_HIP_COMPILER_ROCM_ROOT} are of version ${version}, and the runtime ${runtime} is \
+${name}: ${remedy}" PARENT_SCOPE)
+    return()
+  endif()
+  if(torch_gpu STREQUAL "HIP" AND NOT of_torch)
+    dynamic_entries(NEEDED ${TORCH_DIR}/lib/libc10_hip.so needed)
+    list(FILTER needed INCLUDE REGEX "^libamdhip64\\.so")
+    if(needed AND NOT needed STREQUAL name)
+      set(${out} "torch loads ${needed}, and ${runtime} is ${name}, which would be a second HIP runtime: ${remedy}"
+        PARENT_SCOPE)
+      return()
+    endif()
+  endif()
+  set(XLSTM_HIP_AMDHIP64 ${runtime} CACHE INTERNAL "The HIP runtime")
 endfunction()
 
 function(gpu_compile_settings language target)

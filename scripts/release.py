@@ -2,7 +2,7 @@
 """Makes what a release is made of, and tries it: an sdist; a wheel built from that sdist without a network; a look at
 what its libraries link; the wheel in an environment of its own.
 
-    python scripts/release.py     into build/release; GPU kernels as for pip (XLSTM_HIP_GPU)
+    python scripts/release.py     into build/release; GPU kernels as for pip (XLSTM_HIP_GPU=OFF: none)
 
 It needs torch and the build requirements in the environment that runs it, which the extra `test` has.
 """

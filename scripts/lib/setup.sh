@@ -148,9 +148,19 @@ name_compiler() {
   [ -n "${CXX:-}" ] || ! command -v g++ >/dev/null || export CXX=g++
 }
 
+gpu_here() { [ -e /dev/kfd ] || nvidia-smi -L >/dev/null 2>&1; }
+
+# Kernels for a GPU that is not there need no compiler of its maker: PyPI's torch is a CUDA build on every machine.
+choose_gpu() {
+  if [ -n "${XLSTM_HIP_GPU:-}" ] || gpu_here; then return; fi
+  export XLSTM_HIP_GPU=OFF
+  say "no GPU in this machine: XLSTM_HIP_GPU=OFF"
+}
+
 set_up() {
   ensure_system_packages
   name_compiler
+  choose_gpu
   ensure_environment
   ensure_package "$@"
 }

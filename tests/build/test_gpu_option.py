@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU=AUTO|HIP|CUDA|OFF: what each says when it cannot be had, and that a GPU kernel drops in as a file.
+"""GPU=AUTO|HIP|CUDA|OFF: what each says when it cannot be had, and that a GPU kernel drops in as a file. Which HIP
+runtime the libraries link and a process then loads: torch's, wherever its wheels have it, and no second one.
 
-Each test configures a small source tree: the project's CMake files, one family with one kernel, and no torch.
+Each test configures a small source tree: the project's CMake files, one family with one kernel, and no torch or
+stand-ins for its libraries.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,16 +36,29 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def tree(tmp_path) -> Path:
+def small_tree(folder: Path) -> Path:
     """A source tree with one family, `dummy`, that has a GPU kernel and nothing else."""
-    tree = tmp_path / "tree"
+    tree = folder / "tree"
     for name in ("CMakeLists.txt", "python/xlstm_hip/_version.py", "csrc/include/xlstm_hip.h", "csrc/arch/cpu/isa.h"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name)
     shutil.copytree(ROOT / "cmake", tree / "cmake")
     (tree / "csrc/dummy").mkdir()
     (tree / "csrc/dummy/dummy.hip").write_text(KERNEL)
+    return tree
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return small_tree(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def hip_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all tests of HIP, configured: to try the compiler takes the most time."""
+    tree = small_tree(tmp_path_factory.mktemp("hip"))
+    if "cannot be built" in one_line(configure(tree, "-DGPU=HIP").stdout):
+        pytest.skip("this machine has no HIP compiler")
     return tree
 
 
@@ -61,9 +78,9 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def compile_kernel(tree: Path) -> subprocess.CompletedProcess[str]:
+def build(tree: Path, target: str = "xlstm_hip_gpu") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["cmake", "--build", tree / "build", "--target", "xlstm_hip_gpu"],
+        ["cmake", "--build", tree / "build", "--target", target],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -82,15 +99,22 @@ def test_explicit_gpu_without_a_compiler_is_an_error(tree, gpu, variable, missin
     assert "install" in result.stdout
 
 
-@pytest.mark.parametrize("gpu, variable", [("cuda", "CUDACXX"), ("hip", "HIPCXX")])
-def test_auto_without_a_compiler_builds_for_the_cpu_and_says_so_once(tree, gpu, variable):
+@pytest.mark.parametrize(
+    "gpu, kind, variable, missing",
+    [
+        ("cuda", "CUDA", "CUDACXX", "no nvcc was found (CMAKE_CUDA_COMPILER, CUDACXX, "),
+        ("hip", "ROCm", "HIPCXX", "no clang++ for HIP was found (CMAKE_HIP_COMPILER, HIPCXX, "),
+    ],
+)
+def test_auto_without_a_compiler_is_an_error_that_names_the_way_out(tree, gpu, kind, variable, missing):
     torch = (f"-DTORCH_DIR={tree}", "-DTORCH_VERSION=2.11.0", f"-DTORCH_GPU={gpu}")
     result = configure(tree, *torch, **{variable: NO_COMPILER})
-    assert result.returncode == 0, result.stdout
-    lines = [line for line in result.stdout.splitlines() if "xlstm_hip:" in line]
-    kind = {"cuda": "CUDA", "hip": "ROCm"}[gpu]
-    assert len(lines) == 1, lines
-    assert f"building the CPU library only: torch 2.11.0 is a {kind} build, but no " in lines[0]
+    text = one_line(result.stdout)
+    assert result.returncode != 0
+    assert f"torch 2.11.0 is a {kind} build, and GPU kernels for it cannot be built: {missing}" in text
+    assert "install" in text and "XLSTM_HIP_GPU=OFF (CMake: -DGPU=OFF) builds the CPU library alone" in text
+    asked = configure(tree, "--fresh", "-DGPU=OFF", *torch, **{variable: NO_COMPILER})
+    assert asked.returncode == 0, asked.stdout
     assert 'gpu = "OFF"' in (tree / "build/generated/build_info.h").read_text()
 
 
@@ -125,38 +149,134 @@ def test_python_modules_without_torch_are_an_error(tree):
     assert "XLSTM_HIP_PYTHON=ON needs TORCH_DIR" in one_line(result.stdout)
 
 
-def hip_is_here(tree: Path) -> bool:
-    """Whether this machine has a HIP compiler, in the build's own opinion."""
-    return "cannot be built" not in one_line(configure(tree, "-DGPU=HIP").stdout)
-
-
 def test_a_kernel_file_drops_in_under_cuda(tree):
     if configure(tree, "-DGPU=CUDA").returncode:
         pytest.skip("this machine has no nvcc")
     result = configure(tree, "--fresh", "-DGPU=CUDA", TORCH_CUDA_ARCH_LIST="8.0 9.0a+PTX")
     assert result.returncode == 0, result.stdout
     assert "CUDA kernels for 80-real;90a, by NVIDIA" in result.stdout
-    built = compile_kernel(tree)
+    built = build(tree)
     assert built.returncode == 0, built.stdout
 
 
-def test_a_kernel_file_drops_in_under_hip(tree):
-    if not hip_is_here(tree):
-        pytest.skip("this machine has no HIP compiler")
-    result = configure(tree, "--fresh", "-DGPU=HIP", PYTORCH_ROCM_ARCH="gfx942 gfx90a")
+def test_a_kernel_file_drops_in_under_hip(hip_tree):
+    result = configure(hip_tree, "-DGPU=HIP", PYTORCH_ROCM_ARCH="gfx942 gfx90a")
     assert result.returncode == 0, result.stdout
     assert "HIP kernels for gfx942;gfx90a, by Clang" in result.stdout
-    built = compile_kernel(tree)
+    built = build(hip_tree)
     assert built.returncode == 0, built.stdout
-    objects = list((tree / "build").rglob("dummy.hip.o"))
+    objects = list((hip_tree / "build").rglob("dummy.hip.o"))
     assert len(objects) == 1
     for arch in (b"gfx942", b"gfx90a"):
         assert b"amdgcn-amd-amdhsa--" + arch in objects[0].read_bytes()
 
 
-def test_an_unknown_arch_is_tried(tree):
-    if not hip_is_here(tree):
-        pytest.skip("this machine has no HIP compiler")
-    result = configure(tree, "--fresh", "-DGPU=HIP", "-DGPU_TARGETS=gfx9999")
+def test_an_unknown_arch_is_tried(tree, hip_tree):
+    result = configure(tree, "-DGPU=HIP", "-DGPU_TARGETS=gfx9999")
     assert "HIP kernels for gfx9999" in result.stdout or "gfx9999" in result.stdout
     assert "cannot be built" not in one_line(result.stdout)
+
+
+# Of torch's libraries: the op library, which launches the kernel.
+OPS = """\
+extern "C" void launch_twice(float* x);
+extern "C" __attribute__((visibility("default"))) void call() { launch_twice(nullptr); }
+"""
+# Of libamdhip64: what an object of HIP code asks of it.
+RUNTIME = """\
+int launches;
+int __hipRegisterFatBinary() { return 0; }
+int __hipUnregisterFatBinary() { return 0; }
+int __hipRegisterFunction() { return 0; }
+int __hipPushCallConfiguration() { return 0; }
+int __hipPopCallConfiguration() { return 0; }
+int hipLaunchKernel() { return ++launches, 0; }
+"""
+# A process that imports torch, which the libraries before the last stand for, and calls the last.
+PROCESS = """\
+import ctypes, pathlib, re, sys
+*torch, ops = [ctypes.CDLL(name, ctypes.RTLD_GLOBAL) for name in sys.argv[1:]]
+ops.call()
+loaded = sorted(set(re.findall(r"/\\S*libamdhip64\\S*", pathlib.Path("/proc/self/maps").read_text())))
+print(ctypes.c_int.in_dll(ctypes.CDLL(loaded[0]), "launches").value, *loaded)
+"""
+
+
+def hip_version(tree: Path) -> int:
+    """Of the headers that this machine's HIP compiler gets."""
+    root = re.search(r"CMAKE_HIP_COMPILER_ROCM_ROOT:\w+=(.*)", (tree / "build/CMakeCache.txt").read_text())
+    header = Path(root[1], "include/hip/hip_version.h").read_text()
+    return int(re.search(r"HIP_VERSION_MAJOR (\d+)", header)[1])
+
+
+def library(path: Path, text: str = "", *options: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = ["gcc", "-x", "c", "-", "-x", "none", "-shared", "-fPIC", "-Wl,--no-as-needed", *options, "-o", str(path)]
+    subprocess.run(command, input=text, text=True, check=True)
+    return path
+
+
+def rocm_torch(site: Path, folder: str, version: int) -> tuple[Path, Path]:
+    """Stand-ins for the libraries of a ROCm torch: the HIP runtime, there and named as in such wheels; libtorch."""
+    name = f"libamdhip64.so.{version}"
+    bundled = folder == "torch/lib"
+    file_name = "libamdhip64.so" if bundled else name
+    runtime = library(site / folder / file_name, RUNTIME, f"-Wl,-soname,{file_name}")
+    here = "-Wl,-rpath,$ORIGIN"
+    hip = library(site / "torch/lib/libc10_hip.so", "", str(runtime), "-Wl,-soname,libc10_hip.so", here)
+    torch = library(site / "torch/lib/libtorch.so", "", str(hip), "-Wl,-soname,libtorch.so", here)
+    if bundled:  # pytorch.org renames the file, and what its libraries ask for; inside, the file keeps its name
+        library(runtime, RUNTIME, f"-Wl,-soname,{name}")
+    return runtime, torch
+
+
+def configure_beside(tree: Path, site: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    torch = (f"-DTORCH_DIR={site}/torch", "-DTORCH_VERSION=2.11.0+rocm", "-DTORCH_GPU=hip")
+    return configure(tree, "-DGPU=AUTO", *torch, *options, PYTORCH_ROCM_ARCH="gfx942")
+
+
+@pytest.mark.parametrize("folder", ["torch/lib", "_rocm_sdk_core/lib"])
+def test_the_hip_runtime_is_the_one_that_torch_has_loaded(hip_tree, tmp_path, folder):
+    """Though this machine has another of the same name, where a loader looks."""
+    pybind11 = pytest.importorskip("pybind11")
+    site = tmp_path / "site"
+    runtime, torch = rocm_torch(site, folder, hip_version(hip_tree))
+    for name, text in {"torch/ops": OPS, "native/native": "#include <pybind11/pybind11.h>\n"}.items():
+        (hip_tree / f"csrc/{name}.cpp").parent.mkdir(exist_ok=True)
+        (hip_tree / f"csrc/{name}.cpp").write_text(text)
+    python = (f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}")
+    result = configure_beside(hip_tree, site, "-DXLSTM_HIP_PYTHON=ON", *python)
+    assert result.returncode == 0, result.stdout
+    built = build(hip_tree, "xlstm_hip_ops")
+    assert built.returncode == 0, built.stdout
+    assert f"XLSTM_HIP_AMDHIP64:INTERNAL={runtime}\n" in (hip_tree / "build/CMakeCache.txt").read_text()
+    (site / "xlstm_hip").mkdir()
+    ops = shutil.copy(hip_tree / "build/_xlstm_hip_ops.so", site / "xlstm_hip")
+    imported = [torch] if folder == "torch/lib" else [runtime, torch]
+    process = [sys.executable, "-c", PROCESS, *imported, ops]
+    assert subprocess.run(process, stdout=subprocess.PIPE, text=True, check=True).stdout.split() == ["1", str(runtime)]
+
+
+def test_a_second_hip_runtime_is_an_error(hip_tree, tmp_path):
+    version = hip_version(hip_tree)
+    newer = f"libamdhip64.so.{version + 1}"
+    packaged, system, same = tmp_path / "packaged", tmp_path / "system", tmp_path / "same"
+
+    runtime, _ = rocm_torch(packaged, "_rocm_sdk_core/lib", version + 1)
+    result = configure_beside(hip_tree, packaged)
+    assert result.returncode != 0
+    wrong = f'are of version {version}, and the runtime {runtime} is {newer}: pip install "rocm[devel]"'
+    assert wrong in one_line(result.stdout)
+    (packaged / "rocm_sdk_devel").mkdir()
+    (packaged / "rocm_sdk_devel/_devel.tar.xz").touch()
+    assert f"{newer}: run `rocm-sdk init`" in one_line(configure_beside(hip_tree, packaged).stdout)
+
+    rocm_torch(system, "opt/lib", version + 1)
+    result = configure_beside(hip_tree, system)
+    assert result.returncode != 0
+    wrong = "which would be a second HIP runtime: install the ROCm that torch was built with"
+    assert f"torch loads {newer}, and /" in one_line(result.stdout) and wrong in one_line(result.stdout)
+
+    rocm_torch(same, "opt/lib", version)
+    result = configure_beside(hip_tree, same)
+    assert result.returncode == 0, result.stdout

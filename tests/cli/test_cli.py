@@ -166,6 +166,8 @@ def test_doctor_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert "PROBLEM: 2 HIP runtimes in one process: /opt/rocm-6.4" in levels(doctor.runtime_findings(maps))
     assert levels(doctor.runtime_findings(maps.splitlines()[2])).startswith("ok: HIP runtime: /venv")
+    of_pip = "/venv/_rocm_sdk_core/lib/libamdhip64.so.7"
+    assert levels(doctor.runtime_findings(f"7f2 r-xp 00 08:01 2 {of_pip}\n")).startswith(f"ok: HIP runtime: {of_pip}")
     assert "join the groups" in levels(doctor.torch_findings("HIP", None, kfd))
     assert "an AMD GPU, but this torch was not built for it" in levels(doctor.torch_findings("", None, kfd))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
