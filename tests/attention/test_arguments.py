@@ -72,6 +72,12 @@ def constructed(module: type[nn.Module]) -> Callable[..., Any]:
     return call
 
 
+def rotary_embedding(dim: int, base: float = 10000.0, interleaved: bool = False, scale_base: Any = None) -> Any:
+    """A call of the module with its constructor's arguments."""
+    module = compat.rotary.RotaryEmbedding(dim, base, interleaved, scale_base, torch.get_default_device())
+    return module(X["q"].to(torch.get_default_device()).unsqueeze(2).expand(-1, -1, 3, -1, -1).clone())
+
+
 Call = tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]  # function, base arguments, changes
 flat = {name: x.flatten(0, 1) for name, x in X.items()}
 flat_other = {name: x.flatten(0, 1) for name, x in OTHER.items()}
@@ -177,32 +183,37 @@ CALLS: dict[str, Call] = {
     ),
     "FlashAttention": (constructed(ours.FlashAttention), {}, {}),
     "FlashAttention()": (ours.FlashAttention().forward, X, OTHER),
-    "flash_attention_amd.FlashAttention": (constructed(compat.AmdFlashAttention), {}, {}),
+    "flash_attention_amd.FlashAttention": (constructed(compat.flash_attention_amd.FlashAttention), {}, {}),
     "flash_attention_amd.FlashAttention()": (
-        compat.AmdFlashAttention().forward, X, OTHER | {"mask": NotImplementedError},
+        compat.flash_attention_amd.FlashAttention().forward, X, OTHER | {"mask": NotImplementedError},
     ),
-    "flash_attention_amd.flash_attn_func": (compat.amd_flash_attn_func, X, OTHER),
+    "flash_attention_amd.flash_attn_func": (compat.flash_attention_amd.flash_attn_func, X, OTHER),
     "unpad_input": (
-        compat.unpad_input, {"hidden_states": X["q"], "attention_mask": torch.arange(S).expand(B, S) < 20},
+        compat.padding.unpad_input, {"hidden_states": X["q"], "attention_mask": torch.arange(S).expand(B, S) < 20},
         {
             "hidden_states": OTHER["q"], "attention_mask": torch.arange(S).expand(B, S) < 30,
             "unused_mask": torch.arange(S).expand(B, S) == 35,
         },
     ),
     "pad_input": (
-        compat.pad_input, {"hidden_states": draw(5, H), "indices": torch.arange(5), "batch": B, "seqlen": S},
+        compat.padding.pad_input, {"hidden_states": draw(5, H), "indices": torch.arange(5), "batch": B, "seqlen": S},
         {"hidden_states": draw(5, H), "indices": torch.arange(5) + 1, "batch": 3, "seqlen": 50},
     ),
     "index_first_axis": (
-        compat.index_first_axis, {"x": draw(5, H), "indices": torch.tensor([1, 3])},
+        compat.padding.index_first_axis, {"x": draw(5, H), "indices": torch.tensor([1, 3])},
+        {"x": draw(5, H), "indices": torch.tensor([1, 4])},
+    ),
+    "index_first_axis_residual": (
+        compat.padding.index_first_axis_residual, {"x": draw(5, H), "indices": torch.tensor([1, 3])},
         {"x": draw(5, H), "indices": torch.tensor([1, 4])},
     ),
     "index_put_first_axis": (
-        compat.index_put_first_axis, {"values": draw(2, H), "indices": torch.tensor([1, 3]), "first_axis_dim": 5},
+        compat.padding.index_put_first_axis,
+        {"values": draw(2, H), "indices": torch.tensor([1, 3]), "first_axis_dim": 5},
         {"values": draw(2, H), "indices": torch.tensor([1, 4]), "first_axis_dim": 6},
     ),
     "unpad_input_for_concatenated_sequences": (
-        compat.unpad_input_for_concatenated_sequences,
+        compat.padding.unpad_input_for_concatenated_sequences,
         {"hidden_states": X["q"], "attention_mask_in_length": torch.tensor([[3, 9] + [0] * 38, [40] + [0] * 39])},
         {
             "hidden_states": OTHER["q"],
@@ -210,18 +221,63 @@ CALLS: dict[str, Call] = {
         },
     ),
     "apply_rotary_emb": (
-        compat.apply_rotary_emb, {"x": X["q"], "cos": draw(50, 4), "sin": draw(50, 4)},
+        compat.rotary.apply_rotary_emb, {"x": X["q"], "cos": draw(50, 4), "sin": draw(50, 4)},
         {
             "x": OTHER["q"], "cos": draw(50, 4), "sin": draw(50, 4), "interleaved": True, "seqlen_offsets": 3,
-            "inplace": "test_models.CASES", "cu_seqlens": ValueError, "max_seqlen": ValueError,
+            "inplace": "test_rotary.test_in_place", "cu_seqlens": ValueError, "max_seqlen": ValueError,
         },
     ),
     "apply_rotary_emb, packed": (
-        compat.apply_rotary_emb,
+        compat.rotary.apply_rotary_emb,
         {"x": flat["q"], "cos": draw(60, 4), "sin": draw(60, 4), "cu_seqlens": ENDS, "max_seqlen": 50},
         {
             "x": flat_other["q"], "cos": draw(60, 4), "sin": draw(60, 4), "cu_seqlens": OTHER_ENDS, "interleaved": True,
-            "seqlen_offsets": torch.tensor([0, 5]), "inplace": "test_models.CASES", "max_seqlen": "test_models.CASES",
+            "seqlen_offsets": torch.tensor([0, 5]), "inplace": "test_rotary.test_in_place",
+            "max_seqlen": "test_rotary.test_wrong",
+        },
+    ),
+    "apply_rotary": (
+        compat.rotary.apply_rotary, {"x": X["q"], "cos": draw(50, 4), "sin": draw(50, 4)},
+        {
+            "x": OTHER["q"], "cos": draw(50, 4), "sin": draw(50, 4), "interleaved": True, "seqlen_offsets": 3,
+            "conjugate": True, "inplace": "test_rotary.test_in_place", "cu_seqlens": ValueError,
+            "max_seqlen": ValueError,
+        },
+    ),
+    "apply_rotary_emb_qkv_": (
+        compat.rotary.apply_rotary_emb_qkv_, {"qkv": draw(B, S, 3, H, D), "cos": draw(50, 4), "sin": draw(50, 4)},
+        {
+            "qkv": draw(B, S, 3, H, D), "cos": draw(50, 4), "sin": draw(50, 4), "cos_k": draw(50, 4),
+            "sin_k": draw(50, 4), "interleaved": True, "seqlen_offsets": 3, "num_heads_q": 3,
+        },
+    ),
+    "apply_rotary_emb_qkv_, fewer key heads": (
+        compat.rotary.apply_rotary_emb_qkv_,
+        {"qkv": draw(B, S, 8, D), "cos": draw(50, 4), "sin": draw(50, 4), "num_heads_q": 4},
+        {
+            "qkv": draw(B, S, 8, D), "cos": draw(50, 4), "sin": draw(50, 4), "cos_k": draw(50, 4),
+            "sin_k": draw(50, 4), "interleaved": True, "seqlen_offsets": torch.tensor([3, 0]), "num_heads_q": 6,
+        },
+    ),
+    "apply_rotary_emb_kv_": (
+        compat.rotary.apply_rotary_emb_kv_, {"kv": draw(B, S, 2, H, D), "cos": draw(50, 4), "sin": draw(50, 4)},
+        {
+            "kv": draw(B, S, 2, H, D), "cos": draw(50, 4), "sin": draw(50, 4), "interleaved": True,
+            "seqlen_offsets": 3,
+        },
+    ),
+    "apply_rotary_emb_torch": (
+        compat.rotary.apply_rotary_emb_torch, {"x": X["q"], "cos": draw(S, 4), "sin": draw(S, 4)},
+        {"x": OTHER["q"], "cos": draw(S, 4), "sin": draw(B, S, 4), "interleaved": True},
+    ),
+    "rotate_half": (compat.rotary.rotate_half, {"x": X["q"]}, {"x": OTHER["q"], "interleaved": True}),
+    "RotaryEmbedding": (
+        rotary_embedding, {"dim": 8}, {"dim": 4, "base": 100.0, "interleaved": True, "scale_base": 16.0},
+    ),
+    "RotaryEmbedding()": (
+        compat.rotary.RotaryEmbedding(8).forward, {"qkv": draw(B, S, 3, H, D)},
+        {
+            "qkv": draw(B, S, 3, H, D), "kv": ValueError, "seqlen_offset": 3, "max_seqlen": 9, "num_heads_q": 3,
         },
     ),
     "transformers": (

@@ -8,14 +8,24 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import xlstm_hip
 
 
 def compat_part(name: str) -> Any:
-    """Without xlstm_hip.compat itself, which puts modules under other libraries' names for the rest of the process."""
+    """Without xlstm_hip.compat itself, which puts modules under other libraries' names for the rest of the process.
+    What a part imports beside parts of compat stays imported."""
     package = ModuleType("xlstm_hip.compat")
     package.__path__ = [str(Path(xlstm_hip.__file__).parent / "compat")]
-    with mock.patch.dict(sys.modules, {"xlstm_hip.compat": package}):
+
+    def parts() -> dict[str, ModuleType]:
+        return {n: module for n, module in sys.modules.items() if f"{n}.".startswith("xlstm_hip.compat.")}
+
+    before = parts()
+    sys.modules["xlstm_hip.compat"] = package
+    try:
         return importlib.import_module(f"xlstm_hip.compat.{name}")
+    finally:
+        for n in parts():
+            del sys.modules[n]
+        sys.modules.update(before)
