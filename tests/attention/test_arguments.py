@@ -10,6 +10,7 @@ IDLE's must still come to the ops.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,7 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 SAME = {
     "deterministic": "sums are taken in one order, asked for or not",
+    "zero_tensors": "what belongs to no sequence is 0, asked for or not",
     "block_size": "tiles change roundings alone",
     "num_splits": "parts change roundings alone",
     "max_seqlen_q": "a bound: too low a one raises",
@@ -55,7 +57,7 @@ SAME = {
     "tile_scheduler_metadata": "a schedule changes roundings alone",
     "plan": "parts and tiles change roundings alone",
 }
-IDLE = ("deterministic",)  # of SAME: what there is nothing to hand on of
+IDLE = ("deterministic", "zero_tensors")  # of SAME: what there is nothing to hand on of
 
 
 class Uncausal(nn.Module):
@@ -72,6 +74,25 @@ def constructed(module: type[nn.Module]) -> Callable[..., Any]:
     return call
 
 
+def written(half: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass by itself, with what it writes."""
+
+    @functools.wraps(half)
+    def call(**arguments: Any) -> Any:
+        arguments = {"deterministic": False} | {n: x for n, x in arguments.items() if n != "return_softmax"}
+        return half(**arguments), *(arguments[name] for name in ("dq", "dk", "dv"))
+
+    return call
+
+
+def as_tensor(function: Callable[..., int]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(**arguments: Any) -> Any:
+        return torch.tensor(function(**arguments))
+
+    return call
+
+
 def rotary_embedding(dim: int, base: float = 10000.0, interleaved: bool = False, scale_base: Any = None) -> Any:
     """A call of the module with its constructor's arguments."""
     module = compat.rotary.RotaryEmbedding(dim, base, interleaved, scale_base, torch.get_default_device())
@@ -83,7 +104,7 @@ flat = {name: x.flatten(0, 1) for name, x in X.items()}
 flat_other = {name: x.flatten(0, 1) for name, x in OTHER.items()}
 packed = {"cu_seqlens_q": ENDS, "cu_seqlens_k": ENDS, "max_seqlen_q": 50, "max_seqlen_k": 50}
 dense_more = {"seqused_k": torch.tensor([40, 7]), "leftpad_k": torch.tensor([0, 9])}
-varlen_more = {"seqused_k": torch.tensor([30, 7]), "leftpad_k": torch.tensor([0, 9])}
+varlen_more = {"seqused_k": torch.tensor([30, 7]), "leftpad_k": torch.tensor([0, 9]), "num_splits": 3}
 varlen_changes = {
     "cu_seqlens_q": OTHER_ENDS, "cu_seqlens_k": OTHER_ENDS, "max_seqlen_q": 60, "max_seqlen_k": 60,
     "block_table": ValueError,
@@ -96,6 +117,14 @@ mla_base: dict[str, Any] = {
     "q": draw(2, 2, 8, 24), "k_cache": draw(10, 8, 1, 24), "block_table": TABLE, "cache_seqlens": torch.tensor([9, 40]),
     "head_dim_v": 16,
 }  # fmt: skip
+half: dict[str, Any] = {
+    "dropout_p": 0.0, "softmax_scale": 0.2, "causal": False, "window_size_left": -1, "window_size_right": -1,
+    "softcap": 0.0, "alibi_slopes": None, "return_softmax": False,
+}  # fmt: skip
+half_changes = {"window_size_left": 3, "window_size_right": 3}
+sent = {name: draw(B, S, H, D) for name in ("dout", "out", "dq", "dk", "dv")}
+other_sent = {name: draw(B, S, H, D) for name in ("dout", "out")}
+gradients_go = dict.fromkeys(("dq", "dk", "dv"), "test_flash_attn_halves.test_where_gradients_go")
 parts = {"out_partial": draw(3, B, 5, H, D), "lse_partial": draw(3, B, 5, H)}
 
 CALLS: dict[str, Call] = {
@@ -181,6 +210,35 @@ CALLS: dict[str, Call] = {
             "is_causal": True, "scale": 0.1, "enable_gqa": "test_gqa_must_be_enabled",
         },
     ),
+    "_flash_attn_forward": (
+        compat.flash_attn_2._flash_attn_forward, X | half, OTHER | half_changes | {"return_softmax": True},
+    ),
+    "_flash_attn_forward, dropped": (
+        compat.flash_attn_2._flash_attn_forward, X | half | {"dropout_p": 0.3},
+        OTHER | half_changes | {"dropout_p": 0.5, "return_softmax": True},
+    ),
+    "_flash_attn_backward": (
+        written(compat.flash_attn_2._flash_attn_backward), X | half | sent | {"softmax_lse": draw(B, H, S)},
+        OTHER | half_changes | other_sent | gradients_go | {
+            "softmax_lse": draw(B, H, S), "dropout_p": ValueError, "rng_state": "test_flash_attn_halves.test_dropout",
+        },
+    ),
+    "_flash_attn_varlen_forward": (
+        compat.flash_attn_2._flash_attn_varlen_forward, flat | packed | half,
+        flat_other | varlen_changes | varlen_more | half_changes | {"return_softmax": True, "num_splits": 3},
+    ),
+    "_flash_attn_varlen_backward": (
+        written(compat.flash_attn_2._flash_attn_varlen_backward),
+        flat | packed | half | {n: x.flatten(0, 1) for n, x in sent.items()} | {"softmax_lse": draw(H, B * S)},
+        flat_other | varlen_changes | half_changes | gradients_go | {
+            **{n: x.flatten(0, 1) for n, x in other_sent.items()}, "softmax_lse": draw(H, B * S),
+            "dropout_p": ValueError, "rng_state": "test_flash_attn_halves.test_dropout",
+        },
+    ),
+    "maybe_contiguous": (
+        compat.flash_attn_2.maybe_contiguous, {"x": X["q"]}, {"x": OTHER["q"]},
+    ),
+    "round_multiple": (as_tensor(compat.flash_attn_2.round_multiple), {"x": 130, "m": 128}, {"x": 120, "m": 64}),
     "FlashAttention": (constructed(ours.FlashAttention), {}, {}),
     "FlashAttention()": (ours.FlashAttention().forward, X, OTHER),
     "flash_attention_amd.FlashAttention": (constructed(compat.flash_attention_amd.FlashAttention), {}, {}),
@@ -345,7 +403,7 @@ def near(x: Tensor) -> float:
 def walk(name: str, argument: str, device: str) -> None:
     function, base, changes = CALLS[name]
     before, calls_before = run(function, base, device)
-    if argument == "deterministic":
+    if argument in IDLE:
         change: Any = True
     elif argument in changes:
         change = changes[argument]
@@ -404,9 +462,9 @@ def test_gqa_must_be_enabled() -> None:
 def test_every_public_function_is_walked() -> None:
     public = {n for n in ours.__all__ if callable(getattr(ours, n))}
     assert public - set(CALLS) == {"register_with_transformers", "FlashMLASchedMeta"}
-    walked = {function for function, *_ in CALLS.values()}
+    walked = {inspect.unwrap(function) for function, *_ in CALLS.values()}
     for module, names in compat.attention_contents().items():
-        functions = {n for n, x in names.items() if inspect.isfunction(x) and x not in walked}
+        functions = {n for n, x in names.items() if inspect.isfunction(x) and inspect.unwrap(x) not in walked}
         assert not functions, module
 
 

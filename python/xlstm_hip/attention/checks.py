@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.checks import IO_DTYPES, accumulate_dtype, gradient_needed, has_integers, is_tensor, shape_text
+from .._core.checks import IO_DTYPES, accumulate_dtype, has_integers, is_tensor, shape_text
 from .._core.index_tensors import lengths_within, offsets_fit
 from .._core.ops import devices_with_kernels
 
@@ -162,13 +162,18 @@ def readable(x: Tensor | None) -> bool:
     return x is not None and x.device.type == "cpu" and not torch.compiler.is_compiling() and x.numel() > 0
 
 
-def lengths_fit(name: str, x: Tensor | None, most: int) -> None:
+class CacheRoomError(ValueError, RuntimeError):
+    """Keys beyond the cache. FlashAttention-2 raises a RuntimeError, in which it names block_table."""
+
+
+def lengths_fit(name: str, x: Tensor | None, most: int, paged: bool = False) -> None:
     """Values of 0 to most, where they can be read."""
     if x is None or not readable(x):
         return
+    room = "for which block_table has pages" if paged else "for which the cache has room"
     for value in (int(x.min()), int(x.max())):
         if not 0 <= value <= most:
-            raise ValueError(f"{name}: expected 0 to {most}, for which the cache has room, got {value}")
+            raise CacheRoomError(f"{name}: expected 0 to {most}, {room}, got {value}")
 
 
 def pages_fit(table: Tensor | None, used: Tensor, cache: Tensor) -> None:
@@ -221,9 +226,3 @@ def splits(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_SPLITS:
         raise ValueError(f"num_splits: expected 0 (the library chooses) to {MOST_SPLITS}, got {value!r}")
     return value
-
-
-def no_gradient(function: str, **tensors: Any) -> None:
-    for name, x in tensors.items():
-        if gradient_needed(x):
-            raise ValueError(f"{name}: a gradient is needed, and {function} has none; call it under torch.no_grad()")

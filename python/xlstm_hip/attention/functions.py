@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The six functions of FlashAttention-2, with its names, argument order, defaults, shapes and return values.
 
-Additional arguments are keyword-only: block_size, sink, seqused_k, leftpad_k, backward_plan, and num_splits of
-flash_attn_func. Results are bitwise reproducible with deterministic=True or False: no kernel uses an order of
-summation that varies between runs.
+Additional arguments are keyword-only: block_size, sink, seqused_k, leftpad_k, num_splits and backward_plan. Results are
+bitwise reproducible with deterministic=True or False: no kernel uses an order of summation that varies between runs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 from .._core.index_tensors import Pages, SequenceBounds
 from .._core.plans import Plan
 from . import checks
-from .ops import Options, attend, ops_for
+from .ops import Call, Options, attend, forward_only, ops_for
 
 Window = tuple[int, int]
 WithProbs = tuple[Tensor, Tensor, Tensor]  # out, softmax_lse, S_dmask
@@ -26,6 +25,72 @@ def _result(made: tuple[Tensor, ...], out: Tensor, return_attn_probs: bool) -> T
     if not return_attn_probs:
         return made[0]
     return made[0], made[1], made[2] if len(made) == 3 else out.new_empty(0)
+
+
+def dense_call(
+    q: Any, k: Any, v: Any, dropout_p: Any, softmax_scale: Any, causal: Any, window_size: Any, softcap: Any,
+    alibi_slopes: Any, block_size: Any = None, sink: Any = None, seqused_k: Any = None, leftpad_k: Any = None,
+) -> Call:  # fmt: skip
+    """The checked arguments of flash_attn_func."""
+    q = checks.heads("q", q, 4, "(B, S, H, D)")
+    k, v = checks.heads("k", k, 4, "(B, S, H, D)", q), checks.heads("v", v, 4, "(B, S, H, D)", q)
+    batch = q.shape[0]
+    if k.shape[0] != batch:
+        raise ValueError(f"k: expected batch size {batch} as q has, got {checks.shape_text(k)}")
+    checks.keys_and_values(q, k, v)
+    left, right = checks.window(window_size, checks.flag("causal", causal))
+    options = Options(
+        q.shape[1], k.shape[1], checks.scale_of(softmax_scale, q.shape[-1]), left, right, checks.cap(softcap),
+        checks.dropout(dropout_p), checks.block(block_size),
+    )  # fmt: skip
+    bounds = SequenceBounds(
+        seqused_k=checks.indices("seqused_k", seqused_k, q, (batch,), f"(B) = ({batch},)"),
+        leftpad_k=checks.indices("leftpad_k", leftpad_k, q, (batch,), f"(B) = ({batch},)"),
+    )
+    return Call(q, k, v, checks.sinks("sink", sink, q), checks.slopes(alibi_slopes, q, batch), bounds, options)
+
+
+def varlen_call(
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any, max_seqlen_k: Any,
+    dropout_p: Any, softmax_scale: Any, causal: Any, window_size: Any, softcap: Any, alibi_slopes: Any,
+    block_size: Any = None, sink: Any = None, seqused_k: Any = None, leftpad_k: Any = None, paged: bool = False,
+) -> Call:  # fmt: skip
+    """The checked arguments of flash_attn_varlen_func but for block_table."""
+    q = checks.heads("q", q, 3, "(T, H, D)")
+    rank, meaning = (4, "(pages, page size, H, D) with block_table") if paged else (3, "(T, H, D)")
+    k, v = checks.heads("k", k, rank, meaning, q), checks.heads("v", v, rank, meaning, q)
+    checks.keys_and_values(q, k, v)
+    cu_q = checks.offsets("cu_seqlens_q", cu_seqlens_q, q)
+    batch = cu_q.shape[0] - 1
+    cu_k = checks.offsets("cu_seqlens_k", cu_seqlens_k, q, batch)
+    left, right = checks.window(window_size, checks.flag("causal", causal))
+    options = Options(
+        checks.length("max_seqlen_q", max_seqlen_q), checks.length("max_seqlen_k", max_seqlen_k),
+        checks.scale_of(softmax_scale, q.shape[-1]), left, right, checks.cap(softcap), checks.dropout(dropout_p),
+        checks.block(block_size),
+    )  # fmt: skip
+    used = checks.indices("seqused_k", seqused_k, q, (batch,), f"(B) = ({batch},)")
+    leftpad = checks.indices("leftpad_k", leftpad_k, q, (batch,), f"(B) = ({batch},)")
+    bounds = SequenceBounds(cu_q, cu_k, used, leftpad)
+    return Call(q, k, v, checks.sinks("sink", sink, q), checks.slopes(alibi_slopes, q, batch), bounds, options)
+
+
+@forward_only("flash_attn_varlen_func with block_table")
+def attend_pages(
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, slopes: Tensor | None, bounds: SequenceBounds,
+    options: Options, block_table: Any, splits: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """out and lse of a varlen call whose keys are pages."""
+    cu_q, cu_k, used, leftpad = bounds
+    assert cu_q is not None and cu_k is not None
+    batch = cu_q.shape[0] - 1
+    table = checks.indices("block_table", block_table, q, (batch, None), f"(B, pages) = ({batch}, pages)")
+    if options.dropout_p > 0:
+        raise ValueError(f"dropout_p: expected 0 with block_table, got {options.dropout_p}")
+    checks.paged_keys_fit(cu_k, options.max_seqlen_k, used)
+    lengths = (cu_k[1:] - cu_k[:-1]).contiguous()
+    bounds = SequenceBounds(cu_q, None, lengths if used is None else torch.minimum(used, lengths), leftpad)
+    return ops_for(q).attention_forward(q, k, v, *bounds, *Pages(table), slopes, sink, None, *options, splits, True)
 
 
 @overload
@@ -76,29 +141,16 @@ def flash_attn_func(
     (B, H_q, S_q) and S_dmask: with dropout the softmax (B, H_q, S_q, S_k), negative where dropped, else empty.
     num_splits: parts that the keys are cut into, 0 leaves it to the plan. backward_plan: how the backward pass is cut
     up (docs/tuning.md), a mapping of block_size, row_panels, parts and common_schedule."""
-    q = checks.heads("q", q, 4, "(B, S, H, D)")
-    k, v = checks.heads("k", k, 4, "(B, S, H, D)", q), checks.heads("v", v, 4, "(B, S, H, D)", q)
-    batch = q.shape[0]
-    if k.shape[0] != batch:
-        raise ValueError(f"k: expected batch size {batch} as q has, got {checks.shape_text(k)}")
-    checks.keys_and_values(q, k, v)
     checks.flag("deterministic", deterministic)
-    left, right = checks.window(window_size, checks.flag("causal", causal))
-    options = Options(
-        q.shape[1], k.shape[1], checks.scale_of(softmax_scale, q.shape[-1]), left, right, checks.cap(softcap),
-        checks.dropout(dropout_p), checks.block(block_size),
+    call = dense_call(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, block_size, sink, seqused_k,
+        leftpad_k,
     )  # fmt: skip
-    bounds = SequenceBounds(
-        seqused_k=checks.indices("seqused_k", seqused_k, q, (batch,), f"(B) = ({batch},)"),
-        leftpad_k=checks.indices("leftpad_k", leftpad_k, q, (batch,), f"(B) = ({batch},)"),
-    )
-    probs = checks.flag("return_attn_probs", return_attn_probs) and options.dropout_p > 0
-    slopes, sinks = checks.slopes(alibi_slopes, q, batch), checks.sinks("sink", sink, q)
+    probs = checks.flag("return_attn_probs", return_attn_probs) and call.options.dropout_p > 0
     parts = checks.splits(num_splits)
     if probs and parts > 1:
         raise ValueError(f"num_splits: expected 0 or 1 with dropout and return_attn_probs, got {num_splits}")
-    made = attend(q, k, v, sinks, slopes, bounds, options, probs, parts, backward_plan)
-    return _result(made, q, return_attn_probs)
+    return _result(attend(call, probs, parts, backward_plan), call.q, return_attn_probs)
 
 
 @overload
@@ -191,7 +243,7 @@ def flash_attn_varlen_func(
     dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
     softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
     return_attn_probs: Literal[False] = ..., block_table: Tensor | None = ..., block_size: int | None = ...,
-    sink: Tensor | None = ..., seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ...,
+    sink: Tensor | None = ..., seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ..., num_splits: int = ...,
     backward_plan: Plan | None = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
@@ -200,7 +252,7 @@ def flash_attn_varlen_func(
     dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
     softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
     return_attn_probs: Literal[True], block_table: Tensor | None = ..., block_size: int | None = ...,
-    sink: Tensor | None = ..., seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ...,
+    sink: Tensor | None = ..., seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ..., num_splits: int = ...,
     backward_plan: Plan | None = ...,
 ) -> WithProbs: ...  # fmt: skip
 @overload
@@ -209,7 +261,8 @@ def flash_attn_varlen_func(
     dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
     softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
     block_table: Tensor | None = ..., *, block_size: int | None = ..., sink: Tensor | None = ...,
-    seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ..., backward_plan: Plan | None = ...,
+    seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ..., num_splits: int = ...,
+    backward_plan: Plan | None = ...,
 ) -> Tensor | WithProbs: ...  # fmt: skip
 def flash_attn_varlen_func(
     q: Tensor,  # (T_q, H_q, D)
@@ -233,47 +286,27 @@ def flash_attn_varlen_func(
     sink: Tensor | None = None,
     seqused_k: Tensor | None = None,  # (B)
     leftpad_k: Tensor | None = None,  # (B)
+    num_splits: int = 0,
     backward_plan: Plan | None = None,
 ) -> Tensor | WithProbs:
     """Attention of B sequences of any lengths, zero included, packed one after the other. Returns out (T_q, H_q, D_v);
     with return_attn_probs also softmax_lse (H_q, T_q) and S_dmask (B, H_q, max_seqlen_q, max_seqlen_k), empty without
-    dropout. No sequence may be longer than the max_seqlen given. With block_table there is no dropout, no gradient."""
-    q = checks.heads("q", q, 3, "(T, H, D)")
-    paged = block_table is not None
-    rank, meaning = (4, "(pages, page size, H, D) with block_table") if paged else (3, "(T, H, D)")
-    k, v = checks.heads("k", k, rank, meaning, q), checks.heads("v", v, rank, meaning, q)
-    checks.keys_and_values(q, k, v)
-    cu_q = checks.offsets("cu_seqlens_q", cu_seqlens_q, q)
-    batch = cu_q.shape[0] - 1
-    cu_k = checks.offsets("cu_seqlens_k", cu_seqlens_k, q, batch)
+    dropout. No sequence may be longer than the max_seqlen given. With block_table there is no dropout and no backward
+    pass."""
     checks.flag("deterministic", deterministic)
-    left, right = checks.window(window_size, checks.flag("causal", causal))
-    options = Options(
-        checks.length("max_seqlen_q", max_seqlen_q), checks.length("max_seqlen_k", max_seqlen_k),
-        checks.scale_of(softmax_scale, q.shape[-1]), left, right, checks.cap(softcap), checks.dropout(dropout_p),
-        checks.block(block_size),
+    call = varlen_call(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
+        softcap, alibi_slopes, block_size, sink, seqused_k, leftpad_k, block_table is not None,
     )  # fmt: skip
-    used = checks.indices("seqused_k", seqused_k, q, (batch,), f"(B) = ({batch},)")
-    leftpad = checks.indices("leftpad_k", leftpad_k, q, (batch,), f"(B) = ({batch},)")
-    slopes, sinks = checks.slopes(alibi_slopes, q, batch), checks.sinks("sink", sink, q)
-    if not paged:
-        probs = checks.flag("return_attn_probs", return_attn_probs) and options.dropout_p > 0
-        made = attend(
-            q, k, v, sinks, slopes, SequenceBounds(cu_q, cu_k, used, leftpad), options, probs, 0, backward_plan
-        )
-        return _result(made, q, return_attn_probs)
-
-    if options.dropout_p > 0:
-        raise ValueError(f"dropout_p: expected 0 with block_table, got {dropout_p}")
+    probs = checks.flag("return_attn_probs", return_attn_probs) and call.options.dropout_p > 0
+    parts = checks.splits(num_splits)
+    if probs and parts > 1:
+        raise ValueError(f"num_splits: expected 0 or 1 with dropout and return_attn_probs, got {num_splits}")
+    if block_table is None:
+        return _result(attend(call, probs, parts, backward_plan), call.q, return_attn_probs)
     if backward_plan is not None:
         raise ValueError(f"backward_plan: expected None with block_table, got {backward_plan!r}")
-    checks.no_gradient("flash_attn_varlen_func with block_table", q=q, k=k, v=v, sink=sink)
-    table = checks.indices("block_table", block_table, q, (batch, None), f"(B, pages) = ({batch}, pages)")
-    checks.paged_keys_fit(cu_k, options.max_seqlen_k, used)
-    lengths = (cu_k[1:] - cu_k[:-1]).contiguous()
-    bounds = SequenceBounds(cu_q, None, lengths if used is None else torch.minimum(used, lengths), leftpad)
-    made = ops_for(q).attention_forward(q, k, v, *bounds, *Pages(table), slopes, sinks, None, *options, 0, True)
-    return _result(tuple(made), q, checks.flag("return_attn_probs", return_attn_probs))
+    return _result(attend_pages(*call, block_table, parts), call.q, return_attn_probs)
 
 
 @overload

@@ -11,7 +11,7 @@ from torch import Tensor
 from .._core.checks import IO_DTYPES, one_of, shape_text
 from .._core.index_tensors import Pages, SequenceBounds
 from . import checks
-from .ops import Options, cut_of, ops_for
+from .ops import Options, cut_of, forward_only, ops_for
 
 MOST_ON_A_GPU = 256  # the head dims that all of its kernels take
 
@@ -43,6 +43,7 @@ def flash_attn_with_kvcache(
     rotary_interleaved: bool = ..., alibi_slopes: Tensor | None = ..., num_splits: int = ...,
     return_softmax_lse: bool = ..., *, block_size: int | None = ..., sink: Tensor | None = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
+@forward_only("flash_attn_with_kvcache")
 def flash_attn_with_kvcache(
     q: Tensor,  # (B, S_q, H_q, D)
     k_cache: Tensor,  # (B_cache, S_cache, H_k, D), or with block_table pages (N, page, H_k, D)
@@ -82,7 +83,6 @@ def flash_attn_with_kvcache(
         if checks.heads(name, x, 4, meaning, q) is not x:
             raise ValueError(f"{name}: expected the last dimension to be contiguous, got strides {tuple(x.stride())}")
     checks.keys_and_values(q, k_cache, v_cache, "k_cache", "v_cache")
-    checks.no_gradient("flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, sink=sink)
     batch = q.shape[0]
     table = checks.indices("block_table", block_table, q, (batch, None), f"(B, pages) = ({batch}, pages)")
     rows = checks.indices("cache_batch_idx", cache_batch_idx, q, (batch,), f"(B) = ({batch},)")
@@ -117,12 +117,12 @@ def flash_attn_with_kvcache(
             expected = (batch, k.shape[1], *cache.shape[2:])
             if tuple(x.shape) != expected:
                 raise ValueError(f"{name}: expected shape {expected}, got {shape_text(x)}")
-        checks.lengths_fit("cache_seqlens", before, room - k.shape[1])
+        checks.lengths_fit("cache_seqlens", before, room - k.shape[1], paged)
         used = before + k.shape[1]
         checks.pages_fit(table, used, k_cache)
     else:
-        checks.lengths_fit("cache_seqlens", before, room)
-    checks.lengths_fit("cache_leftpad", leftpad, room)
+        checks.lengths_fit("cache_seqlens", before, room, paged)
+    checks.lengths_fit("cache_leftpad", leftpad, room, paged)
     cut = cut_of(q, k_cache.shape[-2], room, v_cache.shape[-1], options, parts, packed=False)
     if cos is not None:
         same_position = left < 0 and right < 0
@@ -170,6 +170,7 @@ def _rotary(cos: Any, sin: Any, q: Tensor, before: Tensor | None) -> tuple[Tenso
     return cos.contiguous(), sin.contiguous()
 
 
+@forward_only("flash_attn_combine")
 def flash_attn_combine(
     out_partial: Tensor,  # (splits, B, S, H, D) float32
     lse_partial: Tensor,  # (splits, B, S, H) float32
@@ -194,7 +195,6 @@ def flash_attn_combine(
         expected = tuple(out_partial.shape[:-1])
         raise ValueError(f"lse_partial: expected shape (splits, B, S, H) = {expected}, got {shape_text(lse_partial)}")
     one_of("out_dtype", out_dtype, (None, *IO_DTYPES))
-    checks.no_gradient("flash_attn_combine", out_partial=out_partial, lse_partial=lse_partial)
     if out is not None:
         checks.is_tensor("out", out)
         if out.shape != out_partial.shape[1:]:

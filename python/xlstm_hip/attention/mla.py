@@ -20,7 +20,7 @@ from .._core.index_tensors import Pages, SequenceBounds
 from .._core.native import native
 from .._core.plans import AS_PLANNED, Plan, check_plan
 from . import checks
-from .ops import Options, ops_for, tabled_plan
+from .ops import Options, forward_only, ops_for, tabled_plan
 
 SCHEDULE_COLUMNS = 8  # begin and end (sequence, block), first split, as FlashMLA lays them out; three are unused
 _BLOCK = 64  # keys that a schedule counts in
@@ -108,6 +108,7 @@ def _refuse(**unsupported: Any) -> None:
             raise NotImplementedError(f"{name}: expected {'False' if x is True else 'None'}; there is no kernel for it")
 
 
+@forward_only("flash_mla_with_kvcache")
 def flash_mla_with_kvcache(
     q: Tensor,  # (B, S_q, H_q, D): D is 576, 512 and 64 for the position, or 512
     k_cache: Tensor,  # (pages, page size, H_k, D), or (B, S, H_k, D) where block_table is None
@@ -156,7 +157,6 @@ def flash_mla_with_kvcache(
         raise ValueError(f"head_dim_v: expected an integer from 1 to q's head dim {features}, got {head_dim_v!r}")
     values = k_cache[..., :head_dim_v]
     checks.keys_and_values(q, k_cache, values, "k_cache", "k_cache")
-    checks.no_gradient("flash_mla_with_kvcache", q=q, k_cache=k_cache, attn_sink=attn_sink)
     if block_table is None and k_cache.shape[0] != batch:
         raise ValueError(f"k_cache: expected batch size {batch} as q has, or block_table, got {shape_text(k_cache)}")
     table = checks.indices("block_table", block_table, q, (batch, None), f"(B, pages) = ({batch}, pages)")
@@ -165,7 +165,7 @@ def flash_mla_with_kvcache(
     assert used is not None
     heads_k = k_cache.shape[2]
     keys = k_cache.shape[1] * (1 if table is None else table.shape[1])
-    checks.lengths_fit("cache_seqlens", used, keys)
+    checks.lengths_fit("cache_seqlens", used, keys, table is not None)
     shapes = (batch, queries, heads_q, heads_k, features, head_dim_v, keys, q.dtype, q.device)
     _, right = checks.window((-1, -1), checks.flag("causal", causal))
     options = Options(queries, 0, checks.scale_of(softmax_scale, features), -1, right, 0.0, 0.0, 0)

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +17,9 @@ from .._core.index_tensors import Pages, SequenceBounds
 from .._core.ops import OPS, OpFunction, first_order
 from ..reference import attention_ops as plain
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
 
 class Options(NamedTuple):
     max_seqlen_q: int
@@ -25,6 +30,18 @@ class Options(NamedTuple):
     softcap: float
     dropout_p: float
     block_size: int  # of the forward pass
+
+
+class Call(NamedTuple):
+    """The checked arguments of a call with a backward pass."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sink: Tensor | None
+    slopes: Tensor | None
+    bounds: SequenceBounds
+    options: Options
 
 
 class BackwardCut(NamedTuple):
@@ -111,14 +128,43 @@ class AttentionFunction(OpFunction):
     @first_order
     def backward(ctx, dout, dlse, *_):
         q, k, v, sink, slopes, rng_state, out, lse, *bounds = ctx.saved_tensors
-        if dout is None:
-            dout = torch.zeros_like(out)
-        elif dout.stride(-1) != 1:
-            dout = dout.contiguous()
-        dq, dk, dv, dsink = OPS.attention_backward(
-            q, k, v, out, lse, dout, dlse, *bounds, slopes, sink, rng_state, *ctx.options[:-1], *ctx.cut
-        )
+        call = Call(q, k, v, sink, slopes, SequenceBounds(*bounds), ctx.options)
+        dq, dk, dv, dsink = _backward(call, rng_state, out, lse, dout, dlse, ctx.cut)
         return dq, dk, dv, None if sink is None else dsink, None, None, None, None, None, None
+
+
+class _ForwardOnly(torch.autograd.Function):  # no OpFunction: where a graph breaks Dynamo cannot trace its apply
+    @staticmethod
+    def forward(ctx, function, results, *tensors):
+        ctx.function = function
+        return tensors[:results]
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise NotImplementedError(f"{ctx.function}: there is no backward pass; call it under torch.no_grad()")
+
+
+def forward_only(name: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Lets a function without a backward pass run where a gradient is needed, as inference code that forgets
+    torch.no_grad() does. A backward pass through its results raises."""
+
+    def decorated(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        @functools.wraps(function)
+        def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            if not gradient_needed(*args, *kwargs.values()):
+                return function(*args, **kwargs)
+            if torch.compiler.is_compiling():  # which traces the backward pass ahead
+                raise ValueError(f"{name}: a gradient is needed, and it has none; call it under torch.no_grad()")
+            with torch.no_grad():
+                made: Any = function(*args, **kwargs)
+            results = made if isinstance(made, tuple) else (made,)
+            needing = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.requires_grad)
+            told = _ForwardOnly.apply(name, len(results), *results, *needing)
+            return told if isinstance(made, tuple) else told[0]
+
+        return run
+
+    return decorated
 
 
 def _forward(ops, q, k, v, sink, slopes, rng_state, bounds, options, probs, cut):
@@ -144,31 +190,55 @@ def cut_of(q: Tensor, heads_k: int, keys: int, dv: int, options: Options, splits
     return plan.get("block_size", 0), plan.get("splits", 0)
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink: Tensor | None,
-    slopes: Tensor | None,
-    bounds: SequenceBounds,
-    options: Options,
-    probs: bool = False,
-    splits: int = 0,
-    backward_plan: Any = None,
-) -> tuple[Tensor, ...]:
+def _backward(call, rng_state, out, lse, dout, dlse, cut):
+    q, k, v, sink, slopes, bounds, options = call
+    if dout is None:
+        dout = torch.zeros_like(out)
+    elif dout.stride(-1) != 1:
+        dout = dout.contiguous()
+    return OPS.attention_backward(q, k, v, out, lse, dout, dlse, *bounds, slopes, sink, rng_state, *options[:-1], *cut)
+
+
+def _is_packed(call: Call) -> bool:
+    return call.bounds.cu_seqlens_q is not None
+
+
+def _sizes(call: Call) -> tuple[Tensor, int, int, int, Options]:
+    return call.q, call.k.shape[-2], call.k.shape[-3], call.v.shape[-1], call.options
+
+
+def drawn_seed(call: Call) -> Tensor | None:
+    """Seed and offset of the dropout, from torch's generator of the device; None without dropout."""
+    if call.options.dropout_p == 0:
+        return None
+    return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=call.q.device)
+
+
+def forward_pass(call: Call, rng_state: Tensor | None, probs: bool = False, splits: int = 0) -> tuple[Tensor, ...]:
+    """out, lse and, if asked for, the softmax with dropped weights negative. No gradient is recorded."""
+    cut = cut_of(*_sizes(call), splits, _is_packed(call))
+    q, k, v, sink, slopes, bounds, options = call
+    return tuple(_forward(ops_for(q), q, k, v, sink, slopes, rng_state, bounds, options, probs, cut))
+
+
+def backward_pass(
+    call: Call, rng_state: Tensor | None, out: Tensor, lse: Tensor, dout: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv of any out and lse: over these keys alone, or over more of which these are a part."""
+    plan = plans.AS_PLANNED if _is_packed(call) else tabled_plan("attention_backward", *_sizes(call))
+    return _backward(call, rng_state, out, lse, dout, None, BackwardCut(**plan))[:3]
+
+
+def attend(call: Call, probs: bool = False, splits: int = 0, backward_plan: Any = None) -> tuple[Tensor, ...]:
     """out, lse and, if asked for, the softmax with dropped weights negative. Draws a seed if there is dropout."""
     if backward_plan is not None:
         backward_plan = plans.check_plan("backward_plan", "attention_backward", backward_plan)
-    rng_state = None
-    if options.dropout_p > 0:
-        rng_state = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=q.device)
-    packed = bounds.cu_seqlens_q is not None
-    sizes = (q, k.shape[-2], k.shape[-3], v.shape[-1], options)
-    cut = cut_of(*sizes, splits, packed)
-    ops = ops_for(q)
-    if ops is OPS and gradient_needed(q, k, v, sink):
-        if backward_plan is None:
-            backward_plan = plans.AS_PLANNED if packed else tabled_plan("attention_backward", *sizes)
-        cuts = (cut, BackwardCut(**backward_plan))
-        return AttentionFunction.apply(q, k, v, sink, slopes, rng_state, bounds, options, probs, cuts)
-    return tuple(_forward(ops, q, k, v, sink, slopes, rng_state, bounds, options, probs, cut))
+    rng_state = drawn_seed(call)
+    q, k, v, sink, slopes, bounds, options = call
+    if ops_for(q) is not OPS or not gradient_needed(q, k, v, sink):
+        return forward_pass(call, rng_state, probs, splits)
+    packed = _is_packed(call)
+    if backward_plan is None:
+        backward_plan = plans.AS_PLANNED if packed else tabled_plan("attention_backward", *_sizes(call))
+    cuts = (cut_of(*_sizes(call), splits, packed), BackwardCut(**backward_plan))
+    return AttentionFunction.apply(q, k, v, sink, slopes, rng_state, bounds, options, probs, cuts)

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import attention
 from .._version import __version__
-from . import flash_attention_amd, padding, rotary
+from . import flash_attention_amd, flash_attn_2, padding, rotary
 
 FLASH_ATTN = (
     "flash_attn_func",
@@ -58,7 +58,7 @@ def attention_contents() -> dict[str, Mapping[str, Any]]:
     mla = _take(attention, FLASH_MLA)
     return {
         "flash_attn": {**functions, "__version__": FLASH_ATTN_VERSION},
-        "flash_attn.flash_attn_interface": functions,
+        "flash_attn.flash_attn_interface": {**functions, **flash_attn_2.CONTENTS},
         "flash_attn.bert_padding": _take(padding, PADDING),
         "flash_attn.layers": {},
         "flash_attn.layers.rotary": {**_take(rotary, ROTARY), "apply_rotary_emb_func": rotary.apply_rotary_emb},
