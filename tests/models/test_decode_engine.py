@@ -141,7 +141,15 @@ def test_a_graph_of_a_step(captures: list[Callable]) -> None:
     assert len(captures) == 2
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "top_k": 30, "repetition_penalty": 1.2}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.9, "top_k": 30, "repetition_penalty": 1.2},
+        {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2, "min_p": 0.02, "stop": [[7, 8], [9]]},
+    ],
+    ids=str,
+)
 def test_a_graph_of_a_step_with_its_draw(
     captures: list[Callable], monkeypatch: pytest.MonkeyPatch, options: dict
 ) -> None:

@@ -96,7 +96,14 @@ def test_draws_are_those_of_the_cpu(sampling: Sampling, rows: int, vocab: int, l
 
 
 @pytest.mark.parametrize("dtype, bits", [(torch.bfloat16, 0), (torch.float32, 0), (torch.bfloat16, 4)], ids=str)
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "repetition_penalty": 1.2}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "repetition_penalty": 1.2},
+        {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.2, "min_p": 0.02, "stop": [[7, 8], [9]]},
+    ],
+)
 def test_a_text_is_one_graph(monkeypatch: pytest.MonkeyPatch, options: dict, dtype: torch.dtype, bits: int) -> None:
     """Embedding to drawn token is captured once, and makes the text of steps that were not; streamed too."""
     model = model_of(dtype, bits).cuda()

@@ -11,8 +11,9 @@ import torch
 from support.peer_models import SMALL, official, ours, relative, tokens
 from xlstm_hip.models import Sampling, Stream, generate, generation, xLSTMLarge
 from xlstm_hip.models.config_files import SpecialTokens
+from xlstm_hip.models.generation import logprobs_of
 
-DRAWN = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
+DRAWN = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1, "min_p": 0.01}
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 
 
@@ -86,7 +87,15 @@ def test_a_state_of_the_beginning_is_filled(mode: str) -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(0.7), Sampling(1.0, top_k=5), Sampling(1.3, top_p=0.8), Sampling(0.9, 20, 0.6, 1.4), Sampling(1.0, 1000)],
+    [
+        Sampling(0.7),
+        Sampling(1.0, top_k=5),
+        Sampling(1.3, top_p=0.8),
+        Sampling(0.9, 20, 0.6, 1.4),
+        Sampling(1.0, 1000),
+        Sampling(1.3, min_p=0.1),
+        Sampling(1.5, 30, 0.9, 1.2, 0.05),
+    ],
     ids=str,
 )
 def test_probabilities_are_those_of_transformers(sampling: Sampling, seed: int) -> None:
@@ -101,6 +110,8 @@ def test_probabilities_are_those_of_transformers(sampling: Sampling, seed: int) 
         scores = logits_process.TopKLogitsWarper(sampling.top_k)(history, scores)
     if sampling.top_p < 1:
         scores = logits_process.TopPLogitsWarper(sampling.top_p)(history, scores)
+    if sampling.min_p:
+        scores = logits_process.MinPLogitsWarper(sampling.min_p)(history, scores)
     got = sampling.probabilities(logits.float().double(), seen)
     assert torch.allclose(got, scores.softmax(-1), atol=1e-5)
     assert torch.equal(got > 0, scores.softmax(-1) > 0)
@@ -122,6 +133,83 @@ def test_end_tokens(model: xLSTMLarge) -> None:
     # The state of a row that is over stays where it was, whatever the others still do.
     for n, own in alone.state.items():
         assert all(relative(a[1:2], b) < 1e-12 for a, b in zip(got.state[n], own, strict=True))
+
+
+@pytest.mark.parametrize("eos", [(), (3,)], ids=["", "eos"])
+def test_stop_sequences_end_rows(model: xLSTMLarge, eos: tuple[int, ...]) -> None:
+    """As end tokens do: a row that met one is padding from then on, and its state stays."""
+    options = {"temperature": 1.0, "seed": 1, "eos": eos}
+    free = generate(model, PROMPTS, 30, **options)
+    row_1, row_2 = (free.tokens[n].tolist() for n in (1, 2))
+    stops = (row_1[3:5], row_2[7:10], [row_1[0], 96, 96])
+    assert len(set(map(tuple, stops))) == 3
+    got = generate(model, PROMPTS, 30, stop=stops, **options)
+    for row in range(len(PROMPTS)):
+        own = free.tokens[row, : free.lengths[row]].tolist()
+        met = (n for n in range(1, len(own) + 1) if any(own[:n][-len(s) :] == s for s in stops))
+        length = next(met, len(own))
+        width = got.tokens.shape[1]
+        assert got.lengths[row] == length
+        assert got.tokens[row].tolist() == (own[:length] + [model.special_tokens.pad] * width)[:width]
+    assert got.lengths[1] <= 5 and got.lengths[2] <= 10
+    alone = generate(model, [PROMPTS[1]], 30, stop=stops, **options | {"seed": 2})
+    assert alone.tokens.shape[1] == alone.lengths[0] == got.lengths[1]
+    for n, own_state in alone.state.items():
+        assert all(relative(a[1:2], b) < 1e-12 for a, b in zip(got.state[n], own_state, strict=True))
+
+
+def test_a_function_stops_rows(model: xLSTMLarge) -> None:
+    """It is called with each step's tokens; also of a Stream that was asked without one before."""
+    seen = []
+
+    def stop(tokens: torch.Tensor) -> list[int]:
+        seen.append(tokens.tolist())
+        return [2] if len(seen) == 3 else [0, 1, 3] if len(seen) == 6 else []
+
+    free = generate(model, PROMPTS, 10, eos=())
+    made = generate(model, PROMPTS, 10, eos=(), stop=stop)
+    assert made.lengths.tolist() == [6, 6, 3, 6] and torch.equal(made.tokens[0], free.tokens[0, :6])
+    assert made.tokens.t().tolist() == seen
+    stream = fed(model)
+    first = [int(token) for token in stream.tokens(4)]
+    stream.feed(torch.tensor([first[-1:]]))
+    assert len(list(stream.tokens(4, stop=lambda tokens: [0]))) == 1
+    assert [int(token) for token in fed(model).tokens(4)] == first
+
+
+def test_logprobs(model: xLSTMLarge) -> None:
+    """Those of the model's logits, in float64: bit by bit of a Stream's, and of one call over the whole text."""
+    options = {**DRAWN, "seed": 3, "eos": ()}
+    plain = generate(model, PROMPTS, 12, **options)
+    end = (int(plain.tokens[2, 4]),)
+    made = generate(model, PROMPTS, 12, logprobs=5, **options | {"eos": end})
+    assert plain.logprobs is None and made.logprobs is not None
+    got = made.logprobs
+    width = made.tokens.shape[1]
+    assert got.tokens.shape == (4, width) and got.top.shape == got.top_tokens.shape == (4, width, 5)
+    assert got.tokens.dtype == got.top.dtype == torch.float64
+    for row, prompt in enumerate(PROMPTS):
+        length = int(made.lengths[row])
+        stream = Stream(model, remember_tokens=True)
+        stream.feed(torch.tensor([[0, *prompt]]))
+        want = []
+        for token in stream.tokens(length, Sampling(**DRAWN), 3 + row):
+            want.append(stream.logits.double().log_softmax(-1)[0])
+            one = logprobs_of(stream.logits, token, 2)
+            assert one.tokens == want[-1][token] and torch.equal(one.top[0], want[-1].sort(descending=True).values[:2])
+        text = made.tokens[row, :length]
+        # Rows of a batch and alone differ as sums of another order do: a state's of float64, through two blocks.
+        scores = torch.stack(want)
+        assert (got.tokens[row, :length] - scores.gather(1, text[:, None])[:, 0]).abs().max() < 1e-12
+        assert (got.top[row, :length] - scores.gather(1, got.top_tokens[row, :length])).abs().max() < 1e-12
+        assert torch.equal(got.top[row, :length], got.top[row, :length].sort(descending=True).values)
+        assert got.tokens[row, length:].isnan().all() and got.top[row, length:].isnan().all()
+        with torch.no_grad():
+            whole = model(torch.tensor([[0, *prompt, *text.tolist()]]))[0].log_softmax(-1)[len(prompt) : -1]
+        assert (whole.gather(1, text[:, None])[:, 0] - got.tokens[row, :length]).abs().max() < 1e-12
+    assert generate(model, PROMPTS, 2, logprobs=0).logprobs.top.shape == (4, 2, 0)
+    exact = generate(model, [[5]], 4, eos=(), logprobs=97).logprobs  # greedy
+    assert torch.equal(exact.tokens, exact.top[..., 0]) and (exact.top.exp().sum(-1) - 1).abs().max() < 97 * 2**-52
 
 
 def test_bos_rule(model: xLSTMLarge) -> None:
@@ -208,7 +296,29 @@ def fed(model: xLSTMLarge) -> Stream:
     [
         (lambda m: generate(m, [[1]], 0), "max_new_tokens: expected an integer >= 1, got 0"),
         (lambda m: generate(m, [[1]], 1, temperature=-1), "temperature: expected a number from 0.0 to inf, got -1"),
-        (lambda m: generate(m, [[1]], 1, top_k=5), "temperature: expected above 0 with top_k or top_p"),
+        (lambda m: generate(m, [[1]], 1, top_k=5), "temperature: expected above 0 with top_k, top_p or min_p"),
+        (lambda m: generate(m, [[1]], 1, min_p=0.1), "temperature: expected above 0 with top_k, top_p or min_p"),
+        (
+            lambda m: generate(m, [[1]], 1, temperature=1, min_p=1.5),
+            "min_p: expected a number from 0.0 to 1.0, got 1.5",
+        ),
+        (
+            lambda m: generate(m, [[1]], 1, stop="ab"),
+            "stop: expected sequences of token ids, or a function .*, got 'ab'",
+        ),
+        (lambda m: generate(m, [[1]], 1, stop=[5]), r"stop\[0\]: expected a sequence of token ids, got 5"),
+        (lambda m: generate(m, [[1]], 1, stop=[[5], []]), r"stop\[1\]: expected at least one token id"),
+        (lambda m: generate(m, [[1]], 1, stop=[[97]]), r"stop\[0\]: expected token ids from 0 to 96, got 97"),
+        (lambda m: generate(m, [[1]], 1, stop=lambda step: [1]), r"stop: .* return rows from 0 to 0, got \[1\]"),
+        (lambda m: generate(m, [[1]], 1, stop=lambda step: True), "stop: .* return rows from 0 to 0, got True"),
+        (lambda m: list(fed(m).tokens(1, stop=lambda step: 1)), "stop: .* return rows from 0 to 0, got 1"),
+        (lambda m: fed(m).tokens(1, stop=[[5]]), r"stop: expected a function of each step's tokens, or None, got \[\["),
+        (lambda m: generate(m, [[1]], 1, logprobs=98), "logprobs: expected None or an integer from 0 to 97, got 98"),
+        (
+            lambda m: generate(m, [[1]], 1, logprobs=True),
+            "logprobs: expected None or an integer from 0 to 97, got True",
+        ),
+        (lambda m: m.generate(torch.zeros(1, 1).long(), 1, logprobs=1), "logprobs: expected a call of .*generate"),
         (lambda m: generate(m, [[1]], 1, temperature=1, top_p=0), "top_p: expected a finite number above 0, got 0"),
         (lambda m: generate(m, [[1]], 1, temperature=1, top_k=-1), "top_k: expected an integer >= 0, got -1"),
         (lambda m: generate(m, [[1]], 1, seed=[1, 2]), "seed: expected an integer, or one for each of 1 rows"),

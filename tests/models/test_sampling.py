@@ -174,7 +174,19 @@ def test_nan(sampling: Sampling) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("options", [(0.0, 0, 1.0, 1.3), (0.8, 40, 0.9, 1.1), (1.0, 0, 1.0, 1.0)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        (0.0, 0, 1.0, 1.3),
+        (0.8, 40, 0.9, 1.1),
+        (1.0, 0, 1.0, 1.0),
+        (1.0, 0, 1.0, 1.0, 0.05),
+        (1.5, 20, 1.0, 1.0, 0.1),
+        (1.5, 0, 0.9, 1.2, 0.02),
+        (1.0, 40, 0.95, 1.0, 0.2),
+    ],
+    ids=str,
+)
 def test_drawing_is_plain_torch(monkeypatch: pytest.MonkeyPatch, options: tuple, dtype: torch.dtype) -> None:
     """Many steps, with ends and seeds of every size: the op's tokens are plain torch's."""
     seeds, sampling = [0, -1, 2**63, 2**64 - 5, 12345], Sampling(*options)
@@ -193,6 +205,47 @@ def test_drawing_is_plain_torch(monkeypatch: pytest.MonkeyPatch, options: tuple,
             assert drawing.over() == (not any(text[-1][1]))
     assert texts[0] == texts[1]
     assert len({tuple(t) for t, _ in texts[0]}) > 10 and not all(texts[0][-1][1])
+
+
+@pytest.mark.parametrize("levels", [0, 4], ids=["", "ties"])
+@pytest.mark.parametrize("options", [(0, 1.0), (7, 1.0), (0, 0.7), (30, 0.9)], ids=str)
+def test_min_p_keeps_what_plain_torch_keeps(options: tuple, levels: int) -> None:
+    """All that is kept is drawn at last, and nothing else; a min_p below every weight changes no token."""
+    rows, (top_k, top_p) = 3000, options
+    logits = logits_of(1, 60, levels=levels).expand(rows, -1).contiguous()
+    for min_p in (0.3, 1.0, 1e-300):
+        sampling = Sampling(3.0, top_k, top_p, min_p=min_p)
+        drawing = Drawing(sampling, (), 0, rows, None, CPU)
+        drawing.begin(range(rows))
+        drawing(logits)
+        kept = (sampling.probabilities(logits[:1], None)[0] > 0).nonzero().flatten().tolist()
+        if min_p == 1e-300:
+            without = draw(call_of(logits, Sampling(3.0, top_k, top_p), list(range(rows))))
+            assert torch.equal(drawing.tokens, without["tokens"])
+        else:
+            assert drawing.tokens.unique().tolist() == kept and 1 <= len(kept) < 60
+
+
+def test_min_p_and_nan() -> None:
+    for options in ((0, 1.0), (5, 0.9)):
+        logits = logits_of(3, 50)
+        logits[1, 17] = math.nan
+        drawing = Drawing(Sampling(1.0, *options, min_p=0.1), (), 0, 3, None, CPU)
+        drawing.begin(range(3))
+        drawing(logits)
+        assert (drawing.tokens < 0).tolist() == [False, True, False]
+
+
+def test_rows_that_are_given_up_end() -> None:
+    drawing = Drawing(Sampling(), (), 7, 3, None, CPU, may_end=True)
+    drawing.begin([0, 1, 2])
+    drawing(torch.eye(3))
+    assert drawing.tokens.tolist() == [0, 1, 2] and not drawing.over()
+    drawing.end([1])
+    drawing(torch.eye(3))
+    assert drawing.tokens.tolist() == [0, 7, 2] and drawing.going.tolist() == [True, False, True]
+    drawing.end([0, 2])
+    assert drawing.over()
 
 
 def test_opcheck() -> None:

@@ -3,7 +3,7 @@
 
 from .config import xLSTMLargeConfig
 from .config_files import SpecialTokens
-from .generation import Generated, Stream, generate
+from .generation import Generated, Logprobs, Stream, generate, logprobs_of
 from .mapping import CheckpointError, create_parameter_mapping
 from .norms import MultiHeadLayerNorm
 from .pretrained import load_pretrained, save_pretrained
@@ -13,6 +13,7 @@ from .xlstm_large import xLSTMLarge
 __all__ = [
     "CheckpointError",
     "Generated",
+    "Logprobs",
     "MultiHeadLayerNorm",
     "Sampling",
     "SpecialTokens",
@@ -20,6 +21,7 @@ __all__ = [
     "create_parameter_mapping",
     "generate",
     "load_pretrained",
+    "logprobs_of",
     "save_pretrained",
     "xLSTMLarge",
     "xLSTMLargeConfig",

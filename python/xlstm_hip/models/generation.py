@@ -7,6 +7,7 @@ prompts and then with its own tokens, and returns the same tokens as streaming.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple, Protocol
@@ -21,6 +22,7 @@ from .sampling import MOST_ENDS, Drawing, Sampling, check_drawn, row_seeds
 SLICE = 4096  # tokens of a prompt that go through the model at a time: bounds what the layers need
 PAD_WITHOUT_ONE = 0
 State = dict[int, tuple[Tensor, Tensor, Tensor]]  # of each block: c, n, m
+Stop = Callable[[Tensor], Iterable[int]]  # called with the tokens (B) of each step; returns the rows that end with them
 
 
 class LanguageModel(Protocol):
@@ -45,12 +47,23 @@ class LanguageModel(Protocol):
     ) -> Tensor: ...
 
 
+class Logprobs(NamedTuple):
+    """Log-probabilities of tokens under the model itself, before a penalty, a temperature or what it cuts off, and the
+    most probable tokens at the same places. float64; NaN after a row's end, where the tokens are padding.
+    """
+
+    tokens: Tensor  # (B, N) of the tokens that were generated
+    top: Tensor  # (B, N, K) of the K most probable, falling
+    top_tokens: Tensor  # (B, N, K) which tokens those are
+
+
 class Generated(NamedTuple):
     """The result of generate: the new tokens, how many belong to each row, and the state to continue from."""
 
-    tokens: Tensor  # (B, N) the new tokens; after a row's end token its row is padding
-    lengths: Tensor  # (B) how many are the row's own, the end token among them
+    tokens: Tensor  # (B, N) the new tokens; after a row's end its row is padding
+    lengths: Tensor  # (B) how many are the row's own, the end token or stop sequence among them
     state: State  # everything but each row's last token has gone in
+    logprobs: Logprobs | None = None  # if asked for
 
 
 class Stream:
@@ -65,6 +78,7 @@ class Stream:
     ) -> None:
         positive_int("batch_size", batch_size)
         self.model, self.batch_size, self.state = model, batch_size, state
+        self.read = 0  # tokens that went in, padding of a mask among them
         device, vocab = model.embedding.weight.device, model.config.vocab_size
         # (B, V) of what comes next; None before the first token. A step of tokens() may overwrite those of the last.
         self.logits: Tensor | None = None
@@ -79,6 +93,7 @@ class Stream:
             has_shape("mask", mask, tuple(tokens.shape), "that of the tokens")
         if tokens.shape[1] == 1 and self.state is not None:
             self._remember(tokens, mask)
+            self.read += 1
             self.logits = self.model.step(tokens[:, 0], self.state, None if mask is None else mask[:, 0])
             return self.logits
         for begin in range(0, tokens.shape[1], SLICE):
@@ -111,13 +126,18 @@ class Stream:
         sampling: Sampling | None = None,
         seed: int | Sequence[int] = 0,
         eos: Sequence[int] = (),
+        stop: Stop | None = None,
     ) -> Iterator[Tensor]:
         """Yields the next tokens (B), up to `most` times (None: without end), and feeds each back before the next.
 
         The last token is therefore not fed: before continuing with another call, feed it with feed(token.unsqueeze(1)).
         A row that sampled a token of `eos` is finished: it yields padding, and its state does not change. Row r uses
         seed + r, or its own seed of a list, so its text does not depend on the batch. NaN logits give -1 on a GPU,
-        where only reading a token syncs, and an error elsewhere.
+        where only reading a token syncs, and an error elsewhere. While a token is yielded, `logits` are those that it
+        was sampled from.
+
+        stop    called with each step's tokens (B) before they are yielded; the rows that it returns, by number, are
+                finished as by an end token
         """
         if most is not None:
             positive_int("most", most)
@@ -127,15 +147,21 @@ class Stream:
         if sampling.repetition_penalty != 1 and self.seen is None:
             raise ValueError("repetition_penalty: expected a Stream with remember_tokens=True")
         ends = _end_tokens(eos, self.model.config.vocab_size)
-        return self._tokens(most, sampling, row_seeds(seed, self.batch_size), ends)
+        if stop is not None and not callable(stop):
+            raise TypeError(f"stop: expected a function of each step's tokens, or None, got {stop!r}")
+        return self._tokens(most, sampling, row_seeds(seed, self.batch_size), ends, stop)
 
     @torch.no_grad()
-    def _tokens(self, most: int | None, sampling: Sampling, seeds: list[int], eos: tuple[int, ...]) -> Iterator[Tensor]:
+    def _tokens(
+        self, most: int | None, sampling: Sampling, seeds: list[int], eos: tuple[int, ...], stop: Stop | None
+    ) -> Iterator[Tensor]:
         assert self.logits is not None and self.state is not None
         pad = self.model.special_tokens.pad
-        options = (sampling, eos, PAD_WITHOUT_ONE if pad is None else pad)
+        pad = PAD_WITHOUT_ONE if pad is None else pad
+        options = (sampling, eos, pad, stop is not None)
         if self._drawing is None or self._drawing.options != options:
-            self._drawing = Drawing(*options, self.batch_size, self.seen, self.logits.device)
+            device = self.logits.device
+            self._drawing = Drawing(sampling, eos, pad, self.batch_size, self.seen, device, stop is not None)
         drawing = self._drawing
         drawing.begin(seeds)
         drawing(self.logits)
@@ -143,14 +169,19 @@ class Stream:
         while True:
             if drawing.tokens.is_cpu:
                 check_drawn(drawing.tokens)
-            yield drawing.tokens.clone()
+            tokens = drawing.tokens.clone()
+            if stop is not None:
+                drawing.end(_stopped_rows(stop(tokens), self.batch_size))
+            yield tokens
             if made == most or drawing.over():
                 return
             self.logits = self.model.step(drawing.tokens, self.state, drawing.going, drawing)
+            self.read += 1
             made += 1
 
     def _through(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         hidden, self.state = self.model.hidden(tokens, self.state, mask, keep_state=True)
+        self.read += tokens.shape[1]
         self._remember(tokens, mask)
         return hidden
 
@@ -173,8 +204,8 @@ class Stream:
         return tokens.long()
 
 
-def _is_token(x: Any, vocab_size: int) -> bool:
-    return isinstance(x, (int, Integral)) and not isinstance(x, bool) and 0 <= int(x) < vocab_size  # int: sooner told
+def _is_index(x: Any, size: int) -> bool:
+    return isinstance(x, (int, Integral)) and not isinstance(x, bool) and 0 <= int(x) < size  # int: sooner told
 
 
 def _token_ids(name: str, ids: Any, vocab_size: int) -> list[int]:
@@ -184,7 +215,7 @@ def _token_ids(name: str, ids: Any, vocab_size: int) -> list[int]:
         raise TypeError(f"{name}: expected a sequence of token ids, got {ids!r}")
     tokens = list(ids)
     for token in tokens:
-        if not _is_token(token, vocab_size):
+        if not _is_index(token, vocab_size):
             raise ValueError(f"{name}: expected token ids from 0 to {vocab_size - 1}, got {token!r}")
     return tokens
 
@@ -194,6 +225,54 @@ def _end_tokens(eos: Any, vocab_size: int) -> tuple[int, ...]:
     if len(ends) > MOST_ENDS:
         raise ValueError(f"eos: expected at most {MOST_ENDS} token ids, got {len(ends)}")
     return ends
+
+
+def _stopped_rows(rows: Any, batch_size: int) -> list[int]:
+    numbers = list(rows) if isinstance(rows, Iterable) else [rows]
+    if not all(_is_index(row, batch_size) for row in numbers):
+        raise ValueError(f"stop: expected it to return rows from 0 to {batch_size - 1}, got {rows!r}")
+    return numbers
+
+
+class StopSequences:
+    """A Stop: a row ends when its last tokens are one of these sequences. For the steps of one call, from the first."""
+
+    def __init__(self, sequences: Any, vocab_size: int) -> None:
+        if not isinstance(sequences, Iterable) or isinstance(sequences, str):
+            raise TypeError(f"stop: expected sequences of token ids, or a function of tokens, got {sequences!r}")
+        self._sequences = [_token_ids(f"stop[{n}]", ids, vocab_size) for n, ids in enumerate(sequences)]
+        for n, ids in enumerate(self._sequences):
+            if not ids:
+                raise ValueError(f"stop[{n}]: expected at least one token id")
+        self._longest = max(map(len, self._sequences), default=0)
+        self._last: list[deque[int]] = []  # of each row
+
+    def __bool__(self) -> bool:
+        return bool(self._sequences)
+
+    def __call__(self, tokens: Tensor) -> list[int]:
+        if not self._last:
+            self._last = [deque(maxlen=self._longest) for _ in tokens]
+        for last, token in zip(self._last, tokens.tolist(), strict=True):
+            last.append(token)
+        return [
+            row
+            for row, last in enumerate(map(list, self._last))
+            if any(last[-len(sequence) :] == sequence for sequence in self._sequences)
+        ]
+
+
+def check_logprobs(count: Any, vocab_size: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= vocab_size:
+        raise ValueError(f"logprobs: expected None or an integer from 0 to {vocab_size}, got {count!r}")
+
+
+def logprobs_of(logits: Tensor, tokens: Tensor, top: int = 0) -> Logprobs:
+    """logits (..., V) and the tokens (...) sampled from them -> their log-probabilities, and the `top` greatest."""
+    check_logprobs(top, logits.shape[-1])
+    scores = logits.double().log_softmax(-1)
+    most = scores.topk(top, dim=-1)
+    return Logprobs(scores.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), most.values, most.indices)
 
 
 def _rows(prompts: Any, vocab_size: int) -> list[list[int]]:
@@ -229,30 +308,36 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     repetition_penalty: float = 1.0,
+    min_p: float = 0.0,
     seed: int | Sequence[int] = 0,
     bos: int | None | str = "model",
     eos: Sequence[int] | str = "model",
+    stop: Sequence[Sequence[int]] | Stop = (),
+    logprobs: int | None = None,
     state: State | None = None,
     callback: Callable[[Tensor], Any] | None = None,
 ) -> Generated:
     """Generates up to max_new_tokens after each prompt.
 
     prompts      (B, S) or lists of token ids of any lengths
-    temperature  0: greedy decoding; see Sampling for this and the next three
+    temperature  0: greedy decoding; see Sampling for this and the next four
     seed         row r uses seed + r, or its own seed of a list: its text is the same alone, batched or streamed
     bos          put before a prompt that does not begin with it, unless it continues a state; "model": the
                  checkpoint's, None: nothing
     eos          tokens that end a row, at most 64; "model": the checkpoint's
+    stop         sequences of token ids that end a row too; or a function of each step's tokens (B) that returns the
+                 numbers of the rows that end with them. For strings see models.text.generate_text
+    logprobs     also return the log-probability of each new token, and those of so many of the most probable ones
     state        of an earlier call to continue; it is overwritten. A repetition penalty counts this call's tokens only
     callback     called with the tokens (B) of each step as soon as they are sampled
     """
     positive_int("max_new_tokens", max_new_tokens)
-    sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+    sampling = Sampling(temperature, top_k, top_p, repetition_penalty, min_p)
     tokens, vocab = model.special_tokens, model.config.vocab_size
     rows = _rows(prompts, vocab)
     if isinstance(bos, str) and bos == "model":
         bos = tokens.bos
-    elif bos is not None and not _is_token(bos, vocab):
+    elif bos is not None and not _is_index(bos, vocab):
         raise ValueError(f"bos: expected 'model', None or a token id from 0 to {vocab - 1}, got {bos!r}")
     if isinstance(eos, str) and eos != "model" or not isinstance(eos, Iterable):
         raise ValueError(f"eos: expected 'model' or a sequence of token ids, got {eos!r}")
@@ -261,19 +346,45 @@ def generate(
         rows = with_bos(rows, bos)  # type: ignore[arg-type]
     if not rows or not all(rows):
         raise ValueError("prompts: expected at least one, of at least one token each")
+    stops: Stop | StopSequences = stop if callable(stop) else StopSequences(stop, vocab)
+    if logprobs is not None:
+        check_logprobs(logprobs, vocab)
     row_seeds(seed, len(rows))  # all that may be wrong is found before the state is overwritten
     device = model.embedding.weight.device
     ids, mask = padded_prompts(rows, PAD_WITHOUT_ONE if tokens.pad is None else tokens.pad, device)
     stream = Stream(model, len(rows), state, remember_tokens=repetition_penalty != 1)
     stream.feed(ids, mask)
-    steps = []
-    for step in stream.tokens(max_new_tokens, sampling, seed, ends):
+    steps: list[Tensor] = []
+    scores: list[Logprobs] = []
+    stopped: dict[int, int] = {}  # after how many tokens each row that `stop` ended did
+
+    def stop_and_note(step: Tensor) -> list[int]:
+        numbers = _stopped_rows(stops(step), len(rows))
+        for row in numbers:
+            stopped.setdefault(row, len(steps) + 1)
+        return numbers
+
+    may_stop = callable(stop) or bool(stops)
+    for step in stream.tokens(max_new_tokens, sampling, seed, ends, stop_and_note if may_stop else None):
         steps.append(step)
+        if logprobs is not None:
+            assert stream.logits is not None
+            scores.append(logprobs_of(stream.logits, step.clamp(min=0), logprobs))
         if callback is not None:
             callback(step)
     made = torch.stack(steps, dim=1)
     check_drawn(made)
     ended = torch.isin(made, torch.tensor(ends, device=device)) if ends else torch.zeros_like(made, dtype=torch.bool)
     lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, made.shape[1])
+    if stopped:
+        most = torch.tensor([stopped.get(row, made.shape[1]) for row in range(len(rows))], device=device)
+        lengths = lengths.minimum(most)
     assert stream.state is not None
-    return Generated(made, lengths, stream.state)
+    return Generated(made, lengths, stream.state, _stacked(scores, lengths) if scores else None)
+
+
+def _stacked(steps: Sequence[Logprobs], lengths: Tensor) -> Logprobs:
+    """Those of all steps, (B, N, ...), without what was made of padding."""
+    tokens, top, top_tokens = (torch.stack(parts, dim=1) for parts in zip(*steps, strict=True))
+    over = torch.arange(tokens.shape[1], device=tokens.device) >= lengths.unsqueeze(1)
+    return Logprobs(tokens.masked_fill(over, torch.nan), top.masked_fill(over.unsqueeze(-1), torch.nan), top_tokens)

@@ -17,6 +17,7 @@ from ..reference import sampling as plain
 from ..reference.philox import uniform as plain_uniform
 
 MOST_ENDS = 64  # as the op has it
+_NO_TOKEN = 2**63 - 1  # in place of end tokens where rows end by another rule alone
 _DEVICES = devices_with_kernels("draw_tokens_")
 
 
@@ -27,32 +28,37 @@ def _(tokens, logits, seeds, numbers, seen, going, ends, weights, pad, temperatu
 
 @dataclass(frozen=True)
 class Sampling:
-    """temperature 0 is greedy decoding. top_k 0, top_p 1 and repetition_penalty 1 have no effect.
+    """temperature 0 is greedy decoding. top_k 0, top_p 1, repetition_penalty 1 and min_p 0 have no effect.
 
     They apply in the order of transformers' processors: repetition penalty (divides positive logits of seen tokens,
-    multiplies negative ones), temperature, top_k, then top_p: the smallest set with that cumulative probability.
+    multiplies negative ones), temperature, top_k, top_p: the smallest set with that cumulative probability, then min_p:
+    the tokens with at least min_p times the probability of the likeliest.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     repetition_penalty: float = 1.0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least, most in (
             ("temperature", 0.0, math.inf),
             ("top_p", 0.0, 1.0),
             ("repetition_penalty", 0.0, math.inf),
+            ("min_p", 0.0, 1.0),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
                 raise ValueError(f"{name}: expected a number from {least} to {most}, got {value!r}")
-            if value == math.inf or value == 0 and name != "temperature":
+            if value == math.inf or value == 0 and name not in ("temperature", "min_p"):
                 raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
         if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
             raise ValueError(f"top_k: expected an integer >= 0, got {self.top_k!r}")
-        if self.temperature == 0 and (self.top_k or self.top_p < 1):
-            raise ValueError("temperature: expected above 0 with top_k or top_p, which greedy decoding has no use for")
+        if self.temperature == 0 and (self.top_k or self.top_p < 1 or self.min_p):
+            raise ValueError(
+                "temperature: expected above 0 with top_k, top_p or min_p, which greedy decoding has no use for"
+            )
 
     @property
     def greedy(self) -> bool:
@@ -70,14 +76,23 @@ class Drawing:
     depend only on its seed and logits, not on the batch or the device. Call begin() first.
 
     tokens   (B) int64, each row's last token: overwritten by the next, -1 if NaN leaves nothing to sample
-    going    (B) bool, False for rows that sampled a token of `ends`: they get `pad` from then on. None without ends
+    going    (B) bool, False for rows that sampled a token of `ends`, or were given to end(): they get `pad` from then
+             on. None without ends, unless `may_end`: some rows will be given to end()
     seen     (B, V) bool, with a repetition penalty: each step also marks the token before it
     """
 
     def __init__(
-        self, sampling: Sampling, ends: Sequence[int], pad: int, rows: int, seen: Tensor | None, device: torch.device
+        self,
+        sampling: Sampling,
+        ends: Sequence[int],
+        pad: int,
+        rows: int,
+        seen: Tensor | None,
+        device: torch.device,
+        may_end: bool = False,
     ) -> None:
-        self.options = (sampling, tuple(ends), pad)
+        self.options = (sampling, tuple(ends), pad, may_end)
+        ends = ends or ((_NO_TOKEN,) if may_end else ())
         self.sampling, self.pad = sampling, pad
         self.seen = None if sampling.repetition_penalty == 1 else seen
         self.tokens = torch.full((rows,), plain.NOTHING_DRAWN, dtype=torch.int64, device=device)
@@ -104,17 +119,36 @@ class Drawing:
         options = self.sampling
         if logits.dtype == torch.float64 or logits.device.type not in _DEVICES or plain_torch_forced():
             return self.draw_plainly(logits)
+        logits, seen, penalty, kept = logits.float().contiguous(), self.seen, options.repetition_penalty, options
+        if options.min_p:
+            self._mark_seen()
+            logits = self._kept_by_min_p(plain.penalised(logits, seen, penalty))
+            seen, penalty, kept = None, 1.0, Sampling(options.temperature)
         OPS.draw_tokens_(
-            self.tokens, logits.float().contiguous(), self._seeds, self._numbers, self.seen, self.going, self._ends,
-            None, self.pad, options.temperature, options.top_k, options.top_p, options.repetition_penalty,
+            self.tokens, logits, self._seeds, self._numbers, seen, self.going, self._ends,
+            None, self.pad, kept.temperature, kept.top_k, kept.top_p, penalty,
         )  # fmt: skip
+
+    def _kept_by_min_p(self, scores: Tensor) -> Tensor:
+        """The scores of what top_k, top_p and min_p keep, and -inf: the op has no min_p.
+
+        What the op itself keeps, by its integer weights, is asked of it first: a token is the same on every device.
+        """
+        options = self.sampling
+        dropped = plain.below_min_p(scores.double() / options.temperature, options.min_p)
+        if options.top_k or options.top_p < 1:
+            assert self._seeds is not None and self._numbers is not None
+            weights = torch.empty(scores.shape, dtype=torch.int64, device=scores.device)
+            OPS.draw_tokens_(
+                self.tokens.clone(), scores, self._seeds, self._numbers.clone(), None, None, None,
+                weights, self.pad, options.temperature, options.top_k, options.top_p, 1.0,
+            )  # fmt: skip
+            dropped |= weights == 0
+        return scores.masked_fill(dropped, -math.inf)
 
     def draw_plainly(self, logits: Tensor) -> None:
         """Sampling in plain torch, where there is no kernel."""
-        if self.seen is not None:
-            read = self.tokens >= 0 if self.going is None else self.going & (self.tokens >= 0)
-            vocabulary = torch.arange(logits.shape[1], device=logits.device)
-            self.seen |= read.unsqueeze(1) & (self.tokens.unsqueeze(1) == vocabulary)
+        self._mark_seen()
         uniform = None
         if self._seeds is not None and self._numbers is not None:
             uniform = plain_uniform(self._seeds, self._numbers)
@@ -124,6 +158,19 @@ class Drawing:
             drawn = drawn.where(self.going, self.pad)
             self.going &= ~torch.isin(drawn, self._ends)
         self.tokens.copy_(drawn)
+
+    def _mark_seen(self) -> None:
+        """Marks each row's last token, as the op does before it draws."""
+        if self.seen is not None:
+            read = self.tokens >= 0 if self.going is None else self.going & (self.tokens >= 0)
+            vocabulary = torch.arange(self.seen.shape[1], device=self.seen.device)
+            self.seen |= read.unsqueeze(1) & (self.tokens.unsqueeze(1) == vocabulary)
+
+    def end(self, rows: Sequence[int]) -> None:
+        """Ends these rows, whatever their last token was."""
+        if rows:
+            assert self.going is not None
+            self.going[list(rows)] = False
 
     def over(self) -> bool:
         """Whether all rows are finished."""

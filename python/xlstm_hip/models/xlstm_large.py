@@ -303,6 +303,8 @@ class xLSTMLarge(nn.Module):
         (None, state).
         """
         one_of("sampling_type", sampling_type, ("greedy", "sample"))
+        if options.get("logprobs") is not None:
+            raise ValueError("logprobs: expected a call of xlstm_hip.models.generate, as this one returns none")
         temperature = options.get("temperature")
         if sampling_type == "greedy" and temperature:
             raise ValueError(f"sampling_type: expected 'sample' with temperature={temperature}, got 'greedy'")
@@ -316,8 +318,8 @@ class xLSTMLarge(nn.Module):
         elif isinstance(prefill_tokens, Tensor) and prefill_tokens.dim() == 1:
             prefill_tokens = prefill_tokens.unsqueeze(1)
         given = {"bos": None, "eos": (), "temperature": 0.0 if sampling_type == "greedy" else 1.0} | options
-        tokens, _, state = generate(self, prefill_tokens, max_length, state=state, **given)
-        return tokens, state
+        made = generate(self, prefill_tokens, max_length, state=state, **given)
+        return made.tokens, made.state
 
     def status(self) -> Status:
         """Which path each part takes, and why. Autocast and more than 64 rows also leave the decode engine."""

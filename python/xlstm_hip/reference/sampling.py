@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The next token in plain torch: what logits say after a penalty, a temperature, top_k and top_p, in float64."""
+"""The next token in plain torch: what logits say after a penalty, a temperature, top_k, top_p and min_p, in float64."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class Numbers(Protocol):
     def top_p(self) -> float: ...
     @property
     def repetition_penalty(self) -> float: ...
+    @property
+    def min_p(self) -> float: ...
 
 
 def penalised(logits: Tensor, seen: Tensor | None, penalty: float) -> Tensor:
@@ -28,6 +30,11 @@ def penalised(logits: Tensor, seen: Tensor | None, penalty: float) -> Tensor:
         return logits
     logits = logits.float() if logits.dtype != torch.float64 else logits
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def below_min_p(scores: Tensor, min_p: float) -> Tensor:
+    """Which tokens are less likely than min_p, above 0, times the likeliest; scores (B, V) in float64."""
+    return scores < scores.amax(-1, keepdim=True) + math.log(min_p)
 
 
 def probabilities(numbers: Numbers, logits: Tensor, seen: Tensor | None) -> Tensor:
@@ -41,6 +48,8 @@ def probabilities(numbers: Numbers, logits: Tensor, seen: Tensor | None) -> Tens
         before = ranked.softmax(-1).cumsum(-1) - ranked.softmax(-1)
         dropped = torch.empty_like(before, dtype=torch.bool).scatter_(-1, order, before >= numbers.top_p)
         scores = scores.masked_fill(dropped, -math.inf)
+    if numbers.min_p:
+        scores = scores.masked_fill(below_min_p(scores, numbers.min_p), -math.inf)
     return scores.softmax(-1)
 
 
