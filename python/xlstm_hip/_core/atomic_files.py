@@ -3,19 +3,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file so that a reader sees either the old or the new contents, never a part."""
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path` to write to, which then takes its place; after an error it is removed.
+
+    A reader of `path` sees either the old or the new contents, never a part.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with beside.open("w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
+        beside.touch()
+        mode = beside.stat().st_mode  # what the umask allows; some libraries let the owner alone read
+        yield beside
+        beside.chmod(mode)
+        with beside.open("rb+") as written:
+            os.fsync(written.fileno())
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file so that a reader sees either the old or the new contents, never a part."""
+    with replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8")

@@ -8,6 +8,7 @@ from .mapping import CheckpointError, create_parameter_mapping
 from .norms import MultiHeadLayerNorm
 from .pretrained import load_pretrained, save_pretrained
 from .sampling import Sampling
+from .states import SavedState, load_state, save_state
 from .xlstm_large import xLSTMLarge
 
 __all__ = [
@@ -16,13 +17,16 @@ __all__ = [
     "Logprobs",
     "MultiHeadLayerNorm",
     "Sampling",
+    "SavedState",
     "SpecialTokens",
     "Stream",
     "create_parameter_mapping",
     "generate",
     "load_pretrained",
+    "load_state",
     "logprobs_of",
     "save_pretrained",
+    "save_state",
     "xLSTMLarge",
     "xLSTMLargeConfig",
 ]

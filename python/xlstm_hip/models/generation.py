@@ -7,8 +7,9 @@ prompts and then with its own tokens, and returns the same tokens as streaming.
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from .._core.checks import has_integers, has_rank, has_shape, is_tensor, positive_int
 from .decode_engine import Then
 from .sampling import MOST_ENDS, Drawing, Sampling, check_drawn, row_seeds
+from .states import load_state, save_state
 
 SLICE = 4096  # tokens of a prompt that go through the model at a time: bounds what the layers need
 PAD_WITHOUT_ONE = 0
@@ -78,12 +80,31 @@ class Stream:
     ) -> None:
         positive_int("batch_size", batch_size)
         self.model, self.batch_size, self.state = model, batch_size, state
-        self.read = 0  # tokens that went in, padding of a mask among them
+        self.tokens_read = 0  # tokens that went in, padding of a mask among them
         device, vocab = model.embedding.weight.device, model.config.vocab_size
         # (B, V) of what comes next; None before the first token. A step of tokens() may overwrite those of the last.
         self.logits: Tensor | None = None
         self.seen = torch.zeros(batch_size, vocab, dtype=torch.bool, device=device) if remember_tokens else None
         self._drawing: Drawing | None = None  # kept: steps that were captured have its memory
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: LanguageModel) -> Stream:
+        """The Stream that save() wrote, of the same model: it continues with the same bits. ValueError for another."""
+        saved = load_state(path, model)
+        stream = cls(model, saved.batch_size, saved.state)
+        stream.logits, stream.seen, stream.tokens_read = saved.logits, saved.seen, saved.tokens_read
+        return stream
+
+    def save(self, path: str | os.PathLike[str], notes: Mapping[str, Any] | None = None) -> None:
+        """Writes what has been read to a file: its size does not depend on the length. notes: for load_state.
+
+        The last token of tokens() is not yet read: feed it first.
+        """
+        if self.state is None:
+            raise ValueError("save: expected feed() before it; nothing has been read yet")
+        save_state(
+            path, self.model, self.state, logits=self.logits, seen=self.seen, tokens_read=self.tokens_read, notes=notes
+        )
 
     @torch.no_grad()
     def feed(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -93,7 +114,7 @@ class Stream:
             has_shape("mask", mask, tuple(tokens.shape), "that of the tokens")
         if tokens.shape[1] == 1 and self.state is not None:
             self._remember(tokens, mask)
-            self.read += 1
+            self.tokens_read += 1
             self.logits = self.model.step(tokens[:, 0], self.state, None if mask is None else mask[:, 0])
             return self.logits
         for begin in range(0, tokens.shape[1], SLICE):
@@ -176,12 +197,12 @@ class Stream:
             if made == most or drawing.over():
                 return
             self.logits = self.model.step(drawing.tokens, self.state, drawing.going, drawing)
-            self.read += 1
+            self.tokens_read += 1
             made += 1
 
     def _through(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         hidden, self.state = self.model.hidden(tokens, self.state, mask, keep_state=True)
-        self.read += tokens.shape[1]
+        self.tokens_read += tokens.shape[1]
         self._remember(tokens, mask)
         return hidden
 
