@@ -1,95 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xlstm-hip generate: generates text and prints each token as it is sampled."""
+"""xlstm-hip generate: generates text after one prompt, printed as it is sampled, or after each of a file of prompts."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..models.generation import Stream, with_bos
+from ..models.generation import Logprobs, Stream, logprobs_of, with_bos
 from ..models.hub import checkpoint_folder
-from ..models.sampling import Sampling, check_drawn
-from ..models.tokenizer import load_tokenizer
-from .common import (
-    CHECKPOINT,
-    NOT_NEGATIVE,
-    POSITIVE,
-    WrongArguments,
-    add_command,
-    add_model_options,
-    at_least,
-    load,
-    number,
-    read_text,
+from ..models.sampling import Sampling
+from ..models.text import Text, TextWriter, token_logprobs
+from ..models.tokenizer import Tokenizer, load_tokenizer
+from ..models.xlstm_large import xLSTMLarge
+from .common import CHECKPOINT, WrongArguments, add_command, add_model_options, at_least, load, read_text, refuse_given
+from .prompt_files import run_prompts
+from .writing import (
+    add_sampling_options,
+    add_state_options,
+    check_logprobs_option,
+    check_state_options,
+    interruptible,
+    json_of,
+    json_text,
+    load_stream,
+    read_last,
+    sampling_of,
+    write_tokens,
 )
 
 EXAMPLES = """examples:
   xlstm-hip generate models/demo --prompt "In the beginning" --temperature 0.7
-  xlstm-hip generate models/xlstm-7b --file question.txt --dtype bfloat16
+  xlstm-hip generate models/xlstm-7b --file question.txt --dtype bfloat16 --stop "Question:"
   git log | xlstm-hip generate models/demo --max-tokens 0      # until an end-of-text token or Ctrl-C
+  xlstm-hip generate models/demo --file book.txt --max-tokens 1 --save-state book.state    # reads the book once,
+  xlstm-hip generate models/demo --load-state book.state --prompt " And"                   # to go on from there
+  xlstm-hip generate models/demo --prompts prompts.jsonl --batch 16 --output texts.jsonl --resume
+
+--prompts reads a JSON object a line: {"prompt": "..."}, with an "id" if the line's number, from 1, is not to be it.
+Other fields are copied. --output has an object a line in the same order: id, prompt, text, finish_reason ("stop" for an
+end token or --stop, "length" for --max-tokens), stop, prompt_tokens, new_tokens and logprobs. A prompt's text depends
+on its place in the file and on --seed, not on --batch.
 """
 
 
 def add(commands: Any) -> None:
     command = add_command(
-        commands, "generate", run, "Generate text after a prompt from --prompt, --file or stdin.", EXAMPLES
+        commands, "generate", run, "Generate text after a prompt from --prompt, --file, stdin or --prompts.", EXAMPLES
     )
     command.add_argument("model", help=CHECKPOINT)
     source = command.add_mutually_exclusive_group()
     source.add_argument("--prompt", metavar="TEXT", help="the prompt")
     source.add_argument("--file", metavar="FILE", type=Path, help="file with the prompt")
-    command.add_argument(
-        "--max-tokens",
-        metavar="N",
-        type=at_least(0),
-        default=256,
-        help="tokens to generate; 0: no limit (default: 256)",
-    )
-    command.add_argument(
-        "--temperature",
-        metavar="T",
-        type=NOT_NEGATIVE,
-        default=0.8,
-        help="0: greedy decoding (default: 0.8)",
-    )
-    command.add_argument(
-        "--top-k",
-        metavar="K",
-        type=at_least(0),
-        default=0,
-        help="sample from the K most probable tokens (default: 0, all)",
-    )
-    command.add_argument(
-        "--top-p",
-        metavar="P",
-        type=number("a number above 0, up to 1", lambda x: 0 < x <= 1),
-        default=1.0,
-        help="nucleus sampling: the smallest set with cumulative probability P (default: 1)",
-    )
-    command.add_argument(
-        "--repetition-penalty",
-        metavar="R",
-        type=POSITIVE,
-        default=1.0,
-        help="above 1: less repetition (default: 1)",
-    )
-    command.add_argument(
-        "--seed",
-        metavar="N",
-        type=at_least(0),
-        default=0,
-        help="for sampling; the same seed gives the same text (default: 0)",
-    )
+    source.add_argument("--prompts", metavar="FILE", type=Path, help="file with a prompt a line, as JSON; -: stdin")
+    add_sampling_options(command)
     command.add_argument("--no-bos", action="store_true", help="do not put a BOS token before the prompt")
     command.add_argument("--ignore-end", action="store_true", help="continue after an end-of-text token")
+    add_state_options(command)
     command.add_argument("--echo", action="store_true", help="print the prompt first")
     command.add_argument("--stats", action="store_true", help="print prefill and decode times to stderr at the end")
+    command.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the text")
+    command.add_argument(
+        "--logprobs",
+        metavar="N",
+        type=at_least(0),
+        help="with --json or --prompts: log-probability of each token, and of the N most probable ones",
+    )
+    command.add_argument("--batch", metavar="N", type=at_least(1), help="with --prompts: at a time (default: 8)")
+    command.add_argument("--output", metavar="FILE", type=Path, help="with --prompts: a new file (default: stdout)")
+    command.add_argument(
+        "--resume",
+        action="store_true",
+        default=None,
+        help="with --output: the file may exist; prompts whose id is in it are left out",
+    )
     add_model_options(command)
+
+
+def check_options(given: argparse.Namespace) -> None:
+    """Raises for options that would have no effect together."""
+    if given.prompts is None:
+        refuse_given(given, ("batch", "output", "resume"), "--prompts with it")
+        if given.logprobs is not None and not given.json:
+            raise WrongArguments(f"--logprobs: expected --json or --prompts with it, got {given.logprobs}")
+        if given.json and given.echo:
+            raise WrongArguments("--echo: expected no --json with it, whose object has the prompt")
+        return
+    for name in ("echo", "json", "stats", "save_state"):
+        if getattr(given, name):
+            raise WrongArguments(f"--{name.replace('_', '-')}: expected --prompt, --file or stdin, got --prompts")
+    if given.max_tokens == 0:
+        raise WrongArguments("--max-tokens: expected at least 1 with --prompts, got 0")
+    if given.load_state is not None and given.repetition_penalty != 1:
+        got = f"got {given.repetition_penalty}"
+        raise WrongArguments(f"--repetition-penalty: expected 1 with --prompts and --load-state, {got}")
+    if given.resume and given.output is None:
+        raise WrongArguments("--resume: expected --output with it, got True")
 
 
 def read_prompt(given: argparse.Namespace) -> str:
@@ -101,36 +114,84 @@ def read_prompt(given: argparse.Namespace) -> str:
 
 
 def run(given: argparse.Namespace) -> int:
-    try:
-        sampling = Sampling(given.temperature, given.top_k, given.top_p, given.repetition_penalty)
-    except ValueError as error:  # each is in range, but they exclude each other
-        raise WrongArguments(f"--{error}") from None
+    sampling = sampling_of(given)
+    check_options(given)
+    check_state_options(given)
+    if given.prompts is not None:
+        return run_prompts(given, sampling)
     text = read_prompt(given)
     folder = checkpoint_folder("model", given.model, revision=given.revision)
     model = load("model", folder, given)
     tokenizer = load_tokenizer(folder, model.config.vocab_size)
-    tokens = with_bos([tokenizer.encode(text)], None if given.no_bos else model.special_tokens.bos)
-    if not tokens[0]:
-        raise ValueError("prompt: expected text, got none, and there is no BOS token to start from")
+    check_logprobs_option(given, model)
     began = time.perf_counter()
-    stream = Stream(model, remember_tokens=sampling.repetition_penalty != 1)
-    stream.feed(torch.tensor(tokens, device=model.embedding.weight.device))
+    stream, read = read_stream(given, sampling, model, tokenizer, text)
     ready = time.perf_counter()
     if given.echo:
         print(text, end="", flush=True)
-    ends = () if given.ignore_end else model.special_tokens.eos
-    complete, made = tokenizer.streamer(), 0
-    try:
-        for token in stream.tokens(given.max_tokens or None, sampling, given.seed, ends):
-            made += 1
-            check_drawn(token)
-            if int(token) in ends:
-                break
-            print(complete(int(token)), end="", flush=True)
-    finally:
-        print(flush=True)
-        if given.stats:
-            wall = time.perf_counter() - ready
-            prompt = f"prefill: {len(tokens[0])} tokens in {ready - began:.2f} s"
-            print(f"{prompt}; decode: {made} tokens in {wall:.2f} s, {made / wall:.1f} tokens/s", file=sys.stderr)
+    with interruptible() as interrupted:
+        result = write(given, stream, sampling, tokenizer, read, interrupted)
+    wall = time.perf_counter() - ready
+    if given.json:
+        print(json_text({"prompt": text} | json_of(result)), flush=True)
+    if given.stats:
+        decode = f"{len(result.tokens)} tokens in {wall:.2f} s, {len(result.tokens) / wall:.1f} tokens/s"
+        print(f"prefill: {read} tokens in {ready - began:.2f} s; decode: {decode}", file=sys.stderr)
+    if interrupted.is_set():
+        raise KeyboardInterrupt
     return 0
+
+
+def read_stream(
+    given: argparse.Namespace, sampling: Sampling, model: xLSTMLarge, tokenizer: Tokenizer, text: str
+) -> tuple[Stream, int]:
+    """A stream that has read the prompt, after --load-state's text if there is one, and how many tokens that was."""
+    ids = tokenizer.encode(text)
+    if given.load_state is not None:
+        stream = load_stream(given.load_state, model, sampling)
+        if not ids and stream.logits is None:
+            raise ValueError(f"prompt: expected text, got none, and {given.load_state} has no logits to continue from")
+    else:
+        (ids,) = with_bos([ids], None if given.no_bos else model.special_tokens.bos)
+        if not ids:
+            raise ValueError("prompt: expected text, got none, and there is no BOS token to start from")
+        stream = Stream(model, remember_tokens=sampling.repetition_penalty != 1 or given.save_state is not None)
+    if ids:
+        stream.feed(torch.tensor([ids], device=model.embedding.weight.device))
+    return stream, len(ids)
+
+
+def write(
+    given: argparse.Namespace,
+    stream: Stream,
+    sampling: Sampling,
+    tokenizer: Tokenizer,
+    read: int,
+    interrupted: threading.Event,
+) -> Text:
+    """Prints the text as it comes, but with --json, and saves the state."""
+    ends = () if given.ignore_end else stream.model.special_tokens.eos
+    writer = TextWriter(tokenizer, given.stop)
+    pieces: list[str] = []
+    scores: list[Logprobs] = []
+
+    def score(token: Tensor) -> None:
+        if given.logprobs is not None and stream.logits is not None:
+            scores.append(logprobs_of(stream.logits, token, given.logprobs))
+
+    def say(piece: str) -> None:
+        print(piece, end="", flush=True)
+
+    out: Callable[[str], None] = pieces.append if given.json else say
+    try:
+        tokens, reason = write_tokens(given, stream, sampling, ends, writer, out, interrupted, score)
+    finally:
+        if not given.json:
+            print(flush=True)
+    if given.save_state is not None:
+        read_last(stream, tokens, ends)
+        stream.save(given.save_state)
+    logprobs = None
+    if scores:
+        logprobs = token_logprobs(tokenizer, tokens, Logprobs(*map(torch.cat, zip(*scores, strict=True))))
+    return Text("".join(pieces), tokens, reason, writer.stopped_by, read, logprobs)

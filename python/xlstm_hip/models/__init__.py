@@ -9,6 +9,8 @@ from .norms import MultiHeadLayerNorm
 from .pretrained import load_pretrained, save_pretrained
 from .sampling import Sampling
 from .states import SavedState, load_state, save_state
+from .text import Text, TokenLogprob, generate_text
+from .tokenizer import Tokenizer, load_tokenizer
 from .xlstm_large import xLSTMLarge
 
 __all__ = [
@@ -20,10 +22,15 @@ __all__ = [
     "SavedState",
     "SpecialTokens",
     "Stream",
+    "Text",
+    "TokenLogprob",
+    "Tokenizer",
     "create_parameter_mapping",
     "generate",
+    "generate_text",
     "load_pretrained",
     "load_state",
+    "load_tokenizer",
     "logprobs_of",
     "save_pretrained",
     "save_state",

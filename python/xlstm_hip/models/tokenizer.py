@@ -16,6 +16,8 @@ BYTE_VALUES = 256
 
 @dataclass(frozen=True)
 class Tokenizer:
+    """Text to token ids and back, without special tokens added."""
+
     encode: Callable[[str], list[int]]
     decode: Callable[[Sequence[int]], str]
     streamer: Callable[[], Callable[[int], str]]  # makes a function from each token to the text that it completes

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""generate --prompts: a file of prompts, in batches, into a file of texts that an interrupted run can go on with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .._core.atomic_files import append_whole
+from .._core.progress import Progress
+from ..models.generation import State
+from ..models.hub import checkpoint_folder
+from ..models.sampling import Sampling
+from ..models.text import generate_text
+from ..models.tokenizer import load_tokenizer
+from .common import load, read_text
+from .writing import check_logprobs_option, check_writable, json_of, json_text, load_stream
+
+BATCH = 8
+RESULT_FIELDS = ("text", "finish_reason", "stop", "prompt_tokens", "new_tokens", "logprobs")
+Id = str | int
+
+
+class Prompt(NamedTuple):
+    place: int  # among the prompts of the file, from 0
+    where: str  # for an error
+    fields: dict[str, Any]  # id and prompt, and what else there is
+
+    @property
+    def id(self) -> Id:
+        return self.fields["id"]
+
+    @property
+    def text(self) -> str:
+        return self.fields["prompt"]
+
+
+def run_prompts(given: argparse.Namespace, sampling: Sampling) -> int:
+    prompts = read_prompts(given.prompts)
+    left = prompts
+    if given.output is not None:
+        check_writable("--output", given.output)
+        if given.output.exists() and not given.resume:
+            raise FileExistsError(f"--output: expected a new file, or --resume with it, got {str(given.output)!r}")
+        done = read_done(given.output, prompts) if given.output.exists() else set()
+        left = [prompt for prompt in prompts if prompt.id not in done]
+        if done:
+            print(f"{given.output}: {len(done)} of {len(prompts)} prompts are done", file=sys.stderr)
+    if not left:
+        return 0
+    folder = checkpoint_folder("model", given.model, revision=given.revision)
+    model = load("model", folder, given)
+    tokenizer = load_tokenizer(folder, model.config.vocab_size)
+    check_logprobs_option(given, model)
+    beginning = None if given.load_state is None else load_stream(given.load_state, model, sampling).state
+    bos = None if given.no_bos else model.special_tokens.bos
+    for prompt in left:
+        if not tokenizer.encode(prompt.text) and (bos is None or beginning is not None):
+            raise ValueError(f"{prompt.where}: prompt: expected text, got none, and there is no BOS token before it")
+    batch = given.batch or BATCH
+    try:
+        with Progress("generating", len(left), "prompts") as bar:
+            for begin in range(0, len(left), batch):
+                part = left[begin : begin + batch]
+                texts = generate_text(
+                    model, tokenizer, [prompt.text for prompt in part], given.max_tokens,
+                    stop=given.stop, logprobs=given.logprobs, bos=bos, eos=() if given.ignore_end else "model",
+                    seed=[given.seed + prompt.place for prompt in part], state=repeated(beginning, len(part)),
+                    **vars(sampling),
+                )  # fmt: skip
+                lines = [json_text(p.fields | json_of(text)) + "\n" for p, text in zip(part, texts, strict=True)]
+                if given.output is None:
+                    print("".join(lines), end="", flush=True)
+                else:
+                    append_whole(given.output, "".join(lines))
+                bar.advance(len(part))
+    except KeyboardInterrupt:
+        if given.output is not None:
+            print(f"\nthe same call with --resume continues {given.output}", file=sys.stderr)
+        raise
+    return 0
+
+
+def read_prompts(file: Path) -> list[Prompt]:
+    if str(file) == "-":
+        name, contents = "stdin", read_text("--prompts", None).encode()
+    else:
+        name = str(file)
+        try:
+            contents = file.read_bytes()
+        except OSError as error:
+            raise OSError(f"--prompts: {error.strerror}: {name!r}") from None
+    prompts: list[Prompt] = []
+    lines: dict[Id, int] = {}  # where each id was
+    for number, fields in objects(name, contents):
+        where = f"{name}: line {number}"
+        fields = {"id": fields.get("id", number)} | fields
+        identity = fields["id"]
+        if isinstance(identity, bool) or not isinstance(identity, str | int):
+            raise ValueError(f"{where}: id: expected a string or an integer, got {identity!r}")
+        if identity in lines:
+            raise ValueError(f"{where}: id: expected another than that of line {lines[identity]}, got {identity!r}")
+        if not isinstance(fields.get("prompt"), str):
+            raise ValueError(f"{where}: prompt: expected a string, got {fields.get('prompt')!r}")
+        taken = [own for own in RESULT_FIELDS if own in fields]
+        if taken:
+            raise ValueError(f"{where}: {taken[0]}: expected no such field, which results have")
+        try:
+            json_text(fields).encode()
+        except ValueError as error:  # half a surrogate pair, or Infinity
+            raise ValueError(f"{where}: expected text that UTF-8 can hold and finite numbers: {error}") from None
+        lines[identity] = number
+        prompts.append(Prompt(len(prompts), where, fields))
+    if not prompts:
+        raise ValueError(f"--prompts: expected a JSON object a line, got none in {name}")
+    return prompts
+
+
+def read_done(file: Path, prompts: list[Prompt]) -> set[Id]:
+    """The ids of the results in a file. A last line without its end, of a process that was killed, is cut off."""
+    contents = file.read_bytes()
+    whole = contents.rfind(b"\n") + 1
+    of_id = {prompt.id: prompt for prompt in prompts}
+    done: set[Id] = set()
+    for number, fields in objects(str(file), contents[:whole]):
+        where, identity = f"{file}: line {number}", fields.get("id")
+        prompt = of_id.get(identity) if isinstance(identity, str | int) else None
+        if prompt is None or prompt.text != fields.get("prompt"):
+            raise ValueError(f"{where}: expected a result of a prompt of --prompts, got id {identity!r}")
+        if identity in done:
+            raise ValueError(f"{where}: expected each id once, got {identity!r} again")
+        done.add(prompt.id)
+    if whole < len(contents):
+        os.truncate(file, whole)
+    return done
+
+
+def objects(name: str, contents: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The JSON objects of a file of lines, and the number of each line; empty lines are left out."""
+    for number, line in enumerate(contents.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{name}: line {number}"
+        try:
+            fields = json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{where}: expected UTF-8, got byte {error.object[error.start]:#04x}") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where}: expected a JSON object: {error}") from None
+        if not isinstance(fields, dict):
+            raise ValueError(f"{where}: expected a JSON object, got {type(fields).__name__}")
+        yield number, fields
+
+
+def repeated(state: State | None, rows: int) -> State | None:
+    """A state of one row for so many: a copy, which generate overwrites."""
+    if state is None:
+        return None
+    return {n: tuple(x.repeat(rows, *[1] * (x.dim() - 1)) for x in own) for n, own in state.items()}  # type: ignore[misc]

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""generate_text and TextWriter: stop strings across tokens, characters of several tokens, log-probabilities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from xlstm_hip.models import generate, generate_text, load_pretrained, load_tokenizer, xLSTMLarge
+from xlstm_hip.models.text import TextWriter
+from xlstm_hip.models.tokenizer import BYTES, Tokenizer
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+PROMPTS = ["And it came to pass", "The LORD", "In"]
+OPTIONS = {"temperature": 0.8, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def model() -> xLSTMLarge:
+    return load_pretrained(DEMO, torch.float64, weight_mode="fused", progress=False)
+
+
+def tokenizer_of(words: list[str]) -> Tokenizer:
+    """Token n is words[n]."""
+    return Tokenizer(
+        encode=lambda text: [words.index(text)],
+        decode=lambda tokens: "".join(words[t] for t in tokens),
+        streamer=lambda: lambda token: words[token],
+    )
+
+
+def written(words: list[str], stop: list[str]) -> tuple[list[str], str | None, str]:
+    writer, pieces = TextWriter(tokenizer_of(words), stop), []
+    for token in range(len(words)):
+        pieces.append(writer.add(token))
+        if writer.stopped_by is not None:
+            return pieces, writer.stopped_by, writer.held
+    return [*pieces, writer.end()], None, writer.held
+
+
+@pytest.mark.parametrize(
+    ("words", "stop", "pieces", "met", "held"),
+    [
+        (["ab", "cd"], [], ["ab", "cd", ""], None, ""),
+        (["ab", "cd"], ["bc"], ["a", ""], "bc", "bcd"),  # across tokens, and what follows it in one
+        (["ab", "ax", "y"], ["abc"], ["", "abax", "y", ""], None, ""),  # held back, and let go
+        (["ab", "ab"], ["abc"], ["", "ab", "ab"], None, ""),  # let go at the end
+        (["aab"], ["ab"], ["a"], "ab", "ab"),
+        (["a", "a", "b"], ["ab"], ["", "a", ""], "ab", "ab"),  # a false beginning in front of the true one
+        (["xyz"], ["yz", "xyz", "z"], [""], "xyz", "xyz"),  # the first in the text
+        (["", "\n", "", "\n", "z"], ["\n\n"], ["", "", "", ""], "\n\n", "\n\n"),
+    ],
+)
+def test_stop_strings(words: list[str], stop: list[str], pieces: list[str], met: str | None, held: str) -> None:
+    assert written(words, stop) == (pieces, met, held)
+
+
+@pytest.mark.parametrize("stop", [[], ["e"], ["the", " a"], ["ness and", "\n"], ["\u00e9"]], ids=str)
+def test_pieces_are_the_text_up_to_the_first_stop_string(stop: list[str]) -> None:
+    text = "the darkness and the caf\u00e9 \u20ac\n a"
+    writer, pieces = TextWriter(BYTES, stop), ""
+    for token in text.encode():
+        pieces += writer.add(token)
+        if writer.stopped_by is not None:
+            break
+    cut = min((text.index(s) for s in stop), default=len(text))
+    assert pieces + writer.end() == text[:cut]
+    assert stop == [] or text[cut:].startswith(str(writer.stopped_by))
+
+
+def test_generate_text(model: xLSTMLarge) -> None:
+    """The tokens of generate, as text; each row up to its own stop string, whatever the others do."""
+    tokenizer = load_tokenizer(DEMO, 256)
+    free = generate(model, [list(p.encode()) for p in PROMPTS], 60, eos=(), **OPTIONS)
+    whole = [bytes(row).decode() for row in free.tokens.tolist()]
+    got = generate_text(model, tokenizer, PROMPTS, 60, eos=(), **OPTIONS)
+    assert [(x.text, x.tokens, x.finish_reason, x.stop) for x in got] == [
+        (text, row, "length", None) for text, row in zip(whole, free.tokens.tolist(), strict=True)
+    ]
+    assert [x.prompt_tokens for x in got] == [19, 8, 2] and got[0].logprobs is None
+    stop = [whole[0][20:26], whole[1][40:46], "\x02\x02"]
+    got = generate_text(model, tokenizer, PROMPTS, 60, eos=(), stop=stop, logprobs=2, **OPTIONS)
+    for text, x, row in zip(whole, got, free.tokens.tolist(), strict=True):
+        cut, met = min(((text.index(s), s) for s in stop if s in text), default=(60, None))
+        assert x.text == text[:cut] and x.stop == met and x.finish_reason == ("length" if met is None else "stop")
+        assert x.tokens == row[: cut + len(met or "")]
+        assert [score.token for score in x.logprobs] == x.tokens
+        assert all(len(score.top) == 2 and score.text == chr(score.token) for score in x.logprobs)
+        assert all(top == (top[0], chr(top[0]), top[2]) for score in x.logprobs for top in score.top)
+    assert got[0].finish_reason == got[1].finish_reason == "stop" and got[0].stop != got[1].stop
+    alone = generate_text(model, tokenizer, PROMPTS[1:2], 60, eos=(), stop=stop, **OPTIONS | {"seed": 6})
+    assert alone[0].text == got[1].text
+    end = (free.tokens[2, 9].item(),)
+    ended = generate_text(model, tokenizer, PROMPTS, 60, eos=end, **OPTIONS)[2]
+    first = free.tokens[2].tolist().index(end[0])
+    assert (ended.text, ended.tokens) == (whole[2][:first], free.tokens[2, : first + 1].tolist())
+    assert (ended.finish_reason, ended.stop) == ("stop", None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"prompts": "ab"}, "prompts: expected a sequence of strings, got 'ab'"),
+        ({"prompts": [[1]]}, "prompts: expected a sequence of strings, got"),
+        ({"stop": "ab"}, "stop: expected a sequence of strings, got 'ab'"),
+        ({"stop": ["a", ""]}, "stop: expected strings of at least one character, got ''"),
+        ({"eos": 5}, "eos: expected 'model' or a sequence of token ids, got 5"),
+        ({"eos": "foo"}, "eos: expected 'model' or a sequence of token ids, got 'foo'"),
+        ({"logprobs": -1}, "logprobs: expected None or an integer from 0 to 256, got -1"),
+        ({"max_new_tokens": 0}, "max_new_tokens: expected an integer >= 1, got 0"),
+        ({"prompts": [""], "bos": None}, "prompts: expected at least one, of at least one token each"),
+    ],
+)
+def test_wrong_calls(model: xLSTMLarge, changes: dict, words: str) -> None:
+    given = {"prompts": ["x"], "max_new_tokens": 1} | changes
+    with pytest.raises((ValueError, TypeError), match=words):
+        generate_text(model, BYTES, **given)
