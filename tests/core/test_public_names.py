@@ -6,11 +6,13 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import xlstm_hip
 
+ROOT = Path(__file__).parents[2]
 MODULES = sorted(xlstm_hip.PUBLIC_MODULES)
 
 
@@ -48,15 +50,19 @@ def test_its_objects_are_the_ones_inside(name: str) -> None:
 
 
 def test_importing_the_package_imports_no_model() -> None:
-    """Public modules wait until they are asked for, and torch.compile (a second) until something is compiled."""
+    """Public modules wait until they are asked for, and torch.compile (seconds) until something is compiled: loading a
+    checkpoint does not need it either.
+    """
     code = """
 import sys, xlstm_hip
 heavy = {"xlstm_hip.models", "xlstm_hip.hf", "xlstm_hip.bench.registry", "xlstm_hip.tune"}
 heavy |= {"torch._dynamo", "transformers"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 assert xlstm_hip.models.generate and "xlstm_hip.models" in sys.modules
+xlstm_hip.models.load_pretrained("models/demo", progress=False)
+assert not {"torch._dynamo", "transformers"} & set(sys.modules)
 from xlstm_hip.quantize import quantize
 assert xlstm_hip.quantize.quantize is quantize
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -75,7 +75,10 @@ class xLSTMLarge(nn.Module):
     def __init__(self, config: xLSTMLargeConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.embedding_dim)
+        embedding = config.vocab_size, config.embedding_dim
+        # Weights that are to be read need no values, and torch would import its compiler to draw these without memory.
+        on_meta = torch.get_default_device().type == "meta"
+        self.embedding = nn.Embedding(*embedding, _weight=torch.empty(embedding) if on_meta else None)
         self.backbone = xLSTMLargeBlockStack(config)
         self.lm_head = nn.Linear(config.embedding_dim, config.vocab_size, bias=False)
         self.special_tokens = SpecialTokens()
