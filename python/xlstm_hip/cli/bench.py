@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xlstm-hip bench: checks and times operators of this package and of other implementations."""
+"""xlstm-hip bench: checks and times operators of this package and of other implementations; times one model."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -13,16 +14,23 @@ from typing import Any
 
 import torch
 
+from .._core.progress import Tasks
 from ..mlstm.describe import DTYPE_NAMES
+from ..models.hub import called, checkpoint_folder
 from .common import (
+    CHECKPOINT,
     DTYPES,
+    WrongArguments,
     add_command,
+    add_revision,
     at_least,
     check_out,
     default_device_name,
     device_name,
     json_file,
+    load,
     number,
+    refuse_given,
 )
 
 EXAMPLES = """examples:
@@ -31,8 +39,9 @@ EXAMPLES = """examples:
   xlstm-hip bench --quick                                 # smoke test: everything at tiny shapes, times mean nothing
   xlstm-hip bench selection --device cuda --seconds 600   # get_optimal_kernel_config compared with the fastest kernels
   xlstm-hip bench --redraw b.json                         # regenerates the tables and plots
+  xlstm-hip bench --model NX-AI/xLSTM-7b -p 512,2048 -n 128 -b 1,8   # tokens/s of a model, as llama-bench has them
 
-Each result is first checked against a reference, except FLA's, which computes another function.
+Each result of an operator is first checked against a reference, except FLA's, which computes another function.
 exit code: 0; 1 if an implementation of xlstm_hip was wrong or failed, or nothing was measured
 """
 
@@ -58,6 +67,17 @@ def _one_of(kind: str) -> Callable[[str], str]:
     return parse
 
 
+def _numbers(least: int) -> Callable[[str], list[int]]:
+    """Whole numbers with commas between them."""
+    one = at_least(least)
+    return lambda text: [one(part) for part in text.split(",")]
+
+
+# The options of a benchmark of operators and of a model; of neither is one allowed with the other. None: not given.
+OPERATOR_OPTIONS = ("operators", "providers", "metrics", "seconds", "out", "peers", "quick", "list", "redraw")
+MODEL_DEFAULTS: dict[str, Any] = {
+    "prompt": [512], "generate": [128], "batch": [1], "repetitions": 5, "json": False, "revision": None,
+}  # fmt: skip
 _SECONDS = number("a number > 0", lambda x: 0 < x < math.inf)
 
 
@@ -66,7 +86,7 @@ def add(commands: Any) -> None:
         commands,
         "bench",
         run,
-        "Benchmark operators against other implementations. Results are checked before they are timed.",
+        "Benchmark operators against other implementations, or a model. Operators are checked before they are timed.",
         EXAMPLES,
     )
     command.add_argument(
@@ -77,7 +97,12 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--device", type=device_name, help="(default: the GPU if this build has kernels for it, else cpu)"
     )
-    command.add_argument("--dtype", nargs="+", choices=DTYPES, help="(default: bfloat16; on the CPU also float32)")
+    command.add_argument(
+        "--dtype",
+        nargs="+",
+        choices=DTYPES,
+        help="(default: bfloat16, on the CPU also float32; with --model as in generate)",
+    )
     command.add_argument(
         "--seconds", type=_SECONDS, help="approximate total time, shared by all points (default: no limit)"
     )
@@ -93,9 +118,30 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--redraw", type=Path, metavar="FILE.json", help="regenerate tables and plots of a result file; measure nothing"
     )
+    model = command.add_argument_group("a model, instead of operators")
+    model.add_argument("--model", metavar="MODEL", help=CHECKPOINT)
+    model.set_defaults(**dict.fromkeys(MODEL_DEFAULTS))
+    for short, name, least, text in (
+        ("-p", "prompt", 0, "pp: tokens of a prompt, 0: none"),
+        ("-n", "generate", 0, "tg: tokens to generate, 0: none"),
+        ("-b", "batch", 1, "sequences at once"),
+    ):
+        default = MODEL_DEFAULTS[name][0]
+        model.add_argument(
+            short, f"--{name}", metavar="N[,N]", type=_numbers(least), help=f"{text} (default: {default})"
+        )
+    repetitions = MODEL_DEFAULTS["repetitions"]
+    model.add_argument(
+        "-r", "--repetitions", metavar="N", type=at_least(1), help=f"of each test (default: {repetitions})"
+    )
+    model.add_argument("--json", action="store_const", const=True, help="print JSON")
+    add_revision(model)
 
 
 def run(given: argparse.Namespace) -> int:
+    if given.model is not None:
+        return run_model(given)
+    refuse_given(given, MODEL_DEFAULTS, "--model with it")
     from ..bench import pictures, result_files, runner
     from ..bench.metrics import METRICS
     from ..bench.operators import DEFAULT, GROUPS
@@ -144,6 +190,39 @@ def run(given: argparse.Namespace) -> int:
     nothing = runner.why_nothing_was_measured(results)
     if nothing is not None:
         raise RuntimeError(f"nothing was measured: {nothing}")
+    return 0
+
+
+def run_model(given: argparse.Namespace) -> int:
+    """Tokens per second of a model, as a table on stdout."""
+    for name in OPERATOR_OPTIONS:
+        if getattr(given, name):
+            what = name if name == "operators" else f"--{name}"
+            raise WrongArguments(f"{what}: expected none with --model, which measures a model and no operators")
+    if len(given.dtype or ()) > 1:
+        raise WrongArguments(f"--dtype: expected one with --model, got {' '.join(given.dtype)}")
+    asked = {name: default if getattr(given, name) is None else getattr(given, name)
+             for name, default in MODEL_DEFAULTS.items()}  # fmt: skip
+    from ..bench.environment import environment, summary
+    from ..bench.machine import Machine
+    from ..bench.throughput import facts_of, measure, table, works_of
+
+    tests = works_of(asked["prompt"], asked["generate"], asked["batch"])
+    if not tests:
+        raise WrongArguments("-p, -n: expected at least one above 0, got none")
+    folder = checkpoint_folder("--model", given.model, revision=asked["revision"])
+    options = {"device": given.device, "dtype": (given.dtype or [None])[0], "weights": None, "threads": given.threads}
+    model = load("--model", folder, argparse.Namespace(**options))
+    facts = facts_of(model, called(folder)) | {"environment": environment(model.device)}
+    machine, rows = Machine(str(model.device)), []
+    with Tasks(len(tests)) as progress:
+        for test in tests:
+            progress.begin(f"{test.name}, batch {test.batch}")
+            rows.append(measure(model, test, asked["repetitions"], machine, progress.advance))
+    if asked["json"]:
+        print(json.dumps(facts | {"repetitions": asked["repetitions"], "tests": rows}, indent=2))
+    else:
+        print("\n".join([*table(facts, rows), "", summary(facts["environment"])]))
     return 0
 
 

@@ -132,7 +132,7 @@ def add_source_and_target(command: argparse.ArgumentParser) -> None:
     add_revision(command)
 
 
-def add_revision(command: argparse.ArgumentParser) -> None:
+def add_revision(command: argparse._ActionsContainer) -> None:
     command.add_argument(
         "--revision", metavar="NAME", help="branch, tag or commit of a model of the hub (default: main)"
     )
