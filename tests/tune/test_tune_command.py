@@ -71,10 +71,9 @@ def test_ops_without_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     assert only(tmp_path).name.endswith("_x.y") and "trial 1: " in out
 
 
-def test_the_environments_table_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Planted: every trial is twice as fast."""
+@pytest.fixture
+def twice_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: every trial is, and so is judged."""
     twice = measuring.paired_ms
 
     def planted(calls, device, pace):
@@ -91,10 +90,15 @@ def test_the_environments_table_is_written(
 
         def close(self) -> None: ...
 
-    few = partial(judge.save_outputs_for_trials, texts=1, read=40, written=20)
-    monkeypatch.setattr(judge, "save_outputs_for_trials", few)
     monkeypatch.setattr(measuring, "paired_ms", planted)
     monkeypatch.setattr("xlstm_hip.tune.engines.LocalEngine", Here)
+
+
+def test_the_environments_table_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, twice_as_fast: None
+) -> None:
+    few = partial(judge.save_outputs_for_trials, texts=1, read=40, written=20)
+    monkeypatch.setattr(judge, "save_outputs_for_trials", few)
     table = tmp_path / "mine.json"
     monkeypatch.setenv(plans.ENVIRONMENT, str(table))
     code, out, err = run(capsys, *SMALL, "--budget", 3, "--runs", tmp_path / "runs", "--model", DEMO)
@@ -104,6 +108,41 @@ def test_the_environments_table_is_written(
     assert entry["class"]["length"] == 256 and entry["arch"].endswith("/2")
     outputs = only(tmp_path / "runs") / "outputs"
     assert (outputs / "shipped.json").exists() and len(list(outputs.iterdir())) == 4
+
+
+@pytest.mark.parametrize(("op", "shape"), [("mlstm_chunkwise", SMALL), ("mlstm_step", STEP)])
+def test_without_a_model_plans_are_judged_by_numerical_error(
+    op: str, shape: tuple, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    twice_as_fast: None,
+) -> None:  # fmt: skip
+    """As outside the repository, where models/demo is not."""
+    monkeypatch.chdir(tmp_path)
+    given = ("--op", op, *shape, "--budget", 3)
+    code, out, err = run(capsys, *given)
+    assert code == 0, err
+    line = "no --model, and no models/demo here: plans are checked by numerical error alone, not by a model's text\n"
+    assert out.startswith(line) and "2.000 times as fast" in out
+    folder = only(tmp_path / "runs")
+    assert json.loads((folder / "run_meta.json").read_text())["model"] is None
+    shipped = json.loads((folder / "outputs" / "shipped.json").read_text())
+    assert shipped["op"] == op and all(row["errors"] for row in shipped["draws"])
+    code, _, err = run(capsys, *given, "--model", "models/demo/")
+    assert code == 1 and "--model: expected the folder of a checkpoint, or a model of the Hugging Face hub" in err
+
+
+def test_without_a_model_the_demo_judges_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, twice_as_fast: None
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "demo").symlink_to(DEMO)
+    monkeypatch.chdir(tmp_path)
+    judged: dict[str, plans.Plan] = {}
+    monkeypatch.setattr(judge, "save_outputs_for_trials", lambda model, tokens, op, trials, to: judged.update(trials))
+    monkeypatch.setattr(judge, "judge_outputs", lambda model, folder: dict.fromkeys(judged, {"refused": "planted"}))
+    code, out, err = run(capsys, *SMALL, "--budget", 3)
+    assert code == 0, err
+    assert judged and "is refused: planted" in out and "no --model" not in out
+    assert json.loads((only(tmp_path / "runs") / "run_meta.json").read_text())["model"] == "models/demo"
 
 
 def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
@@ -157,7 +196,8 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
             1,
             "--op: expected an op with something to tune on cpu, got mlstm_sequence",
         ),
-        (("--model", "nowhere"), 1, "--model: expected the folder of a model for the quality check, got 'nowhere'"),
+        (("--model", "nowhere"), 1, "--model: expected the folder of a checkpoint, or a model of the Hugging Face hub"),
+        (("--revision", "v1"), 2, "--revision: expected --model with it, got 'v1'"),
         (("--ray-address", "auto", "--model", DEMO), 1, "ray_address: expected none with engine 'local', got 'auto'"),
         (("--resume", "nowhere"), 1, "resume: expected the folder of a run with run_meta.json, got 'nowhere'"),
     ],

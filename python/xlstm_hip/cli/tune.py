@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from .._core.plans import ENVIRONMENT, Plan
-from .common import DTYPES, add_command, at_least, default_device_name
+from ..models.hub import checkpoint_folder
+from .common import CHECKPOINT, DTYPES, add_command, add_revision, at_least, default_device_name, refuse_given
 
 EXAMPLES = f"""examples:
   xlstm-hip tune --op mlstm_chunkwise --length 4096 --budget 64 --table plans.json
@@ -92,21 +93,24 @@ def add(commands: Any) -> None:
     command.add_argument("--tag", help="last part of the run folder's name (default: the op)")
     command.add_argument("--table", metavar="FILE", type=Path, help="table to write the best plan to")
     command.add_argument(
-        "--model", metavar="DIR", type=Path,
-        help=f"model whose text quality a plan must preserve (default: {DEMO}, if it exists)",
+        "--model", metavar="MODEL",
+        help=f"model whose text quality a plan must preserve: {CHECKPOINT} (default: {DEMO} if it exists; else plans "
+        "are checked by numerical error alone)",
     )  # fmt: skip
+    add_revision(command)
     command.add_argument("--resume", metavar="DIR", type=Path, help="folder of an interrupted run to continue")
 
 
 def run(given: argparse.Namespace) -> int:
     from ..tune.engines import make_engine
-    from ..tune.judge import JUDGED_OPS
     from ..tune.problem import Problem
     from ..tune.runs import Run, backend_name, ensure_table, plan_text
     from ..tune.search import make_search
     from ..tune.space import space_of
     from ..tune.tuner import Tuner
 
+    if given.model is None:
+        refuse_given(given, ("revision",), "--model with it")
     if not given.trial_seconds > 0:
         raise ValueError(f"--trial-seconds: expected above 0, got {given.trial_seconds}")
     old, settings = _settings(given)
@@ -118,7 +122,8 @@ def run(given: argparse.Namespace) -> int:
     space = space_of(problem, threads)
     if not space.values:
         raise ValueError(f"--op: expected an op with something to tune on {problem.on.type}, got {problem.op}")
-    judge = _judge(given.model, problem)
+    folder = _model_folder(given, problem)
+    judge = _judge(folder, problem)
     search = make_search(settings["search"], space, settings["seed"])
     named = os.environ.get(ENVIRONMENT)
     table = given.table or (Path(named) if named else None)
@@ -129,7 +134,7 @@ def run(given: argparse.Namespace) -> int:
             raise ValueError(f"{'--table' if given.table else ENVIRONMENT}: {error}") from error
     engine = make_engine(given.engine, threads, given.trial_seconds, given.ray_address)
     try:
-        model = str(given.model or DEMO) if problem.op in JUDGED_OPS else None
+        model = given.model or folder and str(folder)
         begun_with = {"budget": given.budget, "engine": given.engine, "model": model}
         found = old or Run.create(given.runs, backend_name(problem.on), given.tag or problem.op, settings, begun_with)
         if table is None:
@@ -193,14 +198,31 @@ def _settings(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     return None, settings
 
 
+def _model_folder(given: argparse.Namespace, problem: Any) -> Path | None:
+    """Of the model whose text judges plans, None where none does: for ops that no model uses, and without a model."""
+    from ..tune.judge import JUDGED_OPS
+
+    if problem.op not in JUDGED_OPS:
+        if given.model is not None:
+            raise ValueError(f"--model: expected none for {problem.op}, which is checked by numerical error")
+        return None
+    if given.model is not None:
+        return checkpoint_folder("--model", given.model, revision=given.revision)
+    if DEMO.is_dir():
+        return DEMO
+    checked = "plans are checked by numerical error alone, not by a model's text"
+    print(f"no --model, and no {DEMO} here: {checked}", flush=True)
+    return None
+
+
 def _judge(folder: Path | None, problem: Any) -> Any:
-    """The quality check of plans: by a model's text if a model uses the op, else by numerical error."""
+    """The quality check of plans: by a model's text if there is one, else by numerical error."""
     from ..models import load_pretrained
     from ..models.config_files import read_config
     from ..models.shards import find_tensors
     from ..models.tokenizer import load_tokenizer
     from ..tune.errors import judge_errors, save_errors_for_trials
-    from ..tune.judge import JUDGED_OPS, judge_outputs, save_outputs_for_trials
+    from ..tune.judge import judge_outputs, save_outputs_for_trials
 
     def by_number(trials: dict[int, Plan], verdicts: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
         return {number: verdicts[name] for number, name in zip(trials, named(trials), strict=True)}
@@ -212,13 +234,8 @@ def _judge(folder: Path | None, problem: Any) -> Any:
         save_errors_for_trials(problem, named(trials), outputs)
         return by_number(trials, judge_errors(outputs))
 
-    if problem.op not in JUDGED_OPS:
-        if folder is not None:
-            raise ValueError(f"--model: expected none for {problem.op}, which is checked by numerical error")
+    if folder is None:
         return judge_results
-    folder = folder or DEMO
-    if not folder.is_dir():
-        raise ValueError(f"--model: expected the folder of a model for the quality check, got {str(folder)!r}")
     try:  # checks that need no weights, before the budget is spent
         config, _ = read_config(folder)
         find_tensors(folder)
