@@ -187,7 +187,9 @@ def test_a_model_is_called_by_its_name_and_not_by_a_commit(
 ) -> None:
     monkeypatch.setattr(checkpoint, "default_dtype", lambda *_: torch.bfloat16)
     assert load_pretrained(NAME, progress=False).dtype == torch.bfloat16
-    assert caplog.messages == [f'{NAME} is in float32 and is loaded in bfloat16; dtype="auto" keeps float32']
+    assert caplog.messages == [
+        f'{NAME} is in float32 and is loaded in bfloat16; dtype="auto" (--dtype auto) keeps float32'
+    ]
 
 
 def test_the_official_loader(hub: FakeHub, folders: tuple[Path, Path]) -> None:

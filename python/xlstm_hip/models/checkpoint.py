@@ -92,7 +92,9 @@ def read_model(
     if by_default:
         dtype = default_dtype({x.dtype for name, x in stored.items() if not _is_quantised(name)}, device)
         if dtype is not None:
-            logger.warning('%s is in float32 and is loaded in bfloat16; dtype="auto" keeps float32', called(folder))
+            logger.warning(
+                '%s is in float32 and is loaded in bfloat16; dtype="auto" (--dtype auto) keeps float32', called(folder)
+            )
     total = sum(x.bytes for x in stored.values()) / 1e9
     with Progress(f"loading {called(folder)}", total, "GB", enabled=progress) as bar:
         _fill(model, mapping, stored, dtype, device, bar)
