@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.compat_parts import compat_part
 from support.fake_hub import GATED, PRIVATE, TOKEN, FakeHub, fake_hub
 from support.peer_models import scramble
 from xlstm_hip import cli
@@ -193,9 +194,7 @@ def test_a_model_is_called_by_its_name_and_not_by_a_commit(
 
 
 def test_the_official_loader(hub: FakeHub, folders: tuple[Path, Path]) -> None:
-    from xlstm_hip.compat.xlstm_large import load_from_pretrained
-
-    assert same(load_from_pretrained(NAME), folders[0])
+    assert same(compat_part("xlstm_large").load_from_pretrained(NAME), folders[0])
 
 
 def test_commands(hub: FakeHub, folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
