@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from xlstm_hip.attention import register_with_transformers
-from xlstm_hip.attention.transformers import _packed_ends, attention_forward
+from xlstm_hip.attention.transformers import _IDLE, _is_a_models, _packed_ends, attention_forward
 
 transformers = pytest.importorskip("transformers")
 SMALL: dict[str, Any] = {
@@ -233,6 +236,41 @@ def test_what_a_model_asks_in_vain_is_refused() -> None:
     _, ours = models("Llama")
     with pytest.raises(ValueError, match="output_attentions"):
         ours(torch.ones(1, 4, dtype=torch.long), output_attentions=True)
+
+
+FOR_THE_MODEL = ["vision_feature_layer", "vision_feature_select_strategy", "logits_to_keep", "image_sizes", "labels",
+                 "pixel_values", "token_type_ids", "image_grid_thw", "deepstack_visual_embeds", "seq_idx"]  # fmt: skip
+FOR_ATTENTION = ["position_bias", "attention_bias", "block_indices", "indices", "sinks", "cache", "features",
+                 "image_attention_mask", "input_mask", "token_index", "text_query", "segment_ids", "alibi",
+                 "unheard_of"]  # fmt: skip
+
+
+def test_keywords_of_the_model_are_let_through() -> None:
+    """transformers hands what a model was called with down to attention; only what may concern attention is refused."""
+    x = torch.randn(1, 2, 5, 8)
+    base = (torch.nn.Module(), x, x, x, None)
+    expected = attention_forward(*base)[0]
+    for name in FOR_THE_MODEL:
+        assert torch.equal(attention_forward(*base, **{name: 1})[0], expected)
+    for name in FOR_ATTENTION:
+        with pytest.raises(NotImplementedError, match=f"^{name}: unknown to attn_implementation='xlstm_hip'"):
+            attention_forward(*base, **{name: 1})
+        assert torch.equal(attention_forward(*base, **{name: None})[0], expected)
+    _, ours = models("Llama")
+    tokens = torch.randint(1, 64, (1, 9))
+    assert torch.equal(ours(tokens, vision_feature_layer=-1).logits, ours(tokens).logits)
+
+
+def test_what_models_hand_to_attention_is_not_let_through() -> None:
+    """Every keyword that a model of the installed transformers names in its attention call is known here or refused."""
+    known = {*inspect.signature(attention_forward).parameters, *_IDLE}
+    named: set[str] = set()
+    for source in (Path(transformers.__file__).parent / "models").rglob("modeling_*.py"):
+        text = source.read_text()
+        for call in re.finditer(r"= attention_interface\(\n(.*?)\n {8}\)", text, re.DOTALL):
+            named.update(re.findall(r"^ {12}(\w+)=", call[1], re.MULTILINE))
+    assert {"dropout", "scaling", "sliding_window"} <= named and named - known >= {"position_bias"}
+    assert not {name for name in named - known if _is_a_models(name)}
 
 
 def test_a_compiled_model() -> None:

@@ -25,6 +25,24 @@ _IDLE = {
     "deterministic",  # as every call here is
 }
 _IDLE |= {"position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "num_items_in_batch"}
+_IDLE |= {"seq_idx"}  # of state space layers; attention is told of packed rows by position_ids or cu_seq_lens
+# What a model is called with runs down to here in **kwargs, too. A keyword is let through if one of its words names
+# what a model reads or returns, and none what attention is made of: an unknown one may change attention's result.
+_OF_MODELS = {
+    "audio", "embeds", "ids", "image", "images", "input", "inputs", "labels", "logits", "loss", "output", "outputs",
+    "pixel", "return", "spatial", "speaker", "text", "token", "video", "videos", "vision", "visual",
+}  # fmt: skip
+_OF_ATTENTION = {
+    "attention", "attentions", "attn", "bias", "block", "blocks", "cache", "cap", "causal", "chunk", "document",
+    "dropout", "head", "heads", "index", "indices", "key", "keys", "kv", "length", "lengths", "mask", "masked",
+    "masks", "packed", "position", "positions", "queries", "query", "rope", "rotary", "scale", "scaling", "segment",
+    "seq", "sequence", "sink", "sinks", "slopes", "softcap", "sparse", "topk", "window",
+}  # fmt: skip
+
+
+def _is_a_models(keyword: str) -> bool:
+    words = set(keyword.split("_"))
+    return bool(words & _OF_MODELS) and not words & _OF_ATTENTION
 
 
 def attention_forward(
@@ -46,7 +64,7 @@ def attention_forward(
         raise ValueError(
             'output_attentions: expected False with attn_implementation="xlstm_hip", which keeps no weights'
         )
-    unknown = [name for name, x in kwargs.items() if name not in _IDLE and x is not None]
+    unknown = [name for name, x in kwargs.items() if x is not None and name not in _IDLE and not _is_a_models(name)]
     if unknown:
         raise NotImplementedError(f"{', '.join(unknown)}: unknown to attn_implementation={NAME!r}")
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
