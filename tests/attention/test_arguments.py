@@ -54,10 +54,23 @@ SAME = {
     "max_seqlen_q": "a bound: too low a one raises",
     "max_seqlen_k": "a bound: too low a one raises",
     "max_seqlen": "a bound: too low a one raises",
+    "max_seqlen_qo": "a bound: too low a one raises",
+    "max_seqlen_kv": "a bound: too low a one raises",
+    "is_varlen": "lengths are read from the offsets",
+    "pack_gqa": "FlashAttention-3's tiles",
+    "sm_margin": "FlashAttention-3's tiles",
+    "scheduler_metadata": "FlashAttention-3's schedule",
     "tile_scheduler_metadata": "a schedule changes roundings alone",
     "plan": "parts and tiles change roundings alone",
 }
-IDLE = ("deterministic", "zero_tensors")  # of SAME: what there is nothing to hand on of
+IDLE = (
+    "deterministic",
+    "zero_tensors",
+    "is_varlen",
+    "pack_gqa",
+    "sm_margin",
+    "scheduler_metadata",
+)  # of SAME: what there is nothing to hand on of
 
 
 class Uncausal(nn.Module):
@@ -113,6 +126,22 @@ cache_base: dict[str, Any] = {
     "q": X["q"][:, :3], "k_cache": X["k"], "v_cache": X["v"], "k": draw(B, 3, H, D), "v": draw(B, 3, H, D),
     "rotary_cos": draw(50, 4), "rotary_sin": draw(50, 4), "cache_seqlens": torch.tensor([20, 9]),
 }  # fmt: skip
+cache_changes: dict[str, Any] = {
+    "q": OTHER["q"][:, :3], "k_cache": OTHER["k"], "v_cache": OTHER["v"], "k": draw(B, 3, H, D),
+    "v": draw(B, 3, H, D), "rotary_cos": draw(50, 4), "rotary_sin": draw(50, 4),
+    "cache_seqlens": torch.tensor([5, 9]), "cache_batch_idx": torch.tensor([1, 0]),
+    "cache_leftpad": torch.tensor([2, 3]), "block_table": torch.tensor([[1], [0]]), "rotary_interleaved": False,
+    "num_splits": 3, "return_softmax_lse": True,
+}  # fmt: skip
+of_hopper: dict[str, Any] = {
+    **dict.fromkeys(("qv", "q_descale", "k_descale", "v_descale", "seqused_q"), NotImplementedError),
+    "attention_chunk": 7, "num_splits": 3,
+}  # fmt: skip
+mla_packed = {"cu_seqlens_qo": ENDS, "cu_seqlens_kv": ENDS, "max_seqlen_qo": 50, "max_seqlen_kv": 50}
+mla_packed_changes: dict[str, Any] = {
+    "cu_seqlens_qo": OTHER_ENDS, "cu_seqlens_kv": OTHER_ENDS, "max_seqlen_qo": 60, "max_seqlen_kv": 60,
+    "is_varlen": False,
+}  # fmt: skip
 mla_base: dict[str, Any] = {
     "q": draw(2, 2, 8, 24), "k_cache": draw(10, 8, 1, 24), "block_table": TABLE, "cache_seqlens": torch.tensor([9, 40]),
     "head_dim_v": 16,
@@ -149,14 +178,7 @@ CALLS: dict[str, Call] = {
         {"qkv": torch.stack(list(flat_other.values()), 1), "cu_seqlens": OTHER_ENDS, "max_seqlen": 60, **varlen_more},
     ),
     "flash_attn_with_kvcache": (
-        ours.flash_attn_with_kvcache, cache_base,
-        {
-            "q": OTHER["q"][:, :3], "k_cache": OTHER["k"], "v_cache": OTHER["v"], "k": draw(B, 3, H, D),
-            "v": draw(B, 3, H, D), "rotary_cos": draw(50, 4), "rotary_sin": draw(50, 4),
-            "cache_seqlens": torch.tensor([5, 9]), "cache_batch_idx": torch.tensor([1, 0]),
-            "cache_leftpad": torch.tensor([2, 3]), "block_table": torch.tensor([[1], [0]]), "rotary_interleaved": False,
-            "num_splits": 3, "return_softmax_lse": True,
-        },
+        ours.flash_attn_with_kvcache, cache_base, cache_changes,
     ),
     "flash_attn_combine": (
         ours.flash_attn_combine, parts,
@@ -239,6 +261,75 @@ CALLS: dict[str, Call] = {
         compat.flash_attn_2.maybe_contiguous, {"x": X["q"]}, {"x": OTHER["q"]},
     ),
     "round_multiple": (as_tensor(compat.flash_attn_2.round_multiple), {"x": 130, "m": 128}, {"x": 120, "m": 64}),
+    "FlashAttention-3's flash_attn_func": (compat.flash_attn_3.flash_attn_func, X, OTHER | of_hopper),
+    "FlashAttention-3's flash_attn_qkvpacked_func": (
+        compat.flash_attn_3.flash_attn_qkvpacked_func, {"qkv": draw(B, S, 8, D), "num_heads_q": 4},
+        of_hopper | {"qkv": draw(B, S, 8, D), "num_heads_q": 6},
+    ),
+    "FlashAttention-3's flash_attn_varlen_func": (
+        compat.flash_attn_3.flash_attn_varlen_func, flat | packed,
+        flat_other | varlen_changes | of_hopper | {"seqused_k": torch.tensor([30, 7])},
+    ),
+    "FlashAttention-3's flash_attn_with_kvcache": (
+        compat.flash_attn_3.flash_attn_with_kvcache, cache_base,
+        cache_changes | of_hopper | {
+            "page_table": torch.tensor([[1], [0]]), "cu_seqlens_q": ValueError, "cu_seqlens_k_new": NotImplementedError,
+            "max_seqlen_q": 2, "rotary_seqlens": NotImplementedError, "scheduler_metadata": torch.tensor([0, 0]),
+        },
+    ),
+    "FlashAttention-3's flash_attn_with_kvcache, packed queries": (
+        compat.flash_attn_3.flash_attn_with_kvcache,
+        {
+            "q": flat["q"][:4], "k_cache": X["k"], "v_cache": X["v"], "cache_seqlens": torch.tensor([20, 9]),
+            "cu_seqlens_q": torch.tensor([0, 1, 4]), "max_seqlen_q": 3,
+        },
+        cache_changes | of_hopper | {
+            "q": flat["k"][:4], "page_table": torch.tensor([[1], [0]]), "cu_seqlens_q": torch.tensor([0, 2, 4]),
+            "cu_seqlens_k_new": NotImplementedError, "max_seqlen_q": "test_flash_attn_3.test_wrong",
+            "rotary_seqlens": NotImplementedError, "scheduler_metadata": torch.tensor([0, 0]),
+            "rotary_interleaved": "test_flash_attn_3.test_wrong", "num_splits": 3,
+        },
+    ),
+    "FlashAttention-3's flash_attn_combine": (
+        compat.flash_attn_3.flash_attn_combine, parts,
+        {
+            "out_partial": draw(3, B, 5, H, D), "lse_partial": draw(3, B, 5, H), "out": torch.zeros(B, 5, H, D).half(),
+            "out_dtype": torch.bfloat16,
+        },
+    ),
+    "get_scheduler_metadata": (
+        compat.flash_attn_3.get_scheduler_metadata,
+        {
+            "batch_size": 2, "max_seqlen_q": 3, "max_seqlen_k": 40, "num_heads_q": 4, "num_heads_kv": 2, "headdim": 16,
+            "cache_seqlens": torch.tensor([20, 9]),
+        },
+        # what is wrong raises; what is right changes no schedule but num_splits
+        {
+            "batch_size": 3, "max_seqlen_q": -1, "max_seqlen_k": -1, "num_heads_q": 3, "num_heads_kv": 3, "headdim": 0,
+            "cache_seqlens": torch.tensor([1]), "qkv_dtype": torch.int8, "headdim_v": 0,
+            "cu_seqlens_q": torch.tensor([0]), "cu_seqlens_k_new": NotImplementedError,
+            "cache_leftpad": torch.tensor([0]), "page_size": 0, "max_seqlen_k_new": -1, "causal": "yes",
+            "window_size": (3,), "attention_chunk": 7, "has_softcap": 2.0, "pack_gqa": 1,
+            "num_splits": "test_flash_attn_3.test_a_schedule",
+            "sm_margin": -1,
+        },
+    ),
+    "FlashMLA's flash_attn_varlen_func": (
+        compat.flash_mla.flash_attn_varlen_func, flat | mla_packed, flat_other | mla_packed_changes,
+    ),
+    "FlashMLA's flash_attn_varlen_kvpacked_func": (
+        compat.flash_mla.flash_attn_varlen_kvpacked_func,
+        {"q": flat["q"], "kv": draw(B * S, H, D + 8), "head_dim_qk": D, **mla_packed},
+        {"q": flat_other["q"], "kv": draw(B * S, H, D + 8), "head_dim_qk": D + 8, **mla_packed_changes},
+    ),
+    "FlashMLA's flash_attn_varlen_qkvpacked_func": (
+        compat.flash_mla.flash_attn_varlen_qkvpacked_func,
+        {"qkv": draw(B * S, H, 2 * D + 8), "head_dim_qk": D, "cu_seqlens": ENDS, "max_seqlen": 50},
+        {
+            "qkv": draw(B * S, H, 2 * D + 8), "head_dim_qk": D + 2, "cu_seqlens": OTHER_ENDS, "max_seqlen": 60,
+            "is_varlen": False,
+        },
+    ),
     "FlashAttention": (constructed(ours.FlashAttention), {}, {}),
     "FlashAttention()": (ours.FlashAttention().forward, X, OTHER),
     "flash_attention_amd.FlashAttention": (constructed(compat.flash_attention_amd.FlashAttention), {}, {}),
@@ -351,13 +442,13 @@ CALLS: dict[str, Call] = {
         },
     ),
 }  # fmt: skip
-RAISES = (ValueError, NotImplementedError, RuntimeError)
+RAISES = (ValueError, TypeError, NotImplementedError, RuntimeError)
 
 
 def names_of(name: str) -> list[str]:
     kinds = inspect.signature(CALLS[name][0]).parameters.values()
     own = [p.name for p in kinds if p.kind is not p.VAR_KEYWORD]
-    if "packed_func" in name:  # which hand on the rest
+    if name.startswith("flash_attn") and "packed_func" in name:  # which hand on the rest
         inner = inspect.signature(ours.flash_attn_varlen_func if "varlen" in name else ours.flash_attn_func)
         own += [p.name for p in inner.parameters.values() if p.kind is p.KEYWORD_ONLY]
     return own
@@ -403,10 +494,10 @@ def near(x: Tensor) -> float:
 def walk(name: str, argument: str, device: str) -> None:
     function, base, changes = CALLS[name]
     before, calls_before = run(function, base, device)
-    if argument in IDLE:
-        change: Any = True
-    elif argument in changes:
-        change = changes[argument]
+    if argument in changes:
+        change: Any = changes[argument]
+    elif argument in IDLE:
+        change = 3 if argument == "sm_margin" else True
     else:
         assert argument in COMMON, f"{argument}: no other value to try; add one to this file"
         change = COMMON[argument]
@@ -464,7 +555,11 @@ def test_every_public_function_is_walked() -> None:
     assert public - set(CALLS) == {"register_with_transformers", "FlashMLASchedMeta"}
     walked = {inspect.unwrap(function) for function, *_ in CALLS.values()}
     for module, names in compat.attention_contents().items():
-        functions = {n for n, x in names.items() if inspect.isfunction(x) and inspect.unwrap(x) not in walked}
+        functions = {
+            n
+            for n, x in names.items()
+            if inspect.isfunction(x) and n != "__getattr__" and inspect.unwrap(x) not in walked
+        }
         assert not functions, module
 
 

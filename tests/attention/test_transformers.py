@@ -342,6 +342,10 @@ CASES = {
         import flash_attn, torch
         from flash_attn import flash_attn_func, flash_attn_with_kvcache
         from flash_attn.flash_attn_interface import flash_attn_varlen_func
+        from flash_attn.flash_attn_interface import _flash_attn_forward, _flash_attn_varlen_backward, FlashAttnFunc
+        import flash_attn_3, flash_attn_interface, flash_attn_3.flash_attn_interface
+        assert flash_attn_interface.flash_attn_func is flash_attn_3.flash_attn_interface.flash_attn_func
+        assert flash_attn_3.__version__.startswith("3.")
         from flash_attn.bert_padding import index_first_axis, pad_input, unpad_input
         import xlstm_hip.attention as ours
         assert flash_attn_func is ours.flash_attn_func and flash_attn.__version__.startswith("2.")
@@ -436,9 +440,13 @@ CASES = {
         schedule, splits = get_mla_metadata(used, 16, 1)
         out, lse = flash_mla_with_kvcache(q, cache, table, used, 512, schedule, splits, causal=True)
         assert out.shape == (2, 1, 16, 512) and lse.shape == (2, 16, 1)
+        import flash_mla
+        from flash_mla import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
+        assert flash_mla.__version__ and not hasattr(flash_mla, "flash_mla_sparse_fwd")
     """,
     "what is not offered": """
-        for name in ("flash_attn.layers.patch_embed", "flash_attn.modules", "flash_attention_amd.kernels"):
+        for name in ("flash_attn.layers.patch_embed", "flash_attn.modules", "flash_attention_amd.kernels",
+                     "flash_attn_2_cuda", "flash_attn.cute"):
             try:
                 __import__(name)
             except ImportError:

@@ -226,3 +226,10 @@ def splits(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_SPLITS:
         raise ValueError(f"num_splits: expected 0 (the library chooses) to {MOST_SPLITS}, got {value!r}")
     return value
+
+
+def no_kernel(**unsupported: Any) -> None:
+    """Refuses arguments of other libraries that nothing here answers."""
+    for name, x in unsupported.items():
+        if x is not None and x is not False:
+            raise NotImplementedError(f"{name}: expected {'False' if x is True else 'None'}; there is no kernel for it")

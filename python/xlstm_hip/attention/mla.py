@@ -58,7 +58,7 @@ def get_mla_metadata(
     """Without arguments (FlashMLASchedMeta(), None). With cache_seqlens and the two counts after it the older pair:
     tile_scheduler_metadata (parts, 8) and num_splits (B + 1), how many parts come before each sequence's. num_heads_q
     must fit the two counts, and changes no schedule."""
-    _refuse(is_fp8_kvcache=is_fp8_kvcache, topk=topk)
+    checks.no_kernel(is_fp8_kvcache=is_fp8_kvcache, topk=topk)
     if cache_seqlens is None:
         for name, x in (
             ("num_q_tokens_per_head_k", num_q_tokens_per_head_k),
@@ -102,12 +102,6 @@ def _schedule(lengths: Tensor, splits: int) -> tuple[Tensor, Tensor]:
     return torch.stack(columns, dim=-1).reshape(batch * splits, SCHEDULE_COLUMNS).to(torch.int32), first
 
 
-def _refuse(**unsupported: Any) -> None:
-    for name, x in unsupported.items():
-        if x is not None and x is not False:
-            raise NotImplementedError(f"{name}: expected {'False' if x is True else 'None'}; there is no kernel for it")
-
-
 @forward_only("flash_mla_with_kvcache")
 def flash_mla_with_kvcache(
     q: Tensor,  # (B, S_q, H_q, D): D is 576, 512 and 64 for the position, or 512
@@ -142,7 +136,7 @@ def flash_mla_with_kvcache(
         plan = check_plan("plan", "mla_decode", plan)
         if tile_scheduler_metadata is not None:
             raise ValueError("plan: expected None beside tile_scheduler_metadata, which says how the keys are cut up")
-    _refuse(
+    checks.no_kernel(
         is_fp8_kvcache=is_fp8_kvcache, indices=indices, extra_k_cache=extra_k_cache,
         extra_indices_in_kvcache=extra_indices_in_kvcache, topk_length=topk_length, extra_topk_length=extra_topk_length,
     )  # fmt: skip

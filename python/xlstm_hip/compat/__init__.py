@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`import xlstm_hip.compat` lets code that imports mlstm_kernels, xlstm.xlstm_large, flash_attn, flash_attention_amd or
-flash_mla run on xlstm_hip, unchanged.
+"""`import xlstm_hip.compat` lets code that imports mlstm_kernels, xlstm.xlstm_large, flash_attn, flash_attn_interface,
+flash_attn_3, flash_attention_amd or flash_mla run on xlstm_hip, unchanged.
 
 It puts modules under their names into sys.modules. They take precedence over installed packages that have not
 been imported yet, for the rest of the process: mlstm_kernels' Triton kernels are then out of reach, and the
 Triton names mean the fused kernels. Of an installed xlstm only xlstm_large is replaced. If a real one is
 imported already, importing this is an ImportError. What is not offered (Triton sources, benchmarks, JAX, sLSTM,
-flash_attn's layers but for the rotary embedding) stays an ImportError, so nothing is half there.
+flash_attn's modules and models) stays an ImportError, so nothing is half there.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules that stand in for flash_attn, flash_attention_amd and flash_mla, and what each holds."""
+"""The modules that stand in for those of FlashAttention 2 and 3, flash_attention_amd and FlashMLA."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import attention
 from .._version import __version__
-from . import flash_attention_amd, flash_attn_2, padding, rotary
+from . import flash_attention_amd, flash_attn_2, flash_attn_3, flash_mla, padding, rotary
 
 FLASH_ATTN = (
     "flash_attn_func",
@@ -21,6 +21,12 @@ FLASH_ATTN = (
     "flash_attn_with_kvcache",
 )
 FLASH_MLA = ("flash_mla_with_kvcache", "get_mla_metadata", "FlashMLASchedMeta")
+FLASH_MLA_PREFILL = (
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "__getattr__",
+)
 # The generation of FlashAttention whose interface this is: code asks the module for a version before it calls.
 FLASH_ATTN_VERSION = "2.8.3"
 PADDING = (
@@ -55,7 +61,7 @@ def _take(module: ModuleType, names: tuple[str, ...]) -> dict[str, Any]:
 def attention_contents() -> dict[str, Mapping[str, Any]]:
     """Module name to what it holds."""
     functions = _take(attention, FLASH_ATTN)
-    mla = _take(attention, FLASH_MLA)
+    mla = {**_take(attention, FLASH_MLA), **_take(flash_mla, FLASH_MLA_PREFILL)}
     return {
         "flash_attn": {**functions, "__version__": FLASH_ATTN_VERSION},
         "flash_attn.flash_attn_interface": {**functions, **flash_attn_2.CONTENTS},
@@ -69,6 +75,9 @@ def attention_contents() -> dict[str, Mapping[str, Any]]:
             **_take(flash_attention_amd, ("FlashAttention", "flash_attn_func")),
             "__version__": __version__,
         },
-        "flash_mla": mla,
+        "flash_attn_interface": flash_attn_3.CONTENTS,
+        "flash_attn_3": {"__version__": flash_attn_3.VERSION},
+        "flash_attn_3.flash_attn_interface": flash_attn_3.CONTENTS,
+        "flash_mla": {**mla, "__version__": flash_mla.VERSION},
         "flash_mla.flash_mla_interface": mla,
     }
