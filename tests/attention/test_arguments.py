@@ -330,6 +330,21 @@ CALLS: dict[str, Call] = {
             "is_varlen": False,
         },
     ),
+    "cross_entropy_loss": (
+        compat.flash_attn_layers.cross_entropy_loss, {"logits": draw(7, 9), "labels": torch.arange(7)},
+        {
+            "logits": draw(7, 9), "labels": torch.arange(7).flip(0), "precomputed_lse": NotImplementedError,
+            "label_smoothing": 0.1, "logit_scale": 0.5, "lse_square_scale": 0.1, "ignore_index": 3,
+            "inplace_backward": "test_flash_attn_layers.test_in_place", "process_group": NotImplementedError,
+        },
+    ),
+    "rms_norm": (
+        compat.flash_attn_layers.rms_norm, {"x": X["q"], "weight": draw(D), "epsilon": 1e-6},
+        {"x": OTHER["q"], "weight": draw(D), "epsilon": 0.1},
+    ),
+    "swiglu": (
+        compat.flash_attn_layers.swiglu, {"x": X["q"], "y": X["k"]}, {"x": OTHER["q"], "y": OTHER["k"]},
+    ),
     "FlashAttention": (constructed(ours.FlashAttention), {}, {}),
     "FlashAttention()": (ours.FlashAttention().forward, X, OTHER),
     "flash_attention_amd.FlashAttention": (constructed(compat.flash_attention_amd.FlashAttention), {}, {}),

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import attention
 from .._version import __version__
-from . import flash_attention_amd, flash_attn_2, flash_attn_3, flash_mla, padding, rotary
+from . import flash_attention_amd, flash_attn_2, flash_attn_3, flash_attn_layers, flash_mla, padding, rotary
 
 FLASH_ATTN = (
     "flash_attn_func",
@@ -68,8 +68,13 @@ def attention_contents() -> dict[str, Mapping[str, Any]]:
         "flash_attn.bert_padding": _take(padding, PADDING),
         "flash_attn.layers": {},
         "flash_attn.layers.rotary": {**_take(rotary, ROTARY), "apply_rotary_emb_func": rotary.apply_rotary_emb},
+        "flash_attn.losses": {},
+        "flash_attn.losses.cross_entropy": _take(flash_attn_layers, ("CrossEntropyLoss", "cross_entropy_loss")),
         "flash_attn.ops": {},
+        "flash_attn.ops.activations": _take(flash_attn_layers, ("swiglu",)),
+        "flash_attn.ops.rms_norm": _take(flash_attn_layers, ("RMSNorm", "rms_norm")),
         "flash_attn.ops.triton": {},
+        "flash_attn.ops.triton.cross_entropy": _take(flash_attn_layers, ("cross_entropy_loss",)),
         "flash_attn.ops.triton.rotary": _take(rotary, ("apply_rotary",)),
         "flash_attention_amd": {
             **_take(flash_attention_amd, ("FlashAttention", "flash_attn_func")),
