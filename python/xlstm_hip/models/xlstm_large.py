@@ -6,12 +6,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from typing_extensions import Self
 
 from .. import layers
 from .._core.checks import has_integers, has_rank, has_shape, is_tensor, one_of
@@ -30,6 +29,7 @@ from .quantize import Scheme, count_weights
 from .status import Status, why_no_engine, why_plain_torch, why_unfused
 
 logger = logging.getLogger("xlstm_hip")
+Own = TypeVar("Own", bound="xLSTMLarge")
 
 
 class xLSTMLargeBlockStack(nn.Module):
@@ -89,13 +89,13 @@ class xLSTMLarge(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls,
+        cls: type[Own],
         path: str | os.PathLike[str],
         dtype: torch.dtype | str | None = None,
         device: torch.device | str = "cpu",
         weight_mode: str = "single",
         **options: Any,
-    ) -> Self:
+    ) -> Own:
         """The model of a checkpoint: a folder, or a name on the Hugging Face hub. The arguments are those of
         load_pretrained.
         """
