@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Decides the GPU language once. GPU=AUTO follows torch: beside a CPU torch it builds the CPU library alone. What cannot be
-# built beside a GPU's torch, or was asked for by name, is an error that says what is missing; GPU=OFF does without it.
+# Decides the GPU language once. GPU=AUTO follows torch: beside a CPU torch it builds the CPU library alone. What cannot
+# be built beside a GPU's torch, or was asked for by name, is an error that says what is missing; GPU=OFF does without.
 # Sets XLSTM_HIP_GPU_LANGUAGE (HIP, CUDA or empty), XLSTM_HIP_GPU_NAME, _NOTE, _ARCHS, _COMPILER, _RUNTIME.
 
 include(CheckLanguage)

@@ -3,9 +3,13 @@
 #   HIP   CMAKE_HIP_ARCHITECTURES, GPU_TARGETS (CMake); PYTORCH_ROCM_ARCH, GPU_TARGETS (environment)
 #   CUDA  CMAKE_CUDA_ARCHITECTURES (CMake); TORCH_CUDA_ARCH_LIST, CUDAARCHS (environment)
 # else they are the chips in this machine, else the default list. A chip that is named is always compiled for; of the
-# default list, chips that the compiler does not know are left out.
+# default list, chips that the compiler does not know are left out. A chip that no kernel is written for is an error
+# where a variable of CMake names it. A list of the environment may be torch's: there, and in this machine, such a chip is
+# left out and the build says so, unless no other is left.
 
-# The default list has no RDNA4 (gfx12): its WMMA has other operand layouts, and no kernels for it exist.
+# AMD chips that kernels are written for: MFMA of gfx90a and its successors, WMMA of RDNA3. RDNA4 (gfx12) has WMMA with
+# other operand layouts.
+set(hip_archs_with_kernels "^gfx(90a|9[4-9]|9-4-generic|11)")
 set(default_hip_archs gfx90a gfx942 gfx950 gfx1100)
 set(default_cuda_archs 80 90a-real)
 
@@ -81,20 +85,37 @@ function(choose_gpu_archs language out)
   foreach(name IN LISTS names)
     if(name MATCHES "^ENV:(.*)$")
       set(text "$ENV{${CMAKE_MATCH_1}}")
+      set(strict OFF)
     else()
       set(text "${${name}}")
+      set(strict ON)
     endif()
     string(REGEX REPLACE "[ ,]+" ";" archs "${text}")
     if(archs)
+      string(REPLACE "ENV:" "" where "${name}")
       break()
     endif()
   endforeach()
   if(archs AND language STREQUAL "CUDA")
     cuda_archs_from_torch("${archs}" archs)
-  elseif(NOT archs AND language STREQUAL "HIP")
-    hip_archs_of_machine(archs)
+  elseif(language STREQUAL "HIP")
+    if(NOT archs)
+      hip_archs_of_machine(archs)
+      set(where "this machine")
+      set(strict OFF)
+    endif()
     if(NOT archs)
       known_hip_archs(archs)
+    endif()
+    set(without ${archs})
+    list(FILTER without EXCLUDE REGEX ${hip_archs_with_kernels})
+    list(FILTER archs INCLUDE REGEX ${hip_archs_with_kernels})
+    if(without AND (strict OR NOT archs))
+      message(FATAL_ERROR "GPU kernels cannot be built: there are none for ${without} (${where}). They are written for "
+        "CDNA2 to CDNA4 (gfx90a, gfx942, gfx950) and RDNA3 (gfx11), neither for RDNA4 (gfx12) nor for older chips: name "
+        "others, or build the CPU library alone with XLSTM_HIP_GPU=OFF (CMake: -DGPU=OFF).")
+    elseif(without)
+      message(STATUS "xlstm_hip: no kernels for ${without} (${where})")
     endif()
   elseif(NOT archs)
     cuda_archs_of_machine(archs)

@@ -41,6 +41,8 @@ constexpr bool kHasHopperKernels = false;
 constexpr Family kFamily = Family::nvidia;
 #elif defined(__GFX11__)
 constexpr Family kFamily = Family::rdna;
+#elif defined(__HIP_DEVICE_COMPILE__) && !defined(__GFX9__)
+#error "no kernels for this AMD chip: they are for gfx9 and gfx11; gfx12's WMMA has other layouts, gfx10 has none"
 #else
 constexpr Family kFamily = Family::cdna;
 #endif

@@ -177,6 +177,34 @@ def test_an_unknown_arch_is_tried(tree, hip_tree):
     assert "cannot be built" not in one_line(result.stdout)
 
 
+def test_chips_without_kernels(hip_tree):
+    """Named to this build they are an error; of a list for torch they are left out, if others are left."""
+    named = configure(hip_tree, "-DGPU=HIP", "-DGPU_TARGETS=gfx942;gfx1201")
+    assert named.returncode != 0
+    assert "there are none for gfx1201 (GPU_TARGETS)" in one_line(named.stdout)
+    for_torch = configure(hip_tree, "-DGPU=HIP", "-UGPU_TARGETS", PYTORCH_ROCM_ARCH="gfx908;gfx942;gfx1030;gfx1201")
+    assert for_torch.returncode == 0, for_torch.stdout
+    assert "no kernels for gfx908;gfx1030;gfx1201 (PYTORCH_ROCM_ARCH)" in for_torch.stdout
+    assert "HIP kernels for gfx942, by" in for_torch.stdout
+    alone = configure(hip_tree, "-DGPU=HIP", PYTORCH_ROCM_ARCH="gfx1201")
+    assert alone.returncode != 0
+    assert "XLSTM_HIP_GPU=OFF" in alone.stdout
+
+
+def test_a_chip_without_kernels_is_an_error_of_the_compiler_too(hip_tree):
+    """A compiler that is started without CMake, as the hub's builder does."""
+    cache = (hip_tree / "build/CMakeCache.txt").read_text()
+    facts = dict(re.findall(r"^(CMAKE_HIP_\w+):\w+=(.*)$", cache, re.MULTILINE))
+    command = [facts["CMAKE_HIP_COMPILER"], *facts["CMAKE_HIP_FLAGS"].split(), "-std=c++20", f"-I{ROOT}/csrc"]
+    command += ["-x", "hip", "--offload-device-only", "-fsyntax-only", str(ROOT / "csrc/arch/compiler.h")]
+    done = {
+        arch: subprocess.run([*command, f"--offload-arch={arch}"], capture_output=True, text=True)
+        for arch in ("gfx1030", "gfx1201", "gfx942", "gfx1100")
+    }
+    assert "no kernels for this AMD chip" in done["gfx1201"].stderr and "no kernels" in done["gfx1030"].stderr
+    assert all(done[arch].returncode == 0 for arch in ("gfx942", "gfx1100")), done["gfx942"].stderr
+
+
 # Of torch's libraries: the op library, which launches the kernel.
 OPS = """\
 extern "C" void launch_twice(float* x);
