@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 
+import xlstm_hip
 from xlstm_hip._core import warn_once
 from xlstm_hip.mlstm import registry, select
 from xlstm_hip.mlstm.backend import mLSTMBackend, mLSTMBackendConfig
@@ -50,6 +51,10 @@ def test_published_regimes() -> None:
 )
 def test_the_published_amd_rule(batch_size: int, seq_len: int, expected: tuple[str, ...]) -> None:
     assert tuple(get_optimal_kernel_config(batch_size, seq_len, regime="amd").values()) == expected
+
+
+def test_the_guides_other_name() -> None:
+    assert xlstm_hip.get_optimized_kernel_config is xlstm_hip.get_optimal_kernel_config
 
 
 def test_auto_is_fused_where_the_library_has_kernels() -> None:

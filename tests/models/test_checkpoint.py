@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import stat
 import tracemalloc
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from xlstm_hip.models import (
     SpecialTokens,
     checkpoint,
     create_parameter_mapping,
+    create_piece_mapping,
     load_pretrained,
     save_pretrained,
     staging,
@@ -73,17 +75,53 @@ def test_mapping_of_many_blocks(blocks: int) -> None:
     assert len(hf) == 15 * blocks + 3
     shuffled = list(hf.items())
     random.Random(0).shuffle(shuffled)  # the order of names means nothing
-    mapping = create_parameter_mapping(dict(shuffled), fused)
+    mapping = create_piece_mapping(dict(shuffled), fused)
     assert mapping.keys() == fused.keys()
     assert sorted(p.name for pieces in mapping.values() for p in pieces) == sorted(hf)
     last = f"backbone.blocks.{blocks - 1}.mlstm_layer."
     assert [p.name for p in mapping[f"{last}qkv_opreact.weight"]] == [
         f"{last}{part}.weight" for part in ("q", "k", "v", "ogate_preact")
     ]
-    back = create_parameter_mapping(fused, hf)
+    back = create_piece_mapping(fused, hf)
     assert back[f"{last}v.weight"] == ((f"{last}qkv_opreact.weight", 8, 16),)
     assert back["backbone.embeddings.weight"] == (("embedding.weight", 0, 11),)
-    assert create_parameter_mapping(hf, single)["embedding.weight"] == (("backbone.embeddings.weight", 0, 11),)
+    assert create_piece_mapping(hf, single)["embedding.weight"] == (("backbone.embeddings.weight", 0, 11),)
+    names = create_parameter_mapping(dict(shuffled), single)
+    assert names == {name: "backbone.embeddings.weight" if name == "embedding.weight" else name for name in single}
+    assert all(dict(shuffled)[names[name]] is tensor for name, tensor in single.items())  # as the AMD guide has it
+    assert create_parameter_mapping(fused, fused) == {name: name for name in fused}
+    layer, own = "backbone.blocks.0.mlstm_layer", "expected a tensor of its own, but it"
+    for given, wanted, words in (
+        (hf, fused, f"qkv_opreact.weight: {own} consists of {layer}.k.weight, .*; use create_piece_mapping"),
+        (fused, hf, f"q.weight: {own} is rows 0 to 4 of {layer}.qkv_opreact.weight; use create_piece_mapping"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            create_parameter_mapping(given, wanted)
+
+
+@pytest.mark.parametrize("scheme", ["hf", "xlstm_large"])
+def test_options_of_kernels_are_in_no_checkpoint(tmp_path: Path, scheme: str) -> None:
+    """They are this machine's, and the official package refuses a file with fields that it does not know."""
+    queued = {"chunkwise_kernel": "chunkwise--queued_compiled_steps", "heads_per_band": 2, "workers": 1}
+    save_pretrained(xLSTMLarge(xLSTMLargeConfig(**THIN, num_blocks=1, **queued)), tmp_path, scheme)
+    file = tmp_path / ("config.json" if scheme == "hf" else "config.yaml")
+    assert "norm_eps" in file.read_text() and not re.search("heads_per_band|workers|streams", file.read_text())
+    assert load_pretrained(tmp_path, progress=False).config.workers is None
+    again = load_pretrained(tmp_path, progress=False, **queued).config
+    assert (again.heads_per_band, again.workers, again.streams) == (2, 1, None)
+    with pytest.raises(ValueError, match="workers: kernel 'chunkwise--fused' has no such option"):
+        load_pretrained(tmp_path, progress=False, workers=2)
+
+
+def test_auto_kernels_of_a_checkpoint(tmp_path: Path) -> None:
+    fields = {**THIN, "num_blocks": 1}
+    save_pretrained(xLSTMLarge(xLSTMLargeConfig(**fields, chunkwise_kernel="auto")), tmp_path / "exp")
+    config = load_pretrained(tmp_path / "exp", progress=False, chunkwise_kernel="auto").config
+    assert (config.chunkwise_kernel, config.step_kernel) == ("auto", "fused")
+    sigmoid = xLSTMLarge(xLSTMLargeConfig(**fields, chunkwise_kernel="chunkwise--fused_siging"))
+    save_pretrained(sigmoid, tmp_path / "sigmoid", "xlstm_large")
+    with pytest.raises(ValueError, match="chunkwise_kernel: 'auto' has the exponential input gate"):
+        load_pretrained(tmp_path / "sigmoid", progress=False, chunkwise_kernel="auto")
 
 
 @pytest.mark.parametrize("blocks", [32, 40])

@@ -11,13 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from support.peer_models import SMALL, at_every_split, official, ours, relative, tokens
+from support.peer_models import NATIVE, SMALL, at_every_split, official, ours, relative, tokens
 from xlstm_hip import get_mlstm_kernel, register_mlstm_kernel
 from xlstm_hip._core.checks import IO_DTYPES
 from xlstm_hip.mlstm import registry
-from xlstm_hip.models import xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.models import config as config_module
+from xlstm_hip.models import mlstm_call, xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.models import xlstm_large as model_module
 
 INFERENCE = {"mode": "inference", "return_last_states": True}
+FUSED = {"chunkwise_kernel": "chunkwise--fused", "sequence_kernel": "fused", "step_kernel": "fused"}
 
 
 def gradients(model: nn.Module, x: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -208,6 +211,84 @@ def test_select_optimal_kernels_keeps_the_gate() -> None:
         assert relative(model(x), want) < 1e-5
 
 
+def test_auto_kernels_are_chosen_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the shape and device of its tokens; the configuration keeps its "auto"."""
+    asked = []
+
+    def chosen(batch_size: int, seq_len: int, head_dim: int, device: torch.device, gate: str) -> dict[str, str]:
+        asked.append((batch_size, seq_len, head_dim, str(device), gate))
+        return NATIVE if seq_len > 4 else FUSED
+
+    ran = []
+    monkeypatch.setattr(config_module, "get_optimal_kernel_config", chosen)
+    called = mlstm_call.mlstm_interface
+    monkeypatch.setattr(mlstm_call, "mlstm_interface", lambda *x, **y: ran.append(y["kernel"]) or called(*x, **y))
+    model, x = ours(**dict.fromkeys(NATIVE, "auto"), **INFERENCE), tokens(2, 9)
+    with torch.no_grad():
+        asked.clear()
+        logits, state = model(x)
+        assert (set(asked), set(ran)) == ({(2, 9, 32, "cpu", "exp")}, {"chunkwise--native_autograd"})
+        assert relative(logits, ours(**INFERENCE)(x)[0]) < 1e-5
+        ran.clear()
+        model(x[:, :4])
+        assert set(ran) == {"chunkwise--fused"}
+        asked.clear()
+        model(x[:, :1], state)
+        assert set(asked) == {(2, 1, 32, "cpu", "exp")}
+        assert model._decoded(x[:, 0], state, None) is not None, "which is the decode engine's, as the step is fused"
+    assert model.config.chunkwise_kernel == "auto" and model.config.gate == "exp"
+    assert ours(step_kernel="auto", chunkwise_kernel="chunkwise--native_siging_autograd").config.kernels(
+        device="cpu"
+    )["chunkwise_kernel"] == "chunkwise--native_siging_autograd"  # fmt: skip
+
+
+def test_auto_kernels_where_the_library_has_none() -> None:
+    config = xLSTMLargeConfig(**SMALL, **dict.fromkeys(NATIVE, "auto"))
+    assert config.kernels(1, 8, "cpu") == FUSED and config.kernels(1, 8, "mps") == NATIVE
+    sigmoid = xLSTMLargeConfig(**SMALL, chunkwise_kernel="chunkwise--native_siging_custbw", step_kernel="auto")
+    assert sigmoid.kernels(1, 8, "cpu")["step_kernel"] == "fused_siging"
+
+
+def test_auto_kernels_compile_into_one_graph() -> None:
+    model, x = ours(**dict.fromkeys(NATIVE, "auto")), tokens(1, 9)
+    with torch.no_grad():
+        got = torch.compile(model, fullgraph=True, backend="eager")(x)
+        assert relative(got, model(x)) < 1e-5
+
+
+def test_options_reach_their_kernel() -> None:
+    """heads_per_band, workers and streams are of the queued kernel; others refuse them by name."""
+    given: list[dict] = []
+
+    def recording(*args, heads_per_band=None, workers=None, streams=None, **call):
+        given.append({"heads_per_band": heads_per_band, "workers": workers, "streams": streams})
+        return get_mlstm_kernel("chunkwise--fused")(*args, **call)
+
+    name, facts = "chunkwise--recording_for_models", {"devices": ("cpu",), "dtypes": IO_DTYPES, "gradient": "exact"}
+    options = {"heads_per_band": 2, "workers": 3, "streams": 1}
+    register_mlstm_kernel(name, recording, kind="chunkwise", options=tuple(options), **facts)
+    try:
+        model = ours(chunkwise_kernel=name, **options)
+        model(tokens(1, 5))
+        assert given == [options] * SMALL["num_blocks"]
+        model.config.workers, model.config.streams = 1, None
+        model(tokens(1, 5))
+        assert given[-1] == {"heads_per_band": 2, "workers": 1, "streams": None}
+    finally:
+        registry.unregister_mlstm_kernel(name, "chunkwise")
+    queued = registry.kernel_info("chunkwise--queued_compiled_steps")
+    assert set(options) == set(queued.options)
+
+
+def test_is_amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ours().is_amd is False
+    with torch.device("meta"):
+        assert xLSTMLarge(xLSTMLargeConfig(**SMALL)).is_amd is False
+    monkeypatch.setattr(xLSTMLarge, "device", torch.device("cuda:1"))
+    monkeypatch.setattr(model_module, "is_amd_gpu", lambda device: device.index == 1)
+    assert ours().is_amd is True
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -216,6 +297,13 @@ def test_select_optimal_kernels_keeps_the_gate() -> None:
         ({"num_heads": 3}, "qk_dim_factor: expected embedding_dim"),
         ({"chunkwise_kernel": "chunkwise--fusd"}, "Did you mean 'chunkwise--fused'"),
         ({"mode": "eval"}, "mode: expected one of"),
+        ({"workers": 2}, r"workers: kernel 'chunkwise--fused' has no such option \(it has .*\), got 2"),
+        ({"streams": 2, "chunkwise_kernel": "chunkwise--ray_compiled_steps"}, "streams: kernel 'chunkwise--ray"),
+        (
+            {"heads_per_band": 0, "chunkwise_kernel": "chunkwise--ray_compiled_steps"},
+            "heads_per_band: expected an integ",
+        ),
+        ({"workers": 2, "chunkwise_kernel": "auto"}, "workers: expected None with chunkwise_kernel='auto', got 2"),
         ({"gate_soft_cap": 0.0}, "gate_soft_cap: expected a number > 0, got 0.0"),
     ],
 )

@@ -89,8 +89,12 @@ class mLSTMLayerConfig:
     def v_dim(self) -> int:
         return self._of_a_model().v_dim
 
-    def backend_config(self) -> mLSTMBackendConfig:
+    def backend_config(self, *call: Any) -> mLSTMBackendConfig:
+        """The same for a call of any shape, on any device."""
         return self.mlstm_backend
+
+    def kernel_options(self) -> dict[str, Any]:
+        return {}
 
 
 class mLSTMLayer(blocks.mLSTMLayer):

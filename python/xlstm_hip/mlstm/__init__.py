@@ -15,7 +15,7 @@ from .registry import (
     kernel_info,
     register_mlstm_kernel,
 )
-from .select import get_optimal_kernel_config
+from .select import get_optimal_kernel_config, get_optimized_kernel_config
 from .wrappers import wrap_chunkwise__arbitrary_sequence_length, wrap_chunkwise__pad_zeros
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "get_mlstm_sequence_kernel",
     "get_mlstm_step_kernel",
     "get_optimal_kernel_config",
+    "get_optimized_kernel_config",
     "kernel_info",
     "mLSTMBackend",
     "mLSTMBackendConfig",

@@ -78,6 +78,9 @@ def get_optimal_kernel_config(
     return KernelNames(chunkwise_kernel=chunkwise, sequence_kernel=sequence, step_kernel=step)
 
 
+get_optimized_kernel_config = get_optimal_kernel_config  # that guide calls it by both names
+
+
 def _amd_rule(batch_size: int, seq_len: int) -> tuple[str, str, str]:
     if batch_size <= HYBRID_LARGEST_BATCH and seq_len >= HYBRID_SHORTEST_LENGTH:
         return HYBRID

@@ -4,7 +4,7 @@
 from .config import xLSTMLargeConfig
 from .config_files import SpecialTokens
 from .generation import Generated, Logprobs, Stream, generate, logprobs_of
-from .mapping import CheckpointError, create_parameter_mapping
+from .mapping import CheckpointError, create_parameter_mapping, create_piece_mapping
 from .norms import MultiHeadLayerNorm
 from .pretrained import load_pretrained, save_pretrained
 from .sampling import Sampling
@@ -26,6 +26,7 @@ __all__ = [
     "TokenLogprob",
     "Tokenizer",
     "create_parameter_mapping",
+    "create_piece_mapping",
     "generate",
     "generate_text",
     "load_pretrained",

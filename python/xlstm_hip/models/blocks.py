@@ -112,7 +112,7 @@ class mLSTMLayer(nn.Module):
         mask: Tensor | None = None,  # (B, S)
         call: MLSTMCall | None = None,
     ) -> tuple[Tensor, LayerState | None]:
-        call = MLSTMCall.of(self.config.backend_config()) if call is None else call
+        call = MLSTMCall.of_model(self.config, x) if call is None else call
         return run_mlstm_layer(self, self.config, call, x, state, mask)
 
 
@@ -146,5 +146,5 @@ class mLSTMBlock(nn.Module):
         mask: Tensor | None = None,  # (B, S)
         call: MLSTMCall | None = None,
     ) -> tuple[Tensor, LayerState | None]:
-        call = MLSTMCall.of(self.config.backend_config()) if call is None else call
+        call = MLSTMCall.of_model(self.config, x) if call is None else call
         return run_block(self, call, x, state, mask)

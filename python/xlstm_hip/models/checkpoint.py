@@ -27,7 +27,7 @@ from .._core.checks import IO_DTYPES, by_name, one_of, positive_int
 from .._core.device import device_here
 from .._core.progress import Progress
 from ..mlstm.select import get_optimal_kernel_config
-from .config import WEIGHT_MODES, xLSTMLargeConfig
+from .config import AUTO, KERNEL_OPTIONS, WEIGHT_MODES, xLSTMLargeConfig
 from .config_files import FIELDS, other_config, read_config, read_scheme, write_json, write_yaml
 from .hub import as_path, called, checkpoint_folder
 from .mapping import EMBEDDING, CheckpointError, ParameterMapping, Piece, hf_names, map_shapes
@@ -59,7 +59,7 @@ def read_model(
     """load_pretrained (pretrained.py), which says what the arguments are, for this class."""
     by_default, dtype = dtype is None, _dtype_of(dtype)
     one_of("weight_mode", weight_mode, WEIGHT_MODES)
-    unknown = sorted(changes.keys() - set(FIELDS))
+    unknown = sorted(changes.keys() - {*FIELDS, *KERNEL_OPTIONS})
     if unknown:
         raise TypeError(f"load_pretrained: unexpected keyword argument {', '.join(map(repr, unknown))}")
     device = device_here("device", device)
@@ -74,7 +74,10 @@ def read_model(
         local_files_only=local_files_only,
         progress=progress,
     )
-    config, tokens = read_config(folder, with_gate_of_kernel="chunkwise_kernel" not in changes)
+    kernel = changes.get("chunkwise_kernel", AUTO)
+    config, tokens = read_config(folder, with_gate_of_kernel=kernel == AUTO)
+    if config.gate != "exp" and "chunkwise_kernel" in changes and kernel == AUTO:
+        raise ValueError("chunkwise_kernel: 'auto' has the exponential input gate, and this checkpoint the sigmoid one")
     config = dataclasses.replace(config, weight_mode=weight_mode, **changes)
     head_dim = max(config.qk_dim, config.v_dim) // config.num_heads
     kernels = get_optimal_kernel_config(1, 1, head_dim, device=device, gate=config.gate)

@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xLSTMLargeConfig: the fields of the official xlstm_large model. Every field has an effect."""
+"""xLSTMLargeConfig: the fields of the official xlstm_large model, and options of kernels. Every field has an effect."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
 
 from .._core.checks import non_negative, one_of, positive_int
 from ..mlstm.backend import mLSTMBackendConfig
 from ..mlstm.registry import LAYER_KINDS, kernel_info
+from ..mlstm.select import KernelNames, get_optimal_kernel_config
 
 WEIGHT_MODES = ("single", "fused")
+KERNELS: tuple[Literal["chunkwise_kernel", "sequence_kernel", "step_kernel"], ...] = (
+    "chunkwise_kernel", "sequence_kernel", "step_kernel",
+)  # fmt: skip
+KERNEL_OPTIONS = ("heads_per_band", "workers", "streams")  # how a kernel runs on this machine: in no checkpoint
+AUTO = "auto"
 
 
 @dataclass
@@ -29,7 +38,8 @@ class xLSTMLargeConfig:
     v_dim_factor: float = 1.0
 
     chunkwise_kernel: str = "chunkwise--fused"
-    """Any registered chunkwise or parallel kernel, for more than one token."""
+    """Any registered chunkwise or parallel kernel, for more than one token. In this and the next two "auto" is what
+    get_optimal_kernel_config has for the device and shape of each call; the input gate is then the exponential one."""
     sequence_kernel: str = "fused"
     """For what a chunkwise kernel that wants multiples of chunk_size leaves over. Those here take any length."""
     step_kernel: str = "fused"
@@ -53,6 +63,13 @@ class xLSTMLargeConfig:
     weight_mode: str = "single"
     """"fused" keeps q, k, v and the output gate as one matrix, the two gates as one, and the two of the FFN as one."""
 
+    heads_per_band: int | None = None
+    """Of the queued and Ray kernels, like workers: heads that one worker has at a time. None: as the kernel has it."""
+    workers: int | None = None
+    """Threads or Ray actors."""
+    streams: int | None = None
+    """Of the queued kernel on a GPU: streams that the bands are dealt to."""
+
     def __post_init__(self) -> None:
         for name in ("embedding_dim", "num_heads", "num_blocks", "vocab_size", "ffn_round_up_to_multiple_of"):
             positive_int(name, getattr(self, name))
@@ -73,7 +90,8 @@ class xLSTMLargeConfig:
                     f"{name}: expected embedding_dim * {name} to be a multiple of num_heads = {self.num_heads}, "
                     f"got {width}"
                 )
-        self.backend_config()
+        self.backend_config(device="cpu")
+        self.kernel_options()
 
     @property
     def qk_dim(self) -> int:
@@ -92,14 +110,41 @@ class xLSTMLargeConfig:
     @property
     def gate(self) -> str:
         """The input gate, "exp" or "sigmoid": that of the chunkwise kernel."""
-        return kernel_info(self.chunkwise_kernel, LAYER_KINDS).gate
+        return "exp" if self.chunkwise_kernel == AUTO else kernel_info(self.chunkwise_kernel, LAYER_KINDS).gate
 
-    def backend_config(self) -> mLSTMBackendConfig:
-        """The part that mLSTMBackend takes; making one checks it."""
+    def kernels(self, batch_size: int = 1, seq_len: int = 1, device: torch.device | str | None = None) -> KernelNames:
+        """The names of the kernels, "auto" decided for a call of this shape on this device (default: the GPU)."""
+        names = KernelNames(
+            chunkwise_kernel=self.chunkwise_kernel, sequence_kernel=self.sequence_kernel, step_kernel=self.step_kernel
+        )
+        if AUTO not in names.values():
+            return names
+        head_dim = max(self.qk_dim, self.v_dim) // self.num_heads
+        best = get_optimal_kernel_config(batch_size, seq_len, head_dim, device=device, gate=self.gate)
+        for kernel in KERNELS:
+            if names[kernel] == AUTO:
+                names[kernel] = best[kernel]
+        return names
+
+    def kernel_options(self) -> dict[str, Any]:
+        """The options of the chunkwise kernel that are set. One that it does not have is an error."""
+        given = {name: getattr(self, name) for name in KERNEL_OPTIONS if getattr(self, name) is not None}
+        for name, value in given.items():
+            positive_int(name, value)
+            if self.chunkwise_kernel == AUTO:
+                raise ValueError(f"{name}: expected None with chunkwise_kernel='auto', got {value}; name a kernel")
+            info = kernel_info(self.chunkwise_kernel, LAYER_KINDS)
+            if name not in info.options or not info.any_length:
+                has = ", ".join(info.options) or "none"
+                raise ValueError(f"{name}: kernel {info.name!r} has no such option (it has {has}), got {value}")
+        return given
+
+    def backend_config(
+        self, batch_size: int = 1, seq_len: int = 1, device: torch.device | str | None = None
+    ) -> mLSTMBackendConfig:
+        """The part that mLSTMBackend takes, for a call of this shape on this device; making one checks it."""
         return mLSTMBackendConfig(
-            chunkwise_kernel=self.chunkwise_kernel,
-            sequence_kernel=self.sequence_kernel,
-            step_kernel=self.step_kernel,
+            **self.kernels(batch_size, seq_len, device),
             mode=self.mode,
             chunk_size=self.chunk_size,
             return_last_states=self.return_last_states,

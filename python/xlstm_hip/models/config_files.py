@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..mlstm.registry import LAYER_KINDS, kernel_info, with_gate
-from .config import xLSTMLargeConfig
+from .config import KERNEL_OPTIONS, KERNELS, xLSTMLargeConfig
 from .mapping import CheckpointError
 from .quantize import Scheme
 
@@ -26,8 +26,7 @@ QUANTIZATION, METHOD = "quantization_config", "xlstm_hip"  # a field of config.j
 # transformers warns of a method that it does not know, and makes the weights up; a type that is new to it it refuses.
 # transformers knows the first alone, and so refuses weights that it would misread.
 MODEL_TYPE, QUANTISED_TYPE, FUSED_TYPE = "xlstm", "xlstm_hip_quantised", "xlstm_hip_fused"
-KERNELS = ("chunkwise_kernel", "sequence_kernel", "step_kernel")
-FIELDS = tuple(field.name for field in dataclasses.fields(xLSTMLargeConfig))
+FIELDS = tuple(field.name for field in dataclasses.fields(xLSTMLargeConfig) if field.name not in KERNEL_OPTIONS)
 # transformers' defaults, where its config.json leaves a field out, and its names for two of ours.
 HF_DEFAULTS = {
     "embedding_dim": 4096, "num_blocks": 32, "num_heads": 8, "vocab_size": 50304,

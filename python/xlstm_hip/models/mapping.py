@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 HF_EMBEDDING, EMBEDDING = "backbone.embeddings.weight", "embedding.weight"
@@ -72,7 +73,7 @@ def _rows(name: str, shapes: Shapes) -> list[tuple[str, int]]:
 
 
 def map_shapes(checkpoint: Shapes, model: Shapes) -> ParameterMapping:
-    """create_parameter_mapping, on shapes only."""
+    """create_piece_mapping, on shapes only."""
     pieces: dict[str, Piece] = {}
     for name in checkpoint:
         begin = 0
@@ -106,11 +107,31 @@ def _check_shape(name: str, sources: tuple[Piece, ...], checkpoint: Shapes, mode
             raise CheckpointError(f"{piece.name}: expected shape {want} for {name}, got {got}{rows}")
 
 
-def create_parameter_mapping(hf_state_dict: Mapping[str, Any], model_state_dict: Mapping[str, Any]) -> ParameterMapping:
+def create_parameter_mapping(hf_state_dict: Mapping[str, Any], model_state_dict: Mapping[str, Any]) -> dict[str, str]:
+    """For each parameter of the model, the name of the checkpoint's tensor that it is.
+
+    Both may have the names of transformers or of xlstm_large; values need a `shape`. A parameter that is missing,
+    duplicate, misshapen or unexpected raises a CheckpointError that names it, and so does one that is several tensors,
+    or a part of one, because one side has fused weights: create_piece_mapping has those, too.
+    """
+    names = {}
+    for name, pieces in create_piece_mapping(hf_state_dict, model_state_dict).items():
+        source, part = pieces[0].name, None
+        begin, end, rows = pieces[0].begin, pieces[-1].end, [*hf_state_dict[pieces[0].name].shape, 0][0]
+        if any(before._replace(begin=before.end, end=after.end) != after for before, after in pairwise(pieces)):
+            part = f"consists of {listed(piece.name for piece in pieces)}"
+        elif (begin, end) != (0, rows):
+            part = f"is rows {begin} to {end} of {source}"
+        if part is not None:
+            raise CheckpointError(f"{name}: expected a tensor of its own, but it {part}; use create_piece_mapping")
+        names[name] = source
+    return names
+
+
+def create_piece_mapping(hf_state_dict: Mapping[str, Any], model_state_dict: Mapping[str, Any]) -> ParameterMapping:
     """For each parameter of the model, the parts of checkpoint tensors that it consists of, in order.
 
-    Both may have the names of transformers or of xlstm_large, and single or fused weights; values need a `shape`. A
-    parameter that is missing, duplicate, misshapen or unexpected raises a CheckpointError that names it.
+    As create_parameter_mapping, but either side may have single or fused weights.
     """
     shapes = []
     for name, given in (("hf_state_dict", hf_state_dict), ("model_state_dict", model_state_dict)):

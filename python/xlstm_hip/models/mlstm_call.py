@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,11 +29,24 @@ class MLSTMCall:
     state_dtype: torch.dtype  # of c and n between calls without gradient; float32: float64 for a float64 model
     keep_state: bool
     normalize: bool | None  # whether a sigmoid kernel divides by its normaliser; None: it has the exp gate
+    options: dict[str, Any]  # of the chunkwise kernel
     multiples_only: mLSTMBackend | None  # runs a user's kernel that takes multiples of chunk_size alone
     cu_seqlens: Tensor | None = None  # (N + 1): sequences in the tokens of all rows, row by row; then states are of N
 
     @classmethod
-    def of(cls, config: mLSTMBackendConfig, keep_state: bool = False, cu_seqlens: Tensor | None = None) -> MLSTMCall:
+    def of_model(cls, config: Any, x: Tensor, keep_state: bool = False, cu_seqlens: Tensor | None = None) -> MLSTMCall:
+        """With the kernels of a model's configuration for these tokens (B, S, D)."""
+        backend = config.backend_config(x.shape[0], x.shape[1], x.device)
+        return cls.of(backend, keep_state, cu_seqlens, config.kernel_options())
+
+    @classmethod
+    def of(
+        cls,
+        config: mLSTMBackendConfig,
+        keep_state: bool = False,
+        cu_seqlens: Tensor | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> MLSTMCall:
         chunkwise = kernel_info(config.chunkwise_kernel, LAYER_KINDS)
         if cu_seqlens is not None and not chunkwise.any_length:
             raise NotImplementedError(
@@ -49,6 +63,7 @@ class MLSTMCall:
             DTYPES[config.inference_state_dtype],
             keep_state or config.mode == "inference" or config.return_last_states,
             config.normalize_siging if chunkwise.gate == "sigmoid" else None,
+            options or {},
             None if chunkwise.any_length else mLSTMBackend(config),
             cu_seqlens,
         )
@@ -102,7 +117,7 @@ class MLSTMCall:
             q, k, v, i, f, c, n, m,
             return_last_states=self.keep_state, eps=self.eps, autocast_kernel_dtype=self.autocast_kernel_dtype,
             chunk_size=self.chunk_size, kernel=self.chunkwise_kernel, normalize=self.normalize, layout="bshd",
-            cu_seqlens=self.cu_seqlens,
+            cu_seqlens=self.cu_seqlens, **self.options,
         )  # fmt: skip
         h, last = out if isinstance(out, tuple) else (out, None)
         return h if self.cu_seqlens is None else h.squeeze(0).unflatten(0, rows), last

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import layers
 from .._core.checks import has_integers, has_rank, has_shape, is_tensor, one_of
+from .._core.device import is_amd_gpu
 from ..mlstm.select import KernelNames, get_optimal_kernel_config
 from . import packing
 from .blocks import mLSTMBlock, norm_options
@@ -52,7 +53,7 @@ class xLSTMLargeBlockStack(nn.Module):
         keep_state: bool = False,
         cu_seqlens: Tensor | None = None,  # (N + 1): the sequences of one row; states are of N
     ) -> tuple[Tensor, State]:
-        call = MLSTMCall.of(self.config.backend_config(), keep_state, cu_seqlens)
+        call = MLSTMCall.of_model(self.config, x, keep_state, cu_seqlens)
         last: State = {}
         for number, block in enumerate(self.blocks):
             own = None if state is None else state[number]
@@ -155,6 +156,11 @@ class xLSTMLarge(nn.Module):
         """Of the weights that are not quantised."""
         return self.embedding.weight.dtype
 
+    @property
+    def is_amd(self) -> bool:
+        """Whether its weights are on an AMD GPU."""
+        return self.device.type == "cuda" and is_amd_gpu(self.device)
+
     @torch.no_grad()
     def step(
         self,
@@ -189,9 +195,10 @@ class xLSTMLarge(nn.Module):
         if None in blocks:  # of the beginning
             return None
         states = [x for own in blocks if own is not None for x in own]
-        if not may_step(tokens, states) or not own_step_kernels(
-            config.chunkwise_kernel, config.step_kernel, config.inference_state_dtype
-        ):
+        if not may_step(tokens, states):
+            return None
+        kernels = config.kernels(tokens.shape[0], 1, tokens.device)
+        if not own_step_kernels(kernels["chunkwise_kernel"], kernels["step_kernel"], config.inference_state_dtype):
             return None
         engine = usable_engine(self, self._new_engine)
         if engine is None:
@@ -327,11 +334,7 @@ class xLSTMLarge(nn.Module):
     def status(self) -> Status:
         """Which path each part takes, and why. Autocast and more than 64 rows also leave the decode engine."""
         config = self.config
-        kernels: KernelNames = {
-            "chunkwise_kernel": config.chunkwise_kernel,
-            "sequence_kernel": config.sequence_kernel,
-            "step_kernel": config.step_kernel,
-        }
+        kernels = config.kernels(device=self.device)
         engine = engine_of(self, self._new_engine)
         return Status(
             self.device,
