@@ -182,7 +182,7 @@ def test_doctor_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "plain torch" in levels(doctor.environment_findings({"XLSTM_HIP_BACKEND": "reference"}))
 
 
-@pytest.mark.parametrize("command", ["", "generate", "convert", "eval", "doctor", "plan"])
+@pytest.mark.parametrize("command", ["", "generate", "chat", "convert", "eval", "doctor", "plan"])
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, *([command] if command else []), "--help")
     assert code == 0 and out.startswith("usage: xlstm-hip") and max(map(len, out.splitlines())) <= 120

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 
 from .._version import __version__
-from . import bench, convert, doctor, evaluate, generate, plan, quantize, tune
+from . import bench, chat, convert, doctor, evaluate, generate, plan, quantize, tune
 from .common import Parser, WrongArguments
 
-COMMANDS = (generate, convert, quantize, evaluate, doctor, plan, bench, tune)
+COMMANDS = (generate, chat, convert, quantize, evaluate, doctor, plan, bench, tune)
 
 
 def parser() -> argparse.ArgumentParser:

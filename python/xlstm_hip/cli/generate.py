@@ -148,7 +148,7 @@ def read_stream(
     """A stream that has read the prompt, after --load-state's text if there is one, and how many tokens that was."""
     ids = tokenizer.encode(text)
     if given.load_state is not None:
-        stream = load_stream(given.load_state, model, sampling)
+        stream, _ = load_stream(given.load_state, model, sampling)
         if not ids and stream.logits is None:
             raise ValueError(f"prompt: expected text, got none, and {given.load_state} has no logits to continue from")
     else:
@@ -184,7 +184,9 @@ def write(
 
     out: Callable[[str], None] = pieces.append if given.json else say
     try:
-        tokens, reason = write_tokens(given, stream, sampling, ends, writer, out, interrupted, score)
+        tokens, reason = write_tokens(
+            given.max_tokens, given.seed, stream, sampling, ends, writer, out, interrupted, score
+        )
     finally:
         if not given.json:
             print(flush=True)

@@ -57,7 +57,7 @@ def run_prompts(given: argparse.Namespace, sampling: Sampling) -> int:
     model = load("model", folder, given)
     tokenizer = load_tokenizer(folder, model.config.vocab_size)
     check_logprobs_option(given, model)
-    beginning = None if given.load_state is None else load_stream(given.load_state, model, sampling).state
+    beginning = None if given.load_state is None else load_stream(given.load_state, model, sampling)[0].state
     bos = None if given.no_bos else model.special_tokens.bos
     for prompt in left:
         if not tokenizer.encode(prompt.text) and (bos is None or beginning is not None):

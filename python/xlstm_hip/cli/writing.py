@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..models.generation import Stream, check_logprobs
 from ..models.sampling import Sampling, check_drawn
+from ..models.states import load_state
 from ..models.text import Text, TextWriter
 from ..models.xlstm_large import xLSTMLarge
 from .common import NOT_NEGATIVE, POSITIVE, WrongArguments, at_least, number
@@ -127,17 +128,17 @@ def check_logprobs_option(given: argparse.Namespace, model: xLSTMLarge) -> None:
             raise ValueError(f"--{error}") from None
 
 
-def load_stream(file: Path, model: xLSTMLarge, sampling: Sampling) -> Stream:
-    """The stream of --load-state."""
+def load_stream(file: Path, model: xLSTMLarge, sampling: Sampling) -> tuple[Stream, dict[str, Any]]:
+    """The stream of --load-state, and what was noted with it."""
     try:
-        stream = Stream.load(file, model)
+        saved = load_state(file, model)
     except ValueError as error:
         raise ValueError(f"--load-state: {error}") from None
-    if stream.batch_size != 1:
-        raise ValueError(f"--load-state: {file}: expected a state of one text, got {stream.batch_size}")
-    if sampling.repetition_penalty != 1 and stream.seen is None:
+    if saved.batch_size != 1:
+        raise ValueError(f"--load-state: {file}: expected a state of one text, got {saved.batch_size}")
+    if sampling.repetition_penalty != 1 and saved.seen is None:
         raise ValueError(f"--repetition-penalty: expected 1, as {file} does not say which tokens were seen")
-    return stream
+    return Stream.of_saved(saved, model), saved.notes
 
 
 @contextlib.contextmanager
@@ -162,7 +163,8 @@ def interruptible() -> Iterator[threading.Event]:
 
 
 def write_tokens(
-    given: argparse.Namespace,
+    most: int,
+    seed: int,
     stream: Stream,
     sampling: Sampling,
     ends: Sequence[int],
@@ -171,14 +173,14 @@ def write_tokens(
     interrupted: threading.Event,
     each: Callable[[Tensor], None] = lambda token: None,
 ) -> tuple[list[int], str]:
-    """Generates with the options of add_sampling_options and gives the text to `out` as it becomes certain.
+    """Generates up to `most` tokens, 0 for no limit, and gives their text to `out` as it becomes certain.
 
     Returns the tokens and why they end: "stop" for an end token or a stop string, "length" or "interrupt". The last
     one has not been read. `each` is called with each token (1).
     """
     tokens: list[int] = []
     reason = "length"
-    for token in stream.tokens(given.max_tokens or None, sampling, given.seed, ends):
+    for token in stream.tokens(most or None, sampling, seed, ends):
         check_drawn(token)
         tokens.append(int(token))
         each(token)

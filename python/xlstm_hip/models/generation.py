@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from .._core.checks import has_integers, has_rank, has_shape, is_tensor, positive_int
 from .decode_engine import Then
 from .sampling import MOST_ENDS, Drawing, Sampling, check_drawn, row_seeds
-from .states import load_state, save_state
+from .states import SavedState, load_state, save_state
 
 SLICE = 4096  # tokens of a prompt that go through the model at a time: bounds what the layers need
 PAD_WITHOUT_ONE = 0
@@ -90,7 +90,11 @@ class Stream:
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: LanguageModel) -> Stream:
         """The Stream that save() wrote, of the same model: it continues with the same bits. ValueError for another."""
-        saved = load_state(path, model)
+        return cls.of_saved(load_state(path, model), model)
+
+    @classmethod
+    def of_saved(cls, saved: SavedState, model: LanguageModel) -> Stream:
+        """A Stream of what load_state read."""
         stream = cls(model, saved.batch_size, saved.state)
         stream.logits, stream.seen, stream.tokens_read = saved.logits, saved.seen, saved.tokens_read
         return stream

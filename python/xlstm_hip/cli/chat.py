@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""xlstm-hip chat: a conversation, in the words of the checkpoint's chat template. What was read is not read again."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..models.chat_template import ChatTemplate, Message, load_chat_template
+from ..models.generation import Stream
+from ..models.sampling import Sampling
+from ..models.text import TextWriter
+from ..models.tokenizer import Tokenizer, load_tokenizer
+from ..models.xlstm_large import xLSTMLarge
+from .common import WrongArguments, add_command, add_model_options, load
+from .writing import (
+    add_sampling_options,
+    add_state_options,
+    check_state_options,
+    check_writable,
+    interruptible,
+    load_stream,
+    read_last,
+    sampling_of,
+    write_tokens,
+)
+
+EXAMPLES = """examples:
+  xlstm-hip chat models/xlstm-7b-instruct --system "You answer in one sentence."
+  xlstm-hip chat models/xlstm-7b-instruct --load-state yesterday.state --save-state today.state
+  printf 'Hello\\nAnd why?\\n' | xlstm-hip chat models/xlstm-7b-instruct --temperature 0     # a message a line
+
+A message is a line. Ctrl-C stops an answer, Ctrl-D ends the chat. Commands:
+  /reset        forget everything but the system prompt
+  /save FILE    write the conversation to a file, for --load-state; its size hardly depends on the length
+  /exit         end the chat
+  /help         list the commands
+"""
+COMMANDS = "/reset, /save FILE, /exit, /help; Ctrl-C stops an answer, Ctrl-D ends the chat"
+PROMPT = "> "
+
+
+def add(commands: Any) -> None:
+    command = add_command(commands, "chat", run, "Talk with a model that has a chat template.", EXAMPLES)
+    command.add_argument("model", type=Path, help="folder of a checkpoint with a chat template")
+    command.add_argument("--system", metavar="TEXT", help="the system prompt")
+    command.add_argument(
+        "--template", metavar="FILE", type=Path, help="a chat template in Jinja (default: the checkpoint's)"
+    )
+    add_sampling_options(command)
+    command.set_defaults(max_tokens=0)
+    add_state_options(command)
+    add_model_options(command)
+
+
+class Conversation:
+    """Messages, and a stream that has read them and written the answers."""
+
+    def __init__(
+        self,
+        given: argparse.Namespace,
+        sampling: Sampling,
+        model: xLSTMLarge,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+    ) -> None:
+        self._given, self._sampling, self._model = given, sampling, model
+        self._tokenizer, self._template = tokenizer, template
+        self.reset()
+
+    def reset(self) -> None:
+        self.messages: list[Message] = []
+        if self._given.system is not None:
+            self.messages.append({"role": "system", "content": self._given.system})
+        self._begin()
+
+    def _begin(self) -> None:
+        self.stream = Stream(self._model, remember_tokens=True)
+        # What the stream has read; and the same as templates write it that trim answers, if that is all it has read.
+        self._read = [""]
+
+    def answer(self, message: str) -> None:
+        """Prints the answer to a message as it comes."""
+        messages = [*self.messages, {"role": "user", "content": message}]
+        text = self._template.render(messages)
+        known = next((read for read in self._read if text.startswith(read)), None)
+        if known is None:
+            print("the template writes earlier messages anew: all of them are read again", file=sys.stderr)
+            self._begin()
+            known = ""
+        tokens = self._tokenizer.encode(text[len(known) :])
+        if not tokens:
+            raise ValueError(f"{self._template.file}: expected a template that writes the messages, got nothing new")
+        ends = self._model.special_tokens.eos
+        writer, pieces = TextWriter(self._tokenizer, self._given.stop), []
+
+        def say(piece: str) -> None:
+            pieces.append(piece)
+            print(piece, end="", flush=True)
+
+        with interruptible() as interrupted:
+            self.stream.feed(torch.tensor([tokens], device=self._model.embedding.weight.device))
+            seed = self._given.seed + len(messages)
+            made, _ = write_tokens(
+                self._given.max_tokens, seed, self.stream, self._sampling, ends, writer, say, interrupted
+            )
+            read_last(self.stream, made, ends)
+        print(flush=True)
+        answer = "".join(pieces)
+        self._read = [text + answer + writer.held]
+        if writer.stopped_by is None:
+            self._read.append(text + answer.strip())
+        self.messages = [*messages, {"role": "assistant", "content": answer}]
+
+    def save(self, file: Path) -> None:
+        self.stream.save(file, {"messages": self.messages, "read": self._read})
+
+    def load(self, file: Path) -> None:
+        self.stream, notes = load_stream(file, self._model, self._sampling)
+        if "messages" not in notes or "read" not in notes:
+            raise ValueError(f"--load-state: {file}: expected the state of a chat, got one without messages")
+        self.messages, self._read = notes["messages"], notes["read"]
+
+
+def run(given: argparse.Namespace) -> int:
+    sampling = sampling_of(given)
+    if given.load_state is not None and given.system is not None:
+        raise WrongArguments(f"--system: expected none with --load-state, whose chat has its own, got {given.system!r}")
+    if given.template is not None and not given.template.is_file():
+        raise FileNotFoundError(f"--template: expected a file, got {str(given.template)!r}")
+    check_state_options(given)
+    model = load("model", given.model, given)
+    tokenizer = load_tokenizer(given.model, model.config.vocab_size)
+    try:
+        template = load_chat_template(given.model, tokenizer, model.special_tokens, given.template)
+    except ValueError as error:
+        raise ValueError(f"{error}; give one with --template FILE, or use xlstm-hip generate") from None
+    chat = Conversation(given, sampling, model, tokenizer, template)
+    if given.load_state is not None:
+        chat.load(given.load_state)
+    for line in lines():
+        if line.startswith("/"):
+            if not obeyed(chat, line):
+                break
+        elif line.strip():
+            chat.answer(line)
+    if given.save_state is not None:
+        chat.save(given.save_state)
+    return 0
+
+
+def lines() -> Iterator[str]:
+    """The lines of stdin, without their ends; at a terminal after a prompt."""
+    if sys.stdin is None:
+        raise ValueError("chat: expected messages in stdin, which is closed")
+    if not sys.stdin.isatty():
+        for number, line in enumerate(sys.stdin.buffer, 1):
+            try:
+                yield line.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                got = f"got byte {error.object[error.start]:#04x}"
+                raise ValueError(f"stdin: line {number}: expected UTF-8, {got}") from None
+        return
+    with contextlib.suppress(ImportError):  # input() then edits lines
+        import readline  # noqa: F401
+
+    print(COMMANDS, file=sys.stderr)
+    while True:
+        try:
+            yield input(PROMPT)
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print("\n/exit or Ctrl-D ends the chat", file=sys.stderr)
+
+
+def obeyed(chat: Conversation, line: str) -> bool:
+    """Obeys a command; whether the chat goes on."""
+    command, _, rest = line.partition(" ")
+    rest = rest.strip()
+    if command == "/save" and rest:
+        try:
+            check_writable("/save", Path(rest))
+            chat.save(Path(rest))
+        except (ValueError, OSError) as error:
+            print(error, file=sys.stderr)
+    elif rest or command not in ("/reset", "/exit", "/help"):
+        print(f"expected one of {COMMANDS}, got {line!r}", file=sys.stderr)
+    elif command == "/reset":
+        chat.reset()
+    elif command == "/help":
+        print(COMMANDS, file=sys.stderr)
+    return command != "/exit" or bool(rest)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint's chat template: the text that a model reads of messages. Rendered by transformers, in its sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .config_files import SpecialTokens
+from .tokenizer import Tokenizer
+
+TEMPLATE_FILE, CONFIG_FILE, MAP_FILE = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
+Message = dict[str, str]  # its role and content
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A Jinja template, and the special tokens that it may name."""
+
+    source: str
+    special_tokens: dict[str, str]
+    file: str  # that it was read from, for errors
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """What a model reads; with add_generation_prompt up to where its answer begins."""
+        try:
+            from transformers.utils.chat_template_utils import render_jinja_template
+        except ImportError as error:
+            raise ImportError(f'{self.file}: chat templates need transformers: pip install "xlstm_hip[hf]"') from error
+        from jinja2 import TemplateError
+
+        given: dict[str, Any] = {"chat_template": self.source, "add_generation_prompt": add_generation_prompt}
+        try:
+            rendered: Any = render_jinja_template([list(messages)], **given | self.special_tokens)
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:  # of what it computes
+            raise ValueError(f"{self.file}: {error}") from None
+        (text,), _ = rendered
+        return text
+
+
+def load_chat_template(
+    folder: Path, tokenizer: Tokenizer, special_tokens: SpecialTokens, file: Path | None = None
+) -> ChatTemplate:
+    """The template of a checkpoint, or the one in `file`.
+
+    Without the files of a tokenizer, special tokens are what the tokenizer makes of those of the model.
+    """
+    config = _object(folder / CONFIG_FILE)
+    named = _object(folder / MAP_FILE) | config
+    contents = {name: _content(value) for name, value in named.items() if name.endswith("_token")}
+    tokens = {name: text for name, text in contents.items() if text is not None}
+    if not tokens:
+        ids = {"bos_token": special_tokens.bos, "eos_token": next(iter(special_tokens.eos), None)}
+        tokens = {name: tokenizer.decode([token]) for name, token in ids.items() if token is not None}
+    if file is None and (folder / TEMPLATE_FILE).is_file():
+        file = folder / TEMPLATE_FILE
+    if file is not None:
+        try:
+            return ChatTemplate(file.read_text("utf-8"), tokens, str(file))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file}: expected UTF-8: {error}") from None
+    where, given = folder / CONFIG_FILE, config.get("chat_template")
+    if isinstance(given, list):  # several, by name
+        given = {x.get("name"): x.get("template") for x in given if isinstance(x, dict)}.get("default")
+    if given is None:
+        raise ValueError(f"{folder}: no chat template: expected {TEMPLATE_FILE}, or chat_template in {CONFIG_FILE}")
+    if not isinstance(given, str):
+        raise ValueError(f"{where}: chat_template: expected a string, got {given!r}")
+    return ChatTemplate(given, tokens, str(where))
+
+
+def _content(token: Any) -> str | None:
+    """The text of a token as a tokenizer's files have it: a string, or an object."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _object(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        given = json.loads(file.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"{file}: expected a JSON object, got {type(given).__name__}")
+    return given
