@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that list what the code has list all of it: environment variables, the layers that an adapter can go to."""
+"""Pages that list what the code has list all of it, as it is: environment variables, signatures, names of tests."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from pathlib import Path
+from typing import Any
 
-from test_readme import ROOT, python_of, text_of
+from test_readme import FENCE, ROOT, python_of, text_of
 
+import xlstm_hip
+from xlstm_hip import attention, models, quantize
 from xlstm_hip.models.quantize import GATES, SINGLE_NAMES
 
 # How each language reads a variable, and where users meet it.
@@ -17,6 +22,7 @@ READS = {
     "csrc/**/*.hip": r'getenv\("(\w+)"\)',
     "cmake/*.cmake": r"\$ENV\{([A-Z_]+)\}|ENV:([A-Z_]+)\b",
     "build_backend/*.py": r'environ(?:ment)?(?:\.get\(|\[)"(\w+)"|"(MAX_JOBS|CMAKE_\w+|VIRTUAL_ENV|UV_\w+)"',
+    "tests/*/**/*.cpp": r'getenv\("(\w+)"\)',
     "tests/**/*.py": r'environ(?:\.get\(|\[)"(XLSTM_HIP_OTHER_TORCH|WITHOUT_\w+)"',
 }
 
@@ -32,7 +38,7 @@ def variables_read(root: Path) -> set[str]:
 
 def variables_listed() -> set[str]:
     first_cells = re.findall(r"^\| (`.*?) \|", text_of("docs/environment.md"), re.MULTILINE)
-    return {name for cell in first_cells for name in re.findall(r"`([A-Z_]+)`", cell)}
+    return {name for cell in first_cells for name in re.findall(r"`([A-Z][A-Z0-9_]+)`", cell)}
 
 
 def test_every_environment_variable_is_listed() -> None:
@@ -58,3 +64,45 @@ def test_an_adapter_goes_to_every_large_layer() -> None:
     assert named
     targets = set(re.findall(r'"(\w+)"', named[1]))
     assert targets == set(SINGLE_NAMES) - {*GATES, "lm_head"}
+
+
+def written_signatures(text: str) -> dict[str, str]:
+    """Of the blocks of signatures: each function's name and its parameters. One with ... is left out."""
+    found = {}
+    for block in FENCE.finditer(text):
+        for match in re.finditer(r"^(\w+)\(", block[3], re.MULTILINE) if not block[1] else ():
+            end, depth = match.end(), 1
+            while depth:
+                depth += {"(": 1, ")": -1}.get(block[3][end], 0)
+                end += 1
+            inside = " ".join(block[3][match.end() : end - 1].split())
+            if "..." not in inside:
+                found[match[1]] = inside
+    return found
+
+
+def signature_of(function: Any) -> str:
+    """As api.md writes it: without annotations."""
+    parameters = inspect.signature(function).parameters.values()
+    bare = inspect.Signature([p.replace(annotation=inspect.Parameter.empty) for p in parameters])
+    return str(bare)[1:-1].replace("'", '"')
+
+
+def test_signatures_are_the_functions() -> None:
+    modules = (xlstm_hip, attention, models, quantize)
+    public = {name: getattr(module, name) for module in modules for name in module.__all__}
+    written = {name: x for name, x in written_signatures(text_of("docs/api.md")).items() if name in public}
+    assert {"mlstm_interface", "flash_attn_func", "flash_mla_with_kvcache", "load_pretrained"} <= set(written)
+    different = {name: x for name, x in written.items() if ast.dump(of(x)) != ast.dump(of(signature_of(public[name])))}
+    assert different == {}
+
+
+def of(signature: str) -> ast.arguments:
+    parsed = ast.parse(f"def f({signature.replace('1e-06', '1e-6')}): pass").body[0]
+    assert isinstance(parsed, ast.FunctionDef)
+    return parsed.args
+
+
+def test_no_cell_is_a_page_of_its_own() -> None:
+    """A signature in a cell of a table is one line that nobody can read: it has a block and a heading."""
+    assert max(map(len, text_of("docs/api.md").splitlines())) <= 400

@@ -6,10 +6,17 @@ mypy runs here as scripts/test's stage lint runs it, with the same settings, so 
 
 from __future__ import annotations
 
+import inspect
+import sys
+import typing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_readme import ROOT, blocks
+
+import xlstm_hip
+from xlstm_hip import attention, models
 
 mypy = pytest.importorskip("mypy.api")
 
@@ -95,3 +102,22 @@ def test_planted_errors_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = errors_in(tmp_path, {"planted": planted})
     assert 'planted.py:4: error: "tuple[Tensor, tuple[Tensor, Tensor, Tensor]]" has no attribute "square"' in found
     assert "planted.py:5: error: No overload variant" in found
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="typing.get_overloads is of Python 3.11")
+def test_overloads_have_the_parameters_of_their_function() -> None:
+    """Type checkers see the overloads alone: one without a parameter refuses a call that works."""
+    found = {}
+    for module in (xlstm_hip, attention, models):
+        for name in module.__all__:
+            x = getattr(module, name)
+            for f in (x, *(vars(x).values() if isinstance(x, type) else ())):
+                overloads = typing.get_overloads(f) if inspect.isfunction(f) else ()
+                different = [set(parameters(f)) ^ set(parameters(o)) for o in overloads]
+                found |= {f"{f.__module__}.{f.__qualname__}": set().union(*different)} if overloads else {}
+    assert len(found) > 10
+    assert {name: missing for name, missing in found.items() if missing} == {}
+
+
+def parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
