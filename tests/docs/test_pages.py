@@ -106,3 +106,13 @@ def of(signature: str) -> ast.arguments:
 def test_no_cell_is_a_page_of_its_own() -> None:
     """A signature in a cell of a table is one line that nobody can read: it has a block and a heading."""
     assert max(map(len, text_of("docs/api.md").splitlines())) <= 400
+
+
+def test_tests_that_the_lab_names_are_there() -> None:
+    """Of docs/lab/first-contact.md: in a file that the row names, or one before it."""
+    sources, names = "", []
+    for line in text_of("docs/lab/first-contact.md").splitlines():
+        sources += "".join(map(text_of, re.findall(r"`(tests/[\w/]+\.py)`", line)))
+        names += re.findall(r"`(test_\w+)`", line)
+        assert not [name for name in names if f"def {name}(" not in sources]
+    assert len(names) > 15
