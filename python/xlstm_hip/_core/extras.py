@@ -9,6 +9,7 @@ from typing import Any
 
 EXTRA_OF = {
     "huggingface_hub": "hf",
+    "jinja2": "hf",
     "tokenizers": "hf",
     "transformers": "hf",
     "ray": "ray",

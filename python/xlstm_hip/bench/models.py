@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..models import Stream, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
-from ..models.generation import State
+from ..models.language_model import State
 from ..models.quantize import Scheme, quantize
 from .readers import (
     OFFICIAL_CPU_KERNELS,

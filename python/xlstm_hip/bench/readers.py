@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..mlstm.select import NATIVE
 from ..models import Stream, xLSTMLarge
-from ..models.generation import State
+from ..models.language_model import State
 
 # What the official model runs on a CPU: its default kernels are Triton's.
 OFFICIAL_CPU_KERNELS = dict(zip(("chunkwise_kernel", "sequence_kernel", "step_kernel"), NATIVE, strict=True))

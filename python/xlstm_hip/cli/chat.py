@@ -14,11 +14,12 @@ import torch
 
 from ..models.chat_template import ChatTemplate, Message, load_chat_template
 from ..models.generation import Stream
+from ..models.hub import checkpoint_folder
 from ..models.sampling import Sampling
 from ..models.text import TextWriter
 from ..models.tokenizer import Tokenizer, load_tokenizer
 from ..models.xlstm_large import xLSTMLarge
-from .common import WrongArguments, add_command, add_model_options, load
+from .common import CHECKPOINT, WrongArguments, add_command, add_model_options, load
 from .writing import (
     add_sampling_options,
     add_state_options,
@@ -48,7 +49,7 @@ PROMPT = "> "
 
 def add(commands: Any) -> None:
     command = add_command(commands, "chat", run, "Talk with a model that has a chat template.", EXAMPLES)
-    command.add_argument("model", type=Path, help="folder of a checkpoint with a chat template")
+    command.add_argument("model", help=f"{CHECKPOINT}, with a chat template")
     command.add_argument("--system", metavar="TEXT", help="the system prompt")
     command.add_argument(
         "--template", metavar="FILE", type=Path, help="a chat template in Jinja (default: the checkpoint's)"
@@ -135,10 +136,11 @@ def run(given: argparse.Namespace) -> int:
     if given.template is not None and not given.template.is_file():
         raise FileNotFoundError(f"--template: expected a file, got {str(given.template)!r}")
     check_state_options(given)
-    model = load("model", given.model, given)
-    tokenizer = load_tokenizer(given.model, model.config.vocab_size)
+    folder = checkpoint_folder("model", given.model, revision=given.revision)
+    model = load("model", folder, given)
+    tokenizer = load_tokenizer(folder, model.config.vocab_size)
     try:
-        template = load_chat_template(given.model, tokenizer, model.special_tokens, given.template)
+        template = load_chat_template(folder, tokenizer, model.special_tokens, given.template)
     except ValueError as error:
         raise ValueError(f"{error}; give one with --template FILE, or use xlstm-hip generate") from None
     chat = Conversation(given, sampling, model, tokenizer, template)

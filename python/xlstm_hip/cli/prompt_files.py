@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from .._core.atomic_files import append_whole
 from .._core.progress import Progress
-from ..models.generation import State
 from ..models.hub import checkpoint_folder
+from ..models.language_model import State
 from ..models.sampling import Sampling
 from ..models.text import generate_text
 from ..models.tokenizer import load_tokenizer

@@ -64,7 +64,18 @@ def flash_attn_func(
     _check_common(qv, q_descale, k_descale, v_descale, attention_chunk, pack_gqa, sm_margin)
     checks.flag("return_attn_probs", return_attn_probs)
     made = attention.flash_attn_func(
-        q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, True, num_splits=num_splits
+        q,
+        k,
+        v,
+        0.0,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        None,
+        deterministic,
+        return_attn_probs=True,
+        num_splits=num_splits,
     )
     return _result(made, return_attn_probs)
 
@@ -136,7 +147,7 @@ def flash_attn_varlen_func(
     checks.flag("return_attn_probs", return_attn_probs)
     made = attention.flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, softmax_scale, causal, window_size,
-        softcap, None, deterministic, True, seqused_k=seqused_k, num_splits=num_splits,
+        softcap, None, deterministic, return_attn_probs=True, seqused_k=seqused_k, num_splits=num_splits,
     )  # fmt: skip
     return _result(made, return_attn_probs)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .._core.extras import optional_module
 from .config_files import SpecialTokens
 from .tokenizer import Tokenizer
 
@@ -26,16 +27,19 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
         """What a model reads; with add_generation_prompt up to where its answer begins."""
-        try:
-            from transformers.utils.chat_template_utils import render_jinja_template
-        except ImportError as error:
-            raise ImportError(f'{self.file}: chat templates need transformers: pip install "xlstm_hip[hf]"') from error
-        from jinja2 import TemplateError
-
+        needed_by = f"{self.file}: a chat template"
+        errors = optional_module("jinja2", needed_by)
+        templates = optional_module("transformers.utils.chat_template_utils", needed_by)
         given: dict[str, Any] = {"chat_template": self.source, "add_generation_prompt": add_generation_prompt}
         try:
-            rendered: Any = render_jinja_template([list(messages)], **given | self.special_tokens)
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:  # of what it computes
+            rendered: Any = templates.render_jinja_template([list(messages)], **given | self.special_tokens)
+        except (
+            errors.TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+        ) as error:  # of what it computes
             raise ValueError(f"{self.file}: {error}") from None
         (text,), _ = rendered
         return text

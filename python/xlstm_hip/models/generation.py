@@ -11,42 +11,19 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .._core.checks import has_integers, has_rank, has_shape, is_tensor, positive_int
-from .decode_engine import Then
+from .language_model import LanguageModel, State
 from .sampling import MOST_ENDS, Drawing, Sampling, check_drawn, row_seeds
 from .states import SavedState, load_state, save_state
 
 SLICE = 4096  # tokens of a prompt that go through the model at a time: bounds what the layers need
 PAD_WITHOUT_ONE = 0
-State = dict[int, tuple[Tensor, Tensor, Tensor]]  # of each block: c, n, m
 Stop = Callable[[Tensor], Iterable[int]]  # called with the tokens (B) of each step; returns the rows that end with them
-
-
-class LanguageModel(Protocol):
-    """The interface that generation needs of a model; xLSTMLarge has it."""
-
-    config: Any  # its vocab_size
-    special_tokens: Any  # bos, eos and pad
-    embedding: nn.Embedding
-
-    def hidden(
-        self, x: Tensor, state: State | None = None, mask: Tensor | None = None, keep_state: bool = False
-    ) -> tuple[Tensor, State]: ...
-
-    def logits(self, hidden: Tensor) -> Tensor: ...
-
-    def step(
-        self,
-        tokens: Tensor,
-        state: State,
-        mask: Tensor | None = None,
-        then: Then | None = None,  # called with the logits
-    ) -> Tensor: ...
 
 
 class Logprobs(NamedTuple):

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,10 +20,7 @@ from torch import Tensor
 
 from .._core.atomic_files import replacing
 from .._version import __version__
-
-if TYPE_CHECKING:
-    from .generation import LanguageModel, State
-
+from .language_model import LanguageModel, State
 
 FORMAT = "xlstm_hip state 1"
 PARTS = ("c", "n", "m")

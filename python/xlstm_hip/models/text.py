@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .generation import LanguageModel, Logprobs, generate
+from .generation import Logprobs, generate
+from .language_model import LanguageModel
 from .tokenizer import Tokenizer
 
 

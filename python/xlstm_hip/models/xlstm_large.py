@@ -22,8 +22,9 @@ from .checkpoint import read_model, write_model
 from .config import xLSTMLargeConfig
 from .config_files import SpecialTokens
 from .decode_engine import DecodeEngine, Numbers, Then, engine_of, may_step, own_step_kernels, usable_engine
-from .generation import State, generate
+from .generation import generate
 from .initial_weights import fill_initial_weights
+from .language_model import State
 from .mlstm_call import LayerState, MLSTMCall
 from .norms import RMSNorm
 from .quantize import Scheme, count_weights

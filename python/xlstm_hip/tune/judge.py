@@ -21,7 +21,8 @@ from .._core.plans import AS_PLANNED, FUSED, Plan, trying
 from ..models import xLSTMLarge
 from ..models.decode_engine import Then
 from ..models.evaluation import distinct
-from ..models.generation import LanguageModel, State, Stream
+from ..models.generation import Stream
+from ..models.language_model import LanguageModel, State
 from ..models.sampling import Sampling
 from ..models.tokenizer import Tokenizer
 from .runs import write_json

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface that generation needs of a model."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from .decode_engine import Then
+from .mlstm_call import LayerState
+
+State = dict[int, LayerState]  # of each block
+
+
+class LanguageModel(Protocol):
+    """xLSTMLarge is one."""
+
+    config: Any  # its vocab_size
+    special_tokens: Any  # bos, eos and pad
+    embedding: nn.Embedding
+
+    def hidden(
+        self, x: Tensor, state: State | None = None, mask: Tensor | None = None, keep_state: bool = False
+    ) -> tuple[Tensor, State]: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def step(
+        self,
+        tokens: Tensor,
+        state: State,
+        mask: Tensor | None = None,
+        then: Then | None = None,  # called with the logits
+    ) -> Tensor: ...
