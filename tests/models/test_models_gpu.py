@@ -85,6 +85,28 @@ def test_reading(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_packed_sequences(dtype: torch.dtype) -> None:
+    """Logits and the states of sequences in one row, each compared with itself alone; and a step of all of them."""
+    model = ours(dtype=dtype, mode="inference", return_last_states=True, **WIDE)
+    parts = [tokens(1, length, 301, seed=length) for length in (70, 1, 3, LENGTH)]
+    row = torch.cat(parts, 1)
+    ends = torch.tensor([0, *(part.shape[1] for part in parts)]).cumsum(0)
+    with torch.no_grad():
+        wide, there = copy.deepcopy(model).double(), on_device(model)
+        true, plain = [wide(part) for part in parts], [model(part) for part in parts]
+        got, state = there(row.to(DEVICE), cu_seqlens=ends.to(DEVICE))
+        no_worse(got, torch.cat([x for x, _ in plain], 1), torch.cat([x for x, _ in true], 1))
+        for n, own in state.items():
+            for part in range(3):
+                a, b = (torch.cat([last[n][part] for _, last in made]) for made in (plain, true))
+                no_worse(own[part], a, b)
+        following = row[0, ends[1:] - 1]
+        truth = torch.cat([wide.step(token[None], last) for token, (_, last) in zip(following, true, strict=True)])
+        here = torch.cat([model.step(token[None], last) for token, (_, last) in zip(following, plain, strict=True)])
+        no_worse(there.step(following.to(DEVICE), state), here.to(dtype), truth)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_prefill_then_steps_at_every_split(dtype: torch.dtype) -> None:
     """The worst split is no worse than the CPU's worst: at one of them n all but cancels."""
     model, x = ours(dtype=dtype, mode="inference", return_last_states=True, **WIDE), tokens(2, 13, 301)
