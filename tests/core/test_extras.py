@@ -18,6 +18,8 @@ from xlstm_hip import attention
 from xlstm_hip._core.extras import EXTRA_OF, optional_module
 from xlstm_hip.bench import plot, result_files
 from xlstm_hip.mlstm.compiled import mlstm_chunkwise__ray_compiled_steps
+from xlstm_hip.models import load_pretrained
+from xlstm_hip.models.chat_template import ChatTemplate
 from xlstm_hip.models.tokenizer import load_tokenizer
 from xlstm_hip.tune.engines import make_engine
 
@@ -47,10 +49,17 @@ def _ray_kernel(folder: Path) -> Any:
     return mlstm_chunkwise__ray_compiled_steps(q, q, q, gate, gate)
 
 
+def _template(folder: Path) -> Any:
+    return ChatTemplate("", {}, "chat_template.jinja").render([])
+
+
 NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("transformers", "xlstm_hip.hf", _hf),
     ("transformers", "register_with_transformers", lambda folder: attention.register_with_transformers()),
     ("tokenizers", "tokenizer.json", _tokenizer),
+    ("transformers", "chat_template.jinja: a chat template", _template),
+    ("jinja2", "chat_template.jinja: a chat template", _template),
+    ("huggingface_hub", "a model of the hub", lambda folder: load_pretrained("lab/no-folder")),
     ("ray", "engine: 'ray'", lambda folder: make_engine("ray", 1, 1.0)),
     ("ray", "chunkwise--ray_compiled_steps", _ray_kernel),
     ("matplotlib", "drawing pictures", lambda folder: plot.panels(1)),

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import socket
 import sys
 from collections.abc import Iterator
@@ -197,7 +199,13 @@ def test_the_official_loader(hub: FakeHub, folders: tuple[Path, Path]) -> None:
     assert same(compat_part("xlstm_large").load_from_pretrained(NAME), folders[0])
 
 
-def test_commands(hub: FakeHub, folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands(
+    hub: FakeHub,
+    folders: tuple[Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (tmp_path / "text").write_text("a text")
 
     def run(*arguments: object) -> tuple[int, str]:
@@ -210,6 +218,12 @@ def test_commands(hub: FakeHub, folders: tuple[Path, Path], tmp_path: Path, caps
     ):
         named = run(*command, NAME, "--revision", "v1")
         assert named[0] == 0 and named == run(*command, folders[1]) != run(*command, folders[0])
+    if importlib.util.find_spec("jinja2"):
+        answers = []
+        for model in ((NAME,), (folders[0],), (folders[1], "--template", folders[0] / "chat_template.jinja")):
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello\n")))
+            answers.append(run("chat", *model, "--max-tokens", 8))
+        assert answers[0] == answers[1] != answers[2] and answers[0][0] == answers[2][0] == 0
     for command in ("convert", "quantize"):
         assert run(command, NAME, tmp_path / command)[0] == 0
         assert all((tmp_path / command / name).exists() for name in TOKENIZER_FILES[1:])

@@ -32,6 +32,7 @@ def optional_module(module: str, needed_by: str) -> Any:
     """
     package = module.partition(".")[0]
     try:
+        importlib.import_module(package)
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != package:  # the package is there, and lacks something itself
