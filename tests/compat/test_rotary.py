@@ -125,18 +125,20 @@ def test_in_place(call: Callable[..., Tensor], what: str) -> None:
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-def test_in_a_compiled_graph(inplace: bool) -> None:
-    x = draw(B, S, H, D, grad=True)
-
+@pytest.mark.parametrize("leaf", [False, True])
+def test_in_a_compiled_graph(leaf: bool, inplace: bool) -> None:
     def call(x: Tensor) -> Tensor:
-        return rotary.apply_rotary_emb(x * 2, COS, SIN, inplace=inplace, seqlen_offsets=3)
+        return rotary.apply_rotary_emb(x if leaf else x * 2, COS, SIN, inplace=inplace, seqlen_offsets=3)
 
     torch._dynamo.reset()
-    got = torch.compile(call, backend="aot_eager", fullgraph=True)(x)
+    compiled, made = torch.compile(call, backend="aot_eager", fullgraph=True), []
+    for function in (call, compiled):
+        x = draw(B, S, H, D, grad=True)
+        y = function(x)
+        made.append((y, x.detach(), *torch.autograd.grad(y, x, torch.ones_like(y))))
     torch._dynamo.reset()
-    expected = call(x)
-    torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(*(torch.autograd.grad(y, x, torch.ones_like(y))[0] for y in (got, expected)))
+    for expected, got in zip(*made, strict=True):
+        torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

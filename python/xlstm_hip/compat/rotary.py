@@ -83,10 +83,11 @@ NO_GRADIENT = "cos, sin: expected no gradient to be needed; they get none, as in
 
 
 def _recorded(x: Tensor, *tables: Tensor | None) -> bool:
-    """Whether a call is one of an autograd function. In a compiled graph torch's own operations record it."""
+    """Whether a call is one of an autograd function. In a compiled graph torch's own operations record it, where they
+    can."""
     if gradient_needed(*tables):
         raise ValueError(NO_GRADIENT)
-    return gradient_needed(x) and not torch.compiler.is_compiling()
+    return gradient_needed(x) and (x.is_leaf or not torch.compiler.is_compiling())
 
 
 class _Rotation(OpFunction):
@@ -98,7 +99,7 @@ class _Rotation(OpFunction):
             raise ValueError(NO_GRADIENT)
         ctx.where, ctx.interleaved = [where for where, *_ in turns], interleaved
         ctx.save_for_backward(*(table for _, *tables in turns for table in tables))
-        if inplace and not x.is_leaf and not x._is_view():
+        if inplace and not torch.compiler.is_compiling() and not x.is_leaf and not x._is_view():
             ctx.mark_dirty(x)  # x itself has the gradient, then
         return _turned(x, turns, interleaved, inplace)
 
