@@ -22,7 +22,13 @@ CALLS = compat_part("mlstm_calls")
 CONTENTS = compat_part("modules").contents()
 TORCH = "mlstm_kernels.torch"
 # The functions are public; what lies below the Triton folders' fw.py and bw.py belongs to their kernels.
-SOURCES = ("chunkwise/*/fwbw.py", "parallel/[a-z]*/fwbw.py", "recurrent/*.py", "kernel_wrappers.py", "utils.py")
+SOURCES = ("chunkwise/*/fwbw.py", "parallel/[a-z]*/fwbw.py", "recurrent/*.py", "kernel_wrappers.py", "utils.py",
+           "chunkwise/native/[fb]w.py", "parallel/native*/[fb]w.py")  # fmt: skip
+PARTS_OF_PASSES = (
+    "mlstm_chunkwise__recurrent_fw_C",
+    "mlstm_chunkwise__parallel_fw_H",
+    "mlstm_chunkwise__recurrent_bw_dC",
+)
 # Relative to what the numbers need in float64, where both are the same formulas.
 CLOSE = 1e-12
 
@@ -46,6 +52,7 @@ def public_functions() -> list[tuple[str, str, ast.FunctionDef]]:
                 (f"mlstm_kernels.{module}", node.name, node)
                 for node in tree.body
                 if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+                if node.name not in PARTS_OF_PASSES  # not offered
             ]
     return found
 
@@ -195,6 +202,73 @@ def test_native_recurrent_kernels_by_position() -> None:
     arguments = (c, n, m, q, k, v, i, f, EPS, torch.float64)
     name = "mlstm_recurrent_step__native_fw"
     assert_same(CALLS.OTHER_CALLS[name](*arguments), real("recurrent.native_step", name)(*arguments))
+
+
+def equal_each(got: Any, wanted: Any) -> None:
+    for a, b in zip(got, wanted, strict=True):
+        assert (a is None) == (b is None)
+        if isinstance(a, tuple):
+            equal_each(a, b)
+        elif a is not None:
+            torch.testing.assert_close(a, b, atol=CLOSE, rtol=CLOSE)
+
+
+@pytest.mark.parametrize("with_states", [False, True])
+@pytest.mark.parametrize("qk_scale", [None, 0.2])
+def test_chunkwise_passes(with_states: bool, qk_scale: float | None) -> None:
+    x, initial = sequence(), states() if with_states else [None, None, None]
+    module = f"{TORCH}.chunkwise.native"
+    fw, whole = (CONTENTS[f"{module}.fw"][name] for name in ("mlstm_chunkwise_fw", "mlstm_chunkwise"))
+    arguments = (*x, *initial, qk_scale, True, True, 16, EPS)
+    got = fw(*arguments)
+    equal_each(got, real("chunkwise.native.fw", "mlstm_chunkwise_fw")(*arguments))
+    equal_each(whole(*x, *initial, qk_scale, True, 16, EPS), (got[0], got[3]))
+    assert torch.equal(whole(*x, *initial, qk_scale, chunk_size=16, eps=EPS), got[0])
+    assert fw(*x)[3:] == (None, None)
+    bw, their_bw = CONTENTS[f"{module}.bw"]["mlstm_chunkwise_bw"], real("chunkwise.native.bw", "mlstm_chunkwise_bw")
+    dh, dlast = random(2, 3, 32, 5, seed=9), [random(*s.shape, seed=n) for n, s in enumerate(got[3], 10)]
+    given = (*x, *initial, *got[4], got[1], got[2], dh, None, *dlast[1:], qk_scale, 16, EPS)
+    wanted = their_bw(*given)
+    equal_each(bw(*given), wanted)
+    equal_each(bw(*given[:8], *[None] * 5, *given[13:]), wanted)
+    # Their gradient of f knows nothing of what the last state does to it.
+    of_last = (*given[:14], dlast[0], *given[15:])
+    wanted = [*their_bw(*of_last)]
+    wanted[4] = wanted[4] + (dlast[0] * got[3][0]).sum((-1, -2)).unsqueeze(-1) * torch.sigmoid(-x[4])
+    equal_each(bw(*of_last), wanted)
+    with pytest.raises(ValueError, match="vecM_out: expected what the forward pass returns for these inputs"):
+        bw(*given[:12], got[2] + 1, *given[13:])
+    with pytest.raises(TypeError, match="matDeltaH: expected a torch.Tensor, got NoneType"):
+        bw(*x)
+
+
+@pytest.mark.parametrize("module", ["native", "native_stablef"])
+def test_parallel_passes(module: str) -> None:
+    """Of any input gates: like theirs, they begin without an m."""
+    x, dh = sequence(), random(2, 3, 32, 5, seed=9)
+    fw = CONTENTS[f"{TORCH}.parallel.{module}.fw"]["mlstm_parallel_fw"]
+    bw = CONTENTS[f"{TORCH}.parallel.{module}.bw"]["mlstm_parallel_bw"]
+    got = fw(*x, EPS)
+    equal_each(got, real(f"parallel.{module}.fw", "mlstm_parallel_fw")(*x, EPS))
+    arguments = (dh, *x, got[1], got[2], EPS)
+    equal_each(bw(*arguments), real(f"parallel.{module}.bw", "mlstm_parallel_bw")(*arguments))
+    with pytest.raises(ValueError, match="vecN: expected what the forward pass returns"):
+        bw(dh, *x, got[1] * 2, got[2], EPS)
+
+
+@pytest.mark.parametrize("stable", [True, False])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_sigmoid_parallel_passes(stable: bool, normalize: bool) -> None:
+    x, dh = sequence(), random(2, 3, 32, 5, seed=9)
+    fw, bw = (CONTENTS[f"{TORCH}.parallel.native_siging.{p}"][f"mlstm_siging_parallel_{p}"] for p in ("fw", "bw"))
+    arguments = (*x, EPS, stable, normalize)
+    got = fw(*arguments)
+    equal_each(got, real("parallel.native_siging.fw", "mlstm_siging_parallel_fw")(*arguments))
+    arguments = (dh, *x, got[1], EPS, stable, normalize)
+    equal_each(bw(*arguments), real("parallel.native_siging.bw", "mlstm_siging_parallel_bw")(*arguments))
+    if not normalize:
+        with pytest.raises(ValueError, match="vecN: expected None without normalize"):
+            bw(dh, *x, x[3], EPS, stable, normalize)
 
 
 @pytest.mark.parametrize("name", ["mlstm_recurrent_step__native", "mlstm_recurrent_step__triton"])

@@ -374,7 +374,7 @@ def _triton_step_fw(kernel: Kernel) -> Kernel:
         given = [name for name, value in launch.items() if value is not None]
         if given:  # they change no result
             triton_peers.tell_once("mlstm_recurrent_step__triton_fw", f"alone has a use for {', '.join(given)}")
-        q = _with_scale(vecQ, qk_scale)
+        q = with_scale(vecQ, qk_scale)
         h, states = kernel(q, vecK, vecV, scaI, scaF, matC_old, vecN_old, scaM_old, eps, dtype_state)
         return h, _written(states, matC_new, vecN_new, scaM_new)
 
@@ -397,14 +397,14 @@ def _alternate_step_fw(kernel: Kernel) -> Kernel:
         qk_scale: float | None = None,
         eps: float = 1e-6,
     ) -> Step:
-        q = _with_scale(vecQ, qk_scale)
+        q = with_scale(vecQ, qk_scale)
         h, states = kernel(q, vecK, vecV, scaI, scaF, matC_old, vecN_old, scaM_old, eps, matC_old.dtype)
         return h, _written(states, matC_new, vecN_new, scaM_new)
 
     return call
 
 
-def _with_scale(q: Tensor, qk_scale: float | None) -> Tensor:
+def with_scale(q: Tensor, qk_scale: float | None) -> Tensor:
     """q with which kernels that scale by DHQK^-1/2 scale by qk_scale."""
     return q if qk_scale is None else q * (qk_scale * q.shape[-1] ** 0.5)
 

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ..mlstm import backend, interface, triton_peers, wrappers
-from . import mlstm_utils, xlstm_large
+from . import mlstm_passes, mlstm_utils, xlstm_large
 from .attention import attention_contents
 from .mlstm_calls import GETTERS, KERNELS, OTHER_CALLS, mLSTMBackend
 from .registries import RegistryView
@@ -72,6 +72,8 @@ def contents() -> dict[str, Mapping[str, Any]]:
             **_calls(*NATIVE_CHUNKWISE, *LIMIT_CHUNK, *XL_CHUNK, *XL_CHUNK_SIGING),
         },
         **_fwbw(f"{torch}.chunkwise.native", *NATIVE_CHUNKWISE),
+        f"{torch}.chunkwise.native.fw": mlstm_passes.CHUNKWISE_FW,
+        f"{torch}.chunkwise.native.bw": mlstm_passes.CHUNKWISE_BW,
         **_fwbw(f"{torch}.chunkwise.triton_limit_chunk", *LIMIT_CHUNK),
         **_fwbw(f"{torch}.chunkwise.triton_xl_chunk", *XL_CHUNK),
         **_fwbw(f"{torch}.chunkwise.triton_xl_chunk_siging", *XL_CHUNK_SIGING),
@@ -83,6 +85,8 @@ def contents() -> dict[str, Mapping[str, Any]]:
         **_fwbw(f"{torch}.parallel.native_stablef", *NATIVE_STABLEF),
         **_fwbw(f"{torch}.parallel.native_siging", *NATIVE_SIGING),
         **_fwbw(f"{torch}.parallel.triton_limit_headdim", *LIMIT_HEADDIM),
+        **{f"{torch}.parallel.{name}.fw": fw for name, (fw, _) in mlstm_passes.PARALLEL.items()},
+        **{f"{torch}.parallel.{name}.bw": bw for name, (_, bw) in mlstm_passes.PARALLEL.items()},
         f"{torch}.recurrent": {
             "registry_step": RegistryView("step"), "registry_sequence": RegistryView("sequence"),
             **_calls(*SEQUENCE, *NATIVE_STEP, *TRITON_STEP, *ALTERNATE_STEP),
