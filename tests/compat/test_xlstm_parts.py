@@ -98,6 +98,7 @@ def test_another_norm_in_a_block_is_called(whose: str) -> None:
         assert relative(model(x[:, :1], state)[0], reference(x[:, :1], state_too)[0]) < CLOSE
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("weight_mode", ["single", "fused"])
 @pytest.mark.parametrize("use_bias", [False, True])
 def test_feed_forward(weight_mode: str, use_bias: bool) -> None:

@@ -134,6 +134,15 @@ def test_named_kernels_are_the_ones_that_run() -> None:
     assert backend().chunkwise_kernel_fn is not backend(**NATIVE).chunkwise_kernel_fn
 
 
+def test_default_kernels_on_a_device_without_them() -> None:
+    """The error says where to find others."""
+    x = {name: t.to("meta") for name, t in inputs().items()}
+    assert "meta" not in registry.kernel_info("chunkwise--fused").devices
+    with pytest.raises(ValueError, match="'chunkwise--fused' runs on .*; get_optimal_kernel_config names kernels that"):
+        backend()(**x)
+    assert backend(**NATIVE)(**x)[0].device.type == "meta"
+
+
 def test_every_registered_name_is_legal() -> None:
     for name in registry.get_available_mlstm_kernels():
         mLSTMBackendConfig(chunkwise_kernel=name, return_last_states=False)

@@ -228,7 +228,11 @@ def check_kernel_accepts(info: KernelInfo, q: Tensor, gradient_needed: bool) -> 
     """Raises if the kernel does not support q's device or dtype, or has no gradient although one is needed."""
     what = f"{info.kind} kernel {info.name!r}"
     if "*" not in info.devices and q.device.type not in info.devices:
-        raise ValueError(f"q: {what} runs on {', '.join(info.devices)}, got a tensor on {q.device}")
+        where = ", ".join(info.devices)
+        raise ValueError(
+            f"q: {what} runs on {where}, got a tensor on {q.device}; "
+            "get_optimal_kernel_config names kernels that run there"
+        )
     dtypes = info.dtypes_on(q.device.type)
     if q.dtype not in dtypes:
         where = " on a GPU" if q.dtype in info.dtypes else ""
