@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.compat_parts import compat_part
+from support.compat_parts import compat_part, findable
 
 rotary = compat_part("rotary")
 B, S, H, D, PAIRS = 2, 9, 3, 16, 4
@@ -126,7 +126,9 @@ def test_in_place(call: Callable[..., Tensor], what: str) -> None:
 
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("leaf", [False, True])
-def test_in_a_compiled_graph(leaf: bool, inplace: bool) -> None:
+def test_in_a_compiled_graph(leaf: bool, inplace: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    findable(monkeypatch, rotary)
+
     def call(x: Tensor) -> Tensor:
         return rotary.apply_rotary_emb(x if leaf else x * 2, COS, SIN, inplace=inplace, seqlen_offsets=3)
 
