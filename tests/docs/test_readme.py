@@ -76,10 +76,11 @@ def test_examples_of_their_own_run(page: str) -> None:
         run_python(code, page)
 
 
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """A folder that looks like a clone, into which commands may write, with xlstm-hip, python and a text in it."""
-    folder = tmp_path_factory.mktemp("clone")
+@pytest.fixture
+def clone(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A folder that looks like a clone, for a page's commands to write into, with xlstm-hip, python and a text."""
+    folder = tmp_path / "clone"
+    folder.mkdir()
     for name in ("benchmarks", "docs", "examples", "models", "scripts", "tests"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "book.txt").write_text("And it came to pass in those days. " * 40, encoding="utf-8")
