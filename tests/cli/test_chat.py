@@ -281,8 +281,8 @@ def test_errors(folder: Path, tmp_path: Path, chat: Chat, monkeypatch: pytest.Mo
         (folder, ["x"], ("--temperature", 0, "--top-k", 3), 2, "--temperature: expected above 0 with top_k"),
         ("nowhere", ["x"], (), 1, "model: expected the folder of a checkpoint, or a model of the Hugging Face"),
     ):  # fmt: skip
-        got, _, err = chat(at, lines, *options)
+        got, _, err = chat(at, lines, "--max-tokens", 5, *options)
         assert (got, err.count("\n")) == (code, 1) and words in err, err
     monkeypatch.setitem(sys.modules, "transformers", None)
-    got, _, err = chat(folder, ["x"])
+    got, _, err = chat(folder, ["x"], *GREEDY)
     assert got == 1 and 'a chat template needs transformers: pip install "xlstm_hip[hf]"' in err

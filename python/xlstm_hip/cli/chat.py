@@ -54,8 +54,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--template", metavar="FILE", type=Path, help="a chat template in Jinja (default: the checkpoint's)"
     )
-    add_sampling_options(command)
-    command.set_defaults(max_tokens=0)
+    add_sampling_options(command, max_tokens=1024)
     add_state_options(command)
     add_model_options(command)
 

@@ -60,7 +60,7 @@ def add(commands: Any) -> None:
     source.add_argument("--prompt", metavar="TEXT", help="the prompt")
     source.add_argument("--file", metavar="FILE", type=Path, help="file with the prompt")
     source.add_argument("--prompts", metavar="FILE", type=Path, help="file with a prompt a line, as JSON; -: stdin")
-    add_sampling_options(command)
+    add_sampling_options(command, max_tokens=256)
     command.add_argument("--no-bos", action="store_true", help="do not put a BOS token before the prompt")
     command.add_argument("--ignore-end", action="store_true", help="continue after an end-of-text token")
     add_state_options(command)

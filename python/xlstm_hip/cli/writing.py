@@ -24,13 +24,13 @@ from ..models.xlstm_large import xLSTMLarge
 from .common import NOT_NEGATIVE, POSITIVE, WrongArguments, at_least, number
 
 
-def add_sampling_options(command: argparse.ArgumentParser) -> None:
+def add_sampling_options(command: argparse.ArgumentParser, max_tokens: int) -> None:
     command.add_argument(
         "--max-tokens",
         metavar="N",
         type=at_least(0),
-        default=256,
-        help="tokens to generate; 0: no limit (default: 256)",
+        default=max_tokens,
+        help=f"tokens to generate; 0: no limit (default: {max_tokens})",
     )
     command.add_argument(
         "--temperature",

@@ -29,6 +29,7 @@ class ChatTemplate:
         """What a model reads; with add_generation_prompt up to where its answer begins."""
         needed_by = f"{self.file}: a chat template"
         errors = optional_module("jinja2", needed_by)
+        optional_module("transformers", needed_by)
         templates = optional_module("transformers.utils.chat_template_utils", needed_by)
         given: dict[str, Any] = {"chat_template": self.source, "add_generation_prompt": add_generation_prompt}
         try:
