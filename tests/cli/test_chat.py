@@ -254,6 +254,51 @@ def test_convert_and_quantize_keep_what_a_chat_needs(
     assert chat(tmp_path / "convert", ["Who are you?"], *GREEDY)[:2] == (0, want)
 
 
+def test_a_file_of_messages(
+    folder: Path, model: xLSTMLarge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each as the first turn of a chat, in batches; errors name the line."""
+    prompts, out, template = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "other.jinja"
+    template.write_text("{{ bos_token }}{{ messages[0].content }}{{ raise_exception('no') if messages[1] }}")
+
+    def run(lines: list, *options: object, at: Path = folder) -> tuple[int, str, str]:
+        prompts.write_text("\n".join(map(json.dumps, lines)))
+        code = cli.main(["generate", str(at), "--prompts", str(prompts), *map(str, (*GREEDY, *options))])
+        return code, *capsys.readouterr()
+
+    def user(text: str) -> dict:
+        return {"role": "user", "content": text}
+
+    questions = ["Who are you?", "Where do you go?", "And why?"]
+    want = [answers(model, [question])[0][0] for question in questions]
+    lines = [{"messages": [user(question)]} for question in questions]
+    assert run(lines[:2], "--output", out)[0] == 0
+    code, _, err = run(lines, "--output", out, "--resume")
+    assert (code, err) == (0, f"{out}: 2 of 3 prompts are done\n")
+    got = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(x["text"], x["messages"]) for x in got] == [(w, x["messages"]) for w, x in zip(want, lines, strict=True)]
+    (text,) = generate_text(model, BYTES, ["Who are you?"], 25)
+    assert json.loads(run(lines[:1], "--template", template)[1])["text"] == text.text
+    state = tmp_path / "state"
+    state.touch()
+    for changed, options, words in (
+        ([*lines, {"prompt": "x"}], (), f"{prompts}: line 4: expected prompts in every line or messages in every line"),
+        ([{"messages": []}], (), f"{prompts}: line 1: messages: expected objects with role and content, got []"),
+        ([{"messages": [{"role": "user"}]}], (), "line 1: messages: expected objects with role and content, got [{"),
+        ([lines[0] | {"prompt": "x"}], (), "line 1: expected a prompt or messages, got both"),
+        ([lines[0] | {"id": 2}], ("--output", out, "--resume"), f"{out}: line 1: expected a result of a prompt of"),
+        ([{"messages": [user("a"), user("b")]}], ("--template", template), f"{prompts}: line 1: {template}: no\n"),
+        ([{"prompt": "x"}], ("--template", template), f"--template: expected lines with messages in {prompts}"),
+        (lines, ("--no-bos",), f"--no-bos: expected prompts in {prompts}, got messages"),
+        (lines, ("--load-state", state), f"--load-state: expected prompts in {prompts}, got messages"),
+        (lines, ("--template", "nowhere"), "--template: expected a file, got 'nowhere'"),
+    ):
+        code, _, err = run(changed, *options)
+        assert code == 1 and words in err and err.count("\n") == 1, err
+    code, _, err = run(lines, at=DEMO)
+    assert code == 1 and "no chat template: " in err
+
+
 def test_errors(folder: Path, tmp_path: Path, chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     broken, state = tmp_path / "broken.jinja", tmp_path / "state"
     broken.write_text("{% for %}")
@@ -266,7 +311,7 @@ def test_errors(folder: Path, tmp_path: Path, chat: Chat, monkeypatch: pytest.Mo
     assert cli.main(["generate", str(DEMO), "--prompt", "x", "--max-tokens", "1", "--save-state", str(state)]) == 0
     for at, lines, options, code, words in (
         (DEMO, ["x"], (), 1, "no chat template: expected chat_template.jinja, or chat_template in tokenizer_config.js"),
-        (DEMO, ["x"], (), 1, "; give one with --template FILE, or use xlstm-hip generate"),
+        (DEMO, ["x"], (), 1, "; give one with --template FILE, or generate after prompts"),
         (other, ["x"], (), 1, "tokenizer_config.json: chat_template: expected a string, got 5"),
         (DEMO, ["x"], ("--template", "nowhere"), 1, "--template: expected a file, got 'nowhere'"),
         (DEMO, ["x"], ("--template", broken), 1, f"{broken}: "),

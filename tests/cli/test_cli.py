@@ -87,6 +87,8 @@ def test_a_tokenizer_file(tmp_path: Path) -> None:
     complete = loaded.streamer()
     assert "".join(complete(t) for t in (0, 1)).split() == ["the", "fox"]
     with pytest.raises(FileNotFoundError, match="expected tokenizer.json for a vocabulary of 50304"):
+        load_tokenizer(str(DEMO), 50304)
+    with pytest.raises(FileNotFoundError, match="path: expected the folder of a checkpoint, or a model of the Hugging"):
         load_tokenizer(tmp_path / "none", 50304)
 
 

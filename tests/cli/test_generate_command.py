@@ -257,6 +257,7 @@ def test_results_of_something_else(
         (("--prompt", "x", "--batch", "2"), 2, "--batch: expected --prompts with it, got 2"),
         (("--prompt", "x", "--output", "y"), 2, "--output: expected --prompts with it, got PosixPath('y')"),
         (("--prompt", "x", "--resume"), 2, "--resume: expected --prompts with it, got True"),
+        (("--prompt", "x", "--template", "y"), 2, "--template: expected --prompts with it, got PosixPath('y')"),
         (("--prompts", "x", "--prompt", "y"), 2, "--prompt: not allowed with argument --prompts"),
         (("--prompts", "x", "--resume"), 2, "--resume: expected --output with it"),
         (("--prompts", "x", "--echo"), 2, "--echo: expected --prompt, --file or stdin, got --prompts"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..models.chat_template import ChatTemplate, Message, load_chat_template
+from ..models.chat_template import ChatTemplate, Message
 from ..models.generation import Stream
 from ..models.hub import checkpoint_folder
 from ..models.sampling import Sampling
@@ -23,7 +23,10 @@ from .common import CHECKPOINT, WrongArguments, add_command, add_model_options, 
 from .writing import (
     add_sampling_options,
     add_state_options,
+    add_template_option,
+    chat_template_of,
     check_state_options,
+    check_template_option,
     check_writable,
     interruptible,
     load_stream,
@@ -51,9 +54,7 @@ def add(commands: Any) -> None:
     command = add_command(commands, "chat", run, "Talk with a model that has a chat template.", EXAMPLES)
     command.add_argument("model", help=f"{CHECKPOINT}, with a chat template")
     command.add_argument("--system", metavar="TEXT", help="the system prompt")
-    command.add_argument(
-        "--template", metavar="FILE", type=Path, help="a chat template in Jinja (default: the checkpoint's)"
-    )
+    add_template_option(command)
     add_sampling_options(command, max_tokens=1024)
     add_state_options(command)
     add_model_options(command)
@@ -132,16 +133,12 @@ def run(given: argparse.Namespace) -> int:
     sampling = sampling_of(given)
     if given.load_state is not None and given.system is not None:
         raise WrongArguments(f"--system: expected none with --load-state, whose chat has its own, got {given.system!r}")
-    if given.template is not None and not given.template.is_file():
-        raise FileNotFoundError(f"--template: expected a file, got {str(given.template)!r}")
+    check_template_option(given)
     check_state_options(given)
     folder = checkpoint_folder("model", given.model, revision=given.revision)
     model = load("model", folder, given)
     tokenizer = load_tokenizer(folder, model.config.vocab_size)
-    try:
-        template = load_chat_template(folder, tokenizer, model.special_tokens, given.template)
-    except ValueError as error:
-        raise ValueError(f"{error}; give one with --template FILE, or use xlstm-hip generate") from None
+    template = chat_template_of(given, folder, model, tokenizer)
     chat = Conversation(given, sampling, model, tokenizer, template)
     if given.load_state is not None:
         chat.load(given.load_state)

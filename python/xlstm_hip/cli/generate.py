@@ -25,8 +25,10 @@ from .prompt_files import run_prompts
 from .writing import (
     add_sampling_options,
     add_state_options,
+    add_template_option,
     check_logprobs_option,
     check_state_options,
+    check_template_option,
     interruptible,
     json_of,
     json_text,
@@ -45,7 +47,8 @@ EXAMPLES = """examples:
   xlstm-hip generate models/demo --prompts prompts.jsonl --batch 16 --output texts.jsonl --resume
 
 --prompts reads a JSON object a line: {"prompt": "..."}, with an "id" if the line's number, from 1, is not to be it.
-Other fields are copied. --output has an object a line in the same order: id, prompt, text, finish_reason ("stop" for an
+Instead of "prompt" all lines may have "messages", which the checkpoint's chat template or --template writes. Other
+fields are copied. --output has an object a line in the same order: id, prompt, text, finish_reason ("stop" for an
 end token or --stop, "length" for --max-tokens), stop, prompt_tokens, new_tokens and logprobs. A prompt's text depends
 on its place in the file and on --seed, not on --batch.
 """
@@ -81,13 +84,14 @@ def add(commands: Any) -> None:
         default=None,
         help="with --output: the file may exist; prompts whose id is in it are left out",
     )
+    add_template_option(command, "with --prompts that are messages: ")
     add_model_options(command)
 
 
 def check_options(given: argparse.Namespace) -> None:
     """Raises for options that would have no effect together."""
     if given.prompts is None:
-        refuse_given(given, ("batch", "output", "resume"), "--prompts with it")
+        refuse_given(given, ("batch", "output", "resume", "template"), "--prompts with it")
         if given.logprobs is not None and not given.json:
             raise WrongArguments(f"--logprobs: expected --json or --prompts with it, got {given.logprobs}")
         if given.json and given.echo:
@@ -116,6 +120,7 @@ def read_prompt(given: argparse.Namespace) -> str:
 def run(given: argparse.Namespace) -> int:
     sampling = sampling_of(given)
     check_options(given)
+    check_template_option(given)
     check_state_options(given)
     if given.prompts is not None:
         return run_prompts(given, sampling)

@@ -17,9 +17,10 @@ from ..models.hub import checkpoint_folder
 from ..models.language_model import State
 from ..models.sampling import Sampling
 from ..models.text import generate_text
-from ..models.tokenizer import load_tokenizer
+from ..models.tokenizer import Tokenizer, load_tokenizer
+from ..models.xlstm_large import xLSTMLarge
 from .common import load, read_text
-from .writing import check_logprobs_option, check_writable, json_of, json_text, load_stream
+from .writing import chat_template_of, check_logprobs_option, check_writable, json_of, json_text, load_stream
 
 BATCH = 8
 RESULT_FIELDS = ("text", "finish_reason", "stop", "prompt_tokens", "new_tokens", "logprobs")
@@ -36,8 +37,9 @@ class Prompt(NamedTuple):
         return self.fields["id"]
 
     @property
-    def text(self) -> str:
-        return self.fields["prompt"]
+    def asked(self) -> Any:
+        """What the model is given: a text, or messages."""
+        return self.fields["messages" if "messages" in self.fields else "prompt"]
 
 
 def run_prompts(given: argparse.Namespace, sampling: Sampling) -> int:
@@ -57,23 +59,24 @@ def run_prompts(given: argparse.Namespace, sampling: Sampling) -> int:
     model = load("model", folder, given)
     tokenizer = load_tokenizer(folder, model.config.vocab_size)
     check_logprobs_option(given, model)
+    texts = written(given, folder, model, tokenizer, left)
     beginning = None if given.load_state is None else load_stream(given.load_state, model, sampling)[0].state
-    bos = None if given.no_bos else model.special_tokens.bos
-    for prompt in left:
-        if not tokenizer.encode(prompt.text) and (bos is None or beginning is not None):
+    bos = None if given.no_bos or has_messages(left) else model.special_tokens.bos
+    for prompt, text in zip(left, texts, strict=True):
+        if not tokenizer.encode(text) and (bos is None or beginning is not None):
             raise ValueError(f"{prompt.where}: prompt: expected text, got none, and there is no BOS token before it")
     batch = given.batch or BATCH
     try:
         with Progress("generating", len(left), "prompts") as bar:
             for begin in range(0, len(left), batch):
                 part = left[begin : begin + batch]
-                texts = generate_text(
-                    model, tokenizer, [prompt.text for prompt in part], given.max_tokens,
+                made = generate_text(
+                    model, tokenizer, texts[begin : begin + batch], given.max_tokens,
                     stop=given.stop, logprobs=given.logprobs, bos=bos, eos=() if given.ignore_end else "model",
                     seed=[given.seed + prompt.place for prompt in part], state=repeated(beginning, len(part)),
                     **vars(sampling),
                 )  # fmt: skip
-                lines = [json_text(p.fields | json_of(text)) + "\n" for p, text in zip(part, texts, strict=True)]
+                lines = [json_text(p.fields | json_of(text)) + "\n" for p, text in zip(part, made, strict=True)]
                 if given.output is None:
                     print("".join(lines), end="", flush=True)
                 else:
@@ -84,6 +87,42 @@ def run_prompts(given: argparse.Namespace, sampling: Sampling) -> int:
             print(f"\nthe same call with --resume continues {given.output}", file=sys.stderr)
         raise
     return 0
+
+
+def has_messages(prompts: list[Prompt]) -> bool:
+    return "messages" in prompts[0].fields
+
+
+def written(
+    given: argparse.Namespace, folder: Path, model: xLSTMLarge, tokenizer: Tokenizer, prompts: list[Prompt]
+) -> list[str]:
+    """What the model reads of each prompt: its text, or its messages as the chat template writes them."""
+    if not has_messages(prompts):
+        if given.template is not None:
+            raise ValueError(f"--template: expected lines with messages in {given.prompts}, got prompts")
+        return [prompt.asked for prompt in prompts]
+    for name in ("no_bos", "load_state"):
+        if getattr(given, name):
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"{option}: expected prompts in {given.prompts}, got messages, whose template begins a text"
+            )
+    template = chat_template_of(given, folder, model, tokenizer)
+    texts = []
+    for prompt in prompts:
+        try:
+            texts.append(template.render(prompt.asked))
+        except ValueError as error:
+            raise ValueError(f"{prompt.where}: {error}") from None
+    return texts
+
+
+def are_messages(given: Any) -> bool:
+    return (
+        isinstance(given, list)
+        and bool(given)
+        and all(isinstance(x, dict) and isinstance(x.get("role"), str) and "content" in x for x in given)
+    )
 
 
 def read_prompts(file: Path) -> list[Prompt]:
@@ -105,7 +144,14 @@ def read_prompts(file: Path) -> list[Prompt]:
             raise ValueError(f"{where}: id: expected a string or an integer, got {identity!r}")
         if identity in lines:
             raise ValueError(f"{where}: id: expected another than that of line {lines[identity]}, got {identity!r}")
-        if not isinstance(fields.get("prompt"), str):
+        if "messages" in fields:
+            if not are_messages(fields["messages"]):
+                raise ValueError(
+                    f"{where}: messages: expected objects with role and content, got {fields['messages']!r}"
+                )
+            if "prompt" in fields:
+                raise ValueError(f"{where}: expected a prompt or messages, got both")
+        elif not isinstance(fields.get("prompt"), str):
             raise ValueError(f"{where}: prompt: expected a string, got {fields.get('prompt')!r}")
         taken = [own for own in RESULT_FIELDS if own in fields]
         if taken:
@@ -114,6 +160,8 @@ def read_prompts(file: Path) -> list[Prompt]:
             json_text(fields).encode()
         except ValueError as error:  # half a surrogate pair, or Infinity
             raise ValueError(f"{where}: expected text that UTF-8 can hold and finite numbers: {error}") from None
+        if prompts and ("messages" in fields) != has_messages(prompts):
+            raise ValueError(f"{where}: expected prompts in every line or messages in every line")
         lines[identity] = number
         prompts.append(Prompt(len(prompts), where, fields))
     if not prompts:
@@ -130,7 +178,10 @@ def read_done(file: Path, prompts: list[Prompt]) -> set[Id]:
     for number, fields in objects(str(file), contents[:whole]):
         where, identity = f"{file}: line {number}", fields.get("id")
         prompt = of_id.get(identity) if isinstance(identity, str | int) else None
-        if prompt is None or prompt.text != fields.get("prompt"):
+        if prompt is None or (fields.get("prompt"), fields.get("messages")) != (
+            prompt.fields.get("prompt"),
+            prompt.fields.get("messages"),
+        ):
             raise ValueError(f"{where}: expected a result of a prompt of --prompts, got id {identity!r}")
         if identity in done:
             raise ValueError(f"{where}: expected each id once, got {identity!r} again")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What generate and chat share: options of sampling and of state files, the loop over tokens, and Ctrl-C in it."""
+"""What generate and chat share: options of sampling, templates and state files, the loop over tokens, Ctrl-C in it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..models.chat_template import ChatTemplate, load_chat_template
 from ..models.generation import Stream, check_logprobs
 from ..models.sampling import Sampling, check_drawn
 from ..models.states import load_state
 from ..models.text import Text, TextWriter
+from ..models.tokenizer import Tokenizer
 from ..models.xlstm_large import xLSTMLarge
 from .common import NOT_NEGATIVE, POSITIVE, WrongArguments, at_least, number
 
@@ -95,6 +97,24 @@ def sampling_of(given: argparse.Namespace) -> Sampling:
         return Sampling(given.temperature, given.top_k, given.top_p, given.repetition_penalty, given.min_p)
     except ValueError as error:  # each is in range, but they exclude each other
         raise WrongArguments(f"--{error}") from None
+
+
+def add_template_option(command: argparse.ArgumentParser, when: str = "") -> None:
+    command.add_argument(
+        "--template", metavar="FILE", type=Path, help=f"{when}a chat template in Jinja (default: the checkpoint's)"
+    )
+
+
+def check_template_option(given: argparse.Namespace) -> None:
+    if given.template is not None and not given.template.is_file():
+        raise FileNotFoundError(f"--template: expected a file, got {str(given.template)!r}")
+
+
+def chat_template_of(given: argparse.Namespace, folder: Path, model: xLSTMLarge, tokenizer: Tokenizer) -> ChatTemplate:
+    try:
+        return load_chat_template(folder, tokenizer, model.special_tokens, given.template)
+    except ValueError as error:
+        raise ValueError(f"{error}; give one with --template FILE, or generate after prompts") from None
 
 
 def add_state_options(command: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ from .mapping import CheckpointError
 from .quantize import Scheme
 
 JSON_FILE, YAML_FILE = "config.json", "config.yaml"
-GENERATION_FILE = "generation_config.json"
+GENERATION_FILE, TOKENIZER_FILE = "generation_config.json", "tokenizer.json"
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 QUANTIZATION, METHOD = "quantization_config", "xlstm_hip"  # a field of config.json, and whose method it is
 # transformers warns of a method that it does not know, and makes the weights up; a type that is new to it it refuses.

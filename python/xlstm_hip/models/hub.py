@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from .._core.extras import optional_module
-from .config_files import GENERATION_FILE, JSON_FILE, YAML_FILE
+from .config_files import GENERATION_FILE, JSON_FILE, TOKENIZER_FILE, YAML_FILE
 from .shards import INDEX
-from .tokenizer import TOKENIZER_FILE
 
 # What a tokenizer or generation reads beside the weights and config.json, in the names of transformers.
 TOKENIZER_FILES = (

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import codecs
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from .._core.extras import is_installed, not_installed
+from .config_files import TOKENIZER_FILE
+from .hub import checkpoint_folder
 
-TOKENIZER_FILE = "tokenizer.json"
 BYTE_VALUES = 256
 
 
@@ -23,8 +25,12 @@ class Tokenizer:
     streamer: Callable[[], Callable[[int], str]]  # makes a function from each token to the text that it completes
 
 
-def load_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
-    """The tokenizer of a checkpoint. Without a tokenizer file, a model with 256 tokens reads bytes."""
+def load_tokenizer(path: str | os.PathLike[str], vocab_size: int) -> Tokenizer:
+    """The tokenizer of a checkpoint, by its folder or by its name on the hub.
+
+    Without a tokenizer file, a model with 256 tokens reads bytes.
+    """
+    folder = checkpoint_folder("path", path)
     if (folder / TOKENIZER_FILE).exists():
         return _from_file(folder / TOKENIZER_FILE)
     if vocab_size == BYTE_VALUES:
