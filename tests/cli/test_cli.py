@@ -67,7 +67,7 @@ def test_generate(checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypa
 def test_characters_of_several_bytes_come_whole(capsys: pytest.CaptureFixture[str]) -> None:
     from xlstm_hip.models.tokenizer import BYTES
 
-    complete = BYTES.streamer()
+    complete = BYTES.streamer(())
     assert [complete(token) for token in "é€a".encode()] == ["", "é", "", "", "€", "a"]
     assert BYTES.decode(BYTES.encode("é€a")) == "é€a"
 
@@ -84,7 +84,7 @@ def test_a_tokenizer_file(tmp_path: Path) -> None:
     made.save(str(tmp_path / "tokenizer.json"))
     loaded = load_tokenizer(tmp_path, 3)
     assert loaded.encode("the fox") == [0, 1]
-    complete = loaded.streamer()
+    complete = loaded.streamer(())
     assert "".join(complete(t) for t in (0, 1)).split() == ["the", "fox"]
     with pytest.raises(FileNotFoundError, match="expected tokenizer.json for a vocabulary of 50304"):
         load_tokenizer(str(DEMO), 50304)

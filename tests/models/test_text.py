@@ -27,7 +27,7 @@ def tokenizer_of(words: list[str]) -> Tokenizer:
     return Tokenizer(
         encode=lambda text: [words.index(text)],
         decode=lambda tokens: "".join(words[t] for t in tokens),
-        streamer=lambda: lambda token: words[token],
+        streamer=lambda before: lambda token: words[token],
     )
 
 
@@ -97,6 +97,21 @@ def test_generate_text(model: xLSTMLarge) -> None:
     first = free.tokens[2].tolist().index(end[0])
     assert (ended.text, ended.tokens) == (whole[2][:first], free.tokens[2, : first + 1].tolist())
     assert (ended.finish_reason, ended.stop) == ("stop", None)
+
+
+def test_the_space_between_a_prompt_and_its_text(model: xLSTMLarge, tmp_path: Path) -> None:
+    """Tokenizers that leave out the space of a text's first word do so of a prompt, not of what follows it."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {f"\u2581{chr(97 + n // 16)}{chr(97 + n % 16)}": n for n in range(255)} | {"[UNK]": 255}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path, 256)
+    prompt = " ".join(["ab", "bc"] * 20)
+    (got,) = generate_text(model, tokenizer, [prompt], 5, eos=())
+    ids = tokenizer.encode(prompt)
+    assert prompt + got.text == tokenizer.decode([*ids, *got.tokens]) and got.text.startswith(" ")
+    assert tokenizer.decode(got.tokens) == got.text[1:]
 
 
 @pytest.mark.parametrize(

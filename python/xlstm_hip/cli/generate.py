@@ -130,18 +130,18 @@ def run(given: argparse.Namespace) -> int:
     tokenizer = load_tokenizer(folder, model.config.vocab_size)
     check_logprobs_option(given, model)
     began = time.perf_counter()
-    stream, read = read_stream(given, sampling, model, tokenizer, text)
+    stream, ids = read_stream(given, sampling, model, tokenizer, text)
     ready = time.perf_counter()
     if given.echo:
         print(text, end="", flush=True)
     with interruptible() as interrupted:
-        result = write(given, stream, sampling, tokenizer, read, interrupted)
+        result = write(given, stream, sampling, tokenizer, ids, interrupted)
     wall = time.perf_counter() - ready
     if given.json:
         print(json_text({"prompt": text} | json_of(result)), flush=True)
     if given.stats:
         decode = f"{len(result.tokens)} tokens in {wall:.2f} s, {len(result.tokens) / wall:.1f} tokens/s"
-        print(f"prefill: {read} tokens in {ready - began:.2f} s; decode: {decode}", file=sys.stderr)
+        print(f"prefill: {len(ids)} tokens in {ready - began:.2f} s; decode: {decode}", file=sys.stderr)
     if interrupted.is_set():
         raise KeyboardInterrupt
     return 0
@@ -149,8 +149,8 @@ def run(given: argparse.Namespace) -> int:
 
 def read_stream(
     given: argparse.Namespace, sampling: Sampling, model: xLSTMLarge, tokenizer: Tokenizer, text: str
-) -> tuple[Stream, int]:
-    """A stream that has read the prompt, after --load-state's text if there is one, and how many tokens that was."""
+) -> tuple[Stream, list[int]]:
+    """A stream that has read the prompt, after --load-state's text if there is one, and the prompt's tokens."""
     ids = tokenizer.encode(text)
     if given.load_state is not None:
         stream, _ = load_stream(given.load_state, model, sampling)
@@ -163,7 +163,7 @@ def read_stream(
         stream = Stream(model, remember_tokens=sampling.repetition_penalty != 1 or given.save_state is not None)
     if ids:
         stream.feed(torch.tensor([ids], device=model.embedding.weight.device))
-    return stream, len(ids)
+    return stream, ids
 
 
 def write(
@@ -171,12 +171,12 @@ def write(
     stream: Stream,
     sampling: Sampling,
     tokenizer: Tokenizer,
-    read: int,
+    ids: list[int],
     interrupted: threading.Event,
 ) -> Text:
     """Prints the text as it comes, but with --json, and saves the state."""
     ends = () if given.ignore_end else stream.model.special_tokens.eos
-    writer = TextWriter(tokenizer, given.stop)
+    writer = TextWriter(tokenizer, given.stop, ids)
     pieces: list[str] = []
     scores: list[Logprobs] = []
 
@@ -201,4 +201,4 @@ def write(
     logprobs = None
     if scores:
         logprobs = token_logprobs(tokenizer, tokens, Logprobs(*map(torch.cat, zip(*scores, strict=True))))
-    return Text("".join(pieces), tokens, reason, writer.stopped_by, read, logprobs)
+    return Text("".join(pieces), tokens, reason, writer.stopped_by, len(ids), logprobs)

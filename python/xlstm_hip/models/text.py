@@ -41,12 +41,13 @@ class TextWriter:
     Text that may be the beginning of a stop string is held back until it is known. A character of several tokens comes
     with the last of them.
 
+    before        the tokens that the text follows: some tokenizers leave out the space at the beginning of a text
     stopped_by    the stop string that was met; nothing may be added then
     held          text that was held back; with stopped_by, the stop string and what came behind it
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        self._complete, self._stop = tokenizer.streamer(), check_stop_strings(stop)
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), before: Sequence[int] = ()) -> None:
+        self._complete, self._stop = tokenizer.streamer(before), check_stop_strings(stop)
         self.held = ""
         self.stopped_by: str | None = None
 
@@ -119,7 +120,7 @@ def generate_text(
         eos = eos.tolist()
     own_ends = isinstance(eos, Iterable) and not isinstance(eos, str)  # generate refuses what is neither
     ends = set(eos if own_ends else model.special_tokens.eos)
-    writers = [TextWriter(tokenizer, stop) for _ in prompts]
+    writers = [TextWriter(tokenizer, stop, before) for before in ids]
     pieces: list[list[str]] = [[] for _ in prompts]
     over: set[int] = set()
 

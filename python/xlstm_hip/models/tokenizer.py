@@ -14,6 +14,7 @@ from .config_files import TOKENIZER_FILE
 from .hub import checkpoint_folder
 
 BYTE_VALUES = 256
+CONTEXT = 16  # tokens
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Tokenizer:
 
     encode: Callable[[str], list[int]]
     decode: Callable[[Sequence[int]], str]
-    streamer: Callable[[], Callable[[int], str]]  # makes a function from each token to the text that it completes
+    # Makes, of the tokens before, a function from each token to the text that it completes.
+    streamer: Callable[[Sequence[int]], Callable[[int], str]]
 
 
 def load_tokenizer(path: str | os.PathLike[str], vocab_size: int) -> Tokenizer:
@@ -38,7 +40,7 @@ def load_tokenizer(path: str | os.PathLike[str], vocab_size: int) -> Tokenizer:
     raise FileNotFoundError(f"{folder}: expected {TOKENIZER_FILE} for a vocabulary of {vocab_size}")
 
 
-def _stream_bytes() -> Callable[[int], str]:
+def _stream_bytes(before: Sequence[int] = ()) -> Callable[[int], str]:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may be several tokens
     return lambda token: decoder.decode(bytes([token]))
 
@@ -64,8 +66,9 @@ def _from_file(file: Path) -> Tokenizer:
     loaded.no_truncation()  # what a file says of training's batches is not for whole texts
     loaded.no_padding()
 
-    def streamer() -> Callable[[int], str]:
-        stream = DecodeStream(skip_special_tokens=True)
+    def streamer(before: Sequence[int] = ()) -> Callable[[int], str]:
+        # Some tokenizers leave out the space of a text's first word; the last few tokens tell which word that is.
+        stream = DecodeStream(ids=list(before[-CONTEXT:]), skip_special_tokens=True)
         return lambda token: stream.step(loaded, token) or ""
 
     return Tokenizer(
