@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from inspect import isfunction
+from types import CodeType
 from typing import Any
 
 import torch
@@ -157,9 +159,22 @@ def _made_of(mask_function: Any) -> set[str]:
     return names
 
 
+# Where transformers' functions and those inside them begin -> name. While torch 2.10 traces, a function that was made
+# in the graph has no other name that tells.
+_NAMES_BY_PLACE: dict[tuple[str, int], str] = {}
+
+
+def _places(code: CodeType) -> Iterator[tuple[str, int]]:
+    yield code.co_filename, code.co_firstlineno
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _places(inner)
+
+
 def _made_of_traced(mask_function: Any, told: dict[str, Any]) -> set[str]:
     """_made_of where closures cannot be read, as far as the other arguments tell."""
-    names = {_name_of(mask_function)}
+    code = mask_function.__code__
+    names = {_NAMES_BY_PLACE.get((code.co_filename, code.co_firstlineno), "its own")}
     if "allow_is_bidirectional_skip" not in told:
         names.add(_CAUSAL)
     chunk = getattr(told.get("config"), "attention_chunk_size", None)
@@ -209,8 +224,11 @@ def attention_mask(
 def register_with_transformers() -> None:
     """Makes `from_pretrained(..., attn_implementation="xlstm_hip")` run a model's attention on these kernels."""
     optional_module("transformers", "register_with_transformers")
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, masking_utils
     from transformers.masking_utils import AttentionMaskInterface
+
+    for function in filter(isfunction, vars(masking_utils).values()):
+        _NAMES_BY_PLACE.update(dict.fromkeys(_places(function.__code__), function.__name__))
 
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)
