@@ -73,11 +73,13 @@ def test_a_file_is_replaced_whole(model: xLSTMLarge, tmp_path: Path, monkeypatch
     size = file.stat().st_size
     stream = Stream.load(file, model)
     kept = [x.clone() for own in stream.state.values() for x in own]
+    with file.open("r+b") as opened:  # in place: a stream's memory is not the file's
+        opened.write(b"\0" * size)
     begun(model, 400).save(file)
     assert abs(file.stat().st_size - size) < 16
     other = [x for own in load_state(file, model).state.values() for x in own]
     assert not any(torch.equal(a, b) for a, b in zip(kept, other, strict=True))
-    stream.save(file)  # its memory is not the file's
+    stream.save(file)
     assert all(torch.equal(a, b) for a, b in zip(kept, (x for n in stream.state.values() for x in n), strict=True))
     before = file.read_bytes()
     umask = os.umask(0)
