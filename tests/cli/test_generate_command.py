@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from xlstm_hip import cli
-from xlstm_hip.cli import prompt_files, writing
+from xlstm_hip.cli import common, prompt_files, writing
 from xlstm_hip.models import Stream, generate_text, load_pretrained, load_tokenizer, xLSTMLarge
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -306,3 +306,26 @@ def test_outputs_and_states_that_do_not_fit(
     assert code == 1 and f"--repetition-penalty: expected 1, as {state} does not say which tokens were seen" in err
     code, _, err = run(capsys, "--load-state", state, "--prompt", "x", "--dtype", "bfloat16")
     assert code == 1 and f"--load-state: {state}: expected a state of a model with dtype bfloat16, got float32" in err
+
+
+def test_kernels_and_their_options_reach_the_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[xLSTMLarge] = []
+    own = common.load_pretrained
+    monkeypatch.setattr(
+        common, "load_pretrained", lambda *given, **more: loaded.append(own(*given, **more)) or loaded[-1]
+    )
+    asked = {
+        "chunkwise_kernel": "chunkwise--queued_compiled_steps", "sequence_kernel": "native_sequence__native",
+        "step_kernel": "native", "chunk_size": 32, "heads_per_band": 2, "workers": 1,
+    }  # fmt: skip
+    options = [x for name, value in asked.items() for x in (f"--{name.replace('_', '-')}", value)]
+    # A prompt of one token takes the step alone, which needs no compiler.
+    code, _, said = run(capsys, "--prompt", "", "--max-tokens", 2, "--device", "cpu", *options)
+    assert code == 0, said
+    assert {name: getattr(loaded[0].config, name) for name in asked} == asked
+    code, _, said = run(capsys, "--prompt", "", "--max-tokens", 2, "--workers", 2)
+    assert code == 1 and "workers: kernel 'chunkwise--fused' has no such option" in said
+    code, _, said = run(capsys, "--prompt", "", "--max-tokens", 2, "--step-kernel", "foo")
+    assert code == 1 and "Unknown mLSTM step kernel 'foo'" in said

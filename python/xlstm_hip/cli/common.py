@@ -17,6 +17,7 @@ import torch
 from .._core.checks import GPU_DTYPES, by_name
 from .._core.device import default_device, device_facts
 from ..models import load_pretrained, xLSTMLarge
+from ..models.config import KERNEL_OPTIONS
 from ..models.config_files import read_scheme
 from ..models.hub import EXAMPLE, TOKENIZER_FILES, checkpoint_folder
 
@@ -162,7 +163,8 @@ def megabytes(folder: Path) -> float:
     return sum(file.stat().st_size for file in folder.iterdir()) / 1e6
 
 
-MODEL_OPTIONS = ("dtype", "device", "weights", "threads", "revision")
+KERNEL_FIELDS = ("chunkwise_kernel", "sequence_kernel", "step_kernel", "chunk_size", *KERNEL_OPTIONS)  # of the model
+MODEL_OPTIONS = ("dtype", "device", "weights", "threads", "revision", *KERNEL_FIELDS)
 
 
 def add_model_options(command: argparse.ArgumentParser) -> None:
@@ -183,6 +185,18 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--threads", metavar="N", type=at_least(1), help="CPU threads (default: one per core)")
     add_revision(command)
+    kernels = command.add_argument_group("kernels", "Names as in xlstm_hip.get_available_mlstm_kernels().")
+    for kind, what in (("chunkwise", "of prompts"), ("sequence", "of short sequences"), ("step", "of single tokens")):
+        text = f'kernel {what}, or "auto" (default: the best for the device)'
+        kernels.add_argument(f"--{kind}-kernel", metavar="NAME", help=text)
+    kernels.add_argument("--chunk-size", metavar="N", type=at_least(1), help="tokens per chunk; changes speed alone")
+    of_queued = "of the queued and Ray kernels"
+    for option, text in (
+        ("heads-per-band", f"{of_queued}: heads that a worker has at a time"),
+        ("workers", f"{of_queued}: how many there are"),
+        ("streams", "of the queued kernels on a GPU: streams that the bands are dealt to"),
+    ):
+        kernels.add_argument(f"--{option}", metavar="N", type=at_least(1), help=text)
 
 
 def default_device_name() -> str:
@@ -208,7 +222,8 @@ def load(name: str, folder: Path, given: argparse.Namespace) -> xLSTMLarge:
     if given.threads:
         torch.set_num_threads(given.threads)
     device = default_device_name() if given.device is None else _seen_device(given.device)
-    return load_pretrained(folder, given.dtype, device, given.weights or _default_weights(folder))
+    changes = {field: getattr(given, field) for field in KERNEL_FIELDS if getattr(given, field) is not None}
+    return load_pretrained(folder, given.dtype, device, given.weights or _default_weights(folder), **changes)
 
 
 def _default_weights(folder: Path) -> str:
