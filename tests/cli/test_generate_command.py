@@ -317,15 +317,15 @@ def test_kernels_and_their_options_reach_the_model(
         common, "load_pretrained", lambda *given, **more: loaded.append(own(*given, **more)) or loaded[-1]
     )
     asked = {
-        "chunkwise_kernel": "chunkwise--queued_compiled_steps", "sequence_kernel": "native_sequence__native",
-        "step_kernel": "native", "chunk_size": 32, "heads_per_band": 2, "workers": 1,
+        "chunkwise_kernel": "chunkwise--native_autograd", "sequence_kernel": "native_sequence__native",
+        "step_kernel": "native", "chunk_size": 32,
     }  # fmt: skip
     options = [x for name, value in asked.items() for x in (f"--{name.replace('_', '-')}", value)]
-    # A prompt of one token takes the step alone, which needs no compiler.
     code, _, said = run(capsys, "--prompt", "", "--max-tokens", 2, "--device", "cpu", *options)
     assert code == 0, said
     assert {name: getattr(loaded[0].config, name) for name in asked} == asked
-    code, _, said = run(capsys, "--prompt", "", "--max-tokens", 2, "--workers", 2)
-    assert code == 1 and "workers: kernel 'chunkwise--fused' has no such option" in said
+    for option in ("heads-per-band", "workers", "streams"):
+        code, _, said = run(capsys, "--prompt", "", "--max-tokens", 2, f"--{option}", 2)
+        assert code == 1 and f"{option.replace('-', '_')}: kernel 'chunkwise--fused' has no such option" in said
     code, _, said = run(capsys, "--prompt", "", "--max-tokens", 2, "--step-kernel", "foo")
     assert code == 1 and "Unknown mLSTM step kernel 'foo'" in said
