@@ -84,7 +84,8 @@ void norm(const xlstm_decode& p, const xlstm_decode_norm& norm, const float* x, 
   const auto vector = [&](const xlstm_vector& v) { return xlstm_rows{const_cast<void*>(v.data), v.dtype, columns}; };
   xlstm_norm_forward call{};
   const int64_t heads = gate ? p.heads : 1;
-  call.in = {p.batch, heads, columns / heads, p.norm_eps, gate != nullptr};
+  call.in.rows = p.batch, call.in.heads = heads, call.in.features = columns / heads;
+  call.in.eps = p.norm_eps, call.in.centred = gate != nullptr;
   call.in.x = floats(x), call.in.gate = floats(gate);
   call.in.weight = vector(norm.weight), call.in.bias = vector(norm.bias);
   call.y = floats(to);

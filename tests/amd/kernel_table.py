@@ -19,7 +19,7 @@ from code_objects import ARCHS, ROOT, Compiler, Kernel, build, gpu_objects, kern
 from control_flow import MACS_OF_A_UNIT, Loop, lds_writes_beside_products, matrix_loops
 from kernel_notes import NOTES
 from kernel_shapes import shape_of
-from occupancy import FAMILIES, SHARED_LDS, SIMDS
+from occupancy import FAMILIES, waves_and_blocks
 
 PAGE = ROOT / "docs" / "amd_kernels.md"
 MOST_VECTOR = 10.0  # instructions for each unit of matrix work, moves among them, without a note
@@ -109,8 +109,7 @@ def row_of(kernel: Kernel) -> Row | None:
     family = FAMILIES[kernel.family]
     threads, vgprs = kernel.note("max_flat_workgroup_size"), kernel.note("vgpr_count")
     lds = kernel.note("group_segment_fixed_size") + shape.lds
-    waves, of_block = family.waves(vgprs), threads // family.lanes
-    by_lds = SHARED_LDS[kernel.family] // lds if lds else SIMDS * family.most_waves
+    waves, blocks = waves_and_blocks(kernel.family, threads, vgprs, lds)
     loops = matrix_loops(kernel.instructions)
     facts = [loop_facts(loop) for loop in loops]
     beside = [lds_writes_beside_products(kernel.instructions, loop) for loop in loops if kernel.family == "cdna"]
@@ -127,7 +126,7 @@ def row_of(kernel: Kernel) -> Row | None:
         spills=kernel.note("vgpr_spill_count"),
         sgpr_spills=kernel.note("sgpr_spill_count"),
         waves=waves,
-        blocks=min(waves * SIMDS // of_block, by_lds),
+        blocks=blocks,
         planned_blocks=shape.blocks,
         code_bytes=last - first,
         least_units=shape.units,

@@ -25,3 +25,11 @@ FAMILIES = {"cdna": Registers(64, 512, 8, 8), "rdna": Registers(32, 1536, 24, 16
 SIMDS = 4
 SHARED_LDS = {"cdna": 64 << 10, "rdna": 128 << 10}
 LDS_BYTES = 64 << 10  # that a block may have, on all of them
+
+
+def waves_and_blocks(family: str, threads: int, vgprs: int, lds: int) -> tuple[int, int]:
+    """The waves of a SIMD, by registers, and the blocks of a CU or WGP, by registers and LDS."""
+    registers = FAMILIES[family]
+    waves = registers.waves(vgprs)
+    by_lds = SHARED_LDS[family] // lds if lds else SIMDS * registers.most_waves
+    return waves, min(waves * SIMDS // (threads // registers.lanes), by_lds)

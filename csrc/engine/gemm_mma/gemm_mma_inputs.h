@@ -114,8 +114,10 @@ struct GemmMmaInputs {
     return reinterpret_cast<float*>(x_smem + p.stage_tiles * (Shape::kTileFeatures * 4 * kBatch)) + step * kBatch;
   }
 
-  XLSTM_DEVICE static int thread_vec8() { return int(threadIdx.x) % kChunkVec8s; }
-  XLSTM_DEVICE static int thread_group() { return int(threadIdx.x) / kChunkVec8s; }
+  // On RDNA a stage's addresses are computed anew: in registers for as long as the kernel runs, they do not fit.
+  XLSTM_DEVICE static int thread() { return kFamily == Family::rdna ? opaque_thread() : int(threadIdx.x); }
+  XLSTM_DEVICE static int thread_vec8() { return thread() % kChunkVec8s; }
+  XLSTM_DEVICE static int thread_group() { return thread() / kChunkVec8s; }
   XLSTM_DEVICE int tiles_in(int stage) const {
     const int left = tiles_of(kFamily, p.columns) - stage * p.stage_tiles;
     return left < p.stage_tiles ? left : p.stage_tiles;

@@ -86,7 +86,8 @@ struct Correction {
   double value;
   int known;
 
-  XLSTM_DEVICE Correction then(const Correction& x) const { return x.known ? x : *this; }
+  // Element by element: a choice between structs is one between addresses, which puts them into scratch.
+  XLSTM_DEVICE Correction then(const Correction& x) const { return {x.known ? x.value : value, known | x.known}; }
 };
 // An exclusive scan over the threads' items, starting from `all`; a thread without an item passes T{}. Afterwards `all`
 // includes all items.

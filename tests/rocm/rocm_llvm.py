@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU kernels as ROCm 7's compiler makes them, on a machine without ROCm, from wheels of PyPI (wheels.txt):
+
+    a kernel's file  -> ziglang's clang 22, HIP 7.1's headers, the device libraries of ROCm 7.1   -> LLVM's text
+    LLVM's text      -> LLVM of ROCm 7.2: AMD's own optimiser, registers and instructions         -> assembly
+
+Only what clang does before LLVM is not AMD's. The flags are those of the build in build/amd, and the headers that clang
+itself includes before a HIP file come from the compiler of that build.
+
+    export PYTHONPATH=build_backend:tests/amd
+    python tests/rocm/rocm_llvm.py --get     downloads and unpacks the wheels, if they are not here
+    python tests/rocm/rocm_llvm.py           prints the registers of all kernels
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import inspect
+import json
+import re
+import shlex
+import shutil
+import sys
+import zipfile
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import code_objects
+import jobs
+from code_objects import BUILD, ROOT, Compiler, Instruction, Kernel, NoCompiler, parse_notes, run, short_name
+
+WHEELS = Path(__file__).with_name("wheels.txt")
+FOLDER = ROOT / "build" / "rocm"
+ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100")
+MEMBERS = (  # of the wheels, what is unpacked
+    r"ziglang/(zig|LICENSE|lib/include/.*)",
+    r"triton/backends/amd/(include/hip/.*|lib/(ocml|ockl)\.bc)",
+    r"rocm/llvm/librocmllvm\.so",
+)
+# Constants that ROCm's device libraries ask for: (file, name, type, value). A file's name chooses it.
+CONSTANTS = [
+    ("abi_version_600", "ABI_version", "i32", 600),
+    *((f"{name}_{word}", constant, "i8", value)
+      for name, constant in (("finite_only", "finite_only_opt"), ("unsafe_math", "unsafe_math_opt"),
+                             ("correctly_rounded_sqrt", "correctly_rounded_sqrt32"), ("wavefrontsize64",) * 2)
+      for word, value in (("off", 0), ("on", 1))),
+    *((f"isa_version_{arch[3:]}", "ISA_version", "i32",
+       1000 * int(arch[3:-2]) + 100 * int(arch[-2], 16) + int(arch[-1], 16)) for arch in ARCHS),
+]  # fmt: skip
+# Clang 22's text has words that ROCm's LLVM does not know: an attribute of declarations, which LLVM derives again, and
+# the chip's features by name, which follow from the chip.
+FOREIGN = re.compile(r' nocreateundeforpoison| "target-features"="[^"]*"')
+
+
+def unpack(parts: Path) -> None:
+    """Downloads the wheels, and lays out of their files what clang takes for its own folder and for ROCm."""
+    wheels = parts / "wheels"
+    tags = [f"--platform={x}" for x in ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux2010_x86_64")]
+    versions = ("--python-version=3.11", "--implementation=cp", "--only-binary=:all:", "--no-deps", "--require-hashes")
+    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check")
+    run(*pip, *versions, *tags, "-r", WHEELS, "-d", wheels)
+    for wheel in sorted(wheels.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(parts, [x for x in archive.namelist() if re.fullmatch("|".join(MEMBERS), x)])
+    shutil.rmtree(wheels)
+    (parts / "ziglang/zig").chmod(0o755)
+
+    headers = parts / "clang/include"
+    shutil.copytree(parts / "ziglang/lib/include", headers)
+    own = Path(run(Compiler.of_build().path, "-print-resource-dir").strip()) / "include"
+    for header in (*own.glob("__clang_hip_*"), *own.glob("__clang_cuda_*.h")):
+        shutil.copy(header, headers)
+    shutil.copytree(own / "cuda_wrappers", headers / "cuda_wrappers")
+
+    hip, rocm = parts / "triton/backends/amd", parts / "rocm_root"
+    shutil.copytree(hip / "include", rocm / "include")
+    libraries = rocm / "amdgcn/bitcode"
+    shutil.copytree(hip / "lib", libraries)
+    version = dict(re.findall(r"define (HIP_VERSION_\w+) (\d+)", (rocm / "include/hip/hip_version.h").read_text()))
+    (rocm / "share/hip").mkdir(parents=True)
+    (rocm / "share/hip/version").write_text("".join(f"{name}={value}\n" for name, value in version.items()))
+    target = 'target triple = "amdgcn-amd-amdhsa"\n'
+    modules = {"opencl": target}  # which clang looks for, and HIP does not use
+    for file, name, kind, value in CONSTANTS:
+        text = f"@__oclc_{name} = linkonce_odr hidden local_unnamed_addr addrspace(4) constant {kind} {value}\n"
+        modules[f"oclc_{file}"] = target + text
+    zig = (parts / "ziglang/zig", "clang", "--target=amdgcn-amd-amdhsa", "-nogpulib", "-c", "-emit-llvm", "-x", "ir")
+    for name, text in modules.items():
+        (libraries / f"{name}.ll").write_text(text)
+        run(*zig, libraries / f"{name}.ll", "-o", libraries / f"{name}.bc")
+
+
+PARTS = FOLDER / hashlib.sha256(WHEELS.read_bytes()).hexdigest()[:12]  # of the unpacked wheels
+
+
+def ensure_parts() -> None:
+    """Downloads and unpacks the wheels, once for each wheels.txt."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with open(FOLDER / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not PARTS.exists():
+            code_objects.configure(ROOT, BUILD, *code_objects.options())
+            unfinished = FOLDER / "unfinished"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unpack(unfinished)
+            unfinished.rename(PARTS)
+
+
+@functools.cache
+def sources() -> dict[Path, list[str]]:
+    """Each GPU source of build/amd, with the flags that do not belong to a compiler or to its chips. NoCompiler where
+    this machine has not what is needed."""
+    if not PARTS.exists():
+        raise NoCompiler("the wheels are not here; ./scripts/test rocm downloads them")
+    code_objects.configure(ROOT, BUILD, *code_objects.options())
+    commands = json.loads((BUILD / "compile_commands.json").read_text())
+    found = {}
+    for entry in commands:
+        if entry["file"].endswith(".hip"):
+            words = [word for word in shlex.split(entry["command"])[1:] if re.match(r"-(D|I|O|std=|W|f|m)", word)]
+            found[Path(entry["file"])] = words
+    return found
+
+
+def text_of(source: Path, arch: str, flags: Iterable[str] = ("-std=c++20", "-O3")) -> str:
+    """LLVM's text of a HIP file for a chip, before any optimisation; clang's warnings are errors."""
+    root = PARTS
+    folders = (f"-resource-dir={root}/clang", f"--rocm-path={root}/rocm_root", "-isystem", f"{root}/rocm_root/include")
+    command = [
+        root / "ziglang/zig", "clang", "--target=x86_64-linux-gnu", "-x", "hip", f"--offload-arch={arch}",
+        "--offload-device-only", "--no-gpu-bundle-output", *folders,
+        f"--hip-device-lib-path={root}/rocm_root/amdgcn/bitcode", *flags, "-Werror",
+        "-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes", source, "-o", "-",
+    ]  # fmt: skip
+    return FOREIGN.sub("", run(*command))
+
+
+@functools.cache
+def llvm() -> ctypes.CDLL:
+    """ROCm's LLVM, ready to compile for AMD GPUs."""
+    library = ctypes.CDLL(str(PARTS / "rocm/llvm/librocmllvm.so"))
+    for name in ("TargetInfo", "Target", "TargetMC", "AsmPrinter"):
+        library[f"LLVMInitializeAMDGPU{name}"]()
+    # As clang asks for code objects that nothing is linked to.
+    words = (ctypes.c_char_p * 2)(b"rocm_llvm", b"-amdgpu-internalize-symbols")
+    library.LLVMParseCommandLineOptions(2, words, None)
+    for name in ("ContextCreate", "CreateTargetMachine", "CreatePassBuilderOptions", "RunPasses", "GetBufferStart"):
+        getattr(library, f"LLVM{name}").restype = ctypes.c_void_p
+    library.LLVMCreateMemoryBufferWithMemoryRangeCopy.restype = ctypes.c_void_p
+    library.LLVMGetErrorMessage.restype = ctypes.c_char_p
+    return library
+
+
+def assembly_of(text: str, arch: str) -> str:
+    """What ROCm's LLVM makes of LLVM's text, at -O3 with clang's choice of passes."""
+    library, pointer = llvm(), ctypes.c_void_p
+    target, module, assembly, error = pointer(), pointer(), pointer(), ctypes.c_char_p()
+
+    def check(failed: object) -> None:
+        if failed:
+            raise RuntimeError(f"ROCm's LLVM, {arch}: {(error.value or b'').decode()}")
+
+    triple, given = b"amdgcn-amd-amdhsa", text.encode()
+    check(library.LLVMGetTargetFromTriple(triple, ctypes.byref(target), ctypes.byref(error)))
+    # -O3, position-independent code, the default code model.
+    machine = pointer(library.LLVMCreateTargetMachine(target, triple, arch.encode(), b"", 3, 2, 0))
+    context = pointer(library.LLVMContextCreate())
+    size = ctypes.c_size_t(len(given))
+    buffer = pointer(library.LLVMCreateMemoryBufferWithMemoryRangeCopy(given, size, b"kernels"))
+    check(library.LLVMParseIRInContext(context, buffer, ctypes.byref(module), ctypes.byref(error)))
+    options = pointer(library.LLVMCreatePassBuilderOptions())
+    for name in ("LoopInterleaving", "LoopVectorization", "SLPVectorization", "LoopUnrolling"):
+        library[f"LLVMPassBuilderOptionsSet{name}"](options, 1)
+    failed = library.LLVMRunPasses(module, b"default<O3>", machine, options)
+    if failed:
+        raise RuntimeError(f"ROCm's LLVM, {arch}: {library.LLVMGetErrorMessage(pointer(failed)).decode()}")
+    as_text = 0
+    emit = library.LLVMTargetMachineEmitToMemoryBuffer
+    check(emit(machine, module, as_text, ctypes.byref(error), ctypes.byref(assembly)))
+    made = ctypes.string_at(library.LLVMGetBufferStart(assembly)).decode()
+    library.LLVMDisposeMemoryBuffer(assembly)
+    library.LLVMDisposePassBuilderOptions(options)
+    library.LLVMDisposeModule(module)
+    library.LLVMDisposeTargetMachine(machine)
+    library.LLVMContextDispose(context)
+    return made
+
+
+def kernels_of(assembly: str, arch: str) -> list[Kernel]:
+    """Each kernel's notes, and its instructions by name."""
+    notes = parse_notes(assembly.rpartition(".amdgpu_metadata\n")[2].partition(".end_amdgpu_metadata")[0])
+    names: dict[str, list[Instruction]] = {}
+    now: list[Instruction] = []
+    for line in assembly.splitlines():
+        start = re.match(r"([\w.$]+):", line)
+        if start and not start[1].startswith(".L"):
+            now = names.setdefault(start[1], [])
+        found = re.match(r"\t([a-z]\w+)(?:\s|$)", line)
+        if found:
+            now.append(Instruction(0, found[1], ""))
+    demangled = run(Compiler.of_build().tool("llvm-cxxfilt"), *(x["name"] for x in notes)).splitlines() if notes else []
+    return [Kernel(short_name(name), arch, x, names[x["name"]]) for x, name in zip(notes, demangled, strict=True)]
+
+
+def kernels_in(source: Path, arch: str, flags: list[str]) -> list[Kernel]:
+    """Of a source of the build. What LLVM made of a text is kept: it takes ten times as long as the text."""
+    text = text_of(source, arch, flags)
+    how = inspect.getsource(assembly_of) + inspect.getsource(llvm.__wrapped__)
+    key = hashlib.sha256("\0".join((arch, how, text)).encode()).hexdigest()[:24]
+    kept = PARTS / "assembly" / f"{source.stem}.{arch}.{key}.s"
+    if not kept.exists():
+        kept.parent.mkdir(exist_ok=True)
+        for older in kept.parent.glob(f"{source.stem}.{arch}.*.s"):
+            older.unlink()
+        unfinished = kept.with_suffix(".unfinished")
+        unfinished.write_text(assembly_of(text, arch))
+        unfinished.rename(kept)
+    return kernels_of(kept.read_text(), arch)
+
+
+def compile_kernels(wanted: Iterable[tuple[Path, str]]) -> list[Kernel]:
+    """Of sources for chips; as many at once as the machine has room for."""
+    flags = sources()
+    with ProcessPoolExecutor(jobs.job_limit()) as pool:
+        made = [pool.submit(kernels_in, source, arch, flags[source]) for source, arch in wanted]
+        found = {(kernel.arch, kernel.name): kernel for task in made for kernel in task.result()}
+    return list(found.values())
+
+
+def table(kernels: Iterable[Kernel]) -> str:
+    lines = ["| chip | kernel | VGPRs | of them acc | SGPRs | scratch | spills V / S |", "|---|---|" + "---:|" * 5]
+    for kernel in sorted(kernels, key=lambda x: (ARCHS.index(x.arch), x.name)):
+        spills = f"{kernel.note('vgpr_spill_count')} / {kernel.note('sgpr_spill_count')}"
+        facts = (kernel.note("vgpr_count"), kernel.notes.get("agpr_count", 0), kernel.note("sgpr_count"))
+        cells = (*facts, kernel.note("private_segment_fixed_size"), spills)
+        lines.append(f"| {kernel.arch} | `{kernel.name}` | " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--get"]:
+        ensure_parts()
+        sys.exit()
+    print(table(compile_kernels((source, arch) for arch in ARCHS for source in sources())))

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU kernels as ROCm 7.2's LLVM makes them of sources with HIP 7.1's headers: no scratch, no spills, and as many
+blocks at once as plans count on; gfx950 among the chips, which Debian's clang does not know.
+
+No GPU is needed, and no ROCm. `./scripts/test rocm` downloads what is needed.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+import rocm_llvm
+from code_objects import Kernel, NoCompiler
+from kernel_notes import WITHOUT_MATRICES
+from kernel_shapes import shape_of
+from occupancy import waves_and_blocks
+from rocm_llvm import ARCHS
+
+pytestmark = pytest.mark.amd
+OUTPUTS = rocm_llvm.ROOT / "test_outputs"
+
+# What is compiled by default: of sources that there are for several types of elements the one for bfloat16, and of
+# these for the other chips what takes seconds. With all rows, everything.
+OTHER_ELEMENTS = {"Float16", "float", "Float16Weights", "ByteWeights", "NibbleWeights"}
+LARGE = ("chunk_walk_", "backward_kernels_", "forward_kernels_")
+DECODING = ("decode_kernels_", "mla_kernels_", "gemm_mma_")
+USUAL = {
+    "gfx950": lambda stem: True,
+    "gfx942": lambda stem: stem.startswith(DECODING),
+    "gfx1100": lambda stem: not stem.startswith(LARGE),
+}
+
+# Kernels that spill here and not under clang 19, which gives them 181 to 220 registers of 256: AMD's LLVM moves more
+# loads ahead of their use.
+KNOWN = {
+    *(("gfx1100", f"dkdv_kernel<{e}, {keys}, 128, false>") for e in ("bf16", "fp16") for keys in (128, 192)),
+    *(("gfx1100", f"gemm_mma_kernel<Float16Weights, {batch}, 32>") for batch in (1, 8)),
+}
+
+
+def is_usual(source: Path, arch: str) -> bool:
+    return arch in USUAL and source.stem.rpartition("_")[2] not in OTHER_ELEMENTS and USUAL[arch](source.stem)
+
+
+@pytest.fixture(scope="session")
+def kernels(level: str) -> list[Kernel]:
+    try:
+        sources = rocm_llvm.sources()
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    wanted = [(x, arch) for arch in ARCHS for x in sources if level == "everything" or is_usual(x, arch)]
+    found = rocm_llvm.compile_kernels(wanted)
+    folder = OUTPUTS / time.strftime("rocm_%Y-%m-%d_%H-%M-%S")
+    folder.mkdir(parents=True)
+    (folder / "rocm_kernels.md").write_text(rocm_llvm.table(found))
+    print(f"written to {folder}")
+    return [kernel for kernel in found if not kernel.is_empty and shape_of(kernel) is not None]  # that are launched
+
+
+def test_every_family_is_there(kernels: list[Kernel]) -> None:
+    templates = {arch: {x.template for x in kernels if x.arch == arch} for arch in USUAL}
+    assert {"chunk_walk", "forward_kernel", "dkdv_kernel", "decode_kernel", "mla_kernel"} <= templates["gfx950"]
+    assert {"gemm_mma_kernel", "norm_forward_rows", "pointwise", "recurrent_step"} <= templates["gfx950"]
+    assert {"decode_kernel", "mla_kernel", "gemm_mma_kernel"} <= templates["gfx942"] & templates["gfx1100"]
+
+
+def test_no_scratch_and_no_spills(kernels: list[Kernel]) -> None:
+    facts = ("vgpr_spill_count", "private_segment_fixed_size")
+    bad = {(x.arch, x.name): [x.note(fact) for fact in facts] for x in kernels if any(x.note(fact) for fact in facts)}
+    new = {key: found for key, found in bad.items() if key not in KNOWN}
+    assert not new, f"spills and bytes of scratch: {new}"
+    mended = {(x.arch, x.name) for x in kernels if (x.arch, x.name) in KNOWN} - set(bad)
+    assert not mended, f"no longer: take them out of KNOWN, and out of docs/install.md: {mended}"
+
+
+def test_as_many_blocks_fit_a_compute_unit_as_plans_count_on(kernels: list[Kernel]) -> None:
+    bad = []
+    for kernel in kernels:
+        shape = shape_of(kernel)
+        lds = kernel.note("group_segment_fixed_size") + shape.lds
+        threads, vgprs = kernel.note("max_flat_workgroup_size"), kernel.note("vgpr_count")
+        _, blocks = waves_and_blocks(kernel.family, threads, vgprs, lds)
+        if blocks < shape.blocks:
+            bad.append(
+                f"{kernel.arch} {kernel.name}: {blocks} blocks of {shape.blocks}, {vgprs} registers, {lds} of LDS"
+            )
+    assert not bad, "\n" + "\n".join(bad)
+
+
+def test_matrix_products_are_made_by_the_matrix_unit(kernels: list[Kernel]) -> None:
+    multiplying = [x for x in kernels if x.template not in WITHOUT_MATRICES]
+    assert multiplying
+    idle = [x for x in multiplying if not any(i.name.startswith(("v_mfma", "v_wmma")) for i in x.instructions)]
+    assert not idle, [f"{x.arch} {x.name}" for x in idle]
+
+
+SPILLING = """\
+#include <hip/hip_runtime.h>
+extern "C" __global__ void __launch_bounds__(1024) many_values(float* x) {
+  float value[220];
+  #pragma unroll
+  for (int i = 0; i < 220; ++i) value[i] = x[threadIdx.x + 1024 * i];
+  __syncthreads();
+  #pragma unroll
+  for (int i = 0; i < 220; ++i) x[threadIdx.x + 1024 * (i * 7 % 220)] = value[i] * value[(i + 110) % 220];
+}
+"""
+
+
+@pytest.mark.parametrize("arch", ["gfx950", "gfx1100"])
+def test_spills_are_seen(tmp_path: Path, arch: str) -> None:
+    source = tmp_path / "many_values.hip"
+    source.write_text(SPILLING)
+    try:
+        rocm_llvm.sources()
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    (kernel,) = rocm_llvm.kernels_of(rocm_llvm.assembly_of(rocm_llvm.text_of(source, arch), arch), arch)
+    assert kernel.name == "many_values" and kernel.note("vgpr_spill_count") > 0
+    assert any(i.name.startswith("scratch_") for i in kernel.instructions)
