@@ -20,6 +20,7 @@ from ..models.hub import called, checkpoint_folder
 from .common import (
     CHECKPOINT,
     DTYPES,
+    MODEL_OPTIONS,
     WrongArguments,
     add_command,
     add_revision,
@@ -211,8 +212,8 @@ def run_model(given: argparse.Namespace) -> int:
     if not tests:
         raise WrongArguments("-p, -n: expected at least one above 0, got none")
     folder = checkpoint_folder("--model", given.model, revision=asked["revision"])
-    options = {"device": given.device, "dtype": (given.dtype or [None])[0], "weights": None, "threads": given.threads}
-    model = load("--model", folder, argparse.Namespace(**options))
+    options = {"device": given.device, "dtype": (given.dtype or [None])[0], "threads": given.threads}
+    model = load("--model", folder, argparse.Namespace(**dict.fromkeys(MODEL_OPTIONS) | options))
     facts = facts_of(model, called(folder)) | {"environment": environment(model.device)}
     machine, rows = Machine(str(model.device)), []
     with Tasks(len(tests)) as progress:
