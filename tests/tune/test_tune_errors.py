@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from xlstm_hip._core.plans import Plan
-from xlstm_hip.cli.tune import _judge
+from xlstm_hip.cli.tune import _judge, _model_folder
 from xlstm_hip.tune import judge_errors, save_errors_for_trials, space_of
 from xlstm_hip.tune import problem as problems
 from xlstm_hip.tune.errors import draws
@@ -114,4 +115,4 @@ def test_the_command_judges_by_results(monkeypatch: pytest.MonkeyPatch, tmp_path
     made = _judge(None, ATTENTION)({12: {"block_size": 32}, 3: {"splits": 2}}, tmp_path)
     assert made[3]["refused"] == "" and made[12]["refused"].startswith("at length 80, seed 1, result 0: error 0.02")
     with pytest.raises(ValueError, match="--model: expected none for mlstm_backward"):
-        _judge(tmp_path, BACKWARD)
+        _model_folder(argparse.Namespace(model=str(tmp_path), revision=None), BACKWARD)

@@ -309,7 +309,7 @@ def test_bad_engines() -> None:
 
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(ImportError, match=r"pip install xlstm_hip\[ray\]"):
+    with pytest.raises(ImportError, match=r"pip install .xlstm_hip\[ray\]"):
         make_engine("ray", 1, 1.0)
 
 
