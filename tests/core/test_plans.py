@@ -221,12 +221,18 @@ def test_trying_is_for_every_shape_and_ends() -> None:
 @pytest.mark.parametrize(
     ("plan", "error", "text"),
     [
-        ([], TypeError, "plan: expected a mapping of kernel, chunk_size, segments, walk_chunk, got list"),
+        ([], TypeError, "plan: expected a mapping of kernel, chunk_size, .*, got list"),
         ({"splits": 1}, ValueError, "plan: expected choices of .* for mlstm_chunkwise, got 'splits'"),
         ({"segments": -1}, ValueError, "plan.segments: expected an integer >= 0, got -1"),
         ({"segments": True}, ValueError, "plan.segments: expected an integer >= 0, got True"),
         ({"segments": 1.5}, ValueError, "plan.segments: expected an integer >= 0, got 1.5"),
         ({"kernel": ""}, ValueError, "plan.kernel: expected a registry name, got ''"),
+        (
+            {"kernel": "chunkwise--native_autograd"},
+            ValueError,
+            "plan.kernel: expected none in a call, which has kernel=",
+        ),
+        ({"workers": 2}, ValueError, "plan.workers: expected none without a kernel that runs in bands, got 2"),
         ({"walk_chunk": 16}, RuntimeError, "walk_chunk: expected 0 on a CPU"),
     ],
 )

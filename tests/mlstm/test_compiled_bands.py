@@ -14,6 +14,8 @@ from torch import Tensor
 
 from support.compiled_kernels import SCHEDULE, SIZES, check, make
 from support.reference import doubled, outputs_and_gradients, truth
+from xlstm_hip import mlstm_interface
+from xlstm_hip._core import plans
 from xlstm_hip.mlstm.compiled import (
     bands,
     chunk,
@@ -209,3 +211,21 @@ def test_queued_on_gpu_streams(streams: int | None) -> None:
     for _ in range(5):
         options = {"chunk_size": 8, "workers": 3, "heads_per_band": 1, "streams": streams}
         check(mlstm_chunkwise__queued_compiled_steps, inputs, cotangents, **options)
+
+
+def test_the_table_of_plans_has_what_a_call_leaves_open(uncompiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bands, workers and the chunk size of an entry for this kernel; arguments go before it."""
+    made: list[bands.Schedule] = []
+    own = bands.plan
+    monkeypatch.setattr(bands, "plan", lambda *given: made.append(own(*given)) or made[-1])
+    x, _ = make(1, 4, 40, 3, 5)
+    tuned = {"kernel": "chunkwise--queued_compiled_steps", "chunk_size": 16, "heads_per_band": 1, "workers": 2}
+    with plans.trying("mlstm_chunkwise", tuned):
+        h = mlstm_chunkwise__queued_compiled_steps(**x)
+        mlstm_chunkwise__queued_compiled_steps(**x, chunk_size=8, heads_per_band=4, workers=1)
+    with plans.trying("mlstm_chunkwise", tuned | {"kernel": "chunkwise--ray_compiled_steps"}):
+        mlstm_chunkwise__queued_compiled_steps(**x, workers=1)
+    assert [(len(one.bands), len(one.chunks), one.workers) for one in made] == [(4, 3, 2), (1, 5, 1), (1, 2, 1)]
+    assert torch.allclose(h, mlstm_chunkwise__queued_compiled_steps(**x, workers=1), atol=1e-5)
+    with pytest.raises(ValueError, match="plan.workers: expected none without a kernel that runs in bands, got 2"):
+        mlstm_interface(**x, plan={"workers": 2})

@@ -94,6 +94,27 @@ def test_spaces_hold_what_a_cpu_has(op: str) -> None:
         assert "kernel" not in plan or set(plan) <= {"kernel", "chunk_size"}
 
 
+def test_kernels_in_bands_have_a_space_of_their_own() -> None:
+    problem = Problem("mlstm_chunkwise", heads=4, length=64, dtype="float32", dqk=16, dhv=16)
+    queued = "chunkwise--queued_compiled_steps"
+    space = space_of(problem, threads=2, kernel=queued)
+    assert space.values == {
+        "kernel": (queued,), "chunk_size": (0, 16, 32, 64), "heads_per_band": (0, 1, 2), "workers": (0, 1, 2),
+    }  # fmt: skip
+    assert len(space.candidates()) == 4 * 3 * 3 and all(plan["kernel"] == queued for plan in space.candidates())
+    search = make_search("genetic", space, 0)
+    asked = []
+    while batch := search.ask():
+        asked += batch
+        search.tell([1.0] * len(batch))
+    assert len(asked) == 36
+    for op, kernel in (("mlstm_chunkwise", "chunkwise--fused"), ("mlstm_backward", queued)):
+        with pytest.raises(ValueError, match="kernel: expected one of mlstm_chunkwise in bands"):
+            space_of(Problem(op, length=64, dqk=16, dhv=16), 2, kernel)
+    with pytest.raises(ValueError, match="Unknown mLSTM chunkwise kernel 'foo'"):
+        space_of(problem, 2, "foo")
+
+
 def test_short_sequences_have_few_cuts() -> None:
     space = space_of(Problem("mlstm_backward", length=33), threads=4)
     assert max(space.values["segments"]) == 2 and max(space.values["chunk_size"]) == 32

@@ -35,8 +35,9 @@ MLSTM_CLASS = ("dtype", "batch", "heads", "length", "dqk", "dhv")
 ATTENTION_CLASS = ("dtype", "batch", "heads", "heads_k", "queries", "length", "dqk", "dhv", "causal")
 # What may be chosen for each op, and what a class of its shapes is made of. Those of ROUNDED stand for all numbers down
 # to the next lower power of two.
+BANDS = ("heads_per_band", "workers", "streams")  # of the kernels in bands alone (mlstm/compiled/bands.py)
 CHOICES = {
-    "mlstm_chunkwise": ("kernel", "chunk_size", "segments", "walk_chunk"),
+    "mlstm_chunkwise": ("kernel", "chunk_size", "segments", "walk_chunk", *BANDS),
     "mlstm_backward": ("chunk_size", "segments", "walk_chunk"),
     "mlstm_sequence": ("step_columns",),
     "mlstm_step": ("kernel", "step_columns"),
@@ -107,6 +108,15 @@ def own_plan(op: str, device: torch.device, dtype: torch.dtype, **sizes: Any) ->
     return plan if plan.get("kernel") in (None, FUSED.get(op)) else AS_PLANNED
 
 
+def plan_of_kernel(kernel: str, q: torch.Tensor, v: torch.Tensor) -> Plan:
+    """The table's plan for a call of a chunkwise kernel that is not fused, if the entry is for this kernel."""
+    batch, heads, length, dqk = q.shape
+    plan = plan_for(
+        "mlstm_chunkwise", q.device, q.dtype, batch=batch, heads=heads, length=length, dqk=dqk, dhv=v.shape[-1]
+    )
+    return plan if plan.get("kernel") == kernel else AS_PLANNED
+
+
 def tuned_kernel(op: str, device: torch.device, batch: int, head_dim: int, length: int | None = None) -> str | None:
     """The kernel that the table names for calls of this size, or None if its entries for other heads or dtypes
     disagree.
@@ -134,8 +144,18 @@ def check_plan(name: str, op: str, plan: Any) -> Plan:
         if choice == "kernel":
             if not isinstance(value, str) or not value:
                 raise ValueError(f"{name}.kernel: expected a registry name, got {value!r}")
+        elif choice in BANDS and plan.get("kernel") in (None, FUSED.get(op)):
+            raise ValueError(f"{name}.{choice}: expected none without a kernel that runs in bands, got {value!r}")
         elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"{name}.{choice}: expected an integer >= 0, got {value!r}")
+    return plan
+
+
+def check_fused_plan(name: str, op: str, plan: Any) -> Plan:
+    """Checks the plan= of a call of a fused kernel, which a plan cannot make another one."""
+    plan = check_plan(name, op, plan)
+    if plan.get("kernel") not in (None, FUSED.get(op)):
+        raise ValueError(f"{name}.kernel: expected none in a call, which has kernel=, got {plan['kernel']!r}")
     return plan
 
 

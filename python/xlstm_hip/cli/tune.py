@@ -28,7 +28,7 @@ Calls read the shipped table and the file named by {ENVIRONMENT}, which must exi
 SETTINGS: dict[str, Any] = {  # the settings of a run, saved in run_meta.json and read from there by --resume
     "op": "mlstm_chunkwise", "device": None, "dtype": "bfloat16", "threads": None,
     "batch": 1, "heads": 8, "length": 2048, "dqk": 256, "dhv": 512, "heads_k": 0, "queries": 0, "causal": False,
-    "search": "genetic", "seed": 0,
+    "search": "genetic", "seed": 0, "kernel": None,
 }  # fmt: skip
 OF_OP: dict[str, dict[str, int]] = {  # defaults that differ for an op
     "mlstm_sequence": {"length": 64},
@@ -69,6 +69,12 @@ def add(commands: Any) -> None:
     setting("queries", "attention: query tokens (default: --length)", metavar="N", type=at_least(1))
     setting("causal", "attention: use a causal mask", action="store_const", const=True)
     setting("threads", "CPU threads of a trial (default: one per core)", metavar="N", type=at_least(1))
+    setting(
+        "kernel",
+        "mlstm_chunkwise: try one kernel in bands alone, chunkwise--queued_compiled_steps or --ray_compiled_steps: its "
+        "chunk_size, heads_per_band, workers and streams",
+        metavar="NAME",
+    )
     setting("search", "how candidates are chosen", choices=SEARCHES)
     setting("seed", "of the search; the same seed gives the same candidates", metavar="N", type=at_least(0))
 
@@ -119,7 +125,10 @@ def run(given: argparse.Namespace) -> int:
     problem = Problem(**{name: settings[name] for name in Problem.__dataclass_fields__})
     if settings["arch"] != problem.arch:
         raise ValueError(f"--resume: expected a machine of kind {settings['arch']}, as in the run, got {problem.arch}")
-    space = space_of(problem, threads)
+    try:
+        space = space_of(problem, threads, settings["kernel"])
+    except ValueError as error:
+        raise ValueError(f"--{error}") from error
     if not space.values:
         raise ValueError(f"--op: expected an op with something to tune on {problem.on.type}, got {problem.op}")
     folder = _model_folder(given, problem)
@@ -175,6 +184,8 @@ def _settings(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     if given.resume is not None:
         found = Run.open(given.resume)
         settings = found.meta.get("settings")
+        if isinstance(settings, dict):
+            settings.setdefault("kernel", None)  # of runs before it could be asked for
         if not isinstance(settings, dict) or not {*SETTINGS, "arch"} <= set(settings):
             raise ValueError(f"--resume: expected the settings of a run in {given.resume}/run_meta.json")
         for name, value in asked.items():

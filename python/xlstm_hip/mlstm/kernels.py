@@ -37,7 +37,7 @@ def _wide_state(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 def _plan(op: str, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, given: Any) -> plans.Plan:
     """The plan that was given; if None, the table's plan for a call that is not packed."""
     if given is not None:
-        return plans.check_plan("backward_plan" if op == "mlstm_backward" else "plan", op, given)
+        return plans.check_fused_plan("backward_plan" if op == "mlstm_backward" else "plan", op, given)
     if cu_seqlens is not None:
         return plans.AS_PLANNED
     batch, heads, length, dqk = q.shape
@@ -272,7 +272,7 @@ def _step(
     options = (sigmoid_gate, bool(kwargs.get("normalize", True)), float(eps))
     plan = kwargs.get("plan")
     if plan is not None:
-        plan = plans.check_plan("plan", "mlstm_step", plan)
+        plan = plans.check_fused_plan("plan", "mlstm_step", plan)
     else:
         sizes = {"batch": q.shape[0], "heads": q.shape[1], "dqk": q.shape[2], "dhv": v.shape[2]}
         plan = plans.own_plan("mlstm_step", q.device, q.dtype, **sizes)

@@ -15,7 +15,19 @@ from .._core.checks import GPU_DTYPES, by_name, one_of, positive_int
 from .._core.index_tensors import Pages, SequenceBounds
 from .._core.ops import OPS as KERNELS
 from .._core.ops import devices_with_kernels
-from .._core.plans import AS_PLANNED, CLASSES, FUSED, SHIPPED, Plan, arch_of, class_of, read_table, same_call, trying
+from .._core.plans import (
+    AS_PLANNED,
+    BANDS,
+    CLASSES,
+    FUSED,
+    SHIPPED,
+    Plan,
+    arch_of,
+    class_of,
+    read_table,
+    same_call,
+    trying,
+)  # fmt: skip
 from ..attention import flash_attn_func, flash_mla_with_kvcache
 from ..attention.ops import BackwardCut, Options
 from ..mlstm.interface import mlstm_interface, mlstm_step_interface
@@ -143,6 +155,7 @@ def call_of(problem: Problem, x: Inputs, plan: Plan) -> Callable[[], Results]:
     if problem.op == "mlstm_sequence":
         return lambda: _flat(mlstm_interface(**x, return_last_states=True, eps=EPS, kernel="fused", plan=own))
     size = CHUNK if ours else own.get("chunk_size") or CHUNK
+    more |= {name: own[name] for name in BANDS if own.get(name)}
     return lambda: _flat(mlstm_interface(**x, return_last_states=True, eps=EPS, chunk_size=size, kernel=kernel, **more))
 
 

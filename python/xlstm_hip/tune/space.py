@@ -6,7 +6,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
-from .._core.plans import CHOICES, Plan
+from .._core.plans import BANDS, CHOICES, Plan
+from ..mlstm.registry import kernel_info
 from ..mlstm.triton_peers import peers_usable
 from .problem import Problem
 
@@ -26,17 +27,20 @@ class Space:
     shipped: Plan = field(default_factory=dict)
 
     def candidates(self) -> list[Plan]:
-        """Every plan but the shipped one, in one order. Kernels that are not fused have their chunk size alone."""
+        """Every plan but the shipped one, in one order. Kernels that are not fused have their chunk size alone, and
+        kernels in bands what cuts those."""
         plans = [
             {name: value for name, value in zip(self.values, chosen, strict=True) if value}
             for chosen in itertools.product(*self.values.values())
         ]
-        whole = [plan for plan in plans if "kernel" not in plan or set(plan) <= {"kernel", "chunk_size"}]
+        whole = [plan for plan in plans if "kernel" not in plan or set(plan) <= {"kernel", "chunk_size", *BANDS}]
         return [plan for plan in whole if plan != self.shipped]
 
 
-def space_of(problem: Problem, threads: int) -> Space:
-    """threads: of the CPU, whose segments shall fill them."""
+def space_of(problem: Problem, threads: int, kernel: str | None = None) -> Space:
+    """threads: of the CPU, whose segments shall fill them. kernel: one in bands, whose choices alone are tried."""
+    if kernel is not None:
+        return _in_bands(problem, threads, kernel)
     gpu = problem.on.type == "cuda"
     length = problem.length
     cuts = {0, *SEGMENTS} if gpu else {0, *SEGMENTS[:6], threads, 2 * threads, 4 * threads}
@@ -52,8 +56,29 @@ def space_of(problem: Problem, threads: int) -> Space:
         "parts": (0, *_parts_of_rows(problem, threads)),
         "common_schedule": (0, 1) if problem.arch.startswith("sm_90a") else (0,),
     }
-    values = {name: possible[name] for name in CHOICES[problem.op] if len(possible[name]) > 1}
+    values = {name: possible[name] for name in CHOICES[problem.op] if len(possible.get(name, ())) > 1}
     return Space(values, problem.shipped())
+
+
+def _in_bands(problem: Problem, threads: int, kernel: str) -> Space:
+    """Of kernels whose heads go to workers in bands. torch.compile makes them, so every trial begins with a minute of
+    that, and they are no part of other spaces."""
+    info = kernel_info(kernel, "chunkwise")
+    own = [name for name in BANDS if name in info.options]
+    if problem.op != "mlstm_chunkwise" or not own:
+        raise ValueError(
+            f"kernel: expected one of mlstm_chunkwise in bands (chunkwise--queued_compiled_steps, "
+            f"chunkwise--ray_compiled_steps), got {kernel!r} for {problem.op}"
+        )
+    gpu = problem.on.type == "cuda"
+    possible = {
+        "heads_per_band": tuple(n for n in (1, 2, 4, 8, 16) if n < problem.heads),
+        "workers": (1, 2, 4) if gpu else tuple(n for n in (1, 2, 4, 8, 16, 32, 64) if n <= threads),
+        "streams": (1, 2, 4, 8) if gpu else (),
+    }
+    chunks = tuple(n for n in (16, 32, 64, 128) if n // 2 < problem.length)
+    values = {"kernel": (kernel,), "chunk_size": (0, *chunks)} | {name: (0, *possible[name]) for name in own}
+    return Space({name: x for name, x in values.items() if x != (0,)}, problem.shipped())
 
 
 def _parts_of_rows(problem: Problem, threads: int) -> tuple[int, ...]:

@@ -29,10 +29,12 @@ from torch.autograd.function import once_differentiable
 
 from ..._core import checks
 from ..._core.autocast import in_kernel_dtype
+from ..._core.plans import Plan, plan_of_kernel
 from ...reference.inputs import wide_states
 from .chunk import State
 
 DEFAULT_CHUNK_SIZE = 32
+DEFAULT_CHUNK_SIZES = (DEFAULT_CHUNK_SIZE, 64)  # of a kernel, and of mlstm_interface
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def run_in_order(
 
 def banded_chunkwise(
     function: str,
-    make_runner: Callable[[Schedule, torch.device], StepRunner],
+    make_runner: Callable[[Schedule, torch.device, Plan], StepRunner],
     q: Tensor,  # (B, NH, S, DHQK)
     k: Tensor,  # (B, NH, S, DHQK)
     v: Tensor,  # (B, NH, S, DHHV)
@@ -170,7 +172,8 @@ def banded_chunkwise(
     workers: int | None,
     unknown: dict[str, Any],
 ) -> Tensor | tuple[Tensor, State]:  # h (B, NH, S, DHHV), (c, n, m)
-    """What a kernel that runs on the band schedule does with its arguments."""
+    """What a kernel that runs on the band schedule does with its arguments. What is left to it is as the table of plans
+    has it."""
     if torch.compiler.is_compiling():
         raise RuntimeError(
             f"{function} compiles and schedules its own steps, so it cannot be part of a torch.compile graph: call it "
@@ -179,10 +182,15 @@ def banded_chunkwise(
     checks.no_unknown_keywords(function, unknown)
     q, k, v, i, f = in_kernel_dtype((q, k, v, i, f), autocast_kernel_dtype)
     checks.check_sequence_inputs(q, k, v, i, f, c_initial, n_initial, m_initial, eps, chunk_size)
+    tuned = plan_of_kernel(function.replace("mlstm_chunkwise__", "chunkwise--"), q, v)
+    if chunk_size in DEFAULT_CHUNK_SIZES:
+        chunk_size = tuned.get("chunk_size") or chunk_size
+    if heads_per_band is None:
+        heads_per_band = tuned.get("heads_per_band") or None
     if workers is None:
-        workers = default_workers(q.shape[1], q.device)
+        workers = tuned.get("workers") or default_workers(q.shape[1], q.device)
     schedule = plan(q.shape[1], q.shape[2], chunk_size, heads_per_band, workers)
-    runner = make_runner(schedule, q.device)
+    runner = make_runner(schedule, q.device, tuned)
     states = wide_states(q, v, c_initial, n_initial, m_initial)
     h, *last = _Bands.apply(runner, schedule, float(eps), q, k, v, i, f, *states)
     return (h, tuple(last)) if return_last_states else h

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..._core import checks
+from ..._core.plans import Plan
 from .bands import DEFAULT_CHUNK_SIZE, Schedule, banded_chunkwise
 from .chunk import State, chunk_step, chunk_step_backward
 from .compiling import CompiledFunction
@@ -46,11 +47,13 @@ def mlstm_chunkwise__queued_compiled_steps(
     workers: threads; None is one per head, at most one per CPU, and one on a GPU.
     heads_per_band: None is one band per worker.
     streams: GPU streams that the bands are dealt to; None is one per worker. Only None without a GPU.
-    The first call of a process compiles.
+    The first call of a process compiles. What is None, and a chunk_size that is the default, the table of plans decides
+    where it has an entry for this kernel.
     """
 
-    def make_runner(schedule: Schedule, device: torch.device) -> _ThreadRunner:
-        return _ThreadRunner(_stream_count(streams, schedule, device), device)
+    def make_runner(schedule: Schedule, device: torch.device, tuned: Plan) -> _ThreadRunner:
+        asked = tuned.get("streams") or None if streams is None else streams
+        return _ThreadRunner(_stream_count(asked, schedule, device), device)
 
     return banded_chunkwise(
         "mlstm_chunkwise__queued_compiled_steps", make_runner, q, k, v, i, f, c_initial, n_initial, m_initial,

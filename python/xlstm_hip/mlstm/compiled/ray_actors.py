@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..._core.extras import optional_module
+from ..._core.plans import Plan
 from .bands import DEFAULT_CHUNK_SIZE, Schedule, banded_chunkwise
 from .chunk import State, chunk_step, chunk_step_backward
 from .compiling import CompiledFunction
@@ -60,7 +61,7 @@ def shutdown_ray_pool() -> None:
     _pool.shut_down()
 
 
-def _make_runner(schedule: Schedule, device: torch.device) -> _ActorRunner:
+def _make_runner(schedule: Schedule, device: torch.device, tuned: Plan) -> _ActorRunner:
     if device.type != "cpu":
         raise ValueError(f"q: expected a CPU tensor, as Ray's actors compute on CPUs, got one on {device}")
     return _ActorRunner(_import_ray())
