@@ -23,6 +23,7 @@ from xlstm_hip.models.chat_template import ChatTemplate
 from xlstm_hip.models.tokenizer import load_tokenizer
 from xlstm_hip.tune.engines import make_engine
 
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(xlstm_hip.__file__).parent
 REQUIRED = {"torch", "numpy", "safetensors"}
 # Other implementations, which are compared with or stood in for. No extra installs them.
@@ -96,7 +97,7 @@ def test_a_report_without_pictures_names_the_extra(
 
 def test_the_extras_install_them() -> None:
     tomllib = pytest.importorskip("tomllib")  # of Python 3.11
-    extras = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for package, extra in EXTRA_OF.items():
         assert package in {requirement.partition(">")[0] for requirement in extras[extra]}
 
