@@ -266,9 +266,10 @@ def test_a_stream_keeps_its_memory_and_its_result() -> None:
     alive = []
     for begin in range(0, x.shape[1], 1000):
         stream.feed(x[:, begin : begin + 1000])
-        gc.collect()
-        alive.append(sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects()))
-    assert alive[2] == alive[-1]
+        if begin in (2000, 19_000):
+            gc.collect()
+            alive.append(sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects()))
+    assert alive[0] == alive[1]
     with torch.no_grad():
         hidden, _ = own.hidden(x)
         assert relative(stream.logits, own.logits(hidden[:, -1])) < 1e-4
