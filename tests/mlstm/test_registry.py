@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 
+from xlstm_hip._core import warn_once
 from xlstm_hip._core.checks import IO_DTYPES
 from xlstm_hip.mlstm import builtin_kernels, registry, triton_peers
 
@@ -275,7 +276,7 @@ def test_gates() -> None:
 def test_triton_names_are_the_fused_kernel_with_one_log_line(
     kind: str, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_peers, "_told", set())
+    monkeypatch.setattr(warn_once, "_logged", set())
     info = registry.kernel_info(name, kind)
     fused_kind, fused_name = STAND_INS[kind, name]
     fused = registry.kernel_info(fused_name, fused_kind)
@@ -298,7 +299,7 @@ def test_a_triton_name_is_the_fused_kernel_where_its_states_are_beyond_its_offse
     assert triton_peers.beyond_reach(64, 8, 2048, 256, 512, 64)  # ended there with an illegal memory access
     called = []
     given = arguments("chunkwise", length=64)
-    monkeypatch.setattr(triton_peers, "_told", set())
+    monkeypatch.setattr(warn_once, "_logged", set())
     monkeypatch.setattr(triton_peers, "_peer", lambda *_: lambda **own: called.append(own) or given["v"])
     name = "chunkwise--triton_limit_chunk"
     with caplog.at_level(logging.INFO, logger="xlstm_hip"):

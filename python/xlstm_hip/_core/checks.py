@@ -146,18 +146,24 @@ def fused_dtype(q: Tensor) -> None:
         raise TypeError(f"q: expected float32, bfloat16 or float16 on a GPU, got {q.dtype}; the CPU takes float64")
 
 
+def is_cu_seqlens(name: str, cu_seqlens: Any, of: str, like: Tensor) -> Tensor:
+    """Checks offsets (N + 1) of sequences in the tensor `like`, named `of`, but for their values."""
+    has_integers(name, cu_seqlens)
+    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
+        raise ValueError(f"{name}: expected shape (N + 1) with N >= 1, got {shape_text(cu_seqlens)}")
+    if like.shape[0] != 1:
+        raise ValueError(f"{name}: expected packed sequences in one row, got a batch of {like.shape[0]}")
+    same_device(of, like, **{name: cu_seqlens})
+    return cu_seqlens
+
+
 def check_cu_seqlens(cu_seqlens: Any, q: Tensor) -> int:
     """Checks cu_seqlens (N + 1) and returns N. Offsets start at 0, increase and end at S; the batch is one packed row.
 
     The values are checked on the CPU only. Reading them on a GPU would force a device sync and prevent graph capture.
     Under torch.compile the values are unknown here; the CPU op checks them when it runs.
     """
-    has_integers("cu_seqlens", cu_seqlens)
-    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
-        raise ValueError(f"cu_seqlens: expected shape (N + 1) with N >= 1, got {shape_text(cu_seqlens)}")
-    if q.shape[0] != 1:
-        raise ValueError(f"cu_seqlens: expected packed inputs with batch size 1, got batch size {q.shape[0]}")
-    same_device("q", q, cu_seqlens=cu_seqlens)
+    is_cu_seqlens("cu_seqlens", cu_seqlens, "q", q)
     if not torch.compiler.is_compiling() and cu_seqlens.device.type == "cpu":
         ends_of(cu_seqlens, q.shape[2])
     return cu_seqlens.shape[0] - 1

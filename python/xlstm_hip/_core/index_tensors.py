@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 class SequenceBounds(NamedTuple):
@@ -25,6 +27,18 @@ class SequenceBounds(NamedTuple):
 class Pages(NamedTuple):
     block_table: Tensor | None = None
     cache_batch_idx: Tensor | None = None
+
+
+def offsets_of_starts(starts: Tensor) -> Tensor | None:
+    """cu_seqlens over the tokens of all rows, from starts (B, S - 1): whether tokens 1.. of each row begin a sequence.
+    None if no token does.
+    """
+    inside = torch.nonzero(pad(starts, (1, 0), value=False).flatten()).flatten()  # for which a GPU stops
+    if not inside.numel():
+        return None
+    batch, length = starts.shape[0], starts.shape[1] + 1
+    rows = torch.arange(batch, device=starts.device) * length
+    return pad(torch.cat((rows, inside)).sort().values, (0, 1), value=batch * length)
 
 
 def in_range(name: str, value: int, least: int, most: int) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .._core.extras import optional_module
+from .._core.index_tensors import offsets_of_starts
 from .functions import flash_attn_func, flash_attn_varlen_func
 
 NAME = "xlstm_hip"
@@ -96,12 +97,8 @@ def _packed_ends(position_ids: Tensor | None, batch: int, queries: int) -> Tenso
     """cu_seqlens of a row in which positions restart; None if they do not."""
     if position_ids is None or batch != 1 or queries == 1 or position_ids.dim() > 2:
         return None
-    positions = position_ids.reshape(-1)
-    starts = torch.nonzero(positions.diff() != 1).flatten() + 1
-    if positions.shape[0] != queries or not starts.numel():
-        return None
-    pad = torch.nn.functional.pad
-    return pad(pad(starts, (1, 0)), (0, 1), value=queries)
+    positions = position_ids.reshape(1, -1)
+    return offsets_of_starts(positions.diff(dim=1) != 1) if positions.shape[1] == queries else None
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: dict[str, Any]) -> Tensor:

@@ -30,7 +30,7 @@ from transformers.models.xlstm.modeling_xlstm import xLSTMCache, xLSTMModel, xLS
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .._core.checks import accumulate_dtype, has_rank
+from .._core.checks import accumulate_dtype, has_rank, is_cu_seqlens
 from ..mlstm.backend import mLSTMBackendConfig
 from ..mlstm.registry import LAYER_KINDS, kernel_info
 from ..mlstm.select import KernelNames, get_optimal_kernel_config
@@ -209,7 +209,7 @@ def _packed(
     """Offsets of packed sequences in the tokens of all rows; None for whole rows. Offsets go before the other names."""
     for name, ends in zip(("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens"), cu_seqlens, strict=True):
         if ends is not None:
-            return packing.offsets(name, ends, x)
+            return is_cu_seqlens(name, ends, "tokens", x)
     if seq_idx is not None:
         return packing.of_sequence_numbers(seq_idx, x)
     return None if position_ids is None else packing.of_positions(position_ids, x, mask)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import logging
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -25,10 +24,9 @@ from .. import reference
 from .._core.checks import gradient_needed, no_unknown_keywords
 from .._core.environment import plain_torch_forced
 from .._core.graph_constants import constant_in_graphs
+from .._core.warn_once import log_once
 from . import kernels
 from .wrappers import wrap_chunkwise__arbitrary_sequence_length, wrap_chunkwise__pad_zeros
-
-logger = logging.getLogger("xlstm_hip")
 
 XL_CHUNK_TUNING = (
     "chunk_size_inter", "chunk_size_intra", "siz_b_L_parallel", "siz_b_L_loop", "siz_b_DH_parallel",
@@ -38,8 +36,6 @@ XL_CHUNK_TUNING = (
 LIMIT_HEADDIM_SIZES = (16, 32, 64, 128, 256)
 LIMIT_HEADDIM_BLOCK = 64  # the largest block its autotuner tries; it checks no bounds
 FARTHEST_STATE = 1 << 31  # what offsets of 32 bits reach
-
-_told: set[tuple[str, str]] = set()
 
 
 def stands_in(module: ModuleType | None) -> bool:
@@ -75,11 +71,8 @@ def _kernel_of_mlstm_kernels(getter: str, name: str) -> Callable:
     return getattr(importlib.import_module("mlstm_kernels.torch"), getter)(name)
 
 
-@constant_in_graphs
 def tell_once(name: str, why: str = "cannot run here") -> None:
-    if (name, why) not in _told:
-        _told.add((name, why))
-        logger.warning("%s: mlstm_kernels' Triton kernel %s; using the fused kernel of xlstm_hip", name, why)
+    log_once(f"{name}: mlstm_kernels' Triton kernel {why}; using the fused kernel of xlstm_hip")
 
 
 def _peer(getter: str, name: str, q: Tensor) -> Callable | None:

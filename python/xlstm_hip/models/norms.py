@@ -66,54 +66,40 @@ class LayerNorm(NormLayer):
         return layers.head_norm_gate(x.unsqueeze(-2), None, *self._weight_and_bias(), self.eps)
 
 
-class MultiHeadRMSNorm(RMSNorm):
+class _ByHeads(NormLayer):
+    """A norm of each head by itself: (B, S, NH, DH) to (B, S, NH * DH)."""
+
+    centred: bool  # whether the mean is taken away
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        eps: float = 1e-6,
+        use_weight: bool = True,
+        use_bias: bool = False,
+        force_float32_reductions: bool = True,
+    ) -> None:
+        positive_int("num_heads", num_heads)
+        positive_int("head_dim", head_dim)
+        super().__init__(num_heads * head_dim, eps, use_weight, use_bias, force_float32_reductions)
+        self.num_heads, self.head_dim = num_heads, head_dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        has_rank("x", x, 4, "(B, S, NH, DH)")
+        heads = (self.num_heads, self.head_dim)
+        if tuple(x.shape[2:]) != heads:
+            raise ValueError(f"x: expected shape (B, S, NH, DH) = (B, S, {heads[0]}, {heads[1]}), got {tuple(x.shape)}")
+        return layers.head_norm_gate(x, None, *self._weight_and_bias(), self.eps, centred=self.centred)
+
+
+class MultiHeadRMSNorm(_ByHeads, RMSNorm):
     """RMSNorm of each head by itself: (B, S, NH, DH) to (B, S, NH * DH)."""
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_dim: int,
-        eps: float = 1e-6,
-        use_weight: bool = True,
-        use_bias: bool = False,
-        force_float32_reductions: bool = True,
-    ) -> None:
-        _check_heads(num_heads, head_dim)
-        super().__init__(num_heads * head_dim, eps, use_weight, use_bias, force_float32_reductions)
-        self.num_heads, self.head_dim = num_heads, head_dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        _check_input(x, self.num_heads, self.head_dim)
-        return layers.head_norm_gate(x, None, *self._weight_and_bias(), self.eps, centred=False)
+    centred = False
 
 
-class MultiHeadLayerNorm(LayerNorm):
+class MultiHeadLayerNorm(_ByHeads, LayerNorm):
     """LayerNorm of each head by itself: (B, S, NH, DH) to (B, S, NH * DH)."""
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_dim: int,
-        eps: float = 1e-6,
-        use_weight: bool = True,
-        use_bias: bool = False,
-        force_float32_reductions: bool = True,
-    ) -> None:
-        _check_heads(num_heads, head_dim)
-        super().__init__(num_heads * head_dim, eps, use_weight, use_bias, force_float32_reductions)
-        self.num_heads, self.head_dim = num_heads, head_dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        _check_input(x, self.num_heads, self.head_dim)
-        return layers.head_norm_gate(x, None, *self._weight_and_bias(), self.eps)
-
-
-def _check_heads(num_heads: int, head_dim: int) -> None:
-    positive_int("num_heads", num_heads)
-    positive_int("head_dim", head_dim)
-
-
-def _check_input(x: Tensor, num_heads: int, head_dim: int) -> None:
-    has_rank("x", x, 4, "(B, S, NH, DH)")
-    if tuple(x.shape[2:]) != (num_heads, head_dim):
-        raise ValueError(f"x: expected shape (B, S, NH, DH) = (B, S, {num_heads}, {head_dim}), got {tuple(x.shape)}")
+    centred = True

@@ -10,22 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._core.checks import has_integers, is_tensor, same_device
-
-
-def offsets(name: str, cu_seqlens: Tensor, like: Tensor) -> Tensor:
-    """cu_seqlens (N + 1) of the sequences in `like` (1, S, ...), checked for what does not need its values."""
-    has_integers(name, is_tensor(name, cu_seqlens))
-    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
-        raise ValueError(f"{name}: expected shape (N + 1) with N >= 1, got {tuple(cu_seqlens.shape)}")
-    if like.shape[0] != 1:
-        raise ValueError(f"{name}: expected packed sequences in one row, got a batch of {like.shape[0]}")
-    same_device("tokens", like, **{name: cu_seqlens})
-    return cu_seqlens
+from .._core.checks import has_integers, same_device
+from .._core.index_tensors import offsets_of_starts
 
 
 def _per_token(name: str, x: Tensor, like: Tensor) -> Tensor:
-    has_integers(name, is_tensor(name, x))
+    has_integers(name, x)
     if x.dim() == 1:
         x = x.unsqueeze(0)
     if x.dim() != 2 or x.shape[0] not in (1, like.shape[0]) or x.shape[1] != like.shape[1]:
@@ -34,24 +24,16 @@ def _per_token(name: str, x: Tensor, like: Tensor) -> Tensor:
     return x.expand(like.shape[0], -1)
 
 
-def _from_starts(starts: Tensor) -> Tensor | None:
-    """Offsets from starts (B, S - 1): whether tokens 1.. of each row begin a sequence. None if no token does."""
-    if not bool(starts.any()):
-        return None
-    every = torch.nn.functional.pad(starts, (1, 0), value=True).flatten()
-    return torch.nn.functional.pad(torch.nonzero(every).flatten(), (0, 1), value=every.shape[0])
-
-
 def of_positions(position_ids: Tensor, like: Tensor, mask: Tensor | None) -> Tensor | None:
     """Offsets of sequences that begin where positions do not go on by 1. Padding begins none."""
     x = _per_token("position_ids", position_ids, like)
     starts = x.diff(dim=1) != 1
-    return _from_starts(starts if mask is None else starts & mask[:, 1:])
+    return offsets_of_starts(starts if mask is None else starts & mask[:, 1:])
 
 
 def of_sequence_numbers(seq_idx: Tensor, like: Tensor) -> Tensor | None:
     """Offsets of sequences that begin where the number of a token's sequence changes."""
-    return _from_starts(_per_token("seq_idx", seq_idx, like).diff(dim=1) != 0)
+    return offsets_of_starts(_per_token("seq_idx", seq_idx, like).diff(dim=1) != 0)
 
 
 def last_of_rows(cu_seqlens: Tensor, rows: int, length: int) -> Tensor:

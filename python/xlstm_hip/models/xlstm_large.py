@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .. import layers
-from .._core.checks import has_integers, has_rank, has_shape, is_tensor, one_of
+from .._core.checks import has_integers, has_rank, has_shape, is_cu_seqlens, is_tensor, one_of
 from .._core.device import is_amd_gpu
 from ..mlstm.select import KernelNames, get_optimal_kernel_config
-from . import packing
 from .blocks import mLSTMBlock, norm_options
 from .checkpoint import read_model, write_model
 from .config import xLSTMLargeConfig
@@ -228,7 +227,7 @@ class xLSTMLarge(nn.Module):
             mask = self._checked_mask(mask, x)
         sequences = x.shape[0]
         if cu_seqlens is not None:
-            sequences = packing.offsets("cu_seqlens", cu_seqlens, x).shape[0] - 1
+            sequences = is_cu_seqlens("cu_seqlens", cu_seqlens, "x", x).shape[0] - 1
         if state is not None:
             self._check_tensors(state, x, sequences)
         return self.backbone(self._embedded(x), state, mask, keep_state, cu_seqlens)
