@@ -26,10 +26,10 @@ def met(rows: list[tuple[int, ...]], count: int) -> set[Any]:
 
 
 def test_quick_has_every_value_and_representative_every_pair() -> None:
-    quick, usual, everything = (up_to(level, ROWS, axes) for level in LEVELS)
+    quick, usual, ci, everything = (up_to(level, ROWS, axes) for level in LEVELS)
     assert met(quick, 1) == met(ROWS, 1) and len(quick) == max(SIZES.values())
     assert met(usual, 2) == met(ROWS, 2) and len(usual) < len(ROWS) / 2
-    assert everything == ROWS and set(quick) < set(usual)
+    assert everything == ROWS and set(quick) < set(usual) and ci == usual
 
 
 def test_pairs_of_other_axes_do_not_count() -> None:
@@ -48,6 +48,12 @@ def test_slow_rows_are_not_quick_and_count_later() -> None:
     found = levels(ROWS, axes, pairs_of=(), slow=lambda row: row[1] == 3)
     assert {row[1] for row, level in zip(ROWS, found, strict=True) if level == "quick"} == {*range(11)} - {3}
     assert {row[1] for row, level in zip(ROWS, found, strict=True) if level != "everything"} == {*range(11)}
+
+
+def test_late_rows_run_in_ci() -> None:
+    usual, found = levels(ROWS, axes), levels(ROWS, axes, late=lambda row: row[1] == 3)
+    for row, before, after in zip(ROWS, usual, found, strict=True):
+        assert after == ("ci" if row[1] == 3 and before != "everything" else before)
 
 
 def test_no_rows_and_one() -> None:

@@ -4,7 +4,9 @@
 An object file holds a bundle with a code object per chip. The compiler's own tools take it apart: they lie beside the
 compiler that CMake chose, in ROCm as in a distribution.
 
-PYTHONPATH=build_backend python tests/amd/code_objects.py    prints the build's options, a line each
+PYTHONPATH=build_backend python tests/amd/code_objects.py [CHIP... | all]    prints the build's options, a line each
+
+The build has kernels for the chips that it was first made for, which are gfx942 alone where none are named.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +27,7 @@ from find_torch import find_torch
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "amd"
-ARCHS = ("gfx90a", "gfx942", "gfx1100")
+ARCHS = ("gfx90a", "gfx942", "gfx1100")  # that Debian's compiler has device libraries for
 TARGETS = ("xlstm_hip_gpu", "xlstm_hip_host")
 
 
@@ -56,7 +59,15 @@ def configure(source: Path, folder: Path, *options: str) -> None:
         raise
 
 
-def options() -> list[str]:
+def built_archs(folder: Path = BUILD) -> tuple[str, ...]:
+    """The chips that the build in a folder has kernels for, in ARCHS' order; none where there is no build."""
+    cache = folder / "CMakeCache.txt"
+    text = cache.read_text() if cache.exists() else ""
+    archs = re.findall(r"^CMAKE_HIP_ARCHITECTURES:\w+=(.*)$", text, re.MULTILINE)
+    return tuple(arch for arch in ARCHS if archs and arch in archs[0].split(";"))
+
+
+def options(archs: Sequence[str] = ()) -> list[str]:
     """Of the one build for AMD GPUs: here its objects are read, and tests/gfx942 runs the package that it makes."""
     import pybind11  # not at the top: reading object files needs none
 
@@ -64,7 +75,7 @@ def options() -> list[str]:
     assert torch, "the package is built for the torch of this environment, which has none"
     facts = {
         "GPU": "HIP",
-        "CMAKE_HIP_ARCHITECTURES": ";".join(ARCHS),
+        "CMAKE_HIP_ARCHITECTURES": ";".join(archs or built_archs() or ("gfx942",)),
         "XLSTM_HIP_WERROR": "ON",
         "TORCH_DIR": torch.folder,
         "TORCH_VERSION": torch.version,
@@ -75,10 +86,10 @@ def options() -> list[str]:
     return [f"-D{name}={value}" for name, value in facts.items()]
 
 
-def build(*targets: str) -> None:
-    """By default all GPU kernels, and the host code that launches them."""
+def build(*targets: str, archs: Sequence[str] = ()) -> None:
+    """By default all GPU kernels for the chips that the build has, and the host code that launches them."""
     targets = targets or TARGETS
-    configure(ROOT, BUILD, *options())
+    configure(ROOT, BUILD, *options(archs))
     run("cmake", "--build", BUILD, "-j", str(jobs.job_limit()), "--target", *targets)
 
 
@@ -199,7 +210,7 @@ def kernels_in(object_file: Path) -> list[Kernel]:
         scratch = Path(folder)
         bundle = scratch / "bundle"
         run(compiler.tool("llvm-objcopy"), f"--dump-section=.hip_fatbin={bundle}", object_file, scratch / "unused")
-        for arch in ARCHS:
+        for arch in built_archs():
             code = scratch / arch
             target = f"hipv4-amdgcn-amd-amdhsa--{arch}"
             bundler = compiler.tool("clang-offload-bundler")
@@ -227,4 +238,8 @@ def gpu_objects() -> list[Path]:
 
 
 if __name__ == "__main__":
-    print("\n".join(options()))
+    asked = sys.argv[1:]
+    unknown = set(asked) - {*ARCHS, "all"}
+    if unknown:
+        sys.exit(f"expected all or chips of {', '.join(ARCHS)}, got {' '.join(sorted(unknown))}")
+    print("\n".join(options(ARCHS if "all" in asked else asked)))

@@ -208,7 +208,7 @@ def recorded() -> tuple[str, dict[tuple[str, str], list[str]]]:
 
 
 if __name__ == "__main__":
-    build()
+    build(archs=ARCHS)
     page = markdown(rows(), Compiler.of_build().version)
     if sys.argv[1:] == ["--write"]:
         PAGE.write_text(page, encoding="utf-8")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPU kernels as AMD's compiler makes them: registers, LDS, scratch, and matrix instructions in the loops.
 
-No GPU is needed. `./scripts/test amd` compiles what is looked at here.
+No GPU is needed. `./scripts/test amd` compiles what is looked at here: for gfx942, and with `ci` for all chips.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 import code_objects
 import kernel_table
-from code_objects import ARCHS, Compiler
+from code_objects import Compiler, built_archs
 from kernel_notes import NOTES, WITHOUT_MATRICES
 from kernel_table import MOST_VECTOR, Row
 from occupancy import LDS_BYTES
@@ -51,9 +51,9 @@ def text(rows: list[Row], *facts: str) -> str:
 
 
 def test_every_chip_has_the_kernels(table: list[Row]) -> None:
-    templates = {arch: {row.kernel.partition("<")[0] for row in table if row.arch == arch} for arch in ARCHS}
+    templates = {arch: {row.kernel.partition("<")[0] for row in table if row.arch == arch} for arch in built_archs()}
     assert {"chunk_walk", "chunk_scores", "recurrent_step", "recurrent_tokens"} <= templates["gfx942"]
-    assert templates["gfx90a"] == templates["gfx942"] == templates["gfx1100"]
+    assert all(found == templates["gfx942"] for found in templates.values())
 
 
 def test_no_scratch_and_no_spills(table: list[Row]) -> None:
@@ -116,13 +116,15 @@ def test_vector_instructions_around_the_matrix_unit(table: list[Row]) -> None:
 
 def test_every_note_is_of_a_kernel(table: list[Row]) -> None:
     for archs, kernels, _ in NOTES:
-        assert any(re.fullmatch(archs, r.arch) and re.fullmatch(kernels, r.kernel) for r in table), (archs, kernels)
+        if any(re.fullmatch(archs, arch) for arch in built_archs()):
+            assert any(re.fullmatch(archs, r.arch) and re.fullmatch(kernels, r.kernel) for r in table), (archs, kernels)
     assert {row.kernel.partition("<")[0] for row in table} >= WITHOUT_MATRICES
 
 
 def test_the_page_is_not_stale(table: list[Row]) -> None:
-    """Row by row; the figures of another compiler may differ."""
-    compiler, cells = kernel_table.recorded()
+    """Row by row of the chips that the build has; the figures of another compiler may differ."""
+    compiler, every_chip = kernel_table.recorded()
+    cells = {key: row for key, row in every_chip.items() if key[0] in built_archs()}
     now = {(row.arch, row.kernel): row.cells() for row in table}
     assert set(cells) == set(now), f"docs/amd_kernels.md lists other kernels: {AGAIN}"
     if compiler != Compiler.of_build().version:

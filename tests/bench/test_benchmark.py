@@ -27,6 +27,7 @@ from xlstm_hip.bench.environment import summary
 from xlstm_hip.bench.machine import Machine
 from xlstm_hip.bench.memory import MemoryUnknown
 
+pytestmark = pytest.mark.rows("ci")  # runs the script as a user does
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 Load = Callable[[str], Any]
 

@@ -18,6 +18,7 @@ from harness.benchmark import Session
 from xlstm_hip.bench import timing
 from xlstm_hip.bench.machine import Machine
 
+pytestmark = pytest.mark.rows("ci")  # runs the script as a user does
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 

@@ -24,6 +24,7 @@ from xlstm_hip.bench.registry import Implementation, work_of
 from xlstm_hip.bench.timing import QUICK
 from xlstm_hip.bench.triton_compiler import compiling
 
+pytestmark = pytest.mark.rows("ci")  # runs the script as a user does
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "mlstm_gpu.py"
 Load = Callable[[str], Any]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.rows("ci")  # runs the script as a user does
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "layers.py"
 
 

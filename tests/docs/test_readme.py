@@ -26,6 +26,7 @@ FAMILY_PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "csrc").gl
 PAGES = ("README.md", "CONTRIBUTING.md", *DOCS, *FAMILY_PAGES)
 FOLDERS = "build_backend|cmake|csrc|docs|examples|python|scripts|tests"
 FENCE = re.compile(r"^```(\w*)(?: title=\"needs ([^\"\n]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FIRST = ("README.md", "CONTRIBUTING.md", "docs/quickstart.md")  # other pages' examples run in CI
 LANGUAGES = ("", "python", "py", "sh", "json")  # "" is no code: figures, formulas, signatures
 
 
@@ -64,13 +65,18 @@ def run_python(code: str, page: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def pages_with(language: str) -> list[Any]:
+    pages = [page for page in PAGES if blocks(page, language)]
+    return [pytest.param(page, marks=pytest.mark.rows("representative" if page in FIRST else "ci")) for page in pages]
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
 def test_python_examples_run(page: str) -> None:
     """One after the other, as a reader would; in a process of its own, as compat changes what imports mean."""
     run_python(python_of(page), page)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "py")])
+@pytest.mark.parametrize("page", pages_with("py"))
 def test_examples_of_their_own_run(page: str) -> None:
     for code in blocks(page, "py"):
         run_python(code, page)
@@ -93,7 +99,7 @@ def clone(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     return folder, {**os.environ, **paths}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")])
+@pytest.mark.parametrize("page", pages_with("sh"))
 def test_shell_examples_run(page: str, clone: tuple[Path, dict[str, str]]) -> None:
     folder, environment = clone
     for code in blocks(page, "sh"):

@@ -28,13 +28,22 @@ from xlstm_hip.mlstm.compiled import (
 
 @pytest.mark.parametrize(
     ("kernel", "options"),
-    [(mlstm_chunkwise__native_compiled_autograd, {}), (mlstm_chunkwise__queued_compiled_steps, SCHEDULE)],
+    [
+        (mlstm_chunkwise__native_compiled_autograd, {}),
+        pytest.param(mlstm_chunkwise__queued_compiled_steps, SCHEDULE, marks=pytest.mark.rows("ci")),
+    ],
 )
 def test_compiled_kernels_match_the_truth(kernel: Callable[..., Any], options: dict[str, int]) -> None:
     check(kernel, *make(*SIZES), chunk_size=8, **options)
 
 
-@pytest.mark.parametrize("kernel", [mlstm_chunkwise__native_compiled_autograd, mlstm_chunkwise__queued_compiled_steps])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        mlstm_chunkwise__native_compiled_autograd,
+        pytest.param(mlstm_chunkwise__queued_compiled_steps, marks=pytest.mark.rows("ci")),
+    ],
+)
 def test_other_sizes_and_eps_compile_nothing_new(kernel: Callable[..., Any]) -> None:
     inputs, cotangents = make(*SIZES)
     outputs_and_gradients(kernel, inputs, cotangents, return_last_states=True, chunk_size=8)

@@ -25,6 +25,7 @@ def test_ray_takes_cpu_tensors() -> None:
         ray_actors._make_runner(schedule, torch.device("cuda:0"))
 
 
+@pytest.mark.rows("ci")
 def test_ray_compiled_and_ended() -> None:
     ray = pytest.importorskip("ray")
     assert not ray.is_initialized()

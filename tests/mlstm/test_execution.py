@@ -136,7 +136,12 @@ def test_a_wrong_instruction_set_is_an_error() -> None:
     assert "portable" in instruction_sets()
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512bf16"])
+CI = pytest.mark.rows("ci")  # avx512 has the vectors of avx512bf16, avx2 the sources of both
+
+
+@pytest.mark.parametrize(
+    "isa", ["portable", pytest.param("avx2", marks=CI), pytest.param("avx512", marks=CI), "avx512bf16"]
+)
 def test_each_instruction_set(isa: str) -> None:
     if isa not in instruction_sets():
         pytest.skip(f"{isa} does not run here")

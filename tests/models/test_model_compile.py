@@ -45,7 +45,7 @@ def test_inference_with_a_state() -> None:
         assert torch.allclose(following, model(x[:, :1], wanted)[0], atol=1e-4)
 
 
-@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("train", [pytest.param(True, marks=pytest.mark.rows("ci")), False])
 def test_an_accelerated_model_of_transformers(train: bool) -> None:
     pytest.importorskip("transformers")
     from xlstm_hip import hf
@@ -62,6 +62,7 @@ def test_an_accelerated_model_of_transformers(train: bool) -> None:
             got.loss.backward()
 
 
+@pytest.mark.rows("ci")
 def test_packed_sequences_by_their_offsets() -> None:
     ends, x = torch.tensor([0, 7, 28]), tokens(1, 28)
     model = ours()

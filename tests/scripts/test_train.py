@@ -84,7 +84,7 @@ def test_resume_is_exact(plain: Path, tmp_path: Path) -> None:
         assert (tmp_path / "step-8" / name).read_bytes() == (plain / "step-8" / name).read_bytes()
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+@pytest.mark.parametrize("how", ["ddp", pytest.param("fsdp", marks=pytest.mark.rows("ci"))])
 def test_two_processes_are_one_run(plain: Path, text: Path, tmp_path: Path, how: str) -> None:
     """Resumed on the way from what one process wrote."""
     done = train("--resume", str(plain / "step-4"), "--output", str(tmp_path), "--parallel", how, processes=2)
@@ -95,7 +95,7 @@ def test_two_processes_are_one_run(plain: Path, text: Path, tmp_path: Path, how:
     assert all(torch.allclose(one[name], two[name], atol=2e-3) for name in one)
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+@pytest.mark.parametrize("how", [pytest.param("ddp", marks=pytest.mark.rows("ci")), "fsdp"])
 def test_resume_of_two_processes_is_exact(text: Path, tmp_path: Path, how: str) -> None:
     whole, again = tmp_path / "whole", tmp_path / "again"
     options = ("--parallel", how, "--amp", "bfloat16", "--checkpoint-activations")

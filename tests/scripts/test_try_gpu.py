@@ -121,6 +121,7 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.rows("ci")
 def test_parts_are_there() -> None:
     """Files that the parts name exist, and take the options that they are given."""
     assert len({part.name for part in report.PARTS}) == len(report.PARTS)

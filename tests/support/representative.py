@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a table run: three levels, each with all rows of the one before.
+"""Which rows of a table run: four levels, each with all rows of the one before.
 
 quick            every value of every axis is in some row
 representative   any two values of any two axes meet in some row: what runs by default
+ci               the slow ones of these too, and slow tests that have the mark rows("ci")
 everything       all rows
 
 An axis is something that rows differ in: the kernel, the dtype, the case. Where a pair of axes decides nothing, a table
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-LEVELS = ("quick", "representative", "everything")
+LEVELS = ("quick", "representative", "ci", "everything")
 Row = TypeVar("Row")
 Axes = Callable[[Any], Mapping[str, Hashable]]
 Goal = tuple[tuple[str, Hashable], ...]  # a value of an axis, or a value of each of two
@@ -46,9 +47,10 @@ def levels(
     axes: Axes,
     pairs_of: Collection[str] | None = None,
     slow: Callable[[Any], bool] = lambda row: False,
+    late: Callable[[Any], bool] = lambda row: False,
 ) -> list[str]:
     """The level from which on each row runs. pairs_of: the axes whose pairs count, otherwise all of them. slow: rows
-    that are never quick."""
+    that are never quick. late: rows that run from ci on at the earliest."""
     values: list[set[Goal]] = []
     pairs: list[set[Goal]] = []
     for row in rows:
@@ -58,7 +60,13 @@ def levels(
         pairs.append(set(itertools.combinations(counting, 2)))
     quick = _cover([set() if slow(row) else value for row, value in zip(rows, values, strict=True)], ())
     usual = _cover([value | pair for value, pair in zip(values, pairs, strict=True)], quick)
-    return ["quick" if n in quick else "representative" if n in usual else "everything" for n in range(len(rows))]
+
+    def level(n: int) -> str:
+        if n in usual and late(rows[n]):
+            return "ci"
+        return "quick" if n in quick else "representative" if n in usual else "everything"
+
+    return [level(n) for n in range(len(rows))]
 
 
 def up_to(level: str, rows: Sequence[Row], axes: Axes, pairs_of: Collection[str] | None = None) -> list[Row]:
@@ -73,7 +81,8 @@ def marked(
     ids: Callable[[Any], str],
     pairs_of: Collection[str] | None = None,
     slow: Callable[[Any], bool] = lambda row: False,
+    late: Callable[[Any], bool] = lambda row: False,
 ) -> list[Any]:
     """The rows as parameters of a test, with the mark by which conftest.py leaves out those above the run's level."""
-    found = zip(rows, levels(rows, axes, pairs_of, slow), strict=True)
+    found = zip(rows, levels(rows, axes, pairs_of, slow, late), strict=True)
     return [pytest.param(*row, id=ids(row), marks=pytest.mark.rows(own)) for row, own in found]
