@@ -84,7 +84,7 @@ def test_bad_arguments(arguments: dict, text: str) -> None:
 def test_a_gpu_without_kernels_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(select, "_runs_on", lambda info, device: "*" in info.devices)
-    monkeypatch.setattr(warn_once, "_given", set())
+    monkeypatch.setattr(warn_once, "_warned", set())
     with pytest.warns(RuntimeWarning, match="the library has no kernels for a GPU.*plain torch.*reinstall.*doctor"):
         assert get_optimal_kernel_config(1, 64, device="cuda")["step_kernel"] == "native"
     with warnings.catch_warnings():
@@ -94,6 +94,6 @@ def test_a_gpu_without_kernels_is_told_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_head_dim_beyond_the_gpu_kernels_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warn_once, "_given", set())
+    monkeypatch.setattr(warn_once, "_warned", set())
     with pytest.warns(RuntimeWarning, match="head dims above 512 run in plain torch on a GPU, got 1000"):
         get_optimal_kernel_config(1, 64, head_dim=1000, device="cuda")

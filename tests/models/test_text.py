@@ -36,8 +36,8 @@ def written(words: list[str], stop: list[str]) -> tuple[list[str], str | None, s
     for token in range(len(words)):
         pieces.append(writer.add(token))
         if writer.stopped_by is not None:
-            return pieces, writer.stopped_by, writer.held
-    return [*pieces, writer.end()], None, writer.held
+            return pieces, writer.stopped_by, writer.pending
+    return [*pieces, writer.end()], None, writer.pending
 
 
 @pytest.mark.parametrize(

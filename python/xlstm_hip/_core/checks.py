@@ -108,9 +108,9 @@ def gradient_needed(*tensors: Any) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
 
 
-def same_device(of: str, first: Tensor, **others: Tensor | None) -> None:
+def same_device(of: str, first: Tensor, **tensors: Tensor | None) -> None:
     device = first.device
-    for name, x in others.items():
+    for name, x in tensors.items():
         if x is not None and x.device != device:
             raise ValueError(f"{name}: expected device {device} as {of} has, got {x.device}")
 
@@ -188,16 +188,16 @@ def check_states(
     """Checks that all three states are given, or none. Returns the given ones by name."""
     if c is n is m is None:
         return {}
-    given = {name: x for name, x in zip(names, (c, n, m), strict=True) if x is not None}
-    if given and len(given) != 3:
-        missing = [name for name in names if name not in given]
-        raise ValueError(f"{', '.join(missing)}: expected all three states or none, got only {', '.join(given)}")
-    if given:
+    states = {name: x for name, x in zip(names, (c, n, m), strict=True) if x is not None}
+    if states and len(states) != 3:
+        missing = [name for name in names if name not in states]
+        raise ValueError(f"{', '.join(missing)}: expected all three states or none, got only {', '.join(states)}")
+    if states:
         has_shape(names[0], c, (batch, heads, dqk, dhv), "(B, NH, DHQK, DHHV)")
         has_shape(names[1], n, (batch, heads, dqk), "(B, NH, DHQK)")
         has_shape(names[2], m, (batch, heads, 1), "(B, NH, 1)")
-        same_device("q", q, **given)
-    return given
+        same_device("q", q, **states)
+    return states
 
 
 def check_sequence_inputs(

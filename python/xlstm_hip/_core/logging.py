@@ -53,18 +53,18 @@ def say_built() -> None:
                 built.cpu_isa())  # fmt: skip
 
 
-def chosen(what: str, kernel: str, tensors: dict[str, Tensor | None]) -> None:
+def chosen(name: str, kernel: str, tensors: dict[str, Tensor | None]) -> None:
     """Logs a line of XLSTM_HIP_LOGS=dispatch. Callers check DISPATCH first."""
     if not torch.compiler.is_compiling():
-        logger.info("dispatch: %s: %s; %s", what, kernel, _described(tensors))
+        logger.info("dispatch: %s: %s; %s", name, kernel, _described(tensors))
 
 
 def _described(tensors: dict[str, Any]) -> str:
-    there = {name: x for name, x in tensors.items() if isinstance(x, Tensor)}
-    if not there:
+    present = {name: x for name, x in tensors.items() if isinstance(x, Tensor)}
+    if not present:
         return "no tensors"
-    first = next(iter(there.values()))
-    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in list(there.items())[:_SHOWN])
+    first = next(iter(present.values()))
+    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in list(present.items())[:_SHOWN])
     return f"{shapes}; {str(first.dtype).removeprefix('torch.')} on {first.device}"
 
 
@@ -85,12 +85,12 @@ class _Watched:
     def __call__(self, *values: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.op(*values, **named)
-        given = self.arguments | dict(zip(self.arguments, values, strict=False)) | named
-        first = next(x for x in given.values() if isinstance(x, Tensor))
+        arguments = self.arguments | dict(zip(self.arguments, values, strict=False)) | named
+        first = next(x for x in arguments.values() if isinstance(x, Tensor))
         if DISPATCH:
-            chosen(self.name, _kernel_on(first.device), given)
+            chosen(self.name, _kernel_on(first.device), arguments)
         if PLAN:
-            _say_plan(self.name, given)
+            _say_plan(self.name, arguments)
         if not RANGES:
             return self.op(*values, **named)
         torch.cuda.nvtx.range_push(f"xlstm_hip::{self.name}")  # in a ROCm torch it is roctx
@@ -100,8 +100,8 @@ class _Watched:
             torch.cuda.nvtx.range_pop()
 
 
-def _say_plan(name: str, given: dict[str, Any]) -> None:
-    plan = plan_of_call(name, given)
+def _say_plan(name: str, arguments: dict[str, Any]) -> None:
+    plan = plan_of_call(name, arguments)
     for line in plan_lines(plan) if plan else ():
         logger.info("plan: %s: %s", name, line)
 

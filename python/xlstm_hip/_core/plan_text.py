@@ -29,80 +29,80 @@ def plan_lines(plan: Plan) -> list[str]:
     ]
 
 
-def plan_of_call(op: str, given: Mapping[str, Any]) -> Plan | None:
+def plan_of_call(op: str, arguments: Mapping[str, Any]) -> Plan | None:
     """The launch plan of an op's call on the device of its tensors. given: the arguments by name.
 
     None for ops without a plan: layers, append and combine ops, and the token-by-token kernel on a CPU.
     """
     built, family = native(), op.split("_")[0]
-    if built is None or "q" not in given:
+    if built is None or "q" not in arguments:
         return None
-    q, v = given["q"], given["v"]
+    q, v = arguments["q"], arguments["v"]
     gpu = None if q.device.type == "cpu" else _gpu(q.device)
     if family == "mlstm":
-        return _mlstm(built, op, given, q, v, gpu)
+        return _mlstm(built, op, arguments, q, v, gpu)
     if family == "attention":
-        return _attention(built, op, given, q, v, gpu)
+        return _attention(built, op, arguments, q, v, gpu)
     return None
 
 
 def _gpu(device: torch.device) -> Gpu:
-    here = device_facts(device)
-    return here.arch, here.compute_units, here.lds_bytes
+    facts = device_facts(device)
+    return facts.arch, facts.compute_units, facts.lds_bytes
 
 
 def _own_schedule() -> bool:
     return os.environ.get("XLSTM_HIP_GPU_SCHEDULE") != "common"
 
 
-def _mlstm(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tensor, gpu: Gpu | None) -> Plan | None:
+def _mlstm(built: Any, op: str, arguments: Mapping[str, Any], q: Tensor, v: Tensor, gpu: Gpu | None) -> Plan | None:
     one_token = q.dim() == 3
     recurrent = one_token or op == "mlstm_sequence"
     batch, heads, length = q.shape[0], q.shape[1], 1 if one_token else q.shape[2]
-    ends = given.get("cu_seqlens")
+    ends = arguments.get("cu_seqlens")
     sequences = batch if ends is None else ends.shape[0] - 1
-    asked = {name: given[name] for name in ("walk_chunk", "segments", "step_columns") if name in given}
+    overrides = {name: arguments[name] for name in ("walk_chunk", "segments", "step_columns") if name in arguments}
     if gpu:
         dims = (q.shape[-1], v.shape[-1], q.element_size())
         own_schedule = q.dtype == torch.bfloat16 and _own_schedule()
         plan = built.plan_mlstm_gpu(
-            gpu, sequences, heads, length, *dims, **asked, packed=ends is not None, panels=own_schedule
+            gpu, sequences, heads, length, *dims, **overrides, packed=ends is not None, panels=own_schedule
         )
-        wanted = ("recurrent",) if recurrent else ("dq", "dk", "dv") if "backward" in op else ("forward",)
-        return {"compute_units": plan["compute_units"], **{part: plan[part] for part in wanted}}
+        parts = ("recurrent",) if recurrent else ("dq", "dk", "dv") if "backward" in op else ("forward",)
+        return {"compute_units": plan["compute_units"], **{part: plan[part] for part in parts}}
     if recurrent:
         return None
     longest = length if ends is None else int(ends.diff().max())
-    cut = (sequences, heads, longest, given["chunk_size"], torch.get_num_threads(), asked.get("segments", 0))
+    cut = (sequences, heads, longest, arguments["chunk_size"], torch.get_num_threads(), overrides.get("segments", 0))
     return built.plan_mlstm_cpu(*cut)
 
 
-def _attention(built: Any, op: str, given: Mapping[str, Any], q: Tensor, v: Tensor, gpu: Gpu | None) -> Plan | None:
-    k, packed = given["k"], given["cu_seqlens_q"]
+def _attention(built: Any, op: str, arguments: Mapping[str, Any], q: Tensor, v: Tensor, gpu: Gpu | None) -> Plan | None:
+    k, packed = arguments["k"], arguments["cu_seqlens_q"]
     batch = q.shape[0] if packed is None else packed.shape[0] - 1
-    queries = q.shape[1] if packed is None else given["max_seqlen_q"]
-    table = given.get("block_table")
-    if given["cu_seqlens_k"] is not None:
-        keys = given["max_seqlen_k"]
+    queries = q.shape[1] if packed is None else arguments["max_seqlen_q"]
+    table = arguments.get("block_table")
+    if arguments["cu_seqlens_k"] is not None:
+        keys = arguments["max_seqlen_k"]
     else:
         keys = k.shape[1] * (1 if table is None else table.shape[1])
     call = AttentionCall(
         batch, q.shape[-2], k.shape[-2], queries, keys, q.shape[-1], v.shape[-1], q.element_size(),
-        given["block_size"], given.get("splits", 0),
+        arguments["block_size"], arguments.get("splits", 0),
     )  # fmt: skip
     threads = torch.get_num_threads()
-    ruled = given["softcap"] > 0 or given["alibi_slopes"] is not None or given["dropout_p"] > 0
+    ruled = arguments["softcap"] > 0 or arguments["alibi_slopes"] is not None or arguments["dropout_p"] > 0
     if "backward" in op:
-        parts = given.get("parts", 0)
+        parts = arguments.get("parts", 0)
         if gpu:
-            return attention_backward_gpu(built, gpu, call, ruled, parts, bool(given.get("common_schedule", 0)))
-        return attention_backward_cpu(built, call, threads, given.get("row_panels", 0), parts)
+            return attention_backward_gpu(built, gpu, call, ruled, parts, bool(arguments.get("common_schedule", 0)))
+        return attention_backward_cpu(built, call, threads, arguments.get("row_panels", 0), parts)
     if not gpu:
         return attention_cpu(built, call, threads)
     if (call.dqk, call.dv) in MLA_DIMS and k.data_ptr() == v.data_ptr():
         return mla_gpu(built, gpu, call)
-    has_score_mod = ruled or not given["softmax_scale"] > 0
-    plain = "probs" not in op and given["dropout_p"] == 0
+    has_score_mod = ruled or not arguments["softmax_scale"] > 0
+    plain = "probs" not in op and arguments["dropout_p"] == 0
     return attention_gpu(built, gpu, call, has_score_mod, plain, plain and table is None)
 
 

@@ -94,8 +94,8 @@ def plan_for(op: str, device: torch.device, dtype: torch.dtype, **sizes: Any) ->
         return _trying[op]
     if op not in _entries or device.type not in ("cpu", "cuda"):
         return AS_PLANNED
-    own = class_of(op, dtype=str(dtype).removeprefix("torch."), **sizes)
-    return _entries[op].get((arch_of(device.type, device.index), *own.values()), AS_PLANNED)
+    call = class_of(op, dtype=str(dtype).removeprefix("torch."), **sizes)
+    return _entries[op].get((arch_of(device.type, device.index), *call.values()), AS_PLANNED)
 
 
 def has_entries() -> bool:
@@ -125,9 +125,9 @@ def tuned_kernel(op: str, device: torch.device, batch: int, head_dim: int, lengt
     """
     named = set()
     for (arch, *values), plan in _entries.get(op, {}).items():
-        own = dict(zip(CLASSES[op], values, strict=True))
-        fits = own["batch"] == rounded_up(batch) and max(own["dqk"], own["dhv"]) == head_dim
-        if length is not None and own["length"] != rounded_up(length):
+        sizes = dict(zip(CLASSES[op], values, strict=True))
+        fits = sizes["batch"] == rounded_up(batch) and max(sizes["dqk"], sizes["dhv"]) == head_dim
+        if length is not None and sizes["length"] != rounded_up(length):
             fits = False
         if fits and arch == arch_of(device.type, device.index):
             named.add(plan.get("kernel", FUSED[op]))
@@ -182,8 +182,8 @@ def read_table(path: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: expected a table of plans as JSON: {error}") from error
     if not isinstance(table, dict) or table.get("format") != FORMAT:
-        got = table.get("format") if isinstance(table, dict) else type(table).__name__
-        raise ValueError(f"{path}: format: expected {FORMAT}, got {got!r}")
+        actual = table.get("format") if isinstance(table, dict) else type(table).__name__
+        raise ValueError(f"{path}: format: expected {FORMAT}, got {actual!r}")
     if not isinstance(table.get("entries"), list):
         raise ValueError(f"{path}: entries: expected a list, got {type(table.get('entries')).__name__}")
     for n, entry in enumerate(table["entries"]):
@@ -200,15 +200,15 @@ def check_entry(entry: Any) -> None:
     for name in entry:
         if name not in FIELDS:
             raise ValueError(f"{name}: expected one of {', '.join(FIELDS)}")
-    op, arch, own = entry.get("op"), entry.get("arch"), entry.get("class")
+    op, arch, sizes = entry.get("op"), entry.get("arch"), entry.get("class")
     if op not in CHOICES:
         raise ValueError(f"op: expected one of {', '.join(CHOICES)}, got {op!r}")
     if not isinstance(arch, str) or not arch.rpartition("/")[0] or not arch.rpartition("/")[2].isdecimal():
         raise ValueError(f"arch: expected a name and a number such as 'gfx942/304', got {arch!r}")
-    if not isinstance(own, dict) or sorted(own) != sorted(CLASSES[op]):
-        got = sorted(own) if isinstance(own, dict) else own
-        raise ValueError(f"class: expected {', '.join(CLASSES[op])}, got {got!r}")
-    for name, value in own.items():
+    if not isinstance(sizes, dict) or sorted(sizes) != sorted(CLASSES[op]):
+        actual = sorted(sizes) if isinstance(sizes, dict) else sizes
+        raise ValueError(f"class: expected {', '.join(CLASSES[op])}, got {actual!r}")
+    for name, value in sizes.items():
         if name == "dtype":
             if value not in DTYPES:
                 raise ValueError(f"class.dtype: expected one of {', '.join(DTYPES)}, got {value!r}")

@@ -34,13 +34,13 @@ def _bar() -> Any:
 class Progress:
     """Progress of one task, with a line every few seconds. total: units of work; unit: name of a unit."""
 
-    def __init__(self, what: str, total: float, unit: str = "", enabled: bool = True) -> None:
-        self._what, self._total, self._unit, self._enabled = what, total, unit, enabled
+    def __init__(self, title: str, total: float, unit: str = "", enabled: bool = True) -> None:
+        self._title, self._total, self._unit, self._enabled = title, total, unit, enabled
         self._done, self._note = 0.0, ""
-        self._began = self._told = time.monotonic()
+        self._began = self._last_line = time.monotonic()
         self._bar = _bar() if enabled else None
         if self._bar is not None:
-            self._task = self._bar.add_task(what, total=total, note="")
+            self._task = self._bar.add_task(title, total=total, note="")
 
     def __enter__(self) -> Progress:
         if self._bar is not None:
@@ -52,7 +52,7 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
-        elif self._enabled and self._told > self._began:
+        elif self._enabled and self._last_line > self._began:
             self._line("done" if kind is None else "stopped")
 
     def advance(self, amount: float = 1, note: str = "") -> None:
@@ -60,14 +60,14 @@ class Progress:
         self._note = note or self._note
         if self._bar is not None:
             self._bar.update(self._task, advance=amount, note=self._note)
-        elif self._enabled and time.monotonic() - self._told >= QUIET_SECONDS:
-            self._told = time.monotonic()
+        elif self._enabled and time.monotonic() - self._last_line >= QUIET_SECONDS:
+            self._last_line = time.monotonic()
             total = f"{self._total:,}" if isinstance(self._total, int) else f"{self._total:.3g}"
             self._line(f"{100 * self._done / self._total:3.0f}% of {total} {self._unit}".rstrip())
 
     def _line(self, text: str) -> None:
         seconds = time.monotonic() - self._began
-        parts = (f"{self._what}: {text}", f"{seconds:.0f} s", self._note)
+        parts = (f"{self._title}: {text}", f"{seconds:.0f} s", self._note)
         print(", ".join(part for part in parts if part), file=sys.stderr, flush=True)
 
 
@@ -89,13 +89,13 @@ class Tasks:
         if self._bar is not None:
             self._bar.stop()
 
-    def begin(self, what: str) -> None:
+    def begin(self, title: str) -> None:
         """Begins the next task; the previous one is done."""
         if self._bar is not None:
-            self._bar.update(self._task, description=what, completed=self._begun)
+            self._bar.update(self._task, description=title, completed=self._begun)
         self._begun += 1
         if self._bar is None:
-            print(f"[{self._begun}/{self._total}] {what}", file=sys.stderr, flush=True)
+            print(f"[{self._begun}/{self._total}] {title}", file=sys.stderr, flush=True)
 
     def advance(self, fraction: float = 1) -> None:
         """Adds to the finished fraction of the current task."""

@@ -9,14 +9,14 @@ import warnings
 from .graph_constants import constant_in_graphs
 
 logger = logging.getLogger("xlstm_hip")
-_given: set[str] = set()
+_warned: set[str] = set()
 _logged: set[str] = set()
 
 
 @constant_in_graphs
 def warn_once(text: str) -> None:
-    if text not in _given:
-        _given.add(text)
+    if text not in _warned:
+        _warned.add(text)
         warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 

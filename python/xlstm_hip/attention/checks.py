@@ -152,9 +152,9 @@ def offsets(name: str, x: Any, q: Tensor, batch: int | None = None) -> Tensor:
     if x.dim() != 1 or x.shape[0] < 2 or (batch is not None and x.shape[0] != batch + 1):
         sequences = "B" if batch is None else str(batch)
         raise ValueError(f"{name}: expected shape ({sequences} + 1), offsets from 0 up, got {shape_text(x)}")
-    made = indices(name, x, q, (None,), "(B + 1)")
-    assert made is not None
-    return made
+    checked = indices(name, x, q, (None,), "(B + 1)")
+    assert checked is not None
+    return checked
 
 
 def readable(x: Tensor | None) -> bool:
@@ -170,10 +170,10 @@ def lengths_fit(name: str, x: Tensor | None, most: int, paged: bool = False) -> 
     """Values of 0 to most, where they can be read."""
     if x is None or not readable(x):
         return
-    room = "for which block_table has pages" if paged else "for which the cache has room"
+    limit = "for which block_table has pages" if paged else "for which the cache has room"
     for value in (int(x.min()), int(x.max())):
         if not 0 <= value <= most:
-            raise CacheRoomError(f"{name}: expected 0 to {most}, {room}, got {value}")
+            raise CacheRoomError(f"{name}: expected 0 to {most}, {limit}, got {value}")
 
 
 def pages_fit(table: Tensor | None, used: Tensor, cache: Tensor) -> None:

@@ -21,10 +21,10 @@ Window = tuple[int, int]
 WithProbs = tuple[Tensor, Tensor, Tensor]  # out, softmax_lse, S_dmask
 
 
-def _result(made: tuple[Tensor, ...], out: Tensor, return_attn_probs: bool) -> Tensor | WithProbs:
+def _result(outputs: tuple[Tensor, ...], out: Tensor, return_attn_probs: bool) -> Tensor | WithProbs:
     if not return_attn_probs:
-        return made[0]
-    return made[0], made[1], made[2] if len(made) == 3 else out.new_empty(0)
+        return outputs[0]
+    return outputs[0], outputs[1], outputs[2] if len(outputs) == 3 else out.new_empty(0)
 
 
 def dense_call(

@@ -106,7 +106,7 @@ def flash_attn_with_kvcache(
 
     ops = ops_for(q)
     cos, sin = _rotary(rotary_cos, rotary_sin, q, before)
-    used, room = before, k_cache.shape[1] * (1 if table is None else table.shape[1])
+    used, capacity = before, k_cache.shape[1] * (1 if table is None else table.shape[1])
     if (k is None) != (v is None):
         raise ValueError(f"{'k' if k is None else 'v'}: expected both k and v, or neither")
     if k is not None:
@@ -117,13 +117,13 @@ def flash_attn_with_kvcache(
             expected = (batch, k.shape[1], *cache.shape[2:])
             if tuple(x.shape) != expected:
                 raise ValueError(f"{name}: expected shape {expected}, got {shape_text(x)}")
-        checks.lengths_fit("cache_seqlens", before, room - k.shape[1], paged)
+        checks.lengths_fit("cache_seqlens", before, capacity - k.shape[1], paged)
         used = before + k.shape[1]
         checks.pages_fit(table, used, k_cache)
     else:
-        checks.lengths_fit("cache_seqlens", before, room, paged)
-    checks.lengths_fit("cache_leftpad", leftpad, room, paged)
-    cut = cut_of(q, k_cache.shape[-2], room, v_cache.shape[-1], options, parts, packed=False)
+        checks.lengths_fit("cache_seqlens", before, capacity, paged)
+    checks.lengths_fit("cache_leftpad", leftpad, capacity, paged)
+    cut = cut_of(q, k_cache.shape[-2], capacity, v_cache.shape[-1], options, parts, packed=False)
     if cos is not None:
         same_position = left < 0 and right < 0
         q = ops.attention_rotary(q, cos, sin, before, rotary_interleaved, same_position)
@@ -204,9 +204,9 @@ def flash_attn_combine(
             raise TypeError(f"out: expected float32, bfloat16, float16 or float64, got {out.dtype}")
         if out_dtype not in (None, out.dtype):
             raise ValueError(f"out_dtype: expected None or {out.dtype} as out has, got {out_dtype}")
-    made, lse = ops_for(out_partial).attention_combine(
+    combined, lse = ops_for(out_partial).attention_combine(
         out_partial if out_partial.stride(-1) == 1 else out_partial.contiguous(), lse_partial
     )
     if out is not None:
-        return out.copy_(made), lse
-    return made.to(out_dtype or made.dtype), lse
+        return out.copy_(combined), lse
+    return combined.to(out_dtype or combined.dtype), lse

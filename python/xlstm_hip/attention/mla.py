@@ -206,13 +206,13 @@ def _scheduled_splits(
     if tuple(num_splits.shape) != (batch + 1,):
         raise ValueError(f"num_splits: expected shape (B + 1) = ({batch + 1},), got {shape_text(num_splits)}")
     splits = parts // max(1, batch)
-    given = {"tile_scheduler_metadata": metadata, "num_splits": num_splits}
-    for name, x in given.items():
+    schedule = {"tile_scheduler_metadata": metadata, "num_splits": num_splits}
+    for name, x in schedule.items():
         if x.dtype != torch.int32:
             raise TypeError(f"{name}: expected torch.int32, got {x.dtype}")
         checks.on_device(name, x, q)
     if checks.readable(lengths):
-        for (name, x), expected in zip(given.items(), _schedule(lengths, splits), strict=True):
+        for (name, x), expected in zip(schedule.items(), _schedule(lengths, splits), strict=True):
             if not torch.equal(x, expected):
                 raise ValueError(f"{name}: expected what get_mla_metadata gave for these cache_seqlens, got others")
     return splits

@@ -52,8 +52,8 @@ class FlashAttention(nn.Module):
         slopes = self.alibi_slopes
 
         def moved(x: Tensor) -> Tensor:
-            made = fn(x)
-            return x.to(made.device) if x is slopes and made.dtype != x.dtype else made
+            converted = fn(x)
+            return x.to(converted.device) if x is slopes and converted.dtype != x.dtype else converted
 
         return super()._apply(moved, recurse)
 

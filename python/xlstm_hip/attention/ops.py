@@ -76,12 +76,12 @@ def _out_and_lse(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.register_fake("xlstm_hip::attention_forward")
-def _(q, k, v, *rest):
+def _(q, k, v, *options):
     return _out_and_lse(q, v)
 
 
 @torch.library.register_fake("xlstm_hip::attention_forward_probs")
-def _(q, k, v, cu_q, cu_k, seqused_k, leftpad_k, slopes, sink, rng_state, max_seqlen_q, max_seqlen_k, *rest):
+def _(q, k, v, cu_q, cu_k, seqused_k, leftpad_k, slopes, sink, rng_state, max_seqlen_q, max_seqlen_k, *options):
     batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
     queries = q.shape[1] if cu_q is None else max_seqlen_q
     probs = q.new_empty(batch, q.shape[-2], queries, _keys(k, cu_k, max_seqlen_k))
@@ -89,7 +89,7 @@ def _(q, k, v, cu_q, cu_k, seqused_k, leftpad_k, slopes, sink, rng_state, max_se
 
 
 @torch.library.register_fake("xlstm_hip::attention_backward")
-def _(q, k, v, out, lse, dout, dlse, cu_q, cu_k, seqused_k, leftpad_k, slopes, sink, *rest):
+def _(q, k, v, out, lse, dout, dlse, cu_q, cu_k, seqused_k, leftpad_k, slopes, sink, *options):
     dsink = q.new_empty(0 if sink is None else q.shape[-2], dtype=accumulate_dtype(q.dtype))
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
 
@@ -100,7 +100,7 @@ def _(x, cos, sin, start, interleaved, same_position):
 
 
 @torch.library.register_fake("xlstm_hip::attention_append_")
-def _(cache, x, *rest):
+def _(cache, x, *options):
     return None
 
 
@@ -156,11 +156,11 @@ def forward_only(name: str) -> Callable[[Callable[Arguments, Result]], Callable[
             if torch.compiler.is_compiling():  # which traces the backward pass ahead
                 raise ValueError(f"{name}: a gradient is needed, and it has none; call it under torch.no_grad()")
             with torch.no_grad():
-                made: Any = function(*args, **kwargs)
-            results = made if isinstance(made, tuple) else (made,)
+                outputs: Any = function(*args, **kwargs)
+            results = outputs if isinstance(outputs, tuple) else (outputs,)
             needing = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.requires_grad)
-            told = _ForwardOnly.apply(name, len(results), *results, *needing)
-            return told if isinstance(made, tuple) else told[0]
+            refusing = _ForwardOnly.apply(name, len(results), *results, *needing)
+            return refusing if isinstance(outputs, tuple) else refusing[0]
 
         return run
 

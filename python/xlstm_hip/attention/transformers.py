@@ -161,21 +161,21 @@ def _made_of(mask_function: Any) -> set[str]:
 _NAMES_BY_PLACE: dict[tuple[str, int], str] = {}
 
 
-def _places(code: CodeType) -> Iterator[tuple[str, int]]:
+def _code_points(code: CodeType) -> Iterator[tuple[str, int]]:
     yield code.co_filename, code.co_firstlineno
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from _places(inner)
+            yield from _code_points(inner)
 
 
-def _made_of_traced(mask_function: Any, told: dict[str, Any]) -> set[str]:
+def _made_of_traced(mask_function: Any, mask_arguments: dict[str, Any]) -> set[str]:
     """_made_of where closures cannot be read, as far as the other arguments tell."""
     code = mask_function.__code__
     names = {_NAMES_BY_PLACE.get((code.co_filename, code.co_firstlineno), "its own")}
-    if "allow_is_bidirectional_skip" not in told:
+    if "allow_is_bidirectional_skip" not in mask_arguments:
         names.add(_CAUSAL)
-    chunk = getattr(told.get("config"), "attention_chunk_size", None)
-    if chunk is not None and told.get("local_size") == chunk:
+    chunk = getattr(mask_arguments.get("config"), "attention_chunk_size", None)
+    if chunk is not None and mask_arguments.get("local_size") == chunk:
         names.add(_CHUNKED)
     return names
 
@@ -225,7 +225,7 @@ def register_with_transformers() -> None:
     from transformers.masking_utils import AttentionMaskInterface
 
     for function in filter(isfunction, vars(masking_utils).values()):
-        _NAMES_BY_PLACE.update(dict.fromkeys(_places(function.__code__), function.__name__))
+        _NAMES_BY_PLACE.update(dict.fromkeys(_code_points(function.__code__), function.__name__))
 
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)

@@ -91,9 +91,9 @@ def make_inputs(cell: Cell, device: torch.device) -> Tensors:
         shape = (cell.batch, tokens, heads, cell.head_dim)
         return torch.randn(*shape, generator=rng, device=device, dtype=DTYPES[cell.dtype])
 
-    made = {"q": normal(1 if cell.work == "decode" else cell.tokens, cell.heads)}
-    made |= {"k": normal(cell.tokens, cell.key_heads), "v": normal(cell.tokens, cell.key_heads)}
-    return made | ({"dout": normal(cell.tokens, cell.heads)} if cell.has_gradients else {})
+    inputs = {"q": normal(1 if cell.work == "decode" else cell.tokens, cell.heads)}
+    inputs |= {"k": normal(cell.tokens, cell.key_heads), "v": normal(cell.tokens, cell.key_heads)}
+    return inputs | ({"dout": normal(cell.tokens, cell.heads)} if cell.has_gradients else {})
 
 
 def prepared(cell: Cell, inputs: Tensors, forward: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Call:
@@ -108,10 +108,10 @@ def prepared(cell: Cell, inputs: Tensors, forward: Callable[[Tensor, Tensor, Ten
         return inference
     leaves = [inputs[name].detach().requires_grad_() for name in "qkv"]
     if cell.work == "backward":
-        made = forward(*leaves)
+        forward_out = forward(*leaves)
 
         def backward() -> Tensors:
-            gradients = torch.autograd.grad(made, leaves, inputs["dout"], retain_graph=True)
+            gradients = torch.autograd.grad(forward_out, leaves, inputs["dout"], retain_graph=True)
             return dict(zip(GRADIENTS, gradients, strict=True))
 
         return backward
@@ -127,8 +127,8 @@ def prepared(cell: Cell, inputs: Tensors, forward: Callable[[Tensor, Tensor, Ten
 def truth(cell: Cell, inputs: Tensors, **rules: Any) -> Tensors:
     """Of the last sequence's last head, which is alone on its keys; of shared keys the gradients are the group's."""
     group = cell.heads // cell.key_heads
-    own = {n: x[-1:, :, (-group if n in ("q", "dout") else -1) :].double() for n, x in inputs.items()}
-    return prepared(cell, own, _plain(cell, **rules))()
+    last_head = {n: x[-1:, :, (-group if n in ("q", "dout") else -1) :].double() for n, x in inputs.items()}
+    return prepared(cell, last_head, _plain(cell, **rules))()
 
 
 def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
@@ -172,7 +172,7 @@ def _weights(cell: Cell) -> float:
     return 8.0 * DTYPES[cell.dtype].itemsize * cell.batch * cell.heads * queries * cell.tokens
 
 
-def _ours(cell: Cell, inputs: Tensors) -> Call:
+def _fused(cell: Cell, inputs: Tensors) -> Call:
     if cell.work == "decode":
         return prepared(cell, inputs, lambda q, k, v: flash_attn_with_kvcache(q, k, v, cache_seqlens=cell.tokens))
     return prepared(cell, inputs, lambda q, k, v: flash_attn_func(q, k, v, causal=cell.causal))
@@ -203,7 +203,7 @@ def _flash_attn(cell: Cell, inputs: Tensors) -> Call:
 
 # What benchmarks/attention.py compares, and xlstm-hip bench.
 BESIDE_TORCH = (
-    Implementation("ours", OURS, _ours),
+    Implementation("ours", OURS, _fused),
     Implementation("torch SDPA", SDPA, _sdpa(None), CPU),
     Implementation("torch SDPA FLASH", SDPA, _sdpa(SDPBackend.FLASH_ATTENTION), GPU),
     Implementation("torch SDPA cuDNN", SDPA, _sdpa(SDPBackend.CUDNN_ATTENTION), GPU),
@@ -229,15 +229,15 @@ def sequence_points(scale: Scale, work: str) -> list[Point]:
         tokens, lengths, width, length, dims = 65536, tuple(1 << n for n in range(9, 15)), 2048, 4096, (64, 128, 256)
     else:
         tokens, lengths, width, length, dims = 16384, (512, 1024, 2048, 4096), 128, 1024, (32, 64, 128)
-    made = []
+    points = []
     for dtype in scale.dtypes:
         dim = 128 if scale.gpu and not scale.quick else 64
         for s in lengths:
-            made.append(Point("length", s, Cell(work, dtype, tokens // s, width // dim, width // dim, s, dim)))
+            points.append(Point("length", s, Cell(work, dtype, tokens // s, width // dim, width // dim, s, dim)))
         for d in dims:
             heads = width // d
-            made.append(Point("head dim", d, Cell(work, dtype, tokens // length, heads, heads, length, d)))
-    return made
+            points.append(Point("head dim", d, Cell(work, dtype, tokens // length, heads, heads, length, d)))
+    return points
 
 
 def decode_points(scale: Scale) -> list[Point]:

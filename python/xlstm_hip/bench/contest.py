@@ -110,10 +110,10 @@ def race(
     the first of ours they took, by the rounds' own ratios."""
     samples = interleaved(calls, pace, advance, clock, failed)
     timed = [entry for entry in entries if entry["name"] in samples]
-    ours = next((samples[entry["name"]].ms for entry in timed if entry.get("provider") == OURS), None)
+    reference_ms = next((samples[entry["name"]].ms for entry in timed if entry.get("provider") == OURS), None)
     for entry in timed:
-        own = samples[entry["name"]]
-        entry["ms"] = own.as_json()
-        if ours is not None:
-            entry["times_ours"] = paired_ratio(own.ms, ours)
+        sample = samples[entry["name"]]
+        entry["ms"] = sample.as_json()
+        if reference_ms is not None:
+            entry["times_ours"] = paired_ratio(sample.ms, reference_ms)
     return samples

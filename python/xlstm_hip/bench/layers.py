@@ -22,7 +22,7 @@ WORKS = ("forward", "forward+backward")
 @dataclass(frozen=True)
 class Layer:
     name: str
-    ours: Callable[..., Any]
+    fused: Callable[..., Any]
     plain: Callable[..., Any]
     shapes: Callable[[int, int], list[tuple[int, ...]]]  # of the arguments, for so many tokens and features
 
@@ -145,8 +145,8 @@ def bytes_of(cell: Cell, inputs: list[Tensor], results: list[Tensor]) -> int:
 
 def inputs_of(cell: Cell, device: torch.device | str) -> list[Tensor]:
     rng = torch.Generator().manual_seed(0)
-    made = (torch.randn(shape, generator=rng) for shape in layer_of(cell).sizes(cell.tokens, cell.width))
-    return [x.to(device, DTYPES[cell.dtype]).requires_grad_() for x in made]
+    tensors = (torch.randn(shape, generator=rng) for shape in layer_of(cell).sizes(cell.tokens, cell.width))
+    return [x.to(device, DTYPES[cell.dtype]).requires_grad_() for x in tensors]
 
 
 # ---- for the registry
@@ -181,6 +181,6 @@ def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
 
 
 IMPLEMENTATIONS = (
-    Implementation("ours", OURS, _prepared(lambda layer: layer.ours)),
+    Implementation("ours", OURS, _prepared(lambda layer: layer.fused)),
     Implementation("plain torch", PLAIN, _prepared(lambda layer: layer.plain)),
 )

@@ -93,14 +93,17 @@ def make_inputs(cell: Cell, device: torch.device | str = "cpu", seed: int = 0) -
     lead = (cell.batch, cell.heads)
     rows = lead if cell.work == "step" else (*lead, cell.tokens)
     gates = (*lead, 1) if cell.work == "step" else rows
-    made = {"q": normal(*rows, cell.dqk), "k": normal(*rows, cell.dqk), "v": normal(*rows, cell.dhv)}
-    made |= {"i": normal(*gates), "f": normal(*gates) + 3}
+    inputs = {"q": normal(*rows, cell.dqk), "k": normal(*rows, cell.dqk), "v": normal(*rows, cell.dhv)}
+    inputs |= {"i": normal(*gates), "f": normal(*gates) + 3}
     if cell.work == "step":
-        made |= {"c": normal(*lead, cell.dqk, cell.dhv, dtype=torch.float32), "m": torch.zeros(*lead, 1, device=device)}
-        made["n"] = normal(*lead, cell.dqk, dtype=torch.float32)
+        inputs |= {
+            "c": normal(*lead, cell.dqk, cell.dhv, dtype=torch.float32),
+            "m": torch.zeros(*lead, 1, device=device),
+        }
+        inputs["n"] = normal(*lead, cell.dqk, dtype=torch.float32)
     if cell.work == "forward+backward":
-        made["dh"] = normal(*rows, cell.dhv)
-    return made
+        inputs["dh"] = normal(*rows, cell.dhv)
+    return inputs
 
 
 def head_truth(
@@ -111,11 +114,11 @@ def head_truth(
     f: Tensor,  # (S)
 ) -> Tensor:
     """h (S, DHHV) of one head from zero states, in the quadratic form: short, exact, and quick at the timed lengths."""
-    kept = F.logsigmoid(f).cumsum(0)
-    log_weight = kept[:, None] - kept[None, :] + i[None, :]
+    log_decay = F.logsigmoid(f).cumsum(0)
+    log_weight = log_decay[:, None] - log_decay[None, :] + i[None, :]
     later = torch.ones_like(log_weight, dtype=torch.bool).triu(1)
     log_weight = log_weight.masked_fill(later, -torch.inf)
-    m = torch.maximum(log_weight.amax(1), kept)  # the zero state has m = 0
+    m = torch.maximum(log_weight.amax(1), log_decay)  # the zero state has m = 0
     weight = torch.exp(log_weight - m[:, None]) * (q @ k.T) * q.shape[-1] ** -0.5
     return weight @ v / (torch.maximum(weight.sum(1).abs(), torch.exp(-m)) + EPS)[:, None]
 
@@ -173,5 +176,5 @@ def true_results(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def errors_of(cell: Cell, results: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, float]:
     """||x - truth|| / ||truth|| of each result; of a sequence's, the last head counts."""
-    own = {name: x if cell.work == "step" else x[-1, -1] for name, x in results.items()}
-    return {name: relative_error(x.detach(), truth[name]) for name, x in own.items()}
+    compared = {name: x if cell.work == "step" else x[-1, -1] for name, x in results.items()}
+    return {name: relative_error(x.detach(), truth[name]) for name, x in compared.items()}

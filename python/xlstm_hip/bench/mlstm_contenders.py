@@ -44,7 +44,7 @@ def _differentiated(cell: Cell, inputs: Tensors, forward: Callable[..., Tensor])
     return training
 
 
-def _ours(cell: Cell, inputs: Tensors) -> Call:
+def _fused(cell: Cell, inputs: Tensors) -> Call:
     from ..mlstm.kernels import mlstm_chunkwise_fused
 
     def forward(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Any:
@@ -78,15 +78,15 @@ def _on_every_gpu(prepare: Prepare) -> Prepare:
 def _our_ops(cell: Cell, inputs: Tensors) -> Call:
     from .._core.ops import OPS
 
-    given = (*(inputs[name] for name in SEQUENCE_INPUTS), None, None, None, None)
+    arguments = (*(inputs[name] for name in SEQUENCE_INPUTS), None, None, None, None)
 
     def call() -> Tensors:
-        h, l = OPS.mlstm_chunkwise(*given, False, True, EPS, cell.chunk_size, False)
+        h, l = OPS.mlstm_chunkwise(*arguments, False, True, EPS, cell.chunk_size, False)
         if cell.work == "forward":
             return {"h": h}
         last = (None, None, None)
         gradients = OPS.mlstm_backward(
-            *given, h, l, inputs["dh"], *last, False, True, True, EPS, cell.chunk_size, False
+            *arguments, h, l, inputs["dh"], *last, False, True, True, EPS, cell.chunk_size, False
         )
         return {"h": h} | {f"d{name}": g for name, g in zip(SEQUENCE_INPUTS, gradients, strict=True)}
 
@@ -106,8 +106,8 @@ def by_kernel(name: str) -> Prepare:
 
 
 def by_step_kernel(name: str) -> Prepare:
-    def kernel(**given: Any) -> Any:
-        return mlstm_step_interface(**given, kernel=name)
+    def kernel(**arguments: Any) -> Any:
+        return mlstm_step_interface(**arguments, kernel=name)
 
     return lambda cell, inputs: _step(kernel, inputs)
 
@@ -127,8 +127,8 @@ def _official(name: str, chunk_size: int | None = None) -> Prepare:
         length = chunk_size or cell.chunk_size
 
         def forward(*x: Tensor) -> Tensor:
-            own = dict(zip(SEQUENCE_INPUTS, x, strict=True))
-            return kernel(**own, eps=EPS, chunk_size=length, autocast_kernel_dtype=x[0].dtype)
+            arguments = dict(zip(SEQUENCE_INPUTS, x, strict=True))
+            return kernel(**arguments, eps=EPS, chunk_size=length, autocast_kernel_dtype=x[0].dtype)
 
         return _differentiated(cell, inputs, forward)
 
@@ -173,11 +173,11 @@ def _fla(cell: Cell, inputs: Tensors) -> Call:
 
 
 def _step(kernel: Callable[..., Any], inputs: Tensors, **options: Any) -> Call:
-    given = {name: inputs[name] for name in (*SEQUENCE_INPUTS, *STATES)}
+    arguments = {name: inputs[name] for name in (*SEQUENCE_INPUTS, *STATES)}
 
     def call() -> Tensors:
         with torch.no_grad():
-            h, (c, _, _) = kernel(**given, eps=EPS, **options)
+            h, (c, _, _) = kernel(**arguments, eps=EPS, **options)
         return {"h": h, "c": c}
 
     return call
@@ -187,8 +187,8 @@ def _our_step(in_place: bool) -> Prepare:
     def prepare(cell: Cell, inputs: Tensors) -> Call:
         from ..mlstm.kernels import mlstm_step_fused
 
-        own = {name: x.clone() if in_place and name in STATES else x for name, x in inputs.items()}
-        return _step(mlstm_step_fused, own, in_place=in_place)
+        copies = {name: x.clone() if in_place and name in STATES else x for name, x in inputs.items()}
+        return _step(mlstm_step_fused, copies, in_place=in_place)
 
     return prepare
 
@@ -201,7 +201,7 @@ def _official_step(name: str) -> Prepare:
     return prepare
 
 
-_SEQUENCE = Implementation("ours", OURS, _ours)
+_SEQUENCE = Implementation("ours", OURS, _fused)
 _STEP, _STEP_IN_PLACE = (
     Implementation("ours", OURS, _our_step(in_place=False)),
     Implementation("ours, in place", OURS, _our_step(in_place=True)),
@@ -219,7 +219,7 @@ _CPU_STEP_PEERS = (
 GPU_SEQUENCES = (
     _SEQUENCE,
     Implementation("ours, raw ops", OURS, _our_ops),
-    Implementation(COMMON, OURS, _on_every_gpu(_ours), GPU),
+    Implementation(COMMON, OURS, _on_every_gpu(_fused), GPU),
     Implementation(
         "xl_chunk 128",
         OFFICIAL,

@@ -53,12 +53,12 @@ def sequence_points(scale: Scale, work: str) -> list[Point]:
     def cell(dtype: str, s: int, dim: int, chunk: int = CHUNK) -> Cell:
         return Cell(work, dtype, tokens // s, width // dim, s, dim // 2, dim, chunk)
 
-    made = []
+    points = []
     for dtype in scale.dtypes:
-        made += [Point("length", s, cell(dtype, s, dhv)) for s in lengths]
-        made += [Point("head dim", dim, cell(dtype, length, dim)) for dim in dims]
-        made += [Point("chunk size", chunk, cell(dtype, length, dhv, chunk)) for chunk in chunks]
-    return made
+        points += [Point("length", s, cell(dtype, s, dhv)) for s in lengths]
+        points += [Point("head dim", dim, cell(dtype, length, dim)) for dim in dims]
+        points += [Point("chunk size", chunk, cell(dtype, length, dhv, chunk)) for chunk in chunks]
+    return points
 
 
 def step_points(scale: Scale) -> list[Point]:

@@ -212,7 +212,7 @@ def after(model: xLSTMLarge, inputs: Tensors) -> Tensors:
 
 def parts_of(state: State) -> Tensors:
     """By part and block."""
-    return {f"{part} {n}": x for n, own in state.items() for part, x in zip("cnm", own, strict=True)}
+    return {f"{part} {n}": x for n, layer in state.items() for part, x in zip("cnm", layer, strict=True)}
 
 
 def state_in(named: Tensors) -> State | None:
@@ -241,9 +241,9 @@ def below_best(plain: xLSTMLarge, true: Tensors, written: Tensor) -> float:
     stream = Stream(plain, written.shape[0], copy_of(state))
     logits, worst = true["logits"], 0.0
     for tokens in written.split(1, dim=1):
-        own = logits.double()
-        best = own.amax(-1)
-        short = (best - own.gather(-1, tokens).squeeze(-1)) / (best - own.mean(-1))
+        scores = logits.double()
+        best = scores.amax(-1)
+        short = (best - scores.gather(-1, tokens).squeeze(-1)) / (best - scores.mean(-1))
         worst = max(worst, float(short.max()))
         logits = stream.feed(tokens)
     return worst
@@ -270,10 +270,10 @@ def make_inputs(cell: Cell, device: torch.device) -> Tensors:
 def ready(name: str, cell: Cell, device: torch.device) -> None:
     """Makes a model and what it is held to, and lets it read, and write if that comes, a little: that compiles what it
     compiles."""
-    own = _models(cell.size, cell.dtype, device)
-    own.plain(BITS.get(name, 0))
+    models = _models(cell.size, cell.dtype, device)
+    models.plain(BITS.get(name, 0))
     with torch.no_grad():
-        read = own.reader(name)(text_of(cell, device)[:, :READY_TOKENS])
+        read = models.reader(name)(text_of(cell, device)[:, :READY_TOKENS])
         if cell.work == "write":
             read.write(1)
 
@@ -318,8 +318,8 @@ def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
 def _rounded_errors(bits: int) -> Errors:
     def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
         plain = _models(cell.size, cell.dtype, results["logits"].device).plain(bits)
-        given = {name.removeprefix(GIVEN): x for name, x in true.items() if name.startswith(GIVEN)}
-        return errors_of(plain, after(plain, given), results["logits"], results.get("text"))
+        tensors = {name.removeprefix(GIVEN): x for name, x in true.items() if name.startswith(GIVEN)}
+        return errors_of(plain, after(plain, tensors), results["logits"], results.get("text"))
 
     return errors
 

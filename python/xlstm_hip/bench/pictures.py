@@ -38,19 +38,21 @@ SERIES = (
 
 def draw(results: Results, base: Path) -> list[Path]:
     """base: the result file; pictures lie beside it, named by their series."""
-    made = []
+    files = []
     points = list(timed(results))
     for series in SERIES:
-        own = [(p, e) for p, e in points if p["series"] == series.name]
-        if own:
-            made += _lines(results, series, own, base.with_name(f"{base.stem}_{series.name.replace(' ', '_')}.png"))
+        selected = [(p, e) for p, e in points if p["series"] == series.name]
+        if selected:
+            files += _lines(
+                results, series, selected, base.with_name(f"{base.stem}_{series.name.replace(' ', '_')}.png")
+            )
     layers = [(p, e) for p, e in points if p["series"] == "layer"]
     if layers:
-        made += _layers(results, layers, base.with_name(f"{base.stem}_layers.png"))
-    ours = [(p, e) for p, e in points if e["provider"] == OURS and p["series"] != "selection" and p["flops"]]
+        files += _layers(results, layers, base.with_name(f"{base.stem}_layers.png"))
+    fused = [(p, e) for p, e in points if e["provider"] == OURS and p["series"] != "selection" and p["flops"]]
     if any(p["series"] != "selection" and p["flops"] for p, _ in points):
-        made += _roofline(results, ours, base.with_name(f"{base.stem}_roofline.png"))
-    return made
+        files += _roofline(results, fused, base.with_name(f"{base.stem}_roofline.png"))
+    return files
 
 
 Points = list[tuple[Results, Results]]  # with an entry each
@@ -58,19 +60,19 @@ Points = list[tuple[Results, Results]]  # with an entry each
 
 def _by_panel(points: Points) -> dict[tuple[str, str], Points]:
     """A panel for each operator and dtype."""
-    made: dict[tuple[str, str], Points] = {}
+    panels: dict[tuple[str, str], Points] = {}
     for p, e in points:
-        made.setdefault((p["operator"], p["shape"]["dtype"]), []).append((p, e))
-    return made
+        panels.setdefault((p["operator"], p["shape"]["dtype"]), []).append((p, e))
+    return panels
 
 
 def _lines(results: Results, series: Series, points: Points, path: Path) -> list[Path]:
     colours = colours_of(e["name"] for _, e in points)
     by_panel = _by_panel(points)
     figure, axes = panels(len(by_panel))
-    for panel, ((operator, dtype), own) in zip(axes, by_panel.items(), strict=True):
-        for name in dict.fromkeys(e["name"] for _, e in own):
-            marks = sorted(((p["x"], e) for p, e in own if e["name"] == name), key=lambda mark: mark[0])
+    for panel, ((operator, dtype), panel_points) in zip(axes, by_panel.items(), strict=True):
+        for name in dict.fromkeys(e["name"] for _, e in panel_points):
+            marks = sorted(((p["x"], e) for p, e in panel_points if e["name"] == name), key=lambda mark: mark[0])
             over(panel, [(x, e["metrics"][series.metric]) for x, e in marks], color=colours[name], label=name)
             if series.metric == "ms":
                 low, high = ([e["ms"][key] for _, e in marks] for key in ("min", "max"))
@@ -89,10 +91,10 @@ def _layers(results: Results, points: Points, path: Path) -> list[Path]:
     colours = colours_of(e["name"] for _, e in points)
     by_panel = _by_panel(points)
     figure, axes = panels(len(by_panel))
-    for panel, ((operator, dtype), own) in zip(axes, by_panel.items(), strict=True):
-        layers = list(dict.fromkeys(p["x"] for p, _ in own))
-        shares = {(p["x"], e["name"]): 100 * e["metrics"]["roofline"] for p, e in own}
-        names = dict.fromkeys(e["name"] for _, e in own)
+    for panel, ((operator, dtype), panel_points) in zip(axes, by_panel.items(), strict=True):
+        layers = list(dict.fromkeys(p["x"] for p, _ in panel_points))
+        shares = {(p["x"], e["name"]): 100 * e["metrics"]["roofline"] for p, e in panel_points}
+        names = dict.fromkeys(e["name"] for _, e in panel_points)
         values = {name: [shares.get((layer, name), 0.0) for layer in layers] for name in names}
         rows_of_bars(panel, layers, values, colours)
         panel.axvline(100, color="0.5", linewidth=0.8)
@@ -108,16 +110,16 @@ def _roofline(results: Results, points: Points, path: Path) -> list[Path]:
     figure, axes = panels(len(dtypes))
     operators = list(dict.fromkeys(p["operator"] for p, _ in points))
     for panel, dtype in zip(axes, dtypes, strict=True):
-        here = [(p, e) for p, e in points if p["shape"]["dtype"] == dtype]
-        reached = [(e["metrics"]["tflops"], e["metrics"]["gb_per_second"], p["operator"]) for p, e in here]
-        spots = [(1e3 * tflops / moved, tflops, who) for tflops, moved, who in reached]
+        of_dtype = [(p, e) for p, e in points if p["shape"]["dtype"] == dtype]
+        reached = [(e["metrics"]["tflops"], e["metrics"]["gb_per_second"], p["operator"]) for p, e in of_dtype]
+        spots = [(1e3 * tflops / moved, tflops, name) for tflops, moved, name in reached]
         rate, copy = top["flops_per_second"][dtype] / 1e12, top["copy_bytes_per_second"] / 1e12
         xs = sorted([*(x for x, _, _ in spots), rate / copy / 8, rate / copy, rate / copy * 8])
         panel.plot(xs, [min(rate, copy * x) for x in xs], color="0.4", linewidth=1.2)
-        for place, operator in enumerate(operators):
-            marks = [(x, y) for x, y, who in spots if who == operator]
+        for index, operator in enumerate(operators):
+            marks = [(x, y) for x, y, name in spots if name == operator]
             if marks:
-                panel.scatter(*zip(*marks, strict=True), s=14, color=COLOURS[place % len(COLOURS)], label=operator)
+                panel.scatter(*zip(*marks, strict=True), s=14, color=COLOURS[index % len(COLOURS)], label=operator)
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.set(title=dtype, xlabel="operations a byte", ylabel="TFLOP/s")

@@ -27,7 +27,7 @@ FLAT = 4  # so many bars of a group have room for figures that lie
 def colours_of(names: Iterable[str]) -> dict[str, str]:
     """ "ours" first, so that it has the same one everywhere."""
     ordered = sorted(dict.fromkeys(names), key=lambda name: name != "ours")
-    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(ordered)}
+    return {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(ordered)}
 
 
 def panels(count: int, columns: int = MOST_COLUMNS, size: tuple[float, float] = PANEL) -> tuple[Any, list[Any]]:
@@ -70,14 +70,14 @@ def over(axes: Any, points: Sequence[tuple[float, float]], **style: Any) -> None
 
 def rows_of_bars(axes: Any, groups: Sequence[str], values: Mapping[str, Sequence[float]], colours: Any) -> list[Any]:
     """Lying bars, a group for each name on the left; values: of all groups by what the bars are."""
-    made = []
-    for place, (name, own) in enumerate(values.items()):
-        at = [group + GROUP * (place + 0.5) / len(values) - GROUP / 2 for group in range(len(groups))]
-        made.append(axes.barh(at, own, height=0.95 * GROUP / len(values), color=colours[name], label=name))
+    bars = []
+    for index, (name, lengths) in enumerate(values.items()):
+        at = [group + GROUP * (index + 0.5) / len(values) - GROUP / 2 for group in range(len(groups))]
+        bars.append(axes.barh(at, lengths, height=0.95 * GROUP / len(values), color=colours[name], label=name))
     axes.set_yticks(range(len(groups)), groups, fontsize=8)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    return made
+    return bars
 
 
 def labelled_bars(axes: Any, values: Mapping[str, float], labels: Sequence[str], colours: Sequence[str]) -> None:
@@ -100,8 +100,8 @@ def groups_of_bars(axes: Any, groups: Mapping[str, Sequence[Bar]], colours: Mapp
     known: set[str] = set()
     for group, bars in enumerate(groups.values()):
         width = GROUP / len(bars)
-        for place, (name, taken, said) in enumerate(bars):
-            x = group - GROUP / 2 + (place + 0.5) * width
+        for index, (name, taken, value) in enumerate(bars):
+            x = group - GROUP / 2 + (index + 0.5) * width
             if taken is None:
                 axes.text(x, 0, " n/a", rotation=90, ha="center", va="bottom", fontsize=8, color="0.4")
                 continue
@@ -109,7 +109,7 @@ def groups_of_bars(axes: Any, groups: Mapping[str, Sequence[Bar]], colours: Mapp
             axes.bar(x, middle, width * 0.92, color=colours[name], label=None if name in known else name)
             axes.errorbar(x, middle, [[middle - low], [high - middle]], color="0.25", capsize=2, linewidth=0.8)
             text = axes.annotate(
-                short(said), (x, middle), (0, 2), textcoords="offset points", ha="center", fontsize=SMALL, zorder=5,
+                short(value), (x, middle), (0, 2), textcoords="offset points", ha="center", fontsize=SMALL, zorder=5,
                 rotation=90 if len(bars) > FLAT else 0,
             )  # fmt: skip
             text.set_path_effects([withStroke(linewidth=2, foreground="white")])  # readable where a line crosses it

@@ -56,11 +56,11 @@ def _greedy(first: Tensor, step: Callable[[Tensor], Tensor]) -> Callable[[int], 
     last = [first.argmax(-1, keepdim=True)]
 
     def write(n: int) -> Tensor:
-        made = [last[0]]
+        generated = [last[0]]
         for _ in range(n):
             last[0] = step(last[0]).argmax(-1, keepdim=True)
-            made.append(last[0])
-        return torch.cat(made, 1)
+            generated.append(last[0])
+        return torch.cat(generated, 1)
 
     return write
 
@@ -79,8 +79,8 @@ def of_transformers(model: Any) -> Reader:
         kind = importlib.import_module("transformers.models.xlstm.modeling_xlstm").xLSTMCache
         cache = kind(model.config, batch, dtype=model.dtype, device=model.device)
         for block, parts in state.items():
-            for own, part in zip(cache.rnn_state[block], parts, strict=True):
-                own.copy_(part)
+            for target, part in zip(cache.rnn_state[block], parts, strict=True):
+                target.copy_(part)
         return cache
 
     def read(x: Tensor, state: State | None = None) -> Written:
@@ -90,9 +90,9 @@ def of_transformers(model: Any) -> Reader:
         cache = [getattr(out, name)]
 
         def step(tokens: Tensor) -> Tensor:
-            made = model(tokens, use_cache=True, **{name: cache[0]})
-            cache[0] = getattr(made, name)
-            return made.logits[:, -1]
+            output = model(tokens, use_cache=True, **{name: cache[0]})
+            cache[0] = getattr(output, name)
+            return output.logits[:, -1]
 
         return Written(out.logits[:, -1], _greedy(out.logits[:, -1], step))
 
@@ -101,8 +101,8 @@ def of_transformers(model: Any) -> Reader:
 
 def official_model(like: xLSTMLarge, dtype: torch.dtype, device: torch.device) -> Any:
     package = importlib.import_module("xlstm.xlstm_large.model")
-    kept = ("embedding_dim", "num_heads", "num_blocks", "vocab_size", "ffn_proj_factor", "weight_mode")
-    fields = {name: getattr(like.config, name) for name in kept} | {"mode": "inference", "return_last_states": True}
+    copied = ("embedding_dim", "num_heads", "num_blocks", "vocab_size", "ffn_proj_factor", "weight_mode")
+    fields = {name: getattr(like.config, name) for name in copied} | {"mode": "inference", "return_last_states": True}
     kernels = OFFICIAL_CPU_KERNELS if device.type == "cpu" else {}
     with torch.device(device):  # weights that are thrown away are made faster there
         model: nn.Module = package.xLSTMLarge(package.xLSTMLargeConfig(**fields, **kernels))
@@ -112,10 +112,10 @@ def official_model(like: xLSTMLarge, dtype: torch.dtype, device: torch.device) -
 
 def of_official(model: Any) -> Reader:
     def read(x: Tensor, state: State | None = None) -> Written:
-        logits, own = model(x, None if state is None else copy_of(state))
+        logits, new_state = model(x, None if state is None else copy_of(state))
 
         def step(tokens: Tensor) -> Tensor:
-            return model(tokens, own)[0][:, -1]  # writes the state in place
+            return model(tokens, new_state)[0][:, -1]  # writes the state in place
 
         return Written(logits[:, -1], _greedy(logits[:, -1], step))
 
@@ -132,11 +132,11 @@ class Captured:
 
     def _step(self, batch: int, like: State) -> tuple[Tensor, State, Callable[[], None]]:
         """Where the token and the states lie, and what moves them one token on."""
-        own = copy_of(like)
-        token = torch.zeros((batch, 1), dtype=torch.long, device=own[0][0].device)
+        state = copy_of(like)
+        token = torch.zeros((batch, 1), dtype=torch.long, device=state[0][0].device)
 
         def move() -> None:
-            logits, _ = self._compiled(token, own)  # writes the state in place
+            logits, _ = self._compiled(token, state)  # writes the state in place
             token.copy_(logits[:, -1].argmax(-1, keepdim=True))
 
         aside = torch.cuda.Stream()
@@ -148,7 +148,7 @@ class Captured:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             move()
-        return token, own, graph.replay
+        return token, state, graph.replay
 
     def __call__(self, x: Tensor, state: State | None = None) -> Written:
         logits, read = self.model(x, None if state is None else copy_of(state))
@@ -158,15 +158,15 @@ class Captured:
             batch = x.shape[0]
             if batch not in self._steps:
                 self._steps[batch] = self._step(batch, read)
-            token, own, replay = self._steps[batch]
+            token, graph_state, replay = self._steps[batch]
             token.copy_(first)
             for block, parts in read.items():
-                for place, part in zip(own[block], parts, strict=True):
-                    place.copy_(part)
-            made = [first]
+                for target, part in zip(graph_state[block], parts, strict=True):
+                    target.copy_(part)
+            generated = [first]
             for _ in range(n):
                 replay()
-                made.append(token.clone())
-            return torch.cat(made, 1)
+                generated.append(token.clone())
+            return torch.cat(generated, 1)
 
         return Written(logits[:, -1], write)

@@ -132,9 +132,9 @@ def relative_error(x: Tensor, truth: Tensor) -> float:
 
 def named(kind: str, known: Mapping[str, Any], name: str) -> str:
     """The name as it is written here; upper and lower case do not count."""
-    for own in known:
-        if own.lower() == name.lower():
-            return own
+    for candidate in known:
+        if candidate.lower() == name.lower():
+            return candidate
     raise ValueError(f"{kind}: expected one of {', '.join(known)}, got {name!r}")
 
 

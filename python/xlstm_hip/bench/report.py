@@ -20,7 +20,7 @@ def timed(results: Results) -> Iterable[tuple[Results, Results]]:
     return ((p, e) for p in results["points"] for e in p.get("entries", ()) if "ms" in e)
 
 
-def markdown(results: Results, wanted: Sequence[str] = tuple(metrics.METRICS)) -> str:
+def markdown(results: Results, columns: Sequence[str] = tuple(metrics.METRICS)) -> str:
     """wanted: names of metrics."""
     top = results["ceilings"]
     rates = ", ".join(f"{dtype} {rate / 1e12:.3g} TFLOP/s" for dtype, rate in top["flops_per_second"].items())
@@ -32,14 +32,14 @@ def markdown(results: Results, wanted: Sequence[str] = tuple(metrics.METRICS)) -
     )
     for operator in dict.fromkeys(p["operator"] for p in results["points"]):
         points = [p for p in results["points"] if p["operator"] == operator]
-        own = SELECTED_METRICS if points[0]["series"] == "selection" else wanted
-        rows = [row for p in points for row in _rows(p, [name for name in wanted if name in own])]
+        shown = SELECTED_METRICS if points[0]["series"] == "selection" else columns
+        rows = [row for p in points for row in _rows(p, [name for name in columns if name in shown])]
         if rows:
-            headings = [metrics.METRICS[name].heading for name in wanted if name in own]
+            headings = [metrics.METRICS[name].heading for name in columns if name in shown]
             lines += section(operator, *lines_of(("series", "shape", "dtype", "", *headings, "note"), rows))
     lines += _selection(results)
     lines += section("Not measured", *_missing(results)) + section("What the columns say")
-    lines += [f"- {x.heading}: {x.text}" for x in metrics.METRICS.values() if x.name in wanted]
+    lines += [f"- {x.heading}: {x.text}" for x in metrics.METRICS.values() if x.name in columns]
     lines += [
         "",
         "Medians (min..max). Implementations take turns; every result but another function's is held to a truth before",
@@ -50,7 +50,7 @@ def markdown(results: Results, wanted: Sequence[str] = tuple(metrics.METRICS)) -
     return "\n".join(lines) + "\n"
 
 
-def _rows(point: Results, wanted: Sequence[str]) -> list[tuple[str, ...]]:
+def _rows(point: Results, columns: Sequence[str]) -> list[tuple[str, ...]]:
     rows = []
     for entry in point.get("entries", ()):
         if "ms" not in entry:
@@ -59,7 +59,7 @@ def _rows(point: Results, wanted: Sequence[str]) -> list[tuple[str, ...]]:
         if "errors" not in entry:
             note = "another function"
         lead = (point["series"], point["shape"]["size"], point["shape"]["dtype"], entry["name"])
-        rows.append((*lead, *(metrics.words(name, entry) for name in wanted), note))
+        rows.append((*lead, *(metrics.words(name, entry) for name in columns), note))
     return rows
 
 
@@ -68,15 +68,15 @@ def _missing(results: Results) -> list[str]:
     reasons: dict[tuple[str, str], list[str]] = {}
     for point in results["points"]:
         for entry in (point, *point.get("entries", ())):
-            who = "all" if entry is point else f"{entry['provider']}: {entry['name']}"
+            subject = "all" if entry is point else f"{entry['provider']}: {entry['name']}"
             if "missing" in entry:
-                reasons.setdefault((who, entry["missing"]), []).append(point["operator"])
+                reasons.setdefault((subject, entry["missing"]), []).append(point["operator"])
             if "failed" in entry:
                 where = f"{point['operator']} {point['title']}"
-                reasons.setdefault((who, f"FAILED: {entry['failed']}"), []).append(where)
+                reasons.setdefault((subject, f"FAILED: {entry['failed']}"), []).append(where)
     rows = [
-        (who, ", ".join(f"{x} ({n} points)" if n > 1 else x for x, n in Counter(where).items()), why)
-        for (who, why), where in reasons.items()
+        (subject, ", ".join(f"{x} ({n} points)" if n > 1 else x for x, n in Counter(where).items()), why)
+        for (subject, why), where in reasons.items()
     ]
     return lines_of(("implementation", "of", "why"), rows) if rows else ["Nothing is missing."]
 
@@ -87,11 +87,11 @@ def _selection(results: Results) -> list[str]:
         return []
     rows = []
     for regime in dict.fromkeys(x.regime for x in found):
-        own = [x for x in found if x.regime == regime]
-        near = sum(x.near for x in own)
-        worst = max(own, key=lambda x: x.times_best)
-        verdict = "" if regime != "auto" else "met" if near >= selection.AIM * len(own) else "MISSED"
-        share = f"{near} of {len(own)} ({near / len(own):.1%})"
+        of_regime = [x for x in found if x.regime == regime]
+        near = sum(x.near for x in of_regime)
+        worst = max(of_regime, key=lambda x: x.times_best)
+        verdict = "" if regime != "auto" else "met" if near >= selection.AIM * len(of_regime) else "MISSED"
+        share = f"{near} of {len(of_regime)} ({near / len(of_regime):.1%})"
         rows.append((regime, share, f"{worst.times_best:.2f}x at {worst.operator} {worst.dtype} {worst.size}", verdict))
     percent = f"{selection.NEAR - 1:.0%}"
     lines = ["", "## Selection", "", f"How often a regime's choice is within {percent} of the fastest kernel."]

@@ -65,5 +65,5 @@ def redraw(file: Path, benchmark: str, markdown: Callable[[Results], str], draw:
     except ValueError as error:
         raise ValueError(f"--redraw: {error}") from error
     except (KeyError, TypeError, AttributeError) as error:
-        said = f"{type(error).__name__}: {error}"
-        raise ValueError(f"--redraw: expected a whole result file, got {str(file)!r}: {said}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"--redraw: expected a whole result file, got {str(file)!r}: {reason}") from error

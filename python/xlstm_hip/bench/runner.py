@@ -79,9 +79,9 @@ class Run:
 
     def prepared(self, contest: Contest, implementation: Implementation, share: float) -> tuple[Entry, Call | None]:
         """As Contest.enter, but for what would take too long."""
-        ours, cell = implementation.provider == OURS, contest.cell
+        is_fused, cell = implementation.provider == OURS, contest.cell
         least = least_rounds(contest.operator)
-        limit = math.inf if ours else max(4 * share, SLOW_SECONDS) / least  # seconds of a call
+        limit = math.inf if is_fused else max(4 * share, SLOW_SECONDS) / least  # seconds of a call
         kind, amount = (contest.operator.name, implementation.name), cell.flops or cell.bytes
         if self.rates.get(kind, 0.0) * amount > GUESS * limit and contest.absent(implementation) is None:
             late = {"missing": f"{LATE}: too slow"}
@@ -119,7 +119,7 @@ class Run:
         _ = contest.truth  # made here: what does not fit is the point's, not an implementation's
         entries: list[Entry] = []
         calls: dict[str, Call] = {}
-        for implementation in self.wanted(operator):
+        for implementation in self.selected(operator):
             entry, call = self.prepared(contest, implementation, share)
             entries.append(entry)
             if call is not None:
@@ -137,14 +137,14 @@ class Run:
                 entry["metrics"] = metrics.of(cell, entry, self.results["ceilings"])
         return {"flops": cell.flops, "bytes": cell.bytes, "entries": entries}
 
-    def wanted(self, operator: Operator) -> list[Implementation]:
+    def selected(self, operator: Operator) -> list[Implementation]:
         return [x for x in operator.implementations if x.provider in self.settings.providers]
 
     def pace(self, operator: Operator, share: float) -> Pace:
         sample = 0.01 if self.machine.gpu else 0.02
         cold = operator.cold and self.machine.gpu
-        own = Pace(share, least_rounds(operator), MOST_ROUNDS, sample / COLD_SAMPLES if cold else sample)
-        return QUICK if self.settings.quick else own
+        pace = Pace(share, least_rounds(operator), MOST_ROUNDS, sample / COLD_SAMPLES if cold else sample)
+        return QUICK if self.settings.quick else pace
 
     # ---- all of them
 
@@ -173,7 +173,7 @@ class Run:
             return
         self.lost = {key: why for key, why in self.lost.items() if key[1] != operator.name}  # of another dtype
         began = time.monotonic()
-        for x in sorted(self.wanted(operator), key=lambda x: x.provider not in (OURS, PLAIN)):
+        for x in sorted(self.selected(operator), key=lambda x: x.provider not in (OURS, PLAIN)):
             if x.missing(self.machine.device) is not None:
                 continue
             if x.provider not in (OURS, PLAIN) and time.monotonic() - began > seconds:
@@ -196,8 +196,8 @@ class Run:
             random.Random(0).shuffle(order)
         before, measured, began = list(self.results["points"]), {}, time.monotonic()
         late = False
-        for done, place in enumerate(order):
-            point = points[place]
+        for done, index in enumerate(order):
+            point = points[index]
             progress.begin(f"{operator.name} {point.cell.title}")
             left = self.left() - ends
             usual = (time.monotonic() - began) / done if done else 0.0
@@ -209,8 +209,8 @@ class Run:
                     operator.name.removeprefix("select-"), point.cell, self.machine.device
                 )
             late = late or left <= usual  # it would not end in time
-            own = {"missing": LATE} if late else self.guarded(operator, point, share, progress.advance)
-            measured[place] = facts | {"shape": point.cell.as_json()} | own
+            result = {"missing": LATE} if late else self.guarded(operator, point, share, progress.advance)
+            measured[index] = facts | {"shape": point.cell.as_json()} | result
             self.machine.clean()
             self.results["points"] = before + [measured[n] for n in sorted(measured)]
             result_files.save(self.results, self.out)
@@ -250,23 +250,25 @@ def run(settings: Settings, out: Path) -> dict[str, Any]:
     before_triton()
     warnings.filterwarnings("ignore", module="(mlstm_kernels|transformers|torch|xlstm)")
     machine = Machine(settings.device)
-    asked = [PROVIDERS[name] for name in settings.providers]
+    providers = [PROVIDERS[name] for name in settings.providers]
     results: dict[str, Any] = {
         "benchmark": BENCHMARK,
         "environment": environment(settings.device),
         "settings": settings.as_json(),
-        "providers": {x.name: {"text": x.text, "missing": x.missing()} for x in asked},
+        "providers": {x.name: {"text": x.text, "missing": x.missing()} for x in providers},
         "exact": {name: dict(OPERATORS[name].exact) for name in settings.operators},
         "ceilings": ceilings(machine, settings.dtypes, settings.quick),
         "ended_early": True,  # until it did not
         "points": [],
     }
     lost = lost_in_trials(settings.operators, settings.device, settings.scale, settings.providers, settings.peers)
-    own = Run(settings, machine, out, results, lost)  # its seconds begin here: trials last as long as peers' compilers
+    session = Run(
+        settings, machine, out, results, lost
+    )  # its seconds begin here: trials last as long as peers' compilers
     gc.freeze()  # what is imported by now stays: each point collects several times
     try:
         with result_files.keeps_what_there_is():
-            own.go()
+            session.go()
             results["ended_early"] = False
     finally:
         gc.unfreeze()
@@ -277,10 +279,10 @@ def run(settings: Settings, out: Path) -> dict[str, Any]:
 def failures(results: dict[str, Any]) -> list[str]:
     """Ours that were wrong or did not run: what makes a run fail."""
     return [
-        f"{point['operator']} {point['title']}: {who.get('name', 'inputs')}: {who['failed']}"
+        f"{point['operator']} {point['title']}: {entry.get('name', 'inputs')}: {entry['failed']}"
         for point in results["points"]
-        for who in (point, *point.get("entries", ()))
-        if "failed" in who
+        for entry in (point, *point.get("entries", ()))
+        if "failed" in entry
     ]
 
 
@@ -291,6 +293,6 @@ def why_nothing_was_measured(results: dict[str, Any]) -> str | None:
         return None
     reasons = [f"{entry['name']}: {entry['missing']}" for entry in entries if "missing" in entry]
     reasons += [point["missing"] for point in results["points"] if "missing" in point]
-    asked = results["settings"]
-    none = f"of {', '.join(asked['providers'])} there is no implementation of {', '.join(asked['operators'])}"
+    settings = results["settings"]
+    none = f"of {', '.join(settings['providers'])} there is no implementation of {', '.join(settings['operators'])}"
     return "; ".join(dict.fromkeys(reasons)) or none

@@ -33,19 +33,19 @@ WORKS = {
 
 
 def _kernels(work: str) -> tuple[Implementation, ...]:
-    place = KEYS.index(WORKS[work][0])
+    index = KEYS.index(WORKS[work][0])
     prepare = by_step_kernel if work == "step" else by_kernel
-    made = {}
+    implementations = {}
     for config in (FUSED, NATIVE, STOCK, HYBRID, AMD):
-        name = config[place]
+        name = config[index]
         triton = "triton" in name
         provider = OFFICIAL if triton else OURS if "fused" in name else PLAIN
         # Elsewhere a Triton name is the fused kernel's.
         limits: dict[str, Any] = {"devices": ("cuda",), "beyond": beyond_triton} if triton else {}
-        made[name] = Implementation(
+        implementations[name] = Implementation(
             name, provider, prepare(name), triton=triton, llvm_opt="xl_chunk" not in name, **limits
         )
-    return tuple(made.values())
+    return tuple(implementations.values())
 
 
 KERNELS = {work: _kernels(work) for work in WORKS}
@@ -61,13 +61,13 @@ def points(scale: Scale, work: str) -> list[Point]:
         batches, lengths, dims, heads_wide, most = (1, 8, 64), (16, 64, 500, 2048, 8192), (128, 256, 512), 4096, 1 << 17
     else:
         batches, lengths, dims, heads_wide, most = (1, 4), (16, 100, 1024), (64, 128, 256), 512, 4096
-    own = WORKS[work][1]
+    bench_work = WORKS[work][1]
     if work == "step":
         lengths = (1,)
     elif work == "sequence":  # what a chunkwise kernel leaves over, and short prompts
         lengths = tuple(x for x in lengths if x < 2 * CHUNK)
     return [
-        Point("selection", f"B{b} S{s} {d // 2}/{d}", Cell(own, dtype, b, heads_wide // d, s, d // 2, d, CHUNK))
+        Point("selection", f"B{b} S{s} {d // 2}/{d}", Cell(bench_work, dtype, b, heads_wide // d, s, d // 2, d, CHUNK))
         for dtype in scale.dtypes
         for b in batches
         for s in lengths

@@ -40,8 +40,8 @@ class Work:
 
 def works_of(prompts: Sequence[int], texts: Sequence[int], batches: Sequence[int]) -> list[Work]:
     """One for each length, 0 for none, and batch."""
-    own = [(kind, tokens) for kind, lengths in ((PROMPT, prompts), (TEXT, texts)) for tokens in lengths if tokens]
-    return [Work(kind, tokens, batch) for batch in batches for kind, tokens in own]
+    kinds = [(kind, tokens) for kind, lengths in ((PROMPT, prompts), (TEXT, texts)) for tokens in lengths if tokens]
+    return [Work(kind, tokens, batch) for batch in batches for kind, tokens in kinds]
 
 
 def weight_bytes(model: xLSTMLarge) -> int:
@@ -120,12 +120,12 @@ def facts_of(model: xLSTMLarge, name: str) -> dict[str, Any]:
 def table(facts: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
     count = facts["parameters"]
     parameters = f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
-    own = (facts["model"], parameters, f"{facts['weights']}, {_mib(facts['weight_bytes'])}")
+    model_columns = (facts["model"], parameters, f"{facts['weights']}, {_mib(facts['weight_bytes'])}")
     return lines_of(
         COLUMNS,
         [
             (
-                *own,
+                *model_columns,
                 str(row["batch"]),
                 row["test"],
                 f"{short(row['tokens_per_second'], 4)} ± {short(row['deviation'])}",

@@ -81,8 +81,8 @@ def lost_in_trials(
     for operator in (OPERATORS[name] for name in operators):
         for x in operator.implementations:
             if x.triton and x.provider in providers and x.missing(torch.device(device)) is None:
-                own = (work for work in trials_of(operator, scale) if not works or work in works)
-                tries[x.name] = (*tries.get(x.name, ()), *own)
+                selected = (work for work in trials_of(operator, scale) if not works or work in works)
+                tries[x.name] = (*tries.get(x.name, ()), *selected)
     if not any(tries.values()):
         return {}
     print(f"trying {', '.join(tries)}, each in a process of its own", file=sys.stderr)
@@ -110,15 +110,15 @@ def main() -> None:
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--works", nargs="+")
     parser.add_argument("--try", dest="name", required=True)
-    given = parser.parse_args()
-    add_peers(given.peers)
+    args = parser.parse_args()
+    add_peers(args.peers)
     before_triton()
-    device = torch.device(given.device)
-    scale = Scale(device.type == "cuda", given.quick, tuple(given.dtypes))
-    for operator in (OPERATORS[name] for name in given.operators):
-        for implementation in (x for x in operator.implementations if x.name == given.name):
+    device = torch.device(args.device)
+    scale = Scale(device.type == "cuda", args.quick, tuple(args.dtypes))
+    for operator in (OPERATORS[name] for name in args.operators):
+        for implementation in (x for x in operator.implementations if x.name == args.name):
             for work, cell in trials_of(operator, scale).items():
-                if given.works and work not in given.works:
+                if args.works and work not in args.works:
                     continue
                 with compiling(implementation):
                     try:

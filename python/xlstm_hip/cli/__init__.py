@@ -30,9 +30,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 success; 1 failure, or doctor found a problem; 2 wrong arguments; 130 Ctrl-C."""
-    given = parser().parse_args(argv)
+    args = parser().parse_args(argv)
     try:
-        return given.run(given)
+        return args.run(args)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 128 + signal.SIGINT  # as a shell reports Ctrl-C
@@ -40,5 +40,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
-        print(f"xlstm-hip {given.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"xlstm-hip {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2 if isinstance(error, WrongArguments) else 1

@@ -139,10 +139,10 @@ def add(commands: Any) -> None:
     add_revision(model)
 
 
-def run(given: argparse.Namespace) -> int:
-    if given.model is not None:
-        return run_model(given)
-    refuse_given(given, MODEL_DEFAULTS, "--model with it")
+def run(args: argparse.Namespace) -> int:
+    if args.model is not None:
+        return run_model(args)
+    refuse_given(args, MODEL_DEFAULTS, "--model with it")
     from ..bench import pictures, result_files, runner
     from ..bench.metrics import METRICS
     from ..bench.operators import DEFAULT, GROUPS
@@ -150,36 +150,36 @@ def run(given: argparse.Namespace) -> int:
     from ..bench.report import markdown
     from ..bench.trial import add_peers
 
-    if given.peers is not None and not given.peers.is_dir():
-        raise ValueError(f"--peers: expected a folder, got {str(given.peers)!r}")
-    add_peers(given.peers)
-    device = given.device or default_device_name()
-    _nothing_else(given)
-    if given.list:
+    if args.peers is not None and not args.peers.is_dir():
+        raise ValueError(f"--peers: expected a folder, got {str(args.peers)!r}")
+    add_peers(args.peers)
+    device = args.device or default_device_name()
+    _nothing_else(args)
+    if args.list:
         print(listing(torch.device(device)))
         return 0
-    as_asked = partial(markdown, wanted=tuple(given.metrics or METRICS))
-    if given.redraw is not None:
-        result_files.redraw(given.redraw, runner.BENCHMARK, as_asked, pictures.draw)
+    as_asked = partial(markdown, columns=tuple(args.metrics or METRICS))
+    if args.redraw is not None:
+        result_files.redraw(args.redraw, runner.BENCHMARK, as_asked, pictures.draw)
         return 0
     gpu = torch.device(device).type == "cuda"
     if gpu and not torch.cuda.is_available():
         raise ValueError(f"--device: torch sees no GPU, got {device!r}")
     if gpu and (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise ValueError(f"--device: expected one of torch's {torch.cuda.device_count()} GPUs, got {device!r}")
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    asked = [own for name in given.operators or DEFAULT for own in GROUPS.get(name, (name,))]
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    operators = [operator for name in args.operators or DEFAULT for operator in GROUPS.get(name, (name,))]
     settings = runner.Settings(
-        operators=tuple(dict.fromkeys(asked)),
-        providers=tuple(dict.fromkeys(given.providers or PROVIDERS)),
+        operators=tuple(dict.fromkeys(operators)),
+        providers=tuple(dict.fromkeys(args.providers or PROVIDERS)),
         device=device,
-        dtypes=tuple(DTYPE_NAMES[DTYPES[x]] for x in given.dtype or (["bfloat16"] if gpu else ["float32", "bfloat16"])),
-        seconds=given.seconds or math.inf,
-        quick=given.quick,
-        peers=given.peers,
+        dtypes=tuple(DTYPE_NAMES[DTYPES[x]] for x in args.dtype or (["bfloat16"] if gpu else ["float32", "bfloat16"])),
+        seconds=args.seconds or math.inf,
+        quick=args.quick,
+        peers=args.peers,
     )
-    out = given.out or Path(f"bench_{torch.device(device).type}_{time.strftime('%Y%m%d_%H%M%S')}.json")
+    out = args.out or Path(f"bench_{torch.device(device).type}_{time.strftime('%Y%m%d_%H%M%S')}.json")
     check_out(out)
     results = runner.run(settings, out)
     result_files.report(results, out, as_asked, pictures.draw)
@@ -194,47 +194,47 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def run_model(given: argparse.Namespace) -> int:
+def run_model(args: argparse.Namespace) -> int:
     """Tokens per second of a model, as a table on stdout."""
     for name in OPERATOR_OPTIONS:
-        if getattr(given, name):
-            what = name if name == "operators" else f"--{name}"
-            raise WrongArguments(f"{what}: expected none with --model, which measures a model and no operators")
-    if len(given.dtype or ()) > 1:
-        raise WrongArguments(f"--dtype: expected one with --model, got {' '.join(given.dtype)}")
-    asked = {name: default if getattr(given, name) is None else getattr(given, name)
+        if getattr(args, name):
+            option = name if name == "operators" else f"--{name}"
+            raise WrongArguments(f"{option}: expected none with --model, which measures a model and no operators")
+    if len(args.dtype or ()) > 1:
+        raise WrongArguments(f"--dtype: expected one with --model, got {' '.join(args.dtype)}")
+    settings = {name: default if getattr(args, name) is None else getattr(args, name)
              for name, default in MODEL_DEFAULTS.items()}  # fmt: skip
     from ..bench.environment import environment, summary
     from ..bench.machine import Machine
     from ..bench.throughput import facts_of, measure, table, works_of
 
-    tests = works_of(asked["prompt"], asked["generate"], asked["batch"])
+    tests = works_of(settings["prompt"], settings["generate"], settings["batch"])
     if not tests:
         raise WrongArguments("-p, -n: expected at least one above 0, got none")
-    folder = checkpoint_folder("--model", given.model, revision=asked["revision"])
-    options = {"device": given.device, "dtype": (given.dtype or [None])[0], "threads": given.threads}
+    folder = checkpoint_folder("--model", args.model, revision=settings["revision"])
+    options = {"device": args.device, "dtype": (args.dtype or [None])[0], "threads": args.threads}
     model = load("--model", folder, argparse.Namespace(**dict.fromkeys(MODEL_OPTIONS) | options))
     facts = facts_of(model, called(folder)) | {"environment": environment(model.device)}
     machine, rows = Machine(str(model.device)), []
     with Tasks(len(tests)) as progress:
         for test in tests:
             progress.begin(f"{test.name}, batch {test.batch}")
-            rows.append(measure(model, test, asked["repetitions"], machine, progress.advance))
-    if asked["json"]:
-        print(json.dumps(facts | {"repetitions": asked["repetitions"], "tests": rows}, indent=2))
+            rows.append(measure(model, test, settings["repetitions"], machine, progress.advance))
+    if settings["json"]:
+        print(json.dumps(facts | {"repetitions": settings["repetitions"], "tests": rows}, indent=2))
     else:
         print("\n".join([*table(facts, rows), "", summary(facts["environment"])]))
     return 0
 
 
-def _nothing_else(given: argparse.Namespace) -> None:
+def _nothing_else(args: argparse.Namespace) -> None:
     """--list and --redraw measure nothing, so options of a measurement are refused with them."""
     allowed = {"list": {"device", "peers"}, "redraw": {"metrics"}}
     options = ("operators", "providers", "metrics", "device", "dtype", "seconds", "out", "threads", "peers", "quick")
-    for mode, own in allowed.items():
-        extra = [name for name in (*options, *(x for x in allowed if x != mode)) if getattr(given, name)]
-        if getattr(given, mode) and not set(extra) <= own:
-            names = ", ".join(name if name == "operators" else f"--{name}" for name in extra if name not in own)
+    for mode, compatible in allowed.items():
+        extra = [name for name in (*options, *(x for x in allowed if x != mode)) if getattr(args, name)]
+        if getattr(args, mode) and not set(extra) <= compatible:
+            names = ", ".join(name if name == "operators" else f"--{name}" for name in extra if name not in compatible)
             raise ValueError(f"--{mode}: measures nothing and cannot be combined with {names}")
 
 
@@ -249,7 +249,7 @@ def listing(device: torch.device) -> str:
         for x in operator.implementations:
             missing = x.missing(device)
             lines.append(f"    {x.provider:<16} {x.name}{f'  -- missing: {missing}' if missing else ''}")
-    lines += ["", "groups", *(f"  {name:<18} {', '.join(own)}" for name, own in GROUPS.items())]
+    lines += ["", "groups", *(f"  {name:<18} {', '.join(members)}" for name, members in GROUPS.items())]
     lines += ["", "providers"]
     for provider in PROVIDERS.values():
         missing = provider.missing()

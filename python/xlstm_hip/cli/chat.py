@@ -65,20 +65,20 @@ class Conversation:
 
     def __init__(
         self,
-        given: argparse.Namespace,
+        args: argparse.Namespace,
         sampling: Sampling,
         model: xLSTMLarge,
         tokenizer: Tokenizer,
         template: ChatTemplate,
     ) -> None:
-        self._given, self._sampling, self._model = given, sampling, model
+        self._args, self._sampling, self._model = args, sampling, model
         self._tokenizer, self._template = tokenizer, template
         self.reset()
 
     def reset(self) -> None:
         self.messages: list[Message] = []
-        if self._given.system is not None:
-            self.messages.append({"role": "system", "content": self._given.system})
+        if self._args.system is not None:
+            self.messages.append({"role": "system", "content": self._args.system})
         self._begin()
 
     def _begin(self) -> None:
@@ -99,22 +99,22 @@ class Conversation:
         if not tokens:
             raise ValueError(f"{self._template.file}: expected a template that writes the messages, got nothing new")
         ends = self._model.special_tokens.eos
-        writer, pieces = TextWriter(self._tokenizer, self._given.stop), []
+        writer, parts = TextWriter(self._tokenizer, self._args.stop), []
 
-        def say(piece: str) -> None:
-            pieces.append(piece)
-            print(piece, end="", flush=True)
+        def say(part: str) -> None:
+            parts.append(part)
+            print(part, end="", flush=True)
 
         with interruptible() as interrupted:
             self.stream.feed(torch.tensor([tokens], device=self._model.embedding.weight.device))
-            seed = self._given.seed + len(messages)
-            made, _ = write_tokens(
-                self._given.max_tokens, seed, self.stream, self._sampling, ends, writer, say, interrupted
+            seed = self._args.seed + len(messages)
+            answer_tokens, _ = write_tokens(
+                self._args.max_tokens, seed, self.stream, self._sampling, ends, writer, say, interrupted
             )
-            read_last(self.stream, made, ends)
+            read_last(self.stream, answer_tokens, ends)
         print(flush=True)
-        answer = "".join(pieces)
-        self._read = [text + answer + writer.held]
+        answer = "".join(parts)
+        self._read = [text + answer + writer.pending]
         if writer.stopped_by is None:
             self._read.append(text + answer.strip())
         self.messages = [*messages, {"role": "assistant", "content": answer}]
@@ -129,27 +129,27 @@ class Conversation:
         self.messages, self._read = notes["messages"], notes["read"]
 
 
-def run(given: argparse.Namespace) -> int:
-    sampling = sampling_of(given)
-    if given.load_state is not None and given.system is not None:
-        raise WrongArguments(f"--system: expected none with --load-state, whose chat has its own, got {given.system!r}")
-    check_template_option(given)
-    check_state_options(given)
-    folder = checkpoint_folder("model", given.model, revision=given.revision)
-    model = load("model", folder, given)
+def run(args: argparse.Namespace) -> int:
+    sampling = sampling_of(args)
+    if args.load_state is not None and args.system is not None:
+        raise WrongArguments(f"--system: expected none with --load-state, whose chat has its own, got {args.system!r}")
+    check_template_option(args)
+    check_state_options(args)
+    folder = checkpoint_folder("model", args.model, revision=args.revision)
+    model = load("model", folder, args)
     tokenizer = load_tokenizer(folder, model.config.vocab_size)
-    template = chat_template_of(given, folder, model, tokenizer)
-    chat = Conversation(given, sampling, model, tokenizer, template)
-    if given.load_state is not None:
-        chat.load(given.load_state)
+    template = chat_template_of(args, folder, model, tokenizer)
+    chat = Conversation(args, sampling, model, tokenizer, template)
+    if args.load_state is not None:
+        chat.load(args.load_state)
     for line in lines():
         if line.startswith("/"):
             if not obeyed(chat, line):
                 break
         elif line.strip():
             chat.answer(line)
-    if given.save_state is not None:
-        chat.save(given.save_state)
+    if args.save_state is not None:
+        chat.save(args.save_state)
     return 0
 
 
@@ -162,8 +162,8 @@ def lines() -> Iterator[str]:
             try:
                 yield line.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
-                got = f"got byte {error.object[error.start]:#04x}"
-                raise ValueError(f"stdin: line {number}: expected UTF-8, {got}") from None
+                actual = f"got byte {error.object[error.start]:#04x}"
+                raise ValueError(f"stdin: line {number}: expected UTF-8, {actual}") from None
         return
     with contextlib.suppress(ImportError):  # input() then edits lines
         import readline  # noqa: F401
@@ -181,18 +181,18 @@ def lines() -> Iterator[str]:
 
 def obeyed(chat: Conversation, line: str) -> bool:
     """Obeys a command; whether the chat goes on."""
-    command, _, rest = line.partition(" ")
-    rest = rest.strip()
-    if command == "/save" and rest:
+    command, _, argument = line.partition(" ")
+    argument = argument.strip()
+    if command == "/save" and argument:
         try:
-            check_writable("/save", Path(rest))
-            chat.save(Path(rest))
+            check_writable("/save", Path(argument))
+            chat.save(Path(argument))
         except (ValueError, OSError) as error:
             print(error, file=sys.stderr)
-    elif rest or command not in ("/reset", "/exit", "/help"):
+    elif argument or command not in ("/reset", "/exit", "/help"):
         print(f"expected one of {COMMANDS}, got {line!r}", file=sys.stderr)
     elif command == "/reset":
         chat.reset()
     elif command == "/help":
         print(COMMANDS, file=sys.stderr)
-    return command != "/exit" or bool(rest)
+    return command != "/exit" or bool(argument)

@@ -119,10 +119,10 @@ def add_command(commands: Any, name: str, run: Callable, text: str, examples: st
     return command
 
 
-def refuse_given(given: argparse.Namespace, names: Iterable[str], expected: str) -> None:
+def refuse_given(args: argparse.Namespace, names: Iterable[str], expected: str) -> None:
     """Raises if an option was given that would have no effect. Their defaults are None."""
     for name in names:
-        value = getattr(given, name)
+        value = getattr(args, name)
         if value is not None:
             raise WrongArguments(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}")
 
@@ -149,8 +149,8 @@ def add_shard_size(command: argparse.ArgumentParser) -> None:
     command.add_argument("--shard-gb", metavar="GB", type=size, default=5.0, help="maximum size of a file (default: 5)")
 
 
-def shard_bytes(given: argparse.Namespace) -> int:
-    return max(1, int(given.shard_gb * 1e9))
+def shard_bytes(args: argparse.Namespace) -> int:
+    return max(1, int(args.shard_gb * 1e9))
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
@@ -186,8 +186,8 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--threads", metavar="N", type=at_least(1), help="CPU threads (default: one per core)")
     add_revision(command)
     kernels = command.add_argument_group("kernels", "Names as in xlstm_hip.get_available_mlstm_kernels().")
-    for kind, what in (("chunkwise", "of prompts"), ("sequence", "of short sequences"), ("step", "of single tokens")):
-        text = f'kernel {what}, or "auto" (default: the best for the device)'
+    for kind, use in (("chunkwise", "of prompts"), ("sequence", "of short sequences"), ("step", "of single tokens")):
+        text = f'kernel {use}, or "auto" (default: the best for the device)'
         kernels.add_argument(f"--{kind}-kernel", metavar="NAME", help=text)
     kernels.add_argument("--chunk-size", metavar="N", type=at_least(1), help="tokens per chunk; changes speed alone")
     of_queued = "of the queued and Ray kernels"
@@ -216,14 +216,14 @@ def _seen_device(name: str) -> str:
     return name
 
 
-def load(name: str, folder: Path, given: argparse.Namespace) -> xLSTMLarge:
+def load(name: str, folder: Path, args: argparse.Namespace) -> xLSTMLarge:
     """Loads the model given by the argument `name` with the options of add_model_options."""
     checkpoint_folder(name, folder)
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    device = default_device_name() if given.device is None else _seen_device(given.device)
-    changes = {field: getattr(given, field) for field in KERNEL_FIELDS if getattr(given, field) is not None}
-    return load_pretrained(folder, given.dtype, device, given.weights or _default_weights(folder), **changes)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    device = default_device_name() if args.device is None else _seen_device(args.device)
+    changes = {field: getattr(args, field) for field in KERNEL_FIELDS if getattr(args, field) is not None}
+    return load_pretrained(folder, args.dtype, device, args.weights or _default_weights(folder), **changes)
 
 
 def _default_weights(folder: Path) -> str:

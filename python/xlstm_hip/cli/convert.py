@@ -43,20 +43,20 @@ def add(commands: Any) -> None:
     add_shard_size(command)
 
 
-def run(given: argparse.Namespace) -> int:
-    check_target(given.target)
-    most = shard_bytes(given)
-    source = checkpoint_folder("source", given.source, revision=given.revision)
-    if given.dtype is not None and read_scheme(source) is not None:
-        raise ValueError(f"--dtype: expected none for quantised weights, which stay as they are, got {given.dtype}")
-    model = load_pretrained(source, given.dtype)
-    save_pretrained(model, given.target, given.scheme, given.weights, most)
-    copy_tokenizer(source, given.target)
-    if given.scheme == "xlstm_large" and model.special_tokens != SpecialTokens():
+def run(args: argparse.Namespace) -> int:
+    check_target(args.target)
+    most = shard_bytes(args)
+    source = checkpoint_folder("source", args.source, revision=args.revision)
+    if args.dtype is not None and read_scheme(source) is not None:
+        raise ValueError(f"--dtype: expected none for quantised weights, which stay as they are, got {args.dtype}")
+    model = load_pretrained(source, args.dtype)
+    save_pretrained(model, args.target, args.scheme, args.weights, most)
+    copy_tokenizer(source, args.target)
+    if args.scheme == "xlstm_large" and model.special_tokens != SpecialTokens():
         print(
-            f"note: {YAML_FILE} cannot store special tokens: {model.special_tokens} of {given.source} are dropped",
+            f"note: {YAML_FILE} cannot store special tokens: {model.special_tokens} of {args.source} are dropped",
             file=sys.stderr,
         )
     scheme = "" if model.quantization is None else f" of {model.quantization.bits} bits"
-    print(f"{given.target}: {model.num_parameters()} weights{scheme}, {megabytes(given.target):.1f} MB")
+    print(f"{args.target}: {model.num_parameters()} weights{scheme}, {megabytes(args.target):.1f} MB")
     return 0

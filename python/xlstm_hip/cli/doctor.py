@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
     add_command(commands, "doctor", run, text, "exit code: 0; 1 if there is a problem")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     findings = list(examine())
     for finding in findings:
         print(f"{finding.level:<8} {finding.text}")
@@ -127,24 +127,28 @@ def kernel_findings(
         yield Finding("PROBLEM", f"the library has no kernels for {gpu.arch}", f"reinstall with {variable}={value}")
 
 
-def same_arch(here: str, built: str) -> bool:
+def same_arch(device_arch: str, built: str) -> bool:
     """Whether two spellings mean the same chip: gfx942 and gfx942:xnack-, or sm_90, 90, 90a and 9.0."""
     number = re.sub(r"\D", "", built)
-    return built.split(":")[0] == here or here.startswith("sm_") and number == here.removeprefix("sm_")
+    return (
+        built.split(":")[0] == device_arch
+        or device_arch.startswith("sm_")
+        and number == device_arch.removeprefix("sm_")
+    )
 
 
 def runtime_findings(maps: str) -> Iterator[Finding]:
     """Reports runtime libraries that are loaded twice. maps: the text of /proc/self/maps."""
-    for what, name in RUNTIMES.items():
+    for vendor, name in RUNTIMES.items():
         found = sorted(set(re.findall(rf"\s(/\S*/{name})(?:\s|$)", maps)))
         if len(found) > 1:
             remedy = (
                 "keep the one of torch: remove the other's folder from LD_LIBRARY_PATH, or reinstall this package "
                 "with this torch"
             )
-            yield Finding("PROBLEM", f"{len(found)} {what} runtimes in one process: {', '.join(found)}", remedy)
+            yield Finding("PROBLEM", f"{len(found)} {vendor} runtimes in one process: {', '.join(found)}", remedy)
         elif found:
-            yield Finding("ok", f"{what} runtime: {found[0]}")
+            yield Finding("ok", f"{vendor} runtime: {found[0]}")
 
 
 def environment_findings(environment: dict[str, str]) -> Iterator[Finding]:
@@ -168,8 +172,8 @@ def self_test(device: str) -> Finding:
     i, f = (torch.randn(1, 2, 100, generator=rng) for _ in range(2))
     want = mlstm_interface(q, k, v, i, f + 3, kernel="chunkwise--native_autograd")
     q, k, v, i, f = (x.to(device) for x in (q, k, v, i, f))
-    got = mlstm_interface(q, k, v, i, f + 3)
-    error = float((got.cpu() - want).norm() / want.norm())
+    actual = mlstm_interface(q, k, v, i, f + 3)
+    error = float((actual.cpu() - want).norm() / want.norm())
     if error < SELF_TEST_TOLERANCE:
         return Finding("ok", f"the mLSTM on {device} is right: error {error:.1g} compared with plain torch")
     return Finding("PROBLEM", f"the mLSTM on {device} is wrong: error {error:.1g}", "report it with this output")

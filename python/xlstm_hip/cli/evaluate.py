@@ -32,25 +32,25 @@ def add(commands: Any) -> None:
     add_model_options(command)
 
 
-def run(given: argparse.Namespace) -> int:
-    if given.model is None:
-        refuse_given(given, MODEL_OPTIONS, "--model with it")
-    texts = [read_text("texts", file) for file in given.texts or [None]]
-    if given.lines:
+def run(args: argparse.Namespace) -> int:
+    if args.model is None:
+        refuse_given(args, MODEL_OPTIONS, "--model with it")
+    texts = [read_text("texts", file) for file in args.texts or [None]]
+    if args.lines:
         texts = [line for text in texts for line in text.splitlines()]
     texts = [text for text in texts if text.strip()]
     if not texts:
         raise ValueError("texts: expected text, got only empty ones")
     results: dict[str, float] = {"texts": len(texts)}
-    if given.model is not None:
-        folder = checkpoint_folder("--model", given.model, revision=given.revision)
-        model = load("--model", folder, given)
+    if args.model is not None:
+        folder = checkpoint_folder("--model", args.model, revision=args.revision)
+        model = load("--model", folder, args)
         total, count = log_probabilities(model, load_tokenizer(folder, model.config.vocab_size), texts)
         if not count:
             raise ValueError("texts: expected at least two tokens")
         results |= {"tokens": count, "avg_logprob": total / count, "perplexity": math.exp(-total / count)}
     results |= {f"distinct-{n}": distinct(texts, n) for n in (2, 3)}
-    if given.json:
+    if args.json:
         print(json.dumps({name: None if math.isnan(value) else value for name, value in results.items()}))
     else:
         for name, value in results.items():

@@ -88,58 +88,58 @@ def add(commands: Any) -> None:
     add_model_options(command)
 
 
-def check_options(given: argparse.Namespace) -> None:
+def check_options(args: argparse.Namespace) -> None:
     """Raises for options that would have no effect together."""
-    if given.prompts is None:
-        refuse_given(given, ("batch", "output", "resume", "template"), "--prompts with it")
-        if given.logprobs is not None and not given.json:
-            raise WrongArguments(f"--logprobs: expected --json or --prompts with it, got {given.logprobs}")
-        if given.json and given.echo:
+    if args.prompts is None:
+        refuse_given(args, ("batch", "output", "resume", "template"), "--prompts with it")
+        if args.logprobs is not None and not args.json:
+            raise WrongArguments(f"--logprobs: expected --json or --prompts with it, got {args.logprobs}")
+        if args.json and args.echo:
             raise WrongArguments("--echo: expected no --json with it, whose object has the prompt")
         return
     for name in ("echo", "json", "stats", "save_state"):
-        if getattr(given, name):
+        if getattr(args, name):
             raise WrongArguments(f"--{name.replace('_', '-')}: expected --prompt, --file or stdin, got --prompts")
-    if given.max_tokens == 0:
+    if args.max_tokens == 0:
         raise WrongArguments("--max-tokens: expected at least 1 with --prompts, got 0")
-    if given.load_state is not None and given.repetition_penalty != 1:
-        got = f"got {given.repetition_penalty}"
-        raise WrongArguments(f"--repetition-penalty: expected 1 with --prompts and --load-state, {got}")
-    if given.resume and given.output is None:
+    if args.load_state is not None and args.repetition_penalty != 1:
+        actual = f"got {args.repetition_penalty}"
+        raise WrongArguments(f"--repetition-penalty: expected 1 with --prompts and --load-state, {actual}")
+    if args.resume and args.output is None:
         raise WrongArguments("--resume: expected --output with it, got True")
 
 
-def read_prompt(given: argparse.Namespace) -> str:
-    if given.prompt is not None:
-        if any("\ud800" <= letter <= "\udfff" for letter in given.prompt):  # bytes that Python could not read
+def read_prompt(args: argparse.Namespace) -> str:
+    if args.prompt is not None:
+        if any("\ud800" <= letter <= "\udfff" for letter in args.prompt):  # bytes that Python could not read
             raise ValueError("--prompt: expected UTF-8")
-        return given.prompt
-    return read_text("--file" if given.file is not None else "prompt", given.file)
+        return args.prompt
+    return read_text("--file" if args.file is not None else "prompt", args.file)
 
 
-def run(given: argparse.Namespace) -> int:
-    sampling = sampling_of(given)
-    check_options(given)
-    check_template_option(given)
-    check_state_options(given)
-    if given.prompts is not None:
-        return run_prompts(given, sampling)
-    text = read_prompt(given)
-    folder = checkpoint_folder("model", given.model, revision=given.revision)
-    model = load("model", folder, given)
+def run(args: argparse.Namespace) -> int:
+    sampling = sampling_of(args)
+    check_options(args)
+    check_template_option(args)
+    check_state_options(args)
+    if args.prompts is not None:
+        return run_prompts(args, sampling)
+    text = read_prompt(args)
+    folder = checkpoint_folder("model", args.model, revision=args.revision)
+    model = load("model", folder, args)
     tokenizer = load_tokenizer(folder, model.config.vocab_size)
-    check_logprobs_option(given, model)
+    check_logprobs_option(args, model)
     began = time.perf_counter()
-    stream, ids = read_stream(given, sampling, model, tokenizer, text)
+    stream, ids = read_stream(args, sampling, model, tokenizer, text)
     ready = time.perf_counter()
-    if given.echo:
+    if args.echo:
         print(text, end="", flush=True)
     with interruptible() as interrupted:
-        result = write(given, stream, sampling, tokenizer, ids, interrupted)
+        result = write(args, stream, sampling, tokenizer, ids, interrupted)
     wall = time.perf_counter() - ready
-    if given.json:
+    if args.json:
         print(json_text({"prompt": text} | json_of(result)), flush=True)
-    if given.stats:
+    if args.stats:
         decode = f"{len(result.tokens)} tokens in {wall:.2f} s, {len(result.tokens) / wall:.1f} tokens/s"
         print(f"prefill: {len(ids)} tokens in {ready - began:.2f} s; decode: {decode}", file=sys.stderr)
     if interrupted.is_set():
@@ -148,26 +148,26 @@ def run(given: argparse.Namespace) -> int:
 
 
 def read_stream(
-    given: argparse.Namespace, sampling: Sampling, model: xLSTMLarge, tokenizer: Tokenizer, text: str
+    args: argparse.Namespace, sampling: Sampling, model: xLSTMLarge, tokenizer: Tokenizer, text: str
 ) -> tuple[Stream, list[int]]:
     """A stream that has read the prompt, after --load-state's text if there is one, and the prompt's tokens."""
     ids = tokenizer.encode(text)
-    if given.load_state is not None:
-        stream, _ = load_stream(given.load_state, model, sampling)
+    if args.load_state is not None:
+        stream, _ = load_stream(args.load_state, model, sampling)
         if not ids and stream.logits is None:
-            raise ValueError(f"prompt: expected text, got none, and {given.load_state} has no logits to continue from")
+            raise ValueError(f"prompt: expected text, got none, and {args.load_state} has no logits to continue from")
     else:
-        (ids,) = with_bos([ids], None if given.no_bos else model.special_tokens.bos)
+        (ids,) = with_bos([ids], None if args.no_bos else model.special_tokens.bos)
         if not ids:
             raise ValueError("prompt: expected text, got none, and there is no BOS token to start from")
-        stream = Stream(model, remember_tokens=sampling.repetition_penalty != 1 or given.save_state is not None)
+        stream = Stream(model, remember_tokens=sampling.repetition_penalty != 1 or args.save_state is not None)
     if ids:
         stream.feed(torch.tensor([ids], device=model.embedding.weight.device))
     return stream, ids
 
 
 def write(
-    given: argparse.Namespace,
+    args: argparse.Namespace,
     stream: Stream,
     sampling: Sampling,
     tokenizer: Tokenizer,
@@ -175,30 +175,30 @@ def write(
     interrupted: threading.Event,
 ) -> Text:
     """Prints the text as it comes, but with --json, and saves the state."""
-    ends = () if given.ignore_end else stream.model.special_tokens.eos
-    writer = TextWriter(tokenizer, given.stop, ids)
-    pieces: list[str] = []
+    ends = () if args.ignore_end else stream.model.special_tokens.eos
+    writer = TextWriter(tokenizer, args.stop, ids)
+    parts: list[str] = []
     scores: list[Logprobs] = []
 
     def score(token: Tensor) -> None:
-        if given.logprobs is not None and stream.logits is not None:
-            scores.append(logprobs_of(stream.logits, token, given.logprobs))
+        if args.logprobs is not None and stream.logits is not None:
+            scores.append(logprobs_of(stream.logits, token, args.logprobs))
 
-    def say(piece: str) -> None:
-        print(piece, end="", flush=True)
+    def say(part: str) -> None:
+        print(part, end="", flush=True)
 
-    out: Callable[[str], None] = pieces.append if given.json else say
+    out: Callable[[str], None] = parts.append if args.json else say
     try:
         tokens, reason = write_tokens(
-            given.max_tokens, given.seed, stream, sampling, ends, writer, out, interrupted, score
+            args.max_tokens, args.seed, stream, sampling, ends, writer, out, interrupted, score
         )
     finally:
-        if not given.json:
+        if not args.json:
             print(flush=True)
-    if given.save_state is not None:
+    if args.save_state is not None:
         read_last(stream, tokens, ends)
-        stream.save(given.save_state)
+        stream.save(args.save_state)
     logprobs = None
     if scores:
         logprobs = token_logprobs(tokenizer, tokens, Logprobs(*map(torch.cat, zip(*scores, strict=True))))
-    return Text("".join(pieces), tokens, reason, writer.stopped_by, len(ids), logprobs)
+    return Text("".join(parts), tokens, reason, writer.stopped_by, len(ids), logprobs)

@@ -91,32 +91,32 @@ def add(commands: Any) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     built = native()
     if built is None:
         raise ImportError("the module _native is missing: install the package with pip")
     devices = {facts["name"]: facts for facts in built.known_devices()}
-    if given.device == "list":
+    if args.device == "list":
         print("\n".join(("cpu", *devices)))
         return 0
     named = {name.lower(): facts for name, facts in devices.items()}
-    on_cpu = given.device == "cpu"
-    if not on_cpu and given.device.lower() not in named:
-        raise ValueError(f"--device: expected one of cpu, {', '.join(devices)}, got {given.device!r}")
-    refuse_given(given, GPU_OPTIONS if on_cpu else CPU_OPTIONS, f"none on a {'CPU' if on_cpu else 'GPU'}")
-    defaults = DEFAULTS[given.op]
-    refuse_given(given, [name for name in OF_SOME_OPS if name not in defaults], f"none with --op {given.op}")
-    if given.op != "mlstm":
-        refuse_given(given, OF_THE_MLSTM, f"none with --op {given.op}")
-    asked = {
-        name: default if getattr(given, name) is None else getattr(given, name) for name, default in defaults.items()
+    on_cpu = args.device == "cpu"
+    if not on_cpu and args.device.lower() not in named:
+        raise ValueError(f"--device: expected one of cpu, {', '.join(devices)}, got {args.device!r}")
+    refuse_given(args, GPU_OPTIONS if on_cpu else CPU_OPTIONS, f"none on a {'CPU' if on_cpu else 'GPU'}")
+    defaults = DEFAULTS[args.op]
+    refuse_given(args, [name for name in OF_SOME_OPS if name not in defaults], f"none with --op {args.op}")
+    if args.op != "mlstm":
+        refuse_given(args, OF_THE_MLSTM, f"none with --op {args.op}")
+    sizes = {
+        name: default if getattr(args, name) is None else getattr(args, name) for name, default in defaults.items()
     }
     gpu = None
     if not on_cpu:
-        facts = named[given.device.lower()]
+        facts = named[args.device.lower()]
         gpu = facts["arch"], facts["compute_units"], facts["lds_bytes"]
-    plans = [_mlstm(built, given, asked, gpu)] if given.op == "mlstm" else _attention(built, given, asked, gpu)
-    if given.json:
+    plans = [_mlstm(built, args, sizes, gpu)] if args.op == "mlstm" else _attention(built, args, sizes, gpu)
+    if args.json:
         print(json.dumps(plans[0] if len(plans) == 1 else {"forward": plans[0], "backward": plans[1]}))
         return 0
     for plan in plans:
@@ -124,39 +124,39 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _mlstm(built: Any, given: argparse.Namespace, asked: dict[str, Any], gpu: Gpu | None) -> Plan:
+def _mlstm(built: Any, args: argparse.Namespace, sizes: dict[str, Any], gpu: Gpu | None) -> Plan:
     if gpu is None:
-        refuse_given(given, ("dqk", "dhv"), "none on a CPU")
-        threads = given.threads or torch.get_num_threads()
+        refuse_given(args, ("dqk", "dhv"), "none on a CPU")
+        threads = args.threads or torch.get_num_threads()
         return built.plan_mlstm_cpu(
-            given.batch, given.heads, given.length, given.chunk_size or 64, threads, asked["segments"]
+            args.batch, args.heads, args.length, args.chunk_size or 64, threads, sizes["segments"]
         )
-    dtype = given.dtype or "bfloat16"
+    dtype = args.dtype or "bfloat16"
     return built.plan_mlstm_gpu(
-        gpu, given.batch, given.heads, given.length, asked["dqk"], asked["dhv"], ELEMENT_BYTES[dtype],
-        given.walk_chunk or 0, asked["segments"], panels=dtype == "bfloat16",
+        gpu, args.batch, args.heads, args.length, sizes["dqk"], sizes["dhv"], ELEMENT_BYTES[dtype],
+        args.walk_chunk or 0, sizes["segments"], panels=dtype == "bfloat16",
     )  # fmt: skip
 
 
-def _attention(built: Any, given: argparse.Namespace, asked: dict[str, Any], gpu: Gpu | None) -> list[Plan]:
+def _attention(built: Any, args: argparse.Namespace, sizes: dict[str, Any], gpu: Gpu | None) -> list[Plan]:
     """The plans of the forward pass and, except for mla, of the backward pass."""
-    heads_k = asked["heads_k"] or given.heads
-    if given.heads % heads_k:
-        raise ValueError(f"--heads-k: expected a divisor of --heads {given.heads}, got {heads_k}")
-    if given.op == "mla" and (asked["dqk"], asked["dhv"]) not in MLA_DIMS:
-        raise ValueError(f"--dqk, --dhv: expected one of {MLA_DIMS} with --op mla, got {asked['dqk']}, {asked['dhv']}")
-    if given.op == "mla" and ELEMENT_BYTES[given.dtype or "bfloat16"] != 2:
-        raise ValueError(f"--dtype: expected bfloat16 or float16 with --op mla, got {given.dtype!r}")
+    heads_k = sizes["heads_k"] or args.heads
+    if args.heads % heads_k:
+        raise ValueError(f"--heads-k: expected a divisor of --heads {args.heads}, got {heads_k}")
+    if args.op == "mla" and (sizes["dqk"], sizes["dhv"]) not in MLA_DIMS:
+        raise ValueError(f"--dqk, --dhv: expected one of {MLA_DIMS} with --op mla, got {sizes['dqk']}, {sizes['dhv']}")
+    if args.op == "mla" and ELEMENT_BYTES[args.dtype or "bfloat16"] != 2:
+        raise ValueError(f"--dtype: expected bfloat16 or float16 with --op mla, got {args.dtype!r}")
     call = AttentionCall(
-        given.batch, given.heads, heads_k, asked["queries"] or given.length, given.length, asked["dqk"], asked["dhv"],
-        ELEMENT_BYTES[given.dtype or "bfloat16"], asked.get("block_size", 0), asked["splits"],
+        args.batch, args.heads, heads_k, sizes["queries"] or args.length, args.length, sizes["dqk"], sizes["dhv"],
+        ELEMENT_BYTES[args.dtype or "bfloat16"], sizes.get("block_size", 0), sizes["splits"],
     )  # fmt: skip
     if gpu is None:
-        refuse_given(given, ("dqk", "dhv"), "none on a CPU")
-        threads = given.threads or torch.get_num_threads()
+        refuse_given(args, ("dqk", "dhv"), "none on a CPU")
+        threads = args.threads or torch.get_num_threads()
         forward = attention_cpu(built, call, threads)
-        own = call._replace(block_size=0)  # --block-size applies to the forward pass only
-        return [forward] if given.op == "mla" else [forward, attention_backward_cpu(built, own, threads)]
-    if given.op == "mla":
+        backward_call = call._replace(block_size=0)  # --block-size applies to the forward pass only
+        return [forward] if args.op == "mla" else [forward, attention_backward_cpu(built, backward_call, threads)]
+    if args.op == "mla":
         return [mla_gpu(built, gpu, call)]
     return [attention_gpu(built, gpu, call), attention_backward_gpu(built, gpu, call)]

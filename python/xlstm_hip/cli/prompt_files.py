@@ -28,7 +28,7 @@ Id = str | int
 
 
 class Prompt(NamedTuple):
-    place: int  # among the prompts of the file, from 0
+    number: int  # among the prompts of the file, from 0
     where: str  # for an error
     fields: dict[str, Any]  # id and prompt, and what else there is
 
@@ -37,54 +37,54 @@ class Prompt(NamedTuple):
         return self.fields["id"]
 
     @property
-    def asked(self) -> Any:
+    def content(self) -> Any:
         """What the model is given: a text, or messages."""
         return self.fields["messages" if "messages" in self.fields else "prompt"]
 
 
-def run_prompts(given: argparse.Namespace, sampling: Sampling) -> int:
-    prompts = read_prompts(given.prompts)
+def run_prompts(args: argparse.Namespace, sampling: Sampling) -> int:
+    prompts = read_prompts(args.prompts)
     left = prompts
-    if given.output is not None:
-        check_writable("--output", given.output)
-        if given.output.exists() and not given.resume:
-            raise FileExistsError(f"--output: expected a new file, or --resume with it, got {str(given.output)!r}")
-        done = read_done(given.output, prompts) if given.output.exists() else set()
+    if args.output is not None:
+        check_writable("--output", args.output)
+        if args.output.exists() and not args.resume:
+            raise FileExistsError(f"--output: expected a new file, or --resume with it, got {str(args.output)!r}")
+        done = read_done(args.output, prompts) if args.output.exists() else set()
         left = [prompt for prompt in prompts if prompt.id not in done]
         if done:
-            print(f"{given.output}: {len(done)} of {len(prompts)} prompts are done", file=sys.stderr)
+            print(f"{args.output}: {len(done)} of {len(prompts)} prompts are done", file=sys.stderr)
     if not left:
         return 0
-    folder = checkpoint_folder("model", given.model, revision=given.revision)
-    model = load("model", folder, given)
+    folder = checkpoint_folder("model", args.model, revision=args.revision)
+    model = load("model", folder, args)
     tokenizer = load_tokenizer(folder, model.config.vocab_size)
-    check_logprobs_option(given, model)
-    texts = written(given, folder, model, tokenizer, left)
-    beginning = None if given.load_state is None else load_stream(given.load_state, model, sampling)[0].state
-    bos = None if given.no_bos or has_messages(left) else model.special_tokens.bos
+    check_logprobs_option(args, model)
+    texts = written(args, folder, model, tokenizer, left)
+    beginning = None if args.load_state is None else load_stream(args.load_state, model, sampling)[0].state
+    bos = None if args.no_bos or has_messages(left) else model.special_tokens.bos
     for prompt, text in zip(left, texts, strict=True):
         if not tokenizer.encode(text) and (bos is None or beginning is not None):
             raise ValueError(f"{prompt.where}: prompt: expected text, got none, and there is no BOS token before it")
-    batch = given.batch or BATCH
+    batch = args.batch or BATCH
     try:
         with Progress("generating", len(left), "prompts") as bar:
             for begin in range(0, len(left), batch):
                 part = left[begin : begin + batch]
-                made = generate_text(
-                    model, tokenizer, texts[begin : begin + batch], given.max_tokens,
-                    stop=given.stop, logprobs=given.logprobs, bos=bos, eos=() if given.ignore_end else "model",
-                    seed=[given.seed + prompt.place for prompt in part], state=repeated(beginning, len(part)),
+                generated = generate_text(
+                    model, tokenizer, texts[begin : begin + batch], args.max_tokens,
+                    stop=args.stop, logprobs=args.logprobs, bos=bos, eos=() if args.ignore_end else "model",
+                    seed=[args.seed + prompt.number for prompt in part], state=repeated(beginning, len(part)),
                     **vars(sampling),
                 )  # fmt: skip
-                lines = [json_text(p.fields | json_of(text)) + "\n" for p, text in zip(part, made, strict=True)]
-                if given.output is None:
+                lines = [json_text(p.fields | json_of(text)) + "\n" for p, text in zip(part, generated, strict=True)]
+                if args.output is None:
                     print("".join(lines), end="", flush=True)
                 else:
-                    append_whole(given.output, "".join(lines))
+                    append_whole(args.output, "".join(lines))
                 bar.advance(len(part))
     except KeyboardInterrupt:
-        if given.output is not None:
-            print(f"\nthe same call with --resume continues {given.output}", file=sys.stderr)
+        if args.output is not None:
+            print(f"\nthe same call with --resume continues {args.output}", file=sys.stderr)
         raise
     return 0
 
@@ -94,34 +94,34 @@ def has_messages(prompts: list[Prompt]) -> bool:
 
 
 def written(
-    given: argparse.Namespace, folder: Path, model: xLSTMLarge, tokenizer: Tokenizer, prompts: list[Prompt]
+    args: argparse.Namespace, folder: Path, model: xLSTMLarge, tokenizer: Tokenizer, prompts: list[Prompt]
 ) -> list[str]:
     """What the model reads of each prompt: its text, or its messages as the chat template writes them."""
     if not has_messages(prompts):
-        if given.template is not None:
-            raise ValueError(f"--template: expected lines with messages in {given.prompts}, got prompts")
-        return [prompt.asked for prompt in prompts]
+        if args.template is not None:
+            raise ValueError(f"--template: expected lines with messages in {args.prompts}, got prompts")
+        return [prompt.content for prompt in prompts]
     for name in ("no_bos", "load_state"):
-        if getattr(given, name):
+        if getattr(args, name):
             option = f"--{name.replace('_', '-')}"
             raise ValueError(
-                f"{option}: expected prompts in {given.prompts}, got messages, whose template begins a text"
+                f"{option}: expected prompts in {args.prompts}, got messages, whose template begins a text"
             )
-    template = chat_template_of(given, folder, model, tokenizer)
+    template = chat_template_of(args, folder, model, tokenizer)
     texts = []
     for prompt in prompts:
         try:
-            texts.append(template.render(prompt.asked))
+            texts.append(template.render(prompt.content))
         except ValueError as error:
             raise ValueError(f"{prompt.where}: {error}") from None
     return texts
 
 
-def are_messages(given: Any) -> bool:
+def are_messages(value: Any) -> bool:
     return (
-        isinstance(given, list)
-        and bool(given)
-        and all(isinstance(x, dict) and isinstance(x.get("role"), str) and "content" in x for x in given)
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(x, dict) and isinstance(x.get("role"), str) and "content" in x for x in value)
     )
 
 
@@ -153,7 +153,7 @@ def read_prompts(file: Path) -> list[Prompt]:
                 raise ValueError(f"{where}: expected a prompt or messages, got both")
         elif not isinstance(fields.get("prompt"), str):
             raise ValueError(f"{where}: prompt: expected a string, got {fields.get('prompt')!r}")
-        taken = [own for own in RESULT_FIELDS if own in fields]
+        taken = [reserved for reserved in RESULT_FIELDS if reserved in fields]
         if taken:
             raise ValueError(f"{where}: {taken[0]}: expected no such field, which results have")
         try:
@@ -172,10 +172,10 @@ def read_prompts(file: Path) -> list[Prompt]:
 def read_done(file: Path, prompts: list[Prompt]) -> set[Id]:
     """The ids of the results in a file. A last line without its end, of a process that was killed, is cut off."""
     contents = file.read_bytes()
-    whole = contents.rfind(b"\n") + 1
+    complete = contents.rfind(b"\n") + 1
     of_id = {prompt.id: prompt for prompt in prompts}
     done: set[Id] = set()
-    for number, fields in objects(str(file), contents[:whole]):
+    for number, fields in objects(str(file), contents[:complete]):
         where, identity = f"{file}: line {number}", fields.get("id")
         prompt = of_id.get(identity) if isinstance(identity, str | int) else None
         if prompt is None or (fields.get("prompt"), fields.get("messages")) != (
@@ -186,8 +186,8 @@ def read_done(file: Path, prompts: list[Prompt]) -> set[Id]:
         if identity in done:
             raise ValueError(f"{where}: expected each id once, got {identity!r} again")
         done.add(prompt.id)
-    if whole < len(contents):
-        os.truncate(file, whole)
+    if complete < len(contents):
+        os.truncate(file, complete)
     return done
 
 
@@ -212,4 +212,4 @@ def repeated(state: State | None, rows: int) -> State | None:
     """A state of one row for so many: a copy, which generate overwrites."""
     if state is None:
         return None
-    return {n: tuple(x.repeat(rows, *[1] * (x.dim() - 1)) for x in own) for n, own in state.items()}  # type: ignore[misc]
+    return {n: tuple(x.repeat(rows, *[1] * (x.dim() - 1)) for x in layer) for n, layer in state.items()}  # type: ignore[misc]

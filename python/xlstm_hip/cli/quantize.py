@@ -70,30 +70,30 @@ def add(commands: Any) -> None:
     add_shard_size(command)
 
 
-def run(given: argparse.Namespace) -> int:
-    check_target(given.target)
-    most = shard_bytes(given)
-    if given.report is not None:
-        check_report(given.report, given.target)
-    texts = None if given.text is None else [read_text("--text", given.text)]
-    source = checkpoint_folder("source", given.source, revision=given.revision)
+def run(args: argparse.Namespace) -> int:
+    check_target(args.target)
+    most = shard_bytes(args)
+    if args.report is not None:
+        check_report(args.report, args.target)
+    texts = None if args.text is None else [read_text("--text", args.text)]
+    source = checkpoint_folder("source", args.source, revision=args.revision)
     model = load_pretrained(source)
     check_scheme(model, "hf")
 
     def log_probability() -> float:
         total, count = log_probabilities(model, load_tokenizer(source, model.config.vocab_size), texts or [])
         if not count:
-            raise ValueError(f"--text: expected at least two tokens in {given.text}")
+            raise ValueError(f"--text: expected at least two tokens in {args.text}")
         return total / count
 
     before = None if texts is None else log_probability()
     model, errors = quantize(
-        model, given.bits, given.group_size,
-        symmetric=given.symmetric, scale_dtype=given.scales, skip=tuple(given.skip),
+        model, args.bits, args.group_size,
+        symmetric=args.symmetric, scale_dtype=args.scales, skip=tuple(args.skip),
     )  # fmt: skip
     after = None if texts is None else log_probability()
-    save_pretrained(model, given.target, max_shard_bytes=most)
-    copy_tokenizer(source, given.target)
+    save_pretrained(model, args.target, max_shard_bytes=most)
+    copy_tokenizer(source, args.target)
     print_errors(errors)
     report: dict[str, Any] = {"scheme": vars(model.quantization), "weights": [error._asdict() for error in errors]}
     if before is not None and after is not None:
@@ -101,9 +101,9 @@ def run(given: argparse.Namespace) -> int:
         print(
             f"perplexity {math.exp(-before):.4f} -> {math.exp(-after):.4f} ({100 * math.expm1(before - after):+.2f}%)"
         )
-    if given.report is not None:
-        given.report.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"{given.target}: {megabytes(given.target):.1f} MB; {given.source} has {megabytes(source):.1f}")
+    if args.report is not None:
+        args.report.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"{args.target}: {megabytes(args.target):.1f} MB; {args.source} has {megabytes(source):.1f}")
     return 0
 
 

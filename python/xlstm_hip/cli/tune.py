@@ -52,19 +52,19 @@ def add(commands: Any) -> None:
 
     def setting(name: str, text: str, **options: Any) -> None:
         shown = SETTINGS[name]
-        others = "".join(f", {op} {own[name]}" for op, own in OF_OP.items() if name in own)
+        op_defaults = "".join(f", {op} {defaults[name]}" for op, defaults in OF_OP.items() if name in defaults)
         if "(default" in text:
-            text = text[:-1] + others + ")"
+            text = text[:-1] + op_defaults + ")"
         elif shown is not None and shown is not False:
-            text += f" (default: {shown}{others})"
+            text += f" (default: {shown}{op_defaults})"
         problem.add_argument(f"--{name.replace('_', '-')}", help=text, **options)
 
     setting("op", "the op to tune", choices=OPS)
     setting("device", "cpu, cuda, cuda:1, ... (default: the GPU if this build has kernels for it, else cpu)")
     setting("dtype", "dtype of q, k and v", choices=DTYPES)
-    for name, what in (("batch", "sequences"), ("heads", "query heads"), ("length", "tokens; for attention, keys"),
+    for name, unit in (("batch", "sequences"), ("heads", "query heads"), ("length", "tokens; for attention, keys"),
                        ("dqk", "head dim of q and k"), ("dhv", "head dim of v")):  # fmt: skip
-        setting(name, what, metavar="N", type=at_least(1))
+        setting(name, unit, metavar="N", type=at_least(1))
     setting("heads_k", "attention: key and value heads (default: --heads)", metavar="N", type=at_least(1))
     setting("queries", "attention: query tokens (default: --length)", metavar="N", type=at_least(1))
     setting("causal", "attention: use a causal mask", action="store_const", const=True)
@@ -107,7 +107,7 @@ def add(commands: Any) -> None:
     command.add_argument("--resume", metavar="DIR", type=Path, help="folder of an interrupted run to continue")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from ..tune.engines import make_engine
     from ..tune.problem import Problem
     from ..tune.runs import Run, backend_name, ensure_table, plan_text
@@ -115,11 +115,11 @@ def run(given: argparse.Namespace) -> int:
     from ..tune.space import space_of
     from ..tune.tuner import Tuner
 
-    if given.model is None:
-        refuse_given(given, ("revision",), "--model with it")
-    if not given.trial_seconds > 0:
-        raise ValueError(f"--trial-seconds: expected above 0, got {given.trial_seconds}")
-    old, settings = _settings(given)
+    if args.model is None:
+        refuse_given(args, ("revision",), "--model with it")
+    if not args.trial_seconds > 0:
+        raise ValueError(f"--trial-seconds: expected above 0, got {args.trial_seconds}")
+    old, settings = _settings(args)
     threads = settings["threads"]
     torch.set_num_threads(threads)
     problem = Problem(**{name: settings[name] for name in Problem.__dataclass_fields__})
@@ -131,29 +131,29 @@ def run(given: argparse.Namespace) -> int:
         raise ValueError(f"--{error}") from error
     if not space.values:
         raise ValueError(f"--op: expected an op with something to tune on {problem.on.type}, got {problem.op}")
-    folder = _model_folder(given, problem)
+    folder = _model_folder(args, problem)
     judge = _judge(folder, problem)
     search = make_search(settings["search"], space, settings["seed"])
     named = os.environ.get(ENVIRONMENT)
-    table = given.table or (Path(named) if named else None)
+    table = args.table or (Path(named) if named else None)
     if table is not None:
         try:
             ensure_table(table)
         except ValueError as error:
-            raise ValueError(f"{'--table' if given.table else ENVIRONMENT}: {error}") from error
-    engine = make_engine(given.engine, threads, given.trial_seconds, given.ray_address)
+            raise ValueError(f"{'--table' if args.table else ENVIRONMENT}: {error}") from error
+    engine = make_engine(args.engine, threads, args.trial_seconds, args.ray_address)
     try:
-        model = given.model or folder and str(folder)
-        begun_with = {"budget": given.budget, "engine": given.engine, "model": model}
-        found = old or Run.create(given.runs, backend_name(problem.on), given.tag or problem.op, settings, begun_with)
+        model = args.model or folder and str(folder)
+        begun_with = {"budget": args.budget, "engine": args.engine, "model": model}
+        found = old or Run.create(args.runs, backend_name(problem.on), args.tag or problem.op, settings, begun_with)
         if table is None:
             table = found.folder / "table.json"
             ensure_table(table)
         print(f"{found.folder}: {problem.op} on {problem.arch}", flush=True)
         try:
-            tuner = Tuner(problem, found, engine, search, judge, _told)
-            tuner.explore(given.budget)
-            outcome = tuner.finish(given.finalists, table)
+            tuner = Tuner(problem, found, engine, search, judge, _print_trial)
+            tuner.explore(args.budget)
+            outcome = tuner.finish(args.finalists, table)
         except KeyboardInterrupt:
             print(f"\ncontinue with: xlstm-hip tune --resume {found.folder}", file=sys.stderr)
             raise
@@ -168,39 +168,39 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _told(number: int, plan: Plan, result: Any) -> None:
+def _print_trial(number: int, plan: Plan, result: Any) -> None:
     from ..tune.runs import plan_text
 
-    said = result.error or f"{min(result.ms):.4g} ms, {result.speedup:.3f} times as fast as the shipped plan"
-    print(f"trial {number}: {plan_text(plan)}: {result.status}, {said}", flush=True)
+    outcome = result.error or f"{min(result.ms):.4g} ms, {result.speedup:.3f} times as fast as the shipped plan"
+    print(f"trial {number}: {plan_text(plan)}: {result.status}, {outcome}", flush=True)
 
 
-def _settings(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+def _settings(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     """The run to continue, or None for a new one; and its settings."""
     from ..tune.problem import Problem
     from ..tune.runs import Run
 
-    asked = {name: getattr(given, name) for name in SETTINGS if getattr(given, name) is not None}
-    if given.resume is not None:
-        found = Run.open(given.resume)
+    overrides = {name: getattr(args, name) for name in SETTINGS if getattr(args, name) is not None}
+    if args.resume is not None:
+        found = Run.open(args.resume)
         settings = found.meta.get("settings")
         if isinstance(settings, dict):
             settings.setdefault("kernel", None)  # of runs before it could be asked for
         if not isinstance(settings, dict) or not {*SETTINGS, "arch"} <= set(settings):
-            raise ValueError(f"--resume: expected the settings of a run in {given.resume}/run_meta.json")
-        for name, value in asked.items():
+            raise ValueError(f"--resume: expected the settings of a run in {args.resume}/run_meta.json")
+        for name, value in overrides.items():
             if settings[name] != value:
                 raise ValueError(
                     f"--{name.replace('_', '-')}: expected {settings[name]!r} as in the run, got {value!r}"
                 )
-        if given.tag is not None:
+        if args.tag is not None:
             raise ValueError("--tag: expected none with --resume")
         return found, settings
-    settings = SETTINGS | OF_OP.get(asked.get("op", SETTINGS["op"]), {}) | asked
+    settings = SETTINGS | OF_OP.get(overrides.get("op", SETTINGS["op"]), {}) | overrides
     settings["device"] = settings["device"] or default_device_name()
     settings["threads"] = settings["threads"] or torch.get_num_threads()
     if settings["op"] == "mlstm_step":
-        if "length" in asked:
+        if "length" in overrides:
             raise ValueError("--length: expected none for mlstm_step, which takes one token")
         settings["length"] = 1
     torch.set_num_threads(settings["threads"])
@@ -209,16 +209,16 @@ def _settings(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     return None, settings
 
 
-def _model_folder(given: argparse.Namespace, problem: Any) -> Path | None:
+def _model_folder(args: argparse.Namespace, problem: Any) -> Path | None:
     """Of the model whose text judges plans, None where none does: for ops that no model uses, and without a model."""
     from ..tune.judge import JUDGED_OPS
 
     if problem.op not in JUDGED_OPS:
-        if given.model is not None:
+        if args.model is not None:
             raise ValueError(f"--model: expected none for {problem.op}, which is checked by numerical error")
         return None
-    if given.model is not None:
-        return checkpoint_folder("--model", given.model, revision=given.revision)
+    if args.model is not None:
+        return checkpoint_folder("--model", args.model, revision=args.revision)
     if DEMO.is_dir():
         return DEMO
     checked = "plans are checked by numerical error alone, not by a model's text"

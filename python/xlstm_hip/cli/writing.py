@@ -92,9 +92,9 @@ def _stop_string(text: str) -> str:
     return text
 
 
-def sampling_of(given: argparse.Namespace) -> Sampling:
+def sampling_of(args: argparse.Namespace) -> Sampling:
     try:
-        return Sampling(given.temperature, given.top_k, given.top_p, given.repetition_penalty, given.min_p)
+        return Sampling(args.temperature, args.top_k, args.top_p, args.repetition_penalty, args.min_p)
     except ValueError as error:  # each is in range, but they exclude each other
         raise WrongArguments(f"--{error}") from None
 
@@ -105,14 +105,14 @@ def add_template_option(command: argparse.ArgumentParser, when: str = "") -> Non
     )
 
 
-def check_template_option(given: argparse.Namespace) -> None:
-    if given.template is not None and not given.template.is_file():
-        raise FileNotFoundError(f"--template: expected a file, got {str(given.template)!r}")
+def check_template_option(args: argparse.Namespace) -> None:
+    if args.template is not None and not args.template.is_file():
+        raise FileNotFoundError(f"--template: expected a file, got {str(args.template)!r}")
 
 
-def chat_template_of(given: argparse.Namespace, folder: Path, model: xLSTMLarge, tokenizer: Tokenizer) -> ChatTemplate:
+def chat_template_of(args: argparse.Namespace, folder: Path, model: xLSTMLarge, tokenizer: Tokenizer) -> ChatTemplate:
     try:
-        return load_chat_template(folder, tokenizer, model.special_tokens, given.template)
+        return load_chat_template(folder, tokenizer, model.special_tokens, args.template)
     except ValueError as error:
         raise ValueError(f"{error}; give one with --template FILE, or generate after prompts") from None
 
@@ -127,12 +127,12 @@ def add_state_options(command: argparse.ArgumentParser) -> None:
     )
 
 
-def check_state_options(given: argparse.Namespace) -> None:
+def check_state_options(args: argparse.Namespace) -> None:
     """Raises for files that cannot be there, before the model is loaded."""
-    if given.load_state is not None and not given.load_state.is_file():
-        raise FileNotFoundError(f"--load-state: expected a file of a state, got {str(given.load_state)!r}")
-    if given.save_state is not None:
-        check_writable("--save-state", given.save_state)
+    if args.load_state is not None and not args.load_state.is_file():
+        raise FileNotFoundError(f"--load-state: expected a file of a state, got {str(args.load_state)!r}")
+    if args.save_state is not None:
+        check_writable("--save-state", args.save_state)
 
 
 def check_writable(name: str, file: Path) -> None:
@@ -140,10 +140,10 @@ def check_writable(name: str, file: Path) -> None:
         raise ValueError(f"{name}: expected a file in an existing folder, got {str(file)!r}")
 
 
-def check_logprobs_option(given: argparse.Namespace, model: xLSTMLarge) -> None:
-    if given.logprobs is not None:
+def check_logprobs_option(args: argparse.Namespace, model: xLSTMLarge) -> None:
+    if args.logprobs is not None:
         try:
-            check_logprobs(given.logprobs, model.config.vocab_size)
+            check_logprobs(args.logprobs, model.config.vocab_size)
         except ValueError as error:
             raise ValueError(f"--{error}") from None
 
@@ -235,7 +235,7 @@ def json_of(result: Text) -> dict[str, Any]:
         fields["logprobs"] = [
             {
                 **_json_of_token(x.token, x.text, x.logprob),
-                "top": [_json_of_token(*other) for other in x.top],
+                "top": [_json_of_token(*alternative) for alternative in x.top],
             }
             for x in result.logprobs
         ]

@@ -23,8 +23,10 @@ class FlashAttention(torch.nn.Module):
         super().__init__()
         if dropout is not None and attention_dropout is not None:
             raise ValueError("attention_dropout: expected one of dropout and attention_dropout")
-        name, given = ("dropout", dropout) if attention_dropout is None else ("attention_dropout", attention_dropout)
-        self.dropout = checks.dropout(0.0 if given is None else given, name)
+        name, probability = (
+            ("dropout", dropout) if attention_dropout is None else ("attention_dropout", attention_dropout)
+        )
+        self.dropout = checks.dropout(0.0 if probability is None else probability, name)
         self.causal = checks.flag("causal", causal)
 
     def forward(

@@ -53,7 +53,7 @@ def _backward_half(
     dout: Tensor,
     out: Tensor,
     softmax_lse: Tensor,
-    given: dict[str, Tensor | None],
+    buffers: dict[str, Tensor | None],
     rng_state: Tensor | None,
 ) -> Tensor:
     q, dropped = call.q, call.options.dropout_p
@@ -68,15 +68,15 @@ def _backward_half(
         checks.on_device(name, x, q)
     rows = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     has_shape("softmax_lse", softmax_lse, rows, "(H, T)" if q.dim() == 3 else "(B, H, S)")
-    for (name, gradient), like in zip(given.items(), (q, call.k, call.v), strict=True):
+    for (name, gradient), like in zip(buffers.items(), (q, call.k, call.v), strict=True):
         if gradient is not None:
             has_shape(name, gradient, tuple(like.shape), f"{name[1:]}'s")
     if dropped and rng_state is None:
         raise ValueError("rng_state: expected what the forward pass returned, as dropout_p > 0")
     with torch.no_grad():
         out = checks.heads("out", out, q.dim(), "as q has", q)
-        made = backward_pass(call, rng_state if dropped else None, out, softmax_lse.contiguous(), dout)
-        for gradient, value in zip(given.values(), made, strict=True):
+        gradients = backward_pass(call, rng_state if dropped else None, out, softmax_lse.contiguous(), dout)
+        for gradient, value in zip(buffers.values(), gradients, strict=True):
             if gradient is not None:
                 gradient.copy_(value)
         wide = softmax_lse.dtype

@@ -37,8 +37,8 @@ def _check_common(
     checks.length("sm_margin", sm_margin)
 
 
-def _result(made: tuple[Tensor, ...], return_attn_probs: bool) -> Any:
-    return (made[0], _without_keys(made[1])) if return_attn_probs else made[0]
+def _result(outputs: tuple[Tensor, ...], return_attn_probs: bool) -> Any:
+    return (outputs[0], _without_keys(outputs[1])) if return_attn_probs else outputs[0]
 
 
 def flash_attn_func(
@@ -63,7 +63,7 @@ def flash_attn_func(
     """Returns out, or out and softmax_lse (B, H_q, S_q)."""
     _check_common(qv, q_descale, k_descale, v_descale, attention_chunk, pack_gqa, sm_margin)
     checks.flag("return_attn_probs", return_attn_probs)
-    made = attention.flash_attn_func(
+    outputs = attention.flash_attn_func(
         q,
         k,
         v,
@@ -77,7 +77,7 @@ def flash_attn_func(
         return_attn_probs=True,
         num_splits=num_splits,
     )
-    return _result(made, return_attn_probs)
+    return _result(outputs, return_attn_probs)
 
 
 def flash_attn_qkvpacked_func(
@@ -145,11 +145,11 @@ def flash_attn_varlen_func(
     checks.no_kernel(seqused_q=seqused_q)
     _check_common(qv, q_descale, k_descale, v_descale, attention_chunk, pack_gqa, sm_margin)
     checks.flag("return_attn_probs", return_attn_probs)
-    made = attention.flash_attn_varlen_func(
+    outputs = attention.flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, softmax_scale, causal, window_size,
         softcap, None, deterministic, return_attn_probs=True, seqused_k=seqused_k, num_splits=num_splits,
     )  # fmt: skip
-    return _result(made, return_attn_probs)
+    return _result(outputs, return_attn_probs)
 
 
 def flash_attn_with_kvcache(
@@ -203,7 +203,7 @@ def flash_attn_with_kvcache(
     if ends_q is None:
         if longest is not None and longest < q.shape[1]:
             raise ValueError(f"max_seqlen_q: expected at least q's {q.shape[1]} tokens, got {max_seqlen_q}")
-        made = attention.flash_attn_with_kvcache(
+        outputs = attention.flash_attn_with_kvcache(
             q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, table,
             softmax_scale, causal, window_size, softcap, rotary_interleaved, None, num_splits, True,
         )  # fmt: skip
@@ -215,14 +215,14 @@ def flash_attn_with_kvcache(
                 raise NotImplementedError(f"{name}: expected None with cu_seqlens_q; append without it first")
         checks.flag("rotary_interleaved", rotary_interleaved)
         rules = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap}
-        made = _packed_queries(
+        outputs = _packed_queries(
             q, k_cache, v_cache, ends_q, longest, cache_seqlens, cache_batch_idx, cache_leftpad, table,
             num_splits=num_splits, **rules,
         )  # fmt: skip
     if not return_softmax_lse:
-        return made[0]
+        return outputs[0]
     empty = q.new_empty(0, dtype=torch.float32)
-    return made[0], _without_keys(made[1]), empty, empty.clone()
+    return outputs[0], _without_keys(outputs[1]), empty, empty.clone()
 
 
 def _packed_queries(
@@ -241,20 +241,22 @@ def _packed_queries(
     if table is None:
         if rows is None and k_cache.shape[0] != batch:
             raise ValueError(f"k_cache: expected batch size {batch}, or cache_batch_idx, got {shape_text(k_cache)}")
-        own = torch.arange(batch, dtype=torch.int32, device=q.device) if rows is None else rows
-        table = own[:, None].contiguous()
-    room = table.shape[1] * k_cache.shape[1]
+        cache_rows = torch.arange(batch, dtype=torch.int32, device=q.device) if rows is None else rows
+        table = cache_rows[:, None].contiguous()
+    capacity = table.shape[1] * k_cache.shape[1]
     if cache_seqlens is None:
-        cache_seqlens = room
+        cache_seqlens = capacity
     if isinstance(cache_seqlens, int) and not isinstance(cache_seqlens, bool):
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
     used = checks.indices("cache_seqlens", cache_seqlens, q, (batch,), f"(B) = ({batch},)")
     assert used is not None
-    checks.lengths_fit("cache_seqlens", used, room, paged)
-    checks.lengths_fit("cache_leftpad", checks.indices("cache_leftpad", cache_leftpad, q, (batch,), "(B)"), room, paged)
+    checks.lengths_fit("cache_seqlens", used, capacity, paged)
+    checks.lengths_fit(
+        "cache_leftpad", checks.indices("cache_leftpad", cache_leftpad, q, (batch,), "(B)"), capacity, paged
+    )
     ends_k = torch.nn.functional.pad(used.cumsum(0, dtype=torch.int32), (1, 0))
     out, lse, _ = attention.flash_attn_varlen_func(
-        q, k_cache, v_cache, ends_q, ends_k, longest, room, block_table=table, leftpad_k=cache_leftpad,
+        q, k_cache, v_cache, ends_q, ends_k, longest, capacity, block_table=table, leftpad_k=cache_leftpad,
         return_attn_probs=True, **options,
     )  # fmt: skip
     return out, lse
@@ -267,8 +269,8 @@ def flash_attn_combine(
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns out and softmax_lse (B, S, H), -infinity where no part had keys."""
-    made, lse = attention.flash_attn_combine(out_partial, lse_partial, out, out_dtype)
-    return made, _without_keys(lse)
+    combined, lse = attention.flash_attn_combine(out_partial, lse_partial, out, out_dtype)
+    return combined, _without_keys(lse)
 
 
 def get_scheduler_metadata(

@@ -65,14 +65,14 @@ class CrossEntropyLoss(torch.nn.Module):
 
     def forward(self, input: Tensor, target: Tensor, precomputed_lse: None = None) -> Any:
         """Returns the loss, with return_z_loss also the z-loss."""
-        made = cross_entropy_loss(
+        losses = cross_entropy_loss(
             input, target, precomputed_lse, self.label_smoothing, self.logit_scale, self.lse_square_scale,
             self.ignore_index, self.inplace_backward, self.process_group,
         )  # fmt: skip
         if self.reduction != "none":
             count = (target != self.ignore_index).sum() if self.reduction == "mean" else 1
-            made = made[0].sum() / count, made[1].sum() / count
-        return made if self.return_z_loss else made[0]
+            losses = losses[0].sum() / count, losses[1].sum() / count
+        return losses if self.return_z_loss else losses[0]
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -63,8 +63,8 @@ def generate_tokens(
     if generated_tokens is None:
         generated_tokens = torch.empty(shape, dtype=torch.int64, device=device)
     has_shape("generated_tokens", generated_tokens, shape, "(B, max_length)")
-    for place in range(max_length):
+    for column in range(max_length):
         logits, state = llm_forward(last, state)
         last = token_sample_fn(logits[:, -1:])
-        generated_tokens[:, place : place + 1] = last
+        generated_tokens[:, column : column + 1] = last
     return generated_tokens, state

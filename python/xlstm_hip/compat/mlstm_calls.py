@@ -219,8 +219,8 @@ def _parallel_siging_autograd(kernel: Kernel) -> Kernel:
         normalize: bool = True,
         **kwargs: Any,
     ) -> Sequences:
-        own = {"stable_fgate": stable_fgate, "normalize": normalize}
-        return kernel(q, k, v, i, f, c_initial, n_initial, m_initial, return_last_states, eps, **own, **kwargs)
+        options = {"stable_fgate": stable_fgate, "normalize": normalize}
+        return kernel(q, k, v, i, f, c_initial, n_initial, m_initial, return_last_states, eps, **options, **kwargs)
 
     return call
 
@@ -371,9 +371,11 @@ def _triton_step_fw(kernel: Kernel) -> Kernel:
         dtype_state: torch.dtype = torch.float32,
     ) -> Step:
         launch = {"siz_b_DHQK": siz_b_DHQK, "siz_b_DHHV": siz_b_DHHV, "num_warps": num_warps, "num_stages": num_stages}
-        given = [name for name, value in launch.items() if value is not None]
-        if given:  # they change no result
-            triton_peers.tell_once("mlstm_recurrent_step__triton_fw", f"alone has a use for {', '.join(given)}")
+        launch_options = [name for name, value in launch.items() if value is not None]
+        if launch_options:  # they change no result
+            triton_peers.tell_once(
+                "mlstm_recurrent_step__triton_fw", f"alone has a use for {', '.join(launch_options)}"
+            )
         q = with_scale(vecQ, qk_scale)
         h, states = kernel(q, vecK, vecV, scaI, scaF, matC_old, vecN_old, scaM_old, eps, dtype_state)
         return h, _written(states, matC_new, vecN_new, scaM_new)

@@ -57,12 +57,12 @@ def _all_states(done: Forward, m: Tensor) -> States:
 
 
 def _is_the_forwards(**pairs: tuple[Tensor | None, Tensor]) -> None:
-    for name, (given, made) in pairs.items():
-        if given is None:
+    for name, (passed, computed) in pairs.items():
+        if passed is None:
             continue
-        has_shape(name, given, tuple(made.shape), "of the forward pass")
-        close = torch.finfo(given.dtype).eps ** 0.5
-        if not torch.allclose(given.to(made.dtype), made, rtol=close, atol=close):
+        has_shape(name, passed, tuple(computed.shape), "of the forward pass")
+        close = torch.finfo(passed.dtype).eps ** 0.5
+        if not torch.allclose(passed.to(computed.dtype), computed, rtol=close, atol=close):
             raise ValueError(f"{name}: expected what the forward pass returns for these inputs, got other values")
 
 
@@ -162,17 +162,19 @@ def mlstm_chunkwise_bw(
     )  # fmt: skip
     has_shape("matDeltaH", matDeltaH, tuple(matV.shape), "that of matV")
     last: list[Tensor] = []
-    for name, given, like in (
+    for name, passed, like in (
         ("matDeltaC_last", matDeltaC_last, done.c_last),
         ("vecDeltaN_last", vecDeltaN_last, done.n_last),
         ("scaDeltaM_last", scaDeltaM_last, done.gates.m_last),
     ):
-        shaped = torch.zeros_like(like) if given is None else has_shape(name, given, tuple(like.shape), "of the state")
+        shaped = (
+            torch.zeros_like(like) if passed is None else has_shape(name, passed, tuple(like.shape), "of the state")
+        )
         last.append(shaped.to(like.dtype))
     dlast = (last[0], last[1], last[2])
-    dq, *rest = _gradients(done, tokens, matDeltaH, dlast, EPS, CHUNK_SIZE, variant)  # type: ignore[arg-type]
-    wide = (None if given is None else x.to(given.dtype) for x, given in zip(rest[4:], initial, strict=True))
-    return with_scale(dq, qk_scale), *rest[:4], *wide
+    dq, *gradients = _gradients(done, tokens, matDeltaH, dlast, EPS, CHUNK_SIZE, variant)  # type: ignore[arg-type]
+    wide = (None if passed is None else x.to(passed.dtype) for x, passed in zip(gradients[4:], initial, strict=True))
+    return with_scale(dq, qk_scale), *gradients[:4], *wide
 
 
 def _parallel_fw(stable: bool) -> Callable[..., Any]:

@@ -103,24 +103,24 @@ def contents() -> dict[str, Mapping[str, Any]]:
 class Offered(MetaPathFinder, Loader):
     """Makes modules when they are imported: below a real package too, which then knows them as its own."""
 
-    def __init__(self, held: Mapping[str, Mapping[str, Any]], refused: Sequence[str] = ()) -> None:
-        self._held = held
+    def __init__(self, modules: Mapping[str, Mapping[str, Any]], refused: Sequence[str] = ()) -> None:
+        self._modules = modules
         self._refused = refused
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if fullname in self._refused:
             raise xlstm_large.not_offered(fullname)
-        return ModuleSpec(fullname, loader=self, is_package=True) if fullname in self._held else None
+        return ModuleSpec(fullname, loader=self, is_package=True) if fullname in self._modules else None
 
     def exec_module(self, module: ModuleType) -> None:
         module.__doc__ = f"xlstm_hip in the place of {module.__name__}."
-        module.__dict__.update(self._held[module.__name__], __xlstm_hip__=True)
+        module.__dict__.update(self._modules[module.__name__], __xlstm_hip__=True)
 
 
 def install() -> None:
-    held = {**contents(), **attention_contents()}
+    modules = {**contents(), **attention_contents()}
     large = {"xlstm.xlstm_large" + name: attributes for name, attributes in xlstm_large.contents().items()}
-    for package in (*sorted({name.partition(".")[0] for name in held}), "xlstm.xlstm_large"):
+    for package in (*sorted({name.partition(".")[0] for name in modules}), "xlstm.xlstm_large"):
         loaded = sys.modules.get(package)
         if loaded is not None and not triton_peers.stands_in(loaded):
             raise ImportError(
@@ -132,7 +132,7 @@ def install() -> None:
     else:
         refused = tuple(f"xlstm.{name}" for name in xlstm_large.NOT_OFFERED_MODULES)
         sys.meta_path.insert(0, Offered({"xlstm": xlstm_large.package(), **large}, refused))
-    for name, attributes in held.items():
+    for name, attributes in modules.items():
         module = ModuleType(name, f"xlstm_hip in the place of {name}.")
         module.__dict__.update(attributes)
         module.__dict__["__xlstm_hip__"] = True
@@ -141,7 +141,7 @@ def install() -> None:
         module.__package__ = name
         module.__spec__ = ModuleSpec(name, loader=None, is_package=True)
         sys.modules[name] = module
-    for name in held:
+    for name in modules:
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], child, sys.modules[name])

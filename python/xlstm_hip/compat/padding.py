@@ -17,12 +17,12 @@ def unpad_input(
 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
     """The tokens in use, their places in (B * S), cu_seqlens, the longest length, and the lengths in use."""
     is_tensor("hidden_states", hidden_states)
-    kept = attention_mask if unused_mask is None else attention_mask + unused_mask
-    lengths = kept.sum(-1, dtype=torch.int32)
-    places = kept.flatten().nonzero().flatten()
+    included = attention_mask if unused_mask is None else attention_mask + unused_mask
+    lengths = included.sum(-1, dtype=torch.int32)
+    positions = included.flatten().nonzero().flatten()
     ends = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
     used = attention_mask.sum(-1, dtype=torch.int32)
-    return hidden_states.flatten(0, 1)[places], places, ends, int(lengths.max()), used
+    return hidden_states.flatten(0, 1)[positions], positions, ends, int(lengths.max()), used
 
 
 def unpad_input_for_concatenated_sequences(
@@ -33,16 +33,16 @@ def unpad_input_for_concatenated_sequences(
     is_tensor("hidden_states", hidden_states)
     mask = is_tensor("attention_mask_in_length", attention_mask_in_length)
     used = torch.arange(mask.shape[1], device=mask.device) < mask.sum(-1, keepdim=True)
-    places = used.flatten().nonzero().flatten()
+    positions = used.flatten().nonzero().flatten()
     lengths = mask.flatten()[mask.flatten() > 0]
     ends = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-    return hidden_states.flatten(0, 1)[places], places, ends, int(lengths.max())
+    return hidden_states.flatten(0, 1)[positions], positions, ends, int(lengths.max())
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
     """(first_axis_dim, ...) with the values at their places, zero elsewhere."""
-    whole = values.new_zeros(first_axis_dim, *values.shape[1:])
-    return whole.index_put((indices,), values)
+    padded = values.new_zeros(first_axis_dim, *values.shape[1:])
+    return padded.index_put((indices,), values)
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:

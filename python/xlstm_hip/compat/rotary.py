@@ -62,12 +62,12 @@ def _angles(
     first = checks.indices("seqlen_offsets", seqlen_offsets, x, (batch,), f"(B) = ({batch},)")
     if first is None:
         raise TypeError("seqlen_offsets: expected an integer or a tensor (B), got None")
-    places = first[sequence] + steps
-    if checks.readable(places):
-        for place in (int(places.min()), int(places.max())):
-            in_range("seqlen_offsets: a rotary position", place, 0, cos.shape[0] - 1)
-    places = places.long().clamp(0, cos.shape[0] - 1)
-    return cos[places].unsqueeze(-2), sin[places].unsqueeze(-2)
+    positions = first[sequence] + steps
+    if checks.readable(positions):
+        for position in (int(positions.min()), int(positions.max())):
+            in_range("seqlen_offsets: a rotary position", position, 0, cos.shape[0] - 1)
+    positions = positions.long().clamp(0, cos.shape[0] - 1)
+    return cos[positions].unsqueeze(-2), sin[positions].unsqueeze(-2)
 
 
 def _turned(x: Tensor, turns: list[Turn], interleaved: bool, inplace: bool, back: bool = False) -> Tensor:
@@ -107,8 +107,8 @@ class _Rotation(OpFunction):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         tables = iter(ctx.saved_tensors)
         turns = [(where, next(tables), next(tables)) for where in ctx.where]
-        others = (None,) * (len(ctx.needs_input_grad) - 1)
-        return _turned(dy, turns, ctx.interleaved, inplace=False, back=True), *others
+        no_gradients = (None,) * (len(ctx.needs_input_grad) - 1)
+        return _turned(dy, turns, ctx.interleaved, inplace=False, back=True), *no_gradients
 
 
 class ApplyRotaryEmb(_Rotation):
@@ -288,8 +288,8 @@ def apply_rotary_emb_torch(
         cos, sin = (table.repeat_interleave(2, dim=-1).unsqueeze(-2) for table in (cos, sin))
     else:
         cos, sin = (torch.cat([table, table], dim=-1).unsqueeze(-2) for table in (cos, sin))
-    turned, rest = x[..., :features], x[..., features:]
-    return torch.cat([turned * cos + rotate_half(turned, interleaved) * sin, rest], dim=-1)
+    turned, unrotated = x[..., :features], x[..., features:]
+    return torch.cat([turned * cos + rotate_half(turned, interleaved) * sin, unrotated], dim=-1)
 
 
 class RotaryEmbedding(torch.nn.Module):
@@ -334,11 +334,11 @@ class RotaryEmbedding(torch.nn.Module):
         frequencies = self.inv_freq.to(like.device)
         if frequencies.dtype != torch.float32:  # a model that was moved to another dtype: positions need float32
             frequencies = self._frequencies(like.device)
-        places = torch.arange(length, dtype=torch.float32, device=like.device)
-        angles = torch.outer(places, frequencies)
+        positions = torch.arange(length, dtype=torch.float32, device=like.device)
+        angles = torch.outer(positions, frequencies)
         tables = [angles.cos(), angles.sin()]
         if self.scale is not None and self.scale_base is not None:
-            scale = self.scale.to(like.device, torch.float32) ** ((places - length // 2) / self.scale_base)[:, None]
+            scale = self.scale.to(like.device, torch.float32) ** ((positions - length // 2) / self.scale_base)[:, None]
             tables = [x * scale for x in tables] + [x / scale for x in tables]
         self._tables = tuple(x.to(like.dtype) for x in tables)
 

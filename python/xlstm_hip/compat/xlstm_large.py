@@ -78,8 +78,8 @@ class mLSTMLayerConfig:
 
     def _of_a_model(self) -> xLSTMLargeConfig:
         """A model's configuration with these fields; making one checks them."""
-        given = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "mlstm_backend"}
-        return xLSTMLargeConfig(num_blocks=1, vocab_size=1, **given)
+        options = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "mlstm_backend"}
+        return xLSTMLargeConfig(num_blocks=1, vocab_size=1, **options)
 
     @property
     def qk_dim(self) -> int:
@@ -144,7 +144,7 @@ def load_from_pretrained(
     file, found, _ = stored_config(folder)
     official = {"mode": "train", "return_last_states": False}
     stored = {name: found.get(name, x) for name, x in official.items()} if file.name == YAML_FILE else {}
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "return_last_states": return_last_states,
         "chunkwise_kernel": chunkwise_kernel_name,
         "sequence_kernel": sequence_kernel_name,
@@ -152,8 +152,8 @@ def load_from_pretrained(
         "mode": backend_mode,
         "chunk_size": chunk_size,
     }
-    given = stored | {name: x for name, x in given.items() if x is not None}
-    return load_pretrained(folder, torch.float32, **given)
+    options = stored | {name: x for name, x in options.items() if x is not None}
+    return load_pretrained(folder, torch.float32, **options)
 
 
 def convert_single_weights_to_fused_weights(single_weight_state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -161,13 +161,13 @@ def convert_single_weights_to_fused_weights(single_weight_state_dict: Mapping[st
     fused: dict[str, Tensor] = {}
     for name, x in single_weight_state_dict.items():
         match = re.fullmatch(r"(.*blocks\.\d+\.)(.+)\.(weight|bias)", name)
-        whole = next((w for w, parts in FUSED.items() if match and match[2] in parts), None)
-        if match is None or whole is None:
+        fused_name = next((w for w, parts in FUSED.items() if match and match[2] in parts), None)
+        if match is None or fused_name is None:
             fused[name] = x
             continue
-        parts = [single_weight_state_dict[f"{match[1]}{part}.{match[3]}"] for part in FUSED[whole]]
+        parts = [single_weight_state_dict[f"{match[1]}{part}.{match[3]}"] for part in FUSED[fused_name]]
         if parts[0] is x:
-            fused[f"{match[1]}{whole}.{match[3]}"] = torch.cat(parts)
+            fused[f"{match[1]}{fused_name}.{match[3]}"] = torch.cat(parts)
     return fused
 
 

@@ -104,8 +104,8 @@ class FloatStateCache(xLSTMCache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.rnn_state = {
-            number: tuple(x.index_select(0, beam_idx.to(x.device)) for x in own)
-            for number, own in self.rnn_state.items()
+            number: tuple(x.index_select(0, beam_idx.to(x.device)) for x in layer)
+            for number, layer in self.rnn_state.items()
         }
 
 
@@ -157,31 +157,31 @@ def _backbone_forward(
     _refuse_unknown(kwargs)
     if cache is not None and cache_params is not None:
         raise ValueError("cache: expected either cache or cache_params, got both")
-    given = cache = cache_params if cache is None else cache
+    prior = cache = cache_params if cache is None else cache
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("input_ids: expected either input_ids or inputs_embeds, got both or neither")
     if input_ids is not None:
         has_rank("input_ids", input_ids, 2, "(B, S)")
     capturing = kwargs.get("output_hidden_states") or self.config.output_hidden_states
     if input_ids is not None and cache is not None and input_ids.shape[1] == 1 and not capturing:
-        made = _decoded(self, input_ids, attention_mask, cache)
-        if made is not None:
+        decoded = _decoded(self, input_ids, attention_mask, cache)
+        if decoded is not None:
             if use_cache:
                 cache.seqlen_offset += 1
-            return _output(made, cache)
+            return _output(decoded, cache)
     x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
     length = x.shape[1]
     mask = None if attention_mask is None else _mask_of(attention_mask, x)
     if use_cache and cache is None:
         cache = FloatStateCache(self, x)
     ends = _packed(x, mask, position_ids, seq_idx, cu_seq_lens_q, cu_seq_lens_k, cu_seqlens)
-    if ends is not None and given is not None and int(given.seqlen_offset):
+    if ends is not None and prior is not None and int(prior.seqlen_offset):
         raise ValueError("cache: expected none, or an empty one, beside packed sequences, whose states are new")
     call = _call(self, x, keep_state=cache is not None, cu_seqlens=ends)
     # Long prompts go through in slices, which bounds what the layers need; hidden states are wanted whole, and a packed
     # sequence may reach over the end of a slice.
-    whole = torch.is_grad_enabled() or capturing or cache is None or ends is not None
-    size = length if whole else self.config.max_inference_chunksize
+    one_chunk = torch.is_grad_enabled() or capturing or cache is None or ends is not None
+    size = length if one_chunk else self.config.max_inference_chunksize
     slices = []
     for begin in range(0, length, size):
         part = x[:, begin : begin + size]

@@ -15,8 +15,8 @@ from .._core.ops import OPS, OpFunction, first_order
 
 
 def _promoted(*tensors: Tensor | None) -> torch.dtype:
-    first, *rest = (x.dtype for x in tensors if x is not None)
-    for dtype in rest:
+    first, *dtypes = (x.dtype for x in tensors if x is not None)
+    for dtype in dtypes:
         first = torch.promote_types(first, dtype)
     return first
 
@@ -105,7 +105,7 @@ def _(dloss, logits, targets, exps, cap, ignore_index):
 # ---- gradients
 
 
-def _given(x: Tensor | None, gradient: Tensor) -> Tensor | None:
+def _if_present(x: Tensor | None, gradient: Tensor) -> Tensor | None:
     return None if x is None else gradient
 
 
@@ -121,7 +121,7 @@ class RMSNormFunction(OpFunction):
     def backward(ctx: Any, dy):
         x, weight, bias = ctx.saved_tensors
         dx, dweight, dbias = OPS.rms_norm_backward(dy, None, x, weight, bias, ctx.eps)
-        return dx, _given(weight, dweight), _given(bias, dbias), None
+        return dx, _if_present(weight, dweight), _if_present(bias, dbias), None
 
 
 class AddRMSNormFunction(OpFunction):
@@ -142,7 +142,7 @@ class AddRMSNormFunction(OpFunction):
         dweight = dbias = None
         if dnormed is not None:
             dtotal, dweight, dbias = OPS.rms_norm_backward(dnormed, dtotal, total, weight, bias, ctx.eps)
-            dweight, dbias = _given(weight, dweight), _given(bias, dbias)
+            dweight, dbias = _if_present(weight, dweight), _if_present(bias, dbias)
         if dtotal is None:
             return None, None, None, None, None
         return *(dtotal.to(dtype) for dtype in ctx.dtypes), dweight, dbias, None
@@ -160,7 +160,7 @@ class HeadNormGateFunction(OpFunction):
     def backward(ctx: Any, dy):
         h, o, weight, bias = ctx.saved_tensors
         dh, do, dweight, dbias = OPS.head_norm_gate_backward(dy, h, o, weight, bias, *ctx.options)
-        return dh, _given(o, do), _given(weight, dweight), _given(bias, dbias), None, None
+        return dh, _if_present(o, do), _if_present(weight, dweight), _if_present(bias, dbias), None, None
 
 
 class SoftCapFunction(OpFunction):

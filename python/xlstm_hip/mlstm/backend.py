@@ -195,14 +195,14 @@ class mLSTMBackend(nn.Module):
         return str(self.config)
 
 
-def _either(name: str, x: Tensor | None, other_name: str, other: Tensor | None) -> Tensor | None:
-    if x is not None and other is not None:
+def _either(name: str, x: Tensor | None, other_name: str, y: Tensor | None) -> Tensor | None:
+    if x is not None and y is not None:
         raise TypeError(f"{other_name}: the same argument as {name}, which is given too")
-    return other if x is None else x
+    return y if x is None else x
 
 
-def _needed(name: str, x: Tensor | None, other_name: str, other: Tensor | None) -> Tensor:
-    x = _either(name, x, other_name, other)
+def _needed(name: str, x: Tensor | None, other_name: str, y: Tensor | None) -> Tensor:
+    x = _either(name, x, other_name, y)
     if x is None:
         raise TypeError(f"{name} (or {other_name}): expected a tensor, got none")
     return x

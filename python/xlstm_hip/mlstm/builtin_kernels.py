@@ -26,7 +26,7 @@ class Builtin:
     info: KernelInfo
     stand_in: KernelInfo | None = None  # a Triton name: its facts where the fused kernel takes all its calls
 
-    def here(self) -> KernelInfo:
+    def current_info(self) -> KernelInfo:
         """What the name means in this process; it may change when xlstm_hip.compat is imported."""
         return self.info if self.stand_in is None or peers_usable() else self.stand_in
 
@@ -47,10 +47,10 @@ def _fused(kind: str, name: str) -> Builtin:
 
 
 def _native(kind: str, name: str, function: Callable, *more: str, note: str = "plain torch") -> Builtin:
-    own = {"step": ("dtype_state", "in_place", "gate_soft_cap"), "sequence": ("dtype_state",)}.get(
+    base_options = {"step": ("dtype_state", "in_place", "gate_soft_cap"), "sequence": ("dtype_state",)}.get(
         kind, ("normalizer_grad",)
     )
-    gate, options = "exp", (*own, *more)
+    gate, options = "exp", (*base_options, *more)
     if "siging" in name:
         gate, options = "sigmoid", ("normalize", *options)
     return Builtin(KernelInfo(name, kind, function, ("*",), IO_DTYPES, "exact", gate, options=options, note=note))
@@ -64,20 +64,20 @@ def _compiled(kind: str, name: str, function: Callable, *options: str, **facts: 
 def _triton(
     kind: str, name: str, function: Callable, stand_in: Builtin, gradient: str = "no normaliser", **facts: Any
 ) -> Builtin:
-    other = stand_in.info
+    replacement = stand_in.info
     return Builtin(
         KernelInfo(
             name,
             kind,
             function,
-            devices=tuple(dict.fromkeys(("cuda", *other.devices))),
+            devices=tuple(dict.fromkeys(("cuda", *replacement.devices))),
             dtypes=GPU_DTYPES,
             gradient=gradient,
-            gate=other.gate,
-            note=f"mlstm_kernels' own on a GPU, elsewhere {other.name}",
+            gate=replacement.gate,
+            note=f"mlstm_kernels' own on a GPU, elsewhere {replacement.name}",
             **facts,
         ),
-        replace(other, name=name, kind=kind, function=function, note=f"here it is {other.name}"),
+        replace(replacement, name=name, kind=kind, function=function, note=f"here it is {replacement.name}"),
     )
 
 
@@ -155,4 +155,4 @@ SIGMOID_TWINS = {
     ("step", "triton"): "fused_siging",
 }
 
-add_builtins({key: row.here for key, row in BUILTIN.items()}, ALIASES, SIGMOID_TWINS)
+add_builtins({key: row.current_info for key, row in BUILTIN.items()}, ALIASES, SIGMOID_TWINS)

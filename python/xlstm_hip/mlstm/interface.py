@@ -45,13 +45,13 @@ def _choose(kernel: str | None, gate: str | None, kinds: tuple[str, ...], normal
     return info
 
 
-def _options(info: KernelInfo, given: dict[str, Any]) -> dict[str, Any]:
-    for name in given:
+def _options(info: KernelInfo, options: dict[str, Any]) -> dict[str, Any]:
+    for name in options:
         if name not in info.options:
             raise ValueError(
                 f"{name}: kernel {info.name!r} has no such option (it has {', '.join(info.options) or 'none'})"
             )
-    return given
+    return options
 
 
 # A type checker knows h from (h, states) by the keyword return_last_states.

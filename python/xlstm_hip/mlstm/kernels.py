@@ -34,10 +34,10 @@ def _wide_state(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if x is None else x.to(dtype).contiguous()
 
 
-def _plan(op: str, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, given: Any) -> plans.Plan:
+def _plan(op: str, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, user_plan: Any) -> plans.Plan:
     """The plan that was given; if None, the table's plan for a call that is not packed."""
-    if given is not None:
-        return plans.check_fused_plan("backward_plan" if op == "mlstm_backward" else "plan", op, given)
+    if user_plan is not None:
+        return plans.check_fused_plan("backward_plan" if op == "mlstm_backward" else "plan", op, user_plan)
     if cu_seqlens is not None:
         return plans.AS_PLANNED
     batch, heads, length, dqk = q.shape
@@ -46,10 +46,10 @@ def _plan(op: str, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, given: Any) 
     )  # fmt: skip
 
 
-def _cut(op: str, q: Tensor, v: Tensor, chunk_size: int, cu_seqlens: Tensor | None, given: Any) -> Cut:
-    plan = _plan(op, q, v, cu_seqlens, given)
-    own = plan.get("chunk_size") if given is not None or chunk_size == DEFAULT_CHUNK_SIZE else 0
-    return Cut(own or chunk_size, plan.get("segments", 0), plan.get("walk_chunk", 0))
+def _cut(op: str, q: Tensor, v: Tensor, chunk_size: int, cu_seqlens: Tensor | None, user_plan: Any) -> Cut:
+    plan = _plan(op, q, v, cu_seqlens, user_plan)
+    planned_chunk = plan.get("chunk_size") if user_plan is not None or chunk_size == DEFAULT_CHUNK_SIZE else 0
+    return Cut(planned_chunk or chunk_size, plan.get("segments", 0), plan.get("walk_chunk", 0))
 
 
 def _in_plain_torch(function: str, q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -80,8 +80,8 @@ def _plain_sequence(
     if cu_seqlens is None:
         return kernel(q, k, v, i, f, c, n, m, return_last_states=True)
     ends = checks.ends_of(cu_seqlens, q.shape[2])
-    made: Any = one_by_one(kernel, (q, k, v, i, f), (c, n, m), ends, {"return_last_states": True})
-    return made
+    outputs: Any = one_by_one(kernel, (q, k, v, i, f), (c, n, m), ends, {"return_last_states": True})
+    return outputs
 
 
 def _sequence(
@@ -129,12 +129,12 @@ def _sequence(
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.to(torch.int64).contiguous()
     options = (sigmoid_gate, normalize, normalizer_grad, float(eps), bshd)
-    given = kwargs.get("plan")
+    user_plan = kwargs.get("plan")
     cut: Cut | int  # of tokens one by one: columns of the state in a block
     if recurrent:
-        cut = _plan("mlstm_sequence", q, v, cu_seqlens, given).get("step_columns", 0)
+        cut = _plan("mlstm_sequence", q, v, cu_seqlens, user_plan).get("step_columns", 0)
     else:
-        cut = _cut("mlstm_chunkwise", q, v, chunk_size, cu_seqlens, given)
+        cut = _cut("mlstm_chunkwise", q, v, chunk_size, cu_seqlens, user_plan)
     tensors = (q, k, v, i, f, c, n, m)
     last: tuple[Tensor, ...] | list[Tensor]
     if checks.gradient_needed(*tensors):

@@ -61,13 +61,13 @@ def _gradients(q: Tensor, v: Tensor, i: Tensor, f: Tensor, bshd: bool) -> tuple[
 
 
 @torch.library.register_fake("xlstm_hip::mlstm_backward")
-def _(q, k, v, i, f, *rest):
-    return _gradients(q, v, i, f, bshd=rest[15])
+def _(q, k, v, i, f, *options):
+    return _gradients(q, v, i, f, bshd=options[15])
 
 
 @torch.library.register_fake("xlstm_hip::mlstm_backward_states")
-def _(q, k, v, i, f, c, n, m, cu_seqlens, *rest):
-    return *_gradients(q, v, i, f, bshd=rest[11]), *_states(q, v, cu_seqlens)
+def _(q, k, v, i, f, c, n, m, cu_seqlens, *options):
+    return *_gradients(q, v, i, f, bshd=options[11]), *_states(q, v, cu_seqlens)
 
 
 @torch.library.register_fake("xlstm_hip::mlstm_step")
@@ -180,7 +180,7 @@ class StepFunction(OpFunction):
             dlast = [
                 torch.zeros_like(y) if x is None else x.contiguous() for x, y in zip(dlast, (c, n, m), strict=True)
             ]
-        dq, dk, dv, *rest = OPS.mlstm_backward_states(
+        dq, dk, dv, *gradients = OPS.mlstm_backward_states(
             *one, h, l, dh, *dlast, sigmoid_gate, normalize, True, eps, 1, False
         )
-        return dq[:, :, 0], dk[:, :, 0], dv[:, :, 0], *rest, None, None
+        return dq[:, :, 0], dk[:, :, 0], dv[:, :, 0], *gradients, None, None

@@ -93,14 +93,14 @@ def register_mlstm_kernel(
         raise ValueError(f"name: expected {kind}--<name> for a {kind} kernel, got {name!r}")
     if not callable(function):
         raise TypeError(f"function: expected a callable, got {type(function).__name__}")
-    for what, values, member in (
+    for argument, values, member in (
         ("devices", devices, str),
         ("dtypes", dtypes, torch.dtype),
         ("gpu_dtypes", gpu_dtypes, torch.dtype),
         ("options", options, str),
     ):
         if isinstance(values, str) or not all(isinstance(x, member) for x in values):
-            raise TypeError(f"{what}: expected a sequence of {member.__name__}, got {values!r}")
+            raise TypeError(f"{argument}: expected a sequence of {member.__name__}, got {values!r}")
     if not devices or not dtypes:
         raise ValueError(f"{'devices' if not devices else 'dtypes'}: expected at least one, got none")
     if not overwrite and _has(kind, name):
@@ -226,19 +226,19 @@ def get_mlstm_step_kernel(name: str) -> Callable:
 
 def check_kernel_accepts(info: KernelInfo, q: Tensor, gradient_needed: bool) -> None:
     """Raises if the kernel does not support q's device or dtype, or has no gradient although one is needed."""
-    what = f"{info.kind} kernel {info.name!r}"
+    kernel = f"{info.kind} kernel {info.name!r}"
     if "*" not in info.devices and q.device.type not in info.devices:
         where = ", ".join(info.devices)
         raise ValueError(
-            f"q: {what} runs on {where}, got a tensor on {q.device}; "
+            f"q: {kernel} runs on {where}, got a tensor on {q.device}; "
             "get_optimal_kernel_config names kernels that run there"
         )
     dtypes = info.dtypes_on(q.device.type)
     if q.dtype not in dtypes:
         where = " on a GPU" if q.dtype in info.dtypes else ""
-        raise TypeError(f"q: {what} takes {', '.join(map(str, dtypes))}{where}, got {q.dtype}")
+        raise TypeError(f"q: {kernel} takes {', '.join(map(str, dtypes))}{where}, got {q.dtype}")
     if gradient_needed and info.gradient == "none":
         raise ValueError(
-            f"{what} has no gradient, but an input requires one; "
+            f"{kernel} has no gradient, but an input requires one; "
             "call it under torch.no_grad(), or choose another kernel"
         )

@@ -150,10 +150,10 @@ def _chunkwise(name: str, fused_kernel: Callable, tuning: tuple[str, ...] = (), 
             tell_once(name, "cannot find so many states")
             peer = None
         if peer is None:
-            own = [keyword for keyword in kwargs if keyword in XL_CHUNK_TUNING and keyword in tuning]
-            if own:  # they change no result
-                tell_once(name, f"alone has a use for {', '.join(own)}")
-            return fused_kernel(q, k, v, i, f, **{key: x for key, x in common.items() if key not in own})
+            unused = [keyword for keyword in kwargs if keyword in XL_CHUNK_TUNING and keyword in tuning]
+            if unused:  # they change no result
+                tell_once(name, f"alone has a use for {', '.join(unused)}")
+            return fused_kernel(q, k, v, i, f, **{key: x for key, x in common.items() if key not in unused})
         no_unknown_keywords(name, kwargs, tuning)
         if sigmoid:
             peer = _with_sigmoid_states(peer)

@@ -50,11 +50,11 @@ class Kernel:
     def states(self) -> bool:
         return self.info is None or self.info.states
 
-    def check(self, q: Tensor, *others: Tensor | None) -> None:
+    def check(self, q: Tensor, *tensors: Tensor | None) -> None:
         """Raises where a registered kernel cannot do what these tensors ask of it."""
         if self.info is not None:
-            asked = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, *others))
-            check_kernel_accepts(self.info, q, asked)
+            needs_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, *tensors))
+            check_kernel_accepts(self.info, q, needs_gradient)
 
 
 @dataclass(eq=False)
@@ -359,14 +359,14 @@ def _split(
     v: Tensor,
     f: Tensor,
     i: Tensor,
-    whole: int,
+    full_chunks: int,
 ) -> tuple[Tensor, States]:
-    """The first `whole` tokens, a multiple of chunk_size, to the chunkwise kernel and the rest to the
+    """The first `full_chunks` tokens, a multiple of chunk_size, to the chunkwise kernel and the rest to the
     sequence kernel."""
     tokens = (q, k, v, f, i)
-    if whole == 0:
+    if full_chunks == 0:
         return call.sequence(sequence, None, *tokens)
-    h_whole, states = call.layer(chunkwise, True, *(x[:, :, :whole] for x in tokens))
-    h_tail, states = call.sequence(sequence, states, *(x[:, :, whole:] for x in tokens))
+    h_whole, states = call.layer(chunkwise, True, *(x[:, :, :full_chunks] for x in tokens))
+    h_tail, states = call.sequence(sequence, states, *(x[:, :, full_chunks:] for x in tokens))
     with without_autocast(h_whole):  # which knows no float16 on a CPU
         return torch.cat((h_whole, h_tail), dim=2), states

@@ -31,9 +31,9 @@ class ChatTemplate:
         errors = optional_module("jinja2", needed_by)
         optional_module("transformers", needed_by)
         templates = optional_module("transformers.utils.chat_template_utils", needed_by)
-        given: dict[str, Any] = {"chat_template": self.source, "add_generation_prompt": add_generation_prompt}
+        arguments: dict[str, Any] = {"chat_template": self.source, "add_generation_prompt": add_generation_prompt}
         try:
-            rendered: Any = templates.render_jinja_template([list(messages)], **given | self.special_tokens)
+            rendered: Any = templates.render_jinja_template([list(messages)], **arguments | self.special_tokens)
         except (
             errors.TemplateError,
             TypeError,
@@ -67,14 +67,14 @@ def load_chat_template(
             return ChatTemplate(file.read_text("utf-8"), tokens, str(file))
         except UnicodeDecodeError as error:
             raise ValueError(f"{file}: expected UTF-8: {error}") from None
-    where, given = folder / CONFIG_FILE, config.get("chat_template")
-    if isinstance(given, list):  # several, by name
-        given = {x.get("name"): x.get("template") for x in given if isinstance(x, dict)}.get("default")
-    if given is None:
+    where, source = folder / CONFIG_FILE, config.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        source = {x.get("name"): x.get("template") for x in source if isinstance(x, dict)}.get("default")
+    if source is None:
         raise ValueError(f"{folder}: no chat template: expected {TEMPLATE_FILE}, or chat_template in {CONFIG_FILE}")
-    if not isinstance(given, str):
-        raise ValueError(f"{where}: chat_template: expected a string, got {given!r}")
-    return ChatTemplate(given, tokens, str(where))
+    if not isinstance(source, str):
+        raise ValueError(f"{where}: chat_template: expected a string, got {source!r}")
+    return ChatTemplate(source, tokens, str(where))
 
 
 def _content(token: Any) -> str | None:
@@ -87,9 +87,9 @@ def _object(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        given = json.loads(file.read_text("utf-8"))
+        value = json.loads(file.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: no JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise ValueError(f"{file}: expected a JSON object, got {type(given).__name__}")
-    return given
+    if not isinstance(value, dict):
+        raise ValueError(f"{file}: expected a JSON object, got {type(value).__name__}")
+    return value

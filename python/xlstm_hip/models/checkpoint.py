@@ -87,11 +87,11 @@ def read_model(
 
     stored = find_tensors(folder)
     model: Any = _empty(make, config, read_scheme(folder))
-    own = model.state_dict()
+    weights = model.state_dict()
     mapping = map_shapes(
-        {name: x.shape for name, x in stored.items()}, {name: tuple(x.shape) for name, x in own.items()}
+        {name: x.shape for name, x in stored.items()}, {name: tuple(x.shape) for name, x in weights.items()}
     )
-    _check_dtypes(mapping, stored, own)
+    _check_dtypes(mapping, stored, weights)
     if by_default:
         dtype = default_dtype({x.dtype for name, x in stored.items() if not _is_quantised(name)}, device)
         if dtype is not None:
@@ -137,13 +137,13 @@ def _is_quantised(name: str) -> bool:
     return name.rpartition(".")[2] in STORED
 
 
-def _check_dtypes(mapping: ParameterMapping, stored: dict[str, Stored], own: dict[str, Tensor]) -> None:
-    for name, pieces in mapping.items():
-        for piece in pieces:
-            got = stored[piece.name].dtype
-            if got != own[name].dtype if _is_quantised(name) else not got.is_floating_point:
-                want = str(own[name].dtype).removeprefix("torch.") if _is_quantised(name) else "a dtype of floats"
-                raise CheckpointError(f"{piece.name}: expected {want}, got {str(got).removeprefix('torch.')}")
+def _check_dtypes(mapping: ParameterMapping, stored: dict[str, Stored], weights: dict[str, Tensor]) -> None:
+    for name, slices in mapping.items():
+        for part in slices:
+            actual = stored[part.name].dtype
+            if actual != weights[name].dtype if _is_quantised(name) else not actual.is_floating_point:
+                want = str(weights[name].dtype).removeprefix("torch.") if _is_quantised(name) else "a dtype of floats"
+                raise CheckpointError(f"{part.name}: expected {want}, got {str(actual).removeprefix('torch.')}")
 
 
 def _fill(
@@ -155,25 +155,25 @@ def _fill(
     bar: Progress,
 ) -> None:
     """Allocates a parameter when the first of its parts is read. Every tensor of the checkpoint is read once."""
-    wanted: dict[str, list[tuple[str, Piece, int]]] = {name: [] for name in stored}
-    for name, pieces in mapping.items():
+    targets_of: dict[str, list[tuple[str, Piece, int]]] = {name: [] for name in stored}
+    for name, slices in mapping.items():
         row = 0
-        for piece in pieces:
-            wanted[piece.name].append((name, piece, row))
-            row += piece.end - piece.begin
+        for part in slices:
+            targets_of[part.name].append((name, part, row))
+            row += part.end - part.begin
     shapes = {name: x.shape for name, x in model.state_dict().items()}
     parameters: dict[str, Tensor] = {}
     staging = Staging(device, stored.values())  # for what is converted, taken apart or moved to another device
     advance = lambda count: bar.advance(count / 1e9)  # noqa: E731
-    for source in sorted(wanted, key=lambda name: (str(stored[name].file), stored[name].offset)):
+    for source in sorted(targets_of, key=lambda name: (str(stored[name].file), stored[name].offset)):
         tensor = stored[source]
-        for name, piece, _ in wanted[source]:
+        for name, part, _ in targets_of[source]:
             if name not in parameters:
                 wanted_dtype = None if _is_quantised(name) else dtype
                 parameters[name] = torch.empty(
-                    shapes[name], dtype=wanted_dtype or stored[piece.name].dtype, device=device
+                    shapes[name], dtype=wanted_dtype or stored[part.name].dtype, device=device
                 )
-        targets = [(parameters[name][row : row + p.end - p.begin], p) for name, p, row in wanted[source]]
+        targets = [(parameters[name][row : row + p.end - p.begin], p) for name, p, row in targets_of[source]]
         only = targets[0][0]
         if len(targets) == 1 and only.device.type == "cpu" and only.dtype == tensor.dtype:
             tensor.read_into(only)
@@ -229,43 +229,48 @@ def write_model(
         raise FileExistsError(f"path: expected a folder, got the file {str(path)!r}")
     stale_config = other_config(folder, scheme)
     config = xLSTMLargeConfig(**{name: getattr(config, name) for name in FIELDS} | {"weight_mode": weight_mode})
-    own = model.state_dict()
+    weights = model.state_dict()
     if scheme_of_weights is not None:  # scales that model.float(), say, made wider
-        kept = SCALE_DTYPES[scheme_of_weights.scale_dtype]
-        own = {name: x.to(kept) if _is_quantised(name) and x.is_floating_point() else x for name, x in own.items()}
+        scale_dtype = SCALE_DTYPES[scheme_of_weights.scale_dtype]
+        weights = {
+            name: x.to(scale_dtype) if _is_quantised(name) and x.is_floating_point() else x
+            for name, x in weights.items()
+        }
     shapes = {name: tuple(x.shape) for name, x in _empty(make, config, scheme_of_weights).state_dict().items()}
-    mapping = map_shapes({name: tuple(x.shape) for name, x in own.items()}, shapes)
+    mapping = map_shapes({name: tuple(x.shape) for name, x in weights.items()}, shapes)
     names = hf_names(mapping) if scheme == "hf" else {name: name for name in mapping}
-    shards = _shards(mapping, shapes, own, max_shard_bytes)
+    shards = _shards(mapping, shapes, weights, max_shard_bytes)
     files = _file_names(scheme, len(shards))
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as name_of_beside:
         beside = Path(name_of_beside)
         for file, shard in zip(files, shards, strict=True):
-            tensors = {names[name]: _assembled(mapping[name], own) for name in shard}
+            tensors = {names[name]: _assembled(mapping[name], weights) for name in shard}
             save_tensors(tensors, beside / file, folder, metadata={"format": "pt"})
         if scheme == "hf":
             if len(shards) > 1:
                 file_of = {names[name]: file for file, shard in zip(files, shards, strict=True) for name in shard}
-                size = sum(x.numel() * x.element_size() for x in own.values())
+                size = sum(x.numel() * x.element_size() for x in weights.values())
                 index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(file_of.items()))}
                 (beside / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-            dtype = str(own[EMBEDDING].dtype).removeprefix("torch.")
+            dtype = str(weights[EMBEDDING].dtype).removeprefix("torch.")
             write_json(beside, config, model.special_tokens, dtype, scheme_of_weights)
         else:
             write_yaml(beside, config)
         _take_place(beside, folder, stale_config)
 
 
-def save_tensors(tensors: dict[str, Tensor], file: Path, told: Path, metadata: dict[str, str] | None = None) -> None:
-    """`told` is what an error names."""
+def save_tensors(
+    tensors: dict[str, Tensor], file: Path, final_path: Path, metadata: dict[str, str] | None = None
+) -> None:
+    """Errors name `final_path`: `file` may be a temporary one."""
     file.touch()
     mode = file.stat().st_mode  # what the umask allows; safetensors lets the owner alone read
     try:
         save_file(tensors, file, metadata=metadata)
         file.chmod(mode)
     except SafetensorError as error:  # a full disk, say, which is no OSError to it
-        raise OSError(f"{told}: {error}") from None
+        raise OSError(f"{final_path}: {error}") from None
 
 
 def _take_place(beside: Path, folder: Path, stale_config: str | None) -> None:
@@ -281,18 +286,18 @@ def _take_place(beside: Path, folder: Path, stale_config: str | None) -> None:
         (folder / name).unlink()
 
 
-def _assembled(pieces: tuple[Piece, ...], own: dict[str, Tensor]) -> Tensor:
-    parts = [own[piece.name][piece.begin : piece.end].detach().cpu() for piece in pieces]
+def _assembled(slices: tuple[Piece, ...], weights: dict[str, Tensor]) -> Tensor:
+    parts = [weights[part.name][part.begin : part.end].detach().cpu() for part in slices]
     return torch.cat(parts) if len(parts) > 1 else parts[0].clone()  # a slice would be saved with all of its storage
 
 
 def _shards(
-    mapping: ParameterMapping, shapes: dict[str, tuple[int, ...]], own: dict[str, Tensor], most: int
+    mapping: ParameterMapping, shapes: dict[str, tuple[int, ...]], weights: dict[str, Tensor], most: int
 ) -> list[list[str]]:
     shards: list[list[str]] = [[]]
     filled = 0
-    for name, pieces in mapping.items():
-        size = torch.Size(shapes[name]).numel() * own[pieces[0].name].element_size()
+    for name, slices in mapping.items():
+        size = torch.Size(shapes[name]).numel() * weights[slices[0].name].element_size()
         if shards[-1] and filled + size > most:
             shards.append([])
             filled = 0

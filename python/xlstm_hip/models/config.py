@@ -128,8 +128,8 @@ class xLSTMLargeConfig:
 
     def kernel_options(self) -> dict[str, Any]:
         """The options of the chunkwise kernel that are set. One that it does not have is an error."""
-        given = {name: getattr(self, name) for name in KERNEL_OPTIONS if getattr(self, name) is not None}
-        for name, value in given.items():
+        options = {name: getattr(self, name) for name in KERNEL_OPTIONS if getattr(self, name) is not None}
+        for name, value in options.items():
             positive_int(name, value)
             if self.chunkwise_kernel == AUTO:
                 raise ValueError(f"{name}: expected None with chunkwise_kernel='auto', got {value}; name a kernel")
@@ -137,7 +137,7 @@ class xLSTMLargeConfig:
             if name not in info.options or not info.any_length:
                 has = ", ".join(info.options) or "none"
                 raise ValueError(f"{name}: kernel {info.name!r} has no such option (it has {has}), got {value}")
-        return given
+        return options
 
     def backend_config(
         self, batch_size: int = 1, seq_len: int = 1, device: torch.device | str | None = None

@@ -60,10 +60,10 @@ def read_config(folder: Path, with_gate_of_kernel: bool = True) -> tuple[xLSTMLa
     Without with_gate_of_kernel, for a caller who names a kernel, its own may be one that nobody knows here.
     """
     file, fields, tokens = stored_config(folder)
-    own = {name: value for name, value in fields.items() if name not in KERNELS}
+    training_fields = {name: value for name, value in fields.items() if name not in KERNELS}
     kernel = fields.get("chunkwise_kernel")
     try:
-        config = xLSTMLargeConfig(**own | INFERENCE)
+        config = xLSTMLargeConfig(**training_fields | INFERENCE)
         if with_gate_of_kernel and kernel is not None:
             config.chunkwise_kernel = _with_gate_of(kernel, config.chunkwise_kernel)
         _check_ids(tokens, config.vocab_size)
@@ -109,11 +109,11 @@ def other_config(folder: Path, scheme: str) -> str | None:
         return None
 
 
-def _with_gate_of(other: Any, kernel: str) -> str:
-    if not isinstance(other, str):
-        raise TypeError(f"chunkwise_kernel: expected a kernel's name, got {other!r}")
+def _with_gate_of(model_kernel: Any, kernel: str) -> str:
+    if not isinstance(model_kernel, str):
+        raise TypeError(f"chunkwise_kernel: expected a kernel's name, got {model_kernel!r}")
     try:
-        gate = kernel_info(other, LAYER_KINDS).gate
+        gate = kernel_info(model_kernel, LAYER_KINDS).gate
     except ValueError as error:
         raise ValueError(f"chunkwise_kernel: {error}") from None
     return with_gate(kernel_info(kernel, LAYER_KINDS), gate).name
@@ -121,36 +121,36 @@ def _with_gate_of(other: Any, kernel: str) -> str:
 
 def _object(file: Path) -> dict[str, Any]:
     try:
-        given = json.loads(file.read_text("utf-8"))
+        value = json.loads(file.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: no JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise CheckpointError(f"{file}: expected a JSON object, got {type(given).__name__}")
-    return given
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file}: expected a JSON object, got {type(value).__name__}")
+    return value
 
 
 def _from_json(file: Path) -> tuple[dict[str, Any], SpecialTokens]:
-    given = _object(file)
-    if given.get("model_type") not in (MODEL_TYPE, QUANTISED_TYPE, FUSED_TYPE):
-        raise CheckpointError(f"{file}: expected model_type {MODEL_TYPE!r}, got {given.get('model_type')!r}")
-    if given.get("tie_word_embeddings"):
+    raw = _object(file)
+    if raw.get("model_type") not in (MODEL_TYPE, QUANTISED_TYPE, FUSED_TYPE):
+        raise CheckpointError(f"{file}: expected model_type {MODEL_TYPE!r}, got {raw.get('model_type')!r}")
+    if raw.get("tie_word_embeddings"):
         raise CheckpointError(f"{file}: tie_word_embeddings: expected false, as in xLSTM-7B, got true")
     fields = dict(HF_DEFAULTS)
-    for theirs, ours in HF_NAMES.items():
-        both = (given.get(theirs), given.get(ours))
+    for hf_name, field in HF_NAMES.items():
+        both = (raw.get(hf_name), raw.get(field))
         if None not in both and both[0] != both[1]:
-            raise CheckpointError(f"{file}: {theirs}: expected that of {ours}, {both[1]}, got {both[0]}")
-    fields |= {ours: given[theirs] for theirs, ours in HF_NAMES.items() if given.get(theirs) is not None}
+            raise CheckpointError(f"{file}: {hf_name}: expected that of {field}, {both[1]}, got {both[0]}")
+    fields |= {field: raw[hf_name] for hf_name, field in HF_NAMES.items() if raw.get(hf_name) is not None}
     other_names = HF_NAMES.values()  # may be null; elsewhere null says something, or is a mistake
-    fields |= {x: given[x] for x in FIELDS if x in given and not (given[x] is None and x in other_names)}
+    fields |= {x: raw[x] for x in FIELDS if x in raw and not (raw[x] is None and x in other_names)}
     fields["add_out_norm"] = True  # transformers' model always has it
     generation = file.with_name(GENERATION_FILE)
     if generation.exists():  # transformers' generate takes its special tokens from here
         stored = _object(generation)
-        given |= {name: stored[name] for name in SPECIAL_TOKENS if stored.get(name) is not None}
-    eos = given.get("eos_token_id", 2)
+        raw |= {name: stored[name] for name in SPECIAL_TOKENS if stored.get(name) is not None}
+    eos = raw.get("eos_token_id", 2)
     eos = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
-    tokens = SpecialTokens(given.get("bos_token_id", 0), eos, given.get("pad_token_id", 1))
+    tokens = SpecialTokens(raw.get("bos_token_id", 0), eos, raw.get("pad_token_id", 1))
     for name, token in _ids(tokens):
         if type(token) is not int and (token is not None or name == "eos_token_id"):
             raise CheckpointError(f"{file}: {name}: expected a token id or null, got {token!r}")
@@ -158,11 +158,11 @@ def _from_json(file: Path) -> tuple[dict[str, Any], SpecialTokens]:
 
 
 def _from_yaml(file: Path) -> dict[str, Any]:
-    given = _read_yaml(file)
-    unknown = sorted(given.keys() - set(FIELDS))
+    raw = _read_yaml(file)
+    unknown = sorted(raw.keys() - set(FIELDS))
     if unknown:
         raise CheckpointError(f"{file}: unknown fields: {', '.join(unknown)}")
-    return given
+    return raw
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
         lines = file.read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{file}: no text in UTF-8: {error}") from None
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for number, line in enumerate(lines, 1):
         text = line.split(" #")[0].rstrip()
         if not text or text.startswith(("#", "---")):
@@ -179,10 +179,10 @@ def _read_yaml(file: Path) -> dict[str, Any]:
         match = re.fullmatch(r"(\w+):(?:\s+(.*))?", text)
         if match is None:
             raise CheckpointError(f"{file}: line {number}: expected `name: value`, got {line!r}")
-        if match[1] in given:
+        if match[1] in fields:
             raise CheckpointError(f"{file}: {match[1]} is there twice")
-        given[match[1]] = _scalar((match[2] or "").strip())
-    return given
+        fields[match[1]] = _scalar((match[2] or "").strip())
+    return fields
 
 
 def _scalar(text: str) -> Any:
@@ -198,12 +198,12 @@ def _scalar(text: str) -> Any:
 def read_scheme(folder: Path) -> Scheme | None:
     """The quantisation scheme in config.json, or None."""
     file = folder / JSON_FILE
-    given = _object(file).get(QUANTIZATION) if file.exists() else None
-    if given is None:
+    raw = _object(file).get(QUANTIZATION) if file.exists() else None
+    if raw is None:
         return None
-    if not isinstance(given, dict) or given.get("quant_method") != METHOD:
-        raise CheckpointError(f"{file}: {QUANTIZATION}: expected quant_method {METHOD!r}, got {given!r}")
-    fields = {name: value for name, value in given.items() if name != "quant_method"}
+    if not isinstance(raw, dict) or raw.get("quant_method") != METHOD:
+        raise CheckpointError(f"{file}: {QUANTIZATION}: expected quant_method {METHOD!r}, got {raw!r}")
+    fields = {name: value for name, value in raw.items() if name != "quant_method"}
     try:
         return Scheme(**fields | {"skip": tuple(fields.get("skip", ()))})
     except (TypeError, ValueError) as error:
@@ -214,7 +214,7 @@ def write_json(
     folder: Path, config: xLSTMLargeConfig, tokens: SpecialTokens, dtype: str, scheme: Scheme | None = None
 ) -> None:
     fields = {name: getattr(config, name) for name in FIELDS} | HF_KERNELS
-    fields |= {theirs: fields[ours] for theirs, ours in HF_NAMES.items()}
+    fields |= {hf_name: fields[field] for hf_name, field in HF_NAMES.items()}
     fields |= INFERENCE  # what its generate needs
     eos = tokens.eos[0] if len(tokens.eos) == 1 else list(tokens.eos) or None
     fields |= {"bos_token_id": tokens.bos, "eos_token_id": eos, "pad_token_id": tokens.pad}

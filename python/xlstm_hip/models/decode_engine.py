@@ -59,7 +59,7 @@ class _Parts:
         self.device = device  # of all of its tensors
         self.tensors: list[Tensor] = []
         self.weight_index: list[int] = []
-        self.held: list[tuple[dict[str, Any], str, Any]] = []  # where each part was found, and what it was
+        self.sources: list[tuple[dict[str, Any], str, Any]] = []  # where each part was found, and what it was
         self.counted: tuple[dict[str, Any], int] = ({}, 0)  # the blocks, and how many they were
         self.called: dict[nn.Module, type] = {}  # those that going layer by layer would call, and what they were
         self.eps: set[float] = set()
@@ -70,7 +70,7 @@ class _Parts:
         child = parent._modules.get(name)
         if child is None:
             raise Unknown(f"{type(parent).__name__} without {name}")
-        self.held.append((parent._modules, name, child))
+        self.sources.append((parent._modules, name, child))
         if called:
             self.called[child] = type(child)
             if not known(child) and not adapters.is_lora(child):
@@ -79,7 +79,7 @@ class _Parts:
 
     def tensor(self, owner: dict[str, Any], name: str, dtypes: tuple[torch.dtype, ...] = WEIGHT_DTYPES) -> None:
         value = owner.get(name)
-        self.held.append((owner, name, value))
+        self.sources.append((owner, name, value))
         if value is None and name in ("weight", "qweight"):
             raise Unknown(f"no {name} of its own")
         if value is not None and (type(value) not in (Tensor, nn.Parameter) or value.dtype not in dtypes):
@@ -94,7 +94,7 @@ class _Parts:
         self.weight_index.extend([-1] * count)
 
     def norm(self, norm: Any) -> None:
-        self.held.append((norm.__dict__, "eps", norm.eps))
+        self.sources.append((norm.__dict__, "eps", norm.eps))
         self.eps.add(float(norm.eps))
         self.tensor(norm._parameters, "weight")
         self.tensor(norm._parameters, "bias")
@@ -123,9 +123,9 @@ class _Parts:
         if reason is not None:
             raise Unknown(reason)
         self.called.update((part, type(part)) for part in adapters.parts(layer))
-        self.held.append((layer._modules, "base_layer", layer.base_layer))
+        self.sources.append((layer._modules, "base_layer", layer.base_layer))
         self.tensor({"weight": layer.base_layer.weight}, "weight")  # checks it
-        self.held.pop()  # its fingerprint says when it is replaced
+        self.sources.pop()  # its fingerprint says when it is replaced
         self.tensors[-1] = adapters.weight_of(layer)
         self.formed += self.tensors[-1] is not layer.base_layer.weight
         self.absent(2)
@@ -181,22 +181,22 @@ class StepGraph:
         self, call: Call, shape: tuple[int, int], tokens: Tensor, keep: Tensor | None, then: Then | None = None
     ) -> Tensor:
         self._steps += 1
-        own = then is None
+        copied = then is None
         if self._steps == 1:
             self._out = torch.empty(shape, dtype=torch.float32, device=tokens.device)
             self._tokens, self._keep = tokens, keep
-            if own:
+            if copied:
                 self._tokens, self._keep = tokens.clone(), None if keep is None else keep.clone()
             self._all(call, then)
-            return self._out.clone() if own else self._out
-        if own:
+            return self._out.clone() if copied else self._out
+        if copied:
             self._tokens.copy_(tokens)
             if keep is not None and self._keep is not None:
                 self._keep.copy_(keep)
         if self._replay is None:
             self._replay = captured(functools.partial(self._all, call, then))
         self._replay()
-        return self._out.clone() if own else self._out
+        return self._out.clone() if copied else self._out
 
     def _all(self, call: Call, then: Then | None) -> None:
         call(self._out, self._tokens, self._keep)
@@ -272,9 +272,9 @@ class DecodeEngine:
 
     def is_of_now(self) -> bool:
         """Whether the model still has the parts that the engine was built from."""
-        held, (blocks, count) = self._parts.held, self._parts.counted
+        sources, (blocks, count) = self._parts.sources, self._parts.counted
         return (
-            all(owner.get(name) is part for owner, name, part in held)
+            all(owner.get(name) is part for owner, name, part in sources)
             and all(type(module) is kind for module, kind in self._parts.called.items())
             and len(blocks) == count
             and all(adapters.fingerprint(layer) == before for layer, before in self._parts.adapted)
@@ -309,11 +309,11 @@ class DecodeEngine:
         features = self._table.weight.shape[1] if self._head is None else self._head.out_features
         shape = (tokens.shape[0], features)
         if tokens.is_cuda and not torch.cuda.is_current_stream_capturing():
-            held = [*self._parts.tensors, *states]
+            tensors = [*self._parts.tensors, *states]
             if then is not None:
-                held += [tokens] if keep is None else [tokens, keep]
+                tensors += [tokens] if keep is None else [tokens, keep]
             done = None if then is None else then.key
-            key = (shape, keep is None, done, numbers, *(x.data_ptr() for x in held))
+            key = (shape, keep is None, done, numbers, *(x.data_ptr() for x in tensors))
             if self._graph is None or self._graph.key != key:
                 self._graph = StepGraph(key)
             call = functools.partial(self._call, states=states, numbers=numbers)

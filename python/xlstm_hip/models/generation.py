@@ -167,7 +167,7 @@ class Stream:
         drawing = self._drawing
         drawing.begin(seeds)
         drawing(self.logits)
-        made = 1
+        count = 1
         while True:
             if drawing.tokens.is_cpu:
                 check_drawn(drawing.tokens)
@@ -175,11 +175,11 @@ class Stream:
             if stop is not None:
                 drawing.end(_stopped_rows(stop(tokens), self.batch_size))
             yield tokens
-            if made == most or drawing.over():
+            if count == most or drawing.over():
                 return
             self.logits = self.model.step(drawing.tokens, self.state, drawing.going, drawing)
             self.tokens_read += 1
-            made += 1
+            count += 1
 
     def _through(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         hidden, self.state = self.model.hidden(tokens, self.state, mask, keep_state=True)
@@ -374,15 +374,19 @@ def generate(
             scores.append(logprobs_of(stream.logits, step.clamp(min=0), logprobs))
         if callback is not None:
             callback(step)
-    made = torch.stack(steps, dim=1)
-    check_drawn(made)
-    ended = torch.isin(made, torch.tensor(ends, device=device)) if ends else torch.zeros_like(made, dtype=torch.bool)
-    lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, made.shape[1])
+    generated = torch.stack(steps, dim=1)
+    check_drawn(generated)
+    ended = (
+        torch.isin(generated, torch.tensor(ends, device=device))
+        if ends
+        else torch.zeros_like(generated, dtype=torch.bool)
+    )
+    lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, generated.shape[1])
     if stopped:
-        most = torch.tensor([stopped.get(row, made.shape[1]) for row in range(len(rows))], device=device)
+        most = torch.tensor([stopped.get(row, generated.shape[1]) for row in range(len(rows))], device=device)
         lengths = lengths.minimum(most)
     assert stream.state is not None
-    return Generated(made, lengths, stream.state, _stacked(scores, lengths) if scores else None)
+    return Generated(generated, lengths, stream.state, _stacked(scores, lengths) if scores else None)
 
 
 def _stacked(steps: Sequence[Logprobs], lengths: Tensor) -> Logprobs:

@@ -117,15 +117,15 @@ def _downloaded(hub: Any, name: str, model: str, options: dict[str, Any]) -> Pat
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     except Exception as error:  # what the network raises is of another package in each version
-        what = f"{type(error).__name__}: {error}"
-        raise OSError(f"{begin}the hub's model of this name could not be downloaded: {what}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise OSError(f"{begin}the hub's model of this name could not be downloaded: {reason}") from error
 
 
 @contextmanager
-def _bars(wanted: bool) -> Iterator[None]:
+def _bars(enabled: bool) -> Iterator[None]:
     """Without progress bars, if they are not wanted."""
     switch = optional_module("huggingface_hub.utils", "progress")
-    if wanted or switch.are_progress_bars_disabled():
+    if enabled or switch.are_progress_bars_disabled():
         yield
         return
     switch.disable_progress_bars()

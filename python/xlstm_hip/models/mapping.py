@@ -74,23 +74,23 @@ def _rows(name: str, shapes: Shapes) -> list[tuple[str, int]]:
 
 def map_shapes(checkpoint: Shapes, model: Shapes) -> ParameterMapping:
     """create_piece_mapping, on shapes only."""
-    pieces: dict[str, Piece] = {}
+    slices: dict[str, Piece] = {}
     for name in checkpoint:
         begin = 0
         for single, size in _rows(name, checkpoint):
-            if single in pieces:
-                raise CheckpointError(f"{single}: there twice, as {pieces[single].name} and as {name}")
-            pieces[single] = Piece(name, begin, begin + size)
+            if single in slices:
+                raise CheckpointError(f"{single}: there twice, as {slices[single].name} and as {name}")
+            slices[single] = Piece(name, begin, begin + size)
             begin += size
-    wanted = {name: [single for single, _ in _rows(name, model)] for name in model}
-    missing = {name for name, singles in wanted.items() if any(single not in pieces for single in singles)}
+    singles_of = {name: [single for single, _ in _rows(name, model)] for name in model}
+    missing = {name for name, singles in singles_of.items() if any(single not in slices for single in singles)}
     if missing:
         raise CheckpointError(f"missing from the checkpoint: {listed(missing)}")
-    used = {single for singles in wanted.values() for single in singles}
-    extra = {piece.name for single, piece in pieces.items() if single not in used}
+    used = {single for singles in singles_of.values() for single in singles}
+    extra = {part.name for single, part in slices.items() if single not in used}
     if extra:
         raise CheckpointError(f"in the checkpoint but not in the model: {listed(extra)}")
-    mapping = {name: tuple(pieces[single] for single in singles) for name, singles in wanted.items()}
+    mapping = {name: tuple(slices[single] for single in singles) for name, singles in singles_of.items()}
     for name, sources in mapping.items():
         _check_shape(name, sources, checkpoint, model)
     return mapping
@@ -98,13 +98,13 @@ def map_shapes(checkpoint: Shapes, model: Shapes) -> ParameterMapping:
 
 def _check_shape(name: str, sources: tuple[Piece, ...], checkpoint: Shapes, model: Shapes) -> None:
     sizes = [size for _, size in _rows(name, model)]
-    for piece, size in zip(sources, sizes, strict=True):
-        got = (piece.end - piece.begin, *checkpoint[piece.name][1:])
+    for part, size in zip(sources, sizes, strict=True):
+        actual = (part.end - part.begin, *checkpoint[part.name][1:])
         want = (size, *model[name][1:])
-        if got != want:
-            whole = piece.begin == 0 and got == checkpoint[piece.name]
-            rows = "" if whole else f" in rows {piece.begin} to {piece.end}"
-            raise CheckpointError(f"{piece.name}: expected shape {want} for {name}, got {got}{rows}")
+        if actual != want:
+            complete = part.begin == 0 and actual == checkpoint[part.name]
+            rows = "" if complete else f" in rows {part.begin} to {part.end}"
+            raise CheckpointError(f"{part.name}: expected shape {want} for {name}, got {actual}{rows}")
 
 
 def create_parameter_mapping(hf_state_dict: Mapping[str, Any], model_state_dict: Mapping[str, Any]) -> dict[str, str]:
@@ -115,11 +115,11 @@ def create_parameter_mapping(hf_state_dict: Mapping[str, Any], model_state_dict:
     or a part of one, because one side has fused weights: create_piece_mapping has those, too.
     """
     names = {}
-    for name, pieces in create_piece_mapping(hf_state_dict, model_state_dict).items():
-        source, part = pieces[0].name, None
-        begin, end, rows = pieces[0].begin, pieces[-1].end, [*hf_state_dict[pieces[0].name].shape, 0][0]
-        if any(before._replace(begin=before.end, end=after.end) != after for before, after in pairwise(pieces)):
-            part = f"consists of {listed(piece.name for piece in pieces)}"
+    for name, slices in create_piece_mapping(hf_state_dict, model_state_dict).items():
+        source, part = slices[0].name, None
+        begin, end, rows = slices[0].begin, slices[-1].end, [*hf_state_dict[slices[0].name].shape, 0][0]
+        if any(before._replace(begin=before.end, end=after.end) != after for before, after in pairwise(slices)):
+            part = f"consists of {listed(slice_.name for slice_ in slices)}"
         elif (begin, end) != (0, rows):
             part = f"is rows {begin} to {end} of {source}"
         if part is not None:
@@ -134,13 +134,13 @@ def create_piece_mapping(hf_state_dict: Mapping[str, Any], model_state_dict: Map
     As create_parameter_mapping, but either side may have single or fused weights.
     """
     shapes = []
-    for name, given in (("hf_state_dict", hf_state_dict), ("model_state_dict", model_state_dict)):
-        if not isinstance(given, Mapping):
-            raise TypeError(f"{name}: expected a dict of tensors by name, got {type(given).__name__}")
-        for key, x in given.items():
+    for name, tensors in (("hf_state_dict", hf_state_dict), ("model_state_dict", model_state_dict)):
+        if not isinstance(tensors, Mapping):
+            raise TypeError(f"{name}: expected a dict of tensors by name, got {type(tensors).__name__}")
+        for key, x in tensors.items():
             if not isinstance(key, str) or not hasattr(x, "shape"):
                 raise TypeError(f"{name}: expected tensors by name, got {type(x).__name__} as {key!r}")
-        shapes.append({key: tuple(x.shape) for key, x in given.items()})
+        shapes.append({key: tuple(x.shape) for key, x in tensors.items()})
     return map_shapes(*shapes)
 
 

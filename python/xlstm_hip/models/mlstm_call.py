@@ -122,14 +122,14 @@ class MLSTMCall:
         h, last = out if isinstance(out, tuple) else (out, None)
         return h if self.cu_seqlens is None else h.squeeze(0).unflatten(0, rows), last
 
-    def _stored(self, given: LayerState | None, last: LayerState) -> LayerState:
+    def _stored(self, state: LayerState | None, last: LayerState) -> LayerState:
         """The new state in the given one's memory if the dtypes match, else in new tensors."""
         narrow = last[0].dtype if self.state_dtype == torch.float32 else self.state_dtype  # float64 stays
-        wanted = (narrow, narrow, last[2].dtype)
-        if given is None or any(x.dtype != dtype for x, dtype in zip(given, wanted, strict=True)):
-            c, n, m = (x.to(dtype) for x, dtype in zip(last, wanted, strict=True))
+        dtypes = (narrow, narrow, last[2].dtype)
+        if state is None or any(x.dtype != dtype for x, dtype in zip(state, dtypes, strict=True)):
+            c, n, m = (x.to(dtype) for x, dtype in zip(last, dtypes, strict=True))
             return c, n, m
-        for old, new in zip(given, last, strict=True):
+        for old, new in zip(state, last, strict=True):
             if old is not new:
                 old.copy_(new)
-        return given
+        return state

@@ -128,9 +128,11 @@ class QuantizedLinear(nn.Module):
     @torch.no_grad()
     def take(self, weight: Tensor) -> None:
         """Quantises and stores a weight (rows, columns)."""
-        for kept, value in zip((self.qweight, self.scales, self.offsets), _kept(weight, self.scheme), strict=True):
-            if kept is not None and value is not None:
-                kept.copy_(value)
+        for target, value in zip(
+            (self.qweight, self.scales, self.offsets), _quantised(weight, self.scheme), strict=True
+        ):
+            if target is not None and value is not None:
+                target.copy_(value)
 
     def widened(self, dtype: torch.dtype) -> Tensor:
         """The dequantised weight (rows, columns)."""
@@ -161,7 +163,7 @@ def unpacked(bytes_: Tensor) -> Tensor:
     return torch.stack((blocks & 15, blocks >> 4), 2).reshape(bytes_.shape[0], -1)
 
 
-def _kept(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor, Tensor | None]:
+def _quantised(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor, Tensor | None]:
     """qweight, scales and offsets of a weight (rows, columns)."""
     rows, columns = weight.shape
     filled = F.pad(weight.float(), (0, -columns % scheme.group_size))
@@ -173,8 +175,8 @@ def _kept(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor, Tensor | None
         error = (q * scale.unsqueeze(-1) + offset.unsqueeze(-1) - groups).square().sum(-1)
         better = error < least
         least = torch.where(better, error, least)
-        own = (q, scale, offset)
-        best = own if best is None else tuple(_chosen(better, a, b) for a, b in zip(own, best, strict=True))  # type: ignore[assignment]
+        candidate = (q, scale, offset)
+        best = candidate if best is None else tuple(_chosen(better, a, b) for a, b in zip(candidate, best, strict=True))  # type: ignore[assignment]
     assert best is not None
     q, scale, offset = best
     dtype = SCALE_DTYPES[scheme.scale_dtype]
@@ -276,7 +278,7 @@ def quantize(
 
 def _error_of(name: str, weight: Tensor, quantized: QuantizedLinear) -> TensorError:
     difference = quantized.widened(torch.float32) - weight.float()
-    kept = [x for x in (quantized.qweight, quantized.scales, quantized.offsets) if x is not None]
+    stored = [x for x in (quantized.qweight, quantized.scales, quantized.offsets) if x is not None]
     norm = float(weight.float().norm())
     return TensorError(
         name,
@@ -284,5 +286,5 @@ def _error_of(name: str, weight: Tensor, quantized: QuantizedLinear) -> TensorEr
         float(difference.norm()) / (norm or 1.0),
         float(difference.abs().max()),
         weight.numel() * weight.element_size(),
-        sum(x.numel() * x.element_size() for x in kept),
+        sum(x.numel() * x.element_size() for x in stored),
     )

@@ -102,8 +102,8 @@ class Drawing:
         if not sampling.greedy:
             self._seeds = torch.zeros_like(self.tokens)
             self._numbers = torch.zeros_like(self.tokens)
-        held = (self.tokens, self.going, self.seen, self._ends, self._seeds, self._numbers)
-        self.key = (*self.options, *(None if x is None else x.data_ptr() for x in held))
+        buffers = (self.tokens, self.going, self.seen, self._ends, self._seeds, self._numbers)
+        self.key = (*self.options, *(None if x is None else x.data_ptr() for x in buffers))
 
     def begin(self, seeds: Sequence[int]) -> None:
         """Resets the batch. Row r's tokens then follow from seeds[r]."""
@@ -119,14 +119,14 @@ class Drawing:
         options = self.sampling
         if logits.dtype == torch.float64 or logits.device.type not in _DEVICES or plain_torch_forced():
             return self.draw_plainly(logits)
-        logits, seen, penalty, kept = logits.float().contiguous(), self.seen, options.repetition_penalty, options
+        logits, seen, penalty, applied = logits.float().contiguous(), self.seen, options.repetition_penalty, options
         if options.min_p:
             self._mark_seen()
             logits = self._kept_by_min_p(plain.penalised(logits, seen, penalty))
-            seen, penalty, kept = None, 1.0, Sampling(options.temperature)
+            seen, penalty, applied = None, 1.0, Sampling(options.temperature)
         OPS.draw_tokens_(
             self.tokens, logits, self._seeds, self._numbers, seen, self.going, self._ends,
-            None, self.pad, kept.temperature, kept.top_k, kept.top_p, penalty,
+            None, self.pad, applied.temperature, applied.top_k, applied.top_p, penalty,
         )  # fmt: skip
 
     def _kept_by_min_p(self, scores: Tensor) -> Tensor:

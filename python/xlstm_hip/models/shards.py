@@ -56,8 +56,8 @@ class Stored:
             while done < len(view):
                 count = file.readinto(view[done:])
                 if not count:
-                    there = f"{skip + done} of {self.bytes} bytes"
-                    raise CheckpointError(f"{self.file}: {self.name} is cut off after {there}")
+                    present = f"{skip + done} of {self.bytes} bytes"
+                    raise CheckpointError(f"{self.file}: {self.name} is cut off after {present}")
                 done += count
 
 

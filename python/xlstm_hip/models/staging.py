@@ -28,7 +28,7 @@ class Staging:
     def __init__(self, device: torch.device, tensors: Iterable[Stored]) -> None:
         self._device = device
         self._async = device.type == "cuda"
-        self._room = max((min(x.bytes, _rows_at_once(x) * _row_bytes(x)) for x in tensors), default=0)
+        self._buffer_bytes = max((min(x.bytes, _rows_at_once(x) * _row_bytes(x)) for x in tensors), default=0)
         self._buffers: list[Tensor] = []
         self._copied: list[torch.cuda.Event] = []
         self._turn = 0
@@ -42,10 +42,10 @@ class Staging:
             size = (end - begin) * row_bytes
             host = self._free()[:size].view(tensor.dtype).view(end - begin, *tensor.shape[1:])
             tensor.read_into(host, begin * row_bytes)
-            for target, piece in targets:
-                first, last = max(begin, piece.begin), min(end, piece.end)
+            for target, part in targets:
+                first, last = max(begin, part.begin), min(end, part.end)
                 if first < last:
-                    self._copy(target[first - piece.begin : last - piece.begin], host[first - begin : last - begin])
+                    self._copy(target[first - part.begin : last - part.begin], host[first - begin : last - begin])
             self._sent()
             advance(size)
 
@@ -57,7 +57,9 @@ class Staging:
     def _free(self) -> Tensor:
         """The next buffer, once its last copy has finished."""
         if self._turn == len(self._buffers):
-            self._buffers.append(torch.empty(self._room, dtype=torch.uint8, device="cpu", pin_memory=self._async))
+            self._buffers.append(
+                torch.empty(self._buffer_bytes, dtype=torch.uint8, device="cpu", pin_memory=self._async)
+            )
             if self._async:
                 self._copied.append(torch.cuda.Event())
         elif self._async:

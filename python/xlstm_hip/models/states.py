@@ -61,10 +61,10 @@ def save_state(
         raise TypeError(f"notes: expected what JSON can hold: {error}") from None
     tensors: dict[str, Tensor] = {}
     for block in range(model.config.num_blocks):
-        own = state.get(block) if isinstance(state, Mapping) else None
-        if not isinstance(own, tuple | list) or len(own) != 3 or not all(isinstance(x, Tensor) for x in own):
-            raise ValueError(f"state: expected a model's last state, (c, n, m) of block {block} in it, got {own!r}")
-        tensors |= {f"{block}.{part}": x for part, x in zip(PARTS, own, strict=True)}
+        layer = state.get(block) if isinstance(state, Mapping) else None
+        if not isinstance(layer, tuple | list) or len(layer) != 3 or not all(isinstance(x, Tensor) for x in layer):
+            raise ValueError(f"state: expected a model's last state, (c, n, m) of block {block} in it, got {layer!r}")
+        tensors |= {f"{block}.{part}": x for part, x in zip(PARTS, layer, strict=True)}
     tensors |= {name: x for name, x in (("logits", logits), ("seen", seen)) if x is not None}
     metadata = {
         "format": FORMAT,
@@ -112,8 +112,8 @@ def _facts(model: Any) -> dict[str, Any]:
     }
 
 
-def _check_model(file: Path, saved: dict[str, Any], own: dict[str, Any]) -> None:
-    for name, value in own.items():
+def _check_model(file: Path, saved: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name, value in expected.items():
         if saved.get(name) == value:
             continue
         if name == "weights":

@@ -48,7 +48,7 @@ class TextWriter:
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), before: Sequence[int] = ()) -> None:
         self._complete, self._stop = tokenizer.streamer(before), check_stop_strings(stop)
-        self.held = ""
+        self.pending = ""
         self.stopped_by: str | None = None
 
     def add(self, token: int) -> str:
@@ -59,17 +59,17 @@ class TextWriter:
         """What was held back, where no stop string can follow any more."""
         if self.stopped_by is not None:
             return ""
-        text, self.held = self.held, ""
+        text, self.pending = self.pending, ""
         return text
 
     def _certain(self, new: str) -> str:
-        text = self.held + new
+        text = self.pending + new
         met = [(text.find(stop), stop) for stop in self._stop if stop in text]
         if met:
             cut, self.stopped_by = min(met)
         else:
             cut = next(n for n in range(len(text) + 1) if self._may_begin_a_stop(text[n:]))
-        self.held = text[cut:]
+        self.pending = text[cut:]
         return text[:cut]
 
     def _may_begin_a_stop(self, text: str) -> bool:
@@ -91,8 +91,8 @@ def token_logprobs(tokenizer: Tokenizer, tokens: Sequence[int], logprobs: Logpro
     rows = zip(tokens, logprobs.tokens.tolist(), logprobs.top_tokens.tolist(), logprobs.top.tolist(), strict=True)
     decode = tokenizer.decode
     return [
-        TokenLogprob(token, decode([token]), own, [(t, decode([t]), x) for t, x in zip(top, scores, strict=True)])
-        for token, own, top, scores in rows
+        TokenLogprob(token, decode([token]), logprob, [(t, decode([t]), x) for t, x in zip(top, scores, strict=True)])
+        for token, logprob, top, scores in rows
     ]
 
 
@@ -121,7 +121,7 @@ def generate_text(
     own_ends = isinstance(eos, Iterable) and not isinstance(eos, str)  # generate refuses what is neither
     ends = set(eos if own_ends else model.special_tokens.eos)
     writers = [TextWriter(tokenizer, stop, before) for before in ids]
-    pieces: list[list[str]] = [[] for _ in prompts]
+    parts: list[list[str]] = [[] for _ in prompts]
     over: set[int] = set()
 
     def write(step: Tensor) -> list[int]:
@@ -132,21 +132,21 @@ def generate_text(
             if token in ends or token < 0:
                 over.add(row)
                 continue
-            pieces[row].append(writers[row].add(token))
+            parts[row].append(writers[row].add(token))
             if writers[row].stopped_by is not None:
                 stopped.append(row)
         over.update(stopped)
         return stopped
 
-    made = generate(model, ids, max_new_tokens, stop=write, logprobs=logprobs, eos=eos, **options)
+    generated = generate(model, ids, max_new_tokens, stop=write, logprobs=logprobs, eos=eos, **options)
     texts = []
-    for row, (writer, length) in enumerate(zip(writers, made.lengths.tolist(), strict=True)):
-        tokens = made.tokens[row, :length].tolist()
+    for row, (writer, length) in enumerate(zip(writers, generated.lengths.tolist(), strict=True)):
+        tokens = generated.tokens[row, :length].tolist()
         scores = None
-        if made.logprobs is not None:
-            own = Logprobs(*(part[row, :length] for part in made.logprobs))
-            scores = token_logprobs(tokenizer, tokens, own)
+        if generated.logprobs is not None:
+            row_logprobs = Logprobs(*(part[row, :length] for part in generated.logprobs))
+            scores = token_logprobs(tokenizer, tokens, row_logprobs)
         reason = "stop" if row in over else "length"
-        text = "".join(pieces[row]) + writer.end()
+        text = "".join(parts[row]) + writer.end()
         texts.append(Text(text, tokens, reason, writer.stopped_by, len(ids[row]), scores))
     return texts

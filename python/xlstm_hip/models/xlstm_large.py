@@ -56,11 +56,11 @@ class xLSTMLargeBlockStack(nn.Module):
         call = MLSTMCall.of_model(self.config, x, keep_state, cu_seqlens)
         last: State = {}
         for number, block in enumerate(self.blocks):
-            own = None if state is None else state[number]
+            layer_state = None if state is None else state[number]
             if self.activation_checkpointing and torch.is_grad_enabled():
-                x, new = checkpoint(block, x, own, mask, call, use_reentrant=False)
+                x, new = checkpoint(block, x, layer_state, mask, call, use_reentrant=False)
             else:
-                x, new = block(x, own, mask, call)
+                x, new = block(x, layer_state, mask, call)
             if new is not None:
                 last[number] = new
         if state is not None and not x.requires_grad:
@@ -136,12 +136,12 @@ class xLSTMLarge(nn.Module):
         cu_seqlens  (N + 1) int offsets 0 .. S of N sequences packed in one row (B = 1), each with a state of its own:
                     the state has N rows. On a GPU its values are not checked
         """
-        made = None
+        decoded = None
         one_token = x.dim() == 2 and x.shape[1] == 1 and cu_seqlens is None
         if state is not None and one_token and not torch.is_grad_enabled():
-            made = self._decoded(x[:, 0], state, None if mask is None else self._checked_mask(mask, x)[:, 0])
-        if made is not None and state is not None:
-            logits, last = made.unsqueeze(1).to(self.embedding.weight.dtype), state
+            decoded = self._decoded(x[:, 0], state, None if mask is None else self._checked_mask(mask, x)[:, 0])
+        if decoded is not None and state is not None:
+            logits, last = decoded.unsqueeze(1).to(self.embedding.weight.dtype), state
         else:
             hidden, last = self.hidden(x, state, mask, cu_seqlens=cu_seqlens)
             logits = self.logits(hidden)
@@ -178,9 +178,9 @@ class xLSTMLarge(nn.Module):
         """
         has_rank("tokens", tokens, 1, "(B)")
         mask = None if mask is None else self._checked_mask(mask, tokens)
-        made = self._decoded(tokens, state, mask, then)
-        if made is not None:
-            return made
+        decoded = self._decoded(tokens, state, mask, then)
+        if decoded is not None:
+            return decoded
         ahead = None if mask is None else mask.unsqueeze(1)
         hidden, _ = self.hidden(tokens.unsqueeze(1), state, ahead, keep_state=True)
         logits = self.logits(hidden)[:, 0]
@@ -194,7 +194,7 @@ class xLSTMLarge(nn.Module):
         blocks = self._checked_state(state)
         if None in blocks:  # of the beginning
             return None
-        states = [x for own in blocks if own is not None for x in own]
+        states = [x for layer_state in blocks if layer_state is not None for x in layer_state]
         if not may_step(tokens, states):
             return None
         kernels = config.kernels(tokens.shape[0], 1, tokens.device)
@@ -249,12 +249,20 @@ class xLSTMLarge(nn.Module):
             raise TypeError(f"state: expected a dict of (c, n, m) by block, got {type(state).__name__}")
         if state.keys() != set(range(self.config.num_blocks)):
             raise ValueError(f"state: expected blocks 0 to {self.config.num_blocks - 1}, got {list(state)}")
-        for block, own in state.items():
-            if own is None:
+        for block, layer_state in state.items():
+            if layer_state is None:
                 continue
-            if not isinstance(own, tuple | list) or len(own) != 3 or not all(isinstance(x, Tensor) for x in own):
-                what = f"({', '.join(type(x).__name__ for x in own)})" if isinstance(own, tuple | list) else repr(own)
-                raise TypeError(f"state[{block}]: expected three tensors (c, n, m), got {what}")
+            if (
+                not isinstance(layer_state, tuple | list)
+                or len(layer_state) != 3
+                or not all(isinstance(x, Tensor) for x in layer_state)
+            ):
+                actual = (
+                    f"({', '.join(type(x).__name__ for x in layer_state)})"
+                    if isinstance(layer_state, tuple | list)
+                    else repr(layer_state)
+                )
+                raise TypeError(f"state[{block}]: expected three tensors (c, n, m), got {actual}")
         return [state[n] for n in range(self.config.num_blocks)]
 
     def _check_tensors(self, state: State, x: Tensor, batch: int) -> None:
@@ -263,15 +271,15 @@ class xLSTMLarge(nn.Module):
         heads = config.num_heads
         dqk, dhv = config.qk_dim // heads, config.v_dim // heads
         shapes = {"c": (batch, heads, dqk, dhv), "n": (batch, heads, dqk), "m": (batch, heads, 1)}
-        for block, own in enumerate(self._checked_state(state)):
-            if own is None:
+        for block, layer_state in enumerate(self._checked_state(state)):
+            if layer_state is None:
                 continue
-            for (name, shape), tensor in zip(shapes.items(), own, strict=True):
-                what = f"state[{block}]: {name}"
-                has_shape(what, tensor, shape, "of this model and batch")
+            for (name, shape), tensor in zip(shapes.items(), layer_state, strict=True):
+                name_in_state = f"state[{block}]: {name}"
+                has_shape(name_in_state, tensor, shape, "of this model and batch")
                 if tensor.device != x.device or not tensor.dtype.is_floating_point:
-                    got = f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
-                    raise ValueError(f"{what}: expected floats on {x.device}, as the tokens, got {got}")
+                    actual = f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
+                    raise ValueError(f"{name_in_state}: expected floats on {x.device}, as the tokens, got {actual}")
 
     def logits(self, hidden: Tensor) -> Tensor:
         return layers.soft_cap(self.lm_head(hidden), self.config.output_logit_soft_cap)
@@ -327,9 +335,9 @@ class xLSTMLarge(nn.Module):
             prefill_tokens = torch.tensor([[bos]], device=self.embedding.weight.device)
         elif isinstance(prefill_tokens, Tensor) and prefill_tokens.dim() == 1:
             prefill_tokens = prefill_tokens.unsqueeze(1)
-        given = {"bos": None, "eos": (), "temperature": 0.0 if sampling_type == "greedy" else 1.0} | options
-        made = generate(self, prefill_tokens, max_length, state=state, **given)
-        return made.tokens, made.state
+        arguments = {"bos": None, "eos": (), "temperature": 0.0 if sampling_type == "greedy" else 1.0} | options
+        generated = generate(self, prefill_tokens, max_length, state=state, **arguments)
+        return generated.tokens, generated.state
 
     def status(self) -> Status:
         """Which path each part takes, and why. Autocast and more than 64 rows also leave the decode engine."""

@@ -29,8 +29,8 @@ def philox_mask(
         seed,
     )
     draws = torch.stack([half for word in words for half in (word & 0xFFFF, word >> 16)], dim=-1)
-    kept = draws.flatten(-2)[..., :keys] >= dropout_threshold(dropout_p)
-    return kept.unflatten(0, (batch, heads))
+    keep = draws.flatten(-2)[..., :keys] >= dropout_threshold(dropout_p)
+    return keep.unflatten(0, (batch, heads))
 
 
 def dropout_threshold(dropout_p: float) -> int:
@@ -68,8 +68,8 @@ def attention(
     begin = none if leftpad_k is None else leftpad_k.long()
     end = none + keys if seqused_k is None else seqused_k.long()
     j = torch.arange(keys, device=q.device)
-    place = torch.arange(queries, device=q.device)[None] + end[:, None] - queries  # (B, S_q): the key beside a query
-    apart = j - place[:, None, :, None]  # (B, 1, S_q, S_k)
+    diagonal = torch.arange(queries, device=q.device)[None] + end[:, None] - queries  # (B, S_q): the key beside a query
+    apart = j - diagonal[:, None, :, None]  # (B, 1, S_q, S_k)
     if alibi_slopes is not None:
         slopes = alibi_slopes.to(y.dtype).expand(batch, heads)
         y = y - slopes[:, :, None, None] * apart.abs().to(y.dtype)
@@ -92,12 +92,12 @@ def attention(
         assert rng_state is not None
         shape = (batch, heads, queries, keys)
         # Key 0 of the mask is a sequence's first key in use.
-        kept = (
+        keep = (
             philox_mask(rng_state, *shape, dropout_p, first_sequence)
             .to(q.device)
             .gather(3, (j - begin[:, None, None, None]).clamp(min=0).expand(shape))
         )
-        weights = weights * kept / (1 - dropout_threshold(dropout_p) / 65536)
-        softmax = torch.where(kept, softmax, -softmax)
+        weights = weights * keep / (1 - dropout_threshold(dropout_p) / 65536)
+        softmax = torch.where(keep, softmax, -softmax)
     out = (weights @ v).transpose(1, 2)
     return out, lse.masked_fill(empty, float("inf")), softmax

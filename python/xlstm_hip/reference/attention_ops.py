@@ -49,19 +49,19 @@ def _sequences(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, pages: P
     queries: list[int | slice] = list(range(batch))
     if bounds.cu_seqlens_q is not None:
         queries = [slice(*ends) for ends in _ends(bounds.cu_seqlens_q)]
-    room = k.shape[1] * (1 if pages.block_table is None else pages.block_table.shape[1])
+    capacity = k.shape[1] * (1 if pages.block_table is None else pages.block_table.shape[1])
     ends_k = None if bounds.cu_seqlens_k is None else _ends(bounds.cu_seqlens_k)
     for b in range(batch):
-        end = room if ends_k is None else ends_k[b][1] - ends_k[b][0]
+        end = capacity if ends_k is None else ends_k[b][1] - ends_k[b][0]
         if bounds.seqused_k is not None:
             end = min(end, int(bounds.seqused_k[b]))
         begin = 0 if bounds.leftpad_k is None else min(int(bounds.leftpad_k[b]), end)
         if ends_k is not None:
             first = ends_k[b][0]
-            own = [x[first + begin : first + end] for x in (k, v)]
+            keys_values = [x[first + begin : first + end] for x in (k, v)]
         else:
-            own = [_cached(x, b, end, pages)[begin:] for x in (k, v)]
-        yield _Sequence(queries[b], own[0], own[1], begin)
+            keys_values = [_cached(x, b, end, pages)[begin:] for x in (k, v)]
+        yield _Sequence(queries[b], keys_values[0], keys_values[1], begin)
 
 
 def _attend(
@@ -86,8 +86,8 @@ def _attend(
     wide, heads, packed = accumulate_dtype(q.dtype), q.shape[-2], bounds.cu_seqlens_q is not None
     out = q.new_zeros(*q.shape[:-1], v.shape[-1])
     lse = q.new_zeros((heads, q.shape[0]) if packed else (q.shape[0], heads, q.shape[1]), dtype=wide)
-    room = (_batch(q, bounds), heads, max_seqlen_q, k.shape[1] if bounds.cu_seqlens_k is None else max_seqlen_k)
-    weights = q.new_zeros(room if probs else (0,))
+    shape = (_batch(q, bounds), heads, max_seqlen_q, k.shape[1] if bounds.cu_seqlens_k is None else max_seqlen_k)
+    weights = q.new_zeros(shape if probs else (0,))
     for b, one in enumerate(_sequences(q, k, v, bounds, pages)):
         own_q, own_k, own_v = (x.to(wide).unsqueeze(0) for x in (q[one.queries], one.k, one.v))
         slopes = alibi_slopes if alibi_slopes is None or alibi_slopes.dim() == 1 else alibi_slopes[b]
@@ -143,11 +143,11 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Tokens (..., H, D), each by its own angles (..., 1, rotary_dim / 2); features beyond rotary_dim stay."""
     wide, features = accumulate_dtype(x.dtype), 2 * cos.shape[-1]
     c, s = cos.to(wide), sin.to(wide)
-    turned, rest = x[..., :features].to(wide), x[..., features:]
+    turned, unrotated = x[..., :features].to(wide), x[..., features:]
     a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
     pair = (a * c - b * s, a * s + b * c)
     y = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
-    return torch.cat([y.to(x.dtype), rest], dim=-1)
+    return torch.cat([y.to(x.dtype), unrotated], dim=-1)
 
 
 def attention_rotary(

@@ -69,14 +69,14 @@ def chunk_gates(
     causal = torch.ones(length, length, dtype=torch.bool, device=lf.device).tril()
     log_decay = torch.where(causal, log_forget_matrix(lf, stable) + li.unsqueeze(-2), -torch.inf)
     prefix = lf.cumsum(-1)
-    own, source = log_decay.max(-1)
+    chunk_max, source = log_decay.max(-1)
 
     borders = [m_initial]  # the stabiliser between chunks
     for x in range(chunks):
-        passed_on = torch.maximum(prefix[:, :, x, -1:] + borders[-1], own[:, :, x, -1:])
+        passed_on = torch.maximum(prefix[:, :, x, -1:] + borders[-1], chunk_max[:, :, x, -1:])
         borders.append(passed_on if gate == "exp" else torch.zeros_like(passed_on))
     passing = prefix + torch.stack(borders[:-1], dim=2)
-    m = torch.maximum(passing, own) if gate == "exp" else torch.zeros_like(own)
+    m = torch.maximum(passing, chunk_max) if gate == "exp" else torch.zeros_like(chunk_max)
 
     # Added in this order, e^(prefix + (entering - m)) makes good the rounding of m = prefix + entering.
     fixed = m.detach()
@@ -89,7 +89,7 @@ def chunk_gates(
         carry=torch.exp(prefix[..., -1] + (entering - leaving)),
         m=m,
         m_last=borders[-1],
-        carried=passing > own,
+        carried=passing > chunk_max,
         source=source,
     )
 

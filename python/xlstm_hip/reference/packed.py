@@ -22,8 +22,8 @@ def one_by_one(
     """tensors: q, k, v, i, f of all sequences. ends: where each begins, and the last one's end."""
     outs, lasts = [], []
     for n, (begin, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
-        own = (None if x is None else x[n : n + 1] for x in states)
-        out = kernel(*(x[:, :, begin:end] for x in tensors), *own, **common)
+        state = (None if x is None else x[n : n + 1] for x in states)
+        out = kernel(*(x[:, :, begin:end] for x in tensors), *state, **common)
         h, last = out if common["return_last_states"] else (out, ())
         outs.append(h)
         lasts.append(last)

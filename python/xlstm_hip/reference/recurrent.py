@@ -87,8 +87,8 @@ def _one_step(
         h, states = _step(q, k, v, i, f, c.to(wide), n.to(wide), start, start, eps, gate, normalize)
     if not in_place:
         return h, states_in(dtype_state, _with_gradient_of_m(*states))
-    for kept, new in zip((c, n, m), states, strict=True):
-        kept.copy_(new)
+    for target, new in zip((c, n, m), states, strict=True):
+        target.copy_(new)
     return h, (c, n, m)
 
 

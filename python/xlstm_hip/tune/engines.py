@@ -69,10 +69,10 @@ class LocalEngine:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, self._measure), daemon=True)
+        self._pipe, child_pipe = context.Pipe()
+        self._process = context.Process(target=_serve, args=(child_pipe, self._measure), daemon=True)
         self._process.start()
-        other.close()
+        child_pipe.close()
 
     def close(self) -> None:
         if self._process is not None:
@@ -106,14 +106,14 @@ class RayEngine:
         self._ray, self._threads, self._seconds, self._measure = ray, threads, trial_seconds, measured_by
         self._started = not ray.is_initialized()
         if self._started:
-            own = {"address": address} if address else {"include_dashboard": False}
+            options = {"address": address} if address else {"include_dashboard": False}
             try:
-                ray.init(log_to_driver=False, **own)
+                ray.init(log_to_driver=False, **options)
             except Exception as error:  # Ray has many kinds for it
                 if address is None:
                     raise
-                said = " ".join(str(error).split())
-                raise ConnectionError(f"ray_address: expected a Ray cluster, got {address!r}: {said}") from error
+                reason = " ".join(str(error).split())
+                raise ConnectionError(f"ray_address: expected a Ray cluster, got {address!r}: {reason}") from error
 
     def run(self, problem: Problem, plans: dict[int, Plan], pace: Pace) -> Iterator[tuple[int, Result]]:
         ray = self._ray

@@ -33,17 +33,17 @@ def save_errors_for_trials(problem: Problem, trials: Mapping[str, Plan], folder:
     """Writes what each trial's results are off by, by name, and the shipped plan's, to <folder>/<name>.json."""
     folder.mkdir(parents=True, exist_ok=True)
     plans = {SHIPPED: problem.shipped(), **trials}
-    made: dict[str, list[dict[str, Any]]] = {name: [] for name in plans}
-    for own, seed in draws(problem):
-        judged = Judged(own, seed)
+    rows_of: dict[str, list[dict[str, Any]]] = {name: [] for name in plans}
+    for drawn, seed in draws(problem):
+        judged = Judged(drawn, seed)
         for name, plan in plans.items():
-            row: dict[str, Any] = {"seed": seed, "length": own.length, "allowed": judged.tolerances}
+            row: dict[str, Any] = {"seed": seed, "length": drawn.length, "allowed": judged.tolerances}
             try:
                 row["errors"] = judged.errors(judged.call(plan)())
             except Exception as error:  # a call of its class that it cannot make
                 row["failed"] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
-            made[name].append(row)
-    for name, rows in made.items():
+            rows_of[name].append(row)
+    for name, rows in rows_of.items():
         write_json(folder / f"{name}.json", {"trial": name, "op": problem.op, "plan": dict(plans[name]), "draws": rows})
 
 
@@ -51,17 +51,19 @@ def judge_errors(folder: Path) -> dict[str, dict[str, Any]]:
     """For each trial in the folder: the largest errors of the trial and of the shipped plan as a share of what is
     allowed, and `refused`: the reason, or an empty text.
     """
-    made = {path.stem: json.loads(path.read_text(encoding="utf-8"))["draws"] for path in sorted(folder.glob("*.json"))}
-    if SHIPPED not in made:
+    rows_of = {
+        path.stem: json.loads(path.read_text(encoding="utf-8"))["draws"] for path in sorted(folder.glob("*.json"))
+    }
+    if SHIPPED not in rows_of:
         raise ValueError(f"folder: expected errors with {SHIPPED}.json, got {str(folder)!r}")
-    shares = {name: [share for row in rows for share in _shares(row)] for name, rows in made.items()}
+    shares = {name: [share for row in rows for share in _shares(row)] for name, rows in rows_of.items()}
     return {
         name: {
             "share_of_tolerance": max(shares[name], default=None),
             "shipped_share": max(shares[SHIPPED], default=None),
             "refused": next(filter(None, map(_why_refused, rows)), ""),
         }
-        for name, rows in made.items()
+        for name, rows in rows_of.items()
     }
 
 

@@ -92,15 +92,15 @@ def save_outputs_for_trials(
     for name, plan in {SHIPPED: AS_PLANNED, **trials}.items():
         with trying(op, plan), _kernel(model, op, plan):
             scores = _scores(reader, prompts, by_steps=op == "mlstm_step")
-            made = _written(reader, prompts, written, seed + texts)
+            tokens = _written(reader, prompts, written, seed + texts)
         outputs = {
             "trial": name,
             "op": op,
             "plan": dict(plan),
             "read_logprob": float(scores),
             "prompts": prompts.tolist(),
-            "tokens": made.tolist(),
-            "texts": [tokenizer.decode(row) for row in made.tolist()],
+            "tokens": tokens.tolist(),
+            "texts": [tokenizer.decode(row) for row in tokens.tolist()],
         }
         write_json(folder / f"{name}.json", outputs)
 
@@ -108,16 +108,16 @@ def save_outputs_for_trials(
 def judge_outputs(model: xLSTMLarge, folder: Path) -> dict[str, dict[str, Any]]:
     """Of each trial in the folder: avg_logprob, perplexity, distinct-2, distinct-3, read_logprob, and `refused`: why,
     or an empty text."""
-    made = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
-    if SHIPPED not in made:
+    outputs_of = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+    if SHIPPED not in outputs_of:
         raise ValueError(f"folder: expected outputs with {SHIPPED}.json, got {str(folder)!r}")
-    judged = {name: _measured(model, outputs) for name, outputs in made.items()}
-    for own in judged.values():
-        own["refused"] = why_refused(own, judged[SHIPPED])
+    judged = {name: _measured(model, outputs) for name, outputs in outputs_of.items()}
+    for scores in judged.values():
+        scores["refused"] = why_refused(scores, judged[SHIPPED])
     return judged
 
 
-def why_refused(own: Mapping[str, float], shipped: Mapping[str, float]) -> str:
+def why_refused(scores: Mapping[str, float], shipped: Mapping[str, float]) -> str:
     limits = {
         "read_logprob": READ_LOSS,
         "avg_logprob": WRITTEN_LOSS,
@@ -125,19 +125,19 @@ def why_refused(own: Mapping[str, float], shipped: Mapping[str, float]) -> str:
         "distinct-3": DISTINCT_LOSS,
     }
     for name, most in limits.items():
-        lost = shipped[name] - own[name]
+        lost = shipped[name] - scores[name]
         if name == "read_logprob":
             lost = abs(lost)
-        if not lost <= most and not (math.isnan(own[name]) and math.isnan(shipped[name]) and "distinct" in name):
-            return f"{name} is {own[name]:.4f}, with the shipped plan {shipped[name]:.4f}"
+        if not lost <= most and not (math.isnan(scores[name]) and math.isnan(shipped[name]) and "distinct" in name):
+            return f"{name} is {scores[name]:.4f}, with the shipped plan {shipped[name]:.4f}"
     return ""
 
 
 def _measured(model: xLSTMLarge, outputs: Mapping[str, Any]) -> dict[str, Any]:
     device = model.embedding.weight.device
-    prompts, made = (torch.tensor(outputs[name], device=device) for name in ("prompts", "tokens"))
+    prompts, tokens = (torch.tensor(outputs[name], device=device) for name in ("prompts", "tokens"))
     with trying(outputs["op"], AS_PLANNED):
-        scores = Stream(model, len(made)).score(torch.cat((prompts, made), dim=1))[:, prompts.shape[1] :]
+        scores = Stream(model, len(tokens)).score(torch.cat((prompts, tokens), dim=1))[:, prompts.shape[1] :]
     mean = float(scores.double().mean())
     return {
         "avg_logprob": mean,

@@ -50,7 +50,7 @@ class Result:
 
     @property
     def ratios(self) -> list[float]:
-        return [shipped / own for shipped, own in zip(self.shipped_ms, self.ms, strict=True)]
+        return [shipped / tuned for shipped, tuned in zip(self.shipped_ms, self.ms, strict=True)]
 
     @property
     def wins(self) -> bool:
@@ -66,9 +66,9 @@ class Result:
         return asdict(self) | {"speedup": self.speedup}
 
     @classmethod
-    def of_json(cls, made: Mapping[str, Any]) -> Result:
-        own = {name: made[name] for name in cls.__dataclass_fields__}
-        return cls(**own | {"ms": tuple(made["ms"]), "shipped_ms": tuple(made["shipped_ms"])})
+    def of_json(cls, record: Mapping[str, Any]) -> Result:
+        fields = {name: record[name] for name in cls.__dataclass_fields__}
+        return cls(**fields | {"ms": tuple(record["ms"]), "shipped_ms": tuple(record["shipped_ms"])})
 
 
 Measure = Callable[[Problem, Plan, Pace, int], Result]  # the last: threads
@@ -81,9 +81,9 @@ def measure(problem: Problem, plan: Plan, pace: Pace, threads: int) -> Result:
     arch = problem.arch
     try:
         judged = _judged(problem)
-        shipped, own = judged.call(problem.shipped()), judged.call(plan)
-        share = judged.check(own())
-        shipped_ms, ms = paired_ms((shipped, own), problem.on, pace)
+        shipped, tuned = judged.call(problem.shipped()), judged.call(plan)
+        share = judged.check(tuned())
+        shipped_ms, ms = paired_ms((shipped, tuned), problem.on, pace)
     except WrongResult as error:
         return Result(WRONG, str(error), arch, time.perf_counter() - began)
     except Exception as error:

@@ -103,16 +103,16 @@ class Problem:
 
     def shipped(self) -> Plan:
         """The plan that an installation without a table of its own has."""
-        own = {"op": self.op, "arch": self.arch, "class": self.shape_class()}
-        return next((one["plan"] for one in read_table(SHIPPED) if same_call(one, own)), AS_PLANNED)
+        call = {"op": self.op, "arch": self.arch, "class": self.shape_class()}
+        return next((one["plan"] for one in read_table(SHIPPED) if same_call(one, call)), AS_PLANNED)
 
     def tensors(self, seed: int = 0) -> Inputs:
         """The same on every machine. Forget gates are open, input gates about zero, as trained models have them."""
-        made = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         dtype = DTYPES[self.dtype]
 
         def normal(*shape: int, to: torch.dtype = dtype) -> Tensor:
-            return torch.randn(shape, generator=made).to(to).to(self.device)
+            return torch.randn(shape, generator=generator).to(to).to(self.device)
 
         b, nh, s, dqk, dhv = self.batch, self.heads, self.length, self.dqk, self.dhv
         if self.op in ATTENTION:
@@ -144,18 +144,18 @@ def call_of(problem: Problem, x: Inputs, plan: Plan) -> Callable[[], Results]:
         q, cache = x["q"], x["k_cache"]
         used = torch.full(q.shape[:1], problem.length, dtype=torch.int32, device=q.device)
         return lambda: flash_mla_with_kvcache(q, cache, None, used, problem.dhv, causal=problem.causal, plan=plan)[:1]
-    own = {name: value for name, value in plan.items() if name != "kernel"}
+    options = {name: value for name, value in plan.items() if name != "kernel"}
     if problem.op == "mlstm_backward":
-        return _backward_call(x, own)
+        return _backward_call(x, options)
     kernel = plan.get("kernel")
-    ours = kernel in (None, FUSED.get(problem.op))
-    more: dict[str, Any] = {"plan": own} if ours else {}
+    is_fused = kernel in (None, FUSED.get(problem.op))
+    more: dict[str, Any] = {"plan": options} if is_fused else {}
     if problem.op == "mlstm_step":
         return lambda: _flat(mlstm_step_interface(**x, eps=EPS, kernel=kernel, **more))
     if problem.op == "mlstm_sequence":
-        return lambda: _flat(mlstm_interface(**x, return_last_states=True, eps=EPS, kernel="fused", plan=own))
-    size = CHUNK if ours else own.get("chunk_size") or CHUNK
-    more |= {name: own[name] for name in BANDS if own.get(name)}
+        return lambda: _flat(mlstm_interface(**x, return_last_states=True, eps=EPS, kernel="fused", plan=options))
+    size = CHUNK if is_fused else options.get("chunk_size") or CHUNK
+    more |= {name: options[name] for name in BANDS if options.get(name)}
     return lambda: _flat(mlstm_interface(**x, return_last_states=True, eps=EPS, chunk_size=size, kernel=kernel, **more))
 
 
@@ -169,12 +169,12 @@ def _attention_backward_call(x: Inputs, causal: bool, plan: Plan) -> Callable[[]
     options = Options(q.shape[1], k.shape[1], q.shape[-1] ** -0.5, -1, 0 if causal else -1, 0.0, 0.0, 0)
     no_rules = (None, None, None)  # slopes, sink, dropout
     out, lse = KERNELS.attention_forward(q, k, v, *SequenceBounds(), *Pages(), *no_rules, *options, 0, True)
-    given = (q, k, v, out, lse, x["dout"], None, *SequenceBounds(), *no_rules, *options[:-1], *BackwardCut(**plan))
-    return lambda: tuple(KERNELS.attention_backward(*given)[:3])
+    arguments = (q, k, v, out, lse, x["dout"], None, *SequenceBounds(), *no_rules, *options[:-1], *BackwardCut(**plan))
+    return lambda: tuple(KERNELS.attention_backward(*arguments)[:3])
 
 
-def _flat(made: Any) -> Results:
-    h, states = made
+def _flat(outputs: Any) -> Results:
+    h, states = outputs
     return h, *states
 
 
@@ -218,9 +218,9 @@ def _gradients(function: Callable[..., Any], x: Inputs, sent: str) -> Results:
     return torch.autograd.grad(function(**leaves), list(leaves.values()), x[sent])
 
 
-def error(made: Tensor, truth: Tensor) -> float:
+def error(result: Tensor, truth: Tensor) -> float:
     """Relative, in the 2-norm."""
-    return float((made.double() - truth).norm() / truth.norm().clamp_min(1e-300))
+    return float((result.double() - truth).norm() / truth.norm().clamp_min(1e-300))
 
 
 class Judged:
@@ -238,13 +238,13 @@ class Judged:
     def call(self, plan: Plan) -> Callable[[], Results]:
         return call_of(self.problem, self.inputs, plan)
 
-    def errors(self, made: Results) -> list[float]:
-        return [error(x, truth) for x, truth in zip(made, self.truth, strict=True)]
+    def errors(self, results: Results) -> list[float]:
+        return [error(x, truth) for x, truth in zip(results, self.truth, strict=True)]
 
-    def check(self, made: Results) -> float:
+    def check(self, results: Results) -> float:
         """The largest error as a share of what is allowed; more than that is a WrongResult."""
         worst = 0.0
-        for n, (off, allowed) in enumerate(zip(self.errors(made), self.tolerances, strict=True)):
+        for n, (off, allowed) in enumerate(zip(self.errors(results), self.tolerances, strict=True)):
             share = off / allowed
             if not share <= 1:
                 raise WrongResult(f"result {n}: error {off:.2g}, allowed are {allowed:.2g}")

@@ -80,15 +80,15 @@ class Run:
         run = cls(folder, meta)
         path = folder / TRIALS
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        whole = [line for line in lines if line.endswith(b"\n")]
-        for n, line in enumerate(whole):
+        complete = [line for line in lines if line.endswith(b"\n")]
+        for n, line in enumerate(complete):
             try:
-                made = json.loads(line)
-                run.trials[made["trial"]] = made["plan"], Result.of_json(made)
+                record = json.loads(line)
+                run.trials[record["trial"]] = record["plan"], Result.of_json(record)
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{path}: line {n + 1}: expected a trial: {error!r}") from error
-        if len(whole) < len(lines):
-            write_whole(path, b"".join(whole).decode())
+        if len(complete) < len(lines):
+            write_whole(path, b"".join(complete).decode())
         return run
 
     def add(self, number: int, plan: Plan, result: Result) -> None:
@@ -157,8 +157,8 @@ def entered(path: Path, call: Mapping[str, Any]) -> Plan | None:
 
 def enter(path: Path, call: Mapping[str, Any], entry: dict[str, Any] | None) -> None:
     """Puts an entry for a call into a table, in the place of one that is there; None takes that one out."""
-    others = [one for one in plans.read_table(path) if not plans.same_call(one, call)]
+    entries = [one for one in plans.read_table(path) if not plans.same_call(one, call)]
     if entry is not None:
         plans.check_entry(entry)
-        others.append(entry)
-    write_json(path, NEW | {"entries": others})
+        entries.append(entry)
+    write_json(path, NEW | {"entries": entries})

@@ -55,21 +55,21 @@ class GeneticSearch:
         self._space = space
         self._random = random.Random(seed)
         self._left = {_key(plan): plan for plan in space.candidates()}
-        self._asked: list[Plan] = []
+        self._proposed: list[Plan] = []
         self._pool: list[tuple[float, Plan]] = [(1.0, space.shipped)]  # which is as fast as itself
 
     def ask(self) -> list[Plan]:
-        first = len(self._pool) == 1 and not self._asked
-        self._asked = []
-        while self._left and len(self._asked) < BATCH:
+        first = len(self._pool) == 1 and not self._proposed
+        self._proposed = []
+        while self._left and len(self._proposed) < BATCH:
             plan = self._drawn() if first else self._child()
             del self._left[_key(plan)]
-            self._asked.append(plan)
-        return self._asked
+            self._proposed.append(plan)
+        return self._proposed
 
     def tell(self, speedups: Sequence[float | None]) -> None:
-        told = zip(speedups, self._asked, strict=True)
-        self._pool += [(speedup, plan) for speedup, plan in told if speedup is not None]
+        measured = zip(speedups, self._proposed, strict=True)
+        self._pool += [(speedup, plan) for speedup, plan in measured if speedup is not None]
         self._pool.sort(key=lambda one: -one[0])
         del self._pool[self.POOL :]
 

@@ -33,8 +33,8 @@ class Space:
             {name: value for name, value in zip(self.values, chosen, strict=True) if value}
             for chosen in itertools.product(*self.values.values())
         ]
-        whole = [plan for plan in plans if "kernel" not in plan or set(plan) <= {"kernel", "chunk_size", *BANDS}]
-        return [plan for plan in whole if plan != self.shipped]
+        complete = [plan for plan in plans if "kernel" not in plan or set(plan) <= {"kernel", "chunk_size", *BANDS}]
+        return [plan for plan in complete if plan != self.shipped]
 
 
 def space_of(problem: Problem, threads: int, kernel: str | None = None) -> Space:
@@ -64,8 +64,8 @@ def _in_bands(problem: Problem, threads: int, kernel: str) -> Space:
     """Of kernels whose heads go to workers in bands. torch.compile makes them, so every trial begins with a minute of
     that, and they are no part of other spaces."""
     info = kernel_info(kernel, "chunkwise")
-    own = [name for name in BANDS if name in info.options]
-    if problem.op != "mlstm_chunkwise" or not own:
+    options = [name for name in BANDS if name in info.options]
+    if problem.op != "mlstm_chunkwise" or not options:
         raise ValueError(
             f"kernel: expected one of mlstm_chunkwise in bands (chunkwise--queued_compiled_steps, "
             f"chunkwise--ray_compiled_steps), got {kernel!r} for {problem.op}"
@@ -77,7 +77,7 @@ def _in_bands(problem: Problem, threads: int, kernel: str) -> Space:
         "streams": (1, 2, 4, 8) if gpu else (),
     }
     chunks = tuple(n for n in (16, 32, 64, 128) if n // 2 < problem.length)
-    values = {"kernel": (kernel,), "chunk_size": (0, *chunks)} | {name: (0, *possible[name]) for name in own}
+    values = {"kernel": (kernel,), "chunk_size": (0, *chunks)} | {name: (0, *possible[name]) for name in options}
     return Space({name: x for name, x in values.items() if x != (0,)}, problem.shipped())
 
 

@@ -40,10 +40,10 @@ class Tuner:
         engine: Engine,
         search: Search,
         judge: Judge | None = None,
-        told: Callable[[int, Plan, Result], Any] = lambda number, plan, result: None,
+        report: Callable[[int, Plan, Result], Any] = lambda number, plan, result: None,
     ) -> None:
         self.problem, self.run, self.engine, self.search = problem, run, engine, search
-        self._judge, self._told = judge, told
+        self._judge, self._report = judge, report
 
     def explore(self, budget: int) -> None:
         """Trials up to the budget, those of the run's folder counted; interrupted, it can be called again.
@@ -71,7 +71,7 @@ class Tuner:
         missing = {number: plan for number, plan in numbered.items() if number not in self.run.trials}
         for number, result in self._own_arch(missing, SEARCH_PACE):
             self.run.add(number, missing[number], result)
-            self._told(number, missing[number], result)
+            self._report(number, missing[number], result)
 
     def _own_arch(self, plans: dict[int, Plan], pace: Pace) -> Any:
         """Trials; one that another kind of machine did says nothing of this."""

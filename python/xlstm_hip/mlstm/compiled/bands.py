@@ -121,15 +121,15 @@ def run_in_order(
 
     def work() -> None:
         while (task := ready.get()) is not None and not errors:
-            band, place = task
+            band, step = task
             try:
-                advance(band, order[place])
+                advance(band, order[step])
             except BaseException as error:
-                errors.append((band, order[place], error))
+                errors.append((band, order[step], error))
                 dismiss_workers()
                 return
-            if place + 1 < len(order):
-                ready.put((band, place + 1))
+            if step + 1 < len(order):
+                ready.put((band, step + 1))
                 continue
             unfinished.discard(band)
             if not unfinished:
@@ -149,8 +149,8 @@ def run_in_order(
             raise
     if errors:
         band, chunk, error = errors[0]
-        what = f"{type(error).__name__}: {error}"
-        raise RuntimeError(f"{schedule.band_name(band)}, chunk {chunk}: {what}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise RuntimeError(f"{schedule.band_name(band)}, chunk {chunk}: {reason}") from error
 
 
 def banded_chunkwise(
@@ -217,15 +217,15 @@ class _Bands(torch.autograd.Function):
         with torch.inference_mode(False):
             h = torch.empty_like(v, memory_format=torch.contiguous_format)
             last = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (c, n, m)]
-            kept = len(schedule.chunks) if any(ctx.needs_input_grad) else 0
-            entering = [x.new_empty((kept, *x.shape)) for x in last]
+            saved = len(schedule.chunks) if any(ctx.needs_input_grad) else 0
+            entering = [x.new_empty((saved, *x.shape)) for x in last]
         carried: dict[int, Any] = {}
 
         def advance(band: int, chunk: int) -> None:
             heads, tokens = schedule.bands[band], schedule.chunks[chunk]
             with torch.no_grad(), runner.on_band(band):
                 state = carried[band] if band in carried else _take_states((c, n, m), heads)
-                if kept:
+                if saved:
                     _put_states([x[chunk] for x in entering], heads, runner.fetch(state))
                 inputs = _take_tokens((q, k, v, i, f), heads, tokens)
                 out, carried[band] = runner.forward(band, inputs, state, eps)
@@ -234,7 +234,7 @@ class _Bands(torch.autograd.Function):
                     _put_states(last, heads, runner.fetch(carried.pop(band)))
 
         _walk(runner, schedule, range(len(schedule.chunks)), advance, q, v, backward=False)
-        if kept:
+        if saved:
             ctx.save_for_backward(q, k, v, i, f, *entering)
             ctx.settings = runner, schedule, eps
         return h, *last
@@ -260,8 +260,8 @@ class _Bands(torch.autograd.Function):
                     _take_tokens([dh], heads, tokens, c.dtype)[0],
                     dstate,
                 )
-                for whole, part in zip(dinputs, grads, strict=True):
-                    _put(whole[:, heads, tokens], part)
+                for total, part in zip(dinputs, grads, strict=True):
+                    _put(total[:, heads, tokens], part)
                 if tokens.start == 0:
                     _put_states(dstates, heads, runner.fetch(carried.pop(band)))
 
@@ -300,16 +300,16 @@ def _take_states(states: Sequence[Tensor], heads: slice) -> State:
 
 
 def _take(x: Tensor, dtype: torch.dtype) -> Tensor:
-    batch, heads, *rest = x.shape
-    taken = torch.empty((batch * heads, *rest), dtype=dtype, device=x.device)
+    batch, heads, *features = x.shape
+    taken = torch.empty((batch * heads, *features), dtype=dtype, device=x.device)
     taken.view(x.shape).copy_(x)
     return taken
 
 
-def _put_states(whole: Sequence[Tensor], heads: slice, parts: State) -> None:
-    for x, part in zip(whole, parts, strict=True):
+def _put_states(states: Sequence[Tensor], heads: slice, parts: State) -> None:
+    for x, part in zip(states, parts, strict=True):
         _put(x[:, heads], part)
 
 
-def _put(whole: Tensor, part: Tensor) -> None:
-    whole.copy_(part.reshape(whole.shape))
+def _put(target: Tensor, part: Tensor) -> None:
+    target.copy_(part.reshape(target.shape))

@@ -146,9 +146,9 @@ def chunk_step_backward(
     # is handed on has the exponents of the last token.
     last = torch.arange(q.shape[1], device=q.device) == q.shape[1] - 1
     dfrom_token = dscores * scores + last.unsqueeze(-1) * (k_next * dk_next).sum(-1).unsqueeze(1)
-    kept = keep * ((c * dc).sum((-2, -1)) + (n * dn).sum(-1)).unsqueeze(-1)
-    dfrom_state = (q_state * dq_state).sum(-1) + last * kept
-    handed_on = kept + (k_next * dk_next).sum((-2, -1)).unsqueeze(-1)  # <dc, c_next> + <dn, n_next>
+    decayed = keep * ((c * dc).sum((-2, -1)) + (n * dn).sum(-1)).unsqueeze(-1)
+    dfrom_state = (q_state * dq_state).sum(-1) + last * decayed
+    handed_on = decayed + (k_next * dk_next).sum((-2, -1)).unsqueeze(-1)  # <dc, c_next> + <dn, n_next>
     dm_t = dnormaliser * eps + last * (dm - handed_on)
     picked_state = from_state >= from_token.amax(-1)
     picked_token = torch.arange(q.shape[1], device=q.device) == from_token.argmax(-1, keepdim=True)

@@ -52,8 +52,8 @@ def mlstm_chunkwise__queued_compiled_steps(
     """
 
     def make_runner(schedule: Schedule, device: torch.device, tuned: Plan) -> _ThreadRunner:
-        asked = tuned.get("streams") or None if streams is None else streams
-        return _ThreadRunner(_stream_count(asked, schedule, device), device)
+        requested = tuned.get("streams") or None if streams is None else streams
+        return _ThreadRunner(_stream_count(requested, schedule, device), device)
 
     return banded_chunkwise(
         "mlstm_chunkwise__queued_compiled_steps", make_runner, q, k, v, i, f, c_initial, n_initial, m_initial,
