@@ -34,7 +34,7 @@ MEMORY_LENGTHS = (1024, 2048, 4096)
 
 
 def speed(session: Session, cell: Cell, advance: Advance) -> Results:
-    return cell_of(cell, session.compare(OPERATOR, cell, advance, said=("error", "tflops"))[0])
+    return cell_of(cell, session.compare(OPERATOR, cell, advance, shown_metrics=("error", "tflops"))[0])
 
 
 def memory(session: Session, cell: Cell, advance: Advance) -> Results:
@@ -42,25 +42,25 @@ def memory(session: Session, cell: Cell, advance: Advance) -> Results:
 
 
 def plan(session: Session) -> list[Job]:
-    given, gpu, results = session.given, session.machine.gpu, session.results
-    shape = (given.batch, given.heads, given.heads)
+    args, gpu, results = session.args, session.machine.gpu, session.results
+    shape = (args.batch, args.heads, args.heads)
     results["settings"]["exact"] = dict(OPERATOR.exact)
     results |= {"aims": AIMS_OF_FLASH if gpu else AIMS, "speed": [], "memory": []}
     timed = [
         Cell(work, dtype, *shape, length, head_dim, causal)
         for work in ((FORWARD, BACKWARD, BOTH) if gpu else (FORWARD, BOTH))
-        for dtype in given.dtype
-        for head_dim in given.head_dim
+        for dtype in args.dtype
+        for head_dim in args.head_dim
         for causal in (False, True)
-        for length in (1 << n for n in range(7, 15) if 1 << n <= given.longest)
+        for length in (1 << n for n in range(7, 15) if 1 << n <= args.longest)
     ]
     grown = [
-        Cell(BOTH, given.dtype[0], *shape, length, given.head_dim[0])
+        Cell(BOTH, args.dtype[0], *shape, length, args.head_dim[0])
         for length in ((128,) if session.quick else MEMORY_LENGTHS)
     ]
     jobs = [Job(cell.title, partial(speed, session, cell), results["speed"].append) for cell in timed]
-    kept = results["memory"].append
-    return jobs + [Job(f"memory, {cell.title}", partial(memory, session, cell), kept) for cell in grown]
+    append_memory = results["memory"].append
+    return jobs + [Job(f"memory, {cell.title}", partial(memory, session, cell), append_memory) for cell in grown]
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -72,13 +72,13 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--longest", type=int, help="the longest sequence of the table of speed")
 
 
-def settle(given: argparse.Namespace) -> None:
-    on_cpu = given.device == "cpu"
-    given.heads = given.heads or (2 if on_cpu else 16)
-    given.head_dim = given.head_dim or ([64] if on_cpu else [64, 128])
-    given.dtype = given.dtype or (["fp32", "bf16"] if on_cpu else ["bf16", "fp16"])
-    given.longest = given.longest or (128 if given.quick else 2048 if on_cpu else 16384)
-    given.batch = min(given.batch, 2) if given.quick else given.batch
+def settle(args: argparse.Namespace) -> None:
+    on_cpu = args.device == "cpu"
+    args.heads = args.heads or (2 if on_cpu else 16)
+    args.head_dim = args.head_dim or ([64] if on_cpu else [64, 128])
+    args.dtype = args.dtype or (["fp32", "bf16"] if on_cpu else ["bf16", "fp16"])
+    args.longest = args.longest or (128 if args.quick else 2048 if on_cpu else 16384)
+    args.batch = min(args.batch, 2) if args.quick else args.batch
 
 
 BENCHMARK = Benchmark(

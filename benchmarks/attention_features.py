@@ -56,15 +56,15 @@ def mla(quick: bool) -> Rows:
     }
 
 
-def measure(session: Session, rows: Rows, said: tuple[str, ...], advance: Advance) -> list[Entry]:
-    (ours,) = OPERATOR.implementations
+def measure(session: Session, rows: Rows, columns: tuple[str, ...], advance: Advance) -> list[Entry]:
+    (implementation,) = OPERATOR.implementations
     entries, calls = [], {}
     for name, cell in rows.items():
-        entry, calls[name] = Contest(OPERATOR, cell, session.machine).enter_or_end(replace(ours, name=name))
+        entry, calls[name] = Contest(OPERATOR, cell, session.machine).enter_or_end(replace(implementation, name=name))
         entries.append(entry)
     session.race(entries, calls, advance)
     for entry in entries:
-        metrics.say(rows[entry["name"]], entry, ("error", *said))
+        metrics.say(rows[entry["name"]], entry, ("error", *columns))
         entry["times_first"] = entry.pop("times_ours")
     return entries
 
@@ -77,10 +77,10 @@ def plan(session: Session) -> list[Job]:
         "MLA, decoding one token": (mla(session.quick), UNITS),
     }
     session.results |= {"ceilings": ceilings(session.machine, session.quick), "tables": {}}
-    kept = session.results["tables"]
+    tables_out = session.results["tables"]
     return [
-        Job(title, partial(measure, session, rows, said), partial(kept.__setitem__, title))
-        for title, (rows, said) in tables.items()
+        Job(title, partial(measure, session, rows, columns), partial(tables_out.__setitem__, title))
+        for title, (rows, columns) in tables.items()
     ]
 
 

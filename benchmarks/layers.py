@@ -37,8 +37,8 @@ def measure(session: Session, cell: Cell, advance: Advance) -> Results:
         OPERATOR,
         cell,
         advance,
-        said=("error",),
-        others={COPY: copying(machine, moved)},
+        shown_metrics=("error",),
+        unchecked={COPY: copying(machine, moved)},
         as_timed=lambda call: machine.graph_of([call]) if in_a_graph else call,
     )
     copied = samples[COPY]
@@ -49,7 +49,7 @@ def measure(session: Session, cell: Cell, advance: Advance) -> Results:
 def plan(session: Session) -> list[Job]:
     gpu, results = session.machine.gpu, session.results
     dtypes = ("bf16", "fp16") if gpu else ("fp32", "bf16")
-    many = (64, 256) if session.quick else (8192 if gpu else 2048, session.given.width)
+    many = (64, 256) if session.quick else (8192 if gpu else 2048, session.args.width)
     results["settings"] |= {"exact": dict(OPERATOR.exact), "graphs": gpu}
     results["cells"] = []
     cells = [

@@ -63,11 +63,11 @@ def yardstick(cell: Cell, machine: Machine, quick: bool) -> tuple[str, Call, flo
 def measure(session: Session, cell: Cell, advance: Advance) -> Results:
     name, call, amount = yardstick(cell, session.machine, session.quick)
     operator = STEPS if cell.work == "step" else SEQUENCES
-    entries, samples = session.compare(operator, cell, advance, others={name: call})
+    entries, samples = session.compare(operator, cell, advance, unchecked={name: call})
     yard = samples[name].ms
     # Of a step the states, once in and once out, are what a copy of the same bytes would move too.
-    own = 2 * cell.state_bytes if cell.work == "step" else cell.flops
-    at_its_rate = [ms * own / amount for ms in yard]
+    work = 2 * cell.state_bytes if cell.work == "step" else cell.flops
+    at_its_rate = [ms * work / amount for ms in yard]
     shares = {e["name"]: paired_ratio(at_its_rate, e["ms"]["samples"]) for e in entries if e["provider"] == OURS}
     rate = spread([amount / (ms * 1e6) for ms in yard])
     return {
@@ -80,7 +80,7 @@ def measure(session: Session, cell: Cell, advance: Advance) -> Results:
 
 def measure_memory(session: Session, cell: Cell, advance: Advance) -> Results:
     """What a kernel adds, and what the shapes alone ask for."""
-    built, threads = native(), session.given.threads
+    built, threads = native(), session.args.threads
     plan = built.plan_mlstm_cpu(cell.batch, cell.heads, cell.tokens, cell.chunk_size, threads) if built else None
     small = replace(cell, tokens=2 * cell.chunk_size)
     return {
@@ -92,14 +92,14 @@ def measure_memory(session: Session, cell: Cell, advance: Advance) -> Results:
 
 
 def plan(session: Session) -> list[Job]:
-    results, chunk_size = session.results, session.given.chunk_size
+    results, chunk_size = session.results, session.args.chunk_size
     results["settings"] |= {"chunk_size": chunk_size, "exact": EXACT}
     results |= {"aims": AIMS, "cells": [], "memory": {"method": METHOD, "cells": []}}
     results["bf16_matmul_gflops"] = matmul_rate(session.machine, "bf16", session.quick) / 1e9
     cells = cells_of(session.quick, chunk_size)
     grown = [cell for cell in cells if cell.work == "forward+backward"][: 1 if session.quick else None]
-    kept, memory = results["cells"].append, results["memory"]["cells"].append
-    jobs = [Job(cell.title, partial(measure, session, cell), kept) for cell in cells]
+    append_cell, memory = results["cells"].append, results["memory"]["cells"].append
+    jobs = [Job(cell.title, partial(measure, session, cell), append_cell) for cell in cells]
     return jobs + [Job(f"memory, {cell.title}", partial(measure_memory, session, cell), memory) for cell in grown]
 
 

@@ -129,10 +129,10 @@ def measure(session: Session, cell: Cell, lost: dict[tuple[str, str], str], adva
 def measure_length(session: Session, cell: Cell, advance: Advance) -> Results:
     """Ours alone; its results are not held to anything, a truth of a million tokens would not fit."""
     operator, machine = OPERATOR_OF[cell.work], session.machine
-    ours = replace(
+    implementation = replace(
         operator.implementations[0], exact=False, needs=lambda cell: 1.1 * (inputs_bytes(cell) + cell.result_bytes)
     )
-    entry, call = Contest(operator, cell, machine).enter(ours)
+    entry, call = Contest(operator, cell, machine).enter(implementation)
     if call is not None:
         try:
             entry["peak_bytes"] = machine.peak_bytes(call)
@@ -142,50 +142,50 @@ def measure_length(session: Session, cell: Cell, advance: Advance) -> Results:
     return facts_of(cell) | entry
 
 
-def earlier(given: argparse.Namespace, results: Results) -> Results:
+def earlier(args: argparse.Namespace, results: Results) -> Results:
     """An earlier run's file, each of its cells with that run's date."""
     try:
-        before = read(given.out, results["benchmark"])
+        before = read(args.out, results["benchmark"])
     except ValueError as error:
         raise SystemExit(f"--keep: {error}") from error
     then, now = (facts["gpu"] and facts["gpu"]["name"] for facts in (before["environment"], results["environment"]))
     if then != now:
-        raise SystemExit(f"--keep: {given.out} is of another GPU")
+        raise SystemExit(f"--keep: {args.out} is of another GPU")
     return before | {"cells": [{"date": before["environment"]["date"]} | facts for facts in before["cells"]]}
 
 
 def plan(session: Session) -> list[Job]:
-    given, results, machine = session.given, session.results, session.machine
-    before = earlier(given, results) if given.keep else {"cells": [], "lengths": []}
+    args, results, machine = session.args, session.results, session.machine
+    before = earlier(args, results) if args.keep else {"cells": [], "lengths": []}
     packages = results["environment"]["packages"]
     results["settings"] |= {"exact": OPERATOR_OF[FORWARD].exact["bf16"], "floor_chunk": FLOOR_CHUNK}
-    results["peers"] = {name: packages[own] for name, own in PEERS.items() if packages[own]}
+    results["peers"] = {name: packages[package] for name, package in PEERS.items() if packages[package]}
     results["ceilings"] = ceilings(machine, session.quick)
 
-    def wanted(title: str) -> bool:
-        return not given.shapes or any(text in title for text in given.shapes)
+    def selected(title: str) -> bool:
+        return not args.shapes or any(text in title for text in args.shapes)
 
     every = {facts_of(cell)["title"]: cell for cell in cells_of(session.quick)}
-    cells = {title: cell for title, cell in every.items() if wanted(title)}
-    kept = {facts["title"]: facts for facts in before["cells"] if "missing" not in facts}
-    shown = [title for title in every if title in cells or title in kept]
+    cells = {title: cell for title, cell in every.items() if selected(title)}
+    earlier_cells = {facts["title"]: facts for facts in before["cells"] if "missing" not in facts}
+    shown = [title for title in every if title in cells or title in earlier_cells]
     results["cells"] = [
-        facts_of(cells[title]) | {"missing": CUT_SHORT} if title in cells else kept[title] for title in shown
+        facts_of(cells[title]) | {"missing": CUT_SHORT} if title in cells else earlier_cells[title] for title in shown
     ]
-    results["lengths"] = [] if wanted("lengths") else before["lengths"]
+    results["lengths"] = [] if selected("lengths") else before["lengths"]
     lost = {}
     if cells:
         names = [operator.name for operator in OPERATOR_OF.values()]
         scale = Scale(machine.gpu, session.quick, ("bf16",))
         works = sorted({work_of(OPERATOR_OF[cell.work], cell) for cell in cells.values()})
-        lost = lost_in_trials(names, given.device, scale, tuple(PROVIDERS), given.peers, works)
+        lost = lost_in_trials(names, args.device, scale, tuple(PROVIDERS), args.peers, works)
     # Trials last as long as peers' compilers, and are not on this clock.
-    session.ends = time.monotonic() + given.seconds
+    session.ends = time.monotonic() + args.seconds
     late = {"missing": LATE}
     jobs = [
         Job(f"lengths: {cell.title}", partial(measure_length, session, cell), results["lengths"].append,
             facts_of(cell) | late)
-        for cell in (lengths_of(session.quick) if wanted("lengths") else ())
+        for cell in (lengths_of(session.quick) if selected("lengths") else ())
     ]  # fmt: skip
     return jobs + [
         Job(title, partial(measure, session, cell, lost), partial(results["cells"].__setitem__, shown.index(title)),
@@ -213,8 +213,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pace", type=float, help="seconds of rounds for each shape and work (default: 4)")
 
 
-def settle(given: argparse.Namespace) -> None:
-    add_peers(given.peers)
+def settle(args: argparse.Namespace) -> None:
+    add_peers(args.peers)
     before_triton()
 
 

@@ -43,8 +43,8 @@ class Size:
     """What the jobs of one size share; the models are there from its first job to its last."""
 
     def __init__(self, session: Session, size: str) -> None:
-        self.session, self.given, self.size = session, session.given, size
-        self.device, self.dtype = torch.device(self.given.device), DTYPES[self.given.dtype]
+        self.session, self.args, self.size = session, session.args, size
+        self.device, self.dtype = torch.device(self.args.device), DTYPES[self.args.dtype]
         self.found: dict[str, Reader] = {}
         self.vocab, self.draw = 0, torch.Generator().manual_seed(0)
         self.result: Results = {"size": size, "jobs": []}
@@ -55,19 +55,19 @@ class Size:
     def begin(self, advance: Advance) -> Results:
         random = self.size != "demo"
         self.weights = (
-            random_weights(self.size, self.dtype, self.device, self.given.folder)
+            random_weights(self.size, self.dtype, self.device, self.args.folder)
             if random
             else Weights(DEMO, self.dtype, self.device)
         )
         models = Models(self.weights)
-        wanted = {OURS, *(f"{OURS} {name}" for name in self.given.contenders), *self.given.contenders}
-        here = (name for name, x in CONTENDERS.items() if name in wanted and x.missing(self.device) is None)
-        self.found = {name: models.reader(CONTENDERS[name].name) for name in here}
+        names = {OURS, *(f"{OURS} {name}" for name in self.args.contenders), *self.args.contenders}
+        available = (name for name, x in CONTENDERS.items() if name in names and x.missing(self.device) is None)
+        self.found = {name: models.reader(CONTENDERS[name].name) for name in available}
         model = models.plain()
         self.vocab = model.config.vocab_size
         self.result["weights"] = sum(p.numel() for p in model.parameters())
         self.result["weights_bytes"] = sum(p.numel() * p.element_size() for p in model.parameters())
-        self.result["errors"] = check(self.found, models.plain, self.tokens(1, PROMPT), self.given.dtype)
+        self.result["errors"] = check(self.found, models.plain, self.tokens(1, PROMPT), self.args.dtype)
         return self.result
 
     def timed(self, job: str, tokens: int, calls: dict[str, Callable[[], Any]], advance: Advance) -> Results:
@@ -80,37 +80,40 @@ class Size:
 
     def writing(self, batch: int, advance: Advance) -> Results:
         x, count = self.tokens(batch, PROMPT), 4 if self.session.quick else 128
-        texts = {name: own(x) for name, own in self.found.items()}
+        texts = {name: write(x) for name, write in self.found.items()}
         calls = {name: (lambda text=text: text.write(count)) for name, text in texts.items()}
         return self.timed(f"write B{batch}", batch * count, calls, advance)
 
     def reading(self, job: str, tokens: int, batch: int, length: int, advance: Advance) -> Results:
         """By all that read otherwise than another that is there."""
-        x, own = self.tokens(batch, length), {n: r for n, r in self.found.items() if not bits_of(n) and n != CAPTURED}
-        calls = {name: (lambda read=read: read(x).logits.argmax(-1)) for name, read in own.items()}
+        x, readers = (
+            self.tokens(batch, length),
+            {n: r for n, r in self.found.items() if not bits_of(n) and n != CAPTURED},
+        )
+        calls = {name: (lambda read=read: read(x).logits.argmax(-1)) for name, read in readers.items()}
         return self.timed(job, tokens, calls, advance)
 
     def memory_and_loading(self, advance: Advance) -> Results:
         x, lengths = self.tokens(1, PROMPT), (4, 8) if self.session.quick else (64, 512, 2048)
         memory = memory_over_length(self.found[OURS], x, lengths, self.session.machine)
-        made = {"memory": memory, "loading": loading(self.weights.folder, self.given.device)}
+        measured = {"memory": memory, "loading": loading(self.weights.folder, self.args.device)}
         self.found, self.weights = {}, None  # the next size needs their memory
-        return made
+        return measured
 
     def jobs(self) -> list[Job]:
         quick, results = self.session.quick, self.session.results
         most = 32 if quick else 8192 if self.session.machine.gpu else 2048
-        first, kept = 32 if quick else 2048, self.result["jobs"].append
+        first, append_job = 32 if quick else 2048, self.result["jobs"].append
 
-        def job(what: str, keep: Callable[[Any], object], measure: Callable[..., Results], *arguments: Any) -> Job:
-            return Job(f"{self.size}: {what}", lambda advance: torch.no_grad()(measure)(*arguments, advance), keep)
+        def job(title: str, keep: Callable[[Any], object], measure: Callable[..., Results], *arguments: Any) -> Job:
+            return Job(f"{self.size}: {title}", lambda advance: torch.no_grad()(measure)(*arguments, advance), keep)
 
         return [
             job("contenders", results["sizes"].append, self.begin),
-            *(job(f"writing, batch {batch}", kept, self.writing, batch) for batch in (1, 8)),
+            *(job(f"writing, batch {batch}", append_job, self.writing, batch) for batch in (1, 8)),
             *(
-                job(what, kept, self.reading, what, tokens, batch, length)
-                for what, tokens, batch, length in (
+                job(title, append_job, self.reading, title, tokens, batch, length)
+                for title, tokens, batch, length in (
                     (f"read B1 S{most}", most, 1, most),
                     ("read B2 S128", 2 * 128, 2, 128),
                     (f"first token after {first}", 1, 1, first),
@@ -122,9 +125,9 @@ class Size:
 
 def plan(session: Session) -> list[Job]:
     os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
-    session.results["settings"]["dtype"] = session.given.dtype
+    session.results["settings"]["dtype"] = session.args.dtype
     session.results["sizes"] = []
-    return [job for size in session.given.size for job in Size(session, size).jobs()]
+    return [job for size in session.args.size for job in Size(session, size).jobs()]
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -135,10 +138,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, help="where checkpoints of random weights go for the time being")
 
 
-def settle(given: argparse.Namespace) -> None:
-    on_cpu = given.device == "cpu"
-    given.size = given.size or (["demo", "4m"] if on_cpu else ["7b"])
-    given.dtype = given.dtype or ("fp32" if on_cpu else "bf16")
+def settle(args: argparse.Namespace) -> None:
+    on_cpu = args.device == "cpu"
+    args.size = args.size or (["demo", "4m"] if on_cpu else ["7b"])
+    args.dtype = args.dtype or ("fp32" if on_cpu else "bf16")
 
 
 BENCHMARK = Benchmark(

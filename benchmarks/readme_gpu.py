@@ -321,8 +321,8 @@ def write(path: Path, text: str) -> None:
     page = path.read_text(encoding="utf-8")
     if page.count(f"{BEGIN}\n") != 1 or page.count(END) != 1:
         raise SystemExit(f"{path}: expected {BEGIN} and {END} once each")
-    before, rest = page.split(f"{BEGIN}\n")
-    path.write_text(f"{before}{BEGIN}\n{text}{END}{rest.partition(END)[2]}", encoding="utf-8")
+    before, after = page.split(f"{BEGIN}\n")
+    path.write_text(f"{before}{BEGIN}\n{text}{END}{after.partition(END)[2]}", encoding="utf-8")
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ def measure(text: bytes, tokens: int) -> list[dict[str, Any]]:
                     {
                         "bytes": done,
                         "error": float((logits.double() - true).norm() / true.norm()),
-                        "state_bytes": sum(x.nbytes for own in state.values() for x in own),
+                        "state_bytes": sum(x.nbytes for layer in state.values() for x in layer),
                         "resident_bytes": resident_bytes(),
                         "step_seconds": step_seconds(streams[0]),
                     }
@@ -80,10 +80,10 @@ def main() -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/stream.json"))
-    given = parser.parse_args()
+    args = parser.parse_args()
     before = environment()
-    rows = measure(given.text.read_bytes(), given.tokens)
-    save({"environment": before, "rows": rows}, given.output)
+    rows = measure(args.text.read_bytes(), args.tokens)
+    save({"environment": before, "rows": rows}, args.output)
     for row in rows:
         print(
             f"{row['bytes']:>9}  error {row['error']:.1e}  state {row['state_bytes'] / 1024:.0f} KiB  "

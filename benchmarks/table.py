@@ -14,5 +14,5 @@ from pages.mlstm_cpu import markdown, time_table
 from xlstm_hip.bench.result_files import read
 
 if __name__ == "__main__":
-    made = read(Path(sys.argv[1]), BENCHMARK.name)
-    print("\n".join(time_table(made, brief=True)) if "--short" in sys.argv[2:] else markdown(made))
+    results = read(Path(sys.argv[1]), BENCHMARK.name)
+    print("\n".join(time_table(results, brief=True)) if "--short" in sys.argv[2:] else markdown(results))

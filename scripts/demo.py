@@ -61,17 +61,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=at_least(1), default=torch.get_num_threads())
     parser.add_argument("--output", type=Path, default=Path("demo_outputs"), help="folder for the picture")
     parser.add_argument("--seed", type=at_least(0), default=0)
-    given = with_folder(parser)
-    given.dtypes = list(dict.fromkeys(given.dtypes))
-    return given
+    args = with_folder(parser)
+    args.dtypes = list(dict.fromkeys(args.dtypes))
+    return args
 
 
 def with_folder(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """What was given, with an --output in which a picture can be left."""
-    given = parser.parse_args()
-    if given.output.exists() and not given.output.is_dir():
-        parser.error(f"argument --output: expected a folder, got the file {str(given.output)!r}")
-    return given
+    args = parser.parse_args()
+    if args.output.exists() and not args.output.is_dir():
+        parser.error(f"argument --output: expected a folder, got the file {str(args.output)!r}")
+    return args
 
 
 def lengths(job: argparse.Namespace) -> list[int]:
@@ -191,13 +191,13 @@ def run_kernels(job: argparse.Namespace, name: str, length: int, results: Result
         time_forward, _ = seconds(partial(forward, job, kernel, tensors))
         progress.advance(1 / len(MODES))
         with peak_memory() as peak:
-            time_both, got = seconds(partial(forward_and_backward, job, kernel, tensors, dh))
+            time_both, actual = seconds(partial(forward_and_backward, job, kernel, tensors, dh))
         progress.advance(1 / len(MODES))
         for mode, taken in zip(MODES, (time_forward, time_both), strict=True):
             results.times[name, kernel, mode, length] = taken
         if true is not None:
             results.memory[name, kernel] = peak.bytes
-            results.errors[name, kernel] = [relative_error(x, y) for x, y in zip(got, true, strict=True)]
+            results.errors[name, kernel] = [relative_error(x, y) for x, y in zip(actual, true, strict=True)]
 
 
 def decode(job: argparse.Namespace, results: Results, progress: Tasks) -> None:
@@ -206,19 +206,19 @@ def decode(job: argparse.Namespace, results: Results, progress: Tasks) -> None:
     _, states = mlstm_interface(*inputs(job, dtype, job.length), return_last_states=True)
     q, k, v, i, f = inputs(job, dtype, 64)
     tokens = [(q[:, :, t], k[:, :, t], v[:, :, t], i[:, :, t, None], f[:, :, t, None]) for t in range(64)]
-    for who, kernel in STEP_KERNELS.items():
-        own = [x.clone() for x in states]
+    for name, kernel in STEP_KERNELS.items():
+        state = [x.clone() for x in states]
         for token in tokens:
-            mlstm_step_interface(*token, *own, kernel=kernel, in_place=True)
+            mlstm_step_interface(*token, *state, kernel=kernel, in_place=True)
         window = job.decode // DECODE_WINDOWS
-        results.decode[who] = []
+        results.decode[name] = []
         for _ in range(DECODE_WINDOWS):
             times = []
             for t in range(window):
                 began = time.perf_counter()
-                mlstm_step_interface(*tokens[t % 64], *own, kernel=kernel, in_place=True)
+                mlstm_step_interface(*tokens[t % 64], *state, kernel=kernel, in_place=True)
                 times.append(time.perf_counter() - began)
-            results.decode[who].append(min(times))
+            results.decode[name].append(min(times))
         progress.advance(1 / len(STEP_KERNELS))
 
 
@@ -255,10 +255,10 @@ def print_results(job: argparse.Namespace, results: Results) -> None:
         print(f"  plain torch, the faster of the two, takes {ratios} times as long")
     print(f"\ndecoding, {job.dtypes[-1]} with float32 states, after {job.length} tokens")
     rows = [("step", "first tokens", "last tokens")]
-    for who, times in results.decode.items():
+    for label, times in results.decode.items():
         quarter = DECODE_WINDOWS // 4
         ends = (min(part) for part in (times[:quarter], times[-quarter:]))
-        rows.append((f"{who} ({STEP_KERNELS[who]})", *(f"{1e6 * x:.0f} us" for x in ends)))
+        rows.append((f"{label} ({STEP_KERNELS[label]})", *(f"{1e6 * x:.0f} us" for x in ends)))
     print_table(rows)
     print("\nErrors are ||x - x64|| / ||x64|| against the same formulas in float64; peak memory is that of forward +")
     print("backward beyond its inputs. benchmarks/mlstm_cpu.py compares with other projects' kernels.")
@@ -289,10 +289,10 @@ def draw(job: argparse.Namespace, results: Results, to: Path) -> None:
 
 def draw_times(job: argparse.Namespace, results: Results, axes: Any) -> None:
     for name, style in zip(job.dtypes, ("-o", "--s", ":^"), strict=False):
-        ours = [1e3 * results.times[name, OURS, MODES[1], n] for n in results.lengths]
+        fused_ms = [1e3 * results.times[name, OURS, MODES[1], n] for n in results.lengths]
         plain = [1e3 * results.best_plain(name, MODES[1], n)[0] for n in results.lengths]
         axes.plot(results.lengths, plain, style, color=PLAIN_COLOUR, label=f"plain torch (the faster), {name}")
-        axes.plot(results.lengths, ours, style, color=OUR_COLOUR, label=f"xlstm_hip, {name}")
+        axes.plot(results.lengths, fused_ms, style, color=OUR_COLOUR, label=f"xlstm_hip, {name}")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(results.lengths, [str(n) for n in results.lengths])
@@ -304,12 +304,12 @@ def draw_errors(job: argparse.Namespace, results: Results, axes: Any) -> None:
     width = 0.8 / (2 * len(job.dtypes))
     for j, name in enumerate(job.dtypes):
         _, plain = results.best_plain(name, MODES[1], job.length)
-        for who, colour, kernel in (("plain torch", PLAIN_COLOUR, plain), ("xlstm_hip", OUR_COLOUR, OURS)):
+        for label, colour, kernel in (("plain torch", PLAIN_COLOUR, plain), ("xlstm_hip", OUR_COLOUR, OURS)):
             shift = (2 * j + (kernel == OURS) - len(job.dtypes) + 0.5) * width
-            places = [place + shift for place in range(len(QUANTITIES))]
+            positions = [position + shift for position in range(len(QUANTITIES))]
             hatch = (None, "////", "....")[j]
-            axes.bar(places, results.errors[name, kernel], width * 0.9, color=colour, hatch=hatch, edgecolor="white",
-                     label=f"{who}, {name}")  # fmt: skip
+            axes.bar(positions, results.errors[name, kernel], width * 0.9, color=colour, hatch=hatch, edgecolor="white",
+                     label=f"{label}, {name}")  # fmt: skip
     axes.set_yscale("log")
     axes.set_xticks(range(len(QUANTITIES)), QUANTITIES)
     axes.grid(axis="x", visible=False)
@@ -321,10 +321,10 @@ def draw_errors(job: argparse.Namespace, results: Results, axes: Any) -> None:
 
 def draw_decode(job: argparse.Namespace, results: Results, axes: Any) -> None:
     window = job.decode // DECODE_WINDOWS
-    places = [job.length + (n + 0.5) * window for n in range(DECODE_WINDOWS)]
-    for who, colour in (("plain torch", PLAIN_COLOUR), ("ours", OUR_COLOUR)):
-        label = "xlstm_hip" if who == "ours" else who
-        axes.plot(places, [1e6 * x for x in results.decode[who]], "-o", markersize=3, color=colour, label=label)
+    positions = [job.length + (n + 0.5) * window for n in range(DECODE_WINDOWS)]
+    for name, colour in (("plain torch", PLAIN_COLOUR), ("ours", OUR_COLOUR)):
+        label = "xlstm_hip" if name == "ours" else name
+        axes.plot(positions, [1e6 * x for x in results.decode[name]], "-o", markersize=3, color=colour, label=label)
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     axes.set_ylim(low / 2, high * 3)

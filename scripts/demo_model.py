@@ -91,8 +91,10 @@ def jobs_of_theirs(job: argparse.Namespace, model: Any, prompt: Tensor) -> Jobs:
             return model(prompt, use_cache=True).logits
 
     def write() -> Tensor:
-        made = model.generate(prompt[:, :PROMPT], max_new_tokens=job.write, min_new_tokens=job.write, do_sample=False)
-        return made[:, PROMPT:]
+        generated = model.generate(
+            prompt[:, :PROMPT], max_new_tokens=job.write, min_new_tokens=job.write, do_sample=False
+        )
+        return generated[:, PROMPT:]
 
     def train() -> None:
         model.zero_grad()
@@ -126,9 +128,9 @@ def contenders(job: argparse.Namespace, prompt: Tensor) -> dict[str, Jobs]:
     transformers.utils.logging.disable_progress_bar()
     from xlstm_hip import hf
 
-    for who in (THEIRS, SWAPPED):
+    for contender in (THEIRS, SWAPPED):
         model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
-        found[who] = jobs_of_theirs(job, hf.accelerate(model) if who == SWAPPED else model, prompt)
+        found[contender] = jobs_of_theirs(job, hf.accelerate(model) if contender == SWAPPED else model, prompt)
     return found
 
 
@@ -137,28 +139,31 @@ def measure(job: argparse.Namespace, prompt: Tensor) -> dict[str, dict[str, floa
     size = {"reading": job.read, "writing": job.write, "training": rows_of(prompt)[0].numel()}
     rates: dict[str, dict[str, float]] = {}
     first: dict[str, Any] = {}
-    for who, jobs in contenders(job, prompt).items():
-        rates[who] = {}
+    for contender, jobs in contenders(job, prompt).items():
+        rates[contender] = {}
         for name, function in jobs.items():
             function()
             took, result = seconds(function)
-            rates[who][name] = size[name] / took
+            rates[contender][name] = size[name] / took
             if name == "reading":
                 want = first.setdefault(name, result)
                 error = float((result - want).norm() / want.norm())
-                assert error < 1e-3, f"{who} reads otherwise: {error}"
+                assert error < 1e-3, f"{contender} reads otherwise: {error}"
             elif name == "writing":
                 want = first.setdefault(name, result)
-                assert torch.equal(result, want), f"{who} writes otherwise"
+                assert torch.equal(result, want), f"{contender} writes otherwise"
     return rates
 
 
 def print_rates(rates: dict[str, dict[str, float]]) -> None:
-    ours = rates[OURS]
+    reference_rates = rates[OURS]
     rows: list[tuple[str, ...]] = [("bytes a second", *(text for name in JOBS for text in (name, "ours is")))]
-    for who, by_job in rates.items():
-        cells = [(f"{by_job[name]:.0f}", "" if who == OURS else f"{ours[name] / by_job[name]:.1f}x") for name in JOBS]
-        rows.append((who, *(text for pair in cells for text in pair)))
+    for contender, by_job in rates.items():
+        cells = [
+            (f"{by_job[name]:.0f}", "" if contender == OURS else f"{reference_rates[name] / by_job[name]:.1f}x")
+            for name in JOBS
+        ]
+        rows.append((contender, *(text for pair in cells for text in pair)))
     print_table(rows)
 
 
@@ -170,12 +175,14 @@ def draw(job: argparse.Namespace, rates: dict[str, dict[str, float]], to: Path) 
 
     figure, panels = plt.subplots(1, len(JOBS), figsize=(13, 3.6), layout="constrained")
     titles = (f"Reading {job.read} bytes", f"Writing {job.write} bytes, one by one", "A training step")
-    order = [who for who in COLOURS if who in rates]
+    order = [contender for contender in COLOURS if contender in rates]
     for axes, name, title in zip(panels, JOBS, titles, strict=True):
-        bars = axes.bar(order, [rates[who][name] for who in order], color=[COLOURS[who] for who in order])
+        bars = axes.bar(
+            order, [rates[contender][name] for contender in order], color=[COLOURS[contender] for contender in order]
+        )
         axes.bar_label(bars, fmt="{:,.0f}", fontsize=9)
         axes.set(title=title, ylabel="bytes a second")
-        axes.set_xticks(range(len(order)), [who.replace(", ", ",\n") for who in order], fontsize=9)
+        axes.set_xticks(range(len(order)), [contender.replace(", ", ",\n") for contender in order], fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
     chip = f"{device_facts('cpu').name}, {torch.get_num_threads()} threads, float32, batch 1"
     figure.suptitle(f"The demo model on the CPU ({chip})")

@@ -32,9 +32,9 @@ ASCII = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "—": "-
 
 def verses(folder: Path) -> Iterator[str]:
     for testament in ("ot", "nt"):
-        index, packed, places = ((folder / f"{testament}.bz{kind}").read_bytes() for kind in "szv")
+        index, packed, offsets = ((folder / f"{testament}.bz{kind}").read_bytes() for kind in "szv")
         blocks = [zlib.decompress(packed[at : at + size]) for at, size, _ in BLOCK.iter_unpack(index)]
-        for block, at, size in VERSE.iter_unpack(places):
+        for block, at, size in VERSE.iter_unpack(offsets):
             if size:
                 yield blocks[block][at : at + size].decode()
 
@@ -50,16 +50,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("output", type=Path)
     parser.add_argument("--package", type=Path, help=f"the .deb, where apt-get download {PACKAGE} is not possible")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        package = given.package
+        package = args.package
         if package is None:
             subprocess.run(["apt-get", "download", PACKAGE], cwd=folder, check=True)
             package = next(Path(folder).glob("*.deb"))
         subprocess.run(["dpkg-deb", "-x", str(package), folder], check=True)
         text = plain(" ".join(verses(Path(folder) / MODULE)))
-    given.output.write_text(text)
-    print(f"{given.output}: {len(text)} bytes", file=sys.stderr)
+    args.output.write_text(text)
+    print(f"{args.output}: {len(text)} bytes", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -117,17 +117,17 @@ class Variant(NamedTuple):
 
 
 def variant(text: str) -> Variant:
-    backend, _, rest = text.partition("=")
-    source, _, archs = rest.partition(":")
-    made = Variant(backend, Path(source), tuple(filter(None, archs.split(","))))
+    backend, _, remainder = text.partition("=")
+    source, _, archs = remainder.partition(":")
+    parsed = Variant(backend, Path(source), tuple(filter(None, archs.split(","))))
     if not re.fullmatch(r"cpu|rocm\d{2,}|cu\d{2,}", backend) or not source:
         raise argparse.ArgumentTypeError(f"expected cpu=WHEEL, rocmXY=WHEEL:ARCHS or cuXYZ=WHEEL:ARCHS, got {text!r}")
-    if bool(made.archs) == (backend == "cpu"):
+    if bool(parsed.archs) == (backend == "cpu"):
         expected = "no archs" if backend == "cpu" else "archs after the wheel, such as :gfx942"
         raise argparse.ArgumentTypeError(f"{backend}: expected {expected}, got {text!r}")
-    if not made.source.exists():
+    if not parsed.source.exists():
         raise argparse.ArgumentTypeError(f"{backend}: expected a wheel or a folder, got {source!r}")
-    return made
+    return parsed
 
 
 # ---- the Python part
@@ -228,8 +228,8 @@ def write_sources(folder: Path) -> None:
     for path in (folder / "csrc").rglob("*.*"):
         text = path.read_text(encoding="utf-8")
         if "XLSTM_HIP_GPU_HIP" in text:
-            first, rest = text.split("\n", 1)
-            path.write_text(f"{first}\n{WHICH_GPU}{rest}", encoding="utf-8")
+            first, remainder = text.split("\n", 1)
+            path.write_text(f"{first}\n{WHICH_GPU}{remainder}", encoding="utf-8")
     for path in (folder / "csrc").rglob("*.hip"):
         for element in elements_of(path):
             name = path.relative_to(folder / "csrc").as_posix()
@@ -263,8 +263,8 @@ def build_toml(folder: Path) -> str:
     host = [path for path in below(folder, "csrc/**/*.cpp") if not path.endswith("_cpu.cpp") and "/torch/" not in path]
 
     def gpu_sources(endings: tuple[str, ...]) -> list[str]:
-        places = ("csrc/**/*", "torch-ext/elements/*")
-        paths = below(folder, *(f"{place}.{ending}" for place in places for ending in endings))
+        patterns = ("csrc/**/*", "torch-ext/elements/*")
+        paths = below(folder, *(f"{pattern}.{ending}" for pattern in patterns for ending in endings))
         return [path for path in paths if path not in by_element]
 
     lines = [
@@ -339,15 +339,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Lays the package out as a kernel repository for Hugging Face's hub.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--variant", type=variant, action="append", default=[], metavar="BACKEND=WHEEL[:ARCHS]")
-    given = parser.parse_args(arguments)
-    given.folder.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(given.folder / "torch-ext", ignore_errors=True)
-    write_python(given.folder / "torch-ext" / NAME)
-    write_sources(given.folder)
-    (given.folder / "build.toml").write_text(build_toml(given.folder), encoding="utf-8")
-    shutil.copy(ROOT / "LICENSE", given.folder)
-    for one in given.variant:
-        print(write_variant(given.folder, one).relative_to(given.folder))
+    args = parser.parse_args(arguments)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(args.folder / "torch-ext", ignore_errors=True)
+    write_python(args.folder / "torch-ext" / NAME)
+    write_sources(args.folder)
+    (args.folder / "build.toml").write_text(build_toml(args.folder), encoding="utf-8")
+    shutil.copy(ROOT / "LICENSE", args.folder)
+    for one in args.variant:
+        print(write_variant(args.folder, one).relative_to(args.folder))
     return 0
 
 

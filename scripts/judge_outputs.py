@@ -30,18 +30,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", default=str(DEMO), help="folder of a checkpoint, or a name of the hub")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        judged = judge_outputs(load_pretrained(given.model, device=given.device), given.outputs)
+        judged = judge_outputs(load_pretrained(args.model, device=args.device), args.outputs)
     except (ValueError, OSError, ImportError) as error:
         print(f"judge_outputs: {error}", file=sys.stderr)
         return 1
-    if given.json:
+    if args.json:
         print(json.dumps(judged, indent=2))
     else:
-        rows = [[name, *(f"{own[x]:.4f}" for x in METRICS), own["refused"] or "passed"] for name, own in judged.items()]
+        rows = [
+            [name, *(f"{scores[x]:.4f}" for x in METRICS), scores["refused"] or "passed"]
+            for name, scores in judged.items()
+        ]
         print("\n".join(lines_of(("trial", *METRICS, "verdict"), rows)))
-    return REFUSED if any(own["refused"] for own in judged.values()) else 0
+    return REFUSED if any(scores["refused"] for scores in judged.values()) else 0
 
 
 if __name__ == "__main__":

@@ -59,9 +59,9 @@ def bare_environment(folder: Path) -> tuple[Path, Path]:
 
 def environment(folder: Path) -> Path:
     """The interpreter of a new environment that sees what this one has installed, after its own."""
-    python, own = bare_environment(folder)
+    python, site_packages = bare_environment(folder)
     seen = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    (own / "seen.pth").write_text("\n".join(seen) + "\n", encoding="utf-8")
+    (site_packages / "seen.pth").write_text("\n".join(seen) + "\n", encoding="utf-8")
     return python
 
 

@@ -45,24 +45,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--best", type=int, default=3, metavar="N", help="the N fastest right trials (default: 3)")
     parser.add_argument("--model", default=str(DEMO), help="folder of a checkpoint, or a name of the hub")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write (default: RUN/outputs)")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        run = Run.open(given.run)
+        run = Run.open(args.run)
         settings = run.meta["settings"]
         if settings["op"] not in JUDGED_OPS:
             raise ValueError(f"run: expected one of {', '.join(JUDGED_OPS)}, got one of {settings['op']}")
-        numbers = chosen(run, given.trials, given.best)
+        numbers = chosen(run, args.trials, args.best)
         if not numbers:
             raise ValueError("run: expected a trial with right results, got none")
-        folder = checkpoint_folder("--model", given.model)
+        folder = checkpoint_folder("--model", args.model)
         model = load_pretrained(folder, by_name(IO_DTYPES)[settings["dtype"]], settings["device"])
-        out = given.out or given.run / "outputs"
+        out = args.out or args.run / "outputs"
         plans = {f"trial-{n}": run.trials[n][0] for n in numbers}
         save_outputs_for_trials(model, load_tokenizer(folder, model.config.vocab_size), settings["op"], plans, out)
     except (ValueError, OSError, ImportError) as error:
         print(f"save_outputs_for_trials: {error}", file=sys.stderr)
         return 1
-    print(f"{out}: {', '.join(plans)}; judge them: python scripts/judge_outputs.py {out} --model {given.model}")
+    print(f"{out}: {', '.join(plans)}; judge them: python scripts/judge_outputs.py {out} --model {args.model}")
     return 0
 
 

@@ -80,30 +80,30 @@ def arguments() -> argparse.ArgumentParser:
 def settings_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Defaults, over them those of a resumed checkpoint, over them what was given on the command line; of the model's
     shape those of the checkpoint whose weights it has, which nothing on the command line may contradict."""
-    given = parser.parse_args()
-    if given.parallel == "fsdp" and "WORLD_SIZE" not in os.environ:
+    args = parser.parse_args()
+    if args.parallel == "fsdp" and "WORLD_SIZE" not in os.environ:
         parser.error("argument --parallel: expected torchrun to start this script, got fsdp for one process")
-    step, data = 0, given.data
-    if given.resume is not None:
+    step, data = 0, args.data
+    if args.resume is not None:
         try:
-            progress = parts.read_progress(given.resume)
+            progress = parts.read_progress(args.resume)
             saved, step = progress["settings"], progress["step"]
             data, init = data or saved["data"], saved["init"]
         except (OSError, ValueError, KeyError, TypeError):
-            parser.error(f"argument --resume: {str(given.resume)!r} is no checkpoint of this script")
-        if given.init not in (None, init):
-            parser.error(f"argument --init: expected nothing with --resume, got {given.init!r}")
+            parser.error(f"argument --resume: {str(args.resume)!r} is no checkpoint of this script")
+        if args.init not in (None, init):
+            parser.error(f"argument --init: expected nothing with --resume, got {args.init!r}")
         parser.set_defaults(**{name: value for name, value in saved.items() if name not in PER_RUN})
     elif not data:
         parser.error("expected text files, or --resume")
-    shape = shape_of_weights(parser, given)
+    shape = shape_of_weights(parser, args)
     parser.set_defaults(**shape)
     settings = parser.parse_args()
     settings.data = data
     for name, value in shape.items():
-        got, option = getattr(settings, name), name.replace("_", "-")
-        if got != value:
-            parser.error(f"argument --{option}: expected {value}, as the checkpoint has it, or nothing, got {got}")
+        actual, option = getattr(settings, name), name.replace("_", "-")
+        if actual != value:
+            parser.error(f"argument --{option}: expected {value}, as the checkpoint has it, or nothing, got {actual}")
     if not shape and (settings.dim // 2 % settings.heads or settings.dim % settings.heads):
         widths = f"{settings.dim // 2} and {settings.dim}, the widths of q and v"
         parser.error(f"argument --heads: expected a divisor of {widths}, got {settings.heads}")
@@ -114,9 +114,9 @@ def settings_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return settings
 
 
-def shape_of_weights(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[str, Any]:
+def shape_of_weights(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, Any]:
     """The model's shape where its weights come from a checkpoint; of a new model nothing."""
-    option, folder = ("--init", given.init) if given.resume is None else ("--resume", given.resume)
+    option, folder = ("--init", args.init) if args.resume is None else ("--resume", args.resume)
     if folder is None:
         return {}
     try:

@@ -38,12 +38,12 @@ class ByteWindows:
     def __init__(self, files: Sequence[Path], length: int, validation: float) -> None:
         data = b"".join(Path(file).read_bytes() for file in files)
         text = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        kept = max(length + 1, int(len(text) * validation))
-        if len(text) < kept + length + 1:
+        held_out = max(length + 1, int(len(text) * validation))
+        if len(text) < held_out + length + 1:
             raise ValueError(
-                f"data: expected at least {kept + length + 1} bytes for windows of {length}, got {len(text)}"
+                f"data: expected at least {held_out + length + 1} bytes for windows of {length}, got {len(text)}"
             )
-        self.length, self.text, self.held_out = length, text[:-kept], text[-kept:]
+        self.length, self.text, self.held_out = length, text[:-held_out], text[-held_out:]
 
     def batch(self, seed: int, step: int, rows: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, Tensor]:
         """This rank's rows of a step: tokens, and the token after each. A window begins with BOS."""
@@ -102,8 +102,8 @@ def make_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) 
     """AdamW, with weight decay on matrices but not on norms, biases and the embedding."""
     matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and not n.endswith("embedding.weight")]
     chosen = {id(p) for p in matrices}
-    others = [p for p in model.parameters() if id(p) not in chosen]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    without_decay = [p for p in model.parameters() if id(p) not in chosen]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": without_decay, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95))
 
 
@@ -118,20 +118,20 @@ def learning_rate(step: int, steps: int, warmup: int, highest: float) -> float:
 # ---- checkpoints
 
 
-def _whole(x: Tensor) -> Tensor:
+def _full_tensor(x: Tensor) -> Tensor:
     """Gathers a tensor that may be sharded over processes; all of them must call this."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
-def _like(whole: Tensor, parameter: Tensor) -> Tensor:
+def _like(full: Tensor, parameter: Tensor) -> Tensor:
     """The shard of a tensor that this process has of the parameter."""
-    whole = whole.to(parameter.device)
+    full = full.to(parameter.device)
     spread: Any = parameter
     if not hasattr(spread, "device_mesh"):
-        return whole
+        return full
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(whole, spread.device_mesh, spread.placements)
+    return distribute_tensor(full, spread.device_mesh, spread.placements)
 
 
 def save_checkpoint(
@@ -140,10 +140,10 @@ def save_checkpoint(
     """Saves the model in transformers' format, the optimizer's moments, and `progress` as JSON. They are written to a
     temporary folder and then renamed, so a checkpoint is always complete.
     """
-    weights = {name: _whole(p).detach().cpu() for name, p in model.named_parameters()}
+    weights = {name: _full_tensor(p).detach().cpu() for name, p in model.named_parameters()}
     stepped = dict(model.named_parameters()) if optimizer.state else {}
     moments = {
-        f"{moment}.{name}": _whole(optimizer.state[p][moment]).cpu()
+        f"{moment}.{name}": _full_tensor(optimizer.state[p][moment]).cpu()
         for name, p in stepped.items()
         for moment in MOMENTS
     }
@@ -151,9 +151,9 @@ def save_checkpoint(
         unfinished = folder.with_name(folder.name + ".unfinished")
         unfinished.mkdir(parents=True, exist_ok=True)
         with torch.device("meta"):
-            whole = xLSTMLarge(model.config)
-        whole.load_state_dict(weights, assign=True)
-        save_pretrained(whole, unfinished)
+            full_model = xLSTMLarge(model.config)
+        full_model.load_state_dict(weights, assign=True)
+        save_pretrained(full_model, unfinished)
         save_tensors(moments, unfinished / OPTIMIZER_FILE, unfinished / OPTIMIZER_FILE)
         (unfinished / PROGRESS_FILE).write_text(json.dumps(progress, indent=2) + "\n")
         if folder.exists():  # of an earlier run into the same output
@@ -184,4 +184,4 @@ def load_optimizer(folder: Path, model: xLSTMLarge, optimizer: torch.optim.Optim
 
 def gradient_norm(parameters: Iterable[nn.Parameter], most: float) -> float:
     """Clips the gradients together to a norm of `most`. Returns the norm before."""
-    return float(_whole(nn.utils.clip_grad_norm_(list(parameters), most)))
+    return float(_full_tensor(nn.utils.clip_grad_norm_(list(parameters), most)))

@@ -48,7 +48,7 @@ PASSED, FAILED, TIME = "passed", "FAILED", "FAILED: out of time"
 @dataclass(frozen=True)
 class Part:
     name: str
-    what: str
+    title: str
     seconds: int  # at most
     command: tuple[str, ...]  # python's arguments; {out}: the part's folder, {seconds}: until it should end, and PEERS
     tool: str = ""  # a program that runs python
@@ -64,11 +64,11 @@ class Part:
         return ""
 
     def words(self, out: Path, seconds: float, peers: Path | None) -> list[str]:
-        given = {"out": str(out), "seconds": str(max(1, int(seconds - SPARE)))}
+        values = {"out": str(out), "seconds": str(max(1, int(seconds - SPARE)))}
         python = [sys.executable]
         for word in self.command:
             if word != PEERS:
-                python.append(word.format(**given))
+                python.append(word.format(**values))
             elif peers:
                 python += ["--peers", str(peers)]
         return [self.tool, *self.tool_arguments, *python] if self.tool else python
@@ -91,8 +91,8 @@ SANITIZED = TABLES | {"mlstm": (*TABLES["mlstm"], "--truth-on", "cpu")}
 def _sanitized(tool: str, family: str) -> Part:
     arguments = ("--tool", tool, "--error-exitcode", "9", "--target-processes", "all")
     so_far = ", as far as it comes" if "{seconds}" in SANITIZED[family] else ""
-    name, what = f"sanitizer-{family}-{tool}", f"{tool} over the table of {family}{so_far}"
-    return Part(name, what, 600, SANITIZED[family], "compute-sanitizer", arguments)
+    name, title = f"sanitizer-{family}-{tool}", f"{tool} over the table of {family}{so_far}"
+    return Part(name, title, 600, SANITIZED[family], "compute-sanitizer", arguments)
 
 
 PARTS = (
@@ -156,7 +156,7 @@ class Report:
         return [name for name, part in self.parts.items() if part["outcome"].startswith(FAILED)]
 
     def add(self, part: Part, outcome: str, seconds: float = 0.0, words: str = "") -> None:
-        self.parts[part.name] = {"what": part.what, "outcome": outcome, "seconds": round(seconds, 1), "end": words}
+        self.parts[part.name] = {"what": part.title, "outcome": outcome, "seconds": round(seconds, 1), "end": words}
         write_whole(self.file, json.dumps({"environment": self.facts, "parts": self.parts}, indent=1) + "\n")
         write_whole(self.out / "report.md", self.text())
 
@@ -246,7 +246,7 @@ def default_folder(facts: dict[str, Any]) -> Path:
 
 
 def main(
-    given: Sequence[str] | None = None,
+    words: Sequence[str] | None = None,
     parts: Sequence[Part] = PARTS,
     facts_of: Callable[[], dict[str, Any]] = gpu_facts,
 ) -> int:
@@ -264,13 +264,13 @@ def main(
     parser.add_argument("--peers", type=Path, help="a folder with mlstm_kernels and fla, unpacked")
     parser.add_argument("--again", action="store_true", help="what has passed before too")
     parser.add_argument("--list", action="store_true", help="run nothing: say what there is")
-    arguments = parser.parse_args(given)
+    arguments = parser.parse_args(words)
     try:
-        wanted = chosen(parts, arguments.parts)
+        selected = chosen(parts, arguments.parts)
         if arguments.list:
-            for part in wanted:
+            for part in selected:
                 print(
-                    f"{part.name:28} {part.seconds // 60:3} min  {part.what}"
+                    f"{part.name:28} {part.seconds // 60:3} min  {part.title}"
                     + (f"; {m}" if (m := part.missing()) else "")
                 )
             return 0
@@ -286,8 +286,8 @@ def main(
         return 60.0 * arguments.minutes - (time.monotonic() - begun) if arguments.minutes else float("inf")
 
     left_out = 0
-    with Tasks(len(wanted)) as tasks:
-        for part in wanted:
+    with Tasks(len(selected)) as tasks:
+        for part in selected:
             if report.passed(part.name) and not arguments.again:
                 tasks.begin(f"{part.name}: passed before")
             elif why := part.missing():
@@ -297,7 +297,7 @@ def main(
                 tasks.begin(f"{part.name}: no time is left")
                 left_out += 1
             else:
-                tasks.begin(f"{part.name}: {part.what}")
+                tasks.begin(f"{part.name}: {part.title}")
                 folder = report.out / part.name
                 outcome, seconds = run(part, folder, min(part.seconds, left()), arguments.peers)
                 report.add(part, outcome, seconds, end_of(folder / "log.txt"))

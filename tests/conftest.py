@@ -27,8 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def _level(config: pytest.Config) -> str:
     """What was asked for; a test that is named with :: runs whichever row it is of."""
-    asked = config.getoption("rows")
-    return asked or ("everything" if any("::" in argument for argument in config.args) else "representative")
+    level = config.getoption("rows")
+    return level or ("everything" if any("::" in argument for argument in config.args) else "representative")
 
 
 @pytest.fixture(scope="session")

@@ -61,9 +61,9 @@ def test_no_rows_and_one() -> None:
 
 
 def test_parameters_are_marked() -> None:
-    made = marked(ROWS, axes, str)
-    assert [p.values for p in made] == ROWS and [p.id for p in made] == [str(row) for row in ROWS]
-    assert [p.marks[0].args[0] for p in made] == levels(ROWS, axes)
+    result = marked(ROWS, axes, str)
+    assert [p.values for p in result] == ROWS and [p.id for p in result] == [str(row) for row in ROWS]
+    assert [p.marks[0].args[0] for p in result] == levels(ROWS, axes)
 
 
 TABLE = """
@@ -99,12 +99,12 @@ def test_pytest_runs_a_level(tmp_path: Path, arguments: list[str], level: str) -
     where = [str(tmp_path / x) if "::" in x else x for x in arguments]
     counted = Counted()
     named = any("::" in x for x in where)
-    given = [*where, *([] if named else [str(tmp_path / "file.py")])]
+    targets = [*where, *([] if named else [str(tmp_path / "file.py")])]
     options = ["--collect-only", "-q", "-c", str(HERE.parent / "pyproject.toml"), "--import-mode=importlib"]
     spec = importlib.util.spec_from_file_location("conftest_of_all", HERE / "conftest.py")
     assert spec and spec.loader
     conftest = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(conftest)
-    assert pytest.main([*options, *given], plugins=[conftest, counted]) == 0
+    assert pytest.main([*options, *targets], plugins=[conftest, counted]) == 0
     rows = [f"test_row[{row}]" for row in up_to(level, ROWS, axes)]
     assert counted.names == rows + ["test_no_row"] * (not named)

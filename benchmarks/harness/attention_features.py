@@ -72,12 +72,12 @@ def _of_last_sequence(cell: Cell, tensors: Tensors) -> Tensors:
 
 
 def truth(cell: Cell, inputs: Tensors) -> Tensors:
-    own = _of_last_sequence(cell, inputs)
+    last_sequence = _of_last_sequence(cell, inputs)
     if cell.work == "mla":
-        q, cache = own["q"][:, :, -1:].double(), own["cache"].double()
+        q, cache = last_sequence["q"][:, :, -1:].double(), last_sequence["cache"].double()
         return {"out": plain_attention(q, cache, cache[..., :MLA_VALUES])[0]}
     rules = {} if cell.window is None else {"window_size": (cell.window, 0)}
-    return attention.truth(cell, own, **rules)
+    return attention.truth(cell, last_sequence, **rules)
 
 
 def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
@@ -102,9 +102,9 @@ def _paged(cell: Cell, inputs: Tensors) -> Call:
     table = torch.randperm(cell.tokens // cell.page, device=inputs["q"].device).int()[None]
     pages = []
     for x in (inputs["k"], inputs["v"]):
-        own = torch.empty_like(x).view(-1, cell.page, cell.key_heads, cell.head_dim)
-        own[table[0].long()] = x.view_as(own)
-        pages.append(own)
+        pool = torch.empty_like(x).view(-1, cell.page, cell.key_heads, cell.head_dim)
+        pool[table[0].long()] = x.view_as(pool)
+        pages.append(pool)
 
     def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = flash_attn_with_kvcache(q, k, v, cache_seqlens=cell.tokens, block_table=table)
@@ -123,7 +123,7 @@ def _mla(cell: Cell, inputs: Tensors) -> Call:
     return lambda: {"out": flash_mla_with_kvcache(q, pages, table, lengths, MLA_VALUES, *older)[0]}
 
 
-def _ours(cell: Cell, inputs: Tensors) -> Call:
+def _fused(cell: Cell, inputs: Tensors) -> Call:
     if cell.work == "mla":
         return _mla(cell, inputs)
     if cell.page:
@@ -143,5 +143,5 @@ OPERATOR = replace(
     inputs=make_inputs,
     truth=truth,
     errors=errors,
-    implementations=(Implementation("ours", OURS, _ours),),
+    implementations=(Implementation("ours", OURS, _fused),),
 )

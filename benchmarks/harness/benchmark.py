@@ -37,12 +37,12 @@ class Job:
 class Session:
     """A run: what was asked for, and the results so far, which are written after each job."""
 
-    def __init__(self, given: argparse.Namespace, machine: Machine, pace: Pace, results: Results) -> None:
-        self.given, self.machine, self.pace, self.results = given, machine, pace, results
-        self.quick: bool = given.quick
+    def __init__(self, args: argparse.Namespace, machine: Machine, pace: Pace, results: Results) -> None:
+        self.args, self.machine, self.pace, self.results = args, machine, pace, results
+        self.quick: bool = args.quick
         self.ends = math.inf  # when, by time.monotonic
 
-    def here(self, operator: Operator) -> list[Implementation]:
+    def on_this_device(self, operator: Operator) -> list[Implementation]:
         """Those that are for this device."""
         return [x for x in operator.implementations if self.machine.device.type in x.devices]
 
@@ -51,23 +51,23 @@ class Session:
         operator: Operator,
         cell: Any,
         advance: Advance,
-        said: Sequence[str] = (),  # metrics that stand in the entries
-        others: Mapping[str, Call] | None = None,  # what takes its turns too, without being held to anything
+        shown_metrics: Sequence[str] = (),  # metrics that stand in the entries
+        unchecked: Mapping[str, Call] | None = None,  # what takes its turns too, without being held to anything
         as_timed: Callable[[Call], Call] = lambda call: call,
     ) -> tuple[list[Entry], dict[str, Samples]]:
         """An operator's implementations at one cell, held to the truth, then timed. One of ours that is wrong or does
         not run ends the run."""
         contest = Contest(operator, cell, self.machine)
         entries, calls = [], {}
-        for x in self.here(operator):
+        for x in self.on_this_device(operator):
             entry, call = contest.enter_or_end(x)
             entries.append(entry)
             if call is not None:
                 calls[x.name] = as_timed(call)
         contest.forget_truth()
-        samples = self.race(entries, calls | dict(others or {}), advance)
+        samples = self.race(entries, calls | dict(unchecked or {}), advance)
         for entry in entries:
-            metrics.say(cell, entry, said)
+            metrics.say(cell, entry, shown_metrics)
         return entries, samples
 
     def race(self, entries: Sequence[Entry], calls: Mapping[str, Call], advance: Advance) -> dict[str, Samples]:
@@ -77,7 +77,7 @@ class Session:
         """What one call of each adds to its inputs: on a GPU here, on the CPU in a process of its own. Of a smoke run
         the first alone."""
         entries: list[Entry] = []
-        for x in self.here(operator)[: 1 if self.quick else None]:
+        for x in self.on_this_device(operator)[: 1 if self.quick else None]:
             entry: Entry = {"name": x.name, "provider": x.provider}
             missing = x.missing(self.machine.device)
             try:
@@ -109,7 +109,7 @@ class Benchmark:
     markdown: Callable[[Results], str]
     draw: Callable[[Results, Path], list[Path]]  # beside the result file
     options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
-    settle: Callable[[argparse.Namespace], None] = lambda given: None  # what depends on other options
+    settle: Callable[[argparse.Namespace], None] = lambda args: None  # what depends on other options
     devices: tuple[str, ...] = ("cpu", "cuda")  # the first unless one is asked for
     failures: Callable[[Results], list[str]] = lambda results: []  # of ours, where they do not end the run
 
@@ -127,40 +127,40 @@ class Benchmark:
 
     def main(self, words: Sequence[str] | None = None) -> None:
         parser = self.parser()
-        given = parser.parse_args(words)
+        args = parser.parse_args(words)
         try:
-            if given.redraw:
-                result_files.redraw(given.redraw, self.name, self.markdown, self.draw)
+            if args.redraw:
+                result_files.redraw(args.redraw, self.name, self.markdown, self.draw)
                 return
-            kind = torch.device(given.device).type
+            kind = torch.device(args.device).type
             if kind not in self.devices:
-                raise ValueError(f"--device: expected {' or '.join(self.devices)}, got {given.device!r}")
+                raise ValueError(f"--device: expected {' or '.join(self.devices)}, got {args.device!r}")
             if kind == "cuda" and not torch.cuda.is_available():
                 raise ValueError("--device: torch sees no GPU; --device cpu --quick tries a benchmark out")
-            self.settle(given)
-            given.out = given.out or Path(self.file).parent / "results" / f"{self.stem.format(device=kind)}.json"
-            check_out(given.out)
+            self.settle(args)
+            args.out = args.out or Path(self.file).parent / "results" / f"{self.stem.format(device=kind)}.json"
+            check_out(args.out)
         except ValueError as error:
             parser.error(str(error))
-        results = self.run(given)
-        result_files.report(results, given.out, self.markdown, self.draw)
+        results = self.run(args)
+        result_files.report(results, args.out, self.markdown, self.draw)
         failed = self.failures(results)
         if failed:
             raise SystemExit("FAILED:\n" + "\n".join(failed))
         if results["ended_early"]:
             sys.exit(130)
 
-    def run(self, given: argparse.Namespace) -> Results:
-        torch.set_num_threads(given.threads)
+    def run(self, args: argparse.Namespace) -> Results:
+        torch.set_num_threads(args.threads)
         warnings.filterwarnings("ignore", module="(mlstm_kernels|transformers|torch|xlstm)")
         results: Results = {
             "benchmark": self.name,
-            "environment": environment(given.device),
-            "settings": {"quick": given.quick, "device": given.device},
+            "environment": environment(args.device),
+            "settings": {"quick": args.quick, "device": args.device},
             "ended_early": True,  # until it did not
         }
-        pace = replace(self.pace, seconds=getattr(given, "pace", None) or self.pace.seconds)
-        session = Session(given, Machine(given.device), QUICK if given.quick else pace, results)
+        pace = replace(self.pace, seconds=getattr(args, "pace", None) or self.pace.seconds)
+        session = Session(args, Machine(args.device), QUICK if args.quick else pace, results)
         done = 0
         with result_files.keeps_what_there_is():
             jobs = self.plan(session)
@@ -171,11 +171,11 @@ class Benchmark:
                     job.keep(job.late if over else job.measure(progress.advance))
                     done += 1
                     session.machine.clean()
-                    result_files.save(results, given.out)
+                    result_files.save(results, args.out)
             results["ended_early"] = False
         if not done:
             raise SystemExit("ended before anything was measured")
-        result_files.save(results, given.out)
+        result_files.save(results, args.out)
         return results
 
 

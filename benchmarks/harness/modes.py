@@ -27,8 +27,8 @@ def entered(contest: Contest, x: Implementation, sets: list[Tensors], one_call: 
     try:
         with compiling(x):
             calls = [call, *(x.prepare(contest.cell, inputs) for inputs in sets[1:])]
-            for other in calls[1:]:
-                other()
+            for other_call in calls[1:]:
+                other_call()
             machine.synchronize()
     except Exception as error:
         return failure(machine, entry, error), {}
@@ -53,9 +53,9 @@ def race(timed: Timed, machine: Machine, pace: Pace, advance: Advance) -> dict[t
         calls = {key: call for key, call in timed.items() if (key[1] == REPLAY) == cold}
         if calls:
             clock = machine.cold_seconds if cold else machine.seconds
-            own = replace(pace, sample_seconds=pace.sample_seconds / COLD_SAMPLES) if cold else pace
-            got = interleaved({"\n".join(key): call for key, call in calls.items()}, own, advance, clock)
-            samples |= {key: got["\n".join(key)] for key in calls}
+            scaled_pace = replace(pace, sample_seconds=pace.sample_seconds / COLD_SAMPLES) if cold else pace
+            samples_of = interleaved({"\n".join(key): call for key, call in calls.items()}, scaled_pace, advance, clock)
+            samples |= {key: samples_of["\n".join(key)] for key in calls}
     return samples
 
 
@@ -80,8 +80,8 @@ def compare(
     samples = race(timed | below, machine, pace, advance)
     for entry in entries:
         for mode in MODES:
-            own = samples.get((entry["name"], mode))
-            if own is not None:
-                ms = [x / (len(sets) if mode == GRAPH else 1) for x in own.ms]
+            sample = samples.get((entry["name"], mode))
+            if sample is not None:
+                ms = [x / (len(sets) if mode == GRAPH else 1) for x in sample.ms]
                 entry[mode] = {**spread(ms), "samples": ms}
     return entries, {name: spread(samples[name, mode].ms)["median"] for name, mode in below}

@@ -18,16 +18,16 @@ def sided(entries: Iterable[Entry]) -> list[Entry]:
 
 def fastest(kernels: Iterable[Entry], side: str | None, mode: str = "ms") -> Entry | None:
     """By its median; side None: of all but ours."""
-    theirs = [k for k in kernels if (k["side"] != OURS if side is None else k["side"] == side) and mode in k]
-    return min(theirs, key=lambda k: k[mode]["median"], default=None)
+    candidates = [k for k in kernels if (k["side"] != OURS if side is None else k["side"] == side) and mode in k]
+    return min(candidates, key=lambda k: k[mode]["median"], default=None)
 
 
-def ratio_to(kernels: Iterable[Entry], ours: Entry, side: str | None, mode: str = "ms") -> dict[str, float] | None:
+def ratio_to(kernels: Iterable[Entry], kernel: Entry, side: str | None, mode: str = "ms") -> dict[str, float] | None:
     """How many times longer the fastest kernel of that side takes, by the rounds' own ratios."""
     peer = fastest(kernels, side, mode)
-    if peer is None or mode not in ours:
+    if peer is None or mode not in kernel:
         return None
-    return paired_ratio(peer[mode]["samples"], ours[mode]["samples"])
+    return paired_ratio(peer[mode]["samples"], kernel[mode]["samples"])
 
 
 def error_table(
@@ -44,6 +44,6 @@ def error_table(
             wrong = inexact(errors, limit)
             note = kernel.get("missing") or kernel.get("failed") or (f"inexact: {', '.join(wrong)}" if wrong else "")
             time = [] if mode is None else [spread_text(kernel[mode]) if mode in kernel else "n/a"]
-            said = (f"{errors[name]:.1e}" if name in errors else "" for name in names)
-            rows.append((*lead, kernel["name"], *time, *said, note))
+            error_cells = (f"{errors[name]:.1e}" if name in errors else "" for name in names)
+            rows.append((*lead, kernel["name"], *time, *error_cells, note))
     return lines_of((*columns, "kernel", *([] if mode is None else [mode]), *names, "note"), rows)

@@ -48,7 +48,7 @@ def check(
             texts[name] = read.write(PROMPT)
             errors = errors_of(model, true, read.logits, texts[name])
             if name.startswith(OURS) and not max(errors.values()) <= limit:
-                off = ", ".join(f"{error:.3g} ({what})" for what, error in errors.items())
+                off = ", ".join(f"{error:.3g} ({part})" for part, error in errors.items())
                 raise SystemExit(f"{name}: errors {off}, expected at most {limit}")
             rows[name] = errors | {"limit": limit}
     for name in found:

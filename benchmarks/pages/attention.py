@@ -42,8 +42,8 @@ def below_aim(results: Results) -> list[str]:
 def aims(results: Results, gpu: bool) -> list[str]:
     below = below_aim(results)
     texts = "; ".join(f"{work} {d} {x:g}x" for work, by_dtype in results["aims"].items() for d, x in by_dtype.items())
-    said = f"Aims, times faster than torch SDPA{', FLASH' if gpu else ''}: {texts}."
-    return ["", f"{said} {'Below them:' if below else 'All are met.'}", *(["", *below] if below else [])]
+    sentence = f"Aims, times faster than torch SDPA{', FLASH' if gpu else ''}: {texts}."
+    return ["", f"{sentence} {'Below them:' if below else 'All are met.'}", *(["", *below] if below else [])]
 
 
 def memory_section(cells: list[Results]) -> list[str]:
@@ -102,10 +102,10 @@ def draw(results: Results, base: Path) -> list[Path]:
         return [(tokens, e[key] * scale) for tokens, e in entries if e.get(key)]
 
     for panel, kind in zip(axes, kinds, strict=False):
-        own = [c for c in results["speed"] if (c["work"], c["dtype"], c["head_dim"]) == kind]
+        selected = [c for c in results["speed"] if (c["work"], c["dtype"], c["head_dim"]) == kind]
         for causal, style in ((False, "-"), (True, "--")):
             for name in names:
-                spots = points([c for c in own if c["causal"] == causal], name, "tflops", size)
+                spots = points([c for c in selected if c["causal"] == causal], name, "tflops", size)
                 over(panel, spots, linestyle=style, color=colours[name], label=f"{name}{', causal' if causal else ''}")
         panel.set(title=", ".join(map(str, kind)), xlabel="tokens")
         panel.set_ylim(bottom=0)

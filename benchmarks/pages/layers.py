@@ -36,11 +36,11 @@ def share(results: Results, cell: Results) -> str:
 
 
 def row(results: Results, cell: Results) -> list[str]:
-    ours, plain = (entry_of(cell["contenders"], name) for name in (OURS, PLAIN))
+    fused, plain = (entry_of(cell["contenders"], name) for name in (OURS, PLAIN))
     return [
         cell["layer"], cell["work"], cell["dtype"], f"{cell['tokens']} x {cell['width']}",
         short(us(cell, OURS), 4), short(us(cell, PLAIN), 4), f"{plain['times_ours']['median']:.2f}x",
-        share(results, cell), f"{ours['error']:.1e}", f"{plain['error']:.1e}",
+        share(results, cell), f"{fused['error']:.1e}", f"{plain['error']:.1e}",
     ]  # fmt: skip
 
 
@@ -70,8 +70,8 @@ def draw(results: Results, base: Path) -> list[Path]:
     for panel, kind in zip(axes, kinds, strict=True):
         cells = [c for c in many if (c["work"], c["dtype"]) == kind]
         shares = {name: [100 * us(c, COPY) / us(c, name) for c in cells] for name in (OURS, PLAIN)}
-        ours, _ = rows_of_bars(panel, [c["layer"] for c in cells], shares, colours_of(shares))
-        for bar, cell in zip(ours, cells, strict=True):
+        bars, _ = rows_of_bars(panel, [c["layer"] for c in cells], shares, colours_of(shares))
+        for bar, cell in zip(bars, cells, strict=True):
             if shows_the_host(results, cell):
                 bar.set(alpha=0.35, hatch="///")
         panel.axvline(100, color="0.5", linewidth=0.8)

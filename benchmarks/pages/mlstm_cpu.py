@@ -40,8 +40,8 @@ def time_row(results: Results, cell: Results, kernel: Results, brief: bool) -> t
         peer, ratio = fastest(cell["kernels"], side), ratio_to(cell["kernels"], kernel, side)
         if side == OFFICIAL or not brief:
             variant = f" {peer['name'].rpartition('_')[2]}" if peer and "_" in peer["name"] else ""
-            said = short(peer["ms"]["median"]) if peer and brief else spread_text(peer["ms"]) if peer else UNKNOWN
-            times.append(said + variant)
+            time_text = short(peer["ms"]["median"]) if peer and brief else spread_text(peer["ms"]) if peer else UNKNOWN
+            times.append(time_text + variant)
         least_most = "" if brief or ratio is None else f" ({ratio['min']:.2f}..{ratio['max']:.2f})"
         ratios.append(UNKNOWN if ratio is None else f"{ratio['median']:.2f}x{least_most}")
     work = cell["work"] + (", in place" if "in place" in kernel["name"] else "")
@@ -60,9 +60,9 @@ def memory_table(cells: list[Results]) -> list[str]:
     rows = []
     for cell in cells:
         grown = [f"{k['bytes'] / MB:.0f}" if "bytes" in k else f"n/a: {k['missing']}" for k in cell["kernels"]]
-        states, made = cell["segment_state_bytes"], cell["result_bytes"]
-        allowed = UNKNOWN if states is None else f"{(made + states) / MB:.0f}"
-        rows.append((cell["dtype"], cell["size"], *grown, f"{made / MB:.0f}", allowed))
+        states, result_bytes = cell["segment_state_bytes"], cell["result_bytes"]
+        allowed = UNKNOWN if states is None else f"{(result_bytes + states) / MB:.0f}"
+        rows.append((cell["dtype"], cell["size"], *grown, f"{result_bytes / MB:.0f}", allowed))
     return lines_of(("dtype", "size", *names, "outputs and gradients", "and a state per segment"), rows)
 
 

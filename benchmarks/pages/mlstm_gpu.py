@@ -48,13 +48,13 @@ def ratio_text(cell: Results, kernel: Results, side: str, aims: Mapping[str, flo
 
 
 def sequence_row(cell: Results, kernel: Results, aims: Mapping[str, float]) -> tuple[str, ...]:
-    ours = kernel["side"] == OURS
-    ratios = [ratio_text(cell, kernel, side, aims) if ours else "" for side in (OFFICIAL, FLA)]
-    peak, made = kernel["peak_bytes"], cell["result_bytes"] / MIB
-    memory = UNKNOWN if peak is None else f"{peak / MIB:.0f} (results {made:.0f})"
+    is_fused = kernel["side"] == OURS
+    ratios = [ratio_text(cell, kernel, side, aims) if is_fused else "" for side in (OFFICIAL, FLA)]
+    peak, result_mib = kernel["peak_bytes"], cell["result_bytes"] / MIB
+    memory = UNKNOWN if peak is None else f"{peak / MIB:.0f} (results {result_mib:.0f})"
     if peak is not None and "MiB" in aims and kernel["name"] == "ours":
         memory += f", aim {aims['MiB']:g} {verdict(peak / MIB <= aims['MiB'])}"
-        memory += "" if made <= aims["MiB"] else ", which the results alone are"
+        memory += "" if result_mib <= aims["MiB"] else ", which the results alone are"
     floors = ", ".join(short(cell["floors_ms"][name]) for name in ("bytes", "flops"))
     times = (short(x) for x in (median(kernel, EAGER), median(kernel, GRAPH), kernel["host_ms"]))
     return (shape_of(cell), cell["work"], kernel["name"], *times, *ratios, floors, memory)
@@ -62,13 +62,13 @@ def sequence_row(cell: Results, kernel: Results, aims: Mapping[str, float]) -> t
 
 def step_row(cell: Results, kernel: Results, aim: float | None) -> tuple[str, ...]:
     once = median(kernel, REPLAY, 1e3)
-    ours = kernel["side"] == OURS
-    ratio = ratio_to(cell["kernels"], kernel, OFFICIAL, REPLAY) if ours else None
-    said = f"aim {aim:g} {verdict(once <= aim)}" if ours and once is not None and aim is not None else ""
+    is_fused = kernel["side"] == OURS
+    ratio = ratio_to(cell["kernels"], kernel, OFFICIAL, REPLAY) if is_fused else None
+    aim_text = f"aim {aim:g} {verdict(once <= aim)}" if is_fused and once is not None and aim is not None else ""
     floors = [ms * 1e3 for ms in (cell["floors_ms"]["bytes"], *cell.get("replay_floors_ms", {}).values())]
     times = (short(x) for x in (once, median(kernel, GRAPH, 1e3), kernel["host_ms"] * 1e3))
     against = f"{ratio['median']:.2f}x" if ratio else ""
-    return (shape_of(cell), kernel["name"], *times, against, ", ".join(map(short, floors)), said)
+    return (shape_of(cell), kernel["name"], *times, against, ", ".join(map(short, floors)), aim_text)
 
 
 def length_row(point: Results) -> tuple[str, ...]:
@@ -87,9 +87,9 @@ def missing_rows(results: Results) -> Iterator[tuple[str, ...]]:
         if "missing" in cell:
             yield cell["title"], "all", cell["missing"]
         for kernel in cell.get("kernels", ()):
-            for what in ("missing", "failed", "no graph"):
-                if what in kernel:
-                    yield cell["title"], kernel["name"], f"{what}: {kernel[what]}"
+            for reason in ("missing", "failed", "no graph"):
+                if reason in kernel:
+                    yield cell["title"], kernel["name"], f"{reason}: {kernel[reason]}"
 
 
 def machine_line(results: Results) -> str:

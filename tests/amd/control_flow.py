@@ -82,10 +82,10 @@ def jump(instructions: list[Instruction], i: int) -> tuple[int, bool] | None:
         words = int(x.operands)  # a signed number of them beyond the next instruction
         return x.address + 4 + 4 * (words - 0x10000 if words >= 0x8000 else words), x.name == "s_branch"
     if x.name == "s_setpc_b64" and i >= 3:
-        here, low, high = instructions[i - 3 : i]
-        if [here.name, low.name, high.name] == ["s_getpc_b64", "s_add_u32", "s_addc_u32"]:
+        get_pc, low, high = instructions[i - 3 : i]
+        if [get_pc.name, low.name, high.name] == ["s_getpc_b64", "s_add_u32", "s_addc_u32"]:
             distance = int(low.operands.split(",")[-1], 0)
-            return here.address + 4 + (distance - (1 << 32) if distance >= 1 << 31 else distance), True
+            return get_pc.address + 4 + (distance - (1 << 32) if distance >= 1 << 31 else distance), True
     if x.name.startswith(("s_setpc", "s_swappc", "s_call")):
         raise ValueError(f"{x.name} at {x.address:x}: calls are not followed")
     return None
@@ -133,7 +133,7 @@ def loops_of(instructions: list[Instruction]) -> list[Loop]:
     """The natural loops, each with everything inside it."""
     blocks = blocks_of(instructions)
     order = order_of(blocks, instructions[0].address)
-    place = {at: i for i, at in enumerate(order)}
+    position = {at: i for i, at in enumerate(order)}
     before: dict[int, list[int]] = {at: [] for at in order}
     for at in order:
         for to in blocks[at].next:
@@ -159,21 +159,21 @@ def loops_of(instructions: list[Instruction]) -> list[Loop]:
                     if x not in body:
                         body.add(x)
                         todo += before[x]
-    return [Loop(head, body, *costs_of(blocks, place, head, body)) for head, body in bodies.items()]
+    return [Loop(head, body, *costs_of(blocks, position, head, body)) for head, body in bodies.items()]
 
 
-def costs_of(blocks: dict[int, Block], place: dict[int, int], head: int, body: set[int]) -> tuple[Cost, Cost]:
+def costs_of(blocks: dict[int, Block], position: dict[int, int], head: int, body: set[int]) -> tuple[Cost, Cost]:
     """One pass from the head back to it; edges back inside the body are left out, so that inner loops run once."""
     best: dict[int, Cost] = {}
-    for at in sorted(body, key=lambda x: -place[x]):
+    for at in sorted(body, key=lambda x: -position[x]):
         ways = [Cost()] if head in blocks[at].next else []
-        ways += [best[to] for to in blocks[at].next if to in best and place[to] > place[at]]
+        ways += [best[to] for to in blocks[at].next if to in best and position[to] > position[at]]
         if ways:
             best[at] = blocks[at].cost + max(ways)
-    whole = Cost()
+    total = Cost()
     for at in body:
-        whole = whole + blocks[at].cost
-    return best[head], whole
+        total = total + blocks[at].cost
+    return best[head], total
 
 
 def matrix_loops(instructions: list[Instruction]) -> list[Loop]:

@@ -63,13 +63,13 @@ def walk_at(
         strips = chunk // step
         # a C, and scores y without the strips above the diagonal
         macs = 2 * macs + strips * (strips + 1) // 2 * step * step * COLUMNS_OF_A_WAVE
-    piece = 16 // bytes_of
+    elements_per_load = 16 // bytes_of
 
     def straight(elements: int) -> int:
-        return 16 * ceil(elements / piece / threads)
+        return 16 * ceil(elements / elements_per_load / threads)
 
     def turned(elements: int) -> int:  # four pieces at a time
-        return 64 * ceil(elements / piece / 4 / threads)
+        return 64 * ceil(elements / elements_per_load / 4 / threads)
 
     factors = 16 * ceil(chunk / threads) + 4 * ceil(y_tile / threads)  # four of a token, one of a column
     outputs = 4 * chunk * COLUMNS_OF_A_WAVE // FAMILIES[kernel.family].lanes

@@ -108,8 +108,8 @@ def test_vector_instructions_around_the_matrix_unit(table: list[Row]) -> None:
     unexplained = [row for row in many if not row.note]
     assert not unexplained, "a note in kernel_notes.py must say what for\n" + text(unexplained, "vector", "moves")
     _, cells = kernel_table.recorded()
-    places = [kernel_table.COLUMNS.index(column) for column in ("vector", "acc moves")]
-    before = {key: sum(float(row[place]) for place in places) for key, row in cells.items() if row[places[0]]}
+    columns = [kernel_table.COLUMNS.index(column) for column in ("vector", "acc moves")]
+    before = {key: sum(float(row[index]) for index in columns) for key, row in cells.items() if row[columns[0]]}
     worse = [row for row in many if row.around > 1.1 * before.get((row.arch, row.kernel), MOST_VECTOR) + 0.1]
     assert not worse, f"more than docs/amd_kernels.md has; on purpose? {AGAIN}\n" + text(worse, "vector", "moves")
 

@@ -56,13 +56,13 @@ PRODUCTS = [
 
 @pytest.mark.parametrize(("name", "counts"), PRODUCTS)
 def test_a_product_made_one_by_one_is_caught(name: str, counts: list[int]) -> None:
-    whole = row(name, *([MFMA] * count for count in counts))
-    assert not products_beside_the_matrix_unit([whole])
-    *others, last = counts
-    kept = [[MFMA] * count for count in others]
-    less = row(name, *kept, [MFMA] * (last - 1) + [FMA] * 64)
+    matrix_row = row(name, *([MFMA] * count for count in counts))
+    assert not products_beside_the_matrix_unit([matrix_row])
+    *first_counts, last = counts
+    unchanged = [[MFMA] * count for count in first_counts]
+    less = row(name, *unchanged, [MFMA] * (last - 1) + [FMA] * 64)
     assert products_beside_the_matrix_unit([less]) == [less]
-    beside = row(name, *kept, [MFMA] * last + [FMA] * 64 * last)
+    beside = row(name, *unchanged, [MFMA] * last + [FMA] * 64 * last)
     assert products_beside_the_matrix_unit([beside]) == [beside]
 
 
@@ -74,8 +74,8 @@ def test_a_second_loop_of_multiply_adds_is_caught() -> None:
 
 
 def test_floats_on_rdna_are_six_products() -> None:
-    whole = row("chunk_scores<fp32, 16, false>", [WMMA] * 24, arch="gfx1100", max_flat_workgroup_size=128)
-    assert whole.units == whole.least_units == 12
+    matrix_row = row("chunk_scores<fp32, 16, false>", [WMMA] * 24, arch="gfx1100", max_flat_workgroup_size=128)
+    assert matrix_row.units == matrix_row.least_units == 12
 
 
 def test_moves_between_register_files_count() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.compat_parts import compat_part
-from xlstm_hip import attention as ours
+from xlstm_hip import attention
 from xlstm_hip.attention.transformers import attention_forward as transformers_call
 
 compat = compat_part("attention")
@@ -157,42 +157,45 @@ gradients_go = dict.fromkeys(("dq", "dk", "dv"), "test_flash_attn_halves.test_wh
 parts = {"out_partial": draw(3, B, 5, H, D), "lse_partial": draw(3, B, 5, H)}
 
 CALLS: dict[str, Call] = {
-    "flash_attn_func": (ours.flash_attn_func, X, OTHER | dense_more | {"num_splits": 3}),
+    "flash_attn_func": (attention.flash_attn_func, X, OTHER | dense_more | {"num_splits": 3}),
     "flash_attn_kvpacked_func": (
-        ours.flash_attn_kvpacked_func,
+        attention.flash_attn_kvpacked_func,
         {"q": X["q"], "kv": torch.stack([X["k"], X["v"]], 2)},
         {"q": OTHER["q"], "kv": torch.stack([X["v"], X["k"]], 2), "num_splits": 3} | dense_more,
     ),
     "flash_attn_qkvpacked_func": (
-        ours.flash_attn_qkvpacked_func, {"qkv": torch.stack(list(X.values()), 2)},
+        attention.flash_attn_qkvpacked_func, {"qkv": torch.stack(list(X.values()), 2)},
         {"qkv": torch.stack(list(OTHER.values()), 2), "num_splits": 3} | dense_more,
     ),
-    "flash_attn_varlen_func": (ours.flash_attn_varlen_func, flat | packed, flat_other | varlen_changes | varlen_more),
+    "flash_attn_varlen_func": (
+        attention.flash_attn_varlen_func, flat | packed, flat_other | varlen_changes | varlen_more,
+    ),
     "flash_attn_varlen_kvpacked_func": (
-        ours.flash_attn_varlen_kvpacked_func, {"q": flat["q"], "kv": torch.stack([flat["k"], flat["v"]], 1), **packed},
+        attention.flash_attn_varlen_kvpacked_func,
+        {"q": flat["q"], "kv": torch.stack([flat["k"], flat["v"]], 1), **packed},
         {"q": flat_other["q"], "kv": torch.stack([flat["v"], flat["k"]], 1), **varlen_changes, **varlen_more},
     ),
     "flash_attn_varlen_qkvpacked_func": (
-        ours.flash_attn_varlen_qkvpacked_func,
+        attention.flash_attn_varlen_qkvpacked_func,
         {"qkv": torch.stack(list(flat.values()), 1), "cu_seqlens": ENDS, "max_seqlen": 50},
         {"qkv": torch.stack(list(flat_other.values()), 1), "cu_seqlens": OTHER_ENDS, "max_seqlen": 60, **varlen_more},
     ),
     "flash_attn_with_kvcache": (
-        ours.flash_attn_with_kvcache, cache_base, cache_changes,
+        attention.flash_attn_with_kvcache, cache_base, cache_changes,
     ),
     "flash_attn_combine": (
-        ours.flash_attn_combine, parts,
+        attention.flash_attn_combine, parts,
         {
             "out_partial": draw(3, B, 5, H, D), "lse_partial": draw(3, B, 5, H), "out": torch.zeros(B, 5, H, D).half(),
             "out_dtype": torch.bfloat16,
         },
     ),
     "flash_mla_with_kvcache": (
-        ours.flash_mla_with_kvcache, mla_base,
+        attention.flash_mla_with_kvcache, mla_base,
         {
             "q": draw(2, 2, 8, 24), "k_cache": draw(10, 8, 1, 24), "block_table": TABLE.flip(0),
             "cache_seqlens": torch.tensor([3, 9]), "head_dim_v": 12,
-            "tile_scheduler_metadata": ours.get_mla_metadata()[0], "num_splits": ValueError, "softmax_scale": 0.1,
+            "tile_scheduler_metadata": attention.get_mla_metadata()[0], "num_splits": ValueError, "softmax_scale": 0.1,
             "is_fp8_kvcache": NotImplementedError, "indices": NotImplementedError, "attn_sink": torch.ones(8),
             "extra_k_cache": NotImplementedError, "extra_indices_in_kvcache": NotImplementedError,
             "topk_length": NotImplementedError, "extra_topk_length": NotImplementedError,
@@ -200,7 +203,7 @@ CALLS: dict[str, Call] = {
         },
     ),
     "flash_mla_with_kvcache, MLA's own shape": (
-        ours.flash_mla_with_kvcache,
+        attention.flash_mla_with_kvcache,
         {
             "q": draw(2, 2, 8, 576).bfloat16(), "k_cache": draw(10, 8, 1, 576).bfloat16(), "block_table": TABLE,
             "cache_seqlens": torch.tensor([9, 40]), "head_dim_v": 512,
@@ -208,7 +211,8 @@ CALLS: dict[str, Call] = {
         {
             "q": draw(2, 2, 8, 576).bfloat16(), "k_cache": draw(10, 8, 1, 576).bfloat16(),
             "block_table": TABLE.flip(0), "cache_seqlens": torch.tensor([3, 9]),
-            "tile_scheduler_metadata": ours.get_mla_metadata()[0], "softmax_scale": 0.1, "attn_sink": torch.ones(8),
+            "tile_scheduler_metadata": attention.get_mla_metadata()[0],
+            "softmax_scale": 0.1, "attn_sink": torch.ones(8),
             "plan": {"splits": 3},
             **dict.fromkeys(
                 ("head_dim_v", "num_splits", "is_fp8_kvcache", "indices", "extra_k_cache", "extra_indices_in_kvcache",
@@ -217,7 +221,7 @@ CALLS: dict[str, Call] = {
         },
     ),
     "get_mla_metadata": (
-        ours.get_mla_metadata,
+        attention.get_mla_metadata,
         {"cache_seqlens": torch.tensor([5000, 80]), "num_q_tokens_per_head_k": 16, "num_heads_k": 1, "num_heads_q": 8},
         {
             "cache_seqlens": torch.tensor([80, 5000]), "num_q_tokens_per_head_k": 128, "num_heads_k": 2,
@@ -226,7 +230,7 @@ CALLS: dict[str, Call] = {
         },
     ),
     "scaled_dot_product_attention": (
-        ours.scaled_dot_product_attention, {"query": X["q"], "key": X["k"], "value": X["v"]},
+        attention.scaled_dot_product_attention, {"query": X["q"], "key": X["k"], "value": X["v"]},
         {
             "query": OTHER["q"], "key": OTHER["k"], "value": OTHER["v"], "attn_mask": NotImplementedError,
             "is_causal": True, "scale": 0.1, "enable_gqa": "test_gqa_must_be_enabled",
@@ -345,8 +349,8 @@ CALLS: dict[str, Call] = {
     "swiglu": (
         compat.flash_attn_layers.swiglu, {"x": X["q"], "y": X["k"]}, {"x": OTHER["q"], "y": OTHER["k"]},
     ),
-    "FlashAttention": (constructed(ours.FlashAttention), {}, {}),
-    "FlashAttention()": (ours.FlashAttention().forward, X, OTHER),
+    "FlashAttention": (constructed(attention.FlashAttention), {}, {}),
+    "FlashAttention()": (attention.FlashAttention().forward, X, OTHER),
     "flash_attention_amd.FlashAttention": (constructed(compat.flash_attention_amd.FlashAttention), {}, {}),
     "flash_attention_amd.FlashAttention()": (
         compat.flash_attention_amd.FlashAttention().forward, X, OTHER | {"mask": NotImplementedError},
@@ -462,11 +466,11 @@ RAISES = (ValueError, TypeError, NotImplementedError, RuntimeError)
 
 def names_of(name: str) -> list[str]:
     kinds = inspect.signature(CALLS[name][0]).parameters.values()
-    own = [p.name for p in kinds if p.kind is not p.VAR_KEYWORD]
+    names = [p.name for p in kinds if p.kind is not p.VAR_KEYWORD]
     if name.startswith("flash_attn") and "packed_func" in name:  # which hand on the rest
-        inner = inspect.signature(ours.flash_attn_varlen_func if "varlen" in name else ours.flash_attn_func)
-        own += [p.name for p in inner.parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return own
+        inner = inspect.signature(attention.flash_attn_varlen_func if "varlen" in name else attention.flash_attn_func)
+        names += [p.name for p in inner.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return names
 
 
 class Handed(TorchDispatchMode):
@@ -490,8 +494,8 @@ def run(
     torch.manual_seed(0)
     fresh = {n: x.clone().to(device) if isinstance(x, Tensor) else copy.copy(x) for n, x in arguments.items()}
     with torch.device(device), Handed() as handed:
-        made = function(**fresh)
-    return [x for x in (made if isinstance(made, tuple) else (made,)) if isinstance(x, Tensor)], handed.calls
+        outputs = function(**fresh)
+    return [x for x in (outputs if isinstance(outputs, tuple) else (outputs,)) if isinstance(x, Tensor)], handed.calls
 
 
 def the_same(a: list[Tensor], b: list[Tensor], exactly: bool = True) -> bool:
@@ -551,7 +555,7 @@ def test_argument_on_a_gpu(name: str, argument: str) -> None:
     walk(name, argument, "cuda")
 
 
-@pytest.mark.parametrize("function", [ours.flash_attn_varlen_func])
+@pytest.mark.parametrize("function", [attention.flash_attn_varlen_func])
 @pytest.mark.parametrize("argument", ["max_seqlen_q", "max_seqlen_k"])
 def test_a_bound_that_is_too_low_raises(function: Callable[..., Any], argument: str) -> None:
     with pytest.raises(RuntimeError, match=f"cu_seqlens_{argument[-1]}: sequence 1 has 50 tokens"):
@@ -561,12 +565,12 @@ def test_a_bound_that_is_too_low_raises(function: Callable[..., Any], argument: 
 def test_gqa_must_be_enabled() -> None:
     q, k, v = (X[n].transpose(1, 2) for n in "qkv")
     with pytest.raises(ValueError, match="key: expected 4 heads as query has, or enable_gqa=True, got 2"):
-        ours.scaled_dot_product_attention(q, k[:, :2], v[:, :2])
-    assert ours.scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True).shape == q.shape
+        attention.scaled_dot_product_attention(q, k[:, :2], v[:, :2])
+    assert attention.scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True).shape == q.shape
 
 
 def test_every_public_function_is_walked() -> None:
-    public = {n for n in ours.__all__ if callable(getattr(ours, n))}
+    public = {n for n in attention.__all__ if callable(getattr(attention, n))}
     assert public - set(CALLS) == {"register_with_transformers", "FlashMLASchedMeta"}
     walked = {inspect.unwrap(function) for function, *_ in CALLS.values()}
     for module, names in compat.attention_contents().items():
@@ -605,7 +609,7 @@ def test_signatures_begin_as_published() -> None:
         "num_splits": 0, "return_softmax_lse": False,
     }  # fmt: skip
     for name, names in published.items():
-        parameters = inspect.signature(getattr(ours, name)).parameters
+        parameters = inspect.signature(getattr(attention, name)).parameters
         positional = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         assert [p.name for p in positional] == names.split(), name
         for p in positional:

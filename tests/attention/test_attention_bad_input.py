@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from xlstm_hip import attention as ours
+from xlstm_hip import attention
 from xlstm_hip.attention import checks
 
 
@@ -29,12 +29,12 @@ TABLE = torch.zeros(2, 1, dtype=torch.int32)
 
 
 def dense(**changes: Any) -> Any:
-    return ours.flash_attn_func(**({"q": X, "k": X, "v": X} | changes))
+    return attention.flash_attn_func(**({"q": X, "k": X, "v": X} | changes))
 
 
 def varlen(**changes: Any) -> Any:
     base = {"q": FLAT, "k": FLAT, "v": FLAT, "cu_seqlens_q": ENDS, "cu_seqlens_k": ENDS}
-    return ours.flash_attn_varlen_func(**(base | {"max_seqlen_q": 20, "max_seqlen_k": 20} | changes))
+    return attention.flash_attn_varlen_func(**(base | {"max_seqlen_q": 20, "max_seqlen_k": 20} | changes))
 
 
 def paged(**changes: Any) -> Any:
@@ -43,19 +43,21 @@ def paged(**changes: Any) -> Any:
 
 
 def cached(**changes: Any) -> Any:
-    return ours.flash_attn_with_kvcache(
+    return attention.flash_attn_with_kvcache(
         **({"q": X[:, :1], "k_cache": CACHE.clone(), "v_cache": CACHE.clone()} | changes)
     )
 
 
 def mla(**changes: Any) -> Any:
     base = {"q": torch.randn(2, 1, 8, 24), "k_cache": torch.randn(2, 9, 1, 24), "block_table": None}
-    return ours.flash_mla_with_kvcache(**(base | {"cache_seqlens": torch.tensor([9, 3]), "head_dim_v": 16} | changes))
+    return attention.flash_mla_with_kvcache(
+        **(base | {"cache_seqlens": torch.tensor([9, 3]), "head_dim_v": 16} | changes)
+    )
 
 
 def combine(**changes: Any) -> Any:
     base = {"out_partial": torch.randn(3, 2, 5, 4, 8), "lse_partial": torch.randn(3, 2, 5, 4)}
-    return ours.flash_attn_combine(**(base | changes))
+    return attention.flash_attn_combine(**(base | changes))
 
 
 Wrong = tuple[Callable[..., Any], str, Any, str]  # function, argument, value, what the message says
@@ -185,14 +187,14 @@ def test_together() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'attention_chunk'"):
         dense(attention_chunk=3)
     with pytest.raises(NotImplementedError, match="attn_mask: expected None"):
-        ours.scaled_dot_product_attention(X, X, X, attn_mask=torch.ones(4, 4))
+        attention.scaled_dot_product_attention(X, X, X, attn_mask=torch.ones(4, 4))
     with pytest.raises(ValueError, match="qkv: expected shape"):
-        ours.flash_attn_qkvpacked_func(X)
-    for schedule in (ours.get_mla_metadata(), ours.get_mla_metadata(torch.tensor([9, 3]), 8, 1)):
+        attention.flash_attn_qkvpacked_func(X)
+    for schedule in (attention.get_mla_metadata(), attention.get_mla_metadata(torch.tensor([9, 3]), 8, 1)):
         with pytest.raises(ValueError, match="plan: expected None beside tile_scheduler_metadata"):
             mla(plan={"splits": 2}, tile_scheduler_metadata=schedule[0], num_splits=schedule[1])
     with pytest.raises(ValueError, match="num_heads_k: expected cache_seqlens beside it"):
-        ours.get_mla_metadata(num_heads_k=1)
+        attention.get_mla_metadata(num_heads_k=1)
 
 
 @pytest.mark.parametrize(
@@ -209,15 +211,15 @@ def test_without_a_backward_pass(function: Callable[..., Any], argument: str, x:
     """Inference code that forgets torch.no_grad() gets its results. Asking for their gradient raises."""
     leaf = x.clone().requires_grad_()
     torch.manual_seed(0)
-    made = function(**{argument: leaf})
+    outputs = function(**{argument: leaf})
     torch.manual_seed(0)
     with torch.no_grad():
         expected = function(**{argument: leaf})
-    assert isinstance(made, tuple) == isinstance(expected, tuple)
-    for got, plain in zip(*(y if isinstance(y, tuple) else (y,) for y in (made, expected)), strict=True):
-        assert torch.equal(got, plain) and got.requires_grad and not plain.requires_grad
+    assert isinstance(outputs, tuple) == isinstance(expected, tuple)
+    for actual, plain in zip(*(y if isinstance(y, tuple) else (y,) for y in (outputs, expected)), strict=True):
+        assert torch.equal(actual, plain) and actual.requires_grad and not plain.requires_grad
         with pytest.raises(NotImplementedError, match=f"{name}: there is no backward pass; call it under torch.no_gra"):
-            got.sum().backward(retain_graph=True)
+            actual.sum().backward(retain_graph=True)
 
 
 def test_without_a_backward_pass_in_a_compiled_graph(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +249,7 @@ def test_backward_plans_that_there_are_not(plan: dict[str, int], message: str, m
     monkeypatch.delenv("XLSTM_HIP_BACKEND")  # whose backward pass is autograd's, and has nothing to cut
     x = X.clone().requires_grad_()
     with pytest.raises(RuntimeError, match=message):
-        ours.flash_attn_func(x, X, X, backward_plan=plan).sum().backward()
+        attention.flash_attn_func(x, X, X, backward_plan=plan).sum().backward()
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(wrong: dict[str, Any], mes
     before = k_cache.clone(), v_cache.clone()
     base: dict[str, Any] = {"q": X[:, :1], "k": X[:, :1], "v": X[:, :1], "cache_seqlens": 60 if paged else 10}
     with pytest.raises((ValueError, RuntimeError), match=message):
-        ours.flash_attn_with_kvcache(k_cache=k_cache, v_cache=v_cache, **(base | wrong))
+        attention.flash_attn_with_kvcache(k_cache=k_cache, v_cache=v_cache, **(base | wrong))
     assert torch.equal(k_cache, before[0]) and torch.equal(v_cache, before[1])
 
 

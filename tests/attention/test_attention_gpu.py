@@ -49,8 +49,8 @@ def results(inputs: Sequence[Tensor], **options: Any) -> list[Tensor]:
     return [out, *torch.autograd.grad(out, inputs, torch.ones_like(out))] if BACKWARD else [out]
 
 
-def same(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True)), "other bits"
+def same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True)), "other bits"
 
 
 def with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], sent: Tensor) -> list[Tensor]:
@@ -72,10 +72,10 @@ def beside_sdpa(dtype: torch.dtype, dim: int, causal: bool) -> None:
 
     inputs = [draw(2, 700, 4, dim, dtype=dtype) for _ in range(3)]
     sent = draw(2, 700, 4, dim, dtype=dtype)
-    ours = with_gradients(lambda q, k, v: flash_attn_func(q, k, v, causal=causal), inputs, sent)
-    theirs, truth = with_gradients(sdpa, inputs, sent), with_gradients(sdpa, [x.double() for x in inputs], sent)
+    actual = with_gradients(lambda q, k, v: flash_attn_func(q, k, v, causal=causal), inputs, sent)
+    peer, truth = with_gradients(sdpa, inputs, sent), with_gradients(sdpa, [x.double() for x in inputs], sent)
     for name, x, y, true in zip(
-        ("out", "dq", "dk", "dv"), *([z.double() for z in zs] for zs in (ours, theirs, truth)), strict=False
+        ("out", "dq", "dk", "dv"), *([z.double() for z in zs] for zs in (actual, peer, truth)), strict=False
     ):
         for order in (2, torch.inf):
             error, plain, size = (float(torch.linalg.vector_norm(z, order)) for z in (x - true, y - true, true))
@@ -115,9 +115,9 @@ def a_side_stream() -> None:
         with torch.no_grad():
             for x, y in zip(late, inputs, strict=True):
                 x.copy_(y)
-        got = results(late)
+        actual = results(late)
     side.synchronize()
-    same(got, expected)
+    same(actual, expected)
 
 
 def offsets_beyond_32_bits() -> None:
@@ -135,11 +135,11 @@ def parts_agree_with_the_whole() -> None:
 
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         q, k, v = draw(2, 3, 8, 128, dtype=dtype), *(draw(2, 5000, 2, 128, dtype=dtype) for _ in range(2))
-        whole = flash_attn_with_kvcache(q, k, v, causal=True, num_splits=1)
+        unsplit = flash_attn_with_kvcache(q, k, v, causal=True, num_splits=1)
         for splits in (0, 2, 17):
-            got = flash_attn_with_kvcache(q, k, v, causal=True, num_splits=splits)
+            actual = flash_attn_with_kvcache(q, k, v, causal=True, num_splits=splits)
             near = 4 * torch.finfo(dtype).eps
-            torch.testing.assert_close(got, whole, rtol=near, atol=near * float(whole.abs().max()))
+            torch.testing.assert_close(actual, unsplit, rtol=near, atol=near * float(unsplit.abs().max()))
 
 
 def everything() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -178,16 +178,16 @@ def main() -> int:
     parser.add_argument("text", nargs="*", help="only checks and rows whose name holds one of these")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after so many")
     parser.add_argument("--forward", action="store_true", help="no backward passes")
-    given = parser.parse_args()
-    BACKWARD = not given.forward
+    args = parser.parse_args()
+    BACKWARD = not args.forward
     if not torch.cuda.is_available():
         print("left out: no GPU that torch can use")
         return 0
     begun, done, failed, skipped, left_out = time.monotonic(), 0, 0, 0, 0
     for name, run in everything():
-        if given.text and not any(text in name for text in given.text):
+        if args.text and not any(text in name for text in args.text):
             continue
-        if time.monotonic() - begun > given.seconds:
+        if time.monotonic() - begun > args.seconds:
             left_out += 1
             continue
         try:

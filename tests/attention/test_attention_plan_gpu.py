@@ -26,7 +26,7 @@ def test_every_plan_holds(device: str, dims: tuple[int, int], element_bytes: int
     for shape in SHAPES:
         batch, heads_q, heads_k, queries, keys = shape
         p = plan(device, shape, dims, element_bytes)
-        assert all(have >= wanted for have, wanted in zip(p["head_dims"], dims, strict=True))
+        assert all(have >= expected for have, expected in zip(p["head_dims"], dims, strict=True))
         assert p["full"] == (element_bytes == 4)
         assert p["keys"] in (16, 32, 64, 128, 256)
         assert p["lds_bytes"] <= DEVICES[device]["lds_bytes"]
@@ -40,9 +40,14 @@ def test_every_plan_holds(device: str, dims: tuple[int, int], element_bytes: int
 
 def test_hopper_takes_its_own_kernel_where_it_fills_half_the_chip() -> None:
     full = (8, 16, 16, 8192, 8192)
-    own = plan("H200", full, (128, 128), 2, panels=True)
-    assert own["schedule"] == "hopper" and own["rows"] == 128 and own["grid"] == 8 * 16 * 64 and own["splits"] == 1
-    assert own["lds_bytes"] <= DEVICES["H200"]["lds_bytes"]
+    hopper = plan("H200", full, (128, 128), 2, panels=True)
+    assert (
+        hopper["schedule"] == "hopper"
+        and hopper["rows"] == 128
+        and hopper["grid"] == 8 * 16 * 64
+        and hopper["splits"] == 1
+    )
+    assert hopper["lds_bytes"] <= DEVICES["H200"]["lds_bytes"]
     half = plan("H200", (1, 8, 8, 2048, 2048), (128, 128), 2, panels=True)  # 128 blocks for 132 units
     assert half["schedule"] == "hopper" and half["splits"] == 1
     few = plan("H200", (1, 4, 4, 2048, 2048), (128, 128), 2, panels=True)
@@ -81,12 +86,14 @@ def test_every_backward_plan_holds(device: str, dims: tuple[int, int], element_b
         batch, heads_q, heads_k, queries, keys = shape
         p = gradients(device, shape, dims, element_bytes, panels=True)
         for side, tokens, heads in (("of_keys", keys, heads_k * p["parts"]), ("of_queries", queries, heads_q)):
-            own = p[side]
-            assert own["grid"] == batch * heads * -(-tokens // own["owned"])
-            assert own["lds_bytes"] <= DEVICES[device]["lds_bytes"] and own["owned"] % own["tile"] == 0
-        asked = gradients(device, shape, dims, element_bytes, panels=True, parts=p["parts"])
+            side_plan = p[side]
+            assert side_plan["grid"] == batch * heads * -(-tokens // side_plan["owned"])
+            assert (
+                side_plan["lds_bytes"] <= DEVICES[device]["lds_bytes"] and side_plan["owned"] % side_plan["tile"] == 0
+            )
+        requested = gradients(device, shape, dims, element_bytes, panels=True, parts=p["parts"])
         common = gradients(device, shape, dims, element_bytes, panels=True, common_schedule=True)
-        assert asked == p and common["schedule"] == "common" and common["parts"] == p["parts"]
+        assert requested == p and common["schedule"] == "common" and common["parts"] == p["parts"]
 
 
 def test_one_part_of_the_rows_has_hoppers_own_kernels() -> None:
@@ -107,10 +114,10 @@ def test_blocks_of_one_head_share_a_die() -> None:
     order = _native.attention_places(heads, 1, row_blocks)
     assert sorted(order) == [(head, 0, block) for head in range(heads) for block in range(row_blocks)]
     for head in range(heads):
-        mine = [n for n, place in enumerate(order) if place[0] == head]
-        assert len({n % 8 for n in mine}) == 1
-        assert [order[n][2] for n in mine] == list(reversed(range(row_blocks))), "the last rows see the most keys"
-        assert mine[-1] - mine[0] < 8 * row_blocks, "few heads at a time"
+        indices = [n for n, unit in enumerate(order) if unit[0] == head]
+        assert len({n % 8 for n in indices}) == 1
+        assert [order[n][2] for n in indices] == list(reversed(range(row_blocks))), "the last rows see the most keys"
+        assert indices[-1] - indices[0] < 8 * row_blocks, "few heads at a time"
 
 
 @pytest.mark.parametrize("heads, splits, row_blocks", [(1, 1, 1), (3, 1, 5), (12, 2, 3), (5, 7, 1)])
@@ -120,7 +127,7 @@ def test_every_block_has_its_place(heads: int, splits: int, row_blocks: int) -> 
 
 
 @pytest.mark.parametrize(
-    "dims, element_bytes, options, what",
+    "dims, element_bytes, options, label",
     [
         ((257, 64), 2, {}, "q, v: expected head dims of at most 256 on a GPU, got 257 and 64"),
         ((64, 300), 2, {}, "q, v: expected head dims of at most 256 on a GPU, got 64 and 300"),
@@ -128,8 +135,8 @@ def test_every_block_has_its_place(heads: int, splits: int, row_blocks: int) -> 
         ((128, 128), 4, {"block_size": 64}, "block_size: expected 32 .* got 64"),
     ],
 )
-def test_what_has_no_kernel(dims: tuple[int, int], element_bytes: int, options: dict[str, Any], what: str) -> None:
-    with pytest.raises(ValueError, match=what):
+def test_what_has_no_kernel(dims: tuple[int, int], element_bytes: int, options: dict[str, Any], label: str) -> None:
+    with pytest.raises(ValueError, match=label):
         plan("MI300X", SHAPES[0], dims, element_bytes, **options)
 
 

@@ -63,15 +63,15 @@ def test_head_dims(dims: tuple[int, int]) -> None:
 def test_the_reference_is_the_truth() -> None:
     for case in ROWS[:: max(1, len(ROWS) // 12)]:
         case = variant(case, dtype=torch.float64)
-        got = errors(plain_results(case, torch.float64), true_results(case))
-        assert max(got.values()) < 1e-13, case
+        actual = errors(plain_results(case, torch.float64), true_results(case))
+        assert max(actual.values()) < 1e-13, case
 
 
 @pytest.mark.parametrize("planted", ["out", "dq", "dk", "dv", "dsink", "lse"])
 def test_a_wrong_result_fails(planted: str) -> None:
     case = Case(causal=True, sink=True, dropout_p=0.2)
     check(case)
-    got = our_results(case)
-    got[planted] = got[planted] * 1.0001
+    actual = our_results(case)
+    actual[planted] = actual[planted] * 1.0001
     with pytest.raises(AssertionError, match=planted):
-        check(case, got)
+        check(case, actual)

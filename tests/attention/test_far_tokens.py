@@ -14,7 +14,7 @@ from torch import Tensor
 
 from support.attention import far_tokens
 from support.attention.far_tokens import SMALL, tokens_beyond_32_bits
-from xlstm_hip import attention as ours
+from xlstm_hip import attention
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -25,8 +25,8 @@ def test_right_calls_pass(dtype: torch.dtype, backward: bool) -> None:
 
 def wrapped(x: Tensor) -> Tensor:
     """The tokens that a kernel would read whose offsets wrap at `beyond` elements."""
-    own = x.shape[-2] * x.shape[-1]
-    reached = torch.arange(x.numel() // own) * own % SMALL.beyond // own
+    row_size = x.shape[-2] * x.shape[-1]
+    reached = torch.arange(x.numel() // row_size) * row_size % SMALL.beyond // row_size
     return x.reshape(-1, *x.shape[-2:])[reached].view(x.shape)
 
 
@@ -48,7 +48,7 @@ FUNCTIONS = {"one sequence": "flash_attn_func", "packed": "flash_attn_varlen_fun
 # Of pages q is a few queries, which lie nowhere far.
 @pytest.mark.parametrize("way, where", [(way, j) for way in FUNCTIONS for j in range(3) if (way, j) != ("pages", 0)])
 def test_offsets_that_wrap_are_seen(monkeypatch: pytest.MonkeyPatch, way: str, where: int) -> None:
-    right = getattr(ours, FUNCTIONS[way])
+    right = getattr(attention, FUNCTIONS[way])
 
     def planted(bend: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
         def call(*tensors: Any, **options: Any) -> Any:
@@ -56,11 +56,11 @@ def test_offsets_that_wrap_are_seen(monkeypatch: pytest.MonkeyPatch, way: str, w
 
         return call
 
-    monkeypatch.setattr(far_tokens.ours, FUNCTIONS[way], planted(wrapped))
+    monkeypatch.setattr(far_tokens.attention, FUNCTIONS[way], planted(wrapped))
     with pytest.raises(AssertionError, match="out, norm 2: error"):
         tokens_beyond_32_bits(SMALL, "cpu")
     if way != "pages":  # which have no gradient
-        monkeypatch.setattr(far_tokens.ours, FUNCTIONS[way], planted(WrongGradient.apply))
+        monkeypatch.setattr(far_tokens.attention, FUNCTIONS[way], planted(WrongGradient.apply))
         with pytest.raises(AssertionError, match=f"{way}: d{'qkv'[where]}, norm 2: error"):
             tokens_beyond_32_bits(SMALL, "cpu")
 

@@ -17,7 +17,7 @@ from support.attention.decode_rows import (
     run_mla,
     run_row,
 )
-from xlstm_hip import attention as ours
+from xlstm_hip import attention
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,23 +48,23 @@ def test_nan_goes_on() -> None:
 def test_a_graph_of_decoding(paged: bool) -> None:
     """Append, rotary embedding and attention read nothing on the host: lengths, pages and tokens are those of the
     replay."""
-    batch, heads, d, room = 3, 2, 128, 512
-    pages = torch.randperm(batch * room // 16, device="cuda").int().reshape(batch, -1) if paged else None
-    shape = (batch * room // 16, 16, heads, d) if paged else (batch, room, heads, d)
+    batch, heads, d, capacity = 3, 2, 128, 512
+    pages = torch.randperm(batch * capacity // 16, device="cuda").int().reshape(batch, -1) if paged else None
+    shape = (batch * capacity // 16, 16, heads, d) if paged else (batch, capacity, heads, d)
     caches = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
     q, k, v = (torch.randn(batch, 1, h, d, device="cuda", dtype=torch.bfloat16) for h in (8, heads, heads))
-    cos = torch.randn(room, d // 2, device="cuda", dtype=torch.bfloat16)
+    cos = torch.randn(capacity, d // 2, device="cuda", dtype=torch.bfloat16)
     lengths = torch.tensor([5, 300, 77], device="cuda", dtype=torch.int32)
 
     def step(caches: list[torch.Tensor]) -> Any:
-        return ours.flash_attn_with_kvcache(
+        return attention.flash_attn_with_kvcache(
             q, *caches, k, v, cos, cos, cache_seqlens=lengths, block_table=pages, causal=True, return_softmax_lse=True
         )
 
     step([x.clone() for x in caches])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = step(caches)
+        actual = step(caches)
     for more in (1, 100):
         for x in (q, k, v):
             x.normal_()
@@ -72,19 +72,19 @@ def test_a_graph_of_decoding(paged: bool) -> None:
         twin = [x.clone() for x in caches]
         graph.replay()
         expected = step(twin)
-        assert all(torch.equal(x, y) for x, y in zip((*got, *caches), (*expected, *twin), strict=True))
+        assert all(torch.equal(x, y) for x, y in zip((*actual, *caches), (*expected, *twin), strict=True))
 
 
 def test_a_graph_of_mla() -> None:
     q, cache = (torch.randn(2, n, h, 576, device="cuda").bfloat16() for n, h in ((1, 128), (900, 1)))
     lengths = torch.tensor([9, 900], device="cuda", dtype=torch.int32)
-    older = ours.get_mla_metadata(lengths, 128, 1)
-    ours.flash_mla_with_kvcache(q, cache, None, lengths, 512, *older)
+    older = attention.get_mla_metadata(lengths, 128, 1)
+    attention.flash_mla_with_kvcache(q, cache, None, lengths, 512, *older)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = ours.flash_mla_with_kvcache(q, cache, None, lengths, 512, *older)
+        actual = attention.flash_mla_with_kvcache(q, cache, None, lengths, 512, *older)
     lengths.copy_(torch.tensor([700, 64]))
     q.normal_()
     graph.replay()
-    expected = ours.flash_mla_with_kvcache(q, cache, None, lengths, 512, *older)
-    assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
+    expected = attention.flash_mla_with_kvcache(q, cache, None, lengths, 512, *older)
+    assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))

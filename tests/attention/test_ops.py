@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.library import opcheck
 
-from xlstm_hip import attention as ours
+from xlstm_hip import attention
 from xlstm_hip._core.index_tensors import Pages, SequenceBounds
 from xlstm_hip.attention.ops import OPS, Options
 
@@ -84,17 +84,17 @@ def test_a_plan_comes_to_backward(name: str) -> None:
     function, base, _ = CALLS[name]
 
     def gradients(**more: Any) -> tuple[list[Tensor], tuple[Any, ...]]:
-        given = {n: x.clone().requires_grad_(x.is_floating_point()) if isinstance(x, Tensor) else x
+        arguments = {n: x.clone().requires_grad_(x.is_floating_point()) if isinstance(x, Tensor) else x
                  for n, x in base.items()}  # fmt: skip
-        leaves = [x for x in given.values() if isinstance(x, Tensor) and x.requires_grad]
+        leaves = [x for x in arguments.values() if isinstance(x, Tensor) and x.requires_grad]
         with Handed() as handed:
-            made = torch.autograd.grad(function(**given, **more).square().sum(), leaves)
-        return list(made), handed.calls[-1]
+            leaf_gradients = torch.autograd.grad(function(**arguments, **more).square().sum(), leaves)
+        return list(leaf_gradients), handed.calls[-1]
 
     plan = {"block_size": 32, "row_panels": 1, "parts": 3}
     before, planned = gradients(block_size=128)
-    after, asked = gradients(block_size=128, backward_plan=plan)
-    assert "attention_backward" in asked[0] and asked == (*planned[:-1], *plan.values())
+    after, requested = gradients(block_size=128, backward_plan=plan)
+    assert "attention_backward" in requested[0] and requested == (*planned[:-1], *plan.values())
     assert planned[-1] == 0  # block_size is forward's
     assert the_same(before, after, exactly=False) and not the_same(before, after)
 
@@ -113,8 +113,8 @@ def test_gradcheck(layout: str) -> None:
             "return_attn_probs": True,
         }  # fmt: skip
         if layout == "dense":
-            return ours.flash_attn_func(q, k, v, **arguments)[:2]
-        return ours.flash_attn_varlen_func(
+            return attention.flash_attn_func(q, k, v, **arguments)[:2]
+        return attention.flash_attn_varlen_func(
             q, k, v, bounds.cu_seqlens_q, bounds.cu_seqlens_k, 9, 11, seqused_k=bounds.seqused_k,
             leftpad_k=bounds.leftpad_k, **arguments,
         )[:2]  # fmt: skip
@@ -129,23 +129,23 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize("grad", [False, True])
 def test_compile(grad: bool) -> None:
     def function(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
-        return ours.flash_attn_func(q, k, v, causal=True, softcap=2.0, alibi_slopes=SLOPES, sink=sink)
+        return attention.flash_attn_func(q, k, v, causal=True, softcap=2.0, alibi_slopes=SLOPES, sink=sink)
 
     twin = compiled(function)
     for queries, keys in ((5, 9), (17, 40), (30, 30)):
         inputs = [torch.randn(2, n, 2, 8, requires_grad=grad) for n in (queries, keys, keys)]
         inputs.append(torch.randn(2, requires_grad=grad))
-        got, expected = twin(*inputs), function(*inputs)
-        assert torch.equal(got, expected)
+        actual, expected = twin(*inputs), function(*inputs)
+        assert torch.equal(actual, expected)
         if grad:
-            sent = torch.randn_like(got)
-            for x, y in zip(*(torch.autograd.grad(z, inputs, sent) for z in (got, expected)), strict=True):
+            sent = torch.randn_like(actual)
+            for x, y in zip(*(torch.autograd.grad(z, inputs, sent) for z in (actual, expected)), strict=True):
                 assert torch.equal(x, y)
 
 
 def test_compile_packed() -> None:
     def function(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
-        return ours.flash_attn_varlen_func(q, k, v, offsets, offsets, 20, 20, causal=True)
+        return attention.flash_attn_varlen_func(q, k, v, offsets, offsets, 20, 20, causal=True)
 
     q, k, v = (torch.randn(25, 2, 8) for _ in range(3))
     twin = compiled(function)
@@ -158,13 +158,13 @@ def test_compile_decoding() -> None:
     """The cache is written inside the graph."""
 
     def function(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, cos: Tensor, n: Tensor) -> Tensor:
-        return ours.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cos, cos, cache_seqlens=n, causal=True)
+        return attention.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cos, cos, cache_seqlens=n, causal=True)
 
     twin = compiled(function)
     cos, caches = torch.randn(40, 4), [torch.randn(2, 40, 2, 8) for _ in range(2)]
-    mine, theirs = [x.clone() for x in caches], [x.clone() for x in caches]
+    compiled_caches, eager_caches = [x.clone() for x in caches], [x.clone() for x in caches]
     for step in range(3):
         q, k, v = (torch.randn(2, 1, 2, 8) for _ in range(3))
         n = ends(step, step + 7)
-        assert torch.equal(twin(q, *mine, k, v, cos, n), function(q, *theirs, k, v, cos, n))
-        assert all(torch.equal(x, y) for x, y in zip(mine, theirs, strict=True))
+        assert torch.equal(twin(q, *compiled_caches, k, v, cos, n), function(q, *eager_caches, k, v, cos, n))
+        assert all(torch.equal(x, y) for x, y in zip(compiled_caches, eager_caches, strict=True))

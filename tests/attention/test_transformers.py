@@ -40,14 +40,14 @@ def pair(model: str, config: Any) -> tuple[Any, Any]:
     attention into it."""
     register_with_transformers()
     torch.manual_seed(0)
-    made = []
+    results = []
     for name in ("eager", "xlstm_hip"):
         one = getattr(transformers, model)._from_config(copy.deepcopy(config), attn_implementation=name).eval()
         assert one.config._attn_implementation == name
-        made.append(one)
-    eager, ours = made
-    ours.load_state_dict(eager.state_dict())
-    return eager, ours
+        results.append(one)
+    eager, fused = results
+    fused.load_state_dict(eager.state_dict())
+    return eager, fused
 
 
 def models(kind: str, **options: Any) -> tuple[Any, Any]:
@@ -56,30 +56,30 @@ def models(kind: str, **options: Any) -> tuple[Any, Any]:
 
 def moved(model: Any) -> Any:
     """The model with every weight moved by up to one rounding."""
-    other = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     with torch.no_grad():
-        for x in other.parameters():
+        for x in copied.parameters():
             x.mul_(1 + torch.finfo(x.dtype).eps * (2 * torch.rand_like(x) - 1))
-    return other
+    return copied
 
 
-def check_near(got: Tensor, expected: Tensor, beside: Tensor, what: str = "") -> None:
+def check_near(actual: Tensor, expected: Tensor, beside: Tensor, label: str = "") -> None:
     """beside: what the moved model makes of it."""
-    error, roundings, size = (float(x.abs().max()) for x in (got - expected, beside - expected, expected))
+    error, roundings, size = (float(x.abs().max()) for x in (actual - expected, beside - expected, expected))
     allowed = TIMES * roundings + torch.finfo(expected.dtype).eps * size
-    assert error <= allowed, f"{what}: error {error:.3g}, allowed {allowed:.3g}"
+    assert error <= allowed, f"{label}: error {error:.3g}, allowed {allowed:.3g}"
 
 
-def check_call(eager: Any, ours: Any, used: Tensor | None = None, **inputs: Any) -> None:
+def check_call(eager: Any, fused: Any, used: Tensor | None = None, **inputs: Any) -> None:
     """The first output of a call at the places in use, and the gradients of every weight."""
-    trio = (ours, eager, moved(eager))
+    trio = (fused, eager, moved(eager))
     outs = [model(**inputs)[0] for model in trio]
     outs = outs if used is None else [out[used] for out in outs]
     check_near(*outs, "the output")
     sent = torch.randn_like(outs[0])
     for out in outs:
         (out * sent).sum().backward()
-    for name, *of_trio in zip(dict(ours.named_parameters()), *(model.parameters() for model in trio), strict=True):
+    for name, *of_trio in zip(dict(fused.named_parameters()), *(model.parameters() for model in trio), strict=True):
         x, y, z = (parameter.grad for parameter in of_trio)
         if y is None:
             assert x is None, name
@@ -105,12 +105,12 @@ CAUSAL: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("kind, options", CAUSAL)
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_model(kind: str, options: dict[str, Any], padded: bool) -> None:
-    eager, ours = models(kind, **options)
+    eager, fused = models(kind, **options)
     tokens = torch.randint(1, 64, (2, 20))
     mask = torch.ones_like(tokens)
     if padded:
         mask[0, :6] = 0
-    check_call(eager, ours, mask.bool(), input_ids=tokens, attention_mask=mask)
+    check_call(eager, fused, mask.bool(), input_ids=tokens, attention_mask=mask)
 
 
 @pytest.mark.parametrize("argument, kind, options", [
@@ -119,7 +119,7 @@ def test_a_model(kind: str, options: dict[str, Any], padded: bool) -> None:
 ])  # fmt: skip
 def test_what_a_model_asks_is_seen(argument: str, kind: str, options: dict[str, Any]) -> None:
     """A call that drops one of the model's arguments is told from a right one."""
-    eager, ours = models(kind, **options)
+    eager, fused = models(kind, **options)
 
     def dropped(*values: Any, **named: Any) -> Any:
         assert named[argument] is not None
@@ -129,10 +129,10 @@ def test_what_a_model_asks_is_seen(argument: str, kind: str, options: dict[str, 
     transformers.AttentionInterface.register("xlstm_hip", dropped)
     try:
         with pytest.raises(AssertionError, match="the output: error"):
-            check_call(eager, ours, input_ids=tokens)
+            check_call(eager, fused, input_ids=tokens)
     finally:
         register_with_transformers()
-    check_call(eager, ours, input_ids=tokens)
+    check_call(eager, fused, input_ids=tokens)
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
@@ -144,66 +144,68 @@ def test_what_a_model_asks_is_seen(argument: str, kind: str, options: dict[str, 
     ],
 )
 def test_an_encoder(model: str, options: dict[str, Any], padding: str) -> None:
-    own = {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
-    eager, ours = pair(model, getattr(transformers, model.replace("Model", "Config"))(**SMALL | own | options))
+    special_tokens = {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    eager, fused = pair(
+        model, getattr(transformers, model.replace("Model", "Config"))(**SMALL | special_tokens | options)
+    )
     tokens = torch.randint(3, 64, (2, 20))
     mask = torch.ones_like(tokens)
     mask[0, slice(0, 6) if padding == "left" else slice(14, 20)] = 0
-    check_call(eager, ours, mask.bool(), input_ids=tokens, attention_mask=mask)
+    check_call(eager, fused, mask.bool(), input_ids=tokens, attention_mask=mask)
 
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("queries", [12, 20, 30])
 def test_cross_attention(queries: int, padded: bool) -> None:
     """The encoder's mask is of the keys alone: every token of the decoder looks at them, be they fewer or more."""
-    eager, ours = pair("BartModel", transformers.BartConfig(**BART))
+    eager, fused = pair("BartModel", transformers.BartConfig(**BART))
     tokens, written = torch.randint(1, 64, (2, 20)), torch.randint(1, 64, (2, queries))
     mask = None
     if padded:
         mask = torch.ones_like(tokens)
         mask[0, 15:] = 0
-    check_call(eager, ours, input_ids=tokens, attention_mask=mask, decoder_input_ids=written)
+    check_call(eager, fused, input_ids=tokens, attention_mask=mask, decoder_input_ids=written)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_an_encoder_decoder_writes(beams: int) -> None:
     options = {"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "forced_eos_token_id": None}
-    eager, ours = pair("BartForConditionalGeneration", transformers.BartConfig(**BART | options))
+    eager, fused = pair("BartForConditionalGeneration", transformers.BartConfig(**BART | options))
     tokens = torch.randint(3, 64, (2, 20))
     mask = torch.ones_like(tokens)
     mask[0, 15:] = 0
     arguments = {"attention_mask": mask, "max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
-    got, expected = (m.generate(tokens, **arguments, num_beams=beams) for m in (ours, eager))
-    assert torch.equal(got, expected)
+    actual, expected = (m.generate(tokens, **arguments, num_beams=beams) for m in (fused, eager))
+    assert torch.equal(actual, expected)
 
 
 def test_an_encoder_of_sound() -> None:
     sizes = {"max_source_positions": 50, "max_target_positions": 50, "num_mel_bins": 8, "pad_token_id": 0}
     tokens = {"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
     config = transformers.WhisperConfig(vocab_size=64, d_model=32, init_std=0.5, **LAYERS, **sizes, **tokens)
-    eager, ours = pair("WhisperModel", config)
+    eager, fused = pair("WhisperModel", config)
     written = torch.randint(1, 64, (2, 12))
-    check_call(eager, ours, input_features=torch.randn(2, 8, 100), decoder_input_ids=written)
+    check_call(eager, fused, input_features=torch.randn(2, 8, 100), decoder_input_ids=written)
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("kind, options", [("Llama", {}), ("Mistral", {"sliding_window": 7}), ("Gemma2", GEMMA)])
 def test_generation(kind: str, options: dict[str, Any], cache: str) -> None:
-    eager, ours = models(kind, **options)
+    eager, fused = models(kind, **options)
     tokens, mask = torch.randint(1, 64, (2, 9)), torch.ones(2, 9, dtype=torch.long)
     mask[1, :3] = 0
     arguments: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False}
     expected = eager.generate(tokens, **arguments)
-    assert torch.equal(ours.generate(tokens, **arguments, cache_implementation=cache), expected)
+    assert torch.equal(fused.generate(tokens, **arguments, cache_implementation=cache), expected)
 
 
 def test_a_prompt_read_in_parts() -> None:
     """Queries that are fewer than the keys, of rows with padding on the left."""
-    eager, ours = models("Llama")
+    eager, fused = models("Llama")
     tokens, mask = torch.randint(1, 64, (2, 20)), torch.ones(2, 20, dtype=torch.long)
     mask[1, :3] = 0
     outs = []
-    for model in (ours, eager, moved(eager)):
+    for model in (fused, eager, moved(eager)):
         cache = transformers.DynamicCache(config=model.config)
         with torch.no_grad():
             model(tokens[:, :12], attention_mask=mask[:, :12], past_key_values=cache)
@@ -213,12 +215,12 @@ def test_a_prompt_read_in_parts() -> None:
 
 def test_positions_that_start_over() -> None:
     """Sequences packed into one row, told by position_ids."""
-    _, ours = models("Llama")
+    _, fused = models("Llama")
     tokens = torch.randint(1, 64, (1, 20))
     positions = torch.cat([torch.arange(8), torch.arange(12)])[None]
-    got = ours(tokens, position_ids=positions).logits
-    expected = torch.cat([ours(tokens[:, :8]).logits, ours(tokens[:, 8:]).logits], 1)
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    actual = fused(tokens, position_ids=positions).logits
+    expected = torch.cat([fused(tokens[:, :8]).logits, fused(tokens[:, 8:]).logits], 1)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_packed_ends_stay_on_the_positions_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,9 +235,9 @@ def test_packed_ends_stay_on_the_positions_device(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_a_model_asks_in_vain_is_refused() -> None:
-    _, ours = models("Llama")
+    _, fused = models("Llama")
     with pytest.raises(ValueError, match="output_attentions"):
-        ours(torch.ones(1, 4, dtype=torch.long), output_attentions=True)
+        fused(torch.ones(1, 4, dtype=torch.long), output_attentions=True)
 
 
 FOR_THE_MODEL = ["vision_feature_layer", "vision_feature_select_strategy", "logits_to_keep", "image_sizes", "labels",
@@ -256,9 +258,9 @@ def test_keywords_of_the_model_are_let_through() -> None:
         with pytest.raises(NotImplementedError, match=f"^{name}: unknown to attn_implementation='xlstm_hip'"):
             attention_forward(*base, **{name: 1})
         assert torch.equal(attention_forward(*base, **{name: None})[0], expected)
-    _, ours = models("Llama")
+    _, fused = models("Llama")
     tokens = torch.randint(1, 64, (1, 9))
-    assert torch.equal(ours(tokens, vision_feature_layer=-1).logits, ours(tokens).logits)
+    assert torch.equal(fused(tokens, vision_feature_layer=-1).logits, fused(tokens).logits)
 
 
 def test_what_models_hand_to_attention_is_not_let_through() -> None:
@@ -275,63 +277,65 @@ def test_what_models_hand_to_attention_is_not_let_through() -> None:
 
 def test_a_compiled_model() -> None:
     """In one graph, as what is asked of a mask is read while it is traced."""
-    _, ours = models("Mistral", sliding_window=7)
+    _, fused = models("Mistral", sliding_window=7)
     tokens = torch.randint(1, 64, (2, 20))
     torch._dynamo.reset()
-    compiled = torch.compile(ours, backend="eager", fullgraph=True)
+    compiled = torch.compile(fused, backend="eager", fullgraph=True)
     with torch.no_grad():
-        got, expected = (m(tokens, use_cache=False).logits for m in (compiled, ours))
-    assert torch.equal(got, expected)
-    ours.config.attention_chunk_size = 8
+        actual, expected = (m(tokens, use_cache=False).logits for m in (compiled, fused))
+    assert torch.equal(actual, expected)
+    fused.config.attention_chunk_size = 8
     base = {"inputs_embeds": torch.zeros(2, 20, 32), "attention_mask": None, "past_key_values": None}
     chunked = torch.compile(transformers.masking_utils.create_chunked_causal_mask, backend="eager")
     with pytest.raises(Exception, match="chunked_overlay"):
-        chunked(ours.config, **base)
+        chunked(fused.config, **base)
     torch._dynamo.reset()
 
 
 def test_compiled_cross_attention() -> None:
     """With fewer queries than keys the mask must know that it is not causal, in a graph too."""
-    _, ours = pair("BartModel", transformers.BartConfig(**BART))
+    _, fused = pair("BartModel", transformers.BartConfig(**BART))
     tokens, written = torch.randint(1, 64, (2, 20)), torch.randint(1, 64, (2, 12))
     torch._dynamo.reset()
-    compiled = torch.compile(ours, backend="eager")
+    compiled = torch.compile(fused, backend="eager")
     with torch.no_grad():
-        got, expected = (m(input_ids=tokens, decoder_input_ids=written, use_cache=False)[0] for m in (compiled, ours))
+        actual, expected = (
+            m(input_ids=tokens, decoder_input_ids=written, use_cache=False)[0] for m in (compiled, fused)
+        )
     torch._dynamo.reset()
-    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_masks_of_other_kinds_are_refused() -> None:
     """Each would be another result in silence: chunks, blocks that see themselves whole, rows packed in a batch."""
-    _, ours = models("Llama")
+    _, fused = models("Llama")
     tokens = torch.randint(1, 64, (2, 20))
     positions = torch.cat([torch.arange(8), torch.arange(12)])[None].expand(2, -1)
     with pytest.raises(NotImplementedError, match="position_ids: positions that start over"):
-        ours(tokens, position_ids=positions, use_cache=False)
+        fused(tokens, position_ids=positions, use_cache=False)
     masks = transformers.masking_utils
-    ours.config.attention_chunk_size = 8
+    fused.config.attention_chunk_size = 8
     embedded = torch.zeros(2, 20, 32)
     base: dict[str, Any] = {"inputs_embeds": embedded, "attention_mask": None, "past_key_values": None}
     with pytest.raises(NotImplementedError, match="mask_function: a mask of chunked_overlay"):
-        masks.create_chunked_causal_mask(ours.config, **base)
-    ours.config.attention_chunk_size = 20
-    assert masks.create_chunked_causal_mask(ours.config, **base) is None
+        masks.create_chunked_causal_mask(fused.config, **base)
+    fused.config.attention_chunk_size = 20
+    assert masks.create_chunked_causal_mask(fused.config, **base) is None
     with pytest.raises(NotImplementedError, match="mask_function: a mask of blockwise_overlay, or_masks"):
-        masks.create_causal_mask(ours.config, **base, block_sequence_ids=torch.zeros(2, 20, dtype=torch.long))
+        masks.create_causal_mask(fused.config, **base, block_sequence_ids=torch.zeros(2, 20, dtype=torch.long))
     with pytest.raises(NotImplementedError, match="mask_function: a mask of"):
-        masks.create_causal_mask(ours.config, **base, and_mask_function=lambda *at: at[3] > 3)
+        masks.create_causal_mask(fused.config, **base, and_mask_function=lambda *at: at[3] > 3)
 
 
 def test_padding_that_no_call_can_tell_is_refused() -> None:
     """Under a window packed keys would stand nearer than they do; queries outside of a causal mask stand nowhere."""
-    _, ours = models("Mistral", sliding_window=7)
+    _, fused = models("Mistral", sliding_window=7)
     tokens, mask = torch.randint(1, 64, (2, 20)), torch.ones(2, 20, dtype=torch.long)
     mask[0, 9:12] = 0
     with pytest.raises(NotImplementedError, match="attention_mask: expected no padding between tokens with sliding"):
-        ours(tokens, attention_mask=mask)
-    eager, ours = models("Llama")  # where the whole row is seen it is as good as any other
-    check_call(eager, ours, mask.bool(), input_ids=tokens, attention_mask=mask)
+        fused(tokens, attention_mask=mask)
+    eager, fused = models("Llama")  # where the whole row is seen it is as good as any other
+    check_call(eager, fused, mask.bool(), input_ids=tokens, attention_mask=mask)
     x = torch.randn(1, 2, 5, 8)
     with pytest.raises(ValueError, match="attention_mask: expected the 5 queries' tokens in it"):
         attention_forward(torch.nn.Module(), x, x[:, :, :3], x[:, :, :3], torch.ones(1, 3))

@@ -76,10 +76,10 @@ def test_smoke_run(smoke_run: Path) -> None:
             assert 0 < entry["ms"]["min"] <= entry["ms"]["median"] <= entry["ms"]["max"]
             assert set(entry["metrics"]) == set(metrics.METRICS)
             if entry["provider"] in (OURS, PLAIN):
-                own = results["exact"][point["operator"]].get(entry["name"], {"fp32": 1e-3})
-                assert entry["inexact"] == [] and max(entry["errors"].values()) < own["fp32"]
-        ours = next(e for e in point["entries"] if e["provider"] == OURS)
-        assert ours["metrics"]["times_ours"] == 1 and ours["metrics"]["roofline"] > 0
+                limits = results["exact"][point["operator"]].get(entry["name"], {"fp32": 1e-3})
+                assert entry["inexact"] == [] and max(entry["errors"].values()) < limits["fp32"]
+        fused = next(e for e in point["entries"] if e["provider"] == OURS)
+        assert fused["metrics"]["times_ours"] == 1 and fused["metrics"]["roofline"] > 0
     (first, *_) = (p for p in results["points"] if p["operator"] == "write")
     assert first["entries"][0]["metrics"]["tokens_per_second"] > 0
 
@@ -89,26 +89,26 @@ def test_what_is_missing_is_said(smoke_run: Path) -> None:
     entries = {(e["provider"], e["name"]): e for p in points for e in p["entries"]}
     for provider in (FLA, FLASH):
         if PROVIDERS[provider].missing():
-            said = [e["missing"] for (own, _), e in entries.items() if own == provider]
-            assert said == [f"{PROVIDERS[provider].module} is not installed"]
-            assert said[0] in smoke_run.with_suffix(".md").read_text()
+            reasons = [e["missing"] for (provider_of_entry, _), e in entries.items() if provider_of_entry == provider]
+            assert reasons == [f"{PROVIDERS[provider].module} is not installed"]
+            assert reasons[0] in smoke_run.with_suffix(".md").read_text()
     if PROVIDERS[OFFICIAL].missing() is None:
         assert entries[OFFICIAL, "triton step"]["missing"] == "does not run on the CPU"
 
 
 def test_tables_and_pictures_come_from_the_file_alone(smoke_run: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.json"
-    other.write_text(smoke_run.read_text())
-    done = command("--redraw", other)
+    copied = tmp_path / "other.json"
+    copied.write_text(smoke_run.read_text())
+    done = command("--redraw", copied)
     assert done.returncode == 0, done.stderr
-    assert other.with_suffix(".md").read_text() == smoke_run.with_suffix(".md").read_text()
+    assert copied.with_suffix(".md").read_text() == smoke_run.with_suffix(".md").read_text()
     names = {x.name.removeprefix("smoke") for x in smoke_run.parent.glob("*.png")}
-    wanted = {"length", "head_dim", "chunk_size", "batch", "keys", "context", "layers", "roofline"}
-    assert names == {x.name.removeprefix("other") for x in tmp_path.glob("*.png")} == {f"_{x}.png" for x in wanted}
+    expected = {"length", "head_dim", "chunk_size", "batch", "keys", "context", "layers", "roofline"}
+    assert names == {x.name.removeprefix("other") for x in tmp_path.glob("*.png")} == {f"_{x}.png" for x in expected}
     assert all(x.stat().st_size > 8_000 for x in tmp_path.glob("*.png"))
-    text = other.with_suffix(".md").read_text()
+    text = copied.with_suffix(".md").read_text()
     assert "A smoke run" in text and "## mlstm-backward" in text
-    few = command("--redraw", other, "--metrics", "ms")
+    few = command("--redraw", copied, "--metrics", "ms")
     assert "of roofline" not in few.stdout and "TFLOP/s  " not in few.stdout and "| ms " in few.stdout
 
 
@@ -141,11 +141,11 @@ def test_list() -> None:
 )
 def test_bad_arguments(arguments: tuple[str, ...], code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        got = cli.main(["bench", *arguments])
+        actual = cli.main(["bench", *arguments])
     except SystemExit as stopped:
-        got = int(stopped.code or 0)
+        actual = int(stopped.code or 0)
     err = capsys.readouterr().err
-    assert got == code and text in err, err
+    assert actual == code and text in err, err
 
 
 def test_a_file_of_another_benchmark_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,8 +164,8 @@ def test_a_part_of_a_file_is_refused(
     del results[key]
     (tmp_path / "part.json").write_text(json.dumps(results))
     assert cli.main(["bench", "--redraw", str(tmp_path / "part.json")]) == 1
-    said = capsys.readouterr().err
-    assert "--redraw: expected a whole result file, got " in said and f"part.json': KeyError: '{key}'" in said
+    message = capsys.readouterr().err
+    assert "--redraw: expected a whole result file, got " in message and f"part.json': KeyError: '{key}'" in message
     assert [x.name for x in tmp_path.iterdir()] == ["part.json"]
 
 
@@ -204,23 +204,27 @@ def test_a_result_file_is_never_half_written(monkeypatch: pytest.MonkeyPatch, tm
 Make = Callable[[Any, dict[str, Tensor]], Callable[[], dict[str, Tensor]]]
 
 
-def with_step_implementations(monkeypatch: pytest.MonkeyPatch, **made: tuple[str, Make]) -> None:
-    own = tuple(Implementation(name, provider, prepare) for name, (provider, prepare) in made.items())
-    monkeypatch.setitem(operators.OPERATORS, "step", replace(operators.OPERATORS["step"], implementations=own))
+def with_step_implementations(monkeypatch: pytest.MonkeyPatch, **makers: tuple[str, Make]) -> None:
+    implementations = tuple(Implementation(name, provider, prepare) for name, (provider, prepare) in makers.items())
+    monkeypatch.setitem(
+        operators.OPERATORS, "step", replace(operators.OPERATORS["step"], implementations=implementations)
+    )
 
 
 def run_steps(tmp_path: Path, **settings: Any) -> dict[str, Any]:
-    asked = Settings(operators=("step",), device="cpu", dtypes=("fp32",), quick=True, **settings)
-    return runner.run(asked, tmp_path / "steps.json")
+    run_settings = Settings(operators=("step",), device="cpu", dtypes=("fp32",), quick=True, **settings)
+    return runner.run(run_settings, tmp_path / "steps.json")
 
 
 def test_what_would_end_the_process_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def deadly(*_: Any) -> Any:
         raise SystemExit("the process is over")
 
-    ours = operators.OPERATORS["step"].implementations[0]
-    peer = replace(ours, name="deadly", provider=PLAIN, prepare=deadly, beyond=lambda cell: "too far")
-    monkeypatch.setitem(operators.OPERATORS, "step", replace(operators.OPERATORS["step"], implementations=(ours, peer)))
+    fused = operators.OPERATORS["step"].implementations[0]
+    peer = replace(fused, name="deadly", provider=PLAIN, prepare=deadly, beyond=lambda cell: "too far")
+    monkeypatch.setitem(
+        operators.OPERATORS, "step", replace(operators.OPERATORS["step"], implementations=(fused, peer))
+    )
     for point in run_steps(tmp_path)["points"]:
         assert point["entries"][1]["missing"] == "too far" and "ms" in point["entries"][0]
 
@@ -281,8 +285,8 @@ def test_nothing_measured_is_the_exit_code(
 ) -> None:
     arguments = ["--providers", provider, "--device", "cpu", *QUICK, "--out", str(tmp_path / "b.json")]
     assert cli.main(["bench", "attention", *arguments]) == 1
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith(f"xlstm-hip bench: {line}"), said
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message.startswith(f"xlstm-hip bench: {line}"), message
 
 
 def test_a_failure_of_ours_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -361,10 +365,10 @@ def test_a_slow_peer_is_not_called_again(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_time_is_shared_and_points_stay_in_order(tmp_path: Path) -> None:
-    asked = Settings(operators=("step", "layers"), device="cpu", dtypes=("fp32",), quick=True, seconds=1000)
-    results = runner.run(asked, tmp_path / "order.json")
+    settings = Settings(operators=("step", "layers"), device="cpu", dtypes=("fp32",), quick=True, seconds=1000)
+    results = runner.run(settings, tmp_path / "order.json")
     scale = Scale(False, True, ("fp32",))
-    want = [(name, p.cell.title) for name in asked.operators for p in operators.OPERATORS[name].points(scale)]
+    want = [(name, p.cell.title) for name in settings.operators for p in operators.OPERATORS[name].points(scale)]
     assert [(p["operator"], p["title"]) for p in results["points"]] == want
     assert all("entries" in p for p in results["points"])
 
@@ -384,15 +388,15 @@ def test_a_peer_that_ends_the_process_is_not_run(monkeypatch: pytest.MonkeyPatch
     points = lambda scale: [Point("batch", cell.dqk, cell) for cell in shapes]  # noqa: E731
     step = replace(operators.OPERATORS["step"], implementations=(right, dies), points=points)
     monkeypatch.setitem(operators.OPERATORS, "step", step)
-    asked: dict[str, Any] = {}
+    tried: dict[str, Any] = {}
 
     def not_survived(command: list[str], environment: Any, tries: dict[str, tuple[str, ...]]) -> dict[Any, str]:
-        asked.update(tries)
+        tried.update(tries)
         return {("dies", tries["dies"][0]): "its trial ended with -6: Assertion"}
 
     monkeypatch.setattr(trial, "not_survived", not_survived)
     first, second = run_steps(tmp_path)["points"]
-    assert asked == {"dies": tuple(f"step step fp32 B1 NH2 {dim}/{dim}" for dim in (16, 32))}
+    assert tried == {"dies": tuple(f"step step fp32 B1 NH2 {dim}/{dim}" for dim in (16, 32))}
     assert first["entries"][1]["missing"] == "its trial ended with -6: Assertion"
     assert "ms" in first["entries"][0] and "ms" in second["entries"][1]
 
@@ -407,11 +411,11 @@ def test_a_trial_says_what_it_lived_through() -> None:
     assert done.returncode == 0 and done.stdout == "", done.stderr
 
 
-@pytest.mark.parametrize("told", ["always", "once", "never"])
-def test_a_lost_gpu_is_told_from_an_error(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
-    errors = {"always": [RuntimeError("wild")] * 9, "once": [RuntimeError("late"), None], "never": [None]}[told]
+@pytest.mark.parametrize("failing", ["always", "once", "never"])
+def test_a_lost_gpu_is_told_from_an_error(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    errors = {"always": [RuntimeError("wild")] * 9, "once": [RuntimeError("late"), None], "never": [None]}[failing]
     monkeypatch.setattr(torch.cuda, "synchronize", Mock(side_effect=errors))
-    assert machine.lost(torch.device("cuda")) == (told == "always") and not machine.lost(torch.device("cpu"))
+    assert machine.lost(torch.device("cuda")) == (failing == "always") and not machine.lost(torch.device("cpu"))
 
 
 def test_a_trial_that_loses_the_gpu_is_not_lived_through(
@@ -424,8 +428,8 @@ def test_a_trial_that_loses_the_gpu_is_not_lived_through(
     line = ["trial", "--device", "cpu", "--dtypes", "fp32", "--quick", "--operators", "step", "--try", "wild"]
     monkeypatch.setattr(sys, "argv", line)
     trial.main()
-    said = capsys.readouterr()
-    assert said.out.startswith("done step ") and said.err.endswith(": RuntimeError: far away\n")
+    message = capsys.readouterr()
+    assert message.out.startswith("done step ") and message.err.endswith(": RuntimeError: far away\n")
     monkeypatch.setattr(trial, "lost", lambda device: True)
     monkeypatch.setattr(os, "_exit", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
@@ -436,9 +440,9 @@ def test_a_trial_that_loses_the_gpu_is_not_lived_through(
 def test_who_loses_the_gpu_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A peer too: it is named, since what came after it would fail in its place."""
     step = operators.OPERATORS["step"]
-    ours, *_, peer = (x for x in step.implementations if x.provider in (OURS, PLAIN))
+    fused, *_, peer = (x for x in step.implementations if x.provider in (OURS, PLAIN))
     wild = replace(peer, name="wild", prepare=Mock(side_effect=RuntimeError("far away")))
-    monkeypatch.setitem(operators.OPERATORS, "step", replace(step, implementations=(ours, wild, peer)))
+    monkeypatch.setitem(operators.OPERATORS, "step", replace(step, implementations=(fused, wild, peer)))
     assert run_steps(tmp_path)["points"][0]["entries"][1]["missing"] == "RuntimeError: far away"
     monkeypatch.setattr(contest, "lost", lambda device: True)
     with pytest.raises(SystemExit, match="wild: RuntimeError: far away; the GPU is lost to this process"):
@@ -454,9 +458,9 @@ def test_the_long_truth_is_the_short_one(work: str, monkeypatch: pytest.MonkeyPa
     inputs = mlstm.make_inputs(cell)
     want = mlstm.true_results(cell, inputs)
     monkeypatch.setattr(mlstm, "QUADRATIC_LENGTH", 100)
-    got = mlstm.true_results(cell, inputs)
-    assert set(got) == set(want) == ({"h"} if work == "forward" else {"h", "dq", "dk", "dv", "di", "df"})
-    for name, x in got.items():
+    actual = mlstm.true_results(cell, inputs)
+    assert set(actual) == set(want) == ({"h"} if work == "forward" else {"h", "dq", "dk", "dv", "di", "df"})
+    for name, x in actual.items():
         torch.testing.assert_close(x, want[name], rtol=1e-8, atol=1e-10)
 
 
@@ -516,9 +520,9 @@ def test_weights_of_fewer_bits_are_fewer_bytes() -> None:
     assert cell.bytes_of("ours int4") == (0.5 + 4 / 64) * weights
     ceilings = {"copy_bytes_per_second": 1e9, "flops_per_second": {"bf16": math.inf}}
     entry = {"name": "ours int4", "ms": {"median": 2.0}}
-    made = metrics.of(cell, entry, ceilings)
-    assert made["gb_per_second"] == pytest.approx(cell.bytes_of("ours int4") / 2e6)
-    assert made["roofline"] == pytest.approx(cell.bytes_of("ours int4") / 1e6 / 2.0)
+    values = metrics.of(cell, entry, ceilings)
+    assert values["gb_per_second"] == pytest.approx(cell.bytes_of("ours int4") / 2e6)
+    assert values["roofline"] == pytest.approx(cell.bytes_of("ours int4") / 1e6 / 2.0)
 
 
 def test_every_series_has_a_picture_and_every_cell_a_size() -> None:
@@ -587,8 +591,8 @@ def test_what_a_regime_names_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_selection_runs(tmp_path: Path) -> None:
-    asked = Settings(operators=operators.GROUPS["selection"], device="cpu", dtypes=("fp32",), quick=True)
-    results = runner.run(asked, tmp_path / "s.json")
+    settings = Settings(operators=operators.GROUPS["selection"], device="cpu", dtypes=("fp32",), quick=True)
+    results = runner.run(settings, tmp_path / "s.json")
     found = list(selection.choices(results))
     assert {x.operator for x in found} == set(operators.GROUPS["selection"])
     text = report.markdown(results)

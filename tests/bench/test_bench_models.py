@@ -26,15 +26,15 @@ class Planted:
 
     def __call__(self, right: readers.Reader) -> readers.Reader:
         def read(x: Tensor, state: Any = None) -> readers.Written:
-            own = right(x, state)
+            result = right(x, state)
 
             def write(n: int) -> Tensor:
-                text = own.write(n)
+                text = result.write(n)
                 if self.token is not None:
                     text[:, n // 2] = self.token
                 return text
 
-            return readers.Written(own.logits, write)
+            return readers.Written(result.logits, write)
 
         return read
 
@@ -43,13 +43,13 @@ def run_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, **p
     """The entries of the first point by name; planted ones stand for ours."""
     makers = {name: (lambda w, p=p: p(models.MAKERS["ours"](w))) for name, p in planted.items()}
     monkeypatch.setattr(models, "MAKERS", models.MAKERS | makers)
-    kept = tuple(x for x in models.IMPLEMENTATIONS if x.provider in (OURS, PLAIN))
-    kept += tuple(Implementation(name, OURS, models._prepared(name)) for name in planted)
+    implementations = tuple(x for x in models.IMPLEMENTATIONS if x.provider in (OURS, PLAIN))
+    implementations += tuple(Implementation(name, OURS, models._prepared(name)) for name in planted)
     write = operators.OPERATORS["write"]
     points = lambda scale: write.points(scale)[:1]  # noqa: E731
-    monkeypatch.setitem(operators.OPERATORS, "write", replace(write, implementations=kept, points=points))
-    asked = Settings(operators=("write",), device="cpu", dtypes=(dtype,), quick=True)
-    return {e["name"]: e for e in runner.run(asked, tmp_path / "writing.json")["points"][0]["entries"]}
+    monkeypatch.setitem(operators.OPERATORS, "write", replace(write, implementations=implementations, points=points))
+    settings = Settings(operators=("write",), device="cpu", dtypes=(dtype,), quick=True)
+    return {e["name"]: e for e in runner.run(settings, tmp_path / "writing.json")["points"][0]["entries"]}
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -79,21 +79,21 @@ def test_a_text_before_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     read: list[tuple[str, int]] = []
 
     def noted(name: str, make: Callable[[models.Weights], readers.Reader]) -> Any:
-        def made(weights: models.Weights) -> readers.Reader:
-            own = make(weights)
+        def counted_reader(weights: models.Weights) -> readers.Reader:
+            original = make(weights)
 
             def reader(x: Tensor, state: Any = None) -> readers.Written:
                 read.append((name, x.shape[1]))
-                return own(x, state)
+                return original(x, state)
 
             return reader
 
-        return made
+        return counted_reader
 
     monkeypatch.setattr(models, "READY_TOKENS", 8)
     monkeypatch.setattr(models, "MAKERS", {name: noted(name, make) for name, make in models.MAKERS.items()})
-    asked = Settings(operators=("write",), device="cpu", dtypes=("fp32",), quick=True)
-    points = runner.run(asked, tmp_path / "writing.json")["points"]
+    settings = Settings(operators=("write",), device="cpu", dtypes=("fp32",), quick=True)
+    points = runner.run(settings, tmp_path / "writing.json")["points"]
     assert [n for name, n in read if name == "ours" and n > 8] == [p["x"] - 1 for p in points]
     assert {n for name, n in read if name != "ours"} == {8, 1}
     entries = [e for p in points for e in p["entries"] if "missing" not in e]
@@ -104,29 +104,29 @@ def test_a_text_before_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 @pytest.mark.parametrize("device", ["cpu", "cpu:0"])
 def test_weights_are_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str) -> None:
     """For all points, whatever the device is called: cpu:0 is to the tensors made there cpu, as cuda is cuda:0."""
-    made = []
+    results = []
     make = models.random_weights
-    monkeypatch.setattr(models, "random_weights", lambda *asked: made.append(asked) or make(*asked))
-    asked = Settings(operators=("write",), providers=(OURS,), device=device, dtypes=("fp32",), quick=True)
-    points = runner.run(asked, tmp_path / "writing.json")["points"]
+    monkeypatch.setattr(models, "random_weights", lambda *settings: results.append(settings) or make(*settings))
+    settings = Settings(operators=("write",), providers=(OURS,), device=device, dtypes=("fp32",), quick=True)
+    points = runner.run(settings, tmp_path / "writing.json")["points"]
     assert len(points) == 2 and all("ms" in entry for point in points for entry in point["entries"])
-    assert len(made) == 1
+    assert len(results) == 1
 
 
 def test_models_of_peers_do_not_eat_the_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Planted: the first peer's takes more than its part; ours are measured everywhere, the next peer is left out."""
     write = operators.OPERATORS["write"]
-    ours, slow, late = (Implementation(name, who, models._prepared("ours")) for name, who in
+    fused, slow, late = (Implementation(name, provider, models._prepared("ours")) for name, provider in
                         (("ours", OURS), ("slow", HUGGING_FACE), ("late", HUGGING_FACE)))  # fmt: skip
 
     def ready(name: str, cell: models.Cell, device: torch.device) -> None:
         time.sleep(1.5 * (name == "slow"))
 
-    planted = replace(write, implementations=(slow, late, ours), ready=ready)
+    planted = replace(write, implementations=(slow, late, fused), ready=ready)
     monkeypatch.setitem(operators.OPERATORS, "write", planted)
-    asked = Settings(operators=("write",), device="cpu", dtypes=("fp32",), quick=True, seconds=30)
+    settings = Settings(operators=("write",), device="cpu", dtypes=("fp32",), quick=True, seconds=30)
     monkeypatch.setattr(runner, "READY_PART", 0.03)
-    for point in runner.run(asked, tmp_path / "writing.json")["points"]:
+    for point in runner.run(settings, tmp_path / "writing.json")["points"]:
         entries = {e["name"]: e for e in point["entries"]}
         assert "ms" in entries["ours"] and "ms" in entries["slow"]
         assert entries["late"]["missing"] == "left out for time: its model was not made"

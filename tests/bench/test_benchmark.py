@@ -50,8 +50,8 @@ def test_smoke_run_measures_everything(smoke_run: Path) -> None:
     }
     assert results["environment"]["threads"] == 1
     for cell in results["cells"]:
-        ours = [kernel for kernel in cell["kernels"] if kernel["side"] == "xlstm_hip"]
-        assert len(ours) == (2 if cell["work"] == "step" else 1)
+        fused = [kernel for kernel in cell["kernels"] if kernel["side"] == "xlstm_hip"]
+        assert len(fused) == (2 if cell["work"] == "step" else 1)
         for kernel in cell["kernels"]:
             if "missing" in kernel:
                 continue
@@ -59,9 +59,9 @@ def test_smoke_run_measures_everything(smoke_run: Path) -> None:
             assert 0 < kernel["ms"]["min"] <= kernel["ms"]["median"] <= kernel["ms"]["max"]
             expected = {"forward": {"h"}, "forward+backward": {"h", "dq", "dk", "dv", "di", "df"}, "step": {"h", "c"}}
             assert set(kernel["errors"]) == expected[cell["work"]]
-        assert all(kernel["inexact"] == [] for kernel in ours)
+        assert all(kernel["inexact"] == [] for kernel in fused)
         for side in {kernel["side"] for kernel in cell["kernels"] if "ms" in kernel} - {"xlstm_hip"}:
-            ratio = ratio_to(cell["kernels"], ours[0], side)
+            ratio = ratio_to(cell["kernels"], fused[0], side)
             assert ratio is not None and 0 < ratio["min"] <= ratio["median"] <= ratio["max"]
     (grown,) = results["memory"]["cells"]
     assert [kernel["name"] for kernel in grown["kernels"]] == ["ours"] and results["ended_early"] is False
@@ -111,7 +111,7 @@ def test_missing_peers_are_said(load: Load, smoke_run: Path, monkeypatch: pytest
 def test_truth_is_the_reference(work: str) -> None:
     cell = problem.Cell(work, "fp32", 1, 2, 1 if work == "step" else 24, 6, 10, 8)
     inputs = problem.make_inputs(cell)
-    got = problem.true_results(cell, inputs)
+    actual = problem.true_results(cell, inputs)
     if work == "step":
         token = {name: inputs[name][:, :, None] for name in "qkv"} | {name: inputs[name] for name in "if"}
         h, (c, _, _) = truth(**token, **{f"{name}_initial": inputs[name] for name in "cnm"})
@@ -121,26 +121,26 @@ def test_truth_is_the_reference(work: str) -> None:
         h, _ = truth(**leaves)
         gradients = torch.autograd.grad(h, list(leaves.values()), inputs["dh"].double())
         expected = {"h": h[-1, -1], **{f"d{n}": g[-1, -1] for n, g in zip("qkvif", gradients, strict=True)}}
-    assert set(got) == set(expected)
-    for name, x in got.items():
+    assert set(actual) == set(expected)
+    for name, x in actual.items():
         torch.testing.assert_close(x, expected[name], rtol=1e-10, atol=1e-12)
 
 
 def test_a_wrong_result_of_ours_ends_the_run(load: Load) -> None:
     operator = load("mlstm_cpu").SEQUENCES
-    ours, *_ = operator.implementations
+    fused, *_ = operator.implementations
     cell = problem.Cell("forward", "fp32", 1, 1, 32, 8, 8, 16)
     contest = Contest(operator, cell, Machine("cpu"))
 
     def wrong(cell: Any, inputs: dict[str, torch.Tensor]) -> Callable[[], dict[str, torch.Tensor]]:
-        call = ours.prepare(cell, inputs)
+        call = fused.prepare(cell, inputs)
         return lambda: {name: 1.01 * x for name, x in call().items()}
 
-    assert contest.enter_or_end(ours)[0]["inexact"] == []
-    entry, call = contest.enter_or_end(replace(ours, provider="reference", prepare=wrong))
+    assert contest.enter_or_end(fused)[0]["inexact"] == []
+    entry, call = contest.enter_or_end(replace(fused, provider="reference", prepare=wrong))
     assert entry["inexact"] == ["h"] and call is not None
     with pytest.raises(SystemExit, match="ours: wrong: h; not timed; errors: h 0.01; expected at most 0.001"):
-        contest.enter_or_end(replace(ours, prepare=wrong))
+        contest.enter_or_end(replace(fused, prepare=wrong))
 
 
 def test_the_cpu_figures_are_the_files() -> None:
@@ -162,9 +162,9 @@ def test_the_gpu_figures_are_the_files(load: Load) -> None:
     """The text between the marks, words too, is the script's output; the README's picture shows the same figures."""
     script = load("readme_gpu")
     root, results = BENCHMARKS.parent, BENCHMARKS / "results"
-    for name, made in (("README.md", script.claim(results)), ("docs/benchmarks.md", script.block(results))):
+    for name, expected in (("README.md", script.claim(results)), ("docs/benchmarks.md", script.block(results))):
         text = script.between_the_marks((root / name).read_text(encoding="utf-8"))
-        assert text and text == made
+        assert text and text == expected
     assert figures_in(results / "readme.png") == script.figures(results)
 
 

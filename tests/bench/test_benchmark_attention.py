@@ -73,12 +73,12 @@ def test_a_wrong_feature_ends_the_run(load: Callable[[str], Any], monkeypatch: p
     """And every row is held to the definition: planted, a window that is one token too wide."""
     features = load("attention_features")
     rows = features.sequences(True, "forward")
-    (ours,) = features.OPERATOR.implementations
+    (fused,) = features.OPERATOR.implementations
 
     def wider(cell: Any, inputs: Any) -> Any:
-        return ours.prepare(cell if cell.window is None else replace(cell, window=cell.window + 1), inputs)
+        return fused.prepare(cell if cell.window is None else replace(cell, window=cell.window + 1), inputs)
 
-    planted = replace(features.OPERATOR, implementations=(replace(ours, prepare=wider),))
+    planted = replace(features.OPERATOR, implementations=(replace(fused, prepare=wider),))
     monkeypatch.setattr(features, "OPERATOR", planted)
     session = Session(Namespace(quick=True), Machine("cpu"), timing.QUICK, {})
     with pytest.raises(

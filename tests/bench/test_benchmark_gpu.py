@@ -117,11 +117,11 @@ def test_the_table_holds_figures_to_the_aims(load: Load, smoke_run: Path, tmp_pa
 
 
 def test_plot_from_the_file_alone(smoke_run: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.json"
-    other.write_text(smoke_run.read_text())
-    done = subprocess.run([sys.executable, str(SCRIPT), "--plot", str(other)], capture_output=True, text=True)
+    copied = tmp_path / "other.json"
+    copied.write_text(smoke_run.read_text())
+    done = subprocess.run([sys.executable, str(SCRIPT), "--plot", str(copied)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert other.with_suffix(".md").read_text() == smoke_run.with_suffix(".md").read_text()
+    assert copied.with_suffix(".md").read_text() == smoke_run.with_suffix(".md").read_text()
 
 
 def test_what_is_late_is_said(load: Load, tmp_path: Path) -> None:
@@ -140,23 +140,23 @@ def test_a_wrong_result_is_told(load: Load) -> None:
 
 def test_what_is_tried_is_what_is_looked_up(load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each Triton peer at the head dims that it meets, no others, by the names that the benchmark asks for."""
-    module, asked = load("mlstm_gpu"), {}
-    monkeypatch.setattr(trial, "not_survived", lambda command, environment, tries: asked.update(tries) or {})
+    module, tried = load("mlstm_gpu"), {}
+    monkeypatch.setattr(trial, "not_survived", lambda command, environment, tries: tried.update(tries) or {})
     monkeypatch.setattr(Implementation, "missing", lambda self, device: None)
     monkeypatch.setattr(module, "ceilings", lambda machine, quick: {})
-    given = module.BENCHMARK.parser().parse_args(["--device", "cpu"])
-    given.quick = False
+    args = module.BENCHMARK.parser().parse_args(["--device", "cpu"])
+    args.quick = False
     packages = dict.fromkeys(module.PEERS.values())
-    session = Session(given, Machine("cpu"), QUICK, {"environment": {"packages": packages}, "settings": {}})
+    session = Session(args, Machine("cpu"), QUICK, {"environment": {"packages": packages}, "settings": {}})
     monkeypatch.setattr(session.machine, "gpu", True)
     assert len(module.plan(session)) == 11 + 20
-    wanted = {}
+    expected = {}
     for cell in module.cells_of(quick=False):
         operator = module.OPERATOR_OF[cell.work]
         for x in (x for x in operator.implementations if x.triton):
-            wanted.setdefault(x.name, set()).add(work_of(operator, cell))
-    assert {name: set(works) for name, works in asked.items()} == wanted
-    assert {len(works) for works in wanted.values()} == {1, 4}
+            expected.setdefault(x.name, set()).add(work_of(operator, cell))
+    assert {name: set(works) for name, works in tried.items()} == expected
+    assert {len(works) for works in expected.values()} == {1, 4}
 
 
 def test_a_peer_that_ends_the_process_is_not_run(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_our_inputs_make_finite_results() -> None:
     cell = problem.Cell("step", "bf16", 1, 2, 1, 8, 16, 64)
     inputs = problem.make_inputs(cell)
     before = inputs["c"].clone()
-    in_place, other = contenders.GPU_STEPS[:2]
-    first, again = in_place.prepare(cell, inputs), other.prepare(cell, inputs)
+    in_place, out_of_place = contenders.GPU_STEPS[:2]
+    first, again = in_place.prepare(cell, inputs), out_of_place.prepare(cell, inputs)
     assert torch.equal(first()["c"], again()["c"])
     assert torch.equal(inputs["c"], before), "a contender in place has states of its own"

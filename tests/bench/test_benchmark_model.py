@@ -55,8 +55,8 @@ def test_a_wrong_text_of_ours_ends_the_run(dtype: torch.dtype) -> None:
     right = of_ours(plain)
 
     def zeros(x: Tensor, state: Any = None) -> Written:
-        own = right(x, state)
-        return Written(own.logits, lambda n: torch.zeros_like(own.write(n)))
+        result = right(x, state)
+        return Written(result.logits, lambda n: torch.zeros_like(result.write(n)))
 
     x, name = torch.arange(3, 19)[None], {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
 

@@ -23,10 +23,10 @@ def test_results_are_shown_as_committed(load: Callable[[str], Any], tmp_path: Pa
     if results["benchmark"] == runner.BENCHMARK:
         markdown, draw = report.markdown, pictures.draw
     else:
-        (own,) = (b for b in (load(module).BENCHMARK for module in MODULES) if b.name == results["benchmark"])
-        markdown, draw = own.markdown, own.draw
+        (benchmark,) = (b for b in (load(module).BENCHMARK for module in MODULES) if b.name == results["benchmark"])
+        markdown, draw = benchmark.markdown, benchmark.draw
     assert markdown(results) == RESULTS[name].with_suffix(".md").read_text(encoding="utf-8")
     pytest.importorskip("matplotlib")
-    made = draw(results, tmp_path / f"{name}.json")
-    assert {path.name for path in made} == {path.name for path in tmp_path.iterdir()}
-    assert all(path.stat().st_size > 10_000 for path in made)
+    files = draw(results, tmp_path / f"{name}.json")
+    assert {path.name for path in files} == {path.name for path in tmp_path.iterdir()}
+    assert all(path.stat().st_size > 10_000 for path in files)

@@ -21,7 +21,7 @@ from xlstm_hip.models import Stream, save_pretrained, xLSTMLarge, xLSTMLargeConf
 from xlstm_hip.quantize import quantize
 
 
-def made() -> xLSTMLarge:
+def small_model() -> xLSTMLarge:
     model = xLSTMLarge(xLSTMLargeConfig(64, 2, 1, 256, ffn_proj_factor=1.0, mode="inference", return_last_states=True))
     scramble(model)
     return model.eval()
@@ -30,7 +30,7 @@ def made() -> xLSTMLarge:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    save_pretrained(made(), folder)
+    save_pretrained(small_model(), folder)
     return folder
 
 
@@ -62,41 +62,43 @@ class Clock(Machine):
 
 @pytest.mark.parametrize("test", [Work("pp", 24, 3), Work("tg", 5, 2)], ids=lambda test: test.name)
 def test_a_repetition_is_the_work_that_it_says(test: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, clock = made(), Clock()
+    model, clock = small_model(), Clock()
     for name, of in (("feed", Stream), ("step", xLSTMLarge)):
-        whole = getattr(of, name)
+        original = getattr(of, name)
 
-        def spied(own: Any, tokens: torch.Tensor, *more: Any, whole: Any = whole, name: str = name) -> Any:
+        def spied(
+            model_of_call: Any, tokens: torch.Tensor, *more: Any, original: Any = original, name: str = name
+        ) -> Any:
             clock.done.append((name, tuple(tokens.shape)))
-            return whole(own, tokens, *more)
+            return original(model_of_call, tokens, *more)
 
         monkeypatch.setattr(of, name, spied)
     parts: list[float] = []
-    got = measure(model, test, 3, clock, parts.append)
-    own = [("feed", (3, 24))] if test.kind == "pp" else [("step", (2,))] * 5
-    assert clock.work == [own] * 3
+    actual = measure(model, test, 3, clock, parts.append)
+    model_of_call = [("feed", (3, 24))] if test.kind == "pp" else [("step", (2,))] * 5
+    assert clock.work == [model_of_call] * 3
     rates = [test.tokens * test.batch / seconds for seconds in (1, 2, 4)]
-    assert got["samples"] == rates and got["tokens_per_second"] == pytest.approx(statistics.mean(rates))
-    assert got["deviation"] == pytest.approx(statistics.stdev(rates)) and sum(parts) == pytest.approx(1)
-    assert (got["test"], got["batch"], got["tokens"]) == (test.name, test.batch, test.tokens)
+    assert actual["samples"] == rates and actual["tokens_per_second"] == pytest.approx(statistics.mean(rates))
+    assert actual["deviation"] == pytest.approx(statistics.stdev(rates)) and sum(parts) == pytest.approx(1)
+    assert (actual["test"], actual["batch"], actual["tokens"]) == (test.name, test.batch, test.tokens)
 
 
 def test_what_is_generated_is_what_generate_makes() -> None:
     from xlstm_hip.models import generate
 
-    model, own = made(), []
+    model, stepped = small_model(), []
     step = model.step
-    model.step = lambda tokens, *more: own.append(tokens.clone()) or step(tokens, *more)  # type: ignore
+    model.step = lambda tokens, *more: stepped.append(tokens.clone()) or step(tokens, *more)  # type: ignore
     call = throughput.started(model, Work("tg", 4, 2), 2)
     call()
     call()
     prompt = torch.randint(256, (2, 1), generator=torch.Generator().manual_seed(0))
-    want = generate(made(), prompt, 9, bos=None, eos=()).tokens
-    assert torch.equal(torch.stack(own, dim=1), want[:, :8])
+    want = generate(small_model(), prompt, 9, bos=None, eos=()).tokens
+    assert torch.equal(torch.stack(stepped, dim=1), want[:, :8])
 
 
 def test_peak_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = made()
+    model = small_model()
 
     def grown(call: Any) -> int:
         call()
@@ -107,10 +109,10 @@ def test_peak_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for growth, peak in ((grown, weight_bytes(model) + 1000), (unknown, None)):
         monkeypatch.setattr(throughput, "growth_of", growth)
-        got = measure(model, Work("tg", 1, 1), 1, Clock(), lambda part: None)
-        assert got["peak_bytes"] == peak and got["deviation"] == 0
+        actual = measure(model, Work("tg", 1, 1), 1, Clock(), lambda part: None)
+        assert actual["peak_bytes"] == peak and actual["deviation"] == 0
     assert weight_bytes(model) == sum(x.numel() * 4 for x in model.parameters())
-    assert " n/a " in "\n".join(throughput.table(throughput.facts_of(model, "x"), [got]))
+    assert " n/a " in "\n".join(throughput.table(throughput.facts_of(model, "x"), [actual]))
 
 
 def test_the_command(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +124,9 @@ def test_the_command(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> No
         ("pp16", "1"), ("pp8", "1"), ("tg3", "1"), ("pp16", "2"), ("pp8", "2"), ("tg3", "2"),
     ]  # fmt: skip
     assert all(
-        row[0] == "tiny" and row[1] == f"{made().num_parameters() / 1e6:.2f} M" and row[2].startswith("float32, 0.")
+        row[0] == "tiny"
+        and row[1] == f"{small_model().num_parameters() / 1e6:.2f} M"
+        and row[2].startswith("float32, 0.")
         for row in rows[1:]
     )
     assert all(float(row[5].partition(" ± ")[0]) > 0 for row in rows[1:])
@@ -132,17 +136,17 @@ def test_the_command(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_json_and_dtype(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--model", checkpoint, "-p", 0, "-n", 2, "--json", "--device", "cpu", "--dtype", "bfloat16")
     code, out, _ = run(capsys, *options)
-    got = json.loads(out)
-    assert code == 0 and (got["weights"], got["device"], got["repetitions"]) == ("bfloat16", "cpu", 5)
-    assert got["parameters"] * 2 == got["weight_bytes"] and got["environment"]["packages"]["torch"]
-    assert [x["test"] for x in got["tests"]] == ["tg2"] and len(got["tests"][0]["samples"]) == 5
+    actual = json.loads(out)
+    assert code == 0 and (actual["weights"], actual["device"], actual["repetitions"]) == ("bfloat16", "cpu", 5)
+    assert actual["parameters"] * 2 == actual["weight_bytes"] and actual["environment"]["packages"]["torch"]
+    assert [x["test"] for x in actual["tests"]] == ["tg2"] and len(actual["tests"][0]["samples"]) == 5
 
 
 def test_quantised_weights() -> None:
-    model = quantize(made(), 4, 32, progress=False)[0]
+    model = quantize(small_model(), 4, 32, progress=False)[0]
     facts = throughput.facts_of(model, "x")
-    assert facts["weights"] == "int4, float32" and facts["parameters"] == made().num_parameters()
-    assert facts["weight_bytes"] < weight_bytes(made()) / 2
+    assert facts["weights"] == "int4, float32" and facts["parameters"] == small_model().num_parameters()
+    assert facts["weight_bytes"] < weight_bytes(small_model()) / 2
 
 
 def test_tests_of() -> None:
@@ -170,5 +174,5 @@ def test_tests_of() -> None:
     ],
 )
 def test_refused(arguments: tuple, code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    got, _, err = run(capsys, *arguments)
-    assert got == code and text in err and err.count("\n") == 1
+    actual, _, err = run(capsys, *arguments)
+    assert actual == code and text in err and err.count("\n") == 1

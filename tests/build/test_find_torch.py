@@ -30,9 +30,9 @@ def plant_torch(site_packages: Path, version: str = "2.13.0+cpu", cuda=None, hip
 
 
 @pytest.fixture
-def places(tmp_path, monkeypatch):
+def search_paths(tmp_path, monkeypatch):
     """Every place that is looked at, empty: name -> its package folder."""
-    places = {
+    search_paths = {
         "purelib": tmp_path / "target/lib/python3.11/site-packages",
         "VIRTUAL_ENV": tmp_path / "venv/lib/python3.12/site-packages",
         "UV_PROJECT_ENVIRONMENT": tmp_path / "uv/lib/python3.12/site-packages",
@@ -43,18 +43,18 @@ def places(tmp_path, monkeypatch):
     monkeypatch.delenv("TORCH_DIR", raising=False)
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "venv"))
     monkeypatch.setenv("UV_PROJECT_ENVIRONMENT", str(tmp_path / "uv"))
-    monkeypatch.setattr(find_torch.sysconfig, "get_path", lambda key: str(places["purelib"]))
+    monkeypatch.setattr(find_torch.sysconfig, "get_path", lambda key: str(search_paths["purelib"]))
     monkeypatch.setattr(
         find_torch,
         "importable_folder",
-        lambda: places["importable"] if (places["importable"] / "torch").exists() else None,
+        lambda: search_paths["importable"] if (search_paths["importable"] / "torch").exists() else None,
     )
-    monkeypatch.setattr(find_torch.site, "getusersitepackages", lambda: str(places["user"]))
+    monkeypatch.setattr(find_torch.site, "getusersitepackages", lambda: str(search_paths["user"]))
     (tmp_path / "target").mkdir()
     (tmp_path / "target/pyvenv.cfg").write_text("include-system-site-packages = true\n")
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "target"))
     monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "base"))
-    return places
+    return search_paths
 
 
 @pytest.mark.parametrize(
@@ -83,64 +83,64 @@ def test_reads_the_torch_that_runs_these_tests():
     )
 
 
-def test_looks_in_the_target_environment_first(places):
-    for name in reversed(places):
-        folder = plant_torch(places[name])
+def test_looks_in_the_target_environment_first(search_paths):
+    for name in reversed(search_paths):
+        folder = plant_torch(search_paths[name])
         found = find_torch.find_torch()
         assert found.folder == folder.resolve(), f"torch in {name} should come before those below it"
 
 
-def test_an_environment_that_inherits_nothing_does_not_see_the_torch_below_it(places, tmp_path):
+def test_an_environment_that_inherits_nothing_does_not_see_the_torch_below_it(search_paths, tmp_path):
     (tmp_path / "target/pyvenv.cfg").write_text("include-system-site-packages = false\n")
-    plant_torch(places["inherited"])
+    plant_torch(search_paths["inherited"])
     assert find_torch.find_torch() is None
 
 
-def test_torch_dir_comes_before_everything(places, tmp_path, monkeypatch):
-    plant_torch(places["purelib"])
+def test_torch_dir_comes_before_everything(search_paths, tmp_path, monkeypatch):
+    plant_torch(search_paths["purelib"])
     named = plant_torch(tmp_path / "named", "2.12.0")
     monkeypatch.setenv("TORCH_DIR", str(named))
     assert find_torch.find_torch().version == "2.12.0"
-    given = plant_torch(tmp_path / "given", "2.11.0")
-    assert find_torch.find_torch(str(given)).version == "2.11.0"
+    torch_dir = plant_torch(tmp_path / "given", "2.11.0")
+    assert find_torch.find_torch(str(torch_dir)).version == "2.11.0"
 
 
-def test_torch_dir_without_torch_is_an_error(places, tmp_path, monkeypatch):
-    plant_torch(places["purelib"])
+def test_torch_dir_without_torch_is_an_error(search_paths, tmp_path, monkeypatch):
+    plant_torch(search_paths["purelib"])
     monkeypatch.setenv("TORCH_DIR", str(tmp_path))
     with pytest.raises(SystemExit, match="TORCH_DIR: expected .*got " + str(tmp_path)):
         find_torch.find_torch()
 
 
 @pytest.mark.parametrize("version", ["2.9.1", "1.13.1+cu117", "2.9.0+rocm6.4"])
-def test_torch_that_is_too_old_is_an_error_that_says_so(places, version):
-    plant_torch(places["purelib"], version)
-    plant_torch(places["user"], "2.13.0")
+def test_torch_that_is_too_old_is_an_error_that_says_so(search_paths, version):
+    plant_torch(search_paths["purelib"], version)
+    plant_torch(search_paths["user"], "2.13.0")
     with pytest.raises(SystemExit, match=rf"needs torch>=2\.10; found torch {version.split('+')[0]}"):
         find_torch.find_torch()
 
 
-def test_torch_without_its_library_is_an_error(places):
-    plant_torch(places["purelib"], complete=False)
+def test_torch_without_its_library_is_an_error(search_paths):
+    plant_torch(search_paths["purelib"], complete=False)
     with pytest.raises(SystemExit, match="has no lib/libtorch.so"):
         find_torch.find_torch()
 
 
-def test_no_torch_is_no_error_but_a_build_requirement(places):
+def test_no_torch_is_no_error_but_a_build_requirement(search_paths):
     backend = pytest.importorskip("xlstm_hip_build", reason="scikit-build-core is not installed")
     assert find_torch.find_torch() is None
     assert backend.torch_requirement(None) == ["torch>=2.10"]
     with pytest.raises(SystemExit, match=r"no torch found: install torch>=2\.10 .* TORCH_DIR"):
         backend.with_torch(None)
-    plant_torch(places["purelib"])
+    plant_torch(search_paths["purelib"])
     assert backend.torch_requirement(None) == []
 
 
-def test_settings_tell_cmake_what_torch_is(places, monkeypatch):
+def test_settings_tell_cmake_what_torch_is(search_paths, monkeypatch):
     backend = pytest.importorskip("xlstm_hip_build", reason="scikit-build-core is not installed")
     monkeypatch.setattr(backend, "set_job_limit", lambda: None)
     monkeypatch.delenv("XLSTM_HIP_GPU", raising=False)
-    folder = plant_torch(places["purelib"], "2.11.0+cu130", cuda="13.0")
+    folder = plant_torch(search_paths["purelib"], "2.11.0+cu130", cuda="13.0")
     settings = backend.with_torch({"cmake.define.X": "1"})
     assert settings == {
         "cmake.define.X": "1",

@@ -113,8 +113,8 @@ def test_auto_without_a_compiler_is_an_error_that_names_the_way_out(tree, gpu, k
     assert result.returncode != 0
     assert f"torch 2.11.0 is a {kind} build, and GPU kernels for it cannot be built: {missing}" in text
     assert "install" in text and "XLSTM_HIP_GPU=OFF (CMake: -DGPU=OFF) builds the CPU library alone" in text
-    asked = configure(tree, "--fresh", "-DGPU=OFF", *torch, **{variable: NO_COMPILER})
-    assert asked.returncode == 0, asked.stdout
+    without_gpu = configure(tree, "--fresh", "-DGPU=OFF", *torch, **{variable: NO_COMPILER})
+    assert without_gpu.returncode == 0, without_gpu.stdout
     assert 'gpu = "OFF"' in (tree / "build/generated/build_info.h").read_text()
 
 
@@ -250,9 +250,9 @@ def rocm_torch(site: Path, folder: str, version: int) -> tuple[Path, Path]:
     bundled = folder == "torch/lib"
     file_name = "libamdhip64.so" if bundled else name
     runtime = library(site / folder / file_name, RUNTIME, f"-Wl,-soname,{file_name}")
-    here = "-Wl,-rpath,$ORIGIN"
-    hip = library(site / "torch/lib/libc10_hip.so", "", str(runtime), "-Wl,-soname,libc10_hip.so", here)
-    torch = library(site / "torch/lib/libtorch.so", "", str(hip), "-Wl,-soname,libtorch.so", here)
+    rpath = "-Wl,-rpath,$ORIGIN"
+    hip = library(site / "torch/lib/libc10_hip.so", "", str(runtime), "-Wl,-soname,libc10_hip.so", rpath)
+    torch = library(site / "torch/lib/libtorch.so", "", str(hip), "-Wl,-soname,libtorch.so", rpath)
     if bundled:  # pytorch.org renames the file, and what its libraries ask for; inside, the file keeps its name
         library(runtime, RUNTIME, f"-Wl,-soname,{name}")
     return runtime, torch

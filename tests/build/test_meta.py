@@ -90,9 +90,9 @@ def test_built_modules_carry_the_version():
 
 def test_version_is_written_once():
     """pyproject.toml and CMake read _version.py; what must repeat it (CHANGELOG, CITATION) is held to it above."""
-    place = "python/xlstm_hip/_version.py"
-    assert f'input = "{place}"' in (ROOT / "pyproject.toml").read_text()
-    assert f"file(STRINGS {place} " in (ROOT / "CMakeLists.txt").read_text()
+    index = "python/xlstm_hip/_version.py"
+    assert f'input = "{index}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"file(STRINGS {index} " in (ROOT / "CMakeLists.txt").read_text()
     expected = package_version()
     again = [
         str(path.relative_to(ROOT))
@@ -100,7 +100,7 @@ def test_version_is_written_once():
         if path.suffix in (".py", ".toml", ".cmake", ".h", ".in", ".yml", ".txt")
         and re.search(rf'version\S* ?[=:( ] ?"?{re.escape(expected)}\b', path.read_text(), re.IGNORECASE)
     ]
-    assert again == [place]
+    assert again == [index]
 
 
 def test_every_source_names_its_licence():

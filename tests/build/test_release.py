@@ -39,14 +39,16 @@ def test_what_this_build_links(release: ModuleType) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 def test_planted_faults(release: ModuleType, tmp_path: Path) -> None:
-    other, library = tmp_path / "libother.so", tmp_path / "_planted.so"
+    other_library, library = tmp_path / "libother.so", tmp_path / "_planted.so"
     (tmp_path / "other.cpp").write_text("int other() { return 1; }\n")
     (tmp_path / "planted.cpp").write_text(
         f'int other(); extern "C" int planted() {{ return other(); }}\nconst char* where = "{ROOT}/csrc";\n'
     )
     shared = ["g++", "-shared", "-fPIC"]
-    subprocess.run([*shared, "-o", other, tmp_path / "other.cpp"], check=True)
-    subprocess.run([*shared, "-o", library, tmp_path / "planted.cpp", other, f"-Wl,-rpath,{tmp_path}"], check=True)
+    subprocess.run([*shared, "-o", other_library, tmp_path / "other.cpp"], check=True)
+    subprocess.run(
+        [*shared, "-o", library, tmp_path / "planted.cpp", other_library, f"-Wl,-rpath,{tmp_path}"], check=True
+    )
     faults = list(release.faults_of(library))
     assert f"looks for libraries in {tmp_path}" in faults
     assert any(fault.startswith("needs ") and "libother.so" in fault for fault in faults)

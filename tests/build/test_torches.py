@@ -56,5 +56,5 @@ def test_the_op_library_works_in_this_torch() -> None:
 
 @pytest.mark.parametrize("interpreter", OTHERS)
 def test_the_op_library_works_in_another_torch(package: Path, interpreter: str) -> None:
-    said = check(interpreter, {**os.environ, "PYTHONPATH": str(package)})
-    assert f", {package}" in said, "another xlstm_hip was checked"
+    output = check(interpreter, {**os.environ, "PYTHONPATH": str(package)})
+    assert f", {package}" in output, "another xlstm_hip was checked"

@@ -58,11 +58,11 @@ def run_without_gradients(function: Callable[..., Any], **options: Any) -> Resul
     return {"h": h, **dict(zip("cnm", states, strict=True))}, {}
 
 
-def check(what: str, got: Results, expected: Results) -> None:
-    for prefix, x, y in zip(("", "d"), got, expected, strict=True):
+def check(label: str, actual: Results, expected: Results) -> None:
+    for prefix, x, y in zip(("", "d"), actual, expected, strict=True):
         for name in y:
-            torch.testing.assert_close(x[name], y[name], rtol=1e-9, atol=1e-11, msg=f"{what}: {prefix}{name} is wrong")
-    print(f"  {what}: as the float64 truth", flush=True)
+            torch.testing.assert_close(x[name], y[name], rtol=1e-9, atol=1e-11, msg=f"{label}: {prefix}{name} is wrong")
+    print(f"  {label}: as the float64 truth", flush=True)
 
 
 def packed(**inputs: Tensor) -> Any:
@@ -89,9 +89,9 @@ def main() -> None:
         expected, h_alone = run(truth, gate=gate), run_h_alone(partial(truth, gate=gate))
         calls = {kernel: partial(mlstm_interface, kernel=kernel, chunk_size=16) for kernel in kernels}
         calls[f"{kernels[0]}, compiled"] = torch.compile(calls[kernels[0]], fullgraph=True, dynamic=True)
-        for what, call in calls.items():
-            check(what, run(call, return_last_states=True), expected)
-            check(f"{what}, without states", run_h_alone(call), h_alone)
+        for label, call in calls.items():
+            check(label, run(call, return_last_states=True), expected)
+            check(f"{label}, without states", run_h_alone(call), h_alone)
         check(f"{gate} steps", run(stepwise, gate=gate), expected)
         in_place = run_without_gradients(stepwise, gate=gate, in_place=True)
         check(f"{gate} steps in place", in_place, (expected[0], {}))

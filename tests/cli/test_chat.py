@@ -34,10 +34,10 @@ GREEDY = ("--temperature", 0, "--dtype", "float32", "--max-tokens", 25)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model, with a template."""
-    made = tmp_path_factory.mktemp("talker") / "model"
-    shutil.copytree(DEMO, made)
-    (made / "chat_template.jinja").write_text(TEMPLATE.replace("CONTENT", ""))
-    return made
+    model_folder = tmp_path_factory.mktemp("talker") / "model"
+    shutil.copytree(DEMO, model_folder)
+    (model_folder / "chat_template.jinja").write_text(TEMPLATE.replace("CONTENT", ""))
+    return model_folder
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,8 @@ def chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     """Runs the command with lines in stdin."""
 
     def run(folder: Path, lines: list[str] | bytes, *options: object) -> tuple[int, str, str]:
-        given = lines if isinstance(lines, bytes) else "".join(f"{line}\n" for line in lines).encode()
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+        stdin = lines if isinstance(lines, bytes) else "".join(f"{line}\n" for line in lines).encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         try:
             code = cli.main(["chat", str(folder), *map(str, options)])
         except SystemExit as stopped:  # argparse
@@ -66,13 +66,13 @@ def chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 def answers(model: xLSTMLarge, questions: list[str], system: str | None = None, **options: Any) -> tuple[list, str]:
     """What the model answers if the whole conversation is read again each time, and the text read at last."""
-    text, made = "\0" + (f"{system}\n" if system else ""), []
+    text, texts = "\0" + (f"{system}\n" if system else ""), []
     for question in questions:
         text += f'Moses said, "{question}"\nThe LORD said'
         (answer,) = generate_text(model, BYTES, [text], 25, **options)
-        made.append(answer.text)
+        texts.append(answer.text)
         text += f"{answer.text}\n"
-    return made, text[:-1]
+    return texts, text[:-1]
 
 
 def test_a_conversation_is_read_once(folder: Path, model: xLSTMLarge, tmp_path: Path, chat: Chat) -> None:
@@ -88,10 +88,10 @@ def test_a_conversation_is_read_once(folder: Path, model: xLSTMLarge, tmp_path: 
 
 def test_a_chat_goes_on_from_a_file(folder: Path, model: xLSTMLarge, tmp_path: Path, chat: Chat) -> None:
     questions, file = ["Who are you?", "Where do you go?"], tmp_path / "chat.state"
-    whole = chat(folder, questions, *GREEDY)[1]
+    full = chat(folder, questions, *GREEDY)[1]
     first = chat(folder, [questions[0], f"/save {file}", "/exit", "not heard"], *GREEDY)[1]
-    code, rest, err = chat(folder, questions[1:], "--load-state", file, "--save-state", file, *GREEDY)
-    assert (code, err) == (0, "") and first + rest == whole
+    code, continued, err = chat(folder, questions[1:], "--load-state", file, "--save-state", file, *GREEDY)
+    assert (code, err) == (0, "") and first + continued == full
     assert len(load_state(file, model).notes["messages"]) == 4
     code, out, err = chat(folder, [f"/save {tmp_path / 'no' / 'x'}", "/save", "/rest", "/help", "/exit x"], *GREEDY)
     assert (code, out) == (0, "") and "/save: expected a file in an existing folder, got " in err
@@ -143,12 +143,12 @@ def test_stop_strings_and_end_tokens(folder: Path, model: xLSTMLarge, tmp_path: 
     assert Stream.load(file, model).tokens_read == len(text)
 
 
-def at_a_terminal(monkeypatch: pytest.MonkeyPatch, given: list[str | type[BaseException]]) -> list[str]:
+def at_a_terminal(monkeypatch: pytest.MonkeyPatch, typed: list[str | type[BaseException]]) -> list[str]:
     """input() gives these, one after the other; returns what it was asked with."""
-    asked, left = [], iter(given)
+    prompts, left = [], iter(typed)
 
     def answer(prompt: str) -> str:
-        asked.append(prompt)
+        prompts.append(prompt)
         one = next(left)
         if isinstance(one, str):
             return one
@@ -158,22 +158,22 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch, given: list[str | type[BaseEx
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stdin", terminal)
     monkeypatch.setattr("builtins.input", answer)
-    return asked
+    return prompts
 
 
 def test_ctrl_c_stops_an_answer_and_not_the_chat(
     folder: Path, model: xLSTMLarge, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own, drawn = writing.check_drawn, []
+    original, drawn = writing.check_drawn, []
 
     def check(token: torch.Tensor) -> None:
-        own(token)
+        original(token)
         drawn.append(int(token))
         if len(drawn) == 7:
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(writing, "check_drawn", check)
-    asked = at_a_terminal(monkeypatch, ["Who are you?", KeyboardInterrupt, "Where do you go?", EOFError])
+    prompts = at_a_terminal(monkeypatch, ["Who are you?", KeyboardInterrupt, "Where do you go?", EOFError])
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert cli.main(["chat", str(folder), *map(str, GREEDY)]) == 0
@@ -181,7 +181,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(
         signal.signal(signal.SIGINT, before)
     out, err = capsys.readouterr()
     (want, _), _ = answers(model, ["Who are you?", ""])
-    assert out.startswith(want[:7] + "\n") and len(drawn) == 7 + 25 and asked == ["> "] * 4
+    assert out.startswith(want[:7] + "\n") and len(drawn) == 7 + 25 and prompts == ["> "] * 4
     text = f'\0Moses said, "Who are you?"\nThe LORD said{want[:7]}\nMoses said, "Where do you go?"\nThe LORD said'
     (second,) = generate_text(model, BYTES, [text], 25)
     assert out == f"{want[:7]}\n{second.text}\n\n"
@@ -211,14 +211,16 @@ def test_templates_are_those_of_transformers(form: str, tmp_path: Path) -> None:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     words = {"<s>": 0, "<pad>": 1, "</s>": 2, "hello": 3, "[UNK]": 4}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
-    own = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
-    own.chat_template = (
+    word_tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    hf_tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=word_tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    hf_tokenizer.chat_template = (
         "{{ bos_token }}{% for m in messages %}\n    {%- if m.role == 'tool' %}{{ raise_exception('no tools here') }}"
         "{% endif %}<|{{ m.role }}|>{{ m.content | tojson }}{{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}"
         "{% generation %}<|assistant|>{% endgeneration %}{% endif %}"
     )
-    own.save_pretrained(tmp_path)
+    hf_tokenizer.save_pretrained(tmp_path)
     template = tmp_path / "chat_template.jinja"
     assert template.is_file()
     if form != "file":
@@ -275,8 +277,10 @@ def test_a_file_of_messages(
     assert run(lines[:2], "--output", out)[0] == 0
     code, _, err = run(lines, "--output", out, "--resume")
     assert (code, err) == (0, f"{out}: 2 of 3 prompts are done\n")
-    got = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [(x["text"], x["messages"]) for x in got] == [(w, x["messages"]) for w, x in zip(want, lines, strict=True)]
+    actual = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(x["text"], x["messages"]) for x in actual] == [
+        (w, x["messages"]) for w, x in zip(want, lines, strict=True)
+    ]
     (text,) = generate_text(model, BYTES, ["Who are you?"], 25)
     assert json.loads(run(lines[:1], "--template", template)[1])["text"] == text.text
     state = tmp_path / "state"
@@ -305,14 +309,14 @@ def test_errors(folder: Path, tmp_path: Path, chat: Chat, monkeypatch: pytest.Mo
     empty, latin = tmp_path / "empty.jinja", tmp_path / "latin.jinja"
     empty.write_text("")
     latin.write_bytes(b"caf\xe9")
-    other = tmp_path / "model"
-    shutil.copytree(DEMO, other)
-    (other / "tokenizer_config.json").write_text('{"chat_template": 5}')
+    model_folder = tmp_path / "model"
+    shutil.copytree(DEMO, model_folder)
+    (model_folder / "tokenizer_config.json").write_text('{"chat_template": 5}')
     assert cli.main(["generate", str(DEMO), "--prompt", "x", "--max-tokens", "1", "--save-state", str(state)]) == 0
     for at, lines, options, code, words in (
         (DEMO, ["x"], (), 1, "no chat template: expected chat_template.jinja, or chat_template in tokenizer_config.js"),
         (DEMO, ["x"], (), 1, "; give one with --template FILE, or generate after prompts"),
-        (other, ["x"], (), 1, "tokenizer_config.json: chat_template: expected a string, got 5"),
+        (model_folder, ["x"], (), 1, "tokenizer_config.json: chat_template: expected a string, got 5"),
         (DEMO, ["x"], ("--template", "nowhere"), 1, "--template: expected a file, got 'nowhere'"),
         (DEMO, ["x"], ("--template", broken), 1, f"{broken}: "),
         (DEMO, ["x"], ("--template", empty), 1, f"{empty}: expected a template that writes the messages, got nothing"),
@@ -326,8 +330,8 @@ def test_errors(folder: Path, tmp_path: Path, chat: Chat, monkeypatch: pytest.Mo
         (folder, ["x"], ("--temperature", 0, "--top-k", 3), 2, "--temperature: expected above 0 with top_k"),
         ("nowhere", ["x"], (), 1, "model: expected the folder of a checkpoint, or a model of the Hugging Face"),
     ):  # fmt: skip
-        got, _, err = chat(at, lines, "--max-tokens", 5, *options)
-        assert (got, err.count("\n")) == (code, 1) and words in err, err
+        actual, _, err = chat(at, lines, "--max-tokens", 5, *options)
+        assert (actual, err.count("\n")) == (code, 1) and words in err, err
     monkeypatch.setitem(sys.modules, "transformers", None)
-    got, _, err = chat(folder, ["x"], *GREEDY)
-    assert got == 1 and 'a chat template needs transformers: pip install "xlstm_hip[hf]"' in err
+    actual, _, err = chat(folder, ["x"], *GREEDY)
+    assert actual == 1 and 'a chat template needs transformers: pip install "xlstm_hip[hf]"' in err

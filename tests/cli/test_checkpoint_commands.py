@@ -57,14 +57,14 @@ def test_a_chat_template_that_transformers_wrote_goes_along(
 ) -> None:
     transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
-    made = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
-    made.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    hf_tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
+    hf_tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     load_pretrained(source, progress=False).save_pretrained(tmp_path / "own")
-    made.save_pretrained(tmp_path / "own")
+    hf_tokenizer.save_pretrained(tmp_path / "own")
     for command in ("convert", "quantize"):
         assert run(capsys, command, tmp_path / "own", tmp_path / command)[0] == 0
         again = transformers.AutoTokenizer.from_pretrained(tmp_path / command)
-        assert again.chat_template == made.chat_template and again.get_vocab() == made.get_vocab()
+        assert again.chat_template == hf_tokenizer.chat_template and again.get_vocab() == hf_tokenizer.get_vocab()
 
 
 def test_converting_quantised_weights_keeps_them(
@@ -76,8 +76,8 @@ def test_converting_quantised_weights_keeps_them(
     assert out.startswith(f"{tmp_path / 'whole'}: {count} weights, ")
     code, out, _ = run(capsys, "convert", quantised, tmp_path / "again")
     assert code == 0 and out.startswith(f"{tmp_path / 'again'}: {count} weights of 4 bits, ")
-    own, new = (load_pretrained(x, progress=False).state_dict() for x in (quantised, tmp_path / "again"))
-    assert own.keys() == new.keys() and all(torch.equal(own[name], new[name]) for name in own)
+    weights, new = (load_pretrained(x, progress=False).state_dict() for x in (quantised, tmp_path / "again"))
+    assert weights.keys() == new.keys() and all(torch.equal(weights[name], new[name]) for name in weights)
 
 
 def test_quantised_weights_have_no_other_dtype(

@@ -50,8 +50,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 
 def test_generate(checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_pretrained(checkpoint, weight_mode="fused", progress=False)
-    made = generate(model, [list(b"Hello")], 30, temperature=0.7, seed=3, eos=()).tokens[0].tolist()
-    want = bytes(made).decode("utf-8", "replace")
+    generated = generate(model, [list(b"Hello")], 30, temperature=0.7, seed=3, eos=()).tokens[0].tolist()
+    want = bytes(generated).decode("utf-8", "replace")
     options = ("--max-tokens", 30, "--temperature", 0.7, "--seed", 3, "--ignore-end")
     code, out, _ = run(capsys, "generate", checkpoint, "--prompt", "Hello", *options)
     assert code == 0 and len(out) > 10 and want.startswith(out[:-1])  # less the bytes of a character without its end
@@ -77,11 +77,11 @@ def test_a_tokenizer_file(tmp_path: Path) -> None:
     from xlstm_hip.models.tokenizer import load_tokenizer
 
     words = {"the": 0, "fox": 1, "[UNK]": 2}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.enable_truncation(1)  # of training's batches
-    made.enable_padding(length=8)
-    made.save(str(tmp_path / "tokenizer.json"))
+    word_tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    word_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    word_tokenizer.enable_truncation(1)  # of training's batches
+    word_tokenizer.enable_padding(length=8)
+    word_tokenizer.save(str(tmp_path / "tokenizer.json"))
     loaded = load_tokenizer(tmp_path, 3)
     assert loaded.encode("the fox") == [0, 1]
     complete = loaded.streamer(())
@@ -121,7 +121,7 @@ def test_eval(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     file = tmp_path / "texts.txt"
     file.write_text("a b a b a\nb a b\n\n")
     code, out, _ = run(capsys, "eval", "--model", checkpoint, "--lines", "--json", "--weights", "single", file)
-    got = json.loads(out)
+    actual = json.loads(out)
     model = load_pretrained(checkpoint, progress=False)
     scores = []
     for line in (b"a b a b a", b"b a b"):
@@ -129,10 +129,10 @@ def test_eval(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         with torch.no_grad():
             logits = model(x)[0][:, :-1].log_softmax(-1)
         scores += logits.gather(-1, x[:, 1:, None]).flatten().tolist()
-    assert code == 0 and got["texts"] == 2 and got["tokens"] == len(scores) == 14
-    assert got["avg_logprob"] == pytest.approx(sum(scores) / 14, rel=1e-4)
-    assert got["perplexity"] == pytest.approx(math.exp(-got["avg_logprob"]), rel=1e-6)
-    assert got["distinct-2"] == 2 / 6 and got["distinct-3"] == 2 / 4
+    assert code == 0 and actual["texts"] == 2 and actual["tokens"] == len(scores) == 14
+    assert actual["avg_logprob"] == pytest.approx(sum(scores) / 14, rel=1e-4)
+    assert actual["perplexity"] == pytest.approx(math.exp(-actual["avg_logprob"]), rel=1e-6)
+    assert actual["distinct-2"] == 2 / 6 and actual["distinct-3"] == 2 / 4
     code, out, _ = run(capsys, "eval", "--lines", file)
     assert code == 0 and "perplexity" not in out and "distinct-2   0.3333" in out
     assert distinct(["one"], 2) != distinct(["one"], 2)
@@ -232,8 +232,8 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_errors(arguments: tuple, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    got, _, err = run(capsys, *arguments)
-    assert got == code and words in err and err.count("\n") == 1
+    actual, _, err = run(capsys, *arguments)
+    assert actual == code and words in err and err.count("\n") == 1
 
 
 def test_texts_that_are_none(

@@ -62,10 +62,10 @@ def test_a_text_from_a_terminal_is_asked_for(
     assert read_text("texts", None) == "a text of words" and capsys.readouterr() == ("", line)
     monkeypatch.setattr(sys, "stdin", Terminal(io.BytesIO(b"a text of words")))
     assert cli.main(["eval"]) == 0 and capsys.readouterr().err == line
-    for given in ("piped", "file"):
+    for source in ("piped", "file"):
         (tmp_path / "text").write_text("a text of words")
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a text of words")))
-        assert cli.main(["eval", *([str(tmp_path / "text")] if given == "file" else [])]) == 0
+        assert cli.main(["eval", *([str(tmp_path / "text")] if source == "file" else [])]) == 0
         assert capsys.readouterr().err == ""
 
 
@@ -83,8 +83,8 @@ def test_the_dtype_that_is_taken_on_a_gpu_is_said(
     monkeypatch.setattr(logging.root, "handlers", [])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a text of words")))
     more = ("--max-tokens", "2") if command[0] == "generate" else ()
-    told = 'model is in float32 and is loaded in bfloat16; dtype="auto" (--dtype auto) keeps float32\n'
-    for options, said in (((), True), (("--dtype", "float32"), False)):
+    message = 'model is in float32 and is loaded in bfloat16; dtype="auto" (--dtype auto) keeps float32\n'
+    for options, message in (((), True), (("--dtype", "float32"), False)):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a text of words")))
         assert cli.main([*command, str(source), *more, *options]) == 0
-        assert (told in capsys.readouterr().err) == said
+        assert (message in capsys.readouterr().err) == message

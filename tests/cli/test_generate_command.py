@@ -51,10 +51,10 @@ def test_stop_and_json(model: xLSTMLarge, capsys: pytest.CaptureFixture[str]) ->
     assert run(capsys, *options) == (0, want.text + "\n", "")
     assert len(want.text) <= 20
     code, out, err = run(capsys, *options, "--json", "--logprobs", 2, "--stats")
-    got = json.loads(out)
-    scores = got.pop("logprobs")
+    actual = json.loads(out)
+    scores = actual.pop("logprobs")
     assert code == 0 and out.count("\n") == 1 and "decode: " in err
-    assert got == {
+    assert actual == {
         "prompt": PROMPTS[0], "text": want.text, "finish_reason": "stop", "stop": stop,
         "prompt_tokens": 20, "new_tokens": len(want.tokens),
     }  # fmt: skip
@@ -62,31 +62,31 @@ def test_stop_and_json(model: xLSTMLarge, capsys: pytest.CaptureFixture[str]) ->
     for x, expected in zip(scores, want.logprobs, strict=True):
         assert x["logprob"] == pytest.approx(expected.logprob, abs=1e-5) and x["text"] == expected.text
         assert [(t["token"], t["text"]) for t in x["top"]] == [t[:2] for t in expected.top]
-    got = json.loads(run(capsys, "--prompt", "x", "--max-tokens", 2, "--json")[1])
-    assert got["finish_reason"] == "length" and got["stop"] is None and "logprobs" not in got
+    actual = json.loads(run(capsys, "--prompt", "x", "--max-tokens", 2, "--json")[1])
+    assert actual["finish_reason"] == "length" and actual["stop"] is None and "logprobs" not in actual
 
 
 def test_state_files(model: xLSTMLarge, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A text in two calls: what was read once is not read again, and goes on with the same bits."""
     file = tmp_path / "book.state"
     greedy = ("--temperature", 0, "--dtype", "float32")
-    whole = run(capsys, "--prompt", PROMPTS[0], "--max-tokens", 40, *greedy)[1]
+    full = run(capsys, "--prompt", PROMPTS[0], "--max-tokens", 40, *greedy)[1]
     first = run(capsys, "--prompt", PROMPTS[0], "--max-tokens", 15, "--save-state", file, *greedy)[1]
     assert Stream.load(file, model).tokens_read == 20 + 15
-    code, rest, err = run(
+    code, continued, err = run(
         capsys, "--load-state", file, "--prompt", "", "--max-tokens", 25, "--save-state", file, "--stats", *greedy
     )
-    assert code == 0 and first[:-1] + rest == whole and "prefill: 0 tokens" in err
+    assert code == 0 and first[:-1] + continued == full and "prefill: 0 tokens" in err
     assert Stream.load(file, model).tokens_read == 20 + 40
     penalty = ("--repetition-penalty", 1.3, *greedy)
     again = run(capsys, "--load-state", file, "--prompt", " And", "--max-tokens", 20, *penalty)[1]
     stream = Stream.load(file, model)
     assert stream.seen[0].sum() > 10 and again != run(capsys, "--prompt", " And", "--max-tokens", 20, *penalty)[1]
-    (made,) = texts(model, [" And"], 20, state=stream.state)
+    (generated,) = texts(model, [" And"], 20, state=stream.state)
     batch = tmp_path / "prompts.jsonl"
     batch.write_text('{"prompt": " And"}\n{"prompt": " But"}\n')
     code, out, _ = run(capsys, "--prompts", batch, "--load-state", file, "--max-tokens", 20, *SAMPLED)
-    assert json.loads(out.splitlines()[0])["text"] == made.text and len(out.splitlines()) == 2
+    assert json.loads(out.splitlines()[0])["text"] == generated.text and len(out.splitlines()) == 2
 
 
 def test_an_end_token_is_not_part_of_a_state(
@@ -102,9 +102,9 @@ def test_an_end_token_is_not_part_of_a_state(
 
     monkeypatch.setattr("xlstm_hip.cli.common.load_pretrained", with_end)
     options = ("--prompt", PROMPTS[0], "--max-tokens", 60, "--save-state", tmp_path / "state", *SAMPLED)
-    got = json.loads(run(capsys, *options, "--json")[1])
+    actual = json.loads(run(capsys, *options, "--json")[1])
     first = free.tokens.index(free.tokens[8])
-    assert (got["finish_reason"], got["stop"], got["new_tokens"]) == ("stop", None, first + 1)
+    assert (actual["finish_reason"], actual["stop"], actual["new_tokens"]) == ("stop", None, first + 1)
     assert Stream.load(tmp_path / "state", model).tokens_read == 20 + first
 
 
@@ -112,11 +112,11 @@ def test_ctrl_c_saves_the_state(
     model: xLSTMLarge, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends the text between two tokens; what was printed is what the state has read."""
-    made = []
+    results = []
 
     def check(token: torch.Tensor) -> None:
-        made.append(int(token))
-        if len(made) == 30:
+        results.append(int(token))
+        if len(results) == 30:
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(writing, "check_drawn", check)
@@ -127,7 +127,7 @@ def test_ctrl_c_saves_the_state(
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
-    assert code == 130 and bytes(made).decode() + "\n" == out and "decode: 30 tokens" in err
+    assert code == 130 and bytes(results).decode() + "\n" == out and "decode: 30 tokens" in err
     assert Stream.load(tmp_path / "state", model).tokens_read == 3 + 30
 
 
@@ -150,21 +150,21 @@ def test_a_file_of_prompts(
     options = ("--prompts", prompts, "--max-tokens", 30, "--seed", 9, "--stop", "th", *SAMPLED)
     code, printed, err = run(capsys, *options)
     assert code == 0 and err == ""
-    got = [json.loads(line) for line in printed.splitlines()]
-    assert [x["id"] for x in got] == ids
-    for line, x, text in zip(lines, got, want, strict=True):
+    actual = [json.loads(line) for line in printed.splitlines()]
+    assert [x["id"] for x in actual] == ids
+    for line, x, text in zip(lines, actual, want, strict=True):
         assert (x["prompt"], x["more"]) == (line["prompt"], line["more"])
         assert (x["text"], x["finish_reason"], x["stop"]) == (text.text, text.finish_reason, text.stop)
         assert (x["prompt_tokens"], x["new_tokens"]) == (text.prompt_tokens, len(text.tokens))
     assert run(capsys, *options, "--output", out, "--batch", 2)[0] == 0
-    assert lines_of(out) == got
-    whole = out.read_bytes()
-    second = whole.index(b"\n", whole.index(b"\n") + 1) + 1
-    for kept in (second, second + 10, second - 1, 0, len(whole)):
-        out.write_bytes(whole[:kept])
+    assert lines_of(out) == actual
+    contents = out.read_bytes()
+    second = contents.index(b"\n", contents.index(b"\n") + 1) + 1
+    for size in (second, second + 10, second - 1, 0, len(contents)):
+        out.write_bytes(contents[:size])
         code, _, err = run(capsys, *options, "--output", out, "--resume", "--batch", 3)
-        done = whole[:kept].count(b"\n")
-        assert code == 0 and lines_of(out) == got
+        done = contents[:size].count(b"\n")
+        assert code == 0 and lines_of(out) == actual
         assert err == (f"{out}: {done} of 5 prompts are done\n" if done else "")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompts.read_bytes())))
     assert run(capsys, "--prompts", "-", *options[2:])[1] == printed
@@ -176,25 +176,25 @@ def test_an_interrupted_run_keeps_whole_lines(
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "texts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in PROMPTS))
     options = ("--prompts", prompts, "--max-tokens", 5, "--output", out, "--batch", 2)
-    calls, own, fsync = [], generate_text, os.fsync
+    calls, original, fsync = [], generate_text, os.fsync
 
-    def interrupted(*arguments: Any, **given: Any) -> list:
+    def interrupted(*arguments: Any, **call_arguments: Any) -> list:
         calls.append(len(arguments[2]))
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return own(*arguments, **given)
+        return original(*arguments, **call_arguments)
 
     monkeypatch.setattr(prompt_files, "generate_text", interrupted)
     code, _, err = run(capsys, *options)
     assert code == 130 and "the same call with --resume continues" in err and len(lines_of(out)) == 2
-    kept = out.read_bytes()
+    contents = out.read_bytes()
 
     def full(number: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     code, _, err = run(capsys, *options, "--resume")
-    assert code == 1 and "No space left" in err and out.read_bytes() == kept
+    assert code == 1 and "No space left" in err and out.read_bytes() == contents
     monkeypatch.setattr(os, "fsync", fsync)
     assert run(capsys, *options, "--resume")[0] == 0 and [x["id"] for x in lines_of(out)] == [1, 2, 3, 4, 5]
     assert calls == [2, 2, 2, 2, 1]
@@ -274,8 +274,8 @@ def test_results_of_something_else(
     ],
 )
 def test_errors(arguments: tuple, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    got, out, err = run(capsys, *arguments)
-    assert got == code and out == "" and words in err and err.count("\n") == 1
+    actual, out, err = run(capsys, *arguments)
+    assert actual == code and out == "" and words in err and err.count("\n") == 1
 
 
 def test_outputs_and_states_that_do_not_fit(
@@ -312,20 +312,20 @@ def test_kernels_and_their_options_reach_the_model(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[xLSTMLarge] = []
-    own = common.load_pretrained
+    original = common.load_pretrained
     monkeypatch.setattr(
-        common, "load_pretrained", lambda *given, **more: loaded.append(own(*given, **more)) or loaded[-1]
+        common, "load_pretrained", lambda *arguments, **more: loaded.append(original(*arguments, **more)) or loaded[-1]
     )
-    asked = {
+    requested = {
         "chunkwise_kernel": "chunkwise--native_autograd", "sequence_kernel": "native_sequence__native",
         "step_kernel": "native", "chunk_size": 32,
     }  # fmt: skip
-    options = [x for name, value in asked.items() for x in (f"--{name.replace('_', '-')}", value)]
-    code, _, said = run(capsys, "--prompt", "", "--max-tokens", 2, "--device", "cpu", *options)
-    assert code == 0, said
-    assert {name: getattr(loaded[0].config, name) for name in asked} == asked
+    options = [x for name, value in requested.items() for x in (f"--{name.replace('_', '-')}", value)]
+    code, _, message = run(capsys, "--prompt", "", "--max-tokens", 2, "--device", "cpu", *options)
+    assert code == 0, message
+    assert {name: getattr(loaded[0].config, name) for name in requested} == requested
     for option in ("heads-per-band", "workers", "streams"):
-        code, _, said = run(capsys, "--prompt", "", "--max-tokens", 2, f"--{option}", 2)
-        assert code == 1 and f"{option.replace('-', '_')}: kernel 'chunkwise--fused' has no such option" in said
-    code, _, said = run(capsys, "--prompt", "", "--max-tokens", 2, "--step-kernel", "foo")
-    assert code == 1 and "Unknown mLSTM step kernel 'foo'" in said
+        code, _, message = run(capsys, "--prompt", "", "--max-tokens", 2, f"--{option}", 2)
+        assert code == 1 and f"{option.replace('-', '_')}: kernel 'chunkwise--fused' has no such option" in message
+    code, _, message = run(capsys, "--prompt", "", "--max-tokens", 2, "--step-kernel", "foo")
+    assert code == 1 and "Unknown mLSTM step kernel 'foo'" in message

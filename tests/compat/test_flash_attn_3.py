@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from support.compat_parts import compat_part
-from xlstm_hip import attention as ours
+from xlstm_hip import attention
 
 contents = compat_part("attention").attention_contents()
 hopper, mla = contents["flash_attn_interface"], contents["flash_mla"]
@@ -33,7 +33,7 @@ def test_whole_sequences() -> None:
     leaves = [x.clone().requires_grad_() for x in (Q, K, V)]
     options: dict[str, Any] = {"softmax_scale": 0.2, "causal": True, "window_size": (7, 0), "softcap": 3.0}
     out, lse = hopper["flash_attn_func"](*leaves, **options, return_attn_probs=True, pack_gqa=True, sm_margin=8)
-    expected, expected_lse, _ = ours.flash_attn_func(*leaves, **options, num_splits=1, return_attn_probs=True)
+    expected, expected_lse, _ = attention.flash_attn_func(*leaves, **options, num_splits=1, return_attn_probs=True)
     assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
     # Queries before the first key see none.
     out, lse = hopper["flash_attn_func"](Q, K[:, :9], V[:, :9], causal=True, return_attn_probs=True)
@@ -44,16 +44,16 @@ def test_whole_sequences() -> None:
     grouped = torch.cat([Q, K[:, :, :2], V[:, :, :2]], 2)
     out = hopper["flash_attn_qkvpacked_func"](grouped, num_heads_q=H)
     assert torch.equal(out, hopper["flash_attn_func"](Q, K[:, :, :2], V[:, :, :2]))
-    (got,) = torch.autograd.grad(hopper["flash_attn_func"](*leaves).sum(), leaves[:1])
-    (should,) = torch.autograd.grad(ours.flash_attn_func(*leaves).sum(), leaves[:1])
-    torch.testing.assert_close(got, should)
+    (actual,) = torch.autograd.grad(hopper["flash_attn_func"](*leaves).sum(), leaves[:1])
+    (should,) = torch.autograd.grad(attention.flash_attn_func(*leaves).sum(), leaves[:1])
+    torch.testing.assert_close(actual, should)
 
 
 def test_packed_sequences() -> None:
     q, k, v = (x.flatten(0, 1) for x in (Q, K, V))
     used = torch.tensor([0, 30])
     out, lse = hopper["flash_attn_varlen_func"](q, k, v, *LENGTHS, seqused_k=used, causal=True, return_attn_probs=True)
-    expected, expected_lse, _ = ours.flash_attn_varlen_func(
+    expected, expected_lse, _ = attention.flash_attn_varlen_func(
         q, k, v, *LENGTHS, seqused_k=used, causal=True, return_attn_probs=True
     )
     torch.testing.assert_close(out, expected)
@@ -67,34 +67,42 @@ def test_a_cache(where: str) -> None:
     """Queries of one length as xlstm_hip.attention takes them, and packed ones, one sequence at a time."""
     k_cache, v_cache = drawn(4, 16, 2, D), drawn(4, 16, 2, D)
     pages = torch.tensor([[3, 1], [0, 2]])
-    own: dict[str, Any] = {"rows": {}, "chosen rows": {"cache_batch_idx": torch.tensor([3, 1])},
+    rules_of_layout: dict[str, Any] = {"rows": {}, "chosen rows": {"cache_batch_idx": torch.tensor([3, 1])},
                            "pages": {"page_table": pages}}[where]  # fmt: skip
     if where == "rows":
         k_cache, v_cache = k_cache[:2].clone(), v_cache[:2].clone()
     used, leftpad = torch.tensor([7, 12]), torch.tensor([1, 0])
-    rules: dict[str, Any] = {"causal": True, "window_size": (6, 0), "softcap": 2.0, "cache_leftpad": leftpad, **own}
+    rules: dict[str, Any] = {
+        "causal": True,
+        "window_size": (6, 0),
+        "softcap": 2.0,
+        "cache_leftpad": leftpad,
+        **rules_of_layout,
+    }
     q, new = drawn(2, 3, H, D), drawn(2, 3, 2, D)
     cos, sin = drawn(40, 4), drawn(40, 3 + 1)
-    told = {"block_table" if n == "page_table" else n: x for n, x in rules.items()}
+    renamed_rules = {"block_table" if n == "page_table" else n: x for n, x in rules.items()}
     caches = [(k_cache.clone(), v_cache.clone()) for _ in range(2)]
     out, lse, *workspaces = hopper["flash_attn_with_kvcache"](
         q, *caches[0], new, new, None, cos, sin, used, **rules, return_softmax_lse=True, max_seqlen_q=3,
         scheduler_metadata=torch.zeros(2, dtype=torch.int32),
     )  # fmt: skip
-    expected = ours.flash_attn_with_kvcache(q, *caches[1], new, new, cos, sin, used, **told, return_softmax_lse=True)
+    expected = attention.flash_attn_with_kvcache(
+        q, *caches[1], new, new, cos, sin, used, **renamed_rules, return_softmax_lse=True
+    )
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
     assert [x.numel() for x in workspaces] == [0, 0]
-    for got, should in zip(*caches, strict=True):
-        assert torch.equal(got, should)
+    for actual, should in zip(*caches, strict=True):
+        assert torch.equal(actual, should)
     packed, packed_lse, *_ = hopper["flash_attn_with_kvcache"](
         torch.cat([q[0, :1], q[1]]), k_cache, v_cache, cache_seqlens=used, cu_seqlens_q=torch.tensor([0, 1, 4]),
         max_seqlen_q=3, **rules, return_softmax_lse=True,
     )  # fmt: skip
     for b, (queries, rows) in enumerate(((slice(0, 1), q[:1, :1]), (slice(1, 4), q[1:]))):
-        alone = {n: x[b : b + 1] if isinstance(x, Tensor) else x for n, x in told.items()}
-        rest = (k_cache[b : b + 1], v_cache[b : b + 1]) if where == "rows" else (k_cache, v_cache)
-        one, one_lse = ours.flash_attn_with_kvcache(
-            rows, *rest, cache_seqlens=used[b : b + 1], **alone, return_softmax_lse=True
+        alone = {n: x[b : b + 1] if isinstance(x, Tensor) else x for n, x in renamed_rules.items()}
+        one_cache = (k_cache[b : b + 1], v_cache[b : b + 1]) if where == "rows" else (k_cache, v_cache)
+        one, one_lse = attention.flash_attn_with_kvcache(
+            rows, *one_cache, cache_seqlens=used[b : b + 1], **alone, return_softmax_lse=True
         )
         torch.testing.assert_close(packed[queries], one[0])
         torch.testing.assert_close(packed_lse[:, queries], one_lse[0])
@@ -115,22 +123,22 @@ def test_packed_queries_of_a_whole_cache() -> None:
 def test_parts_without_keys() -> None:
     out, lse = drawn(3, B, 5, H, D), drawn(3, B, 5, H)
     lse[:, 0], lse[1, 1] = -INF, -INF
-    made, made_lse = hopper["flash_attn_combine"](out, lse)
-    expected, expected_lse = ours.flash_attn_combine(out, lse)
-    assert torch.equal(made, expected) and torch.equal(made_lse[1], expected_lse[1])
-    assert not made[0].any() and (made_lse[0] == -INF).all() and (expected_lse[0] == INF).all()
+    combined, made_lse = hopper["flash_attn_combine"](out, lse)
+    expected, expected_lse = attention.flash_attn_combine(out, lse)
+    assert torch.equal(combined, expected) and torch.equal(made_lse[1], expected_lse[1])
+    assert not combined[0].any() and (made_lse[0] == -INF).all() and (expected_lse[0] == INF).all()
 
 
 def test_a_schedule() -> None:
-    made = hopper["get_scheduler_metadata"](2, 3, 40, 4, 2, 16, torch.tensor([20, 9]), num_splits=3, causal=True)
-    assert made.tolist() == [3, 3] and made.dtype == torch.int32
+    schedule = hopper["get_scheduler_metadata"](2, 3, 40, 4, 2, 16, torch.tensor([20, 9]), num_splits=3, causal=True)
+    assert schedule.tolist() == [3, 3] and schedule.dtype == torch.int32
 
 
 def test_flash_mla() -> None:
     q, k, v = (x.flatten(0, 1) for x in (Q, K, V))
     v = v[..., :8]
     out, lse = mla["flash_attn_varlen_func"](q, k, v, *LENGTHS, causal=True)
-    expected, expected_lse, _ = ours.flash_attn_varlen_func(q, k, v, *LENGTHS, causal=True, return_attn_probs=True)
+    expected, expected_lse, _ = attention.flash_attn_varlen_func(q, k, v, *LENGTHS, causal=True, return_attn_probs=True)
     assert torch.equal(out, expected) and torch.equal(lse, expected_lse.T)
     packed = mla["flash_attn_varlen_kvpacked_func"](q, torch.cat([k, v], -1), *LENGTHS, D, causal=True)
     assert torch.equal(packed[0], out) and torch.equal(packed[1], lse)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from support.compat_parts import compat_part
-from xlstm_hip import attention as ours
+from xlstm_hip import attention
 from xlstm_hip.reference.attention import attention as reference
 
 halves = compat_part("flash_attn_2")
@@ -28,8 +28,8 @@ def drawn(*shape: int) -> Tensor:
 
 
 def inputs(packed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    made = drawn(B, S, H, D), drawn(B, S, 2, D), drawn(B, S, 2, DV), drawn(B, S, H, DV)
-    q, k, v, dout = (x.flatten(0, 1) for x in made) if packed else made
+    tensors = drawn(B, S, H, D), drawn(B, S, 2, D), drawn(B, S, 2, DV), drawn(B, S, H, DV)
+    q, k, v, dout = (x.flatten(0, 1) for x in tensors) if packed else tensors
     return q, k, v, dout
 
 
@@ -55,16 +55,16 @@ def test_they_are_the_whole(packed: bool, options: dict[str, Any]) -> None:
     q, k, v, dout = inputs(packed)
     (out, lse, weights, rng_state), (softmax_d, *gradients) = both(packed, q, k, v, dout, **options)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    call = ours.flash_attn_varlen_func if packed else ours.flash_attn_func
-    whole, whole_lse, _ = call(
+    call = attention.flash_attn_varlen_func if packed else attention.flash_attn_func
+    full_out, whole_lse, _ = call(
         *leaves, *(ENDS, ENDS, 38, 38) if packed else (), causal=options.get("causal", False),
         window_size=options.get("window", (-1, -1)), softcap=options.get("softcap", 0.0),
         alibi_slopes=options.get("slopes"), return_attn_probs=True,
     )  # fmt: skip
-    assert torch.equal(out, whole) and torch.equal(lse, whole_lse) and not out.requires_grad
+    assert torch.equal(out, full_out) and torch.equal(lse, whole_lse) and not out.requires_grad
     assert weights.numel() == 0 and rng_state.tolist() == [0, 0]
-    for got, expected in zip(gradients, torch.autograd.grad(whole, leaves, dout), strict=True):
-        assert torch.equal(got, expected)
+    for actual, expected in zip(gradients, torch.autograd.grad(full_out, leaves, dout), strict=True):
+        assert torch.equal(actual, expected)
     torch.testing.assert_close(softmax_d, torch.einsum("...shd,...shd->...hs", dout, out))
 
 
@@ -77,16 +77,16 @@ def test_dropout(packed: bool) -> None:
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     rules: dict[str, Any] = {"causal": True, "dropout_p": 0.4, "rng_state": rng_state}
     ends = ENDS.tolist() if packed else [0, B]
-    own = [
+    alone = [
         reference(*(x[None, a:b] if packed else x[a:b] for x in leaves), **rules, first_sequence=n)
         for n, (a, b) in enumerate(zip(ends[:-1], ends[1:], strict=True))
     ]
-    expected = torch.cat([one[0][0] if packed else one[0] for one in own])
+    expected = torch.cat([one[0][0] if packed else one[0] for one in alone])
     torch.testing.assert_close(out, expected)
     if not packed:
-        assert torch.equal(weights.sign(), own[0][2].sign())
-    for got, should in zip(gradients, torch.autograd.grad(expected, leaves, dout), strict=True):
-        torch.testing.assert_close(got, should)
+        assert torch.equal(weights.sign(), alone[0][2].sign())
+    for actual, should in zip(gradients, torch.autograd.grad(expected, leaves, dout), strict=True):
+        torch.testing.assert_close(actual, should)
     torch.testing.assert_close(softmax_d, 0.6 * torch.einsum("...shd,...shd->...hs", dout, out))
 
 
@@ -95,21 +95,23 @@ def test_parts_of_a_ring() -> None:
     q, k, v, dout = inputs(packed=False)
     rules = (0.0, D**-0.5, False, -1, -1, 0.0, None)
     parts = [slice(0, 9), slice(9, S)]
-    made = [halves._flash_attn_forward(q, k[:, own], v[:, own], *rules, False)[:2] for own in parts]
-    lse = torch.stack([one for _, one in made]).logsumexp(0)
-    out = sum(one * (own - lse).exp().transpose(1, 2)[..., None] for one, own in made)
+    part_outputs = [
+        halves._flash_attn_forward(q, k[:, part_lse], v[:, part_lse], *rules, False)[:2] for part_lse in parts
+    ]
+    lse = torch.stack([one for _, one in part_outputs]).logsumexp(0)
+    out = sum(one * (part_lse - lse).exp().transpose(1, 2)[..., None] for one, part_lse in part_outputs)
     dq, dk, dv = torch.zeros_like(q), torch.empty_like(k), torch.empty_like(v)
-    for own in parts:
+    for part_lse in parts:
         share = torch.empty_like(q)
         halves._flash_attn_backward(
-            dout, q, k[:, own], v[:, own], out, lse, share, dk[:, own], dv[:, own], *rules, False
+            dout, q, k[:, part_lse], v[:, part_lse], out, lse, share, dk[:, part_lse], dv[:, part_lse], *rules, False
         )
         dq += share
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    whole = ours.flash_attn_func(*leaves)
-    torch.testing.assert_close(out, whole)
-    for got, expected in zip((dq, dk, dv), torch.autograd.grad(whole, leaves, dout), strict=True):
-        torch.testing.assert_close(got, expected)
+    full_out = attention.flash_attn_func(*leaves)
+    torch.testing.assert_close(out, full_out)
+    for actual, expected in zip((dq, dk, dv), torch.autograd.grad(full_out, leaves, dout), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_where_gradients_go() -> None:
@@ -120,7 +122,7 @@ def test_where_gradients_go() -> None:
     dqkv = torch.full_like(qkv, 7, dtype=torch.float32)
     halves._flash_attn_backward(dout, *qkv.unbind(2), out, lse, dqkv[:, :, 0], None, dqkv[:, :, 2], *rules, False)
     leaf = qkv.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(ours.flash_attn_qkvpacked_func(leaf, causal=True), leaf, dout)
+    (expected,) = torch.autograd.grad(attention.flash_attn_qkvpacked_func(leaf, causal=True), leaf, dout)
     expected[:, :, 1] = 7
     torch.testing.assert_close(dqkv, expected.float())
 
@@ -132,7 +134,7 @@ def test_pages() -> None:
     out, lse, weights, rng_state = halves._flash_attn_varlen_forward(
         q, k, v, ends, lengths, 2, 32, 0.0, None, True, block_table=table, num_splits=2
     )
-    expected, expected_lse, _ = ours.flash_attn_varlen_func(
+    expected, expected_lse, _ = attention.flash_attn_varlen_func(
         q, k, v, ends, lengths, 2, 32, causal=True, block_table=table, return_attn_probs=True
     )
     torch.testing.assert_close(out, expected)
@@ -141,18 +143,18 @@ def test_pages() -> None:
 
 
 def test_function_classes() -> None:
-    leaf, rest = drawn(B, S, 3, H, D).requires_grad_(), (0.0, None, True, (-1, -1), 0.0, None, False)
+    leaf, options = drawn(B, S, 3, H, D).requires_grad_(), (0.0, None, True, (-1, -1), 0.0, None, False)
     packed = halves.FUNCTION_CLASSES["FlashAttnQKVPackedFunc"]
     assert issubclass(packed, torch.autograd.Function)
-    out, lse, _ = packed.apply(leaf, *rest, True, True)
-    expected = halves.FUNCTION_CLASSES["FlashAttnFunc"].apply(*leaf.unbind(2), *rest, False, True)
+    out, lse, _ = packed.apply(leaf, *options, True, True)
+    expected = halves.FUNCTION_CLASSES["FlashAttnFunc"].apply(*leaf.unbind(2), *options, False, True)
     assert torch.equal(out, expected) and lse.shape == (B, H, S)
     assert torch.equal(*(torch.autograd.grad(x.sum(), leaf)[0] for x in (out, expected)))
-    assert not packed.apply(leaf, *rest, False, False).requires_grad
+    assert not packed.apply(leaf, *options, False, False).requires_grad
     q, k, v, _ = inputs(packed=True)
     varlen = halves.FUNCTION_CLASSES["FlashAttnVarlenFunc"]
-    got = varlen.apply(q, k, v, ENDS, ENDS, 38, 38, *rest, False, None, True)
-    assert torch.equal(got, ours.flash_attn_varlen_func(q, k, v, ENDS, ENDS, 38, 38, causal=True))
+    actual = varlen.apply(q, k, v, ENDS, ENDS, 38, 38, *options, False, None, True)
+    assert torch.equal(actual, attention.flash_attn_varlen_func(q, k, v, ENDS, ENDS, 38, 38, causal=True))
     assert set(halves.FUNCTION_CLASSES) == {
         f"FlashAttn{kind}Func" for kind in ("", "KVPacked", "QKVPacked", "Varlen", "VarlenKVPacked", "VarlenQKVPacked")
     }

@@ -40,8 +40,8 @@ def test_in_place() -> None:
     logits = drawn(7, 9).requires_grad_()
     (expected,) = torch.autograd.grad(layers.CrossEntropyLoss(-1)(logits, LABELS), logits)
     copy = logits.detach().clone().requires_grad_()
-    (got,) = torch.autograd.grad(layers.CrossEntropyLoss(-1, inplace_backward=True)(copy, LABELS), copy)
-    assert torch.equal(got, expected) and torch.equal(copy.detach(), expected)
+    (actual,) = torch.autograd.grad(layers.CrossEntropyLoss(-1, inplace_backward=True)(copy, LABELS), copy)
+    assert torch.equal(actual, expected) and torch.equal(copy.detach(), expected)
 
 
 @pytest.mark.parametrize(

@@ -77,11 +77,11 @@ def our_parameters(function: Callable) -> list[tuple[str, Any]]:
 def test_every_public_function_has_their_signature() -> None:
     compared = []
     for module, name, definition in public_functions():
-        own = CONTENTS[module][name]
-        theirs, ours = their_parameters(definition), our_parameters(own)
+        function = CONTENTS[module][name]
+        expected, actual = their_parameters(definition), our_parameters(function)
         if module.endswith("kernel_wrappers"):  # keywords of sigmoid kernels reach them in ours
-            theirs, ours = theirs[:-1], ours[:-1]
-        assert ours == theirs, f"{module}.{name}"
+            expected, actual = expected[:-1], actual[:-1]
+        assert actual == expected, f"{module}.{name}"
         compared.append(name)
     assert {*CALLS.KERNELS, *CALLS.OTHER_CALLS} <= set(compared)
 
@@ -124,9 +124,9 @@ def real(module: str, name: str) -> Callable:
     return getattr(importlib.import_module(f"{TORCH}.{module}"), name)
 
 
-def assert_same(got: Any, wanted: Any) -> None:
+def assert_same(actual: Any, expected: Any) -> None:
     """(C, n, m) and (C e^a, n e^a, m - a) are the same state."""
-    (h, (c, n, m)), (h2, (c2, n2, m2)) = got, wanted
+    (h, (c, n, m)), (h2, (c2, n2, m2)) = actual, expected
     assert [x.dtype for x in (h, c, n, m)] == [x.dtype for x in (h2, c2, n2, m2)]
     torch.testing.assert_close(h, h2, atol=CLOSE, rtol=CLOSE)
     torch.testing.assert_close(c * m[..., None].exp(), c2 * m2[..., None].exp(), atol=CLOSE, rtol=CLOSE)
@@ -136,11 +136,11 @@ def assert_same(got: Any, wanted: Any) -> None:
 @pytest.mark.parametrize("name", CALLS.SHAPES)
 def test_every_argument_reaches_the_kernel_by_its_name(name: str) -> None:
     shaped, kernel = CALLS.SHAPES[name]
-    given: dict[str, Any] = {}
+    received: dict[str, Any] = {}
 
     def recording(*arguments: Any, **keywords: Any) -> None:
         bound = inspect.signature(kernel).bind(*arguments, **keywords)
-        given.update(bound.arguments | bound.arguments.pop("kwargs", {}))
+        received.update(bound.arguments | bound.arguments.pop("kwargs", {}))
 
     names = [name for name, _ in our_parameters(CALLS.KERNELS[name])[:-1]]
     # A True asks for what is done anyway.
@@ -148,27 +148,27 @@ def test_every_argument_reaches_the_kernel_by_its_name(name: str) -> None:
         name: False if name in ("return_last_states", "recompute_states_in_bw") else f"the {name}" for name in names
     }
     shaped(recording)(*values.values())
-    assert given | values == given
+    assert received | values == received
 
 
 EPS = 0.25  # large enough to be seen, where another argument is taken for it
 
 
 @pytest.mark.parametrize(
-    ("name", "rest"),
+    ("name", "options"),
     [
         ("mlstm_chunkwise__native_autograd", (EPS, 16)),
         ("mlstm_chunkwise__native_custbw", (EPS, 16, torch.float32)),
     ],
 )
 @pytest.mark.parametrize("with_states", [False, True])
-def test_native_chunkwise_kernels_by_position(name: str, rest: tuple, with_states: bool) -> None:
-    arguments = (*sequence(), *(states() if with_states else (None, None, None)), True, *rest)
+def test_native_chunkwise_kernels_by_position(name: str, options: tuple, with_states: bool) -> None:
+    arguments = (*sequence(), *(states() if with_states else (None, None, None)), True, *options)
     assert_same(CALLS.KERNELS[name](*arguments), real("chunkwise.native", name)(*arguments))
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "rest"),
+    ("module", "name", "options"),
     [
         ("native", "mlstm_parallel__native_autograd", (EPS,)),
         ("native", "mlstm_parallel__native_custbw", (EPS, torch.float32)),
@@ -179,19 +179,19 @@ def test_native_chunkwise_kernels_by_position(name: str, rest: tuple, with_state
         ("native_siging", "mlstm_siging_parallel__native_custbw", (EPS, True, False, torch.float32)),
     ],
 )
-def test_native_parallel_kernels_by_position(module: str, name: str, rest: tuple) -> None:
+def test_native_parallel_kernels_by_position(module: str, name: str, options: tuple) -> None:
     """With input gates above 0: below it, m begins at 0 here and without a bound there, so that eps weighs more."""
     q, k, v, i, f = sequence()
-    arguments = (q, k, v, i.abs(), f, None, None, None, False, *rest)
-    got, wanted = CALLS.KERNELS[name](*arguments), real(f"parallel.{module}", name)(*arguments)
-    torch.testing.assert_close(got, wanted, atol=CLOSE, rtol=CLOSE)
+    arguments = (q, k, v, i.abs(), f, None, None, None, False, *options)
+    actual, expected = CALLS.KERNELS[name](*arguments), real(f"parallel.{module}", name)(*arguments)
+    torch.testing.assert_close(actual, expected, atol=CLOSE, rtol=CLOSE)
     # as mlstm_kernels' own backend calls them
-    assert torch.equal(CALLS.KERNELS[name](*arguments, chunk_size=16), got)
+    assert torch.equal(CALLS.KERNELS[name](*arguments, chunk_size=16), actual)
 
 
 def test_native_recurrent_kernels_by_position() -> None:
-    name, rest = "mlstm_recurrent_sequence__native_fw", (True, EPS, torch.float64)
-    arguments = (*sequence(7), *states(), *rest)
+    name, options = "mlstm_recurrent_sequence__native_fw", (True, EPS, torch.float64)
+    arguments = (*sequence(7), *states(), *options)
     assert_same(CALLS.KERNELS[name](*arguments), real("recurrent.native_sequence", name)(*arguments))
     name = "mlstm_recurrent_step__native"
     before = token()
@@ -204,8 +204,8 @@ def test_native_recurrent_kernels_by_position() -> None:
     assert_same(CALLS.OTHER_CALLS[name](*arguments), real("recurrent.native_step", name)(*arguments))
 
 
-def equal_each(got: Any, wanted: Any) -> None:
-    for a, b in zip(got, wanted, strict=True):
+def equal_each(actual: Any, expected: Any) -> None:
+    for a, b in zip(actual, expected, strict=True):
         assert (a is None) == (b is None)
         if isinstance(a, tuple):
             equal_each(a, b)
@@ -218,26 +218,26 @@ def equal_each(got: Any, wanted: Any) -> None:
 def test_chunkwise_passes(with_states: bool, qk_scale: float | None) -> None:
     x, initial = sequence(), states() if with_states else [None, None, None]
     module = f"{TORCH}.chunkwise.native"
-    fw, whole = (CONTENTS[f"{module}.fw"][name] for name in ("mlstm_chunkwise_fw", "mlstm_chunkwise"))
+    fw, autograd_call = (CONTENTS[f"{module}.fw"][name] for name in ("mlstm_chunkwise_fw", "mlstm_chunkwise"))
     arguments = (*x, *initial, qk_scale, True, True, 16, EPS)
-    got = fw(*arguments)
-    equal_each(got, real("chunkwise.native.fw", "mlstm_chunkwise_fw")(*arguments))
-    equal_each(whole(*x, *initial, qk_scale, True, 16, EPS), (got[0], got[3]))
-    assert torch.equal(whole(*x, *initial, qk_scale, chunk_size=16, eps=EPS), got[0])
+    actual = fw(*arguments)
+    equal_each(actual, real("chunkwise.native.fw", "mlstm_chunkwise_fw")(*arguments))
+    equal_each(autograd_call(*x, *initial, qk_scale, True, 16, EPS), (actual[0], actual[3]))
+    assert torch.equal(autograd_call(*x, *initial, qk_scale, chunk_size=16, eps=EPS), actual[0])
     assert fw(*x)[3:] == (None, None)
     bw, their_bw = CONTENTS[f"{module}.bw"]["mlstm_chunkwise_bw"], real("chunkwise.native.bw", "mlstm_chunkwise_bw")
-    dh, dlast = random(2, 3, 32, 5, seed=9), [random(*s.shape, seed=n) for n, s in enumerate(got[3], 10)]
-    given = (*x, *initial, *got[4], got[1], got[2], dh, None, *dlast[1:], qk_scale, 16, EPS)
-    wanted = their_bw(*given)
-    equal_each(bw(*given), wanted)
-    equal_each(bw(*given[:8], *[None] * 5, *given[13:]), wanted)
+    dh, dlast = random(2, 3, 32, 5, seed=9), [random(*s.shape, seed=n) for n, s in enumerate(actual[3], 10)]
+    call_arguments = (*x, *initial, *actual[4], actual[1], actual[2], dh, None, *dlast[1:], qk_scale, 16, EPS)
+    expected = their_bw(*call_arguments)
+    equal_each(bw(*call_arguments), expected)
+    equal_each(bw(*call_arguments[:8], *[None] * 5, *call_arguments[13:]), expected)
     # Their gradient of f knows nothing of what the last state does to it.
-    of_last = (*given[:14], dlast[0], *given[15:])
-    wanted = [*their_bw(*of_last)]
-    wanted[4] = wanted[4] + (dlast[0] * got[3][0]).sum((-1, -2)).unsqueeze(-1) * torch.sigmoid(-x[4])
-    equal_each(bw(*of_last), wanted)
+    of_last = (*call_arguments[:14], dlast[0], *call_arguments[15:])
+    expected = [*their_bw(*of_last)]
+    expected[4] = expected[4] + (dlast[0] * actual[3][0]).sum((-1, -2)).unsqueeze(-1) * torch.sigmoid(-x[4])
+    equal_each(bw(*of_last), expected)
     with pytest.raises(ValueError, match="vecM_out: expected what the forward pass returns for these inputs"):
-        bw(*given[:12], got[2] + 1, *given[13:])
+        bw(*call_arguments[:12], actual[2] + 1, *call_arguments[13:])
     with pytest.raises(TypeError, match="matDeltaH: expected a torch.Tensor, got NoneType"):
         bw(*x)
 
@@ -248,12 +248,12 @@ def test_parallel_passes(module: str) -> None:
     x, dh = sequence(), random(2, 3, 32, 5, seed=9)
     fw = CONTENTS[f"{TORCH}.parallel.{module}.fw"]["mlstm_parallel_fw"]
     bw = CONTENTS[f"{TORCH}.parallel.{module}.bw"]["mlstm_parallel_bw"]
-    got = fw(*x, EPS)
-    equal_each(got, real(f"parallel.{module}.fw", "mlstm_parallel_fw")(*x, EPS))
-    arguments = (dh, *x, got[1], got[2], EPS)
+    actual = fw(*x, EPS)
+    equal_each(actual, real(f"parallel.{module}.fw", "mlstm_parallel_fw")(*x, EPS))
+    arguments = (dh, *x, actual[1], actual[2], EPS)
     equal_each(bw(*arguments), real(f"parallel.{module}.bw", "mlstm_parallel_bw")(*arguments))
     with pytest.raises(ValueError, match="vecN: expected what the forward pass returns"):
-        bw(dh, *x, got[1] * 2, got[2], EPS)
+        bw(dh, *x, actual[1] * 2, actual[2], EPS)
 
 
 @pytest.mark.parametrize("stable", [True, False])
@@ -262,9 +262,9 @@ def test_sigmoid_parallel_passes(stable: bool, normalize: bool) -> None:
     x, dh = sequence(), random(2, 3, 32, 5, seed=9)
     fw, bw = (CONTENTS[f"{TORCH}.parallel.native_siging.{p}"][f"mlstm_siging_parallel_{p}"] for p in ("fw", "bw"))
     arguments = (*x, EPS, stable, normalize)
-    got = fw(*arguments)
-    equal_each(got, real("parallel.native_siging.fw", "mlstm_siging_parallel_fw")(*arguments))
-    arguments = (dh, *x, got[1], EPS, stable, normalize)
+    actual = fw(*arguments)
+    equal_each(actual, real("parallel.native_siging.fw", "mlstm_siging_parallel_fw")(*arguments))
+    arguments = (dh, *x, actual[1], EPS, stable, normalize)
     equal_each(bw(*arguments), real("parallel.native_siging.bw", "mlstm_siging_parallel_bw")(*arguments))
     if not normalize:
         with pytest.raises(ValueError, match="vecN: expected None without normalize"):
@@ -284,19 +284,19 @@ def test_dtype_state_is_their_tenth_argument_and_nothing_is_written(name: str) -
 
 def test_triton_kernels_by_position(caplog: pytest.LogCaptureFixture) -> None:
     x, initial = sequence(), states()
-    wanted = truth(*x, *initial, eps=EPS)
+    expected = truth(*x, *initial, eps=EPS)
     tuning = (32, 16, 16, 16, 8, 8, 1, 1, 1, 1, True, torch.float32)
-    for name, rest in (
+    for name, options in (
         ("mlstm_chunkwise__limit_chunk", (EPS, 16, torch.float32)),
         ("mlstm_chunkwise__xl_chunk", (EPS, 16, *tuning)),
         ("mlstm_recurrent_sequence__triton_step_fused_fw", (EPS, torch.float64)),
     ):
-        assert_same(CALLS.KERNELS[name](*x, *initial, True, *rest), wanted)
+        assert_same(CALLS.KERNELS[name](*x, *initial, True, *options), expected)
     assert "alone has a use for chunk_size_inter, chunk_size_intra" in caplog.text
-    got = CALLS.KERNELS["mlstm_parallel__limit_headdim"](*x, None, None, None, False, EPS, torch.float32)
-    torch.testing.assert_close(got, truth(*x, eps=EPS)[0], atol=CLOSE, rtol=CLOSE)
+    actual = CALLS.KERNELS["mlstm_parallel__limit_headdim"](*x, None, None, None, False, EPS, torch.float32)
+    torch.testing.assert_close(actual, truth(*x, eps=EPS)[0], atol=CLOSE, rtol=CLOSE)
     alternate = CALLS.OTHER_CALLS["mlstm_recurrent_sequence__triton_alternate_step_fw"]
-    assert_same(alternate(*x, *initial, True, EPS), wanted)
+    assert_same(alternate(*x, *initial, True, EPS), expected)
 
 
 def test_the_sigmoid_kernel_has_two_states() -> None:
@@ -304,10 +304,10 @@ def test_the_sigmoid_kernel_has_two_states() -> None:
     zeros = torch.zeros_like(n[..., :1])
     kernel = CALLS.KERNELS["mlstm_siging_chunkwise__xl_chunk"]
     h, last = truth(*x, c, n, zeros, eps=EPS, gate="sigmoid", normalize=False)
-    got, (c_last, n_last) = kernel(*x, c, n, None, True, EPS, False, 16)
-    for ours, wanted in ((got, h), (c_last, last[0]), (n_last, last[1])):
-        torch.testing.assert_close(ours, wanted, atol=CLOSE, rtol=CLOSE)
-    assert torch.equal(kernel(*x, c, n, zeros, False, EPS, False, 16), got)
+    actual, (c_last, n_last) = kernel(*x, c, n, None, True, EPS, False, 16)
+    for x_actual, expected in ((actual, h), (c_last, last[0]), (n_last, last[1])):
+        torch.testing.assert_close(x_actual, expected, atol=CLOSE, rtol=CLOSE)
+    assert torch.equal(kernel(*x, c, n, zeros, False, EPS, False, 16), actual)
     assert isinstance(kernel(*x), Tensor)
 
 
@@ -315,20 +315,20 @@ def test_the_sigmoid_kernel_has_two_states() -> None:
 def test_triton_steps(alternate: bool, caplog: pytest.LogCaptureFixture) -> None:
     q, k, v, i, f, c, n, m = token()
     step = CALLS.KERNELS["mlstm_recurrent_step__triton"]
-    wanted = step(q, k, v, i, f, c, n, m, EPS, torch.float64)
+    expected = step(q, k, v, i, f, c, n, m, EPS, torch.float64)
     if alternate:
-        assert_same(CALLS.OTHER_CALLS["mlstm_recurrent_step__triton_alternate"](q, k, v, i, f, c, n, m, EPS), wanted)
+        assert_same(CALLS.OTHER_CALLS["mlstm_recurrent_step__triton_alternate"](q, k, v, i, f, c, n, m, EPS), expected)
     name = f"mlstm_recurrent_step__triton_{'alternate_' if alternate else ''}fw"
     forward = CALLS.OTHER_CALLS[name]
     last = {"dtype_state": torch.float64, "num_warps": 4} if not alternate else {}
-    given = [torch.empty_like(x) for x in (c, n, m)]
-    out = forward(c, n, m, q, k, v, i, f, *given, None, EPS, **last)
-    assert_same(out, wanted)
-    assert all(a is b for a, b in zip(out[1], given, strict=True))
+    arguments = [torch.empty_like(x) for x in (c, n, m)]
+    out = forward(c, n, m, q, k, v, i, f, *arguments, None, EPS, **last)
+    assert_same(out, expected)
+    assert all(a is b for a, b in zip(out[1], arguments, strict=True))
     assert alternate or "mlstm_recurrent_step__triton_fw" in caplog.text and "num_warps" in caplog.text
-    assert_same(forward(c, n, m, 2 * q, k, v, i, f, qk_scale=0.5 * 6**-0.5, eps=EPS, **last), wanted)
+    assert_same(forward(c, n, m, 2 * q, k, v, i, f, qk_scale=0.5 * 6**-0.5, eps=EPS, **last), expected)
     with pytest.raises(ValueError, match="matC_new, vecN_new, scaM_new: expected all three or none"):
-        forward(c, n, m, q, k, v, i, f, given[0])
+        forward(c, n, m, q, k, v, i, f, arguments[0])
 
 
 def test_unknown_keywords_are_errors() -> None:

@@ -28,9 +28,11 @@ def turned(x: Tensor, interleaved: bool, first: Tensor = FIRST, angles: Tensor =
     pairs = x[..., : 2 * PAIRS].unflatten(-1, (PAIRS, 2)) if interleaved else x[..., : 2 * PAIRS].unflatten(
         -1, (2, PAIRS)
     ).mT  # fmt: skip
-    places = first[:, None] + torch.arange(x.shape[1])
-    made = torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones_like(angles), angles)[places].unsqueeze(2)
-    flat = torch.view_as_real(made)
+    positions = first[:, None] + torch.arange(x.shape[1])
+    product = torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones_like(angles), angles)[
+        positions
+    ].unsqueeze(2)
+    flat = torch.view_as_real(product)
     flat = flat.flatten(-2) if interleaved else flat.mT.flatten(-2)
     return torch.cat([flat, x[..., 2 * PAIRS :]], -1)
 
@@ -38,22 +40,22 @@ def turned(x: Tensor, interleaved: bool, first: Tensor = FIRST, angles: Tensor =
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_one_tensor(interleaved: bool) -> None:
     x = draw(B, S, H, D, grad=True)
-    got = rotary.apply_rotary_emb(x, COS, SIN, interleaved, seqlen_offsets=FIRST)
-    torch.testing.assert_close(got, turned(x, interleaved))
+    actual = rotary.apply_rotary_emb(x, COS, SIN, interleaved, seqlen_offsets=FIRST)
+    torch.testing.assert_close(actual, turned(x, interleaved))
     # A rotation's gradient is the rotation back, and back again.
-    (dx,) = torch.autograd.grad(got, x, got.detach())
+    (dx,) = torch.autograd.grad(actual, x, actual.detach())
     torch.testing.assert_close(dx, x.detach())
     assert torch.autograd.gradgradcheck(
         lambda y: rotary.apply_rotary_emb(y, COS, SIN, interleaved, seqlen_offsets=FIRST), draw(2, 2, 1, 8, grad=True)
     )
-    back = rotary.apply_rotary(got, COS, SIN, FIRST, interleaved=interleaved, conjugate=True)
+    back = rotary.apply_rotary(actual, COS, SIN, FIRST, interleaved=interleaved, conjugate=True)
     torch.testing.assert_close(back, x)
-    rows = torch.cat([got[0, :3], got[1]])
+    rows = torch.cat([actual[0, :3], actual[1]])
     packed = rotary.apply_rotary_emb(torch.cat([x[0, :3], x[1]]), COS, SIN, interleaved, seqlen_offsets=FIRST,
                                      cu_seqlens=torch.tensor([0, 3, 12]), max_seqlen=9)  # fmt: skip
     assert torch.equal(packed, rows)
-    there = FIRST[:, None] + torch.arange(S)
-    torch.testing.assert_close(rotary.apply_rotary_emb_torch(x, COS[there], SIN[there], interleaved), got)
+    positions = FIRST[:, None] + torch.arange(S)
+    torch.testing.assert_close(rotary.apply_rotary_emb_torch(x, COS[positions], SIN[positions], interleaved), actual)
     torch.testing.assert_close(rotary.apply_rotary_emb_torch(x, COS[:S], SIN[:S], interleaved)[..., : 2 * PAIRS],
                                turned(x, interleaved, torch.zeros(B).long())[..., : 2 * PAIRS])  # fmt: skip
 
@@ -75,11 +77,11 @@ def in_place_kv(x: Tensor) -> Tensor:
 
 
 def expected_of(call: Callable[..., Tensor], x: Tensor) -> Tensor:
-    other = torch.pi / 2 - ANGLES  # whose sine is the cosine
+    shifted = torch.pi / 2 - ANGLES  # whose sine is the cosine
     if call is in_place:
         return turned(x, False)
     if call is in_place_qkv:
-        return torch.stack([turned(x[:, :, 0], False), turned(x[:, :, 1], False, angles=other), x[:, :, 2]], 2)
+        return torch.stack([turned(x[:, :, 0], False), turned(x[:, :, 1], False, angles=shifted), x[:, :, 2]], 2)
     if call is in_place_gqa:
         return torch.cat([turned(x[:, :, :6], True), x[:, :, 6:]], 2)
     return torch.stack([turned(x[:, :, 0], False), x[:, :, 1]], 2)
@@ -93,18 +95,18 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("what", ["no gradient", "leaf", "made", "view of one", "view of many"])
+@pytest.mark.parametrize("variant", ["no gradient", "leaf", "made", "view of one", "view of many"])
 @pytest.mark.parametrize("call", SHAPES)
-def test_in_place(call: Callable[..., Tensor], what: str) -> None:
+def test_in_place(call: Callable[..., Tensor], variant: str) -> None:
     """What is written is the tensor given, be it a leaf that needs a gradient; the tensor returned has the gradient."""
-    many = draw(2, *SHAPES[call], grad=what != "no gradient")
+    many = draw(2, *SHAPES[call], grad=variant != "no gradient")
     views = {"leaf": many[0].detach().requires_grad_(), "made": many[0] * 1}
     x = views.get(
-        what,
+        variant,
         (many * 1)[0]
-        if what == "view of one"
+        if variant == "view of one"
         else many.unbind()[0]
-        if what == "no gradient"
+        if variant == "no gradient"
         else (many * 1).unbind()[0],
     )  # noqa: E501
     expected = expected_of(call, x.clone())
@@ -112,16 +114,16 @@ def test_in_place(call: Callable[..., Tensor], what: str) -> None:
     assert y.data_ptr() == x.data_ptr()
     torch.testing.assert_close(x.detach(), expected.detach())
     torch.testing.assert_close(y, expected)
-    if what == "no gradient":
+    if variant == "no gradient":
         assert y is x
         return
-    source, sent = x if what == "leaf" else many, torch.randn_like(y)
-    (got,) = torch.autograd.grad(y, source, sent, retain_graph=True)
-    (should,) = torch.autograd.grad(expected, source, sent, retain_graph=what != "leaf")
-    torch.testing.assert_close(got, should)
-    if what == "made":  # of which torch knows by itself that it was written
-        (got,) = torch.autograd.grad(x, source, sent)
-        torch.testing.assert_close(got, should)
+    source, sent = x if variant == "leaf" else many, torch.randn_like(y)
+    (actual,) = torch.autograd.grad(y, source, sent, retain_graph=True)
+    (should,) = torch.autograd.grad(expected, source, sent, retain_graph=variant != "leaf")
+    torch.testing.assert_close(actual, should)
+    if variant == "made":  # of which torch knows by itself that it was written
+        (actual,) = torch.autograd.grad(x, source, sent)
+        torch.testing.assert_close(actual, should)
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -133,14 +135,14 @@ def test_in_a_compiled_graph(leaf: bool, inplace: bool, monkeypatch: pytest.Monk
         return rotary.apply_rotary_emb(x if leaf else x * 2, COS, SIN, inplace=inplace, seqlen_offsets=3)
 
     torch._dynamo.reset()
-    compiled, made = torch.compile(call, backend="aot_eager", fullgraph=True), []
+    compiled, results = torch.compile(call, backend="aot_eager", fullgraph=True), []
     for function in (call, compiled):
         x = draw(B, S, H, D, grad=True)
         y = function(x)
-        made.append((y, x.detach(), *torch.autograd.grad(y, x, torch.ones_like(y))))
+        results.append((y, x.detach(), *torch.autograd.grad(y, x, torch.ones_like(y))))
     torch._dynamo.reset()
-    for expected, got in zip(*made, strict=True):
-        torch.testing.assert_close(got, expected)
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

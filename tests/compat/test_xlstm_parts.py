@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from support.compat_parts import compat_part
-from support.peer_models import NATIVE, SMALL, official, ours, relative, scramble, tokens
+from support.peer_models import NATIVE, SMALL, official, relative, scramble, small_model, tokens
 from xlstm_hip.mlstm.backend import mLSTMBackendConfig
 from xlstm_hip.models import MultiHeadLayerNorm, norms, xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.models.hooks import known
@@ -33,19 +33,19 @@ def real(module: str) -> ModuleType:
 
 def parameters(function: Any) -> list[tuple[str, Any]]:
     """Names and defaults, of functions the names."""
-    given = inspect.signature(function).parameters.items()
-    return [(name, getattr(p.default, "__name__", p.default)) for name, p in given]
+    parameters_of_function = inspect.signature(function).parameters.items()
+    return [(name, getattr(p.default, "__name__", p.default)) for name, p in parameters_of_function]
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def with_equal_weights(own: nn.Module, peer: nn.Module) -> tuple[nn.Module, nn.Module]:
-    scramble(own)
-    assert {n: x.shape for n, x in own.state_dict().items()} == {n: x.shape for n, x in peer.state_dict().items()}
-    peer.load_state_dict(own.state_dict())
-    return own.double(), peer.double()
+def with_equal_weights(model: nn.Module, peer: nn.Module) -> tuple[nn.Module, nn.Module]:
+    scramble(model)
+    assert {n: x.shape for n, x in model.state_dict().items()} == {n: x.shape for n, x in peer.state_dict().items()}
+    peer.load_state_dict(model.state_dict())
+    return model.double(), peer.double()
 
 
 @torch.no_grad()
@@ -57,20 +57,20 @@ def test_norms(name: str, weight: bool, bias: bool) -> None:
     assert parameters(own_class.__init__) == parameters(peer_class.__init__)
     # Their float32 reductions take float64 down to float32.
     options = {"eps": 0.1, "use_weight": weight, "use_bias": bias, "force_float32_reductions": False}
-    own, peer = with_equal_weights(own_class(*sizes, **options), peer_class(*sizes, **options))
+    norm, peer = with_equal_weights(own_class(*sizes, **options), peer_class(*sizes, **options))
     x = random(2, 5, *sizes)
-    assert relative(own(x), peer(x)) < CLOSE
+    assert relative(norm(x), peer(x)) < CLOSE
     if "MultiHead" not in name:
-        assert relative(own(x[0, 0]), peer(x[0, 0])) < CLOSE
-    assert isinstance(own, CONTENTS[".components"]["NormLayer"])
+        assert relative(norm(x[0, 0]), peer(x[0, 0])) < CLOSE
+    assert isinstance(norm, CONTENTS[".components"]["NormLayer"])
     if "MultiHead" in name:
-        assert isinstance(own, CONTENTS[".components"][name.removeprefix("MultiHead")])
+        assert isinstance(norm, CONTENTS[".components"][name.removeprefix("MultiHead")])
         with pytest.raises(ValueError, match=r"x: expected shape \(B, S, NH, DH\) = \(B, S, 3, 8\), got"):
-            own(random(2, 5, 8, 3))
+            norm(random(2, 5, 8, 3))
 
 
 def test_the_model_is_made_of_them() -> None:
-    model = ours(use_bias=True)
+    model = small_model(use_bias=True)
     block = model.backbone.blocks[0]
     assert type(block.mlstm_layer.multihead_norm) is CONTENTS[".components"]["MultiHeadLayerNorm"] is MultiHeadLayerNorm
     assert type(block.norm_ffn) is type(model.backbone.out_norm) is CONTENTS[".model"]["RMSNorm"]
@@ -85,16 +85,16 @@ def test_the_model_is_made_of_them() -> None:
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
 def test_another_norm_in_a_block_is_called(whose: str) -> None:
     """It is not taken for the RMSNorm that the block's function would compute in its place."""
-    model, x = ours(mode="inference", return_last_states=True).double(), tokens(1, 5)
+    model, x = small_model(mode="inference", return_last_states=True).double(), tokens(1, 5)
     classes = norms if whose == "ours" else real("components")
     block = model.backbone.blocks[1]
     block.norm_ffn = classes.LayerNorm(SMALL["embedding_dim"], eps=1e-6, force_float32_reductions=False).double()
     assert known(block.norm_mlstm) and not known(block.norm_ffn)
-    reference = ours(mode="inference", return_last_states=True).double()
+    reference = small_model(mode="inference", return_last_states=True).double()
     reference.backbone.blocks[1].norm_ffn = nn.LayerNorm(SMALL["embedding_dim"], eps=1e-6).double()
     with torch.no_grad():
-        (got, state), (want, state_too) = model(x), reference(x)
-        assert relative(got, want) < CLOSE
+        (actual, state), (want, state_too) = model(x), reference(x)
+        assert relative(actual, want) < CLOSE
         assert relative(model(x[:, :1], state)[0], reference(x[:, :1], state_too)[0]) < CLOSE
 
 
@@ -103,11 +103,11 @@ def test_another_norm_in_a_block_is_called(whose: str) -> None:
 @pytest.mark.parametrize("use_bias", [False, True])
 def test_feed_forward(weight_mode: str, use_bias: bool) -> None:
     fields = {**SMALL, "weight_mode": weight_mode, "use_bias": use_bias}
-    own = CONTENTS[".model"]["FeedForward"](xLSTMLargeConfig(**fields))
-    own, peer = with_equal_weights(own, real("model").FeedForward(real("model").xLSTMLargeConfig(**fields)))
-    assert own.up_proj_dim == peer.up_proj_dim
+    layer = CONTENTS[".model"]["FeedForward"](xLSTMLargeConfig(**fields))
+    layer, peer = with_equal_weights(layer, real("model").FeedForward(real("model").xLSTMLargeConfig(**fields)))
+    assert layer.up_proj_dim == peer.up_proj_dim
     x = random(2, 5, SMALL["embedding_dim"])
-    assert relative(own(x), peer(x)) < CLOSE
+    assert relative(layer(x), peer(x)) < CLOSE
 
 
 def layers(**changes: Any) -> tuple[Any, Any]:
@@ -115,39 +115,39 @@ def layers(**changes: Any) -> tuple[Any, Any]:
     fields = {"embedding_dim": 64, "num_heads": 4, "norm_reduction_force_float32": False, **changes}
     backend = {"chunk_size": 16, "eps": 0.01, "mode": "train", "inference_state_dtype": "float32"}
     peer_backend = real("model").mLSTMBackendConfig(**backend, **NATIVE)
-    own = CONTENTS[""]["mLSTMLayer"](
+    layer = CONTENTS[""]["mLSTMLayer"](
         CONTENTS[""]["mLSTMLayerConfig"](**fields, mlstm_backend=mLSTMBackendConfig(**backend))
     )
     peer = real("model").mLSTMLayer(real("model").mLSTMLayerConfig(**fields, mlstm_backend=peer_backend))
-    return with_equal_weights(own, peer)
+    return with_equal_weights(layer, peer)
 
 
 @pytest.mark.parametrize("changes", [{}, {"weight_mode": "fused"}, {"use_bias": True}, {"gate_soft_cap": 3.0}], ids=str)
 def test_mlstm_layer(changes: dict[str, Any]) -> None:
-    own, peer = layers(**changes)
+    layer, peer = layers(**changes)
     x = random(2, 32, 64)
-    (y, state), (y_too, state_too) = own(x), peer(x)
+    (y, state), (y_too, state_too) = layer(x), peer(x)
     assert relative(y, y_too) < CLOSE
     assert all(relative(a, b) < CLOSE for a, b in zip(state, state_too, strict=True))
     with torch.no_grad():
         before = [s.clone() for s in state]
-        again = own(x, state)
+        again = layer(x, state)
         assert all(map(torch.equal, before, state)), "a given state stays as it is, as theirs does"
         assert relative(again[0], peer(x, state_too)[0]) < CLOSE
 
 
 def test_mlstm_layer_config() -> None:
-    own, peer = CONTENTS[""]["mLSTMLayerConfig"], real("model").mLSTMLayerConfig
-    assert [f.name for f in dataclasses.fields(own)] == [f.name for f in dataclasses.fields(peer)]
-    ours_, theirs = (dataclasses.asdict(of(embedding_dim=64, num_heads=4)) for of in (own, peer))
-    assert ours_.pop("mlstm_backend") == theirs.pop("mlstm_backend") | {
+    config_class, peer = CONTENTS[""]["mLSTMLayerConfig"], real("model").mLSTMLayerConfig
+    assert [f.name for f in dataclasses.fields(config_class)] == [f.name for f in dataclasses.fields(peer)]
+    fields, peer_fields = (dataclasses.asdict(of(embedding_dim=64, num_heads=4)) for of in (config_class, peer))
+    assert fields.pop("mlstm_backend") == peer_fields.pop("mlstm_backend") | {
         "chunkwise_kernel": "chunkwise--fused", "sequence_kernel": "fused", "step_kernel": "fused",
     }  # fmt: skip
-    assert ours_ == theirs
+    assert fields == peer_fields
     with pytest.raises(ValueError, match="qk_dim_factor: expected embedding_dim"):
-        own(embedding_dim=64, num_heads=5)
+        config_class(embedding_dim=64, num_heads=5)
     with pytest.raises(TypeError, match="mlstm_backend: expected mLSTMBackendConfig, got dict"):
-        own(embedding_dim=64, num_heads=4, mlstm_backend={})
+        config_class(embedding_dim=64, num_heads=4, mlstm_backend={})
 
 
 def test_a_layer_without_normaliser() -> None:
@@ -161,10 +161,10 @@ def test_a_layer_without_normaliser() -> None:
         layer.double()
         with torch.no_grad():
             x = random(1, 6, 64)
-            whole, _ = layer(x)
+            full, _ = layer(x)
             begun, state = layer(x[:, :5])
-            assert relative(layer(x[:, 5:], state)[0], whole[:, 5:]) < CLOSE
-        outputs.append(whole)
+            assert relative(layer(x[:, 5:], state)[0], full[:, 5:]) < CLOSE
+        outputs.append(full)
     assert relative(*outputs) > 0.1
 
 
@@ -185,7 +185,7 @@ GENERATE = CONTENTS[".generate"]
 
 
 def generating_model() -> xLSTMLarge:
-    return ours(mode="inference", return_last_states=True)
+    return small_model(mode="inference", return_last_states=True)
 
 
 @pytest.mark.parametrize("name", ["generate_tokens", "get_sampling_fn", "greedy_sampling"])
@@ -195,33 +195,33 @@ def test_generate_has_their_signatures(name: str) -> None:
 
 def test_generate_tokens_writes_what_theirs_does() -> None:
     model, x = generating_model(), tokens(2, 7)
-    theirs = real("generate")
+    peer_module = real("generate")
     for prefill in (x, x[:, 0], None):
         calls = [
             module(model.forward, prefill, 5, bos_token_id=4, batch_size_no_prefill=3, device="cpu")
-            for module in (GENERATE["generate_tokens"], theirs.generate_tokens)
+            for module in (GENERATE["generate_tokens"], peer_module.generate_tokens)
         ]
         assert torch.equal(calls[0][0], calls[1][0]) and calls[0][0].shape == (3 if prefill is None else 2, 5)
         for block, state in calls[0][1].items():
             assert all(map(torch.equal, state, calls[1][1][block]))
     # and on the official model
     peer = official(model, mode="inference")
-    wanted, _ = theirs.generate_tokens(peer.forward, x, 5, device="cpu")
-    assert torch.equal(GENERATE["generate_tokens"](peer.forward, x, 5, device="cpu")[0], wanted)
+    expected, _ = peer_module.generate_tokens(peer.forward, x, 5, device="cpu")
+    assert torch.equal(GENERATE["generate_tokens"](peer.forward, x, 5, device="cpu")[0], expected)
 
 
 def test_generate_tokens_goes_on_and_fills_a_tensor() -> None:
     model, x = generating_model(), tokens(1, 7)
     generate_tokens = GENERATE["generate_tokens"]
-    whole, _ = generate_tokens(model.forward, x, 6, device="cpu")
+    full, _ = generate_tokens(model.forward, x, 6, device="cpu")
     begun, state = generate_tokens(model.forward, x, 2, device="cpu")
-    given = torch.empty(1, 4, dtype=torch.int64)
-    rest, _ = generate_tokens(model.forward, begun[:, -1], 4, state=state, generated_tokens=given, device="cpu")
-    assert rest is given and torch.equal(torch.cat((begun, rest), 1), whole)
+    buffer = torch.empty(1, 4, dtype=torch.int64)
+    continued, _ = generate_tokens(model.forward, begun[:, -1], 4, state=state, generated_tokens=buffer, device="cpu")
+    assert continued is buffer and torch.equal(torch.cat((begun, continued), 1), full)
     assert generate_tokens(model.forward, x, 0, state=state, device="cpu") == (None, state)
-    assert not torch.equal(generate_tokens(model.forward, x, 6, lambda y: y.argmin(-1), device="cpu")[0], whole)
+    assert not torch.equal(generate_tokens(model.forward, x, 6, lambda y: y.argmin(-1), device="cpu")[0], full)
     with pytest.raises(ValueError, match=r"generated_tokens: expected shape \(B, max_length\) = \(1, 3\), got"):
-        generate_tokens(model.forward, x, 3, generated_tokens=given, device="cpu")
+        generate_tokens(model.forward, x, 3, generated_tokens=buffer, device="cpu")
     with pytest.raises(ValueError, match="max_length: expected an integer >= 0, got -1"):
         generate_tokens(model.forward, x, -1, device="cpu")
     with pytest.raises(ValueError, match="sampling_fn_name: expected one of 'greedy', got 'nucleus'"):

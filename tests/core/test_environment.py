@@ -135,9 +135,9 @@ def test_reference_forces_plain_torch(name: str, monkeypatch: pytest.MonkeyPatch
     usual = flat(call())
     monkeypatch.setenv("XLSTM_HIP_BACKEND", "reference")
     assert library_ops(call) == set()
-    for plain, ours in zip(flat(call()), usual, strict=True):
-        assert plain.dtype == ours.dtype
-        torch.testing.assert_close(plain, ours, rtol=1e-4, atol=1e-5)
+    for plain, fused in zip(flat(call()), usual, strict=True):
+        assert plain.dtype == fused.dtype
+        torch.testing.assert_close(plain, fused, rtol=1e-4, atol=1e-5)
 
 
 def test_layouts_under_the_reference(reference: pytest.MonkeyPatch) -> None:
@@ -241,21 +241,23 @@ main(["plan", "--op", "attention", "--heads", "2", "--length", "5"])
 def test_logs() -> None:
     done = run_python(LOGGED, XLSTM_HIP_LOGS="dispatch,plan,build")
     assert done.returncode == 0, done.stderr
-    said = [line.removeprefix("[xlstm_hip] ") for line in done.stderr.splitlines() if line.startswith("[xlstm_hip] ")]
+    message = [
+        line.removeprefix("[xlstm_hip] ") for line in done.stderr.splitlines() if line.startswith("[xlstm_hip] ")
+    ]
     isa = native().cpu_isa()
     assert re.fullmatch(
-        rf"build: {re.escape(xlstm_hip.__version__)} \(.*\), .*torch .*CPU kernels: {isa} here", said[0]
+        rf"build: {re.escape(xlstm_hip.__version__)} \(.*\), .*torch .*CPU kernels: {isa} here", message[0]
     )
     shape = "(2, 3, 100, 16)"
-    assert said[1] == (
+    assert message[1] == (
         "dispatch: mlstm_interface: chunkwise kernel chunkwise--fused; "
         f"q {shape}, k {shape}, v {shape}; bfloat16 on cpu"
     )
-    assert said[2] == f"dispatch: mlstm_chunkwise: C++, {isa}; q {shape}, k {shape}, v {shape}; bfloat16 on cpu"
-    plans = [line.removeprefix("plan: ").split(": ", 1) for line in said if line.startswith("plan: ")]
+    assert message[2] == f"dispatch: mlstm_chunkwise: C++, {isa}; q {shape}, k {shape}, v {shape}; bfloat16 on cpu"
+    plans = [line.removeprefix("plan: ").split(": ", 1) for line in message if line.startswith("plan: ")]
     assert [op for op, _ in plans if "mlstm" not in op] == ["attention_forward", "attention_backward"]
     assert [text for _, text in plans] == done.stdout.splitlines()
-    assert any(line.startswith(f"dispatch: rms_norm: C++, {isa}; x (2, 8)") for line in said)
+    assert any(line.startswith(f"dispatch: rms_norm: C++, {isa}; x (2, 8)") for line in message)
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
@@ -266,8 +268,8 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 def test_plans_of_attention(capsys: pytest.CaptureFixture[str]) -> None:
     shape = ("--op", "attention", "--heads", "8", "--heads-k", "2", "--length", "4096")
     on_cpu = planned(capsys, *shape, "--queries", "64", "--threads", "2", "--splits", "3")
-    whole = native().plan_attention_cpu(1, 2, 256, 4096, 2, 0, 3)
-    assert on_cpu == {"forward": whole, "backward": native().plan_attention_backward_cpu(1, 2, 256, 2)}
+    plan = native().plan_attention_cpu(1, 2, 256, 4096, 2, 0, 3)
+    assert on_cpu == {"forward": plan, "backward": native().plan_attention_backward_cpu(1, 2, 256, 2)}
     mi300x = next(facts for facts in native().known_devices() if facts["name"] == "MI300X")
     many = native().plan_attention_gpu("MI300X", 1, 8, 2, 4096, 4096, 128, 128, 2)
     gradients = native().plan_attention_backward_gpu("MI300X", 1, 8, 2, 4096, 4096, 128, 128, 2)
@@ -327,17 +329,17 @@ def test_nothing_is_in_the_way_where_nothing_is_asked_for() -> None:
 
 def test_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Named after the op, closed after an error too. torch.cuda.nvtx is there on GPUs alone: recorded here."""
-    said: list[str] = []
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", said.append)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: said.append("end"))
+    names: list[str] = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", names.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: names.append("end"))
     monkeypatch.setattr(logging, "RANGES", True)
     watched = logging.watched(torch.ops.xlstm_hip)
     x = draw(2, 8)
     torch.testing.assert_close(watched.soft_cap(x, 2.0), layers.soft_cap(x, 2.0))
-    assert said == ["xlstm_hip::soft_cap", "end"]
+    assert names == ["xlstm_hip::soft_cap", "end"]
     with pytest.raises(RuntimeError):
         watched.soft_cap(x, -1.0)
-    assert said[2:] == ["xlstm_hip::soft_cap", "end"]
+    assert names[2:] == ["xlstm_hip::soft_cap", "end"]
 
 
 @pytest.mark.skipif(bool(torch.version.cuda or torch.version.hip), reason="torch has ranges")

@@ -67,14 +67,16 @@ NEEDS: list[tuple[str, str, Callable[[Path], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("package", "what", "call"), NEEDS, ids=[f"{package}: {what}" for package, what, _ in NEEDS])
+@pytest.mark.parametrize(
+    ("package", "label", "call"), NEEDS, ids=[f"{package}: {label}" for package, label, _ in NEEDS]
+)
 def test_the_error_names_the_extra(
-    package: str, what: str, call: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: str, label: str, call: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ModuleNotFoundError) as raised:
         call(tmp_path)
-    assert str(raised.value).endswith(f'{what} needs {package}: pip install "xlstm_hip[{EXTRA_OF[package]}]"')
+    assert str(raised.value).endswith(f'{label} needs {package}: pip install "xlstm_hip[{EXTRA_OF[package]}]"')
     assert raised.value.name == package
 
 

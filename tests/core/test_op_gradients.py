@@ -66,37 +66,39 @@ def inputs(call: str) -> list[Tensor]:
     return [torch.randn(shape, generator=rng).requires_grad_() for shape in CALLS[call][1]]
 
 
-def outputs(function: Callable[..., Any], given: list[Tensor]) -> Tensors:
-    made = function(*given)
-    return (made,) if isinstance(made, Tensor) else tuple(made)
+def outputs(function: Callable[..., Any], arguments: list[Tensor]) -> Tensors:
+    results = function(*arguments)
+    return (results,) if isinstance(results, Tensor) else tuple(results)
 
 
-def cotangents(made: Tensors) -> list[Tensor]:
+def cotangents(results: Tensors) -> list[Tensor]:
     rng = torch.Generator().manual_seed(1)
-    return [torch.randn(x.shape, generator=rng) for x in made]
+    return [torch.randn(x.shape, generator=rng) for x in results]
 
 
-def gradients(function: Callable[..., Any], given: list[Tensor]) -> Tensors:
-    made = outputs(function, given)
-    return torch.autograd.grad(made, given, cotangents(made))
+def gradients(function: Callable[..., Any], arguments: list[Tensor]) -> Tensors:
+    results = outputs(function, arguments)
+    return torch.autograd.grad(results, arguments, cotangents(results))
 
 
-def same_bits(got: Tensors, expected: Tensors) -> None:
-    assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
+def same_bits(actual: Tensors, expected: Tensors) -> None:
+    assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
 
 
 @calls
 def test_eager_and_compiled_gradients_are_the_same_bits(call: str) -> None:
-    function, given = CALLS[call][0], inputs(call)
+    function, arguments = CALLS[call][0], inputs(call)
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    same_bits(gradients(compiled, given), gradients(function, given))
+    same_bits(gradients(compiled, arguments), gradients(function, arguments))
 
 
 @calls
 def test_differentiating_twice_is_an_error(call: str) -> None:
-    given = inputs(call)
-    made = outputs(CALLS[call][0], given)
-    first = torch.autograd.grad(made, given, [torch.ones_like(x, requires_grad=True) for x in made], create_graph=True)
+    arguments = inputs(call)
+    results = outputs(CALLS[call][0], arguments)
+    first = torch.autograd.grad(
+        results, arguments, [torch.ones_like(x, requires_grad=True) for x in results], create_graph=True
+    )
     with pytest.raises(RuntimeError, match="differentiate twice.*once_differentiable"):
         first[0].sum().backward()
 
@@ -104,7 +106,7 @@ def test_differentiating_twice_is_an_error(call: str) -> None:
 @calls
 def test_hooks_of_saved_tensors(call: str) -> None:
     """What is kept for the backward pass is kept by whoever packs it, on its way elsewhere."""
-    function, given = CALLS[call][0], inputs(call)
+    function, arguments = CALLS[call][0], inputs(call)
     packed: list[Tensor] = []
 
     def pack(x: Tensor) -> int:
@@ -112,52 +114,52 @@ def test_hooks_of_saved_tensors(call: str) -> None:
         return len(packed) - 1
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda n: packed[n]):
-        got = gradients(function, given)
+        actual = gradients(function, arguments)
     assert len(packed) >= 1
-    same_bits(got, gradients(function, given))
+    same_bits(actual, gradients(function, arguments))
 
 
 @calls
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint(call: str, reentrant: bool) -> None:
-    function, given = CALLS[call][0], inputs(call)
-    made = outputs(lambda *x: checkpoint(function, *x, use_reentrant=reentrant), given)
-    torch.autograd.backward(made, cotangents(made))  # the reentrant one takes no autograd.grad
-    again = tuple(x.grad for x in given if x.grad is not None)
-    same_bits(again, gradients(function, given))
+    function, arguments = CALLS[call][0], inputs(call)
+    results = outputs(lambda *x: checkpoint(function, *x, use_reentrant=reentrant), arguments)
+    torch.autograd.backward(results, cotangents(results))  # the reentrant one takes no autograd.grad
+    again = tuple(x.grad for x in arguments if x.grad is not None)
+    same_bits(again, gradients(function, arguments))
 
 
 @calls
 def test_gradients_of_some_inputs(call: str) -> None:
-    function, given = CALLS[call][0], inputs(call)
-    expected = gradients(function, given)
-    for n, leaf in enumerate(given):
-        alone = [x if x is leaf else x.detach() for x in given]
-        made = outputs(function, alone)
-        pairs = [(x, dx) for x, dx in zip(made, cotangents(made), strict=True) if x.requires_grad]
-        (got,) = torch.autograd.grad([x for x, _ in pairs], leaf, [dx for _, dx in pairs])
-        assert torch.equal(got, expected[n]), n
+    function, arguments = CALLS[call][0], inputs(call)
+    expected = gradients(function, arguments)
+    for n, leaf in enumerate(arguments):
+        alone = [x if x is leaf else x.detach() for x in arguments]
+        results = outputs(function, alone)
+        pairs = [(x, dx) for x, dx in zip(results, cotangents(results), strict=True) if x.requires_grad]
+        (actual,) = torch.autograd.grad([x for x, _ in pairs], leaf, [dx for _, dx in pairs])
+        assert torch.equal(actual, expected[n]), n
 
 
 @calls
 def test_transforms_are_refused(call: str) -> None:
-    given = [x.detach() for x in inputs(call)]
+    arguments = [x.detach() for x in inputs(call)]
     function = CALLS[call][0]
     with pytest.raises(RuntimeError, match="setup_context"):
-        torch.func.grad(lambda x: outputs(function, [x, *given[1:]])[0].sum())(given[0])
+        torch.func.grad(lambda x: outputs(function, [x, *arguments[1:]])[0].sum())(arguments[0])
 
 
 @calls
 def test_a_tensor_left_over_from_a_transform(call: str) -> None:
-    function, given = CALLS[call][0], inputs(call)
+    function, arguments = CALLS[call][0], inputs(call)
     left: list[Tensor] = []
 
     def leave(x: Tensor) -> Tensor:
         left.append(x)
         return x.sum()
 
-    torch.func.grad(leave)(given[0].detach())
-    expected = outputs(function, given)
+    torch.func.grad(leave)(arguments[0].detach())
+    expected = outputs(function, arguments)
     with torch.no_grad():
-        same_bits(outputs(function, [left[0], *given[1:]]), expected)
-    same_bits(outputs(function, [left[0], *given[1:]]), expected)
+        same_bits(outputs(function, [left[0], *arguments[1:]]), expected)
+    same_bits(outputs(function, [left[0], *arguments[1:]]), expected)

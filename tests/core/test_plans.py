@@ -35,8 +35,8 @@ def _tables_after() -> Iterator[None]:
 
 
 def entry(op: str = "mlstm_chunkwise", plan: dict[str, Any] | None = None, **changed: Any) -> dict[str, Any]:
-    own = {name: value for name, value in CLASS.items() if name in plans.CLASSES[op]} | changed
-    return {"op": op, "arch": arch_of("cpu"), "class": own, "plan": {"chunk_size": 16} if plan is None else plan}
+    sizes = {name: value for name, value in CLASS.items() if name in plans.CLASSES[op]} | changed
+    return {"op": op, "arch": arch_of("cpu"), "class": sizes, "plan": {"chunk_size": 16} if plan is None else plan}
 
 
 def table(folder: Path, *entries: Any, **changed: Any) -> Path:
@@ -46,10 +46,11 @@ def table(folder: Path, *entries: Any, **changed: Any) -> Path:
 
 
 def tensors(length: int = 100, gradient: bool = False) -> dict[str, Tensor]:
-    made = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     sizes = {"q": (16,), "k": (16,), "v": (32,), "i": (), "f": ()}
     return {
-        name: torch.randn(1, 2, length, *size, generator=made).requires_grad_(gradient) for name, size in sizes.items()
+        name: torch.randn(1, 2, length, *size, generator=generator).requires_grad_(gradient)
+        for name, size in sizes.items()
     }
 
 
@@ -63,17 +64,17 @@ def test_the_shipped_table_is_read() -> None:
 
 def test_a_call_is_cut_up_as_its_class_says(tmp_path: Path) -> None:
     x = tensors()
-    before, wanted = mlstm_interface(**x), mlstm_interface(**x, plan={"chunk_size": 16})
-    assert not same_bits(before, wanted)
+    before, expected = mlstm_interface(**x), mlstm_interface(**x, plan={"chunk_size": 16})
+    assert not same_bits(before, expected)
     use_plans(table(tmp_path, entry()))
-    assert same_bits(mlstm_interface(**x), wanted)
+    assert same_bits(mlstm_interface(**x), expected)
     assert same_bits(mlstm_interface(**x, plan={}), before)  # what is given comes before the table
-    assert not same_bits(mlstm_interface(**x, chunk_size=32), wanted)
+    assert not same_bits(mlstm_interface(**x, chunk_size=32), expected)
     offsets = torch.tensor([0, 100])
     assert same_bits(mlstm_interface(**x, cu_seqlens=offsets), before)  # packed calls have no class
     for length in (64, 129):  # other classes
-        other = tensors(length)
-        assert same_bits(mlstm_interface(**other), mlstm_interface(**other, plan={}))
+        other_inputs = tensors(length)
+        assert same_bits(mlstm_interface(**other_inputs), mlstm_interface(**other_inputs, plan={}))
     torch.set_num_threads(torch.get_num_threads() + 1)  # and another arch
     assert same_bits(mlstm_interface(**x), before)
 
@@ -93,10 +94,10 @@ def test_backward_has_entries_of_its_own(tmp_path: Path) -> None:
         h = mlstm_interface(**x, **more)
         return torch.cat([g.flatten() for g in torch.autograd.grad(h.square().sum(), list(x.values()))])
 
-    before, wanted = gradients(), gradients(backward_plan={"chunk_size": 16})
-    assert not same_bits(before, wanted)
+    before, expected = gradients(), gradients(backward_plan={"chunk_size": 16})
+    assert not same_bits(before, expected)
     use_plans(table(tmp_path, entry("mlstm_backward")))
-    assert same_bits(gradients(), wanted)
+    assert same_bits(gradients(), expected)
     assert same_bits(gradients(backward_plan={}), before)
 
 
@@ -105,11 +106,11 @@ def test_a_sequence_reads_the_table(tmp_path: Path) -> None:
     x, packed = tensors(), torch.tensor([0, 100])
     before = mlstm_interface(**x, kernel="fused")
     use_plans(table(tmp_path, entry("mlstm_sequence", {"step_columns": 8})))
-    for given in (x, tensors(gradient=True)):
+    for arguments in (x, tensors(gradient=True)):
         with pytest.raises(RuntimeError, match="step_columns: expected 0 on a CPU"):
-            mlstm_interface(**given, kernel="fused")
+            mlstm_interface(**arguments, kernel="fused")
         with pytest.raises(RuntimeError, match="step_columns: expected 0 on a CPU"):
-            mlstm_interface(**given, kernel="fused", plan={"step_columns": 16}, cu_seqlens=packed)
+            mlstm_interface(**arguments, kernel="fused", plan={"step_columns": 16}, cu_seqlens=packed)
     assert same_bits(mlstm_interface(**x, kernel="fused", plan={}), before)
     assert same_bits(mlstm_interface(**x, kernel="fused", cu_seqlens=packed), before)  # packed calls have no class
     mlstm_interface(**x)  # nor has the chunkwise kernel this one
@@ -129,29 +130,29 @@ def test_attention_reads_the_table(tmp_path: Path) -> None:
     sizes = {"heads": 4, "heads_k": 2, "queries": 4, "length": 512, "dhv": 8, "causal": False}
     before = flash_attn_func(q, k, v, num_splits=1)
     use_plans(table(tmp_path, entry("attention_forward", {"block_size": 32, "splits": 3}, **sizes)))
-    wanted = flash_attn_func(q, k, v, block_size=32, num_splits=3)
-    assert same_bits(flash_attn_func(q, k, v), wanted) and not same_bits(wanted, before)
-    assert same_bits(flash_attn_with_kvcache(q, k, v), wanted)
+    expected = flash_attn_func(q, k, v, block_size=32, num_splits=3)
+    assert same_bits(flash_attn_func(q, k, v), expected) and not same_bits(expected, before)
+    assert same_bits(flash_attn_with_kvcache(q, k, v), expected)
     assert same_bits(flash_attn_func(q, k, v, num_splits=1), before)
     with pytest.raises(ValueError, match="num_splits: expected 0 or 1 with dropout and return_attn_probs, got 2"):
         flash_attn_func(q, k, v, 0.1, return_attn_probs=True, num_splits=2)
 
 
 def test_attentions_backward_pass_reads_the_table(tmp_path: Path) -> None:
-    made = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 100, 2, n, generator=made).requires_grad_() for n in (16, 16, 8))
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 100, 2, n, generator=generator).requires_grad_() for n in (16, 16, 8))
 
     def gradients(call: Any = flash_attn_func, **more: Any) -> Tensor:
         out = call(q, k, v, causal=True, **more)
         return torch.cat([g.flatten() for g in torch.autograd.grad(out.square().sum(), (q, k, v))])
 
     plan = {"block_size": 32, "row_panels": 1, "parts": 2}
-    before, wanted = gradients(), gradients(backward_plan=plan)
-    assert not same_bits(before, wanted)
+    before, expected = gradients(), gradients(backward_plan=plan)
+    assert not same_bits(before, expected)
     sizes = {"heads_k": 2, "queries": 128, "dhv": 8, "causal": True}
     use_plans(table(tmp_path, entry("attention_backward", plan, **sizes)))
-    assert same_bits(gradients(), wanted) and same_bits(gradients(block_size=128), wanted)
-    assert same_bits(gradients(torch.compile(flash_attn_func, backend="eager", fullgraph=True)), wanted)
+    assert same_bits(gradients(), expected) and same_bits(gradients(block_size=128), expected)
+    assert same_bits(gradients(torch.compile(flash_attn_func, backend="eager", fullgraph=True)), expected)
     assert same_bits(gradients(backward_plan={}), before)  # what is given comes before the table
     use_plans(table(tmp_path, entry("attention_backward", plan, **sizes | {"causal": False})))
     assert same_bits(gradients(), before)  # another class
@@ -162,12 +163,12 @@ def test_attentions_backward_pass_reads_the_table(tmp_path: Path) -> None:
 
     use_plans(table(tmp_path, entry("attention_backward", plan, **sizes)))
     assert same_bits(gradients(packed), before)  # packed calls have none
-    assert same_bits(gradients(packed, backward_plan=plan), wanted)
+    assert same_bits(gradients(packed, backward_plan=plan), expected)
 
 
 def test_mla_reads_the_table(tmp_path: Path) -> None:
-    made = torch.Generator().manual_seed(0)
-    q, cache = torch.randn(2, 1, 8, 24, generator=made), torch.randn(2, 500, 1, 24, generator=made)
+    generator = torch.Generator().manual_seed(0)
+    q, cache = torch.randn(2, 1, 8, 24, generator=generator), torch.randn(2, 500, 1, 24, generator=generator)
     used = torch.tensor([500, 300])
 
     def out(*schedule: Any, **more: Any) -> Tensor:
@@ -175,17 +176,17 @@ def test_mla_reads_the_table(tmp_path: Path) -> None:
 
     plan = {"block_size": 32, "splits": 3}
     before, older = out(), get_mla_metadata(used, 8, 1)
-    scheduled, wanted = out(*older), out(plan=plan)
-    assert not same_bits(before, wanted)
+    scheduled, expected = out(*older), out(plan=plan)
+    assert not same_bits(before, expected)
     sizes = {"batch": 2, "heads": 8, "heads_k": 1, "queries": 1, "length": 512, "dqk": 24, "dhv": 16}
     use_plans(table(tmp_path, entry("mla_decode", plan, **sizes, causal=False)))
-    assert same_bits(out(), wanted) and same_bits(out(plan={}), before)
+    assert same_bits(out(), expected) and same_bits(out(plan={}), before)
     newer = get_mla_metadata()[0]
-    assert same_bits(out(newer), wanted) and newer.splits == 3
+    assert same_bits(out(newer), expected) and newer.splits == 3
     assert same_bits(out(*older), scheduled)  # which says how the keys are cut
     assert same_bits(out(causal=True), before)  # another class; one query sees all
     paged = flash_mla_with_kvcache(q, cache.reshape(20, 50, 1, 24), torch.arange(20).reshape(2, 10), used, 16)[0]
-    assert same_bits(paged, wanted)
+    assert same_bits(paged, expected)
 
 
 def test_selection_reads_the_table(tmp_path: Path) -> None:
@@ -193,15 +194,15 @@ def test_selection_reads_the_table(tmp_path: Path) -> None:
         return list(get_optimal_kernel_config(1, length, head_dim, device="cpu").values())
 
     native = {"kernel": "chunkwise--native_autograd"}
-    ours = ["chunkwise--fused", "fused", "fused"]
+    fused_names = ["chunkwise--fused", "fused", "fused"]
     use_plans(table(tmp_path, entry(plan=native), entry("mlstm_step", {"kernel": "native"})))
     assert chosen() == ["chunkwise--native_autograd", "fused", "native"]
     assert chosen(length=200) == ["chunkwise--fused", "fused", "native"]
-    assert chosen(head_dim=64) == ours
+    assert chosen(head_dim=64) == fused_names
     x = tensors()
     assert same_bits(mlstm_interface(**x), mlstm_interface(**x, plan={}))  # it says nothing to the fused kernel
     use_plans(table(tmp_path, entry(plan=native), entry(plan={}, heads=4)))
-    assert chosen() == ours  # two entries that differ
+    assert chosen() == fused_names  # two entries that differ
     use_plans(table(tmp_path, entry(plan={"kernel": "chunkwise--none"})))
     with pytest.raises(ValueError, match="chunkwise--none"):
         chosen()
@@ -271,20 +272,20 @@ def test_bad_plans_of_a_step() -> None:
 )
 def test_errors_name_the_field(tmp_path: Path, where: tuple[str, ...], value: Any, text: str) -> None:
     bad = copy.deepcopy(entry())
-    place = bad
+    index = bad
     for name in where[:-1]:
-        place = place[name]
-    place[where[-1]] = value
+        index = index[name]
+    index[where[-1]] = value
     with pytest.raises(ValueError, match=rf"plans.json: {text}"):
         use_plans(table(tmp_path, bad))
 
 
 def test_errors_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for text, wanted in (("{", "expected a table of plans as JSON"), ("[]", "format: expected 1, got 'list'"),
+    for text, expected in (("{", "expected a table of plans as JSON"), ("[]", "format: expected 1, got 'list'"),
                          ('{"format": 2}', "format: expected 1, got 2"), ('{"format": 1}', "entries: expected a list"),
                          ('{"format": 1, "entries": [3]}', "op: expected an object .*, got int")):  # fmt: skip
         (tmp_path / "plans.json").write_text(text)
-        with pytest.raises(ValueError, match=wanted):
+        with pytest.raises(ValueError, match=expected):
             use_plans(tmp_path / "plans.json")
     no_plan = entry()
     del no_plan["plan"]

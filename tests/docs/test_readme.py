@@ -170,10 +170,12 @@ def test_what_lies_below_python_is_listed() -> None:
     text = text_of("docs/api.md")
     header, ops = text_of("csrc/include/xlstm_hip.h"), text_of("csrc/torch/register.cpp")
     functions = {name for name in re.findall(r"^[\w ]+ \**(xlstm_\w+)\(", header, re.M) if "workspace" not in name}
-    wanted = {name for name in functions if not name.startswith("xlstm_gpu_")}
-    wanted |= set(re.findall(r'm\.def\(\s*"(\w+)\(', ops)) | {module.__name__.split(".")[-1] for module in cli.COMMANDS}
-    assert len(wanted) > 40
-    assert not {name for name in wanted - {"evaluate"} if not re.search(rf"`{name}[` ]", text)}
+    expected = {name for name in functions if not name.startswith("xlstm_gpu_")}
+    expected |= set(re.findall(r'm\.def\(\s*"(\w+)\(', ops)) | {
+        module.__name__.split(".")[-1] for module in cli.COMMANDS
+    }
+    assert len(expected) > 40
+    assert not {name for name in expected - {"evaluate"} if not re.search(rf"`{name}[` ]", text)}
 
 
 def in_the_reference() -> set[Any]:
@@ -223,5 +225,5 @@ def test_kernel_facts() -> None:
         for name_cell, kind, gate, _, options in table
         for name in re.findall(r"`([\w-]+)`", name_cell)
     }
-    own = {key: row.info for key, row in builtin_kernels.BUILTIN.items() if row.stand_in is None}
-    assert documented == {key: (info.gate, set(info.options)) for key, info in own.items()}
+    facts = {key: row.info for key, row in builtin_kernels.BUILTIN.items() if row.stand_in is None}
+    assert documented == {key: (info.gate, set(info.options)) for key, info in facts.items()}

@@ -84,9 +84,9 @@ def errors_in(folder: Path, sources: dict[str, str]) -> str:
         (folder / f"{name}.py").write_text(code, encoding="utf-8")
     files = [str(folder / f"{name}.py") for name in sources]
     settings = ("--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache"))
-    said, failed, status = mypy.run([*settings, "--no-error-summary", *files])
-    assert status < 2, said + failed
-    return said
+    report, failed, status = mypy.run([*settings, "--no-error-summary", *files])
+    assert status < 2, report + failed
+    return report
 
 
 def test_examples_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 @pytest.mark.parametrize("page", [1, 16, 100, 256])
 def test_pages(package: ModuleType, page: int) -> None:
     """Keys in pages give the bits of the same keys side by side; entries that are not used may point anywhere."""
-    from xlstm_hip import attention as ours
+    from xlstm_hip import attention
 
     q, k, v = draw(60, 4, 64), draw(170, 2, 64), draw(170, 2, 64)
     ends_q, ends_k = torch.tensor([0, 20, 60]).to("cuda"), torch.tensor([0, 93, 170]).to("cuda")
@@ -89,10 +89,10 @@ def test_pages(package: ModuleType, page: int) -> None:
                 cache[table[b, t // page], t % page] = x[ends_k[b] + t]
         table[b, -(-count // page) :] = 10**6 * (-1) ** b
     arguments: dict[str, Any] = {"causal": True, "return_attn_probs": True}
-    out, lse, _ = ours.flash_attn_varlen_func(
+    out, lse, _ = attention.flash_attn_varlen_func(
         q, *pages, ends_q, ends_k, 40, 93, **arguments, block_table=table.to("cuda")
     )
-    expected, expected_lse, _ = ours.flash_attn_varlen_func(q, k, v, ends_q, ends_k, 40, 93, **arguments)
+    expected, expected_lse, _ = attention.flash_attn_varlen_func(q, k, v, ends_q, ends_k, 40, 93, **arguments)
     assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
 
 
@@ -101,7 +101,7 @@ def test_pages(package: ModuleType, page: int) -> None:
 @pytest.mark.parametrize("tile", [False, True], ids=["any kernel", "the one with tiles"])
 def test_parts_of_the_keys(package: ModuleType, dtype: torch.dtype, splits: int, tile: bool) -> None:
     """More parts than tiles are empty ones. A sink counts once."""
-    from xlstm_hip import attention as ours
+    from xlstm_hip import attention
 
     q, k, v = draw(2, 3, 4, 64, dtype=dtype), draw(2, 200, 2, 64, dtype=dtype), draw(2, 200, 2, 64, dtype=dtype)
     used = torch.tensor([200, 70]).int().to("cuda")
@@ -110,36 +110,36 @@ def test_parts_of_the_keys(package: ModuleType, dtype: torch.dtype, splits: int,
     }  # fmt: skip
     if tile:
         options["block_size"] = 32 if dtype == torch.float32 else 64
-    whole, lse = ours.flash_attn_with_kvcache(q, k, v, num_splits=1, **options)
-    got, got_lse = ours.flash_attn_with_kvcache(q, k, v, num_splits=splits, **options)
+    whole, lse = attention.flash_attn_with_kvcache(q, k, v, num_splits=1, **options)
+    got, got_lse = attention.flash_attn_with_kvcache(q, k, v, num_splits=splits, **options)
     torch.testing.assert_close(got_lse, lse)
     near = 4 * torch.finfo(dtype).eps  # weights are rounded before their parts are scaled
     torch.testing.assert_close(got, whole, rtol=near, atol=near * float(whole.abs().max()))
-    again, _ = ours.flash_attn_with_kvcache(q, k, v, num_splits=splits, **options)
+    again, _ = attention.flash_attn_with_kvcache(q, k, v, num_splits=splits, **options)
     assert torch.equal(got, again)
 
 
 def test_errors(package: ModuleType) -> None:
-    from xlstm_hip import attention as ours
+    from xlstm_hip import attention
 
     x = draw(1, 8, 2, 64)
     with pytest.raises(RuntimeError, match="q: expected float32, bfloat16 or float16 on a GPU, got float64"):
-        ours.flash_attn_func(x.double(), x.double(), x.double())
+        attention.flash_attn_func(x.double(), x.double(), x.double())
     with pytest.raises(RuntimeError, match="block_size: expected 64 .* got 256"):
-        ours.flash_attn_func(x, x, x, block_size=256)
+        attention.flash_attn_func(x, x, x, block_size=256)
     wide = draw(1, 8, 2, 264)
     with pytest.raises((RuntimeError, ValueError), match="256"):
-        ours.flash_attn_func(wide, wide, wide)
+        attention.flash_attn_func(wide, wide, wide)
 
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_weights_never_leave_their_registers(package: ModuleType, device: ModuleType, dim: int) -> None:
     """A forward call writes each tile of K and V to LDS, once a block, and no more: P^T is an operand as it lies."""
-    from xlstm_hip import attention as ours
+    from xlstm_hip import attention
 
     before = written_to_lds(device, "forward_kernel")
     length, heads = 512, 3
-    ours.flash_attn_func(*(draw(1, length, heads, dim) for _ in range(3)))
+    attention.flash_attn_func(*(draw(1, length, heads, dim) for _ in range(3)))
     blocks = heads * length // 128  # of 128 rows
     assert written_to_lds(device, "forward_kernel") - before == blocks * 2 * length * dim * 2
 

@@ -62,30 +62,30 @@ def test_rotary_pairs_that_are_no_whole_pieces(package: ModuleType) -> None:
 
 @pytest.mark.parametrize("splits", [1, 3, 40])
 def test_combine(package: ModuleType, splits: int) -> None:
-    from xlstm_hip import attention as ours
+    from xlstm_hip import attention
 
     outs, lses = torch.randn(splits, 2, 3, 4, 72), 5 * torch.randn(splits, 2, 3, 4)
     lses[0, :, 0] = torch.inf
     lses[-1, 1] = -torch.inf
     outs[lses.isinf()] = torch.nan
-    out, lse = ours.flash_attn_combine(outs.to("cuda"), lses.to("cuda"))
-    expected, expected_lse = ours.flash_attn_combine(outs, lses)
+    out, lse = attention.flash_attn_combine(outs.to("cuda"), lses.to("cuda"))
+    expected, expected_lse = attention.flash_attn_combine(outs, lses)
     torch.testing.assert_close(out.cpu(), expected)
     torch.testing.assert_close(lse.cpu(), expected_lse)
     # Strides and a number of features that are no whole pieces.
-    out, lse = ours.flash_attn_combine(outs.to("cuda")[..., 1:70], lses.to("cuda"), out_dtype=torch.bfloat16)
+    out, lse = attention.flash_attn_combine(outs.to("cuda")[..., 1:70], lses.to("cuda"), out_dtype=torch.bfloat16)
     torch.testing.assert_close(out.cpu(), expected[..., 1:70].bfloat16())
     _ran.add("combine")
 
 
 def test_places_outside_the_cache_are_left_out(package: ModuleType) -> None:
     """What the host cannot check reads and writes nothing outside the tensors."""
-    from xlstm_hip import attention as ours
+    from xlstm_hip import attention
 
     q, new = torch.randn(2, 1, 4, 64).to("cuda"), torch.randn(2, 3, 2, 64).to("cuda")
     pools = [torch.zeros(6, 16, 2, 64).to("cuda") for _ in range(2)]
     table = torch.tensor([[0, 99], [-5, 4]]).int().to("cuda")
-    out = ours.flash_attn_with_kvcache(
+    out = attention.flash_attn_with_kvcache(
         q, *pools, new, new, cache_seqlens=torch.tensor([15, 31]).int().to("cuda"), block_table=table
     )
     assert out.isfinite().all()
@@ -106,12 +106,12 @@ def test_nan_goes_on(package: ModuleType) -> None:
 
 
 def test_mla_says_what_it_lacks(package: ModuleType) -> None:
-    from xlstm_hip import attention as ours
+    from xlstm_hip import attention
 
     q, cache = torch.randn(1, 1, 8, 576).to("cuda"), torch.randn(1, 9, 1, 576).to("cuda")
     used = torch.tensor([9]).to("cuda")
     with pytest.raises(RuntimeError, match="q: expected bfloat16 or float16 on a GPU with head dims of 576 and 512"):
-        ours.flash_mla_with_kvcache(q, cache, None, used, 512)
+        attention.flash_mla_with_kvcache(q, cache, None, used, 512)
 
 
 def test_a_planted_error_is_seen(package: ModuleType) -> None:

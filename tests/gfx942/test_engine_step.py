@@ -59,13 +59,13 @@ def _counted(device: ModuleType) -> None:
 @pytest.mark.parametrize(("dtype", "bits", "batch", "changes"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 @pytest.mark.parametrize("head", [True, False], ids=["logits", "hidden"])
 def test_step(package: ModuleType, dtype: torch.dtype, bits: int, batch: int, changes: dict, head: bool) -> None:
-    from support.peer_models import ours, relative, tokens
+    from support.peer_models import relative, small_model, tokens
     from xlstm_hip._core.ops import OPS
     from xlstm_hip.models.decode_engine import DecodeEngine
     from xlstm_hip.models.quantize import quantize
 
     _ran.add((dtype, bits, batch, head, str(changes)))
-    model = ours(dtype=dtype, **changes)
+    model = small_model(dtype=dtype, **changes)
     if bits:
         quantize(model, bits, progress=False)
     made = model._new_engine()
@@ -107,11 +107,11 @@ SHAPES: tuple[tuple[str, torch.dtype, int], ...] = (
 @pytest.mark.parametrize(("dtype", "bits"), [s[1:] for s in SHAPES], ids=[s[0] for s in SHAPES])
 def test_company(package: ModuleType, dtype: torch.dtype, bits: int) -> None:
     """A row of the batch has the same logits and states, bit for bit, alone, among others and a second time."""
-    from support.peer_models import ours, tokens
+    from support.peer_models import small_model, tokens
     from xlstm_hip._core.ops import OPS
     from xlstm_hip.models.quantize import quantize
 
-    model = ours(dtype=dtype, num_blocks=1, embedding_dim=320, num_heads=2)
+    model = small_model(dtype=dtype, num_blocks=1, embedding_dim=320, num_heads=2)
     if bits:
         quantize(model, bits, progress=False)
     made = model._new_engine()
@@ -135,10 +135,10 @@ def test_company(package: ModuleType, dtype: torch.dtype, bits: int) -> None:
 
 
 def test_errors(package: ModuleType) -> None:
-    from support.peer_models import ours, tokens
+    from support.peer_models import small_model, tokens
     from xlstm_hip._core.ops import OPS
 
-    model = ours(num_heads=64, embedding_dim=128, num_blocks=1)
+    model = small_model(num_heads=64, embedding_dim=128, num_blocks=1)
     made = model._new_engine()
     weights = [w.detach().to("cuda") for w in made._parts.tensors]
     x = tokens(1, 1)[:, 0].to("cuda")

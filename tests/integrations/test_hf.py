@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.peer_models import relative, theirs, tokens
+from support.peer_models import hf_model, relative, tokens
 
 transformers = pytest.importorskip("transformers")
 from transformers.models.xlstm import modeling_xlstm  # noqa: E402
@@ -48,7 +48,7 @@ def cache_of(out: Any) -> Any:
 @pytest.mark.parametrize("name", ["cache", "cache_params"])
 def test_a_cache_goes_by_both_of_its_names(name: str) -> None:
     """transformers 5.24 hands the backbone `cache`, older ones `cache_params`."""
-    backbone, x = hf.accelerate(theirs()).backbone, tokens(2, 7)
+    backbone, x = hf.accelerate(hf_model()).backbone, tokens(2, 7)
     with torch.no_grad():
         first = cache_of(backbone(x[:, :5], use_cache=True))
         out = backbone(x[:, 5:], use_cache=True, **{name: first})
@@ -80,12 +80,12 @@ def test_without_the_xlstm_package() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_decode_engine_makes_single_tokens(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = hf.accelerate(theirs(dtype)), tokens(2, 6)
-    calls, own = [], decode_engine.DecodeEngine.step
-    monkeypatch.setattr(decode_engine.DecodeEngine, "step", lambda *given: calls.append(1) or own(*given))
+    model, x = hf.accelerate(hf_model(dtype)), tokens(2, 6)
+    calls, original = [], decode_engine.DecodeEngine.step
+    monkeypatch.setattr(decode_engine.DecodeEngine, "step", lambda *arguments: calls.append(1) or original(*arguments))
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
     with torch.no_grad():
-        true = hf.accelerate(theirs(torch.float64))(x, attention_mask=mask).logits
+        true = hf.accelerate(hf_model(torch.float64))(x, attention_mask=mask).logits
         last = model(x, attention_mask=mask).logits
         cache = cache_of(model(x[:, :4], attention_mask=mask[:, :4], use_cache=True))
         for t in (4, 5):
@@ -100,20 +100,20 @@ def test_the_decode_engine_makes_single_tokens(dtype: torch.dtype, monkeypatch: 
 
 
 def test_logits_within_float32() -> None:
-    model, x = theirs(), tokens(2, LENGTH)
+    model, x = hf_model(), tokens(2, LENGTH)
     with torch.no_grad():
         before = model(x).logits
-        true = hf.accelerate(theirs(torch.float64))(x).logits
-        got = hf.accelerate(model)(x).logits
-        assert relative(got, true) <= 2 * relative(before, true)
+        true = hf.accelerate(hf_model(torch.float64))(x).logits
+        actual = hf.accelerate(model)(x).logits
+        assert relative(actual, true) <= 2 * relative(before, true)
         assert relative(before, true) < 1e-5
         assert torch.equal(hf.restore(model)(x).logits, before)
 
 
 def test_logits_within_bfloat16() -> None:
-    model, x = theirs(torch.bfloat16), tokens(2, LENGTH)
+    model, x = hf_model(torch.bfloat16), tokens(2, LENGTH)
     with torch.no_grad():
-        true = hf.accelerate(theirs(torch.bfloat16).double())(x).logits
+        true = hf.accelerate(hf_model(torch.bfloat16).double())(x).logits
         before = model(x).logits
         assert relative(hf.accelerate(model)(x).logits, true) <= 2 * relative(before, true)
 
@@ -122,7 +122,7 @@ def test_logits_within_bfloat16() -> None:
 def test_generate_is_unchanged(weight_mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Its initialisation of fused weights fails; every weight is set afterwards anyway.
     monkeypatch.setattr(modeling_xlstm.xLSTMPreTrainedModel, "_init_weights", lambda self, module: None)
-    model, x = theirs(weight_mode=weight_mode), tokens(2, LENGTH)
+    model, x = hf_model(weight_mode=weight_mode), tokens(2, LENGTH)
     want = greedy(model, x)
     hf.accelerate(model)
     assert torch.equal(greedy(model, x), want)
@@ -136,55 +136,55 @@ def test_generate_is_unchanged(weight_mode: str, monkeypatch: pytest.MonkeyPatch
 
 def test_beam_search_is_transformers_own() -> None:
     """With a cache, where transformers has none that it could reorder and must go without."""
-    model, x = theirs(), tokens(2, LENGTH)
+    model, x = hf_model(), tokens(2, LENGTH)
     want = greedy(model, x, num_beams=4, use_cache=False)
-    got = greedy(hf.accelerate(model), x, num_beams=4)
-    assert torch.equal(got, want)
-    assert not torch.equal(got, greedy(model, x))
+    actual = greedy(hf.accelerate(model), x, num_beams=4)
+    assert torch.equal(actual, want)
+    assert not torch.equal(actual, greedy(model, x))
 
 
 def test_left_padding_changes_nothing() -> None:
-    model, x = hf.accelerate(theirs(torch.float64)), tokens(2, LENGTH)
+    model, x = hf.accelerate(hf_model(torch.float64)), tokens(2, LENGTH)
     mask = torch.ones_like(x)
     mask[1, :20] = 0
     padded = x.masked_fill(mask == 0, 1)
     with torch.no_grad():
         alone = model(x[1:, 20:]).logits
         assert relative(model(padded, attention_mask=mask).logits[1:, 20:], alone) < 1e-12
-    got = greedy(model, padded, attention_mask=mask)
-    assert torch.equal(got[1:, LENGTH:], greedy(model, x[1:, 20:])[:, LENGTH - 20 :])
-    assert torch.equal(got[:1], greedy(model, x[:1]))
+    actual = greedy(model, padded, attention_mask=mask)
+    assert torch.equal(actual[1:, LENGTH:], greedy(model, x[1:, 20:])[:, LENGTH - 20 :])
+    assert torch.equal(actual[:1], greedy(model, x[:1]))
     with pytest.raises(ValueError, match="attention_mask: expected shape"):
         model(x, attention_mask=mask[:, 1:])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_states_are_float32(dtype: torch.dtype) -> None:
-    model, x = hf.accelerate(theirs(dtype)), tokens(2, LENGTH)
+    model, x = hf.accelerate(hf_model(dtype)), tokens(2, LENGTH)
     with torch.no_grad():
         cache = cache_of(model(x, use_cache=True))
-        own = modeling_xlstm.xLSTMCache(model.config, 2, dtype=dtype)
-        model(x, use_cache=True, cache_params=own)
-        for made in (cache, own):
-            assert {s.dtype for state in made.rnn_state.values() for s in state} == {torch.float32}
-            places = [s.data_ptr() for s in made.rnn_state[0]]
-            model(x[:, :1], use_cache=True, cache_params=made)
-            assert [s.data_ptr() for s in made.rnn_state[0]] == places
-            assert int(made.seqlen_offset) == LENGTH + 1
+        passed_cache = modeling_xlstm.xLSTMCache(model.config, 2, dtype=dtype)
+        model(x, use_cache=True, cache_params=passed_cache)
+        for one_cache in (cache, passed_cache):
+            assert {s.dtype for state in one_cache.rnn_state.values() for s in state} == {torch.float32}
+            positions = [s.data_ptr() for s in one_cache.rnn_state[0]]
+            model(x[:, :1], use_cache=True, cache_params=one_cache)
+            assert [s.data_ptr() for s in one_cache.rnn_state[0]] == positions
+            assert int(one_cache.seqlen_offset) == LENGTH + 1
 
 
 def test_long_prompts_in_slices() -> None:
-    model, x = hf.accelerate(theirs(torch.float64)), tokens(1, 50)
+    model, x = hf.accelerate(hf_model(torch.float64)), tokens(1, 50)
     with torch.no_grad():
-        whole = model(x, use_cache=True)
+        full = model(x, use_cache=True)
         model.config.max_inference_chunksize = 16
         sliced = model(x, use_cache=True)
-    assert relative(sliced.logits, whole.logits) < 1e-12
+    assert relative(sliced.logits, full.logits) < 1e-12
 
 
 def test_training() -> None:
     """Loss and gradients are those of transformers' own model, with gradient checkpointing too."""
-    model, x = theirs(torch.float32), tokens(2, LENGTH)
+    model, x = hf_model(torch.float32), tokens(2, LENGTH)
     model.train()
     found = []
     for step in ("theirs", "ours", "checkpointed"):
@@ -196,13 +196,13 @@ def test_training() -> None:
         loss = model(x, labels=x, use_cache=False).loss
         loss.backward()
         found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
-    for other in found[1:]:
-        assert all(relative(a, b) < 2e-3 for a, b in zip(other, found[0], strict=True))
+    for gradients in found[1:]:
+        assert all(relative(a, b) < 2e-3 for a, b in zip(gradients, found[0], strict=True))
     assert all(torch.allclose(a, b) for a, b in zip(found[1], found[2], strict=True))
 
 
 def test_gradients_flow_through_the_cache() -> None:
-    model, x = hf.accelerate(theirs(torch.float64)), tokens(1, 20)
+    model, x = hf.accelerate(hf_model(torch.float64)), tokens(1, 20)
     found = []
     for cut in (None, 8):
         model.zero_grad()
@@ -219,16 +219,16 @@ def test_gradients_flow_through_the_cache() -> None:
 
 
 def test_hidden_states() -> None:
-    model, x = theirs(), tokens(1, LENGTH)
+    model, x = hf_model(), tokens(1, LENGTH)
     with torch.no_grad():
         want = model(x, output_hidden_states=True).hidden_states
-        got = hf.accelerate(model)(x, output_hidden_states=True).hidden_states
-    assert len(got) == len(want)
-    assert all(relative(a, b) < 1e-5 for a, b in zip(got, want, strict=True))
+        actual = hf.accelerate(model)(x, output_hidden_states=True).hidden_states
+    assert len(actual) == len(want)
+    assert all(relative(a, b) < 1e-5 for a, b in zip(actual, want, strict=True))
 
 
 def test_released_kernel_names_load(tmp_path: Path) -> None:
-    theirs().save_pretrained(tmp_path)
+    hf_model().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | RELEASED))
     loaded = transformers.AutoConfig.from_pretrained(tmp_path)
@@ -238,7 +238,7 @@ def test_released_kernel_names_load(tmp_path: Path) -> None:
     if not modeling_xlstm.external_xlstm:  # the package would look for Triton
         model, x = transformers.xLSTMForCausalLM.from_pretrained(tmp_path), tokens(1, LENGTH)
         with torch.no_grad():
-            assert relative(hf.accelerate(model)(x).logits, theirs()(x).logits) < 1e-5
+            assert relative(hf.accelerate(model)(x).logits, hf_model()(x).logits) < 1e-5
 
 
 def test_quantised_checkpoints_are_refused(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_quantised_checkpoints_are_refused(tmp_path: Path) -> None:
 
 
 def test_pickled_and_copied() -> None:
-    model, x = hf.accelerate(theirs()), tokens(1, LENGTH)
+    model, x = hf.accelerate(hf_model()), tokens(1, LENGTH)
     with torch.no_grad():
         want = model(x).logits
         for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
@@ -259,13 +259,13 @@ def test_pickled_and_copied() -> None:
 
 
 def test_the_gate_that_the_configuration_names_is_kept() -> None:
-    own = ("chunkwise--native_siging_autograd", "native_sequence__native_siging", "native_siging")
-    model, x = theirs(), tokens(1, LENGTH)
-    model.config.chunkwise_kernel = own[0]  # mlstm_kernels makes no such model where there is no Triton
+    names = ("chunkwise--native_siging_autograd", "native_sequence__native_siging", "native_siging")
+    model, x = hf_model(), tokens(1, LENGTH)
+    model.config.chunkwise_kernel = names[0]  # mlstm_kernels makes no such model where there is no Triton
     with torch.no_grad():
-        want = hf.accelerate(model, **dict(zip(hf.KERNEL_KINDS, own, strict=True)))(x).logits
+        want = hf.accelerate(model, **dict(zip(hf.KERNEL_KINDS, names, strict=True)))(x).logits
         assert relative(hf.accelerate(model)(x).logits, want) < 1e-5
-        assert relative(hf.accelerate(theirs())(x).logits, want) > 0.1
+        assert relative(hf.accelerate(hf_model())(x).logits, want) > 0.1
 
 
 def hang(module: Any) -> list[int]:
@@ -284,9 +284,9 @@ def hang(module: Any) -> list[int]:
 def test_device_maps() -> None:
     x = tokens(2, LENGTH)
     with torch.no_grad():
-        own, fast = theirs()(x).logits, hf.accelerate(theirs())(x).logits
+        expected, fast = hf_model()(x).logits, hf.accelerate(hf_model())(x).logits
         for late in (False, True):
-            model = theirs()
+            model = hf_model()
             if late:
                 hf.accelerate(model)
             calls = [hang(module) for module in model.modules() if not isinstance(module, torch.nn.ModuleList)]
@@ -294,18 +294,18 @@ def test_device_maps() -> None:
                 hf.accelerate(model)
             assert relative(model(x).logits, fast) < 1e-5
             assert sum(map(len, calls)) > len(calls) // 2
-            assert torch.equal(hf.restore(model)(x).logits, own)
-    model = theirs()
-    model.backbone.blocks[1].forward = lambda *given: given
+            assert torch.equal(hf.restore(model)(x).logits, expected)
+    model = hf_model()
+    model.backbone.blocks[1].forward = lambda *arguments: arguments
     with pytest.raises(ValueError, match="model: expected transformers' own forward of xLSTMBlock, got another"):
         hf.accelerate(model)
-    assert type(model.backbone) is type(theirs().backbone)
+    assert type(model.backbone) is type(hf_model().backbone)
 
 
 def test_reentrant_checkpointing_leaves_a_given_cache() -> None:
     gradients = []
     for reentrant in (False, True):
-        model, x = hf.accelerate(theirs()), tokens(1, 9)
+        model, x = hf.accelerate(hf_model()), tokens(1, 9)
         with torch.no_grad():
             cache = cache_of(model.backbone(x, use_cache=True))
         model.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
@@ -316,7 +316,7 @@ def test_reentrant_checkpointing_leaves_a_given_cache() -> None:
 
 
 def test_kernels_by_name_and_wrong_calls() -> None:
-    model, x = theirs(), tokens(1, LENGTH)
+    model, x = hf_model(), tokens(1, LENGTH)
     with torch.no_grad():
         want = hf.accelerate(model)(x).logits
         native = {"chunkwise_kernel": "chunkwise--native_autograd", "sequence_kernel": "fused", "step_kernel": "native"}
@@ -339,18 +339,18 @@ def test_kernels_by_name_and_wrong_calls() -> None:
 
 def test_the_class_of_an_accelerated_backbone_makes_accelerated_ones(tmp_path: Path) -> None:
     """Libraries copy a model by type(model)(config), and read it again by type(model).from_pretrained."""
-    plain = theirs().backbone
+    plain = hf_model().backbone
     model, x = hf.accelerate(copy.deepcopy(plain)), tokens(2, 9)
-    made = type(model)(plain.config).eval()
-    made.load_state_dict(plain.state_dict())
+    new_model = type(model)(plain.config).eval()
+    new_model.load_state_dict(plain.state_dict())
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path).eval()
     with torch.no_grad():
         expected = model(x).last_hidden_state
-        for again in (made, loaded, hf.accelerate(made), copy.deepcopy(loaded)):
+        for again in (new_model, loaded, hf.accelerate(new_model), copy.deepcopy(loaded)):
             assert type(again) is type(model) and torch.equal(again(x).last_hidden_state, expected)
-        assert type(hf.restore(made)) is type(plain)
-        assert relative(made(x).last_hidden_state, expected) < 1e-4
+        assert type(hf.restore(new_model)) is type(plain)
+        assert relative(new_model(x).last_hidden_state, expected) < 1e-4
 
 
 class Prefill(torch.nn.Module):
@@ -364,7 +364,7 @@ class Prefill(torch.nn.Module):
 
 
 def test_a_cache_goes_through_torch_export() -> None:
-    model, x = hf.accelerate(theirs()), tokens(2, 9)
+    model, x = hf.accelerate(hf_model()), tokens(2, 9)
     with torch.no_grad():
         logits, cache = torch.export.export(Prefill(model), (x,)).module()(x)
         expected = model(x, use_cache=True)
@@ -376,7 +376,7 @@ def test_a_cache_goes_through_torch_export() -> None:
 
 def test_generate_goes_on_with_a_cache_of_an_earlier_call() -> None:
     """generate asks whether a cache can be compiled, which transformers' own does not say."""
-    model, x = hf.accelerate(theirs()), tokens(1, 9)
+    model, x = hf.accelerate(hf_model()), tokens(1, 9)
     with torch.no_grad():
         cache = cache_of(model(x[:, :-1], use_cache=True))
         assert torch.equal(greedy(model, x[:, -1:], **{hf.CACHE: cache}), greedy(model, x)[:, 8:])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support.peer_models import ours, relative, theirs, tokens
+from support.peer_models import hf_model, relative, small_model, tokens
 
 pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -53,32 +53,32 @@ def last_token(model: Any, x: Tensor) -> Tensor:
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one in each step of the decode engine."""
     calls: list[int] = []
-    own = decode_engine.DecodeEngine.step
-    monkeypatch.setattr(decode_engine.DecodeEngine, "step", lambda *given: calls.append(1) or own(*given))
+    original = decode_engine.DecodeEngine.step
+    monkeypatch.setattr(decode_engine.DecodeEngine, "step", lambda *arguments: calls.append(1) or original(*arguments))
     return calls
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_engine_has_the_sum(dtype: torch.dtype, steps: list[int]) -> None:
-    model = adapted(hf.accelerate(theirs(dtype)))
+    model = adapted(hf.accelerate(hf_model(dtype)))
     x = tokens(3, 9)
-    got = last_token(model, x)
+    actual = last_token(model, x)
     assert len(steps) == 1 and hf.status(model.base_model.model).adapted == 8 * 3
     true, tolerance = true_and_tolerance(model, x)
-    assert relative(got, true) <= tolerance
+    assert relative(actual, true) <= tolerance
     with torch.no_grad(), model.disable_adapter():
         assert relative(model(input_ids=x).logits[:, -1], true) > 3 * tolerance  # the adapters matter
 
 
 def test_every_change_is_noticed(steps: list[int]) -> None:
-    model = adapted(adapted(hf.accelerate(theirs())), "second", r=2)
-    x, made = tokens(2, 7), []
+    model = adapted(adapted(hf.accelerate(hf_model())), "second", r=2)
+    x, outputs = tokens(2, 7), []
 
-    def check(what: str) -> None:
-        got, (true, tolerance) = last_token(model, x), true_and_tolerance(model, x)
-        assert relative(got, true) <= tolerance, what
-        assert all(relative(got, before) > 1e-3 for before in made), what
-        made.append(got)
+    def check(label: str) -> None:
+        actual, (true, tolerance) = last_token(model, x), true_and_tolerance(model, x)
+        assert relative(actual, true) <= tolerance, label
+        assert all(relative(actual, before) > 1e-3 for before in outputs), label
+        outputs.append(actual)
 
     check("the first adapter")
     model.set_adapter("second")
@@ -94,10 +94,10 @@ def test_every_change_is_noticed(steps: list[int]) -> None:
     check("the weight below")
     with model.disable_adapter():
         check("disabled")
-    made.pop(-2)
+    outputs.pop(-2)
     model.merge_adapter()
     check("merged")
-    made.pop()
+    outputs.pop()
     model.unmerge_adapter()
     check("no longer merged")
     assert len(steps) == 8
@@ -113,30 +113,30 @@ def test_every_change_is_noticed(steps: list[int]) -> None:
 def test_other_adapters_run_layer_by_layer(
     changes: dict[str, Any], training: bool, reason: str, steps: list[int]
 ) -> None:
-    model = adapted(hf.accelerate(theirs()), **changes).train(training)
+    model = adapted(hf.accelerate(hf_model()), **changes).train(training)
     status = hf.status(model.base_model.model)
     assert reason in str(status) and not status.fast and reason in str(status.no_engine)
     x = tokens(2, 5)
-    got = last_token(model, x)
+    actual = last_token(model, x)
     assert not steps
     if not training:
         true, tolerance = true_and_tolerance(model, x)
-        assert relative(got, true) <= tolerance
+        assert relative(actual, true) <= tolerance
 
 
 def test_a_hook_inside_an_adapter_is_called(steps: list[int]) -> None:
-    model, called = adapted(hf.accelerate(theirs())), []
+    model, called = adapted(hf.accelerate(hf_model())), []
     layer = model.base_model.model.backbone.blocks[0].mlstm_layer.q
     last_token(model, tokens(2, 5))
     for part in (layer, layer.base_layer, layer.lora_A["default"], layer.lora_B["default"]):
-        handle = part.register_forward_hook(lambda *given: called.append(1))
+        handle = part.register_forward_hook(lambda *arguments: called.append(1))
         last_token(model, tokens(2, 5))
         handle.remove()
     assert len(called) == 8 and len(steps) == 1
 
 
 def test_our_own_model(steps: list[int]) -> None:
-    model = ours(return_last_states=True)
+    model = small_model(return_last_states=True)
     peft.inject_adapter_in_model(peft.LoraConfig(r=4, target_modules=LINEAR), model)
     with torch.no_grad():
         for path, x in model.named_parameters():
@@ -150,7 +150,7 @@ def test_our_own_model(steps: list[int]) -> None:
 
 
 def test_restore_frees_the_weights() -> None:
-    model = adapted(hf.accelerate(theirs()))
+    model = adapted(hf.accelerate(hf_model()))
     last_token(model, tokens(1, 3))
     backbone = model.base_model.model.backbone
     assert backbone in decode_engine._ENGINES

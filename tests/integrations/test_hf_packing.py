@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.peer_models import relative, theirs, tokens
+from support.peer_models import hf_model, relative, tokens
 
 transformers = pytest.importorskip("transformers")
 from xlstm_hip.integrations import hf  # noqa: E402
@@ -44,20 +44,22 @@ def cache_of(out: Any) -> Any:
     ids=lambda named: "-".join(named),
 )
 def test_each_sequence_is_as_by_itself(named: dict[str, Any]) -> None:
-    model = hf.accelerate(theirs(torch.float64))
+    model = hf.accelerate(hf_model(torch.float64))
     with torch.no_grad():
         out = model(torch.cat(parts(), 1), use_cache=True, **named)
         alone = [model(part, use_cache=True) for part in parts()]
-        assert relative(out.logits, torch.cat([own.logits for own in alone], 1)) < SAME
+        assert relative(out.logits, torch.cat([alone_output.logits for alone_output in alone], 1)) < SAME
         # The cache goes on with the last sequence.
         states = zip(cache_of(out).rnn_state.values(), cache_of(alone[-1]).rnn_state.values(), strict=True)
-        assert all(relative(x, y) < SAME for own, same in states for x, y in zip(own, same, strict=True))
+        assert all(
+            relative(x, y) < SAME for alone_output, same in states for x, y in zip(alone_output, same, strict=True)
+        )
         step = model(tokens(1, 1), cache_params=cache_of(out), use_cache=True).logits
         assert relative(step, model(tokens(1, 1), cache_params=cache_of(alone[-1]), use_cache=True).logits) < 1e-6
 
 
 def test_rows_of_a_batch_that_are_packed_differently() -> None:
-    model = hf.accelerate(theirs(torch.float64))
+    model = hf.accelerate(hf_model(torch.float64))
     row = torch.cat(parts(), 1)
     x = torch.cat((row, row.flip(1)))
     positions = torch.cat((POSITIONS, torch.cat((torch.arange(20), torch.arange(8)))[None]))
@@ -76,16 +78,16 @@ def test_rows_of_a_batch_that_are_packed_differently() -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_begins_no_sequence(side: str) -> None:
     """As generate makes positions of a mask: 1 where there is padding."""
-    model = hf.accelerate(theirs(torch.float64))
+    model = hf.accelerate(hf_model(torch.float64))
     mask = torch.ones(2, 12, dtype=torch.long)
     mask[1, slice(0, 4) if side == "left" else slice(8, 12)] = 0
     positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
     x = tokens(2, 12)
     with torch.no_grad():
-        got = model(x, attention_mask=mask, position_ids=positions, use_cache=True)
+        actual = model(x, attention_mask=mask, position_ids=positions, use_cache=True)
         want = model(x, attention_mask=mask, use_cache=True)
-    assert relative(got.logits[mask.bool()], want.logits[mask.bool()]) < SAME
-    assert relative(cache_of(got).rnn_state[0][0], cache_of(want).rnn_state[0][0]) < SAME
+    assert relative(actual.logits[mask.bool()], want.logits[mask.bool()]) < SAME
+    assert relative(cache_of(actual).rnn_state[0][0], cache_of(want).rnn_state[0][0]) < SAME
 
 
 def test_transformers_own_collator_and_gradients() -> None:
@@ -93,21 +95,21 @@ def test_transformers_own_collator_and_gradients() -> None:
     collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
     batch = collate([{"input_ids": part[0].tolist()} for part in parts()])
     assert {"position_ids", "cu_seq_lens_q", "seq_idx"} <= batch.keys()
-    model = hf.accelerate(theirs(torch.float64)).train()
+    model = hf.accelerate(hf_model(torch.float64)).train()
     model(**batch).loss.backward()
-    got = {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
+    actual = {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
     model.zero_grad()
     losses = [model(part, labels=part).loss * (part.shape[1] - 1) for part in parts() if part.shape[1] > 1]
     (sum(losses) / sum(length - 1 for length in LENGTHS)).backward()
-    assert all(relative(got[name], x.grad) < 1e-10 for name, x in model.named_parameters() if x.grad is not None)
+    assert all(relative(actual[name], x.grad) < 1e-10 for name, x in model.named_parameters() if x.grad is not None)
 
 
 def test_long_rows_are_not_cut_inside_a_sequence() -> None:
-    model = hf.accelerate(theirs(torch.float64, max_inference_chunksize=16))
+    model = hf.accelerate(hf_model(torch.float64, max_inference_chunksize=16))
     with torch.no_grad():
-        got = model.backbone(torch.cat(parts(), 1), cu_seqlens=ENDS, use_cache=True).last_hidden_state
+        actual = model.backbone(torch.cat(parts(), 1), cu_seqlens=ENDS, use_cache=True).last_hidden_state
         want = torch.cat([model.backbone(part, use_cache=True).last_hidden_state for part in parts()], 1)
-    assert relative(got, want) < SAME
+    assert relative(actual, want) < SAME
 
 
 @pytest.mark.parametrize(
@@ -125,11 +127,11 @@ def test_long_rows_are_not_cut_inside_a_sequence() -> None:
 )
 def test_bad_input(named: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
-        hf.accelerate(theirs())(torch.cat(parts(), 1), **named)
+        hf.accelerate(hf_model())(torch.cat(parts(), 1), **named)
 
 
 def test_what_cannot_be_packed() -> None:
-    model = hf.accelerate(theirs())
+    model = hf.accelerate(hf_model())
     row = torch.cat(parts(), 1)
     with pytest.raises(ValueError, match="cu_seqlens: expected packed sequences in one row, got a batch of 2"):
         model(row.expand(2, -1), cu_seqlens=ENDS)

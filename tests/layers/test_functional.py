@@ -25,9 +25,9 @@ def centred(x: Tensor) -> Tensor:
     return rms(x)
 
 
-def same(got: Tensor, want: Tensor) -> float:
+def same(actual: Tensor, want: Tensor) -> float:
     """The share of numbers that are the same to the bit."""
-    return float((got == want).float().mean())
+    return float((actual == want).float().mean())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -39,8 +39,8 @@ def _by_name(name: str) -> cases.Case:
 
 
 def rows_that_are_not_finite() -> None:
-    for got, want in cases.not_finite(torch.float32, "cuda"):
-        torch.testing.assert_close(got.cpu(), want, equal_nan=True)
+    for actual, want in cases.not_finite(torch.float32, "cuda"):
+        torch.testing.assert_close(actual.cpu(), want, equal_nan=True)
 
 
 def many_rows() -> None:
@@ -60,15 +60,15 @@ def a_graph_replayed_with_new_data() -> None:
         static = case.arguments(torch.bfloat16, "cuda")
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
-            cases.results(case.ours, static)
+            cases.results(case.fused, static)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            captured = cases.results(case.ours, static, cotangents=ones)
+            captured = cases.results(case.fused, static, cotangents=ones)
         for x in static:
             x.copy_(torch.randn_like(x))
         graph.replay()
-        for x, y in zip(captured, cases.results(case.ours, static, cotangents=ones), strict=True):
+        for x, y in zip(captured, cases.results(case.fused, static, cotangents=ones), strict=True):
             assert torch.equal(x, y), name
 
 
@@ -80,9 +80,9 @@ def another_stream() -> None:
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         torch.cuda._sleep(10_000_000)
-        got = layers.rms_norm(x * 2, w)
+        actual = layers.rms_norm(x * 2, w)
     side.synchronize()
-    assert torch.equal(got, want)
+    assert torch.equal(actual, want)
 
 
 def offsets_beyond_32_bits() -> None:
@@ -91,12 +91,12 @@ def offsets_beyond_32_bits() -> None:
     width = 4096
     x = torch.randn(LARGE // width, width, device="cuda", dtype=torch.bfloat16)
     w = torch.randn(width, device="cuda", dtype=torch.bfloat16)
-    for whole, last in (
+    for result, last in (
         (layers.rms_norm(x, w), layers.rms_norm(x[-3:], w)),
         (layers.soft_cap(x, 2.0), layers.soft_cap(x[-3:], 2.0)),
     ):
-        assert torch.equal(whole[-3:], last)
-        del whole
+        assert torch.equal(result[-3:], last)
+        del result
 
 
 CHECKS = (

@@ -63,25 +63,25 @@ def test_opcheck(op: str, dtype: torch.dtype) -> None:
 
 def test_every_op_is_checked() -> None:
     names = {name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if "xlstm_hip::" in name}
-    others = {name for name in names if name.startswith(("mlstm_", "attention_"))}
-    assert set(op_calls(torch.float32)) <= names - others
+    of_other_families = {name for name in names if name.startswith(("mlstm_", "attention_"))}
+    assert set(op_calls(torch.float32)) <= names - of_other_families
 
 
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_gradcheck(case: Case) -> None:
-    assert gradcheck(case.ours, [x.requires_grad_() for x in case.arguments(torch.float64)])
+    assert gradcheck(case.fused, [x.requires_grad_() for x in case.arguments(torch.float64)])
 
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_compile(case: Case, grad: bool) -> None:
-    twin = torch.compile(case.ours, fullgraph=True, dynamic=True, backend="aot_eager")
+    twin = torch.compile(case.fused, fullgraph=True, dynamic=True, backend="aot_eager")
     inputs = case.arguments(torch.float32)
     if grad:
-        got, expected = (cases.results(f, inputs) for f in (twin, case.ours))
+        actual, expected = (cases.results(f, inputs) for f in (twin, case.fused))
     else:
-        got, expected = ([torch.utils._pytree.tree_leaves(f(*inputs))][0] for f in (twin, case.ours))
-    assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
+        actual, expected = ([torch.utils._pytree.tree_leaves(f(*inputs))][0] for f in (twin, case.fused))
+    assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
 
 
 def test_a_second_backward_through_overwritten_logits() -> None:
@@ -121,7 +121,7 @@ def test_autocast(dtype: torch.dtype) -> None:
     x, w, narrow = torch.randn(5, 16), torch.randn(16), torch.randn(5, 16).to(dtype)
     logits = torch.randn(4, 7).to(dtype)
     with torch.autocast("cpu", dtype):
-        for ours, reference in (
+        for actual, reference in (
             (layers.rms_norm(narrow, w), plain.rms_norm(narrow, w, None, 1e-6)),
             (layers.add_rms_norm(x, narrow, w)[1], plain.add_rms_norm(x, narrow, w, None, 1e-6)[1]),
             (layers.swiglu(narrow, x), plain.swiglu(narrow, x)),
@@ -135,21 +135,23 @@ def test_autocast(dtype: torch.dtype) -> None:
                 plain.capped_cross_entropy(logits, TARGETS, 30.0, -100, "mean"),
             ),
         ):
-            assert ours.dtype == reference.dtype
-            torch.testing.assert_close(ours, reference, rtol=torch.finfo(dtype).eps, atol=1e-3)  # plain rounds silu too
+            assert actual.dtype == reference.dtype
+            torch.testing.assert_close(
+                actual, reference, rtol=torch.finfo(dtype).eps, atol=1e-3
+            )  # plain rounds silu too
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_losses_as_torch_has_them(reduction: str) -> None:
     logits = torch.randn(4, 7)
     for targets, ignored in ((TARGETS, -100), (TARGETS.clamp(min=0), 3), (torch.tensor([1, 6, 0, 2]).byte(), 6)):
-        got = layers.capped_cross_entropy(logits, targets, None, ignored, reduction)
+        actual = layers.capped_cross_entropy(logits, targets, None, ignored, reduction)
         want = plain.capped_cross_entropy(logits, targets.long(), None, ignored, reduction)
-        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(actual, want)
     ignored = torch.full((4,), -100)
-    got = layers.capped_cross_entropy(logits, ignored, 30.0, reduction=reduction)
+    actual = layers.capped_cross_entropy(logits, ignored, 30.0, reduction=reduction)
     want = plain.capped_cross_entropy(logits, ignored, 30.0, -100, reduction)
-    torch.testing.assert_close(got, want, equal_nan=True)
+    torch.testing.assert_close(actual, want, equal_nan=True)
     empty = layers.capped_cross_entropy(logits[:0], TARGETS[:0], None, reduction=reduction)
     torch.testing.assert_close(
         empty, plain.capped_cross_entropy(logits[:0], TARGETS[:0], None, -100, reduction), equal_nan=True
@@ -158,8 +160,8 @@ def test_losses_as_torch_has_them(reduction: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_rows_that_are_not_finite(dtype: torch.dtype) -> None:
-    for got, want in cases.not_finite(dtype, "cpu"):
-        torch.testing.assert_close(got, want, equal_nan=True)
+    for actual, want in cases.not_finite(dtype, "cpu"):
+        torch.testing.assert_close(actual, want, equal_nan=True)
     zero = layers.rms_norm(torch.tensor([[-0.0, 0.0, 1.0]], dtype=dtype), None)
     assert torch.signbit(zero).tolist() == [[True, False, False]]
 

@@ -35,10 +35,10 @@ def test_threads_change_no_bit(threads: int) -> None:
     case = next(c for c in CASES if c.name == "add_rms_norm 19x1030")
     inputs, before = case.arguments(torch.float32), torch.get_num_threads()
     torch.set_num_threads(1)
-    alone = cases.results(case.ours, inputs)
+    alone = cases.results(case.fused, inputs)
     torch.set_num_threads(threads)
     try:
-        assert all(x.equal(y) for x, y in zip(cases.results(case.ours, inputs), alone, strict=True))
+        assert all(x.equal(y) for x, y in zip(cases.results(case.fused, inputs), alone, strict=True))
     finally:
         torch.set_num_threads(before)
 
@@ -48,12 +48,12 @@ def test_the_table_sees_a_planted_error(name: str) -> None:
     """The norm's sum without one feature; a gradient a thousandth too large."""
     case = next(c for c in CASES if c.name == name)
     inputs = case.arguments(torch.float32)
-    got = cases.results(case.ours, inputs)
-    assert not cases.judge(case, torch.float32, got)
-    planted = [*got[:-1], got[-1] * (1 + 1e-3)]
+    actual = cases.results(case.fused, inputs)
+    assert not cases.judge(case, torch.float32, actual)
+    planted = [*actual[:-1], actual[-1] * (1 + 1e-3)]
     assert cases.judge(case, torch.float32, planted)
 
-    def short(x: torch.Tensor, *rest: Any) -> Any:
-        return case.ours(torch.cat((x[..., :-1], x[..., -1:] * (1 + 1e-4)), -1), *rest)
+    def short(x: torch.Tensor, *options: Any) -> Any:
+        return case.fused(torch.cat((x[..., :-1], x[..., -1:] * (1 + 1e-4)), -1), *options)
 
-    assert cases.judge(case, torch.float32, cases.results(replace(case, ours=short).ours, inputs))
+    assert cases.judge(case, torch.float32, cases.results(replace(case, fused=short).fused, inputs))

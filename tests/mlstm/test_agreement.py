@@ -51,11 +51,11 @@ def make_inputs(states: bool, dtype: torch.dtype = torch.float64) -> dict[str, T
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, generator=rng).to(dtype)
 
-    made = [random(B, NH, S, DQK), random(B, NH, S, DQK), random(B, NH, S, DHV)]
-    made += [random(B, NH, S), random(B, NH, S) + 2]
+    tensors = [random(B, NH, S, DQK), random(B, NH, S, DQK), random(B, NH, S, DHV)]
+    tensors += [random(B, NH, S), random(B, NH, S) + 2]
     if states:
-        made += [random(B, NH, DQK, DHV), random(B, NH, DQK), random(B, NH, 1)]
-    return dict(zip(NAMES, made, strict=False))
+        tensors += [random(B, NH, DQK, DHV), random(B, NH, DQK), random(B, NH, 1)]
+    return dict(zip(NAMES, tensors, strict=False))
 
 
 def gradients(function: Any, inputs: dict[str, Tensor], **options: Any) -> dict[str, Tensor]:
@@ -68,34 +68,34 @@ def gradients(function: Any, inputs: dict[str, Tensor], **options: Any) -> dict[
     return {n: torch.zeros_like(inputs[n]) if g is None else g for n, g in zip(leaves, found, strict=True)}
 
 
-def close(got: Tensor, expected: Tensor, what: str, tolerance: float) -> None:
-    got, expected = got.double(), expected.double()
-    assert got.shape == expected.shape, what
-    error = float((got - expected).norm() / expected.norm().clamp(min=1e-30))
-    assert error <= tolerance, f"{what}: {error:.3g} apart"
+def close(actual: Tensor, expected: Tensor, label: str, tolerance: float) -> None:
+    actual, expected = actual.double(), expected.double()
+    assert actual.shape == expected.shape, label
+    error = float((actual - expected).norm() / expected.norm().clamp(min=1e-30))
+    assert error <= tolerance, f"{label}: {error:.3g} apart"
 
 
 @pytest.mark.parametrize("states", [False, True], ids=["no states", "states"])
 @pytest.mark.parametrize("name", CHUNKWISE)
-@pytest.mark.parametrize("ours", ["chunkwise--fused", "fused", "the same name"])
-def test_chunkwise_forward(peers: ModuleType, name: str, ours: str, states: bool) -> None:
+@pytest.mark.parametrize("kernel", ["chunkwise--fused", "fused", "the same name"])
+def test_chunkwise_forward(peers: ModuleType, name: str, kernel: str, states: bool) -> None:
     inputs = make_inputs(states)
     options = {"return_last_states": True, "chunk_size": CHUNK, "eps": 1e-6}
-    theirs, their_states = peers.get_mlstm_kernel(name)(**inputs, **options)
-    h, last = mlstm_interface(**inputs, **options, kernel=name if ours == "the same name" else ours)
-    close(h, theirs, "h", 1e-6)
-    for x, y, what in zip(last, their_states, "cnm", strict=True):
-        close(x, y, what, 1e-6)
+    peer_h, their_states = peers.get_mlstm_kernel(name)(**inputs, **options)
+    h, last = mlstm_interface(**inputs, **options, kernel=name if kernel == "the same name" else kernel)
+    close(h, peer_h, "h", 1e-6)
+    for x, y, state_name in zip(last, their_states, "cnm", strict=True):
+        close(x, y, state_name, 1e-6)
 
 
 @pytest.mark.parametrize("states", [False, True], ids=["no states", "states"])
 def test_exact_gradient(peers: ModuleType, states: bool) -> None:
     inputs = make_inputs(states)
     options = {"return_last_states": True, "chunk_size": CHUNK}
-    theirs = gradients(peers.get_mlstm_kernel("chunkwise--native_autograd"), inputs, **options)
-    ours = gradients(get_mlstm_kernel("chunkwise--fused"), inputs, **options)
-    for name in ours:
-        close(ours[name], theirs[name], f"d{name}", 1e-5)
+    peer_gradients = gradients(peers.get_mlstm_kernel("chunkwise--native_autograd"), inputs, **options)
+    actual = gradients(get_mlstm_kernel("chunkwise--fused"), inputs, **options)
+    for name in actual:
+        close(actual[name], peer_gradients[name], f"d{name}", 1e-5)
 
 
 @pytest.mark.parametrize("states", [False, True], ids=["no states", "states"])
@@ -106,40 +106,40 @@ def test_gradient_without_normaliser(peers: ModuleType, states: bool) -> None:
     """
     inputs = make_inputs(states)
     options = {"chunk_size": CHUNK}
-    theirs = gradients(peers.get_mlstm_kernel("chunkwise--native_custbw"), inputs, **options)
+    peer_gradients = gradients(peers.get_mlstm_kernel("chunkwise--native_custbw"), inputs, **options)
     for kernel in ("chunkwise--fused", "chunkwise--native_custbw"):
-        ours = gradients(get_mlstm_kernel(kernel), inputs, **options, normalizer_grad=False)
+        actual = gradients(get_mlstm_kernel(kernel), inputs, **options, normalizer_grad=False)
         for name in ("q", "k", "v", "i", "f", *(("c_initial",) if states else ())):
-            close(ours[name], theirs[name], f"d{name} of {kernel}", 1e-5)
+            close(actual[name], peer_gradients[name], f"d{name} of {kernel}", 1e-5)
     exact = gradients(get_mlstm_kernel("chunkwise--fused"), inputs, **options)
-    assert (exact["q"] - theirs["q"]).norm() > 0.01 * theirs["q"].norm()  # the two gradients do differ
+    assert (exact["q"] - peer_gradients["q"]).norm() > 0.01 * peer_gradients["q"].norm()  # the two gradients do differ
 
 
 @pytest.mark.parametrize("name", PARALLEL)
 def test_parallel_forward(peers: ModuleType, name: str) -> None:
     inputs = make_inputs(states=False)
-    theirs = peers.get_mlstm_kernel(name)(**inputs)
-    close(mlstm_interface(**inputs, kernel=name), theirs, "h", 1e-6)
+    peer_h = peers.get_mlstm_kernel(name)(**inputs)
+    close(mlstm_interface(**inputs, kernel=name), peer_h, "h", 1e-6)
     fused = "chunkwise--fused_siging" if "siging" in name else "chunkwise--fused"
-    close(mlstm_interface(**inputs, kernel=fused), theirs, "h", 1e-6)
+    close(mlstm_interface(**inputs, kernel=fused), peer_h, "h", 1e-6)
 
 
 def test_sequence_and_step(peers: ModuleType) -> None:
     inputs = make_inputs(states=True, dtype=torch.float32)
-    theirs, their_states = peers.get_mlstm_sequence_kernel("native_sequence__native")(**inputs, return_last_states=True)
+    peer_h, their_states = peers.get_mlstm_sequence_kernel("native_sequence__native")(**inputs, return_last_states=True)
     for kernel in ("fused", "native_sequence__native"):
         h, last = get_mlstm_sequence_kernel(kernel)(**inputs, return_last_states=True)
-        close(h, theirs, "h", 1e-4)
-        for x, y, what in zip(last, their_states, "cnm", strict=True):
-            close(x, y, what, 1e-4)
+        close(h, peer_h, "h", 1e-4)
+        for x, y, state_name in zip(last, their_states, "cnm", strict=True):
+            close(x, y, state_name, 1e-4)
     token = {n: inputs[n][:, :, 0] for n in "qkv"} | {n: inputs[n][:, :, :1] for n in "if"}
     token |= {n: inputs[f"{n}_initial"] for n in "cnm"}
-    theirs, their_states = peers.get_mlstm_step_kernel("native")(**token)
+    peer_h, their_states = peers.get_mlstm_step_kernel("native")(**token)
     for kernel in ("fused", "native"):
         h, last = get_mlstm_step_kernel(kernel)(**token)
-        close(h, theirs, "h", 1e-5)
-        for x, y, what in zip(last, their_states, "cnm", strict=True):
-            close(x, y, what, 1e-5)
+        close(h, peer_h, "h", 1e-5)
+        for x, y, state_name in zip(last, their_states, "cnm", strict=True):
+            close(x, y, state_name, 1e-5)
 
 
 def test_their_names_are_ours(peers: ModuleType) -> None:
@@ -165,38 +165,38 @@ def hugging_face() -> ModuleType:
 @pytest.mark.parametrize("states", [False, True], ids=["no states", "states"])
 def test_hugging_face_chunkwise(hugging_face: ModuleType, states: bool) -> None:
     inputs = make_inputs(states, torch.float32)
-    theirs, their_states = _hugging_face_chunkwise(hugging_face, inputs)
+    peer_h, their_states = _hugging_face_chunkwise(hugging_face, inputs)
     h, last = mlstm_interface(**inputs, return_last_states=True, chunk_size=CHUNK)
-    close(h, theirs, "h", 1e-4)
-    for x, y, what in zip(last, their_states, "cnm", strict=True):
-        close(x.flatten(), y.flatten(), what, 1e-4)
+    close(h, peer_h, "h", 1e-4)
+    for x, y, state_name in zip(last, their_states, "cnm", strict=True):
+        close(x.flatten(), y.flatten(), state_name, 1e-4)
 
 
 def _hugging_face_chunkwise(module: ModuleType, inputs: dict[str, Tensor]) -> Any:
-    given = {"query": "q", "key": "k", "value": "v", "igate": "i", "fgate": "f"}
-    given |= {"c_initial": "c_initial", "n_initial": "n_initial", "m_initial": "m_initial"}
-    arguments = {theirs: inputs[ours] for theirs, ours in given.items() if ours in inputs}
+    names = {"query": "q", "key": "k", "value": "v", "igate": "i", "fgate": "f"}
+    names |= {"c_initial": "c_initial", "n_initial": "n_initial", "m_initial": "m_initial"}
+    arguments = {hf_name: inputs[name] for hf_name, name in names.items() if name in inputs}
     return module.mlstm_chunkwise_native_autograd(**arguments, return_last_states=True, chunk_size=CHUNK)
 
 
 def test_hugging_face_recurrent(hugging_face: ModuleType) -> None:
     inputs = make_inputs(states=True, dtype=torch.float32)
-    given = {"query": "q", "key": "k", "value": "v", "igate": "i", "fgate": "f"}
+    names = {"query": "q", "key": "k", "value": "v", "igate": "i", "fgate": "f"}
     states = {f"{x}_initial": inputs[f"{x}_initial"] for x in "cnm"}
-    theirs, their_states = hugging_face.mlstm_recurrent_sequence_native(
-        **{a: inputs[b] for a, b in given.items()}, **states, return_last_states=True
+    peer_h, their_states = hugging_face.mlstm_recurrent_sequence_native(
+        **{a: inputs[b] for a, b in names.items()}, **states, return_last_states=True
     )
     h, last = mlstm_interface(**inputs, kernel="fused", return_last_states=True)
-    close(h, theirs, "h", 1e-4)
-    for x, y, what in zip(last, their_states, "cnm", strict=True):
-        close(x.flatten(), y.flatten(), what, 1e-4)
-    token = {a: inputs[b][:, :, 0] for a, b in given.items() if b in "qkv"}
-    token |= {a: inputs[b][:, :, :1] for a, b in given.items() if b in "if"}
-    theirs, their_states = hugging_face.mlstm_recurrent_step_native(
+    close(h, peer_h, "h", 1e-4)
+    for x, y, state_name in zip(last, their_states, "cnm", strict=True):
+        close(x.flatten(), y.flatten(), state_name, 1e-4)
+    token = {a: inputs[b][:, :, 0] for a, b in names.items() if b in "qkv"}
+    token |= {a: inputs[b][:, :, :1] for a, b in names.items() if b in "if"}
+    peer_h, their_states = hugging_face.mlstm_recurrent_step_native(
         **token, cstate=states["c_initial"], nstate=states["n_initial"], mstate=states["m_initial"]
     )
-    ours = {b: token[a] for a, b in given.items()}
-    h, last = mlstm_step_interface(**ours, **{x: states[f"{x}_initial"] for x in "cnm"})
-    close(h, theirs, "h", 1e-5)
-    for x, y, what in zip(last, their_states, "cnm", strict=True):
-        close(x.flatten(), y.flatten(), what, 1e-5)
+    step_inputs = {b: token[a] for a, b in names.items()}
+    h, last = mlstm_step_interface(**step_inputs, **{x: states[f"{x}_initial"] for x in "cnm"})
+    close(h, peer_h, "h", 1e-5)
+    for x, y, state_name in zip(last, their_states, "cnm", strict=True):
+        close(x.flatten(), y.flatten(), state_name, 1e-5)

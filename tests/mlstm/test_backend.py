@@ -82,14 +82,14 @@ def test_fields_and_defaults() -> None:
 
 def test_fields_defaults_and_arguments_are_mlstm_kernels() -> None:
     """But for the kernels: theirs are plain torch by default, because Triton may be missing, and ours are fused."""
-    theirs = pytest.importorskip("mlstm_kernels.torch.backend_module")
-    expected = dataclasses.asdict(theirs.mLSTMBackendConfig())
+    peer_module = pytest.importorskip("mlstm_kernels.torch.backend_module")
+    expected = dataclasses.asdict(peer_module.mLSTMBackendConfig())
     assert NATIVE.items() <= expected.items()
     assert dataclasses.asdict(mLSTMBackendConfig(**NATIVE)) == expected
     assert list(expected) == [field.name for field in dataclasses.fields(mLSTMBackendConfig)]
     assert mLSTMBackend.config_class is mLSTMBackendConfig
-    ours = list(inspect.signature(mLSTMBackend.forward).parameters)
-    assert ours[:11] == list(inspect.signature(theirs.mLSTMBackend.forward).parameters)
+    parameters = list(inspect.signature(mLSTMBackend.forward).parameters)
+    assert parameters[:11] == list(inspect.signature(peer_module.mLSTMBackend.forward).parameters)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_the_three_modes(length: int, states: bool, kernels: dict[str, str]) -> 
         per_call = backend(return_last_states=True, **SETTINGS, **kernels)
         for out in (module(**x, return_last_states=True), per_call(**x, mode=mode)):
             close(out[0], h)
-            for ours, true in zip(out[1], last, strict=True):
-                close(ours, true)
+            for actual, true in zip(out[1], last, strict=True):
+                close(actual, true)
         close(module(**x, return_last_states=False), h)
     assert isinstance(backend(mode="inference", return_last_states=False)(**x), tuple)
     assert isinstance(backend(return_last_states=False)(**x), torch.Tensor)
@@ -222,8 +222,8 @@ def test_sigmoid_kernels_in_all_modes(kernel: str, normalize: bool, length: int)
     for mode in MODES:
         out = module(**x, mode=mode, return_last_states=True)
         close(out[0], h)
-        for ours, true in zip(out[1], last, strict=True):
-            close(ours, true)
+        for actual, true in zip(out[1], last, strict=True):
+            close(actual, true)
 
 
 def test_a_decoded_sequence_is_the_sequence() -> None:
@@ -243,11 +243,11 @@ def test_a_decoded_sequence_is_the_sequence() -> None:
 
 def test_transformers_names() -> None:
     x = inputs(states=True)
-    theirs = dict(zip(("query", "key", "value", "igate", "fgate"), (x[name] for name in "qkvif"), strict=True))
+    renamed = dict(zip(("query", "key", "value", "igate", "fgate"), (x[name] for name in "qkvif"), strict=True))
     expected = backend()(**x)
     for names in (STATES, ("cstate", "nstate", "mstate")):
         states = dict(zip(names, (x[name] for name in STATES), strict=True))
-        out = backend()(**theirs, **states)
+        out = backend()(**renamed, **states)
         torch.testing.assert_close(out, expected, rtol=0, atol=0)
     torch.testing.assert_close(backend()(*x.values()), expected, rtol=0, atol=0)
     with pytest.raises(TypeError, match="query: the same argument as q, which is given too"):
@@ -288,10 +288,10 @@ def test_gradients_in_every_mode(mode: str, kernels: dict[str, str]) -> None:
     x = {name: t.requires_grad_() for name, t in inputs(20).items()}
     module = backend(mode=mode, return_last_states=False, **SETTINGS, **kernels)
     h = module(**x, return_last_states=False)
-    ours = torch.autograd.grad(h.square().sum(), list(x.values()))
+    gradients = torch.autograd.grad(h.square().sum(), list(x.values()))
     true = torch.autograd.grad(truth(**x, eps=1e-3)[0].square().sum(), list(x.values()))
-    for mine, theirs in zip(ours, true, strict=True):
-        close(mine, theirs, 1e-3)
+    for actual, expected in zip(gradients, true, strict=True):
+        close(actual, expected, 1e-3)
 
 
 def test_kernels_can_be_replaced() -> None:
@@ -326,16 +326,16 @@ def test_compiles_into_one_graph(length: int) -> None:
 @pytest.mark.parametrize("mode", ["train", "inference"])
 @pytest.mark.parametrize("length", [1, 64, 100])
 def test_agreement_with_mlstm_kernels(mode: str, length: int) -> None:
-    theirs = pytest.importorskip("mlstm_kernels.torch.backend_module")
+    peer_module = pytest.importorskip("mlstm_kernels.torch.backend_module")
     if mode == "train" and length % 64:
         length = 128  # their training mode wants whole chunks
     x = inputs(length)
-    expected_h, expected_states = theirs.mLSTMBackend(theirs.mLSTMBackendConfig(mode=mode))(**x)
+    expected_h, expected_states = peer_module.mLSTMBackend(peer_module.mLSTMBackendConfig(mode=mode))(**x)
     for kernels in (NATIVE, {}):
         h, states = backend(mode=mode, **kernels)(**x)
         close(h, expected_h, 1e-3)
-        for ours, peers in zip(states, expected_states, strict=True):
-            assert ours.dtype == peers.dtype
+        for actual, peers in zip(states, expected_states, strict=True):
+            assert actual.dtype == peers.dtype
         # (C, n, m) and (C e^a, n e^a, m - a) are the same state
         close(
             states[0] * states[2][..., None].exp(),

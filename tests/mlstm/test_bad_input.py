@@ -183,25 +183,25 @@ STEP: dict[str, tuple[Change, type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", SEQUENCE)
-def test_sequence(what: str) -> None:
-    change, error, words = SEQUENCE[what]
+@pytest.mark.parametrize("case", SEQUENCE)
+def test_sequence(case: str) -> None:
+    change, error, words = SEQUENCE[case]
     call = sequence_call()
     with pytest.raises(error, match=words):
         mlstm_interface(**(call | change(call)))
 
 
-@pytest.mark.parametrize("what", STATES)
-def test_initial_states(what: str) -> None:
-    change, error, words = STATES[what]
+@pytest.mark.parametrize("case", STATES)
+def test_initial_states(case: str) -> None:
+    change, error, words = STATES[case]
     call = sequence_call(states=True)
     with pytest.raises(error, match=words):
         mlstm_interface(**(call | change(call)))
 
 
-@pytest.mark.parametrize("what", STEP)
-def test_step(what: str) -> None:
-    change, error, words = STEP[what]
+@pytest.mark.parametrize("case", STEP)
+def test_step(case: str) -> None:
+    change, error, words = STEP[case]
     call = step_call()
     with pytest.raises(error, match=words):
         mlstm_step_interface(**(call | change(call)))
@@ -210,12 +210,12 @@ def test_step(what: str) -> None:
 @pytest.mark.parametrize(
     "kernel", ["chunkwise--native_autograd", "parallel--native_custbw", "native_sequence__native", "fused"]
 )
-@pytest.mark.parametrize("what", [what for what in SEQUENCE if "kernel" not in what and "without" not in what])
-def test_every_kind_of_kernel_says_the_same(what: str, kernel: str) -> None:
-    change, error, words = SEQUENCE[what]
+@pytest.mark.parametrize("case", [case for case in SEQUENCE if "kernel" not in case and "without" not in case])
+def test_every_kind_of_kernel_says_the_same(case: str, kernel: str) -> None:
+    change, error, words = SEQUENCE[case]
     call = sequence_call()
     wrong = change(call)
-    if what == "a device without a kernel" and kernel != "fused":
+    if case == "a device without a kernel" and kernel != "fused":
         return  # plain torch runs there
     with pytest.raises(error, match=words):
         mlstm_interface(**({"kernel": kernel} | call | wrong))
@@ -268,10 +268,10 @@ def test_ops_refuse_wrong_tensors(op: str) -> None:
         wrong = {"one token or feature less": x[..., :-1].contiguous(), "an axis more": x[None], "integers": x.long()}
         if name == "v":
             del wrong["one token or feature less"]  # another DHHV: then c is at fault, below
-        for what, y in wrong.items():
+        for label, y in wrong.items():
             with pytest.raises(RuntimeError, match="expected"):
                 function(**(good | {name: y}))
-                pytest.fail(f"{op} took {name} with {what}")
+                pytest.fail(f"{op} took {name} with {label}")
 
 
 @pytest.mark.parametrize("op", OPS)

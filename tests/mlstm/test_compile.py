@@ -28,7 +28,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 def sequence(length: int, grad: bool = False, states: bool = False) -> dict[str, Tensor]:
-    made = {
+    inputs = {
         "q": torch.randn(B, NH, length, DQK),
         "k": torch.randn(B, NH, length, DQK),
         "v": torch.randn(B, NH, length, DHV),
@@ -36,9 +36,9 @@ def sequence(length: int, grad: bool = False, states: bool = False) -> dict[str,
         "f": torch.randn(B, NH, length) + 2,
     }
     if states:
-        made |= {"c_initial": torch.randn(B, NH, DQK, DHV), "n_initial": torch.randn(B, NH, DQK)}
-        made["m_initial"] = torch.randn(B, NH, 1)
-    return {name: x.requires_grad_(grad) for name, x in made.items()}
+        inputs |= {"c_initial": torch.randn(B, NH, DQK, DHV), "n_initial": torch.randn(B, NH, DQK)}
+        inputs["m_initial"] = torch.randn(B, NH, 1)
+    return {name: x.requires_grad_(grad) for name, x in inputs.items()}
 
 
 def step(grad: bool = False) -> dict[str, Tensor]:
@@ -64,12 +64,12 @@ def same(
 ) -> None:
     """Outputs and, where the inputs need them, gradients of function and its compiled twin: to the last bit, but for
     the gradients named."""
-    expected, got = flat(function(**inputs)), flat(twin(**inputs))
-    assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
+    expected, actual = flat(function(**inputs)), flat(twin(**inputs))
+    assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
     leaves = {name: x for name, x in inputs.items() if x.requires_grad}
     if leaves:
         sent = [torch.randn_like(x) for x in expected]
-        pairs = (torch.autograd.grad(x, list(leaves.values()), sent) for x in (got, expected))
+        pairs = (torch.autograd.grad(x, list(leaves.values()), sent) for x in (actual, expected))
         for name, x, y in zip(leaves, *pairs, strict=True):
             if name in rounded:
                 assert (x - y).norm() <= 1e-5 * y.norm(), name
@@ -116,13 +116,14 @@ def test_step_in_place() -> None:
 
     twin, _ = compiled(function)
     for _ in range(2):
-        ours = step()
-        theirs = {name: x.clone() for name, x in ours.items()}
-        h, states = twin(**ours)
-        expected, _ = function(**theirs)
+        compiled_inputs = step()
+        eager_inputs = {name: x.clone() for name, x in compiled_inputs.items()}
+        h, states = twin(**compiled_inputs)
+        expected, _ = function(**eager_inputs)
         assert torch.equal(h, expected)
         assert all(
-            torch.equal(ours[x], theirs[x]) and torch.equal(ours[x], y) for x, y in zip("cnm", states, strict=True)
+            torch.equal(compiled_inputs[x], eager_inputs[x]) and torch.equal(compiled_inputs[x], y)
+            for x, y in zip("cnm", states, strict=True)
         )
 
 
@@ -147,9 +148,9 @@ def test_inside_a_layer_with_inductor() -> None:
     twin = torch.compile(layer, fullgraph=True, dynamic=True)
     for length in (12, 33):
         x, w = torch.randn(B, length, 16), torch.randn(16, NH * 3 * DQK, requires_grad=True)
-        got, expected = twin(x, w), layer(x, w)
-        assert torch.allclose(got, expected, atol=1e-5)
-        (dw,), (dw_expected,) = (torch.autograd.grad(y.square().sum(), w) for y in (got, expected))
+        actual, expected = twin(x, w), layer(x, w)
+        assert torch.allclose(actual, expected, atol=1e-5)
+        (dw,), (dw_expected,) = (torch.autograd.grad(y.square().sum(), w) for y in (actual, expected))
         assert torch.allclose(dw, dw_expected, rtol=1e-3, atol=1e-4)
 
 

@@ -81,8 +81,8 @@ def test_the_backward_step_is_the_gradient_of_the_step(sizes: tuple[int, ...], g
     cotangents = [random(*x.shape) for x in outputs]
     expected = torch.autograd.grad(outputs, inputs, cotangents)
     with torch.no_grad():
-        got = chunk.chunk_step_backward(*inputs, eps, *cotangents)
-    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+        actual = chunk.chunk_step_backward(*inputs, eps, *cotangents)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_gradcheck(uncompiled: None) -> None:
@@ -215,9 +215,9 @@ def test_queued_on_gpu_streams(streams: int | None) -> None:
 
 def test_the_table_of_plans_has_what_a_call_leaves_open(uncompiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bands, workers and the chunk size of an entry for this kernel; arguments go before it."""
-    made: list[bands.Schedule] = []
-    own = bands.plan
-    monkeypatch.setattr(bands, "plan", lambda *given: made.append(own(*given)) or made[-1])
+    results: list[bands.Schedule] = []
+    original = bands.plan
+    monkeypatch.setattr(bands, "plan", lambda *arguments: results.append(original(*arguments)) or results[-1])
     x, _ = make(1, 4, 40, 3, 5)
     tuned = {"kernel": "chunkwise--queued_compiled_steps", "chunk_size": 16, "heads_per_band": 1, "workers": 2}
     with plans.trying("mlstm_chunkwise", tuned):
@@ -225,7 +225,7 @@ def test_the_table_of_plans_has_what_a_call_leaves_open(uncompiled: None, monkey
         mlstm_chunkwise__queued_compiled_steps(**x, chunk_size=8, heads_per_band=4, workers=1)
     with plans.trying("mlstm_chunkwise", tuned | {"kernel": "chunkwise--ray_compiled_steps"}):
         mlstm_chunkwise__queued_compiled_steps(**x, workers=1)
-    assert [(len(one.bands), len(one.chunks), one.workers) for one in made] == [(4, 3, 2), (1, 5, 1), (1, 2, 1)]
+    assert [(len(one.bands), len(one.chunks), one.workers) for one in results] == [(4, 3, 2), (1, 5, 1), (1, 2, 1)]
     assert torch.allclose(h, mlstm_chunkwise__queued_compiled_steps(**x, workers=1), atol=1e-5)
     with pytest.raises(ValueError, match="plan.workers: expected none without a kernel that runs in bands, got 2"):
         mlstm_interface(**x, plan={"workers": 2})

@@ -53,11 +53,17 @@ def test_hoppers_own_schedule_has_every_kind_of_case() -> None:
         cut = _native.plan_mlstm_gpu("H200", *shape, 2, packed=bool(case.lengths), panels=case.layout != "strided")
         return cut["forward"]["schedule"] == "hopper"
 
-    own = [case for case in GPU_CASES if hopper(case)]
-    assert hopper(OWN) and {case.gates for case in own} == set(GATES)
-    assert {case.layout for case in own} >= {"contiguous", "bshd"} and {c.normalizer_grad for c in own} == {True, False}
-    assert {max(case.dqk, case.dhv) > 256 for case in own} == {case.dqk > 256 for case in own} == {True, False}
-    assert any(case.length % 64 for case in own) and any(case.dqk % 16 for case in own)
+    hopper_cases = [case for case in GPU_CASES if hopper(case)]
+    assert hopper(OWN) and {case.gates for case in hopper_cases} == set(GATES)
+    assert {case.layout for case in hopper_cases} >= {"contiguous", "bshd"} and {
+        c.normalizer_grad for c in hopper_cases
+    } == {True, False}
+    assert (
+        {max(case.dqk, case.dhv) > 256 for case in hopper_cases}
+        == {case.dqk > 256 for case in hopper_cases}
+        == {True, False}
+    )
+    assert any(case.length % 64 for case in hopper_cases) and any(case.dqk % 16 for case in hopper_cases)
 
 
 def test_a_failure_is_one_line(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,8 +95,8 @@ def test_an_exception_is_a_failure(capsys: pytest.CaptureFixture, monkeypatch: p
 
 def test_it_keeps_its_time(capsys: pytest.CaptureFixture) -> None:
     assert gpu_runner.main(["--device", "cpu", "--seconds", "-1", "1 token-"]) == 0
-    said = capsys.readouterr().out
-    assert " 0 done, 0 failed, 0 cannot run here, 12 left out for time" in said
+    message = capsys.readouterr().out
+    assert " 0 done, 0 failed, 0 cannot run here, 12 left out for time" in message
 
 
 def test_a_text_that_fits_nothing(capsys: pytest.CaptureFixture) -> None:
@@ -105,9 +111,9 @@ def test_poison_and_bits() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
     x = torch.ones(3)
     gpu_table.same_bits("x", {"x": x}, {"x": x.clone()})
-    for other in (x.double(), x[:2], x * torch.tensor([1, 1, 1 + 2**-23]), x * torch.nan):
+    for different in (x.double(), x[:2], x * torch.tensor([1, 1, 1 + 2**-23]), x * torch.nan):
         with pytest.raises(AssertionError, match="x: "):
-            gpu_table.same_bits("x", {"x": other}, {"x": x})
+            gpu_table.same_bits("x", {"x": different}, {"x": x})
 
 
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,18 +25,18 @@ def leaf(*shape: int, seed: int, shift: float = 0.0) -> Tensor:
 def inputs(batch: int, length: int, sequences: int | None, layout: str = "bhsd") -> list[Tensor]:
     """q, k, v, i, f and, unless sequences is None, c, n, m."""
     tokens = (batch, NH, length) if layout == "bhsd" else (batch, length, NH)
-    made = [leaf(*tokens, DQK, seed=1), leaf(*tokens, DQK, seed=2), leaf(*tokens, DHV, seed=3)]
-    made += [leaf(*tokens, seed=4), leaf(*tokens, seed=5, shift=1.0)]
+    tensors = [leaf(*tokens, DQK, seed=1), leaf(*tokens, DQK, seed=2), leaf(*tokens, DHV, seed=3)]
+    tensors += [leaf(*tokens, seed=4), leaf(*tokens, seed=5, shift=1.0)]
     if sequences is not None:
-        made += [
+        tensors += [
             leaf(sequences, NH, DQK, DHV, seed=6),
             leaf(sequences, NH, DQK, seed=7),
             leaf(sequences, NH, 1, seed=8),
         ]
-    return made
+    return tensors
 
 
-def whole(*tensors: Tensor, **options: Any) -> tuple[Tensor, ...]:
+def all_results(*tensors: Tensor, **options: Any) -> tuple[Tensor, ...]:
     h, states = mlstm_interface(*tensors, return_last_states=True, **options)
     return h, *states
 
@@ -55,7 +55,7 @@ def variants() -> list[tuple[str, bool]]:
 @pytest.mark.parametrize("kernel, normalize", variants())
 @pytest.mark.parametrize("states", [True, False], ids=["states", "no states"])
 def test_across_chunks(kernel: str, normalize: bool, states: bool) -> None:
-    function = partial(whole, chunk_size=3, **options_of(kernel, normalize))
+    function = partial(all_results, chunk_size=3, **options_of(kernel, normalize))
     assert gradcheck(function, inputs(1, 7, 1 if states else None))
 
 
@@ -68,14 +68,14 @@ def test_only_the_output(kernel: str, normalize: bool) -> None:
 @pytest.mark.parametrize("kernel, normalize", variants())
 @pytest.mark.parametrize("eps", [0.0, 0.5])
 def test_eps(kernel: str, normalize: bool, eps: float) -> None:
-    assert gradcheck(partial(whole, chunk_size=2, eps=eps, **options_of(kernel, normalize)), inputs(1, 4, 1))
+    assert gradcheck(partial(all_results, chunk_size=2, eps=eps, **options_of(kernel, normalize)), inputs(1, 4, 1))
 
 
 @pytest.mark.parametrize("kernel", SEQUENCE)
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_packed(kernel: str, layout: str) -> None:
     ends = torch.tensor([0, 1, 5])
-    function = partial(whole, chunk_size=2, kernel=kernel, cu_seqlens=ends, layout=layout)
+    function = partial(all_results, chunk_size=2, kernel=kernel, cu_seqlens=ends, layout=layout)
     assert gradcheck(function, inputs(1, 5, 2, layout))
 
 
@@ -85,7 +85,7 @@ def test_gates_at_their_ends(kernel: str) -> None:
     tensors = inputs(1, 6, 1)
     tensors[3] = (tensors[3].detach() * 0.1 + torch.tensor([0.0, 8.0, -8.0, 0.0, 8.0, -8.0])).requires_grad_()
     tensors[4] = (tensors[4].detach() * 0.1 + torch.tensor([9.0, -9.0, 9.0, 9.0, 9.0, -9.0])).requires_grad_()
-    assert gradcheck(partial(whole, chunk_size=4, kernel=kernel), tensors)
+    assert gradcheck(partial(all_results, chunk_size=4, kernel=kernel), tensors)
 
 
 @pytest.mark.parametrize("kernel", ["fused", "fused_siging"])
@@ -98,8 +98,8 @@ def test_step(kernel: str, normalize: bool) -> None:
     tensors += [leaf(*gates, seed=4), leaf(*gates, seed=5)]
     tensors += [leaf(2, NH, DQK, DHV, seed=6), leaf(2, NH, DQK, seed=7), leaf(2, NH, 1, seed=8)]
 
-    def function(*given: Tensor) -> tuple[Tensor, ...]:
-        h, states = mlstm_step_interface(*given, **options_of(kernel, normalize))
+    def function(*arguments: Tensor) -> tuple[Tensor, ...]:
+        h, states = mlstm_step_interface(*arguments, **options_of(kernel, normalize))
         return h, *states
 
     assert gradcheck(function, tensors)

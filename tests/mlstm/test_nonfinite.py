@@ -28,11 +28,15 @@ def make_inputs(states: bool = False) -> dict[str, Tensor]:
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=rng)
 
-    made = {"q": random(B, NH, S, DQK), "k": random(B, NH, S, DQK), "v": random(B, NH, S, DHV)}
-    made |= {"i": random(B, NH, S), "f": random(B, NH, S) + 2}
+    tensors = {"q": random(B, NH, S, DQK), "k": random(B, NH, S, DQK), "v": random(B, NH, S, DHV)}
+    tensors |= {"i": random(B, NH, S), "f": random(B, NH, S) + 2}
     if states:
-        made |= {"c_initial": random(B, NH, DQK, DHV), "n_initial": random(B, NH, DQK), "m_initial": random(B, NH, 1)}
-    return made
+        tensors |= {
+            "c_initial": random(B, NH, DQK, DHV),
+            "n_initial": random(B, NH, DQK),
+            "m_initial": random(B, NH, 1),
+        }
+    return tensors
 
 
 def run(inputs: dict[str, Tensor], kernel: str) -> tuple[Tensor, ...]:
@@ -45,13 +49,13 @@ def true_run(inputs: dict[str, Tensor], gate: str) -> tuple[Tensor, ...]:
     return h, *states
 
 
-def same_numbers(got: tuple[Tensor, ...], expected: tuple[Tensor, ...], what: str) -> None:
-    for name, x, y in zip("hcnm", got, expected, strict=True):
+def same_numbers(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...], label: str) -> None:
+    for name, x, y in zip("hcnm", actual, expected, strict=True):
         y = y.to(x.dtype)
         finite = y.isfinite()
-        assert torch.equal(x.isfinite(), finite), f"{what}: not finite elsewhere in {name}"
-        assert torch.equal(x.isnan(), y.isnan()), f"{what}: NaN elsewhere in {name}"
-        assert torch.allclose(x[finite], y[finite], rtol=1e-3, atol=1e-4), f"{what}: another {name}"
+        assert torch.equal(x.isfinite(), finite), f"{label}: not finite elsewhere in {name}"
+        assert torch.equal(x.isnan(), y.isnan()), f"{label}: NaN elsewhere in {name}"
+        assert torch.allclose(x[finite], y[finite], rtol=1e-3, atol=1e-4), f"{label}: another {name}"
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "i", "f"])
@@ -61,13 +65,13 @@ def test_one_bad_token(kernel: str, value: float, name: str) -> None:
     for position in POSITIONS:
         inputs = make_inputs()
         inputs[name][0, 1, position, ...] = value  # the other head stays clean
-        got, expected = run(inputs, kernel), true_run(inputs, KERNELS[kernel])
-        what = f"{name} = {value} at {position}"
-        same_numbers(got, expected, what)
+        actual, expected = run(inputs, kernel), true_run(inputs, KERNELS[kernel])
+        label = f"{name} = {value} at {position}"
+        same_numbers(actual, expected, label)
         clean = run(make_inputs(), kernel)
-        assert torch.equal(got[0][:, 0], clean[0][:, 0]), f"{what}: another head changed"
-        before, before_clean = got[0][:, 1, :position], clean[0][:, 1, :position]
-        assert torch.allclose(before, before_clean, rtol=1e-4, atol=1e-5), f"{what}: an earlier token changed"
+        assert torch.equal(actual[0][:, 0], clean[0][:, 0]), f"{label}: another head changed"
+        before, before_clean = actual[0][:, 1, :position], clean[0][:, 1, :position]
+        assert torch.allclose(before, before_clean, rtol=1e-4, atol=1e-5), f"{label}: an earlier token changed"
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "i", "f"])
@@ -77,10 +81,10 @@ def test_one_bad_token_in_bfloat16(value: float, name: str) -> None:
     for position in POSITIONS:
         inputs = {n: x.bfloat16() for n, x in make_inputs().items()}
         inputs[name][0, 1, position, ...] = value
-        got, expected = run(inputs, "chunkwise--fused"), true_run(inputs, "exp")
-        for output, x, y in zip("hcnm", got, expected, strict=True):
-            what = f"{name} = {value} at {position}: {output}"
-            assert torch.equal(x.isfinite(), y.isfinite()) and torch.equal(x.isnan(), y.isnan()), what
+        actual, expected = run(inputs, "chunkwise--fused"), true_run(inputs, "exp")
+        for output, x, y in zip("hcnm", actual, expected, strict=True):
+            label = f"{name} = {value} at {position}: {output}"
+            assert torch.equal(x.isfinite(), y.isfinite()) and torch.equal(x.isnan(), y.isnan()), label
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
@@ -107,9 +111,9 @@ def test_total_forgetting_is_finite(kernel: str) -> None:
     for positions in (slice(20, 21), slice(0, 1), slice(None)):
         inputs = make_inputs()
         inputs["f"][:, :, positions] = -float("inf")
-        got = run(inputs, kernel)
-        assert all(x.isfinite().all() for x in got)
-        same_numbers(got, true_run(inputs, KERNELS[kernel]), f"f = -inf at {positions}")
+        actual = run(inputs, kernel)
+        assert all(x.isfinite().all() for x in actual)
+        same_numbers(actual, true_run(inputs, KERNELS[kernel]), f"f = -inf at {positions}")
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -122,13 +126,13 @@ def test_total_forgetting_has_a_gradient(kernel: str) -> None:
         leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
         return torch.autograd.grad(function(**leaves, **options), list(leaves.values()), dh)
 
-    got = gradients(mlstm_interface, kernel=kernel, chunk_size=CHUNK)
-    for name, x in zip(inputs, got, strict=True):
+    actual = gradients(mlstm_interface, kernel=kernel, chunk_size=CHUNK)
+    for name, x in zip(inputs, actual, strict=True):
         assert x.isfinite().all(), name
     # The truth multiplies 0 by infinity on its way back; what f = -1e30 does is the same and finite.
     inputs["f"][:, :, 20] = -1e30
     expected = gradients(lambda **leaves: truth(**leaves, gate=KERNELS[kernel])[0])
-    for name, x, y in zip(inputs, got, expected, strict=True):
+    for name, x, y in zip(inputs, actual, expected, strict=True):
         assert torch.allclose(x, y, rtol=1e-3, atol=1e-4), name
 
 

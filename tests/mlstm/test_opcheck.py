@@ -25,8 +25,8 @@ from support.op_calls import arguments, registered_ops
 def test_op(op: str, sigmoid_gate: bool, states: bool, packed: bool, bshd: bool, dtype: torch.dtype) -> None:
     if op == "mlstm_backward_states" and not states:
         return  # it exists for calls that have initial states
-    given = arguments(op, sigmoid_gate, states, packed, bshd, dtype)
-    opcheck(getattr(torch.ops.xlstm_hip, op).default, (), given)
+    call_arguments = arguments(op, sigmoid_gate, states, packed, bshd, dtype)
+    opcheck(getattr(torch.ops.xlstm_hip, op).default, (), call_arguments)
 
 
 def test_all_ops_are_known() -> None:

@@ -137,8 +137,8 @@ def test_hopper_has_a_schedule_of_its_own() -> None:
     large, small, floats = plan("H200", SHAPES[0]), plan("H200", SHAPES[5]), plan("H200", SHAPES[0], 4)
     assert {(large[walk]["schedule"], large[walk]["chunk"]) for walk in WALKS} == {("hopper", 64)}
     assert {p[walk]["schedule"] for p in (small, floats) for walk in WALKS} == {"common"}
-    others = [plan(device, SHAPES[0]) for device in DEVICES if device != "H200"]
-    assert {p[walk]["schedule"] for p in others for walk in WALKS} == {"common"}
+    other_devices = [plan(device, SHAPES[0]) for device in DEVICES if device != "H200"]
+    assert {p[walk]["schedule"] for p in other_devices for walk in WALKS} == {"common"}
     # A state of 512 rows is two blocks', and a block of 128 rows has 256 columns.
     assert [(large[walk]["rows"], large[walk]["y_tile"]) for walk in WALKS] == [
         (256, 128),
@@ -187,19 +187,21 @@ def test_one_step_gives_every_compute_unit_of_an_mi300x_a_block() -> None:
 def test_what_is_asked_for() -> None:
     """segments, walk_chunk and step_columns of a call come before the plan's own; what has no kernel is an error."""
 
-    def asked(
+    def requested(
         device: str = "H200", shape: tuple[int, ...] = SHAPES[0], bytes_: int = 2, **options: int
     ) -> dict[str, Any]:
         return _native.plan_mlstm_gpu(device, *shape, bytes_, **options)
 
-    assert asked()["forward"]["schedule"] == "hopper" and asked(segments=5)["forward"]["schedule"] == "hopper"
+    assert requested()["forward"]["schedule"] == "hopper" and requested(segments=5)["forward"]["schedule"] == "hopper"
     for device, chunk in (("H200", 16), ("H200", 32), ("A100", 16), ("MI300X", 32), ("RX 7900 XTX", 16)):
-        cut = asked(device, walk_chunk=chunk, segments=5)
+        cut = requested(device, walk_chunk=chunk, segments=5)
         for walk in WALKS:
             assert (cut[walk]["schedule"], cut[walk]["chunk"], cut[walk]["segments"]) == ("common", chunk, 5)
-    assert asked(shape=(1, 8, 40, 64, 64), segments=50, walk_chunk=16)["forward"]["segments"] == 3  # one for each chunk
+    assert (
+        requested(shape=(1, 8, 40, 64, 64), segments=50, walk_chunk=16)["forward"]["segments"] == 3
+    )  # one for each chunk
     for columns in (8, 16, 32):
-        assert asked(step_columns=columns)["recurrent"]["columns"] == columns
+        assert requested(step_columns=columns)["recurrent"]["columns"] == columns
     for options, text in (
         ({"walk_chunk": 64}, "walk_chunk: no kernel for chunks of 64 tokens"),
         ({"device": "MI300X", "walk_chunk": 16}, "walk_chunk: no kernel for chunks of 16 tokens"),
@@ -210,4 +212,4 @@ def test_what_is_asked_for() -> None:
         ({"shape": (1, 1, 64, 512, 512), "step_columns": 64}, "step_columns: no kernel for 64 columns"),
     ):
         with pytest.raises(ValueError, match=text):
-            asked(**options)  # type: ignore[arg-type]
+            requested(**options)  # type: ignore[arg-type]

@@ -38,17 +38,17 @@ def test_without_a_bug_it_passes() -> None:
     accuracy.check("no bug", accuracy.measure(INFO, CASE, torch.float32))
 
 
-@pytest.mark.parametrize("what", PLANTED)
-def test_a_wrong_gradient_fails(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_wrong_gradient_fails(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = ops._backward
 
     def wrong(*args: object) -> tuple[Tensor, ...]:
         gradients = dict(zip(NAMES, right(*args), strict=True))
-        return tuple((gradients | PLANTED[what](gradients)).values())
+        return tuple((gradients | PLANTED[fault](gradients)).values())
 
     monkeypatch.setattr(ops, "_backward", wrong)
     with pytest.raises(AssertionError, match="allowed"):
-        accuracy.check(what, accuracy.measure(INFO, CASE, torch.float32))
+        accuracy.check(fault, accuracy.measure(INFO, CASE, torch.float32))
 
 
 def test_a_normaliser_held_constant_fails() -> None:
@@ -56,8 +56,8 @@ def test_a_normaliser_held_constant_fails() -> None:
     inputs, cotangents = accuracy.make(CASE, torch.float32)
     call = accuracy.sequence_call(CASE, INFO.name, normalizer_grad=False)
     outputs, gradients = accuracy.outputs_and_gradients(call, inputs, cotangents)
-    got = outputs | {f"d{name}": g for name, g in gradients.items()}
-    errors = accuracy.errors_of(got, accuracy.true_values(CASE, torch.float32, "exp"))
+    actual = outputs | {f"d{name}": g for name, g in gradients.items()}
+    errors = accuracy.errors_of(actual, accuracy.true_values(CASE, torch.float32, "exp"))
     with pytest.raises(AssertionError, match="dq"):
         accuracy.check("dl dropped", accuracy.Measured(errors, *accuracy.tolerances(CASE, torch.float32, "exp")))
 

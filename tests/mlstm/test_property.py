@@ -22,9 +22,9 @@ sizes = st.integers(1, 20)
 def spread(x: Tensor, gap: int, order: tuple[int, ...]) -> Tensor:
     """The same values in memory of another order of axes, with a gap after each row."""
     *outer, last = x.shape
-    room = torch.empty([outer[axis] for axis in order] + [last + gap], dtype=x.dtype)
+    buffer = torch.empty([outer[axis] for axis in order] + [last + gap], dtype=x.dtype)
     back = [order.index(axis) for axis in range(len(order))]
-    view = room.permute(*back, len(order))[..., :last]
+    view = buffer.permute(*back, len(order))[..., :last]
     return view.copy_(x)
 
 
@@ -59,37 +59,37 @@ def calls(draw: Any) -> tuple[dict[str, Tensor], tuple[Tensor, ...], dict[str, A
     truth_options: dict[str, Any] = {"gate": gate}
     if gate == "sigmoid":
         truth_options["normalize"] = draw(st.booleans())
-    ours = {
+    options = {
         "chunk_size": draw(st.integers(1, 50)),
         "orders": [draw(st.permutations([0, 1, 2])) for _ in range(3)],
         "gap": draw(st.integers(0, 3)),
         "kernel": draw(st.sampled_from(["chunkwise--fused", "fused"])),
     }
-    return inputs, cotangents, common | truth_options, ours
+    return inputs, cotangents, common | truth_options, options
 
 
 @few
 @given(calls())
 def test_any_shape_and_stride(call: Any) -> None:
-    inputs, cotangents, options, ours = call
-    kernel = ours["kernel"] + ("_siging" if options["gate"] == "sigmoid" else "")
+    inputs, cotangents, options, kernel_options = call
+    kernel = kernel_options["kernel"] + ("_siging" if options["gate"] == "sigmoid" else "")
 
     class Spread(torch.autograd.Function):
         """Moves a tensor in memory; the gradient passes."""
 
         @staticmethod
         def forward(ctx: Any, x: Tensor, order: tuple[int, ...]) -> Tensor:
-            return spread(x, ours["gap"], order)
+            return spread(x, kernel_options["gap"], order)
 
         @staticmethod
         def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, None]:
             return dx, None
 
-    def function(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, **rest: Any) -> Any:
-        q, k, v = (Spread.apply(x, tuple(order)) for x, order in zip((q, k, v), ours["orders"], strict=True))
+    def function(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, **arguments: Any) -> Any:
+        q, k, v = (Spread.apply(x, tuple(order)) for x, order in zip((q, k, v), kernel_options["orders"], strict=True))
         i, f = i.mT.contiguous().mT, f.transpose(0, 2).contiguous().transpose(0, 2)
         return mlstm_interface(
-            q, k, v, i, f, return_last_states=True, chunk_size=ours["chunk_size"], kernel=kernel, **rest
+            q, k, v, i, f, return_last_states=True, chunk_size=kernel_options["chunk_size"], kernel=kernel, **arguments
         )
 
     outputs, gradients = outputs_and_gradients(function, inputs, cotangents, **options)

@@ -164,7 +164,7 @@ def test_constant_normaliser_gives_the_peers_gradient(name: str) -> None:
 @pytest.mark.parametrize("name", EXP)
 def test_gradient_of_each_output_alone(name: str, output: int) -> None:
     inputs, cotangents = make_inputs(*SIZES)
-    alone = tuple(x if place == output else torch.zeros_like(x) for place, x in enumerate(cotangents))
+    alone = tuple(x if index == output else torch.zeros_like(x) for index, x in enumerate(cotangents))
     assert_small(errors_of(name, inputs, alone, 0.3, CHUNK), 1e-11)
 
 
@@ -174,8 +174,8 @@ def test_gradcheck(name: str, states: bool) -> None:
     inputs, _ = make_inputs(1, 1, 5, 2, 3, states=states, seed=3)
     leaves = {x: y.requires_grad_() for x, y in inputs.items()}
 
-    def function(*given: Tensor) -> tuple[Tensor, ...]:
-        named = dict(zip(leaves, given, strict=True))
+    def function(*arguments: Tensor) -> tuple[Tensor, ...]:
+        named = dict(zip(leaves, arguments, strict=True))
         h, (c, n, m) = getattr(kernels, name)(**named, return_last_states=True, eps=0.2, chunk_size=2)
         return (h, c, n) if gate_of(name) == "sigmoid" else (h, c, n, m)  # the sigmoid gate's m is constant
 
@@ -230,11 +230,11 @@ def test_half_precision(name: str, dtype: torch.dtype, limit: float, gate_dtype:
     if gate_dtype == "same":
         inputs |= {x: inputs[x].to(dtype) for x in ("i", "f", *STATES)}
     assert_small(errors_of(name, inputs, cotangents, 1e-6, 32), limit)
-    given = {x: y.requires_grad_() for x, y in inputs.items()}
-    h, states = getattr(kernels, name)(**given, return_last_states=True)
+    arguments = {x: y.requires_grad_() for x, y in inputs.items()}
+    h, states = getattr(kernels, name)(**arguments, return_last_states=True)
     assert h.dtype == dtype and all(x.dtype == torch.float32 for x in states)
     h.float().sum().backward()
-    assert all(x.grad.dtype == x.dtype for x in given.values())
+    assert all(x.grad.dtype == x.dtype for x in arguments.values())
 
 
 @pytest.mark.parametrize("name", SEQUENCE_LEVEL)
@@ -266,12 +266,12 @@ def test_two_halves_through_the_states(name: str) -> None:
     inputs, _ = make_inputs(1, 2, 30, 6, 5, states=False)
     tensors = [inputs[x].requires_grad_() for x in "qkvif"]
     kernel = getattr(kernels, name)
-    whole = kernel(*tensors, chunk_size=8)
+    full = kernel(*tensors, chunk_size=8)
     first, states = kernel(*(x[:, :, :13] for x in tensors), chunk_size=8, return_last_states=True)
     second = kernel(*(x[:, :, 13:] for x in tensors), *states, chunk_size=8)
     halves = torch.cat([first, second], dim=2)
-    assert max_error(halves, whole) < 1e-12
-    expected, found = (torch.autograd.grad(h.square().sum(), tensors) for h in (whole, halves))
+    assert max_error(halves, full) < 1e-12
+    expected, found = (torch.autograd.grad(h.square().sum(), tensors) for h in (full, halves))
     assert all(max_error(x, y) < 1e-11 for x, y in zip(found, expected, strict=True))
 
 
@@ -374,11 +374,11 @@ PEER_NAMES = [
 def test_agrees_with_mlstm_kernels(peer_name: str) -> None:
     peers = pytest.importorskip("mlstm_kernels.torch")
     form, kind = peer_name.split("--")
-    ours = getattr(kernels, f"mlstm_{'siging_' if 'siging' in kind else ''}{form}__{kind.replace('siging_', '')}")
+    function = getattr(kernels, f"mlstm_{'siging_' if 'siging' in kind else ''}{form}__{kind.replace('siging_', '')}")
     chunkwise = form == "chunkwise"
     inputs, _ = make_inputs(1, 2, 128, 16, 32, states=chunkwise, dtype=torch.float32)
     expected = peers.get_mlstm_kernel(peer_name)(**inputs, chunk_size=64, return_last_states=chunkwise)
-    found = ours(**inputs, chunk_size=64, return_last_states=chunkwise)
+    found = function(**inputs, chunk_size=64, return_last_states=chunkwise)
     if chunkwise:
         for x, y in zip(found[1], expected[1], strict=True):
             assert max_error(x, y) < 1e-5

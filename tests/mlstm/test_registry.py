@@ -298,17 +298,19 @@ def test_a_triton_name_is_the_fused_kernel_where_its_states_are_beyond_its_offse
     assert not triton_peers.beyond_reach(64, 16, 2048, 128, 256, 64)  # ran on an H200
     assert triton_peers.beyond_reach(64, 8, 2048, 256, 512, 64)  # ended there with an illegal memory access
     called = []
-    given = arguments("chunkwise", length=64)
+    call_arguments = arguments("chunkwise", length=64)
     monkeypatch.setattr(warn_once, "_logged", set())
-    monkeypatch.setattr(triton_peers, "_peer", lambda *_: lambda **own: called.append(own) or given["v"])
+    monkeypatch.setattr(
+        triton_peers, "_peer", lambda *_: lambda **options: called.append(options) or call_arguments["v"]
+    )
     name = "chunkwise--triton_limit_chunk"
     with caplog.at_level(logging.INFO, logger="xlstm_hip"):
-        registry.kernel_info(name, "chunkwise").function(**given)
+        registry.kernel_info(name, "chunkwise").function(**call_arguments)
         assert len(called) == 1
         monkeypatch.setattr(triton_peers, "FARTHEST_STATE", 64)
-        out = registry.kernel_info(name, "chunkwise").function(**given)
+        out = registry.kernel_info(name, "chunkwise").function(**call_arguments)
     assert len(called) == 1
-    torch.testing.assert_close(out, registry.kernel_info("chunkwise--fused", "chunkwise").function(**given))
+    torch.testing.assert_close(out, registry.kernel_info("chunkwise--fused", "chunkwise").function(**call_arguments))
     assert [r.getMessage() for r in caplog.records if r.name == "xlstm_hip"] == [
         f"{name}: mlstm_kernels' Triton kernel cannot find so many states; using the fused kernel of xlstm_hip"
     ]

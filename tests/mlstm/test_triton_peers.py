@@ -97,8 +97,8 @@ def test_chunkwise(stand_in: StandIn, name: str, length: int, states: bool) -> N
         call["num_warps_intra"] = 4
     h, last = info.function(**x, return_last_states=True, **call)
     expected_h, expected = truth(**x, eps=1e-3, gate=info.gate)
-    for ours, true in zip((h, *last), (expected_h, *expected), strict=True):
-        assert ours.shape == true.shape and max_error(ours, true) < 1e-5
+    for actual, true in zip((h, *last), (expected_h, *expected), strict=True):
+        assert actual.shape == true.shape and max_error(actual, true) < 1e-5
     assert [c["length"] for c in stand_in.calls] == ([length - length % 16] if length >= 16 else [])
     assert all(c["eps"] == 1e-3 for c in stand_in.calls)
     alone = info.function(**x, **call)
@@ -162,8 +162,8 @@ def test_the_real_ones(name: str, length: int) -> None:
     if info.states:
         h, last = info.function(**x, return_last_states=True)
         # (C, n, m) and (C e^a, n e^a, m - a) are the same state
-        ours, true = (c * m[..., None].exp() for c, _, m in (last, expected[1]))
-        assert max_error(ours, true) < 2e-2
+        actual, true = (c * m[..., None].exp() for c, _, m in (last, expected[1]))
+        assert max_error(actual, true) < 2e-2
     if info.gradient == "no normaliser":
         x["v"].requires_grad_()
         info.function(**x).sum().backward()

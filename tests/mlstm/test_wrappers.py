@@ -89,8 +89,8 @@ def test_any_length_from_a_kernel_that_wants_multiples(length: int, states: bool
     assert_same(out, truth(**x, eps=1e-3, gate=gate))
     assert all(call["eps"] == 1e-3 and call["chunk_size"] == 16 for call in foreign.calls)
     split = wrap is wrappers.wrap_chunkwise__arbitrary_sequence_length
-    whole = length - length % 16 if split else -(-length // 16) * 16
-    assert [call["length"] for call in foreign.calls] == ([whole] if whole and length > 1 else [])
+    padded_length = length - length % 16 if split else -(-length // 16) * 16
+    assert [call["length"] for call in foreign.calls] == ([padded_length] if padded_length and length > 1 else [])
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -107,11 +107,11 @@ def test_padding_changes_neither_h_nor_states_nor_gradients(length: int, gate: s
         torch.autograd.grad(h.sum() + sum(s.square().sum() for s in last), list(x.values()), allow_unused=True)
         for h, last in (out, expected)
     ]
-    for name, ours, true in zip(x, *gradients, strict=True):
+    for name, actual, true in zip(x, *gradients, strict=True):
         if true is None or not true.any():
-            assert ours is None or not ours.any(), name
+            assert actual is None or not actual.any(), name
         else:
-            assert max_error(ours, true) < 1e-8, name
+            assert max_error(actual, true) < 1e-8, name
     alone = wrappers.wrap_chunkwise__pad_zeros(foreign, **x, chunk_size=16, eps=1e-3)
     torch.testing.assert_close(alone, out[0], rtol=0, atol=0)
 
@@ -125,8 +125,8 @@ def test_padding_in_narrow_dtypes(dtype: torch.dtype) -> None:
     )
     h, states = layer(**x, chunk_size=16, return_last_states=True)
     assert padded_h.dtype == dtype
-    for ours, plain in zip((padded_h, *padded_states), (h, *states), strict=True):
-        assert max_error(ours, plain) < 4 * torch.finfo(dtype).eps
+    for actual, plain in zip((padded_h, *padded_states), (h, *states), strict=True):
+        assert max_error(actual, plain) < 4 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("key", EXP_LAYERS, ids=[name for _, name in EXP_LAYERS])
@@ -145,19 +145,19 @@ def test_a_registered_kernel_is_called_as_it_is(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     calls = []
 
-    def own(q: torch.Tensor, **call: Any) -> Any:
+    def plain_kernel(q: torch.Tensor, **call: Any) -> Any:
         calls.append((q.shape[2], call["chunk_size"], call["eps"], call["autocast_kernel_dtype"], call["speed"]))
         call.pop("speed")
         return mlstm_chunkwise__native_autograd(q=q, **call)
 
     facts: dict[str, Any] = {"devices": ("*",), "dtypes": IO_DTYPES, "gradient": "exact", "kind": "chunkwise"}
-    registry.register_mlstm_kernel("chunkwise--own", own, options=("speed",), **facts)
+    registry.register_mlstm_kernel("chunkwise--own", plain_kernel, options=("speed",), **facts)
     call: dict[str, Any] = {"chunk_size": 16, "eps": 1e-4, "autocast_kernel_dtype": torch.float16, "speed": 9}
-    wrappers.wrap_chunkwise__arbitrary_sequence_length(own, *NATIVE, **inputs(37), **call)
-    wrappers.wrap_chunkwise__pad_zeros(own, **inputs(37), **call)
+    wrappers.wrap_chunkwise__arbitrary_sequence_length(plain_kernel, *NATIVE, **inputs(37), **call)
+    wrappers.wrap_chunkwise__pad_zeros(plain_kernel, **inputs(37), **call)
     assert calls == [(37, 16, 1e-4, torch.float16, 9)] * 2
-    registry.register_mlstm_kernel("chunkwise--own", own, any_length=False, overwrite=True, **facts)
-    wrappers.wrap_chunkwise__pad_zeros(own, **inputs(37), **call)
+    registry.register_mlstm_kernel("chunkwise--own", plain_kernel, any_length=False, overwrite=True, **facts)
+    wrappers.wrap_chunkwise__pad_zeros(plain_kernel, **inputs(37), **call)
     assert calls[-1][0] == 48
 
 
@@ -291,17 +291,17 @@ def test_bad_calls() -> None:
     ],
 )
 def test_arguments_are_mlstm_kernels(name: str) -> None:
-    theirs = pytest.importorskip("mlstm_kernels.torch.kernel_wrappers")
-    ours = inspect.signature(getattr(wrappers, name)).parameters
-    for position, (argument, peer) in enumerate(inspect.signature(getattr(theirs, name)).parameters.items()):
-        assert list(ours)[position] == argument
-        assert ours[argument].default == peer.default
+    peer_module = pytest.importorskip("mlstm_kernels.torch.kernel_wrappers")
+    parameters = inspect.signature(getattr(wrappers, name)).parameters
+    for position, (argument, peer) in enumerate(inspect.signature(getattr(peer_module, name)).parameters.items()):
+        assert list(parameters)[position] == argument
+        assert parameters[argument].default == peer.default
 
 
 @pytest.mark.parametrize("length", [1, 16, 20, 37])
 def test_agreement_with_mlstm_kernels(length: int) -> None:
     """Their wrapper around their kernels, and ours around their kernels."""
-    theirs = pytest.importorskip("mlstm_kernels.torch.kernel_wrappers")
+    peer_module = pytest.importorskip("mlstm_kernels.torch.kernel_wrappers")
     from mlstm_kernels.torch import get_mlstm_kernel, get_mlstm_sequence_kernel, get_mlstm_step_kernel
 
     kernels = (
@@ -311,6 +311,7 @@ def test_agreement_with_mlstm_kernels(length: int) -> None:
     )
     x = inputs(length, torch.float32)
     out = [
-        module.wrap_chunkwise__arbitrary_sequence_length(*kernels, **x, chunk_size=16) for module in (theirs, wrappers)
+        module.wrap_chunkwise__arbitrary_sequence_length(*kernels, **x, chunk_size=16)
+        for module in (peer_module, wrappers)
     ]
     assert_same(out[1], out[0], 1e-4)

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from support.compat_parts import compat_part
-from support.peer_models import ours, relative, tokens
+from support.peer_models import relative, small_model, tokens
 from xlstm_hip.models import (
     CheckpointError,
     SpecialTokens,
@@ -48,7 +48,7 @@ def logits(model: xLSTMLarge, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("loaded", ["single", "fused"])
 @pytest.mark.parametrize("shard", [5_000_000_000, 50_000])
 def test_round_trip(tmp_path: Path, scheme: str, saved: str, loaded: str, shard: int) -> None:
-    model, x = ours(), tokens(1, 9)
+    model, x = small_model(), tokens(1, 9)
     model.special_tokens = SpecialTokens(3, (4, 5), None)
     save_pretrained(model, tmp_path, scheme, saved, shard)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard < 1e6)
@@ -77,7 +77,7 @@ def test_mapping_of_many_blocks(blocks: int) -> None:
     random.Random(0).shuffle(shuffled)  # the order of names means nothing
     mapping = create_piece_mapping(dict(shuffled), fused)
     assert mapping.keys() == fused.keys()
-    assert sorted(p.name for pieces in mapping.values() for p in pieces) == sorted(hf)
+    assert sorted(p.name for slices in mapping.values() for p in slices) == sorted(hf)
     last = f"backbone.blocks.{blocks - 1}.mlstm_layer."
     assert [p.name for p in mapping[f"{last}qkv_opreact.weight"]] == [
         f"{last}{part}.weight" for part in ("q", "k", "v", "ogate_preact")
@@ -90,13 +90,13 @@ def test_mapping_of_many_blocks(blocks: int) -> None:
     assert names == {name: "backbone.embeddings.weight" if name == "embedding.weight" else name for name in single}
     assert all(dict(shuffled)[names[name]] is tensor for name, tensor in single.items())  # as the AMD guide has it
     assert create_parameter_mapping(fused, fused) == {name: name for name in fused}
-    layer, own = "backbone.blocks.0.mlstm_layer", "expected a tensor of its own, but it"
-    for given, wanted, words in (
-        (hf, fused, f"qkv_opreact.weight: {own} consists of {layer}.k.weight, .*; use create_piece_mapping"),
-        (fused, hf, f"q.weight: {own} is rows 0 to 4 of {layer}.qkv_opreact.weight; use create_piece_mapping"),
+    layer, begin = "backbone.blocks.0.mlstm_layer", "expected a tensor of its own, but it"
+    for source, expected, words in (
+        (hf, fused, f"qkv_opreact.weight: {begin} consists of {layer}.k.weight, .*; use create_piece_mapping"),
+        (fused, hf, f"q.weight: {begin} is rows 0 to 4 of {layer}.qkv_opreact.weight; use create_piece_mapping"),
     ):
         with pytest.raises(CheckpointError, match=words):
-            create_parameter_mapping(given, wanted)
+            create_parameter_mapping(source, expected)
 
 
 @pytest.mark.parametrize("scheme", ["hf", "xlstm_large"])
@@ -137,7 +137,7 @@ def test_all_tensors_of_the_7b_at_thin_widths(tmp_path: Path, blocks: int) -> No
 
 
 def test_dtype_and_device(tmp_path: Path) -> None:
-    save_pretrained(ours(dtype=torch.bfloat16), tmp_path)
+    save_pretrained(small_model(dtype=torch.bfloat16), tmp_path)
     assert load_pretrained(tmp_path, progress=False).lm_head.weight.dtype == torch.bfloat16
     wide = load_pretrained(tmp_path, torch.float32, torch.device("cpu"), progress=False, mode="train")
     assert wide.lm_head.weight.dtype == torch.float32
@@ -147,7 +147,7 @@ def test_dtype_and_device(tmp_path: Path) -> None:
 
 def test_official_loader_reads_ours_and_we_read_its(tmp_path: Path) -> None:
     module = pytest.importorskip("xlstm.xlstm_large.from_pretrained")
-    model, x = ours(), tokens(1, 9)
+    model, x = small_model(), tokens(1, 9)
     for shard in (5_000_000_000, 50_000):
         save_pretrained(model, tmp_path, "xlstm_large", max_shard_bytes=shard)
         peer = module.load_from_pretrained(
@@ -175,32 +175,32 @@ def test_the_official_loader_and_ours_in_its_place(tmp_path: Path) -> None:
         load_from_pretrained(5)
     names = {"chunkwise_kernel_name": "chunkwise--native_autograd", "sequence_kernel_name": "native_sequence__native"}
     names["step_kernel_name"] = "native"
-    model, x = ours(dtype=torch.bfloat16), tokens(1, 16)
+    model, x = small_model(dtype=torch.bfloat16), tokens(1, 16)
     save_pretrained(model, tmp_path, "xlstm_large")
     stored = yaml.safe_load((tmp_path / "config.yaml").read_text())
     del stored["mode"], stored["return_last_states"]
     for of_file in ({}, {"mode": "inference"}, {"mode": "inference", "return_last_states": True}):
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored | of_file))
-        for given in ({}, {"backend_mode": None}, {"return_last_states": True}, {"return_last_states": False}):
-            peer, own = (
-                load(tmp_path, **given, **names) for load in (module.load_from_pretrained, load_from_pretrained)
+        for arguments in ({}, {"backend_mode": None}, {"return_last_states": True}, {"return_last_states": False}):
+            peer, loaded = (
+                load(tmp_path, **arguments, **names) for load in (module.load_from_pretrained, load_from_pretrained)
             )
             for field in ("mode", "return_last_states", "chunk_size"):
-                assert getattr(own.config, field) == getattr(peer.config, field)
-            assert {p.dtype for p in own.parameters()} == {p.dtype for p in peer.parameters()} == {torch.float32}
+                assert getattr(loaded.config, field) == getattr(peer.config, field)
+            assert {p.dtype for p in loaded.parameters()} == {p.dtype for p in peer.parameters()} == {torch.float32}
             with torch.no_grad():
-                got = own(x)
-                assert isinstance(got, tuple) == peer.config.return_last_states
+                actual = loaded(x)
+                assert isinstance(actual, tuple) == peer.config.return_last_states
                 if peer.config.mode == "train" and not peer.config.return_last_states:
                     continue  # the official layer unpacks a state that is not there
                 want = peer(x)
-            assert isinstance(got, tuple) == isinstance(want, tuple)
-            assert relative(*(y[0] if isinstance(y, tuple) else y for y in (got, want))) < 1e-5
+            assert isinstance(actual, tuple) == isinstance(want, tuple)
+            assert relative(*(y[0] if isinstance(y, tuple) else y for y in (actual, want))) < 1e-5
 
 
 def test_transformers_reads_ours_and_we_read_its(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    model, x = ours(), tokens(2, 9)
+    model, x = small_model(), tokens(2, 9)
     save_pretrained(model, tmp_path / "ours", max_shard_bytes=200_000)
     peer, report = transformers.xLSTMForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
@@ -213,7 +213,7 @@ def test_transformers_reads_ours_and_we_read_its(tmp_path: Path) -> None:
 
 def test_a_released_configuration(tmp_path: Path) -> None:
     """Fields that only its authors' package knows, Triton kernels: as in xLSTM-7B's config.json."""
-    model, x = ours(), tokens(1, 9)
+    model, x = small_model(), tokens(1, 9)
     save_pretrained(model, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config |= {"head_dim": 32, "force_bos_token_insert": True, "igate_bias_init_range": -10.0, "cell_norm_eps": 1e-6}
@@ -227,7 +227,7 @@ def test_a_released_configuration(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cap", ["gate_soft_cap", "output_logit_soft_cap"])
 def test_a_model_without_a_soft_cap_stays_one(tmp_path: Path, cap: str) -> None:
-    model, x = ours(**{cap: None}), tokens(1, 9)
+    model, x = small_model(**{cap: None}), tokens(1, 9)
     save_pretrained(model, tmp_path, "xlstm_large")
     again = load_pretrained(tmp_path, progress=False)
     assert getattr(again.config, cap) is None
@@ -235,7 +235,7 @@ def test_a_model_without_a_soft_cap_stays_one(tmp_path: Path, cap: str) -> None:
     with pytest.raises(ValueError, match=f"scheme: transformers' model needs {cap} to be a number, got None"):
         save_pretrained(model, tmp_path / "hf")
     assert not (tmp_path / "hf").exists()
-    save_pretrained(ours(), tmp_path / "hf")
+    save_pretrained(small_model(), tmp_path / "hf")
     file = tmp_path / "hf" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {cap: None}))
     assert getattr(load_pretrained(tmp_path / "hf", progress=False).config, cap) is None
@@ -243,7 +243,7 @@ def test_a_model_without_a_soft_cap_stays_one(tmp_path: Path, cap: str) -> None:
 
 def test_null_is_no_default(tmp_path: Path) -> None:
     """transformers lets two fields be null, whose other names then count; of any other it is a mistake."""
-    save_pretrained(ours(), tmp_path)
+    save_pretrained(small_model(), tmp_path)
     file = tmp_path / "config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps(config | {"num_blocks": None, "embedding_dim": None}))
@@ -255,9 +255,9 @@ def test_null_is_no_default(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("chunkwise", ["chunkwise--fused_siging", "parallel--native_siging_autograd"])
 def test_a_sigmoid_gate_stays_one(tmp_path: Path, chunkwise: str) -> None:
-    model, x = ours(chunkwise_kernel=chunkwise), tokens(1, 9)
+    model, x = small_model(chunkwise_kernel=chunkwise), tokens(1, 9)
     want = logits(model, x)
-    assert relative(want, logits(ours(), x)) > 0.1
+    assert relative(want, logits(small_model(), x)) > 0.1
     save_pretrained(model, tmp_path, "xlstm_large")
     again = load_pretrained(tmp_path, progress=False)
     assert again.config.chunkwise_kernel == "chunkwise--fused_siging"
@@ -267,14 +267,14 @@ def test_a_sigmoid_gate_stays_one(tmp_path: Path, chunkwise: str) -> None:
         "chunkwise--native_siging_custbw",
         "fused_siging",
     )
-    other = load_pretrained(tmp_path, progress=False, chunkwise_kernel="chunkwise--fused")
-    assert other.config.step_kernel == "fused"
+    reloaded = load_pretrained(tmp_path, progress=False, chunkwise_kernel="chunkwise--fused")
+    assert reloaded.config.step_kernel == "fused"
     with pytest.raises(ValueError, match="scheme: transformers' model has the exponential input gate alone"):
         save_pretrained(model, tmp_path / "hf")
 
 
 def test_the_gate_of_a_checkpoint_is_that_of_its_kernel(tmp_path: Path) -> None:
-    save_pretrained(ours(), tmp_path)
+    save_pretrained(small_model(), tmp_path)
     file = tmp_path / "config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps(config | {"chunkwise_kernel": "chunkwise--triton_xl_chunk_siging"}))
@@ -298,7 +298,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_save_that_fails_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, failing: int
 ) -> None:
-    save_pretrained(ours(), tmp_path, max_shard_bytes=200_000)
+    save_pretrained(small_model(), tmp_path, max_shard_bytes=200_000)
     before, saved = contents(tmp_path), []
 
     def full(tensors: dict, file: Path, **options: object) -> None:
@@ -310,7 +310,7 @@ def test_a_save_that_fails_changes_nothing(
 
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(OSError, match=rf"{tmp_path}: I/O error: No space left"):
-        save_pretrained(ours(seed=1), tmp_path, scheme, max_shard_bytes=100_000)
+        save_pretrained(small_model(seed=1), tmp_path, scheme, max_shard_bytes=100_000)
     assert contents(tmp_path) == before and len(saved) == failing
     assert all(x.is_file() for x in tmp_path.iterdir())
 
@@ -320,30 +320,30 @@ def test_a_save_that_fails_changes_nothing(
 @pytest.mark.parametrize("second", ["hf", "xlstm_large"])
 def test_the_last_save_is_what_is_read(tmp_path: Path, first: str, second: str, shard: int) -> None:
     """And only what the checkpoint before it was made of is gone."""
-    others = {name: b"mine" for name in ("model_backup.safetensors", "model-old.safetensors", "model_1000.safetensors",
-                                         "config.yml", "notes.txt")}  # fmt: skip
-    for name, data in others.items():
+    names = ("model_backup.safetensors", "model-old.safetensors", "model_1000.safetensors", "config.yml", "notes.txt")
+    other_files = dict.fromkeys(names, b"mine")
+    for name, data in other_files.items():
         (tmp_path / name).write_bytes(data)
     alone, x = tmp_path / "alone", tokens(1, 9)
     for most in (60_000, 5_000_000_000, 120_000):
-        save_pretrained(ours(), tmp_path, first, max_shard_bytes=most)
-    model = ours(seed=1)
+        save_pretrained(small_model(), tmp_path, first, max_shard_bytes=most)
+    model = small_model(seed=1)
     save_pretrained(model, alone, second, max_shard_bytes=shard)
     save_pretrained(model, tmp_path, second, max_shard_bytes=shard)
     if second == "hf" or shard > 1e6:  # to xlstm_large a shard of any number belongs
         assert relative(logits(load_pretrained(tmp_path, progress=False), x), logits(model, x)) < 1e-6
-    assert {x.name for x in tmp_path.iterdir() if x.is_file()} == {x.name for x in alone.iterdir()} | others.keys()
-    assert all((tmp_path / name).read_bytes() == data for name, data in others.items())
+    assert {x.name for x in tmp_path.iterdir() if x.is_file()} == {x.name for x in alone.iterdir()} | other_files.keys()
+    assert all((tmp_path / name).read_bytes() == data for name, data in other_files.items())
 
 
 def test_configurations_of_others_stay(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("trainer:\n  steps: 3\n")
-    save_pretrained(ours(), tmp_path)
+    save_pretrained(small_model(), tmp_path)
     assert (tmp_path / "config.yaml").read_text().startswith("trainer")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     before = contents(tmp_path)
     with pytest.raises(CheckpointError, match=r"config\.json: expected model_type 'xlstm', got 'llama'"):
-        save_pretrained(ours(), tmp_path, "xlstm_large")
+        save_pretrained(small_model(), tmp_path, "xlstm_large")
     assert contents(tmp_path) == before
 
 
@@ -466,10 +466,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", DAMAGE)
-def test_damage_is_named(tmp_path: Path, what: str) -> None:
-    save_pretrained(ours(), tmp_path)
-    damage, words = DAMAGE[what]
+@pytest.mark.parametrize("fault", DAMAGE)
+def test_damage_is_named(tmp_path: Path, fault: str) -> None:
+    save_pretrained(small_model(), tmp_path)
+    damage, words = DAMAGE[fault]
     damage(tmp_path)
     with pytest.raises(CheckpointError, match=words):
         load_pretrained(tmp_path, progress=False)
@@ -480,21 +480,21 @@ def index_of(folder: Path) -> dict:
 
 
 def test_damaged_shards_are_named(tmp_path: Path) -> None:
-    save_pretrained(ours(), tmp_path, max_shard_bytes=200_000)
+    save_pretrained(small_model(), tmp_path, max_shard_bytes=200_000)
     shards = sorted(tmp_path.glob("*.safetensors"))
-    whole = {p: p.read_bytes() for p in (*shards, tmp_path / "model.safetensors.index.json")}
+    contents = {p: p.read_bytes() for p in (*shards, tmp_path / "model.safetensors.index.json")}
 
     def fails(words: str) -> None:
         with pytest.raises(CheckpointError, match=words):
             load_pretrained(tmp_path, progress=False)
-        for path, data in whole.items():
+        for path, data in contents.items():
             path.write_bytes(data)
 
     shards[1].unlink()
     fails(f"the shard {shards[1].name} of model.safetensors.index.json is missing")
     save_file({**load_file(shards[0]), **load_file(shards[1])}, shards[1])
     fails(f"there twice, in {shards[0].name} and {shards[1].name}")
-    shards[1].write_bytes(whole[shards[1]][:-16])
+    shards[1].write_bytes(contents[shards[1]][:-16])
     fails(f"{shards[1].name}: .* is cut off: it ends at byte")
     tensors = load_file(shards[1])
     name = next(iter(tensors))
@@ -521,11 +521,11 @@ def test_damaged_shards_are_named(tmp_path: Path) -> None:
 
 def test_a_file_that_is_cut_off_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By somebody else, once its header has been looked at."""
-    save_pretrained(ours(), tmp_path)
-    own = checkpoint.find_tensors
+    save_pretrained(small_model(), tmp_path)
+    original = checkpoint.find_tensors
 
     def found_and_cut(folder: Path) -> dict:
-        tensors = own(folder)
+        tensors = original(folder)
         last = max(tensors.values(), key=lambda x: x.offset)
         with open(last.file, "rb+") as file:
             file.truncate(last.offset + last.bytes - 16)
@@ -533,26 +533,26 @@ def test_a_file_that_is_cut_off_while_it_is_read(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(checkpoint, "find_tensors", found_and_cut)
     for dtype in (None, torch.bfloat16):  # straight to where it belongs, and through a buffer
-        save_pretrained(ours(), tmp_path)
+        save_pretrained(small_model(), tmp_path)
         with pytest.raises(CheckpointError, match=r"model\.safetensors: .* is cut off after ([0-9]+) of [0-9]+ bytes"):
             load_pretrained(tmp_path, dtype, progress=False)
 
 
 def test_a_numbered_shard_is_missing_or_there_twice(tmp_path: Path) -> None:
-    save_pretrained(ours(), tmp_path, "xlstm_large", max_shard_bytes=200_000)
+    save_pretrained(small_model(), tmp_path, "xlstm_large", max_shard_bytes=200_000)
     first, second = (tmp_path / f"model_{n}.safetensors" for n in (0, 1))
-    whole = second.read_bytes()
+    contents = second.read_bytes()
     save_file({**load_file(first), **load_file(second)}, second)
     with pytest.raises(CheckpointError, match=r"there twice, in model_0\.safetensors and model_1\.safetensors"):
         load_pretrained(tmp_path, progress=False)
-    second.write_bytes(whole)
+    second.write_bytes(contents)
     (tmp_path / "model_1.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"missing: model_1\.safetensors"):
         load_pretrained(tmp_path, progress=False)
 
 
 def test_yaml_mistakes(tmp_path: Path) -> None:
-    save_pretrained(ours(), tmp_path, "xlstm_large")
+    save_pretrained(small_model(), tmp_path, "xlstm_large")
     text = (tmp_path / "config.yaml").read_text()
     for addition, words in (("colour: red", "unknown fields: colour"), ("  - a", "line 22: expected `name: value`"),
                             ("eps: 1", "eps is there twice")):  # fmt: skip
@@ -574,7 +574,7 @@ def test_yaml_mistakes(tmp_path: Path) -> None:
     ],
 )
 def test_json_mistakes(tmp_path: Path, changes: dict, words: str) -> None:
-    save_pretrained(ours(), tmp_path)
+    save_pretrained(small_model(), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(CheckpointError, match=words):
@@ -582,7 +582,7 @@ def test_json_mistakes(tmp_path: Path, changes: dict, words: str) -> None:
 
 
 def test_a_yaml_in_latin_1(tmp_path: Path) -> None:
-    save_pretrained(ours(), tmp_path, "xlstm_large")
+    save_pretrained(small_model(), tmp_path, "xlstm_large")
     (tmp_path / "config.yaml").write_bytes(b"# \xe9\n")
     with pytest.raises(CheckpointError, match=r"config\.yaml: no text in UTF-8: 'utf-8' codec"):
         load_pretrained(tmp_path, progress=False)
@@ -591,12 +591,12 @@ def test_a_yaml_in_latin_1(tmp_path: Path) -> None:
 def test_a_wrong_call(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="path: expected the folder"):
         load_pretrained(tmp_path / "nowhere")
-    for call in (lambda: load_pretrained(None), lambda: save_pretrained(ours(), None)):  # type: ignore[arg-type]
+    for call in (lambda: load_pretrained(None), lambda: save_pretrained(small_model(), None)):  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="path: expected the name of a folder, got None"):
             call()
     (tmp_path / "file").write_text("")
     with pytest.raises(FileExistsError, match="path: expected a folder, got the file '.*file'"):
-        save_pretrained(ours(), tmp_path / "file")
+        save_pretrained(small_model(), tmp_path / "file")
     for device in ("foo", None, ""):
         with pytest.raises(ValueError, match=f'device: expected .*"cpu", "cuda" or "cuda:1", got {device!r}'):
             load_pretrained(tmp_path, device=device)  # type: ignore[arg-type]
@@ -609,9 +609,9 @@ def test_a_wrong_call(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'kernels'"):
         load_pretrained(tmp_path, kernels="fused")
     with pytest.raises(ValueError, match="transformers' model needs use_bias=False"):
-        save_pretrained(ours(use_bias=True), tmp_path)
+        save_pretrained(small_model(use_bias=True), tmp_path)
     with pytest.raises(ValueError, match="scheme: expected one of 'hf', 'xlstm_large', got 'gguf'"):
-        save_pretrained(ours(), tmp_path, "gguf")
+        save_pretrained(small_model(), tmp_path, "gguf")
 
 
 class LateCopies:
@@ -636,10 +636,10 @@ def test_rows_pass_through_buffers_of_any_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, late: bool
 ) -> None:
     """Converted, fused and taken apart; `late`: as a GPU does, which copies from a buffer until it is waited for."""
-    save_pretrained(ours(dtype=torch.bfloat16), tmp_path / "single", max_shard_bytes=20_000)
+    save_pretrained(small_model(dtype=torch.bfloat16), tmp_path / "single", max_shard_bytes=20_000)
     fused = load_pretrained(tmp_path / "single", weight_mode="fused", progress=False)
     save_pretrained(fused, tmp_path / "fused")
-    want = {"single": ours(dtype=torch.bfloat16).state_dict(), "fused": fused.state_dict()}
+    want = {"single": small_model(dtype=torch.bfloat16).state_dict(), "fused": fused.state_dict()}
     monkeypatch.setattr(staging, "BUFFER_BYTES", size)
     if late:
         empty = torch.empty
@@ -661,15 +661,15 @@ def test_rows_pass_through_buffers_of_any_size(
 
 def test_memory_is_that_of_the_model_and_a_buffer(tmp_path: Path) -> None:
     """Bytes that a read asks for, by the allocations of torch: none but the parameters and the way to them."""
-    model = ours()
+    model = small_model()
     save_pretrained(model, tmp_path)
-    made: list[int] = []
+    results: list[int] = []
     empty = torch.empty
 
     def counting(*args, **kwargs):
         x = empty(*args, **kwargs)
         if x.device.type == "cpu":
-            made.append(x.numel() * x.element_size())
+            results.append(x.numel() * x.element_size())
         return x
 
     buffer = 3000  # of bytes, in which no tensor has room but those of a norm
@@ -682,7 +682,7 @@ def test_memory_is_that_of_the_model_and_a_buffer(tmp_path: Path) -> None:
     _, python_peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     weights = sum(p.numel() for p in model.parameters())
-    assert 2 * weights < sum(made) <= 2 * weights + buffer
+    assert 2 * weights < sum(results) <= 2 * weights + buffer
     assert python_peak < 2_000_000
 
 
@@ -690,7 +690,7 @@ def test_memory_is_that_of_the_model_and_a_buffer(tmp_path: Path) -> None:
 def test_files_have_the_rights_that_the_umask_gives(tmp_path: Path, mask: int, mode: int) -> None:
     before = os.umask(mask)
     try:
-        save_pretrained(ours(), tmp_path)
+        save_pretrained(small_model(), tmp_path)
     finally:
         os.umask(before)
     assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {mode}
@@ -698,7 +698,7 @@ def test_files_have_the_rights_that_the_umask_gives(tmp_path: Path, mask: int, m
 
 def test_special_tokens_of_generation_config(tmp_path: Path) -> None:
     """Fine-tuned checkpoints keep their end tokens there, and transformers' generate reads them there."""
-    save_pretrained(ours(), tmp_path)
+    save_pretrained(small_model(), tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [0, 5, 6], "pad_token_id": null}')
     assert load_pretrained(tmp_path, progress=False).special_tokens == SpecialTokens(0, (0, 5, 6), 1)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5000}')
@@ -708,14 +708,14 @@ def test_special_tokens_of_generation_config(tmp_path: Path) -> None:
 
 def test_fused_weights_are_of_a_type_that_transformers_refuses(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    save_pretrained(ours(), tmp_path, weight_mode="fused")
+    save_pretrained(small_model(), tmp_path, weight_mode="fused")
     with pytest.raises(ValueError, match="xlstm_hip_fused"):
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert load_pretrained(tmp_path, progress=False).config.weight_mode == "single"
 
 
 def test_dtype_by_name(tmp_path: Path) -> None:
-    save_pretrained(ours(), tmp_path)
+    save_pretrained(small_model(), tmp_path)
     assert load_pretrained(tmp_path, progress=False).dtype == torch.float32
     for name, dtype in (("bfloat16", torch.bfloat16), ("auto", torch.float32), (torch.float16, torch.float16)):
         model = load_pretrained(tmp_path, name, progress=False)
@@ -737,25 +737,25 @@ def test_methods_of_the_model(tmp_path: Path) -> None:
     class Own(xLSTMLarge):
         pass
 
-    model = ours()
+    model = small_model()
     model.save_pretrained(tmp_path / "fused", weight_mode="fused", max_shard_bytes=20_000)
     save_pretrained(model, tmp_path / "same", "hf", "fused", 20_000)
     files = sorted(file.name for file in (tmp_path / "same").iterdir())
     assert len(files) > 3 and files == sorted(file.name for file in (tmp_path / "fused").iterdir())
     assert all((tmp_path / "same" / x).read_bytes() == (tmp_path / "fused" / x).read_bytes() for x in files)
     options = {"weight_mode": "fused", "progress": False, "chunk_size": 32}
-    got = Own.from_pretrained(tmp_path / "fused", "bfloat16", "cpu", **options)
+    actual = Own.from_pretrained(tmp_path / "fused", "bfloat16", "cpu", **options)
     want = load_pretrained(tmp_path / "fused", "bfloat16", "cpu", **options)
-    assert type(got) is Own and type(want) is xLSTMLarge and got.config == want.config
-    assert got.config.chunk_size == 32 and not got.training
-    assert all(torch.equal(x, want.state_dict()[name]) for name, x in got.state_dict().items())
+    assert type(actual) is Own and type(want) is xLSTMLarge and actual.config == want.config
+    assert actual.config.chunk_size == 32 and not actual.training
+    assert all(torch.equal(x, want.state_dict()[name]) for name, x in actual.state_dict().items())
     with pytest.raises(TypeError, match="unexpected keyword argument 'kernels'"):
         Own.from_pretrained(tmp_path / "fused", kernels="fused")
 
 
 def test_the_number_of_parameters() -> None:
     """As transformers' method of this name counts."""
-    model = ours()
+    model = small_model()
     weights, embedding = sum(x.numel() for x in model.parameters()), model.embedding.weight.numel()
     assert model.num_parameters() == model.num_parameters(only_trainable=True) == weights
     assert model.num_parameters(exclude_embeddings=True) == weights - embedding

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from support.engine_calls import copied, counted, in_double, layer_by_layer, no_worse_than_layers, state_after, steps
-from support.peer_models import ours, relative, tokens
+from support.peer_models import relative, small_model, tokens
 from xlstm_hip.models import Stream, decode_engine, generate, xLSTMLarge
 from xlstm_hip.models.config_files import SpecialTokens
 
@@ -22,7 +22,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("weight_mode", ["single", "fused"])
 def test_error(dtype: torch.dtype, batch: int, weight_mode: str) -> None:
-    model = ours(dtype=dtype, weight_mode=weight_mode, use_bias=batch % 2 == 1)
+    model = small_model(dtype=dtype, weight_mode=weight_mode, use_bias=batch % 2 == 1)
     no_worse_than_layers(model, in_double(model), batch, 4, states=True)
 
 
@@ -38,48 +38,48 @@ def test_error(dtype: torch.dtype, batch: int, weight_mode: str) -> None:
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_shapes(changes: dict, dtype: torch.dtype) -> None:
-    model = ours(dtype=dtype, **changes)
+    model = small_model(dtype=dtype, **changes)
     no_worse_than_layers(model, in_double(model), 3, 2, model.config.vocab_size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_row_is_the_same_in_any_company(dtype: torch.dtype, threads: int) -> None:
-    model = ours(dtype=dtype)
+    model = small_model(dtype=dtype)
     begun, x = state_after(model, tokens(11, 5)), tokens(11, 3, seed=2)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         whole_state = copied(begun)
-        whole = steps(model, whole_state, x)
+        batch_logits = steps(model, whole_state, x)
     finally:
         torch.set_num_threads(before)
     for row in (0, 3, 6, 10):
-        state = {n: tuple(s[row : row + 1].clone() for s in own) for n, own in begun.items()}
-        assert torch.equal(steps(model, state, x[row : row + 1])[0], whole[row])
+        state = {n: tuple(s[row : row + 1].clone() for s in layer) for n, layer in begun.items()}
+        assert torch.equal(steps(model, state, x[row : row + 1])[0], batch_logits[row])
         assert all(torch.equal(a[0], b[row]) for n in state for a, b in zip(state[n], whole_state[n], strict=True))
 
 
 def test_rows_that_are_masked_keep_their_states() -> None:
-    model = ours()
+    model = small_model()
     begun, x = state_after(model, tokens(4, 5)), tokens(4, 1, seed=2)
     keep = torch.tensor([True, False, True, False])
     all_state, state = copied(begun), copied(begun)
     every = model.step(x[:, 0], all_state)
     with counted() as calls:
-        got = model.step(x[:, 0], state, keep)
+        actual = model.step(x[:, 0], state, keep)
     assert calls == [4]
     with torch.no_grad():
-        assert torch.equal(model(x, copied(begun), mask=keep[:, None])[:, 0], got)
-    assert torch.equal(got[keep], every[keep])
-    for n, own in begun.items():
-        for new, old, moved in zip(state[n], own, all_state[n], strict=True):
+        assert torch.equal(model(x, copied(begun), mask=keep[:, None])[:, 0], actual)
+    assert torch.equal(actual[keep], every[keep])
+    for n, layer in begun.items():
+        for new, old, moved in zip(state[n], layer, all_state[n], strict=True):
             assert torch.equal(new[~keep], old[~keep])
             assert torch.equal(new[keep], moved[keep])
 
 
 def test_forward_and_stream_use_it() -> None:
-    model = ours(dtype=torch.bfloat16, mode="inference", return_last_states=True)
+    model = small_model(dtype=torch.bfloat16, mode="inference", return_last_states=True)
     x = tokens(2, 6)
     with counted() as calls, torch.no_grad():
         _, state = model(x[:, :5])
@@ -93,34 +93,34 @@ def test_forward_and_stream_use_it() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "top_k": 40, "repetition_penalty": 1.1}])
 def test_the_same_text_as_layer_by_layer(options: dict) -> None:
-    model = ours()
+    model = small_model()
     model.special_tokens = SpecialTokens(pad=1)
     prompts = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
     with counted() as calls:
-        got = generate(model, prompts, 24, seed=3, eos=(11, 30), **options)
+        actual = generate(model, prompts, 24, seed=3, eos=(11, 30), **options)
     assert calls and set(calls) == {4}
     with layer_by_layer():
         want = generate(model, prompts, 24, seed=3, eos=(11, 30), **options)
-    assert torch.equal(got.tokens, want.tokens) and torch.equal(got.lengths, want.lengths)
-    for n, own in want.state.items():
-        assert all(relative(a, b) < 1e-4 for a, b in zip(got.state[n], own, strict=True))
+    assert torch.equal(actual.tokens, want.tokens) and torch.equal(actual.lengths, want.lengths)
+    for n, layer in want.state.items():
+        assert all(relative(a, b) < 1e-4 for a, b in zip(actual.state[n], layer, strict=True))
 
 
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[Callable]:
     """What would be captured as graphs, which are stood in for by calls made again: a GPU is not asked for."""
-    made: list[Callable] = []
+    results: list[Callable] = []
 
     def captured(call: Callable) -> Callable:
-        made.append(call)
+        results.append(call)
         return call
 
     monkeypatch.setattr(decode_engine, "captured", captured)
-    return made
+    return results
 
 
 def test_a_graph_of_a_step(captures: list[Callable]) -> None:
-    model = ours()
+    model = small_model()
     begun, x = state_after(model, tokens(2, 5)), tokens(2, 5, seed=2)
     engine = decode_engine.engine_of(model, model._new_engine)
     numbers = decode_engine.Numbers(4, 1e-6, 15.0, 30.0)
@@ -132,9 +132,9 @@ def test_a_graph_of_a_step(captures: list[Callable]) -> None:
         call = functools.partial(engine._call, states=states, numbers=numbers)
         results = []
         for t in range(5):
-            own = mask if mask is None or t != 3 else ~mask
-            want = model.step(x[:, t], want_state, own)
-            results.append(graph.step(call, (2, 97), x[:, t], own))
+            step_mask = mask if mask is None or t != 3 else ~mask
+            want = model.step(x[:, t], want_state, step_mask)
+            results.append(graph.step(call, (2, 97), x[:, t], step_mask))
             assert torch.equal(results[-1], want)
         assert not torch.equal(results[0], results[1])  # results are not the graph's memory
         assert all(torch.equal(a, b) for n in state for a, b in zip(state[n], want_state[n], strict=True))
@@ -154,7 +154,7 @@ def test_a_graph_of_a_step_with_its_draw(
     captures: list[Callable], monkeypatch: pytest.MonkeyPatch, options: dict
 ) -> None:
     """One capture for a whole text, whose replays take nothing but what they hold."""
-    model = ours()
+    model = small_model()
     model.special_tokens = SpecialTokens(pad=1)
     prompts = [[5, 6, 7], [8], [14, 15]]
     want = generate(model, prompts, 30, seed=4, eos=(11, 30), **options)
@@ -169,11 +169,11 @@ def test_a_graph_of_a_step_with_its_draw(
         return self._graph.step(call, (3, 97), rows, keep, then)
 
     monkeypatch.setattr(decode_engine.DecodeEngine, "step", step)
-    got = generate(model, prompts, 30, seed=4, eos=(11, 30), **options)
-    assert torch.equal(got.tokens, want.tokens) and torch.equal(got.lengths, want.lengths)
+    actual = generate(model, prompts, 30, seed=4, eos=(11, 30), **options)
+    assert torch.equal(actual.tokens, want.tokens) and torch.equal(actual.lengths, want.lengths)
     assert len(keys) == len(captures) == 1
     for n, state in want.state.items():
-        assert all(torch.equal(a, b) for a, b in zip(got.state[n], state, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(actual.state[n], state, strict=True))
 
 
 # ---- weights that change
@@ -219,7 +219,7 @@ def swapped(model: xLSTMLarge) -> None:
 
 
 def other_backbone(model: xLSTMLarge) -> None:
-    model.backbone = ours(seed=5).backbone
+    model.backbone = small_model(seed=5).backbone
 
 
 def other_eps(model: xLSTMLarge) -> None:
@@ -244,7 +244,7 @@ def other_eps(model: xLSTMLarge) -> None:
     ],
 )
 def test_no_weight_is_stale(change) -> None:
-    model = ours()
+    model = small_model()
     begun, x = state_after(model, tokens(1, 5)), tokens(1, 1, seed=2)
     before = model.step(x[:, 0], copied(begun))
     change(model)
@@ -261,11 +261,11 @@ def test_no_weight_is_stale(change) -> None:
 
 
 def hooked_linear(model: xLSTMLarge) -> None:
-    model.backbone.blocks[1].ffn.proj_down.register_forward_hook(lambda module, given, made: made * 2)
+    model.backbone.blocks[1].ffn.proj_down.register_forward_hook(lambda module, inputs, output: output * 2)
 
 
 def hooked_block(model: xLSTMLarge) -> None:
-    model.backbone.blocks[1].register_forward_pre_hook(lambda module, given: None)
+    model.backbone.blocks[1].register_forward_pre_hook(lambda module, inputs: None)
 
 
 def patched(model: xLSTMLarge) -> None:
@@ -276,7 +276,7 @@ def patched(model: xLSTMLarge) -> None:
 def hooked_parts(model: xLSTMLarge) -> None:
     block = model.backbone.blocks[1]
     for part in (block.norm_mlstm, block.mlstm_layer.multihead_norm, block.norm_ffn, block.ffn):
-        part.register_forward_hook(lambda module, given, made: made * 2)
+        part.register_forward_hook(lambda module, inputs, output: output * 2)
 
 
 def other_norm(model: xLSTMLarge) -> None:
@@ -284,7 +284,7 @@ def other_norm(model: xLSTMLarge) -> None:
 
 
 def wrapped_backbone(model: xLSTMLarge) -> None:
-    model.backbone.register_forward_hook(lambda module, given, made: (made[0] * 2, made[1]))
+    model.backbone.register_forward_hook(lambda module, inputs, output: (output[0] * 2, output[1]))
 
 
 class Other(nn.Parameter):
@@ -323,33 +323,33 @@ def other_class(model: xLSTMLarge) -> None:
 )
 @pytest.mark.parametrize("after_a_step", [False, True])
 def test_models_for_the_layers_alone(change, after_a_step: bool) -> None:
-    model = ours()
+    model = small_model()
     begun, x = state_after(model, tokens(2, 5)), tokens(2, 1, seed=2)
     if after_a_step:
         model.step(x[:, 0], copied(begun))
     change(model)
     dtype = model.embedding.weight.dtype
     with counted() as calls:
-        got = model.step(x[:, 0], copied(begun, dtype))
-    assert not calls and got.dtype == dtype
+        actual = model.step(x[:, 0], copied(begun, dtype))
+    assert not calls and actual.dtype == dtype
     with layer_by_layer():
-        assert torch.equal(got, model.step(x[:, 0], copied(begun, dtype)))
+        assert torch.equal(actual, model.step(x[:, 0], copied(begun, dtype)))
 
 
 def test_every_part_can_be_watched() -> None:
-    model, seen = ours(mode="inference", return_last_states=True), []
+    model, seen = small_model(mode="inference", return_last_states=True), []
     plain = model(tokens(1, 5))[0].detach()
     for name, part in model.named_modules():
-        part.register_forward_hook(lambda module, given, made, name=name: seen.append(name))
+        part.register_forward_hook(lambda module, inputs, output, name=name: seen.append(name))
     assert relative(model(tokens(1, 5))[0].detach(), plain) < 1e-5
     assert set(seen) == {name for name, part in model.named_modules()} - {"backbone.blocks"}
 
 
 def test_a_default_device_is_not_the_table_s() -> None:
-    model = ours()
+    model = small_model()
     begun, x = state_after(model, tokens(1, 5)), tokens(1, 1, seed=2)
     want = model.step(x[:, 0], copied(begun))
-    again = ours()
+    again = small_model()
     with counted() as calls, torch.device("meta"):
         assert torch.equal(again.step(x[:, 0], copied(begun)), want)
     assert calls == [1]
@@ -358,20 +358,20 @@ def test_a_default_device_is_not_the_table_s() -> None:
 @pytest.mark.parametrize("wrong", [None, [1], {0: 1, 1: None, 2: None}, {n: (None,) * 3 for n in range(3)}])
 def test_states_that_are_none(wrong) -> None:
     with pytest.raises(TypeError, match=r"state(\[0\])?: expected (a dict of|three tensors) \(c, n, m\)"):
-        ours().step(tokens(1, 1)[:, 0], wrong)
+        small_model().step(tokens(1, 1)[:, 0], wrong)
 
 
 def test_calls_for_the_layers_alone() -> None:
-    model = ours()
+    model = small_model()
     begun, x = state_after(model, tokens(2, 5)), tokens(2, 2, seed=2)
     with counted() as calls:
         model(x[:, :1], copied(begun))  # wants gradients
         with torch.no_grad():
             model(x, copied(begun))  # two tokens
-            transposed = {n: (c.mT.contiguous().mT, *rest) for n, (c, *rest) in copied(begun).items()}
+            transposed = {n: (c.mT.contiguous().mT, *n_and_m) for n, (c, *n_and_m) in copied(begun).items()}
             model.step(x[:, 0], transposed)
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 model.step(x[:, 0], copied(begun))
-            many = {n: tuple(s.repeat(33, *[1] * (s.dim() - 1)) for s in own) for n, own in begun.items()}
+            many = {n: tuple(s.repeat(33, *[1] * (s.dim() - 1)) for s in layer) for n, layer in begun.items()}
             model.step(x[:, 0].repeat(33), many)
     assert not calls

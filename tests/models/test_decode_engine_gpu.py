@@ -13,7 +13,7 @@ from test_sampling import SAMPLINGS, call_of, draw, logits_of
 from torch import Tensor
 
 from support.engine_calls import copied, counted, layer_by_layer, state_after, steps
-from support.peer_models import ours, relative, tokens
+from support.peer_models import relative, small_model, tokens
 from xlstm_hip.models import Sampling, decode_engine, generate, xLSTMLarge
 from xlstm_hip.models.config_files import SpecialTokens
 from xlstm_hip.models.quantize import quantize
@@ -29,22 +29,24 @@ WEIGHTS = [(dtype, bits) for dtype in (torch.bfloat16, torch.float16, torch.floa
 
 
 def model_of(dtype: torch.dtype, bits: int) -> xLSTMLarge:
-    model = ours(dtype=dtype, embedding_dim=256, num_heads=2, num_blocks=2, vocab_size=VOCAB, weight_mode="fused")
+    model = small_model(
+        dtype=dtype, embedding_dim=256, num_heads=2, num_blocks=2, vocab_size=VOCAB, weight_mode="fused"
+    )
     if bits:
         model, _ = quantize(model, bits, progress=False)
     return model.eval()
 
 
 def on_gpu(state: dict) -> dict:
-    return {n: tuple(x.cuda() for x in own) for n, own in state.items()}
+    return {n: tuple(x.cuda() for x in layer) for n, layer in state.items()}
 
 
 def steps_on_gpu(model: xLSTMLarge, begun: dict, x: Tensor) -> tuple[Tensor, dict]:
     state = on_gpu(copied(begun))
     with counted() as calls:
-        got = steps(model, state, x.cuda())
+        actual = steps(model, state, x.cuda())
     assert calls == [x.shape[0]] * x.shape[1]
-    return got.cpu(), state
+    return actual.cpu(), state
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 8, 17, 64])
@@ -58,14 +60,14 @@ def test_error(dtype: torch.dtype, bits: int, batch: int) -> None:
     with layer_by_layer():
         layer_state = copied(begun)
         layers = steps(model, layer_state, x)
-    there = copy.deepcopy(model).cuda()
-    got, state = steps_on_gpu(there, begun, x)
-    again, _ = steps_on_gpu(there, begun, x)
-    assert torch.equal(got, again)
+    gpu_model = copy.deepcopy(model).cuda()
+    actual, state = steps_on_gpu(gpu_model, begun, x)
+    again, _ = steps_on_gpu(gpu_model, begun, x)
+    assert torch.equal(actual, again)
     least = 8 * (FAST if dtype == torch.float32 and not bits else SPLIT)
-    assert relative(got, true) <= 2 * relative(layers, true) + least
-    for n, own in true_state.items():
-        for a, b, c in zip(state[n], layer_state[n], own, strict=True):
+    assert relative(actual, true) <= 2 * relative(layers, true) + least
+    for n, layer in true_state.items():
+        for a, b, c in zip(state[n], layer_state[n], layer, strict=True):
             assert relative(a.cpu(), c) <= 2 * relative(b, c) + least
 
 
@@ -73,11 +75,11 @@ def test_rows_that_are_masked_keep_their_states() -> None:
     model = model_of(torch.bfloat16, 0)
     begun, x = state_after(model, tokens(5, 5, VOCAB)), tokens(5, 3, VOCAB, seed=2).cuda()
     keep = torch.tensor([True, False, True, False, True])
-    there, state = copy.deepcopy(model).cuda(), on_gpu(begun)
+    gpu_model, state = copy.deepcopy(model).cuda(), on_gpu(begun)
     for t in range(3):
-        there.step(x[:, t], state, keep.cuda())
-    for n, own in begun.items():
-        for new, old in zip(state[n], own, strict=True):
+        gpu_model.step(x[:, t], state, keep.cuda())
+    for n, layer in begun.items():
+        for new, old in zip(state[n], layer, strict=True):
             assert torch.equal(new[~keep].cpu(), old[~keep]) and not torch.equal(new[keep].cpu(), old[keep])
 
 
@@ -87,12 +89,12 @@ def test_draws_are_those_of_the_cpu(sampling: Sampling, rows: int, vocab: int, l
     """Tokens, weights, counts and flags."""
     logits = logits_of(rows, vocab, levels=levels)
     changes = {"going": torch.arange(rows) % 5 != 3, "ends": torch.arange(0, vocab, 3)[:64], "pad": 5}
-    given = call_of(logits, sampling, **changes)
-    there = {name: x.cuda() if isinstance(x, Tensor) else x for name, x in given.items()}
+    cpu_call = call_of(logits, sampling, **changes)
+    gpu_call = {name: x.cuda() if isinstance(x, Tensor) else x for name, x in cpu_call.items()}
     for _ in range(3):
-        draw(given), draw(there)
-        for name, x in given.items():
-            assert not isinstance(x, Tensor) or torch.equal(there[name].cpu(), x), name
+        draw(cpu_call), draw(gpu_call)
+        for name, x in cpu_call.items():
+            assert not isinstance(x, Tensor) or torch.equal(gpu_call[name].cpu(), x), name
 
 
 @pytest.mark.parametrize("dtype, bits", [(torch.bfloat16, 0), (torch.float32, 0), (torch.bfloat16, 4)], ids=str)
@@ -108,21 +110,21 @@ def test_a_text_is_one_graph(monkeypatch: pytest.MonkeyPatch, options: dict, dty
     """Embedding to drawn token is captured once, and makes the text of steps that were not; streamed too."""
     model = model_of(dtype, bits).cuda()
     model.special_tokens = SpecialTokens(pad=1)
-    prompts, made, own = [[5, 6, 7], [8], [14, 15]], [], decode_engine.captured
+    prompts, captured_calls, original = [[5, 6, 7], [8], [14, 15]], [], decode_engine.captured
 
     def count(call):
-        made.append(call)
-        return own(call)
+        captured_calls.append(call)
+        return original(call)
 
     with monkeypatch.context() as patch:
         patch.setattr(decode_engine, "captured", lambda call: call)
         want = generate(model, prompts, 40, seed=4, eos=(11, 30), **options)
     monkeypatch.setattr(decode_engine, "captured", count)
-    got = generate(model, prompts, 40, seed=4, eos=(11, 30), **options)
-    assert len(made) == 1
-    assert torch.equal(got.tokens, want.tokens) and torch.equal(got.lengths, want.lengths)
+    actual = generate(model, prompts, 40, seed=4, eos=(11, 30), **options)
+    assert len(captured_calls) == 1
+    assert torch.equal(actual.tokens, want.tokens) and torch.equal(actual.lengths, want.lengths)
     for n, state in want.state.items():
-        assert all(torch.equal(a, b) for a, b in zip(got.state[n], state, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(actual.state[n], state, strict=True))
     streamed: list[int] = []
     alone = generate(
         model, prompts[1:2], 40, seed=5, eos=(), callback=lambda step: streamed.append(int(step)), **options

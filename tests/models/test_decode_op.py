@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from support.engine_calls import state_after
-from support.peer_models import ours, tokens
+from support.peer_models import small_model, tokens
 from xlstm_hip._core import ops
 from xlstm_hip.models import decode_engine
 
 
 def call_of(batch: int = 2) -> tuple[list, dict]:
     """The arguments of the op for a model's step."""
-    model = ours(use_bias=True)
+    model = small_model(use_bias=True)
     begun = state_after(model, tokens(batch, 5))
     engine = decode_engine.engine_of(model, model._new_engine)
     states = [x for n in sorted(begun) for x in begun[n]]
@@ -42,7 +42,7 @@ def test_opcheck() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "words"),
+    ("index", "value", "words"),
     [
         (0, torch.empty(2, 96), r"out: expected shape \( 2 97 \), got \( 2 96 \)"),
         (1, torch.tensor([3, 97]), "tokens: expected 0 to 96, got 97"),
@@ -55,9 +55,9 @@ def test_opcheck() -> None:
         (9, float("nan"), "gate_cap: expected a finite number >= 0"),
     ],
 )
-def test_wrong_calls(place: int, value: object, words: str) -> None:
+def test_wrong_calls(index: int, value: object, words: str) -> None:
     arguments, _ = call_of()
-    arguments[place] = value
+    arguments[index] = value
     with pytest.raises(RuntimeError, match=words):
         ops.OPS.decode_step_(*arguments)
 
@@ -96,7 +96,7 @@ def test_wrong_tensors() -> None:
 
 
 def test_wrong_steps() -> None:
-    model = ours()
+    model = small_model()
     state = state_after(model, tokens(2, 5))
     with pytest.raises(ValueError, match="tokens: expected 1 dimension"):
         model.step(tokens(2, 1), state)

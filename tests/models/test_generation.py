@@ -8,7 +8,7 @@ import gc
 import pytest
 import torch
 
-from support.peer_models import SMALL, official, ours, relative, tokens
+from support.peer_models import SMALL, official, relative, small_model, tokens
 from xlstm_hip.models import Sampling, Stream, generate, generation, xLSTMLarge
 from xlstm_hip.models.config_files import SpecialTokens
 from xlstm_hip.models.generation import logprobs_of
@@ -19,7 +19,7 @@ PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 
 @pytest.fixture(scope="module")
 def model() -> xLSTMLarge:
-    return ours(dtype=torch.float64)
+    return small_model(dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -42,39 +42,39 @@ def test_the_same_text_alone_batched_and_streamed(model: xLSTMLarge, options: di
         )
         assert alone.tokens[0].tolist() == streamed == batch.tokens[row].tolist()
     if options.get("temperature"):
-        other = generate(model, PROMPTS, 24, **options | {"seed": 100})
-        assert not torch.equal(other.tokens, batch.tokens)
+        other_seed = generate(model, PROMPTS, 24, **options | {"seed": 100})
+        assert not torch.equal(other_seed.tokens, batch.tokens)
 
 
 def test_greedy_is_the_official_one() -> None:
-    own, x = ours(mode="inference", return_last_states=True), tokens(2, 9)
-    peer = official(own, mode="inference")
-    theirs, their_state = peer.generate(x, 20)
-    made, state = own.generate(x, 20)
-    assert torch.equal(made, theirs)
+    model, x = small_model(mode="inference", return_last_states=True), tokens(2, 9)
+    peer = official(model, mode="inference")
+    expected, their_state = peer.generate(x, 20)
+    actual, state = model.generate(x, 20)
+    assert torch.equal(actual, expected)
     assert all(relative(a, b) < 1e-4 for n in state for a, b in zip(state[n], their_state[n], strict=True))
-    drawn, _ = own.generate(x, 20, "sample", seed=1)
-    assert not torch.equal(drawn, made)
+    drawn, _ = model.generate(x, 20, "sample", seed=1)
+    assert not torch.equal(drawn, actual)
 
 
 def test_all_forms_of_the_official_call() -> None:
-    own = ours(mode="inference", return_last_states=True)
-    peer, x = official(own, mode="inference"), tokens(3, 1)[:, 0]
-    beginning = dict.fromkeys(range(own.config.num_blocks))
+    model = small_model(mode="inference", return_last_states=True)
+    peer, x = official(model, mode="inference"), tokens(3, 1)[:, 0]
+    beginning = dict.fromkeys(range(model.config.num_blocks))
     for prompt, state in ((x, None), (None, None), (x, beginning), (x[:, None].repeat(1, 4), beginning)):
-        made, last = own.generate(prompt, 5, state=None if state is None else dict(state))
-        theirs, their_last = peer.generate(prompt, 5, state=None if state is None else dict(state))
-        assert torch.equal(made, theirs)
+        actual, last = model.generate(prompt, 5, state=None if state is None else dict(state))
+        expected, their_last = peer.generate(prompt, 5, state=None if state is None else dict(state))
+        assert torch.equal(actual, expected)
         assert all(relative(a, b) < 1e-4 for n in last for a, b in zip(last[n], their_last[n], strict=True))
-    assert own.generate(x, 0, state=last) == (None, last)
-    own.special_tokens = SpecialTokens(bos=None)
+    assert model.generate(x, 0, state=last) == (None, last)
+    model.special_tokens = SpecialTokens(bos=None)
     with pytest.raises(ValueError, match="prefill_tokens: expected tokens for a model without a BOS token, got None"):
-        own.generate(None, 5)
+        model.generate(None, 5)
 
 
 @pytest.mark.parametrize("mode", ["inference", "train"])
 def test_a_state_of_the_beginning_is_filled(mode: str) -> None:
-    model, x = ours(mode=mode), tokens(2, 3)
+    model, x = small_model(mode=mode), tokens(2, 3)
     want = Stream(model, 2)
     state = dict.fromkeys(range(model.config.num_blocks))
     with torch.no_grad():
@@ -112,27 +112,27 @@ def test_probabilities_are_those_of_transformers(sampling: Sampling, seed: int) 
         scores = logits_process.TopPLogitsWarper(sampling.top_p)(history, scores)
     if sampling.min_p:
         scores = logits_process.MinPLogitsWarper(sampling.min_p)(history, scores)
-    got = sampling.probabilities(logits.float().double(), seen)
-    assert torch.allclose(got, scores.softmax(-1), atol=1e-5)
-    assert torch.equal(got > 0, scores.softmax(-1) > 0)
+    actual = sampling.probabilities(logits.float().double(), seen)
+    assert torch.allclose(actual, scores.softmax(-1), atol=1e-5)
+    assert torch.equal(actual > 0, scores.softmax(-1) > 0)
 
 
 def test_end_tokens(model: xLSTMLarge) -> None:
     free = generate(model, PROMPTS, 30, eos=(), seed=1, temperature=1.0)
     ends = (int(free.tokens[1, 4]), int(free.tokens[2, 9]))
-    got = generate(model, PROMPTS, 30, eos=ends, seed=1, temperature=1.0)
+    actual = generate(model, PROMPTS, 30, eos=ends, seed=1, temperature=1.0)
     pad = model.special_tokens.pad
     for row in range(len(PROMPTS)):
-        own = free.tokens[row].tolist()
-        length = next((n + 1 for n, token in enumerate(own) if token in ends), 30)
-        assert got.lengths[row] == length
-        width = got.tokens.shape[1]
-        assert got.tokens[row].tolist() == (own[:length] + [pad] * width)[:width]
+        layer = free.tokens[row].tolist()
+        length = next((n + 1 for n, token in enumerate(layer) if token in ends), 30)
+        assert actual.lengths[row] == length
+        width = actual.tokens.shape[1]
+        assert actual.tokens[row].tolist() == (layer[:length] + [pad] * width)[:width]
     alone = generate(model, [PROMPTS[1]], 30, eos=ends, seed=2, temperature=1.0)
     assert alone.tokens.shape[1] == alone.lengths[0] < 30
     # The state of a row that is over stays where it was, whatever the others still do.
-    for n, own in alone.state.items():
-        assert all(relative(a[1:2], b) < 1e-12 for a, b in zip(got.state[n], own, strict=True))
+    for n, layer in alone.state.items():
+        assert all(relative(a[1:2], b) < 1e-12 for a, b in zip(actual.state[n], layer, strict=True))
 
 
 @pytest.mark.parametrize("eos", [(), (3,)], ids=["", "eos"])
@@ -143,19 +143,19 @@ def test_stop_sequences_end_rows(model: xLSTMLarge, eos: tuple[int, ...]) -> Non
     row_1, row_2 = (free.tokens[n].tolist() for n in (1, 2))
     stops = (row_1[3:5], row_2[7:10], [row_1[0], 96, 96])
     assert len(set(map(tuple, stops))) == 3
-    got = generate(model, PROMPTS, 30, stop=stops, **options)
+    actual = generate(model, PROMPTS, 30, stop=stops, **options)
     for row in range(len(PROMPTS)):
-        own = free.tokens[row, : free.lengths[row]].tolist()
-        met = (n for n in range(1, len(own) + 1) if any(own[:n][-len(s) :] == s for s in stops))
-        length = next(met, len(own))
-        width = got.tokens.shape[1]
-        assert got.lengths[row] == length
-        assert got.tokens[row].tolist() == (own[:length] + [model.special_tokens.pad] * width)[:width]
-    assert got.lengths[1] <= 5 and got.lengths[2] <= 10
+        row_tokens = free.tokens[row, : free.lengths[row]].tolist()
+        met = (n for n in range(1, len(row_tokens) + 1) if any(row_tokens[:n][-len(s) :] == s for s in stops))
+        length = next(met, len(row_tokens))
+        width = actual.tokens.shape[1]
+        assert actual.lengths[row] == length
+        assert actual.tokens[row].tolist() == (row_tokens[:length] + [model.special_tokens.pad] * width)[:width]
+    assert actual.lengths[1] <= 5 and actual.lengths[2] <= 10
     alone = generate(model, [PROMPTS[1]], 30, stop=stops, **options | {"seed": 2})
-    assert alone.tokens.shape[1] == alone.lengths[0] == got.lengths[1]
+    assert alone.tokens.shape[1] == alone.lengths[0] == actual.lengths[1]
     for n, own_state in alone.state.items():
-        assert all(relative(a[1:2], b) < 1e-12 for a, b in zip(got.state[n], own_state, strict=True))
+        assert all(relative(a[1:2], b) < 1e-12 for a, b in zip(actual.state[n], own_state, strict=True))
 
 
 def test_a_function_stops_rows(model: xLSTMLarge) -> None:
@@ -167,9 +167,9 @@ def test_a_function_stops_rows(model: xLSTMLarge) -> None:
         return [2] if len(seen) == 3 else [0, 1, 3] if len(seen) == 6 else []
 
     free = generate(model, PROMPTS, 10, eos=())
-    made = generate(model, PROMPTS, 10, eos=(), stop=stop)
-    assert made.lengths.tolist() == [6, 6, 3, 6] and torch.equal(made.tokens[0], free.tokens[0, :6])
-    assert made.tokens.t().tolist() == seen
+    generated = generate(model, PROMPTS, 10, eos=(), stop=stop)
+    assert generated.lengths.tolist() == [6, 6, 3, 6] and torch.equal(generated.tokens[0], free.tokens[0, :6])
+    assert generated.tokens.t().tolist() == seen
     stream = fed(model)
     first = [int(token) for token in stream.tokens(4)]
     stream.feed(torch.tensor([first[-1:]]))
@@ -182,14 +182,14 @@ def test_logprobs(model: xLSTMLarge) -> None:
     options = {**DRAWN, "seed": 3, "eos": ()}
     plain = generate(model, PROMPTS, 12, **options)
     end = (int(plain.tokens[2, 4]),)
-    made = generate(model, PROMPTS, 12, logprobs=5, **options | {"eos": end})
-    assert plain.logprobs is None and made.logprobs is not None
-    got = made.logprobs
-    width = made.tokens.shape[1]
-    assert got.tokens.shape == (4, width) and got.top.shape == got.top_tokens.shape == (4, width, 5)
-    assert got.tokens.dtype == got.top.dtype == torch.float64
+    generated = generate(model, PROMPTS, 12, logprobs=5, **options | {"eos": end})
+    assert plain.logprobs is None and generated.logprobs is not None
+    actual = generated.logprobs
+    width = generated.tokens.shape[1]
+    assert actual.tokens.shape == (4, width) and actual.top.shape == actual.top_tokens.shape == (4, width, 5)
+    assert actual.tokens.dtype == actual.top.dtype == torch.float64
     for row, prompt in enumerate(PROMPTS):
-        length = int(made.lengths[row])
+        length = int(generated.lengths[row])
         stream = Stream(model, remember_tokens=True)
         stream.feed(torch.tensor([[0, *prompt]]))
         want = []
@@ -197,16 +197,16 @@ def test_logprobs(model: xLSTMLarge) -> None:
             want.append(stream.logits.double().log_softmax(-1)[0])
             one = logprobs_of(stream.logits, token, 2)
             assert one.tokens == want[-1][token] and torch.equal(one.top[0], want[-1].sort(descending=True).values[:2])
-        text = made.tokens[row, :length]
+        text = generated.tokens[row, :length]
         # Rows of a batch and alone differ as sums of another order do: a state's of float64, through two blocks.
         scores = torch.stack(want)
-        assert (got.tokens[row, :length] - scores.gather(1, text[:, None])[:, 0]).abs().max() < 1e-12
-        assert (got.top[row, :length] - scores.gather(1, got.top_tokens[row, :length])).abs().max() < 1e-12
-        assert torch.equal(got.top[row, :length], got.top[row, :length].sort(descending=True).values)
-        assert got.tokens[row, length:].isnan().all() and got.top[row, length:].isnan().all()
+        assert (actual.tokens[row, :length] - scores.gather(1, text[:, None])[:, 0]).abs().max() < 1e-12
+        assert (actual.top[row, :length] - scores.gather(1, actual.top_tokens[row, :length])).abs().max() < 1e-12
+        assert torch.equal(actual.top[row, :length], actual.top[row, :length].sort(descending=True).values)
+        assert actual.tokens[row, length:].isnan().all() and actual.top[row, length:].isnan().all()
         with torch.no_grad():
-            whole = model(torch.tensor([[0, *prompt, *text.tolist()]]))[0].log_softmax(-1)[len(prompt) : -1]
-        assert (whole.gather(1, text[:, None])[:, 0] - got.tokens[row, :length]).abs().max() < 1e-12
+            full = model(torch.tensor([[0, *prompt, *text.tolist()]]))[0].log_softmax(-1)[len(prompt) : -1]
+        assert (full.gather(1, text[:, None])[:, 0] - actual.tokens[row, :length]).abs().max() < 1e-12
     assert generate(model, PROMPTS, 2, logprobs=0).logprobs.top.shape == (4, 2, 0)
     exact = generate(model, [[5]], 4, eos=(), logprobs=97).logprobs  # greedy
     assert torch.equal(exact.tokens, exact.top[..., 0]) and (exact.top.exp().sum(-1) - 1).abs().max() < 97 * 2**-52
@@ -224,15 +224,15 @@ def test_bos_rule(model: xLSTMLarge) -> None:
 
 
 def test_state_goes_on(model: xLSTMLarge) -> None:
-    whole = generate(model, [[5, 6, 7]], 20, eos=())
+    full = generate(model, [[5, 6, 7]], 20, eos=())
     first = generate(model, [[5, 6, 7]], 12, eos=())
-    rest = generate(model, first.tokens[:, -1:], 8, eos=(), state=first.state)
-    assert torch.equal(torch.cat((first.tokens, rest.tokens), 1), whole.tokens)
+    continued = generate(model, first.tokens[:, -1:], 8, eos=(), state=first.state)
+    assert torch.equal(torch.cat((first.tokens, continued.tokens), 1), full.tokens)
 
 
 def test_repetition_penalty_counts_prompt_and_output(model: xLSTMLarge) -> None:
-    made = generate(model, [[5, 6, 7]], 40, eos=(), repetition_penalty=1e6).tokens[0].tolist()
-    positive = [t for t in made if t not in (0, 5, 6, 7)]
+    generated = generate(model, [[5, 6, 7]], 40, eos=(), repetition_penalty=1e6).tokens[0].tolist()
+    positive = [t for t in generated if t not in (0, 5, 6, 7)]
     assert len(set(positive)) == len(positive) == 40
 
 
@@ -240,9 +240,9 @@ def test_repetition_penalty_counts_prompt_and_output(model: xLSTMLarge) -> None:
 def test_left_padding_is_not_seen(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it goes through the model with: a slice may be padding alone."""
     monkeypatch.setattr(generation, "SLICE", at_a_time)
-    own = ours(dtype=torch.float64)
-    own.special_tokens = SpecialTokens(pad=1)
-    stream = Stream(own, 2, remember_tokens=True)
+    model = small_model(dtype=torch.float64)
+    model.special_tokens = SpecialTokens(pad=1)
+    stream = Stream(model, 2, remember_tokens=True)
     stream.feed(torch.tensor([[1, 1, 4], [2, 3, 4]]), torch.tensor([[False, False, True], [True, True, True]]))
     assert stream.seen is not None
     assert [row.nonzero().flatten().tolist() for row in stream.seen] == [[4], [2, 3, 4]]
@@ -253,14 +253,14 @@ def test_score(model: xLSTMLarge) -> None:
     with torch.no_grad():
         want = model(x)[:, :-1].log_softmax(-1).gather(-1, x[:, 1:, None]).squeeze(-1)
     stream = Stream(model, 2)
-    got = torch.cat([stream.score(x[:, a:b]) for a, b in ((0, 1), (1, 17), (17, 40))], dim=1)
-    assert got[:, 0].isnan().all()
-    assert torch.allclose(got[:, 1:].double(), want, atol=1e-5)
+    actual = torch.cat([stream.score(x[:, a:b]) for a, b in ((0, 1), (1, 17), (17, 40))], dim=1)
+    assert actual[:, 0].isnan().all()
+    assert torch.allclose(actual[:, 1:].double(), want, atol=1e-5)
 
 
 def test_a_stream_keeps_its_memory_and_its_result() -> None:
     """A long input in pieces: the state's size, the number of tensors alive and the result of one long call."""
-    own = ours()
+    model = small_model()
     x = tokens(1, 20_000)
 
     def tensors() -> list[torch.Tensor]:
@@ -269,7 +269,7 @@ def test_a_stream_keeps_its_memory_and_its_result() -> None:
 
     earlier = tensors()  # other tests' tensors: holding them keeps their ids from being reused
     known = {id(t) for t in earlier}
-    stream = Stream(own)
+    stream = Stream(model)
     alive = []
     for begin in range(0, x.shape[1], 1000):
         stream.feed(x[:, begin : begin + 1000])
@@ -277,8 +277,8 @@ def test_a_stream_keeps_its_memory_and_its_result() -> None:
             alive.append(sum(id(t) not in known for t in tensors()))
     assert alive[0] == alive[1]
     with torch.no_grad():
-        hidden, _ = own.hidden(x)
-        assert relative(stream.logits, own.logits(hidden[:, -1])) < 1e-4
+        hidden, _ = model.hidden(x)
+        assert relative(stream.logits, model.logits(hidden[:, -1])) < 1e-4
     endless = stream.tokens()
     before = [s.data_ptr() for s in stream.state[0]]
     for _ in range(300):
@@ -287,7 +287,7 @@ def test_a_stream_keeps_its_memory_and_its_result() -> None:
 
 
 def test_a_training_model_generates_too() -> None:
-    training, inference = ours(mode="train"), ours(mode="inference", return_last_states=True)
+    training, inference = small_model(mode="train"), small_model(mode="inference", return_last_states=True)
     assert torch.equal(generate(training, [[4, 5]], 10).tokens, generate(inference, [[4, 5]], 10).tokens)
     assert SMALL["vocab_size"] == 97
 
@@ -372,7 +372,7 @@ def test_wrong_calls(model: xLSTMLarge, call, words: str) -> None:
 
 def test_a_wrong_call_leaves_the_state_as_it_is(model: xLSTMLarge) -> None:
     state = generate(model, [[1, 2]], 1).state
-    kept = {n: tuple(x.clone() for x in own) for n, own in state.items()}
+    before = {n: tuple(x.clone() for x in layer) for n, layer in state.items()}
     with pytest.raises(ValueError, match="seed: expected an integer, or one for each of 1 rows"):
         generate(model, [[3]], 1, seed=[1, 2], state=state)
-    assert all(torch.equal(a, b) for n in kept for a, b in zip(kept[n], state[n], strict=True))
+    assert all(torch.equal(a, b) for n in before for a, b in zip(before[n], state[n], strict=True))

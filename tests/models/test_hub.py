@@ -44,30 +44,30 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def hub(folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.chdir(tmp_path)
-    with fake_hub(monkeypatch, tmp_path / "cache") as made:
-        made.models = {NAME: {"main": folders[0], "v1": folders[1]}} | {
+    with fake_hub(monkeypatch, tmp_path / "cache") as server:
+        server.models = {NAME: {"main": folders[0], "v1": folders[1]}} | {
             name: {"main": folders[0]} for name in (GATED, PRIVATE)
         }
-        yield made
+        yield server
 
 
 def same(model: xLSTMLarge, folder: Path) -> bool:
-    own, other = model.state_dict(), load_pretrained(folder, progress=False).state_dict()
-    return own.keys() == other.keys() and all(torch.equal(own[name], other[name]) for name in own)
+    weights, reloaded = model.state_dict(), load_pretrained(folder, progress=False).state_dict()
+    return weights.keys() == reloaded.keys() and all(torch.equal(weights[name], reloaded[name]) for name in weights)
 
 
 def test_a_name_is_downloaded_once(hub: FakeHub, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     assert same(load_pretrained(NAME, progress=False), folders[0])
     weights = {file.name for file in folders[0].glob("*.safetensors*")}
     assert len(weights) > 2 and hub.files_sent() == {*weights, "config.json", *TOKENIZER_FILES[1:]}
-    hub.asked.clear()
+    hub.requests.clear()
     assert same(xLSTMLarge.from_pretrained(NAME, progress=False), folders[0])
     assert not hub.files_sent()
-    hub.asked.clear()
+    hub.requests.clear()
     assert same(load_pretrained(NAME, progress=False, local_files_only=True), folders[0])
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert same(load_pretrained(NAME, progress=False), folders[0])
-    assert not hub.asked
+    assert not hub.requests
 
 
 def test_a_revision_and_a_cache_of_its_own(hub: FakeHub, folders: tuple[Path, Path], tmp_path: Path) -> None:
@@ -82,10 +82,10 @@ def test_a_revision_and_a_cache_of_its_own(hub: FakeHub, folders: tuple[Path, Pa
 
 def test_a_folder_comes_first(hub: FakeHub, folders: tuple[Path, Path], tmp_path: Path) -> None:
     assert same(xLSTMLarge.from_pretrained(NAME, progress=False), folders[0])
-    hub.asked.clear()
+    hub.requests.clear()
     saved(tmp_path / NAME, 7)
     assert same(load_pretrained(NAME, progress=False), tmp_path / NAME)
-    assert not hub.asked
+    assert not hub.requests
     with pytest.raises(ValueError, match=f"revision: expected none for a folder, got 'v1' for '{NAME}'"):
         load_pretrained(NAME, revision="v1")
 
@@ -115,7 +115,7 @@ def test_without_a_network(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(FileNotFoundError) as local:
         load_pretrained(NAME, local_files_only=True)
     assert str(local.value).startswith(begin) and str(local.value).endswith("(local_files_only)")
-    assert not hub.asked
+    assert not hub.requests
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(FileNotFoundError) as offline:
         load_pretrained(NAME)
@@ -153,7 +153,7 @@ def test_what_is_neither_is_not_asked_for(hub: FakeHub, tmp_path: Path) -> None:
         checkpoint_folder("path", 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="path: .*lab/a--b"):
         checkpoint_folder("path", "lab/a--b")
-    assert not hub.asked
+    assert not hub.requests
 
 
 def test_a_model_without_a_checkpoint(hub: FakeHub, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.peer_models import NATIVE, SMALL, at_every_split, official, ours, relative, tokens
+from support.peer_models import NATIVE, SMALL, at_every_split, official, relative, small_model, tokens
 from xlstm_hip import get_mlstm_kernel, register_mlstm_kernel
 from xlstm_hip._core.checks import IO_DTYPES
 from xlstm_hip.mlstm import registry
@@ -42,28 +42,31 @@ def kind(name: str) -> str:
 def test_logits_and_gradients_are_the_official_ones(changes: dict) -> None:
     """Against float64 the error is at most twice the official model's own in float32: of each draw the worst over
     blocks, and over 24 draws the geometric mean of the ratios, since a single one is decided by its roundings."""
-    model = ours(**changes)
+    model = small_model(**changes)
     errors: dict[str, list[tuple[float, float]]] = {}
     for seed in range(24):
         x = tokens(2, 49, seed=seed)
-        true = gradients(ours(dtype=torch.float64, **changes), x[:, :-1], x[:, 1:])
-        theirs = gradients(official(model, chunk_size=48), x[:, :-1], x[:, 1:])
-        got = gradients(model, x[:, :-1], x[:, 1:])
-        assert got.keys() == theirs.keys() == true.keys()
+        true = gradients(small_model(dtype=torch.float64, **changes), x[:, :-1], x[:, 1:])
+        peer_gradients = gradients(official(model, chunk_size=48), x[:, :-1], x[:, 1:])
+        actual = gradients(model, x[:, :-1], x[:, 1:])
+        assert actual.keys() == peer_gradients.keys() == true.keys()
         worst: dict[str, tuple[float, float]] = {}
         for name, right in true.items():
-            own, their = worst.get(kind(name), (0.0, 0.0))
-            worst[kind(name)] = max(own, relative(got[name], right)), max(their, relative(theirs[name], right))
+            error, their = worst.get(kind(name), (0.0, 0.0))
+            worst[kind(name)] = (
+                max(error, relative(actual[name], right)),
+                max(their, relative(peer_gradients[name], right)),
+            )
         for name, pair in worst.items():
             errors.setdefault(name, []).append(pair)
     for name, pairs in errors.items():
         assert statistics.median(their for _, their in pairs) < 1e-3, name  # the truth itself is the official function
-        assert statistics.geometric_mean(own / max(their, 1e-6) for own, their in pairs) <= 2, name
+        assert statistics.geometric_mean(error / max(their, 1e-6) for error, their in pairs) <= 2, name
 
 
 def test_bfloat16() -> None:
     x = tokens(2, 48)
-    model = ours(dtype=torch.bfloat16)
+    model = small_model(dtype=torch.bfloat16)
     peer = official(model, chunk_size=48)
     with torch.no_grad():
         true = xLSTMLarge(xLSTMLargeConfig(**SMALL)).double()
@@ -73,15 +76,15 @@ def test_bfloat16() -> None:
 
 
 def test_states_are_the_official_ones() -> None:
-    model, x = ours(**INFERENCE), tokens(2, 21)
+    model, x = small_model(**INFERENCE), tokens(2, 21)
     peer = official(model, **INFERENCE)
     with torch.no_grad():
         _, state = model(x)
-        _, theirs = peer(x)
-        for number, own in state.items():
-            for a, b in zip(own, theirs[number], strict=True):
+        _, peer_state = peer(x)
+        for number, layer in state.items():
+            for a, b in zip(layer, peer_state[number], strict=True):
                 assert relative(a, b) < 1e-5
-        ours_next, theirs_next = model(x[:, :1], state)[0], peer(x[:, :1], theirs)[0]
+        ours_next, theirs_next = model(x[:, :1], state)[0], peer(x[:, :1], peer_state)[0]
     assert relative(ours_next, theirs_next) < 1e-5
 
 
@@ -89,34 +92,34 @@ def test_states_are_the_official_ones() -> None:
     "changes", [{}, {"weight_mode": "fused"}, {"chunkwise_kernel": "chunkwise--fused_siging"}], ids=str
 )
 def test_prefill_then_steps_equals_prefill_at_every_split(changes: dict) -> None:
-    model, x = ours(dtype=torch.float64, **INFERENCE, **changes, inference_state_dtype="float64"), tokens(2, 13)
+    model, x = small_model(dtype=torch.float64, **INFERENCE, **changes, inference_state_dtype="float64"), tokens(2, 13)
     with torch.no_grad():
-        whole, last = model(x)
+        full, last = model(x)
         for split, at_once, one_by_one, state in at_every_split(model, x):
-            assert relative(one_by_one, whole) < 1e-12, split
+            assert relative(one_by_one, full) < 1e-12, split
             assert all(relative(a, b) < 1e-12 for n in last for a, b in zip(state[n], last[n], strict=True))
-            assert relative(at_once, whole) < 1e-12, split
+            assert relative(at_once, full) < 1e-12, split
 
 
 def test_states_without_gradient_are_overwritten_and_with_gradient_are_not() -> None:
-    model, x = ours(**INFERENCE), tokens(1, 6)
+    model, x = small_model(**INFERENCE), tokens(1, 6)
     with torch.no_grad():
         _, state = model(x)
-        before = {n: own[0].data_ptr() for n, own in state.items()}
+        before = {n: layer[0].data_ptr() for n, layer in state.items()}
         for length in (1, 4):
             _, last = model(x[:, :length], state)
-            assert {n: own[0].data_ptr() for n, own in last.items()} == before
-    kept = {n: tuple(s.clone() for s in own) for n, own in state.items()}
+            assert {n: layer[0].data_ptr() for n, layer in last.items()} == before
+    copies = {n: tuple(s.clone() for s in layer) for n, layer in state.items()}
     logits, last = model(x, state)
     logits.sum().backward()
-    for n, own in state.items():
-        assert all(torch.equal(a, b) for a, b in zip(own, kept[n], strict=True))
-        assert last[n][0].data_ptr() != own[0].data_ptr()
+    for n, layer in state.items():
+        assert all(torch.equal(a, b) for a, b in zip(layer, copies[n], strict=True))
+        assert last[n][0].data_ptr() != layer[0].data_ptr()
 
 
 def test_gradients_flow_through_states() -> None:
     """Two halves with the state between them have the gradient of the whole."""
-    model, x = ours(dtype=torch.float64, **INFERENCE), tokens(1, 20)
+    model, x = small_model(dtype=torch.float64, **INFERENCE), tokens(1, 20)
     grads = []
     for cut in (None, 9):
         model.zero_grad()
@@ -131,7 +134,7 @@ def test_gradients_flow_through_states() -> None:
 
 
 def test_state_dtype() -> None:
-    model, x = ours(**INFERENCE, inference_state_dtype="bfloat16"), tokens(1, 8)
+    model, x = small_model(**INFERENCE, inference_state_dtype="bfloat16"), tokens(1, 8)
     with torch.no_grad():
         _, state = model(x)
         _, state = model(x[:, :1], state)
@@ -140,7 +143,7 @@ def test_state_dtype() -> None:
 
 @pytest.mark.parametrize("lengths", [(7, 20, 1), (20, 20, 19)])
 def test_left_padding_changes_nothing(lengths: tuple[int, ...]) -> None:
-    model = ours(dtype=torch.float64, **INFERENCE)
+    model = small_model(dtype=torch.float64, **INFERENCE)
     x = tokens(len(lengths), 20)
     mask = torch.stack([torch.arange(20) >= 20 - n for n in lengths])
     with torch.no_grad():
@@ -148,21 +151,21 @@ def test_left_padding_changes_nothing(lengths: tuple[int, ...]) -> None:
         for row, length in enumerate(lengths):
             alone, last = model(x[row : row + 1, -length:])
             assert relative(padded[row : row + 1, -length:], alone) < 1e-12
-            for n, own in last.items():
-                assert all(relative(a[row : row + 1], b) < 1e-12 for a, b in zip(state[n], own, strict=True))
+            for n, layer in last.items():
+                assert all(relative(a[row : row + 1], b) < 1e-12 for a, b in zip(state[n], layer, strict=True))
 
 
 def test_modes() -> None:
     x = tokens(1, 8)
     with torch.no_grad():
-        plain = ours(mode="train")(x)
-        assert torch.equal(ours(mode="train_with_padding")(x), plain)
-        logits, state = ours(mode="train", return_last_states=True)(x)
+        plain = small_model(mode="train")(x)
+        assert torch.equal(small_model(mode="train_with_padding")(x), plain)
+        logits, state = small_model(mode="train", return_last_states=True)(x)
         assert torch.allclose(logits, plain, atol=1e-4)
         assert sorted(state) == [0, 1, 2]
-        assert torch.is_tensor(ours(mode="inference")(x))
+        assert torch.is_tensor(small_model(mode="inference")(x))
     with pytest.raises(ValueError, match="return_last_states"):
-        ours(mode="train_with_padding", return_last_states=True)
+        small_model(mode="train_with_padding", return_last_states=True)
 
 
 def test_a_kernel_that_takes_multiples_of_chunk_size_alone() -> None:
@@ -177,14 +180,14 @@ def test_a_kernel_that_takes_multiples_of_chunk_size_alone() -> None:
     try:
         x = tokens(1, 37)
         with torch.no_grad():
-            got, want = ours(chunkwise_kernel=name, **INFERENCE)(x), ours(**INFERENCE)(x)
-        assert relative(got[0], want[0]) < 1e-5
+            actual, want = small_model(chunkwise_kernel=name, **INFERENCE)(x), small_model(**INFERENCE)(x)
+        assert relative(actual[0], want[0]) < 1e-5
     finally:
         registry.unregister_mlstm_kernel(name, "chunkwise")
 
 
 def test_activation_checkpointing_changes_nothing() -> None:
-    model, x = ours(dtype=torch.float64), tokens(2, 24)
+    model, x = small_model(dtype=torch.float64), tokens(2, 24)
     plain = gradients(model, x[:, :-1], x[:, 1:])
     model.backbone.activation_checkpointing = True
     again = gradients(model, x[:, :-1], x[:, 1:])
@@ -192,7 +195,7 @@ def test_activation_checkpointing_changes_nothing() -> None:
 
 
 def test_select_optimal_kernels(caplog: pytest.LogCaptureFixture) -> None:
-    model = ours(chunkwise_kernel="chunkwise--native_autograd")
+    model = small_model(chunkwise_kernel="chunkwise--native_autograd")
     with caplog.at_level(logging.INFO, "xlstm_hip"):
         for length in (8192, 16):
             assert model.select_optimal_kernels(1, length)["chunkwise_kernel"] == "chunkwise--fused"
@@ -203,7 +206,7 @@ def test_select_optimal_kernels(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_select_optimal_kernels_keeps_the_gate() -> None:
-    model, x = ours(chunkwise_kernel="chunkwise--native_siging_autograd", step_kernel="native"), tokens(1, 9)
+    model, x = small_model(chunkwise_kernel="chunkwise--native_siging_autograd", step_kernel="native"), tokens(1, 9)
     with torch.no_grad():
         want = model(x)
         chosen = model.select_optimal_kernels(1, 9)
@@ -213,31 +216,31 @@ def test_select_optimal_kernels_keeps_the_gate() -> None:
 
 def test_auto_kernels_are_chosen_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the shape and device of its tokens; the configuration keeps its "auto"."""
-    asked = []
+    calls = []
 
     def chosen(batch_size: int, seq_len: int, head_dim: int, device: torch.device, gate: str) -> dict[str, str]:
-        asked.append((batch_size, seq_len, head_dim, str(device), gate))
+        calls.append((batch_size, seq_len, head_dim, str(device), gate))
         return NATIVE if seq_len > 4 else FUSED
 
     ran = []
     monkeypatch.setattr(config_module, "get_optimal_kernel_config", chosen)
     called = mlstm_call.mlstm_interface
     monkeypatch.setattr(mlstm_call, "mlstm_interface", lambda *x, **y: ran.append(y["kernel"]) or called(*x, **y))
-    model, x = ours(**dict.fromkeys(NATIVE, "auto"), **INFERENCE), tokens(2, 9)
+    model, x = small_model(**dict.fromkeys(NATIVE, "auto"), **INFERENCE), tokens(2, 9)
     with torch.no_grad():
-        asked.clear()
+        calls.clear()
         logits, state = model(x)
-        assert (set(asked), set(ran)) == ({(2, 9, 32, "cpu", "exp")}, {"chunkwise--native_autograd"})
-        assert relative(logits, ours(**INFERENCE)(x)[0]) < 1e-5
+        assert (set(calls), set(ran)) == ({(2, 9, 32, "cpu", "exp")}, {"chunkwise--native_autograd"})
+        assert relative(logits, small_model(**INFERENCE)(x)[0]) < 1e-5
         ran.clear()
         model(x[:, :4])
         assert set(ran) == {"chunkwise--fused"}
-        asked.clear()
+        calls.clear()
         model(x[:, :1], state)
-        assert set(asked) == {(2, 1, 32, "cpu", "exp")}
+        assert set(calls) == {(2, 1, 32, "cpu", "exp")}
         assert model._decoded(x[:, 0], state, None) is not None, "which is the decode engine's, as the step is fused"
     assert model.config.chunkwise_kernel == "auto" and model.config.gate == "exp"
-    assert ours(step_kernel="auto", chunkwise_kernel="chunkwise--native_siging_autograd").config.kernels(
+    assert small_model(step_kernel="auto", chunkwise_kernel="chunkwise--native_siging_autograd").config.kernels(
         device="cpu"
     )["chunkwise_kernel"] == "chunkwise--native_siging_autograd"  # fmt: skip
 
@@ -250,30 +253,30 @@ def test_auto_kernels_where_the_library_has_none() -> None:
 
 
 def test_auto_kernels_compile_into_one_graph() -> None:
-    model, x = ours(**dict.fromkeys(NATIVE, "auto")), tokens(1, 9)
+    model, x = small_model(**dict.fromkeys(NATIVE, "auto")), tokens(1, 9)
     with torch.no_grad():
-        got = torch.compile(model, fullgraph=True, backend="eager")(x)
-        assert relative(got, model(x)) < 1e-5
+        actual = torch.compile(model, fullgraph=True, backend="eager")(x)
+        assert relative(actual, model(x)) < 1e-5
 
 
 def test_options_reach_their_kernel() -> None:
     """heads_per_band, workers and streams are of the queued kernel; others refuse them by name."""
-    given: list[dict] = []
+    received: list[dict] = []
 
     def recording(*args, heads_per_band=None, workers=None, streams=None, **call):
-        given.append({"heads_per_band": heads_per_band, "workers": workers, "streams": streams})
+        received.append({"heads_per_band": heads_per_band, "workers": workers, "streams": streams})
         return get_mlstm_kernel("chunkwise--fused")(*args, **call)
 
     name, facts = "chunkwise--recording_for_models", {"devices": ("cpu",), "dtypes": IO_DTYPES, "gradient": "exact"}
     options = {"heads_per_band": 2, "workers": 3, "streams": 1}
     register_mlstm_kernel(name, recording, kind="chunkwise", options=tuple(options), **facts)
     try:
-        model = ours(chunkwise_kernel=name, **options)
+        model = small_model(chunkwise_kernel=name, **options)
         model(tokens(1, 5))
-        assert given == [options] * SMALL["num_blocks"]
+        assert received == [options] * SMALL["num_blocks"]
         model.config.workers, model.config.streams = 1, None
         model(tokens(1, 5))
-        assert given[-1] == {"heads_per_band": 2, "workers": 1, "streams": None}
+        assert received[-1] == {"heads_per_band": 2, "workers": 1, "streams": None}
     finally:
         registry.unregister_mlstm_kernel(name, "chunkwise")
     queued = registry.kernel_info("chunkwise--queued_compiled_steps")
@@ -281,12 +284,12 @@ def test_options_reach_their_kernel() -> None:
 
 
 def test_is_amd(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ours().is_amd is False
+    assert small_model().is_amd is False
     with torch.device("meta"):
         assert xLSTMLarge(xLSTMLargeConfig(**SMALL)).is_amd is False
     monkeypatch.setattr(xLSTMLarge, "device", torch.device("cuda:1"))
     monkeypatch.setattr(model_module, "is_amd_gpu", lambda device: device.index == 1)
-    assert ours().is_amd is True
+    assert small_model().is_amd is True
 
 
 @pytest.mark.parametrize(
@@ -313,7 +316,7 @@ def test_wrong_fields(changes: dict, words: str) -> None:
 
 
 def test_wrong_calls() -> None:
-    model = ours()
+    model = small_model()
     with pytest.raises(ValueError, match=r"x: expected 2 dimensions \(B, S\), got 1"):
         model(torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ValueError, match="mask: expected shape"):
@@ -332,7 +335,7 @@ def test_wrong_calls() -> None:
 @pytest.mark.parametrize("length", [1, 3])
 def test_a_state_that_does_not_fit_is_left_as_it_is(length: int) -> None:
     """Of whichever block: what is wrong with the last is told before the first is overwritten."""
-    model, x = ours(mode="inference", return_last_states=True), tokens(2, 9)
+    model, x = small_model(mode="inference", return_last_states=True), tokens(2, 9)
     with torch.no_grad():
         _, state = model(x)
     c, n, m = state[2]
@@ -344,11 +347,11 @@ def test_a_state_that_does_not_fit_is_left_as_it_is(length: int) -> None:
         ((c, n), r"state\[2\]: expected three tensors \(c, n, m\), got \(Tensor, Tensor\)"),
         ((c, n, None), r"state\[2\]: expected three tensors \(c, n, m\), got \(Tensor, Tensor, NoneType\)"),
     ):
-        kept = {block: tuple(t.clone() for t in own) for block, own in state.items()}
-        given = {**state, 2: wrong}
+        before = {block: tuple(t.clone() for t in layer) for block, layer in state.items()}
+        bad_state = {**state, 2: wrong}
         with torch.no_grad(), pytest.raises((ValueError, TypeError), match=words):
-            model.hidden(x[:, :length], given)
-        assert all(torch.equal(a, b) for block in kept for a, b in zip(kept[block], state[block], strict=True))
+            model.hidden(x[:, :length], bad_state)
+        assert all(torch.equal(a, b) for block in before for a, b in zip(before[block], state[block], strict=True))
 
 
 def test_the_7b_has_its_size() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support.peer_models import at_every_split, ours, relative, theirs, tokens
+from support.peer_models import at_every_split, hf_model, relative, small_model, tokens
 from xlstm_hip.models import generate, load_pretrained, save_pretrained, staging, xLSTMLarge
 from xlstm_hip.models.quantize import quantize
 
@@ -31,10 +31,10 @@ def on_device(model: nn.Module) -> Any:
     return copy.deepcopy(model).to(DEVICE)
 
 
-def no_worse(got: Tensor, plain: Tensor, true: Tensor) -> None:
+def no_worse(actual: Tensor, plain: Tensor, true: Tensor) -> None:
     """Twice the error that the same dtype has on the CPU, which can be little by luck: a rounding is always allowed."""
-    assert got.device.type == torch.device(DEVICE).type
-    assert relative(got.cpu(), true) <= 2 * relative(plain, true) + 2 * torch.finfo(plain.dtype).eps
+    assert actual.device.type == torch.device(DEVICE).type
+    assert relative(actual.cpu(), true) <= 2 * relative(plain, true) + 2 * torch.finfo(plain.dtype).eps
 
 
 @pytest.mark.parametrize("buffer", [5000, staging.BUFFER_BYTES])  # which is used again and again, or once
@@ -44,99 +44,101 @@ def test_what_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, weight_mode: str, buffer: int
 ) -> None:
     monkeypatch.setattr(staging, "BUFFER_BYTES", buffer)
-    save_pretrained(ours(dtype=torch.bfloat16, **WIDE), tmp_path, scheme, max_shard_bytes=2 << 20)
+    save_pretrained(small_model(dtype=torch.bfloat16, **WIDE), tmp_path, scheme, max_shard_bytes=2 << 20)
     for dtype in (None, torch.float16, torch.float32):
-        here = load_pretrained(tmp_path, dtype, "cpu", weight_mode, progress=False).state_dict()
-        there = load_pretrained(tmp_path, dtype, DEVICE, weight_mode, progress=False).state_dict()
-        assert here.keys() == there.keys()
-        for name, x in there.items():
-            assert x.device.type == torch.device(DEVICE).type and torch.equal(x.cpu(), here[name]), name
+        cpu_weights = load_pretrained(tmp_path, dtype, "cpu", weight_mode, progress=False).state_dict()
+        gpu_weights = load_pretrained(tmp_path, dtype, DEVICE, weight_mode, progress=False).state_dict()
+        assert cpu_weights.keys() == gpu_weights.keys()
+        for name, x in gpu_weights.items():
+            assert x.device.type == torch.device(DEVICE).type and torch.equal(x.cpu(), cpu_weights[name]), name
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_what_is_loaded_of_few_bits(tmp_path: Path, bits: int) -> None:
-    model, _ = quantize(ours(dtype=torch.bfloat16, weight_mode="fused", **WIDE), bits, progress=False)
+    model, _ = quantize(small_model(dtype=torch.bfloat16, weight_mode="fused", **WIDE), bits, progress=False)
     save_pretrained(model, tmp_path)
-    there, x = load_pretrained(tmp_path, "auto", DEVICE, "fused", progress=False), tokens(2, LENGTH, 301)
+    gpu_model, x = load_pretrained(tmp_path, "auto", DEVICE, "fused", progress=False), tokens(2, LENGTH, 301)
     for name, weights in model.state_dict().items():
-        assert torch.equal(there.state_dict()[name].cpu(), weights), name
+        assert torch.equal(gpu_model.state_dict()[name].cpu(), weights), name
     with torch.no_grad():
-        here = load_pretrained(tmp_path, "auto", "cpu", "fused", progress=False)(x)[0]
-        got = there(x.to(DEVICE))[0].cpu()
-    assert relative(got, here) <= 8 * torch.finfo(torch.bfloat16).eps
+        cpu_logits = load_pretrained(tmp_path, "auto", "cpu", "fused", progress=False)(x)[0]
+        actual = gpu_model(x.to(DEVICE))[0].cpu()
+    assert relative(actual, cpu_logits) <= 8 * torch.finfo(torch.bfloat16).eps
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_reading(dtype: torch.dtype) -> None:
     """Logits and the state after a prompt; and after it in two parts."""
-    model, x = ours(dtype=dtype, mode="inference", return_last_states=True, **WIDE), tokens(3, LENGTH, 301)
+    model, x = small_model(dtype=dtype, mode="inference", return_last_states=True, **WIDE), tokens(3, LENGTH, 301)
     with torch.no_grad():
         true, true_state = copy.deepcopy(model).double()(x)
         plain, plain_state = model(x)
-        there = on_device(model)
-        got, state = there(x.to(DEVICE))
-        first, between = there(x[:, :70].to(DEVICE))
-        second, _ = there(x[:, 70:].to(DEVICE), between)
-    no_worse(got, plain, true)
+        gpu_model = on_device(model)
+        actual, state = gpu_model(x.to(DEVICE))
+        first, between = gpu_model(x[:, :70].to(DEVICE))
+        second, _ = gpu_model(x[:, 70:].to(DEVICE), between)
+    no_worse(actual, plain, true)
     no_worse(torch.cat((first, second), 1), plain, true)
-    for n, own in true_state.items():
-        for a, b, c in zip(state[n], plain_state[n], own, strict=True):
+    for n, layer in true_state.items():
+        for a, b, c in zip(state[n], plain_state[n], layer, strict=True):
             no_worse(a, b, c)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_packed_sequences(dtype: torch.dtype) -> None:
     """Logits and the states of sequences in one row, each compared with itself alone; and a step of all of them."""
-    model = ours(dtype=dtype, mode="inference", return_last_states=True, **WIDE)
+    model = small_model(dtype=dtype, mode="inference", return_last_states=True, **WIDE)
     parts = [tokens(1, length, 301, seed=length) for length in (70, 1, 3, LENGTH)]
     row = torch.cat(parts, 1)
     ends = torch.tensor([0, *(part.shape[1] for part in parts)]).cumsum(0)
     with torch.no_grad():
-        wide, there = copy.deepcopy(model).double(), on_device(model)
+        wide, gpu_model = copy.deepcopy(model).double(), on_device(model)
         true, plain = [wide(part) for part in parts], [model(part) for part in parts]
-        got, state = there(row.to(DEVICE), cu_seqlens=ends.to(DEVICE))
-        no_worse(got, torch.cat([x for x, _ in plain], 1), torch.cat([x for x, _ in true], 1))
-        for n, own in state.items():
+        actual, state = gpu_model(row.to(DEVICE), cu_seqlens=ends.to(DEVICE))
+        no_worse(actual, torch.cat([x for x, _ in plain], 1), torch.cat([x for x, _ in true], 1))
+        for n, layer in state.items():
             for part in range(3):
-                a, b = (torch.cat([last[n][part] for _, last in made]) for made in (plain, true))
-                no_worse(own[part], a, b)
+                a, b = (torch.cat([last[n][part] for _, last in outputs]) for outputs in (plain, true))
+                no_worse(layer[part], a, b)
         following = row[0, ends[1:] - 1]
         truth = torch.cat([wide.step(token[None], last) for token, (_, last) in zip(following, true, strict=True)])
-        here = torch.cat([model.step(token[None], last) for token, (_, last) in zip(following, plain, strict=True)])
-        no_worse(there.step(following.to(DEVICE), state), here.to(dtype), truth)
+        cpu_logits = torch.cat(
+            [model.step(token[None], last) for token, (_, last) in zip(following, plain, strict=True)]
+        )
+        no_worse(gpu_model.step(following.to(DEVICE), state), cpu_logits.to(dtype), truth)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_prefill_then_steps_at_every_split(dtype: torch.dtype) -> None:
     """The worst split is no worse than the CPU's worst: at one of them n all but cancels."""
-    model, x = ours(dtype=dtype, mode="inference", return_last_states=True, **WIDE), tokens(2, 13, 301)
+    model, x = small_model(dtype=dtype, mode="inference", return_last_states=True, **WIDE), tokens(2, 13, 301)
     with torch.no_grad():
         logits, last = copy.deepcopy(model).double()(x)
         true = [logits, logits, *(part for n in sorted(last) for part in last[n])]
         errors = []
-        for own, to in ((model, "cpu"), (on_device(model), DEVICE)):
-            made = [
+        for one_model, to in ((model, "cpu"), (on_device(model), DEVICE)):
+            outputs = [
                 [at_once, one_by_one, *(part for n in sorted(state) for part in state[n])]
-                for _, at_once, one_by_one, state in at_every_split(own, x.to(to))
+                for _, at_once, one_by_one, state in at_every_split(one_model, x.to(to))
             ]
-            assert all(part.device.type == torch.device(to).type for parts in made for part in parts)
-            errors.append([max(relative(parts[j].cpu(), right) for parts in made) for j, right in enumerate(true)])
-    for plain, got in zip(*errors, strict=True):
-        assert got <= 2 * plain + 2 * torch.finfo(dtype).eps
+            assert all(part.device.type == torch.device(to).type for parts in outputs for part in parts)
+            errors.append([max(relative(parts[j].cpu(), right) for parts in outputs) for j, right in enumerate(true)])
+    for plain, actual in zip(*errors, strict=True):
+        assert actual <= 2 * plain + 2 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_k": 40, "repetition_penalty": 1.1}], ids=str)
 def test_the_same_text_however_it_is_asked_for(options: dict[str, Any], dtype: torch.dtype) -> None:
     """Twice, streamed and in a batch; in bfloat16, whose prompts round otherwise in company, in a batch of its own."""
-    model, prompts = on_device(ours(dtype=dtype, **WIDE)), [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
-    asked = {"eos": (), **options}
-    batch = generate(model, prompts, 24, seed=3, **asked)
-    assert torch.equal(generate(model, prompts, 24, seed=3, **asked).tokens, batch.tokens)
+    model, prompts = on_device(small_model(dtype=dtype, **WIDE)), [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
+    arguments = {"eos": (), **options}
+    batch = generate(model, prompts, 24, seed=3, **arguments)
+    assert torch.equal(generate(model, prompts, 24, seed=3, **arguments).tokens, batch.tokens)
     for row, prompt in enumerate(prompts):
         streamed: list[int] = []
         alone = generate(
-            model, [prompt], 24, seed=3 + row, **asked, callback=lambda step, to=streamed: to.extend(step.tolist())
+            model, [prompt], 24, seed=3 + row, **arguments, callback=lambda step, to=streamed: to.extend(step.tolist())
         )
         assert alone.tokens[0].tolist() == streamed
         if dtype == torch.float32:
@@ -152,20 +154,20 @@ def gradients(model: xLSTMLarge, x: Tensor) -> dict[str, Tensor]:
 
 
 def test_gradients() -> None:
-    model, x = ours(**WIDE), tokens(2, LENGTH, 301)
+    model, x = small_model(**WIDE), tokens(2, LENGTH, 301)
     true, plain = gradients(copy.deepcopy(model).double(), x), gradients(model, x)
-    got = gradients(on_device(model), x.to(DEVICE))
-    assert got.keys() == true.keys() and len(got) > 20
+    actual = gradients(on_device(model), x.to(DEVICE))
+    assert actual.keys() == true.keys() and len(actual) > 20
     worst = max(relative(plain[name], true[name]) for name in true)  # gates all but cancel: over all of them
-    for name, gradient in got.items():
+    for name, gradient in actual.items():
         assert relative(gradient.cpu(), true[name]) <= 2 * worst, name
 
 
 def losses(device: str, autocast: bool) -> list[float]:
     """Of some steps of AdamW, which makes a step of each rounding at first."""
-    model, x = ours(**WIDE).to(device), tokens(4, LENGTH, 301).to(device)
+    model, x = small_model(**WIDE).to(device), tokens(4, LENGTH, 301).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    made = []
+    results = []
     for _ in range(6):
         with torch.autocast(device, torch.bfloat16, enabled=autocast):
             logits = model(x[:, :-1])
@@ -174,39 +176,39 @@ def losses(device: str, autocast: bool) -> list[float]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        made.append(float(loss.detach()))
-    return made
+        results.append(float(loss.detach()))
+    return results
 
 
 def test_training() -> None:
     """Under autocast the loss falls as in float32: no further from it than twice what autocast does on the CPU."""
-    true, plain, got = losses("cpu", False), losses("cpu", True), losses(DEVICE, True)
-    assert got[-1] < 0.5 * got[0]
-    apart = [max(abs(a - b) for a, b in zip(x, true, strict=True)) for x in (plain, got)]
-    assert apart[1] <= 2 * apart[0], (true, plain, got)
+    true, plain, actual = losses("cpu", False), losses("cpu", True), losses(DEVICE, True)
+    assert actual[-1] < 0.5 * actual[0]
+    apart = [max(abs(a - b) for a, b in zip(x, true, strict=True)) for x in (plain, actual)]
+    assert apart[1] <= 2 * apart[0], (true, plain, actual)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_transformers_model(dtype: torch.dtype) -> None:
-    model, x = theirs(dtype, **THEIRS), tokens(2, LENGTH, 301)
+    model, x = hf_model(dtype, **THEIRS), tokens(2, LENGTH, 301)
     from xlstm_hip import hf
 
     with torch.no_grad():
         plain = model(x).logits
         true = hf.accelerate(copy.deepcopy(model).double())(x).logits
-        there = hf.accelerate(on_device(model))
-        no_worse(there(x.to(DEVICE)).logits, plain, true)
+        gpu_model = hf.accelerate(on_device(model))
+        no_worse(gpu_model(x.to(DEVICE)).logits, plain, true)
     if dtype == torch.float32:
         greedy = {"max_new_tokens": 12, "do_sample": False}
         for beams in (1, 4):
             want = model.generate(x, **greedy, num_beams=beams, use_cache=beams == 1)  # it cannot reorder its own
-            assert torch.equal(there.generate(x.to(DEVICE), **greedy, num_beams=beams).cpu(), want)
+            assert torch.equal(gpu_model.generate(x.to(DEVICE), **greedy, num_beams=beams).cpu(), want)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_left_padding(dtype: torch.dtype) -> None:
     """A padded row, and what is written behind it, as an unpadded one."""
-    model, x = theirs(dtype, **THEIRS), tokens(2, LENGTH, 301)
+    model, x = hf_model(dtype, **THEIRS), tokens(2, LENGTH, 301)
     from xlstm_hip import hf
 
     mask = torch.ones_like(x)
@@ -214,9 +216,9 @@ def test_left_padding(dtype: torch.dtype) -> None:
     with torch.no_grad():
         true = hf.accelerate(copy.deepcopy(model).double())(x[1:, 20:]).logits
         plain = model(x[1:, 20:]).logits
-        there, padded = hf.accelerate(on_device(model)), x.masked_fill(mask == 0, 1).to(DEVICE)
-        no_worse(there(padded, attention_mask=mask.to(DEVICE)).logits[1:, 20:], plain, true)
+        gpu_model, padded = hf.accelerate(on_device(model)), x.masked_fill(mask == 0, 1).to(DEVICE)
+        no_worse(gpu_model(padded, attention_mask=mask.to(DEVICE)).logits[1:, 20:], plain, true)
     if dtype == torch.float32:
         greedy = {"max_new_tokens": 12, "do_sample": False}
-        got = there.generate(padded, attention_mask=mask.to(DEVICE), **greedy).cpu()
-        assert torch.equal(got[1:, LENGTH:], model.generate(x[1:, 20:], **greedy)[:, LENGTH - 20 :])
+        actual = gpu_model.generate(padded, attention_mask=mask.to(DEVICE), **greedy).cpu()
+        assert torch.equal(actual[1:, LENGTH:], model.generate(x[1:, 20:], **greedy)[:, LENGTH - 20 :])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.peer_models import ours, relative, tokens
+from support.peer_models import relative, small_model, tokens
 from xlstm_hip.mlstm import registry
 
 LENGTHS = (7, 1, 20, 33)
@@ -25,14 +25,14 @@ def packed() -> tuple[list[Tensor], Tensor, Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_each_sequence_is_as_by_itself_and_so_is_its_state(dtype: torch.dtype) -> None:
-    model = ours(dtype=torch.float64, return_last_states=True)
+    model = small_model(dtype=torch.float64, return_last_states=True)
     parts, row, ends = packed()
     with torch.no_grad():
         logits, state = model(row, cu_seqlens=ends.to(dtype))
         alone = [model(part) for part in parts]
         assert relative(logits, torch.cat([out for out, _ in alone], 1)) < SAME
-        for block, own in state.items():
-            for x, same in zip(own, zip(*(last[block] for _, last in alone), strict=True), strict=True):
+        for block, layer in state.items():
+            for x, same in zip(layer, zip(*(last[block] for _, last in alone), strict=True), strict=True):
                 assert relative(x, torch.cat(same)) < SAME
         # The states are rows of a batch, and sequences packed after them go on with them.
         again, _ = model(row, state, cu_seqlens=ends)
@@ -41,23 +41,23 @@ def test_each_sequence_is_as_by_itself_and_so_is_its_state(dtype: torch.dtype) -
 
 
 def test_a_packed_prompt_is_decoded_as_a_batch() -> None:
-    model = ours(dtype=torch.float64, return_last_states=True)
+    model = small_model(dtype=torch.float64, return_last_states=True)
     parts, row, ends = packed()
     with torch.no_grad():
         _, state = model(row, cu_seqlens=ends)
         step = model.step(row[0, ends[1:] - 1], state)
         for n, part in enumerate(parts):
-            _, own = model(part)
-            assert relative(step[n], model.step(part[0, -1:], own)[0]) < SAME
+            _, part_state = model(part)
+            assert relative(step[n], model.step(part[0, -1:], part_state)[0]) < SAME
 
 
 def test_loss_and_gradients() -> None:
-    model = ours(dtype=torch.float64)
+    model = small_model(dtype=torch.float64)
     parts, row, ends = packed()
     targets = row.roll(-1, 1)
     targets[0, ends[1:] - 1] = -100
     model.loss(row, targets, cu_seqlens=ends).backward()
-    got = [x.grad.clone() for x in model.parameters() if x.grad is not None]
+    actual = [x.grad.clone() for x in model.parameters() if x.grad is not None]
     model.zero_grad()
     count = sum(length - 1 for length in LENGTHS)
     for part in parts:
@@ -65,17 +65,17 @@ def test_loss_and_gradients() -> None:
             goal = torch.nn.functional.pad(part[:, 1:], (0, 1), value=-100)
             (model.loss(part, goal) * ((part.shape[1] - 1) / count)).backward()
     want = [x.grad for x in model.parameters() if x.grad is not None]
-    assert all(relative(x, y) < 1e-10 for x, y in zip(got, want, strict=True))  # as gradients cancel
+    assert all(relative(x, y) < 1e-10 for x, y in zip(actual, want, strict=True))  # as gradients cancel
 
 
 def test_checkpointing_keeps_them_apart() -> None:
-    model = ours(dtype=torch.float64)
+    model = small_model(dtype=torch.float64)
     _, row, ends = packed()
     want = model(row, cu_seqlens=ends)
     model.backbone.activation_checkpointing = True
-    got = model(row, cu_seqlens=ends)
-    got.sum().backward()
-    assert torch.equal(got, want)
+    actual = model(row, cu_seqlens=ends)
+    actual.sum().backward()
+    assert torch.equal(actual, want)
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_checkpointing_keeps_them_apart() -> None:
 def test_bad_input(change: dict[str, Any], error: type[Exception], text: str) -> None:
     call = {"x": tokens(1, 8), "cu_seqlens": torch.tensor([0, 8])} | change
     with pytest.raises(error, match=text):
-        ours()(**call)
+        small_model()(**call)
 
 
 def test_a_state_of_another_number_of_sequences_is_refused() -> None:
-    model = ours(return_last_states=True)
+    model = small_model(return_last_states=True)
     _, row, ends = packed()
     with torch.no_grad():
         _, state = model(tokens(1, 4))
@@ -108,9 +108,9 @@ def test_a_state_of_another_number_of_sequences_is_refused() -> None:
 def test_a_kernel_of_multiples_is_refused() -> None:
     name = "chunkwise--of_multiples"
     about = {"devices": ("*",), "dtypes": (torch.float32,), "gradient": "unstated"}
-    registry.register_mlstm_kernel(name, lambda *given: None, kind="chunkwise", any_length=False, **about)
+    registry.register_mlstm_kernel(name, lambda *arguments: None, kind="chunkwise", any_length=False, **about)
     try:
-        model = ours(chunkwise_kernel=name)
+        model = small_model(chunkwise_kernel=name)
         with pytest.raises(NotImplementedError, match="cu_seqlens: kernel 'chunkwise--of_multiples' takes multiples"):
             model(tokens(1, 16), cu_seqlens=torch.tensor([0, 16]))
     finally:

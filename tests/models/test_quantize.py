@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support.engine_calls import copied, counted, in_double, layer_by_layer, no_worse_than_layers, state_after, steps
-from support.peer_models import SMALL, ours, relative, tokens
+from support.peer_models import SMALL, relative, small_model, tokens
 from xlstm_hip.cli import main
 from xlstm_hip.models import CheckpointError, Stream, generate, load_pretrained, save_pretrained, xLSTMLarge
 from xlstm_hip.models.quantize import QuantizedLinear, Scheme, packed, quantize, unpacked
@@ -26,19 +26,19 @@ WORST = {8: 0.0095, 4: 0.121}
 
 def quantised(bits: int = 4, group_size: int = 64, symmetric: bool | None = None, **changes: Any) -> xLSTMLarge:
     """A small model; its quantised weights, widened, are exact in float32."""
-    model, _ = quantize(ours(**changes), bits, group_size, symmetric=symmetric, progress=False)
+    model, _ = quantize(small_model(**changes), bits, group_size, symmetric=symmetric, progress=False)
     return model
 
 
 def widened(model: xLSTMLarge, dtype: torch.dtype = torch.float64) -> xLSTMLarge:
     """The model of plain weights that a quantised one stands for."""
-    twin = ours(**{name: getattr(model.config, name) for name in (*SMALL, "weight_mode", "use_bias")})
-    own = model.state_dict()
+    twin = small_model(**{name: getattr(model.config, name) for name in (*SMALL, "weight_mode", "use_bias")})
+    weights = model.state_dict()
     for name, layer in model.named_modules():
         if isinstance(layer, QuantizedLinear):
-            own = {key: x for key, x in own.items() if not key.startswith(f"{name}.") or key.endswith("bias")}
-            own[f"{name}.weight"] = layer.widened(torch.float32)
-    twin.load_state_dict(own)
+            weights = {key: x for key, x in weights.items() if not key.startswith(f"{name}.") or key.endswith("bias")}
+            weights[f"{name}.weight"] = layer.widened(torch.float32)
+    twin.load_state_dict(weights)
     return twin.to(dtype)
 
 
@@ -58,18 +58,18 @@ def test_error_of_a_weight(bits: int, group_size: int, symmetric: bool, columns:
     weight[5, 7] = 100
     layer = QuantizedLinear(columns, 96, False, Scheme(bits, group_size, symmetric))
     layer.take(weight)
-    got = layer.widened(torch.float32)
-    assert got.shape == weight.shape and not got[3].any()
-    assert torch.allclose(got[4], weight[4], rtol=1e-3)
-    assert got[5, 7] == pytest.approx(100, rel=0.05)
-    rest = torch.arange(96) > 5
-    assert relative(got[rest], weight[rest]) < WORST[bits]
+    actual = layer.widened(torch.float32)
+    assert actual.shape == weight.shape and not actual[3].any()
+    assert torch.allclose(actual[4], weight[4], rtol=1e-3)
+    assert actual[5, 7] == pytest.approx(100, rel=0.05)
+    filled = torch.arange(96) > 5
+    assert relative(actual[filled], weight[filled]) < WORST[bits]
     # A tenth of what the levels that hold the range would leave is gained by the search at the least where groups are
     # long and have few levels; it never does worse.
     levels = 255 if bits == 8 else 15
-    plain = (weight[rest].amax(1) - weight[rest].amin(1)) / levels / 12**0.5
+    plain = (weight[filled].amax(1) - weight[filled].amin(1)) / levels / 12**0.5
     if group_size == 128 and columns == 256:
-        assert float((got[rest] - weight[rest]).square().mean()) < float(plain.square().mean()) * (
+        assert float((actual[filled] - weight[filled]).square().mean()) < float(plain.square().mean()) * (
             1 if not symmetric else 2
         )
 
@@ -78,24 +78,24 @@ def test_error_of_a_weight(bits: int, group_size: int, symmetric: bool, columns:
 @pytest.mark.parametrize(("bits", "group_size", "symmetric"), SCHEMES)
 def test_the_engine_reads_them(bits: int, group_size: int, symmetric: bool, scale_dtype: str) -> None:
     changes: dict[str, Any] = {"use_bias": True, "weight_mode": "fused"} if group_size == 64 else {}
-    model = ours(**changes)
+    model = small_model(**changes)
     quantize(model, bits, group_size, symmetric=symmetric, scale_dtype=scale_dtype, progress=False)
     no_worse_than_layers(model, widened(model), 5, 3)
     begun, x = state_after(model, tokens(5, 5)), tokens(5, 3, seed=2)
-    got = steps(model, copied(begun), x)
-    one = {n: tuple(s[2:3].clone() for s in own) for n, own in begun.items()}
-    assert torch.equal(steps(model, one, x[2:3])[0], got[2])
+    actual = steps(model, copied(begun), x)
+    one = {n: tuple(s[2:3].clone() for s in layer) for n, layer in begun.items()}
+    assert torch.equal(steps(model, one, x[2:3])[0], actual[2])
 
 
 def test_widths_that_no_group_divides() -> None:
-    model = ours(embedding_dim=144, ffn_round_up_to_multiple_of=8, num_heads=2)
+    model = small_model(embedding_dim=144, ffn_round_up_to_multiple_of=8, num_heads=2)
     quantize(model, 4, 128, progress=False)
     begun, x = state_after(model, tokens(2, 5)), tokens(2, 2, seed=2)
     with counted() as calls:
-        got = steps(model, copied(begun), x)
+        actual = steps(model, copied(begun), x)
     assert calls == [2, 2]
     with layer_by_layer():
-        assert relative(got, steps(model, copied(begun), x)) < 1e-5
+        assert relative(actual, steps(model, copied(begun), x)) < 1e-5
 
 
 def test_text_is_that_of_the_widened_weights() -> None:
@@ -151,9 +151,9 @@ def test_saved_and_loaded(bits: int, saved: str, loaded: str, tmp_path: Path) ->
 
 def damaged(folder: Path, change) -> None:
     file = folder / "model.safetensors"
-    held = load_file(file)
-    change(held)
-    save_file(held, file, metadata={"format": "pt"})
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 NAME = "backbone.blocks.1.mlstm_layer.k"
@@ -162,26 +162,26 @@ NAME = "backbone.blocks.1.mlstm_layer.k"
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda held: held.pop(f"{NAME}.scales"), f"missing from the checkpoint: {NAME}.scales"),
-        (lambda held: held.pop(f"{NAME}.offsets"), f"missing from the checkpoint: {NAME}.offsets"),
+        (lambda tensors: tensors.pop(f"{NAME}.scales"), f"missing from the checkpoint: {NAME}.scales"),
+        (lambda tensors: tensors.pop(f"{NAME}.offsets"), f"missing from the checkpoint: {NAME}.offsets"),
         (
-            lambda held: held.update({f"{NAME}.qweight": held[f"{NAME}.qweight"][:, :-1].contiguous()}),
+            lambda tensors: tensors.update({f"{NAME}.qweight": tensors[f"{NAME}.qweight"][:, :-1].contiguous()}),
             rf"{NAME}.qweight: expected shape \(64, 64\)",
         ),
         (
-            lambda held: held.update({f"{NAME}.qweight": held[f"{NAME}.qweight"].to(torch.int8)}),
+            lambda tensors: tensors.update({f"{NAME}.qweight": tensors[f"{NAME}.qweight"].to(torch.int8)}),
             f"{NAME}.qweight: expected uint8, got int8",
         ),
         (
-            lambda held: held.update({f"{NAME}.scales": held[f"{NAME}.scales"].float()}),
+            lambda tensors: tensors.update({f"{NAME}.scales": tensors[f"{NAME}.scales"].float()}),
             f"{NAME}.scales: expected float16, got float32",
         ),
         (
-            lambda held: held.update({"embedding.extra": torch.zeros(2)}),
+            lambda tensors: tensors.update({"embedding.extra": torch.zeros(2)}),
             "in the checkpoint but not in the model: embedding.extra",
         ),
         (
-            lambda held: held.update({"backbone.out_norm.weight": torch.zeros(128, dtype=torch.int8)}),
+            lambda tensors: tensors.update({"backbone.out_norm.weight": torch.zeros(128, dtype=torch.int8)}),
             "backbone.out_norm.weight: expected a dtype of floats, got int8",
         ),
     ],
@@ -214,17 +214,17 @@ def test_wrong_configurations(field: str, value: object, words: str, tmp_path: P
 
 def test_wrong_calls(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="bits: expected one of"):
-        quantize(ours(), 2)
+        quantize(small_model(), 2)
     with pytest.raises(ValueError, match="group_size: expected one of"):
-        quantize(ours(), 4, 16)
+        quantize(small_model(), 4, 16)
     with pytest.raises(ValueError, match="skip: expected one of"):
-        quantize(ours(), 4, skip=("wte",))
+        quantize(small_model(), 4, skip=("wte",))
     with pytest.raises(ValueError, match="skip: expected all of q, k, v, ogate_preact or none"):
-        quantize(ours(weight_mode="fused"), 4, skip=("q",))
+        quantize(small_model(weight_mode="fused"), 4, skip=("q",))
     with pytest.raises(TypeError, match=r"bits: expected an int, got 8\.0"):
-        quantize(ours(), 8.0)  # type: ignore[arg-type]
+        quantize(small_model(), 8.0)  # type: ignore[arg-type]
     for broken in (math.nan, math.inf):
-        model = ours()
+        model = small_model()
         with torch.no_grad():
             model.backbone.blocks[1].ffn.proj_up.weight[3, 4] = broken
         with pytest.raises(ValueError, match=r"backbone\.blocks\.1\.ffn\.proj_up\.weight: expected finite numbers"):
@@ -245,23 +245,23 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     text.write_text("In the beginning God created the heavens and the earth. " * 4)
     out = tmp_path / "int4"
     report = out / "errors.json"  # in a folder that is new
-    given = ["--bits", "4", "--group-size", "32", "--report", str(report), "--text", str(text)]
-    assert main(["quantize", str(DEMO), str(out), *given]) == 0
+    arguments = ["--bits", "4", "--group-size", "32", "--report", str(report), "--text", str(text)]
+    assert main(["quantize", str(DEMO), str(out), *arguments]) == 0
     printed = capsys.readouterr().out
     assert "33 weights, 1.8 -> 0.6 MB" in printed and "perplexity" in printed
-    told = json.loads(report.read_text())
-    assert told["scheme"]["bits"] == 4 and len(told["weights"]) == 33
-    assert told["perplexity_after"] / told["perplexity_before"] == pytest.approx(1, abs=0.05)
+    summary = json.loads(report.read_text())
+    assert summary["scheme"]["bits"] == 4 and len(summary["weights"]) == 33
+    assert summary["perplexity_after"] / summary["perplexity_before"] == pytest.approx(1, abs=0.05)
     assert main(["generate", str(out), "--prompt", "In the ", "--max-tokens", "8"]) == 0
     assert main(["eval", "--model", str(out), str(text), "--json"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert json.loads(lines[-1])["perplexity"] == pytest.approx(told["perplexity_after"], rel=0.02)
+    assert json.loads(lines[-1])["perplexity"] == pytest.approx(summary["perplexity_after"], rel=0.02)
 
 
 def test_what_cannot_be_saved_is_said_first(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_pretrained(ours(gate_soft_cap=None), tmp_path / "capless", "xlstm_large")
+    save_pretrained(small_model(gate_soft_cap=None), tmp_path / "capless", "xlstm_large")
     monkeypatch.setattr(QuantizedLinear, "take", lambda self, weight: pytest.fail("quantised before it was checked"))
     assert main(["quantize", str(tmp_path / "capless"), str(tmp_path / "new")]) == 1
     assert "transformers' model needs gate_soft_cap to be a number" in capsys.readouterr().err
@@ -296,8 +296,8 @@ def test_command_errors(
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 1
     assert not (tmp_path / "new").exists()
-    told = capsys.readouterr().err
-    assert words in told and told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert words in message and message.count("\n") == 1
 
 
 def test_a_part_of_a_fused_weight_that_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -314,5 +314,5 @@ def test_saved_after_its_dtype_was_changed(dtype: torch.dtype, tmp_path: Path) -
     model, x = quantised().to(dtype), tokens(1, 9)
     save_pretrained(model, tmp_path)
     with torch.no_grad():
-        got = load_pretrained(tmp_path, progress=False)(x)[0]
-        assert got.dtype == dtype and relative(got, model(x)) < 0.02
+        actual = load_pretrained(tmp_path, progress=False)(x)[0]
+        assert actual.dtype == dtype and relative(actual, model(x)) < 0.02

@@ -44,7 +44,7 @@ def call_of(logits: Tensor, sampling: Sampling, seeds: list[int] | None = None, 
     """The arguments of the op, by name, in its order."""
     rows, vocab = logits.shape
     drawn = not sampling.greedy
-    given: dict[str, Any] = {
+    call: dict[str, Any] = {
         "tokens": torch.full((rows,), -1),
         "logits": logits,
         "seeds": torch.tensor(seeds or list(range(rows))) if drawn else None,
@@ -59,12 +59,12 @@ def call_of(logits: Tensor, sampling: Sampling, seeds: list[int] | None = None, 
         "top_p": sampling.top_p,
         "repetition_penalty": sampling.repetition_penalty,
     }
-    return given | changes
+    return call | changes
 
 
-def draw(given: dict[str, Any]) -> dict[str, Any]:
-    ops.OPS.draw_tokens_(*given.values())
-    return given
+def draw(call: dict[str, Any]) -> dict[str, Any]:
+    ops.OPS.draw_tokens_(*call.values())
+    return call
 
 
 @pytest.mark.parametrize("levels", [0, 4], ids=["", "ties"])
@@ -73,30 +73,30 @@ def draw(given: dict[str, Any]) -> dict[str, Any]:
 def test_weights(sampling: Sampling, vocab: int, levels: int) -> None:
     """The kept tokens are plain torch's, and each has its probability."""
     logits = logits_of(3, vocab, levels=levels)
-    given = draw(call_of(logits, sampling))
-    want = sampling.probabilities(logits.double(), given["seen"])
-    weights = given["weights"].double()
+    call = draw(call_of(logits, sampling))
+    want = sampling.probabilities(logits.double(), call["seen"])
+    weights = call["weights"].double()
     sums = weights.sum(-1, keepdim=True)
-    seen = plain.penalised(logits, given["seen"], sampling.repetition_penalty).double() / sampling.temperature
+    seen = plain.penalised(logits, call["seen"], sampling.repetition_penalty).double() / sampling.temperature
     heard = (seen - seen.amax(-1, keepdim=True)).exp() > WEIGHT  # those below may round to nothing
     assert torch.equal((weights > 0) & heard, (want > 0) & heard)
     assert ((weights / sums - want).abs() <= WEIGHT * (1 + vocab * want)).all()  # half a unit each, and in the sum
-    drawn = given["tokens"]
+    drawn = call["tokens"]
     assert (want.gather(1, drawn.unsqueeze(1)) > 0).all()
-    uniforms = uniform(given["seeds"], torch.zeros(3, dtype=torch.int64))
-    assert torch.equal(plain.pick(sampling, logits, given["seen"], uniforms), drawn)
+    uniforms = uniform(call["seeds"], torch.zeros(3, dtype=torch.int64))
+    assert torch.equal(plain.pick(sampling, logits, call["seen"], uniforms), drawn)
 
 
 def test_boundaries() -> None:
     """Sums that meet top_p exactly, and ties around it: the first of those that tie."""
     even = torch.zeros(1, 8)
-    for top_p, kept in ((0.5, 4), (0.5 + 2**-50, 5), (0.5 - 2**-50, 4), (1e-300, 1), (1 - 2**-53, 8)):
+    for top_p, remaining in ((0.5, 4), (0.5 + 2**-50, 5), (0.5 - 2**-50, 4), (1e-300, 1), (1 - 2**-53, 8)):
         weights = draw(call_of(even, Sampling(1.0, top_p=top_p)))["weights"]
-        assert (weights[0] > 0).tolist() == [True] * kept + [False] * (8 - kept), top_p
+        assert (weights[0] > 0).tolist() == [True] * remaining + [False] * (8 - remaining), top_p
     ties = torch.tensor([[1.0, 2.0, 1.0, 2.0, 1.0, 3.0, -0.0, 0.0]])
-    for top_k, kept in ((1, [5]), (2, [1, 3, 5]), (3, [1, 3, 5]), (4, [0, 1, 2, 3, 4, 5]), (7, list(range(8)))):
+    for top_k, remaining in ((1, [5]), (2, [1, 3, 5]), (3, [1, 3, 5]), (4, [0, 1, 2, 3, 4, 5]), (7, list(range(8)))):
         weights = draw(call_of(ties, Sampling(1.0, top_k=top_k)))["weights"]
-        assert (weights[0] > 0).nonzero().flatten().tolist() == kept, top_k
+        assert (weights[0] > 0).nonzero().flatten().tolist() == remaining, top_k
     two = draw(call_of(ties, Sampling(1.0, top_k=2, top_p=0.6)))["weights"]
     assert (two[0] > 0).nonzero().flatten().tolist() == [1, 5]
 
@@ -108,8 +108,8 @@ def test_greedy_is_argmax(penalty: float) -> None:
         logits = logits_of(5, vocab, levels=levels)
         logits[0] = -math.inf
         logits[1, vocab // 2 :] = math.inf
-        given = draw(call_of(logits, sampling))
-        assert torch.equal(given["tokens"], plain.penalised(logits, given["seen"], penalty).argmax(-1))
+        call = draw(call_of(logits, sampling))
+        assert torch.equal(call["tokens"], plain.penalised(logits, call["seen"], penalty).argmax(-1))
 
 
 def test_draws_have_their_share() -> None:
@@ -118,41 +118,41 @@ def test_draws_have_their_share() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, -4.0, 2.5, 0.0, 2.0, -1.0, 1.5, 0.5]]).expand(rows, -1).contiguous()
     seen = torch.tensor([[True] * 3 + [False] * 7]).expand(rows, -1).contiguous()
     want = sampling.probabilities(logits[:1].double(), seen[:1])[0]
-    for given in (
+    for call in (
         call_of(logits, sampling, list(range(rows)), seen=seen),
         call_of(logits, sampling, [5] * rows, seen=seen, numbers=torch.arange(rows)),
     ):
-        counts = torch.bincount(draw(given)["tokens"], minlength=10).double()
+        counts = torch.bincount(draw(call)["tokens"], minlength=10).double()
         assert (counts[want == 0] == 0).all()
-        kept = want > 0
-        assert ((counts[kept] - rows * want[kept]) ** 2 / (rows * want[kept])).sum() < 26.1
+        possible = want > 0
+        assert ((counts[possible] - rows * want[possible]) ** 2 / (rows * want[possible])).sum() < 26.1
 
 
 def test_the_same_bits_again_in_any_company_and_on_any_threads() -> None:
     sampling = Sampling(1.0, top_k=400, top_p=0.95)
     logits = logits_of(9, 3000)
-    whole = draw(call_of(logits, sampling, list(range(30, 39))))
+    batch = draw(call_of(logits, sampling, list(range(30, 39))))
     torch.set_num_threads(1)
     for row in range(9):
         alone = draw(call_of(logits[row : row + 1].clone(), sampling, [30 + row]))
-        assert torch.equal(alone["weights"], whole["weights"][row : row + 1])
-        assert alone["tokens"][0] == whole["tokens"][row] and alone["numbers"].tolist() == [1]
-    other = draw(call_of(logits, sampling, list(range(30, 39)), numbers=torch.ones(9, dtype=torch.int64)))
-    assert not torch.equal(other["tokens"], whole["tokens"])
+        assert torch.equal(alone["weights"], batch["weights"][row : row + 1])
+        assert alone["tokens"][0] == batch["tokens"][row] and alone["numbers"].tolist() == [1]
+    next_draw = draw(call_of(logits, sampling, list(range(30, 39)), numbers=torch.ones(9, dtype=torch.int64)))
+    assert not torch.equal(next_draw["tokens"], batch["tokens"])
 
 
 def test_what_is_read_is_seen_and_ends_end() -> None:
     logits = torch.tensor([[1.0, 2.0, 1.9, 0.0]] * 3)
-    given = call_of(
+    call = call_of(
         logits, Sampling(repetition_penalty=2.0), tokens=torch.tensor([1, -1, 1]), seen=torch.zeros(3, 4).bool(),
         going=torch.tensor([True, True, False]), ends=torch.tensor([2, 9]), pad=7,
     )  # fmt: skip
-    draw(given)
-    assert given["tokens"].tolist() == [2, 1, 7]
-    assert given["seen"].nonzero().tolist() == [[0, 1]]
-    assert given["going"].tolist() == [False, True, False]
-    draw(given)
-    assert given["tokens"].tolist() == [7, 2, 7] and not given["going"].any()
+    draw(call)
+    assert call["tokens"].tolist() == [2, 1, 7]
+    assert call["seen"].nonzero().tolist() == [[0, 1]]
+    assert call["going"].tolist() == [False, True, False]
+    draw(call)
+    assert call["tokens"].tolist() == [7, 2, 7] and not call["going"].any()
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(1.0, 5, 0.9)], ids=str)
@@ -162,10 +162,10 @@ def test_nan(sampling: Sampling) -> None:
     want = draw(call_of(logits, sampling))["tokens"]
     broken = logits.clone()
     broken[1, 17] = math.nan
-    given = draw(call_of(broken, sampling))
-    assert given["tokens"].tolist() == [want[0], -1, want[2]]
+    call = draw(call_of(broken, sampling))
+    assert call["tokens"].tolist() == [want[0], -1, want[2]]
     with pytest.raises(ValueError, match="logits: expected numbers to draw a token from, got NaN or nothing in row 1"):
-        check_drawn(given["tokens"])
+        check_drawn(call["tokens"])
     nothing = draw(call_of(torch.full((1, 50), -math.inf), sampling))
     assert nothing["tokens"].tolist() == [0 if sampling.greedy else -1]
     infinite = logits.clone()
@@ -218,12 +218,12 @@ def test_min_p_keeps_what_plain_torch_keeps(options: tuple, levels: int) -> None
         drawing = Drawing(sampling, (), 0, rows, None, CPU)
         drawing.begin(range(rows))
         drawing(logits)
-        kept = (sampling.probabilities(logits[:1], None)[0] > 0).nonzero().flatten().tolist()
+        remaining = (sampling.probabilities(logits[:1], None)[0] > 0).nonzero().flatten().tolist()
         if min_p == 1e-300:
             without = draw(call_of(logits, Sampling(3.0, top_k, top_p), list(range(rows))))
             assert torch.equal(drawing.tokens, without["tokens"])
         else:
-            assert drawing.tokens.unique().tolist() == kept and 1 <= len(kept) < 60
+            assert drawing.tokens.unique().tolist() == remaining and 1 <= len(remaining) < 60
 
 
 def test_min_p_and_nan() -> None:
@@ -250,9 +250,9 @@ def test_rows_that_are_given_up_end() -> None:
 
 def test_opcheck() -> None:
     for sampling in (Sampling(), SAMPLINGS[4]):
-        given = call_of(logits_of(2, 9), sampling, going=torch.tensor([True, True]), ends=torch.tensor([4]))
+        call = call_of(logits_of(2, 9), sampling, going=torch.tensor([True, True]), ends=torch.tensor([4]))
         utils = ("test_schema", "test_faketensor")
-        torch.library.opcheck(ops.OPS.draw_tokens_, tuple(given.values()), test_utils=utils)
+        torch.library.opcheck(ops.OPS.draw_tokens_, tuple(call.values()), test_utils=utils)
 
 
 @pytest.mark.parametrize(
@@ -281,6 +281,6 @@ def test_opcheck() -> None:
     ],
 )
 def test_wrong_calls(sampling: Sampling, changes: dict, words: str) -> None:
-    given = call_of(torch.zeros(2, 5), sampling) | changes
+    call = call_of(torch.zeros(2, 5), sampling) | changes
     with pytest.raises(RuntimeError, match=words):
-        draw(given)
+        draw(call)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.peer_models import ours, tokens
+from support.peer_models import small_model, tokens
 from xlstm_hip.models import (
     Sampling,
     Stream,
@@ -28,7 +28,7 @@ SAMPLING = Sampling(0.9, 40, repetition_penalty=1.2)
 
 @pytest.fixture(scope="module")
 def model() -> xLSTMLarge:
-    return ours(dtype=torch.bfloat16)
+    return small_model(dtype=torch.bfloat16)
 
 
 def begun(model: xLSTMLarge, length: int = 9) -> Stream:
@@ -46,25 +46,25 @@ def begun(model: xLSTMLarge, length: int = 9) -> Stream:
 def test_a_stream_continues_with_the_same_bits(model: xLSTMLarge, tmp_path: Path) -> None:
     stream = begun(model)
     stream.save(tmp_path / "state", notes={"who": ["any", 1]})
-    other = Stream.load(tmp_path / "state", model)
-    assert other.tokens_read == stream.tokens_read == 14
+    loaded = Stream.load(tmp_path / "state", model)
+    assert loaded.tokens_read == stream.tokens_read == 14
     assert load_state(tmp_path / "state", model).notes == {"who": ["any", 1]}
     for _ in range(2):  # steps of the engine, and a prompt through the layers
-        pairs = zip(stream.tokens(20, SAMPLING, 7), other.tokens(20, SAMPLING, 7), strict=True)
-        assert all(torch.equal(a, b) and torch.equal(stream.logits, other.logits) for a, b in pairs)
-        assert torch.equal(stream.feed(tokens(2, 6, seed=5)), other.feed(tokens(2, 6, seed=5)))
-    assert torch.equal(stream.seen, other.seen)
-    assert all(torch.equal(a, b) for n in stream.state for a, b in zip(stream.state[n], other.state[n], strict=True))
+        pairs = zip(stream.tokens(20, SAMPLING, 7), loaded.tokens(20, SAMPLING, 7), strict=True)
+        assert all(torch.equal(a, b) and torch.equal(stream.logits, loaded.logits) for a, b in pairs)
+        assert torch.equal(stream.feed(tokens(2, 6, seed=5)), loaded.feed(tokens(2, 6, seed=5)))
+    assert torch.equal(stream.seen, loaded.seen)
+    assert all(torch.equal(a, b) for n in stream.state for a, b in zip(stream.state[n], loaded.state[n], strict=True))
 
 
 def test_the_state_of_generate(model: xLSTMLarge, tmp_path: Path) -> None:
-    whole = generate(model, [[5, 6, 7]], 20, eos=())
+    full = generate(model, [[5, 6, 7]], 20, eos=())
     first = generate(model, [[5, 6, 7]], 12, eos=())
     save_state(tmp_path / "state", model, first.state)
     saved = load_state(str(tmp_path / "state"), model)
     assert saved.logits is None and saved.seen is None and saved.batch_size == 1
-    rest = generate(model, first.tokens[:, -1:], 8, eos=(), state=saved.state)
-    assert torch.equal(torch.cat((first.tokens, rest.tokens), 1), whole.tokens)
+    continued = generate(model, first.tokens[:, -1:], 8, eos=(), state=saved.state)
+    assert torch.equal(torch.cat((first.tokens, continued.tokens), 1), full.tokens)
 
 
 def test_a_file_is_replaced_whole(model: xLSTMLarge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,15 +72,15 @@ def test_a_file_is_replaced_whole(model: xLSTMLarge, tmp_path: Path, monkeypatch
     begun(model, 4).save(file)
     size = file.stat().st_size
     stream = Stream.load(file, model)
-    kept = [x.clone() for own in stream.state.values() for x in own]
+    copies = [x.clone() for layer in stream.state.values() for x in layer]
     with file.open("r+b") as opened:  # in place: a stream's memory is not the file's
         opened.write(b"\0" * size)
     begun(model, 400).save(file)
     assert abs(file.stat().st_size - size) < 16
-    other = [x for own in load_state(file, model).state.values() for x in own]
-    assert not any(torch.equal(a, b) for a, b in zip(kept, other, strict=True))
+    loaded = [x for layer in load_state(file, model).state.values() for x in layer]
+    assert not any(torch.equal(a, b) for a, b in zip(copies, loaded, strict=True))
     stream.save(file)
-    assert all(torch.equal(a, b) for a, b in zip(kept, (x for n in stream.state.values() for x in n), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(copies, (x for n in stream.state.values() for x in n), strict=True))
     before = file.read_bytes()
     umask = os.umask(0)
     os.umask(umask)
@@ -98,34 +98,37 @@ def test_a_file_is_replaced_whole(model: xLSTMLarge, tmp_path: Path, monkeypatch
 
 def test_weights_mark(tmp_path: Path) -> None:
     """One for weights however they are kept, another for others."""
-    single = ours()
+    single = small_model()
     save_pretrained(single, tmp_path)
     fused = load_pretrained(tmp_path, weight_mode="fused", progress=False)
     assert weights_mark(single) == weights_mark(fused)
     mark = weights_mark(single)
     for name, x in single.state_dict().items():
-        kept = x.clone()
+        original = x.clone()
         x[-1] += 0.01
         assert weights_mark(single) != mark, name
-        x.copy_(kept)
+        x.copy_(original)
     assert weights_mark(single) == mark
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
+    ("make_model", "words"),
     [
-        (lambda: ours(dtype=torch.float32), "a state of a model with dtype float32, got bfloat16"),
-        (lambda: ours(dtype=torch.bfloat16, num_blocks=2), "a state of a model with num_blocks 2, got 3"),
-        (lambda: ours(dtype=torch.bfloat16, num_heads=2), "a state of a model with num_heads 2, got 4"),
-        (lambda: quantize(ours(dtype=torch.bfloat16), 8, progress=False)[0], "a model with bits 8, got None"),
-        (lambda: ours(seed=5, dtype=torch.bfloat16), "of these weights; other weights of the same shape made it"),
+        (lambda: small_model(dtype=torch.float32), "a state of a model with dtype float32, got bfloat16"),
+        (lambda: small_model(dtype=torch.bfloat16, num_blocks=2), "a state of a model with num_blocks 2, got 3"),
+        (lambda: small_model(dtype=torch.bfloat16, num_heads=2), "a state of a model with num_heads 2, got 4"),
+        (lambda: quantize(small_model(dtype=torch.bfloat16), 8, progress=False)[0], "a model with bits 8, got None"),
+        (
+            lambda: small_model(seed=5, dtype=torch.bfloat16),
+            "of these weights; other weights of the same shape made it",
+        ),
     ],
     ids=["dtype", "blocks", "heads", "bits", "weights"],
 )
-def test_another_model_is_refused(model: xLSTMLarge, tmp_path: Path, other, words: str) -> None:
+def test_another_model_is_refused(model: xLSTMLarge, tmp_path: Path, make_model, words: str) -> None:
     begun(model).save(tmp_path / "state")
     with pytest.raises(ValueError, match=f"state: expected .*{words}"):
-        Stream.load(tmp_path / "state", other())
+        Stream.load(tmp_path / "state", make_model())
 
 
 def test_files_that_are_none(model: xLSTMLarge, tmp_path: Path) -> None:
@@ -133,15 +136,15 @@ def test_files_that_are_none(model: xLSTMLarge, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="expected a file of a state, got .*state"):
         load_state(file, model)
     begun(model).save(file)
-    whole = file.read_bytes()
-    for contents in (b"", b"not a state", whole[:-100]):
+    saved = file.read_bytes()
+    for contents in (b"", b"not a state", saved[:-100]):
         file.write_bytes(contents)
         with pytest.raises(ValueError, match="state: damaged, or no file of a state: "):
             load_state(file, model)
-    file.write_bytes(whole.replace(b"xlstm_hip state 1", b"xlstm_hip state 2"))
+    file.write_bytes(saved.replace(b"xlstm_hip state 1", b"xlstm_hip state 2"))
     with pytest.raises(ValueError, match="state: expected a state that this version saved, got 'xlstm_hip state 2'"):
         load_state(file, model)
-    file.write_bytes(whole.replace(b'"1.n"', b'"1.x"'))
+    file.write_bytes(saved.replace(b'"1.n"', b'"1.x"'))
     with pytest.raises(ValueError, match="state: damaged, or no file of a state: '1.n'"):
         load_state(file, model)
 

@@ -32,16 +32,16 @@ def tokenizer_of(words: list[str]) -> Tokenizer:
 
 
 def written(words: list[str], stop: list[str]) -> tuple[list[str], str | None, str]:
-    writer, pieces = TextWriter(tokenizer_of(words), stop), []
+    writer, parts = TextWriter(tokenizer_of(words), stop), []
     for token in range(len(words)):
-        pieces.append(writer.add(token))
+        parts.append(writer.add(token))
         if writer.stopped_by is not None:
-            return pieces, writer.stopped_by, writer.pending
-    return [*pieces, writer.end()], None, writer.pending
+            return parts, writer.stopped_by, writer.pending
+    return [*parts, writer.end()], None, writer.pending
 
 
 @pytest.mark.parametrize(
-    ("words", "stop", "pieces", "met", "held"),
+    ("words", "stop", "parts", "met", "pending"),
     [
         (["ab", "cd"], [], ["ab", "cd", ""], None, ""),
         (["ab", "cd"], ["bc"], ["a", ""], "bc", "bcd"),  # across tokens, and what follows it in one
@@ -53,20 +53,20 @@ def written(words: list[str], stop: list[str]) -> tuple[list[str], str | None, s
         (["", "\n", "", "\n", "z"], ["\n\n"], ["", "", "", ""], "\n\n", "\n\n"),
     ],
 )
-def test_stop_strings(words: list[str], stop: list[str], pieces: list[str], met: str | None, held: str) -> None:
-    assert written(words, stop) == (pieces, met, held)
+def test_stop_strings(words: list[str], stop: list[str], parts: list[str], met: str | None, pending: str) -> None:
+    assert written(words, stop) == (parts, met, pending)
 
 
 @pytest.mark.parametrize("stop", [[], ["e"], ["the", " a"], ["ness and", "\n"], ["\u00e9"]], ids=str)
 def test_pieces_are_the_text_up_to_the_first_stop_string(stop: list[str]) -> None:
     text = "the darkness and the caf\u00e9 \u20ac\n a"
-    writer, pieces = TextWriter(BYTES, stop), ""
+    writer, parts = TextWriter(BYTES, stop), ""
     for token in text.encode():
-        pieces += writer.add(token)
+        parts += writer.add(token)
         if writer.stopped_by is not None:
             break
     cut = min((text.index(s) for s in stop), default=len(text))
-    assert pieces + writer.end() == text[:cut]
+    assert parts + writer.end() == text[:cut]
     assert stop == [] or text[cut:].startswith(str(writer.stopped_by))
 
 
@@ -74,28 +74,28 @@ def test_generate_text(model: xLSTMLarge) -> None:
     """The tokens of generate, as text; each row up to its own stop string, whatever the others do."""
     tokenizer = load_tokenizer(DEMO, 256)
     free = generate(model, [list(p.encode()) for p in PROMPTS], 60, eos=(), **OPTIONS)
-    whole = [bytes(row).decode() for row in free.tokens.tolist()]
-    got = generate_text(model, tokenizer, PROMPTS, 60, eos=(), **OPTIONS)
-    assert [(x.text, x.tokens, x.finish_reason, x.stop) for x in got] == [
-        (text, row, "length", None) for text, row in zip(whole, free.tokens.tolist(), strict=True)
+    texts = [bytes(row).decode() for row in free.tokens.tolist()]
+    actual = generate_text(model, tokenizer, PROMPTS, 60, eos=(), **OPTIONS)
+    assert [(x.text, x.tokens, x.finish_reason, x.stop) for x in actual] == [
+        (text, row, "length", None) for text, row in zip(texts, free.tokens.tolist(), strict=True)
     ]
-    assert [x.prompt_tokens for x in got] == [19, 8, 2] and got[0].logprobs is None
-    stop = [whole[0][20:26], whole[1][40:46], "\x02\x02"]
-    got = generate_text(model, tokenizer, PROMPTS, 60, eos=(), stop=stop, logprobs=2, **OPTIONS)
-    for text, x, row in zip(whole, got, free.tokens.tolist(), strict=True):
+    assert [x.prompt_tokens for x in actual] == [19, 8, 2] and actual[0].logprobs is None
+    stop = [texts[0][20:26], texts[1][40:46], "\x02\x02"]
+    actual = generate_text(model, tokenizer, PROMPTS, 60, eos=(), stop=stop, logprobs=2, **OPTIONS)
+    for text, x, row in zip(texts, actual, free.tokens.tolist(), strict=True):
         cut, met = min(((text.index(s), s) for s in stop if s in text), default=(60, None))
         assert x.text == text[:cut] and x.stop == met and x.finish_reason == ("length" if met is None else "stop")
         assert x.tokens == row[: cut + len(met or "")]
         assert [score.token for score in x.logprobs] == x.tokens
         assert all(len(score.top) == 2 and score.text == chr(score.token) for score in x.logprobs)
         assert all(top == (top[0], chr(top[0]), top[2]) for score in x.logprobs for top in score.top)
-    assert got[0].finish_reason == got[1].finish_reason == "stop" and got[0].stop != got[1].stop
+    assert actual[0].finish_reason == actual[1].finish_reason == "stop" and actual[0].stop != actual[1].stop
     alone = generate_text(model, tokenizer, PROMPTS[1:2], 60, eos=(), stop=stop, **OPTIONS | {"seed": 6})
-    assert alone[0].text == got[1].text
+    assert alone[0].text == actual[1].text
     end = (free.tokens[2, 9].item(),)
     ended = generate_text(model, tokenizer, PROMPTS, 60, eos=end, **OPTIONS)[2]
     first = free.tokens[2].tolist().index(end[0])
-    assert (ended.text, ended.tokens) == (whole[2][:first], free.tokens[2, : first + 1].tolist())
+    assert (ended.text, ended.tokens) == (texts[2][:first], free.tokens[2, : first + 1].tolist())
     assert (ended.finish_reason, ended.stop) == ("stop", None)
 
 
@@ -103,15 +103,18 @@ def test_the_space_between_a_prompt_and_its_text(model: xLSTMLarge, tmp_path: Pa
     """Tokenizers that leave out the space of a text's first word do so of a prompt, not of what follows it."""
     tokenizers = pytest.importorskip("tokenizers")
     words = {f"\u2581{chr(97 + n // 16)}{chr(97 + n % 16)}": n for n in range(255)} | {"[UNK]": 255}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
-    made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
-    made.save(str(tmp_path / "tokenizer.json"))
+    word_tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    word_tokenizer.pre_tokenizer, word_tokenizer.decoder = (
+        tokenizers.pre_tokenizers.Metaspace(),
+        tokenizers.decoders.Metaspace(),
+    )
+    word_tokenizer.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path, 256)
     prompt = " ".join(["ab", "bc"] * 20)
-    (got,) = generate_text(model, tokenizer, [prompt], 5, eos=())
+    (actual,) = generate_text(model, tokenizer, [prompt], 5, eos=())
     ids = tokenizer.encode(prompt)
-    assert prompt + got.text == tokenizer.decode([*ids, *got.tokens]) and got.text.startswith(" ")
-    assert tokenizer.decode(got.tokens) == got.text[1:]
+    assert prompt + actual.text == tokenizer.decode([*ids, *actual.tokens]) and actual.text.startswith(" ")
+    assert tokenizer.decode(actual.tokens) == actual.text[1:]
 
 
 @pytest.mark.parametrize(
@@ -129,6 +132,6 @@ def test_the_space_between_a_prompt_and_its_text(model: xLSTMLarge, tmp_path: Pa
     ],
 )
 def test_wrong_calls(model: xLSTMLarge, changes: dict, words: str) -> None:
-    given = {"prompts": ["x"], "max_new_tokens": 1} | changes
+    arguments = {"prompts": ["x"], "max_new_tokens": 1} | changes
     with pytest.raises((ValueError, TypeError), match=words):
-        generate_text(model, BYTES, **given)
+        generate_text(model, BYTES, **arguments)

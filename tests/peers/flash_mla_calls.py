@@ -53,8 +53,8 @@ def test_dense_decoding(dtype: torch.dtype, heads: int, queries: int, causal: bo
     for row, keys in enumerate(rows):
         true, true_lse = dense(q[row].double(), keys.double(), causal)
         plain, plain_lse = dense(q[row], keys, causal)
-        for what, got, twin, want in (("out", out[row], plain, true), ("lse", lse[row], plain_lse, true_lse)):
+        for label, actual, twin, want in (("out", out[row], plain, true), ("lse", lse[row], plain_lse, true_lse)):
             finite = want.isfinite()
-            assert torch.equal(got[~finite].double(), want[~finite]), what
+            assert torch.equal(actual[~finite].double(), want[~finite]), label
             limit = 2 * (twin.double() - want)[finite].abs().max().item() if finite.any() else 0.0
-            assert (got.double() - want)[finite].abs().max().item() <= limit if finite.any() else True, what
+            assert (actual.double() - want)[finite].abs().max().item() <= limit if finite.any() else True, label

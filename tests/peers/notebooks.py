@@ -22,24 +22,24 @@ def on_a_cpu(code: str) -> str:
     return re.sub(r"([\"'])cuda\1", r"\1cpu\1", code)
 
 
-def run(notebook: Path, place: dict[str, str]) -> dict[str, Any]:
+def run(notebook: Path, replacements: dict[str, str]) -> dict[str, Any]:
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     names: dict[str, Any] = {}
     for number, cell in enumerate(cell for cell in cells if cell["cell_type"] == "code"):
         code = on_a_cpu("".join(cell["source"]))
-        for there, here in place.items():
-            code = code.replace(there, here)
+        for old, new in replacements.items():
+            code = code.replace(old, new)
         exec(compile(code, f"{notebook.name}, cell {number}", "exec"), names)
     return names
 
 
-def ours(model: torch.nn.Module) -> bool:
+def is_of_package(model: torch.nn.Module) -> bool:
     return type(model).__module__.startswith(f"{xlstm_hip.__name__}.")
 
 
 def test_demo() -> None:
     names = run(NOTEBOOKS / "demo.ipynb", {})
-    assert ours(names["xlstm"])
+    assert is_of_package(names["xlstm"])
     # The notebook's last comparison, whose result it only shows.
     torch.testing.assert_close(names["out_chunkwise"], names["out_steps"], atol=7e-2, rtol=1e-3)
 
@@ -48,7 +48,7 @@ def test_load_from_pretrained(tmp_path: Path) -> None:
     config = xLSTMLargeConfig(embedding_dim=64, num_heads=4, num_blocks=2, vocab_size=2048)
     save_pretrained(xLSTMLarge(config), tmp_path)
     names = run(NOTEBOOKS / "load_from_pretrained.ipynb", {"/path/to/xlstm_large_checkpoint": str(tmp_path)})
-    assert ours(names["model"])
+    assert is_of_package(names["model"])
     assert names["h"].shape == (2, 256, 2048)
 
 
@@ -64,5 +64,5 @@ def test_readme(number: int) -> None:
         exec(on_a_cpu(about_the_large_model[1]), names)
         names["xlstm"] = names["xLSTMLarge"](names["xlstm_config"])
         names["out"] = names["xlstm"](names["input"])
-    assert ours(names["xlstm"])
+    assert is_of_package(names["xlstm"])
     assert names["out"][0].shape[1:] == (256, 2048)

@@ -63,8 +63,8 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: objec
     marks = [mark for mark in getattr(obj, "pytestmark", []) if mark.name == "parametrize"]
     if sample and marks and name.startswith("test_"):
         names, rows = choices(marks, sample, collector.config.getoption("cost"), f"{SEED} {name}")
-        others = [mark for mark in obj.pytestmark if mark.name != "parametrize"]  # type: ignore[attr-defined]
-        obj.pytestmark = [*others, pytest.mark.parametrize(names, rows).mark]  # type: ignore[attr-defined]
+        other_marks = [mark for mark in obj.pytestmark if mark.name != "parametrize"]  # type: ignore[attr-defined]
+        obj.pytestmark = [*other_marks, pytest.mark.parametrize(names, rows).mark]  # type: ignore[attr-defined]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

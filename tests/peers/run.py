@@ -35,9 +35,9 @@ ROWS = {"representative": ("--sample=4", "--cost=1e7"), "everything": ("--sample
 
 @dataclass(frozen=True)
 class Suite:
-    what: str
+    title: str
     files: tuple[str, ...]  # of this folder
-    theirs: tuple[str, ...] = ()  # of the sdist
+    sdist_files: tuple[str, ...] = ()  # of the sdist
     source: str | None = None  # the sdist
     compat: bool = True
     slow: str | None = None  # tests that a sample is without, as pytest's -k takes them
@@ -92,7 +92,7 @@ def edited(name: str, suite: Suite) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "__init__.py").touch()
     paths = []
-    for relative in suite.theirs:
+    for relative in suite.sdist_files:
         assert suite.source
         text = (sdist(suite.source) / relative).read_text(encoding="utf-8")
         for pattern, replacement in suite.edits.items():
@@ -112,7 +112,7 @@ def run(name: str, rows: str) -> tuple[str, dict[str, Any]]:
         counts = Path(work, "counts.json")
         options = ["-q", "-p", "plugin", "-p", "no:cacheprovider", "-c", HERE / "pytest.ini", f"--rootdir={ROOT}"]
         options += [f"--suite={name}", f"--counts={counts}"]
-        if suite.theirs:
+        if suite.sdist_files:
             options += ROWS[rows]
         if suite.slow and rows == "representative":
             options += ["-k", f"not ({suite.slow})"]
@@ -139,7 +139,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         counts = f"{result.get('passed', 0):8}{bad:8}{result.get('skipped', 0):9}{expected:10}{result['seconds']:9}"
         source = SUITES[name].source
         version = f" ({source} {SDISTS[source]})" if source else ""
-        lines.append(f"{name:14}{counts}  {SUITES[name].what}{version}")
+        lines.append(f"{name:14}{counts}  {SUITES[name].title}{version}")
         lines += [f"{'':14}{count:6} expected: {why}" for why, count in result.get("expected", {}).items()]
         lines += [f"{'':14}no test meets the difference: {why}" for why in result["differences that no test meets"]]
     return "\n".join(lines)

@@ -85,11 +85,11 @@ class Accelerated(Common, unittest.TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        made = xLSTMModel.__init__
+        original = xLSTMModel.__init__
         self.accelerations = 0
 
         def init(model: xLSTMModel, *arguments: Any, **options: Any) -> None:
-            made(model, *arguments, **options)
+            original(model, *arguments, **options)
             self.accelerations += 1
             hf.accelerate(model)
 

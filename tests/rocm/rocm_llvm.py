@@ -71,10 +71,10 @@ def unpack(parts: Path) -> None:
 
     headers = parts / "clang/include"
     shutil.copytree(parts / "ziglang/lib/include", headers)
-    own = Path(run(Compiler.of_build().path, "-print-resource-dir").strip()) / "include"
-    for header in (*own.glob("__clang_hip_*"), *own.glob("__clang_cuda_*.h")):
+    include = Path(run(Compiler.of_build().path, "-print-resource-dir").strip()) / "include"
+    for header in (*include.glob("__clang_hip_*"), *include.glob("__clang_cuda_*.h")):
         shutil.copy(header, headers)
-    shutil.copytree(own / "cuda_wrappers", headers / "cuda_wrappers")
+    shutil.copytree(include / "cuda_wrappers", headers / "cuda_wrappers")
 
     hip, rocm = parts / "triton/backends/amd", parts / "rocm_root"
     shutil.copytree(hip / "include", rocm / "include")
@@ -164,13 +164,13 @@ def assembly_of(text: str, arch: str) -> str:
         if failed:
             raise RuntimeError(f"ROCm's LLVM, {arch}: {(error.value or b'').decode()}")
 
-    triple, given = b"amdgcn-amd-amdhsa", text.encode()
+    triple, bitcode = b"amdgcn-amd-amdhsa", text.encode()
     check(library.LLVMGetTargetFromTriple(triple, ctypes.byref(target), ctypes.byref(error)))
     # -O3, position-independent code, the default code model.
     machine = pointer(library.LLVMCreateTargetMachine(target, triple, arch.encode(), b"", 3, 2, 0))
     context = pointer(library.LLVMContextCreate())
-    size = ctypes.c_size_t(len(given))
-    buffer = pointer(library.LLVMCreateMemoryBufferWithMemoryRangeCopy(given, size, b"kernels"))
+    size = ctypes.c_size_t(len(bitcode))
+    buffer = pointer(library.LLVMCreateMemoryBufferWithMemoryRangeCopy(bitcode, size, b"kernels"))
     check(library.LLVMParseIRInContext(context, buffer, ctypes.byref(module), ctypes.byref(error)))
     options = pointer(library.LLVMCreatePassBuilderOptions())
     for name in ("LoopInterleaving", "LoopVectorization", "SLPVectorization", "LoopUnrolling"):
@@ -181,13 +181,13 @@ def assembly_of(text: str, arch: str) -> str:
     as_text = 0
     emit = library.LLVMTargetMachineEmitToMemoryBuffer
     check(emit(machine, module, as_text, ctypes.byref(error), ctypes.byref(assembly)))
-    made = ctypes.string_at(library.LLVMGetBufferStart(assembly)).decode()
+    assembly_text = ctypes.string_at(library.LLVMGetBufferStart(assembly)).decode()
     library.LLVMDisposeMemoryBuffer(assembly)
     library.LLVMDisposePassBuilderOptions(options)
     library.LLVMDisposeModule(module)
     library.LLVMDisposeTargetMachine(machine)
     library.LLVMContextDispose(context)
-    return made
+    return assembly_text
 
 
 def kernels_of(assembly: str, arch: str) -> list[Kernel]:
@@ -211,23 +211,23 @@ def kernels_in(source: Path, arch: str, flags: list[str]) -> list[Kernel]:
     text = text_of(source, arch, flags)
     how = inspect.getsource(assembly_of) + inspect.getsource(llvm.__wrapped__)
     key = hashlib.sha256("\0".join((arch, how, text)).encode()).hexdigest()[:24]
-    kept = PARTS / "assembly" / f"{source.stem}.{arch}.{key}.s"
-    if not kept.exists():
-        kept.parent.mkdir(exist_ok=True)
-        for older in kept.parent.glob(f"{source.stem}.{arch}.*.s"):
+    cached = PARTS / "assembly" / f"{source.stem}.{arch}.{key}.s"
+    if not cached.exists():
+        cached.parent.mkdir(exist_ok=True)
+        for older in cached.parent.glob(f"{source.stem}.{arch}.*.s"):
             older.unlink()
-        unfinished = kept.with_suffix(".unfinished")
+        unfinished = cached.with_suffix(".unfinished")
         unfinished.write_text(assembly_of(text, arch))
-        unfinished.rename(kept)
-    return kernels_of(kept.read_text(), arch)
+        unfinished.rename(cached)
+    return kernels_of(cached.read_text(), arch)
 
 
-def compile_kernels(wanted: Iterable[tuple[Path, str]]) -> list[Kernel]:
+def compile_kernels(expected: Iterable[tuple[Path, str]]) -> list[Kernel]:
     """Of sources for chips; as many at once as the machine has room for."""
     flags = sources()
     with ProcessPoolExecutor(jobs.job_limit()) as pool:
-        made = [pool.submit(kernels_in, source, arch, flags[source]) for source, arch in wanted]
-        found = {(kernel.arch, kernel.name): kernel for task in made for kernel in task.result()}
+        tasks = [pool.submit(kernels_in, source, arch, flags[source]) for source, arch in expected]
+        found = {(kernel.arch, kernel.name): kernel for task in tasks for kernel in task.result()}
     return list(found.values())
 
 

@@ -52,8 +52,8 @@ def kernels(level: str) -> list[Kernel]:
         sources = rocm_llvm.sources()
     except NoCompiler as error:
         pytest.skip(str(error))
-    wanted = [(x, arch) for arch in ARCHS for x in sources if level == "everything" or is_usual(x, arch)]
-    found = rocm_llvm.compile_kernels(wanted)
+    expected = [(x, arch) for arch in ARCHS for x in sources if level == "everything" or is_usual(x, arch)]
+    found = rocm_llvm.compile_kernels(expected)
     folder = OUTPUTS / time.strftime("rocm_%Y-%m-%d_%H-%M-%S")
     folder.mkdir(parents=True)
     (folder / "rocm_kernels.md").write_text(rocm_llvm.table(found))

@@ -27,8 +27,8 @@ def test_it_has_learnt_to_read_and_write() -> None:
     model = load_pretrained(MODEL, torch.float32, progress=False)
     scores = Stream(model).score(torch.tensor([[0, *UNSEEN]]))[0, 1:]
     assert scores.mean() > -1.4  # nats a byte, of a sentence that is not in the text it was trained on
-    made = generate(model, [list(UNSEEN)], 300, temperature=0.5, seed=1, eos=())
-    words = bytes(made.tokens[0].tolist()).decode("ascii").split()
+    generated = generate(model, [list(UNSEEN)], 300, temperature=0.5, seed=1, eos=())
+    words = bytes(generated.tokens[0].tolist()).decode("ascii").split()
     common = {"the", "and", "of", "to", "in", "he", "you", "that", "his", "will", "for", "I", "not", "is", "my", "who"}
     assert sum(word.strip('".,;') in common for word in words) > len(words) / 5
 

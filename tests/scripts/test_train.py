@@ -97,15 +97,15 @@ def test_two_processes_are_one_run(plain: Path, text: Path, tmp_path: Path, how:
 
 @pytest.mark.parametrize("how", [pytest.param("ddp", marks=pytest.mark.rows("ci")), "fsdp"])
 def test_resume_of_two_processes_is_exact(text: Path, tmp_path: Path, how: str) -> None:
-    whole, again = tmp_path / "whole", tmp_path / "again"
+    uninterrupted, again = tmp_path / "whole", tmp_path / "again"
     options = ("--parallel", how, "--amp", "bfloat16", "--checkpoint-activations")
-    done = train(str(text), "--output", str(whole), *RUN, *options, processes=2)
+    done = train(str(text), "--output", str(uninterrupted), *RUN, *options, processes=2)
     assert done.returncode == 0, done.stderr
-    done = train("--resume", str(whole / "step-4"), "--output", str(again), "--parallel", how, processes=2)
+    done = train("--resume", str(uninterrupted / "step-4"), "--output", str(again), "--parallel", how, processes=2)
     assert done.returncode == 0, done.stderr
-    assert losses(again) == losses(whole)
+    assert losses(again) == losses(uninterrupted)
     for name in ("model.safetensors", "optimizer.safetensors"):
-        assert (again / "step-8" / name).read_bytes() == (whole / "step-8" / name).read_bytes()
+        assert (again / "step-8" / name).read_bytes() == (uninterrupted / "step-8" / name).read_bytes()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the names of threads from /proc")
@@ -133,17 +133,17 @@ def test_ddp_lets_go_of_its_group_before_it_is_destroyed(plain: Path, tmp_path: 
 def test_amp_and_activation_checkpointing(text: Path, plain: Path, tmp_path: Path) -> None:
     done = train(str(text), "--output", str(tmp_path), *RUN, "--amp", "bfloat16", "--checkpoint-activations")
     assert done.returncode == 0, done.stderr
-    got, want = ([float(row[1]) for row in losses(folder)] for folder in (tmp_path, plain))
-    assert got != want
-    assert all(abs(a - b) < 0.05 for a, b in zip(got, want, strict=True))
+    actual, want = ([float(row[1]) for row in losses(folder)] for folder in (tmp_path, plain))
+    assert actual != want
+    assert all(abs(a - b) < 0.05 for a, b in zip(actual, want, strict=True))
 
 
 def test_an_optimizer_that_is_damaged(plain: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(plain / "step-4", tmp_path / "step-4")
     file = folder / "optimizer.safetensors"
-    whole = load_file(file)
-    name, *rest = whole
-    save_file({key: whole[key] for key in rest}, file)
+    tensors = load_file(file)
+    name, *remaining = tensors
+    save_file({key: tensors[key] for key in remaining}, file)
     for words in (f"optimizer.safetensors: missing: {name}", "optimizer.safetensors: no safetensors file, or cut off"):
         done = train("--resume", str(folder), "--output", str(tmp_path / "run"), "--steps", "5")
         assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr
@@ -173,7 +173,7 @@ def settings(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> argparse.Na
     return script["settings_of"](script["arguments"]())
 
 
-def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+def error_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     with pytest.raises(SystemExit) as stopped:
         settings(monkeypatch, *arguments)
     assert stopped.value.code == 2
@@ -201,13 +201,15 @@ def test_numbers_are_named(
     option: str, values: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     for value in values:
-        assert f"argument {option}: {words}{value!r}" in told(monkeypatch, capsys, "text.txt", f"{option}={value}")
+        assert f"argument {option}: {words}{value!r}" in error_text(
+            monkeypatch, capsys, "text.txt", f"{option}={value}"
+        )
 
 
 def test_fsdp_is_for_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     words = "argument --parallel: expected torchrun to start this script, got fsdp for one process"
-    assert words in told(monkeypatch, capsys, "text.txt", "--parallel", "fsdp")
+    assert words in error_text(monkeypatch, capsys, "text.txt", "--parallel", "fsdp")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert settings(monkeypatch, "text.txt", "--parallel", "fsdp").parallel == "fsdp"
 
@@ -232,19 +234,21 @@ def test_a_checkpoint_has_its_shape(
 ) -> None:
     """So options that would give a new model another one are refused, and those that say the same are not."""
     for start in (("--resume", plain / "step-4"), ("text.txt", "--init", plain / "step-4")):
-        got = settings(monkeypatch, *start, "--dim", 32, "--blocks", 2)
-        assert (got.dim, got.heads, got.blocks, got.ffn_factor) == (32, 2, 2, 1.0)
-        for option, value, own in (("dim", 64, 32), ("heads", 4, 2), ("blocks", 4, 2), ("ffn-factor", 2.667, 1.0)):
-            words = f"argument --{option}: expected {own}, as the checkpoint has it, or nothing, got {value}"
-            assert words in told(monkeypatch, capsys, *start, f"--{option}", value)
+        actual = settings(monkeypatch, *start, "--dim", 32, "--blocks", 2)
+        assert (actual.dim, actual.heads, actual.blocks, actual.ffn_factor) == (32, 2, 2, 1.0)
+        for option, value, stored in (("dim", 64, 32), ("heads", 4, 2), ("blocks", 4, 2), ("ffn-factor", 2.667, 1.0)):
+            words = f"argument --{option}: expected {stored}, as the checkpoint has it, or nothing, got {value}"
+            assert words in error_text(monkeypatch, capsys, *start, f"--{option}", value)
     resume = ("--resume", plain / "step-4")
     words = "argument --init: expected nothing with --resume, got 'models/demo'"
-    assert words in told(monkeypatch, capsys, *resume, "--init", "models/demo")
+    assert words in error_text(monkeypatch, capsys, *resume, "--init", "models/demo")
     words = "argument --steps: expected 4 or more, which the checkpoint has, got 3"
-    assert words in told(monkeypatch, capsys, *resume, "--steps", 3)
-    assert "argument --init: nowhere: expected config" in told(monkeypatch, capsys, "text.txt", "--init", "nowhere")
+    assert words in error_text(monkeypatch, capsys, *resume, "--steps", 3)
+    assert "argument --init: nowhere: expected config" in error_text(
+        monkeypatch, capsys, "text.txt", "--init", "nowhere"
+    )
     (tmp_path / "training.json").write_text("[]")
-    assert "is no checkpoint of this script" in told(monkeypatch, capsys, "--resume", tmp_path)
+    assert "is no checkpoint of this script" in error_text(monkeypatch, capsys, "--resume", tmp_path)
 
 
 @pytest.mark.parametrize(

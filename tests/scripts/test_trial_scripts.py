@@ -27,12 +27,12 @@ def script(name: str) -> Any:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    made = Run.create(
+    new_run = Run.create(
         tmp_path, "cpu", "mlstm_chunkwise", {"op": "mlstm_chunkwise", "dtype": "float32", "device": "cpu"}
     )
     for number, (chunk, ms, status) in enumerate([(16, 2.0, OK), (32, 1.0, OK), (64, 0.1, "wrong"), (128, 1.5, OK)]):
-        made.add(number, {"chunk_size": chunk}, Result(status, ms=(ms,), shipped_ms=(1.0,)))
-    return made
+        new_run.add(number, {"chunk_size": chunk}, Result(status, ms=(ms,), shipped_ms=(1.0,)))
+    return new_run
 
 
 def test_the_best_trials_are_written_and_judged(
@@ -58,15 +58,15 @@ def test_the_best_trials_are_written_and_judged(
 
 
 @pytest.mark.parametrize(
-    "given, text",
+    "arguments, text",
     [
         (("--trials", "1", "9"), "--trials: expected trials of the run, 0 to 3, got [9]"),
         (("--best", "0"), "run: expected a trial with right results, got none"),
         (("--model", "nowhere"), "--model: expected the folder of a checkpoint, or a model of the Hugging Face hub"),
     ],
 )
-def test_bad_input(run: Run, given: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert script("save_outputs_for_trials").main([str(run.folder), *given]) == 1
+def test_bad_input(run: Run, arguments: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script("save_outputs_for_trials").main([str(run.folder), *arguments]) == 1
     assert text in capsys.readouterr().err
 
 

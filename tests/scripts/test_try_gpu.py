@@ -32,8 +32,8 @@ def facts(gpu: str = "a GPU") -> dict[str, Any]:
     return environment() | {"gpu": known}
 
 
-def run(out: Path, parts: tuple[Any, ...], *given: str, gpu: str = "a GPU") -> int:
-    return report.main([*given, "--out", str(out)], parts, lambda: facts(gpu))
+def run(out: Path, parts: tuple[Any, ...], *arguments: str, gpu: str = "a GPU") -> int:
+    return report.main([*arguments, "--out", str(out)], parts, lambda: facts(gpu))
 
 
 def outcomes(out: Path) -> dict[str, str]:
@@ -106,7 +106,7 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     (tmp_path / "other").mkdir()
     (tmp_path / "other/report.json").write_text("[1]")
     assert run(tmp_path / "before", (part("good", ""),)) == 0
-    for given, gpu, words in (
+    for call_arguments, gpu, words in (
         (["nonsense"], "a GPU", "parts: no name of --list holds 'nonsense'"),
         (["--minutes", "0"], "a GPU", "expected a whole number >= 1"),
         (["--peers", str(tmp_path / "file")], "a GPU", "--peers: expected a folder"),
@@ -114,7 +114,7 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--out", str(tmp_path / "other")], "a GPU", "is no report of this script"),
         (["--out", str(tmp_path / "before")], "another", "is of another GPU"),
     ):
-        arguments = given if "--out" in given else [*given, "--out", str(tmp_path / "new")]
+        arguments = call_arguments if "--out" in call_arguments else [*call_arguments, "--out", str(tmp_path / "new")]
         with pytest.raises(SystemExit) as ended:
             report.main(arguments, (part("good", ""),), lambda gpu=gpu: facts(gpu))
         assert ended.value.code == 2 and words in capsys.readouterr().err

@@ -70,13 +70,13 @@ class Measured:
         return max(self.ratios, key=lambda name: math.inf if math.isnan(self.ratios[name]) else self.ratios[name])
 
 
-def check(what: str, measured: Measured) -> None:
+def check(label: str, measured: Measured) -> None:
     """Fails where an error is above its tolerance, or no number."""
     over = {name: ratio for name, ratio in measured.ratios.items() if not ratio <= 1}
     lines = (
         f"{n}: error {measured.errors[n]:.3g}, allowed {measured.tolerances[n]:.3g}, {over[n]:.2f} times" for n in over
     )
-    assert not over, f"{what}\n  " + "\n  ".join(lines)
+    assert not over, f"{label}\n  " + "\n  ".join(lines)
 
 
 # ---- running a case
@@ -128,8 +128,8 @@ def step_call(case: Case, kernel: str, **options: Any) -> Callable[..., Any]:
     return function
 
 
-def errors_of(got: Quantities, expected: Quantities) -> Errors:
-    return {f"{name} {m}": metric(got[name], expected[name]) for name in expected for m, metric in METRICS.items()}
+def errors_of(actual: Quantities, expected: Quantities) -> Errors:
+    return {f"{name} {m}": metric(actual[name], expected[name]) for name in expected for m, metric in METRICS.items()}
 
 
 # ---- what is allowed
@@ -208,8 +208,8 @@ def cancels(case: Case, gate: str) -> bool:
         terms = scale * (q @ k.transpose(-1, -2)) * torch.exp(weight - m[..., None])  # (B, NH, S, S)
         l, size = terms.sum(-1), terms.abs().sum(-1)
         if case.states:
-            kept = scale * (q @ x["n_initial"][row, ..., None])[..., 0] * torch.exp(forgotten + m_initial - m)
-            l, size = l + kept, size + kept.abs()
+            carried = scale * (q @ x["n_initial"][row, ..., None])[..., 0] * torch.exp(forgotten + m_initial - m)
+            l, size = l + carried, size + carried.abs()
         normaliser = torch.maximum(l.abs(), torch.exp(-m)) + case.eps
         if bool((size > CANCELLED * normaliser).any()):
             return True
@@ -237,8 +237,8 @@ def tolerances(
         reorder = _reordered(case, seed)
         moved = {name: reorder(name, x) for name, x in inputs.items()}
         sent = [reorder(name, x) for name, x in zip("hcnm", cotangents, strict=True)]
-        got = quantities(sequence_call(variant, kernel, **options), moved, sent)
-        runs.append(errors_of(got, {name: reorder(name, x) for name, x in expected.items()}))
+        actual = quantities(sequence_call(variant, kernel, **options), moved, sent)
+        runs.append(errors_of(actual, {name: reorder(name, x) for name, x in expected.items()}))
     floors = _floors(case, dtype, gate, all_plain, inputs, cotangents, expected)
     many_tokens = inputs["i"].numel() >= MANY
     one_run_says = dtype == torch.float32 and chunkwise and not plain_itself and many_tokens and not cancels(case, gate)
@@ -351,10 +351,10 @@ def call_of(info: KernelInfo, case: Case, normalize: bool = True) -> Callable[..
 
 
 def judge(
-    info: KernelInfo, case: Case, dtype: torch.dtype, got: Quantities, normalize: bool = True, device: str = "cpu"
+    info: KernelInfo, case: Case, dtype: torch.dtype, actual: Quantities, normalize: bool = True, device: str = "cpu"
 ) -> Measured:
     """The errors of what a kernel gave for the case's inputs."""
-    errors = errors_of(got, true_values(case, dtype, info.gate, normalize, device))
+    errors = errors_of(actual, true_values(case, dtype, info.gate, normalize, device))
     plain_itself, chunkwise = ".reference." in info.function.__module__, info.kind == "chunkwise"
     return Measured(errors, *tolerances(case, dtype, info.gate, normalize, plain_itself, chunkwise, device))
 

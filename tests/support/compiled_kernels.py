@@ -54,9 +54,9 @@ def check(function: Callable[..., Any], inputs: Inputs, cotangents: list[Tensor]
         return outputs | {f"d{name}": x for name, x in gradients.items()}
 
     expected = run(truth, doubled(inputs))
-    got = run(function, inputs, return_last_states=True, **options)
+    actual = run(function, inputs, return_last_states=True, **options)
     plain = run(mlstm_chunkwise__native_autograd, inputs, return_last_states=True, chunk_size=8)
     for name, true in expected.items():
         floor = torch.finfo(plain[name].dtype).eps * (1 if plain[name].dtype.itemsize == 2 else 8)
-        assert got[name].dtype == plain[name].dtype, name
-        assert relative_error(got[name], true) <= max(2 * relative_error(plain[name], true), floor), name
+        assert actual[name].dtype == plain[name].dtype, name
+        assert relative_error(actual[name], true) <= max(2 * relative_error(plain[name], true), floor), name

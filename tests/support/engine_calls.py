@@ -15,28 +15,28 @@ from xlstm_hip.models import decode_engine, xLSTMLarge
 
 @contextlib.contextmanager
 def layer_by_layer() -> Iterator[None]:
-    own = xLSTMLarge._decoded
+    original = xLSTMLarge._decoded
     xLSTMLarge._decoded = lambda *_: None
     try:
         yield
     finally:
-        xLSTMLarge._decoded = own
+        xLSTMLarge._decoded = original
 
 
 @contextlib.contextmanager
 def counted() -> Iterator[list[int]]:
     """Collects the batch of every step that the engine made."""
-    own, calls = decode_engine.DecodeEngine.step, []
+    original, calls = decode_engine.DecodeEngine.step, []
 
-    def step(self, rows, *rest):
+    def step(self, rows, *options):
         calls.append(rows.shape[0])
-        return own(self, rows, *rest)
+        return original(self, rows, *options)
 
     decode_engine.DecodeEngine.step = step
     try:
         yield calls
     finally:
-        decode_engine.DecodeEngine.step = own
+        decode_engine.DecodeEngine.step = original
 
 
 def state_after(model: xLSTMLarge, x: Tensor) -> dict:
@@ -45,7 +45,7 @@ def state_after(model: xLSTMLarge, x: Tensor) -> dict:
 
 
 def copied(state: dict, dtype: torch.dtype | None = None) -> dict:
-    return {n: tuple(x.to(dtype or x.dtype, copy=True) for x in own) for n, own in state.items()}
+    return {n: tuple(x.to(dtype or x.dtype, copy=True) for x in layer) for n, layer in state.items()}
 
 
 def steps(model: xLSTMLarge, state: dict, x: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ DRAWS = range(1, 8)  # seeds of tokens
 def outcome(model: xLSTMLarge, state: dict, x: Tensor) -> list[Tensor]:
     """Logits, then states."""
     logits = steps(model, state, x)
-    return [logits, *(tensor for own in state.values() for tensor in own)]
+    return [logits, *(tensor for layer in state.values() for tensor in layer)]
 
 
 def no_worse_than_layers(
@@ -77,11 +77,11 @@ def no_worse_than_layers(
         begun, x = state_after(model, tokens(batch, 5, vocab, seed)), tokens(batch, length, vocab, seed + 10)
         true = outcome(in_float64, copied(begun, torch.float64), x)
         with counted() as calls:
-            got = outcome(model, copied(begun), x)
-        assert calls == [batch] * length and got[0].dtype == torch.float32
+            actual = outcome(model, copied(begun), x)
+        assert calls == [batch] * length and actual[0].dtype == torch.float32
         with layer_by_layer():
             layers = outcome(model, copied(begun), x)
-        draw = zip(got, layers, true, strict=True)
+        draw = zip(actual, layers, true, strict=True)
         shares.append([relative(a, c) / (2 * relative(b, c) + 8 * 2**-24) for a, b, c in draw])
     middle = torch.tensor(shares).median(0).values
     assert (middle <= 1).all() if states else middle[0] <= 1, middle

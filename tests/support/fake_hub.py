@@ -20,18 +20,20 @@ GATED, PRIVATE = "lab/gated", "lab/private"  # read with TOKEN
 class FakeHub:
     def __init__(self) -> None:
         self.models: dict[str, dict[str, Path]] = {}  # by name and revision
-        self.asked: list[str] = []  # METHOD path
+        self.requests: list[str] = []  # METHOD path
         self.url = ""
 
     def commit(self, name: str, revision: str) -> str:
         return hashlib.sha1(f"{name} {revision}".encode()).hexdigest()
 
     def folder(self, name: str, revision: str) -> Path | None:
-        own = self.models[name]
-        return own.get(revision, next((f for r, f in own.items() if self.commit(name, r) == revision), None))
+        revisions = self.models[name]
+        return revisions.get(
+            revision, next((f for r, f in revisions.items() if self.commit(name, r) == revision), None)
+        )
 
     def files_sent(self) -> set[str]:
-        return {path.rpartition("/")[2] for path in self.asked if path.startswith("GET") and "/resolve/" in path}
+        return {path.rpartition("/")[2] for path in self.requests if path.startswith("GET") and "/resolve/" in path}
 
 
 def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
@@ -52,11 +54,11 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
-            hub.asked.append(f"{self.command} {path}")
+            hub.requests.append(f"{self.command} {path}")
             if path.count("/") < 4:  # of the hub itself, not of a model
                 return self.answer(404)
             parts = path.strip("/").removeprefix("api/models/").split("/")
-            name, what, revision, file = "/".join(parts[:2]), parts[2], parts[3], "/".join(parts[4:])
+            name, action, revision, file = "/".join(parts[:2]), parts[2], parts[3], "/".join(parts[4:])
             allowed = self.headers.get("Authorization") == f"Bearer {TOKEN}"
             if name not in hub.models or name == PRIVATE and not allowed:
                 return self.answer(401, X_Error_Code="RepoNotFound")
@@ -66,18 +68,18 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             if folder is None:
                 return self.answer(404, X_Error_Code="RevisionNotFound")
             commit = next(hub.commit(name, r) for r, f in hub.models[name].items() if f == folder)
-            if what == "resolve":
+            if action == "resolve":
                 body = (folder / file).read_bytes()
                 etag = f'"{hashlib.sha1(body).hexdigest()}"'
                 return self.answer(200, body, ETag=etag, X_Repo_Commit=commit)
             files = sorted(f for f in folder.rglob("*") if f.is_file())
             names = [(f.relative_to(folder).as_posix(), f) for f in files]
-            if what == "tree":
+            if action == "tree":
                 entry = {"type": "file", "oid": "0" * 40}
-                told: object = [{**entry, "path": n, "size": f.stat().st_size} for n, f in names]
+                reply: object = [{**entry, "path": n, "size": f.stat().st_size} for n, f in names]
             else:
-                told = {"id": name, "sha": commit, "siblings": [{"rfilename": n} for n, _ in names]}
-            return self.answer(200, json.dumps(told).encode(), Content_Type="application/json")
+                reply = {"id": name, "sha": commit, "siblings": [{"rfilename": n} for n, _ in names]}
+            return self.answer(200, json.dumps(reply).encode(), Content_Type="application/json")
 
         do_HEAD = do_GET
 

@@ -59,8 +59,8 @@ def raises(error: type[Exception], pattern: str, function: Callable[..., Any], *
 
 def step_inputs(device: str, dtype: torch.dtype, name: str = TOKEN.name) -> dict[str, Tensor]:
     inputs, _ = accuracy.made_on(replace(TOKEN, name=name), dtype, device)
-    made = {x: inputs[x][:, :, 0] for x in "qkv"} | {x: inputs[x] for x in "if"}
-    return made | {x: inputs[f"{x}_initial"] for x in STATES}
+    token = {x: inputs[x][:, :, 0] for x in "qkv"} | {x: inputs[x] for x in "if"}
+    return token | {x: inputs[f"{x}_initial"] for x in STATES}
 
 
 def results(call: Callable[..., Any], inputs: Mapping[str, Tensor], cotangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -92,18 +92,18 @@ def captured(device: str, work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph
 def poison_reaches_the_workspace(device: str) -> None:
     """Every new_empty of an op is followed by a fill: the ops allocate through torch, and so are covered."""
     for op in registered_ops():
-        given = arguments(op, False, True, False, False, torch.float32, device)
+        call_arguments = arguments(op, False, True, False, False, torch.float32, device)
         with poisoned(), torch.autograd.profiler.profile() as profile:
-            getattr(torch.ops.xlstm_hip, op)(**given)
+            getattr(torch.ops.xlstm_hip, op)(**call_arguments)
         names = [event.name for event in profile.function_events]
-        made, filled = names.count("aten::new_empty"), names.count("aten::fill_")
-        assert made >= 2 and filled >= made, f"{op}: {made} allocated, {filled} filled"
+        allocated, filled = names.count("aten::new_empty"), names.count("aten::fill_")
+        assert allocated >= 2 and filled >= allocated, f"{op}: {allocated} allocated, {filled} filled"
 
 
 @check
 def inference_and_training_agree(device: str) -> None:
     for kernel, dtype, case in itertools.product(SEQUENCE_KERNELS, (torch.float32, torch.bfloat16), (CASE, OWN)):
-        what = f"{kernel} {dtype} {case.name}"
+        label = f"{kernel} {dtype} {case.name}"
         inputs, _ = accuracy.made_on(case, dtype, device)
         leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
         h, states = accuracy.sequence_call(case, kernel)(**leaves)
@@ -111,12 +111,12 @@ def inference_and_training_agree(device: str) -> None:
         with torch.no_grad(), poisoned():
             inferred, last = accuracy.sequence_call(case, kernel)(**inputs)
             inferred_alone = mlstm_interface(**inputs, kernel=kernel)
-        same_bits(f"{what}, inference", named((inferred, *last)), named((h, *states)))
-        same_bits(f"{what}, h alone", named((inferred_alone, alone)), named((h, h)))
+        same_bits(f"{label}, inference", named((inferred, *last)), named((h, *states)))
+        same_bits(f"{label}, h alone", named((inferred_alone, alone)), named((h, h)))
         sent = torch.randn_like(h)
         expected = torch.autograd.grad(h, list(leaves.values()), sent)
-        got = torch.autograd.grad(alone, list(leaves.values()), sent)
-        same_bits(f"{what}, gradients of h alone", named(got), named(expected))
+        actual = torch.autograd.grad(alone, list(leaves.values()), sent)
+        same_bits(f"{label}, gradients of h alone", named(actual), named(expected))
 
 
 @check
@@ -124,9 +124,9 @@ def an_expanded_cotangent(device: str) -> None:
     inputs, _ = accuracy.made_on(CASE, torch.bfloat16, device)
     leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
     h = mlstm_interface(**leaves)
-    got = torch.autograd.grad(h.sum(), list(leaves.values()), retain_graph=True)
+    actual = torch.autograd.grad(h.sum(), list(leaves.values()), retain_graph=True)
     expected = torch.autograd.grad(h, list(leaves.values()), torch.ones_like(h))
-    same_bits("sum().backward()", named(got), named(expected))
+    same_bits("sum().backward()", named(actual), named(expected))
 
 
 @check
@@ -137,8 +137,8 @@ def autocast(device: str) -> None:
     with torch.no_grad():
         expected = mlstm_interface(**narrow)
         with torch.autocast(torch.device(device).type):
-            got = mlstm_interface(**single)
-    same_bits("autocast", {"h": got}, {"h": expected})
+            actual = mlstm_interface(**single)
+    same_bits("autocast", {"h": actual}, {"h": expected})
 
 
 @check
@@ -157,13 +157,13 @@ def a_step_from_one_projection(device: str) -> None:
                 h, last = mlstm_step_interface(**token, **states, kernel=kernel)
             expected, expected_last = mlstm_step_interface(**apart, **states, kernel=kernel)
             # Unaligned rows take another kernel, which sums in another order.
-            wanted = named((expected, *expected_last))
+            expected_results = named((expected, *expected_last))
             for name, x in named((h, *last)).items():
                 allowed = 4 * torch.finfo(x.dtype).eps
-                assert relative_error(x, wanted[name]) <= allowed, f"{kernel} {dtype}: {name}"
-            own = {name: x.clone() for name, x in states.items()}
-            in_place, _ = mlstm_step_interface(**token, **own, kernel=kernel, in_place=True)
-            same_bits(f"{kernel} {dtype}, in place", named((in_place, *own.values())), named((h, *last)))
+                assert relative_error(x, expected_results[name]) <= allowed, f"{kernel} {dtype}: {name}"
+            copies = {name: x.clone() for name, x in states.items()}
+            in_place, _ = mlstm_step_interface(**token, **copies, kernel=kernel, in_place=True)
+            same_bits(f"{kernel} {dtype}, in place", named((in_place, *copies.values())), named((h, *last)))
 
 
 @check
@@ -171,7 +171,7 @@ def a_step_caps_its_gates(device: str) -> None:
     """gate_soft_cap against float64, beside the plain kernel on the same inputs; its gradient by autograd."""
     cap = 15.0
     for dtype, kernel in itertools.product((torch.float32, torch.bfloat16, torch.float16), STEP_KERNELS):
-        what, info = f"{kernel} {dtype}", kernel_info(kernel, "step")
+        label, info = f"{kernel} {dtype}", kernel_info(kernel, "step")
         x = step_inputs(device, dtype)
         x |= {name: 10 * x[name] for name in "if"}  # far beyond the cap, some of them
         single = {name: x[name].cpu() for name in x}
@@ -180,22 +180,22 @@ def a_step_caps_its_gates(device: str) -> None:
         tokens, states = ([wide[name] for name in names] for names in (("q", "k", "v"), STATES))
         h, last = truth(*(y[:, :, None] for y in tokens), wide["i"], wide["f"], *states, gate=info.gate)
         plain_h, plain_last = mlstm_step_interface(**single, kernel=PLAIN_STEP[info.gate], gate_soft_cap=cap)
-        own = {name: x[name].clone() for name in STATES}
+        copies = {name: x[name].clone() for name in STATES}
         with poisoned():
             got_h, got_last = mlstm_step_interface(**x, kernel=kernel, gate_soft_cap=cap)
-            in_place, _ = mlstm_step_interface(**(x | own), kernel=kernel, gate_soft_cap=cap, in_place=True)
-        same_bits(f"{what}, in place", named((in_place, *own.values())), named((got_h, *got_last)))
-        expected, plain, got = ((a, *b) for a, b in ((h[:, :, 0], last), (plain_h, plain_last), (got_h, got_last)))
-        for name, e, p, g in zip("hcnm", expected, plain, got, strict=True):
+            in_place, _ = mlstm_step_interface(**(x | copies), kernel=kernel, gate_soft_cap=cap, in_place=True)
+        same_bits(f"{label}, in place", named((in_place, *copies.values())), named((got_h, *got_last)))
+        expected, plain, actual = ((a, *b) for a, b in ((h[:, :, 0], last), (plain_h, plain_last), (got_h, got_last)))
+        for name, e, p, g in zip("hcnm", expected, plain, actual, strict=True):
             plain_error, eps = relative_error(p, e), torch.finfo(p.dtype).eps
             assert plain_error <= 4 * eps, f"plain {dtype}: {name}"  # which caps too
-            assert relative_error(g.cpu(), e) <= max(2 * plain_error, accuracy.FLOOR * eps), f"{what}: {name}"
+            assert relative_error(g.cpu(), e) <= max(2 * plain_error, accuracy.FLOOR * eps), f"{label}: {name}"
         leaves = {name: y.clone().requires_grad_() for name, y in x.items()}
         h, _ = mlstm_step_interface(**leaves, kernel=kernel, gate_soft_cap=cap)
         capped = leaves | {name: soft_cap(leaves[name].to(x["c"].dtype), cap) for name in "if"}
         apart, _ = mlstm_step_interface(**capped, kernel=kernel)
         gradients = (torch.autograd.grad(y.sum(), list(leaves.values())) for y in (h, apart))
-        same_bits(f"{what}, gradients", *map(named, gradients))
+        same_bits(f"{label}, gradients", *map(named, gradients))
 
 
 @check
@@ -211,9 +211,9 @@ def a_graph_of_forward_and_backward(device: str) -> None:
                 options["cu_seqlens"] = torch.tensor(case.cu_seqlens, device=device)
             work = _bound(results, _with(mlstm_interface, options), leaves, cotangents)
             graph, out = captured(device, work)
-            other, _ = accuracy.made_on(replace(case, name="other data"), torch.bfloat16, device)
+            other_inputs, _ = accuracy.made_on(replace(case, name="other data"), torch.bfloat16, device)
             with torch.no_grad():
-                for name, x in other.items():
+                for name, x in other_inputs.items():
                     leaves[name].copy_(x)
                 if ends is not None:
                     options["cu_seqlens"].copy_(torch.tensor(ends))
@@ -242,8 +242,8 @@ def a_graph_of_a_step_in_place(device: str) -> None:
                 graph.replay()
                 expected, last = mlstm_step_interface(**new, kernel=kernel)
                 first = dict(zip(STATES, last, strict=True))
-                got = named((h, *(buffers[name] for name in STATES)))
-                same_bits(f"{kernel}, token {token}", got, named((expected, *last)))
+                actual = named((h, *(buffers[name] for name in STATES)))
+                same_bits(f"{kernel}, token {token}", actual, named((expected, *last)))
 
 
 def _with(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
@@ -268,9 +268,9 @@ def a_side_stream(device: str) -> None:
             torch.cuda._sleep(100_000_000)  # cycles
             for name, x in inputs.items():
                 late[name].copy_(x)
-            got = accuracy.quantities(accuracy.sequence_call(case, kernel), late, cotangents)
+            actual = accuracy.quantities(accuracy.sequence_call(case, kernel), late, cotangents)
         side.synchronize()
-        same_bits(f"{kernel}, {case.name}, on a side stream", got, expected)
+        same_bits(f"{kernel}, {case.name}, on a side stream", actual, expected)
 
 
 @check
@@ -285,9 +285,9 @@ def the_second_device(device: str) -> None:
         info = kernel_info(kernel, ("chunkwise", "sequence"))
         inputs, cotangents = accuracy.made_on(case, dtype, second)
         with poisoned():
-            got = accuracy.quantities(accuracy.sequence_call(case, kernel), inputs, cotangents)
-        assert all(x.device == torch.device(second) for x in got.values())
-        accuracy.check(f"{kernel}, {case.name}, on {second}", accuracy.judge(info, case, dtype, got, True, second))
+            actual = accuracy.quantities(accuracy.sequence_call(case, kernel), inputs, cotangents)
+        assert all(x.device == torch.device(second) for x in actual.values())
+        accuracy.check(f"{kernel}, {case.name}, on {second}", accuracy.judge(info, case, dtype, actual, True, second))
     token = step_inputs(second, torch.bfloat16)
     h, last = mlstm_step_interface(**token)
     expected, expected_last = mlstm_step_interface(**step_inputs(device, torch.bfloat16))
@@ -336,10 +336,10 @@ def tensors_of_more_than_2_31_elements(device: str) -> None:
     expected = (h_tail, *torch.autograd.grad(h_tail, tails, dh[:, -1:, -short:].contiguous()))
     leaves = [x.requires_grad_() for x in leaves]
     h = mlstm_interface(*leaves, eps=0.5)
-    got = (h, *torch.autograd.grad(h, leaves, dh))
-    for name, x, y in zip(("h", "dq", "dk", "dv", "di", "df"), got, expected, strict=True):
-        end, other = (z[0, -1, -short // 2 :].detach().double() for z in (x, y))
-        difference = float((end - other).norm() / other.norm())
+    actual = (h, *torch.autograd.grad(h, leaves, dh))
+    for name, x, y in zip(("h", "dq", "dk", "dv", "di", "df"), actual, expected, strict=True):
+        end, expected_end = (z[0, -1, -short // 2 :].detach().double() for z in (x, y))
+        difference = float((end - expected_end).norm() / expected_end.norm())
         assert difference < 0.05, f"{name}: {difference:.3g} from the short call's"
 
 
@@ -355,8 +355,8 @@ def opcheck(device: str) -> None:
         for states, packed, bshd, dtype in kinds:
             for sigmoid_gate in (False, True):
                 if states or op != "mlstm_backward_states":
-                    given = arguments(op, sigmoid_gate, states, packed, bshd, dtype, device)
-                    torch.library.opcheck(getattr(torch.ops.xlstm_hip, op).default, (), given)
+                    call_arguments = arguments(op, sigmoid_gate, states, packed, bshd, dtype, device)
+                    torch.library.opcheck(getattr(torch.ops.xlstm_hip, op).default, (), call_arguments)
 
 
 @check
@@ -369,16 +369,19 @@ def compiled_in_one_graph(device: str) -> None:
         for length in (17, 75):
             case = Case(f"compiled {length}", length, 32, 48, batch=2, states=True)
             inputs, cotangents = accuracy.made_on(case, torch.bfloat16, device)
-            got = accuracy.quantities(twin, inputs, cotangents)
-            same_bits(f"{kernel} compiled", got, accuracy.quantities(call, inputs, cotangents))
+            actual = accuracy.quantities(twin, inputs, cotangents)
+            same_bits(f"{kernel} compiled", actual, accuracy.quantities(call, inputs, cotangents))
     for kernel in STEP_KERNELS:
         step = _with(mlstm_step_interface, {"kernel": kernel, "in_place": True})
         torch._dynamo.reset()
         twin = torch.compile(step, fullgraph=True, dynamic=True, backend="aot_eager")
-        ours, theirs = (step_inputs(device, torch.bfloat16) for _ in range(2))
+        compiled_inputs, eager_inputs = (step_inputs(device, torch.bfloat16) for _ in range(2))
         with torch.no_grad():
-            got, expected = twin(**ours)[0], step(**theirs)[0]
-        pairs = named((got, *(ours[x] for x in STATES))), named((expected, *(theirs[x] for x in STATES)))
+            actual, expected = twin(**compiled_inputs)[0], step(**eager_inputs)[0]
+        pairs = (
+            named((actual, *(compiled_inputs[x] for x in STATES))),
+            named((expected, *(eager_inputs[x] for x in STATES))),
+        )
         same_bits(f"step {kernel} compiled", *pairs)
     torch._dynamo.reset()
 
@@ -399,9 +402,9 @@ def compiled_inside_a_layer(device: str) -> None:
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(2, 33, 16, generator=rng).to(device)
     w = torch.randn(16, 3 * 96, generator=rng).to(device).requires_grad_()
-    got, expected = twin(x, w), layer(x, w)
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-    (dw,), (dw_expected,) = (torch.autograd.grad(y.square().sum(), w) for y in (got, expected))
+    actual, expected = twin(x, w), layer(x, w)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    (dw,), (dw_expected,) = (torch.autograd.grad(y.square().sum(), w) for y in (actual, expected))
     torch.testing.assert_close(dw, dw_expected, rtol=1e-3, atol=1e-4)
     torch._dynamo.reset()
 

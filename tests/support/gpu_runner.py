@@ -57,13 +57,13 @@ class Run:
             print(f"{_seconds(self.begun)} {self.done} done, {self.failed} failed", flush=True)
         return True
 
-    def fail(self, what: str, why: str) -> None:
+    def fail(self, label: str, why: str) -> None:
         self.failed += 1
-        print(f"FAILED {what}: {' | '.join(line.strip() for line in why.strip().splitlines())}", flush=True)
+        print(f"FAILED {label}: {' | '.join(line.strip() for line in why.strip().splitlines())}", flush=True)
 
-    def error(self, what: str, error: Exception) -> None:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        self.fail(what, f"{type(error).__name__} in {Path(place.filename).name}:{place.lineno}: {error}"[:2000])
+    def error(self, label: str, error: Exception) -> None:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        self.fail(label, f"{type(error).__name__} in {Path(frame.filename).name}:{frame.lineno}: {error}"[:2000])
         try:
             if torch.device(self.device).type == "cuda":
                 torch.cuda.synchronize(self.device)
@@ -123,24 +123,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing after so many")
     parser.add_argument("--out", type=Path, help="a file of JSON lines, one a row")
     parser.add_argument("--list", action="store_true", help="print the names and end")
-    given = parser.parse_args(arguments)
-    if torch.device(given.device).type == "cuda" and not torch.cuda.is_available() and not given.list:
+    args = parser.parse_args(arguments)
+    if torch.device(args.device).type == "cuda" and not torch.cuda.is_available() and not args.list:
         print("left out: no GPU that torch can use")
         return 0
 
-    def wanted(name: str) -> bool:
-        return not given.text or any(text in name for text in given.text)
+    def selected(name: str) -> bool:
+        return not args.text or any(text in name for text in args.text)
 
-    checks = [x for x in CHECKS if wanted(x.__name__.replace("_", " "))]
-    rows = [row for row in gpu_table.rows() if wanted(str(row))]
-    if given.list:
+    checks = [x for x in CHECKS if selected(x.__name__.replace("_", " "))]
+    rows = [row for row in gpu_table.rows() if selected(str(row))]
+    if args.list:
         print(*(x.__name__.replace("_", " ") for x in checks), *rows, sep="\n")
         return 0
     if not checks and not rows:
-        parser.error(f"no check or row has {' or '.join(map(repr, given.text))} in its name")
+        parser.error(f"no check or row has {' or '.join(map(repr, args.text))} in its name")
     gpu_table.full_precision()
-    run = Run(given.device, given.truth_on or given.device, given.seconds, given.out)
-    name = torch.cuda.get_device_name(given.device) if torch.device(given.device).type == "cuda" else given.device
+    run = Run(args.device, args.truth_on or args.device, args.seconds, args.out)
+    name = torch.cuda.get_device_name(args.device) if torch.device(args.device).type == "cuda" else args.device
     print(f"{len(checks)} checks and {len(rows)} rows on {name}, torch {torch.__version__}", flush=True)
     for function in checks:
         if run.may_go_on():

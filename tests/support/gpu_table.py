@@ -66,14 +66,14 @@ def full_precision() -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
-def same_bits(what: str, got: Quantities | dict[str, Tensor], expected: Quantities | dict[str, Tensor]) -> None:
+def same_bits(label: str, actual: Quantities | dict[str, Tensor], expected: Quantities | dict[str, Tensor]) -> None:
     """NaN is never the same."""
     for name, x in expected.items():
-        y = got[name]
-        assert y.shape == x.shape and y.dtype == x.dtype, f"{what}: {name}: {y.dtype} {y.shape}, {x.dtype} {x.shape}"
+        y = actual[name]
+        assert y.shape == x.shape and y.dtype == x.dtype, f"{label}: {name}: {y.dtype} {y.shape}, {x.dtype} {x.shape}"
         wrong = int((y != x).sum())
         assert not wrong, (
-            f"{what}: {name}: {wrong} of {x.numel()} values have other bits, "
+            f"{label}: {name}: {wrong} of {x.numel()} values have other bits, "
             f"{float((y.double() - x.double()).abs().max()):.3g} apart at most"
         )
 
@@ -84,13 +84,13 @@ def measure(row: Row, device: str, truth_on: str | None = None) -> tuple[Measure
     inputs, cotangents = accuracy.made_on(row.case, row.dtype, device)
     call = accuracy.call_of(row.info, row.case, row.normalize)
     with poisoned():
-        got = accuracy.quantities(call, inputs, cotangents)
-    moved = {name: x.to(truth_on) for name, x in got.items()}
+        actual = accuracy.quantities(call, inputs, cotangents)
+    moved = {name: x.to(truth_on) for name, x in actual.items()}
     measured = accuracy.judge(row.info, row.case, row.dtype, moved, row.normalize, truth_on)
     problems = []
     for check in (
         lambda: accuracy.check(str(row), measured),
-        lambda: same_bits(f"{row}, again", accuracy.quantities(call, inputs, cotangents), got),
+        lambda: same_bits(f"{row}, again", accuracy.quantities(call, inputs, cotangents), actual),
     ):
         try:
             check()

@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 @dataclass(frozen=True)
 class Case:
     name: str
-    ours: Callable[..., Any]
+    fused: Callable[..., Any]
     plain: Callable[..., Any]
     shapes: tuple[Shape, ...]  # of the arguments that have gradients
     options: dict[str, Any] = field(default_factory=dict)
@@ -40,15 +40,15 @@ class Case:
 
     def arguments(self, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
         rng = torch.Generator().manual_seed(len(self.name))
-        made = []
-        for place, shape in enumerate(self.shapes):
-            x = torch.randn(shape, generator=rng, dtype=torch.float64) * (self.scale if place == 0 else 1)
-            own = torch.promote_types(dtype, torch.float32) if place in self.wide else dtype
-            x = x.to(own).to(device)
-            if place in self.gaps:
+        tensors = []
+        for index, shape in enumerate(self.shapes):
+            x = torch.randn(shape, generator=rng, dtype=torch.float64) * (self.scale if index == 0 else 1)
+            dtype_of_argument = torch.promote_types(dtype, torch.float32) if index in self.wide else dtype
+            x = x.to(dtype_of_argument).to(device)
+            if index in self.gaps:
                 x = torch.nn.functional.pad(x, self.gap)[..., self.gap[0] : -self.gap[1]]
-            made.append(x)
-        return made
+            tensors.append(x)
+        return tensors
 
 
 def _rms(shape: Shape, weight: bool = True, bias: bool = False, **more: Any) -> Case:
@@ -75,17 +75,17 @@ def _add(shape: Shape, bias: bool = False, **more: Any) -> Case:
 def _head(shape: Shape, bias: bool = False, centred: bool = True, gate: bool = True, **more: Any) -> Case:
     *lead, heads, features = shape
     width = heads * features
-    what = f"{', bias' * bias}{', not centred' * (not centred)}{', no gate' * (not gate)}{more.pop('also', '')}"
+    variant = f"{', bias' * bias}{', not centred' * (not centred)}{', no gate' * (not gate)}{more.pop('also', '')}"
     shapes = (shape, *((*lead, width),) * gate, (width,), *((width,),) * bias)
 
     def call(function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(h: Tensor, *rest: Tensor) -> Tensor:
-            o, w, b = (*((None,) * (not gate)), *rest, None)[:3]
+        def run(h: Tensor, *parameters: Tensor) -> Tensor:
+            o, w, b = (*((None,) * (not gate)), *parameters, None)[:3]
             return function(h, o, w, b, EPS, centred)
 
         return run
 
-    name = f"head_norm_gate {'x'.join(map(str, shape))}{what}"
+    name = f"head_norm_gate {'x'.join(map(str, shape))}{variant}"
     return Case(name, call(layers.head_norm_gate), call(plain.head_norm_gate), shapes, **more)
 
 
@@ -111,19 +111,19 @@ def targets_of(rows: int, classes: int, ignored: str) -> Tensor:
 def _loss(
     rows: int, classes: int, cap: float | None = 30.0, reduction: str = "mean", ignored: str = "none", **more: Any
 ) -> Case:
-    what = f"{', cap ' + format(cap, 'g') if cap else ''}, {reduction}, {ignored} ignored{more.pop('also', '')}"
+    variant = f"{', cap ' + format(cap, 'g') if cap else ''}, {reduction}, {ignored} ignored{more.pop('also', '')}"
     in_place = more.pop("in_place", False)
     chosen = targets_of(rows, classes, ignored)
 
-    def ours(logits: Tensor) -> Tensor:
+    def fused(logits: Tensor) -> Tensor:
         logits = logits * 1 if in_place else logits  # of its own, to be overwritten
         return layers.capped_cross_entropy(logits, chosen.to(logits.device), cap, -100, reduction, in_place)
 
     def reference(logits: Tensor) -> Tensor:
         return plain.capped_cross_entropy(logits, chosen.to(logits.device), cap, -100, reduction)
 
-    name = f"cross_entropy {rows}x{classes}{what}{', in place' * in_place}"
-    return Case(name, ours, reference, ((rows, classes),), **{"scale": 8.0} | more)
+    name = f"cross_entropy {rows}x{classes}{variant}{', in place' * in_place}"
+    return Case(name, fused, reference, ((rows, classes),), **{"scale": 8.0} | more)
 
 
 CASES = (
@@ -193,10 +193,10 @@ def results(
     return [x.detach() for x in outputs] + list(torch.autograd.grad(outputs, inputs, cotangents(outputs)))
 
 
-def errors(got: list[Tensor], truth: list[Tensor]) -> list[float]:
+def errors(actual: list[Tensor], truth: list[Tensor]) -> list[float]:
     """By norm, then by largest difference, of each quantity, relative to the truth's."""
     found = []
-    for x, y in zip(got, truth, strict=True):
+    for x, y in zip(actual, truth, strict=True):
         assert x.shape == y.shape, (x.shape, y.shape)
         x = x.to(y.device).double()
         for measure in (torch.linalg.vector_norm, lambda d: d.abs().max()):
@@ -205,18 +205,18 @@ def errors(got: list[Tensor], truth: list[Tensor]) -> list[float]:
     return found
 
 
-def judge(case: Case, dtype: torch.dtype, got: list[Tensor], device: str = "cpu") -> list[str]:
+def judge(case: Case, dtype: torch.dtype, actual: list[Tensor], device: str = "cpu") -> list[str]:
     """What is wrong, in words; the truth and plain torch are made on `device`."""
     inputs = case.arguments(dtype, device)
     reference = results(case.plain, inputs)
     truth = results(case.plain, [x.double() for x in inputs])
     problems = []
-    for place, (x, y) in enumerate(zip(got, reference, strict=True)):
+    for index, (x, y) in enumerate(zip(actual, reference, strict=True)):
         if x.dtype != y.dtype:
-            problems.append(f"result {place}: {x.dtype}, plain torch {y.dtype}")
+            problems.append(f"result {index}: {x.dtype}, plain torch {y.dtype}")
     allowed = errors(reference, truth)
     floor = torch.finfo(dtype).eps * (FLOOR_OF_FLOAT64 if dtype == torch.float64 else FLOOR)
-    for number, (error, plain_error) in enumerate(zip(errors(got, truth), allowed, strict=True)):
+    for number, (error, plain_error) in enumerate(zip(errors(actual, truth), allowed, strict=True)):
         tolerance = max(2 * plain_error, floor)
         if not error <= tolerance:
             problems.append(
@@ -228,10 +228,10 @@ def judge(case: Case, dtype: torch.dtype, got: list[Tensor], device: str = "cpu"
 def measure(case: Case, dtype: torch.dtype, device: str, truth_on: str) -> list[str]:
     """The same, and that a second run gives the same bits."""
     inputs = case.arguments(dtype, device)
-    got, again = (results(case.ours, inputs) for _ in range(2))
-    problems = judge(case, dtype, got, truth_on)
+    actual, again = (results(case.fused, inputs) for _ in range(2))
+    problems = judge(case, dtype, actual, truth_on)
     return problems + [
-        f"result {n}: other bits" for n, (x, y) in enumerate(zip(got, again, strict=True)) if not x.equal(y)
+        f"result {n}: other bits" for n, (x, y) in enumerate(zip(actual, again, strict=True)) if not x.equal(y)
     ]
 
 
@@ -253,8 +253,8 @@ def not_finite(dtype: torch.dtype, device: str) -> Iterator[tuple[Tensor, Tensor
     yield layers.soft_cap(to_x, 2.0), plain.soft_cap(x, 2.0)
     yield layers.swiglu(to_x, to_y), plain.swiglu(x, y)
     for cap in (None, 2.0):
-        got = layers.capped_cross_entropy(to_x, to_targets, cap, reduction="none")
-        yield got, plain.capped_cross_entropy(x, targets, cap, -100, "none")
+        actual = layers.capped_cross_entropy(to_x, to_targets, cap, reduction="none")
+        yield actual, plain.capped_cross_entropy(x, targets, cap, -100, "none")
 
 
 MANY_ROWS = 320_000  # more than the largest GPU has groups at once, of so few features

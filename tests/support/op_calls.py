@@ -36,14 +36,14 @@ def arguments(
     def tokens(*features: int) -> Tensor:
         return narrow(b, s, nh, *features).transpose(1, 2) if bshd else narrow(b, nh, s, *features)
 
-    made: dict[str, Any] = {"q": tokens(dqk), "k": tokens(dqk), "v": tokens(dhv), "i": tokens(), "f": tokens()}
-    made |= {"cu_seqlens": torch.tensor([0, 4, s], device=device) if packed else None, "bshd": bshd} | flags
+    tensors: dict[str, Any] = {"q": tokens(dqk), "k": tokens(dqk), "v": tokens(dhv), "i": tokens(), "f": tokens()}
+    tensors |= {"cu_seqlens": torch.tensor([0, 4, s], device=device) if packed else None, "bshd": bshd} | flags
     for name, shape in (("c", (dqk, dhv)), ("n", (dqk,)), ("m", (1,))):
-        made[f"{name}_initial"] = wide(n, nh, *shape) if states else None
+        tensors[f"{name}_initial"] = wide(n, nh, *shape) if states else None
         if op.startswith("mlstm_backward"):
-            made[f"d{name}_last"] = wide(n, nh, *shape) if states else None
+            tensors[f"d{name}_last"] = wide(n, nh, *shape) if states else None
     if op.startswith("mlstm_backward"):
-        made |= {"h": tokens(dhv), "dh": tokens(dhv), "l": wide(b, nh, s), "normalizer_grad": True}
+        tensors |= {"h": tokens(dhv), "dh": tokens(dhv), "l": wide(b, nh, s), "normalizer_grad": True}
     if op != "mlstm_sequence":
-        made["chunk_size"] = 4
-    return made
+        tensors["chunk_size"] = 4
+    return tensors

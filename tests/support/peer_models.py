@@ -40,7 +40,7 @@ def scramble(model: nn.Module, seed: int = 0) -> None:
             x.data += 3
 
 
-def ours(seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> xLSTMLarge:
+def small_model(seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> xLSTMLarge:
     model = xLSTMLarge(xLSTMLargeConfig(**{**SMALL, **changes}))
     scramble(model, seed)
     return model.to(dtype)
@@ -57,7 +57,7 @@ def official(like: xLSTMLarge, **changes: Any) -> nn.Module:
     return model.to(like.embedding.weight.dtype)
 
 
-def theirs(dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+def hf_model(dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """transformers' own."""
     transformers = pytest.importorskip("transformers")
     fields = {"hidden_size": 128, "num_heads": 4, "num_hidden_layers": 3, "vocab_size": 97, "ffn_proj_factor": 2.0}
@@ -72,12 +72,12 @@ def at_every_split(model: xLSTMLarge, x: Tensor) -> Iterator[tuple[int, Tensor, 
     """A prompt in two parts: logits, of the second part at once and one by one; behind the latter the state."""
     for split in range(1, x.shape[1]):
         begun, state = model(x[:, :split])
-        rest, _ = model(x[:, split:], {n: tuple(part.clone() for part in own) for n, own in state.items()})
+        second_part, _ = model(x[:, split:], {n: tuple(part.clone() for part in layer) for n, layer in state.items()})
         parts = [begun]
         for t in range(split, x.shape[1]):
             logits, state = model(x[:, t : t + 1], state)
             parts.append(logits)
-        yield split, torch.cat((begun, rest), 1), torch.cat(parts, 1), state
+        yield split, torch.cat((begun, second_part), 1), torch.cat(parts, 1), state
 
 
 def tokens(batch: int, length: int, vocab: int = 97, seed: int = 1) -> Tensor:

@@ -72,7 +72,7 @@ def levels(
 def up_to(level: str, rows: Sequence[Row], axes: Axes, pairs_of: Collection[str] | None = None) -> list[Row]:
     """The rows that run at a level, in their order."""
     found = zip(rows, levels(rows, axes, pairs_of), strict=True)
-    return [row for row, own in found if LEVELS.index(own) <= LEVELS.index(level)]
+    return [row for row, row_level in found if LEVELS.index(row_level) <= LEVELS.index(level)]
 
 
 def marked(
@@ -85,4 +85,4 @@ def marked(
 ) -> list[Any]:
     """The rows as parameters of a test, with the mark by which conftest.py leaves out those above the run's level."""
     found = zip(rows, levels(rows, axes, pairs_of, slow, late), strict=True)
-    return [pytest.param(*row, id=ids(row), marks=pytest.mark.rows(own)) for row, own in found]
+    return [pytest.param(*row, id=ids(row), marks=pytest.mark.rows(row_level)) for row, row_level in found]

@@ -77,8 +77,8 @@ def twice_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     twice = measuring.paired_ms
 
     def planted(calls, device, pace):
-        _, own = twice(calls, device, pace)
-        return [[2 * ms for ms in own], own]
+        _, tuned_ms = twice(calls, device, pace)
+        return [[2 * ms for ms in tuned_ms], tuned_ms]
 
     class Here:
         """Trials in this process, where the planted clock is."""
@@ -117,8 +117,8 @@ def test_without_a_model_plans_are_judged_by_numerical_error(
 ) -> None:  # fmt: skip
     """As outside the repository, where models/demo is not."""
     monkeypatch.chdir(tmp_path)
-    given = ("--op", op, *shape, "--budget", 3)
-    code, out, err = run(capsys, *given)
+    arguments = ("--op", op, *shape, "--budget", 3)
+    code, out, err = run(capsys, *arguments)
     assert code == 0, err
     line = "no --model, and no models/demo here: plans are checked by numerical error alone, not by a model's text\n"
     assert out.startswith(line) and "2.000 times as fast" in out
@@ -126,7 +126,7 @@ def test_without_a_model_plans_are_judged_by_numerical_error(
     assert json.loads((folder / "run_meta.json").read_text())["model"] is None
     shipped = json.loads((folder / "outputs" / "shipped.json").read_text())
     assert shipped["op"] == op and all(row["errors"] for row in shipped["draws"])
-    code, _, err = run(capsys, *given, "--model", "models/demo/")
+    code, _, err = run(capsys, *arguments, "--model", "models/demo/")
     assert code == 1 and "--model: expected the folder of a checkpoint, or a model of the Hugging Face hub" in err
 
 
@@ -205,8 +205,8 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
 def test_bad_arguments(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple, code: int, text: str
 ) -> None:
-    got, _, err = run(capsys, "--runs", tmp_path, *arguments)
-    assert got == code and text in err and "Traceback" not in err
+    actual, _, err = run(capsys, "--runs", tmp_path, *arguments)
+    assert actual == code and text in err and "Traceback" not in err
     assert not list(tmp_path.iterdir())  # no run began
 
 
@@ -231,12 +231,12 @@ def test_a_table_that_cannot_be_written_is_refused_at_once(
 ) -> None:
     file, runs = tmp_path / "file", tmp_path / "runs"
     file.write_text("no table")
-    given = ("--runs", runs, "--op", "mlstm_backward", *SMALL, "--budget", 1)
+    arguments = ("--runs", runs, "--op", "mlstm_backward", *SMALL, "--budget", 1)
     for table in (file, file / "table.json", tmp_path):
-        code, _, err = run(capsys, *given, "--table", table)
+        code, _, err = run(capsys, *arguments, "--table", table)
         assert code == 1 and f"--table: {table}" in err and not runs.exists(), err
     monkeypatch.setenv(plans.ENVIRONMENT, str(file))
-    code, _, err = run(capsys, *given)
+    code, _, err = run(capsys, *arguments)
     assert code == 1 and f"{plans.ENVIRONMENT}: {file}" in err and not runs.exists(), err
 
 
@@ -255,8 +255,18 @@ def test_a_cluster_that_is_not_there(
         raise ConnectionError("no one\nis there")
 
     monkeypatch.setattr(ray, "init", refused)
-    given = ("--op", "mlstm_backward", *SMALL, "--runs", tmp_path, "--engine", "ray", "--ray-address", "127.0.0.1:9")
-    code, _, err = run(capsys, *given)
+    arguments = (
+        "--op",
+        "mlstm_backward",
+        *SMALL,
+        "--runs",
+        tmp_path,
+        "--engine",
+        "ray",
+        "--ray-address",
+        "127.0.0.1:9",
+    )
+    code, _, err = run(capsys, *arguments)
     assert code == 1 and "ray_address: expected a Ray cluster, got '127.0.0.1:9': no one is there" in err
     assert not list(tmp_path.iterdir())
 
@@ -264,8 +274,8 @@ def test_a_cluster_that_is_not_there(
 def test_a_run_on_ray(tmp_path: Path) -> None:
     """In a process of its own: it starts a Ray of this machine, and ends it."""
     pytest.importorskip("ray")
-    given = ("--op", "mlstm_backward", *SMALL[:-1], 1, "--budget", 2, "--runs", tmp_path, "--engine", "ray")
-    done = command("tune", *given)
+    arguments = ("--op", "mlstm_backward", *SMALL[:-1], 1, "--budget", 2, "--runs", tmp_path, "--engine", "ray")
+    done = command("tune", *arguments)
     out, err = done.communicate(timeout=240)
     assert done.returncode == 0, err
     assert "trial 0: " in out and "trial 1: " in out and ("the shipped plan is kept" in out or "written to" in out)
@@ -292,23 +302,23 @@ def test_what_a_run_was_begun_with(
 
 def test_help_says_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "--help")
-    said = " ".join(out.split())
+    help_text = " ".join(out.split())
     assert (
-        "gives the same candidates (default: 0)" in said
-        and "(default: --heads, mla_decode 1)" in said
-        and "(default: 8, mla_decode 128)" in said
-        and "(default: False)" not in said
+        "gives the same candidates (default: 0)" in help_text
+        and "(default: --heads, mla_decode 1)" in help_text
+        and "(default: 8, mla_decode 128)" in help_text
+        and "(default: False)" not in help_text
     )
-    assert said.count("(default: 0)") == 1
+    assert help_text.count("(default: 0)") == 1
 
 
 def test_bad_tables_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "table.json"
     table.write_text('{"format": 1, "entries": [{"op": "x"}]}')
-    given = ("--runs", tmp_path / "runs", "--op", "mlstm_backward", *SMALL, "--budget", 1)
-    code, _, err = run(capsys, *given, "--table", table)
+    arguments = ("--runs", tmp_path / "runs", "--op", "mlstm_backward", *SMALL, "--budget", 1)
+    code, _, err = run(capsys, *arguments, "--table", table)
     assert code == 1 and "--table: " in err and "entries[0].op: expected one of" in err
-    code, _, err = run(capsys, *given)
+    code, _, err = run(capsys, *arguments)
     assert code == 0, err
     folder = only(tmp_path / "runs")
     for more, text in (

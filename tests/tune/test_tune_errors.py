@@ -36,12 +36,12 @@ def judged(problem: Problem, folder: Path, **trials: Plan) -> dict[str, dict[str
 @pytest.mark.parametrize("problem", [ATTENTION, BACKWARD, ATTENTION_BACKWARD, MLA], ids=lambda problem: problem.op)
 def test_plans_that_only_cut_otherwise_pass(problem: Problem, tmp_path: Path) -> None:
     plans = {f"trial-{n}": plan for n, plan in enumerate(space_of(problem, 2).candidates())}
-    made = judged(problem, tmp_path, **plans)
-    assert sorted(made) == sorted(["shipped", *plans])
-    for name, own in made.items():
-        assert own["refused"] == "", (plans.get(name), own)
-        assert set(own) == VERDICT and 0 < own["share_of_tolerance"] <= 1
-        assert own["shipped_share"] == made["shipped"]["share_of_tolerance"]
+    verdicts = judged(problem, tmp_path, **plans)
+    assert sorted(verdicts) == sorted(["shipped", *plans])
+    for name, verdict in verdicts.items():
+        assert verdict["refused"] == "", (plans.get(name), verdict)
+        assert set(verdict) == VERDICT and 0 < verdict["share_of_tolerance"] <= 1
+        assert verdict["shipped_share"] == verdicts["shipped"]["share_of_tolerance"]
     saved = json.loads((tmp_path / "trial-0.json").read_text())
     assert saved["plan"] == plans["trial-0"] and [row["length"] for row in saved["draws"]] == [
         problem.length, problem.length, 65
@@ -74,34 +74,38 @@ def test_a_plan_that_changes_results_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, problem: Problem, plan: Plan, wrong: float, at: str
 ) -> None:
     factor = math.nan if at == "error nan" else wrong
-    plant(monkeypatch, lambda problem, made: (*made[:-1], made[-1] * factor), *plan)
-    made = judged(problem, tmp_path, wrong=plan)
-    assert at in made["wrong"]["refused"] and made["shipped"]["refused"] == ""
+    plant(monkeypatch, lambda problem, results: (*results[:-1], results[-1] * factor), *plan)
+    results = judged(problem, tmp_path, wrong=plan)
+    assert at in results["wrong"]["refused"] and results["shipped"]["refused"] == ""
 
 
 def test_a_plan_that_is_wrong_at_another_length_of_its_class_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plant(monkeypatch, lambda problem, made: tuple(x * (1.02 if problem.length == 65 else 1) for x in made), "splits")
+    plant(
+        monkeypatch,
+        lambda problem, results: tuple(x * (1.02 if problem.length == 65 else 1) for x in results),
+        "splits",
+    )
     assert judged(ATTENTION, tmp_path, short={"splits": 2})["short"]["refused"].startswith("at length 65, seed 3, ")
 
 
 def test_a_plan_that_cannot_make_a_call_of_its_class_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fails(problem: Problem, made: Any) -> Any:
+    def fails(problem: Problem, results: Any) -> Any:
         raise RuntimeError("no such cut")
 
     plant(monkeypatch, fails, "splits")
-    made = judged(ATTENTION, tmp_path, fails={"splits": 2})["fails"]
-    assert made["refused"].endswith("RuntimeError: no such cut") and made["share_of_tolerance"] is None
+    results = judged(ATTENTION, tmp_path, fails={"splits": 2})["fails"]
+    assert results["refused"].endswith("RuntimeError: no such cut") and results["share_of_tolerance"] is None
 
 
 def test_few_queries_stay_few() -> None:
     decoding = Problem("attention_forward", heads=2, length=300, dqk=16, dhv=16, queries=1)
-    assert [own.queries for own, _ in draws(decoding)] == [1, 1, 1]
+    assert [drawn.queries for drawn, _ in draws(decoding)] == [1, 1, 1]
     long = Problem("attention_forward", heads=2, length=300, dqk=16, dhv=16, queries=290)
-    assert [(own.queries, own.length) for own, _ in draws(long)] == [(290, 300), (290, 300), (257, 257)]
+    assert [(drawn.queries, drawn.length) for drawn, _ in draws(long)] == [(290, 300), (290, 300), (257, 257)]
 
 
 def test_a_folder_without_errors(tmp_path: Path) -> None:
@@ -111,8 +115,10 @@ def test_a_folder_without_errors(tmp_path: Path) -> None:
 
 def test_the_command_judges_by_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Verdicts are the numbers' own, and a table gets what passed."""
-    plant(monkeypatch, lambda problem, made: tuple(x * 1.02 for x in made), "block_size")
-    made = _judge(None, ATTENTION)({12: {"block_size": 32}, 3: {"splits": 2}}, tmp_path)
-    assert made[3]["refused"] == "" and made[12]["refused"].startswith("at length 80, seed 1, result 0: error 0.02")
+    plant(monkeypatch, lambda problem, results: tuple(x * 1.02 for x in results), "block_size")
+    results = _judge(None, ATTENTION)({12: {"block_size": 32}, 3: {"splits": 2}}, tmp_path)
+    assert results[3]["refused"] == "" and results[12]["refused"].startswith(
+        "at length 80, seed 1, result 0: error 0.02"
+    )
     with pytest.raises(ValueError, match="--model: expected none for mlstm_backward"):
         _model_folder(argparse.Namespace(model=str(tmp_path), revision=None), BACKWARD)

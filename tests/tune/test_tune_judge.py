@@ -40,8 +40,8 @@ def worse_kernels() -> Iterator[None]:
     """Planted: a chunkwise kernel and a step whose h has the other sign. Its length alone would be normed away."""
 
     def turned(*tensors: Any, **options: Any) -> Any:
-        made = kernel_info("chunkwise--fused").function(*tensors, **options)
-        return (made[0] * -1, made[1]) if isinstance(made, tuple) else made * -1
+        results = kernel_info("chunkwise--fused").function(*tensors, **options)
+        return (results[0] * -1, results[1]) if isinstance(results, tuple) else results * -1
 
     def step(*tensors: Any, **options: Any) -> Any:
         h, states = kernel_info("fused", "step").function(*tensors, **options)
@@ -69,13 +69,13 @@ def test_plans_that_only_cut_otherwise_pass(model: xLSTMLarge, tokenizer: Tokeni
         "chunks": {"chunk_size": 16, "segments": 3},
         "native": {"kernel": "chunkwise--native_autograd", "chunk_size": 32},
     }
-    made = judged(model, tokenizer, "mlstm_chunkwise", tmp_path, **trials)
-    assert sorted(made) == ["chunks", "native", SHIPPED]
-    for own in made.values():
-        assert own["refused"] == "" and set(own) == {*METRICS, "refused"}
-        assert own["perplexity"] == pytest.approx(math.exp(-own["avg_logprob"]))
-        assert own["read_logprob"] == pytest.approx(made[SHIPPED]["read_logprob"], abs=1e-4)
-    assert made["chunks"]["read_logprob"] != made[SHIPPED]["read_logprob"]  # it was cut up otherwise
+    verdicts = judged(model, tokenizer, "mlstm_chunkwise", tmp_path, **trials)
+    assert sorted(verdicts) == ["chunks", "native", SHIPPED]
+    for verdict in verdicts.values():
+        assert verdict["refused"] == "" and set(verdict) == {*METRICS, "refused"}
+        assert verdict["perplexity"] == pytest.approx(math.exp(-verdict["avg_logprob"]))
+        assert verdict["read_logprob"] == pytest.approx(verdicts[SHIPPED]["read_logprob"], abs=1e-4)
+    assert verdicts["chunks"]["read_logprob"] != verdicts[SHIPPED]["read_logprob"]  # it was cut up otherwise
     outputs = json.loads((tmp_path / "chunks.json").read_text())
     assert outputs["plan"] == trials["chunks"] and len(outputs["texts"]) == 2 and len(outputs["tokens"][0]) == 60
     assert before == (model.config.chunkwise_kernel, model.config.step_kernel, model.config.chunk_size)
@@ -83,9 +83,9 @@ def test_plans_that_only_cut_otherwise_pass(model: xLSTMLarge, tokenizer: Tokeni
 
 def test_the_outputs_are_the_models(model: xLSTMLarge, tokenizer: Tokenizer, tmp_path: Path) -> None:
     """The demo model writes words of its language, and knows it: about 1.2 nats a byte."""
-    made = judged(model, tokenizer, "mlstm_step", tmp_path, same={"kernel": "native"})
-    assert 0.4 < -made["same"]["read_logprob"] < 1.6 and 0.4 < -made["same"]["avg_logprob"] < 1.6
-    assert made["same"]["refused"] == "" and made["same"]["distinct-2"] > 0.5
+    verdicts = judged(model, tokenizer, "mlstm_step", tmp_path, same={"kernel": "native"})
+    assert 0.4 < -verdicts["same"]["read_logprob"] < 1.6 and 0.4 < -verdicts["same"]["avg_logprob"] < 1.6
+    assert verdicts["same"]["refused"] == "" and verdicts["same"]["distinct-2"] > 0.5
 
 
 @pytest.mark.usefixtures("worse_kernels")
@@ -93,8 +93,8 @@ def test_the_outputs_are_the_models(model: xLSTMLarge, tokenizer: Tokenizer, tmp
 def test_a_plan_that_changes_outputs_is_refused(
     model: xLSTMLarge, tokenizer: Tokenizer, tmp_path: Path, op: str, kernel: str
 ) -> None:
-    made = judged(model, tokenizer, op, tmp_path, worse={"kernel": kernel})
-    assert made["worse"]["refused"].startswith("read_logprob is -") and made[SHIPPED]["refused"] == ""
+    verdicts = judged(model, tokenizer, op, tmp_path, worse={"kernel": kernel})
+    assert verdicts["worse"]["refused"].startswith("read_logprob is -") and verdicts[SHIPPED]["refused"] == ""
 
 
 GOOD = {"avg_logprob": -1.0, "distinct-2": 0.8, "distinct-3": 0.9, "read_logprob": -1.2}

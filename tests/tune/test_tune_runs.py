@@ -38,13 +38,13 @@ class FakeEngine:
     """Trials that take no time. `stop`: Ctrl-C comes instead of that trial."""
 
     def __init__(self, speed: Speed, stop: int | None = None, backwards: bool = False) -> None:
-        self.speed, self.stop, self.backwards, self.asked = speed, stop, backwards, 0
+        self.speed, self.stop, self.backwards, self.runs = speed, stop, backwards, 0
 
     def run(self, problem: Problem, plans: dict[int, Plan], pace: Pace) -> Iterator[tuple[int, Result]]:
         for number in sorted(plans, reverse=self.backwards):
-            if self.stop is not None and self.asked >= self.stop:
+            if self.stop is not None and self.runs >= self.stop:
                 raise KeyboardInterrupt
-            self.asked += 1
+            self.runs += 1
             yield number, result(self.speed(plans[number], pace), pace)
 
     def close(self) -> None:
@@ -122,10 +122,10 @@ def test_what_wins(ratios: list[float], wins: bool) -> None:
 def test_the_tables_own_plan_is_measured_again(tmp_path: Path) -> None:
     run, table = new_run(tmp_path), new_table(tmp_path)
     call = {"op": PROBLEM.op, "arch": PROBLEM.arch, "class": PROBLEM.shape_class()}
-    other = call | {"arch": "avx2/77", "plan": {"segments": 2}}
+    other_entry = call | {"arch": "avx2/77", "plan": {"segments": 2}}
     old = call | {"plan": {"chunk_size": 32, "walk_chunk": 16}}
     enter(table, call, old)
-    enter(table, other, other)
+    enter(table, other_entry, other_entry)
     one = tuner(run, FakeEngine(lambda plan, pace: 2.0 if "walk_chunk" in plan else 1.1))
     one.explore(4)
     outcome = one.finish(2, table)
@@ -133,7 +133,7 @@ def test_the_tables_own_plan_is_measured_again(tmp_path: Path) -> None:
     assert sorted(x["arch"] for x in plans.read_table(table)) == sorted(("avx2/77", PROBLEM.arch))
     one.engine = FakeEngine(lambda plan, pace: 0.9)
     assert one.finish(2, table).entry is None
-    assert plans.read_table(table) == [other]  # what no longer wins goes
+    assert plans.read_table(table) == [other_entry]  # what no longer wins goes
 
 
 def test_a_refused_plan_gives_way_to_the_next(tmp_path: Path) -> None:
@@ -165,23 +165,23 @@ def recorded(run: Run) -> dict[int, Plan]:
 def test_an_interrupted_run_goes_on_with_the_same_candidates(
     tmp_path: Path, kind: str, stop: int, backwards: bool
 ) -> None:
-    whole = new_run(tmp_path / "whole")
-    tuner(whole, FakeEngine(as_chunks), kind=kind).explore(20)
+    uninterrupted = new_run(tmp_path / "whole")
+    tuner(uninterrupted, FakeEngine(as_chunks), kind=kind).explore(20)
     run = new_run(tmp_path / "stopped")
     with pytest.raises(KeyboardInterrupt):
         tuner(run, FakeEngine(as_chunks, stop, backwards), kind=kind).explore(20)
     assert len(recorded(run)) == stop
     engine = FakeEngine(as_chunks)
     tuner(Run.open(run.folder), engine, kind=kind).explore(20)
-    assert recorded(run) == recorded(whole) and engine.asked == 20 - stop
+    assert recorded(run) == recorded(uninterrupted) and engine.runs == 20 - stop
 
 
 def test_a_larger_budget_goes_on(tmp_path: Path) -> None:
-    whole, run = new_run(tmp_path / "whole"), new_run(tmp_path / "less")
-    tuner(whole, FakeEngine(as_chunks)).explore(21)
+    reference_run, run = new_run(tmp_path / "whole"), new_run(tmp_path / "less")
+    tuner(reference_run, FakeEngine(as_chunks)).explore(21)
     tuner(run, FakeEngine(as_chunks)).explore(10)
     tuner(Run.open(run.folder), FakeEngine(as_chunks)).explore(21)
-    assert recorded(run) == recorded(whole)
+    assert recorded(run) == recorded(reference_run)
 
 
 def test_a_line_that_was_cut_short_is_dropped(tmp_path: Path) -> None:
@@ -246,18 +246,20 @@ def test_files_are_whole_or_as_before(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_every_plan_of_the_space_is_right(op: str, dtype: str) -> None:
     """Each is measured; none may be off."""
     length = 1 if op == "mlstm_step" else 80
-    own = Problem(op, dtype=dtype, batch=2, heads=2, length=length, dqk=16, dhv=16 if op == "mla_decode" else 24)
-    for plan in [{}, *space_of(own, THREADS).candidates()]:
-        made = measure(own, plan, Pace(1, 1e-6), THREADS)
-        assert made.status == OK, (plan, made.error)
-        assert len(made.ms) == len(made.shipped_ms) == 1 and min(made.ms) > 0 and 0 < made.share_of_tolerance <= 1
+    problem = Problem(op, dtype=dtype, batch=2, heads=2, length=length, dqk=16, dhv=16 if op == "mla_decode" else 24)
+    for plan in [{}, *space_of(problem, THREADS).candidates()]:
+        result = measure(problem, plan, Pace(1, 1e-6), THREADS)
+        assert result.status == OK, (plan, result.error)
+        assert (
+            len(result.ms) == len(result.shipped_ms) == 1 and min(result.ms) > 0 and 0 < result.share_of_tolerance <= 1
+        )
 
 
 def test_a_trial_that_raises_is_recorded(tmp_path: Path) -> None:
-    made = measure(PROBLEM, {"kernel": "chunkwise--none"}, QUICK, THREADS)
-    assert made.status == FAILED and "chunkwise--none" in made.error and made.speedup is None
+    result = measure(PROBLEM, {"kernel": "chunkwise--none"}, QUICK, THREADS)
+    assert result.status == FAILED and "chunkwise--none" in result.error and result.speedup is None
     run = new_run(tmp_path)
-    run.add(0, {"kernel": "chunkwise--none"}, made)
+    run.add(0, {"kernel": "chunkwise--none"}, result)
     assert Run.open(run.folder).trials == run.trials
     run.write_summary()
     assert "failed,,,," in (run.folder / SUMMARY).read_text()
@@ -274,8 +276,8 @@ def test_a_plan_that_changes_results_is_refused(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(problems, "call_of", planted)
     assert measure(PROBLEM, {"segments": 1}, QUICK, THREADS).status == OK
-    made = measure(PROBLEM, {"segments": 2}, QUICK, THREADS)
-    assert made.status == WRONG and "result 0: error 0.001, allowed are" in made.error and not made.wins
+    result = measure(PROBLEM, {"segments": 2}, QUICK, THREADS)
+    assert result.status == WRONG and "result 0: error 0.001, allowed are" in result.error and not result.wins
 
 
 def misbehaves(problem: Problem, plan: Plan, pace: Pace, threads: int) -> Result:
@@ -289,15 +291,15 @@ def misbehaves(problem: Problem, plan: Plan, pace: Pace, threads: int) -> Result
 def test_what_kills_a_trial_does_not_kill_the_run() -> None:
     engine = LocalEngine(THREADS, 30, misbehaves)
     try:
-        made = dict(engine.run(PROBLEM, {0: {"segments": 1}, 1: {}}, QUICK))
+        results = dict(engine.run(PROBLEM, {0: {"segments": 1}, 1: {}}, QUICK))
         engine._seconds = 0.2
-        made |= dict(engine.run(PROBLEM, {2: {"segments": 2}}, QUICK))
+        results |= dict(engine.run(PROBLEM, {2: {"segments": 2}}, QUICK))
         engine._seconds = 30
-        made |= dict(engine.run(PROBLEM, {3: {}}, QUICK))
+        results |= dict(engine.run(PROBLEM, {3: {}}, QUICK))
     finally:
         engine.close()
-    assert [made[n].status for n in range(4)] == [FAILED, OK, FAILED, OK]
-    assert made[0].error == "the process ended with code 7" and made[2].error == "no result after 0.2 seconds"
+    assert [results[n].status for n in range(4)] == [FAILED, OK, FAILED, OK]
+    assert results[0].error == "the process ended with code 7" and results[2].error == "no result after 0.2 seconds"
 
 
 def test_bad_engines() -> None:
@@ -323,11 +325,11 @@ def test_ray_spreads_real_trials(tmp_path: Path) -> None:
         engine = RayEngine(1, 120)
         tuner(run, engine, kind="random").explore(3)
         assert sorted(run.trials) == [0, 1, 2] and {r.status for _, r in run.trials.values()} == {OK}
-        made = dict(engine.run(PROBLEM, {0: {"kernel": "chunkwise--none"}}, QUICK))
-        assert made[0].status == FAILED and "chunkwise--none" in made[0].error
+        results = dict(engine.run(PROBLEM, {0: {"kernel": "chunkwise--none"}}, QUICK))
+        assert results[0].status == FAILED and "chunkwise--none" in results[0].error
         engine._measure = local_death()
-        made = dict(engine.run(PROBLEM, {4: {}, 5: {}}, QUICK))
-        assert {r.status for r in made.values()} == {FAILED} and sorted(made) == [4, 5]
+        results = dict(engine.run(PROBLEM, {4: {}, 5: {}}, QUICK))
+        assert {r.status for r in results.values()} == {FAILED} and sorted(results) == [4, 5]
         with pytest.raises(ValueError, match="device: expected no number with engine 'ray'"):
             dict(engine.run(Problem("mlstm_step", device="cpu:0"), {0: {}}, QUICK))
         engine.close()
@@ -353,8 +355,10 @@ def test_every_plan_of_the_gpus_space_is_right_or_refused(op: str) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     length = 1 if op == "mlstm_step" else 300
-    own = Problem(op, device="cuda", batch=1, heads=2, length=length, dqk=128, dhv=128)
-    plans = (plan for plan in space_of(own, 1).candidates() if "triton" not in str(plan.get("kernel")))  # may end it
-    made = [measure(own, plan, Pace(1, 1e-6), 1) for plan in plans]
-    assert {OK} <= {one.status for one in made} <= {OK, FAILED}
-    assert not [one.error for one in made if one.status != OK and "no kernel" not in one.error]
+    problem = Problem(op, device="cuda", batch=1, heads=2, length=length, dqk=128, dhv=128)
+    plans = (
+        plan for plan in space_of(problem, 1).candidates() if "triton" not in str(plan.get("kernel"))
+    )  # may end it
+    results = [measure(problem, plan, Pace(1, 1e-6), 1) for plan in plans]
+    assert {OK} <= {one.status for one in results} <= {OK, FAILED}
+    assert not [one.error for one in results if one.status != OK and "no kernel" not in one.error]

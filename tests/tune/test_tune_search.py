@@ -46,8 +46,8 @@ def test_every_candidate_once(kind: str, landscape: Landscape) -> None:
 
 @pytest.mark.parametrize("kind", ["random", "genetic"])
 def test_the_seed_decides(kind: str) -> None:
-    first, again, other = (tried(make_search(kind, SPACE, seed), hill, 40) for seed in (3, 3, 4))
-    assert first == again != other
+    first, again, other_seed = (tried(make_search(kind, SPACE, seed), hill, 40) for seed in (3, 3, 4))
+    assert first == again != other_seed
 
 
 def test_the_genetic_search_learns() -> None:
@@ -72,8 +72,8 @@ def test_failures_have_no_children() -> None:
         return None if plan.get("a", 0) > 3 else hill(plan)
 
     def failed(kind: str) -> int:
-        made = (tried(make_search(kind, SPACE, seed), cliff, 120)[BATCH:] for seed in range(6))
-        return sum(cliff(plan) is None for plans in made for plan in plans)
+        batches = (tried(make_search(kind, SPACE, seed), cliff, 120)[BATCH:] for seed in range(6))
+        return sum(cliff(plan) is None for plans in batches for plan in plans)
 
     assert failed("genetic") < 0.8 * failed("random")
 
@@ -103,11 +103,11 @@ def test_kernels_in_bands_have_a_space_of_their_own() -> None:
     }  # fmt: skip
     assert len(space.candidates()) == 4 * 3 * 3 and all(plan["kernel"] == queued for plan in space.candidates())
     search = make_search("genetic", space, 0)
-    asked = []
+    proposed = []
     while batch := search.ask():
-        asked += batch
+        proposed += batch
         search.tell([1.0] * len(batch))
-    assert len(asked) == 36
+    assert len(proposed) == 36
     for op, kernel in (("mlstm_chunkwise", "chunkwise--fused"), ("mlstm_backward", queued)):
         with pytest.raises(ValueError, match="kernel: expected one of mlstm_chunkwise in bands"):
             space_of(Problem(op, length=64, dqk=16, dhv=16), 2, kernel)

@@ -104,11 +104,11 @@ STEP_WORDS = 4096
 
 def model_step(batch: int, bits: int) -> None:
     """A block of xLSTM-7B with its embedding, and a head of fewer words."""
-    from support.peer_models import ours
+    from support.peer_models import small_model
     from xlstm_hip._core.ops import OPS
     from xlstm_hip.models.quantize import quantize
 
-    model = ours(
+    model = small_model(
         dtype=torch.bfloat16, embedding_dim=WIDTH, num_heads=HEADS, num_blocks=1, vocab_size=STEP_WORDS,
         ffn_proj_factor=FEED / WIDTH,
     )  # fmt: skip
@@ -123,12 +123,12 @@ def model_step(batch: int, bits: int) -> None:
 
 
 def layers(tokens: int) -> None:
-    from xlstm_hip import layers as ours
+    from xlstm_hip.layers import head_norm_gate, rms_norm, swiglu
 
     x, h = draw(tokens, WIDTH, grad=True), draw(tokens, HEADS, DHV, grad=True)
     gate, up = (draw(tokens, FEED, grad=True) for _ in range(2))
     weight = draw(WIDTH, grad=True)
-    for out in (ours.rms_norm(x, weight), ours.head_norm_gate(h, x, weight), ours.swiglu(gate, up)):
+    for out in (rms_norm(x, weight), head_norm_gate(h, x, weight), swiglu(gate, up)):
         out.backward(torch.ones_like(out))
 
 

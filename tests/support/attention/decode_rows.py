@@ -13,7 +13,7 @@ from torch import Tensor
 from support.attention import truth
 from support.attention.pairs import pairwise
 from support.attention.problem import EPS, FLOOR, generator
-from xlstm_hip import attention as ours
+from xlstm_hip import attention
 from xlstm_hip.reference import attention as plain
 
 POISON = float("nan")
@@ -65,19 +65,19 @@ class Problem:
     def rotated(self, x: Tensor, start: int, same: bool) -> Tensor:
         if not self.row["rotary"]:
             return x
-        places = torch.full((x.shape[0],), start) if same else torch.arange(start, start + x.shape[0])
-        return truth.rotated(x, self.cos[places], self.sin[places], self.row["rotary"] == "interleaved")
+        positions = torch.full((x.shape[0],), start) if same else torch.arange(start, start + x.shape[0])
+        return truth.rotated(x, self.cos[positions], self.sin[positions], self.row["rotary"] == "interleaved")
 
     def sequences(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tensor]]:
         """What attention sees, rotated in float64, as the dtype has it."""
-        made = []
+        sequences = []
         unordered = not self.row["causal"] and self.row["window"] == (-1, -1)
         for b, (k, v) in enumerate(self.old):
             q = self.rotated(self.q[b], BEFORE[b], unordered)
             k = torch.cat([k, self.rotated(self.new[0][b], BEFORE[b], False)])[self.pads[b] :]
             v = torch.cat([v, self.new[1][b]])[self.pads[b] :]
-            made.append(tuple(x.to(dtype) for x in (q, k, v)))
-        return made  # type: ignore[return-value]
+            sequences.append(tuple(x.to(dtype) for x in (q, k, v)))
+        return sequences  # type: ignore[return-value]
 
     def caches(self) -> tuple[list[Tensor], dict[str, Any], list[Tensor]]:
         """The caches with NaN wherever there is no key, the arguments that say where keys are, and a view of each
@@ -90,9 +90,9 @@ class Problem:
             caches = [torch.full((batch * per + 3, size, *s), POISON, dtype=dtype) for s in shapes]
             table = (torch.randperm(batch * per, generator=generator(2)) + 2).reshape(batch, per)
             for b in range(batch):
-                for t, place in [(t, table[b, t // size]) for t in range(BEFORE[b])]:
+                for t, page in [(t, table[b, t // size]) for t in range(BEFORE[b])]:
                     for cache, x in zip(caches, self.old[b], strict=True):
-                        cache[place, t % size] = x[t].to(dtype)
+                        cache[page, t % size] = x[t].to(dtype)
                 used = -(-(BEFORE[b] + self.row["new"]) // size)
                 table[b, used:] = 10**6 * (-1) ** b  # never read
             return caches, {"block_table": table.int()}, [table]
@@ -109,18 +109,18 @@ class Problem:
         return truth.Rules(row["dims"][0] ** -0.5, row["causal"], row["window"], row["softcap"], self.slopes, sink)
 
 
-def close(got: list[Tensor], true: list[Tensor], near: list[Tensor], eps: float, what: str) -> None:
-    x, y, z = (torch.cat([t.double().flatten() for t in ts]) for ts in (got, true, near))
-    assert torch.equal(x.isinf(), y.isinf()), what
+def close(actual: list[Tensor], true: list[Tensor], near: list[Tensor], eps: float, label: str) -> None:
+    x, y, z = (torch.cat([t.double().flatten() for t in ts]) for ts in (actual, true, near))
+    assert torch.equal(x.isinf(), y.isinf()), label
     x, y, z = (t.nan_to_num(nan=POISON, posinf=0) for t in (x, y, z))
     error, allowed = float((x - y).norm()), 2 * float((z - y).norm()) + FLOOR * eps * float(y.norm())
-    assert error <= allowed, f"{what}: error {error:.3g}, allowed {allowed:.3g}"
+    assert error <= allowed, f"{label}: error {error:.3g}, allowed {allowed:.3g}"
 
 
 def run_row(row: dict[str, Any], device: str = "cpu") -> None:
     """Raises where a result is not what it should be. A GPU is asked twice, for the same bits."""
     problem, dtype = Problem(row), row["dtype"]
-    caches, arguments, (places,) = problem.caches()
+    caches, arguments, (table,) = problem.caches()
     if row["new"]:
         arguments |= {"k": problem.new[0].to(dtype), "v": problem.new[1].to(dtype)}
     if row["rotary"]:
@@ -137,7 +137,7 @@ def run_row(row: dict[str, Any], device: str = "cpu") -> None:
         arguments["block_size"] = row["block_size"]
     q, caches = problem.q.to(dtype).to(device), [x.to(device) for x in caches]
     results = [
-        ours.flash_attn_with_kvcache(q, *caches, window_size=row["window"], return_softmax_lse=True, **arguments)
+        attention.flash_attn_with_kvcache(q, *caches, window_size=row["window"], return_softmax_lse=True, **arguments)
         for _ in range(1 if device == "cpu" else 2)
     ]
     same = all(torch.equal(x.cpu(), y.cpu()) for x, y in zip(results[0], results[-1], strict=True))
@@ -160,11 +160,7 @@ def run_row(row: dict[str, Any], device: str = "cpu") -> None:
         for b, start in enumerate(BEFORE):
             expected_k = problem.rotated(problem.new[0][b], start, False)
             for t in range(row["new"]):
-                at = (
-                    (places[b, (start + t) // size], (start + t) % size)
-                    if places.dim() == 2
-                    else (places[b], start + t)
-                )
+                at = (table[b, (start + t) // size], (start + t) % size) if table.dim() == 2 else (table[b], start + t)
                 torch.testing.assert_close(k_cache[at].double(), expected_k[t], atol=2 * eps, rtol=2 * eps)
                 assert torch.equal(v_cache[at].double(), problem.new[1][b, t])
         assert int((~k_cache.isnan()).sum()) == (sum(BEFORE) + 3 * row["new"]) * k_cache[0, 0].numel()
@@ -208,15 +204,15 @@ def run_mla(row: dict[str, Any], device: str = "cpu") -> None:
     used = torch.tensor(lengths, dtype=torch.int32)
     schedule: tuple[Any, ...] = ()
     if row["schedule"] == "older":
-        schedule = ours.get_mla_metadata(used.to(device), row["queries"] * row["heads"], 1)
+        schedule = attention.get_mla_metadata(used.to(device), row["queries"] * row["heads"], 1)
         assert schedule[0].shape[1] == 8 and schedule[1].tolist()[-1] == schedule[0].shape[0]
     elif row["schedule"] == "newer":
-        schedule = ours.get_mla_metadata()
+        schedule = attention.get_mla_metadata()
     sink = torch.randn(row["heads"], generator=g).double() if row["sink"] else None
-    there = [None if x is None else x.to(device) for x in (q, cache, table, used)]
+    on_device = [None if x is None else x.to(device) for x in (q, cache, table, used)]
     sinks = None if sink is None else sink.float().to(device)
     results = [
-        ours.flash_mla_with_kvcache(*there, dv, *schedule, causal=row["causal"], attn_sink=sinks)  # type: ignore[arg-type]
+        attention.flash_mla_with_kvcache(*on_device, dv, *schedule, causal=row["causal"], attn_sink=sinks)  # type: ignore[arg-type]
         for _ in range(1 if device == "cpu" else 2)
     ]
     out, lse = (x.cpu() for x in results[0])
@@ -246,29 +242,29 @@ CLASSES = ((64, 64), (128, 128), (96, 72), (192, 128), (256, 256), (200, 136))
 
 
 def gpu_rows() -> list[dict[str, Any]]:
-    made = [row for row in ROWS if row["dtype"] in GPU_DTYPES]
-    whole = dict.fromkeys(VALUES) | {"heads": (8, 2), "queries": 1, "new": 0, "rotary": "", "rotary_dim": 32}
-    whole |= {"leftpad": False, "window": (-1, -1), "softcap": 0.0, "alibi": False, "sink": False}
+    rows = [row for row in ROWS if row["dtype"] in GPU_DTYPES]
+    defaults = dict.fromkeys(VALUES) | {"heads": (8, 2), "queries": 1, "new": 0, "rotary": "", "rotary_dim": 32}
+    defaults |= {"leftpad": False, "window": (-1, -1), "softcap": 0.0, "alibi": False, "sink": False}
     for dims in CLASSES:
         for dtype in GPU_DTYPES:
-            row = whole | {"dims": dims, "dtype": dtype}
-            made.append(row | {"causal": False, "cache": "page 16", "num_splits": 0})
+            row = defaults | {"dims": dims, "dtype": dtype}
+            rows.append(row | {"causal": False, "cache": "page 16", "num_splits": 0})
             modified = {"softcap": 3.0, "alibi": True, "sink": True, "causal": True, "queries": 5}
-            made.append(row | modified | {"cache": "rows", "num_splits": 2})
+            rows.append(row | modified | {"cache": "rows", "num_splits": 2})
     # Head dims that are no whole pieces, and keys of few and of many rows.
-    made += [row | {"dims": (36, 20)} for row in made[:4]]
-    return made
+    rows += [row | {"dims": (36, 20)} for row in rows[:4]]
+    return rows
 
 
 def gpu_mla_rows() -> list[dict[str, Any]]:
-    made = [row for row in MLA_ROWS if row["dtype"] in GPU_DTYPES[:2]]
+    rows = [row for row in MLA_ROWS if row["dtype"] in GPU_DTYPES[:2]]
     each = {"page": 0, "causal": True, "schedule": "none", "sink": True}
     for dtype in GPU_DTYPES[:2]:
         for features in (512, 576):
             for heads, queries in ((8, 1), (32, 3)):
                 row = {"dtype": dtype, "features": features, "heads": heads, "queries": queries}
-                made.append(each | row)
-    return made
+                rows.append(each | row)
+    return rows
 
 
 def refuse_and_keep_the_cache(device: str) -> None:
@@ -277,10 +273,10 @@ def refuse_and_keep_the_cache(device: str) -> None:
         q, k = torch.randn(2, 1, 2, d).bfloat16().to(device), torch.randn(2, 1, 1, d).bfloat16().to(device)
         cache = torch.zeros(2, 40, 1, d).bfloat16().to(device)
         with pytest.raises(RuntimeError, match=words):
-            ours.flash_attn_with_kvcache(q, cache, cache.clone(), k, k, cache_seqlens=3, block_size=block_size)
+            attention.flash_attn_with_kvcache(q, cache, cache.clone(), k, k, cache_seqlens=3, block_size=block_size)
         assert not cache.cpu().any(), words
         if block_size:
-            ours.flash_attn_with_kvcache(q, cache, cache.clone(), k, k, cache_seqlens=3, block_size=64)
+            attention.flash_attn_with_kvcache(q, cache, cache.clone(), k, k, cache_seqlens=3, block_size=64)
             assert cache.cpu()[:, 3].any() and not cache.cpu()[:, 4:].any()
 
 
@@ -292,10 +288,12 @@ def nan_goes_on(device: str) -> None:
     lengths = torch.tensor([1024], dtype=torch.int32).to(device)
 
     def heads(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return ours.flash_attn_with_kvcache(q, k, v, num_splits=4, return_softmax_lse=True)
+        return attention.flash_attn_with_kvcache(q, k, v, num_splits=4, return_softmax_lse=True)
 
     def mla(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return ours.flash_mla_with_kvcache(q, k, None, lengths, 512, *ours.get_mla_metadata(lengths, q.shape[2], 1))
+        return attention.flash_mla_with_kvcache(
+            q, k, None, lengths, 512, *attention.get_mla_metadata(lengths, q.shape[2], 1)
+        )
 
     for call, of_keys, queries in ((heads, k, [4]), (mla, latent, [16, 128])):
         for count in queries:
@@ -304,10 +302,10 @@ def nan_goes_on(device: str) -> None:
             spoilt = of_queries.clone()
             spoilt[0, 0, 1, 3] = torch.nan
             out, lse = (x.cpu() for x in call(spoilt, of_keys))
-            others = [h for h in range(count) if h != 1]
+            other_heads = [h for h in range(count) if h != 1]
             assert out[:, :, 1].isnan().all() and lse[0, 1].isnan().all(), "a query's NaN is lost"
-            assert torch.equal(out[:, :, others], sound[:, :, others]) and torch.equal(
-                lse[:, others], sound_lse[:, others]
+            assert torch.equal(out[:, :, other_heads], sound[:, :, other_heads]) and torch.equal(
+                lse[:, other_heads], sound_lse[:, other_heads]
             )
             keys = of_keys.clone()
             keys[0, 700, 0] = torch.nan

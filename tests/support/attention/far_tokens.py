@@ -15,7 +15,7 @@ from torch import Tensor
 
 from support.attention import truth
 from support.attention.problem import FLOOR, plain
-from xlstm_hip import attention as ours
+from xlstm_hip import attention
 
 LOOKED_AT = (0, -1)  # heads that are compared
 PAGE = 16
@@ -45,25 +45,27 @@ class Far:
         return self.tokens * self.heads * self.dim * torch.finfo(self.dtype).bits // 8 * (8 + 2)
 
 
-def room(device: str) -> int:
+def free_bytes(device: str) -> int:
     return torch.cuda.mem_get_info(device)[0] if torch.device(device).type == "cuda" else 1 << 30
 
 
-def near(name: str, got: Tensor, rounded: Tensor, true: Tensor) -> None:
+def near(name: str, actual: Tensor, rounded: Tensor, true: Tensor) -> None:
     """At most twice as far from the truth as plain torch in the same dtype."""
-    dtype = got.dtype
-    got, rounded = got.detach().cpu().double(), rounded.detach().cpu().double()
+    dtype = actual.dtype
+    actual, rounded = actual.detach().cpu().double(), rounded.detach().cpu().double()
     for order in (2, torch.inf):
-        error, allowed, size = (float(torch.linalg.vector_norm(x, order)) for x in (got - true, rounded - true, true))
+        error, allowed, size = (
+            float(torch.linalg.vector_norm(x, order)) for x in (actual - true, rounded - true, true)
+        )
         allowed = 2 * allowed + FLOOR * torch.finfo(dtype).eps * size
         assert error <= allowed, f"{name}, norm {order}: error {error:.3g}, allowed {allowed:.3g}"
 
 
-def hold_the_end(got: dict[str, Tensor], given: dict[str, Tensor], window: int, compared: int) -> None:
+def hold_the_end(actual: dict[str, Tensor], inputs: dict[str, Tensor], window: int, compared: int) -> None:
     """got and given: (tokens, H, D) of one sequence's end alone, causal. The last of them are compared: what they see,
     and what sees them, is there too."""
-    near_heads = {name: x.detach()[:, list(LOOKED_AT)].cpu() for name, x in given.items()}
-    rules = truth.Rules(given["q"].shape[-1] ** -0.5, causal=True, window=(window, 0))
+    near_heads = {name: x.detach()[:, list(LOOKED_AT)].cpu() for name, x in inputs.items()}
+    rules = truth.Rules(inputs["q"].shape[-1] ** -0.5, causal=True, window=(window, 0))
     leaves = [near_heads[n].double().requires_grad_() for n in "qkv"]
     true_out = truth.attention([(leaves[0], leaves[1], leaves[2])], rules)[0][0]
     true = [true_out, *torch.autograd.grad(true_out, leaves, near_heads["dout"].double())]
@@ -72,8 +74,8 @@ def hold_the_end(got: dict[str, Tensor], given: dict[str, Tensor], window: int, 
     out = plain.attention(q, k, v, causal=True, window_size=(window, 0))[0][0]
     rounded = [out, *torch.autograd.grad(out, leaves, near_heads["dout"])]
     for name, y, z in zip(("out", "dq", "dk", "dv"), rounded, true, strict=True):
-        if name in got:
-            near(name, got[name].detach()[-compared:, list(LOOKED_AT)], y[-compared:], z[-compared:].detach())
+        if name in actual:
+            near(name, actual[name].detach()[-compared:, list(LOOKED_AT)], y[-compared:], z[-compared:].detach())
 
 
 def ways(far: Far) -> Iterator[tuple[str, tuple[int, int], int]]:
@@ -85,52 +87,52 @@ def ways(far: Far) -> Iterator[tuple[str, tuple[int, int], int]]:
 
 def tokens_beyond_32_bits(far: Far, device: str, backward: bool = True) -> None:
     """Forward and backward, dense and packed, and decoding from pages."""
-    if room(device) < far.bytes:
+    if free_bytes(device) < far.bytes:
         raise SkipTest(f"needs {far.bytes / 1e9:.0f} GB free on the device")
     rng = torch.Generator(device).manual_seed(0)
     shape = (far.tokens, far.heads, far.dim)
-    given = {
+    inputs = {
         name: torch.randn(shape, dtype=far.dtype, device=device, generator=rng).requires_grad_(
             backward and name in "qkv"
         )
         for name in ("q", "k", "v", "dout")
     }
-    for x in given.values():
+    for x in inputs.values():
         assert x[-far.length].data_ptr() - x.data_ptr() >= far.beyond * x.element_size()
     for name, cut, window in ways(far):
         try:
-            hold_a_way(name, cut, window, far, given, backward)
+            hold_a_way(name, cut, window, far, inputs, backward)
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from error
-    hold_pages(far, {name: x.detach() for name, x in given.items()})
+    hold_pages(far, {name: x.detach() for name, x in inputs.items()})
 
 
 def hold_a_way(
-    name: str, cut: tuple[int, int], window: int, far: Far, given: dict[str, Tensor], backward: bool
+    name: str, cut: tuple[int, int], window: int, far: Far, inputs: dict[str, Tensor], backward: bool
 ) -> None:
-    tokens = [given[n] for n in "qkv"]
+    tokens = [inputs[n] for n in "qkv"]
     if name == "packed":
         ends = torch.arange(cut[0] + 1, dtype=torch.int32, device=tokens[0].device) * cut[1]
-        out = ours.flash_attn_varlen_func(*tokens, ends, ends, cut[1], cut[1], causal=True)
+        out = attention.flash_attn_varlen_func(*tokens, ends, ends, cut[1], cut[1], causal=True)
     else:
         q, k, v = (x.view(*cut, *x.shape[1:]) for x in tokens)
-        out = ours.flash_attn_func(q, k, v, causal=True, window_size=(window, 0)).flatten(0, 1)
-    made = {"out": out}
+        out = attention.flash_attn_func(q, k, v, causal=True, window_size=(window, 0)).flatten(0, 1)
+    results = {"out": out}
     if backward:
-        made |= dict(zip(("dq", "dk", "dv"), torch.autograd.grad(out, tokens, given["dout"]), strict=True))
+        results |= dict(zip(("dq", "dk", "dv"), torch.autograd.grad(out, tokens, inputs["dout"]), strict=True))
     # Of one long sequence the first tokens of the end see others before it, which the end by itself lacks.
     compared = far.length - window if window >= 0 else far.length
-    hold_the_end(*({n: x[-far.length :] for n, x in of.items()} for of in (made, given)), window, compared)
+    hold_the_end(*({n: x[-far.length :] for n, x in of.items()} for of in (results, inputs)), window, compared)
 
 
-def hold_pages(far: Far, given: dict[str, Tensor]) -> None:
+def hold_pages(far: Far, inputs: dict[str, Tensor]) -> None:
     """A few queries against the last pages of a pool."""
     assert far.length % PAGE == 0
     count, queries = far.length // PAGE, 4
-    end = {name: x[-far.length :] for name, x in given.items()}
-    pools = [given[n].view(-1, PAGE, *given[n].shape[1:]) for n in "kv"]
+    end = {name: x[-far.length :] for name, x in inputs.items()}
+    pools = [inputs[n].view(-1, PAGE, *inputs[n].shape[1:]) for n in "kv"]
     table = torch.arange(len(pools[0]) - count, len(pools[0]), dtype=torch.int32, device=end["q"].device)[None]
-    out = ours.flash_attn_with_kvcache(
+    out = attention.flash_attn_with_kvcache(
         end["q"][None, -queries:], *pools, cache_seqlens=far.length, block_table=table, causal=True
     )
     hold_the_end({"out": out[0]}, end, -1, queries)

@@ -78,8 +78,8 @@ def rows(device: str) -> Iterator[Case]:
 
 def measure(case: Case, device: str, backward: bool) -> None:
     with poisoned():
-        got = our_results(case, device, backward)
+        actual = our_results(case, device, backward)
         again = our_results(case, device, backward)
-    check(case, got, device)
-    for name, x in got.items():
+    check(case, actual, device)
+    for name, x in actual.items():
         assert torch.equal(x.nan_to_num(), again[name].nan_to_num()), f"{name}: other bits the second time"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from support.attention import truth
-from xlstm_hip import attention as ours
+from xlstm_hip import attention
 from xlstm_hip.reference import attention as plain
 
 EPS = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
@@ -45,7 +45,7 @@ class Case:
         return [(3 * b + 2) * self.leftpad for b in range(len(self.lengths))]
 
     @property
-    def room(self) -> list[int]:
+    def capacity(self) -> list[int]:
         """Keys that each sequence has memory for."""
         used = [pad + keys for pad, (_, keys) in zip(self.pads, self.lengths, strict=True)]
         if self.layout == "packed":
@@ -64,24 +64,24 @@ def generator(seed: int = 0) -> torch.Generator:
 def values(case: Case) -> Leaves:
     """Of the case, in float64 but as its dtype has them; per sequence "q0", "k0", "v0" and cotangents, and "sink"."""
     g = generator(len(case.lengths) + case.dims[0])
-    made: Leaves = {}
+    tensors: Leaves = {}
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=g, dtype=torch.float64).to(case.dtype).double()
 
     (hq, hk), (d, dv) = case.heads, case.dims
     for b, (queries, keys) in enumerate(case.lengths):
-        made |= {f"q{b}": draw(queries, hq, d), f"k{b}": draw(keys, hk, d), f"v{b}": draw(keys, hk, dv)}
-        made |= {f"dout{b}": draw(queries, hq, dv), f"dlse{b}": draw(hq, queries).float().double()}
+        tensors |= {f"q{b}": draw(queries, hq, d), f"k{b}": draw(keys, hk, d), f"v{b}": draw(keys, hk, dv)}
+        tensors |= {f"dout{b}": draw(queries, hq, dv), f"dlse{b}": draw(hq, queries).float().double()}
     if case.sink:
-        made["sink"] = draw(hq)
-    return made
+        tensors["sink"] = draw(hq)
+    return tensors
 
 
 def slopes(case: Case) -> Tensor | None:
     hq, batch = case.heads[0], len(case.lengths)
-    whole = torch.rand(batch, hq, generator=generator(3)) / 4
-    return {"": None, "h": whole[0], "bh": whole}[case.alibi]
+    of_batch = torch.rand(batch, hq, generator=generator(3)) / 4
+    return {"": None, "h": of_batch[0], "bh": of_batch}[case.alibi]
 
 
 SEED = 5
@@ -105,29 +105,30 @@ def gathered(
     case: Case, outs: list[Tensor], lses: list[Tensor], leaves: Leaves, backward: bool = True, order: int = 0
 ) -> Results:
     """Everything in one tensor per quantity: outputs and the gradients of the leaves."""
-    made = {"out": torch.cat([x.flatten() for x in outs]), "lse": torch.cat([x.flatten() for x in lses])}
+    gathered_results = {"out": torch.cat([x.flatten() for x in outs]), "lse": torch.cat([x.flatten() for x in lses])}
     if backward:
-        made |= gradients(case, outs, lses, leaves, order)
-    return {n: x.detach().cpu().double() for n, x in made.items()}
+        gathered_results |= gradients(case, outs, lses, leaves, order)
+    return {n: x.detach().cpu().double() for n, x in gathered_results.items()}
 
 
 def gradients(case: Case, outs: list[Tensor], lses: list[Tensor], leaves: Leaves, order: int = 0) -> Results:
-    given = {name: x.to(outs[0].device) for name, x in values(case).items()}
-    sent = [reordered(given[f"dout{b}"], order).to(out.dtype) for b, out in enumerate(outs)]
+    cotangents = {name: x.to(outs[0].device) for name, x in values(case).items()}
+    sent = [reordered(cotangents[f"dout{b}"], order).to(out.dtype) for b, out in enumerate(outs)]
     seen = [lse.isfinite() for lse in lses]
     sent += [
-        torch.where(s, given[f"dlse{b}"].to(lse.dtype), 0) for b, (lse, s) in enumerate(zip(lses, seen, strict=True))
+        torch.where(s, cotangents[f"dlse{b}"].to(lse.dtype), 0)
+        for b, (lse, s) in enumerate(zip(lses, seen, strict=True))
     ]
     names = list(leaves)
     found = torch.autograd.grad([*outs, *lses], [leaves[n] for n in names], sent, allow_unused=True)
     by_name = {n: torch.zeros_like(leaves[n]) if g is None else g for n, g in zip(names, found, strict=True)}
-    made = {}
+    by_kind = {}
     for kind in "qkv":
         parts = [by_name[n].flatten() for n in names if n[0] == kind]
-        made[f"d{kind}"] = torch.cat(parts)
+        by_kind[f"d{kind}"] = torch.cat(parts)
     if "sink" in by_name:
-        made["dsink"] = by_name["sink"]
-    return made
+        by_kind["dsink"] = by_name["sink"]
+    return by_kind
 
 
 def leaves_of(case: Case, dtype: torch.dtype, device: str = "cpu") -> Leaves:
@@ -139,9 +140,9 @@ def true_results(case: Case, device: str = "cpu") -> Results:
     """device: that of the call, for what dropout draws there."""
     leaves = leaves_of(case, torch.float64)
     sequences = [(leaves[f"q{b}"], leaves[f"k{b}"], leaves[f"v{b}"]) for b in range(len(case.lengths))]
-    made = truth.attention(sequences, rules(case, leaves.get("sink"), rng_state(device)))
-    results = gathered(case, [x[0] for x in made], [x[1] for x in made], leaves)
-    results["probs"] = torch.cat([x[2].flatten() for x in made]).detach()
+    outputs = truth.attention(sequences, rules(case, leaves.get("sink"), rng_state(device)))
+    results = gathered(case, [x[0] for x in outputs], [x[1] for x in outputs], leaves)
+    results["probs"] = torch.cat([x[2].flatten() for x in outputs]).detach()
     return results
 
 
@@ -198,7 +199,10 @@ def our_results(case: Case, device: str = "cpu", backward: bool = True) -> Resul
     batch = range(len(case.lengths))
     q = [leaves[f"q{b}"] for b in batch]
     kv = [
-        [padded(leaves[f"{kind}{b}"], case.pads[b], case.room[b] - case.pads[b] - case.lengths[b][1]) for b in batch]
+        [
+            padded(leaves[f"{kind}{b}"], case.pads[b], case.capacity[b] - case.pads[b] - case.lengths[b][1])
+            for b in batch
+        ]
         for kind in "kv"
     ]
     if case.leftpad:
@@ -209,9 +213,9 @@ def our_results(case: Case, device: str = "cpu", backward: bool = True) -> Resul
     torch.manual_seed(SEED)
     if case.layout == "packed":
         ends_q = torch.tensor([0, *(n for n, _ in case.lengths)]).cumsum(0).to(device)
-        ends_k = torch.tensor([0, *case.room]).cumsum(0).to(device)
-        longest = max(n for n, _ in case.lengths), max(case.room)
-        out, lse, weights = ours.flash_attn_varlen_func(
+        ends_k = torch.tensor([0, *case.capacity]).cumsum(0).to(device)
+        longest = max(n for n, _ in case.lengths), max(case.capacity)
+        out, lse, weights = attention.flash_attn_varlen_func(
             torch.cat(q), *(torch.cat(x) for x in kv), ends_q, ends_k, *longest, **options, return_attn_probs=True
         )
         outs, lses = [], []
@@ -222,7 +226,7 @@ def our_results(case: Case, device: str = "cpu", backward: bool = True) -> Resul
         tensors = [torch.stack(x) for x in (q, *kv)]
         if case.layout == "strided":
             tensors = [torch.nn.functional.pad(x, (0, 8, 0, 1, 0, 3), value=POISON)[:, :-3, :-1, :-8] for x in tensors]
-        out, lse, weights = ours.flash_attn_func(*tensors, **options, return_attn_probs=True)
+        out, lse, weights = attention.flash_attn_func(*tensors, **options, return_attn_probs=True)
         outs, lses = list(out), list(lse)
     results = gathered(case, outs, lses, leaves, backward)
     if case.dropout_p:
@@ -231,28 +235,28 @@ def our_results(case: Case, device: str = "cpu", backward: bool = True) -> Resul
     return results
 
 
-def errors(got: Results, true: Results) -> dict[str, float]:
+def errors(actual: Results, true: Results) -> dict[str, float]:
     """Relative by norm, and by the largest difference; infinities must be the same."""
-    made = {}
-    for name, x in got.items():
+    found = {}
+    for name, x in actual.items():
         expected = true[name]
         assert torch.equal(x.isinf(), expected.isinf()), f"{name}: other infinities than the truth"
         x, expected = (y.nan_to_num(nan=POISON, posinf=0) for y in (x, expected))
         difference = x - expected
-        made[f"{name} norm"] = float(difference.norm()) / max(float(expected.norm()), TINY)
+        found[f"{name} norm"] = float(difference.norm()) / max(float(expected.norm()), TINY)
         if x.numel():
-            made[f"{name} max"] = float(difference.abs().max()) / max(float(expected.abs().max()), TINY)
-    return made
+            found[f"{name} max"] = float(difference.abs().max()) / max(float(expected.abs().max()), TINY)
+    return found
 
 
-def check(case: Case, got: Results | None = None, device: str = "cpu") -> None:
+def check(case: Case, actual: Results | None = None, device: str = "cpu") -> None:
     """Fails where an error is above twice that of plain torch, or no number.
 
     dsink is one number a head: so few that one run of plain torch can be exact by luck. There it is the worst of some
     orders of the features.
     """
     true = true_results(case, device)
-    measured = errors(our_results(case) if got is None else got, true)
+    measured = errors(our_results(case) if actual is None else actual, true)
     allowed = errors(plain_results(case, case.dtype, device), true)
     if "dsink norm" in measured:
         draws = [errors({"dsink": plain_results(case, case.dtype, device, order)["dsink"]}, true) for order in ORDERS]

@@ -28,7 +28,7 @@ def philox4x32(counter: np.ndarray, seed: int) -> np.ndarray:
     return np.stack([a, b, c, d], axis=-1)
 
 
-def kept(rng_state: Tensor, row: int, queries: int, keys: int, p: float) -> Tensor:
+def dropout_keep(rng_state: Tensor, row: int, queries: int, keys: int, p: float) -> Tensor:
     """Which weights of sequence-and-head `row` dropout keeps: 16 bits each, eight keys to a counter."""
     eights = -(-keys // 8)
     counter = np.zeros((queries, eights, 4), np.uint64)
@@ -79,16 +79,16 @@ def one_head(
         top = top.maximum(rules.sink[head].detach())
     top = top.clamp(min=-1e20)
     terms = torch.exp((y - top).masked_fill(~seen, -1e4)) * seen
-    of_keys = whole = terms.sum(1, keepdim=True)
+    of_keys = denominator = terms.sum(1, keepdim=True)
     if rules.sink is not None:
-        whole = whole + torch.exp(rules.sink[head] - top)
-    softmax = terms / whole.masked_fill(whole == 0, 1)
-    counted = whole if rules.lse_with_sink else of_keys
+        denominator = denominator + torch.exp(rules.sink[head] - top)
+    softmax = terms / denominator.masked_fill(denominator == 0, 1)
+    counted = denominator if rules.lse_with_sink else of_keys
     lse = torch.where(counted == 0, math.inf, top + counted.masked_fill(counted == 0, 1).log())[:, 0]
     used = softmax
     if rules.dropout_p:
         assert rules.rng_state is not None
-        mask = kept(rules.rng_state, b * heads + head, queries, keys, rules.dropout_p)
+        mask = dropout_keep(rules.rng_state, b * heads + head, queries, keys, rules.dropout_p)
         used = softmax * mask / (1 - round(rules.dropout_p * 65536) / 65536)
         softmax = torch.where(mask, softmax, -softmax)
     return used @ v, lse, softmax
@@ -96,13 +96,13 @@ def one_head(
 
 def attention(sequences: Sequence[tuple[Tensor, Tensor, Tensor]], rules: Rules) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Per sequence (Q, H, D), (K, H_k, D), (K, H_k, D_v) -> out (Q, H, D_v), lse (H, Q), softmax (H, Q, K)."""
-    made = []
+    results = []
     for b, (q, k, v) in enumerate(sequences):
         heads, group = q.shape[1], q.shape[1] // k.shape[1]
         each = [one_head(q[:, h], k[:, h // group], v[:, h // group], rules, b, h, heads) for h in range(heads)]
         outs, lses, weights = zip(*each, strict=True)
-        made.append((torch.stack(outs, 1), torch.stack(lses), torch.stack(weights)))
-    return made
+        results.append((torch.stack(outs, 1), torch.stack(lses), torch.stack(weights)))
+    return results
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
