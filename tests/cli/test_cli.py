@@ -301,14 +301,22 @@ def test_ctrl_c_while_it_starts(where: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"xlstm-hip {__version__}\n", "")
 
 
+# The finder of an editable install comes before PYTHONPATH and imports the source tree: Python's own finders alone.
+WITHOUT_EDITABLE_FINDERS = """
+import sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+sys.meta_path[:] = (BuiltinImporter, FrozenImporter, PathFinder)
+"""
+
+
 def test_a_library_that_is_missing(tmp_path: Path) -> None:
     package = Path(cli.__file__).parents[1]
     shutil.copytree(package, tmp_path / "xlstm_hip", ignore=shutil.ignore_patterns("_xlstm_hip_ops.so", "__pycache__"))
     shutil.copytree(Path(xlstm_hip_command.__file__).parent, tmp_path / "xlstm_hip_command")
-    done = started("", "doctor", path=tmp_path)
+    done = started(WITHOUT_EDITABLE_FINDERS, "doctor", path=tmp_path)
     assert done.returncode == 1 and done.stderr == ""
     assert "PROBLEM  _xlstm_hip_ops.so is missing" in done.stdout and f"for torch {torch.__version__}" in done.stdout
-    done = started("", "plan", path=tmp_path)
+    done = started(WITHOUT_EDITABLE_FINDERS, "plan", path=tmp_path)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("xlstm-hip: _xlstm_hip_ops.so is missing") and done.stderr.count("\n") == 1
 
