@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules of the package import one another in one direction: no circle, in whatever function an import stands. And
-the wheel holds what users run: every module is reached from a public one or from the command."""
+"""The modules of the package, and its folders, import one another in one direction: no circle, in whatever function an
+import stands. And the wheel holds what users run: every module is reached from a public one or from the command."""
 
 from __future__ import annotations
 
@@ -63,6 +63,33 @@ def test_no_circles() -> None:
     graph = import_graph(PACKAGE)
     assert len(graph) > 100 and sum(map(len, graph.values())) > 400
     assert circles(graph) == []
+
+
+def folder_graph(graph: Graph) -> Graph:
+    """The same of the folders below the package and of the modules beside them. The package itself has no level: its
+    `__init__` names its public modules."""
+
+    def folder(module: str) -> str:
+        return ".".join(module.split(".")[:2])
+
+    folders: Graph = {folder(module): set() for module in graph if "." in module}
+    for module, targets in graph.items():
+        if "." in module:
+            folders[folder(module)] |= {folder(x) for x in targets if "." in x} - {folder(module)}
+    return folders
+
+
+def test_folders_are_a_stack() -> None:
+    folders = folder_graph(import_graph(PACKAGE))
+    assert {"xlstm_hip.bench", "xlstm_hip.models"} <= folders["xlstm_hip.cli"]
+    assert circles(folders) == []
+
+
+def test_a_planted_circle_of_folders_is_found() -> None:
+    modules = {"p.cli.bench": {"p.bench.runner"}, "p.bench.runner": set(), "p.cli.common": set()}
+    assert circles(folder_graph(modules)) == []
+    modules["p.bench.trial"] = {"p.cli.common"}
+    assert circles(modules) == [] and circles(folder_graph(modules)) == [{"p.bench", "p.cli"}]
 
 
 def test_core_imports_nothing_above_it() -> None:
