@@ -47,7 +47,7 @@ from ..models.decode_engine import (
 )
 from ..models.hooks import known
 from ..models.mlstm_call import LayerState, MLSTMCall
-from ..models.status import Status, why_no_engine, why_plain_torch, why_unfused
+from ..models.status import Status, status_of
 
 Model = TypeVar("Model", bound=nn.Module)
 KERNEL_KINDS: dict[str, tuple[str, ...]] = {
@@ -57,10 +57,10 @@ KERNEL_KINDS: dict[str, tuple[str, ...]] = {
 
 # Older ones do not reorder this model's cache, and end beam search with another text than they should.
 OLDEST_TRANSFORMERS = "5.13"
-# Of transformers' keywords: for the loss, or without a meaning for this model unless they ask for something.
+# Keywords of transformers that concern the loss, or that mean nothing for this model unless they are set.
 _FOR_THE_LOSS = ("num_items_in_batch", "ignore_index", "shift_labels")
 _IDLE = ("output_hidden_states", "return_dict", "cache_position", "max_length_q", "max_length_k", *_FOR_THE_LOSS)
-# What outputs call theirs.
+# The name of the cache in outputs.
 CACHE = "cache" if hasattr(xLSTMOutput, "cache") else "cache_params"
 
 
@@ -380,22 +380,16 @@ def restore(model: Model) -> Model:
 
 
 def status(model: nn.Module) -> Status:
-    """Which path each part of an accelerated model takes, and why: a hook, an adapter, a dtype, a kernel's name.
+    """Returns the path that each part of an accelerated model takes, and why: a hook, an adapter, a dtype, a kernel's
+    name.
 
     A call of more than 64 rows, under autocast or with gradient also runs single tokens layer by layer.
     """
     backbone = _backbone(model)
     if not hasattr(type(backbone), "_xlstm_hip"):
         raise ValueError("model: expected one that accelerate() was called on")
-    table = backbone.embeddings.weight
-    kernels = _kernels(backbone, table.new_empty(1, 1))
-    engine = engine_of(backbone, functools.partial(_new_engine, backbone))
-    return Status(
-        table.device,
-        table.dtype,
-        kernels,
-        why_plain_torch(table.device),
-        why_unfused((f"blocks.{name}", block) for name, block in backbone.blocks.named_children()),
-        why_no_engine(backbone, engine, kernels, "float32"),
-        engine.adapted,
-    )
+    embedding = backbone.embeddings.weight
+    return status_of(
+        backbone, embedding, backbone.blocks, "blocks", _kernels(backbone, embedding.new_empty(1, 1)), "float32",
+        engine_of(backbone, functools.partial(_new_engine, backbone)),
+    )  # fmt: skip

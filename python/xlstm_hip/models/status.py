@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which path each part of a model takes, and why: status(model)."""
+"""status(model): the path that each part of a model takes, and why."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .._core import ops
 from .._core.environment import plain_torch_forced
@@ -20,7 +20,8 @@ from .hooks import known, watched, watches_gradients
 
 @dataclass(frozen=True)
 class Status:
-    """What `print` shows as a table. A reason is None where nothing stands in the way of the fast path."""
+    """The path of each part; `print` shows it as a table. A reason is None where nothing stands in the way of the fast
+    path."""
 
     device: torch.device
     dtype: torch.dtype
@@ -52,7 +53,28 @@ class Status:
         return "\n".join(f"{name:<10} {text}".rstrip() for name, text in lines)
 
 
-def why_plain_torch(device: torch.device) -> str | None:
+def status_of(
+    model: nn.Module,  # that single tokens are decoded for
+    embedding: Tensor,
+    blocks: nn.Module,
+    path: str,  # of the blocks in the model
+    kernels: KernelNames,
+    state_dtype: str,
+    engine: DecodeEngine,
+) -> Status:
+    device = embedding.device
+    return Status(
+        device,
+        embedding.dtype,
+        kernels,
+        _why_plain_torch(device),
+        _why_unfused((f"{path}.{name}", block) for name, block in blocks.named_children()),
+        _why_no_engine(model, engine, kernels, state_dtype),
+        engine.adapted,
+    )
+
+
+def _why_plain_torch(device: torch.device) -> str | None:
     if plain_torch_forced():
         return "XLSTM_HIP_BACKEND=reference"
     if device.type not in ops.devices_with_kernels():
@@ -60,7 +82,7 @@ def why_plain_torch(device: torch.device) -> str | None:
     return None
 
 
-def why_unfused(named_blocks: Iterable[tuple[str, Any]]) -> dict[str, str]:
+def _why_unfused(named_blocks: Iterable[tuple[str, Any]]) -> dict[str, str]:
     """The parts of blocks that are called as modules instead of inside a fused op."""
     unfused = {}
     for name, block in named_blocks:
@@ -75,7 +97,7 @@ def why_unfused(named_blocks: Iterable[tuple[str, Any]]) -> dict[str, str]:
     return unfused
 
 
-def why_no_engine(model: nn.Module, engine: DecodeEngine, kernels: KernelNames, state_dtype: str) -> str | None:
+def _why_no_engine(model: nn.Module, engine: DecodeEngine, kernels: KernelNames, state_dtype: str) -> str | None:
     if plain_torch_forced():
         return "XLSTM_HIP_BACKEND=reference"
     if not own_step_kernels(kernels["chunkwise_kernel"], kernels["step_kernel"], state_dtype):

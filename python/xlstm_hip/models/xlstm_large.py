@@ -27,7 +27,7 @@ from .language_model import State
 from .mlstm_call import LayerState, MLSTMCall
 from .norms import RMSNorm
 from .quantize import Scheme, count_weights
-from .status import Status, why_no_engine, why_plain_torch, why_unfused
+from .status import Status, status_of
 
 logger = logging.getLogger("xlstm_hip")
 Own = TypeVar("Own", bound="xLSTMLarge")
@@ -113,7 +113,7 @@ class xLSTMLarge(nn.Module):
         write_model(xLSTMLarge, self, path, scheme, weight_mode, max_shard_bytes)
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        """How many weights it has; one that is quantised counts as one. The arguments are those of transformers."""
+        """The number of weights; a quantised weight counts as one. The arguments are those of transformers."""
         trained = [p.numel() for p in self.parameters() if p.requires_grad]
         count = sum(trained) if only_trainable else count_weights(self)
         embedding = self.embedding.weight
@@ -153,7 +153,7 @@ class xLSTMLarge(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights that are not quantised."""
+        """The dtype of the weights that are not quantised."""
         return self.embedding.weight.dtype
 
     @property
@@ -340,19 +340,13 @@ class xLSTMLarge(nn.Module):
         return generated.tokens, generated.state
 
     def status(self) -> Status:
-        """Which path each part takes, and why. Autocast and more than 64 rows also leave the decode engine."""
-        config = self.config
-        kernels = config.kernels(device=self.device)
-        engine = engine_of(self, self._new_engine)
-        return Status(
-            self.device,
-            self.dtype,
-            kernels,
-            why_plain_torch(self.device),
-            why_unfused((f"backbone.blocks.{name}", block) for name, block in self.backbone.blocks.named_children()),
-            why_no_engine(self, engine, kernels, config.inference_state_dtype),
-            engine.adapted,
-        )
+        """Returns the path that each part takes, and why. Autocast and more than 64 rows also leave the decode
+        engine."""
+        return status_of(
+            self, self.embedding.weight, self.backbone.blocks, "backbone.blocks",
+            self.config.kernels(device=self.device), self.config.inference_state_dtype,
+            engine_of(self, self._new_engine),
+        )  # fmt: skip
 
     def select_optimal_kernels(self, batch_size: int, seq_len: int) -> KernelNames:
         """Switches to the best kernels for this model, its gate, its device and this shape; logs a change."""
